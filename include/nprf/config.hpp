@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// Version and build switches. Every header of nprf may include this one; this one includes nothing.
+
+#define NPRF_VERSION_MAJOR 0
+#define NPRF_VERSION_MINOR 1
+#define NPRF_VERSION_PATCH 0
+
+/// 1: Engine::fftw is compiled and the program links FFTW 3 (fftw3 and fftw3f). 0: FFTW is never included.
+#ifndef NPRF_USE_FFTW
+#define NPRF_USE_FFTW 1
+#endif
+
+#if defined(__FAST_MATH__)
+#error "nprf needs infinities and exact rounding: compile without -ffast-math"
+#endif

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// The sizes of the product Y = ((A B^T) o C) U:  A (n_q,r)  B (n_k,r)  U (n_k,p)  Y (n_q,p).
+struct ProductShape {
+  Index n_q, n_k, r, p;
+
+  bool empty() const { return n_q == 0 || n_k == 0 || r == 0 || p == 0; }
+};
+
+/// Checks that the three factors fit each other. Throws InvalidArgument.
+template <class T>
+ProductShape product_shape(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U) {
+  require(B.cols() == A.cols(), "B: expected ", A.cols(), " columns (those of A), got ", B.cols());
+  require(U.rows() == B.rows(), "U: expected ", B.rows(), " rows (those of B), got ", U.rows());
+  return {A.rows(), B.rows(), A.cols(), U.cols()};
+}
+
+/// The sizes of one attention call:  q (n_q,d)  k (n_k,d)  v (n_k,d_v)  ->  y (n_q,d_v).
+struct AttentionShape {
+  Index n_q, n_k, d, d_v;
+};
+
+/// Checks queries, keys and values against each other. Throws InvalidArgument.
+template <class T>
+AttentionShape attention_shape(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v) {
+  require(k.cols() == q.cols(), "keys: expected ", q.cols(), " columns (those of the queries), got ", k.cols());
+  require(v.rows() == k.rows(), "values: expected ", k.rows(), " rows (those of the keys), got ", v.rows());
+  return {q.rows(), k.rows(), q.cols(), v.cols()};
+}
+
+}  // namespace nprf

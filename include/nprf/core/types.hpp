@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <Eigen/Core>
+#include <concepts>
+#include <span>
+#include <string_view>
+
+#include "nprf/config.hpp"
+
+namespace nprf {
+
+// Letters, used everywhere: n_q, n_k tokens; d head dimension; d_v value dimension; m random vectors;
+// r features (a feature map's output_dim); h heads; lag = j - i (key position minus query position).
+
+using Index = Eigen::Index;
+
+/// A row is a token.
+template <class T>
+using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+template <class T>
+using Vector = Eigen::Matrix<T, Eigen::Dynamic, 1>;
+
+/// Read access to anybody's matrix: row-major matrices, maps and blocks are viewed in place, all else is copied.
+template <class T>
+using MatrixView = Eigen::Ref<const Matrix<T>, 0, Eigen::OuterStride<>>;
+
+/// Write access to a row-major matrix, map or block.
+template <class T>
+using MatrixRef = Eigen::Ref<Matrix<T>, 0, Eigen::OuterStride<>>;
+
+/// One factor a row; an empty span stands for all ones.
+template <class T>
+using RowScale = std::span<const T>;
+
+template <class T>
+concept Real = std::same_as<T, float> || std::same_as<T, double>;
+
+enum class Direction { bidirectional, causal };
+
+enum class Engine { automatic, direct, fftw, lanes, block_causal, banded, recurrence, grid };
+
+constexpr std::string_view name(Engine engine) {
+  switch (engine) {
+    case Engine::automatic: return "automatic";
+    case Engine::direct: return "direct";
+    case Engine::fftw: return "fftw";
+    case Engine::lanes: return "lanes";
+    case Engine::block_causal: return "block_causal";
+    case Engine::banded: return "banded";
+    case Engine::recurrence: return "recurrence";
+    case Engine::grid: return "grid";
+  }
+  return "unknown";
+}
+
+}  // namespace nprf

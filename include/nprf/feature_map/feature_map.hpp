@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <concepts>
+
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// What attention asks of a feature map phi. One that users may write, in full:
+///
+///     struct Squares {
+///       using Scalar = float;
+///       Index input_dim() const { return d; }
+///       Index output_dim() const { return d; }
+///       Matrix<float> queries(const MatrixView<float>& x) const { return x.array().square(); }  // (n,d) -> (n,r)
+///       Matrix<float> keys(const MatrixView<float>& x) const { return queries(x); }             // (n,d) -> (n,r)
+///       Matrix<float> backward(const MatrixView<float>& x, const MatrixView<float>& phi,
+///                              const MatrixView<float>& dphi) const { return 2 * x.cwiseProduct(dphi); }  // (n,d)
+///       Index d;
+///     };
+///
+/// queries may leave out one positive factor a row, keys one positive factor for the whole call: attention does not
+/// change. backward gets phi as queries or keys returned it, takes those factors for constants, and returns dx.
+template <class F>
+concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const MatrixView<typename F::Scalar>& x) {
+  { f.input_dim() } -> std::convertible_to<Index>;
+  { f.output_dim() } -> std::convertible_to<Index>;
+  { f.queries(x) } -> std::convertible_to<Matrix<typename F::Scalar>>;
+  { f.keys(x) } -> std::convertible_to<Matrix<typename F::Scalar>>;
+  { f.backward(x, x, x) } -> std::convertible_to<Matrix<typename F::Scalar>>;
+};
+
+/// True if phi(x).phi(y) estimates exp(x.y), so that Normalization::none() scales by d^(-1/4). A map that does not
+/// says `static constexpr bool estimates_exp = false;`.
+template <class F>
+constexpr bool estimates_exp() {
+  if constexpr (requires { F::estimates_exp; })
+    return F::estimates_exp;
+  else
+    return true;
+}
+
+/// True if no feature is ever negative, so that every denominator is positive. Such a map says
+/// `static constexpr bool is_positive = true;`.
+template <class F>
+constexpr bool is_positive() {
+  if constexpr (requires { F::is_positive; })
+    return F::is_positive;
+  else
+    return false;
+}
+
+}  // namespace nprf

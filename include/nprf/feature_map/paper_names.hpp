@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+
+#include "nprf/feature_map/positive.hpp"
+#include "nprf/feature_map/trigonometric.hpp"
+
+/// The feature maps under the names of Luo et al. 2021, for vectors of d scalars and m random rows.
+namespace nprf {
+
+/// Positive features with Gaussian rows.
+template <Real T>
+PositiveFeatures<T> prf(Index d, Index m, std::uint64_t seed = 0) {
+  return PositiveFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::gaussian, .seed = seed});
+}
+
+/// Trigonometric features with Gaussian rows.
+template <Real T>
+TrigonometricFeatures<T> trf(Index d, Index m, std::uint64_t seed = 0) {
+  return TrigonometricFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::gaussian, .seed = seed});
+}
+
+/// Positive features with orthogonal rows.
+template <Real T>
+PositiveFeatures<T> orf(Index d, Index m, std::uint64_t seed = 0) {
+  return PositiveFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::orthogonal, .seed = seed});
+}
+
+/// Positive features with rows on the sphere of radius sqrt(d).
+template <Real T>
+PositiveFeatures<T> sphere_prf(Index d, Index m, std::uint64_t seed = 0) {
+  return PositiveFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::sphere, .seed = seed});
+}
+
+}  // namespace nprf

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "nprf/core/types.hpp"
+#include "nprf/feature_map/random_features.hpp"
+
+namespace nprf {
+
+/// phi(x) = exp(-|x|^2/2) / sqrt(r) [exp(s w_1.x) ... exp(s w_m.x)], for s = +1, or for s = +1 and s = -1; r = signs m.
+///
+/// E[phi(x).phi(y)] = exp(x.y), and every feature is positive (Choromanski et al. 2021).
+template <Real T, Index signs>
+class ExponentialFeatures : public RandomFeatures<T> {
+ public:
+  static constexpr bool is_positive = true;
+
+  using RandomFeatures<T>::RandomFeatures;
+
+  Index output_dim() const { return signs * this->num_features(); }
+
+  /// (n,d) -> (n,r), the largest feature of each row 1. phi(scale_i x_i) = exp(log_factor_i) times the row returned.
+  /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
+  Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const {
+    Matrix<T> phi(x.rows(), output_dim());
+    if (log_factor) log_factor->resize(x.rows());
+    this->project(x, scale, [&](Index i0, const Matrix<T>& z, const Vector<T>& h) {
+      for (Index i = 0; i < z.rows(); ++i) {
+        auto row = phi.row(i0 + i).array();
+        spread(z.row(i), row);
+        const T largest = row.maxCoeff();  // -|x|^2/2 is the same for the whole row, and leaves with the factor
+        row = (row - largest).exp();
+        if (log_factor) (*log_factor)[i0 + i] = largest - h[i] - log_sqrt_r();
+      }
+    });
+    return phi;
+  }
+
+  /// (n,d) -> (n,r), the largest feature of the call 1. phi(scale_j x_j) = exp(log_factor) times the row returned.
+  Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const {
+    Matrix<T> phi(x.rows(), output_dim());
+    T largest = -std::numeric_limits<T>::infinity();
+    this->project(x, scale, [&](Index i0, const Matrix<T>& z, const Vector<T>& h) {
+      for (Index i = 0; i < z.rows(); ++i) {
+        auto row = phi.row(i0 + i).array();
+        spread(z.row(i), row);
+        row -= h[i];
+        largest = std::max(largest, row.template maxCoeff<Eigen::PropagateNumbers>());
+      }
+    });
+    if (!std::isfinite(largest)) largest = 0;
+    phi = (phi.array() - largest).exp();
+    if (log_factor) *log_factor = largest - log_sqrt_r();
+    return phi;
+  }
+
+  // phi_s = exp(s w.x - |x|^2/2): dphi_s/dx = phi_s (s w - x), so
+  // dx = sum_s s W^T (g_s o phi_s) - (g.phi) x
+  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
+    this->check_backward(x, phi, dphi, this->input_dim(), output_dim());
+    const Index m = this->num_features();
+    const Matrix<T> g = dphi.cwiseProduct(phi);  // (n,r)
+    Matrix<T> z = g.leftCols(m);                 // (n,m)
+    if constexpr (signs == 2) z -= g.rightCols(m);
+    Matrix<T> dx = z * this->projection();  // (n,d)
+    dx.array() -= x.array().colwise() * g.rowwise().sum().array();
+    return dx;
+  }
+
+ private:
+  static_assert(signs == 1 || signs == 2);
+
+  // [z] or [z, -z]
+  template <class Z, class Row>
+  static void spread(const Z& z, Row& row) {
+    row.head(z.size()) = z.array();
+    if constexpr (signs == 2) row.tail(z.size()) = -z.array();
+  }
+
+  T log_sqrt_r() const { return std::log(static_cast<T>(output_dim())) / 2; }
+};
+
+/// PRF: phi(x) = exp(-|x|^2/2) / sqrt(m) [exp(w.x)...], m features. Variance over K^2: (exp(|x+y|^2) - 1) / m.
+template <Real T>
+class PositiveFeatures : public ExponentialFeatures<T, 1> {
+  using ExponentialFeatures<T, 1>::ExponentialFeatures;
+};
+
+/// phi(x) = exp(-|x|^2/2) / sqrt(2m) [exp(w.x)..., exp(-w.x)...], 2m features. Variance over K^2: (cosh(|x+y|^2) - 1) / m.
+template <Real T>
+class HyperbolicFeatures : public ExponentialFeatures<T, 2> {
+  using ExponentialFeatures<T, 2>::ExponentialFeatures;
+};
+
+}  // namespace nprf

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/feature_map/projection.hpp"
+
+namespace nprf {
+
+/// The projection W (m,d) that every random feature map owns, and the products with it.
+template <Real T>
+class RandomFeatures {
+ public:
+  using Scalar = T;
+
+  /// Throws InvalidArgument for sizes below 1.
+  explicit RandomFeatures(const FeatureOptions& options) : m_w(draw_projection(options).template cast<T>()) {}
+
+  /// The caller's rows (m,d). Throws InvalidArgument if it is empty or holds a NaN or an infinity.
+  explicit RandomFeatures(Matrix<T> rows) : m_w(std::move(rows)) {
+    require(m_w.rows() >= 1 && m_w.cols() >= 1, "rows: expected an m x d projection with m and d at least 1, got ",
+            m_w.rows(), " x ", m_w.cols());
+    require(m_w.allFinite(), "rows: expected finite scalars, got a NaN or an infinity");
+  }
+
+  Index input_dim() const { return m_w.cols(); }
+  Index num_features() const { return m_w.rows(); }
+  const Matrix<T>& projection() const { return m_w; }
+
+ protected:
+  static constexpr Index tile = 128;  // rows of x that go through L1 and L2 together
+
+  // emit(i0, z, h) for each tile of rows x_i, scaled by their row scale:  z = x W^T (rows,m),  h_i = |x_i|^2 / 2
+  template <class Emit>
+  void project(const MatrixView<T>& x, RowScale<T> scale, Emit&& emit) const {
+    require(x.cols() == input_dim(), "x: expected ", input_dim(), " columns (input_dim), got ", x.cols());
+    require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
+            " factors (rows of x), got ", scale.size());
+    const Matrix<T> wt = m_w.transpose();  // (d,m)
+    Matrix<T> xs, z;
+    Vector<T> h;
+    for (Index i0 = 0; i0 < x.rows(); i0 += tile) {
+      const Index rows = std::min(tile, x.rows() - i0);
+      xs = x.middleRows(i0, rows);  // (rows,d)
+      if (!scale.empty()) xs.array().colwise() *= Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>(&scale[i0], rows);
+      z.noalias() = xs * wt;               // (rows,m)
+      h = xs.rowwise().squaredNorm() / 2;  // (rows)
+      emit(i0, z, h);
+    }
+  }
+
+  static void check_backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, Index d,
+                             Index r) {
+    require(x.cols() == d, "x: expected ", d, " columns (input_dim), got ", x.cols());
+    require(phi.rows() == x.rows() && phi.cols() == r, "phi: expected ", x.rows(), " x ", r, ", got ", phi.rows(),
+            " x ", phi.cols());
+    require(dphi.rows() == x.rows() && dphi.cols() == r, "dphi: expected ", x.rows(), " x ", r, ", got ", dphi.rows(),
+            " x ", dphi.cols());
+  }
+
+ private:
+  Matrix<T> m_w;  // (m,d)
+};
+
+}  // namespace nprf

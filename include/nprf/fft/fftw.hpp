@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/config.hpp"
+
+#if NPRF_USE_FFTW
+
+#if !__has_include(<fftw3.h>)
+#error "nprf: fftw3.h not found: install FFTW 3, or define NPRF_USE_FFTW=0 to build without it"
+#endif
+#include <fftw3.h>
+
+#include <complex>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+
+#include "nprf/core/buffer.hpp"
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+
+/// FFTW 3 behind one RAII header: the only file that includes fftw3.h.
+namespace nprf::fft {
+
+/// FFTW's planner is one per process and not thread-safe: whoever else plans with FFTW takes this mutex too.
+inline std::mutex& planner_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+namespace detail {
+
+template <Real T>
+struct Fftw;
+
+template <>
+struct Fftw<float> {
+  using Complex = fftwf_complex;
+  using Plan = fftwf_plan;
+  static Plan plan(int n, Complex* in, Complex* out, int sign) {
+    return fftwf_plan_dft_1d(n, in, out, sign, FFTW_ESTIMATE);
+  }
+  static void execute(Plan plan, Complex* in, Complex* out) { fftwf_execute_dft(plan, in, out); }
+  static void destroy(Plan plan) { fftwf_destroy_plan(plan); }
+};
+
+template <>
+struct Fftw<double> {
+  using Complex = fftw_complex;
+  using Plan = fftw_plan;
+  static Plan plan(int n, Complex* in, Complex* out, int sign) {
+    return fftw_plan_dft_1d(n, in, out, sign, FFTW_ESTIMATE);
+  }
+  static void execute(Plan plan, Complex* in, Complex* out) { fftw_execute_dft(plan, in, out); }
+  static void destroy(Plan plan) { fftw_destroy_plan(plan); }
+};
+
+}  // namespace detail
+
+/// The complex transform of one length, both ways and unscaled, out of place between Buffers.
+///
+/// Plans are made with FFTW_ESTIMATE: FFTW_MEASURE would change the bits of the result from run to run. A plan is
+/// immutable, and may be used by several threads at a time.
+template <Real T>
+class ComplexPlan {
+ public:
+  using Complex = std::complex<T>;
+
+  /// Takes planner_mutex(). Throws InvalidArgument unless 1 <= length < 2^31, BackendError if FFTW has no plan.
+  explicit ComplexPlan(Index length) : m_length(length) {
+    require(length >= 1 && length <= std::numeric_limits<int>::max(), "length: expected 1 to 2^31 - 1, got ", length);
+    Buffer<Complex> in(length), out(length);
+    const std::scoped_lock lock(planner_mutex());
+    m_forward.reset(Api::plan(static_cast<int>(length), raw(in.data()), raw(out.data()), FFTW_FORWARD));
+    m_backward.reset(Api::plan(static_cast<int>(length), raw(in.data()), raw(out.data()), FFTW_BACKWARD));
+    if (!m_forward || !m_backward)
+      throw BackendError(nprf::detail::sentence("FFTW has no plan for a complex transform of length ", length));
+  }
+
+  Index length() const { return m_length; }
+
+  /// out[k] = sum_j in[j] e^(-2 pi i jk / length)
+  void forward(Complex* in, Complex* out) const { Api::execute(m_forward.get(), raw(in), raw(out)); }
+
+  /// out[j] = sum_k in[k] e^(+2 pi i jk / length)
+  void backward(Complex* in, Complex* out) const { Api::execute(m_backward.get(), raw(in), raw(out)); }
+
+  /// The plan of a length, shared by all callers of the process.
+  static std::shared_ptr<const ComplexPlan> shared(Index length) {
+    constexpr std::size_t most_plans = 64;  // a bound on what many different lengths can pile up
+    planner_mutex();                        // constructed before the plans, so that it outlives them
+    static std::mutex mutex;
+    static std::map<Index, std::shared_ptr<const ComplexPlan>> plans;
+
+    const std::scoped_lock lock(mutex);
+    if (const auto found = plans.find(length); found != plans.end()) return found->second;
+    auto plan = std::make_shared<const ComplexPlan>(length);
+    if (plans.size() == most_plans) plans.clear();
+    plans.emplace(length, plan);
+    return plan;
+  }
+
+ private:
+  using Api = detail::Fftw<T>;
+  struct Destroy {
+    void operator()(typename Api::Plan plan) const {
+      const std::scoped_lock lock(planner_mutex());
+      Api::destroy(plan);
+    }
+  };
+  using Handle = std::unique_ptr<std::remove_pointer_t<typename Api::Plan>, Destroy>;
+
+  static typename Api::Complex* raw(Complex* z) { return reinterpret_cast<typename Api::Complex*>(z); }
+
+  Index m_length;
+  Handle m_forward, m_backward;
+};
+
+}  // namespace nprf::fft
+
+#endif  // NPRF_USE_FFTW

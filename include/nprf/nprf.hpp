@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// All of nprf but what needs CUDA, MPI or Torch.
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/config.hpp"
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/feature_map/positive.hpp"
+#include "nprf/feature_map/trigonometric.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/position.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+#include "nprf/reference/kernelized_attention.hpp"
+#include "nprf/reference/softmax_attention.hpp"
+#include "nprf/toeplitz/contract.hpp"

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/lag_bias.hpp"
+
+namespace nprf {
+
+/// ALiBi: b = -slope |lag| (Press et al. 2022).
+template <Real T>
+class AlibiPosition {
+ public:
+  using Scalar = T;
+
+  /// Throws InvalidArgument unless slope is finite.
+  explicit AlibiPosition(T slope) {
+    require(std::isfinite(slope), "slope: expected a finite number, got ", slope);
+    m_bias.slope_before = m_bias.slope_after = -slope;
+  }
+
+  T slope() const { return -m_bias.slope_after; }
+  const LagBias<T>& bias() const { return m_bias; }
+
+ private:
+  LagBias<T> m_bias;
+};
+
+}  // namespace nprf

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/lag_bias.hpp"
+
+namespace nprf {
+
+/// A learned scalar for each lag -R..R; a lag beyond +-R uses the end scalar (clipping).
+template <Real T>
+class RelativePosition {
+ public:
+  using Scalar = T;
+
+  /// b: 2R+1 scalars, b[R + lag]; -infinity is weight 0. Throws InvalidArgument for an even length, NaN or +infinity.
+  explicit RelativePosition(Vector<T> b) {
+    require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2R+1 for the lags -R..R, got ", b.size());
+    for (Index l = 0; l < b.size(); ++l)
+      require(b[l] < std::numeric_limits<T>::infinity(), "b[", l, "]: expected a finite number or -infinity, got ", b[l]);
+    m_bias.first = -(b.size() / 2);
+    m_bias.table = std::move(b);
+  }
+
+  /// R: the largest lag with a scalar of its own.
+  Index reach() const { return m_bias.last(); }
+  const LagBias<T>& bias() const { return m_bias; }
+
+ private:
+  LagBias<T> m_bias;
+};
+
+}  // namespace nprf

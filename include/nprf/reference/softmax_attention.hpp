@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "nprf/core/lag_bias.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/normalize/normalization.hpp"
+#include "nprf/position/position.hpp"
+
+namespace nprf::reference {
+
+/// Exact softmax attention with a bias for the distance, y_i = sum_j softmax_j(q_i.k_j + b[j-i]) v_j over normalised
+/// q and k (Normalization::none() divides the logits by sqrt(d)): the yardstick.
+///
+/// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). Tiles with a
+/// running maximum (Milakov and Gimelshein 2018). Throws InvalidArgument for shapes that do not fit.
+template <Real T, Position P>
+Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
+                            const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
+                            Normalization normalization) {
+  constexpr Index tile_rows = 128, tile_cols = 256;
+  constexpr T lowest = -std::numeric_limits<T>::infinity();
+  const auto [n_q, n_k, d, d_v] = attention_shape<T>(q, k, v);
+
+  const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;              // (n_q,d)
+  const Matrix<T> kt = (normalization.row_scale<T>(k).asDiagonal() * k).transpose();  // (d,n_k)
+  const LagRange reachable = reachable_lags(n_q, n_k, 0, Direction::bidirectional);
+  Vector<T> b(reachable.size());
+  for (Index l = 0; l < b.size(); ++l) {
+    const Index lag = reachable.first + l;
+    b[l] = direction == Direction::causal && lag > 0 ? lowest : static_cast<T>(position.bias()[lag]);
+  }
+
+  Matrix<T> y = Matrix<T>::Zero(n_q, d_v);
+  Matrix<T> S;
+  for (Index i0 = 0; i0 < n_q; i0 += tile_rows) {
+    const Index rows = std::min(tile_rows, n_q - i0);
+    const Index end = direction == Direction::causal ? std::min(i0 + rows, n_k) : n_k;
+    auto out = y.middleRows(i0, rows);  // (rows,d_v)
+    Vector<T> largest = Vector<T>::Constant(rows, lowest), sum = Vector<T>::Zero(rows);
+    for (Index j0 = 0; j0 < end; j0 += tile_cols) {
+      const Index cols = std::min(tile_cols, end - j0);
+      S.noalias() = qs.middleRows(i0, rows) * kt.middleCols(j0, cols);  // (rows,cols)
+      for (Index i = 0; i < rows; ++i) {
+        auto s = S.row(i).array();
+        s += b.segment(n_q - 1 + j0 - (i0 + i), cols).transpose().array();
+        const T top = std::max(largest[i], s.maxCoeff());
+        if (top == lowest) {  // every key so far is at -infinity
+          s.setZero();
+          continue;
+        }
+        if (top > largest[i]) {
+          const T rescale = std::exp(largest[i] - top);
+          out.row(i) *= rescale;
+          sum[i] *= rescale;
+          largest[i] = top;
+        }
+        s = (s - top).exp();
+        sum[i] += s.sum();
+      }
+      out.noalias() += S * v.middleRows(j0, cols);  // (rows,d_v)
+    }
+    for (Index i = 0; i < rows; ++i)
+      if (largest[i] > lowest) out.row(i) /= sum[i];
+  }
+  return y;
+}
+
+}  // namespace nprf::reference

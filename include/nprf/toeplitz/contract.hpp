@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/toeplitz/direct.hpp"
+#include "nprf/toeplitz/fftw.hpp"
+
+/// The one product under every attention and every gradient:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
+///
+/// | engine | time              | good for                                                        |
+/// |--------|-------------------|-----------------------------------------------------------------|
+/// | direct | n_q n_k (r + p)   | short n; one-sided (causal) weights, where it keeps every digit |
+/// | fftw   | r p n log n       | long n; rounding is relative to the largest row                 |
+namespace nprf::toeplitz {
+
+/// The engine that Engine::automatic stands for: the cheaper one by a count of operations, but direct for one-sided
+/// weights, whose early rows an FFT would drown in the rounding of later ones.
+template <Real T>
+Engine choose(const LagWeights<T>& lags, const ProductShape& shape) {
+  if (!NPRF_USE_FFTW || lags.first >= 0 || lags.last() <= 0) return Engine::direct;
+  const double n_q = static_cast<double>(shape.n_q), n_k = static_cast<double>(shape.n_k);
+  const double r = static_cast<double>(shape.r), p = static_cast<double>(shape.p), n = n_q + n_k;
+  const double direct = n_q * n_k * (r + p + 16);
+  const double fft = r * p * n * (2 * std::log2(n) + 20);
+  return direct <= fft ? Engine::direct : Engine::fftw;
+}
+
+/// Y (n_q,p) = ((A B^T) o C) U with A (n_q,r), B (n_k,r), U (n_k,p); a lag outside the weights' table has weight 0.
+/// Returns the bytes of workspace that were used. Throws InvalidArgument for shapes that do not fit and for engines
+/// that this build does not have.
+template <Real T>
+std::size_t contract(Engine engine, const LagWeights<T>& lags, const MatrixView<T>& A, const MatrixView<T>& B,
+                     const MatrixView<T>& U, MatrixRef<T> Y) {
+  const ProductShape shape = product_shape<T>(A, B, U);
+  require(Y.rows() == shape.n_q && Y.cols() == shape.p, "Y: expected ", shape.n_q, " x ", shape.p, ", got ", Y.rows(),
+          " x ", Y.cols());
+  if (engine == Engine::automatic) engine = choose(lags, shape);
+  Y.setZero();
+  const bool nothing = shape.empty() || lags.support().size() == 0;
+  switch (engine) {
+    case Engine::direct:
+      if (nothing) return 0;
+      DirectEngine<T>::contract(lags, A, B, U, Y);
+      return DirectEngine<T>::workspace_bytes(shape);
+#if NPRF_USE_FFTW
+    case Engine::fftw:
+      if (nothing) return 0;
+      FftwEngine<T>::contract(lags, A, B, U, Y);
+      return FftwEngine<T>::workspace_bytes(shape);
+#endif
+    default:
+      throw InvalidArgument(detail::sentence("engine: expected ", NPRF_USE_FFTW ? "direct or fftw" : "direct",
+                                             ", got ", name(engine)));
+  }
+}
+
+/// The same, with Y returned.
+template <class T>
+Matrix<T> contract(Engine engine, const LagWeights<T>& lags, const std::type_identity_t<MatrixView<T>>& A,
+                   const std::type_identity_t<MatrixView<T>>& B, const std::type_identity_t<MatrixView<T>>& U) {
+  Matrix<T> Y(A.rows(), U.cols());
+  contract<T>(engine, lags, A, B, U, MatrixRef<T>(Y));
+  return Y;
+}
+
+}  // namespace nprf::toeplitz
