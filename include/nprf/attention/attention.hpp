@@ -19,7 +19,8 @@ namespace nprf {
 ///
 ///     y_i = sum_j phi(q_i).phi(k_j) exp(b[j-i]) v_j / sum_j phi(q_i).phi(k_j) exp(b[j-i])
 ///
-/// over all j (bidirectional) or the keys at or before query i (causal). An Attention is immutable; threads may share it.
+/// over all j (bidirectional) or the keys at or before query i (causal). An Attention is immutable; threads may share
+/// it.
 ///
 ///     Attention attention(orf<float>(64, 32), AlibiPosition<float>(0.1f), {.direction = Direction::causal});
 ///     Matrix<float> y = attention(q, k, v);
@@ -68,7 +69,8 @@ class Attention {
 
       Matrix<T> Y(n_q, d_v + 1);
       report.workspace_bytes = toeplitz::contract<T>(report.engine, c, A, B, U, Y);
-      report.workspace_bytes += sizeof(T) * static_cast<std::size_t>(A.size() + B.size() + U.size() + Y.size() + c.values.size());
+      report.workspace_bytes +=
+          sizeof(T) * static_cast<std::size_t>(A.size() + B.size() + U.size() + Y.size() + c.values.size());
       divide(Y, Visibility(m_position.bias(), n_k, call.offset, reachable), A, B, v, call.offset, y, report);
     }
     if (call.report) *call.report = report;
@@ -79,7 +81,8 @@ class Attention {
   Matrix<T> query_features(const MatrixView<T>& q) const {
     const Vector<T> scale = row_scale(q);
     if constexpr (requires { m_features.queries(q, RowScale<T>()); })
-      return checked(m_features.queries(q, RowScale<T>(scale.data(), static_cast<std::size_t>(scale.size()))), q.rows());
+      return checked(m_features.queries(q, RowScale<T>(scale.data(), static_cast<std::size_t>(scale.size()))),
+                     q.rows());
     else
       return checked(m_features.queries(scaled(q, scale)), q.rows());
   }
@@ -102,8 +105,8 @@ class Attention {
 
   // a user's own map may return anything
   Matrix<T> checked(Matrix<T> phi, Index rows) const {
-    require(phi.rows() == rows && phi.cols() == m_features.output_dim(), "feature map: expected to return ", rows, " x ",
-            m_features.output_dim(), ", got ", phi.rows(), " x ", phi.cols());
+    require(phi.rows() == rows && phi.cols() == m_features.output_dim(), "feature map: expected to return ", rows,
+            " x ", m_features.output_dim(), ", got ", phi.rows(), " x ", phi.cols());
     return phi;
   }
 
@@ -136,7 +139,8 @@ class Attention {
     Eigen::RowVectorXd numerator = Eigen::RowVectorXd::Zero(v.cols());
     double denominator = 0;
     for (Index j = 0; j < end; ++j) {
-      const double weight = a.template cast<double>().dot(B.row(j).template cast<double>()) * std::exp(b[j - position] - largest);
+      const double weight =
+          a.template cast<double>().dot(B.row(j).template cast<double>()) * std::exp(b[j - position] - largest);
       if (weight == 0) continue;  // a key of weight 0 leaves the row alone, whatever its value holds
       numerator += weight * v.row(j).template cast<double>();
       denominator += weight;

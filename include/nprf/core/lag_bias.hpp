@@ -30,10 +30,10 @@ inline LagRange reachable_lags(Index n_q, Index n_k, Index offset, Direction dir
 /// Clipping has slope 0, ALiBi a table of one scalar and slopes -s; b = -infinity is weight 0.
 template <Real T>
 struct LagBias {
-  Index first = 0;                   // lag of table[0]
+  Index first = 0;                       // lag of table[0]
   Vector<T> table = Vector<T>::Zero(1);  // at least one scalar
-  T slope_before = 0;                // b[first - k] = table[0]   + k slope_before
-  T slope_after = 0;                 // b[last  + k] = table[end] + k slope_after
+  T slope_before = 0;                    // b[first - k] = table[0]   + k slope_before
+  T slope_after = 0;                     // b[last  + k] = table[end] + k slope_after
 
   Index last() const { return first + table.size() - 1; }
 

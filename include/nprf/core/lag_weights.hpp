@@ -40,8 +40,7 @@ LagWeights<T> exp_weights(const LagBias<T>& bias, LagRange range) {
   const double largest = bias.max(range);
   LagWeights<T> c{range.first, Vector<T>::Zero(range.size())};
   if (largest == -std::numeric_limits<double>::infinity()) return c;
-  for (Index k = 0; k < range.size(); ++k)
-    c.values[k] = static_cast<T>(std::exp(bias[range.first + k] - largest));
+  for (Index k = 0; k < range.size(); ++k) c.values[k] = static_cast<T>(std::exp(bias[range.first + k] - largest));
   return c;
 }
 

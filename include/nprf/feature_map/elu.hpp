@@ -33,10 +33,10 @@ class EluFeatures {
 
   // dphi/dx = 1 for x > 0, phi else
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
-    require(x.cols() == m_d && phi.rows() == x.rows() && phi.cols() == m_d && dphi.rows() == x.rows() &&
-                dphi.cols() == m_d,
-            "x, phi, dphi: expected ", x.rows(), " x ", m_d, " each, got ", x.rows(), " x ", x.cols(), ", ", phi.rows(),
-            " x ", phi.cols(), ", ", dphi.rows(), " x ", dphi.cols());
+    require(
+        x.cols() == m_d && phi.rows() == x.rows() && phi.cols() == m_d && dphi.rows() == x.rows() && dphi.cols() == m_d,
+        "x, phi, dphi: expected ", x.rows(), " x ", m_d, " each, got ", x.rows(), " x ", x.cols(), ", ", phi.rows(),
+        " x ", phi.cols(), ", ", dphi.rows(), " x ", dphi.cols());
     return (x.array() > 0).select(dphi.array(), dphi.array() * phi.array());
   }
 

@@ -18,7 +18,8 @@ PositiveFeatures<T> prf(Index d, Index m, std::uint64_t seed = 0) {
 /// Trigonometric features with Gaussian rows.
 template <Real T>
 TrigonometricFeatures<T> trf(Index d, Index m, std::uint64_t seed = 0) {
-  return TrigonometricFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::gaussian, .seed = seed});
+  return TrigonometricFeatures<T>(
+      {.input_dim = d, .num_features = m, .projection = Projection::gaussian, .seed = seed});
 }
 
 /// Positive features with orthogonal rows.

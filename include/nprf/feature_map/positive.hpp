@@ -88,7 +88,8 @@ class PositiveFeatures : public ExponentialFeatures<T, 1> {
   using ExponentialFeatures<T, 1>::ExponentialFeatures;
 };
 
-/// phi(x) = exp(-|x|^2/2) / sqrt(2m) [exp(w.x)..., exp(-w.x)...], 2m features. Variance over K^2: (cosh(|x+y|^2) - 1) / m.
+/// phi(x) = exp(-|x|^2/2) / sqrt(2m) [exp(w.x)..., exp(-w.x)...], 2m features. Variance over K^2: (cosh(|x+y|^2) - 1) /
+/// m.
 template <Real T>
 class HyperbolicFeatures : public ExponentialFeatures<T, 2> {
   using ExponentialFeatures<T, 2>::ExponentialFeatures;

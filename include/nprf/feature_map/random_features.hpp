@@ -46,7 +46,8 @@ class RandomFeatures {
     for (Index i0 = 0; i0 < x.rows(); i0 += tile) {
       const Index rows = std::min(tile, x.rows() - i0);
       xs = x.middleRows(i0, rows);  // (rows,d)
-      if (!scale.empty()) xs.array().colwise() *= Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>(&scale[i0], rows);
+      if (!scale.empty())
+        xs.array().colwise() *= Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>(scale.data() + i0, rows);
       z.noalias() = xs * wt;               // (rows,m)
       h = xs.rowwise().squaredNorm() / 2;  // (rows)
       emit(i0, z, h);

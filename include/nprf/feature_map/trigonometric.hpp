@@ -42,14 +42,14 @@ class TrigonometricFeatures : public RandomFeatures<T> {
     return phi;
   }
 
-  // phi = a [sin, cos] with a ~ exp(|x|^2/2): dphi_sin/dx = phi_cos w + phi_sin x, dphi_cos/dx = -phi_sin w + phi_cos x, so
-  // dx = W^T (g_sin o phi_cos - g_cos o phi_sin) + (g.phi) x
+  // phi = a [sin, cos] with a ~ exp(|x|^2/2): dphi_sin/dx = phi_cos w + phi_sin x, dphi_cos/dx = -phi_sin w + phi_cos
+  // x, so dx = W^T (g_sin o phi_cos - g_cos o phi_sin) + (g.phi) x
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
     this->check_backward(x, phi, dphi, this->input_dim(), output_dim());
     const Index m = this->num_features();
-    const Matrix<T> z = dphi.leftCols(m).cwiseProduct(phi.rightCols(m)) -
-                        dphi.rightCols(m).cwiseProduct(phi.leftCols(m));  // (n,m)
-    Matrix<T> dx = z * this->projection();                                // (n,d)
+    const Matrix<T> z =
+        dphi.leftCols(m).cwiseProduct(phi.rightCols(m)) - dphi.rightCols(m).cwiseProduct(phi.leftCols(m));  // (n,m)
+    Matrix<T> dx = z * this->projection();                                                                  // (n,d)
     dx.array() += x.array().colwise() * dphi.cwiseProduct(phi).rowwise().sum().array();
     return dx;
   }

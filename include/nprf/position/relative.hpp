@@ -20,7 +20,8 @@ class RelativePosition {
   explicit RelativePosition(Vector<T> b) {
     require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2R+1 for the lags -R..R, got ", b.size());
     for (Index l = 0; l < b.size(); ++l)
-      require(b[l] < std::numeric_limits<T>::infinity(), "b[", l, "]: expected a finite number or -infinity, got ", b[l]);
+      require(b[l] < std::numeric_limits<T>::infinity(), "b[", l, "]: expected a finite number or -infinity, got ",
+              b[l]);
     m_bias.first = -(b.size() / 2);
     m_bias.table = std::move(b);
   }

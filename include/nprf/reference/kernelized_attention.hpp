@@ -7,9 +7,11 @@
 
 namespace nprf::reference {
 
-/// The twin of Attention: its formula as two obvious loops in long double, each row's weights relative to their largest.
+/// The twin of Attention: its formula as two obvious loops in long double, each row's weights relative to their
+/// largest.
 ///
-/// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (r + d_v)). Throws InvalidArgument for shapes that do not fit.
+/// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (r + d_v)). Throws InvalidArgument for shapes that do not
+/// fit.
 template <class F, class P>
 Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention,
                                                 const MatrixView<typename F::Scalar>& q,

@@ -25,7 +25,7 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
   constexpr T lowest = -std::numeric_limits<T>::infinity();
   const auto [n_q, n_k, d, d_v] = attention_shape<T>(q, k, v);
 
-  const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;              // (n_q,d)
+  const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;                // (n_q,d)
   const Matrix<T> kt = (normalization.row_scale<T>(k).asDiagonal() * k).transpose();  // (d,n_k)
   const LagRange reachable = reachable_lags(n_q, n_k, 0, Direction::bidirectional);
   Vector<T> b(reachable.size());

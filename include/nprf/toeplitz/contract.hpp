@@ -21,7 +21,8 @@ namespace nprf::toeplitz {
 /// weights, whose early rows an FFT would drown in the rounding of later ones.
 template <Real T>
 Engine choose(const LagWeights<T>& lags, const ProductShape& shape) {
-  if (!NPRF_USE_FFTW || lags.first >= 0 || lags.last() <= 0) return Engine::direct;
+  const LagRange support = lags.support();
+  if (!NPRF_USE_FFTW || support.first >= 0 || support.last <= 0) return Engine::direct;
   const double n_q = static_cast<double>(shape.n_q), n_k = static_cast<double>(shape.n_k);
   const double r = static_cast<double>(shape.r), p = static_cast<double>(shape.p), n = n_q + n_k;
   const double direct = n_q * n_k * (r + p + 16);
@@ -39,8 +40,8 @@ std::size_t contract(Engine engine, const LagWeights<T>& lags, const MatrixView<
   require(Y.rows() == shape.n_q && Y.cols() == shape.p, "Y: expected ", shape.n_q, " x ", shape.p, ", got ", Y.rows(),
           " x ", Y.cols());
   if (engine == Engine::automatic) engine = choose(lags, shape);
-  Y.setZero();
   const bool nothing = shape.empty() || lags.support().size() == 0;
+  if (nothing) Y.setZero();
   switch (engine) {
     case Engine::direct:
       if (nothing) return 0;
@@ -53,8 +54,8 @@ std::size_t contract(Engine engine, const LagWeights<T>& lags, const MatrixView<
       return FftwEngine<T>::workspace_bytes(shape);
 #endif
     default:
-      throw InvalidArgument(detail::sentence("engine: expected ", NPRF_USE_FFTW ? "direct or fftw" : "direct",
-                                             ", got ", name(engine)));
+      throw InvalidArgument(
+          detail::sentence("engine: expected ", NPRF_USE_FFTW ? "direct or fftw" : "direct", ", got ", name(engine)));
   }
 }
 

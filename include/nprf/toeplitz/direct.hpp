@@ -26,7 +26,6 @@ struct DirectEngine {
     const LagRange support = lags.support();
     Matrix<T> S;
     Y.setZero();
-    if (shape.r == 0) return;
     for (Index i0 = 0; i0 < shape.n_q; i0 += tile) {
       const Index rows = std::min(tile, shape.n_q - i0);
       const Index first = std::max<Index>(i0 + support.first, 0);

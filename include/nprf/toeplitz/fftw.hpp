@@ -29,22 +29,23 @@ struct ResidueClasses {
   Index count;   // Q
   Index length;  // L
 
-  /// Q and L for N >= n. 4096 points are the longest that FFTW_ESTIMATE plans well; beyond 8 classes folding costs more.
+  /// Q and L for N >= n. 4096 points are the longest that FFTW_ESTIMATE plans well; beyond 8 classes folding costs
+  /// more.
   static ResidueClasses of(Index n) {
     Index count = 1;
     while (count < 8 && n > 4096 * count) count *= 2;
     return {count, fft::smooth_length((n + count - 1) / count)};
   }
 
-  Index period() const { return count * length; }                             // N
-  Index segments(Index n) const { return (n + length - 1) / length; }          // how many f hold n points
+  Index period() const { return count * length; }                      // N
+  Index segments(Index n) const { return (n + length - 1) / length; }  // how many f hold n points
 };
 
 /// Y = ((A B^T) o C) U by FFTW, two columns at a time as real and imaginary part of one signal.
 ///
-/// Time O(r p n log n), workspace (2r + 32) n + 8 n scalars with n = n_q + n_k, whatever p is. Each column of U is first
-/// scaled to maximum 1 by a power of two, which is exact, because two columns share their rounding. Rounding is relative
-/// to the largest row of Y: a row far below it loses digits, and may lose all.
+/// Time O(r p n log n), workspace (2r + 32) n + 8 n scalars with n = n_q + n_k, whatever p is. Each column of U is
+/// first scaled to maximum 1 by a power of two, which is exact, because two columns share their rounding. Rounding is
+/// relative to the largest row of Y: a row far below it loses digits, and may lose all.
 template <Real T>
 class FftwEngine {
  public:
@@ -80,9 +81,14 @@ class FftwEngine {
   static constexpr Index panel = 16;  // columns of U and Y that are gathered at a time: a cache line of floats
 
   FftwEngine(const LagWeights<T>& lags, const ProductShape& shape)
-      : m_n_q(shape.n_q), m_n_k(shape.n_k), m_classes(ResidueClasses::of(shape.n_q + shape.n_k - 1)),
-        m_plan(fft::ComplexPlan<T>::shared(m_classes.length)), m_twist(m_classes.period()),
-        m_spectrum(m_classes.period()), m_z(m_classes.length), m_w(m_classes.length) {
+      : m_n_q(shape.n_q),
+        m_n_k(shape.n_k),
+        m_classes(ResidueClasses::of(shape.n_q + shape.n_k - 1)),
+        m_plan(fft::ComplexPlan<T>::shared(m_classes.length)),
+        m_twist(m_classes.period()),
+        m_spectrum(m_classes.period()),
+        m_z(m_classes.length),
+        m_w(m_classes.length) {
     const Index N = m_classes.period();
     for (Index q = 0; q < m_classes.count; ++q)
       for (Index l = 0; l < m_classes.length; ++l) m_twist.data()[q * m_classes.length + l] = root(-l * q, N);
