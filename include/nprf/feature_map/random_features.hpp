@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
@@ -21,7 +20,8 @@ class RandomFeatures {
   explicit RandomFeatures(const FeatureOptions& options) : m_w(draw_projection(options).template cast<T>()) {}
 
   /// The caller's rows (m,d). Throws InvalidArgument if it is empty or holds a NaN or an infinity.
-  explicit RandomFeatures(Matrix<T> rows) : m_w(std::move(rows)) {
+  template <class Rows>
+  explicit RandomFeatures(const Eigen::MatrixBase<Rows>& rows) : m_w(rows) {
     require(m_w.rows() >= 1 && m_w.cols() >= 1, "rows: expected an m x d projection with m and d at least 1, got ",
             m_w.rows(), " x ", m_w.cols());
     require(m_w.allFinite(), "rows: expected finite scalars, got a NaN or an infinity");

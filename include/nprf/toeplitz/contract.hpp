@@ -17,9 +17,9 @@
 /// | fftw   | r p n log n       | long n; rounding is relative to the largest row                 |
 namespace nprf::toeplitz {
 
-/// The engine that Engine::automatic stands for: the cheaper one by operations, those of an FFT weighted by the measured
-/// cost of one against one of a matrix product's; but direct for one-sided weights, whose early rows an FFT would drown
-/// in the rounding of later ones.
+/// The engine that Engine::automatic stands for: the cheaper one by operations, those of an FFT weighted by the
+/// measured cost of one against one of a matrix product's; but direct for one-sided weights, whose early rows an FFT
+/// would drown in the rounding of later ones.
 template <Real T>
 Engine choose(const LagWeights<T>& lags, const ProductShape& shape) {
   const LagRange support = lags.support();
@@ -31,6 +31,21 @@ Engine choose(const LagWeights<T>& lags, const ProductShape& shape) {
   return direct <= fft ? Engine::direct : Engine::fftw;
 }
 
+namespace detail {
+
+template <class E, Real T>
+std::size_t run(const LagWeights<T>& lags, const ProductShape& shape, const MatrixView<T>& A, const MatrixView<T>& B,
+                const MatrixView<T>& U, MatrixRef<T> Y) {
+  if (shape.empty() || lags.support().size() == 0) {
+    Y.setZero();
+    return 0;
+  }
+  E(lags, shape).contract(A, B, U, Y);
+  return E::workspace_bytes(shape);
+}
+
+}  // namespace detail
+
 /// Y (n_q,p) = ((A B^T) o C) U with A (n_q,r), B (n_k,r), U (n_k,p); a lag outside the weights' table has weight 0.
 /// Returns the bytes of workspace that were used. Throws InvalidArgument for shapes that do not fit and for engines
 /// that this build does not have.
@@ -40,23 +55,14 @@ std::size_t contract(Engine engine, const LagWeights<T>& lags, const MatrixView<
   const ProductShape shape = product_shape<T>(A, B, U);
   require(Y.rows() == shape.n_q && Y.cols() == shape.p, "Y: expected ", shape.n_q, " x ", shape.p, ", got ", Y.rows(),
           " x ", Y.cols());
-  if (engine == Engine::automatic) engine = choose(lags, shape);
-  const bool nothing = shape.empty() || lags.support().size() == 0;
-  if (nothing) Y.setZero();
-  switch (engine) {
-    case Engine::direct:
-      if (nothing) return 0;
-      DirectEngine<T>::contract(lags, A, B, U, Y);
-      return DirectEngine<T>::workspace_bytes(shape);
+  switch (engine == Engine::automatic ? choose(lags, shape) : engine) {
+    case Engine::direct: return detail::run<DirectEngine<T>>(lags, shape, A, B, U, Y);
 #if NPRF_USE_FFTW
-    case Engine::fftw:
-      if (nothing) return 0;
-      FftwEngine<T>::contract(lags, A, B, U, Y);
-      return FftwEngine<T>::workspace_bytes(shape);
+    case Engine::fftw: return detail::run<FftwEngine<T>>(lags, shape, A, B, U, Y);
 #endif
     default:
-      throw InvalidArgument(
-          detail::sentence("engine: expected ", NPRF_USE_FFTW ? "direct or fftw" : "direct", ", got ", name(engine)));
+      throw InvalidArgument(nprf::detail::sentence("engine: expected ", NPRF_USE_FFTW ? "direct or fftw" : "direct",
+                                                   ", got ", name(engine)));
   }
 }
 

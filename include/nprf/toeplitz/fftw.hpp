@@ -43,23 +43,45 @@ struct ResidueClasses {
 
 /// Y = ((A B^T) o C) U by FFTW, two columns at a time as real and imaginary part of one signal.
 ///
-/// Time O(r p n log n), workspace (2r + 32) n + 8 n scalars with n = n_q + n_k, whatever p is. Each column of U is
+/// Time O(r p n log n), workspace about (r + 24) (n_q + n_k) scalars, whatever p is. Each column of U is
 /// first scaled to maximum 1 by a power of two, which is exact, because two columns share their rounding. Rounding is
 /// relative to the largest row of Y: a row far below it loses digits, and may lose all.
 template <Real T>
 class FftwEngine {
  public:
+  FftwEngine(const LagWeights<T>& lags, const ProductShape& shape)
+      : m_n_q(shape.n_q),
+        m_n_k(shape.n_k),
+        m_classes(ResidueClasses::of(shape.n_q + shape.n_k - 1)),
+        m_plan(fft::ComplexPlan<T>::shared(m_classes.length)),
+        m_twist(m_classes.period()),
+        m_spectrum(m_classes.period()),
+        m_z(m_classes.length),
+        m_w(m_classes.length) {
+    const Index N = m_classes.period(), L = m_classes.length;
+    for (Index q = 0; q < m_classes.count; ++q)
+      for (Index l = 0; l < L; ++l) m_twist.data()[q * L + l] = root(-l * q, N);
+
+    // y[i] = sum_j c[j-i] x[j] is the cyclic convolution of x with g[-lag mod N] = c[lag]
+    Vector<T> g = Vector<T>::Zero(N);
+    const Vector<T> c = lags.window({-(m_n_q - 1), m_n_k - 1});
+    for (Index k = 0; k < c.size(); ++k) g[(N + m_n_q - 1 - k) % N] = c[k] / static_cast<T>(N);
+    const Vector<T> ones = Vector<T>::Ones(N), zeros = Vector<T>::Zero(N);
+    for (Index q = 0; q < m_classes.count; ++q) {
+      fold(q, N, ones.data(), g.data(), zeros.data());
+      m_plan->forward(m_z.data(), m_spectrum.data() + q * L);
+    }
+  }
+
   static std::size_t workspace_bytes(const ProductShape& shape) {
     const Index period = ResidueClasses::of(shape.n_q + shape.n_k - 1).period();
-    const Index scalars = (shape.r + panel) * (shape.n_q + shape.n_k) + 6 * period;
+    const Index scalars = (shape.r + panel) * (shape.n_q + shape.n_k) + 8 * period;
     return static_cast<std::size_t>(scalars) * sizeof(T);
   }
 
-  static void contract(const LagWeights<T>& lags, const MatrixView<T>& A, const MatrixView<T>& B,
-                       const MatrixView<T>& U, MatrixRef<T> Y) {
-    FftwEngine engine(lags, {A.rows(), B.rows(), A.cols(), U.cols()});
+  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y) {
     const Matrix<T> At = A.transpose(), Bt = B.transpose();  // (r,n_q) (r,n_k)
-    Matrix<T> Ut(panel, B.rows()), Yt(panel, A.rows());
+    Matrix<T> Ut(panel, m_n_k), Yt(panel, m_n_q);
     for (Index p0 = 0; p0 < U.cols(); p0 += panel) {
       const Index columns = std::min(panel, U.cols() - p0);
       Ut.setZero();  // an odd column rides with zeros
@@ -71,7 +93,7 @@ class FftwEngine {
       }
       for (Index p = 0; p < columns; p += 2)
         for (Index r = 0; r < A.cols(); ++r)
-          engine.add(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Yt(p, 0), &Yt(p + 1, 0));
+          add(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Yt(p, 0), &Yt(p + 1, 0));
       for (Index p = 0; p < columns; ++p) Y.col(p0 + p) = Yt.row(p).transpose() * unit[p];
     }
   }
@@ -79,30 +101,6 @@ class FftwEngine {
  private:
   using Complex = std::complex<T>;
   static constexpr Index panel = 16;  // columns of U and Y that are gathered at a time: a cache line of floats
-
-  FftwEngine(const LagWeights<T>& lags, const ProductShape& shape)
-      : m_n_q(shape.n_q),
-        m_n_k(shape.n_k),
-        m_classes(ResidueClasses::of(shape.n_q + shape.n_k - 1)),
-        m_plan(fft::ComplexPlan<T>::shared(m_classes.length)),
-        m_twist(m_classes.period()),
-        m_spectrum(m_classes.period()),
-        m_z(m_classes.length),
-        m_w(m_classes.length) {
-    const Index N = m_classes.period();
-    for (Index q = 0; q < m_classes.count; ++q)
-      for (Index l = 0; l < m_classes.length; ++l) m_twist.data()[q * m_classes.length + l] = root(-l * q, N);
-
-    // y[i] = sum_j c[j-i] x[j] is the cyclic convolution of x with g[-lag mod N] = c[lag]
-    Vector<T> g = Vector<T>::Zero(N);
-    const Vector<T> c = lags.window({-(m_n_q - 1), m_n_k - 1});
-    for (Index k = 0; k < c.size(); ++k) g[(N + m_n_q - 1 - k) % N] = c[k] / static_cast<T>(N);
-    const Vector<T> ones = Vector<T>::Ones(N), zeros = Vector<T>::Zero(N);
-    for (Index q = 0; q < m_classes.count; ++q) {
-      fold(q, N, ones.data(), g.data(), zeros.data());
-      m_plan->forward(m_z.data(), m_spectrum.data() + q * m_classes.length);
-    }
-  }
 
   // y1 + i y2 += a o T(c) (b o (u1 + i u2))
   void add(const T* a, const T* b, const T* u1, const T* u2, T* y1, T* y2) {
