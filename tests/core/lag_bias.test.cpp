@@ -1,17 +1,101 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/core/lag_bias.hpp"
 
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <vector>
+
 #include "support/catch.hpp"
 
 using namespace nprf;
 
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+// a few tables of each shape: falling, rising and flat lines before and after, -infinity at any place
+std::vector<LagBias<double>> biases() {
+  std::vector<Vector<double>> tables{Vector<double>::Constant(1, 2), Vector<double>::LinSpaced(4, -1, 5),
+                                     Vector<double>::LinSpaced(3, 1, -3), Vector<double>::Constant(2, -infinity)};
+  tables.push_back(tables[1]);
+  tables.back()[0] = -infinity;
+  tables.push_back(tables[1]);
+  tables.back()[3] = -infinity;
+  std::vector<LagBias<double>> all;
+  for (const Vector<double>& table : tables)
+    for (const Index first : {-6, -1, 0, 4})
+      for (const double before : {-1.5, 0.0, 0.75})
+        for (const double after : {-0.5, 0.0, 2.0}) all.push_back({first, table, before, after});
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a range of lags has a size, zero if it ends before it starts", "[core]") {
+  CHECK(LagRange{}.size() == 0);
+  CHECK(LagRange{3, 3}.size() == 1);
+  CHECK(LagRange{-2, 5}.size() == 8);
+  CHECK(LagRange{4, 3}.size() == 0);
+  CHECK(LagRange{100, -100}.size() == 0);
+}
+
+TEST_CASE("the reachable lags are those of all pairs of a query and a key", "[core]") {
+  for (Index n_q = 0; n_q <= 4; ++n_q)
+    for (Index n_k = 0; n_k <= 4; ++n_k)
+      for (Index offset = -8; offset <= 8; ++offset)
+        for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+          std::set<Index> lags;
+          for (Index i = 0; i < n_q; ++i)
+            for (Index j = 0; j < n_k; ++j)
+              if (direction == Direction::bidirectional || j <= i + offset) lags.insert(j - (i + offset));
+          const LagRange range = reachable_lags(n_q, n_k, offset, direction);
+          INFO("n_q " << n_q << " n_k " << n_k << " offset " << offset << " causal "
+                      << (direction == Direction::causal));
+          REQUIRE(range.size() == static_cast<Index>(lags.size()));
+          if (lags.empty()) continue;
+          REQUIRE(range.first == *lags.begin());
+          REQUIRE(range.last == *lags.rbegin());
+        }
+}
+
+TEMPLATE_TEST_CASE("a bias without parameters is zero everywhere", "[core]", float, double) {
+  const LagBias<TestType> bias;
+  CHECK(bias.last() == 0);
+  for (const Index lag : {-1000000, -1, 0, 1, 1000000}) CHECK(bias[lag] == 0);
+}
+
 TEST_CASE("a bias goes on as straight lines beyond its table", "[core]") {
-  LagBias<double> bias{-1, Vector<double>::LinSpaced(3, 1, 3), 0.5, -2};
+  const LagBias<double> bias{-1, Vector<double>::LinSpaced(3, 1, 3), 0.5, -2};
+  CHECK(bias.last() == 1);
   CHECK(bias[-1] == 1);
+  CHECK(bias[0] == 2);
   CHECK(bias[1] == 3);
+  CHECK(bias[-2] == 1 + 0.5);
   CHECK(bias[-4] == 1 + 3 * 0.5);
+  CHECK(bias[2] == 3 - 2);
   CHECK(bias[3] == 3 - 2 * 2.0);
   CHECK(bias.max({-1, 1}) == 3);
   CHECK(bias.max({-11, -9}) == 6);
-  CHECK(bias.max({2, 1}) == -INFINITY);
+  CHECK(bias.max({2, 1}) == -infinity);
+}
+
+TEST_CASE("a long straight line keeps its digits in float", "[core]") {
+  const LagBias<float> bias{0, Vector<float>::Zero(1), -0.1f, -0.1f};
+  const double slope = 0.1f;  // rounded once, here
+  for (const Index lag : {Index{16777217}, Index{99999999}}) {
+    CHECK(bias[lag] == -slope * static_cast<double>(lag));
+    CHECK(bias[-lag] == -slope * static_cast<double>(lag));
+  }
+}
+
+TEST_CASE("the largest bias of a range is the largest of all of its lags", "[core]") {
+  for (const LagBias<double>& bias : biases())
+    for (Index first = -9; first <= 9; ++first)
+      for (Index last = first - 2; last <= 10; ++last) {
+        double largest = -infinity;
+        for (Index lag = first; lag <= last; ++lag) largest = std::max(largest, bias[lag]);
+        INFO("table at " << bias.first << ", range " << first << ".." << last);
+        REQUIRE(bias.max({first, last}) == largest);
+      }
 }

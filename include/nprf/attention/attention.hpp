@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -35,8 +36,11 @@ class Attention {
   using Scalar = typename F::Scalar;
   using T = Scalar;
 
+  /// Throws InvalidArgument for an engine that this build does not have.
   Attention(F features, P position, AttentionOptions options = {})
-      : m_features(std::move(features)), m_position(std::move(position)), m_options(options) {}
+      : m_features(std::move(features)), m_position(std::move(position)), m_options(options) {
+    toeplitz::require_available(options.engine);
+  }
 
   const F& features() const { return m_features; }
   const P& position() const { return m_position; }
@@ -63,9 +67,9 @@ class Attention {
 
       const LagRange reachable = reachable_lags(n_q, n_k, call.offset, m_options.direction);
       LagWeights<T> c = exp_weights(m_position.bias(), reachable);
-      c.first += call.offset;  // from distances to differences j - i of row numbers
       const ProductShape shape{n_q, n_k, A.cols(), d_v + 1};
       report.engine = m_options.engine == Engine::automatic ? toeplitz::choose(c, shape) : m_options.engine;
+      c.first += call.offset;  // from distances to differences j - i of row numbers
 
       Matrix<T> Y(n_q, d_v + 1);
       report.workspace_bytes = toeplitz::contract<T>(report.engine, c, A, B, U, Y);
@@ -110,42 +114,45 @@ class Attention {
     return phi;
   }
 
-  // y_i = Y[i, values] / Y[i, ones]
+  // y_i = Y[i, values] / Y[i, ones]; a row whose denominator is lost to rounding or underflow is computed again
   void divide(const Matrix<T>& Y, const Visibility& visible, const Matrix<T>& A, const Matrix<T>& B,
               const MatrixView<T>& v, Index offset, Matrix<T>& y, Report& report) const {
+    constexpr T smallest = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
     const Index d_v = v.cols();
     for (Index i = 0; i < Y.rows(); ++i) {
-      const T denominator = Y(i, d_v);
       if (visible.keys(i) == 0) {
         ++report.empty_rows;
-      } else if (is_positive<F>() && denominator <= 0) {
+        continue;
+      }
+      T denominator = Y(i, d_v);
+      if (std::abs(denominator) < smallest || (is_positive<F>() && denominator <= 0)) {
         ++report.repaired_rows;
-        y.row(i) = direct_row(i + offset, A.row(i), B, v);
+        denominator = direct_row(i + offset, A.row(i), B, v, y.row(i));
       } else {
-        if (denominator <= 0) ++report.indefinite_rows;
         y.row(i) = Y.row(i).head(d_v) / denominator;
       }
+      if (denominator <= 0) ++report.indefinite_rows;
     }
   }
 
-  // one row in double, weights relative to the largest that this row sees: sum_j a.B_j exp(b[j-position]) v_j / ...
-  template <class Row>
-  Eigen::Matrix<T, 1, Eigen::Dynamic> direct_row(Index position, const Row& a, const Matrix<T>& B,
-                                                 const MatrixView<T>& v) const {
+  // y_i alone, in double, its weights relative to the largest that it sees. Returns the denominator.
+  template <class Features, class Row>
+  T direct_row(Index position, const Features& a, const Matrix<T>& B, const MatrixView<T>& v, Row y) const {
     const LagBias<T>& b = m_position.bias();
     const Index n_k = B.rows();
     const Index end = m_options.direction == Direction::causal ? std::min(position + 1, n_k) : n_k;
     const double largest = b.max({-position, end - 1 - position});
+    const Eigen::RowVectorXd a_double = a.template cast<double>();
     Eigen::RowVectorXd numerator = Eigen::RowVectorXd::Zero(v.cols());
     double denominator = 0;
     for (Index j = 0; j < end; ++j) {
-      const double weight =
-          a.template cast<double>().dot(B.row(j).template cast<double>()) * std::exp(b[j - position] - largest);
+      const double weight = a_double.dot(B.row(j).template cast<double>()) * std::exp(b[j - position] - largest);
       if (weight == 0) continue;  // a key of weight 0 leaves the row alone, whatever its value holds
       numerator += weight * v.row(j).template cast<double>();
       denominator += weight;
     }
-    return (numerator / denominator).template cast<T>();
+    y = (numerator / denominator).template cast<T>();
+    return static_cast<T>(denominator);
   }
 
   F m_features;

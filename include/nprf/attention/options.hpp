@@ -21,7 +21,7 @@ struct Report {
   Engine engine = Engine::automatic;  // the engine that ran; automatic if there was nothing to compute
   Index repaired_rows =
       0;  // rows computed again one by one, because their denominator was lost to rounding or underflow
-  Index indefinite_rows = 0;  // rows whose denominator is not positive, which a map with negative features can cause
+  Index indefinite_rows = 0;  // rows whose denominator is not positive, which features of both signs can cause
   Index empty_rows = 0;       // rows that see no key; they are zero
   double error_bound = std::numeric_limits<double>::infinity();  // largest relative row error; infinity: none is known
   std::size_t workspace_bytes = 0;                               // memory beyond the inputs and the output

@@ -20,6 +20,7 @@ struct BackendError : std::runtime_error {
 namespace detail {
 
 template <class... Parts>
+  requires(sizeof...(Parts) > 0)
 std::string sentence(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
@@ -30,6 +31,7 @@ std::string sentence(const Parts&... parts) {
 
 /// Throws InvalidArgument with the concatenated parts unless `holds`. Always on, in release builds too.
 template <class... Parts>
+  requires(sizeof...(Parts) > 0)
 void require(bool holds, const Parts&... parts) {
   if (!holds) [[unlikely]]
     throw InvalidArgument(detail::sentence(parts...));

@@ -2,10 +2,19 @@
 #pragma once
 
 #include <concepts>
+#include <type_traits>
 
 #include "nprf/core/types.hpp"
 
 namespace nprf {
+
+namespace detail {
+
+// Eigen's matrices claim to convert between scalars, and fail when asked to
+template <class M, class T>
+concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename std::remove_cvref_t<M>::Scalar, T>;
+
+}  // namespace detail
 
 /// What attention asks of a feature map phi. One that users may write, in full:
 ///
@@ -15,7 +24,7 @@ namespace nprf {
 ///       Index output_dim() const { return d; }
 ///       Matrix<float> queries(const MatrixView<float>& x) const { return x.array().square(); }  // (n,d) -> (n,r)
 ///       Matrix<float> keys(const MatrixView<float>& x) const { return queries(x); }             // (n,d) -> (n,r)
-///       Matrix<float> backward(const MatrixView<float>& x, const MatrixView<float>& phi,
+///       Matrix<float> backward(const MatrixView<float>& x, const MatrixView<float>& /* phi */,
 ///                              const MatrixView<float>& dphi) const { return 2 * x.cwiseProduct(dphi); }  // (n,d)
 ///       Index d;
 ///     };
@@ -26,9 +35,9 @@ template <class F>
 concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const MatrixView<typename F::Scalar>& x) {
   { f.input_dim() } -> std::convertible_to<Index>;
   { f.output_dim() } -> std::convertible_to<Index>;
-  { f.queries(x) } -> std::convertible_to<Matrix<typename F::Scalar>>;
-  { f.keys(x) } -> std::convertible_to<Matrix<typename F::Scalar>>;
-  { f.backward(x, x, x) } -> std::convertible_to<Matrix<typename F::Scalar>>;
+  { f.queries(x) } -> detail::MatrixOf<typename F::Scalar>;
+  { f.keys(x) } -> detail::MatrixOf<typename F::Scalar>;
+  { f.backward(x, x, x) } -> detail::MatrixOf<typename F::Scalar>;
 };
 
 /// True if phi(x).phi(y) estimates exp(x.y), so that Normalization::none() scales by d^(-1/4). A map that does not

@@ -60,6 +60,7 @@ class ExponentialFeatures : public RandomFeatures<T> {
   // dx = sum_s s W^T (g_s o phi_s) - (g.phi) x
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
     this->check_backward(x, phi, dphi, this->input_dim(), output_dim());
+    if (x.rows() == 0) return x;
     const Index m = this->num_features();
     const Matrix<T> g = dphi.cwiseProduct(phi);  // (n,r)
     Matrix<T> z = g.leftCols(m);                 // (n,m)

@@ -46,6 +46,7 @@ class TrigonometricFeatures : public RandomFeatures<T> {
   // x, so dx = W^T (g_sin o phi_cos - g_cos o phi_sin) + (g.phi) x
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
     this->check_backward(x, phi, dphi, this->input_dim(), output_dim());
+    if (x.rows() == 0) return x;
     const Index m = this->num_features();
     const Matrix<T> z =
         dphi.leftCols(m).cwiseProduct(phi.rightCols(m)) - dphi.rightCols(m).cwiseProduct(phi.leftCols(m));  // (n,m)

@@ -7,8 +7,9 @@
 
 namespace nprf::fft {
 
-/// True if n has no prime factor above 7: the lengths that FFTs are fast at.
+/// True if n >= 1 has no prime factor above 7: the lengths that FFTs are fast at.
 constexpr bool is_smooth(Index n) {
+  if (n < 1) return false;
   for (Index prime : {2, 3, 5, 7})
     while (n % prime == 0) n /= prime;
   return n == 1;

@@ -46,7 +46,8 @@ class Normalization {
  private:
   explicit Normalization(double radius) : m_radius(radius) {}
 
-  // radius / |row|, free of overflow and underflow in |row|^2
+  // radius / |row|, free of overflow and underflow in |row|^2; at most T's maximum, so that a row of subnormals may
+  // stay shorter than the radius
   template <Real T>
   T row_factor(const Vector<T>& row) const {
     const T largest = row.size() == 0 ? T(0) : row.cwiseAbs().template maxCoeff<Eigen::PropagateNaN>();

@@ -14,19 +14,25 @@ namespace nprf {
 /// The bucket of a lag: one each for near lags, then logarithmic up to max_distance, then one for all that is farther.
 ///
 /// bidirectional: half of the buckets for keys at or before the query, half for keys after it. causal: all of them for
-/// keys at or before it, and lags > 0 count as 0. Source: Raffel et al. 2020, whose code takes the logarithm in fp32;
-/// this agrees with it for every lag.
+/// keys at or before it, and lags > 0 count as 0. Source: Raffel et al. 2020, whose code computes in fp32, as does
+/// this; where the exact quotient of logarithms is a bucket's boundary, the bucket hangs on the last bit of theirs.
+///
+/// Throws InvalidArgument unless there are at least 4 (bidirectional) or 2 (causal) buckets.
 inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index max_distance) {
+  const bool both = direction == Direction::bidirectional;
+  require(num_buckets >= (both ? 4 : 2), "num_buckets: expected at least ", both ? 4 : 2, ", got ", num_buckets);
   Index bucket = 0, distance = std::max<Index>(-lag, 0);
-  if (direction == Direction::bidirectional) {
+  if (both) {
     num_buckets /= 2;
     if (lag > 0) bucket = num_buckets;
     distance = lag < 0 ? -lag : lag;
   }
   const Index exact = num_buckets / 2;
   if (distance < exact) return bucket + distance;
-  const float ratio = std::log(static_cast<float>(distance) / static_cast<float>(exact)) /
-                      static_cast<float>(std::log(static_cast<double>(max_distance) / static_cast<double>(exact)));
+  // logarithms in double, then rounded: those of the platform's float library may be off by a bit
+  const auto log = [](double x) { return static_cast<float>(std::log(x)); };
+  const float ratio = log(static_cast<float>(distance) / static_cast<float>(exact)) /
+                      log(static_cast<double>(max_distance) / static_cast<double>(exact));
   const Index far = exact + static_cast<Index>(ratio * static_cast<float>(num_buckets - exact));
   return bucket + std::min(far, num_buckets - 1);
 }

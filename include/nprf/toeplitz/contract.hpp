@@ -31,6 +31,13 @@ Engine choose(const LagWeights<T>& lags, const ProductShape& shape) {
   return direct <= fft ? Engine::direct : Engine::fftw;
 }
 
+/// Throws InvalidArgument for an engine that this build does not have.
+inline void require_available(Engine engine) {
+  require(engine == Engine::automatic || engine == Engine::direct || (NPRF_USE_FFTW && engine == Engine::fftw),
+          "engine: expected automatic, ", NPRF_USE_FFTW ? "direct or fftw" : "or direct (built without FFTW)", ", got ",
+          name(engine));
+}
+
 namespace detail {
 
 template <class E, Real T>
@@ -55,15 +62,12 @@ std::size_t contract(Engine engine, const LagWeights<T>& lags, const MatrixView<
   const ProductShape shape = product_shape<T>(A, B, U);
   require(Y.rows() == shape.n_q && Y.cols() == shape.p, "Y: expected ", shape.n_q, " x ", shape.p, ", got ", Y.rows(),
           " x ", Y.cols());
-  switch (engine == Engine::automatic ? choose(lags, shape) : engine) {
-    case Engine::direct: return detail::run<DirectEngine<T>>(lags, shape, A, B, U, Y);
+  require_available(engine);
+  if (engine == Engine::automatic) engine = choose(lags, shape);
 #if NPRF_USE_FFTW
-    case Engine::fftw: return detail::run<FftwEngine<T>>(lags, shape, A, B, U, Y);
+  if (engine == Engine::fftw) return detail::run<FftwEngine<T>>(lags, shape, A, B, U, Y);
 #endif
-    default:
-      throw InvalidArgument(nprf::detail::sentence("engine: expected ", NPRF_USE_FFTW ? "direct or fftw" : "direct",
-                                                   ", got ", name(engine)));
-  }
+  return detail::run<DirectEngine<T>>(lags, shape, A, B, U, Y);
 }
 
 /// The same, with Y returned.

@@ -89,7 +89,7 @@ class FftwEngine {
       Vector<T> unit(columns);
       for (Index p = 0; p < columns; ++p) {
         unit[p] = power_of_two_above(U.col(p0 + p));
-        Ut.row(p) = U.col(p0 + p).transpose() / unit[p];
+        if (unit[p] > 0) Ut.row(p) = U.col(p0 + p).transpose() / unit[p];
       }
       for (Index p = 0; p < columns; p += 2)
         for (Index r = 0; r < A.cols(); ++r)
@@ -176,10 +176,12 @@ class FftwEngine {
     return Complex(static_cast<T>(std::cos(angle)), static_cast<T>(std::sin(angle)));
   }
 
+  // 0 for a column of zeros, so that it stays one beside a partner's rounding
   template <class Column>
   static T power_of_two_above(const Column& column) {
     const T largest = column.cwiseAbs().maxCoeff();
-    if (!(largest > 0) || !std::isfinite(largest)) return 1;
+    if (largest == 0) return 0;
+    if (!std::isfinite(largest)) return 1;
     int exponent;
     std::frexp(largest, &exponent);
     return std::ldexp(T(1), std::min(exponent, std::numeric_limits<T>::max_exponent - 1));

@@ -1,0 +1,708 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/attention/attention.hpp"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/reference/kernelized_attention.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr Index d = 3, m = 6;
+
+using Features = PositiveFeatures<double>;
+using Relative = RelativePosition<double>;
+using Held = HeldPosition<double>;
+
+Features features() { return orf<double>(d, m, 7); }
+Relative table(Index reach, std::uint64_t seed = 40) { return Relative(random_table<double>(reach, seed)); }
+
+// every engine and direction
+template <class Body>
+void for_each_kind(Body&& body) {
+  for (const Engine engine : engines())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      INFO(std::string(name(engine)) << (direction == Direction::causal ? " causal" : " bidirectional"));
+      body(AttentionOptions{.direction = direction, .engine = engine});
+    }
+}
+
+template <class F, class P>
+Matrix<double> run(const Attention<F, P>& attention, const Tokens<double>& x, Index offset = 0) {
+  return attention(x.q, x.k, x.v, {.offset = offset});
+}
+
+// two ways to the same y: the worst difference over what both may be off
+template <class F, class P>
+double difference(const Attention<F, P>& attention, const Tokens<double>& x, const Matrix<double>& got,
+                  const Matrix<double>& expected, Index offset = 0) {
+  const Engine engine = attention.options().engine;
+  return worst_ratio(got, expected, 2 * attention_tolerance(attention, engine, x, expected, offset));
+}
+
+}  // namespace
+
+TEST_CASE("values of 1 give 1", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    for (const Index n : {1, 2, 63, 130}) {
+      Tokens<double> x = random_tokens<double>(n, n, d, 3);
+      x.v.setOnes();
+      const Attention attention(features(), table(n), options);
+      CHECK(difference(attention, x, run(attention, x), x.v) <= 1);
+    }
+  });
+}
+
+TEST_CASE("a constant added to the bias changes nothing", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    const Index n = 70;
+    const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+    const Vector<double> b = random_table<double>(n, 41);  // multiples of 2^-10: the sums below are exact
+    const Matrix<double> y = run(Attention(features(), Relative(b), options), x);
+    for (const double constant : {1., -3.5, 1e6, -1e6})
+      CHECK(same_bits(run(Attention(features(), Relative((b.array() + constant).matrix()), options), x), y));
+  });
+}
+
+TEST_CASE("reversed tokens with a reversed bias give reversed rows", "[attention]") {
+  for (const Engine engine : engines())
+    for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{65, 65}, {20, 90}, {90, 20}})
+      for (const Index offset : {0, 4, -7}) {
+        const Tokens<double> x = random_tokens<double>(n_q, n_k, d, 2);
+        const Tokens<double> reversed{x.q.colwise().reverse(), x.k.colwise().reverse(), x.v.colwise().reverse()};
+        const Vector<double> b = random_table<double>(100, 42), mirrored = b.reverse();
+        const Attention forward(features(), Relative(b), {.engine = engine});
+        const Attention back(features(), Relative(mirrored), {.engine = engine});
+        const Matrix<double> y = run(forward, x, offset);
+        // lag j - i - offset becomes its negative: the other offset is n_k - n_q - offset
+        const Matrix<double> turned = run(back, reversed, n_k - n_q - offset).colwise().reverse();
+        INFO(std::string(name(engine)) << " n_q " << n_q << " n_k " << n_k << " offset " << offset);
+        CHECK(difference(forward, x, turned, y, offset) <= 1);
+      }
+}
+
+TEST_CASE("attention is linear in the values", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    const Index n = 80;
+    Tokens<double> x = random_tokens<double>(n, n, d, 3), other = x, sum = x;
+    other.v = normal<double>(n, 3, 43);
+    sum.v = 2 * x.v - 3 * other.v;
+    const Attention attention(features(), table(n), options);
+    const Matrix<double> expected = 2 * run(attention, x) - 3 * run(attention, other);
+    const Matrix<double> tolerance = 2 * attention_tolerance(attention, options.engine, x, run(attention, x)) +
+                                     3 * attention_tolerance(attention, options.engine, other, run(attention, other));
+    CHECK(worst_ratio(run(attention, sum), expected, 2 * tolerance) <= 1);
+  });
+}
+
+TEST_CASE("an impulse in the values returns a column of the attention matrix", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    const Index n_q = 40, n_k = 70;
+    Tokens<double> x = random_tokens<double>(n_q, n_k, d, 1);
+    const Attention attention(features(), table(20), options);
+    const Matrix<double> A = attention.query_features(x.q), B = attention.key_features(x.k);
+    Matrix<double> P = A * B.transpose();
+    for (Index i = 0; i < n_q; ++i)
+      for (Index j = 0; j < n_k; ++j)
+        P(i, j) *= options.direction == Direction::causal && j > i ? 0 : std::exp(attention.position().bias()[j - i]);
+    for (Index i = 0; i < n_q; ++i) P.row(i) /= P.row(i).sum();
+    for (const Index j : {Index{0}, Index{39}, Index{40}, n_k - 1}) {
+      x.v.setZero();
+      x.v(j, 0) = 1;
+      CHECK(difference(attention, x, run(attention, x), Matrix<double>(P.col(j))) <= 1);
+    }
+  });
+}
+
+TEST_CASE("the future leaves a causal past untouched", "[attention]") {
+  const Index n = 200, now = 131;
+  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+  Tokens<double> changed = x;
+  changed.q.bottomRows(n - now) *= -2;
+  changed.k.bottomRows(n - now) = 3 * normal<double>(n - now, d, 44);
+  changed.v.bottomRows(n - now) *= 1e3;
+  for (const Engine engine : engines()) {
+    const AttentionOptions options{.direction = Direction::causal, .engine = engine};
+    INFO(std::string(name(engine)));
+    // the factor that positive keys leave out is their maximum, the future's too: equal to rounding
+    const Attention positive(features(), table(n), options);
+    const Matrix<double> before = run(positive, x), after = run(positive, changed);
+    const Matrix<double> tolerance = attention_tolerance(positive, engine, changed, after);
+    CHECK(worst_ratio(after.topRows(now), before.topRows(now), 2 * tolerance.topRows(now)) <= 1);
+    CHECK(largest_row_error(after.middleRows(now, 1), before.middleRows(now, 1)) > 1e-3);
+    // elu's keys leave out nothing
+    const Attention elu(EluFeatures<double>(d), table(n), options);
+    if (engine == Engine::direct) CHECK(same_bits<double>(run(elu, changed).topRows(now), run(elu, x).topRows(now)));
+  }
+}
+
+TEST_CASE("row i of causal attention is the last row of attention over i + 1 tokens", "[attention]") {
+  const Index n = 140;
+  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+  for (const Engine engine : engines()) {
+    const Attention causal(features(), table(n), {.direction = Direction::causal, .engine = engine});
+    const Attention all(features(), table(n), {.engine = Engine::direct});
+    const Matrix<double> y = run(causal, x), tolerance = attention_tolerance(causal, engine, x, y);
+    for (const Index i : {0, 1, 2, 63, 64, 127, 128, 139}) {
+      const Tokens<double> past{x.q.topRows(i + 1), x.k.topRows(i + 1), x.v.topRows(i + 1)};
+      INFO(std::string(name(engine)) << " row " << i);
+      CHECK(worst_ratio(y.row(i), run(all, past).row(i), 2 * tolerance.row(i)) <= 1);
+    }
+  }
+}
+
+TEST_CASE("a query's row depends on no other query", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    const Index n = 90;
+    const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+    const Attention attention(features(), table(n), options);
+    const Matrix<double> y = run(attention, x), tolerance = attention_tolerance(attention, options.engine, x, y);
+    for (const Index i : {0, 40, 89}) {
+      const Tokens<double> one{x.q.row(i), x.k, x.v};
+      CHECK(worst_ratio(run(attention, one, i), y.row(i), 2 * tolerance.row(i)) <= 1);
+    }
+  });
+}
+
+TEST_CASE("without a position the order of the keys plays no part", "[attention]") {
+  const Index n = 66;
+  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+  const Tokens<double> reversed{x.q, x.k.colwise().reverse(), x.v.colwise().reverse()};
+  for (const Engine engine : engines()) {
+    const Attention attention(features(), NoPosition<double>(), {.engine = engine});
+    CHECK(difference(attention, x, run(attention, reversed), run(attention, x)) <= 1);
+  }
+}
+
+TEST_CASE("positive features average: every row lies among the values that it sees", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    Tokens<double> x = random_tokens<double>(100, 100, d, 2);
+    const Attention attention(features(), table(8), options);
+    const Matrix<double> y = run(attention, x), tolerance = attention_tolerance(attention, options.engine, x, y);
+    for (Index i = 0; i < 100; ++i) {
+      const Matrix<double> seen = x.v.topRows(options.direction == Direction::causal ? i + 1 : 100);
+      for (Index p = 0; p < 2; ++p) {
+        CHECK(y(i, p) <= seen.col(p).maxCoeff() + tolerance(i, p));
+        CHECK(y(i, p) >= seen.col(p).minCoeff() - tolerance(i, p));
+      }
+    }
+  });
+}
+
+TEST_CASE("rows of unit norm: the length of a query or a key plays no part, and zero rows are legal", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    const Tokens<double> x = random_tokens<double>(50, 60, d, 2);
+    const Attention attention(features(), table(60), options);
+    Tokens<double> longer = x;
+    for (Index i = 0; i < 50; ++i) longer.q.row(i) *= std::ldexp(1., static_cast<int>(i % 7) - 3);
+    for (Index j = 0; j < 60; ++j) longer.k.row(j) *= std::ldexp(1., static_cast<int>(j % 5) - 2);
+    CHECK(same_bits(run(attention, longer), run(attention, x)));
+
+    Tokens<double> zeros = x;
+    zeros.q.row(3).setZero();
+    zeros.k.row(0).setZero();
+    zeros.k.row(20).setZero();
+    const Matrix<double> twin = reference::kernelized_attention(attention, zeros.q, zeros.k, zeros.v);
+    CHECK(difference(attention, zeros, run(attention, zeros), twin) <= 1);
+  });
+}
+
+TEST_CASE("a bias of -infinity outside a band is a window", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    const Index n = 150, back = 5, ahead = 3;
+    const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+    Vector<double> b = random_table<double>(6, 45);  // lags -6..6, of which -5..3 are seen
+    b[0] = never;
+    b.tail(3).setConstant(never);
+    const Attention attention(features(), Relative(b), options);
+    const Matrix<double> A = attention.query_features(x.q), B = attention.key_features(x.k);
+    Matrix<double> y(n, 2);
+    for (Index i = 0; i < n; ++i) {
+      const Index first = std::max<Index>(i - back, 0);
+      const Index last = std::min(options.direction == Direction::causal ? i : i + ahead, n - 1);
+      Eigen::RowVectorXd numerator = Eigen::RowVectorXd::Zero(2);
+      double denominator = 0;
+      for (Index j = first; j <= last; ++j) {
+        const double w = A.row(i).dot(B.row(j)) * std::exp(b[j - i + 6]);
+        numerator += w * x.v.row(j);
+        denominator += w;
+      }
+      y.row(i) = numerator / denominator;
+    }
+    CHECK(difference(attention, x, run(attention, x), y) <= 1);
+  });
+}
+
+TEST_CASE("a table that is clipped is a table with its ends repeated", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    const Index n = 70;
+    const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+    const Vector<double> b = random_table<double>(4, 46);
+    Vector<double> repeated(2 * n + 1);
+    for (Index k = 0; k < repeated.size(); ++k) repeated[k] = b[std::clamp<Index>(k - n + 4, 0, 8)];
+    CHECK(same_bits(run(Attention(features(), Relative(b), options), x),
+                    run(Attention(features(), Relative(repeated), options), x)));
+  });
+}
+
+TEST_CASE("an offset gives the rows of more queries", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    const Index n_k = 100;
+    const Attention attention(features(), table(150), options);
+    for (const Index offset : {1, 5, 64, 99, 120}) {
+      const Tokens<double> all = random_tokens<double>(offset + 30, n_k, d, 2);
+      const Tokens<double> last{all.q.bottomRows(30), all.k, all.v};
+      const Matrix<double> y = run(attention, all);
+      const Matrix<double> tolerance = attention_tolerance(attention, options.engine, all, y);
+      INFO("offset " << offset);
+      CHECK(worst_ratio(run(attention, last, offset), y.bottomRows(30), 2 * tolerance.bottomRows(30)) <= 1);
+    }
+  });
+}
+
+TEST_CASE("an offset moves the bias: causal or not, forwards or backwards", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    const Index n_q = 40, n_k = 60;
+    const Tokens<double> x = random_tokens<double>(n_q, n_k, d, 2);
+    const Vector<double> b = random_table<double>(130, 47);
+    for (const Index offset : {0, 1, 17, 59, -1, -17, -38}) {
+      // b'[lag + offset] = b[lag], and -infinity for the future
+      LagBias<double> moved{-130 + offset, b, 0, 0};
+      if (options.direction == Direction::causal) moved.table.tail(130).setConstant(never);
+      const Attention attention(features(), Relative(b), options);
+      const Attention by_bias(features(), Held{moved}, {.engine = options.engine});
+      Report report, report_by_bias;
+      const Matrix<double> y = attention(x.q, x.k, x.v, {.offset = offset, .report = &report});
+      const Matrix<double> expected = by_bias(x.q, x.k, x.v, {.report = &report_by_bias});
+      INFO("offset " << offset);
+      CHECK(difference(attention, x, y, expected, offset) <= 1);
+      CHECK(report.empty_rows == report_by_bias.empty_rows);
+      const Index blind = options.direction == Direction::causal && offset < 0 ? -offset : 0;
+      CHECK(report.empty_rows == blind);
+      CHECK(y.topRows(blind).isZero(0));
+      CHECK(difference(attention, x, y, reference::kernelized_attention(attention, x.q, x.k, x.v, offset), offset) <=
+            1);
+    }
+  });
+}
+
+TEST_CASE("queries that stand before or after all keys", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(20, 30, d, 2);
+  for_each_kind([&](const AttentionOptions& options) {
+    const Attention attention(features(), table(3), options);
+    for (const Index offset : {-1000, -20, 30, 1000, 1000000000}) {
+      Report report;
+      const Matrix<double> y = attention(x.q, x.k, x.v, {.offset = offset, .report = &report});
+      const bool blind = options.direction == Direction::causal && offset < 0;
+      INFO("offset " << offset);
+      CHECK(report.empty_rows == (blind ? 20 : 0));
+      CHECK(difference(attention, x, y, reference::kernelized_attention(attention, x.q, x.k, x.v, offset), offset) <=
+            1);
+      if (blind) CHECK(y.isZero(0));
+    }
+  });
+}
+
+TEST_CASE("empty inputs give empty or zero rows", "[attention]") {
+  for_each_kind([](const AttentionOptions& options) {
+    const Attention attention(features(), table(3), options);
+    Report report;
+    report.repaired_rows = 99;
+    const CallOptions call{.report = &report};
+    CHECK(attention(Matrix<double>(0, d), normal<double>(5, d, 1), normal<double>(5, 2, 2), call).rows() == 0);
+    CHECK(report.empty_rows == 0);
+    CHECK(report.repaired_rows == 0);
+    const Matrix<double> none = attention(normal<double>(4, d, 1), Matrix<double>(0, d), Matrix<double>(0, 2), call);
+    CHECK(same_bits<double>(none, Matrix<double>::Zero(4, 2)));
+    CHECK(report.empty_rows == 4);
+    CHECK(attention(Matrix<double>(0, d), Matrix<double>(0, d), Matrix<double>(0, 2), call).rows() == 0);
+    CHECK(report.empty_rows == 0);
+    const Matrix<double> narrow =
+        attention(normal<double>(4, d, 1), normal<double>(5, d, 2), Matrix<double>(5, 0), call);
+    CHECK(narrow.rows() == 4);
+    CHECK(narrow.cols() == 0);
+    CHECK(report.empty_rows == 0);
+    CHECK(report.engine == options.engine);
+  });
+}
+
+TEST_CASE("rows that see no key are zero and counted", "[attention]") {
+  const Index n = 40;
+  for_each_kind([&](const AttentionOptions& options) {
+    const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+    Report report;
+    const CallOptions call{.report = &report};
+
+    const Attention blind(features(), Relative(Vector<double>::Constant(1, never)), options);
+    CHECK(same_bits<double>(blind(x.q, x.k, x.v, call), Matrix<double>::Zero(n, 2)));
+    CHECK(report.empty_rows == n);
+    CHECK(report.indefinite_rows == 0);
+    CHECK(report.repaired_rows == 0);
+
+    // only what is 7 to 9 tokens back: queries 0..6 see nothing
+    Vector<double> b = Vector<double>::Constant(21, never);
+    b.segment(1, 3) << 0.5, -1, 2;
+    const Attention far(features(), Relative(b), options);
+    const Matrix<double> y = far(x.q, x.k, x.v, call);
+    CHECK(report.empty_rows == 7);
+    CHECK(y.topRows(7).isZero(0));
+    CHECK(difference(far, x, y, reference::kernelized_attention(far, x.q, x.k, x.v)) <= 1);
+
+    // signed features too, whose rounding could have either sign
+    const Attention waves(trf<double>(d, m, 7), Relative(b), options);
+    CHECK(waves(x.q, x.k, x.v, call).topRows(7).isZero(0));
+    CHECK(report.empty_rows == 7);
+  });
+}
+
+TEST_CASE("rows lost to underflow are repaired, and there is no NaN", "[attention]") {
+  const Index n = 2048;
+  const Tokens<float> x = random_tokens<float>(n, n, d, 2);
+  for (const Engine engine : engines()) {
+    const Attention attention(orf<float>(d, m, 7), AlibiPosition<float>(-0.1f),
+                              {.direction = Direction::causal, .engine = engine});
+    Report report;
+    const Matrix<float> y = attention(x.q, x.k, x.v, {.report = &report});
+    INFO(std::string(name(engine)));
+    CHECK(y.allFinite());
+    CHECK(report.repaired_rows > 100);
+    CHECK(report.empty_rows == 0);
+    if (engine != Engine::direct) continue;
+    // e^-0.1(n-1-i) < 2^-150 for i < 1007
+    CHECK(report.repaired_rows >= 1000);
+    const double tolerance = 16 * epsilon<float>;  // a row in double over features in float
+    for (const Index i : {0, 1, 2, 500, 1000}) {
+      const Tokens<float> row{x.q.row(i), x.k, x.v};
+      const Matrix<float> twin = reference::kernelized_attention(attention, row.q, row.k, row.v, i);
+      INFO("row " << i);
+      CHECK(worst_ratio(y.row(i), twin, tolerance) <= 1);
+    }
+  }
+}
+
+TEST_CASE("a repaired row has its own place, side and maximum", "[attention]") {
+  // 50 a token back, 30 a token ahead: a row's weights are e^-50 of the next row's, and below min / eps = e^-672, which
+  // is the 14th row from the last, too small to keep
+  const Index n = 60;
+  const LagBias<double> steep{0, Vector<double>::Zero(1), 50, 30};
+  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Index offset : {0, 5, -5}) {
+      const Attention attention(features(), Held{steep}, {.direction = direction, .engine = Engine::direct});
+      Report report;
+      const Matrix<double> y = attention(x.q, x.k, x.v, {.offset = offset, .report = &report});
+      const Matrix<double> twin = reference::kernelized_attention(attention, x.q, x.k, x.v, offset);
+      INFO("offset " << offset << (direction == Direction::causal ? " causal" : ""));
+      // values are at most 4, features are the same
+      CHECK(worst_ratio(y, twin, 4 * direct_growth<double>(m, n)) <= 1);
+      CHECK(report.empty_rows == (direction == Direction::causal && offset < 0 ? -offset : 0));
+      CHECK(report.repaired_rows == n - 14 - report.empty_rows);
+    }
+}
+
+TEST_CASE("features of both signs report the rows whose denominator is not positive", "[attention]") {
+  const Index n = 60;
+  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+  for_each_kind([&](AttentionOptions options) {
+    options.normalization = Normalization::unit(4);  // where trigonometric features explode
+    const Attention attention(trf<double>(d, 2, 7), table(n), options);
+    const Matrix<double> A = attention.query_features(x.q), B = attention.key_features(x.k);
+    Index negative = 0;
+    for (Index i = 0; i < n; ++i) {
+      double D = 0;
+      for (Index j = 0; j < (options.direction == Direction::causal ? i + 1 : n); ++j)
+        D += A.row(i).dot(B.row(j)) * std::exp(attention.position().bias()[j - i]);
+      negative += D <= 0;
+    }
+    Report report;
+    const Matrix<double> y = attention(x.q, x.k, x.v, {.report = &report});
+    CHECK(negative > 0);
+    CHECK(report.indefinite_rows == negative);
+    CHECK(report.repaired_rows == 0);
+    const Matrix<double> twin = reference::kernelized_attention(attention, x.q, x.k, x.v);
+    CHECK(difference(attention, x, y, twin) <= 1);
+  });
+}
+
+TEST_CASE("a report says what a call did", "[attention]") {
+  const Index n = 50;
+  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+  for_each_kind([&](const AttentionOptions& options) {
+    Report report;
+    report.engine = Engine::grid;
+    report.indefinite_rows = report.repaired_rows = report.empty_rows = 99;
+    const Attention attention(features(), table(n), options);
+    attention(x.q, x.k, x.v, {.report = &report});
+    CHECK(report.engine == options.engine);
+    CHECK(report.indefinite_rows == 0);
+    CHECK(report.repaired_rows == 0);
+    CHECK(report.empty_rows == 0);
+    // at least the features of queries and keys, and the product
+    CHECK(report.workspace_bytes >= sizeof(double) * static_cast<std::size_t>(2 * n * m + n * 3));
+  });
+  Report report;
+  Attention(features(), table(n))(x.q.topRows(5), x.k.topRows(5), x.v.topRows(5), {.report = &report});
+  CHECK(report.engine == Engine::direct);
+}
+
+TEST_CASE("automatic takes the FFT for many tokens, and direct for causal attention", "[attention]") {
+  const Index n = 3000;
+  const Tokens<double> x = random_tokens<double>(n, n, d, 1);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    const Attention attention(orf<double>(d, 1, 7), table(n), {.direction = direction});
+    Report report;
+    const Matrix<double> y = attention(x.q, x.k, x.v, {.report = &report});
+    CHECK(report.engine == (direction == Direction::causal || !NPRF_USE_FFTW ? Engine::direct : Engine::fftw));
+    // N(0,1) biases over 3000 tokens: no denominator is below a thousandth of the largest
+    for (const Index i : {0, 1, 1023, 1500, 2998, 2999}) {
+      const Tokens<double> row{x.q.row(i), x.k, x.v};
+      INFO("row " << i);
+      const Matrix<double> twin = reference::kernelized_attention(attention, row.q, row.k, row.v, i);
+      CHECK(worst_ratio(y.row(i), twin, 1e4 * epsilon<double>) <= 1);
+    }
+  }
+}
+
+TEST_CASE("an engine that this build does not have is refused by name", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(5, 5, d, 2);
+  for (const Engine engine : {Engine::lanes, Engine::block_causal, Engine::banded, Engine::recurrence, Engine::grid})
+    check_invalid([&] { run(Attention(features(), table(3), {.engine = engine}), x); }, {"engine", name(engine)});
+}
+
+TEST_CASE("a wrong shape is refused: the argument, what was expected and what came", "[attention]") {
+  const Attention attention(features(), table(3));
+  const auto matrix = [](Index rows, Index cols) { return normal<double>(rows, cols, 1); };
+  check_invalid([&] { attention(matrix(5, 4), matrix(6, 4), matrix(6, 2)); }, {"queries", "3 columns", "got 4"});
+  check_invalid([&] { attention(matrix(5, 3), matrix(6, 2), matrix(6, 2)); }, {"keys", "3 columns", "got 2"});
+  check_invalid([&] { attention(matrix(5, 3), matrix(6, 3), matrix(7, 2)); }, {"values", "6 rows", "got 7"});
+  // also where there is nothing to compute
+  check_invalid([&] { attention(matrix(0, 4), matrix(0, 4), matrix(0, 2)); }, {"queries", "3 columns", "got 4"});
+  check_invalid([&] { attention(matrix(5, 3), matrix(0, 3), matrix(7, 2)); }, {"values", "0 rows", "got 7"});
+}
+
+TEST_CASE("row-major matrices, maps and blocks are viewed in place", "[attention]") {
+  const Matrix<float> x = normal<float>(10, 8, 1);
+  std::vector<float> memory(200, 1.f);
+  const Eigen::Map<const Matrix<float>> map(memory.data() + 1, 7, 5);
+  const Eigen::Map<const Matrix<float>, 0, Eigen::OuterStride<>> strided(memory.data() + 3, 7, 5,
+                                                                         Eigen::OuterStride<>(9));
+  CHECK(MatrixView<float>(x).data() == x.data());
+  CHECK(MatrixView<float>(map).data() == map.data());
+  CHECK(MatrixView<float>(strided).data() == strided.data());
+  CHECK(MatrixView<float>(strided).outerStride() == 9);
+  CHECK(MatrixView<float>(x.block(2, 3, 4, 5)).data() == &x(2, 3));
+  CHECK(MatrixView<float>(x.middleRows(2, 3)).data() == &x(2, 0));
+  const Eigen::MatrixXf columns = x;
+  CHECK(MatrixView<float>(columns).data() != columns.data());
+}
+
+TEST_CASE("the bits do not depend on how the inputs lie in memory", "[attention]") {
+  using Strided = Eigen::Map<Matrix<double>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
+  const Index n = 75, d_v = 3;
+  const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
+  const Eigen::MatrixXd q = x.q, k = x.k, v = x.v;  // column-major
+  Matrix<double> wide = normal<double>(n + 2, 20, 9);
+  wide.block(1, 1, n, d) = x.q;
+  wide.block(2, 5, n, d) = x.k;
+  wide.block(0, 11, n, d_v) = x.v;
+  const Matrix<double>& read_only = wide;
+  std::vector<double> memory(static_cast<std::size_t>(6 * n * (d + d_v) + 9));
+  const Strided q_strided(memory.data() + 1, n, d, {2 * d + 1, 2}),
+      v_strided(memory.data() + 4 * n * d, n, d_v, {2 * d_v, 2});
+  Strided(memory.data() + 1, n, d, {2 * d + 1, 2}) = x.q;
+  Strided(memory.data() + 4 * n * d, n, d_v, {2 * d_v, 2}) = x.v;
+
+  const auto check = [&](const auto& attention) {
+    const Matrix<double> y = run(attention, x);
+    CHECK(same_bits(attention(q, k, v), y));
+    CHECK(same_bits(attention(read_only.block(1, 1, n, d), read_only.block(2, 5, n, d), read_only.block(0, 11, n, d_v)),
+                    y));
+    CHECK(same_bits(attention(q_strided, x.k, v_strided), y));
+    // maps that start at every place of a 64-byte line
+    for (Index shift = 0; shift < 8; ++shift) {
+      std::vector<double> q_memory(static_cast<std::size_t>(n * d + 8)), k_memory = q_memory;
+      std::vector<double> v_memory(static_cast<std::size_t>(n * d_v + 8));
+      Eigen::Map<Matrix<double>> q_map(q_memory.data() + shift, n, d), k_map(k_memory.data() + shift, n, d),
+          v_map(v_memory.data() + shift, n, d_v);
+      q_map = x.q;
+      k_map = x.k;
+      v_map = x.v;
+      INFO("shift " << shift);
+      CHECK(same_bits(attention(q_map, k_map, v_map), y));
+    }
+    // one column of values, as a vector, or cut out of a matrix
+    const Matrix<double> column = x.v.col(1);
+    const Vector<double> vector = x.v.col(1);
+    const Matrix<double> single = attention(x.q, x.k, column);
+    CHECK(same_bits(attention(x.q, x.k, vector), single));
+    CHECK(same_bits(attention(x.q, x.k, x.v.col(1)), single));
+    CHECK(same_bits(attention(x.q, x.k, v.col(1)), single));
+  };
+  for_each_kind([&](const AttentionOptions& options) {
+    check(Attention(features(), table(n), options));
+    if (options.direction == Direction::causal) check(Attention(EluFeatures<double>(d), table(n), options));
+  });
+}
+
+namespace {
+
+// the smallest map and position that a user may write
+struct Squares {
+  using Scalar = double;
+  Index input_dim() const { return d; }
+  Index output_dim() const { return d; }
+  Matrix<double> queries(const MatrixView<double>& x) const { return x.array().square(); }
+  Matrix<double> keys(const MatrixView<double>& x) const { return x.array().square() + 1; }
+  Matrix<double> backward(const MatrixView<double>& x, const MatrixView<double>&,
+                          const MatrixView<double>& dphi) const {
+    return 2 * x.cwiseProduct(dphi);
+  }
+};
+
+struct Nearest {
+  using Scalar = double;
+  LagBias<double> bias() const { return {-1, Vector<double>::LinSpaced(3, 0, 2), -1, -0.5}; }
+};
+
+struct Wrong : Squares {
+  Matrix<double> queries(const MatrixView<double>& x) const { return normal<double>(x.rows() + extra_rows, d, 1); }
+  Matrix<double> keys(const MatrixView<double>& x) const { return normal<double>(x.rows(), d + extra_columns, 1); }
+  Index extra_rows = 0, extra_columns = 0;
+};
+
+}  // namespace
+
+TEST_CASE("a user's own feature map and position", "[attention]") {
+  for_each_kind([](AttentionOptions options) {
+    for (const Normalization& normalization : {Normalization::unit(2), Normalization::none()}) {
+      options.normalization = normalization;
+      const Index n = 60;
+      const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+      const Attention attention(Squares{}, Nearest{}, options);
+      Matrix<double> y(n, 2);
+      for (Index i = 0; i < n; ++i) {
+        Eigen::RowVectorXd numerator = Eigen::RowVectorXd::Zero(2);
+        double denominator = 0;
+        for (Index j = 0; j < (options.direction == Direction::causal ? i + 1 : n); ++j) {
+          const double lag = static_cast<double>(j - i);
+          const double b = lag < -1 ? lag + 1 : lag > 1 ? 2 - 0.5 * (lag - 1) : lag + 1;
+          const double root = std::pow(d, -0.25);
+          const double a = normalization.is_unit() ? 2 / x.q.row(i).norm() : root;
+          const double c = normalization.is_unit() ? 2 / x.k.row(j).norm() : root;
+          const double w =
+              (a * x.q.row(i)).array().square().matrix().dot(((c * x.k.row(j)).array().square() + 1).matrix()) *
+              std::exp(b);
+          numerator += w * x.v.row(j);
+          denominator += w;
+        }
+        y.row(i) = numerator / denominator;
+      }
+      CHECK(difference(attention, x, run(attention, x), y) <= 1);
+    }
+  });
+}
+
+TEST_CASE("a feature map that returns a wrong shape is refused", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(5, 6, d, 2);
+  Wrong rows, columns;
+  rows.extra_rows = 1;
+  columns.extra_columns = -1;
+  check_invalid([&] { run(Attention(rows, table(3)), x); }, {"feature map", "5 x 3", "got 6 x 3"});
+  check_invalid([&] { run(Attention(columns, table(3)), x); }, {"feature map", "6 x 3", "got 6 x 2"});
+}
+
+TEST_CASE("eight threads share one attention", "[attention]") {
+  const auto check = [](const auto& attention) {
+    using T = typename std::decay_t<decltype(attention)>::Scalar;
+    const auto work = [&](Index t) {
+      const Tokens<T> x = random_tokens<T>(150 + 97 * t, 200 + 61 * t, d, 2, static_cast<std::uint64_t>(t));
+      return attention(x.q, x.k, x.v);
+    };
+    std::vector<Matrix<T>> together(8);
+    std::vector<std::thread> threads;
+    for (Index t = 0; t < 8; ++t)
+      threads.emplace_back([&, t] {
+        for (int round = 0; round < 3; ++round) together[static_cast<std::size_t>(t)] = work(t);
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (Index t = 0; t < 8; ++t) {
+      INFO("thread " << t);
+      CHECK(same_bits(together[static_cast<std::size_t>(t)], work(t)));
+    }
+  };
+  for (const Engine engine : engines()) {
+    check(Attention(features(), table(50), {.engine = engine}));
+    check(Attention(orf<float>(d, m, 7), AlibiPosition<float>(0.01f), {.engine = engine}));
+  }
+}
+
+namespace {
+
+struct Undeclared {  // positive features that do not say so
+  using Scalar = float;
+  Index input_dim() const { return d; }
+  Index output_dim() const { return d; }
+  Matrix<float> queries(const MatrixView<float>& x) const { return x.array().square() + 1; }
+  Matrix<float> keys(const MatrixView<float>& x) const { return x.array().square() + 1; }
+  Matrix<float> backward(const MatrixView<float>& x, const MatrixView<float>&, const MatrixView<float>& dphi) const {
+    return 2 * x.cwiseProduct(dphi);
+  }
+};
+}  // namespace
+
+TEST_CASE("weights that underflow: each row is as accurate as if it were alone", "[attention]") {
+  // a bias that rises by 0.1 with each token of distance: the first rows' weights are e^-200 of the last row's, and
+  // those around row 1100 lie where floats have no digits left
+  const Index n = 2048;
+  const Tokens<float> x = random_tokens<float>(n, n, d, 2);
+  const auto check = [&](const char* map, const auto& features) {
+    const Attention attention(features, AlibiPosition<float>(-0.1f),
+                              {.direction = Direction::causal, .engine = Engine::direct});
+    Report report;
+    const Matrix<float> y = attention(x.q, x.k, x.v, {.report = &report});
+    CHECK(report.repaired_rows >= 1000);
+    for (Index i = 0; i<n; i += i> 950 && i < 1250 ? 1 : 97) {
+      const Tokens<float> row{x.q.row(i), x.k, x.v};
+      const Matrix<float> twin = reference::kernelized_attention(attention, row.q, row.k, row.v, i);
+      // the row alone: its weights are relative to their own maximum, and its tolerance knows of its cancellation
+      const Matrix<double> tolerance = attention_tolerance(attention, Engine::direct, row, twin, i);
+      INFO(map << ", row " << i);
+      CHECK(worst_ratio(y.row(i), twin, 2 * tolerance) <= 1);
+    }
+  };
+  check("prf", orf<float>(d, 6, 7));
+  check("trf", trf<float>(d, 6, 7));
+  check("a user's", Undeclared());
+}
+
+TEST_CASE("causal attention keeps its early rows with an offset too", "[attention]") {
+  // N(0, 3^2) biases over 4096 tokens: a denominator of the first rows may be 1e-6 of the last rows'
+  const Index n = 4096;
+  const Tokens<float> x = random_tokens<float>(n, n, d, 2);
+  const RelativePosition<float> position(3 * normal_vector<float>(2 * n + 1, 5));
+  for (const Index offset : {0, 1, 30}) {
+    const Attention attention(orf<float>(d, 2, 7), position, {.direction = Direction::causal});
+    const Matrix<float> y = attention(x.q, x.k, x.v, {.offset = offset});
+    for (const Index i : {0, 1, 2, 3, 10, 100, 1000, 4095}) {
+      const Tokens<float> row{x.q.row(i), x.k, x.v};
+      const Matrix<float> twin = reference::kernelized_attention(attention, row.q, row.k, row.v, i + offset);
+      INFO("offset " << offset << " row " << i);
+      CHECK(largest_row_error(y.row(i), twin) <= 1e-4);  // the tolerance of design.md for float
+    }
+  }
+}

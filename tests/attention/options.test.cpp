@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/attention/options.hpp"
+
+#include <cmath>
+
+#include "support/catch.hpp"
+
+using namespace nprf;
+
+TEST_CASE("attention is bidirectional over rows of norm 1 unless it is told otherwise", "[attention]") {
+  const AttentionOptions options;
+  CHECK(options.direction == Direction::bidirectional);
+  CHECK(options.normalization.is_unit());
+  CHECK(options.normalization.radius() == 1);
+  CHECK(options.engine == Engine::automatic);
+}
+
+TEST_CASE("options are set by name, in the order of their declaration", "[attention]") {
+  const AttentionOptions options{
+      .direction = Direction::causal, .normalization = Normalization::none(), .engine = Engine::direct};
+  CHECK(options.direction == Direction::causal);
+  CHECK(!options.normalization.is_unit());
+  CHECK(options.engine == Engine::direct);
+
+  Report report;
+  const CallOptions call{.offset = 3, .report = &report};
+  CHECK(call.offset == 3);
+  CHECK(call.report == &report);
+}
+
+TEST_CASE("a call without options starts at position 0 and reports to nobody", "[attention]") {
+  CHECK(CallOptions{}.offset == 0);
+  CHECK(CallOptions{}.report == nullptr);
+}
+
+TEST_CASE("a report that nobody filled in claims nothing", "[attention]") {
+  const Report report;
+  CHECK(report.engine == Engine::automatic);
+  CHECK(report.repaired_rows == 0);
+  CHECK(report.indefinite_rows == 0);
+  CHECK(report.empty_rows == 0);
+  CHECK(std::isinf(report.error_bound));
+  CHECK(report.workspace_bytes == 0);
+}

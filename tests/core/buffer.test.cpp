@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/core/buffer.hpp"
+
+#include <complex>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "support/catch.hpp"
+
+using namespace nprf;
+
+static_assert(!std::is_copy_constructible_v<Buffer<float>>);
+static_assert(std::is_nothrow_move_constructible_v<Buffer<float>>);
+
+TEMPLATE_TEST_CASE("a buffer is aligned to 64 bytes and all of it can be written", "[core]", char, float, double,
+                   std::complex<double>) {
+  std::vector<Buffer<TestType>> buffers;  // kept, so that no two share their place
+  for (Index size = 1; size <= 100; ++size) {
+    Buffer<TestType>& buffer = buffers.emplace_back(size);
+    REQUIRE(buffer.data() != nullptr);
+    CHECK(reinterpret_cast<std::uintptr_t>(buffer.data()) % 64 == 0);
+    for (Index i = 0; i < size; ++i) buffer.data()[i] = TestType(1);
+  }
+  Index ones = 0;
+  for (Index size = 1; size <= 100; ++size)
+    for (Index i = 0; i < size; ++i)
+      ones += std::as_const(buffers[static_cast<std::size_t>(size - 1)]).data()[i] == TestType(1) ? 1 : 0;
+  CHECK(ones == 5050);
+}
+
+TEST_CASE("a buffer moves without its scalars moving", "[core]") {
+  Buffer<double> first(8);
+  double* const data = first.data();
+  Buffer<double> second = std::move(first);
+  CHECK(second.data() == data);
+  CHECK(first.data() == nullptr);
+  CHECK(Buffer<double>().data() == nullptr);
+  CHECK_NOTHROW(Buffer<double>(0));
+}
+
+TEST_CASE("a buffer's size that overflows is refused", "[core]") {
+  constexpr Index most = std::numeric_limits<Index>::max();
+  CHECK_THROWS_AS(Buffer<double>(most), std::length_error);
+  CHECK_THROWS_AS(Buffer<double>(most / 4 + 1), std::length_error);
+  CHECK_THROWS_AS(Buffer<std::complex<double>>(most / 8 + 1), std::length_error);
+  CHECK_THROWS_AS(Buffer<char>(-1), std::length_error);
+  CHECK_THROWS_AS(Buffer<double>(std::numeric_limits<Index>::min()), std::length_error);
+}

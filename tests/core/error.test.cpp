@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/core/error.hpp"
+
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+
+static_assert(std::is_base_of_v<std::invalid_argument, InvalidArgument>);
+static_assert(std::is_base_of_v<std::runtime_error, BackendError>);
+static_assert(!std::is_base_of_v<InvalidArgument, BackendError>);
+
+TEST_CASE("a requirement that holds says nothing", "[core]") {
+  CHECK_NOTHROW(require(true, "k: expected ", 3, " rows, got ", 4));
+}
+
+TEST_CASE("a requirement that fails throws its parts as one sentence", "[core]") {
+  std::string message;
+  try {
+    require(false, "k: expected ", 3, " rows, got ", 4.5, std::string(", that is"), ' ', "not ", true);
+  } catch (const InvalidArgument& error) {
+    message = error.what();
+  }
+  CHECK(message == "k: expected 3 rows, got 4.5, that is not 1");
+  test::check_invalid([] { require(false, "k: expected ", 3); }, {"k", "3"});
+}
+
+TEST_CASE("errors are caught as the standard's own", "[core]") {
+  CHECK_THROWS_AS(require(false, "x"), std::invalid_argument);
+  CHECK_THROWS_AS(require(false, "x"), std::logic_error);
+  CHECK_THROWS_AS(throw BackendError("FFTW"), std::runtime_error);
+}

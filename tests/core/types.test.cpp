@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/core/types.hpp"
+
+#include <concepts>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "support/catch.hpp"
+
+using namespace nprf;
+
+static_assert(Real<float> && Real<double>);
+static_assert(!Real<long double> && !Real<int> && !Real<const float>);
+static_assert(std::convertible_to<Matrix<float>, MatrixView<float>>);
+static_assert(!std::convertible_to<Matrix<double>, MatrixView<float>>, "a view never changes the scalar");
+static_assert(!std::convertible_to<const Matrix<float>&, MatrixRef<float>>, "what is const is not written to");
+
+namespace {
+
+template <class T>
+const T* data_seen(const MatrixView<T>& view) {
+  return view.data();
+}
+
+template <class T>
+Matrix<T> counted(Index rows, Index cols) {
+  Matrix<T> x(rows, cols);
+  for (Index i = 0; i < x.size(); ++i) x.data()[i] = static_cast<T>(i);
+  return x;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("the scalars of a token lie side by side", "[core]", float, double) {
+  const Matrix<TestType> x = counted<TestType>(3, 4);
+  CHECK(x(0, 1) == 1);
+  CHECK(x(1, 0) == 4);
+}
+
+TEMPLATE_TEST_CASE("a view of a row-major matrix, map or block copies nothing", "[core]", float, double) {
+  using T = TestType;
+  const Matrix<T> x = counted<T>(5, 7);
+  CHECK(data_seen<T>(x) == x.data());
+  CHECK(data_seen<T>(x.middleRows(1, 3)) == &x(1, 0));
+  CHECK(data_seen<T>(x.block(2, 3, 2, 4)) == &x(2, 3));
+  CHECK(data_seen<T>(x.middleCols(2, 1)) == &x(0, 2));
+  CHECK(data_seen<T>(Eigen::Map<const Matrix<T>>(x.data(), 7, 5)) == x.data());
+  using Strided = Eigen::Map<const Matrix<T>, 0, Eigen::OuterStride<>>;
+  CHECK(data_seen<T>(Strided(x.data(), 2, 3, Eigen::OuterStride<>(14))) == x.data());
+
+  const MatrixView<T> block = x.block(2, 3, 2, 4);
+  CHECK(block.rows() == 2);
+  CHECK(block.cols() == 4);
+  CHECK(block.outerStride() == 7);
+  CHECK(block(1, 3) == x(3, 6));
+}
+
+TEMPLATE_TEST_CASE("a view of anything else holds its values", "[core]", float, double) {
+  using T = TestType;
+  const Matrix<T> x = counted<T>(5, 7);
+  const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic> column_major = x;
+  const auto check = [&](const MatrixView<T>& view) {
+    CHECK(view.innerStride() == 1);
+    CHECK(view == x);
+  };
+  check(column_major);
+  check(x.transpose().eval().transpose());
+  check(T(2) * x - x);
+}
+
+TEMPLATE_TEST_CASE("a writable view writes into the caller's block", "[core]", float, double) {
+  using T = TestType;
+  Matrix<T> x = Matrix<T>::Zero(4, 5);
+  const auto fill = [](MatrixRef<T> y) { y.setOnes(); };
+  fill(x.block(1, 2, 2, 3));
+  CHECK(x.sum() == 6);
+  CHECK(x.block(1, 2, 2, 3).minCoeff() == 1);
+}
+
+TEST_CASE("every engine has the name that it has in the code", "[core]") {
+  const std::vector<std::pair<Engine, std::string>> names{
+      {Engine::automatic, "automatic"}, {Engine::direct, "direct"},        {Engine::fftw, "fftw"},
+      {Engine::lanes, "lanes"},         {Engine::banded, "banded"},        {Engine::block_causal, "block_causal"},
+      {Engine::grid, "grid"},           {Engine::recurrence, "recurrence"}};
+  std::set<std::string_view> different;
+  for (const auto& [engine, expected] : names) {
+    CHECK(std::string(name(engine)) == expected);
+    different.insert(name(engine));
+  }
+  CHECK(different.size() == names.size());
+  CHECK(std::string(name(static_cast<Engine>(1000))) == "unknown");
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/feature_map/elu.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "feature_map/check_backward.hpp"
+#include "nprf/feature_map/feature_map.hpp"
+#include "support/catch.hpp"
+#include "support/error.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using test::epsilon;
+
+static_assert(FeatureMap<EluFeatures<float>> && FeatureMap<EluFeatures<double>>);
+static_assert(is_positive<EluFeatures<float>>());
+static_assert(!estimates_exp<EluFeatures<float>>(), "its kernel is its own");
+
+TEMPLATE_TEST_CASE("elu(x) + 1 is x + 1 above zero and exp(x) below", "[feature_map]", float, double) {
+  using T = TestType;
+  const EluFeatures<T> features(7);
+  CHECK(features.input_dim() == 7);
+  CHECK(features.output_dim() == 7);
+  Matrix<T> x(2, 7);
+  x << T(0), T(0.5), T(3), T(1e10), T(-0.5), T(-3), T(-50),  //
+      T(-0.0), T(1), T(-1), T(2), T(-2), std::numeric_limits<T>::infinity(), -std::numeric_limits<T>::infinity();
+  const Matrix<T> phi = features.queries(x);
+  REQUIRE(phi.rows() == 2);
+  REQUIRE(phi.cols() == 7);
+  for (Index i = 0; i < x.size(); ++i) {
+    const double t = static_cast<double>(x.data()[i]);
+    const double expected = t > 0 ? t + 1 : std::exp(t);
+    INFO("x " << t);
+    if (std::isfinite(t))
+      CHECK(std::abs(static_cast<double>(phi.data()[i]) - expected) <= 2 * epsilon<T> * expected);
+    else
+      CHECK(static_cast<double>(phi.data()[i]) == expected);
+  }
+  CHECK(phi(0, 0) == 1);  // both halves meet in 1
+  CHECK(features.keys(x) == phi);
+}
+
+TEST_CASE("elu: a NaN stays a NaN", "[feature_map]") {
+  Matrix<float> x = Matrix<float>::Zero(1, 2);
+  x(0, 1) = std::numeric_limits<float>::quiet_NaN();
+  const Matrix<float> phi = EluFeatures<float>(2).queries(x);
+  CHECK(phi(0, 0) == 1);
+  CHECK(std::isnan(phi(0, 1)));
+}
+
+TEST_CASE("elu: backward is the derivative on both sides of zero", "[feature_map]") {
+  const EluFeatures<double> features(6);
+  Matrix<double> x = test::normal<double>(5, 6, 21);
+  x(0, 0) = 2;
+  x(0, 1) = -2;
+  x(0, 2) = 0.001;
+  x(0, 3) = -0.001;
+  test::check_backward(features, x, [&](const Matrix<double>& at) { return features.queries(at); });
+}
+
+TEMPLATE_TEST_CASE("elu: the derivative at zero is 1 from both sides, and goes to zero far below", "[feature_map]",
+                   float, double) {
+  using T = TestType;
+  const EluFeatures<T> features(4);
+  Matrix<T> x(1, 4);
+  x << T(0), T(-0.0), T(5), T(-1000);
+  const Matrix<T> dphi = Matrix<T>::Constant(1, 4, T(3));
+  const Matrix<T> dx = features.backward(x, features.queries(x), dphi);
+  CHECK(dx(0, 0) == 3);
+  CHECK(dx(0, 1) == 3);
+  CHECK(dx(0, 2) == 3);
+  CHECK(dx(0, 3) == 0);
+}
+
+TEST_CASE("elu: no rows have no features", "[feature_map]") {
+  const EluFeatures<float> features(4);
+  const Matrix<float> none(0, 4);
+  CHECK(features.queries(none).rows() == 0);
+  CHECK(features.queries(none).cols() == 4);
+  CHECK(features.backward(none, none, none).rows() == 0);
+  CHECK(features.backward(none, none, none).cols() == 4);
+}
+
+TEST_CASE("elu: shapes that do not fit are refused", "[feature_map]") {
+  test::check_invalid([] { EluFeatures<float>(0); }, {"input_dim: expected at least 1", "got 0"});
+  test::check_invalid([] { EluFeatures<double>(-2); }, {"input_dim", "got -2"});
+  const EluFeatures<float> features(4);
+  const auto zeros = [](Index rows, Index cols) { return Matrix<float>(Matrix<float>::Zero(rows, cols)); };
+  test::check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
+  test::check_invalid([&] { features.keys(zeros(0, 3)); }, {"x: expected 4 columns", "got 3"});
+  test::check_invalid([&] { features.backward(zeros(2, 5), zeros(2, 4), zeros(2, 4)); },
+                      {"expected 2 x 4", "got 2 x 5"});
+  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(1, 4), zeros(2, 4)); }, {"expected 2 x 4", "1 x 4"});
+  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 3), zeros(2, 4)); }, {"expected 2 x 4", "2 x 3"});
+  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(3, 4)); }, {"expected 2 x 4", "3 x 4"});
+  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(2, 9)); }, {"expected 2 x 4", "2 x 9"});
+}

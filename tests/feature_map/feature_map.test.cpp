@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/feature_map/feature_map.hpp"
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace nprf;
+
+namespace {
+
+// the map of the concept's own comment
+struct Squares {
+  using Scalar = float;
+  Index input_dim() const { return d; }
+  Index output_dim() const { return d; }
+  Matrix<float> queries(const MatrixView<float>& x) const { return x.array().square(); }  // (n,d) -> (n,r)
+  Matrix<float> keys(const MatrixView<float>& x) const { return queries(x); }             // (n,d) -> (n,r)
+  Matrix<float> backward(const MatrixView<float>& x, const MatrixView<float>&, const MatrixView<float>& dphi) const {
+    return 2 * x.cwiseProduct(dphi);  // (n,d)
+  }
+  Index d;
+};
+
+// what a map may do otherwise: views by value, further arguments, narrower sizes
+struct Relaxed {
+  using Scalar = double;
+  static constexpr bool estimates_exp = false;
+  static constexpr bool is_positive = true;
+  int input_dim() const { return 2; }
+  int output_dim() const { return 2; }
+  Matrix<double> queries(MatrixView<double> x, int = 0) const { return x; }
+  Matrix<double> keys(MatrixView<double> x) const { return x; }
+  Matrix<double> backward(MatrixView<double>, MatrixView<double>, MatrixView<double> dphi) const { return dphi; }
+};
+
+// and what it must not do: one thing wrong with each
+struct NoBackward {
+  using Scalar = float;
+  Index input_dim() const { return 1; }
+  Index output_dim() const { return 1; }
+  Matrix<float> queries(const MatrixView<float>& x) const { return x; }
+  Matrix<float> keys(const MatrixView<float>& x) const { return x; }
+};
+
+struct NoKeys : Squares {
+  void keys(const MatrixView<float>&) const;
+};
+
+struct NoQueries : Squares {
+  void queries(const MatrixView<float>&) const;
+};
+
+struct ChangesItself : Squares {
+  Matrix<float> queries(const MatrixView<float>& x) { return x; }
+};
+
+struct TwoArguments : Squares {
+  Matrix<float> backward(const MatrixView<float>& x, const MatrixView<float>&) const { return x; }
+};
+
+struct Integers : Squares {
+  using Scalar = int;
+};
+
+struct NoScalar : private Squares {};
+
+struct NoInput : Squares {
+  void input_dim() const;
+};
+
+struct NoOutput : Squares {
+  void output_dim() const;
+};
+
+static_assert(FeatureMap<Squares> && FeatureMap<Relaxed>);
+static_assert(!FeatureMap<int> && !FeatureMap<Matrix<float>> && !FeatureMap<NoScalar>);
+static_assert(!FeatureMap<NoBackward> && !FeatureMap<NoKeys> && !FeatureMap<NoQueries>);
+static_assert(!FeatureMap<ChangesItself> && !FeatureMap<TwoArguments>);
+static_assert(!FeatureMap<Integers>);
+static_assert(!FeatureMap<NoInput> && !FeatureMap<NoOutput>);
+
+static_assert(estimates_exp<Squares>(), "unless a map says otherwise");
+static_assert(!is_positive<Squares>(), "unless a map says otherwise");
+static_assert(!estimates_exp<Relaxed>() && is_positive<Relaxed>());
+
+}  // namespace
+
+TEST_CASE("the feature map of the concept's comment works", "[feature_map]") {
+  const Squares squares{3};
+  const Matrix<float> x = test::normal<float>(4, 3, 1), g = test::normal<float>(4, 3, 2);
+  const Matrix<float> phi = squares.queries(x);
+  CHECK(phi == x.cwiseProduct(x));
+  CHECK(squares.keys(x) == phi);
+  CHECK(squares.backward(x, phi, g) == 2 * x.cwiseProduct(g));
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/feature_map/paper_names.hpp"
+
+#include <concepts>
+#include <cstdint>
+
+#include "support/catch.hpp"
+
+using namespace nprf;
+
+static_assert(std::same_as<decltype(prf<float>(2, 3)), PositiveFeatures<float>>);
+static_assert(std::same_as<decltype(orf<double>(2, 3)), PositiveFeatures<double>>);
+static_assert(std::same_as<decltype(sphere_prf<float>(2, 3)), PositiveFeatures<float>>);
+static_assert(std::same_as<decltype(trf<double>(2, 3)), TrigonometricFeatures<double>>);
+
+TEMPLATE_TEST_CASE("each of the paper's names stands for its projection", "[feature_map]", float, double) {
+  using T = TestType;
+  const Index d = 5, m = 12;
+  const auto rows = [&](Projection projection, std::uint64_t seed) -> Matrix<T> {
+    return draw_projection({.input_dim = d, .num_features = m, .projection = projection, .seed = seed}).cast<T>();
+  };
+  CHECK(prf<T>(d, m, 9).projection() == rows(Projection::gaussian, 9));
+  CHECK(trf<T>(d, m, 9).projection() == rows(Projection::gaussian, 9));
+  CHECK(orf<T>(d, m, 9).projection() == rows(Projection::orthogonal, 9));
+  CHECK(sphere_prf<T>(d, m, 9).projection() == rows(Projection::sphere, 9));
+
+  CHECK(prf<T>(d, m).projection() == rows(Projection::gaussian, 0));
+  CHECK(trf<T>(d, m).projection() == rows(Projection::gaussian, 0));
+  CHECK(orf<T>(d, m).projection() == rows(Projection::orthogonal, 0));
+  CHECK(sphere_prf<T>(d, m).projection() == rows(Projection::sphere, 0));
+}

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/feature_map/positive.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "feature_map/check_backward.hpp"
+#include "feature_map/statistics.hpp"
+#include "nprf/feature_map/feature_map.hpp"
+#include "support/catch.hpp"
+#include "support/error.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using test::epsilon;
+using test::five_sigma;
+
+static_assert(FeatureMap<PositiveFeatures<float>> && FeatureMap<PositiveFeatures<double>>);
+static_assert(FeatureMap<HyperbolicFeatures<float>> && FeatureMap<HyperbolicFeatures<double>>);
+static_assert(is_positive<PositiveFeatures<float>>() && is_positive<HyperbolicFeatures<double>>());
+static_assert(estimates_exp<PositiveFeatures<float>>() && estimates_exp<HyperbolicFeatures<double>>());
+
+namespace {
+
+template <class F>
+constexpr bool is_hyperbolic = std::is_same_v<F, HyperbolicFeatures<typename F::Scalar>>;
+
+template <class F>
+F make(Index d, Index m, Projection projection = Projection::orthogonal, std::uint64_t seed = 3) {
+  return F({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
+}
+
+// log phi(x) by the formula:  s w.x - |x|^2/2 - log(r)/2   (n,r)
+template <class F>
+Matrix<double> log_features(const F& features, const Matrix<double>& x) {
+  const Matrix<double> w = features.projection().template cast<double>();  // (m,d)
+  const Index m = w.rows(), r = is_hyperbolic<F> ? 2 * m : m;
+  Matrix<double> log_phi(x.rows(), r);
+  for (Index i = 0; i < x.rows(); ++i)
+    for (Index f = 0; f < r; ++f) {
+      double product = 0, square = 0;
+      for (Index c = 0; c < x.cols(); ++c) {
+        product += w(f % m, c) * x(i, c);
+        square += x(i, c) * x(i, c);
+      }
+      log_phi(i, f) = (f < m ? product : -product) - square / 2 - std::log(static_cast<double>(r)) / 2;
+    }
+  return log_phi;
+}
+
+// The rounding of an exponent: two sums of d, their difference, a maximum, in T. The exponents here are below 40.
+template <class T>
+double tolerance(Index d) {
+  return epsilon<T> * 40 * (static_cast<double>(d) / 4 + 4);
+}
+
+double exp_xy(const Matrix<double>& x, const Matrix<double>& y) { return std::exp(x.row(0).dot(y.row(0))); }
+
+// 0F1(; b; t) = sum_k t^k / (b (b+1) ... (b+k-1) k!)
+double hypergeometric_0f1(double b, double t) {
+  double sum = 0, term = 1;
+  for (int k = 0; k < 100; ++k) {
+    sum += term;
+    term *= t / ((b + k) * (k + 1));
+  }
+  return sum;
+}
+
+// two vectors of dimension d:  |x| = norm, |y| = 0.6 norm
+template <class T>
+std::vector<Matrix<T>> two_vectors(Index d, double norm) {
+  std::vector<Matrix<T>> pair;
+  for (const std::uint64_t seed : {100u, 101u}) {
+    const Matrix<double> x = test::normal<double>(1, d, seed);
+    pair.push_back((x * ((seed == 100 ? 1 : 0.6) * norm / x.norm())).template cast<T>());
+  }
+  return pair;
+}
+
+}  // namespace
+
+#define NPRF_ALL_MAPS \
+  PositiveFeatures<float>, PositiveFeatures<double>, HyperbolicFeatures<float>, HyperbolicFeatures<double>
+
+TEMPLATE_TEST_CASE("positive: queries and keys are the formula, with their factors put back", "[feature_map]",
+                   NPRF_ALL_MAPS) {
+  using T = typename TestType::Scalar;
+  for (const Index d : {1, 5, 64})
+    for (const Index m : {1, 7, 16, 70})
+      for (const Index n : {1, 3, 127, 128, 129, 300}) {
+        if (n > 3 && d * m > 64) continue;
+        const TestType features = make<TestType>(d, m);
+        const Matrix<T> x = test::normal<T>(n, d, 5) / static_cast<T>(std::sqrt(static_cast<double>(d)));
+        const Matrix<double> expected = log_features(features, x.template cast<double>());
+        REQUIRE(features.output_dim() == expected.cols());
+
+        Vector<T> log_q;
+        T log_k = 0;
+        const Matrix<double> q = features.queries(x, {}, &log_q).template cast<double>();
+        const Matrix<double> k = features.keys(x, {}, &log_k).template cast<double>();
+        REQUIRE(log_q.size() == n);
+        Matrix<double> log_phi_q = q.array().log(), log_phi_k = k.array().log() + static_cast<double>(log_k);
+        log_phi_q.colwise() += log_q.template cast<double>();
+        INFO("d " << d << " m " << m << " n " << n);
+        CHECK(test::worst_ratio(log_phi_q, expected, tolerance<T>(d)) <= 1);
+        CHECK(test::worst_ratio(log_phi_k, expected, tolerance<T>(d)) <= 1);
+
+        // whether the factor is asked for changes nothing
+        CHECK(features.queries(x).template cast<double>() == q);
+        CHECK(features.keys(x).template cast<double>() == k);
+      }
+}
+
+TEMPLATE_TEST_CASE("positive: the largest feature is 1: of every query, and of all keys", "[feature_map]",
+                   NPRF_ALL_MAPS) {
+  using T = typename TestType::Scalar;
+  const TestType features = make<TestType>(6, 20);
+  const Matrix<T> x = test::normal<T>(150, 6, 8);
+  const Matrix<T> q = features.queries(x), k = features.keys(x);
+  for (Index i = 0; i < 150; ++i) CHECK(std::abs(q.row(i).maxCoeff() - T(1)) <= std::numeric_limits<T>::epsilon());
+  CHECK(q.minCoeff() > 0);
+  CHECK(std::abs(k.maxCoeff() - T(1)) <= std::numeric_limits<T>::epsilon());
+  CHECK(k.minCoeff() >= 0);
+}
+
+TEMPLATE_TEST_CASE("positive: a scale of rows is the same as scaled rows", "[feature_map]", NPRF_ALL_MAPS) {
+  using T = typename TestType::Scalar;
+  const Index n = 131, d = 9;
+  const TestType features = make<TestType>(d, 13);
+  const Matrix<T> x = test::normal<T>(n, d, 8);
+  const Vector<T> scale = test::normal<T>(n, 1, 9).cwiseAbs().col(0) / 4;
+  const Matrix<T> scaled = scale.asDiagonal() * x;
+  const RowScale<T> factors(scale.data(), static_cast<std::size_t>(n));
+  Vector<T> log_q, log_q_scaled;
+  T log_k = 0, log_k_scaled = 0;
+  const double close = tolerance<T>(d);
+  CHECK(test::worst_ratio(features.queries(x, factors, &log_q), features.queries(scaled, {}, &log_q_scaled), close) <=
+        1);
+  CHECK(test::worst_ratio(features.keys(x, factors, &log_k), features.keys(scaled, {}, &log_k_scaled), close) <= 1);
+  CHECK(test::worst_ratio(log_q, log_q_scaled, close) <= 1);
+  CHECK(std::abs(static_cast<double>(log_k - log_k_scaled)) <= close);
+}
+
+TEMPLATE_TEST_CASE("positive: rows of any norm stay finite", "[feature_map]", NPRF_ALL_MAPS) {
+  using T = typename TestType::Scalar;
+  const Index d = 8;
+  const TestType features = make<TestType>(d, 16);
+  Matrix<T> x = test::normal<T>(5, d, 8);
+  x.row(1) *= T(1e4) / x.row(1).norm();
+  x.row(2) *= T(-1e4) / x.row(2).norm();
+  x.row(3).setZero();
+  Vector<T> log_q;
+  T log_k = 0;
+  const Matrix<T> q = features.queries(x, {}, &log_q), k = features.keys(x, {}, &log_k);
+  CHECK(q.allFinite());
+  CHECK(k.allFinite());
+  CHECK(log_q.allFinite());
+  CHECK(std::isfinite(log_k));
+  for (Index i = 0; i < 5; ++i) CHECK(std::abs(q.row(i).maxCoeff() - T(1)) <= std::numeric_limits<T>::epsilon());
+  CHECK(q.row(3) == Matrix<T>::Ones(1, q.cols()));             // phi(0): all alike
+  CHECK(k.row(1).maxCoeff() < std::numeric_limits<T>::min());  // exp(-1e8/2) beside the others
+  CHECK(k.row(3).minCoeff() > 0);
+
+  // none but rows of that norm: the largest is still 1
+  CHECK(std::abs(features.keys(x.middleRows(1, 2)).maxCoeff() - T(1)) <= std::numeric_limits<T>::epsilon());
+}
+
+TEMPLATE_TEST_CASE("positive: a NaN in one row leaves the others as they were", "[feature_map]", NPRF_ALL_MAPS) {
+  using T = typename TestType::Scalar;
+  const TestType features = make<TestType>(4, 9);
+  Matrix<T> x = test::normal<T>(3, 4, 8);
+  const Matrix<T> good = x.topRows(1);
+  x(1, 2) = std::numeric_limits<T>::quiet_NaN();
+  const Matrix<T> q = features.queries(x), k = features.keys(x);
+  CHECK(q.row(0).allFinite());
+  CHECK(q.row(2).allFinite());
+  CHECK(k.row(0).allFinite());
+  CHECK(k.row(2).allFinite());
+  CHECK_FALSE(q.row(1).allFinite());
+  CHECK_FALSE(k.row(1).allFinite());
+  CHECK(std::abs(std::max(k.row(0).maxCoeff(), k.row(2).maxCoeff()) - T(1)) <= std::numeric_limits<T>::epsilon());
+}
+
+TEMPLATE_TEST_CASE("positive: no rows have no features", "[feature_map]", NPRF_ALL_MAPS) {
+  using T = typename TestType::Scalar;
+  const TestType features = make<TestType>(4, 9);
+  const Matrix<T> none(0, 4);
+  Vector<T> log_q = Vector<T>::Ones(3);
+  T log_k = std::numeric_limits<T>::quiet_NaN();
+  const Matrix<T> q = features.queries(none, {}, &log_q), k = features.keys(none, {}, &log_k);
+  CHECK(q.rows() == 0);
+  CHECK(q.cols() == features.output_dim());
+  CHECK(k.rows() == 0);
+  CHECK(k.cols() == features.output_dim());
+  CHECK(log_q.size() == 0);
+  CHECK(std::isfinite(log_k));
+  CHECK(features.backward(none, q, q).rows() == 0);
+  CHECK(features.backward(none, q, q).cols() == 4);
+}
+
+TEMPLATE_TEST_CASE("positive: a strided view has the features of its copy, bit for bit", "[feature_map]",
+                   NPRF_ALL_MAPS) {
+  using T = typename TestType::Scalar;
+  const TestType features = make<TestType>(7, 9);
+  const Matrix<T> wide = test::normal<T>(30, 20, 8);
+  for (const Index shift : {0, 1, 5, 13}) {
+    const Matrix<T> copy = wide.block(3, shift, 20, 7);
+    CHECK(test::same_bits<T>(features.queries(wide.block(3, shift, 20, 7)), features.queries(copy)));
+    CHECK(test::same_bits<T>(features.keys(wide.block(3, shift, 20, 7)), features.keys(copy)));
+  }
+}
+
+TEMPLATE_TEST_CASE("positive: backward is the derivative of the features", "[feature_map]", PositiveFeatures<double>,
+                   HyperbolicFeatures<double>) {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
+    for (const double size : {0.2, 1.0, 1.5}) {
+      const TestType features = make<TestType>(5, 11, projection);
+      const Matrix<double> x = size * test::normal<double>(4, 5, 21);
+      test::check_backward(features, x, test::queries_like(features, x));
+      test::check_backward(features, x, test::keys_like(features, x));
+      test::check_backward_takes_factors(features, x);
+    }
+}
+
+TEMPLATE_TEST_CASE("positive: shapes that do not fit are refused", "[feature_map]", NPRF_ALL_MAPS) {
+  using T = typename TestType::Scalar;
+  const TestType features = make<TestType>(4, 3);
+  const Index r = features.output_dim();
+  const auto zeros = [](Index rows, Index cols) { return Matrix<T>(Matrix<T>::Zero(rows, cols)); };
+  test::check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
+  test::check_invalid([&] { features.keys(zeros(2, 3)); }, {"x: expected 4 columns", "got 3"});
+  test::check_invalid([&] { features.keys(zeros(0, 3)); }, {"x: expected 4 columns", "got 3"});
+  const std::vector<T> scale(3, T(1));
+  test::check_invalid([&] { features.queries(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
+  test::check_invalid([&] { features.keys(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
+  test::check_invalid([&] { features.backward(zeros(2, 5), zeros(2, r), zeros(2, r)); }, {"x: expected 4", "got 5"});
+  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(3, r), zeros(2, r)); },
+                      {"phi: expected 2 x", "got 3 x"});
+  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r + 1), zeros(2, r)); }, {"phi: expected 2 x"});
+  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r), zeros(1, r)); },
+                      {"dphi: expected 2 x", "got 1 x"});
+  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r), zeros(2, r - 1)); }, {"dphi: expected 2 x"});
+}
+
+TEMPLATE_TEST_CASE("positive: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]",
+                   NPRF_ALL_MAPS) {
+  using T = typename TestType::Scalar;
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal})
+    for (const Index d : {1, 6})
+      for (const Index m : {4, 9}) {
+        const std::vector<Matrix<T>> v = two_vectors<T>(d, 0.7);
+        for (const Matrix<T>& y : {v[1], Matrix<T>(-v[1]), v[0]}) {
+          const auto sample = test::estimates(
+              [&](std::uint64_t seed) { return make<TestType>(d, m, projection, seed); }, v[0], y, 3000);
+          INFO("projection " << static_cast<int>(projection) << " d " << d << " m " << m);
+          CHECK(test::Statistics(sample).mean_sigmas(exp_xy(v[0].template cast<double>(), y.template cast<double>())) <=
+                five_sigma);
+        }
+      }
+}
+
+TEST_CASE("orthogonal rows have no preferred direction", "[feature_map][monte_carlo]") {
+  // At d = 64 a Q without the signs of R's diagonal gives 2.34 and 3.10 in place of e = 2.718.
+  const Index d = 64;
+  Matrix<double> x(2, d);
+  x << Matrix<double>::Constant(1, d, 0.125), Matrix<double>::Constant(1, d, -0.125);  // |x| = 1
+  std::vector<double> plus, minus;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    const Matrix<double> k =
+        test::kernel(make<PositiveFeatures<double>>(d, 10 * d, Projection::orthogonal, seed), x, x);
+    plus.push_back(k(0, 0));
+    minus.push_back(k(1, 1));
+  }
+  for (const test::Statistics& estimate : {test::Statistics(plus), test::Statistics(minus)}) {
+    CHECK(estimate.mean_sigmas(std::exp(1.0)) <= five_sigma);
+    CHECK(estimate.mean_error <= 0.38 / (five_sigma + 2));  // fine enough to tell 2.34 and 3.10 from e
+  }
+}
+
+TEST_CASE("rows on the sphere have the mean of a hypergeometric function", "[feature_map][monte_carlo]") {
+  for (const Index d : {2, 8, 32})
+    for (const double norm : {0.5, 1.0}) {
+      const Matrix<double> x = two_vectors<double>(d, norm)[0];
+      const Matrix<double> y = two_vectors<double>(d, norm)[1] / 2 + x / 2;
+      const double half = static_cast<double>(d) / 2, z = (x + y).squaredNorm();
+      const double expected =
+          std::exp(-(x.squaredNorm() + y.squaredNorm()) / 2) * hypergeometric_0f1(half, half * z / 2);
+      const test::Statistics prf(test::estimates(
+          [&](std::uint64_t seed) { return make<PositiveFeatures<double>>(d, 50, Projection::sphere, seed); }, x, y,
+          3000));
+      const test::Statistics hyperbolic(test::estimates(
+          [&](std::uint64_t seed) { return make<HyperbolicFeatures<double>>(d, 50, Projection::sphere, seed); }, x, y,
+          1000));
+      INFO("d " << d << " norm " << norm);
+      CHECK(prf.mean_sigmas(expected) <= five_sigma);
+      CHECK(hyperbolic.mean_sigmas(expected) <= five_sigma);
+      // biased, where the bias can be told from noise
+      if (norm == 1 && d <= 8) CHECK(prf.mean_sigmas(exp_xy(x, y)) > five_sigma);
+    }
+}
+
+TEST_CASE("the sphere's bias is that of the formulas at d = 64", "[feature_map]") {
+  struct Row {
+    double norm, ratio, digits;
+  };
+  for (const auto& [norm, ratio, digits] : {Row{1, .996, .0005}, Row{2, .945, .0005}, Row{4, .47, .005}})
+    CHECK(std::abs(hypergeometric_0f1(32, 16 * norm * norm) / std::exp(norm * norm / 2) - ratio) <= digits);
+}
+
+TEST_CASE("Gaussian rows have the variance of the formulas", "[feature_map][monte_carlo]") {
+  // over exp(x.y)^2, z = x + y:  PRF (exp(|z|^2) - 1) / m,  hyperbolic (cosh(|z|^2) - 1) / m
+  const Index d = 4, m = 8;
+  const std::vector<Matrix<double>> v = two_vectors<double>(d, 0.5);
+  for (const Matrix<double>& y : {v[0], v[1], Matrix<double>(-v[1])}) {
+    const Matrix<double>& x = v[0];
+    const double square = (x + y).squaredNorm(), unit = exp_xy(x, y) * exp_xy(x, y) / static_cast<double>(m);
+    const test::Statistics prf(test::estimates(
+        [&](std::uint64_t seed) { return make<PositiveFeatures<double>>(d, m, Projection::gaussian, seed); }, x, y,
+        20000));
+    const test::Statistics hyperbolic(test::estimates(
+        [&](std::uint64_t seed) { return make<HyperbolicFeatures<double>>(d, m, Projection::gaussian, seed); }, x, y,
+        20000));
+    INFO("|x+y|^2 " << square);
+    CHECK(prf.variance_sigmas(unit * (std::exp(square) - 1)) <= five_sigma);
+    CHECK(hyperbolic.variance_sigmas(unit * (std::cosh(square) - 1)) <= five_sigma);
+    CHECK(prf.variance_error <= 0.1 * prf.variance);
+    CHECK(hyperbolic.variance_error <= 0.1 * hyperbolic.variance);
+  }
+}
+
+TEST_CASE("orthogonal rows have less variance than Gaussian ones", "[feature_map][monte_carlo]") {
+  const Index d = 8;
+  const Matrix<double> x = two_vectors<double>(d, 0.5)[0];
+  const auto statistics = [&](Projection projection) {
+    return test::Statistics(test::estimates(
+        [&](std::uint64_t seed) { return make<HyperbolicFeatures<double>>(d, d, projection, seed); }, x, x, 4000));
+  };
+  const test::Statistics gaussian = statistics(Projection::gaussian), orthogonal = statistics(Projection::orthogonal);
+  const double error = std::hypot(gaussian.variance_error, orthogonal.variance_error);
+  CHECK(gaussian.variance - orthogonal.variance >= five_sigma * error);
+}

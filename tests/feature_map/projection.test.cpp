@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/feature_map/projection.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "feature_map/statistics.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using test::five_sigma;
+
+namespace {
+
+constexpr double epsilon = std::numeric_limits<double>::epsilon();
+
+Matrix<double> draw(Index m, Index d, Projection projection, std::uint64_t seed = 1) {
+  return draw_projection({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
+}
+
+// E|w| of w in N(0, I_d)
+double chi_mean(Index d) {
+  const double half = static_cast<double>(d) / 2;
+  return std::sqrt(2.0) * std::exp(std::lgamma(half + 0.5) - std::lgamma(half));
+}
+
+std::vector<double> values(const Matrix<double>& x) { return {x.data(), x.data() + x.size()}; }
+
+// Means of entry^2 and entry^4 of w: 1 and 3 for Gaussian rows, 1 and 3d/(d+2) on the sphere
+void check_moments(const Matrix<double>& w, double fourth) {
+  const Matrix<double> square = w.array().square();
+  CHECK(test::Statistics(values(w)).mean_sigmas(0) <= five_sigma);
+  CHECK(test::Statistics(values(square)).mean_sigmas(1) <= five_sigma);
+  CHECK(test::Statistics(values(square.array().square())).mean_sigmas(fourth) <= five_sigma);
+}
+
+}  // namespace
+
+TEST_CASE("a projection has m rows of d finite scalars", "[feature_map]") {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
+    for (const Index d : {1, 2, 7, 16})
+      for (const Index m : {1, 2, 6, 7, 8, 16, 17, 33}) {
+        const Matrix<double> w = draw(m, d, projection);
+        CHECK(w.rows() == m);
+        CHECK(w.cols() == d);
+        CHECK(w.allFinite());
+        CHECK(w == draw(m, d, projection));
+        CHECK(w != draw(m, d, projection, 2));
+        CHECK(w != draw(m, d, projection, 1 + (std::uint64_t{1} << 32)));
+      }
+}
+
+TEST_CASE("another seed turns every row another way", "[feature_map]") {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
+    const Matrix<double> w = draw(8, 4, projection, 1), other = draw(8, 4, projection, 2);
+    for (Index r = 0; r < 8; ++r)
+      CHECK((w.row(r).normalized() - other.row(r).normalized()).cwiseAbs().maxCoeff() > 1e-3);
+  }
+}
+
+TEST_CASE("projections are orthogonal of seed 0 unless one says otherwise", "[feature_map]") {
+  CHECK(draw_projection({.input_dim = 5, .num_features = 9}) == draw(9, 5, Projection::orthogonal, 0));
+}
+
+TEST_CASE("sizes below one are refused", "[feature_map]") {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
+    for (const Index wrong : {0, -1}) {
+      const std::string got = "got " + std::to_string(wrong);
+      test::check_invalid([&] { draw(4, wrong, projection); }, {"input_dim: expected at least 1", got});
+      test::check_invalid([&] { draw(wrong, 4, projection); }, {"num_features: expected at least 1", got});
+    }
+}
+
+TEST_CASE("the rows of each block are orthogonal, also of the block that is cut", "[feature_map]") {
+  for (const Index d : {1, 2, 8, 31, 64})
+    for (const Index m : {Index{1}, d - 1, d, d + 1, 2 * d, 3 * d - 1}) {
+      if (m < 1) continue;
+      const Matrix<double> w = draw(m, d, Projection::orthogonal);
+      for (Index r = 0; r < m; r += d) {
+        const Matrix<double> block = w.middleRows(r, std::min(d, m - r)).rowwise().normalized();
+        const Matrix<double> identity = Matrix<double>::Identity(block.rows(), block.rows());
+        // a QR's loss of orthogonality grows no faster than d
+        INFO("d " << d << " m " << m << " block at " << r);
+        CHECK((block * block.transpose() - identity).cwiseAbs().maxCoeff() <= epsilon * static_cast<double>(d + 4));
+      }
+      // blocks are drawn apart: no row of the next is orthogonal to, or along, all of this one
+      if (m > d && d > 1) CHECK(std::abs(w.row(0).normalized().dot(w.row(d).normalized())) > 1e-6);
+    }
+}
+
+TEST_CASE("rows on the sphere have norm sqrt(d)", "[feature_map]") {
+  for (const Index d : {1, 2, 8, 64}) {
+    const Matrix<double> w = draw(50, d, Projection::sphere);
+    const double worst = (w.rowwise().squaredNorm().array() / static_cast<double>(d) - 1).abs().maxCoeff();
+    CHECK(worst <= epsilon * static_cast<double>(d + 8));  // of |w|^2, by a sum of d
+  }
+}
+
+TEST_CASE("norms of Gaussian and of orthogonal rows are those of a chi(d)", "[feature_map]") {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal})
+    for (const Index d : {1, 3, 16}) {
+      std::vector<double> norms, products;
+      for (std::uint64_t seed = 0; seed < 400; ++seed) {
+        const Matrix<double> w = draw(48, d, projection, seed);
+        for (Index r = 0; r < w.rows(); ++r) norms.push_back(w.row(r).norm());
+        for (Index r = 0; r + 1 < w.rows(); r += 2)  // disjoint pairs, so that the products are independent
+          products.push_back((w.row(r).norm() - chi_mean(d)) * (w.row(r + 1).norm() - chi_mean(d)));
+      }
+      const test::Statistics norm(norms);
+      INFO("d " << d);
+      CHECK(norm.mean_sigmas(chi_mean(d)) <= five_sigma);
+      CHECK(norm.variance_sigmas(static_cast<double>(d) - chi_mean(d) * chi_mean(d)) <= five_sigma);
+      CHECK(test::Statistics(products).mean_sigmas(0) <= five_sigma);  // independent, also within a block
+    }
+}
+
+TEST_CASE("Gaussian rows have Gaussian entries, rows on the sphere are uniform", "[feature_map]") {
+  check_moments(draw(20000, 5, Projection::gaussian), 3);
+  check_moments(draw(20000, 5, Projection::sphere), 3 * 5.0 / 7.0);
+  check_moments(draw(20000, 2, Projection::sphere), 3 * 2.0 / 4.0);
+}
+
+TEST_CASE("every entry of an orthogonal block has mean zero, as a Haar distributed matrix's", "[feature_map]") {
+  // without the sign of R's diagonal the diagonal of Q is far from it
+  for (const Index d : {1, 2, 5}) {
+    const Index blocks = 5000;
+    const Matrix<double> w = draw(blocks * d, d, Projection::orthogonal);
+    check_moments(w, 3);
+    for (Index i = 0; i < d; ++i)
+      for (Index j = 0; j < d; ++j) {
+        std::vector<double> entry, square;
+        for (Index block = 0; block < blocks; ++block) {
+          entry.push_back(w(block * d + i, j) / w.row(block * d + i).norm());
+          square.push_back(w(block * d + i, j) * w(block * d + i, j));
+        }
+        INFO("d " << d << " entry " << i << ' ' << j);
+        if (d > 1) CHECK(test::Statistics(square).mean_sigmas(1) <= five_sigma);
+        CHECK(test::Statistics(entry).mean_sigmas(0) <= five_sigma);
+      }
+  }
+}
+
+TEST_CASE("the trace of an orthogonal matrix has mean 0 and variance 1", "[feature_map]") {
+  std::vector<double> trace;
+  NormalDeviates normal(4);
+  for (int draws = 0; draws < 4000; ++draws) trace.push_back(detail::haar_orthogonal(6, normal).trace());
+  CHECK(test::Statistics(trace).mean_sigmas(0) <= five_sigma);
+  CHECK(test::Statistics(trace).variance_sigmas(1) <= five_sigma);
+}

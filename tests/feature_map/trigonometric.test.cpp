@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/feature_map/trigonometric.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "feature_map/check_backward.hpp"
+#include "feature_map/statistics.hpp"
+#include "nprf/feature_map/feature_map.hpp"
+#include "support/catch.hpp"
+#include "support/error.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using test::epsilon;
+using test::five_sigma;
+
+static_assert(FeatureMap<TrigonometricFeatures<float>> && FeatureMap<TrigonometricFeatures<double>>);
+static_assert(!is_positive<TrigonometricFeatures<float>>());
+static_assert(estimates_exp<TrigonometricFeatures<float>>());
+
+namespace {
+
+template <class T>
+TrigonometricFeatures<T> make(Index d, Index m, Projection projection = Projection::orthogonal,
+                              std::uint64_t seed = 3) {
+  return TrigonometricFeatures<T>({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
+}
+
+// phi(x) by the formula:  exp(|x|^2/2) / sqrt(m) [sin(w.x)..., cos(w.x)...]   (n,2m)
+template <class T>
+Matrix<double> formula(const TrigonometricFeatures<T>& features, const Matrix<double>& x) {
+  const Matrix<double> w = features.projection().template cast<double>();  // (m,d)
+  const Index m = w.rows();
+  Matrix<double> phi(x.rows(), 2 * m);
+  for (Index i = 0; i < x.rows(); ++i)
+    for (Index f = 0; f < m; ++f) {
+      double product = 0, square = 0;
+      for (Index c = 0; c < x.cols(); ++c) {
+        product += w(f, c) * x(i, c);
+        square += x(i, c) * x(i, c);
+      }
+      const double factor = std::exp(square / 2) / std::sqrt(static_cast<double>(m));
+      phi(i, f) = factor * std::sin(product);
+      phi(i, m + f) = factor * std::cos(product);
+    }
+  return phi;
+}
+
+// |sin| and |cos| are off by the rounding of w.x, below 20 here, and the factor by that of its exponent
+template <class T>
+double tolerance(Index d) {
+  return epsilon<T> * 20 * (static_cast<double>(d) / 4 + 4);
+}
+
+double exp_xy(const Matrix<double>& x, const Matrix<double>& y) { return std::exp(x.row(0).dot(y.row(0))); }
+
+// two vectors of dimension d:  |x| = norm, |y| = 0.6 norm
+template <class T>
+std::vector<Matrix<T>> two_vectors(Index d, double norm) {
+  const Matrix<double> x = test::normal<double>(2, d, 100);
+  return {(x.row(0) * (norm / x.row(0).norm())).template cast<T>(),
+          (x.row(1) * (0.6 * norm / x.row(1).norm())).template cast<T>()};
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("TRF: queries and keys are the formula, with their factors put back", "[feature_map]", float,
+                   double) {
+  using T = TestType;
+  for (const Index d : {1, 5, 64})
+    for (const Index m : {1, 7, 16, 70})
+      for (const Index n : {1, 3, 127, 128, 129, 300}) {
+        if (n > 3 && d * m > 64) continue;
+        const TrigonometricFeatures<T> features = make<T>(d, m);
+        const Matrix<T> x = test::normal<T>(n, d, 5) / static_cast<T>(std::sqrt(static_cast<double>(d)));
+        const Matrix<double> expected = formula(features, x.template cast<double>());
+        REQUIRE(features.output_dim() == 2 * m);
+
+        Vector<T> log_q;
+        T log_k = 0;
+        const Matrix<double> q = features.queries(x, {}, &log_q).template cast<double>();
+        const Matrix<double> k = features.keys(x, {}, &log_k).template cast<double>();
+        REQUIRE(log_q.size() == n);
+        const Vector<double> factor = log_q.template cast<double>().array().exp();
+        // errors are measured against the row's own factor exp(|x|^2/2) / sqrt(m)
+        Vector<double> size(n);
+        for (Index i = 0; i < n; ++i) size[i] = expected.row(i).norm() * tolerance<T>(d) / std::sqrt(double(m));
+        const Matrix<double> allowed = size.replicate(1, 2 * m);
+        INFO("d " << d << " m " << m << " n " << n);
+        CHECK(test::worst_ratio(factor.asDiagonal() * q, expected, allowed) <= 1);
+        CHECK(test::worst_ratio(std::exp(static_cast<double>(log_k)) * k, expected, allowed) <= 1);
+
+        CHECK(features.queries(x).template cast<double>() == q);
+        CHECK(features.keys(x).template cast<double>() == k);
+      }
+}
+
+TEMPLATE_TEST_CASE("TRF: each pair of a query's features, and of the longest key's, is on the unit circle",
+                   "[feature_map]", float, double) {
+  using T = TestType;
+  const Index m = 20;
+  const TrigonometricFeatures<T> features = make<T>(6, m);
+  Matrix<T> x = test::normal<T>(150, 6, 8);
+  x.row(77) *= T(10) / x.row(77).norm();
+  const Matrix<T> q = features.queries(x), k = features.keys(x);
+  const Matrix<T> q_circle = q.leftCols(m).array().square() + q.rightCols(m).array().square();
+  const Matrix<T> k_circle = k.leftCols(m).array().square() + k.rightCols(m).array().square();
+  const double close = 8 * epsilon<T>;
+  CHECK(test::worst_ratio(q_circle, Matrix<T>::Ones(150, m), close) <= 1);
+  CHECK(test::worst_ratio(k_circle.row(77), Matrix<T>::Ones(1, m), close) <= 1);
+  CHECK(k_circle.maxCoeff() <= T(1 + close));
+}
+
+TEMPLATE_TEST_CASE("TRF: a scale of rows is the same as scaled rows", "[feature_map]", float, double) {
+  using T = TestType;
+  const Index n = 131, d = 9;
+  const TrigonometricFeatures<T> features = make<T>(d, 13);
+  const Matrix<T> x = test::normal<T>(n, d, 8);
+  const Vector<T> scale = test::normal<T>(n, 1, 9).cwiseAbs().col(0) / 4;
+  const Matrix<T> scaled = scale.asDiagonal() * x;
+  const RowScale<T> factors(scale.data(), static_cast<std::size_t>(n));
+  Vector<T> log_q, log_q_scaled;
+  T log_k = 0, log_k_scaled = 0;
+  const double close = tolerance<T>(d);
+  CHECK(test::worst_ratio(features.queries(x, factors, &log_q), features.queries(scaled, {}, &log_q_scaled), close) <=
+        1);
+  CHECK(test::worst_ratio(features.keys(x, factors, &log_k), features.keys(scaled, {}, &log_k_scaled), close) <= 1);
+  CHECK(test::worst_ratio(log_q, log_q_scaled, close) <= 1);
+  CHECK(std::abs(static_cast<double>(log_k - log_k_scaled)) <= close);
+}
+
+TEMPLATE_TEST_CASE("TRF: rows of any norm stay finite", "[feature_map]", float, double) {
+  using T = TestType;
+  const Index d = 8;
+  const TrigonometricFeatures<T> features = make<T>(d, 16);
+  Matrix<T> x = test::normal<T>(5, d, 8);
+  x.row(1) *= T(1e4) / x.row(1).norm();
+  x.row(2) *= T(-5e3) / x.row(2).norm();
+  x.row(3).setZero();
+  Vector<T> log_q;
+  T log_k = 0;
+  const Matrix<T> q = features.queries(x, {}, &log_q), k = features.keys(x, {}, &log_k);
+  CHECK(q.allFinite());
+  CHECK(k.allFinite());
+  CHECK(log_q.allFinite());
+  CHECK(std::isfinite(log_k));
+  CHECK(q.cwiseAbs().maxCoeff() <= 1);
+  CHECK(k.cwiseAbs().maxCoeff() <= 1);
+  CHECK(k.row(1).cwiseAbs().maxCoeff() > T(0.5));
+  CHECK(k.row(2).cwiseAbs().maxCoeff() < std::numeric_limits<T>::min());
+}
+
+TEMPLATE_TEST_CASE("TRF: a row that is not finite leaves the others as they were", "[feature_map]", float, double) {
+  using T = TestType;
+  const TrigonometricFeatures<T> features = make<T>(4, 9);
+  const Matrix<T> x = test::normal<T>(3, 4, 8);
+  const Matrix<T> expected = formula(features, x.template cast<double>()).template cast<T>();
+  for (const T bad : {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()})
+    for (const Index wrong : {0, 1, 2}) {
+      Matrix<T> y = x;
+      y(wrong, 2) = bad;
+      T log_k = 0;
+      const Matrix<T> q = features.queries(y), k = features.keys(y, {}, &log_k);
+      for (Index i = 0; i < 3; ++i) {
+        CHECK(q.row(i).allFinite() == (i != wrong));
+        CHECK(k.row(i).allFinite() == (i != wrong));
+        const double close = tolerance<T>(4) * static_cast<double>(expected.row(i).norm());
+        if (i != wrong) CHECK(test::worst_ratio(std::exp(log_k) * k.row(i), expected.row(i), close) <= 1);
+      }
+      // relative to the longest of the keys that are numbers
+      if (std::isnan(bad)) CHECK(k.row((wrong + 1) % 3).norm() <= T(3.001));
+      if (std::isnan(bad)) CHECK(std::max(k.row((wrong + 1) % 3).norm(), k.row((wrong + 2) % 3).norm()) >= T(2.999));
+    }
+}
+
+TEMPLATE_TEST_CASE("TRF: no rows have no features", "[feature_map]", float, double) {
+  using T = TestType;
+  const TrigonometricFeatures<T> features = make<T>(4, 9);
+  const Matrix<T> none(0, 4);
+  Vector<T> log_q = Vector<T>::Ones(3);
+  T log_k = std::numeric_limits<T>::quiet_NaN();
+  const Matrix<T> q = features.queries(none, {}, &log_q), k = features.keys(none, {}, &log_k);
+  CHECK(q.rows() == 0);
+  CHECK(q.cols() == 18);
+  CHECK(k.rows() == 0);
+  CHECK(k.cols() == 18);
+  CHECK(log_q.size() == 0);
+  CHECK(std::isfinite(log_k));
+  CHECK(features.backward(none, q, q).rows() == 0);
+  CHECK(features.backward(none, q, q).cols() == 4);
+}
+
+TEMPLATE_TEST_CASE("TRF: a strided view has the features of its copy, bit for bit", "[feature_map]", float, double) {
+  using T = TestType;
+  const TrigonometricFeatures<T> features = make<T>(7, 9);
+  const Matrix<T> wide = test::normal<T>(30, 20, 8);
+  for (const Index shift : {0, 1, 5, 13}) {
+    const Matrix<T> copy = wide.block(3, shift, 20, 7);
+    CHECK(test::same_bits<T>(features.queries(wide.block(3, shift, 20, 7)), features.queries(copy)));
+    CHECK(test::same_bits<T>(features.keys(wide.block(3, shift, 20, 7)), features.keys(copy)));
+  }
+}
+
+TEST_CASE("TRF: backward is the derivative of the features", "[feature_map]") {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
+    for (const double size : {0.2, 1.0, 1.5}) {
+      const TrigonometricFeatures<double> features = make<double>(5, 11, projection);
+      const Matrix<double> x = size * test::normal<double>(4, 5, 21);
+      test::check_backward(features, x, test::queries_like(features, x));
+      test::check_backward(features, x, test::keys_like(features, x));
+      test::check_backward_takes_factors(features, x);
+    }
+}
+
+TEST_CASE("TRF: shapes that do not fit are refused", "[feature_map]") {
+  const TrigonometricFeatures<float> features = make<float>(4, 3);
+  const auto zeros = [](Index rows, Index cols) { return Matrix<float>(Matrix<float>::Zero(rows, cols)); };
+  test::check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
+  test::check_invalid([&] { features.keys(zeros(2, 3)); }, {"x: expected 4 columns", "got 3"});
+  const std::vector<float> scale(3, 1.0f);
+  test::check_invalid([&] { features.queries(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
+  test::check_invalid([&] { features.keys(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
+  test::check_invalid([&] { features.backward(zeros(2, 3), zeros(2, 6), zeros(2, 6)); }, {"x: expected 4", "got 3"});
+  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 3), zeros(2, 6)); }, {"phi: expected 2 x 6"});
+  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 6), zeros(3, 6)); }, {"dphi: expected 2 x 6"});
+}
+
+TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]", float,
+                   double) {
+  using T = TestType;
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal})
+    for (const Index d : {1, 6})
+      for (const Index m : {4, 9}) {
+        const std::vector<Matrix<T>> v = two_vectors<T>(d, 0.8);
+        for (const Matrix<T>& y : {v[1], Matrix<T>(-v[1]), Matrix<T>(-v[0])}) {
+          const auto sample =
+              test::estimates([&](std::uint64_t seed) { return make<T>(d, m, projection, seed); }, v[0], y, 3000);
+          INFO("projection " << static_cast<int>(projection) << " d " << d << " m " << m);
+          CHECK(test::Statistics(sample).mean_sigmas(exp_xy(v[0].template cast<double>(), y.template cast<double>())) <=
+                five_sigma);
+        }
+      }
+}
+
+TEST_CASE("TRF: a vector's product with itself has no noise", "[feature_map]") {
+  // sin^2 + cos^2: phi(x).phi(x) = exp(|x|^2) for any projection
+  const Matrix<double> x = test::normal<double>(6, 5, 4);
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
+    const Matrix<double> k = test::kernel(make<double>(5, 3, projection), x, x);
+    for (Index i = 0; i < 6; ++i) {
+      const double square = x.row(i).squaredNorm();
+      CHECK(std::abs(k(i, i) / std::exp(square) - 1) <= 8 * epsilon<double> * (4 + square));
+    }
+  }
+}
+
+TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map][monte_carlo]") {
+  // over exp(x.y)^2:  exp(|x|^2 + |y|^2 - 2 x.y) (1 - exp(-|x-y|^2))^2 / 2m
+  const Index d = 4, m = 8;
+  const std::vector<Matrix<double>> v = two_vectors<double>(d, 1.2);
+  for (const Matrix<double>& y : {v[1], Matrix<double>(-v[1])}) {
+    const Matrix<double>& x = v[0];
+    const double product = x.row(0).dot(y.row(0)), squares = x.squaredNorm() + y.squaredNorm();
+    const double noise = std::pow(1 - std::exp(-(x - y).squaredNorm()), 2) / (2 * static_cast<double>(m));
+    const double expected = std::exp(2 * product) * std::exp(squares - 2 * product) * noise;
+    const test::Statistics trf(test::estimates(
+        [&](std::uint64_t seed) { return make<double>(d, m, Projection::gaussian, seed); }, x, y, 20000));
+    CHECK(trf.variance_sigmas(expected) <= five_sigma);
+    CHECK(trf.variance_error <= 0.1 * trf.variance);
+  }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/normalize/normalization.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+
+namespace {
+
+template <class T>
+constexpr double epsilon = static_cast<double>(std::numeric_limits<T>::epsilon());
+
+// rows without any symmetry, about 1 in size
+template <class T>
+Matrix<T> rows(Index n, Index d) {
+  Matrix<T> x(n, d);
+  for (Index i = 0; i < x.size(); ++i) x.data()[i] = static_cast<T>(std::sin(1.3 * static_cast<double>(i * i) + 0.2));
+  return x;
+}
+
+// | |scale x| / radius - 1 | in long double, so that it neither overflows nor underflows
+template <class T, class Row>
+double norm_error(T scale, const Row& x, double radius) {
+  const long double square = x.template cast<long double>().squaredNorm();
+  return static_cast<double>(std::abs(static_cast<long double>(scale) * std::sqrt(square) / radius - 1));
+}
+
+// a sum of d squares, a square root, two roundings
+template <class T>
+double tolerance(Index d) {
+  return epsilon<T> * (static_cast<double>(d) / 2 + 4);
+}
+
+}  // namespace
+
+TEST_CASE("the paper's normalization is the default", "[normalize]") {
+  CHECK(Normalization::unit().is_unit());
+  CHECK(Normalization::unit().radius() == 1);
+  CHECK(Normalization::unit(2.5).radius() == 2.5);
+  CHECK_FALSE(Normalization::none().is_unit());
+}
+
+TEST_CASE("a radius that is no radius is refused", "[normalize]") {
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (const double radius : {0.0, -0.0, -1.0, std::numeric_limits<double>::quiet_NaN(), infinity, -infinity})
+    test::check_invalid([&] { Normalization::unit(radius); }, {"radius: expected a positive finite number", "got "});
+  test::check_invalid([&] { Normalization::unit(-3); }, {"got -3"});
+}
+
+TEMPLATE_TEST_CASE("every row gets the radius for its norm", "[normalize]", float, double) {
+  using T = TestType;
+  for (const double radius : {1.0, 0.5, 3.0, 1e4})
+    for (const Index d : {1, 2, 3, 7, 8, 64, 65}) {
+      const Matrix<T> x = rows<T>(9, d);
+      const Vector<T> scale = Normalization::unit(radius).row_scale<T>(x);
+      REQUIRE(scale.size() == 9);
+      for (Index i = 0; i < 9; ++i) {
+        INFO("radius " << radius << " d " << d << " row " << i);
+        CHECK(norm_error(scale[i], x.row(i), radius) <= tolerance<T>(d));
+      }
+    }
+}
+
+TEMPLATE_TEST_CASE("rows of any size get the radius for their norm", "[normalize]", float, double) {
+  using T = TestType;
+  const Index d = 65;
+  const int most = std::numeric_limits<T>::max_exponent - 8;  // of 2, so that |x| and 1 / |x| are numbers of T
+  const Matrix<T> x = rows<T>(1, d);
+  const T unit = Normalization::unit().row_scale<T>(x)[0];
+  for (int exponent = -most; exponent <= most; ++exponent) {
+    const Matrix<T> scaled = x * std::ldexp(T(1), exponent);
+    const T scale = Normalization::unit().row_scale<T>(scaled)[0];
+    INFO("2^" << exponent);
+    REQUIRE(norm_error(scale, scaled.row(0), 1) <= tolerance<T>(d));
+    REQUIRE(std::abs(static_cast<double>(std::ldexp(scale, exponent) / unit) - 1) <= 2 * tolerance<T>(d));
+  }
+}
+
+TEST_CASE("tiny and huge rows are normalised without underflow or overflow", "[normalize]") {
+  const Matrix<float> x = rows<float>(1, 64);
+  for (const float size : {1e-36f, 1e-30f, 1e-15f, 1e15f, 1e30f, 1e36f}) {
+    const Matrix<float> sized = x * size;
+    CHECK(norm_error(Normalization::unit().row_scale<float>(sized)[0], sized.row(0), 1) <= tolerance<float>(64));
+  }
+  const Matrix<double> y = rows<double>(1, 64);
+  for (const double size : {1e-300, 1e-200, 1e-140, 1e140, 1e200, 1e300}) {
+    const Matrix<double> sized = y * size;
+    CHECK(norm_error(Normalization::unit().row_scale<double>(sized)[0], sized.row(0), 1) <= tolerance<double>(64));
+  }
+}
+
+TEMPLATE_TEST_CASE("one large scalar in a row of tiny ones is its norm", "[normalize]", float, double) {
+  using T = TestType;
+  Matrix<T> x = Matrix<T>::Constant(4, 5, std::numeric_limits<T>::min());
+  for (Index i = 0; i < 4; ++i) x(i, i) = i % 2 ? T(-2) : T(2);
+  const Vector<T> scale = Normalization::unit(3).row_scale<T>(x);
+  for (Index i = 0; i < 4; ++i) CHECK(scale[i] == T(1.5));
+}
+
+TEMPLATE_TEST_CASE("a zero row stays zero", "[normalize]", float, double) {
+  using T = TestType;
+  Matrix<T> x = rows<T>(3, 4);
+  x.row(1) << T(0), T(-0.0), T(0), T(-0.0);
+  const Vector<T> scale = Normalization::unit(2).row_scale<T>(x);
+  CHECK(scale[0] > 0);
+  CHECK(scale[1] == 0);
+  CHECK(scale[2] > 0);
+}
+
+TEMPLATE_TEST_CASE("the factor of a subnormal row is finite, that of a NaN is NaN", "[normalize]", float, double) {
+  using T = TestType;
+  const T smallest = std::numeric_limits<T>::denorm_min();
+  CHECK(std::isfinite(Normalization::unit(1e10).row_scale<T>(Matrix<T>::Constant(1, 3, smallest))[0]));
+  for (Index place = 0; place < 11; ++place) {
+    Matrix<T> x = rows<T>(1, 11);
+    x(0, place) = std::numeric_limits<T>::quiet_NaN();
+    CHECK(std::isnan(Normalization::unit().row_scale<T>(x)[0]));
+    x = (x.array() == x.array()).select(T(0), x);  // zeros beside it: no zero row
+    CHECK(std::isnan(Normalization::unit().row_scale<T>(x)[0]));
+  }
+}
+
+TEMPLATE_TEST_CASE("no rows have no factors, and rows of no scalars are zero rows", "[normalize]", float, double) {
+  using T = TestType;
+  for (const Normalization& normalization : {Normalization::unit(), Normalization::none()}) {
+    CHECK(normalization.row_scale<T>(Matrix<T>(0, 4)).size() == 0);
+    CHECK(normalization.row_scale<T>(Matrix<T>(3, 0)).size() == 3);
+  }
+  CHECK(Normalization::unit().row_scale<T>(Matrix<T>(3, 0)).isZero(0));
+}
+
+TEMPLATE_TEST_CASE("where a row lies in memory does not change its bits", "[normalize]", float, double) {
+  using T = TestType;
+  const Index d = 37;
+  const Matrix<T> x = rows<T>(5, d);
+  const Vector<T> scale = Normalization::unit().row_scale<T>(x);
+  for (Index shift = 0; shift < 17; ++shift) {
+    Matrix<T> wide = Matrix<T>::Zero(5, d + 17);
+    wide.middleCols(shift, d) = x;
+    CHECK(Normalization::unit().row_scale<T>(wide.middleCols(shift, d)) == scale);
+  }
+}
+
+TEMPLATE_TEST_CASE("without normalization every row is multiplied by d^(-1/4)", "[normalize]", float, double) {
+  using T = TestType;
+  for (const Index d : {1, 16, 64, 81}) {
+    const Vector<T> scale = Normalization::none().row_scale<T>(rows<T>(4, d));
+    REQUIRE(scale.size() == 4);
+    for (Index i = 0; i < 4; ++i) {
+      const double fourth = std::pow(static_cast<double>(scale[i]), 4);
+      CHECK(std::abs(fourth * static_cast<double>(d) - 1) <= 4 * epsilon<T>);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("a map with a kernel of its own asks for no softmax scale", "[normalize]", float, double) {
+  using T = TestType;
+  const Matrix<T> x = rows<T>(4, 9);
+  CHECK(Normalization::none().row_scale<T>(x, false) == Vector<T>::Ones(4));
+  CHECK(Normalization::unit(2).row_scale<T>(x, false) == Normalization::unit(2).row_scale<T>(x, true));
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/position/alibi.hpp"
+
+#include <limits>
+
+#include "nprf/position/position.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+
+static_assert(Position<AlibiPosition<float>> && Position<AlibiPosition<double>>);
+
+TEMPLATE_TEST_CASE("the bias falls by the slope with every step of distance", "[position]", float, double) {
+  using T = TestType;
+  for (const T slope : {T(0.5), T(0.1), T(0), T(-2), T(1) / 256}) {
+    const AlibiPosition<T> position(slope);
+    CHECK(position.slope() == slope);
+    CHECK(position.bias()[0] == 0);
+    for (const Index distance : {1, 2, 3, 100, 99999}) {
+      const double expected = -static_cast<double>(slope) * static_cast<double>(distance);
+      CHECK(position.bias()[distance] == expected);
+      CHECK(position.bias()[-distance] == expected);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("a slope that is not finite, or absurd, is refused", "[position]", float, double) {
+  using T = TestType;
+  const T infinity = std::numeric_limits<T>::infinity();
+  for (const T slope : {infinity, -infinity, std::numeric_limits<T>::quiet_NaN(), T(1.1e30), T(-1.1e30)})
+    test::check_invalid([&] { AlibiPosition<T>{slope}; }, {"slope: expected a number between -1e30 and 1e30", "got "});
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/position/relative.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "nprf/position/position.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+
+static_assert(Position<RelativePosition<float>> && Position<RelativePosition<double>>);
+
+TEMPLATE_TEST_CASE("each lag within reach has a scalar of its own, all others that of the end", "[position]", float,
+                   double) {
+  using T = TestType;
+  for (const Index R : {0, 1, 2, 7}) {
+    Vector<T> b(2 * R + 1);
+    for (Index l = 0; l < b.size(); ++l) b[l] = static_cast<T>(3 * l - 4);
+    const RelativePosition<T> position(b);
+    INFO("R " << R);
+    CHECK(position.reach() == R);
+    for (Index lag = -R - 5; lag <= R + 5; ++lag) {
+      const Index clipped = std::clamp(lag, -R, R);
+      CHECK(position.bias()[lag] == static_cast<double>(b[R + clipped]));
+    }
+    CHECK(position.bias()[-1000000] == static_cast<double>(b[0]));
+    CHECK(position.bias()[1000000] == static_cast<double>(b[2 * R]));
+  }
+}
+
+TEST_CASE("an even number of scalars is refused", "[position]") {
+  for (const Index size : {0, 2, 10})
+    test::check_invalid([&] { RelativePosition<float>(Vector<float>::Zero(size)); },
+                        {"b: expected an odd number of scalars", "got " + std::to_string(size)});
+}
+
+TEMPLATE_TEST_CASE("NaN and +infinity are refused by their place", "[position]", float, double) {
+  using T = TestType;
+  for (const T wrong : {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()})
+    for (const Index place : {0, 3, 4}) {
+      Vector<T> b = Vector<T>::Zero(5);
+      b[place] = wrong;
+      test::check_invalid([&] { RelativePosition<T>{b}; },
+                          {"b[" + std::to_string(place) + "]", "finite number or -infinity"});
+    }
+}
+
+TEMPLATE_TEST_CASE("a bias of -infinity is allowed, and holds beyond the reach", "[position]", float, double) {
+  using T = TestType;
+  const T infinity = std::numeric_limits<T>::infinity();
+  Vector<T> b = Vector<T>::Zero(5);
+  b[0] = b[4] = -infinity;
+  const RelativePosition<T> position(b);
+  for (const Index lag : {-900, -3, -2, 2, 3, 900})
+    CHECK(position.bias()[lag] == -std::numeric_limits<double>::infinity());
+  for (const Index lag : {-1, 0, 1}) CHECK(position.bias()[lag] == 0);
+}

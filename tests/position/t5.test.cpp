@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/position/t5.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "nprf/position/position.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+
+static_assert(Position<T5Position<float>> && Position<T5Position<double>>);
+
+namespace {
+
+// The distance at which each bucket of one direction starts. On all of these the fp32 of the published code (Raffel et
+// al. 2020) and exact arithmetic agree: the least l with (l / exact)^(nb - exact) >= (D / exact)^(bucket - exact).
+struct Setting {
+  Index num_buckets;
+  Direction direction;
+  Index max_distance;
+  std::vector<Index> starts;
+};
+
+const std::vector<Setting>& settings() {
+  constexpr Direction causal = Direction::causal, both = Direction::bidirectional;
+  static const std::vector<Setting> all{
+      {32, causal, 128, {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                         16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113}},
+      {32, both, 128, {0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91}},
+      {16, causal, 64, {0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 14, 18, 23, 30, 39, 50}},
+      {16, both, 64, {0, 1, 2, 3, 4, 8, 16, 32}},
+      {64, causal, 256, {0,  1,  2,   3,   4,   5,   6,   7,   8,   9,   10,  11,  12,  13,  14,  15,
+                         16, 17, 18,  19,  20,  21,  22,  23,  24,  25,  26,  27,  28,  29,  30,  31,
+                         32, 35, 37,  39,  42,  45,  48,  51,  54,  58,  62,  66,  70,  75,  80,  85,
+                         91, 97, 104, 110, 118, 126, 134, 143, 153, 163, 174, 185, 198, 211, 225, 240}},
+      {64, both, 256, {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,  12,  13,  14,  15,
+                       16, 20, 23, 27, 32, 39, 46, 54, 64, 77, 91, 108, 128, 153, 182, 216}},
+      {8, causal, 32, {0, 1, 2, 3, 4, 7, 12, 20}},
+      {8, both, 32, {0, 1, 2, 8}},
+      {12, causal, 100, {0, 1, 2, 3, 4, 5, 6, 10, 16, 25, 40, 63}},
+      {12, both, 100, {0, 1, 2, 3, 10, 32}},
+      {7, causal, 20, {0, 1, 2, 3, 5, 8, 13}},
+      {2, causal, 2, {0, 1}},
+      {4, both, 3, {0, 1}},
+      // more buckets than distances: some stay empty
+      {32, causal, 20, {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                        16, 17, 17, 17, 17, 18, 18, 18, 18, 19, 19, 19, 19, 20, 20, 20}},
+      {64, both, 20, {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                      16, 17, 17, 17, 17, 18, 18, 18, 18, 19, 19, 19, 19, 20, 20, 20}}};
+  return all;
+}
+
+Index bucket_by_table(Index lag, const Setting& setting) {
+  const bool both = setting.direction == Direction::bidirectional;
+  const Index distance = both ? std::max(lag, -lag) : std::max<Index>(-lag, 0);
+  const Index above = both && lag > 0 ? setting.num_buckets / 2 : 0;
+  return above + (std::upper_bound(setting.starts.begin(), setting.starts.end(), distance) - setting.starts.begin()) -
+         1;
+}
+
+template <class T>
+Vector<T> weights(Index n) {
+  Vector<T> w(n);
+  for (Index b = 0; b < n; ++b) w[b] = static_cast<T>(10 * b - 7);
+  return w;
+}
+
+}  // namespace
+
+TEST_CASE("every lag has the bucket of the published code", "[position]") {
+  for (const Setting& setting : settings())
+    for (Index lag = -2000; lag <= 2000; ++lag) {
+      INFO(setting.num_buckets << " buckets to " << setting.max_distance << ", causal "
+                               << (setting.direction == Direction::causal) << ", lag " << lag);
+      REQUIRE(t5_bucket(lag, setting.num_buckets, setting.direction, setting.max_distance) ==
+              bucket_by_table(lag, setting));
+    }
+}
+
+TEMPLATE_TEST_CASE("the bias of a lag is the weight of its bucket", "[position]", float, double) {
+  using T = TestType;
+  for (const Setting& setting : settings()) {
+    const Vector<T> w = weights<T>(setting.num_buckets);
+    const T5Position<T> position(w, setting.direction, setting.max_distance);
+    CHECK(position.num_buckets() == setting.num_buckets);
+    CHECK(position.direction() == setting.direction);
+    CHECK(position.bucket_weights() == w);
+    for (Index lag = -2000; lag <= 2000; ++lag) {
+      INFO(setting.num_buckets << " buckets to " << setting.max_distance << ", lag " << lag);
+      REQUIRE(position.bucket(lag) == bucket_by_table(lag, setting));
+      REQUIRE(position.bias()[lag] == static_cast<double>(w[bucket_by_table(lag, setting)]));
+    }
+    for (const Index lag : {-5000000, 5000000})
+      CHECK(position.bias()[lag] == static_cast<double>(w[bucket_by_table(lag, setting)]));
+  }
+}
+
+TEST_CASE("T5's own setting is constant from lag 113 (causal) and 91 (bidirectional) on", "[position]") {
+  const Vector<double> w = weights<double>(32);
+  const LagBias<double> causal = t5_position(w, Direction::causal).bias();
+  const LagBias<double> both = t5_position(w, Direction::bidirectional).bias();
+  CHECK(causal[-112] != causal[-113]);
+  CHECK(both[-90] != both[-91]);
+  CHECK(both[90] != both[91]);
+  for (Index lag = 113; lag <= 3000; ++lag) REQUIRE(causal[-lag] == w[31]);
+  for (Index lag = 91; lag <= 3000; ++lag) {
+    REQUIRE(both[-lag] == w[15]);
+    REQUIRE(both[lag] == w[31]);
+  }
+}
+
+TEST_CASE("bidirectional: keys before and after a query share no bucket; causal: later keys count as its own",
+          "[position]") {
+  const T5Position<float> both = t5_position<float>(weights<float>(32), Direction::bidirectional);
+  const T5Position<float> causal = t5_position<float>(weights<float>(32), Direction::causal);
+  for (Index lag = 1; lag <= 300; ++lag) {
+    REQUIRE(both.bucket(lag) == both.bucket(-lag) + 16);
+    REQUIRE(causal.bucket(lag) == 0);
+  }
+  CHECK(both.bucket(0) == 0);
+  CHECK(causal.bucket(0) == 0);
+}
+
+TEST_CASE("buckets that do not fit are refused", "[position]") {
+  const auto make = [](Index n, Direction direction, Index max_distance) {
+    return [=] { T5Position<float>(Vector<float>::Zero(n), direction, max_distance); };
+  };
+  constexpr Direction causal = Direction::causal, both = Direction::bidirectional;
+  test::check_invalid(make(0, both, 128), {"bucket_weights: expected an even number of scalars, at least 4", "got 0"});
+  test::check_invalid(make(2, both, 128), {"bucket_weights", "at least 4", "got 2"});
+  test::check_invalid(make(31, both, 128), {"bucket_weights", "even", "got 31"});
+  test::check_invalid(make(1, causal, 128), {"bucket_weights: expected at least 2", "got 1"});
+  test::check_invalid(make(0, causal, 128), {"bucket_weights", "got 0"});
+  test::check_invalid(make(32, causal, 16), {"max_distance: expected more than 16", "got 16"});
+  test::check_invalid(make(32, both, 8), {"max_distance: expected more than 8", "got 8"});
+  test::check_invalid(make(32, causal, -5), {"max_distance", "got -5"});
+  test::check_invalid(make(32, causal, (Index{1} << 24) + 1), {"max_distance", "2^24", "got 16777217"});
+  CHECK_NOTHROW(make(32, causal, 17)());
+  CHECK_NOTHROW(make(32, both, 9)());
+  CHECK_NOTHROW(make(4, both, 2)());
+  CHECK_NOTHROW(make(2, causal, 2)());
+}
+
+TEMPLATE_TEST_CASE("T5 weights: -infinity is allowed, NaN and +infinity are refused by their place", "[position]",
+                   float, double) {
+  using T = TestType;
+  Vector<T> w = weights<T>(32);
+  w[31] = -std::numeric_limits<T>::infinity();
+  const T5Position<T> position(w, Direction::causal);
+  CHECK(position.bias()[-113] == -std::numeric_limits<double>::infinity());
+  CHECK(position.bias()[-112] > -1000);
+  for (const T wrong : {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()}) {
+    w[17] = wrong;
+    test::check_invalid([&] { T5Position<T>(w, Direction::causal); },
+                        {"bucket_weights[17]", "finite number or -infinity"});
+  }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/reference/kernelized_attention.hpp"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/reference/softmax_attention.hpp"
+#include "support/catch.hpp"
+#include "support/error.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+using reference::kernelized_attention;
+
+namespace {
+
+using Row = Vector<long double>;
+constexpr Index d = 3;
+
+// the features of the papers, with no factor left out (formulas.md): x is normalised
+struct Formula {
+  Matrix<double> w;  // (m,d)
+
+  Row prf(const Row& x) const {
+    Row phi(w.rows());
+    for (Index r = 0; r < w.rows(); ++r) phi[r] = std::exp(dot(r, x) - x.squaredNorm() / 2);
+    return phi / std::sqrt(static_cast<long double>(w.rows()));
+  }
+  Row trf(const Row& x) const {
+    Row phi(2 * w.rows());
+    for (Index r = 0; r < w.rows(); ++r) {
+      phi[r] = std::sin(dot(r, x)) * std::exp(x.squaredNorm() / 2);
+      phi[w.rows() + r] = std::cos(dot(r, x)) * std::exp(x.squaredNorm() / 2);
+    }
+    return phi / std::sqrt(static_cast<long double>(w.rows()));
+  }
+  Row hyperbolic(const Row& x) const {
+    Row phi(2 * w.rows());
+    phi << prf(x), prf(-x);
+    return phi / std::sqrt(2.L);
+  }
+  static Row elu(const Row& x) {
+    return x.unaryExpr([](long double t) { return t > 0 ? t + 1 : std::exp(t); });
+  }
+
+ private:
+  long double dot(Index r, const Row& x) const {
+    long double sum = 0;
+    for (Index c = 0; c < x.size(); ++c) sum += static_cast<long double>(w(r, c)) * x[c];
+    return sum;
+  }
+};
+
+struct Setting {
+  Index n_q, n_k, offset;
+  Direction direction;
+  double radius;  // 0: none
+};
+
+// y and, for each row, sum |w| / |sum w|
+template <class Phi>
+std::pair<Matrix<double>, Vector<double>> by_hand(const Phi& phi, bool estimates_exp, const Vector<double>& b,
+                                                  const Setting& s, const Matrix<double>& q, const Matrix<double>& k,
+                                                  const Matrix<double>& v) {
+  const auto normalised = [&](const Matrix<double>& x, Index i) -> Row {
+    const Row row = x.row(i).transpose().cast<long double>();
+    if (s.radius > 0) return row * (s.radius / row.norm());
+    return estimates_exp ? Row(row / std::pow(static_cast<long double>(d), 0.25L)) : row;
+  };
+  const Index R = b.size() / 2;
+  Matrix<double> y = Matrix<double>::Zero(s.n_q, v.cols());
+  Vector<double> condition = Vector<double>::Ones(s.n_q);
+  for (Index i = 0; i < s.n_q; ++i) {
+    const Row a = phi(normalised(q, i));
+    Row numerator = Row::Zero(v.cols());
+    long double denominator = 0, size = 0;
+    for (Index j = 0; j < s.n_k; ++j) {
+      const Index lag = j - (i + s.offset);
+      if (s.direction == Direction::causal && lag > 0) continue;
+      const Row w_j = a.cwiseProduct(phi(normalised(k, j))) *
+                      std::exp(static_cast<long double>(b[std::min(std::max(lag, -R), R) + R]));
+      const long double w = w_j.sum();
+      size += w_j.cwiseAbs().sum();
+      denominator += w;
+      for (Index p = 0; p < v.cols(); ++p) numerator[p] += w * v(j, p);
+    }
+    if (size == 0) continue;
+    y.row(i) = (numerator / denominator).cast<double>().transpose();
+    condition[i] = static_cast<double>(size / std::abs(denominator));
+  }
+  return {y, condition};
+}
+
+template <class F, class Phi>
+void check(const F& features, const Phi& phi) {
+  Vector<double> b = normal_vector<double>(7, 5);
+  b[5] = -std::numeric_limits<double>::infinity();
+  for (const Setting& s : std::vector<Setting>{{1, 1, 0, Direction::bidirectional, 1},
+                                               {9, 9, 0, Direction::bidirectional, 1},
+                                               {9, 9, 0, Direction::causal, 1},
+                                               {9, 9, 0, Direction::causal, 0},
+                                               {12, 7, 0, Direction::bidirectional, 1.75},
+                                               {7, 12, 0, Direction::causal, 0},
+                                               {7, 12, 4, Direction::causal, 1},
+                                               {7, 12, 5, Direction::bidirectional, 0},
+                                               {12, 7, -5, Direction::causal, 1},
+                                               {12, 7, -5, Direction::bidirectional, 1}}) {
+    INFO("n_q " << s.n_q << " n_k " << s.n_k << " offset " << s.offset << " radius " << s.radius
+                << (s.direction == Direction::causal ? " causal" : ""));
+    const auto q = normal<double>(s.n_q, d, 1), k = normal<double>(s.n_k, d, 2), v = normal<double>(s.n_k, 2, 3);
+    const Attention attention(features, RelativePosition<double>(b),
+                              {.direction = s.direction,
+                               .normalization = s.radius > 0 ? Normalization::unit(s.radius) : Normalization::none()});
+    const Matrix<double> y = kernelized_attention(attention, q, k, v, s.offset);
+    const auto [expected, condition] = by_hand(phi, estimates_exp<F>(), b, s, q, k, v);
+    // features in double carry some eps of their exponents, |w.x| up to 10; values are below 4
+    const Matrix<double> tolerance = 4 * 8 * epsilon<double> * condition.replicate(1, 2);
+    CHECK(worst_ratio(y, expected, tolerance) <= 1);
+    CHECK(y.allFinite());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("the twin is the formula of the paper for every feature map", "[reference]") {
+  const Formula formula{normal<double>(4, d, 9)};
+  check(PositiveFeatures<double>(formula.w), [&](const Row& x) { return formula.prf(x); });
+  check(TrigonometricFeatures<double>(formula.w), [&](const Row& x) { return formula.trf(x); });
+  check(HyperbolicFeatures<double>(formula.w), [&](const Row& x) { return formula.hyperbolic(x); });
+  check(EluFeatures<double>(d), [&](const Row& x) { return Formula::elu(x); });
+}
+
+TEST_CASE("the twin's weights neither overflow nor vanish", "[reference]") {
+  // biases of +-40000: exp of either is no number, their differences within a row's window are
+  const Index n = 40;
+  Vector<double> b(2 * n + 1);
+  for (Index l = 0; l < b.size(); ++l) b[l] = static_cast<double>(n - l) * 1000;
+  const auto q = normal<double>(n, d, 1), k = normal<double>(n, d, 2), v = normal<double>(n, 2, 3);
+  const Attention attention(orf<double>(d, 4, 7), RelativePosition<double>(b));
+  // each row sees but its first key: the next one weighs e^-1000 of it
+  const Matrix<double> y = kernelized_attention(attention, q, k, v);
+  CHECK(worst_ratio(y, v.row(0).replicate(n, 1), 4 * epsilon<double>) <= 1);
+}
+
+TEST_CASE("rows of the twin that see no key are zero", "[reference]") {
+  const auto q = normal<float>(6, d, 1), k = normal<float>(4, d, 2), v = normal<float>(4, 2, 3);
+  const Attention causal(orf<float>(d, 4, 7), NoPosition<float>(), {.direction = Direction::causal});
+  const Matrix<float> y = kernelized_attention(causal, q, k, v, -3);
+  CHECK(y.topRows(3).isZero(0));
+  CHECK(worst_ratio(y.row(3), v.row(0), 4 * epsilon<float>) <= 1);
+  CHECK(kernelized_attention(causal, q, Matrix<float>(0, d), Matrix<float>(0, 2)).isZero(0));
+  CHECK(kernelized_attention(causal, Matrix<float>(0, d), k, v).rows() == 0);
+  CHECK(kernelized_attention(causal, q, k, Matrix<float>(4, 0)).cols() == 0);
+}
+
+TEST_CASE("the twin refuses wrong shapes", "[reference]") {
+  const Attention attention(orf<float>(d, 4, 7), NoPosition<float>());
+  const auto q = normal<float>(6, d, 1), v = normal<float>(4, 2, 3);
+  check_invalid([&] { kernelized_attention(attention, q, normal<float>(4, 2, 1), v); }, {"keys", "3 columns", "got 2"});
+  check_invalid([&] { kernelized_attention(attention, q, normal<float>(5, d, 1), v); }, {"values", "5 rows", "got 4"});
+}
+
+// the squared error of an estimate from m features falls as 1/m; averaged over draws, a fall by 16 is 4 in the root
+TEST_CASE("with more features kernelized attention comes closer to softmax", "[reference]") {
+  const Index n = 24, dim = 8;
+  const auto q = normal<double>(n, dim, 1), k = normal<double>(n, dim, 2), v = normal<double>(n, 4, 3);
+  const RelativePosition<double> position(normal_vector<double>(21, 4));
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    const Matrix<double> exact =
+        reference::softmax_attention<double>(q, k, v, position, direction, Normalization::unit(1));
+    const auto mean_error = [&](auto&& make, Index m) {
+      double square = 0;
+      constexpr int draws = 48;
+      for (std::uint64_t seed = 1; seed <= draws; ++seed) {
+        const Attention attention(make(m, seed), position, {.direction = direction});
+        square += (kernelized_attention(attention, q, k, v) - exact).squaredNorm() / draws;
+      }
+      return std::sqrt(square / exact.squaredNorm());
+    };
+    const auto check_fall = [&](const char* map, auto&& make) {
+      const double few = mean_error(make, 128), many = mean_error(make, 2048);
+      INFO(map << ": " << few << " with 128 vectors, " << many << " with 2048");
+      // 48 draws leave about 10 % of spread in either error; a bias would end the fall
+      CHECK(few / many > 2.8);
+      CHECK(few / many < 5.7);
+      CHECK(many < 0.07);
+    };
+    check_fall("prf", [&](Index m, std::uint64_t seed) { return prf<double>(dim, m, seed); });
+    check_fall("orf", [&](Index m, std::uint64_t seed) { return orf<double>(dim, m, seed); });
+    check_fall("trf", [&](Index m, std::uint64_t seed) { return trf<double>(dim, m, seed); });
+    check_fall("hyperbolic", [&](Index m, std::uint64_t seed) {
+      return HyperbolicFeatures<double>(FeatureOptions{.input_dim = dim, .num_features = m, .seed = seed});
+    });
+  }
+}

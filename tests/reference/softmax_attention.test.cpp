@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/reference/softmax_attention.hpp"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/error.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+using reference::softmax_attention;
+
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+
+// radius 0: none
+Normalization normalization(double radius) { return radius > 0 ? Normalization::unit(radius) : Normalization::none(); }
+
+struct Exact {
+  Matrix<double> y, tolerance;
+};
+
+// the formula as two obvious loops in long double. A logit s is a sum of d products of rounded factors, plus a bias: it
+// is off by eps (d/2 + 4) |q||k| + eps |b|, which moves a weight by that much, and y by twice that times the values
+// around
+template <Real T>
+Exact two_loops(const Tokens<T>& x, const LagBias<T>& b, Direction direction, double radius) {
+  using Row = Vector<long double>;
+  const Index n_q = x.q.rows(), n_k = x.k.rows(), d = x.q.cols(), d_v = x.v.cols();
+  const auto normalised = [&](const Matrix<T>& m, Index i) -> Row {
+    const Row row = m.row(i).transpose().template cast<long double>();
+    if (radius > 0) return row.norm() > 0 ? Row(row * (radius / row.norm())) : row;
+    return row / std::pow(static_cast<long double>(d), 0.25L);
+  };
+  Exact exact{Matrix<double>::Zero(n_q, d_v), Matrix<double>::Zero(n_q, d_v)};
+  for (Index i = 0; i < n_q; ++i) {
+    const Row q = normalised(x.q, i);
+    Vector<long double> s = Vector<long double>::Constant(n_k, never);
+    long double top = never, doubt = 0;
+    for (Index j = 0; j < n_k; ++j) {
+      if ((direction == Direction::causal && j > i) || b[j - i] == never) continue;
+      const Row k = normalised(x.k, j);
+      s[j] = b[j - i];
+      for (Index c = 0; c < d; ++c) s[j] += q[c] * k[c];
+      top = std::max(top, s[j]);
+      doubt = std::max(doubt, (static_cast<long double>(d) / 2 + 4) * q.norm() * k.norm() +
+                                  static_cast<long double>(std::abs(b[j - i])));
+    }
+    if (top == never) continue;
+    Row numerator = Row::Zero(d_v), size = Row::Zero(d_v);
+    long double denominator = 0;
+    for (Index j = 0; j < n_k; ++j) {
+      const long double w = std::exp(s[j] - top);
+      denominator += w;
+      for (Index p = 0; p < d_v; ++p) {
+        numerator[p] += w * x.v(j, p);
+        size[p] += w * std::abs(static_cast<long double>(x.v(j, p)));
+      }
+    }
+    const double growth = 2 * epsilon<T> * static_cast<double>(doubt) + direct_growth<T>(0, n_k);
+    for (Index p = 0; p < d_v; ++p) {
+      exact.y(i, p) = static_cast<double>(numerator[p] / denominator);
+      exact.tolerance(i, p) = 2 * growth * static_cast<double>(size[p] / denominator);
+    }
+  }
+  return exact;
+}
+
+template <Real T>
+HeldPosition<T> position(int kind) {
+  switch (kind) {
+    case 0: return {NoPosition<T>().bias()};
+    case 1: return {RelativePosition<T>(random_table<T>(3, 21)).bias()};
+    case 2: return {RelativePosition<T>(random_table<T>(300, 22)).bias()};
+    case 3: return {t5_position<T>(normal_vector<T>(8, 23), Direction::bidirectional, 20).bias()};
+    case 4: return {AlibiPosition<T>(T(0.0625)).bias()};
+    default: break;
+  }
+  Vector<T> b = random_table<T>(6, 25);  // a window of 5 tokens back and any ahead, with holes
+  b[0] = b[3] = b[8] = static_cast<T>(never);
+  return {RelativePosition<T>(b).bias()};
+}
+
+template <Real T>
+void check(Index n_q, Index n_k, Index d, Index d_v, const HeldPosition<T>& p, Direction direction, double radius,
+           double length = 1) {
+  Tokens<T> x = random_tokens<T>(n_q, n_k, d, d_v);
+  x.q *= T(length);
+  x.k *= T(length);
+  const Exact exact = two_loops(x, p.bias(), direction, radius);
+  const Matrix<T> y = softmax_attention<T>(x.q, x.k, x.v, p, direction, normalization(radius));
+  INFO("n_q " << n_q << " n_k " << n_k << " d " << d << " d_v " << d_v << " radius " << radius << " length " << length
+              << (direction == Direction::causal ? " causal" : "") << (sizeof(T) == 4 ? " float" : ""));
+  CHECK(worst_ratio(y, exact.y, exact.tolerance) <= 1);
+}
+
+}  // namespace
+
+TEST_CASE("softmax attention is its formula", "[reference]") {
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (int kind = 0; kind < 6; ++kind)
+      for (const double radius : {1., 0., 3.}) {
+        INFO("position " << kind);
+        for (const Index n : {1, 2, 3, 17}) {
+          check(n, n, 4, 3, position<double>(kind), direction, radius);
+          check(n, n, 4, 3, position<float>(kind), direction, radius);
+        }
+        check(5, 11, 1, 1, position<double>(kind), direction, radius);
+        check(11, 5, 7, 2, position<double>(kind), direction, radius);
+      }
+}
+
+TEST_CASE("softmax attention is right at the edges of its tiles", "[reference]") {
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{127, 127},
+                                                                       {128, 128},
+                                                                       {129, 129},
+                                                                       {255, 255},
+                                                                       {256, 256},
+                                                                       {257, 257},
+                                                                       {3, 513},
+                                                                       {300, 2},
+                                                                       {129, 257},
+                                                                       {257, 129}})
+      for (const int kind : {2, 5}) {
+        INFO("position " << kind);
+        check(n_q, n_k, 4, 2, position<double>(kind), direction, 1);
+        check(n_q, n_k, 4, 2, position<float>(kind), direction, 0);
+      }
+}
+
+TEST_CASE("softmax attention survives huge logits", "[reference]") {
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    // |q.k| / sqrt(d) in the hundreds: exp of it overflows a float, and from 700 a double
+    check(130, 300, 8, 2, position<float>(1), direction, 0, 30);
+    check(130, 300, 8, 2, position<double>(1), direction, 0, 60);
+    check(130, 300, 8, 2, position<float>(0), direction, 30);
+  }
+}
+
+TEST_CASE("biases that rise or fall without end leave every row its own digits", "[reference]") {
+  for (const double slope : {-3., 3.})
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      check(400, 400, 4, 2, HeldPosition<float>{AlibiPosition<float>(static_cast<float>(slope)).bias()}, direction, 1);
+      check(400, 400, 4, 2, HeldPosition<double>{AlibiPosition<double>(slope).bias()}, direction, 1);
+    }
+}
+
+TEST_CASE("a window whose first tiles are all at -infinity", "[reference]") {
+  // only keys 300 or more tokens ahead, or only those as far back
+  for (const bool ahead : {true, false}) {
+    LagBias<double> b{ahead ? 299 : -300, Vector<double>::Zero(2), 0, 0};
+    b.table[ahead ? 0 : 1] = never;
+    const HeldPosition<double> p{b};
+    check(600, 600, 3, 2, p, Direction::bidirectional, 1);
+    check(600, 600, 3, 2, p, Direction::causal, 1);
+    const Tokens<double> x = random_tokens<double>(600, 600, 3, 2);
+    const Matrix<double> y =
+        softmax_attention<double>(x.q, x.k, x.v, p, Direction::bidirectional, Normalization::unit(1));
+    CHECK((ahead ? y.bottomRows(300) : y.topRows(300)).isZero(0));
+    CHECK(!(ahead ? y.topRows(300) : y.bottomRows(300)).isZero(0));
+  }
+}
+
+TEST_CASE("softmax attention of values of 1 is 1, and a constant in the bias changes nothing", "[reference]") {
+  Tokens<double> x = random_tokens<double>(140, 140, 4, 2);
+  const Vector<double> b = random_table<double>(10, 3);
+  const auto run = [&](const Vector<double>& bias) {
+    return softmax_attention<double>(x.q, x.k, x.v, RelativePosition<double>(bias), Direction::causal,
+                                     Normalization::unit(1));
+  };
+  const Matrix<double> y = run(b), shifted = run((b.array() + 100).matrix());
+  CHECK(worst_ratio(shifted, y, 4 * 100 * epsilon<double>) <= 1);  // a logit near 100 is rounded to 100 eps
+  x.v.setOnes();
+  CHECK(worst_ratio(run(b), x.v, direct_growth<double>(0, 140)) <= 1);
+}
+
+TEST_CASE("softmax attention takes anybody's matrices and empty ones", "[reference]") {
+  const Tokens<float> x = random_tokens<float>(20, 30, 4, 3);
+  const Eigen::MatrixXf q = x.q, k = x.k, v = x.v;
+  const NoPosition<float> none;
+  const auto run = [&](const MatrixView<float>& a, const MatrixView<float>& b, const MatrixView<float>& c) {
+    return softmax_attention<float>(a, b, c, none, Direction::bidirectional, Normalization::unit(1));
+  };
+  CHECK(same_bits(softmax_attention<float>(q, k, v, none, Direction::bidirectional, Normalization::unit(1)),
+                  run(x.q, x.k, x.v)));
+  CHECK(run(x.q, Matrix<float>(0, 4), Matrix<float>(0, 3)).isZero(0));
+  CHECK(run(x.q, Matrix<float>(0, 4), Matrix<float>(0, 3)).rows() == 20);
+  CHECK(run(Matrix<float>(0, 4), x.k, x.v).rows() == 0);
+  CHECK(run(x.q, x.k, Matrix<float>(30, 0)).cols() == 0);
+}
+
+TEST_CASE("softmax attention refuses wrong shapes", "[reference]") {
+  const auto run = [](Index d_q, Index d_k, Index n_v) {
+    softmax_attention<double>(normal<double>(5, d_q, 1), normal<double>(6, d_k, 2), normal<double>(n_v, 2, 3),
+                              NoPosition<double>(), Direction::causal, Normalization::none());
+  };
+  check_invalid([&] { run(3, 4, 6); }, {"keys", "3 columns", "got 4"});
+  check_invalid([&] { run(3, 3, 7); }, {"values", "6 rows", "got 7"});
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/types.hpp"
+#include "support/error.hpp"
+#include "support/random.hpp"
+
+/// The product Y = ((A B^T) o C) U as an obvious loop, and how far each engine may be from it.
+namespace nprf::test {
+
+/// The engines that this build has.
+inline std::vector<Engine> engines() {
+  if (NPRF_USE_FFTW) return {Engine::direct, Engine::fftw};
+  return {Engine::direct};
+}
+
+/// Signed N(0,1) weights for all the lags that n_q queries and n_k keys reach.
+template <Real T>
+LagWeights<T> random_weights(Index n_q, Index n_k, std::uint64_t seed) {
+  return {-(n_q - 1), normal_vector<T>(n_q + n_k - 1, seed)};
+}
+
+inline std::vector<Index> all_rows(Index n) {
+  std::vector<Index> rows(static_cast<std::size_t>(n));
+  std::iota(rows.begin(), rows.end(), Index{0});
+  return rows;
+}
+
+/// Some rows of a matrix with n of them: the first, the last, and others evenly between.
+inline std::vector<Index> some_rows(Index n, Index count) {
+  if (n <= count) return all_rows(n);
+  std::vector<Index> rows;
+  for (Index k = 0; k < count; ++k) rows.push_back(k * (n - 1) / (count - 1));
+  return rows;
+}
+
+template <class T>
+Matrix<T> pick(const Matrix<T>& X, const std::vector<Index>& rows) {
+  Matrix<T> picked(static_cast<Index>(rows.size()), X.cols());
+  for (Index i = 0; i < picked.rows(); ++i) picked.row(i) = X.row(rows[static_cast<std::size_t>(i)]);
+  return picked;
+}
+
+struct Product {
+  Matrix<double> values;     // rows of Y
+  Matrix<double> magnitude;  // the same with the absolute value of each term
+};
+
+/// The given rows of Y in long double.
+template <Real T>
+Product reference_product(const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U,
+                          const std::vector<Index>& rows) {
+  Product product{Matrix<double>(static_cast<Index>(rows.size()), U.cols()),
+                  Matrix<double>(static_cast<Index>(rows.size()), U.cols())};
+  for (Index row = 0; row < product.values.rows(); ++row) {
+    const Index i = rows[static_cast<std::size_t>(row)];
+    Vector<long double> y = Vector<long double>::Zero(U.cols()), magnitude = y;
+    for (Index j = 0; j < B.rows(); ++j) {
+      const Index lag = j - i;
+      if (lag < lags.first || lag > lags.last()) continue;
+      const long double c = lags.values[lag - lags.first];
+      long double dot = 0, absolute = 0;
+      for (Index r = 0; r < A.cols(); ++r) {
+        const long double term = static_cast<long double>(A(i, r)) * B(j, r);
+        dot += term;
+        absolute += std::abs(term);
+      }
+      for (Index p = 0; p < U.cols(); ++p) {
+        y[p] += c * dot * U(j, p);
+        magnitude[p] += std::abs(c) * absolute * std::abs(static_cast<long double>(U(j, p)));
+      }
+    }
+    product.values.row(row) = y.cast<double>().transpose();
+    product.magnitude.row(row) = magnitude.cast<double>().transpose();
+  }
+  return product;
+}
+
+/// Each entry of Y is n_k sums of r terms, rounded at every step: errors of both signs grow with the root of their
+/// number. 16 stands for the steps that do not depend on it: the weights, the factors' products, the last rounding.
+template <Real T>
+double direct_growth(Index r, Index n_k) {
+  return epsilon<T> * std::sqrt(static_cast<double>(16 + r + n_k));
+}
+
+/// What an FFT leaves in row i of Y for columns of U scaled to maximum 1 (design.md, "Accuracy"): with x_rp = B_r o
+/// U_p, y_rp = T(c) x_rp, N the transform's length,
+///     E_i = eps sqrt(log2 N) sum_r |A_ir| max_p (|c| |x_rp| + |y_rp|) / sqrt(N)
+/// and sqrt(2), because two columns share a transform. It is the same for rows large and small.
+template <Real T>
+Vector<double> fft_noise(const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U) {
+  const Index n_q = A.rows(), n_k = B.rows();
+  const double N = static_cast<double>(n_q + n_k - 1);
+  const Vector<double> c = lags.window({-(n_q - 1), n_k - 1}).template cast<double>();  // c[j - i] at n_q - 1 + j - i
+  Matrix<double> unit = U.template cast<double>();                                      // (n_k,p), maximum 1
+  for (Index p = 0; p < U.cols(); ++p)
+    if (const double largest = unit.col(p).cwiseAbs().maxCoeff(); largest > 0) unit.col(p) /= largest;
+
+  const std::vector<Index> rows = some_rows(n_q, 64);  // the mean of |y_rp|^2, from a sample
+  Vector<double> noise = Vector<double>::Zero(n_q);
+  for (Index r = 0; r < A.cols(); ++r) {
+    const Matrix<double> x = B.col(r).template cast<double>().asDiagonal() * unit;  // (n_k,p)
+    Vector<double> y_square = Vector<double>::Zero(U.cols());
+    for (const Index i : rows)
+      y_square += (x.transpose() * c.segment(n_q - 1 - i, n_k)).cwiseAbs2() / static_cast<double>(rows.size());
+    double largest = 0;
+    for (Index p = 0; p < U.cols(); ++p)
+      largest = std::max(largest, c.norm() * x.col(p).norm() / std::sqrt(N) + std::sqrt(y_square[p]));
+    noise += A.col(r).template cast<double>().cwiseAbs() * largest;
+  }
+  return noise * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(N + 1));
+}
+
+/// The true error was seen below 1.5 E.
+inline constexpr double fft_margin = 1.5;
+
+/// How far each entry of the given rows may be from reference_product().
+template <Real T>
+Matrix<double> product_tolerance(Engine engine, const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B,
+                                 const Matrix<T>& U, const std::vector<Index>& rows, const Product& reference) {
+  Matrix<double> tolerance = direct_growth<T>(A.cols(), B.rows()) * reference.magnitude;
+  if (engine == Engine::direct || B.rows() == 0) return tolerance;
+  const Vector<double> noise = fft_noise(lags, A, B, U);
+  // two columns that share a transform are scaled by powers of two: one may have half the maximum of the other
+  for (Index i = 0; i < tolerance.rows(); ++i)
+    for (Index p = 0; p < U.cols(); ++p)
+      tolerance(i, p) = 2 * fft_margin * noise[rows[static_cast<std::size_t>(i)]] *
+                        static_cast<double>(U.col(p).cwiseAbs().maxCoeff());
+  return tolerance;
+}
+
+/// The worst |got - Y| over what the engine may be off, for the given rows of got.
+template <Real T>
+double product_error(Engine engine, const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B,
+                     const Matrix<T>& U, const Matrix<T>& got, const std::vector<Index>& rows) {
+  if (got.rows() != A.rows() || got.cols() != U.cols()) return std::numeric_limits<double>::infinity();
+  const Product reference = reference_product(lags, A, B, U, rows);
+  return worst_ratio(pick(got, rows), reference.values, product_tolerance(engine, lags, A, B, U, rows, reference));
+}
+
+template <Real T>
+double product_error(Engine engine, const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B,
+                     const Matrix<T>& U, const Matrix<T>& got) {
+  return product_error(engine, lags, A, B, U, got, all_rows(A.rows()));
+}
+
+}  // namespace nprf::test

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "nprf/core/error.hpp"
+#include "support/catch.hpp"
+
+namespace nprf::test {
+
+/// Checks that call() throws InvalidArgument, and that its message contains every piece.
+template <class F>
+void check_invalid(F&& call, std::initializer_list<std::string_view> pieces) {
+  bool thrown = false;
+  std::string message;
+  try {
+    std::forward<F>(call)();
+  } catch (const InvalidArgument& error) {
+    thrown = true;
+    message = error.what();
+  }
+  CHECK(thrown);
+  if (!thrown) return;
+  for (const std::string_view piece : pieces) {
+    INFO("message: " << message << "\nmissing piece: " << std::string(piece));
+    CHECK(message.find(piece) != std::string::npos);
+  }
+}
+
+}  // namespace nprf::test

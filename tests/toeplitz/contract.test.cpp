@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/contract.hpp"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/product.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+using toeplitz::contract;
+
+namespace {
+
+struct Shape {
+  Index n_q, n_k, r, p;
+};
+
+template <class T>
+void check_against_reference(const Shape& s, Index rows = 1000) {
+  const auto A = normal<T>(s.n_q, s.r, 1), B = normal<T>(s.n_k, s.r, 2), U = normal<T>(s.n_k, s.p, 3);
+  const LagWeights<T> c = random_weights<T>(s.n_q, s.n_k, 4);
+  for (const Engine engine : engines()) {
+    INFO(std::string(name(engine)) << " n_q " << s.n_q << " n_k " << s.n_k << " r " << s.r << " p " << s.p
+                                   << (sizeof(T) == 4 ? " float" : " double"));
+    const Matrix<T> Y = contract<T>(engine, c, A, B, U);
+    CHECK(product_error(engine, c, A, B, U, Y, some_rows(s.n_q, rows)) <= 1);
+  }
+}
+
+// <X, Y> in long double
+template <class T>
+double inner(const Matrix<T>& X, const Matrix<T>& Y) {
+  long double sum = 0;
+  for (Index i = 0; i < X.size(); ++i) sum += static_cast<long double>(X.data()[i]) * Y.data()[i];
+  return static_cast<double>(sum);
+}
+
+LagWeights<double> transposed(const LagWeights<double>& c) { return {-c.last(), c.values.reverse()}; }
+
+}  // namespace
+
+TEST_CASE("every engine computes the product that a double loop computes", "[toeplitz]") {
+  for (const Index n : {1, 2, 3, 5, 16, 17, 63, 64, 65})
+    for (const Index r : {1, 3, 8})
+      for (const Index p : {1, 2, 5}) {
+        check_against_reference<double>({n, n, r, p});
+        check_against_reference<float>({n, n, r, p});
+      }
+  for (const Shape& s : std::vector<Shape>{{127, 128, 7, 15},
+                                           {129, 127, 1, 16},
+                                           {255, 257, 5, 17},
+                                           {256, 256, 15, 33},
+                                           {300, 20, 33, 1},
+                                           {20, 300, 16, 33},
+                                           {1, 1, 33, 33},
+                                           {2, 130, 1, 1}}) {
+    check_against_reference<double>(s);
+    check_against_reference<float>(s);
+  }
+}
+
+TEST_CASE("every engine copes with very different numbers of queries and keys", "[toeplitz]") {
+  for (const Shape& s : std::vector<Shape>{{1, 5000, 2, 3}, {5000, 1, 2, 3}, {2, 9000, 1, 2}, {9000, 3, 3, 1}}) {
+    check_against_reference<double>(s);
+    check_against_reference<float>(s);
+  }
+}
+
+// around each length where the fftw engine takes another number of classes or transforms, rows spread over the whole
+TEST_CASE("every engine is right at the lengths where the fftw engine changes its plan", "[toeplitz]") {
+  for (const Index total : {4095, 4096, 4097, 4098, 8191, 8192, 8193, 8194, 16384, 16385, 16386, 32768, 32769, 40000}) {
+    const Index n_q = total / 3, n_k = total + 1 - n_q;  // n_q + n_k - 1 = total
+    const Index columns = total < 10000 ? 3 : 1;
+    check_against_reference<double>({n_q, n_k, 1, columns}, 40);
+    if (total % 3 != 0) check_against_reference<float>({n_k, n_q, 2, 1}, 40);
+  }
+}
+
+TEST_CASE("columns of very different size keep their own accuracy", "[toeplitz]") {
+  const Index n_q = 150, n_k = 190, r = 4;
+  Matrix<float> U = normal<float>(n_k, 7, 3);
+  const float sizes[] = {1e-30f, 1e6f, 1e30f, 1, 1e-38f, 1e35f, 1e-3f};
+  for (Index p = 0; p < U.cols(); ++p) U.col(p) *= sizes[p];
+  const auto A = normal<float>(n_q, r, 1), B = normal<float>(n_k, r, 2);
+  const LagWeights<float> c = random_weights<float>(n_q, n_k, 4);
+  for (const Engine engine : engines()) {
+    const Matrix<float> Y = contract<float>(engine, c, A, B, U);
+    const Product reference = reference_product(c, A, B, U, all_rows(n_q));
+    const Matrix<double> tolerance = product_tolerance(engine, c, A, B, U, all_rows(n_q), reference);
+    for (Index p = 0; p < U.cols(); ++p) {
+      INFO(std::string(name(engine)) << ", a column of size " << sizes[p]);
+      // numbers below 1e-38 have fewer digits: each of n_k sums may lose half of the smallest one
+      const double smallest = static_cast<double>(n_k) * std::numeric_limits<float>::denorm_min();
+      CHECK(worst_ratio(Y.col(p), reference.values.col(p), (tolerance.col(p).array() + smallest).matrix()) <= 1);
+    }
+  }
+}
+
+TEST_CASE("columns do not disturb each other", "[toeplitz]") {
+  const Index n_q = 40, n_k = 33;
+  const auto A = normal<double>(n_q, 3, 1), B = normal<double>(n_k, 3, 2), U = normal<double>(n_k, 19, 3);
+  const LagWeights<double> c = random_weights<double>(n_q, n_k, 4);
+  for (const Engine engine : engines()) {
+    const Matrix<double> Y = contract<double>(engine, c, A, B, U);
+    for (const Index p : {0, 1, 15, 16, 18}) {
+      INFO(std::string(name(engine)) << ", column " << p);
+      const Matrix<double> alone = U.col(p);
+      CHECK(product_error<double>(engine, c, A, B, alone, Y.col(p)) <= 1);
+    }
+  }
+}
+
+TEST_CASE("a lag outside the table has weight 0", "[toeplitz]") {
+  const Index n_q = 200, n_k = 300;
+  const auto A = normal<double>(n_q, 3, 1), B = normal<double>(n_k, 3, 2), U = normal<double>(n_k, 2, 3);
+  const std::vector<LagRange> tables{{-5, 5},   {0, 0},      {-199, -199}, {299, 299},   {-400, 10},
+                                     {-3, 900}, {-900, 900}, {150, 170},   {-130, -128}, {127, 129}};
+  for (const Engine engine : engines())
+    for (const LagRange& table : tables) {
+      INFO(std::string(name(engine)) << ", lags " << table.first << " to " << table.last);
+      const LagWeights<double> c{table.first, normal_vector<double>(table.size(), 4)};
+      CHECK(product_error<double>(engine, c, A, B, U, contract<double>(engine, c, A, B, U)) <= 1);
+    }
+}
+
+TEST_CASE("without a weight in reach the product is zero", "[toeplitz]") {
+  const auto A = normal<double>(9, 3, 1), B = normal<double>(7, 3, 2), U = normal<double>(7, 2, 3);
+  const std::vector<LagWeights<double>> none{{0, Vector<double>()},
+                                             {-8, Vector<double>::Zero(15)},
+                                             {7, Vector<double>::Ones(5)},
+                                             {-20, Vector<double>::Ones(12)}};
+  for (Engine engine : engines())
+    for (const LagWeights<double>& c : none) {
+      Matrix<double> Y = Matrix<double>::Constant(9, 2, 17);
+      contract<double>(engine, c, A, B, U, Y);
+      CHECK(Y.isZero(0));
+    }
+}
+
+TEST_CASE("the product is linear in U", "[toeplitz]") {
+  const Index n_q = 100, n_k = 140;
+  const auto A = normal<double>(n_q, 5, 1), B = normal<double>(n_k, 5, 2);
+  const auto U = normal<double>(n_k, 3, 3), V = normal<double>(n_k, 3, 4);
+  const LagWeights<double> c = random_weights<double>(n_q, n_k, 5);
+  const Matrix<double> W = 2 * U - 3 * V;
+  for (const Engine engine : engines()) {
+    const Matrix<double> Y = 2 * contract<double>(engine, c, A, B, U) - 3 * contract<double>(engine, c, A, B, V);
+    const auto rows = all_rows(n_q);
+    Matrix<double> tolerance = 2 * product_tolerance(engine, c, A, B, U, rows, reference_product(c, A, B, U, rows)) +
+                               3 * product_tolerance(engine, c, A, B, V, rows, reference_product(c, A, B, V, rows));
+    INFO(std::string(name(engine)));
+    CHECK(worst_ratio(contract<double>(engine, c, A, B, W), Y, 2 * tolerance) <= 1);
+  }
+}
+
+TEST_CASE("an impulse in U returns a column of (A B^T) o C", "[toeplitz]") {
+  const Index n_q = 70, n_k = 130, r = 3;
+  const auto A = normal<double>(n_q, r, 1), B = normal<double>(n_k, r, 2);
+  const LagWeights<double> c = random_weights<double>(n_q, n_k, 4);
+  for (const Engine engine : engines())
+    for (const Index j : {Index{0}, Index{64}, n_k - 1}) {
+      INFO(std::string(name(engine)) << ", key " << j);
+      Matrix<double> U = Matrix<double>::Zero(n_k, 1), column(n_q, 1);
+      U(j, 0) = 1;
+      for (Index i = 0; i < n_q; ++i) column(i, 0) = c[j - i] * A.row(i).dot(B.row(j));
+      const auto rows = all_rows(n_q);
+      const auto tolerance = product_tolerance(engine, c, A, B, U, rows, reference_product(c, A, B, U, rows));
+      CHECK(worst_ratio(contract<double>(engine, c, A, B, U), column, tolerance) <= 1);
+    }
+}
+
+// <G, ((A B^T) o C) U> = <U, ((B A^T) o C^T) G> = <A, ((G U^T) o C) B>: what every gradient is built on
+TEST_CASE("the factors exchange their roles", "[toeplitz]") {
+  for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{90, 90}, {40, 150}, {150, 40}, {1, 20}}) {
+    const Index r = 4, p = 3;
+    const auto A = normal<double>(n_q, r, 1), B = normal<double>(n_k, r, 2), U = normal<double>(n_k, p, 3);
+    const auto G = normal<double>(n_q, p, 5);
+    const LagWeights<double> c = random_weights<double>(n_q, n_k, 4);
+    for (const Engine engine : engines()) {
+      const double left = inner(G, contract<double>(engine, c, A, B, U));
+      const double values = inner(U, contract<double>(engine, transposed(c), B, A, G));
+      const double queries = inner(A, contract<double>(engine, c, G, U, B));
+      const double keys = inner(B, contract<double>(engine, transposed(c), U, G, A));
+      const auto rows = all_rows(n_q);
+      const auto tolerance = product_tolerance(engine, c, A, B, U, rows, reference_product(c, A, B, U, rows));
+      const double allowed = 4 * inner<double>(G.cwiseAbs(), tolerance);
+      INFO(std::string(name(engine)) << " n_q " << n_q << " n_k " << n_k);
+      CHECK(std::abs(left - values) <= allowed);
+      CHECK(std::abs(left - queries) <= allowed);
+      CHECK(std::abs(left - keys) <= allowed);
+    }
+  }
+}
+
+TEST_CASE("a block of a larger matrix can be written, and nothing beside it is", "[toeplitz]") {
+  const Index n_q = 20, n_k = 30;
+  const auto A = normal<float>(n_q, 3, 1), B = normal<float>(n_k, 3, 2), U = normal<float>(n_k, 4, 3);
+  const LagWeights<float> c = random_weights<float>(n_q, n_k, 4);
+  for (const Engine engine : engines()) {
+    Matrix<float> large = Matrix<float>::Constant(n_q + 2, 9, 17);
+    const std::size_t bytes = contract<float>(engine, c, A, B, U, large.block(1, 3, n_q, 4));
+    CHECK(bytes > 0);
+    CHECK(product_error<float>(engine, c, A, B, U, large.block(1, 3, n_q, 4)) <= 1);
+    large.block(1, 3, n_q, 4).setConstant(17);
+    CHECK(large == Matrix<float>::Constant(n_q + 2, 9, 17));
+  }
+}
+
+TEST_CASE("inputs are read in place or copied, with the same bits", "[toeplitz]") {
+  const Index n_q = 150, n_k = 140, r = 5, p = 3;
+  const auto A = normal<double>(n_q, r, 1), B = normal<double>(n_k, r, 2), U = normal<double>(n_k, p, 3);
+  const LagWeights<double> c = random_weights<double>(n_q, n_k, 4);
+  const Eigen::MatrixXd A_columns = A, B_columns = B, U_columns = U;
+  Matrix<double> wide = normal<double>(n_k + 2, p + 4, 9);
+  wide.block(1, 3, n_k, p) = U;
+  std::vector<double> memory(static_cast<std::size_t>(n_k * p + 1));
+  const Eigen::Map<Matrix<double>> shifted(memory.data() + 1, n_k, p);
+  Eigen::Map<Matrix<double>>(memory.data() + 1, n_k, p) = U;
+
+  for (const Engine engine : engines()) {
+    INFO(std::string(name(engine)));
+    const Matrix<double> Y = contract<double>(engine, c, A, B, U);
+    CHECK(same_bits(contract<double>(engine, c, A_columns, B_columns, U_columns), Y));
+    CHECK(same_bits(contract<double>(engine, c, A, B, wide.block(1, 3, n_k, p)), Y));
+    CHECK(same_bits(contract<double>(engine, c, A, B, shifted), Y));
+  }
+}
+
+TEST_CASE("empty factors give an empty or a zero product", "[toeplitz]") {
+  const LagWeights<double> c = random_weights<double>(10, 10, 4);
+  for (const Engine engine : engines())
+    for (const Shape& s : std::vector<Shape>{{0, 5, 2, 3}, {5, 0, 2, 3}, {5, 4, 0, 3}, {5, 4, 2, 0}, {0, 0, 0, 0}}) {
+      INFO(std::string(name(engine)) << " n_q " << s.n_q << " n_k " << s.n_k << " r " << s.r << " p " << s.p);
+      Matrix<double> Y = Matrix<double>::Constant(s.n_q, s.p, 17);
+      contract<double>(engine, c, Matrix<double>::Ones(s.n_q, s.r), Matrix<double>::Ones(s.n_k, s.r),
+                       Matrix<double>::Ones(s.n_k, s.p), Y);
+      CHECK(Y.isZero(0));
+    }
+}
+
+TEST_CASE("automatic is the engine that choose names", "[toeplitz]") {
+  const auto weights = [](Index first, Index last) {
+    return LagWeights<float>{first, Vector<float>::Ones(last - first + 1)};
+  };
+  const ProductShape small{64, 64, 8, 9}, large{16384, 16384, 32, 65};
+  CHECK(toeplitz::choose(weights(-63, 63), small) == Engine::direct);
+  CHECK(toeplitz::choose(weights(-16383, 0), large) == Engine::direct);
+  CHECK(toeplitz::choose(weights(0, 16383), large) == Engine::direct);
+  CHECK(toeplitz::choose(weights(-16383, 16383), large) == (NPRF_USE_FFTW ? Engine::fftw : Engine::direct));
+
+  // zeros on one side are no weights: an FFT would drown the early rows in the rounding of the late ones
+  LagWeights<float> past = weights(-16383, 16383);
+  past.values.tail(16383).setZero();
+  CHECK(toeplitz::choose(past, large) == Engine::direct);
+
+  for (const Index n : {20, 700}) {
+    const auto A = normal<double>(n, 1, 1), B = normal<double>(n, 1, 2), U = normal<double>(n, 2, 3);
+    const LagWeights<double> c = random_weights<double>(n, n, 4);
+    const Engine chosen = toeplitz::choose(c, {n, n, 1, 2});
+    CHECK(same_bits(contract<double>(Engine::automatic, c, A, B, U), contract<double>(chosen, c, A, B, U)));
+  }
+}
+
+TEST_CASE("a product that cannot be computed is refused by name", "[toeplitz]") {
+  const LagWeights<double> c = random_weights<double>(5, 4, 4);
+  const auto A = normal<double>(5, 2, 1), B = normal<double>(4, 2, 2), U = normal<double>(4, 3, 3);
+  const Matrix<double> narrow = B.leftCols(1), tall = normal<double>(6, 3, 3);
+  for (const Engine engine : {Engine::automatic, Engine::direct, Engine::fftw}) {
+    check_invalid([&] { contract<double>(engine, c, A, narrow, U); }, {"B:", "2 columns", "got 1"});
+    check_invalid([&] { contract<double>(engine, c, A, B, tall); }, {"U:", "4 rows", "got 6"});
+    Matrix<double> Y(5, 2);
+    check_invalid([&] { contract<double>(engine, c, A, B, U, Y); }, {"Y:", "5 x 3", "got 5 x 2"});
+  }
+  for (const Engine engine : {Engine::lanes, Engine::block_causal, Engine::banded, Engine::recurrence, Engine::grid}) {
+    check_invalid([&] { contract<double>(engine, c, A, B, U); }, {"engine:", "direct", name(engine)});
+    check_invalid([&] { contract<double>(engine, c, A, B, Matrix<double>(4, 0)); }, {"engine:", name(engine)});
+  }
+  if (!NPRF_USE_FFTW) check_invalid([&] { contract<double>(Engine::fftw, c, A, B, U); }, {"engine:", "fftw"});
+}
+
+TEST_CASE("a zero column stays zero beside others", "[toeplitz]") {
+  const auto A = normal<float>(30, 4, 1), B = normal<float>(50, 4, 2);
+  Matrix<float> U = 1e30f * normal<float>(50, 3, 3);
+  U.col(0).setZero();
+  U.col(2).setZero();
+  const LagWeights<float> c = random_weights<float>(30, 50, 4);
+  for (const Engine engine : engines()) {
+    INFO(std::string(name(engine)));
+    const Matrix<float> Y = toeplitz::contract<float>(engine, c, A, B, U);
+    CHECK(Y.col(0).isZero(0));
+    CHECK(Y.col(2).isZero(0));
+  }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/fftw.hpp"
+
+#if NPRF_USE_FFTW
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/product.hpp"
+#include "support/random.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+using toeplitz::FftwEngine;
+using toeplitz::ResidueClasses;
+
+namespace {
+
+template <class T>
+Matrix<T> multiply(const LagWeights<T>& c, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U) {
+  Matrix<T> Y = Matrix<T>::Constant(A.rows(), U.cols(), T(17));
+  FftwEngine<T>(c, {A.rows(), B.rows(), A.cols(), U.cols()}).contract(A, B, U, Y);
+  return Y;
+}
+
+template <class T>
+double error(const LagWeights<T>& c, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U, Index rows = 1000) {
+  return product_error(Engine::fftw, c, A, B, U, multiply(c, A, B, U), some_rows(A.rows(), rows));
+}
+
+}  // namespace
+
+TEST_CASE("residue classes make a transform that is long enough and not much longer", "[toeplitz]") {
+  for (Index n = 1; n < 70000; n += n < 300 || (n + 100) % 4096 < 200 ? 1 : 97) {
+    const ResidueClasses classes = ResidueClasses::of(n);
+    INFO("n " << n << ": " << classes.count << " classes of " << classes.length);
+    CHECK(classes.period() >= n);
+    CHECK(classes.period() == classes.count * classes.length);
+    CHECK(fft::is_smooth(classes.length));
+    CHECK(classes.length % 2 == 0);  // a class starts at a multiple of 16 bytes in the spectrum, as FFTW asks
+    CHECK((classes.count == 1 || classes.count == 2 || classes.count == 4 || classes.count == 8));
+    if (n <= 32768) CHECK(classes.length <= 4096);
+    CHECK(classes.segments(classes.length) == 1);
+    CHECK(classes.segments(classes.length + 1) == 2);
+    CHECK(classes.segments(n) <= classes.count);
+    // even 7-smooth numbers are at most 12 % apart from 100 on, far less from 1000 on
+    if (n >= 100) CHECK(static_cast<double>(classes.period()) <= 1.13 * static_cast<double>(n));
+  }
+}
+
+TEST_CASE("each number of residue classes gives the same product", "[toeplitz]") {
+  // 1, 2, 4 and 8 classes; both factors in one segment, in several, and each of them alone in several
+  struct Case {
+    Index n_q, n_k;
+  };
+  for (const auto& [n_q, n_k] : std::vector<Case>{{3, 2},
+                                                  {2000, 2000},
+                                                  {4000, 90},
+                                                  {90, 4000},
+                                                  {3000, 3000},
+                                                  {100, 7900},
+                                                  {7900, 100},
+                                                  {8000, 8200},
+                                                  {200, 16000},
+                                                  {16000, 200},
+                                                  {300, 24000},
+                                                  {24000, 300},
+                                                  {16500, 40},
+                                                  {40, 16500},
+                                                  {30, 33000},
+                                                  {33000, 30}}) {
+    INFO("n_q " << n_q << " n_k " << n_k);
+    CHECK(error(random_weights<double>(n_q, n_k, 4), normal<double>(n_q, 2, 1), normal<double>(n_k, 2, 2),
+                normal<double>(n_k, 3, 3), 30) <= 1);
+  }
+}
+
+TEST_CASE("an impulse moves by exactly its lag in every class and segment", "[toeplitz]") {
+  // total 12001: four classes of about 3000; a key in each segment, a lag of either sign
+  const Index n_q = 6000, n_k = 6002;
+  const Matrix<double> A = Matrix<double>::Ones(n_q, 1), B = Matrix<double>::Ones(n_k, 1);
+  for (const Index key : {0, 1, 2999, 3000, 3001, 6001})
+    for (const Index lag : {-5999, -3001, -3000, -1, 0, 1, 3000, 3001, 6001}) {
+      Matrix<double> U = Matrix<double>::Zero(n_k, 1), Y = Matrix<double>::Zero(n_q, 1);
+      U(key, 0) = 1;
+      if (const Index i = key - lag; i >= 0 && i < n_q) Y(i, 0) = 3;
+      INFO("key " << key << " lag " << lag);
+      // each of log2 N butterfly steps rounds once: the root of 14, times the largest row
+      const double tolerance = 3 * 4 * epsilon<double>;
+      CHECK(worst_ratio(multiply<double>({lag, Vector<double>::Constant(1, 3)}, A, B, U), Y, tolerance) <= 1);
+    }
+}
+
+TEST_CASE("the fftw engine gathers columns in panels", "[toeplitz]") {
+  const Index n_q = 45, n_k = 50;
+  for (const Index r : {1, 2, 17})
+    for (const Index p : {1, 2, 3, 15, 16, 17, 31, 32, 33, 48, 49}) {
+      INFO("r " << r << " p " << p);
+      CHECK(error(random_weights<double>(n_q, n_k, 4), normal<double>(n_q, r, 1), normal<double>(n_k, r, 2),
+                  normal<double>(n_k, p, 3)) <= 1);
+      CHECK(error(random_weights<float>(n_q, n_k, 4), normal<float>(n_q, r, 1), normal<float>(n_k, r, 2),
+                  normal<float>(n_k, p, 3)) <= 1);
+    }
+}
+
+TEST_CASE("columns are scaled by powers of two, which changes no bit", "[toeplitz]") {
+  const Index n_q = 40, n_k = 60;
+  const auto A = normal<float>(n_q, 3, 1), B = normal<float>(n_k, 3, 2), U = normal<float>(n_k, 5, 3);
+  const LagWeights<float> c = random_weights<float>(n_q, n_k, 4);
+  const Matrix<float> Y = multiply(c, A, B, U);
+  Matrix<float> scaled = U, expected = Y;
+  const float factors[] = {0x1p-90f, 0x1p20f, 1, 0x1p90f, -0x1p-3f};
+  for (Index p = 0; p < U.cols(); ++p) {
+    scaled.col(p) *= factors[p];
+    expected.col(p) *= factors[p];
+  }
+  // the sign of a column is part of the signal that it shares with its partner; it rides alone here
+  CHECK(same_bits(multiply(c, A, B, scaled), expected));
+}
+
+TEST_CASE("more lengths than the cache of plans holds", "[toeplitz]") {
+  for (Index n = 1; n < 600; n += 4) {
+    INFO("n " << n);
+    CHECK(error(random_weights<float>(n, n, 4), normal<float>(n, 1, 1), normal<float>(n, 1, 2), normal<float>(n, 1, 3),
+                5) <= 1);
+  }
+}
+
+TEST_CASE("threads that plan and run at a time get the bits of one alone", "[toeplitz]") {
+  const auto run = [](Index n) {
+    return multiply(random_weights<double>(n, n, 4), normal<double>(n, 2, 1), normal<double>(n, 2, 2),
+                    normal<double>(n, 2, 3));
+  };
+  std::vector<Matrix<double>> together(8), alone;
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < together.size(); ++t)
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 5; ++round) together[t] = run(700 + 313 * static_cast<Index>(t));
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t t = 0; t < together.size(); ++t) {
+    INFO("thread " << t);
+    CHECK(same_bits(together[t], run(700 + 313 * static_cast<Index>(t))));
+  }
+}
+
+TEST_CASE("an fftw engine serves one product after the other", "[toeplitz]") {
+  const auto A = normal<double>(150, 2, 1), B = normal<double>(140, 2, 2), U = normal<double>(140, 3, 3);
+  const LagWeights<double> c = random_weights<double>(150, 140, 4);
+  FftwEngine<double> engine(c, {150, 140, 2, 3});
+  Matrix<double> first(150, 3), second(150, 3);
+  engine.contract(A, B, U, first);
+  engine.contract(-A, B, U, second);
+  CHECK(same_bits(first, multiply(c, A, B, U)));
+  CHECK(second == -first);
+}
+
+TEST_CASE("the fftw engine's workspace does not grow with the columns of U", "[toeplitz]") {
+  using Engine64 = FftwEngine<double>;
+  CHECK(Engine64::workspace_bytes({5000, 5000, 8, 1000}) == Engine64::workspace_bytes({5000, 5000, 8, 1}));
+  CHECK(Engine64::workspace_bytes({5000, 5000, 9, 1}) - Engine64::workspace_bytes({5000, 5000, 8, 1}) ==
+        10000 * sizeof(double));
+}
+
+#endif  // NPRF_USE_FFTW
