@@ -15,3 +15,12 @@
 #if defined(__FAST_MATH__)
 #error "nprf needs infinities and exact rounding: compile without -ffast-math"
 #endif
+
+/// The next loop's iterations do not touch each other's memory: the compiler may vectorise it without checks.
+#if defined(__clang__)
+#define NPRF_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define NPRF_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
+#else
+#define NPRF_INDEPENDENT_ITERATIONS
+#endif

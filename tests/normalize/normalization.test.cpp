@@ -165,3 +165,30 @@ TEMPLATE_TEST_CASE("a map with a kernel of its own asks for no softmax scale", "
   CHECK(Normalization::none().row_scale<T>(x, false) == Vector<T>::Ones(4));
   CHECK(Normalization::unit(2).row_scale<T>(x, false) == Normalization::unit(2).row_scale<T>(x, true));
 }
+
+TEST_CASE("normalisation's gradient is orthogonal to the row, and scaled with it", "[normalize]") {
+  Matrix<double> x(3, 2), dscaled(3, 2);
+  x << 3, 4, 0, 0, -1, 2;
+  dscaled << 1, -2, 5, 6, 0.5, 0.25;
+  const Normalization unit = Normalization::unit(2), none = Normalization::none();
+  const Vector<double> s = unit.row_scale<double>(x);
+  const Matrix<double> scaled = s.asDiagonal() * x;
+  const Matrix<double> dx = unit.backward<double>(scaled, s, dscaled);
+  for (Index i = 0; i < 3; ++i) {
+    CHECK(std::abs(dx.row(i).dot(x.row(i))) <= 1e-14);
+    for (Index p = 0; p < 2; ++p) {
+      const double h = 1e-6;
+      Matrix<double> above = x, below = x;
+      above(i, p) += h;
+      below(i, p) -= h;
+      if (i == 1) continue;  // a zero row stays zero, with gradient zero
+      const Matrix<double> difference = (unit.row_scale<double>(above).asDiagonal() * above -
+                                         unit.row_scale<double>(below).asDiagonal() * Matrix<double>(below)) /
+                                        (2 * h);
+      CHECK(std::abs(difference.cwiseProduct(dscaled).sum() - dx(i, p)) <= 1e-8);
+    }
+  }
+  CHECK(dx.row(1).isZero(0));
+  const Vector<double> constant = none.row_scale<double>(x);
+  CHECK((none.backward<double>(constant.asDiagonal() * x, constant, dscaled) - dscaled * constant[0]).norm() <= 1e-15);
+}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/position/alibi.hpp"
 
+#include <cmath>
+
 #include <limits>
 
 #include "nprf/position/position.hpp"
@@ -30,4 +32,18 @@ TEMPLATE_TEST_CASE("a slope that is not finite, or absurd, is refused", "[positi
   const T infinity = std::numeric_limits<T>::infinity();
   for (const T slope : {infinity, -infinity, std::numeric_limits<T>::quiet_NaN(), T(1.1e30), T(-1.1e30)})
     test::check_invalid([&] { AlibiPosition<T>{slope}; }, {"slope: expected a number between -1e30 and 1e30", "got "});
+}
+
+TEST_CASE("alibi: the gradient of the parameters is the transpose of what they make", "[position]") {
+  // the bias is linear in the parameters: sum_l db[l] b[l] = <gradient, parameters>, for every range of lags
+  const Index first = -40;
+  Vector<double> db(90);
+  for (Index l = 0; l < db.size(); ++l) db[l] = std::cos(1.7 * static_cast<double>(l));
+  const Vector<double> parameters = Vector<double>::Constant(1, 0.3);
+  const AlibiPosition<double> position(parameters[0]);
+  const Matrix<double> gradient = position.gradient(first, db);
+  REQUIRE(gradient.rows() == parameters.size());
+  double sum = 0;
+  for (Index l = 0; l < db.size(); ++l) sum += db[l] * position.bias()[first + l];
+  CHECK(std::abs(gradient.col(0).dot(parameters) - sum) <= 90 * std::numeric_limits<double>::epsilon() * 10 * 90);
 }

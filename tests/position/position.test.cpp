@@ -42,3 +42,8 @@ TEMPLATE_TEST_CASE("without a position the bias is zero at every lag", "[positio
   for (const Index lag : {-100000, -1, 0, 1, 2, 100000}) CHECK(position.bias()[lag] == 0);
   CHECK(position.bias().max({-100000, 100000}) == 0);
 }
+
+TEST_CASE("no position has no parameters", "[position]") {
+  CHECK(NoPosition<double>().gradient(-3, Vector<double>::Ones(7)).size() == 0);
+  STATIC_REQUIRE(LearnedPosition<NoPosition<float>>);
+}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/position/relative.hpp"
 
+#include <cmath>
+
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -57,4 +59,18 @@ TEMPLATE_TEST_CASE("a bias of -infinity is allowed, and holds beyond the reach",
   for (const Index lag : {-900, -3, -2, 2, 3, 900})
     CHECK(position.bias()[lag] == -std::numeric_limits<double>::infinity());
   for (const Index lag : {-1, 0, 1}) CHECK(position.bias()[lag] == 0);
+}
+
+TEST_CASE("relative: the gradient of the parameters is the transpose of what they make", "[position]") {
+  // the bias is linear in the parameters: sum_l db[l] b[l] = <gradient, parameters>, for every range of lags
+  const Index first = -40;
+  Vector<double> db(90);
+  for (Index l = 0; l < db.size(); ++l) db[l] = std::cos(1.7 * static_cast<double>(l));
+  const Vector<double> parameters = Vector<double>::LinSpaced(31, -2, 3);
+  const RelativePosition<double> position(parameters);
+  const Matrix<double> gradient = position.gradient(first, db);
+  REQUIRE(gradient.rows() == parameters.size());
+  double sum = 0;
+  for (Index l = 0; l < db.size(); ++l) sum += db[l] * position.bias()[first + l];
+  CHECK(std::abs(gradient.col(0).dot(parameters) - sum) <= 90 * std::numeric_limits<double>::epsilon() * 10 * 90);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/position/t5.hpp"
 
+#include <cmath>
+
 #include <algorithm>
 #include <cstddef>
 #include <limits>
@@ -158,4 +160,18 @@ TEMPLATE_TEST_CASE("T5 weights: -infinity is allowed, NaN and +infinity are refu
     test::check_invalid([&] { T5Position<T>(w, Direction::causal); },
                         {"bucket_weights[17]", "finite number or -infinity"});
   }
+}
+
+TEST_CASE("t5: the gradient of the parameters is the transpose of what they make", "[position]") {
+  // the bias is linear in the parameters: sum_l db[l] b[l] = <gradient, parameters>, for every range of lags
+  const Index first = -40;
+  Vector<double> db(90);
+  for (Index l = 0; l < db.size(); ++l) db[l] = std::cos(1.7 * static_cast<double>(l));
+  const Vector<double> parameters = Vector<double>::LinSpaced(16, -2, 3);
+  const auto position = t5_position<double>(parameters, Direction::bidirectional, 20);
+  const Matrix<double> gradient = position.gradient(first, db);
+  REQUIRE(gradient.rows() == parameters.size());
+  double sum = 0;
+  for (Index l = 0; l < db.size(); ++l) sum += db[l] * position.bias()[first + l];
+  CHECK(std::abs(gradient.col(0).dot(parameters) - sum) <= 90 * std::numeric_limits<double>::epsilon() * 10 * 90);
 }

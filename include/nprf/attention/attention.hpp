@@ -3,10 +3,14 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "nprf/attention/direct_row.hpp"
 #include "nprf/attention/options.hpp"
+#include "nprf/attention/saved.hpp"
 #include "nprf/attention/visibility.hpp"
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
@@ -51,34 +55,52 @@ class Attention {
   /// (contract.hpp).
   Matrix<T> operator()(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                        const CallOptions& call = {}) const {
-    const auto [n_q, n_k, d, d_v] = attention_shape<T>(q, k, v);
-    require(d == m_features.input_dim(), "queries: expected ", m_features.input_dim(),
-            " columns (the feature map's input_dim), got ", d);
+    return evaluate(q, k, v, call, nullptr);
+  }
 
-    Report report;
-    Matrix<T> y = Matrix<T>::Zero(n_q, d_v);
-    if (n_k == 0) report.empty_rows = n_q;
-    if (n_q > 0 && n_k > 0) {
-      const Matrix<T> A = query_features(q);  // (n_q,r)
-      const Matrix<T> B = key_features(k);    // (n_k,r)
-      Matrix<T> U(n_k, d_v + 1);              // [v 1]: numerator and denominator come out together
-      U.leftCols(d_v) = v;
-      U.col(d_v).setOnes();
+  /// The same, and keeps in `saved` what backward needs.
+  Matrix<T> forward(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, Saved<T>& saved,
+                    const CallOptions& call = {}) const {
+    return evaluate(q, k, v, call, &saved);
+  }
 
-      const LagRange reachable = reachable_lags(n_q, n_k, call.offset, m_options.direction);
-      LagWeights<T> c = exp_weights(m_position.bias(), reachable);
-      const ProductShape shape{n_q, n_k, A.cols(), d_v + 1};
-      report.engine = m_options.engine == Engine::automatic ? toeplitz::choose(c, shape) : m_options.engine;
-      c.first += call.offset;  // from distances to differences j - i of row numbers
+  /// The gradients of L for dy (n_q,d_v) = dL/dy of the forward that filled `saved`. O(1) times forward's time and
+  /// memory. Throws InvalidArgument if another attention filled it, or dy has another shape.
+  Gradients<T> backward(const Saved<T>& saved, const MatrixView<T>& dy) const {
+    static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
+    require(saved.m_attention == m_identity,
+            "saved: expected what forward of this attention has filled, got another's");
+    const Index n_q = saved.m_y.rows(), d_v = saved.m_y.cols(), n_k = saved.m_k.rows();
+    require(dy.rows() == n_q && dy.cols() == d_v, "dy: expected ", n_q, " x ", d_v, ", got ", dy.rows(), " x ",
+            dy.cols());
 
-      Matrix<T> Y(n_q, d_v + 1);
-      report.workspace_bytes = toeplitz::contract<T>(report.engine, c, A, B, U, Y);
-      report.workspace_bytes +=
-          sizeof(T) * static_cast<std::size_t>(A.size() + B.size() + U.size() + Y.size() + c.values.size());
-      divide(Y, Visibility(m_position.bias(), n_k, call.offset, reachable), A, B, v, call.offset, y, report);
+    // y = N / D with [N D] = Y; so dL/dN = dy / D and dL/dD = -(dy.y) / D
+    Matrix<T> G = Matrix<T>::Zero(n_q, d_v + 1);
+    for (Index i = 0; i < n_q; ++i) {
+      if (saved.m_denominator[i] == 0) continue;
+      G.row(i).head(d_v) = dy.row(i) / saved.m_denominator[i];
+      G(i, d_v) = -dy.row(i).dot(saved.m_y.row(i)) / saved.m_denominator[i];
     }
-    if (call.report) *call.report = report;
-    return y;
+    toeplitz::Gradients<T> product =
+        toeplitz::gradients<T>(saved.m_engine, saved.m_c, saved.m_A, saved.m_B, saved.m_U, G);
+
+    // c = exp(b - max b): db = c dc, at the distance l of the row difference l - offset
+    const Index first = -(n_q - 1) - saved.m_offset;
+    Vector<double> db(product.dc.size());
+    for (Index l = 0; l < db.size(); ++l)
+      db[l] = static_cast<double>(saved.m_c[l - (n_q - 1)]) * static_cast<double>(product.dc[l]);
+    for (const Index i : saved.m_repaired)
+      DirectRow<T>(m_position.bias(), i + saved.m_offset, m_options.direction, n_k)
+          .backward(saved.m_A, i, saved.m_B, saved.m_U.leftCols(d_v), saved.m_y.row(i), dy.row(i), product.dA,
+                    product.dB, product.dU, [&](Index lag, double gradient) { db[lag - first] += gradient; });
+
+    const Normalization& normalization = m_options.normalization;
+    return {.queries = normalization.backward<T>(saved.m_q, saved.m_q_scale,
+                                                 m_features.backward(saved.m_q, saved.m_A, product.dA)),
+            .keys = normalization.backward<T>(saved.m_k, saved.m_k_scale,
+                                              m_features.backward(saved.m_k, saved.m_B, product.dB)),
+            .values = product.dU.leftCols(d_v),
+            .bias = m_position.gradient(first, db)};
   }
 
   /// phi of normalised queries (n_q,d) -> (n_q,r), up to a positive factor a row.
@@ -114,50 +136,87 @@ class Attention {
     return phi;
   }
 
-  // y_i = Y[i, values] / Y[i, ones]; a row whose denominator is lost to rounding or underflow is computed again
-  void divide(const Matrix<T>& Y, const Visibility& visible, const Matrix<T>& A, const Matrix<T>& B,
-              const MatrixView<T>& v, Index offset, Matrix<T>& y, Report& report) const {
-    constexpr T smallest = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
-    const Index d_v = v.cols();
-    for (Index i = 0; i < Y.rows(); ++i) {
-      if (visible.keys(i) == 0) {
-        ++report.empty_rows;
-        continue;
-      }
-      T denominator = Y(i, d_v);
-      if (std::abs(denominator) < smallest || (is_positive<F>() && denominator <= 0)) {
-        ++report.repaired_rows;
-        denominator = direct_row(i + offset, A.row(i), B, v, y.row(i));
-      } else {
-        y.row(i) = Y.row(i).head(d_v) / denominator;
-      }
-      if (denominator <= 0) ++report.indefinite_rows;
+  Matrix<T> evaluate(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, const CallOptions& call,
+                     Saved<T>* saved) const {
+    const auto [n_q, n_k, d, d_v] = attention_shape<T>(q, k, v);
+    require(d == m_features.input_dim(), "queries: expected ", m_features.input_dim(),
+            " columns (the feature map's input_dim), got ", d);
+
+    Matrix<T> A = query_features(q);  // (n_q,r)
+    Matrix<T> B = key_features(k);    // (n_k,r)
+    Matrix<T> U(n_k, d_v + 1);        // [v 1]: numerator and denominator come out together
+    U.leftCols(d_v) = v;
+    U.col(d_v).setOnes();
+
+    const LagRange reachable = reachable_lags(n_q, n_k, call.offset, m_options.direction);
+    LagWeights<T> c = exp_weights(m_position.bias(), reachable);
+    const ProductShape shape{n_q, n_k, A.cols(), d_v + 1};
+    Report report;
+    if (n_q > 0 && n_k > 0)
+      report.engine = m_options.engine == Engine::automatic ? toeplitz::choose(c, shape) : m_options.engine;
+    c.first += call.offset;  // from distances to differences j - i of row numbers
+
+    Matrix<T> Y(n_q, d_v + 1);
+    report.workspace_bytes = toeplitz::contract<T>(report.engine, c, A, B, U, Y);
+    report.workspace_bytes +=
+        sizeof(T) * static_cast<std::size_t>(A.size() + B.size() + U.size() + Y.size() + c.values.size());
+
+    Matrix<T> y = Matrix<T>::Zero(n_q, d_v);
+    Vector<T> denominator = Y.col(d_v);
+    const std::vector<Index> repaired = divide(Y, Visibility(m_position.bias(), n_k, call.offset, reachable), A, B, v,
+                                               call.offset, y, denominator, report);
+    if (saved) {
+      saved->m_attention = m_identity;
+      saved->m_q_scale = row_scale(q);
+      saved->m_k_scale = row_scale(k);
+      saved->m_q = scaled(q, saved->m_q_scale);
+      saved->m_k = scaled(k, saved->m_k_scale);
+      saved->m_A = std::move(A);
+      saved->m_B = std::move(B);
+      saved->m_U = std::move(U);
+      saved->m_y = y;
+      saved->m_denominator = std::move(denominator);
+      saved->m_repaired = repaired;
+      saved->m_c = std::move(c);
+      saved->m_engine = report.engine;
+      saved->m_offset = call.offset;
     }
+    if (call.report) *call.report = report;
+    return y;
   }
 
-  // y_i alone, in double, its weights relative to the largest that it sees. Returns the denominator.
-  template <class Features, class Row>
-  T direct_row(Index position, const Features& a, const Matrix<T>& B, const MatrixView<T>& v, Row y) const {
-    const LagBias<T>& b = m_position.bias();
-    const Index n_k = B.rows();
-    const Index end = m_options.direction == Direction::causal ? std::min(position + 1, n_k) : n_k;
-    const double largest = b.max({-position, end - 1 - position});
-    const Eigen::RowVectorXd a_double = a.template cast<double>();
-    Eigen::RowVectorXd numerator = Eigen::RowVectorXd::Zero(v.cols());
-    double denominator = 0;
-    for (Index j = 0; j < end; ++j) {
-      const double weight = a_double.dot(B.row(j).template cast<double>()) * std::exp(b[j - position] - largest);
-      if (weight == 0) continue;  // a key of weight 0 leaves the row alone, whatever its value holds
-      numerator += weight * v.row(j).template cast<double>();
-      denominator += weight;
+  // y_i = Y[i, values] / Y[i, ones]. A row whose denominator is lost to rounding or underflow is computed again; these
+  // rows are returned, and their denominators set to 0, as are those of rows that see no key.
+  std::vector<Index> divide(const Matrix<T>& Y, const Visibility& visible, const Matrix<T>& A, const Matrix<T>& B,
+                            const MatrixView<T>& v, Index offset, Matrix<T>& y, Vector<T>& denominator,
+                            Report& report) const {
+    constexpr T smallest = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
+    std::vector<Index> repaired;
+    for (Index i = 0; i < Y.rows(); ++i) {
+      T D = denominator[i];
+      if (visible.keys(i) == 0) {
+        ++report.empty_rows;
+        denominator[i] = 0;
+        continue;
+      }
+      if (std::abs(D) < smallest || (is_positive<F>() && D <= 0)) {
+        const DirectRow<T> row(m_position.bias(), i + offset, m_options.direction, B.rows());
+        D = static_cast<T>(row.forward(A, i, B, v, y.row(i)));
+        denominator[i] = 0;
+        repaired.push_back(i);
+      } else {
+        y.row(i) = Y.row(i).head(v.cols()) / D;
+      }
+      if (D <= 0) ++report.indefinite_rows;
     }
-    y = (numerator / denominator).template cast<T>();
-    return static_cast<T>(denominator);
+    report.repaired_rows = static_cast<Index>(repaired.size());
+    return repaired;
   }
 
   F m_features;
   P m_position;
   AttentionOptions m_options;
+  std::shared_ptr<const char> m_identity = std::make_shared<const char>();  // shared by copies
 };
 
 }  // namespace nprf

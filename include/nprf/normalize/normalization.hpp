@@ -43,6 +43,18 @@ class Normalization {
     return scale;
   }
 
+  // forward: x' = s x with s = r / |x|; so dx = s (dx' - x' (x'.dx') / r^2), and s dx' where s does not depend on x
+  /// dL/dx (n,d) from x' = s x, s and dL/dx'.
+  template <Real T>
+  Matrix<T> backward(const Matrix<T>& scaled, const Vector<T>& scale, const Matrix<T>& dscaled) const {
+    Matrix<T> dx = dscaled;
+    if (is_unit())
+      for (Index i = 0; i < dx.rows(); ++i)
+        dx.row(i) -= scaled.row(i) * (scaled.row(i).dot(dscaled.row(i)) / static_cast<T>(m_radius * m_radius));
+    dx.array().colwise() *= scale.array();
+    return dx;
+  }
+
  private:
   explicit Normalization(double radius) : m_radius(radius) {}
 

@@ -23,6 +23,13 @@ class AlibiPosition {
   T slope() const { return -m_bias.slope_after; }
   const LagBias<T>& bias() const { return m_bias; }
 
+  /// dL/dslope (1,1) = -sum_l |l| db[l].
+  Matrix<T> gradient(Index first, const Vector<double>& db) const {
+    double sum = 0;
+    for (Index l = 0; l < db.size(); ++l) sum -= static_cast<double>(std::abs(first + l)) * db[l];
+    return Matrix<T>::Constant(1, 1, static_cast<T>(sum));
+  }
+
  private:
   LagBias<T> m_bias;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -29,6 +30,13 @@ class RelativePosition {
   /// R: the largest lag with a scalar of its own.
   Index reach() const { return m_bias.last(); }
   const LagBias<T>& bias() const { return m_bias; }
+
+  /// dL/db of the table (2R+1,1); lags beyond it count for its ends.
+  Matrix<T> gradient(Index first, const Vector<double>& db) const {
+    Vector<double> sum = Vector<double>::Zero(m_bias.table.size());
+    for (Index l = 0; l < db.size(); ++l) sum[std::clamp(first + l, -reach(), reach()) + reach()] += db[l];
+    return sum.template cast<T>();
+  }
 
  private:
   LagBias<T> m_bias;

@@ -70,6 +70,13 @@ class T5Position {
   const Vector<T>& bucket_weights() const { return m_weights; }
   const LagBias<T>& bias() const { return m_bias; }
 
+  /// dL/dweights (buckets,1): each lag counts for its bucket.
+  Matrix<T> gradient(Index first, const Vector<double>& db) const {
+    Vector<double> sum = Vector<double>::Zero(num_buckets());
+    for (Index l = 0; l < db.size(); ++l) sum[bucket(first + l)] += db[l];
+    return sum.template cast<T>();
+  }
+
  private:
   Vector<T> m_weights;
   Direction m_direction;

@@ -79,4 +79,21 @@ Matrix<T> contract(Engine engine, const LagWeights<T>& lags, const std::type_ide
   return Y;
 }
 
+/// The gradients of contract() for G (n_q,p) = dL/dY. Throws as contract() does.
+template <class T>
+Gradients<T> gradients(Engine engine, const LagWeights<T>& lags, const std::type_identity_t<MatrixView<T>>& A,
+                       const std::type_identity_t<MatrixView<T>>& B, const std::type_identity_t<MatrixView<T>>& U,
+                       const std::type_identity_t<MatrixView<T>>& G) {
+  const ProductShape shape = product_shape<T>(A, B, U);
+  require(G.rows() == shape.n_q && G.cols() == shape.p, "G: expected ", shape.n_q, " x ", shape.p, ", got ", G.rows(),
+          " x ", G.cols());
+  require_available(engine);
+  if (shape.empty()) return Gradients<T>(shape);
+  if (engine == Engine::automatic) engine = choose(lags, shape);
+#if NPRF_USE_FFTW
+  if (engine == Engine::fftw) return FftwEngine<T>(lags, shape).gradients(A, B, U, G);
+#endif
+  return DirectEngine<T>(lags, shape).gradients(A, B, U, G);
+}
+
 }  // namespace nprf::toeplitz

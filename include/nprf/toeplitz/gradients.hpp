@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+
+#include "nprf/core/shapes.hpp"
+
+namespace nprf::toeplitz {
+
+/// The gradients of Y = ((A B^T) o C) U for G = dL/dY. Each is the same product with the roles exchanged:
+///
+///     dA = ((G U^T) o C) B    dB = ((U G^T) o C^T) A    dU = ((B A^T) o C^T) G
+///     dc[l] = sum over j - i = l of (A_i.B_j)(G_i.U_j)
+template <Real T>
+struct Gradients {
+  explicit Gradients(const ProductShape& shape)
+      : dA(Matrix<T>::Zero(shape.n_q, shape.r)),
+        dB(Matrix<T>::Zero(shape.n_k, shape.r)),
+        dU(Matrix<T>::Zero(shape.n_k, shape.p)),
+        dc(Vector<T>::Zero(std::max<Index>(shape.n_q + shape.n_k - 1, 0))) {}
+
+  Matrix<T> dA, dB, dU;  // (n_q,r) (n_k,r) (n_k,p)
+  Vector<T> dc;          // of the lag l at l + n_q - 1
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: MIT
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+constexpr Index d = 3;
+
+struct Sizes {
+  Index n_q, n_k, d_v, offset;
+};
+
+// the worst |central difference - gradient| over the gradient's largest entry, over all entries of x
+template <class Loss>
+double difference(Matrix<double> x, const Matrix<double>& dx, Loss&& loss) {
+  if (x.size() == 0) return dx.size() == 0 ? 0 : INFINITY;
+  // differences of h lose eps / h to rounding and h^2 to curvature
+  constexpr double h = 1e-5;
+  Matrix<double> expected(x.rows(), x.cols());
+  for (Index i = 0; i < x.size(); ++i) {
+    double& entry = x.data()[i];
+    const double value = entry;
+    entry = value + h;
+    const double above = loss(x);
+    entry = value - h;
+    expected.data()[i] = (above - loss(x)) / (2 * h);
+    entry = value;
+  }
+  // a gradient that is zero throughout is compared with the loss's own size, about 1
+  return worst_ratio(dx, expected, std::max(expected.cwiseAbs().maxCoeff(), 1e-2));
+}
+
+// L = <weights, y>: all its gradients against central differences
+template <class F, class Make>
+void check_gradients(const F& features, const Vector<double>& parameters, Make&& position,
+                     const AttentionOptions& options, const Sizes& s) {
+  const Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, s.d_v);
+  const Matrix<double> weights = normal<double>(s.n_q, s.d_v, 77);
+  const auto loss = [&](const Matrix<double>& q, const Matrix<double>& k, const Matrix<double>& v,
+                        const Vector<double>& b) {
+    const Attention attention(features, position(b), options);
+    return attention(q, k, v, {.offset = s.offset}).cwiseProduct(weights).sum();
+  };
+  const Attention attention(features, position(parameters), options);
+  Saved<double> saved;
+  const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved, {.offset = s.offset});
+  CHECK(same_bits<double>(y, attention(x.q, x.k, x.v, {.offset = s.offset})));
+  const Gradients<double> g = attention.backward(saved, weights);
+  INFO(std::string(name(options.engine)) << (options.direction == Direction::causal ? " causal" : "") << " n_q "
+                                         << s.n_q << " n_k " << s.n_k << " offset " << s.offset << " radius "
+                                         << options.normalization.radius());
+  CHECK(difference(x.q, g.queries, [&](const auto& q) { return loss(q, x.k, x.v, parameters); }) <= 1e-6);
+  CHECK(difference(x.k, g.keys, [&](const auto& k) { return loss(x.q, k, x.v, parameters); }) <= 1e-6);
+  CHECK(difference(x.v, g.values, [&](const auto& v) { return loss(x.q, x.k, v, parameters); }) <= 1e-6);
+  CHECK(difference(parameters, g.bias, [&](const auto& b) { return loss(x.q, x.k, x.v, b); }) <= 1e-6);
+}
+
+template <class F>
+void check_positions(const F& features) {
+  const auto none = [](const Vector<double>&) { return NoPosition<double>(); };
+  const auto relative = [](const Vector<double>& b) { return RelativePosition<double>(b); };
+  const auto t5 = [](const Vector<double>& w) { return t5_position<double>(w, Direction::bidirectional, 8); };
+  const auto t5_causal = [](const Vector<double>& w) { return t5_position<double>(w, Direction::causal, 5); };
+  const auto alibi = [](const Vector<double>& slope) { return AlibiPosition<double>(slope[0]); };
+  for (const Engine engine : engines())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const Normalization& normalization :
+           {Normalization::unit(1), Normalization::unit(1.5), Normalization::none()})
+        for (const Sizes& s : {Sizes{6, 6, 2, 0}, Sizes{4, 7, 1, 2}, Sizes{7, 4, 3, -1}}) {
+          const AttentionOptions options{direction, normalization, engine};
+          check_gradients(features, Vector<double>(), none, options, s);
+          check_gradients(features, normal_vector<double>(5, 50), relative, options, s);
+          check_gradients(features, normal_vector<double>(25, 51), relative, options, s);
+          check_gradients(features, normal_vector<double>(8, 52), t5, options, s);
+          check_gradients(features, normal_vector<double>(4, 53), t5_causal, options, s);
+          check_gradients(features, Vector<double>::Constant(1, 0.3), alibi, options, s);
+        }
+}
+
+}  // namespace
+
+TEST_CASE("gradients are central differences: positive features", "[attention]") {
+  check_positions(orf<double>(d, 5, 7));
+}
+
+TEST_CASE("gradients are central differences: hyperbolic features", "[attention]") {
+  check_positions(HyperbolicFeatures<double>({.input_dim = d, .num_features = 4, .seed = 7}));
+}
+
+TEST_CASE("gradients are central differences: trigonometric features", "[attention]") {
+  // 64 vectors: enough for denominators that keep away from zero
+  check_positions(trf<double>(d, 64, 7));
+}
+
+TEST_CASE("gradients are central differences: elu", "[attention]") { check_positions(EluFeatures<double>(d)); }
+
+TEST_CASE("gradients of rows whose weights underflow", "[attention]") {
+  // steps of 400 every 4 tokens back: a row's farthest keys decide, up to 4 at a time, and the first rows' weights are
+  // e^-2000 of the last row's
+  const Index n = 24;
+  Vector<double> b = normal_vector<double>(2 * n - 1, 5);
+  for (Index lag = -(n - 1); lag < n; ++lag) b[n - 1 + lag] += 400 * std::floor(static_cast<double>(-lag) / 4);
+  const auto relative = [](const Vector<double>& table) { return RelativePosition<double>(table); };
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    const AttentionOptions options{direction, Normalization::unit(1), Engine::direct};
+    const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+    Saved<double> saved;
+    Report report;
+    const Attention attention(orf<double>(d, 5, 7), relative(b), options);
+    attention.forward(x.q, x.k, x.v, saved, {.report = &report});
+    REQUIRE(report.repaired_rows > 5);
+    REQUIRE(attention.backward(saved, Matrix<double>::Random(n, 2)).queries.row(2).norm() > 1e-3);
+    check_gradients(orf<double>(d, 5, 7), b, relative, options, {n, n, 2, 0});
+  }
+}
+
+TEST_CASE("a shift of all biases changes nothing: their gradients sum to 0", "[attention]") {
+  const Index n = 300;
+  const Tokens<float> x = random_tokens<float>(n, n, d, 5);
+  for (const Engine engine : engines()) {
+    const Attention attention(orf<float>(d, 8, 7), RelativePosition<float>(normal_vector<float>(2 * n - 1, 3)),
+                              {.engine = engine});
+    Saved<float> saved;
+    attention.forward(x.q, x.k, x.v, saved);
+    const Gradients<float> g = attention.backward(saved, normal<float>(n, 5, 9));
+    INFO(std::string(name(engine)));
+    // each of the 2n - 1 sums has the rounding of its n terms
+    CHECK(std::abs(g.bias.cast<double>().sum()) <=
+          epsilon<float> * std::sqrt(static_cast<double>(n)) * g.bias.cast<double>().cwiseAbs().sum());
+  }
+}
+
+TEST_CASE("the gradient of the values is adjoint to attention, which is linear in them", "[attention]") {
+  const Index n_q = 300, n_k = 200;
+  const Tokens<float> x = random_tokens<float>(n_q, n_k, d, 5);
+  const Matrix<float> direction = normal<float>(n_k, 5, 8), dy = normal<float>(n_q, 5, 9);
+  for (const Engine engine : engines()) {
+    const Attention attention(orf<float>(d, 8, 7), AlibiPosition<float>(0.01f), {.engine = engine});
+    Saved<float> saved;
+    attention.forward(x.q, x.k, x.v, saved);
+    const auto inner = [](const Matrix<float>& a, const Matrix<float>& b) {
+      return a.cast<double>().cwiseProduct(b.cast<double>()).sum();
+    };
+    const Matrix<float> dv = attention.backward(saved, dy).values, moved = attention(x.q, x.k, direction);
+    const double size = dv.cast<double>().norm() * direction.cast<double>().norm();
+    INFO(std::string(name(engine)));
+    CHECK(std::abs(inner(dv, direction) - inner(dy, moved)) <=
+          epsilon<float> * std::sqrt(static_cast<double>(n_q)) * size);
+  }
+}
+
+TEST_CASE("a row of zeros and a row that sees no key have no gradient", "[attention]") {
+  Tokens<double> x = random_tokens<double>(6, 6, d, 2);
+  x.q.row(2).setZero();
+  x.k.row(4).setZero();
+  const Attention attention(orf<double>(d, 5, 7), AlibiPosition<double>(0.1), {.direction = Direction::causal});
+  Saved<double> saved;
+  attention.forward(x.q, x.k, x.v, saved, {.offset = -1});
+  const Gradients<double> g = attention.backward(saved, normal<double>(6, 2, 9));
+  CHECK(g.queries.row(2).isZero(0));
+  CHECK(g.keys.row(4).isZero(0));
+  CHECK(g.queries.row(0).isZero(0));  // position -1 sees nothing
+  CHECK(g.values.row(5).isZero(0));   // nobody sees the last key
+  CHECK(g.queries.allFinite());
+  CHECK(g.keys.allFinite());
+}

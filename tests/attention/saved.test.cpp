@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/attention/saved.hpp"
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+using Plain = Attention<PositiveFeatures<double>, NoPosition<double>>;
+
+Plain make() { return Plain(orf<double>(3, 4, 7), {}); }
+
+}  // namespace
+
+TEST_CASE("backward refuses what another attention saved, or nobody", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(5, 6, 3, 2);
+  const Plain attention = make(), other = make();
+  Saved<double> saved;
+  check_invalid([&] { attention.backward(saved, Matrix<double>(0, 0)); }, {"saved", "got another's"});
+  const Matrix<double> y = other.forward(x.q, x.k, x.v, saved);
+  check_invalid([&] { attention.backward(saved, y); }, {"saved", "got another's"});
+  const Plain copy = other;
+  CHECK(same_bits<double>(copy.backward(saved, y).values, other.backward(saved, y).values));
+}
+
+TEST_CASE("backward refuses dy of another shape", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(5, 6, 3, 2);
+  const Plain attention = make();
+  Saved<double> saved;
+  attention.forward(x.q, x.k, x.v, saved);
+  check_invalid([&] { attention.backward(saved, Matrix<double>::Zero(6, 2)); }, {"dy: expected 5 x 2", "got 6 x 2"});
+  check_invalid([&] { attention.backward(saved, Matrix<double>::Zero(5, 3)); }, {"dy: expected 5 x 2", "got 5 x 3"});
+}
+
+TEST_CASE("what is saved is a copy, and serves again for another call", "[attention]") {
+  Tokens<double> x = random_tokens<double>(5, 6, 3, 2);
+  const Plain attention = make();
+  Saved<double> saved, fresh;
+  const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
+  const Gradients<double> before = attention.backward(saved, y);
+  x.q.setZero();
+  x.k.setZero();
+  x.v.setZero();
+  CHECK(same_bits<double>(attention.backward(saved, y).keys, before.keys));
+
+  const Tokens<double> longer = random_tokens<double>(9, 4, 3, 1);
+  const Matrix<double> again = attention.forward(longer.q, longer.k, longer.v, saved);
+  attention.forward(longer.q, longer.k, longer.v, fresh);
+  CHECK(same_bits<double>(attention.backward(saved, again).queries, attention.backward(fresh, again).queries));
+}
+
+TEST_CASE("no queries or no keys have gradients of their shapes, all zero", "[attention]") {
+  const Plain attention = make();
+  for (const auto& [n_q, n_k] : {std::pair<Index, Index>{0, 4}, {4, 0}, {0, 0}}) {
+    const Tokens<double> x = random_tokens<double>(n_q, n_k, 3, 2);
+    Saved<double> saved;
+    const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
+    const Gradients<double> g = attention.backward(saved, Matrix<double>::Ones(n_q, 2));
+    CHECK((g.queries.rows() == n_q && g.queries.cols() == 3 && g.queries.isZero(0)));
+    CHECK((g.keys.rows() == n_k && g.keys.cols() == 3 && g.keys.isZero(0)));
+    CHECK((g.values.rows() == n_k && g.values.cols() == 2 && g.values.isZero(0)));
+    CHECK(g.bias.size() == 0);
+  }
+}
