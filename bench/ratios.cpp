@@ -35,13 +35,19 @@ void headline() {
   const auto attention = make_attention(p.position, headline_m, Engine::fftw);
   Product product(p, headline_m);
   const BareFftw bare(headline_n, headline_m, head_dim);
-  enum { call, engine, pairs, exact, hand };
+  const Matrix<float> dy = draw(headline_n, head_dim, 4);
+  enum { call, engine, pairs, exact, hand, both };
   const Race race({[&] { keep(attention(p.q, p.k, p.v)); },
                    [&] {
                      product.contract(Engine::fftw);
                      keep(product.Y);
                    },
-                   [&] { bare(); }, [&] { keep(softmax(p)); }, [&] { keep(hand_tiled_softmax(p)); }},
+                   [&] { bare(); }, [&] { keep(softmax(p)); }, [&] { keep(hand_tiled_softmax(p)); },
+                   [&] {
+                     Saved<float> saved;
+                     attention.forward(p.q, p.k, p.v, saved);
+                     keep(attention.backward(saved, dy).queries);
+                   }},
                   6);
   const auto row = [&](const char* what, std::size_t a, std::size_t b, const char* target) {
     std::printf("| %-50s | %8.1f | %8.1f | %5.2f | %-26s |\n", what, 1e3 * race.seconds(a), 1e3 * race.seconds(b),
@@ -53,6 +59,7 @@ void headline() {
   std::printf("|---|---|---|---|---|\n");
   row("whole call, Engine::fftw / bare FFTW pairs", call, pairs, "at most 1.35, stretch 1.2");
   row("toeplitz::contract, Engine::fftw / bare FFTW pairs", engine, pairs, "at most 1.35, stretch 1.2");
+  row("forward and backward / forward, Engine::fftw", both, call, "at most 3.5");
   row("reference::softmax_attention / hand-tiled Eigen", exact, hand, "at most 1.1");
 }
 

@@ -7,13 +7,14 @@
 #define NPRF_VERSION_MINOR 1
 #define NPRF_VERSION_PATCH 0
 
-/// 1: Engine::fftw is compiled and the program links FFTW 3 (fftw3 and fftw3f). 0: FFTW is never included.
+/// 1: Engine::fftw is compiled and the program links FFTW 3 (fftw3 and fftw3f). 0: FFTW is never included. It must be
+/// the same in all translation units of a program.
 #ifndef NPRF_USE_FFTW
 #define NPRF_USE_FFTW 1
 #endif
 
-#if defined(__FAST_MATH__)
-#error "nprf needs infinities and exact rounding: compile without -ffast-math"
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "nprf needs infinities and exact rounding: compile without -ffast-math and -ffinite-math-only"
 #endif
 
 /// The next loop's iterations do not touch each other's memory: the compiler may vectorise it without checks.

@@ -706,3 +706,31 @@ TEST_CASE("causal attention keeps its early rows with an offset too", "[attentio
     }
   }
 }
+
+TEST_CASE("an offset beyond 2^40 is refused", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(3, 3, d, 2);
+  const Attention attention(features(), Held{{0, Vector<double>::Zero(1), -1, -1}});
+  for (const Index offset : {(Index{1} << 40) + 1, -(Index{1} << 40) - 1, std::numeric_limits<Index>::max()})
+    check_invalid([&] { run(attention, x, offset); }, {"offset: expected -2^40 to 2^40", "got "});
+}
+
+TEST_CASE("a user's position is checked when an attention is built", "[attention]") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  check_invalid([&] { Attention(features(), Held{{0, Vector<double>{{0, nan}}, 0, 0}}); }, {"bias.table[1]", "got "});
+  check_invalid([&] { Attention(features(), Held{{0, Vector<double>(0), 0, 0}}); }, {"bias.table", "got none"});
+  check_invalid([&] { Attention(features(), Held{{0, Vector<double>::Zero(1), nan, 0}}); }, {"bias slope", "got nan"});
+}
+
+TEST_CASE("a denominator that overflows is computed again", "[attention]") {
+  const Index n = 40;
+  const Tokens<float> x = random_tokens<float>(n, n, d, 2);
+  Matrix<float> large = x.k.cwiseAbs() * 1e30f;
+  const Attention attention(EluFeatures<float>(d), NoPosition<float>(),
+                            {.normalization = Normalization::none(), .engine = Engine::direct});
+  Report report;
+  const Matrix<float> q = x.q.cwiseAbs() * 1e9f;
+  const Matrix<float> y = attention(q, large, x.v, {.report = &report});
+  CHECK(report.repaired_rows == n);
+  CHECK(report.indefinite_rows == 0);
+  CHECK(largest_row_error(y, reference::kernelized_attention(attention, q, large, x.v)) <= 16 * epsilon<float>);
+}

@@ -175,3 +175,11 @@ TEST_CASE("t5: the gradient of the parameters is the transpose of what they make
   for (Index l = 0; l < db.size(); ++l) sum += db[l] * position.bias()[first + l];
   CHECK(std::abs(gradient.col(0).dot(parameters) - sum) <= 90 * std::numeric_limits<double>::epsilon() * 10 * 90);
 }
+
+TEST_CASE("a bucket needs enough buckets and distance", "[position]") {
+  test::check_invalid([] { t5_bucket(1, 2, Direction::bidirectional, 128); },
+                      {"num_buckets: expected at least 4", "2"});
+  test::check_invalid([] { t5_bucket(1, 1, Direction::causal, 128); }, {"num_buckets: expected at least 2", "1"});
+  test::check_invalid([] { t5_bucket(500, 32, Direction::bidirectional, 8); },
+                      {"max_distance: expected more than 8", "8"});
+}

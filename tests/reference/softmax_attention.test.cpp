@@ -209,3 +209,24 @@ TEST_CASE("softmax attention refuses wrong shapes", "[reference]") {
   check_invalid([&] { run(3, 4, 6); }, {"keys", "3 columns", "got 4"});
   check_invalid([&] { run(3, 3, 7); }, {"values", "6 rows", "got 7"});
 }
+
+TEST_CASE("a NaN in a query makes that row NaN, and no other", "[reference]") {
+  Matrix<float> q = normal<float>(200, 4, 1), k = normal<float>(300, 4, 2), v = normal<float>(300, 2, 3);
+  q(150, 2) = std::numeric_limits<float>::quiet_NaN();
+  const Matrix<float> y = reference::softmax_attention<float>(q, k, v, NoPosition<float>(), Direction::bidirectional,
+                                                              Normalization::unit(1));
+  for (Index i = 0; i < 200; ++i) CHECK(y.row(i).array().isNaN().all() == (i == 150));
+}
+
+TEST_CASE("a constant in the bias costs no digits, and a hidden key no weight", "[reference]") {
+  const Matrix<float> q = normal<float>(200, 4, 1), k = normal<float>(200, 4, 2);
+  Matrix<float> v = normal<float>(200, 2, 3);
+  const auto run = [&](float constant) {
+    return reference::softmax_attention<float>(q, k, v, RelativePosition<float>(Vector<float>::Constant(1, constant)),
+                                               Direction::causal, Normalization::unit(1));
+  };
+  const Matrix<float> y = run(0);
+  CHECK(same_bits<float>(run(1e6f), y));
+  v.bottomRows(100).setConstant(std::numeric_limits<float>::max() / 4);
+  CHECK(same_bits<float>(run(0).topRows(100), y.topRows(100)));
+}

@@ -297,3 +297,28 @@ TEST_CASE("a zero column stays zero beside others", "[toeplitz]") {
     CHECK(Y.col(2).isZero(0));
   }
 }
+
+TEST_CASE("the planner keeps an FFT from weights that leave some rows far less than others", "[toeplitz]") {
+  const Index n_q = 6000, n_k = 3000;
+  const ProductShape shape{n_q, n_k, 8, 9};
+  // ALiBi in cross attention: queries beyond the last key see it from afar
+  const auto alibi = [&](double slope) {
+    LagWeights<float> c{-(n_q - 1), Vector<float>(n_q + n_k - 1)};
+    for (Index k = 0; k < c.values.size(); ++k)
+      c.values[k] = static_cast<float>(std::exp(-slope * std::abs(static_cast<double>(c.first + k))));
+    return c;
+  };
+  CHECK(toeplitz::choose(alibi(0.01), shape) == Engine::direct);
+  CHECK(toeplitz::choose(alibi(0.0001), shape) == (NPRF_USE_FFTW ? Engine::fftw : Engine::direct));
+
+  // sums over every window by hand
+  const LagWeights<double> c = random_weights<double>(7, 4, 1);
+  double smallest = INFINITY, largest = 0;
+  for (Index i = 0; i < 7; ++i) {
+    double sum = 0;
+    for (Index j = 0; j < 4; ++j) sum += std::abs(c[j - i]);
+    smallest = std::min(smallest, sum);
+    largest = std::max(largest, sum);
+  }
+  CHECK(std::abs(toeplitz::row_balance(c, {7, 4, 1, 1}) - smallest / largest) <= 1e-14);
+}

@@ -40,10 +40,12 @@ class Attention {
   using Scalar = typename F::Scalar;
   using T = Scalar;
 
-  /// Throws InvalidArgument for an engine that this build does not have.
+  /// Throws InvalidArgument for an engine that this build does not have and for a position whose bias is NaN or
+  /// +infinity somewhere.
   Attention(F features, P position, AttentionOptions options = {})
       : m_features(std::move(features)), m_position(std::move(position)), m_options(options) {
     toeplitz::require_available(options.engine);
+    check_bias(m_position.bias());
   }
 
   const F& features() const { return m_features; }
@@ -139,6 +141,8 @@ class Attention {
   Matrix<T> evaluate(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, const CallOptions& call,
                      Saved<T>* saved) const {
     const auto [n_q, n_k, d, d_v] = attention_shape<T>(q, k, v);
+    constexpr Index farthest = Index{1} << 40;
+    require(-farthest <= call.offset && call.offset <= farthest, "offset: expected -2^40 to 2^40, got ", call.offset);
     require(d == m_features.input_dim(), "queries: expected ", m_features.input_dim(),
             " columns (the feature map's input_dim), got ", d);
 
@@ -152,9 +156,8 @@ class Attention {
     LagWeights<T> c = exp_weights(m_position.bias(), reachable);
     const ProductShape shape{n_q, n_k, A.cols(), d_v + 1};
     Report report;
-    if (n_q > 0 && n_k > 0)
-      report.engine = m_options.engine == Engine::automatic ? toeplitz::choose(c, shape) : m_options.engine;
     c.first += call.offset;  // from distances to differences j - i of row numbers
+    if (n_q > 0 && n_k > 0) report.engine = engine(c, shape);
 
     Matrix<T> Y(n_q, d_v + 1);
     report.workspace_bytes = toeplitz::contract<T>(report.engine, c, A, B, U, Y);
@@ -185,6 +188,12 @@ class Attention {
     return y;
   }
 
+  // causal weights are one-sided even where an offset hides it
+  Engine engine(const LagWeights<T>& c, const ProductShape& shape) const {
+    if (m_options.engine != Engine::automatic) return m_options.engine;
+    return m_options.direction == Direction::causal ? Engine::direct : toeplitz::choose(c, shape);
+  }
+
   // y_i = Y[i, values] / Y[i, ones]. A row whose denominator is lost to rounding or underflow is computed again; these
   // rows are returned, and their denominators set to 0, as are those of rows that see no key.
   std::vector<Index> divide(const Matrix<T>& Y, const Visibility& visible, const Matrix<T>& A, const Matrix<T>& B,
@@ -193,19 +202,19 @@ class Attention {
     constexpr T smallest = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
     std::vector<Index> repaired;
     for (Index i = 0; i < Y.rows(); ++i) {
-      T D = denominator[i];
+      double D = denominator[i];
       if (visible.keys(i) == 0) {
         ++report.empty_rows;
         denominator[i] = 0;
         continue;
       }
-      if (std::abs(D) < smallest || (is_positive<F>() && D <= 0)) {
+      if (std::abs(D) < smallest || std::isinf(D) || (is_positive<F>() && D <= 0)) {
         const DirectRow<T> row(m_position.bias(), i + offset, m_options.direction, B.rows());
-        D = static_cast<T>(row.forward(A, i, B, v, y.row(i)));
+        D = row.forward(A, i, B, v, y.row(i));
         denominator[i] = 0;
         repaired.push_back(i);
       } else {
-        y.row(i) = Y.row(i).head(v.cols()) / D;
+        y.row(i) = Y.row(i).head(v.cols()) / denominator[i];
       }
       if (D <= 0) ++report.indefinite_rows;
     }

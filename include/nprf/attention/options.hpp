@@ -19,12 +19,11 @@ struct AttentionOptions {
 /// What one call did.
 struct Report {
   Engine engine = Engine::automatic;  // the engine that ran; automatic if there was nothing to compute
-  Index repaired_rows =
-      0;  // rows computed again one by one, because their denominator was lost to rounding or underflow
-  Index indefinite_rows = 0;  // rows whose denominator is not positive, which features of both signs can cause
-  Index empty_rows = 0;       // rows that see no key; they are zero
+  Index repaired_rows = 0;            // computed again one by one: their denominator was lost to rounding or underflow
+  Index indefinite_rows = 0;          // their denominator is not positive: features of both signs, or all of them lost
+  Index empty_rows = 0;               // they see no key, and are zero
   double error_bound = std::numeric_limits<double>::infinity();  // largest relative row error; infinity: none is known
-  std::size_t workspace_bytes = 0;                               // memory beyond the inputs and the output
+  std::size_t workspace_bytes = 0;  // memory beyond inputs and output; copies of column-major inputs do not count
 };
 
 /// What one call adds.

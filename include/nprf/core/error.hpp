@@ -12,7 +12,7 @@ struct InvalidArgument : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// A library underneath (FFTW, CUDA) refused, or this build does not contain it.
+/// A library underneath (FFTW, CUDA) refused.
 struct BackendError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

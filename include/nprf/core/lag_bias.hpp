@@ -56,4 +56,15 @@ struct LagBias {
   }
 };
 
+/// Throws InvalidArgument unless the table has a scalar, all are finite or -infinity, and the slopes are numbers.
+template <Real T>
+void check_bias(const LagBias<T>& bias) {
+  require(bias.table.size() >= 1, "bias.table: expected at least one scalar, got none");
+  for (Index l = 0; l < bias.table.size(); ++l)
+    require(bias.table[l] < std::numeric_limits<T>::infinity(), "bias.table[", l,
+            "]: expected a finite number or -infinity, got ", bias.table[l]);
+  for (const T slope : {bias.slope_before, bias.slope_after})
+    require(std::abs(slope) <= T(1e30), "bias slope: expected a number between -1e30 and 1e30, got ", slope);
+}
+
 }  // namespace nprf

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -51,7 +52,9 @@ class ExponentialFeatures : public RandomFeatures<T> {
       }
     });
     if (!std::isfinite(largest)) largest = 0;
-    phi = (phi.array() - largest).exp();
+    // below the smallest exponent Eigen's exp may stop short of 0
+    const T lowest = std::log(std::numeric_limits<T>::min());
+    phi = (phi.array() - largest < lowest).select(T(0), (phi.array() - largest).exp());
     if (log_factor) *log_factor = largest - log_sqrt_r();
     return phi;
   }

@@ -17,7 +17,8 @@ namespace nprf {
 /// keys at or before it, and lags > 0 count as 0. Source: Raffel et al. 2020, whose code computes in fp32, as does
 /// this; where the exact quotient of logarithms is a bucket's boundary, the bucket hangs on the last bit of theirs.
 ///
-/// Throws InvalidArgument unless there are at least 4 (bidirectional) or 2 (causal) buckets.
+/// Throws InvalidArgument unless there are at least 4 (bidirectional) or 2 (causal) buckets and max_distance exceeds
+/// the number of exact ones.
 inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index max_distance) {
   const bool both = direction == Direction::bidirectional;
   require(num_buckets >= (both ? 4 : 2), "num_buckets: expected at least ", both ? 4 : 2, ", got ", num_buckets);
@@ -28,6 +29,8 @@ inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index 
     distance = lag < 0 ? -lag : lag;
   }
   const Index exact = num_buckets / 2;
+  require(max_distance > exact, "max_distance: expected more than ", exact, " (the number of exact buckets), got ",
+          max_distance);
   if (distance < exact) return bucket + distance;
   // logarithms in double, then rounded: those of the platform's float library may be off by a bit
   const auto log = [](double x) { return static_cast<float>(std::log(x)); };

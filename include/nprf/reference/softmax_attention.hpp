@@ -27,18 +27,23 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
 
   const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;                // (n_q,d)
   const Matrix<T> kt = (normalization.row_scale<T>(k).asDiagonal() * k).transpose();  // (d,n_k)
-  const LagRange reachable = reachable_lags(n_q, n_k, 0, Direction::bidirectional);
-  Vector<T> b(reachable.size());
+  Vector<double> b(std::max<Index>(n_q + n_k - 1, 0));                                // of the lag l at l + n_q - 1
   for (Index l = 0; l < b.size(); ++l) {
-    const Index lag = reachable.first + l;
-    b[l] = direction == Direction::causal && lag > 0 ? lowest : static_cast<T>(position.bias()[lag]);
+    const Index lag = l - (n_q - 1);
+    b[l] = direction == Direction::causal && lag > 0 ? lowest : position.bias()[lag];
   }
+  const bool hides = (b.array() == lowest).any();
 
   Matrix<T> y = Matrix<T>::Zero(n_q, d_v);
   Matrix<T> S;
+  Vector<T> window;
   for (Index i0 = 0; i0 < n_q; i0 += tile_rows) {
     const Index rows = std::min(tile_rows, n_q - i0);
     const Index end = direction == Direction::causal ? std::min(i0 + rows, n_k) : n_k;
+    // the biases that these rows see, relative to their largest: a constant in b costs no digits
+    const auto seen = b.segment(n_q - i0 - rows, rows + end - 1).array();
+    const double shift = end > 0 && seen.maxCoeff() > lowest ? seen.maxCoeff() : 0;
+    window = (seen - shift).template cast<T>();
     auto out = y.middleRows(i0, rows);  // (rows,d_v)
     Vector<T> largest = Vector<T>::Constant(rows, lowest), sum = Vector<T>::Zero(rows);
     for (Index j0 = 0; j0 < end; j0 += tile_cols) {
@@ -46,25 +51,29 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
       S.noalias() = qs.middleRows(i0, rows) * kt.middleCols(j0, cols);  // (rows,cols)
       for (Index i = 0; i < rows; ++i) {
         auto s = S.row(i).array();
-        s += b.segment(n_q - 1 + j0 - (i0 + i), cols).transpose().array();
-        const T top = std::max(largest[i], s.maxCoeff());
+        const auto bias = window.segment(rows - 1 + j0 - i, cols).transpose().array();
+        s += bias;
+        T top = s.template maxCoeff<Eigen::PropagateNaN>();
+        if (top < largest[i]) top = largest[i];
         if (top == lowest) {  // every key so far is at -infinity
           s.setZero();
           continue;
         }
-        if (top > largest[i]) {
+        if (top != largest[i]) {
           const T rescale = std::exp(largest[i] - top);
           out.row(i) *= rescale;
           sum[i] *= rescale;
           largest[i] = top;
         }
         s = (s - top).exp();
+        // Eigen's exp(-infinity) may stop short of 0
+        if (hides) s = (bias == lowest).select(T(0), s);
         sum[i] += s.sum();
       }
       out.noalias() += S * v.middleRows(j0, cols);  // (rows,d_v)
     }
     for (Index i = 0; i < rows; ++i)
-      if (largest[i] > lowest) out.row(i) /= sum[i];
+      if (largest[i] != lowest) out.row(i) /= sum[i];
   }
   return y;
 }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
+#include <type_traits>
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_weights.hpp"
@@ -14,12 +17,29 @@
 /// | engine | time              | good for                                                        |
 /// |--------|-------------------|-----------------------------------------------------------------|
 /// | direct | n_q n_k (r + p)   | short n; one-sided (causal) weights, where it keeps every digit |
-/// | fftw   | r p n log n       | long n; rounding is relative to the largest row                 |
+/// | fftw   | r p n log n       | long n and weights that leave all rows of a size                |
 namespace nprf::toeplitz {
 
+/// The smallest over the largest sum of weights that a row sees: where it is small, an FFT's rounding, which is
+/// relative to the largest rows, drowns the smallest. O(n_q + n_k).
+template <Real T>
+double row_balance(const LagWeights<T>& lags, const ProductShape& shape) {
+  const Vector<T> c = lags.window({-(shape.n_q - 1), shape.n_k - 1});  // c[j - i] at n_q - 1 + j - i
+  double sum = 0, smallest = std::numeric_limits<double>::infinity(), largest = 0;
+  for (Index k = 0; k < c.size(); ++k) {
+    // a window of n_k lags slides from the last row to the first; sums are those of positive weights
+    sum += std::abs(static_cast<double>(c[k]));
+    if (k >= shape.n_k) sum -= std::abs(static_cast<double>(c[k - shape.n_k]));
+    if (k < shape.n_k - 1) continue;
+    smallest = std::min(smallest, sum);
+    largest = std::max(largest, sum);
+  }
+  return largest > 0 ? smallest / largest : 0;
+}
+
 /// The engine that Engine::automatic stands for: the cheaper one by operations, those of an FFT weighted by the
-/// measured cost of one against one of a matrix product's; but direct for one-sided weights, whose early rows an FFT
-/// would drown in the rounding of later ones.
+/// measured cost of one against one of a matrix product's; but direct where an FFT would drown some rows in the
+/// rounding of others: for one-sided weights, and for weights that leave some rows a small part of what others see.
 template <Real T>
 Engine choose(const LagWeights<T>& lags, const ProductShape& shape) {
   const LagRange support = lags.support();
@@ -28,7 +48,10 @@ Engine choose(const LagWeights<T>& lags, const ProductShape& shape) {
   const double r = static_cast<double>(shape.r), p = static_cast<double>(shape.p), n = n_q + n_k;
   const double direct = n_q * n_k * (r + p + 16);
   const double fft = r * p * n * (4.5 * std::log2(n) + 45);
-  return direct <= fft ? Engine::direct : Engine::fftw;
+  if (direct <= fft) return Engine::direct;
+  // a third of the digits may go
+  const double least_balance = std::cbrt(static_cast<double>(std::numeric_limits<T>::epsilon()));
+  return row_balance(lags, shape) < least_balance ? Engine::direct : Engine::fftw;
 }
 
 /// Throws InvalidArgument for an engine that this build does not have.

@@ -21,7 +21,8 @@ class DirectEngine {
       : m_n_q(shape.n_q), m_n_k(shape.n_k), m_support(lags.support()), m_c(lags.window({-(m_n_q - 1), m_n_k - 1})) {}
 
   static std::size_t workspace_bytes(const ProductShape& shape) {
-    return static_cast<std::size_t>(shape.n_q + shape.n_k + tile * tile) * sizeof(T);
+    const Index scalars = shape.n_q + shape.n_k + std::min(tile, shape.n_q) * std::min(tile, shape.n_k);
+    return static_cast<std::size_t>(scalars) * sizeof(T);
   }
 
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y) {
