@@ -53,9 +53,9 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
         auto s = S.row(i).array();
         const auto bias = window.segment(rows - 1 + j0 - i, cols).transpose().array();
         s += bias;
-        T top = s.template maxCoeff<Eigen::PropagateNaN>();
+        T top = s.maxCoeff();  // may pass over a NaN, which the sum then finds
         if (top < largest[i]) top = largest[i];
-        if (top == lowest) {  // every key so far is at -infinity
+        if (top == lowest && !s.isNaN().any()) {  // every key so far is at -infinity
           s.setZero();
           continue;
         }
