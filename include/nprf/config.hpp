@@ -18,9 +18,7 @@
 #endif
 
 /// The next loop's iterations do not touch each other's memory: the compiler may vectorise it without checks.
-#if defined(__clang__)
-#define NPRF_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
-#elif defined(__GNUC__)
+#if defined(__GNUC__) && !defined(__clang__)
 #define NPRF_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
 #else
 #define NPRF_INDEPENDENT_ITERATIONS
