@@ -322,3 +322,17 @@ TEST_CASE("the planner keeps an FFT from weights that leave some rows far less t
   }
   CHECK(std::abs(toeplitz::row_balance(c, {7, 4, 1, 1}) - smallest / largest) <= 1e-14);
 }
+
+TEST_CASE("a column of subnormal numbers is not lost", "[toeplitz]") {
+  const auto A = normal<float>(30, 4, 1), B = normal<float>(50, 4, 2);
+  Matrix<float> U = Matrix<float>::Constant(50, 2, std::ldexp(1.0f, -130));
+  U.col(1).setOnes();
+  const LagWeights<float> c = random_weights<float>(30, 50, 4);
+  for (const Engine engine : engines()) {
+    INFO(std::string(name(engine)));
+    const Matrix<float> Y = toeplitz::contract<float>(engine, c, A, B, U);
+    // the same sums as beside it, in the steps that subnormal numbers have
+    const float step = std::numeric_limits<float>::denorm_min();
+    CHECK((Y.col(0) - Y.col(1) * std::ldexp(1.0f, -130)).cwiseAbs().maxCoeff() <= 300 * step);
+  }
+}

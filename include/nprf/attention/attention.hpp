@@ -66,8 +66,8 @@ class Attention {
     return evaluate(q, k, v, call, &saved);
   }
 
-  /// The gradients of L for dy (n_q,d_v) = dL/dy of the forward that filled `saved`. O(1) times forward's time and
-  /// memory. Throws InvalidArgument if another attention filled it, or dy has another shape.
+  /// The gradients of L for dy (n_q,d_v) = dL/dy of the forward that filled `saved`. About twice forward's time,
+  /// memory O(n (r + d_v)). Throws InvalidArgument if another attention filled it, or dy has another shape.
   Gradients<T> backward(const Saved<T>& saved, const MatrixView<T>& dy) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
     require(saved.m_attention == m_identity,

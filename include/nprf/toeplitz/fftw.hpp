@@ -155,13 +155,14 @@ class FftwEngine {
   // each column's power of two: its maximum divided by it is at most 1; infinity for a column of zeros, which thereby
   // stays one beside a partner's rounding
   static Vector<T> units(const MatrixView<T>& U, Index p0, Index columns) {
+    using Limits = std::numeric_limits<T>;  // a unit's inverse must be finite too: subnormal columns stay below 1
     Vector<T> unit(columns);
     for (Index p = 0; p < columns; ++p) {
       const T largest = U.col(p0 + p).cwiseAbs().maxCoeff();
       int exponent = 0;
       if (std::isfinite(largest)) std::frexp(largest, &exponent);
-      unit[p] = largest == 0 ? std::numeric_limits<T>::infinity()
-                             : std::ldexp(T(1), std::min(exponent, std::numeric_limits<T>::max_exponent - 1));
+      unit[p] = largest == 0 ? Limits::infinity()
+                             : std::ldexp(T(1), std::clamp(exponent, Limits::min_exponent, Limits::max_exponent - 1));
     }
     return unit;
   }
