@@ -150,7 +150,7 @@ class Attention {
     Matrix<T> B = key_features(k);    // (n_k,r)
     Matrix<T> U(n_k, d_v + 1);        // [v 1]: numerator and denominator come out together
     U.leftCols(d_v) = v;
-    U.col(d_v).setOnes();
+    if (n_k > 0) U.col(d_v).setOnes();  // a column of no rows has no address
 
     const LagRange reachable = reachable_lags(n_q, n_k, call.offset, m_options.direction);
     LagWeights<T> c = exp_weights(m_position.bias(), reachable);
@@ -165,7 +165,8 @@ class Attention {
         sizeof(T) * static_cast<std::size_t>(A.size() + B.size() + U.size() + Y.size() + c.values.size());
 
     Matrix<T> y = Matrix<T>::Zero(n_q, d_v);
-    Vector<T> denominator = Y.col(d_v);
+    Vector<T> denominator(n_q);
+    if (n_q > 0) denominator = Y.col(d_v);
     const std::vector<Index> repaired = divide(Y, Visibility(m_position.bias(), n_k, call.offset, reachable), A, B, v,
                                                call.offset, y, denominator, report);
     if (saved) {
