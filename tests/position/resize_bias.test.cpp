@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/position/resize_bias.hpp"
+
+#include <cmath>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "nprf/position/relative.hpp"
+#include "support/catch.hpp"
+#include "support/error.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+
+namespace {
+
+// entry i of m stands at (i + 1/2) n / m - 1/2 among n
+double place(Index i, Index n, Index m) {
+  return (static_cast<double>(i) + 0.5) * static_cast<double>(n) / static_cast<double>(m) - 0.5;
+}
+
+double linear_weight(double s) { return std::max(0.0, 1 - std::abs(s)); }
+
+// Keys' cubic with a = -3/4, multiplied out
+double cubic_weight(double s) {
+  s = std::abs(s);
+  if (s <= 1) return 1.25 * s * s * s - 2.25 * s * s + 1;
+  return s < 2 ? -0.75 * s * s * s + 3.75 * s * s - 6 * s + 3 : 0;
+}
+
+// the obvious twin: every entry of a row that repeats its ends for ever, by its distance
+template <class Weight>
+Vector<double> stretched_line(const Vector<double>& b, Index m, Weight weight) {
+  const Index n = b.size();
+  Vector<double> y = Vector<double>::Zero(m);
+  for (Index i = 0; i < m; ++i)
+    for (Index j = -3; j < n + 3; ++j)
+      y[i] += weight(place(i, n, m) - static_cast<double>(j)) * b[std::clamp<Index>(j, 0, n - 1)];
+  return y;
+}
+
+Matrix<double> stretched_grid(const Matrix<double>& b, Index rows, Index cols) {
+  Matrix<double> wide(b.rows(), cols), y(rows, cols);
+  for (Index r = 0; r < b.rows(); ++r)
+    wide.row(r) = stretched_line(b.row(r).transpose(), cols, cubic_weight).transpose();
+  for (Index c = 0; c < cols; ++c) y.col(c) = stretched_line(wide.col(c), rows, cubic_weight);
+  return y;
+}
+
+// weights between -1 and 1.5, places up to 200 that are rounded in the twin alone
+constexpr double rounding = 1000 * std::numeric_limits<double>::epsilon();
+
+const Index sizes[] = {1, 3, 5, 7, 13, 27, 101};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("resized: the same size gives the same bits", "[position]", float, double) {
+  using T = TestType;
+  for (const Index n : sizes) {
+    const Vector<T> b = test::normal_vector<T>(n, 1);
+    const Matrix<T> grid = test::normal<T>(n, 7, 2);
+    CHECK(test::same_bits<T>(resize_bias(b, n), b));
+    CHECK(test::same_bits<T>(resize_bias(grid, (n + 1) / 2, 4), grid));
+  }
+}
+
+TEST_CASE("resized: every entry is its twin's", "[position]") {
+  for (const Index n : sizes)
+    for (const Index m : sizes) {
+      INFO(n << " to " << m);
+      const Vector<double> b = test::normal_vector<double>(n, 3);
+      CHECK(test::worst_ratio(resize_bias(b, m), stretched_line(b, m, linear_weight), rounding) <= 1);
+      const Matrix<double> grid = test::normal<double>(n, 9, 4);
+      CHECK(test::worst_ratio(resize_bias(grid, (m + 1) / 2, 3), stretched_grid(grid, m, 5), rounding) <= 1);
+      CHECK(test::worst_ratio(resize_bias(grid, (m + 1) / 2, 9), stretched_grid(grid, m, 17), rounding) <= 1);
+    }
+}
+
+TEST_CASE("resized: numbers by hand", "[position]") {
+  // 3 to 5: the places -1/5, 2/5, 1, 8/5, 11/5
+  const Vector<double> b{{0, 10, 40}};
+  CHECK(test::worst_ratio(resize_bias(b, 5), Vector<double>{{0, 4, 10, 28, 40}}, rounding) <= 1);
+  // 5 to 3: the places 1/3, 2, 11/3
+  const Vector<double> square{{0, 1, 4, 9, 16}};
+  CHECK(test::worst_ratio(resize_bias(square, 3), Vector<double>{{1.0 / 3, 4, 9 + 14.0 / 3}}, rounding) <= 1);
+  // an impulse in the middle of 3, to 5: cubic weights at the distances 6/5, 3/5, 0
+  const Matrix<double> impulse{{0}, {1}, {0}};
+  const Matrix<double> y{{-0.096}, {0.46}, {1}, {0.46}, {-0.096}};
+  CHECK(test::worst_ratio(resize_bias(impulse, 3, 1), y, rounding) <= 1);
+}
+
+TEMPLATE_TEST_CASE("resized: a constant stays itself, and one scalar is one", "[position]", float, double) {
+  using T = TestType;
+  const double tolerance = 8 * test::epsilon<T>;
+  for (const Index n : sizes)
+    for (const Index m : sizes) {
+      const Vector<T> b = Vector<T>::Constant(n, T(0.7));
+      const Matrix<T> grid = Matrix<T>::Constant(n, m, T(0.7));
+      CHECK(test::worst_ratio(resize_bias(b, m), Vector<T>::Constant(m, T(0.7)), tolerance) <= 1);
+      CHECK(test::worst_ratio(resize_bias(grid, m, n), Matrix<T>::Constant(2 * m - 1, 2 * n - 1, T(0.7)), tolerance) <=
+            1);
+    }
+}
+
+TEST_CASE("resized: a straight line goes on inside, and the ends repeat outside", "[position]") {
+  // the cubic with a = -3/4 leaves a line by (2a+1) t (1-t) (2t-1) between entries; with a = -1/2 it would follow it
+  for (const Index n : {3, 5, 13, 27})
+    for (const Index m : sizes) {
+      INFO(n << " to " << m);
+      const Vector<double> b = Vector<double>::LinSpaced(n, 0, static_cast<double>(n - 1));
+      const Vector<double> y = resize_bias(b, m);
+      const Matrix<double> tall = resize_bias(Matrix<double>(b), (m + 1) / 2, 1);
+      for (Index i = 0; i < m; ++i) {
+        const double at = place(i, n, m);
+        CHECK(std::abs(y[i] - std::clamp(at, b[0], b[n - 1])) <= rounding);
+        const double t = at - std::floor(at);
+        if (at >= 1 && at < static_cast<double>(n) - 2)
+          CHECK(std::abs(tall(i, 0) - at - t * (1 - t) * (1 - 2 * t) / 2) <= rounding);
+      }
+    }
+}
+
+TEST_CASE("resized: the centre stays the centre, its bits too", "[position]") {
+  for (const Index n : sizes)
+    for (const Index m : sizes) {
+      INFO(n << " to " << m);
+      const Vector<double> b = test::normal_vector<double>(n, 5);
+      const Matrix<double> grid = test::normal<double>(n, m, 6);
+      CHECK(resize_bias(b, m)[m / 2] == b[n / 2]);
+      CHECK(resize_bias(grid, m, n)(m - 1, n - 1) == grid(n / 2, m / 2));
+    }
+}
+
+TEST_CASE("resized: reversed tables give reversed results, transposed ones transposed", "[position]") {
+  for (const Index n : sizes)
+    for (const Index m : sizes) {
+      INFO(n << " to " << m);
+      const Vector<double> b = test::normal_vector<double>(n, 7), backwards = b.reverse();
+      CHECK(test::worst_ratio(resize_bias(backwards, m).reverse(), resize_bias(b, m), rounding) <= 1);
+      const Matrix<double> grid = test::normal<double>(n, 5, 8), turned = grid.reverse(), across = grid.transpose();
+      CHECK(test::worst_ratio(resize_bias(turned, m, 4).reverse(), resize_bias(grid, m, 4), rounding) <= 1);
+      CHECK(test::worst_ratio(resize_bias(across, 4, m).transpose(), resize_bias(grid, m, 4), rounding) <= 1);
+    }
+}
+
+TEST_CASE("resized: float is double, rounded", "[position]") {
+  const Vector<float> b = test::normal_vector<float>(13, 9);
+  const Matrix<float> grid = test::normal<float>(13, 13, 10);
+  CHECK(resize_bias(b, 27) == resize_bias<double>(b.cast<double>(), 27).cast<float>());
+  CHECK(resize_bias(grid, 14, 14) == resize_bias<double>(grid.cast<double>(), 14, 14).cast<float>());
+}
+
+TEST_CASE("resized: a table for a position", "[position]") {
+  const RelativePosition<float> position(resize_bias(test::normal_vector<float>(9, 11), 33));
+  CHECK(position.reach() == 16);
+}
+
+TEST_CASE("resized: sizes that are no tables are refused", "[position]") {
+  const Vector<float> b = Vector<float>::Zero(5);
+  for (const Index size : {-3, -1, 0, 4})
+    test::check_invalid([&] { resize_bias(b, size); }, {"size: expected an odd number", "got " + std::to_string(size)});
+  for (const Index size : {0, 2, 10})
+    test::check_invalid([&] { resize_bias<float>(Vector<float>::Zero(size), 5); },
+                        {"b: expected an odd number of scalars", "got " + std::to_string(size)});
+
+  const Matrix<double> grid = Matrix<double>::Zero(5, 3);
+  for (const Index extent : {-1, 0}) {
+    test::check_invalid([&] { resize_bias(grid, extent, 2); },
+                        {"height: expected at least 1", "got " + std::to_string(extent)});
+    test::check_invalid([&] { resize_bias(grid, 2, extent); },
+                        {"width: expected at least 1", "got " + std::to_string(extent)});
+  }
+  test::check_invalid([] { resize_bias<double>(Matrix<double>::Zero(4, 3), 2, 2); }, {"b: expected", "got 4 x 3"});
+  test::check_invalid([] { resize_bias<double>(Matrix<double>::Zero(3, 0), 2, 2); }, {"b: expected", "got 3 x 0"});
+}
+
+TEMPLATE_TEST_CASE("resized: what is not finite is refused by its place", "[position]", float, double) {
+  using T = TestType;
+  const T infinity = std::numeric_limits<T>::infinity();
+  for (const T wrong : {std::numeric_limits<T>::quiet_NaN(), infinity, -infinity}) {
+    Vector<T> b = Vector<T>::Zero(5);
+    b[3] = wrong;
+    test::check_invalid([&] { resize_bias(b, 9); }, {"b[3]: expected a finite number", "-infinity must be rebuilt"});
+    Matrix<T> grid = Matrix<T>::Zero(5, 3);
+    grid(4, 1) = wrong;
+    test::check_invalid([&] { resize_bias(grid, 5, 5); },
+                        {"b(4, 1): expected a finite number", "-infinity must be rebuilt"});
+  }
+}
