@@ -83,7 +83,7 @@ Sweep sweep(Index n) {
     for (Engine engine : {Engine::direct, Engine::fftw, Engine::automatic})
       contenders.emplace_back(
           [&p, attention = make_attention(p.position, features[i], engine)] { keep(attention(p.q, p.k, p.v)); });
-    result.at[i].choice = toeplitz::choose(Product(p, features[i]).lags, {n, n, features[i], head_dim + 1});
+    result.at[i].choice = toeplitz::choose(Product(p, features[i]).lags.view(), {n, n, features[i], head_dim + 1});
   }
   const Race race(contenders, 2);
   result.softmax = race.seconds(0);

@@ -12,6 +12,9 @@ namespace nprf::bench {
 
 constexpr Index head_dim = 64;
 
+/// One thread, unless a program asks for more.
+inline const bool one_thread = (set_num_threads(1), true);
+
 /// N(0,1) scalars; each stream of numbers is drawn on its own.
 inline Matrix<float> draw(Index rows, Index cols, std::uint64_t stream) {
   NormalDeviates normal(2021, stream);

@@ -24,33 +24,35 @@ inline double seconds_of(const std::function<void()>& run) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Times contenders in turn, round after round, so that a slower spell of the machine falls on all of them. Processor
-/// time, of all threads together: what other processes take does not count.
+/// Processor time is that of all threads together: what other processes take does not count.
+enum class Clock { processor, wall };
+
+/// Times contenders in turn, round after round, so that a slower spell of the machine falls on all of them.
 class Race {
  public:
   using Contender = std::function<void()>;
 
   /// Rounds: at least 3, at most 21, else as many as fit into `budget` seconds. The first call warms up; one that takes
   /// more than a second is a measurement, and not repeated.
-  Race(const std::vector<Contender>& contenders, double budget) : m_samples(contenders.size()) {
+  Race(const std::vector<Contender>& contenders, double budget, Clock clock = Clock::processor)
+      : m_clock(clock), m_samples(contenders.size()) {
     constexpr double shortest_sample = 2e-3, longest_repeated = 1;
     std::vector<int> calls(contenders.size());  // to fill a sample; 0: not repeated
     double round_seconds = 0;
     for (std::size_t c = 0; c < contenders.size(); ++c) {
-      const double first = cpu_seconds_of(contenders[c]);
+      const double first = sample_of(contenders[c]);
       if (first > longest_repeated) {
         m_samples[c].push_back(first);
         continue;
       }
-      calls[c] =
-          static_cast<int>(std::max(1.0, std::ceil(shortest_sample / std::max(cpu_seconds_of(contenders[c]), 1e-6))));
+      calls[c] = static_cast<int>(std::max(1.0, std::ceil(shortest_sample / std::max(sample_of(contenders[c]), 1e-6))));
       round_seconds += std::max(first, shortest_sample);
     }
     const int rounds = static_cast<int>(std::clamp(budget / std::max(round_seconds, 1e-9), 3.0, 21.0));
     for (int round = 0; round < rounds; ++round) {
       for (std::size_t c = 0; c < contenders.size(); ++c) {
         if (calls[c] == 0) continue;
-        const double sample = cpu_seconds_of([&] {
+        const double sample = sample_of([&] {
           for (int call = 0; call < calls[c]; ++call) contenders[c]();
         });
         m_samples[c].push_back(sample / calls[c]);
@@ -70,12 +72,14 @@ class Race {
   }
 
  private:
-  static double cpu_seconds_of(const Contender& run) {
+  double sample_of(const Contender& run) const {
+    if (m_clock == Clock::wall) return seconds_of(run);
     const std::clock_t start = std::clock();
     run();
     return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   }
 
+  Clock m_clock;
   std::vector<std::vector<double>> m_samples;  // of each contender, one a round
 };
 

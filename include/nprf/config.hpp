@@ -13,6 +13,15 @@
 #define NPRF_USE_FFTW 1
 #endif
 
+/// 1: threads are OpenMP's. 0: they are std::thread's. It must be the same in all translation units of a program.
+#ifndef NPRF_USE_OPENMP
+#ifdef _OPENMP
+#define NPRF_USE_OPENMP 1
+#else
+#define NPRF_USE_OPENMP 0
+#endif
+#endif
+
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "nprf needs infinities and exact rounding: compile without -ffast-math and -ffinite-math-only"
 #endif

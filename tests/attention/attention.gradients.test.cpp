@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -24,26 +25,6 @@ struct Sizes {
   Index n_q, n_k, d_v, offset;
 };
 
-// the worst |central difference - gradient| over the gradient's largest entry, over all entries of x
-template <class Loss>
-double difference(Matrix<double> x, const Matrix<double>& dx, Loss&& loss) {
-  if (x.size() == 0) return dx.size() == 0 ? 0 : INFINITY;
-  // differences of h lose eps / h to rounding and h^2 to curvature
-  constexpr double h = 1e-5;
-  Matrix<double> expected(x.rows(), x.cols());
-  for (Index i = 0; i < x.size(); ++i) {
-    double& entry = x.data()[i];
-    const double value = entry;
-    entry = value + h;
-    const double above = loss(x);
-    entry = value - h;
-    expected.data()[i] = (above - loss(x)) / (2 * h);
-    entry = value;
-  }
-  // a gradient that is zero throughout is compared with the loss's own size, about 1
-  return worst_ratio(dx, expected, std::max(expected.cwiseAbs().maxCoeff(), 1e-2));
-}
-
 // L = <weights, y>: all its gradients against central differences
 template <class F, class Make>
 void check_gradients(const F& features, const Vector<double>& parameters, Make&& position,
@@ -63,10 +44,10 @@ void check_gradients(const F& features, const Vector<double>& parameters, Make&&
   INFO(std::string(name(options.engine)) << (options.direction == Direction::causal ? " causal" : "") << " n_q "
                                          << s.n_q << " n_k " << s.n_k << " offset " << s.offset << " radius "
                                          << options.normalization.radius());
-  CHECK(difference(x.q, g.queries, [&](const auto& q) { return loss(q, x.k, x.v, parameters); }) <= 1e-6);
-  CHECK(difference(x.k, g.keys, [&](const auto& k) { return loss(x.q, k, x.v, parameters); }) <= 1e-6);
-  CHECK(difference(x.v, g.values, [&](const auto& v) { return loss(x.q, x.k, v, parameters); }) <= 1e-6);
-  CHECK(difference(parameters, g.bias, [&](const auto& b) { return loss(x.q, x.k, x.v, b); }) <= 1e-6);
+  CHECK(difference_error(x.q, g.queries, [&](const auto& q) { return loss(q, x.k, x.v, parameters); }) <= 1e-6);
+  CHECK(difference_error(x.k, g.keys, [&](const auto& k) { return loss(x.q, k, x.v, parameters); }) <= 1e-6);
+  CHECK(difference_error(x.v, g.values, [&](const auto& v) { return loss(x.q, x.k, v, parameters); }) <= 1e-6);
+  CHECK(difference_error(parameters, g.bias, [&](const auto& b) { return loss(x.q, x.k, x.v, b); }) <= 1e-6);
 }
 
 template <class F>
@@ -177,4 +158,43 @@ TEST_CASE("a row of zeros and a row that sees no key have no gradient", "[attent
   CHECK(g.values.row(5).isZero(0));   // nobody sees the last key
   CHECK(g.queries.allFinite());
   CHECK(g.keys.allFinite());
+}
+
+TEST_CASE("a table for more tokens serves fewer by its middle, one for fewer serves more by its ends", "[attention]") {
+  const Index n_q = 12, n_k = 9;
+  const Tokens<double> x = random_tokens<double>(n_q, n_k, d, 2);
+  const Matrix<double> dy = normal<double>(n_q, 2, 9);
+  // L = 30 tokens: 11 to each side of its middle are reached; L = 4: scalars beyond lag 3 are those of lag 3
+  const Vector<double> b = normal_vector<double>(59, 3), middle = b.segment(29 - 11, 23),
+                       few = normal_vector<double>(7, 4);
+  Vector<double> extended(23);
+  for (Index l = 0; l < 23; ++l) extended[l] = few[std::clamp<Index>(l - 11 + 3, 0, 6)];
+  for (const Engine engine : engines())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const Index offset : {0, -2}) {
+        const auto run = [&](const Vector<double>& table, Gradients<double>& g) {
+          const Attention attention(orf<double>(d, 5, 7), RelativePosition<double>(table),
+                                    {.direction = direction, .engine = engine});
+          Saved<double> saved;
+          const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved, {.offset = offset});
+          g = attention.backward(saved, dy);
+          return y;
+        };
+        Gradients<double> whole, cut, clipped, full;
+        INFO(std::string(name(engine)) << (direction == Direction::causal ? " causal" : "") << " offset " << offset);
+        CHECK(same_bits<double>(run(b, whole), run(middle, cut)));
+        CHECK(same_bits<double>(whole.queries, cut.queries));
+        CHECK(same_bits<double>(whole.keys, cut.keys));
+        REQUIRE(whole.bias.rows() == 59);
+        CHECK(same_bits<double>(whole.bias.middleRows(29 - 11, 23), cut.bias));
+        CHECK(all_zero(whole.bias.topRows(29 - 11)));
+        CHECK(all_zero(whole.bias.bottomRows(29 - 11)));
+
+        CHECK(same_bits<double>(run(few, clipped), run(extended, full)));
+        CHECK(same_bits<double>(clipped.queries, full.queries));
+        CHECK(same_bits<double>(clipped.keys, full.keys));
+        Matrix<double> collected = Matrix<double>::Zero(7, 1);
+        for (Index l = 0; l < 23; ++l) collected(std::clamp<Index>(l - 11 + 3, 0, 6), 0) += full.bias(l, 0);
+        CHECK(worst_ratio(clipped.bias, collected, 23 * epsilon<double> * full.bias.cwiseAbs().maxCoeff()) <= 1);
+      }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/attention/visibility.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -13,12 +14,11 @@ namespace {
 
 constexpr double never = -std::numeric_limits<double>::infinity();
 
-// counts key by key
-Index keys(const LagBias<double>& b, Index n_k, Index position, Direction direction) {
-  Index count = 0;
-  for (Index j = 0; j < n_k; ++j)
-    count += (direction == Direction::bidirectional || j <= position) && b[j - position] > never;
-  return count;
+// key by key
+bool sees_any(const LagBias<double>& b, const Slots& keys, Index position, Direction direction) {
+  for (Index j = 0; j < keys.count; ++j)
+    if ((direction == Direction::bidirectional || keys[j] <= position) && b[keys[j] - position] > never) return true;
+  return false;
 }
 
 LagBias<double> table(Index first, std::vector<double> b) {
@@ -27,7 +27,7 @@ LagBias<double> table(Index first, std::vector<double> b) {
 
 }  // namespace
 
-TEST_CASE("a query sees the keys in its direction whose bias is not -infinity", "[attention]") {
+TEST_CASE("a query sees keys in its direction whose bias is not -infinity", "[attention]") {
   std::vector<LagBias<double>> biases{
       table(0, {0}),                           // all keys
       table(0, {never}),                       // none
@@ -40,16 +40,26 @@ TEST_CASE("a query sees the keys in its direction whose bias is not -infinity", 
   biases.push_back(table(0, {0}));  // ALiBi
   biases.back().slope_before = biases.back().slope_after = -3;
 
+  // keys that fill their slots, a part of them, and keys with gaps
+  const std::vector<Index> gaps{0, 2, 3, 7, 12}, one{4}, last{12};
+  const auto at = [](const std::vector<Index>& slots, Index n_k) {
+    const auto end = std::ranges::lower_bound(slots, n_k);
+    return Slots{static_cast<Index>(end - slots.begin()), 0, slots.data()};
+  };
   for (std::size_t kind = 0; kind < biases.size(); ++kind)
     for (const auto& [n_q, n_k] :
-         std::vector<std::pair<Index, Index>>{{1, 1}, {5, 5}, {1, 9}, {9, 1}, {4, 13}, {13, 4}})
+         std::vector<std::pair<Index, Index>>{{1, 1}, {5, 5}, {1, 9}, {9, 1}, {4, 13}, {13, 4}, {0, 3}, {3, 0}})
       for (const Direction direction : {Direction::bidirectional, Direction::causal})
         for (const Index offset : {0, 1, 3, 20, -1, -3, -20}) {
-          const Visibility visible(biases[kind], n_k, offset, reachable_lags(n_q, n_k, offset, direction));
-          for (Index i = 0; i < n_q; ++i) {
-            INFO("bias " << kind << " n_q " << n_q << " n_k " << n_k << " offset " << offset << " query " << i
-                         << (direction == Direction::causal ? " causal" : ""));
-            CHECK(visible.keys(i) == keys(biases[kind], n_k, i + offset, direction));
-          }
+          Workspace workspace;
+          const Visibility visible(biases[kind], reachable_lags(n_q, n_k, offset, direction), workspace);
+          for (const Slots& keys :
+               {Slots{n_k}, Slots{n_k / 2, n_k - n_k / 2}, Slots{0}, at(gaps, n_k), at(one, n_k), at(last, n_k)})
+            for (Index i = 0; i < n_q; ++i) {
+              INFO("bias " << kind << " n_q " << n_q << " n_k " << n_k << " offset " << offset << " query " << i
+                           << " keys " << keys.count << (keys.at ? " with gaps" : "")
+                           << (direction == Direction::causal ? " causal" : ""));
+              CHECK(visible.sees_any(i + offset, keys) == sees_any(biases[kind], keys, i + offset, direction));
+            }
         }
 }

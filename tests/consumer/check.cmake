@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 #
 # Builds and runs the consumer against nprf as found by WAY: find_package, add_subdirectory (with and without
-# FFTW) or pkg_config.
+# FFTW and OpenMP) or pkg_config.
 
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
@@ -12,8 +12,8 @@ file(REMOVE_RECURSE ${WORK})
 
 if(WAY STREQUAL "add_subdirectory")
   set(arguments -D NPRF_SOURCE=${SOURCE})
-elseif(WAY STREQUAL "without_fftw")
-  set(arguments -D NPRF_SOURCE=${SOURCE} -D NPRF_USE_FFTW=OFF)
+elseif(WAY STREQUAL "bare")
+  set(arguments -D NPRF_SOURCE=${SOURCE} -D NPRF_USE_FFTW=OFF -D NPRF_USE_OPENMP=OFF)
 else()
   run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
   set(arguments -D CMAKE_PREFIX_PATH=${WORK}/prefix)
@@ -31,9 +31,9 @@ else()
 endif()
 run(${WORK}/build/consumer)
 
-if(WAY STREQUAL "without_fftw")
+if(WAY STREQUAL "bare")
   execute_process(COMMAND ldd ${WORK}/build/consumer OUTPUT_VARIABLE libraries COMMAND_ERROR_IS_FATAL ANY)
-  if(libraries MATCHES "fftw")
-    message(FATAL_ERROR "built without FFTW, but linked to it:\n${libraries}")
+  if(libraries MATCHES "fftw|gomp")
+    message(FATAL_ERROR "built without FFTW and OpenMP, but linked to them:\n${libraries}")
   endif()
 endif()

@@ -50,6 +50,24 @@ TEST_CASE("weights outside of their table are zero", "[core]") {
   CHECK(LagWeights<double>().support().size() == 0);
 }
 
+TEST_CASE("a view reads the weights where they lie", "[core]") {
+  LagWeights<double> c{-2, vector<double>({0, 6, 7, 0})};
+  const LagWeightsView<double> view = c.view();
+  CHECK(view.values == c.values.data());
+  CHECK(view.size == 4);
+  CHECK(view.last() == 1);
+  for (Index lag = -9; lag <= 9; ++lag) CHECK(view[lag] == c[lag]);
+  CHECK(view.support().first == -1);
+  CHECK(view.support().last == 0);
+  c.values[3] = 8;
+  CHECK(view[1] == 8);
+  CHECK(view.support().last == 1);
+
+  const LagWeightsView<float> none;
+  CHECK(none[0] == 0);
+  CHECK(none.support().size() == 0);
+}
+
 TEST_CASE("a window shows every lag of its range, zeros included", "[core]") {
   const LagWeights<float> c{-2, vector<float>({5, 6, 7})};
   CHECK(c.window({-4, 2}) == vector<float>({0, 0, 5, 6, 7, 0, 0}));
@@ -95,6 +113,26 @@ TEMPLATE_TEST_CASE("the weights are exp(b - max b), so that the largest is 1", "
           REQUIRE(worst_error(c, bias, range) <= 2);
         }
       }
+}
+
+TEMPLATE_TEST_CASE("weights relative to another maximum go into the caller's storage", "[core]", float, double) {
+  using T = TestType;
+  const LagBias<T> bias{-1, vector<T>({0.5, -infinity, 2}), T(-0.5), T(0.25)};
+  const LagRange range{-4, 3};
+  const LagWeights<T> c = exp_weights(bias, range);
+  Vector<T> same = Vector<T>::Constant(10, T(17)), shifted = same, none = same;
+  exp_weights(bias, range, bias.max(range), same.data() + 1);
+  CHECK(same.segment(1, 8) == c.values);
+  // what several tables have in common: the largest of all
+  exp_weights(bias, range, bias.max(range) + 3, shifted.data() + 1);
+  for (Index k = 0; k < 8; ++k) {
+    const double expected = std::exp(-3.0) * static_cast<double>(c.values[k]);
+    const double close = 2 * static_cast<double>(std::numeric_limits<T>::epsilon()) * expected;
+    CHECK(std::abs(static_cast<double>(shifted[k + 1]) - expected) <= close);
+  }
+  exp_weights(bias, range, -infinity, none.data() + 1);
+  CHECK(none.segment(1, 8).isZero(0));
+  for (const Vector<T>& written : {same, shifted, none}) CHECK((written[0] == 17 && written[9] == 17));
 }
 
 TEMPLATE_TEST_CASE("a constant added to the bias changes no weight", "[core]", float, double) {

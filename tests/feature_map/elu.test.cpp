@@ -3,8 +3,10 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "feature_map/check_backward.hpp"
+#include "feature_map/check_in_place.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "support/catch.hpp"
 #include "support/error.hpp"
@@ -95,4 +97,18 @@ TEST_CASE("elu: shapes that do not fit are refused", "[feature_map]") {
   test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 3), zeros(2, 4)); }, {"expected 2 x 4", "2 x 3"});
   test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(3, 4)); }, {"expected 2 x 4", "3 x 4"});
   test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(2, 9)); }, {"expected 2 x 4", "2 x 9"});
+}
+
+TEMPLATE_TEST_CASE("elu: features go into the caller's storage, with the same bits for any number of threads",
+                   "[feature_map]", float, double) {
+  for (const Index n : {0, 1, 127, 128, 129, 700}) test::check_in_place(EluFeatures<TestType>(9), n);
+}
+
+TEST_CASE("elu: results of another shape are refused", "[feature_map]") {
+  test::check_in_place_shapes(EluFeatures<float>(4));
+  Workspace workspace;
+  Matrix<float> phi(2, 4);
+  const std::vector<float> scale(3, 1.0f);
+  test::check_invalid([&] { EluFeatures<float>(4).queries(Matrix<float>::Zero(2, 4), scale, phi, Team(workspace)); },
+                      {"scale: expected 2 factors", "got 3"});
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "feature_map/check_backward.hpp"
+#include "feature_map/check_in_place.hpp"
 #include "feature_map/statistics.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "support/catch.hpp"
@@ -343,4 +344,13 @@ TEST_CASE("orthogonal rows have less variance than Gaussian ones", "[feature_map
   const test::Statistics gaussian = statistics(Projection::gaussian), orthogonal = statistics(Projection::orthogonal);
   const double error = std::hypot(gaussian.variance_error, orthogonal.variance_error);
   CHECK(gaussian.variance - orthogonal.variance >= five_sigma * error);
+}
+
+TEMPLATE_TEST_CASE("positive: features go into the caller's storage, with the same bits for any number of threads",
+                   "[feature_map]", NPRF_ALL_MAPS) {
+  test::check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
+}
+
+TEMPLATE_TEST_CASE("positive: results of another shape are refused", "[feature_map]", NPRF_ALL_MAPS) {
+  test::check_in_place_shapes(make<TestType>(4, 3));
 }

@@ -1,18 +1,29 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/feature_map/random_features.hpp"
 
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
 
+#include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 #include "support/catch.hpp"
+#include "support/error.hpp"
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
 using namespace nprf;
+
+template <class F>
+concept Redrawable = requires(const F& features) {
+  { redrawn(features, 1) } -> std::same_as<F>;
+};
+
+static_assert(Redrawable<PositiveFeatures<float>> && Redrawable<TrigonometricFeatures<double>>);
+static_assert(!Redrawable<EluFeatures<float>>, "nothing in it is drawn");
 
 #define NPRF_RANDOM_MAPS                                                                                    \
   PositiveFeatures<float>, PositiveFeatures<double>, HyperbolicFeatures<float>, HyperbolicFeatures<double>, \
@@ -78,4 +89,67 @@ TEMPLATE_TEST_CASE("a copy of a map is the same map", "[feature_map]", NPRF_RAND
   original = TestType(FeatureOptions{.input_dim = 6, .num_features = 5, .seed = 1});
   CHECK(copy.queries(x) == TestType(FeatureOptions{.input_dim = 6, .num_features = 5}).queries(x));
   CHECK(copy.queries(x) != original.queries(x));
+}
+
+TEMPLATE_TEST_CASE("a random map knows what it was drawn by", "[feature_map]", NPRF_RANDOM_MAPS) {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
+    const TestType features(FeatureOptions{.input_dim = 5, .num_features = 12, .projection = projection, .seed = 77});
+    CHECK(features.options().input_dim == 5);
+    CHECK(features.options().num_features == 12);
+    CHECK(features.options().projection == projection);
+    CHECK(features.options().seed == 77);
+  }
+}
+
+TEMPLATE_TEST_CASE("redrawn: the same map of another seed", "[feature_map]", NPRF_RANDOM_MAPS) {
+  using T = typename TestType::Scalar;
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
+    const FeatureOptions options{.input_dim = 6, .num_features = 11, .projection = projection, .seed = 5};
+    const TestType features(options), other = redrawn(features, 6);
+    CHECK(other.input_dim() == 6);
+    CHECK(other.num_features() == 11);
+    CHECK(other.output_dim() == features.output_dim());
+    CHECK(other.options().projection == projection);
+    CHECK(other.options().seed == 6);
+
+    // another projection in every row, and the old map as it was
+    for (Index r = 0; r < 11; ++r) CHECK(other.projection().row(r) != features.projection().row(r));
+    CHECK(test::same_bits<T>(features.projection(), TestType(options).projection()));
+
+    // the bits of a map made with that seed, whatever it was drawn from, and of the same seed the same again
+    const TestType made(FeatureOptions{.input_dim = 6, .num_features = 11, .projection = projection, .seed = 6});
+    CHECK(test::same_bits<T>(other.projection(), made.projection()));
+    CHECK(test::same_bits<T>(redrawn(redrawn(features, 1234), 6).projection(), made.projection()));
+    CHECK(test::same_bits<T>(redrawn(features, 5).projection(), features.projection()));
+    // all 64 bits of the seed count
+    CHECK(redrawn(features, 6 + (std::uint64_t{1} << 63)).projection() != made.projection());
+    const Matrix<T> x = test::normal<T>(9, 6, 1);
+    CHECK(test::same_bits<T>(other.queries(x), made.queries(x)));
+    CHECK(test::same_bits<T>(other.keys(x), made.keys(x)));
+  }
+}
+
+TEMPLATE_TEST_CASE("redrawn: a query and the same key have the same features, but for the factors taken out",
+                   "[feature_map]", NPRF_RANDOM_MAPS) {
+  using T = typename TestType::Scalar;
+  const TestType features =
+      redrawn(TestType(FeatureOptions{.input_dim = 6, .num_features = 11, .seed = 5}), 0xFFFFFFFFFFFFFFFF);
+  const Matrix<T> x = test::normal<T>(9, 6, 1) / 2;
+  Vector<T> log_q;
+  T log_k = 0;
+  const Matrix<T> q = features.queries(x, {}, &log_q), k = features.keys(x, {}, &log_k);
+  for (Index i = 0; i < x.rows(); ++i) {
+    const double factor = std::exp(static_cast<double>(log_q[i]) - static_cast<double>(log_k));
+    const Matrix<double> expected = q.row(i).template cast<double>() * factor;
+    // exponents below 20 round by 20 eps each: those of the features and of both factors
+    const double tolerance = 4 * 20 * test::epsilon<T> * expected.cwiseAbs().maxCoeff();
+    CHECK(test::worst_ratio(k.row(i), expected, tolerance) <= 1);
+  }
+}
+
+TEMPLATE_TEST_CASE("redrawn: the caller's rows are refused", "[feature_map]", NPRF_RANDOM_MAPS) {
+  using T = typename TestType::Scalar;
+  const TestType given(Matrix<T>(Matrix<T>::Identity(3, 3)));
+  test::check_invalid([&] { redrawn(given, 1); }, {"expected a projection that was drawn", "got the caller's rows"});
+  test::check_invalid([&] { given.options(); }, {"features:", "got the caller's rows"});
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "feature_map/check_backward.hpp"
+#include "feature_map/check_in_place.hpp"
 #include "feature_map/statistics.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "support/catch.hpp"
@@ -273,4 +274,13 @@ TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map]
     CHECK(trf.variance_sigmas(expected) <= five_sigma);
     CHECK(trf.variance_error <= 0.1 * trf.variance);
   }
+}
+
+TEMPLATE_TEST_CASE("TRF: features go into the caller's storage, with the same bits for any number of threads",
+                   "[feature_map]", float, double) {
+  test::check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
+}
+
+TEMPLATE_TEST_CASE("TRF: results of another shape are refused", "[feature_map]", float, double) {
+  test::check_in_place_shapes(make<TestType>(4, 3));
 }

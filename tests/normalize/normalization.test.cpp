@@ -31,6 +31,13 @@ double norm_error(T scale, const Row& x, double radius) {
   return static_cast<double>(std::abs(static_cast<long double>(scale) * std::sqrt(square) / radius - 1));
 }
 
+// dL/dx from dL/dx'
+Matrix<double> backward(const Normalization& normalization, const Matrix<double>& scaled, const Vector<double>& scale,
+                        Matrix<double> dscaled) {
+  normalization.backward<double>(scaled, {scale.data(), static_cast<std::size_t>(scale.size())}, dscaled);
+  return dscaled;
+}
+
 // a sum of d squares, a square root, two roundings
 template <class T>
 double tolerance(Index d) {
@@ -173,7 +180,7 @@ TEST_CASE("normalisation's gradient is orthogonal to the row, and scaled with it
   const Normalization unit = Normalization::unit(2), none = Normalization::none();
   const Vector<double> s = unit.row_scale<double>(x);
   const Matrix<double> scaled = s.asDiagonal() * x;
-  const Matrix<double> dx = unit.backward<double>(scaled, s, dscaled);
+  const Matrix<double> dx = backward(unit, scaled, s, dscaled);
   for (Index i = 0; i < 3; ++i) {
     CHECK(std::abs(dx.row(i).dot(x.row(i))) <= 1e-14);
     for (Index p = 0; p < 2; ++p) {
@@ -190,5 +197,25 @@ TEST_CASE("normalisation's gradient is orthogonal to the row, and scaled with it
   }
   CHECK(dx.row(1).isZero(0));
   const Vector<double> constant = none.row_scale<double>(x);
-  CHECK((none.backward<double>(constant.asDiagonal() * x, constant, dscaled) - dscaled * constant[0]).norm() <= 1e-15);
+  CHECK((backward(none, constant.asDiagonal() * x, constant, dscaled) - dscaled * constant[0]).norm() <= 1e-15);
+}
+
+TEMPLATE_TEST_CASE("factors go into the caller's storage, with the same bits for any number of threads", "[normalize]",
+                   float, double) {
+  using T = TestType;
+  for (const Index n : {0, 1, 127, 128, 129, 700}) {
+    const Matrix<T> x = rows<T>(n, 37);
+    for (const Normalization& normalization : {Normalization::unit(2), Normalization::none()})
+      for (const bool softmax_scale : {true, false}) {
+        const Vector<T> expected = normalization.row_scale<T>(x, softmax_scale);
+        for (const std::size_t threads : {1u, 2u, 3u, 5u}) {
+          std::vector<Workspace> workspaces(threads);
+          Vector<T> scale = Vector<T>::Constant(n + 2, T(17));
+          normalization.row_scale<T>(x, softmax_scale, scale.segment(1, n), Team(workspaces));
+          INFO(n << " rows, " << threads << " threads");
+          CHECK(scale.segment(1, n) == expected);
+          CHECK((scale[0] == 17 && scale[n + 1] == 17));
+        }
+      }
+  }
 }

@@ -2,8 +2,8 @@
 #include "nprf/position/alibi.hpp"
 
 #include <cmath>
-
 #include <limits>
+#include <span>
 
 #include "nprf/position/position.hpp"
 #include "support/catch.hpp"
@@ -12,6 +12,8 @@
 using namespace nprf;
 
 static_assert(Position<AlibiPosition<float>> && Position<AlibiPosition<double>>);
+static_assert(LearnedPosition<AlibiPosition<float>> && LearnedPosition<AlibiPosition<double>>);
+static_assert(!PlacedPosition<AlibiPosition<float>>);
 
 TEMPLATE_TEST_CASE("the bias falls by the slope with every step of distance", "[position]", float, double) {
   using T = TestType;
@@ -41,9 +43,18 @@ TEST_CASE("alibi: the gradient of the parameters is the transpose of what they m
   for (Index l = 0; l < db.size(); ++l) db[l] = std::cos(1.7 * static_cast<double>(l));
   const Vector<double> parameters = Vector<double>::Constant(1, 0.3);
   const AlibiPosition<double> position(parameters[0]);
-  const Matrix<double> gradient = position.gradient(first, db);
+  Matrix<double> gradient = Matrix<double>::Constant(2, 3, 17);  // what stood there before does not matter
+  position.gradient(first, std::span<const double>(db.data(), static_cast<std::size_t>(db.size())), gradient);
   REQUIRE(gradient.rows() == parameters.size());
+  REQUIRE(gradient.cols() == 1);
   double sum = 0;
   for (Index l = 0; l < db.size(); ++l) sum += db[l] * position.bias()[first + l];
   CHECK(std::abs(gradient.col(0).dot(parameters) - sum) <= 90 * std::numeric_limits<double>::epsilon() * 10 * 90);
+
+  // nothing seen, nothing learned
+  Matrix<double> none = gradient;
+  position.gradient(first, {}, none);
+  CHECK(none.rows() == parameters.size());
+  CHECK(none.cols() == 1);
+  CHECK(none.isZero(0));
 }

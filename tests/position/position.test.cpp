@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/position/position.hpp"
 
+#include <span>
+#include <vector>
+
 #include "support/catch.hpp"
 
 using namespace nprf;
@@ -31,6 +34,33 @@ struct NoBias {
   using Scalar = float;
 };
 
+struct Learned : Window {
+  void gradient(Index, std::span<const double>, Matrix<double>&) const {}
+};
+
+// the gradient of one that would return it
+struct Returning : Window {
+  Matrix<double> gradient(Index, std::span<const double>) const { return {}; }
+};
+
+// tokens with places of their own
+struct Placed : Window {
+  using Window::bias;
+  double bias(Index i, Index j) const { return static_cast<double>(10 * i + j); }
+  Index tokens() const { return 5; }
+  Index slot(Index i) const { return 2 * i; }
+  const Matrix<double>& extra() const { return none; }
+  Matrix<double> none;
+};
+
+struct NoExtra : Window {
+  Index tokens() const { return 5; }
+  Index slot(Index i) const { return 2 * i; }
+};
+
+static_assert(LearnedPosition<Learned> && !LearnedPosition<Window> && !LearnedPosition<Returning>);
+static_assert(Position<Placed> && PlacedPosition<Placed>);
+static_assert(!PlacedPosition<Window> && !PlacedPosition<NoExtra> && !PlacedPosition<NoPosition<float>>);
 static_assert(Position<NoPosition<float>> && Position<NoPosition<double>> && Position<Window>);
 static_assert(!Position<int> && !Position<NoScalar> && !Position<OtherScalar> && !Position<NotConst>);
 static_assert(!Position<NoBias> && !Position<LagBias<float>>);
@@ -44,6 +74,20 @@ TEMPLATE_TEST_CASE("without a position the bias is zero at every lag", "[positio
 }
 
 TEST_CASE("no position has no parameters", "[position]") {
-  CHECK(NoPosition<double>().gradient(-3, Vector<double>::Ones(7)).size() == 0);
+  const std::vector<double> db(7, 1.0);
+  Matrix<double> d = Matrix<double>::Ones(2, 3);
+  NoPosition<double>().gradient(-3, db, d);
+  CHECK(d.rows() == 0);
+  CHECK(d.cols() == 0);
   STATIC_REQUIRE(LearnedPosition<NoPosition<float>>);
+}
+
+TEST_CASE("the bias between two tokens is that of their lag, or of their places", "[position]") {
+  const Window window;
+  for (Index i = 0; i < 5; ++i)
+    for (Index j = 0; j < 5; ++j)
+      for (const Index offset : {-3, 0, 2}) {
+        CHECK(bias_between(window, i, j, offset) == window.bias()[j - (i + offset)]);
+        CHECK(bias_between(Placed(), i, j, offset) == static_cast<double>(10 * i + j));
+      }
 }

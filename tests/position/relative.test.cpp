@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/position/relative.hpp"
 
-#include <cmath>
-
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <span>
 #include <string>
 
 #include "nprf/position/position.hpp"
@@ -14,6 +14,8 @@
 using namespace nprf;
 
 static_assert(Position<RelativePosition<float>> && Position<RelativePosition<double>>);
+static_assert(LearnedPosition<RelativePosition<float>> && LearnedPosition<RelativePosition<double>>);
+static_assert(!PlacedPosition<RelativePosition<float>>);
 
 TEMPLATE_TEST_CASE("each lag within reach has a scalar of its own, all others that of the end", "[position]", float,
                    double) {
@@ -68,9 +70,18 @@ TEST_CASE("relative: the gradient of the parameters is the transpose of what the
   for (Index l = 0; l < db.size(); ++l) db[l] = std::cos(1.7 * static_cast<double>(l));
   const Vector<double> parameters = Vector<double>::LinSpaced(31, -2, 3);
   const RelativePosition<double> position(parameters);
-  const Matrix<double> gradient = position.gradient(first, db);
+  Matrix<double> gradient = Matrix<double>::Constant(2, 3, 17);  // what stood there before does not matter
+  position.gradient(first, std::span<const double>(db.data(), static_cast<std::size_t>(db.size())), gradient);
   REQUIRE(gradient.rows() == parameters.size());
+  REQUIRE(gradient.cols() == 1);
   double sum = 0;
   for (Index l = 0; l < db.size(); ++l) sum += db[l] * position.bias()[first + l];
   CHECK(std::abs(gradient.col(0).dot(parameters) - sum) <= 90 * std::numeric_limits<double>::epsilon() * 10 * 90);
+
+  // nothing seen, nothing learned
+  Matrix<double> none = gradient;
+  position.gradient(first, {}, none);
+  CHECK(none.rows() == parameters.size());
+  CHECK(none.cols() == 1);
+  CHECK(none.isZero(0));
 }

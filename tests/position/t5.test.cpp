@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/position/t5.hpp"
 
-#include <cmath>
-
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "nprf/position/position.hpp"
@@ -15,6 +15,8 @@
 using namespace nprf;
 
 static_assert(Position<T5Position<float>> && Position<T5Position<double>>);
+static_assert(LearnedPosition<T5Position<float>> && LearnedPosition<T5Position<double>>);
+static_assert(!PlacedPosition<T5Position<float>>);
 
 namespace {
 
@@ -169,11 +171,20 @@ TEST_CASE("t5: the gradient of the parameters is the transpose of what they make
   for (Index l = 0; l < db.size(); ++l) db[l] = std::cos(1.7 * static_cast<double>(l));
   const Vector<double> parameters = Vector<double>::LinSpaced(16, -2, 3);
   const auto position = t5_position<double>(parameters, Direction::bidirectional, 20);
-  const Matrix<double> gradient = position.gradient(first, db);
+  Matrix<double> gradient = Matrix<double>::Constant(2, 3, 17);  // what stood there before does not matter
+  position.gradient(first, std::span<const double>(db.data(), static_cast<std::size_t>(db.size())), gradient);
   REQUIRE(gradient.rows() == parameters.size());
+  REQUIRE(gradient.cols() == 1);
   double sum = 0;
   for (Index l = 0; l < db.size(); ++l) sum += db[l] * position.bias()[first + l];
   CHECK(std::abs(gradient.col(0).dot(parameters) - sum) <= 90 * std::numeric_limits<double>::epsilon() * 10 * 90);
+
+  // nothing seen, nothing learned
+  Matrix<double> none = gradient;
+  position.gradient(first, {}, none);
+  CHECK(none.rows() == parameters.size());
+  CHECK(none.cols() == 1);
+  CHECK(none.isZero(0));
 }
 
 TEST_CASE("a bucket needs enough buckets and distance", "[position]") {

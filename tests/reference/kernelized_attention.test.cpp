@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/reference/kernelized_attention.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/reference/softmax_attention.hpp"
 #include "support/catch.hpp"
@@ -159,6 +161,58 @@ TEST_CASE("rows of the twin that see no key are zero", "[reference]") {
   CHECK(kernelized_attention(causal, q, Matrix<float>(0, d), Matrix<float>(0, 2)).isZero(0));
   CHECK(kernelized_attention(causal, Matrix<float>(0, d), k, v).rows() == 0);
   CHECK(kernelized_attention(causal, q, k, Matrix<float>(4, 0)).cols() == 0);
+}
+
+TEST_CASE("a key that a query may not see has no weight in its row", "[reference]") {
+  const auto q = normal<double>(6, d, 1), k = normal<double>(9, d, 2), v = normal<double>(9, 2, 3);
+  const RelativePosition<double> position(normal_vector<double>(5, 4));
+  const auto sees = [](Index i, Index j) { return (i + j) % 3 != 0 && i != 4; };
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    const Attention attention(orf<double>(d, 4, 7), position, {.direction = direction});
+    const Matrix<double> y = kernelized_attention(attention, q, k, v, 1, sees);
+    const Matrix<double> A = attention.query_features(q), B = attention.key_features(k);
+    for (Index i = 0; i < 6; ++i) {
+      Eigen::RowVectorXd numerator = Eigen::RowVectorXd::Zero(2);
+      double denominator = 0;
+      for (Index j = 0; j < (direction == Direction::causal ? std::min<Index>(i + 2, 9) : 9); ++j) {
+        if ((i + j) % 3 == 0) continue;
+        const double w = A.row(i).dot(B.row(j)) * std::exp(position.bias()[j - i - 1]);
+        numerator += w * v.row(j);
+        denominator += w;
+      }
+      INFO("row " << i);
+      if (i == 4)
+        CHECK(y.row(i).isZero(0));
+      else
+        CHECK(worst_ratio(y.row(i), numerator / denominator, 32 * epsilon<double>) <= 1);
+    }
+    CHECK(kernelized_attention(attention, q, k, v, 1, [](Index, Index) { return false; }).isZero(0));
+    CHECK(same_bits(kernelized_attention(attention, q, k, v, 1, [](Index, Index) { return true; }),
+                    kernelized_attention(attention, q, k, v, 1)));
+  }
+}
+
+TEST_CASE("the twin knows the places of a grid", "[reference]") {
+  const Index H = 3, W = 4, E = 2, n = E + H * W;
+  const auto q = normal<double>(n, d, 1), k = normal<double>(n, d, 2), v = normal<double>(n, 2, 3);
+  Matrix<double> b = normal<double>(5, 7, 4), extra = normal<double>(E, E + 2, 5);
+  b(1, 1) = extra(1, 0) = -std::numeric_limits<double>::infinity();
+  const Attention attention(orf<double>(d, 4, 7), GridPosition<double>(H, W, b, extra));
+  const Matrix<double> y = kernelized_attention(attention, q, k, v);
+  const Matrix<double> A = attention.query_features(q), B = attention.key_features(k);
+  Matrix<double> C(n, n);
+  for (Index i = 0; i < n; ++i)
+    for (Index j = 0; j < n; ++j) {
+      if (i < E)
+        C(i, j) = j < E ? extra(i, 2 + j) : extra(i, 0);
+      else if (j < E)
+        C(i, j) = extra(j, 1);
+      else
+        C(i, j) = b((j - E) / W - (i - E) / W + H - 1, (j - E) % W - (i - E) % W + W - 1);
+    }
+  Matrix<double> P = (A * B.transpose()).cwiseProduct(C.array().exp().matrix());
+  for (Index i = 0; i < n; ++i) P.row(i) /= P.row(i).sum();
+  CHECK(worst_ratio(y, P * v, 64 * epsilon<double>) <= 1);
 }
 
 TEST_CASE("the twin refuses wrong shapes", "[reference]") {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "nprf/position/alibi.hpp"
+#include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
 #include "support/attention.hpp"
@@ -34,8 +35,8 @@ struct Exact {
 // the formula as two obvious loops in long double. A logit s is a sum of d products of rounded factors, plus a bias: it
 // is off by eps (d/2 + 4) |q||k| + eps |b|, which moves a weight by that much, and y by twice that times the values
 // around
-template <Real T>
-Exact two_loops(const Tokens<T>& x, const LagBias<T>& b, Direction direction, double radius) {
+template <Real T, Position P>
+Exact two_loops(const Tokens<T>& x, const P& position, Direction direction, double radius) {
   using Row = Vector<long double>;
   const Index n_q = x.q.rows(), n_k = x.k.rows(), d = x.q.cols(), d_v = x.v.cols();
   const auto normalised = [&](const Matrix<T>& m, Index i) -> Row {
@@ -49,13 +50,14 @@ Exact two_loops(const Tokens<T>& x, const LagBias<T>& b, Direction direction, do
     Vector<long double> s = Vector<long double>::Constant(n_k, never);
     long double top = never, doubt = 0;
     for (Index j = 0; j < n_k; ++j) {
-      if ((direction == Direction::causal && j > i) || b[j - i] == never) continue;
+      const double b = bias_between(position, i, j, 0);
+      if ((direction == Direction::causal && j > i) || b == never) continue;
       const Row k = normalised(x.k, j);
-      s[j] = b[j - i];
+      s[j] = b;
       for (Index c = 0; c < d; ++c) s[j] += q[c] * k[c];
       top = std::max(top, s[j]);
-      doubt = std::max(doubt, (static_cast<long double>(d) / 2 + 4) * q.norm() * k.norm() +
-                                  static_cast<long double>(std::abs(b[j - i])));
+      doubt = std::max(
+          doubt, (static_cast<long double>(d) / 2 + 4) * q.norm() * k.norm() + static_cast<long double>(std::abs(b)));
     }
     if (top == never) continue;
     Row numerator = Row::Zero(d_v), size = Row::Zero(d_v);
@@ -92,13 +94,14 @@ HeldPosition<T> position(int kind) {
   return {RelativePosition<T>(b).bias()};
 }
 
-template <Real T>
-void check(Index n_q, Index n_k, Index d, Index d_v, const HeldPosition<T>& p, Direction direction, double radius,
+template <Position P>
+void check(Index n_q, Index n_k, Index d, Index d_v, const P& p, Direction direction, double radius,
            double length = 1) {
+  using T = typename P::Scalar;
   Tokens<T> x = random_tokens<T>(n_q, n_k, d, d_v);
   x.q *= T(length);
   x.k *= T(length);
-  const Exact exact = two_loops(x, p.bias(), direction, radius);
+  const Exact exact = two_loops(x, p, direction, radius);
   const Matrix<T> y = softmax_attention<T>(x.q, x.k, x.v, p, direction, normalization(radius));
   INFO("n_q " << n_q << " n_k " << n_k << " d " << d << " d_v " << d_v << " radius " << radius << " length " << length
               << (direction == Direction::causal ? " causal" : "") << (sizeof(T) == 4 ? " float" : ""));
@@ -138,6 +141,76 @@ TEST_CASE("softmax attention is right at the edges of its tiles", "[reference]")
         check(n_q, n_k, 4, 2, position<double>(kind), direction, 1);
         check(n_q, n_k, 4, 2, position<float>(kind), direction, 0);
       }
+}
+
+namespace {
+
+// N(0,1); with holes, every third scalar of the table is -infinity, and every fourth of the extra tokens'
+template <Real T>
+GridPosition<T> grid(Index H, Index W, Index E, bool holes = false) {
+  Matrix<T> b = normal<T>(2 * H - 1, 2 * W - 1, 40), extra = normal<T>(E, E + 2, 41);
+  for (Index l = 1; holes && l < b.size(); l += 3) b.data()[l] = static_cast<T>(never);
+  for (Index l = 1; holes && l < extra.size(); l += 4) extra.data()[l] = static_cast<T>(never);
+  return {H, W, b, extra};
+}
+
+}  // namespace
+
+TEST_CASE("softmax attention over a grid is its formula", "[reference]") {
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    // at, below and above the edges of the tiles, 128 queries and 256 keys
+    for (const auto& [H, W] :
+         std::vector<std::pair<Index, Index>>{{1, 1}, {1, 6}, {6, 1}, {5, 7}, {1, 125}, {8, 16}, {16, 16}, {11, 25}})
+      for (const Index E : {0, 1, 3})
+        for (const bool holes : {false, true}) {
+          const Index n = E + H * W;
+          INFO(H << " x " << W << ", " << E << " extra tokens" << (holes ? ", holes" : ""));
+          check(n, n, 4, 3, grid<double>(H, W, E, holes), direction, 1);
+          if (H * W < 200) check(n, n, 4, 3, grid<float>(H, W, E, holes), direction, 0);
+        }
+}
+
+TEST_CASE("more extra tokens than a tile has", "[reference]") {
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    check(310, 310, 3, 2, grid<double>(2, 5, 300, true), direction, 1);
+}
+
+TEST_CASE("a constant in all of a grid's biases costs no digits", "[reference]") {
+  const Index H = 6, W = 7, E = 2, n = E + H * W;
+  const Tokens<float> x = random_tokens<float>(n, n, 4, 2);
+  const auto run = [&](float constant) {
+    const Matrix<float> b = Matrix<float>::Constant(2 * H - 1, 2 * W - 1, constant);
+    const Matrix<float> extra = Matrix<float>::Constant(E, E + 2, constant);
+    return softmax_attention<float>(x.q, x.k, x.v, GridPosition<float>(H, W, b, extra), Direction::causal,
+                                    Normalization::unit(1));
+  };
+  CHECK(same_bits<float>(run(1e6f), run(0)));
+}
+
+TEST_CASE("a grid that hides all keys leaves rows of zeros", "[reference]") {
+  const Index H = 3, W = 4, E = 2, n = E + H * W;
+  const Tokens<double> x = random_tokens<double>(n, n, 4, 2);
+  const Matrix<double> blind = Matrix<double>::Constant(5, 7, never);
+  Matrix<double> extra = Matrix<double>::Constant(E, E + 2, never);
+  const auto run = [&] {
+    return softmax_attention<double>(x.q, x.k, x.v, GridPosition<double>(H, W, blind, extra), Direction::bidirectional,
+                                     Normalization::unit(1));
+  };
+  CHECK(all_zero(run()));
+  extra(1, 1) = -3;  // all cells see extra token 1 alone
+  const Matrix<double> y = run();
+  CHECK(all_zero(y.topRows(E)));
+  CHECK(worst_ratio(y.bottomRows(H * W), x.v.row(1).replicate(H * W, 1), 4 * epsilon<double>) <= 1);
+}
+
+TEST_CASE("softmax attention over a grid refuses other numbers of tokens", "[reference]") {
+  const auto run = [](Index n_q, Index n_k) {
+    const Tokens<double> x = random_tokens<double>(n_q, n_k, 4, 2);
+    softmax_attention<double>(x.q, x.k, x.v, grid<double>(3, 4, 2), Direction::causal, Normalization::none());
+  };
+  CHECK_NOTHROW(run(14, 14));
+  check_invalid([&] { run(13, 13); }, {"expected 14 rows", "position's tokens", "got 13"});
+  check_invalid([&] { run(14, 12); }, {"expected 14 rows", "12"});
 }
 
 TEST_CASE("softmax attention survives huge logits", "[reference]") {

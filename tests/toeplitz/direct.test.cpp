@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/toeplitz/direct.hpp"
 
+#include <cmath>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
+#include "toeplitz/in_slots.hpp"
 
 using namespace nprf;
 using namespace nprf::test;
@@ -13,10 +17,17 @@ using Direct = toeplitz::DirectEngine<double>;
 
 namespace {
 
+constexpr auto make_direct = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+  return toeplitz::DirectEngine<T>(lags, span, team);
+};
+
 Matrix<double> multiply(const LagWeights<double>& c, const Matrix<double>& A, const Matrix<double>& B,
                         const Matrix<double>& U) {
+  Workspace workspace;
+  const Team team(workspace);
   Matrix<double> Y = Matrix<double>::Constant(A.rows(), U.cols(), 17);
-  Direct(c, {A.rows(), B.rows(), A.cols(), U.cols()}).contract(A, B, U, Y);
+  const MatrixView<double> a = A, b = B, u = U;
+  Direct(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team).contract({a, b, u, {A.rows()}, {B.rows()}}, Y, team);
   return Y;
 }
 
@@ -78,19 +89,117 @@ TEST_CASE("the direct engine gives zero for no features and for no weights", "[t
   CHECK(multiply({0, Vector<double>()}, normal<double>(5, 2, 1), normal<double>(4, 2, 2), U).isZero(0));
 }
 
-TEST_CASE("a direct engine serves one product after the other", "[toeplitz]") {
+TEST_CASE("a direct engine serves one product after the other, of other tokens too", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
   const auto A = normal<double>(150, 2, 1), B = normal<double>(140, 2, 2), U = normal<double>(140, 3, 3);
   const LagWeights<double> c = random_weights<double>(150, 140, 4);
-  Direct engine(c, {150, 140, 2, 3});
-  Matrix<double> first(150, 3), second(150, 3);
-  engine.contract(A, B, U, first);
-  engine.contract(-A, B, U, second);
+  const Direct engine(c.view(), {150, 140, 2, 3}, team);
+  const Matrix<double> opposite = -A;
+  const MatrixView<double> a = A, b = B, u = U, minus = opposite, a_part = A.topRows(7), b_part = B.topRows(11),
+                           u_part = U.topRows(11);
+  Matrix<double> first(150, 3), second(150, 3), part(7, 3);
+  engine.contract({a, b, u, {150}, {140}}, first, team);
+  engine.contract({minus, b, u, {150}, {140}}, second, team);
+  engine.contract({a_part, b_part, u_part, {7}, {11}}, part, team);
   CHECK(same_bits(first, multiply(c, A, B, U)));
   CHECK(second == -first);
+  CHECK(product_error<double>(Engine::direct, c, A.topRows(7), B.topRows(11), U.topRows(11), part) <= 1);
 }
 
-TEST_CASE("the direct engine's workspace is linear in the tokens", "[toeplitz]") {
-  const std::size_t one = Direct::workspace_bytes({1000, 500, 8, 9}), two = Direct::workspace_bytes({2000, 1000, 8, 9});
-  CHECK(two - one == 1500 * sizeof(double));
-  CHECK(one >= (1000 + 500 - 1 + Direct::tile * Direct::tile) * sizeof(double));
+TEST_CASE("the direct engine's scratch memory is linear in the tokens", "[toeplitz]") {
+  const auto peak = [](Index n_q, Index n_k, bool backward) {
+    Workspace workspace;
+    const Team team(workspace);
+    const InSlots<double> x(n_q, n_k, Slots{n_q}, Slots{n_k}, 2, 3);
+    if (backward)
+      x.gradients(make_direct, team);
+    else
+      x.contract(make_direct, team);
+    return static_cast<double>(workspace.peak_bytes()) / sizeof(double);
+  };
+  const double lags = 1500, tile = Direct::tile * Direct::tile, line = 8;
+  // the table of weights, one tile, and for the gradients two, with a sum over the lags for each of 8 blocks at most
+  CHECK(std::abs(peak(1000, 501, false) - (lags + tile)) <= 2 * line);
+  CHECK(std::abs(peak(2000, 1001, false) - (2 * lags + tile)) <= 2 * line);
+  CHECK(std::abs(peak(1000, 501, true) - (9 * lags + 2 * tile)) <= 4 * line);
+  CHECK(std::abs(peak(2000, 1001, true) - (18 * lags + 2 * tile)) <= 4 * line);
+}
+
+TEMPLATE_TEST_CASE("the direct engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]", float,
+                   double) {
+  std::vector<Workspace> workspaces(3);
+  const Team team(workspaces);
+  with_gaps<TestType>([&](const InSlots<TestType>& x) {
+    INFO(x.name());
+    CHECK(x.error(Engine::direct, x.contract(make_direct, team)) <= 1);
+    CHECK(x.error(Engine::direct, x.gradients(make_direct, team)) <= 1);
+  });
+}
+
+TEST_CASE("the direct engine: no queries or no keys in the slots give zeros", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const InSlots<double> no_keys(200, 300, random_slots(200, 0.5, 1), std::vector<Index>(), 3, 2);
+  CHECK(no_keys.A.rows() > 50);
+  CHECK(no_keys.contract(make_direct, team).isZero(0));
+  const toeplitz::Gradients<double> d = no_keys.gradients(make_direct, team);
+  CHECK((d.dA.isZero(0) && d.dB.rows() == 0 && d.dU.rows() == 0 && d.dc.isZero(0)));
+  const InSlots<double> no_queries(200, 300, std::vector<Index>(), random_slots(300, 0.5, 1), 3, 2);
+  CHECK(no_queries.contract(make_direct, team).rows() == 0);
+  const toeplitz::Gradients<double> e = no_queries.gradients(make_direct, team);
+  CHECK((e.dA.rows() == 0 && e.dB.isZero(0) && e.dU.isZero(0) && e.dc.isZero(0)));
+}
+
+TEST_CASE("the direct engine skips no tile of tokens with gaps that holds a weight", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  InSlots<double> x(700, 900, random_slots(700, 0.5, 1), random_slots(900, 0.5, 2), 2, 1);
+  for (Index lag = -699; lag < 900; lag += 13) {
+    x.c = {lag, Vector<double>::Constant(1, 1.5)};
+    INFO("lag " << lag);
+    CHECK(x.error(Engine::direct, x.contract(make_direct, team)) <= 1);
+  }
+}
+
+TEST_CASE("the direct engine: what stands in a gap's place does not matter, bit for bit", "[toeplitz]") {
+  // the same tokens once in slots 0..n-1 of a small span, once as part of a larger one
+  Workspace workspace;
+  const Team team(workspace);
+  const InSlots<double> small(100, 90, Slots{100}, Slots{90}, 3, 2);
+  InSlots<double> large(400, 300, Slots{100, 200}, Slots{90, 200}, 3, 2);
+  large.c.values.setConstant(std::numeric_limits<double>::quiet_NaN());
+  for (Index lag = -99; lag <= 89; ++lag) large.c.values[lag - large.c.first] = small.c[lag];
+  CHECK(same_bits(small.contract(make_direct, team), large.contract(make_direct, team)));
+}
+
+TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads", "[toeplitz]", float, double) {
+  using T = TestType;
+  const auto check = [](const InSlots<T>& x) {
+    Matrix<T> Y;
+    toeplitz::Gradients<T> d({});
+    with_team_sizes([&](const Team& team) {
+      INFO(x.name() << ", " << team.size() << " threads");
+      if (team.size() == 1) Y = x.contract(make_direct, team), d = x.gradients(make_direct, team);
+      CHECK(same_bits(x.contract(make_direct, team), Y));
+      CHECK(same_bits(x.gradients(make_direct, team), d));
+    });
+  };
+  // one tile, several, and more than there are blocks
+  check({90, 70, Slots{90}, Slots{70}, 3, 2});
+  check({600, 500, random_slots(600, 0.8, 1), random_slots(500, 0.7, 2), 9, 5});
+  check({1300, 1500, Slots{1300}, Slots{1500}, 40, 17});
+}
+
+TEST_CASE("the direct engine: no bit depends on the number of threads, with very many features too", "[toeplitz]") {
+  // so many that a matrix product takes them in parts, which must not depend on the threads either
+  const InSlots<double> x(400, 300, Slots{400}, Slots{300}, 700, 5);
+  Matrix<double> Y;
+  toeplitz::Gradients<double> d({});
+  with_team_sizes([&](const Team& team) {
+    INFO(team.size() << " threads");
+    if (team.size() == 1) Y = x.contract(make_direct, team), d = x.gradients(make_direct, team);
+    CHECK(same_bits(x.contract(make_direct, team), Y));
+    CHECK(same_bits(x.gradients(make_direct, team), d));
+  });
 }

@@ -3,6 +3,7 @@
 
 #if NPRF_USE_FFTW
 
+#include <cmath>
 #include <string>
 #include <thread>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
+#include "toeplitz/in_slots.hpp"
 
 using namespace nprf;
 using namespace nprf::test;
@@ -18,10 +20,18 @@ using toeplitz::ResidueClasses;
 
 namespace {
 
+constexpr auto make_fftw = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+  return FftwEngine<T>(lags, span, team);
+};
+
 template <class T>
 Matrix<T> multiply(const LagWeights<T>& c, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U) {
   Matrix<T> Y = Matrix<T>::Constant(A.rows(), U.cols(), T(17));
-  FftwEngine<T>(c, {A.rows(), B.rows(), A.cols(), U.cols()}).contract(A, B, U, Y);
+  Workspace workspace;
+  const Team team(workspace);
+  const MatrixView<T> a = A, b = B, u = U;
+  FftwEngine<T>(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team)
+      .contract({a, b, u, {A.rows()}, {B.rows()}}, Y, team);
   return Y;
 }
 
@@ -146,22 +156,105 @@ TEST_CASE("threads that plan and run at a time get the bits of one alone", "[toe
   }
 }
 
-TEST_CASE("an fftw engine serves one product after the other", "[toeplitz]") {
+TEST_CASE("an fftw engine serves one product after the other, of other tokens too", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
   const auto A = normal<double>(150, 2, 1), B = normal<double>(140, 2, 2), U = normal<double>(140, 3, 3);
   const LagWeights<double> c = random_weights<double>(150, 140, 4);
-  FftwEngine<double> engine(c, {150, 140, 2, 3});
-  Matrix<double> first(150, 3), second(150, 3);
-  engine.contract(A, B, U, first);
-  engine.contract(-A, B, U, second);
+  const FftwEngine<double> engine(c.view(), {150, 140, 2, 3}, team);
+  const Matrix<double> opposite = -A;
+  const MatrixView<double> a = A, b = B, u = U, minus = opposite, a_part = A.topRows(7), b_part = B.topRows(11),
+                           u_part = U.topRows(11);
+  Matrix<double> first(150, 3), second(150, 3), part(150, 3);
+  engine.contract({a, b, u, {150}, {140}}, first, team);
+  engine.contract({minus, b, u, {150}, {140}}, second, team);
+  engine.contract({a_part, b_part, u_part, {7}, {11}}, part.topRows(7), team);
   CHECK(same_bits(first, multiply(c, A, B, U)));
   CHECK(second == -first);
+  // an FFT's noise is that of the whole span
+  Matrix<double> A_all = Matrix<double>::Zero(150, 2), B_all = Matrix<double>::Zero(140, 2), U_all(B_all.rows(), 3);
+  U_all.setZero(), part.bottomRows(143).setZero();
+  A_all.topRows(7) = A.topRows(7), B_all.topRows(11) = B.topRows(11), U_all.topRows(11) = U.topRows(11);
+  CHECK(product_error(Engine::fftw, c, A_all, B_all, U_all, part) <= 1);
 }
 
-TEST_CASE("the fftw engine's workspace does not grow with the columns of U", "[toeplitz]") {
-  using Engine64 = FftwEngine<double>;
-  CHECK(Engine64::workspace_bytes({5000, 5000, 8, 1000}) == Engine64::workspace_bytes({5000, 5000, 8, 1}));
-  CHECK(Engine64::workspace_bytes({5000, 5000, 9, 1}) - Engine64::workspace_bytes({5000, 5000, 8, 1}) ==
-        10000 * sizeof(double));
+TEST_CASE("the fftw engine's scratch memory is that of its documentation", "[toeplitz]") {
+  const auto peak = [](Index n, Index r, Index p, bool backward) {
+    Workspace workspace;
+    const Team team(workspace);
+    const InSlots<double> x(n, n, Slots{n}, Slots{n}, r, p);
+    if (backward)
+      x.gradients(make_fftw, team);
+    else
+      x.contract(make_fftw, team);
+    return static_cast<double>(workspace.peak_bytes()) / sizeof(double);
+  };
+  // a column more: of A and B, or (in pairs) of U and Y; for the gradients dA and dB too, or dU in place of Y, and G
+  const Index n = 5000;
+  const double tokens = 2 * n, line = 8;
+  CHECK(std::abs(peak(n, 9, 2, false) - peak(n, 8, 2, false) - tokens) <= 8 * line);
+  CHECK(std::abs(peak(n, 8, 4, false) - peak(n, 8, 2, false) - 2 * tokens) <= 8 * line);
+  CHECK(peak(n, 8, 3, false) == peak(n, 8, 4, false));
+  CHECK(std::abs(peak(n, 9, 2, true) - peak(n, 8, 2, true) - 2 * tokens) <= 8 * line);
+  CHECK(std::abs(peak(n, 8, 4, true) - peak(n, 8, 2, true) - 3 * tokens) <= 8 * line);
+}
+
+TEMPLATE_TEST_CASE("the fftw engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]", float,
+                   double) {
+  std::vector<Workspace> workspaces(3);
+  const Team team(workspaces);
+  with_gaps<TestType>([&](const InSlots<TestType>& x) {
+    INFO(x.name());
+    CHECK(x.error(Engine::fftw, x.contract(make_fftw, team)) <= 1);
+    CHECK(x.error(Engine::fftw, x.gradients(make_fftw, team)) <= 1);
+  });
+}
+
+TEMPLATE_TEST_CASE("the fftw engine: gaps over several residue classes", "[toeplitz]", float, double) {
+  // 2, 4 and 8 classes; each side in one segment and in several
+  struct Span {
+    Index n_q, n_k;
+  };
+  Workspace workspace;
+  const Team team(workspace);
+  for (const auto& [n_q, n_k] : {Span{1100, 3100}, Span{300, 8000}, Span{9000, 150}, Span{17000, 100}})
+    for (const double chance : {0.05, 0.7}) {
+      const InSlots<TestType> x(n_q, n_k, random_slots(n_q, chance, 1), random_slots(n_k, chance, 2), 1, 2);
+      INFO(x.name());
+      CHECK(x.error(Engine::fftw, x.contract(make_fftw, team)) <= 1);
+      CHECK(x.error(Engine::fftw, x.gradients(make_fftw, team)) <= 1);
+    }
+}
+
+TEST_CASE("the fftw engine: no queries or no keys in the slots give zeros", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const InSlots<double> no_keys(200, 300, random_slots(200, 0.5, 1), std::vector<Index>(), 3, 2);
+  CHECK(no_keys.contract(make_fftw, team).isZero(0));
+  const toeplitz::Gradients<double> d = no_keys.gradients(make_fftw, team);
+  CHECK((d.dA.isZero(0) && d.dB.rows() == 0 && d.dU.rows() == 0 && d.dc.isZero(0)));
+  const InSlots<double> no_queries(200, 300, std::vector<Index>(), random_slots(300, 0.5, 1), 3, 2);
+  CHECK(no_queries.contract(make_fftw, team).rows() == 0);
+  const toeplitz::Gradients<double> e = no_queries.gradients(make_fftw, team);
+  CHECK((e.dA.rows() == 0 && e.dB.isZero(0) && e.dU.isZero(0) && e.dc.isZero(0)));
+}
+
+TEMPLATE_TEST_CASE("the fftw engine: no bit depends on the number of threads", "[toeplitz]", float, double) {
+  using T = TestType;
+  const auto check = [](const InSlots<T>& x) {
+    Matrix<T> Y;
+    toeplitz::Gradients<T> d({});
+    with_team_sizes([&](const Team& team) {
+      INFO(x.name() << ", " << team.size() << " threads");
+      if (team.size() == 1) Y = x.contract(make_fftw, team), d = x.gradients(make_fftw, team);
+      CHECK(same_bits(x.contract(make_fftw, team), Y));
+      CHECK(same_bits(x.gradients(make_fftw, team), d));
+    });
+  };
+  // one class and several; fewer columns than threads, and more than blocks
+  check({90, 70, Slots{90}, Slots{70}, 3, 2});
+  check({600, 500, random_slots(600, 0.8, 1), random_slots(500, 0.7, 2), 13, 21});
+  check({5000, 3500, Slots{5000}, Slots{3500}, 5, 7});
 }
 
 #endif  // NPRF_USE_FFTW

@@ -3,68 +3,75 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
-#include "nprf/core/lag_bias.hpp"
+#include "nprf/core/types.hpp"
 
 namespace nprf {
 
 /// One row of attention by itself, in double, its weights relative to the largest that it sees: what remains of a row
 /// when the common scale leaves it no digits. O(n_k (r + d_v)).
 ///
-///     w_j = (a.B_j) e_j,  e_j = exp(b[j - position] - max),  D = sum_j w_j,  y = sum_j w_j v_j / D
-template <Real T>
+///     w_j = (a.B_j) e_j,  e_j = exp(b_j - max b),  D = sum_j w_j,  y = sum_j w_j v_j / D
+///
+/// b(j) is the row's bias for key j, -infinity for a key that it does not see.
+template <class Bias>
 class DirectRow {
  public:
-  DirectRow(const LagBias<T>& bias, Index position, Direction direction, Index n_k)
-      : m_bias(bias), m_position(position) {
-    m_end = direction == Direction::causal ? std::min(position + 1, n_k) : n_k;
-    m_largest = bias.max({-position, m_end - 1 - position});
+  DirectRow(Index n_k, const Bias& b) : m_n_k(n_k), m_b(b) {
+    for (Index j = 0; j < n_k; ++j) m_largest = std::max<double>(m_largest, b(j));
   }
 
-  /// Writes y (d_v) and returns D.
-  template <class Row>
-  double forward(const Matrix<T>& A, Index i, const Matrix<T>& B, const MatrixView<T>& v, Row y) const {
-    const Eigen::RowVectorXd a = A.row(i).template cast<double>();
-    Eigen::RowVectorXd numerator = Eigen::RowVectorXd::Zero(v.cols());
+  /// Writes y (d_v), its sums in `numerator` (d_v), and returns D.
+  template <class RowA, class MatrixB, class MatrixV, class RowY>
+  double forward(const RowA& a, const MatrixB& B, const MatrixV& v, VectorMap<double> numerator, RowY&& y) const {
+    numerator.setZero();
     double denominator = 0;
-    for (Index j = 0; j < m_end; ++j) {
-      const double weight = a.dot(B.row(j).template cast<double>()) * e(j);
-      if (weight == 0) continue;  // a key of weight 0 leaves the row alone, whatever its value holds
-      numerator += weight * v.row(j).template cast<double>();
+    for (Index j = 0; j < m_n_k; ++j) {
+      if (e(j) == 0) continue;  // a key of weight 0 leaves the row alone, whatever it holds
+      const double weight = dot(a, B.row(j)) * e(j);
+      if (weight == 0) continue;
+      numerator += weight * v.row(j).transpose().template cast<double>();
       denominator += weight;
     }
-    y = (numerator / denominator).template cast<T>();
+    y = (numerator / denominator).transpose().template cast<typename std::remove_reference_t<RowY>::Scalar>();
     return denominator;
   }
 
   // forward: y = sum_j w_j v_j / D; so with h_j = (dy.v_j - dy.y) / D
-  //     da = sum_j h_j e_j B_j    dB_j = h_j e_j a    dv_j = (w_j / D) dy    db[j - position] = h_j w_j
-  template <class RowY, class RowDy, class LagGradient>
-  void backward(const Matrix<T>& A, Index i, const Matrix<T>& B, const MatrixView<T>& v, const RowY& y,
-                const RowDy& dy_row, Matrix<T>& dA, Matrix<T>& dB, Matrix<T>& dU, LagGradient&& db) const {
-    const Eigen::RowVectorXd a = A.row(i).template cast<double>(), dy = dy_row.template cast<double>();
-    const double dy_y = dy.dot(y.template cast<double>());
+  //     da = sum_j h_j e_j B_j    dB_j = h_j e_j a    dv_j = (w_j / D) dy    db_j = h_j w_j
+  /// Adds to da (r), dB (n_k,r) and the first d_v columns of dU, and calls db(j, gradient). `sum` (r) is scratch.
+  template <class RowA, class MatrixB, class MatrixV, class RowY, class RowDa, class MatrixDb, class MatrixDu, class Db>
+  void backward(const RowA& a, const MatrixB& B, const MatrixV& v, const RowY& y, const RowY& dy, VectorMap<double> sum,
+                RowDa&& da, MatrixDb& dB, MatrixDu& dU, Db&& db) const {
+    using T = typename MatrixDb::Scalar;
+    const double dy_y = dot(dy, y);
     double denominator = 0;
-    for (Index j = 0; j < m_end; ++j) denominator += a.dot(B.row(j).template cast<double>()) * e(j);
-    Eigen::RowVectorXd da = Eigen::RowVectorXd::Zero(a.size());
-    for (Index j = 0; j < m_end; ++j) {
-      const Eigen::RowVectorXd b = B.row(j).template cast<double>();
-      const double weight = a.dot(b) * e(j), h = (dy.dot(v.row(j).template cast<double>()) - dy_y) / denominator;
+    for (Index j = 0; j < m_n_k; ++j)
+      if (e(j) > 0) denominator += dot(a, B.row(j)) * e(j);
+    sum.setZero();
+    for (Index j = 0; j < m_n_k; ++j) {
       if (e(j) == 0) continue;
-      da += h * e(j) * b;
-      dB.row(j) += (h * e(j) * a).template cast<T>();
-      dU.row(j).head(dy.size()) += (weight / denominator * dy).template cast<T>();
-      db(j - m_position, h * weight);
+      const double weight = dot(a, B.row(j)) * e(j), h = (dot(dy, v.row(j)) - dy_y) / denominator;
+      sum += h * e(j) * B.row(j).transpose().template cast<double>();
+      dB.row(j) += (h * e(j) * a.template cast<double>()).template cast<T>();
+      dU.row(j).head(dy.size()) += (weight / denominator * dy.template cast<double>()).template cast<T>();
+      db(j, h * weight);
     }
-    dA.row(i) += da.template cast<T>();
+    da += sum.transpose().template cast<T>();
   }
 
  private:
-  double e(Index j) const { return std::exp(m_bias[j - m_position] - m_largest); }
+  double e(Index j) const { return std::exp(m_b(j) - m_largest); }
 
-  const LagBias<T>& m_bias;
-  Index m_position, m_end;
-  double m_largest;
+  template <class X, class Y>
+  static double dot(const X& x, const Y& y) {
+    return x.template cast<double>().dot(y.template cast<double>());
+  }
+
+  Index m_n_k;
+  const Bias& m_b;
+  double m_largest = -std::numeric_limits<double>::infinity();
 };
 
 }  // namespace nprf

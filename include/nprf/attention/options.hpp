@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <limits>
+#include <span>
 
 #include "nprf/core/types.hpp"
 #include "nprf/normalize/normalization.hpp"
@@ -18,18 +19,25 @@ struct AttentionOptions {
 
 /// What one call did.
 struct Report {
-  Engine engine = Engine::automatic;  // the engine that ran; automatic if there was nothing to compute
+  Engine engine = Engine::automatic;  // that ran, of the first sequence; automatic if there was nothing to compute
   Index repaired_rows = 0;            // computed again one by one: their denominator was lost to rounding or underflow
   Index indefinite_rows = 0;          // their denominator is not positive: features of both signs, or all of them lost
   Index empty_rows = 0;               // they see no key, and are zero
   double error_bound = std::numeric_limits<double>::infinity();  // largest relative row error; infinity: none is known
-  std::size_t workspace_bytes = 0;  // memory beyond inputs and output; copies of column-major inputs do not count
+  std::size_t workspace_bytes = 0;  // scratch memory of all threads at its peak; what forward saves does not count
 };
 
 /// What one call adds.
+///
+/// A key that is padding takes no part: it leaves numerator and denominator, and whatever it holds is never read; its
+/// gradients are zero. Sequences packed into one array see nothing of each other; positions start anew in each.
 struct CallOptions {
-  Index offset = 0;          // query i stands at position i + offset, key j at position j
-  Report* report = nullptr;  // filled in where given
+  std::span<const bool> key_mask = {};  // one a key (and sequence of the batch): false is padding; empty: none is
+  std::span<const Index> lengths = {};  // one a sequence of the batch: keys from there on are padding; empty: none is
+  std::span<const Index> cumulative_lengths = {};      // packed: 0, n_1, n_1 + n_2, ..., n; empty: one sequence
+  std::span<const Index> key_cumulative_lengths = {};  // the keys' own, for cross attention; empty: the same
+  Index offset = 0;                                    // query i stands at position i + offset, key j at position j
+  Report* report = nullptr;                            // filled in where given
 };
 
 }  // namespace nprf

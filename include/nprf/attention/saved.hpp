@@ -4,35 +4,48 @@
 #include <memory>
 #include <vector>
 
-#include "nprf/core/lag_weights.hpp"
+#include "nprf/attention/segments.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/types.hpp"
 
 namespace nprf {
 
-template <class F, class P>
-class Attention;
+/// What one head's forward keeps of one sequence; its keys are those that take part.
+template <Real T>
+struct SavedSequence {
+  Matrix<T> q, k;                              // (n_q,d) (n_k,d)  normalised
+  Vector<T> q_scale, k_scale;                  // (n_q) (n_k)
+  Matrix<T> A, B, U;                           // (n_q,r) (n_k,r) (n_k,d_v+1)
+  Matrix<T> y;                                 // (n_q,d_v)
+  Vector<T> denominator;                       // (n_q), 0 for the rows that the product says nothing of
+  std::vector<Index> repaired;                 // rows computed one by one
+  Eigen::Array<bool, Eigen::Dynamic, 1> mask;  // of all keys; empty: none is masked
+  Index length = 0;                            // keys from there on are padding
+};
 
-/// What Attention::forward keeps for backward: O(n (d + r + d_v)) memory. Opaque; may be used again for another call.
+/// What forward keeps for backward: O(n (d + r + d_v)) memory a head. Opaque; may be used again for another call.
 template <Real T>
 class Saved {
   template <class F, class P>
   friend class Attention;
+  template <class F, class P>
+  friend class MultiHeadAttention;
+
+  template <class F, class P>
+  friend class Batch;
 
   std::shared_ptr<const char> m_attention;  // whose forward filled this; null: nobody's
-  Matrix<T> m_q, m_k;                       // (n_q,d) (n_k,d)  normalised
-  Vector<T> m_q_scale, m_k_scale;           // (n_q) (n_k)
-  Matrix<T> m_A, m_B, m_U;                  // (n_q,r) (n_k,r) (n_k,d_v+1)
-  Matrix<T> m_y;                            // (n_q,d_v)
-  Vector<T> m_denominator;                  // (n_q), 0 for the rows that the product says nothing of
-  std::vector<Index> m_repaired;            // rows computed one by one
-  LagWeights<T> m_c;
-  Engine m_engine = Engine::automatic;
-  Index m_offset = 0;
+  AttentionShape m_sizes{0, 0, 0, 0};
+  Index m_batch = 0, m_heads = 0, m_offset = 0;
+  std::vector<Segment> m_segments;
+  std::vector<SavedSequence<T>> m_sequences;  // by sequence of the batch, head, segment
 };
 
-/// dL/dq (n_q,d), dL/dk (n_k,d), dL/dv (n_k,d_v), and the bias in the shape of the position's parameters.
+/// dL/dq (n_q,d), dL/dk (n_k,d), dL/dv (n_k,d_v), the bias in the shape of the position's parameters, and the weights
+/// of a grid's extra tokens (E,E+2).
 template <Real T>
 struct Gradients {
-  Matrix<T> queries, keys, values, bias;
+  Matrix<T> queries, keys, values, bias, extra;
 };
 
 }  // namespace nprf

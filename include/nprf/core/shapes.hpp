@@ -2,6 +2,7 @@
 #pragma once
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/slots.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -20,6 +21,15 @@ ProductShape product_shape(const MatrixView<T>& A, const MatrixView<T>& B, const
   require(U.rows() == B.rows(), "U: expected ", B.rows(), " rows (those of B), got ", U.rows());
   return {A.rows(), B.rows(), A.cols(), U.cols()};
 }
+
+/// The factors of one product, and the slots in which their rows stand. It only refers to them.
+template <class T>
+struct ProductFactors {
+  const MatrixView<T>& A;  // (n_q,r)
+  const MatrixView<T>& B;  // (n_k,r)
+  const MatrixView<T>& U;  // (n_k,p)
+  Slots queries, keys;     // of A's rows, and of B's and U's
+};
 
 /// The sizes of one attention call:  q (n_q,d)  k (n_k,d)  v (n_k,d_v)  ->  y (n_q,d_v).
 struct AttentionShape {

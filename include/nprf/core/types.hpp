@@ -30,6 +30,12 @@ using MatrixView = Eigen::Ref<const Matrix<T>, 0, Eigen::OuterStride<>>;
 template <class T>
 using MatrixRef = Eigen::Ref<Matrix<T>, 0, Eigen::OuterStride<>>;
 
+/// Scratch memory seen as a matrix or a vector (workspace.hpp).
+template <class T>
+using MatrixMap = Eigen::Map<Matrix<T>, Eigen::Aligned64>;
+template <class T>
+using VectorMap = Eigen::Map<Vector<T>, Eigen::Aligned64>;
+
 /// One factor a row; an empty span stands for all ones.
 template <class T>
 using RowScale = std::span<const T>;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -26,18 +27,51 @@ class EluFeatures {
 
   /// (n,d) -> (n,d). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x) const {
-    require(x.cols() == m_d, "x: expected ", m_d, " columns (input_dim), got ", x.cols());
-    return x.unaryExpr([](T t) { return t > 0 ? t + 1 : std::exp(t); });
+    Matrix<T> phi(x.rows(), m_d);
+    Workspace workspace;
+    queries(x, {}, phi, Team(workspace));
+    return phi;
   }
   Matrix<T> keys(const MatrixView<T>& x) const { return queries(x); }
 
-  // dphi/dx = 1 for x > 0, phi else
+  /// The same of scale_i x_i into the caller's phi (n,d), by a team.
+  void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
+    require(x.cols() == m_d, "x: expected ", m_d, " columns (input_dim), got ", x.cols());
+    require(phi.rows() == x.rows() && phi.cols() == m_d, "phi: expected ", x.rows(), " x ", m_d, ", got ", phi.rows(),
+            " x ", phi.cols());
+    require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
+            " factors (rows of x), got ", scale.size());
+    team.run_tiles(x.rows(), 128, [&](Index i0, Index rows, Workspace&) {
+      for (Index i = i0; i < i0 + rows; ++i) {
+        const T s = scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)];
+        phi.row(i) = (s * x.row(i)).unaryExpr([](T t) { return t > 0 ? t + 1 : std::exp(t); });
+      }
+    });
+  }
+  void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
+    queries(x, scale, phi, team);
+  }
+
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
+    Matrix<T> dx(x.rows(), x.cols());
+    Workspace workspace;
+    backward(x, phi, dphi, dx, Team(workspace));
+    return dx;
+  }
+
+  // dphi/dx = 1 for x > 0, phi else
+  void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
+                const Team& team) const {
     require(
         x.cols() == m_d && phi.rows() == x.rows() && phi.cols() == m_d && dphi.rows() == x.rows() && dphi.cols() == m_d,
         "x, phi, dphi: expected ", x.rows(), " x ", m_d, " each, got ", x.rows(), " x ", x.cols(), ", ", phi.rows(),
         " x ", phi.cols(), ", ", dphi.rows(), " x ", dphi.cols());
-    return (x.array() > 0).select(dphi.array(), dphi.array() * phi.array());
+    require(dx.rows() == x.rows() && dx.cols() == m_d, "dx: expected ", x.rows(), " x ", m_d, ", got ", dx.rows(),
+            " x ", dx.cols());
+    team.run_tiles(x.rows(), 128, [&](Index i0, Index rows, Workspace&) {
+      const auto f = phi.middleRows(i0, rows).array(), g = dphi.middleRows(i0, rows).array();
+      dx.middleRows(i0, rows) = (x.middleRows(i0, rows).array() > 0).select(g, g * f);
+    });
   }
 
  private:

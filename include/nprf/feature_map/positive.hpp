@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "nprf/core/gemm.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/random_features.hpp"
 
@@ -26,8 +28,17 @@ class ExponentialFeatures : public RandomFeatures<T> {
   /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const {
     Matrix<T> phi(x.rows(), output_dim());
+    Workspace workspace;
+    queries(x, scale, phi, Team(workspace), log_factor);
+    return phi;
+  }
+
+  /// The same into the caller's phi (n,r), by a team.
+  void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
+               Vector<T>* log_factor = nullptr) const {
+    this->check_phi(phi, x.rows(), output_dim());
     if (log_factor) log_factor->resize(x.rows());
-    this->project(x, scale, [&](Index i0, const Matrix<T>& z, const Vector<T>& h) {
+    this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
       for (Index i = 0; i < z.rows(); ++i) {
         auto row = phi.row(i0 + i).array();
         spread(z.row(i), row);
@@ -36,41 +47,65 @@ class ExponentialFeatures : public RandomFeatures<T> {
         if (log_factor) (*log_factor)[i0 + i] = largest - h[i] - log_sqrt_r();
       }
     });
-    return phi;
   }
 
   /// (n,d) -> (n,r), the largest feature of the call 1. phi(scale_j x_j) = exp(log_factor) times the row returned.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const {
     Matrix<T> phi(x.rows(), output_dim());
-    T largest = -std::numeric_limits<T>::infinity();
-    this->project(x, scale, [&](Index i0, const Matrix<T>& z, const Vector<T>& h) {
+    Workspace workspace;
+    keys(x, scale, phi, Team(workspace), log_factor);
+    return phi;
+  }
+
+  /// The same into the caller's phi (n,r), by a team.
+  void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
+            T* log_factor = nullptr) const {
+    this->check_phi(phi, x.rows(), output_dim());
+    const Workspace::Scope scope(team.workspace());
+    auto tops = team.workspace().template vector<T>((x.rows() + this->tile - 1) / this->tile);  // one a tile
+    this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
+      T& top = tops[i0 / this->tile];
+      top = -std::numeric_limits<T>::infinity();
       for (Index i = 0; i < z.rows(); ++i) {
         auto row = phi.row(i0 + i).array();
         spread(z.row(i), row);
         row -= h[i];
-        largest = std::max(largest, row.template maxCoeff<Eigen::PropagateNumbers>());
+        top = std::max(top, row.template maxCoeff<Eigen::PropagateNumbers>());
       }
     });
+    T largest = tops.size() == 0 ? T(0) : tops.maxCoeff();
     if (!std::isfinite(largest)) largest = 0;
     // below the smallest exponent Eigen's exp may stop short of 0
     const T lowest = std::log(std::numeric_limits<T>::min());
-    phi = (phi.array() - largest < lowest).select(T(0), (phi.array() - largest).exp());
+    team.run_tiles(x.rows(), this->tile, [&](Index i0, Index rows, Workspace&) {
+      auto f = phi.middleRows(i0, rows).array();
+      f = (f - largest < lowest).select(T(0), (f - largest).exp());
+    });
     if (log_factor) *log_factor = largest - log_sqrt_r();
-    return phi;
+  }
+
+  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
+    Matrix<T> dx(x.rows(), x.cols());
+    Workspace workspace;
+    backward(x, phi, dphi, dx, Team(workspace));
+    return dx;
   }
 
   // phi_s = exp(s w.x - |x|^2/2): dphi_s/dx = phi_s (s w - x), so
   // dx = sum_s s W^T (g_s o phi_s) - (g.phi) x
-  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
-    this->check_backward(x, phi, dphi, this->input_dim(), output_dim());
-    if (x.rows() == 0) return x;
+  void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
+                const Team& team) const {
+    this->check_backward(x, phi, dphi, dx, this->input_dim(), output_dim());
     const Index m = this->num_features();
-    const Matrix<T> g = dphi.cwiseProduct(phi);  // (n,r)
-    Matrix<T> z = g.leftCols(m);                 // (n,m)
-    if constexpr (signs == 2) z -= g.rightCols(m);
-    Matrix<T> dx = z * this->projection();  // (n,d)
-    dx.array() -= x.array().colwise() * g.rowwise().sum().array();
-    return dx;
+    team.run_tiles(x.rows(), this->tile, [&](Index i0, Index rows, Workspace& scratch) {
+      auto g = scratch.matrix<T>(rows, output_dim()), z = scratch.matrix<T>(rows, m);
+      g = dphi.middleRows(i0, rows).cwiseProduct(phi.middleRows(i0, rows));  // (rows,r)
+      z = g.leftCols(m);                                                     // (rows,m)
+      if constexpr (signs == 2) z -= g.rightCols(m);
+      auto out = dx.middleRows(i0, rows);
+      set_product(out, z, this->projection());  // (rows,d)
+      for (Index i = 0; i < rows; ++i) out.row(i) -= g.row(i).sum() * x.row(i0 + i);
+    });
   }
 
  private:

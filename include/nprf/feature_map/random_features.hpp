@@ -3,21 +3,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <optional>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/gemm.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/projection.hpp"
 
 namespace nprf {
 
-/// The projection W (m,d) that every random feature map owns, and the products with it.
+/// The projection W (m,d) that every random feature map owns, one for queries and keys, and the products with it.
 template <Real T>
 class RandomFeatures {
  public:
   using Scalar = T;
 
   /// Throws InvalidArgument for sizes below 1.
-  explicit RandomFeatures(const FeatureOptions& options) : m_w(draw_projection(options).template cast<T>()) {}
+  explicit RandomFeatures(const FeatureOptions& options)
+      : m_w(draw_projection(options).template cast<T>()), m_options(options) {}
 
   /// The caller's rows (m,d). Throws InvalidArgument if it is empty or holds a NaN or an infinity.
   template <class Rows>
@@ -31,40 +37,63 @@ class RandomFeatures {
   Index num_features() const { return m_w.rows(); }
   const Matrix<T>& projection() const { return m_w; }
 
+  /// What the projection was drawn by. Throws InvalidArgument if it is the caller's.
+  const FeatureOptions& options() const {
+    require(m_options.has_value(), "features: expected a projection that was drawn from a seed, got the caller's rows");
+    return *m_options;
+  }
+
  protected:
   static constexpr Index tile = 128;  // rows of x that go through L1 and L2 together
 
-  // emit(i0, z, h) for each tile of rows x_i, scaled by their row scale:  z = x W^T (rows,m),  h_i = |x_i|^2 / 2
+  // emit(i0, z, h) for each tile of rows x_i, scaled by their row scale:
+  //     z = x W^T (rows,m)    h_i = |x_i|^2 / 2
   template <class Emit>
-  void project(const MatrixView<T>& x, RowScale<T> scale, Emit&& emit) const {
+  void project(const MatrixView<T>& x, RowScale<T> scale, const Team& team, Emit&& emit) const {
     require(x.cols() == input_dim(), "x: expected ", input_dim(), " columns (input_dim), got ", x.cols());
     require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
             " factors (rows of x), got ", scale.size());
-    const Matrix<T> wt = m_w.transpose();  // (d,m)
-    Matrix<T> xs, z;
-    Vector<T> h;
-    for (Index i0 = 0; i0 < x.rows(); i0 += tile) {
-      const Index rows = std::min(tile, x.rows() - i0);
+    team.run_tiles(x.rows(), tile, [&](Index i0, Index rows, Workspace& scratch) {
+      auto xs = scratch.matrix<T>(rows, x.cols()), z = scratch.matrix<T>(rows, num_features());
+      auto h = scratch.vector<T>(rows);
       xs = x.middleRows(i0, rows);  // (rows,d)
       if (!scale.empty())
         xs.array().colwise() *= Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>(scale.data() + i0, rows);
-      z.noalias() = xs * wt;               // (rows,m)
-      h = xs.rowwise().squaredNorm() / 2;  // (rows)
+      set_product(z, xs, m_w.transpose());  // (rows,m)
+      h = xs.rowwise().squaredNorm() / 2;   // (rows)
       emit(i0, z, h);
-    }
+    });
   }
 
-  static void check_backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, Index d,
-                             Index r) {
+  static void check_phi(const MatrixRef<T>& phi, Index rows, Index r) {
+    require(phi.rows() == rows && phi.cols() == r, "phi: expected ", rows, " x ", r, ", got ", phi.rows(), " x ",
+            phi.cols());
+  }
+
+  static void check_backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
+                             const MatrixRef<T>& dx, Index d, Index r) {
     require(x.cols() == d, "x: expected ", d, " columns (input_dim), got ", x.cols());
     require(phi.rows() == x.rows() && phi.cols() == r, "phi: expected ", x.rows(), " x ", r, ", got ", phi.rows(),
             " x ", phi.cols());
     require(dphi.rows() == x.rows() && dphi.cols() == r, "dphi: expected ", x.rows(), " x ", r, ", got ", dphi.rows(),
             " x ", dphi.cols());
+    require(dx.rows() == x.rows() && dx.cols() == d, "dx: expected ", x.rows(), " x ", d, ", got ", dx.rows(), " x ",
+            dx.cols());
   }
 
  private:
   Matrix<T> m_w;  // (m,d)
+  std::optional<FeatureOptions> m_options;
 };
+
+/// The same map with its projection drawn from another seed, as training does between steps (Choromanski et al. 2021).
+/// Throws InvalidArgument if the projection is the caller's.
+template <class F>
+  requires std::derived_from<F, RandomFeatures<typename F::Scalar>>
+F redrawn(const F& features, std::uint64_t seed) {
+  FeatureOptions options = features.options();
+  options.seed = seed;
+  return F(options);
+}
 
 }  // namespace nprf

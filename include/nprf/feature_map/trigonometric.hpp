@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "nprf/core/gemm.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/random_features.hpp"
 
@@ -25,47 +27,78 @@ class TrigonometricFeatures : public RandomFeatures<T> {
   /// (n,d) -> (n,2m), without exp(|x|^2/2). phi(scale_i x_i) = exp(log_factor_i) times the row returned.
   /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const {
-    Vector<T> half_square;
-    Matrix<T> phi = waves(x, scale, half_square);  // (n,2m)
-    if (log_factor) *log_factor = half_square.array() - log_sqrt_m();
+    Matrix<T> phi(x.rows(), output_dim());
+    Workspace workspace;
+    queries(x, scale, phi, Team(workspace), log_factor);
     return phi;
+  }
+
+  /// The same into the caller's phi (n,2m), by a team.
+  void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
+               Vector<T>* log_factor = nullptr) const {
+    this->check_phi(phi, x.rows(), output_dim());
+    if (log_factor) log_factor->resize(x.rows());
+    this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
+      waves(z, phi.middleRows(i0, z.rows()));
+      if (log_factor) log_factor->segment(i0, h.size()) = h.array() - log_sqrt_m();
+    });
   }
 
   /// (n,d) -> (n,2m), relative to the longest key. phi(scale_j x_j) = exp(log_factor) times the row returned.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const {
-    Vector<T> half_square;
-    Matrix<T> phi = waves(x, scale, half_square);  // (n,2m)
+    Matrix<T> phi(x.rows(), output_dim());
+    Workspace workspace;
+    keys(x, scale, phi, Team(workspace), log_factor);
+    return phi;
+  }
+
+  /// The same into the caller's phi (n,2m), by a team.
+  void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
+            T* log_factor = nullptr) const {
+    this->check_phi(phi, x.rows(), output_dim());
+    const Workspace::Scope scope(team.workspace());
+    auto half_square = team.workspace().template vector<T>(x.rows());  // |x|^2/2
+    this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
+      waves(z, phi.middleRows(i0, z.rows()));
+      half_square.segment(i0, h.size()) = h;
+    });
     T largest = x.rows() == 0 ? T(0) : half_square.template maxCoeff<Eigen::PropagateNumbers>();
     if (!std::isfinite(largest)) largest = 0;
-    phi.array().colwise() *= (half_square.array() - largest).exp();
+    team.run_tiles(x.rows(), this->tile, [&](Index i0, Index rows, Workspace&) {
+      for (Index i = i0; i < i0 + rows; ++i) phi.row(i) *= std::exp(half_square[i] - largest);
+    });
     if (log_factor) *log_factor = largest - log_sqrt_m();
-    return phi;
+  }
+
+  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
+    Matrix<T> dx(x.rows(), x.cols());
+    Workspace workspace;
+    backward(x, phi, dphi, dx, Team(workspace));
+    return dx;
   }
 
   // phi = a [sin, cos] with a ~ exp(|x|^2/2): dphi_sin/dx = phi_cos w + phi_sin x, dphi_cos/dx = -phi_sin w + phi_cos
   // x, so dx = W^T (g_sin o phi_cos - g_cos o phi_sin) + (g.phi) x
-  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
-    this->check_backward(x, phi, dphi, this->input_dim(), output_dim());
-    if (x.rows() == 0) return x;
+  void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
+                const Team& team) const {
+    this->check_backward(x, phi, dphi, dx, this->input_dim(), output_dim());
     const Index m = this->num_features();
-    const Matrix<T> z =
-        dphi.leftCols(m).cwiseProduct(phi.rightCols(m)) - dphi.rightCols(m).cwiseProduct(phi.leftCols(m));  // (n,m)
-    Matrix<T> dx = z * this->projection();                                                                  // (n,d)
-    dx.array() += x.array().colwise() * dphi.cwiseProduct(phi).rowwise().sum().array();
-    return dx;
+    team.run_tiles(x.rows(), this->tile, [&](Index i0, Index rows, Workspace& scratch) {
+      const auto f = phi.middleRows(i0, rows), g = dphi.middleRows(i0, rows);  // (rows,2m)
+      auto z = scratch.matrix<T>(rows, m);
+      z = g.leftCols(m).cwiseProduct(f.rightCols(m)) - g.rightCols(m).cwiseProduct(f.leftCols(m));  // (rows,m)
+      auto out = dx.middleRows(i0, rows);
+      set_product(out, z, this->projection());  // (rows,d)
+      for (Index i = 0; i < rows; ++i) out.row(i) += g.row(i).dot(f.row(i)) * x.row(i0 + i);
+    });
   }
 
  private:
-  // [sin(w.x)..., cos(w.x)...] (n,2m) and |x|^2/2 (n)
-  Matrix<T> waves(const MatrixView<T>& x, RowScale<T> scale, Vector<T>& half_square) const {
-    Matrix<T> phi(x.rows(), output_dim());
-    half_square.resize(x.rows());
-    this->project(x, scale, [&](Index i0, const Matrix<T>& z, const Vector<T>& h) {
-      phi.block(i0, 0, z.rows(), z.cols()) = z.array().sin();
-      phi.block(i0, z.cols(), z.rows(), z.cols()) = z.array().cos();
-      half_square.segment(i0, h.size()) = h;
-    });
-    return phi;
+  // [sin(w.x)..., cos(w.x)...]
+  template <class Z, class Phi>
+  static void waves(const Z& z, Phi phi) {
+    phi.leftCols(z.cols()) = z.array().sin();
+    phi.rightCols(z.cols()) = z.array().cos();
   }
 
   T log_sqrt_m() const { return std::log(static_cast<T>(this->num_features())) / 2; }

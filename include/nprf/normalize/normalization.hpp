@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -29,30 +30,48 @@ class Normalization {
   /// The factor of each row of x (n,d). O(n d). `softmax_scale` says whether none() means d^(-1/4) or 1.
   template <Real T>
   Vector<T> row_scale(const MatrixView<T>& x, bool softmax_scale = true) const {
-    if (!is_unit()) {
-      const double d = static_cast<double>(std::max<Index>(x.cols(), 1));
-      return Vector<T>::Constant(x.rows(), softmax_scale ? static_cast<T>(std::pow(d, -0.25)) : T(1));
-    }
     Vector<T> scale(x.rows());
-    // a copy first: Eigen's reductions change their last bits with the alignment of the caller's rows
-    Vector<T> row(x.cols());
-    for (Index i = 0; i < x.rows(); ++i) {
-      row = x.row(i).transpose();
-      scale[i] = row_factor(row);
-    }
+    Workspace workspace;
+    row_scale<T>(x, softmax_scale, scale, Team(workspace));
     return scale;
   }
 
-  // forward: x' = s x with s = r / |x|; so dx = s (dx' - x' (x'.dx') / r^2), and s dx' where s does not depend on x
-  /// dL/dx (n,d) from x' = s x, s and dL/dx'.
+  /// The same into the caller's storage (n), by a team.
   template <Real T>
-  Matrix<T> backward(const Matrix<T>& scaled, const Vector<T>& scale, const Matrix<T>& dscaled) const {
-    Matrix<T> dx = dscaled;
-    if (is_unit())
-      for (Index i = 0; i < dx.rows(); ++i)
-        dx.row(i) -= scaled.row(i) * (scaled.row(i).dot(dscaled.row(i)) / static_cast<T>(m_radius * m_radius));
-    dx.array().colwise() *= scale.array();
-    return dx;
+  void row_scale(const MatrixView<T>& x, bool softmax_scale, Eigen::Ref<Vector<T>> scale, const Team& team) const {
+    require(scale.size() == x.rows(), "scale: expected ", x.rows(), " factors (rows of x), got ", scale.size());
+    if (!is_unit()) {
+      const double d = static_cast<double>(std::max<Index>(x.cols(), 1));
+      scale.setConstant(softmax_scale ? static_cast<T>(std::pow(d, -0.25)) : T(1));
+      return;
+    }
+    team.run_tiles(x.rows(), 128, [&](Index i0, Index rows, Workspace& scratch) {
+      // a copy first: Eigen's reductions change their last bits with the alignment of the caller's rows
+      auto row = scratch.vector<T>(x.cols());
+      for (Index i = i0; i < i0 + rows; ++i) {
+        row = x.row(i).transpose();
+        scale[i] = row_factor<T>(row);
+      }
+    });
+  }
+
+  // forward: x' = s x with s = r / |x|; so dx = s (dx' - x' (x'.dx') / r^2), and s dx' where s does not depend on x
+  /// dL/dx' becomes dL/dx (n,d), from x' = s x and s. O(n d).
+  template <Real T>
+  void backward(const MatrixView<T>& scaled, RowScale<T> scale, MatrixRef<T> dx) const {
+    require(scaled.rows() == dx.rows() && scaled.cols() == dx.cols(), "scaled: expected ", dx.rows(), " x ", dx.cols(),
+            " (as dx), got ", scaled.rows(), " x ", scaled.cols());
+    require(static_cast<Index>(scale.size()) == dx.rows(), "scale: expected ", dx.rows(), " factors (rows of dx), got ",
+            scale.size());
+    for (Index i = 0; i < dx.rows(); ++i) {
+      const T s = scale[static_cast<std::size_t>(i)];
+      if (is_unit()) {
+        const T along = scaled.row(i).dot(dx.row(i)) / static_cast<T>(m_radius * m_radius);
+        dx.row(i) = s * (dx.row(i) - along * scaled.row(i));
+      } else {
+        dx.row(i) *= s;
+      }
+    }
   }
 
  private:
@@ -61,7 +80,7 @@ class Normalization {
   // radius / |row|, free of overflow and underflow in |row|^2; at most T's maximum, so that a row of subnormals may
   // stay shorter than the radius
   template <Real T>
-  T row_factor(const Vector<T>& row) const {
+  T row_factor(const VectorMap<T>& row) const {
     const T largest = row.size() == 0 ? T(0) : row.cwiseAbs().template maxCoeff<Eigen::PropagateNaN>();
     if (largest == T(0)) return T(0);
     constexpr T safe_low = sizeof(T) == 4 ? T(1e-15) : T(1e-140), safe_high = T(1) / safe_low;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <span>
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
@@ -24,10 +25,10 @@ class AlibiPosition {
   const LagBias<T>& bias() const { return m_bias; }
 
   /// dL/dslope (1,1) = -sum_l |l| db[l].
-  Matrix<T> gradient(Index first, const Vector<double>& db) const {
-    double sum = 0;
-    for (Index l = 0; l < db.size(); ++l) sum -= static_cast<double>(std::abs(first + l)) * db[l];
-    return Matrix<T>::Constant(1, 1, static_cast<T>(sum));
+  void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
+    d.setZero(1, 1);
+    for (std::size_t l = 0; l < db.size(); ++l)
+      d(0, 0) -= static_cast<double>(std::abs(first + static_cast<Index>(l))) * db[l];
   }
 
  private:

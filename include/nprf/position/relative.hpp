@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "nprf/core/error.hpp"
@@ -32,10 +33,10 @@ class RelativePosition {
   const LagBias<T>& bias() const { return m_bias; }
 
   /// dL/db of the table (2R+1,1); lags beyond it count for its ends.
-  Matrix<T> gradient(Index first, const Vector<double>& db) const {
-    Vector<double> sum = Vector<double>::Zero(m_bias.table.size());
-    for (Index l = 0; l < db.size(); ++l) sum[std::clamp(first + l, -reach(), reach()) + reach()] += db[l];
-    return sum.template cast<T>();
+  void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
+    d.setZero(m_bias.table.size(), 1);
+    for (std::size_t l = 0; l < db.size(); ++l)
+      d(std::clamp(first + static_cast<Index>(l), -reach(), reach()) + reach(), 0) += db[l];
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "nprf/core/error.hpp"
@@ -74,10 +75,9 @@ class T5Position {
   const LagBias<T>& bias() const { return m_bias; }
 
   /// dL/dweights (buckets,1): each lag counts for its bucket.
-  Matrix<T> gradient(Index first, const Vector<double>& db) const {
-    Vector<double> sum = Vector<double>::Zero(num_buckets());
-    for (Index l = 0; l < db.size(); ++l) sum[bucket(first + l)] += db[l];
-    return sum.template cast<T>();
+  void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
+    d.setZero(num_buckets(), 1);
+    for (std::size_t l = 0; l < db.size(); ++l) d(bucket(first + static_cast<Index>(l)), 0) += db[l];
   }
 
  private:

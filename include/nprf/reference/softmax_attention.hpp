@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
-#include "nprf/core/lag_bias.hpp"
+#include "nprf/core/gemm.hpp"
 #include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/normalize/normalization.hpp"
 #include "nprf/position/position.hpp"
+#include "nprf/reference/bias_rows.hpp"
 
 namespace nprf::reference {
 
@@ -16,7 +19,7 @@ namespace nprf::reference {
 /// q and k (Normalization::none() divides the logits by sqrt(d)): the yardstick.
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). Tiles with a
-/// running maximum (Milakov and Gimelshein 2018). Throws InvalidArgument for shapes that do not fit.
+/// running maximum (Milakov and Gimelshein 2018), by all threads. Throws InvalidArgument for shapes that do not fit.
 template <Real T, Position P>
 Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
@@ -27,31 +30,24 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
 
   const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;                // (n_q,d)
   const Matrix<T> kt = (normalization.row_scale<T>(k).asDiagonal() * k).transpose();  // (d,n_k)
-  Vector<double> b(std::max<Index>(n_q + n_k - 1, 0));                                // of the lag l at l + n_q - 1
-  for (Index l = 0; l < b.size(); ++l) {
-    const Index lag = l - (n_q - 1);
-    b[l] = direction == Direction::causal && lag > 0 ? lowest : position.bias()[lag];
-  }
-  const bool hides = (b.array() == lowest).any();
+  const BiasRows<T, P> b(position, direction, n_q, n_k);
+  const bool hides = b.hides();
 
   Matrix<T> y = Matrix<T>::Zero(n_q, d_v);
-  Matrix<T> S;
-  Vector<T> window;
-  for (Index i0 = 0; i0 < n_q; i0 += tile_rows) {
-    const Index rows = std::min(tile_rows, n_q - i0);
+  std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads()));
+  Team(workspaces).run_tiles(n_q, tile_rows, [&](Index i0, Index rows, Workspace&) {
+    Matrix<T> S;
     const Index end = direction == Direction::causal ? std::min(i0 + rows, n_k) : n_k;
-    // the biases that these rows see, relative to their largest: a constant in b costs no digits
-    const auto seen = b.segment(n_q - i0 - rows, rows + end - 1).array();
-    const double shift = end > 0 && seen.maxCoeff() > lowest ? seen.maxCoeff() : 0;
-    window = (seen - shift).template cast<T>();
+    auto biases = b.tile(i0, rows, end);
     auto out = y.middleRows(i0, rows);  // (rows,d_v)
     Vector<T> largest = Vector<T>::Constant(rows, lowest), sum = Vector<T>::Zero(rows);
     for (Index j0 = 0; j0 < end; j0 += tile_cols) {
       const Index cols = std::min(tile_cols, end - j0);
-      S.noalias() = qs.middleRows(i0, rows) * kt.middleCols(j0, cols);  // (rows,cols)
+      S.resize(rows, cols);
+      set_product(S, qs.middleRows(i0, rows), kt.middleCols(j0, cols));  // (rows,cols)
       for (Index i = 0; i < rows; ++i) {
         auto s = S.row(i).array();
-        const auto bias = window.segment(rows - 1 + j0 - i, cols).transpose().array();
+        const auto bias = biases.row(i, j0, cols);
         s += bias;
         T top = s.maxCoeff();  // may pass over a NaN, which the sum then finds
         if (top < largest[i]) top = largest[i];
@@ -70,11 +66,11 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
         if (hides) s = (bias == lowest).select(T(0), s);
         sum[i] += s.sum();
       }
-      out.noalias() += S * v.middleRows(j0, cols);  // (rows,d_v)
+      add_product(out, S, v.middleRows(j0, cols));  // (rows,d_v)
     }
     for (Index i = 0; i < rows; ++i)
       if (largest[i] != lowest) out.row(i) /= sum[i];
-  }
+  });
   return y;
 }
 

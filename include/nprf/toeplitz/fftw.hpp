@@ -10,9 +10,9 @@
 #include <complex>
 #include <limits>
 
-#include "nprf/core/buffer.hpp"
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/residue_classes.hpp"
 
@@ -20,92 +20,120 @@ namespace nprf::toeplitz {
 
 /// Y = ((A B^T) o C) U by FFTW, two columns at a time as real and imaginary part of one signal.
 ///
-/// Time O(r p n log n), workspace about (r + 24) (n_q + n_k) scalars, twice that for the gradients, whatever p is. Each
-/// column of U is first scaled to maximum 1 by a power of two, which is exact, because two columns share their
-/// rounding. Rounding is relative to the largest row of Y: a row far below it loses digits, and may lose all.
+/// Time O(r p n log n); workspace about 2 (r + p) (n_q + n_k) scalars, a third more for the gradients. Each column of U
+/// is first scaled to maximum 1 by a power of two, which is exact, because two columns share their rounding. Rounding
+/// is relative to the largest row of Y: a row far below it loses digits, and may lose all. Threads take pairs of
+/// columns.
 template <Real T>
 class FftwEngine {
  public:
-  FftwEngine(const LagWeights<T>& lags, const ProductShape& shape)
-      : m_n_q(shape.n_q),
-        m_n_k(shape.n_k),
-        m_transform(shape.n_q + shape.n_k - 1),
-        m_spectrum(classes().period()),
-        m_X(classes().length),
-        m_W(classes().length) {
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
+  FftwEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
+      : m_n_q(span.n_q), m_n_k(span.n_k), m_transform(span.n_q + span.n_k - 1, team) {
     // y[i] = sum_j c[j-i] x[j] is the cyclic convolution of x with g[-lag mod N] = c[lag]
-    const Index N = classes().period();
-    Vector<T> g = Vector<T>::Zero(N);
-    const Vector<T> c = lags.window({-(m_n_q - 1), m_n_k - 1});
-    for (Index k = 0; k < c.size(); ++k) g[(N + m_n_q - 1 - k) % N] = c[k] / static_cast<T>(N);
-    const Vector<T> ones = Vector<T>::Ones(N), zeros = Vector<T>::Zero(N);
-    for (Index q = 0; q < classes().count; ++q)
-      m_transform.forward(q, N, ones.data(), g.data(), zeros.data(), spectrum(q));
+    const Index N = classes().period(), L = classes().length;
+    Complex* spectrum = team.workspace().take<Complex>(N);
+    const Workspace::Scope scope(team.workspace());
+    auto g = team.workspace().vector<T>(N), ones = team.workspace().vector<T>(N), zeros = team.workspace().vector<T>(N);
+    g.setZero();
+    ones.setOnes();
+    zeros.setZero();
+    for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag) g[lag > 0 ? N - lag : -lag] = lags[lag] / static_cast<T>(N);
+    team.run(classes().count, [&](Index q, Workspace& scratch) {
+      m_transform.forward(q, N, ones.data(), g.data(), zeros.data(), scratch.take<Complex>(L), spectrum + q * L);
+    });
+    m_spectrum = spectrum;
   }
 
-  static std::size_t workspace_bytes(const ProductShape& shape) {
-    const Index period = ResidueClasses::of(shape.n_q + shape.n_k - 1).period();
-    const Index scalars = (shape.r + panel) * (shape.n_q + shape.n_k) + 8 * period;
-    return static_cast<std::size_t>(scalars) * sizeof(T);
-  }
-
-  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y) {
-    const Matrix<T> At = A.transpose(), Bt = B.transpose();  // (r,n_q) (r,n_k)
-    Matrix<T> Ut(panel, m_n_k), Yt(panel, m_n_q);
-    for (Index p0 = 0; p0 < U.cols(); p0 += panel) {
-      const Index columns = std::min(panel, U.cols() - p0);
-      const Vector<T> unit = units(U, p0, columns);
-      gather(U, p0, unit.cwiseInverse(), Ut);
-      Yt.setZero();
-      for (Index p = 0; p < columns; p += 2)
-        for (Index r = 0; r < A.cols(); ++r)
-          add(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Yt(p, 0), &Yt(p + 1, 0));
-      for (Index p = 0; p < columns; ++p) Y.col(p0 + p) = Yt.row(p).transpose() * finite(unit[p]);
-    }
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+    const Index r_end = x.A.cols(), p_end = x.U.cols(), pairs = (p_end + 1) / 2;
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    auto At = workspace.matrix<T>(r_end, m_n_q), Bt = workspace.matrix<T>(r_end, m_n_k);
+    auto Ut = workspace.matrix<T>(2 * pairs, m_n_k), Yt = workspace.matrix<T>(2 * pairs, m_n_q);
+    gather(x.A, x.queries, At, team);
+    gather(x.B, x.keys, Bt, team);
+    gather(x.U, x.keys, Ut, team);
+    team.run(pairs, [&](Index pair, Workspace& scratch) {
+      const Work work(scratch, classes().length);
+      const Index p = 2 * pair;
+      auto U = Ut.middleRows(p, 2), Y2 = Yt.middleRows(p, 2);
+      const T unit[2] = {unit_of(U.row(0)), unit_of(U.row(1))};
+      for (Index k : {0, 1}) U.row(k) *= finite(1 / unit[k]);
+      Y2.setZero();
+      for (Index r = 0; r < r_end; ++r)
+        add(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Yt(p, 0), &Yt(p + 1, 0), work);
+      for (Index k : {0, 1}) Y2.row(k) *= finite(unit[k]);
+    });
+    scatter(Yt, x.queries, Y, team);
   }
 
   /// Four transforms a column, where contract has two. Each column of G is scaled to maximum 1 and the same column of U
   /// by the inverse, so that only dU has to be scaled back.
-  Gradients<T> gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U,
-                         const MatrixView<T>& G) {
-    const Index r_end = A.cols();
-    const Matrix<T> At = A.transpose(), Bt = B.transpose();                              // (r,n_q) (r,n_k)
-    Matrix<T> dAt = Matrix<T>::Zero(r_end, m_n_q), dBt = Matrix<T>::Zero(r_end, m_n_k);  // (r,n_q) (r,n_k)
-    Matrix<T> Ut(panel, m_n_k), dUt(panel, m_n_k), Gt(panel, m_n_q);
-    Buffer<Complex> correlation(classes().period());
-    std::fill_n(correlation.data(), classes().period(), Complex(0));
-    Gradients<T> gradients({m_n_q, m_n_k, r_end, U.cols()});
-    for (Index p0 = 0; p0 < U.cols(); p0 += panel) {
-      const Index columns = std::min(panel, U.cols() - p0);
-      const Vector<T> unit = units(G, p0, columns);
-      gather(G, p0, unit.cwiseInverse(), Gt);
-      gather(U, p0, unit, Ut);
-      dUt.setZero();
-      for (Index p = 0; p < columns; p += 2)
-        for (Index r = 0; r < r_end; ++r)
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
+    const Index r_end = x.A.cols(), p_end = x.U.cols(), pairs = (p_end + 1) / 2;
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    auto At = workspace.matrix<T>(r_end, m_n_q), dAt = workspace.matrix<T>(r_end, m_n_q);
+    auto Bt = workspace.matrix<T>(r_end, m_n_k), dBt = workspace.matrix<T>(r_end, m_n_k);
+    auto Ut = workspace.matrix<T>(2 * pairs, m_n_k), dUt = workspace.matrix<T>(2 * pairs, m_n_k);
+    auto Gt = workspace.matrix<T>(2 * pairs, m_n_q);
+    auto unit = workspace.vector<T>(2 * pairs);
+    Complex* correlations = workspace.take<Complex>(blocks * classes().period());  // one for each block of features
+    gather(x.A, x.queries, At, team);
+    gather(x.B, x.keys, Bt, team);
+    gather(x.U, x.keys, Ut, team);
+    gather(G, x.queries, Gt, team);
+    team.run(2 * pairs, [&](Index p, Workspace&) {
+      unit[p] = unit_of(Gt.row(p));
+      Gt.row(p) *= finite(1 / unit[p]);
+      Ut.row(p) *= finite(unit[p]);
+      dUt.row(p).setZero();
+    });
+    team.run(blocks, [&](Index block, Workspace&) {
+      std::fill_n(correlations + block * classes().period(), classes().period(), Complex(0));
+      const Index r0 = edge(block, r_end), rows = edge(block + 1, r_end) - r0;
+      dAt.middleRows(r0, rows).setZero();
+      dBt.middleRows(r0, rows).setZero();
+    });
+    team.run_pairs(blocks, [&](Index block, Index pair_block, Workspace& scratch) {
+      const Work work(scratch, classes().length);
+      Complex* correlation = correlations + block * classes().period();
+      for (Index pair = edge(pair_block, pairs); pair < edge(pair_block + 1, pairs); ++pair)
+        for (Index r = edge(block, r_end); r < edge(block + 1, r_end); ++r) {
+          const Index p = 2 * pair;
           add_gradients(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Gt(p, 0), &Gt(p + 1, 0), &dAt(r, 0),
-                        &dBt(r, 0), &dUt(p, 0), &dUt(p + 1, 0), correlation.data());
-      for (Index p = 0; p < columns; ++p) gradients.dU.col(p0 + p) = dUt.row(p).transpose() * finite(unit[p]);
-    }
-    gradients.dA = dAt.transpose();
-    gradients.dB = dBt.transpose();
-    lag_gradient(correlation.data(), gradients.dc);
-    return gradients;
+                        &dBt(r, 0), &dUt(p, 0), &dUt(p + 1, 0), correlation, work);
+        }
+    });
+    team.run(p_end, [&](Index p, Workspace&) { dUt.row(p) *= finite(unit[p]); });
+    scatter(dAt, x.queries, out.dA, team);
+    scatter(dBt, x.keys, out.dB, team);
+    scatter(dUt, x.keys, out.dU, team);
+    lag_gradient(correlations, out.dc, team);
   }
 
  private:
   using Complex = std::complex<T>;
-  static constexpr Index panel = 16;  // columns of U and Y that are gathered at a time: a cache line of floats
+  static constexpr Index tile = 128, blocks = 8;
+
+  // what one thread transforms in
+  struct Work {
+    Work(Workspace& scratch, Index L)
+        : X(scratch.take<Complex>(L)), W(scratch.take<Complex>(L)), z(scratch.take<Complex>(L)) {}
+    Complex *X, *W, *z;  // (L)
+  };
 
   const ResidueClasses& classes() const { return m_transform.classes(); }
-  Complex* spectrum(Index q) { return m_spectrum.data() + q * classes().length; }
+  const Complex* spectrum(Index q) const { return m_spectrum + q * classes().length; }
+  static Index edge(Index block, Index n) { return n * block / blocks; }
 
   // y1 + i y2 += a o T(c) (b o (u1 + i u2))
-  void add(const T* a, const T* b, const T* u1, const T* u2, T* y1, T* y2) {
+  void add(const T* a, const T* b, const T* u1, const T* u2, T* y1, T* y2, const Work& work) const {
     for (Index q = 0; q < classes().count; ++q) {
-      m_transform.forward(q, m_n_k, b, u1, u2, m_X.data());
-      m_transform.multiply(m_X.data(), spectrum(q), classes().length);
-      m_transform.backward(q, m_n_q, m_X.data(), [=](Index i, T re, T im) {
+      m_transform.forward(q, m_n_k, b, u1, u2, work.z, work.X);
+      m_transform.multiply(work.X, spectrum(q), classes().length);
+      m_transform.backward(q, m_n_q, work.X, work.z, [=](Index i, T re, T im) {
         y1[i] += a[i] * re;
         y2[i] += a[i] * im;
       });
@@ -115,16 +143,16 @@ class FftwEngine {
   // with x = b o (u1 + i u2), w = a o (g1 + i g2), t = T(c) x, z = T(c)^T w:
   //     da += g1 t1 + g2 t2    db += u1 z1 + u2 z2    du += b o z    correlation[k] += conj(W[k]) X[k]
   void add_gradients(const T* a, const T* b, const T* u1, const T* u2, const T* g1, const T* g2, T* da, T* db, T* du1,
-                     T* du2, Complex* correlation) {
+                     T* du2, Complex* correlation, const Work& work) const {
     const Index L = classes().length;
     for (Index q = 0; q < classes().count; ++q) {
-      m_transform.forward(q, m_n_k, b, u1, u2, m_X.data());
-      m_transform.forward(q, m_n_q, a, g1, g2, m_W.data());
-      add_product_with_conjugate(m_X.data(), m_W.data(), correlation + q * L, L);
-      m_transform.multiply(m_X.data(), spectrum(q), L);
-      m_transform.multiply_conjugate(m_W.data(), spectrum(q), L);
-      m_transform.backward(q, m_n_q, m_X.data(), [=](Index i, T t1, T t2) { da[i] += g1[i] * t1 + g2[i] * t2; });
-      m_transform.backward(q, m_n_k, m_W.data(), [=](Index j, T z1, T z2) {
+      m_transform.forward(q, m_n_k, b, u1, u2, work.z, work.X);
+      m_transform.forward(q, m_n_q, a, g1, g2, work.z, work.W);
+      add_product_with_conjugate(work.X, work.W, correlation + q * L, L);
+      m_transform.multiply(work.X, spectrum(q), L);
+      m_transform.multiply_conjugate(work.W, spectrum(q), L);
+      m_transform.backward(q, m_n_q, work.X, work.z, [=](Index i, T t1, T t2) { da[i] += g1[i] * t1 + g2[i] * t2; });
+      m_transform.backward(q, m_n_k, work.W, work.z, [=](Index j, T z1, T z2) {
         db[j] += u1[j] * z1 + u2[j] * z2;
         du1[j] += b[j] * z1;
         du2[j] += b[j] * z2;
@@ -133,13 +161,16 @@ class FftwEngine {
   }
 
   // dc[l] at l + n_q - 1: the real part of the inverse transform, lag l at l mod N; its imaginary part mixes the pairs
-  void lag_gradient(Complex* correlation, Vector<T>& dc) {
+  void lag_gradient(Complex* correlations, Eigen::Ref<Vector<T>> dc, const Team& team) const {
     const Index N = classes().period(), L = classes().length;
-    Vector<T> cyclic = Vector<T>::Zero(N);
-    T* sum = cyclic.data();
+    Complex* z = team.workspace().take<Complex>(L);
+    T* sum = team.workspace().take<T>(N);
+    std::fill_n(sum, N, T(0));
+    for (Index block = 1; block < blocks; ++block)
+      for (Index k = 0; k < N; ++k) correlations[k] += correlations[block * N + k];
     for (Index q = 0; q < classes().count; ++q)
-      m_transform.backward(q, N, correlation + q * L, [=](Index l, T re, T) { sum[l] += re; });
-    for (Index k = 0; k < dc.size(); ++k) dc[k] = cyclic[(N + k - (m_n_q - 1)) % N] / static_cast<T>(N);
+      m_transform.backward(q, N, correlations + q * L, z, [=](Index l, T re, T) { sum[l] += re; });
+    for (Index k = 0; k < dc.size(); ++k) dc[k] = sum[(N + k - (m_n_q - 1)) % N] / static_cast<T>(N);
   }
 
   // s_l += x_l conj(w_l)
@@ -152,33 +183,48 @@ class FftwEngine {
     }
   }
 
-  // each column's power of two: its maximum divided by it is at most 1; infinity for a column of zeros, which thereby
+  // a column's power of two: its maximum divided by it is at most 1; infinity for a column of zeros, which thereby
   // stays one beside a partner's rounding
-  static Vector<T> units(const MatrixView<T>& U, Index p0, Index columns) {
+  template <class Column>
+  static T unit_of(const Column& column) {
     using Limits = std::numeric_limits<T>;  // a unit's inverse must be finite too: subnormal columns stay below 1
-    Vector<T> unit(columns);
-    for (Index p = 0; p < columns; ++p) {
-      const T largest = U.col(p0 + p).cwiseAbs().maxCoeff();
-      int exponent = 0;
-      if (std::isfinite(largest)) std::frexp(largest, &exponent);
-      unit[p] = largest == 0 ? Limits::infinity()
-                             : std::ldexp(T(1), std::clamp(exponent, Limits::min_exponent, Limits::max_exponent - 1));
-    }
-    return unit;
+    const T largest = column.cwiseAbs().maxCoeff();
+    if (largest == 0) return Limits::infinity();
+    int exponent = 0;
+    if (std::isfinite(largest)) std::frexp(largest, &exponent);
+    return std::ldexp(T(1), std::clamp(exponent, Limits::min_exponent, Limits::max_exponent - 1));
   }
 
   static T finite(T unit) { return std::isfinite(unit) ? unit : T(0); }
 
-  // columns p0... of U as rows, scaled; an odd one rides with zeros
-  static void gather(const MatrixView<T>& U, Index p0, const Vector<T>& scale, Matrix<T>& Ut) {
-    Ut.setZero();
-    for (Index p = 0; p < scale.size(); ++p) Ut.row(p) = U.col(p0 + p).transpose() * finite(scale[p]);
+  // the columns of X as rows, each token in its slot; zeros in the gaps and in an odd pair's second row
+  static void gather(const MatrixView<T>& X, const Slots& slots, MatrixMap<T>& Xt, const Team& team) {
+    team.run_tiles(Xt.cols(), tile, [&](Index s0, Index size, Workspace&) {
+      const Index i0 = slots.below(s0), i_end = slots.below(s0 + size);
+      auto part = Xt.block(0, s0, X.cols(), size);
+      Xt.block(X.cols(), s0, Xt.rows() - X.cols(), size).setZero();
+      if (i_end - i0 == size) {
+        part = X.middleRows(i0, size).transpose();
+      } else {
+        part.setZero();
+        for (Index i = i0; i < i_end; ++i) part.col(slots[i] - s0) = X.row(i).transpose();
+      }
+    });
+  }
+
+  // the way back
+  static void scatter(const MatrixMap<T>& Xt, const Slots& slots, MatrixRef<T> X, const Team& team) {
+    team.run_tiles(slots.count, tile, [&](Index i0, Index rows, Workspace&) {
+      if (slots.at)
+        for (Index i = i0; i < i0 + rows; ++i) X.row(i) = Xt.col(slots[i]).head(X.cols()).transpose();
+      else
+        X.middleRows(i0, rows) = Xt.block(0, slots[i0], X.cols(), rows).transpose();
+    });
   }
 
   Index m_n_q, m_n_k;
   ResidueTransform<T> m_transform;
-  Buffer<Complex> m_spectrum;  // (Q,L)  of g / N
-  Buffer<Complex> m_X, m_W;    // (L)
+  const Complex* m_spectrum = nullptr;  // (Q,L)  of g / N
 };
 
 }  // namespace nprf::toeplitz

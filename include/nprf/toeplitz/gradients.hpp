@@ -11,6 +11,8 @@ namespace nprf::toeplitz {
 ///
 ///     dA = ((G U^T) o C) B    dB = ((U G^T) o C^T) A    dU = ((B A^T) o C^T) G
 ///     dc[l] = sum over j - i = l of (A_i.B_j)(G_i.U_j)
+///
+/// Outside the support of c an engine may leave dc zero.
 template <Real T>
 struct Gradients {
   explicit Gradients(const ProductShape& shape)
@@ -21,6 +23,20 @@ struct Gradients {
 
   Matrix<T> dA, dB, dU;  // (n_q,r) (n_k,r) (n_k,p)
   Vector<T> dc;          // of the lag l at l + n_q - 1
+};
+
+/// The same in the caller's storage.
+template <Real T>
+struct GradientRefs {
+  MatrixRef<T> dA, dB, dU;
+  Eigen::Ref<Vector<T>> dc;
+
+  void set_zero() {
+    dA.setZero();
+    dB.setZero();
+    dU.setZero();
+    dc.setZero();
+  }
 };
 
 }  // namespace nprf::toeplitz

@@ -11,7 +11,7 @@
 #include <memory>
 #include <numbers>
 
-#include "nprf/core/buffer.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/fft/fftw.hpp"
 #include "nprf/fft/length.hpp"
@@ -40,39 +40,40 @@ struct ResidueClasses {
   Index segments(Index n) const { return (n + length - 1) / length; }  // how many f hold n points
 };
 
-/// The transforms of one N, class by class, of pairs of real columns as real and imaginary part of one signal.
+/// The transforms of one N, class by class, of pairs of real columns as real and imaginary part of one signal. Its
+/// tables lie in the workspace that it was made with. Threads may share it; each brings its own z (L).
 template <Real T>
 class ResidueTransform {
  public:
   using Complex = std::complex<T>;
 
   /// Of a length N >= n.
-  explicit ResidueTransform(Index n)
-      : m_classes(ResidueClasses::of(n)),
-        m_plan(fft::ComplexPlan<T>::shared(m_classes.length)),
-        m_twist(m_classes.period()),
-        m_z(m_classes.length) {
+  ResidueTransform(Index n, const Team& team)
+      : m_classes(ResidueClasses::of(n)), m_plan(fft::ComplexPlan<T>::shared(m_classes.length)) {
     const Index L = m_classes.length;
-    for (Index q = 0; q < m_classes.count; ++q)
-      for (Index l = 0; l < L; ++l) m_twist.data()[q * L + l] = root(-l * q, m_classes.period());
+    Complex* twist = team.workspace().take<Complex>(m_classes.period());
+    team.run(m_classes.count, [&](Index q, Workspace&) {
+      for (Index l = 0; l < L; ++l) twist[q * L + l] = root(-l * q, m_classes.period());
+    });
+    m_twist = twist;
   }
 
   const ResidueClasses& classes() const { return m_classes; }
 
   /// The bins of class q, as X[s] (L), of x_j = b_j (u1_j + i u2_j) for j < n.
-  void forward(Index q, Index n, const T* b, const T* u1, const T* u2, Complex* X) {
-    fold(q, n, b, u1, u2);
-    if (q > 0) multiply(m_z.data(), m_twist.data() + q * m_classes.length, m_classes.length);
-    m_plan->forward(m_z.data(), X);
+  void forward(Index q, Index n, const T* b, const T* u1, const T* u2, Complex* z, Complex* X) const {
+    fold(q, n, b, u1, u2, reinterpret_cast<T*>(z));
+    if (q > 0) multiply(z, m_twist + q * m_classes.length, m_classes.length);
+    m_plan->forward(z, X);
   }
 
   /// emit(j, re, im) for j < n: what class q adds to N times the inverse transform. Overwrites X.
   template <class Emit>
-  void backward(Index q, Index n, Complex* X, Emit emit) {
-    m_plan->backward(X, m_z.data());
+  void backward(Index q, Index n, Complex* X, Complex* z_, Emit emit) const {
+    m_plan->backward(X, z_);
     const Index L = m_classes.length;
-    if (q > 0) multiply_conjugate(m_z.data(), m_twist.data() + q * L, L);
-    const T* z = reinterpret_cast<const T*>(m_z.data());
+    if (q > 0) multiply_conjugate(z_, m_twist + q * L, L);
+    const T* z = reinterpret_cast<const T*>(z_);
     for (Index f = 0; f < m_classes.segments(n); ++f) {
       const Index begin = f * L, points = std::min(L, n - begin);
       const Complex phase = root(f * q, m_classes.count);
@@ -91,9 +92,8 @@ class ResidueTransform {
 
  private:
   // z[l] = sum_f e^(-2 pi i f q / Q) x[L f + l],  x = b o (u1 + i u2)
-  void fold(Index q, Index n, const T* b, const T* u1, const T* u2) {
+  void fold(Index q, Index n, const T* b, const T* u1, const T* u2, T* z) const {
     const Index L = m_classes.length;
-    T* z = reinterpret_cast<T*>(m_z.data());
     for (Index f = 0; f < m_classes.segments(n); ++f) {
       const Index begin = f * L, points = std::min(L, n - begin);
       if (f == 0) {
@@ -125,16 +125,22 @@ class ResidueTransform {
     }
   }
 
-  // e^(2 pi i k / n), computed in double
+  // e^(2 pi i k / n), computed in double; whole quarters are turned exactly, so that the angle has few digits to lose
   static Complex root(Index k, Index n) {
-    const double angle = 2 * std::numbers::pi * static_cast<double>(k) / static_cast<double>(n);
-    return Complex(static_cast<T>(std::cos(angle)), static_cast<T>(std::sin(angle)));
+    const Index quarters = 4 * ((k % n + n) % n), turns = (quarters + n / 2) / n;
+    const double angle = std::numbers::pi / 2 * static_cast<double>(quarters - turns * n) / static_cast<double>(n);
+    const T re = static_cast<T>(std::cos(angle)), im = static_cast<T>(std::sin(angle));
+    switch (turns % 4) {
+      case 0: return {re, im};
+      case 1: return {-im, re};
+      case 2: return {-re, -im};
+      default: return {im, -re};
+    }
   }
 
   ResidueClasses m_classes;
   std::shared_ptr<const fft::ComplexPlan<T>> m_plan;
-  Buffer<Complex> m_twist;  // (Q,L)  e^(-2 pi i l q / N)
-  Buffer<Complex> m_z;      // (L)
+  const Complex* m_twist = nullptr;  // (Q,L)  e^(-2 pi i l q / N)
 };
 
 }  // namespace nprf::toeplitz

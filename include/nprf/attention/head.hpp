@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "nprf/attention/direct_row.hpp"
+#include "nprf/attention/head_weights.hpp"
+#include "nprf/attention/options.hpp"
+#include "nprf/attention/saved.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/feature_map/feature_map.hpp"
+
+namespace nprf {
+
+/// dL/db of one sequence, summed in double.
+struct BiasGradient {
+  std::span<double> lags;    // of HeadWeights::gradient_lags()
+  std::span<double> border;  // (E,E+2)
+};
+
+/// One head's attention over one sequence, forwards and backwards, into the caller's storage, by a team.
+template <class F, class P>
+class Head {
+ public:
+  using T = typename F::Scalar;
+
+  /// Refers to all three. `weights` may be null where only features are asked for.
+  Head(const F& features, const Normalization& normalization, const HeadWeights<P>* weights)
+      : m_features(features), m_normalization(normalization), m_weights(weights) {}
+
+  /// phi of the normalised rows of x (n,d), into phi (n,r); `scale` (n) becomes their row scales.
+  void query_features(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi, const Team& team) const {
+    m_normalization.row_scale<T>(x, estimates_exp<F>(), scale, team);
+    if constexpr (requires { m_features.queries(x, RowScale<T>(), phi, team); })
+      m_features.queries(x, RowScale<T>(scale.data(), static_cast<std::size_t>(scale.size())), phi, team);
+    else
+      with_scaled(x, scale, team,
+                  [&](const MatrixView<T>& xs) { phi = checked(m_features.queries(xs), phi.rows(), phi.cols()); });
+  }
+  void key_features(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi, const Team& team) const {
+    m_normalization.row_scale<T>(x, estimates_exp<F>(), scale, team);
+    if constexpr (requires { m_features.keys(x, RowScale<T>(), phi, team); })
+      m_features.keys(x, RowScale<T>(scale.data(), static_cast<std::size_t>(scale.size())), phi, team);
+    else
+      with_scaled(x, scale, team,
+                  [&](const MatrixView<T>& xs) { phi = checked(m_features.keys(xs), phi.rows(), phi.cols()); });
+  }
+
+  /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). Keys from `length` on, and those that the mask hides, take no
+  /// part. Adds to the report; fills in `saved` where given.
+  void forward(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, std::span<const bool> mask,
+               Index length, MatrixRef<T> y, SavedSequence<T>* saved, Report& report, const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const Index n_q = q.rows(), d = q.cols(), d_v = v.cols(), r = m_features.output_dim();
+    const Placement& queries = m_weights->queries();
+    const Placement keys = m_weights->keys(mask, length, workspace);
+    const Index n_k = keys.count();
+    const MatrixView<T> k_seen = rows_of(keys, k, team), v_seen = rows_of(keys, v, team);
+
+    MatrixRef<T> A = storage(saved, &SavedSequence<T>::A, n_q, r, workspace);
+    MatrixRef<T> B = storage(saved, &SavedSequence<T>::B, n_k, r, workspace);
+    MatrixRef<T> U = storage(saved, &SavedSequence<T>::U, n_k, d_v + 1, workspace);
+    Eigen::Ref<Vector<T>> q_scale = storage(saved, &SavedSequence<T>::q_scale, n_q, workspace);
+    Eigen::Ref<Vector<T>> k_scale = storage(saved, &SavedSequence<T>::k_scale, n_k, workspace);
+    Eigen::Ref<Vector<T>> denominator = storage(saved, &SavedSequence<T>::denominator, n_q, workspace);
+    query_features(q, q_scale, A, team);
+    key_features(k_seen, k_scale, B, team);
+    team.run_tiles(n_k, tile, [&](Index j0, Index rows, Workspace&) {
+      U.block(j0, 0, rows, d_v) = v_seen.middleRows(j0, rows);  // [v 1]: numerator and denominator come out together
+      U.block(j0, d_v, rows, 1).setOnes();
+    });
+
+    auto Y = workspace.template matrix<T>(n_q, d_v + 1);
+    m_weights->product().contract(A, B, U, queries, keys, Y, team);
+
+    // y_i = Y[i, values] / Y[i, ones]. A row whose denominator is lost to rounding or underflow is computed again
+    auto* fates = workspace.template take<Fate>(n_q);
+    team.run_tiles(n_q, tile, [&](Index i0, Index rows, Workspace& scratch) {
+      for (Index i = i0; i < i0 + rows; ++i) {
+        fates[i] = finish_row(i, A, B, v_seen, keys, Y, y, scratch);
+        denominator[i] = fates[i].repaired || fates[i].empty ? T(0) : Y(i, d_v);
+      }
+    });
+    Index repaired = 0;
+    for (Index i = 0; i < n_q; ++i) {
+      repaired += fates[i].repaired;
+      report.indefinite_rows += fates[i].indefinite;
+      report.empty_rows += fates[i].empty;
+    }
+    report.repaired_rows += repaired;
+    if (n_q > 0 && n_k > 0) report.engine = m_weights->product().engine();
+    if (saved) {
+      saved->q.resize(n_q, d);
+      saved->k.resize(n_k, d);
+      scale_rows(q, q_scale, saved->q, team);
+      scale_rows(k_seen, k_scale, saved->k, team);
+      saved->y = y;
+      saved->repaired.clear();
+      saved->repaired.reserve(static_cast<std::size_t>(repaired));
+      for (Index i = 0; i < n_q; ++i)
+        if (fates[i].repaired) saved->repaired.push_back(i);
+      saved->mask.resize(static_cast<Index>(mask.size()));
+      std::copy(mask.begin(), mask.end(), saved->mask.data());
+      saved->length = length;
+    }
+  }
+
+  // forward: y = N / D with [N D] = Y; so dL/dN = dy / D and dL/dD = -(dy.y) / D
+  /// dq (n_q,d), dk (n_k,d) and dv (n_k,d_v) of dy (n_q,d_v); adds dL/db to db.
+  void backward(const SavedSequence<T>& saved, const MatrixView<T>& dy, MatrixRef<T> dq, MatrixRef<T> dk,
+                MatrixRef<T> dv, BiasGradient db, const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const Index n_q = saved.A.rows(), n_k = saved.B.rows(), r = saved.A.cols(), d_v = saved.y.cols();
+    const Placement& queries = m_weights->queries();
+    const Placement keys =
+        m_weights->keys({saved.mask.data(), static_cast<std::size_t>(saved.mask.size())}, saved.length, workspace);
+
+    auto G = workspace.template matrix<T>(n_q, d_v + 1);
+    team.run_tiles(n_q, tile, [&](Index i0, Index rows, Workspace&) {
+      for (Index i = i0; i < i0 + rows; ++i) {
+        const T D = saved.denominator[i];
+        if (D == 0) {
+          G.row(i).setZero();
+          continue;
+        }
+        G.row(i).head(d_v) = dy.row(i) / D;
+        G(i, d_v) = -dy.row(i).dot(saved.y.row(i)) / D;
+      }
+    });
+    const LagRange lags = m_weights->gradient_lags();
+    const Index E = m_weights->border().count;
+    auto dA = workspace.template matrix<T>(n_q, r), dB = workspace.template matrix<T>(n_k, r);
+    auto dU = workspace.template matrix<T>(n_k, d_v + 1), border = workspace.template matrix<T>(E, E + 2);
+    auto dc = workspace.template vector<T>(lags.size());
+    border.setZero();
+    m_weights->product().gradients(saved.A, saved.B, saved.U, G, queries, keys, {dA, dB, dU, dc}, border, team);
+    // c = exp(b - max b): db = c dc
+    for (Index l = 0; l < lags.size(); ++l)
+      db.lags[static_cast<std::size_t>(l)] +=
+          static_cast<double>(m_weights->weight(lags.first + l)) * static_cast<double>(dc[l]);
+    for (Index e = 0; e < border.size(); ++e)
+      db.border[static_cast<std::size_t>(e)] +=
+          static_cast<double>(m_weights->border().values[e]) * static_cast<double>(border.data()[e]);
+    for (const Index i : saved.repaired) repaired_row_backward(i, saved, dy, keys, dA, dB, dU, db, workspace);
+
+    input_gradient(saved.q, saved.q_scale, saved.A, dA, dq, team);
+    if (keys.numbers || n_k < dk.rows()) {
+      auto dk_seen = workspace.template matrix<T>(n_k, dk.cols());
+      input_gradient(saved.k, saved.k_scale, saved.B, dB, dk_seen, team);
+      dk.setZero();
+      dv.setZero();
+      for (Index j = 0; j < n_k; ++j) {
+        dk.row(keys.number(j)) = dk_seen.row(j);
+        dv.row(keys.number(j)) = dU.row(j).head(d_v);
+      }
+    } else {
+      input_gradient(saved.k, saved.k_scale, saved.B, dB, dk, team);
+      team.run_tiles(n_k, tile,
+                     [&](Index j0, Index rows, Workspace&) { dv.middleRows(j0, rows) = dU.block(j0, 0, rows, d_v); });
+    }
+  }
+
+ private:
+  static constexpr Index tile = 128;
+
+  struct Fate {
+    bool empty, repaired, indefinite;
+  };
+
+  template <class A, class B, class V, class Y>
+  Fate finish_row(Index i, const A& a, const B& b, const V& v, const Placement& keys, const Y& sums, MatrixRef<T>& y,
+                  Workspace& scratch) const {
+    constexpr T smallest = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
+    const Index d_v = v.cols();
+    if (!m_weights->sees_any(i, keys)) {
+      y.row(i).setZero();
+      return {.empty = true, .repaired = false, .indefinite = false};
+    }
+    const T D = sums(i, d_v);
+    const bool lost = std::abs(D) < smallest || std::isinf(D) || (is_positive<F>() && D <= 0);
+    if (!lost) {
+      y.row(i) = sums.row(i).head(d_v) / D;
+      return {.empty = false, .repaired = false, .indefinite = D <= 0};
+    }
+    const Workspace::Scope scope(scratch);
+    const auto bias = [&](Index j) { return m_weights->bias(i, keys.number(j)); };
+    const double exact = DirectRow(b.rows(), bias).forward(a.row(i), b, v, scratch.vector<double>(d_v), y.row(i));
+    return {.empty = false, .repaired = true, .indefinite = exact <= 0};
+  }
+
+  void repaired_row_backward(Index i, const SavedSequence<T>& saved, const MatrixView<T>& dy, const Placement& keys,
+                             MatrixMap<T>& dA, MatrixMap<T>& dB, MatrixMap<T>& dU, BiasGradient& db,
+                             Workspace& workspace) const {
+    const Workspace::Scope scope(workspace);
+    const auto bias = [&](Index j) { return m_weights->bias(i, keys.number(j)); };
+    const MatrixView<T> y = saved.y;
+    const Index first = m_weights->gradient_lags().first;
+    DirectRow(saved.B.rows(), bias)
+        .backward(saved.A.row(i), saved.B, saved.U.leftCols(saved.y.cols()), y.row(i), dy.row(i),
+                  workspace.vector<double>(dA.cols()), dA.row(i), dB, dU, [&](Index j, double gradient) {
+                    m_weights->place_gradient(
+                        i, keys.number(j), gradient,
+                        [&](Index lag, double g) { db.lags[static_cast<std::size_t>(lag - first)] += g; },
+                        [&](Index at, double g) { db.border[static_cast<std::size_t>(at)] += g; });
+                  });
+  }
+
+  // dL/dx of rows x whose scaled rows are xs, from dL/dphi
+  void input_gradient(const MatrixView<T>& xs, const Vector<T>& scale, const MatrixView<T>& phi,
+                      const MatrixView<T>& dphi, MatrixRef<T> dx, const Team& team) const {
+    if constexpr (requires { m_features.backward(xs, phi, dphi, dx, team); })
+      m_features.backward(xs, phi, dphi, dx, team);
+    else
+      dx = checked(m_features.backward(xs, phi, dphi), dx.rows(), dx.cols());
+    team.run_tiles(dx.rows(), tile, [&](Index i0, Index rows, Workspace&) {
+      m_normalization.backward<T>(xs.middleRows(i0, rows),
+                                  RowScale<T>(scale.data() + i0, static_cast<std::size_t>(rows)),
+                                  dx.middleRows(i0, rows));
+    });
+  }
+
+  // the rows of x that take part: a view, or a copy in the workspace where rows are left out in between
+  static MatrixView<T> rows_of(const Placement& keys, const MatrixView<T>& x, const Team& team) {
+    if (!keys.numbers) return x.topRows(keys.count());
+    auto seen = team.workspace().matrix<T>(keys.count(), x.cols());
+    team.run_tiles(keys.count(), tile, [&](Index j0, Index rows, Workspace&) {
+      for (Index j = j0; j < j0 + rows; ++j) seen.row(j) = x.row(keys.number(j));
+    });
+    return seen;
+  }
+
+  static MatrixRef<T> storage(SavedSequence<T>* saved, Matrix<T> SavedSequence<T>::*member, Index rows, Index cols,
+                              Workspace& workspace) {
+    if (!saved) return workspace.matrix<T>(rows, cols);
+    (saved->*member).resize(rows, cols);
+    return saved->*member;
+  }
+  static Eigen::Ref<Vector<T>> storage(SavedSequence<T>* saved, Vector<T> SavedSequence<T>::*member, Index size,
+                                       Workspace& workspace) {
+    if (!saved) return workspace.vector<T>(size);
+    (saved->*member).resize(size);
+    return saved->*member;
+  }
+
+  template <class Scale>
+  static void scale_rows(const MatrixView<T>& x, const Scale& scale, MatrixRef<T> xs, const Team& team) {
+    team.run_tiles(x.rows(), tile, [&](Index i0, Index rows, Workspace&) {
+      xs.middleRows(i0, rows) = scale.segment(i0, rows).asDiagonal() * x.middleRows(i0, rows);
+    });
+  }
+
+  template <class Scale, class Use>
+  static void with_scaled(const MatrixView<T>& x, const Scale& scale, const Team& team, Use&& use) {
+    const Workspace::Scope scope(team.workspace());
+    auto xs = team.workspace().template matrix<T>(x.rows(), x.cols());
+    scale_rows(x, scale, xs, team);
+    use(xs);
+  }
+
+  // a user's own map may return anything
+  static Matrix<T> checked(Matrix<T> x, Index rows, Index cols) {
+    require(x.rows() == rows && x.cols() == cols, "feature map: expected to return ", rows, " x ", cols, ", got ",
+            x.rows(), " x ", x.cols());
+    return x;
+  }
+
+  const F& m_features;
+  const Normalization& m_normalization;
+  const HeadWeights<P>* m_weights;
+};
+
+}  // namespace nprf

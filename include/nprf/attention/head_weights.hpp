@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include "nprf/attention/options.hpp"
+#include "nprf/attention/visibility.hpp"
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/slots.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/position/position.hpp"
+#include "nprf/toeplitz/bordered_product.hpp"
+
+namespace nprf {
+
+/// What one position says of n_q queries and n_k keys: where they stand, the weights exp(b - max b) and the product
+/// with them. It serves every sequence of that size. Its tables lie in the workspace of the team that it was made with,
+/// and it refers to the position.
+template <class P>
+class HeadWeights {
+ public:
+  using T = typename P::Scalar;
+
+  /// Throws InvalidArgument if the position has places for other numbers of tokens.
+  HeadWeights(const P& position, const AttentionOptions& options, const ProductShape& shape, Index offset,
+              const Team& team)
+      : m_position(&position),
+        m_direction(options.direction),
+        m_n_k(shape.n_k),
+        m_offset(offset),
+        m_queries(place(shape.n_q, "queries", team.workspace())),
+        m_slots(slots_of(m_queries)),
+        m_key_slots(slots_of(place(shape.n_k, "keys", team.workspace()))),
+        m_lags(reachable_lags(m_slots, m_key_slots, offset, m_direction)),
+        m_visible(position.bias(), m_lags, team.workspace()),
+        m_product(make_product(options.engine, shape, team)) {}
+
+  const toeplitz::BorderedProduct<T>& product() const { return m_product; }
+  const Placement& queries() const { return m_queries; }
+
+  /// The lags that the product's gradient has: its first, at distances j - i, and their number.
+  LagRange gradient_lags() const { return {-(m_slots - 1) - m_offset, m_key_slots - 1 - m_offset}; }
+  /// c[lag], the derivative of c by b.
+  T weight(Index lag) const { return m_c[lag]; }
+  /// (E,E+2)
+  const toeplitz::BorderWeights<T>& border() const { return m_border; }
+
+  /// The keys before `length` that a mask leaves; all of them for an empty one. Numbers lie in the workspace.
+  Placement keys(std::span<const bool> mask, Index length, Workspace& workspace) const {
+    if (mask.empty() && length == m_n_k) return place(m_n_k, "keys", workspace);
+    Index* numbers = workspace.take<Index>(length);
+    Index count = 0;
+    for (Index j = 0; j < length; ++j)
+      if (mask.empty() || mask[static_cast<std::size_t>(j)]) numbers[count++] = j;
+    if constexpr (PlacedPosition<P>) {
+      const Index E = m_border.count, outside = std::lower_bound(numbers, numbers + count, E) - numbers;
+      Index* at = workspace.take<Index>(count - outside);
+      for (Index j = outside; j < count; ++j) at[j - outside] = m_position->slot(numbers[j] - E);
+      return {outside, {count - outside, 0, at}, numbers};
+    } else {
+      const bool padded_at_the_end = count == 0 || numbers[count - 1] == count - 1;
+      return padded_at_the_end ? Placement{0, {count}, nullptr} : Placement{0, {count, 0, numbers}, numbers};
+    }
+  }
+
+  /// The bias of query i for the key of that number, -infinity if the query does not see it.
+  double bias(Index i, Index key) const {
+    if (m_direction == Direction::causal && key > i + m_offset) return -std::numeric_limits<double>::infinity();
+    return bias_between(*m_position, i, key, m_offset);
+  }
+
+  /// Whether query i sees any of the keys.
+  bool sees_any(Index i, const Placement& keys) const {
+    if constexpr (PlacedPosition<P>) {
+      constexpr double never = -std::numeric_limits<double>::infinity();
+      for (Index j = 0; j < keys.outside; ++j)
+        if (bias(i, keys.number(j)) > never) return true;
+      if (i < m_queries.outside)  // one scalar for all cells
+        return keys.slots.count > 0 && bias(i, keys.number(keys.outside)) > never;
+      return m_visible.sees_any(m_queries.slots[i - m_queries.outside], keys.slots);
+    } else {
+      return m_visible.sees_any(i + m_offset, keys.slots);
+    }
+  }
+
+  /// db(j, gradient) of query i: calls lag(distance, gradient), or border(index into (E,E+2), gradient).
+  template <class Lag, class Border>
+  void place_gradient(Index i, Index key, double gradient, Lag&& lag, Border&& border) const {
+    if constexpr (PlacedPosition<P>) {
+      const Index E = m_border.count;
+      if (i < E) return border(i * (E + 2) + (key < E ? 2 + key : 0), gradient);
+      if (key < E) return border(key * (E + 2) + 1, gradient);
+      lag(m_position->slot(key - E) - m_position->slot(i - E), gradient);
+    } else {
+      lag(key - i - m_offset, gradient);
+    }
+  }
+
+ private:
+  // of all n tokens
+  Placement place([[maybe_unused]] Index n, [[maybe_unused]] const char* name,
+                  [[maybe_unused]] Workspace& workspace) const {
+    if constexpr (PlacedPosition<P>) {
+      const Index E = m_position->extra().rows();
+      require(n == m_position->tokens(), name, ": expected ", m_position->tokens(),
+              " rows (the position's tokens), got ", n);
+      require(m_offset == 0, "offset: expected 0 for a position with places of its own, got ", m_offset);
+      Index* at = workspace.take<Index>(n - E);
+      for (Index cell = 0; cell < n - E; ++cell) at[cell] = m_position->slot(cell);
+      return {E, {n - E, 0, at}, nullptr};
+    } else {
+      return {0, {n}, nullptr};
+    }
+  }
+
+  static Index slots_of(const Placement& all) { return all.slots.count == 0 ? 0 : all.slots[all.slots.count - 1] + 1; }
+
+  toeplitz::BorderedProduct<T> make_product(Engine engine, const ProductShape& shape, const Team& team) {
+    Workspace& workspace = team.workspace();
+    const LagBias<T>& bias = m_position->bias();
+    double largest = bias.max(m_lags);
+    if constexpr (PlacedPosition<P>) {
+      m_border.count = m_position->extra().rows();
+      for_each_border_bias([&](Index, double b) { largest = std::max(largest, b); });
+      T* border = workspace.take<T>(m_border.count * (m_border.count + 2));
+      for_each_border_bias([&](Index at, double b) {
+        border[at] = b > -std::numeric_limits<double>::infinity() ? static_cast<T>(std::exp(b - largest)) : T(0);
+      });
+      m_border.values = border;
+    }
+    T* c = workspace.take<T>(m_lags.size());
+    exp_weights(bias, m_lags, largest, c);
+    m_c = {m_lags.first, c, m_lags.size()};
+    const LagWeightsView<T> rows{m_lags.first + m_offset, c, m_lags.size()};  // of differences of row numbers
+    const ProductShape span{m_slots, m_key_slots, shape.r, shape.p};
+    // causal weights are one-sided even where an offset hides it
+    if (engine == Engine::automatic && m_direction == Direction::causal) engine = Engine::direct;
+    return toeplitz::BorderedProduct<T>(engine, rows, m_border, shape, span, team);
+  }
+
+  // body(index into (E,E+2), bias that a query sees there)
+  template <class Body>
+  void for_each_border_bias(Body&& body) const {
+    const Matrix<T>& extra = m_position->extra();
+    const bool causal = m_direction == Direction::causal;
+    for (Index e = 0; e < extra.rows(); ++e)
+      for (Index f = 0; f < extra.cols(); ++f) {
+        const bool hidden = causal && (f == 0 || f - 2 > e);
+        body(e * extra.cols() + f, hidden ? -std::numeric_limits<double>::infinity() : extra(e, f));
+      }
+  }
+
+  const P* m_position;
+  Direction m_direction;
+  Index m_n_k, m_offset;
+  Placement m_queries;
+  Index m_slots, m_key_slots;  // how many the axis has
+  LagRange m_lags;             // that this direction reaches
+  Visibility m_visible;
+  LagWeightsView<T> m_c;
+  toeplitz::BorderWeights<T> m_border;
+  toeplitz::BorderedProduct<T> m_product;
+};
+
+}  // namespace nprf

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+namespace detail {
+
+// C += A B on raw row-major C; the order says how A and B lie. Eigen's kernel by the entry that its own threads call
+// (3.4 and 5.0): here the work is spread already, and where a matrix is cut must not depend on the number of threads.
+template <Real T, int order_a, int order_b>
+void add_product(Index rows, Index cols, Index depth, const T* a, Index a_stride, const T* b, Index b_stride, T* c,
+                 Index c_stride) {
+  Eigen::internal::gemm_blocking_space<Eigen::RowMajor, T, T, Eigen::Dynamic, Eigen::Dynamic, Eigen::Dynamic> blocking(
+      rows, cols, depth, 1, true);
+  Eigen::internal::general_matrix_matrix_product<Index, T, order_a, false, T, order_b, false, Eigen::RowMajor, 1>::run(
+      rows, cols, depth, a, a_stride, b, b_stride, c, 1, c_stride, T(1), blocking, nullptr);
+}
+
+template <class M>
+constexpr int storage_order = std::remove_cvref_t<M>::IsRowMajor ? Eigen::RowMajor : Eigen::ColMajor;
+
+}  // namespace detail
+
+/// C += A B by one thread, for matrices, maps, blocks and their transposes; C is row-major. It allocates nothing where
+/// Eigen's packed blocks fit 128 KiB of stack.
+template <class C, class A, class B>
+void add_product(C&& c, const A& a, const B& b) {
+  using T = typename std::remove_cvref_t<C>::Scalar;
+  static_assert(std::remove_cvref_t<C>::IsRowMajor);
+  static_assert(std::remove_cvref_t<C>::InnerStrideAtCompileTime == 1 && A::InnerStrideAtCompileTime == 1 &&
+                B::InnerStrideAtCompileTime == 1);
+  eigen_assert(c.rows() == a.rows() && c.cols() == b.cols() && a.cols() == b.rows());
+  if (c.size() == 0 || a.cols() == 0) return;
+  detail::add_product<T, detail::storage_order<A>, detail::storage_order<B>>(
+      c.rows(), c.cols(), a.cols(), a.data(), a.outerStride(), b.data(), b.outerStride(), c.data(), c.outerStride());
+}
+
+/// C = A B.
+template <class C, class A, class B>
+void set_product(C&& c, const A& a, const B& b) {
+  c.setZero();
+  add_product(c, a, b);
+}
+
+}  // namespace nprf

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include "nprf/core/buffer.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// Scratch memory, taken and given back in the order of a stack, and kept for the next call: a call that takes what an
+/// earlier one took allocates nothing. One thread at a time.
+///
+///     const Workspace::Scope scope(workspace);        // gives back at its end all that is taken after it
+///     auto z = workspace.matrix<float>(rows, cols);   // a map of uninitialised scalars
+class Workspace {
+ public:
+  class Scope {
+   public:
+    explicit Scope(Workspace& workspace)
+        : m_workspace(workspace), m_mark(workspace.m_mark), m_outer_high(workspace.m_high) {
+      workspace.m_high = m_mark.taken;
+    }
+    ~Scope() {
+      m_workspace.m_mark = m_mark;
+      m_workspace.m_high = std::max(m_workspace.m_high, m_outer_high);
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+    /// The most that was taken at a time in this scope.
+    std::size_t peak_bytes() const { return m_workspace.m_high - m_mark.taken; }
+
+   private:
+    friend class Workspace;
+    Workspace& m_workspace;
+    struct Mark {
+      std::size_t block = 0, used = 0, taken = 0;
+    } m_mark;
+    std::size_t m_outer_high;
+  };
+
+  /// Uninitialised, aligned to 64 bytes, never null. Throws std::bad_alloc, or std::length_error if the size overflows.
+  template <class T>
+  T* take(Index size) {
+    if (size < 0 || static_cast<std::size_t>(size) > (std::numeric_limits<std::size_t>::max() - line) / sizeof(T))
+      throw std::length_error("nprf: a workspace's size overflows");
+    return reinterpret_cast<T*>(bytes(static_cast<std::size_t>(size) * sizeof(T)));
+  }
+
+  template <Real T>
+  MatrixMap<T> matrix(Index rows, Index cols) {
+    if (cols > 0 && rows > std::numeric_limits<Index>::max() / cols)
+      throw std::length_error("nprf: a workspace's size overflows");
+    return MatrixMap<T>(take<T>(rows * cols), rows, cols);
+  }
+
+  template <Real T>
+  VectorMap<T> vector(Index size) {
+    return VectorMap<T>(take<T>(size), size);
+  }
+
+  /// From here on, takes of so many bytes in all, each rounded up to 64, allocate nothing.
+  void reserve(std::size_t size) {
+    for (std::size_t block = m_mark.block, used = m_mark.used; block < m_blocks.size(); ++block, used = 0)
+      if (m_blocks[block].size - used >= size) return;
+    add_block(size);
+  }
+
+  /// The most that was taken at a time since forget_peak(), or since the innermost open scope began.
+  std::size_t peak_bytes() const { return m_high; }
+  void forget_peak() { m_high = m_mark.taken; }
+
+ private:
+  static constexpr std::size_t line = 64, smallest_block = std::size_t{1} << 16, largest_step = std::size_t{1} << 26;
+
+  struct Block {
+    Buffer<std::byte> memory;
+    std::size_t size;
+  };
+
+  std::byte* bytes(std::size_t size) {
+    size = std::max(line, (size + line - 1) / line * line);
+    Scope::Mark at = m_mark;
+    while (at.block < m_blocks.size() && m_blocks[at.block].size - at.used < size) ++at.block, at.used = 0;
+    // blocks double, so that they stay few
+    if (at.block == m_blocks.size()) add_block(std::max(size, std::clamp(m_allocated, smallest_block, largest_step)));
+    std::byte* memory = m_blocks[at.block].memory.data() + at.used;
+    m_mark = {at.block, at.used + size, at.taken + size};
+    m_high = std::max(m_high, m_mark.taken);
+    return memory;
+  }
+
+  void add_block(std::size_t size) {
+    m_blocks.push_back({Buffer<std::byte>(static_cast<Index>(size)), size});
+    m_allocated += size;
+  }
+
+  std::vector<Block> m_blocks;
+  Scope::Mark m_mark;
+  std::size_t m_allocated = 0;
+  std::size_t m_high = 0;  // the most that was taken since the innermost scope began
+};
+
+}  // namespace nprf

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <type_traits>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// Somebody's array [batch, heads, tokens, channels], contiguous, the last index fastest.
+template <class T>
+struct HeadsView {
+  using Scalar = std::remove_const_t<T>;
+
+  T* data;
+  Index batch, heads, tokens, channels;
+
+  Index size() const { return batch * heads * tokens * channels; }
+
+  operator HeadsView<const T>() const
+    requires(!std::is_const_v<T>)
+  {
+    return {data, batch, heads, tokens, channels};
+  }
+
+  /// The rows (tokens,channels) of head h of sequence b.
+  Eigen::Map<std::conditional_t<std::is_const_v<T>, const Matrix<Scalar>, Matrix<Scalar>>> operator()(Index b,
+                                                                                                      Index h) const {
+    return {data + (b * heads + h) * tokens * channels, tokens, channels};
+  }
+};
+
+/// Throws InvalidArgument unless the view has this shape, and data if it has a size.
+template <class T>
+void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index heads, Index tokens, Index channels) {
+  require(x.batch == batch && x.heads == heads && x.tokens == tokens && x.channels == channels, name, ": expected ",
+          batch, " x ", heads, " x ", tokens, " x ", channels, " (batch, heads, tokens, channels), got ", x.batch,
+          " x ", x.heads, " x ", x.tokens, " x ", x.channels);
+  require(batch >= 0 && heads >= 0 && tokens >= 0 && channels >= 0, name, ": expected no negative size, got ", batch,
+          " x ", heads, " x ", tokens, " x ", channels);
+  require(x.data != nullptr || x.size() == 0, name, ": expected data, got a null pointer");
+}
+
+}  // namespace nprf

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "nprf/attention/batch.hpp"
+#include "nprf/attention/options.hpp"
+#include "nprf/attention/saved.hpp"
+#include "nprf/core/error.hpp"
+#include "nprf/feature_map/feature_map.hpp"
+#include "nprf/multi_head/heads_view.hpp"
+#include "nprf/position/position.hpp"
+#include "nprf/toeplitz/product.hpp"
+
+namespace nprf {
+
+/// Attention (attention.hpp) of all heads of a batch of sequences, into the caller's arrays.
+///
+/// Work is spread over threads by sequence, head and, within a head, value column; no bit depends on their number. One
+/// table of weights serves the whole batch. The object keeps the scratch memory of its calls: a call that is like an
+/// earlier one allocates nothing. It is otherwise immutable, and threads may share it.
+///
+///     MultiHeadAttention attention(orf<float>(64, 32), positions, {.direction = Direction::causal});
+///     attention(q, k, v, y);   // HeadsView<float>{data, batch, heads, tokens, channels}
+template <class F, class P>
+class MultiHeadAttention {
+  static_assert(FeatureMap<F>,
+                "nprf: the first argument of MultiHeadAttention must model nprf::FeatureMap, or be a "
+                "std::vector of such (feature_map.hpp)");
+  static_assert(Position<P>,
+                "nprf: the second argument of MultiHeadAttention must model nprf::Position, or be a "
+                "std::vector of such (position.hpp)");
+  static_assert(std::is_same_v<typename F::Scalar, typename P::Scalar>,
+                "nprf: the feature maps and the positions must have the same scalar, float or double");
+
+ public:
+  using Scalar = typename F::Scalar;
+  using T = Scalar;
+
+  /// One feature map and one position for all heads, or one a head. Throws InvalidArgument for none, for feature maps
+  /// of different dimensions, for numbers that differ, and as Attention does.
+  MultiHeadAttention(std::vector<F> features, std::vector<P> positions, AttentionOptions options = {})
+      : m_features(std::move(features)), m_positions(std::move(positions)), m_options(options) {
+    require(!m_features.empty(), "feature_maps: expected one, or one a head, got none");
+    require(!m_positions.empty(), "positions: expected one, or one a head, got none");
+    require(m_features.size() == 1 || m_positions.size() == 1 || m_features.size() == m_positions.size(),
+            "positions: expected 1 or ", m_features.size(), " (as feature maps), got ", m_positions.size());
+    for (const F& f : m_features)
+      require(f.input_dim() == m_features[0].input_dim() && f.output_dim() == m_features[0].output_dim(),
+              "feature_maps: expected ", m_features[0].input_dim(), " -> ", m_features[0].output_dim(),
+              " of all heads, got ", f.input_dim(), " -> ", f.output_dim());
+    toeplitz::require_available(options.engine);
+    for (const P& position : m_positions) check_bias(position.bias());
+  }
+  MultiHeadAttention(F features, std::vector<P> positions, AttentionOptions options = {})
+      : MultiHeadAttention(std::vector<F>{std::move(features)}, std::move(positions), options) {}
+  MultiHeadAttention(std::vector<F> features, P position, AttentionOptions options = {})
+      : MultiHeadAttention(std::move(features), std::vector<P>{std::move(position)}, options) {}
+  MultiHeadAttention(F features, P position, AttentionOptions options = {})
+      : MultiHeadAttention(std::vector<F>{std::move(features)}, std::vector<P>{std::move(position)}, options) {}
+
+  // a move is a copy: both stay usable
+  MultiHeadAttention(const MultiHeadAttention&) = default;
+  MultiHeadAttention& operator=(const MultiHeadAttention&) = default;
+
+  const std::vector<F>& features() const { return m_features; }
+  const std::vector<P>& positions() const { return m_positions; }
+  const AttentionOptions& options() const { return m_options; }
+
+  /// q [b,h,n_q,d] k [b,h,n_k,d] v [b,h,n_k,d_v] -> y [b,h,n_q,d_v], which must not overlap them. A call's key_mask has
+  /// batch x n_k entries, its lengths one a sequence; cumulative lengths are those of every sequence of the batch.
+  /// Throws InvalidArgument for shapes that do not fit, std::bad_alloc.
+  void operator()(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
+                  const CallOptions& call = {}) const {
+    evaluate(q, k, v, y, call, nullptr);
+  }
+
+  /// The same, and keeps in `saved` what backward needs.
+  void forward(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y, Saved<T>& saved,
+               const CallOptions& call = {}) const {
+    saved.m_attention = nullptr;  // a forward that throws leaves nobody's
+    evaluate(q, k, v, y, call, &saved);
+    saved.m_attention = m_identity;
+  }
+
+  /// dq, dk and dv, in the shapes of q, k and v, and of each head's bias (h matrices; a position that all heads share
+  /// has the sum of them as its gradient), of dy [b,h,n_q,d_v]; with `dextra` also of a grid's extra tokens. Throws
+  /// InvalidArgument if another attention filled `saved`, and for shapes that do not fit.
+  void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
+                std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra = nullptr) const {
+    static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
+    require(saved.m_attention && saved.m_attention == m_identity,
+            "saved: expected what forward of this attention has filled, got another's");
+    const auto [n_q, n_k, d, d_v] = saved.m_sizes;
+    check_heads(dy, "dy", saved.m_batch, saved.m_heads, n_q, d_v);
+    check_heads(dq, "dq", saved.m_batch, saved.m_heads, n_q, d);
+    check_heads(dk, "dk", saved.m_batch, saved.m_heads, n_k, d);
+    check_heads(dv, "dv", saved.m_batch, saved.m_heads, n_k, d_v);
+    const Lease batch(*m_pool);
+    batch->backward(heads(), saved, dy, dq, dk, dv);
+    dbias.resize(static_cast<std::size_t>(saved.m_heads));
+    if (dextra) dextra->resize(dbias.size());
+    for (std::size_t h = 0; h < dbias.size(); ++h) {
+      dbias[h] = batch->dbias(static_cast<Index>(h)).template cast<T>();
+      if (dextra) (*dextra)[h] = batch->dextra(static_cast<Index>(h)).template cast<T>();
+    }
+  }
+
+  /// The same attention with feature maps drawn from another seed, several from seeds of their own. Queries and keys
+  /// share each; what the old attention saved is not the new one's.
+  [[nodiscard]] MultiHeadAttention redraw(std::uint64_t seed) const {
+    std::vector<F> features;
+    for (std::size_t h = 0; h < m_features.size(); ++h)
+      features.push_back(redrawn(m_features[h], seed * m_features.size() + h));
+    return MultiHeadAttention(std::move(features), m_positions, m_options);
+  }
+
+ private:
+  // the scratch memory of calls that have ended
+  struct Pool {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Batch<F, P>>> free;
+  };
+
+  class Lease {
+   public:
+    explicit Lease(Pool& pool) : m_pool(pool) {
+      const std::scoped_lock lock(pool.mutex);
+      if (!pool.free.empty()) {
+        m_batch = std::move(pool.free.back());
+        pool.free.pop_back();
+      } else {
+        m_batch = std::make_unique<Batch<F, P>>();
+      }
+    }
+    ~Lease() {
+      const std::scoped_lock lock(m_pool.mutex);
+      try {
+        m_pool.free.push_back(std::move(m_batch));
+      } catch (...) {
+        // no memory to remember it: it goes
+      }
+    }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    Batch<F, P>* operator->() const { return m_batch.get(); }
+
+   private:
+    Pool& m_pool;
+    std::unique_ptr<Batch<F, P>> m_batch;
+  };
+
+  typename Batch<F, P>::Heads heads() const { return {m_features, m_positions, m_options}; }
+
+  void evaluate(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
+                const CallOptions& call, Saved<T>* saved) const {
+    const auto most = static_cast<Index>(std::max(m_features.size(), m_positions.size()));
+    require(most == 1 || q.heads == most, "queries: expected ", most, " heads (as feature maps or positions), got ",
+            q.heads);
+    check_heads(q, "queries", q.batch, q.heads, q.tokens, q.channels);
+    check_heads(k, "keys", q.batch, q.heads, k.tokens, q.channels);
+    check_heads(v, "values", q.batch, q.heads, k.tokens, v.channels);
+    check_heads(y, "y", q.batch, q.heads, q.tokens, v.channels);
+    const Lease batch(*m_pool);
+    batch->forward(heads(), {q.batch, q.heads, {q.tokens, k.tokens, q.channels, v.channels}}, q, k, v, y, call, saved);
+  }
+
+  std::vector<F> m_features;
+  std::vector<P> m_positions;
+  AttentionOptions m_options;
+  std::shared_ptr<Pool> m_pool = std::make_shared<Pool>();  // shared by copies, as is the next
+  std::shared_ptr<const char> m_identity = std::make_shared<const char>();
+};
+
+}  // namespace nprf

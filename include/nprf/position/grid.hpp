@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/lag_bias.hpp"
+
+namespace nprf {
+
+/// A learned scalar for each displacement of two cells of an H x W grid (Liu et al. 2021, Swin), and, for tokens
+/// outside the grid such as a class token, scalars of their own (as in Bao et al. 2022, BEiT).
+///
+/// Token i < E is an extra token, token E + r W + c is cell (r, c). Between cells the bias is
+///     b[r' - r + H - 1, c' - c + W - 1],  key (r', c') minus query (r, c)
+/// (Swin itself stores query minus key). With an extra token e it is extra(e, 0) from query e to every cell, extra(e,
+/// 1) from every cell to key e, and extra(e, 2 + f) from query e to extra key f. In causal direction tokens follow each
+/// other in their order: extra tokens, then the cells row by row.
+///
+/// In the memory of a table of width 2W-1, cells a pitch of 2W-1 apart differ by the very index of their bias: the
+/// table, row after row, is a one-dimensional bias of the cells' slots r (2W-1) + c.
+template <Real T>
+class GridPosition {
+ public:
+  using Scalar = T;
+
+  /// b (2H-1,2W-1), extra (E,E+2); -infinity is weight 0. Throws InvalidArgument for another shape, NaN or +infinity.
+  GridPosition(Index height, Index width, const Matrix<T>& b, Matrix<T> extra = Matrix<T>(0, 2))
+      : m_height(height), m_width(width), m_extra(std::move(extra)) {
+    constexpr Index most = Index{1} << 30;
+    require(1 <= height && height <= most, "height: expected 1 to 2^30, got ", height);
+    require(1 <= width && width <= most, "width: expected 1 to 2^30, got ", width);
+    require(b.rows() == 2 * height - 1 && b.cols() == 2 * width - 1, "b: expected ", 2 * height - 1, " x ",
+            2 * width - 1, " (2H-1 x 2W-1 for a grid of ", height, " x ", width, "), got ", b.rows(), " x ", b.cols());
+    require(m_extra.cols() == m_extra.rows() + 2, "extra: expected ", m_extra.rows(), " x ", m_extra.rows() + 2,
+            " (E x E+2 for E extra tokens), got ", m_extra.rows(), " x ", m_extra.cols());
+    check(b, "b");
+    check(m_extra, "extra");
+    m_bias.first = -(b.size() / 2);
+    m_bias.table = b.template reshaped<Eigen::RowMajor>();
+  }
+
+  Index height() const { return m_height; }
+  Index width() const { return m_width; }
+  /// E + H W: how many queries and keys there must be.
+  Index tokens() const { return m_extra.rows() + m_height * m_width; }
+
+  /// The weights of the E extra tokens (E,E+2).
+  const Matrix<T>& extra() const { return m_extra; }
+
+  /// The slot of cell number r W + c on the axis of bias().
+  Index slot(Index cell) const { return cell / m_width * (2 * m_width - 1) + cell % m_width; }
+  /// b for each difference of two slots.
+  const LagBias<T>& bias() const { return m_bias; }
+
+  /// The bias that query token i has for key token j.
+  T bias(Index i, Index j) const {
+    const Index E = m_extra.rows(), W = m_width;
+    if (i < E) return j < E ? m_extra(i, 2 + j) : m_extra(i, 0);
+    if (j < E) return m_extra(j, 1);
+    const Index row = (j - E) / W - (i - E) / W + m_height - 1, column = (j - E) % W - (i - E) % W + W - 1;
+    return m_bias.table[row * (2 * W - 1) + column];
+  }
+
+  /// dL/db of the table (2H-1,2W-1).
+  void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
+    d.setZero(2 * m_height - 1, 2 * m_width - 1);
+    for (std::size_t l = 0; l < db.size(); ++l) {
+      const Index at = first + static_cast<Index>(l) - m_bias.first;
+      if (0 <= at && at < d.size()) d.data()[at] = db[l];
+    }
+  }
+
+ private:
+  static void check(const Matrix<T>& x, const char* name) {
+    for (Index i = 0; i < x.rows(); ++i)
+      for (Index j = 0; j < x.cols(); ++j)
+        require(x(i, j) < std::numeric_limits<T>::infinity(), name, "(", i, ", ", j,
+                "): expected a finite number or -infinity, got ", x(i, j));
+  }
+
+  Index m_height, m_width;
+  Matrix<T> m_extra;
+  LagBias<T> m_bias;
+};
+
+}  // namespace nprf

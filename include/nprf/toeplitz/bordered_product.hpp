@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+
+#include "nprf/core/gemm.hpp"
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/product.hpp"
+
+namespace nprf::toeplitz {
+
+/// The weights of E tokens outside of the axis, (E,E+2) in the caller's storage: from token e to every key in a slot,
+/// from every query in a slot to e, and from e to each token outside.
+template <Real T>
+struct BorderWeights {
+  Index count = 0;
+  const T* values = nullptr;
+};
+
+/// Y = ((A B^T) o C) U where C is Toeplitz in the tokens' slots, with a border of the tokens outside of the axis:
+///
+///     C = [ between    to_slots ]
+///         [ from_slots c[t - s] ]
+///
+/// Time and memory of Product, and O(E (n_q + n_k)(r + p)).
+template <Real T>
+class BorderedProduct {
+ public:
+  BorderedProduct(Engine engine, LagWeightsView<T> lags, const BorderWeights<T>& border, const ProductShape& tokens,
+                  const ProductShape& span, const Team& team)
+      : m_product(engine, lags, tokens, span, team), m_border(border) {}
+  BorderedProduct(Engine engine, LagWeightsView<T> lags, const BorderWeights<T>& border, const ProductShape& span,
+                  const Team& team)
+      : BorderedProduct(engine, lags, border, span, span, team) {}
+
+  Engine engine() const { return m_product.engine(); }
+
+  /// Y (n_q,p) with A (n_q,r), B (n_k,r), U (n_k,p), whose rows are the tokens of q and k.
+  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const Placement& q,
+                const Placement& k, MatrixRef<T> Y, const Team& team) const {
+    in_slots(A, B, U, q, k,
+             [&](const ProductFactors<T>& x) { m_product.contract(x, Y.bottomRows(q.slots.count), team); });
+    Workspace& scratch = team.workspace();
+    Y.topRows(q.outside).setZero();
+    for_each_strip(q, k, [&](Index i0, Index rows, Index j0, Index cols) {
+      const Workspace::Scope scope(scratch);
+      auto S = scratch.matrix<T>(rows, cols);
+      set_product(S, A.middleRows(i0, rows), B.middleRows(j0, cols).transpose());  // (rows,cols)
+      multiply_by_c(q, i0, k, j0, S);
+      add_product(Y.middleRows(i0, rows), S, U.middleRows(j0, cols));  // (rows,p)
+    });
+  }
+
+  /// The gradients for G (n_q,p) = dL/dY: out.dc of the lags, and those of the border added to `border` (E,E+2).
+  void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
+                 const Placement& q, const Placement& k, GradientRefs<T> out, MatrixMap<T> border,
+                 const Team& team) const {
+    in_slots(A, B, U, q, k, [&](const ProductFactors<T>& x) {
+      m_product.gradients(x, G.bottomRows(q.slots.count),
+                          {out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
+                           out.dU.bottomRows(k.slots.count), out.dc},
+                          team);
+    });
+    // forward: S = A B^T, Y += (S o C) U; so with P = G U^T as in DirectEngine
+    Workspace& scratch = team.workspace();
+    out.dA.topRows(q.outside).setZero();
+    out.dB.topRows(k.outside).setZero();
+    out.dU.topRows(k.outside).setZero();
+    for_each_strip(q, k, [&](Index i0, Index rows, Index j0, Index cols) {
+      const Workspace::Scope scope(scratch);
+      auto S = scratch.matrix<T>(rows, cols), P = scratch.matrix<T>(rows, cols);
+      set_product(S, A.middleRows(i0, rows), B.middleRows(j0, cols).transpose());  // (rows,cols)
+      set_product(P, G.middleRows(i0, rows), U.middleRows(j0, cols).transpose());  // (rows,cols)
+      for (Index i = 0; i < rows; ++i)
+        for (Index j = 0; j < cols; ++j) border.data()[place(q, i0 + i, k, j0 + j)] += S(i, j) * P(i, j);
+      multiply_by_c(q, i0, k, j0, S);
+      multiply_by_c(q, i0, k, j0, P);
+      add_product(out.dA.middleRows(i0, rows), P, B.middleRows(j0, cols));              // (rows,r)
+      add_product(out.dB.middleRows(j0, cols), P.transpose(), A.middleRows(i0, rows));  // (cols,r)
+      add_product(out.dU.middleRows(j0, cols), S.transpose(), G.middleRows(i0, rows));  // (cols,p)
+    });
+  }
+
+ private:
+  static constexpr Index tile = 128;
+
+  template <class Use>
+  static void in_slots(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const Placement& q,
+                       const Placement& k, Use&& use) {
+    const MatrixView<T> a = A.bottomRows(q.slots.count), b = B.bottomRows(k.slots.count),
+                        u = U.bottomRows(k.slots.count);
+    use({a, b, u, q.slots, k.slots});
+  }
+
+  // tiles of the border: all keys for the queries outside, the keys outside for the queries in slots
+  template <class Body>
+  static void for_each_strip(const Placement& q, const Placement& k, Body&& body) {
+    if (q.outside > 0)
+      for (Index j0 = 0; j0 < k.count(); j0 += tile) body(0, q.outside, j0, std::min(tile, k.count() - j0));
+    if (k.outside > 0)
+      for (Index i0 = q.outside; i0 < q.count(); i0 += tile) body(i0, std::min(tile, q.count() - i0), 0, k.outside);
+  }
+
+  // where the weight of query i and key j, one of them outside, stands in the border's values
+  Index place(const Placement& q, Index i, const Placement& k, Index j) const {
+    const Index columns = m_border.count + 2;
+    if (i >= q.outside) return k.number(j) * columns + 1;
+    return q.number(i) * columns + (j < k.outside ? 2 + k.number(j) : 0);
+  }
+
+  template <class M>
+  void multiply_by_c(const Placement& q, Index i0, const Placement& k, Index j0, M& S) const {
+    for (Index i = 0; i < S.rows(); ++i)
+      for (Index j = 0; j < S.cols(); ++j) S(i, j) *= m_border.values[place(q, i0 + i, k, j0 + j)];
+  }
+
+  Product<T> m_product;
+  BorderWeights<T> m_border;
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "nprf/config.hpp"
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/threads.hpp"
+
+namespace nprf::toeplitz {
+
+/// The smallest over the largest sum of weights that a row sees: where it is small, an FFT's rounding, which is
+/// relative to the largest rows, drowns the smallest. O(n_q + n_k).
+template <Real T>
+double row_balance(LagWeightsView<T> c, const ProductShape& shape) {
+  double sum = 0, smallest = std::numeric_limits<double>::infinity(), largest = 0;
+  for (Index lag = -(shape.n_q - 1); lag < shape.n_k; ++lag) {
+    // a window of n_k lags slides from the last row to the first; sums are those of positive weights
+    const Index first = lag - (shape.n_k - 1);
+    sum += std::abs(static_cast<double>(c[lag]));
+    if (first > -(shape.n_q - 1)) sum -= std::abs(static_cast<double>(c[first - 1]));
+    if (first < -(shape.n_q - 1)) continue;
+    smallest = std::min(smallest, sum);
+    largest = std::max(largest, sum);
+  }
+  return largest > 0 ? smallest / largest : 0;
+}
+
+/// What a product costs by each engine: multiplications and additions, those of an FFT weighted by the measured cost of
+/// one against one of a matrix product's. An FFT works on all slots, direct on the tokens that stand in them.
+struct Operations {
+  Operations(const ProductShape& tokens, const ProductShape& slots) {
+    const double n = static_cast<double>(slots.n_q + slots.n_k);
+    const double r = static_cast<double>(tokens.r), p = static_cast<double>(tokens.p);
+    direct = static_cast<double>(tokens.n_q) * static_cast<double>(tokens.n_k) * (r + p + 16);
+    fftw = r * p * n * (4.5 * std::log2(std::max(n, 2.0)) + 45);
+  }
+  explicit Operations(const ProductShape& shape) : Operations(shape, shape) {}
+
+  double direct, fftw;
+
+  double least() const { return NPRF_USE_FFTW ? std::min(direct, fftw) : direct; }
+};
+
+/// How many threads so many operations are worth: waking one costs some microseconds, and more on a busy machine.
+inline Index worthwhile_threads(double operations) {
+  constexpr double for_each_thread = 4e6;
+  return static_cast<Index>(std::clamp(operations / for_each_thread, 1.0, static_cast<double>(num_threads())));
+}
+
+/// The engine that Engine::automatic stands for: the cheaper one by operations; but direct where an FFT would drown
+/// some rows in the rounding of others: for one-sided weights, and for weights that leave some rows a small part of
+/// what others see.
+template <Real T>
+Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& slots) {
+  const LagRange support = lags.support();
+  if (!NPRF_USE_FFTW || support.first >= 0 || support.last <= 0) return Engine::direct;
+  const Operations operations(tokens, slots);
+  if (operations.direct <= operations.fftw) return Engine::direct;
+  // a third of the digits may go
+  const double least_balance = std::cbrt(static_cast<double>(std::numeric_limits<T>::epsilon()));
+  return row_balance(lags, slots) < least_balance ? Engine::direct : Engine::fftw;
+}
+template <Real T>
+Engine choose(LagWeightsView<T> lags, const ProductShape& shape) {
+  return choose(lags, shape, shape);
+}
+
+}  // namespace nprf::toeplitz

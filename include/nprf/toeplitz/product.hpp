@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <variant>
+
+#include "nprf/config.hpp"
+#include "nprf/core/error.hpp"
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/direct.hpp"
+#include "nprf/toeplitz/fftw.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/planner.hpp"
+
+/// The one product under every attention and every gradient:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
+///
+/// | engine | time              | good for                                                        |
+/// |--------|-------------------|-----------------------------------------------------------------|
+/// | direct | n_q n_k (r + p)   | short n; one-sided (causal) weights, where it keeps every digit |
+/// | fftw   | r p n log n       | long n and weights that leave all rows of a size                |
+namespace nprf::toeplitz {
+
+/// Throws InvalidArgument for an engine that this build does not have.
+inline void require_available(Engine engine) {
+  require(engine == Engine::automatic || engine == Engine::direct || (NPRF_USE_FFTW && engine == Engine::fftw),
+          "engine: expected automatic, ", NPRF_USE_FFTW ? "direct or fftw" : "or direct (built without FFTW)", ", got ",
+          name(engine));
+}
+
+/// The product with one set of weights, by one engine, ready for any factors: what depends on the weights alone is
+/// computed once. Its tables lie in the workspace of the team that it was made with; threads may share it.
+template <Real T>
+class Product {
+ public:
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1 of `span`; `tokens` is how many there will be in them,
+  /// which Engine::automatic reckons with. Throws InvalidArgument for engines that this build does not have.
+  Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span, const Team& team)
+      : m_name(engine) {
+    require_available(engine);
+    if (span.empty() || lags.support().size() == 0) return;
+    if (engine == Engine::automatic) m_name = choose(lags, tokens, span);
+#if NPRF_USE_FFTW
+    if (m_name == Engine::fftw) {
+      m_engine.template emplace<FftwEngine<T>>(lags, span, team);
+      return;
+    }
+#endif
+    m_engine.template emplace<DirectEngine<T>>(lags, span, team);
+  }
+
+  /// The same with a token in each slot.
+  Product(Engine engine, LagWeightsView<T> lags, const ProductShape& span, const Team& team)
+      : Product(engine, lags, span, span, team) {}
+
+  /// The engine that works; Engine::automatic if that was asked for and all products are zero.
+  Engine engine() const { return m_name; }
+
+  /// Y (n_q,p) = ((A B^T) o C) U.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+    if (is_zero(x)) {
+      Y.setZero();
+      return;
+    }
+    std::visit(
+        [&](const auto& engine) {
+          if constexpr (!is_nothing<decltype(engine)>) engine.contract(x, Y, team);
+        },
+        m_engine);
+  }
+
+  /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots.
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
+    if (is_zero(x)) {
+      out.set_zero();
+      return;
+    }
+    std::visit(
+        [&](const auto& engine) {
+          if constexpr (!is_nothing<decltype(engine)>) engine.gradients(x, G, out, team);
+        },
+        m_engine);
+  }
+
+ private:
+  template <class E>
+  static constexpr bool is_nothing = std::is_same_v<std::remove_cvref_t<E>, std::monostate>;
+
+  bool is_zero(const ProductFactors<T>& x) const {
+    return std::holds_alternative<std::monostate>(m_engine) || x.A.size() == 0 || x.B.size() == 0 || x.U.size() == 0;
+  }
+
+  Engine m_name;
+#if NPRF_USE_FFTW
+  std::variant<std::monostate, DirectEngine<T>, FftwEngine<T>> m_engine;
+#else
+  std::variant<std::monostate, DirectEngine<T>> m_engine;
+#endif
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+//
+// A call of MultiHeadAttention that is like an earlier one allocates nothing: all of malloc's family is counted, so
+// that Eigen's, FFTW's and OpenMP's own allocations count too. A program of its own, because it replaces malloc.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "nprf/nprf.hpp"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define NPRF_COUNTS 0
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define NPRF_COUNTS 0
+#endif
+#endif
+#if !defined(NPRF_COUNTS) && defined(__GLIBC__)
+#define NPRF_COUNTS 1
+#endif
+
+namespace {
+std::atomic<bool> counting{false};
+std::atomic<int> count{0};
+}  // namespace
+
+#if NPRF_COUNTS
+extern "C" {
+void* __libc_malloc(std::size_t);
+void* __libc_calloc(std::size_t, std::size_t);
+void* __libc_realloc(void*, std::size_t);
+void* __libc_memalign(std::size_t, std::size_t);
+
+void* malloc(std::size_t size) {
+  count += counting;
+  return __libc_malloc(size);
+}
+void* calloc(std::size_t number, std::size_t size) {
+  count += counting;
+  return __libc_calloc(number, size);
+}
+void* realloc(void* memory, std::size_t size) {
+  count += counting;
+  return __libc_realloc(memory, size);
+}
+void* memalign(std::size_t alignment, std::size_t size) {
+  count += counting;
+  return __libc_memalign(alignment, size);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t size) { return memalign(alignment, size); }
+int posix_memalign(void** memory, std::size_t alignment, std::size_t size) {
+  *memory = memalign(alignment, size);
+  return *memory ? 0 : 12;
+}
+}
+#endif
+
+namespace {
+
+using namespace nprf;
+
+constexpr Index batch = 2, heads = 3, d = 16, d_v = 8;
+int failures = 0;
+
+struct Array {
+  Array(Index tokens, Index channels)
+      : values(Vector<float>::Random(batch * heads * tokens * channels)),
+        view{values.data(), batch, heads, tokens, channels} {}
+  Vector<float> values;
+  HeadsView<float> view;
+};
+
+template <class Call>
+void check(const std::string& what, Call&& call) {
+  call();
+  // threads share tasks by chance: a few calls, none of which may allocate
+  count = 0;
+  counting = true;
+  for (int again = 0; again < 5; ++again) call();
+  counting = false;
+  if (count == 0) return;
+  std::printf("%s: %d allocations\n", what.c_str(), count.load());
+  ++failures;
+}
+
+template <class F, class P>
+void check_all(const std::string& what, const MultiHeadAttention<F, P>& attention, Index n, const CallOptions& call) {
+  Array q(n, d), k(n, d), v(n, d_v), y(n, d_v), dq(n, d), dk(n, d), dv(n, d_v);
+  Saved<float> saved;
+  std::vector<Matrix<float>> dbias, dextra;
+  check(what + ", call", [&] { attention(q.view, k.view, v.view, y.view, call); });
+  check(what + ", forward", [&] { attention.forward(q.view, k.view, v.view, y.view, saved, call); });
+  check(what + ", backward", [&] { attention.backward(saved, y.view, dq.view, dk.view, dv.view, dbias, &dextra); });
+}
+
+}  // namespace
+
+int main() {
+  if (!NPRF_COUNTS) {
+    std::printf("allocations can't be counted here\n");
+    return 77;  // skipped
+  }
+  int cases = 0;
+  for (const Index threads : {Index{1}, Index{2}, Index{3}}) {
+    // std::thread allocates when it starts; OpenMP keeps its threads
+    if (threads > 1 && !NPRF_USE_OPENMP) continue;
+    set_num_threads(threads);
+    for (const Engine engine : {Engine::automatic, Engine::direct, Engine::fftw}) {
+      if (!NPRF_USE_FFTW && engine == Engine::fftw) continue;
+      for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+        const AttentionOptions options{.direction = direction, .engine = engine};
+        const std::string what = std::string(name(engine)) + (direction == Direction::causal ? ", causal, " : ", ") +
+                                 std::to_string(threads) + " threads";
+        const Index n = 300;
+        const Vector<float> table = Vector<float>::Random(2 * 40 + 1);
+        std::vector<RelativePosition<float>> positions(heads, RelativePosition<float>(table));
+        const MultiHeadAttention relative(orf<float>(d, 24, 1), positions, options);
+        Eigen::Array<bool, Eigen::Dynamic, 1> mask(batch * n);
+        for (Index j = 0; j < mask.size(); ++j) mask[j] = j % 7 != 3;
+        const std::vector<Index> cumulative{0, 100, 100, 180, 300}, lengths{250, 300};
+        check_all("relative, " + what, relative, n, {});
+        check_all("masked, " + what, relative, n,
+                  {.key_mask = {mask.data(), static_cast<std::size_t>(mask.size())}, .lengths = lengths});
+        check_all("packed, " + what, relative, n, {.cumulative_lengths = cumulative});
+        const MultiHeadAttention grid(
+            TrigonometricFeatures<float>({.input_dim = d, .num_features = 8}),
+            GridPosition<float>(13, 23, Matrix<float>::Random(25, 45), Matrix<float>::Zero(1, 3)), options);
+        check_all("grid, " + what, grid, n, {});
+        cases += 12;
+      }
+    }
+  }
+  std::printf("%d cases, %d of them allocate\n", cases, failures);
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: MIT
+
+// Padding: key_mask and lengths, forwards and backwards.
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/reference/kernelized_attention.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr Index d = 3, m = 6;
+
+using Relative = RelativePosition<double>;
+using Padded = Attention<PositiveFeatures<double>, Relative>;
+
+struct Setting {
+  Index n_q, n_k, offset;
+  AttentionOptions options;
+};
+
+// every engine and direction; self and cross attention, with and without an offset
+template <class Body>
+void for_each_setting(Body&& body) {
+  for (const Engine engine : engines())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const auto& [n_q, n_k, offset] :
+           std::vector<std::array<Index, 3>>{{1, 1, 0}, {40, 40, 0}, {150, 150, 0}, {20, 70, 30}, {60, 25, -4}}) {
+        INFO(std::string(name(engine)) << (direction == Direction::causal ? " causal" : " bidirectional") << " n_q "
+                                       << n_q << " n_k " << n_k << " offset " << offset);
+        body(Setting{n_q, n_k, offset, {.direction = direction, .engine = engine}});
+      }
+}
+
+// a table for all lags; a clipped one; a window of 4 keys back to 2 ahead with a hole
+std::vector<Vector<double>> tables() {
+  Vector<double> window = random_table<double>(5, 42);
+  window[0] = window[4] = window[8] = window[9] = window[10] = never;
+  return {random_table<double>(160, 40), random_table<double>(3, 41), window};
+}
+
+// random, none at the end, none at the start, every other, one key
+std::vector<Mask> masks(Index n_k) {
+  std::vector<Mask> masks(5, Mask::Constant(n_k, false));
+  const Vector<double> coin = normal_vector<double>(n_k, 90);
+  for (Index j = 0; j < n_k; ++j) {
+    masks[0][j] = coin[j] > 0;
+    masks[1][j] = j < n_k - n_k / 3;
+    masks[2][j] = j >= n_k / 3;
+    masks[3][j] = j % 2 == 0;
+    masks[4][j] = j == n_k / 2;
+  }
+  return masks;
+}
+
+Matrix<double> twin(const Padded& attention, Tokens<double> x, const Mask& mask, Index offset) {
+  for (Index j = 0; j < mask.size(); ++j)
+    if (!mask[j]) x.k.row(j).setZero(), x.v.row(j).setZero();
+  return reference::kernelized_attention(attention, x.q, x.k, x.v, offset, [&](Index, Index j) { return mask[j]; });
+}
+
+Index empty_rows(const Padded& attention, const Setting& s, const Mask& mask) {
+  Index empty = 0;
+  for (Index i = 0; i < s.n_q; ++i) {
+    bool sees = false;
+    for (Index j = 0; j < s.n_k; ++j)
+      sees = sees || (mask[j] && (s.options.direction == Direction::bidirectional || j <= i + s.offset) &&
+                      attention.position().bias()[j - i - s.offset] > never);
+    empty += !sees;
+  }
+  return empty;
+}
+
+void fill(Tokens<double>& x, const Mask& mask, double k, double v) {
+  for (Index j = 0; j < mask.size(); ++j)
+    if (!mask[j]) x.k.row(j).setConstant(k), x.v.row(j).setConstant(v);
+}
+
+struct Result {
+  Matrix<double> y;
+  Gradients<double> g;
+  Report report;
+};
+
+Result run(const Padded& attention, const Tokens<double>& x, CallOptions call) {
+  Result result;
+  Saved<double> saved;
+  call.report = &result.report;
+  result.y = attention.forward(x.q, x.k, x.v, saved, call);
+  CHECK(same_bits<double>(attention(x.q, x.k, x.v, call), result.y));
+  result.g = attention.backward(saved, normal<double>(x.q.rows(), x.v.cols(), 77));
+  return result;
+}
+
+bool same_bits(const Result& a, const Result& b) {
+  return nprf::test::same_bits(a.y, b.y) && nprf::test::same_bits(a.g, b.g);
+}
+
+}  // namespace
+
+TEST_CASE("a masked key takes no part", "[attention]") {
+  for_each_setting([](const Setting& s) {
+    const Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
+    for (const Vector<double>& b : tables()) {
+      const Padded attention(orf<double>(d, m, 7), Relative(b), s.options);
+      for (const Mask& mask : masks(s.n_k)) {
+        Report report;
+        const Matrix<double> y =
+            attention(x.q, x.k, x.v, {.key_mask = view(mask), .offset = s.offset, .report = &report});
+        const Matrix<double> expected = twin(attention, x, mask, s.offset);
+        INFO("table of " << b.size() << ", " << mask.count() << " keys of " << s.n_k);
+        // 2: the twin's features leave out another factor
+        CHECK(worst_ratio(y, expected,
+                          2 * attention_tolerance(attention, s.options.engine, x, expected, s.offset, mask)) <= 1);
+        CHECK(report.empty_rows == empty_rows(attention, s, mask));
+        CHECK(report.repaired_rows == 0);
+        if (mask.any()) CHECK(report.engine == s.options.engine);
+      }
+    }
+  });
+}
+
+TEST_CASE("without a position a masked key is one that is not there", "[attention]") {
+  const Tokens<float> x = random_tokens<float>(300, 200, d, 2);
+  for (const Engine engine : engines()) {
+    const Attention attention(orf<float>(d, m, 7), NoPosition<float>(), {.engine = engine});
+    for (const Mask& mask : masks(200)) {
+      const Matrix<float> y = attention(x.q, x.k, x.v, {.key_mask = view(mask)});
+      const Matrix<float> expected = attention(x.q, pick(x.k, seen_keys(mask)), pick(x.v, seen_keys(mask)));
+      INFO(std::string(name(engine)) << " " << mask.count());
+      CHECK(worst_ratio(y, expected, 2 * attention_tolerance(attention, engine, x, expected, 0, mask)) <= 1);
+    }
+  }
+}
+
+TEST_CASE("what padding holds is never read, and has no gradient", "[attention]") {
+  const std::vector<std::pair<double, double>> fillings{{NAN, NAN}, {-never, never}, {1e300, 1e300}, {0, 0}};
+  for_each_setting([&](const Setting& s) {
+    const Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
+    const Padded attention(orf<double>(d, m, 7), Relative(tables()[2]), s.options);
+    for (const Mask& mask : masks(s.n_k)) {
+      const CallOptions call{.key_mask = view(mask), .offset = s.offset};
+      const Result clean = run(attention, x, call);
+      INFO(mask.count() << " keys of " << s.n_k);
+      CHECK(clean.y.allFinite());
+      for (Index j = 0; j < s.n_k; ++j)
+        if (!mask[j]) CHECK((all_zero(clean.g.keys.row(j)) && all_zero(clean.g.values.row(j))));
+      for (const auto& [k, v] : fillings) {
+        Tokens<double> filled = x;
+        fill(filled, mask, k, v);
+        INFO("filled with " << k);
+        CHECK(same_bits(run(attention, filled, call), clean));
+      }
+    }
+  });
+}
+
+TEST_CASE("a length is the mask of a prefix", "[attention]") {
+  for_each_setting([](const Setting& s) {
+    Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
+    const Padded attention(orf<double>(d, m, 7), Relative(tables()[0]), s.options);
+    for (const Index length : {Index{0}, Index{1}, s.n_k / 2, s.n_k - 1, s.n_k}) {
+      Mask prefix = Mask::Constant(s.n_k, false), holes = masks(s.n_k)[0], both;
+      prefix.head(length).setConstant(true);
+      both = prefix && holes;
+      fill(x, prefix, std::numeric_limits<double>::quiet_NaN(), never);
+      const std::vector<Index> lengths{length};
+      INFO("length " << length);
+      CHECK(same_bits(run(attention, x, {.lengths = lengths, .offset = s.offset}),
+                      run(attention, x, {.key_mask = view(prefix), .offset = s.offset})));
+      CHECK(same_bits(run(attention, x, {.key_mask = view(holes), .lengths = lengths, .offset = s.offset}),
+                      run(attention, x, {.key_mask = view(both), .offset = s.offset})));
+    }
+  });
+}
+
+TEST_CASE("the length of the padding does not matter", "[attention]") {
+  for (const Engine engine : engines())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      const Index n = 50;
+      const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+      const Padded attention(orf<double>(d, m, 7), Relative(tables()[0]), {.direction = direction, .engine = engine});
+      const Matrix<double> alone = attention(x.q, x.k, x.v);
+      const Matrix<double> tolerance = attention_tolerance(attention, engine, x, alone);
+      for (const Index padding : {1, 13, 100}) {
+        Matrix<double> q(n + padding, d), k = q, v(n + padding, 2);
+        q << x.q, normal<double>(padding, d, 5);
+        k << x.k, Matrix<double>::Constant(padding, d, NAN);
+        v << x.v, Matrix<double>::Constant(padding, 2, NAN);
+        const std::vector<Index> lengths{n};
+        const Matrix<double> y = attention(q, k, v, {.lengths = lengths});
+        INFO(std::string(name(engine)) << " padding " << padding);
+        CHECK(worst_ratio(y.topRows(n), alone, 2 * tolerance) <= 1);
+        CHECK(y.allFinite());  // padded queries see the keys too
+      }
+    }
+}
+
+TEST_CASE("a mask that hides nothing changes no bit", "[attention]") {
+  for_each_setting([](const Setting& s) {
+    const Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
+    for (const Vector<double>& b : tables()) {
+      const Padded attention(orf<double>(d, m, 7), Relative(b), s.options);
+      const Mask all = Mask::Constant(s.n_k, true);
+      const std::vector<Index> lengths{s.n_k};
+      const Result plain = run(attention, x, {.offset = s.offset});
+      CHECK(same_bits(run(attention, x, {.key_mask = view(all), .offset = s.offset}), plain));
+      CHECK(same_bits(run(attention, x, {.lengths = lengths, .offset = s.offset}), plain));
+    }
+  });
+}
+
+TEST_CASE("all keys masked: rows of zeros, counted, and no gradient", "[attention]") {
+  for_each_setting([](const Setting& s) {
+    Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
+    const Mask none = Mask::Constant(s.n_k, false);
+    const std::vector<Index> lengths{0};
+    fill(x, none, NAN, NAN);
+    for (const Vector<double>& b : tables()) {
+      const Padded attention(orf<double>(d, m, 7), Relative(b), s.options);
+      for (const CallOptions& call : {CallOptions{.key_mask = view(none), .offset = s.offset},
+                                      CallOptions{.lengths = lengths, .offset = s.offset}}) {
+        const Result result = run(attention, x, call);
+        CHECK(all_zero(result.y));
+        CHECK(result.report.empty_rows == s.n_q);
+        CHECK(result.report.repaired_rows == 0);
+        CHECK(result.report.indefinite_rows == 0);
+        CHECK(result.report.engine == Engine::automatic);  // nothing to compute
+        CHECK((result.g.queries.rows() == s.n_q && all_zero(result.g.queries)));
+        CHECK((result.g.keys.rows() == s.n_k && all_zero(result.g.keys)));
+        CHECK((result.g.values.rows() == s.n_k && all_zero(result.g.values)));
+        CHECK((result.g.bias.rows() == b.size() && all_zero(result.g.bias)));
+      }
+    }
+  });
+}
+
+namespace {
+
+void check_gradients(const Vector<double>& b, const Setting& s, const Mask& mask, Index repaired) {
+  const Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
+  const Matrix<double> weights = normal<double>(s.n_q, 2, 77);
+  const PositiveFeatures<double> features = orf<double>(d, m, 7);
+  const CallOptions call{.key_mask = view(mask), .offset = s.offset};
+  const auto loss = [&](const Matrix<double>& q, const Matrix<double>& k, const Matrix<double>& v,
+                        const Vector<double>& table) {
+    return Padded(features, Relative(table), s.options)(q, k, v, call).cwiseProduct(weights).sum();
+  };
+  const Result result = run(Padded(features, Relative(b), s.options), x, call);
+  CHECK(result.report.repaired_rows >= repaired);
+  const Gradients<double>& g = result.g;
+  INFO(std::string(name(s.options.engine))
+       << (s.options.direction == Direction::causal ? " causal" : "") << " n_q " << s.n_q << " n_k " << s.n_k
+       << " offset " << s.offset << " table of " << b.size() << ", " << mask.count() << " keys");
+  CHECK(difference_error(x.q, g.queries, [&](const auto& q) { return loss(q, x.k, x.v, b); }) <= 1e-6);
+  CHECK(difference_error(x.k, g.keys, [&](const auto& k) { return loss(x.q, k, x.v, b); }) <= 1e-6);
+  CHECK(difference_error(x.v, g.values, [&](const auto& v) { return loss(x.q, x.k, v, b); }) <= 1e-6);
+  CHECK(difference_error(b, g.bias, [&](const auto& t) { return loss(x.q, x.k, x.v, t); }) <= 1e-6);
+}
+
+}  // namespace
+
+TEST_CASE("gradients with padding are central differences", "[attention]") {
+  for (const Engine engine : engines())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const auto& [n_q, n_k, offset] : std::vector<std::array<Index, 3>>{{9, 9, 0}, {4, 12, 2}, {11, 5, -1}})
+        for (const Mask& mask : masks(n_k)) {
+          const Setting s{n_q, n_k, offset, {.direction = direction, .engine = engine}};
+          check_gradients(normal_vector<double>(25, 51), s, mask, 0);
+          check_gradients(tables()[2], s, mask, 0);
+        }
+}
+
+TEST_CASE("a mask that hides the keys which decided a row leaves the others their digits", "[attention]") {
+  // keys a multiple of 6 away weigh e^800 of the others, and those are masked: all rows' sums vanish beside the scale
+  const Index n = 24;
+  Vector<double> b = normal_vector<double>(2 * n - 1, 5);
+  for (Index lag = -(n - 1); lag < n; ++lag)
+    if (lag % 6 == 0) b[n - 1 + lag] += 800;
+  Mask mask(n);
+  for (Index j = 0; j < n; ++j) mask[j] = j % 6 == 2;
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Index offset : {0, 2}) {
+      const Setting s{n, n, offset, {.direction = direction, .engine = Engine::direct}};
+      const Padded attention(orf<double>(d, m, 7), Relative(b), s.options);
+      const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+      Report report;
+      const Matrix<double> y = attention(x.q, x.k, x.v, {.key_mask = view(mask), .offset = offset, .report = &report});
+      // every sixth position sees a key at a lag that is a multiple of 6; causal positions 0 and 1 see none at all
+      const Index blind = direction == Direction::causal && offset == 0 ? 2 : 0;
+      INFO("offset " << offset << (direction == Direction::causal ? " causal" : ""));
+      CHECK(report.empty_rows == blind);
+      CHECK(report.repaired_rows == n - 4 - blind);
+      // values are at most 4, exponents of up to 800 carry 800 eps
+      CHECK(worst_ratio(y, twin(attention, x, mask, offset), 4 * 800 * epsilon<double>) <= 1);
+      check_gradients(b, s, mask, n - 6);
+    }
+}
+
+TEST_CASE("padding that the call describes wrongly is refused", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(5, 6, d, 2);
+  const Padded attention(orf<double>(d, m, 7), Relative(tables()[1]));
+  const auto call = [&](const CallOptions& options) { attention(x.q, x.k, x.v, options); };
+  for (const Index size : {1, 5, 7, 12}) {
+    const Mask mask = Mask::Constant(size, true);
+    check_invalid([&] { call({.key_mask = view(mask)}); },
+                  {"key_mask: expected 6 entries", "got " + std::to_string(size)});
+  }
+  for (const std::vector<Index>& lengths : {std::vector<Index>{3, 3}, {6, 6, 6}})
+    check_invalid([&] { call({.lengths = lengths}); },
+                  {"lengths: expected 1 entries", "got " + std::to_string(lengths.size())});
+  for (const Index length : {-1, 7, 1000}) {
+    const std::vector<Index> lengths{length};
+    check_invalid([&] { call({.lengths = lengths}); },
+                  {"lengths[0]: expected 0 to 6", "number of keys", "got " + std::to_string(length)});
+  }
+}
+
+TEST_CASE("a forward that throws leaves nothing to differentiate", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(5, 6, d, 2);
+  const Padded attention(orf<double>(d, m, 7), Relative(tables()[1]));
+  Saved<double> saved;
+  const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
+  const Mask wrong = Mask::Constant(5, true);
+  check_invalid([&] { attention.forward(x.q, x.k, x.v, saved, {.key_mask = view(wrong)}); }, {"key_mask"});
+  check_invalid([&] { attention.backward(saved, y); }, {"saved"});
+}

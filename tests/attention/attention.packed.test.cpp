@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT
+
+// Several sequences in one array: cumulative_lengths and key_cumulative_lengths, forwards and backwards.
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/relative.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr Index d = 3, m = 6;
+
+using Relative = RelativePosition<double>;
+using Packed = Attention<PositiveFeatures<double>, Relative>;
+using Lengths = std::vector<Index>;
+
+struct Packing {
+  Lengths q, k;  // k empty: the same
+
+  const Lengths& keys() const { return k.empty() ? q : k; }
+};
+
+// one sequence, several, of one token, of none at the start, in between and at the end, all of none but one
+std::vector<Packing> packings() {
+  return {{{0, 20}, {}},
+          {{0, 5, 6, 30, 171, 200}, {}},
+          {{0, 0, 4, 4, 4, 9, 10, 11, 11}, {}},
+          {{0, 0, 0, 7, 7}, {}},
+          {{0, 5, 6, 30, 31}, {0, 8, 140, 141, 150}},  // cross attention
+          {{0, 5, 5, 9, 12}, {0, 0, 3, 3, 10}}};       // no keys for the first and the third, no queries for the second
+}
+
+Packed make(const AttentionOptions& options, Index reach) {
+  Vector<double> b = random_table<double>(reach, 40);
+  b[reach + 1] = b[reach - 1] = never;  // nobody sees its neighbours
+  return Packed(orf<double>(d, m, 7), Relative(b), options);
+}
+
+template <class Body>
+void for_each_packing(Body&& body) {
+  for (const Engine engine : engines())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const Packing& packing : packings())
+        for (const Index offset : {0, 2, -3}) {
+          std::string ends;
+          for (const Index end : packing.q) ends += " " + std::to_string(end);
+          INFO(std::string(name(engine)) << (direction == Direction::causal ? " causal" : " bidirectional")
+                                         << " offset " << offset << ", packed" << ends
+                                         << (packing.k.empty() ? "" : ", keys their own"));
+          body(packing, offset, AttentionOptions{.direction = direction, .engine = engine});
+        }
+}
+
+Tokens<double> tokens(const Packing& packing) {
+  return random_tokens<double>(packing.q.back(), packing.keys().back(), d, 2);
+}
+
+// the sequence s alone
+struct Alone {
+  Alone(const Packing& packing, std::size_t s)
+      : q0(packing.q[s]), n_q(packing.q[s + 1] - q0), k0(packing.keys()[s]), n_k(packing.keys()[s + 1] - k0) {}
+
+  Tokens<double> of(const Tokens<double>& x) const {
+    return {x.q.middleRows(q0, n_q), x.k.middleRows(k0, n_k), x.v.middleRows(k0, n_k)};
+  }
+  Matrix<double> queries(const Matrix<double>& x) const { return x.middleRows(q0, n_q); }
+  Matrix<double> keys(const Matrix<double>& x) const { return x.middleRows(k0, n_k); }
+
+  Index q0, n_q, k0, n_k;
+};
+
+void check_alike(const Packed& attention, const Packing& packing, Index offset, const Mask& mask) {
+  const Tokens<double> x = tokens(packing);
+  const Matrix<double> dy = normal<double>(x.q.rows(), 2, 77);
+  Saved<double> saved;
+  Report report;
+  const CallOptions call{.key_mask = view(mask),
+                         .cumulative_lengths = packing.q,
+                         .key_cumulative_lengths = packing.k,
+                         .offset = offset,
+                         .report = &report};
+  const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved, call);
+  CHECK(same_bits(attention(x.q, x.k, x.v, call), y));
+  const Gradients<double> g = attention.backward(saved, dy);
+
+  Report sum;
+  Matrix<double> bias = Matrix<double>::Zero(g.bias.rows(), 1), size = bias;
+  for (std::size_t s = 0; s + 1 < packing.q.size(); ++s) {
+    const Alone alone(packing, s);
+    const Tokens<double> part = alone.of(x);
+    const Mask part_mask = mask.size() == 0 ? mask : Mask(mask.segment(alone.k0, alone.n_k));
+    Saved<double> part_saved;
+    Report part_report;
+    const Matrix<double> part_y = attention.forward(
+        part.q, part.k, part.v, part_saved, {.key_mask = view(part_mask), .offset = offset, .report = &part_report});
+    const Gradients<double> part_g = attention.backward(part_saved, alone.queries(dy));
+    INFO("sequence " << s);
+    CHECK(same_bits(alone.queries(y), part_y));
+    CHECK(same_bits(alone.queries(g.queries), part_g.queries));
+    CHECK(same_bits(alone.keys(g.keys), part_g.keys));
+    CHECK(same_bits(alone.keys(g.values), part_g.values));
+    bias += part_g.bias;
+    size += part_g.bias.cwiseAbs();
+    sum.empty_rows += part_report.empty_rows;
+    sum.repaired_rows += part_report.repaired_rows;
+    sum.indefinite_rows += part_report.indefinite_rows;
+    if (sum.engine == Engine::automatic) sum.engine = part_report.engine;
+  }
+  CHECK(worst_ratio(g.bias, bias, epsilon<double> * static_cast<double>(packing.q.size()) * size) <= 1);
+  CHECK(report.empty_rows == sum.empty_rows);
+  CHECK(report.repaired_rows == sum.repaired_rows);
+  CHECK(report.indefinite_rows == sum.indefinite_rows);
+  CHECK(report.engine == sum.engine);
+  CHECK(y.allFinite());
+}
+
+}  // namespace
+
+TEST_CASE("packed sequences are what each is alone", "[attention]") {
+  for_each_packing([](const Packing& packing, Index offset, const AttentionOptions& options) {
+    check_alike(make(options, 12), packing, offset, {});
+  });
+}
+
+TEST_CASE("packed sequences with padding are what each is alone", "[attention]") {
+  for_each_packing([](const Packing& packing, Index offset, const AttentionOptions& options) {
+    const Vector<double> coin = normal_vector<double>(packing.keys().back(), 90);
+    check_alike(make(options, 12), packing, offset, (coin.array() > -0.3).eval());
+  });
+}
+
+TEST_CASE("one packed sequence is one that is not packed", "[attention]") {
+  const Index n = 150;
+  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+  const Lengths one{0, n};
+  for (const Engine engine : engines()) {
+    const Packed attention = make({.engine = engine}, 200);
+    CHECK(same_bits(attention(x.q, x.k, x.v, {.cumulative_lengths = one}), attention(x.q, x.k, x.v)));
+    CHECK(same_bits(attention(x.q, x.k, x.v, {.cumulative_lengths = one, .key_cumulative_lengths = one}),
+                    attention(x.q, x.k, x.v)));
+  }
+}
+
+TEST_CASE("packed sequences see nothing of each other", "[attention]") {
+  const Lengths lengths{0, 10, 40, 75};
+  const Tokens<double> x = random_tokens<double>(75, 75, d, 2);
+  Tokens<double> changed = x;
+  changed.q.middleRows(10, 30).setConstant(NAN);
+  changed.k.middleRows(10, 30).setConstant(NAN);
+  changed.v.middleRows(10, 30).setConstant(NAN);
+  for (const Engine engine : engines()) {
+    const Packed attention = make({.engine = engine}, 80);
+    const auto run = [&](const Tokens<double>& t) { return attention(t.q, t.k, t.v, {.cumulative_lengths = lengths}); };
+    const Matrix<double> y = run(changed), expected = run(x);
+    CHECK(same_bits<double>(y.topRows(10), expected.topRows(10)));
+    CHECK(same_bits<double>(y.bottomRows(35), expected.bottomRows(35)));
+    CHECK(y.middleRows(10, 30).array().isNaN().all());
+  }
+}
+
+TEST_CASE("gradients of packed sequences are central differences", "[attention]") {
+  const PositiveFeatures<double> features = orf<double>(d, m, 7);
+  for (const Engine engine : engines())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const Packing& packing : {Packing{{0, 4, 5, 5, 11}, {}}, Packing{{0, 4, 5, 5, 11}, {0, 2, 5, 6, 9}}}) {
+        const Tokens<double> x = tokens(packing);
+        const Matrix<double> weights = normal<double>(11, 2, 77);
+        const Vector<double> b = normal_vector<double>(7, 51);  // clipped: all sequences add to its ends
+        Mask mask = Mask::Constant(x.k.rows(), true);
+        mask[1] = mask[8] = false;
+        const CallOptions call{
+            .key_mask = view(mask), .cumulative_lengths = packing.q, .key_cumulative_lengths = packing.k};
+        const AttentionOptions options{.direction = direction, .engine = engine};
+        const auto loss = [&](const Matrix<double>& q, const Matrix<double>& k, const Matrix<double>& v,
+                              const Vector<double>& t) {
+          return Packed(features, Relative(t), options)(q, k, v, call).cwiseProduct(weights).sum();
+        };
+        const Packed attention(features, Relative(b), options);
+        Saved<double> saved;
+        attention.forward(x.q, x.k, x.v, saved, call);
+        const Gradients<double> g = attention.backward(saved, weights);
+        INFO(std::string(name(engine)) << (direction == Direction::causal ? " causal" : ""));
+        CHECK(difference_error(x.q, g.queries, [&](const auto& q) { return loss(q, x.k, x.v, b); }) <= 1e-6);
+        CHECK(difference_error(x.k, g.keys, [&](const auto& k) { return loss(x.q, k, x.v, b); }) <= 1e-6);
+        CHECK(difference_error(x.v, g.values, [&](const auto& v) { return loss(x.q, x.k, v, b); }) <= 1e-6);
+        CHECK(difference_error(b, g.bias, [&](const auto& t) { return loss(x.q, x.k, x.v, t); }) <= 1e-6);
+      }
+}
+
+TEST_CASE("no tokens at all, packed in none or in empty sequences", "[attention]") {
+  const Packed attention = make({}, 4);
+  const Matrix<double> none(0, d), values(0, 2);
+  for (const Lengths& lengths : {Lengths{0}, Lengths{0, 0}, Lengths{0, 0, 0}}) {
+    Saved<double> saved;
+    CHECK(attention.forward(none, none, values, saved, {.cumulative_lengths = lengths}).rows() == 0);
+    const Gradients<double> g = attention.backward(saved, values);
+    INFO(lengths.size() - 1 << " sequences");
+    CHECK((g.queries.rows() == 0 && g.keys.rows() == 0 && g.values.rows() == 0));
+    CHECK((g.bias.rows() == 9 && g.bias.cols() == 1 && all_zero(g.bias)));
+  }
+}
+
+TEST_CASE("a packing that does not fit is refused", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(9, 9, d, 2), cross = random_tokens<double>(9, 6, d, 2);
+  const Packed attention = make({}, 4);
+  const auto call = [&](const Tokens<double>& t, const Lengths& q, const Lengths& k) {
+    attention(t.q, t.k, t.v, {.cumulative_lengths = q, .key_cumulative_lengths = k});
+  };
+  check_invalid([&] { call(x, {0, 5, 3, 9}, {}); }, {"cumulative_lengths[2]: expected at least 5", "got 3"});
+  check_invalid([&] { call(x, {1, 5, 9}, {}); }, {"cumulative_lengths[0]: expected 0", "got 1"});
+  check_invalid([&] { call(x, {0, 5, 8}, {}); }, {"cumulative_lengths: expected to end at 9", "got 8"});
+  check_invalid([&] { call(x, {0, 5, 10}, {}); }, {"cumulative_lengths: expected to end at 9", "got 10"});
+  check_invalid([&] { call(x, {0, 5, -1, 9}, {}); }, {"cumulative_lengths[2]: expected at least 5", "got -1"});
+  check_invalid([&] { call(x, {0}, {}); }, {"cumulative_lengths: expected to end at 9", "got 0"});
+  check_invalid([&] { call(x, {}, {0, 9}); }, {"key_cumulative_lengths: expected none", "cumulative_lengths", "got 2"});
+  check_invalid([&] { call(cross, {0, 4, 9}, {}); }, {"cumulative_lengths: expected to end at 6", "got 9"});
+  check_invalid([&] { call(cross, {0, 4, 9}, {0, 6}); }, {"key_cumulative_lengths: expected 3 entries", "got 2"});
+  check_invalid(
+      [&] {
+        call(cross, {0, 4, 9}, {0, 7, 6});
+      },
+      {"key_cumulative_lengths[2]: expected at least 7", "got 6"});
+  check_invalid([&] { call(cross, {0, 4, 9}, {2, 4, 6}); }, {"key_cumulative_lengths[0]: expected 0", "got 2"});
+  check_invalid([&] { call(cross, {0, 4, 9}, {0, 4, 5}); }, {"key_cumulative_lengths: expected to end at 6", "got 5"});
+  const Lengths packed{0, 4, 9}, lengths{9};
+  check_invalid([&] { attention(x.q, x.k, x.v, {.lengths = lengths, .cumulative_lengths = packed}); },
+                {"lengths: expected none for packed sequences", "got 1"});
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/attention/head_weights.hpp"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "nprf/position/grid.hpp"
+#include "nprf/position/relative.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+
+using Relative = RelativePosition<double>;
+using Grid = GridPosition<double>;
+
+std::vector<Index> numbers(const Placement& keys) {
+  std::vector<Index> all;
+  for (Index j = 0; j < keys.count(); ++j) all.push_back(keys.number(j));
+  return all;
+}
+
+std::vector<Index> slots(const Placement& keys) {
+  std::vector<Index> all;
+  for (Index j = 0; j < keys.slots.count; ++j) all.push_back(keys.slots[j]);
+  return all;
+}
+
+Mask mask_of(Index n, const std::vector<Index>& keys) {
+  Mask mask = Mask::Constant(n, false);
+  for (const Index j : keys) mask[j] = true;
+  return mask;
+}
+
+// the holes of a window, N(0,1) elsewhere
+Grid grid(Index E) {
+  Matrix<double> b = normal<double>(5, 7, 1), extra = normal<double>(E, E + 2, 2);
+  b(0, 0) = b(2, 4) = b(3, 3) = never;
+  if (E > 0) extra(0, 0) = extra(E - 1, 1) = extra(0, 2) = never;
+  return {3, 4, b, extra};
+}
+
+}  // namespace
+
+TEST_CASE("weights are relative to the largest that a direction reaches", "[attention]") {
+  Vector<double> b = random_table<double>(4, 3);
+  b[8] = 100;   // the lag 4 and beyond: no causal query reaches it
+  b[0] = 1000;  // the lag -4 and before: nobody reaches it from so few queries
+  const Relative position(b);
+  Workspace workspace;
+  const Team team(workspace);
+  const Index offset = 1;
+  const ProductShape shape{3, 9, 4, 2};
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    const HeadWeights<Relative> weights(position, {.direction = direction}, shape, offset, team);
+    const bool causal = direction == Direction::causal;
+    CHECK(weights.gradient_lags().first == -3);
+    CHECK(weights.gradient_lags().last == 7);
+    const double largest = causal ? position.bias().max({-3, 0}) : 100;
+    for (Index lag = -3; lag <= 7; ++lag)
+      CHECK(weights.weight(lag) == (causal && lag > 0 ? 0 : std::exp(position.bias()[lag] - largest)));
+    for (Index i = 0; i < 3; ++i)
+      for (Index j = 0; j < 9; ++j)
+        CHECK(weights.bias(i, j) == (causal && j > i + offset ? never : position.bias()[j - i - offset]));
+    CHECK(weights.border().count == 0);
+    CHECK(weights.queries().count() == 3);
+  }
+}
+
+TEST_CASE("the keys that take part are those before the length that the mask leaves", "[attention]") {
+  const Relative position(random_table<double>(4, 3));
+  Workspace workspace;
+  const HeadWeights<Relative> weights(position, {}, {5, 6, 4, 2}, 0, Team(workspace));
+  const auto keys = [&](const std::vector<Index>& left, Index length) {
+    const Mask mask = mask_of(6, left);
+    return numbers(weights.keys(view(mask), length, workspace));
+  };
+  const auto all_of = [&](Index length) { return numbers(weights.keys({}, length, workspace)); };
+  CHECK(all_of(6) == std::vector<Index>{0, 1, 2, 3, 4, 5});
+  CHECK(all_of(4) == std::vector<Index>{0, 1, 2, 3});
+  CHECK(all_of(0).empty());
+  CHECK(keys({0, 1, 2, 3, 4, 5}, 6) == std::vector<Index>{0, 1, 2, 3, 4, 5});
+  CHECK(keys({1, 2, 5}, 6) == std::vector<Index>{1, 2, 5});
+  CHECK(keys({1, 2, 5}, 5) == std::vector<Index>{1, 2});
+  CHECK(keys({0, 1}, 6) == std::vector<Index>{0, 1});
+  CHECK(keys({4, 5}, 4).empty());
+  CHECK(keys({}, 6).empty());
+
+  // padding at the end alone needs no numbers, so that keys are read in place
+  const Mask prefix = mask_of(6, {0, 1, 2}), gap = mask_of(6, {0, 2});
+  CHECK(weights.keys(view(prefix), 6, workspace).numbers == nullptr);
+  CHECK(weights.keys(view(prefix), 6, workspace).slots.at == nullptr);
+  CHECK(slots(weights.keys(view(gap), 6, workspace)) == std::vector<Index>{0, 2});
+}
+
+TEST_CASE("the keys of a grid: extra tokens first, and each cell in its slot", "[attention]") {
+  const Grid position = grid(2);
+  Workspace workspace;
+  const HeadWeights<Grid> weights(position, {}, {14, 14, 4, 2}, 0, Team(workspace));
+  CHECK(weights.queries().outside == 2);
+  CHECK(slots(weights.queries()) == std::vector<Index>{0, 1, 2, 3, 7, 8, 9, 10, 14, 15, 16, 17});
+  CHECK(weights.gradient_lags().first == -17);
+  CHECK(weights.gradient_lags().last == 17);
+  const auto check = [&](const std::vector<Index>& left, Index outside, const std::vector<Index>& expected) {
+    const Mask mask = mask_of(14, left);
+    const Placement keys = weights.keys(view(mask), 14, workspace);
+    CHECK(keys.outside == outside);
+    CHECK(numbers(keys) == left);
+    CHECK(slots(keys) == expected);
+  };
+  check({0, 1, 2, 7, 13}, 2, {0, 8, 17});
+  check({1, 5, 6}, 1, {3, 7});
+  check({3}, 0, {1});
+  check({0}, 1, {});
+  check({}, 0, {});
+  CHECK(numbers(weights.keys({}, 3, workspace)) == std::vector<Index>{0, 1, 2});
+}
+
+TEST_CASE("a query sees a key where the bias is not -infinity", "[attention]") {
+  Vector<double> window = random_table<double>(3, 3);
+  window[0] = window[2] = window[6] = never;
+  Workspace workspace;
+  const Team team(workspace);
+  const std::vector<std::vector<Index>> left{{}, {0}, {1}, {5}, {0, 1}, {0, 5, 9}, {2, 3, 4, 11}, {1, 12, 13}};
+  const auto check = [&](const auto& weights, Index n) {
+    Index wrong = 0;
+    for (const std::vector<Index>& keys : left) {
+      const Mask mask = mask_of(n, keys);
+      const Placement placed = weights.keys(view(mask), n, workspace);
+      for (Index i = 0; i < n; ++i) {
+        bool sees = false;
+        for (const Index j : keys) sees = sees || weights.bias(i, j) > never;
+        wrong += weights.sees_any(i, placed) != sees;
+      }
+    }
+    CHECK(wrong == 0);
+  };
+  const Relative relative(window);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    for (const Index offset : {0, 2, -2})
+      check(HeadWeights<Relative>(relative, {.direction = direction}, {14, 14, 4, 2}, offset, team), 14);
+    const Grid position = grid(2);
+    check(HeadWeights<Grid>(position, {.direction = direction}, {14, 14, 4, 2}, 0, team), 14);
+  }
+}
+
+TEST_CASE("a gradient goes to the scalar that the bias came from", "[attention]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const Relative relative(random_table<double>(3, 3));
+  const HeadWeights<Relative> weights(relative, {}, {5, 6, 4, 2}, 2, team);
+  weights.place_gradient(
+      3, 1, 7.0, [](Index lag, double g) { CHECK((lag == 1 - 3 - 2 && g == 7)); }, [](Index, double) { CHECK(false); });
+
+  for (const Index E : {0, 1, 3}) {
+    const Grid position(3, 4, normal<double>(5, 7, 1), normal<double>(E, E + 2, 2));
+    const Index n = 12 + E;
+    const HeadWeights<Grid> placed(position, {}, {n, n, 4, 2}, 0, team);
+    Index wrong = 0, calls = 0;
+    for (Index i = 0; i < n; ++i)
+      for (Index j = 0; j < n; ++j)
+        placed.place_gradient(
+            i, j, 1.0,
+            [&](Index lag, double) { ++calls, wrong += i < E || j < E || position.bias()[lag] != position.bias(i, j); },
+            [&](Index at, double) {
+              ++calls, wrong += (i >= E && j >= E) || position.extra().data()[at] != position.bias(i, j);
+            });
+    CHECK(wrong == 0);
+    CHECK(calls == n * n);
+  }
+}
+
+TEST_CASE("the weights of extra tokens share the scale of the cells'", "[attention]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const Grid position = grid(2);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    const HeadWeights<Grid> weights(position, {.direction = direction}, {14, 14, 4, 2}, 0, team);
+    double largest = never;
+    for (Index i = 0; i < 14; ++i)
+      for (Index j = 0; j < 14; ++j) largest = std::max(largest, weights.bias(i, j));
+    REQUIRE(weights.border().count == 2);
+    for (Index i = 0; i < 14; ++i)
+      for (Index j = 0; j < 14; ++j) {
+        const double expected = std::exp(weights.bias(i, j) - largest);
+        double got = -1;
+        weights.place_gradient(
+            i, j, 0, [&](Index lag, double) { got = weights.weight(lag); },
+            [&](Index at, double) { got = weights.border().values[at]; });
+        CHECK(got == expected);
+      }
+  }
+}
+
+TEST_CASE("weights that are all -infinity are all zero", "[attention]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const Relative blind(Vector<double>::Constant(1, never));
+  const HeadWeights<Relative> weights(blind, {}, {5, 6, 4, 2}, 0, team);
+  for (Index lag = -4; lag <= 5; ++lag) CHECK(weights.weight(lag) == 0);
+  CHECK(!weights.sees_any(2, weights.keys({}, 6, workspace)));
+  CHECK(weights.product().engine() == Engine::automatic);
+}
+
+TEST_CASE("a position with places of its own refuses other numbers of tokens", "[attention]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const Grid position = grid(2);
+  const auto make = [&](Index n_q, Index n_k, Index offset) {
+    HeadWeights<Grid>(position, {}, {n_q, n_k, 4, 2}, offset, team);
+  };
+  CHECK_NOTHROW(make(14, 14, 0));
+  check_invalid([&] { make(13, 14, 0); }, {"queries: expected 14 rows", "got 13"});
+  check_invalid([&] { make(14, 15, 0); }, {"keys: expected 14 rows", "got 15"});
+  check_invalid([&] { make(14, 14, 1); }, {"offset: expected 0", "got 1"});
+}

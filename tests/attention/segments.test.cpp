@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/attention/segments.hpp"
+
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+using Lengths = std::vector<Index>;
+
+std::vector<Segment> segments(const CallOptions& call, Index batch, Index n_q, Index n_k) {
+  std::vector<Segment> found{{7, 7, 7, 7}};  // another call's
+  find_segments(call, batch, n_q, n_k, found);
+  return found;
+}
+
+void check_segment(const Segment& x, Index q_begin, Index n_q, Index k_begin, Index n_k) {
+  CHECK(x.q_begin == q_begin);
+  CHECK(x.n_q == n_q);
+  CHECK(x.k_begin == k_begin);
+  CHECK(x.n_k == n_k);
+}
+
+}  // namespace
+
+TEST_CASE("an array that is not packed is one sequence", "[attention]") {
+  for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{5, 8}, {0, 8}, {5, 0}, {0, 0}}) {
+    const std::vector<Segment> found = segments({}, 3, n_q, n_k);
+    REQUIRE(found.size() == 1);
+    check_segment(found[0], 0, n_q, 0, n_k);
+  }
+}
+
+TEST_CASE("packed sequences lie between one cumulative length and the next", "[attention]") {
+  const Lengths q{0, 4, 4, 9}, k{0, 1, 7, 7};
+  const std::vector<Segment> self = segments({.cumulative_lengths = q}, 2, 9, 9);
+  REQUIRE(self.size() == 3);
+  check_segment(self[0], 0, 4, 0, 4);
+  check_segment(self[1], 4, 0, 4, 0);
+  check_segment(self[2], 4, 5, 4, 5);
+  const std::vector<Segment> cross = segments({.cumulative_lengths = q, .key_cumulative_lengths = k}, 2, 9, 7);
+  REQUIRE(cross.size() == 3);
+  check_segment(cross[0], 0, 4, 0, 1);
+  check_segment(cross[1], 4, 0, 1, 6);
+  check_segment(cross[2], 4, 5, 7, 0);
+  CHECK(segments({.cumulative_lengths = Lengths{0}}, 1, 0, 0).empty());
+}
+
+TEST_CASE("masks and lengths are those of the whole batch", "[attention]") {
+  const bool mask[24] = {};
+  CHECK(segments({.key_mask = mask}, 4, 5, 6).size() == 1);
+  check_invalid([&] { segments({.key_mask = mask}, 3, 5, 6); }, {"key_mask: expected 18 entries", "batch", "got 24"});
+  const Lengths lengths{6, 0, 3};
+  CHECK(segments({.lengths = lengths}, 3, 5, 6).size() == 1);
+  check_invalid([&] { segments({.lengths = lengths}, 2, 5, 6); }, {"lengths: expected 2 entries", "got 3"});
+  check_invalid([&] { segments({.lengths = lengths}, 3, 9, 5); }, {"lengths[0]: expected 0 to 5", "got 6"});
+  check_invalid([&] { segments({.lengths = Lengths{6, 2, -1}}, 3, 9, 6); }, {"lengths[2]: expected 0 to 6", "got -1"});
+}
+
+TEST_CASE("cumulative lengths start at 0, rise, and end at the number of tokens", "[attention]") {
+  const auto packed = [](const Lengths& q, const Lengths& k) {
+    segments({.cumulative_lengths = q, .key_cumulative_lengths = k}, 1, 9, 6);
+  };
+  const Lengths good{0, 4, 9}, good_keys{0, 4, 6};
+  CHECK_NOTHROW(packed(good, good_keys));
+  check_invalid([&] { packed({1, 4, 9}, good_keys); }, {"cumulative_lengths[0]: expected 0", "got 1"});
+  check_invalid([&] { packed({0, 11, 9}, good_keys); }, {"cumulative_lengths[2]: expected at least 11", "got 9"});
+  check_invalid([&] { packed({0, 4, 8}, good_keys); }, {"cumulative_lengths: expected to end at 9", "got 8"});
+  check_invalid([&] { packed(good, {-1, 4, 6}); }, {"key_cumulative_lengths[0]: expected 0", "got -1"});
+  check_invalid([&] { packed(good, {0, 7, 6}); }, {"key_cumulative_lengths[2]: expected at least 7", "got 6"});
+  check_invalid([&] { packed(good, {0, 4, 7}); }, {"key_cumulative_lengths: expected to end at 6", "got 7"});
+  check_invalid([&] { packed(good, {0, 6}); }, {"key_cumulative_lengths: expected 3 entries", "got 2"});
+  check_invalid([&] { packed({}, good_keys); }, {"key_cumulative_lengths: expected none", "got 3"});
+  // where keys have no lengths of their own, the queries' must fit them too
+  check_invalid([&] { packed(good, {}); }, {"cumulative_lengths: expected to end at 6", "got 9"});
+  check_invalid([&] { segments({.lengths = Lengths{6}, .cumulative_lengths = good}, 1, 9, 9); },
+                {"lengths: expected none for packed sequences", "got 1"});
+}
+
+TEST_CASE("an offset beyond 2^40 tokens is no offset", "[attention]") {
+  constexpr Index farthest = Index{1} << 40;
+  CHECK_NOTHROW(segments({.offset = farthest}, 1, 2, 2));
+  CHECK_NOTHROW(segments({.offset = -farthest}, 1, 2, 2));
+  for (const Index offset : {farthest + 1, -farthest - 1})
+    check_invalid([&] { segments({.offset = offset}, 1, 2, 2); },
+                  {"offset: expected -2^40 to 2^40", "got " + std::to_string(offset)});
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/core/team.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/catch.hpp"
+
+using namespace nprf;
+
+namespace {
+
+// body(team) for teams of 1 to 5 threads
+template <class Body>
+void with_teams(Body&& body) {
+  for (std::size_t size = 1; size <= 5; ++size) {
+    std::vector<Workspace> workspaces(size);
+    INFO(size << " threads");
+    body(Team(workspaces));
+  }
+}
+
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+
+// long enough that threads meet, even on one core
+void linger() { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
+
+using Counts = std::vector<std::atomic<int>>;
+
+bool each_is(const Counts& counts, int expected) {
+  return std::all_of(counts.begin(), counts.end(), [=](const std::atomic<int>& count) { return count == expected; });
+}
+
+}  // namespace
+
+TEST_CASE("a team has a thread for each workspace, the caller's first", "[core]") {
+  Workspace alone;
+  CHECK(Team(alone).size() == 1);
+  CHECK(&Team(alone).workspace() == &alone);
+  std::vector<Workspace> workspaces(3);
+  CHECK(Team(workspaces).size() == 3);
+  CHECK(&Team(workspaces).workspace() == &workspaces[0]);
+}
+
+TEST_CASE("a team runs every task once", "[core]") {
+  with_teams([](const Team& team) {
+    for (const Index tasks : {0, 1, 2, 3, 4, 5, 6, 7, 1000}) {
+      Counts runs(at(tasks));
+      team.run(tasks, [&](Index task, Workspace&) { ++runs.at(at(task)); });
+      INFO(tasks << " tasks");
+      CHECK(each_is(runs, 1));
+    }
+  });
+}
+
+TEST_CASE("a team runs as many threads as it has workspaces, and hands each its own", "[core]") {
+  with_teams([](const Team& team) {
+    std::mutex mutex;
+    std::map<std::thread::id, std::set<Workspace*>> scratch_of;
+    std::set<Workspace*> all;
+    std::atomic<Index> waiting{0};
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    team.run(team.size(), [&](Index, Workspace& scratch) {
+      {
+        const std::scoped_lock lock(mutex);
+        scratch_of[std::this_thread::get_id()].insert(&scratch);
+        all.insert(&scratch);
+      }
+      // no task ends before each thread has one
+      for (++waiting; waiting < team.size() && std::chrono::steady_clock::now() < give_up;) linger();
+    });
+    CHECK(static_cast<Index>(scratch_of.size()) == team.size());
+    CHECK(static_cast<Index>(all.size()) == team.size());
+    for (const auto& [thread, scratches] : scratch_of) CHECK(scratches.size() == 1);
+    CHECK(scratch_of[std::this_thread::get_id()].count(&team.workspace()) == 1);
+  });
+}
+
+TEST_CASE("no scratch memory is handed to two tasks at a time", "[core]") {
+  with_teams([](const Team& team) {
+    std::atomic<int> spoilt{0};
+    team.run(60, [&](Index task, Workspace& scratch) {
+      Index* const memory = scratch.take<Index>(100);
+      std::fill_n(memory, 100, task);
+      linger();
+      if (std::count(memory, memory + 100, task) != 100) ++spoilt;
+    });
+    CHECK(spoilt == 0);
+  });
+}
+
+TEST_CASE("what a task takes is given back after it, and what was taken before the tasks stays", "[core]") {
+  for (std::size_t size = 1; size <= 5; ++size) {
+    std::vector<Workspace> workspaces(size);
+    const Team team(workspaces);
+    double* const kept = team.workspace().take<double>(3);
+    kept[2] = 17;
+    const auto task = [](Index, Workspace& scratch) {
+      double* const memory = scratch.take<double>(1000);
+      std::fill_n(memory, 1000, 1.0);
+    };
+    team.run(50, task);
+    team.run_tiles(50, 3, [&](Index i0, Index, Workspace& scratch) { task(i0, scratch); });
+    team.run_pairs(7, [&](Index i, Index, Workspace& scratch) { task(i, scratch); });
+    team.run_nested(7, [&](Index i, const Team& inner) { task(i, inner.workspace()); });
+    CHECK(kept[2] == 17);
+    INFO(size << " threads");
+    for (const Workspace& workspace : workspaces) CHECK(workspace.peak_bytes() <= 64 + 1000 * sizeof(double));
+  }
+}
+
+TEST_CASE("after its tasks each thread has memory for any of them", "[core]") {
+  constexpr Index piece = 1 << 14, pieces = 64;
+  std::vector<Workspace> workspaces(3);
+  Team(workspaces).run(3, [](Index task, Workspace& scratch) {
+    for (Index k = 0; task == 1 && k < pieces; ++k) scratch.take<std::byte>(piece);
+  });
+  // one thread ran that task, and got its memory in growing blocks; the others have it in one
+  int ready = 0;
+  for (Workspace& workspace : workspaces) {
+    std::byte* const first = workspace.take<std::byte>(piece);
+    bool together = true;
+    for (Index k = 1; k < pieces; ++k) together = workspace.take<std::byte>(piece) == first + k * piece && together;
+    ready += together ? 1 : 0;
+  }
+  CHECK(ready >= 2);
+}
+
+TEST_CASE("what a task throws reaches the caller when all threads have stopped", "[core]") {
+  with_teams([](const Team& team) {
+    for (const Index bad : {0, 1, 13}) {
+      constexpr Index tasks = 5000;  // a second for all
+      std::atomic<int> inside{0}, started{0};
+      std::string message;
+      try {
+        team.run(tasks, [&](Index task, Workspace& scratch) {
+          ++started;
+          struct Inside {
+            explicit Inside(std::atomic<int>& count) : n(count) { ++n; }
+            ~Inside() { --n; }
+            std::atomic<int>& n;
+          } const guard(inside);
+          scratch.take<std::byte>(1000);
+          if (task == bad) throw std::runtime_error("task " + std::to_string(task));
+          linger();
+        });
+      } catch (const std::runtime_error& error) {
+        message = error.what();
+      }
+      INFO("task " << bad);
+      CHECK(message == "task " + std::to_string(bad));
+      CHECK(inside == 0);
+      CHECK(started < tasks);  // not long after it, the others stop too
+    }
+  });
+}
+
+TEST_CASE("one of several exceptions reaches the caller, and the team works on", "[core]") {
+  with_teams([](const Team& team) {
+    std::byte* first = nullptr;
+    {
+      const Workspace::Scope scope(team.workspace());
+      first = team.workspace().take<std::byte>(1);
+    }
+    const auto all_throw = [&] {
+      team.run(40, [](Index, Workspace& scratch) {
+        scratch.take<std::byte>(1000);
+        linger();
+        throw std::runtime_error("mine");
+      });
+    };
+    CHECK_THROWS_AS(all_throw(), std::runtime_error);
+    CHECK_THROWS_AS(team.run_pairs(3, [](Index, Index, Workspace&) { throw std::logic_error("pair"); }),
+                    std::logic_error);
+    CHECK_THROWS_AS(team.run_tiles(30, 7, [](Index, Index, Workspace&) { throw std::logic_error("tile"); }),
+                    std::logic_error);
+    CHECK_THROWS_AS(team.run_nested(7,
+                                    [](Index, const Team& inner) {
+                                      inner.workspace().take<std::byte>(100);
+                                      throw std::logic_error("nested");
+                                    }),
+                    std::logic_error);
+    Counts runs(20);
+    team.run(20, [&](Index task, Workspace&) { ++runs[at(task)]; });
+    CHECK(each_is(runs, 1));
+    const Workspace::Scope scope(team.workspace());
+    CHECK(team.workspace().take<std::byte>(1) == first);
+  });
+}
+
+TEST_CASE("tiles cover every row once, and all but the last are whole", "[core]") {
+  with_teams([](const Team& team) {
+    for (const Index rows : {0, 1, 6, 7, 8, 13, 14, 15, 100})
+      for (const Index tile : {1, 7, 128}) {
+        Counts seen(at(rows));
+        std::atomic<int> wrong{0};
+        team.run_tiles(rows, tile, [&](Index i0, Index count, Workspace&) {
+          if (i0 % tile != 0 || count != std::min(tile, rows - i0) || count < 1) ++wrong;
+          for (Index i = i0; i < i0 + count; ++i) ++seen.at(at(i));
+        });
+        INFO(rows << " rows in tiles of " << tile);
+        CHECK(each_is(seen, 1));
+        CHECK(wrong == 0);
+      }
+  });
+}
+
+TEST_CASE("pairs: each one once, none that share a block at a time, each block in a fixed order", "[core]") {
+  std::map<Index, std::vector<std::vector<Index>>> orders_of_rows, orders_of_columns;  // for one thread
+  with_teams([&](const Team& team) {
+    for (const Index blocks : {0, 1, 2, 3, 5, 8}) {
+      Counts pairs(at(blocks * blocks)), rows_in_use(at(blocks)), columns_in_use(at(blocks));
+      std::vector<std::vector<Index>> row_meets(at(blocks)), column_meets(at(blocks));
+      std::atomic<int> shared{0};
+      std::mutex mutex;
+      team.run_pairs(blocks, [&](Index i, Index j, Workspace&) {
+        if (++rows_in_use.at(at(i)) > 1) ++shared;
+        if (++columns_in_use.at(at(j)) > 1) ++shared;
+        {
+          const std::scoped_lock lock(mutex);
+          row_meets[at(i)].push_back(j);
+          column_meets[at(j)].push_back(i);
+        }
+        linger();
+        ++pairs[at(i * blocks + j)];
+        --rows_in_use[at(i)];
+        --columns_in_use[at(j)];
+      });
+      INFO(blocks << " blocks");
+      CHECK(each_is(pairs, 1));
+      CHECK(shared == 0);
+      if (team.size() == 1) {
+        orders_of_rows[blocks] = row_meets;
+        orders_of_columns[blocks] = column_meets;
+      }
+      CHECK(row_meets == orders_of_rows[blocks]);
+      CHECK(column_meets == orders_of_columns[blocks]);
+    }
+  });
+}
+
+TEST_CASE("nested: every task once, with a team that it may run, on all threads for what remains", "[core]") {
+  with_teams([](const Team& team) {
+    for (const Index tasks : {0, 1, 2, 3, 4, 5, 6, 11}) {
+      Counts runs(at(tasks)), inner_runs(at(tasks * 10));
+      std::atomic<Index> alone{0}, with_all{0};
+      team.run_nested(tasks, [&](Index task, const Team& inner) {
+        ++runs.at(at(task));
+        if (inner.size() == team.size()) ++with_all;
+        if (inner.size() == 1) ++alone;
+        inner.run(10, [&](Index i, Workspace& scratch) {
+          scratch.take<double>(10);
+          ++inner_runs[at(task * 10 + i)];
+        });
+      });
+      INFO(tasks << " tasks");
+      CHECK(each_is(runs, 1));
+      CHECK(each_is(inner_runs, 1));
+      if (team.size() == 1) continue;
+      CHECK(alone == tasks / team.size() * team.size());
+      CHECK(with_all == tasks % team.size());
+    }
+  });
+}
+
+TEST_CASE("nested: no two teams share scratch memory", "[core]") {
+  with_teams([](const Team& team) {
+    std::atomic<int> spoilt{0};
+    team.run_nested(3 * team.size() + 2, [&](Index task, const Team& inner) {
+      Index* const memory = inner.workspace().take<Index>(100);
+      std::fill_n(memory, 100, task);
+      inner.run(4, [&](Index i, Workspace& scratch) {
+        std::fill_n(scratch.take<Index>(100), 100, -i - 1);
+        linger();
+      });
+      if (std::count(memory, memory + 100, task) != 100) ++spoilt;
+    });
+    CHECK(spoilt == 0);
+  });
+}

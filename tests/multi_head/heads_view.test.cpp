@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/multi_head/heads_view.hpp"
+
+#include <concepts>
+#include <numeric>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+constexpr Index batch = 2, heads = 3, tokens = 4, channels = 5;
+
+// each scalar is its own place
+std::vector<double> numbered() {
+  std::vector<double> values(batch * heads * tokens * channels);
+  std::iota(values.begin(), values.end(), 0);
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("a view of heads finds each scalar", "[multi_head]") {
+  std::vector<double> values = numbered();
+  const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
+  CHECK(x.size() == 120);
+  for (Index b = 0; b < batch; ++b)
+    for (Index h = 0; h < heads; ++h) {
+      const auto rows = x(b, h);
+      REQUIRE(rows.rows() == tokens);
+      REQUIRE(rows.cols() == channels);
+      for (Index i = 0; i < tokens; ++i)
+        for (Index c = 0; c < channels; ++c)
+          CHECK(rows(i, c) == static_cast<double>(((b * heads + h) * tokens + i) * channels + c));
+    }
+}
+
+TEST_CASE("what is written through a view of heads is written there", "[multi_head]") {
+  std::vector<double> values = numbered();
+  const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
+  x(1, 2).row(3).setConstant(-1);
+  for (Index i = 0; i < x.size(); ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    CHECK(values[at] == (i < 115 ? static_cast<double>(i) : -1.0));
+  }
+}
+
+TEST_CASE("a view of heads becomes one that only reads, not the other way", "[multi_head]") {
+  std::vector<double> values = numbered();
+  const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
+  const HeadsView<const double> read = x;
+  CHECK(read.data == x.data);
+  CHECK(read.size() == x.size());
+  CHECK((read.batch == batch && read.heads == heads && read.tokens == tokens && read.channels == channels));
+  CHECK(read(1, 0) == x(1, 0));
+  static_assert(std::convertible_to<HeadsView<double>, HeadsView<const double>>);
+  static_assert(!std::convertible_to<HeadsView<const double>, HeadsView<double>>);
+  static_assert(!std::convertible_to<HeadsView<double>, HeadsView<const float>>);
+  static_assert(std::same_as<HeadsView<const double>::Scalar, double>);
+  static_assert(std::same_as<decltype(x(0, 0)), Eigen::Map<Matrix<double>>>);
+  static_assert(std::same_as<decltype(read(0, 0)), Eigen::Map<const Matrix<double>>>);
+}
+
+TEST_CASE("a view of heads of another shape is refused", "[multi_head]") {
+  std::vector<double> values = numbered();
+  const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
+  check_heads(x, "x", 2, 3, 4, 5);
+  const auto check = [&](Index b, Index h, Index n, Index c, std::string_view expected) {
+    check_invalid([&] { check_heads(x, "x", b, h, n, c); },
+                  {"x: expected ", expected, "(batch, heads, tokens, channels)", "got 2 x 3 x 4 x 5"});
+  };
+  check(1, 3, 4, 5, "1 x 3 x 4 x 5");
+  check(2, 2, 4, 5, "2 x 2 x 4 x 5");
+  check(2, 3, 3, 5, "2 x 3 x 3 x 5");
+  check(2, 3, 4, 6, "2 x 3 x 4 x 6");
+  check(3, 2, 4, 5, "3 x 2 x 4 x 5");  // as many scalars
+}
+
+TEST_CASE("a view of heads of a negative size is refused", "[multi_head]") {
+  double value = 0;
+  const auto check = [&](Index b, Index h, Index n, Index c, std::string_view got) {
+    check_invalid(
+        [&] {
+          check_heads(HeadsView<double>{&value, b, h, n, c}, "x", b, h, n, c);
+        },
+        {"x: expected no negative size", got});
+  };
+  check(-1, 1, 1, 1, "got -1 x 1 x 1 x 1");
+  check(1, -1, 1, 1, "got 1 x -1 x 1 x 1");
+  check(1, 1, -1, 1, "got 1 x 1 x -1 x 1");
+  check(1, 1, 1, -1, "got 1 x 1 x 1 x -1");
+  check(-1, -1, 1, 1, "got -1 x -1 x 1 x 1");  // a positive number of scalars
+}
+
+TEST_CASE("a view of heads without data is refused if it has a size", "[multi_head]") {
+  const auto check = [](Index b, Index h, Index n, Index c) {
+    check_heads(HeadsView<const float>{nullptr, b, h, n, c}, "x", b, h, n, c);
+  };
+  check_invalid([&] { check(1, 1, 1, 1); }, {"x: expected data", "got a null pointer"});
+  CHECK_NOTHROW(check(0, 1, 1, 1));
+  CHECK_NOTHROW(check(1, 0, 1, 1));
+  CHECK_NOTHROW(check(1, 1, 0, 1));
+  CHECK_NOTHROW(check(1, 1, 1, 0));
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/bordered_product.hpp"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/product.hpp"
+#include "support/random.hpp"
+#include "toeplitz/in_slots.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+using toeplitz::BorderedProduct;
+using toeplitz::BorderWeights;
+
+namespace {
+
+// the tokens of one side that take part: some of the E outside, some of the slots
+struct Side {
+  std::vector<Index> outside, slots;
+  Index span = 0;  // of the slots
+
+  Index count() const { return static_cast<Index>(outside.size() + slots.size()); }
+  bool is_outside(Index i) const { return i < static_cast<Index>(outside.size()); }
+  Index extra(Index i) const { return outside[static_cast<std::size_t>(i)]; }
+  Index slot(Index i) const { return slots[static_cast<std::size_t>(i) - outside.size()]; }
+};
+
+// the sums of one kind, and the same with the absolute value of each term
+struct Sums {
+  Sums(Index rows, Index cols) : values(Matrix<double>::Zero(rows, cols)), magnitude(values) {}
+  void add(Index row, long double weight, long double size, const Matrix<double>& factors, Index factor_row) {
+    for (Index k = 0; k < values.cols(); ++k) {
+      values(row, k) += static_cast<double>(weight * factors(factor_row, k));
+      magnitude(row, k) += static_cast<double>(size * std::abs(factors(factor_row, k)));
+    }
+  }
+  Matrix<double> values, magnitude;
+};
+
+template <class T>
+struct Results {
+  Matrix<T> Y, dA, dB, dU, dborder;
+  Vector<T> dc;
+};
+
+template <class T>
+class Case {
+ public:
+  Case(Index extra, Side queries, Side keys, Index r = 3, Index p = 2)
+      : E(extra),
+        q(std::move(queries)),
+        k(std::move(keys)),
+        A(normal<T>(q.count(), r, 1)),
+        B(normal<T>(k.count(), r, 2)),
+        U(normal<T>(k.count(), p, 3)),
+        G(normal<T>(q.count(), p, 5)),
+        border(Matrix<T>::Constant(E, E + 2, std::numeric_limits<T>::quiet_NaN())),
+        before(normal<T>(E, E + 2, 7)),
+        c(q.span + k.span > 0 ? random_weights<T>(q.span, k.span, 4) : LagWeights<T>()),
+        m_q_numbers(numbers(q)),
+        m_k_numbers(numbers(k)) {
+    // weights only where a pair of tokens has use for one: the rest may be anything
+    const Matrix<T> weights = normal<T>(E, E + 2, 6);
+    for (Index i = 0; i < q.count(); ++i)
+      for (Index j = 0; j < k.count(); ++j)
+        if (const auto [row, col] = place(i, j); row >= 0) border(row, col) = weights(row, col);
+  }
+
+  std::string name(Engine engine) const {
+    return std::string(nprf::name(engine)) + ", E " + std::to_string(E) + ", queries " +
+           std::to_string(q.outside.size()) + " + " + std::to_string(q.slots.size()) + " of " + std::to_string(q.span) +
+           ", keys " + std::to_string(k.outside.size()) + " + " + std::to_string(k.slots.size()) + " of " +
+           std::to_string(k.span) + (sizeof(T) == 4 ? ", float" : ", double");
+  }
+
+  Results<T> run(Engine engine, const Team& team) const {
+    const Workspace::Scope scope(team.workspace());
+    const Index r = A.cols(), p = U.cols();
+    const BorderedProduct<T> product(engine, c.view(), BorderWeights<T>{E, border.data()}, {q.span, k.span, r, p},
+                                     team);
+    const Placement queries = placement(q, m_q_numbers), keys = placement(k, m_k_numbers);
+    Results<T> out{Matrix<T>::Constant(q.count(), p, 17),
+                   Matrix<T>::Constant(q.count(), r, 17),
+                   Matrix<T>::Constant(k.count(), r, 17),
+                   Matrix<T>::Constant(k.count(), p, 17),
+                   {},
+                   Vector<T>::Constant(std::max<Index>(q.span + k.span - 1, 0), T(17))};
+    product.contract(A, B, U, queries, keys, out.Y, team);
+    auto db = team.workspace().template matrix<T>(E, E + 2);
+    db = before;
+    product.gradients(A, B, U, G, queries, keys, {out.dA, out.dB, out.dU, out.dc}, db, team);
+    out.dborder = db;
+    return out;
+  }
+
+  // C entry by entry
+  long double weight(Index i, Index j) const {
+    if (const auto [row, col] = place(i, j); row >= 0) return border(row, col);
+    return c[k.slot(j) - q.slot(i)];
+  }
+
+  // what every result is off, over what it may be
+  double error(Engine engine, const Results<T>& got) const {
+    const Matrix<double> a = A.template cast<double>(), b = B.template cast<double>(), u = U.template cast<double>(),
+                         g = G.template cast<double>();
+    Sums Y(q.count(), U.cols()), dA(q.count(), A.cols()), dB(k.count(), A.cols()), dU(k.count(), U.cols()),
+        dborder(E, E + 2);
+    dborder.values = before.template cast<double>(), dborder.magnitude = dborder.values.cwiseAbs();
+    for (Index i = 0; i < q.count(); ++i)
+      for (Index j = 0; j < k.count(); ++j) {
+        const long double w = weight(i, j);
+        long double s = 0, s_size = 0, t = 0, t_size = 0;  // A_i.B_j and G_i.U_j
+        for (Index f = 0; f < A.cols(); ++f) s += a(i, f) * b(j, f), s_size += std::abs(a(i, f) * b(j, f));
+        for (Index f = 0; f < U.cols(); ++f) t += g(i, f) * u(j, f), t_size += std::abs(g(i, f) * u(j, f));
+        Y.add(i, w * s, std::abs(w) * s_size, u, j);
+        dA.add(i, w * t, std::abs(w) * t_size, b, j);
+        dB.add(j, w * t, std::abs(w) * t_size, a, i);
+        dU.add(j, w * s, std::abs(w) * s_size, g, i);
+        if (const auto [row, col] = place(i, j); row >= 0) {
+          dborder.values(row, col) += static_cast<double>(s * t);
+          dborder.magnitude(row, col) += static_cast<double>(s_size * t_size);
+        }
+      }
+    const double growth = direct_growth<T>(A.cols() + U.cols(), q.count() + k.count());
+    const Matrix<T> As = in_slots(A, q), Bs = in_slots(B, k), Us = in_slots(U, k), Gs = in_slots(G, q);
+    const LagWeights<T> back = transposed(c);
+    const auto worst = [&](const Matrix<T>& x, const Sums& sums, const Matrix<double>& noise) {
+      return worst_ratio(x, sums.values, growth * sums.magnitude + noise);
+    };
+    return std::max(
+        {worst(got.Y, Y, noise(engine, c, As, Bs, Us, q)), worst(got.dA, dA, noise(engine, c, Gs, Us, Bs, q)),
+         worst(got.dB, dB, noise(engine, back, Us, Gs, As, k)), worst(got.dU, dU, noise(engine, back, Bs, As, Gs, k)),
+         worst(got.dborder, dborder, Matrix<double>::Zero(E, E + 2)),
+         q.span * k.span == 0 ? 0 : lag_error(engine, As, Bs, Us, Gs, got.dc)});
+  }
+
+  const Index E;
+  const Side q, k;
+  const Matrix<T> A, B, U, G;
+  Matrix<T> border, before;
+  const LagWeights<T> c;
+
+ private:
+  // where the border's weight of query i and key j stands; -1 for two tokens in slots
+  std::pair<Index, Index> place(Index i, Index j) const {
+    if (q.is_outside(i)) return {q.extra(i), k.is_outside(j) ? 2 + k.extra(j) : 0};
+    if (k.is_outside(j)) return {k.extra(j), 1};
+    return {-1, -1};
+  }
+
+  // which of all tokens they are: those outside, then a grid's, one a slot
+  std::vector<Index> numbers(const Side& side) const {
+    std::vector<Index> all = side.outside;
+    for (const Index slot : side.slots) all.push_back(E + slot);
+    return all;
+  }
+  Placement placement(const Side& side, const std::vector<Index>& of) const {
+    const bool complete = static_cast<Index>(side.outside.size()) == E;
+    return {static_cast<Index>(side.outside.size()),
+            {static_cast<Index>(side.slots.size()), 0, side.slots.data()},
+            complete ? nullptr : of.data()};
+  }
+
+  // the rows of the tokens in slots, each in its slot
+  static Matrix<T> in_slots(const Matrix<T>& X, const Side& side) {
+    const Index n = static_cast<Index>(side.slots.size());
+    return spread<T>(X.bottomRows(n), {n, 0, side.slots.data()}, side.span);
+  }
+
+  // what an FFT adds in the slots
+  static Matrix<double> noise(Engine engine, const LagWeights<T>& lags, const Matrix<T>& X, const Matrix<T>& Y,
+                              const Matrix<T>& Z, const Side& side) {
+    Matrix<double> tokens = Matrix<double>::Zero(side.count(), Z.cols());
+    if (engine == Engine::direct || X.size() == 0 || Y.size() == 0) return tokens;
+    const std::vector<Index> rows = all_rows(X.rows());
+    const Matrix<double> all = product_tolerance(engine, lags, X, Y, Z, rows, reference_product(lags, X, Y, Z, rows));
+    for (Index i = 0; i < tokens.rows(); ++i)
+      if (!side.is_outside(i)) tokens.row(i) = all.row(side.slot(i));
+    return tokens;
+  }
+
+  const std::vector<Index> m_q_numbers, m_k_numbers;
+};
+
+// use(x) for tokens outside, in slots and missing on either side
+template <class T, class Use>
+void with_cases(Use&& use) {
+  const auto some = [](Index n, std::uint64_t seed) { return random_slots(n, 0.6, seed); };
+  for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 1}, {30, 50}, {280, 140}}) {
+    use(Case<T>(0, {{}, all_rows(n_q), n_q}, {{}, all_rows(n_k), n_k}));
+    use(Case<T>(0, {{}, some(n_q, 1), n_q}, {{}, some(n_k, 2), n_k}));
+    use(Case<T>(1, {{0}, all_rows(n_q), n_q}, {{0}, all_rows(n_k), n_k}));
+    use(Case<T>(1, {{0}, some(n_q, 1), n_q}, {{}, some(n_k, 2), n_k}));
+    use(Case<T>(1, {{}, some(n_q, 1), n_q}, {{0}, some(n_k, 2), n_k}));
+    use(Case<T>(3, {{0, 1, 2}, all_rows(n_q), n_q}, {{0, 1, 2}, all_rows(n_k), n_k}));
+    use(Case<T>(3, {{0, 2}, some(n_q, 1), n_q}, {{1, 2}, some(n_k, 2), n_k}));
+    use(Case<T>(3, {{1}, some(n_q, 1), n_q}, {{2}, all_rows(n_k), n_k}, 2, 3));
+    // nobody in the slots of a side, or of both
+    use(Case<T>(3, {{0, 2}, {}, n_q}, {{1, 2}, some(n_k, 2), n_k}));
+    use(Case<T>(3, {{0, 2}, some(n_q, 1), n_q}, {{1, 2}, {}, n_k}));
+    use(Case<T>(3, {{0, 1, 2}, {}, n_q}, {{2}, {}, n_k}));
+  }
+  // tokens outside alone
+  use(Case<T>(3, {{0, 1, 2}, {}, 0}, {{0, 1, 2}, {}, 0}));
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a bordered product and its gradients are those of the whole matrix C", "[toeplitz]", float,
+                   double) {
+  std::vector<Workspace> workspaces(3);
+  with_cases<TestType>([&](const Case<TestType>& x) {
+    for (const Engine engine : engines()) {
+      INFO(x.name(engine));
+      CHECK(x.error(engine, x.run(engine, Team(workspaces))) <= 1);
+    }
+  });
+}
+
+TEMPLATE_TEST_CASE("a bordered product: no bit depends on the number of threads", "[toeplitz]", float, double) {
+  using T = TestType;
+  const Case<T> x(3, {{0, 2}, random_slots(400, 0.7, 1), 400}, {{0, 1, 2}, random_slots(300, 0.7, 2), 300}, 700, 5);
+  for (const Engine engine : engines()) {
+    Results<T> first;
+    with_team_sizes([&](const Team& team) {
+      const Results<T> now = x.run(engine, team);
+      if (team.size() == 1) first = now;
+      INFO(std::string(name(engine)) << ", " << team.size() << " threads");
+      CHECK(same_bits(now.Y, first.Y));
+      CHECK(same_bits(now.dA, first.dA));
+      CHECK(same_bits(now.dB, first.dB));
+      CHECK(same_bits(now.dU, first.dU));
+      CHECK(same_bits(now.dborder, first.dborder));
+      CHECK(same_bits(Matrix<T>(now.dc), Matrix<T>(first.dc)));
+    });
+  }
+}
+
+TEST_CASE("without tokens outside a bordered product is a product, bit for bit", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const Side q{{}, random_slots(200, 0.7, 1), 200}, k{{}, random_slots(150, 0.7, 2), 150};
+  const Case<double> x(0, q, k);
+  const InSlots<double> inner(200, 150, q.slots, k.slots, 3, 2);
+  for (const Engine engine : engines()) {
+    const auto make = [&](LagWeightsView<double> lags, const ProductShape& span, const Team& of) {
+      return toeplitz::Product<double>(engine, lags, span, of);
+    };
+    const Results<double> got = x.run(engine, team);
+    INFO(std::string(name(engine)));
+    CHECK(same_bits(got.Y, inner.contract(make, team)));
+    const toeplitz::Gradients<double> d = inner.gradients(make, team);
+    CHECK((same_bits(got.dA, d.dA) && same_bits(got.dB, d.dB) && same_bits(got.dU, d.dU) && got.dc == d.dc));
+  }
+}
+
+TEST_CASE("a bordered product names the engine that works in the slots", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const LagWeights<double> c = random_weights<double>(7, 5, 4);
+  for (const Engine engine : engines())
+    CHECK(BorderedProduct<double>(engine, c.view(), {}, {7, 5, 2, 3}, team).engine() == engine);
+  CHECK(BorderedProduct<double>(Engine::automatic, c.view(), {}, {7, 5, 2, 3}, team).engine() == Engine::direct);
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "nprf/toeplitz/gradients.hpp"
+#include "support/product.hpp"
+
+/// How far each engine's gradients may be from the sums that define them.
+namespace nprf::test {
+
+template <class T>
+LagWeights<T> transposed(const LagWeights<T>& c) {
+  return {-c.last(), c.values.reverse()};
+}
+
+/// The worst |dc - its double sum| over what the engine may be off.
+template <class T>
+double lag_error(Engine engine, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U, const Matrix<T>& G,
+                 const Vector<T>& got) {
+  const Index n_q = A.rows(), n_k = B.rows();
+  const auto wide = [](const Matrix<T>& x) { return Matrix<double>(x.template cast<double>()); };
+  const auto size = [](const Matrix<T>& x) { return Matrix<double>(x.template cast<double>().cwiseAbs()); };
+  const Matrix<double> term = (wide(A) * wide(B).transpose()).cwiseProduct(wide(G) * wide(U).transpose());
+  const Matrix<double> magnitude = (size(A) * size(B).transpose()).cwiseProduct(size(G) * size(U).transpose());
+  Vector<double> expected = Vector<double>::Zero(n_q + n_k - 1), tolerance = expected;
+  for (Index i = 0; i < n_q; ++i)
+    for (Index j = 0; j < n_k; ++j) {
+      expected[j - i + n_q - 1] += term(i, j);
+      tolerance[j - i + n_q - 1] += direct_growth<T>(A.cols() + U.cols(), std::min(n_q, n_k)) * magnitude(i, j);
+    }
+  if (engine == Engine::fftw) {
+    // the noise of a correlation is eps sqrt(log N) |w| |x| at every lag, for each pair of columns w = A_r o G_p, x =
+    // B_r o U_p
+    double noise = 0;
+    for (Index r = 0; r < A.cols(); ++r)
+      for (Index p = 0; p < U.cols(); ++p)
+        noise +=
+            wide(A).col(r).cwiseProduct(wide(G).col(p)).norm() * wide(B).col(r).cwiseProduct(wide(U).col(p)).norm();
+    tolerance.setConstant(fft_margin * epsilon<T> * std::sqrt(std::log2(static_cast<double>(n_q + n_k))) * noise);
+  }
+  return worst_ratio(got, expected, tolerance);
+}
+
+/// The worst of all four gradients over what the engine may be off: each is the product with the roles exchanged.
+template <class T>
+double gradients_error(Engine engine, const LagWeights<T>& c, const Matrix<T>& A, const Matrix<T>& B,
+                       const Matrix<T>& U, const Matrix<T>& G, const toeplitz::Gradients<T>& d) {
+  return std::max({product_error(engine, c, G, U, B, d.dA), product_error(engine, transposed(c), U, G, A, d.dB),
+                   product_error(engine, transposed(c), B, A, G, d.dU), lag_error(engine, A, B, U, G, d.dc)});
+}
+
+template <class T>
+bool same_bits(const toeplitz::Gradients<T>& a, const toeplitz::Gradients<T>& b) {
+  return same_bits(a.dA, b.dA) && same_bits(a.dB, b.dB) && same_bits(a.dU, b.dU) &&
+         same_bits(Matrix<T>(a.dc), Matrix<T>(b.dc));
+}
+
+}  // namespace nprf::test

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/planner.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/product.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+using toeplitz::choose;
+using toeplitz::Operations;
+using toeplitz::row_balance;
+using toeplitz::worthwhile_threads;
+
+namespace {
+
+constexpr Engine fftw_if_built = NPRF_USE_FFTW ? Engine::fftw : Engine::direct;
+
+LagWeights<float> ones(Index first, Index last) { return {first, Vector<float>::Ones(last - first + 1)}; }
+
+}  // namespace
+
+TEST_CASE("automatic is direct for short products, and for weights of one side", "[toeplitz]") {
+  const ProductShape small{64, 64, 8, 9}, large{16384, 16384, 32, 65};
+  CHECK(choose(ones(-63, 63).view(), small) == Engine::direct);
+  CHECK(choose(ones(-16383, 0).view(), large) == Engine::direct);
+  CHECK(choose(ones(0, 16383).view(), large) == Engine::direct);
+  CHECK(choose(ones(-16383, 16383).view(), large) == fftw_if_built);
+
+  // zeros on one side are no weights: an FFT would drown the early rows in the rounding of the late ones
+  LagWeights<float> past = ones(-16383, 16383);
+  past.values.tail(16383).setZero();
+  CHECK(choose(past.view(), large) == Engine::direct);
+
+  // no weights at all
+  CHECK(choose(LagWeightsView<float>(), large) == Engine::direct);
+  past.values.setZero();
+  CHECK(choose(past.view(), large) == Engine::direct);
+}
+
+TEST_CASE("automatic: the longer the product, the more features direct takes", "[toeplitz]") {
+  // direct once, direct for all more features: an FFT's cost is a product of r and p, direct's is a sum
+  for (const Index n : {1000, 4000, 16000}) {
+    const LagWeights<float> c = ones(-(n - 1), n - 1);
+    bool was_direct = false;
+    for (Index r = 1; r <= 4096; r *= 2) {
+      const bool direct = choose(c.view(), {n, n, r, r}) == Engine::direct;
+      INFO("n " << n << " r " << r);
+      CHECK((direct || !was_direct));
+      was_direct = direct;
+    }
+    CHECK(was_direct);
+  }
+}
+
+TEST_CASE("automatic keeps an FFT from weights that leave some rows far less than others", "[toeplitz]") {
+  const Index n_q = 6000, n_k = 3000;
+  const ProductShape shape{n_q, n_k, 8, 9};
+  // ALiBi in cross attention: queries beyond the last key see it from afar
+  const auto alibi = [&](double slope) {
+    LagWeights<float> c{-(n_q - 1), Vector<float>(n_q + n_k - 1)};
+    for (Index k = 0; k < c.values.size(); ++k)
+      c.values[k] = static_cast<float>(std::exp(-slope * std::abs(static_cast<double>(c.first + k))));
+    return c;
+  };
+  CHECK(choose(alibi(0.01).view(), shape) == Engine::direct);
+  CHECK(choose(alibi(0.0001).view(), shape) == fftw_if_built);
+}
+
+TEST_CASE("the balance of rows is that of sums over every window", "[toeplitz]") {
+  for (const auto& [n_q, n_k] :
+       std::vector<std::pair<Index, Index>>{{7, 4}, {4, 7}, {1, 5}, {5, 1}, {1, 1}, {30, 30}}) {
+    LagWeights<double> c = random_weights<double>(n_q, n_k, 1);
+    for (const Index shift : {0, 1, -2}) {  // a table that does not begin at the first lag
+      c.first = -(n_q - 1) + shift;
+      double smallest = std::numeric_limits<double>::infinity(), largest = 0;
+      for (Index i = 0; i < n_q; ++i) {
+        double sum = 0;
+        for (Index j = 0; j < n_k; ++j) sum += std::abs(c[j - i]);
+        smallest = std::min(smallest, sum);
+        largest = std::max(largest, sum);
+      }
+      INFO("n_q " << n_q << " n_k " << n_k << " shift " << shift);
+      // the window's sum is carried over n_q + n_k steps, each of which rounds a number below its largest
+      const double tolerance = 2 * epsilon<double> * static_cast<double>(n_q + n_k);
+      const double expected = largest > 0 ? smallest / largest : 0;
+      CHECK(std::abs(row_balance(c.view(), {n_q, n_k, 1, 1}) - expected) <= tolerance);
+    }
+  }
+  CHECK(row_balance(LagWeightsView<double>(), {5, 4, 1, 1}) == 0);
+}
+
+TEST_CASE("operations grow with every size, and the least is that of an engine that is built", "[toeplitz]") {
+  const Operations one({500, 700, 30, 20});
+  for (const ProductShape& larger :
+       {ProductShape{501, 700, 30, 20}, {500, 701, 30, 20}, {500, 700, 31, 20}, {500, 700, 30, 21}}) {
+    CHECK(Operations(larger).direct > one.direct);
+    CHECK(Operations(larger).fftw > one.fftw);
+  }
+  CHECK(one.least() == (NPRF_USE_FFTW ? std::min(one.direct, one.fftw) : one.direct));
+  CHECK(Operations({0, 0, 0, 0}).least() == 0);
+}
+
+TEST_CASE("a product has as many threads as it is worth, at least one and at most those that are set", "[toeplitz]") {
+  struct Kept {
+    ~Kept() { set_num_threads(before); }
+    const Index before = num_threads();
+  } const kept;
+  for (const Index most : {1, 2, 7}) {
+    set_num_threads(most);
+    CHECK(worthwhile_threads(0) == 1);
+    CHECK(worthwhile_threads(1e15) == most);
+    Index before = 1;
+    for (double operations = 1; operations < 1e12; operations *= 1.5) {
+      const Index threads = worthwhile_threads(operations);
+      CHECK((before <= threads && threads <= most));
+      before = threads;
+    }
+  }
+}

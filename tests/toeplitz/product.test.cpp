@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/product.hpp"
+
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/product.hpp"
+#include "support/throws.hpp"
+#include "toeplitz/in_slots.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+using toeplitz::require_available;
+
+namespace {
+
+constexpr auto make_product(Engine engine) {
+  return [=]<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+    return toeplitz::Product<T>(engine, lags, span, team);
+  };
+}
+
+constexpr auto make_direct = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+  return toeplitz::DirectEngine<T>(lags, span, team);
+};
+#if NPRF_USE_FFTW
+constexpr auto make_fftw = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+  return toeplitz::FftwEngine<T>(lags, span, team);
+};
+#endif
+
+Engine engine_of(Engine engine, const LagWeights<double>& c, const ProductShape& span) {
+  Workspace workspace;
+  return toeplitz::Product<double>(engine, c.view(), span, Team(workspace)).engine();
+}
+
+}  // namespace
+
+TEST_CASE("a product by an engine that this build does not have is refused by name", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const LagWeights<double> c = random_weights<double>(5, 4, 4);
+  for (const Engine engine : {Engine::lanes, Engine::block_causal, Engine::banded, Engine::recurrence, Engine::grid}) {
+    check_invalid([&] { require_available(engine); }, {"engine:", "automatic", "direct", name(engine)});
+    check_invalid([&] { toeplitz::Product<double>(engine, c.view(), {5, 4, 2, 3}, team); }, {"engine:", name(engine)});
+    // for a product of nothing too
+    check_invalid([&] { toeplitz::Product<double>(engine, c.view(), {5, 4, 2, 0}, team); }, {"engine:", name(engine)});
+    check_invalid([&] { toeplitz::Product<double>(engine, {}, {5, 4, 2, 3}, team); }, {"engine:", name(engine)});
+  }
+  CHECK_NOTHROW(require_available(Engine::automatic));
+  for (const Engine engine : engines()) CHECK_NOTHROW(require_available(engine));
+  if (!NPRF_USE_FFTW) check_invalid([] { require_available(Engine::fftw); }, {"engine:", "without FFTW", "fftw"});
+}
+
+TEST_CASE("a product names the engine that works", "[toeplitz]") {
+  const LagWeights<double> c = random_weights<double>(700, 700, 4);
+  for (const Engine engine : engines()) CHECK(engine_of(engine, c, {700, 700, 1, 2}) == engine);
+  for (const ProductShape& span : {ProductShape{700, 700, 1, 2}, {700, 700, 9, 9}, {20, 700, 1, 2}})
+    CHECK(engine_of(Engine::automatic, c, span) == toeplitz::choose(c.view(), span));
+  // where all products are zero none works
+  for (const Engine engine : {Engine::automatic, Engine::direct})
+    for (const ProductShape& span : {ProductShape{0, 7, 1, 2}, {7, 0, 1, 2}, {7, 7, 0, 2}, {7, 7, 1, 0}})
+      CHECK(engine_of(engine, c, span) == engine);
+  CHECK(engine_of(Engine::automatic, {0, Vector<double>::Zero(3)}, {7, 7, 1, 2}) == Engine::automatic);
+}
+
+TEMPLATE_TEST_CASE("a product has the bits of its engine, gaps or not", "[toeplitz]", float, double) {
+  using T = TestType;
+  Workspace workspace;
+  const Team team(workspace);
+  const InSlots<T> full(90, 110, Slots{90}, Slots{110}, 3, 2);
+  const InSlots<T> gaps(200, 150, random_slots(200, 0.5, 1), random_slots(150, 0.5, 2), 3, 2);
+  for (const InSlots<T>* x : {&full, &gaps}) {
+    INFO(x->name());
+    CHECK(same_bits(x->contract(make_product(Engine::direct), team), x->contract(make_direct, team)));
+    CHECK(same_bits(x->gradients(make_product(Engine::direct), team), x->gradients(make_direct, team)));
+#if NPRF_USE_FFTW
+    CHECK(same_bits(x->contract(make_product(Engine::fftw), team), x->contract(make_fftw, team)));
+    CHECK(same_bits(x->gradients(make_product(Engine::fftw), team), x->gradients(make_fftw, team)));
+#endif
+  }
+}
+
+TEST_CASE("a product without weights in reach, or without tokens, is zero, and so are its gradients", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const auto check = [&](const InSlots<double>& x) {
+    for (const Engine engine : {Engine::automatic, engines().back()}) {
+      INFO(std::string(name(engine)) << ", " << x.name());
+      CHECK(x.contract(make_product(engine), team).isZero(0));
+      const toeplitz::Gradients<double> d = x.gradients(make_product(engine), team);
+      CHECK((d.dA.isZero(0) && d.dB.isZero(0) && d.dU.isZero(0) && d.dc.isZero(0)));
+    }
+  };
+  const std::vector<Index> none, some = random_slots(9, 0.5, 1);
+  check({9, 9, some, none, 3, 2});
+  check({9, 9, none, some, 3, 2});
+  check({9, 9, none, none, 3, 2});
+  check({9, 9, some, some, 0, 2});
+  InSlots<double> x(9, 9, some, some, 3, 2);
+  x.c.values.setZero();
+  check(x);
+  x.c = {};
+  check(x);
+}
+
+TEST_CASE("threads may share a product, each with a team of its own", "[toeplitz]") {
+  std::vector<Workspace> workspaces(4);
+  const Team team(workspaces);
+  for (const Engine engine : engines()) {
+    INFO(std::string(name(engine)));
+    const InSlots<double> x(300, 200, Slots{300}, Slots{200}, 3, 2);
+    const Matrix<double> expected = x.contract(make_product(engine), team);
+    Workspace tables;
+    const toeplitz::Product<double> product(engine, x.c.view(), x.span, Team(tables));
+    const MatrixView<double> a = x.A, b = x.B, u = x.U;
+    std::vector<Matrix<double>> Y(16, Matrix<double>(300, 2));
+    team.run(16, [&](Index task, Workspace& scratch) {
+      product.contract({a, b, u, x.queries, x.keys}, Y[static_cast<std::size_t>(task)], Team(scratch));
+    });
+    for (const Matrix<double>& each : Y) CHECK(same_bits(each, expected));
+  }
+}
