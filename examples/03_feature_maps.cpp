@@ -10,9 +10,8 @@
 
 using namespace nprf;
 
-constexpr Index n = 100, d = 16;
-
 int main() {
+  constexpr Index n = 100, d = 16;
   const Matrix<float> q = Matrix<float>::Random(n, d), k = Matrix<float>::Random(n, d), v = Matrix<float>::Random(n, d);
   const Matrix<float> exact = reference::softmax_attention<float>(q, k, v, NoPosition<float>{},
                                                                   Direction::bidirectional, Normalization::unit(1));

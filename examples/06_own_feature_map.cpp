@@ -49,7 +49,17 @@ int main() {
 
   const auto error = [&](const auto& map) { return (Attention(map, position)(q, k, v) - exact).norm() / exact.norm(); };
   const float taylor = error(TaylorFeatures{d}), random = error(orf<float>(d, 1 + d + d * d));
+
+  // its gradient: L = |y|^2 / 2 along a direction, by the layer and by a difference of two losses
+  const Attention attention(TaylorFeatures{d}, position);
+  Saved<float> saved;
+  const Matrix<float> direction = Matrix<float>::Random(n, d), y = attention.forward(q, k, v, saved);
+  const float slope = attention.backward(saved, y).keys.cwiseProduct(direction).sum(), h = 0.05f;
+  const auto loss = [&](float step) { return attention(q, k + step * direction, v).squaredNorm() / 2; };
+  const float difference = (loss(h) - loss(-h)) / (2 * h);
+
   std::printf("%d features, relative error: Taylor %.5f, random %.5f\n", static_cast<int>(1 + d + d * d), taylor,
               random);
-  return taylor < random ? 0 : 1;
+  std::printf("the loss falls by %.4f along a direction of the keys, by its gradient by %.4f\n", -difference, -slope);
+  return taylor < random && std::abs(difference - slope) < 0.01f * std::abs(slope) ? 0 : 1;
 }
