@@ -331,12 +331,42 @@ TEST_CASE("padding that the call describes wrongly is refused", "[attention]") {
   }
 }
 
-TEST_CASE("a forward that throws leaves nothing to differentiate", "[attention]") {
+TEST_CASE("a forward that is refused leaves what was saved before", "[attention]") {
   const Tokens<double> x = random_tokens<double>(5, 6, d, 2);
   const Padded attention(orf<double>(d, m, 7), Relative(tables()[1]));
   Saved<double> saved;
   const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
   const Mask wrong = Mask::Constant(5, true);
   check_invalid([&] { attention.forward(x.q, x.k, x.v, saved, {.key_mask = view(wrong)}); }, {"key_mask"});
-  check_invalid([&] { attention.backward(saved, y); }, {"saved"});
+  Saved<double> fresh;
+  attention.forward(x.q, x.k, x.v, fresh);
+  CHECK(same_bits<double>(attention.backward(saved, y).keys, attention.backward(fresh, y).keys));
+}
+
+// weights that fall with distance leave queries far from all keys that remain next to nothing of what others see
+TEST_CASE("automatic keeps an FFT from keys whose gaps leave some rows far less than others", "[attention]") {
+  const Index n = 3000;
+  const Tokens<float> x = random_tokens<float>(n, n, d, 2);
+  Mask gap = Mask::Constant(n, true);
+  gap.segment(300, 2400) = false;
+  const std::array<Index, 1> length{600};
+  const auto map = orf<float>(d, 4, 7);
+  for (const float slope : {0.0f, 0.02f}) {
+    const AlibiPosition<float> position(slope);
+    const Attention automatic(map, position), direct(map, position, {.engine = Engine::direct});
+    for (CallOptions call : {CallOptions{}, CallOptions{.key_mask = view(gap)}, CallOptions{.lengths = length}}) {
+      Report report;
+      Saved<float> saved, exact;
+      call.report = &report;
+      const Matrix<float> y = automatic.forward(x.q, x.k, x.v, saved, call);
+      const bool unbalanced = slope > 0 && (!call.key_mask.empty() || !call.lengths.empty());
+      INFO("slope " << slope << " keys masked " << !call.key_mask.empty() << " length " << !call.lengths.empty());
+      if (NPRF_USE_FFTW) CHECK(report.engine == (unbalanced ? Engine::direct : Engine::fftw));
+      call.report = nullptr;
+      const Matrix<float> expected = direct.forward(x.q, x.k, x.v, exact, call);
+      if (!unbalanced) continue;
+      CHECK(same_bits<float>(y, expected));
+      CHECK(same_bits<float>(automatic.backward(saved, x.v).queries, direct.backward(exact, x.v).queries));
+    }
+  }
 }

@@ -396,8 +396,8 @@ TEST_CASE("rows lost to underflow are repaired, and there is no NaN", "[attentio
 }
 
 TEST_CASE("a repaired row has its own place, side and maximum", "[attention]") {
-  // 50 a token back, 30 a token ahead: a row's weights are e^-50 of the next row's, and below min / eps = e^-672, which
-  // is the 14th row from the last, too small to keep
+  // 50 a token back, 30 a token ahead: a row's weights are e^-50 of the next row's, and below sqrt(min) = e^-354, which
+  // is the 8th row from the last, too small to keep
   const Index n = 60;
   const LagBias<double> steep{0, Vector<double>::Zero(1), 50, 30};
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);
@@ -411,7 +411,7 @@ TEST_CASE("a repaired row has its own place, side and maximum", "[attention]") {
       // values are at most 4, features are the same
       CHECK(worst_ratio(y, twin, 4 * direct_growth<double>(m, n)) <= 1);
       CHECK(report.empty_rows == (direction == Direction::causal && offset < 0 ? -offset : 0));
-      CHECK(report.repaired_rows == n - 14 - report.empty_rows);
+      CHECK(report.repaired_rows == n - 8 - report.empty_rows);
     }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/attention/head_weights.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -177,19 +179,23 @@ TEST_CASE("a gradient goes to the scalar that the bias came from", "[attention]"
   }
 }
 
-TEST_CASE("the weights of extra tokens share the scale of the cells'", "[attention]") {
+TEST_CASE("the weights of the cells' rows share a scale, and an extra token's row has its own", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
   const Grid position = grid(2);
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const HeadWeights<Grid> weights(position, {.direction = direction}, {14, 14, 4, 2}, 0, team);
-    double largest = never;
+    std::array<double, 3> largest{never, never, never};  // of extra token 0, of 1, and of all cells
     for (Index i = 0; i < 14; ++i)
-      for (Index j = 0; j < 14; ++j) largest = std::max(largest, weights.bias(i, j));
+      for (Index j = 0; j < 14; ++j) {
+        double& top = largest[static_cast<std::size_t>(std::min<Index>(i, 2))];
+        top = std::max(top, weights.bias(i, j));
+      }
     REQUIRE(weights.border().count == 2);
     for (Index i = 0; i < 14; ++i)
       for (Index j = 0; j < 14; ++j) {
-        const double expected = std::exp(weights.bias(i, j) - largest);
+        const double b = weights.bias(i, j), top = largest[static_cast<std::size_t>(std::min<Index>(i, 2))];
+        const double expected = b > never ? std::exp(b - top) : 0;
         double got = -1;
         weights.place_gradient(
             i, j, 0, [&](Index lag, double) { got = weights.weight(lag); },

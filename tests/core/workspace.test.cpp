@@ -246,3 +246,25 @@ TEST_CASE("a size that overflows is refused, and leaves the workspace as it was"
   CHECK(workspace.peak_bytes() == peak);
   CHECK(workspace.take<std::byte>(1) == next);
 }
+
+TEST_CASE("settled, a workspace is one block, and calls of rising sizes pile up nothing", "[core]") {
+  Workspace workspace;
+  std::size_t largest = 0;
+  for (std::size_t size = 70000; size < 1000000; size += 1111) {
+    {
+      const Workspace::Scope scope(workspace);
+      workspace.take<std::byte>(static_cast<Index>(size));
+      workspace.reserve(size);
+      largest = in_lines(2 * size);
+    }
+    workspace.settle();
+    CHECK(workspace.allocated_bytes() >= size);
+    CHECK(workspace.allocated_bytes() <= 4 * largest);
+  }
+  // while something is taken nothing moves
+  std::byte* taken = workspace.take<std::byte>(10);
+  *taken = std::byte{7};
+  workspace.reserve(10 * workspace.allocated_bytes());
+  workspace.settle();
+  CHECK(*taken == std::byte{7});
+}

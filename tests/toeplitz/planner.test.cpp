@@ -94,6 +94,36 @@ TEST_CASE("the balance of rows is that of sums over every window", "[toeplitz]")
   CHECK(row_balance(LagWeightsView<double>(), {5, 4, 1, 1}) == 0);
 }
 
+TEST_CASE("the balance of rows counts the keys that there are", "[toeplitz]") {
+  Workspace workspace;
+  const Index span = 40;
+  const LagWeights<double> c = random_weights<double>(span, span, 1);
+  const Vector<double> coin = normal_vector<double>(2 * span, 2);
+  std::vector<Index> q, k;
+  for (Index s = 0; s < span; ++s) {
+    if (coin[s] > 0) q.push_back(s);
+    if (coin[span + s] > 0) k.push_back(s);
+  }
+  const auto slots = [](const std::vector<Index>& at) { return Slots{static_cast<Index>(at.size()), 0, at.data()}; };
+  const auto expected = [&](const Slots& queries, const Slots& keys) {
+    double smallest = std::numeric_limits<double>::infinity(), largest = 0;
+    for (Index i = 0; i < queries.count; ++i) {
+      double sum = 0;
+      for (Index j = 0; j < keys.count; ++j) sum += std::abs(c[keys[j] - queries[i]]);
+      smallest = std::min(smallest, sum);
+      largest = std::max(largest, sum);
+    }
+    return smallest / largest;
+  };
+  for (const Slots& queries : {slots(q), Slots{span}, Slots{1, span - 1}})
+    for (const Slots& keys : {slots(k), Slots{span}, Slots{7, 3}, Slots{1}}) {
+      // sums of at most 2 span numbers below 4, as differences
+      const double tolerance = 16 * epsilon<double> * static_cast<double>(span * span);
+      CHECK(std::abs(row_balance(c.view(), queries, keys, workspace) - expected(queries, keys)) <= tolerance);
+    }
+  CHECK(row_balance(c.view(), Slots{span}, Slots{}, workspace) == 0);
+}
+
 TEST_CASE("operations grow with every size, and the least is that of an engine that is built", "[toeplitz]") {
   const Operations one({500, 700, 30, 20});
   for (const ProductShape& larger :

@@ -60,7 +60,6 @@ class Attention {
   /// The same, and keeps in `saved` what backward needs.
   Matrix<T> forward(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, Saved<T>& saved,
                     const CallOptions& call = {}) const {
-    saved.m_attention = nullptr;  // a forward that throws leaves nobody's
     Matrix<T> y = evaluate(q, k, v, call, &saved);
     saved.m_attention = m_identity;
     return y;

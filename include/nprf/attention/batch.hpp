@@ -47,13 +47,17 @@ class Batch {
             " columns (the feature map's input_dim), got ", d);
     find_segments(call, sizes.batch, n_q, n_k, m_segments);
     const Team team = gather_team(heads, sizes.batch * sizes.heads, m_segments, d_v);
+    const Settle settle{m_workspaces};
     const Workspace::Scope scope(team.workspace());
     build_weights(heads, m_segments, d_v, call.offset, team);
 
     const std::size_t segments = m_segments.size();
     const Index items = sizes.batch * sizes.heads * static_cast<Index>(segments);
     m_reports.assign(static_cast<std::size_t>(items), Report{});
-    if (saved) saved->m_sequences.resize(static_cast<std::size_t>(items));
+    if (saved) {
+      saved->m_attention = nullptr;  // from here on it is nobody's until all is there
+      saved->m_sequences.resize(static_cast<std::size_t>(items));
+    }
     team.run_nested(items, [&](Index item, const Team& part) {
       const auto [b, h, s] = place(item, sizes.heads, segments);
       const Segment& x = m_segments[s];
@@ -83,6 +87,7 @@ class Batch {
   template <class Dy, class Dq, class Dk, class Dv>
   void backward(const Heads& heads, const Saved<T>& saved, Dy&& dy, Dq&& dq, Dk&& dk, Dv&& dv) {
     const Team team = gather_team(heads, saved.m_batch * saved.m_heads, saved.m_segments, saved.m_sizes.d_v);
+    const Settle settle{m_workspaces};
     const Workspace::Scope scope(team.workspace());
     const std::size_t segments = saved.m_segments.size(), n_heads = static_cast<std::size_t>(saved.m_heads);
     build_weights(heads, saved.m_segments, saved.m_sizes.d_v, saved.m_offset, team);
@@ -130,6 +135,14 @@ class Batch {
   const Matrix<double>& dextra(Index h) const { return m_dextra[static_cast<std::size_t>(h)]; }
 
  private:
+  // at the end of a call
+  struct Settle {
+    ~Settle() {
+      for (Workspace& workspace : workspaces) workspace.settle();
+    }
+    std::vector<Workspace>& workspaces;
+  };
+
   struct Place {
     Index b, h;
     std::size_t s;

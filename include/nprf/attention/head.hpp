@@ -76,7 +76,8 @@ class Head {
     });
 
     auto Y = workspace.template matrix<T>(n_q, d_v + 1);
-    m_weights->product().contract(A, B, U, queries, keys, Y, team);
+    const toeplitz::BorderedProduct<T>& product = m_weights->product(keys, workspace);
+    product.contract(A, B, U, queries, keys, Y, team);
 
     // y_i = Y[i, values] / Y[i, ones]. A row whose denominator is lost to rounding or underflow is computed again
     auto* fates = workspace.template take<Fate>(n_q);
@@ -93,7 +94,7 @@ class Head {
       report.empty_rows += fates[i].empty;
     }
     report.repaired_rows += repaired;
-    if (n_q > 0 && n_k > 0) report.engine = m_weights->product().engine();
+    if (n_q > 0 && n_k > 0) report.engine = product.engine();
     if (saved) {
       saved->q.resize(n_q, d);
       saved->k.resize(n_k, d);
@@ -139,7 +140,8 @@ class Head {
     auto dU = workspace.template matrix<T>(n_k, d_v + 1), border = workspace.template matrix<T>(E, E + 2);
     auto dc = workspace.template vector<T>(lags.size());
     border.setZero();
-    m_weights->product().gradients(saved.A, saved.B, saved.U, G, queries, keys, {dA, dB, dU, dc}, border, team);
+    m_weights->product(keys, workspace)
+        .gradients(saved.A, saved.B, saved.U, G, queries, keys, {dA, dB, dU, dc}, border, team);
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < lags.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] +=
@@ -176,7 +178,7 @@ class Head {
   template <class A, class B, class V, class Y>
   Fate finish_row(Index i, const A& a, const B& b, const V& v, const Placement& keys, const Y& sums, MatrixRef<T>& y,
                   Workspace& scratch) const {
-    constexpr T smallest = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
+    static const T smallest = std::sqrt(std::numeric_limits<T>::min());  // below it, dy / D could overflow
     const Index d_v = v.cols();
     if (!m_weights->sees_any(i, keys)) {
       y.row(i).setZero();

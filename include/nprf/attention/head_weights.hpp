@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <span>
 
 #include "nprf/attention/options.hpp"
@@ -38,7 +39,18 @@ class HeadWeights {
         m_visible(position.bias(), m_lags, team.workspace()),
         m_product(make_product(options.engine, shape, team)) {}
 
+  /// The product for all keys.
   const toeplitz::BorderedProduct<T>& product() const { return m_product; }
+
+  /// The product for these keys: where those that are missing leave some rows far less than others, or a picture's
+  /// edges do, Engine::automatic takes direct.
+  const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
+    const bool known = !m_direct || (!PlacedPosition<P> && keys.count() == m_n_k);
+    if (known || toeplitz::row_balance(m_rows, m_queries.slots, keys.slots, workspace) >= toeplitz::least_balance<T>())
+      return m_product;
+    return *m_direct;
+  }
+
   const Placement& queries() const { return m_queries; }
 
   /// The lags that the product's gradient has: its first, at distances j - i, and their number.
@@ -123,34 +135,40 @@ class HeadWeights {
     const LagBias<T>& bias = m_position->bias();
     double largest = bias.max(m_lags);
     if constexpr (PlacedPosition<P>) {
-      m_border.count = m_position->extra().rows();
-      for_each_border_bias([&](Index, double b) { largest = std::max(largest, b); });
-      T* border = workspace.take<T>(m_border.count * (m_border.count + 2));
-      for_each_border_bias([&](Index at, double b) {
-        border[at] = b > -std::numeric_limits<double>::infinity() ? static_cast<T>(std::exp(b - largest)) : T(0);
-      });
+      // an extra token's own row has a scale of its own
+      const Matrix<T>& extra = m_position->extra();
+      const Index E = m_border.count = extra.rows();
+      for (Index e = 0; e < E; ++e) largest = std::max(largest, border_bias(e, 1));
+      T* border = workspace.take<T>(E * (E + 2));
+      for (Index e = 0; e < E; ++e) {
+        double row = border_bias(e, 0);
+        for (Index f = 0; f < E; ++f) row = std::max(row, border_bias(e, 2 + f));
+        for (Index f = 0; f < E + 2; ++f) {
+          const double b = border_bias(e, f);
+          border[e * (E + 2) + f] = b > -std::numeric_limits<double>::infinity()
+                                        ? static_cast<T>(std::exp(b - (f == 1 ? largest : row)))
+                                        : T(0);
+        }
+      }
       m_border.values = border;
     }
     T* c = workspace.take<T>(m_lags.size());
     exp_weights(bias, m_lags, largest, c);
     m_c = {m_lags.first, c, m_lags.size()};
-    const LagWeightsView<T> rows{m_lags.first + m_offset, c, m_lags.size()};  // of differences of row numbers
+    m_rows = {m_lags.first + m_offset, c, m_lags.size()};
     const ProductShape span{m_slots, m_key_slots, shape.r, shape.p};
     // causal weights are one-sided even where an offset hides it
     if (engine == Engine::automatic && m_direction == Direction::causal) engine = Engine::direct;
-    return toeplitz::BorderedProduct<T>(engine, rows, m_border, shape, span, team);
+    toeplitz::BorderedProduct<T> product(engine, m_rows, m_border, shape, span, team);
+    if (engine == Engine::automatic && product.engine() != Engine::direct)
+      m_direct.emplace(Engine::direct, m_rows, m_border, shape, span, team);
+    return product;
   }
 
-  // body(index into (E,E+2), bias that a query sees there)
-  template <class Body>
-  void for_each_border_bias(Body&& body) const {
-    const Matrix<T>& extra = m_position->extra();
-    const bool causal = m_direction == Direction::causal;
-    for (Index e = 0; e < extra.rows(); ++e)
-      for (Index f = 0; f < extra.cols(); ++f) {
-        const bool hidden = causal && (f == 0 || f - 2 > e);
-        body(e * extra.cols() + f, hidden ? -std::numeric_limits<double>::infinity() : extra(e, f));
-      }
+  // extra(e, f), -infinity where the direction hides it
+  double border_bias(Index e, Index f) const {
+    const bool hidden = m_direction == Direction::causal && (f == 0 || f - 2 > e);
+    return hidden ? -std::numeric_limits<double>::infinity() : m_position->extra()(e, f);
   }
 
   const P* m_position;
@@ -160,8 +178,9 @@ class HeadWeights {
   Index m_slots, m_key_slots;  // how many the axis has
   LagRange m_lags;             // that this direction reaches
   Visibility m_visible;
-  LagWeightsView<T> m_c;
+  LagWeightsView<T> m_c, m_rows;  // by distance, and by difference of slots
   toeplitz::BorderWeights<T> m_border;
+  std::optional<toeplitz::BorderedProduct<T>> m_direct;  // where Engine::automatic has chosen another
   toeplitz::BorderedProduct<T> m_product;
 };
 

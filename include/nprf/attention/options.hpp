@@ -29,8 +29,9 @@ struct Report {
 
 /// What one call adds.
 ///
-/// A key that is padding takes no part: it leaves numerator and denominator, and whatever it holds is never read; its
-/// gradients are zero. Sequences packed into one array see nothing of each other; positions start anew in each.
+/// Padding is of keys; every query has a row. A key that is padding takes no part: it leaves numerator and denominator,
+/// and whatever it holds is never read; its gradients are zero. Sequences packed into one array see nothing of each
+/// other; positions start anew in each.
 struct CallOptions {
   std::span<const bool> key_mask = {};  // one a key (and sequence of the batch): false is padding; empty: none is
   std::span<const Index> lengths = {};  // one a sequence of the batch: keys from there on are padding; empty: none is

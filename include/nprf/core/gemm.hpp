@@ -26,8 +26,8 @@ constexpr int storage_order = std::remove_cvref_t<M>::IsRowMajor ? Eigen::RowMaj
 
 }  // namespace detail
 
-/// C += A B by one thread, for matrices, maps, blocks and their transposes; C is row-major. It allocates nothing where
-/// Eigen's packed blocks fit 128 KiB of stack.
+/// C += A B by one thread, for matrices, maps, blocks and their transposes; C is row-major. It allocates nothing:
+/// pieces are so small that Eigen packs them on its 128 KiB of stack.
 template <class C, class A, class B>
 void add_product(C&& c, const A& a, const B& b) {
   using T = typename std::remove_cvref_t<C>::Scalar;
@@ -35,9 +35,17 @@ void add_product(C&& c, const A& a, const B& b) {
   static_assert(std::remove_cvref_t<C>::InnerStrideAtCompileTime == 1 && A::InnerStrideAtCompileTime == 1 &&
                 B::InnerStrideAtCompileTime == 1);
   eigen_assert(c.rows() == a.rows() && c.cols() == b.cols() && a.cols() == b.rows());
-  if (c.size() == 0 || a.cols() == 0) return;
-  detail::add_product<T, detail::storage_order<A>, detail::storage_order<B>>(
-      c.rows(), c.cols(), a.cols(), a.data(), a.outerStride(), b.data(), b.outerStride(), c.data(), c.outerStride());
+  constexpr Index deep = 128, wide = 131072 / deep / static_cast<Index>(sizeof(T));
+  const auto at = [](const auto& x, Index i, Index j) {
+    return x.data() +
+           (std::remove_cvref_t<decltype(x)>::IsRowMajor ? i * x.outerStride() + j : j * x.outerStride() + i);
+  };
+  for (Index i = 0; i < c.rows(); i += wide)
+    for (Index j = 0; j < c.cols(); j += wide)
+      for (Index k = 0; k < a.cols(); k += deep)
+        detail::add_product<T, detail::storage_order<A>, detail::storage_order<B>>(
+            std::min(wide, c.rows() - i), std::min(wide, c.cols() - j), std::min(deep, a.cols() - k), at(a, i, k),
+            a.outerStride(), at(b, k, j), b.outerStride(), c.data() + i * c.outerStride() + j, c.outerStride());
 }
 
 /// C = A B.

@@ -69,8 +69,25 @@ class Workspace {
   void reserve(std::size_t size) {
     for (std::size_t block = m_mark.block, used = m_mark.used; block < m_blocks.size(); ++block, used = 0)
       if (m_blocks[block].size - used >= size) return;
-    add_block(size);
+    add_block(grown(size));
   }
+
+  /// Makes one block of all, if nothing is taken: so that calls of other sizes do not pile up blocks.
+  void settle() noexcept {
+    if (m_blocks.size() <= 1 || m_mark.taken > 0) return;
+    const std::size_t size = m_allocated;
+    m_blocks.clear();
+    m_mark = {};
+    m_allocated = 0;
+    try {
+      add_block(size);
+    } catch (const std::bad_alloc&) {
+      // the next call takes what it can get
+    }
+  }
+
+  /// How much it holds.
+  std::size_t allocated_bytes() const { return m_allocated; }
 
   /// The most that was taken at a time since forget_peak(), or since the innermost open scope began.
   std::size_t peak_bytes() const { return m_high; }
@@ -88,12 +105,16 @@ class Workspace {
     size = std::max(line, (size + line - 1) / line * line);
     Scope::Mark at = m_mark;
     while (at.block < m_blocks.size() && m_blocks[at.block].size - at.used < size) ++at.block, at.used = 0;
-    // blocks double, so that they stay few
-    if (at.block == m_blocks.size()) add_block(std::max(size, std::clamp(m_allocated, smallest_block, largest_step)));
+    if (at.block == m_blocks.size()) add_block(grown(size));
     std::byte* memory = m_blocks[at.block].memory.data() + at.used;
     m_mark = {at.block, at.used + size, at.taken + size};
     m_high = std::max(m_high, m_mark.taken);
     return memory;
+  }
+
+  // blocks double, so that they stay few
+  std::size_t grown(std::size_t size) const {
+    return std::max(size, std::clamp(m_allocated, smallest_block, largest_step));
   }
 
   void add_block(std::size_t size) {

@@ -30,7 +30,8 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 ///     };
 ///
 /// queries may leave out one positive factor a row, keys one positive factor for the whole call: attention does not
-/// change. backward gets phi as queries or keys returned it, takes those factors for constants, and returns dx.
+/// change. Several threads may call a map at a time. backward gets phi as queries or keys returned it, takes those
+/// factors for constants, and returns dx.
 template <class F>
 concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const MatrixView<typename F::Scalar>& x) {
   { f.input_dim() } -> std::convertible_to<Index>;

@@ -89,8 +89,8 @@ class ComplexPlan {
 
   /// The plan of a length, shared by all callers of the process.
   static std::shared_ptr<const ComplexPlan> shared(Index length) {
-    constexpr std::size_t most_plans = 64;  // a bound on what many different lengths can pile up
-    planner_mutex();                        // constructed before the plans, so that it outlives them
+    constexpr std::size_t most_plans = 1024;  // a bound on what many different lengths can pile up
+    planner_mutex();                          // constructed before the plans, so that it outlives them
     static std::mutex mutex;
     static std::map<Index, std::shared_ptr<const ComplexPlan>> plans;
 

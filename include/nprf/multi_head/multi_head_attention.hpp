@@ -85,7 +85,6 @@ class MultiHeadAttention {
   /// The same, and keeps in `saved` what backward needs.
   void forward(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y, Saved<T>& saved,
                const CallOptions& call = {}) const {
-    saved.m_attention = nullptr;  // a forward that throws leaves nobody's
     evaluate(q, k, v, y, call, &saved);
     saved.m_attention = m_identity;
   }

@@ -66,7 +66,7 @@ class Normalization {
     for (Index i = 0; i < dx.rows(); ++i) {
       const T s = scale[static_cast<std::size_t>(i)];
       if (is_unit()) {
-        const T along = scaled.row(i).dot(dx.row(i)) / static_cast<T>(m_radius * m_radius);
+        const T along = static_cast<T>(scaled.row(i).dot(dx.row(i)) / (m_radius * m_radius));
         dx.row(i) = s * (dx.row(i) - along * scaled.row(i));
       } else {
         dx.row(i) *= s;

@@ -22,11 +22,13 @@ concept LearnedPosition = Position<P> && requires(const P& position, Index first
 
 /// A position whose tokens do not follow each other slot by slot, or stand outside of all slots: GridPosition
 /// (grid.hpp).
+/// slot(i) rises with the cell i; bias(i, j) is that of query token i for key token j.
 template <class P>
 concept PlacedPosition = Position<P> && requires(const P& position, Index i) {
   { position.tokens() } -> std::convertible_to<Index>;
   { position.slot(i) } -> std::convertible_to<Index>;
   { position.extra() } -> std::convertible_to<const Matrix<typename P::Scalar>&>;
+  { position.bias(i, i) } -> std::convertible_to<double>;
 };
 
 /// The bias that query token i, `offset` further on, has for key token j.

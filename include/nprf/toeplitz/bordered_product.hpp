@@ -114,7 +114,10 @@ class BorderedProduct {
   template <class M>
   void multiply_by_c(const Placement& q, Index i0, const Placement& k, Index j0, M& S) const {
     for (Index i = 0; i < S.rows(); ++i)
-      for (Index j = 0; j < S.cols(); ++j) S(i, j) *= m_border.values[place(q, i0 + i, k, j0 + j)];
+      for (Index j = 0; j < S.cols(); ++j) {
+        const T c = m_border.values[place(q, i0 + i, k, j0 + j)];
+        S(i, j) = c == T(0) ? T(0) : S(i, j) * c;
+      }
   }
 
   Product<T> m_product;

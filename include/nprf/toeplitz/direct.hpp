@@ -86,6 +86,9 @@ class DirectEngine {
   // the weight of query slot s and key slot t at t - s
   const T* weights(Index s) const { return m_c + m_n_q - 1 - s; }
 
+  // a weight of 0 hides even what is infinite
+  static T times(T s, T c) { return c == T(0) ? T(0) : s * c; }
+
   template <class M>
   void multiply_by_c(const ProductFactors<T>& x, Index i0, Index j0, M& S) const {
     for (Index i = 0; i < S.rows(); ++i) {
@@ -93,10 +96,10 @@ class DirectEngine {
       T* s = &S(i, 0);
       if (x.keys.at) {
         const Index* slot = x.keys.at + j0;
-        for (Index j = 0; j < S.cols(); ++j) s[j] *= c[slot[j]];
+        for (Index j = 0; j < S.cols(); ++j) s[j] = times(s[j], c[slot[j]]);
       } else {
         c += x.keys[j0];
-        for (Index j = 0; j < S.cols(); ++j) s[j] *= c[j];
+        for (Index j = 0; j < S.cols(); ++j) s[j] = times(s[j], c[j]);
       }
     }
   }

@@ -8,7 +8,9 @@
 #include "nprf/config.hpp"
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
+#include "nprf/core/slots.hpp"
 #include "nprf/core/threads.hpp"
+#include "nprf/core/workspace.hpp"
 
 namespace nprf::toeplitz {
 
@@ -27,6 +29,34 @@ double row_balance(LagWeightsView<T> c, const ProductShape& shape) {
     largest = std::max(largest, sum);
   }
   return largest > 0 ? smallest / largest : 0;
+}
+
+/// The same for tokens in slots with gaps, each row's weights summed over the keys that there are. O(n) and for each
+/// run of keys without a gap O(n_q).
+template <Real T>
+double row_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
+  if (queries.count == 0 || keys.count == 0) return 0;
+  const Workspace::Scope scope(workspace);
+  const Index last = queries[queries.count - 1], lags = last + keys[keys.count - 1] + 1;
+  double* before = workspace.take<double>(lags + 1);  // the sum of |c| of the lags before k - last
+  before[0] = 0;
+  for (Index k = 0; k < lags; ++k) before[k + 1] = before[k] + std::abs(static_cast<double>(c[k - last]));
+  double* sums = workspace.take<double>(queries.count);
+  std::fill_n(sums, queries.count, 0.0);
+  for (Index j = 0, end; j < keys.count; j = end) {
+    end = j + 1;
+    while (end < keys.count && keys[end] == keys[end - 1] + 1) ++end;
+    const double *from = before + last + keys[j], *to = before + last + keys[end - 1] + 1;
+    for (Index i = 0; i < queries.count; ++i) sums[i] += to[-queries[i]] - from[-queries[i]];
+  }
+  const auto [smallest, largest] = std::minmax_element(sums, sums + queries.count);
+  return *largest > 0 ? *smallest / *largest : 0;
+}
+
+/// Where weights are less balanced than that, Engine::automatic does not take an FFT: a third of the digits may go.
+template <Real T>
+double least_balance() {
+  return std::cbrt(static_cast<double>(std::numeric_limits<T>::epsilon()));
 }
 
 /// What a product costs by each engine: multiplications and additions, those of an FFT weighted by the measured cost of
@@ -60,9 +90,7 @@ Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const ProductS
   if (!NPRF_USE_FFTW || support.first >= 0 || support.last <= 0) return Engine::direct;
   const Operations operations(tokens, slots);
   if (operations.direct <= operations.fftw) return Engine::direct;
-  // a third of the digits may go
-  const double least_balance = std::cbrt(static_cast<double>(std::numeric_limits<T>::epsilon()));
-  return row_balance(lags, slots) < least_balance ? Engine::direct : Engine::fftw;
+  return row_balance(lags, slots) < least_balance<T>() ? Engine::direct : Engine::fftw;
 }
 template <Real T>
 Engine choose(LagWeightsView<T> lags, const ProductShape& shape) {

@@ -47,9 +47,9 @@ class ResidueTransform {
  public:
   using Complex = std::complex<T>;
 
-  /// Of a length N >= n.
-  ResidueTransform(Index n, const Team& team)
-      : m_classes(ResidueClasses::of(n)), m_plan(fft::ComplexPlan<T>::shared(m_classes.length)) {
+  /// Of a length N >= least.
+  ResidueTransform(Index least, const Team& team)
+      : m_classes(ResidueClasses::of(least)), m_plan(fft::ComplexPlan<T>::shared(m_classes.length)) {
     const Index L = m_classes.length;
     Complex* twist = team.workspace().take<Complex>(m_classes.period());
     team.run(m_classes.count, [&](Index q, Workspace&) {
