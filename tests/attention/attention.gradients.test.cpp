@@ -144,6 +144,49 @@ TEST_CASE("the gradient of the values is adjoint to attention, which is linear i
   }
 }
 
+TEST_CASE("in float too each gradient is adjoint to attention's derivative", "[attention]") {
+  const Index n_q = 300, n_k = 200, d_v = 5;
+  const Tokens<float> x = random_tokens<float>(n_q, n_k, d, d_v);
+  const Vector<float> b = normal_vector<float>(n_q + n_k - 1, 3);
+  const Matrix<float> dy = normal<float>(n_q, d_v, 9), rows = orf<float>(d, 8, 7).projection();
+  const Tokens<double> to{normal<double>(n_q, d, 20), normal<double>(n_k, d, 21), normal<double>(n_k, d_v, 22)};
+  const Vector<double> b_to = normal_vector<double>(b.size(), 23);
+  for (const Engine engine : engines())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      if (engine == Engine::fftw && direction == Direction::causal)
+        continue;  // early rows drown in late ones' rounding
+      const auto position = [&](const auto& table) { return RelativePosition(table.eval()); };
+      const AttentionOptions options{.direction = direction, .engine = engine};
+      // dL of L = <dy, y> along (to, b_to) by a central difference in double; what it costs, h^2 and eps / h, is far
+      // below a float's rounding
+      const auto loss = [&](double q, double k, double v, double t) {
+        const Attention attention(PositiveFeatures<double>(rows.cast<double>()), position(b.cast<double>() + t * b_to),
+                                  options);
+        const Matrix<double> y =
+            attention(x.q.cast<double>() + q * to.q, x.k.cast<double>() + k * to.k, x.v.cast<double>() + v * to.v);
+        return y.cwiseProduct(dy.cast<double>()).sum();
+      };
+      constexpr double h = 1e-5;
+      const auto slope = [&](int q, int k, int v, int t) {
+        return (loss(q * h, k * h, v * h, t * h) - loss(-q * h, -k * h, -v * h, -t * h)) / (2 * h);
+      };
+      const Attention attention(PositiveFeatures<float>(rows), position(b), options);
+      Saved<float> saved;
+      attention.forward(x.q, x.k, x.v, saved);
+      const Gradients<float> g = attention.backward(saved, dy);
+      const auto check = [&](const char* name, const Matrix<float>& dx, const Matrix<double>& along, double expected) {
+        INFO(std::string(nprf::name(engine)) << (direction == Direction::causal ? " causal, " : ", ") << name);
+        const double got = dx.cast<double>().cwiseProduct(along).sum();
+        // rounding of either sign: over all entries little more is left than that of one as large as all together
+        CHECK(std::abs(got - expected) <= epsilon<float> * dx.cast<double>().norm() * along.norm());
+      };
+      check("queries", g.queries, to.q, slope(1, 0, 0, 0));
+      check("keys", g.keys, to.k, slope(0, 1, 0, 0));
+      check("values", g.values, to.v, slope(0, 0, 1, 0));
+      check("bias", g.bias, b_to, slope(0, 0, 0, 1));
+    }
+}
+
 TEST_CASE("a row of zeros and a row that sees no key have no gradient", "[attention]") {
   Tokens<double> x = random_tokens<double>(6, 6, d, 2);
   x.q.row(2).setZero();
