@@ -117,11 +117,10 @@ class Attention {
 
   template <class Use>
   Matrix<T> features_of(const MatrixView<T>& x, Use&& use) const {
-    Matrix<T> phi(x.rows(), m_features.output_dim());
     Vector<T> scale(x.rows());
-    Workspace workspace;
-    use(Head<F, P>(m_features, m_options.normalization, nullptr), scale, phi, Team(workspace));
-    return phi;
+    return filled<T>(x.rows(), m_features.output_dim(), [&](auto& phi, const Team& team) {
+      use(Head<F, P>(m_features, m_options.normalization, nullptr), scale, phi, team);
+    });
   }
 
   F m_features;

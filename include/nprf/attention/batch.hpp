@@ -66,7 +66,7 @@ class Batch {
       const auto mask = call.key_mask.empty()
                             ? std::span<const bool>()
                             : call.key_mask.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(x.n_k));
-      Head<F, P>(heads.feature_map(h), heads.options.normalization, &m_weights[heads.position(h)][s])
+      head(heads, h, s)
           .forward(q(b, h).middleRows(x.q_begin, x.n_q), k(b, h).middleRows(x.k_begin, x.n_k),
                    v(b, h).middleRows(x.k_begin, x.n_k), mask, std::min(x.n_k, end),
                    y(b, h).middleRows(x.q_begin, x.n_q),
@@ -106,7 +106,7 @@ class Batch {
     team.run_nested(items, [&](Index item, const Team& part) {
       const auto [b, h, s] = place(item, saved.m_heads, segments);
       const Segment& x = saved.m_segments[s];
-      Head<F, P>(heads.feature_map(h), heads.options.normalization, &m_weights[heads.position(h)][s])
+      head(heads, h, s)
           .backward(saved.m_sequences[static_cast<std::size_t>(item)], dy(b, h).middleRows(x.q_begin, x.n_q),
                     dq(b, h).middleRows(x.q_begin, x.n_q), dk(b, h).middleRows(x.k_begin, x.n_k),
                     dv(b, h).middleRows(x.k_begin, x.n_k), m_bias_gradients[static_cast<std::size_t>(item)], part);
@@ -151,6 +151,10 @@ class Batch {
   static Place place(Index item, Index heads, std::size_t segments) {
     const Index s = item % static_cast<Index>(segments), head = item / static_cast<Index>(segments);
     return {head / heads, head % heads, static_cast<std::size_t>(s)};
+  }
+
+  Head<F, P> head(const Heads& heads, Index h, std::size_t segment) const {
+    return {heads.feature_map(h), heads.options.normalization, &m_weights[heads.position(h)][segment]};
   }
 
   Team gather_team(const Heads& heads, Index sequences, std::span<const Segment> segments, Index d_v) {

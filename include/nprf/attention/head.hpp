@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <span>
 
@@ -70,7 +69,7 @@ class Head {
     Eigen::Ref<Vector<T>> denominator = storage(saved, &SavedSequence<T>::denominator, n_q, workspace);
     query_features(q, q_scale, A, team);
     key_features(k_seen, k_scale, B, team);
-    team.run_tiles(n_k, tile, [&](Index j0, Index rows, Workspace&) {
+    team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
       U.block(j0, 0, rows, d_v) = v_seen.middleRows(j0, rows);  // [v 1]: numerator and denominator come out together
       U.block(j0, d_v, rows, 1).setOnes();
     });
@@ -81,7 +80,7 @@ class Head {
 
     // y_i = Y[i, values] / Y[i, ones]. A row whose denominator is lost to rounding or underflow is computed again
     auto* fates = workspace.template take<Fate>(n_q);
-    team.run_tiles(n_q, tile, [&](Index i0, Index rows, Workspace& scratch) {
+    team.run_tiles(n_q, [&](Index i0, Index rows, Workspace& scratch) {
       for (Index i = i0; i < i0 + rows; ++i) {
         fates[i] = finish_row(i, A, B, v_seen, keys, Y, y, scratch);
         denominator[i] = fates[i].repaired || fates[i].empty ? T(0) : Y(i, d_v);
@@ -123,7 +122,7 @@ class Head {
         m_weights->keys({saved.mask.data(), static_cast<std::size_t>(saved.mask.size())}, saved.length, workspace);
 
     auto G = workspace.template matrix<T>(n_q, d_v + 1);
-    team.run_tiles(n_q, tile, [&](Index i0, Index rows, Workspace&) {
+    team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
       for (Index i = i0; i < i0 + rows; ++i) {
         const T D = saved.denominator[i];
         if (D == 0) {
@@ -163,14 +162,12 @@ class Head {
       }
     } else {
       input_gradient(saved.k, saved.k_scale, saved.B, dB, dk, team);
-      team.run_tiles(n_k, tile,
+      team.run_tiles(n_k,
                      [&](Index j0, Index rows, Workspace&) { dv.middleRows(j0, rows) = dU.block(j0, 0, rows, d_v); });
     }
   }
 
  private:
-  static constexpr Index tile = 128;
-
   struct Fate {
     bool empty, repaired, indefinite;
   };
@@ -220,7 +217,7 @@ class Head {
       m_features.backward(xs, phi, dphi, dx, team);
     else
       dx = checked(m_features.backward(xs, phi, dphi), dx.rows(), dx.cols());
-    team.run_tiles(dx.rows(), tile, [&](Index i0, Index rows, Workspace&) {
+    team.run_tiles(dx.rows(), [&](Index i0, Index rows, Workspace&) {
       m_normalization.backward<T>(xs.middleRows(i0, rows),
                                   RowScale<T>(scale.data() + i0, static_cast<std::size_t>(rows)),
                                   dx.middleRows(i0, rows));
@@ -231,7 +228,7 @@ class Head {
   static MatrixView<T> rows_of(const Placement& keys, const MatrixView<T>& x, const Team& team) {
     if (!keys.numbers) return x.topRows(keys.count());
     auto seen = team.workspace().matrix<T>(keys.count(), x.cols());
-    team.run_tiles(keys.count(), tile, [&](Index j0, Index rows, Workspace&) {
+    team.run_tiles(keys.count(), [&](Index j0, Index rows, Workspace&) {
       for (Index j = j0; j < j0 + rows; ++j) seen.row(j) = x.row(keys.number(j));
     });
     return seen;
@@ -252,7 +249,7 @@ class Head {
 
   template <class Scale>
   static void scale_rows(const MatrixView<T>& x, const Scale& scale, MatrixRef<T> xs, const Team& team) {
-    team.run_tiles(x.rows(), tile, [&](Index i0, Index rows, Workspace&) {
+    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
       xs.middleRows(i0, rows) = scale.segment(i0, rows).asDiagonal() * x.middleRows(i0, rows);
     });
   }

@@ -30,11 +30,11 @@ class HeadWeights {
               const Team& team)
       : m_position(&position),
         m_direction(options.direction),
-        m_n_k(shape.n_k),
         m_offset(offset),
         m_queries(place(shape.n_q, "queries", team.workspace())),
+        m_keys(place(shape.n_k, "keys", team.workspace())),
         m_slots(slots_of(m_queries)),
-        m_key_slots(slots_of(place(shape.n_k, "keys", team.workspace()))),
+        m_key_slots(slots_of(m_keys)),
         m_lags(reachable_lags(m_slots, m_key_slots, offset, m_direction)),
         m_visible(position.bias(), m_lags, team.workspace()),
         m_product(make_product(options.engine, shape, team)) {}
@@ -45,7 +45,7 @@ class HeadWeights {
   /// The product for these keys: where those that are missing leave some rows far less than others, or a picture's
   /// edges do, Engine::automatic takes direct.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
-    const bool known = !m_direct || (!PlacedPosition<P> && keys.count() == m_n_k);
+    const bool known = !m_direct || (!PlacedPosition<P> && keys.count() == m_keys.count());
     if (known || toeplitz::row_balance(m_rows, m_queries.slots, keys.slots, workspace) >= toeplitz::least_balance<T>())
       return m_product;
     return *m_direct;
@@ -62,7 +62,7 @@ class HeadWeights {
 
   /// The keys before `length` that a mask leaves; all of them for an empty one. Numbers lie in the workspace.
   Placement keys(std::span<const bool> mask, Index length, Workspace& workspace) const {
-    if (mask.empty() && length == m_n_k) return place(m_n_k, "keys", workspace);
+    if (mask.empty() && length == m_keys.count()) return m_keys;
     Index* numbers = workspace.take<Index>(length);
     Index count = 0;
     for (Index j = 0; j < length; ++j)
@@ -173,10 +173,10 @@ class HeadWeights {
 
   const P* m_position;
   Direction m_direction;
-  Index m_n_k, m_offset;
-  Placement m_queries;
-  Index m_slots, m_key_slots;  // how many the axis has
-  LagRange m_lags;             // that this direction reaches
+  Index m_offset;
+  Placement m_queries, m_keys;  // all of them
+  Index m_slots, m_key_slots;   // how many the axis has
+  LagRange m_lags;              // that this direction reaches
   Visibility m_visible;
   LagWeightsView<T> m_c, m_rows;  // by distance, and by difference of slots
   toeplitz::BorderWeights<T> m_border;

@@ -30,7 +30,6 @@ class Saved {
   friend class Attention;
   template <class F, class P>
   friend class MultiHeadAttention;
-
   template <class F, class P>
   friend class Batch;
 

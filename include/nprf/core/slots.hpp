@@ -24,9 +24,6 @@ struct Slots {
     if (!at) return std::clamp<Index>(slot - first, 0, count);
     return std::lower_bound(at, at + count, slot) - at;
   }
-
-  /// The tokens from `begin` on.
-  Slots part(Index begin, Index size) const { return at ? Slots{size, 0, at + begin} : Slots{size, first + begin}; }
 };
 
 /// The tokens of one side that take part in attention, in their order: first those that stand outside of the axis (a

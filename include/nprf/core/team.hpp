@@ -58,11 +58,18 @@ class Team {
     for (Workspace& each : m_workspaces) each.reserve(largest);
   }
 
+  /// Rows that go through the first two caches together.
+  static constexpr Index tile = 128;
+
   /// The same for tiles of rows: body(i0, count, scratch).
   template <class Body>
-  void run_tiles(Index rows, Index tile, Body&& body) const {
-    run((rows + tile - 1) / tile,
-        [&](Index task, Workspace& scratch) { body(task * tile, std::min(tile, rows - task * tile), scratch); });
+  void run_tiles(Index rows, Index of, Body&& body) const {
+    run((rows + of - 1) / of,
+        [&](Index task, Workspace& scratch) { body(task * of, std::min(of, rows - task * of), scratch); });
+  }
+  template <class Body>
+  void run_tiles(Index rows, Body&& body) const {
+    run_tiles(rows, tile, body);
   }
 
   /// body(task, team) for each task, which may run that team: as many rounds of whole tasks as fill all threads with a
@@ -95,5 +102,14 @@ class Team {
 
   std::span<Workspace> m_workspaces;
 };
+
+/// The matrix (rows,cols) that write(matrix, team) fills in, by the calling thread alone.
+template <Real T, class Write>
+Matrix<T> filled(Index rows, Index cols, Write&& write) {
+  Matrix<T> x(rows, cols);
+  Workspace workspace;
+  write(x, Team(workspace));
+  return x;
+}
 
 }  // namespace nprf

@@ -27,10 +27,7 @@ class EluFeatures {
 
   /// (n,d) -> (n,d). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x) const {
-    Matrix<T> phi(x.rows(), m_d);
-    Workspace workspace;
-    queries(x, {}, phi, Team(workspace));
-    return phi;
+    return filled<T>(x.rows(), m_d, [&](auto& phi, const Team& team) { queries(x, {}, phi, team); });
   }
   Matrix<T> keys(const MatrixView<T>& x) const { return queries(x); }
 
@@ -41,7 +38,7 @@ class EluFeatures {
             " x ", phi.cols());
     require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
             " factors (rows of x), got ", scale.size());
-    team.run_tiles(x.rows(), 128, [&](Index i0, Index rows, Workspace&) {
+    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
       for (Index i = i0; i < i0 + rows; ++i) {
         const T s = scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)];
         phi.row(i) = (s * x.row(i)).unaryExpr([](T t) { return t > 0 ? t + 1 : std::exp(t); });
@@ -52,14 +49,13 @@ class EluFeatures {
     queries(x, scale, phi, team);
   }
 
+  /// dL/dx (n,d) from x, phi and dL/dphi (n,d). Throws InvalidArgument for other shapes.
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
-    Matrix<T> dx(x.rows(), x.cols());
-    Workspace workspace;
-    backward(x, phi, dphi, dx, Team(workspace));
-    return dx;
+    return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
   }
 
   // dphi/dx = 1 for x > 0, phi else
+  /// The same into the caller's dx, by a team.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
                 const Team& team) const {
     require(
@@ -68,7 +64,7 @@ class EluFeatures {
         " x ", phi.cols(), ", ", dphi.rows(), " x ", dphi.cols());
     require(dx.rows() == x.rows() && dx.cols() == m_d, "dx: expected ", x.rows(), " x ", m_d, ", got ", dx.rows(),
             " x ", dx.cols());
-    team.run_tiles(x.rows(), 128, [&](Index i0, Index rows, Workspace&) {
+    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
       const auto f = phi.middleRows(i0, rows).array(), g = dphi.middleRows(i0, rows).array();
       dx.middleRows(i0, rows) = (x.middleRows(i0, rows).array() > 0).select(g, g * f);
     });

@@ -27,10 +27,8 @@ class ExponentialFeatures : public RandomFeatures<T> {
   /// (n,d) -> (n,r), the largest feature of each row 1. phi(scale_i x_i) = exp(log_factor_i) times the row returned.
   /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const {
-    Matrix<T> phi(x.rows(), output_dim());
-    Workspace workspace;
-    queries(x, scale, phi, Team(workspace), log_factor);
-    return phi;
+    return filled<T>(x.rows(), output_dim(),
+                     [&](auto& phi, const Team& team) { queries(x, scale, phi, team, log_factor); });
   }
 
   /// The same into the caller's phi (n,r), by a team.
@@ -51,10 +49,8 @@ class ExponentialFeatures : public RandomFeatures<T> {
 
   /// (n,d) -> (n,r), the largest feature of the call 1. phi(scale_j x_j) = exp(log_factor) times the row returned.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const {
-    Matrix<T> phi(x.rows(), output_dim());
-    Workspace workspace;
-    keys(x, scale, phi, Team(workspace), log_factor);
-    return phi;
+    return filled<T>(x.rows(), output_dim(),
+                     [&](auto& phi, const Team& team) { keys(x, scale, phi, team, log_factor); });
   }
 
   /// The same into the caller's phi (n,r), by a team.
@@ -62,9 +58,9 @@ class ExponentialFeatures : public RandomFeatures<T> {
             T* log_factor = nullptr) const {
     this->check_phi(phi, x.rows(), output_dim());
     const Workspace::Scope scope(team.workspace());
-    auto tops = team.workspace().template vector<T>((x.rows() + this->tile - 1) / this->tile);  // one a tile
+    auto tops = team.workspace().template vector<T>((x.rows() + Team::tile - 1) / Team::tile);  // one a tile
     this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
-      T& top = tops[i0 / this->tile];
+      T& top = tops[i0 / Team::tile];
       top = -std::numeric_limits<T>::infinity();
       for (Index i = 0; i < z.rows(); ++i) {
         auto row = phi.row(i0 + i).array();
@@ -77,27 +73,27 @@ class ExponentialFeatures : public RandomFeatures<T> {
     if (!std::isfinite(largest)) largest = 0;
     // below the smallest exponent Eigen's exp may stop short of 0
     const T lowest = std::log(std::numeric_limits<T>::min());
-    team.run_tiles(x.rows(), this->tile, [&](Index i0, Index rows, Workspace&) {
+    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
       auto f = phi.middleRows(i0, rows).array();
       f = (f - largest < lowest).select(T(0), (f - largest).exp());
     });
     if (log_factor) *log_factor = largest - log_sqrt_r();
   }
 
+  /// dL/dx (n,d) from x (n,d), phi (n,r) as queries or keys returned it, and dL/dphi (n,r). O(n d m). Throws
+  /// InvalidArgument for other shapes.
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
-    Matrix<T> dx(x.rows(), x.cols());
-    Workspace workspace;
-    backward(x, phi, dphi, dx, Team(workspace));
-    return dx;
+    return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
   }
 
   // phi_s = exp(s w.x - |x|^2/2): dphi_s/dx = phi_s (s w - x), so
   // dx = sum_s s W^T (g_s o phi_s) - (g.phi) x
+  /// The same into the caller's dx, by a team.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
                 const Team& team) const {
     this->check_backward(x, phi, dphi, dx, this->input_dim(), output_dim());
     const Index m = this->num_features();
-    team.run_tiles(x.rows(), this->tile, [&](Index i0, Index rows, Workspace& scratch) {
+    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
       auto g = scratch.matrix<T>(rows, output_dim()), z = scratch.matrix<T>(rows, m);
       g = dphi.middleRows(i0, rows).cwiseProduct(phi.middleRows(i0, rows));  // (rows,r)
       z = g.leftCols(m);                                                     // (rows,m)

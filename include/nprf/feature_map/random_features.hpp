@@ -44,8 +44,6 @@ class RandomFeatures {
   }
 
  protected:
-  static constexpr Index tile = 128;  // rows of x that go through L1 and L2 together
-
   // emit(i0, z, h) for each tile of rows x_i, scaled by their row scale:
   //     z = x W^T (rows,m)    h_i = |x_i|^2 / 2
   template <class Emit>
@@ -53,7 +51,7 @@ class RandomFeatures {
     require(x.cols() == input_dim(), "x: expected ", input_dim(), " columns (input_dim), got ", x.cols());
     require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
             " factors (rows of x), got ", scale.size());
-    team.run_tiles(x.rows(), tile, [&](Index i0, Index rows, Workspace& scratch) {
+    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
       auto xs = scratch.matrix<T>(rows, x.cols()), z = scratch.matrix<T>(rows, num_features());
       auto h = scratch.vector<T>(rows);
       xs = x.middleRows(i0, rows);  // (rows,d)

@@ -27,10 +27,8 @@ class TrigonometricFeatures : public RandomFeatures<T> {
   /// (n,d) -> (n,2m), without exp(|x|^2/2). phi(scale_i x_i) = exp(log_factor_i) times the row returned.
   /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const {
-    Matrix<T> phi(x.rows(), output_dim());
-    Workspace workspace;
-    queries(x, scale, phi, Team(workspace), log_factor);
-    return phi;
+    return filled<T>(x.rows(), output_dim(),
+                     [&](auto& phi, const Team& team) { queries(x, scale, phi, team, log_factor); });
   }
 
   /// The same into the caller's phi (n,2m), by a team.
@@ -46,10 +44,8 @@ class TrigonometricFeatures : public RandomFeatures<T> {
 
   /// (n,d) -> (n,2m), relative to the longest key. phi(scale_j x_j) = exp(log_factor) times the row returned.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const {
-    Matrix<T> phi(x.rows(), output_dim());
-    Workspace workspace;
-    keys(x, scale, phi, Team(workspace), log_factor);
-    return phi;
+    return filled<T>(x.rows(), output_dim(),
+                     [&](auto& phi, const Team& team) { keys(x, scale, phi, team, log_factor); });
   }
 
   /// The same into the caller's phi (n,2m), by a team.
@@ -64,26 +60,26 @@ class TrigonometricFeatures : public RandomFeatures<T> {
     });
     T largest = x.rows() == 0 ? T(0) : half_square.template maxCoeff<Eigen::PropagateNumbers>();
     if (!std::isfinite(largest)) largest = 0;
-    team.run_tiles(x.rows(), this->tile, [&](Index i0, Index rows, Workspace&) {
+    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
       for (Index i = i0; i < i0 + rows; ++i) phi.row(i) *= std::exp(half_square[i] - largest);
     });
     if (log_factor) *log_factor = largest - log_sqrt_m();
   }
 
+  /// dL/dx (n,d) from x (n,d), phi (n,r) as queries or keys returned it, and dL/dphi (n,r). O(n d m). Throws
+  /// InvalidArgument for other shapes.
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
-    Matrix<T> dx(x.rows(), x.cols());
-    Workspace workspace;
-    backward(x, phi, dphi, dx, Team(workspace));
-    return dx;
+    return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
   }
 
   // phi = a [sin, cos] with a ~ exp(|x|^2/2): dphi_sin/dx = phi_cos w + phi_sin x, dphi_cos/dx = -phi_sin w + phi_cos
   // x, so dx = W^T (g_sin o phi_cos - g_cos o phi_sin) + (g.phi) x
+  /// The same into the caller's dx, by a team.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
                 const Team& team) const {
     this->check_backward(x, phi, dphi, dx, this->input_dim(), output_dim());
     const Index m = this->num_features();
-    team.run_tiles(x.rows(), this->tile, [&](Index i0, Index rows, Workspace& scratch) {
+    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
       const auto f = phi.middleRows(i0, rows), g = dphi.middleRows(i0, rows);  // (rows,2m)
       auto z = scratch.matrix<T>(rows, m);
       z = g.leftCols(m).cwiseProduct(f.rightCols(m)) - g.rightCols(m).cwiseProduct(f.leftCols(m));  // (rows,m)

@@ -23,9 +23,9 @@ namespace nprf {
 
 /// Attention (attention.hpp) of all heads of a batch of sequences, into the caller's arrays.
 ///
-/// Work is spread over threads by sequence, head and, within a head, value column; no bit depends on their number. One
-/// table of weights serves the whole batch. The object keeps the scratch memory of its calls: a call that is like an
-/// earlier one allocates nothing. It is otherwise immutable, and threads may share it.
+/// Work is spread over threads by sequence, head and, within a head, value column or row; no bit depends on their
+/// number. One table of weights serves the whole batch. The object keeps the scratch memory of its calls: a call that
+/// is like an earlier one allocates nothing. It is otherwise immutable, and threads may share it.
 ///
 ///     MultiHeadAttention attention(orf<float>(64, 32), positions, {.direction = Direction::causal});
 ///     attention(q, k, v, y);   // HeadsView<float>{data, batch, heads, tokens, channels}

@@ -45,7 +45,7 @@ class Normalization {
       scale.setConstant(softmax_scale ? static_cast<T>(std::pow(d, -0.25)) : T(1));
       return;
     }
-    team.run_tiles(x.rows(), 128, [&](Index i0, Index rows, Workspace& scratch) {
+    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
       // a copy first: Eigen's reductions change their last bits with the alignment of the caller's rows
       auto row = scratch.vector<T>(x.cols());
       for (Index i = i0; i < i0 + rows; ++i) {

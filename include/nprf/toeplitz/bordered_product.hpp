@@ -85,7 +85,7 @@ class BorderedProduct {
   }
 
  private:
-  static constexpr Index tile = 128;
+  static constexpr Index tile = Team::tile;
 
   template <class Use>
   static void in_slots(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const Placement& q,

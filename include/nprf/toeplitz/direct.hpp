@@ -17,7 +17,7 @@ namespace nprf::toeplitz {
 template <Real T>
 class DirectEngine {
  public:
-  static constexpr Index tile = 128;
+  static constexpr Index tile = Team::tile;
 
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table lies in the team's workspace.
   DirectEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
@@ -27,8 +27,9 @@ class DirectEngine {
     m_c = c;
   }
 
+  /// Y (n_q,p) = ((A B^T) o C) U.
   void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
-    team.run_tiles(x.queries.count, tile, [&](Index i0, Index rows, Workspace& scratch) {
+    team.run_tiles(x.queries.count, [&](Index i0, Index rows, Workspace& scratch) {
       auto y = Y.middleRows(i0, rows);  // (rows,p)
       y.setZero();
       for_each_tile(x, i0, rows, 0, x.keys.count, [&](Index j0, Index cols) {
@@ -43,6 +44,7 @@ class DirectEngine {
 
   // forward: S = A B^T, Y = (S o C) U; so with P = G U^T: dA = (P o C) B, dB = (P o C)^T A, dU = (S o C)^T G,
   // and dc[l] sums S o P over the diagonal l
+  /// The gradients for G (n_q,p) = dL/dY.
   void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
     out.set_zero();
     const Index n_q = x.queries.count, n_k = x.keys.count;
@@ -83,8 +85,19 @@ class DirectEngine {
     for (Index j0 = first; j0 < end; j0 += tile) body(j0, std::min(tile, end - j0));
   }
 
-  // the weight of query slot s and key slot t at t - s
-  const T* weights(Index s) const { return m_c + m_n_q - 1 - s; }
+  // where the lag of query slot s and key slot 0 stands in a table of all lags
+  Index lag_index(Index s) const { return m_n_q - 1 - s; }
+
+  // body(j, slot) for the keys j0 + j; slots without gaps are left to the compiler to vectorise
+  template <class Body>
+  static void for_each_slot(const Slots& keys, Index j0, Index cols, Body&& body) {
+    if (keys.at) {
+      for (Index j = 0; j < cols; ++j) body(j, keys.at[j0 + j]);
+    } else {
+      const Index first = keys.first + j0;
+      for (Index j = 0; j < cols; ++j) body(j, first + j);
+    }
+  }
 
   // a weight of 0 hides even what is infinite
   static T times(T s, T c) { return c == T(0) ? T(0) : s * c; }
@@ -92,30 +105,18 @@ class DirectEngine {
   template <class M>
   void multiply_by_c(const ProductFactors<T>& x, Index i0, Index j0, M& S) const {
     for (Index i = 0; i < S.rows(); ++i) {
-      const T* c = weights(x.queries[i0 + i]);
+      const T* c = m_c + lag_index(x.queries[i0 + i]);
       T* s = &S(i, 0);
-      if (x.keys.at) {
-        const Index* slot = x.keys.at + j0;
-        for (Index j = 0; j < S.cols(); ++j) s[j] = times(s[j], c[slot[j]]);
-      } else {
-        c += x.keys[j0];
-        for (Index j = 0; j < S.cols(); ++j) s[j] = times(s[j], c[j]);
-      }
+      for_each_slot(x.keys, j0, S.cols(), [=](Index j, Index slot) { s[j] = times(s[j], c[slot]); });
     }
   }
 
   template <class M>
   void add_diagonals(const ProductFactors<T>& x, Index i0, Index j0, const M& S, const M& P, T* dc) const {
     for (Index i = 0; i < S.rows(); ++i) {
-      T* sum = dc + m_n_q - 1 - x.queries[i0 + i];
+      T* sum = dc + lag_index(x.queries[i0 + i]);
       const T *s = &S(i, 0), *p = &P(i, 0);
-      if (x.keys.at) {
-        const Index* slot = x.keys.at + j0;
-        for (Index j = 0; j < S.cols(); ++j) sum[slot[j]] += s[j] * p[j];
-      } else {
-        sum += x.keys[j0];
-        for (Index j = 0; j < S.cols(); ++j) sum[j] += s[j] * p[j];
-      }
+      for_each_slot(x.keys, j0, S.cols(), [=](Index j, Index slot) { sum[slot] += s[j] * p[j]; });
     }
   }
 

@@ -45,6 +45,7 @@ class FftwEngine {
     m_spectrum = spectrum;
   }
 
+  /// Y (n_q,p) = ((A B^T) o C) U.
   void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
     const Index r_end = x.A.cols(), p_end = x.U.cols(), pairs = (p_end + 1) / 2;
     Workspace& workspace = team.workspace();
@@ -68,8 +69,8 @@ class FftwEngine {
     scatter(Yt, x.queries, Y, team);
   }
 
-  /// Four transforms a column, where contract has two. Each column of G is scaled to maximum 1 and the same column of U
-  /// by the inverse, so that only dU has to be scaled back.
+  /// Its gradients for G (n_q,p) = dL/dY. Four transforms a column, where contract has two. Each column of G is scaled
+  /// to maximum 1 and the same column of U by the inverse, so that only dU has to be scaled back.
   void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
     const Index r_end = x.A.cols(), p_end = x.U.cols(), pairs = (p_end + 1) / 2;
     Workspace& workspace = team.workspace();
@@ -115,7 +116,7 @@ class FftwEngine {
 
  private:
   using Complex = std::complex<T>;
-  static constexpr Index tile = 128, blocks = 8;
+  static constexpr Index blocks = 8;
 
   // what one thread transforms in
   struct Work {
@@ -199,7 +200,7 @@ class FftwEngine {
 
   // the columns of X as rows, each token in its slot; zeros in the gaps and in an odd pair's second row
   static void gather(const MatrixView<T>& X, const Slots& slots, MatrixMap<T>& Xt, const Team& team) {
-    team.run_tiles(Xt.cols(), tile, [&](Index s0, Index size, Workspace&) {
+    team.run_tiles(Xt.cols(), [&](Index s0, Index size, Workspace&) {
       const Index i0 = slots.below(s0), i_end = slots.below(s0 + size);
       auto part = Xt.block(0, s0, X.cols(), size);
       Xt.block(X.cols(), s0, Xt.rows() - X.cols(), size).setZero();
@@ -214,7 +215,7 @@ class FftwEngine {
 
   // the way back
   static void scatter(const MatrixMap<T>& Xt, const Slots& slots, MatrixRef<T> X, const Team& team) {
-    team.run_tiles(slots.count, tile, [&](Index i0, Index rows, Workspace&) {
+    team.run_tiles(slots.count, [&](Index i0, Index rows, Workspace&) {
       if (slots.at)
         for (Index i = i0; i < i0 + rows; ++i) X.row(i) = Xt.col(slots[i]).head(X.cols()).transpose();
       else
