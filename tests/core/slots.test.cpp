@@ -51,21 +51,6 @@ TEST_CASE("the tokens below a slot are counted", "[core]") {
     }
 }
 
-TEST_CASE("a part of the tokens keeps their slots", "[core]") {
-  for (const Case& x : cases())
-    for (Index begin = 0; begin <= x.slots.count; ++begin)
-      for (Index size = 0; size <= x.slots.count - begin; ++size) {
-        const Slots part = x.slots.part(begin, size);
-        REQUIRE(part.count == size);
-        for (Index i = 0; i < size; ++i) REQUIRE(part[i] == x.slots[begin + i]);
-        for (Index slot = 0; slot < 30; ++slot) {
-          Index count = 0;
-          for (Index i = 0; i < size; ++i) count += x.slots[begin + i] < slot ? 1 : 0;
-          REQUIRE(part.below(slot) == count);
-        }
-      }
-}
-
 TEST_CASE("no tokens stand in no slots", "[core]") {
   const Slots none;
   CHECK(none.count == 0);

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/position/alibi.hpp"
 
-#include <cmath>
 #include <limits>
-#include <span>
 
 #include "nprf/position/position.hpp"
+#include "position/check_gradient.hpp"
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
@@ -37,24 +36,6 @@ TEMPLATE_TEST_CASE("a slope that is not finite, or absurd, is refused", "[positi
 }
 
 TEST_CASE("alibi: the gradient of the parameters is the transpose of what they make", "[position]") {
-  // the bias is linear in the parameters: sum_l db[l] b[l] = <gradient, parameters>, for every range of lags
-  const Index first = -40;
-  Vector<double> db(90);
-  for (Index l = 0; l < db.size(); ++l) db[l] = std::cos(1.7 * static_cast<double>(l));
-  const Vector<double> parameters = Vector<double>::Constant(1, 0.3);
-  const AlibiPosition<double> position(parameters[0]);
-  Matrix<double> gradient = Matrix<double>::Constant(2, 3, 17);  // what stood there before does not matter
-  position.gradient(first, std::span<const double>(db.data(), static_cast<std::size_t>(db.size())), gradient);
-  REQUIRE(gradient.rows() == parameters.size());
-  REQUIRE(gradient.cols() == 1);
-  double sum = 0;
-  for (Index l = 0; l < db.size(); ++l) sum += db[l] * position.bias()[first + l];
-  CHECK(std::abs(gradient.col(0).dot(parameters) - sum) <= 90 * std::numeric_limits<double>::epsilon() * 10 * 90);
-
-  // nothing seen, nothing learned
-  Matrix<double> none = gradient;
-  position.gradient(first, {}, none);
-  CHECK(none.rows() == parameters.size());
-  CHECK(none.cols() == 1);
-  CHECK(none.isZero(0));
+  const Vector<double> slope = Vector<double>::Constant(1, 0.3);
+  test::check_gradient(AlibiPosition<double>(slope[0]), slope);
 }

@@ -2,12 +2,11 @@
 #include "nprf/position/relative.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
-#include <span>
 #include <string>
 
 #include "nprf/position/position.hpp"
+#include "position/check_gradient.hpp"
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
@@ -64,24 +63,6 @@ TEMPLATE_TEST_CASE("a bias of -infinity is allowed, and holds beyond the reach",
 }
 
 TEST_CASE("relative: the gradient of the parameters is the transpose of what they make", "[position]") {
-  // the bias is linear in the parameters: sum_l db[l] b[l] = <gradient, parameters>, for every range of lags
-  const Index first = -40;
-  Vector<double> db(90);
-  for (Index l = 0; l < db.size(); ++l) db[l] = std::cos(1.7 * static_cast<double>(l));
-  const Vector<double> parameters = Vector<double>::LinSpaced(31, -2, 3);
-  const RelativePosition<double> position(parameters);
-  Matrix<double> gradient = Matrix<double>::Constant(2, 3, 17);  // what stood there before does not matter
-  position.gradient(first, std::span<const double>(db.data(), static_cast<std::size_t>(db.size())), gradient);
-  REQUIRE(gradient.rows() == parameters.size());
-  REQUIRE(gradient.cols() == 1);
-  double sum = 0;
-  for (Index l = 0; l < db.size(); ++l) sum += db[l] * position.bias()[first + l];
-  CHECK(std::abs(gradient.col(0).dot(parameters) - sum) <= 90 * std::numeric_limits<double>::epsilon() * 10 * 90);
-
-  // nothing seen, nothing learned
-  Matrix<double> none = gradient;
-  position.gradient(first, {}, none);
-  CHECK(none.rows() == parameters.size());
-  CHECK(none.cols() == 1);
-  CHECK(none.isZero(0));
+  const Vector<double> table = Vector<double>::LinSpaced(31, -2, 3);
+  test::check_gradient(RelativePosition<double>(table), table);
 }

@@ -2,13 +2,12 @@
 #include "nprf/position/t5.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <limits>
-#include <span>
 #include <vector>
 
 #include "nprf/position/position.hpp"
+#include "position/check_gradient.hpp"
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
@@ -165,26 +164,8 @@ TEMPLATE_TEST_CASE("T5 weights: -infinity is allowed, NaN and +infinity are refu
 }
 
 TEST_CASE("t5: the gradient of the parameters is the transpose of what they make", "[position]") {
-  // the bias is linear in the parameters: sum_l db[l] b[l] = <gradient, parameters>, for every range of lags
-  const Index first = -40;
-  Vector<double> db(90);
-  for (Index l = 0; l < db.size(); ++l) db[l] = std::cos(1.7 * static_cast<double>(l));
-  const Vector<double> parameters = Vector<double>::LinSpaced(16, -2, 3);
-  const auto position = t5_position<double>(parameters, Direction::bidirectional, 20);
-  Matrix<double> gradient = Matrix<double>::Constant(2, 3, 17);  // what stood there before does not matter
-  position.gradient(first, std::span<const double>(db.data(), static_cast<std::size_t>(db.size())), gradient);
-  REQUIRE(gradient.rows() == parameters.size());
-  REQUIRE(gradient.cols() == 1);
-  double sum = 0;
-  for (Index l = 0; l < db.size(); ++l) sum += db[l] * position.bias()[first + l];
-  CHECK(std::abs(gradient.col(0).dot(parameters) - sum) <= 90 * std::numeric_limits<double>::epsilon() * 10 * 90);
-
-  // nothing seen, nothing learned
-  Matrix<double> none = gradient;
-  position.gradient(first, {}, none);
-  CHECK(none.rows() == parameters.size());
-  CHECK(none.cols() == 1);
-  CHECK(none.isZero(0));
+  const Vector<double> weights = Vector<double>::LinSpaced(16, -2, 3);
+  test::check_gradient(t5_position<double>(weights, Direction::bidirectional, 20), weights);
 }
 
 TEST_CASE("a bucket needs enough buckets and distance", "[position]") {

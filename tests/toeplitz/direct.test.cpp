@@ -174,17 +174,7 @@ TEST_CASE("the direct engine: what stands in a gap's place does not matter, bit 
 }
 
 TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads", "[toeplitz]", float, double) {
-  using T = TestType;
-  const auto check = [](const InSlots<T>& x) {
-    Matrix<T> Y;
-    toeplitz::Gradients<T> d({});
-    with_team_sizes([&](const Team& team) {
-      INFO(x.name() << ", " << team.size() << " threads");
-      if (team.size() == 1) Y = x.contract(make_direct, team), d = x.gradients(make_direct, team);
-      CHECK(same_bits(x.contract(make_direct, team), Y));
-      CHECK(same_bits(x.gradients(make_direct, team), d));
-    });
-  };
+  const auto check = [](const InSlots<TestType>& x) { check_thread_bits(x, make_direct); };
   // one tile, several, and more than there are blocks
   check({90, 70, Slots{90}, Slots{70}, 3, 2});
   check({600, 500, random_slots(600, 0.8, 1), random_slots(500, 0.7, 2), 9, 5});
@@ -193,13 +183,5 @@ TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads",
 
 TEST_CASE("the direct engine: no bit depends on the number of threads, with very many features too", "[toeplitz]") {
   // so many that a matrix product takes them in parts, which must not depend on the threads either
-  const InSlots<double> x(400, 300, Slots{400}, Slots{300}, 700, 5);
-  Matrix<double> Y;
-  toeplitz::Gradients<double> d({});
-  with_team_sizes([&](const Team& team) {
-    INFO(team.size() << " threads");
-    if (team.size() == 1) Y = x.contract(make_direct, team), d = x.gradients(make_direct, team);
-    CHECK(same_bits(x.contract(make_direct, team), Y));
-    CHECK(same_bits(x.gradients(make_direct, team), d));
-  });
+  check_thread_bits(InSlots<double>(400, 300, Slots{400}, Slots{300}, 700, 5), make_direct);
 }

@@ -11,6 +11,7 @@
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
 #include "toeplitz/gradient_error.hpp"
@@ -149,6 +150,19 @@ void with_team_sizes(Use&& use) {
     std::vector<Workspace> workspaces(size);
     use(Team(workspaces));
   }
+}
+
+/// No bit of a product or of its gradients depends on the number of threads.
+template <class T, class MakeEngine>
+void check_thread_bits(const InSlots<T>& x, MakeEngine&& make) {
+  Matrix<T> Y;
+  toeplitz::Gradients<T> d({});
+  with_team_sizes([&](const Team& team) {
+    INFO(x.name() << ", " << team.size() << " threads");
+    if (team.size() == 1) Y = x.contract(make, team), d = x.gradients(make, team);
+    CHECK(same_bits(x.contract(make, team), Y));
+    CHECK(same_bits(x.gradients(make, team), d));
+  });
 }
 
 }  // namespace nprf::test
