@@ -191,3 +191,43 @@ TEST_CASE("an empty range has no weights", "[core]") {
     CHECK(c.support().size() == 0);
   }
 }
+
+TEMPLATE_TEST_CASE("the tails are what lies on the bias's straight lines", "[core]", float, double) {
+  using T = TestType;
+  const LagBias<T> bias{-1, vector<T>({0.5, -1, 2}), T(-0.5), T(0)};
+  struct Case {
+    LagRange range;
+    Index before, after;
+  };
+  for (const Case& x : {Case{{-10, 10}, 9, 9}, Case{{-1, 1}, 0, 0}, Case{{-3, 0}, 2, 0}, Case{{0, 5}, 0, 4},
+                        Case{{-9, -4}, 5, 0}, Case{{4, 9}, 0, 5}, Case{{3, 2}, 0, 0}}) {
+    INFO("range " << x.range.first << " to " << x.range.last);
+    const LagWeights<T> c = exp_weights(bias, x.range);
+    CHECK(c.tails.before == x.before);
+    CHECK(c.tails.after == x.after);
+    CHECK(c.view().middle().first == x.range.first + x.before);
+    CHECK(c.view().middle().last == x.range.last - x.after);
+    const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
+    for (Index k = 1; k <= x.before; ++k) {
+      const double line = std::exp(static_cast<double>(k) * c.tails.slope_before), got = c.values[x.before - k];
+      CHECK(std::abs(got / static_cast<double>(c.values[x.before]) / line - 1) <= 4 * eps);
+    }
+    for (Index k = 1; k <= x.after; ++k) CHECK(c.values[c.values.size() - 1 - k] == c.values[c.values.size() - 1]);
+  }
+  // a line that rises outwards starts at a weight that may have underflowed: no tail
+  CHECK(exp_weights(LagBias<T>{0, vector<T>({0}), T(0.1), T(-0.1)}, {-9, 9}).tails.before == 0);
+  CHECK(exp_weights(LagBias<T>{0, vector<T>({0}), T(0.1), T(-0.1)}, {-9, 9}).tails.after == 9);
+}
+
+TEST_CASE("equal weights at the ends can be taken for tails", "[core]") {
+  const auto ends = [](const LagWeights<double>& c) { return c.view().with_equal_ends().tails; };
+  const auto is = [](const Tails& t, Index before, Index after) { return t.before == before && t.after == after; };
+  CHECK(is(ends({-3, vector<double>({2, 2, 5, 7, 3, 3, 3})}), 1, 2));
+  CHECK(is(ends({0, vector<double>({1, 2, 3})}), 0, 0));
+  CHECK(is(ends({0, vector<double>({4, 4, 4, 4})}), 3, 0));
+  CHECK(is(ends({0, vector<double>({4})}), 0, 0));
+  CHECK(is(ends({}), 0, 0));
+  // flat tails grow, others stay as they are
+  CHECK(is(ends({0, vector<double>({5, 5, 5, 7, 9, 9}), {1, 0, 0.0, 0.0}}), 2, 1));
+  CHECK(is(ends({0, vector<double>({1, 2, 2, 7, 9, 9}), {1, 0, -std::log(2.0), 0.0}}), 1, 1));
+}

@@ -154,8 +154,8 @@ class HeadWeights {
     }
     T* c = workspace.take<T>(m_lags.size());
     exp_weights(bias, m_lags, largest, c);
-    m_c = {m_lags.first, c, m_lags.size()};
-    m_rows = {m_lags.first + m_offset, c, m_lags.size()};
+    m_c = {m_lags.first, c, m_lags.size(), tails(bias, m_lags)};
+    m_rows = {m_lags.first + m_offset, c, m_lags.size(), m_c.tails};
     const ProductShape span{m_slots, m_key_slots, shape.r, shape.p};
     // causal weights are one-sided even where an offset hides it
     if (engine == Engine::automatic && m_direction == Direction::causal) engine = Engine::direct;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -8,12 +9,20 @@
 
 namespace nprf {
 
+/// How many weights at each end of a table are a geometric sequence, and the logarithm of its ratio, going outwards:
+/// with e = first + before,  c[e - k] = c[e] exp(k slope_before)  for k = 1..before, and likewise after.
+struct Tails {
+  Index before = 0, after = 0;
+  double slope_before = 0, slope_after = 0;
+};
+
 /// The weights c[lag] of a Toeplitz matrix C[i,j] = c[j-i], read where they lie; a lag outside the table has weight 0.
 template <Real T>
 struct LagWeightsView {
   Index first = 0;            // lag of values[0]
   const T* values = nullptr;  // c[first], c[first + 1], ...
   Index size = 0;
+  Tails tails = {};  // before + after < size, unless both are 0
 
   Index last() const { return first + size - 1; }
 
@@ -26,6 +35,20 @@ struct LagWeightsView {
     while (range.size() > 0 && (*this)[range.last] == T(0)) --range.last;
     return range;
   }
+
+  /// The lags between the tails.
+  LagRange middle() const { return {first + tails.before, last() - tails.after}; }
+
+  /// The same weights, runs of equal ones at the ends taken for tails too.
+  LagWeightsView with_equal_ends() const {
+    LagWeightsView c = *this;
+    Tails& t = c.tails;
+    if (t.slope_before == 0)
+      while (t.before + t.after + 1 < size && values[t.before + 1] == values[t.before]) ++t.before;
+    if (t.slope_after == 0)
+      while (t.before + t.after + 1 < size && values[size - 2 - t.after] == values[size - 1 - t.after]) ++t.after;
+    return c;
+  }
 };
 
 /// The same, held.
@@ -33,8 +56,9 @@ template <Real T>
 struct LagWeights {
   Index first = 0;
   Vector<T> values;
+  Tails tails = {};
 
-  LagWeightsView<T> view() const { return {first, values.data(), values.size()}; }
+  LagWeightsView<T> view() const { return {first, values.data(), values.size(), tails}; }
   Index last() const { return view().last(); }
   T operator[](Index lag) const { return view()[lag]; }
   LagRange support() const { return view().support(); }
@@ -56,10 +80,21 @@ void exp_weights(const LagBias<T>& bias, LagRange range, double largest, T* c) {
     c[k] = none ? T(0) : static_cast<T>(std::exp(bias[range.first + k] - largest));
 }
 
+/// What of a range's weights lies on the bias's straight lines. A line that rises outwards does not count: its weights
+/// would grow from one that may have underflowed.
+template <Real T>
+Tails tails(const LagBias<T>& bias, LagRange range) {
+  if (range.size() == 0) return {};
+  const auto tail = [](T slope, Index lags, Index most) { return slope > 0 ? 0 : std::clamp<Index>(lags, 0, most); };
+  const Index before = tail(bias.slope_before, bias.first - range.first, range.size() - 1);
+  const Index after = tail(bias.slope_after, range.last - bias.last(), range.size() - 1 - before);
+  return {before, after, before > 0 ? bias.slope_before : 0.0, after > 0 ? bias.slope_after : 0.0};
+}
+
 /// c = exp(b - max b): the largest weight is 1, and all b = -infinity gives all zeros.
 template <Real T>
 LagWeights<T> exp_weights(const LagBias<T>& bias, LagRange range) {
-  LagWeights<T> c{range.first, Vector<T>(range.size())};
+  LagWeights<T> c{range.first, Vector<T>(range.size()), tails(bias, range)};
   exp_weights(bias, range, bias.max(range), c.values.data());
   return c;
 }
