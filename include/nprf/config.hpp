@@ -32,3 +32,6 @@
 #else
 #define NPRF_INDEPENDENT_ITERATIONS
 #endif
+
+/// For small functions on vector registers, which must not be called.
+#define NPRF_ALWAYS_INLINE [[gnu::always_inline]] inline

@@ -107,7 +107,7 @@ Matrix<double> attention_tolerance(const Attention<F, P>& attention, Engine engi
   const double growth = direct_growth<T>(A.cols(), n_k);
   Vector<double> D = w.rowwise().sum(), dD = growth * size.rowwise().sum();
   Matrix<double> dN = growth * (size * v.cwiseAbs().template cast<double>());  // (n_q,d_v)
-  if (engine == Engine::fftw && lags.size() > 0) {
+  if (is_fft(engine) && lags.size() > 0) {
     LagWeights<T> c{lags.first + offset, Vector<T>(lags.size())};
     exp_weights(position.bias(), lags, largest, c.values.data());
     Matrix<T> As = Matrix<T>::Zero(q_slots, A.cols()), Bs = Matrix<T>::Zero(k_slots, B.cols());

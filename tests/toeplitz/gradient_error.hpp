@@ -30,7 +30,7 @@ double lag_error(Engine engine, const Matrix<T>& A, const Matrix<T>& B, const Ma
       expected[j - i + n_q - 1] += term(i, j);
       tolerance[j - i + n_q - 1] += direct_growth<T>(A.cols() + U.cols(), std::min(n_q, n_k)) * magnitude(i, j);
     }
-  if (engine == Engine::fftw) {
+  if (is_fft(engine)) {
     // the noise of a correlation is eps sqrt(log N) |w| |x| at every lag, for each pair of columns w = A_r o G_p, x =
     // B_r o U_p
     double noise = 0;

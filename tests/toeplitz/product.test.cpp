@@ -41,7 +41,7 @@ TEST_CASE("a product by an engine that this build does not have is refused by na
   Workspace workspace;
   const Team team(workspace);
   const LagWeights<double> c = random_weights<double>(5, 4, 4);
-  for (const Engine engine : {Engine::lanes, Engine::block_causal, Engine::banded, Engine::recurrence, Engine::grid}) {
+  for (const Engine engine : {Engine::block_causal, Engine::banded, Engine::recurrence, Engine::grid}) {
     check_invalid([&] { require_available(engine); }, {"engine:", "automatic", "direct", name(engine)});
     check_invalid([&] { toeplitz::Product<double>(engine, c.view(), {5, 4, 2, 3}, team); }, {"engine:", name(engine)});
     // for a product of nothing too

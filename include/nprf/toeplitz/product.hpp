@@ -11,6 +11,7 @@
 #include "nprf/toeplitz/direct.hpp"
 #include "nprf/toeplitz/fftw.hpp"
 #include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/lanes.hpp"
 #include "nprf/toeplitz/planner.hpp"
 
 /// The one product under every attention and every gradient:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
@@ -18,14 +19,16 @@
 /// | engine | time              | good for                                                        |
 /// |--------|-------------------|-----------------------------------------------------------------|
 /// | direct | n_q n_k (r + p)   | short n; one-sided (causal) weights, where it keeps every digit |
-/// | fftw   | r p n log n       | long n and weights that leave all rows of a size                |
+/// | lanes  | r p n log n       | long n and weights that leave all rows of a size                |
+/// | fftw   | r p n log n       | the same by FFTW: a rival                                       |
 namespace nprf::toeplitz {
 
 /// Throws InvalidArgument for an engine that this build does not have.
 inline void require_available(Engine engine) {
-  require(engine == Engine::automatic || engine == Engine::direct || (NPRF_USE_FFTW && engine == Engine::fftw),
-          "engine: expected automatic, ", NPRF_USE_FFTW ? "direct or fftw" : "or direct (built without FFTW)", ", got ",
-          name(engine));
+  require(engine == Engine::automatic || engine == Engine::direct || engine == Engine::lanes ||
+              (NPRF_USE_FFTW && engine == Engine::fftw),
+          "engine: expected automatic, direct", NPRF_USE_FFTW ? ", lanes or fftw" : " or lanes (built without FFTW)",
+          ", got ", name(engine));
 }
 
 /// The product with one set of weights, by one engine, ready for any factors: what depends on the weights alone is
@@ -40,13 +43,13 @@ class Product {
     require_available(engine);
     if (span.empty() || lags.support().size() == 0) return;
     if (engine == Engine::automatic) m_name = choose(lags, tokens, span);
+    switch (m_name) {
 #if NPRF_USE_FFTW
-    if (m_name == Engine::fftw) {
-      m_engine.template emplace<FftwEngine<T>>(lags, span, team);
-      return;
-    }
+      case Engine::fftw: m_engine.template emplace<FftwEngine<T>>(lags, span, team); break;
 #endif
-    m_engine.template emplace<DirectEngine<T>>(lags, span, team);
+      case Engine::lanes: m_engine.template emplace<LanesEngine<T>>(lags, span, team); break;
+      default: m_engine.template emplace<DirectEngine<T>>(lags, span, team);
+    }
   }
 
   /// The same with a token in each slot.
@@ -92,9 +95,9 @@ class Product {
 
   Engine m_name;
 #if NPRF_USE_FFTW
-  std::variant<std::monostate, DirectEngine<T>, FftwEngine<T>> m_engine;
+  std::variant<std::monostate, DirectEngine<T>, LanesEngine<T>, FftwEngine<T>> m_engine;
 #else
-  std::variant<std::monostate, DirectEngine<T>> m_engine;
+  std::variant<std::monostate, DirectEngine<T>, LanesEngine<T>> m_engine;
 #endif
 };
 

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numbers>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "nprf/core/buffer.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/fft/lanes.hpp"
+#include "nprf/fft/radix.hpp"
+
+namespace nprf::fft {
+
+/// Cyclic convolutions of length 2 L of lane_count signals at a time: products modulo z^L - 1 and modulo z^L + 1.
+///
+/// A polynomial modulo z^n - e^(2 pi i a) splits into its residues modulo z^(n/R) - e^(2 pi i (a + k) / R), k < R: one
+/// pass over the data with constants that belong to the block, not to the element. L such steps lead to the values at
+/// the roots, which are multiplied by those of the other factor, and back. A block is split, its parts are done one
+/// after the other, and it is joined again, so that what fits into a cache is worked on there; the last 8 points are
+/// split, multiplied and joined in registers. The way back has the twiddle factors of a decimation in time, which are
+/// the same for all blocks of a size, and leaves modulo z^L + 1 one factor e^(-pi i j / L) to the caller.
+///
+/// Half h is modulo z^L - 1 (h = 0) or z^L + 1 (h = 1). Immutable; threads share it.
+template <Real T>
+class PolynomialTree {
+ public:
+  using Z = ComplexLanes<T>;
+  static constexpr Index leaf = 8;
+
+  /// The cheapest length >= n, of the form 8 2^a 3^b 5^c.
+  static Index length_for(Index n) {
+    Index best = 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (Index fives = leaf; fives < 2 * n + 2 * leaf; fives *= 5)
+      for (Index threes = fives; threes < 2 * n + 2 * leaf; threes *= 3) {
+        Index length = threes;
+        while (length < n) length *= 2;
+        if (const double cost = static_cast<double>(length) * steps(length); cost < least) least = cost, best = length;
+      }
+    return best;
+  }
+
+  /// Of a length that length_for() has returned.
+  explicit PolynomialTree(Index length) : m_length(length) {
+    Index blocks = 1;
+    for (const int radix : radices(length)) {
+      m_levels.push_back({radix, blocks, length / blocks / radix, 0, {0, 0}});
+      blocks *= radix;
+    }
+    Index size = 0;
+    const auto place = [&size](Index count) {
+      const Index at = size;
+      size += count;
+      return at;
+    };
+    for (Level& level : m_levels) {
+      level.back = place(level.part * constants(level.radix));
+      for (Index& at : level.forth) at = place(level.blocks * constants(level.radix));
+    }
+    for (Index& at : m_leaf_forth) at = place(blocks * constants(leaf));
+    m_twist = place(2 * length);
+    m_table = Buffer<T>(size);
+    T* table = m_table.data();
+    for (const Level& level : m_levels) {
+      const double points = static_cast<double>(level.part * level.radix);
+      for (Index j = 0; j < level.part; ++j)
+        write_constants(Step::join, level.radix, -static_cast<double>(j) / points,
+                        table + level.back + j * constants(level.radix));
+    }
+    for (const int half : {0, 1}) {
+      std::vector<double> turns{half / 2.0};
+      for (const Level& level : m_levels) turns = write_level(level.radix, turns, table + level.forth[half]);
+      write_level(leaf, turns, table + m_leaf_forth[half]);
+    }
+    for (Index j = 0; j < length; ++j) {
+      const double angle = std::numbers::pi * static_cast<double>(j) / static_cast<double>(length);
+      table[m_twist + 2 * j] = static_cast<T>(std::cos(angle));
+      table[m_twist + 2 * j + 1] = static_cast<T>(std::sin(angle));
+    }
+  }
+
+  Index length() const { return m_length; }
+
+  /// (cos, sin)(pi j / L) at 2 j: half 1 has y_j = e^(-pi i j / L) z_j.
+  const T* twist() const { return m_table.data() + m_twist; }
+
+  /// The values of z_j = load(j), j < L, at the roots of half h, into x (L), in the tree's own order.
+  template <class Load>
+  void values(int half, Load&& load, Z* x) const {
+    transform<1, true, false>(
+        half, {x}, [&](auto, Index j) { return load(j); }, [](Index, Z(&)[1][leaf]) {}, [](auto, Index, const Z&) {});
+  }
+
+  /// The way back: store(j, z) with L times the coefficient j, from z = load(k, l) at place 8 k + l of values' order,
+  /// l < 8. x (L) is scratch.
+  template <class Load, class Store>
+  void coefficients(int half, Z* x, Load&& load, Store&& store) const {
+    transform<1, false, true>(
+        half, {x}, [](auto, Index) { return Z{}; },
+        [&](Index k, Z(&z)[1][leaf]) {
+          for (Index l = 0; l < leaf; ++l) z[0][l] = load(k, l);
+        },
+        [&](auto, Index j, const Z& z) { store(j, z); });
+  }
+
+  /// Both ways at once, for S signals at a time: z = load(s, j) is split down to values, at_leaf(k, z) may change
+  /// z[s][0..7], values 8 k .. 8 k + 7, and store(s, j, z) gets L times the coefficients. s is a constant of the type,
+  /// x[s] (L) is scratch.
+  template <std::size_t S, class Load, class Leaf, class Store>
+  void convolve(int half, const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
+    transform<S, true, true>(half, x, load, at_leaf, store);
+  }
+
+  /// The tree of a length, shared by all callers of the process.
+  static std::shared_ptr<const PolynomialTree> shared(Index length) {
+    constexpr std::size_t most = 1024;  // a bound on what many different lengths can pile up
+    static std::mutex mutex;
+    static std::map<Index, std::shared_ptr<const PolynomialTree>> trees;
+    const std::scoped_lock lock(mutex);
+    if (const auto found = trees.find(length); found != trees.end()) return found->second;
+    auto tree = std::make_shared<const PolynomialTree>(length);
+    if (trees.size() == most) trees.clear();
+    trees.emplace(length, tree);
+    return tree;
+  }
+
+ private:
+  // one split of every block into `radix` parts
+  struct Level {
+    int radix;
+    Index blocks, part;  // how many, and the points of a part
+    Index back;          // its tables' places: by element, and for each half by block
+    Index forth[2];
+  };
+
+  // eights first: passes over the most memory do the most. Eight complex numbers need more than 16 registers
+  static std::vector<int> radices(Index length) {
+    std::vector<int> list;
+    Index rest = length / leaf;
+    int twos = 0;
+    for (; rest % 2 == 0; rest /= 2) ++twos;
+    if (vector_registers >= 32)
+      for (; twos > 4 || twos == 3; twos -= 3) list.push_back(8);
+    for (; rest % 5 == 0; rest /= 5) list.push_back(5);
+    for (; rest % 3 == 0; rest /= 3) list.push_back(3);
+    for (; twos > 1; twos -= 2) list.push_back(4);
+    if (twos == 1) list.push_back(2);
+    return list;
+  }
+
+  template <std::size_t S, bool forth, bool back, class Load, class Leaf, class Store>
+  void transform(int half, const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
+    if (m_levels.empty()) {
+      if constexpr (forth)
+        for_each_signal<S>([&](auto s) {
+          for (Index j = 0; j < leaf; ++j) x[s][j] = load(s, j);
+        });
+      pass_leaf<S, forth, back>(half, x, 0, at_leaf);
+      if constexpr (back)
+        for_each_signal<S>([&](auto s) {
+          for (Index j = 0; j < leaf; ++j) store(s, j, x[s][j]);
+        });
+      return;
+    }
+    const Level& top = m_levels.front();
+    const T* table = m_table.data() + top.forth[half];
+    if constexpr (forth)
+      for_each_signal<S>([&](auto s) {
+        split(
+            top, table, [&](Index j) { return load(s, j); }, x[s]);
+      });
+    parts<S, forth, back>(half, 0, x, 0, at_leaf);
+    if constexpr (back)
+      for_each_signal<S>([&](auto s) { join(top, x[s], [&](Index j, const Z& z) { store(s, j, z); }); });
+  }
+
+  template <std::size_t S, class Use>
+  static void for_each_signal(Use&& use) {
+    [&]<std::size_t... s>(std::index_sequence<s...>) {
+      (use(std::integral_constant<std::size_t, s>()), ...);
+    }(std::make_index_sequence<S>());
+  }
+
+  // what a point costs, in multiplications and additions of lanes
+  static double steps(Index length) {
+    double sum = 0;
+    for (const int radix : radices(length))
+      sum += radix == 8 ? 11 : radix == 5 ? 14 : radix == 3 ? 11 : radix == 4 ? 8 : 5;
+    return sum + 9;
+  }
+
+  // the next level's turns, in the order in which a split stores its parts
+  static std::vector<double> write_level(int radix, const std::vector<double>& turns, T* table) {
+    std::vector<double> next;
+    next.reserve(turns.size() * static_cast<std::size_t>(radix));
+    for (const double a : turns) {
+      write_constants(Step::split, radix, a / radix, table);
+      table += constants(radix);
+      for (int k = 0; k < radix; ++k) next.push_back((a + part_order(radix, k)) / radix);
+    }
+    return next;
+  }
+
+  template <class Load>
+  static void split(const Level& level, const T* table, Load&& load, Z* x) {
+    with_radix(level.radix, [&](auto radix) {
+      for (Index j = 0; j < level.part; ++j) {
+        Z z[radix];
+        for (int k = 0; k < radix; ++k) z[k] = load(j + k * level.part);
+        split_parts<radix>(z, table);
+        for (int k = 0; k < radix; ++k) x[j + k * level.part] = z[k];
+      }
+    });
+  }
+
+  template <class Store>
+  void join(const Level& level, const Z* x, Store&& store) const {
+    with_radix(level.radix, [&](auto radix) {
+      const T* table = m_table.data() + level.back;
+      for (Index j = 0; j < level.part; ++j, table += constants(radix)) {
+        Z z[radix];
+        for (int k = 0; k < radix; ++k) z[k] = x[j + k * level.part];
+        join_parts<radix>(z, table);
+        for (int k = 0; k < radix; ++k) store(j + k * level.part, z[k]);
+      }
+    });
+  }
+
+  // the parts of a block that is split
+  template <std::size_t S, bool forth, bool back, class Leaf>
+  void parts(int half, std::size_t level, const std::array<Z*, S>& x, Index block, Leaf& at_leaf) const {
+    const Level& at = m_levels[level];
+    for (int k = 0; k < at.radix; ++k) {
+      std::array<Z*, S> part;
+      for (std::size_t s = 0; s < S; ++s) part[s] = x[s] + k * at.part;
+      whole<S, forth, back>(half, level + 1, part, block * at.radix + k, at_leaf);
+    }
+  }
+
+  template <std::size_t S, bool forth, bool back, class Leaf>
+  void whole(int half, std::size_t level, const std::array<Z*, S>& x, Index block, Leaf& at_leaf) const {
+    if (level == m_levels.size()) {
+      pass_leaf<S, forth, back>(half, x, block, at_leaf);
+      return;
+    }
+    const Level& at = m_levels[level];
+    const T* table = m_table.data() + at.forth[half] + block * constants(at.radix);
+    if constexpr (forth)
+      for (Z* z : x)
+        split(
+            at, table, [z](Index j) { return z[j]; }, z);
+    parts<S, forth, back>(half, level, x, block, at_leaf);
+    if constexpr (back)
+      for (Z* z : x) join(at, z, [z](Index j, const Z& value) { z[j] = value; });
+  }
+
+  template <std::size_t S, bool forth, bool back, class Leaf>
+  NPRF_ALWAYS_INLINE void pass_leaf(int half, const std::array<Z*, S>& x, Index block, Leaf& at_leaf) const {
+    Z z[S][leaf];
+    if constexpr (forth)
+      for (std::size_t s = 0; s < S; ++s) {
+        for (int k = 0; k < leaf; ++k) z[s][k] = x[s][k];
+        split_parts<leaf>(z[s], m_table.data() + m_leaf_forth[half] + block * constants(leaf));
+      }
+    at_leaf(block, z);
+    for (std::size_t s = 0; s < S; ++s) {
+      if constexpr (back) join_leaf(z[s]);
+      for (int k = 0; k < leaf; ++k) x[s][k] = z[s][k];
+    }
+  }
+
+  Index m_length;
+  std::vector<Level> m_levels;
+  Index m_leaf_forth[2];
+  Index m_twist;
+  Buffer<T> m_table;
+};
+
+}  // namespace nprf::fft

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <numbers>
+#include <type_traits>
+
+#include "nprf/core/types.hpp"
+#include "nprf/fft/lanes.hpp"
+
+/// How a polynomial modulo z^n - e^(2 pi i a) splits into R residues, and how transforms of n/R points are joined to
+/// one of n: the steps of PolynomialTree, for one element of each part, in registers.
+namespace nprf::fft {
+
+/// use(std::integral_constant<int, radix>) for the radices that there are: 2, 3, 4, 5, 8.
+template <class Use>
+NPRF_ALWAYS_INLINE void with_radix(int radix, Use&& use) {
+  switch (radix) {
+    case 2: return use(std::integral_constant<int, 2>());
+    case 3: return use(std::integral_constant<int, 3>());
+    case 4: return use(std::integral_constant<int, 4>());
+    case 5: return use(std::integral_constant<int, 5>());
+    case 8: return use(std::integral_constant<int, 8>());
+  }
+}
+
+/// Part k of a split has the residues modulo z^(n/R) - e^(2 pi i (a + part_order) / R).
+constexpr int part_order(int radix, int k) {
+  constexpr int four[] = {0, 2, 1, 3}, eight[] = {0, 4, 2, 6, 1, 5, 3, 7};
+  return radix == 4 ? four[k] : radix == 8 ? eight[k] : k;
+}
+
+/// How many scalars a step reads from a table.
+constexpr Index constants(int radix) { return radix == 2 ? 2 : radix == 3 || radix == 4 ? 4 : 8; }
+
+/// Which way a step turns: that of a split of a block a by a / R, that of a join of element j by -j / n.
+enum class Step { split = 1, join = -1 };
+
+/// Those scalars, for a step that turns by so much.
+template <Real T>
+void write_constants(Step step, int radix, double turns, T* table) {
+  const auto rotation = [&](int at, double angle) {
+    const Rotation<T> w = Rotation<T>::of(angle);
+    table[at] = w.c;
+    table[at + 1] = w.t;
+  };
+  switch (radix) {
+    case 2: return rotation(0, turns);
+    case 4: return rotation(0, 2 * turns), rotation(2, turns);
+    case 8: {
+      const double eighth = static_cast<int>(step) / 8.0;
+      return rotation(0, 4 * turns), rotation(2, 2 * turns), rotation(4, turns), rotation(6, turns + eighth);
+    }
+    default:
+      for (int k = 1; k < radix; ++k) {  // w^k
+        const double angle = 2 * std::numbers::pi * k * turns;
+        table[2 * k - 2] = static_cast<T>(std::cos(angle));
+        table[2 * k - 1] = static_cast<T>(std::sin(angle));
+      }
+  }
+}
+
+namespace detail {
+
+template <Real T>
+NPRF_ALWAYS_INLINE Rotation<T> rotation(const T* table, int at) {
+  return {table[at], table[at + 1]};
+}
+
+// z_k <- sum_l e^(sign 2 pi i k l / R) z_l
+template <int sign, Real T>
+NPRF_ALWAYS_INLINE void dft3(ComplexLanes<T> (&z)[3]) {
+  constexpr T sine = static_cast<T>(sign * 0.86602540378443864676);
+  const ComplexLanes<T> sum = z[1] + z[2], difference = z[1] - z[2];
+  const ComplexLanes<T> middle{z[0].re - T(0.5) * sum.re, z[0].im - T(0.5) * sum.im};
+  z[0] = z[0] + sum;
+  z[1] = {middle.re - sine * difference.im, middle.im + sine * difference.re};
+  z[2] = {middle.re + sine * difference.im, middle.im - sine * difference.re};
+}
+
+template <int sign, Real T>
+NPRF_ALWAYS_INLINE void dft5(ComplexLanes<T> (&z)[5]) {
+  constexpr T c1 = static_cast<T>(0.30901699437494742410), c2 = static_cast<T>(-0.80901699437494742410);
+  constexpr T s1 = static_cast<T>(sign * 0.95105651629515357212), s2 = static_cast<T>(sign * 0.58778525229247312917);
+  const ComplexLanes<T> p = z[1] + z[4], q = z[2] + z[3], f = z[1] - z[4], g = z[2] - z[3];
+  const ComplexLanes<T> a{z[0].re + c1 * p.re + c2 * q.re, z[0].im + c1 * p.im + c2 * q.im};
+  const ComplexLanes<T> b{z[0].re + c2 * p.re + c1 * q.re, z[0].im + c2 * p.im + c1 * q.im};
+  const ComplexLanes<T> u{s1 * f.re + s2 * g.re, s1 * f.im + s2 * g.im};
+  const ComplexLanes<T> v{s2 * f.re - s1 * g.re, s2 * f.im - s1 * g.im};
+  z[0] = {z[0].re + p.re + q.re, z[0].im + p.im + q.im};
+  z[1] = {a.re - u.im, a.im + u.re};
+  z[4] = {a.re + u.im, a.im - u.re};
+  z[2] = {b.re - v.im, b.im + v.re};
+  z[3] = {b.re + v.im, b.im - v.re};
+}
+
+template <int radix, Real T>
+NPRF_ALWAYS_INLINE void twiddle(ComplexLanes<T> (&z)[radix], const T* table) {
+  for (int k = 1; k < radix; ++k) z[k] = times(z[k], table[2 * k - 2], table[2 * k - 1]);
+}
+
+}  // namespace detail
+
+/// z_l, element j of the l-th n/R coefficients, becomes element j of the parts, in part_order.
+template <int radix, Real T>
+NPRF_ALWAYS_INLINE void split_parts(ComplexLanes<T> (&z)[radix], const T* table) {
+  using detail::rotation;
+  if constexpr (radix == 2) {
+    butterfly(z[0], z[1], rotation(table, 0));
+  } else if constexpr (radix == 4) {
+    for (int k : {0, 1}) butterfly(z[k], z[k + 2], rotation(table, 0));
+    butterfly(z[0], z[1], rotation(table, 2));
+    quarter_butterfly(z[2], z[3], rotation(table, 2));
+  } else if constexpr (radix == 8) {
+    for (int k : {0, 1, 2, 3}) butterfly(z[k], z[k + 4], rotation(table, 0));
+    for (int k : {0, 1}) butterfly(z[k], z[k + 2], rotation(table, 2));
+    for (int k : {4, 5}) quarter_butterfly(z[k], z[k + 2], rotation(table, 2));
+    butterfly(z[0], z[1], rotation(table, 4));
+    quarter_butterfly(z[2], z[3], rotation(table, 4));
+    butterfly(z[4], z[5], rotation(table, 6));
+    quarter_butterfly(z[6], z[7], rotation(table, 6));
+  } else {
+    detail::twiddle(z, table);
+    if constexpr (radix == 3) detail::dft3<1>(z);
+    if constexpr (radix == 5) detail::dft5<1>(z);
+  }
+}
+
+/// z_k, element j of the inverse transforms (unscaled) of the parts, in part_order, becomes elements j + l n/R of the
+/// inverse transform of all.
+template <int radix, Real T>
+NPRF_ALWAYS_INLINE void join_parts(ComplexLanes<T> (&z)[radix], const T* table) {
+  using detail::rotation;
+  if constexpr (radix == 2) {
+    butterfly(z[0], z[1], rotation(table, 0));
+  } else if constexpr (radix == 4) {
+    for (int k : {0, 2}) butterfly(z[k], z[k + 1], rotation(table, 0));
+    butterfly(z[0], z[2], rotation(table, 2));
+    negative_quarter_butterfly(z[1], z[3], rotation(table, 2));
+  } else if constexpr (radix == 8) {
+    for (int k : {0, 2, 4, 6}) butterfly(z[k], z[k + 1], rotation(table, 0));
+    for (int k : {0, 4}) {
+      butterfly(z[k], z[k + 2], rotation(table, 2));
+      negative_quarter_butterfly(z[k + 1], z[k + 3], rotation(table, 2));
+    }
+    butterfly(z[0], z[4], rotation(table, 4));
+    butterfly(z[1], z[5], rotation(table, 6));
+    negative_quarter_butterfly(z[2], z[6], rotation(table, 4));
+    negative_quarter_butterfly(z[3], z[7], rotation(table, 6));
+  } else {
+    detail::twiddle(z, table);
+    if constexpr (radix == 3) detail::dft3<-1>(z);
+    if constexpr (radix == 5) detail::dft5<-1>(z);
+  }
+}
+
+/// join_parts of 8 values, whose twiddle factors are all 1.
+template <Real T>
+NPRF_ALWAYS_INLINE void join_leaf(ComplexLanes<T> (&z)[8]) {
+  constexpr Rotation<T> eighth{static_cast<T>(std::numbers::sqrt2 / 2), T(-1)};  // e^(-pi i / 4)
+  for (int k : {0, 2, 4, 6}) butterfly(z[k], z[k + 1]);
+  for (int k : {0, 4}) {
+    butterfly(z[k], z[k + 2]);
+    negative_quarter_butterfly(z[k + 1], z[k + 3]);
+  }
+  butterfly(z[0], z[4]);
+  butterfly(z[1], z[5], eighth);
+  negative_quarter_butterfly(z[2], z[6]);
+  negative_quarter_butterfly(z[3], z[7], eighth);
+}
+
+}  // namespace nprf::fft

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <memory>
+
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/fft/lanes.hpp"
+#include "nprf/fft/polynomial_tree.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/panel.hpp"
+
+namespace nprf::toeplitz {
+
+/// Y = ((A B^T) o C) U by our own FFT (polynomial_tree.hpp), lane_count columns of U at a time.
+///
+/// Features go in pairs as real and imaginary part of one signal, x = (B_r + i B_r+1) o U_p: T(c) is real, so that they
+/// come apart by themselves, and one look at a row of U and Y serves both. They share their rounding, so that each
+/// column of B is scaled to maximum 1 by a power of two, which is exact, and the same column of A by the inverse.
+/// Columns of U that are left over, as the ones column often is, take features as lanes instead.
+///
+/// Time O(r p n log n); workspace O(n (block + lane_count a thread)), tokens with gaps are copied into their slots
+/// first. Rounding is relative to the largest row of Y. Threads take groups of columns.
+template <Real T>
+class LanesEngine {
+ public:
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table lies in the team's workspace.
+  LanesEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
+      : m_n_q(span.n_q), m_n_k(span.n_k), m_tree(Tree::shared(Tree::length_for(std::max(span.n_q, span.n_k)))) {
+    // y[i] = sum_j c[j-i] x[j] is the cyclic convolution of x with g[-lag mod 2L] = c[lag]
+    const Index L = m_tree->length();
+    T* spectrum = team.workspace().take<T>(4 * L);
+    const Workspace::Scope scope(team.workspace());
+    Z* z = team.workspace().take<Z>(L);
+    const T scale = 1 / static_cast<T>(2 * L);
+    const auto g = [&](Index k) { return scale * (k < m_n_q ? lags[-k] : 2 * L - k < m_n_k ? lags[2 * L - k] : T(0)); };
+    for (const int half : {0, 1}) {
+      m_tree->values(
+          half,
+          [&](Index j) {
+            return Z{Lanes() + (half == 0 ? g(j) + g(j + L) : g(j) - g(j + L)), Lanes()};
+          },
+          z);
+      for (Index k = 0; k < L; ++k) {
+        spectrum[2 * (half * L + k)] = z[k].re[0];
+        spectrum[2 * (half * L + k) + 1] = z[k].im[0];
+      }
+    }
+    m_spectrum = spectrum;
+  }
+
+  /// Y (n_q,p) = ((A B^T) o C) U.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const MatrixView<T> A = in_slots(x.A, x.queries, m_n_q, team), B = in_slots(x.B, x.keys, m_n_k, team),
+                        U = in_slots(x.U, x.keys, m_n_k, team);
+    if (x.queries.count == m_n_q) return contract(A, B, U, Y, team);
+    auto all = workspace.matrix<T>(m_n_q, Y.cols());
+    contract(A, B, U, all, team);
+    from_slots(all, x.queries, Y, team);
+  }
+
+  /// Its gradients for G (n_q,p) = dL/dY. Four transforms a column, where contract has two. Each column of G is scaled
+  /// to maximum 1 and the same column of U by the inverse, so that only dU has to be scaled back.
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out, const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const MatrixView<T> A = in_slots(x.A, x.queries, m_n_q, team), B = in_slots(x.B, x.keys, m_n_k, team),
+                        U = in_slots(x.U, x.keys, m_n_k, team), G = in_slots(G_, x.queries, m_n_q, team);
+    const bool gaps_q = x.queries.count < m_n_q, gaps_k = x.keys.count < m_n_k;
+    if (!gaps_q && !gaps_k) return gradients(A, B, U, G, out, team);
+    auto dA = workspace.matrix<T>(gaps_q ? m_n_q : 0, A.cols());
+    auto dB = workspace.matrix<T>(gaps_k ? m_n_k : 0, B.cols()), dU = workspace.matrix<T>(dB.rows(), U.cols());
+    gradients(A, B, U, G, {gaps_q ? dA : out.dA, gaps_k ? dB : out.dB, gaps_k ? dU : out.dU, out.dc}, team);
+    if (gaps_q) from_slots(dA, x.queries, out.dA, team);
+    if (gaps_k) from_slots(dB, x.keys, out.dB, team), from_slots(dU, x.keys, out.dU, team);
+  }
+
+ private:
+  using Tree = fft::PolynomialTree<T>;
+  using Z = fft::ComplexLanes<T>;
+  using Lanes = fft::Lanes<T>;
+  static constexpr Index W = fft::lane_count<T>;
+  using Pairs = FeaturePairs<T>;
+  using Column = UnitColumn<T>;
+  using Features = FeatureLanes<T>;
+  static constexpr Index block = 16;           // features whose columns are laid out at a time
+  static constexpr Index gradient_blocks = 8;  // of features and of columns, that threads work on
+
+  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y,
+                const Team& team) const {
+    const Index r = A.cols(), p = U.cols(), L = m_tree->length();
+    Workspace& workspace = team.workspace();
+    auto unit = workspace.vector<T>(r);
+    column_units(B, unit);
+    const Pairs b(workspace, block / 2, L), a(workspace, block, L);  // those of a for both halves
+    const ColumnGroups<T> groups(r, p);
+    for (Index r0 = 0; r0 < r; r0 += block) {
+      const Index features = std::min(block, r - r0), pairs = (features + 1) / 2;
+      team.run_tiles(L, [&](Index j0, Index rows, Workspace&) {
+        for (Index pair = 0; pair < pairs; ++pair) {
+          b.read(pair, B, r0 + 2 * pair, unit.cwiseInverse().unaryExpr(&finite<T>), j0, rows);
+          a.read(2 * pair, A, r0 + 2 * pair, unit.unaryExpr(&finite<T>), j0, rows);
+          twist(a[2 * pair], a[2 * pair + 1], j0, rows);
+        }
+      });
+      team.run(groups.count + (r0 == 0 ? groups.left_over : 0), [&](Index task, Workspace& scratch) {
+        Z* z = scratch.take<Z>(staggered<Z>(L));
+        if (task >= groups.count) {
+          const Index column = p - groups.left_over + task - groups.count;
+          return contract_column(A, B, unit, U, column, Y, z, scratch);
+        }
+        const Index p0 = task * W, width = groups.width(task);
+        Panel<T> u(scratch, m_n_k, L, width), y(scratch, m_n_q, L, width);
+        u.read(U, p0);
+        const Lanes u_unit = u.units();
+        u.scale(inverse<T>(u_unit));
+        y.set_zero();
+        for (Index pair = 0; pair < pairs; ++pair)
+          for (const int half : {0, 1}) add(half, b[pair], u.values, a[2 * pair + half], y.values, z);
+        y.scale(finite_lanes<T>(u_unit));
+        if (r0 == 0)
+          y.write(Y, p0);
+        else
+          y.add_to(Y, p0);
+      });
+    }
+  }
+
+  // a becomes e^(pi i j / L) a, which undoes the second half's twist: Re(conj(t) a) is what it was for t untwisted
+  void twist(const T* a, T* twisted, Index j0, Index rows) const {
+    for (Index j = j0; j < j0 + rows; ++j) {
+      const T *x = a + 2 * j, *e = m_tree->twist() + 2 * j;
+      twisted[2 * j] = x[0] * e[0] - x[1] * e[1];
+      twisted[2 * j + 1] = x[0] * e[1] + x[1] * e[0];
+    }
+  }
+
+  // y += a1 t1 + a2 t2,  t1 + i t2 = T(c) (b1 + i b2) o u, the share of one half
+  void add(int half, const T* b, const Lanes* u, const T* a, Lanes* y, Z* z) const {
+    m_tree->template convolve<1>(
+        half, {z},
+        [=](auto, Index j) {
+          const Lanes value = u[j];
+          return Z{b[2 * j] * value, b[2 * j + 1] * value};
+        },
+        [g = spectrum(half)](Index k, Z(&x)[1][8]) { multiply(x[0], g + 16 * k); },
+        [=](auto, Index i, const Z& t) { y[i] += a[2 * i] * t.re + a[2 * i + 1] * t.im; });
+  }
+
+  // one column of Y, 2 W features at a time
+  void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const VectorMap<T>& unit, const MatrixView<T>& U,
+                       Index column, MatrixRef<T>& Y, Z* z, Workspace& scratch) const {
+    const Column u(U, column, scratch);
+    auto y = scratch.vector<T>(m_n_q);
+    y.setZero();
+    for (Index f = 0; f < A.cols(); f += 2 * W) {
+      const Features a(A, f), b(B, f);
+      const Z by = a.load(unit.data()), back{inverse<T>(by.re), inverse<T>(by.im)};
+      const Z forth{finite_lanes<T>(by.re), finite_lanes<T>(by.im)};
+      for (const int half : {0, 1})
+        m_tree->template convolve<1>(
+            half, {z},
+            [&, n = m_n_k](auto, Index j) {
+              if (j >= n) return Z{};
+              const Z x = b.row(j);
+              return Z{x.re * back.re * u.values[j], x.im * back.im * u.values[j]};
+            },
+            [g = spectrum(half)](Index k, Z(&x)[1][8]) { multiply(x[0], g + 16 * k); },
+            [&, n = m_n_q](auto, Index i, const Z& t_) {
+              if (i >= n) return;
+              const Z t = untwisted(half, i, t_), x = a.row(i);
+              y[i] += fft::sum_lanes<T>(x.re * forth.re * t.re + x.im * forth.im * t.im);
+            });
+    }
+    Y.col(column) = y * finite(u.unit);
+  }
+
+  void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
+                 GradientRefs<T> out, const Team& team) const {
+    const Index r = A.cols(), p = U.cols(), pairs = (r + 1) / 2, L = m_tree->length();
+    Workspace& workspace = team.workspace();
+    auto unit = workspace.vector<T>(r), a_unit = workspace.vector<T>(r);
+    column_units(A, a_unit);
+    column_units(B, unit);
+    const auto is_zero = [](T u) { return std::isinf(u); };
+    bool* no_da = workspace.take<bool>(r);
+    std::transform(unit.begin(), unit.end(), no_da, is_zero);
+    share_units(unit);
+    const auto inverse_unit = unit.cwiseInverse();
+    const Pairs a(workspace, pairs, L), b(workspace, pairs, L);
+    team.run_tiles(L, [&](Index j0, Index rows, Workspace&) {
+      for (Index pair = 0; pair < pairs; ++pair) {
+        a.read(pair, A, 2 * pair, unit, j0, rows);
+        b.read(pair, B, 2 * pair, inverse_unit, j0, rows);
+      }
+    });
+    auto da = workspace.matrix<T>(2 * pairs, m_n_q), db = workspace.matrix<T>(2 * pairs, m_n_k);
+    T* correlations = workspace.take<T>(gradient_blocks * 4 * L);  // one for each block of features
+
+    const ColumnGroups<T> groups(r, p);
+    Lanes* units = workspace.take<Lanes>(groups.count);
+    const auto panels = [&](Index rows) {
+      return [&, rows, values = workspace.take<Lanes>(groups.count * Panel<T>::size(L))](Index group) {
+        return Panel<T>(values + group * Panel<T>::size(L), rows, L, groups.width(group));
+      };
+    };
+    const auto us = panels(m_n_k), gs = panels(m_n_q), dus = panels(m_n_k);
+    team.run(groups.count, [&](Index group, Workspace&) {
+      Panel<T> u = us(group), g = gs(group);
+      u.read(U, group * W);
+      g.read(G, group * W);
+      units[group] = g.units();
+      u.scale(finite_lanes<T>(units[group]));
+      g.scale(inverse<T>(units[group]));
+      dus(group).set_zero();
+    });
+    team.run(gradient_blocks, [&](Index i, Workspace&) {
+      std::fill_n(correlations + i * 4 * L, 4 * L, T(0));
+      const Index first = 2 * edge(i, pairs), rows = 2 * edge(i + 1, pairs) - first;
+      da.middleRows(first, rows).setZero();
+      db.middleRows(first, rows).setZero();
+    });
+    team.run_pairs(gradient_blocks, [&](Index i, Index j, Workspace& scratch) {
+      const Index size = staggered<Z>(L);
+      const std::array<Z*, 2> z{scratch.take<Z>(size), scratch.take<Z>(size)};
+      Z *a_sums = scratch.take<Z>(size), *b_sums = scratch.take<Z>(size);
+      for (Index group = edge(j, groups.count); group < edge(j + 1, groups.count); ++group)
+        for (Index pair = edge(i, pairs); pair < edge(i + 1, pairs); ++pair) {
+          const Factors x{a[pair], b[pair], us(group).values, gs(group).values};
+          T* correlation = correlations + i * 4 * L;
+          add_gradients<0>(x, a_sums, b_sums, dus(group).values, correlation, z);
+          add_gradients<1>(x, a_sums, b_sums, dus(group).values, correlation + 2 * L, z);
+          add_sums(a_sums, m_n_q, &da(2 * pair, 0), &da(2 * pair + 1, 0));
+          add_sums(b_sums, m_n_k, &db(2 * pair, 0), &db(2 * pair + 1, 0));
+        }
+    });
+    team.run_tiles(m_n_q, [&](Index i0, Index rows, Workspace&) {
+      out.dA.middleRows(i0, rows) = (unit.asDiagonal() * da.block(0, i0, r, rows)).transpose();
+    });
+    team.run_tiles(m_n_k, [&](Index j0, Index rows, Workspace&) {
+      out.dB.middleRows(j0, rows) = (inverse_unit.asDiagonal() * db.block(0, j0, r, rows)).transpose();
+    });
+    team.run(groups.count, [&](Index group, Workspace&) {
+      Panel<T> du = dus(group);
+      du.scale(finite_lanes<T>(units[group]));
+      du.write(out.dU, group * W);
+    });
+    for (Index column = p - groups.left_over; column < p; ++column)
+      column_gradients(A, B, unit, U, G, column, out, correlations, workspace);
+    for (Index k = 0; k < r; ++k) {  // not what a neighbour's rounding leaves there
+      if (no_da[k]) out.dA.col(k).setZero();
+      if (is_zero(a_unit[k])) out.dB.col(k).setZero();
+    }
+    lag_gradient(correlations, out.dc, workspace);
+  }
+
+  // the columns of two features, and of a group of W columns
+  struct Factors {
+    const T *a, *b;
+    const Lanes *u, *g;
+  };
+
+  // with x = (b1 + i b2) o u, w = (a1 + i a2) o g, t = T(c) x, z = T(c)^T w, the share of one half:
+  //     da1 = g t1    da2 = g t2    db1 = u z1    db2 = u z2    du += b1 z1 + b2 z2    correlation += conj(W) X
+  // da and db with each lane's share by itself; the second half adds to the first
+  template <int half>
+  void add_gradients(const Factors& x, Z* da, Z* db, Lanes* du, T* correlation, const std::array<Z*, 2>& z) const {
+    m_tree->template convolve<2>(
+        half, z,
+        [x](auto s, Index j) {
+          const Lanes value = s == 0 ? x.u[j] : x.g[j];
+          const T* pair = (s == 0 ? x.b : x.a) + 2 * j;
+          return Z{pair[0] * value, pair[1] * value};
+        },
+        correlating(half, correlation),
+        [x, da, db, du, e = m_tree->twist()](auto s, Index j, const Z& twisted) {
+          const Z t = half == 0 ? twisted : untwisted(twisted, e + 2 * j);
+          Z& sum = s == 0 ? da[j] : db[j];
+          const Lanes value = s == 0 ? x.g[j] : x.u[j];
+          const Z before = half == 0 ? Z{} : sum;
+          sum = {before.re + value * t.re, before.im + value * t.im};
+          if constexpr (s == 1) du[j] += x.b[2 * j] * t.re + x.b[2 * j + 1] * t.im;
+        });
+  }
+
+  // d1_i and d2_i += the sums of the lanes of sums_i, whose rows from n on are zeros
+  static void add_sums(const Z* sums, Index n, T* d1, T* d2) {
+    for (Index i = 0; i < n; i += W) {
+      Lanes re[W], im[W];
+      for (Index l = 0; l < W; ++l) re[l] = sums[i + l].re, im[l] = sums[i + l].im;
+      fft::store_lanes<T>(fft::load_lanes(d1 + i, n - i) + fft::sum_lanes<T>(re), d1 + i, n - i);
+      fft::store_lanes<T>(fft::load_lanes(d2 + i, n - i) + fft::sum_lanes<T>(im), d2 + i, n - i);
+    }
+  }
+
+  // the same for one column, 2 W features at a time
+  void column_gradients(const MatrixView<T>& A, const MatrixView<T>& B, const VectorMap<T>& unit,
+                        const MatrixView<T>& U, const MatrixView<T>& G, Index column, GradientRefs<T>& out,
+                        T* correlation, Workspace& workspace) const {
+    const Workspace::Scope scope(workspace);
+    const Column g(G, column, workspace);
+    auto u = workspace.vector<T>(m_n_k), du = workspace.vector<T>(m_n_k);
+    u = U.col(column) * finite(g.unit);
+    du.setZero();
+    const std::array<Z*, 2> z{workspace.take<Z>(m_tree->length()), workspace.take<Z>(m_tree->length())};
+    for (Index f = 0; f < A.cols(); f += 2 * W) {
+      const Features a(A, f), b(B, f);
+      const Z by = a.load(unit.data()), back{inverse<T>(by.re), inverse<T>(by.im)};
+      const auto add = [&](MatrixRef<T>& d, Index j, const Z& x) {
+        T* row = d.row(j).data() + f;
+        fft::store_lanes<T>(fft::load_lanes(row, a.re) + x.re, row, a.re);
+        fft::store_lanes<T>(fft::load_lanes(row + a.re, a.im) + x.im, row + a.re, a.im);
+      };
+      for (const int half : {0, 1})
+        m_tree->template convolve<2>(
+            half, z,
+            [&](auto s, Index j) {
+              if (j >= (s == 0 ? m_n_k : m_n_q)) return Z{};
+              const Z x = s == 0 ? b.row(j) : a.row(j), &scale = s == 0 ? back : by;
+              const T value = s == 0 ? u[j] : g.values[j];
+              return Z{x.re * scale.re * value, x.im * scale.im * value};
+            },
+            correlating(half, correlation + half * 2 * m_tree->length()),
+            [&](auto s, Index j, const Z& twisted) {
+              if (j >= (s == 0 ? m_n_q : m_n_k)) return;
+              const Z t = untwisted(half, j, twisted);
+              if constexpr (s == 0) {
+                add(out.dA, j, {by.re * t.re * g.values[j], by.im * t.im * g.values[j]});
+              } else {
+                add(out.dB, j, {back.re * t.re * u[j], back.im * t.im * u[j]});
+                const Z x = b.row(j);
+                du[j] += fft::sum_lanes<T>(x.re * back.re * t.re + x.im * back.im * t.im);
+              }
+            });
+    }
+    out.dU.col(column) = du * finite(g.unit);
+  }
+
+  // at a leaf: correlation += conj(W) X summed over lanes, X *= spectrum, W *= its conjugate
+  auto correlating(int half, T* correlation) const {
+    return [g = spectrum(half), correlation](Index k, Z(&x)[2][8]) {
+      Lanes products[16];  // real parts, then imaginary ones
+      for (int s = 0; s < 8; ++s) {
+        products[s] = x[1][s].re * x[0][s].re + x[1][s].im * x[0][s].im;
+        products[8 + s] = x[1][s].re * x[0][s].im - x[1][s].im * x[0][s].re;
+      }
+      for (Index s = 0; s < 16; s += W) {
+        T* sum = correlation + 16 * k + s;
+        fft::store_lanes<T>(fft::load_lanes(sum) + fft::sum_lanes<T>(products + s), sum);
+      }
+      multiply(x[0], g + 16 * k);
+      multiply_conjugate(x[1], g + 16 * k);
+    };
+  }
+
+  // dc[l] at l + n_q - 1: the real part of the inverse transform of all blocks' sum, lag l at l mod 2L
+  void lag_gradient(T* correlations, Eigen::Ref<Vector<T>> dc, Workspace& workspace) const {
+    const Index L = m_tree->length();
+    for (Index i = 1; i < gradient_blocks; ++i)
+      for (Index k = 0; k < 4 * L; ++k) correlations[k] += correlations[i * 4 * L + k];
+    auto sum = workspace.vector<T>(2 * L);
+    sum.setZero();
+    Z* z = workspace.take<Z>(L);
+    for (const int half : {0, 1})
+      m_tree->coefficients(
+          half, z,
+          [values = correlations + half * 2 * L](Index k, Index l) {
+            return Z{Lanes{} + values[16 * k + l], Lanes{} + values[16 * k + 8 + l]};
+          },
+          [&](Index j, const Z& twisted) {
+            const T value = untwisted(half, j, twisted).re[0] / static_cast<T>(2 * L);
+            sum[j] += value;
+            sum[j + L] += half == 0 ? value : -value;
+          });
+    for (Index k = 0; k < dc.size(); ++k) dc[k] = sum[(2 * L + k - (m_n_q - 1)) % (2 * L)];
+  }
+
+  // a column of zeros takes its neighbour's unit: they share their rounding
+  static void share_units(VectorMap<T>& unit) {
+    for (Index r = 0; r < unit.size(); ++r) {
+      if (std::isfinite(unit[r])) continue;
+      const Index other = r % 2 == 0 ? r + 1 : r - 1;
+      unit[r] = other < unit.size() && std::isfinite(unit[other]) ? unit[other] : T(1);
+    }
+  }
+
+  static Index edge(Index block_of, Index n) { return n * block_of / gradient_blocks; }
+
+  const T* spectrum(int half) const { return m_spectrum + 2 * half * m_tree->length(); }
+
+  // e^(-pi i j / L) z
+  NPRF_ALWAYS_INLINE static Z untwisted(const Z& z, const T* twist) {
+    return {z.re * twist[0] + z.im * twist[1], z.im * twist[0] - z.re * twist[1]};
+  }
+  Z untwisted(int half, Index j, const Z& z) const { return half == 0 ? z : untwisted(z, m_tree->twist() + 2 * j); }
+
+  NPRF_ALWAYS_INLINE static void multiply(Z (&x)[8], const T* g) {
+    for (int s = 0; s < 8; ++s) x[s] = times(x[s], g[2 * s], g[2 * s + 1]);
+  }
+  NPRF_ALWAYS_INLINE static void multiply_conjugate(Z (&x)[8], const T* g) {
+    for (int s = 0; s < 8; ++s) x[s] = times(x[s], g[2 * s], -g[2 * s + 1]);
+  }
+
+  Index m_n_q, m_n_k;
+  std::shared_ptr<const Tree> m_tree;
+  const T* m_spectrum = nullptr;  // (2,L) of g / 2L, as the tree orders it, real and imaginary parts
+};
+
+}  // namespace nprf::toeplitz

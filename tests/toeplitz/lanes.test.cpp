@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/lanes.hpp"
+
+#include <cmath>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/product.hpp"
+#include "support/random.hpp"
+#include "toeplitz/gradient_error.hpp"
+#include "toeplitz/in_slots.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+constexpr auto make_lanes = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+  return toeplitz::LanesEngine<T>(lags, span, team);
+};
+
+template <class T>
+struct Case {
+  Case(Index n_q, Index n_k, Index r, Index p)
+      : A(normal<T>(n_q, r, 1)),
+        B(normal<T>(n_k, r, 2)),
+        U(normal<T>(n_k, p, 3)),
+        G(normal<T>(n_q, p, 5)),
+        c(random_weights<T>(n_q, n_k, 4)) {}
+
+  Matrix<T> contract() const {
+    Workspace workspace;
+    const Team team(workspace);
+    const MatrixView<T> a = A, b = B, u = U;
+    Matrix<T> Y = Matrix<T>::Constant(A.rows(), U.cols(), T(17));
+    make_lanes(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team)
+        .contract({a, b, u, {A.rows()}, {B.rows()}}, Y, team);
+    return Y;
+  }
+
+  toeplitz::Gradients<T> gradients() const {
+    Workspace workspace;
+    const Team team(workspace);
+    const ProductShape shape{A.rows(), B.rows(), A.cols(), U.cols()};
+    const MatrixView<T> a = A, b = B, u = U, g = G;
+    toeplitz::Gradients<T> d(shape);
+    d.dA.setConstant(17), d.dB.setConstant(17), d.dU.setConstant(17), d.dc.setConstant(17);
+    make_lanes(c.view(), shape, team).gradients({a, b, u, {A.rows()}, {B.rows()}}, g, {d.dA, d.dB, d.dU, d.dc}, team);
+    return d;
+  }
+
+  Matrix<T> A, B, U, G;
+  LagWeights<T> c;
+};
+
+// Numbers of columns around what one register and two hold, of queries and keys around the tree's lengths.
+template <class T, class Use>
+void for_each_case(Use&& use) {
+  constexpr Index W = fft::lane_count<T>;
+  for (const Index n : {1, 2, 7, 8, 9, 16, 17, 23, 31, 40, 65, 127, 250, 331}) use(Case<T>(n, n, 3, 2));
+  for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 70}, {70, 1}, {33, 100}, {150, 20}})
+    use(Case<T>(n_q, n_k, 2, 3));
+  for (const Index p : {Index{1}, W - 1, W, W + 1, 2 * W - 1, 2 * W + 1})
+    for (const Index r : {Index{1}, Index{2}, Index{5}, W + 1, 2 * W, 2 * W + 3}) use(Case<T>(20, 24, r, p));
+  use(Case<T>(40, 40, 37, W + 1));  // several blocks of features
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("the lanes engine's product is that of the obvious loop", "[toeplitz]", float, double) {
+  for_each_case<TestType>([](const Case<TestType>& x) {
+    INFO("n_q " << x.A.rows() << ", n_k " << x.B.rows() << ", r " << x.A.cols() << ", p " << x.U.cols());
+    CHECK(product_error(Engine::lanes, x.c, x.A, x.B, x.U, x.contract()) <= 1);
+  });
+}
+
+TEMPLATE_TEST_CASE("the lanes engine's gradients are the sums that define them", "[toeplitz]", float, double) {
+  for_each_case<TestType>([](const Case<TestType>& x) {
+    INFO("n_q " << x.A.rows() << ", n_k " << x.B.rows() << ", r " << x.A.cols() << ", p " << x.U.cols());
+    CHECK(gradients_error(Engine::lanes, x.c, x.A, x.B, x.U, x.G, x.gradients()) <= 1);
+  });
+}
+
+TEMPLATE_TEST_CASE("lanes: tokens may leave slots empty", "[toeplitz]", float, double) {
+  Workspace workspace;
+  with_gaps<TestType>([&](const InSlots<TestType>& x) {
+    INFO(x.name());
+    CHECK(x.error(Engine::lanes, x.contract(make_lanes, Team(workspace))) <= 1);
+    CHECK(x.error(Engine::lanes, x.gradients(make_lanes, Team(workspace))) <= 1);
+  });
+}
+
+TEMPLATE_TEST_CASE("lanes: no bit depends on the number of threads", "[toeplitz]", float, double) {
+  check_thread_bits(InSlots<TestType>(300, 280, random_slots(300, 0.9, 1), random_slots(280, 0.9, 2), 35, 37),
+                    make_lanes);
+  check_thread_bits(InSlots<TestType>(200, 200, Slots{200}, Slots{200}, 5, 65), make_lanes);
+}
+
+TEMPLATE_TEST_CASE("lanes: a column's scale is not its neighbour's", "[toeplitz]", float, double) {
+  using T = TestType;
+  Case<T> x(60, 70, 6, 19);
+  const Matrix<T> Y = x.contract();
+  // powers of two are exact: in U they pass to Y, in B and A they cancel
+  for (Index p = 0; p < x.U.cols(); ++p) x.U.col(p) *= std::ldexp(T(1), static_cast<int>(p % 5) * 9 - 18);
+  for (Index r = 0; r < x.B.cols(); ++r) {
+    const T scale = std::ldexp(T(1), static_cast<int>(r) * 7 - 20);
+    x.B.col(r) *= scale;
+    x.A.col(r) /= scale;
+  }
+  Matrix<T> scaled = x.contract();
+  for (Index p = 0; p < x.U.cols(); ++p) scaled.col(p) /= std::ldexp(T(1), static_cast<int>(p % 5) * 9 - 18);
+  CHECK(same_bits(scaled, Y));
+}
+
+TEMPLATE_TEST_CASE("lanes: columns of zeros stay zero, and have gradients all the same", "[toeplitz]", float, double) {
+  using T = TestType;
+  Case<T> x(60, 70, 5, 19);
+  x.U.col(3).setZero();
+  x.U.col(18).setZero();
+  x.B.col(1).setZero();
+  x.B.col(4).setZero();
+  x.G.col(2).setZero();
+  const Matrix<T> Y = x.contract();
+  CHECK(Y.col(3).isZero(0));
+  CHECK(Y.col(18).isZero(0));
+  CHECK(product_error(Engine::lanes, x.c, x.A, x.B, x.U, Y) <= 1);
+  CHECK(gradients_error(Engine::lanes, x.c, x.A, x.B, x.U, x.G, x.gradients()) <= 1);
+}
+
+TEMPLATE_TEST_CASE("lanes: values near the ends of the range of numbers are not lost", "[toeplitz]", float, double) {
+  using T = TestType;
+  using Limits = std::numeric_limits<T>;
+  for (const int exponent : {Limits::min_exponent + 4, Limits::max_exponent - 20}) {
+    Case<T> x(100, 100, 2, 3);
+    const Matrix<T> Y = x.contract();
+    x.U *= std::ldexp(T(1), exponent);
+    const Matrix<T> extreme = x.contract();
+    INFO("2^" << exponent);
+    // a subnormal number has fewer digits
+    const T step = std::max(Limits::denorm_min(), std::ldexp(Limits::epsilon(), exponent) * Y.cwiseAbs().maxCoeff());
+    CHECK((extreme - std::ldexp(T(1), exponent) * Y).cwiseAbs().maxCoeff() <= step);
+  }
+}
