@@ -31,94 +31,11 @@ class Batch {
   /// y of q, k and v, of the rows that `sizes` says. Throws InvalidArgument.
   void forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadMatrices<const T>& q,
                const HeadMatrices<const T>& k, const HeadMatrices<const T>& v, const HeadMatrices<T>& y,
-               const CallOptions& call, Saved<T>* saved) {
-    const auto [n_q, n_k, d, d_v] = sizes.each;
-    const Index input_dim = heads.feature_map(0).input_dim();
-    require(d == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ", d);
-    find_segments(call, sizes.batch, n_q, n_k, m_segments);
-    const Team team = gather_team(heads, sizes.batch * sizes.heads, m_segments, d_v);
-    const Settle settle{*this};
-    const Workspace::Scope scope(team.workspace());
-    build_weights(heads, m_segments, d_v, call.offset, team);
-
-    const std::size_t segments = m_segments.size();
-    const Index items = sizes.batch * sizes.heads * static_cast<Index>(segments);
-    m_reports.assign(static_cast<std::size_t>(items), Report{});
-    if (saved) {
-      saved->m_attention = nullptr;  // from here on it is nobody's until all is there
-      saved->m_sequences.resize(static_cast<std::size_t>(items));
-    }
-    team.run_nested(items, [&](Index item, const Team& part) {
-      const auto [b, h, s] = place(item, sizes.heads, segments);
-      const Segment& x = m_segments[s];
-      const Index begin = b * n_k + x.k_begin,
-                  end = call.lengths.empty() ? n_k : call.lengths[static_cast<std::size_t>(b)];
-      const auto mask = call.key_mask.empty()
-                            ? std::span<const bool>()
-                            : call.key_mask.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(x.n_k));
-      head(heads, h, s)
-          .forward(q(b, h).middleRows(x.q_begin, x.n_q), k(b, h).middleRows(x.k_begin, x.n_k),
-                   v(b, h).middleRows(x.k_begin, x.n_k), mask, std::min(x.n_k, end),
-                   y(b, h).middleRows(x.q_begin, x.n_q),
-                   saved ? &saved->m_sequences[static_cast<std::size_t>(item)] : nullptr,
-                   m_reports[static_cast<std::size_t>(item)], part);
-    });
-    if (call.report) *call.report = report(team);
-    if (saved) {
-      saved->m_sizes = sizes.each;
-      saved->m_batch = sizes.batch;
-      saved->m_heads = sizes.heads;
-      saved->m_offset = call.offset;
-      saved->m_segments = m_segments;
-    }
-  }
+               const CallOptions& call, Saved<T>* saved);
 
   /// dq, dk and dv of dy, for the forward that filled `saved`. The positions must have gradient().
   void backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadMatrices<const T>& dy,
-                const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv) {
-    const Team team = gather_team(heads, saved.m_batch * saved.m_heads, saved.m_segments, saved.m_sizes.d_v);
-    const Settle settle{*this};
-    const Workspace::Scope scope(team.workspace());
-    const std::size_t segments = saved.m_segments.size(), n_heads = static_cast<std::size_t>(saved.m_heads);
-    build_weights(heads, saved.m_segments, saved.m_sizes.d_v, saved.m_offset, team);
-
-    const Index items = static_cast<Index>(saved.m_sequences.size());
-    m_bias_gradients.resize(saved.m_sequences.size());
-    for (Index item = 0; item < items; ++item) {
-      const auto [b, h, s] = place(item, saved.m_heads, segments);
-      const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
-      const Index lags = weights.gradient_lags().size(), E = weights.border().count, border = E * (E + 2);
-      double* sums = team.workspace().take<double>(lags + border);
-      std::fill_n(sums, lags + border, 0.0);
-      m_bias_gradients[static_cast<std::size_t>(item)] = {{sums, static_cast<std::size_t>(lags)},
-                                                          {sums + lags, static_cast<std::size_t>(border)}};
-    }
-    team.run_nested(items, [&](Index item, const Team& part) {
-      const auto [b, h, s] = place(item, saved.m_heads, segments);
-      const Segment& x = saved.m_segments[s];
-      head(heads, h, s)
-          .backward(saved.m_sequences[static_cast<std::size_t>(item)], dy(b, h).middleRows(x.q_begin, x.n_q),
-                    dq(b, h).middleRows(x.q_begin, x.n_q), dk(b, h).middleRows(x.k_begin, x.n_k),
-                    dv(b, h).middleRows(x.k_begin, x.n_k), m_bias_gradients[static_cast<std::size_t>(item)], part);
-    });
-
-    m_dbias.resize(n_heads);
-    m_dextra.resize(n_heads);
-    for (std::size_t h = 0; h < n_heads; ++h) {
-      const PositionView<T> position = heads.position(heads.position_of(static_cast<Index>(h)));
-      position.gradient(0, {}, m_dbias[h]);  // zeros, in the shape of its parameters
-      m_dextra[h].setZero(position.extra().rows(), position.extra().cols());
-    }
-    for (Index item = 0; item < items; ++item) {
-      const auto [b, h, s] = place(item, saved.m_heads, segments);
-      const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
-      const BiasGradient& sums = m_bias_gradients[static_cast<std::size_t>(item)];
-      heads.position(heads.position_of(h)).gradient(weights.gradient_lags().first, sums.lags, m_d);
-      m_dbias[static_cast<std::size_t>(h)] += m_d;
-      for (std::size_t e = 0; e < sums.border.size(); ++e)
-        m_dextra[static_cast<std::size_t>(h)].data()[e] += sums.border[e];
-    }
-  }
+                const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv);
 
   /// After backward: the gradients of head h's position, in the shape of its parameters, and of its extra tokens.
   const Matrix<double>& dbias(Index h) const { return m_dbias[static_cast<std::size_t>(h)]; }
@@ -188,5 +105,97 @@ class Batch {
   std::vector<Matrix<double>> m_dbias, m_dextra;  // one a head
   Matrix<double> m_d;
 };
+
+// Outside of the class they are not inline: a program of many files can have them compiled in one (extern template).
+template <Real T>
+void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadMatrices<const T>& q,
+                       const HeadMatrices<const T>& k, const HeadMatrices<const T>& v, const HeadMatrices<T>& y,
+                       const CallOptions& call, Saved<T>* saved) {
+  const auto [n_q, n_k, d, d_v] = sizes.each;
+  const Index input_dim = heads.feature_map(0).input_dim();
+  require(d == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ", d);
+  find_segments(call, sizes.batch, n_q, n_k, m_segments);
+  const Team team = gather_team(heads, sizes.batch * sizes.heads, m_segments, d_v);
+  const Settle settle{*this};
+  const Workspace::Scope scope(team.workspace());
+  build_weights(heads, m_segments, d_v, call.offset, team);
+
+  const std::size_t segments = m_segments.size();
+  const Index items = sizes.batch * sizes.heads * static_cast<Index>(segments);
+  m_reports.assign(static_cast<std::size_t>(items), Report{});
+  if (saved) {
+    saved->m_attention = nullptr;  // from here on it is nobody's until all is there
+    saved->m_sequences.resize(static_cast<std::size_t>(items));
+  }
+  team.run_nested(items, [&](Index item, const Team& part) {
+    const auto [b, h, s] = place(item, sizes.heads, segments);
+    const Segment& x = m_segments[s];
+    const Index begin = b * n_k + x.k_begin,
+                end = call.lengths.empty() ? n_k : call.lengths[static_cast<std::size_t>(b)];
+    const auto mask = call.key_mask.empty()
+                          ? std::span<const bool>()
+                          : call.key_mask.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(x.n_k));
+    head(heads, h, s)
+        .forward(q(b, h).middleRows(x.q_begin, x.n_q), k(b, h).middleRows(x.k_begin, x.n_k),
+                 v(b, h).middleRows(x.k_begin, x.n_k), mask, std::min(x.n_k, end), y(b, h).middleRows(x.q_begin, x.n_q),
+                 saved ? &saved->m_sequences[static_cast<std::size_t>(item)] : nullptr,
+                 m_reports[static_cast<std::size_t>(item)], part);
+  });
+  if (call.report) *call.report = report(team);
+  if (saved) {
+    saved->m_sizes = sizes.each;
+    saved->m_batch = sizes.batch;
+    saved->m_heads = sizes.heads;
+    saved->m_offset = call.offset;
+    saved->m_segments = m_segments;
+  }
+}
+
+template <Real T>
+void Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadMatrices<const T>& dy,
+                        const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv) {
+  const Team team = gather_team(heads, saved.m_batch * saved.m_heads, saved.m_segments, saved.m_sizes.d_v);
+  const Settle settle{*this};
+  const Workspace::Scope scope(team.workspace());
+  const std::size_t segments = saved.m_segments.size(), n_heads = static_cast<std::size_t>(saved.m_heads);
+  build_weights(heads, saved.m_segments, saved.m_sizes.d_v, saved.m_offset, team);
+
+  const Index items = static_cast<Index>(saved.m_sequences.size());
+  m_bias_gradients.resize(saved.m_sequences.size());
+  for (Index item = 0; item < items; ++item) {
+    const auto [b, h, s] = place(item, saved.m_heads, segments);
+    const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
+    const Index lags = weights.gradient_lags().size(), E = weights.border().count, border = E * (E + 2);
+    double* sums = team.workspace().take<double>(lags + border);
+    std::fill_n(sums, lags + border, 0.0);
+    m_bias_gradients[static_cast<std::size_t>(item)] = {{sums, static_cast<std::size_t>(lags)},
+                                                        {sums + lags, static_cast<std::size_t>(border)}};
+  }
+  team.run_nested(items, [&](Index item, const Team& part) {
+    const auto [b, h, s] = place(item, saved.m_heads, segments);
+    const Segment& x = saved.m_segments[s];
+    head(heads, h, s)
+        .backward(saved.m_sequences[static_cast<std::size_t>(item)], dy(b, h).middleRows(x.q_begin, x.n_q),
+                  dq(b, h).middleRows(x.q_begin, x.n_q), dk(b, h).middleRows(x.k_begin, x.n_k),
+                  dv(b, h).middleRows(x.k_begin, x.n_k), m_bias_gradients[static_cast<std::size_t>(item)], part);
+  });
+
+  m_dbias.resize(n_heads);
+  m_dextra.resize(n_heads);
+  for (std::size_t h = 0; h < n_heads; ++h) {
+    const PositionView<T> position = heads.position(heads.position_of(static_cast<Index>(h)));
+    position.gradient(0, {}, m_dbias[h]);  // zeros, in the shape of its parameters
+    m_dextra[h].setZero(position.extra().rows(), position.extra().cols());
+  }
+  for (Index item = 0; item < items; ++item) {
+    const auto [b, h, s] = place(item, saved.m_heads, segments);
+    const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
+    const BiasGradient& sums = m_bias_gradients[static_cast<std::size_t>(item)];
+    heads.position(heads.position_of(h)).gradient(weights.gradient_lags().first, sums.lags, m_d);
+    m_dbias[static_cast<std::size_t>(h)] += m_d;
+    for (std::size_t e = 0; e < sums.border.size(); ++e)
+      m_dextra[static_cast<std::size_t>(h)].data()[e] += sums.border[e];
+  }
+}
 
 }  // namespace nprf

@@ -21,8 +21,7 @@ class FeatureMapView {
  public:
   template <FeatureMap F>
     requires std::same_as<typename F::Scalar, T>
-  FeatureMapView(const F& map)
-      : m_map(&map), m_functions(&functions_of<F>), m_input_dim(map.input_dim()), m_output_dim(map.output_dim()) {}
+  FeatureMapView(const F& map);
 
   Index input_dim() const { return m_input_dim; }
   Index output_dim() const { return m_output_dim; }
@@ -106,5 +105,12 @@ class FeatureMapView {
   const Functions* m_functions;
   Index m_input_dim, m_output_dim;
 };
+
+// not inline: see batch.hpp
+template <Real T>
+template <FeatureMap F>
+  requires std::same_as<typename F::Scalar, T>
+FeatureMapView<T>::FeatureMapView(const F& map)
+    : m_map(&map), m_functions(&functions_of<F>), m_input_dim(map.input_dim()), m_output_dim(map.output_dim()) {}
 
 }  // namespace nprf
