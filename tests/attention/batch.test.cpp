@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/attention/batch.hpp"
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,27 +23,29 @@ using Features = PositiveFeatures<double>;
 using Relative = RelativePosition<double>;
 using Lengths = std::vector<Index>;
 
-// every sequence of every head by itself, by number b heads + h
-struct Data {
-  Index batch, heads, n_q, n_k;
-  std::vector<Tokens<double>> x = {};
-  std::vector<Matrix<double>> dy = {}, y = {}, dq = {}, dk = {}, dv = {};
+// the rows of all heads of all sequences one below the other
+struct Rows {
+  Rows(Index batch, Index n_heads, Index tokens, Index channels, std::uint64_t seed = 1)
+      : all(normal<double>(batch * n_heads * tokens, channels, seed)), heads(n_heads), n(tokens) {}
 
-  std::size_t at(Index b, Index h) const { return static_cast<std::size_t>(b * heads + h); }
+  template <class T>
+  HeadMatrices<T> matrices(T* data) const {
+    return {data, n, all.cols(), all.cols(), n * all.cols(), heads * n * all.cols()};
+  }
+  operator HeadMatrices<double>() { return matrices(all.data()); }
+  operator HeadMatrices<const double>() const { return matrices(all.data()); }
+  Matrix<double> operator()(Index b, Index h) const { return all.middleRows((b * heads + h) * n, n); }
+
+  Matrix<double> all;
+  Index heads, n;
 };
 
-Data data(Index batch, Index heads, Index n_q, Index n_k) {
-  Data all{batch, heads, n_q, n_k};
-  for (Index s = 0; s < batch * heads; ++s) {
-    all.x.push_back(random_tokens<double>(n_q, n_k, d, d_v, static_cast<std::uint64_t>(s) + 1));
-    all.dy.push_back(normal<double>(n_q, d_v, static_cast<std::uint64_t>(s) + 500));
-    all.y.emplace_back(n_q, d_v);
-    all.dq.emplace_back(n_q, d);
-    all.dk.emplace_back(n_k, d);
-    all.dv.emplace_back(n_k, d_v);
-  }
-  return all;
-}
+struct Data {
+  Index batch, heads, n_q, n_k;
+  Rows q{batch, heads, n_q, d, 1}, k{batch, heads, n_k, d, 2}, v{batch, heads, n_k, d_v, 3};
+  Rows dy{batch, heads, n_q, d_v, 4};
+  Rows y{batch, heads, n_q, d_v}, dq{batch, heads, n_q, d}, dk{batch, heads, n_k, d}, dv{batch, heads, n_k, d_v};
+};
 
 struct Model {
   std::vector<Features> features;   // one, or one a head
@@ -50,22 +53,15 @@ struct Model {
   AttentionOptions options;
 };
 
-void run(Batch<Features, Relative>& batch, const Model& model, Data& x, const CallOptions& call) {
-  const typename Batch<Features, Relative>::Heads heads{model.features, model.positions, model.options};
-  const auto of = [&](auto& all) { return [&](Index b, Index h) { return MatrixRef<double>(all[x.at(b, h)]); }; };
-  const auto view_of = [&](auto& all, Matrix<double> Tokens<double>::*member) {
-    return [&, member](Index b, Index h) { return MatrixView<double>(all[x.at(b, h)].*member); };
-  };
+void run(Batch<double>& batch, const Model& model, Data& x, const CallOptions& call) {
+  const HeadModels<double> heads(std::span(model.features), std::span(model.positions), model.options);
   Saved<double> saved;
-  batch.forward(heads, {x.batch, x.heads, {x.n_q, x.n_k, d, d_v}}, view_of(x.x, &Tokens<double>::q),
-                view_of(x.x, &Tokens<double>::k), view_of(x.x, &Tokens<double>::v), of(x.y), call, &saved);
-  batch.backward(
-      heads, saved, [&](Index b, Index h) { return MatrixView<double>(x.dy[x.at(b, h)]); }, of(x.dq), of(x.dk),
-      of(x.dv));
+  batch.forward(heads, {x.batch, x.heads, {x.n_q, x.n_k, d, d_v}}, x.q, x.k, x.v, x.y, call, &saved);
+  batch.backward(heads, saved, x.dy, x.dq, x.dk, x.dv);
 }
 
 // each sequence of each head by an Attention of its own
-void check(Batch<Features, Relative>& batch, const Model& model, Data& x, CallOptions call) {
+void check(Batch<double>& batch, const Model& model, Data& x, CallOptions call) {
   Report report, sum;
   call.report = &report;
   run(batch, model, x, call);
@@ -80,15 +76,14 @@ void check(Batch<Features, Relative>& batch, const Model& model, Data& x, CallOp
       const auto n_k = static_cast<std::size_t>(x.n_k), s = static_cast<std::size_t>(b);
       if (!call.key_mask.empty()) own.key_mask = call.key_mask.subspan(s * n_k, n_k);
       if (!call.lengths.empty()) own.lengths = call.lengths.subspan(s, 1);
-      const Tokens<double>& t = x.x[x.at(b, h)];
       Saved<double> saved;
-      const Matrix<double> y = attention.forward(t.q, t.k, t.v, saved, own);
-      const Gradients<double> g = attention.backward(saved, x.dy[x.at(b, h)]);
+      const Matrix<double> y = attention.forward(x.q(b, h), x.k(b, h), x.v(b, h), saved, own);
+      const Gradients<double> g = attention.backward(saved, x.dy(b, h));
       INFO("sequence " << b << " head " << h);
-      CHECK(same_bits(x.y[x.at(b, h)], y));
-      CHECK(same_bits(x.dq[x.at(b, h)], g.queries));
-      CHECK(same_bits(x.dk[x.at(b, h)], g.keys));
-      CHECK(same_bits(x.dv[x.at(b, h)], g.values));
+      CHECK(same_bits(x.y(b, h), y));
+      CHECK(same_bits(x.dq(b, h), g.queries));
+      CHECK(same_bits(x.dk(b, h), g.keys));
+      CHECK(same_bits(x.dv(b, h), g.values));
       if (b == 0)
         bias = g.bias;
       else
@@ -113,14 +108,14 @@ Model model(std::size_t maps, std::size_t positions, const AttentionOptions& opt
 }  // namespace
 
 TEST_CASE("each sequence of each head is an attention of its own", "[attention]") {
-  Batch<Features, Relative> batch;  // the same for all calls: its memory is no matter
+  Batch<double> batch;  // the same for all calls: its memory is no matter
   for (const Engine engine : engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
       for (const auto& [maps, positions] :
            std::vector<std::pair<std::size_t, std::size_t>>{{1, 1}, {3, 1}, {1, 3}, {3, 3}}) {
         INFO(std::string(name(engine)) << " " << maps << " feature maps, " << positions << " positions");
         const Model heads = model(maps, positions, {.direction = direction, .engine = engine});
-        Data x = data(2, 3, 11, 14);
+        Data x{2, 3, 11, 14};
         check(batch, heads, x, {.offset = 1});
         const Mask mask = (normal_vector<double>(2 * 14, 90).array() > 0).eval();
         check(batch, heads, x, {.key_mask = view(mask)});
@@ -133,9 +128,9 @@ TEST_CASE("each sequence of each head is an attention of its own", "[attention]"
 }
 
 TEST_CASE("a batch of more tasks than threads, and of none", "[attention]") {
-  Batch<Features, Relative> batch;
+  Batch<double> batch;
   const Model heads = model(1, 1, {});
-  Data many = data(7, 3, 5, 5), one = data(1, 3, 140, 140), none = data(0, 3, 5, 5);
+  Data many{7, 3, 5, 5}, one{1, 3, 140, 140}, none{0, 3, 5, 5};
   check(batch, heads, many, {});
   check(batch, heads, one, {});
   Report report;
@@ -145,9 +140,9 @@ TEST_CASE("a batch of more tasks than threads, and of none", "[attention]") {
 }
 
 TEST_CASE("a batch refuses what does not fit it", "[attention]") {
-  Batch<Features, Relative> batch;
+  Batch<double> batch;
   const Model heads = model(1, 1, {});
-  Data x = data(2, 1, 5, 6);
+  Data x{2, 1, 5, 6};
   const Mask mask = Mask::Constant(6, true);
   check_invalid([&] { run(batch, heads, x, {.key_mask = view(mask)}); }, {"key_mask: expected 12", "got 6"});
   const Lengths lengths{6};
@@ -155,15 +150,15 @@ TEST_CASE("a batch refuses what does not fit it", "[attention]") {
 }
 
 TEST_CASE("a batch that is like an earlier one takes the same memory", "[attention]") {
-  Batch<Features, Relative> batch;
+  Batch<double> batch;
   const Model heads = model(1, 1, {});
-  Data x = data(2, 3, 40, 40);
+  Data x{2, 3, 40, 40};
   Report first, second, larger;
   run(batch, heads, x, {.report = &first});
   run(batch, heads, x, {.report = &second});
   CHECK(first.workspace_bytes > 0);
   CHECK(second.workspace_bytes == first.workspace_bytes);
-  Data more = data(2, 3, 80, 80);
+  Data more{2, 3, 80, 80};
   run(batch, heads, more, {.report = &larger});
   CHECK(larger.workspace_bytes > first.workspace_bytes);
 }

@@ -27,8 +27,8 @@ struct Fixture {
   Relative position{random_table<double>(5, 3)};
   Workspace workspace;
   Team team{workspace};
-  HeadWeights<Relative> weights{position, options, {n_q, n_k, m, d_v + 1}, offset, team};
-  Head<Features, Relative> head{features, options.normalization, &weights};
+  HeadWeights<double> weights{position, options, {n_q, n_k, m, d_v + 1}, offset, team};
+  Head<double> head{features, options.normalization, &weights};
   Tokens<double> x = random_tokens<double>(n_q, n_k, d, d_v);
   Matrix<double> dy = normal<double>(n_q, d_v, 77);
   Mask mask = (normal_vector<double>(n_k, 90).array() > -0.5).eval();
@@ -152,7 +152,7 @@ TEST_CASE("a head gives back what it took of the workspace", "[attention]") {
 TEST_CASE("features are those of normalised rows", "[attention]") {
   Fixture f;
   for (const Normalization& normalization : {Normalization::unit(2), Normalization::none()}) {
-    const Head<Features, Relative> head(f.features, normalization, nullptr);
+    const Head<double> head(f.features, normalization, nullptr);
     Matrix<double> A(n_q, m), B(n_k, m), xs(n_q, d), ks(n_k, d);
     Vector<double> q_scale(n_q), k_scale(n_k);
     head.query_features(f.x.q, q_scale, A, f.team);

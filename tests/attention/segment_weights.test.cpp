@@ -18,7 +18,7 @@ TEST_CASE("sequences of one size share their weights, and each has those of its 
   const Index offset = 2;
   Workspace workspace;
   const Team team(workspace);
-  SegmentWeights<RelativePosition<double>> weights;
+  SegmentWeights<double> weights;
   for (int round = 0; round < 2; ++round) {
     weights.build(position, options, segments, 4, 3, offset, team);
     CHECK(&weights[0] == &weights[2]);
@@ -26,8 +26,7 @@ TEST_CASE("sequences of one size share their weights, and each has those of its 
     for (const auto& [s, t] : std::vector<std::pair<std::size_t, std::size_t>>{{0, 1}, {0, 3}, {1, 3}, {3, 5}, {1, 5}})
       CHECK(&weights[s] != &weights[t]);
     for (std::size_t s = 0; s < segments.size(); ++s) {
-      const HeadWeights<RelativePosition<double>> alone(position, options, {segments[s].n_q, segments[s].n_k, 4, 3},
-                                                        offset, team);
+      const HeadWeights<double> alone(position, options, {segments[s].n_q, segments[s].n_k, 4, 3}, offset, team);
       const LagRange lags = alone.gradient_lags();
       INFO("sequence " << s);
       CHECK(weights[s].gradient_lags().first == lags.first);

@@ -108,3 +108,17 @@ TEST_CASE("a view of heads without data is refused if it has a size", "[multi_he
   CHECK_NOTHROW(check(1, 1, 0, 1));
   CHECK_NOTHROW(check(1, 1, 1, 0));
 }
+
+TEST_CASE("a view of heads is the matrices of its heads", "[multi_head]") {
+  std::vector<double> values = numbered();
+  const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
+  const HeadMatrices<double> write = x;
+  const HeadMatrices<const double> read = HeadsView<const double>(x);
+  for (Index b = 0; b < batch; ++b)
+    for (Index h = 0; h < heads; ++h) {
+      CHECK(write(b, h).data() == x(b, h).data());
+      CHECK(write(b, h) == x(b, h));
+      CHECK(read(b, h).data() == x(b, h).data());
+      CHECK(read(b, h) == x(b, h));
+    }
+}

@@ -2,15 +2,16 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <span>
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
-#include "nprf/core/threads.hpp"
+#include "support/features_tolerance.hpp"
+#include "support/instances.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
+#include "support/threads.hpp"
 
 namespace nprf::test {
 
@@ -31,18 +32,6 @@ template <Real T>
 Tokens<T> random_tokens(Index n_q, Index n_k, Index d, Index d_v, std::uint64_t seed = 1) {
   return {normal<T>(n_q, d, 3 * seed), normal<T>(n_k, d, 3 * seed + 1), normal<T>(n_k, d_v, 3 * seed + 2)};
 }
-
-/// Sets the number of threads, and gives the former one back at its end.
-class Threads {
- public:
-  explicit Threads(Index threads) { set_num_threads(threads); }
-  ~Threads() { set_num_threads(m_before); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-
- private:
-  Index m_before = num_threads();
-};
 
 /// One a key: false is padding.
 using Mask = Eigen::Array<bool, Eigen::Dynamic, 1>;
@@ -68,71 +57,9 @@ Matrix<double> attention_tolerance(const Attention<F, P>& attention, Engine engi
                                    const Matrix<typename F::Scalar>& y, Index offset = 0, const Mask& mask = {}) {
   using T = typename F::Scalar;
   const std::vector<Index> keys = mask.size() == 0 ? all_rows(x.k.rows()) : seen_keys(mask);
-  const Index n_q = x.q.rows(), n_k = static_cast<Index>(keys.size()), d_v = x.v.cols();
-  Matrix<double> tolerance = Matrix<double>::Zero(n_q, d_v);
-  if (n_q == 0 || n_k == 0) return tolerance;
-  const Threads one(1);  // Eigen's would wait for each other longer than they work
-  const P& position = attention.position();
-  const Direction direction = attention.options().direction;
-  const Matrix<T> v = pick(x.v, keys);
-  const Matrix<T> A = attention.query_features(x.q), B = attention.key_features(pick(x.k, keys));  // (n_q,r) (n_k,r)
-
-  // tokens outside of the axis, and where the others stand on it
-  Index E = 0;
-  if constexpr (PlacedPosition<P>) E = position.extra().rows();
-  const auto slot = [&](Index token) {
-    if constexpr (PlacedPosition<P>)
-      return position.slot(token - E);
-    else
-      return token;
-  };
-  const Index q_slots = n_q > E ? slot(n_q - 1) + 1 : 0, k_slots = x.k.rows() > E ? slot(x.k.rows() - 1) + 1 : 0;
-  const LagRange lags = reachable_lags(q_slots, k_slots, offset, direction);
-  double largest = position.bias().max(lags);
-  if constexpr (PlacedPosition<P>)
-    if (E > 0) largest = std::max<double>(largest, position.extra().maxCoeff());
-  if (largest == -std::numeric_limits<double>::infinity()) return tolerance;
-
-  Matrix<double> w = A.template cast<double>() * B.template cast<double>().transpose();  // (n_q,n_k)
-  Matrix<double> size = A.cwiseAbs().template cast<double>() * B.cwiseAbs().template cast<double>().transpose();
-  for (Index i = 0; i < n_q; ++i)
-    for (Index j = 0; j < n_k; ++j) {
-      const Index key = keys[static_cast<std::size_t>(j)];
-      const bool hidden = direction == Direction::causal && key > i + offset;
-      const double c =
-          hidden ? 0 : static_cast<double>(static_cast<T>(std::exp(bias_between(position, i, key, offset) - largest)));
-      w(i, j) *= c;
-      size(i, j) *= c;
-    }
-  const double growth = direct_growth<T>(A.cols(), n_k);
-  Vector<double> D = w.rowwise().sum(), dD = growth * size.rowwise().sum();
-  Matrix<double> dN = growth * (size * v.cwiseAbs().template cast<double>());  // (n_q,d_v)
-  if (is_fft(engine) && lags.size() > 0) {
-    LagWeights<T> c{lags.first + offset, Vector<T>(lags.size())};
-    exp_weights(position.bias(), lags, largest, c.values.data());
-    Matrix<T> As = Matrix<T>::Zero(q_slots, A.cols()), Bs = Matrix<T>::Zero(k_slots, B.cols());
-    Matrix<T> U = Matrix<T>::Zero(k_slots, d_v + 1);
-    for (Index i = E; i < n_q; ++i) As.row(slot(i)) = A.row(i);
-    for (Index j = 0; j < n_k; ++j)
-      if (const Index key = keys[static_cast<std::size_t>(j)]; key >= E) {
-        Bs.row(slot(key)) = B.row(j);
-        U.row(slot(key)) << v.row(j), T(1);
-      }
-    const Vector<double> noise = 2 * fft_margin * fft_noise(c, As, Bs, U);  // 2: see product_tolerance()
-    const Vector<double> top = U.leftCols(d_v).cwiseAbs().colwise().maxCoeff().transpose().template cast<double>();
-    for (Index i = E; i < n_q; ++i) {
-      dD[i] += noise[slot(i)];
-      dN.row(i) += noise[slot(i)] * top.transpose();
-    }
-  }
-  for (Index i = 0; i < n_q; ++i) {
-    if (size.row(i).maxCoeff() == 0) continue;
-    const bool known = dD[i] < std::abs(D[i]) / 2;
-    for (Index p = 0; p < d_v; ++p)
-      tolerance(i, p) = known ? (dN(i, p) + std::abs(static_cast<double>(y(i, p))) * dD[i]) / (std::abs(D[i]) - dD[i])
-                              : std::numeric_limits<double>::infinity();
-  }
-  return tolerance;
+  if (x.q.rows() == 0 || keys.empty()) return Matrix<double>::Zero(x.q.rows(), x.v.cols());
+  return features_tolerance<T>(attention.query_features(x.q), attention.key_features(pick(x.k, keys)), keys, x.v, y,
+                               attention.position(), attention.options().direction, engine, offset);
 }
 
 /// The worst |central difference - gradient| over the gradient's largest entry, over all entries of x. On one thread:

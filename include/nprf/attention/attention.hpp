@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <type_traits>
 #include <utility>
 
 #include "nprf/attention/batch.hpp"
 #include "nprf/attention/head.hpp"
+#include "nprf/attention/head_matrices.hpp"
+#include "nprf/attention/head_models.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/shapes.hpp"
@@ -75,11 +78,8 @@ class Attention {
     require(dy.rows() == n_q && dy.cols() == d_v, "dy: expected ", n_q, " x ", d_v, ", got ", dy.rows(), " x ",
             dy.cols());
     Gradients<T> g{Matrix<T>(n_q, d), Matrix<T>(n_k, d), Matrix<T>(n_k, d_v), {}, {}};
-    Batch<F, P> batch;
-    batch.backward(
-        heads(), saved, [&](Index, Index) { return MatrixView<T>(dy); },
-        [&](Index, Index) { return MatrixRef<T>(g.queries); }, [&](Index, Index) { return MatrixRef<T>(g.keys); },
-        [&](Index, Index) { return MatrixRef<T>(g.values); });
+    Batch<T> batch;
+    batch.backward(heads(), saved, one_head(dy), one_head(g.queries), one_head(g.keys), one_head(g.values));
     g.bias = batch.dbias(0).template cast<T>();
     g.extra = batch.dextra(0).template cast<T>();
     return g;
@@ -93,25 +93,22 @@ class Attention {
 
   /// phi of normalised queries (n_q,d) -> (n_q,r), up to a positive factor a row.
   Matrix<T> query_features(const MatrixView<T>& q) const {
-    return features_of(q, [&](const Head<F, P>& head, auto&&... out) { head.query_features(q, out...); });
+    return features_of(q, [&](const Head<T>& head, auto&&... out) { head.query_features(q, out...); });
   }
 
   /// phi of normalised keys (n_k,d) -> (n_k,r), up to one positive factor.
   Matrix<T> key_features(const MatrixView<T>& k) const {
-    return features_of(k, [&](const Head<F, P>& head, auto&&... out) { head.key_features(k, out...); });
+    return features_of(k, [&](const Head<T>& head, auto&&... out) { head.key_features(k, out...); });
   }
 
  private:
-  typename Batch<F, P>::Heads heads() const { return {{&m_features, 1}, {&m_position, 1}, m_options}; }
+  HeadModels<T> heads() const { return {std::span(&m_features, 1), std::span(&m_position, 1), m_options}; }
 
   Matrix<T> evaluate(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, const CallOptions& call,
                      Saved<T>* saved) const {
     const AttentionShape shape = attention_shape<T>(q, k, v);
     Matrix<T> y(shape.n_q, shape.d_v);
-    Batch<F, P>().forward(
-        heads(), {1, 1, shape}, [&](Index, Index) { return MatrixView<T>(q); },
-        [&](Index, Index) { return MatrixView<T>(k); }, [&](Index, Index) { return MatrixView<T>(v); },
-        [&](Index, Index) { return MatrixRef<T>(y); }, call, saved);
+    Batch<T>().forward(heads(), {1, 1, shape}, one_head(q), one_head(k), one_head(v), one_head(y), call, saved);
     return y;
   }
 
@@ -119,7 +116,7 @@ class Attention {
   Matrix<T> features_of(const MatrixView<T>& x, Use&& use) const {
     Vector<T> scale(x.rows());
     return filled<T>(x.rows(), m_features.output_dim(), [&](auto& phi, const Team& team) {
-      use(Head<F, P>(m_features, m_options.normalization, nullptr), scale, phi, team);
+      use(Head<T>(m_features, m_options.normalization, nullptr), scale, phi, team);
     });
   }
 

@@ -10,8 +10,9 @@
 #include "nprf/attention/head_weights.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
+#include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/feature_map/feature_map.hpp"
+#include "nprf/feature_map/feature_map_view.hpp"
 
 namespace nprf {
 
@@ -22,31 +23,21 @@ struct BiasGradient {
 };
 
 /// One head's attention over one sequence, forwards and backwards, into the caller's storage, by a team.
-template <class F, class P>
+template <Real T>
 class Head {
  public:
-  using T = typename F::Scalar;
-
   /// Refers to all three. `weights` may be null where only features are asked for.
-  Head(const F& features, const Normalization& normalization, const HeadWeights<P>* weights)
+  Head(const FeatureMapView<T>& features, const Normalization& normalization, const HeadWeights<T>* weights)
       : m_features(features), m_normalization(normalization), m_weights(weights) {}
 
   /// phi of the normalised rows of x (n,d), into phi (n,r); `scale` (n) becomes their row scales.
   void query_features(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi, const Team& team) const {
-    m_normalization.row_scale<T>(x, estimates_exp<F>(), scale, team);
-    if constexpr (requires { m_features.queries(x, RowScale<T>(), phi, team); })
-      m_features.queries(x, RowScale<T>(scale.data(), static_cast<std::size_t>(scale.size())), phi, team);
-    else
-      with_scaled(x, scale, team,
-                  [&](const MatrixView<T>& xs) { phi = checked(m_features.queries(xs), phi.rows(), phi.cols()); });
+    m_normalization.row_scale<T>(x, m_features.estimates_exp(), scale, team);
+    m_features.queries(x, span_of(scale), phi, team);
   }
   void key_features(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi, const Team& team) const {
-    m_normalization.row_scale<T>(x, estimates_exp<F>(), scale, team);
-    if constexpr (requires { m_features.keys(x, RowScale<T>(), phi, team); })
-      m_features.keys(x, RowScale<T>(scale.data(), static_cast<std::size_t>(scale.size())), phi, team);
-    else
-      with_scaled(x, scale, team,
-                  [&](const MatrixView<T>& xs) { phi = checked(m_features.keys(xs), phi.rows(), phi.cols()); });
+    m_normalization.row_scale<T>(x, m_features.estimates_exp(), scale, team);
+    m_features.keys(x, span_of(scale), phi, team);
   }
 
   /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). Keys from `length` on, and those that the mask hides, take no
@@ -97,8 +88,8 @@ class Head {
     if (saved) {
       saved->q.resize(n_q, d);
       saved->k.resize(n_k, d);
-      scale_rows(q, q_scale, saved->q, team);
-      scale_rows(k_seen, k_scale, saved->k, team);
+      scale_rows<T>(q, span_of(q_scale), saved->q, team);
+      scale_rows<T>(k_seen, span_of(k_scale), saved->k, team);
       saved->y = y;
       saved->repaired.clear();
       saved->repaired.reserve(static_cast<std::size_t>(repaired));
@@ -182,7 +173,7 @@ class Head {
       return {.empty = true, .repaired = false, .indefinite = false};
     }
     const T D = sums(i, d_v);
-    const bool lost = std::abs(D) < smallest || std::isinf(D) || (is_positive<F>() && D <= 0);
+    const bool lost = std::abs(D) < smallest || std::isinf(D) || (m_features.is_positive() && D <= 0);
     if (!lost) {
       y.row(i) = sums.row(i).head(d_v) / D;
       return {.empty = false, .repaired = false, .indefinite = D <= 0};
@@ -213,10 +204,7 @@ class Head {
   // dL/dx of rows x whose scaled rows are xs, from dL/dphi
   void input_gradient(const MatrixView<T>& xs, const Vector<T>& scale, const MatrixView<T>& phi,
                       const MatrixView<T>& dphi, MatrixRef<T> dx, const Team& team) const {
-    if constexpr (requires { m_features.backward(xs, phi, dphi, dx, team); })
-      m_features.backward(xs, phi, dphi, dx, team);
-    else
-      dx = checked(m_features.backward(xs, phi, dphi), dx.rows(), dx.cols());
+    m_features.backward(xs, phi, dphi, dx, team);
     team.run_tiles(dx.rows(), [&](Index i0, Index rows, Workspace&) {
       m_normalization.backward<T>(xs.middleRows(i0, rows),
                                   RowScale<T>(scale.data() + i0, static_cast<std::size_t>(rows)),
@@ -247,31 +235,13 @@ class Head {
     return saved->*member;
   }
 
-  template <class Scale>
-  static void scale_rows(const MatrixView<T>& x, const Scale& scale, MatrixRef<T> xs, const Team& team) {
-    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
-      xs.middleRows(i0, rows) = scale.segment(i0, rows).asDiagonal() * x.middleRows(i0, rows);
-    });
+  static RowScale<T> span_of(const Eigen::Ref<Vector<T>>& scale) {
+    return {scale.data(), static_cast<std::size_t>(scale.size())};
   }
 
-  template <class Scale, class Use>
-  static void with_scaled(const MatrixView<T>& x, const Scale& scale, const Team& team, Use&& use) {
-    const Workspace::Scope scope(team.workspace());
-    auto xs = team.workspace().template matrix<T>(x.rows(), x.cols());
-    scale_rows(x, scale, xs, team);
-    use(xs);
-  }
-
-  // a user's own map may return anything
-  static Matrix<T> checked(Matrix<T> x, Index rows, Index cols) {
-    require(x.rows() == rows && x.cols() == cols, "feature map: expected to return ", rows, " x ", cols, ", got ",
-            x.rows(), " x ", x.cols());
-    return x;
-  }
-
-  const F& m_features;
+  FeatureMapView<T> m_features;
   const Normalization& m_normalization;
-  const HeadWeights<P>* m_weights;
+  const HeadWeights<T>* m_weights;
 };
 
 }  // namespace nprf

@@ -12,7 +12,7 @@
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/position/position.hpp"
+#include "nprf/position/position_view.hpp"
 #include "nprf/toeplitz/bordered_product.hpp"
 
 namespace nprf {
@@ -20,15 +20,13 @@ namespace nprf {
 /// What one position says of n_q queries and n_k keys: where they stand, the weights exp(b - max b) and the product
 /// with them. It serves every sequence of that size. Its tables lie in the workspace of the team that it was made with,
 /// and it refers to the position.
-template <class P>
+template <Real T>
 class HeadWeights {
  public:
-  using T = typename P::Scalar;
-
   /// Throws InvalidArgument if the position has places for other numbers of tokens.
-  HeadWeights(const P& position, const AttentionOptions& options, const ProductShape& shape, Index offset,
+  HeadWeights(const PositionView<T>& position, const AttentionOptions& options, const ProductShape& shape, Index offset,
               const Team& team)
-      : m_position(&position),
+      : m_position(position),
         m_direction(options.direction),
         m_offset(offset),
         m_queries(place(shape.n_q, "queries", team.workspace())),
@@ -45,7 +43,7 @@ class HeadWeights {
   /// The product for these keys: where those that are missing leave some rows far less than others, or a picture's
   /// edges do, Engine::automatic takes direct.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
-    const bool known = !m_direct || (!PlacedPosition<P> && keys.count() == m_keys.count());
+    const bool known = !m_direct || (!m_position.is_placed() && keys.count() == m_keys.count());
     if (known || toeplitz::row_balance(m_rows, m_queries.slots, keys.slots, workspace) >= toeplitz::least_balance<T>())
       return m_product;
     return *m_direct;
@@ -67,91 +65,74 @@ class HeadWeights {
     Index count = 0;
     for (Index j = 0; j < length; ++j)
       if (mask.empty() || mask[static_cast<std::size_t>(j)]) numbers[count++] = j;
-    if constexpr (PlacedPosition<P>) {
-      const Index E = m_border.count, outside = std::lower_bound(numbers, numbers + count, E) - numbers;
-      Index* at = workspace.take<Index>(count - outside);
-      for (Index j = outside; j < count; ++j) at[j - outside] = m_position->slot(numbers[j] - E);
-      return {outside, {count - outside, 0, at}, numbers};
-    } else {
+    if (!m_position.is_placed()) {
       const bool padded_at_the_end = count == 0 || numbers[count - 1] == count - 1;
       return padded_at_the_end ? Placement{0, {count}, nullptr} : Placement{0, {count, 0, numbers}, numbers};
     }
+    const Index E = m_border.count, outside = std::lower_bound(numbers, numbers + count, E) - numbers;
+    Index* at = workspace.take<Index>(count - outside);
+    for (Index j = outside; j < count; ++j) at[j - outside] = m_position.slot(numbers[j] - E);
+    return {outside, {count - outside, 0, at}, numbers};
   }
 
   /// The bias of query i for the key of that number, -infinity if the query does not see it.
   double bias(Index i, Index key) const {
     if (m_direction == Direction::causal && key > i + m_offset) return -std::numeric_limits<double>::infinity();
-    return bias_between(*m_position, i, key, m_offset);
+    return m_position.bias_between(i, key, m_offset);
   }
 
   /// Whether query i sees any of the keys.
   bool sees_any(Index i, const Placement& keys) const {
-    if constexpr (PlacedPosition<P>) {
-      constexpr double never = -std::numeric_limits<double>::infinity();
-      for (Index j = 0; j < keys.outside; ++j)
-        if (bias(i, keys.number(j)) > never) return true;
-      if (i < m_queries.outside)  // one scalar for all cells
-        return keys.slots.count > 0 && bias(i, keys.number(keys.outside)) > never;
-      return m_visible.sees_any(m_queries.slots[i - m_queries.outside], keys.slots);
-    } else {
-      return m_visible.sees_any(i + m_offset, keys.slots);
-    }
+    constexpr double never = -std::numeric_limits<double>::infinity();
+    for (Index j = 0; j < keys.outside; ++j)
+      if (bias(i, keys.number(j)) > never) return true;
+    if (i < m_queries.outside)  // one scalar for all cells
+      return keys.slots.count > 0 && bias(i, keys.number(keys.outside)) > never;
+    return m_visible.sees_any(m_queries.slots[i - m_queries.outside] + m_offset, keys.slots);
   }
 
   /// db(j, gradient) of query i: calls lag(distance, gradient), or border(index into (E,E+2), gradient).
   template <class Lag, class Border>
   void place_gradient(Index i, Index key, double gradient, Lag&& lag, Border&& border) const {
-    if constexpr (PlacedPosition<P>) {
-      const Index E = m_border.count;
-      if (i < E) return border(i * (E + 2) + (key < E ? 2 + key : 0), gradient);
-      if (key < E) return border(key * (E + 2) + 1, gradient);
-      lag(m_position->slot(key - E) - m_position->slot(i - E), gradient);
-    } else {
-      lag(key - i - m_offset, gradient);
-    }
+    const Index E = m_border.count;
+    if (i < E) return border(i * (E + 2) + (key < E ? 2 + key : 0), gradient);
+    if (key < E) return border(key * (E + 2) + 1, gradient);
+    lag(m_position.slot(key - E) - m_position.slot(i - E) - m_offset, gradient);
   }
 
  private:
   // of all n tokens
-  Placement place([[maybe_unused]] Index n, [[maybe_unused]] const char* name,
-                  [[maybe_unused]] Workspace& workspace) const {
-    if constexpr (PlacedPosition<P>) {
-      const Index E = m_position->extra().rows();
-      require(n == m_position->tokens(), name, ": expected ", m_position->tokens(),
-              " rows (the position's tokens), got ", n);
-      require(m_offset == 0, "offset: expected 0 for a position with places of its own, got ", m_offset);
-      Index* at = workspace.take<Index>(n - E);
-      for (Index cell = 0; cell < n - E; ++cell) at[cell] = m_position->slot(cell);
-      return {E, {n - E, 0, at}, nullptr};
-    } else {
-      return {0, {n}, nullptr};
-    }
+  Placement place(Index n, const char* name, Workspace& workspace) const {
+    if (!m_position.is_placed()) return {0, {n}, nullptr};
+    const Index E = m_position.extra().rows();
+    require(n == m_position.tokens(), name, ": expected ", m_position.tokens(), " rows (the position's tokens), got ",
+            n);
+    require(m_offset == 0, "offset: expected 0 for a position with places of its own, got ", m_offset);
+    Index* at = workspace.take<Index>(n - E);
+    for (Index cell = 0; cell < n - E; ++cell) at[cell] = m_position.slot(cell);
+    return {E, {n - E, 0, at}, nullptr};
   }
 
   static Index slots_of(const Placement& all) { return all.slots.count == 0 ? 0 : all.slots[all.slots.count - 1] + 1; }
 
   toeplitz::BorderedProduct<T> make_product(Engine engine, const ProductShape& shape, const Team& team) {
     Workspace& workspace = team.workspace();
-    const LagBias<T>& bias = m_position->bias();
+    const LagBias<T>& bias = m_position.bias();
     double largest = bias.max(m_lags);
-    if constexpr (PlacedPosition<P>) {
-      // an extra token's own row has a scale of its own
-      const Matrix<T>& extra = m_position->extra();
-      const Index E = m_border.count = extra.rows();
-      for (Index e = 0; e < E; ++e) largest = std::max(largest, border_bias(e, 1));
-      T* border = workspace.take<T>(E * (E + 2));
-      for (Index e = 0; e < E; ++e) {
-        double row = border_bias(e, 0);
-        for (Index f = 0; f < E; ++f) row = std::max(row, border_bias(e, 2 + f));
-        for (Index f = 0; f < E + 2; ++f) {
-          const double b = border_bias(e, f);
-          border[e * (E + 2) + f] = b > -std::numeric_limits<double>::infinity()
-                                        ? static_cast<T>(std::exp(b - (f == 1 ? largest : row)))
-                                        : T(0);
-        }
+    const Index E = m_position.extra().rows();
+    for (Index e = 0; e < E; ++e) largest = std::max(largest, border_bias(e, 1));
+    T* border = workspace.take<T>(E * (E + 2));
+    for (Index e = 0; e < E; ++e) {
+      double row = border_bias(e, 0);  // an extra token's own row has a scale of its own
+      for (Index f = 0; f < E; ++f) row = std::max(row, border_bias(e, 2 + f));
+      for (Index f = 0; f < E + 2; ++f) {
+        const double b = border_bias(e, f);
+        border[e * (E + 2) + f] = b > -std::numeric_limits<double>::infinity()
+                                      ? static_cast<T>(std::exp(b - (f == 1 ? largest : row)))
+                                      : T(0);
       }
-      m_border.values = border;
     }
+    m_border = {E, border};
     T* c = workspace.take<T>(m_lags.size());
     exp_weights(bias, m_lags, largest, c);
     m_c = {m_lags.first, c, m_lags.size(), tails(bias, m_lags)};
@@ -168,10 +149,10 @@ class HeadWeights {
   // extra(e, f), -infinity where the direction hides it
   double border_bias(Index e, Index f) const {
     const bool hidden = m_direction == Direction::causal && (f == 0 || f - 2 > e);
-    return hidden ? -std::numeric_limits<double>::infinity() : m_position->extra()(e, f);
+    return hidden ? -std::numeric_limits<double>::infinity() : m_position.extra()(e, f);
   }
 
-  const P* m_position;
+  PositionView<T> m_position;
   Direction m_direction;
   Index m_offset;
   Placement m_queries, m_keys;  // all of them

@@ -10,6 +10,9 @@
 
 namespace nprf {
 
+template <Real T>
+class Batch;
+
 /// What one head's forward keeps of one sequence; its keys are those that take part.
 template <Real T>
 struct SavedSequence {
@@ -30,8 +33,7 @@ class Saved {
   friend class Attention;
   template <class F, class P>
   friend class MultiHeadAttention;
-  template <class F, class P>
-  friend class Batch;
+  friend class Batch<T>;
 
   std::shared_ptr<const char> m_attention;  // whose forward filled this; null: nobody's
   AttentionShape m_sizes{0, 0, 0, 0};

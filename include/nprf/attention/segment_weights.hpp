@@ -12,14 +12,13 @@
 namespace nprf {
 
 /// The weights of one position for each of the packed sequences; sequences of one size share them.
-template <class P>
+template <Real T>
 class SegmentWeights {
  public:
   /// As HeadWeights: tables lie in the team's workspace.
-  void build(const P& position, const AttentionOptions& options, std::span<const Segment> segments, Index r, Index p,
-             Index offset, const Team& team) {
-    m_weights.clear();
-    m_of.clear();
+  void build(const PositionView<T>& position, const AttentionOptions& options, std::span<const Segment> segments,
+             Index r, Index p, Index offset, const Team& team) {
+    clear();
     m_weights.reserve(segments.size());
     m_of.reserve(segments.size());
     for (std::size_t s = 0; s < segments.size(); ++s) {
@@ -36,10 +35,16 @@ class SegmentWeights {
     }
   }
 
-  const HeadWeights<P>& operator[](std::size_t segment) const { return m_weights[m_of[segment]]; }
+  /// Lets go of the position and of the tables; keeps its own memory.
+  void clear() {
+    m_weights.clear();
+    m_of.clear();
+  }
+
+  const HeadWeights<T>& operator[](std::size_t segment) const { return m_weights[m_of[segment]]; }
 
  private:
-  std::vector<HeadWeights<P>> m_weights;
+  std::vector<HeadWeights<T>> m_weights;
   std::vector<std::size_t> m_of;
 };
 

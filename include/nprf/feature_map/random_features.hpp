@@ -22,8 +22,7 @@ class RandomFeatures {
   using Scalar = T;
 
   /// Throws InvalidArgument for sizes below 1.
-  explicit RandomFeatures(const FeatureOptions& options)
-      : m_w(draw_projection(options).template cast<T>()), m_options(options) {}
+  explicit RandomFeatures(const FeatureOptions& options);
 
   /// The caller's rows (m,d). Throws InvalidArgument if it is empty or holds a NaN or an infinity.
   template <class Rows>
@@ -83,6 +82,10 @@ class RandomFeatures {
   Matrix<T> m_w;  // (m,d)
   std::optional<FeatureOptions> m_options;
 };
+
+template <Real T>
+RandomFeatures<T>::RandomFeatures(const FeatureOptions& options)
+    : m_w(draw_projection(options).template cast<T>()), m_options(options) {}
 
 /// The same map with its projection drawn from another seed, as training does between steps (Choromanski et al. 2021).
 /// Throws InvalidArgument if the projection is the caller's.

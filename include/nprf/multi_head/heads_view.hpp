@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "nprf/attention/head_matrices.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 
@@ -22,6 +23,11 @@ struct HeadsView {
     requires(!std::is_const_v<T>)
   {
     return {data, batch, heads, tokens, channels};
+  }
+
+  operator HeadMatrices<T>() const {
+    const Index head = tokens * channels;
+    return {data, tokens, channels, channels, head, heads * head};
   }
 
   /// The rows (tokens,channels) of head h of sequence b.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "nprf/attention/batch.hpp"
+#include "nprf/attention/head_models.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/error.hpp"
@@ -125,7 +126,7 @@ class MultiHeadAttention {
   // the scratch memory of calls that have ended
   struct Pool {
     std::mutex mutex;
-    std::vector<std::unique_ptr<Batch<F, P>>> free;
+    std::vector<std::unique_ptr<Batch<T>>> free;
   };
 
   class Lease {
@@ -136,7 +137,7 @@ class MultiHeadAttention {
         m_batch = std::move(pool.free.back());
         pool.free.pop_back();
       } else {
-        m_batch = std::make_unique<Batch<F, P>>();
+        m_batch = std::make_unique<Batch<T>>();
       }
     }
     ~Lease() {
@@ -149,14 +150,14 @@ class MultiHeadAttention {
     }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
-    Batch<F, P>* operator->() const { return m_batch.get(); }
+    Batch<T>* operator->() const { return m_batch.get(); }
 
    private:
     Pool& m_pool;
-    std::unique_ptr<Batch<F, P>> m_batch;
+    std::unique_ptr<Batch<T>> m_batch;
   };
 
-  typename Batch<F, P>::Heads heads() const { return {m_features, m_positions, m_options}; }
+  HeadModels<T> heads() const { return {std::span(m_features), std::span(m_positions), m_options}; }
 
   void evaluate(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                 const CallOptions& call, Saved<T>* saved) const {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+
+#include "nprf/attention/options.hpp"
+#include "nprf/feature_map/feature_map_view.hpp"
+#include "nprf/position/position_view.hpp"
+
+namespace nprf {
+
+/// The feature maps and the positions of all heads, one for all or one a head, known by their scalar alone. It refers
+/// to them and to the options.
+template <Real T>
+class HeadModels {
+ public:
+  /// At least one of each.
+  template <FeatureMap F, Position P>
+    requires std::same_as<typename F::Scalar, T> && std::same_as<typename P::Scalar, T>
+  HeadModels(std::span<const F> features, std::span<const P> positions, const AttentionOptions& options)
+      : m_features(features.data()),
+        m_positions(positions.data()),
+        m_num_features(features.size()),
+        m_num_positions(positions.size()),
+        m_feature_map(
+            [](const void* all, std::size_t at) { return FeatureMapView<T>(static_cast<const F*>(all)[at]); }),
+        m_position([](const void* all, std::size_t at) { return PositionView<T>(static_cast<const P*>(all)[at]); }),
+        m_options(options) {}
+
+  /// That of head h.
+  FeatureMapView<T> feature_map(Index h) const {
+    return m_feature_map(m_features, m_num_features == 1 ? 0 : static_cast<std::size_t>(h));
+  }
+
+  std::size_t num_positions() const { return m_num_positions; }
+  /// Which of the positions is that of head h.
+  std::size_t position_of(Index h) const { return m_num_positions == 1 ? 0 : static_cast<std::size_t>(h); }
+  PositionView<T> position(std::size_t number) const { return m_position(m_positions, number); }
+
+  const AttentionOptions& options() const { return m_options; }
+
+ private:
+  const void *m_features, *m_positions;
+  std::size_t m_num_features, m_num_positions;
+  FeatureMapView<T> (*m_feature_map)(const void*, std::size_t);
+  PositionView<T> (*m_position)(const void*, std::size_t);
+  const AttentionOptions& m_options;
+};
+
+}  // namespace nprf

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// xs_i = scale_i x_i for the rows of x (n,d), into the caller's xs (n,d), by a team. scale (n) is not empty unless x
+/// is. O(n d).
+template <Real T>
+void scale_rows(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> xs, const Team& team) {
+  team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
+    xs.middleRows(i0, rows) =
+        Eigen::Map<const Vector<T>>(scale.data() + i0, rows).asDiagonal() * x.middleRows(i0, rows);  // (rows,d)
+  });
+}
+
+}  // namespace nprf

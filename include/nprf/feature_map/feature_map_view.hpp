@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <concepts>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/scale_rows.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/feature_map/feature_map.hpp"
+
+namespace nprf {
+
+/// A feature map of any type, known by its scalar alone, so that what works with it is compiled once for all maps. It
+/// refers to the map, and is as cheap to copy as a pointer.
+///
+/// A map that writes into the caller's storage by a team, as ours do, is asked to; one that returns matrices is given
+/// the scaled rows, and what it returns is copied.
+template <Real T>
+class FeatureMapView {
+ public:
+  template <FeatureMap F>
+    requires std::same_as<typename F::Scalar, T>
+  FeatureMapView(const F& map);
+
+  Index input_dim() const { return m_input_dim; }
+  Index output_dim() const { return m_output_dim; }
+  bool estimates_exp() const { return m_functions->estimates_exp; }
+  bool is_positive() const { return m_functions->is_positive; }
+
+  /// phi (n,r) of scale_i x_i, x (n,d); an empty scale stands for all ones. Throws InvalidArgument where the map does,
+  /// or if it returns another shape.
+  void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
+    m_functions->queries(m_map, x, scale, phi, team);
+  }
+  void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
+    m_functions->keys(m_map, x, scale, phi, team);
+  }
+
+  /// dx (n,d) from the scaled x (n,d), phi (n,r) and dphi (n,r). Throws InvalidArgument as queries.
+  void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
+                const Team& team) const {
+    m_functions->backward(m_map, x, phi, dphi, dx, team);
+  }
+
+ private:
+  using Features = void(const void*, const MatrixView<T>&, RowScale<T>, MatrixRef<T>, const Team&);
+  using Backward = void(const void*, const MatrixView<T>&, const MatrixView<T>&, const MatrixView<T>&, MatrixRef<T>,
+                        const Team&);
+
+  struct Functions {
+    Features *queries, *keys;
+    Backward* backward;
+    bool estimates_exp, is_positive;
+  };
+
+  template <class F>
+  static void queries_of(const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi,
+                         const Team& team) {
+    const F& f = *static_cast<const F*>(map);
+    if constexpr (requires { f.queries(x, scale, phi, team); })
+      f.queries(x, scale, phi, team);
+    else
+      with_scaled(x, scale, team, [&](const MatrixView<T>& xs) { set_checked(phi, f.queries(xs)); });
+  }
+  template <class F>
+  static void keys_of(const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) {
+    const F& f = *static_cast<const F*>(map);
+    if constexpr (requires { f.keys(x, scale, phi, team); })
+      f.keys(x, scale, phi, team);
+    else
+      with_scaled(x, scale, team, [&](const MatrixView<T>& xs) { set_checked(phi, f.keys(xs)); });
+  }
+  template <class F>
+  static void backward_of(const void* map, const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
+                          MatrixRef<T> dx, const Team& team) {
+    const F& f = *static_cast<const F*>(map);
+    if constexpr (requires { f.backward(x, phi, dphi, dx, team); })
+      f.backward(x, phi, dphi, dx, team);
+    else
+      set_checked(dx, f.backward(x, phi, dphi));
+  }
+
+  template <class F>
+  static constexpr Functions functions_of{&queries_of<F>, &keys_of<F>, &backward_of<F>, nprf::estimates_exp<F>(),
+                                          nprf::is_positive<F>()};
+
+  template <class Use>
+  static void with_scaled(const MatrixView<T>& x, RowScale<T> scale, const Team& team, Use&& use) {
+    if (scale.empty()) return use(x);
+    const Workspace::Scope scope(team.workspace());
+    auto xs = team.workspace().template matrix<T>(x.rows(), x.cols());
+    scale_rows<T>(x, scale, xs, team);
+    use(xs);
+  }
+
+  // a user's own map may return anything
+  static void set_checked(MatrixRef<T>& x, const Matrix<T>& returned) {
+    require(returned.rows() == x.rows() && returned.cols() == x.cols(), "feature map: expected to return ", x.rows(),
+            " x ", x.cols(), ", got ", returned.rows(), " x ", returned.cols());
+    x = returned;
+  }
+
+  const void* m_map;
+  const Functions* m_functions;
+  Index m_input_dim, m_output_dim;
+};
+
+// not inline: see batch.hpp
+template <Real T>
+template <FeatureMap F>
+  requires std::same_as<typename F::Scalar, T>
+FeatureMapView<T>::FeatureMapView(const F& map)
+    : m_map(&map), m_functions(&functions_of<F>), m_input_dim(map.input_dim()), m_output_dim(map.output_dim()) {}
+
+}  // namespace nprf

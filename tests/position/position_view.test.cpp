@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/position/position_view.hpp"
+
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/grid.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+#include "support/catch.hpp"
+#include "support/error.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+// users' own positions: one that makes its bias where it is asked for, and counts how often
+struct Making {
+  using Scalar = double;
+  LagBias<double> bias() const {
+    ++made;
+    return {-1, Vector<double>::LinSpaced(3, 1, 3), -1, -2};
+  }
+  mutable int made = 0;
+};
+
+// one whose bias is more than a bias
+struct Derived {
+  using Scalar = float;
+  struct Named : LagBias<float> {
+    int name = 7;
+  };
+  const Named& bias() const { return held; }
+  Named held;
+};
+
+// one whose bias has to be converted
+struct Converting {
+  using Scalar = double;
+  struct Constant {
+    operator LagBias<double>() const { return {0, Vector<double>::Constant(1, 4), 0, 0}; }
+  };
+  const Constant& bias() const { return held; }
+  Constant held;
+};
+
+// tokens in every other slot, one of them outside, all made where they are asked for
+struct Placed : Making {
+  using Making::bias;
+  float bias(Index i, Index j) const { return static_cast<float>(10 * i + j); }
+  int tokens() const { return 5; }
+  int slot(Index cell) const { return static_cast<int>(2 * cell); }
+  Matrix<double> extra() const { return Matrix<double>::Constant(1, 3, 6); }
+};
+
+template <class P>
+void check_followed(const P& position) {
+  using T = typename P::Scalar;
+  const PositionView<T> view = position;
+  CHECK(&view.bias() == &position.bias());
+  CHECK(!view.is_placed());
+  CHECK(view.extra().size() == 0);
+  CHECK(view.slot(9) == 9);
+  Index wrong = 0;
+  for (const Index offset : {-3, 0, 2})
+    for (Index i = 0; i < 9; ++i)
+      for (Index j = 0; j < 9; ++j) wrong += view.bias_between(i, j, offset) != bias_between(position, i, j, offset);
+  CHECK(wrong == 0);
+  Matrix<double> d, expected;
+  const Matrix<double> db = normal<double>(17, 1, 3);
+  const std::span<const double> all(db.data(), 17);
+  view.gradient(-8, all, d);
+  position.gradient(-8, all, expected);
+  // sums of 17 lags up to 8 each, which the compiler may contract in another way
+  CHECK(worst_ratio(d, expected, 8 * 17 * epsilon<double>) <= 1);
+}
+
+static_assert(std::is_convertible_v<const Making&, PositionView<double>>);
+static_assert(!std::is_convertible_v<const Making&, PositionView<float>>, "another scalar");
+static_assert(!std::is_constructible_v<PositionView<float>, LagBias<float>>);
+static_assert(!Position<PositionView<float>>, "it can't tell at compile time whether it is placed");
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a view of a position is the position", "[position]", float, double) {
+  using T = TestType;
+  check_followed(NoPosition<T>());
+  check_followed(AlibiPosition<T>(T(0.5)));
+  check_followed(RelativePosition<T>(normal_vector<T>(9, 1)));
+  check_followed(t5_position<T>(normal_vector<T>(8, 2), Direction::bidirectional, 20));
+}
+
+TEMPLATE_TEST_CASE("a view of a grid has its places", "[position]", float, double) {
+  using T = TestType;
+  for (const Index E : {0, 2}) {
+    const GridPosition<T> grid(2, 3, normal<T>(3, 5, 1), normal<T>(E, E + 2, 2));
+    const PositionView<T> view = grid;
+    CHECK(view.is_placed());
+    CHECK(view.tokens() == 6 + E);
+    CHECK(&view.extra() == &grid.extra());
+    CHECK(&view.bias() == &grid.bias());
+    for (Index cell = 0; cell < 6; ++cell) CHECK(view.slot(cell) == grid.slot(cell));
+    Index wrong = 0;
+    for (Index i = 0; i < grid.tokens(); ++i)
+      for (Index j = 0; j < grid.tokens(); ++j)
+        wrong += view.bias_between(i, j, 0) != static_cast<double>(grid.bias(i, j));
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("a bias that is made where it is asked for is made once, and held", "[position]") {
+  const Making position;
+  const PositionView<double> view = position;
+  const PositionView<double> copy = view;
+  for (const PositionView<double>* x : {&view, &copy})
+    for (const Index lag : {-5, -1, 0, 1, 4}) CHECK(x->bias_between(3, 3 + lag, 0) == Making().bias()[lag]);
+  CHECK(position.made == 1);
+  CHECK(&copy.bias() != &view.bias());
+}
+
+TEST_CASE("a bias of another type is seen as one", "[position]") {
+  Derived derived;
+  derived.held.table[0] = 3;
+  CHECK(PositionView<float>(derived).bias()[0] == 3);
+  CHECK(&PositionView<float>(derived).bias() == &derived.held);
+  const Converting converting;
+  CHECK(PositionView<double>(converting).bias()[-100] == 4);
+}
+
+TEST_CASE("a user's own places are found through a view", "[position]") {
+  const Placed position;
+  const PositionView<double> view = position;
+  CHECK(view.is_placed());
+  CHECK(view.tokens() == 5);
+  CHECK(view.slot(3) == 6);
+  CHECK(view.extra() == Matrix<double>::Constant(1, 3, 6));
+  CHECK(view.bias_between(2, 3, 0) == 23);
+}
+
+TEST_CASE("a position without gradient serves until it is asked for one", "[position]") {
+  const Making position;
+  const PositionView<double> view = position;
+  Matrix<double> d;
+  check_invalid([&] { view.gradient(0, {}, d); }, {"position: expected one with gradient()", "got one without"});
+}

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: MIT
+#include "support/instances.hpp"
+
+NPRF_TESTS_INSTANCES(, double)
