@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <type_traits>
 #include <variant>
 
 #include "nprf/config.hpp"
@@ -8,6 +9,7 @@
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/banded.hpp"
 #include "nprf/toeplitz/direct.hpp"
 #include "nprf/toeplitz/fftw.hpp"
 #include "nprf/toeplitz/gradients.hpp"
@@ -15,17 +17,20 @@
 
 /// The one product under every attention and every gradient:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
 ///
-/// | engine | time              | good for                                                        |
-/// |--------|-------------------|-----------------------------------------------------------------|
-/// | direct | n_q n_k (r + p)   | short n; one-sided (causal) weights, where it keeps every digit |
-/// | fftw   | r p n log n       | long n and weights that leave all rows of a size                |
+/// | engine     | time                    | good for                                                        |
+/// |------------|-------------------------|-----------------------------------------------------------------|
+/// | direct     | n_q n_k (r + p)         | short n; one-sided (causal) weights, where it keeps every digit |
+/// | fftw       | r p n log n             | long n and weights that leave all rows of a size                |
+/// | banded     | n ((r + p) R + r p)     | weights that are constant beyond R lags; keeps every digit      |
+/// | recurrence | the same                | weights that fall exponentially beyond R lags; likewise         |
 namespace nprf::toeplitz {
 
 /// Throws InvalidArgument for an engine that this build does not have.
 inline void require_available(Engine engine) {
-  require(engine == Engine::automatic || engine == Engine::direct || (NPRF_USE_FFTW && engine == Engine::fftw),
-          "engine: expected automatic, ", NPRF_USE_FFTW ? "direct or fftw" : "or direct (built without FFTW)", ", got ",
-          name(engine));
+  require(engine == Engine::automatic || engine == Engine::direct || engine == Engine::banded ||
+              engine == Engine::recurrence || (NPRF_USE_FFTW && engine == Engine::fftw),
+          "engine: expected automatic, direct, banded", NPRF_USE_FFTW ? ", recurrence or fftw" : " or recurrence",
+          NPRF_USE_FFTW ? "" : " (built without FFTW)", ", got ", name(engine));
 }
 
 /// The product with one set of weights, by one engine, ready for any factors: what depends on the weights alone is
@@ -36,7 +41,7 @@ class Product {
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1 of `span`; `tokens` is how many there will be in them,
   /// which Engine::automatic reckons with. Throws InvalidArgument for engines that this build does not have.
   Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span, const Team& team)
-      : m_name(engine) {
+      : m_name(engine), m_lags(span.n_q + span.n_k - 1) {
     require_available(engine);
     if (span.empty() || lags.support().size() == 0) return;
     if (engine == Engine::automatic) m_name = choose(lags, tokens, span);
@@ -46,7 +51,10 @@ class Product {
       return;
     }
 #endif
-    m_engine.template emplace<DirectEngine<T>>(lags, span, team);
+    if (m_name == Engine::banded || m_name == Engine::recurrence)
+      m_engine.template emplace<BandedEngine<T>>(lags, span, team);
+    else
+      m_engine.template emplace<DirectEngine<T>>(lags, span, team);
   }
 
   /// The same with a token in each slot.
@@ -69,15 +77,24 @@ class Product {
         m_engine);
   }
 
-  /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots.
+  /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots, or empty.
   void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
     if (is_zero(x)) {
       out.set_zero();
       return;
     }
     std::visit(
-        [&](const auto& engine) {
-          if constexpr (!is_nothing<decltype(engine)>) engine.gradients(x, G, out, team);
+        [&]<class E>(const E& engine) {
+          if constexpr (std::is_same_v<E, BandedEngine<T>>) {
+            engine.gradients(x, G, out, team);  // it has less to do where dc is empty
+          } else if constexpr (!is_nothing<E>) {
+            const Workspace::Scope scope(team.workspace());
+            auto unasked = team.workspace().template vector<T>(out.dc.size() == 0 ? m_lags : 0);
+            if (out.dc.size() == 0)
+              engine.gradients(x, G, {out.dA, out.dB, out.dU, unasked}, team);
+            else
+              engine.gradients(x, G, out, team);
+          }
         },
         m_engine);
   }
@@ -91,10 +108,11 @@ class Product {
   }
 
   Engine m_name;
+  Index m_lags;  // that the slots reach
 #if NPRF_USE_FFTW
-  std::variant<std::monostate, DirectEngine<T>, FftwEngine<T>> m_engine;
+  std::variant<std::monostate, DirectEngine<T>, BandedEngine<T>, FftwEngine<T>> m_engine;
 #else
-  std::variant<std::monostate, DirectEngine<T>> m_engine;
+  std::variant<std::monostate, DirectEngine<T>, BandedEngine<T>> m_engine;
 #endif
 };
 
