@@ -51,8 +51,8 @@ class BandedGradients {
         const Index block = 2 * task + parity;
         for (Index I = starts[block]; I < starts[block + 1]; ++I) {
           const auto [begin, end] = keys(I);
-          m_weights.table.add_gradients(m_x, m_G, first(I), rows(I), begin, end, out, asked ? &dc(block, 0) : nullptr,
-                                        lags.first, scratch);
+          m_weights.table.add_gradients(m_x, m_G, first(I), rows(I), begin, end, out,
+                                        asked ? dc.data() + block * dc.cols() : nullptr, lags.first, scratch);
         }
       });
     for (Index block = 0; block < dc.rows(); ++block)

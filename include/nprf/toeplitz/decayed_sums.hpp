@@ -46,7 +46,7 @@ class DecayedSums {
         m_stride((rows * cols + line - 1) / line * line),
         m_slope(slope),
         m_sums(workspace.take<T>((std::min(windows.size, windows.tiles) + 1) * m_stride)),
-        m_growth(workspace.take<T>(windows.size)),
+        m_decays(workspace.take<Decay>(windows.size)),
         m_carries(from == From::last ? workspace.take<T>(windows.count() * m_stride) : nullptr) {}
 
   /// Call it before all else: add(I, S, scratch) adds X_I to S (rows,cols), distance(I) is d_I >= 0.
@@ -76,19 +76,22 @@ class DecayedSums {
       std::fill_n(sum(begin + task), m_stride, T(0));
       add(begin + task, at(begin + task), scratch);
     });
-    // exp(x) - 1 keeps the digits of x: with exp(x) its rounding would pile up from tile to tile
-    for (Index I = begin; I < end; ++I)
-      m_growth[I - begin] = static_cast<T>(std::expm1(m_slope * static_cast<double>(distance(I))));
+    // Slow decay exp(x) as 1 + (exp(x) - 1), which keeps the digits of x: the rounding of a number near 1 would pile up
+    // from tile to tile. Fast decay as it is: 1 + (exp(x) - 1) would cancel
+    for (Index I = begin; I < end; ++I) {
+      const double x = m_slope * static_cast<double>(distance(I));
+      m_decays[I - begin] = x > -0.5 ? Decay{1, static_cast<T>(std::expm1(x))} : Decay{0, static_cast<T>(std::exp(x))};
+    }
     constexpr Index piece = 1024;
     team.run((m_stride + piece - 1) / piece, [&](Index task, Workspace&) {
       const Index from = task * piece, count = std::min(piece, m_stride - from);
       for (Index step = 0; step < end - begin; ++step) {
         const Index I = m_from == From::first ? begin + step : end - 1 - step;
-        const T growth = m_growth[I - begin];
+        const auto [whole, part] = m_decays[I - begin];
         T* s = sum(I) + from;
         const T* before = sum(m_from == From::first ? I - 1 : I + 1) + from;
         NPRF_INDEPENDENT_ITERATIONS
-        for (Index k = 0; k < count; ++k) s[k] += before[k] + growth * before[k];
+        for (Index k = 0; k < count; ++k) s[k] += whole * before[k] + part * before[k];
       }
     });
   }
@@ -101,13 +104,17 @@ class DecayedSums {
 
   T* sum(Index I) const { return m_sums + (I - m_begin + (m_from == From::first ? 1 : 0)) * m_stride; }
 
+  struct Decay {
+    T whole, part;  // their sum is exp(slope d_I)
+  };
+
   From m_from;
   Windows m_windows;
   Index m_rows, m_cols, m_stride;
   double m_slope;
   Index m_begin = 0;  // of the window
   T* m_sums;          // (tiles of a window + 1,m_stride)
-  T* m_growth;        // (tiles of a window)  exp(slope d_I) - 1
+  Decay* m_decays;    // (tiles of a window)
   T* m_carries;       // (windows,m_stride)  what comes from the next window
 };
 
