@@ -17,8 +17,8 @@ namespace nprf::test {
 
 /// The engines that this build has.
 inline std::vector<Engine> engines() {
-  if (NPRF_USE_FFTW) return {Engine::direct, Engine::lanes, Engine::fftw};
-  return {Engine::direct, Engine::lanes};
+  if (NPRF_USE_FFTW) return {Engine::direct, Engine::banded, Engine::lanes, Engine::fftw};
+  return {Engine::direct, Engine::banded, Engine::lanes};
 }
 
 /// Whether its rounding is relative to the largest row.

@@ -18,12 +18,12 @@ namespace detail {
 
 // use(product, factors, team) for tokens that fill their slots
 template <Real T, class Use>
-void with_product(Engine engine, const LagWeights<T>& lags, const MatrixView<T>& A, const MatrixView<T>& B,
+void with_product(Engine engine, LagWeightsView<T> lags, const MatrixView<T>& A, const MatrixView<T>& B,
                   const MatrixView<T>& U, Use&& use) {
   const ProductShape shape = product_shape<T>(A, B, U);
   std::vector<Workspace> workspaces(static_cast<std::size_t>(worthwhile_threads(Operations(shape).least())));
   const Team team(workspaces);
-  const Product<T> product(engine, lags.view(), shape, team);
+  const Product<T> product(engine, lags, shape, team);
   use(product, ProductFactors<T>{A, B, U, {A.rows()}, {B.rows()}}, team);
 }
 
@@ -36,9 +36,10 @@ void contract(Engine engine, const LagWeights<T>& lags, const MatrixView<T>& A, 
               const MatrixView<T>& U, MatrixRef<T> Y) {
   require(Y.rows() == A.rows() && Y.cols() == U.cols(), "Y: expected ", A.rows(), " x ", U.cols(), ", got ", Y.rows(),
           " x ", Y.cols());
-  detail::with_product<T>(engine, lags, A, B, U, [&](const auto& product, const auto& factors, const Team& team) {
-    product.contract(factors, Y, team);
-  });
+  // weights alike at an end are one tail; but each has a gradient of its own
+  detail::with_product<T>(
+      engine, lags.view().with_equal_ends(), A, B, U,
+      [&](const auto& product, const auto& factors, const Team& team) { product.contract(factors, Y, team); });
 }
 
 /// The same, with Y returned.
@@ -58,9 +59,10 @@ Gradients<T> gradients(Engine engine, const LagWeights<T>& lags, const std::type
   require(G.rows() == A.rows() && G.cols() == U.cols(), "G: expected ", A.rows(), " x ", U.cols(), ", got ", G.rows(),
           " x ", G.cols());
   Gradients<T> out(product_shape<T>(A, B, U));
-  detail::with_product<T>(engine, lags, A, B, U, [&](const auto& product, const auto& factors, const Team& team) {
-    product.gradients(factors, G, {out.dA, out.dB, out.dU, out.dc}, team);
-  });
+  detail::with_product<T>(engine, lags.view(), A, B, U,
+                          [&](const auto& product, const auto& factors, const Team& team) {
+                            product.gradients(factors, G, {out.dA, out.dB, out.dU, out.dc}, team);
+                          });
   return out;
 }
 

@@ -12,9 +12,9 @@ namespace nprf::toeplitz {
 ///     dA = ((G U^T) o C) B    dB = ((U G^T) o C^T) A    dU = ((B A^T) o C^T) G
 ///     dc[l] = sum over j - i = l of (A_i.B_j)(G_i.U_j)
 ///
-/// Outside the support of c an engine may leave dc zero. In a tail (lag_weights.hpp) it may say as much in the first
-/// two lags: dc[e+1] and dc[e+2] such that the sums of c dc and of k c dc over the tail's lags e + k are right, which
-/// is all that the parameters of a straight line can ask.
+/// Outside the support of c an engine may leave dc zero. In a tail (lag_weights.hpp) two of its lags may stand for all:
+/// their dc is such that the sums of c dc and of k c dc over the tail's lags e + k are right, which is all that the
+/// parameters of a straight line can ask.
 template <Real T>
 struct Gradients {
   explicit Gradients(const ProductShape& shape)
@@ -27,7 +27,7 @@ struct Gradients {
   Vector<T> dc;          // of the lag l at l + n_q - 1
 };
 
-/// The same in the caller's storage.
+/// The same in the caller's storage; dc may be empty, where nobody asks for it.
 template <Real T>
 struct GradientRefs {
   MatrixRef<T> dA, dB, dU;

@@ -11,6 +11,7 @@
 #include "nprf/core/slots.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/tail.hpp"
 
 namespace nprf::toeplitz {
 
@@ -75,22 +76,38 @@ struct Operations {
   double least() const { return NPRF_USE_FFTW ? std::min(direct, fftw) : direct; }
 };
 
+/// The same for the engine that tails make linear (banded.hpp); infinity where the weights have none.
+template <Real T>
+double banded_operations(LagWeightsView<T> c, const ProductShape& tokens, const ProductShape& slots) {
+  const Tail<T> before(Side::before, c, slots), after(Side::after, c, slots);
+  const int tails = (before.lags > 0) + (after.lags > 0);
+  if (tails == 0) return std::numeric_limits<double>::infinity();
+  constexpr Index tile = 32;
+  const double band = static_cast<double>(tile + band_between(before, after, c).size());
+  const double n_q = static_cast<double>(tokens.n_q), n_k = static_cast<double>(tokens.n_k);
+  const double r = static_cast<double>(tokens.r), p = static_cast<double>(tokens.p);
+  return n_q * band * (r + p + 16) + tails * (n_q + 1.5 * n_k) * r * p;
+}
+
 /// How many threads so many operations are worth: waking one costs some microseconds, and more on a busy machine.
 inline Index worthwhile_threads(double operations) {
   constexpr double for_each_thread = 4e6;
   return static_cast<Index>(std::clamp(operations / for_each_thread, 1.0, static_cast<double>(num_threads())));
 }
 
-/// The engine that Engine::automatic stands for: the cheaper one by operations; but direct where an FFT would drown
-/// some rows in the rounding of others: for one-sided weights, and for weights that leave some rows a small part of
-/// what others see.
+/// The engine that Engine::automatic stands for: the cheapest one by operations; but none with an FFT where it would
+/// drown some rows in the rounding of others: for one-sided weights, and for weights that leave some rows a small part
+/// of what others see.
 template <Real T>
 Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& slots) {
-  const LagRange support = lags.support();
-  if (!NPRF_USE_FFTW || support.first >= 0 || support.last <= 0) return Engine::direct;
   const Operations operations(tokens, slots);
-  if (operations.direct <= operations.fftw) return Engine::direct;
-  return row_balance(lags, slots) < least_balance<T>() ? Engine::direct : Engine::fftw;
+  const double banded = banded_operations(lags, tokens, slots);
+  const bool flat = lags.tails.slope_before == 0 && lags.tails.slope_after == 0;
+  const Engine exact = banded >= operations.direct ? Engine::direct : flat ? Engine::banded : Engine::recurrence;
+  const LagRange support = lags.support();
+  if (!NPRF_USE_FFTW || support.first >= 0 || support.last <= 0) return exact;
+  if (std::min(banded, operations.direct) <= operations.fftw) return exact;
+  return row_balance(lags, slots) < least_balance<T>() ? exact : Engine::fftw;
 }
 template <Real T>
 Engine choose(LagWeightsView<T> lags, const ProductShape& shape) {

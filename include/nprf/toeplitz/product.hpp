@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <type_traits>
 #include <variant>
 
 #include "nprf/config.hpp"
@@ -8,6 +9,7 @@
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/banded.hpp"
 #include "nprf/toeplitz/direct.hpp"
 #include "nprf/toeplitz/fftw.hpp"
 #include "nprf/toeplitz/gradients.hpp"
@@ -16,19 +18,21 @@
 
 /// The one product under every attention and every gradient:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
 ///
-/// | engine | time              | good for                                                        |
-/// |--------|-------------------|-----------------------------------------------------------------|
-/// | direct | n_q n_k (r + p)   | short n; one-sided (causal) weights, where it keeps every digit |
-/// | lanes  | r p n log n       | long n and weights that leave all rows of a size                |
-/// | fftw   | r p n log n       | the same by FFTW: a rival                                       |
+/// | engine     | time                    | good for                                                        |
+/// |------------|-------------------------|-----------------------------------------------------------------|
+/// | direct     | n_q n_k (r + p)         | short n; keeps every digit                                      |
+/// | banded     | n ((r + p) R + r p)     | weights that are constant beyond R lags; keeps every digit      |
+/// | recurrence | the same                | weights that fall exponentially beyond R lags; likewise         |
+/// | lanes      | r p n log n             | long n and weights that leave all rows of a size                |
+/// | grid       | the same                | lanes, where the slots are a picture's                          |
+/// | fftw       | r p n log n             | what lanes does, by FFTW: a rival                               |
 namespace nprf::toeplitz {
 
 /// Throws InvalidArgument for an engine that this build does not have.
 inline void require_available(Engine engine) {
-  require(engine == Engine::automatic || engine == Engine::direct || engine == Engine::lanes ||
-              (NPRF_USE_FFTW && engine == Engine::fftw),
-          "engine: expected automatic, direct", NPRF_USE_FFTW ? ", lanes or fftw" : " or lanes (built without FFTW)",
-          ", got ", name(engine));
+  require(NPRF_USE_FFTW || engine != Engine::fftw,
+          "engine: expected one that this build has (it is without FFTW), got ", name(engine));
+  require(engine != Engine::block_causal, "engine: expected one that there is, got ", name(engine));
 }
 
 /// The product with one set of weights, by one engine, ready for any factors: what depends on the weights alone is
@@ -39,7 +43,7 @@ class Product {
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1 of `span`; `tokens` is how many there will be in them,
   /// which Engine::automatic reckons with. Throws InvalidArgument for engines that this build does not have.
   Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span, const Team& team)
-      : m_name(engine) {
+      : m_name(engine), m_lags(span.n_q + span.n_k - 1) {
     require_available(engine);
     if (span.empty() || lags.support().size() == 0) return;
     if (engine == Engine::automatic) m_name = choose(lags, tokens, span);
@@ -47,7 +51,10 @@ class Product {
 #if NPRF_USE_FFTW
       case Engine::fftw: m_engine.template emplace<FftwEngine<T>>(lags, span, team); break;
 #endif
-      case Engine::lanes: m_engine.template emplace<LanesEngine<T>>(lags, span, team); break;
+      case Engine::lanes:
+      case Engine::grid: m_engine.template emplace<LanesEngine<T>>(lags, span, team); break;
+      case Engine::banded:
+      case Engine::recurrence: m_engine.template emplace<BandedEngine<T>>(lags, span, team); break;
       default: m_engine.template emplace<DirectEngine<T>>(lags, span, team);
     }
   }
@@ -72,15 +79,24 @@ class Product {
         m_engine);
   }
 
-  /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots.
+  /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots, or empty.
   void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
     if (is_zero(x)) {
       out.set_zero();
       return;
     }
     std::visit(
-        [&](const auto& engine) {
-          if constexpr (!is_nothing<decltype(engine)>) engine.gradients(x, G, out, team);
+        [&]<class E>(const E& engine) {
+          if constexpr (std::is_same_v<E, BandedEngine<T>>) {
+            engine.gradients(x, G, out, team);  // it has less to do where dc is empty
+          } else if constexpr (!is_nothing<E>) {
+            const Workspace::Scope scope(team.workspace());
+            auto unasked = team.workspace().template vector<T>(out.dc.size() == 0 ? m_lags : 0);
+            if (out.dc.size() == 0)
+              engine.gradients(x, G, {out.dA, out.dB, out.dU, unasked}, team);
+            else
+              engine.gradients(x, G, out, team);
+          }
         },
         m_engine);
   }
@@ -94,10 +110,11 @@ class Product {
   }
 
   Engine m_name;
+  Index m_lags;  // that the slots reach
 #if NPRF_USE_FFTW
-  std::variant<std::monostate, DirectEngine<T>, LanesEngine<T>, FftwEngine<T>> m_engine;
+  std::variant<std::monostate, DirectEngine<T>, BandedEngine<T>, LanesEngine<T>, FftwEngine<T>> m_engine;
 #else
-  std::variant<std::monostate, DirectEngine<T>, LanesEngine<T>> m_engine;
+  std::variant<std::monostate, DirectEngine<T>, BandedEngine<T>, LanesEngine<T>> m_engine;
 #endif
 };
 

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "nprf/core/gemm.hpp"
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/banded_gradients.hpp"
+#include "nprf/toeplitz/banded_weights.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/tail_sums.hpp"
+
+namespace nprf::toeplitz {
+
+/// Y = ((A B^T) o C) U for weights with tails (lag_weights.hpp), exact to rounding and linear in the tokens: T5's
+/// buckets, clipped tables, ALiBi, no position at all.
+///
+/// Between the tails, tiles of the quadratic matrix as in DirectEngine. In a tail, a tile of queries needs of all its
+/// keys but one matrix S (r,p), their sum decayed to the tile's pivot (tail.hpp):
+///
+///     y_i += weight exp(slope |s_i - pivot|) A_i S        S = sum_j exp(slope |t_j - (pivot + edge)|) B_j^T U_j
+///
+/// Time O(n_q (r + p) (tile + R) + (n_q + n_k) r p) for R lags between the tails; workspace O(n_q + n_k) and the sums
+/// of a window (decayed_sums.hpp). Threads take tiles of queries. Without tails it is DirectEngine with smaller tiles.
+template <Real T>
+class BandedEngine {
+ public:
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
+  BandedEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
+      : m_weights(lags, span, team.workspace()) {}
+
+  /// Y (n_q,p) = ((A B^T) o C) U.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+    if (m_weights.constant != T(0)) return contract_constant(x, Y, team);
+    const Workspace::Scope scope(team.workspace());
+    const Tail<T>&b = m_weights.before, &a = m_weights.after;
+    const Index tiles = (x.queries.count + tile - 1) / tile;
+    const Windows windows = Windows::of(tiles, x.B.cols() * x.U.cols());
+    std::optional<TailSums<T>> before, after;
+    if (b.lags > 0) before.emplace(TailSums<T>::Of::keys, TailTiles<T>(b, x, tile), x.B, x.U, windows, team);
+    if (a.lags > 0) after.emplace(TailSums<T>::Of::keys, TailTiles<T>(a, x, tile), x.B, x.U, windows, team);
+    for (Index window = 0; window < windows.count(); ++window) {
+      if (before) before->fill(window, team);
+      if (after) after->fill(window, team);
+      const Index begin = windows.begin(window);
+      team.run(windows.end(window) - begin, [&](Index task, Workspace& scratch) {
+        const Index I = begin + task, i0 = I * tile, rows = std::min(tile, x.queries.count - i0);
+        auto y = Y.middleRows(i0, rows);  // (rows,p)
+        y.setZero();
+        if (before && after && b.flat() && a.flat()) {
+          const Workspace::Scope tile_scope(scratch);
+          auto S = scratch.matrix<T>(x.B.cols(), x.U.cols());
+          S = b.weight * before->at(I) + a.weight * after->at(I);  // (r,p)
+          add_product(y, x.A.middleRows(i0, rows), S);             // (rows,p)
+        } else {
+          if (before) add_tail(x, *before, I, y, scratch);
+          if (after) add_tail(x, *after, I, y, scratch);
+        }
+        const auto [j_begin, j_end] = m_weights.band_keys(x, i0, rows);
+        m_weights.table.add(x, i0, j_begin, j_end, y, scratch);
+      });
+    }
+  }
+
+  /// The gradients for G (n_q,p) = dL/dY. In a tail, out.dc stands in two lags for all (gradients.hpp).
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
+    if (m_weights.constant != T(0) && out.dc.size() == 0) return gradients_of_constant(x, G, out, team);
+    out.set_zero();
+    const BandedGradients<T> gradients(m_weights, x, G);
+    gradients.add_band(out, team);
+    gradients.add_tail(m_weights.before, out, team);
+    gradients.add_tail(m_weights.after, out, team);
+  }
+
+ private:
+  static constexpr Index tile = 32;
+
+  // y_i += weight exp(slope |s_i - pivot|) A_i S
+  template <class Y>
+  static void add_tail(const ProductFactors<T>& x, const TailSums<T>& sums, Index I, Y& y, Workspace& scratch) {
+    if (!sums.tiles().any_keys(I)) return;
+    const Workspace::Scope scope(scratch);
+    const Tail<T>& tail = sums.tiles().tail();
+    const auto Z = scaled_rows<T>(x.A, I * tile, y.rows(), scratch,
+                                  [&](Index i) { return tail.weight * tail.power(sums.tiles().query_distance(I, i)); });
+    add_product(y, Z, sums.at(I));  // (rows,p)
+  }
+
+  // all weights alike: Y = A (c B^T U)
+  void contract_constant(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    auto S = workspace.matrix<T>(x.B.cols(), x.U.cols());
+    sum_of_outer(x.B, x.U, S, team);
+    S *= m_weights.constant;
+    team.run_tiles(x.queries.count, [&](Index i0, Index rows, Workspace&) {
+      set_product(Y.middleRows(i0, rows), x.A.middleRows(i0, rows), S);  // (rows,p)
+    });
+  }
+
+  // forward: S = c B^T U, Y = A S; so with N = c A^T G: dA = G S^T, dB = U N^T, dU = B N
+  void gradients_of_constant(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T>& out,
+                             const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    auto S = workspace.matrix<T>(x.B.cols(), x.U.cols()), N = workspace.matrix<T>(x.A.cols(), G.cols());
+    sum_of_outer(x.B, x.U, S, team);
+    sum_of_outer(x.A, G, N, team);
+    S *= m_weights.constant;
+    N *= m_weights.constant;
+    team.run_tiles(x.queries.count, [&](Index i0, Index rows, Workspace&) {
+      set_product(out.dA.middleRows(i0, rows), G.middleRows(i0, rows), S.transpose());  // (rows,r)
+    });
+    team.run_tiles(x.keys.count, [&](Index j0, Index rows, Workspace&) {
+      set_product(out.dB.middleRows(j0, rows), x.U.middleRows(j0, rows), N.transpose());  // (rows,r)
+      set_product(out.dU.middleRows(j0, rows), x.B.middleRows(j0, rows), N);              // (rows,p)
+    });
+  }
+
+  BandedWeights<T> m_weights;
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf::toeplitz {
+
+/// Tiles in windows of consecutive ones, whose running sums stay in cache together.
+struct Windows {
+  Index tiles, size;
+
+  /// For sums of so many scalars a tile.
+  static Windows of(Index tiles, Index scalars) {
+    constexpr Index in_cache = Index{1} << 17;
+    return {tiles, std::clamp<Index>(in_cache / std::max<Index>(scalars, 1), 16, 256)};
+  }
+
+  Index count() const { return (tiles + size - 1) / size; }
+  Index begin(Index window) const { return window * size; }
+  Index end(Index window) const { return std::min(tiles, (window + 1) * size); }
+};
+
+/// The running sums of matrices X_I (rows,cols), one a tile,
+///
+///     S_I = exp(slope d_I) S_{I-1} + X_I      from the first tile on,   or
+///     S_I = exp(slope d_I) S_{I+1} + X_I      from the last one on,
+///
+/// a window of tiles at a time, from the first window on. Sums from the last tile on are computed by a pass from there,
+/// never as a difference, which would cancel: with several windows each X_I but those of the first is computed twice.
+/// Memory O(rows cols (a window's tiles + windows)).
+template <Real T>
+class DecayedSums {
+ public:
+  enum class From { first, last };
+
+  /// Its memory lies in the workspace.
+  DecayedSums(From from, const Windows& windows, Index rows, Index cols, double slope, Workspace& workspace)
+      : m_from(from),
+        m_windows(windows),
+        m_rows(rows),
+        m_cols(cols),
+        m_stride((rows * cols + line - 1) / line * line),
+        m_slope(slope),
+        m_sums(workspace.take<T>((std::min(windows.size, windows.tiles) + 1) * m_stride)),
+        m_decays(workspace.take<Decay>(windows.size)),
+        m_carries(from == From::last ? workspace.take<T>(windows.count() * m_stride) : nullptr) {}
+
+  /// Call it before all else: add(I, S, scratch) adds X_I to S (rows,cols), distance(I) is d_I >= 0.
+  template <class Add, class Distance>
+  void prepare(const Team& team, Add&& add, Distance&& distance) {
+    if (m_from == From::first) return;
+    const Index last = m_windows.count() - 1;
+    if (last >= 0) std::fill_n(m_carries + last * m_stride, m_stride, T(0));
+    for (Index window = last; window > 0; --window) {
+      fill(window, team, add, distance);
+      std::copy_n(sum(m_windows.begin(window)), m_stride, m_carries + (window - 1) * m_stride);
+    }
+  }
+
+  /// The sums of a window's tiles; windows in their order.
+  template <class Add, class Distance>
+  void fill(Index window, const Team& team, Add&& add, Distance&& distance) {
+    const Index begin = m_windows.begin(window), end = m_windows.end(window);
+    if (m_from == From::last)
+      std::copy_n(m_carries + window * m_stride, m_stride, m_sums + (end - begin) * m_stride);
+    else if (window > 0)
+      std::copy_n(m_sums + m_windows.size * m_stride, m_stride, m_sums);
+    else
+      std::fill_n(m_sums, m_stride, T(0));
+    m_begin = begin;
+    team.run(end - begin, [&](Index task, Workspace& scratch) {
+      std::fill_n(sum(begin + task), m_stride, T(0));
+      add(begin + task, at(begin + task), scratch);
+    });
+    // Slow decay exp(x) as 1 + (exp(x) - 1), which keeps the digits of x: the rounding of a number near 1 would pile up
+    // from tile to tile. Fast decay as it is: 1 + (exp(x) - 1) would cancel
+    for (Index I = begin; I < end; ++I) {
+      const double x = m_slope * static_cast<double>(distance(I));
+      m_decays[I - begin] = x > -0.5 ? Decay{1, static_cast<T>(std::expm1(x))} : Decay{0, static_cast<T>(std::exp(x))};
+    }
+    constexpr Index piece = 1024;
+    team.run((m_stride + piece - 1) / piece, [&](Index task, Workspace&) {
+      const Index from = task * piece, count = std::min(piece, m_stride - from);
+      for (Index step = 0; step < end - begin; ++step) {
+        const Index I = m_from == From::first ? begin + step : end - 1 - step;
+        const auto [whole, part] = m_decays[I - begin];
+        T* s = sum(I) + from;
+        const T* before = sum(m_from == From::first ? I - 1 : I + 1) + from;
+        NPRF_INDEPENDENT_ITERATIONS
+        for (Index k = 0; k < count; ++k) s[k] += whole * before[k] + part * before[k];
+      }
+    });
+  }
+
+  /// S_I (rows,cols) of the window's tiles, and of the tile from which it goes on: zeros if there is none.
+  MatrixMap<T> at(Index I) const { return MatrixMap<T>(sum(I), m_rows, m_cols); }
+
+ private:
+  static constexpr Index line = 64 / static_cast<Index>(sizeof(T));  // scalars of a cache line: sums are aligned
+
+  T* sum(Index I) const { return m_sums + (I - m_begin + (m_from == From::first ? 1 : 0)) * m_stride; }
+
+  struct Decay {
+    T whole, part;  // their sum is exp(slope d_I)
+  };
+
+  From m_from;
+  Windows m_windows;
+  Index m_rows, m_cols, m_stride;
+  double m_slope;
+  Index m_begin = 0;  // of the window
+  T* m_sums;          // (tiles of a window + 1,m_stride)
+  Decay* m_decays;    // (tiles of a window)
+  T* m_carries;       // (windows,m_stride)  what comes from the next window
+};
+
+}  // namespace nprf::toeplitz

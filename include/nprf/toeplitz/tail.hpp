@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/slots.hpp"
+#include "nprf/core/workspace.hpp"
+
+namespace nprf::toeplitz {
+
+enum class Side { before, after };
+
+/// One tail of a table of weights, seen from the band outwards:
+///
+///     c[edge - k] = weight exp(k slope)   before the band,    c[edge + k] = weight exp(k slope)   after it,
+///
+/// k = 0..lags-1, of the lags that can be reached. Empty (lags == 0) where there is none: where the weights do not go
+/// on to the farthest lag, or are all zero.
+template <Real T>
+struct Tail {
+  Tail(Side of, LagWeightsView<T> c, const ProductShape& span) : side(of) {
+    const Index least = -(span.n_q - 1), most = span.n_k - 1;
+    const bool is_before = side == Side::before;
+    slope = is_before ? c.tails.slope_before : c.tails.slope_after;
+    edge = is_before ? std::min(c.middle().first - 1, most) : std::max(c.middle().last + 1, least);
+    const bool reaches = is_before ? c.tails.before > 0 && c.first <= least : c.tails.after > 0 && c.last() >= most;
+    if (!reaches || !(slope <= 0) || c[edge] == T(0)) return;
+    weight = c[edge];
+    lags = std::max<Index>(is_before ? edge - least + 1 : most - edge + 1, 0);
+  }
+
+  /// Near powers from a table in the workspace.
+  void tabulate(Workspace& workspace) {
+    if (flat()) return;
+    m_known = std::min<Index>(lags, 1024);
+    T* powers = workspace.take<T>(m_known);
+    for (Index k = 0; k < m_known; ++k) powers[k] = static_cast<T>(std::exp(static_cast<double>(k) * slope));
+    m_powers = powers;
+  }
+
+  bool flat() const { return slope == 0; }
+
+  /// exp(k slope)
+  T power(Index k) const {
+    return k < m_known ? m_powers[k] : static_cast<T>(std::exp(static_cast<double>(k) * slope));
+  }
+
+  Side side;
+  Index edge = 0, lags = 0;
+  double slope = 0;
+  T weight = 0;
+
+ private:
+  Index m_known = 0;
+  const T* m_powers = nullptr;  // (m_known)
+};
+
+/// The lags that tiles cannot leave to tails: the band between those there are.
+template <Real T>
+LagRange band_between(const Tail<T>& before, const Tail<T>& after, LagWeightsView<T> c) {
+  LagRange band = c.support();
+  if (before.lags > 0) band.first = before.edge + 1;
+  if (after.lags > 0) band.last = after.edge - 1;
+  return band;
+}
+
+/// The rows begin..end-1.
+struct RowRange {
+  Index begin, end;
+};
+
+/// Queries in tiles of consecutive ones, and the keys that a tail has for each: those that all queries of the tile see
+/// in the tail. With the pivot of a tile, its first slot before the band and its last after it, and with |.| the number
+/// of slots between,
+///
+///     c[t - s] = weight exp(slope |s - pivot|) exp(slope |t - (pivot + edge)|)
+///
+/// for a query in slot s of the tile and such a key in slot t: factors of at most 1, none of which can overflow.
+template <Real T>
+class TailTiles {
+ public:
+  /// Refers to the tail.
+  TailTiles(const Tail<T>& tail, const ProductFactors<T>& x, Index tile)
+      : m_tail(&tail), m_queries(x.queries), m_keys(x.keys), m_tile(tile) {}
+
+  const Tail<T>& tail() const { return *m_tail; }
+  bool before() const { return m_tail->side == Side::before; }
+  Index tiles() const { return (m_queries.count + m_tile - 1) / m_tile; }
+  Index first(Index I) const { return I * m_tile; }
+  Index rows(Index I) const { return std::min(m_tile, m_queries.count - first(I)); }
+
+  /// The tile all of whose keys I has too, and the one that has I's; -1 or tiles() where there is none.
+  Index inner(Index I) const { return before() ? I - 1 : I + 1; }
+  Index outer(Index I) const { return before() ? I + 1 : I - 1; }
+
+  Index pivot(Index I) const { return m_queries[before() ? first(I) : first(I) + rows(I) - 1]; }
+
+  /// Where the tail's keys end, before the band, or begin, after it.
+  Index cut(Index I) const { return m_keys.below(pivot(I) + m_tail->edge + (before() ? 1 : 0)); }
+
+  /// Whether the tail has any key for tile I.
+  bool any_keys(Index I) const { return before() ? cut(I) > 0 : cut(I) < m_keys.count; }
+  RowRange queries(Index I) const { return {first(I), first(I) + rows(I)}; }
+  /// The keys that tile I has and inner(I) has not.
+  RowRange new_keys(Index I) const {
+    if (before()) return {I > 0 ? cut(I - 1) : 0, cut(I)};
+    return {cut(I), I + 1 < tiles() ? cut(I + 1) : m_keys.count};
+  }
+
+  Index query_distance(Index I, Index i) const { return std::abs(m_queries[i] - pivot(I)); }
+  Index key_distance(Index I, Index j) const { return std::abs(m_keys[j] - (pivot(I) + m_tail->edge)); }
+  /// Between the pivots of two tiles; 0 where one of them does not exist.
+  Index distance(Index I, Index J) const {
+    if (std::min(I, J) < 0 || std::max(I, J) >= tiles()) return 0;
+    return std::abs(pivot(I) - pivot(J));
+  }
+
+ private:
+  const Tail<T>* m_tail;
+  Slots m_queries, m_keys;
+  Index m_tile;
+};
+
+}  // namespace nprf::toeplitz
