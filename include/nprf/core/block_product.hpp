@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "nprf/core/pack.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
+
+/// Products of matrices that lie in the caches, a block of the result in registers at a time. What becomes of each pack
+/// of the result is the caller's: it can be weighted, or added to something, before it is ever stored.
+///
+///     RowBlocks<T> A(depth, scratch);       A.set(a);   // a (rows,depth)
+///     Transposed<T> B(depth, most, scratch); B.set(b);  // b (cols,depth), cols <= most
+///     for (Index i = 0; i < rows; i += Block<T>::rows)
+///       multiply_block(depth, packs, A.block(i), B.factor(), [&](Index k, Index j, const Pack<T>& c) {
+///         // the entries (i + k, j), (i + k, j + 1), ... of a b^T
+///       });
+namespace nprf {
+
+/// The block of C = A B that stays in registers while the depth runs: 12 of 16 hold it, or 24 of 32.
+template <Real T>
+struct Block {
+  static constexpr Index rows = 6;
+  static constexpr Index packs = Pack<T>::registers >= 32 ? 4 : 2;
+  static constexpr Index cols = packs * Pack<T>::size;
+};
+
+/// A step that is known when compiling.
+template <Index value>
+using Step = std::integral_constant<Index, value>;
+
+/// A block's rows of the left factor: A(i,k) = data[i row_step + k depth_step].
+template <Real T, class RowStep, class DepthStep>
+struct LeftFactor {
+  const T* data;
+  RowStep row_step;
+  DepthStep depth_step;
+};
+
+/// The right factor, in panels of Block<T>::cols columns: B(k,j) of panel q is data[q panel_step + k depth_step + j].
+template <Real T>
+struct RightFactor {
+  const T* data;
+  Index depth_step;
+  Index panel_step;
+
+  /// Row-major x (depth,cols), of which whole packs of columns can be asked for.
+  static RightFactor in_place(const T* x, Index stride) { return {x, stride, Block<T>::cols}; }
+};
+
+namespace detail {
+
+template <Index packs, Real T, class RowStep, class DepthStep, class Emit>
+[[gnu::always_inline]] inline void multiply_panel(Index depth, LeftFactor<T, RowStep, DepthStep> A, const T* b,
+                                                  Index b_step, Emit&& emit) {
+  constexpr Index rows = Block<T>::rows;
+  Pack<T> sum[rows][packs];
+  for (Index i = 0; i < rows; ++i)
+    for (Index v = 0; v < packs; ++v) sum[i][v] = Pack<T>::all(0);
+  const T* a = A.data;
+  for (Index k = 0; k < depth; ++k, a += A.depth_step, b += b_step) {
+    Pack<T> row[packs];
+    for (Index v = 0; v < packs; ++v) row[v] = Pack<T>::load(b + v * Pack<T>::size);
+    for (Index i = 0; i < rows; ++i) {
+      const Pack<T> each = Pack<T>::all(a[i * A.row_step]);
+      for (Index v = 0; v < packs; ++v) sum[i][v] = multiply_add(each, row[v], sum[i][v]);
+    }
+  }
+  for (Index i = 0; i < rows; ++i)
+    for (Index v = 0; v < packs; ++v) emit(i, v * Pack<T>::size, sum[i][v]);
+}
+
+// use.operator()<count>() for a count of 1..most that is known only when running
+template <Index most, class Use>
+[[gnu::always_inline]] inline void with_constant(Index count, Use&& use) {
+  if constexpr (most > 0) {
+    if (count == most)
+      use.template operator()<most>();
+    else
+      with_constant<most - 1>(count, use);
+  }
+}
+
+}  // namespace detail
+
+/// emit(i, j, pack) for so many packs of columns j, j + 1, ... and each row i of a block of C = A B.
+template <Real T, class RowStep, class DepthStep, class Emit>
+[[gnu::always_inline]] inline void multiply_block(Index depth, Index packs, LeftFactor<T, RowStep, DepthStep> A,
+                                                  RightFactor<T> B, Emit&& emit) {
+  constexpr Index most = Block<T>::packs;
+  const T* panel = B.data;
+  Index j0 = 0;
+  const auto shifted = [&](Index i, Index j, const Pack<T>& c) { emit(i, j0 + j, c); };
+  for (; packs >= most; packs -= most, panel += B.panel_step, j0 += Block<T>::cols)
+    detail::multiply_panel<most>(depth, A, panel, B.depth_step, shifted);
+  detail::with_constant<most - 1>(
+      packs, [&]<Index rest>() { detail::multiply_panel<rest>(depth, A, panel, B.depth_step, shifted); });
+}
+
+/// Row-major x (rows,depth) as left factors, a block of rows each: read in place, but for a last block that is not
+/// whole, of which there is a copy with zeros below.
+template <Real T>
+class RowBlocks {
+ public:
+  RowBlocks(Index depth, Workspace& scratch) : m_last(scratch.take<T>(Block<T>::rows * depth)) {}
+
+  void set(const MatrixView<T>& x) {
+    const Index depth = x.cols(), rest = x.rows() % Block<T>::rows;
+    m_x = x.data();
+    m_stride = x.outerStride();
+    m_depth = depth;
+    m_whole = x.rows() - rest;
+    for (Index i = 0; i < rest; ++i) std::copy_n(m_x + (m_whole + i) * m_stride, depth, m_last + i * depth);
+    std::fill(m_last + rest * depth, m_last + Block<T>::rows * depth, T(0));
+  }
+
+  /// The block of rows i, i + 1, ...
+  LeftFactor<T, Index, Step<1>> block(Index i) const {
+    if (i < m_whole) return {m_x + i * m_stride, m_stride, {}};
+    return {m_last, m_depth, {}};
+  }
+
+ private:
+  T* m_last;
+  const T* m_x = nullptr;
+  Index m_stride = 0, m_depth = 0, m_whole = 0;
+};
+
+/// x^T (depth,cols) of row-major x (cols,depth) as a right factor: a copy, with zeros beside the last column.
+template <Real T>
+class Transposed {
+ public:
+  /// For at most so many columns, the packs of zeros counted.
+  Transposed(Index depth, Index most, Workspace& scratch)
+      : m_depth(depth), m_data(scratch.take<T>((most + Block<T>::cols - 1) / Block<T>::cols * panel_step())) {}
+
+  /// As many packs as hold x's rows, or more.
+  void set(const MatrixView<T>& x, Index packs) {
+    constexpr Index W = Pack<T>::size, width = Block<T>::cols;
+    const Index stride = x.outerStride();
+    for (Index j = 0; j < packs * W; j += W) {
+      T* to = m_data + j / width * panel_step() + j % width;
+      const T* from = x.data() + j * stride;
+      const Index count = std::clamp<Index>(x.rows() - j, 0, W);
+      Index k = 0;
+      if (count == W)
+        for (; k + W <= m_depth; k += W) transpose_square(from + k, stride, to + k * width, width);
+      for (; k < m_depth; ++k)
+        for (Index u = 0; u < W; ++u) to[k * width + u] = u < count ? from[u * stride + k] : T(0);
+    }
+  }
+
+  RightFactor<T> factor() const { return {m_data, Block<T>::cols, panel_step()}; }
+
+ private:
+  Index panel_step() const { return m_depth * Block<T>::cols; }
+
+  Index m_depth;
+  T* m_data;
+};
+
+/// Row-major x (depth,cols) as the right factor of what is added to a result: whole packs of columns are read in place,
+/// the last few columns from a copy of each.
+template <Real T>
+class RightRows {
+ public:
+  /// For at most so many rows.
+  RightRows(Index cols, Index most, Workspace& scratch)
+      : m_cols(cols), m_most(packs_for<T>(most) * Pack<T>::size), m_last(scratch.take<T>((cols - whole()) * m_most)) {}
+
+  void set(const MatrixView<T>& x) {
+    m_x = x.data();
+    m_stride = x.outerStride();
+    m_depth = x.rows();
+    T* to = m_last;
+    for (Index q = whole(); q < m_cols; ++q, to += m_most) {
+      for (Index k = 0; k < m_depth; ++k) to[k] = m_x[k * m_stride + q];
+      std::fill(to + m_depth, to + packs_for<T>(m_depth) * Pack<T>::size, T(0));
+    }
+  }
+
+  /// out (rows,cols) += A x, for a block of A (rows,depth) whose packs hold zeros beside the last column.
+  template <class RowStep>
+  [[gnu::always_inline]] void add_product(LeftFactor<T, RowStep, Step<1>> A, Index rows, T* out, Index stride) const {
+    multiply_block(m_depth, m_cols / Pack<T>::size, A, RightFactor<T>::in_place(m_x, m_stride),
+                   [=](Index i, Index j, const Pack<T>& y) {
+                     T* to = out + i * stride + j;
+                     if (i < rows) (Pack<T>::load(to) + y).store(to);
+                   });
+    const T* x = m_last;
+    for (Index q = whole(); q < m_cols; ++q, x += m_most) {
+      Pack<T> sum[Block<T>::rows];
+      for (Pack<T>& each : sum) each = Pack<T>::all(0);
+      for (Index k = 0; k < m_depth; k += Pack<T>::size) {
+        const Pack<T> column = Pack<T>::load(x + k);
+        for (Index i = 0; i < Block<T>::rows; ++i)
+          sum[i] = multiply_add(Pack<T>::load(A.data + i * A.row_step + k), column, sum[i]);
+      }
+      for (Index i = 0; i < Block<T>::rows; ++i)
+        if (i < rows) out[i * stride + q] += sum[i].sum();
+    }
+  }
+
+ private:
+  Index whole() const { return m_cols / Pack<T>::size * Pack<T>::size; }
+
+  Index m_cols, m_most;
+  T* m_last;
+  const T* m_x = nullptr;
+  Index m_stride = 0, m_depth = 0;
+};
+
+}  // namespace nprf

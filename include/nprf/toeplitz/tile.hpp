@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+
+#include "nprf/core/block_product.hpp"
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/workspace.hpp"
+
+namespace nprf::toeplitz {
+
+/// The weights c[j-i] of a block of queries and a run of keys. Where no slot is empty and the keys fill whole packs
+/// they are read in the table, else in a copy with zeros beside the last key.
+template <Real T>
+class BlockWeights {
+ public:
+  /// For runs of at most so many keys, the packs of zeros counted.
+  BlockWeights(const ProductFactors<T>& x, LagWeightsView<T> c, Index most, Workspace& scratch)
+      : m_x(x), m_c(c), m_most(most), m_copy(scratch.take<T>(Block<T>::rows * most)) {}
+
+  /// Of queries i..i+rows-1 and keys j0..j0+count-1.
+  void set(Index i, Index rows, Index j0, Index count, Index packs) {
+    const Index width = packs * Pack<T>::size;
+    for (Index k = 0; k < Block<T>::rows; ++k) {
+      const Index first = -m_c.first - m_x.queries[i + std::min(k, rows - 1)];  // of the key in slot 0
+      if (!m_x.keys.at && count == width) {
+        m_row[k] = m_c.values + (first + m_x.keys.first + j0);
+        continue;
+      }
+      T* copy = m_copy + k * m_most;
+      for (Index j = 0; j < count; ++j) copy[j] = m_c.values[first + m_x.keys[j0 + j]];
+      std::fill(copy + count, copy + width, T(0));
+      m_row[k] = copy;
+    }
+  }
+
+  /// Of the k-th query and keys j, j + 1, ... of the run.
+  Pack<T> operator()(Index k, Index j) const { return Pack<T>::load(m_row[k] + j); }
+
+ private:
+  const ProductFactors<T>& m_x;
+  LagWeightsView<T> m_c;
+  Index m_most;
+  T* m_copy;
+  const T* m_row[Block<T>::rows];
+};
+
+/// Y = ((A B^T) o C) U for a few queries, a run of keys at a time. The scores of a block of queries and a run of keys
+/// never leave the first cache.
+template <Real T>
+class QueryTile {
+ public:
+  /// Queries that share a copy of B^T, and keys in a run, at most.
+  static constexpr Index rows = 22 * Block<T>::rows, keys = 64;
+  static_assert(keys % Pack<T>::size == 0);
+
+  /// For queries i0..i0+count-1, and weights that hold every lag between them and the keys to come.
+  QueryTile(const ProductFactors<T>& x, LagWeightsView<T> c, Index i0, Index count, Workspace& scratch)
+      : m_x(x),
+        m_i0(i0),
+        m_count(count),
+        m_A(x.A.cols(), scratch),
+        m_Bt(x.A.cols(), keys, scratch),
+        m_U(x.U.cols(), keys, scratch),
+        m_c(x, c, keys, scratch),
+        m_S(scratch.take<T>(Block<T>::rows * keys)) {
+    m_A.set(x.A.middleRows(i0, count));
+  }
+
+  /// Y (count,p) += what keys j0..j0+cols-1 give.
+  void add(Index j0, Index cols, MatrixRef<T> Y) {
+    const Index packs = packs_for<T>(cols), r = m_x.A.cols();
+    m_Bt.set(m_x.B.middleRows(j0, cols), packs);
+    m_U.set(m_x.U.middleRows(j0, cols));
+    for (Index i = 0; i < m_count; i += Block<T>::rows) {
+      const Index block = std::min(Block<T>::rows, m_count - i);
+      m_c.set(m_i0 + i, block, j0, cols, packs);
+      multiply_block(r, packs, m_A.block(i), m_Bt.factor(), [&](Index k, Index j, const Pack<T>& s) {
+        weighted(s, m_c(k, j)).store(m_S + k * keys + j);  // S = (A B^T) o C  (block,cols)
+      });
+      m_U.add_product(LeftFactor<T, Step<keys>, Step<1>>{m_S, {}, {}}, block, &Y(i, 0), Y.outerStride());  // (block,p)
+    }
+  }
+
+ private:
+  const ProductFactors<T>& m_x;
+  Index m_i0, m_count;
+  RowBlocks<T> m_A;
+  Transposed<T> m_Bt;
+  RightRows<T> m_U;
+  BlockWeights<T> m_c;
+  T* m_S;  // (6,keys)
+};
+
+}  // namespace nprf::toeplitz
