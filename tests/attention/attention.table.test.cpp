@@ -25,7 +25,7 @@ using namespace nprf::test;
 
 namespace {
 
-constexpr int maps = 10, directions = 2, positions = 7, table_engines = 3, widths = 4, normalizations = 3;
+constexpr int maps = 10, directions = 2, positions = 7, table_engines = 5, widths = 4, normalizations = 3;
 constexpr Index d = 4;
 
 struct Shape {
@@ -85,10 +85,8 @@ void check(const Case& x, const Shape& s) {
   const Normalization normalization[normalizations] = {Normalization::unit(1), Normalization::none(),
                                                        Normalization::unit(1.5)};
   const auto direction = static_cast<Direction>(x.direction);
-  const auto engine =
-      NPRF_USE_FFTW
-          ? std::array{Engine::direct, Engine::fftw, Engine::automatic}[static_cast<std::size_t>(x.engine)]
-          : std::array{Engine::direct, Engine::automatic, Engine::automatic}[static_cast<std::size_t>(x.engine)];
+  const auto engine = std::array{Engine::direct, NPRF_USE_FFTW ? Engine::fftw : Engine::direct, Engine::lanes,
+                                 Engine::banded, Engine::automatic}[static_cast<std::size_t>(x.engine)];
   Tokens<T> tokens = random_tokens<T>(s.n_q, s.n_k, d, widths_of_v[x.width]);
   if (tokens.v.cols() > 1) tokens.v.col(1) *= T(1e4);  // far larger than the ones column that it may share an FFT with
   with_features<T>(x.map, [&](const auto& features) {

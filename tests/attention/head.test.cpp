@@ -27,7 +27,7 @@ struct Fixture {
   Relative position{random_table<double>(5, 3)};
   Workspace workspace;
   Team team{workspace};
-  HeadWeights<double> weights{position, options, {n_q, n_k, m, d_v + 1}, offset, team};
+  HeadWeights<double> weights{position, options, {n_q, n_k, m, d_v + 1}, offset, Pass::forward, team};
   Head<double> head{features, options.normalization, &weights};
   Tokens<double> x = random_tokens<double>(n_q, n_k, d, d_v);
   Matrix<double> dy = normal<double>(n_q, d_v, 77);

@@ -61,7 +61,7 @@ TEST_CASE("weights are relative to the largest that a direction reaches", "[atte
   const Index offset = 1;
   const ProductShape shape{3, 9, 4, 2};
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
-    const HeadWeights<double> weights(position, {.direction = direction}, shape, offset, team);
+    const HeadWeights<double> weights(position, {.direction = direction}, shape, offset, Pass::forward, team);
     const bool causal = direction == Direction::causal;
     CHECK(weights.gradient_lags().first == -3);
     CHECK(weights.gradient_lags().last == 7);
@@ -79,7 +79,7 @@ TEST_CASE("weights are relative to the largest that a direction reaches", "[atte
 TEST_CASE("the keys that take part are those before the length that the mask leaves", "[attention]") {
   const Relative position(random_table<double>(4, 3));
   Workspace workspace;
-  const HeadWeights<double> weights(position, {}, {5, 6, 4, 2}, 0, Team(workspace));
+  const HeadWeights<double> weights(position, {}, {5, 6, 4, 2}, 0, Pass::forward, Team(workspace));
   const auto keys = [&](const std::vector<Index>& left, Index length) {
     const Mask mask = mask_of(6, left);
     return numbers(weights.keys(view(mask), length, workspace));
@@ -105,7 +105,7 @@ TEST_CASE("the keys that take part are those before the length that the mask lea
 TEST_CASE("the keys of a grid: extra tokens first, and each cell in its slot", "[attention]") {
   const Grid position = grid(2);
   Workspace workspace;
-  const HeadWeights<double> weights(position, {}, {14, 14, 4, 2}, 0, Team(workspace));
+  const HeadWeights<double> weights(position, {}, {14, 14, 4, 2}, 0, Pass::forward, Team(workspace));
   CHECK(weights.queries().outside == 2);
   CHECK(slots(weights.queries()) == std::vector<Index>{0, 1, 2, 3, 7, 8, 9, 10, 14, 15, 16, 17});
   CHECK(weights.gradient_lags().first == -17);
@@ -147,9 +147,9 @@ TEST_CASE("a query sees a key where the bias is not -infinity", "[attention]") {
   const Relative relative(window);
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     for (const Index offset : {0, 2, -2})
-      check(HeadWeights<double>(relative, {.direction = direction}, {14, 14, 4, 2}, offset, team), 14);
+      check(HeadWeights<double>(relative, {.direction = direction}, {14, 14, 4, 2}, offset, Pass::forward, team), 14);
     const Grid position = grid(2);
-    check(HeadWeights<double>(position, {.direction = direction}, {14, 14, 4, 2}, 0, team), 14);
+    check(HeadWeights<double>(position, {.direction = direction}, {14, 14, 4, 2}, 0, Pass::forward, team), 14);
   }
 }
 
@@ -157,14 +157,14 @@ TEST_CASE("a gradient goes to the scalar that the bias came from", "[attention]"
   Workspace workspace;
   const Team team(workspace);
   const Relative relative(random_table<double>(3, 3));
-  const HeadWeights<double> weights(relative, {}, {5, 6, 4, 2}, 2, team);
+  const HeadWeights<double> weights(relative, {}, {5, 6, 4, 2}, 2, Pass::forward, team);
   weights.place_gradient(
       3, 1, 7.0, [](Index lag, double g) { CHECK((lag == 1 - 3 - 2 && g == 7)); }, [](Index, double) { CHECK(false); });
 
   for (const Index E : {0, 1, 3}) {
     const Grid position(3, 4, normal<double>(5, 7, 1), normal<double>(E, E + 2, 2));
     const Index n = 12 + E;
-    const HeadWeights<double> placed(position, {}, {n, n, 4, 2}, 0, team);
+    const HeadWeights<double> placed(position, {}, {n, n, 4, 2}, 0, Pass::forward, team);
     Index wrong = 0, calls = 0;
     for (Index i = 0; i < n; ++i)
       for (Index j = 0; j < n; ++j)
@@ -184,7 +184,7 @@ TEST_CASE("the weights of the cells' rows share a scale, and an extra token's ro
   const Team team(workspace);
   const Grid position = grid(2);
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
-    const HeadWeights<double> weights(position, {.direction = direction}, {14, 14, 4, 2}, 0, team);
+    const HeadWeights<double> weights(position, {.direction = direction}, {14, 14, 4, 2}, 0, Pass::forward, team);
     std::array<double, 3> largest{never, never, never};  // of extra token 0, of 1, and of all cells
     for (Index i = 0; i < 14; ++i)
       for (Index j = 0; j < 14; ++j) {
@@ -209,7 +209,7 @@ TEST_CASE("weights that are all -infinity are all zero", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
   const Relative blind(Vector<double>::Constant(1, never));
-  const HeadWeights<double> weights(blind, {}, {5, 6, 4, 2}, 0, team);
+  const HeadWeights<double> weights(blind, {}, {5, 6, 4, 2}, 0, Pass::forward, team);
   for (Index lag = -4; lag <= 5; ++lag) CHECK(weights.weight(lag) == 0);
   CHECK(!weights.sees_any(2, weights.keys({}, 6, workspace)));
   CHECK(weights.product().engine() == Engine::automatic);
@@ -220,7 +220,7 @@ TEST_CASE("a position with places of its own refuses other numbers of tokens", "
   const Team team(workspace);
   const Grid position = grid(2);
   const auto make = [&](Index n_q, Index n_k, Index offset) {
-    HeadWeights<double>(position, {}, {n_q, n_k, 4, 2}, offset, team);
+    HeadWeights<double>(position, {}, {n_q, n_k, 4, 2}, offset, Pass::forward, team);
   };
   CHECK_NOTHROW(make(14, 14, 0));
   check_invalid([&] { make(13, 14, 0); }, {"queries: expected 14 rows", "got 13"});

@@ -20,13 +20,14 @@ TEST_CASE("sequences of one size share their weights, and each has those of its 
   const Team team(workspace);
   SegmentWeights<double> weights;
   for (int round = 0; round < 2; ++round) {
-    weights.build(position, options, segments, 4, 3, offset, team);
+    weights.build(position, options, segments, 4, 3, offset, Pass::forward, team);
     CHECK(&weights[0] == &weights[2]);
     CHECK(&weights[1] == &weights[4]);
     for (const auto& [s, t] : std::vector<std::pair<std::size_t, std::size_t>>{{0, 1}, {0, 3}, {1, 3}, {3, 5}, {1, 5}})
       CHECK(&weights[s] != &weights[t]);
     for (std::size_t s = 0; s < segments.size(); ++s) {
-      const HeadWeights<double> alone(position, options, {segments[s].n_q, segments[s].n_k, 4, 3}, offset, team);
+      const HeadWeights<double> alone(position, options, {segments[s].n_q, segments[s].n_k, 4, 3}, offset,
+                                      Pass::forward, team);
       const LagRange lags = alone.gradient_lags();
       INFO("sequence " << s);
       CHECK(weights[s].gradient_lags().first == lags.first);
@@ -35,6 +36,6 @@ TEST_CASE("sequences of one size share their weights, and each has those of its 
     }
   }
   // another call has its own
-  weights.build(position, options, std::vector<Segment>{{0, 9, 0, 9}}, 4, 3, offset, team);
+  weights.build(position, options, std::vector<Segment>{{0, 9, 0, 9}}, 4, 3, offset, Pass::forward, team);
   CHECK(weights[0].gradient_lags().first == -10);
 }

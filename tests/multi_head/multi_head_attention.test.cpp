@@ -434,7 +434,7 @@ TEST_CASE("no bit of many heads depends on the number of threads", "[multi_head]
       std::optional<Outputs<float>> alone;
       for (Index threads = 1; threads <= 5; ++threads) {
         const Threads restore(threads);
-        const double operations = toeplitz::Operations({s.n_q, s.n_k, m, values + 1}).least();
+        const double operations = toeplitz::dense_cost({s.n_q, s.n_k, m, values + 1});
         REQUIRE(toeplitz::worthwhile_threads(static_cast<double>(s.batch * s.heads) * operations) == threads);
         // an object of its own: no memory of another number of threads
         const MultiHeadAttention attention(maps<float>(s.heads), tables<float>(s.heads, 500), options);
@@ -607,7 +607,8 @@ TEST_CASE("maps and positions that don't fit each other are refused", "[multi_he
   check_invalid([&] { A(wide, tables<double>(1)); }, {"feature_maps: expected 13 -> 6 of all heads", "got 14 -> 6"});
   check_invalid([&] { A(long_ones, tables<double>(1)); },
                 {"feature_maps: expected 13 -> 6 of all heads", "got 13 -> 8"});
-  check_invalid([] { A(maps<double>(1), tables<double>(1), {.engine = Engine::block_causal}); }, {"engine", "got block_causal"});
+  check_invalid([] { A(maps<double>(1), tables<double>(1), {.engine = Engine::block_causal}); },
+                {"engine", "got block_causal"});
   // a user's own position is not looked at before
   std::vector<HeldPosition<double>> held(2);
   held[1].held.table[0] = std::nan("");

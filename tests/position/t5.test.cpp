@@ -163,6 +163,13 @@ TEMPLATE_TEST_CASE("T5 weights: -infinity is allowed, NaN and +infinity are refu
   }
 }
 
+TEST_CASE("the table of T5's position ends where its last bucket begins", "[position]") {
+  const Vector<double> w = Vector<double>::LinSpaced(32, 0, 1);
+  CHECK(t5_position(w, Direction::causal).bias().first == -113);
+  CHECK(t5_position(w, Direction::bidirectional).bias().first == -91);
+  CHECK(t5_position(w, Direction::bidirectional).bias().last() == 91);
+}
+
 TEST_CASE("t5: the gradient of the parameters is the transpose of what they make", "[position]") {
   const Vector<double> weights = Vector<double>::LinSpaced(16, -2, 3);
   test::check_gradient(t5_position<double>(weights, Direction::bidirectional, 20), weights);

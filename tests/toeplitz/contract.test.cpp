@@ -246,7 +246,8 @@ TEST_CASE("automatic is the engine that choose names", "[toeplitz]") {
   for (const Index n : {20, 700}) {
     const auto A = normal<double>(n, 1, 1), B = normal<double>(n, 1, 2), U = normal<double>(n, 2, 3);
     const LagWeights<double> c = random_weights<double>(n, n, 4);
-    const Engine chosen = toeplitz::choose(c.view(), {n, n, 1, 2});
+    Workspace workspace;
+    const Engine chosen = toeplitz::choose(c.view(), {n, n, 1, 2}, {n}, {n}, workspace);
     CHECK(same_bits(contract<double>(Engine::automatic, c, A, B, U), contract<double>(chosen, c, A, B, U)));
   }
 }

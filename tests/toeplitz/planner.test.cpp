@@ -11,44 +11,72 @@
 
 using namespace nprf;
 using namespace nprf::test;
-using toeplitz::choose;
-using toeplitz::Operations;
+using toeplitz::Costs;
+using toeplitz::pairs_in;
 using toeplitz::row_balance;
+using toeplitz::Rows;
 using toeplitz::worthwhile_threads;
 
 namespace {
 
-constexpr Engine fftw_if_built = NPRF_USE_FFTW ? Engine::fftw : Engine::direct;
+/// Weights that differ from lag to lag, of one size.
+LagWeights<float> uneven(Index first, Index last) {
+  return {first, Vector<float>::LinSpaced(last - first + 1, 1.0f, 2.0f)};
+}
 
-LagWeights<float> ones(Index first, Index last) { return {first, Vector<float>::Ones(last - first + 1)}; }
+template <class T>
+Engine choose(const LagWeights<T>& c, const ProductShape& x) {
+  Workspace workspace;
+  return toeplitz::choose(c.view(), x, {x.n_q}, {x.n_k}, workspace);
+}
 
 }  // namespace
 
-TEST_CASE("automatic is direct for short products, and for weights of one side", "[toeplitz]") {
+TEST_CASE("automatic is direct for short products, and no FFT for weights of one side", "[toeplitz]") {
   const ProductShape small{64, 64, 8, 9}, large{16384, 16384, 32, 65};
-  CHECK(choose(ones(-63, 63).view(), small) == Engine::direct);
-  CHECK(choose(ones(-16383, 0).view(), large) == Engine::direct);
-  CHECK(choose(ones(0, 16383).view(), large) == Engine::direct);
-  CHECK(choose(ones(-16383, 16383).view(), large) == fftw_if_built);
+  CHECK(choose(uneven(-63, 63), small) == Engine::direct);
+  CHECK(choose(uneven(-16383, 0), large) == Engine::direct);
+  CHECK(choose(uneven(0, 16383), large) == Engine::direct);
+  CHECK(choose(uneven(-16383, 16383), large) == Engine::lanes);
 
   // zeros on one side are no weights: an FFT would drown the early rows in the rounding of the late ones
-  LagWeights<float> past = ones(-16383, 16383);
+  LagWeights<float> past = uneven(-16383, 16383);
   past.values.tail(16383).setZero();
-  CHECK(choose(past.view(), large) == Engine::direct);
+  CHECK(choose(past, large) == Engine::direct);
 
   // no weights at all
-  CHECK(choose(LagWeightsView<float>(), large) == Engine::direct);
+  CHECK(choose(LagWeights<float>(), large) == Engine::direct);
   past.values.setZero();
-  CHECK(choose(past.view(), large) == Engine::direct);
+  CHECK(choose(past, large) == Engine::direct);
+}
+
+TEST_CASE("automatic takes the engine that tails make linear", "[toeplitz]") {
+  const Index n = 4096;
+  const ProductShape shape{n, n, 32, 65};
+  for (const Index end : {Index{0}, n - 1}) {
+    LagWeights<float> c = uneven(-(n - 1), end);
+    c.tails = {n - 100, end == 0 ? 0 : n - 100, 0, 0};  // constant from lag 99 on
+    for (Index k = 0; k < c.values.size(); ++k)
+      if (std::abs(c.first + k) > 99) c.values[k] = 0.5f;
+    CHECK(choose(c, shape) == Engine::banded);
+    c.tails.slope_before = -0.01;
+    CHECK(choose(c, shape) == Engine::recurrence);
+    c.tails = {};
+    CHECK(choose(c, shape) != Engine::banded);
+  }
+  // a band as wide as all is none
+  LagWeights<float> c = uneven(-(n - 1), n - 1);
+  c.tails = {1, 1, 0, 0};
+  CHECK(choose(c, shape) == Engine::lanes);
 }
 
 TEST_CASE("automatic: the longer the product, the more features direct takes", "[toeplitz]") {
   // direct once, direct for all more features: an FFT's cost is a product of r and p, direct's is a sum
   for (const Index n : {1000, 4000, 16000}) {
-    const LagWeights<float> c = ones(-(n - 1), n - 1);
+    const LagWeights<float> c = uneven(-(n - 1), n - 1);
     bool was_direct = false;
     for (Index r = 1; r <= 4096; r *= 2) {
-      const bool direct = choose(c.view(), {n, n, r, r}) == Engine::direct;
+      const bool direct = choose(c, {n, n, r, r}) == Engine::direct;
       INFO("n " << n << " r " << r);
       CHECK((direct || !was_direct));
       was_direct = direct;
@@ -58,20 +86,34 @@ TEST_CASE("automatic: the longer the product, the more features direct takes", "
 }
 
 TEST_CASE("automatic keeps an FFT from weights that leave some rows far less than others", "[toeplitz]") {
-  const Index n_q = 6000, n_k = 3000;
+  const Index n_q = 12000, n_k = 6000;
   const ProductShape shape{n_q, n_k, 8, 9};
-  // ALiBi in cross attention: queries beyond the last key see it from afar
+  // ALiBi in cross attention, its tails not told: queries beyond the last key see it from afar
   const auto alibi = [&](double slope) {
     LagWeights<float> c{-(n_q - 1), Vector<float>(n_q + n_k - 1)};
     for (Index k = 0; k < c.values.size(); ++k)
       c.values[k] = static_cast<float>(std::exp(-slope * std::abs(static_cast<double>(c.first + k))));
     return c;
   };
-  CHECK(choose(alibi(0.01).view(), shape) == Engine::direct);
-  CHECK(choose(alibi(0.0001).view(), shape) == fftw_if_built);
+  CHECK(choose(alibi(0.01), shape) == Engine::direct);
+  CHECK(choose(alibi(0.0001), shape) == Engine::lanes);
+}
+
+TEST_CASE("the pairs whose lag is in a range are counted", "[toeplitz]") {
+  for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{7, 4}, {4, 7}, {1, 5}, {5, 1}, {1, 1}, {6, 6}})
+    for (Index first = -10; first <= 10; ++first)
+      for (Index last = first - 1; last <= 11; ++last) {
+        Index count = 0;
+        for (Index i = 0; i < n_q; ++i)
+          for (Index j = 0; j < n_k; ++j) count += first <= j - i && j - i <= last;
+        INFO("n_q " << n_q << " n_k " << n_k << " lags " << first << " to " << last);
+        REQUIRE(pairs_in({first, last}, n_q, n_k) == static_cast<double>(count));
+      }
+  CHECK(pairs_in({-5, 5}, 0, 3) == 0);
 }
 
 TEST_CASE("the balance of rows is that of sums over every window", "[toeplitz]") {
+  Workspace workspace;
   for (const auto& [n_q, n_k] :
        std::vector<std::pair<Index, Index>>{{7, 4}, {4, 7}, {1, 5}, {5, 1}, {1, 1}, {30, 30}}) {
     LagWeights<double> c = random_weights<double>(n_q, n_k, 1);
@@ -85,13 +127,13 @@ TEST_CASE("the balance of rows is that of sums over every window", "[toeplitz]")
         largest = std::max(largest, sum);
       }
       INFO("n_q " << n_q << " n_k " << n_k << " shift " << shift);
-      // the window's sum is carried over n_q + n_k steps, each of which rounds a number below its largest
-      const double tolerance = 2 * epsilon<double> * static_cast<double>(n_q + n_k);
+      // a sum is a difference of sums of n_q + n_k steps, each of which rounds a number below the last
+      const double tolerance = 4 * epsilon<double> * static_cast<double>((n_q + n_k) * (n_q + n_k));
       const double expected = largest > 0 ? smallest / largest : 0;
-      CHECK(std::abs(row_balance(c.view(), {n_q, n_k, 1, 1}) - expected) <= tolerance);
+      CHECK(std::abs(row_balance(c.view(), Slots{n_q}, Slots{n_k}, workspace) - expected) <= tolerance);
     }
   }
-  CHECK(row_balance(LagWeightsView<double>(), {5, 4, 1, 1}) == 0);
+  CHECK(row_balance(LagWeightsView<double>(), Slots{5}, Slots{4}, workspace) == 0);
 }
 
 TEST_CASE("the balance of rows counts the keys that there are", "[toeplitz]") {
@@ -124,15 +166,23 @@ TEST_CASE("the balance of rows counts the keys that there are", "[toeplitz]") {
   CHECK(row_balance(c.view(), Slots{span}, Slots{}, workspace) == 0);
 }
 
-TEST_CASE("operations grow with every size, and the least is that of an engine that is built", "[toeplitz]") {
-  const Operations one({500, 700, 30, 20});
+TEST_CASE("costs grow with every size", "[toeplitz]") {
+  const ProductShape one{500, 700, 30, 20};
   for (const ProductShape& larger :
        {ProductShape{501, 700, 30, 20}, {500, 701, 30, 20}, {500, 700, 31, 20}, {500, 700, 30, 21}}) {
-    CHECK(Operations(larger).direct > one.direct);
-    CHECK(Operations(larger).fftw > one.fftw);
+    CHECK(Costs::of_direct(larger) > Costs::of_direct(one));
+    CHECK(Costs::of_lanes(larger) >= Costs::of_lanes(one));
+    CHECK(toeplitz::dense_cost(larger) >= toeplitz::dense_cost(one));
   }
-  CHECK(one.least() == (NPRF_USE_FFTW ? std::min(one.direct, one.fftw) : one.direct));
-  CHECK(Operations({0, 0, 0, 0}).least() == 0);
+  CHECK(toeplitz::dense_cost({0, 0, 0, 0}) == 0);
+
+  // weights of one side have half of the pairs, and those in few slots no more than tokens
+  const LagWeights<float> all = uneven(-499, 499), past = uneven(-499, 0);
+  const ProductShape tokens{500, 500, 30, 20};
+  const double half = Costs(past.view(), tokens, tokens).direct / Costs(all.view(), tokens, tokens).direct;
+  CHECK(std::abs(half - 0.501) < 1e-6);
+  CHECK(Costs(all.view(), {50, 50, 30, 20}, tokens).direct == Costs::of_direct({50, 50, 30, 20}));
+  CHECK(Costs(all.view(), {50, 50, 30, 20}, tokens).lanes == Costs::of_lanes(tokens));
 }
 
 TEST_CASE("a product has as many threads as it is worth, at least one and at most those that are set", "[toeplitz]") {

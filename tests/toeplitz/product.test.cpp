@@ -58,10 +58,11 @@ TEST_CASE("a product by an engine that this build does not have is refused by na
 }
 
 TEST_CASE("a product names the engine that works", "[toeplitz]") {
+  Workspace workspace;
   const LagWeights<double> c = random_weights<double>(700, 700, 4);
   for (const Engine engine : engines()) CHECK(engine_of(engine, c, {700, 700, 1, 2}) == engine);
   for (const ProductShape& span : {ProductShape{700, 700, 1, 2}, {700, 700, 9, 9}, {20, 700, 1, 2}})
-    CHECK(engine_of(Engine::automatic, c, span) == toeplitz::choose(c.view(), span));
+    CHECK(engine_of(Engine::automatic, c, span) == toeplitz::choose(c.view(), span, {span.n_q}, {span.n_k}, workspace));
   // where all products are zero none works
   for (const Engine engine : {Engine::automatic, Engine::direct})
     for (const ProductShape& span : {ProductShape{0, 7, 1, 2}, {7, 0, 1, 2}, {7, 7, 0, 2}, {7, 7, 1, 0}})

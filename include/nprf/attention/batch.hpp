@@ -68,7 +68,7 @@ class Batch {
   Team gather_team(const HeadModels<T>& heads, Index sequences, std::span<const Segment> segments, Index d_v) {
     const Index r = heads.feature_map(0).output_dim();
     double operations = 0;
-    for (const Segment& x : segments) operations += toeplitz::Operations({x.n_q, x.n_k, r, d_v + 1}).least();
+    for (const Segment& x : segments) operations += toeplitz::dense_cost({x.n_q, x.n_k, r, d_v + 1});
     const auto threads =
         static_cast<std::size_t>(toeplitz::worthwhile_threads(static_cast<double>(sequences) * operations));
     if (m_workspaces.size() < threads) m_workspaces.resize(threads);
@@ -76,12 +76,12 @@ class Batch {
     return Team(std::span(m_workspaces).first(threads));
   }
 
-  void build_weights(const HeadModels<T>& heads, std::span<const Segment> segments, Index d_v, Index offset,
+  void build_weights(const HeadModels<T>& heads, std::span<const Segment> segments, Index d_v, Index offset, Pass pass,
                      const Team& team) {
     const Index r = heads.feature_map(0).output_dim();
     m_weights.resize(heads.num_positions());
     for (std::size_t p = 0; p < m_weights.size(); ++p)
-      m_weights[p].build(heads.position(p), heads.options(), segments, r, d_v + 1, offset, team);
+      m_weights[p].build(heads.position(p), heads.options(), segments, r, d_v + 1, offset, pass, team);
   }
 
   Report report(const Team& team) const {
@@ -118,7 +118,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
   const Team team = gather_team(heads, sizes.batch * sizes.heads, m_segments, d_v);
   const Settle settle{*this};
   const Workspace::Scope scope(team.workspace());
-  build_weights(heads, m_segments, d_v, call.offset, team);
+  build_weights(heads, m_segments, d_v, call.offset, Pass::forward, team);
 
   const std::size_t segments = m_segments.size();
   const Index items = sizes.batch * sizes.heads * static_cast<Index>(segments);
@@ -158,7 +158,7 @@ void Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const
   const Settle settle{*this};
   const Workspace::Scope scope(team.workspace());
   const std::size_t segments = saved.m_segments.size(), n_heads = static_cast<std::size_t>(saved.m_heads);
-  build_weights(heads, saved.m_segments, saved.m_sizes.d_v, saved.m_offset, team);
+  build_weights(heads, saved.m_segments, saved.m_sizes.d_v, saved.m_offset, Pass::backward, team);
 
   const Index items = static_cast<Index>(saved.m_sequences.size());
   m_bias_gradients.resize(saved.m_sequences.size());

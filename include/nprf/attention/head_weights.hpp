@@ -17,6 +17,9 @@
 
 namespace nprf {
 
+/// Forwards, weights that are alike at an end of the table are one tail; backwards, each has a gradient of its own.
+enum class Pass { forward, backward };
+
 /// What one position says of n_q queries and n_k keys: where they stand, the weights exp(b - max b) and the product
 /// with them. It serves every sequence of that size. Its tables lie in the workspace of the team that it was made with,
 /// and it refers to the position.
@@ -25,7 +28,7 @@ class HeadWeights {
  public:
   /// Throws InvalidArgument if the position has places for other numbers of tokens.
   HeadWeights(const PositionView<T>& position, const AttentionOptions& options, const ProductShape& shape, Index offset,
-              const Team& team)
+              Pass pass, const Team& team)
       : m_position(position),
         m_direction(options.direction),
         m_offset(offset),
@@ -35,18 +38,20 @@ class HeadWeights {
         m_key_slots(slots_of(m_keys)),
         m_lags(reachable_lags(m_slots, m_key_slots, offset, m_direction)),
         m_visible(position.bias(), m_lags, team.workspace()),
-        m_product(make_product(options.engine, shape, team)) {}
+        m_product(make_product(options.engine, shape, pass, team)) {
+    require(options.engine != Engine::grid || m_position.is_placed(),
+            "engine: expected grid for a position of two dimensions only, got it for one of one");
+  }
 
   /// The product for all keys.
   const toeplitz::BorderedProduct<T>& product() const { return m_product; }
 
-  /// The product for these keys: where those that are missing leave some rows far less than others, or a picture's
-  /// edges do, Engine::automatic takes direct.
+  /// The product for these keys: where those that are missing leave some rows far less than others, Engine::automatic
+  /// takes no FFT.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
-    const bool known = !m_direct || (!m_position.is_placed() && keys.count() == m_keys.count());
-    if (known || toeplitz::row_balance(m_rows, m_queries.slots, keys.slots, workspace) >= toeplitz::least_balance<T>())
-      return m_product;
-    return *m_direct;
+    if (!m_by_rows || keys.count() == m_keys.count()) return m_product;
+    const double balance = toeplitz::row_balance(m_rows, m_queries.slots, keys.slots, workspace);
+    return balance >= toeplitz::least_balance<T>() ? m_product : *m_by_rows;
   }
 
   const Placement& queries() const { return m_queries; }
@@ -115,7 +120,7 @@ class HeadWeights {
 
   static Index slots_of(const Placement& all) { return all.slots.count == 0 ? 0 : all.slots[all.slots.count - 1] + 1; }
 
-  toeplitz::BorderedProduct<T> make_product(Engine engine, const ProductShape& shape, const Team& team) {
+  toeplitz::BorderedProduct<T> make_product(Engine engine, const ProductShape& shape, Pass pass, const Team& team) {
     Workspace& workspace = team.workspace();
     const LagBias<T>& bias = m_position.bias();
     double largest = bias.max(m_lags);
@@ -136,14 +141,20 @@ class HeadWeights {
     T* c = workspace.take<T>(m_lags.size());
     exp_weights(bias, m_lags, largest, c);
     m_c = {m_lags.first, c, m_lags.size(), tails(bias, m_lags)};
-    m_rows = {m_lags.first + m_offset, c, m_lags.size(), m_c.tails};
+    if (pass == Pass::forward) m_c = m_c.with_equal_ends();
+    m_rows = m_c;
+    m_rows.first += m_offset;
     const ProductShape span{m_slots, m_key_slots, shape.r, shape.p};
+    const auto product = [&](Engine by) {
+      return toeplitz::BorderedProduct<T>(by, m_rows, m_border, shape, span, team);
+    };
+    if (engine != Engine::automatic) return product(engine);
+    const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
     // causal weights are one-sided even where an offset hides it
-    if (engine == Engine::automatic && m_direction == Direction::causal) engine = Engine::direct;
-    toeplitz::BorderedProduct<T> product(engine, m_rows, m_border, shape, span, team);
-    if (engine == Engine::automatic && product.engine() != Engine::direct)
-      m_direct.emplace(Engine::direct, m_rows, m_border, shape, span, team);
-    return product;
+    if (m_direction == Direction::causal) return product(by_rows);
+    engine = toeplitz::choose(m_rows, shape, m_queries.slots, m_keys.slots, workspace);
+    if (engine == Engine::lanes) m_by_rows.emplace(product(by_rows));
+    return product(engine == Engine::lanes && m_position.is_placed() ? Engine::grid : engine);
   }
 
   // extra(e, f), -infinity where the direction hides it
@@ -161,7 +172,7 @@ class HeadWeights {
   Visibility m_visible;
   LagWeightsView<T> m_c, m_rows;  // by distance, and by difference of slots
   toeplitz::BorderWeights<T> m_border;
-  std::optional<toeplitz::BorderedProduct<T>> m_direct;  // where Engine::automatic has chosen another
+  std::optional<toeplitz::BorderedProduct<T>> m_by_rows;  // without an FFT, where Engine::automatic has one
   toeplitz::BorderedProduct<T> m_product;
 };
 

@@ -11,29 +11,14 @@
 #include "nprf/core/slots.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/fft/lanes.hpp"
 #include "nprf/toeplitz/tail.hpp"
 
 namespace nprf::toeplitz {
 
-/// The smallest over the largest sum of weights that a row sees: where it is small, an FFT's rounding, which is
-/// relative to the largest rows, drowns the smallest. O(n_q + n_k).
-template <Real T>
-double row_balance(LagWeightsView<T> c, const ProductShape& shape) {
-  double sum = 0, smallest = std::numeric_limits<double>::infinity(), largest = 0;
-  for (Index lag = -(shape.n_q - 1); lag < shape.n_k; ++lag) {
-    // a window of n_k lags slides from the last row to the first; sums are those of positive weights
-    const Index first = lag - (shape.n_k - 1);
-    sum += std::abs(static_cast<double>(c[lag]));
-    if (first > -(shape.n_q - 1)) sum -= std::abs(static_cast<double>(c[first - 1]));
-    if (first < -(shape.n_q - 1)) continue;
-    smallest = std::min(smallest, sum);
-    largest = std::max(largest, sum);
-  }
-  return largest > 0 ? smallest / largest : 0;
-}
-
-/// The same for tokens in slots with gaps, each row's weights summed over the keys that there are. O(n) and for each
-/// run of keys without a gap O(n_q).
+/// The smallest over the largest sum of weights that a row sees over the keys that there are: where it is small, an
+/// FFT's rounding, which is relative to the largest rows, drowns the smallest. O(n) and for each run of keys without a
+/// gap O(n_q).
 template <Real T>
 double row_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   if (queries.count == 0 || keys.count == 0) return 0;
@@ -60,58 +45,102 @@ double least_balance() {
   return std::cbrt(static_cast<double>(std::numeric_limits<T>::epsilon()));
 }
 
-/// What a product costs by each engine: multiplications and additions, those of an FFT weighted by the measured cost of
-/// one against one of a matrix product's. An FFT works on all slots, direct on the tokens that stand in them.
-struct Operations {
-  Operations(const ProductShape& tokens, const ProductShape& slots) {
-    const double n = static_cast<double>(slots.n_q + slots.n_k);
+/// The pairs of a query and a key, in all slots, whose lag is in a range.
+inline double pairs_in(LagRange range, Index n_q, Index n_k) {
+  // the lags up to l: a trapezoid of n_q rows, whose longest diagonals have min(n_q, n_k) pairs
+  const auto up_to = [n_q = static_cast<double>(n_q), n_k = static_cast<double>(n_k)](double l) {
+    const double rising = std::clamp(l + n_q, 0.0, n_q + n_k - 1), shorter = std::min(n_q, n_k);
+    const double flat = std::max(rising - shorter, 0.0), falling = std::max(rising - std::max(n_q, n_k), 0.0);
+    return rising * (rising + 1) / 2 - flat * (flat + 1) / 2 - falling * (falling + 1) / 2;
+  };
+  if (range.size() == 0 || n_q == 0 || n_k == 0) return 0;
+  return up_to(static_cast<double>(range.last)) - up_to(static_cast<double>(range.first - 1));
+}
+
+/// What a product costs by each engine, in units of one multiply-add of the direct engine's tiles. The formulas count
+/// what an engine does; their factors are measured (`bench/planner`), for each width of the registers.
+///
+///     direct         pairs (r + p + weight)                                    pairs of tokens with a weight
+///     banded         band pairs (r + p + weight) + tails (n_q + n_k) r p tail  pairs up to a tile beyond the band
+///     lanes          2n r p (level log2(2n) + point)                           n = max(n_q, n_k) slots
+struct Costs {
+  template <Real T>
+  Costs(LagWeightsView<T> c, const ProductShape& tokens, const ProductShape& slots) {
+    if (tokens.empty()) return;
     const double r = static_cast<double>(tokens.r), p = static_cast<double>(tokens.p);
-    direct = static_cast<double>(tokens.n_q) * static_cast<double>(tokens.n_k) * (r + p + 16);
-    fftw = r * p * n * (4.5 * std::log2(std::max(n, 2.0)) + 45);
+    const double n_q = static_cast<double>(tokens.n_q), n = n_q + static_cast<double>(tokens.n_k);
+    const double all = pairs_in({-(slots.n_q - 1), slots.n_k - 1}, slots.n_q, slots.n_k);
+    const LagRange support = c.support();
+    direct = of_direct(tokens) * pairs_in(support, slots.n_q, slots.n_k) / all;
+
+    const Tail<T> before(Side::before, c, slots), after(Side::after, c, slots);
+    if (const int tails = (before.lags > 0) + (after.lags > 0); tails > 0) {
+      const double band = static_cast<double>(band_between(before, after, c).size());
+      const bool all_alike = band <= 1 && before.flat() && after.flat();
+      banded = all_alike ? n * r * p * sum : n_q * (band + banded_tile) * (r + p + weight) + tails * n * r * p * tail;
+    }
+    lanes = of_lanes(slots);
   }
-  explicit Operations(const ProductShape& shape) : Operations(shape, shape) {}
 
-  double direct, fftw;
+  static double of_direct(const ProductShape& x) {
+    return static_cast<double>(x.n_q) * static_cast<double>(x.n_k) * (static_cast<double>(x.r + x.p) + weight);
+  }
+  static double of_lanes(const ProductShape& x) {
+    const double length = static_cast<double>(2 * std::max(x.n_q, x.n_k));
+    return length * static_cast<double>(x.r) * static_cast<double>(x.p) * (level * std::log2(length) + point);
+  }
 
-  double least() const { return NPRF_USE_FFTW ? std::min(direct, fftw) : direct; }
+  double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0;
+
+ private:
+  static constexpr double weight = 16, banded_tile = 48, tail = 3, sum = 1.5;
+  static constexpr double level = fft::vector_registers >= 32 ? 2.3 : 3, point = fft::vector_registers >= 32 ? 16 : 25;
 };
 
-/// The same for the engine that tails make linear (banded.hpp); infinity where the weights have none.
-template <Real T>
-double banded_operations(LagWeightsView<T> c, const ProductShape& tokens, const ProductShape& slots) {
-  const Tail<T> before(Side::before, c, slots), after(Side::after, c, slots);
-  const int tails = (before.lags > 0) + (after.lags > 0);
-  if (tails == 0) return std::numeric_limits<double>::infinity();
-  constexpr Index tile = 32;
-  const double band = static_cast<double>(tile + band_between(before, after, c).size());
-  const double n_q = static_cast<double>(tokens.n_q), n_k = static_cast<double>(tokens.n_k);
-  const double r = static_cast<double>(tokens.r), p = static_cast<double>(tokens.p);
-  return n_q * band * (r + p + 16) + tails * (n_q + 1.5 * n_k) * r * p;
+/// The cost of a product with a weight for every lag.
+inline double dense_cost(const ProductShape& shape) {
+  if (shape.empty()) return 0;
+  return std::min(Costs::of_direct(shape), Costs::of_lanes(shape));
 }
 
-/// How many threads so many operations are worth: waking one costs some microseconds, and more on a busy machine.
-inline Index worthwhile_threads(double operations) {
+/// How many threads a product of such a cost is worth: waking one costs some microseconds, and more on a busy machine.
+inline Index worthwhile_threads(double cost) {
   constexpr double for_each_thread = 4e6;
-  return static_cast<Index>(std::clamp(operations / for_each_thread, 1.0, static_cast<double>(num_threads())));
+  return static_cast<Index>(std::clamp(cost / for_each_thread, 1.0, static_cast<double>(num_threads())));
 }
 
-/// The engine that Engine::automatic stands for: the cheapest one by operations; but none with an FFT where it would
-/// drown some rows in the rounding of others: for one-sided weights, and for weights that leave some rows a small part
-/// of what others see.
+/// Whether an FFT may serve: where some rows see far less than others, only engines whose rounding is relative to each
+/// row by itself.
+enum class Rows { alike, unlike };
+
+/// The cheapest engine for tokens in slots 0..n_q-1 and 0..n_k-1 of `slots`.
 template <Real T>
-Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& slots) {
-  const Operations operations(tokens, slots);
-  const double banded = banded_operations(lags, tokens, slots);
+Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& slots, Rows rows) {
+  const Costs costs(lags, tokens, slots);
   const bool flat = lags.tails.slope_before == 0 && lags.tails.slope_after == 0;
-  const Engine exact = banded >= operations.direct ? Engine::direct : flat ? Engine::banded : Engine::recurrence;
-  const LagRange support = lags.support();
-  if (!NPRF_USE_FFTW || support.first >= 0 || support.last <= 0) return exact;
-  if (std::min(banded, operations.direct) <= operations.fftw) return exact;
-  return row_balance(lags, slots) < least_balance<T>() ? exact : Engine::fftw;
+  Engine best = Engine::direct;
+  double least = costs.direct;
+  const auto consider = [&](Engine engine, double cost) {
+    if (cost < least) best = engine, least = cost;
+  };
+  consider(flat ? Engine::banded : Engine::recurrence, costs.banded);
+  if (rows == Rows::alike) consider(Engine::lanes, costs.lanes);
+  return best;
 }
+
+/// The engine that Engine::automatic stands for: the cheapest one, but none with an FFT for one-sided weights, and for
+/// weights that leave some rows a small part of what others see.
 template <Real T>
-Engine choose(LagWeightsView<T> lags, const ProductShape& shape) {
-  return choose(lags, shape, shape);
+Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys,
+              Workspace& workspace) {
+  const auto slots_of = [](const Slots& x) { return x.count == 0 ? 0 : x[x.count - 1] + 1; };
+  const ProductShape slots{slots_of(queries), slots_of(keys), tokens.r, tokens.p};
+  const Engine free = choose(lags, tokens, slots, Rows::alike);
+  if (free != Engine::lanes) return free;
+  const LagRange support = lags.support();
+  const bool two_sided = support.first < 0 && support.last > 0;
+  if (two_sided && row_balance(lags, queries, keys, workspace) >= least_balance<T>()) return free;
+  return choose(lags, tokens, slots, Rows::unlike);
 }
 
 }  // namespace nprf::toeplitz

@@ -46,7 +46,7 @@ class Product {
       : m_name(engine), m_lags(span.n_q + span.n_k - 1) {
     require_available(engine);
     if (span.empty() || lags.support().size() == 0) return;
-    if (engine == Engine::automatic) m_name = choose(lags, tokens, span);
+    if (engine == Engine::automatic) m_name = choose(lags, tokens, {span.n_q}, {span.n_k}, team.workspace());
     switch (m_name) {
 #if NPRF_USE_FFTW
       case Engine::fftw: m_engine.template emplace<FftwEngine<T>>(lags, span, team); break;
