@@ -55,7 +55,7 @@ void for_each_packing(Body&& body) {
       for (const Packing& packing : packings())
         for (const Index offset : {0, 2, -3}) {
           std::string ends;
-          for (const Index end : packing.q) ends += " " + std::to_string(end);
+          for (const Index end : packing.q) ends.append(" ").append(std::to_string(end));
           INFO(std::string(name(engine)) << (direction == Direction::causal ? " causal" : " bidirectional")
                                          << " offset " << offset << ", packed" << ends
                                          << (packing.k.empty() ? "" : ", keys their own"));

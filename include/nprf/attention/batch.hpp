@@ -106,7 +106,7 @@ class Batch {
   Matrix<double> m_d;
 };
 
-// Outside of the class they are not inline: a program of many files can have them compiled in one (extern template).
+// not inline, so that a program of many files can have them compiled in one: extern template
 template <Real T>
 void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadMatrices<const T>& q,
                        const HeadMatrices<const T>& k, const HeadMatrices<const T>& v, const HeadMatrices<T>& y,

@@ -83,6 +83,7 @@ class RandomFeatures {
   std::optional<FeatureOptions> m_options;
 };
 
+// not inline, as in feature_map_view.hpp: a projection's drawing is long to compile
 template <Real T>
 RandomFeatures<T>::RandomFeatures(const FeatureOptions& options)
     : m_w(draw_projection(options).template cast<T>()), m_options(options) {}
