@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/core/pack.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -44,7 +45,11 @@ TEMPLATE_TEST_CASE("packs add and multiply scalar by scalar", "[core]", float, d
                          c = normal_vector<TestType>(W<TestType>, 3);
   const auto A = Pack<TestType>::load(a.data()), B = Pack<TestType>::load(b.data()), C = Pack<TestType>::load(c.data());
   CHECK(scalars(A + B) == a + b);
+  CHECK(scalars(A - B) == a - b);
+  CHECK(scalars(-A) == -a);
   CHECK(scalars(A * B) == a.cwiseProduct(b));
+  CHECK(scalars(larger(A, B)) == a.cwiseMax(b));
+  CHECK(A.largest() == a.maxCoeff());
   CHECK(worst_ratio(scalars(multiply_add(A, B, C)), a.cwiseProduct(b) + c, 8 * epsilon<TestType>) <= 1);
   CHECK(std::abs(A.sum() - a.sum()) <= 8 * epsilon<TestType> * a.cwiseAbs().sum());
 }
@@ -59,6 +64,50 @@ TEMPLATE_TEST_CASE("a weight of 0 hides what is not finite, and no other weight 
       CHECK(y[W<TestType> - 1] == 0);
       for (Index k = 0; k + 1 < W<TestType>; ++k) CHECK((y[k] == 2 * x || (std::isnan(x) && std::isnan(y[k]))));
     }
+}
+
+TEMPLATE_TEST_CASE("the first scalars of a pack come and go alone", "[core]", float, double) {
+  const Vector<TestType> from = normal_vector<TestType>(W<TestType>, 1);
+  for (Index count = 0; count <= 2 * W<TestType>; ++count) {
+    const Index some = std::min(count, W<TestType>);
+    const std::vector<TestType> exactly(from.data(), from.data() + some);  // a sanitizer sees what is read beside it
+    const auto pack = Pack<TestType>::load(exactly.data(), count);
+    CHECK(scalars(pack).head(some) == from.head(some));
+    CHECK(scalars(pack).tail(W<TestType> - some).isZero(0));
+    Vector<TestType> to = Vector<TestType>::Constant(W<TestType> + 1, 17);
+    Pack<TestType>::load(from.data()).store(to.data(), count);
+    CHECK(to.head(some) == from.head(some));
+    CHECK((to.tail(W<TestType> + 1 - some).array() == 17).all());
+  }
+}
+
+TEMPLATE_TEST_CASE("of a number and a NaN the number is larger", "[core]", float, double) {
+  constexpr TestType nan = std::numeric_limits<TestType>::quiet_NaN();
+  const auto number = Pack<TestType>::all(-3), none = Pack<TestType>::all(nan);
+  CHECK(scalars(larger(number, none)) == scalars(number));
+  CHECK(scalars(larger(none, number)) == scalars(number));
+  CHECK(std::isnan(none.largest()));
+  for (Index k = 0; k < W<TestType>; ++k) {
+    Vector<TestType> x = Vector<TestType>::Constant(W<TestType>, nan);
+    x[k] = -3;
+    CHECK(Pack<TestType>::load(x.data()).largest() == -3);
+  }
+}
+
+TEMPLATE_TEST_CASE("exp of a pack is that of its scalars, and 0 where that is not a normal number", "[core]", float,
+                   double) {
+  const double lowest = std::log(static_cast<double>(std::numeric_limits<TestType>::min()));
+  for (double x = lowest + 0.5; x < 80; x += 0.37) {
+    const TestType exact = static_cast<TestType>(x);
+    const double expected = std::exp(static_cast<double>(exact));
+    const Vector<TestType> y = scalars(exp(Pack<TestType>::all(exact)));
+    CHECK(std::abs(static_cast<double>(y[0]) / expected - 1) <= 4 * epsilon<TestType>);
+    CHECK(y == Vector<TestType>::Constant(W<TestType>, y[0]));
+  }
+  for (const double x : {lowest - 0.5, lowest - 5, 10 * lowest, -std::numeric_limits<double>::infinity()})
+    CHECK(scalars(exp(Pack<TestType>::all(static_cast<TestType>(x)))).isZero(0));
+  CHECK(std::isnan(scalars(exp(Pack<TestType>::all(std::numeric_limits<TestType>::quiet_NaN())))[0]));
+  CHECK(scalars(exp(Pack<TestType>::all(0))) == Vector<TestType>::Ones(W<TestType>));
 }
 
 TEMPLATE_TEST_CASE("the packs for some scalars hold them, and no pack is empty", "[core]", float, double) {

@@ -351,6 +351,22 @@ TEMPLATE_TEST_CASE("positive: features go into the caller's storage, with the sa
   test::check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
 }
 
+TEMPLATE_TEST_CASE("positive: no bit depends on where the caller's storage lies", "[feature_map]", NPRF_ALL_MAPS) {
+  using T = typename TestType::Scalar;
+  const TestType features = make<TestType>(7, 9);
+  const Index n = 30, r = features.output_dim();
+  const Matrix<T> x = test::normal<T>(n, 7, 8);
+  Workspace workspace;
+  const Team team(workspace);
+  for (const Index shift : {0, 1, 5, 13}) {
+    Matrix<T> wide(n, r + 14);
+    features.queries(x, {}, wide.middleCols(shift, r), team);
+    CHECK(test::same_bits<T>(wide.middleCols(shift, r), features.queries(x)));
+    features.keys(x, {}, wide.middleCols(shift, r), team);
+    CHECK(test::same_bits<T>(wide.middleCols(shift, r), features.keys(x)));
+  }
+}
+
 TEMPLATE_TEST_CASE("positive: results of another shape are refused", "[feature_map]", NPRF_ALL_MAPS) {
   test::check_in_place_shapes(make<TestType>(4, 3));
 }

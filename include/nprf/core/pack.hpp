@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <limits>
+#include <numbers>
+
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -19,7 +23,23 @@ struct Pack {
   static Pack load(const T* from) { return {Eigen::internal::ploadu<Register>(from)}; }
   void store(T* to) const { Eigen::internal::pstoreu(to, x); }
 
+  /// The first `count` scalars from an address, zeros beside them; and the same to one.
+  static Pack load(const T* from, Index count) {
+    if (count >= size) return load(from);
+    T some[size] = {};
+    std::copy_n(from, count, some);
+    return load(some);
+  }
+  void store(T* to, Index count) const {
+    if (count >= size) return store(to);
+    T some[size];
+    store(some);
+    std::copy_n(some, count, to);
+  }
+
   friend Pack operator+(const Pack& a, const Pack& b) { return {Eigen::internal::padd(a.x, b.x)}; }
+  friend Pack operator-(const Pack& a, const Pack& b) { return {Eigen::internal::psub(a.x, b.x)}; }
+  friend Pack operator-(const Pack& a) { return {Eigen::internal::pnegate(a.x)}; }
   friend Pack operator*(const Pack& a, const Pack& b) { return {Eigen::internal::pmul(a.x, b.x)}; }
   /// a b + c
   friend Pack multiply_add(const Pack& a, const Pack& b, const Pack& c) {
@@ -31,6 +51,18 @@ struct Pack {
     return {pandnot(pmul(a.x, c.x), pcmp_eq(c.x, pset1<Register>(T(0))))};
   }
 
+  /// The larger of two; of a number and a NaN the number.
+  friend Pack larger(const Pack& a, const Pack& b) {
+    return {Eigen::internal::pmax<Eigen::PropagateNumbers>(a.x, b.x)};
+  }
+  /// exp, and 0 below the exponent of the smallest normal number, where Eigen's alone may stop short of 0.
+  friend Pack exp(const Pack& a) {
+    using namespace Eigen::internal;
+    constexpr T lowest = (std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2_v<T>;
+    return {pandnot(pexp(a.x), pcmp_lt(a.x, pset1<Register>(lowest)))};
+  }
+
+  T largest() const { return Eigen::internal::predux_max<Eigen::PropagateNumbers>(x); }
   T sum() const { return Eigen::internal::predux(x); }
 };
 

@@ -38,10 +38,10 @@ class ExponentialFeatures : public RandomFeatures<T> {
     if (log_factor) log_factor->resize(x.rows());
     this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
       for (Index i = 0; i < z.rows(); ++i) {
-        auto row = phi.row(i0 + i).array();
-        spread(z.row(i), row);
-        const T largest = row.maxCoeff();  // -|x|^2/2 is the same for the whole row, and leaves with the factor
-        row = (row - largest).exp();
+        // -|x|^2/2 is the same for the whole row, and leaves with the factor
+        const T largest = largest_exponent(&z(i, 0));
+        const auto top = Pack<T>::all(largest);
+        spread(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exp(exponent - top); });
         if (log_factor) (*log_factor)[i0 + i] = largest - h[i] - log_sqrt_r();
       }
     });
@@ -58,24 +58,25 @@ class ExponentialFeatures : public RandomFeatures<T> {
             T* log_factor = nullptr) const {
     this->check_phi(phi, x.rows(), output_dim());
     const Workspace::Scope scope(team.workspace());
-    auto tops = team.workspace().template vector<T>((x.rows() + Team::tile - 1) / Team::tile);  // one a tile
+    auto tops = team.workspace().template vector<T>((x.rows() + this->tile - 1) / this->tile);  // one a tile
     this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
-      T& top = tops[i0 / Team::tile];
+      T& top = tops[i0 / this->tile];
       top = -std::numeric_limits<T>::infinity();
       for (Index i = 0; i < z.rows(); ++i) {
-        auto row = phi.row(i0 + i).array();
-        spread(z.row(i), row);
-        row -= h[i];
-        top = std::max(top, row.template maxCoeff<Eigen::PropagateNumbers>());
+        const auto half_square = Pack<T>::all(h[i]);
+        spread(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exponent - half_square; });
+        top = std::max(top, largest_exponent(&z(i, 0)) - h[i]);
       }
     });
     T largest = tops.size() == 0 ? T(0) : tops.maxCoeff();
     if (!std::isfinite(largest)) largest = 0;
-    // below the smallest exponent Eigen's exp may stop short of 0
-    const T lowest = std::log(std::numeric_limits<T>::min());
     team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
-      auto f = phi.middleRows(i0, rows).array();
-      f = (f - largest < lowest).select(T(0), (f - largest).exp());
+      const auto top = Pack<T>::all(largest);
+      for (Index i = i0; i < i0 + rows; ++i) {
+        T* row = &phi(i, 0);
+        for (Index f = 0; f < output_dim(); f += Pack<T>::size)
+          exp(Pack<T>::load(row + f, output_dim() - f) - top).store(row + f, output_dim() - f);
+      }
     });
     if (log_factor) *log_factor = largest - log_sqrt_r();
   }
@@ -107,11 +108,26 @@ class ExponentialFeatures : public RandomFeatures<T> {
  private:
   static_assert(signs == 1 || signs == 2);
 
-  // [z] or [z, -z]
-  template <class Z, class Row>
-  static void spread(const Z& z, Row& row) {
-    row.head(z.size()) = z.array();
-    if constexpr (signs == 2) row.tail(z.size()) = -z.array();
+  // the largest of [z] or [z, -z]; of numbers, where a NaN is among them
+  T largest_exponent(const T* z) const {
+    auto largest = Pack<T>::all(-std::numeric_limits<T>::infinity());
+    for (Index f = 0; f < this->num_features(); f += Pack<T>::size) {
+      const auto exponent = Pack<T>::load(z + f);
+      largest = larger(exponent, largest);
+      if constexpr (signs == 2) largest = larger(-exponent, largest);
+    }
+    return largest.largest();
+  }
+
+  // phi = f([z]) or f([z, -z])
+  template <class F>
+  void spread(const T* z, T* phi, F&& f) const {
+    const Index m = this->num_features();
+    for (Index k = 0; k < m; k += Pack<T>::size) {
+      const auto exponent = Pack<T>::load(z + k);
+      f(exponent).store(phi + k, m - k);
+      if constexpr (signs == 2) f(-exponent).store(phi + m + k, m - k);
+    }
   }
 
   T log_sqrt_r() const { return std::log(static_cast<T>(output_dim())) / 2; }

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "nprf/core/block_product.hpp"
 #include "nprf/core/error.hpp"
-#include "nprf/core/gemm.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/projection.hpp"
@@ -26,7 +26,7 @@ class RandomFeatures {
 
   /// The caller's rows (m,d). Throws InvalidArgument if it is empty or holds a NaN or an infinity.
   template <class Rows>
-  explicit RandomFeatures(const Eigen::MatrixBase<Rows>& rows) : m_w(rows) {
+  explicit RandomFeatures(const Eigen::MatrixBase<Rows>& rows) : m_w(rows), m_wt(in_packs(m_w)) {
     require(m_w.rows() >= 1 && m_w.cols() >= 1, "rows: expected an m x d projection with m and d at least 1, got ",
             m_w.rows(), " x ", m_w.cols());
     require(m_w.allFinite(), "rows: expected finite scalars, got a NaN or an infinity");
@@ -43,22 +43,41 @@ class RandomFeatures {
   }
 
  protected:
+  /// Rows that are projected together.
+  static constexpr Index tile = 21 * Block<T>::rows;
+
   // emit(i0, z, h) for each tile of rows x_i, scaled by their row scale:
   //     z = x W^T (rows,m)    h_i = |x_i|^2 / 2
+  // Rows of z fill whole packs: the last feature is repeated beside itself.
   template <class Emit>
   void project(const MatrixView<T>& x, RowScale<T> scale, const Team& team, Emit&& emit) const {
     require(x.cols() == input_dim(), "x: expected ", input_dim(), " columns (input_dim), got ", x.cols());
     require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
             " factors (rows of x), got ", scale.size());
-    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-      auto xs = scratch.matrix<T>(rows, x.cols()), z = scratch.matrix<T>(rows, num_features());
+    constexpr Index W = Pack<T>::size;
+    const Index d = x.cols(), d_packs = packs_for<T>(d), m_packs = m_wt.cols() / W;
+    team.run_tiles(x.rows(), tile, [&](Index i0, Index rows, Workspace& scratch) {
+      auto xs = scratch.matrix<T>(rows, d_packs * W), z = scratch.matrix<T>(rows, m_packs * W);
       auto h = scratch.vector<T>(rows);
-      xs = x.middleRows(i0, rows);  // (rows,d)
-      if (!scale.empty())
-        xs.array().colwise() *= Eigen::Map<const Eigen::Array<T, Eigen::Dynamic, 1>>(scale.data() + i0, rows);
-      set_product(z, xs, m_w.transpose());  // (rows,m)
-      h = xs.rowwise().squaredNorm() / 2;   // (rows)
-      emit(i0, z, h);
+      for (Index i = 0; i < rows; ++i) {
+        const T* row = x.data() + (i0 + i) * x.outerStride();
+        const auto s = Pack<T>::all(scale.empty() ? T(1) : scale[static_cast<std::size_t>(i0 + i)]);
+        auto square = Pack<T>::all(0);
+        for (Index k = 0; k < d; k += W) {
+          const Pack<T> scaled = s * Pack<T>::load(row + k, d - k);
+          scaled.store(&xs(i, k));
+          square = multiply_add(scaled, scaled, square);
+        }
+        h[i] = square.sum() / 2;
+      }
+      RowBlocks<T> blocks(d, scratch);
+      blocks.set(xs.leftCols(d));
+      for (Index i = 0; i < rows; i += Block<T>::rows)
+        multiply_block(d, m_packs, blocks.block(i), RightFactor<T>::in_place(m_wt.data(), m_wt.cols()),
+                       [&](Index k, Index j, const Pack<T>& product) {
+                         if (i + k < rows) product.store(&z(i + k, j));
+                       });
+      emit(i0, z.leftCols(num_features()), h);
     });
   }
 
@@ -79,14 +98,23 @@ class RandomFeatures {
   }
 
  private:
-  Matrix<T> m_w;  // (m,d)
+  // W^T (d,m), its last column repeated until columns fill whole packs
+  static Matrix<T> in_packs(const Matrix<T>& w) {
+    const Index m = w.rows(), most = packs_for<T>(m) * Pack<T>::size;
+    Matrix<T> wt(w.cols(), most);
+    for (Index j = 0; j < most; ++j) wt.col(j) = w.row(std::min(j, m - 1)).transpose();
+    return wt;
+  }
+
+  Matrix<T> m_w;   // (m,d)
+  Matrix<T> m_wt;  // (d,m)
   std::optional<FeatureOptions> m_options;
 };
 
 // not inline, as in feature_map_view.hpp: a projection's drawing is long to compile
 template <Real T>
 RandomFeatures<T>::RandomFeatures(const FeatureOptions& options)
-    : m_w(draw_projection(options).template cast<T>()), m_options(options) {}
+    : m_w(draw_projection(options).template cast<T>()), m_wt(in_packs(m_w)), m_options(options) {}
 
 /// The same map with its projection drawn from another seed, as training does between steps (Choromanski et al. 2021).
 /// Throws InvalidArgument if the projection is the caller's.

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/pack.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
@@ -46,12 +47,8 @@ class Normalization {
       return;
     }
     team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-      // a copy first: Eigen's reductions change their last bits with the alignment of the caller's rows
-      auto row = scratch.vector<T>(x.cols());
-      for (Index i = i0; i < i0 + rows; ++i) {
-        row = x.row(i).transpose();
-        scale[i] = row_factor<T>(row);
-      }
+      for (Index i = i0; i < i0 + rows; ++i)
+        scale[i] = row_factor<T>(x.data() + i * x.outerStride(), x.cols(), scratch);
     });
   }
 
@@ -80,15 +77,27 @@ class Normalization {
   // radius / |row|, free of overflow and underflow in |row|^2; at most T's maximum, so that a row of subnormals may
   // stay shorter than the radius
   template <Real T>
-  T row_factor(const VectorMap<T>& row) const {
-    const T largest = row.size() == 0 ? T(0) : row.cwiseAbs().template maxCoeff<Eigen::PropagateNaN>();
+  T row_factor(const T* x, Index d, Workspace& scratch) const {
+    constexpr T safe_low = sizeof(T) == 4 ? T(1e-28) : T(1e-280), safe_high = T(1) / safe_low;
+    auto sum = Pack<T>::all(0);
+    for (Index k = 0; k < d; k += Pack<T>::size) {
+      const auto some = Pack<T>::load(x + k, d - k);
+      sum = multiply_add(some, some, sum);
+    }
+    const T square = sum.sum();
+    if (square > safe_low && square < safe_high) return factor<T>(std::sqrt(square));
+
+    // a copy, since Eigen's reductions change their last bits with the alignment of the caller's rows
+    const Workspace::Scope scope(scratch);
+    auto row = scratch.vector<T>(d);
+    std::copy_n(x, d, row.data());
+    const T largest = d == 0 ? T(0) : row.cwiseAbs().template maxCoeff<Eigen::PropagateNaN>();
     if (largest == T(0)) return T(0);
-    constexpr T safe_low = sizeof(T) == 4 ? T(1e-15) : T(1e-140), safe_high = T(1) / safe_low;
-    double norm;
-    if (largest > safe_low && largest < safe_high)
-      norm = row.norm();
-    else
-      norm = static_cast<double>(largest) * (row / largest).norm();
+    return factor<T>(static_cast<double>(largest) * (row / largest).norm());
+  }
+
+  template <Real T>
+  T factor(double norm) const {
     return static_cast<T>(std::min<double>(m_radius / norm, std::numeric_limits<T>::max()));
   }
 
