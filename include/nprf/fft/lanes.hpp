@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <numbers>
 #include <type_traits>
 #include <utility>
@@ -141,15 +142,17 @@ NPRF_ALWAYS_INLINE ComplexLanes<T> times(const ComplexLanes<T>& a, T re, T im) {
 
 /// w = e^(2 pi i turns) as c (1 + i t), which makes a butterfly six fused multiply-adds (Linzer and Feig 1993).
 ///
-/// Every angle is safe: c (t b) is rounded relative to |b|, however large t is, if b stays 2^60 below overflow.
+/// Every angle is safe: c (t b) is rounded relative to |b|, however large t is, if t b does not overflow. It does not
+/// while |b| is below epsilon / 32 of the largest number: c stays away from 0 by what rounding does not see.
 template <Real T>
 struct Rotation {
   T c, t;
 
   static Rotation of(double turns) {
     const double angle = 2 * std::numbers::pi * (turns - std::round(turns)), sine = std::sin(angle);
+    constexpr double least = static_cast<double>(std::numeric_limits<T>::epsilon()) / 16;
     double cosine = std::cos(angle);
-    if (std::abs(cosine) < 0x1p-50) cosine = 0x1p-50;
+    if (std::abs(cosine) < least) cosine = std::copysign(least, cosine);
     return {static_cast<T>(cosine), static_cast<T>(sine / cosine)};
   }
 };
