@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "nprf/core/buffer.hpp"
+#include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/fft/lanes.hpp"
 #include "nprf/fft/radix.hpp"
@@ -47,8 +48,12 @@ class PolynomialTree {
     return best;
   }
 
-  /// Of a length that length_for() has returned.
+  /// Of a length of that form. Throws InvalidArgument for another.
   explicit PolynomialTree(Index length) : m_length(length) {
+    Index rest = length > 0 && length % leaf == 0 ? length / leaf : 0;
+    for (const Index factor : {2, 3, 5})
+      while (rest > 0 && rest % factor == 0) rest /= factor;
+    require(rest == 1, "length: expected 8 2^a 3^b 5^c, got ", length);
     Index blocks = 1;
     for (const int radix : radices(length)) {
       m_levels.push_back({radix, blocks, length / blocks / radix, 0, {0, 0}});
