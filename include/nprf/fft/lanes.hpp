@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <numbers>
 #include <type_traits>
 #include <utility>
@@ -139,18 +140,43 @@ NPRF_ALWAYS_INLINE ComplexLanes<T> times(const ComplexLanes<T>& a, T re, T im) {
   return {a.re * re - a.im * im, a.im * re + a.re * im};
 }
 
-/// w = e^(2 pi i turns) as c (1 + i t), which makes a butterfly six fused multiply-adds (Linzer and Feig 1993).
+/// part / whole of a turn, whole > 0: exact, where a double would be off by pi times its rounding.
+struct Turn {
+  Index part, whole;
+};
+constexpr Turn operator*(Index k, const Turn& turn) { return {k * turn.part, turn.whole}; }
+
+/// e^(2 pi i part / whole), rounded about once: to an eighth of a turn from a quarter, pi has no part in it.
+struct UnitRoot {
+  double re, im;
+
+  static UnitRoot of(const Turn& turn) {
+    const Index whole = turn.whole, part = (turn.part % whole + whole) % whole;
+    const Index quarters = (8 * part + whole) / (2 * whole);
+    const double rest = static_cast<double>(4 * part - quarters * whole) / static_cast<double>(whole);  // in quarters
+    const double c = std::cos(std::numbers::pi / 2 * rest), s = std::sin(std::numbers::pi / 2 * rest);
+    switch (quarters % 4) {
+      case 0: return {c, s};
+      case 1: return {-s, c};
+      case 2: return {-c, -s};
+      default: return {s, -c};
+    }
+  }
+};
+
+/// w = e^(2 pi i part / whole) as c (1 + i t), which makes a butterfly six fused multiply-adds (Linzer and Feig 1993).
 ///
-/// Every angle is safe: c (t b) is rounded relative to |b|, however large t is, if b stays 2^60 below overflow.
+/// Every angle is safe: c (t b) is rounded relative to |b|, however large t is, if t b does not overflow. It does not
+/// while |b| is below epsilon / 32 of the largest number: c stays away from 0 by what rounding does not see.
 template <Real T>
 struct Rotation {
   T c, t;
 
-  static Rotation of(double turns) {
-    const double angle = 2 * std::numbers::pi * (turns - std::round(turns)), sine = std::sin(angle);
-    double cosine = std::cos(angle);
-    if (std::abs(cosine) < 0x1p-50) cosine = 0x1p-50;
-    return {static_cast<T>(cosine), static_cast<T>(sine / cosine)};
+  static Rotation of(const Turn& turn) {
+    constexpr double least = static_cast<double>(std::numeric_limits<T>::epsilon()) / 16;
+    const UnitRoot w = UnitRoot::of(turn);
+    const double c = std::abs(w.re) < least ? std::copysign(least, w.re) : w.re;
+    return {static_cast<T>(c), static_cast<T>(w.im / c)};
   }
 };
 

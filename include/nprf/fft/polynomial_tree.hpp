@@ -2,18 +2,17 @@
 #pragma once
 
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <numbers>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "nprf/core/buffer.hpp"
+#include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/fft/lanes.hpp"
 #include "nprf/fft/radix.hpp"
@@ -49,8 +48,12 @@ class PolynomialTree {
     return best;
   }
 
-  /// Of a length that length_for() has returned.
+  /// Of a length of that form. Throws InvalidArgument for another.
   explicit PolynomialTree(Index length) : m_length(length) {
+    Index rest = length > 0 && length % leaf == 0 ? length / leaf : 0;
+    for (const Index factor : {2, 3, 5})
+      while (rest > 0 && rest % factor == 0) rest /= factor;
+    require(rest == 1, "length: expected 8 2^a 3^b 5^c, got ", length);
     Index blocks = 1;
     for (const int radix : radices(length)) {
       m_levels.push_back({radix, blocks, length / blocks / radix, 0, {0, 0}});
@@ -70,21 +73,19 @@ class PolynomialTree {
     m_twist = place(2 * length);
     m_table = Buffer<T>(size);
     T* table = m_table.data();
-    for (const Level& level : m_levels) {
-      const double points = static_cast<double>(level.part * level.radix);
+    for (const Level& level : m_levels)
       for (Index j = 0; j < level.part; ++j)
-        write_constants(Step::join, level.radix, -static_cast<double>(j) / points,
+        write_constants(Step::join, level.radix, Turn{-j, level.part * level.radix},
                         table + level.back + j * constants(level.radix));
-    }
     for (const int half : {0, 1}) {
-      std::vector<double> turns{half / 2.0};
+      std::vector<Turn> turns{{half, 2}};
       for (const Level& level : m_levels) turns = write_level(level.radix, turns, table + level.forth[half]);
       write_level(leaf, turns, table + m_leaf_forth[half]);
     }
     for (Index j = 0; j < length; ++j) {
-      const double angle = std::numbers::pi * static_cast<double>(j) / static_cast<double>(length);
-      table[m_twist + 2 * j] = static_cast<T>(std::cos(angle));
-      table[m_twist + 2 * j + 1] = static_cast<T>(std::sin(angle));
+      const UnitRoot w = UnitRoot::of({j, 2 * length});
+      table[m_twist + 2 * j] = static_cast<T>(w.re);
+      table[m_twist + 2 * j + 1] = static_cast<T>(w.im);
     }
   }
 
@@ -199,13 +200,14 @@ class PolynomialTree {
   }
 
   // the next level's turns, in the order in which a split stores its parts
-  static std::vector<double> write_level(int radix, const std::vector<double>& turns, T* table) {
-    std::vector<double> next;
+  static std::vector<Turn> write_level(int radix, const std::vector<Turn>& turns, T* table) {
+    std::vector<Turn> next;
     next.reserve(turns.size() * static_cast<std::size_t>(radix));
-    for (const double a : turns) {
-      write_constants(Step::split, radix, a / radix, table);
+    for (const Turn& a : turns) {
+      write_constants(Step::split, radix, Turn{a.part, radix * a.whole}, table);
       table += constants(radix);
-      for (int k = 0; k < radix; ++k) next.push_back((a + part_order(radix, k)) / radix);
+      for (int k = 0; k < radix; ++k)
+        next.push_back({a.part + part_order(radix, k) * a.whole, radix * a.whole});  // (a + part_order) / R
     }
     return next;
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cmath>
 #include <numbers>
 #include <type_traits>
 
@@ -38,24 +37,24 @@ enum class Step { split = 1, join = -1 };
 
 /// Those scalars, for a step that turns by so much.
 template <Real T>
-void write_constants(Step step, int radix, double turns, T* table) {
-  const auto rotation = [&](int at, double angle) {
-    const Rotation<T> w = Rotation<T>::of(angle);
+void write_constants(Step step, int radix, const Turn& turn, T* table) {
+  const auto rotation = [&](int at, const Turn& by) {
+    const Rotation<T> w = Rotation<T>::of(by);
     table[at] = w.c;
     table[at + 1] = w.t;
   };
   switch (radix) {
-    case 2: return rotation(0, turns);
-    case 4: return rotation(0, 2 * turns), rotation(2, turns);
+    case 2: return rotation(0, turn);
+    case 4: return rotation(0, 2 * turn), rotation(2, turn);
     case 8: {
-      const double eighth = static_cast<int>(step) / 8.0;
-      return rotation(0, 4 * turns), rotation(2, 2 * turns), rotation(4, turns), rotation(6, turns + eighth);
+      const Turn and_eighth{8 * turn.part + static_cast<int>(step) * turn.whole, 8 * turn.whole};
+      return rotation(0, 4 * turn), rotation(2, 2 * turn), rotation(4, turn), rotation(6, and_eighth);
     }
     default:
       for (int k = 1; k < radix; ++k) {  // w^k
-        const double angle = 2 * std::numbers::pi * k * turns;
-        table[2 * k - 2] = static_cast<T>(std::cos(angle));
-        table[2 * k - 1] = static_cast<T>(std::sin(angle));
+        const UnitRoot w = UnitRoot::of(k * turn);
+        table[2 * k - 2] = static_cast<T>(w.re);
+        table[2 * k - 1] = static_cast<T>(w.im);
       }
   }
 }

@@ -12,18 +12,20 @@
 /// How FFT engines lay out their factors: each token in its slot, columns scaled by powers of two, some side by side.
 namespace nprf::toeplitz {
 
-/// n values, and some more: arrays that are walked side by side must not lie a power of two apart, or a cache has room
-/// for a few of them only.
+/// n values, and 17 cache lines more (18 for a type of two lines): arrays that are walked side by side must not lie a
+/// power of two apart, or a cache has room for a few of them only.
 template <class X>
 constexpr Index staggered(Index n) {
-  return n + 17 * 64 / static_cast<Index>(sizeof(X));
+  constexpr Index size = static_cast<Index>(sizeof(X));
+  return n + (17 * 64 + size - 1) / size;
 }
 
-/// A column's power of two: its maximum divided by it is at most 1. Infinity for a column of zeros, which thereby stays
-/// one beside a partner's rounding.
+/// A column's power of two: its maximum divided by it is between 1/2 and 1 (below 1/2 for a subnormal maximum, below 2
+/// for one in the last binade; both unit and inverse are finite). 1 for infinity and NaN. Infinity for a column of
+/// zeros, which thereby stays one beside a partner's rounding.
 template <Real T>
 T unit_of(T largest) {
-  using Limits = std::numeric_limits<T>;  // a unit's inverse must be finite too: subnormal columns stay below 1
+  using Limits = std::numeric_limits<T>;
   if (largest == 0) return Limits::infinity();
   int exponent = 0;
   if (std::isfinite(largest)) std::frexp(largest, &exponent);
