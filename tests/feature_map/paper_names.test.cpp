@@ -17,7 +17,7 @@ TEMPLATE_TEST_CASE("each of the paper's names stands for its projection", "[feat
   using T = TestType;
   const Index d = 5, m = 12;
   const auto rows = [&](Projection projection, std::uint64_t seed) -> Matrix<T> {
-    return draw_projection({.input_dim = d, .num_features = m, .projection = projection, .seed = seed}).cast<T>();
+    return draw_projection<T>({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
   };
   CHECK(prf<T>(d, m, 9).projection() == rows(Projection::gaussian, 9));
   CHECK(trf<T>(d, m, 9).projection() == rows(Projection::gaussian, 9));

@@ -20,7 +20,7 @@ namespace {
 constexpr double epsilon = std::numeric_limits<double>::epsilon();
 
 Matrix<double> draw(Index m, Index d, Projection projection, std::uint64_t seed = 1) {
-  return draw_projection({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
+  return draw_projection<double>({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
 }
 
 // E|w| of w in N(0, I_d)
@@ -64,7 +64,7 @@ TEST_CASE("another seed turns every row another way", "[feature_map]") {
 }
 
 TEST_CASE("projections are orthogonal of seed 0 unless one says otherwise", "[feature_map]") {
-  CHECK(draw_projection({.input_dim = 5, .num_features = 9}) == draw(9, 5, Projection::orthogonal, 0));
+  CHECK(draw_projection<double>({.input_dim = 5, .num_features = 9}) == draw(9, 5, Projection::orthogonal, 0));
 }
 
 TEST_CASE("sizes below one are refused", "[feature_map]") {
@@ -148,7 +148,7 @@ TEST_CASE("every entry of an orthogonal block has mean zero, as a Haar distribut
 TEST_CASE("the trace of an orthogonal matrix has mean 0 and variance 1", "[feature_map]") {
   std::vector<double> trace;
   NormalDeviates normal(4);
-  for (int draws = 0; draws < 4000; ++draws) trace.push_back(detail::haar_orthogonal(6, normal).trace());
+  for (int draws = 0; draws < 4000; ++draws) trace.push_back(detail::haar_orthogonal<double>(6, normal).trace());
   CHECK(test::Statistics(trace).mean_sigmas(0) <= five_sigma);
   CHECK(test::Statistics(trace).variance_sigmas(1) <= five_sigma);
 }

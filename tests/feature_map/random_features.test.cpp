@@ -39,7 +39,7 @@ TEMPLATE_TEST_CASE("a random map draws its projection in double and rounds it", 
     const TestType features(options);
     CHECK(features.input_dim() == 5);
     CHECK(features.num_features() == 12);
-    CHECK(features.projection() == draw_projection(options).template cast<T>());
+    CHECK(features.projection() == draw_projection<T>(options));
     CHECK(features.projection() == TestType(options).projection());
   }
 }
@@ -47,7 +47,7 @@ TEMPLATE_TEST_CASE("a random map draws its projection in double and rounds it", 
 TEMPLATE_TEST_CASE("a random map takes its projection from outside", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
   const FeatureOptions options{.input_dim = 5, .num_features = 12, .seed = 78};
-  const TestType drawn(options), given(Matrix<T>(draw_projection(options).template cast<T>()));
+  const TestType drawn(options), given(draw_projection<T>(options));
   const Matrix<T> x = test::normal<T>(9, 5, 1);
   CHECK(given.input_dim() == 5);
   CHECK(given.num_features() == 12);

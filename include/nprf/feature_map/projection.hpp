@@ -31,10 +31,12 @@ namespace detail {
 
 // A Haar distributed orthogonal matrix: Q of a Gaussian matrix's QR, made unique by a positive diagonal of R
 // (F. Mezzadri, "How to generate random matrices from the classical compact groups", 2007).
-inline Eigen::MatrixXd haar_orthogonal(Index d, NormalDeviates& normal) {
-  const Eigen::MatrixXd gaussian = normal.matrix(d, d);
-  const Eigen::HouseholderQR<Eigen::MatrixXd> qr(gaussian);
-  Eigen::MatrixXd q = qr.householderQ();
+// A template, so that only those who draw compile it.
+template <Real T>
+Eigen::MatrixX<T> haar_orthogonal(Index d, NormalDeviates& normal) {
+  const Eigen::MatrixX<T> gaussian = normal.matrix(d, d).template cast<T>();
+  const Eigen::HouseholderQR<Eigen::MatrixX<T>> qr(gaussian);
+  Eigen::MatrixX<T> q = qr.householderQ();
   for (Index j = 0; j < d; ++j)
     if (qr.matrixQR()(j, j) < 0) q.col(j) *= -1;
   return q;  // (d,d)
@@ -42,8 +44,10 @@ inline Eigen::MatrixXd haar_orthogonal(Index d, NormalDeviates& normal) {
 
 }  // namespace detail
 
-/// Draws the m x d projection in double. O(m d), orthogonal O(m d^2). Throws InvalidArgument for sizes below 1.
-inline Matrix<double> draw_projection(const FeatureOptions& options) {
+/// Draws the m x d projection in double, then rounds it. O(m d), orthogonal O(m d^2). Throws InvalidArgument for sizes
+/// below 1.
+template <Real T>
+Matrix<T> draw_projection(const FeatureOptions& options) {
   const Index d = options.input_dim, m = options.num_features;
   require(d >= 1, "input_dim: expected at least 1, got ", d);
   require(m >= 1, "num_features: expected at least 1, got ", m);
@@ -55,12 +59,12 @@ inline Matrix<double> draw_projection(const FeatureOptions& options) {
   } else if (options.projection == Projection::orthogonal) {
     NormalDeviates directions(options.seed, 1);
     for (Index r = 0; r < m; r += d) {
-      const Eigen::MatrixXd q = detail::haar_orthogonal(d, directions);  // (d,d)
+      const Eigen::MatrixXd q = detail::haar_orthogonal<double>(d, directions);  // (d,d)
       const Index rows = std::min(d, m - r);
       for (Index i = 0; i < rows; ++i) w.row(r + i) = w.row(r + i).norm() * q.row(i);
     }
   }
-  return w;
+  return w.template cast<T>();
 }
 
 }  // namespace nprf

@@ -111,10 +111,10 @@ class RandomFeatures {
   std::optional<FeatureOptions> m_options;
 };
 
-// not inline, as in feature_map_view.hpp: a projection's drawing is long to compile
+// not inline, as in feature_map_view.hpp
 template <Real T>
 RandomFeatures<T>::RandomFeatures(const FeatureOptions& options)
-    : m_w(draw_projection(options).template cast<T>()), m_wt(in_packs(m_w)), m_options(options) {}
+    : m_w(draw_projection<T>(options)), m_wt(in_packs(m_w)), m_options(options) {}
 
 /// The same map with its projection drawn from another seed, as training does between steps (Choromanski et al. 2021).
 /// Throws InvalidArgument if the projection is the caller's.
