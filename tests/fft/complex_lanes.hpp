@@ -45,19 +45,26 @@ Buffer<fft::ComplexLanes<T>> normal_lanes(Index n, std::uint64_t seed) {
 class Errors {
  public:
   void add(const Complex& got, const Complex& expected) {
-    m_error += std::norm(got - expected);
+    const long double error = std::norm(got - expected);
+    m_error += error;
+    m_worst = std::max(m_worst, error);
     m_magnitude += std::norm(expected);
     ++m_count;
   }
 
-  /// In the 2-norm; infinity if there is a NaN or there was nothing.
-  double relative() const {
-    const double ratio = m_error == 0 ? 0 : static_cast<double>(std::sqrt(m_error / m_magnitude));
-    return m_count > 0 && ratio <= 1e30 ? ratio : std::numeric_limits<double>::infinity();
-  }
+  /// The 2-norms' ratio; infinity if there is a NaN or there was nothing.
+  double relative() const { return m_count > 0 ? ratio(m_error) : std::numeric_limits<double>::infinity(); }
+
+  /// The largest error over the root of the mean square.
+  double worst() const { return ratio(m_worst * static_cast<long double>(m_count)); }
 
  private:
-  long double m_error = 0, m_magnitude = 0;
+  double ratio(long double error) const {
+    if (std::isnan(m_error)) return std::numeric_limits<double>::infinity();
+    return error == 0 ? 0 : static_cast<double>(std::sqrt(error / m_magnitude));
+  }
+
+  long double m_error = 0, m_worst = 0, m_magnitude = 0;
   Index m_count = 0;
 };
 
