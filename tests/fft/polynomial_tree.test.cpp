@@ -1,0 +1,518 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/fft/polynomial_tree.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <numbers>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fft/complex_lanes.hpp"
+#include "support/catch.hpp"
+#include "support/product.hpp"
+#include "support/throws.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+template <class T>
+using Z = fft::ComplexLanes<T>;
+template <class T>
+using Signal = Buffer<Z<T>>;
+
+bool has_right_form(Index length) {
+  if (length <= 0 || length % 8 != 0) return false;
+  for (const Index factor : {2, 3, 5})
+    while (length % factor == 0) length /= factor;
+  return length == 1;
+}
+
+// every length up to 320, and longer ones of one radix and of all
+std::vector<Index> lengths() {
+  std::vector<Index> all;
+  for (Index length = 8; length <= 8 * 40; length += 8)
+    if (has_right_form(length)) all.push_back(length);
+  for (const Index length : {8 * 125, 8 * 243, 8 * 60, 1024, 4096}) all.push_back(length);
+  return all;
+}
+
+// e^(2 pi i k / 2L), k < 2L
+std::vector<Complex> roots(Index L) {
+  std::vector<Complex> all;
+  for (Index k = 0; k < 2 * L; ++k) all.push_back(unit_root(k, 2 * L));
+  return all;
+}
+
+const Complex& root(const std::vector<Complex>& all, Index k) {
+  return all[static_cast<std::size_t>(k % static_cast<Index>(all.size()))];
+}
+
+// The tree's functions between arrays, each once in this file: a tree is much code.
+template <class T>
+Signal<T> values(const fft::PolynomialTree<T>& tree, int half, const Z<T>* x) {
+  Signal<T> y(tree.length());
+  tree.values(
+      half, [=](Index j) { return x[j]; }, y.data());
+  return y;
+}
+
+template <class T>
+Signal<T> coefficients(const fft::PolynomialTree<T>& tree, int half, const Z<T>* y) {
+  Signal<T> x(tree.length()), scratch(tree.length());
+  tree.coefficients(
+      half, scratch.data(), [=](Index k, Index l) { return y[8 * k + l]; },
+      [z = x.data()](Index j, const Z<T>& value) { z[j] = value; });
+  return x;
+}
+
+template <class T>
+void times_equals(Z<T>& z, const Z<T>& by) {
+  z = {z.re * by.re - z.im * by.im, z.re * by.im + z.im * by.re};
+}
+
+// x times what has the values g
+template <class T>
+Signal<T> convolved(const fft::PolynomialTree<T>& tree, int half, const Z<T>* x, const Z<T>* g) {
+  Signal<T> y(tree.length()), scratch(tree.length());
+  tree.template convolve<1>(
+      half, {scratch.data()}, [=](auto, Index j) { return x[j]; },
+      [=](Index k, Z<T>(&z)[1][8]) {
+        for (Index l = 0; l < 8; ++l) times_equals<T>(z[0][l], g[8 * k + l]);
+      },
+      [z = y.data()](auto, Index j, const Z<T>& value) { z[j] = value; });
+  return y;
+}
+
+// two signals, by functions that any caller can hand over
+template <class T>
+void convolve_pair(const fft::PolynomialTree<T>& tree, int half, const std::array<Z<T>*, 2>& scratch,
+                   const std::function<Z<T>(std::size_t, Index)>& load,
+                   const std::function<void(Index, Z<T> (&)[2][8])>& at_leaf,
+                   const std::function<void(std::size_t, Index, const Z<T>&)>& store) {
+  tree.template convolve<2>(
+      half, scratch,
+      [&](auto s, Index j) {
+        static_assert(decltype(s)::value < 2, "a constant of the type");
+        return load(s, j);
+      },
+      at_leaf,
+      [&](auto s, Index j, const Z<T>& z) {
+        static_assert(decltype(s)::value < 2, "a constant of the type");
+        store(s, j, z);
+      });
+}
+
+// Place p has the value at e^(2 pi i order[p] / 2L): what the polynomial z is there.
+template <class T>
+std::vector<Index> order(const fft::PolynomialTree<T>& tree, int half) {
+  const Index L = tree.length();
+  Signal<T> x(L);
+  for (Index j = 0; j < L; ++j) x.data()[j] = Z<T>{fft::Lanes<T>{} + (j == 1 ? T(1) : T(0)), {}};
+  const Signal<T> z = values(tree, half, x.data());
+  std::vector<Index> places;
+  for (Index p = 0; p < L; ++p) {
+    const double turns = std::atan2(static_cast<double>(z.data()[p].im[0]), static_cast<double>(z.data()[p].re[0])) /
+                         (2 * std::numbers::pi);
+    places.push_back((std::lround(turns * static_cast<double>(2 * L)) + 2 * L) % (2 * L));
+  }
+  return places;
+}
+
+// Whether the n places from p on are split by some radix into parts, whose first places are part_order steps of 2L/n
+// apart, and each part likewise: digits in a mixed base, each in its radix's order.
+bool is_split(const std::vector<Index>& places, Index p, Index n, Index L) {
+  if (n == 1) return true;
+  for (const int radix : {2, 3, 4, 5, 8}) {
+    if (n % radix != 0 || (n == 8 && radix != 8)) continue;
+    bool fits = true;
+    for (int k = 0; fits && k < radix; ++k) {
+      const Index from = p + k * (n / radix);
+      fits = places[static_cast<std::size_t>(from)] ==
+                 places[static_cast<std::size_t>(p)] + 2 * L / n * fft::part_order(radix, k) &&
+             is_split(places, from, n / radix, L);
+    }
+    if (fits) return true;
+  }
+  return false;
+}
+
+// A transform's rounding grows with the root of the number of its steps; half of this was seen, and a bit more.
+template <class T>
+double tolerance(Index L) {
+  return 0.5 * epsilon<T> * std::sqrt(std::log2(static_cast<double>(L)));
+}
+
+// the errors of single numbers are spread as normal deviates are
+constexpr double worst_margin = 6;
+
+// From what convolve stores for both halves, the product modulo z^2L - 1, a scalar and a lane at a time.
+template <class T>
+Complex joined(const fft::PolynomialTree<T>& tree, const Signal<T>& half0, const Signal<T>& half1, Index j, Index l) {
+  const Index L = tree.length(), i = j % L;
+  const Complex twist{tree.twist()[2 * i], tree.twist()[2 * i + 1]};
+  const Complex even = lane(half0.data()[i], l), odd = std::conj(twist) * lane(half1.data()[i], l);
+  return (j < L ? even + odd : even - odd) / static_cast<long double>(2 * L);
+}
+
+// x (2L) modulo z^L - 1 or z^L + 1
+template <class T>
+Signal<T> residue(int half, const Signal<T>& x, Index L) {
+  Signal<T> y(L);
+  for (Index j = 0; j < L; ++j) y.data()[j] = half == 0 ? x.data()[j] + x.data()[j + L] : x.data()[j] - x.data()[j + L];
+  return y;
+}
+
+// y[i] = sum_j g[i - j] x[j], indices modulo n
+template <class T>
+Complex naive_convolution(const Z<T>* x, const Z<T>* g, Index n, Index i, Index l) {
+  Complex sum = 0;
+  for (Index j = 0; j < n; ++j) {
+    const Complex a = lane(x[j], l), b = lane(g[(i - j + n) % n], l);  // written out: operator* looks for infinities
+    sum += Complex(a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real());
+  }
+  return sum;
+}
+
+template <class T>
+bool same_lane_bits(const Signal<T>& a, const Signal<T>& b, Index n, Index l) {
+  for (Index j = 0; j < n; ++j) {
+    const T x[] = {a.data()[j].re[l], a.data()[j].im[l]}, y[] = {b.data()[j].re[l], b.data()[j].im[l]};
+    if (std::memcmp(x, y, sizeof(x)) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a tree's length is 8 2^a 3^b 5^c, and little more than asked for", "[fft]", float, double) {
+  using Tree = fft::PolynomialTree<TestType>;
+  CHECK(Tree::length_for(0) == 8);
+  for (Index n = 1; n <= 20000; ++n) {
+    const Index length = Tree::length_for(n);
+    INFO(n << " -> " << length);
+    REQUIRE(has_right_form(length));
+    REQUIRE(length >= n);
+    REQUIRE(static_cast<double>(length) <= 1.3 * static_cast<double>(n) + 8);
+    REQUIRE(Tree::length_for(length) == length);
+  }
+  for (const Index n : {Index{1000003}, Index{1} << 30, (Index{1} << 40) + 1}) {
+    const Index length = Tree::length_for(n);
+    INFO(n << " -> " << length);
+    CHECK(has_right_form(length));
+    CHECK(length >= n);
+    CHECK(static_cast<double>(length) <= 1.3 * static_cast<double>(n));
+  }
+}
+
+TEMPLATE_TEST_CASE("other lengths are refused", "[fft]", float, double) {
+  using Tree = fft::PolynomialTree<TestType>;
+  for (const Index length : {-8, 0, 1, 4, 7, 12, 20, 56, 8 * 11, 8 * 49, 1001})
+    check_invalid([=] { Tree tree(length); }, {"length: expected 8 2^a 3^b 5^c", "got " + std::to_string(length)});
+  check_invalid([] { Tree::shared(100); }, {"length", "got 100"});
+  for (const Index length : lengths()) CHECK(Tree(length).length() == length);
+}
+
+TEMPLATE_TEST_CASE("the twist is half a turn in L steps", "[fft]", float, double) {
+  using T = TestType;
+  for (const Index L : lengths()) {
+    const fft::PolynomialTree<T> tree(L);
+    double worst = 0;
+    for (Index j = 0; j < L; ++j) {
+      const Complex exact = unit_root(j, 2 * L);
+      worst = std::max(worst, std::abs(static_cast<double>(tree.twist()[2 * j] - exact.real())));
+      worst = std::max(worst, std::abs(static_cast<double>(tree.twist()[2 * j + 1] - exact.imag())));
+    }
+    INFO("length " << L);
+    CHECK(worst <= epsilon<T>);
+  }
+}
+
+TEMPLATE_TEST_CASE("values stand in the order of part_order's digits, those of half 1 half a step on", "[fft]", float,
+                   double) {
+  for (const Index L : lengths()) {
+    const fft::PolynomialTree<TestType> tree(L);
+    const std::vector<Index> even = order(tree, 0), odd = order(tree, 1);
+    INFO("length " << L);
+    std::vector<Index> next = even;
+    for (Index& place : next) ++place;
+    CHECK(odd == next);
+    CHECK(even[0] == 0);
+    CHECK(is_split(even, 0, L, L));
+    std::vector<Index> sorted = even;
+    std::sort(sorted.begin(), sorted.end());
+    bool permutation = true;
+    for (Index k = 0; k < L; ++k) permutation = permutation && sorted[static_cast<std::size_t>(k)] == 2 * k;
+    CHECK(permutation);
+  }
+}
+
+TEMPLATE_TEST_CASE("values are those of the polynomial at the roots of 1 and -1", "[fft]", float, double) {
+  using T = TestType;
+  for (const Index L : lengths()) {
+    const fft::PolynomialTree<T> tree(L);
+    const Signal<T> x = normal_lanes<T>(L, 1);
+    const std::vector<Complex> w = roots(L);
+    for (const int half : {0, 1}) {
+      const Signal<T> y = values(tree, half, x.data());
+      const std::vector<Index> places = order(tree, half);
+      Errors errors;
+      for (const Index p : some_rows(L, 40))
+        for (Index l = 0; l < fft::lane_count<T>; ++l) {
+          Complex expected = 0;
+          for (Index j = 0; j < L; ++j) {
+            const Complex &e = root(w, places[static_cast<std::size_t>(p)] * j), a = lane(x.data()[j], l);
+            expected += Complex(a.real() * e.real() - a.imag() * e.imag(), a.real() * e.imag() + a.imag() * e.real());
+          }
+          errors.add(lane(y.data()[p], l), expected);
+        }
+      INFO("length " << L << ", half " << half);
+      CHECK(errors.relative() <= tolerance<T>(L));
+      CHECK(errors.worst() <= worst_margin * tolerance<T>(L));
+    }
+  }
+}
+
+//     z_j = e^(pi i j half / L) sum_p v_p e^(-2 pi i order_p j / 2L)
+TEMPLATE_TEST_CASE("coefficients are L times those of the polynomial that has the values, half 1's twisted", "[fft]",
+                   float, double) {
+  using T = TestType;
+  for (const Index L : lengths()) {
+    const fft::PolynomialTree<T> tree(L);
+    const Signal<T> v = normal_lanes<T>(L, 2);
+    const std::vector<Complex> w = roots(L);
+    for (const int half : {0, 1}) {
+      const Signal<T> z = coefficients(tree, half, v.data());
+      const std::vector<Index> places = order(tree, half);
+      Errors errors;
+      for (const Index j : some_rows(L, 40))
+        for (Index l = 0; l < fft::lane_count<T>; ++l) {
+          Complex expected = 0;
+          for (Index p = 0; p < L; ++p) {
+            const Complex &e = root(w, (places[static_cast<std::size_t>(p)] - half) * j), a = lane(v.data()[p], l);
+            expected += Complex(a.real() * e.real() + a.imag() * e.imag(), a.imag() * e.real() - a.real() * e.imag());
+          }
+          errors.add(lane(z.data()[j], l), expected);
+        }
+      INFO("length " << L << ", half " << half);
+      CHECK(errors.relative() <= tolerance<T>(L));
+      CHECK(errors.worst() <= worst_margin * tolerance<T>(L));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("values and coefficients are each other's inverse, up to L and the twist", "[fft]", float, double) {
+  using T = TestType;
+  for (const Index L : lengths()) {
+    const fft::PolynomialTree<T> tree(L);
+    const Signal<T> x = normal_lanes<T>(L, 3);
+    for (const int half : {0, 1}) {
+      const Signal<T> y = values(tree, half, x.data()), z = coefficients(tree, half, y.data());
+      Errors errors;
+      for (Index j = 0; j < L; ++j) {
+        const Complex twist{tree.twist()[2 * j], tree.twist()[2 * j + 1]};
+        for (Index l = 0; l < fft::lane_count<T>; ++l)
+          errors.add(lane(z.data()[j], l) * (half == 0 ? Complex(1) : std::conj(twist)) / static_cast<long double>(L),
+                     lane(x.data()[j], l));
+      }
+      INFO("length " << L << ", half " << half);
+      CHECK(errors.relative() <= 2 * tolerance<T>(L));
+      CHECK(errors.worst() <= 2 * worst_margin * tolerance<T>(L));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("both halves of convolve make a cyclic convolution of length 2L", "[fft]", float, double) {
+  using T = TestType;
+  for (const Index L : lengths()) {
+    const fft::PolynomialTree<T> tree(L);
+    const Signal<T> x = normal_lanes<T>(2 * L, 4), g = normal_lanes<T>(2 * L, 5);
+    Signal<T> y[2];
+    for (const int half : {0, 1}) {
+      const Signal<T> spectrum = values(tree, half, residue(half, g, L).data());
+      y[half] = convolved(tree, half, residue(half, x, L).data(), spectrum.data());
+    }
+    Errors errors;
+    for (const Index i : some_rows(2 * L, 24))
+      for (Index l = 0; l < fft::lane_count<T>; ++l)
+        errors.add(joined(tree, y[0], y[1], i, l), naive_convolution(x.data(), g.data(), 2 * L, i, l));
+    INFO("length " << L);
+    CHECK(errors.relative() <= 2 * tolerance<T>(L));
+    CHECK(errors.worst() <= 2 * worst_margin * tolerance<T>(L));
+  }
+}
+
+//     y0 = g * x0 + h * x1    y1 = h * x0
+TEMPLATE_TEST_CASE("two signals meet at the leaves", "[fft]", float, double) {
+  using T = TestType;
+  for (const Index L : {8, 16, 24, 40, 64, 240, 1000, 1024}) {
+    const fft::PolynomialTree<T> tree(L);
+    const std::array<Signal<T>, 2> x{normal_lanes<T>(2 * L, 6), normal_lanes<T>(2 * L, 7)};
+    const Signal<T> g = normal_lanes<T>(2 * L, 8), h = normal_lanes<T>(2 * L, 9);
+    Signal<T> y[2][2];  // of a half and a signal
+    for (const int half : {0, 1}) {
+      const Signal<T> g_values = values(tree, half, residue(half, g, L).data()),
+                      h_values = values(tree, half, residue(half, h, L).data());
+      const std::array<Signal<T>, 2> in{residue(half, x[0], L), residue(half, x[1], L)};
+      Signal<T> first(L), second(L);
+      for (Signal<T>& each : y[half]) each = Signal<T>(L);
+      convolve_pair<T>(
+          tree, half, {first.data(), second.data()}, [&](std::size_t s, Index j) { return in[s].data()[j]; },
+          [&](Index k, Z<T>(&z)[2][8]) {
+            for (Index l = 0; l < 8; ++l) {
+              Z<T> a = z[0][l], b = z[1][l], c = z[0][l];
+              times_equals<T>(a, g_values.data()[8 * k + l]);
+              times_equals<T>(b, h_values.data()[8 * k + l]);
+              times_equals<T>(c, h_values.data()[8 * k + l]);
+              z[0][l] = a + b;
+              z[1][l] = c;
+            }
+          },
+          [&](std::size_t s, Index j, const Z<T>& z) { y[half][s].data()[j] = z; });
+    }
+    Errors errors[2];
+    for (const Index i : some_rows(2 * L, 24))
+      for (Index l = 0; l < fft::lane_count<T>; ++l) {
+        errors[0].add(joined(tree, y[0][0], y[1][0], i, l), naive_convolution(x[0].data(), g.data(), 2 * L, i, l) +
+                                                                naive_convolution(x[1].data(), h.data(), 2 * L, i, l));
+        errors[1].add(joined(tree, y[0][1], y[1][1], i, l), naive_convolution(x[0].data(), h.data(), 2 * L, i, l));
+      }
+    INFO("length " << L);
+    CHECK(errors[0].relative() <= 2 * tolerance<T>(L));
+    CHECK(errors[1].relative() <= 2 * tolerance<T>(L));
+  }
+}
+
+TEMPLATE_TEST_CASE("each number is loaded once and stored once, and scratch ends where it ends", "[fft]", float,
+                   double) {
+  using T = TestType;
+  for (const Index L : lengths()) {
+    const fft::PolynomialTree<T> tree(L);
+    const auto size = static_cast<std::size_t>(L);
+    for (const int half : {0, 1}) {
+      std::array<std::vector<int>, 2> loaded{std::vector<int>(size), std::vector<int>(size)}, stored = loaded;
+      std::vector<int> leaves(size / 8);
+      std::array<Signal<T>, 2> scratch{Signal<T>(L + 1), Signal<T>(L + 1)};
+      for (Signal<T>& each : scratch) each.data()[L] = {fft::Lanes<T>{} + 17, fft::Lanes<T>{} - 17};
+      convolve_pair<T>(
+          tree, half, {scratch[0].data(), scratch[1].data()},
+          [&](std::size_t s, Index j) { return ++loaded[s].at(static_cast<std::size_t>(j)), Z<T>{}; },
+          [&](Index k, Z<T>(&)[2][8]) { ++leaves.at(static_cast<std::size_t>(k)); },
+          [&](std::size_t s, Index j, const Z<T>&) { ++stored[s].at(static_cast<std::size_t>(j)); });
+      INFO("length " << L << ", half " << half);
+      for (const auto& counts : {loaded[0], loaded[1], stored[0], stored[1], leaves})
+        CHECK(std::count(counts.begin(), counts.end(), 1) == static_cast<Index>(counts.size()));
+      for (const Signal<T>& each : scratch) CHECK(lane(each.data()[L], 0) == Complex(17, -17));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("lanes do not mix", "[fft]", float, double) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>;
+  for (const Index L : {8, 40, 48, 64, 1000, 1024}) {
+    const fft::PolynomialTree<T> tree(L);
+    const Signal<T> g = normal_lanes<T>(L, 9), x = normal_lanes<T>(L, 10);
+    const Signal<T> well[] = {convolved(tree, 0, x.data(), g.data()), convolved(tree, 1, x.data(), g.data())};
+    for (Index sick = 0; sick < W; ++sick) {
+      Signal<T> z = normal_lanes<T>(L, 10);
+      z.data()[L / 3].im[sick] = sick % 2 == 0 ? nan_of<T> : std::numeric_limits<T>::infinity();
+      for (const int half : {0, 1}) {
+        const Signal<T> y = convolved(tree, half, z.data(), g.data());
+        for (Index l = 0; l < W; ++l) {
+          INFO("length " << L << ", half " << half << ", NaN in lane " << sick << ", lane " << l);
+          CHECK(same_lane_bits(y, well[half], L, l) == (l != sick));
+        }
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("a lane's result does not depend on which lane it is", "[fft]", float, double) {
+  using T = TestType;
+  const Index L = 240;
+  const fft::PolynomialTree<T> tree(L);
+  const Matrix<T> x = normal<T>(L, 2, 11);
+  Signal<T> same(L);
+  for (Index j = 0; j < L; ++j) same.data()[j] = {fft::Lanes<T>{} + x(j, 0), fft::Lanes<T>{} + x(j, 1)};
+  const Signal<T> y = values(tree, 1, same.data());
+  for (Index j = 0; j < L; ++j)
+    for (Index l = 1; l < fft::lane_count<T>; ++l) REQUIRE(lane(y.data()[j], l) == lane(y.data()[j], 0));
+}
+
+TEMPLATE_TEST_CASE("numbers near overflow and underflow are transformed as others", "[fft]", float, double) {
+  using T = TestType;
+  using Limits = std::numeric_limits<T>;
+  for (const Index L : {8, 64, 120, 1000, 4096}) {
+    const fft::PolynomialTree<T> tree(L);
+    // rotations need epsilon / 32 of the range above the largest value, which L numbers below 8 may add up to
+    const int largest = Limits::max_exponent - Limits::digits - 6 - std::ilogb(static_cast<double>(8 * L)) - 1;
+    for (const int exponent : {largest, Limits::min_exponent + 2 * Limits::digits})
+      for (const int half : {0, 1}) {
+        Signal<T> x = normal_lanes<T>(L, 12);
+        const Signal<T> y = values(tree, half, x.data());
+        const T size = std::ldexp(T(1), exponent);
+        for (Index j = 0; j < L; ++j) x.data()[j] = {x.data()[j].re * size, x.data()[j].im * size};
+        const Signal<T> extreme = values(tree, half, x.data());
+        Errors errors;
+        for (Index p = 0; p < L; ++p)
+          for (Index l = 0; l < fft::lane_count<T>; ++l)
+            errors.add(lane(extreme.data()[p], l) / static_cast<long double>(size), lane(y.data()[p], l));
+        INFO("length " << L << ", half " << half << ", 2^" << exponent);
+        CHECK(errors.relative() <= epsilon<T>);
+      }
+  }
+}
+
+TEMPLATE_TEST_CASE("callers of one length share one tree, at the same time too", "[fft]", float, double) {
+  using T = TestType;
+  using Tree = fft::PolynomialTree<T>;
+  const std::vector<Index> all = lengths();
+  std::vector<std::vector<std::shared_ptr<const Tree>>> got(8);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < got.size(); ++t)
+    threads.emplace_back([&, t] {
+      for (std::size_t k = 0; k < all.size(); ++k) {
+        const std::size_t at = t % 2 == 0 ? k : all.size() - 1 - k;
+        got[t].push_back(Tree::shared(all[at]));
+      }
+      if (t % 2 == 1) std::reverse(got[t].begin(), got[t].end());
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    INFO("length " << all[k]);
+    CHECK(got[0][k]->length() == all[k]);
+    for (const auto& trees : got) CHECK(trees[k] == got[0][k]);
+    CHECK(Tree::shared(all[k]) == got[0][k]);
+  }
+  // a shared tree is a tree
+  const Signal<T> x = normal_lanes<T>(240, 13);
+  const Signal<T> y = values(*Tree::shared(240), 1, x.data()), own = values(Tree(240), 1, x.data());
+  for (Index l = 0; l < fft::lane_count<T>; ++l) CHECK(same_lane_bits(y, own, 240, l));
+}
+
+TEMPLATE_TEST_CASE("threads that share a tree do not disturb each other", "[fft]", float, double) {
+  using T = TestType;
+  const auto tree = fft::PolynomialTree<T>::shared(480);
+  const Index L = tree->length();
+  const Signal<T> x = normal_lanes<T>(L, 14), alone = values(*tree, 1, x.data());
+  std::vector<char> same(8, true);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < same.size(); ++t)
+    threads.emplace_back([&, t] {
+      for (int step = 0; step < 20; ++step) {
+        const Signal<T> y = values(*tree, 1, x.data());
+        for (Index l = 0; l < fft::lane_count<T>; ++l) same[t] = same[t] && same_lane_bits(y, alone, L, l);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(std::count(same.begin(), same.end(), true) == 8);
+}
