@@ -62,9 +62,11 @@ class T5Position {
       require(m_weights[l] < std::numeric_limits<T>::infinity(), "bucket_weights[", l,
               "]: expected a finite number or -infinity, got ", m_weights[l]);
 
-    // the last bucket starts at max_distance at the latest: beyond it the end scalars repeat
-    m_bias.first = -max_distance;
-    m_bias.table.resize(both ? 2 * max_distance + 1 : max_distance + 1);
+    // the last bucket starts at max_distance at the latest: from there on the end scalars repeat
+    Index reach = max_distance;
+    while (reach > 1 && bucket(1 - reach) == bucket(-reach)) --reach;
+    m_bias.first = -reach;
+    m_bias.table.resize(both ? 2 * reach + 1 : reach + 1);
     for (Index l = 0; l < m_bias.table.size(); ++l) m_bias.table[l] = m_weights[bucket(m_bias.first + l)];
   }
 
