@@ -255,8 +255,12 @@ TEST_CASE("a table that is clipped is a table with its ends repeated", "[attenti
     const Vector<double> b = random_table<double>(4, 46);
     Vector<double> repeated(2 * n + 1);
     for (Index k = 0; k < repeated.size(); ++k) repeated[k] = b[std::clamp<Index>(k - n + 4, 0, 8)];
-    CHECK(same_bits(run(Attention(features(), Relative(b), options), x),
-                    run(Attention(features(), Relative(repeated), options), x)));
+    const Attention attention(features(), Relative(b), options);
+    const Matrix<double> y = run(attention, x), expected = run(Attention(features(), Relative(repeated), options), x);
+    if (options.engine == Engine::banded)  // a table's end and what lies beyond it are summed in another order
+      CHECK(difference(attention, x, y, expected) <= 1);
+    else
+      CHECK(same_bits(y, expected));
   });
 }
 
