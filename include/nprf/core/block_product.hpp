@@ -11,8 +11,10 @@
 /// Products of matrices that lie in the caches, a block of the result in registers at a time. What becomes of each pack
 /// of the result is the caller's: it can be weighted, or added to something, before it is ever stored.
 ///
-///     RowBlocks<T> A(depth, scratch);       A.set(a);   // a (rows,depth)
-///     Transposed<T> B(depth, most, scratch); B.set(b);  // b (cols,depth), cols <= most
+///     RowBlocks<T> A(depth, scratch);
+///     Transposed<T> B(depth, cols, scratch);
+///     A.set(a);         // (rows,depth)
+///     B.set(b, packs);  // (cols,depth)
 ///     for (Index i = 0; i < rows; i += Block<T>::rows)
 ///       multiply_block(depth, packs, A.block(i), B.factor(), [&](Index k, Index j, const Pack<T>& c) {
 ///         // the entries (i + k, j), (i + k, j + 1), ... of a b^T
@@ -50,6 +52,13 @@ struct RightFactor {
   static RightFactor in_place(const T* x, Index stride) { return {x, stride, Block<T>::cols}; }
 };
 
+// sums stay in registers only if their loops are gone, which below -O3 they are on demand
+#ifdef __clang__
+#define NPRF_UNROLL _Pragma("unroll")
+#else
+#define NPRF_UNROLL _Pragma("GCC unroll 8")
+#endif
+
 namespace detail {
 
 template <Index packs, Real T, class RowStep, class DepthStep, class Emit>
@@ -57,20 +66,31 @@ template <Index packs, Real T, class RowStep, class DepthStep, class Emit>
                                                   Index b_step, Emit&& emit) {
   constexpr Index rows = Block<T>::rows;
   Pack<T> sum[rows][packs];
-  for (Index i = 0; i < rows; ++i)
+  NPRF_UNROLL
+  for (Index i = 0; i < rows; ++i) {
+    NPRF_UNROLL
     for (Index v = 0; v < packs; ++v) sum[i][v] = Pack<T>::all(0);
+  }
   const T* a = A.data;
   for (Index k = 0; k < depth; ++k, a += A.depth_step, b += b_step) {
     Pack<T> row[packs];
+    NPRF_UNROLL
     for (Index v = 0; v < packs; ++v) row[v] = Pack<T>::load(b + v * Pack<T>::size);
+    NPRF_UNROLL
     for (Index i = 0; i < rows; ++i) {
       const Pack<T> each = Pack<T>::all(a[i * A.row_step]);
+      NPRF_UNROLL
       for (Index v = 0; v < packs; ++v) sum[i][v] = multiply_add(each, row[v], sum[i][v]);
     }
   }
-  for (Index i = 0; i < rows; ++i)
+  NPRF_UNROLL
+  for (Index i = 0; i < rows; ++i) {
+    NPRF_UNROLL
     for (Index v = 0; v < packs; ++v) emit(i, v * Pack<T>::size, sum[i][v]);
+  }
 }
+
+#undef NPRF_UNROLL
 
 // use.operator()<count>() for a count of 1..most that is known only when running
 template <Index most, class Use>
@@ -99,7 +119,7 @@ template <Real T, class RowStep, class DepthStep, class Emit>
       packs, [&]<Index rest>() { detail::multiply_panel<rest>(depth, A, panel, B.depth_step, shifted); });
 }
 
-/// Row-major x (rows,depth) as left factors, a block of rows each: read in place, but for a last block that is not
+/// Row-major x (rows,depth) as left factors, a block of rows each: read where it lies, but for a last block that is not
 /// whole, of which there is a copy with zeros below.
 template <Real T>
 class RowBlocks {
