@@ -202,3 +202,19 @@ TEST_CASE("a product has as many threads as it is worth, at least one and at mos
     }
   }
 }
+
+TEST_CASE("automatic takes the engine that is linear where weights have tails, and tokens are many", "[toeplitz]") {
+  const auto choice = [](const LagBias<float>& bias, Index n, Direction direction) {
+    return choose(exp_weights(bias, reachable_lags(n, n, 0, direction)).view(), {n, n, 32, 65});
+  };
+  const LagBias<float> clipped{-91, Vector<float>::Random(183)}, alibi{0, Vector<float>::Zero(1), -0.1f, -0.1f};
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    CHECK(choice(clipped, 8192, direction) == Engine::banded);
+    CHECK(choice(alibi, 8192, direction) == Engine::recurrence);
+    CHECK(choice({}, 8192, direction) == Engine::banded);
+    CHECK(choice(clipped, 64, direction) == Engine::direct);
+  }
+  // a table as wide as the tokens are many has no tails
+  CHECK(choice({-8191, Vector<float>::Random(16383)}, 8192, Direction::bidirectional) == fftw_if_built);
+  CHECK(std::isinf(toeplitz::banded_operations(ones(-99, 99).view(), {100, 100, 8, 9}, {100, 100, 8, 9})));
+}
