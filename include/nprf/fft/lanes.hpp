@@ -37,12 +37,12 @@ struct LanesOf {
 
 }  // namespace detail
 
-/// How many such registers there are.
-using detail::vector_registers;
-
 /// How many signals ride side by side: what one vector register of the compiler's flags holds.
 template <Real T>
 inline constexpr Index lane_count = detail::register_bytes / static_cast<Index>(sizeof(T));
+
+/// How many such registers there are.
+using detail::vector_registers;
 
 /// One real number of each of lane_count signals. The compiler's own vector type: Eigen's fixed arrays do the same
 /// arithmetic, but compilers keep them in memory (3 to 4 times slower, g++ 12).
