@@ -54,7 +54,7 @@ struct Wide : Powers {
 struct Short : Powers {
   Matrix<double> keys(const MatrixView<double>& x) const { return Matrix<double>::Zero(x.rows() - 1, 2 * d); }
 };
-struct Transposed : Powers {
+struct WrongShape : Powers {
   Matrix<double> backward(const MatrixView<double>& x, const MatrixView<double>&, const MatrixView<double>&) const {
     return x.transpose();
   }
@@ -166,11 +166,11 @@ TEST_CASE("a map that returns another shape is refused", "[feature_map]") {
   Matrix<double> phi(n, 2 * d), dx(n, d);
   const Wide wide;
   const Short short_of_one;
-  const Transposed transposed;
+  const WrongShape wrong_shape;
   check_invalid([&] { FeatureMapView<double>(wide).queries(data.x, data.factors(), phi, data.team); },
                 {"feature map: expected to return 150 x 6", "got 150 x 7"});
   check_invalid([&] { FeatureMapView<double>(short_of_one).keys(data.x, data.factors(), phi, data.team); },
                 {"feature map: expected to return 150 x 6", "got 149 x 6"});
-  check_invalid([&] { FeatureMapView<double>(transposed).backward(data.x, phi, phi, dx, data.team); },
+  check_invalid([&] { FeatureMapView<double>(wrong_shape).backward(data.x, phi, phi, dx, data.team); },
                 {"feature map: expected to return 150 x 3", "got 3 x 150"});
 }

@@ -76,7 +76,7 @@ class BandedEngine {
   }
 
  private:
-  static constexpr Index tile = 32;
+  static constexpr Index tile = 5 * Block<T>::rows;
 
   // y_i += weight exp(slope |s_i - pivot|) A_i S
   template <class Y>

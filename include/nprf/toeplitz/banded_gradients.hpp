@@ -96,7 +96,7 @@ class BandedGradients {
   }
 
  private:
-  static constexpr Index tile = 32, most_blocks = 16, piece = 128;
+  static constexpr Index tile = 5 * Block<T>::rows, most_blocks = 16, piece = 128;
 
   // sum over k of exp(k slope) dc_k and of k exp(k slope) dc_k, k counted from the tail's edge
   struct Moments {

@@ -26,7 +26,6 @@ class GradientTile {
   GradientTile(const ProductFactors<T>& x, const MatrixView<T>& G, LagWeightsView<T> c, Workspace& scratch)
       : m_x(x),
         m_G(G),
-        m_first(c.first),
         m_A_blocks(x.A.cols(), scratch),
         m_G_blocks(G.cols(), scratch),
         m_Bt(x.A.cols(), keys, scratch),
@@ -45,8 +44,8 @@ class GradientTile {
     m_G_blocks.set(m_G.middleRows(i0, count));
   }
 
-  /// Adds what they and keys j0..j0+cols-1 give; dc holds the lags of the weights.
-  void add(Index j0, Index cols, GradientRefs<T>& out, T* dc) {
+  /// Adds what they and keys j0..j0+cols-1 give, to dc unless it is null: its first lag is dc_first.
+  void add(Index j0, Index cols, GradientRefs<T>& out, T* dc, Index dc_first) {
     // blocks of keys are to be whole as well as packs of them
     const Index packs = packs_for<T>((cols + Block<T>::rows - 1) / Block<T>::rows * Block<T>::rows);
     m_Bt.set(m_x.B.middleRows(j0, cols), packs);
@@ -59,7 +58,9 @@ class GradientTile {
                      [=](Index k, Index j, const Pack<T>& s) { s.store(S + k * keys + j); });  // (block,cols)
       multiply_block(m_G.cols(), packs, m_G_blocks.block(i), m_Ut.factor(),
                      [=](Index k, Index j, const Pack<T>& p) { p.store(P + k * keys + j); });  // (block,cols)
-      for (Index k = 0; k < block; ++k) add_diagonals(S + k * keys, P + k * keys, m_i0 + i + k, j0, cols, dc);
+      if (dc)
+        for (Index k = 0; k < block; ++k)
+          add_diagonals(S + k * keys, P + k * keys, m_i0 + i + k, j0, cols, dc, dc_first);
       m_c.set(m_i0 + i, block, j0, cols, packs);
       for (T* x : {S, P})
         for (Index k = 0; k < Block<T>::rows; ++k)
@@ -76,8 +77,8 @@ class GradientTile {
 
  private:
   // slots without gaps are left to the compiler to vectorise
-  void add_diagonals(const T* s, const T* p, Index i, Index j0, Index cols, T* dc) const {
-    const Index first = -m_first - m_x.queries[i];  // of the key in slot 0
+  void add_diagonals(const T* s, const T* p, Index i, Index j0, Index cols, T* dc, Index dc_first) const {
+    const Index first = -dc_first - m_x.queries[i];  // of the key in slot 0
     if (m_x.keys.at) {
       for (Index j = 0; j < cols; ++j) dc[first + m_x.keys.at[j0 + j]] += s[j] * p[j];
     } else {
@@ -110,7 +111,6 @@ class GradientTile {
 
   const ProductFactors<T>& m_x;
   const MatrixView<T>& m_G;
-  Index m_first;
   RowBlocks<T> m_A_blocks, m_G_blocks;
   Transposed<T> m_Bt, m_Ut;
   RightRows<T> m_B;
