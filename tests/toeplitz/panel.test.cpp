@@ -207,13 +207,14 @@ TEMPLATE_TEST_CASE("rows stand in their slots, zeros in the gaps, and go back wh
 
     auto filled = team.workspace().matrix<T>(c.n, X.cols());
     filled = counted<T>(c.n, X.cols());
-    Matrix<T> back = Matrix<T>::Constant(count, X.cols() + 2, T(-17));
-    toeplitz::from_slots<T>(filled, slots, back.middleCols(1, X.cols()), team);
+    Matrix<T> back = Matrix<T>::Constant(count + 1, X.cols() + 2, T(-17));
+    toeplitz::from_slots<T>(filled, slots, back.block(0, 1, count, X.cols()), team);
     for (Index i = 0; i < count; ++i) {
       CHECK((back.row(i).segment(1, X.cols()) == filled.row(c.at[static_cast<std::size_t>(i)])));
       CHECK(back(i, 0) == -17);
       CHECK(back(i, X.cols() + 1) == -17);
     }
+    CHECK((back.row(count).array() == T(-17)).all());
   }
 }
 
