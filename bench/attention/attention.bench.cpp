@@ -2,43 +2,36 @@
 
 #include "bench/support/shared_bodies.hpp"
 
-// Time over sequence length of the whole forward call, features included, as in figure 1(a) of Luo et al. 2021.
+// The whole call, features included, and backwards.
 namespace nprf::bench {
 namespace {
 
-void kernelized_attention(benchmark::State& state, Engine engine) {
+void forward(benchmark::State& state, Engine engine) {
   const Problem& problem = bench::problem(state.range(0));
   const auto attention = make_attention(problem.position, state.range(1), engine);
   for (auto _ : state) benchmark::DoNotOptimize(attention(problem.q, problem.k, problem.v).data());
 }
 
-using Benchmark = benchmark::internal::Benchmark;
-constexpr int shortest = 256, longest = 32768;
+void backward(benchmark::State& state, Engine engine) {
+  const Problem& problem = bench::problem(state.range(0));
+  const auto attention = make_attention(problem.position, state.range(1), engine);
+  const Matrix<float> dy = draw(problem.v.rows(), head_dim, 4);
+  Saved<float> saved;
+  attention.forward(problem.q, problem.k, problem.v, saved);
+  for (auto _ : state) benchmark::DoNotOptimize(attention.backward(saved, dy).queries.data());
+}
 
 template <int last>
-void lengths(Benchmark* b) {
-  b->ArgName("n")->RangeMultiplier(2)->Range(shortest, last);
+void sizes(benchmark::internal::Benchmark* b) {
+  b->ArgNames({"n", "m"})->ArgsProduct({benchmark::CreateRange(256, last, 2), {16, 32, 64}})->Apply(milliseconds);
 }
 
-template <int last, int first = shortest>
-void lengths_and_features(Benchmark* b) {
-  b->ArgNames({"n", "m"})->ArgsProduct({benchmark::CreateRange(first, last, 2), {16, 32, 64}});
-}
-
-// a quadratic call takes seconds at the longest n
-void once(Benchmark* b) { b->Iterations(1)->Repetitions(1)->Apply(milliseconds); }
-
-BENCHMARK(softmax_attention)->Apply(lengths<longest / 2>)->Apply(milliseconds);
-BENCHMARK(softmax_attention)->ArgName("n")->Arg(longest)->Apply(once);
-
-BENCHMARK_CAPTURE(kernelized_attention, direct, Engine::direct)
-    ->Apply(lengths_and_features<longest / 2>)
-    ->Apply(milliseconds);
-BENCHMARK_CAPTURE(kernelized_attention, direct, Engine::direct)
-    ->Apply(lengths_and_features<longest, longest>)
-    ->Apply(once);
-
-BENCHMARK_CAPTURE(kernelized_attention, fftw, Engine::fftw)->Apply(lengths_and_features<longest>)->Apply(milliseconds);
+BENCHMARK(softmax_attention)->ArgName("n")->RangeMultiplier(2)->Range(256, 8192)->Apply(milliseconds);
+BENCHMARK_CAPTURE(forward, direct, Engine::direct)->Apply(sizes<4096>);
+BENCHMARK_CAPTURE(forward, lanes, Engine::lanes)->Apply(sizes<8192>);
+BENCHMARK_CAPTURE(forward, fftw, Engine::fftw)->Apply(sizes<8192>);
+BENCHMARK_CAPTURE(backward, direct, Engine::direct)->Apply(sizes<2048>);
+BENCHMARK_CAPTURE(backward, lanes, Engine::lanes)->Apply(sizes<8192>);
 
 }  // namespace
 }  // namespace nprf::bench

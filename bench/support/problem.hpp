@@ -7,6 +7,14 @@
 
 #include "nprf/nprf.hpp"
 
+// what nearly every program needs is compiled once, in instances.cpp, where the build says so
+#if NPRF_BENCH_SHARES_INSTANCES
+extern template class nprf::Batch<float>;
+extern template void nprf::toeplitz::contract<float>(nprf::Engine, const nprf::LagWeights<float>&,
+                                                     const nprf::MatrixView<float>&, const nprf::MatrixView<float>&,
+                                                     const nprf::MatrixView<float>&, nprf::MatrixRef<float>);
+#endif
+
 /// What every benchmark computes: one head of n tokens in float, d = d_v = 64, both directions, rows of norm 1.
 namespace nprf::bench {
 
@@ -38,9 +46,10 @@ inline const Problem& problem(Index n) {
   return drawn.try_emplace(n, n).first->second;
 }
 
-/// Attention over a problem's position with m positive features from orthogonal rows.
-inline auto make_attention(RelativePosition<float> position, Index m, Engine engine) {
-  return Attention(orf<float>(head_dim, m), std::move(position), {.engine = engine});
+/// Attention with m positive features from orthogonal rows.
+template <class P>
+auto make_attention(P position, Index m, Engine engine, Direction direction = Direction::bidirectional) {
+  return Attention(orf<float>(head_dim, m), std::move(position), {.direction = direction, .engine = engine});
 }
 
 inline Matrix<float> softmax(const Problem& problem) {
@@ -48,23 +57,28 @@ inline Matrix<float> softmax(const Problem& problem) {
                                              Direction::bidirectional, Normalization::unit(1));
 }
 
-/// The factors of Y = ((A B^T) o C) U that attention over a problem hands to its engine.
+/// The factors of Y = ((A B^T) o C) U that attention over a problem hands to its engine, with weights of any position.
 struct Product {
-  Product(const Problem& problem, Index m) {
-    const auto attention = make_attention(problem.position, m, Engine::automatic);
+  Product(const Problem& problem, Index m, const LagBias<float>& bias, Direction direction = Direction::bidirectional) {
+    const auto attention = make_attention(NoPosition<float>(), m, Engine::automatic);
     const Index n = problem.q.rows();
-    lags = exp_weights(problem.position.bias(), reachable_lags(n, n, 0, Direction::bidirectional));
+    lags = exp_weights(bias, reachable_lags(n, n, 0, direction));
     A = attention.query_features(problem.q);
     B = attention.key_features(problem.k);
     U = Matrix<float>::Ones(n, head_dim + 1);
     U.leftCols(head_dim) = problem.v;
     Y.resize(n, head_dim + 1);
   }
+  Product(const Problem& problem, Index m) : Product(problem, m, problem.position.bias()) {}
 
   void contract(Engine engine) { toeplitz::contract<float>(engine, lags, A, B, U, Y); }
 
   LagWeights<float> lags;
   Matrix<float> A, B, U, Y;  // (n,m) (n,m) (n,d_v+1) (n,d_v+1)
 };
+
+// keeps a result that nobody reads from being optimised away
+inline volatile float sink;
+inline void keep(const Matrix<float>& y) { sink = y(0, 0); }
 
 }  // namespace nprf::bench

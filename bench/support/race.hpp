@@ -27,28 +27,36 @@ inline double seconds_of(const std::function<void()>& run) {
 /// Processor time is that of all threads together: what other processes take does not count.
 enum class Clock { processor, wall };
 
+/// Seconds of a race.
+struct RaceOptions {
+  double budget;                // all rounds together, where more than the fewest fit
+  double longest_repeated = 1;  // a call that takes longer is a measurement at once
+  Clock clock = Clock::processor;
+};
+
 /// Times contenders in turn, round after round, so that a slower spell of the machine falls on all of them.
 class Race {
  public:
   using Contender = std::function<void()>;
 
-  /// Rounds: at least 3, at most 21, else as many as fit into `budget` seconds. The first call warms up; one that takes
-  /// more than a second is a measurement, and not repeated.
-  Race(const std::vector<Contender>& contenders, double budget, Clock clock = Clock::processor)
-      : m_clock(clock), m_samples(contenders.size()) {
-    constexpr double shortest_sample = 2e-3, longest_repeated = 1;
+  /// Rounds: at least 3, at most 21, else as many as fit into the budget. The first call warms up; one that takes
+  /// too long is a measurement, and not repeated.
+  Race(const std::vector<Contender>& contenders, const RaceOptions& options)
+      : m_clock(options.clock), m_samples(contenders.size()) {
+    constexpr double shortest_sample = 2e-3;
     std::vector<int> calls(contenders.size());  // to fill a sample; 0: not repeated
     double round_seconds = 0;
     for (std::size_t c = 0; c < contenders.size(); ++c) {
       const double first = sample_of(contenders[c]);
-      if (first > longest_repeated) {
+      if (first > options.longest_repeated) {
         m_samples[c].push_back(first);
         continue;
       }
-      calls[c] = static_cast<int>(std::max(1.0, std::ceil(shortest_sample / std::max(sample_of(contenders[c]), 1e-6))));
+      const double again = first < shortest_sample ? sample_of(contenders[c]) : first;
+      calls[c] = static_cast<int>(std::max(1.0, std::ceil(shortest_sample / std::max(again, 1e-6))));
       round_seconds += std::max(first, shortest_sample);
     }
-    const int rounds = static_cast<int>(std::clamp(budget / std::max(round_seconds, 1e-9), 3.0, 21.0));
+    const int rounds = static_cast<int>(std::clamp(options.budget / std::max(round_seconds, 1e-9), 3.0, 21.0));
     for (int round = 0; round < rounds; ++round) {
       for (std::size_t c = 0; c < contenders.size(); ++c) {
         if (calls[c] == 0) continue;

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: MIT
+#
+# How many random vectors an attention row needs, after figure 1(b) of Luo et al. 2021.
+
+set title "L1 error of an attention row over 1024 keys: d = 64, queries and keys of norm R"
+set xlabel "random vectors m"
+set ylabel "L1 error, mean of draws"
+set logscale y 10
+set yrange [0.01:10]
+set xtics (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+set key outside right
+
+maps = "'PRF' 'orthogonal PRF' 'TRF' 'orthogonal hyperbolic'"
+colours = "#0072b2 #56b4e9 #d55e00 #009e73"
+rgb(x) = int('0x'.substr(x, 2, 7))
+plot for [map=1:4] for [k=0:2] points index word(maps, map).', R = '.(2**k) using 1:2 \
+  with linespoints lw 2 dt (k + 1) pt 7 ps 0.6 lc rgb rgb(word(colours, map)) title word(maps, map).', R = '.(2**k)

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <string_view>
+
+#include "bench/support/problem.hpp"
+
+namespace nprf::bench {
+
+enum class PositionKind { dense, t5, alibi, none };
+
+constexpr std::string_view name(PositionKind kind) {
+  switch (kind) {
+    case PositionKind::dense: return "dense";
+    case PositionKind::t5: return "T5";
+    case PositionKind::alibi: return "ALiBi";
+    case PositionKind::none: return "no position";
+  }
+  return "unknown";
+}
+
+constexpr std::string_view name(Direction direction) {
+  return direction == Direction::causal ? "causal" : "bidirectional";
+}
+
+/// A position of any kind: its bias is all that attention asks for.
+struct BiasPosition {
+  using Scalar = float;
+  const LagBias<float>& bias() const { return b; }
+
+  LagBias<float> b;
+};
+
+/// dense: a N(0,1) bias of its own for every lag of n tokens; T5: 32 buckets up to distance 128, N(0,1); ALiBi: slope
+/// 1/16.
+inline BiasPosition make_position(PositionKind kind, Direction direction, Index n) {
+  switch (kind) {
+    case PositionKind::dense: return {problem(n).position.bias()};
+    case PositionKind::t5: return {t5_position<float>(draw(32, 1, 5), direction).bias()};
+    case PositionKind::alibi: return {AlibiPosition<float>(1.0f / 16).bias()};
+    case PositionKind::none: break;
+  }
+  return {};
+}
+
+/// Whether this build has the engine.
+inline bool is_available(Engine engine) {
+  try {
+    toeplitz::require_available(engine);
+  } catch (const InvalidArgument&) {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace nprf::bench

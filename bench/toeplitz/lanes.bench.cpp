@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+
+#include "bench/support/shared_bodies.hpp"
+
+namespace nprf::bench {
+namespace {
+
+void lanes_engine(benchmark::State& state) {
+  contract(state, Product(problem(state.range(0)), state.range(1)), Engine::lanes);
+}
+
+BENCHMARK(lanes_engine)->Apply(lengths);
+BENCHMARK(bare_fftw_pairs)->Apply(lengths);
+
+}  // namespace
+}  // namespace nprf::bench
+
+BENCHMARK_MAIN();
