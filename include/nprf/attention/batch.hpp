@@ -165,7 +165,9 @@ void Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const
   for (Index item = 0; item < items; ++item) {
     const auto [b, h, s] = place(item, saved.m_heads, segments);
     const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
-    const Index lags = weights.gradient_lags().size(), E = weights.border().count, border = E * (E + 2);
+    heads.position(heads.position_of(h)).gradient(0, {}, m_d);  // a position without parameters asks for no lags
+    const Index lags = m_d.size() > 0 ? weights.gradient_lags().size() : 0;
+    const Index E = weights.border().count, border = E * (E + 2);
     double* sums = team.workspace().take<double>(lags + border);
     std::fill_n(sums, lags + border, 0.0);
     m_bias_gradients[static_cast<std::size_t>(item)] = {{sums, static_cast<std::size_t>(lags)},

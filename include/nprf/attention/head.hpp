@@ -18,7 +18,7 @@ namespace nprf {
 
 /// dL/db of one sequence, summed in double.
 struct BiasGradient {
-  std::span<double> lags;    // of HeadWeights::gradient_lags()
+  std::span<double> lags;    // of HeadWeights::gradient_lags(); empty where nobody asks for them
   std::span<double> border;  // (E,E+2)
 };
 
@@ -128,12 +128,12 @@ class Head {
     const Index E = m_weights->border().count;
     auto dA = workspace.template matrix<T>(n_q, r), dB = workspace.template matrix<T>(n_k, r);
     auto dU = workspace.template matrix<T>(n_k, d_v + 1), border = workspace.template matrix<T>(E, E + 2);
-    auto dc = workspace.template vector<T>(lags.size());
+    auto dc = workspace.template vector<T>(static_cast<Index>(db.lags.size()));
     border.setZero();
     m_weights->product(keys, workspace)
         .gradients(saved.A, saved.B, saved.U, G, queries, keys, {dA, dB, dU, dc}, border, team);
     // c = exp(b - max b): db = c dc
-    for (Index l = 0; l < lags.size(); ++l)
+    for (Index l = 0; l < dc.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] +=
           static_cast<double>(m_weights->weight(lags.first + l)) * static_cast<double>(dc[l]);
     for (Index e = 0; e < border.size(); ++e)
@@ -196,7 +196,9 @@ class Head {
                   workspace.vector<double>(dA.cols()), dA.row(i), dB, dU, [&](Index j, double gradient) {
                     m_weights->place_gradient(
                         i, keys.number(j), gradient,
-                        [&](Index lag, double g) { db.lags[static_cast<std::size_t>(lag - first)] += g; },
+                        [&](Index lag, double g) {
+                          if (!db.lags.empty()) db.lags[static_cast<std::size_t>(lag - first)] += g;
+                        },
                         [&](Index at, double g) { db.border[static_cast<std::size_t>(at)] += g; });
                   });
   }
