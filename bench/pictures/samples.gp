@@ -2,9 +2,9 @@
 #
 # How many random vectors an attention row needs, after figure 1(b) of Luo et al. 2021.
 
-set title "L1 error of an attention row over 1024 keys: d = 64, queries and keys of norm R"
+set title "An attention row's error: d = 64, 1024 keys, all of norm R"
 set xlabel "random vectors m"
-set ylabel "L1 error, mean of draws"
+set ylabel "L1 distance from softmax's row, mean of draws"
 set logscale y 10
 set yrange [0.01:10]
 set xtics (4, 8, 16, 32, 64, 128, 256, 512, 1024)
