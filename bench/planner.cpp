@@ -128,7 +128,7 @@ Choice measure(const Case& at, Index n, const Curve::Point& softmax, Curves& cur
 std::string milliseconds(const Curve::Point& point) { return format_ms(1e3 * point.seconds, point.extrapolated); }
 
 void print(const Case& at, const Choice& x) {
-  std::printf("| %-31s | %6td | %10s | %10s | %-12s | %10s | %-12s | %6.2f | %7s |\n", at.text().c_str(), x.n,
+  std::printf("| %-33s | %6td | %10s | %10s | %-12s | %10s | %-12s | %6.2f | %7s |\n", at.text().c_str(), x.n,
               milliseconds(x.softmax).c_str(), milliseconds(x.automatic).c_str(), name(x.taken).data(),
               milliseconds(x.least).c_str(), name(x.best).data(), x.over_best, format_ratio(x.over_softmax).c_str());
   std::fflush(stdout);
@@ -145,7 +145,7 @@ nlohmann::json points(const Curve& curve) {
 nlohmann::json choices(Grid grid) {
   std::printf("\nWhole forward calls, ms; softmax bidirectional; ~ extrapolated: more than %g s\n\n", longest_measured);
   std::printf(
-      "| %-31s | %6s | %10s | %10s | %-12s | %10s | %-12s | %6s | %7s |\n|---|---|---|---|---|---|---|---|---|\n",
+      "| %-33s | %6s | %10s | %10s | %-12s | %10s | %-12s | %6s | %7s |\n|---|---|---|---|---|---|---|---|---|\n",
       "position", "n", "softmax", "automatic", "takes", "best", "which is", "/ best", "/ soft.");
   Row over_best{.ours = "automatic", .rival = "best engine", .at_most = 1.2, .stretch = 1.05};
   Row over_softmax{.ours = "automatic", .rival = "exact softmax", .at_most = 1.1};
@@ -194,7 +194,7 @@ nlohmann::json choices(Grid grid) {
     }
   }
   speed["softmax"] = points(softmax);
-  return {{"rows", to_json({over_best, over_softmax})},
+  return {{"rows", to_json(std::vector{over_best, over_softmax})},
           {"choices", measured},
           {"pictures", {{"speed", speed}, {"planner", ratios}}}};
 }

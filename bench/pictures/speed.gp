@@ -7,18 +7,17 @@ set xlabel "sequence length n (hollow: extrapolated)"
 set ylabel "milliseconds"
 set logscale y 10
 set format y '%g'
+set xrange [56:150000]
 eval "set xtics ".lengths
 set key top left
 
 curves = "softmax fftw lanes automatic banded recurrence linear"
 colours = "#222222 #e69f00 #0072b2 #cc79a7 #009e73 #d55e00 #56b4e9"
 titles = "'exact softmax' 'dense, fftw' 'dense, lanes' 'dense, automatic' 'T5, banded' 'ALiBi, recurrence' 'no position (plain linear)'"
-colour(i) = rgb(word(colours, i))
-rgb(x) = int('0x'.substr(x, 2, 7))
 # dashed where another curve lies on it
-plot for [i=1:7] points index word(curves, i) using 1:2 with lines lw 2.5 dt (i == 4 ? 2 : 1) lc rgb colour(i) \
+plot for [i=1:7] points index word(curves, i) using 1:2 with lines lw 2.5 dt 1+(i==4) lc rgb word(colours, i) \
        title word(titles, i), \
-     for [i=1:7] points index word(curves, i) using 1:($3 == 0 ? $2 : NaN) with points pt 7 ps 0.7 lc rgb colour(i) \
+     for [i=1:7] points index word(curves, i) using 1:($3 == 0 ? $2 : NaN) with points pt 7 ps 0.7 lc rgb word(colours, i) \
        notitle, \
-     for [i=1:7] points index word(curves, i) using 1:($3 == 1 ? $2 : NaN) with points pt 6 ps 0.9 lc rgb colour(i) \
+     for [i=1:7] points index word(curves, i) using 1:($3 == 1 ? $2 : NaN) with points pt 6 ps 0.9 lc rgb word(colours, i) \
        notitle
