@@ -148,7 +148,7 @@ class HeadWeights {
     const auto product = [&](Engine by) {
       return toeplitz::BorderedProduct<T>(by, m_rows, m_border, shape, span, team);
     };
-    if (engine != Engine::automatic) return product(engine);
+    if (engine != Engine::automatic || m_rows.support().size() == 0) return product(engine);
     const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
     // causal weights are one-sided even where an offset hides it
     if (m_direction == Direction::causal) return product(by_rows);
