@@ -480,7 +480,7 @@ TEST_CASE("automatic takes the FFT for many tokens, and direct for causal attent
 
 TEST_CASE("an engine that this build does not have is refused by name", "[attention]") {
   const Tokens<double> x = random_tokens<double>(5, 5, d, 2);
-  for (const Engine engine : {Engine::block_causal, Engine::banded, Engine::recurrence, Engine::grid})
+  for (const Engine engine : {Engine::banded, Engine::recurrence, Engine::grid})
     check_invalid([&] { run(Attention(features(), table(3), {.engine = engine}), x); }, {"engine", name(engine)});
 }
 
