@@ -17,12 +17,15 @@ namespace nprf::test {
 
 /// The engines that this build has.
 inline std::vector<Engine> engines() {
-  if (NPRF_USE_FFTW) return {Engine::direct, Engine::banded, Engine::lanes, Engine::fftw};
-  return {Engine::direct, Engine::banded, Engine::lanes};
+  if (NPRF_USE_FFTW) return {Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal, Engine::fftw};
+  return {Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal};
 }
 
-/// Whether its rounding is relative to the largest row.
-inline bool is_fft(Engine engine) { return engine == Engine::lanes || engine == Engine::fftw; }
+/// Whether its rounding is relative to the largest row; for block_causal to that of a row's own block, which its own
+/// test asks for.
+inline bool is_fft(Engine engine) {
+  return engine == Engine::lanes || engine == Engine::block_causal || engine == Engine::fftw;
+}
 
 /// Signed N(0,1) weights for all the lags that n_q queries and n_k keys reach.
 template <Real T>

@@ -41,20 +41,39 @@ Engine engine_of(Engine engine, const LagWeights<double>& c, const ProductShape&
 }  // namespace
 
 TEST_CASE("a product by an engine that this build does not have is refused by name", "[toeplitz]") {
-  Workspace workspace;
-  const Team team(workspace);
-  const LagWeights<double> c = random_weights<double>(5, 4, 4);
-  for (const Engine engine : {Engine::block_causal}) {
-    check_invalid([&] { require_available(engine); }, {"engine:", name(engine)});
-    check_invalid([&] { toeplitz::Product<double>(engine, c.view(), {5, 4, 2, 3}, team); }, {"engine:", name(engine)});
-    // for a product of nothing too
-    check_invalid([&] { toeplitz::Product<double>(engine, c.view(), {5, 4, 2, 0}, team); }, {"engine:", name(engine)});
-    check_invalid([&] { toeplitz::Product<double>(engine, {}, {5, 4, 2, 3}, team); }, {"engine:", name(engine)});
-  }
   CHECK_NOTHROW(require_available(Engine::automatic));
   for (const Engine engine : engines()) CHECK_NOTHROW(require_available(engine));
   CHECK_NOTHROW(require_available(Engine::recurrence));
-  if (!NPRF_USE_FFTW) check_invalid([] { require_available(Engine::fftw); }, {"engine:", "without FFTW", "fftw"});
+  CHECK_NOTHROW(require_available(Engine::grid));
+  if (NPRF_USE_FFTW) return;
+  Workspace workspace;
+  const LagWeights<double> c = random_weights<double>(5, 4, 4);
+  check_invalid([] { require_available(Engine::fftw); }, {"engine:", "without FFTW", "fftw"});
+  // for a product of nothing too
+  for (const Index p : {3, 0})
+    check_invalid(
+        [&] {
+          toeplitz::Product<double>(Engine::fftw, c.view(), {5, 4, 2, p}, Team(workspace));
+        },
+        {"engine:", "fftw"});
+}
+
+TEST_CASE("keys have exponents for the block-causal engine alone", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const LagWeights<double> c = random_weights<double>(5, 4, 4);
+  const Matrix<double> A = Matrix<double>::Ones(5, 2), B = Matrix<double>::Ones(4, 2);
+  const MatrixView<double> a = A, b = B;
+  const std::vector<double> exponents(4, 0.0);
+  Matrix<double> Y(5, 2);
+  for (const Engine engine : engines()) {
+    const toeplitz::Product<double> product(engine, c.view(), {5, 4, 2, 2}, team);
+    const auto contract = [&] { product.contract({a, b, b, {5}, {4}, exponents.data()}, Y, team); };
+    if (engine == Engine::block_causal)
+      CHECK_NOTHROW(contract());
+    else
+      check_invalid(contract, {"exponents:", name(engine)});
+  }
 }
 
 TEST_CASE("a product names the engine that works", "[toeplitz]") {

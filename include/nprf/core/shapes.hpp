@@ -23,12 +23,17 @@ ProductShape product_shape(const MatrixView<T>& A, const MatrixView<T>& B, const
 }
 
 /// The factors of one product, and the slots in which their rows stand. It only refers to them.
+///
+/// With exponents e_j, one a key, e^(e_j) B_j stands for B_j, and row i of Y is what that gives divided by e^(M_i), M_i
+/// the largest exponent of the keys up to row i's own slot: a factor that a row's numerators and denominator share. So
+/// keys' features can each be scaled by their own maximum. Only the block_causal engine knows exponents.
 template <class T>
 struct ProductFactors {
-  const MatrixView<T>& A;  // (n_q,r)
-  const MatrixView<T>& B;  // (n_k,r)
-  const MatrixView<T>& U;  // (n_k,p)
-  Slots queries, keys;     // of A's rows, and of B's and U's
+  const MatrixView<T>& A;             // (n_q,r)
+  const MatrixView<T>& B;             // (n_k,r)
+  const MatrixView<T>& U;             // (n_k,p)
+  Slots queries, keys;                // of A's rows, and of B's and U's
+  const double* exponents = nullptr;  // (n_k); null: none
 };
 
 /// The sizes of one attention call:  q (n_q,d)  k (n_k,d)  v (n_k,d_v)  ->  y (n_q,d_v).

@@ -55,10 +55,10 @@ class PolynomialTree {
       while (rest > 0 && rest % factor == 0) rest /= factor;
     require(rest == 1, "length: expected 8 2^a 3^b 5^c, got ", length);
     Index blocks = 1;
-    for (const int radix : radices(length)) {
+    for_each_radix(length, [&](int radix) {
       m_levels.push_back({radix, blocks, length / blocks / radix, 0, {0, 0}});
       blocks *= radix;
-    }
+    });
     Index size = 0;
     const auto place = [&size](Index count) {
       const Index at = size;
@@ -97,16 +97,17 @@ class PolynomialTree {
   /// The values of z_j = load(j), j < L, at the roots of half h, into x (L), in the tree's own order.
   template <class Load>
   void values(int half, Load&& load, Z* x) const {
-    transform<1, true, false>(
-        half, {x}, [&](auto, Index j) { return load(j); }, [](Index, Z(&)[1][leaf]) {}, [](auto, Index, const Z&) {});
+    transform<true, false>(
+        half, Fixed<1>{{x}}, [&](auto, Index j) { return load(j); }, [](Index, Z(&)[1][leaf]) {},
+        [](auto, Index, const Z&) {});
   }
 
   /// The way back: store(j, z) with L times the coefficient j, from z = load(k, l) at place 8 k + l of values' order,
   /// l < 8. x (L) is scratch.
   template <class Load, class Store>
   void coefficients(int half, Z* x, Load&& load, Store&& store) const {
-    transform<1, false, true>(
-        half, {x}, [](auto, Index) { return Z{}; },
+    transform<false, true>(
+        half, Fixed<1>{{x}}, [](auto, Index) { return Z{}; },
         [&](Index k, Z(&z)[1][leaf]) {
           for (Index l = 0; l < leaf; ++l) z[0][l] = load(k, l);
         },
@@ -118,7 +119,14 @@ class PolynomialTree {
   /// x[s] (L) is scratch.
   template <std::size_t S, class Load, class Leaf, class Store>
   void convolve(int half, const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
-    transform<S, true, true>(half, x, load, at_leaf, store);
+    transform<true, true>(half, Fixed<S>{x}, load, at_leaf, store);
+  }
+
+  /// The same for `count` <= most signals, signal s at x + s stride: s is a number, and at_leaf(k, z) finds z[most].
+  /// store(s, j, z) may write to signal s's place j.
+  template <std::size_t most, class Load, class Leaf, class Store>
+  void convolve(int half, Z* x, Index stride, Index count, Load&& load, Leaf&& at_leaf, Store&& store) const {
+    transform<true, true>(half, UpTo<most>{x, stride, count}, load, at_leaf, store);
   }
 
   /// The tree of a length, shared by all callers of the process.
@@ -144,58 +152,84 @@ class PolynomialTree {
   };
 
   // eights first: passes over the most memory do the most. Eight complex numbers need more than 16 registers
-  static std::vector<int> radices(Index length) {
-    std::vector<int> list;
+  template <class Use>
+  static void for_each_radix(Index length, Use&& use) {
     Index rest = length / leaf;
     int twos = 0;
     for (; rest % 2 == 0; rest /= 2) ++twos;
     if (vector_registers >= 32)
-      for (; twos > 4 || twos == 3; twos -= 3) list.push_back(8);
-    for (; rest % 5 == 0; rest /= 5) list.push_back(5);
-    for (; rest % 3 == 0; rest /= 3) list.push_back(3);
-    for (; twos > 1; twos -= 2) list.push_back(4);
-    if (twos == 1) list.push_back(2);
-    return list;
+      for (; twos > 4 || twos == 3; twos -= 3) use(8);
+    for (; rest % 5 == 0; rest /= 5) use(5);
+    for (; rest % 3 == 0; rest /= 3) use(3);
+    for (; twos > 1; twos -= 2) use(4);
+    if (twos == 1) use(2);
   }
 
-  template <std::size_t S, bool forth, bool back, class Load, class Leaf, class Store>
-  void transform(int half, const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
+  // the signals of one call: as many as the type says, or up to so many
+  template <std::size_t S>
+  struct Fixed {
+    static constexpr std::size_t most = S;
+
+    template <class Use>
+    void for_each(Use&& use) const {
+      [&]<std::size_t... s>(std::index_sequence<s...>) {
+        (use(std::integral_constant<std::size_t, s>(), of[s]), ...);
+      }(std::make_index_sequence<S>());
+    }
+    Fixed from(Index j) const {
+      Fixed part;
+      for (std::size_t s = 0; s < S; ++s) part.of[s] = of[s] + j;
+      return part;
+    }
+
+    std::array<Z*, S> of;
+  };
+  template <std::size_t S>
+  struct UpTo {
+    static constexpr std::size_t most = S;
+
+    template <class Use>
+    void for_each(Use&& use) const {
+      for (Index s = 0; s < count; ++s) use(s, first + s * stride);
+    }
+    UpTo from(Index j) const { return {first + j, stride, count}; }
+
+    Z* first;
+    Index stride, count;
+  };
+
+  template <bool forth, bool back, class Signals, class Load, class Leaf, class Store>
+  void transform(int half, const Signals& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
     if (m_levels.empty()) {
       if constexpr (forth)
-        for_each_signal<S>([&](auto s) {
-          for (Index j = 0; j < leaf; ++j) x[s][j] = load(s, j);
+        x.for_each([&](auto s, Z* z) {
+          for (Index j = 0; j < leaf; ++j) z[j] = load(s, j);
         });
-      pass_leaf<S, forth, back>(half, x, 0, at_leaf);
+      pass_leaf<forth, back>(half, x, 0, at_leaf);
       if constexpr (back)
-        for_each_signal<S>([&](auto s) {
-          for (Index j = 0; j < leaf; ++j) store(s, j, x[s][j]);
+        x.for_each([&](auto s, const Z* z) {
+          for (Index j = 0; j < leaf; ++j) store(s, j, z[j]);
         });
       return;
     }
     const Level& top = m_levels.front();
     const T* table = m_table.data() + top.forth[half];
     if constexpr (forth)
-      for_each_signal<S>([&](auto s) {
+      x.for_each([&](auto s, Z* z) {
         split(
-            top, table, [&](Index j) { return load(s, j); }, x[s]);
+            top, table, [&](Index j) { return load(s, j); }, z);
       });
-    parts<S, forth, back>(half, 0, x, 0, at_leaf);
+    parts<forth, back>(half, 0, x, 0, at_leaf);
     if constexpr (back)
-      for_each_signal<S>([&](auto s) { join(top, x[s], [&](Index j, const Z& z) { store(s, j, z); }); });
-  }
-
-  template <std::size_t S, class Use>
-  static void for_each_signal(Use&& use) {
-    [&]<std::size_t... s>(std::index_sequence<s...>) {
-      (use(std::integral_constant<std::size_t, s>()), ...);
-    }(std::make_index_sequence<S>());
+      x.for_each([&](auto s, const Z* z) { join(top, z, [&](Index j, const Z& value) { store(s, j, value); }); });
   }
 
   // what a point costs, in multiplications and additions of lanes
   static double steps(Index length) {
     double sum = 0;
-    for (const int radix : radices(length))
+    for_each_radix(length, [&](int radix) {
       sum += radix == 8 ? 11 : radix == 5 ? 14 : radix == 3 ? 11 : radix == 4 ? 8 : 5;
+    });
     return sum + 9;
   }
 
@@ -238,46 +272,43 @@ class PolynomialTree {
   }
 
   // the parts of a block that is split
-  template <std::size_t S, bool forth, bool back, class Leaf>
-  void parts(int half, std::size_t level, const std::array<Z*, S>& x, Index block, Leaf& at_leaf) const {
+  template <bool forth, bool back, class Signals, class Leaf>
+  void parts(int half, std::size_t level, const Signals& x, Index block, Leaf& at_leaf) const {
     const Level& at = m_levels[level];
-    for (int k = 0; k < at.radix; ++k) {
-      std::array<Z*, S> part;
-      for (std::size_t s = 0; s < S; ++s) part[s] = x[s] + k * at.part;
-      whole<S, forth, back>(half, level + 1, part, block * at.radix + k, at_leaf);
-    }
+    for (int k = 0; k < at.radix; ++k)
+      whole<forth, back>(half, level + 1, x.from(k * at.part), block * at.radix + k, at_leaf);
   }
 
-  template <std::size_t S, bool forth, bool back, class Leaf>
-  void whole(int half, std::size_t level, const std::array<Z*, S>& x, Index block, Leaf& at_leaf) const {
+  template <bool forth, bool back, class Signals, class Leaf>
+  void whole(int half, std::size_t level, const Signals& x, Index block, Leaf& at_leaf) const {
     if (level == m_levels.size()) {
-      pass_leaf<S, forth, back>(half, x, block, at_leaf);
+      pass_leaf<forth, back>(half, x, block, at_leaf);
       return;
     }
     const Level& at = m_levels[level];
     const T* table = m_table.data() + at.forth[half] + block * constants(at.radix);
     if constexpr (forth)
-      for (Z* z : x)
+      x.for_each([&](auto, Z* z) {
         split(
             at, table, [z](Index j) { return z[j]; }, z);
-    parts<S, forth, back>(half, level, x, block, at_leaf);
-    if constexpr (back)
-      for (Z* z : x) join(at, z, [z](Index j, const Z& value) { z[j] = value; });
+      });
+    parts<forth, back>(half, level, x, block, at_leaf);
+    if constexpr (back) x.for_each([&](auto, Z* z) { join(at, z, [z](Index j, const Z& value) { z[j] = value; }); });
   }
 
-  template <std::size_t S, bool forth, bool back, class Leaf>
-  NPRF_ALWAYS_INLINE void pass_leaf(int half, const std::array<Z*, S>& x, Index block, Leaf& at_leaf) const {
-    Z z[S][leaf];
+  template <bool forth, bool back, class Signals, class Leaf>
+  NPRF_ALWAYS_INLINE void pass_leaf(int half, const Signals& x, Index block, Leaf& at_leaf) const {
+    Z z[Signals::most][leaf];
     if constexpr (forth)
-      for (std::size_t s = 0; s < S; ++s) {
-        for (int k = 0; k < leaf; ++k) z[s][k] = x[s][k];
+      x.for_each([&](auto s, const Z* from) {
+        for (int k = 0; k < leaf; ++k) z[s][k] = from[k];
         split_parts<leaf>(z[s], m_table.data() + m_leaf_forth[half] + block * constants(leaf));
-      }
+      });
     at_leaf(block, z);
-    for (std::size_t s = 0; s < S; ++s) {
+    x.for_each([&](auto s, Z* to) {
       if constexpr (back) join_leaf(z[s]);
-      for (int k = 0; k < leaf; ++k) x[s][k] = z[s][k];
-    }
+      for (int k = 0; k < leaf; ++k) to[k] = z[s][k];
+    });
   }
 
   Index m_length;

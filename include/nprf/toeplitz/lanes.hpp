@@ -14,7 +14,9 @@
 #include "nprf/fft/lanes.hpp"
 #include "nprf/fft/polynomial_tree.hpp"
 #include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/leaf.hpp"
 #include "nprf/toeplitz/panel.hpp"
+#include "nprf/toeplitz/signal_gradients.hpp"
 
 namespace nprf::toeplitz {
 
@@ -67,8 +69,7 @@ class LanesEngine {
     from_slots(all, x.queries, Y, team);
   }
 
-  /// Its gradients for G (n_q,p) = dL/dY. Four transforms a column, where contract has two. Each column of G is scaled
-  /// to maximum 1 and the same column of U by the inverse, so that only dU has to be scaled back.
+  /// Its gradients for G (n_q,p) = dL/dY. Four transforms a column, where contract has two.
   void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out, const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
@@ -91,8 +92,7 @@ class LanesEngine {
   using Pairs = FeaturePairs<T>;
   using Column = UnitColumn<T>;
   using Features = FeatureLanes<T>;
-  static constexpr Index block = 16;           // features whose columns are laid out at a time
-  static constexpr Index gradient_blocks = 8;  // of features and of columns, that threads work on
+  static constexpr Index block = 16;  // features whose columns are laid out at a time
 
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y,
                 const Team& team) const {
@@ -108,7 +108,8 @@ class LanesEngine {
         for (Index pair = 0; pair < pairs; ++pair) {
           b.read(pair, B, r0 + 2 * pair, unit.cwiseInverse().unaryExpr(&finite<T>), j0, rows);
           a.read(2 * pair, A, r0 + 2 * pair, unit.unaryExpr(&finite<T>), j0, rows);
-          twist(a[2 * pair], a[2 * pair + 1], j0, rows);
+          for (Index j = 2 * j0; j < 2 * (j0 + rows); j += 2)
+            twist(a[2 * pair] + j, m_tree->twist() + j, a[2 * pair + 1] + j);
         }
       });
       team.run(groups.count + (r0 == 0 ? groups.left_over : 0), [&](Index task, Workspace& scratch) {
@@ -131,15 +132,6 @@ class LanesEngine {
         else
           y.add_to(Y, p0);
       });
-    }
-  }
-
-  // a becomes e^(pi i j / L) a, which undoes the second half's twist: Re(conj(t) a) is what it was for t untwisted
-  void twist(const T* a, T* twisted, Index j0, Index rows) const {
-    for (Index j = j0; j < j0 + rows; ++j) {
-      const T *x = a + 2 * j, *e = m_tree->twist() + 2 * j;
-      twisted[2 * j] = x[0] * e[0] - x[1] * e[1];
-      twisted[2 * j + 1] = x[0] * e[1] + x[1] * e[0];
     }
   }
 
@@ -185,94 +177,30 @@ class LanesEngine {
 
   void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
                  GradientRefs<T> out, const Team& team) const {
-    const Index r = A.cols(), p = U.cols(), pairs = (r + 1) / 2, L = m_tree->length();
+    const Index r = A.cols(), p = U.cols(), L = m_tree->length(), size = staggered<Z>(L);
     Workspace& workspace = team.workspace();
-    auto unit = workspace.vector<T>(r), a_unit = workspace.vector<T>(r);
-    column_units(A, a_unit);
-    column_units(B, unit);
-    const auto is_zero = [](T u) { return std::isinf(u); };
-    bool* no_da = workspace.take<bool>(r);
-    std::transform(unit.begin(), unit.end(), no_da, is_zero);
-    share_units(unit);
-    const auto inverse_unit = unit.cwiseInverse();
-    const Pairs a(workspace, pairs, L), b(workspace, pairs, L);
-    team.run_tiles(L, [&](Index j0, Index rows, Workspace&) {
-      for (Index pair = 0; pair < pairs; ++pair) {
-        a.read(pair, A, 2 * pair, unit, j0, rows);
-        b.read(pair, B, 2 * pair, inverse_unit, j0, rows);
-      }
-    });
-    auto da = workspace.matrix<T>(2 * pairs, m_n_q), db = workspace.matrix<T>(2 * pairs, m_n_k);
-    T* correlations = workspace.take<T>(gradient_blocks * 4 * L);  // one for each block of features
-
+    out.set_zero();
+    SignalGradients<T> frame(A, B, L, 4 * L, team);
     const ColumnGroups<T> groups(r, p);
-    Lanes* units = workspace.take<Lanes>(groups.count);
-    const auto panels = [&](Index rows) {
-      return [&, rows, values = workspace.take<Lanes>(groups.count * Panel<T>::size(L))](Index group) {
-        return Panel<T>(values + group * Panel<T>::size(L), rows, L, groups.width(group));
-      };
-    };
-    const auto us = panels(m_n_k), gs = panels(m_n_q), dus = panels(m_n_k);
-    team.run(groups.count, [&](Index group, Workspace&) {
-      Panel<T> u = us(group), g = gs(group);
-      u.read(U, group * W);
-      g.read(G, group * W);
-      units[group] = g.units();
-      u.scale(finite_lanes<T>(units[group]));
-      g.scale(inverse<T>(units[group]));
-      dus(group).set_zero();
-    });
-    team.run(gradient_blocks, [&](Index i, Workspace&) {
-      std::fill_n(correlations + i * 4 * L, 4 * L, T(0));
-      const Index first = 2 * edge(i, pairs), rows = 2 * edge(i + 1, pairs) - first;
-      da.middleRows(first, rows).setZero();
-      db.middleRows(first, rows).setZero();
-    });
-    team.run_pairs(gradient_blocks, [&](Index i, Index j, Workspace& scratch) {
-      const Index size = staggered<Z>(L);
+    frame.run(U, G, groups, out, team, [&](const SignalPair<T>& x, Workspace& scratch) {
       const std::array<Z*, 2> z{scratch.take<Z>(size), scratch.take<Z>(size)};
       Z *a_sums = scratch.take<Z>(size), *b_sums = scratch.take<Z>(size);
-      for (Index group = edge(j, groups.count); group < edge(j + 1, groups.count); ++group)
-        for (Index pair = edge(i, pairs); pair < edge(i + 1, pairs); ++pair) {
-          const Factors x{a[pair], b[pair], us(group).values, gs(group).values};
-          T* correlation = correlations + i * 4 * L;
-          add_gradients<0>(x, a_sums, b_sums, dus(group).values, correlation, z);
-          add_gradients<1>(x, a_sums, b_sums, dus(group).values, correlation + 2 * L, z);
-          add_sums(a_sums, m_n_q, &da(2 * pair, 0), &da(2 * pair + 1, 0));
-          add_sums(b_sums, m_n_k, &db(2 * pair, 0), &db(2 * pair + 1, 0));
-        }
-    });
-    team.run_tiles(m_n_q, [&](Index i0, Index rows, Workspace&) {
-      out.dA.middleRows(i0, rows) = (unit.asDiagonal() * da.block(0, i0, r, rows)).transpose();
-    });
-    team.run_tiles(m_n_k, [&](Index j0, Index rows, Workspace&) {
-      out.dB.middleRows(j0, rows) = (inverse_unit.asDiagonal() * db.block(0, j0, r, rows)).transpose();
-    });
-    team.run(groups.count, [&](Index group, Workspace&) {
-      Panel<T> du = dus(group);
-      du.scale(finite_lanes<T>(units[group]));
-      du.write(out.dU, group * W);
+      add_gradients<0>(x, a_sums, b_sums, z);
+      add_gradients<1>(x, a_sums, b_sums, z);
+      add_lane_sums(
+          a_sums, m_n_q, [](Index) { return T(1); }, x.da1, x.da2);
+      add_lane_sums(
+          b_sums, m_n_k, [](Index) { return T(1); }, x.db1, x.db2);
     });
     for (Index column = p - groups.left_over; column < p; ++column)
-      column_gradients(A, B, unit, U, G, column, out, correlations, workspace);
-    for (Index k = 0; k < r; ++k) {  // not what a neighbour's rounding leaves there
-      if (no_da[k]) out.dA.col(k).setZero();
-      if (is_zero(a_unit[k])) out.dB.col(k).setZero();
-    }
-    lag_gradient(correlations, out.dc, workspace);
+      column_gradients(A, B, frame.units(), U, G, column, out, frame.correlations(), workspace);
+    frame.add_to(out, team);
+    lag_gradient(frame.summed_correlations(), out.dc, workspace);
   }
 
-  // the columns of two features, and of a group of W columns
-  struct Factors {
-    const T *a, *b;
-    const Lanes *u, *g;
-  };
-
-  // with x = (b1 + i b2) o u, w = (a1 + i a2) o g, t = T(c) x, z = T(c)^T w, the share of one half:
-  //     da1 = g t1    da2 = g t2    db1 = u z1    db2 = u z2    du += b1 z1 + b2 z2    correlation += conj(W) X
-  // da and db with each lane's share by itself; the second half adds to the first
+  // the share of one half; the second half adds to the first's sums
   template <int half>
-  void add_gradients(const Factors& x, Z* da, Z* db, Lanes* du, T* correlation, const std::array<Z*, 2>& z) const {
+  void add_gradients(const SignalPair<T>& x, Z* da, Z* db, const std::array<Z*, 2>& z) const {
     m_tree->template convolve<2>(
         half, z,
         [x](auto s, Index j) {
@@ -280,25 +208,15 @@ class LanesEngine {
           const T* pair = (s == 0 ? x.b : x.a) + 2 * j;
           return Z{pair[0] * value, pair[1] * value};
         },
-        correlating(half, correlation),
-        [x, da, db, du, e = m_tree->twist()](auto s, Index j, const Z& twisted) {
-          const Z t = half == 0 ? twisted : untwisted(twisted, e + 2 * j);
+        correlating(half, x.correlation + half * 2 * m_tree->length()),
+        [x, da, db, e = m_tree->twist()](auto s, Index j, const Z& twisted) {
+          const Z t = half == 0 ? twisted : toeplitz::untwisted(twisted, e + 2 * j);
           Z& sum = s == 0 ? da[j] : db[j];
           const Lanes value = s == 0 ? x.g[j] : x.u[j];
           const Z before = half == 0 ? Z{} : sum;
           sum = {before.re + value * t.re, before.im + value * t.im};
-          if constexpr (s == 1) du[j] += x.b[2 * j] * t.re + x.b[2 * j + 1] * t.im;
+          if constexpr (s == 1) x.du[j] += x.b[2 * j] * t.re + x.b[2 * j + 1] * t.im;
         });
-  }
-
-  // d1_i and d2_i += the sums of the lanes of sums_i, whose rows from n on are zeros
-  static void add_sums(const Z* sums, Index n, T* d1, T* d2) {
-    for (Index i = 0; i < n; i += W) {
-      Lanes re[W], im[W];
-      for (Index l = 0; l < W; ++l) re[l] = sums[i + l].re, im[l] = sums[i + l].im;
-      fft::store_lanes<T>(fft::load_lanes(d1 + i, n - i) + fft::sum_lanes<T>(re), d1 + i, n - i);
-      fft::store_lanes<T>(fft::load_lanes(d2 + i, n - i) + fft::sum_lanes<T>(im), d2 + i, n - i);
-    }
   }
 
   // the same for one column, 2 W features at a time
@@ -347,25 +265,17 @@ class LanesEngine {
   // at a leaf: correlation += conj(W) X summed over lanes, X *= spectrum, W *= its conjugate
   auto correlating(int half, T* correlation) const {
     return [g = spectrum(half), correlation](Index k, Z(&x)[2][8]) {
-      Lanes products[16];  // real parts, then imaginary ones
-      for (int s = 0; s < 8; ++s) {
-        products[s] = x[1][s].re * x[0][s].re + x[1][s].im * x[0][s].im;
-        products[8 + s] = x[1][s].re * x[0][s].im - x[1][s].im * x[0][s].re;
-      }
-      for (Index s = 0; s < 16; s += W) {
-        T* sum = correlation + 16 * k + s;
-        fft::store_lanes<T>(fft::load_lanes(sum) + fft::sum_lanes<T>(products + s), sum);
-      }
+      Lanes products[16];
+      correlate<false>(x[1], x[0], products);
+      add_lane_sums<T>(products, correlation + 16 * k);
       multiply(x[0], g + 16 * k);
       multiply_conjugate(x[1], g + 16 * k);
     };
   }
 
   // dc[l] at l + n_q - 1: the real part of the inverse transform of all blocks' sum, lag l at l mod 2L
-  void lag_gradient(T* correlations, Eigen::Ref<Vector<T>> dc, Workspace& workspace) const {
+  void lag_gradient(const T* correlations, Eigen::Ref<Vector<T>> dc, Workspace& workspace) const {
     const Index L = m_tree->length();
-    for (Index i = 1; i < gradient_blocks; ++i)
-      for (Index k = 0; k < 4 * L; ++k) correlations[k] += correlations[i * 4 * L + k];
     auto sum = workspace.vector<T>(2 * L);
     sum.setZero();
     Z* z = workspace.take<Z>(L);
@@ -383,30 +293,11 @@ class LanesEngine {
     for (Index k = 0; k < dc.size(); ++k) dc[k] = sum[(2 * L + k - (m_n_q - 1)) % (2 * L)];
   }
 
-  // a column of zeros takes its neighbour's unit: they share their rounding
-  static void share_units(VectorMap<T>& unit) {
-    for (Index r = 0; r < unit.size(); ++r) {
-      if (std::isfinite(unit[r])) continue;
-      const Index other = r % 2 == 0 ? r + 1 : r - 1;
-      unit[r] = other < unit.size() && std::isfinite(unit[other]) ? unit[other] : T(1);
-    }
-  }
-
-  static Index edge(Index block_of, Index n) { return n * block_of / gradient_blocks; }
-
   const T* spectrum(int half) const { return m_spectrum + 2 * half * m_tree->length(); }
 
-  // e^(-pi i j / L) z
-  NPRF_ALWAYS_INLINE static Z untwisted(const Z& z, const T* twist) {
-    return {z.re * twist[0] + z.im * twist[1], z.im * twist[0] - z.re * twist[1]};
-  }
-  Z untwisted(int half, Index j, const Z& z) const { return half == 0 ? z : untwisted(z, m_tree->twist() + 2 * j); }
-
-  NPRF_ALWAYS_INLINE static void multiply(Z (&x)[8], const T* g) {
-    for (int s = 0; s < 8; ++s) x[s] = times(x[s], g[2 * s], g[2 * s + 1]);
-  }
-  NPRF_ALWAYS_INLINE static void multiply_conjugate(Z (&x)[8], const T* g) {
-    for (int s = 0; s < 8; ++s) x[s] = times(x[s], g[2 * s], -g[2 * s + 1]);
+  // e^(-pi i j / L) z, if that is left to do
+  Z untwisted(int half, Index j, const Z& z) const {
+    return half == 0 ? z : toeplitz::untwisted(z, m_tree->twist() + 2 * j);
   }
 
   Index m_n_q, m_n_k;

@@ -46,23 +46,25 @@ void column_units(const MatrixView<T>& X, VectorMap<T>& unit) {
   for (Index r = 0; r < unit.size(); ++r) unit[r] = unit_of(unit[r]);
 }
 
-/// X's rows, each in its slot of n, zeros in the gaps: X itself where there are none, else a copy in the workspace.
+/// X's rows, each in row `first` + its slot of n, zeros in the gaps: X itself where there are none, else a copy in the
+/// workspace.
 template <Real T>
-MatrixView<T> in_slots(const MatrixView<T>& X, const Slots& slots, Index n, const Team& team) {
+MatrixView<T> in_slots(const MatrixView<T>& X, const Slots& slots, Index n, const Team& team, Index first = 0) {
   if (slots.count == n) return X;
   auto all = team.workspace().matrix<T>(n, X.cols());
   team.run_tiles(n, [&](Index s0, Index size, Workspace&) {
     all.middleRows(s0, size).setZero();
-    for (Index i = slots.below(s0), end = slots.below(s0 + size); i < end; ++i) all.row(slots[i]) = X.row(i);
+    for (Index i = slots.below(s0 - first), end = slots.below(s0 + size - first); i < end; ++i)
+      all.row(first + slots[i]) = X.row(i);
   });
   return all;
 }
 
 /// The way back: row i of X is that of its slot.
 template <Real T>
-void from_slots(const MatrixMap<T>& all, const Slots& slots, MatrixRef<T> X, const Team& team) {
+void from_slots(const MatrixMap<T>& all, const Slots& slots, MatrixRef<T> X, const Team& team, Index first = 0) {
   team.run_tiles(slots.count, [&](Index i0, Index rows, Workspace&) {
-    for (Index i = i0; i < i0 + rows; ++i) X.row(i) = all.row(slots[i]);
+    for (Index i = i0; i < i0 + rows; ++i) X.row(i) = all.row(first + slots[i]);
   });
 }
 
@@ -131,6 +133,13 @@ struct ColumnGroups {
     if (left_over * ((r + 2 * W - 1) / (2 * W)) > (r + 1) / 2) ++count, left_over = 0;
   }
   Index width(Index group) const { return std::min(W, p - group * W); }
+
+  /// The same with those that are left over in a group of their own.
+  ColumnGroups all() const {
+    ColumnGroups groups = *this;
+    if (left_over > 0) ++groups.count, groups.left_over = 0;
+    return groups;
+  }
 
   Index count, left_over, p;
 };

@@ -10,6 +10,7 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/banded.hpp"
+#include "nprf/toeplitz/block_causal.hpp"
 #include "nprf/toeplitz/direct.hpp"
 #include "nprf/toeplitz/fftw.hpp"
 #include "nprf/toeplitz/gradients.hpp"
@@ -18,21 +19,21 @@
 
 /// The one product under every attention and every gradient:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
 ///
-/// | engine     | time                    | good for                                                        |
-/// |------------|-------------------------|-----------------------------------------------------------------|
-/// | direct     | n_q n_k (r + p)         | short n; keeps every digit                                      |
-/// | banded     | n ((r + p) R + r p)     | weights that are constant beyond R lags; keeps every digit      |
-/// | recurrence | the same                | weights that fall exponentially beyond R lags; likewise         |
-/// | lanes      | r p n log n             | long n and weights that leave all rows of a size                |
-/// | grid       | the same                | lanes, where the slots are a picture's                          |
-/// | fftw       | r p n log n             | what lanes does, by FFTW: a rival                               |
+/// | engine       | time                 | good for                                                             |
+/// |--------------|----------------------|----------------------------------------------------------------------|
+/// | direct       | n_q n_k (r + p)      | short n; keeps every digit                                           |
+/// | banded       | n ((r + p) R + r p)  | weights that are constant beyond R lags; keeps every digit           |
+/// | recurrence   | the same             | weights that fall exponentially beyond R lags; likewise              |
+/// | lanes        | r p n log n          | long n and weights that leave all rows of a size                     |
+/// | grid         | the same             | lanes, where the slots are a picture's                               |
+/// | block_causal | r p n log^2 n        | long n and one-sided weights: no bit depends on what is later        |
+/// | fftw         | r p n log n          | what lanes does, by FFTW: a rival                                    |
 namespace nprf::toeplitz {
 
 /// Throws InvalidArgument for an engine that this build does not have.
 inline void require_available(Engine engine) {
   require(NPRF_USE_FFTW || engine != Engine::fftw,
           "engine: expected one that this build has (it is without FFTW), got ", name(engine));
-  require(engine != Engine::block_causal, "engine: expected one that there is, got ", name(engine));
 }
 
 /// The product with one set of weights, by one engine, ready for any factors: what depends on the weights alone is
@@ -55,6 +56,7 @@ class Product {
       case Engine::grid: m_engine.template emplace<LanesEngine<T>>(lags, span, team); break;
       case Engine::banded:
       case Engine::recurrence: m_engine.template emplace<BandedEngine<T>>(lags, span, team); break;
+      case Engine::block_causal: m_engine.template emplace<BlockCausalEngine<T>>(lags, span, team); break;
       default: m_engine.template emplace<DirectEngine<T>>(lags, span, team);
     }
   }
@@ -66,8 +68,9 @@ class Product {
   /// The engine that works; Engine::automatic if that was asked for and all products are zero.
   Engine engine() const { return m_name; }
 
-  /// Y (n_q,p) = ((A B^T) o C) U.
+  /// Y (n_q,p) = ((A B^T) o C) U. Throws InvalidArgument for keys with exponents unless by Engine::block_causal.
   void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+    require_known(x);
     if (is_zero(x)) {
       Y.setZero();
       return;
@@ -79,8 +82,10 @@ class Product {
         m_engine);
   }
 
-  /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots, or empty.
+  /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots, or empty. Throws as
+  /// contract() does.
   void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
+    require_known(x);
     if (is_zero(x)) {
       out.set_zero();
       return;
@@ -105,6 +110,10 @@ class Product {
   template <class E>
   static constexpr bool is_nothing = std::is_same_v<std::remove_cvref_t<E>, std::monostate>;
 
+  void require_known(const ProductFactors<T>& x) const {
+    require(!x.exponents || m_name == Engine::block_causal, "exponents: expected none for engine ", name(m_name));
+  }
+
   bool is_zero(const ProductFactors<T>& x) const {
     return std::holds_alternative<std::monostate>(m_engine) || x.A.size() == 0 || x.B.size() == 0 || x.U.size() == 0;
   }
@@ -112,9 +121,10 @@ class Product {
   Engine m_name;
   Index m_lags;  // that the slots reach
 #if NPRF_USE_FFTW
-  std::variant<std::monostate, DirectEngine<T>, BandedEngine<T>, LanesEngine<T>, FftwEngine<T>> m_engine;
+  std::variant<std::monostate, DirectEngine<T>, BandedEngine<T>, LanesEngine<T>, BlockCausalEngine<T>, FftwEngine<T>>
+      m_engine;
 #else
-  std::variant<std::monostate, DirectEngine<T>, BandedEngine<T>, LanesEngine<T>> m_engine;
+  std::variant<std::monostate, DirectEngine<T>, BandedEngine<T>, LanesEngine<T>, BlockCausalEngine<T>> m_engine;
 #endif
 };
 

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/fft/lanes.hpp"
+#include "nprf/toeplitz/causal_levels.hpp"
+#include "nprf/toeplitz/diagonal_tiles.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/key_exponents.hpp"
+#include "nprf/toeplitz/leaf.hpp"
+#include "nprf/toeplitz/panel.hpp"
+#include "nprf/toeplitz/signal_gradients.hpp"
+#include "nprf/toeplitz/source_units.hpp"
+
+namespace nprf::toeplitz {
+
+/// Y = ((A B^T) o C) U for one-sided weights: blocks on the diagonal by tiles, those below it by FFTs of their own
+/// lengths (causal_levels.hpp).
+///
+/// An FFT's rounding is relative to the largest row that it has a part in. Here that is a row of the same block, and no
+/// row has a part in an earlier one: whatever becomes of keys and values after a row, infinity and NaN too, no bit of
+/// it changes. Pairs of features, lanes and left over columns are as in LanesEngine. Keys' exponents are understood.
+///
+/// Time O(r p n log^2 n) with a logarithm to base 8 for one of the two, and O(n 128 (r + p)) on the diagonal; workspace
+/// O(n (block + lane_count a thread)). Weights on both sides work, at up to twice the length. Threads take groups of
+/// columns, and strips of the diagonal.
+template <Real T>
+class BlockCausalEngine {
+ public:
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
+  BlockCausalEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
+      : m_n_q(span.n_q), m_axis(lags.support(), span), m_levels(lags, m_axis, team), m_tiles(lags, m_axis, team) {}
+
+  /// Y (n_q,p) = ((A B^T) o C) U, rows divided by what their keys' exponents say.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const MatrixView<T> A = in_places(x.A, x.queries, m_axis.queries, team),
+                        B = in_places(x.B, x.keys, m_axis.keys, team), U = in_places(x.U, x.keys, m_axis.keys, team);
+    const KeyExponents<T> exponents(x, m_levels, team);
+    if (x.queries.count == m_n_q) return contract(A, B, U, exponents, Y, team);
+    auto all = workspace.matrix<T>(m_n_q, Y.cols());
+    contract(A, B, U, exponents, all, team);
+    from_slots(all, x.queries, Y, team);
+  }
+
+  /// Its gradients for G (n_q,p) = dL/dY, the exponents taken for constants. They keep no bits from later rows.
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out, const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const MatrixView<T> A = in_places(x.A, x.queries, m_axis.queries, team),
+                        B = in_places(x.B, x.keys, m_axis.keys, team), U = in_places(x.U, x.keys, m_axis.keys, team),
+                        G = in_places(G_, x.queries, m_axis.queries, team);
+    const KeyExponents<T> exponents(x, m_levels, team);
+    const bool gaps_q = x.queries.count < A.rows(), gaps_k = x.keys.count < B.rows();
+    auto dA = workspace.matrix<T>(gaps_q ? A.rows() : 0, A.cols());
+    auto dB = workspace.matrix<T>(gaps_k ? B.rows() : 0, B.cols()), dU = workspace.matrix<T>(dB.rows(), U.cols());
+    gradients(A, B, U, G, exponents, {gaps_q ? dA : out.dA, gaps_k ? dB : out.dB, gaps_k ? dU : out.dU, out.dc}, team);
+    if (gaps_q) from_slots(dA, x.queries, out.dA, team, m_axis.queries.first);
+    if (gaps_k)
+      from_slots(dB, x.keys, out.dB, team, m_axis.keys.first), from_slots(dU, x.keys, out.dU, team, m_axis.keys.first);
+  }
+
+ private:
+  using Levels = CausalLevels<T>;
+  using Family = typename Levels::Family;
+  using Z = fft::ComplexLanes<T>;
+  using Lanes = fft::Lanes<T>;
+  static constexpr Index W = fft::lane_count<T>;
+  using Pairs = FeaturePairs<T>;
+  using Features = FeatureLanes<T>;
+  static constexpr Index features_at_a_time = 16;  // whose columns are laid out
+
+  // each row in its place of the axis
+  static MatrixView<T> in_places(const MatrixView<T>& X, const Slots& slots, const CausalAxis::Side& side,
+                                 const Team& team) {
+    return in_slots(X, slots, side.end, team, side.first);
+  }
+
+  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U,
+                const KeyExponents<T>& exponents, MatrixRef<T> Y, const Team& team) const {
+    m_tiles.contract(A, B, U, exponents, Y, team);
+    if (m_levels.count() == 0) return;
+    const Index r = A.cols(), p = U.cols(), n = m_axis.length();
+    Workspace& workspace = team.workspace();
+    const Sources<T> sources(B, U, exponents, m_levels, team);
+    const Pairs a(workspace, features_at_a_time / 2, n), b(workspace, features_at_a_time / 2, n);
+    const ColumnGroups<T> groups(r, p);
+    for (Index r0 = 0; r0 < r; r0 += features_at_a_time) {
+      const Index pairs = (std::min(features_at_a_time, r - r0) + 1) / 2;
+      const auto ones = Vector<T>::Ones(r);
+      team.run_tiles(n, [&](Index j0, Index rows, Workspace&) {
+        for (Index pair = 0; pair < pairs; ++pair) {
+          a.read(pair, A, r0 + 2 * pair, ones, j0, rows);
+          b.read(pair, B, r0 + 2 * pair, ones, j0, rows);
+        }
+      });
+      team.run(groups.count + (r0 == 0 ? groups.left_over : 0), [&](Index task, Workspace& scratch) {
+        if (task >= groups.count) {
+          const Index column = p - groups.left_over + task - groups.count;
+          return contract_column(A, B, U, column, exponents, sources, Y, scratch);
+        }
+        const Index p0 = task * W, width = groups.width(task);
+        Panel<T> u(scratch, m_axis.keys.end, n, width), y(scratch, m_axis.queries.end, n, width);
+        u.read(U, p0);
+        y.set_zero();
+        Scratch with(m_levels, scratch);
+        m_levels.for_each_family([&](const Family& family) {
+          for (Index pair = 0; pair < pairs; ++pair)
+            for_each_run(
+                family, [&](Index k) { return sources.pair(family.level, k, r0 + 2 * pair, p0, width); },
+                [&](const Run& run) {
+                  with.read(family, run, a[pair], b[pair], exponents, m_levels, m_axis.queries.end);
+                  for (const int half : {0, 1}) add(half, family, run, u.values, y.values, with);
+                });
+        });
+        y.values += m_axis.queries.first;
+        y.rows -= m_axis.queries.first;
+        y.add_to(Y, p0);
+      });
+    }
+  }
+
+  // targets begin..end-1 of a family, and what their sources are measured in
+  struct Run {
+    Index begin, end;
+    SourceUnits<T> units;
+  };
+
+  // use(run): each as long as its units serve; largest(k) of source block k
+  template <class Find, class Use>
+  void for_each_run(const Family& family, Find&& largest, Use&& use) const {
+    const Index k0 = family.first / m_levels[family.level].size;
+    auto seen = SourceLargest<T>::none();
+    for (Index begin = 0, end; begin < family.count; begin = end) {
+      if (begin == 0) seen.include(largest(k0));
+      const SourceUnits<T> units(seen);
+      for (end = begin + 1; end < family.count; ++end) {
+        seen.include(largest(k0 + end));
+        if (!units.serve(seen)) break;
+      }
+      use(Run{begin, end, units});
+    }
+  }
+
+  // the signals of a family, and its rows of a pair of features, scaled for a run
+  struct Scratch {
+    Scratch(const Levels& levels, Workspace& workspace) {
+      const Index n = levels[levels.count() - 1].size * Levels::most;
+      z = workspace.take<Z>(Levels::most * stride(levels[levels.count() - 1].size));
+      b = workspace.take<T>(staggered<T>(2 * n));
+      for (T*& rows : a) rows = workspace.take<T>(staggered<T>(2 * n));
+    }
+
+    static Index stride(Index size) { return staggered<Z>(size); }
+
+    // later sources than the run's are zeros, other targets than its are left out
+    void read(const Family& family, const Run& run, const T* from_a, const T* from_b, const KeyExponents<T>& exponents,
+              const Levels& levels, Index queries_end) {
+      const auto& level = levels[family.level];
+      const Index S = level.size, middle = run.end * S;
+      const T units[2] = {run.units.b.re[0], run.units.b.im[0]};
+      const T back[2] = {finite(1 / units[0]), finite(1 / units[1])};
+      for (Index j0 = 0; j0 < middle; j0 += Levels::block) {
+        const Index place = family.first + j0;
+        const T factor = static_cast<T>(ratio(exponents.largest(place / Levels::block), run.units.exponent));
+        for (Index j = 0; j < Levels::block; ++j) {
+          const T e = exponents.keys()[place + j] * factor;
+          b[2 * (j0 + j)] = from_b[2 * (place + j)] * back[0] * e;
+          b[2 * (j0 + j) + 1] = from_b[2 * (place + j) + 1] * back[1] * e;
+        }
+      }
+      std::fill(b + 2 * middle, b + 2 * family.count * S, T(0));
+      const T* rows = exponents.rows(family.level);
+      for (Index s = run.begin; s < run.end; ++s) {
+        const Index place = family.first + (s + 1) * S, end = std::min(S, queries_end - place);
+        const T factor = static_cast<T>(ratio(run.units.exponent, exponents.before(place)));
+        const T first = finite(units[0]) * factor, second = finite(units[1]) * factor;
+        for (Index i = 0; i < end; ++i) {
+          T *plain = a[0] + 2 * (s * S + i), *twisted = a[1] + 2 * (s * S + i);
+          plain[0] = from_a[2 * (place + i)] * (first * rows[place + i]);
+          plain[1] = from_a[2 * (place + i) + 1] * (second * rows[place + i]);
+          twist(plain, level.tree->twist() + 2 * i, twisted);
+        }
+      }
+    }
+
+    Z* z;
+    T *b, *a[2];
+  };
+
+  // y += a1 t1 + a2 t2,  t1 + i t2 = (b1 + i b2) o u through the family's blocks, the share of one half
+  void add(int half, const Family& family, const Run& run, const Lanes* u, Lanes* y, const Scratch& with) const {
+    const auto& level = m_levels[family.level];
+    const Index S = level.size, begin = run.begin * S;
+    const Index rows = std::min(run.end * S, m_axis.queries.end - family.first - S) - begin;
+    const Lanes back = inverse<T>(run.units.u), forth = finite_lanes<T>(run.units.u);
+    level.tree->template convolve<Levels::most>(
+        half, with.z, Scratch::stride(S), family.count,
+        [=, b = with.b, u = u + family.first](Index s, Index j) {
+          const T* pair = b + 2 * (s * S + j);
+          const Lanes value = u[s * S + j] * back;
+          return Z{pair[0] * value, pair[1] * value};
+        },
+        [&](Index k, Z(&z)[Levels::most][8]) { m_levels.multiply(level, half, k, family.count, z); },
+        [=, a = with.a[half], y = y + family.first + S](Index s, Index i, const Z& t) {
+          const Index at = s * S + i;
+          if (at - begin < 0 || at - begin >= rows) return;
+          y[at] += forth * (a[2 * at] * t.re + a[2 * at + 1] * t.im);
+        });
+  }
+
+  // one column of Y, 2 W features at a time
+  void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, Index column,
+                       const KeyExponents<T>& exponents, const Sources<T>& sources, MatrixRef<T>& Y,
+                       Workspace& scratch) const {
+    const Index n = m_axis.length();
+    auto y = scratch.vector<T>(n), u = scratch.vector<T>(n);
+    y.setZero();
+    Scratch with(m_levels, scratch);
+    for (Index f = 0; f < A.cols(); f += 2 * W) {
+      const Features a(A, f), b(B, f);
+      m_levels.for_each_family([&](const Family& family) {
+        for_each_run(
+            family, [&](Index k) { return sources.column(family.level, k, b, column); },
+            [&](const Run& run) {
+              const Index S = m_levels[family.level].size, begin = family.first, end = begin + run.end * S;
+              const T back = finite(1 / run.units.u[0]);
+              u.segment(begin, family.count * S).setZero();
+              for (Index j = begin; j < std::min(end, m_axis.keys.end); ++j) {
+                const double e = ratio(exponents.largest(j / Levels::block), run.units.exponent);
+                u[j] = U(j, column) * back * (exponents.keys()[j] * static_cast<T>(e));
+              }
+              for (const int half : {0, 1}) add_column(half, family, run, a, b, u.data(), exponents, y.data(), with);
+            });
+      });
+    }
+    Y.col(column) += y.segment(m_axis.queries.first, m_n_q);
+  }
+
+  void add_column(int half, const Family& family, const Run& run, const Features& a, const Features& b, const T* u,
+                  const KeyExponents<T>& exponents, T* y, const Scratch& with) const {
+    const auto& level = m_levels[family.level];
+    const Index S = level.size, begin = run.begin * S;
+    const Index rows = std::min(run.end * S, m_axis.queries.end - family.first - S) - begin;
+    const Z back{inverse<T>(run.units.b.re), inverse<T>(run.units.b.im)};
+    const Z forth{finite_lanes<T>(run.units.b.re), finite_lanes<T>(run.units.b.im)};
+    T factor[Levels::most];
+    for (Index s = run.begin; s < run.end; ++s)
+      factor[s] = finite(run.units.u[0]) *
+                  static_cast<T>(ratio(run.units.exponent, exponents.before(family.first + (s + 1) * S)));
+    level.tree->template convolve<Levels::most>(
+        half, with.z, Scratch::stride(S), family.count,
+        [&, end = run.end * S, keys_end = m_axis.keys.end](Index s, Index j) {
+          const Index at = s * S + j, place = family.first + at;
+          if (at >= end || place >= keys_end) return Z{};
+          const Z x = b.row(place);
+          return Z{x.re * back.re * u[place], x.im * back.im * u[place]};
+        },
+        [&](Index k, Z(&z)[Levels::most][8]) { m_levels.multiply(level, half, k, family.count, z); },
+        [&, row_factors = exponents.rows(family.level)](Index s, Index i, const Z& twisted) {
+          const Index at = s * S + i, place = family.first + S + at;
+          if (at - begin < 0 || at - begin >= rows) return;
+          const Z t = half == 0 ? twisted : untwisted(twisted, level.tree->twist() + 2 * i), x = a.row(place);
+          y[place] +=
+              factor[s] * row_factors[place] * fft::sum_lanes<T>(x.re * forth.re * t.re + x.im * forth.im * t.im);
+        });
+  }
+
+  void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
+                 const KeyExponents<T>& exponents, GradientRefs<T> out, const Team& team) const {
+    out.set_zero();
+    m_tiles.add_gradients(A, B, U, G, exponents, out, 1 - m_n_q, team);
+    if (m_levels.count() == 0) return;
+    SignalGradients<T> frame(A, B, m_axis.length(), m_levels.numbers(), team);
+    const auto groups = ColumnGroups<T>(A.cols(), U.cols()).all();
+    frame.run(U, G, groups, out, team, [&](const SignalPair<T>& x, Workspace& scratch) {
+      GradientScratch with(m_levels, scratch);
+      m_levels.for_each_family([&](const Family& family) {
+        for_each_range(family, exponents, [&](const Range& range) {
+          with.read(family, range, x, exponents, m_levels, m_axis.queries.end);
+          for (const int half : {0, 1}) add_gradients(half, family, x, with);
+        });
+      });
+    });
+    frame.add_to(out, team);
+    m_levels.add_lag_gradient(frame.summed_correlations(), 1 - m_n_q, out.dc, team.workspace());
+  }
+
+  // targets begin..end-1 of a family, whose sources' exponents are near enough to one
+  struct Range {
+    Index begin, end;
+    double exponent;
+  };
+
+  template <class Use>
+  void for_each_range(const Family& family, const KeyExponents<T>& exponents, Use&& use) const {
+    constexpr double most = sizeof(T) == 4 ? 14 : 110;  // e^most squared, and more, is far from overflow
+    const Index S = m_levels[family.level].size;
+    const auto before = [&](Index s) { return exponents.largest(family.first + s * S, S); };
+    double seen = before(0);
+    for (Index begin = 0, end; begin < family.count; begin = end) {
+      const double reference = seen;
+      for (end = begin + 1; end < family.count; ++end) {
+        seen = std::max(seen, before(end));
+        if (seen != reference && !(seen - reference <= most)) break;
+      }
+      use(Range{begin, end, reference});
+    }
+  }
+
+  // the signals of a family, sources' and targets', and its rows of a pair of features with the exponents' factors
+  struct GradientScratch {
+    GradientScratch(const Levels& levels, Workspace& workspace) {
+      const Index S = levels[levels.count() - 1].size, n = S * Levels::most;
+      z = workspace.take<Z>(2 * Levels::most * Scratch::stride(S));
+      for (T** x : {&a, &b}) *x = workspace.take<T>(staggered<T>(2 * n));
+      for (T** x : {&rows, &keys}) *x = workspace.take<T>(staggered<T>(n));
+    }
+
+    // later sources than the range's are zeros, and so are other targets
+    void read(const Family& family, const Range& range, const SignalPair<T>& x, const KeyExponents<T>& exponents,
+              const Levels& levels, Index queries_end) {
+      const Index S = levels[family.level].size;
+      for (Index s = 0; s < family.count; ++s) {
+        const Index target = family.first + (s + 1) * S, end = std::min(S, queries_end - target);
+        const T factor =
+            range.begin <= s && s < range.end ? static_cast<T>(ratio(range.exponent, exponents.before(target))) : T(0);
+        for (Index i = 0; i < S; ++i)
+          rows[s * S + i] = i < end ? factor * exponents.rows(family.level)[target + i] : T(0);
+        for (Index i = 0; i < end; ++i)
+          for (Index c : {0, 1}) a[2 * (s * S + i) + c] = x.a[2 * (target + i) + c] * rows[s * S + i];
+        std::fill(a + 2 * (s * S + std::max<Index>(end, 0)), a + 2 * (s + 1) * S, T(0));
+        for (Index j0 = s * S; j0 < (s + 1) * S; j0 += Levels::block) {
+          const Index place = family.first + j0;
+          const T e =
+              s < range.end ? static_cast<T>(ratio(exponents.largest(place / Levels::block), range.exponent)) : T(0);
+          for (Index j = 0; j < Levels::block; ++j) {
+            keys[j0 + j] = exponents.keys()[place + j] * e;
+            for (Index c : {0, 1}) b[2 * (j0 + j) + c] = x.b[2 * (place + j) + c] * keys[j0 + j];
+          }
+        }
+      }
+    }
+
+    Z* z;
+    T *a, *b, *rows, *keys;
+  };
+
+  // the share of one half: signals are the sources' x, then the targets' w
+  void add_gradients(int half, const Family& family, const SignalPair<T>& x, const GradientScratch& with) const {
+    const auto& level = m_levels[family.level];
+    const Index S = level.size, stride = Scratch::stride(S), count = family.count;
+    const Index targets = std::min(count * S, m_axis.queries.end - family.first - S);
+    const Lanes *u = x.u + family.first, *g = x.g + family.first + S;
+    Lanes* du = x.du + family.first;
+    level.tree->template convolve<2 * Levels::most>(
+        half, with.z, stride, 2 * count,
+        [=, a = with.a, b = with.b](Index s, Index j) {
+          const Index at = (s < count ? s : s - count) * S + j;
+          if (s >= count && at >= targets) return Z{};
+          const Lanes value = s < count ? u[at] : g[at];
+          const T* pair = (s < count ? b : a) + 2 * at;
+          return Z{pair[0] * value, pair[1] * value};
+        },
+        [&](Index k, Z(&z)[2 * Levels::most][8]) {
+          m_levels.correlate(level, half, k, count, z, z + count, x.correlation);
+          m_levels.multiply(level, half, k, count, z);
+          m_levels.multiply_transposed(level, half, k, count, z + count);
+        },
+        [=, z = with.z, b = with.b, twist = level.tree->twist()](Index s, Index j, const Z& twisted) {
+          const Z t = half == 0 ? twisted : untwisted(twisted, twist + 2 * j);
+          const Index at = (s < count ? s : s - count) * S + j;
+          if (s < count && at >= targets) return;
+          const Lanes value = s < count ? g[at] : u[at];
+          z[s * stride + j] = {value * t.re, value * t.im};
+          if (s >= count) du[at] += b[2 * at] * t.re + b[2 * at + 1] * t.im;
+        });
+    for (Index s = 0; s < count; ++s) {
+      const Index source = family.first + s * S, target = source + S;
+      add_lane_sums(
+          with.z + s * stride, std::min(S, m_axis.queries.end - target),
+          [at = with.rows + s * S](Index i) { return fft::load_lanes(at + i); }, x.da1 + target, x.da2 + target);
+      add_lane_sums(
+          with.z + (count + s) * stride, std::min(S, m_axis.keys.end - source),
+          [at = with.keys + s * S](Index i) { return fft::load_lanes(at + i); }, x.db1 + source, x.db2 + source);
+    }
+  }
+
+  Index m_n_q;
+  CausalAxis m_axis;
+  CausalLevels<T> m_levels;
+  DiagonalTiles<T> m_tiles;
+};
+
+}  // namespace nprf::toeplitz

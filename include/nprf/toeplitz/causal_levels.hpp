@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/fft/lanes.hpp"
+#include "nprf/fft/polynomial_tree.hpp"
+#include "nprf/toeplitz/leaf.hpp"
+
+namespace nprf::toeplitz {
+
+/// Where queries and keys stand so that no weight looks ahead: with o the last lag of non-zero weight, queries o later
+/// than their slots, or keys -o later. Then c[o - d] is the weight at distance d >= 0.
+struct CausalAxis {
+  struct Side {
+    Index first, end;  // the places of slot 0 and of the slot after the last
+
+    bool meets(Index begin, Index count) const { return first < begin + count && begin < end; }
+  };
+
+  /// For the support of some weights.
+  CausalAxis(const LagRange& support, const ProductShape& span)
+      : lags{std::max(support.first, 1 - span.n_q), std::min(support.last, span.n_k - 1)},
+        queries{std::max<Index>(lags.last, 0), std::max<Index>(lags.last, 0) + span.n_q},
+        keys{std::max<Index>(-lags.last, 0), std::max<Index>(-lags.last, 0) + span.n_k} {}
+
+  Index length() const { return std::max(queries.end, keys.end); }
+
+  /// The weight at distance d; 0 beyond what the two sides reach.
+  template <Real T>
+  T weight(const LagWeightsView<T>& c, Index d) const {
+    return d < 0 || d >= lags.size() ? T(0) : c[lags.last - d];
+  }
+
+  LagRange lags;  // those of the support that the two sides reach
+  Side queries, keys;
+};
+
+/// A lower triangular Toeplitz matrix but for its diagonal blocks, cut into blocks that grow with their distance:
+///
+///     D . . . . . . . .     D   diagonal blocks of 128 places: not dealt with here
+///     1 D . . . . . . .     1   level 0: within a family of 8 blocks of 128, each target with each earlier source
+///     1 1 D . . . . . .     2   level 1: the same for 8 blocks of 8 x 128, and so on
+///     . . . D . . . . .
+///     2 2 2 1 D . . . .     (drawn for families of 3)
+///     2 2 2 1 1 D . . .
+///
+/// Blocks of size S at offset D, target minus source, have the weights of distances D S - S + 1 .. D S + S - 1 in them:
+/// a cyclic convolution of length 2 S. A family needs one transform a source and one a target, between which target I
+/// is
+///
+///     Y_I = sum over J < I of g_(I-J) X_J
+///
+/// No source feeds a target that is not wholly later. Its tables lie in the team's workspace; threads share it.
+template <Real T>
+class CausalLevels {
+ public:
+  using Tree = fft::PolynomialTree<T>;
+  using Z = fft::ComplexLanes<T>;
+  static constexpr Index block = 128, fan_out = 8, most = fan_out - 1;  // of sources in a family, and of targets
+
+  struct Level {
+    Index size;     // S
+    Index offsets;  // the weights of those beyond are zero
+    std::shared_ptr<const Tree> tree;
+    const T* spectra;  // (2,S/8,offsets,8) of g_D / 2S, real and imaginary parts
+    Index before;      // how many numbers the levels before it have in their spectra
+
+    /// Where the numbers of a leaf begin.
+    Index at_leaf(int half, Index k) const { return (half * size / Tree::leaf + k) * offsets * 16; }
+    Index end() const { return before + 4 * size * offsets; }
+  };
+
+  /// `count` sources from place `first` on; target s follows source s.
+  struct Family {
+    Index level, first, count;
+  };
+
+  CausalLevels(LagWeightsView<T> c, const CausalAxis& axis, const Team& team) : m_axis(axis) {
+    for (Index size = block; size < axis.length(); size *= fan_out) {
+      const Index others = std::min((axis.length() - 1) / size, most);
+      const Index offsets = std::min((axis.lags.size() + size - 2) / size, others);
+      if (offsets == 0) break;
+      T* spectra = team.workspace().take<T>(4 * size * offsets);
+      m_levels.push_back({size, offsets, Tree::shared(size), spectra, numbers()});
+      team.run(2 * ((offsets + W - 1) / W), [&](Index task, Workspace& scratch) {
+        write_spectra(c, m_levels.back(), static_cast<int>(task % 2), task / 2 * W, spectra, scratch);
+      });
+    }
+  }
+
+  Index count() const { return static_cast<Index>(m_levels.size()); }
+  const Level& operator[](Index level) const { return m_levels[static_cast<std::size_t>(level)]; }
+  const CausalAxis& axis() const { return m_axis; }
+
+  /// How many numbers all spectra have.
+  Index numbers() const { return m_levels.empty() ? 0 : m_levels.back().end(); }
+
+  /// use(family) for each that has queries after keys.
+  template <class Use>
+  void for_each_family(Use&& use) const {
+    for (Index level = 0; level < count(); ++level) {
+      const Index size = (*this)[level].size;
+      for (Index first = 0; first < m_axis.queries.end; first += fan_out * size) {
+        const Index begin = std::max<Index>((m_axis.keys.first - first) / size, 0);
+        const Index end = std::min((m_axis.queries.end - 1 - first) / size, most);
+        if (begin < end && m_axis.keys.meets(first + begin * size, (end - begin) * size) &&
+            m_axis.queries.meets(first + (begin + 1) * size, (end - begin) * size))
+          use(Family{level, first + begin * size, end - begin});
+      }
+    }
+  }
+
+  /// At a leaf: the values of the sources become those of the targets, z_s <- sum over t <= s of g_(s-t+1) z_t.
+  void multiply(const Level& level, int half, Index k, Index count, Z (*z)[8]) const {
+    const T* g = level.spectra + level.at_leaf(half, k);
+    if (count == most && level.offsets == most)
+      for (Index f = 0; f < 8; ++f) multiply_all(z, g + 2 * f, f, std::make_index_sequence<(most + 1) / 2>());
+    else
+      for (Index s = count - 1; s >= 0; --s) multiply_some(z, g, s, std::min(s + 1, level.offsets));
+  }
+
+  /// The way back: the values w_s of targets become those of their sources, w_s <- sum over t >= s of conj(g_(t-s+1))
+  /// w_t.
+  void multiply_transposed(const Level& level, int half, Index k, Index count, Z (*w)[8]) const {
+    const T* g = level.spectra + level.at_leaf(half, k);
+    for (Index s = 0; s < count; ++s)
+      for (Index f = 0; f < 8; f += 2) {
+        Z sum[2]{};
+        for (Index D = 0; D < std::min(count - s, level.offsets); ++D)
+          for (Index i : {0, 1}) add_conjugate(sum[i], w[s + D][f + i], g + 16 * D + 2 * (f + i));
+        for (Index i : {0, 1}) w[s][f + i] = sum[i];
+      }
+  }
+
+  /// For each offset, sum over targets of conj(w_t) x_(t-D+1), summed over lanes, is added to the correlations, which
+  /// lie as all spectra do, but real parts first.
+  void correlate(const Level& level, int half, Index k, Index count, const Z (*x)[8], const Z (*w)[8],
+                 T* correlations) const {
+    for (Index D = 0; D < std::min(count, level.offsets); ++D) {
+      Lanes products[16];
+      toeplitz::correlate<false>(w[D], x[0], products);
+      for (Index s = D + 1; s < count; ++s) toeplitz::correlate<true>(w[s], x[s - D], products);
+      add_lane_sums<T>(products, correlations + level.before + level.at_leaf(half, k) + 16 * D);
+    }
+  }
+
+  /// dc of all lags that the axis has: the inverse transforms of the correlations, those of block sizes and offsets
+  /// added up. `first` is the lag of dc[0].
+  void add_lag_gradient(const T* correlations, Index first, Eigen::Ref<Vector<T>> dc, Workspace& workspace) const {
+    for (const Level& level : m_levels)
+      for (Index D0 = 0; D0 < level.offsets; D0 += W)
+        for (const int half : {0, 1}) {
+          const Workspace::Scope scope(workspace);
+          add_lag_gradient(level, half, D0, correlations + level.before, first, dc, workspace.take<Z>(level.size));
+        }
+  }
+
+ private:
+  using Lanes = fft::Lanes<T>;
+  static constexpr Index W = fft::lane_count<T>;
+
+  // y_i = sum_j h[i-j mod 2S] x_j with h[d] the weight of distance D S + d, |d| < S; offsets as lanes
+  void write_spectra(LagWeightsView<T> c, const Level& level, int half, Index D0, T* spectra,
+                     Workspace& scratch) const {
+    const Index S = level.size, width = std::min(W, level.offsets - D0);
+    const T scale = 1 / static_cast<T>(2 * S);
+    Z* z = scratch.take<Z>(S);
+    level.tree->values(
+        half,
+        [&](Index j) {
+          Z h{};
+          for (Index l = 0; l < width; ++l) {
+            const Index d = (D0 + l + 1) * S + j;
+            const T far = m_axis.weight(c, d), near = j == 0 ? T(0) : m_axis.weight(c, d - S);
+            h.re[l] = scale * (half == 0 ? far + near : far - near);
+          }
+          return h;
+        },
+        z);
+    for (Index k = 0; k < S; ++k)
+      for (Index l = 0; l < width; ++l) {
+        T* g = spectra + level.at_leaf(half, k / 8) + (D0 + l) * 16 + 2 * (k % 8);
+        g[0] = z[k].re[l];
+        g[1] = z[k].im[l];
+      }
+  }
+
+  // conj(w_i) x_j lies at j - i mod 2S, and is of distance D S - (j - i)
+  void add_lag_gradient(const Level& level, int half, Index D0, const T* correlations, Index first,
+                        Eigen::Ref<Vector<T>>& dc, Z* z) const {
+    const Index S = level.size, width = std::min(W, level.offsets - D0);
+    const T scale = 1 / static_cast<T>(2 * S);
+    level.tree->coefficients(
+        half, z,
+        [&](Index k, Index f) {
+          Z sum{};
+          for (Index l = 0; l < width; ++l) {
+            const T* at = correlations + level.at_leaf(half, k) + 16 * (D0 + l) + f;
+            sum.re[l] = at[0];
+            sum.im[l] = at[8];
+          }
+          return sum;
+        },
+        [&](Index j, const Z& twisted) {
+          const Z sum = half == 0 ? twisted : untwisted(twisted, level.tree->twist() + 2 * j);
+          for (Index l = 0; l < width; ++l) {
+            const Index d = (D0 + l + 1) * S - j;
+            const T value = scale * sum.re[l];
+            if (d < m_axis.lags.size()) dc[m_axis.lags.last - d - first] += value;
+            if (j > 0 && d + S < m_axis.lags.size()) dc[m_axis.lags.last - d - S - first] += half == 0 ? value : -value;
+          }
+        });
+  }
+
+  NPRF_ALWAYS_INLINE static void add_conjugate(Z& sum, const Z& w, const T* g) {
+    sum.re += w.re * g[0];
+    sum.re += w.im * g[1];
+    sum.im += w.im * g[0];
+    sum.im -= w.re * g[1];
+  }
+
+  NPRF_ALWAYS_INLINE static void add(Z& sum, const Z& x, const T* g) {
+    sum.re += x.re * g[0];
+    sum.re -= x.im * g[1];
+    sum.im += x.im * g[0];
+    sum.im += x.re * g[1];
+  }
+
+  // targets s and s - 1 of all, or 0 alone: each g serves both
+  template <Index s, std::size_t... t>
+  NPRF_ALWAYS_INLINE static void multiply_two(Z (*z)[8], const T* g, Index f, std::index_sequence<t...>) {
+    Z sum{}, before{};
+    ((add(sum, z[s - static_cast<Index>(t)][f], g + 16 * t),
+      static_cast<Index>(t) < s ? add(before, z[s - 1 - std::min(static_cast<Index>(t), s - 1)][f], g + 16 * t)
+                                : void()),
+     ...);
+    z[s][f] = sum;
+    if constexpr (s > 0) z[s - 1][f] = before;
+  }
+
+  // all targets' value f, the last first: none overwrites what an earlier one needs
+  template <std::size_t... s>
+  NPRF_ALWAYS_INLINE static void multiply_all(Z (*z)[8], const T* g, Index f, std::index_sequence<s...>) {
+    (multiply_two<most - 1 - 2 * static_cast<Index>(s)>(z, g, f, std::make_index_sequence<most - 2 * s>()), ...);
+  }
+
+  // target s with its nearest sources
+  static void multiply_some(Z (*z)[8], const T* g, Index s, Index offsets) {
+    for (Index f = 0; f < 8; f += 2) {
+      Z sum[2]{};
+      for (Index D = 0; D < offsets; ++D)
+        for (Index i : {0, 1}) add(sum[i], z[s - D][f + i], g + 16 * D + 2 * (f + i));
+      for (Index i : {0, 1}) z[s][f + i] = sum[i];
+    }
+  }
+
+  CausalAxis m_axis;
+  std::vector<Level> m_levels;
+};
+
+}  // namespace nprf::toeplitz

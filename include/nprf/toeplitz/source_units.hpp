@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/fft/lanes.hpp"
+#include "nprf/toeplitz/causal_levels.hpp"
+#include "nprf/toeplitz/key_exponents.hpp"
+#include "nprf/toeplitz/panel.hpp"
+
+namespace nprf::toeplitz {
+
+/// The largest of some source blocks: pairs of features relative to e^exponent, and values; lanes are columns of
+/// values with one pair (the same in all lanes), or features with one column.
+template <Real T>
+struct SourceLargest {
+  using Z = fft::ComplexLanes<T>;
+  using Lanes = fft::Lanes<T>;
+
+  static SourceLargest none() { return {-std::numeric_limits<double>::infinity(), Z{}, Lanes{}}; }
+
+  void include(const SourceLargest& other) {
+    const double top = std::max(exponent, other.exponent);
+    const T mine = static_cast<T>(ratio(exponent, top)), its = static_cast<T>(ratio(other.exponent, top));
+    b = {larger(b.re * mine, other.b.re * its), larger(b.im * mine, other.b.im * its)};
+    u = larger(u, other.u);
+    exponent = top;
+  }
+
+  double exponent;
+  Z b;
+  Lanes u;
+
+ private:
+  static Lanes larger(const Lanes& x, const Lanes& y) { return x > y ? x : y; }
+};
+
+/// The units (panel.hpp) and the exponent that a run of targets shares.
+///
+/// A target's must depend on its sources alone, so that nothing later changes a bit of it: powers of two are exact, but
+/// not when they make a number underflow. A run begins with the units of the sources so far, and goes on as long as
+/// they serve: nothing grows near overflow, and of two features that share their rounding none outgrows the other.
+template <Real T>
+struct SourceUnits {
+  using Z = fft::ComplexLanes<T>;
+  using Lanes = fft::Lanes<T>;
+
+  explicit SourceUnits(const SourceLargest<T>& sources) : exponent(sources.exponent), b(sources.b), u(sources.u) {
+    for (Index l = 0; l < fft::lane_count<T>; ++l) {
+      b.re[l] = unit_of<T>(b.re[l]);
+      b.im[l] = unit_of<T>(b.im[l]);
+      u[l] = unit_of<T>(u[l]);
+    }
+  }
+
+  bool serve(const SourceLargest<T>& sources) const {
+    const T grown = static_cast<T>(ratio(sources.exponent, exponent));
+    bool all = grown <= most_growth;
+    for (Index l = 0; l < fft::lane_count<T>; ++l) {
+      const T re = sources.b.re[l] * grown, im = sources.b.im[l] * grown;
+      all &= holds(re, b.re[l]) && holds(im, b.im[l]) && holds(sources.u[l], u[l]);
+      if (std::isfinite(b.re[l]) && std::isfinite(b.im[l])) {
+        const T first = re / b.re[l], second = im / b.im[l];
+        all &= first <= most_imbalance * second && second <= most_imbalance * first;
+      }
+    }
+    return all;
+  }
+
+  double exponent;
+  Z b;
+  Lanes u;
+
+ private:
+  static constexpr T most_growth = static_cast<T>(sizeof(T) == 4 ? 0x1p20 : 0x1p160), most_imbalance = 4;
+
+  // no more than that much above the unit; a column of zeros still one
+  static bool holds(T largest, T unit) { return std::isfinite(unit) ? largest <= most_growth * unit : largest == 0; }
+};
+
+/// The largest of each source block of each level, and what units a family's targets take. O(n (r + p)).
+template <Real T>
+class Sources {
+ public:
+  using Z = fft::ComplexLanes<T>;
+  using Lanes = fft::Lanes<T>;
+
+  /// Of B and U, places first, first + 1, ...
+  Sources(const MatrixView<T>& B, const MatrixView<T>& U, const KeyExponents<T>& exponents,
+          const CausalLevels<T>& levels, const Team& team)
+      : m_r(B.cols()), m_p(U.cols()) {
+    Index blocks = (levels.axis().length() + block - 1) / block;
+    for (Index level = 0; level < levels.count(); ++level) {
+      const Of of = take(blocks, team.workspace());
+      const Of* finer = level > 0 ? &m_levels.back() : nullptr;
+      team.run(blocks, [&](Index k, Workspace&) {
+        if (finer)
+          merge(*finer, k, of);
+        else
+          measure(B, U, exponents, k, of);
+      });
+      m_levels.push_back(of);
+      blocks = (blocks + CausalLevels<T>::fan_out - 1) / CausalLevels<T>::fan_out;
+    }
+  }
+
+  /// Of a block: features r and r + 1, and `width` columns from p on.
+  SourceLargest<T> pair(Index level, Index k, Index r, Index p, Index width) const {
+    const Of& of = m_levels[static_cast<std::size_t>(level)];
+    const T *b = of.b + k * m_r + r, *u = of.u + k * m_p + p;
+    return {of.exponents[k], {Lanes{} + b[0], Lanes{} + (r + 1 < m_r ? b[1] : T(0))}, fft::load_lanes(u, width)};
+  }
+  /// The same for features as lanes and one column.
+  SourceLargest<T> column(Index level, Index k, const FeatureLanes<T>& features, Index p) const {
+    const Of& of = m_levels[static_cast<std::size_t>(level)];
+    return {of.exponents[k], features.load(of.b + k * m_r), Lanes{} + of.u[k * m_p + p]};
+  }
+
+ private:
+  static constexpr Index block = CausalLevels<T>::block;
+
+  // of all blocks of one level
+  struct Of {
+    Index blocks;
+    double* exponents;  // (blocks)
+    T *b, *u;           // (blocks,r) relative to e^exponent, (blocks,p)
+  };
+
+  Of take(Index blocks, Workspace& workspace) const {
+    return {blocks, workspace.take<double>(blocks), workspace.take<T>(blocks * m_r), workspace.take<T>(blocks * m_p)};
+  }
+
+  // largest <- max(largest, |row| factor), which NaN does not enter
+  static void include(T* largest, const T* row, T factor, Index n) {
+    for (Index c = 0; c < n; ++c) {
+      const T x = std::abs(row[c]) * factor;
+      largest[c] = x > largest[c] ? x : largest[c];
+    }
+  }
+
+  void measure(const MatrixView<T>& B, const MatrixView<T>& U, const KeyExponents<T>& exponents, Index k,
+               const Of& of) const {
+    T *b = of.b + k * m_r, *u = of.u + k * m_p;
+    std::fill_n(b, m_r, T(0));
+    std::fill_n(u, m_p, T(0));
+    of.exponents[k] = exponents.largest(k);
+    for (Index j = k * block; j < std::min((k + 1) * block, B.rows()); ++j) {
+      include(b, B.row(j).data(), exponents.keys()[j], m_r);
+      include(u, U.row(j).data(), T(1), m_p);
+    }
+  }
+
+  void merge(const Of& finer, Index k, const Of& of) const {
+    T *b = of.b + k * m_r, *u = of.u + k * m_p;
+    std::fill_n(b, m_r, T(0));
+    std::fill_n(u, m_p, T(0));
+    const Index first = k * CausalLevels<T>::fan_out, end = std::min(first + CausalLevels<T>::fan_out, finer.blocks);
+    of.exponents[k] = *std::max_element(finer.exponents + first, finer.exponents + end);
+    for (Index j = first; j < end; ++j) {
+      include(b, finer.b + j * m_r, static_cast<T>(ratio(finer.exponents[j], of.exponents[k])), m_r);
+      include(u, finer.u + j * m_p, T(1), m_p);
+    }
+  }
+
+  Index m_r, m_p;
+  std::vector<Of> m_levels;
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/block_causal.hpp"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "nprf/toeplitz/lanes.hpp"
+#include "support/catch.hpp"
+#include "support/product.hpp"
+#include "support/random.hpp"
+#include "toeplitz/gradient_error.hpp"
+#include "toeplitz/in_slots.hpp"
+
+using namespace nprf;
+using namespace nprf::test;
+
+namespace {
+
+constexpr auto make_block_causal = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+  return toeplitz::BlockCausalEngine<T>(lags, span, team);
+};
+
+// N(0,1) weights for the lags that n_q queries and n_k keys reach, up to a last one
+template <class T>
+LagWeights<T> weights_up_to(Index last, Index n_q, Index n_k) {
+  LagWeights<T> c = random_weights<T>(n_q, n_k, 4);
+  for (Index lag = std::max(last + 1, c.first); lag <= c.last(); ++lag) c.values[lag - c.first] = 0;
+  return c;
+}
+
+template <class T>
+struct Case {
+  Case(Index n_q, Index n_k, Index r, Index p, Index last_lag = 0)
+      : A(normal<T>(n_q, r, 1)),
+        B(normal<T>(n_k, r, 2)),
+        U(normal<T>(n_k, p, 3)),
+        G(normal<T>(n_q, p, 5)),
+        c(weights_up_to<T>(last_lag, n_q, n_k)) {}
+
+  ProductShape shape() const { return {A.rows(), B.rows(), A.cols(), U.cols()}; }
+
+  template <class MakeEngine = decltype(make_block_causal)>
+  Matrix<T> contract(MakeEngine make = make_block_causal) const {
+    Workspace workspace;
+    const Team team(workspace);
+    const MatrixView<T> a = A, b = B, u = U;
+    Matrix<T> Y = Matrix<T>::Constant(A.rows(), U.cols(), T(17));
+    make(c.view(), shape(), team).contract({a, b, u, {A.rows()}, {B.rows()}, exponents()}, Y, team);
+    return Y;
+  }
+
+  toeplitz::Gradients<T> gradients() const {
+    Workspace workspace;
+    const Team team(workspace);
+    const MatrixView<T> a = A, b = B, u = U, g = G;
+    toeplitz::Gradients<T> d(shape());
+    d.dA.setConstant(17), d.dB.setConstant(17), d.dU.setConstant(17), d.dc.setConstant(17);
+    make_block_causal(c.view(), shape(), team)
+        .gradients({a, b, u, {A.rows()}, {B.rows()}, exponents()}, g, {d.dA, d.dB, d.dU, d.dc}, team);
+    return d;
+  }
+
+  const double* exponents() const { return e.size() > 0 ? e.data() : nullptr; }
+
+  Matrix<T> A, B, U, G;
+  LagWeights<T> c;
+  Vector<double> e;  // one a key, or none
+};
+
+// The twin: the product as an obvious loop, each row with its own exponent, and how far its entries may be off.
+//
+// A row is a sum over keys, rounded as in the direct engine, and for each source block whose transform it has a part in
+// the noise of an FFT of that block and its target alone. A pair of features may share its rounding when one has
+// 4 times the other's maximum, and twice that by powers of two.
+template <class T>
+struct Twin {
+  static constexpr Index block = toeplitz::CausalLevels<T>::block, fan_out = toeplitz::CausalLevels<T>::fan_out;
+
+  explicit Twin(const Case<T>& of)
+      : x(of),
+        axis(of.c.support(), of.shape()),
+        values(Matrix<double>::Zero(of.A.rows(), of.U.cols())),
+        tolerance(values),
+        row_exponents(Vector<double>::Zero(of.A.rows())) {
+    const Index n_q = x.A.rows(), n_k = x.B.rows();
+    for (Index i = 0; i < n_q; ++i) {
+      const Index place = axis.queries.first + i;
+      const Index keys = std::clamp<Index>(place + 1 - axis.keys.first, 0, n_k);
+      if (x.exponents() && keys > 0) row_exponents[i] = x.e.head(keys).maxCoeff();
+      Vector<long double> y = Vector<long double>::Zero(x.U.cols()), magnitude = y;
+      for (Index j = 0; j < keys; ++j) {
+        const long double w = x.c[j - i] * std::exp(static_cast<long double>(exponent(j) - row_exponents[i]));
+        long double dot = 0, absolute = 0;
+        for (Index r = 0; r < x.A.cols(); ++r) {
+          const long double term = static_cast<long double>(x.A(i, r)) * x.B(j, r);
+          dot += term;
+          absolute += std::abs(term);
+        }
+        for (Index p = 0; p < x.U.cols(); ++p) {
+          y[p] += w * dot * x.U(j, p);
+          magnitude[p] += std::abs(w) * absolute * std::abs(static_cast<long double>(x.U(j, p)));
+        }
+      }
+      values.row(i) = y.template cast<double>().transpose();
+      tolerance.row(i) = direct_growth<T>(x.A.cols(), n_k) * magnitude.template cast<double>().transpose();
+    }
+    for (Index size = block; size < axis.length(); size *= fan_out)
+      for (Index target = 0; target < axis.length(); target += size)
+        for (Index source = target / (fan_out * size) * (fan_out * size); source < target; source += size)
+          add_noise(size, source, target);
+  }
+
+  double error(const Matrix<T>& Y) const { return worst_ratio(Y, values, tolerance); }
+
+  double exponent(Index j) const { return x.exponents() ? x.e[j] : 0; }
+
+  void add_noise(Index size, Index source, Index target) {
+    const auto cut = [size](const toeplitz::CausalAxis::Side& side, Index place) {
+      const Index first = std::max(side.first, place), end = std::min(side.end, place + size);
+      return std::pair{first - side.first, std::max<Index>(end - first, 0)};
+    };
+    const auto [i0, rows] = cut(axis.queries, target);
+    const auto [j0, cols] = cut(axis.keys, source);
+    if (rows == 0 || cols == 0) return;
+    double largest = 0;
+    if (x.exponents()) largest = x.e.segment(j0, cols).maxCoeff();
+    Matrix<T> b = x.B.middleRows(j0, cols);
+    const Matrix<T> a = x.A.middleRows(i0, rows), u = x.U.middleRows(j0, cols);
+    for (Index j = 0; j < cols; ++j) b.row(j) *= static_cast<T>(std::exp(exponent(j0 + j) - largest));
+    const Vector<double> noise = fft_noise<T>(LagWeights<T>{x.c.first - (j0 - i0), x.c.values}, a, b, u);
+    for (Index i = 0; i < rows; ++i)
+      for (Index p = 0; p < u.cols(); ++p)
+        tolerance(i0 + i, p) += 2 * 4 * fft_margin * noise[i] * std::exp(largest - row_exponents[i0 + i]) *
+                                static_cast<double>(u.col(p).cwiseAbs().maxCoeff());
+  }
+
+  const Case<T>& x;
+  toeplitz::CausalAxis axis;
+  Matrix<double> values, tolerance;
+  Vector<double> row_exponents;
+};
+
+template <class T>
+void check(const Case<T>& x) {
+  INFO("n_q " << x.A.rows() << ", n_k " << x.B.rows() << ", r " << x.A.cols() << ", p " << x.U.cols() << ", last lag "
+              << x.c.support().last);
+  CHECK(Twin<T>(x).error(x.contract()) <= 1);
+}
+
+template <class T>
+void check_gradients(const Case<T>& x) {
+  INFO("n_q " << x.A.rows() << ", n_k " << x.B.rows() << ", r " << x.A.cols() << ", p " << x.U.cols() << ", last lag "
+              << x.c.support().last);
+  toeplitz::Gradients<T> d = x.gradients();
+  // lags without a weight have no gradient here, where the twin has one
+  for (Index lag = x.c.support().last + 1; lag < x.B.rows(); ++lag) {
+    T& dc = d.dc[lag + x.A.rows() - 1];
+    CHECK(dc == 0);
+    for (Index i = std::max<Index>(-lag, 0); i < std::min(x.A.rows(), x.B.rows() - lag); ++i)
+      dc += x.A.row(i).dot(x.B.row(i + lag)) * x.G.row(i).dot(x.U.row(i + lag));
+  }
+  CHECK(gradients_error(Engine::block_causal, x.c, x.A, x.B, x.U, x.G, d) <= 1);
+}
+
+// use(exponents) for n keys: spreads that no one factor would survive, in all orders
+template <class Use>
+void for_each_spread(Index n, Use&& use) {
+  Vector<double> e(n);
+  for (Index j = 0; j < n; ++j) e[j] = -200 + 400.0 * static_cast<double>(j) / static_cast<double>(n);
+  use("rising", e);
+  use("falling", Vector<double>(e.reverse()));
+  const Vector<double> draw = normal_vector<double>(n, 7);
+  double at = 0;
+  for (Index j = 0; j < n; ++j) e[j] = at += 5 * draw[j];
+  use("a random walk", e);
+  use("independent", Vector<double>(60 * draw));
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("the block-causal product is that of the obvious loop, row by row", "[toeplitz]", float, double) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>;
+  for (const Index n : {1, 2, 7, 127, 128, 129, 255, 256, 257, 1000, 1024, 1025, 1300, 2100})
+    check(Case<T>(n, n, 3, 2));
+  for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 300}, {300, 1}, {400, 1100}, {1100, 400}})
+    check(Case<T>(n_q, n_k, 2, 3));
+  for (const Index p : {W - 1, W, W + 1, 2 * W + 1})
+    for (const Index r : {Index{1}, Index{2}, W + 1, 2 * W + 3}) check(Case<T>(300, 300, r, p));
+  check(Case<T>(300, 300, 37, W + 1));  // several blocks of features
+}
+
+TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz]", float, double) {
+  using T = TestType;
+  for (const Index last : {-1100, -130, -128, -127, -1, 1, 5, 127, 128, 500, 1199}) {
+    check(Case<T>(1200, 1200, 2, 3, last));
+    if (last > -300) check_gradients(Case<T>(300, 300, 2, 3, last));
+  }
+  check(Case<T>(200, 700, 2, 3, 600));
+  check(Case<T>(700, 200, 2, 3, -600));
+  // a window: the offsets beyond it are zero
+  for (const Index window : {1, 2, 100, 128, 129, 300, 1025, 1500}) {
+    Case<T> x(1700, 1700, 2, 3);
+    x.c.values.head(x.c.values.size() / 2 + 1 - window).setZero();
+    check(x);
+  }
+}
+
+TEMPLATE_TEST_CASE("the block-causal engine's gradients are the sums that define them", "[toeplitz]", float, double) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>;
+  for (const Index n : {1, 2, 127, 128, 129, 257, 1000, 1025, 1300}) check_gradients(Case<T>(n, n, 3, 2));
+  for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 300}, {300, 1}, {300, 500}, {500, 300}})
+    check_gradients(Case<T>(n_q, n_k, 2, 3));
+  for (const Index p : {W, W + 1, 2 * W - 1})
+    for (const Index r : {Index{1}, Index{2}, W + 1, 2 * W + 3}) check_gradients(Case<T>(200, 300, r, p));
+}
+
+TEMPLATE_TEST_CASE("block-causal: tokens may leave slots empty", "[toeplitz]", float, double) {
+  Workspace workspace;
+  with_gaps<TestType>([&](const InSlots<TestType>& x) {
+    INFO(x.name());
+    CHECK(x.error(Engine::block_causal, x.contract(make_block_causal, Team(workspace))) <= 1);
+    CHECK(x.error(Engine::block_causal, x.gradients(make_block_causal, Team(workspace))) <= 1);
+  });
+}
+
+TEMPLATE_TEST_CASE("block-causal: no bit depends on the number of threads", "[toeplitz]", float, double) {
+  check_thread_bits(InSlots<TestType>(300, 280, random_slots(300, 0.9, 1), random_slots(280, 0.9, 2), 35, 37),
+                    make_block_causal);
+  check_thread_bits(InSlots<TestType>(1100, 1100, Slots{1100}, Slots{1100}, 5, 65), make_block_causal);
+}
+
+TEMPLATE_TEST_CASE("block-causal: nothing that is later changes a bit", "[toeplitz]", float, double) {
+  using T = TestType;
+  const Index n = 1300, r = 5, p = fft::lane_count<T> + 1;
+  const T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
+  Case<T> x(n, n, r, p);
+  x.B.col(1) *= T(1e-12);
+  x.U.col(2) *= T(1e-20);
+  x.U.col(3).head(700).setZero();
+  x.B.col(2).head(500).setZero();
+  for (const bool with_exponents : {false, true}) {
+    if (with_exponents) x.e = 60 * normal_vector<double>(n, 9);
+    const Matrix<T> Y = x.contract();
+    for (const Index s : {0, 40, 127, 128, 300, 900, 1023, 1150, 1298}) {
+      const Index later = n - s - 1;
+      const auto same = [&](const char* what, auto&& change) {
+        Case<T> other = x;
+        change(other);
+        INFO(what << " after " << s);
+        CHECK(same_bits(Matrix<T>(other.contract().topRows(s + 1)), Matrix<T>(Y.topRows(s + 1))));
+      };
+      same("other keys and values", [&](Case<T>& y) {
+        y.B.bottomRows(later) = normal<T>(later, r, 11);
+        y.U.bottomRows(later) = normal<T>(later, p, 12);
+      });
+      for (const T value : {T(1e30), infinity, nan, T(0)}) {
+        same("keys", [&](Case<T>& y) { y.B.bottomRows(later).setConstant(value); });
+        same("values", [&](Case<T>& y) { y.U.bottomRows(later).setConstant(value); });
+        same("one number of a key", [&](Case<T>& y) { y.B(s + 1, 0) = value; });
+        same("one number of a value", [&](Case<T>& y) { y.U(s + 1, 1) = value; });
+      }
+      if (!with_exponents) continue;
+      for (const double e : {-700.0, 700.0, -std::numeric_limits<double>::infinity()})
+        same("exponents", [&](Case<T>& y) { y.e.tail(later).setConstant(e); });
+    }
+  }
+}
+
+TEST_CASE("block-causal: after what is not finite, columns that are finite still come out", "[toeplitz]") {
+  Case<float> x(700, 700, 3, fft::lane_count<float> + 1);
+  const Twin<float> twin(x);
+  x.U(150, 2) = std::numeric_limits<float>::quiet_NaN();
+  x.U(180, 2) = std::numeric_limits<float>::infinity();
+  x.U(150, x.U.cols() - 1) = std::numeric_limits<float>::infinity();
+  const Matrix<float> Y = x.contract();
+  Matrix<double> values = twin.values;
+  for (const Index p : {Index{2}, x.U.cols() - 1}) {
+    CHECK_FALSE(Y.col(p).tail(550).array().isFinite().any());
+    values.col(p).tail(550).setZero();
+  }
+  Matrix<float> finite = Y.array().isFinite().select(Y, Matrix<float>::Zero(Y.rows(), Y.cols()));
+  CHECK(worst_ratio(finite, values, twin.tolerance) <= 1);
+}
+
+TEST_CASE("block-causal: rough biases cost no row its digits", "[toeplitz]") {
+  Case<float> x(2048, 2048, 8, 9);
+  x.A = x.A.array().exp();
+  x.B = x.B.array().exp();
+  x.U.col(8).setOnes();
+  const Vector<float> b = 3 * normal_vector<float>(2048, 21);
+  x.c = {-2047, (b.array() - b.maxCoeff()).exp().matrix()};
+  const Twin<float> twin(x);
+  const Matrix<float> Y = x.contract();
+  CHECK(twin.error(Y) <= 1);
+  const auto lanes = x.contract([](auto lags, const ProductShape& span, const Team& team) {
+    return toeplitz::LanesEngine<float>(lags, span, team);
+  });
+  const double row_error = largest_row_error(Y, twin.values);
+  CHECK(row_error <= 1e-5);
+  CHECK(row_error <= 1e-2 * largest_row_error(lanes, twin.values));
+}
+
+TEMPLATE_TEST_CASE("block-causal: keys' exponents may spread over more than the range of numbers", "[toeplitz]", float,
+                   double) {
+  using T = TestType;
+  for (const Index last : {0, -3, 60}) {
+    Case<T> x(1300, 1300, 4, fft::lane_count<T> + 1, last);
+    for_each_spread(1300, [&](const char* name, const Vector<double>& e) {
+      x.e = e;
+      INFO(name << ", last lag " << last);
+      CHECK(Twin<T>(x).error(x.contract()) <= 1);
+    });
+  }
+}
+
+TEMPLATE_TEST_CASE("block-causal: gradients know exponents", "[toeplitz]", float, double) {
+  using T = TestType;
+  const Index n = 1100;
+  const Case<T> plain(n, n, 3, 4);
+  const double noise = 1e4 * epsilon<T>;
+  for_each_spread(n, [&](const char* name, const Vector<double>& e) {
+    INFO(name);
+    Case<T> x = plain;
+    x.e = e;
+    const toeplitz::Gradients<T> got = x.gradients();
+    // the obvious sums, with w_ij = e^(e_j - M_i)
+    toeplitz::Gradients<double> sums(x.shape()), sizes(x.shape());
+    double largest = -std::numeric_limits<double>::infinity();
+    const Matrix<double> A = x.A.template cast<double>(), B = x.B.template cast<double>(),
+                         U = x.U.template cast<double>(), G = x.G.template cast<double>();
+    const auto add = [](toeplitz::Gradients<double>& d, Index i, Index j, Index n_q, double w, double c, const auto& a,
+                        const auto& b, const auto& u, const auto& g) {
+      const double s = w * a.dot(b), t = w * g.dot(u);
+      d.dA.row(i) += c * t * b;
+      d.dB.row(j) += c * t * a;
+      d.dU.row(j) += c * s * g;
+      d.dc[j - i + n_q - 1] += s * g.dot(u);
+    };
+    for (Index i = 0; i < n; ++i) {
+      largest = std::max(largest, e[i]);
+      for (Index j = 0; j <= i; ++j) {
+        const double w = std::exp(e[j] - largest), c = static_cast<double>(x.c[j - i]);
+        add(sums, i, j, n, w, c, A.row(i), B.row(j), U.row(j), G.row(i));
+        add(sizes, i, j, n, w, std::abs(c), A.row(i).cwiseAbs(), B.row(j).cwiseAbs(), U.row(j).cwiseAbs(),
+            G.row(i).cwiseAbs());
+      }
+    }
+    CHECK(worst_ratio(got.dA, sums.dA, noise * sizes.dA.maxCoeff()) <= 1);
+    CHECK(worst_ratio(got.dB, sums.dB, noise * sizes.dB.maxCoeff()) <= 1);
+    CHECK(worst_ratio(got.dU, sums.dU, noise * sizes.dU.maxCoeff()) <= 1);
+    CHECK(worst_ratio(got.dc, sums.dc, noise * sizes.dc.maxCoeff()) <= 1);
+  });
+}
