@@ -66,7 +66,8 @@ std::vector<Index> lengths(Grid grid, Index m) {
 // what was measured of one case at one n
 struct Choice {
   Index n;
-  Engine taken, best;
+  Engine taken;  // by automatic; automatic where it was not run
+  Engine best;
   Curve::Point softmax, automatic, least;  // least: of the best engine
   double over_best, over_softmax;
 
@@ -90,13 +91,15 @@ Curve::Point softmax_at(Index n, Curve& curve) {
 Choice measure(const Case& at, Index n, const Curve::Point& softmax, Curves& curves) {
   const Problem& p = problem(n);
   const BiasPosition position = make_position(at.kind, at.direction, n);
-  std::vector<Engine> entered, left_out, engines = at.engines();
+  std::vector<Engine> entered, engines = at.engines();
   engines.push_back(Engine::automatic);
+  Report report;
   std::vector<Race::Contender> contenders;
   for (const Engine engine : engines) {
     if (curves[engine].too_long(n)) continue;
     const auto attention = make_attention(position, at.m, engine, at.direction);
-    contenders.emplace_back([&p, attention] { keep(attention(p.q, p.k, p.v)); });
+    Report* asked = engine == Engine::automatic ? &report : nullptr;
+    contenders.emplace_back([&p, attention, asked] { keep(attention(p.q, p.k, p.v, {.report = asked})); });
     entered.push_back(engine);
   }
   const Race race(contenders, {.budget = 0.2, .longest_repeated = longest_repeated});
@@ -112,11 +115,8 @@ Choice measure(const Case& at, Index n, const Curve::Point& softmax, Curves& cur
   const bool both = place(best) < entered.size() && place(Engine::automatic) < entered.size();
   const Curve::Point automatic = curves[Engine::automatic].last(), least = curves[best].last();
 
-  Workspace workspace;
-  const LagWeights<float> lags = exp_weights(position.bias(), reachable_lags(n, n, 0, at.direction));
-  const Engine taken = toeplitz::choose(lags.view().with_equal_ends(), {n, n, at.m, head_dim + 1}, {n}, {n}, workspace);
   return {n,
-          taken,
+          report.engine,
           best,
           softmax,
           automatic,

@@ -47,15 +47,18 @@ def paper(q, k, v, c, w):
     return y[:, :D] / y[:, D:]
 
 
-def median_ms(run):
-    run()
-    samples = []
+def seconds_of(run):
     start = time.perf_counter()
-    while len(samples) < 3 or (len(samples) < 21 and time.perf_counter() - start < 2):
-        begin = time.perf_counter()
-        run()
-        samples.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(samples)
+    run()
+    return time.perf_counter() - start
+
+
+def median_ms(run):
+    """After a call that warms up; one that takes more than a second is a measurement, and not repeated."""
+    first = seconds_of(run)
+    if first > 1:
+        return 1e3 * first
+    return 1e3 * statistics.median(seconds_of(run) for _ in range(max(3, min(21, int(2 / first)))))
 
 
 def main():
