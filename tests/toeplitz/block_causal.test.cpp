@@ -76,8 +76,6 @@ struct Case {
 // 4 times the other's maximum, and twice that by powers of two.
 template <class T>
 struct Twin {
-  static constexpr Index block = toeplitz::CausalLevels<T>::block, fan_out = toeplitz::CausalLevels<T>::fan_out;
-
   explicit Twin(const Case<T>& of)
       : x(of),
         axis(of.c.support(), of.shape()),
@@ -106,10 +104,13 @@ struct Twin {
       values.row(i) = y.template cast<double>().transpose();
       tolerance.row(i) = direct_growth<T>(x.A.cols(), n_k) * magnitude.template cast<double>().transpose();
     }
-    for (Index size = block; size < axis.length(); size *= fan_out)
+    Workspace workspace;
+    const toeplitz::CausalLevels<T> levels(x.c.view(), axis, Team(workspace));
+    for (Index level = 0; level < levels.count(); ++level) {
+      const Index size = levels[level].size, family = levels[level].family * size;
       for (Index target = 0; target < axis.length(); target += size)
-        for (Index source = target / (fan_out * size) * (fan_out * size); source < target; source += size)
-          add_noise(size, source, target);
+        for (Index source = target / family * family; source < target; source += size) add_noise(size, source, target);
+    }
   }
 
   double error(const Matrix<T>& Y) const { return worst_ratio(Y, values, tolerance); }

@@ -301,13 +301,17 @@ class PolynomialTree {
     Z z[Signals::most][leaf];
     if constexpr (forth)
       x.for_each([&](auto s, const Z* from) {
-        for (int k = 0; k < leaf; ++k) z[s][k] = from[k];
-        split_parts<leaf>(z[s], m_table.data() + m_leaf_forth[half] + block * constants(leaf));
+        Z values[leaf];  // in registers, which z cannot be where s is a number
+        for (int k = 0; k < leaf; ++k) values[k] = {from[k].re, from[k].im};
+        split_parts<leaf>(values, m_table.data() + m_leaf_forth[half] + block * constants(leaf));
+        for (int k = 0; k < leaf; ++k) z[s][k] = {values[k].re, values[k].im};
       });
     at_leaf(block, z);
     x.for_each([&](auto s, Z* to) {
-      if constexpr (back) join_leaf(z[s]);
-      for (int k = 0; k < leaf; ++k) to[k] = z[s][k];
+      Z values[leaf];
+      for (int k = 0; k < leaf; ++k) values[k] = {z[s][k].re, z[s][k].im};
+      if constexpr (back) join_leaf(values);
+      for (int k = 0; k < leaf; ++k) to[k] = {values[k].re, values[k].im};
     });
   }
 

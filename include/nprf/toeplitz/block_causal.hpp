@@ -25,9 +25,9 @@ namespace nprf::toeplitz {
 /// row has a part in an earlier one: whatever becomes of keys and values after a row, infinity and NaN too, no bit of
 /// it changes. Pairs of features, lanes and left over columns are as in LanesEngine. Keys' exponents are understood.
 ///
-/// Time O(r p n log^2 n) with a logarithm to base 8 for one of the two, and O(n 128 (r + p)) on the diagonal; workspace
-/// O(n (block + lane_count a thread)). Weights on both sides work, at up to twice the length. Threads take groups of
-/// columns, and strips of the diagonal.
+/// Time O(r p n log^2 n), one of the two logarithms to a base of 8 to 32, and O(n 128 (r + p)) on the diagonal;
+/// workspace O(n (block + lane_count a thread)). Weights on both sides work, at up to twice the length. Threads take
+/// groups of columns, and strips of the diagonal.
 template <Real T>
 class BlockCausalEngine {
  public:
@@ -150,8 +150,8 @@ class BlockCausalEngine {
   // the signals of a family, and its rows of a pair of features, scaled for a run
   struct Scratch {
     Scratch(const Levels& levels, Workspace& workspace) {
-      const Index n = levels[levels.count() - 1].size * Levels::most;
-      z = workspace.take<Z>(Levels::most * stride(levels[levels.count() - 1].size));
+      const Index n = levels.family_length();
+      z = workspace.take<Z>(n + Levels::most * stride(0));
       b = workspace.take<T>(staggered<T>(2 * n));
       for (T*& rows : a) rows = workspace.take<T>(staggered<T>(2 * n));
     }
@@ -316,8 +316,8 @@ class BlockCausalEngine {
   // the signals of a family, sources' and targets', and its rows of a pair of features with the exponents' factors
   struct GradientScratch {
     GradientScratch(const Levels& levels, Workspace& workspace) {
-      const Index S = levels[levels.count() - 1].size, n = S * Levels::most;
-      z = workspace.take<Z>(2 * Levels::most * Scratch::stride(S));
+      const Index n = levels.family_length();
+      z = workspace.take<Z>(2 * (n + Levels::most * Scratch::stride(0)));
       for (T** x : {&a, &b}) *x = workspace.take<T>(staggered<T>(2 * n));
       for (T** x : {&rows, &keys}) *x = workspace.take<T>(staggered<T>(n));
     }

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -47,10 +47,10 @@ struct CausalAxis {
 /// A lower triangular Toeplitz matrix but for its diagonal blocks, cut into blocks that grow with their distance:
 ///
 ///     D . . . . . . . .     D   diagonal blocks of 128 places: not dealt with here
-///     1 D . . . . . . .     1   level 0: within a family of 8 blocks of 128, each target with each earlier source
-///     1 1 D . . . . . .     2   level 1: the same for 8 blocks of 8 x 128, and so on
-///     . . . D . . . . .
-///     2 2 2 1 D . . . .     (drawn for families of 3)
+///     1 D . . . . . . .     1   level 0: within a family of blocks of 128, each target with each earlier source
+///     1 1 D . . . . . .     2   level 1: the same for families of blocks that are as large as a family of level 0
+///     2 2 2 D . . . . .
+///     2 2 2 1 D . . . .     (drawn for families of 3; the cheapest have 4 to 32 blocks)
 ///     2 2 2 1 1 D . . .
 ///
 /// Blocks of size S at offset D, target minus source, have the weights of distances D S - S + 1 .. D S + S - 1 in them:
@@ -65,10 +65,11 @@ class CausalLevels {
  public:
   using Tree = fft::PolynomialTree<T>;
   using Z = fft::ComplexLanes<T>;
-  static constexpr Index block = 128, fan_out = 8, most = fan_out - 1;  // of sources in a family, and of targets
+  static constexpr Index block = 128, most = 31;  // sources in a family, and targets
 
   struct Level {
     Index size;     // S
+    Index family;   // blocks in one
     Index offsets;  // the weights of those beyond are zero
     std::shared_ptr<const Tree> tree;
     const T* spectra;  // (2,S/8,offsets,8) of g_D / 2S, real and imaginary parts
@@ -85,12 +86,13 @@ class CausalLevels {
   };
 
   CausalLevels(LagWeightsView<T> c, const CausalAxis& axis, const Team& team) : m_axis(axis) {
-    for (Index size = block; size < axis.length(); size *= fan_out) {
-      const Index others = std::min((axis.length() - 1) / size, most);
+    for (Index size = block, family; size < axis.length(); size *= family) {
+      family = plan(axis.length(), size).family;
+      const Index others = std::min((axis.length() - 1) / size, family - 1);
       const Index offsets = std::min((axis.lags.size() + size - 2) / size, others);
       if (offsets == 0) break;
       T* spectra = team.workspace().take<T>(4 * size * offsets);
-      m_levels.push_back({size, offsets, Tree::shared(size), spectra, numbers()});
+      m_levels.push_back({size, family, offsets, Tree::shared(size), spectra, numbers()});
       team.run(2 * ((offsets + W - 1) / W), [&](Index task, Workspace& scratch) {
         write_spectra(c, m_levels.back(), static_cast<int>(task % 2), task / 2 * W, spectra, scratch);
       });
@@ -101,6 +103,16 @@ class CausalLevels {
   const Level& operator[](Index level) const { return m_levels[static_cast<std::size_t>(level)]; }
   const CausalAxis& axis() const { return m_axis; }
 
+  /// The most places that sources of a family have.
+  Index family_length() const {
+    Index most_places = 0;
+    for (const Level& level : m_levels) {
+      const Index sources = std::min((m_axis.length() - 1) / level.size, level.family - 1);
+      most_places = std::max(most_places, level.size * sources);
+    }
+    return most_places;
+  }
+
   /// How many numbers all spectra have.
   Index numbers() const { return m_levels.empty() ? 0 : m_levels.back().end(); }
 
@@ -108,10 +120,10 @@ class CausalLevels {
   template <class Use>
   void for_each_family(Use&& use) const {
     for (Index level = 0; level < count(); ++level) {
-      const Index size = (*this)[level].size;
-      for (Index first = 0; first < m_axis.queries.end; first += fan_out * size) {
+      const auto [size, blocks] = std::pair((*this)[level].size, (*this)[level].family);
+      for (Index first = 0; first < m_axis.queries.end; first += blocks * size) {
         const Index begin = std::max<Index>((m_axis.keys.first - first) / size, 0);
-        const Index end = std::min((m_axis.queries.end - 1 - first) / size, most);
+        const Index end = std::min((m_axis.queries.end - 1 - first) / size, blocks - 1);
         if (begin < end && m_axis.keys.meets(first + begin * size, (end - begin) * size) &&
             m_axis.queries.meets(first + (begin + 1) * size, (end - begin) * size))
           use(Family{level, first + begin * size, end - begin});
@@ -122,22 +134,42 @@ class CausalLevels {
   /// At a leaf: the values of the sources become those of the targets, z_s <- sum over t <= s of g_(s-t+1) z_t.
   void multiply(const Level& level, int half, Index k, Index count, Z (*z)[8]) const {
     const T* g = level.spectra + level.at_leaf(half, k);
-    if (count == most && level.offsets == most)
-      for (Index f = 0; f < 8; ++f) multiply_all(z, g + 2 * f, f, std::make_index_sequence<(most + 1) / 2>());
-    else
-      for (Index s = count - 1; s >= 0; --s) multiply_some(z, g, s, std::min(s + 1, level.offsets));
+    // two targets at a time, which share g; the last first: none overwrites what an earlier one needs
+    for (Index s = count - 1; s >= 0; s -= 2)
+      for (Index f = 0; f < 8; ++f) {
+        Product later, earlier;
+        Z x = z[s][f];
+        const T* at = g + 2 * f;
+        for (Index D = 0; D < std::min(s, level.offsets); ++D, at += 16) {
+          const Z before = z[s - 1 - D][f];
+          later.add(x, at);
+          earlier.add(before, at);
+          x = before;
+        }
+        if (s < level.offsets) later.add(x, at);
+        z[s][f] = later.sum();
+        if (s > 0) z[s - 1][f] = earlier.sum();
+      }
   }
 
   /// The way back: the values w_s of targets become those of their sources, w_s <- sum over t >= s of conj(g_(t-s+1))
   /// w_t.
   void multiply_transposed(const Level& level, int half, Index k, Index count, Z (*w)[8]) const {
     const T* g = level.spectra + level.at_leaf(half, k);
-    for (Index s = 0; s < count; ++s)
-      for (Index f = 0; f < 8; f += 2) {
-        Z sum[2]{};
-        for (Index D = 0; D < std::min(count - s, level.offsets); ++D)
-          for (Index i : {0, 1}) add_conjugate(sum[i], w[s + D][f + i], g + 16 * D + 2 * (f + i));
-        for (Index i : {0, 1}) w[s][f + i] = sum[i];
+    for (Index s = 0; s < count; s += 2)
+      for (Index f = 0; f < 8; ++f) {
+        Product earlier, later;
+        Z x = w[s][f];
+        const T* at = g + 2 * f;
+        for (Index D = 0; D < std::min(count - 1 - s, level.offsets); ++D, at += 16) {
+          const Z after = w[s + 1 + D][f];
+          earlier.add(x, at);
+          later.add(after, at);
+          x = after;
+        }
+        if (count - 1 - s < level.offsets) earlier.add(x, at);
+        w[s][f] = earlier.conjugate_sum();
+        if (s + 1 < count) w[s + 1][f] = later.conjugate_sum();
       }
   }
 
@@ -167,6 +199,28 @@ class CausalLevels {
  private:
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>;
+
+  struct Plan {
+    double cost;
+    Index family;
+  };
+
+  // How many blocks of a size go into a family, and what that level and those above it cost, by measurement: with m
+  // sources of S places, transforms m S (3 log2 S - 4), and m (m+1)/2 products of S values between them.
+  static Plan plan(Index n, Index size) {
+    if (size >= n) return {0, 0};
+    Plan best{std::numeric_limits<double>::infinity(), 0};
+    for (const Index family : {4, 8, 16, 32}) {
+      double cost = plan(n, size * family).cost;
+      for (Index first = 0; first < n; first += family * size) {
+        const double m = static_cast<double>(std::min((n - 1 - first) / size, family - 1)),
+                     S = static_cast<double>(size);
+        cost += m * S * (3 * std::log2(S) - 4) + m * (m + 1) / 2 * S;
+      }
+      if (cost < best.cost) best = {cost, family};
+    }
+    return best;
+  }
 
   // y_i = sum_j h[i-j mod 2S] x_j with h[d] the weight of distance D S + d, |d| < S; offsets as lanes
   void write_spectra(LagWeightsView<T> c, const Level& level, int half, Index D0, T* spectra,
@@ -221,47 +275,19 @@ class CausalLevels {
         });
   }
 
-  NPRF_ALWAYS_INLINE static void add_conjugate(Z& sum, const Z& w, const T* g) {
-    sum.re += w.re * g[0];
-    sum.re += w.im * g[1];
-    sum.im += w.im * g[0];
-    sum.im -= w.re * g[1];
-  }
-
-  NPRF_ALWAYS_INLINE static void add(Z& sum, const Z& x, const T* g) {
-    sum.re += x.re * g[0];
-    sum.re -= x.im * g[1];
-    sum.im += x.im * g[0];
-    sum.im += x.re * g[1];
-  }
-
-  // targets s and s - 1 of all, or 0 alone: each g serves both
-  template <Index s, std::size_t... t>
-  NPRF_ALWAYS_INLINE static void multiply_two(Z (*z)[8], const T* g, Index f, std::index_sequence<t...>) {
-    Z sum{}, before{};
-    ((add(sum, z[s - static_cast<Index>(t)][f], g + 16 * t),
-      static_cast<Index>(t) < s ? add(before, z[s - 1 - std::min(static_cast<Index>(t), s - 1)][f], g + 16 * t)
-                                : void()),
-     ...);
-    z[s][f] = sum;
-    if constexpr (s > 0) z[s - 1][f] = before;
-  }
-
-  // all targets' value f, the last first: none overwrites what an earlier one needs
-  template <std::size_t... s>
-  NPRF_ALWAYS_INLINE static void multiply_all(Z (*z)[8], const T* g, Index f, std::index_sequence<s...>) {
-    (multiply_two<most - 1 - 2 * static_cast<Index>(s)>(z, g, f, std::make_index_sequence<most - 2 * s>()), ...);
-  }
-
-  // target s with its nearest sources
-  static void multiply_some(Z (*z)[8], const T* g, Index s, Index offsets) {
-    for (Index f = 0; f < 8; f += 2) {
-      Z sum[2]{};
-      for (Index D = 0; D < offsets; ++D)
-        for (Index i : {0, 1}) add(sum[i], z[s - D][f + i], g + 16 * D + 2 * (f + i));
-      for (Index i : {0, 1}) z[s][f + i] = sum[i];
+  // sums of x g: four chains of multiply-adds, none of which waits for another
+  struct Product {
+    NPRF_ALWAYS_INLINE void add(const Z& x, const T* g) {
+      rr += x.re * g[0];
+      ii += x.im * g[1];
+      ir += x.im * g[0];
+      ri += x.re * g[1];
     }
-  }
+    Z sum() const { return {rr - ii, ir + ri}; }
+    Z conjugate_sum() const { return {rr + ii, ir - ri}; }  // of x conj(g)
+
+    Lanes rr{}, ii{}, ir{}, ri{};
+  };
 
   CausalAxis m_axis;
   std::vector<Level> m_levels;

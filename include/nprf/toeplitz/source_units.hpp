@@ -94,18 +94,17 @@ class Sources {
   Sources(const MatrixView<T>& B, const MatrixView<T>& U, const KeyExponents<T>& exponents,
           const CausalLevels<T>& levels, const Team& team)
       : m_r(B.cols()), m_p(U.cols()) {
-    Index blocks = (levels.axis().length() + block - 1) / block;
     for (Index level = 0; level < levels.count(); ++level) {
+      const Index blocks = (levels.axis().length() + levels[level].size - 1) / levels[level].size;
       const Of of = take(blocks, team.workspace());
       const Of* finer = level > 0 ? &m_levels.back() : nullptr;
       team.run(blocks, [&](Index k, Workspace&) {
         if (finer)
-          merge(*finer, k, of);
+          merge(*finer, k, levels[level - 1].family, of);
         else
           measure(B, U, exponents, k, of);
       });
       m_levels.push_back(of);
-      blocks = (blocks + CausalLevels<T>::fan_out - 1) / CausalLevels<T>::fan_out;
     }
   }
 
@@ -155,11 +154,11 @@ class Sources {
     }
   }
 
-  void merge(const Of& finer, Index k, const Of& of) const {
+  void merge(const Of& finer, Index k, Index family, const Of& of) const {
     T *b = of.b + k * m_r, *u = of.u + k * m_p;
     std::fill_n(b, m_r, T(0));
     std::fill_n(u, m_p, T(0));
-    const Index first = k * CausalLevels<T>::fan_out, end = std::min(first + CausalLevels<T>::fan_out, finer.blocks);
+    const Index first = k * family, end = std::min(first + family, finer.blocks);
     of.exponents[k] = *std::max_element(finer.exponents + first, finer.exponents + end);
     for (Index j = first; j < end; ++j) {
       include(b, finer.b + j * m_r, static_cast<T>(ratio(finer.exponents[j], of.exponents[k])), m_r);
