@@ -7,14 +7,6 @@
 
 #include "nprf/nprf.hpp"
 
-// what nearly every program needs is compiled once, in instances.cpp, where the build says so
-#if NPRF_BENCH_SHARES_INSTANCES
-extern template class nprf::Batch<float>;
-extern template void nprf::toeplitz::contract<float>(nprf::Engine, const nprf::LagWeights<float>&,
-                                                     const nprf::MatrixView<float>&, const nprf::MatrixView<float>&,
-                                                     const nprf::MatrixView<float>&, nprf::MatrixRef<float>);
-#endif
-
 /// What every benchmark computes: one head of n tokens in float, d = d_v = 64, both directions, rows of norm 1.
 namespace nprf::bench {
 

@@ -22,6 +22,11 @@
 #endif
 #endif
 
+/// 1: the program has the heaviest templates compiled in one file of its own (instances.hpp).
+#ifndef NPRF_EXTERN_INSTANCES
+#define NPRF_EXTERN_INSTANCES 0
+#endif
+
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "nprf needs infinities and exact rounding: compile without -ffast-math and -ffinite-math-only"
 #endif

@@ -10,6 +10,7 @@
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
+#include "nprf/instances.hpp"
 #include "nprf/multi_head/heads_view.hpp"
 #include "nprf/multi_head/multi_head_attention.hpp"
 #include "nprf/position/alibi.hpp"

@@ -29,7 +29,7 @@ void check(const Shape& s) {
   for (const Engine engine : engines()) {
     INFO(std::string(name(engine)) << " n_q " << s.n_q << " n_k " << s.n_k << " r " << s.r << " p " << s.p
                                    << (sizeof(T) == 4 ? " float" : " double"));
-    const Gradients<T> d = gradients<T>(engine, c, A, B, U, G);
+    const toeplitz::Gradients<T> d = gradients<T>(engine, c, A, B, U, G);
     CHECK(gradients_error(engine, c, A, B, U, G, d) <= 1);
   }
 }
@@ -69,7 +69,7 @@ TEST_CASE("a gradient's columns of very different size keep their own digits", "
   const LagWeights<double> c = random_weights<double>(n, n, 4);
   for (const Engine engine : engines()) {
     INFO(std::string(name(engine)));
-    const Gradients<double> d = gradients<double>(engine, c, A, B, U, G);
+    const toeplitz::Gradients<double> d = gradients<double>(engine, c, A, B, U, G);
     CHECK(product_error(engine, transposed(c), B, A, G, d.dU) <= 1);
     CHECK(d.dU.col(2).isZero(0));
   }
@@ -77,7 +77,7 @@ TEST_CASE("a gradient's columns of very different size keep their own digits", "
 
 TEST_CASE("gradients of nothing are zero and have their shapes", "[toeplitz]") {
   for (const Shape& s : std::vector<Shape>{{0, 3, 2, 2}, {3, 0, 2, 2}, {3, 4, 0, 2}, {3, 4, 2, 0}}) {
-    const Gradients<double> d =
+    const toeplitz::Gradients<double> d =
         gradients<double>(Engine::automatic, {}, Matrix<double>::Ones(s.n_q, s.r), Matrix<double>::Ones(s.n_k, s.r),
                           Matrix<double>::Ones(s.n_k, s.p), Matrix<double>::Ones(s.n_q, s.p));
     CHECK((d.dA.rows() == s.n_q && d.dA.cols() == s.r && d.dA.isZero(0)));

@@ -111,10 +111,10 @@ template <Real T>
 void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadMatrices<const T>& q,
                        const HeadMatrices<const T>& k, const HeadMatrices<const T>& v, const HeadMatrices<T>& y,
                        const CallOptions& call, Saved<T>* saved) {
-  const auto [n_q, n_k, d, d_v] = sizes.each;
+  const Index n_k = sizes.each.n_k, d = sizes.each.d, d_v = sizes.each.d_v;
   const Index input_dim = heads.feature_map(0).input_dim();
   require(d == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ", d);
-  find_segments(call, sizes.batch, n_q, n_k, m_segments);
+  find_segments(call, sizes.batch, sizes.each.n_q, n_k, m_segments);
   const Team team = gather_team(heads, sizes.batch * sizes.heads, m_segments, d_v);
   const Settle settle{*this};
   const Workspace::Scope scope(team.workspace());

@@ -43,23 +43,8 @@ class Product {
  public:
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1 of `span`; `tokens` is how many there will be in them,
   /// which Engine::automatic reckons with. Throws InvalidArgument for engines that this build does not have.
-  Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span, const Team& team)
-      : m_name(engine), m_lags(span.n_q + span.n_k - 1) {
-    require_available(engine);
-    if (span.empty() || lags.support().size() == 0) return;
-    if (engine == Engine::automatic) m_name = choose(lags, tokens, {span.n_q}, {span.n_k}, team.workspace());
-    switch (m_name) {
-#if NPRF_USE_FFTW
-      case Engine::fftw: m_engine.template emplace<FftwEngine<T>>(lags, span, team); break;
-#endif
-      case Engine::lanes:
-      case Engine::grid: m_engine.template emplace<LanesEngine<T>>(lags, span, team); break;
-      case Engine::banded:
-      case Engine::recurrence: m_engine.template emplace<BandedEngine<T>>(lags, span, team); break;
-      case Engine::block_causal: m_engine.template emplace<BlockCausalEngine<T>>(lags, span, team); break;
-      default: m_engine.template emplace<DirectEngine<T>>(lags, span, team);
-    }
-  }
+  Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span,
+          const Team& team);
 
   /// The same with a token in each slot.
   Product(Engine engine, LagWeightsView<T> lags, const ProductShape& span, const Team& team)
@@ -69,42 +54,11 @@ class Product {
   Engine engine() const { return m_name; }
 
   /// Y (n_q,p) = ((A B^T) o C) U. Throws InvalidArgument for keys with exponents unless by Engine::block_causal.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
-    require_known(x);
-    if (is_zero(x)) {
-      Y.setZero();
-      return;
-    }
-    std::visit(
-        [&](const auto& engine) {
-          if constexpr (!is_nothing<decltype(engine)>) engine.contract(x, Y, team);
-        },
-        m_engine);
-  }
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const;
 
   /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots, or empty. Throws as
   /// contract() does.
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
-    require_known(x);
-    if (is_zero(x)) {
-      out.set_zero();
-      return;
-    }
-    std::visit(
-        [&]<class E>(const E& engine) {
-          if constexpr (std::is_same_v<E, BandedEngine<T>>) {
-            engine.gradients(x, G, out, team);  // it has less to do where dc is empty
-          } else if constexpr (!is_nothing<E>) {
-            const Workspace::Scope scope(team.workspace());
-            auto unasked = team.workspace().template vector<T>(out.dc.size() == 0 ? m_lags : 0);
-            if (out.dc.size() == 0)
-              engine.gradients(x, G, {out.dA, out.dB, out.dU, unasked}, team);
-            else
-              engine.gradients(x, G, out, team);
-          }
-        },
-        m_engine);
-  }
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const;
 
  private:
   template <class E>
@@ -127,5 +81,64 @@ class Product {
   std::variant<std::monostate, DirectEngine<T>, BandedEngine<T>, LanesEngine<T>, BlockCausalEngine<T>> m_engine;
 #endif
 };
+
+// not inline, so that a program of many files can have them compiled in one (instances.hpp)
+template <Real T>
+Product<T>::Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span,
+                    const Team& team)
+    : m_name(engine), m_lags(span.n_q + span.n_k - 1) {
+  require_available(engine);
+  if (span.empty() || lags.support().size() == 0) return;
+  if (engine == Engine::automatic) m_name = choose(lags, tokens, {span.n_q}, {span.n_k}, team.workspace());
+  switch (m_name) {
+#if NPRF_USE_FFTW
+    case Engine::fftw: m_engine.template emplace<FftwEngine<T>>(lags, span, team); break;
+#endif
+    case Engine::lanes:
+    case Engine::grid: m_engine.template emplace<LanesEngine<T>>(lags, span, team); break;
+    case Engine::banded:
+    case Engine::recurrence: m_engine.template emplace<BandedEngine<T>>(lags, span, team); break;
+    case Engine::block_causal: m_engine.template emplace<BlockCausalEngine<T>>(lags, span, team); break;
+    default: m_engine.template emplace<DirectEngine<T>>(lags, span, team);
+  }
+}
+
+template <Real T>
+void Product<T>::contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+  require_known(x);
+  if (is_zero(x)) {
+    Y.setZero();
+    return;
+  }
+  std::visit(
+      [&](const auto& engine) {
+        if constexpr (!is_nothing<decltype(engine)>) engine.contract(x, Y, team);
+      },
+      m_engine);
+}
+
+template <Real T>
+void Product<T>::gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out,
+                           const Team& team) const {
+  require_known(x);
+  if (is_zero(x)) {
+    out.set_zero();
+    return;
+  }
+  std::visit(
+      [&]<class E>(const E& engine) {
+        if constexpr (std::is_same_v<E, BandedEngine<T>>) {
+          engine.gradients(x, G, out, team);  // it has less to do where dc is empty
+        } else if constexpr (!is_nothing<E>) {
+          const Workspace::Scope scope(team.workspace());
+          auto unasked = team.workspace().template vector<T>(out.dc.size() == 0 ? m_lags : 0);
+          if (out.dc.size() == 0)
+            engine.gradients(x, G, {out.dA, out.dB, out.dU, unasked}, team);
+          else
+            engine.gradients(x, G, out, team);
+        }
+      },
+      m_engine);
+}
 
 }  // namespace nprf::toeplitz

@@ -2,3 +2,4 @@
 #include "support/instances.hpp"
 
 NPRF_TESTS_INSTANCES(, float)
+NPRF_TESTS_INSTANCES(, double)

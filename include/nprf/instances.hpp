@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/attention/batch.hpp"
+#include "nprf/config.hpp"
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/feature_map/feature_map_view.hpp"
+#include "nprf/feature_map/positive.hpp"
+#include "nprf/feature_map/random_features.hpp"
+#include "nprf/feature_map/trigonometric.hpp"
+#include "nprf/toeplitz/product.hpp"
+
+/// What takes long to compile, for a scalar T. A program of many files can have it compiled once: all its files are
+/// compiled with NPRF_EXTERN_INSTANCES=1, and one of them holds, for each scalar that the program uses,
+///
+///     #include <nprf/instances.hpp>
+///     NPRF_INSTANCES(, float)
+#define NPRF_INSTANCES(PREFIX, T)                                                                 \
+  PREFIX template class nprf::toeplitz::Product<T>;                                               \
+  PREFIX template class nprf::Batch<T>;                                                           \
+  PREFIX template nprf::RandomFeatures<T>::RandomFeatures(const nprf::FeatureOptions&);           \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::PositiveFeatures<T>&);      \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::HyperbolicFeatures<T>&);    \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::TrigonometricFeatures<T>&); \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::EluFeatures<T>&);
+
+#if NPRF_EXTERN_INSTANCES
+NPRF_INSTANCES(extern, float)
+NPRF_INSTANCES(extern, double)
+#endif

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: MIT
-#include "support/instances.hpp"
-
-NPRF_TESTS_INSTANCES(, double)
