@@ -15,10 +15,16 @@
 ///
 ///     #include <nprf/instances.hpp>
 ///     NPRF_INSTANCES(, float)
+///
+/// Members that are defined behind their classes are so for this: an inline one is compiled wherever it is called.
 #define NPRF_INSTANCES(PREFIX, T)                                                                 \
   PREFIX template class nprf::toeplitz::Product<T>;                                               \
   PREFIX template class nprf::Batch<T>;                                                           \
   PREFIX template nprf::RandomFeatures<T>::RandomFeatures(const nprf::FeatureOptions&);           \
+  PREFIX template class nprf::ExponentialFeatures<T, 1>;                                          \
+  PREFIX template class nprf::ExponentialFeatures<T, 2>;                                          \
+  PREFIX template class nprf::TrigonometricFeatures<T>;                                           \
+  PREFIX template class nprf::EluFeatures<T>;                                                     \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::PositiveFeatures<T>&);      \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::HyperbolicFeatures<T>&);    \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::TrigonometricFeatures<T>&); \

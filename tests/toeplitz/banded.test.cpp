@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/toeplitz/banded.hpp"
 
 #include <cmath>
 #include <limits>
@@ -20,11 +19,9 @@ using namespace nprf::test;
 
 namespace {
 
-constexpr auto make_banded = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
-  return toeplitz::BandedEngine<T>(lags, span, team);
-};
+constexpr auto make_banded = make_product(Engine::banded);
 constexpr auto make_with_equal_ends = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
-  return toeplitz::BandedEngine<T>(lags.with_equal_ends(), span, team);
+  return make_banded(lags.with_equal_ends(), span, team);
 };
 
 constexpr double never = -std::numeric_limits<double>::infinity();

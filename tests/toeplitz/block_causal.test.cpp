@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/toeplitz/block_causal.hpp"
 
 #include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
 
-#include "nprf/toeplitz/lanes.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
@@ -18,9 +16,7 @@ using namespace nprf::test;
 
 namespace {
 
-constexpr auto make_block_causal = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
-  return toeplitz::BlockCausalEngine<T>(lags, span, team);
-};
+constexpr auto make_block_causal = make_product(Engine::block_causal);
 
 // N(0,1) weights for the lags that n_q queries and n_k keys reach, up to a last one
 template <class T>
@@ -297,9 +293,7 @@ TEST_CASE("block-causal: rough biases cost no row its digits", "[toeplitz]") {
   const Twin<float> twin(x);
   const Matrix<float> Y = x.contract();
   CHECK(twin.error(Y) <= 1);
-  const auto lanes = x.contract([](auto lags, const ProductShape& span, const Team& team) {
-    return toeplitz::LanesEngine<float>(lags, span, team);
-  });
+  const auto lanes = x.contract(make_product(Engine::lanes));
   const double row_error = largest_row_error(Y, twin.values);
   CHECK(row_error <= 1e-5);
   CHECK(row_error <= 1e-2 * largest_row_error(lanes, twin.values));

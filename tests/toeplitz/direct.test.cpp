@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/toeplitz/direct.hpp"
 
 #include <cmath>
 #include <limits>
@@ -13,13 +12,10 @@
 
 using namespace nprf;
 using namespace nprf::test;
-using Direct = toeplitz::DirectEngine<double>;
 
 namespace {
 
-constexpr auto make_direct = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
-  return toeplitz::DirectEngine<T>(lags, span, team);
-};
+constexpr auto make_direct = make_product(Engine::direct);
 
 Matrix<double> multiply(const LagWeights<double>& c, const Matrix<double>& A, const Matrix<double>& B,
                         const Matrix<double>& U) {
@@ -27,7 +23,8 @@ Matrix<double> multiply(const LagWeights<double>& c, const Matrix<double>& A, co
   const Team team(workspace);
   Matrix<double> Y = Matrix<double>::Constant(A.rows(), U.cols(), 17);
   const MatrixView<double> a = A, b = B, u = U;
-  Direct(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team).contract({a, b, u, {A.rows()}, {B.rows()}}, Y, team);
+  make_direct(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team)
+      .contract({a, b, u, {A.rows()}, {B.rows()}}, Y, team);
   return Y;
 }
 
@@ -94,7 +91,7 @@ TEST_CASE("a direct engine serves one product after the other, of other tokens t
   const Team team(workspace);
   const auto A = normal<double>(150, 2, 1), B = normal<double>(140, 2, 2), U = normal<double>(140, 3, 3);
   const LagWeights<double> c = random_weights<double>(150, 140, 4);
-  const Direct engine(c.view(), {150, 140, 2, 3}, team);
+  const auto engine = make_direct(c.view(), {150, 140, 2, 3}, team);
   const Matrix<double> opposite = -A;
   const MatrixView<double> a = A, b = B, u = U, minus = opposite, a_part = A.topRows(7), b_part = B.topRows(11),
                            u_part = U.topRows(11);

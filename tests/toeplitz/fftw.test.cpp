@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/toeplitz/fftw.hpp"
 
 #if NPRF_USE_FFTW
 
@@ -15,14 +14,11 @@
 
 using namespace nprf;
 using namespace nprf::test;
-using toeplitz::FftwEngine;
 using toeplitz::ResidueClasses;
 
 namespace {
 
-constexpr auto make_fftw = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
-  return FftwEngine<T>(lags, span, team);
-};
+constexpr auto make_fftw = make_product(Engine::fftw);
 
 template <class T>
 Matrix<T> multiply(const LagWeights<T>& c, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U) {
@@ -30,7 +26,7 @@ Matrix<T> multiply(const LagWeights<T>& c, const Matrix<T>& A, const Matrix<T>& 
   Workspace workspace;
   const Team team(workspace);
   const MatrixView<T> a = A, b = B, u = U;
-  FftwEngine<T>(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team)
+  make_fftw(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team)
       .contract({a, b, u, {A.rows()}, {B.rows()}}, Y, team);
   return Y;
 }
@@ -161,7 +157,7 @@ TEST_CASE("an fftw engine serves one product after the other, of other tokens to
   const Team team(workspace);
   const auto A = normal<double>(150, 2, 1), B = normal<double>(140, 2, 2), U = normal<double>(140, 3, 3);
   const LagWeights<double> c = random_weights<double>(150, 140, 4);
-  const FftwEngine<double> engine(c.view(), {150, 140, 2, 3}, team);
+  const auto engine = make_fftw(c.view(), {150, 140, 2, 3}, team);
   const Matrix<double> opposite = -A;
   const MatrixView<double> a = A, b = B, u = U, minus = opposite, a_part = A.topRows(7), b_part = B.topRows(11),
                            u_part = U.topRows(11);

@@ -11,6 +11,7 @@
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/product.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
@@ -18,6 +19,13 @@
 
 /// Products of tokens that leave slots empty, and their twin: the product of all slots, with zeros in the gaps.
 namespace nprf::test {
+
+/// What makes an engine's product from (lags, span, team).
+constexpr auto make_product(Engine engine) {
+  return [=]<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+    return toeplitz::Product<T>(engine, lags, span, team);
+  };
+}
 
 /// Some of the slots 0..n-1, each with the same chance.
 inline std::vector<Index> random_slots(Index n, double chance, std::uint64_t seed) {

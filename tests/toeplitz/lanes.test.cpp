@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/toeplitz/lanes.hpp"
 
 #include <cmath>
 #include <vector>
@@ -15,9 +14,7 @@ using namespace nprf::test;
 
 namespace {
 
-constexpr auto make_lanes = []<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
-  return toeplitz::LanesEngine<T>(lags, span, team);
-};
+constexpr auto make_lanes = make_product(Engine::lanes);
 
 template <class T>
 struct Case {

@@ -106,7 +106,7 @@ class Batch {
   Matrix<double> m_d;
 };
 
-// not inline, so that a program of many files can have them compiled in one: extern template
+// not inline: see instances.hpp
 template <Real T>
 void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadMatrices<const T>& q,
                        const HeadMatrices<const T>& k, const HeadMatrices<const T>& v, const HeadMatrices<T>& y,

@@ -26,52 +26,74 @@ class EluFeatures {
   Index output_dim() const { return m_d; }
 
   /// (n,d) -> (n,d). Throws InvalidArgument unless x has input_dim columns.
-  Matrix<T> queries(const MatrixView<T>& x) const {
-    return filled<T>(x.rows(), m_d, [&](auto& phi, const Team& team) { queries(x, {}, phi, team); });
-  }
-  Matrix<T> keys(const MatrixView<T>& x) const { return queries(x); }
+  Matrix<T> queries(const MatrixView<T>& x) const;
+  Matrix<T> keys(const MatrixView<T>& x) const;
 
   /// The same of scale_i x_i into the caller's phi (n,d), by a team.
-  void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
-    require(x.cols() == m_d, "x: expected ", m_d, " columns (input_dim), got ", x.cols());
-    require(phi.rows() == x.rows() && phi.cols() == m_d, "phi: expected ", x.rows(), " x ", m_d, ", got ", phi.rows(),
-            " x ", phi.cols());
-    require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
-            " factors (rows of x), got ", scale.size());
-    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
-      for (Index i = i0; i < i0 + rows; ++i) {
-        const T s = scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)];
-        phi.row(i) = (s * x.row(i)).unaryExpr([](T t) { return t > 0 ? t + 1 : std::exp(t); });
-      }
-    });
-  }
-  void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
-    queries(x, scale, phi, team);
-  }
+  void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const;
+  void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const;
 
   /// dL/dx (n,d) from x, phi and dL/dphi (n,d). Throws InvalidArgument for other shapes.
-  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
-    return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
-  }
+  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const;
 
-  // dphi/dx = 1 for x > 0, phi else
   /// The same into the caller's dx, by a team.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
-                const Team& team) const {
-    require(
-        x.cols() == m_d && phi.rows() == x.rows() && phi.cols() == m_d && dphi.rows() == x.rows() && dphi.cols() == m_d,
-        "x, phi, dphi: expected ", x.rows(), " x ", m_d, " each, got ", x.rows(), " x ", x.cols(), ", ", phi.rows(),
-        " x ", phi.cols(), ", ", dphi.rows(), " x ", dphi.cols());
-    require(dx.rows() == x.rows() && dx.cols() == m_d, "dx: expected ", x.rows(), " x ", m_d, ", got ", dx.rows(),
-            " x ", dx.cols());
-    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
-      const auto f = phi.middleRows(i0, rows).array(), g = dphi.middleRows(i0, rows).array();
-      dx.middleRows(i0, rows) = (x.middleRows(i0, rows).array() > 0).select(g, g * f);
-    });
-  }
+                const Team& team) const;
 
  private:
   Index m_d;
 };
+
+// not inline: see instances.hpp
+template <Real T>
+Matrix<T> EluFeatures<T>::queries(const MatrixView<T>& x) const {
+  return filled<T>(x.rows(), m_d, [&](auto& phi, const Team& team) { queries(x, {}, phi, team); });
+}
+
+template <Real T>
+Matrix<T> EluFeatures<T>::keys(const MatrixView<T>& x) const {
+  return queries(x);
+}
+
+template <Real T>
+void EluFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
+  require(x.cols() == m_d, "x: expected ", m_d, " columns (input_dim), got ", x.cols());
+  require(phi.rows() == x.rows() && phi.cols() == m_d, "phi: expected ", x.rows(), " x ", m_d, ", got ", phi.rows(),
+          " x ", phi.cols());
+  require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
+          " factors (rows of x), got ", scale.size());
+  team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
+    for (Index i = i0; i < i0 + rows; ++i) {
+      const T s = scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)];
+      phi.row(i) = (s * x.row(i)).unaryExpr([](T t) { return t > 0 ? t + 1 : std::exp(t); });
+    }
+  });
+}
+
+template <Real T>
+void EluFeatures<T>::keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
+  queries(x, scale, phi, team);
+}
+
+template <Real T>
+Matrix<T> EluFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
+  return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
+}
+
+// dphi/dx = 1 for x > 0, phi else
+template <Real T>
+void EluFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
+                              MatrixRef<T> dx, const Team& team) const {
+  require(
+      x.cols() == m_d && phi.rows() == x.rows() && phi.cols() == m_d && dphi.rows() == x.rows() && dphi.cols() == m_d,
+      "x, phi, dphi: expected ", x.rows(), " x ", m_d, " each, got ", x.rows(), " x ", x.cols(), ", ", phi.rows(),
+      " x ", phi.cols(), ", ", dphi.rows(), " x ", dphi.cols());
+  require(dx.rows() == x.rows() && dx.cols() == m_d, "dx: expected ", x.rows(), " x ", m_d, ", got ", dx.rows(), " x ",
+          dx.cols());
+  team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
+    const auto f = phi.middleRows(i0, rows).array(), g = dphi.middleRows(i0, rows).array();
+    dx.middleRows(i0, rows) = (x.middleRows(i0, rows).array() > 0).select(g, g * f);
+  });
+}
 
 }  // namespace nprf

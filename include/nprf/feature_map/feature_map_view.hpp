@@ -106,7 +106,7 @@ class FeatureMapView {
   Index m_input_dim, m_output_dim;
 };
 
-// not inline, so that a program of many files can have a map's code compiled in one: extern template
+// not inline: see instances.hpp
 template <Real T>
 template <FeatureMap F>
   requires std::same_as<typename F::Scalar, T>

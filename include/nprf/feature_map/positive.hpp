@@ -26,84 +26,26 @@ class ExponentialFeatures : public RandomFeatures<T> {
 
   /// (n,d) -> (n,r), the largest feature of each row 1. phi(scale_i x_i) = exp(log_factor_i) times the row returned.
   /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
-  Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const {
-    return filled<T>(x.rows(), output_dim(),
-                     [&](auto& phi, const Team& team) { queries(x, scale, phi, team, log_factor); });
-  }
+  Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const;
 
   /// The same into the caller's phi (n,r), by a team.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
-               Vector<T>* log_factor = nullptr) const {
-    this->check_phi(phi, x.rows(), output_dim());
-    if (log_factor) log_factor->resize(x.rows());
-    this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
-      for (Index i = 0; i < z.rows(); ++i) {
-        // -|x|^2/2 is the same for the whole row, and leaves with the factor
-        const T largest = largest_exponent(&z(i, 0));
-        const auto top = Pack<T>::all(largest);
-        spread(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exp(exponent - top); });
-        if (log_factor) (*log_factor)[i0 + i] = largest - h[i] - log_sqrt_r();
-      }
-    });
-  }
+               Vector<T>* log_factor = nullptr) const;
 
   /// (n,d) -> (n,r), the largest feature of the call 1. phi(scale_j x_j) = exp(log_factor) times the row returned.
-  Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const {
-    return filled<T>(x.rows(), output_dim(),
-                     [&](auto& phi, const Team& team) { keys(x, scale, phi, team, log_factor); });
-  }
+  Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const;
 
   /// The same into the caller's phi (n,r), by a team.
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
-            T* log_factor = nullptr) const {
-    this->check_phi(phi, x.rows(), output_dim());
-    const Workspace::Scope scope(team.workspace());
-    auto tops = team.workspace().template vector<T>((x.rows() + this->tile - 1) / this->tile);  // one a tile
-    this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
-      T& top = tops[i0 / this->tile];
-      top = -std::numeric_limits<T>::infinity();
-      for (Index i = 0; i < z.rows(); ++i) {
-        const auto half_square = Pack<T>::all(h[i]);
-        spread(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exponent - half_square; });
-        top = std::max(top, largest_exponent(&z(i, 0)) - h[i]);
-      }
-    });
-    T largest = tops.size() == 0 ? T(0) : tops.maxCoeff();
-    if (!std::isfinite(largest)) largest = 0;
-    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
-      const auto top = Pack<T>::all(largest);
-      for (Index i = i0; i < i0 + rows; ++i) {
-        T* row = &phi(i, 0);
-        for (Index f = 0; f < output_dim(); f += Pack<T>::size)
-          exp(Pack<T>::load(row + f, output_dim() - f) - top).store(row + f, output_dim() - f);
-      }
-    });
-    if (log_factor) *log_factor = largest - log_sqrt_r();
-  }
+            T* log_factor = nullptr) const;
 
   /// dL/dx (n,d) from x (n,d), phi (n,r) as queries or keys returned it, and dL/dphi (n,r). O(n d m). Throws
   /// InvalidArgument for other shapes.
-  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
-    return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
-  }
+  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const;
 
-  // phi_s = exp(s w.x - |x|^2/2): dphi_s/dx = phi_s (s w - x), so
-  // dx = sum_s s W^T (g_s o phi_s) - (g.phi) x
   /// The same into the caller's dx, by a team.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
-                const Team& team) const {
-    this->check_backward(x, phi, dphi, dx, this->input_dim(), output_dim());
-    const Index m = this->num_features();
-    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-      auto g = scratch.matrix<T>(rows, output_dim()), z = scratch.matrix<T>(rows, m);
-      g = dphi.middleRows(i0, rows).cwiseProduct(phi.middleRows(i0, rows));  // (rows,r)
-      z = g.leftCols(m);                                                     // (rows,m)
-      if constexpr (signs == 2) z -= g.rightCols(m);
-      auto out = dx.middleRows(i0, rows);
-      set_product(out, z, this->projection());  // (rows,d)
-      for (Index i = 0; i < rows; ++i) out.row(i) -= g.row(i).sum() * x.row(i0 + i);
-    });
-  }
+                const Team& team) const;
 
  private:
   static_assert(signs == 1 || signs == 2);
@@ -132,6 +74,87 @@ class ExponentialFeatures : public RandomFeatures<T> {
 
   T log_sqrt_r() const { return std::log(static_cast<T>(output_dim())) / 2; }
 };
+
+// not inline: see instances.hpp
+template <Real T, Index signs>
+Matrix<T> ExponentialFeatures<T, signs>::queries(const MatrixView<T>& x, RowScale<T> scale,
+                                                 Vector<T>* log_factor) const {
+  return filled<T>(x.rows(), output_dim(),
+                   [&](auto& phi, const Team& team) { queries(x, scale, phi, team, log_factor); });
+}
+
+template <Real T, Index signs>
+void ExponentialFeatures<T, signs>::queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi,
+                                            const Team& team, Vector<T>* log_factor) const {
+  this->check_phi(phi, x.rows(), output_dim());
+  if (log_factor) log_factor->resize(x.rows());
+  this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
+    for (Index i = 0; i < z.rows(); ++i) {
+      // -|x|^2/2 is the same for the whole row, and leaves with the factor
+      const T largest = largest_exponent(&z(i, 0));
+      const auto top = Pack<T>::all(largest);
+      spread(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exp(exponent - top); });
+      if (log_factor) (*log_factor)[i0 + i] = largest - h[i] - log_sqrt_r();
+    }
+  });
+}
+
+template <Real T, Index signs>
+Matrix<T> ExponentialFeatures<T, signs>::keys(const MatrixView<T>& x, RowScale<T> scale, T* log_factor) const {
+  return filled<T>(x.rows(), output_dim(), [&](auto& phi, const Team& team) { keys(x, scale, phi, team, log_factor); });
+}
+
+template <Real T, Index signs>
+void ExponentialFeatures<T, signs>::keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
+                                         T* log_factor) const {
+  this->check_phi(phi, x.rows(), output_dim());
+  const Workspace::Scope scope(team.workspace());
+  auto tops = team.workspace().template vector<T>((x.rows() + this->tile - 1) / this->tile);  // one a tile
+  this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
+    T& top = tops[i0 / this->tile];
+    top = -std::numeric_limits<T>::infinity();
+    for (Index i = 0; i < z.rows(); ++i) {
+      const auto half_square = Pack<T>::all(h[i]);
+      spread(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exponent - half_square; });
+      top = std::max(top, largest_exponent(&z(i, 0)) - h[i]);
+    }
+  });
+  T largest = tops.size() == 0 ? T(0) : tops.maxCoeff();
+  if (!std::isfinite(largest)) largest = 0;
+  team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
+    const auto top = Pack<T>::all(largest);
+    for (Index i = i0; i < i0 + rows; ++i) {
+      T* row = &phi(i, 0);
+      for (Index f = 0; f < output_dim(); f += Pack<T>::size)
+        exp(Pack<T>::load(row + f, output_dim() - f) - top).store(row + f, output_dim() - f);
+    }
+  });
+  if (log_factor) *log_factor = largest - log_sqrt_r();
+}
+
+template <Real T, Index signs>
+Matrix<T> ExponentialFeatures<T, signs>::backward(const MatrixView<T>& x, const MatrixView<T>& phi,
+                                                  const MatrixView<T>& dphi) const {
+  return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
+}
+
+// phi_s = exp(s w.x - |x|^2/2): dphi_s/dx = phi_s (s w - x), so
+// dx = sum_s s W^T (g_s o phi_s) - (g.phi) x
+template <Real T, Index signs>
+void ExponentialFeatures<T, signs>::backward(const MatrixView<T>& x, const MatrixView<T>& phi,
+                                             const MatrixView<T>& dphi, MatrixRef<T> dx, const Team& team) const {
+  this->check_backward(x, phi, dphi, dx, this->input_dim(), output_dim());
+  const Index m = this->num_features();
+  team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
+    auto g = scratch.matrix<T>(rows, output_dim()), z = scratch.matrix<T>(rows, m);
+    g = dphi.middleRows(i0, rows).cwiseProduct(phi.middleRows(i0, rows));  // (rows,r)
+    z = g.leftCols(m);                                                     // (rows,m)
+    if constexpr (signs == 2) z -= g.rightCols(m);
+    auto out = dx.middleRows(i0, rows);
+    set_product(out, z, this->projection());  // (rows,d)
+    for (Index i = 0; i < rows; ++i) out.row(i) -= g.row(i).sum() * x.row(i0 + i);
+  });
+}
 
 /// PRF: phi(x) = exp(-|x|^2/2) / sqrt(m) [exp(w.x)...], m features. Variance over K^2: (exp(|x+y|^2) - 1) / m.
 template <Real T>

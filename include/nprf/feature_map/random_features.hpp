@@ -111,7 +111,7 @@ class RandomFeatures {
   std::optional<FeatureOptions> m_options;
 };
 
-// not inline, as in feature_map_view.hpp
+// not inline: see instances.hpp
 template <Real T>
 RandomFeatures<T>::RandomFeatures(const FeatureOptions& options)
     : m_w(draw_projection<T>(options)), m_wt(in_packs(m_w)), m_options(options) {}

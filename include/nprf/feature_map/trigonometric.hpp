@@ -26,68 +26,26 @@ class TrigonometricFeatures : public RandomFeatures<T> {
 
   /// (n,d) -> (n,2m), without exp(|x|^2/2). phi(scale_i x_i) = exp(log_factor_i) times the row returned.
   /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
-  Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const {
-    return filled<T>(x.rows(), output_dim(),
-                     [&](auto& phi, const Team& team) { queries(x, scale, phi, team, log_factor); });
-  }
+  Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const;
 
   /// The same into the caller's phi (n,2m), by a team.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
-               Vector<T>* log_factor = nullptr) const {
-    this->check_phi(phi, x.rows(), output_dim());
-    if (log_factor) log_factor->resize(x.rows());
-    this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
-      waves(z, phi.middleRows(i0, z.rows()));
-      if (log_factor) log_factor->segment(i0, h.size()) = h.array() - log_sqrt_m();
-    });
-  }
+               Vector<T>* log_factor = nullptr) const;
 
   /// (n,d) -> (n,2m), relative to the longest key. phi(scale_j x_j) = exp(log_factor) times the row returned.
-  Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const {
-    return filled<T>(x.rows(), output_dim(),
-                     [&](auto& phi, const Team& team) { keys(x, scale, phi, team, log_factor); });
-  }
+  Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const;
 
   /// The same into the caller's phi (n,2m), by a team.
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
-            T* log_factor = nullptr) const {
-    this->check_phi(phi, x.rows(), output_dim());
-    const Workspace::Scope scope(team.workspace());
-    auto half_square = team.workspace().template vector<T>(x.rows());  // |x|^2/2
-    this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
-      waves(z, phi.middleRows(i0, z.rows()));
-      half_square.segment(i0, h.size()) = h;
-    });
-    T largest = x.rows() == 0 ? T(0) : half_square.template maxCoeff<Eigen::PropagateNumbers>();
-    if (!std::isfinite(largest)) largest = 0;
-    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
-      for (Index i = i0; i < i0 + rows; ++i) phi.row(i) *= std::exp(half_square[i] - largest);
-    });
-    if (log_factor) *log_factor = largest - log_sqrt_m();
-  }
+            T* log_factor = nullptr) const;
 
   /// dL/dx (n,d) from x (n,d), phi (n,r) as queries or keys returned it, and dL/dphi (n,r). O(n d m). Throws
   /// InvalidArgument for other shapes.
-  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
-    return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
-  }
+  Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const;
 
-  // phi = a [sin, cos] with a ~ exp(|x|^2/2): dphi_sin/dx = phi_cos w + phi_sin x, dphi_cos/dx = -phi_sin w + phi_cos
-  // x, so dx = W^T (g_sin o phi_cos - g_cos o phi_sin) + (g.phi) x
   /// The same into the caller's dx, by a team.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
-                const Team& team) const {
-    this->check_backward(x, phi, dphi, dx, this->input_dim(), output_dim());
-    const Index m = this->num_features();
-    team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-      const auto f = phi.middleRows(i0, rows), g = dphi.middleRows(i0, rows);  // (rows,2m)
-      auto z = scratch.matrix<T>(rows, m);
-      z = g.leftCols(m).cwiseProduct(f.rightCols(m)) - g.rightCols(m).cwiseProduct(f.leftCols(m));  // (rows,m)
-      auto out = dx.middleRows(i0, rows);
-      set_product(out, z, this->projection());  // (rows,d)
-      for (Index i = 0; i < rows; ++i) out.row(i) += g.row(i).dot(f.row(i)) * x.row(i0 + i);
-    });
-  }
+                const Team& team) const;
 
  private:
   // [sin(w.x)..., cos(w.x)...]
@@ -99,5 +57,69 @@ class TrigonometricFeatures : public RandomFeatures<T> {
 
   T log_sqrt_m() const { return std::log(static_cast<T>(this->num_features())) / 2; }
 };
+
+// not inline: see instances.hpp
+template <Real T>
+Matrix<T> TrigonometricFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale, Vector<T>* log_factor) const {
+  return filled<T>(x.rows(), output_dim(),
+                   [&](auto& phi, const Team& team) { queries(x, scale, phi, team, log_factor); });
+}
+
+template <Real T>
+void TrigonometricFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
+                                       Vector<T>* log_factor) const {
+  this->check_phi(phi, x.rows(), output_dim());
+  if (log_factor) log_factor->resize(x.rows());
+  this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
+    waves(z, phi.middleRows(i0, z.rows()));
+    if (log_factor) log_factor->segment(i0, h.size()) = h.array() - log_sqrt_m();
+  });
+}
+
+template <Real T>
+Matrix<T> TrigonometricFeatures<T>::keys(const MatrixView<T>& x, RowScale<T> scale, T* log_factor) const {
+  return filled<T>(x.rows(), output_dim(), [&](auto& phi, const Team& team) { keys(x, scale, phi, team, log_factor); });
+}
+
+template <Real T>
+void TrigonometricFeatures<T>::keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
+                                    T* log_factor) const {
+  this->check_phi(phi, x.rows(), output_dim());
+  const Workspace::Scope scope(team.workspace());
+  auto half_square = team.workspace().template vector<T>(x.rows());  // |x|^2/2
+  this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
+    waves(z, phi.middleRows(i0, z.rows()));
+    half_square.segment(i0, h.size()) = h;
+  });
+  T largest = x.rows() == 0 ? T(0) : half_square.template maxCoeff<Eigen::PropagateNumbers>();
+  if (!std::isfinite(largest)) largest = 0;
+  team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
+    for (Index i = i0; i < i0 + rows; ++i) phi.row(i) *= std::exp(half_square[i] - largest);
+  });
+  if (log_factor) *log_factor = largest - log_sqrt_m();
+}
+
+template <Real T>
+Matrix<T> TrigonometricFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& phi,
+                                             const MatrixView<T>& dphi) const {
+  return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
+}
+
+// phi = a [sin, cos] with a ~ exp(|x|^2/2): dphi_sin/dx = phi_cos w + phi_sin x, dphi_cos/dx = -phi_sin w + phi_cos
+// x, so dx = W^T (g_sin o phi_cos - g_cos o phi_sin) + (g.phi) x
+template <Real T>
+void TrigonometricFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
+                                        MatrixRef<T> dx, const Team& team) const {
+  this->check_backward(x, phi, dphi, dx, this->input_dim(), output_dim());
+  const Index m = this->num_features();
+  team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
+    const auto f = phi.middleRows(i0, rows), g = dphi.middleRows(i0, rows);  // (rows,2m)
+    auto z = scratch.matrix<T>(rows, m);
+    z = g.leftCols(m).cwiseProduct(f.rightCols(m)) - g.rightCols(m).cwiseProduct(f.leftCols(m));  // (rows,m)
+    auto out = dx.middleRows(i0, rows);
+    set_product(out, z, this->projection());  // (rows,d)
+    for (Index i = 0; i < rows; ++i) out.row(i) += g.row(i).dot(f.row(i)) * x.row(i0 + i);
+  });
+}
 
 }  // namespace nprf

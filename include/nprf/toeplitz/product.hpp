@@ -82,7 +82,7 @@ class Product {
 #endif
 };
 
-// not inline, so that a program of many files can have them compiled in one (instances.hpp)
+// not inline: see instances.hpp
 template <Real T>
 Product<T>::Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span,
                     const Team& team)
