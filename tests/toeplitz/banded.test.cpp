@@ -302,7 +302,8 @@ TEMPLATE_TEST_CASE("the banded engine: one weight for all lags needs no band", "
   using T = TestType;
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
-  for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 1}, {300, 7}, {1030, 2500}}) {
+  for (const auto& sizes : std::vector<std::pair<Index, Index>>{{1, 1}, {300, 7}, {1030, 2500}}) {
+    const Index n_q = sizes.first, n_k = sizes.second;
     InSlots<T> x(n_q, n_k, random_slots(n_q, 0.9, 1), random_slots(n_k, 0.9, 2), 3, 2);
     x.c = {-(n_q - 1), Vector<T>::Constant(n_q + n_k - 1, T(0.7)), {n_q - 1, n_k - 1, 0.0, 0.0}};
     INFO(x.name());

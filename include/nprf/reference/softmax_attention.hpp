@@ -26,7 +26,8 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
                             Normalization normalization) {
   constexpr Index tile_rows = 128, tile_cols = 256;
   constexpr T lowest = -std::numeric_limits<T>::infinity();
-  const auto [n_q, n_k, d, d_v] = attention_shape<T>(q, k, v);
+  const AttentionShape shape = attention_shape<T>(q, k, v);
+  const Index n_q = shape.n_q, n_k = shape.n_k, d_v = shape.d_v;
 
   const Matrix<T> qs = normalization.row_scale<T>(q).asDiagonal() * q;                // (n_q,d)
   const Matrix<T> kt = (normalization.row_scale<T>(k).asDiagonal() * k).transpose();  // (d,n_k)
