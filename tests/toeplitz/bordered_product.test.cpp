@@ -90,10 +90,10 @@ class Case {
                    Matrix<T>::Constant(k.count(), p, 17),
                    {},
                    Vector<T>::Constant(std::max<Index>(q.span + k.span - 1, 0), T(17))};
-    product.contract(A, B, U, queries, keys, out.Y, team);
+    product.contract(A, B, U, nullptr, queries, keys, out.Y, team);
     auto db = team.workspace().template matrix<T>(E, E + 2);
     db = before;
-    product.gradients(A, B, U, G, queries, keys, {out.dA, out.dB, out.dU, out.dc}, db, team);
+    product.gradients(A, B, U, nullptr, G, queries, keys, {out.dA, out.dB, out.dU, out.dc}, db, team);
     out.dborder = db;
     return out;
   }

@@ -58,22 +58,28 @@ class Head {
     Eigen::Ref<Vector<T>> q_scale = storage(saved, &SavedSequence<T>::q_scale, n_q, workspace);
     Eigen::Ref<Vector<T>> k_scale = storage(saved, &SavedSequence<T>::k_scale, n_k, workspace);
     Eigen::Ref<Vector<T>> denominator = storage(saved, &SavedSequence<T>::denominator, n_q, workspace);
+    const toeplitz::BorderedProduct<T>& product = m_weights->product(keys, workspace);
+    const bool by_row = m_features.has_factors() && product.takes_exponents();
+    Eigen::Ref<Vector<double>> exponents = storage(saved, &SavedSequence<T>::exponents, by_row ? n_k : 0, workspace);
+    const double* key_exponents = by_row ? exponents.data() : nullptr;
     query_features(q, q_scale, A, team);
-    key_features(k_seen, k_scale, B, team);
+    if (by_row)
+      key_features_by_row(k_seen, k_scale, B, exponents, team);
+    else
+      key_features(k_seen, k_scale, B, team);
     team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
       U.block(j0, 0, rows, d_v) = v_seen.middleRows(j0, rows);  // [v 1]: numerator and denominator come out together
       U.block(j0, d_v, rows, 1).setOnes();
     });
 
     auto Y = workspace.template matrix<T>(n_q, d_v + 1);
-    const toeplitz::BorderedProduct<T>& product = m_weights->product(keys, workspace);
-    product.contract(A, B, U, queries, keys, Y, team);
+    product.contract(A, B, U, key_exponents, queries, keys, Y, team);
 
     // y_i = Y[i, values] / Y[i, ones]. A row whose denominator is lost to rounding or underflow is computed again
     auto* fates = workspace.template take<Fate>(n_q);
     team.run_tiles(n_q, [&](Index i0, Index rows, Workspace& scratch) {
       for (Index i = i0; i < i0 + rows; ++i) {
-        fates[i] = finish_row(i, A, B, v_seen, keys, Y, y, scratch);
+        fates[i] = finish_row(i, A, B, key_exponents, v_seen, keys, Y, y, scratch);
         denominator[i] = fates[i].repaired || fates[i].empty ? T(0) : Y(i, d_v);
       }
     });
@@ -131,7 +137,7 @@ class Head {
     auto dc = workspace.template vector<T>(static_cast<Index>(db.lags.size()));
     border.setZero();
     m_weights->product(keys, workspace)
-        .gradients(saved.A, saved.B, saved.U, G, queries, keys, {dA, dB, dU, dc}, border, team);
+        .gradients(saved.A, saved.B, saved.U, exponents_of(saved), G, queries, keys, {dA, dB, dU, dc}, border, team);
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] +=
@@ -164,8 +170,8 @@ class Head {
   };
 
   template <class A, class B, class V, class Y>
-  Fate finish_row(Index i, const A& a, const B& b, const V& v, const Placement& keys, const Y& sums, MatrixRef<T>& y,
-                  Workspace& scratch) const {
+  Fate finish_row(Index i, const A& a, const B& b, const double* exponents, const V& v, const Placement& keys,
+                  const Y& sums, MatrixRef<T>& y, Workspace& scratch) const {
     static const T smallest = std::sqrt(std::numeric_limits<T>::min());  // below it, dy / D could overflow
     const Index d_v = v.cols();
     if (!m_weights->sees_any(i, keys)) {
@@ -179,7 +185,7 @@ class Head {
       return {.empty = false, .repaired = false, .indefinite = D <= 0};
     }
     const Workspace::Scope scope(scratch);
-    const auto bias = [&](Index j) { return m_weights->bias(i, keys.number(j)); };
+    const auto bias = [&](Index j) { return row_bias(i, j, keys, exponents); };
     const double exact = DirectRow(b.rows(), bias).forward(a.row(i), b, v, scratch.vector<double>(d_v), y.row(i));
     return {.empty = false, .repaired = true, .indefinite = exact <= 0};
   }
@@ -188,7 +194,7 @@ class Head {
                              MatrixMap<T>& dA, MatrixMap<T>& dB, MatrixMap<T>& dU, BiasGradient& db,
                              Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
-    const auto bias = [&](Index j) { return m_weights->bias(i, keys.number(j)); };
+    const auto bias = [&](Index j) { return row_bias(i, j, keys, exponents_of(saved)); };
     const MatrixView<T> y = saved.y;
     const Index first = m_weights->gradient_lags().first;
     DirectRow(saved.B.rows(), bias)
@@ -214,6 +220,25 @@ class Head {
     });
   }
 
+  // each key's by itself; its log factor becomes its exponent
+  void key_features_by_row(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi,
+                           Eigen::Ref<Vector<double>> exponents, const Team& team) const {
+    const Workspace::Scope scope(team.workspace());
+    auto log_factor = team.workspace().template vector<T>(x.rows());
+    m_normalization.row_scale<T>(x, m_features.estimates_exp(), scale, team);
+    m_features.with_factors(x, span_of(scale), phi, log_factor.data(), team);
+    exponents = log_factor.template cast<double>();
+  }
+
+  static const double* exponents_of(const SavedSequence<T>& saved) {
+    return saved.exponents.size() == 0 ? nullptr : saved.exponents.data();
+  }
+
+  // with the exponent of the key, relative to which its row of B is
+  double row_bias(Index i, Index j, const Placement& keys, const double* exponents) const {
+    return m_weights->bias(i, keys.number(j)) + (exponents ? exponents[j] : 0);
+  }
+
   // the rows of x that take part: a view, or a copy in the workspace where rows are left out in between
   static MatrixView<T> rows_of(const Placement& keys, const MatrixView<T>& x, const Team& team) {
     if (!keys.numbers) return x.topRows(keys.count());
@@ -230,9 +255,10 @@ class Head {
     (saved->*member).resize(rows, cols);
     return saved->*member;
   }
-  static Eigen::Ref<Vector<T>> storage(SavedSequence<T>* saved, Vector<T> SavedSequence<T>::*member, Index size,
+  template <class S>
+  static Eigen::Ref<Vector<S>> storage(SavedSequence<T>* saved, Vector<S> SavedSequence<T>::*member, Index size,
                                        Workspace& workspace) {
-    if (!saved) return workspace.vector<T>(size);
+    if (!saved) return workspace.vector<S>(size);
     (saved->*member).resize(size);
     return saved->*member;
   }

@@ -50,8 +50,8 @@ class HeadWeights {
   /// takes no FFT.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
     if (!m_by_rows || keys.count() == m_keys.count()) return m_product;
-    const double balance = toeplitz::row_balance(m_rows, m_queries.slots, keys.slots, workspace);
-    return balance >= toeplitz::least_balance<T>() ? m_product : *m_by_rows;
+    const bool serves = toeplitz::serves(m_product.engine(), m_rows, m_queries.slots, keys.slots, workspace);
+    return serves ? m_product : *m_by_rows;
   }
 
   const Placement& queries() const { return m_queries; }
@@ -149,11 +149,12 @@ class HeadWeights {
       return toeplitz::BorderedProduct<T>(by, m_rows, m_border, shape, span, team);
     };
     if (engine != Engine::automatic || m_rows.support().size() == 0) return product(engine);
-    const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
     // causal weights are one-sided even where an offset hides it
-    if (m_direction == Direction::causal) return product(by_rows);
-    engine = toeplitz::choose(m_rows, shape, m_queries.slots, m_keys.slots, workspace);
-    if (engine == Engine::lanes) m_by_rows.emplace(product(by_rows));
+    engine =
+        toeplitz::choose(m_rows, shape, m_queries.slots, m_keys.slots,
+                         m_direction == Direction::causal ? toeplitz::Rows::causal : toeplitz::Rows::alike, workspace);
+    const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
+    if (engine != by_rows) m_by_rows.emplace(product(by_rows));
     return product(engine == Engine::lanes && m_position.is_placed() ? Engine::grid : engine);
   }
 

@@ -30,8 +30,11 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 ///     };
 ///
 /// queries may leave out one positive factor a row, keys one positive factor for the whole call: attention does not
-/// change. Several threads may call a map at a time. backward gets phi as queries or keys returned it, takes those
-/// factors for constants, and returns dx.
+/// change. A map that can tell the factors that queries leaves out may have
+///     void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team&, T* log_factor) const;
+/// too: phi(scale_i x_i) = exp(log_factor_i) times row i. Then causal attention asks it for the keys, so that no key's
+/// features depend on another's. Several threads may call a map at a time. backward gets phi as queries or keys
+/// returned it, takes those factors for constants, and returns dx.
 template <class F>
 concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const MatrixView<typename F::Scalar>& x) {
   { f.input_dim() } -> std::convertible_to<Index>;

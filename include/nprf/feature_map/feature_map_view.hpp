@@ -37,6 +37,14 @@ class FeatureMapView {
     m_functions->keys(m_map, x, scale, phi, team);
   }
 
+  /// Whether the map knows the factors that its queries leave out.
+  bool has_factors() const { return m_functions->with_factors != nullptr; }
+  /// phi(scale_i x_i) = exp(log_factor_i) times row i of phi (n,r), each row by itself; for maps that have factors.
+  void with_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
+                    const Team& team) const {
+    m_functions->with_factors(m_map, x, scale, phi, log_factor, team);
+  }
+
   /// dx (n,d) from the scaled x (n,d), phi (n,r) and dphi (n,r). Throws InvalidArgument as queries.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
                 const Team& team) const {
@@ -48,8 +56,11 @@ class FeatureMapView {
   using Backward = void(const void*, const MatrixView<T>&, const MatrixView<T>&, const MatrixView<T>&, MatrixRef<T>,
                         const Team&);
 
+  using WithFactors = void(const void*, const MatrixView<T>&, RowScale<T>, MatrixRef<T>, T*, const Team&);
+
   struct Functions {
     Features *queries, *keys;
+    WithFactors* with_factors;  // null: the map has none
     Backward* backward;
     bool estimates_exp, is_positive;
   };
@@ -82,8 +93,20 @@ class FeatureMapView {
   }
 
   template <class F>
-  static constexpr Functions functions_of{&queries_of<F>, &keys_of<F>, &backward_of<F>, nprf::estimates_exp<F>(),
-                                          nprf::is_positive<F>()};
+  static constexpr WithFactors* with_factors_of() {
+    if constexpr (requires(const F& f, const MatrixView<T>& x, MatrixRef<T> phi, const Team& team, T* log_factor) {
+                    f.queries(x, RowScale<T>(), phi, team, log_factor);
+                  })
+      return [](const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
+                const Team& team) { static_cast<const F*>(map)->queries(x, scale, phi, team, log_factor); };
+    else
+      return nullptr;
+  }
+
+  template <class F>
+  static constexpr Functions functions_of{&queries_of<F>,           &keys_of<F>,
+                                          with_factors_of<F>(),     &backward_of<F>,
+                                          nprf::estimates_exp<F>(), nprf::is_positive<F>()};
 
   template <class Use>
   static void with_scaled(const MatrixView<T>& x, RowScale<T> scale, const Team& team, Use&& use) {

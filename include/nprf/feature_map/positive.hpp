@@ -28,9 +28,9 @@ class ExponentialFeatures : public RandomFeatures<T> {
   /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const;
 
-  /// The same into the caller's phi (n,r), by a team.
+  /// The same into the caller's phi (n,r), and log_factor (n) where it is not null, by a team.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
-               Vector<T>* log_factor = nullptr) const;
+               T* log_factor = nullptr) const;
 
   /// (n,d) -> (n,r), the largest feature of the call 1. phi(scale_j x_j) = exp(log_factor) times the row returned.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const;
@@ -79,22 +79,23 @@ class ExponentialFeatures : public RandomFeatures<T> {
 template <Real T, Index signs>
 Matrix<T> ExponentialFeatures<T, signs>::queries(const MatrixView<T>& x, RowScale<T> scale,
                                                  Vector<T>* log_factor) const {
-  return filled<T>(x.rows(), output_dim(),
-                   [&](auto& phi, const Team& team) { queries(x, scale, phi, team, log_factor); });
+  if (log_factor) log_factor->resize(x.rows());
+  return filled<T>(x.rows(), output_dim(), [&](auto& phi, const Team& team) {
+    queries(x, scale, phi, team, log_factor ? log_factor->data() : nullptr);
+  });
 }
 
 template <Real T, Index signs>
 void ExponentialFeatures<T, signs>::queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi,
-                                            const Team& team, Vector<T>* log_factor) const {
+                                            const Team& team, T* log_factor) const {
   this->check_phi(phi, x.rows(), output_dim());
-  if (log_factor) log_factor->resize(x.rows());
   this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
     for (Index i = 0; i < z.rows(); ++i) {
       // -|x|^2/2 is the same for the whole row, and leaves with the factor
       const T largest = largest_exponent(&z(i, 0));
       const auto top = Pack<T>::all(largest);
       spread(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exp(exponent - top); });
-      if (log_factor) (*log_factor)[i0 + i] = largest - h[i] - log_sqrt_r();
+      if (log_factor) log_factor[i0 + i] = largest - h[i] - log_sqrt_r();
     }
   });
 }

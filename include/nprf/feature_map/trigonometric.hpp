@@ -28,9 +28,9 @@ class TrigonometricFeatures : public RandomFeatures<T> {
   /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const;
 
-  /// The same into the caller's phi (n,2m), by a team.
+  /// The same into the caller's phi (n,2m), and log_factor (n) where it is not null, by a team.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
-               Vector<T>* log_factor = nullptr) const;
+               T* log_factor = nullptr) const;
 
   /// (n,d) -> (n,2m), relative to the longest key. phi(scale_j x_j) = exp(log_factor) times the row returned.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const;
@@ -61,18 +61,19 @@ class TrigonometricFeatures : public RandomFeatures<T> {
 // not inline: see instances.hpp
 template <Real T>
 Matrix<T> TrigonometricFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale, Vector<T>* log_factor) const {
-  return filled<T>(x.rows(), output_dim(),
-                   [&](auto& phi, const Team& team) { queries(x, scale, phi, team, log_factor); });
+  if (log_factor) log_factor->resize(x.rows());
+  return filled<T>(x.rows(), output_dim(), [&](auto& phi, const Team& team) {
+    queries(x, scale, phi, team, log_factor ? log_factor->data() : nullptr);
+  });
 }
 
 template <Real T>
 void TrigonometricFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
-                                       Vector<T>* log_factor) const {
+                                       T* log_factor) const {
   this->check_phi(phi, x.rows(), output_dim());
-  if (log_factor) log_factor->resize(x.rows());
   this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
     waves(z, phi.middleRows(i0, z.rows()));
-    if (log_factor) log_factor->segment(i0, h.size()) = h.array() - log_sqrt_m();
+    if (log_factor) VectorMap<T>(log_factor + i0, h.size()) = h.array() - log_sqrt_m();
   });
 }
 

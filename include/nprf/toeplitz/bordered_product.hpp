@@ -38,10 +38,14 @@ class BorderedProduct {
 
   Engine engine() const { return m_product.engine(); }
 
-  /// Y (n_q,p) with A (n_q,r), B (n_k,r), U (n_k,p), whose rows are the tokens of q and k.
-  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const Placement& q,
-                const Placement& k, MatrixRef<T> Y, const Team& team) const {
-    in_slots(A, B, U, q, k,
+  /// Whether keys may have exponents (shapes.hpp): by the block-causal engine, if no token is outside of the axis.
+  bool takes_exponents() const { return engine() == Engine::block_causal && m_border.count == 0; }
+
+  /// Y (n_q,p) with A (n_q,r), B (n_k,r), U (n_k,p), whose rows are the tokens of q and k; exponents (n_k) of the keys,
+  /// or null.
+  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
+                const Placement& q, const Placement& k, MatrixRef<T> Y, const Team& team) const {
+    in_slots(A, B, U, exponents, q, k,
              [&](const ProductFactors<T>& x) { m_product.contract(x, Y.bottomRows(q.slots.count), team); });
     Workspace& scratch = team.workspace();
     Y.topRows(q.outside).setZero();
@@ -55,10 +59,10 @@ class BorderedProduct {
   }
 
   /// The gradients for G (n_q,p) = dL/dY: out.dc of the lags, and those of the border added to `border` (E,E+2).
-  void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-                 const Placement& q, const Placement& k, GradientRefs<T> out, MatrixMap<T> border,
-                 const Team& team) const {
-    in_slots(A, B, U, q, k, [&](const ProductFactors<T>& x) {
+  void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
+                 const MatrixView<T>& G, const Placement& q, const Placement& k, GradientRefs<T> out,
+                 MatrixMap<T> border, const Team& team) const {
+    in_slots(A, B, U, exponents, q, k, [&](const ProductFactors<T>& x) {
       m_product.gradients(x, G.bottomRows(q.slots.count),
                           {out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
                            out.dU.bottomRows(k.slots.count), out.dc},
@@ -88,11 +92,11 @@ class BorderedProduct {
   static constexpr Index tile = Team::tile;
 
   template <class Use>
-  static void in_slots(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const Placement& q,
-                       const Placement& k, Use&& use) {
+  static void in_slots(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
+                       const Placement& q, const Placement& k, Use&& use) {
     const MatrixView<T> a = A.bottomRows(q.slots.count), b = B.bottomRows(k.slots.count),
                         u = U.bottomRows(k.slots.count);
-    use({a, b, u, q.slots, k.slots});
+    use({a, b, u, q.slots, k.slots, exponents});
   }
 
   // tiles of the border: all keys for the queries outside, the keys outside for the queries in slots

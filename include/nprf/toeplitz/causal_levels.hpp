@@ -113,6 +113,9 @@ class CausalLevels {
     return most_places;
   }
 
+  /// What a pair of columns and features costs over n places, in steps of a product of spectra.
+  static double operations(Index n) { return plan(n, block).cost; }
+
   /// How many numbers all spectra have.
   Index numbers() const { return m_levels.empty() ? 0 : m_levels.back().end(); }
 

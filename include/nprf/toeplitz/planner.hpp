@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "nprf/config.hpp"
 #include "nprf/core/lag_weights.hpp"
@@ -12,31 +13,72 @@
 #include "nprf/core/threads.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/fft/lanes.hpp"
+#include "nprf/toeplitz/causal_levels.hpp"
 #include "nprf/toeplitz/tail.hpp"
 
 namespace nprf::toeplitz {
 
-/// The smallest over the largest sum of weights that a row sees over the keys that there are: where it is small, an
-/// FFT's rounding, which is relative to the largest rows, drowns the smallest. O(n) and for each run of keys without a
-/// gap O(n_q).
+/// The sum of the weights' absolute values that each query sees over the keys that there are, (n_q) in the workspace: 0
+/// only if all of them are. O(n) and for each run of keys without a gap O(n_q). There must be a query and a key.
+template <Real T>
+std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
+  double* sums = workspace.take<double>(queries.count);
+  std::fill_n(sums, queries.count, 0.0);
+  const Workspace::Scope scope(workspace);
+  const Index last = queries[queries.count - 1], lags = last + keys[keys.count - 1] + 1;
+  double* before = workspace.take<double>(lags + 1);  // the sum of |c| of the lags before k - last
+  Index* nonzero = workspace.take<Index>(lags + 1);   // how many of them are not 0
+  before[0] = 0, nonzero[0] = 0;
+  for (Index k = 0; k < lags; ++k) {
+    before[k + 1] = before[k] + std::abs(static_cast<double>(c[k - last]));
+    nonzero[k + 1] = nonzero[k] + (c[k - last] != T(0));
+  }
+  for (Index j = 0, end; j < keys.count; j = end) {
+    end = j + 1;
+    while (end < keys.count && keys[end] == keys[end - 1] + 1) ++end;
+    const Index from = last + keys[j], to = last + keys[end - 1] + 1;
+    for (Index i = 0; i < queries.count; ++i) {
+      const Index at = queries[i];
+      // what is lost beside larger weights is not nothing
+      if (nonzero[to - at] > nonzero[from - at])
+        sums[i] += std::max(before[to - at] - before[from - at], std::numeric_limits<double>::min());
+    }
+  }
+  return {sums, static_cast<std::size_t>(queries.count)};
+}
+
+/// The smallest over the largest of the rows' sums: where it is small, an FFT's rounding, which is relative to the
+/// largest rows, drowns the smallest. As row_sums().
 template <Real T>
 double row_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   if (queries.count == 0 || keys.count == 0) return 0;
   const Workspace::Scope scope(workspace);
-  const Index last = queries[queries.count - 1], lags = last + keys[keys.count - 1] + 1;
-  double* before = workspace.take<double>(lags + 1);  // the sum of |c| of the lags before k - last
-  before[0] = 0;
-  for (Index k = 0; k < lags; ++k) before[k + 1] = before[k] + std::abs(static_cast<double>(c[k - last]));
-  double* sums = workspace.take<double>(queries.count);
-  std::fill_n(sums, queries.count, 0.0);
-  for (Index j = 0, end; j < keys.count; j = end) {
-    end = j + 1;
-    while (end < keys.count && keys[end] == keys[end - 1] + 1) ++end;
-    const double *from = before + last + keys[j], *to = before + last + keys[end - 1] + 1;
-    for (Index i = 0; i < queries.count; ++i) sums[i] += to[-queries[i]] - from[-queries[i]];
-  }
-  const auto [smallest, largest] = std::minmax_element(sums, sums + queries.count);
+  const auto sums = row_sums(c, queries, keys, workspace);
+  const auto [smallest, largest] = std::minmax_element(sums.begin(), sums.end());
   return *largest > 0 ? *smallest / *largest : 0;
+}
+
+/// The same within blocks of rows that CausalLevels may work at once: of any power of two from 128 on, but the first
+/// ones. Rows that see nothing take no part. As row_sums(), and O(n_q log n_q).
+template <Real T>
+double block_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
+  if (queries.count == 0 || keys.count == 0) return 0;
+  const Workspace::Scope scope(workspace);
+  const auto sums = row_sums(c, queries, keys, workspace);
+  const Index ahead = std::max<Index>(c.support().last, 0);
+  double balance = 1;
+  for (Index size = CausalLevels<T>::block; size <= queries[queries.count - 1] + ahead; size *= 2) {
+    double smallest = std::numeric_limits<double>::infinity(), largest = 0;
+    for (Index i = 0, block = 0; i < queries.count; ++i) {
+      const Index of = (queries[i] + ahead) / size;
+      if (of != block) block = of, smallest = std::numeric_limits<double>::infinity(), largest = 0;
+      const double sum = sums[static_cast<std::size_t>(i)];
+      if (block == 0 || sum == 0) continue;
+      smallest = std::min(smallest, sum), largest = std::max(largest, sum);
+      balance = std::min(balance, smallest / largest);
+    }
+  }
+  return balance;
 }
 
 /// Where weights are less balanced than that, Engine::automatic does not take an FFT: a third of the digits may go.
@@ -63,6 +105,7 @@ inline double pairs_in(LagRange range, Index n_q, Index n_k) {
 ///     direct         pairs (r + p + weight)                                    pairs of tokens with a weight
 ///     banded         band pairs (r + p + weight) + tails (n_q + n_k) r p tail  pairs up to a tile beyond the band
 ///     lanes          2n r p (level log2(2n) + point)                           n = max(n_q, n_k) slots
+///     block_causal   n (r + p) (block/2 + weight) + operations r p causal      operations of CausalLevels
 struct Costs {
   template <Real T>
   Costs(LagWeightsView<T> c, const ProductShape& tokens, const ProductShape& slots) {
@@ -80,6 +123,9 @@ struct Costs {
       banded = all_alike ? n * r * p * sum : n_q * (band + banded_tile) * (r + p + weight) + tails * n * r * p * tail;
     }
     lanes = of_lanes(slots);
+    const Index length = CausalAxis(support, slots).length();
+    block_causal = static_cast<double>(length) * (static_cast<double>(CausalLevels<T>::block) / 2 + weight) * (r + p) +
+                   CausalLevels<T>::operations(length) * r * p * causal;
   }
 
   static double of_direct(const ProductShape& x) {
@@ -90,10 +136,11 @@ struct Costs {
     return length * static_cast<double>(x.r) * static_cast<double>(x.p) * (level * std::log2(length) + point);
   }
 
-  double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0;
+  double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0, block_causal = 0;
 
  private:
   static constexpr double weight = 16, banded_tile = 48, tail = 3, sum = 1.5;
+  static constexpr double causal = 3;
   static constexpr double level = fft::vector_registers >= 32 ? 2.3 : 3, point = fft::vector_registers >= 32 ? 16 : 25;
 };
 
@@ -109,9 +156,9 @@ inline Index worthwhile_threads(double cost) {
   return static_cast<Index>(std::clamp(cost / for_each_thread, 1.0, static_cast<double>(num_threads())));
 }
 
-/// Whether an FFT may serve: where some rows see far less than others, only engines whose rounding is relative to each
-/// row by itself.
-enum class Rows { alike, unlike };
+/// Which engines may serve: any; for weights that hide what is later, none where a row feels later keys; where some
+/// rows see far less than others, only those whose rounding is relative to each row by itself.
+enum class Rows { alike, causal, unlike };
 
 /// The cheapest engine for tokens in slots 0..n_q-1 and 0..n_k-1 of `slots`.
 template <Real T>
@@ -125,22 +172,36 @@ Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const ProductS
   };
   consider(flat ? Engine::banded : Engine::recurrence, costs.banded);
   if (rows == Rows::alike) consider(Engine::lanes, costs.lanes);
+  if (rows == Rows::causal) consider(Engine::block_causal, costs.block_causal);
   return best;
 }
 
-/// The engine that Engine::automatic stands for: the cheapest one, but none with an FFT for one-sided weights, and for
-/// weights that leave some rows a small part of what others see.
+/// Whether the rounding of an engine is small beside each row that it makes of these keys, as far as weights tell.
 template <Real T>
-Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys,
+bool serves(Engine engine, LagWeightsView<T> lags, const Slots& queries, const Slots& keys, Workspace& workspace) {
+  if (engine == Engine::lanes || engine == Engine::grid)
+    return row_balance(lags, queries, keys, workspace) >= least_balance<T>();
+  if (engine == Engine::block_causal) return block_balance(lags, queries, keys, workspace) >= least_balance<T>();
+  return true;
+}
+
+/// The cheapest engine that serves these tokens.
+template <Real T>
+Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys, Rows rows,
               Workspace& workspace) {
   const auto slots_of = [](const Slots& x) { return x.count == 0 ? 0 : x[x.count - 1] + 1; };
   const ProductShape slots{slots_of(queries), slots_of(keys), tokens.r, tokens.p};
-  const Engine free = choose(lags, tokens, slots, Rows::alike);
-  if (free != Engine::lanes) return free;
+  const Engine engine = choose(lags, tokens, slots, rows);
+  return serves(engine, lags, queries, keys, workspace) ? engine : choose(lags, tokens, slots, Rows::unlike);
+}
+
+/// The engine that Engine::automatic stands for. Weights on one side only hide what is later, or what is earlier.
+template <Real T>
+Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys,
+              Workspace& workspace) {
   const LagRange support = lags.support();
-  const bool two_sided = support.first < 0 && support.last > 0;
-  if (two_sided && row_balance(lags, queries, keys, workspace) >= least_balance<T>()) return free;
-  return choose(lags, tokens, slots, Rows::unlike);
+  const Rows rows = support.first < 0 && support.last > 0 ? Rows::alike : Rows::causal;
+  return choose(lags, tokens, queries, keys, rows, workspace);
 }
 
 }  // namespace nprf::toeplitz
