@@ -153,7 +153,8 @@ TEST_CASE("in float too each gradient is adjoint to attention's derivative", "[a
   const Vector<double> b_to = normal_vector<double>(b.size(), 23);
   for (const Engine engine : engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
-      if (is_fft(engine) && direction == Direction::causal) continue;  // early rows drown in late ones' rounding
+      const bool feels_later = is_fft(engine) && engine != Engine::block_causal;
+      if (feels_later && direction == Direction::causal) continue;  // early rows drown in late ones' rounding
       const auto position = [&](const auto& table) { return RelativePosition(table.eval()); };
       const AttentionOptions options{.direction = direction, .engine = engine};
       // dL of L = <dy, y> along (to, b_to) by a central difference in double; what it costs, h^2 and eps / h, is far

@@ -151,6 +151,57 @@ TEST_CASE("the future leaves a causal past untouched", "[attention]") {
   }
 }
 
+TEST_CASE("block-causal attention: no bit depends on later tokens, whatever they are", "[attention]") {
+  const Index n = 700;
+  const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+  const auto check = [&](const auto& attention) {
+    const Matrix<double> y = run(attention, x);
+    for (const Index now : {1, 127, 128, 300, 513, 699}) {
+      const Index later = n - now;
+      const auto same = [&](const char* what, auto&& change) {
+        Tokens<double> other = x;
+        change(other);
+        INFO(what << " from " << now << " on");
+        CHECK(same_bits<double>(run(attention, other).topRows(now), y.topRows(now)));
+      };
+      same("other tokens", [&](Tokens<double>& z) {
+        z.q.bottomRows(later) = 3 * normal<double>(later, d, 43);
+        z.k.bottomRows(later) = 3 * normal<double>(later, d, 44);
+        z.v.bottomRows(later) = 1e3 * normal<double>(later, z.v.cols(), 45);
+      });
+      for (const double value : {0.0, 1e300, infinity, nan}) {
+        same("keys", [&](Tokens<double>& z) { z.k.bottomRows(later).setConstant(value); });
+        same("values", [&](Tokens<double>& z) { z.v.bottomRows(later).setConstant(value); });
+        same("one key", [&](Tokens<double>& z) { z.k(now, 0) = value; });
+        same("one value", [&](Tokens<double>& z) { z.v(now, 0) = value; });
+      }
+    }
+  };
+  for (const Normalization normalization : {Normalization::unit(), Normalization::none()}) {
+    const AttentionOptions options{
+        .direction = Direction::causal, .normalization = normalization, .engine = Engine::block_causal};
+    check(Attention(orf<double>(d, m, 7), table(n), options));
+    check(Attention(trf<double>(d, m, 7), table(n), options));
+    check(Attention(EluFeatures<double>(d), table(n), options));
+  }
+}
+
+TEST_CASE("block-causal attention: a long key costs the rows before it nothing", "[attention]") {
+  const Index n = 700;
+  Tokens<double> x = random_tokens<double>(n, n, d, 2);
+  x.k.row(400) *= 40;  // its features are e^hundreds times the others'
+  const AttentionOptions options{
+      .direction = Direction::causal, .normalization = Normalization::none(), .engine = Engine::block_causal};
+  const Attention attention(orf<double>(d, 16, 7), table(n), options);
+  Report report;
+  const Matrix<double> y = attention(x.q, x.k, x.v, {.report = &report});
+  CHECK(report.repaired_rows == 0);
+  CHECK(y.allFinite());
+  const Tokens<double> before{x.q.topRows(400), x.k.topRows(400), x.v.topRows(400)};
+  CHECK(difference(attention, before, y.topRows(400), run(attention, before)) <= 1);
+}
+
 TEST_CASE("row i of causal attention is the last row of attention over i + 1 tokens", "[attention]") {
   const Index n = 140;
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);
@@ -464,14 +515,14 @@ TEST_CASE("a report says what a call did", "[attention]") {
   CHECK(report.engine == Engine::direct);
 }
 
-TEST_CASE("automatic takes the FFT for many tokens, and direct for causal attention", "[attention]") {
+TEST_CASE("automatic takes an FFT for many tokens, by blocks for causal attention", "[attention]") {
   const Index n = 3000;
   const Tokens<double> x = random_tokens<double>(n, n, d, 1);
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const Attention attention(orf<double>(d, 1, 7), table(n), {.direction = direction});
     Report report;
     const Matrix<double> y = attention(x.q, x.k, x.v, {.report = &report});
-    CHECK(report.engine == (direction == Direction::causal ? Engine::direct : Engine::lanes));
+    CHECK(report.engine == (direction == Direction::causal ? Engine::block_causal : Engine::lanes));
     // N(0,1) biases over 3000 tokens: no denominator is below a thousandth of the largest
     for (const Index i : {0, 1, 1023, 1500, 2998, 2999}) {
       const Tokens<double> row{x.q.row(i), x.k, x.v};

@@ -32,17 +32,19 @@ Engine choose(const LagWeights<T>& c, const ProductShape& x) {
 
 }  // namespace
 
-TEST_CASE("automatic is direct for short products, and no FFT for weights of one side", "[toeplitz]") {
+TEST_CASE("automatic is direct for short products, an FFT for long ones, by blocks for weights of one side",
+          "[toeplitz]") {
   const ProductShape small{64, 64, 8, 9}, large{16384, 16384, 32, 65};
   CHECK(choose(uneven(-63, 63), small) == Engine::direct);
-  CHECK(choose(uneven(-16383, 0), large) == Engine::direct);
+  CHECK(choose(uneven(-16383, 0), large) == Engine::block_causal);
+  // the last rows see a few keys, the first ones all, in the same blocks
   CHECK(choose(uneven(0, 16383), large) == Engine::direct);
   CHECK(choose(uneven(-16383, 16383), large) == Engine::lanes);
 
   // zeros on one side are no weights: an FFT would drown the early rows in the rounding of the late ones
   LagWeights<float> past = uneven(-16383, 16383);
   past.values.tail(16383).setZero();
-  CHECK(choose(past, large) == Engine::direct);
+  CHECK(choose(past, large) == Engine::block_causal);
 
   // no weights at all
   CHECK(choose(LagWeights<float>(), large) == Engine::direct);
@@ -144,6 +146,25 @@ TEST_CASE("the balance of rows counts the keys that there are", "[toeplitz]") {
       CHECK(std::abs(row_balance(c.view(), queries, keys, workspace) - expected(queries, keys)) <= tolerance);
     }
   CHECK(row_balance(c.view(), Slots{span}, Slots{}, workspace) == 0);
+}
+
+TEST_CASE("blocks of rows are balanced where none sees far less than another of its block", "[toeplitz]") {
+  Workspace workspace;
+  const Index n = 1000;
+  const auto balance = [&](const LagWeights<double>& c, const Slots& queries, const Slots& keys) {
+    return toeplitz::block_balance(c.view(), queries, keys, workspace);
+  };
+  // weights of 1: row i sees i + 1 keys, and the rows of the block from 256 on 257 to 512
+  const LagWeights<double> ones{-(n - 1), Vector<double>::Ones(n)};
+  CHECK(std::abs(balance(ones, {n}, {n}) - 257.0 / 512) <= 1e-12);
+  // rows before the first key see nothing, and are no worse for it; the first of the others see a few
+  CHECK(std::abs(balance(ones, {n}, {n - 200, 200}) - 1.0 / 56) <= 1e-12);
+  CHECK(std::abs(balance(ones, {n - 512, 512}, {n - 500, 500}) - 13.0 / 500) <= 1e-12);
+  // weights that rise with distance leave the early rows of a block nothing, even where sums cannot tell it from 0
+  LagWeights<double> rising = ones;
+  for (Index k = 0; k < n; ++k) rising.values[k] = std::exp(-0.1 * static_cast<double>(k));
+  CHECK(balance(rising, {n}, {n}) < 1e-10);
+  CHECK(balance(ones, {0}, {n}) == 0);
 }
 
 TEST_CASE("costs grow with every size", "[toeplitz]") {

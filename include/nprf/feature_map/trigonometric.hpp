@@ -73,7 +73,7 @@ void TrigonometricFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale
   this->check_phi(phi, x.rows(), output_dim());
   this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
     waves(z, phi.middleRows(i0, z.rows()));
-    if (log_factor) VectorMap<T>(log_factor + i0, h.size()) = h.array() - log_sqrt_m();
+    for (Index i = 0; log_factor && i < h.size(); ++i) log_factor[i0 + i] = h[i] - log_sqrt_m();
   });
 }
 

@@ -140,7 +140,7 @@ struct Costs {
 
  private:
   static constexpr double weight = 16, banded_tile = 48, tail = 3, sum = 1.5;
-  static constexpr double causal = 3;
+  static constexpr double causal = fft::vector_registers >= 32 ? 3.4 : 4.5;
   static constexpr double level = fft::vector_registers >= 32 ? 2.3 : 3, point = fft::vector_registers >= 32 ? 16 : 25;
 };
 
