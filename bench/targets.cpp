@@ -172,8 +172,7 @@ std::vector<Row> measure(Index n, std::map<Who, Curve>& curves) {
   };
   std::vector<Target> here;
   for (const Target& target : targets)
-    if (target.n == n && (target.ours != Who::block_causal || is_available(Engine::block_causal)))
-      here.push_back(target);
+    if (target.n == n) here.push_back(target);
   for (const Target& target : here) enter(target.ours), enter(target.rival);
 
   const Race race(contenders, {.budget = 8});

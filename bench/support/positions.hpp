@@ -43,14 +43,4 @@ inline BiasPosition make_position(PositionKind kind, Direction direction, Index 
   return {};
 }
 
-/// Whether this build has the engine.
-inline bool is_available(Engine engine) {
-  try {
-    toeplitz::require_available(engine);
-  } catch (const InvalidArgument&) {
-    return false;
-  }
-  return true;
-}
-
 }  // namespace nprf::bench

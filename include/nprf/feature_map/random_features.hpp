@@ -26,10 +26,11 @@ class RandomFeatures {
 
   /// The caller's rows (m,d). Throws InvalidArgument if it is empty or holds a NaN or an infinity.
   template <class Rows>
-  explicit RandomFeatures(const Eigen::MatrixBase<Rows>& rows) : m_w(rows), m_wt(in_packs(m_w)) {
+  explicit RandomFeatures(const Eigen::MatrixBase<Rows>& rows) : m_w(rows) {
     require(m_w.rows() >= 1 && m_w.cols() >= 1, "rows: expected an m x d projection with m and d at least 1, got ",
             m_w.rows(), " x ", m_w.cols());
     require(m_w.allFinite(), "rows: expected finite scalars, got a NaN or an infinity");
+    m_wt = in_packs(m_w);
   }
 
   Index input_dim() const { return m_w.cols(); }

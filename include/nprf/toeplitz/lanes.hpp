@@ -27,7 +27,7 @@ namespace nprf::toeplitz {
 /// column of B is scaled to maximum 1 by a power of two, which is exact, and the same column of A by the inverse.
 /// Columns of U that are left over, as the ones column often is, take features as lanes instead.
 ///
-/// Time O(r p n log n); workspace O(n (block + lane_count a thread)), tokens with gaps are copied into their slots
+/// Time O(r p n log n); workspace O(n (16 + lane_count a thread)), tokens with gaps are copied into their slots
 /// first. Rounding is relative to the largest row of Y. Threads take groups of columns.
 template <Real T>
 class LanesEngine {
@@ -92,7 +92,6 @@ class LanesEngine {
   using Pairs = FeaturePairs<T>;
   using Column = UnitColumn<T>;
   using Features = FeatureLanes<T>;
-  static constexpr Index block = 16;  // features whose columns are laid out at a time
 
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y,
                 const Team& team) const {
@@ -100,6 +99,8 @@ class LanesEngine {
     Workspace& workspace = team.workspace();
     auto unit = workspace.vector<T>(r);
     column_units(B, unit);
+    // features whose columns are laid out at a time: each time costs a pass over U and Y, and each column memory
+    const Index block = L <= (Index{1} << 17) ? 16 : 4;
     const Pairs b(workspace, block / 2, L), a(workspace, block, L);  // those of a for both halves
     const ColumnGroups<T> groups(r, p);
     for (Index r0 = 0; r0 < r; r0 += block) {
