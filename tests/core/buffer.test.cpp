@@ -32,6 +32,17 @@ TEMPLATE_TEST_CASE("a buffer is aligned to 64 bytes and all of it can be written
   CHECK(ones == 5050);
 }
 
+TEST_CASE("a buffer of many large pages can be written from end to end", "[core]") {
+  for (const Index size : {(2 << 20) - 1, (2 << 20) + 1, (4 << 20) - 1, (9 << 20) + 12345}) {
+    Buffer<char> buffer(size);
+    for (Index i = 0; i < size; i += 1000) buffer.data()[i] = static_cast<char>(i % 127);
+    buffer.data()[size - 1] = 1;
+    Index same = 0;
+    for (Index i = 0; i < size - 1; i += 1000) same += buffer.data()[i] == static_cast<char>(i % 127) ? 1 : 0;
+    CHECK(same == (size - 2) / 1000 + 1);
+  }
+}
+
 TEST_CASE("a buffer moves without its scalars moving", "[core]") {
   Buffer<double> first(8);
   double* const data = first.data();

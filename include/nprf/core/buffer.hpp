@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <new>
@@ -9,6 +10,10 @@
 #include <type_traits>
 
 #include "nprf/core/types.hpp"
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 namespace nprf {
 
@@ -19,7 +24,9 @@ class Buffer {
 
  public:
   Buffer() = default;
-  explicit Buffer(Index size) : m_data(static_cast<T*>(::operator new(bytes(size), alignment))) {}
+  explicit Buffer(Index size) : m_data(static_cast<T*>(::operator new(bytes(size), alignment))) {
+    ask_for_large_pages(m_data.get(), bytes(size));
+  }
 
   T* data() { return m_data.get(); }
   const T* data() const { return m_data.get(); }
@@ -31,6 +38,16 @@ class Buffer {
     if (size < 0 || static_cast<std::size_t>(size) > std::numeric_limits<std::size_t>::max() / sizeof(T))
       throw std::length_error("nprf: a buffer's size overflows");
     return static_cast<std::size_t>(size) * sizeof(T);
+  }
+
+  // the first touch of a small page costs more than to fill it; what is freed and taken anew is touched anew
+  static void ask_for_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t size) {
+#ifdef MADV_HUGEPAGE
+    constexpr std::uintptr_t page = std::uintptr_t{2} << 20;
+    const auto at = reinterpret_cast<std::uintptr_t>(data);
+    const std::uintptr_t begin = (at + page - 1) / page * page, end = (at + size) / page * page;
+    if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
   }
 
   struct Free {
