@@ -104,6 +104,13 @@ TEMPLATE_TEST_CASE("a view of a map is the map", "[feature_map]", PositiveFeatur
   view.keys(data.x, data.factors(), phi, data.team);
   map.keys(data.x, data.factors(), expected, data.team);
   CHECK(error(phi, expected) <= 1);
+  REQUIRE(view.has_factors() == !std::is_same_v<TestType, EluFeatures<double>>);
+  if constexpr (!std::is_same_v<TestType, EluFeatures<double>>) {
+    Vector<double> log_factor(n), expected_log_factor;
+    view.with_factors(data.x, data.factors(), phi, log_factor.data(), data.team);
+    CHECK(error(phi, map.queries(data.x, data.factors(), &expected_log_factor)) <= 1);
+    CHECK(error(log_factor, expected_log_factor) <= 1);
+  }
   const Matrix<double> dphi = normal<double>(n, r, 3);
   view.backward(data.xs, phi, dphi, dx, data.team);
   map.backward(data.xs, phi, dphi, expected_dx, data.team);
@@ -117,6 +124,7 @@ TEST_CASE("a map that returns matrices is given the scaled rows", "[feature_map]
   CHECK(view.output_dim() == 2 * d);
   CHECK(view.estimates_exp());
   CHECK(!view.is_positive());
+  CHECK(!view.has_factors());
 
   const Data data;
   Matrix<double> all = Matrix<double>::Constant(n + 2, 2 * d + 3, 5);

@@ -10,6 +10,7 @@
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
+#include "support/throws.hpp"
 #include "toeplitz/in_slots.hpp"
 
 using namespace nprf;
@@ -248,9 +249,7 @@ TEST_CASE("without tokens outside a bordered product is a product, bit for bit",
   const Case<double> x(0, q, k);
   const InSlots<double> inner(200, 150, q.slots, k.slots, 3, 2);
   for (const Engine engine : engines()) {
-    const auto make = [&](LagWeightsView<double> lags, const ProductShape& span, const Team& of) {
-      return toeplitz::Product<double>(engine, lags, span, of);
-    };
+    const auto make = make_product(engine);
     const Results<double> got = x.run(engine, team);
     INFO(std::string(name(engine)));
     CHECK(same_bits(got.Y, inner.contract(make, team)));
@@ -266,4 +265,34 @@ TEST_CASE("a bordered product names the engine that works in the slots", "[toepl
   for (const Engine engine : engines())
     CHECK(BorderedProduct<double>(engine, c.view(), {}, {7, 5, 2, 3}, team).engine() == engine);
   CHECK(BorderedProduct<double>(Engine::automatic, c.view(), {}, {7, 5, 2, 3}, team).engine() == Engine::direct);
+}
+
+TEST_CASE("a bordered product takes keys' exponents by blocks, without tokens outside, and refuses them else",
+          "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const Index n = 300;
+  LagWeights<double> c = random_weights<double>(n, n, 4);
+  c.values.tail(n - 1).setZero();
+  const auto A = normal<double>(n, 3, 1), B = normal<double>(n, 3, 2), U = normal<double>(n, 2, 3);
+  const Vector<double> exponents = 40 * normal_vector<double>(n, 5), border = Vector<double>::Ones(3);
+  Matrix<double> Y(n, 2), expected(n, 2);
+  for (const Engine engine : engines())
+    for (const Index E : {0, 1}) {
+      const BorderedProduct<double> product(engine, c.view(), BorderWeights<double>{E, border.data()}, {n, n, 3, 2},
+                                            team);
+      INFO(std::string(name(engine)) << ", " << E << " tokens outside");
+      CHECK(product.takes_exponents() == (engine == Engine::block_causal && E == 0));
+      const Placement all{E, {n - E}, nullptr};
+      const auto contract = [&] { product.contract(A, B, U, exponents.data(), all, all, Y, team); };
+      if (!product.takes_exponents()) {
+        check_invalid(contract, {"exponents:", name(engine)});
+        continue;
+      }
+      contract();
+      const MatrixView<double> a = A, b = B, u = U;
+      make_product(engine)(c.view(), {n, n, 3, 2}, team)
+          .contract({a, b, u, {n}, {n}, exponents.data()}, expected, team);
+      CHECK(same_bits(Y, expected));
+    }
 }

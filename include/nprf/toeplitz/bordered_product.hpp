@@ -42,7 +42,7 @@ class BorderedProduct {
   bool takes_exponents() const { return engine() == Engine::block_causal && m_border.count == 0; }
 
   /// Y (n_q,p) with A (n_q,r), B (n_k,r), U (n_k,p), whose rows are the tokens of q and k; exponents (n_k) of the keys,
-  /// or null.
+  /// or null. Throws InvalidArgument for exponents that it does not take.
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
                 const Placement& q, const Placement& k, MatrixRef<T> Y, const Team& team) const {
     in_slots(A, B, U, exponents, q, k,
@@ -92,8 +92,10 @@ class BorderedProduct {
   static constexpr Index tile = Team::tile;
 
   template <class Use>
-  static void in_slots(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
-                       const Placement& q, const Placement& k, Use&& use) {
+  void in_slots(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
+                const Placement& q, const Placement& k, Use&& use) const {
+    require(!exponents || takes_exponents(), "exponents: expected none, by ", name(engine()), " with ", m_border.count,
+            " tokens outside of the axis");
     const MatrixView<T> a = A.bottomRows(q.slots.count), b = B.bottomRows(k.slots.count),
                         u = U.bottomRows(k.slots.count);
     use({a, b, u, q.slots, k.slots, exponents});
