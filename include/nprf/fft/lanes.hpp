@@ -49,9 +49,19 @@ using detail::vector_registers;
 template <Real T>
 using Lanes = typename detail::LanesOf<T>::Type;
 
-/// One complex number of each signal.
+/// One complex number of each signal. Copied as two registers: g++ 12 copies a trivial struct of them as bytes by way
+/// of the stack, 16 at a time, and the next load of a whole register waits for all of them.
 template <Real T>
 struct ComplexLanes {
+  ComplexLanes() = default;
+  ComplexLanes(const Lanes<T>& real, const Lanes<T>& imaginary) : re(real), im(imaginary) {}
+  ComplexLanes(const ComplexLanes& z) : re(z.re), im(z.im) {}
+  ComplexLanes& operator=(const ComplexLanes& z) {
+    re = z.re;
+    im = z.im;
+    return *this;
+  }
+
   Lanes<T> re, im;
 };
 

@@ -302,16 +302,16 @@ class PolynomialTree {
     if constexpr (forth)
       x.for_each([&](auto s, const Z* from) {
         Z values[leaf];  // in registers, which z cannot be where s is a number
-        for (int k = 0; k < leaf; ++k) values[k] = {from[k].re, from[k].im};
+        for (int k = 0; k < leaf; ++k) values[k] = from[k];
         split_parts<leaf>(values, m_table.data() + m_leaf_forth[half] + block * constants(leaf));
-        for (int k = 0; k < leaf; ++k) z[s][k] = {values[k].re, values[k].im};
+        for (int k = 0; k < leaf; ++k) z[s][k] = values[k];
       });
     at_leaf(block, z);
     x.for_each([&](auto s, Z* to) {
       Z values[leaf];
-      for (int k = 0; k < leaf; ++k) values[k] = {z[s][k].re, z[s][k].im};
+      for (int k = 0; k < leaf; ++k) values[k] = z[s][k];
       if constexpr (back) join_leaf(values);
-      for (int k = 0; k < leaf; ++k) to[k] = {values[k].re, values[k].im};
+      for (int k = 0; k < leaf; ++k) to[k] = values[k];
     });
   }
 
