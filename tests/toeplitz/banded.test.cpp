@@ -166,6 +166,7 @@ void check(const InSlots<T>& x, Make&& make, const Team& team, Index rows = 40) 
   const LagWeights<double> error = table_error(x.c), error_t = transposed(error);
   const auto q = some_rows(x.span.n_q, rows), k = some_rows(x.span.n_k, rows);
   CHECK(error_of(x.c, error, A, B, U, in_q(x.contract(make, team)), q) <= 1);
+  CHECK(error_of(x.c, error, A, B, in_k(with_ones(x.U)), in_q(x.contract_with_ones(make, team)), q) <= 1);
   const toeplitz::Gradients<T> d = x.gradients(make, team);
   CHECK(error_of(x.c, error, G, U, B, in_q(d.dA), q) <= 1);
   CHECK(error_of(ct, error_t, U, G, A, in_k(d.dB), k) <= 1);

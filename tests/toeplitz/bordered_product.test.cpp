@@ -45,7 +45,7 @@ struct Sums {
 
 template <class T>
 struct Results {
-  Matrix<T> Y, dA, dB, dU, dborder;
+  Matrix<T> Y, with_ones, dA, dB, dU, dborder;  // of U, and of [U 1]
   Vector<T> dc;
 };
 
@@ -86,12 +86,16 @@ class Case {
                                      team);
     const Placement queries = placement(q, m_q_numbers), keys = placement(k, m_k_numbers);
     Results<T> out{Matrix<T>::Constant(q.count(), p, 17),
+                   Matrix<T>::Constant(q.count(), p + 1, 17),
                    Matrix<T>::Constant(q.count(), r, 17),
                    Matrix<T>::Constant(k.count(), r, 17),
                    Matrix<T>::Constant(k.count(), p, 17),
                    {},
                    Vector<T>::Constant(std::max<Index>(q.span + k.span - 1, 0), T(17))};
     product.contract(A, B, U, nullptr, queries, keys, out.Y, team);
+    Vector<T> sums = Vector<T>::Constant(q.count(), T(17));
+    product.contract(A, B, U, nullptr, queries, keys, out.with_ones.leftCols(p), team, sums.data());
+    out.with_ones.col(p) = sums;
     auto db = team.workspace().template matrix<T>(E, E + 2);
     db = before;
     product.gradients(A, B, U, nullptr, G, queries, keys, {out.dA, out.dB, out.dU, out.dc}, db, team);
@@ -109,8 +113,9 @@ class Case {
   double error(Engine engine, const Results<T>& got) const {
     const Matrix<double> a = A.template cast<double>(), b = B.template cast<double>(), u = U.template cast<double>(),
                          g = G.template cast<double>();
-    Sums Y(q.count(), U.cols()), dA(q.count(), A.cols()), dB(k.count(), A.cols()), dU(k.count(), U.cols()),
-        dborder(E, E + 2);
+    const Matrix<double> u1 = with_ones(u);
+    Sums Y(q.count(), U.cols()), Y1(q.count(), U.cols() + 1), dA(q.count(), A.cols()), dB(k.count(), A.cols()),
+        dU(k.count(), U.cols()), dborder(E, E + 2);
     dborder.values = before.template cast<double>(), dborder.magnitude = dborder.values.cwiseAbs();
     for (Index i = 0; i < q.count(); ++i)
       for (Index j = 0; j < k.count(); ++j) {
@@ -119,6 +124,7 @@ class Case {
         for (Index f = 0; f < A.cols(); ++f) s += a(i, f) * b(j, f), s_size += std::abs(a(i, f) * b(j, f));
         for (Index f = 0; f < U.cols(); ++f) t += g(i, f) * u(j, f), t_size += std::abs(g(i, f) * u(j, f));
         Y.add(i, w * s, std::abs(w) * s_size, u, j);
+        Y1.add(i, w * s, std::abs(w) * s_size, u1, j);
         dA.add(i, w * t, std::abs(w) * t_size, b, j);
         dB.add(j, w * t, std::abs(w) * t_size, a, i);
         dU.add(j, w * s, std::abs(w) * s_size, g, i);
@@ -133,11 +139,13 @@ class Case {
     const auto worst = [&](const Matrix<T>& x, const Sums& sums, const Matrix<double>& noise) {
       return worst_ratio(x, sums.values, growth * sums.magnitude + noise);
     };
-    return std::max(
-        {worst(got.Y, Y, noise(engine, c, As, Bs, Us, q)), worst(got.dA, dA, noise(engine, c, Gs, Us, Bs, q)),
-         worst(got.dB, dB, noise(engine, back, Us, Gs, As, k)), worst(got.dU, dU, noise(engine, back, Bs, As, Gs, k)),
-         worst(got.dborder, dborder, Matrix<double>::Zero(E, E + 2)),
-         q.span * k.span == 0 ? 0 : lag_error(engine, As, Bs, Us, Gs, got.dc)});
+    return std::max({worst(got.Y, Y, noise(engine, c, As, Bs, Us, q)),
+                     worst(got.with_ones, Y1, noise(engine, c, As, Bs, in_slots(with_ones(U), k), q)),
+                     worst(got.dA, dA, noise(engine, c, Gs, Us, Bs, q)),
+                     worst(got.dB, dB, noise(engine, back, Us, Gs, As, k)),
+                     worst(got.dU, dU, noise(engine, back, Bs, As, Gs, k)),
+                     worst(got.dborder, dborder, Matrix<double>::Zero(E, E + 2)),
+                     q.span * k.span == 0 ? 0 : lag_error(engine, As, Bs, Us, Gs, got.dc)});
   }
 
   const Index E;
@@ -233,6 +241,7 @@ TEMPLATE_TEST_CASE("a bordered product: no bit depends on the number of threads"
       if (team.size() == 1) first = now;
       INFO(std::string(name(engine)) << ", " << team.size() << " threads");
       CHECK(same_bits(now.Y, first.Y));
+      CHECK(same_bits(now.with_ones, first.with_ones));
       CHECK(same_bits(now.dA, first.dA));
       CHECK(same_bits(now.dB, first.dB));
       CHECK(same_bits(now.dU, first.dU));

@@ -44,6 +44,14 @@ Matrix<T> spread(const Matrix<T>& X, const Slots& slots, Index n) {
   return all;
 }
 
+/// [U 1]
+template <class T>
+Matrix<T> with_ones(const Matrix<T>& U) {
+  Matrix<T> all = Matrix<T>::Ones(U.rows(), U.cols() + 1);
+  all.leftCols(U.cols()) = U;
+  return all;
+}
+
 /// Tokens in some of the slots that an engine is made for.
 template <class T>
 struct InSlots {
@@ -76,6 +84,20 @@ struct InSlots {
     return Y;
   }
 
+  /// The product with [U 1], by values and sums.
+  template <class MakeEngine>
+  Matrix<T> contract_with_ones(MakeEngine&& make, const Team& team) const {
+    const Workspace::Scope scope(team.workspace());
+    const auto engine = make(c.view(), span, team);
+    Matrix<T> Y = Matrix<T>::Constant(A.rows(), U.cols(), T(17)), all = with_ones(Y);
+    Vector<T> sums = Vector<T>::Constant(A.rows(), T(17));
+    const MatrixView<T> a = A, b = B, u = U;
+    engine.contract({a, b, u, queries, keys}, Y, team, sums.data());
+    all.leftCols(Y.cols()) = Y;
+    all.col(Y.cols()) = sums;
+    return all;
+  }
+
   template <class MakeEngine>
   toeplitz::Gradients<T> gradients(MakeEngine&& make, const Team& team) const {
     const Workspace::Scope scope(team.workspace());
@@ -88,10 +110,10 @@ struct InSlots {
     return d;
   }
 
-  /// The worst error over what the engine may be off.
+  /// The worst error over what the engine may be off, of the product with U, or with [U 1].
   double error(Engine engine, const Matrix<T>& Y) const {
     if (Y.rows() != A.rows()) return std::numeric_limits<double>::infinity();
-    return product_error(engine, c, in_q(A), in_k(B), in_k(U), in_q(Y));
+    return product_error(engine, c, in_q(A), in_k(B), in_k(Y.cols() > U.cols() ? with_ones(U) : U), in_q(Y));
   }
   double error(Engine engine, const toeplitz::Gradients<T>& d) const {
     toeplitz::Gradients<T> all(span);

@@ -46,7 +46,7 @@ class Head {
                Index length, MatrixRef<T> y, SavedSequence<T>* saved, Report& report, const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    const Index n_q = q.rows(), d = q.cols(), d_v = v.cols(), r = m_features.output_dim();
+    const Index n_q = q.rows(), d = q.cols(), r = m_features.output_dim();
     const Placement& queries = m_weights->queries();
     const Placement keys = m_weights->keys(mask, length, workspace);
     const Index n_k = keys.count();
@@ -54,7 +54,6 @@ class Head {
 
     MatrixRef<T> A = storage(saved, &SavedSequence<T>::A, n_q, r, workspace);
     MatrixRef<T> B = storage(saved, &SavedSequence<T>::B, n_k, r, workspace);
-    MatrixRef<T> U = storage(saved, &SavedSequence<T>::U, n_k, d_v + 1, workspace);
     Eigen::Ref<Vector<T>> q_scale = storage(saved, &SavedSequence<T>::q_scale, n_q, workspace);
     Eigen::Ref<Vector<T>> k_scale = storage(saved, &SavedSequence<T>::k_scale, n_k, workspace);
     Eigen::Ref<Vector<T>> denominator = storage(saved, &SavedSequence<T>::denominator, n_q, workspace);
@@ -67,20 +66,14 @@ class Head {
       key_features_by_row(k_seen, k_scale, B, exponents, team);
     else
       key_features(k_seen, k_scale, B, team);
-    team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
-      U.block(j0, 0, rows, d_v) = v_seen.middleRows(j0, rows);  // [v 1]: numerator and denominator come out together
-      U.block(j0, d_v, rows, 1).setOnes();
-    });
+    product.contract(A, B, v_seen, key_exponents, queries, keys, y, team, denominator.data());
 
-    auto Y = workspace.template matrix<T>(n_q, d_v + 1);
-    product.contract(A, B, U, key_exponents, queries, keys, Y, team);
-
-    // y_i = Y[i, values] / Y[i, ones]. A row whose denominator is lost to rounding or underflow is computed again
+    // y holds numerators. A row whose denominator is lost to rounding or underflow is computed again
     auto* fates = workspace.template take<Fate>(n_q);
     team.run_tiles(n_q, [&](Index i0, Index rows, Workspace& scratch) {
       for (Index i = i0; i < i0 + rows; ++i) {
-        fates[i] = finish_row(i, A, B, key_exponents, v_seen, keys, Y, y, scratch);
-        denominator[i] = fates[i].repaired || fates[i].empty ? T(0) : Y(i, d_v);
+        fates[i] = finish_row(i, A, B, key_exponents, v_seen, keys, denominator[i], y, scratch);
+        if (fates[i].repaired || fates[i].empty) denominator[i] = 0;
       }
     });
     Index repaired = 0;
@@ -96,6 +89,7 @@ class Head {
       saved->k.resize(n_k, d);
       scale_rows<T>(q, span_of(q_scale), saved->q, team);
       scale_rows<T>(k_seen, span_of(k_scale), saved->k, team);
+      saved->v = v_seen;
       saved->y = y;
       saved->repaired.clear();
       saved->repaired.reserve(static_cast<std::size_t>(repaired));
@@ -107,7 +101,7 @@ class Head {
     }
   }
 
-  // forward: y = N / D with [N D] = Y; so dL/dN = dy / D and dL/dD = -(dy.y) / D
+  // forward: y = N / D with [N D] = W [v 1] = W U; so dL/dN = dy / D and dL/dD = -(dy.y) / D
   /// dq (n_q,d), dk (n_k,d) and dv (n_k,d_v) of dy (n_q,d_v); adds dL/db to db.
   void backward(const SavedSequence<T>& saved, const MatrixView<T>& dy, MatrixRef<T> dq, MatrixRef<T> dk,
                 MatrixRef<T> dv, BiasGradient db, const Team& team) const {
@@ -118,7 +112,11 @@ class Head {
     const Placement keys =
         m_weights->keys({saved.mask.data(), static_cast<std::size_t>(saved.mask.size())}, saved.length, workspace);
 
-    auto G = workspace.template matrix<T>(n_q, d_v + 1);
+    auto G = workspace.template matrix<T>(n_q, d_v + 1), U = workspace.template matrix<T>(n_k, d_v + 1);
+    team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
+      U.block(j0, 0, rows, d_v) = saved.v.middleRows(j0, rows);
+      U.block(j0, d_v, rows, 1).setOnes();
+    });
     team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
       for (Index i = i0; i < i0 + rows; ++i) {
         const T D = saved.denominator[i];
@@ -137,7 +135,7 @@ class Head {
     auto dc = workspace.template vector<T>(static_cast<Index>(db.lags.size()));
     border.setZero();
     m_weights->product(keys, workspace)
-        .gradients(saved.A, saved.B, saved.U, exponents_of(saved), G, queries, keys, {dA, dB, dU, dc}, border, team);
+        .gradients(saved.A, saved.B, U, exponents_of(saved), G, queries, keys, {dA, dB, dU, dc}, border, team);
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] +=
@@ -169,24 +167,23 @@ class Head {
     bool empty, repaired, indefinite;
   };
 
-  template <class A, class B, class V, class Y>
-  Fate finish_row(Index i, const A& a, const B& b, const double* exponents, const V& v, const Placement& keys,
-                  const Y& sums, MatrixRef<T>& y, Workspace& scratch) const {
+  // row i of y, which holds numerators to the denominator D
+  template <class A, class B, class V>
+  Fate finish_row(Index i, const A& a, const B& b, const double* exponents, const V& v, const Placement& keys, T D,
+                  MatrixRef<T>& y, Workspace& scratch) const {
     static const T smallest = std::sqrt(std::numeric_limits<T>::min());  // below it, dy / D could overflow
-    const Index d_v = v.cols();
     if (!m_weights->sees_any(i, keys)) {
       y.row(i).setZero();
       return {.empty = true, .repaired = false, .indefinite = false};
     }
-    const T D = sums(i, d_v);
     const bool lost = std::abs(D) < smallest || std::isinf(D) || (m_features.is_positive() && D <= 0);
     if (!lost) {
-      y.row(i) = sums.row(i).head(d_v) / D;
+      y.row(i) /= D;
       return {.empty = false, .repaired = false, .indefinite = D <= 0};
     }
     const Workspace::Scope scope(scratch);
     const auto bias = [&](Index j) { return row_bias(i, j, keys, exponents); };
-    const double exact = DirectRow(b.rows(), bias).forward(a.row(i), b, v, scratch.vector<double>(d_v), y.row(i));
+    const double exact = DirectRow(b.rows(), bias).forward(a.row(i), b, v, scratch.vector<double>(v.cols()), y.row(i));
     return {.empty = false, .repaired = true, .indefinite = exact <= 0};
   }
 
@@ -198,8 +195,8 @@ class Head {
     const MatrixView<T> y = saved.y;
     const Index first = m_weights->gradient_lags().first;
     DirectRow(saved.B.rows(), bias)
-        .backward(saved.A.row(i), saved.B, saved.U.leftCols(saved.y.cols()), y.row(i), dy.row(i),
-                  workspace.vector<double>(dA.cols()), dA.row(i), dB, dU, [&](Index j, double gradient) {
+        .backward(saved.A.row(i), saved.B, saved.v, y.row(i), dy.row(i), workspace.vector<double>(dA.cols()), dA.row(i),
+                  dB, dU, [&](Index j, double gradient) {
                     m_weights->place_gradient(
                         i, keys.number(j), gradient,
                         [&](Index lag, double g) {

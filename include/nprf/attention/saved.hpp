@@ -18,7 +18,7 @@ template <Real T>
 struct SavedSequence {
   Matrix<T> q, k;                              // (n_q,d) (n_k,d)  normalised
   Vector<T> q_scale, k_scale;                  // (n_q) (n_k)
-  Matrix<T> A, B, U;                           // (n_q,r) (n_k,r) (n_k,d_v+1)
+  Matrix<T> A, B, v;                           // (n_q,r) (n_k,r) (n_k,d_v)
   Vector<double> exponents;                    // of the rows of B (shapes.hpp), or empty
   Matrix<T> y;                                 // (n_q,d_v)
   Vector<T> denominator;                       // (n_q), 0 for the rows that the product says nothing of

@@ -11,7 +11,7 @@ namespace nprf {
 struct ProductShape {
   Index n_q, n_k, r, p;
 
-  bool empty() const { return n_q == 0 || n_k == 0 || r == 0 || p == 0; }
+  bool empty() const { return n_q == 0 || n_k == 0 || r == 0; }
 };
 
 /// Checks that the three factors fit each other. Throws InvalidArgument.

@@ -32,16 +32,16 @@ class BandedEngine {
   BandedEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_weights(lags, span, team.workspace()) {}
 
-  /// Y (n_q,p) = ((A B^T) o C) U.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
-    if (m_weights.constant != T(0)) return contract_constant(x, Y, team);
+  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, are those for values of 1.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
+    if (m_weights.constant != T(0)) return contract_constant(x, Y, team, sums);
     const Workspace::Scope scope(team.workspace());
     const Tail<T>&b = m_weights.before, &a = m_weights.after;
-    const Index tiles = (x.queries.count + tile - 1) / tile;
-    const Windows windows = Windows::of(tiles, x.B.cols() * x.U.cols());
+    const Index tiles = (x.queries.count + tile - 1) / tile, ones = sums ? 1 : 0;
+    const Windows windows = Windows::of(tiles, x.B.cols() * (x.U.cols() + ones));
     std::optional<TailSums<T>> before, after;
-    if (b.lags > 0) before.emplace(TailSums<T>::Of::keys, TailTiles<T>(b, x, tile), x.B, x.U, windows, team);
-    if (a.lags > 0) after.emplace(TailSums<T>::Of::keys, TailTiles<T>(a, x, tile), x.B, x.U, windows, team);
+    if (b.lags > 0) before.emplace(TailSums<T>::Of::keys, TailTiles<T>(b, x, tile), x.B, x.U, windows, team, ones);
+    if (a.lags > 0) after.emplace(TailSums<T>::Of::keys, TailTiles<T>(a, x, tile), x.B, x.U, windows, team, ones);
     for (Index window = 0; window < windows.count(); ++window) {
       if (before) before->fill(window, team);
       if (after) after->fill(window, team);
@@ -49,18 +49,20 @@ class BandedEngine {
       team.run(windows.end(window) - begin, [&](Index task, Workspace& scratch) {
         const Index I = begin + task, i0 = I * tile, rows = std::min(tile, x.queries.count - i0);
         auto y = Y.middleRows(i0, rows);  // (rows,p)
+        T* tile_sums = sums ? sums + i0 : nullptr;
         y.setZero();
+        if (sums) std::fill_n(tile_sums, rows, T(0));
         if (before && after && b.flat() && a.flat()) {
           const Workspace::Scope tile_scope(scratch);
-          auto S = scratch.matrix<T>(x.B.cols(), x.U.cols());
-          S = b.weight * before->at(I) + a.weight * after->at(I);  // (r,p)
-          add_product(y, x.A.middleRows(i0, rows), S);             // (rows,p)
+          auto S = scratch.matrix<T>(x.B.cols(), x.U.cols() + ones);
+          S = b.weight * before->at(I) + a.weight * after->at(I);  // (r,p + ones)
+          add_rows(x.A.middleRows(i0, rows), S, y, tile_sums, scratch);
         } else {
-          if (before) add_tail(x, *before, I, y, scratch);
-          if (after) add_tail(x, *after, I, y, scratch);
+          if (before) add_tail(x, *before, I, y, tile_sums, scratch);
+          if (after) add_tail(x, *after, I, y, tile_sums, scratch);
         }
         const auto [j_begin, j_end] = m_weights.band_keys(x, i0, rows);
-        m_weights.table.add(x, i0, j_begin, j_end, y, scratch);
+        m_weights.table.add(x, i0, j_begin, j_end, y, scratch, tile_sums);
       });
     }
   }
@@ -78,26 +80,40 @@ class BandedEngine {
  private:
   static constexpr Index tile = 5 * Block<T>::rows;
 
+  // y += Z S, and the sums by S's column for them
+  template <class M, class Y>
+  static void add_rows(const M& Z, const MatrixMap<T>& S, Y& y, T* sums, Workspace& scratch) {
+    add_product(y, Z, S.leftCols(y.cols()));  // (rows,p)
+    if (!sums) return;
+    const Workspace::Scope scope(scratch);
+    auto s = scratch.vector<T>(S.rows());
+    s = S.col(y.cols());
+    for (Index i = 0; i < y.rows(); ++i) sums[i] += Z.row(i).dot(s);
+  }
+
   // y_i += weight exp(slope |s_i - pivot|) A_i S
   template <class Y>
-  static void add_tail(const ProductFactors<T>& x, const TailSums<T>& sums, Index I, Y& y, Workspace& scratch) {
-    if (!sums.tiles().any_keys(I)) return;
+  static void add_tail(const ProductFactors<T>& x, const TailSums<T>& of, Index I, Y& y, T* sums, Workspace& scratch) {
+    if (!of.tiles().any_keys(I)) return;
     const Workspace::Scope scope(scratch);
-    const Tail<T>& tail = sums.tiles().tail();
+    const Tail<T>& tail = of.tiles().tail();
     const auto Z = scaled_rows<T>(x.A, I * tile, y.rows(), scratch,
-                                  [&](Index i) { return tail.weight * tail.power(sums.tiles().query_distance(I, i)); });
-    add_product(y, Z, sums.at(I));  // (rows,p)
+                                  [&](Index i) { return tail.weight * tail.power(of.tiles().query_distance(I, i)); });
+    add_rows(Z, of.at(I), y, sums, scratch);
   }
 
   // all weights alike: Y = A (c B^T U)
-  void contract_constant(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+  void contract_constant(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    auto S = workspace.matrix<T>(x.B.cols(), x.U.cols());
+    auto S = workspace.matrix<T>(x.B.cols(), x.U.cols() + (sums ? 1 : 0));
     sum_of_outer(x.B, x.U, S, team);
     S *= m_weights.constant;
-    team.run_tiles(x.queries.count, [&](Index i0, Index rows, Workspace&) {
-      set_product(Y.middleRows(i0, rows), x.A.middleRows(i0, rows), S);  // (rows,p)
+    team.run_tiles(x.queries.count, [&](Index i0, Index rows, Workspace& scratch) {
+      auto y = Y.middleRows(i0, rows);  // (rows,p)
+      y.setZero();
+      if (sums) std::fill_n(sums + i0, rows, T(0));
+      add_rows(x.A.middleRows(i0, rows), S, y, sums ? sums + i0 : nullptr, scratch);
     });
   }
 

@@ -42,19 +42,23 @@ class BorderedProduct {
   bool takes_exponents() const { return engine() == Engine::block_causal && m_border.count == 0; }
 
   /// Y (n_q,p) with A (n_q,r), B (n_k,r), U (n_k,p), whose rows are the tokens of q and k; exponents (n_k) of the keys,
-  /// or null. Throws InvalidArgument for exponents that it does not take.
+  /// or null; sums (n_q), unless it is null, are those for values of 1. Throws InvalidArgument for exponents that it
+  /// does not take.
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
-                const Placement& q, const Placement& k, MatrixRef<T> Y, const Team& team) const {
-    in_slots(A, B, U, exponents, q, k,
-             [&](const ProductFactors<T>& x) { m_product.contract(x, Y.bottomRows(q.slots.count), team); });
+                const Placement& q, const Placement& k, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
+    in_slots(A, B, U, exponents, q, k, [&](const ProductFactors<T>& x) {
+      m_product.contract(x, Y.bottomRows(q.slots.count), team, sums ? sums + q.outside : nullptr);
+    });
     Workspace& scratch = team.workspace();
     Y.topRows(q.outside).setZero();
+    if (sums) std::fill_n(sums, q.outside, T(0));
     for_each_strip(q, k, [&](Index i0, Index rows, Index j0, Index cols) {
       const Workspace::Scope scope(scratch);
       auto S = scratch.matrix<T>(rows, cols);
       set_product(S, A.middleRows(i0, rows), B.middleRows(j0, cols).transpose());  // (rows,cols)
       multiply_by_c(q, i0, k, j0, S);
       add_product(Y.middleRows(i0, rows), S, U.middleRows(j0, cols));  // (rows,p)
+      for (Index i = 0; sums && i < rows; ++i) sums[i0 + i] += S.row(i).sum();
     });
   }
 

@@ -27,14 +27,17 @@ class DirectEngine {
     m_c = {first, c, size};
   }
 
-  /// Y (n_q,p) = ((A B^T) o C) U.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, are those for values of 1.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     using Tile = QueryTile<T>;
     team.run_tiles(x.queries.count, Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
       auto y = Y.middleRows(i0, rows);  // (rows,p)
+      T* tile_sums = sums ? sums + i0 : nullptr;
       y.setZero();
+      if (sums) std::fill_n(tile_sums, rows, T(0));
       Tile tile(x, m_c, i0, rows, scratch);
-      for_each_run(x, i0, rows, 0, x.keys.count, Tile::keys, [&](Index j0, Index cols) { tile.add(j0, cols, y); });
+      for_each_run(x, i0, rows, 0, x.keys.count, Tile::keys,
+                   [&](Index j0, Index cols) { tile.add(j0, cols, y, tile_sums); });
     });
   }
 

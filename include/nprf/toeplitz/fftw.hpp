@@ -27,6 +27,9 @@ namespace nprf::toeplitz {
 template <Real T>
 class FftwEngine {
  public:
+  /// Columns of U are worked on one by one, or few by few: two products of some each cost what one of all does.
+  static constexpr bool columns_apart = true;
+
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
   FftwEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_n_q(span.n_q), m_n_k(span.n_k), m_transform(span.n_q + span.n_k - 1, team) {

@@ -28,13 +28,15 @@ class LagTiles {
   /// All lags that there can be.
   LagRange lags() const { return {m_first, m_first + m_size - 1}; }
 
-  /// y (rows,p) += ((A_I B_J^T) o C) U_J  for the queries i0, i0 + 1, ... and the keys j_begin..j_end-1.
-  void add(const ProductFactors<T>& x, Index i0, Index j_begin, Index j_end, MatrixRef<T> y, Workspace& scratch) const {
+  /// y (rows,p) += ((A_I B_J^T) o C) U_J  for the queries i0, i0 + 1, ... and the keys j_begin..j_end-1; sums (rows),
+  /// unless it is null, the same for values of 1.
+  void add(const ProductFactors<T>& x, Index i0, Index j_begin, Index j_end, MatrixRef<T> y, Workspace& scratch,
+           T* sums = nullptr) const {
     using Tile = QueryTile<T>;
     if (j_begin >= j_end) return;
     const Workspace::Scope scope(scratch);
     Tile tile(x, weights(), i0, y.rows(), scratch);
-    for (Index j0 = j_begin; j0 < j_end; j0 += Tile::keys) tile.add(j0, std::min(Tile::keys, j_end - j0), y);
+    for (Index j0 = j_begin; j0 < j_end; j0 += Tile::keys) tile.add(j0, std::min(Tile::keys, j_end - j0), y, sums);
   }
 
   /// Adds what these tokens give to out.dA (n_q,r), out.dB (n_k,r) and out.dU (n_k,p), and, unless it is null, to dc,

@@ -32,6 +32,9 @@ namespace nprf::toeplitz {
 template <Real T>
 class LanesEngine {
  public:
+  /// Columns of U are worked on one by one, or few by few: two products of some each cost what one of all does.
+  static constexpr bool columns_apart = true;
+
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table lies in the team's workspace.
   LanesEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_n_q(span.n_q), m_n_k(span.n_k), m_tree(Tree::shared(Tree::length_for(std::max(span.n_q, span.n_k)))) {
@@ -105,7 +108,7 @@ class LanesEngine {
     const ColumnGroups<T> groups(r, p);
     for (Index r0 = 0; r0 < r; r0 += block) {
       const Index features = std::min(block, r - r0), pairs = (features + 1) / 2;
-      team.run_tiles(L, [&](Index j0, Index rows, Workspace&) {
+      team.run_tiles(groups.count > 0 ? L : 0, [&](Index j0, Index rows, Workspace&) {
         for (Index pair = 0; pair < pairs; ++pair) {
           b.read(pair, B, r0 + 2 * pair, unit.cwiseInverse().unaryExpr(&finite<T>), j0, rows);
           a.read(2 * pair, A, r0 + 2 * pair, unit.unaryExpr(&finite<T>), j0, rows);

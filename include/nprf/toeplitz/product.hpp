@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 #include <variant>
 
@@ -53,8 +54,9 @@ class Product {
   /// The engine that works; Engine::automatic if that was asked for and all products are zero.
   Engine engine() const { return m_name; }
 
-  /// Y (n_q,p) = ((A B^T) o C) U. Throws InvalidArgument for keys with exponents unless by Engine::block_causal.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const;
+  /// Y (n_q,p) = ((A B^T) o C) U, and sums (n_q), unless it is null, that for a column of ones: numerators and
+  /// denominators at once. Throws InvalidArgument for keys with exponents unless by Engine::block_causal.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const;
 
   /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots, or empty. Throws as
   /// contract() does.
@@ -68,8 +70,42 @@ class Product {
     require(!x.exponents || m_name == Engine::block_causal, "exponents: expected none for engine ", name(m_name));
   }
 
+  static ProductFactors<T> with_values(const ProductFactors<T>& x, const MatrixView<T>& U) {
+    return {x.A, x.B, U, x.queries, x.keys, x.exponents};
+  }
+  static Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>> as_column(T* sums, Index n_q) {
+    return {sums, n_q, 1, Eigen::OuterStride<>(1)};
+  }
+
+  // sums = W 1
+  void contract_ones(const ProductFactors<T>& x, const Team& team, T* sums) const {
+    const Workspace::Scope scope(team.workspace());
+    auto ones = team.workspace().template matrix<T>(x.U.rows(), 1);
+    ones.setOnes();
+    contract(with_values(x, ones), as_column(sums, x.A.rows()), team);
+  }
+
+  // [Y sums] = W [U 1]
+  template <class E>
+  static void contract_with_ones(const E& engine, const ProductFactors<T>& x, MatrixRef<T>& Y, const Team& team,
+                                 T* sums) {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const Index n_q = x.A.rows(), n_k = x.U.rows(), p = x.U.cols();
+    auto U = workspace.template matrix<T>(n_k, p + 1), all = workspace.template matrix<T>(n_q, p + 1);
+    team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
+      U.block(j0, 0, rows, p) = x.U.middleRows(j0, rows);
+      U.block(j0, p, rows, 1).setOnes();
+    });
+    engine.contract(with_values(x, U), all, team);
+    team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
+      Y.middleRows(i0, rows) = all.block(i0, 0, rows, p);
+      as_column(sums, n_q).middleRows(i0, rows) = all.block(i0, p, rows, 1);
+    });
+  }
+
   bool is_zero(const ProductFactors<T>& x) const {
-    return std::holds_alternative<std::monostate>(m_engine) || x.A.size() == 0 || x.B.size() == 0 || x.U.size() == 0;
+    return std::holds_alternative<std::monostate>(m_engine) || x.A.size() == 0 || x.B.size() == 0;
   }
 
   Engine m_name;
@@ -104,15 +140,29 @@ Product<T>::Product(Engine engine, LagWeightsView<T> lags, const ProductShape& t
 }
 
 template <Real T>
-void Product<T>::contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+void Product<T>::contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums) const {
   require_known(x);
   if (is_zero(x)) {
     Y.setZero();
+    if (sums) std::fill_n(sums, Y.rows(), T(0));
+    return;
+  }
+  if (x.U.cols() == 0) {
+    if (sums) contract_ones(x, team, sums);
     return;
   }
   std::visit(
-      [&](const auto& engine) {
-        if constexpr (!is_nothing<decltype(engine)>) engine.contract(x, Y, team);
+      [&]<class E>(const E& engine) {
+        if constexpr (!is_nothing<E>) {
+          if (!sums)
+            engine.contract(x, Y, team);
+          else if constexpr (requires { engine.contract(x, Y, team, sums); })
+            engine.contract(x, Y, team, sums);
+          else if constexpr (requires { E::columns_apart; })
+            engine.contract(x, Y, team), contract_ones(x, team, sums);
+          else
+            contract_with_ones(engine, x, Y, team, sums);
+        }
       },
       m_engine);
 }
@@ -121,7 +171,7 @@ template <Real T>
 void Product<T>::gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out,
                            const Team& team) const {
   require_known(x);
-  if (is_zero(x)) {
+  if (is_zero(x) || x.U.cols() == 0) {
     out.set_zero();
     return;
   }

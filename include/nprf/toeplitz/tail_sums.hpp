@@ -18,23 +18,35 @@ MatrixMap<T> scaled_rows(const MatrixView<T>& X, Index i0, Index rows, Workspace
   return Z;
 }
 
-/// S (r,p) = P^T Q over all rows of P (n,r) and Q (n,p), in parts that do not depend on the number of threads.
+/// S (r,p) += P^T Q; a column of S beyond those of Q is for ones.
+template <class M, class X, class Y>
+void add_outer(M&& S, const X& P, const Y& Q) {
+  add_product(S.leftCols(Q.cols()), P.transpose(), Q);  // (r,p)
+  if (S.cols() > Q.cols()) S.col(Q.cols()) += P.colwise().sum().transpose();
+}
+
+/// The same over all rows of P (n,r) and Q (n,p), set, not added; in parts that do not depend on the number of threads.
 template <Real T>
 void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S, const Team& team) {
   constexpr Index most_parts = 32;
-  const Index n = P.rows(), parts = std::clamp<Index>(n / 1024, 1, most_parts), r = P.cols(), p = Q.cols();
+  const Index n = P.rows(), parts = std::clamp<Index>(n / 1024, 1, most_parts), r = S.rows();
   const Workspace::Scope scope(team.workspace());
-  auto sums = team.workspace().template matrix<T>(parts * r, p);
+  auto sums = team.workspace().template matrix<T>(parts * r, S.cols());
   team.run(parts, [&](Index part, Workspace&) {
-    const Index begin = n * part / parts, end = n * (part + 1) / parts;
-    set_product(sums.middleRows(part * r, r), P.middleRows(begin, end - begin).transpose(),
-                Q.middleRows(begin, end - begin));  // (r,p)
+    const Index end = n * (part + 1) / parts;
+    auto sum = sums.middleRows(part * r, r);
+    sum.setZero();
+    for (Index i0 = n * part / parts; i0 < end; i0 += Team::tile) {
+      const Index rows = std::min(Team::tile, end - i0);
+      add_outer(sum, P.middleRows(i0, rows), Q.middleRows(i0, rows));
+    }
   });
   S.setZero();
   for (Index part = 0; part < parts; ++part) S += sums.middleRows(part * r, r);
 }
 
-/// What the tiles of queries and the keys in their tail tell each other, as matrices (r,p) a tile:
+/// What the tiles of queries and the keys in their tail tell each other, as matrices (r,p) a tile, which may have one
+/// more column for values of 1:
 ///
 ///     of keys      S_I = sum of exp(slope |t_j - (pivot_I + edge)|) P_j^T Q_j     over the tail's keys j of tile I
 ///     of queries   S_I = sum of exp(slope |s_i - pivot_J|) exp(slope |pivot_J - pivot_I|) P_i^T Q_i
@@ -44,14 +56,15 @@ class TailSums {
  public:
   enum class Of { keys, queries };
 
-  /// P (n,r), Q (n,p), to which it refers. Its memory lies in the team's workspace.
+  /// P (n,r), Q (n,p), to which it refers; `ones` is how many columns of ones, 0 or 1, stand beside Q. Its memory lies
+  /// in the team's workspace.
   TailSums(Of of, const TailTiles<T>& tiles, const MatrixView<T>& P, const MatrixView<T>& Q, const Windows& windows,
-           const Team& team)
+           const Team& team, Index ones = 0)
       : m_of(of),
         m_tiles(tiles),
         m_P(P),
         m_Q(Q),
-        m_sums((of == Of::keys) == tiles.before() ? From::first : From::last, windows, P.cols(), Q.cols(),
+        m_sums((of == Of::keys) == tiles.before() ? From::first : From::last, windows, P.cols(), Q.cols() + ones,
                tiles.tail().slope, team.workspace()) {
     m_sums.prepare(team, adder(), distances());
   }
@@ -61,7 +74,7 @@ class TailSums {
   /// The sums of a window's tiles; windows in their order.
   void fill(Index window, const Team& team) { m_sums.fill(window, team, adder(), distances()); }
 
-  /// S_I (r,p), of the window's tiles and of the one before, in the order of the sum.
+  /// S_I (r,p + ones), of the window's tiles and of the one before, in the order of the sum.
   MatrixMap<T> at(Index I) const { return m_sums.at(I); }
 
  private:
@@ -87,12 +100,12 @@ class TailSums {
     for (Index i0 = range.begin; i0 < range.end; i0 += piece) {
       const Index rows = std::min(piece, range.end - i0);
       if (tail.flat()) {
-        add_product(S, m_P.middleRows(i0, rows).transpose(), m_Q.middleRows(i0, rows));  // (r,p)
+        add_outer(S, m_P.middleRows(i0, rows), m_Q.middleRows(i0, rows));
         continue;
       }
       const Workspace::Scope scope(scratch);
       const auto Z = scaled_rows<T>(m_P, i0, rows, scratch, [&](Index i) { return tail.power(distance(i)); });
-      add_product(S, Z.transpose(), m_Q.middleRows(i0, rows));  // (r,p)
+      add_outer(S, Z, m_Q.middleRows(i0, rows));
     }
   }
 

@@ -68,8 +68,8 @@ class QueryTile {
     m_A.set(x.A.middleRows(i0, count));
   }
 
-  /// Y (count,p) += what keys j0..j0+cols-1 give.
-  void add(Index j0, Index cols, MatrixRef<T> Y) {
+  /// Y (count,p) += what keys j0..j0+cols-1 give; and sums (count), unless it is null, what they give for values of 1.
+  void add(Index j0, Index cols, MatrixRef<T> Y, T* sums = nullptr) {
     const Index packs = packs_for<T>(cols), r = m_x.A.cols();
     m_Bt.set(m_x.B.middleRows(j0, cols), packs);
     m_U.set(m_x.U.middleRows(j0, cols));
@@ -80,10 +80,17 @@ class QueryTile {
         weighted(s, m_c(k, j)).store(m_S + k * keys + j);  // S = (A B^T) o C  (block,cols)
       });
       m_U.add_product(LeftFactor<T, Step<keys>, Step<1>>{m_S, {}, {}}, block, &Y(i, 0), Y.outerStride());  // (block,p)
+      for (Index k = 0; sums && k < block; ++k) sums[i + k] += row_sum(m_S + k * keys, packs);
     }
   }
 
  private:
+  static T row_sum(const T* row, Index packs) {
+    Pack<T> sum = Pack<T>::all(0);
+    for (Index k = 0; k < packs; ++k) sum = sum + Pack<T>::load(row + k * Pack<T>::size);
+    return sum.sum();
+  }
+
   const ProductFactors<T>& m_x;
   Index m_i0, m_count;
   RowBlocks<T> m_A;
