@@ -21,13 +21,14 @@ struct ByTiles {
   LagWeightsView<T> c;
   Index rows, keys;
 
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     Y.setZero();
+    if (sums) std::fill_n(sums, Y.rows(), T(0));
     for (Index i = 0; i < x.queries.count; i += rows) {
       const Index count = std::min(rows, x.queries.count - i);
       toeplitz::QueryTile<T> tile(x, c, i, count, team.workspace());
       for (Index j = 0; j < x.keys.count; j += keys)
-        tile.add(j, std::min(keys, x.keys.count - j), Y.middleRows(i, count));
+        tile.add(j, std::min(keys, x.keys.count - j), Y.middleRows(i, count), sums ? sums + i : nullptr);
     }
   }
 };
@@ -48,12 +49,21 @@ TEMPLATE_TEST_CASE("tiles of any size add up to the product, with gaps and witho
       for (const Index keys : {Index{1}, Index{7}, Index{16}, most - 1, most}) {
         INFO(x.name() << ", tiles of " << rows << " x " << keys);
         CHECK(x.error(Engine::direct, x.contract(make<TestType>(rows, keys), team)) <= 1);
+        CHECK(x.error(Engine::direct, x.contract_with_ones(make<TestType>(rows, keys), team)) <= 1);
       }
   };
   for (const Index p : {1, 4, 9, 16, 33}) check({60, 70, Slots{60}, Slots{70}, 5, p});
   for (const Index r : {1, 8, 17}) check({60, 70, Slots{50, 3}, Slots{64, 6}, r, 3});
   check({90, 100, random_slots(90, 0.6, 1), random_slots(100, 0.7, 2), 4, 10});
   check({90, 100, random_slots(90, 0.6, 1), all_rows(100), 4, 10});
+  // weights for a few lags only: most blocks have none, or some in one row
+  for (const Index lag : {-60, -1, 0, 30}) {
+    InSlots<TestType> few(90, 100, Slots{90}, Slots{100}, 4, 10);
+    const Vector<TestType> kept = few.c.values.segment(lag + 89, 3);
+    few.c.values.setZero();
+    few.c.values.segment(lag + 89, 3) = kept;
+    check(few);
+  }
 }
 
 TEMPLATE_TEST_CASE("a weight of 0 hides a key that is not finite from its query, and from no other", "[toeplitz]",

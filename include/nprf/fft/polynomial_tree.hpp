@@ -134,12 +134,15 @@ class PolynomialTree {
     constexpr std::size_t most = 1024;  // a bound on what many different lengths can pile up
     static std::mutex mutex;
     static std::map<Index, std::shared_ptr<const PolynomialTree>> trees;
-    const std::scoped_lock lock(mutex);
-    if (const auto found = trees.find(length); found != trees.end()) return found->second;
+    {
+      const std::scoped_lock lock(mutex);
+      if (const auto found = trees.find(length); found != trees.end()) return found->second;
+    }
+    // built while others go on: of two that build the same the first one's stays
     auto tree = std::make_shared<const PolynomialTree>(length);
+    const std::scoped_lock lock(mutex);
     if (trees.size() == most) trees.clear();
-    trees.emplace(length, tree);
-    return tree;
+    return trees.emplace(length, std::move(tree)).first->second;
   }
 
  private:

@@ -35,6 +35,19 @@ class BlockWeights {
     }
   }
 
+  /// Whether all of them are 0, as those of causal attention are above the diagonal.
+  bool all_zero(Index packs) const {
+    for (const T* row : m_row) {
+      Pack<T> largest = Pack<T>::all(0);
+      for (Index k = 0; k < packs; ++k) {
+        const Pack<T> c = Pack<T>::load(row + k * Pack<T>::size);
+        largest = larger(largest, larger(c, -c));
+      }
+      if (largest.largest() != T(0)) return false;
+    }
+    return true;
+  }
+
   /// Of the k-th query and keys j, j + 1, ... of the run.
   Pack<T> operator()(Index k, Index j) const { return Pack<T>::load(m_row[k] + j); }
 
@@ -76,6 +89,7 @@ class QueryTile {
     for (Index i = 0; i < m_count; i += Block<T>::rows) {
       const Index block = std::min(Block<T>::rows, m_count - i);
       m_c.set(m_i0 + i, block, j0, cols, packs);
+      if (m_c.all_zero(packs)) continue;
       multiply_block(r, packs, m_A.block(i), m_Bt.factor(), [&](Index k, Index j, const Pack<T>& s) {
         weighted(s, m_c(k, j)).store(m_S + k * keys + j);  // S = (A B^T) o C  (block,cols)
       });
