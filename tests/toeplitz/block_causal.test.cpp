@@ -187,6 +187,7 @@ TEMPLATE_TEST_CASE("the block-causal product is that of the obvious loop, row by
   for (const Index p : {W - 1, W, W + 1, 2 * W + 1})
     for (const Index r : {Index{1}, Index{2}, W + 1, 2 * W + 3}) check(Case<T>(300, 300, r, p));
   check(Case<T>(300, 300, 37, W + 1));  // several blocks of features
+  check(Case<T>(4100, 4100, 2, 1));     // two levels
 }
 
 TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz]", float, double) {

@@ -39,8 +39,8 @@ class LagTiles {
     for (Index j0 = j_begin; j0 < j_end; j0 += Tile::keys) tile.add(j0, std::min(Tile::keys, j_end - j0), y, sums);
   }
 
-  /// Adds what these tokens give to out.dA (n_q,r), out.dB (n_k,r) and out.dU (n_k,p), and, unless it is null, to dc,
-  /// whose first lag is dc_first.
+  /// Adds what these tokens give, at most GradientTile<T>::rows queries, to out.dA (n_q,r), out.dB (n_k,r) and out.dU
+  /// (n_k,p), and, unless it is null, to dc, whose first lag is dc_first.
   void add_gradients(const ProductFactors<T>& x, const MatrixView<T>& G, Index i0, Index rows, Index j_begin,
                      Index j_end, GradientRefs<T>& out, T* dc, Index dc_first, Workspace& scratch) const {
     using Tile = GradientTile<T>;
