@@ -121,7 +121,8 @@ int main() {
     // std::thread allocates when it starts; OpenMP keeps its threads
     if (threads > 1 && !NPRF_USE_OPENMP) continue;
     set_num_threads(threads);
-    for (const Engine engine : {Engine::automatic, Engine::direct, Engine::banded, Engine::lanes, Engine::fftw}) {
+    for (const Engine engine :
+         {Engine::automatic, Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal, Engine::fftw}) {
       if (!NPRF_USE_FFTW && engine == Engine::fftw) continue;
       for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
         const AttentionOptions options{.direction = direction, .engine = engine};

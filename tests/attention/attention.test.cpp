@@ -184,6 +184,12 @@ TEST_CASE("block-causal attention: no bit depends on later tokens, whatever they
     check(Attention(orf<double>(d, m, 7), table(n), options));
     check(Attention(trf<double>(d, m, 7), table(n), options));
     check(Attention(EluFeatures<double>(d), table(n), options));
+    // so steep that the first rows are computed one by one
+    const Attention steep(orf<double>(d, m, 7), Relative(Vector<double>::LinSpaced(2 * n - 1, 2 * n, -2 * n)), options);
+    Report report;
+    steep(x.q, x.k, x.v, {.report = &report});
+    REQUIRE(report.repaired_rows > 128);
+    check(steep);
   }
 }
 

@@ -28,7 +28,7 @@ void check(const Attention<F, P>& attention, Index n_q, Index n_k, const CallOpt
   const Matrix<T> dy = normal<T>(n_q, d_v, 77);
   Matrix<T> y;
   Gradients<T> g;
-  for (Index threads = 1; threads <= 4; ++threads) {
+  for (const Index threads : NPRF_TEST_SANITIZED ? std::vector<Index>{1, 3} : std::vector<Index>{1, 2, 3, 4}) {
     const Threads restore(threads);
     CHECK(num_threads() == threads);
     Saved<T> saved;

@@ -205,6 +205,35 @@ TEST_CASE("the weights of the cells' rows share a scale, and an extra token's ro
   }
 }
 
+TEST_CASE("a backward pass knows the exponents that its forward pass has saved", "[attention]") {
+  Workspace workspace;
+  const Team team(workspace);
+  // the two passes see other tails in a table that ends in equal weights: somewhere here one engine becomes the cheaper
+  const Index n = 16384;
+  for (Index reach = 9000; reach < 10500; reach += 25) {
+    Vector<double> b = random_table<double>(reach, 3);
+    b[1] = b[0];
+    const Relative position(b);
+    const Workspace::Scope scope(workspace);
+    const auto made = [&](Pass pass) {
+      return HeadWeights<double>(position, {.direction = Direction::causal}, {n, n, 32, 65}, n, pass, team);
+    };
+    INFO("reach " << reach);
+    if (made(Pass::forward).product().takes_exponents()) CHECK(made(Pass::backward).product().takes_exponents());
+  }
+}
+
+TEST_CASE("weights that hide what is later make one-sided attention, whatever the direction", "[attention]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const Index n = 16384;
+  Vector<double> b = random_table<double>(n - 1, 3);
+  b.tail(n - 1).setConstant(never);
+  const Relative position(b);
+  const HeadWeights<double> weights(position, {}, {n, n, 32, 65}, 0, Pass::forward, team);
+  CHECK(weights.product().engine() == Engine::block_causal);
+}
+
 TEST_CASE("weights that are all -infinity are all zero", "[attention]") {
   Workspace workspace;
   const Team team(workspace);

@@ -63,7 +63,7 @@ Matrix<T> by_blocks(const MatrixView<T>& a, const MatrixView<T>& b) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("blocks of rows times a transposed matrix are their product", "[core]", float, double) {
+TEMPLATE_TEST_CASE("blocks of rows times a transposed matrix are their product", "[core]", NPRF_TEST_SCALARS) {
   for (const Index rows : {1, 5, 6, 7, 12, 20})
     for (const Index cols : {1, 3, 4, 8, 9, 16, 17, 31, 64, 65, 100})
       for (const Index depth : {0, 1, 4, 7, 8, 33}) {
@@ -73,8 +73,8 @@ TEMPLATE_TEST_CASE("blocks of rows times a transposed matrix are their product",
       }
 }
 
-TEMPLATE_TEST_CASE("blocks read nothing around their matrices, and no bit depends on where they lie", "[core]", float,
-                   double) {
+TEMPLATE_TEST_CASE("blocks read nothing around their matrices, and no bit depends on where they lie", "[core]",
+                   NPRF_TEST_SCALARS) {
   const Matrix<TestType> a = normal<TestType>(13, 37, 1), b = normal<TestType>(29, 37, 2);
   const Matrix<TestType> expected = by_blocks<TestType>(a, b);
   for (const Index left : {0, 1, 2, 3, 5, 8}) {
@@ -83,7 +83,7 @@ TEMPLATE_TEST_CASE("blocks read nothing around their matrices, and no bit depend
   }
 }
 
-TEMPLATE_TEST_CASE("rows on the right are multiplied where they lie, and added", "[core]", float, double) {
+TEMPLATE_TEST_CASE("rows on the right are multiplied where they lie, and added", "[core]", NPRF_TEST_SCALARS) {
   constexpr Index rows = Block<TestType>::rows;
   for (const Index depth : {1, 2, 7, 8, 9, 50})
     for (const Index cols : {1, 2, 3, 4, 5, 8, 11, 16, 31, 65, 70}) {

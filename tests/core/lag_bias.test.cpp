@@ -59,7 +59,7 @@ TEST_CASE("the reachable lags are those of all pairs of a query and a key", "[co
         }
 }
 
-TEMPLATE_TEST_CASE("a bias without parameters is zero everywhere", "[core]", float, double) {
+TEMPLATE_TEST_CASE("a bias without parameters is zero everywhere", "[core]", NPRF_TEST_SCALARS) {
   const LagBias<TestType> bias;
   CHECK(bias.last() == 0);
   for (const Index lag : {-1000000, -1, 0, 1, 1000000}) CHECK(bias[lag] == 0);

@@ -97,7 +97,7 @@ TEST_CASE("the support is the smallest range that holds all that is not zero", "
   }
 }
 
-TEMPLATE_TEST_CASE("the weights are exp(b - max b), so that the largest is 1", "[core]", float, double) {
+TEMPLATE_TEST_CASE("the weights are exp(b - max b), so that the largest is 1", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Vector<T> table = vector<T>({0.5, -1, 2, 0.25, -3});
   for (const Index first : {-40, -2, 0, 30})      // the table before, across and after the range
@@ -115,7 +115,7 @@ TEMPLATE_TEST_CASE("the weights are exp(b - max b), so that the largest is 1", "
       }
 }
 
-TEMPLATE_TEST_CASE("weights relative to another maximum go into the caller's storage", "[core]", float, double) {
+TEMPLATE_TEST_CASE("weights relative to another maximum go into the caller's storage", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const LagBias<T> bias{-1, vector<T>({0.5, -infinity, 2}), T(-0.5), T(0.25)};
   const LagRange range{-4, 3};
@@ -135,7 +135,7 @@ TEMPLATE_TEST_CASE("weights relative to another maximum go into the caller's sto
   for (const Vector<T>& written : {same, shifted, none}) CHECK((written[0] == 17 && written[9] == 17));
 }
 
-TEMPLATE_TEST_CASE("a constant added to the bias changes no weight", "[core]", float, double) {
+TEMPLATE_TEST_CASE("a constant added to the bias changes no weight", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const LagRange range{-5, 5};
   LagBias<T> bias{-1, vector<T>({0.5, -1, 2}), T(-0.5), T(0.25)};
@@ -146,7 +146,7 @@ TEMPLATE_TEST_CASE("a constant added to the bias changes no weight", "[core]", f
   }
 }
 
-TEMPLATE_TEST_CASE("b = -infinity is weight zero", "[core]", float, double) {
+TEMPLATE_TEST_CASE("b = -infinity is weight zero", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const LagBias<T> some{-1, vector<T>({-infinity, 1, -infinity, 3}), 0, 0};
   const LagWeights<T> c = exp_weights(some, {-4, 5});
@@ -168,7 +168,7 @@ TEMPLATE_TEST_CASE("b = -infinity is weight zero", "[core]", float, double) {
   CHECK(exp_weights(some, {-4, -1}).values.isZero(0));
 }
 
-TEMPLATE_TEST_CASE("a falling line underflows to zero, and the support ends there", "[core]", float, double) {
+TEMPLATE_TEST_CASE("a falling line underflows to zero, and the support ends there", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const LagBias<T> bias{0, vector<T>({0}), T(-8), T(-16)};
   const LagWeights<T> c = exp_weights(bias, {-1000, 1000});
@@ -192,7 +192,7 @@ TEST_CASE("an empty range has no weights", "[core]") {
   }
 }
 
-TEMPLATE_TEST_CASE("the tails are what lies on the bias's straight lines", "[core]", float, double) {
+TEMPLATE_TEST_CASE("the tails are what lies on the bias's straight lines", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const LagBias<T> bias{-1, vector<T>({0.5, -1, 2}), T(-0.5), T(0)};
   struct Case {

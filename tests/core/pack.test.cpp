@@ -28,8 +28,8 @@ Vector<T> scalars(const Pack<T>& pack) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a pack is loaded from any address, and stored to any, and nothing beside it", "[core]", float,
-                   double) {
+TEMPLATE_TEST_CASE("a pack is loaded from any address, and stored to any, and nothing beside it", "[core]",
+                   NPRF_TEST_SCALARS) {
   const Vector<TestType> from = normal_vector<TestType>(3 * W<TestType>, 1);
   for (Index shift = 0; shift <= W<TestType>; ++shift) {
     Vector<TestType> to = Vector<TestType>::Constant(3 * W<TestType>, 17);
@@ -40,7 +40,7 @@ TEMPLATE_TEST_CASE("a pack is loaded from any address, and stored to any, and no
   CHECK(scalars(Pack<TestType>::all(3)) == Vector<TestType>::Constant(W<TestType>, 3));
 }
 
-TEMPLATE_TEST_CASE("packs add and multiply scalar by scalar", "[core]", float, double) {
+TEMPLATE_TEST_CASE("packs add and multiply scalar by scalar", "[core]", NPRF_TEST_SCALARS) {
   const Vector<TestType> a = normal_vector<TestType>(W<TestType>, 1), b = normal_vector<TestType>(W<TestType>, 2),
                          c = normal_vector<TestType>(W<TestType>, 3);
   const auto A = Pack<TestType>::load(a.data()), B = Pack<TestType>::load(b.data()), C = Pack<TestType>::load(c.data());
@@ -54,7 +54,7 @@ TEMPLATE_TEST_CASE("packs add and multiply scalar by scalar", "[core]", float, d
   CHECK(std::abs(A.sum() - a.sum()) <= 8 * epsilon<TestType> * a.cwiseAbs().sum());
 }
 
-TEMPLATE_TEST_CASE("a weight of 0 hides what is not finite, and no other weight does", "[core]", float, double) {
+TEMPLATE_TEST_CASE("a weight of 0 hides what is not finite, and no other weight does", "[core]", NPRF_TEST_SCALARS) {
   constexpr TestType infinity = std::numeric_limits<TestType>::infinity();
   for (const TestType x : {infinity, -infinity, std::numeric_limits<TestType>::quiet_NaN(), TestType(3)})
     for (const TestType zero : {TestType(0), -TestType(0)}) {
@@ -66,7 +66,7 @@ TEMPLATE_TEST_CASE("a weight of 0 hides what is not finite, and no other weight 
     }
 }
 
-TEMPLATE_TEST_CASE("the first scalars of a pack come and go alone", "[core]", float, double) {
+TEMPLATE_TEST_CASE("the first scalars of a pack come and go alone", "[core]", NPRF_TEST_SCALARS) {
   const Vector<TestType> from = normal_vector<TestType>(W<TestType>, 1);
   for (Index count = 0; count <= 2 * W<TestType>; ++count) {
     const Index some = std::min(count, W<TestType>);
@@ -81,7 +81,7 @@ TEMPLATE_TEST_CASE("the first scalars of a pack come and go alone", "[core]", fl
   }
 }
 
-TEMPLATE_TEST_CASE("of a number and a NaN the number is larger", "[core]", float, double) {
+TEMPLATE_TEST_CASE("of a number and a NaN the number is larger", "[core]", NPRF_TEST_SCALARS) {
   constexpr TestType nan = std::numeric_limits<TestType>::quiet_NaN();
   const auto number = Pack<TestType>::all(-3), none = Pack<TestType>::all(nan);
   CHECK(scalars(larger(number, none)) == scalars(number));
@@ -94,8 +94,8 @@ TEMPLATE_TEST_CASE("of a number and a NaN the number is larger", "[core]", float
   }
 }
 
-TEMPLATE_TEST_CASE("exp of a pack is that of its scalars, and 0 where that is not a normal number", "[core]", float,
-                   double) {
+TEMPLATE_TEST_CASE("exp of a pack is that of its scalars, and 0 where that is not a normal number", "[core]",
+                   NPRF_TEST_SCALARS) {
   const double lowest = std::log(static_cast<double>(std::numeric_limits<TestType>::min()));
   for (double x = lowest + 0.5; x < 80; x += 0.37) {
     const TestType exact = static_cast<TestType>(x);
@@ -110,14 +110,14 @@ TEMPLATE_TEST_CASE("exp of a pack is that of its scalars, and 0 where that is no
   CHECK(scalars(exp(Pack<TestType>::all(0))) == Vector<TestType>::Ones(W<TestType>));
 }
 
-TEMPLATE_TEST_CASE("the packs for some scalars hold them, and no pack is empty", "[core]", float, double) {
+TEMPLATE_TEST_CASE("the packs for some scalars hold them, and no pack is empty", "[core]", NPRF_TEST_SCALARS) {
   for (Index n = 0; n < 5 * W<TestType>; ++n) {
     const Index packs = packs_for<TestType>(n);
     CHECK((packs * W<TestType> >= n && packs * W<TestType> < n + W<TestType>));
   }
 }
 
-TEMPLATE_TEST_CASE("a square of packs is transposed", "[core]", float, double) {
+TEMPLATE_TEST_CASE("a square of packs is transposed", "[core]", NPRF_TEST_SCALARS) {
   const Index size = W<TestType>;
   const Matrix<TestType> from = normal<TestType>(size, size + 3, 1);
   Matrix<TestType> to = Matrix<TestType>::Constant(size, size + 5, 17);

@@ -9,7 +9,7 @@
 using namespace nprf;
 using namespace nprf::test;
 
-TEMPLATE_TEST_CASE("each row is scaled by its own factor", "[core]", float, double) {
+TEMPLATE_TEST_CASE("each row is scaled by its own factor", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {0, 1, 3, 127, 128, 129, 300}) {
     const Matrix<T> x = normal<T>(n + 1, 7, 1);

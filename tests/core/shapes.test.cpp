@@ -20,12 +20,12 @@ TEST_CASE("a product's shape is read off its factors", "[core]") {
   CHECK(shape.p == 2);
 }
 
-TEST_CASE("a product is empty if any of its sizes is zero", "[core]") {
+TEST_CASE("a product is empty if it has no entries, or no features", "[core]") {
   CHECK_FALSE(ProductShape{1, 1, 1, 1}.empty());
+  CHECK_FALSE(ProductShape{1, 1, 1, 0}.empty());
   CHECK(ProductShape{0, 1, 1, 1}.empty());
   CHECK(ProductShape{1, 0, 1, 1}.empty());
   CHECK(ProductShape{1, 1, 0, 1}.empty());
-  CHECK(ProductShape{1, 1, 1, 0}.empty());
   CHECK(product_shape<double>(Matrix<double>(0, 5), Matrix<double>(0, 5), Matrix<double>(0, 0)).empty());
 }
 

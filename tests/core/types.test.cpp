@@ -35,13 +35,13 @@ Matrix<T> counted(Index rows, Index cols) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("the scalars of a token lie side by side", "[core]", float, double) {
+TEMPLATE_TEST_CASE("the scalars of a token lie side by side", "[core]", NPRF_TEST_SCALARS) {
   const Matrix<TestType> x = counted<TestType>(3, 4);
   CHECK(x(0, 1) == 1);
   CHECK(x(1, 0) == 4);
 }
 
-TEMPLATE_TEST_CASE("a view of a row-major matrix, map or block copies nothing", "[core]", float, double) {
+TEMPLATE_TEST_CASE("a view of a row-major matrix, map or block copies nothing", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Matrix<T> x = counted<T>(5, 7);
   CHECK(data_seen<T>(x) == x.data());
@@ -59,7 +59,7 @@ TEMPLATE_TEST_CASE("a view of a row-major matrix, map or block copies nothing", 
   CHECK(block(1, 3) == x(3, 6));
 }
 
-TEMPLATE_TEST_CASE("a view of anything else holds its values", "[core]", float, double) {
+TEMPLATE_TEST_CASE("a view of anything else holds its values", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Matrix<T> x = counted<T>(5, 7);
   const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic> column_major = x;
@@ -72,7 +72,7 @@ TEMPLATE_TEST_CASE("a view of anything else holds its values", "[core]", float, 
   check(T(2) * x - x);
 }
 
-TEMPLATE_TEST_CASE("a writable view writes into the caller's block", "[core]", float, double) {
+TEMPLATE_TEST_CASE("a writable view writes into the caller's block", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Matrix<T> x = Matrix<T>::Zero(4, 5);
   const auto fill = [](MatrixRef<T> y) { y.setOnes(); };

@@ -203,7 +203,7 @@ TEST_CASE("what is reserved lies together, whatever was taken before", "[core]")
   CHECK(nothing.peak_bytes() == line);
 }
 
-TEMPLATE_TEST_CASE("scratch memory is seen as matrices and vectors of any shape", "[core]", float, double) {
+TEMPLATE_TEST_CASE("scratch memory is seen as matrices and vectors of any shape", "[core]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   auto x = workspace.matrix<TestType>(3, 5), y = workspace.matrix<TestType>(3, 5);
   auto v = workspace.vector<TestType>(7);

@@ -204,7 +204,7 @@ class FileSizeLimit {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("npy: an array comes back from its bytes and from its file", "[npy]", float, double) {
+TEMPLATE_TEST_CASE("npy: an array comes back from its bytes and from its file", "[npy]", NPRF_TEST_SCALARS) {
   using Limits = std::numeric_limits<TestType>;
   const std::vector<std::vector<std::size_t>> shapes = {
       {},           {1},          {7},    {2, 3}, {1, 1},    {2, 3, 4},    {2, 1, 3, 2},

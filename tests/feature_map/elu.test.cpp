@@ -19,7 +19,7 @@ static_assert(FeatureMap<EluFeatures<float>> && FeatureMap<EluFeatures<double>>)
 static_assert(is_positive<EluFeatures<float>>());
 static_assert(!estimates_exp<EluFeatures<float>>(), "its kernel is its own");
 
-TEMPLATE_TEST_CASE("elu(x) + 1 is x + 1 above zero and exp(x) below", "[feature_map]", float, double) {
+TEMPLATE_TEST_CASE("elu(x) + 1 is x + 1 above zero and exp(x) below", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const EluFeatures<T> features(7);
   CHECK(features.input_dim() == 7);
@@ -62,7 +62,7 @@ TEST_CASE("elu: backward is the derivative on both sides of zero", "[feature_map
 }
 
 TEMPLATE_TEST_CASE("elu: the derivative at zero is 1 from both sides, and goes to zero far below", "[feature_map]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const EluFeatures<T> features(4);
   Matrix<T> x(1, 4);
@@ -100,7 +100,7 @@ TEST_CASE("elu: shapes that do not fit are refused", "[feature_map]") {
 }
 
 TEMPLATE_TEST_CASE("elu: features go into the caller's storage, with the same bits for any number of threads",
-                   "[feature_map]", float, double) {
+                   "[feature_map]", NPRF_TEST_SCALARS) {
   for (const Index n : {0, 1, 127, 128, 129, 700}) test::check_in_place(EluFeatures<TestType>(9), n);
 }
 

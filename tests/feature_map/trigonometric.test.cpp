@@ -70,8 +70,8 @@ std::vector<Matrix<T>> two_vectors(Index d, double norm) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("TRF: queries and keys are the formula, with their factors put back", "[feature_map]", float,
-                   double) {
+TEMPLATE_TEST_CASE("TRF: queries and keys are the formula, with their factors put back", "[feature_map]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index d : {1, 5, 64})
     for (const Index m : {1, 7, 16, 70})
@@ -102,7 +102,7 @@ TEMPLATE_TEST_CASE("TRF: queries and keys are the formula, with their factors pu
 }
 
 TEMPLATE_TEST_CASE("TRF: each pair of a query's features, and of the longest key's, is on the unit circle",
-                   "[feature_map]", float, double) {
+                   "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index m = 20;
   const TrigonometricFeatures<T> features = make<T>(6, m);
@@ -117,7 +117,7 @@ TEMPLATE_TEST_CASE("TRF: each pair of a query's features, and of the longest key
   CHECK(k_circle.maxCoeff() <= T(1 + close));
 }
 
-TEMPLATE_TEST_CASE("TRF: a scale of rows is the same as scaled rows", "[feature_map]", float, double) {
+TEMPLATE_TEST_CASE("TRF: a scale of rows is the same as scaled rows", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 131, d = 9;
   const TrigonometricFeatures<T> features = make<T>(d, 13);
@@ -135,7 +135,7 @@ TEMPLATE_TEST_CASE("TRF: a scale of rows is the same as scaled rows", "[feature_
   CHECK(std::abs(static_cast<double>(log_k - log_k_scaled)) <= close);
 }
 
-TEMPLATE_TEST_CASE("TRF: rows of any norm stay finite", "[feature_map]", float, double) {
+TEMPLATE_TEST_CASE("TRF: rows of any norm stay finite", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index d = 8;
   const TrigonometricFeatures<T> features = make<T>(d, 16);
@@ -156,7 +156,7 @@ TEMPLATE_TEST_CASE("TRF: rows of any norm stay finite", "[feature_map]", float, 
   CHECK(k.row(2).cwiseAbs().maxCoeff() < std::numeric_limits<T>::min());
 }
 
-TEMPLATE_TEST_CASE("TRF: a row that is not finite leaves the others as they were", "[feature_map]", float, double) {
+TEMPLATE_TEST_CASE("TRF: a row that is not finite leaves the others as they were", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const TrigonometricFeatures<T> features = make<T>(4, 9);
   const Matrix<T> x = test::normal<T>(3, 4, 8);
@@ -179,7 +179,7 @@ TEMPLATE_TEST_CASE("TRF: a row that is not finite leaves the others as they were
     }
 }
 
-TEMPLATE_TEST_CASE("TRF: no rows have no features", "[feature_map]", float, double) {
+TEMPLATE_TEST_CASE("TRF: no rows have no features", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const TrigonometricFeatures<T> features = make<T>(4, 9);
   const Matrix<T> none(0, 4);
@@ -196,7 +196,8 @@ TEMPLATE_TEST_CASE("TRF: no rows have no features", "[feature_map]", float, doub
   CHECK(features.backward(none, q, q).cols() == 4);
 }
 
-TEMPLATE_TEST_CASE("TRF: a strided view has the features of its copy, bit for bit", "[feature_map]", float, double) {
+TEMPLATE_TEST_CASE("TRF: a strided view has the features of its copy, bit for bit", "[feature_map]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const TrigonometricFeatures<T> features = make<T>(7, 9);
   const Matrix<T> wide = test::normal<T>(30, 20, 8);
@@ -231,8 +232,8 @@ TEST_CASE("TRF: shapes that do not fit are refused", "[feature_map]") {
   test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 6), zeros(3, 6)); }, {"dphi: expected 2 x 6"});
 }
 
-TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]", float,
-                   double) {
+TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal})
     for (const Index d : {1, 6})
@@ -277,10 +278,10 @@ TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map]
 }
 
 TEMPLATE_TEST_CASE("TRF: features go into the caller's storage, with the same bits for any number of threads",
-                   "[feature_map]", float, double) {
+                   "[feature_map]", NPRF_TEST_SCALARS) {
   test::check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
 }
 
-TEMPLATE_TEST_CASE("TRF: results of another shape are refused", "[feature_map]", float, double) {
+TEMPLATE_TEST_CASE("TRF: results of another shape are refused", "[feature_map]", NPRF_TEST_SCALARS) {
   test::check_in_place_shapes(make<TestType>(4, 3));
 }

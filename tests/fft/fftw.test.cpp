@@ -77,7 +77,7 @@ Complexes<T> transform(const fft::ComplexPlan<T>& plan, const Complexes<T>& z, i
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("both transforms are the sums that they claim to be", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("both transforms are the sums that they claim to be", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {1, 2, 3, 5, 7, 8, 12, 97, 128, 210}) {
     const fft::ComplexPlan<T> plan(n);
@@ -89,7 +89,7 @@ TEMPLATE_TEST_CASE("both transforms are the sums that they claim to be", "[fft]"
   }
 }
 
-TEMPLATE_TEST_CASE("there and back again is the length times the signal", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("there and back again is the length times the signal", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {1, 2, 3, 8, 97, 210, 1024, 1001}) {
     const fft::ComplexPlan<T> plan(n);
@@ -101,7 +101,7 @@ TEMPLATE_TEST_CASE("there and back again is the length times the signal", "[fft]
   }
 }
 
-TEMPLATE_TEST_CASE("lengths that FFTW cannot take are refused", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("lengths that FFTW cannot take are refused", "[fft]", NPRF_TEST_SCALARS) {
   using Plan = fft::ComplexPlan<TestType>;
   test::check_invalid([] { Plan plan(0); }, {"length: expected 1 to 2^31 - 1", "got 0"});
   test::check_invalid([] { Plan plan(-4); }, {"length", "got -4"});
@@ -109,7 +109,7 @@ TEMPLATE_TEST_CASE("lengths that FFTW cannot take are refused", "[fft]", float, 
   test::check_invalid([] { Plan::shared(0); }, {"length", "got 0"});
 }
 
-TEMPLATE_TEST_CASE("callers of one length share one plan", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("callers of one length share one plan", "[fft]", NPRF_TEST_SCALARS) {
   using Plan = fft::ComplexPlan<TestType>;
   const std::shared_ptr<const Plan> plan = Plan::shared(30);
   CHECK(plan->length() == 30);
@@ -118,8 +118,8 @@ TEMPLATE_TEST_CASE("callers of one length share one plan", "[fft]", float, doubl
   CHECK(Plan::shared(32)->length() == 32);
 }
 
-TEMPLATE_TEST_CASE("a shared plan outlives many other lengths, and the plans that are kept are bounded", "[fft]", float,
-                   double) {
+TEMPLATE_TEST_CASE("a shared plan outlives many other lengths, and the plans that are kept are bounded", "[fft]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   using Plan = fft::ComplexPlan<T>;
   const std::shared_ptr<const Plan> kept = Plan::shared(60);
@@ -139,7 +139,7 @@ TEMPLATE_TEST_CASE("a shared plan outlives many other lengths, and the plans tha
   CHECK(relative_error(transform(*Plan::shared(60), z, -1), naive_dft(z, -1)) <= tolerance<T>(60));
 }
 
-TEMPLATE_TEST_CASE("eight threads plan and transform at a time", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("eight threads plan and transform at a time", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Plan = fft::ComplexPlan<T>;
   const Complexes<T> common = signal<T>(96);
@@ -168,7 +168,7 @@ TEMPLATE_TEST_CASE("eight threads plan and transform at a time", "[fft]", float,
   }
 }
 
-TEMPLATE_TEST_CASE("eight threads find and replace plans at a time", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("eight threads find and replace plans at a time", "[fft]", NPRF_TEST_SCALARS) {
   using Plan = fft::ComplexPlan<TestType>;
   std::vector<char> right_length(8, true);
   std::vector<std::thread> threads;

@@ -67,7 +67,7 @@ static_assert(fft::lane_count<float> == 2 * fft::lane_count<double>);
 static_assert(fft::lane_count<double> >= 2);
 static_assert(fft::vector_registers >= 16);
 
-TEMPLATE_TEST_CASE("lanes are loaded from anywhere, and none but those asked for", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("lanes are loaded from anywhere, and none but those asked for", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (Index from = 0; from < W; ++from)
@@ -85,7 +85,7 @@ TEMPLATE_TEST_CASE("lanes are loaded from anywhere, and none but those asked for
   CHECK(fft::load_lanes(static_cast<const T*>(nullptr), 0)[0] == 0);
 }
 
-TEMPLATE_TEST_CASE("lanes are stored to anywhere, and nothing beyond those asked for", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("lanes are stored to anywhere, and nothing beyond those asked for", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   const std::vector<T> values = counted<T>(W);
@@ -107,7 +107,7 @@ TEMPLATE_TEST_CASE("lanes are stored to anywhere, and nothing beyond those asked
   CHECK(x == values);
 }
 
-TEMPLATE_TEST_CASE("what is loaded and stored keeps its bits", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("what is loaded and stored keeps its bits", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   constexpr Index W = fft::lane_count<T>;
@@ -120,7 +120,7 @@ TEMPLATE_TEST_CASE("what is loaded and stored keeps its bits", "[fft]", float, d
     }
 }
 
-TEMPLATE_TEST_CASE("each register's lanes are summed into a lane, or into a number", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("each register's lanes are summed into a lane, or into a number", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   // sums of small integers are exact, and these differ from each other in every place
@@ -138,7 +138,7 @@ TEMPLATE_TEST_CASE("each register's lanes are summed into a lane, or into a numb
   }
 }
 
-TEMPLATE_TEST_CASE("a sum has each lane once, and no other register's", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("a sum has each lane once, and no other register's", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (Index k = 0; k < W; ++k)
@@ -158,7 +158,7 @@ TEMPLATE_TEST_CASE("a sum has each lane once, and no other register's", "[fft]",
     }
 }
 
-TEMPLATE_TEST_CASE("sums of lanes are rounded as often as a tree of them has levels", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("sums of lanes are rounded as often as a tree of them has levels", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
@@ -175,7 +175,7 @@ TEMPLATE_TEST_CASE("sums of lanes are rounded as often as a tree of them has lev
   }
 }
 
-TEMPLATE_TEST_CASE("complex lanes are added, subtracted and multiplied lane by lane", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("complex lanes are added, subtracted and multiplied lane by lane", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Buffer<fft::ComplexLanes<T>> x = normal_lanes<T>(3, 1);
   const fft::ComplexLanes<T> a = x.data()[0], b = x.data()[1];
@@ -228,7 +228,7 @@ TEST_CASE("an angle's multiples and its fraction's common factors", "[fft]") {
   }
 }
 
-TEMPLATE_TEST_CASE("a butterfly is (a + w b, a - w b), at every angle", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("a butterfly is (a + w b, a - w b), at every angle", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Z = fft::ComplexLanes<T>;
   using W = fft::Rotation<T>;
@@ -244,7 +244,7 @@ TEMPLATE_TEST_CASE("a butterfly is (a + w b, a - w b), at every angle", "[fft]",
         [i](Complex b, Complex) { return -i * b; });
 }
 
-TEMPLATE_TEST_CASE("without an angle a butterfly only adds and subtracts", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("without an angle a butterfly only adds and subtracts", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Buffer<fft::ComplexLanes<T>> x = normal_lanes<T>(2, 5);
   const fft::Rotation<T> none = fft::Rotation<T>::of({0, 7});
@@ -259,7 +259,7 @@ TEMPLATE_TEST_CASE("without an angle a butterfly only adds and subtracts", "[fft
   }
 }
 
-TEMPLATE_TEST_CASE("butterflies of numbers near overflow and underflow", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("butterflies of numbers near overflow and underflow", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   using Z = fft::ComplexLanes<T>;
@@ -278,7 +278,7 @@ TEMPLATE_TEST_CASE("butterflies of numbers near overflow and underflow", "[fft]"
     }
 }
 
-TEMPLATE_TEST_CASE("a lane's NaN stays in it", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("a lane's NaN stays in it", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   const Buffer<fft::ComplexLanes<T>> x = normal_lanes<T>(2, 6);

@@ -193,7 +193,7 @@ bool same_lane_bits(const Signal<T>& a, const Signal<T>& b, Index n, Index l) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a tree's length is 8 2^a 3^b 5^c, and little more than asked for", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("a tree's length is 8 2^a 3^b 5^c, and little more than asked for", "[fft]", NPRF_TEST_SCALARS) {
   using Tree = fft::PolynomialTree<TestType>;
   CHECK(Tree::length_for(0) == 8);
   for (Index n = 1; n <= 20000; ++n) {
@@ -213,7 +213,7 @@ TEMPLATE_TEST_CASE("a tree's length is 8 2^a 3^b 5^c, and little more than asked
   }
 }
 
-TEMPLATE_TEST_CASE("other lengths are refused", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("other lengths are refused", "[fft]", NPRF_TEST_SCALARS) {
   using Tree = fft::PolynomialTree<TestType>;
   for (const Index length : {-8, 0, 1, 4, 7, 12, 20, 56, 8 * 11, 8 * 49, 1001})
     check_invalid([=] { Tree tree(length); }, {"length: expected 8 2^a 3^b 5^c", "got " + std::to_string(length)});
@@ -221,7 +221,7 @@ TEMPLATE_TEST_CASE("other lengths are refused", "[fft]", float, double) {
   for (const Index length : lengths()) CHECK(Tree(length).length() == length);
 }
 
-TEMPLATE_TEST_CASE("the twist is half a turn in L steps", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("the twist is half a turn in L steps", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
@@ -236,8 +236,8 @@ TEMPLATE_TEST_CASE("the twist is half a turn in L steps", "[fft]", float, double
   }
 }
 
-TEMPLATE_TEST_CASE("values stand in the order of part_order's digits, those of half 1 half a step on", "[fft]", float,
-                   double) {
+TEMPLATE_TEST_CASE("values stand in the order of part_order's digits, those of half 1 half a step on", "[fft]",
+                   NPRF_TEST_SCALARS) {
   for (const Index L : lengths()) {
     const fft::PolynomialTree<TestType> tree(L);
     const std::vector<Index> even = order(tree, 0), odd = order(tree, 1);
@@ -255,7 +255,7 @@ TEMPLATE_TEST_CASE("values stand in the order of part_order's digits, those of h
   }
 }
 
-TEMPLATE_TEST_CASE("values are those of the polynomial at the roots of 1 and -1", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("values are those of the polynomial at the roots of 1 and -1", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
@@ -283,7 +283,7 @@ TEMPLATE_TEST_CASE("values are those of the polynomial at the roots of 1 and -1"
 
 //     z_j = e^(pi i j half / L) sum_p v_p e^(-2 pi i order_p j / 2L)
 TEMPLATE_TEST_CASE("coefficients are L times those of the polynomial that has the values, half 1's twisted", "[fft]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
@@ -309,7 +309,8 @@ TEMPLATE_TEST_CASE("coefficients are L times those of the polynomial that has th
   }
 }
 
-TEMPLATE_TEST_CASE("values and coefficients are each other's inverse, up to L and the twist", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("values and coefficients are each other's inverse, up to L and the twist", "[fft]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
@@ -330,7 +331,7 @@ TEMPLATE_TEST_CASE("values and coefficients are each other's inverse, up to L an
   }
 }
 
-TEMPLATE_TEST_CASE("both halves of convolve make a cyclic convolution of length 2L", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("both halves of convolve make a cyclic convolution of length 2L", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
@@ -351,7 +352,7 @@ TEMPLATE_TEST_CASE("both halves of convolve make a cyclic convolution of length 
 }
 
 //     y0 = g * x0 + h * x1    y1 = h * x0
-TEMPLATE_TEST_CASE("two signals meet at the leaves", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("two signals meet at the leaves", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : {8, 16, 24, 40, 64, 240, 1000, 1024}) {
     const fft::PolynomialTree<T> tree(L);
@@ -391,8 +392,8 @@ TEMPLATE_TEST_CASE("two signals meet at the leaves", "[fft]", float, double) {
   }
 }
 
-TEMPLATE_TEST_CASE("each number is loaded once and stored once, and scratch ends where it ends", "[fft]", float,
-                   double) {
+TEMPLATE_TEST_CASE("each number is loaded once and stored once, and scratch ends where it ends", "[fft]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
@@ -415,7 +416,7 @@ TEMPLATE_TEST_CASE("each number is loaded once and stored once, and scratch ends
   }
 }
 
-TEMPLATE_TEST_CASE("lanes do not mix", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("lanes do not mix", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (const Index L : {8, 40, 48, 64, 1000, 1024}) {
@@ -436,7 +437,7 @@ TEMPLATE_TEST_CASE("lanes do not mix", "[fft]", float, double) {
   }
 }
 
-TEMPLATE_TEST_CASE("a lane's result does not depend on which lane it is", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("a lane's result does not depend on which lane it is", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index L = 240;
   const fft::PolynomialTree<T> tree(L);
@@ -448,7 +449,7 @@ TEMPLATE_TEST_CASE("a lane's result does not depend on which lane it is", "[fft]
     for (Index l = 1; l < fft::lane_count<T>; ++l) REQUIRE(lane(y.data()[j], l) == lane(y.data()[j], 0));
 }
 
-TEMPLATE_TEST_CASE("numbers near overflow and underflow are transformed as others", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("numbers near overflow and underflow are transformed as others", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   for (const Index L : {8, 64, 120, 1000, 4096}) {
@@ -472,7 +473,7 @@ TEMPLATE_TEST_CASE("numbers near overflow and underflow are transformed as other
   }
 }
 
-TEMPLATE_TEST_CASE("callers of one length share one tree, at the same time too", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("callers of one length share one tree, at the same time too", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Tree = fft::PolynomialTree<T>;
   const std::vector<Index> all = lengths();
@@ -499,7 +500,7 @@ TEMPLATE_TEST_CASE("callers of one length share one tree, at the same time too",
   for (Index l = 0; l < fft::lane_count<T>; ++l) CHECK(same_lane_bits(y, own, 240, l));
 }
 
-TEMPLATE_TEST_CASE("threads that share a tree do not disturb each other", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("threads that share a tree do not disturb each other", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const auto tree = fft::PolynomialTree<T>::shared(480);
   const Index L = tree->length();

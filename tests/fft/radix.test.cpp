@@ -94,7 +94,7 @@ TEST_CASE("the order of parts is a permutation, and that of powers of two revers
   }
 }
 
-TEMPLATE_TEST_CASE("a step writes as many constants as it reads", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("a step writes as many constants as it reads", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const int radix : radices)
     for (const fft::Step step : {fft::Step::split, fft::Step::join}) {
@@ -108,7 +108,7 @@ TEMPLATE_TEST_CASE("a step writes as many constants as it reads", "[fft]", float
 
 //     block[j + l n/R] z^(l n/R) = block[j + l n/R] e^(2 pi i l (a + order) / R)   modulo z^(n/R) - e^(2 pi i (a +
 //     order) / R)
-TEMPLATE_TEST_CASE("a split sums e^(2 pi i l (a + part_order) / R) z_l", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("a split sums e^(2 pi i l (a + part_order) / R) z_l", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const int each : radices)
     fft::with_radix(each, [](auto radix) {
@@ -127,7 +127,7 @@ TEMPLATE_TEST_CASE("a split sums e^(2 pi i l (a + part_order) / R) z_l", "[fft]"
 }
 
 //     whole[j + l n/R] = sum_k e^(-2 pi i order (j + l n/R) / n) part_k[j]
-TEMPLATE_TEST_CASE("a join sums e^(2 pi i part_order (turns - l / R)) z_k", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("a join sums e^(2 pi i part_order (turns - l / R)) z_k", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const int each : radices)
     fft::with_radix(each, [](auto radix) {
@@ -146,14 +146,14 @@ TEMPLATE_TEST_CASE("a join sums e^(2 pi i part_order (turns - l / R)) z_k", "[ff
     });
 }
 
-TEMPLATE_TEST_CASE("a leaf's join is that of radix 8 without an angle", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("a leaf's join is that of radix 8 without an angle", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   CHECK(step_error<8, T>([](auto& z) { fft::join_leaf(z); },
                          [](int l, int k) { return std::conj(unit_root(fft::part_order(8, k) * l, 8)); }) <=
         tolerance(8));
 }
 
-TEMPLATE_TEST_CASE("split and joined, R numbers are R times what they were", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("split and joined, R numbers are R times what they were", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const int each : radices)
     fft::with_radix(each, [](auto radix) {
@@ -171,7 +171,7 @@ TEMPLATE_TEST_CASE("split and joined, R numbers are R times what they were", "[f
     });
 }
 
-TEMPLATE_TEST_CASE("steps keep lanes apart", "[fft]", float, double) {
+TEMPLATE_TEST_CASE("steps keep lanes apart", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Z = fft::ComplexLanes<T>;
   constexpr Index W = fft::lane_count<T>;

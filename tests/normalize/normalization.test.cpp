@@ -60,7 +60,7 @@ TEST_CASE("a radius that is no radius is refused", "[normalize]") {
   test::check_invalid([&] { Normalization::unit(-3); }, {"got -3"});
 }
 
-TEMPLATE_TEST_CASE("every row gets the radius for its norm", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("every row gets the radius for its norm", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const double radius : {1.0, 0.5, 3.0, 1e4})
     for (const Index d : {1, 2, 3, 7, 8, 64, 65}) {
@@ -74,7 +74,7 @@ TEMPLATE_TEST_CASE("every row gets the radius for its norm", "[normalize]", floa
     }
 }
 
-TEMPLATE_TEST_CASE("rows of any size get the radius for their norm", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("rows of any size get the radius for their norm", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index d = 65;
   const int most = std::numeric_limits<T>::max_exponent - 8;  // of 2, so that |x| and 1 / |x| are numbers of T
@@ -102,7 +102,7 @@ TEST_CASE("tiny and huge rows are normalised without underflow or overflow", "[n
   }
 }
 
-TEMPLATE_TEST_CASE("one large scalar in a row of tiny ones is its norm", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("one large scalar in a row of tiny ones is its norm", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Matrix<T> x = Matrix<T>::Constant(4, 5, std::numeric_limits<T>::min());
   for (Index i = 0; i < 4; ++i) x(i, i) = i % 2 ? T(-2) : T(2);
@@ -110,7 +110,7 @@ TEMPLATE_TEST_CASE("one large scalar in a row of tiny ones is its norm", "[norma
   for (Index i = 0; i < 4; ++i) CHECK(scale[i] == T(1.5));
 }
 
-TEMPLATE_TEST_CASE("a zero row stays zero", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("a zero row stays zero", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Matrix<T> x = rows<T>(3, 4);
   x.row(1) << T(0), T(-0.0), T(0), T(-0.0);
@@ -120,7 +120,7 @@ TEMPLATE_TEST_CASE("a zero row stays zero", "[normalize]", float, double) {
   CHECK(scale[2] > 0);
 }
 
-TEMPLATE_TEST_CASE("the factor of a subnormal row is finite, that of a NaN is NaN", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("the factor of a subnormal row is finite, that of a NaN is NaN", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T smallest = std::numeric_limits<T>::denorm_min();
   CHECK(std::isfinite(Normalization::unit(1e10).row_scale<T>(Matrix<T>::Constant(1, 3, smallest))[0]));
@@ -133,7 +133,7 @@ TEMPLATE_TEST_CASE("the factor of a subnormal row is finite, that of a NaN is Na
   }
 }
 
-TEMPLATE_TEST_CASE("no rows have no factors, and rows of no scalars are zero rows", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("no rows have no factors, and rows of no scalars are zero rows", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Normalization& normalization : {Normalization::unit(), Normalization::none()}) {
     CHECK(normalization.row_scale<T>(Matrix<T>(0, 4)).size() == 0);
@@ -142,7 +142,7 @@ TEMPLATE_TEST_CASE("no rows have no factors, and rows of no scalars are zero row
   CHECK(Normalization::unit().row_scale<T>(Matrix<T>(3, 0)).isZero(0));
 }
 
-TEMPLATE_TEST_CASE("where a row lies in memory does not change its bits", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("where a row lies in memory does not change its bits", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index d = 37;
   const Matrix<T> x = rows<T>(5, d);
@@ -154,7 +154,7 @@ TEMPLATE_TEST_CASE("where a row lies in memory does not change its bits", "[norm
   }
 }
 
-TEMPLATE_TEST_CASE("without normalization every row is multiplied by d^(-1/4)", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("without normalization every row is multiplied by d^(-1/4)", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index d : {1, 16, 64, 81}) {
     const Vector<T> scale = Normalization::none().row_scale<T>(rows<T>(4, d));
@@ -166,7 +166,7 @@ TEMPLATE_TEST_CASE("without normalization every row is multiplied by d^(-1/4)", 
   }
 }
 
-TEMPLATE_TEST_CASE("a map with a kernel of its own asks for no softmax scale", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("a map with a kernel of its own asks for no softmax scale", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Matrix<T> x = rows<T>(4, 9);
   CHECK(Normalization::none().row_scale<T>(x, false) == Vector<T>::Ones(4));
@@ -201,7 +201,7 @@ TEST_CASE("normalisation's gradient is orthogonal to the row, and scaled with it
 }
 
 TEMPLATE_TEST_CASE("factors go into the caller's storage, with the same bits for any number of threads", "[normalize]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {0, 1, 127, 128, 129, 700}) {
     const Matrix<T> x = rows<T>(n, 37);

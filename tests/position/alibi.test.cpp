@@ -14,7 +14,7 @@ static_assert(Position<AlibiPosition<float>> && Position<AlibiPosition<double>>)
 static_assert(LearnedPosition<AlibiPosition<float>> && LearnedPosition<AlibiPosition<double>>);
 static_assert(!PlacedPosition<AlibiPosition<float>>);
 
-TEMPLATE_TEST_CASE("the bias falls by the slope with every step of distance", "[position]", float, double) {
+TEMPLATE_TEST_CASE("the bias falls by the slope with every step of distance", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const T slope : {T(0.5), T(0.1), T(0), T(-2), T(1) / 256}) {
     const AlibiPosition<T> position(slope);
@@ -28,7 +28,7 @@ TEMPLATE_TEST_CASE("the bias falls by the slope with every step of distance", "[
   }
 }
 
-TEMPLATE_TEST_CASE("a slope that is not finite, or absurd, is refused", "[position]", float, double) {
+TEMPLATE_TEST_CASE("a slope that is not finite, or absurd, is refused", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T infinity = std::numeric_limits<T>::infinity();
   for (const T slope : {infinity, -infinity, std::numeric_limits<T>::quiet_NaN(), T(1.1e30), T(-1.1e30)})

@@ -67,7 +67,7 @@ static_assert(!Position<NoBias> && !Position<LagBias<float>>);
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("without a position the bias is zero at every lag", "[position]", float, double) {
+TEMPLATE_TEST_CASE("without a position the bias is zero at every lag", "[position]", NPRF_TEST_SCALARS) {
   const NoPosition<TestType> position;
   for (const Index lag : {-100000, -1, 0, 1, 2, 100000}) CHECK(position.bias()[lag] == 0);
   CHECK(position.bias().max({-100000, 100000}) == 0);

@@ -87,7 +87,7 @@ static_assert(!Position<PositionView<float>>, "it can't tell at compile time whe
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a view of a position is the position", "[position]", float, double) {
+TEMPLATE_TEST_CASE("a view of a position is the position", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   check_followed(NoPosition<T>());
   check_followed(AlibiPosition<T>(T(0.5)));
@@ -95,7 +95,7 @@ TEMPLATE_TEST_CASE("a view of a position is the position", "[position]", float, 
   check_followed(t5_position<T>(normal_vector<T>(8, 2), Direction::bidirectional, 20));
 }
 
-TEMPLATE_TEST_CASE("a view of a grid has its places", "[position]", float, double) {
+TEMPLATE_TEST_CASE("a view of a grid has its places", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index E : {0, 2}) {
     const GridPosition<T> grid(2, 3, normal<T>(3, 5, 1), normal<T>(E, E + 2, 2));

@@ -16,8 +16,8 @@ static_assert(Position<RelativePosition<float>> && Position<RelativePosition<dou
 static_assert(LearnedPosition<RelativePosition<float>> && LearnedPosition<RelativePosition<double>>);
 static_assert(!PlacedPosition<RelativePosition<float>>);
 
-TEMPLATE_TEST_CASE("each lag within reach has a scalar of its own, all others that of the end", "[position]", float,
-                   double) {
+TEMPLATE_TEST_CASE("each lag within reach has a scalar of its own, all others that of the end", "[position]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index R : {0, 1, 2, 7}) {
     Vector<T> b(2 * R + 1);
@@ -40,7 +40,7 @@ TEST_CASE("an even number of scalars is refused", "[position]") {
                         {"b: expected an odd number of scalars", "got " + std::to_string(size)});
 }
 
-TEMPLATE_TEST_CASE("NaN and +infinity are refused by their place", "[position]", float, double) {
+TEMPLATE_TEST_CASE("NaN and +infinity are refused by their place", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const T wrong : {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()})
     for (const Index place : {0, 3, 4}) {
@@ -51,7 +51,7 @@ TEMPLATE_TEST_CASE("NaN and +infinity are refused by their place", "[position]",
     }
 }
 
-TEMPLATE_TEST_CASE("a bias of -infinity is allowed, and holds beyond the reach", "[position]", float, double) {
+TEMPLATE_TEST_CASE("a bias of -infinity is allowed, and holds beyond the reach", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T infinity = std::numeric_limits<T>::infinity();
   Vector<T> b = Vector<T>::Zero(5);

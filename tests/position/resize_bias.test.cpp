@@ -57,7 +57,7 @@ const Index sizes[] = {1, 3, 5, 7, 13, 27, 101};
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("resized: the same size gives the same bits", "[position]", float, double) {
+TEMPLATE_TEST_CASE("resized: the same size gives the same bits", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : sizes) {
     const Vector<T> b = test::normal_vector<T>(n, 1);
@@ -92,7 +92,7 @@ TEST_CASE("resized: numbers by hand", "[position]") {
   CHECK(test::worst_ratio(resize_bias(impulse, 3, 1), y, rounding) <= 1);
 }
 
-TEMPLATE_TEST_CASE("resized: a constant stays itself, and one scalar is one", "[position]", float, double) {
+TEMPLATE_TEST_CASE("resized: a constant stays itself, and one scalar is one", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const double tolerance = 8 * test::epsilon<T>;
   for (const Index n : sizes)
@@ -177,7 +177,7 @@ TEST_CASE("resized: sizes that are no tables are refused", "[position]") {
   test::check_invalid([] { resize_bias<double>(Matrix<double>::Zero(3, 0), 2, 2); }, {"b: expected", "got 3 x 0"});
 }
 
-TEMPLATE_TEST_CASE("resized: what is not finite is refused by its place", "[position]", float, double) {
+TEMPLATE_TEST_CASE("resized: what is not finite is refused by its place", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T infinity = std::numeric_limits<T>::infinity();
   for (const T wrong : {std::numeric_limits<T>::quiet_NaN(), infinity, -infinity}) {

@@ -84,7 +84,7 @@ TEST_CASE("every lag has the bucket of the published code", "[position]") {
     }
 }
 
-TEMPLATE_TEST_CASE("the bias of a lag is the weight of its bucket", "[position]", float, double) {
+TEMPLATE_TEST_CASE("the bias of a lag is the weight of its bucket", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Setting& setting : settings()) {
     const Vector<T> w = weights<T>(setting.num_buckets);
@@ -149,7 +149,7 @@ TEST_CASE("buckets that do not fit are refused", "[position]") {
 }
 
 TEMPLATE_TEST_CASE("T5 weights: -infinity is allowed, NaN and +infinity are refused by their place", "[position]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Vector<T> w = weights<T>(32);
   w[31] = -std::numeric_limits<T>::infinity();

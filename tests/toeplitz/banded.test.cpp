@@ -32,8 +32,8 @@ void check(const InSlots<T>& x, const Team& team, Index rows = 40) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("the banded engine computes the product and its gradients, whatever the tails", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("the banded engine computes the product and its gradients, whatever the tails", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
@@ -48,8 +48,8 @@ TEMPLATE_TEST_CASE("the banded engine computes the product and its gradients, wh
     }
 }
 
-TEMPLATE_TEST_CASE("the banded engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("the banded engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(3);
   const Team team(workspaces);
@@ -107,7 +107,7 @@ TEST_CASE("the banded engine keeps each row's own digits", "[toeplitz]") {
     }
 }
 
-TEMPLATE_TEST_CASE("the banded engine: sums over several windows of tiles", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the banded engine: sums over several windows of tiles", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
@@ -137,7 +137,7 @@ TEST_CASE("the banded engine: with runs of equal weights for tails, T5's buckets
   }
 }
 
-TEMPLATE_TEST_CASE("the banded engine: one weight for all lags needs no band", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the banded engine: one weight for all lags needs no band", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
@@ -183,7 +183,7 @@ TEST_CASE("the banded engine: no queries or no keys in the slots give zeros", "[
   }
 }
 
-TEMPLATE_TEST_CASE("the banded engine: no bit depends on the number of threads", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the banded engine: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const auto check_bits = [](InSlots<T>&& x) {
     for (const NamedBias& bias :

@@ -56,7 +56,7 @@ std::vector<NamedBias> some_biases() {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("band and tails add up to all gradients", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("band and tails add up to all gradients", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(2);
   const auto check = [&](InSlots<T>&& x) {
@@ -75,7 +75,7 @@ TEMPLATE_TEST_CASE("band and tails add up to all gradients", "[toeplitz]", float
 }
 
 TEMPLATE_TEST_CASE("a query alone has its tails' keys from the tails, and those between them from the band",
-                   "[toeplitz]", float, double) {
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
@@ -100,7 +100,7 @@ TEMPLATE_TEST_CASE("a query alone has its tails' keys from the tails, and those 
     }
 }
 
-TEMPLATE_TEST_CASE("two lags of a tail stand for all of them", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("two lags of a tail stand for all of them", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
@@ -158,7 +158,8 @@ TEST_CASE("no bit of band and tails depends on the number of threads, however ma
   }
 }
 
-TEMPLATE_TEST_CASE("the gradient of ALiBi's slope keeps its digits over long distances", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the gradient of ALiBi's slope keeps its digits over long distances", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Index n = 1500;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -177,7 +178,8 @@ void for_each_spread(Index n, Use&& use) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("the block-causal product is that of the obvious loop, row by row", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the block-causal product is that of the obvious loop, row by row", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (const Index n : {1, 2, 7, 127, 128, 129, 255, 256, 257, 1000, 1024, 1025, 1300, 2100})
@@ -190,7 +192,7 @@ TEMPLATE_TEST_CASE("the block-causal product is that of the obvious loop, row by
   check(Case<T>(4100, 4100, 2, 1));     // two levels
 }
 
-TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index last : {-1100, -130, -128, -127, -1, 1, 5, 127, 128, 500, 1199}) {
     check(Case<T>(1200, 1200, 2, 3, last));
@@ -206,7 +208,8 @@ TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz
   }
 }
 
-TEMPLATE_TEST_CASE("the block-causal engine's gradients are the sums that define them", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the block-causal engine's gradients are the sums that define them", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (const Index n : {1, 2, 127, 128, 129, 257, 1000, 1025, 1300}) check_gradients(Case<T>(n, n, 3, 2));
@@ -216,7 +219,7 @@ TEMPLATE_TEST_CASE("the block-causal engine's gradients are the sums that define
     for (const Index r : {Index{1}, Index{2}, W + 1, 2 * W + 3}) check_gradients(Case<T>(200, 300, r, p));
 }
 
-TEMPLATE_TEST_CASE("block-causal: tokens may leave slots empty", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("block-causal: tokens may leave slots empty", "[toeplitz]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   with_gaps<TestType>([&](const InSlots<TestType>& x) {
     INFO(x.name());
@@ -225,13 +228,13 @@ TEMPLATE_TEST_CASE("block-causal: tokens may leave slots empty", "[toeplitz]", f
   });
 }
 
-TEMPLATE_TEST_CASE("block-causal: no bit depends on the number of threads", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("block-causal: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
   check_thread_bits(InSlots<TestType>(300, 280, random_slots(300, 0.9, 1), random_slots(280, 0.9, 2), 35, 37),
                     make_block_causal);
   check_thread_bits(InSlots<TestType>(1100, 1100, Slots{1100}, Slots{1100}, 5, 65), make_block_causal);
 }
 
-TEMPLATE_TEST_CASE("block-causal: nothing that is later changes a bit", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("block-causal: nothing that is later changes a bit", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 1300, r = 5, p = fft::lane_count<T> + 1;
   const T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
@@ -294,14 +297,12 @@ TEST_CASE("block-causal: rough biases cost no row its digits", "[toeplitz]") {
   const Twin<float> twin(x);
   const Matrix<float> Y = x.contract();
   CHECK(twin.error(Y) <= 1);
-  const auto lanes = x.contract(make_product(Engine::lanes));
-  const double row_error = largest_row_error(Y, twin.values);
-  CHECK(row_error <= 1e-5);
-  CHECK(row_error <= 1e-2 * largest_row_error(lanes, twin.values));
+  const Matrix<float> lanes = x.contract(make_product(Engine::lanes));
+  CHECK_FALSE(twin.error(lanes) <= 1);
 }
 
-TEMPLATE_TEST_CASE("block-causal: keys' exponents may spread over more than the range of numbers", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("block-causal: keys' exponents may spread over more than the range of numbers", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index last : {0, -3, 60}) {
     Case<T> x(1300, 1300, 4, fft::lane_count<T> + 1, last);
@@ -313,11 +314,12 @@ TEMPLATE_TEST_CASE("block-causal: keys' exponents may spread over more than the 
   }
 }
 
-TEMPLATE_TEST_CASE("block-causal: gradients know exponents", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("block-causal: gradients know exponents", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 1100;
   const Case<T> plain(n, n, 3, 4);
-  const double noise = 1e4 * epsilon<T>;
+  // that of an FFT (fft_noise), for which a feature's partner may be 4 times as large, beside the largest of all rows
+  const double noise = 2 * 4 * fft_margin * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(2.0 * n));
   for_each_spread(n, [&](const char* name, const Vector<double>& e) {
     INFO(name);
     Case<T> x = plain;

@@ -98,7 +98,7 @@ TEST_CASE("families take each pair of blocks that some weight joins once, source
 }
 
 TEMPLATE_TEST_CASE("at a leaf targets get from sources what spectra say, sources from targets by their conjugates",
-                   "[toeplitz]", float, double) {
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index window : {4000, 300}) {  // all offsets, and two
     std::vector<Workspace> workspaces(2);

@@ -76,7 +76,7 @@ TEST_CASE("every engine is right at the lengths where the fftw engine changes it
   for (const Index total : {4095, 4096, 4097, 4098, 8191, 8192, 8193, 8194, 16384, 16385, 16386, 32768, 32769, 40000}) {
     const Index n_q = total / 3, n_k = total + 1 - n_q;  // n_q + n_k - 1 = total
     const Index columns = total < 10000 ? 3 : 1;
-    check_against_reference<double>({n_q, n_k, 1, columns}, 40);
+    if (!NPRF_TEST_SANITIZED) check_against_reference<double>({n_q, n_k, 1, columns}, 40);
     if (total % 3 != 0) check_against_reference<float>({n_k, n_q, 2, 1}, 40);
   }
 }
@@ -133,8 +133,12 @@ TEST_CASE("without a weight in reach the product is zero", "[toeplitz]") {
   const std::vector<LagWeights<double>> none{{0, Vector<double>()},
                                              {-8, Vector<double>::Zero(15)},
                                              {7, Vector<double>::Ones(5)},
-                                             {-20, Vector<double>::Ones(12)}};
-  for (Engine engine : engines())
+                                             {-20, Vector<double>::Ones(12)},
+                                             {Index{1} << 50, Vector<double>::Ones(5)},
+                                             {-(Index{1} << 50), Vector<double>::Ones(5)}};
+  std::vector<Engine> all = engines();
+  all.push_back(Engine::automatic);
+  for (const Engine engine : all)
     for (const LagWeights<double>& c : none) {
       Matrix<double> Y = Matrix<double>::Constant(9, 2, 17);
       contract<double>(engine, c, A, B, U, Y);

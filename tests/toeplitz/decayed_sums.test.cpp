@@ -28,8 +28,8 @@ TEST_CASE("windows hold each tile once, as many as stay in cache", "[toeplitz]")
     }
 }
 
-TEMPLATE_TEST_CASE("running sums from either end are the sums of what has decayed on its way", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("running sums from either end are the sums of what has decayed on its way", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   using From = typename DecayedSums<T>::From;
   const Index tiles = 75, rows = 3, cols = 7;

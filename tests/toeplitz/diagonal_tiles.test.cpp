@@ -133,7 +133,7 @@ void for_each_case(Use&& use) {
 }  // namespace
 
 TEMPLATE_TEST_CASE("diagonal tiles hold the pairs of a block that do not look ahead, in the product and its gradients",
-                   "[toeplitz]", float, double) {
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   for_each_case<TestType>([](const Case<TestType>& x) {
     const auto [Y, d] = x.run();
     const Sums<TestType> sum(x, false), size(x, true);
@@ -146,7 +146,8 @@ TEMPLATE_TEST_CASE("diagonal tiles hold the pairs of a block that do not look ah
   });
 }
 
-TEMPLATE_TEST_CASE("in diagonal tiles nothing that is later changes a bit, NaN neither", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("in diagonal tiles nothing that is later changes a bit, NaN neither", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Case<T> x(260, 260, 0);
   x.e = x.exponents();
@@ -167,7 +168,7 @@ TEMPLATE_TEST_CASE("in diagonal tiles nothing that is later changes a bit, NaN n
 }
 
 TEMPLATE_TEST_CASE("a value that is not finite reaches the rows of its block that see it, in its own column",
-                   "[toeplitz]", float, double) {
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Case<T> x(260, 260, 0);
   const Sums<T> sum(x, false), size(x, true);

@@ -124,8 +124,8 @@ TEST_CASE("the direct engine's scratch memory is a table of lags, and tiles of o
         9 * lags + 3 * toeplitz::GradientTile<double>::rows * toeplitz::GradientTile<double>::keys);
 }
 
-TEMPLATE_TEST_CASE("the direct engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("the direct engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   std::vector<Workspace> workspaces(3);
   const Team team(workspaces);
   with_gaps<TestType>([&](const InSlots<TestType>& x) {
@@ -171,7 +171,7 @@ TEST_CASE("the direct engine: what stands in a gap's place does not matter, bit 
   CHECK(same_bits(small.contract(make_direct, team), large.contract(make_direct, team)));
 }
 
-TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
   const auto check = [](const InSlots<TestType>& x) { check_thread_bits(x, make_direct); };
   // one tile, several, and more than there are blocks
   check({90, 70, Slots{90}, Slots{70}, 3, 2});

@@ -195,8 +195,8 @@ TEST_CASE("the fftw engine's scratch memory is that of its documentation", "[toe
   CHECK(std::abs(peak(n, 8, 4, true) - peak(n, 8, 2, true) - 3 * tokens) <= 8 * line);
 }
 
-TEMPLATE_TEST_CASE("the fftw engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("the fftw engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   std::vector<Workspace> workspaces(3);
   const Team team(workspaces);
   with_gaps<TestType>([&](const InSlots<TestType>& x) {
@@ -206,7 +206,7 @@ TEMPLATE_TEST_CASE("the fftw engine: tokens that leave slots empty are as if zer
   });
 }
 
-TEMPLATE_TEST_CASE("the fftw engine: gaps over several residue classes", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the fftw engine: gaps over several residue classes", "[toeplitz]", NPRF_TEST_SCALARS) {
   // 2, 4 and 8 classes; each side in one segment and in several
   struct Span {
     Index n_q, n_k;
@@ -235,7 +235,7 @@ TEST_CASE("the fftw engine: no queries or no keys in the slots give zeros", "[to
   CHECK((e.dA.rows() == 0 && e.dB.isZero(0) && e.dU.isZero(0) && e.dc.isZero(0)));
 }
 
-TEMPLATE_TEST_CASE("the fftw engine: no bit depends on the number of threads", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the fftw engine: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
   const auto check = [](const InSlots<TestType>& x) { check_thread_bits(x, make_fftw); };
   // one class and several; fewer columns than threads, and more than blocks
   check({90, 70, Slots{90}, Slots{70}, 3, 2});

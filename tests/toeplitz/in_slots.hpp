@@ -44,12 +44,17 @@ Matrix<T> spread(const Matrix<T>& X, const Slots& slots, Index n) {
   return all;
 }
 
+/// [U u]
+template <class T>
+Matrix<T> beside(const Matrix<T>& U, const Vector<T>& u) {
+  Matrix<T> all(U.rows(), U.cols() + 1);
+  for (Index i = 0; i < U.rows(); ++i) all.row(i) << U.row(i), u[i];
+  return all;
+}
 /// [U 1]
 template <class T>
 Matrix<T> with_ones(const Matrix<T>& U) {
-  Matrix<T> all = Matrix<T>::Ones(U.rows(), U.cols() + 1);
-  all.leftCols(U.cols()) = U;
-  return all;
+  return beside<T>(U, Vector<T>::Ones(U.rows()));
 }
 
 /// Tokens in some of the slots that an engine is made for.
@@ -89,13 +94,11 @@ struct InSlots {
   Matrix<T> contract_with_ones(MakeEngine&& make, const Team& team) const {
     const Workspace::Scope scope(team.workspace());
     const auto engine = make(c.view(), span, team);
-    Matrix<T> Y = Matrix<T>::Constant(A.rows(), U.cols(), T(17)), all = with_ones(Y);
+    Matrix<T> Y = Matrix<T>::Constant(A.rows(), U.cols(), T(17));
     Vector<T> sums = Vector<T>::Constant(A.rows(), T(17));
     const MatrixView<T> a = A, b = B, u = U;
     engine.contract({a, b, u, queries, keys}, Y, team, sums.data());
-    all.leftCols(Y.cols()) = Y;
-    all.col(Y.cols()) = sums;
-    return all;
+    return beside(Y, sums);
   }
 
   template <class MakeEngine>
@@ -176,7 +179,8 @@ void with_gaps(Use&& use) {
 /// Teams of 1, 2, 3 and 5 threads: use(team).
 template <class Use>
 void with_team_sizes(Use&& use) {
-  for (const std::size_t size : {1u, 2u, 3u, 5u}) {
+  for (const std::size_t size :
+       NPRF_TEST_SANITIZED ? std::vector<std::size_t>{1, 3} : std::vector<std::size_t>{1, 2, 3, 5}) {
     std::vector<Workspace> workspaces(size);
     use(Team(workspaces));
   }

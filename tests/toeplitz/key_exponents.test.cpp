@@ -64,7 +64,7 @@ TEST_CASE("a ratio of exponentials is 1 where both exponents are -infinity, and 
   CHECK(ratio(-1e300, 1e300) == 0);
 }
 
-TEMPLATE_TEST_CASE("without exponents all factors are 1", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("without exponents all factors are 1", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Matrix<T> nothing(0, 0);
   const MatrixView<T> no = nothing;
@@ -81,7 +81,7 @@ TEMPLATE_TEST_CASE("without exponents all factors are 1", "[toeplitz]", float, d
 }
 
 TEMPLATE_TEST_CASE("factors are relative to the largest exponent of a block, or of all keys so far", "[toeplitz]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Matrix<T> nothing(0, 0);
   const MatrixView<T> no = nothing;

@@ -64,7 +64,7 @@ auto make(Cut cut, bool with_dc = true) {
 }  // namespace
 
 TEMPLATE_TEST_CASE("tiles of queries and runs of keys, short ones and long, add up to the product and its gradients",
-                   "[toeplitz]", float, double) {
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   const Team team(workspace);
   const auto check = [&](const InSlots<TestType>& x) {

@@ -64,21 +64,21 @@ void for_each_case(Use&& use) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("the lanes engine's product is that of the obvious loop", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the lanes engine's product is that of the obvious loop", "[toeplitz]", NPRF_TEST_SCALARS) {
   for_each_case<TestType>([](const Case<TestType>& x) {
     INFO("n_q " << x.A.rows() << ", n_k " << x.B.rows() << ", r " << x.A.cols() << ", p " << x.U.cols());
     CHECK(product_error(Engine::lanes, x.c, x.A, x.B, x.U, x.contract()) <= 1);
   });
 }
 
-TEMPLATE_TEST_CASE("the lanes engine's gradients are the sums that define them", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("the lanes engine's gradients are the sums that define them", "[toeplitz]", NPRF_TEST_SCALARS) {
   for_each_case<TestType>([](const Case<TestType>& x) {
     INFO("n_q " << x.A.rows() << ", n_k " << x.B.rows() << ", r " << x.A.cols() << ", p " << x.U.cols());
     CHECK(gradients_error(Engine::lanes, x.c, x.A, x.B, x.U, x.G, x.gradients()) <= 1);
   });
 }
 
-TEMPLATE_TEST_CASE("lanes: tokens may leave slots empty", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("lanes: tokens may leave slots empty", "[toeplitz]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   with_gaps<TestType>([&](const InSlots<TestType>& x) {
     INFO(x.name());
@@ -87,13 +87,13 @@ TEMPLATE_TEST_CASE("lanes: tokens may leave slots empty", "[toeplitz]", float, d
   });
 }
 
-TEMPLATE_TEST_CASE("lanes: no bit depends on the number of threads", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("lanes: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
   check_thread_bits(InSlots<TestType>(300, 280, random_slots(300, 0.9, 1), random_slots(280, 0.9, 2), 35, 37),
                     make_lanes);
   check_thread_bits(InSlots<TestType>(200, 200, Slots{200}, Slots{200}, 5, 65), make_lanes);
 }
 
-TEMPLATE_TEST_CASE("lanes: a column's scale is not its neighbour's", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("lanes: a column's scale is not its neighbour's", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Case<T> x(60, 70, 6, 19);
   const Matrix<T> Y = x.contract();
@@ -109,7 +109,8 @@ TEMPLATE_TEST_CASE("lanes: a column's scale is not its neighbour's", "[toeplitz]
   CHECK(same_bits(scaled, Y));
 }
 
-TEMPLATE_TEST_CASE("lanes: columns of zeros stay zero, and have gradients all the same", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("lanes: columns of zeros stay zero, and have gradients all the same", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Case<T> x(60, 70, 5, 19);
   x.U.col(3).setZero();
@@ -124,7 +125,8 @@ TEMPLATE_TEST_CASE("lanes: columns of zeros stay zero, and have gradients all th
   CHECK(gradients_error(Engine::lanes, x.c, x.A, x.B, x.U, x.G, x.gradients()) <= 1);
 }
 
-TEMPLATE_TEST_CASE("lanes: values near the ends of the range of numbers are not lost", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("lanes: values near the ends of the range of numbers are not lost", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   for (const int exponent : {Limits::min_exponent + 4, Limits::max_exponent - 20}) {

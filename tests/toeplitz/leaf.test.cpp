@@ -35,7 +35,7 @@ bool near(const Complex& got, const Complex& expected, const Complex& a, const C
 }  // namespace
 
 TEMPLATE_TEST_CASE("a leaf's values are multiplied by a spectrum or by its conjugate, lane by lane", "[toeplitz]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Leaf<T> x(1);
   Leaf<T> y = x, conjugate = x;
@@ -51,7 +51,7 @@ TEMPLATE_TEST_CASE("a leaf's values are multiplied by a spectrum or by its conju
 }
 
 TEMPLATE_TEST_CASE("a correlation is conj(w) x, real parts first, set whatever was there, or added to it", "[toeplitz]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Leaf<T> w(1), x(2), v(3), y(4);
   fft::Lanes<T> set[16], added[16];
@@ -69,8 +69,8 @@ TEMPLATE_TEST_CASE("a correlation is conj(w) x, real parts first, set whatever w
     }
 }
 
-TEMPLATE_TEST_CASE("products are summed over lanes, and their sums added to what there is", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("products are summed over lanes, and their sums added to what there is", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   fft::Lanes<T> products[16];  // small whole numbers: every sum is exact
@@ -82,7 +82,7 @@ TEMPLATE_TEST_CASE("products are summed over lanes, and their sums added to what
   for (Index s = 0; s < 18; ++s) CHECK(sums[s] == expected[s]);
 }
 
-TEMPLATE_TEST_CASE("a number is twisted by the angle by which lanes are untwisted", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("a number is twisted by the angle by which lanes are untwisted", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Leaf<T> z(1);
   for (Index j = 0; j < 8; ++j) {

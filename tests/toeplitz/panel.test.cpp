@@ -66,7 +66,7 @@ std::vector<T> maxima() {
 }  // namespace
 
 TEMPLATE_TEST_CASE("a unit is a power of two, of which its column's maximum is between a half and all", "[toeplitz]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const T largest : maxima<T>()) {
     const T unit = toeplitz::unit_of(largest);
@@ -89,7 +89,7 @@ TEMPLATE_TEST_CASE("a unit is a power of two, of which its column's maximum is b
   }
 }
 
-TEMPLATE_TEST_CASE("zeros have the unit infinity, and no number has the unit 1", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("zeros have the unit infinity, and no number has the unit 1", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   CHECK(toeplitz::unit_of(T(0)) == Limits<T>::infinity());
   CHECK(toeplitz::unit_of(-T(0)) == Limits<T>::infinity());
@@ -109,7 +109,8 @@ TEMPLATE_TEST_CASE("zeros have the unit infinity, and no number has the unit 1",
   }
 }
 
-TEMPLATE_TEST_CASE("each column has its own unit, that of its largest absolute value", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("each column has its own unit, that of its largest absolute value", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   Matrix<T> X = normal<T>(30, 14, 1);
@@ -133,7 +134,7 @@ TEMPLATE_TEST_CASE("each column has its own unit, that of its largest absolute v
   for (Index r = 0; r < unit.size(); ++r) CHECK(unit[r] == Limits<T>::infinity());
 }
 
-TEMPLATE_TEST_CASE("a column scaled by its unit has maximum 1, zeros stay zeros", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("a column scaled by its unit has maximum 1, zeros stay zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   Matrix<T> X = normal<T>(20, 12, 2);
@@ -177,8 +178,8 @@ TEST_CASE("staggered arrays start in different sets of a cache", "[toeplitz]") {
   check(fft::Lanes<float>{}), check(fft::ComplexLanes<float>{}), check(fft::ComplexLanes<double>{});
 }
 
-TEMPLATE_TEST_CASE("rows stand in their slots, zeros in the gaps, and go back where they were", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("rows stand in their slots, zeros in the gaps, and go back where they were", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(3);
   const Team team(workspaces);
@@ -218,7 +219,7 @@ TEMPLATE_TEST_CASE("rows stand in their slots, zeros in the gaps, and go back wh
   }
 }
 
-TEMPLATE_TEST_CASE("slots in a row from anywhere on leave gaps at both ends", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("slots in a row from anywhere on leave gaps at both ends", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
@@ -230,7 +231,7 @@ TEMPLATE_TEST_CASE("slots in a row from anywhere on leave gaps at both ends", "[
   CHECK(spread.bottomRows(260).isZero(0));
 }
 
-TEMPLATE_TEST_CASE("a panel reads its columns, and zeros beyond rows and columns", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("a panel reads its columns, and zeros beyond rows and columns", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   Workspace workspace;
@@ -250,7 +251,8 @@ TEMPLATE_TEST_CASE("a panel reads its columns, and zeros beyond rows and columns
       }
 }
 
-TEMPLATE_TEST_CASE("a panel is written and added to its columns, and to nothing else", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("a panel is written and added to its columns, and to nothing else", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>, n = 6;
   Workspace workspace;
@@ -278,8 +280,8 @@ TEMPLATE_TEST_CASE("a panel is written and added to its columns, and to nothing 
       }
 }
 
-TEMPLATE_TEST_CASE("a panel's units are its columns', and scaling by their inverses loses nothing", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("a panel's units are its columns', and scaling by their inverses loses nothing", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>, n = 20;
   Workspace workspace;
@@ -309,7 +311,7 @@ TEMPLATE_TEST_CASE("a panel's units are its columns', and scaling by their inver
   }
 }
 
-TEMPLATE_TEST_CASE("a panel's NaN or infinity is its own column's affair", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("a panel's NaN or infinity is its own column's affair", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   Workspace workspace;
@@ -331,7 +333,7 @@ TEMPLATE_TEST_CASE("a panel's NaN or infinity is its own column's affair", "[toe
     }
 }
 
-TEMPLATE_TEST_CASE("each column is in one group, or left over", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("each column is in one group, or left over", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (Index r = 0; r <= 6 * W; ++r)
@@ -355,7 +357,7 @@ TEMPLATE_TEST_CASE("each column is in one group, or left over", "[toeplitz]", fl
 }
 
 TEMPLATE_TEST_CASE("features go two by two, scaled, zeros beside an odd one and behind the last token", "[toeplitz]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {1, 10, 40})
     for (const Index r : {1, 2, 5, 6}) {
@@ -383,7 +385,7 @@ TEMPLATE_TEST_CASE("features go two by two, scaled, zeros beside an odd one and 
     }
 }
 
-TEMPLATE_TEST_CASE("reading tokens of a pair touches no others, and no other pair", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("reading tokens of a pair touches no others, and no other pair", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index L = 16;
   const Matrix<T> X = Matrix<T>::Ones(9, 4);
@@ -399,8 +401,8 @@ TEMPLATE_TEST_CASE("reading tokens of a pair touches no others, and no other pai
       }
 }
 
-TEMPLATE_TEST_CASE("features as lanes: W as real and W as imaginary parts, zeros beyond the last", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("features as lanes: W as real and W as imaginary parts, zeros beyond the last", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (Index r = 1; r <= 4 * W + 1; ++r) {

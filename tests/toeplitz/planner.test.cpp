@@ -148,6 +148,19 @@ TEST_CASE("the balance of rows counts the keys that there are", "[toeplitz]") {
   CHECK(row_balance(c.view(), Slots{span}, Slots{}, workspace) == 0);
 }
 
+TEST_CASE("among very many gaps a row's sum is that of a neighbour", "[toeplitz]") {
+  Workspace workspace;
+  const Index n = 8192;
+  std::vector<Index> even;
+  for (Index s = 0; s < n; s += 2) even.push_back(s);
+  const LagWeights<double> past{-(n - 1), Vector<double>::Ones(n)};
+  const auto sums = toeplitz::row_sums(past.view(), Slots{n}, Slots{n / 2, 0, even.data()}, workspace);
+  double worst = 0;
+  for (Index i = 0; i < n; ++i)
+    worst = std::max(worst, std::abs(sums[static_cast<std::size_t>(i)] - static_cast<double>(i / 2 + 1)));
+  CHECK(worst == 1);
+}
+
 TEST_CASE("blocks of rows are balanced where none sees far less than another of its block", "[toeplitz]") {
   Workspace workspace;
   const Index n = 1000;

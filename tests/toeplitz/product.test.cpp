@@ -71,7 +71,8 @@ TEST_CASE("a product names the engine that works", "[toeplitz]") {
   CHECK(engine_of(Engine::automatic, {0, Vector<double>::Zero(3)}, {7, 7, 1, 2}) == Engine::automatic);
 }
 
-TEMPLATE_TEST_CASE("each engine rounds in its own way: it is the one that was asked for", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("each engine rounds in its own way: it is the one that was asked for", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
@@ -113,7 +114,7 @@ TEST_CASE("a product without weights in reach, or without tokens, is zero, and s
   check(x);
 }
 
-TEMPLATE_TEST_CASE("a product gives numerators and denominators at once", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("a product gives numerators and denominators at once", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);

@@ -70,7 +70,7 @@ struct Case {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("pairs of features and groups of columns make all gradients", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("pairs of features and groups of columns make all gradients", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   Workspace workspace;
@@ -86,7 +86,7 @@ TEMPLATE_TEST_CASE("pairs of features and groups of columns make all gradients",
   check({150, 140, 5, 3});
 }
 
-TEMPLATE_TEST_CASE("gradients of signals are added to what there is", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("gradients of signals are added to what there is", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   Case<T> x(13, 11, 5, fft::lane_count<T> + 3);
@@ -100,7 +100,7 @@ TEMPLATE_TEST_CASE("gradients of signals are added to what there is", "[toeplitz
 }
 
 TEMPLATE_TEST_CASE("each pair of features meets each group of columns once, with signals of maximum 1", "[toeplitz]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   Workspace workspace;
@@ -136,7 +136,7 @@ TEMPLATE_TEST_CASE("each pair of features meets each group of columns once, with
   CHECK((d.dA.isZero(0) && d.dB.isZero(0) && d.dU.isZero(0) && d.dc.isZero(0)));
 }
 
-TEMPLATE_TEST_CASE("columns of zeros get no gradient from a neighbour's rounding", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("columns of zeros get no gradient from a neighbour's rounding", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   Case<T> x(20, 24, 7, 3);
@@ -154,7 +154,7 @@ TEMPLATE_TEST_CASE("columns of zeros get no gradient from a neighbour's rounding
 }
 
 TEMPLATE_TEST_CASE("sums of lanes are added, each times its factor, and to no number beyond the last", "[toeplitz]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (const Index n : {Index{0}, Index{1}, W - 1, W, W + 1, 3 * W + 2}) {
@@ -173,7 +173,7 @@ TEMPLATE_TEST_CASE("sums of lanes are added, each times its factor, and to no nu
   }
 }
 
-TEMPLATE_TEST_CASE("no bit of signals' gradients depends on the number of threads", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("no bit of signals' gradients depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
   const Case<TestType> x(150, 140, 37, 40);
   toeplitz::Gradients<TestType> first({});
   with_team_sizes([&](const Team& team) {

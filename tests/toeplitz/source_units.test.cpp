@@ -44,7 +44,7 @@ T above(T x) {
 }  // namespace
 
 TEMPLATE_TEST_CASE("the largest of two is that of each number, whatever exponents they are relative to", "[toeplitz]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Vector<T> x = normal_vector<T>(6 * W<T>, 1).cwiseAbs();
   const auto part = [&](Index k) { return fft::load_lanes(&x[k * W<T>]); };
@@ -74,7 +74,7 @@ TEMPLATE_TEST_CASE("the largest of two is that of each number, whatever exponent
 }
 
 TEMPLATE_TEST_CASE("sources' units are powers of two, and serve them while nothing grows too far above its unit",
-                   "[toeplitz]", float, double) {
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const SourceUnits<T> units(largest<T>(-3, T(1.5), T(0.3), T(7)));
   CHECK(units.exponent == -3);
@@ -110,8 +110,8 @@ TEMPLATE_TEST_CASE("sources' units are powers of two, and serve them while nothi
   CHECK_FALSE(units.serve(other));
 }
 
-TEMPLATE_TEST_CASE("units of zeros serve zeros alone, and leave a neighbour its own growth", "[toeplitz]", float,
-                   double) {
+TEMPLATE_TEST_CASE("units of zeros serve zeros alone, and leave a neighbour its own growth", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const SourceUnits<T> units(largest<T>(0, T(3), T(0), T(0)));
   CHECK(units.serve(largest<T>(0, T(3), T(0), T(0))));
@@ -125,7 +125,7 @@ TEMPLATE_TEST_CASE("units of zeros serve zeros alone, and leave a neighbour its 
 }
 
 TEMPLATE_TEST_CASE("the largest of a source block are those of its keys, of each level, and NaN is not among them",
-                   "[toeplitz]", float, double) {
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 4100, r = 2 * W<T> + 3, p = W<T> + 2;
   LagWeights<T> c = random_weights<T>(n, n, 4);

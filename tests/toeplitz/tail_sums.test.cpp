@@ -53,7 +53,7 @@ TEST_CASE("rows are scaled each by its own factor", "[toeplitz]") {
 }
 
 TEMPLATE_TEST_CASE("a sum over all rows is P^T Q or P^T [Q 1], and no bit of it depends on the number of threads",
-                   "[toeplitz]", float, double) {
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {0, 1, 127, 1023, 1024, 2049, 5003, 40009}) {
     const Matrix<T> P = normal<T>(n, 3, 1), Q = normal<T>(n, 5, 2), Q1 = with_ones(Q);
@@ -78,7 +78,7 @@ TEMPLATE_TEST_CASE("a sum over all rows is P^T Q or P^T [Q 1], and no bit of it 
 //     of queries   S_I = sum of exp(slope |s_i - pivot_I|) P_i^T Q_i: on the way to pivot_I lies pivot_J
 // with a column of ones beside the keys' Q
 TEMPLATE_TEST_CASE("a tile's sums are those over its keys in the tail, and over the queries that have its keys there",
-                   "[toeplitz]", float, double) {
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 230, n_k = 311, r = 3, p = 2;
   const std::vector<Index> q = random_slots(n_q, 0.6, 1), k = random_slots(n_k, 0.8, 2);

@@ -40,7 +40,7 @@ auto make(Index rows, Index keys) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("tiles of any size add up to the product, with gaps and without", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("tiles of any size add up to the product, with gaps and without", "[toeplitz]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   const Team team(workspace);
   const Index most = toeplitz::QueryTile<TestType>::keys;
@@ -67,7 +67,7 @@ TEMPLATE_TEST_CASE("tiles of any size add up to the product, with gaps and witho
 }
 
 TEMPLATE_TEST_CASE("a weight of 0 hides a key that is not finite from its query, and from no other", "[toeplitz]",
-                   float, double) {
+                   NPRF_TEST_SCALARS) {
   Workspace workspace;
   const Team team(workspace);
   for (const TestType x : {std::numeric_limits<TestType>::infinity(), std::numeric_limits<TestType>::quiet_NaN()}) {
@@ -82,7 +82,7 @@ TEMPLATE_TEST_CASE("a weight of 0 hides a key that is not finite from its query,
   }
 }
 
-TEMPLATE_TEST_CASE("no bit of a tile depends on where its factors lie", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("no bit of a tile depends on where its factors lie", "[toeplitz]", NPRF_TEST_SCALARS) {
   const Index n = 70, r = 11, p = 13;
   const auto A = normal<TestType>(n, r, 1), B = normal<TestType>(n, r, 2), U = normal<TestType>(n, p, 3);
   const LagWeights<TestType> c = random_weights<TestType>(n, n, 4);

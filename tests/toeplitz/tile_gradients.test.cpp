@@ -34,7 +34,7 @@ struct ByTiles {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("gradients by tiles of any size add up, with gaps and without", "[toeplitz]", float, double) {
+TEMPLATE_TEST_CASE("gradients by tiles of any size add up, with gaps and without", "[toeplitz]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   const Team team(workspace);
   const Index most = toeplitz::GradientTile<TestType>::keys;

@@ -89,7 +89,9 @@ class Head {
       saved->k.resize(n_k, d);
       scale_rows<T>(q, span_of(q_scale), saved->q, team);
       scale_rows<T>(k_seen, span_of(k_scale), saved->k, team);
-      saved->v = v_seen;
+      saved->v.resize(n_k, v.cols());
+      team.run_tiles(
+          n_k, [&](Index j0, Index rows, Workspace&) { saved->v.middleRows(j0, rows) = v_seen.middleRows(j0, rows); });
       saved->y = y;
       saved->repaired.clear();
       saved->repaired.reserve(static_cast<std::size_t>(repaired));
@@ -231,9 +233,10 @@ class Head {
     return saved.exponents.size() == 0 ? nullptr : saved.exponents.data();
   }
 
-  // with the exponent of the key, relative to which its row of B is
+  // with the exponent of the key, relative to which its row of B is; that of a key that i does not see may be NaN
   double row_bias(Index i, Index j, const Placement& keys, const double* exponents) const {
-    return m_weights->bias(i, keys.number(j)) + (exponents ? exponents[j] : 0);
+    const double bias = m_weights->bias(i, keys.number(j));
+    return exponents && bias > -std::numeric_limits<double>::infinity() ? bias + exponents[j] : bias;
   }
 
   // the rows of x that take part: a view, or a copy in the workspace where rows are left out in between

@@ -150,9 +150,15 @@ class HeadWeights {
     };
     if (engine != Engine::automatic || m_rows.support().size() == 0) return product(engine);
     // causal weights are one-sided even where an offset hides it
-    engine =
-        toeplitz::choose(m_rows, shape, m_queries.slots, m_keys.slots,
-                         m_direction == Direction::causal ? toeplitz::Rows::causal : toeplitz::Rows::alike, workspace);
+    const toeplitz::Rows rows =
+        m_direction == Direction::causal ? toeplitz::Rows::causal : toeplitz::rows_of(m_rows.support());
+    const auto choose = [&](LagWeightsView<T> weights) {
+      return toeplitz::choose(weights, shape, m_queries.slots, m_keys.slots, rows, workspace);
+    };
+    engine = choose(m_rows);
+    // where a forward pass may have saved exponents, its engine is the only one that knows them
+    if (pass == Pass::backward && choose(m_rows.with_equal_ends()) == Engine::block_causal)
+      engine = Engine::block_causal;
     const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
     if (engine != by_rows) m_by_rows.emplace(product(by_rows));
     return product(engine == Engine::lanes && m_position.is_placed() ? Engine::grid : engine);

@@ -11,6 +11,7 @@ namespace nprf {
 struct ProductShape {
   Index n_q, n_k, r, p;
 
+  /// Whether C has no entries, or no features give it any.
   bool empty() const { return n_q == 0 || n_k == 0 || r == 0; }
 };
 
@@ -25,8 +26,9 @@ ProductShape product_shape(const MatrixView<T>& A, const MatrixView<T>& B, const
 /// The factors of one product, and the slots in which their rows stand. It only refers to them.
 ///
 /// With exponents e_j, one a key, e^(e_j) B_j stands for B_j, and row i of Y is what that gives divided by e^(M_i), M_i
-/// the largest exponent of the keys up to row i's own slot: a factor that a row's numerators and denominator share. So
-/// keys' features can each be scaled by their own maximum. Only the block_causal engine knows exponents.
+/// the largest exponent of the keys up to the last slot that row i has a weight for: a factor that a row's numerators
+/// and denominator share. So keys' features can each be scaled by their own maximum. Only the block_causal engine knows
+/// exponents.
 template <class T>
 struct ProductFactors {
   const MatrixView<T>& A;             // (n_q,r)

@@ -26,8 +26,8 @@ namespace nprf::toeplitz {
 /// it changes. Pairs of features, lanes and left over columns are as in LanesEngine. Keys' exponents are understood.
 ///
 /// Time O(r p n log^2 n), one of the two logarithms to a base of 8 to 32, and O(n 128 (r + p)) on the diagonal;
-/// workspace O(n (block + lane_count a thread)). Weights on both sides work, at up to twice the length. Threads take
-/// groups of columns, and strips of the diagonal.
+/// workspace O(n (16 + lane_count a thread)), for gradients O(n (r + p)). Weights on both sides work, at up to twice
+/// the length. Threads take groups of columns, and strips of the diagonal.
 template <Real T>
 class BlockCausalEngine {
  public:
@@ -48,7 +48,7 @@ class BlockCausalEngine {
     from_slots(all, x.queries, Y, team);
   }
 
-  /// Its gradients for G (n_q,p) = dL/dY, the exponents taken for constants. They keep no bits from later rows.
+  /// Its gradients for G (n_q,p) = dL/dY, the exponents taken for constants. Later rows may change their bits.
   void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out, const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
@@ -93,7 +93,7 @@ class BlockCausalEngine {
     for (Index r0 = 0; r0 < r; r0 += features_at_a_time) {
       const Index pairs = (std::min(features_at_a_time, r - r0) + 1) / 2;
       const auto ones = Vector<T>::Ones(r);
-      team.run_tiles(n, [&](Index j0, Index rows, Workspace&) {
+      team.run_tiles(groups.count > 0 ? n : 0, [&](Index j0, Index rows, Workspace&) {
         for (Index pair = 0; pair < pairs; ++pair) {
           a.read(pair, A, r0 + 2 * pair, ones, j0, rows);
           b.read(pair, B, r0 + 2 * pair, ones, j0, rows);
@@ -334,7 +334,7 @@ class BlockCausalEngine {
           rows[s * S + i] = i < end ? factor * exponents.rows(family.level)[target + i] : T(0);
         for (Index i = 0; i < end; ++i)
           for (Index c : {0, 1}) a[2 * (s * S + i) + c] = x.a[2 * (target + i) + c] * rows[s * S + i];
-        std::fill(a + 2 * (s * S + std::max<Index>(end, 0)), a + 2 * (s + 1) * S, T(0));
+        std::fill(a + 2 * (s * S + end), a + 2 * (s + 1) * S, T(0));
         for (Index j0 = s * S; j0 < (s + 1) * S; j0 += Levels::block) {
           const Index place = family.first + j0;
           const T e =

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <memory>
+#include <span>
 #include <utility>
-#include <vector>
 
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
@@ -29,8 +31,8 @@ struct CausalAxis {
   /// For the support of some weights.
   CausalAxis(const LagRange& support, const ProductShape& span)
       : lags{std::max(support.first, 1 - span.n_q), std::min(support.last, span.n_k - 1)},
-        queries{std::max<Index>(lags.last, 0), std::max<Index>(lags.last, 0) + span.n_q},
-        keys{std::max<Index>(-lags.last, 0), std::max<Index>(-lags.last, 0) + span.n_k} {}
+        queries{ahead(lags.last), ahead(lags.last) + span.n_q},
+        keys{ahead(-lags.last), ahead(-lags.last) + span.n_k} {}
 
   Index length() const { return std::max(queries.end, keys.end); }
 
@@ -42,6 +44,9 @@ struct CausalAxis {
 
   LagRange lags;  // those of the support that the two sides reach
   Side queries, keys;
+
+ private:
+  Index ahead(Index by) const { return lags.size() > 0 ? std::max<Index>(by, 0) : 0; }
 };
 
 /// A lower triangular Toeplitz matrix but for its diagonal blocks, cut into blocks that grow with their distance:
@@ -66,6 +71,7 @@ class CausalLevels {
   using Tree = fft::PolynomialTree<T>;
   using Z = fft::ComplexLanes<T>;
   static constexpr Index block = 128, most = 31;  // sources in a family, and targets
+  static constexpr std::size_t most_levels = 32;  // each is at least four times as large as the one before
 
   struct Level {
     Index size;     // S
@@ -92,21 +98,23 @@ class CausalLevels {
       const Index offsets = std::min((axis.lags.size() + size - 2) / size, others);
       if (offsets == 0) break;
       T* spectra = team.workspace().take<T>(4 * size * offsets);
-      m_levels.push_back({size, family, offsets, Tree::shared(size), spectra, numbers()});
+      const Index before = numbers();
+      Level& level = m_levels[static_cast<std::size_t>(m_count++)];
+      level = {size, family, offsets, Tree::shared(size), spectra, before};
       team.run(2 * ((offsets + W - 1) / W), [&](Index task, Workspace& scratch) {
-        write_spectra(c, m_levels.back(), static_cast<int>(task % 2), task / 2 * W, spectra, scratch);
+        write_spectra(c, level, static_cast<int>(task % 2), task / 2 * W, spectra, scratch);
       });
     }
   }
 
-  Index count() const { return static_cast<Index>(m_levels.size()); }
+  Index count() const { return m_count; }
   const Level& operator[](Index level) const { return m_levels[static_cast<std::size_t>(level)]; }
   const CausalAxis& axis() const { return m_axis; }
 
   /// The most places that sources of a family have.
   Index family_length() const {
     Index most_places = 0;
-    for (const Level& level : m_levels) {
+    for (const Level& level : levels()) {
       const Index sources = std::min((m_axis.length() - 1) / level.size, level.family - 1);
       most_places = std::max(most_places, level.size * sources);
     }
@@ -117,7 +125,7 @@ class CausalLevels {
   static double operations(Index n) { return plan(n, block).cost; }
 
   /// How many numbers all spectra have.
-  Index numbers() const { return m_levels.empty() ? 0 : m_levels.back().end(); }
+  Index numbers() const { return m_count == 0 ? 0 : levels().back().end(); }
 
   /// use(family) for each that has queries after keys.
   template <class Use>
@@ -191,7 +199,7 @@ class CausalLevels {
   /// dc of all lags that the axis has: the inverse transforms of the correlations, those of block sizes and offsets
   /// added up. `first` is the lag of dc[0].
   void add_lag_gradient(const T* correlations, Index first, Eigen::Ref<Vector<T>> dc, Workspace& workspace) const {
-    for (const Level& level : m_levels)
+    for (const Level& level : levels())
       for (Index D0 = 0; D0 < level.offsets; D0 += W)
         for (const int half : {0, 1}) {
           const Workspace::Scope scope(workspace);
@@ -202,6 +210,8 @@ class CausalLevels {
  private:
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>;
+
+  std::span<const Level> levels() const { return {m_levels.data(), static_cast<std::size_t>(m_count)}; }
 
   struct Plan {
     double cost;
@@ -293,7 +303,8 @@ class CausalLevels {
   };
 
   CausalAxis m_axis;
-  std::vector<Level> m_levels;
+  std::array<Level, most_levels> m_levels;
+  Index m_count = 0;
 };
 
 }  // namespace nprf::toeplitz

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/lag_weights.hpp"
@@ -120,7 +119,6 @@ class DiagonalTiles {
   static void multiply_values(const M& S, const V& U, Index lead, R& y, Workspace& scratch) {
     if (U.allFinite()) {
       set_product(y, S, U);  // (rows,p)
-      y.array() += T(0);     // -0 + 0 x is 0 or -0, as the sign of x has it
       return;
     }
     auto finite_rows = scratch.matrix<T>(U.rows(), U.cols());
@@ -131,7 +129,6 @@ class DiagonalTiles {
       else
         finite_rows.row(j).setZero(), first = j;
     set_product(y, S, finite_rows);
-    y.array() += T(0);
     for (Index i = std::max<Index>(first - lead, 0); i < S.rows(); ++i) {
       y.row(i).setZero();
       for (Index j = 0; j < std::min(lead + i + 1, S.cols()); ++j) y.row(i) += S(i, j) * U.row(j);

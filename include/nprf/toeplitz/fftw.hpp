@@ -27,7 +27,7 @@ namespace nprf::toeplitz {
 template <Real T>
 class FftwEngine {
  public:
-  /// Columns of U are worked on one by one, or few by few: two products of some each cost what one of all does.
+  /// Columns of U share next to nothing: one more costs as much as a product of its own.
   static constexpr bool columns_apart = true;
 
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.

@@ -18,7 +18,7 @@ inline double ratio(double exponent, double reference) {
 
 /// Keys' exponents e_j (shapes.hpp), place after place, as factors that neither overflow nor look ahead: a key's
 /// relative to the largest in its block of 128, a row's relative to the largest before its block of a level. Without
-/// exponents all factors are 1. O(n) time and memory.
+/// exponents all factors are 1. O(n) time and memory a level.
 template <Real T>
 class KeyExponents {
  public:

@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstddef>
-#include <limits>
 #include <memory>
 
 #include "nprf/core/lag_weights.hpp"
@@ -27,12 +24,12 @@ namespace nprf::toeplitz {
 /// column of B is scaled to maximum 1 by a power of two, which is exact, and the same column of A by the inverse.
 /// Columns of U that are left over, as the ones column often is, take features as lanes instead.
 ///
-/// Time O(r p n log n); workspace O(n (16 + lane_count a thread)), tokens with gaps are copied into their slots
-/// first. Rounding is relative to the largest row of Y. Threads take groups of columns.
+/// Time O(r p n log n); workspace O(n (16 + lane_count a thread)), for gradients O(n (r + p)); tokens with gaps are
+/// copied into their slots first. Rounding is relative to the largest row of Y. Threads take groups of columns.
 template <Real T>
 class LanesEngine {
  public:
-  /// Columns of U are worked on one by one, or few by few: two products of some each cost what one of all does.
+  /// Columns of U share next to nothing: one more costs as much as a product of its own.
   static constexpr bool columns_apart = true;
 
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table lies in the team's workspace.

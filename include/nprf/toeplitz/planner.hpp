@@ -19,7 +19,8 @@
 namespace nprf::toeplitz {
 
 /// The sum of the weights' absolute values that each query sees over the keys that there are, (n_q) in the workspace: 0
-/// only if all of them are. O(n) and for each run of keys without a gap O(n_q). There must be a query and a key.
+/// only if all of them are. O(n) and for each run of keys without a gap O(n_q); but beyond 2^24 pairs of both a query
+/// stands for its neighbours too. There must be a query and a key.
 template <Real T>
 std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   double* sums = workspace.take<double>(queries.count);
@@ -33,17 +34,25 @@ std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, cons
     before[k + 1] = before[k] + std::abs(static_cast<double>(c[k - last]));
     nonzero[k + 1] = nonzero[k] + (c[k - last] != T(0));
   }
-  for (Index j = 0, end; j < keys.count; j = end) {
-    end = j + 1;
+  const auto run_end = [&](Index j) {
+    Index end = j + 1;
     while (end < keys.count && keys[end] == keys[end - 1] + 1) ++end;
+    return end;
+  };
+  Index runs = 0;
+  for (Index j = 0; j < keys.count; j = run_end(j)) ++runs;
+  const Index step = 1 + runs * queries.count / (Index{1} << 24);
+  for (Index j = 0, end; j < keys.count; j = end) {
+    end = run_end(j);
     const Index from = last + keys[j], to = last + keys[end - 1] + 1;
-    for (Index i = 0; i < queries.count; ++i) {
+    for (Index i = 0; i < queries.count; i += step) {
       const Index at = queries[i];
       // what is lost beside larger weights is not nothing
       if (nonzero[to - at] > nonzero[from - at])
         sums[i] += std::max(before[to - at] - before[from - at], std::numeric_limits<double>::min());
     }
   }
+  for (Index i = 0; i < queries.count; ++i) sums[i] = sums[i - i % step];
   return {sums, static_cast<std::size_t>(queries.count)};
 }
 
@@ -65,9 +74,10 @@ double block_balance(LagWeightsView<T> c, const Slots& queries, const Slots& key
   if (queries.count == 0 || keys.count == 0) return 0;
   const Workspace::Scope scope(workspace);
   const auto sums = row_sums(c, queries, keys, workspace);
-  const Index ahead = std::max<Index>(c.support().last, 0);
+  const Index n_q = queries[queries.count - 1] + 1, n_k = keys[keys.count - 1] + 1;
+  const Index ahead = CausalAxis(c.support(), {n_q, n_k, 1, 1}).queries.first;
   double balance = 1;
-  for (Index size = CausalLevels<T>::block; size <= queries[queries.count - 1] + ahead; size *= 2) {
+  for (Index size = CausalLevels<T>::block; size < n_q + ahead; size *= 2) {
     double smallest = std::numeric_limits<double>::infinity(), largest = 0;
     for (Index i = 0, block = 0; i < queries.count; ++i) {
       const Index of = (queries[i] + ahead) / size;
@@ -105,7 +115,7 @@ inline double pairs_in(LagRange range, Index n_q, Index n_k) {
 ///     direct         pairs (r + p + weight)                                    pairs of tokens with a weight
 ///     banded         band pairs (r + p + weight) + tails (n_q + n_k) r p tail  pairs up to a tile beyond the band
 ///     lanes          2n r p (level log2(2n) + point)                           n = max(n_q, n_k) slots
-///     block_causal   n (r + p) (block/2 + weight) + operations r p causal      operations of CausalLevels
+///     block_causal   n (r + p) (block/2 + weight) + operations r p causal      n places and operations of CausalLevels
 struct Costs {
   template <Real T>
   Costs(LagWeightsView<T> c, const ProductShape& tokens, const ProductShape& slots) {
@@ -160,6 +170,11 @@ inline Index worthwhile_threads(double cost) {
 /// rows see far less than others, only those whose rounding is relative to each row by itself.
 enum class Rows { alike, causal, unlike };
 
+/// Weights on one side only hide what is later, or what is earlier.
+inline Rows rows_of(const LagRange& support) {
+  return support.first < 0 && support.last > 0 ? Rows::alike : Rows::causal;
+}
+
 /// The cheapest engine for tokens in slots 0..n_q-1 and 0..n_k-1 of `slots`.
 template <Real T>
 Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& slots, Rows rows) {
@@ -195,13 +210,11 @@ Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& q
   return serves(engine, lags, queries, keys, workspace) ? engine : choose(lags, tokens, slots, Rows::unlike);
 }
 
-/// The engine that Engine::automatic stands for. Weights on one side only hide what is later, or what is earlier.
+/// The engine that Engine::automatic stands for.
 template <Real T>
 Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys,
               Workspace& workspace) {
-  const LagRange support = lags.support();
-  const Rows rows = support.first < 0 && support.last > 0 ? Rows::alike : Rows::causal;
-  return choose(lags, tokens, queries, keys, rows, workspace);
+  return choose(lags, tokens, queries, keys, rows_of(lags.support()), workspace);
 }
 
 }  // namespace nprf::toeplitz

@@ -22,7 +22,7 @@ struct SignalPair {
 
   const T *a, *b;      // of two columns side by side, token after token
   const Lanes *u, *g;  // rows of tokens
-  Lanes* du;           //
+  Lanes* du;           // (tokens)
   T *da1, *da2;        // (A's rows)
   T *db1, *db2;        // (B's rows)
   T* correlation;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
@@ -90,33 +89,32 @@ class Sources {
   using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
 
-  /// Of B and U, places first, first + 1, ...
+  /// Of B and U, whose rows are places.
   Sources(const MatrixView<T>& B, const MatrixView<T>& U, const KeyExponents<T>& exponents,
           const CausalLevels<T>& levels, const Team& team)
-      : m_r(B.cols()), m_p(U.cols()) {
+      : m_r(B.cols()), m_p(U.cols()), m_levels(team.workspace().take<Of>(levels.count())) {
     for (Index level = 0; level < levels.count(); ++level) {
       const Index blocks = (levels.axis().length() + levels[level].size - 1) / levels[level].size;
-      const Of of = take(blocks, team.workspace());
-      const Of* finer = level > 0 ? &m_levels.back() : nullptr;
+      const Of of = m_levels[level] = take(blocks, team.workspace());
+      const Of* finer = level > 0 ? m_levels + level - 1 : nullptr;
       team.run(blocks, [&](Index k, Workspace&) {
         if (finer)
           merge(*finer, k, levels[level - 1].family, of);
         else
           measure(B, U, exponents, k, of);
       });
-      m_levels.push_back(of);
     }
   }
 
   /// Of a block: features r and r + 1, and `width` columns from p on.
   SourceLargest<T> pair(Index level, Index k, Index r, Index p, Index width) const {
-    const Of& of = m_levels[static_cast<std::size_t>(level)];
+    const Of& of = m_levels[level];
     const T *b = of.b + k * m_r + r, *u = of.u + k * m_p + p;
     return {of.exponents[k], {Lanes{} + b[0], Lanes{} + (r + 1 < m_r ? b[1] : T(0))}, fft::load_lanes(u, width)};
   }
   /// The same for features as lanes and one column.
   SourceLargest<T> column(Index level, Index k, const FeatureLanes<T>& features, Index p) const {
-    const Of& of = m_levels[static_cast<std::size_t>(level)];
+    const Of& of = m_levels[level];
     return {of.exponents[k], features.load(of.b + k * m_r), Lanes{} + of.u[k * m_p + p]};
   }
 
@@ -167,7 +165,7 @@ class Sources {
   }
 
   Index m_r, m_p;
-  std::vector<Of> m_levels;
+  Of* m_levels;
 };
 
 }  // namespace nprf::toeplitz
