@@ -116,7 +116,7 @@ template <class T>
 std::vector<Index> order(const fft::PolynomialTree<T>& tree, int half) {
   const Index L = tree.length();
   Signal<T> x(L);
-  for (Index j = 0; j < L; ++j) x.data()[j] = Z<T>{fft::Lanes<T>{} + (j == 1 ? T(1) : T(0)), {}};
+  for (Index j = 0; j < L; ++j) x.data()[j] = Z<T>{fft::Lanes<T>{} + (j == 1 ? T(1) : T(0)), fft::Lanes<T>{}};
   const Signal<T> z = values(tree, half, x.data());
   std::vector<Index> places;
   for (Index p = 0; p < L; ++p) {
