@@ -41,7 +41,9 @@ class Team {
     std::atomic<std::size_t> largest{0};  // of the tasks' scratch memory
     std::exception_ptr error;
     std::mutex error_mutex;
-    detail::on_threads(std::min(size(), tasks), [&](Index worker) {
+    // OpenMP allocates where a region has other numbers of threads than the one before: a few may find nothing to do
+    const Index workers = NPRF_USE_OPENMP ? size() : std::min(size(), tasks);
+    detail::on_threads(workers, [&](Index worker) {
       try {
         std::size_t most = 0;
         for (Index task; (task = next++) < tasks;)
