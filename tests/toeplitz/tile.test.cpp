@@ -82,6 +82,15 @@ TEMPLATE_TEST_CASE("a weight of 0 hides a key that is not finite from its query,
   }
 }
 
+TEST_CASE("a weight that is not a number is no weight of 0", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  InSlots<double> x(40, 40, Slots{40}, Slots{40}, 3, 5);
+  x.c.values.setZero();
+  x.c.values[39] = std::numeric_limits<double>::quiet_NaN();
+  CHECK_FALSE(x.contract_with_ones(make<double>(40, 40), team).array().isFinite().any());
+}
+
 TEMPLATE_TEST_CASE("no bit of a tile depends on where its factors lie", "[toeplitz]", NPRF_TEST_SCALARS) {
   const Index n = 70, r = 11, p = 13;
   const auto A = normal<TestType>(n, r, 1), B = normal<TestType>(n, r, 2), U = normal<TestType>(n, p, 3);

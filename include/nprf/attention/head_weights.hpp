@@ -157,7 +157,8 @@ class HeadWeights {
     };
     engine = choose(m_rows);
     // where a forward pass may have saved exponents, its engine is the only one that knows them
-    if (pass == Pass::backward && choose(m_rows.with_equal_ends()) == Engine::block_causal)
+    if (pass == Pass::backward && rows == toeplitz::Rows::causal &&
+        choose(m_rows.with_equal_ends()) == Engine::block_causal)
       engine = Engine::block_causal;
     const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
     if (engine != by_rows) m_by_rows.emplace(product(by_rows));

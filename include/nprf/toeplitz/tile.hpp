@@ -37,15 +37,9 @@ class BlockWeights {
 
   /// Whether all of them are 0, as those of causal attention are above the diagonal.
   bool all_zero(Index packs) const {
-    for (const T* row : m_row) {
-      Pack<T> largest = Pack<T>::all(0);
-      for (Index k = 0; k < packs; ++k) {
-        const Pack<T> c = Pack<T>::load(row + k * Pack<T>::size);
-        largest = larger(largest, larger(c, -c));
-      }
-      if (largest.largest() != T(0)) return false;
-    }
-    return true;
+    return std::all_of(m_row, m_row + Block<T>::rows, [width = packs * Pack<T>::size](const T* row) {
+      return std::all_of(row, row + width, [](T c) { return c == T(0); });
+    });
   }
 
   /// Of the k-th query and keys j, j + 1, ... of the run.
