@@ -17,37 +17,17 @@ namespace {
 constexpr auto make_lanes = make_product(Engine::lanes);
 
 template <class T>
-struct Case {
-  Case(Index n_q, Index n_k, Index r, Index p)
-      : A(normal<T>(n_q, r, 1)),
-        B(normal<T>(n_k, r, 2)),
-        U(normal<T>(n_k, p, 3)),
-        G(normal<T>(n_q, p, 5)),
-        c(random_weights<T>(n_q, n_k, 4)) {}
+struct Case : InSlots<T> {
+  Case(Index n_q, Index n_k, Index r, Index p) : InSlots<T>(n_q, n_k, Slots{n_q}, Slots{n_k}, r, p) {}
 
   Matrix<T> contract() const {
     Workspace workspace;
-    const Team team(workspace);
-    const MatrixView<T> a = A, b = B, u = U;
-    Matrix<T> Y = Matrix<T>::Constant(A.rows(), U.cols(), T(17));
-    make_lanes(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team)
-        .contract({a, b, u, {A.rows()}, {B.rows()}}, Y, team);
-    return Y;
+    return InSlots<T>::contract(make_lanes, Team(workspace));
   }
-
   toeplitz::Gradients<T> gradients() const {
     Workspace workspace;
-    const Team team(workspace);
-    const ProductShape shape{A.rows(), B.rows(), A.cols(), U.cols()};
-    const MatrixView<T> a = A, b = B, u = U, g = G;
-    toeplitz::Gradients<T> d(shape);
-    d.dA.setConstant(17), d.dB.setConstant(17), d.dU.setConstant(17), d.dc.setConstant(17);
-    make_lanes(c.view(), shape, team).gradients({a, b, u, {A.rows()}, {B.rows()}}, g, {d.dA, d.dB, d.dU, d.dc}, team);
-    return d;
+    return InSlots<T>::gradients(make_lanes, Team(workspace));
   }
-
-  Matrix<T> A, B, U, G;
-  LagWeights<T> c;
 };
 
 // Numbers of columns around what one register and two hold, of queries and keys around the tree's lengths.

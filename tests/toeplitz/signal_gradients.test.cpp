@@ -20,13 +20,10 @@ using toeplitz::SignalPair;
 namespace {
 
 template <class T>
-struct Case {
-  Case(Index n_q, Index n_k, Index r, Index p)
-      : A(normal<T>(n_q, r, 1)),
-        B(normal<T>(n_k, r, 2)),
-        U(normal<T>(n_k, p, 3)),
-        G(normal<T>(n_q, p, 5)),
-        c(random_weights<T>(n_q, n_k, 4)) {}
+struct Case : InSlots<T> {
+  using InSlots<T>::A, InSlots<T>::B, InSlots<T>::U, InSlots<T>::G, InSlots<T>::c;
+
+  Case(Index n_q, Index n_k, Index r, Index p) : InSlots<T>(n_q, n_k, Slots{n_q}, Slots{n_k}, r, p) {}
 
   Index length() const { return std::max(A.rows(), B.rows()) + 5; }
 
@@ -63,9 +60,6 @@ struct Case {
     };
     return run(toeplitz::ColumnGroups<T>(A.cols(), U.cols()).all(), team, add, before);
   }
-
-  Matrix<T> A, B, U, G;
-  LagWeights<T> c;
 };
 
 }  // namespace
