@@ -114,11 +114,8 @@ class Head {
     const Placement keys =
         m_weights->keys({saved.mask.data(), static_cast<std::size_t>(saved.mask.size())}, saved.length, workspace);
 
-    auto G = workspace.template matrix<T>(n_q, d_v + 1), U = workspace.template matrix<T>(n_k, d_v + 1);
-    team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
-      U.block(j0, 0, rows, d_v) = saved.v.middleRows(j0, rows);
-      U.block(j0, d_v, rows, 1).setOnes();
-    });
+    const auto U = toeplitz::with_ones<T>(saved.v, team);
+    auto G = workspace.template matrix<T>(n_q, d_v + 1);
     team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
       for (Index i = i0; i < i0 + rows; ++i) {
         const T D = saved.denominator[i];

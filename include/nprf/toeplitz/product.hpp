@@ -37,6 +37,17 @@ inline void require_available(Engine engine) {
           "engine: expected one that this build has (it is without FFTW), got ", name(engine));
 }
 
+/// [U 1] (n,p+1), in the team's workspace.
+template <Real T>
+MatrixMap<T> with_ones(const MatrixView<T>& U, const Team& team) {
+  auto all = team.workspace().template matrix<T>(U.rows(), U.cols() + 1);
+  team.run_tiles(U.rows(), [&](Index i0, Index rows, Workspace&) {
+    all.block(i0, 0, rows, U.cols()) = U.middleRows(i0, rows);
+    all.block(i0, U.cols(), rows, 1).setOnes();
+  });
+  return all;
+}
+
 /// The product with one set of weights, by one engine, ready for any factors: what depends on the weights alone is
 /// computed once. Its tables lie in the workspace of the team that it was made with; threads may share it.
 template <Real T>
@@ -91,13 +102,9 @@ class Product {
                                  T* sums) {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    const Index n_q = x.A.rows(), n_k = x.U.rows(), p = x.U.cols();
-    auto U = workspace.template matrix<T>(n_k, p + 1), all = workspace.template matrix<T>(n_q, p + 1);
-    team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
-      U.block(j0, 0, rows, p) = x.U.middleRows(j0, rows);
-      U.block(j0, p, rows, 1).setOnes();
-    });
-    engine.contract(with_values(x, U), all, team);
+    const Index n_q = x.A.rows(), p = x.U.cols();
+    auto all = workspace.template matrix<T>(n_q, p + 1);
+    engine.contract(with_values(x, with_ones<T>(x.U, team)), all, team);
     team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
       Y.middleRows(i0, rows) = all.block(i0, 0, rows, p);
       as_column(sums, n_q).middleRows(i0, rows) = all.block(i0, p, rows, 1);
