@@ -84,7 +84,7 @@ TEST_CASE("the rows of each block are orthogonal, also of the block that is cut"
       for (Index r = 0; r < m; r += d) {
         const Matrix<double> block = w.middleRows(r, std::min(d, m - r)).rowwise().normalized();
         const Matrix<double> identity = Matrix<double>::Identity(block.rows(), block.rows());
-        // a QR's loss of orthogonality grows no faster than d
+        // the loss of orthogonality grows no faster than d
         INFO("d " << d << " m " << m << " block at " << r);
         CHECK((block * block.transpose() - identity).cwiseAbs().maxCoeff() <= epsilon * static_cast<double>(d + 4));
       }
@@ -148,7 +148,7 @@ TEST_CASE("every entry of an orthogonal block has mean zero, as a Haar distribut
 TEST_CASE("the trace of an orthogonal matrix has mean 0 and variance 1", "[feature_map]") {
   std::vector<double> trace;
   NormalDeviates normal(4);
-  for (int draws = 0; draws < 4000; ++draws) trace.push_back(detail::haar_orthogonal<double>(6, normal).trace());
+  for (int draws = 0; draws < 4000; ++draws) trace.push_back(detail::haar_orthogonal(normal.matrix(6, 6), 6).trace());
   CHECK(test::Statistics(trace).mean_sigmas(0) <= five_sigma);
   CHECK(test::Statistics(trace).variance_sigmas(1) <= five_sigma);
 }
