@@ -392,6 +392,34 @@ TEMPLATE_TEST_CASE("two signals meet at the leaves", "[fft]", NPRF_TEST_SCALARS)
   }
 }
 
+TEMPLATE_TEST_CASE("a transform hands over its numbers one by one or eight at a time, with the same bits", "[fft]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  for (const Index L : lengths()) {
+    const fft::PolynomialTree<T> tree(L);
+    const Signal<T> x = normal_lanes<T>(L, 4), g = normal_lanes<T>(L, 5);
+    for (const int half : {0, 1}) {
+      const Signal<T> one_by_one = convolved(tree, half, x.data(), g.data());
+      Signal<T> eights(L), scratch(L);
+      std::vector<Index> from;
+      tree.template convolve<1>(
+          half, {scratch.data()}, [&](auto, Index j) { return x.data()[j]; },
+          [&](Index k, Z<T>(&z)[1][8]) {
+            for (Index l = 0; l < 8; ++l) times_equals<T>(z[0][l], g.data()[8 * k + l]);
+          },
+          [&](auto, Index j, const Z<T>(&z)[8]) {
+            from.push_back(j);
+            std::copy_n(z, 8, eights.data() + j);
+          });
+      std::sort(from.begin(), from.end());
+      INFO("length " << L << ", half " << half);
+      REQUIRE(static_cast<Index>(from.size()) == L / 8);
+      for (Index k = 0; k < L / 8; ++k) CHECK(from[static_cast<std::size_t>(k)] == 8 * k);
+      CHECK(std::memcmp(eights.data(), one_by_one.data(), static_cast<std::size_t>(L) * sizeof(Z<T>)) == 0);
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("each number is loaded once and stored once, and scratch ends where it ends", "[fft]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;

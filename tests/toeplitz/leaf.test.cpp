@@ -82,6 +82,21 @@ TEMPLATE_TEST_CASE("products are summed over lanes, and their sums added to what
   for (Index s = 0; s < 18; ++s) CHECK(sums[s] == expected[s]);
 }
 
+TEMPLATE_TEST_CASE("eight numbers are summed over lanes: real parts, then imaginary ones", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  fft::ComplexLanes<T> z[8];  // small whole numbers: every sum is exact
+  T sums[18], expected[18];
+  for (Index s = 0; s < 18; ++s) sums[s] = expected[s] = static_cast<T>(100 * s - 7);
+  for (Index s = 0; s < 8; ++s)
+    for (Index l = 0; l < fft::lane_count<T>; ++l) {
+      expected[1 + s] += z[s].re[l] = static_cast<T>(3 * s + l * l);
+      expected[9 + s] += z[s].im[l] = static_cast<T>(5 * l - s);
+    }
+  toeplitz::add_lane_sums<T>(z, sums + 1);
+  for (Index s = 0; s < 18; ++s) CHECK(sums[s] == expected[s]);
+}
+
 TEMPLATE_TEST_CASE("a number is twisted by the angle by which lanes are untwisted", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Leaf<T> z(1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <limits>
@@ -115,15 +116,14 @@ class PolynomialTree {
   }
 
   /// Both ways at once, for S signals at a time: z = load(s, j) is split down to values, at_leaf(k, z) may change
-  /// z[s][0..7], values 8 k .. 8 k + 7, and store(s, j, z) gets L times the coefficients. s is a constant of the type,
-  /// x[s] (L) is scratch.
+  /// z[s][0..7], values 8 k .. 8 k + 7, and store(s, j, z) gets L times the coefficients, one at a time or, if it takes
+  /// z[8], those from j on, j a multiple of 8. s is a constant of the type, x[s] (L) is scratch.
   template <std::size_t S, class Load, class Leaf, class Store>
   void convolve(int half, const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
     transform<true, true>(half, Fixed<S>{x}, load, at_leaf, store);
   }
 
   /// The same for `count` <= most signals, signal s at x + s stride: s is a number, and at_leaf(k, z) finds z[most].
-  /// store(s, j, z) may write to signal s's place j.
   template <std::size_t most, class Load, class Leaf, class Store>
   void convolve(int half, Z* x, Index stride, Index count, Load&& load, Leaf&& at_leaf, Store&& store) const {
     transform<true, true>(half, UpTo<most>{x, stride, count}, load, at_leaf, store);
@@ -211,7 +211,9 @@ class PolynomialTree {
       pass_leaf<forth, back>(half, x, 0, at_leaf);
       if constexpr (back)
         x.for_each([&](auto s, const Z* z) {
-          for (Index j = 0; j < leaf; ++j) store(s, j, z[j]);
+          Z eight[leaf];
+          std::copy_n(z, leaf, eight);
+          hand_over(eight, s, 0, store);
         });
       return;
     }
@@ -224,7 +226,23 @@ class PolynomialTree {
       });
     parts<forth, back>(half, 0, x, 0, at_leaf);
     if constexpr (back)
-      x.for_each([&](auto s, const Z* z) { join(top, z, [&](Index j, const Z& value) { store(s, j, value); }); });
+      x.for_each([&](auto s, const Z* z) {
+        if constexpr (takes_eight<Store, decltype(s)>)
+          join_eights(top, z, [&](Index j, const Z(&eight)[leaf]) { store(s, j, eight); });
+        else
+          join(top, z, [&](Index j, const Z& value) { store(s, j, value); });
+      });
+  }
+
+  template <class Store, class Signal>
+  static constexpr bool takes_eight = std::is_invocable_v<Store&, Signal, Index, const Z (&)[leaf]>;
+
+  template <class Signal, class Store>
+  static void hand_over(const Z (&eight)[leaf], Signal s, Index j, Store& store) {
+    if constexpr (takes_eight<Store, Signal>)
+      store(s, j, eight);
+    else
+      for (int l = 0; l < leaf; ++l) store(s, j + l, eight[l]);
   }
 
   // what a point costs, in multiplications and additions of lanes
@@ -270,6 +288,24 @@ class PolynomialTree {
         for (int k = 0; k < radix; ++k) z[k] = x[j + k * level.part];
         join_parts<radix>(z, table);
         for (int k = 0; k < radix; ++k) store(j + k * level.part, z[k]);
+      }
+    });
+  }
+
+  // the same, eight at a time
+  template <class Store>
+  void join_eights(const Level& level, const Z* x, Store&& store) const {
+    with_radix(level.radix, [&](auto radix) {
+      const T* table = m_table.data() + level.back;
+      for (Index j = 0; j < level.part; j += leaf) {
+        Z eights[radix][leaf];
+        for (Index l = 0; l < leaf; ++l, table += constants(radix)) {
+          Z z[radix];
+          for (int k = 0; k < radix; ++k) z[k] = x[j + l + k * level.part];
+          join_parts<radix>(z, table);
+          for (int k = 0; k < radix; ++k) eights[k][l] = z[k];
+        }
+        for (int k = 0; k < radix; ++k) store(j + k * level.part, eights[k]);
       }
     });
   }

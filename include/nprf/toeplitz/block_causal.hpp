@@ -372,23 +372,23 @@ class BlockCausalEngine {
           m_levels.multiply(level, half, k, count, z);
           m_levels.multiply_transposed(level, half, k, count, z + count);
         },
-        [=, z = with.z, b = with.b, twist = level.tree->twist()](Index s, Index j, const Z& twisted) {
-          const Z t = half == 0 ? twisted : untwisted(twisted, twist + 2 * j);
-          const Index at = (s < count ? s : s - count) * S + j;
-          if (s < count && at >= targets) return;
-          const Lanes value = s < count ? g[at] : u[at];
-          z[s * stride + j] = {value * t.re, value * t.im};
-          if (s >= count) du[at] += b[2 * at] * t.re + b[2 * at + 1] * t.im;
+        [=, &with, twist = level.tree->twist()](Index s, Index j, const Z(&twisted)[8]) {
+          const bool source = s >= count;
+          const Index first = (source ? s - count : s) * S + j;
+          if (!source && first >= targets) return;
+          Z products[8];
+          for (Index l = 0; l < 8; ++l) {
+            const Index at = first + l;
+            products[l] = {};
+            if (!source && at >= targets) continue;
+            const Z t = half == 0 ? twisted[l] : untwisted(twisted[l], twist + 2 * (j + l));
+            const Lanes value = source ? u[at] * with.keys[at] : g[at] * with.rows[at];
+            products[l] = {value * t.re, value * t.im};
+            if (source) du[at] += with.b[2 * at] * t.re + with.b[2 * at + 1] * t.im;
+          }
+          add_lane_sums<T>(products,
+                           (source ? x.db : x.da) + in_eights(family.first + (source ? first : first + S), 0));
         });
-    for (Index s = 0; s < count; ++s) {
-      const Index source = family.first + s * S, target = source + S;
-      add_lane_sums(
-          with.z + s * stride, std::min(S, m_axis.queries.end - target),
-          [at = with.rows + s * S](Index i) { return fft::load_lanes(at + i); }, x.da1 + target, x.da2 + target);
-      add_lane_sums(
-          with.z + (count + s) * stride, std::min(S, m_axis.keys.end - source),
-          [at = with.keys + s * S](Index i) { return fft::load_lanes(at + i); }, x.db1 + source, x.db2 + source);
-    }
   }
 
   Index m_n_q;

@@ -185,13 +185,7 @@ class LanesEngine {
     const ColumnGroups<T> groups(r, p);
     frame.run(U, G, groups, out, team, [&](const SignalPair<T>& x, Workspace& scratch) {
       const std::array<Z*, 2> z{scratch.take<Z>(size), scratch.take<Z>(size)};
-      Z *a_sums = scratch.take<Z>(size), *b_sums = scratch.take<Z>(size);
-      add_gradients<0>(x, a_sums, b_sums, z);
-      add_gradients<1>(x, a_sums, b_sums, z);
-      add_lane_sums(
-          a_sums, m_n_q, [](Index) { return T(1); }, x.da1, x.da2);
-      add_lane_sums(
-          b_sums, m_n_k, [](Index) { return T(1); }, x.db1, x.db2);
+      for (const int half : {0, 1}) add_gradients(half, x, z);
     });
     for (Index column = p - groups.left_over; column < p; ++column)
       column_gradients(A, B, frame.units(), U, G, column, out, frame.correlations(), workspace);
@@ -199,9 +193,8 @@ class LanesEngine {
     lag_gradient(frame.summed_correlations(), out.dc, workspace);
   }
 
-  // the share of one half; the second half adds to the first's sums
-  template <int half>
-  void add_gradients(const SignalPair<T>& x, Z* da, Z* db, const std::array<Z*, 2>& z) const {
+  // the share of one half
+  void add_gradients(int half, const SignalPair<T>& x, const std::array<Z*, 2>& z) const {
     m_tree->template convolve<2>(
         half, z,
         [x](auto s, Index j) {
@@ -210,13 +203,15 @@ class LanesEngine {
           return Z{pair[0] * value, pair[1] * value};
         },
         correlating(half, x.correlation + half * 2 * m_tree->length()),
-        [x, da, db, e = m_tree->twist()](auto s, Index j, const Z& twisted) {
-          const Z t = half == 0 ? twisted : toeplitz::untwisted(twisted, e + 2 * j);
-          Z& sum = s == 0 ? da[j] : db[j];
-          const Lanes value = s == 0 ? x.g[j] : x.u[j];
-          const Z before = half == 0 ? Z{} : sum;
-          sum = {before.re + value * t.re, before.im + value * t.im};
-          if constexpr (s == 1) x.du[j] += x.b[2 * j] * t.re + x.b[2 * j + 1] * t.im;
+        [x, half, this](auto s, Index j, const Z(&twisted)[8]) {
+          Z products[8];
+          for (Index l = 0; l < 8; ++l) {
+            const Z t = untwisted(half, j + l, twisted[l]);
+            const Lanes value = s == 0 ? x.g[j + l] : x.u[j + l];
+            products[l] = {value * t.re, value * t.im};
+            if constexpr (s == 1) x.du[j + l] += x.b[2 * (j + l)] * t.re + x.b[2 * (j + l) + 1] * t.im;
+          }
+          add_lane_sums<T>(products, (s == 0 ? x.da : x.db) + in_eights(j, 0));
         });
   }
 

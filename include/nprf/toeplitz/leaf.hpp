@@ -37,6 +37,14 @@ NPRF_ALWAYS_INLINE void add_lane_sums(const fft::Lanes<T>* products, T* sums) {
     fft::store_lanes<T>(fft::load_lanes(sums + s) + fft::sum_lanes<T>(products + s), sums + s);
 }
 
+/// The same for eight z: their real parts' sums, then those of the imaginary parts.
+template <Real T>
+NPRF_ALWAYS_INLINE void add_lane_sums(const fft::ComplexLanes<T> (&z)[8], T* sums) {
+  fft::Lanes<T> parts[16];
+  for (int l = 0; l < 8; ++l) parts[l] = z[l].re, parts[8 + l] = z[l].im;
+  add_lane_sums<T>(parts, sums);
+}
+
 /// e^(-pi i j / L) z, twist = (cos, sin)(pi j / L): what the tree leaves to do in its second half.
 template <Real T>
 NPRF_ALWAYS_INLINE fft::ComplexLanes<T> untwisted(const fft::ComplexLanes<T>& z, const T* twist) {

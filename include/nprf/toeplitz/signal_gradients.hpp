@@ -23,10 +23,12 @@ struct SignalPair {
   const T *a, *b;      // of two columns side by side, token after token
   const Lanes *u, *g;  // rows of tokens
   Lanes* du;           // (tokens)
-  T *da1, *da2;        // (A's rows)
-  T *db1, *db2;        // (B's rows)
+  T *da, *db;          // of two columns, eight tokens of the one and then of the other: see in_eights
   T* correlation;
 };
+
+/// Where a token's number for column c of a pair stands among those that add_lane_sums() adds up.
+constexpr Index in_eights(Index token, Index c) { return 16 * (token / 8) + 8 * c + token % 8; }
 
 /// The frame around it that FFT engines share: each column of G is scaled to maximum 1 and the same column of U by the
 /// inverse, so that only dU has to be scaled back; B's columns likewise, and A's by the inverse.
@@ -49,8 +51,8 @@ class SignalGradients {
         m_no_da(team.workspace().take<bool>(m_r)),
         m_a(team.workspace(), m_pairs, length),
         m_b(team.workspace(), m_pairs, length),
-        m_da(team.workspace().matrix<T>(2 * m_pairs, m_n_q)),
-        m_db(team.workspace().matrix<T>(2 * m_pairs, m_n_k)),
+        m_da(team.workspace().matrix<T>(m_pairs, in_eights(m_length + 7, 0))),
+        m_db(team.workspace().matrix<T>(m_pairs, in_eights(m_length + 7, 0))),
         m_correlations(team.workspace().take<T>(blocks * m_size)) {
     column_units(A, m_a_unit);
     column_units(B, m_unit);
@@ -64,7 +66,7 @@ class SignalGradients {
     });
     team.run(blocks, [&](Index i, Workspace&) {
       std::fill_n(m_correlations + i * m_size, m_size, T(0));
-      const Index first = 2 * edge(i, m_pairs), rows = 2 * edge(i + 1, m_pairs) - first;
+      const Index first = edge(i, m_pairs), rows = edge(i + 1, m_pairs) - first;
       m_da.middleRows(first, rows).setZero();
       m_db.middleRows(first, rows).setZero();
     });
@@ -99,8 +101,7 @@ class SignalGradients {
         for (Index pair = edge(i, m_pairs); pair < edge(i + 1, m_pairs); ++pair) {
           const Workspace::Scope scope(scratch);
           add(SignalPair<T>{m_a[pair], m_b[pair], us(group).values, gs(group).values, dus(group).values,
-                            &m_da(2 * pair, 0), &m_da(2 * pair + 1, 0), &m_db(2 * pair, 0), &m_db(2 * pair + 1, 0),
-                            m_correlations + i * m_size},
+                            m_da.row(pair).data(), m_db.row(pair).data(), m_correlations + i * m_size},
               scratch);
         }
     });
@@ -114,12 +115,9 @@ class SignalGradients {
   /// Adds dA and dB of all pairs to out's, last of all: then B's and A's columns of zeros get none, whatever a
   /// neighbour's rounding has left there.
   void add_to(GradientRefs<T>& out, const Team& team) {
-    team.run_tiles(m_n_q, [&](Index i0, Index rows, Workspace&) {
-      out.dA.middleRows(i0, rows) += (m_unit.asDiagonal() * m_da.block(0, i0, m_r, rows)).transpose();
-    });
-    team.run_tiles(m_n_k, [&](Index j0, Index rows, Workspace&) {
-      out.dB.middleRows(j0, rows) += (m_unit.cwiseInverse().asDiagonal() * m_db.block(0, j0, m_r, rows)).transpose();
-    });
+    team.run_tiles(m_n_q, [&](Index i0, Index rows, Workspace&) { add_rows(m_da, m_unit, i0, rows, out.dA); });
+    team.run_tiles(m_n_k,
+                   [&](Index j0, Index rows, Workspace&) { add_rows(m_db, m_unit.cwiseInverse(), j0, rows, out.dB); });
     for (Index k = 0; k < m_r; ++k) {
       if (m_no_da[k]) out.dA.col(k).setZero();
       if (std::isinf(m_a_unit[k])) out.dB.col(k).setZero();
@@ -137,6 +135,12 @@ class SignalGradients {
  private:
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>;
+
+  template <class Scale>
+  void add_rows(const MatrixMap<T>& sums, const Scale& scale, Index i0, Index rows, MatrixRef<T>& d) const {
+    for (Index i = i0; i < i0 + rows; ++i)
+      for (Index r = 0; r < m_r; ++r) d(i, r) += scale[r] * sums(r / 2, in_eights(i, r % 2));
+  }
 
   static Index edge(Index block, Index n) { return n * block / blocks; }
 
@@ -156,18 +160,5 @@ class SignalGradients {
   MatrixMap<T> m_da, m_db;
   T* m_correlations;
 };
-
-/// d1_i and d2_i += the sums of the lanes of z_i times a factor, i < n; up to lane_count - 1 more z are read.
-template <Real T, class Factors>
-void add_lane_sums(const fft::ComplexLanes<T>* z, Index n, const Factors& factors, T* d1, T* d2) {
-  constexpr Index W = fft::lane_count<T>;
-  for (Index i = 0; i < n; i += W) {
-    fft::Lanes<T> re[W], im[W];
-    for (Index l = 0; l < W; ++l) re[l] = z[i + l].re, im[l] = z[i + l].im;
-    const auto factor = factors(i);
-    fft::store_lanes<T>(fft::load_lanes(d1 + i, n - i) + factor * fft::sum_lanes<T>(re), d1 + i, n - i);
-    fft::store_lanes<T>(fft::load_lanes(d2 + i, n - i) + factor * fft::sum_lanes<T>(im), d2 + i, n - i);
-  }
-}
 
 }  // namespace nprf::toeplitz
