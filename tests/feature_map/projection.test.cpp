@@ -148,7 +148,7 @@ TEST_CASE("every entry of an orthogonal block has mean zero, as a Haar distribut
 TEST_CASE("the trace of an orthogonal matrix has mean 0 and variance 1", "[feature_map]") {
   std::vector<double> trace;
   NormalDeviates normal(4);
-  for (int draws = 0; draws < 4000; ++draws) trace.push_back(detail::haar_orthogonal(normal.matrix(6, 6), 6).trace());
+  for (int draws = 0; draws < 4000; ++draws) trace.push_back(detail::haar_orthogonal(normal.matrix(6, 6)).trace());
   CHECK(test::Statistics(trace).mean_sigmas(0) <= five_sigma);
   CHECK(test::Statistics(trace).variance_sigmas(1) <= five_sigma);
 }

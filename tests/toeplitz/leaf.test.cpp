@@ -90,8 +90,8 @@ TEMPLATE_TEST_CASE("eight numbers are summed over lanes: real parts, then imagin
   for (Index s = 0; s < 18; ++s) sums[s] = expected[s] = static_cast<T>(100 * s - 7);
   for (Index s = 0; s < 8; ++s)
     for (Index l = 0; l < fft::lane_count<T>; ++l) {
-      expected[1 + s] += z[s].re[l] = static_cast<T>(3 * s + l * l);
-      expected[9 + s] += z[s].im[l] = static_cast<T>(5 * l - s);
+      expected[1 + toeplitz::in_eights(s, 0)] += z[s].re[l] = static_cast<T>(3 * s + l * l);
+      expected[1 + toeplitz::in_eights(s, 1)] += z[s].im[l] = static_cast<T>(5 * l - s);
     }
   toeplitz::add_lane_sums<T>(z, sums + 1);
   for (Index s = 0; s < 18; ++s) CHECK(sums[s] == expected[s]);

@@ -28,18 +28,17 @@ struct FeatureOptions {
 
 namespace detail {
 
-// The first rows of a Haar distributed orthogonal matrix: of a Gaussian one's factors in front of a triangle with a
-// positive diagonal (F. Mezzadri, "How to generate random matrices from the classical compact groups", 2007). By
-// Gram-Schmidt, each row twice, which is enough for it to be orthogonal to rounding (L. Giraud et al. 2005), and
-// compiles in no time where Eigen's QR takes seconds.
-inline Matrix<double> haar_orthogonal(Matrix<double> gaussian, Index rows) {
-  auto& q = gaussian;
-  for (Index i = 0; i < rows; ++i) {
+// Of Gaussian rows (m,d), m <= d, the first rows of a Haar distributed orthogonal matrix: what stands before a triangle
+// with a positive diagonal (F. Mezzadri, "How to generate random matrices from the classical compact groups", 2007). By
+// Gram-Schmidt, each row twice, which is enough for it to be orthogonal to rounding (L. Giraud et al. 2005); Eigen's QR
+// would take every program that draws features seconds to compile.
+inline Matrix<double> haar_orthogonal(Matrix<double> q) {
+  for (Index i = 0; i < q.rows(); ++i) {
     for (int pass = 0; pass < 2; ++pass)
       for (Index l = 0; l < i; ++l) q.row(i) -= q.row(i).dot(q.row(l)) * q.row(l);
     q.row(i).normalize();
   }
-  return q.topRows(rows);  // (rows,d)
+  return q;  // (m,d)
 }
 
 }  // namespace detail
@@ -60,7 +59,7 @@ Matrix<T> draw_projection(const FeatureOptions& options) {
     NormalDeviates directions(options.seed, 1);
     for (Index r = 0; r < m; r += d) {
       const Index rows = std::min(d, m - r);
-      const Matrix<double> q = detail::haar_orthogonal(directions.matrix(d, d), rows);  // (rows,d)
+      const Matrix<double> q = detail::haar_orthogonal(directions.matrix(rows, d));  // (rows,d)
       for (Index i = 0; i < rows; ++i) w.row(r + i) = w.row(r + i).norm() * q.row(i);
     }
   }

@@ -45,6 +45,9 @@ NPRF_ALWAYS_INLINE void add_lane_sums(const fft::ComplexLanes<T> (&z)[8], T* sum
   add_lane_sums<T>(parts, sums);
 }
 
+/// Where such sums lie for a run of tokens: that of a token's real part (c = 0) or imaginary part (c = 1).
+constexpr Index in_eights(Index token, Index c) { return 16 * (token / 8) + 8 * c + token % 8; }
+
 /// e^(-pi i j / L) z, twist = (cos, sin)(pi j / L): what the tree leaves to do in its second half.
 template <Real T>
 NPRF_ALWAYS_INLINE fft::ComplexLanes<T> untwisted(const fft::ComplexLanes<T>& z, const T* twist) {

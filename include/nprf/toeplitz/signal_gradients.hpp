@@ -8,6 +8,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
 #include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/leaf.hpp"
 #include "nprf/toeplitz/panel.hpp"
 
 namespace nprf::toeplitz {
@@ -23,12 +24,9 @@ struct SignalPair {
   const T *a, *b;      // of two columns side by side, token after token
   const Lanes *u, *g;  // rows of tokens
   Lanes* du;           // (tokens)
-  T *da, *db;          // of two columns, eight tokens of the one and then of the other: see in_eights
+  T *da, *db;          // of two columns, eight tokens of the one and then of the other: in_eights()
   T* correlation;
 };
-
-/// Where a token's number for column c of a pair stands among those that add_lane_sums() adds up.
-constexpr Index in_eights(Index token, Index c) { return 16 * (token / 8) + 8 * c + token % 8; }
 
 /// The frame around it that FFT engines share: each column of G is scaled to maximum 1 and the same column of U by the
 /// inverse, so that only dU has to be scaled back; B's columns likewise, and A's by the inverse.
