@@ -8,8 +8,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::nprf {
 
 // one line for each public name: the umbrella brings them all, and no header of CUDA, MPI or Torch
 TEST_CASE("the umbrella brings every public name", "[umbrella]") {
@@ -36,3 +35,5 @@ TEST_CASE("the umbrella brings every public name", "[umbrella]") {
   const LagWeights<float> one{0, Vector<float>::Ones(1)};
   CHECK(toeplitz::contract<float>(Engine::automatic, one, q, k, v).rows() == n);
 }
+
+}  // namespace nprf::test::nprf

@@ -14,8 +14,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_gradients {
 
 namespace {
 
@@ -241,3 +240,5 @@ TEST_CASE("a table for more tokens serves fewer by its middle, one for fewer ser
         CHECK(worst_ratio(clipped.bias, collected, 23 * epsilon<double> * full.bias.cwiseAbs().maxCoeff()) <= 1);
       }
 }
+
+}  // namespace nprf::test::attention_gradients

@@ -17,8 +17,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_grid {
 
 namespace {
 
@@ -355,3 +354,5 @@ TEST_CASE("a grid refuses other numbers of tokens, and an offset", "[attention]"
   const std::vector<Index> lengths{0, 14, 27};
   check_invalid([&] { call(27, 27, {.cumulative_lengths = lengths}); }, {"queries: expected 14 rows", "got 13"});
 }
+
+}  // namespace nprf::test::attention_grid

@@ -18,8 +18,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_masks {
 
 namespace {
 
@@ -107,9 +106,8 @@ Result run(const Padded& attention, const Tokens<double>& x, CallOptions call) {
   return result;
 }
 
-bool same_bits(const Result& a, const Result& b) {
-  return nprf::test::same_bits(a.y, b.y) && nprf::test::same_bits(a.g, b.g);
-}
+using test::same_bits;
+bool same_bits(const Result& a, const Result& b) { return same_bits(a.y, b.y) && same_bits(a.g, b.g); }
 
 }  // namespace
 
@@ -373,3 +371,5 @@ TEST_CASE("automatic keeps an FFT from keys whose gaps leave some rows far less 
     }
   }
 }
+
+}  // namespace nprf::test::attention_masks

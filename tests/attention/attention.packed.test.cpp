@@ -14,8 +14,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_packed {
 
 namespace {
 
@@ -238,3 +237,5 @@ TEST_CASE("a packing that does not fit is refused", "[attention]") {
   check_invalid([&] { attention(x.q, x.k, x.v, {.lengths = lengths, .cumulative_lengths = packed}); },
                 {"lengths: expected none for packed sequences", "got 1"});
 }
+
+}  // namespace nprf::test::attention_packed

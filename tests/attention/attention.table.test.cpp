@@ -20,8 +20,7 @@
 #include "support/attention.hpp"
 #include "support/catch.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_table {
 
 namespace {
 
@@ -185,3 +184,5 @@ TEST_CASE("attention is its twin for more tokens", "[attention]") {
 TEST_CASE("attention is its twin in float", "[attention]") {
   check_pairs<float>({{1, 1}, {5, 5}, {17, 17}, {64, 64}, {127, 127}, {40, 200}, {200, 40}});
 }
+
+}  // namespace nprf::test::attention_table

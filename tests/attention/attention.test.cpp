@@ -17,8 +17,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention {
 
 namespace {
 
@@ -796,3 +795,5 @@ TEST_CASE("a denominator that overflows is computed again", "[attention]") {
   CHECK(report.indefinite_rows == 0);
   CHECK(largest_row_error(y, reference::kernelized_attention(attention, q, large, x.v)) <= 16 * epsilon<float>);
 }
+
+}  // namespace nprf::test::attention

@@ -14,8 +14,7 @@
 #include "support/attention.hpp"
 #include "support/catch.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_threads {
 
 namespace {
 
@@ -111,3 +110,5 @@ TEST_CASE("the bits of rows that are computed one by one do not depend on the nu
   REQUIRE(report.repaired_rows > 100);
   check(attention, 1200, 1200, {});
 }
+
+}  // namespace nprf::test::attention_threads

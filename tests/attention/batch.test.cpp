@@ -12,8 +12,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_batch {
 
 namespace {
 
@@ -162,3 +161,5 @@ TEST_CASE("a batch that is like an earlier one takes the same memory", "[attenti
   run(batch, heads, more, {.report = &larger});
   CHECK(larger.workspace_bytes > first.workspace_bytes);
 }
+
+}  // namespace nprf::test::attention_batch

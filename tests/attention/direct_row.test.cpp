@@ -13,8 +13,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_direct_row {
 
 namespace {
 
@@ -113,3 +112,5 @@ TEST_CASE("a row alone adds its gradients, and they are central differences", "[
     CHECK(dU.col(2).isOnes(0));  // the column of ones has no gradient in a row of its own
   }
 }
+
+}  // namespace nprf::test::attention_direct_row

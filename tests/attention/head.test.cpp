@@ -11,8 +11,7 @@
 #include "support/attention.hpp"
 #include "support/catch.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_head {
 
 namespace {
 
@@ -190,3 +189,5 @@ TEST_CASE("gradients through a user's own feature map are central differences", 
   CHECK(difference_error(f.x.k, g.keys, moved(&Tokens<double>::k)) <= 1e-6);
   CHECK(difference_error(f.x.v, g.values, moved(&Tokens<double>::v)) <= 1e-6);
 }
+
+}  // namespace nprf::test::attention_head

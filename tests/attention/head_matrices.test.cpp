@@ -8,8 +8,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_head_matrices {
 
 TEST_CASE("the matrix of each head stands at its strides", "[attention]") {
   std::vector<double> values(2 * 100);
@@ -46,3 +45,5 @@ TEST_CASE("one head is the caller's own matrix", "[attention]") {
   CHECK(one_head(none)(0, 0).rows() == 0);
   CHECK(one_head(none)(0, 0).cols() == 3);
 }
+
+}  // namespace nprf::test::attention_head_matrices

@@ -10,8 +10,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_head_models {
 
 TEST_CASE("heads share one feature map and one position, or have their own", "[attention]") {
   const AttentionOptions options{.direction = Direction::causal};
@@ -37,3 +36,5 @@ TEST_CASE("heads share one feature map and one position, or have their own", "[a
       }
     }
 }
+
+}  // namespace nprf::test::attention_head_models

@@ -13,8 +13,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_head_weights {
 
 namespace {
 
@@ -261,3 +260,5 @@ TEST_CASE("a position with places of its own refuses other numbers of tokens", "
   check_invalid([&] { make(14, 15, 0); }, {"keys: expected 14 rows", "got 15"});
   check_invalid([&] { make(14, 14, 1); }, {"offset: expected 0", "got 1"});
 }
+
+}  // namespace nprf::test::attention_head_weights

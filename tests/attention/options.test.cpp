@@ -5,7 +5,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::attention_options {
 
 TEST_CASE("attention is bidirectional over rows of norm 1 unless it is told otherwise", "[attention]") {
   const AttentionOptions options;
@@ -42,3 +42,5 @@ TEST_CASE("a report that nobody filled in claims nothing", "[attention]") {
   CHECK(std::isinf(report.error_bound));
   CHECK(report.workspace_bytes == 0);
 }
+
+}  // namespace nprf::test::attention_options

@@ -7,8 +7,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_saved {
 
 namespace {
 
@@ -68,3 +67,5 @@ TEST_CASE("no queries or no keys have gradients of their shapes, all zero", "[at
     CHECK(g.bias.size() == 0);
   }
 }
+
+}  // namespace nprf::test::attention_saved

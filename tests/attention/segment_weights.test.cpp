@@ -7,8 +7,7 @@
 #include "support/attention.hpp"
 #include "support/catch.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_segment_weights {
 
 TEST_CASE("sequences of one size share their weights, and each has those of its size", "[attention]") {
   const RelativePosition<double> position(random_table<double>(20, 3));
@@ -39,3 +38,5 @@ TEST_CASE("sequences of one size share their weights, and each has those of its 
   weights.build(position, options, std::vector<Segment>{{0, 9, 0, 9}}, 4, 3, offset, Pass::forward, team);
   CHECK(weights[0].gradient_lags().first == -10);
 }
+
+}  // namespace nprf::test::attention_segment_weights

@@ -7,8 +7,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::attention_segments {
 
 namespace {
 
@@ -91,3 +90,5 @@ TEST_CASE("an offset beyond 2^40 tokens is no offset", "[attention]") {
     check_invalid([&] { segments({.offset = offset}, 1, 2, 2); },
                   {"offset: expected -2^40 to 2^40", "got " + std::to_string(offset)});
 }
+
+}  // namespace nprf::test::attention_segments

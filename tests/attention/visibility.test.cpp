@@ -8,7 +8,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::attention_visibility {
 
 namespace {
 
@@ -63,3 +63,5 @@ TEST_CASE("a query sees keys in its direction whose bias is not -infinity", "[at
             }
         }
 }
+
+}  // namespace nprf::test::attention_visibility

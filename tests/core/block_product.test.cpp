@@ -10,8 +10,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::core_block_product {
 
 namespace {
 
@@ -105,3 +104,5 @@ TEMPLATE_TEST_CASE("rows on the right are multiplied where they lie, and added",
       }
     }
 }
+
+}  // namespace nprf::test::core_block_product

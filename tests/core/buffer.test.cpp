@@ -11,7 +11,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::core_buffer {
 
 static_assert(!std::is_copy_constructible_v<Buffer<float>>);
 static_assert(std::is_nothrow_move_constructible_v<Buffer<float>>);
@@ -61,3 +61,5 @@ TEST_CASE("a buffer's size that overflows is refused", "[core]") {
   CHECK_THROWS_AS(Buffer<char>(-1), std::length_error);
   CHECK_THROWS_AS(Buffer<double>(std::numeric_limits<Index>::min()), std::length_error);
 }
+
+}  // namespace nprf::test::core_buffer

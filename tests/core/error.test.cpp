@@ -8,7 +8,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::core_error {
 
 static_assert(std::is_base_of_v<std::invalid_argument, InvalidArgument>);
 static_assert(std::is_base_of_v<std::runtime_error, BackendError>);
@@ -26,7 +26,7 @@ TEST_CASE("a requirement that fails throws its parts as one sentence", "[core]")
     message = error.what();
   }
   CHECK(message == "k: expected 3 rows, got 4.5, that is not 1");
-  test::check_invalid([] { require(false, "k: expected ", 3); }, {"k", "3"});
+  check_invalid([] { require(false, "k: expected ", 3); }, {"k", "3"});
 }
 
 TEST_CASE("errors are caught as the standard's own", "[core]") {
@@ -34,3 +34,5 @@ TEST_CASE("errors are caught as the standard's own", "[core]") {
   CHECK_THROWS_AS(require(false, "x"), std::logic_error);
   CHECK_THROWS_AS(throw BackendError("FFTW"), std::runtime_error);
 }
+
+}  // namespace nprf::test::core_error

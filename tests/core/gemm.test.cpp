@@ -13,8 +13,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::core_gemm {
 
 namespace {
 
@@ -193,3 +192,5 @@ TEST_CASE("what is not a number stays in its row and its column", "[core]") {
   for (Index i = 0; i < 9; ++i)
     for (Index j = 0; j < 11; ++j) CHECK(std::isfinite(C(i, j)) == (i != 4 && j != 10));
 }
+
+}  // namespace nprf::test::core_gemm

@@ -8,7 +8,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::core_lag_bias {
 
 namespace {
 
@@ -99,3 +99,5 @@ TEST_CASE("the largest bias of a range is the largest of all of its lags", "[cor
         REQUIRE(bias.max({first, last}) == largest);
       }
 }
+
+}  // namespace nprf::test::core_lag_bias

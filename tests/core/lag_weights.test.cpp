@@ -8,7 +8,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::core_lag_weights {
 
 namespace {
 
@@ -231,3 +231,5 @@ TEST_CASE("equal weights at the ends can be taken for tails", "[core]") {
   CHECK(is(ends({0, vector<double>({5, 5, 5, 7, 9, 9}), {1, 0, 0.0, 0.0}}), 2, 1));
   CHECK(is(ends({0, vector<double>({1, 2, 2, 7, 9, 9}), {1, 0, -std::log(2.0), 0.0}}), 1, 1));
 }
+
+}  // namespace nprf::test::core_lag_weights

@@ -10,8 +10,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::core_pack {
 
 namespace {
 
@@ -125,3 +124,5 @@ TEMPLATE_TEST_CASE("a square of packs is transposed", "[core]", NPRF_TEST_SCALAR
   CHECK(to.middleCols(1, size) == from.middleCols(2, size).transpose());
   CHECK((to.array() == 17).count() == 5 * size);
 }
+
+}  // namespace nprf::test::core_pack

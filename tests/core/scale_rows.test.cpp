@@ -6,8 +6,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::core_scale_rows {
 
 TEMPLATE_TEST_CASE("each row is scaled by its own factor", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
@@ -24,3 +23,5 @@ TEMPLATE_TEST_CASE("each row is scaled by its own factor", "[core]", NPRF_TEST_S
     CHECK(wrong == 0);
   }
 }
+
+}  // namespace nprf::test::core_scale_rows

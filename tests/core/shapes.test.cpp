@@ -4,7 +4,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::core_shapes {
 
 namespace {
 
@@ -30,10 +30,9 @@ TEST_CASE("a product is empty if it has no entries, or no features", "[core]") {
 }
 
 TEST_CASE("a product's factors that do not fit are refused", "[core]") {
-  test::check_invalid([] { product_shape<float>(zeros(3, 5), zeros(7, 6), zeros(7, 2)); },
-                      {"B: expected 5 columns", "got 6"});
-  test::check_invalid([] { product_shape<float>(zeros(3, 5), zeros(7, 5), zeros(8, 2)); },
-                      {"U: expected 7 rows", "got 8"});
+  check_invalid([] { product_shape<float>(zeros(3, 5), zeros(7, 6), zeros(7, 2)); },
+                {"B: expected 5 columns", "got 6"});
+  check_invalid([] { product_shape<float>(zeros(3, 5), zeros(7, 5), zeros(8, 2)); }, {"U: expected 7 rows", "got 8"});
 }
 
 TEST_CASE("a product's factors are looked at where they lie", "[core]") {
@@ -56,8 +55,10 @@ TEST_CASE("an attention's shape is read off queries, keys and values", "[core]")
 }
 
 TEST_CASE("queries, keys and values that do not fit are refused", "[core]") {
-  test::check_invalid([] { attention_shape<float>(zeros(3, 5), zeros(7, 6), zeros(7, 2)); },
-                      {"keys: expected 5 columns", "got 6"});
-  test::check_invalid([] { attention_shape<float>(zeros(3, 5), zeros(7, 5), zeros(8, 2)); },
-                      {"values: expected 7 rows", "got 8"});
+  check_invalid([] { attention_shape<float>(zeros(3, 5), zeros(7, 6), zeros(7, 2)); },
+                {"keys: expected 5 columns", "got 6"});
+  check_invalid([] { attention_shape<float>(zeros(3, 5), zeros(7, 5), zeros(8, 2)); },
+                {"values: expected 7 rows", "got 8"});
 }
+
+}  // namespace nprf::test::core_shapes

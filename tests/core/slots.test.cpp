@@ -5,7 +5,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::core_slots {
 
 namespace {
 
@@ -70,3 +70,5 @@ TEST_CASE("a placement counts those outside first, and numbers all", "[core]") {
     CHECK(some.number(i) == numbers[static_cast<std::size_t>(i)]);
   }
 }
+
+}  // namespace nprf::test::core_slots

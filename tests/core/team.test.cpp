@@ -16,7 +16,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::core_team {
 
 namespace {
 
@@ -288,3 +288,5 @@ TEST_CASE("nested: no two teams share scratch memory", "[core]") {
     CHECK(spoilt == 0);
   });
 }
+
+}  // namespace nprf::test::core_team

@@ -11,7 +11,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::core_threads {
 
 namespace {
 
@@ -38,8 +38,7 @@ TEST_CASE("a number of threads that makes no sense is refused and changes nothin
   set_num_threads(3);
   for (const Index threads :
        {Index{0}, Index{-1}, Index{4097}, (Index{1} << 32) + 1, std::numeric_limits<Index>::min()}) {
-    test::check_invalid([&] { set_num_threads(threads); },
-                        {"threads: expected 1 to 4096", "got " + std::to_string(threads)});
+    check_invalid([&] { set_num_threads(threads); }, {"threads: expected 1 to 4096", "got " + std::to_string(threads)});
     CHECK(num_threads() == 3);
   }
 }
@@ -81,3 +80,5 @@ TEST_CASE("workers run at most once each, worker 0 on the calling thread, and al
     CHECK(static_cast<Index>(seen.size()) == workers);  // here, where threads are to be had
   }
 }
+
+}  // namespace nprf::test::core_threads

@@ -11,7 +11,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::core_types {
 
 static_assert(Real<float> && Real<double>);
 static_assert(!Real<long double> && !Real<int> && !Real<const float>);
@@ -94,3 +94,5 @@ TEST_CASE("every engine has the name that it has in the code", "[core]") {
   CHECK(different.size() == names.size());
   CHECK(std::string(name(static_cast<Engine>(1000))) == "unknown");
 }
+
+}  // namespace nprf::test::core_types

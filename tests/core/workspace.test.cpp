@@ -13,7 +13,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::core_workspace {
 
 static_assert(std::is_nothrow_move_constructible_v<Workspace>, "a team's workspaces stand in a vector that may grow");
 static_assert(!std::is_copy_constructible_v<Workspace::Scope>);
@@ -268,3 +268,5 @@ TEST_CASE("settled, a workspace is one block, and calls of rising sizes pile up 
   workspace.settle();
   CHECK(*taken == std::byte{7});
 }
+
+}  // namespace nprf::test::core_workspace

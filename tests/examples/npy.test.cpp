@@ -26,6 +26,9 @@
 #include <sys/resource.h>
 
 #include <csignal>
+
+namespace nprf::test::examples_npy {
+
 #endif
 
 namespace {
@@ -652,3 +655,5 @@ TEST_CASE("npy: a file is replaced whole or not at all", "[npy]") {
   }
 #endif
 }
+
+}  // namespace nprf::test::examples_npy

@@ -12,7 +12,8 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::examples_pnm {
+
 using namespace std::string_literals;
 namespace fs = std::filesystem;
 
@@ -76,7 +77,7 @@ TEST_CASE("pnm: what is no picture is refused", "[pnm]") {
   const TemporaryFile file;
   const auto refuse = [&](std::string_view bytes, std::string_view expected, std::string_view got) {
     file.store(bytes);
-    test::check_invalid([&] { pnm::read_ppm(file.path()); }, {file.path().string() + ": expected ", expected, got});
+    check_invalid([&] { pnm::read_ppm(file.path()); }, {file.path().string() + ": expected ", expected, got});
   };
   refuse("", "a binary PPM", "another");
   refuse("P5\n1 1\n255\n\x01", "P6", "another");
@@ -93,21 +94,23 @@ TEST_CASE("pnm: what is no picture is refused", "[pnm]") {
   refuse("P6\n2 1\n255\nabcde", "6 bytes of 1 x 2 pixels", "got 5");
   refuse("P6\n2 1\n255\nabcdefg", "6 bytes of 1 x 2 pixels", "got 7");
   refuse("P6\n65536 65536\n255\nabc", "12884901888 bytes", "got 3");
-  test::check_invalid([] { pnm::read_ppm("missing/picture.ppm"); }, {"missing/picture.ppm: expected a regular file"});
-  test::check_invalid([] { pnm::read_ppm("."); }, {".: expected a regular file"});
+  check_invalid([] { pnm::read_ppm("missing/picture.ppm"); }, {"missing/picture.ppm: expected a regular file"});
+  check_invalid([] { pnm::read_ppm("."); }, {".: expected a regular file"});
 }
 
 TEST_CASE("pnm: what cannot be written is refused", "[pnm]") {
   const TemporaryFile file;
   const Matrix<float> black = Matrix<float>::Zero(6, 3);
-  test::check_invalid(
+  check_invalid(
       [&] {
         pnm::write_ppm("missing/picture.ppm", {2, 3, black});
       },
       {"missing/picture.ppm: expected a file that can be written"});
-  test::check_invalid([&] { pnm::write_ppm(file.path(), {2, 2, black}); }, {"expected 4 x 3 numbers", "got 6 x 3"});
-  test::check_invalid(
+  check_invalid([&] { pnm::write_ppm(file.path(), {2, 2, black}); }, {"expected 4 x 3 numbers", "got 6 x 3"});
+  check_invalid(
       [&] { pnm::write_pgm(file.path(), Matrix<float>::Constant(1, 1, std::numeric_limits<float>::quiet_NaN())); },
       {"expected finite numbers"});
   CHECK(!fs::exists(file.path()));
 }
+
+}  // namespace nprf::test::examples_pnm

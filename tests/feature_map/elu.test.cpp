@@ -12,8 +12,7 @@
 #include "support/error.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using test::epsilon;
+namespace nprf::test::feature_map_elu {
 
 static_assert(FeatureMap<EluFeatures<float>> && FeatureMap<EluFeatures<double>>);
 static_assert(is_positive<EluFeatures<float>>());
@@ -53,12 +52,12 @@ TEST_CASE("elu: a NaN stays a NaN", "[feature_map]") {
 
 TEST_CASE("elu: backward is the derivative on both sides of zero", "[feature_map]") {
   const EluFeatures<double> features(6);
-  Matrix<double> x = test::normal<double>(5, 6, 21);
+  Matrix<double> x = normal<double>(5, 6, 21);
   x(0, 0) = 2;
   x(0, 1) = -2;
   x(0, 2) = 0.001;
   x(0, 3) = -0.001;
-  test::check_backward(features, x, [&](const Matrix<double>& at) { return features.queries(at); });
+  check_backward(features, x, [&](const Matrix<double>& at) { return features.queries(at); });
 }
 
 TEMPLATE_TEST_CASE("elu: the derivative at zero is 1 from both sides, and goes to zero far below", "[feature_map]",
@@ -85,30 +84,31 @@ TEST_CASE("elu: no rows have no features", "[feature_map]") {
 }
 
 TEST_CASE("elu: shapes that do not fit are refused", "[feature_map]") {
-  test::check_invalid([] { EluFeatures<float>(0); }, {"input_dim: expected at least 1", "got 0"});
-  test::check_invalid([] { EluFeatures<double>(-2); }, {"input_dim", "got -2"});
+  check_invalid([] { EluFeatures<float>(0); }, {"input_dim: expected at least 1", "got 0"});
+  check_invalid([] { EluFeatures<double>(-2); }, {"input_dim", "got -2"});
   const EluFeatures<float> features(4);
   const auto zeros = [](Index rows, Index cols) { return Matrix<float>(Matrix<float>::Zero(rows, cols)); };
-  test::check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
-  test::check_invalid([&] { features.keys(zeros(0, 3)); }, {"x: expected 4 columns", "got 3"});
-  test::check_invalid([&] { features.backward(zeros(2, 5), zeros(2, 4), zeros(2, 4)); },
-                      {"expected 2 x 4", "got 2 x 5"});
-  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(1, 4), zeros(2, 4)); }, {"expected 2 x 4", "1 x 4"});
-  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 3), zeros(2, 4)); }, {"expected 2 x 4", "2 x 3"});
-  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(3, 4)); }, {"expected 2 x 4", "3 x 4"});
-  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(2, 9)); }, {"expected 2 x 4", "2 x 9"});
+  check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
+  check_invalid([&] { features.keys(zeros(0, 3)); }, {"x: expected 4 columns", "got 3"});
+  check_invalid([&] { features.backward(zeros(2, 5), zeros(2, 4), zeros(2, 4)); }, {"expected 2 x 4", "got 2 x 5"});
+  check_invalid([&] { features.backward(zeros(2, 4), zeros(1, 4), zeros(2, 4)); }, {"expected 2 x 4", "1 x 4"});
+  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 3), zeros(2, 4)); }, {"expected 2 x 4", "2 x 3"});
+  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(3, 4)); }, {"expected 2 x 4", "3 x 4"});
+  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(2, 9)); }, {"expected 2 x 4", "2 x 9"});
 }
 
 TEMPLATE_TEST_CASE("elu: features go into the caller's storage, with the same bits for any number of threads",
                    "[feature_map]", NPRF_TEST_SCALARS) {
-  for (const Index n : {0, 1, 127, 128, 129, 700}) test::check_in_place(EluFeatures<TestType>(9), n);
+  for (const Index n : {0, 1, 127, 128, 129, 700}) check_in_place(EluFeatures<TestType>(9), n);
 }
 
 TEST_CASE("elu: results of another shape are refused", "[feature_map]") {
-  test::check_in_place_shapes(EluFeatures<float>(4));
+  check_in_place_shapes(EluFeatures<float>(4));
   Workspace workspace;
   Matrix<float> phi(2, 4);
   const std::vector<float> scale(3, 1.0f);
-  test::check_invalid([&] { EluFeatures<float>(4).queries(Matrix<float>::Zero(2, 4), scale, phi, Team(workspace)); },
-                      {"scale: expected 2 factors", "got 3"});
+  check_invalid([&] { EluFeatures<float>(4).queries(Matrix<float>::Zero(2, 4), scale, phi, Team(workspace)); },
+                {"scale: expected 2 factors", "got 3"});
 }
+
+}  // namespace nprf::test::feature_map_elu

@@ -4,7 +4,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
+namespace nprf::test::feature_map_feature_map {
 
 namespace {
 
@@ -87,9 +87,11 @@ static_assert(!estimates_exp<Relaxed>() && is_positive<Relaxed>());
 
 TEST_CASE("the feature map of the concept's comment works", "[feature_map]") {
   const Squares squares{3};
-  const Matrix<float> x = test::normal<float>(4, 3, 1), g = test::normal<float>(4, 3, 2);
+  const Matrix<float> x = normal<float>(4, 3, 1), g = normal<float>(4, 3, 2);
   const Matrix<float> phi = squares.queries(x);
   CHECK(phi == x.cwiseProduct(x));
   CHECK(squares.keys(x) == phi);
   CHECK(squares.backward(x, phi, g) == 2 * x.cwiseProduct(g));
 }
+
+}  // namespace nprf::test::feature_map_feature_map

@@ -12,8 +12,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::feature_map_feature_map_view {
 
 namespace {
 
@@ -182,3 +181,5 @@ TEST_CASE("a map that returns another shape is refused", "[feature_map]") {
   check_invalid([&] { FeatureMapView<double>(wrong_shape).backward(data.x, phi, phi, dx, data.team); },
                 {"feature map: expected to return 150 x 3", "got 3 x 150"});
 }
+
+}  // namespace nprf::test::feature_map_feature_map_view

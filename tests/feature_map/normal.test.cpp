@@ -11,7 +11,7 @@
 #include "feature_map/statistics.hpp"
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::feature_map_normal {
 
 namespace {
 
@@ -90,10 +90,10 @@ TEST_CASE("the deviates have the moments of N(0,1)", "[feature_map]") {
     for (const double t : x)
       for (int power = 1; power <= 4; ++power) moment[power] += std::pow(t, power) / n;
     // the variances of t, t^2, t^3 and t^4 of a Gaussian t
-    CHECK(std::abs(moment[1]) <= test::five_sigma * std::sqrt(1 / n));
-    CHECK(std::abs(moment[2] - 1) <= test::five_sigma * std::sqrt(2 / n));
-    CHECK(std::abs(moment[3]) <= test::five_sigma * std::sqrt(15 / n));
-    CHECK(std::abs(moment[4] - 3) <= test::five_sigma * std::sqrt(96 / n));
+    CHECK(std::abs(moment[1]) <= five_sigma * std::sqrt(1 / n));
+    CHECK(std::abs(moment[2] - 1) <= five_sigma * std::sqrt(2 / n));
+    CHECK(std::abs(moment[3]) <= five_sigma * std::sqrt(15 / n));
+    CHECK(std::abs(moment[4] - 3) <= five_sigma * std::sqrt(96 / n));
   }
 }
 
@@ -104,8 +104,8 @@ TEST_CASE("as many deviates fall beyond one, two and three as of a Gaussian", "[
     const double p = std::erfc(bound / std::numbers::sqrt2) / 2, sigma = std::sqrt(n * p * (1 - p));
     const auto above = std::count_if(x.begin(), x.end(), [&](double t) { return t > bound; });
     const auto below = std::count_if(x.begin(), x.end(), [&](double t) { return t < -bound; });
-    CHECK(std::abs(static_cast<double>(above) - n * p) <= test::five_sigma * sigma);
-    CHECK(std::abs(static_cast<double>(below) - n * p) <= test::five_sigma * sigma);
+    CHECK(std::abs(static_cast<double>(above) - n * p) <= five_sigma * sigma);
+    CHECK(std::abs(static_cast<double>(below) - n * p) <= five_sigma * sigma);
   }
 }
 
@@ -113,14 +113,14 @@ TEST_CASE("deviates, streams and seeds are independent of each other", "[feature
   constexpr std::size_t n = 100000;
   const std::vector<double> x = draw(NormalDeviates(1), n);
   for (const std::size_t lag : {1u, 2u, 3u, 4u}) {
-    CHECK(correlation_sigmas(x, x, lag) <= test::five_sigma);
-    CHECK(correlation_sigmas(squares(x), squares(x), lag) <= test::five_sigma);
+    CHECK(correlation_sigmas(x, x, lag) <= five_sigma);
+    CHECK(correlation_sigmas(squares(x), squares(x), lag) <= five_sigma);
   }
   for (const std::vector<double>& y :
        {draw(NormalDeviates(1, 1), n), draw(NormalDeviates(2), n), draw(NormalDeviates(0, 1), n)})
     for (const std::size_t lag : {0u, 1u, 2u}) {
-      CHECK(correlation_sigmas(x, y, lag) <= test::five_sigma);
-      CHECK(correlation_sigmas(squares(x), squares(y), lag) <= test::five_sigma);
+      CHECK(correlation_sigmas(x, y, lag) <= five_sigma);
+      CHECK(correlation_sigmas(squares(x), squares(y), lag) <= five_sigma);
     }
 }
 
@@ -136,3 +136,5 @@ TEST_CASE("a matrix is filled row by row with the deviates that come next", "[fe
   CHECK(b(1, 0) == x[18]);
   CHECK(normal.matrix(0, 4).size() == 0);
 }
+
+}  // namespace nprf::test::feature_map_normal

@@ -6,7 +6,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::feature_map_paper_names {
 
 static_assert(std::same_as<decltype(prf<float>(2, 3)), PositiveFeatures<float>>);
 static_assert(std::same_as<decltype(orf<double>(2, 3)), PositiveFeatures<double>>);
@@ -29,3 +29,5 @@ TEMPLATE_TEST_CASE("each of the paper's names stands for its projection", "[feat
   CHECK(orf<T>(d, m).projection() == rows(Projection::orthogonal, 0));
   CHECK(sphere_prf<T>(d, m).projection() == rows(Projection::sphere, 0));
 }
+
+}  // namespace nprf::test::feature_map_paper_names

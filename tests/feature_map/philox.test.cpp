@@ -6,7 +6,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::feature_map_philox {
 
 static_assert(Philox::block({0, 0, 0, 0}, {0, 0})[0] == 0x6627e8d5, "known at compile time");
 
@@ -30,3 +30,5 @@ TEST_CASE("each bit of counter and key changes the words", "[feature_map]") {
     }
   CHECK(different.size() == 1 + 6 * 32);
 }
+
+}  // namespace nprf::test::feature_map_philox

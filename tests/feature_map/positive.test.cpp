@@ -17,9 +17,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using test::epsilon;
-using test::five_sigma;
+namespace nprf::test::feature_map_positive {
 
 static_assert(FeatureMap<PositiveFeatures<float>> && FeatureMap<PositiveFeatures<double>>);
 static_assert(FeatureMap<HyperbolicFeatures<float>> && FeatureMap<HyperbolicFeatures<double>>);
@@ -77,7 +75,7 @@ template <class T>
 std::vector<Matrix<T>> two_vectors(Index d, double norm) {
   std::vector<Matrix<T>> pair;
   for (const std::uint64_t seed : {100u, 101u}) {
-    const Matrix<double> x = test::normal<double>(1, d, seed);
+    const Matrix<double> x = normal<double>(1, d, seed);
     pair.push_back((x * ((seed == 100 ? 1 : 0.6) * norm / x.norm())).template cast<T>());
   }
   return pair;
@@ -100,7 +98,7 @@ TEMPLATE_TEST_CASE("positive: queries and keys are the formula, with their facto
       for (const Index n : {1, 3, 127, 128, 129, 300}) {
         if (n > 3 && d * m > 64) continue;
         const TestType features = make<TestType>(d, m);
-        const Matrix<T> x = test::normal<T>(n, d, 5) / static_cast<T>(std::sqrt(static_cast<double>(d)));
+        const Matrix<T> x = normal<T>(n, d, 5) / static_cast<T>(std::sqrt(static_cast<double>(d)));
         const Matrix<double> expected = log_features(features, x.template cast<double>());
         REQUIRE(features.output_dim() == expected.cols());
 
@@ -112,8 +110,8 @@ TEMPLATE_TEST_CASE("positive: queries and keys are the formula, with their facto
         Matrix<double> log_phi_q = q.array().log(), log_phi_k = k.array().log() + static_cast<double>(log_k);
         log_phi_q.colwise() += log_q.template cast<double>();
         INFO("d " << d << " m " << m << " n " << n);
-        CHECK(test::worst_ratio(log_phi_q, expected, tolerance<T>(d)) <= 1);
-        CHECK(test::worst_ratio(log_phi_k, expected, tolerance<T>(d)) <= 1);
+        CHECK(worst_ratio(log_phi_q, expected, tolerance<T>(d)) <= 1);
+        CHECK(worst_ratio(log_phi_k, expected, tolerance<T>(d)) <= 1);
 
         // whether the factor is asked for changes nothing
         CHECK(features.queries(x).template cast<double>() == q);
@@ -125,7 +123,7 @@ TEMPLATE_TEST_CASE("positive: the largest feature is 1: of every query, and of a
                    NPRF_ALL_MAPS) {
   using T = typename TestType::Scalar;
   const TestType features = make<TestType>(6, 20);
-  const Matrix<T> x = test::normal<T>(150, 6, 8);
+  const Matrix<T> x = normal<T>(150, 6, 8);
   const Matrix<T> q = features.queries(x), k = features.keys(x);
   for (Index i = 0; i < 150; ++i) CHECK(std::abs(q.row(i).maxCoeff() - T(1)) <= std::numeric_limits<T>::epsilon());
   CHECK(q.minCoeff() > 0);
@@ -137,17 +135,16 @@ TEMPLATE_TEST_CASE("positive: a scale of rows is the same as scaled rows", "[fea
   using T = typename TestType::Scalar;
   const Index n = 131, d = 9;
   const TestType features = make<TestType>(d, 13);
-  const Matrix<T> x = test::normal<T>(n, d, 8);
-  const Vector<T> scale = test::normal<T>(n, 1, 9).cwiseAbs().col(0) / 4;
+  const Matrix<T> x = normal<T>(n, d, 8);
+  const Vector<T> scale = normal<T>(n, 1, 9).cwiseAbs().col(0) / 4;
   const Matrix<T> scaled = scale.asDiagonal() * x;
   const RowScale<T> factors(scale.data(), static_cast<std::size_t>(n));
   Vector<T> log_q, log_q_scaled;
   T log_k = 0, log_k_scaled = 0;
   const double close = tolerance<T>(d);
-  CHECK(test::worst_ratio(features.queries(x, factors, &log_q), features.queries(scaled, {}, &log_q_scaled), close) <=
-        1);
-  CHECK(test::worst_ratio(features.keys(x, factors, &log_k), features.keys(scaled, {}, &log_k_scaled), close) <= 1);
-  CHECK(test::worst_ratio(log_q, log_q_scaled, close) <= 1);
+  CHECK(worst_ratio(features.queries(x, factors, &log_q), features.queries(scaled, {}, &log_q_scaled), close) <= 1);
+  CHECK(worst_ratio(features.keys(x, factors, &log_k), features.keys(scaled, {}, &log_k_scaled), close) <= 1);
+  CHECK(worst_ratio(log_q, log_q_scaled, close) <= 1);
   CHECK(std::abs(static_cast<double>(log_k - log_k_scaled)) <= close);
 }
 
@@ -155,7 +152,7 @@ TEMPLATE_TEST_CASE("positive: rows of any norm stay finite", "[feature_map]", NP
   using T = typename TestType::Scalar;
   const Index d = 8;
   const TestType features = make<TestType>(d, 16);
-  Matrix<T> x = test::normal<T>(5, d, 8);
+  Matrix<T> x = normal<T>(5, d, 8);
   x.row(1) *= T(1e4) / x.row(1).norm();
   x.row(2) *= T(-1e4) / x.row(2).norm();
   x.row(3).setZero();
@@ -178,7 +175,7 @@ TEMPLATE_TEST_CASE("positive: rows of any norm stay finite", "[feature_map]", NP
 TEMPLATE_TEST_CASE("positive: a NaN in one row leaves the others as they were", "[feature_map]", NPRF_ALL_MAPS) {
   using T = typename TestType::Scalar;
   const TestType features = make<TestType>(4, 9);
-  Matrix<T> x = test::normal<T>(3, 4, 8);
+  Matrix<T> x = normal<T>(3, 4, 8);
   const Matrix<T> good = x.topRows(1);
   x(1, 2) = std::numeric_limits<T>::quiet_NaN();
   const Matrix<T> q = features.queries(x), k = features.keys(x);
@@ -212,11 +209,11 @@ TEMPLATE_TEST_CASE("positive: a strided view has the features of its copy, bit f
                    NPRF_ALL_MAPS) {
   using T = typename TestType::Scalar;
   const TestType features = make<TestType>(7, 9);
-  const Matrix<T> wide = test::normal<T>(30, 20, 8);
+  const Matrix<T> wide = normal<T>(30, 20, 8);
   for (const Index shift : {0, 1, 5, 13}) {
     const Matrix<T> copy = wide.block(3, shift, 20, 7);
-    CHECK(test::same_bits<T>(features.queries(wide.block(3, shift, 20, 7)), features.queries(copy)));
-    CHECK(test::same_bits<T>(features.keys(wide.block(3, shift, 20, 7)), features.keys(copy)));
+    CHECK(same_bits<T>(features.queries(wide.block(3, shift, 20, 7)), features.queries(copy)));
+    CHECK(same_bits<T>(features.keys(wide.block(3, shift, 20, 7)), features.keys(copy)));
   }
 }
 
@@ -225,10 +222,10 @@ TEMPLATE_TEST_CASE("positive: backward is the derivative of the features", "[fea
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
     for (const double size : {0.2, 1.0, 1.5}) {
       const TestType features = make<TestType>(5, 11, projection);
-      const Matrix<double> x = size * test::normal<double>(4, 5, 21);
-      test::check_backward(features, x, test::queries_like(features, x));
-      test::check_backward(features, x, test::keys_like(features, x));
-      test::check_backward_takes_factors(features, x);
+      const Matrix<double> x = size * normal<double>(4, 5, 21);
+      check_backward(features, x, queries_like(features, x));
+      check_backward(features, x, keys_like(features, x));
+      check_backward_takes_factors(features, x);
     }
 }
 
@@ -237,19 +234,17 @@ TEMPLATE_TEST_CASE("positive: shapes that do not fit are refused", "[feature_map
   const TestType features = make<TestType>(4, 3);
   const Index r = features.output_dim();
   const auto zeros = [](Index rows, Index cols) { return Matrix<T>(Matrix<T>::Zero(rows, cols)); };
-  test::check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
-  test::check_invalid([&] { features.keys(zeros(2, 3)); }, {"x: expected 4 columns", "got 3"});
-  test::check_invalid([&] { features.keys(zeros(0, 3)); }, {"x: expected 4 columns", "got 3"});
+  check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
+  check_invalid([&] { features.keys(zeros(2, 3)); }, {"x: expected 4 columns", "got 3"});
+  check_invalid([&] { features.keys(zeros(0, 3)); }, {"x: expected 4 columns", "got 3"});
   const std::vector<T> scale(3, T(1));
-  test::check_invalid([&] { features.queries(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
-  test::check_invalid([&] { features.keys(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
-  test::check_invalid([&] { features.backward(zeros(2, 5), zeros(2, r), zeros(2, r)); }, {"x: expected 4", "got 5"});
-  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(3, r), zeros(2, r)); },
-                      {"phi: expected 2 x", "got 3 x"});
-  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r + 1), zeros(2, r)); }, {"phi: expected 2 x"});
-  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r), zeros(1, r)); },
-                      {"dphi: expected 2 x", "got 1 x"});
-  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r), zeros(2, r - 1)); }, {"dphi: expected 2 x"});
+  check_invalid([&] { features.queries(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
+  check_invalid([&] { features.keys(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
+  check_invalid([&] { features.backward(zeros(2, 5), zeros(2, r), zeros(2, r)); }, {"x: expected 4", "got 5"});
+  check_invalid([&] { features.backward(zeros(2, 4), zeros(3, r), zeros(2, r)); }, {"phi: expected 2 x", "got 3 x"});
+  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r + 1), zeros(2, r)); }, {"phi: expected 2 x"});
+  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r), zeros(1, r)); }, {"dphi: expected 2 x", "got 1 x"});
+  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, r), zeros(2, r - 1)); }, {"dphi: expected 2 x"});
 }
 
 TEMPLATE_TEST_CASE("positive: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]",
@@ -260,10 +255,10 @@ TEMPLATE_TEST_CASE("positive: the mean of phi(x).phi(y) over seeds is exp(x.y)",
       for (const Index m : {4, 9}) {
         const std::vector<Matrix<T>> v = two_vectors<T>(d, 0.7);
         for (const Matrix<T>& y : {v[1], Matrix<T>(-v[1]), v[0]}) {
-          const auto sample = test::estimates(
-              [&](std::uint64_t seed) { return make<TestType>(d, m, projection, seed); }, v[0], y, 3000);
+          const auto sample =
+              estimates([&](std::uint64_t seed) { return make<TestType>(d, m, projection, seed); }, v[0], y, 3000);
           INFO("projection " << static_cast<int>(projection) << " d " << d << " m " << m);
-          CHECK(test::Statistics(sample).mean_sigmas(exp_xy(v[0].template cast<double>(), y.template cast<double>())) <=
+          CHECK(Statistics(sample).mean_sigmas(exp_xy(v[0].template cast<double>(), y.template cast<double>())) <=
                 five_sigma);
         }
       }
@@ -276,12 +271,11 @@ TEST_CASE("orthogonal rows have no preferred direction", "[feature_map][monte_ca
   x << Matrix<double>::Constant(1, d, 0.125), Matrix<double>::Constant(1, d, -0.125);  // |x| = 1
   std::vector<double> plus, minus;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    const Matrix<double> k =
-        test::kernel(make<PositiveFeatures<double>>(d, 10 * d, Projection::orthogonal, seed), x, x);
+    const Matrix<double> k = kernel(make<PositiveFeatures<double>>(d, 10 * d, Projection::orthogonal, seed), x, x);
     plus.push_back(k(0, 0));
     minus.push_back(k(1, 1));
   }
-  for (const test::Statistics& estimate : {test::Statistics(plus), test::Statistics(minus)}) {
+  for (const Statistics& estimate : {Statistics(plus), Statistics(minus)}) {
     CHECK(estimate.mean_sigmas(std::exp(1.0)) <= five_sigma);
     CHECK(estimate.mean_error <= 0.38 / (five_sigma + 2));  // fine enough to tell 2.34 and 3.10 from e
   }
@@ -295,10 +289,10 @@ TEST_CASE("rows on the sphere have the mean of a hypergeometric function", "[fea
       const double half = static_cast<double>(d) / 2, z = (x + y).squaredNorm();
       const double expected =
           std::exp(-(x.squaredNorm() + y.squaredNorm()) / 2) * hypergeometric_0f1(half, half * z / 2);
-      const test::Statistics prf(test::estimates(
-          [&](std::uint64_t seed) { return make<PositiveFeatures<double>>(d, 50, Projection::sphere, seed); }, x, y,
-          3000));
-      const test::Statistics hyperbolic(test::estimates(
+      const Statistics prf(
+          estimates([&](std::uint64_t seed) { return make<PositiveFeatures<double>>(d, 50, Projection::sphere, seed); },
+                    x, y, 3000));
+      const Statistics hyperbolic(estimates(
           [&](std::uint64_t seed) { return make<HyperbolicFeatures<double>>(d, 50, Projection::sphere, seed); }, x, y,
           1000));
       INFO("d " << d << " norm " << norm);
@@ -324,10 +318,10 @@ TEST_CASE("Gaussian rows have the variance of the formulas", "[feature_map][mont
   for (const Matrix<double>& y : {v[0], v[1], Matrix<double>(-v[1])}) {
     const Matrix<double>& x = v[0];
     const double square = (x + y).squaredNorm(), unit = exp_xy(x, y) * exp_xy(x, y) / static_cast<double>(m);
-    const test::Statistics prf(test::estimates(
-        [&](std::uint64_t seed) { return make<PositiveFeatures<double>>(d, m, Projection::gaussian, seed); }, x, y,
-        20000));
-    const test::Statistics hyperbolic(test::estimates(
+    const Statistics prf(
+        estimates([&](std::uint64_t seed) { return make<PositiveFeatures<double>>(d, m, Projection::gaussian, seed); },
+                  x, y, 20000));
+    const Statistics hyperbolic(estimates(
         [&](std::uint64_t seed) { return make<HyperbolicFeatures<double>>(d, m, Projection::gaussian, seed); }, x, y,
         20000));
     INFO("|x+y|^2 " << square);
@@ -342,35 +336,37 @@ TEST_CASE("orthogonal rows have less variance than Gaussian ones", "[feature_map
   const Index d = 8;
   const Matrix<double> x = two_vectors<double>(d, 0.5)[0];
   const auto statistics = [&](Projection projection) {
-    return test::Statistics(test::estimates(
+    return Statistics(estimates(
         [&](std::uint64_t seed) { return make<HyperbolicFeatures<double>>(d, d, projection, seed); }, x, x, 4000));
   };
-  const test::Statistics gaussian = statistics(Projection::gaussian), orthogonal = statistics(Projection::orthogonal);
+  const Statistics gaussian = statistics(Projection::gaussian), orthogonal = statistics(Projection::orthogonal);
   const double error = std::hypot(gaussian.variance_error, orthogonal.variance_error);
   CHECK(gaussian.variance - orthogonal.variance >= five_sigma * error);
 }
 
 TEMPLATE_TEST_CASE("positive: features go into the caller's storage, with the same bits for any number of threads",
                    "[feature_map]", NPRF_ALL_MAPS) {
-  test::check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
+  check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
 }
 
 TEMPLATE_TEST_CASE("positive: no bit depends on where the caller's storage lies", "[feature_map]", NPRF_ALL_MAPS) {
   using T = typename TestType::Scalar;
   const TestType features = make<TestType>(7, 9);
   const Index n = 30, r = features.output_dim();
-  const Matrix<T> x = test::normal<T>(n, 7, 8);
+  const Matrix<T> x = normal<T>(n, 7, 8);
   Workspace workspace;
   const Team team(workspace);
   for (const Index shift : {0, 1, 5, 13}) {
     Matrix<T> wide(n, r + 14);
     features.queries(x, {}, wide.middleCols(shift, r), team);
-    CHECK(test::same_bits<T>(wide.middleCols(shift, r), features.queries(x)));
+    CHECK(same_bits<T>(wide.middleCols(shift, r), features.queries(x)));
     features.keys(x, {}, wide.middleCols(shift, r), team);
-    CHECK(test::same_bits<T>(wide.middleCols(shift, r), features.keys(x)));
+    CHECK(same_bits<T>(wide.middleCols(shift, r), features.keys(x)));
   }
 }
 
 TEMPLATE_TEST_CASE("positive: results of another shape are refused", "[feature_map]", NPRF_ALL_MAPS) {
-  test::check_in_place_shapes(make<TestType>(4, 3));
+  check_in_place_shapes(make<TestType>(4, 3));
 }
+
+}  // namespace nprf::test::feature_map_positive

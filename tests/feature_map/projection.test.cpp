@@ -12,8 +12,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using test::five_sigma;
+namespace nprf::test::feature_map_projection {
 
 namespace {
 
@@ -34,9 +33,9 @@ std::vector<double> values(const Matrix<double>& x) { return {x.data(), x.data()
 // Means of entry^2 and entry^4 of w: 1 and 3 for Gaussian rows, 1 and 3d/(d+2) on the sphere
 void check_moments(const Matrix<double>& w, double fourth) {
   const Matrix<double> square = w.array().square();
-  CHECK(test::Statistics(values(w)).mean_sigmas(0) <= five_sigma);
-  CHECK(test::Statistics(values(square)).mean_sigmas(1) <= five_sigma);
-  CHECK(test::Statistics(values(square.array().square())).mean_sigmas(fourth) <= five_sigma);
+  CHECK(Statistics(values(w)).mean_sigmas(0) <= five_sigma);
+  CHECK(Statistics(values(square)).mean_sigmas(1) <= five_sigma);
+  CHECK(Statistics(values(square.array().square())).mean_sigmas(fourth) <= five_sigma);
 }
 
 }  // namespace
@@ -71,8 +70,8 @@ TEST_CASE("sizes below one are refused", "[feature_map]") {
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
     for (const Index wrong : {0, -1}) {
       const std::string got = "got " + std::to_string(wrong);
-      test::check_invalid([&] { draw(4, wrong, projection); }, {"input_dim: expected at least 1", got});
-      test::check_invalid([&] { draw(wrong, 4, projection); }, {"num_features: expected at least 1", got});
+      check_invalid([&] { draw(4, wrong, projection); }, {"input_dim: expected at least 1", got});
+      check_invalid([&] { draw(wrong, 4, projection); }, {"num_features: expected at least 1", got});
     }
 }
 
@@ -111,11 +110,11 @@ TEST_CASE("norms of Gaussian and of orthogonal rows are those of a chi(d)", "[fe
         for (Index r = 0; r + 1 < w.rows(); r += 2)  // disjoint pairs, so that the products are independent
           products.push_back((w.row(r).norm() - chi_mean(d)) * (w.row(r + 1).norm() - chi_mean(d)));
       }
-      const test::Statistics norm(norms);
+      const Statistics norm(norms);
       INFO("d " << d);
       CHECK(norm.mean_sigmas(chi_mean(d)) <= five_sigma);
       CHECK(norm.variance_sigmas(static_cast<double>(d) - chi_mean(d) * chi_mean(d)) <= five_sigma);
-      CHECK(test::Statistics(products).mean_sigmas(0) <= five_sigma);  // independent, also within a block
+      CHECK(Statistics(products).mean_sigmas(0) <= five_sigma);  // independent, also within a block
     }
 }
 
@@ -139,8 +138,8 @@ TEST_CASE("every entry of an orthogonal block has mean zero, as a Haar distribut
           square.push_back(w(block * d + i, j) * w(block * d + i, j));
         }
         INFO("d " << d << " entry " << i << ' ' << j);
-        if (d > 1) CHECK(test::Statistics(square).mean_sigmas(1) <= five_sigma);
-        CHECK(test::Statistics(entry).mean_sigmas(0) <= five_sigma);
+        if (d > 1) CHECK(Statistics(square).mean_sigmas(1) <= five_sigma);
+        CHECK(Statistics(entry).mean_sigmas(0) <= five_sigma);
       }
   }
 }
@@ -149,6 +148,8 @@ TEST_CASE("the trace of an orthogonal matrix has mean 0 and variance 1", "[featu
   std::vector<double> trace;
   NormalDeviates normal(4);
   for (int draws = 0; draws < 4000; ++draws) trace.push_back(detail::haar_orthogonal(normal.matrix(6, 6)).trace());
-  CHECK(test::Statistics(trace).mean_sigmas(0) <= five_sigma);
-  CHECK(test::Statistics(trace).variance_sigmas(1) <= five_sigma);
+  CHECK(Statistics(trace).mean_sigmas(0) <= five_sigma);
+  CHECK(Statistics(trace).variance_sigmas(1) <= five_sigma);
 }
+
+}  // namespace nprf::test::feature_map_projection

@@ -15,7 +15,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::feature_map_random_features {
 
 template <class F>
 concept Redrawable = requires(const F& features) {
@@ -48,7 +48,7 @@ TEMPLATE_TEST_CASE("a random map takes its projection from outside", "[feature_m
   using T = typename TestType::Scalar;
   const FeatureOptions options{.input_dim = 5, .num_features = 12, .seed = 78};
   const TestType drawn(options), given(draw_projection<T>(options));
-  const Matrix<T> x = test::normal<T>(9, 5, 1);
+  const Matrix<T> x = normal<T>(9, 5, 1);
   CHECK(given.input_dim() == 5);
   CHECK(given.num_features() == 12);
   CHECK(given.output_dim() == drawn.output_dim());
@@ -63,27 +63,27 @@ TEMPLATE_TEST_CASE("a random map takes its projection from outside", "[feature_m
 
 TEMPLATE_TEST_CASE("a projection that is empty or not finite is refused", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
-  test::check_invalid([] { TestType(Matrix<T>(0, 3)); }, {"rows: expected an m x d projection", "got 0 x 3"});
-  test::check_invalid([] { TestType(Matrix<T>(3, 0)); }, {"rows: expected an m x d projection", "got 3 x 0"});
+  check_invalid([] { TestType(Matrix<T>(0, 3)); }, {"rows: expected an m x d projection", "got 0 x 3"});
+  check_invalid([] { TestType(Matrix<T>(3, 0)); }, {"rows: expected an m x d projection", "got 3 x 0"});
   const T infinity = std::numeric_limits<T>::infinity();
   for (const T wrong : {std::numeric_limits<T>::quiet_NaN(), infinity, -infinity})
     for (const Index place : {0, 7, 14}) {
       Matrix<T> rows = Matrix<T>::Ones(3, 5);
       rows.data()[place] = wrong;
-      test::check_invalid([&] { TestType{rows}; }, {"rows: expected finite scalars", "NaN or an infinity"});
+      check_invalid([&] { TestType{rows}; }, {"rows: expected finite scalars", "NaN or an infinity"});
     }
 }
 
 TEMPLATE_TEST_CASE("a random map without rows or columns is refused", "[feature_map]", NPRF_RANDOM_MAPS) {
-  test::check_invalid([] { TestType(FeatureOptions{.input_dim = 0, .num_features = 3}); },
-                      {"input_dim: expected at least 1", "got 0"});
-  test::check_invalid([] { TestType(FeatureOptions{.input_dim = 3, .num_features = -1}); },
-                      {"num_features: expected at least 1", "got -1"});
+  check_invalid([] { TestType(FeatureOptions{.input_dim = 0, .num_features = 3}); },
+                {"input_dim: expected at least 1", "got 0"});
+  check_invalid([] { TestType(FeatureOptions{.input_dim = 3, .num_features = -1}); },
+                {"num_features: expected at least 1", "got -1"});
 }
 
 TEMPLATE_TEST_CASE("a copy of a map is the same map", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
-  const Matrix<T> x = test::normal<T>(4, 6, 1);
+  const Matrix<T> x = normal<T>(4, 6, 1);
   TestType original(FeatureOptions{.input_dim = 6, .num_features = 5});
   const TestType copy = original;
   original = TestType(FeatureOptions{.input_dim = 6, .num_features = 5, .seed = 1});
@@ -114,18 +114,18 @@ TEMPLATE_TEST_CASE("redrawn: the same map of another seed", "[feature_map]", NPR
 
     // another projection in every row, and the old map as it was
     for (Index r = 0; r < 11; ++r) CHECK(other.projection().row(r) != features.projection().row(r));
-    CHECK(test::same_bits<T>(features.projection(), TestType(options).projection()));
+    CHECK(same_bits<T>(features.projection(), TestType(options).projection()));
 
     // the bits of a map made with that seed, whatever it was drawn from, and of the same seed the same again
     const TestType made(FeatureOptions{.input_dim = 6, .num_features = 11, .projection = projection, .seed = 6});
-    CHECK(test::same_bits<T>(other.projection(), made.projection()));
-    CHECK(test::same_bits<T>(redrawn(redrawn(features, 1234), 6).projection(), made.projection()));
-    CHECK(test::same_bits<T>(redrawn(features, 5).projection(), features.projection()));
+    CHECK(same_bits<T>(other.projection(), made.projection()));
+    CHECK(same_bits<T>(redrawn(redrawn(features, 1234), 6).projection(), made.projection()));
+    CHECK(same_bits<T>(redrawn(features, 5).projection(), features.projection()));
     // all 64 bits of the seed count
     CHECK(redrawn(features, 6 + (std::uint64_t{1} << 63)).projection() != made.projection());
-    const Matrix<T> x = test::normal<T>(9, 6, 1);
-    CHECK(test::same_bits<T>(other.queries(x), made.queries(x)));
-    CHECK(test::same_bits<T>(other.keys(x), made.keys(x)));
+    const Matrix<T> x = normal<T>(9, 6, 1);
+    CHECK(same_bits<T>(other.queries(x), made.queries(x)));
+    CHECK(same_bits<T>(other.keys(x), made.keys(x)));
   }
 }
 
@@ -134,7 +134,7 @@ TEMPLATE_TEST_CASE("redrawn: a query and the same key have the same features, bu
   using T = typename TestType::Scalar;
   const TestType features =
       redrawn(TestType(FeatureOptions{.input_dim = 6, .num_features = 11, .seed = 5}), 0xFFFFFFFFFFFFFFFF);
-  const Matrix<T> x = test::normal<T>(9, 6, 1) / 2;
+  const Matrix<T> x = normal<T>(9, 6, 1) / 2;
   Vector<T> log_q;
   T log_k = 0;
   const Matrix<T> q = features.queries(x, {}, &log_q), k = features.keys(x, {}, &log_k);
@@ -142,14 +142,16 @@ TEMPLATE_TEST_CASE("redrawn: a query and the same key have the same features, bu
     const double factor = std::exp(static_cast<double>(log_q[i]) - static_cast<double>(log_k));
     const Matrix<double> expected = q.row(i).template cast<double>() * factor;
     // exponents below 20 round by 20 eps each: those of the features and of both factors
-    const double tolerance = 4 * 20 * test::epsilon<T> * expected.cwiseAbs().maxCoeff();
-    CHECK(test::worst_ratio(k.row(i), expected, tolerance) <= 1);
+    const double tolerance = 4 * 20 * epsilon<T> * expected.cwiseAbs().maxCoeff();
+    CHECK(worst_ratio(k.row(i), expected, tolerance) <= 1);
   }
 }
 
 TEMPLATE_TEST_CASE("redrawn: the caller's rows are refused", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
   const TestType given(Matrix<T>(Matrix<T>::Identity(3, 3)));
-  test::check_invalid([&] { redrawn(given, 1); }, {"expected a projection that was drawn", "got the caller's rows"});
-  test::check_invalid([&] { given.options(); }, {"features:", "got the caller's rows"});
+  check_invalid([&] { redrawn(given, 1); }, {"expected a projection that was drawn", "got the caller's rows"});
+  check_invalid([&] { given.options(); }, {"features:", "got the caller's rows"});
 }
+
+}  // namespace nprf::test::feature_map_random_features

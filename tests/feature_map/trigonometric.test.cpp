@@ -16,9 +16,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using test::epsilon;
-using test::five_sigma;
+namespace nprf::test::feature_map_trigonometric {
 
 static_assert(FeatureMap<TrigonometricFeatures<float>> && FeatureMap<TrigonometricFeatures<double>>);
 static_assert(!is_positive<TrigonometricFeatures<float>>());
@@ -63,7 +61,7 @@ double exp_xy(const Matrix<double>& x, const Matrix<double>& y) { return std::ex
 // two vectors of dimension d:  |x| = norm, |y| = 0.6 norm
 template <class T>
 std::vector<Matrix<T>> two_vectors(Index d, double norm) {
-  const Matrix<double> x = test::normal<double>(2, d, 100);
+  const Matrix<double> x = normal<double>(2, d, 100);
   return {(x.row(0) * (norm / x.row(0).norm())).template cast<T>(),
           (x.row(1) * (0.6 * norm / x.row(1).norm())).template cast<T>()};
 }
@@ -78,7 +76,7 @@ TEMPLATE_TEST_CASE("TRF: queries and keys are the formula, with their factors pu
       for (const Index n : {1, 3, 127, 128, 129, 300}) {
         if (n > 3 && d * m > 64) continue;
         const TrigonometricFeatures<T> features = make<T>(d, m);
-        const Matrix<T> x = test::normal<T>(n, d, 5) / static_cast<T>(std::sqrt(static_cast<double>(d)));
+        const Matrix<T> x = normal<T>(n, d, 5) / static_cast<T>(std::sqrt(static_cast<double>(d)));
         const Matrix<double> expected = formula(features, x.template cast<double>());
         REQUIRE(features.output_dim() == 2 * m);
 
@@ -93,8 +91,8 @@ TEMPLATE_TEST_CASE("TRF: queries and keys are the formula, with their factors pu
         for (Index i = 0; i < n; ++i) size[i] = expected.row(i).norm() * tolerance<T>(d) / std::sqrt(double(m));
         const Matrix<double> allowed = size.replicate(1, 2 * m);
         INFO("d " << d << " m " << m << " n " << n);
-        CHECK(test::worst_ratio(factor.asDiagonal() * q, expected, allowed) <= 1);
-        CHECK(test::worst_ratio(std::exp(static_cast<double>(log_k)) * k, expected, allowed) <= 1);
+        CHECK(worst_ratio(factor.asDiagonal() * q, expected, allowed) <= 1);
+        CHECK(worst_ratio(std::exp(static_cast<double>(log_k)) * k, expected, allowed) <= 1);
 
         CHECK(features.queries(x).template cast<double>() == q);
         CHECK(features.keys(x).template cast<double>() == k);
@@ -106,14 +104,14 @@ TEMPLATE_TEST_CASE("TRF: each pair of a query's features, and of the longest key
   using T = TestType;
   const Index m = 20;
   const TrigonometricFeatures<T> features = make<T>(6, m);
-  Matrix<T> x = test::normal<T>(150, 6, 8);
+  Matrix<T> x = normal<T>(150, 6, 8);
   x.row(77) *= T(10) / x.row(77).norm();
   const Matrix<T> q = features.queries(x), k = features.keys(x);
   const Matrix<T> q_circle = q.leftCols(m).array().square() + q.rightCols(m).array().square();
   const Matrix<T> k_circle = k.leftCols(m).array().square() + k.rightCols(m).array().square();
   const double close = 8 * epsilon<T>;
-  CHECK(test::worst_ratio(q_circle, Matrix<T>::Ones(150, m), close) <= 1);
-  CHECK(test::worst_ratio(k_circle.row(77), Matrix<T>::Ones(1, m), close) <= 1);
+  CHECK(worst_ratio(q_circle, Matrix<T>::Ones(150, m), close) <= 1);
+  CHECK(worst_ratio(k_circle.row(77), Matrix<T>::Ones(1, m), close) <= 1);
   CHECK(k_circle.maxCoeff() <= T(1 + close));
 }
 
@@ -121,17 +119,16 @@ TEMPLATE_TEST_CASE("TRF: a scale of rows is the same as scaled rows", "[feature_
   using T = TestType;
   const Index n = 131, d = 9;
   const TrigonometricFeatures<T> features = make<T>(d, 13);
-  const Matrix<T> x = test::normal<T>(n, d, 8);
-  const Vector<T> scale = test::normal<T>(n, 1, 9).cwiseAbs().col(0) / 4;
+  const Matrix<T> x = normal<T>(n, d, 8);
+  const Vector<T> scale = normal<T>(n, 1, 9).cwiseAbs().col(0) / 4;
   const Matrix<T> scaled = scale.asDiagonal() * x;
   const RowScale<T> factors(scale.data(), static_cast<std::size_t>(n));
   Vector<T> log_q, log_q_scaled;
   T log_k = 0, log_k_scaled = 0;
   const double close = tolerance<T>(d);
-  CHECK(test::worst_ratio(features.queries(x, factors, &log_q), features.queries(scaled, {}, &log_q_scaled), close) <=
-        1);
-  CHECK(test::worst_ratio(features.keys(x, factors, &log_k), features.keys(scaled, {}, &log_k_scaled), close) <= 1);
-  CHECK(test::worst_ratio(log_q, log_q_scaled, close) <= 1);
+  CHECK(worst_ratio(features.queries(x, factors, &log_q), features.queries(scaled, {}, &log_q_scaled), close) <= 1);
+  CHECK(worst_ratio(features.keys(x, factors, &log_k), features.keys(scaled, {}, &log_k_scaled), close) <= 1);
+  CHECK(worst_ratio(log_q, log_q_scaled, close) <= 1);
   CHECK(std::abs(static_cast<double>(log_k - log_k_scaled)) <= close);
 }
 
@@ -139,7 +136,7 @@ TEMPLATE_TEST_CASE("TRF: rows of any norm stay finite", "[feature_map]", NPRF_TE
   using T = TestType;
   const Index d = 8;
   const TrigonometricFeatures<T> features = make<T>(d, 16);
-  Matrix<T> x = test::normal<T>(5, d, 8);
+  Matrix<T> x = normal<T>(5, d, 8);
   x.row(1) *= T(1e4) / x.row(1).norm();
   x.row(2) *= T(-5e3) / x.row(2).norm();
   x.row(3).setZero();
@@ -159,7 +156,7 @@ TEMPLATE_TEST_CASE("TRF: rows of any norm stay finite", "[feature_map]", NPRF_TE
 TEMPLATE_TEST_CASE("TRF: a row that is not finite leaves the others as they were", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const TrigonometricFeatures<T> features = make<T>(4, 9);
-  const Matrix<T> x = test::normal<T>(3, 4, 8);
+  const Matrix<T> x = normal<T>(3, 4, 8);
   const Matrix<T> expected = formula(features, x.template cast<double>()).template cast<T>();
   for (const T bad : {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()})
     for (const Index wrong : {0, 1, 2}) {
@@ -171,7 +168,7 @@ TEMPLATE_TEST_CASE("TRF: a row that is not finite leaves the others as they were
         CHECK(q.row(i).allFinite() == (i != wrong));
         CHECK(k.row(i).allFinite() == (i != wrong));
         const double close = tolerance<T>(4) * static_cast<double>(expected.row(i).norm());
-        if (i != wrong) CHECK(test::worst_ratio(std::exp(log_k) * k.row(i), expected.row(i), close) <= 1);
+        if (i != wrong) CHECK(worst_ratio(std::exp(log_k) * k.row(i), expected.row(i), close) <= 1);
       }
       // relative to the longest of the keys that are numbers
       if (std::isnan(bad)) CHECK(k.row((wrong + 1) % 3).norm() <= T(3.001));
@@ -200,11 +197,11 @@ TEMPLATE_TEST_CASE("TRF: a strided view has the features of its copy, bit for bi
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const TrigonometricFeatures<T> features = make<T>(7, 9);
-  const Matrix<T> wide = test::normal<T>(30, 20, 8);
+  const Matrix<T> wide = normal<T>(30, 20, 8);
   for (const Index shift : {0, 1, 5, 13}) {
     const Matrix<T> copy = wide.block(3, shift, 20, 7);
-    CHECK(test::same_bits<T>(features.queries(wide.block(3, shift, 20, 7)), features.queries(copy)));
-    CHECK(test::same_bits<T>(features.keys(wide.block(3, shift, 20, 7)), features.keys(copy)));
+    CHECK(same_bits<T>(features.queries(wide.block(3, shift, 20, 7)), features.queries(copy)));
+    CHECK(same_bits<T>(features.keys(wide.block(3, shift, 20, 7)), features.keys(copy)));
   }
 }
 
@@ -212,24 +209,24 @@ TEST_CASE("TRF: backward is the derivative of the features", "[feature_map]") {
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
     for (const double size : {0.2, 1.0, 1.5}) {
       const TrigonometricFeatures<double> features = make<double>(5, 11, projection);
-      const Matrix<double> x = size * test::normal<double>(4, 5, 21);
-      test::check_backward(features, x, test::queries_like(features, x));
-      test::check_backward(features, x, test::keys_like(features, x));
-      test::check_backward_takes_factors(features, x);
+      const Matrix<double> x = size * normal<double>(4, 5, 21);
+      check_backward(features, x, queries_like(features, x));
+      check_backward(features, x, keys_like(features, x));
+      check_backward_takes_factors(features, x);
     }
 }
 
 TEST_CASE("TRF: shapes that do not fit are refused", "[feature_map]") {
   const TrigonometricFeatures<float> features = make<float>(4, 3);
   const auto zeros = [](Index rows, Index cols) { return Matrix<float>(Matrix<float>::Zero(rows, cols)); };
-  test::check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
-  test::check_invalid([&] { features.keys(zeros(2, 3)); }, {"x: expected 4 columns", "got 3"});
+  check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
+  check_invalid([&] { features.keys(zeros(2, 3)); }, {"x: expected 4 columns", "got 3"});
   const std::vector<float> scale(3, 1.0f);
-  test::check_invalid([&] { features.queries(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
-  test::check_invalid([&] { features.keys(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
-  test::check_invalid([&] { features.backward(zeros(2, 3), zeros(2, 6), zeros(2, 6)); }, {"x: expected 4", "got 3"});
-  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 3), zeros(2, 6)); }, {"phi: expected 2 x 6"});
-  test::check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 6), zeros(3, 6)); }, {"dphi: expected 2 x 6"});
+  check_invalid([&] { features.queries(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
+  check_invalid([&] { features.keys(zeros(2, 4), scale); }, {"scale: expected 2 factors", "got 3"});
+  check_invalid([&] { features.backward(zeros(2, 3), zeros(2, 6), zeros(2, 6)); }, {"x: expected 4", "got 3"});
+  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 3), zeros(2, 6)); }, {"phi: expected 2 x 6"});
+  check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 6), zeros(3, 6)); }, {"dphi: expected 2 x 6"});
 }
 
 TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]",
@@ -241,9 +238,9 @@ TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[fe
         const std::vector<Matrix<T>> v = two_vectors<T>(d, 0.8);
         for (const Matrix<T>& y : {v[1], Matrix<T>(-v[1]), Matrix<T>(-v[0])}) {
           const auto sample =
-              test::estimates([&](std::uint64_t seed) { return make<T>(d, m, projection, seed); }, v[0], y, 3000);
+              estimates([&](std::uint64_t seed) { return make<T>(d, m, projection, seed); }, v[0], y, 3000);
           INFO("projection " << static_cast<int>(projection) << " d " << d << " m " << m);
-          CHECK(test::Statistics(sample).mean_sigmas(exp_xy(v[0].template cast<double>(), y.template cast<double>())) <=
+          CHECK(Statistics(sample).mean_sigmas(exp_xy(v[0].template cast<double>(), y.template cast<double>())) <=
                 five_sigma);
         }
       }
@@ -251,9 +248,9 @@ TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[fe
 
 TEST_CASE("TRF: a vector's product with itself has no noise", "[feature_map]") {
   // sin^2 + cos^2: phi(x).phi(x) = exp(|x|^2) for any projection
-  const Matrix<double> x = test::normal<double>(6, 5, 4);
+  const Matrix<double> x = normal<double>(6, 5, 4);
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
-    const Matrix<double> k = test::kernel(make<double>(5, 3, projection), x, x);
+    const Matrix<double> k = kernel(make<double>(5, 3, projection), x, x);
     for (Index i = 0; i < 6; ++i) {
       const double square = x.row(i).squaredNorm();
       CHECK(std::abs(k(i, i) / std::exp(square) - 1) <= 8 * epsilon<double> * (4 + square));
@@ -270,8 +267,8 @@ TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map]
     const double product = x.row(0).dot(y.row(0)), squares = x.squaredNorm() + y.squaredNorm();
     const double noise = std::pow(1 - std::exp(-(x - y).squaredNorm()), 2) / (2 * static_cast<double>(m));
     const double expected = std::exp(2 * product) * std::exp(squares - 2 * product) * noise;
-    const test::Statistics trf(test::estimates(
-        [&](std::uint64_t seed) { return make<double>(d, m, Projection::gaussian, seed); }, x, y, 20000));
+    const Statistics trf(
+        estimates([&](std::uint64_t seed) { return make<double>(d, m, Projection::gaussian, seed); }, x, y, 20000));
     CHECK(trf.variance_sigmas(expected) <= five_sigma);
     CHECK(trf.variance_error <= 0.1 * trf.variance);
   }
@@ -279,9 +276,11 @@ TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map]
 
 TEMPLATE_TEST_CASE("TRF: features go into the caller's storage, with the same bits for any number of threads",
                    "[feature_map]", NPRF_TEST_SCALARS) {
-  test::check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
+  check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
 }
 
 TEMPLATE_TEST_CASE("TRF: results of another shape are refused", "[feature_map]", NPRF_TEST_SCALARS) {
-  test::check_in_place_shapes(make<TestType>(4, 3));
+  check_in_place_shapes(make<TestType>(4, 3));
 }
+
+}  // namespace nprf::test::feature_map_trigonometric

@@ -16,7 +16,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::fft_fftw {
 
 namespace {
 
@@ -103,10 +103,10 @@ TEMPLATE_TEST_CASE("there and back again is the length times the signal", "[fft]
 
 TEMPLATE_TEST_CASE("lengths that FFTW cannot take are refused", "[fft]", NPRF_TEST_SCALARS) {
   using Plan = fft::ComplexPlan<TestType>;
-  test::check_invalid([] { Plan plan(0); }, {"length: expected 1 to 2^31 - 1", "got 0"});
-  test::check_invalid([] { Plan plan(-4); }, {"length", "got -4"});
-  test::check_invalid([] { Plan plan(Index{1} << 31); }, {"length", "got 2147483648"});
-  test::check_invalid([] { Plan::shared(0); }, {"length", "got 0"});
+  check_invalid([] { Plan plan(0); }, {"length: expected 1 to 2^31 - 1", "got 0"});
+  check_invalid([] { Plan plan(-4); }, {"length", "got -4"});
+  check_invalid([] { Plan plan(Index{1} << 31); }, {"length", "got 2147483648"});
+  check_invalid([] { Plan::shared(0); }, {"length", "got 0"});
 }
 
 TEMPLATE_TEST_CASE("callers of one length share one plan", "[fft]", NPRF_TEST_SCALARS) {
@@ -193,3 +193,5 @@ TEST_CASE("a caller who holds the planner keeps others from planning, not from t
 }
 
 #endif  // NPRF_USE_FFTW
+
+}  // namespace nprf::test::fft_fftw

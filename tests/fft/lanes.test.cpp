@@ -10,8 +10,7 @@
 #include "fft/complex_lanes.hpp"
 #include "support/catch.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::fft_lanes {
 
 namespace {
 
@@ -294,3 +293,5 @@ TEMPLATE_TEST_CASE("a lane's NaN stays in it", "[fft]", NPRF_TEST_SCALARS) {
     }
   }
 }
+
+}  // namespace nprf::test::fft_lanes

@@ -5,7 +5,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::fft_length {
 
 static_assert(fft::smooth_length(11) == 12, "known at compile time");
 
@@ -31,3 +31,5 @@ TEST_CASE("the length is the next even product of 2, 3, 5 and 7", "[fft]") {
     REQUIRE(fft::smooth_length(n) == *lengths.lower_bound(n));
   }
 }
+
+}  // namespace nprf::test::fft_length

@@ -19,8 +19,7 @@
 #include "support/product.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::fft_polynomial_tree {
 
 namespace {
 
@@ -545,3 +544,5 @@ TEMPLATE_TEST_CASE("threads that share a tree do not disturb each other", "[fft]
   for (std::thread& thread : threads) thread.join();
   CHECK(std::count(same.begin(), same.end(), true) == 8);
 }
+
+}  // namespace nprf::test::fft_polynomial_tree

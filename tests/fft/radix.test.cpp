@@ -12,8 +12,7 @@
 #include "fft/complex_lanes.hpp"
 #include "support/catch.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::fft_radix {
 
 namespace {
 
@@ -196,3 +195,5 @@ TEMPLATE_TEST_CASE("steps keep lanes apart", "[fft]", NPRF_TEST_SCALARS) {
         }
     });
 }
+
+}  // namespace nprf::test::fft_radix

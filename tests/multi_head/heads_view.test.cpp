@@ -10,8 +10,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::multi_head_heads_view {
 
 namespace {
 
@@ -122,3 +121,5 @@ TEST_CASE("a view of heads is the matrices of its heads", "[multi_head]") {
       CHECK(read(b, h) == x(b, h));
     }
 }
+
+}  // namespace nprf::test::multi_head_heads_view

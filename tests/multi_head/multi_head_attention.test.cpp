@@ -25,8 +25,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::multi_head_multi_head_attention {
 
 namespace {
 
@@ -827,3 +826,5 @@ TEST_CASE("arrays without a scalar need no address", "[multi_head]") {
   CHECK(all_zero(dq.inner()));
   CHECK(all_zero(dk.inner()));
 }
+
+}  // namespace nprf::test::multi_head_multi_head_attention

@@ -9,7 +9,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::normalize_normalization {
 
 namespace {
 
@@ -56,8 +56,8 @@ TEST_CASE("the paper's normalization is the default", "[normalize]") {
 TEST_CASE("a radius that is no radius is refused", "[normalize]") {
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double radius : {0.0, -0.0, -1.0, std::numeric_limits<double>::quiet_NaN(), infinity, -infinity})
-    test::check_invalid([&] { Normalization::unit(radius); }, {"radius: expected a positive finite number", "got "});
-  test::check_invalid([&] { Normalization::unit(-3); }, {"got -3"});
+    check_invalid([&] { Normalization::unit(radius); }, {"radius: expected a positive finite number", "got "});
+  check_invalid([&] { Normalization::unit(-3); }, {"got -3"});
 }
 
 TEMPLATE_TEST_CASE("every row gets the radius for its norm", "[normalize]", NPRF_TEST_SCALARS) {
@@ -219,3 +219,5 @@ TEMPLATE_TEST_CASE("factors go into the caller's storage, with the same bits for
       }
   }
 }
+
+}  // namespace nprf::test::normalize_normalization

@@ -8,7 +8,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::position_alibi {
 
 static_assert(Position<AlibiPosition<float>> && Position<AlibiPosition<double>>);
 static_assert(LearnedPosition<AlibiPosition<float>> && LearnedPosition<AlibiPosition<double>>);
@@ -32,10 +32,12 @@ TEMPLATE_TEST_CASE("a slope that is not finite, or absurd, is refused", "[positi
   using T = TestType;
   const T infinity = std::numeric_limits<T>::infinity();
   for (const T slope : {infinity, -infinity, std::numeric_limits<T>::quiet_NaN(), T(1.1e30), T(-1.1e30)})
-    test::check_invalid([&] { AlibiPosition<T>{slope}; }, {"slope: expected a number between -1e30 and 1e30", "got "});
+    check_invalid([&] { AlibiPosition<T>{slope}; }, {"slope: expected a number between -1e30 and 1e30", "got "});
 }
 
 TEST_CASE("alibi: the gradient of the parameters is the transpose of what they make", "[position]") {
   const Vector<double> slope = Vector<double>::Constant(1, 0.3);
-  test::check_gradient(AlibiPosition<double>(slope[0]), slope);
+  check_gradient(AlibiPosition<double>(slope[0]), slope);
 }
+
+}  // namespace nprf::test::position_alibi

@@ -15,8 +15,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::position_grid {
 
 static_assert(Position<GridPosition<float>> && LearnedPosition<GridPosition<float>> &&
               PlacedPosition<GridPosition<float>>);
@@ -152,3 +151,5 @@ TEST_CASE("a grid refuses a size or a table that does not fit", "[position]") {
   check_invalid([&] { make(2, 3, 3, 5, 1, 2); }, {"extra: expected 1 x 3", "E x E+2", "got 1 x 2"});
   check_invalid([&] { make(2, 3, 3, 5, 0, 0); }, {"extra: expected 0 x 2", "got 0 x 0"});
 }
+
+}  // namespace nprf::test::position_grid

@@ -6,7 +6,7 @@
 
 #include "support/catch.hpp"
 
-using namespace nprf;
+namespace nprf::test::position_position {
 
 namespace {
 
@@ -91,3 +91,5 @@ TEST_CASE("the bias between two tokens is that of their lag, or of their places"
         CHECK(bias_between(Placed(), i, j, offset) == static_cast<double>(10 * i + j));
       }
 }
+
+}  // namespace nprf::test::position_position

@@ -14,8 +14,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::position_position_view {
 
 namespace {
 
@@ -148,3 +147,5 @@ TEST_CASE("a position without gradient serves until it is asked for one", "[posi
   Matrix<double> d;
   check_invalid([&] { view.gradient(0, {}, d); }, {"position: expected one with gradient()", "got one without"});
 }
+
+}  // namespace nprf::test::position_position_view

@@ -10,7 +10,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::position_relative {
 
 static_assert(Position<RelativePosition<float>> && Position<RelativePosition<double>>);
 static_assert(LearnedPosition<RelativePosition<float>> && LearnedPosition<RelativePosition<double>>);
@@ -36,8 +36,8 @@ TEMPLATE_TEST_CASE("each lag within reach has a scalar of its own, all others th
 
 TEST_CASE("an even number of scalars is refused", "[position]") {
   for (const Index size : {0, 2, 10})
-    test::check_invalid([&] { RelativePosition<float>(Vector<float>::Zero(size)); },
-                        {"b: expected an odd number of scalars", "got " + std::to_string(size)});
+    check_invalid([&] { RelativePosition<float>(Vector<float>::Zero(size)); },
+                  {"b: expected an odd number of scalars", "got " + std::to_string(size)});
 }
 
 TEMPLATE_TEST_CASE("NaN and +infinity are refused by their place", "[position]", NPRF_TEST_SCALARS) {
@@ -46,8 +46,8 @@ TEMPLATE_TEST_CASE("NaN and +infinity are refused by their place", "[position]",
     for (const Index place : {0, 3, 4}) {
       Vector<T> b = Vector<T>::Zero(5);
       b[place] = wrong;
-      test::check_invalid([&] { RelativePosition<T>{b}; },
-                          {"b[" + std::to_string(place) + "]", "finite number or -infinity"});
+      check_invalid([&] { RelativePosition<T>{b}; },
+                    {"b[" + std::to_string(place) + "]", "finite number or -infinity"});
     }
 }
 
@@ -64,5 +64,7 @@ TEMPLATE_TEST_CASE("a bias of -infinity is allowed, and holds beyond the reach",
 
 TEST_CASE("relative: the gradient of the parameters is the transpose of what they make", "[position]") {
   const Vector<double> table = Vector<double>::LinSpaced(31, -2, 3);
-  test::check_gradient(RelativePosition<double>(table), table);
+  check_gradient(RelativePosition<double>(table), table);
 }
+
+}  // namespace nprf::test::position_relative

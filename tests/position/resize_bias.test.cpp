@@ -13,7 +13,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::position_resize_bias {
 
 namespace {
 
@@ -60,10 +60,10 @@ const Index sizes[] = {1, 3, 5, 7, 13, 27, 101};
 TEMPLATE_TEST_CASE("resized: the same size gives the same bits", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : sizes) {
-    const Vector<T> b = test::normal_vector<T>(n, 1);
-    const Matrix<T> grid = test::normal<T>(n, 7, 2);
-    CHECK(test::same_bits<T>(resize_bias(b, n), b));
-    CHECK(test::same_bits<T>(resize_bias(grid, (n + 1) / 2, 4), grid));
+    const Vector<T> b = normal_vector<T>(n, 1);
+    const Matrix<T> grid = normal<T>(n, 7, 2);
+    CHECK(same_bits<T>(resize_bias(b, n), b));
+    CHECK(same_bits<T>(resize_bias(grid, (n + 1) / 2, 4), grid));
   }
 }
 
@@ -71,37 +71,36 @@ TEST_CASE("resized: every entry is its twin's", "[position]") {
   for (const Index n : sizes)
     for (const Index m : sizes) {
       INFO(n << " to " << m);
-      const Vector<double> b = test::normal_vector<double>(n, 3);
-      CHECK(test::worst_ratio(resize_bias(b, m), stretched_line(b, m, linear_weight), rounding) <= 1);
-      const Matrix<double> grid = test::normal<double>(n, 9, 4);
-      CHECK(test::worst_ratio(resize_bias(grid, (m + 1) / 2, 3), stretched_grid(grid, m, 5), rounding) <= 1);
-      CHECK(test::worst_ratio(resize_bias(grid, (m + 1) / 2, 9), stretched_grid(grid, m, 17), rounding) <= 1);
+      const Vector<double> b = normal_vector<double>(n, 3);
+      CHECK(worst_ratio(resize_bias(b, m), stretched_line(b, m, linear_weight), rounding) <= 1);
+      const Matrix<double> grid = normal<double>(n, 9, 4);
+      CHECK(worst_ratio(resize_bias(grid, (m + 1) / 2, 3), stretched_grid(grid, m, 5), rounding) <= 1);
+      CHECK(worst_ratio(resize_bias(grid, (m + 1) / 2, 9), stretched_grid(grid, m, 17), rounding) <= 1);
     }
 }
 
 TEST_CASE("resized: numbers by hand", "[position]") {
   // 3 to 5: the places -1/5, 2/5, 1, 8/5, 11/5
   const Vector<double> b{{0, 10, 40}};
-  CHECK(test::worst_ratio(resize_bias(b, 5), Vector<double>{{0, 4, 10, 28, 40}}, rounding) <= 1);
+  CHECK(worst_ratio(resize_bias(b, 5), Vector<double>{{0, 4, 10, 28, 40}}, rounding) <= 1);
   // 5 to 3: the places 1/3, 2, 11/3
   const Vector<double> square{{0, 1, 4, 9, 16}};
-  CHECK(test::worst_ratio(resize_bias(square, 3), Vector<double>{{1.0 / 3, 4, 9 + 14.0 / 3}}, rounding) <= 1);
+  CHECK(worst_ratio(resize_bias(square, 3), Vector<double>{{1.0 / 3, 4, 9 + 14.0 / 3}}, rounding) <= 1);
   // an impulse in the middle of 3, to 5: cubic weights at the distances 6/5, 3/5, 0
   const Matrix<double> impulse{{0}, {1}, {0}};
   const Matrix<double> y{{-0.096}, {0.46}, {1}, {0.46}, {-0.096}};
-  CHECK(test::worst_ratio(resize_bias(impulse, 3, 1), y, rounding) <= 1);
+  CHECK(worst_ratio(resize_bias(impulse, 3, 1), y, rounding) <= 1);
 }
 
 TEMPLATE_TEST_CASE("resized: a constant stays itself, and one scalar is one", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
-  const double tolerance = 8 * test::epsilon<T>;
+  const double tolerance = 8 * epsilon<T>;
   for (const Index n : sizes)
     for (const Index m : sizes) {
       const Vector<T> b = Vector<T>::Constant(n, T(0.7));
       const Matrix<T> grid = Matrix<T>::Constant(n, m, T(0.7));
-      CHECK(test::worst_ratio(resize_bias(b, m), Vector<T>::Constant(m, T(0.7)), tolerance) <= 1);
-      CHECK(test::worst_ratio(resize_bias(grid, m, n), Matrix<T>::Constant(2 * m - 1, 2 * n - 1, T(0.7)), tolerance) <=
-            1);
+      CHECK(worst_ratio(resize_bias(b, m), Vector<T>::Constant(m, T(0.7)), tolerance) <= 1);
+      CHECK(worst_ratio(resize_bias(grid, m, n), Matrix<T>::Constant(2 * m - 1, 2 * n - 1, T(0.7)), tolerance) <= 1);
     }
 }
 
@@ -127,8 +126,8 @@ TEST_CASE("resized: the centre stays the centre, its bits too", "[position]") {
   for (const Index n : sizes)
     for (const Index m : sizes) {
       INFO(n << " to " << m);
-      const Vector<double> b = test::normal_vector<double>(n, 5);
-      const Matrix<double> grid = test::normal<double>(n, m, 6);
+      const Vector<double> b = normal_vector<double>(n, 5);
+      const Matrix<double> grid = normal<double>(n, m, 6);
       CHECK(resize_bias(b, m)[m / 2] == b[n / 2]);
       CHECK(resize_bias(grid, m, n)(m - 1, n - 1) == grid(n / 2, m / 2));
     }
@@ -138,43 +137,43 @@ TEST_CASE("resized: reversed tables give reversed results, transposed ones trans
   for (const Index n : sizes)
     for (const Index m : sizes) {
       INFO(n << " to " << m);
-      const Vector<double> b = test::normal_vector<double>(n, 7), backwards = b.reverse();
-      CHECK(test::worst_ratio(resize_bias(backwards, m).reverse(), resize_bias(b, m), rounding) <= 1);
-      const Matrix<double> grid = test::normal<double>(n, 5, 8), turned = grid.reverse(), across = grid.transpose();
-      CHECK(test::worst_ratio(resize_bias(turned, m, 4).reverse(), resize_bias(grid, m, 4), rounding) <= 1);
-      CHECK(test::worst_ratio(resize_bias(across, 4, m).transpose(), resize_bias(grid, m, 4), rounding) <= 1);
+      const Vector<double> b = normal_vector<double>(n, 7), backwards = b.reverse();
+      CHECK(worst_ratio(resize_bias(backwards, m).reverse(), resize_bias(b, m), rounding) <= 1);
+      const Matrix<double> grid = normal<double>(n, 5, 8), turned = grid.reverse(), across = grid.transpose();
+      CHECK(worst_ratio(resize_bias(turned, m, 4).reverse(), resize_bias(grid, m, 4), rounding) <= 1);
+      CHECK(worst_ratio(resize_bias(across, 4, m).transpose(), resize_bias(grid, m, 4), rounding) <= 1);
     }
 }
 
 TEST_CASE("resized: float is double, rounded", "[position]") {
-  const Vector<float> b = test::normal_vector<float>(13, 9);
-  const Matrix<float> grid = test::normal<float>(13, 13, 10);
+  const Vector<float> b = normal_vector<float>(13, 9);
+  const Matrix<float> grid = normal<float>(13, 13, 10);
   CHECK(resize_bias(b, 27) == resize_bias<double>(b.cast<double>(), 27).cast<float>());
   CHECK(resize_bias(grid, 14, 14) == resize_bias<double>(grid.cast<double>(), 14, 14).cast<float>());
 }
 
 TEST_CASE("resized: a table for a position", "[position]") {
-  const RelativePosition<float> position(resize_bias(test::normal_vector<float>(9, 11), 33));
+  const RelativePosition<float> position(resize_bias(normal_vector<float>(9, 11), 33));
   CHECK(position.reach() == 16);
 }
 
 TEST_CASE("resized: sizes that are no tables are refused", "[position]") {
   const Vector<float> b = Vector<float>::Zero(5);
   for (const Index size : {-3, -1, 0, 4})
-    test::check_invalid([&] { resize_bias(b, size); }, {"size: expected an odd number", "got " + std::to_string(size)});
+    check_invalid([&] { resize_bias(b, size); }, {"size: expected an odd number", "got " + std::to_string(size)});
   for (const Index size : {0, 2, 10})
-    test::check_invalid([&] { resize_bias<float>(Vector<float>::Zero(size), 5); },
-                        {"b: expected an odd number of scalars", "got " + std::to_string(size)});
+    check_invalid([&] { resize_bias<float>(Vector<float>::Zero(size), 5); },
+                  {"b: expected an odd number of scalars", "got " + std::to_string(size)});
 
   const Matrix<double> grid = Matrix<double>::Zero(5, 3);
   for (const Index extent : {-1, 0}) {
-    test::check_invalid([&] { resize_bias(grid, extent, 2); },
-                        {"height: expected at least 1", "got " + std::to_string(extent)});
-    test::check_invalid([&] { resize_bias(grid, 2, extent); },
-                        {"width: expected at least 1", "got " + std::to_string(extent)});
+    check_invalid([&] { resize_bias(grid, extent, 2); },
+                  {"height: expected at least 1", "got " + std::to_string(extent)});
+    check_invalid([&] { resize_bias(grid, 2, extent); },
+                  {"width: expected at least 1", "got " + std::to_string(extent)});
   }
-  test::check_invalid([] { resize_bias<double>(Matrix<double>::Zero(4, 3), 2, 2); }, {"b: expected", "got 4 x 3"});
-  test::check_invalid([] { resize_bias<double>(Matrix<double>::Zero(3, 0), 2, 2); }, {"b: expected", "got 3 x 0"});
+  check_invalid([] { resize_bias<double>(Matrix<double>::Zero(4, 3), 2, 2); }, {"b: expected", "got 4 x 3"});
+  check_invalid([] { resize_bias<double>(Matrix<double>::Zero(3, 0), 2, 2); }, {"b: expected", "got 3 x 0"});
 }
 
 TEMPLATE_TEST_CASE("resized: what is not finite is refused by its place", "[position]", NPRF_TEST_SCALARS) {
@@ -183,10 +182,11 @@ TEMPLATE_TEST_CASE("resized: what is not finite is refused by its place", "[posi
   for (const T wrong : {std::numeric_limits<T>::quiet_NaN(), infinity, -infinity}) {
     Vector<T> b = Vector<T>::Zero(5);
     b[3] = wrong;
-    test::check_invalid([&] { resize_bias(b, 9); }, {"b[3]: expected a finite number", "-infinity must be rebuilt"});
+    check_invalid([&] { resize_bias(b, 9); }, {"b[3]: expected a finite number", "-infinity must be rebuilt"});
     Matrix<T> grid = Matrix<T>::Zero(5, 3);
     grid(4, 1) = wrong;
-    test::check_invalid([&] { resize_bias(grid, 5, 5); },
-                        {"b(4, 1): expected a finite number", "-infinity must be rebuilt"});
+    check_invalid([&] { resize_bias(grid, 5, 5); }, {"b(4, 1): expected a finite number", "-infinity must be rebuilt"});
   }
 }
+
+}  // namespace nprf::test::position_resize_bias

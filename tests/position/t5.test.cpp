@@ -11,7 +11,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
+namespace nprf::test::position_t5 {
 
 static_assert(Position<T5Position<float>> && Position<T5Position<double>>);
 static_assert(LearnedPosition<T5Position<float>> && LearnedPosition<T5Position<double>>);
@@ -133,15 +133,15 @@ TEST_CASE("buckets that do not fit are refused", "[position]") {
     return [=] { T5Position<float>(Vector<float>::Zero(n), direction, max_distance); };
   };
   constexpr Direction causal = Direction::causal, both = Direction::bidirectional;
-  test::check_invalid(make(0, both, 128), {"bucket_weights: expected an even number of scalars, at least 4", "got 0"});
-  test::check_invalid(make(2, both, 128), {"bucket_weights", "at least 4", "got 2"});
-  test::check_invalid(make(31, both, 128), {"bucket_weights", "even", "got 31"});
-  test::check_invalid(make(1, causal, 128), {"bucket_weights: expected at least 2", "got 1"});
-  test::check_invalid(make(0, causal, 128), {"bucket_weights", "got 0"});
-  test::check_invalid(make(32, causal, 16), {"max_distance: expected more than 16", "got 16"});
-  test::check_invalid(make(32, both, 8), {"max_distance: expected more than 8", "got 8"});
-  test::check_invalid(make(32, causal, -5), {"max_distance", "got -5"});
-  test::check_invalid(make(32, causal, (Index{1} << 24) + 1), {"max_distance", "2^24", "got 16777217"});
+  check_invalid(make(0, both, 128), {"bucket_weights: expected an even number of scalars, at least 4", "got 0"});
+  check_invalid(make(2, both, 128), {"bucket_weights", "at least 4", "got 2"});
+  check_invalid(make(31, both, 128), {"bucket_weights", "even", "got 31"});
+  check_invalid(make(1, causal, 128), {"bucket_weights: expected at least 2", "got 1"});
+  check_invalid(make(0, causal, 128), {"bucket_weights", "got 0"});
+  check_invalid(make(32, causal, 16), {"max_distance: expected more than 16", "got 16"});
+  check_invalid(make(32, both, 8), {"max_distance: expected more than 8", "got 8"});
+  check_invalid(make(32, causal, -5), {"max_distance", "got -5"});
+  check_invalid(make(32, causal, (Index{1} << 24) + 1), {"max_distance", "2^24", "got 16777217"});
   CHECK_NOTHROW(make(32, causal, 17)());
   CHECK_NOTHROW(make(32, both, 9)());
   CHECK_NOTHROW(make(4, both, 2)());
@@ -158,8 +158,7 @@ TEMPLATE_TEST_CASE("T5 weights: -infinity is allowed, NaN and +infinity are refu
   CHECK(position.bias()[-112] > -1000);
   for (const T wrong : {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()}) {
     w[17] = wrong;
-    test::check_invalid([&] { T5Position<T>(w, Direction::causal); },
-                        {"bucket_weights[17]", "finite number or -infinity"});
+    check_invalid([&] { T5Position<T>(w, Direction::causal); }, {"bucket_weights[17]", "finite number or -infinity"});
   }
 }
 
@@ -172,13 +171,13 @@ TEST_CASE("the table of T5's position ends where its last bucket begins", "[posi
 
 TEST_CASE("t5: the gradient of the parameters is the transpose of what they make", "[position]") {
   const Vector<double> weights = Vector<double>::LinSpaced(16, -2, 3);
-  test::check_gradient(t5_position<double>(weights, Direction::bidirectional, 20), weights);
+  check_gradient(t5_position<double>(weights, Direction::bidirectional, 20), weights);
 }
 
 TEST_CASE("a bucket needs enough buckets and distance", "[position]") {
-  test::check_invalid([] { t5_bucket(1, 2, Direction::bidirectional, 128); },
-                      {"num_buckets: expected at least 4", "2"});
-  test::check_invalid([] { t5_bucket(1, 1, Direction::causal, 128); }, {"num_buckets: expected at least 2", "1"});
-  test::check_invalid([] { t5_bucket(500, 32, Direction::bidirectional, 8); },
-                      {"max_distance: expected more than 8", "8"});
+  check_invalid([] { t5_bucket(1, 2, Direction::bidirectional, 128); }, {"num_buckets: expected at least 4", "2"});
+  check_invalid([] { t5_bucket(1, 1, Direction::causal, 128); }, {"num_buckets: expected at least 2", "1"});
+  check_invalid([] { t5_bucket(500, 32, Direction::bidirectional, 8); }, {"max_distance: expected more than 8", "8"});
 }
+
+}  // namespace nprf::test::position_t5

@@ -14,8 +14,8 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::reference_bias_rows {
+
 using reference::BiasRows;
 
 namespace {
@@ -96,3 +96,5 @@ TEST_CASE("nothing hidden, and no tile of rows", "[reference]") {
   check_invalid([&] { BiasRows<float, GridPosition<float>>(grid, Direction::bidirectional, 4, 5); },
                 {"expected 4 rows each", "position's tokens", "got 4 and 5"});
 }
+
+}  // namespace nprf::test::reference_bias_rows

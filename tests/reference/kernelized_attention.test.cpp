@@ -18,8 +18,8 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::reference_kernelized_attention {
+
 using reference::kernelized_attention;
 
 namespace {
@@ -255,3 +255,5 @@ TEST_CASE("with more features kernelized attention comes closer to softmax", "[r
     });
   }
 }
+
+}  // namespace nprf::test::reference_kernelized_attention

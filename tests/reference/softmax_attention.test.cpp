@@ -17,8 +17,8 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::reference_softmax_attention {
+
 using reference::softmax_attention;
 
 namespace {
@@ -303,3 +303,5 @@ TEST_CASE("a constant in the bias costs no digits, and a hidden key no weight", 
   v.bottomRows(100).setConstant(std::numeric_limits<float>::max() / 4);
   CHECK(same_bits<float>(run(0).topRows(100), y.topRows(100)));
 }
+
+}  // namespace nprf::test::reference_softmax_attention

@@ -13,8 +13,7 @@
 #include "toeplitz/gradient_error.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_banded {
 
 namespace {
 
@@ -221,3 +220,5 @@ TEST_CASE("the banded engine's scratch memory is linear in the tokens, and kept"
     CHECK(twice - once <= 20000 * (2 + 1) * sizeof(float));
   }
 }
+
+}  // namespace nprf::test::toeplitz_banded

@@ -12,8 +12,7 @@
 #include "toeplitz/gradient_error.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_banded_gradients {
 
 namespace {
 
@@ -172,3 +171,5 @@ TEMPLATE_TEST_CASE("the gradient of ALiBi's slope keeps its digits over long dis
       CHECK(moments_error(x.c, table_error(x.c), x.A, x.B, x.U, x.G, d.dc) <= 1);
     }
 }
+
+}  // namespace nprf::test::toeplitz_banded_gradients

@@ -11,8 +11,8 @@
 #include "support/random.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_banded_weights {
+
 using toeplitz::BandedWeights;
 
 namespace {
@@ -114,3 +114,5 @@ TEST_CASE("weights are constant if those of all lags are one number, and not not
   const LagWeights<double> single{0, Vector<double>::Constant(1, 2)};
   CHECK(BandedWeights<double>(single.view(), {1, 1, 2, 2}, workspace).constant == 2);
 }
+
+}  // namespace nprf::test::toeplitz_banded_weights

@@ -12,8 +12,7 @@
 #include "toeplitz/gradient_error.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_block_causal {
 
 namespace {
 
@@ -353,3 +352,5 @@ TEMPLATE_TEST_CASE("block-causal: gradients know exponents", "[toeplitz]", NPRF_
     CHECK(worst_ratio(got.dc, sums.dc, noise * sizes.dc.maxCoeff()) <= 1);
   });
 }
+
+}  // namespace nprf::test::toeplitz_block_causal

@@ -13,8 +13,8 @@
 #include "support/throws.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_bordered_product {
+
 using toeplitz::BorderedProduct;
 using toeplitz::BorderWeights;
 
@@ -305,3 +305,5 @@ TEST_CASE("a bordered product takes keys' exponents by blocks, without tokens ou
       CHECK(same_bits(Y, expected));
     }
 }
+
+}  // namespace nprf::test::toeplitz_bordered_product

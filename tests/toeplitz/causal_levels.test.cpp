@@ -11,8 +11,8 @@
 #include "support/product.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_causal_levels {
+
 using toeplitz::CausalAxis;
 using toeplitz::CausalLevels;
 
@@ -228,3 +228,5 @@ TEST_CASE("what a product costs is what the transforms of its families cost, and
   CHECK(operations(384) == 2 * 128 * (3 * 7 - 4) + 3 * 128);  // two, and three products
   for (Index n = 128; n < 20000; n += 128) CHECK(operations(n + 1) > operations(n));
 }
+
+}  // namespace nprf::test::toeplitz_causal_levels

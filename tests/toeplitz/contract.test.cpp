@@ -12,8 +12,8 @@
 #include "support/throws.hpp"
 #include "toeplitz/gradient_error.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_contract {
+
 using toeplitz::contract;
 
 namespace {
@@ -317,3 +317,5 @@ TEST_CASE("a column of subnormal numbers is not lost", "[toeplitz]") {
     CHECK((Y.col(0) - Y.col(1) * std::ldexp(1.0f, -130)).cwiseAbs().maxCoeff() <= 300 * step);
   }
 }
+
+}  // namespace nprf::test::toeplitz_contract

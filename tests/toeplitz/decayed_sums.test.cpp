@@ -8,8 +8,8 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_decayed_sums {
+
 using toeplitz::DecayedSums;
 using toeplitz::Windows;
 
@@ -80,3 +80,5 @@ TEST_CASE("slow decay does not pile up its rounding over very many tiles", "[toe
   const double expected = std::exp(slope * static_cast<double>(tiles - 1));
   CHECK(std::abs(static_cast<double>(sums.at(tiles - 1)(0, 0)) / expected - 1) <= epsilon<float> * std::sqrt(20000.0));
 }
+
+}  // namespace nprf::test::toeplitz_decayed_sums

@@ -12,8 +12,7 @@
 #include "support/random.hpp"
 #include "toeplitz/gradient_error.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_diagonal_tiles {
 
 namespace {
 
@@ -187,3 +186,5 @@ TEST_CASE("no bit of diagonal tiles depends on the number of threads", "[toeplit
     CHECK((same_bits(now.first, first.first) && same_bits(now.second, first.second)));
   }
 }
+
+}  // namespace nprf::test::toeplitz_diagonal_tiles

@@ -10,8 +10,7 @@
 #include "support/random.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_direct {
 
 namespace {
 
@@ -183,3 +182,5 @@ TEST_CASE("the direct engine: no bit depends on the number of threads, with very
   // so many that a matrix product takes them in parts, which must not depend on the threads either
   check_thread_bits(InSlots<double>(400, 300, Slots{400}, Slots{300}, 700, 5), make_direct);
 }
+
+}  // namespace nprf::test::toeplitz_direct

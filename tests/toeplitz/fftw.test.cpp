@@ -12,8 +12,8 @@
 #include "support/random.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_fftw {
+
 using toeplitz::ResidueClasses;
 
 namespace {
@@ -244,3 +244,5 @@ TEMPLATE_TEST_CASE("the fftw engine: no bit depends on the number of threads", "
 }
 
 #endif  // NPRF_USE_FFTW
+
+}  // namespace nprf::test::toeplitz_fftw

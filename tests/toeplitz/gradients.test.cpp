@@ -10,8 +10,8 @@
 #include "support/throws.hpp"
 #include "toeplitz/gradient_error.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_gradients {
+
 using toeplitz::Gradients;
 using toeplitz::gradients;
 
@@ -102,3 +102,5 @@ TEST_CASE("G of another shape is refused", "[toeplitz]") {
   check_invalid([&] { gradients<double>(Engine::direct, {}, x, x, x, Matrix<double>::Ones(4, 3)); },
                 {"G: expected 4 x 2", "got 4 x 3"});
 }
+
+}  // namespace nprf::test::toeplitz_gradients

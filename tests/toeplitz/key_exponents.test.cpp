@@ -11,8 +11,8 @@
 #include "support/random.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_key_exponents {
+
 using toeplitz::CausalAxis;
 using toeplitz::CausalLevels;
 using toeplitz::KeyExponents;
@@ -118,3 +118,5 @@ TEMPLATE_TEST_CASE("factors are relative to the largest exponent of a block, or 
     });
   });
 }
+
+}  // namespace nprf::test::toeplitz_key_exponents

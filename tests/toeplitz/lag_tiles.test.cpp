@@ -9,8 +9,7 @@
 #include "support/random.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_lag_tiles {
 
 namespace {
 
@@ -121,3 +120,5 @@ TEST_CASE("tiles know all lags that there can be, and lags outside the weights' 
     CHECK(x.error(Engine::direct, x.gradients(make({30, 64}), team)) <= 1);
   }
 }
+
+}  // namespace nprf::test::toeplitz_lag_tiles

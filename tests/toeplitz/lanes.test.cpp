@@ -9,8 +9,7 @@
 #include "toeplitz/gradient_error.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_lanes {
 
 namespace {
 
@@ -120,3 +119,5 @@ TEMPLATE_TEST_CASE("lanes: values near the ends of the range of numbers are not 
     CHECK((extreme - std::ldexp(T(1), exponent) * Y).cwiseAbs().maxCoeff() <= step);
   }
 }
+
+}  // namespace nprf::test::toeplitz_lanes

@@ -8,8 +8,7 @@
 #include "fft/complex_lanes.hpp"
 #include "support/catch.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_leaf {
 
 namespace {
 
@@ -118,3 +117,5 @@ TEMPLATE_TEST_CASE("a number is twisted by the angle by which lanes are untwiste
     }
   }
 }
+
+}  // namespace nprf::test::toeplitz_leaf

@@ -13,8 +13,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_panel {
 
 namespace {
 
@@ -428,3 +427,5 @@ TEMPLATE_TEST_CASE("features as lanes: W as real and W as imaginary parts, zeros
   const toeplitz::FeatureLanes<T> features(view, 0);
   for (Index i = 0; i < view.rows(); ++i) CHECK(features.row(i).re[0] == view(i, 0));
 }
+
+}  // namespace nprf::test::toeplitz_panel

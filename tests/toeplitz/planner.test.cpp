@@ -9,8 +9,8 @@
 #include "support/catch.hpp"
 #include "support/product.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_planner {
+
 using toeplitz::Costs;
 using toeplitz::pairs_in;
 using toeplitz::row_balance;
@@ -233,3 +233,5 @@ TEST_CASE("automatic takes the engine that is linear where weights have tails, a
   const LagWeights<float> no_tails = uneven(-99, 99);
   CHECK(std::isinf(Costs(no_tails.view(), {100, 100, 8, 9}, {100, 100, 8, 9}).banded));
 }
+
+}  // namespace nprf::test::toeplitz_planner

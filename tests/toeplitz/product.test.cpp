@@ -9,8 +9,8 @@
 #include "support/throws.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_product {
+
 using toeplitz::require_available;
 
 namespace {
@@ -167,3 +167,5 @@ TEST_CASE("threads may share a product, each with a team of its own", "[toeplitz
     for (const Matrix<double>& each : Y) CHECK(same_bits(each, expected));
   }
 }
+
+}  // namespace nprf::test::toeplitz_product

@@ -12,8 +12,8 @@
 
 #if NPRF_USE_FFTW
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_residue_classes {
+
 using toeplitz::ResidueTransform;
 
 TEST_CASE("each residue class holds its own bins of the whole transform, and adds its share of the way back",
@@ -73,3 +73,5 @@ TEST_CASE("a transform's tables do not depend on the number of threads", "[toepl
 }
 
 #endif
+
+}  // namespace nprf::test::toeplitz_residue_classes

@@ -12,8 +12,8 @@
 #include "toeplitz/gradient_error.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_signal_gradients {
+
 using toeplitz::SignalGradients;
 using toeplitz::SignalPair;
 
@@ -154,3 +154,5 @@ TEMPLATE_TEST_CASE("no bit of signals' gradients depends on the number of thread
     CHECK(same_bits(x.run(team), first));
   });
 }
+
+}  // namespace nprf::test::toeplitz_signal_gradients

@@ -11,8 +11,8 @@
 #include "support/product.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_source_units {
+
 using toeplitz::SourceLargest;
 using toeplitz::SourceUnits;
 
@@ -178,3 +178,5 @@ TEMPLATE_TEST_CASE("the largest of a source block are those of its keys, of each
       }
   }
 }
+
+}  // namespace nprf::test::toeplitz_source_units

@@ -8,8 +8,8 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_tail {
+
 using toeplitz::band_between;
 using toeplitz::Side;
 using toeplitz::Tail;
@@ -116,3 +116,5 @@ TEST_CASE("a tile's factors make the weight of each query and key, and the tiles
     }
   }
 }
+
+}  // namespace nprf::test::toeplitz_tail

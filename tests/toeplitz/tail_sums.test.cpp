@@ -9,8 +9,8 @@
 #include "support/random.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_tail_sums {
+
 using toeplitz::Side;
 using toeplitz::Tail;
 using toeplitz::TailSums;
@@ -132,3 +132,5 @@ TEMPLATE_TEST_CASE("a tile's sums are those over its keys in the tail, and over 
       }
     }
 }
+
+}  // namespace nprf::test::toeplitz_tail_sums

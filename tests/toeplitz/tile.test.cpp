@@ -10,8 +10,7 @@
 #include "support/random.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_tile {
 
 namespace {
 
@@ -109,3 +108,5 @@ TEMPLATE_TEST_CASE("no bit of a tile depends on where its factors lie", "[toepli
     CHECK(same_bits<TestType>(y.middleCols(shift, p), expected));
   }
 }
+
+}  // namespace nprf::test::toeplitz_tile

@@ -9,8 +9,7 @@
 #include "support/random.hpp"
 #include "toeplitz/in_slots.hpp"
 
-using namespace nprf;
-using namespace nprf::test;
+namespace nprf::test::toeplitz_tile_gradients {
 
 namespace {
 
@@ -53,3 +52,5 @@ TEMPLATE_TEST_CASE("gradients by tiles of any size add up, with gaps and without
   check({90, 100, random_slots(90, 0.6, 1), random_slots(100, 0.7, 2), 4, 10});
   check({90, 100, random_slots(90, 0.6, 1), all_rows(100), 9, 2});
 }
+
+}  // namespace nprf::test::toeplitz_tile_gradients
