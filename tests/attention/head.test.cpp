@@ -16,6 +16,7 @@ namespace nprf::test::attention_head {
 namespace {
 
 constexpr Index d = 3, m = 6, d_v = 2, n_q = 9, n_k = 12, offset = 2;
+constexpr double tolerance = 1e-10;
 const AttentionOptions options{.direction = Direction::causal, .engine = Engine::direct};
 
 using Features = PositiveFeatures<double>;
@@ -66,7 +67,7 @@ TEST_CASE("a head writes its rows and no others", "[attention]") {
   Framed y(n_q, d_v), dq(n_q, d), dk(n_k, d), dv(n_k, d_v);
   SavedSequence<double> saved;
   Report report;
-  f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k, y.block(), &saved, report, f.team);
+  f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k, tolerance, y.block(), &saved, report, f.team);
   const Index lags = f.weights.gradient_lags().size();
   std::vector<double> db(static_cast<std::size_t>(lags), 0);
   f.head.backward(saved, f.dy, dq.block(), dk.block(), dv.block(), {db, {}}, f.team);
@@ -92,12 +93,12 @@ TEST_CASE("a head's y does not depend on whether it saves, and it saves anew", "
   SavedSequence<double> saved, fresh;
   Report report;
   std::vector<double> db(static_cast<std::size_t>(f.weights.gradient_lags().size()), 0);
-  f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, y, nullptr, report, f.team);
-  f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, again, &saved, report, f.team);
+  f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, tolerance, y, nullptr, report, f.team);
+  f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, tolerance, again, &saved, report, f.team);
   CHECK(same_bits(y, again));
   // another mask and length in the same storage
-  f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k - 2, y, &saved, report, f.team);
-  f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k - 2, y, &fresh, report, f.team);
+  f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k - 2, tolerance, y, &saved, report, f.team);
+  f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k - 2, tolerance, y, &fresh, report, f.team);
   f.head.backward(fresh, f.dy, dq, first_dk, dv, {db, {}}, f.team);
   f.head.backward(saved, f.dy, dq, dk, dv, {db, {}}, f.team);
   CHECK(same_bits(dk, first_dk));
@@ -111,12 +112,12 @@ TEST_CASE("a head adds to its report and to the bias's gradient", "[attention]")
   Report report;
   const Mask none = Mask::Constant(n_k, false);
   for (int round = 1; round <= 2; ++round) {
-    f.head.forward(f.x.q, f.x.k, f.x.v, view(none), n_k, y, nullptr, report, f.team);
+    f.head.forward(f.x.q, f.x.k, f.x.v, view(none), n_k, tolerance, y, nullptr, report, f.team);
     CHECK(report.empty_rows == round * n_q);
     CHECK(all_zero(y));
   }
   CHECK(report.engine == Engine::automatic);
-  f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, y, &saved, report, f.team);
+  f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, tolerance, y, &saved, report, f.team);
   CHECK(report.engine == Engine::direct);
 
   const auto lags = static_cast<std::size_t>(f.weights.gradient_lags().size());
@@ -142,7 +143,7 @@ TEST_CASE("a head gives back what it took of the workspace", "[attention]") {
     return f.workspace.take<double>(1);
   };
   const double* before = next();
-  f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k, y, &saved, report, f.team);
+  f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k, tolerance, y, &saved, report, f.team);
   CHECK(next() == before);
   f.head.backward(saved, f.dy, dq, dk, dv, {db, {}}, f.team);
   CHECK(next() == before);

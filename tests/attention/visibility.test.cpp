@@ -14,11 +14,11 @@ namespace {
 
 constexpr double never = -std::numeric_limits<double>::infinity();
 
-// key by key
-bool sees_any(const LagBias<double>& b, const Slots& keys, Index position, Direction direction) {
+// key by key; -1 if there is none
+Index first_seen(const LagBias<double>& b, const Slots& keys, Index position, Direction direction) {
   for (Index j = 0; j < keys.count; ++j)
-    if ((direction == Direction::bidirectional || keys[j] <= position) && b[keys[j] - position] > never) return true;
-  return false;
+    if ((direction == Direction::bidirectional || keys[j] <= position) && b[keys[j] - position] > never) return j;
+  return -1;
 }
 
 LagBias<double> table(Index first, std::vector<double> b) {
@@ -59,9 +59,27 @@ TEST_CASE("a query sees keys in its direction whose bias is not -infinity", "[at
               INFO("bias " << kind << " n_q " << n_q << " n_k " << n_k << " offset " << offset << " query " << i
                            << " keys " << keys.count << (keys.at ? " with gaps" : "")
                            << (direction == Direction::causal ? " causal" : ""));
-              CHECK(visible.sees_any(i + offset, keys) == sees_any(biases[kind], keys, i + offset, direction));
+              const Index first = first_seen(biases[kind], keys, i + offset, direction);
+              CHECK(visible.first_seen(i + offset, keys) == first);
+              CHECK(visible.sees_any(i + offset, keys) == (first >= 0));
             }
         }
+}
+
+TEST_CASE("the longest run of lags that are seen", "[attention]") {
+  const auto longest = [](const std::vector<double>& b, LagRange lags) {
+    Workspace workspace;
+    const LagRange run = Visibility(table(-2, b), lags, workspace).longest_run();
+    return std::pair(run.first, run.last);
+  };
+  const LagRange all{-2, 2};
+  CHECK(longest({0, 0, 0, 0, 0}, all) == std::pair<Index, Index>(-2, 2));
+  CHECK(longest({0, 0, never, 0, 0}, all) == std::pair<Index, Index>(-2, -1));
+  CHECK(longest({0, never, 0, 0, 0}, all) == std::pair<Index, Index>(0, 2));
+  CHECK(longest({never, 0, 0, never, 0}, all) == std::pair<Index, Index>(-1, 0));
+  CHECK(longest({never, 0, never, 0, never}, all) == std::pair<Index, Index>(-1, -1));
+  CHECK(longest({0, 0, never, 0, 0}, {-7, 2}) == std::pair<Index, Index>(-7, -1));
+  CHECK(longest({never, never, never, never, never}, all) == std::pair<Index, Index>(0, -1));
 }
 
 }  // namespace nprf::test::attention_visibility

@@ -114,12 +114,14 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
   const Index n_k = sizes.each.n_k, d = sizes.each.d, d_v = sizes.each.d_v;
   const Index input_dim = heads.feature_map(0).input_dim();
   require(d == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ", d);
+  require(call.tolerance >= 0, "tolerance: expected 0 or more, got ", call.tolerance);
   find_segments(call, sizes.batch, sizes.each.n_q, n_k, m_segments);
   const Team team = gather_team(heads, sizes.batch * sizes.heads, m_segments, d_v);
   const Settle settle{*this};
   const Workspace::Scope scope(team.workspace());
   build_weights(heads, m_segments, d_v, call.offset, Pass::forward, team);
 
+  const double tolerance = call.tolerance > 0 ? call.tolerance : sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
   const std::size_t segments = m_segments.size();
   const Index items = sizes.batch * sizes.heads * static_cast<Index>(segments);
   m_reports.assign(static_cast<std::size_t>(items), Report{});
@@ -137,7 +139,8 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
                           : call.key_mask.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(x.n_k));
     head(heads, h, s)
         .forward(q(b, h).middleRows(x.q_begin, x.n_q), k(b, h).middleRows(x.k_begin, x.n_k),
-                 v(b, h).middleRows(x.k_begin, x.n_k), mask, std::min(x.n_k, end), y(b, h).middleRows(x.q_begin, x.n_q),
+                 v(b, h).middleRows(x.k_begin, x.n_k), mask, std::min(x.n_k, end), tolerance,
+                 y(b, h).middleRows(x.q_begin, x.n_q),
                  saved ? &saved->m_sequences[static_cast<std::size_t>(item)] : nullptr,
                  m_reports[static_cast<std::size_t>(item)], part);
   });

@@ -9,6 +9,7 @@
 #include "nprf/attention/direct_row.hpp"
 #include "nprf/attention/head_weights.hpp"
 #include "nprf/attention/options.hpp"
+#include "nprf/attention/row_subset.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
@@ -41,9 +42,11 @@ class Head {
   }
 
   /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). Keys from `length` on, and those that the mask hides, take no
-  /// part. Adds to the report; fills in `saved` where given.
+  /// part. Rows that the rounding of the engine may put farther off than the tolerance are computed again, as far as it
+  /// knows. Adds to the report; fills in `saved` where given.
   void forward(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, std::span<const bool> mask,
-               Index length, MatrixRef<T> y, SavedSequence<T>* saved, Report& report, const Team& team) const {
+               Index length, double tolerance, MatrixRef<T> y, SavedSequence<T>* saved, Report& report,
+               const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
     const Index n_q = q.rows(), d = q.cols(), r = m_features.output_dim();
@@ -66,9 +69,13 @@ class Head {
       key_features_by_row(k_seen, k_scale, B, exponents, team);
     else
       key_features(k_seen, k_scale, B, team);
-    product.contract(A, B, v_seen, key_exponents, queries, keys, y, team, denominator.data());
+    toeplitz::RowNoises noise;
+    if (product.knows_noise()) noise = {workspace.take<double>(n_q), workspace.take<double>(n_q)};
+    product.contract(A, B, v_seen, key_exponents, queries, keys, y, team, denominator.data(), noise);
+    const auto drowned = drowned_rows(noise, denominator, v_seen, keys, tolerance, team);
+    if (!drowned.empty()) contract_again(drowned, A, B, v_seen, keys, y, denominator, team);
 
-    // y holds numerators. A row whose denominator is lost to rounding or underflow is computed again
+    // y holds numerators. A row whose denominator is lost to underflow is computed by itself
     auto* fates = workspace.template take<Fate>(n_q);
     team.run_tiles(n_q, [&](Index i0, Index rows, Workspace& scratch) {
       for (Index i = i0; i < i0 + rows; ++i) {
@@ -77,8 +84,16 @@ class Head {
       }
     });
     Index repaired = 0;
+    auto next = drowned.begin();
+    if (saved) saved->drowned.clear(), saved->repaired.clear();
     for (Index i = 0; i < n_q; ++i) {
-      repaired += fates[i].repaired;
+      const bool by_rows = next != drowned.end() && *next == i;
+      next += by_rows;
+      repaired += by_rows || fates[i].repaired;
+      if (saved && fates[i].repaired)
+        saved->repaired.push_back(i);
+      else if (saved && by_rows)
+        saved->drowned.push_back(i);
       report.indefinite_rows += fates[i].indefinite;
       report.empty_rows += fates[i].empty;
     }
@@ -93,10 +108,6 @@ class Head {
       team.run_tiles(
           n_k, [&](Index j0, Index rows, Workspace&) { saved->v.middleRows(j0, rows) = v_seen.middleRows(j0, rows); });
       saved->y = y;
-      saved->repaired.clear();
-      saved->repaired.reserve(static_cast<std::size_t>(repaired));
-      for (Index i = 0; i < n_q; ++i)
-        if (fates[i].repaired) saved->repaired.push_back(i);
       saved->mask.resize(static_cast<Index>(mask.size()));
       std::copy(mask.begin(), mask.end(), saved->mask.data());
       saved->length = length;
@@ -133,8 +144,12 @@ class Head {
     auto dU = workspace.template matrix<T>(n_k, d_v + 1), border = workspace.template matrix<T>(E, E + 2);
     auto dc = workspace.template vector<T>(static_cast<Index>(db.lags.size()));
     border.setZero();
+    const RowSubset drowned(saved.drowned, queries, team);
+    const auto drowned_G = drowned.of<T>(G);
+    for (const Index i : saved.drowned) G.row(i).setZero();
     m_weights->product(keys, workspace)
         .gradients(saved.A, saved.B, U, exponents_of(saved), G, queries, keys, {dA, dB, dU, dc}, border, team);
+    if (drowned.count() > 0) add_gradients(drowned, drowned_G, saved, U, keys, {dA, dB, dU, dc}, border, team);
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] +=
@@ -162,6 +177,61 @@ class Head {
   }
 
  private:
+  // the rows whose noise may be beyond the tolerance; none where none is known
+  std::span<const Index> drowned_rows(const toeplitz::RowNoises& noise, const Eigen::Ref<Vector<T>>& D,
+                                      const MatrixView<T>& v, const Placement& keys, double tolerance,
+                                      const Team& team) const {
+    constexpr double margin = 2;  // errors were seen up to 1.5 times the noise
+    if (!noise.Y) return {};
+    Workspace& workspace = team.workspace();
+    const Placement& queries = m_weights->queries();
+    Index *drowned = workspace.take<Index>(queries.slots.count), count = 0;
+    const Workspace::Scope scope(workspace);
+    auto sizes = workspace.template vector<T>(keys.count()), seen = workspace.template vector<T>(D.size());
+    sizes.setZero();
+    if (v.cols() > 0) sizes = v.cwiseAbs().rowwise().maxCoeff();
+    m_weights->largest_seen(sizes.data(), keys, seen.data() + queries.outside, workspace);
+    for (Index i = queries.outside; i < D.size(); ++i) {
+      const double of_values = noise.Y[i] > 0 ? noise.Y[i] / static_cast<double>(seen[i]) : 0;
+      const bool is_certain = margin * (of_values + noise.sums[i]) <= tolerance * std::abs(static_cast<double>(D[i]));
+      if (!is_certain && m_weights->sees_any(i, keys)) drowned[count++] = i;
+    }
+    return {drowned, static_cast<std::size_t>(count)};
+  }
+
+  // their numerators and denominators
+  void contract_again(std::span<const Index> drowned, const MatrixView<T>& A, const MatrixView<T>& B,
+                      const MatrixView<T>& v, const Placement& keys, MatrixRef<T>& y, Eigen::Ref<Vector<T>>& D,
+                      const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const RowSubset rows(drowned, m_weights->queries(), team);
+    auto numerators = workspace.template matrix<T>(rows.count(), y.cols());
+    auto denominators = workspace.template vector<T>(rows.count());
+    m_weights->by_rows().contract(rows.of<T>(A), B, v, nullptr, rows.placement(), keys, numerators, team,
+                                  denominators.data());
+    rows.put<T>(numerators, y);
+    for (Index i = 0; i < rows.count(); ++i) D[rows.number(i)] = denominators[i];
+  }
+
+  // their share of the gradients
+  void add_gradients(const RowSubset& drowned, const MatrixMap<T>& G, const SavedSequence<T>& saved,
+                     const MatrixMap<T>& U, const Placement& keys, toeplitz::GradientRefs<T> out, MatrixMap<T>& border,
+                     const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    auto dA = workspace.template matrix<T>(drowned.count(), out.dA.cols());
+    auto dB = workspace.template matrix<T>(out.dB.rows(), out.dB.cols());
+    auto dU = workspace.template matrix<T>(out.dU.rows(), out.dU.cols());
+    auto dc = workspace.template vector<T>(out.dc.size());
+    m_weights->by_rows().gradients(drowned.of<T>(saved.A), saved.B, U, nullptr, G, drowned.placement(), keys,
+                                   {dA, dB, dU, dc}, border, team);
+    drowned.put<T>(dA, out.dA);
+    out.dB += dB;
+    out.dU += dU;
+    out.dc += dc;
+  }
+
   struct Fate {
     bool empty, repaired, indefinite;
   };

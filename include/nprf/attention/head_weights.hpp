@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 
+#include "nprf/attention/largest_seen.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/visibility.hpp"
 #include "nprf/core/lag_weights.hpp"
@@ -49,10 +50,13 @@ class HeadWeights {
   /// The product for these keys: where those that are missing leave some rows far less than others, Engine::automatic
   /// takes no FFT.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
-    if (!m_by_rows || keys.count() == m_keys.count()) return m_product;
+    if (!m_is_chosen || keys.count() == m_keys.count()) return m_product;
     const bool serves = toeplitz::serves(m_product.engine(), m_rows, m_queries.slots, keys.slots, workspace);
     return serves ? m_product : *m_by_rows;
   }
+
+  /// The same product by an engine whose rounding is relative to each row by itself.
+  const toeplitz::BorderedProduct<T>& by_rows() const { return m_by_rows ? *m_by_rows : m_product; }
 
   const Placement& queries() const { return m_queries; }
 
@@ -94,6 +98,24 @@ class HeadWeights {
     if (i < m_queries.outside)  // one scalar for all cells
       return keys.slots.count > 0 && bias(i, keys.number(keys.outside)) > never;
     return m_visible.sees_any(m_queries.slots[i - m_queries.outside] + m_offset, keys.slots);
+  }
+
+  /// largest (n_q): of the sizes (n_k), one a key, the largest that each query in a slot sees; where b = -infinity
+  /// hides lags in between, the largest at the longest run of the others, or one of them.
+  void largest_seen(const T* sizes, const Placement& keys, T* largest, Workspace& workspace) const {
+    T outside = 0;  // one scalar a key for all cells
+    for (Index j = 0; j < keys.outside; ++j)
+      if (bias(m_queries.outside, keys.number(j)) > -std::numeric_limits<double>::infinity())
+        outside = std::max(outside, sizes[j]);
+    const Slots& queries = m_queries.slots;
+    std::fill_n(largest, queries.count, outside);
+    const LagRange run = m_visible.longest_run();
+    nprf::largest_seen(sizes + keys.outside, queries, keys.slots, {run.first + m_offset, run.last + m_offset}, largest,
+                       workspace);
+    for (Index i = 0; i < queries.count; ++i)
+      if (largest[i] == T(0))
+        if (const Index j = m_visible.first_seen(queries[i] + m_offset, keys.slots); j >= 0)
+          largest[i] = sizes[keys.outside + j];
   }
 
   /// db(j, gradient) of query i: calls lag(distance, gradient), or border(index into (E,E+2), gradient).
@@ -148,7 +170,12 @@ class HeadWeights {
     const auto product = [&](Engine by) {
       return toeplitz::BorderedProduct<T>(by, m_rows, m_border, shape, span, team);
     };
-    if (engine != Engine::automatic || m_rows.support().size() == 0) return product(engine);
+    if (m_rows.support().size() == 0) return product(engine);
+    const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
+    if (engine != Engine::automatic) {
+      if (engine == Engine::lanes || engine == Engine::grid) m_by_rows.emplace(product(by_rows));
+      return product(engine);
+    }
     // causal weights are one-sided even where an offset hides it
     const toeplitz::Rows rows =
         m_direction == Direction::causal ? toeplitz::Rows::causal : toeplitz::rows_of(m_rows.support());
@@ -160,8 +187,8 @@ class HeadWeights {
     if (pass == Pass::backward && rows == toeplitz::Rows::causal &&
         choose(m_rows.with_equal_ends()) == Engine::block_causal)
       engine = Engine::block_causal;
-    const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
-    if (engine != by_rows) m_by_rows.emplace(product(by_rows));
+    m_is_chosen = engine != by_rows;
+    if (m_is_chosen) m_by_rows.emplace(product(by_rows));
     return product(engine == Engine::lanes && m_position.is_placed() ? Engine::grid : engine);
   }
 
@@ -180,7 +207,8 @@ class HeadWeights {
   Visibility m_visible;
   LagWeightsView<T> m_c, m_rows;  // by distance, and by difference of slots
   toeplitz::BorderWeights<T> m_border;
-  std::optional<toeplitz::BorderedProduct<T>> m_by_rows;  // without an FFT, where Engine::automatic has one
+  bool m_is_chosen = false;                               // an FFT, by Engine::automatic
+  std::optional<toeplitz::BorderedProduct<T>> m_by_rows;  // without an FFT, where the product is by one
   toeplitz::BorderedProduct<T> m_product;
 };
 

@@ -22,7 +22,7 @@ struct SavedSequence {
   Vector<double> exponents;                    // of the rows of B (shapes.hpp), or empty
   Matrix<T> y;                                 // (n_q,d_v)
   Vector<T> denominator;                       // (n_q), 0 for the rows that the product says nothing of
-  std::vector<Index> repaired;                 // rows computed one by one
+  std::vector<Index> drowned, repaired;        // rows computed by another engine, and one by one
   Eigen::Array<bool, Eigen::Dynamic, 1> mask;  // of all keys; empty: none is masked
   Index length = 0;                            // keys from there on are padding
 };

@@ -28,12 +28,26 @@ class Visibility {
 
   /// For a query at `position` on the keys' axis.
   bool sees_any(Index position, const Slots& keys) const {
+    if (keys.at) return first_seen(position, keys) >= 0;
     const Index first = keys.below(position + m_lags.first), end = keys.below(position + m_lags.last + 1);
-    if (end <= first || m_lags.size() == 0) return false;
-    if (!keys.at) return before(keys[end - 1] - position + 1) > before(keys[first] - position);
-    for (Index j = first; j < end; ++j)
-      if (visible(keys[j] - position)) return true;
-    return false;
+    return end > first && before(keys[end - 1] - position + 1) > before(keys[first] - position);
+  }
+
+  /// The first key that it sees; -1 if there is none. O(1) or O(log n_k), and up to that key.
+  Index first_seen(Index position, const Slots& keys) const {
+    for (Index j = keys.below(position + m_lags.first); j < keys.count && keys[j] - position <= m_lags.last; ++j)
+      if (visible(keys[j] - position)) return j;
+    return -1;
+  }
+
+  /// The longest run of lags that are all seen, differences of slots.
+  LagRange longest_run() const {
+    LagRange longest, run{m_lags.first, m_lags.first - 1};
+    for (Index lag = m_lags.first; lag <= m_lags.last; ++lag) {
+      run = visible(lag) ? LagRange{run.first, lag} : LagRange{lag + 1, lag};
+      if (run.size() > longest.size()) longest = run;
+    }
+    return longest;
   }
 
  private:

@@ -17,6 +17,7 @@
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/lanes.hpp"
 #include "nprf/toeplitz/planner.hpp"
+#include "nprf/toeplitz/row_noise.hpp"
 
 /// The one product under every attention and every gradient:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
 ///
@@ -65,9 +66,14 @@ class Product {
   /// The engine that works; Engine::automatic if that was asked for and all products are zero.
   Engine engine() const { return m_name; }
 
+  /// Whether rows share their rounding, and contract() says how much it is.
+  bool knows_noise() const { return std::holds_alternative<LanesEngine<T>>(m_engine); }
+
   /// Y (n_q,p) = ((A B^T) o C) U, and sums (n_q), unless it is null, that for a column of ones: numerators and
-  /// denominators at once. Throws InvalidArgument for keys with exponents unless by Engine::block_causal.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const;
+  /// denominators at once; with the noise of both, 0 where the engine knows none. Throws InvalidArgument for keys with
+  /// exponents unless by Engine::block_causal.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr,
+                RowNoises noise = {}) const;
 
   /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots, or empty. Throws as
   /// contract() does.
@@ -89,11 +95,11 @@ class Product {
   }
 
   // sums = W 1
-  void contract_ones(const ProductFactors<T>& x, const Team& team, T* sums) const {
+  void contract_ones(const ProductFactors<T>& x, const Team& team, T* sums, RowNoises noise) const {
     const Workspace::Scope scope(team.workspace());
     auto ones = team.workspace().template matrix<T>(x.U.rows(), 1);
     ones.setOnes();
-    contract(with_values(x, ones), as_column(sums, x.A.rows()), team);
+    contract(with_values(x, ones), as_column(sums, x.A.rows()), team, nullptr, {noise.sums, nullptr});
   }
 
   // [Y sums] = W [U 1]
@@ -147,26 +153,32 @@ Product<T>::Product(Engine engine, LagWeightsView<T> lags, const ProductShape& t
 }
 
 template <Real T>
-void Product<T>::contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums) const {
+void Product<T>::contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums,
+                          RowNoises noise) const {
   require_known(x);
+  for (double* of : {noise.Y, noise.sums})
+    if (of) std::fill_n(of, Y.rows(), 0.0);
   if (is_zero(x)) {
     Y.setZero();
     if (sums) std::fill_n(sums, Y.rows(), T(0));
     return;
   }
   if (x.U.cols() == 0) {
-    if (sums) contract_ones(x, team, sums);
+    if (sums) contract_ones(x, team, sums, noise);
     return;
   }
   std::visit(
       [&]<class E>(const E& engine) {
         if constexpr (!is_nothing<E>) {
-          if (!sums)
+          if constexpr (requires { engine.contract(x, Y, team, noise); }) {
+            engine.contract(x, Y, team, noise);
+            if (sums) contract_ones(x, team, sums, noise);
+          } else if (!sums)
             engine.contract(x, Y, team);
           else if constexpr (requires { engine.contract(x, Y, team, sums); })
             engine.contract(x, Y, team, sums);
           else if constexpr (requires { E::columns_apart; })
-            engine.contract(x, Y, team), contract_ones(x, team, sums);
+            engine.contract(x, Y, team), contract_ones(x, team, sums, noise);
           else
             contract_with_ones(engine, x, Y, team, sums);
         }

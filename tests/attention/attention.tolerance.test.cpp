@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/grid.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/reference/kernelized_attention.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+/// Rows that an engine's rounding may drown are computed again.
+namespace nprf::test::attention_certainty {
+
+namespace {
+
+constexpr Index d = 4, m = 6, d_v = 3;
+constexpr double never = -std::numeric_limits<double>::infinity();
+
+template <Real T>
+constexpr double default_tolerance = sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
+
+template <Real T>
+using Held = Attention<PositiveFeatures<T>, HeldPosition<T>>;
+
+struct Bias {
+  std::string name;
+  std::function<double(Index)> of;  // a lag
+};
+
+// what an FFT's rounding is known to drown rows of
+std::vector<Bias> hostile() {
+  std::vector<Bias> all;
+  for (const double step : {-0.1, 0.01, 0.03, 0.5})
+    all.push_back({"rising by " + std::to_string(step), [step](Index l) { return step * static_cast<double>(l); }});
+  for (const Index at : {-120, -1, 3, 140, 5000})
+    for (const double height : {12.0, 30.0, 200.0})
+      all.push_back(
+          {"e^" + std::to_string(height) + " at " + std::to_string(at), [=](Index l) { return l == at ? height : 0; }});
+  all.push_back({"a cosine", [](Index l) { return 8 * std::cos(0.3 * static_cast<double>(l)); }});
+  all.push_back({"a window beside a peak", [](Index l) {
+                   return l == -100 ? 40.0 : std::abs(l) < 5 ? static_cast<double>(l % 3) : never;
+                 }});
+  return all;
+}
+
+template <Real T>
+HeldPosition<T> position(const Bias& bias, Index n) {
+  LagBias<T> b;
+  b.first = -n;
+  b.table.resize(2 * n + 1);
+  for (Index l = -n; l <= n; ++l) b.table[n + l] = static_cast<T>(bias.of(l));
+  return {b};
+}
+
+// the largest error of a row, relative to the largest |v| that it sees
+template <Real T>
+double row_error(const Held<T>& attention, const Tokens<T>& x, const Matrix<T>& y) {
+  const Matrix<T> expected = reference::kernelized_attention(attention, x.q, x.k, x.v);
+  double worst = 0;
+  for (Index i = 0; i < y.rows(); ++i) {
+    double largest = 0;
+    for (Index j = 0; j < x.k.rows(); ++j)
+      if ((attention.options().direction == Direction::bidirectional || j <= i) &&
+          attention.position().bias()[j - i] > static_cast<T>(never))
+        largest = std::max(largest, static_cast<double>(x.v.row(j).cwiseAbs().maxCoeff()));
+    const double error = (y.row(i) - expected.row(i)).template cast<double>().cwiseAbs().maxCoeff();
+    if (error > 0 || std::isnan(error)) worst = std::max(worst, std::isnan(error) ? 1 / 0.0 : error / largest);
+  }
+  return worst;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("no row of lanes is beyond the tolerance, whatever the bias", "[attention]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  Index repaired = 0;
+  for (const Bias& bias : hostile())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const double norm : {1.0, 6.0})
+        for (const Index n : {97, 211}) {
+          INFO(bias.name << (direction == Direction::causal ? ", causal" : "") << ", norm " << norm << ", n " << n);
+          Tokens<T> x = random_tokens<T>(n, n, d, d_v);
+          x.v.row(n / 2) *= T(1e6);
+          const Held<T> attention(orf<T>(d, m, 7), position<T>(bias, 200),
+                                  {direction, Normalization::unit(norm), Engine::lanes});
+          Report report;
+          const Matrix<T> y = attention(x.q, x.k, x.v, {.report = &report});
+          CHECK(row_error(attention, x, y) <= default_tolerance<T>);
+          CHECK((report.engine == Engine::lanes && report.empty_rows == 0 && report.indefinite_rows == 0));
+          repaired += report.repaired_rows;
+        }
+  CHECK(repaired > 1000);
+}
+
+TEMPLATE_TEST_CASE("benign rows are left as they are", "[attention]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Index n = 300;
+  const Tokens<T> x = random_tokens<T>(n, n, d, d_v);
+  const Attention attention(orf<T>(d, m, 7), RelativePosition<T>(random_table<T>(n, 3)), {.engine = Engine::lanes});
+  Report report;
+  const Matrix<T> y = attention(x.q, x.k, x.v, {.report = &report});
+  CHECK(report.repaired_rows == 0);
+  // by any tolerance that they keep
+  CHECK(same_bits<T>(attention(x.q, x.k, x.v, {.tolerance = 1}), y));
+}
+
+TEMPLATE_TEST_CASE("all rows are computed again where nothing less will do", "[attention]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Index n_q = 70, n_k = 90, offset = 15;
+  const Tokens<T> x = random_tokens<T>(n_q, n_k, d, d_v);
+  const Mask mask = (normal_vector<double>(n_k, 90).array() > -1).eval();
+  const RelativePosition<T> table(random_table<T>(n_k, 3));
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    const auto by = [&](Engine engine) {
+      return Attention(orf<T>(d, m, 7), table, {.direction = direction, .engine = engine});
+    };
+    Report report;
+    const CallOptions call{.key_mask = view(mask), .offset = offset, .tolerance = 1e-100, .report = &report};
+    const Matrix<T> y = by(Engine::lanes)(x.q, x.k, x.v, call);
+    CHECK(report.repaired_rows == n_q);
+    const Matrix<T> expected = by(Engine::direct)(x.q, x.k, x.v, call);
+    CHECK(report.repaired_rows == 0);
+    CHECK(worst_ratio(y, expected,
+                      attention_tolerance(by(Engine::direct), Engine::direct, x, expected, offset, mask)) <= 1);
+  }
+}
+
+TEST_CASE("rows that are computed again have their gradients", "[attention]") {
+  const Index n = 24;
+  Vector<double> b = normal_vector<double>(2 * n - 1, 5);
+  b[n - 1 - 20] = 25;  // of four rows only, beside which the others are drowned
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const double tolerance : {1e-10, 1e-100}) {
+      const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
+      const Matrix<double> dy = normal<double>(n, d_v, 6);
+      const CallOptions call{.tolerance = tolerance};
+      const auto attention = [&](const Vector<double>& table) {
+        return Attention(orf<double>(d, m, 7), RelativePosition<double>(table),
+                         {.direction = direction, .engine = Engine::lanes});
+      };
+      const auto loss = [&](const Attention<PositiveFeatures<double>, RelativePosition<double>>& a,
+                            const Tokens<double>& at) { return a(at.q, at.k, at.v, call).cwiseProduct(dy).sum(); };
+      Report report;
+      Saved<double> saved;
+      CallOptions reported = call;
+      reported.report = &report;
+      const auto fixed = attention(b);
+      fixed.forward(x.q, x.k, x.v, saved, reported);
+      REQUIRE(report.repaired_rows == (tolerance < 1e-50 ? n : 20));
+      const Gradients<double> g = fixed.backward(saved, dy);
+      const auto moved = [&](Matrix<double> Tokens<double>::*part) {
+        return [&, part](const Matrix<double>& at) {
+          Tokens<double> z = x;
+          z.*part = at;
+          return loss(fixed, z);
+        };
+      };
+      CHECK(difference_error(x.q, g.queries, moved(&Tokens<double>::q)) <= 1e-6);
+      CHECK(difference_error(x.k, g.keys, moved(&Tokens<double>::k)) <= 1e-6);
+      CHECK(difference_error(x.v, g.values, moved(&Tokens<double>::v)) <= 1e-6);
+      CHECK(difference_error(b, g.bias, [&](const Matrix<double>& at) { return loss(attention(at.col(0)), x); }) <=
+            1e-6);
+    }
+}
+
+TEST_CASE("rows of a grid with extra tokens are computed again", "[attention]") {
+  const Index height = 5, width = 6, E = 2, n = E + height * width;
+  Matrix<double> b = normal<double>(2 * height - 1, 2 * width - 1, 5);
+  b(2 * height - 2, 2 * width - 2) = 40;  // of one pair of corners
+  const GridPosition<double> grid(height, width, b, normal<double>(E, E + 2, 8));
+  const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
+  const auto by = [&](Engine engine) { return Attention(orf<double>(d, m, 7), grid, {.engine = engine}); };
+  const Matrix<double> dy = normal<double>(n, d_v, 6);
+  Report report;
+  Saved<double> saved, expected_saved;
+  const Matrix<double> y = by(Engine::grid).forward(x.q, x.k, x.v, saved, {.report = &report});
+  CHECK((report.repaired_rows > 10 && report.repaired_rows < n - E));
+  const auto direct = by(Engine::direct);
+  const Matrix<double> expected = direct.forward(x.q, x.k, x.v, expected_saved);
+  CHECK(worst_ratio(y, expected, 1e-10 * x.v.cwiseAbs().maxCoeff()) <= 1);
+}
+
+TEST_CASE("a tolerance below zero is refused", "[attention]") {
+  const Attention attention{EluFeatures<double>(d), NoPosition<double>()};
+  const Tokens<double> x = random_tokens<double>(3, 3, d, 1);
+  for (const double tolerance : {-1e-3, std::numeric_limits<double>::quiet_NaN()})
+    check_invalid([&] { attention(x.q, x.k, x.v, {.tolerance = tolerance}); }, {"tolerance: expected 0 or more"});
+}
+
+}  // namespace nprf::test::attention_certainty
