@@ -182,11 +182,46 @@ TEST_CASE("rows of a grid with extra tokens are computed again", "[attention]") 
   const Matrix<double> dy = normal<double>(n, d_v, 6);
   Report report;
   Saved<double> saved, expected_saved;
-  const Matrix<double> y = by(Engine::grid).forward(x.q, x.k, x.v, saved, {.report = &report});
+  const auto by_grid = by(Engine::grid);
+  const Matrix<double> y = by_grid.forward(x.q, x.k, x.v, saved, {.report = &report});
   CHECK((report.repaired_rows > 10 && report.repaired_rows < n - E));
   const auto direct = by(Engine::direct);
   const Matrix<double> expected = direct.forward(x.q, x.k, x.v, expected_saved);
   CHECK(worst_ratio(y, expected, 1e-10 * x.v.cwiseAbs().maxCoeff()) <= 1);
+  const Gradients<double> g = by_grid.backward(saved, dy), h = direct.backward(expected_saved, dy);
+  const auto same = [](const Matrix<double>& got, const Matrix<double>& other) {
+    return worst_ratio(got, other, 1e-9 * other.cwiseAbs().maxCoeff()) <= 1;
+  };
+  CHECK(same(g.queries, h.queries));
+  CHECK(same(g.keys, h.keys));
+  CHECK(same(g.values, h.values));
+  CHECK(same(g.bias, h.bias));
+  CHECK(same(g.extra, h.extra));
+}
+
+TEST_CASE("features of both signs are no less sure of their rows", "[attention]") {
+  const Index n = 211;
+  for (const Bias& bias : hostile())
+    for (const std::uint64_t seed : {1, 2, 3}) {
+      INFO(bias.name << ", seed " << seed);
+      const Tokens<double> x = random_tokens<double>(n, n, d, d_v, seed);
+      // few features, so that some denominators are near zero, and some rows beyond all values
+      const Attention attention(trf<double>(d, 2, seed), position<double>(bias, 200), {.engine = Engine::lanes});
+      Report report;
+      const Matrix<double> y = attention(x.q, x.k, x.v, {.report = &report});
+      const Matrix<double> expected = reference::kernelized_attention(attention, x.q, x.k, x.v);
+      // what the features' own cancellation costs the rows that were computed again
+      const Matrix<double> own = attention_tolerance(attention, Engine::direct, x, expected);
+      const Matrix<double> shared = Matrix<double>::Constant(n, d_v, 1e-10 * x.v.cwiseAbs().maxCoeff());
+      CHECK(worst_ratio(y, expected, own + shared) <= 1);
+    }
+}
+
+TEST_CASE("without values there is nothing to be off", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(40, 40, d, 0);
+  const Attention attention(orf<double>(d, m, 7), RelativePosition<double>(random_table<double>(40, 3)),
+                            {.engine = Engine::lanes});
+  CHECK(attention(x.q, x.k, x.v).cols() == 0);
 }
 
 TEST_CASE("a tolerance below zero is refused", "[attention]") {

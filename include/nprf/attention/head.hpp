@@ -72,7 +72,7 @@ class Head {
     toeplitz::RowNoises noise;
     if (product.knows_noise()) noise = {workspace.take<double>(n_q), workspace.take<double>(n_q)};
     product.contract(A, B, v_seen, key_exponents, queries, keys, y, team, denominator.data(), noise);
-    const auto drowned = drowned_rows(noise, denominator, v_seen, keys, tolerance, team);
+    const auto drowned = drowned_rows(noise, y, denominator, v_seen, keys, tolerance, team);
     if (!drowned.empty()) contract_again(drowned, A, B, v_seen, keys, y, denominator, team);
 
     // y holds numerators. A row whose denominator is lost to underflow is computed by itself
@@ -177,10 +177,11 @@ class Head {
   }
 
  private:
-  // the rows whose noise may be beyond the tolerance; none where none is known
-  std::span<const Index> drowned_rows(const toeplitz::RowNoises& noise, const Eigen::Ref<Vector<T>>& D,
-                                      const MatrixView<T>& v, const Placement& keys, double tolerance,
-                                      const Team& team) const {
+  // the rows in which the noise, dN in the numerators and dD in the denominator, may come to more than the tolerance:
+  // y = N / D is off by (dN + |y| dD) / |D|. None where none is known, as of keys and values that are not finite
+  std::span<const Index> drowned_rows(const toeplitz::RowNoises& noise, const MatrixRef<T>& N,
+                                      const Eigen::Ref<Vector<T>>& D, const MatrixView<T>& v, const Placement& keys,
+                                      double tolerance, const Team& team) const {
     constexpr double margin = 2;  // errors were seen up to 1.5 times the noise
     if (!noise.Y) return {};
     Workspace& workspace = team.workspace();
@@ -188,13 +189,18 @@ class Head {
     Index *drowned = workspace.take<Index>(queries.slots.count), count = 0;
     const Workspace::Scope scope(workspace);
     auto sizes = workspace.template vector<T>(keys.count()), seen = workspace.template vector<T>(D.size());
-    sizes.setZero();
-    if (v.cols() > 0) sizes = v.cwiseAbs().rowwise().maxCoeff();
+    const auto largest_of = [](const auto& row) { return row.size() > 0 ? row.cwiseAbs().maxCoeff() : T(0); };
+    team.run_tiles(keys.count(), [&](Index j0, Index rows, Workspace&) {
+      for (Index j = j0; j < j0 + rows; ++j) sizes[j] = largest_of(v.row(j));
+    });
     m_weights->largest_seen(sizes.data(), keys, seen.data() + queries.outside, workspace);
     for (Index i = queries.outside; i < D.size(); ++i) {
-      const double of_values = noise.Y[i] > 0 ? noise.Y[i] / static_cast<double>(seen[i]) : 0;
-      const bool is_certain = margin * (of_values + noise.sums[i]) <= tolerance * std::abs(static_cast<double>(D[i]));
-      if (!is_certain && m_weights->sees_any(i, keys)) drowned[count++] = i;
+      const double v_max = static_cast<double>(seen[i]), d = std::abs(static_cast<double>(D[i]));
+      double y_max = 1;  // over v_max; more where weights have both signs
+      if (!m_features.is_positive()) y_max = std::max(y_max, static_cast<double>(largest_of(N.row(i))) / (d * v_max));
+      const double off = margin * ((noise.Y[i] > 0 ? noise.Y[i] / v_max : 0) + noise.sums[i] * y_max);
+      const bool is_known = std::isfinite(noise.Y[i]) && std::isfinite(noise.sums[i]) && !std::isnan(d);
+      if (is_known && !(off <= tolerance * d) && m_weights->sees_any(i, keys)) drowned[count++] = i;
     }
     return {drowned, static_cast<std::size_t>(count)};
   }

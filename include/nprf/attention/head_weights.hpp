@@ -55,7 +55,7 @@ class HeadWeights {
     return serves ? m_product : *m_by_rows;
   }
 
-  /// The same product by an engine whose rounding is relative to each row by itself.
+  /// The same product by an engine whose rounding is relative to each row by itself; where product() knows its noise.
   const toeplitz::BorderedProduct<T>& by_rows() const { return m_by_rows ? *m_by_rows : m_product; }
 
   const Placement& queries() const { return m_queries; }

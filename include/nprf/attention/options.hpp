@@ -33,8 +33,9 @@ struct Report {
 /// and whatever it holds is never read; its gradients are zero. Sequences packed into one array see nothing of each
 /// other; positions start anew in each.
 ///
-/// Where the rounding of an engine may put a row farther off than the tolerance, relative to the largest |v| that the
-/// row sees, that row is computed again by an engine that keeps each row's own digits; so far lanes and grid know.
+/// Where the rounding of an engine may put a row of y farther off than the tolerance, relative to the largest |v| that
+/// the row sees, that row is computed again by an engine that keeps each row's own digits, which may be quadratic in
+/// their number; infinity leaves them all. So far lanes and grid know their rounding.
 struct CallOptions {
   std::span<const bool> key_mask = {};  // one a key (and sequence of the batch): false is padding; empty: none is
   std::span<const Index> lengths = {};  // one a sequence of the batch: keys from there on are padding; empty: none is

@@ -11,7 +11,7 @@
 namespace nprf {
 
 /// Whether a query sees any key: one at a lag of a range whose bias is not -infinity. O(n_q + n_k) to build, in the
-/// workspace; O(1) a question where keys fill their slots, else O(log n_k) and up to the first key that is seen.
+/// workspace; O(log n_k) a question, and where keys leave slots empty up to the first that is seen.
 class Visibility {
  public:
   /// `lags` are of distances j - i - offset.
@@ -24,37 +24,37 @@ class Visibility {
     m_before = before;
     while (m_lags.size() > 0 && !visible(m_lags.first)) ++m_lags.first, ++m_before;
     while (m_lags.size() > 0 && !visible(m_lags.last)) --m_lags.last;
+    LagRange run{m_lags.first, m_lags.first - 1};
+    for (Index lag = m_lags.first; lag <= m_lags.last; ++lag) {
+      run = visible(lag) ? LagRange{run.first, lag} : LagRange{lag + 1, lag};
+      if (run.size() > m_longest.size()) m_longest = run;
+    }
   }
 
   /// For a query at `position` on the keys' axis.
-  bool sees_any(Index position, const Slots& keys) const {
-    if (keys.at) return first_seen(position, keys) >= 0;
-    const Index first = keys.below(position + m_lags.first), end = keys.below(position + m_lags.last + 1);
-    return end > first && before(keys[end - 1] - position + 1) > before(keys[first] - position);
-  }
+  bool sees_any(Index position, const Slots& keys) const { return first_seen(position, keys) >= 0; }
 
-  /// The first key that it sees; -1 if there is none. O(1) or O(log n_k), and up to that key.
+  /// The first key that it sees; -1 if there is none.
   Index first_seen(Index position, const Slots& keys) const {
-    for (Index j = keys.below(position + m_lags.first); j < keys.count && keys[j] - position <= m_lags.last; ++j)
-      if (visible(keys[j] - position)) return j;
-    return -1;
+    Index j = keys.below(position + m_lags.first);
+    if (keys.at) {
+      while (j < keys.count && keys[j] - position <= m_lags.last && !visible(keys[j] - position)) ++j;
+    } else if (j < keys.count && keys[j] - position <= m_lags.last) {
+      // the next lag at which the number of those before it grows
+      const Index* from = m_before + (keys[j] - position - m_lags.first);
+      j += std::upper_bound(from, m_before + m_lags.size() + 1, *from) - from - 1;
+    }
+    return j < keys.count && keys[j] - position <= m_lags.last ? j : -1;
   }
 
   /// The longest run of lags that are all seen, differences of slots.
-  LagRange longest_run() const {
-    LagRange longest, run{m_lags.first, m_lags.first - 1};
-    for (Index lag = m_lags.first; lag <= m_lags.last; ++lag) {
-      run = visible(lag) ? LagRange{run.first, lag} : LagRange{lag + 1, lag};
-      if (run.size() > longest.size()) longest = run;
-    }
-    return longest;
-  }
+  LagRange longest_run() const { return m_longest; }
 
  private:
   Index before(Index lag) const { return m_before[lag - m_lags.first]; }
   bool visible(Index lag) const { return before(lag + 1) > before(lag); }
 
-  LagRange m_lags;
+  LagRange m_lags, m_longest;
   const Index* m_before;
 };
 

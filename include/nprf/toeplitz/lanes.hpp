@@ -139,10 +139,11 @@ class LanesEngine {
         for (Index pair = 0; pair < pairs; ++pair) {
           Squares squares;
           for (const int half : {0, 1}) add(half, b[pair], u.values, a[2 * pair + half], y.values, squares, z);
-          T largest = 0;
-          for (Index l = 0; l < width; ++l) largest = std::max(largest, forth[l] * noise.size(squares, l));
+          double largest = 0;
+          for (Index l = 0; l < width; ++l)
+            largest = std::max(largest, static_cast<double>(forth[l]) * noise.size(squares, l));
           for (Index k = r0 + 2 * pair; k < std::min(r, r0 + 2 * pair + 2); ++k)
-            noise.of(task)[k] = finite(unit[k]) * largest;
+            noise.of(task)[k] = static_cast<double>(finite(unit[k])) * largest;
         }
         y.scale(forth);
         if (r0 == 0)
@@ -175,7 +176,7 @@ class LanesEngine {
 
   // one column of Y, 2 W features at a time
   void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const VectorMap<T>& unit, const MatrixView<T>& U,
-                       Index column, MatrixRef<T>& Y, T* largest, const RowNoise<T>& noise, Z* z,
+                       Index column, MatrixRef<T>& Y, double* largest, const RowNoise<T>& noise, Z* z,
                        Workspace& scratch) const {
     const Column u(U, column, scratch);
     auto y = scratch.vector<T>(m_n_q);
@@ -200,9 +201,9 @@ class LanesEngine {
               y[i] += fft::sum_lanes<T>(x.re * forth.re * t.re + x.im * forth.im * t.im);
             });
       for (Index l = 0; l < a.re; ++l) {
-        const T size = finite(u.unit) * noise.size(squares, l);
-        largest[f + l] = forth.re[l] * size;
-        if (l < a.im) largest[f + W + l] = forth.im[l] * size;
+        const double size = static_cast<double>(finite(u.unit)) * noise.size(squares, l);
+        largest[f + l] = static_cast<double>(forth.re[l]) * size;
+        if (l < a.im) largest[f + W + l] = static_cast<double>(forth.im[l]) * size;
       }
     }
     Y.col(column) = y * finite(u.unit);

@@ -66,11 +66,11 @@ class Product {
   /// The engine that works; Engine::automatic if that was asked for and all products are zero.
   Engine engine() const { return m_name; }
 
-  /// Whether rows share their rounding, and contract() says how much it is.
+  /// Whether rows share their rounding, as they do by an FFT, and contract() says how much it is.
   bool knows_noise() const { return std::holds_alternative<LanesEngine<T>>(m_engine); }
 
   /// Y (n_q,p) = ((A B^T) o C) U, and sums (n_q), unless it is null, that for a column of ones: numerators and
-  /// denominators at once; with the noise of both, 0 where the engine knows none. Throws InvalidArgument for keys with
+  /// denominators at once; with the noise of both, 0 unless knows_noise(). Throws InvalidArgument for keys with
   /// exponents unless by Engine::block_causal.
   void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr,
                 RowNoises noise = {}) const;

@@ -42,34 +42,39 @@ class RowNoise {
 
   /// For the signals of r features in some tasks, each of which sees each feature at most once.
   RowNoise(Index tasks, Index r, double c_norm, Index N, Workspace& workspace)
-      : m_tasks(tasks), m_r(r), m_c_norm(c_norm), m_N(static_cast<double>(N)), m_largest(workspace.take<T>(tasks * r)) {
-    std::fill_n(m_largest, tasks * r, T(0));
+      : m_tasks(tasks),
+        m_r(r),
+        m_c_norm(c_norm),
+        m_N(static_cast<double>(N)),
+        m_largest(workspace.take<double>(tasks * r)) {
+    std::fill_n(m_largest, tasks * r, 0.0);
   }
 
   /// |c| |x| + |y| of lane l.
-  T size(const Squares& of, Index l) const {
+  double size(const Squares& of, Index l) const {
     const double x = static_cast<double>(of.x[l]), y = static_cast<double>(of.y[l]);
-    return static_cast<T>(m_c_norm * std::sqrt(x / m_N) + std::sqrt(y * m_N));
+    return m_c_norm * std::sqrt(x / m_N) + std::sqrt(y * m_N);
   }
 
   /// The largest over the columns of a task, for each feature.
-  T* of(Index task) { return m_largest + task * m_r; }
+  double* of(Index task) { return m_largest + task * m_r; }
 
   /// noise (n_q) of the rows of A (n_q,r).
   void rows(const MatrixView<T>& A, double* noise, const Team& team) {
     for (Index task = 1; task < m_tasks; ++task)
       for (Index r = 0; r < m_r; ++r) m_largest[r] = std::max(m_largest[r], m_largest[task * m_r + r]);
-    const VectorMap<T> largest(m_largest, m_r);
+    const VectorMap<double> largest(m_largest, m_r);
     const double factor = static_cast<double>(std::numeric_limits<T>::epsilon()) * std::sqrt(std::log2(m_N) / m_N);
     team.run_tiles(A.rows(), [&](Index i0, Index rows, Workspace&) {
-      for (Index i = i0; i < i0 + rows; ++i) noise[i] = factor * static_cast<double>(A.row(i).cwiseAbs().dot(largest));
+      for (Index i = i0; i < i0 + rows; ++i)
+        noise[i] = factor * A.row(i).cwiseAbs().template cast<double>().dot(largest);
     });
   }
 
  private:
   Index m_tasks, m_r;
   double m_c_norm, m_N;
-  T* m_largest;  // (tasks,r)
+  double* m_largest;  // (tasks,r)
 };
 
 }  // namespace nprf::toeplitz
