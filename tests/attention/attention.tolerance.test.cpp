@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
@@ -202,7 +203,7 @@ TEST_CASE("rows of a grid with extra tokens are computed again", "[attention]") 
 TEST_CASE("features of both signs are no less sure of their rows", "[attention]") {
   const Index n = 211;
   for (const Bias& bias : hostile())
-    for (const std::uint64_t seed : {1, 2, 3}) {
+    for (const std::uint64_t seed : {1u, 2u, 3u}) {
       INFO(bias.name << ", seed " << seed);
       const Tokens<double> x = random_tokens<double>(n, n, d, d_v, seed);
       // few features, so that some denominators are near zero, and some rows beyond all values
