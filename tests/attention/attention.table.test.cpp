@@ -108,7 +108,7 @@ void check(const Case& x, const Shape& s) {
     for (Index i = 0; i < s.n_q; ++i) unknown += std::isinf(tolerance(i, 0));
     CHECK(unknown <= (sizeof(T) == 4 && x.map / 3 == 1 ? 1 + s.n_q / 20 : 0));
     if (x.map / 3 != 1) CHECK(report.indefinite_rows == 0);
-    if (sizeof(T) == 8 && x.map / 3 != 1) CHECK(report.repaired_rows == 0);
+    if (sizeof(T) == 8 && x.map / 3 != 1 && !is_fft(report.engine)) CHECK(report.repaired_rows == 0);
   });
 }
 

@@ -152,32 +152,6 @@ TEST_CASE("a query sees a key where the bias is not -infinity", "[attention]") {
   }
 }
 
-TEST_CASE("a gradient goes to the scalar that the bias came from", "[attention]") {
-  Workspace workspace;
-  const Team team(workspace);
-  const Relative relative(random_table<double>(3, 3));
-  const HeadWeights<double> weights(relative, {}, {5, 6, 4, 2}, 2, Pass::forward, team);
-  weights.place_gradient(
-      3, 1, 7.0, [](Index lag, double g) { CHECK((lag == 1 - 3 - 2 && g == 7)); }, [](Index, double) { CHECK(false); });
-
-  for (const Index E : {0, 1, 3}) {
-    const Grid position(3, 4, normal<double>(5, 7, 1), normal<double>(E, E + 2, 2));
-    const Index n = 12 + E;
-    const HeadWeights<double> placed(position, {}, {n, n, 4, 2}, 0, Pass::forward, team);
-    Index wrong = 0, calls = 0;
-    for (Index i = 0; i < n; ++i)
-      for (Index j = 0; j < n; ++j)
-        placed.place_gradient(
-            i, j, 1.0,
-            [&](Index lag, double) { ++calls, wrong += i < E || j < E || position.bias()[lag] != position.bias(i, j); },
-            [&](Index at, double) {
-              ++calls, wrong += (i >= E && j >= E) || position.extra().data()[at] != position.bias(i, j);
-            });
-    CHECK(wrong == 0);
-    CHECK(calls == n * n);
-  }
-}
-
 TEST_CASE("the weights of the cells' rows share a scale, and an extra token's row has its own", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
@@ -195,10 +169,9 @@ TEST_CASE("the weights of the cells' rows share a scale, and an extra token's ro
       for (Index j = 0; j < 14; ++j) {
         const double b = weights.bias(i, j), top = largest[static_cast<std::size_t>(std::min<Index>(i, 2))];
         const double expected = b > never ? std::exp(b - top) : 0;
-        double got = -1;
-        weights.place_gradient(
-            i, j, 0, [&](Index lag, double) { got = weights.weight(lag); },
-            [&](Index at, double) { got = weights.border().values[at]; });
+        const bool inside = i >= 2 && j >= 2;
+        const double got = inside ? weights.weight(position.slot(j - 2) - position.slot(i - 2))
+                                  : weights.border().values[weights.border_place(i, j)];
         CHECK(got == expected);
       }
   }

@@ -8,15 +8,13 @@
 
 namespace nprf::test::attention_row_subset {
 
-TEST_CASE("some queries, their slots and their rows", "[attention]") {
+TEST_CASE("some queries and their rows", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
-  const std::vector<Index> at{0, 1, 3, 7, 8}, numbers{2, 3, 6};  // of 7 queries, 2 of them outside of the axis
-  const RowSubset some(numbers, {2, {5, 0, at.data()}, nullptr}, team);
+  const std::vector<Index> numbers{2, 3, 6};
+  const RowSubset some(numbers, team);
   CHECK(some.count() == 3);
-  const Placement placed = some.placement();
-  CHECK((placed.outside == 0 && placed.count() == 3));
-  CHECK((placed.slots[0] == 0 && placed.slots[1] == 1 && placed.slots[2] == 8));
+  CHECK((some.number(0) == 2 && some.number(2) == 6));
 
   Matrix<double> x = Matrix<double>::Random(7, 4);
   const Matrix<double> rows = some.of<double>(x);
@@ -32,8 +30,8 @@ TEST_CASE("some queries, their slots and their rows", "[attention]") {
 TEST_CASE("no queries have no rows", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
-  const RowSubset none({}, {0, {3}, nullptr}, team);
-  CHECK(none.placement().count() == 0);
+  const RowSubset none({}, team);
+  CHECK(none.count() == 0);
   CHECK(none.of<double>(Matrix<double>::Ones(3, 2)).rows() == 0);
 }
 

@@ -367,7 +367,7 @@ TEST_CASE("a report counts the rows of all heads of all sequences", "[multi_head
   CHECK(out.report.empty_rows >= 2 * (30 + 2));
   CHECK(out.report.engine == Engine::direct);
   CHECK(out.report.workspace_bytes > 0);
-  CHECK(out.report.error_bound == std::numeric_limits<double>::infinity());
+  CHECK((out.report.error_bound > 1e-6 && out.report.error_bound < 1e-4));
 }
 
 TEST_CASE("heads of a grid with extra tokens are attentions of their own", "[multi_head]") {

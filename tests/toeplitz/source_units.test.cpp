@@ -89,11 +89,11 @@ TEMPLATE_TEST_CASE("sources' units are powers of two, and serve them while nothi
   CHECK(serve(2 * most<T>(), most<T>() / 2, T(7)));
   CHECK_FALSE(serve(above(2 * most<T>()), most<T>() / 2, T(7)));
   CHECK_FALSE(serve(2 * most<T>(), above(most<T>() / 2), T(7)));
-  // of two features that share their rounding none outgrows the other: by 4, counted in units
-  CHECK(serve(8, T(0.5), T(7)));
-  CHECK_FALSE(serve(above(T(8)), T(0.5), T(7)));
-  CHECK(serve(2, 2, T(7)));
-  CHECK_FALSE(serve(2, above(T(2)), T(7)));
+  // of two features that share their rounding none outgrows the other: by 2, counted in units
+  CHECK(serve(4, T(0.5), T(7)));
+  CHECK_FALSE(serve(above(T(4)), T(0.5), T(7)));
+  CHECK(serve(2, 1, T(7)));
+  CHECK_FALSE(serve(2, above(T(1)), T(7)));
   // exponents grow for both
   const double growth = std::log(static_cast<double>(most<T>()));
   CHECK(serve(T(1e-3), T(1e-3) / 4, T(7), -3 + 0.999 * growth));

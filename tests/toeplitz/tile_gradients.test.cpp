@@ -26,7 +26,7 @@ struct ByTiles {
     for (Index i = 0; i < x.queries.count; i += rows) {
       tile.set_queries(i, std::min(rows, x.queries.count - i));
       for (Index j = 0; j < x.keys.count; j += keys)
-        tile.add(j, std::min(keys, x.keys.count - j), out, &out.dc[0], c.first);
+        tile.add(j, std::min(keys, x.keys.count - j), out, toeplitz::AddDiagonals<T>{x, &out.dc[0], c.first});
     }
   }
 };

@@ -9,6 +9,7 @@
 #include "nprf/attention/head.hpp"
 #include "nprf/attention/head_matrices.hpp"
 #include "nprf/attention/head_models.hpp"
+#include "nprf/attention/non_finite.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/segment_weights.hpp"
@@ -91,6 +92,7 @@ class Batch {
       sum.repaired_rows += one.repaired_rows;
       sum.indefinite_rows += one.indefinite_rows;
       sum.empty_rows += one.empty_rows;
+      sum.error_bound = std::max(sum.error_bound, one.error_bound);
     }
     for (Index t = 0; t < team.size(); ++t)
       sum.workspace_bytes += m_workspaces[static_cast<std::size_t>(t)].peak_bytes();
@@ -137,10 +139,16 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
     const auto mask = call.key_mask.empty()
                           ? std::span<const bool>()
                           : call.key_mask.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(x.n_k));
+    const MatrixView<T> queries = q(b, h).middleRows(x.q_begin, x.n_q), keys = k(b, h).middleRows(x.k_begin, x.n_k),
+                        values = v(b, h).middleRows(x.k_begin, x.n_k);
+    const Index length = std::min(x.n_k, end);
+    if (call.check_finite) {
+      require_finite("queries", queries, {}, x.n_q);
+      require_finite("keys", keys, mask, length);
+      require_finite("values", values, mask, length);
+    }
     head(heads, h, s)
-        .forward(q(b, h).middleRows(x.q_begin, x.n_q), k(b, h).middleRows(x.k_begin, x.n_k),
-                 v(b, h).middleRows(x.k_begin, x.n_k), mask, std::min(x.n_k, end), tolerance,
-                 y(b, h).middleRows(x.q_begin, x.n_q),
+        .forward(queries, keys, values, mask, length, tolerance, y(b, h).middleRows(x.q_begin, x.n_q),
                  saved ? &saved->m_sequences[static_cast<std::size_t>(item)] : nullptr,
                  m_reports[static_cast<std::size_t>(item)], part);
   });

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "nprf/core/types.hpp"
 
@@ -18,8 +19,8 @@ namespace nprf {
 template <class Bias>
 class DirectRow {
  public:
-  DirectRow(Index n_k, const Bias& b) : m_n_k(n_k), m_b(b) {
-    for (Index j = 0; j < n_k; ++j) m_largest = std::max<double>(m_largest, b(j));
+  DirectRow(Index n_k, Bias b) : m_n_k(n_k), m_b(std::move(b)) {
+    for (Index j = 0; j < n_k; ++j) m_largest = std::max<double>(m_largest, m_b(j));
   }
 
   /// Writes y (d_v), its sums in `numerator` (d_v), and returns D.
@@ -70,7 +71,7 @@ class DirectRow {
   }
 
   Index m_n_k;
-  const Bias& m_b;
+  Bias m_b;
   double m_largest = -std::numeric_limits<double>::infinity();
 };
 

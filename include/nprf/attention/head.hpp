@@ -6,14 +6,17 @@
 #include <limits>
 #include <span>
 
-#include "nprf/attention/direct_row.hpp"
 #include "nprf/attention/head_weights.hpp"
+#include "nprf/attention/non_finite.hpp"
 #include "nprf/attention/options.hpp"
-#include "nprf/attention/row_subset.hpp"
+#include "nprf/attention/pair_bias.hpp"
+#include "nprf/attention/row_errors.hpp"
+#include "nprf/attention/row_repair.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
+#include "nprf/toeplitz/key_exponents.hpp"
 
 namespace nprf {
 
@@ -61,43 +64,66 @@ class Head {
     Eigen::Ref<Vector<T>> k_scale = storage(saved, &SavedSequence<T>::k_scale, n_k, workspace);
     Eigen::Ref<Vector<T>> denominator = storage(saved, &SavedSequence<T>::denominator, n_q, workspace);
     const toeplitz::BorderedProduct<T>& product = m_weights->product(keys, workspace);
-    const bool by_row = m_features.has_factors() && product.takes_exponents();
-    Eigen::Ref<Vector<double>> exponents = storage(saved, &SavedSequence<T>::exponents, by_row ? n_k : 0, workspace);
-    const double* key_exponents = by_row ? exponents.data() : nullptr;
     query_features(q, q_scale, A, team);
-    if (by_row)
-      key_features_by_row(k_seen, k_scale, B, exponents, team);
-    else
-      key_features(k_seen, k_scale, B, team);
-    toeplitz::RowNoises noise;
-    if (product.knows_noise()) noise = {workspace.take<double>(n_q), workspace.take<double>(n_q)};
-    product.contract(A, B, v_seen, key_exponents, queries, keys, y, team, denominator.data(), noise);
-    const auto drowned = drowned_rows(noise, y, denominator, v_seen, keys, tolerance, team);
-    if (!drowned.empty()) contract_again(drowned, A, B, v_seen, keys, y, denominator, team);
+    double* e = key_features_by_row(k_seen, k_scale, B, team);
+    NonFinite<T> non_finite(B, e, team);
+    const MatrixView<T> v_finite = non_finite.values(v_seen, team);
+    if (!product.takes_exponents()) e = with_common_factor(B, e, team);
+    if (saved) saved->exponents = Eigen::Map<const Vector<double>>(e, e ? n_k : 0);
+    const MatrixView<T> B_scaled = for_product(product, B, e, team);
+    const double* taken = product.takes_exponents() ? e : nullptr;
+    product.contract(A, B_scaled, v_finite, taken, queries, keys, y, team, denominator.data());
+    const RowErrors<T> errors(*m_weights, product, A, B_scaled, v_finite, taken, keys, m_features.is_positive(), team);
 
-    // y holds numerators. A row whose denominator is lost to underflow is computed by itself
+    const double own = error_of_sums<T>(r, n_k) + error_of_weights<T>(m_weights->bias_spread()) +
+                       m_features.relative_error(largest_norm(q)) + m_features.relative_error(largest_norm(k_seen));
+
+    // y holds numerators. Rows that the engine's rounding may have drowned, or that have underflown, are computed by
+    // themselves; half the tolerance is left to what no engine changes
     auto* fates = workspace.template take<Fate>(n_q);
-    team.run_tiles(n_q, [&](Index i0, Index rows, Workspace& scratch) {
+    double* bounds = workspace.template take<double>(n_q);
+    const bool all_positive = m_features.is_positive();
+    team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
       for (Index i = i0; i < i0 + rows; ++i) {
-        fates[i] = finish_row(i, A, B, key_exponents, v_seen, keys, denominator[i], y, scratch);
-        if (fates[i].repaired || fates[i].empty) denominator[i] = 0;
+        const T D = denominator[i];
+        const double noise = errors.noise(i, y.row(i), D);
+        if (!m_weights->sees_any(i, keys))
+          fates[i] = Fate::empty;
+        else if (!is_sound(D, all_positive) || !(noise <= tolerance / 2))
+          fates[i] = Fate::again;
+        else
+          fates[i] = D <= 0 ? Fate::indefinite : Fate::sound;
+        bounds[i] = fates[i] == Fate::empty ? 0 : noise + own * errors.condition(i, y.row(i), D);
+        if (fates[i] == Fate::empty)
+          y.row(i).setZero(), denominator[i] = 0;
+        else if (fates[i] != Fate::again)
+          y.row(i) /= D;
       }
     });
-    Index repaired = 0;
-    auto next = drowned.begin();
-    if (saved) saved->drowned.clear(), saved->repaired.clear();
+    Index *again = workspace.take<Index>(n_q), count = 0;
     for (Index i = 0; i < n_q; ++i) {
-      const bool by_rows = next != drowned.end() && *next == i;
-      next += by_rows;
-      repaired += by_rows || fates[i].repaired;
-      if (saved && fates[i].repaired)
-        saved->repaired.push_back(i);
-      else if (saved && by_rows)
-        saved->drowned.push_back(i);
-      report.indefinite_rows += fates[i].indefinite;
-      report.empty_rows += fates[i].empty;
+      if (fates[i] == Fate::again) again[count++] = i;
+      report.empty_rows += fates[i] == Fate::empty;
+      report.indefinite_rows += fates[i] == Fate::indefinite;
     }
-    report.repaired_rows += repaired;
+    report.repaired_rows += count;
+    const std::span<const Index> repaired(again, static_cast<std::size_t>(count));
+    if (saved) saved->repaired.assign(repaired.begin(), repaired.end());
+    if (count > 0) {
+      const FeatureInputs<T> inputs{q, k_seen, span_of(q_scale), span_of(k_scale)};
+      auto* outcomes = workspace.template take<typename RowRepair<T>::Outcome>(count);
+      RowRepair<T>(repaired, *m_weights, keys, m_features, inputs, A, B, e, team)
+          .forward(v_finite, y, denominator, outcomes);
+      // backward knows such a row's gradient by the logarithms of its features
+      for (const Index i : repaired)
+        if (denominator[i] == 0 && m_features.has_logs()) A.row(i).setOnes();
+      for (Index at = 0; at < count; ++at) {
+        report.indefinite_rows += !outcomes[at].positive;
+        bounds[again[at]] = own * errors.condition_of(again[at], y.row(again[at]), outcomes[at].terms);
+      }
+    }
+    if (n_q > 0) report.error_bound = std::max(report.error_bound, *std::max_element(bounds, bounds + n_q));
+    non_finite.spread(*m_weights, keys, v_seen, all_positive, y, team);
     if (n_q > 0 && n_k > 0) report.engine = product.engine();
     if (saved) {
       saved->q.resize(n_q, d);
@@ -105,8 +131,9 @@ class Head {
       scale_rows<T>(q, span_of(q_scale), saved->q, team);
       scale_rows<T>(k_seen, span_of(k_scale), saved->k, team);
       saved->v.resize(n_k, v.cols());
-      team.run_tiles(
-          n_k, [&](Index j0, Index rows, Workspace&) { saved->v.middleRows(j0, rows) = v_seen.middleRows(j0, rows); });
+      team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
+        saved->v.middleRows(j0, rows) = v_finite.middleRows(j0, rows);
+      });
       saved->y = y;
       saved->mask.resize(static_cast<Index>(mask.size()));
       std::copy(mask.begin(), mask.end(), saved->mask.data());
@@ -144,25 +171,37 @@ class Head {
     auto dU = workspace.template matrix<T>(n_k, d_v + 1), border = workspace.template matrix<T>(E, E + 2);
     auto dc = workspace.template vector<T>(static_cast<Index>(db.lags.size()));
     border.setZero();
-    const RowSubset drowned(saved.drowned, queries, team);
-    const auto drowned_G = drowned.of<T>(G);
-    for (const Index i : saved.drowned) G.row(i).setZero();
-    m_weights->product(keys, workspace)
-        .gradients(saved.A, saved.B, U, exponents_of(saved), G, queries, keys, {dA, dB, dU, dc}, border, team);
-    if (drowned.count() > 0) add_gradients(drowned, drowned_G, saved, U, keys, {dA, dB, dU, dc}, border, team);
+    auto G_product = workspace.template matrix<T>(saved.repaired.empty() ? 0 : n_q, d_v + 1);
+    if (!saved.repaired.empty()) {
+      G_product = G;
+      for (const Index i : saved.repaired) G_product.row(i).setZero();
+    }
+    const toeplitz::BorderedProduct<T>& product = m_weights->product(keys, workspace);
+    const double* e = saved.exponents.size() > 0 ? saved.exponents.data() : nullptr;
+    const bool scaled = e && !product.takes_exponents();
+    product.gradients(saved.A, for_product(product, saved.B, e, team), U, scaled ? nullptr : e,
+                      saved.repaired.empty() ? G : G_product, queries, keys, {dA, dB, dU, dc}, border, team);
+    if (scaled) scale_by_exponents(dB, saved.exponents, dB, team);
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] +=
           static_cast<double>(m_weights->weight(lags.first + l)) * static_cast<double>(dc[l]);
-    for (Index e = 0; e < border.size(); ++e)
-      db.border[static_cast<std::size_t>(e)] +=
-          static_cast<double>(m_weights->border().values[e]) * static_cast<double>(border.data()[e]);
-    for (const Index i : saved.repaired) repaired_row_backward(i, saved, dy, keys, dA, dB, dU, db, workspace);
+    for (Index at = 0; at < border.size(); ++at)
+      db.border[static_cast<std::size_t>(at)] +=
+          static_cast<double>(m_weights->border().values[at]) * static_cast<double>(border.data()[at]);
+    auto d_logs = workspace.template matrix<T>(saved.repaired.empty() ? 0 : n_k, r);
+    bool by_logs = false;
+    if (!saved.repaired.empty()) {
+      d_logs.setZero();
+      const MatrixView<T> q = saved.q, k = saved.k;
+      by_logs = RowRepair<T>(saved.repaired, *m_weights, keys, m_features, {q, k, {}, {}}, saved.A, saved.B, e, team)
+                    .backward(U, G, saved.y, dy, saved.denominator, dA, dB, d_logs, dU, db.lags, db.border);
+    }
 
-    input_gradient(saved.q, saved.q_scale, saved.A, dA, dq, team);
+    input_gradient(saved.q, saved.q_scale, saved.A, dA, nullptr, dq, team);
     if (keys.numbers || n_k < dk.rows()) {
       auto dk_seen = workspace.template matrix<T>(n_k, dk.cols());
-      input_gradient(saved.k, saved.k_scale, saved.B, dB, dk_seen, team);
+      input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, dk_seen, team);
       dk.setZero();
       dv.setZero();
       for (Index j = 0; j < n_k; ++j) {
@@ -170,146 +209,87 @@ class Head {
         dv.row(keys.number(j)) = dU.row(j).head(d_v);
       }
     } else {
-      input_gradient(saved.k, saved.k_scale, saved.B, dB, dk, team);
+      input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, dk, team);
       team.run_tiles(n_k,
                      [&](Index j0, Index rows, Workspace&) { dv.middleRows(j0, rows) = dU.block(j0, 0, rows, d_v); });
     }
   }
 
  private:
-  // the rows in which the noise, dN in the numerators and dD in the denominator, may come to more than the tolerance:
-  // y = N / D is off by (dN + |y| dD) / |D|. None where none is known, as of keys and values that are not finite
-  std::span<const Index> drowned_rows(const toeplitz::RowNoises& noise, const MatrixRef<T>& N,
-                                      const Eigen::Ref<Vector<T>>& D, const MatrixView<T>& v, const Placement& keys,
-                                      double tolerance, const Team& team) const {
-    constexpr double margin = 2;  // errors were seen up to 1.5 times the noise
-    if (!noise.Y) return {};
-    Workspace& workspace = team.workspace();
-    const Placement& queries = m_weights->queries();
-    Index *drowned = workspace.take<Index>(queries.slots.count), count = 0;
-    const Workspace::Scope scope(workspace);
-    auto sizes = workspace.template vector<T>(keys.count()), seen = workspace.template vector<T>(D.size());
-    const auto largest_of = [](const auto& row) { return row.size() > 0 ? row.cwiseAbs().maxCoeff() : T(0); };
-    team.run_tiles(keys.count(), [&](Index j0, Index rows, Workspace&) {
-      for (Index j = j0; j < j0 + rows; ++j) sizes[j] = largest_of(v.row(j));
+  enum class Fate : char { sound, empty, indefinite, again };
+
+  // of the rows of x, normalised
+  double largest_norm(const MatrixView<T>& x) const {
+    if (m_normalization.is_unit()) return m_normalization.radius();
+    const double scale = m_features.estimates_exp() ? std::pow(static_cast<double>(x.cols()), -0.25) : 1;
+    double square = 0;
+    for (Index i = 0; i < x.rows(); ++i) square = std::max(square, x.row(i).template cast<double>().squaredNorm());
+    return scale * std::sqrt(square);
+  }
+
+  // phi of keys, each relative to e^exponent; null where the map knows none
+  double* key_features_by_row(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi,
+                              const Team& team) const {
+    if (!m_features.has_factors()) {
+      key_features(x, scale, phi, team);
+      return nullptr;
+    }
+    double* exponents = team.workspace().template take<double>(x.rows());
+    const Workspace::Scope scope(team.workspace());
+    auto log_factor = team.workspace().template vector<T>(x.rows());
+    m_normalization.row_scale<T>(x, m_features.estimates_exp(), scale, team);
+    m_features.with_factors(x, span_of(scale), phi, log_factor.data(), team);
+    std::copy(log_factor.begin(), log_factor.end(), exponents);
+    return exponents;
+  }
+
+  // where all keys can be relative to the largest exponent without loss, they become so, and nothing is left of them
+  static double* with_common_factor(MatrixRef<T> B, double* exponents, const Team& team) {
+    constexpr double far = sizeof(T) == sizeof(float) ? 20 : 200;
+    if (!exponents || B.rows() == 0) return nullptr;
+    const auto [least, most] = std::minmax_element(exponents, exponents + B.rows());
+    if (!(*most - *least <= far)) return exponents;
+    scale_by_exponents(B, Eigen::Map<const Vector<double>>(exponents, B.rows()), B, team);
+    return nullptr;
+  }
+
+  // rows of B times e^(their exponent - the largest)
+  static void scale_by_exponents(const MatrixView<T>& B, const Eigen::Ref<const Vector<double>>& exponents,
+                                 MatrixRef<T> scaled, const Team& team) {
+    if (B.rows() == 0) return;
+    const double largest = exponents.maxCoeff();
+    team.run_tiles(B.rows(), [&](Index j0, Index rows, Workspace&) {
+      for (Index j = j0; j < j0 + rows; ++j)
+        scaled.row(j) = B.row(j) * static_cast<T>(toeplitz::ratio(exponents[j], largest));
     });
-    m_weights->largest_seen(sizes.data(), keys, seen.data() + queries.outside, workspace);
-    for (Index i = queries.outside; i < D.size(); ++i) {
-      const double v_max = static_cast<double>(seen[i]), d = std::abs(static_cast<double>(D[i]));
-      double y_max = 1;  // over v_max; more where weights have both signs
-      if (!m_features.is_positive()) y_max = std::max(y_max, static_cast<double>(largest_of(N.row(i))) / (d * v_max));
-      const double off = margin * ((noise.Y[i] > 0 ? noise.Y[i] / v_max : 0) + noise.sums[i] * y_max);
-      const bool is_known = std::isfinite(noise.Y[i]) && std::isfinite(noise.sums[i]) && !std::isnan(d);
-      if (is_known && !(off <= tolerance * d) && m_weights->sees_any(i, keys)) drowned[count++] = i;
-    }
-    return {drowned, static_cast<std::size_t>(count)};
   }
 
-  // their numerators and denominators
-  void contract_again(std::span<const Index> drowned, const MatrixView<T>& A, const MatrixView<T>& B,
-                      const MatrixView<T>& v, const Placement& keys, MatrixRef<T>& y, Eigen::Ref<Vector<T>>& D,
-                      const Team& team) const {
-    Workspace& workspace = team.workspace();
-    const Workspace::Scope scope(workspace);
-    const RowSubset rows(drowned, m_weights->queries(), team);
-    auto numerators = workspace.template matrix<T>(rows.count(), y.cols());
-    auto denominators = workspace.template vector<T>(rows.count());
-    m_weights->by_rows().contract(rows.of<T>(A), B, v, nullptr, rows.placement(), keys, numerators, team,
-                                  denominators.data());
-    rows.put<T>(numerators, y);
-    for (Index i = 0; i < rows.count(); ++i) D[rows.number(i)] = denominators[i];
+  // B as a product takes it that knows of no exponents: B itself, or a copy in the workspace
+  static MatrixView<T> for_product(const toeplitz::BorderedProduct<T>& product, const MatrixView<T>& B, const double* e,
+                                   const Team& team) {
+    if (!e || product.takes_exponents()) return B;
+    auto scaled = team.workspace().matrix<T>(B.rows(), B.cols());
+    scale_by_exponents(B, Eigen::Map<const Vector<double>>(e, B.rows()), scaled, team);
+    return scaled;
   }
 
-  // their share of the gradients
-  void add_gradients(const RowSubset& drowned, const MatrixMap<T>& G, const SavedSequence<T>& saved,
-                     const MatrixMap<T>& U, const Placement& keys, toeplitz::GradientRefs<T> out, MatrixMap<T>& border,
-                     const Team& team) const {
-    Workspace& workspace = team.workspace();
-    const Workspace::Scope scope(workspace);
-    auto dA = workspace.template matrix<T>(drowned.count(), out.dA.cols());
-    auto dB = workspace.template matrix<T>(out.dB.rows(), out.dB.cols());
-    auto dU = workspace.template matrix<T>(out.dU.rows(), out.dU.cols());
-    auto dc = workspace.template vector<T>(out.dc.size());
-    m_weights->by_rows().gradients(drowned.of<T>(saved.A), saved.B, U, nullptr, G, drowned.placement(), keys,
-                                   {dA, dB, dU, dc}, border, team);
-    drowned.put<T>(dA, out.dA);
-    out.dB += dB;
-    out.dU += dU;
-    out.dc += dc;
-  }
-
-  struct Fate {
-    bool empty, repaired, indefinite;
-  };
-
-  // row i of y, which holds numerators to the denominator D
-  template <class A, class B, class V>
-  Fate finish_row(Index i, const A& a, const B& b, const double* exponents, const V& v, const Placement& keys, T D,
-                  MatrixRef<T>& y, Workspace& scratch) const {
-    static const T smallest = std::sqrt(std::numeric_limits<T>::min());  // below it, dy / D could overflow
-    if (!m_weights->sees_any(i, keys)) {
-      y.row(i).setZero();
-      return {.empty = true, .repaired = false, .indefinite = false};
-    }
-    const bool lost = std::abs(D) < smallest || std::isinf(D) || (m_features.is_positive() && D <= 0);
-    if (!lost) {
-      y.row(i) /= D;
-      return {.empty = false, .repaired = false, .indefinite = D <= 0};
-    }
-    const Workspace::Scope scope(scratch);
-    const auto bias = [&](Index j) { return row_bias(i, j, keys, exponents); };
-    const double exact = DirectRow(b.rows(), bias).forward(a.row(i), b, v, scratch.vector<double>(v.cols()), y.row(i));
-    return {.empty = false, .repaired = true, .indefinite = exact <= 0};
-  }
-
-  void repaired_row_backward(Index i, const SavedSequence<T>& saved, const MatrixView<T>& dy, const Placement& keys,
-                             MatrixMap<T>& dA, MatrixMap<T>& dB, MatrixMap<T>& dU, BiasGradient& db,
-                             Workspace& workspace) const {
-    const Workspace::Scope scope(workspace);
-    const auto bias = [&](Index j) { return row_bias(i, j, keys, exponents_of(saved)); };
-    const MatrixView<T> y = saved.y;
-    const Index first = m_weights->gradient_lags().first;
-    DirectRow(saved.B.rows(), bias)
-        .backward(saved.A.row(i), saved.B, saved.v, y.row(i), dy.row(i), workspace.vector<double>(dA.cols()), dA.row(i),
-                  dB, dU, [&](Index j, double gradient) {
-                    m_weights->place_gradient(
-                        i, keys.number(j), gradient,
-                        [&](Index lag, double g) {
-                          if (!db.lags.empty()) db.lags[static_cast<std::size_t>(lag - first)] += g;
-                        },
-                        [&](Index at, double g) { db.border[static_cast<std::size_t>(at)] += g; });
-                  });
-  }
-
-  // dL/dx of rows x whose scaled rows are xs, from dL/dphi
+  // dL/dx of rows x whose scaled rows are xs, from dL/dphi, and the gradient by log phi unless it is null
   void input_gradient(const MatrixView<T>& xs, const Vector<T>& scale, const MatrixView<T>& phi,
-                      const MatrixView<T>& dphi, MatrixRef<T> dx, const Team& team) const {
+                      const MatrixView<T>& dphi, const MatrixMap<T>* d_logs, MatrixRef<T> dx, const Team& team) const {
     m_features.backward(xs, phi, dphi, dx, team);
+    if (d_logs) {
+      const Workspace::Scope scope(team.workspace());
+      auto ones = team.workspace().template matrix<T>(phi.rows(), phi.cols());
+      auto more = team.workspace().template matrix<T>(dx.rows(), dx.cols());
+      ones.setOnes();
+      m_features.backward(xs, ones, *d_logs, more, team);
+      dx += more;
+    }
     team.run_tiles(dx.rows(), [&](Index i0, Index rows, Workspace&) {
       m_normalization.backward<T>(xs.middleRows(i0, rows),
                                   RowScale<T>(scale.data() + i0, static_cast<std::size_t>(rows)),
                                   dx.middleRows(i0, rows));
     });
-  }
-
-  // each key's by itself; its log factor becomes its exponent
-  void key_features_by_row(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi,
-                           Eigen::Ref<Vector<double>> exponents, const Team& team) const {
-    const Workspace::Scope scope(team.workspace());
-    auto log_factor = team.workspace().template vector<T>(x.rows());
-    m_normalization.row_scale<T>(x, m_features.estimates_exp(), scale, team);
-    m_features.with_factors(x, span_of(scale), phi, log_factor.data(), team);
-    exponents = log_factor.template cast<double>();
-  }
-
-  static const double* exponents_of(const SavedSequence<T>& saved) {
-    return saved.exponents.size() == 0 ? nullptr : saved.exponents.data();
-  }
-
-  // with the exponent of the key, relative to which its row of B is; that of a key that i does not see may be NaN
-  double row_bias(Index i, Index j, const Placement& keys, const double* exponents) const {
-    const double bias = m_weights->bias(i, keys.number(j));
-    return exponents && bias > -std::numeric_limits<double>::infinity() ? bias + exponents[j] : bias;
   }
 
   // the rows of x that take part: a view, or a copy in the workspace where rows are left out in between

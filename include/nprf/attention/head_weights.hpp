@@ -55,9 +55,6 @@ class HeadWeights {
     return serves ? m_product : *m_by_rows;
   }
 
-  /// The same product by an engine whose rounding is relative to each row by itself; where product() knows its noise.
-  const toeplitz::BorderedProduct<T>& by_rows() const { return m_by_rows ? *m_by_rows : m_product; }
-
   const Placement& queries() const { return m_queries; }
 
   /// The lags that the product's gradient has: its first, at distances j - i, and their number.
@@ -90,6 +87,26 @@ class HeadWeights {
     return m_position.bias_between(i, key, m_offset);
   }
 
+  /// The differences of slots that there are, those of them that the direction reaches, and the bias of one, -infinity
+  /// for the others.
+  LagRange slot_lags() const { return {-(m_slots - 1), m_key_slots - 1}; }
+  LagRange seen_slot_lags() const { return {m_lags.first + m_offset, m_lags.last + m_offset}; }
+  double slot_bias(Index lag) const {
+    const Index distance = lag - m_offset;
+    if (distance < m_lags.first || distance > m_lags.last) return -std::numeric_limits<double>::infinity();
+    return m_position.bias()[distance];
+  }
+
+  /// By how much the finite biases of those lags differ at most.
+  double bias_spread() const {
+    double least = std::numeric_limits<double>::infinity(), most = -least;
+    for (Index lag = m_lags.first; lag <= m_lags.last; ++lag) {
+      const double b = m_position.bias()[lag];
+      if (b > -std::numeric_limits<double>::infinity()) least = std::min(least, b), most = std::max(most, b);
+    }
+    return std::max(most - least, 0.0);
+  }
+
   /// Whether query i sees any of the keys.
   bool sees_any(Index i, const Placement& keys) const {
     constexpr double never = -std::numeric_limits<double>::infinity();
@@ -100,31 +117,34 @@ class HeadWeights {
     return m_visible.sees_any(m_queries.slots[i - m_queries.outside] + m_offset, keys.slots);
   }
 
-  /// largest (n_q): of the sizes (n_k), one a key, the largest that each query in a slot sees; where b = -infinity
-  /// hides lags in between, the largest at the longest run of the others, or one of them.
+  /// largest (n_q): of the sizes (n_k), one a key, the largest that each query sees; where b = -infinity hides lags in
+  /// between, the largest at the longest run of the others, or one of them.
   void largest_seen(const T* sizes, const Placement& keys, T* largest, Workspace& workspace) const {
+    constexpr double never = -std::numeric_limits<double>::infinity();
+    for (Index i = 0; i < m_queries.outside; ++i) {
+      largest[i] = 0;
+      for (Index j = 0; j < keys.count(); ++j)
+        if (bias(i, keys.number(j)) > never) largest[i] = std::max(largest[i], sizes[j]);
+    }
     T outside = 0;  // one scalar a key for all cells
     for (Index j = 0; j < keys.outside; ++j)
-      if (bias(m_queries.outside, keys.number(j)) > -std::numeric_limits<double>::infinity())
-        outside = std::max(outside, sizes[j]);
+      if (bias(m_queries.outside, keys.number(j)) > never) outside = std::max(outside, sizes[j]);
     const Slots& queries = m_queries.slots;
-    std::fill_n(largest, queries.count, outside);
+    T* in_slots = largest + m_queries.outside;
+    std::fill_n(in_slots, queries.count, outside);
     const LagRange run = m_visible.longest_run();
-    nprf::largest_seen(sizes + keys.outside, queries, keys.slots, {run.first + m_offset, run.last + m_offset}, largest,
+    nprf::largest_seen(sizes + keys.outside, queries, keys.slots, {run.first + m_offset, run.last + m_offset}, in_slots,
                        workspace);
     for (Index i = 0; i < queries.count; ++i)
-      if (largest[i] == T(0))
+      if (in_slots[i] == T(0))
         if (const Index j = m_visible.first_seen(queries[i] + m_offset, keys.slots); j >= 0)
-          largest[i] = sizes[keys.outside + j];
+          in_slots[i] = sizes[keys.outside + j];
   }
 
-  /// db(j, gradient) of query i: calls lag(distance, gradient), or border(index into (E,E+2), gradient).
-  template <class Lag, class Border>
-  void place_gradient(Index i, Index key, double gradient, Lag&& lag, Border&& border) const {
+  /// Where in the border (E,E+2) the bias of query i and a key stands, one of them outside of the axis.
+  Index border_place(Index i, Index key) const {
     const Index E = m_border.count;
-    if (i < E) return border(i * (E + 2) + (key < E ? 2 + key : 0), gradient);
-    if (key < E) return border(key * (E + 2) + 1, gradient);
-    lag(m_position.slot(key - E) - m_position.slot(i - E) - m_offset, gradient);
+    return i >= E ? key * (E + 2) + 1 : i * (E + 2) + (key < E ? 2 + key : 0);
   }
 
  private:
@@ -171,11 +191,8 @@ class HeadWeights {
       return toeplitz::BorderedProduct<T>(by, m_rows, m_border, shape, span, team);
     };
     if (m_rows.support().size() == 0) return product(engine);
+    if (engine != Engine::automatic) return product(engine);
     const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
-    if (engine != Engine::automatic) {
-      if (engine == Engine::lanes || engine == Engine::grid) m_by_rows.emplace(product(by_rows));
-      return product(engine);
-    }
     // causal weights are one-sided even where an offset hides it
     const toeplitz::Rows rows =
         m_direction == Direction::causal ? toeplitz::Rows::causal : toeplitz::rows_of(m_rows.support());
@@ -208,7 +225,7 @@ class HeadWeights {
   LagWeightsView<T> m_c, m_rows;  // by distance, and by difference of slots
   toeplitz::BorderWeights<T> m_border;
   bool m_is_chosen = false;                               // an FFT, by Engine::automatic
-  std::optional<toeplitz::BorderedProduct<T>> m_by_rows;  // without an FFT, where the product is by one
+  std::optional<toeplitz::BorderedProduct<T>> m_by_rows;  // without one, then
   toeplitz::BorderedProduct<T> m_product;
 };
 

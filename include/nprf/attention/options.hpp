@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <limits>
 #include <span>
 
 #include "nprf/core/types.hpp"
@@ -17,14 +16,16 @@ struct AttentionOptions {
   Engine engine = Engine::automatic;
 };
 
-/// What one call did.
+/// What one call did. The error bound is of what rounding does, in features, weights and sums, by the formula for these
+/// features in exact arithmetic; features of a map that does not tell its own rounding (feature_map.hpp) count as
+/// exact.
 struct Report {
   Engine engine = Engine::automatic;  // that ran, of the first sequence; automatic if there was nothing to compute
   Index repaired_rows = 0;            // computed again: by the engine's rounding or underflow they may have been off
   Index indefinite_rows = 0;          // their denominator is not positive: features of both signs, or all of them lost
   Index empty_rows = 0;               // they see no key, and are zero
-  double error_bound = std::numeric_limits<double>::infinity();  // largest relative row error; infinity: none is known
-  std::size_t workspace_bytes = 0;  // scratch memory of all threads at its peak; what forward saves does not count
+  double error_bound = 0;             // the largest that remains possible of a row, relative to the largest |v| it sees
+  std::size_t workspace_bytes = 0;    // scratch memory of all threads at its peak; what forward saves does not count
 };
 
 /// What one call adds.
@@ -33,9 +34,12 @@ struct Report {
 /// and whatever it holds is never read; its gradients are zero. Sequences packed into one array see nothing of each
 /// other; positions start anew in each.
 ///
-/// Where the rounding of an engine may put a row of y farther off than the tolerance, relative to the largest |v| that
-/// the row sees, that row is computed again by an engine that keeps each row's own digits, which may be quadratic in
-/// their number; infinity leaves them all. So far lanes and grid know their rounding.
+/// Where the rounding of an engine may put a row of y farther off than half the tolerance, relative to the largest |v|
+/// that the row sees, that row is computed again by itself, at the cost of a row of the direct engine; infinity leaves
+/// them all. The other half is for what no engine changes, see Report::error_bound.
+///
+/// A NaN or an infinity in a query is its own row's; in a key or a value it touches the rows that see it, as it does in
+/// the formula, and no other.
 struct CallOptions {
   std::span<const bool> key_mask = {};  // one a key (and sequence of the batch): false is padding; empty: none is
   std::span<const Index> lengths = {};  // one a sequence of the batch: keys from there on are padding; empty: none is
@@ -43,6 +47,7 @@ struct CallOptions {
   std::span<const Index> key_cumulative_lengths = {};  // the keys' own, for cross attention; empty: the same
   Index offset = 0;                                    // query i stands at position i + offset, key j at position j
   double tolerance = 0;                                // 0: 1e-4 in float, 1e-10 in double
+  bool check_finite = false;                           // throw InvalidArgument for a NaN or an infinity
   Report* report = nullptr;                            // filled in where given
 };
 

@@ -19,10 +19,10 @@ struct SavedSequence {
   Matrix<T> q, k;                              // (n_q,d) (n_k,d)  normalised
   Vector<T> q_scale, k_scale;                  // (n_q) (n_k)
   Matrix<T> A, B, v;                           // (n_q,r) (n_k,r) (n_k,d_v)
-  Vector<double> exponents;                    // of the rows of B (shapes.hpp), or empty
+  Vector<double> exponents;                    // of the rows of B (shapes.hpp); empty: none
   Matrix<T> y;                                 // (n_q,d_v)
-  Vector<T> denominator;                       // (n_q), 0 for the rows that the product says nothing of
-  std::vector<Index> drowned, repaired;        // rows computed by another engine, and one by one
+  Vector<T> denominator;                       // (n_q), 0 for rows that are empty, or were computed one by one
+  std::vector<Index> repaired;                 // the rows computed by themselves
   Eigen::Array<bool, Eigen::Dynamic, 1> mask;  // of all keys; empty: none is masked
   Index length = 0;                            // keys from there on are padding
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <limits>
+
 #include <cmath>
 
 #include "nprf/core/error.hpp"
@@ -24,6 +26,11 @@ class EluFeatures {
 
   Index input_dim() const { return m_d; }
   Index output_dim() const { return m_d; }
+
+  /// What a feature of a row of at most that norm is off by, relative to itself.
+  double relative_error(double norm) const {
+    return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * (4 + 2 * norm);
+  }
 
   /// (n,d) -> (n,d). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x) const;

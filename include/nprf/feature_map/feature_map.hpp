@@ -33,8 +33,14 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 /// change. A map that can tell the factors that queries leaves out may have
 ///     void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team&, T* log_factor) const;
 /// too: phi(scale_i x_i) = exp(log_factor_i) times row i. Then causal attention asks it for the keys, so that no key's
-/// features depend on another's. Several threads may call a map at a time. backward gets phi as queries or keys
-/// returned it, takes those factors for constants, and returns dx.
+/// features depend on another's. A map may say what its features of a row of at most some norm are off by, relative to
+/// themselves, or to |phi| if they have signs:
+///     double relative_error(double norm) const;
+/// features of one that does not count as exact in Report::error_bound. A map of exponentials may have
+///     void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team&) const;
+/// the logarithms of phi(scale_i x_i) but for a constant, for rows whose features underflow beside others, if its
+/// backward depends on the products of phi and dphi alone. Several threads may call a map at a time.
+/// backward gets phi as queries or keys returned it, takes those factors for constants, and returns dx.
 template <class F>
 concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const MatrixView<typename F::Scalar>& x) {
   { f.input_dim() } -> std::convertible_to<Index>;

@@ -28,6 +28,9 @@ class FeatureMapView {
   bool estimates_exp() const { return m_functions->estimates_exp; }
   bool is_positive() const { return m_functions->is_positive; }
 
+  /// What features of rows of at most that norm are off by, relative to themselves; 0 if the map does not say.
+  double relative_error(double norm) const { return m_functions->relative_error(m_map, norm); }
+
   /// phi (n,r) of scale_i x_i, x (n,d); an empty scale stands for all ones. Throws InvalidArgument where the map does,
   /// or if it returns another shape.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
@@ -43,6 +46,14 @@ class FeatureMapView {
   void with_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
                     const Team& team) const {
     m_functions->with_factors(m_map, x, scale, phi, log_factor, team);
+  }
+
+  /// Whether the map can tell the logarithms of its features, and takes any phi and dphi of the same product in
+  /// backward.
+  bool has_logs() const { return m_functions->logs != nullptr; }
+  /// log phi(scale_i x_i) into z (n,r), but for a common constant; for maps that have logarithms.
+  void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const {
+    m_functions->logs(m_map, x, scale, z, team);
   }
 
   /// dx (n,d) from the scaled x (n,d), phi (n,r) and dphi (n,r). Throws InvalidArgument as queries.
@@ -61,7 +72,9 @@ class FeatureMapView {
   struct Functions {
     Features *queries, *keys;
     WithFactors* with_factors;  // null: the map has none
+    Features* logs;             // null: likewise
     Backward* backward;
+    double (*relative_error)(const void*, double);
     bool estimates_exp, is_positive;
   };
 
@@ -93,6 +106,16 @@ class FeatureMapView {
   }
 
   template <class F>
+  static double relative_error_of(const void* map, double norm) {
+    if constexpr (requires(const F& f) {
+                    { f.relative_error(norm) } -> std::convertible_to<double>;
+                  })
+      return static_cast<const F*>(map)->relative_error(norm);
+    else
+      return 0;
+  }
+
+  template <class F>
   static constexpr WithFactors* with_factors_of() {
     if constexpr (requires(const F& f, const MatrixView<T>& x, MatrixRef<T> phi, const Team& team, T* log_factor) {
                     f.queries(x, RowScale<T>(), phi, team, log_factor);
@@ -104,9 +127,21 @@ class FeatureMapView {
   }
 
   template <class F>
-  static constexpr Functions functions_of{&queries_of<F>,           &keys_of<F>,
-                                          with_factors_of<F>(),     &backward_of<F>,
-                                          nprf::estimates_exp<F>(), nprf::is_positive<F>()};
+  static constexpr Features* logs_of() {
+    if constexpr (requires(const F& f, const MatrixView<T>& x, MatrixRef<T> z, const Team& team) {
+                    f.logs(x, RowScale<T>(), z, team);
+                  })
+      return [](const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) {
+        static_cast<const F*>(map)->logs(x, scale, z, team);
+      };
+    else
+      return nullptr;
+  }
+
+  template <class F>
+  static constexpr Functions functions_of{
+      &queries_of<F>,  &keys_of<F>,           with_factors_of<F>(),     logs_of<F>(),
+      &backward_of<F>, &relative_error_of<F>, nprf::estimates_exp<F>(), nprf::is_positive<F>()};
 
   template <class Use>
   static void with_scaled(const MatrixView<T>& x, RowScale<T> scale, const Team& team, Use&& use) {

@@ -39,6 +39,9 @@ class ExponentialFeatures : public RandomFeatures<T> {
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
             T* log_factor = nullptr) const;
 
+  /// log(sqrt(r) phi) of scale_i x_i into z (n,r), by a team: what is left of features that underflow beside others.
+  void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const;
+
   /// dL/dx (n,d) from x (n,d), phi (n,r) as queries or keys returned it, and dL/dphi (n,r). O(n d m). Throws
   /// InvalidArgument for other shapes.
   Matrix<T> backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const;
@@ -131,6 +134,16 @@ void ExponentialFeatures<T, signs>::keys(const MatrixView<T>& x, RowScale<T> sca
     }
   });
   if (log_factor) *log_factor = largest - log_sqrt_r();
+}
+
+template <Real T, Index signs>
+void ExponentialFeatures<T, signs>::logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z,
+                                         const Team& team) const {
+  this->check_phi(z, x.rows(), output_dim());
+  this->project(x, scale, team, [&](Index i0, const auto& projected, const auto& h) {
+    for (Index i = 0; i < projected.rows(); ++i)
+      spread(&projected(i, 0), &z(i0 + i, 0), [=](const Pack<T>& exponent) { return exponent - Pack<T>::all(h[i]); });
+  });
 }
 
 template <Real T, Index signs>

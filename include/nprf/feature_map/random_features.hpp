@@ -5,6 +5,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "nprf/core/block_product.hpp"
@@ -36,6 +37,15 @@ class RandomFeatures {
   Index input_dim() const { return m_w.cols(); }
   Index num_features() const { return m_w.rows(); }
   const Matrix<T>& projection() const { return m_w; }
+
+  /// What a feature of a row of at most that norm R is off by, relative to itself, or to |phi| where it has a sign: the
+  /// rounding of w.x, which is a sum of d terms, and of |x|^2/2. Its root mean square was measured as a third of
+  /// that for random rows, and two thirds for rows along a w.
+  double relative_error(double norm) const {
+    const double w = static_cast<double>(m_w.rowwise().norm().maxCoeff()), d = static_cast<double>(input_dim());
+    const double roundings = 3 + (1 + std::sqrt(d) / 15) * w * norm + norm * norm;
+    return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
+  }
 
   /// What the projection was drawn by. Throws InvalidArgument if it is the caller's.
   const FeatureOptions& options() const {

@@ -38,24 +38,17 @@ class BorderedProduct {
 
   Engine engine() const { return m_product.engine(); }
 
-  bool knows_noise() const { return m_product.knows_noise(); }
-
   /// Whether keys may have exponents (shapes.hpp): by the block-causal engine, if no token is outside of the axis.
   bool takes_exponents() const { return engine() == Engine::block_causal && m_border.count == 0; }
 
   /// Y (n_q,p) with A (n_q,r), B (n_k,r), U (n_k,p), whose rows are the tokens of q and k; exponents (n_k) of the keys,
-  /// or null; sums (n_q), unless it is null, are those for values of 1; the noise is what rows share of their rounding.
-  /// Throws InvalidArgument for exponents that it does not take.
+  /// or null; sums (n_q), unless it is null, are those for values of 1. Throws InvalidArgument for exponents that it
+  /// does not take.
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
-                const Placement& q, const Placement& k, MatrixRef<T> Y, const Team& team, T* sums = nullptr,
-                RowNoises noise = {}) const {
-    const auto in_slots_of = [&](auto* rows) { return rows ? rows + q.outside : nullptr; };
+                const Placement& q, const Placement& k, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     in_slots(A, B, U, exponents, q, k, [&](const ProductFactors<T>& x) {
-      m_product.contract(x, Y.bottomRows(q.slots.count), team, in_slots_of(sums),
-                         {in_slots_of(noise.Y), in_slots_of(noise.sums)});
+      m_product.contract(x, Y.bottomRows(q.slots.count), team, sums ? sums + q.outside : nullptr);
     });
-    for (double* of : {noise.Y, noise.sums})
-      if (of) std::fill_n(of, q.outside, 0.0);
     Workspace& scratch = team.workspace();
     Y.topRows(q.outside).setZero();
     if (sums) std::fill_n(sums, q.outside, T(0));
@@ -66,6 +59,18 @@ class BorderedProduct {
       multiply_by_c(q, i0, k, j0, S);
       add_product(Y.middleRows(i0, rows), S, U.middleRows(j0, cols));  // (rows,p)
       for (Index i = 0; sums && i < rows; ++i) sums[i0 + i] += S.row(i).sum();
+    });
+  }
+
+  /// Whether rows in slots share their rounding, as they do by an FFT.
+  bool has_noise() const { return m_product.has_noise(); }
+
+  /// What the engine's rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key.
+  void noise(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
+             const Placement& q, const Placement& k, const T* sizes, RowNoises out, const Team& team) const {
+    for (double* of : {out.Y, out.sums}) std::fill_n(of, q.outside, 0.0);
+    in_slots(A, B, U, exponents, q, k, [&](const ProductFactors<T>& x) {
+      m_product.noise(x, sizes + k.outside, {out.Y + q.outside, out.sums + q.outside}, team);
     });
   }
 

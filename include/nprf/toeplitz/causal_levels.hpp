@@ -16,6 +16,7 @@
 #include "nprf/fft/lanes.hpp"
 #include "nprf/fft/polynomial_tree.hpp"
 #include "nprf/toeplitz/leaf.hpp"
+#include "nprf/toeplitz/row_noise.hpp"
 
 namespace nprf::toeplitz {
 
@@ -78,8 +79,9 @@ class CausalLevels {
     Index family;   // blocks in one
     Index offsets;  // the weights of those beyond are zero
     std::shared_ptr<const Tree> tree;
-    const T* spectra;  // (2,S/8,offsets,8) of g_D / 2S, real and imaginary parts
-    Index before;      // how many numbers the levels before it have in their spectra
+    const T* spectra;          // (2,S/8,offsets,8) of g_D / 2S, real and imaginary parts
+    const WeightNorms* norms;  // (offsets)
+    Index before;              // how many numbers the levels before it have in their spectra
 
     /// Where the numbers of a leaf begin.
     Index at_leaf(int half, Index k) const { return (half * size / Tree::leaf + k) * offsets * 16; }
@@ -100,7 +102,13 @@ class CausalLevels {
       T* spectra = team.workspace().take<T>(4 * size * offsets);
       const Index before = numbers();
       Level& level = m_levels[static_cast<std::size_t>(m_count++)];
-      level = {size, family, offsets, Tree::shared(size), spectra, before};
+      WeightNorms* norms = team.workspace().template take<WeightNorms>(offsets);
+      level = {size, family, offsets, Tree::shared(size), spectra, norms, before};
+      for (Index D = 1; D <= offsets; ++D) {
+        norms[D - 1] = {};
+        for (Index d = (D - 1) * size + 1; d < (D + 1) * size; ++d)
+          norms[D - 1].add(static_cast<double>(m_axis.weight(c, d)));
+      }
       team.run(2 * ((offsets + W - 1) / W), [&](Index task, Workspace& scratch) {
         write_spectra(c, level, static_cast<int>(task % 2), task / 2 * W, spectra, scratch);
       });

@@ -59,8 +59,9 @@ class DirectEngine {
       for (Index i0 = edge(block); i0 < i_end; i0 += Tile::rows) {
         const Index rows = std::min(Tile::rows, i_end - i0);
         tile.set_queries(i0, rows);
-        for_each_run(x, i0, rows, edge(key_block), j_end, Tile::keys,
-                     [&](Index j0, Index cols) { tile.add(j0, cols, out, &dc(block, 0), m_c.first); });
+        for_each_run(x, i0, rows, edge(key_block), j_end, Tile::keys, [&](Index j0, Index cols) {
+          tile.add(j0, cols, out, AddDiagonals<T>{x, &dc(block, 0), m_c.first});
+        });
       }
     });
     for (Index block = 0; block < blocks; ++block) out.dc += dc.row(block).transpose();

@@ -15,6 +15,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/residue_classes.hpp"
+#include "nprf/toeplitz/row_noise.hpp"
 
 namespace nprf::toeplitz {
 
@@ -46,6 +47,7 @@ class FftwEngine {
       m_transform.forward(q, N, ones.data(), g.data(), zeros.data(), scratch.take<Complex>(L), spectrum + q * L);
     });
     m_spectrum = spectrum;
+    for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag) m_norms.add(static_cast<double>(lags[lag]));
   }
 
   /// Y (n_q,p) = ((A B^T) o C) U.
@@ -70,6 +72,15 @@ class FftwEngine {
       for (Index k : {0, 1}) Y2.row(k) *= finite(unit[k]);
     });
     scatter(Yt, x.queries, Y, team);
+  }
+
+  /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key. Two columns of
+  /// U share theirs, and a partner's may be as large as the largest at every key.
+  void noise(const ProductFactors<T>& x, const T* sizes, RowNoises out, const Team& team) const {
+    row_noises(m_norms, classes().period(), x, sizes, out, team,
+               [](const SignalNorms&, const SignalScale&, SignalNorms::Row& Y, SignalNorms::Row& sums) {
+                 if (Y.maxCoeff() > 0) Y = (Y.square() + (2 * sums).square()).sqrt();
+               });
   }
 
   /// Its gradients for G (n_q,p) = dL/dY. Four transforms a column, where contract has two. Each column of G is scaled
@@ -228,6 +239,7 @@ class FftwEngine {
 
   Index m_n_q, m_n_k;
   ResidueTransform<T> m_transform;
+  WeightNorms m_norms;
   const Complex* m_spectrum = nullptr;  // (Q,L)  of g / N
 };
 

@@ -49,7 +49,7 @@ class LagTiles {
     Tile tile(x, G, weights(), scratch);
     tile.set_queries(i0, rows);
     for (Index j0 = j_begin; j0 < j_end; j0 += Tile::keys)
-      tile.add(j0, std::min(Tile::keys, j_end - j0), out, dc, dc_first);
+      tile.add(j0, std::min(Tile::keys, j_end - j0), out, AddDiagonals<T>{x, dc, dc_first});
   }
 
  private:

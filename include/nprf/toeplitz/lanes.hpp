@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <memory>
 
 #include "nprf/core/lag_weights.hpp"
@@ -31,6 +30,9 @@ namespace nprf::toeplitz {
 template <Real T>
 class LanesEngine {
  public:
+  /// Columns of U share next to nothing: one more costs as much as a product of its own.
+  static constexpr bool columns_apart = true;
+
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table lies in the team's workspace.
   LanesEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_n_q(span.n_q), m_n_k(span.n_k), m_tree(Tree::shared(Tree::length_for(std::max(span.n_q, span.n_k)))) {
@@ -54,28 +56,31 @@ class LanesEngine {
       }
     }
     m_spectrum = spectrum;
-    for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag)
-      m_c_norm += static_cast<double>(lags[lag]) * static_cast<double>(lags[lag]);
-    m_c_norm = std::sqrt(m_c_norm);
+    for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag) m_norms.add(static_cast<double>(lags[lag]));
   }
 
-  /// Y (n_q,p) = ((A B^T) o C) U, and the noise in its rows; sums are a product of their own, columns share next to
-  /// nothing.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, RowNoises noise = {}) const {
+  /// Y (n_q,p) = ((A B^T) o C) U.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    RowNoise<T> of_rows(ColumnGroups<T>(x.A.cols(), x.U.cols()).tasks(), x.A.cols(), m_c_norm, 2 * m_tree->length(),
-                        workspace);
     const MatrixView<T> A = in_slots(x.A, x.queries, m_n_q, team), B = in_slots(x.B, x.keys, m_n_k, team),
                         U = in_slots(x.U, x.keys, m_n_k, team);
-    if (x.queries.count == m_n_q) {
-      contract(A, B, U, Y, of_rows, team);
-    } else {
-      auto all = workspace.matrix<T>(m_n_q, Y.cols());
-      contract(A, B, U, all, of_rows, team);
-      from_slots(all, x.queries, Y, team);
-    }
-    if (noise.Y) of_rows.rows(x.A, noise.Y, team);
+    if (x.queries.count == m_n_q) return contract(A, B, U, Y, team);
+    auto all = workspace.matrix<T>(m_n_q, Y.cols());
+    contract(A, B, U, all, team);
+    from_slots(all, x.queries, Y, team);
+  }
+
+  /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key.
+  void noise(const ProductFactors<T>& x, const T* sizes, RowNoises out, const Team& team) const {
+    row_noises(m_norms, 2 * m_tree->length(), x, sizes, out, team,
+               [&](const SignalNorms& norms, const SignalScale& scale, SignalNorms::Row& Y, SignalNorms::Row& sums) {
+                 auto units = SignalNorms::row(Y.size(), team.workspace());
+                 for (Index r = 0; r < units.size(); ++r)
+                   units[r] = finite(unit_of(norms.largest()[r] * scale.B)) / scale.B;
+                 share_rounding(units, 1, W, Y, team.workspace());
+                 share_rounding(units, 1, W, sums, team.workspace());
+               });
   }
 
   /// Its gradients for G (n_q,p) = dL/dY. Four transforms a column, where contract has two.
@@ -101,10 +106,9 @@ class LanesEngine {
   using Pairs = FeaturePairs<T>;
   using Column = UnitColumn<T>;
   using Features = FeatureLanes<T>;
-  using Squares = typename RowNoise<T>::Squares;
 
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y,
-                RowNoise<T>& noise, const Team& team) const {
+                const Team& team) const {
     const Index r = A.cols(), p = U.cols(), L = m_tree->length();
     Workspace& workspace = team.workspace();
     auto unit = workspace.vector<T>(r);
@@ -127,7 +131,7 @@ class LanesEngine {
         Z* z = scratch.take<Z>(staggered<Z>(L));
         if (task >= groups.count) {
           const Index column = p - groups.left_over + task - groups.count;
-          return contract_column(A, B, unit, U, column, Y, noise.of(task), noise, z, scratch);
+          return contract_column(A, B, unit, U, column, Y, z, scratch);
         }
         const Index p0 = task * W, width = groups.width(task);
         Panel<T> u(scratch, m_n_k, L, width), y(scratch, m_n_q, L, width);
@@ -135,17 +139,9 @@ class LanesEngine {
         const Lanes u_unit = u.units();
         u.scale(inverse<T>(u_unit));
         y.set_zero();
-        const Lanes forth = finite_lanes<T>(u_unit);
-        for (Index pair = 0; pair < pairs; ++pair) {
-          Squares squares;
-          for (const int half : {0, 1}) add(half, b[pair], u.values, a[2 * pair + half], y.values, squares, z);
-          double largest = 0;
-          for (Index l = 0; l < width; ++l)
-            largest = std::max(largest, static_cast<double>(forth[l]) * noise.size(squares, l));
-          for (Index k = r0 + 2 * pair; k < std::min(r, r0 + 2 * pair + 2); ++k)
-            noise.of(task)[k] = static_cast<double>(finite(unit[k])) * largest;
-        }
-        y.scale(forth);
+        for (Index pair = 0; pair < pairs; ++pair)
+          for (const int half : {0, 1}) add(half, b[pair], u.values, a[2 * pair + half], y.values, z);
+        y.scale(finite_lanes<T>(u_unit));
         if (r0 == 0)
           y.write(Y, p0);
         else
@@ -155,29 +151,20 @@ class LanesEngine {
   }
 
   // y += a1 t1 + a2 t2,  t1 + i t2 = T(c) (b1 + i b2) o u, the share of one half
-  void add(int half, const T* b, const Lanes* u, const T* a, Lanes* y, Squares& squares, Z* z) const {
+  void add(int half, const T* b, const Lanes* u, const T* a, Lanes* y, Z* z) const {
     m_tree->template convolve<1>(
         half, {z},
         [=](auto, Index j) {
           const Lanes value = u[j];
           return Z{b[2 * j] * value, b[2 * j + 1] * value};
         },
-        measuring(half, squares), [=](auto, Index i, const Z& t) { y[i] += a[2 * i] * t.re + a[2 * i + 1] * t.im; });
-  }
-
-  // at a leaf: X *= spectrum, and both sides' squares added
-  auto measuring(int half, Squares& squares) const {
-    return [g = spectrum(half), &squares](Index k, Z(&x)[1][8]) {
-      squares.add(x[0], &Squares::x);
-      multiply(x[0], g + 16 * k);
-      squares.add(x[0], &Squares::y);
-    };
+        [g = spectrum(half)](Index k, Z(&x)[1][8]) { multiply(x[0], g + 16 * k); },
+        [=](auto, Index i, const Z& t) { y[i] += a[2 * i] * t.re + a[2 * i + 1] * t.im; });
   }
 
   // one column of Y, 2 W features at a time
   void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const VectorMap<T>& unit, const MatrixView<T>& U,
-                       Index column, MatrixRef<T>& Y, double* largest, const RowNoise<T>& noise, Z* z,
-                       Workspace& scratch) const {
+                       Index column, MatrixRef<T>& Y, Z* z, Workspace& scratch) const {
     const Column u(U, column, scratch);
     auto y = scratch.vector<T>(m_n_q);
     y.setZero();
@@ -185,7 +172,6 @@ class LanesEngine {
       const Features a(A, f), b(B, f);
       const Z by = a.load(unit.data()), back{inverse<T>(by.re), inverse<T>(by.im)};
       const Z forth{finite_lanes<T>(by.re), finite_lanes<T>(by.im)};
-      Squares squares;
       for (const int half : {0, 1})
         m_tree->template convolve<1>(
             half, {z},
@@ -194,17 +180,12 @@ class LanesEngine {
               const Z x = b.row(j);
               return Z{x.re * back.re * u.values[j], x.im * back.im * u.values[j]};
             },
-            measuring(half, squares),
+            [g = spectrum(half)](Index k, Z(&x)[1][8]) { multiply(x[0], g + 16 * k); },
             [&, n = m_n_q](auto, Index i, const Z& t_) {
               if (i >= n) return;
               const Z t = untwisted(half, i, t_), x = a.row(i);
               y[i] += fft::sum_lanes<T>(x.re * forth.re * t.re + x.im * forth.im * t.im);
             });
-      for (Index l = 0; l < a.re; ++l) {
-        const double size = static_cast<double>(finite(u.unit)) * noise.size(squares, l);
-        largest[f + l] = static_cast<double>(forth.re[l]) * size;
-        if (l < a.im) largest[f + W + l] = static_cast<double>(forth.im[l]) * size;
-      }
     }
     Y.col(column) = y * finite(u.unit);
   }
@@ -331,7 +312,7 @@ class LanesEngine {
 
   Index m_n_q, m_n_k;
   std::shared_ptr<const Tree> m_tree;
-  double m_c_norm = 0;            // |c|
+  WeightNorms m_norms;
   const T* m_spectrum = nullptr;  // (2,L) of g / 2L, as the tree orders it, real and imaginary parts
 };
 

@@ -133,7 +133,6 @@ struct ColumnGroups {
     if (left_over * ((r + 2 * W - 1) / (2 * W)) > (r + 1) / 2) ++count, left_over = 0;
   }
   Index width(Index group) const { return std::min(W, p - group * W); }
-  Index tasks() const { return count + left_over; }
 
   /// The same with those that are left over in a group of their own.
   ColumnGroups all() const {

@@ -49,6 +49,10 @@ MatrixMap<T> with_ones(const MatrixView<T>& U, const Team& team) {
   return all;
 }
 
+template <class E, class T>
+concept HasNoise = requires(const E& engine, const ProductFactors<T>& x, const T* sizes, RowNoises out,
+                            const Team& team) { engine.noise(x, sizes, out, team); };
+
 /// The product with one set of weights, by one engine, ready for any factors: what depends on the weights alone is
 /// computed once. Its tables lie in the workspace of the team that it was made with; threads may share it.
 template <Real T>
@@ -66,14 +70,26 @@ class Product {
   /// The engine that works; Engine::automatic if that was asked for and all products are zero.
   Engine engine() const { return m_name; }
 
-  /// Whether rows share their rounding, as they do by an FFT, and contract() says how much it is.
-  bool knows_noise() const { return std::holds_alternative<LanesEngine<T>>(m_engine); }
-
   /// Y (n_q,p) = ((A B^T) o C) U, and sums (n_q), unless it is null, that for a column of ones: numerators and
-  /// denominators at once; with the noise of both, 0 unless knows_noise(). Throws InvalidArgument for keys with
-  /// exponents unless by Engine::block_causal.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr,
-                RowNoises noise = {}) const;
+  /// denominators at once. Throws InvalidArgument for keys with exponents unless by Engine::block_causal.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const;
+
+  /// Whether rows share their rounding, as they do by an FFT.
+  bool has_noise() const {
+    return std::visit([]<class E>(const E&) { return HasNoise<E, T>; }, m_engine);
+  }
+
+  /// What the engine's rounding leaves in the rows of contract(), 0 unless has_noise(); sizes (n_k) are the largest
+  /// |U_j.| of each key. O((n_q + n_k) r).
+  void noise(const ProductFactors<T>& x, const T* sizes, RowNoises out, const Team& team) const {
+    for (double* of : {out.Y, out.sums}) std::fill_n(of, x.A.rows(), 0.0);
+    if (is_zero(x)) return;
+    std::visit(
+        [&]<class E>(const E& engine) {
+          if constexpr (HasNoise<E, T>) engine.noise(x, sizes, out, team);
+        },
+        m_engine);
+  }
 
   /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots, or empty. Throws as
   /// contract() does.
@@ -95,11 +111,11 @@ class Product {
   }
 
   // sums = W 1
-  void contract_ones(const ProductFactors<T>& x, const Team& team, T* sums, RowNoises noise) const {
+  void contract_ones(const ProductFactors<T>& x, const Team& team, T* sums) const {
     const Workspace::Scope scope(team.workspace());
     auto ones = team.workspace().template matrix<T>(x.U.rows(), 1);
     ones.setOnes();
-    contract(with_values(x, ones), as_column(sums, x.A.rows()), team, nullptr, {noise.sums, nullptr});
+    contract(with_values(x, ones), as_column(sums, x.A.rows()), team);
   }
 
   // [Y sums] = W [U 1]
@@ -153,32 +169,26 @@ Product<T>::Product(Engine engine, LagWeightsView<T> lags, const ProductShape& t
 }
 
 template <Real T>
-void Product<T>::contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums,
-                          RowNoises noise) const {
+void Product<T>::contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums) const {
   require_known(x);
-  for (double* of : {noise.Y, noise.sums})
-    if (of) std::fill_n(of, Y.rows(), 0.0);
   if (is_zero(x)) {
     Y.setZero();
     if (sums) std::fill_n(sums, Y.rows(), T(0));
     return;
   }
   if (x.U.cols() == 0) {
-    if (sums) contract_ones(x, team, sums, noise);
+    if (sums) contract_ones(x, team, sums);
     return;
   }
   std::visit(
       [&]<class E>(const E& engine) {
         if constexpr (!is_nothing<E>) {
-          if constexpr (requires { engine.contract(x, Y, team, noise); }) {
-            engine.contract(x, Y, team, noise);
-            if (sums) contract_ones(x, team, sums, noise);
-          } else if (!sums)
+          if (!sums)
             engine.contract(x, Y, team);
           else if constexpr (requires { engine.contract(x, Y, team, sums); })
             engine.contract(x, Y, team, sums);
           else if constexpr (requires { E::columns_apart; })
-            engine.contract(x, Y, team), contract_ones(x, team, sums, noise);
+            engine.contract(x, Y, team), contract_ones(x, team, sums);
           else
             contract_with_ones(engine, x, Y, team, sums);
         }

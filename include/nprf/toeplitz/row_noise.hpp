@@ -5,76 +5,177 @@
 #include <cmath>
 #include <limits>
 
+#include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/fft/lanes.hpp"
 
+/// What the rounding of an FFT leaves in each row of Y = ((A B^T) o C) U.
+///
+/// What roundings leave that know nothing of each other spreads evenly over a transform's N values, whatever they hold.
+/// Constants that are rounded alike in all butterflies leave images of Y some way off. With x_r = B_r o u for a column
+/// u of U, and eps the distance from 1 to the next number,
+///
+///     noise_i = eps sum_r |A_ir| (sqrt(log2 N / N) (|c|_2 |x_r|_2 + |T(c) x_r|_2) + |T(c) x_r|_max / 2)
+///
+///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
+///
+/// which grow with |u|: one look at B serves all columns. No entry was ever seen beyond 1.5 times it.
 namespace nprf::toeplitz {
 
-/// Where the noise in the rows of Y is to go, and that in their sums: (n_q) each; null: nobody asks.
+/// Where the noise goes: (n_q) each, of Y and of the column of sums.
 struct RowNoises {
-  double *Y = nullptr, *sums = nullptr;
+  double *Y, *sums;
 };
 
-/// What the rounding of an FFT leaves in each row of Y = ((A B^T) o C) U, estimated from the signals that pass through
-/// it. With x_rp = B_r o U_p, y_rp = T(c) x_rp, N the transform's length and eps the distance from 1 to the next
-/// number,
-///
-///     noise_i = eps sqrt(log2 N) sum_r |A_ir| max_p (|c| |x_rp| + |y_rp|) / sqrt(N)
-///
-/// for all columns alike: rounding spreads evenly over the rows, whatever they hold. The root of the mean of a column's
-/// squared errors is below it; a single entry was never seen beyond 1.5 times it.
-template <Real T>
-class RowNoise {
+/// Norms of the weights.
+class WeightNorms {
  public:
-  using Lanes = fft::Lanes<T>;
-
-  /// The squares of x_rp's spectrum and of y_rp's, over N, summed; a signal a lane.
-  struct Squares {
-    NPRF_ALWAYS_INLINE void add(const fft::ComplexLanes<T> (&z)[8], Lanes Squares::*of) {
-      Lanes sum{};
-      for (int s = 0; s < 8; ++s) sum += z[s].re * z[s].re + z[s].im * z[s].im;
-      this->*of += sum;
-    }
-
-    Lanes x{}, y{};
-  };
-
-  /// For the signals of r features in some tasks, each of which sees each feature at most once.
-  RowNoise(Index tasks, Index r, double c_norm, Index N, Workspace& workspace)
-      : m_tasks(tasks),
-        m_r(r),
-        m_c_norm(c_norm),
-        m_N(static_cast<double>(N)),
-        m_largest(workspace.take<double>(tasks * r)) {
-    std::fill_n(m_largest, tasks * r, 0.0);
+  void add(double c) {
+    m_one += std::abs(c);
+    m_square += c * c;
+    m_max = std::max(m_max, std::abs(c));
   }
 
-  /// |c| |x| + |y| of lane l.
-  double size(const Squares& of, Index l) const {
-    const double x = static_cast<double>(of.x[l]), y = static_cast<double>(of.y[l]);
-    return m_c_norm * std::sqrt(x / m_N) + std::sqrt(y * m_N);
+  double one() const { return m_one; }
+  double two() const { return std::sqrt(m_square); }
+  double max() const { return m_max; }
+
+ private:
+  double m_one = 0, m_square = 0, m_max = 0;
+};
+
+/// The norms of the signals x_r = B_r o u of some keys, where u is 1, or a size for each key, such as the largest
+/// |U_j.|.
+class SignalNorms {
+ public:
+  using Row = Eigen::Map<Eigen::Array<double, 1, Eigen::Dynamic>>;  // (r)
+
+  /// For so many features, in the workspace; for no key.
+  SignalNorms(Index r, Workspace& workspace) : m_ones(r, workspace), m_sized(r, workspace) {}
+
+  static Row row(Index r, Workspace& workspace) {
+    Row zeros(workspace.take<double>(r), r);
+    zeros.setZero();
+    return zeros;
   }
 
-  /// The largest over the columns of a task, for each feature.
-  double* of(Index task) { return m_largest + task * m_r; }
+  /// A key more, its row |B_j| and its size.
+  template <class X>
+  void add(const X& b, double size) {
+    m_ones.add(b);
+    m_sized.add(size * b);
+  }
+  /// Some keys more, all times a factor.
+  void add(const SignalNorms& other, double factor) {
+    m_ones.add(other.m_ones, factor);
+    m_sized.add(other.m_sized, factor);
+  }
 
-  /// noise (n_q) of the rows of A (n_q,r).
-  void rows(const MatrixView<T>& A, double* noise, const Team& team) {
-    for (Index task = 1; task < m_tasks; ++task)
-      for (Index r = 0; r < m_r; ++r) m_largest[r] = std::max(m_largest[r], m_largest[task * m_r + r]);
-    const VectorMap<double> largest(m_largest, m_r);
-    const double factor = static_cast<double>(std::numeric_limits<T>::epsilon()) * std::sqrt(std::log2(m_N) / m_N);
-    team.run_tiles(A.rows(), [&](Index i0, Index rows, Workspace&) {
-      for (Index i = i0; i < i0 + rows; ++i)
-        noise[i] = factor * A.row(i).cwiseAbs().template cast<double>().dot(largest);
-    });
+  /// The largest |B_r|.
+  const Row& largest() const { return m_ones.max; }
+
+  /// sizes_r += factor times what the noise of a transform of length N is relative to, by the formula above.
+  void add_ones(const WeightNorms& c, Index N, double factor, Row& sizes) const { m_ones.add_to(sizes, c, N, factor); }
+  void add_sized(const WeightNorms& c, Index N, double factor, Row& sizes) const {
+    m_sized.add_to(sizes, c, N, factor);
   }
 
  private:
-  Index m_tasks, m_r;
-  double m_c_norm, m_N;
-  double* m_largest;  // (tasks,r)
+  struct Of {
+    Of(Index r, Workspace& workspace) : one(row(r, workspace)), square(row(r, workspace)), max(row(r, workspace)) {}
+
+    template <class X>
+    void add(const X& x) {
+      one += x;
+      square += x.square();
+      max = max.max(x);
+    }
+    void add(const Of& other, double factor) {
+      one += factor * other.one;
+      square += factor * factor * other.square;
+      max = max.max(factor * other.max);
+    }
+    void add_to(Row& sizes, const WeightNorms& c, Index N, double factor) const {
+      const double n = static_cast<double>(N), spread = std::sqrt(std::log2(n) / n);
+      sizes += factor * spread * (c.two() * square.sqrt() + (c.one() * square.sqrt()).min(c.two() * one));
+      sizes += factor / 2 * (c.one() * max).min(c.two() * square.sqrt()).min(c.max() * one);
+    }
+
+    Row one, square, max;  // |x_r|_1, the square of |x_r|_2, |x_r|_max
+  };
+
+  Of m_ones, m_sized;
 };
+
+/// The largest of B and of the sizes, 1 for zeros: relative to them no square overflows, and none that counts is lost.
+struct SignalScale {
+  template <Real T>
+  SignalScale(const MatrixView<T>& B_, const T* sizes)
+      : B(B_.size() > 0 ? of(B_.cwiseAbs().maxCoeff()) : 1.0),
+        size(B_.rows() > 0 ? of(*std::max_element(sizes, sizes + B_.rows())) : 1.0) {}
+
+  double B, size;
+
+ private:
+  static double of(double largest) { return largest > 0 ? largest : 1; }
+};
+
+/// Features share a transform two by two, side by side or W apart within blocks of 2 W, each divided by its scale: the
+/// sizes of their signals become those of what their rounding is relative to. Scales may be off by some factor.
+inline void share_rounding(const SignalNorms::Row& scales, double factor, Index W, SignalNorms::Row& sizes,
+                           Workspace& scratch) {
+  const Workspace::Scope scope(scratch);
+  const Index r = sizes.size();
+  SignalNorms::Row relative = SignalNorms::row(r, scratch);
+  relative = (scales > 0).select(sizes / scales, 0.0);
+  const auto of = [&](Index k) { return k < r ? relative[k] : 0; };
+  for (Index k = 0; k < r; ++k) {
+    const double partner = std::max(of(k ^ 1), of(k % (2 * W) < W ? k + W : k - W));
+    sizes[k] = std::hypot(sizes[k], factor * scales[k] * partner);
+  }
+}
+
+/// The noise of a row a (r) of A, for the sizes of signals.
+template <Real T, class RowA>
+double noise_of_row(const RowA& a, const SignalNorms::Row& sizes) {
+  const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
+  return eps * (a.array().abs().template cast<double>() * sizes).sum();
+}
+
+/// The noise of a product by transforms of one length N; sizes (n_k) are the largest |U_j.| of each key. O(n r).
+/// share(norms, scale, Y, sums) makes the sizes of signals those of what shares their transforms; all are in the units
+/// of the scale.
+template <Real T, class Share>
+void row_noises(const WeightNorms& c, Index N, const ProductFactors<T>& x, const T* sizes, RowNoises noise,
+                const Team& team, Share&& share) {
+  constexpr Index blocks = 8;  // of keys, whose norms are added up in their order
+  Workspace& workspace = team.workspace();
+  const Workspace::Scope scope(workspace);
+  const Index n_k = x.B.rows(), r = x.B.cols();
+  const SignalScale scale(x.B, sizes);
+  auto* norms = workspace.template take<SignalNorms>(blocks);
+  for (Index block = 0; block < blocks; ++block) new (norms + block) SignalNorms(r, workspace);
+  team.run(blocks, [&](Index block, Workspace& scratch) {
+    SignalNorms::Row b(scratch.take<double>(r), r);
+    for (Index j = n_k * block / blocks; j < n_k * (block + 1) / blocks; ++j) {
+      b = x.B.row(j).array().abs().template cast<double>() / scale.B;
+      norms[block].add(b, static_cast<double>(sizes[j]) / scale.size);
+    }
+  });
+  SignalNorms all(r, workspace);
+  for (Index block = 0; block < blocks; ++block) all.add(norms[block], 1);
+  SignalNorms::Row Y = SignalNorms::row(r, workspace), sums = SignalNorms::row(r, workspace);
+  all.add_sized(c, N, 1, Y);
+  all.add_ones(c, N, 1, sums);
+  share(all, scale, Y, sums);
+  Y *= scale.B * scale.size;
+  sums *= scale.B;
+  team.run_tiles(x.A.rows(), [&](Index i0, Index rows, Workspace&) {
+    for (Index i = i0; i < i0 + rows; ++i) {
+      noise.Y[i] = noise_of_row<T>(x.A.row(i), Y);
+      noise.sums[i] = noise_of_row<T>(x.A.row(i), sums);
+    }
+  });
+}
 
 }  // namespace nprf::toeplitz

@@ -57,6 +57,9 @@ struct SourceUnits {
     }
   }
 
+  /// How many times as far above its unit one of two features may be as the other, that share their rounding.
+  static constexpr T most_imbalance = 2;
+
   bool serve(const SourceLargest<T>& sources) const {
     const T grown = static_cast<T>(ratio(sources.exponent, exponent));
     bool all = grown <= most_growth;
@@ -76,7 +79,7 @@ struct SourceUnits {
   Lanes u;
 
  private:
-  static constexpr T most_growth = static_cast<T>(sizeof(T) == 4 ? 0x1p20 : 0x1p160), most_imbalance = 4;
+  static constexpr T most_growth = static_cast<T>(sizeof(T) == 4 ? 0x1p20 : 0x1p160);
 
   // no more than that much above the unit; a column of zeros still one
   static bool holds(T largest, T unit) { return std::isfinite(unit) ? largest <= most_growth * unit : largest == 0; }

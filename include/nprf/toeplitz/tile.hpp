@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
+#include <utility>
 
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/lag_weights.hpp"
@@ -35,15 +37,8 @@ class BlockWeights {
     }
   }
 
-  /// Whether all of them are 0, as those of causal attention are above the diagonal.
-  bool all_zero(Index packs) const {
-    return std::all_of(m_row, m_row + Block<T>::rows, [width = packs * Pack<T>::size](const T* row) {
-      return std::all_of(row, row + width, [](T c) { return c == T(0); });
-    });
-  }
-
-  /// Of the k-th query and keys j, j + 1, ... of the run.
-  Pack<T> operator()(Index k, Index j) const { return Pack<T>::load(m_row[k] + j); }
+  /// Of the k-th query and each key of the run.
+  const T* row(Index k) const { return m_row[k]; }
 
  private:
   const ProductFactors<T>& m_x;
@@ -54,26 +49,31 @@ class BlockWeights {
 };
 
 /// Y = ((A B^T) o C) U for a few queries, a run of keys at a time. The scores of a block of queries and a run of keys
-/// never leave the first cache.
-template <Real T>
+/// never leave the first cache. The weights C are those of lags, or any that have set() and row() as BlockWeights.
+template <Real T, class Weights = BlockWeights<T>>
 class QueryTile {
  public:
   /// Queries that share a copy of B^T, and keys in a run, at most.
   static constexpr Index rows = 22 * Block<T>::rows, keys = 64;
   static_assert(keys % Pack<T>::size == 0);
 
-  /// For queries i0..i0+count-1, and weights that hold every lag between them and the keys to come.
-  QueryTile(const ProductFactors<T>& x, LagWeightsView<T> c, Index i0, Index count, Workspace& scratch)
+  /// For queries i0..i0+count-1, and weights of runs of so many keys.
+  QueryTile(const ProductFactors<T>& x, Weights c, Index i0, Index count, Workspace& scratch)
       : m_x(x),
         m_i0(i0),
         m_count(count),
         m_A(x.A.cols(), scratch),
         m_Bt(x.A.cols(), keys, scratch),
         m_U(x.U.cols(), keys, scratch),
-        m_c(x, c, keys, scratch),
+        m_c(std::move(c)),
         m_S(scratch.take<T>(Block<T>::rows * keys)) {
     m_A.set(x.A.middleRows(i0, count));
   }
+
+  /// With weights that hold every lag between them and the keys to come.
+  QueryTile(const ProductFactors<T>& x, LagWeightsView<T> c, Index i0, Index count, Workspace& scratch)
+    requires std::same_as<Weights, BlockWeights<T>>
+      : QueryTile(x, Weights(x, c, keys, scratch), i0, count, scratch) {}
 
   /// Y (count,p) += what keys j0..j0+cols-1 give; and sums (count), unless it is null, what they give for values of 1.
   void add(Index j0, Index cols, MatrixRef<T> Y, T* sums = nullptr) {
@@ -83,9 +83,9 @@ class QueryTile {
     for (Index i = 0; i < m_count; i += Block<T>::rows) {
       const Index block = std::min(Block<T>::rows, m_count - i);
       m_c.set(m_i0 + i, block, j0, cols, packs);
-      if (m_c.all_zero(packs)) continue;
+      if (all_zero(packs)) continue;
       multiply_block(r, packs, m_A.block(i), m_Bt.factor(), [&](Index k, Index j, const Pack<T>& s) {
-        weighted(s, m_c(k, j)).store(m_S + k * keys + j);  // S = (A B^T) o C  (block,cols)
+        weighted(s, Pack<T>::load(m_c.row(k) + j)).store(m_S + k * keys + j);  // S = (A B^T) o C  (block,cols)
       });
       m_U.add_product(LeftFactor<T, Step<keys>, Step<1>>{m_S, {}, {}}, block, &Y(i, 0), Y.outerStride());  // (block,p)
       for (Index k = 0; sums && k < block; ++k) sums[i + k] += row_sum(m_S + k * keys, packs);
@@ -93,6 +93,13 @@ class QueryTile {
   }
 
  private:
+  // as those of causal attention are above the diagonal
+  bool all_zero(Index packs) const {
+    for (Index k = 0; k < Block<T>::rows; ++k)
+      if (std::any_of(m_c.row(k), m_c.row(k) + packs * Pack<T>::size, [](T c) { return c != T(0); })) return false;
+    return true;
+  }
+
   static T row_sum(const T* row, Index packs) {
     Pack<T> sum = Pack<T>::all(0);
     for (Index k = 0; k < packs; ++k) sum = sum + Pack<T>::load(row + k * Pack<T>::size);
@@ -104,7 +111,7 @@ class QueryTile {
   RowBlocks<T> m_A;
   Transposed<T> m_Bt;
   RightRows<T> m_U;
-  BlockWeights<T> m_c;
+  Weights m_c;
   T* m_S;  // (6,keys)
 };
 

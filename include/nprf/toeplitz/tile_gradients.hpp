@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
+#include <utility>
 
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/lag_weights.hpp"
@@ -14,16 +16,36 @@ namespace nprf::toeplitz {
 
 // forward: S = A B^T, Y = (S o C) U; so with P = G U^T: dA = (P o C) B, dB = (P o C)^T A, dU = (S o C)^T G,
 // and dc[l] sums S o P over the diagonal l
-/// The gradients of Y = ((A B^T) o C) U for a few queries and a few keys at a time.
+/// Adds a row's share to dc, whose first lag is `first`, unless it is null.
 template <Real T>
+struct AddDiagonals {
+  // slots without gaps are left to the compiler to vectorise
+  void operator()(Index i, Index j0, Index cols, const T* s, const T* p, const T*) const {
+    if (!dc) return;
+    const Index at = -first - x.queries[i];  // of the key in slot 0
+    if (x.keys.at) {
+      for (Index j = 0; j < cols; ++j) dc[at + x.keys.at[j0 + j]] += s[j] * p[j];
+    } else {
+      T* sum = dc + (at + x.keys.first + j0);
+      for (Index j = 0; j < cols; ++j) sum[j] += s[j] * p[j];
+    }
+  }
+
+  const ProductFactors<T>& x;
+  T* dc;
+  Index first;
+};
+
+/// The gradients of Y = ((A B^T) o C) U for a few queries and a few keys at a time; weights as QueryTile's.
+template <Real T, class Weights = BlockWeights<T>>
 class GradientTile {
  public:
   /// Queries and keys that go through the second cache together, at most.
   static constexpr Index rows = 96, keys = 96;
   static_assert(rows % Block<T>::rows == 0 && keys % Block<T>::rows == 0 && keys % Pack<T>::size == 0);
 
-  /// For G (n_q,p) = dL/dY, and weights that hold every lag between the queries and keys to come.
-  GradientTile(const ProductFactors<T>& x, const MatrixView<T>& G, LagWeightsView<T> c, Workspace& scratch)
+  /// For G (n_q,p) = dL/dY, and weights of runs of so many keys.
+  GradientTile(const ProductFactors<T>& x, const MatrixView<T>& G, Weights c, Workspace& scratch)
       : m_x(x),
         m_G(G),
         m_A_blocks(x.A.cols(), scratch),
@@ -31,10 +53,15 @@ class GradientTile {
         m_Bt(x.A.cols(), keys, scratch),
         m_Ut(G.cols(), keys, scratch),
         m_B(x.B.cols(), keys, scratch),
-        m_c(x, c, keys, scratch),
+        m_c(std::move(c)),
         m_S(scratch.take<T>(rows * keys)),
         m_P(scratch.take<T>(rows * keys)),
         m_sums(scratch.take<T>(keys)) {}
+
+  /// With weights that hold every lag between the queries and keys to come.
+  GradientTile(const ProductFactors<T>& x, const MatrixView<T>& G, LagWeightsView<T> c, Workspace& scratch)
+    requires std::same_as<Weights, BlockWeights<T>>
+      : GradientTile(x, G, Weights(x, c, keys, scratch), scratch) {}
 
   /// Queries i0..i0+count-1 from here on.
   void set_queries(Index i0, Index count) {
@@ -44,8 +71,10 @@ class GradientTile {
     m_G_blocks.set(m_G.middleRows(i0, count));
   }
 
-  /// Adds what they and keys j0..j0+cols-1 give, to dc unless it is null: its first lag is dc_first.
-  void add(Index j0, Index cols, GradientRefs<T>& out, T* dc, Index dc_first) {
+  /// Adds what they and keys j0..j0+cols-1 give, and calls add_dc(i, j0, cols, s, p, c) for each query i, with its rows
+  /// (cols) of S, P and C.
+  template <class AddDc>
+  void add(Index j0, Index cols, GradientRefs<T>& out, AddDc&& add_dc) {
     // blocks of keys are to be whole as well as packs of them
     const Index packs = packs_for<T>((cols + Block<T>::rows - 1) / Block<T>::rows * Block<T>::rows);
     m_Bt.set(m_x.B.middleRows(j0, cols), packs);
@@ -58,15 +87,13 @@ class GradientTile {
                      [=](Index k, Index j, const Pack<T>& s) { s.store(S + k * keys + j); });  // (block,cols)
       multiply_block(m_G.cols(), packs, m_G_blocks.block(i), m_Ut.factor(),
                      [=](Index k, Index j, const Pack<T>& p) { p.store(P + k * keys + j); });  // (block,cols)
-      if (dc)
-        for (Index k = 0; k < block; ++k)
-          add_diagonals(S + k * keys, P + k * keys, m_i0 + i + k, j0, cols, dc, dc_first);
       m_c.set(m_i0 + i, block, j0, cols, packs);
+      for (Index k = 0; k < block; ++k) add_dc(m_i0 + i + k, j0, cols, S + k * keys, P + k * keys, m_c.row(k));
       for (T* x : {S, P})
         for (Index k = 0; k < Block<T>::rows; ++k)
           for (Index j = 0; j < packs * Pack<T>::size; j += Pack<T>::size) {
             T* at = x + k * keys + j;
-            weighted(Pack<T>::load(at), m_c(k, j)).store(at);
+            weighted(Pack<T>::load(at), Pack<T>::load(m_c.row(k) + j)).store(at);
           }
       m_B.add_product(LeftFactor<T, Step<keys>, Step<1>>{P, {}, {}}, block, &out.dA(m_i0 + i, 0),
                       out.dA.outerStride());  // (block,r)
@@ -76,17 +103,6 @@ class GradientTile {
   }
 
  private:
-  // slots without gaps are left to the compiler to vectorise
-  void add_diagonals(const T* s, const T* p, Index i, Index j0, Index cols, T* dc, Index dc_first) const {
-    const Index first = -dc_first - m_x.queries[i];  // of the key in slot 0
-    if (m_x.keys.at) {
-      for (Index j = 0; j < cols; ++j) dc[first + m_x.keys.at[j0 + j]] += s[j] * p[j];
-    } else {
-      T* sum = dc + (first + m_x.keys.first + j0);
-      for (Index j = 0; j < cols; ++j) sum[j] += s[j] * p[j];
-    }
-  }
-
   // out += S^T x for x (m_count,out.cols)
   void add_transposed_product(const T* S, const MatrixView<T>& x, MatrixRef<T> out) {
     const Index packs = x.cols() / Pack<T>::size, cols = out.rows(), stride = out.outerStride();
@@ -114,7 +130,7 @@ class GradientTile {
   RowBlocks<T> m_A_blocks, m_G_blocks;
   Transposed<T> m_Bt, m_Ut;
   RightRows<T> m_B;
-  BlockWeights<T> m_c;
+  Weights m_c;
   T *m_S, *m_P;  // (rows,keys)
   T* m_sums;     // (keys)
   Index m_i0 = 0, m_count = 0;

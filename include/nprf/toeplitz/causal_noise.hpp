@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <new>
+
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/causal_levels.hpp"
+#include "nprf/toeplitz/key_exponents.hpp"
+#include "nprf/toeplitz/row_noise.hpp"
+#include "nprf/toeplitz/source_units.hpp"
+
+namespace nprf::toeplitz {
+
+/// The noise of the block-causal engine (row_noise.hpp): a row has that of the sources before its own block in their
+/// family, of each level,
+///
+///     noise_i = eps sum_r |A_ir| sum_s (sqrt(log2 N / N) (|g_s|_2 |x_sr|_2 + |T(g_s) x_sr|_2) + |T(g_s) x_sr|_max)
+///
+/// with the weights g_s from source s to the row's block, and none of what is later. O(n r) time and O(n r / 128)
+/// memory a level.
+template <Real T>
+class CausalNoise {
+ public:
+  /// For keys whose largest |U_j.| are sizes (n_k). Refers to all of them.
+  CausalNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const ProductFactors<T>& x,
+              const T* sizes, const Team& team)
+      : m_levels(levels), m_exponents(exponents), m_x(x), m_blocks(team.workspace().take<Blocks>(levels.count())) {
+    Workspace& workspace = team.workspace();
+    for (Index level = 0; level < levels.count(); ++level) {
+      const Index count = (levels.axis().length() + levels[level].size - 1) / levels[level].size;
+      const Blocks of = m_blocks[level] = {count, workspace.take<double>(count), workspace.take<SignalNorms>(count)};
+      for (Index k = 0; k < count; ++k) new (of.norms + k) SignalNorms(x.B.cols(), workspace);
+      team.run(count, [&](Index k, Workspace& scratch) {
+        if (level == 0)
+          measure(k, sizes, of, scratch);
+        else
+          for_each(m_blocks[level - 1], k * levels[level - 1].family, levels[level - 1].family, of.exponents[k],
+                   [&](const SignalNorms& norms, double factor, Index) { of.norms[k].add(norms, factor); });
+      });
+    }
+  }
+
+  /// Into out (n_q).
+  void rows(RowNoises out, const Team& team) const {
+    const auto& side = m_levels.axis().queries;
+    team.run((side.end + block - 1) / block, [&](Index tile, Workspace& scratch) {
+      const Index place = tile * block, i0 = m_x.queries.below(place - side.first),
+                  end = m_x.queries.below(place + block - side.first);
+      std::fill(out.Y + i0, out.Y + end, 0.0);
+      std::fill(out.sums + i0, out.sums + end, 0.0);
+      for (Index level = 0; level < m_levels.count(); ++level) add(level, place, i0, end, out, scratch);
+    });
+  }
+
+ private:
+  static constexpr Index block = CausalLevels<T>::block;
+
+  // of one level: what their keys' rows of B measure, relative to e^exponent
+  struct Blocks {
+    Index count;
+    double* exponents;
+    SignalNorms* norms;
+  };
+
+  void measure(Index k, const T* sizes, const Blocks& of, Workspace& scratch) const {
+    const auto& side = m_levels.axis().keys;
+    SignalNorms::Row b(scratch.take<double>(m_x.B.cols()), m_x.B.cols());
+    of.exponents[k] = m_exponents.largest(k);
+    const Index end = m_x.keys.below((k + 1) * block - side.first);
+    for (Index j = m_x.keys.below(k * block - side.first); j < end; ++j) {
+      const double factor = static_cast<double>(m_exponents.keys()[side.first + m_x.keys[j]]);
+      b = m_x.B.row(j).array().abs().template cast<double>() * factor;
+      of.norms[k].add(b, static_cast<double>(sizes[j]));
+    }
+  }
+
+  // use(norms, factor, block) for up to so many blocks from the first on, relative to the largest exponent
+  template <class Use>
+  static void for_each(const Blocks& blocks, Index first, Index count, double& exponent, Use&& use) {
+    const Index end = std::min(first + count, blocks.count);
+    exponent = *std::max_element(blocks.exponents + first, blocks.exponents + end);
+    for (Index k = first; k < end; ++k) use(blocks.norms[k], ratio(blocks.exponents[k], exponent), k);
+  }
+
+  // what the queries i0..end-1, in the block of 128 at a place, have of a level
+  void add(Index of, Index place, Index i0, Index end, RowNoises out, Workspace& scratch) const {
+    const auto& level = m_levels[of];
+    const Index target = place / level.size, first = target / level.family * level.family, r = m_x.B.cols();
+    if (target == first) return;
+    SignalNorms::Row largest = SignalNorms::row(r, scratch), Y = SignalNorms::row(r, scratch),
+                     sums = SignalNorms::row(r, scratch);
+    double exponent;
+    for_each(m_blocks[of], first, target - first, exponent, [&](const SignalNorms& norms, double factor, Index source) {
+      largest = largest.max(factor * norms.largest());
+      if (target - source > level.offsets) return;
+      norms.add_sized(level.norms[target - source - 1], 2 * level.size, factor, Y);
+      norms.add_ones(level.norms[target - source - 1], 2 * level.size, factor, sums);
+    });
+    for (SignalNorms::Row* sizes : {&Y, &sums})
+      share_rounding(largest, SourceUnits<T>::most_imbalance, fft::lane_count<T>, *sizes, scratch);
+    const double factor = ratio(exponent, m_exponents.before(target * level.size));
+    for (Index i = i0; i < end; ++i) {
+      const Index at = m_levels.axis().queries.first + m_x.queries[i];
+      const double row = factor * static_cast<double>(m_exponents.rows(of)[at]);
+      out.Y[i] += row * noise_of_row<T>(m_x.A.row(i), Y);
+      out.sums[i] += row * noise_of_row<T>(m_x.A.row(i), sums);
+    }
+  }
+
+  const CausalLevels<T>& m_levels;
+  const KeyExponents<T>& m_exponents;
+  const ProductFactors<T>& m_x;
+  Blocks* m_blocks;  // one a level
+};
+
+}  // namespace nprf::toeplitz

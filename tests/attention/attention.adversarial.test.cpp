@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/adversarial.hpp"
+#include "support/catch.hpp"
+
+/// No row is ever silently wrong: by every engine the error is below the bound that the report gives, and that is below
+/// the tolerance.
+namespace nprf::test::attention_adversarial {
+
+namespace {
+
+using namespace adversarial;
+
+// each bias with all norms and all sides, and some of the values: those that follow from the number of the case
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (std::size_t bias = 0; bias < biases().size(); ++bias)
+    for (const Sides sides : {Sides::bidirectional, Sides::causal, Sides::cross})
+      for (const double norm : {1.0, 4.0, 8.0, 30.0}) {
+        Case c;
+        const std::size_t k = all.size();
+        c.bias = bias;
+        c.sides = sides;
+        c.norm = norm;
+        c.normalised = norm > 8 || k % 5 != 0;
+        c.values = static_cast<Values>(k % 7);
+        c.keys = static_cast<Keys>(k / 7 % 4);
+        c.n_q = k % 2 == 0 ? 271 : 288;
+        c.n_k = sides == Sides::cross ? 150 + static_cast<Index>(k % 100) : c.n_q;
+        c.seed = k;
+        all.push_back(c);
+      }
+  return all;
+}
+
+template <class T>
+double median(std::vector<T> x) {
+  const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
+  std::nth_element(x.begin(), middle, x.end());
+  return *middle;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("no row of any engine is beyond the bound, nor the bound beyond the tolerance", "[attention]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  REQUIRE(cases().size() >= 400);
+  std::vector<Engine> all = engines();
+  all.push_back(Engine::automatic);
+  std::vector<double> ratios;
+  Index repaired = 0;
+  for (const Case& c : cases()) {
+    const Problem<T> problem(c);
+    const Truth<T> truth(c, problem);
+    for (const Engine engine : all) {
+      const Outcome x = run(c, problem, truth, engine);
+      INFO(message(c, sizeof(T) == 4 ? "float" : "double", engine, x));
+      CHECK(x.ok);
+      repaired += x.report.repaired_rows;
+      // identical keys and values of a single size hide what the bound has to allow for
+      if (x.error > 0 && c.keys != Keys::alike && c.values != Values::resonant) ratios.push_back(x.bound / x.error);
+    }
+  }
+  CHECK(repaired > 10000);
+  CHECK(median(ratios) <= 100);
+}
+
+}  // namespace nprf::test::attention_adversarial

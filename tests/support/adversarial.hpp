@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/attention.hpp"
+#include "support/product.hpp"
+
+/// Inputs that attention by an FFT is known to be wrong on, silently, and some that are hard for any engine: each case
+/// is checked against the formula in long double.
+namespace nprf::test::adversarial {
+
+/// b of a lag, for queries and keys of at most n tokens.
+struct Bias {
+  std::string name;
+  std::function<double(Index lag, Index n)> of;
+};
+
+inline const std::vector<Bias>& biases() {
+  static const std::vector<Bias> all = [] {
+    constexpr double never = -std::numeric_limits<double>::infinity();
+    std::vector<Bias> list{{"zero", [](Index, Index) { return 0.0; }}};
+    const auto normal_of = [](Index lag, int seed) {
+      return normal<double>(1, 1, static_cast<std::uint64_t>(1000000 + 4000 * seed + lag))(0, 0);
+    };
+    for (int s = 1; s <= 8; ++s)
+      list.push_back({"N(0," + std::to_string(s) + "^2)", [=](Index lag, Index) { return s * normal_of(lag, s); }});
+    for (const double step : {0.002, 0.01, 0.03, 0.1})
+      for (const double sign : {1.0, -1.0})
+        list.push_back({"ramp " + std::to_string(sign * step),
+                        [=](Index lag, Index) { return sign * step * static_cast<double>(lag); }});
+    for (const double slope : {0.01, 0.0625, 0.5, 4.0})
+      list.push_back({"alibi " + std::to_string(slope),
+                      [=](Index lag, Index) { return -slope * static_cast<double>(std::abs(lag)); }});
+    for (const double height : {5.0, 20.0, 60.0})
+      for (const int where : {-1, 0, 1, 2}) {  // far before, the lag -1, far after, beyond reach
+        const auto at = [=](Index n) { return where == 0 ? Index{-1} : where == 2 ? 2 * n : where * (n - n / 8); };
+        list.push_back({"peak e^" + std::to_string(height) + " at " + std::to_string(where),
+                        [=](Index lag, Index n) { return lag == at(n) ? height : 0.0; }});
+      }
+    list.push_back(
+        {"window", [=](Index lag, Index) { return std::abs(lag) <= 5 ? 0.3 * static_cast<double>(lag) : never; }});
+    list.push_back({"hole", [=](Index lag, Index n) { return std::abs(lag + n / 3) < 20 ? never : 0.0; }});
+    list.push_back({"window beside a peak", [=](Index lag, Index n) {
+                      return lag == -(n / 2) ? 40.0 : std::abs(lag) < 5 ? static_cast<double>(lag % 3) : never;
+                    }});
+    for (const double height : {3.0, 8.0})
+      list.push_back({"cosine " + std::to_string(height),
+                      [=](Index lag, Index) { return height * std::cos(0.3 * static_cast<double>(lag)); }});
+    list.push_back({"a step at each power of two", [](Index lag, Index) {
+                      return -4.0 * std::floor(std::log2(static_cast<double>(std::abs(lag) + 1)));
+                    }});
+    return list;
+  }();
+  return all;
+}
+
+enum class Values { benign, large, small, outlier_first, outlier_middle, outlier_last, resonant };
+enum class Keys { benign, dominating, one_long, alike };
+enum class Sides { bidirectional, causal, cross };
+
+struct Case {
+  std::size_t bias = 0;
+  Sides sides = Sides::bidirectional;
+  double norm = 1;
+  bool normalised = true;  // else norms are those of the inputs, scaled
+  Values values = Values::benign;
+  Keys keys = Keys::benign;
+  Index n_q = 0, n_k = 0, d = 4, m = 6, d_v = 3;
+  std::uint64_t seed = 1;
+
+  std::string name() const {
+    static const std::array sides_of{"bidirectional", "causal", "cross"};
+    static const std::array values_of{"benign",         "large",        "small",   "outlier first",
+                                      "outlier middle", "outlier last", "resonant"};
+    static const std::array keys_of{"benign", "one feature dominates", "one is long", "alike"};
+    std::ostringstream out;
+    out << biases()[bias].name << ", " << sides_of[static_cast<std::size_t>(sides)] << ", norm " << norm
+        << (normalised ? "" : " of the inputs") << ", values " << values_of[static_cast<std::size_t>(values)]
+        << ", keys " << keys_of[static_cast<std::size_t>(keys)] << ", n_q " << n_q << ", n_k " << n_k << ", d " << d
+        << ", m " << m << ", d_v " << d_v << ", seed " << seed;
+    return out.str();
+  }
+};
+
+template <Real T>
+using Hostile = Attention<PositiveFeatures<T>, RelativePosition<T>>;
+
+template <Real T>
+struct Problem {
+  explicit Problem(const Case& c)
+      : x(random_tokens<T>(c.n_q, c.n_k, c.d, c.d_v, c.seed)), features(orf<T>(c.d, c.m, c.seed)) {
+    const Index n = std::max(c.n_q, c.n_k), middle = c.n_k / 2;
+    table.resize(2 * n - 1);
+    for (Index lag = -(n - 1); lag < n; ++lag) table[lag + n - 1] = static_cast<T>(biases()[c.bias].of(lag, n));
+    switch (c.values) {
+      case Values::benign: break;
+      case Values::large: x.v *= T(1e6); break;
+      case Values::small: x.v *= T(1e-6); break;
+      case Values::outlier_first: x.v.row(0) *= T(1e6); break;
+      case Values::outlier_middle: x.v.row(middle) *= T(1e6); break;
+      case Values::outlier_last: x.v.row(c.n_k - 1) *= T(1e6); break;
+      case Values::resonant:
+        for (Index j = 0; j < c.n_k; ++j)
+          x.v.row(j).setConstant(static_cast<T>(std::cos(0.3 * static_cast<double>(j))));
+    }
+    switch (c.keys) {
+      case Keys::benign: break;
+      case Keys::dominating:
+        for (Index j = 0; j < c.n_k; ++j) x.k.row(j) = features.projection().row(j % c.m);
+        break;
+      case Keys::one_long: x.k.row(middle) *= T(8); break;
+      case Keys::alike: x.k.rowwise() = x.k.row(0).eval();
+    }
+    if (!c.normalised)
+      for (Matrix<T>* rows : {&x.q, &x.k}) *rows *= static_cast<T>(c.norm / rows->row(0).norm());
+  }
+
+  Hostile<T> attention(const Case& c, Engine engine) const {
+    return {features,
+            RelativePosition<T>(table),
+            {c.sides == Sides::causal ? Direction::causal : Direction::bidirectional,
+             c.normalised ? Normalization::unit(c.norm) : Normalization::none(), engine}};
+  }
+
+  Tokens<T> x;
+  PositiveFeatures<T> features;
+  Vector<T> table;
+};
+
+/// The formula in long double, and what each row's error is relative to.
+template <Real T>
+struct Truth {
+  Truth(const Case& c, const Problem<T>& problem)
+      : y(c.n_q, c.d_v), v_max(Vector<double>::Zero(c.n_q)), largest_norm(0) {
+    const auto A = features(c, problem, problem.x.q), B = features(c, problem, problem.x.k);
+    const Index n = std::max(c.n_q, c.n_k);
+    for (Index i = 0; i < c.n_q; ++i) {
+      Vector<long double> sum = Vector<long double>::Zero(c.d_v);
+      long double D = 0;
+      const Index end = c.sides == Sides::causal ? std::min(i + 1, c.n_k) : c.n_k;
+      for (Index j = 0; j < end; ++j) {
+        const T b = problem.table[j - i + n - 1];
+        if (!(b > -std::numeric_limits<T>::infinity())) continue;
+        const long double w = A.row(i).dot(B.row(j)) * std::exp(static_cast<long double>(b));
+        sum += w * problem.x.v.row(j).transpose().template cast<long double>();
+        D += w;
+        v_max[i] = std::max(v_max[i], static_cast<double>(problem.x.v.row(j).cwiseAbs().maxCoeff()));
+        sees_any = true;
+      }
+      if (D > 0)
+        y.row(i) = (sum / D).transpose();
+      else
+        y.row(i).setZero(), ++empty;
+    }
+  }
+
+  /// The largest error of a row; infinity where it is not finite.
+  double error(const Matrix<T>& got) const {
+    double worst = 0;
+    for (Index i = 0; i < got.rows(); ++i) {
+      const double off =
+          static_cast<double>((got.row(i).template cast<long double>() - y.row(i)).cwiseAbs().maxCoeff());
+      if (!(off == 0)) worst = std::max(worst, std::isfinite(off) && v_max[i] > 0 ? off / v_max[i] : 1 / 0.0);
+    }
+    return worst;
+  }
+
+  Matrix<long double> y;
+  Vector<double> v_max;
+  double largest_norm;
+  Index empty = 0;
+  bool sees_any = false;
+
+ private:
+  Matrix<long double> features(const Case& c, const Problem<T>& problem, const Matrix<T>& x) {
+    Matrix<long double> phi(x.rows(), c.m);
+    const Matrix<long double> W = problem.features.projection().template cast<long double>();
+    for (Index i = 0; i < x.rows(); ++i) {
+      Eigen::Matrix<long double, 1, Eigen::Dynamic> row = x.row(i).template cast<long double>();
+      row *= c.normalised ? static_cast<long double>(c.norm) / row.norm()
+                          : std::pow(static_cast<long double>(c.d), -0.25L);
+      largest_norm = std::max(largest_norm, static_cast<double>(row.norm()));
+      phi.row(i) = (W * row.transpose()).transpose().array() - row.squaredNorm() / 2;
+    }
+    return phi.array().exp();
+  }
+};
+
+/// What one engine made of a case.
+struct Outcome {
+  double error, bound, most;  // true, as the report says, and allowed
+  Report report;
+  bool ok;
+};
+
+template <Real T>
+Outcome run(const Case& c, const Problem<T>& problem, const Truth<T>& truth, Engine engine) {
+  Report report;
+  const Matrix<T> y = problem.attention(c, engine)(problem.x.q, problem.x.k, problem.x.v, {.report = &report});
+  const double R = truth.largest_norm, most = sizeof(T) == 4 ? 1e-4 + 5e-7 * R * R : 1e-10;
+  const double error = truth.error(y);
+  const bool ok = error <= report.error_bound && report.error_bound <= most && report.indefinite_rows == 0 &&
+                  report.empty_rows == truth.empty;
+  return {error, report.error_bound, most, report, ok};
+}
+
+inline std::string message(const Case& c, const char* scalar, Engine engine, const Outcome& x) {
+  std::ostringstream out;
+  out << scalar << " " << nprf::name(engine) << ": error " << x.error << ", bound " << x.bound << ", allowed " << x.most
+      << ", repaired " << x.report.repaired_rows << ", indefinite " << x.report.indefinite_rows << ", empty "
+      << x.report.empty_rows << ": " << c.name();
+  return out.str();
+}
+
+}  // namespace nprf::test::adversarial
