@@ -45,15 +45,11 @@ double median(std::vector<T> x) {
   return *middle;
 }
 
-}  // namespace
-
-TEMPLATE_TEST_CASE("no row of any engine is beyond the bound, nor the bound beyond the tolerance", "[attention]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  REQUIRE(cases().size() >= 400);
+// bounds over errors
+template <class T>
+void check(std::vector<double>& ratios) {
   std::vector<Engine> all = engines();
   all.push_back(Engine::automatic);
-  std::vector<double> ratios;
   Index repaired = 0;
   for (const Case& c : cases()) {
     const Problem<T> problem(c);
@@ -63,11 +59,20 @@ TEMPLATE_TEST_CASE("no row of any engine is beyond the bound, nor the bound beyo
       INFO(message(c, sizeof(T) == 4 ? "float" : "double", engine, x));
       CHECK(x.ok);
       repaired += x.report.repaired_rows;
-      // identical keys and values of a single size hide what the bound has to allow for
-      if (x.error > 0 && c.keys != Keys::alike && c.values != Values::resonant) ratios.push_back(x.bound / x.error);
+      // errors of identical keys cancel, and no bound can know
+      if (x.error > 0 && c.keys != Keys::alike) ratios.push_back(x.bound / x.error);
     }
   }
   CHECK(repaired > 10000);
+}
+
+}  // namespace
+
+TEST_CASE("no row of any engine is beyond the bound, nor the bound beyond the tolerance", "[attention]") {
+  REQUIRE(cases().size() >= 400);
+  std::vector<double> ratios;
+  check<float>(ratios);
+  check<double>(ratios);
   CHECK(median(ratios) <= 100);
 }
 
