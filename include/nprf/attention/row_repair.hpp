@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <span>
 
@@ -150,7 +151,8 @@ class RowRepair {
     auto B = scratch.template matrix<T>(n_k, r);
     auto tops = scratch.template vector<double>(n_k), z = scratch.template vector<double>(r);
     auto own = scratch.template matrix<T>(1, r), ones = scratch.template matrix<T>(1, r);
-    m_features.logs(m_x.q.middleRows(i, 1), m_x.q_scale.empty() ? m_x.q_scale : m_x.q_scale.subspan(i, 1), own,
+    m_features.logs(m_x.q.middleRows(i, 1),
+                    m_x.q_scale.empty() ? m_x.q_scale : m_x.q_scale.subspan(static_cast<std::size_t>(i), 1), own,
                     Team(scratch));
     ones.setOnes();
     for (Index j = 0; j < n_k; ++j) {
