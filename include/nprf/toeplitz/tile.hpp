@@ -87,7 +87,8 @@ class QueryTile {
       multiply_block(r, packs, m_A.block(i), m_Bt.factor(), [&](Index k, Index j, const Pack<T>& s) {
         weighted(s, Pack<T>::load(m_c.row(k) + j)).store(m_S + k * keys + j);  // S = (A B^T) o C  (block,cols)
       });
-      m_U.add_product(LeftFactor<T, Step<keys>, Step<1>>{m_S, {}, {}}, block, &Y(i, 0), Y.outerStride());  // (block,p)
+      m_U.add_product(LeftFactor<T, Step<keys>, Step<1>>{m_S, {}, {}}, block, Y.data() + i * Y.outerStride(),
+                      Y.outerStride());  // (block,p)
       for (Index k = 0; sums && k < block; ++k) sums[i + k] += row_sum(m_S + k * keys, packs);
     }
   }
