@@ -143,7 +143,7 @@ int main() {
             TrigonometricFeatures<float>({.input_dim = d, .num_features = 8}),
             GridPosition<float>(13, 23, Matrix<float>::Random(25, 45), Matrix<float>::Zero(1, 3)), options);
         check_all("grid, " + what, grid, n, {});
-        const MultiHeadAttention wide(HyperbolicFeatures<float>({.input_dim = d, .num_features = 300}), positions,
+        const MultiHeadAttention wide(HyperbolicFeatures<float>({.input_dim = d, .num_features = 140}), positions,
                                       options);
         check_all("many features, " + what, wide, n, {});
         cases += 15;

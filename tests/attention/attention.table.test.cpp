@@ -178,7 +178,7 @@ TEST_CASE("attention is its twin for different numbers of queries and keys", "[a
 }
 
 TEST_CASE("attention is its twin for more tokens", "[attention]") {
-  check_pairs<double>({{127, 127}, {128, 130}, {257, 257}, {65, 300}, {300, 65}, {1000, 1000}});
+  check_pairs<double>({{127, 127}, {128, 130}, {257, 257}, {65, 300}, {300, 65}, {521, 521}});
 }
 
 TEST_CASE("attention is its twin in float", "[attention]") {

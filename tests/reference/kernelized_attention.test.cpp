@@ -240,12 +240,12 @@ TEST_CASE("with more features kernelized attention comes closer to softmax", "[r
       return std::sqrt(square / exact.squaredNorm());
     };
     const auto check_fall = [&](const char* map, auto&& make) {
-      const double few = mean_error(make, 128), many = mean_error(make, 2048);
-      INFO(map << ": " << few << " with 128 vectors, " << many << " with 2048");
+      const double few = mean_error(make, 64), many = mean_error(make, 1024);
+      INFO(map << ": " << few << " with 64 vectors, " << many << " with 1024");
       // 48 draws leave about 10 % of spread in either error; a bias would end the fall
       CHECK(few / many > 2.8);
       CHECK(few / many < 5.7);
-      CHECK(many < 0.07);
+      CHECK(many < 0.1);
     };
     check_fall("prf", [&](Index m, std::uint64_t seed) { return prf<double>(dim, m, seed); });
     check_fall("orf", [&](Index m, std::uint64_t seed) { return orf<double>(dim, m, seed); });

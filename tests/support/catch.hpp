@@ -8,19 +8,9 @@
 #include <catch2/catch.hpp>
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)
-#define NPRF_TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define NPRF_TEST_SANITIZED 1
-#endif
-#endif
-#ifndef NPRF_TEST_SANITIZED
-#define NPRF_TEST_SANITIZED 0
-#endif
+#include "support/sanitized.hpp"
 
-// The scalars of a templated test. Sanitizers look for other faults than lost digits, and cost the most time: one
-// scalar has to do for them.
+// The scalars of a templated test: one has to do for sanitizers.
 #if NPRF_TEST_SANITIZED
 #define NPRF_TEST_SCALARS float
 #else
