@@ -11,6 +11,7 @@
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/row_subset.hpp"
 #include "nprf/attention/saved.hpp"
+#include "nprf/core/resize.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
@@ -100,15 +101,15 @@ class Head {
     report.repaired_rows += repaired;
     if (n_q > 0 && n_k > 0) report.engine = product.engine();
     if (saved) {
-      saved->q.resize(n_q, d);
-      saved->k.resize(n_k, d);
+      resize(saved->q, n_q, d);
+      resize(saved->k, n_k, d);
       scale_rows<T>(q, span_of(q_scale), saved->q, team);
       scale_rows<T>(k_seen, span_of(k_scale), saved->k, team);
-      saved->v.resize(n_k, v.cols());
+      resize(saved->v, n_k, v.cols());
       team.run_tiles(
           n_k, [&](Index j0, Index rows, Workspace&) { saved->v.middleRows(j0, rows) = v_seen.middleRows(j0, rows); });
-      saved->y = y;
-      saved->mask.resize(static_cast<Index>(mask.size()));
+      assign(saved->y, y);
+      resize(saved->mask, static_cast<Index>(mask.size()));
       std::copy(mask.begin(), mask.end(), saved->mask.data());
       saved->length = length;
     }
@@ -325,14 +326,14 @@ class Head {
   static MatrixRef<T> storage(SavedSequence<T>* saved, Matrix<T> SavedSequence<T>::*member, Index rows, Index cols,
                               Workspace& workspace) {
     if (!saved) return workspace.matrix<T>(rows, cols);
-    (saved->*member).resize(rows, cols);
+    resize(saved->*member, rows, cols);
     return saved->*member;
   }
   template <class S>
   static Eigen::Ref<Vector<S>> storage(SavedSequence<T>* saved, Vector<S> SavedSequence<T>::*member, Index size,
                                        Workspace& workspace) {
     if (!saved) return workspace.vector<S>(size);
-    (saved->*member).resize(size);
+    resize(saved->*member, size);
     return saved->*member;
   }
 

@@ -15,6 +15,7 @@
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/error.hpp"
+#include "nprf/core/resize.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "nprf/multi_head/heads_view.hpp"
 #include "nprf/position/position.hpp"
@@ -108,8 +109,8 @@ class MultiHeadAttention {
     dbias.resize(static_cast<std::size_t>(saved.m_heads));
     if (dextra) dextra->resize(dbias.size());
     for (std::size_t h = 0; h < dbias.size(); ++h) {
-      dbias[h] = batch->dbias(static_cast<Index>(h)).template cast<T>();
-      if (dextra) (*dextra)[h] = batch->dextra(static_cast<Index>(h)).template cast<T>();
+      assign(dbias[h], batch->dbias(static_cast<Index>(h)).template cast<T>());
+      if (dextra) assign((*dextra)[h], batch->dextra(static_cast<Index>(h)).template cast<T>());
     }
   }
 

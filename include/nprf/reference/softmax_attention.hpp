@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "nprf/core/gemm.hpp"
+#include "nprf/core/resize.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/normalize/normalization.hpp"
@@ -44,7 +45,7 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
     Vector<T> largest = Vector<T>::Constant(rows, lowest), sum = Vector<T>::Zero(rows);
     for (Index j0 = 0; j0 < end; j0 += tile_cols) {
       const Index cols = std::min(tile_cols, end - j0);
-      S.resize(rows, cols);
+      resize(S, rows, cols);
       set_product(S, qs.middleRows(i0, rows), kt.middleCols(j0, cols));  // (rows,cols)
       for (Index i = 0; i < rows; ++i) {
         auto s = S.row(i).array();
