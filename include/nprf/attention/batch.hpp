@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "nprf/attention/head.hpp"
@@ -123,7 +125,10 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
 
   const double tolerance = call.tolerance > 0 ? call.tolerance : sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
   const std::size_t segments = m_segments.size();
-  const Index items = sizes.batch * sizes.heads * static_cast<Index>(segments);
+  const Index sequences = sizes.batch * sizes.heads;
+  if (static_cast<Index>(segments) > std::numeric_limits<Index>::max() / std::max<Index>(sequences, 1))
+    throw std::length_error("nprf: the number of packed sequences, batch x heads x cumulative lengths, overflows");
+  const Index items = sequences * static_cast<Index>(segments);
   m_reports.assign(static_cast<std::size_t>(items), Report{});
   if (saved) {
     saved->m_attention = nullptr;  // from here on it is nobody's until all is there
