@@ -15,6 +15,7 @@ namespace nprf {
 template <class T>
 struct HeadsView {
   using Scalar = std::remove_const_t<T>;
+  static_assert(Real<Scalar>, "nprf: the scalar of a view of heads must be float or double, or const");
 
   T* data;
   Index batch, heads, tokens, channels;

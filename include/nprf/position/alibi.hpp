@@ -11,7 +11,7 @@
 namespace nprf {
 
 /// ALiBi: b = -slope |lag| (Press et al. 2022).
-template <Real T>
+template <OnlyReal T>
 class AlibiPosition {
  public:
   using Scalar = T;

@@ -23,7 +23,7 @@ namespace nprf {
 ///
 /// In the memory of a table of width 2W-1, cells a pitch of 2W-1 apart differ by the very index of their bias: the
 /// table, row after row, is a one-dimensional bias of the cells' slots r (2W-1) + c.
-template <Real T>
+template <OnlyReal T>
 class GridPosition {
  public:
   using Scalar = T;

@@ -14,7 +14,7 @@
 namespace nprf {
 
 /// A learned scalar for each lag -R..R; a lag beyond +-R uses the end scalar (clipping).
-template <Real T>
+template <OnlyReal T>
 class RelativePosition {
  public:
   using Scalar = T;

@@ -43,7 +43,7 @@ inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index 
 }
 
 /// T5's relative position: one learned scalar for each bucket of lags.
-template <Real T>
+template <OnlyReal T>
 class T5Position {
  public:
   using Scalar = T;
@@ -92,7 +92,7 @@ class T5Position {
   LagBias<T> m_bias;
 };
 
-template <Real T>
+template <OnlyReal T>
 T5Position<T> t5_position(Vector<T> bucket_weights, Direction direction, Index max_distance = 128) {
   return T5Position<T>(std::move(bucket_weights), direction, max_distance);
 }

@@ -21,7 +21,7 @@ namespace nprf::reference {
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). Tiles with a
 /// running maximum (Milakov and Gimelshein 2018), by all threads. Throws InvalidArgument for shapes that do not fit.
-template <Real T, Position P>
+template <OnlyReal T, Position P>
 Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
                             Normalization normalization) {
