@@ -12,6 +12,7 @@
 #include <functional>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -160,13 +161,18 @@ void check_attention(const std::string& what, const F& map, const P& position, c
   });
 }
 
+template <class M>
+auto heads_view(M& x, Index batch, Index heads, Index tokens) {
+  return HeadsView<std::remove_pointer_t<decltype(x.data())>>{x.data(), batch, heads, tokens, x.cols()};
+}
+
 template <class F, class P>
 void check_heads(const std::string& what, const F& map, const P& position, const AttentionOptions& options, Index n,
                  const CallOptions& call = {}) {
   using T = typename F::Scalar;
   constexpr Index batch = 2, heads = 2;
   const auto array = [&](Index channels) -> Matrix<T> { return Matrix<T>::Random(batch * heads * n, channels); };
-  const auto view = [&](auto& x) { return HeadsView{x.data(), batch, heads, n, x.cols()}; };
+  const auto view = [&](auto& x) { return heads_view(x, batch, heads, n); };
   const Matrix<T> q = array(d), k = array(d), v = array(d_v);
   const auto make = [&] { return std::pair(MultiHeadAttention(map, position, options), Saved<T>()); };
   check("MultiHeadAttention, " + what, make, [&](auto& x) {
@@ -191,7 +197,7 @@ void check_growth() {
                                                        RelativePosition<float>(Vector<float>::Random(9))};
   constexpr Index n = 40;
   const Matrix<float> q = Matrix<float>::Random(2 * n, d), v = Matrix<float>::Random(2 * n, d_v);
-  const auto view = [](auto& x, Index tokens) { return HeadsView{x.data(), 1, 2, tokens, x.cols()}; };
+  const auto view = [](auto& x, Index tokens) { return heads_view(x, 1, 2, tokens); };
   struct Object {
     MultiHeadAttention<PositiveFeatures<float>, RelativePosition<float>> attention;
     Saved<float> saved;

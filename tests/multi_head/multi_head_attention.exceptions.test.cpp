@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "nprf/core/threads.hpp"
@@ -82,7 +83,9 @@ TEST_CASE("what a feature map throws on another thread reaches the caller", "[mu
   const Threads four(4);
   Troubled::State state;
   const MultiHeadAttention attention(Troubled{d, &state}, AlibiPosition<float>(0.1f));
-  const auto view = [&](auto& x) { return HeadsView{x.data(), batch, heads, n, x.cols()}; };
+  const auto view = [&](auto& x) {
+    return HeadsView<std::remove_pointer_t<decltype(x.data())>>{x.data(), batch, heads, n, x.cols()};
+  };
   const auto array = [&](Index channels, std::uint64_t seed) {
     return normal<float>(batch * heads * n, channels, seed);
   };
