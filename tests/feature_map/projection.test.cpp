@@ -75,6 +75,15 @@ TEST_CASE("sizes below one are refused", "[feature_map]") {
     }
 }
 
+TEST_CASE("a projection that memory cannot have is refused", "[feature_map]") {
+  constexpr Index most = std::numeric_limits<Index>::max();
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
+    check_invalid([&] { draw(most / 8 + 1, 1, projection); }, {"num_features: expected at most", "an input_dim of 1"});
+    check_invalid([&] { draw(1, most, projection); }, {"num_features: expected at most 0"});
+    check_invalid([&] { draw(Index{1} << 32, Index{1} << 32, projection); }, {"num_features: expected at most"});
+  }
+}
+
 TEST_CASE("the rows of each block are orthogonal, also of the block that is cut", "[feature_map]") {
   for (const Index d : {1, 2, 8, 31, 64})
     for (const Index m : {Index{1}, d - 1, d, d + 1, 2 * d, 3 * d - 1}) {

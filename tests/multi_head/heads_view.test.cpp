@@ -2,7 +2,9 @@
 #include "nprf/multi_head/heads_view.hpp"
 
 #include <concepts>
+#include <limits>
 #include <numeric>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -95,6 +97,22 @@ TEST_CASE("a view of heads of a negative size is refused", "[multi_head]") {
   check(1, 1, -1, 1, "got 1 x 1 x -1 x 1");
   check(1, 1, 1, -1, "got 1 x 1 x 1 x -1");
   check(-1, -1, 1, 1, "got -1 x -1 x 1 x 1");  // a positive number of scalars
+}
+
+TEST_CASE("a view of heads whose size overflows is refused", "[multi_head]") {
+  constexpr Index most = std::numeric_limits<Index>::max();
+  const auto check = [](Index b, Index h, Index n, Index c) {
+    check_invalid(
+        [&] {
+          check_heads(HeadsView<const double>{nullptr, b, h, n, c}, "x", b, h, n, c);
+        },
+        {"x: expected sizes whose product memory can have", "got " + std::to_string(b)});
+  };
+  check(most, 1, 1, 1);  // as many bytes
+  check(most / 2, 3, 1, 1);
+  check(1, Index{1} << 32, Index{1} << 32, 1);
+  check(Index{1} << 40, Index{1} << 40, 0, 5);  // without a scalar
+  check(0, 1, most, most);
 }
 
 TEST_CASE("a view of heads without data is refused if it has a size", "[multi_head]") {

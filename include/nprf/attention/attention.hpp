@@ -13,6 +13,7 @@
 #include "nprf/attention/head_models.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
+#include "nprf/core/mixed_scalars.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "nprf/position/position.hpp"
@@ -59,6 +60,11 @@ class Attention {
                        const CallOptions& call = {}) const {
     return evaluate(q, k, v, call, nullptr);
   }
+  template <class Q, class K, class V>
+    requires detail::MixedScalars<T, Q, K, V>
+  void operator()(const Q&, const K&, const V&, const CallOptions& = {}) const {
+    detail::refuse<T, Q, K, V>();
+  }
 
   /// The same, and keeps in `saved` what backward needs.
   Matrix<T> forward(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, Saved<T>& saved,
@@ -66,6 +72,11 @@ class Attention {
     Matrix<T> y = evaluate(q, k, v, call, &saved);
     saved.m_attention = m_identity;
     return y;
+  }
+  template <class Q, class K, class V>
+    requires detail::MixedScalars<T, Q, K, V>
+  void forward(const Q&, const K&, const V&, Saved<T>&, const CallOptions& = {}) const {
+    detail::refuse<T, Q, K, V>();
   }
 
   /// The gradients of L for dy (n_q,d_v) = dL/dy of the forward that filled `saved`. About twice forward's time,

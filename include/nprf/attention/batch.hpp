@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "nprf/attention/head.hpp"
@@ -105,7 +107,7 @@ class Batch {
   std::vector<Report> m_reports;             // one an item, as the next
   std::vector<BiasGradient> m_bias_gradients;
   std::vector<Matrix<double>> m_dbias, m_dextra;  // one a head
-  Matrix<double> m_d;
+  std::vector<Matrix<double>> m_d;                // of one item: one a position, since each has a shape of its own
 };
 
 // not inline: see instances.hpp
@@ -125,7 +127,10 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
 
   const double tolerance = call.tolerance > 0 ? call.tolerance : sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
   const std::size_t segments = m_segments.size();
-  const Index items = sizes.batch * sizes.heads * static_cast<Index>(segments);
+  const Index sequences = sizes.batch * sizes.heads;
+  if (static_cast<Index>(segments) > std::numeric_limits<Index>::max() / std::max<Index>(sequences, 1))
+    throw std::length_error("nprf: the number of packed sequences, batch x heads x cumulative lengths, overflows");
+  const Index items = sequences * static_cast<Index>(segments);
   m_reports.assign(static_cast<std::size_t>(items), Report{});
   if (saved) {
     saved->m_attention = nullptr;  // from here on it is nobody's until all is there
@@ -173,11 +178,13 @@ void Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const
 
   const Index items = static_cast<Index>(saved.m_sequences.size());
   m_bias_gradients.resize(saved.m_sequences.size());
+  m_d.resize(heads.num_positions());
   for (Index item = 0; item < items; ++item) {
     const auto [b, h, s] = place(item, saved.m_heads, segments);
     const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
-    heads.position(heads.position_of(h)).gradient(0, {}, m_d);  // a position without parameters asks for no lags
-    const Index lags = m_d.size() > 0 ? weights.gradient_lags().size() : 0;
+    Matrix<double>& d = m_d[heads.position_of(h)];
+    heads.position(heads.position_of(h)).gradient(0, {}, d);  // a position without parameters asks for no lags
+    const Index lags = d.size() > 0 ? weights.gradient_lags().size() : 0;
     const Index E = weights.border().count, border = E * (E + 2);
     double* sums = team.workspace().take<double>(lags + border);
     std::fill_n(sums, lags + border, 0.0);
@@ -204,8 +211,9 @@ void Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const
     const auto [b, h, s] = place(item, saved.m_heads, segments);
     const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
     const BiasGradient& sums = m_bias_gradients[static_cast<std::size_t>(item)];
-    heads.position(heads.position_of(h)).gradient(weights.gradient_lags().first, sums.lags, m_d);
-    m_dbias[static_cast<std::size_t>(h)] += m_d;
+    Matrix<double>& d = m_d[heads.position_of(h)];
+    heads.position(heads.position_of(h)).gradient(weights.gradient_lags().first, sums.lags, d);
+    m_dbias[static_cast<std::size_t>(h)] += d;
     for (std::size_t e = 0; e < sums.border.size(); ++e)
       m_dextra[static_cast<std::size_t>(h)].data()[e] += sums.border[e];
   }

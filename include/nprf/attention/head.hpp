@@ -13,6 +13,7 @@
 #include "nprf/attention/row_errors.hpp"
 #include "nprf/attention/row_repair.hpp"
 #include "nprf/attention/saved.hpp"
+#include "nprf/core/resize.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
@@ -69,7 +70,7 @@ class Head {
     NonFinite<T> non_finite(B, e, team);
     const MatrixView<T> v_finite = non_finite.values(v_seen, team);
     if (!product.takes_exponents()) e = with_common_factor(B, e, team);
-    if (saved) saved->exponents = Eigen::Map<const Vector<double>>(e, e ? n_k : 0);
+    if (saved) assign(saved->exponents, Eigen::Map<const Vector<double>>(e, e ? n_k : 0));
     const MatrixView<T> B_scaled = for_product(product, B, e, team);
     const double* taken = product.takes_exponents() ? e : nullptr;
     product.contract(A, B_scaled, v_finite, taken, queries, keys, y, team, denominator.data());
@@ -126,16 +127,16 @@ class Head {
     non_finite.spread(*m_weights, keys, v_seen, all_positive, y, team);
     if (n_q > 0 && n_k > 0) report.engine = product.engine();
     if (saved) {
-      saved->q.resize(n_q, d);
-      saved->k.resize(n_k, d);
+      resize(saved->q, n_q, d);
+      resize(saved->k, n_k, d);
       scale_rows<T>(q, span_of(q_scale), saved->q, team);
       scale_rows<T>(k_seen, span_of(k_scale), saved->k, team);
-      saved->v.resize(n_k, v.cols());
+      resize(saved->v, n_k, v.cols());
       team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
         saved->v.middleRows(j0, rows) = v_finite.middleRows(j0, rows);
       });
-      saved->y = y;
-      saved->mask.resize(static_cast<Index>(mask.size()));
+      assign(saved->y, y);
+      resize(saved->mask, static_cast<Index>(mask.size()));
       std::copy(mask.begin(), mask.end(), saved->mask.data());
       saved->length = length;
     }
@@ -305,14 +306,14 @@ class Head {
   static MatrixRef<T> storage(SavedSequence<T>* saved, Matrix<T> SavedSequence<T>::*member, Index rows, Index cols,
                               Workspace& workspace) {
     if (!saved) return workspace.matrix<T>(rows, cols);
-    (saved->*member).resize(rows, cols);
+    resize(saved->*member, rows, cols);
     return saved->*member;
   }
   template <class S>
   static Eigen::Ref<Vector<S>> storage(SavedSequence<T>* saved, Vector<S> SavedSequence<T>::*member, Index size,
                                        Workspace& workspace) {
     if (!saved) return workspace.vector<S>(size);
-    (saved->*member).resize(size);
+    resize(saved->*member, size);
     return saved->*member;
   }
 

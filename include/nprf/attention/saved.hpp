@@ -28,7 +28,7 @@ struct SavedSequence {
 };
 
 /// What forward keeps for backward: O(n (d + r + d_v)) memory a head. Opaque; may be used again for another call.
-template <Real T>
+template <OnlyReal T>
 class Saved {
   template <class F, class P>
   friend class Attention;
@@ -45,7 +45,7 @@ class Saved {
 
 /// dL/dq (n_q,d), dL/dk (n_k,d), dL/dv (n_k,d_v), the bias in the shape of the position's parameters, and the weights
 /// of a grid's extra tokens (E,E+2).
-template <Real T>
+template <OnlyReal T>
 struct Gradients {
   Matrix<T> queries, keys, values, bias, extra;
 };

@@ -43,6 +43,20 @@ using RowScale = std::span<const T>;
 template <class T>
 concept Real = std::same_as<T, float> || std::same_as<T, double>;
 
+namespace detail {
+
+template <class T>
+consteval bool only_real() {
+  static_assert(Real<T>, "nprf: the scalar must be float or double");
+  return Real<T>;
+}
+
+}  // namespace detail
+
+/// Real, for what users name: another scalar stops the compiler with a sentence. Real can be asked.
+template <class T>
+concept OnlyReal = detail::only_real<T>();
+
 enum class Direction { bidirectional, causal };
 
 enum class Engine { automatic, direct, fftw, lanes, block_causal, banded, recurrence, grid };

@@ -12,7 +12,7 @@
 namespace nprf {
 
 /// phi(x) = elu(x) + 1, d features: x + 1 for x > 0, exp(x) else; a kernel of its own (Katharopoulos et al. 2020).
-template <Real T>
+template <OnlyReal T>
 class EluFeatures {
  public:
   using Scalar = T;
@@ -52,17 +52,17 @@ class EluFeatures {
 };
 
 // not inline: see instances.hpp
-template <Real T>
+template <OnlyReal T>
 Matrix<T> EluFeatures<T>::queries(const MatrixView<T>& x) const {
   return filled<T>(x.rows(), m_d, [&](auto& phi, const Team& team) { queries(x, {}, phi, team); });
 }
 
-template <Real T>
+template <OnlyReal T>
 Matrix<T> EluFeatures<T>::keys(const MatrixView<T>& x) const {
   return queries(x);
 }
 
-template <Real T>
+template <OnlyReal T>
 void EluFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
   require(x.cols() == m_d, "x: expected ", m_d, " columns (input_dim), got ", x.cols());
   require(phi.rows() == x.rows() && phi.cols() == m_d, "phi: expected ", x.rows(), " x ", m_d, ", got ", phi.rows(),
@@ -77,18 +77,18 @@ void EluFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRe
   });
 }
 
-template <Real T>
+template <OnlyReal T>
 void EluFeatures<T>::keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
   queries(x, scale, phi, team);
 }
 
-template <Real T>
+template <OnlyReal T>
 Matrix<T> EluFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi) const {
   return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
 }
 
 // dphi/dx = 1 for x > 0, phi else
-template <Real T>
+template <OnlyReal T>
 void EluFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
                               MatrixRef<T> dx, const Team& team) const {
   require(

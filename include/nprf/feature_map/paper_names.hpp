@@ -10,26 +10,26 @@
 namespace nprf {
 
 /// Positive features with Gaussian rows.
-template <Real T>
+template <OnlyReal T>
 PositiveFeatures<T> prf(Index d, Index m, std::uint64_t seed = 0) {
   return PositiveFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::gaussian, .seed = seed});
 }
 
 /// Trigonometric features with Gaussian rows.
-template <Real T>
+template <OnlyReal T>
 TrigonometricFeatures<T> trf(Index d, Index m, std::uint64_t seed = 0) {
   return TrigonometricFeatures<T>(
       {.input_dim = d, .num_features = m, .projection = Projection::gaussian, .seed = seed});
 }
 
 /// Positive features with orthogonal rows.
-template <Real T>
+template <OnlyReal T>
 PositiveFeatures<T> orf(Index d, Index m, std::uint64_t seed = 0) {
   return PositiveFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::orthogonal, .seed = seed});
 }
 
 /// Positive features with rows on the sphere of radius sqrt(d).
-template <Real T>
+template <OnlyReal T>
 PositiveFeatures<T> sphere_prf(Index d, Index m, std::uint64_t seed = 0) {
   return PositiveFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::sphere, .seed = seed});
 }

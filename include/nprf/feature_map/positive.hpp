@@ -171,14 +171,14 @@ void ExponentialFeatures<T, signs>::backward(const MatrixView<T>& x, const Matri
 }
 
 /// PRF: phi(x) = exp(-|x|^2/2) / sqrt(m) [exp(w.x)...], m features. Variance over K^2: (exp(|x+y|^2) - 1) / m.
-template <Real T>
+template <OnlyReal T>
 class PositiveFeatures : public ExponentialFeatures<T, 1> {
   using ExponentialFeatures<T, 1>::ExponentialFeatures;
 };
 
 /// phi(x) = exp(-|x|^2/2) / sqrt(2m) [exp(w.x)..., exp(-w.x)...], 2m features. Variance over K^2: (cosh(|x+y|^2) - 1) /
 /// m.
-template <Real T>
+template <OnlyReal T>
 class HyperbolicFeatures : public ExponentialFeatures<T, 2> {
   using ExponentialFeatures<T, 2>::ExponentialFeatures;
 };

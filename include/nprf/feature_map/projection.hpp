@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
@@ -44,12 +45,14 @@ inline Matrix<double> haar_orthogonal(Matrix<double> q) {
 }  // namespace detail
 
 /// Draws the m x d projection in double, then rounds it. O(m d), orthogonal O(m d^2). Throws InvalidArgument for sizes
-/// below 1.
+/// below 1, and for more than memory can have.
 template <Real T>
 Matrix<T> draw_projection(const FeatureOptions& options) {
   const Index d = options.input_dim, m = options.num_features;
   require(d >= 1, "input_dim: expected at least 1, got ", d);
   require(m >= 1, "num_features: expected at least 1, got ", m);
+  const Index most = std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(double)) / d;
+  require(m <= most, "num_features: expected at most ", most, " (for an input_dim of ", d, "), got ", m);
 
   NormalDeviates normal(options.seed);
   Matrix<double> w = normal.matrix(m, d);  // (m,d)

@@ -15,7 +15,7 @@ namespace nprf {
 ///
 /// E[phi(x).phi(y)] = exp(x.y) (Peng et al. 2021). Features have both signs: a denominator can come out negative.
 /// Variance over K^2: exp(|x|^2 + |y|^2 - 2 x.y) (1 - exp(-|x-y|^2))^2 / 2m.
-template <Real T>
+template <OnlyReal T>
 class TrigonometricFeatures : public RandomFeatures<T> {
  public:
   static constexpr bool is_positive = false;
@@ -59,7 +59,7 @@ class TrigonometricFeatures : public RandomFeatures<T> {
 };
 
 // not inline: see instances.hpp
-template <Real T>
+template <OnlyReal T>
 Matrix<T> TrigonometricFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale, Vector<T>* log_factor) const {
   if (log_factor) log_factor->resize(x.rows());
   return filled<T>(x.rows(), output_dim(), [&](auto& phi, const Team& team) {
@@ -67,7 +67,7 @@ Matrix<T> TrigonometricFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> 
   });
 }
 
-template <Real T>
+template <OnlyReal T>
 void TrigonometricFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
                                        T* log_factor) const {
   this->check_phi(phi, x.rows(), output_dim());
@@ -77,12 +77,12 @@ void TrigonometricFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale
   });
 }
 
-template <Real T>
+template <OnlyReal T>
 Matrix<T> TrigonometricFeatures<T>::keys(const MatrixView<T>& x, RowScale<T> scale, T* log_factor) const {
   return filled<T>(x.rows(), output_dim(), [&](auto& phi, const Team& team) { keys(x, scale, phi, team, log_factor); });
 }
 
-template <Real T>
+template <OnlyReal T>
 void TrigonometricFeatures<T>::keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
                                     T* log_factor) const {
   this->check_phi(phi, x.rows(), output_dim());
@@ -100,7 +100,7 @@ void TrigonometricFeatures<T>::keys(const MatrixView<T>& x, RowScale<T> scale, M
   if (log_factor) *log_factor = largest - log_sqrt_m();
 }
 
-template <Real T>
+template <OnlyReal T>
 Matrix<T> TrigonometricFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& phi,
                                              const MatrixView<T>& dphi) const {
   return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
@@ -108,7 +108,7 @@ Matrix<T> TrigonometricFeatures<T>::backward(const MatrixView<T>& x, const Matri
 
 // phi = a [sin, cos] with a ~ exp(|x|^2/2): dphi_sin/dx = phi_cos w + phi_sin x, dphi_cos/dx = -phi_sin w + phi_cos
 // x, so dx = W^T (g_sin o phi_cos - g_cos o phi_sin) + (g.phi) x
-template <Real T>
+template <OnlyReal T>
 void TrigonometricFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
                                         MatrixRef<T> dx, const Team& team) const {
   this->check_backward(x, phi, dphi, dx, this->input_dim(), output_dim());

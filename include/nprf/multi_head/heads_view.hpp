@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include "nprf/attention/head_matrices.hpp"
@@ -13,6 +15,7 @@ namespace nprf {
 template <class T>
 struct HeadsView {
   using Scalar = std::remove_const_t<T>;
+  static_assert(Real<Scalar>, "nprf: the scalar of a view of heads must be float or double, or const");
 
   T* data;
   Index batch, heads, tokens, channels;
@@ -37,7 +40,7 @@ struct HeadsView {
   }
 };
 
-/// Throws InvalidArgument unless the view has this shape, and data if it has a size.
+/// Throws InvalidArgument unless the view has this shape, which memory can have, and data if it has a size.
 template <class T>
 void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index heads, Index tokens, Index channels) {
   require(x.batch == batch && x.heads == heads && x.tokens == tokens && x.channels == channels, name, ": expected ",
@@ -45,6 +48,11 @@ void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index hea
           " x ", x.heads, " x ", x.tokens, " x ", x.channels);
   require(batch >= 0 && heads >= 0 && tokens >= 0 && channels >= 0, name, ": expected no negative size, got ", batch,
           " x ", heads, " x ", tokens, " x ", channels);
+  Index room = std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T));
+  for (const Index extent : {batch, heads, tokens, channels})
+    room /= std::max<Index>(extent, 1);  // zeros excuse nothing
+  require(room > 0, name, ": expected sizes whose product memory can have, got ", batch, " x ", heads, " x ", tokens,
+          " x ", channels);
   require(x.data != nullptr || x.size() == 0, name, ": expected data, got a null pointer");
 }
 

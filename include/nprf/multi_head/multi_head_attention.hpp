@@ -15,6 +15,8 @@
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/error.hpp"
+#include "nprf/core/mixed_scalars.hpp"
+#include "nprf/core/resize.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "nprf/multi_head/heads_view.hpp"
 #include "nprf/position/position.hpp"
@@ -82,12 +84,22 @@ class MultiHeadAttention {
                   const CallOptions& call = {}) const {
     evaluate(q, k, v, y, call, nullptr);
   }
+  template <class Q, class K, class V, class Y>
+    requires detail::MixedScalars<T, Q, K, V, Y>
+  void operator()(const Q&, const K&, const V&, const Y&, const CallOptions& = {}) const {
+    detail::refuse<T, Q, K, V, Y>();
+  }
 
   /// The same, and keeps in `saved` what backward needs.
   void forward(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y, Saved<T>& saved,
                const CallOptions& call = {}) const {
     evaluate(q, k, v, y, call, &saved);
     saved.m_attention = m_identity;
+  }
+  template <class Q, class K, class V, class Y>
+    requires detail::MixedScalars<T, Q, K, V, Y>
+  void forward(const Q&, const K&, const V&, const Y&, Saved<T>&, const CallOptions& = {}) const {
+    detail::refuse<T, Q, K, V, Y>();
   }
 
   /// dq, dk and dv, in the shapes of q, k and v, and of each head's bias (h matrices; a position that all heads share
@@ -108,8 +120,8 @@ class MultiHeadAttention {
     dbias.resize(static_cast<std::size_t>(saved.m_heads));
     if (dextra) dextra->resize(dbias.size());
     for (std::size_t h = 0; h < dbias.size(); ++h) {
-      dbias[h] = batch->dbias(static_cast<Index>(h)).template cast<T>();
-      if (dextra) (*dextra)[h] = batch->dextra(static_cast<Index>(h)).template cast<T>();
+      assign(dbias[h], batch->dbias(static_cast<Index>(h)).template cast<T>());
+      if (dextra) assign((*dextra)[h], batch->dextra(static_cast<Index>(h)).template cast<T>());
     }
   }
 

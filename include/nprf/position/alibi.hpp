@@ -6,11 +6,12 @@
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
+#include "nprf/core/resize.hpp"
 
 namespace nprf {
 
 /// ALiBi: b = -slope |lag| (Press et al. 2022).
-template <Real T>
+template <OnlyReal T>
 class AlibiPosition {
  public:
   using Scalar = T;
@@ -26,7 +27,8 @@ class AlibiPosition {
 
   /// dL/dslope (1,1) = -sum_l |l| db[l].
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
-    d.setZero(1, 1);
+    resize(d, 1);
+    d.setZero();
     for (std::size_t l = 0; l < db.size(); ++l)
       d(0, 0) -= static_cast<double>(std::abs(first + static_cast<Index>(l))) * db[l];
   }

@@ -8,6 +8,7 @@
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
+#include "nprf/core/resize.hpp"
 
 namespace nprf {
 
@@ -22,7 +23,7 @@ namespace nprf {
 ///
 /// In the memory of a table of width 2W-1, cells a pitch of 2W-1 apart differ by the very index of their bias: the
 /// table, row after row, is a one-dimensional bias of the cells' slots r (2W-1) + c.
-template <Real T>
+template <OnlyReal T>
 class GridPosition {
  public:
   using Scalar = T;
@@ -40,7 +41,7 @@ class GridPosition {
     check(b, "b");
     check(m_extra, "extra");
     m_bias.first = -(b.size() / 2);
-    m_bias.table = b.template reshaped<Eigen::RowMajor>();
+    m_bias.table = Vector<T>(b.template reshaped<Eigen::RowMajor>());
   }
 
   Index height() const { return m_height; }
@@ -67,7 +68,8 @@ class GridPosition {
 
   /// dL/db of the table (2H-1,2W-1).
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
-    d.setZero(2 * m_height - 1, 2 * m_width - 1);
+    resize(d, 2 * m_height - 1, 2 * m_width - 1);
+    d.setZero();
     for (std::size_t l = 0; l < db.size(); ++l) {
       const Index at = first + static_cast<Index>(l) - m_bias.first;
       if (0 <= at && at < d.size()) d.data()[at] = db[l];

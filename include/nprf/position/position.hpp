@@ -41,7 +41,7 @@ double bias_between(const P& position, Index i, Index j, Index offset) {
 }
 
 /// b = 0: distance plays no part.
-template <Real T>
+template <OnlyReal T>
 class NoPosition {
  public:
   using Scalar = T;

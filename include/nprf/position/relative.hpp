@@ -9,11 +9,12 @@
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
+#include "nprf/core/resize.hpp"
 
 namespace nprf {
 
 /// A learned scalar for each lag -R..R; a lag beyond +-R uses the end scalar (clipping).
-template <Real T>
+template <OnlyReal T>
 class RelativePosition {
  public:
   using Scalar = T;
@@ -34,7 +35,8 @@ class RelativePosition {
 
   /// dL/db of the table (2R+1,1); lags beyond it count for its ends.
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
-    d.setZero(m_bias.table.size(), 1);
+    resize(d, m_bias.table.size());
+    d.setZero();
     for (std::size_t l = 0; l < db.size(); ++l)
       d(std::clamp(first + static_cast<Index>(l), -reach(), reach()) + reach(), 0) += db[l];
   }

@@ -48,7 +48,7 @@ inline Matrix<double> resize_rows(const Matrix<double>& x, Index rows, Taps taps
 /// The numbers are those of torch.nn.functional.interpolate(mode="linear", align_corners=False), computed in double.
 /// Throws InvalidArgument unless b.size() and size are odd and all of b is finite: a window of -infinity cannot be
 /// interpolated, and is to be set again in the resized table. Time and memory O(b.size() + size).
-template <Real T>
+template <OnlyReal T>
 Vector<T> resize_bias(const Vector<T>& b, Index size) {
   require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2R+1 for the lags -R..R, got ", b.size());
   require(size >= 1 && size % 2 == 1, "size: expected an odd number, at least 1, got ", size);
@@ -65,7 +65,7 @@ Vector<T> resize_bias(const Vector<T>& b, Index size) {
 /// Throws InvalidArgument unless both extents of b are odd, height and width are at least 1 and all of b is finite: a
 /// window of -infinity cannot be interpolated, and is to be set again in the resized table. Time and memory as large
 /// as the two tables.
-template <Real T>
+template <OnlyReal T>
 Matrix<T> resize_bias(const Matrix<T>& b, Index height, Index width) {
   require(b.rows() % 2 == 1 && b.cols() % 2 == 1, "b: expected (2H-1) x (2W-1) scalars, both odd, got ", b.rows(),
           " x ", b.cols());

@@ -9,6 +9,7 @@
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
+#include "nprf/core/resize.hpp"
 
 namespace nprf {
 
@@ -42,7 +43,7 @@ inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index 
 }
 
 /// T5's relative position: one learned scalar for each bucket of lags.
-template <Real T>
+template <OnlyReal T>
 class T5Position {
  public:
   using Scalar = T;
@@ -66,7 +67,7 @@ class T5Position {
     Index reach = max_distance;
     while (reach > 1 && bucket(1 - reach) == bucket(-reach)) --reach;
     m_bias.first = -reach;
-    m_bias.table.resize(both ? 2 * reach + 1 : reach + 1);
+    m_bias.table = Vector<T>(both ? 2 * reach + 1 : reach + 1);
     for (Index l = 0; l < m_bias.table.size(); ++l) m_bias.table[l] = m_weights[bucket(m_bias.first + l)];
   }
 
@@ -78,7 +79,8 @@ class T5Position {
 
   /// dL/dweights (buckets,1): each lag counts for its bucket.
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
-    d.setZero(num_buckets(), 1);
+    resize(d, num_buckets());
+    d.setZero();
     for (std::size_t l = 0; l < db.size(); ++l)
       d(bucket(std::clamp(first + static_cast<Index>(l), m_bias.first, -m_bias.first)), 0) += db[l];
   }
@@ -90,7 +92,7 @@ class T5Position {
   LagBias<T> m_bias;
 };
 
-template <Real T>
+template <OnlyReal T>
 T5Position<T> t5_position(Vector<T> bucket_weights, Direction direction, Index max_distance = 128) {
   return T5Position<T>(std::move(bucket_weights), direction, max_distance);
 }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "nprf/core/lag_bias.hpp"
+#include "nprf/core/resize.hpp"
 #include "nprf/position/position.hpp"
 
 namespace nprf::reference {
@@ -72,7 +73,7 @@ class BiasRows<T, P> {
 
   struct Tile {
     auto row(Index i, Index j0, Index cols) {
-      buffer.resize(cols);
+      resize(buffer, cols);
       all.fill(i0 + i, j0, buffer);
       return buffer.transpose().array();
     }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "nprf/core/gemm.hpp"
+#include "nprf/core/resize.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/normalize/normalization.hpp"
@@ -20,7 +21,7 @@ namespace nprf::reference {
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). Tiles with a
 /// running maximum (Milakov and Gimelshein 2018), by all threads. Throws InvalidArgument for shapes that do not fit.
-template <Real T, Position P>
+template <OnlyReal T, Position P>
 Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
                             Normalization normalization) {
@@ -44,7 +45,7 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
     Vector<T> largest = Vector<T>::Constant(rows, lowest), sum = Vector<T>::Zero(rows);
     for (Index j0 = 0; j0 < end; j0 += tile_cols) {
       const Index cols = std::min(tile_cols, end - j0);
-      S.resize(rows, cols);
+      resize(S, rows, cols);
       set_product(S, qs.middleRows(i0, rows), kt.middleCols(j0, cols));  // (rows,cols)
       for (Index i = 0; i < rows; ++i) {
         auto s = S.row(i).array();

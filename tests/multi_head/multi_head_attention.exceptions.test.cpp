@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+
+// What is thrown in the middle of a call reaches the caller, and the attention works on.
+
+#include <atomic>
+#include <chrono>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "nprf/core/threads.hpp"
+#include "nprf/multi_head/multi_head_attention.hpp"
+#include "nprf/position/alibi.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+namespace nprf::test::multi_head_attention_exceptions {
+
+namespace {
+
+// what a user's own code may throw
+struct Trouble {
+  std::thread::id where;
+};
+
+// x^2; while it is armed, calls on other threads than its maker's throw, and those on that one wait for them to
+struct Troubled {
+  struct State {
+    std::thread::id maker = std::this_thread::get_id();
+    std::atomic<bool> armed = false, thrown = false;
+  };
+
+  using Scalar = float;
+  Index d;
+  State* state;
+
+  Index input_dim() const { return d; }
+  Index output_dim() const { return d; }
+  Matrix<float> queries(const MatrixView<float>& x) const {
+    meet_trouble();
+    return x.array().square();
+  }
+  Matrix<float> keys(const MatrixView<float>& x) const { return queries(x); }
+  Matrix<float> backward(const MatrixView<float>& x, const MatrixView<float>&, const MatrixView<float>& dphi) const {
+    meet_trouble();
+    return 2 * x.cwiseProduct(dphi);
+  }
+
+  void meet_trouble() const {
+    if (!state->armed) return;
+    if (std::this_thread::get_id() != state->maker) {
+      state->thrown = true;
+      throw Trouble{std::this_thread::get_id()};
+    }
+    const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!state->thrown && std::chrono::steady_clock::now() < late) std::this_thread::yield();
+  }
+};
+
+template <class Call>
+void check_trouble(Troubled::State& state, Call&& call) {
+  state.armed = true;
+  state.thrown = false;
+  bool caught = false;
+  try {
+    call();
+  } catch (const Trouble& trouble) {
+    caught = true;
+    CHECK(trouble.where != state.maker);
+  }
+  state.armed = false;
+  CHECK(caught);
+}
+
+}  // namespace
+
+TEST_CASE("what a feature map throws on another thread reaches the caller", "[multi_head]") {
+  constexpr Index batch = 4, heads = 2, n = 400, d = 24, d_v = 16;
+  const Threads four(4);
+  Troubled::State state;
+  const MultiHeadAttention attention(Troubled{d, &state}, AlibiPosition<float>(0.1f));
+  const auto view = [&](auto& x) {
+    return HeadsView<std::remove_pointer_t<decltype(x.data())>>{x.data(), batch, heads, n, x.cols()};
+  };
+  const auto array = [&](Index channels, std::uint64_t seed) {
+    return normal<float>(batch * heads * n, channels, seed);
+  };
+  const Matrix<float> q = array(d, 1), k = array(d, 2), v = array(d_v, 3), dy = array(d_v, 4);
+  Matrix<float> y(v.rows(), d_v), dq(q.rows(), d), dk(q.rows(), d), dv(q.rows(), d_v);
+  Saved<float> saved;
+  std::vector<Matrix<float>> dbias;
+  const auto forward = [&] { attention.forward(view(q), view(k), view(v), view(y), saved); };
+  const auto backward = [&] { attention.backward(saved, view(dy), view(dq), view(dk), view(dv), dbias); };
+
+  forward();
+  backward();
+  const Matrix<float> expected_y = y, expected_dq = dq;
+  check_trouble(state, forward);
+  check_invalid(backward, {"saved: expected what forward of this attention has filled"});
+  forward();
+  CHECK(same_bits(y, expected_y));
+  check_trouble(state, backward);
+  backward();
+  CHECK(same_bits(dq, expected_dq));
+}
+
+TEST_CASE("heads and sequences that memory cannot have are refused, whatever they hold", "[multi_head]") {
+  const MultiHeadAttention attention(EluFeatures<double>(1), AlibiPosition<double>(0.1));
+  constexpr Index most = std::numeric_limits<Index>::max();
+  double one = 1;
+  const auto call = [&](Index batch, Index heads, Index tokens, const CallOptions& options = {}) {
+    const HeadsView<double> x{&one, batch, heads, tokens, 1};
+    attention(x, x, x, x, options);
+  };
+  check_invalid([&] { call(most, 1, 1); }, {"queries: expected sizes whose product memory can have"});
+  check_invalid([&] { call(most / 2, 4, 0); }, {"queries: expected sizes whose product memory can have"});
+  check_invalid([&] { call(1, Index{1} << 32, Index{1} << 32); }, {"queries: expected sizes whose product"});
+  // nothing to compute, for more sequences than can be counted
+  const std::vector<Index> none(100, 0), far{0, most}, back{0, most, 0};
+  CHECK_THROWS_AS(call(Index{1} << 30, Index{1} << 29, 0, {.cumulative_lengths = none}), std::length_error);
+  CHECK_THROWS_AS(call(Index{1} << 30, Index{1} << 29, 0), std::length_error);
+  check_invalid([&] { call(1, 1, 1, {.cumulative_lengths = far}); }, {"cumulative_lengths: expected to end at 1"});
+  check_invalid([&] { call(1, 1, 1, {.cumulative_lengths = back}); }, {"cumulative_lengths[2]: expected at least"});
+  check_invalid([&] { call(1, 1, 1, {.lengths = std::vector<Index>{most}}); }, {"lengths[0]: expected 0 to 1"});
+  for (const Index offset : {most, -most - 1}) check_invalid([&] { call(1, 1, 1, {.offset = offset}); }, {"offset"});
+}
+
+}  // namespace nprf::test::multi_head_attention_exceptions

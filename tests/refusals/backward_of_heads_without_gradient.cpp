@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: MIT
+// expected: nprf: backward needs a position with gradient()
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/multi_head/multi_head_attention.hpp"
+
+using namespace nprf;
+
+struct Fixed {
+  using Scalar = float;
+  LagBias<float> bias() const { return {}; }
+};
+
+void call(const MultiHeadAttention<EluFeatures<float>, Fixed>& attention, const Saved<float>& saved,
+          HeadsView<float> x) {
+  std::vector<Matrix<float>> dbias;
+  attention.backward(saved, x, x, x, x, dbias);
+}

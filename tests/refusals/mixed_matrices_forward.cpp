@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+// expected: nprf: all arrays of a call must have the scalar of its feature map
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/elu.hpp"
+
+using namespace nprf;
+
+auto call(const Attention<EluFeatures<float>, NoPosition<float>>& attention, const Matrix<float>& x,
+          const Matrix<double>& v, Saved<float>& saved) {
+  return attention.forward(x, x, v, saved);
+}

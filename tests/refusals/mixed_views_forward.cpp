@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: MIT
+// expected: nprf: all arrays of a call must have the scalar of its feature map
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/multi_head/multi_head_attention.hpp"
+
+using namespace nprf;
+
+void call(const MultiHeadAttention<EluFeatures<float>, NoPosition<float>>& attention, HeadsView<const float> x,
+          HeadsView<const double> v, HeadsView<float> y, Saved<float>& saved) {
+  attention.forward(x, x, v, y, saved);
+}
