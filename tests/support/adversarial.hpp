@@ -94,6 +94,26 @@ struct Case {
   }
 };
 
+/// Any case of that space; the same for the same seed everywhere.
+inline Case random_case(std::uint64_t seed) {
+  std::mt19937_64 draw(seed);
+  const auto below = [&](std::uint64_t n) { return draw() % n; };
+  static constexpr std::array norms{0.3, 1.0, 2.0, 4.0, 8.0, 30.0};
+  Case c;
+  c.seed = seed;
+  c.bias = below(biases().size());
+  c.sides = static_cast<Sides>(below(3));
+  c.normalised = below(3) > 0;
+  c.norm = norms[below(c.normalised ? 6 : 5)];
+  c.values = static_cast<Values>(below(7));
+  c.keys = static_cast<Keys>(below(4));
+  const auto size = [&](std::uint64_t most) { return 1 + static_cast<Index>(below(below(2) == 0 ? most / 8 : most)); };
+  c.n_q = size(420);
+  c.n_k = c.sides == Sides::cross ? size(420) : c.n_q;
+  c.d = size(24), c.m = size(40), c.d_v = size(16);
+  return c;
+}
+
 template <Real T>
 using Hostile = Attention<PositiveFeatures<T>, RelativePosition<T>>;
 
@@ -124,7 +144,7 @@ struct Problem {
       case Keys::alike: x.k.rowwise() = x.k.row(0).eval();
     }
     if (!c.normalised)
-      for (Matrix<T>* rows : {&x.q, &x.k}) *rows *= static_cast<T>(c.norm / rows->row(0).norm());
+      for (Matrix<T>* rows : {&x.q, &x.k}) *rows *= static_cast<T>(c.norm / rows->rowwise().norm().maxCoeff());
   }
 
   Hostile<T> attention(const Case& c, Engine engine) const {
