@@ -51,6 +51,27 @@ struct Fixture {
 
 }  // namespace
 
+TEST_CASE("tiles of no features and of no values", "[attention]") {
+  const Fixture<float> f(Direction::causal);
+  const std::vector<Index> some{3, 7, 140};
+  const RowSubset rows(some, f.team);
+  const RowTiles<float> tiles(f.bias, rows, f.team);
+  const Matrix<float> none(n_k, 0);
+  Matrix<float> Y = Matrix<float>::Ones(3, p), dA(3, 0), dB(n_k, 0), dU = Matrix<float>::Zero(n_k, p);
+  std::vector<float> sums(3, 1);
+  tiles.contract(f.A.topLeftCorner(3, 0), none, f.v, Y, sums.data());
+  CHECK((Y.isZero(0) && sums == std::vector<float>(3)));
+  tiles.gradients(f.A.topLeftCorner(3, 0), none, f.v, Matrix<float>::Ones(3, p), dA, dB, dU, {}, {});
+  CHECK(dU.isZero(0));
+
+  Matrix<float> no_values(3, 0);
+  tiles.contract(f.A.topRows(3), f.B, none, no_values, sums.data());
+  CHECK(std::all_of(sums.begin(), sums.end(), [](float sum) { return sum > 0; }));
+  dA = Matrix<float>::Ones(3, r), dB = Matrix<float>::Zero(n_k, r), dU.resize(n_k, 0);
+  tiles.gradients(f.A.topRows(3), f.B, none, no_values, dA, dB, dU, {}, {});
+  CHECK((dA.isZero(0) && dB.isZero(0)));
+}
+
 TEMPLATE_TEST_CASE("rows by tiles are rows one by one", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {

@@ -95,8 +95,8 @@ class GradientTile {
             T* at = x + k * keys + j;
             weighted(Pack<T>::load(at), Pack<T>::load(m_c.row(k) + j)).store(at);
           }
-      m_B.add_product(LeftFactor<T, Step<keys>, Step<1>>{P, {}, {}}, block, &out.dA(m_i0 + i, 0),
-                      out.dA.outerStride());  // (block,r)
+      m_B.add_product(LeftFactor<T, Step<keys>, Step<1>>{P, {}, {}}, block,
+                      out.dA.data() + (m_i0 + i) * out.dA.outerStride(), out.dA.outerStride());  // (block,r)
     }
     add_transposed_product(m_P, m_x.A.middleRows(m_i0, m_count), out.dB.middleRows(j0, cols));  // (cols,r)
     add_transposed_product(m_S, m_G.middleRows(m_i0, m_count), out.dU.middleRows(j0, cols));    // (cols,p)
@@ -107,7 +107,7 @@ class GradientTile {
   void add_transposed_product(const T* S, const MatrixView<T>& x, MatrixRef<T> out) {
     const Index packs = x.cols() / Pack<T>::size, cols = out.rows(), stride = out.outerStride();
     for (Index j = 0; j < cols; j += Block<T>::rows) {
-      T* to = &out(j, 0);
+      T* to = out.data() + j * stride;
       multiply_block(x.rows(), packs, LeftFactor<T, Step<1>, Step<keys>>{S + j, {}, {}},
                      RightFactor<T>::in_place(x.data(), x.outerStride()), [=](Index k, Index q, const Pack<T>& y) {
                        T* at = to + k * stride + q;
