@@ -173,6 +173,54 @@ TEST_CASE("rows that are computed again have their gradients", "[attention]") {
     }
 }
 
+// A row is left to an FFT if its noise is at most half of the tolerance times D_i; and that noise is at least
+// eps sqrt(log N / N) A_ir |c| |B_r|, for the norms |c| |B_r| of the certificate. So what the transforms of
+// A_ir G_i = A_ir dy_i / D_i leave in dv_j is at most
+//
+//     tolerance / 2  sum_r B_jr max(|dy|_2 / |B_r|_2, |dy|_1 / |B_r|_1)
+//
+// and the same, times what a derivative adds, in all other gradients: none needs a certificate of its own.
+TEST_CASE("gradients of rows that an FFT computes are as sure as the rows", "[attention]") {
+  const Index n = 211;
+  Index repaired = 0, left = 0;
+  for (const Bias& bias : hostile())
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const Engine engine : engines()) {
+        if (!is_fft(engine)) continue;
+        INFO(bias.name << (direction == Direction::causal ? ", causal, " : ", ") << name(engine));
+        const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
+        const RelativePosition<double> table(position<double>(bias, n).bias().table);
+        Matrix<double> dy = normal<double>(n, d_v, 6);
+        dy.row(n / 3) *= 1e3;
+        const auto gradients_by = [&](Engine by, Report& report) {
+          const Attention attention(orf<double>(d, m, 7), table, {.direction = direction, .engine = by});
+          Saved<double> saved;
+          attention.forward(x.q, x.k, x.v, saved, {.report = &report});
+          return attention.backward(saved, dy);
+        };
+        Report report, exact;
+        const Gradients<double> g = gradients_by(engine, report), expected = gradients_by(Engine::direct, exact);
+        repaired += report.repaired_rows, left += n - report.repaired_rows;
+
+        const Attention attention(orf<double>(d, m, 7), table);
+        const Matrix<double> A = attention.query_features(x.q), B = attention.key_features(x.k);
+        const double v_max = std::max(1.0, x.v.cwiseAbs().maxCoeff()),
+                     w_max = attention.features().projection().rowwise().norm().maxCoeff() + 1;
+        const Vector<double> size = dy.cwiseAbs().rowwise().sum();  // (n)
+        Vector<double> keys = Vector<double>::Zero(n);              // sum_r B_jr max(...)
+        for (Index r = 0; r < m; ++r)
+          keys += B.col(r) * std::max(size.norm() / B.col(r).norm(), size.sum() / B.col(r).sum());
+        const double half = default_tolerance<double> / 2, each = 2 * half * v_max * w_max;
+        const auto by_row = [](const Vector<double>& most) { return Matrix<double>(most.replicate(1, d)); };
+        CHECK(worst_ratio(g.values, expected.values, by_row(half * keys).leftCols(d_v)) <= 1);
+        CHECK(worst_ratio(g.keys, expected.keys, by_row(each * keys)) <= 1);
+        CHECK(worst_ratio(g.queries, expected.queries, by_row(each * size)) <= 1);
+        CHECK((g.bias - expected.bias).cwiseAbs().maxCoeff() <=
+              2 * half * v_max * static_cast<double>(m) * size.norm());
+      }
+  CHECK((repaired > 1000 && left > 1000));
+}
+
 TEST_CASE("rows of a grid with extra tokens are computed again", "[attention]") {
   const Index height = 5, width = 6, E = 2, n = E + height * width;
   Matrix<double> b = normal<double>(2 * height - 1, 2 * width - 1, 5);
