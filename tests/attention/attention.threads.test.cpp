@@ -62,7 +62,7 @@ void for_each_kind(Body&& body) {
 
 }  // namespace
 
-TEST_CASE("the bits do not depend on the number of threads", "[attention]") {
+TEST_CASE("the bits do not depend on the number of threads", "[attention][threads]") {
   {
     const Threads four(4);
     REQUIRE(busy(1500, 1500));
@@ -80,7 +80,7 @@ TEST_CASE("the bits do not depend on the number of threads", "[attention]") {
   });
 }
 
-TEST_CASE("the bits of packed sequences do not depend on the number of threads", "[attention]") {
+TEST_CASE("the bits of packed sequences do not depend on the number of threads", "[attention][threads]") {
   const std::vector<Index> lengths{0, 600, 600, 601, 1280, 1290, 1300, 1600};
   for_each_kind([&](const AttentionOptions& options) {
     const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(random_table<float>(50, 3)), options);
@@ -88,7 +88,7 @@ TEST_CASE("the bits of packed sequences do not depend on the number of threads",
   });
 }
 
-TEST_CASE("the bits of a grid do not depend on the number of threads", "[attention]") {
+TEST_CASE("the bits of a grid do not depend on the number of threads", "[attention][threads]") {
   for_each_kind([](const AttentionOptions& options) {
     const Index H = 31, W = 40, E = 2, n = E + H * W;
     const Attention attention(
@@ -101,7 +101,8 @@ TEST_CASE("the bits of a grid do not depend on the number of threads", "[attenti
   });
 }
 
-TEST_CASE("the bits of rows that are computed one by one do not depend on the number of threads", "[attention]") {
+TEST_CASE("the bits of rows that are computed one by one do not depend on the number of threads",
+          "[attention][threads]") {
   const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(Vector<float>::LinSpaced(2401, 600, -600)),
                             {.direction = Direction::causal, .engine = Engine::direct});
   const Tokens<float> x = random_tokens<float>(1200, 1200, d, d_v);

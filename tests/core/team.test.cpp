@@ -63,7 +63,7 @@ TEST_CASE("a team runs every task once", "[core]") {
   });
 }
 
-TEST_CASE("a team runs as many threads as it has workspaces, and hands each its own", "[core]") {
+TEST_CASE("a team runs as many threads as it has workspaces, and hands each its own", "[core][threads]") {
   with_teams([](const Team& team) {
     std::mutex mutex;
     std::map<std::thread::id, std::set<Workspace*>> scratch_of;
@@ -119,7 +119,7 @@ TEST_CASE("what a task takes is given back after it, and what was taken before t
   }
 }
 
-TEST_CASE("after its tasks each thread has memory for any of them", "[core]") {
+TEST_CASE("after its tasks each thread has memory for any of them", "[core][threads]") {
   constexpr Index piece = 1 << 14, pieces = 64;
   std::vector<Workspace> workspaces(3);
   Team(workspaces).run(3, [](Index task, Workspace& scratch) {
@@ -136,7 +136,7 @@ TEST_CASE("after its tasks each thread has memory for any of them", "[core]") {
   CHECK(ready >= 2);
 }
 
-TEST_CASE("what a task throws reaches the caller when all threads have stopped", "[core]") {
+TEST_CASE("what a task throws reaches the caller when all threads have stopped", "[core][threads]") {
   with_teams([](const Team& team) {
     for (const Index bad : {0, 1, 13}) {
       constexpr Index tasks = 5000;  // a second for all
@@ -215,7 +215,7 @@ TEST_CASE("tiles cover every row once, and all but the last are whole", "[core]"
   });
 }
 
-TEST_CASE("pairs: each one once, none that share a block at a time, each block in a fixed order", "[core]") {
+TEST_CASE("pairs: each one once, none that share a block at a time, each block in a fixed order", "[core][threads]") {
   std::map<Index, std::vector<std::vector<Index>>> orders_of_rows, orders_of_columns;  // for one thread
   with_teams([&](const Team& team) {
     for (const Index blocks : {0, 1, 2, 3, 5, 8}) {
@@ -249,7 +249,7 @@ TEST_CASE("pairs: each one once, none that share a block at a time, each block i
   });
 }
 
-TEST_CASE("nested: every task once, with a team that it may run, on all threads for what remains", "[core]") {
+TEST_CASE("nested: every task once, with a team that it may run, on all threads for what remains", "[core][threads]") {
   with_teams([](const Team& team) {
     for (const Index tasks : {0, 1, 2, 3, 4, 5, 6, 11}) {
       Counts runs(at(tasks)), inner_runs(at(tasks * 10));
@@ -273,7 +273,7 @@ TEST_CASE("nested: every task once, with a team that it may run, on all threads 
   });
 }
 
-TEST_CASE("nested: no two teams share scratch memory", "[core]") {
+TEST_CASE("nested: no two teams share scratch memory", "[core][threads]") {
   with_teams([](const Team& team) {
     std::atomic<int> spoilt{0};
     team.run_nested(3 * team.size() + 2, [&](Index task, const Team& inner) {

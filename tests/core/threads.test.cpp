@@ -58,7 +58,7 @@ TEST_CASE("inside somebody's parallel region a call has one thread", "[core]") {
 }
 #endif
 
-TEST_CASE("workers run at most once each, worker 0 on the calling thread, and all have ended", "[core]") {
+TEST_CASE("workers run at most once each, worker 0 on the calling thread, and all have ended", "[core][threads]") {
   for (const Index workers : {1, 2, 3, 5, 16}) {
     std::mutex mutex;
     std::multiset<Index> seen;

@@ -98,7 +98,7 @@ TEST_CASE("elu: shapes that do not fit are refused", "[feature_map]") {
 }
 
 TEMPLATE_TEST_CASE("elu: features go into the caller's storage, with the same bits for any number of threads",
-                   "[feature_map]", NPRF_TEST_SCALARS) {
+                   "[feature_map][threads]", NPRF_TEST_SCALARS) {
   for (const Index n : {0, 1, 127, 128, 129, 700}) check_in_place(EluFeatures<TestType>(9), n);
 }
 

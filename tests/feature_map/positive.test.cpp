@@ -345,7 +345,7 @@ TEST_CASE("orthogonal rows have less variance than Gaussian ones", "[feature_map
 }
 
 TEMPLATE_TEST_CASE("positive: features go into the caller's storage, with the same bits for any number of threads",
-                   "[feature_map]", NPRF_ALL_MAPS) {
+                   "[feature_map][threads]", NPRF_ALL_MAPS) {
   check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
 }
 

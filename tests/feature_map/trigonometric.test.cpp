@@ -275,7 +275,7 @@ TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map]
 }
 
 TEMPLATE_TEST_CASE("TRF: features go into the caller's storage, with the same bits for any number of threads",
-                   "[feature_map]", NPRF_TEST_SCALARS) {
+                   "[feature_map][threads]", NPRF_TEST_SCALARS) {
   check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
 }
 

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <numbers>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -75,6 +76,24 @@ Complexes<T> transform(const fft::ComplexPlan<T>& plan, const Complexes<T>& z, i
   return {out.data(), out.data() + plan.length()};
 }
 
+// whether somebody else's planner has a plan for it
+template <class T>
+bool planned(Index n, int sign, unsigned flags) {
+  Buffer<std::complex<T>> in(n), out(n);
+  const std::scoped_lock lock(fft::planner_mutex());
+  if constexpr (std::is_same_v<T, float>) {
+    const fftwf_plan plan = fftwf_plan_dft_1d(static_cast<int>(n), reinterpret_cast<fftwf_complex*>(in.data()),
+                                              reinterpret_cast<fftwf_complex*>(out.data()), sign, flags);
+    if (plan) fftwf_destroy_plan(plan);
+    return plan != nullptr;
+  } else {
+    const fftw_plan plan = fftw_plan_dft_1d(static_cast<int>(n), reinterpret_cast<fftw_complex*>(in.data()),
+                                            reinterpret_cast<fftw_complex*>(out.data()), sign, flags);
+    if (plan) fftw_destroy_plan(plan);
+    return plan != nullptr;
+  }
+}
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("both transforms are the sums that they claim to be", "[fft]", NPRF_TEST_SCALARS) {
@@ -122,10 +141,10 @@ TEMPLATE_TEST_CASE("a shared plan outlives many other lengths, and the plans tha
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   using Plan = fft::ComplexPlan<T>;
-  const std::shared_ptr<const Plan> kept = Plan::shared(60);
+  const std::shared_ptr<const Plan> kept = Plan::shared(60), longer = Plan::shared(1050);
   std::vector<std::weak_ptr<const Plan>> seen;
   bool right_length = true;
-  for (Index n = 61; n < 1300; ++n) {
+  for (Index n = 1; n < 1030; ++n) {
     const std::shared_ptr<const Plan> plan = Plan::shared(n);
     right_length = right_length && plan->length() == n;
     seen.push_back(plan);
@@ -136,10 +155,36 @@ TEMPLATE_TEST_CASE("a shared plan outlives many other lengths, and the plans tha
 
   const Complexes<T> z = signal<T>(60);
   CHECK(relative_error(transform(*kept, z, -1), naive_dft(z, -1)) <= tolerance<T>(60));
-  CHECK(relative_error(transform(*Plan::shared(60), z, -1), naive_dft(z, -1)) <= tolerance<T>(60));
+  // planned again the same
+  CHECK(Plan::shared(60) != kept);
+  for (const auto& plan : {kept, longer}) {
+    const Complexes<T> x = signal<T>(plan->length());
+    for (const int sign : {-1, +1})
+      CHECK((transform(*Plan::shared(plan->length()), x, sign) == transform(*plan, x, sign)));
+  }
 }
 
-TEMPLATE_TEST_CASE("eight threads plan and transform at a time", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("what others measure with FFTW changes no bit of a transform, and they keep it", "[fft]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  using Plan = fft::ComplexPlan<T>;
+  for (const Index n : {64, 96, 105, 360}) {
+    const Complexes<T> z = signal<T>(n);
+    const Complexes<T> there = transform(Plan(n), z, -1), back = transform(Plan(n), z, +1);
+    for (const int sign : {FFTW_FORWARD, FFTW_BACKWARD}) CHECK(planned<T>(n, sign, FFTW_MEASURE));
+    INFO("length " << n);
+    CHECK((transform(Plan(n), z, -1) == there));
+    CHECK((transform(Plan(n), z, +1) == back));
+    for (const int sign : {FFTW_FORWARD, FFTW_BACKWARD}) CHECK(planned<T>(n, sign, FFTW_MEASURE | FFTW_WISDOM_ONLY));
+  }
+}
+
+TEMPLATE_TEST_CASE("plans leave others no wisdom", "[fft]", NPRF_TEST_SCALARS) {
+  const fft::ComplexPlan<TestType> plan(440);
+  CHECK_FALSE(planned<TestType>(440, FFTW_FORWARD, FFTW_ESTIMATE | FFTW_WISDOM_ONLY));
+}
+
+TEMPLATE_TEST_CASE("eight threads plan and transform at a time", "[fft][threads]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Plan = fft::ComplexPlan<T>;
   const Complexes<T> common = signal<T>(96);
@@ -168,7 +213,7 @@ TEMPLATE_TEST_CASE("eight threads plan and transform at a time", "[fft]", NPRF_T
   }
 }
 
-TEMPLATE_TEST_CASE("eight threads find and replace plans at a time", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("eight threads find and replace plans at a time", "[fft][threads]", NPRF_TEST_SCALARS) {
   using Plan = fft::ComplexPlan<TestType>;
   std::vector<char> right_length(8, true);
   std::vector<std::thread> threads;

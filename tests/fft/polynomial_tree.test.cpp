@@ -500,7 +500,7 @@ TEMPLATE_TEST_CASE("numbers near overflow and underflow are transformed as other
   }
 }
 
-TEMPLATE_TEST_CASE("callers of one length share one tree, at the same time too", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("callers of one length share one tree, at the same time too", "[fft][threads]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Tree = fft::PolynomialTree<T>;
   const std::vector<Index> all = lengths();
@@ -527,7 +527,7 @@ TEMPLATE_TEST_CASE("callers of one length share one tree, at the same time too",
   for (Index l = 0; l < fft::lane_count<T>; ++l) CHECK(same_lane_bits(y, own, 240, l));
 }
 
-TEMPLATE_TEST_CASE("threads that share a tree do not disturb each other", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("threads that share a tree do not disturb each other", "[fft][threads]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const auto tree = fft::PolynomialTree<T>::shared(480);
   const Index L = tree->length();

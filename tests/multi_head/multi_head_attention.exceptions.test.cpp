@@ -78,7 +78,7 @@ void check_trouble(Troubled::State& state, Call&& call) {
 
 }  // namespace
 
-TEST_CASE("what a feature map throws on another thread reaches the caller", "[multi_head]") {
+TEST_CASE("what a feature map throws on another thread reaches the caller", "[multi_head][threads]") {
   constexpr Index batch = 4, heads = 2, n = 400, d = 24, d_v = 16;
   const Threads four(4);
   Troubled::State state;

@@ -200,8 +200,8 @@ TEST_CASE("normalisation's gradient is orthogonal to the row, and scaled with it
   CHECK((backward(none, constant.asDiagonal() * x, constant, dscaled) - dscaled * constant[0]).norm() <= 1e-15);
 }
 
-TEMPLATE_TEST_CASE("factors go into the caller's storage, with the same bits for any number of threads", "[normalize]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("factors go into the caller's storage, with the same bits for any number of threads",
+                   "[normalize][threads]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {0, 1, 127, 128, 129, 700}) {
     const Matrix<T> x = rows<T>(n, 37);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// 1 under AddressSanitizer, which looks for other faults than lost digits, and costs the most time.
-#if defined(__SANITIZE_ADDRESS__)
+/// 1 under AddressSanitizer and ThreadSanitizer, which look for other faults than lost digits, and cost the most time.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define NPRF_TEST_SANITIZED 1
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define NPRF_TEST_SANITIZED 1
 #endif
 #endif

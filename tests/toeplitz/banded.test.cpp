@@ -182,7 +182,8 @@ TEST_CASE("the banded engine: no queries or no keys in the slots give zeros", "[
   }
 }
 
-TEMPLATE_TEST_CASE("the banded engine: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the banded engine: no bit depends on the number of threads", "[toeplitz][threads]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const auto check_bits = [](InSlots<T>&& x) {
     for (const NamedBias& bias :

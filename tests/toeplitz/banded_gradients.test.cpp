@@ -144,7 +144,8 @@ TEST_CASE("band and tails are added to what there is, and without dc they are th
   }
 }
 
-TEST_CASE("no bit of band and tails depends on the number of threads, however many queries share a key", "[toeplitz]") {
+TEST_CASE("no bit of band and tails depends on the number of threads, however many queries share a key",
+          "[toeplitz][threads]") {
   for (const Index width : {20, 300, 3000}) {
     InSlots<double> x(2500, 500, random_slots(2500, 0.7, 1), random_slots(500, 0.8, 2), 3, 2);
     x.c = weights_of<double>({"", random_bias(-width / 2, width, 0, -0.01)}, 2500, 500);

@@ -227,7 +227,7 @@ TEMPLATE_TEST_CASE("block-causal: tokens may leave slots empty", "[toeplitz]", N
   });
 }
 
-TEMPLATE_TEST_CASE("block-causal: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block-causal: no bit depends on the number of threads", "[toeplitz][threads]", NPRF_TEST_SCALARS) {
   check_thread_bits(InSlots<TestType>(300, 280, random_slots(300, 0.9, 1), random_slots(280, 0.9, 2), 35, 37),
                     make_block_causal);
   check_thread_bits(InSlots<TestType>(1100, 1100, Slots{1100}, Slots{1100}, 5, 65), make_block_causal);

@@ -231,7 +231,8 @@ TEMPLATE_TEST_CASE("a bordered product and its gradients are those of the whole 
   });
 }
 
-TEMPLATE_TEST_CASE("a bordered product: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a bordered product: no bit depends on the number of threads", "[toeplitz][threads]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Case<T> x(3, {{0, 2}, random_slots(400, 0.7, 1), 400}, {{0, 1, 2}, random_slots(300, 0.7, 2), 300}, 700, 5);
   for (const Engine engine : engines()) {

@@ -256,7 +256,7 @@ TEST_CASE("automatic is the engine that choose names", "[toeplitz]") {
   }
 }
 
-TEST_CASE("the number of threads that is set changes no bit of a product", "[toeplitz]") {
+TEST_CASE("the number of threads that is set changes no bit of a product", "[toeplitz][threads]") {
   struct Kept {
     ~Kept() { set_num_threads(before); }
     const Index before = num_threads();

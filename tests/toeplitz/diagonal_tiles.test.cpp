@@ -177,7 +177,7 @@ TEMPLATE_TEST_CASE("a value that is not finite reaches the rows of its block tha
   for (Index i = 0; i < 260; ++i) CHECK(std::isnan(Y(i, 1)) == (i >= 150 && i < 256));
 }
 
-TEST_CASE("no bit of diagonal tiles depends on the number of threads", "[toeplitz]") {
+TEST_CASE("no bit of diagonal tiles depends on the number of threads", "[toeplitz][threads]") {
   Case<double> x(500, 450, 3);
   x.e = x.exponents();
   const auto first = x.run();

@@ -170,7 +170,8 @@ TEST_CASE("the direct engine: what stands in a gap's place does not matter, bit 
   CHECK(same_bits(small.contract(make_direct, team), large.contract(make_direct, team)));
 }
 
-TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads", "[toeplitz][threads]",
+                   NPRF_TEST_SCALARS) {
   const auto check = [](const InSlots<TestType>& x) { check_thread_bits(x, make_direct); };
   // one tile, several, and more than there are blocks
   check({90, 70, Slots{90}, Slots{70}, 3, 2});
@@ -178,7 +179,8 @@ TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads",
   check({1300, 1500, Slots{1300}, Slots{1500}, 40, 17});
 }
 
-TEST_CASE("the direct engine: no bit depends on the number of threads, with very many features too", "[toeplitz]") {
+TEST_CASE("the direct engine: no bit depends on the number of threads, with very many features too",
+          "[toeplitz][threads]") {
   // so many that a matrix product takes them in parts, which must not depend on the threads either
   check_thread_bits(InSlots<double>(400, 300, Slots{400}, Slots{300}, 700, 5), make_direct);
 }

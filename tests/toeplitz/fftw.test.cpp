@@ -134,7 +134,7 @@ TEST_CASE("more lengths than the cache of plans holds", "[toeplitz]") {
   }
 }
 
-TEST_CASE("threads that plan and run at a time get the bits of one alone", "[toeplitz]") {
+TEST_CASE("threads that plan and run at a time get the bits of one alone", "[toeplitz][threads]") {
   const auto run = [](Index n) {
     return multiply(random_weights<double>(n, n, 4), normal<double>(n, 2, 1), normal<double>(n, 2, 2),
                     normal<double>(n, 2, 3));
@@ -235,7 +235,8 @@ TEST_CASE("the fftw engine: no queries or no keys in the slots give zeros", "[to
   CHECK((e.dA.rows() == 0 && e.dB.isZero(0) && e.dU.isZero(0) && e.dc.isZero(0)));
 }
 
-TEMPLATE_TEST_CASE("the fftw engine: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the fftw engine: no bit depends on the number of threads", "[toeplitz][threads]",
+                   NPRF_TEST_SCALARS) {
   const auto check = [](const InSlots<TestType>& x) { check_thread_bits(x, make_fftw); };
   // one class and several; fewer columns than threads, and more than blocks
   check({90, 70, Slots{90}, Slots{70}, 3, 2});

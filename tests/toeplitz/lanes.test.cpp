@@ -66,7 +66,7 @@ TEMPLATE_TEST_CASE("lanes: tokens may leave slots empty", "[toeplitz]", NPRF_TES
   });
 }
 
-TEMPLATE_TEST_CASE("lanes: no bit depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("lanes: no bit depends on the number of threads", "[toeplitz][threads]", NPRF_TEST_SCALARS) {
   check_thread_bits(InSlots<TestType>(300, 280, random_slots(300, 0.9, 1), random_slots(280, 0.9, 2), 35, 37),
                     make_lanes);
   check_thread_bits(InSlots<TestType>(200, 200, Slots{200}, Slots{200}, 5, 65), make_lanes);

@@ -150,7 +150,7 @@ TEST_CASE("the gradients of the factors have the same bits where nobody asks for
   }
 }
 
-TEST_CASE("threads may share a product, each with a team of its own", "[toeplitz]") {
+TEST_CASE("threads may share a product, each with a team of its own", "[toeplitz][threads]") {
   std::vector<Workspace> workspaces(4);
   const Team team(workspaces);
   for (const Engine engine : engines()) {

@@ -146,7 +146,8 @@ TEMPLATE_TEST_CASE("columns of zeros get no gradient from a neighbour's rounding
   }
 }
 
-TEMPLATE_TEST_CASE("no bit of signals' gradients depends on the number of threads", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("no bit of signals' gradients depends on the number of threads", "[toeplitz][threads]",
+                   NPRF_TEST_SCALARS) {
   const Case<TestType> x(150, 140, 37, 40);
   toeplitz::Gradients<TestType> first({});
   with_team_sizes([&](const Team& team) {

@@ -53,7 +53,7 @@ TEST_CASE("rows are scaled each by its own factor", "[toeplitz]") {
 }
 
 TEMPLATE_TEST_CASE("a sum over all rows is P^T Q or P^T [Q 1], and no bit of it depends on the number of threads",
-                   "[toeplitz]", NPRF_TEST_SCALARS) {
+                   "[toeplitz][threads]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {0, 1, 127, 1023, 1024, 2049, 5003, 40009}) {
     const Matrix<T> P = normal<T>(n, 3, 1), Q = normal<T>(n, 5, 2), Q1 = with_ones(Q);

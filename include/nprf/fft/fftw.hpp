@@ -15,6 +15,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <string>
 #include <type_traits>
 
 #include "nprf/core/buffer.hpp"
@@ -24,7 +26,9 @@
 /// FFTW 3 behind one RAII header: the only file that includes fftw3.h.
 namespace nprf::fft {
 
-/// FFTW's planner is one per process and not thread-safe: whoever else plans with FFTW takes this mutex too.
+/// FFTW's planner is one per process and not thread-safe: a program that plans, destroys plans or handles wisdom itself
+/// holds this mutex meanwhile, and calls nothing of nprf until it has given it back. fftw_cleanup would take nprf's
+/// plans away; fftw_plan_with_nthreads holds for nprf's plans too.
 inline std::mutex& planner_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -44,6 +48,9 @@ struct Fftw<float> {
   }
   static void execute(Plan plan, Complex* in, Complex* out) { fftwf_execute_dft(plan, in, out); }
   static void destroy(Plan plan) { fftwf_destroy_plan(plan); }
+  static void export_wisdom(void (*write)(char, void*), void* to) { fftwf_export_wisdom(write, to); }
+  static void import_wisdom(const char* from) { fftwf_import_wisdom_from_string(from); }
+  static void forget_wisdom() { fftwf_forget_wisdom(); }
 };
 
 template <>
@@ -55,14 +62,49 @@ struct Fftw<double> {
   }
   static void execute(Plan plan, Complex* in, Complex* out) { fftw_execute_dft(plan, in, out); }
   static void destroy(Plan plan) { fftw_destroy_plan(plan); }
+  static void export_wisdom(void (*write)(char, void*), void* to) { fftw_export_wisdom(write, to); }
+  static void import_wisdom(const char* from) { fftw_import_wisdom_from_string(from); }
+  static void forget_wisdom() { fftw_forget_wisdom(); }
+};
+
+// While it lives FFTW has no wisdom: what others have measured would change plans, and with them bits. Under
+// planner_mutex(). Throws std::bad_alloc.
+template <Real T>
+class NoWisdom {
+ public:
+  NoWisdom() {
+    Fftw<T>::export_wisdom(&append, this);
+    if (m_lost) throw std::bad_alloc();
+    Fftw<T>::forget_wisdom();
+  }
+  ~NoWisdom() {
+    Fftw<T>::forget_wisdom();
+    Fftw<T>::import_wisdom(m_others.c_str());
+  }
+  NoWisdom(const NoWisdom&) = delete;
+  NoWisdom& operator=(const NoWisdom&) = delete;
+
+ private:
+  static void append(char c, void* to) noexcept {
+    auto& wisdom = *static_cast<NoWisdom*>(to);
+    try {
+      if (!wisdom.m_lost) wisdom.m_others += c;
+    } catch (...) {
+      wisdom.m_lost = true;  // an exception must not pass through C
+    }
+  }
+
+  std::string m_others;
+  bool m_lost = false;
 };
 
 }  // namespace detail
 
 /// The complex transform of one length, both ways and unscaled, out of place between Buffers.
 ///
-/// Plans are made with FFTW_ESTIMATE: FFTW_MEASURE would change the bits of the result from run to run. A plan is
-/// immutable, and may be used by several threads at a time.
+/// Plans are made with FFTW_ESTIMATE and without wisdom: what is measured, here or by others of the process, would
+/// change the bits of the result from run to run. Others' wisdom is left as it was. A plan is immutable, and may be
+/// used by several threads at a time.
 template <Real T>
 class ComplexPlan {
  public:
@@ -72,9 +114,12 @@ class ComplexPlan {
   explicit ComplexPlan(Index length) : m_length(length) {
     require(length >= 1 && length <= std::numeric_limits<int>::max(), "length: expected 1 to 2^31 - 1, got ", length);
     Buffer<Complex> in(length), out(length);
-    const std::scoped_lock lock(planner_mutex());
-    m_forward.reset(Api::plan(static_cast<int>(length), raw(in.data()), raw(out.data()), FFTW_FORWARD));
-    m_backward.reset(Api::plan(static_cast<int>(length), raw(in.data()), raw(out.data()), FFTW_BACKWARD));
+    {
+      const std::scoped_lock lock(planner_mutex());
+      const detail::NoWisdom<T> estimate;
+      m_forward.reset(Api::plan(static_cast<int>(length), raw(in.data()), raw(out.data()), FFTW_FORWARD));
+      m_backward.reset(Api::plan(static_cast<int>(length), raw(in.data()), raw(out.data()), FFTW_BACKWARD));
+    }
     if (!m_forward || !m_backward)
       throw BackendError(nprf::detail::sentence("FFTW has no plan for a complex transform of length ", length));
   }

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: MIT
+
+// By every engine a causal row is the past's, whatever the future holds; by block_causal to the last bit.
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/relative.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+
+namespace nprf::test::attention_causality {
+
+namespace {
+
+constexpr Index d = 4, m = 8, d_v = 3;
+
+template <Real T>
+constexpr double tolerance = sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;  // of CallOptions
+
+// from token `now` on other keys and values, and other queries too
+template <Real T>
+Tokens<T> other_future(Tokens<T> x, Index now, T value, bool queries) {
+  const Index later = x.q.rows() - now;
+  if (queries) x.q.bottomRows(later).setConstant(value);
+  x.k.bottomRows(later).setConstant(value);
+  x.v.bottomRows(later).setConstant(value);
+  return x;
+}
+
+// the tolerance of each entry before `now`: relative to the largest value that its row sees; zero where it sees none
+template <Real T>
+Matrix<double> row_tolerance(const Matrix<T>& v, Index now, const CallOptions& call) {
+  Matrix<double> allowed(now, v.cols());
+  double largest = 0;
+  std::size_t segment = 1;
+  for (Index i = 0; i < now; ++i) {
+    if (!call.cumulative_lengths.empty() && i == call.cumulative_lengths[segment]) ++segment, largest = 0;
+    if (call.key_mask.empty() || call.key_mask[static_cast<std::size_t>(i)])
+      largest = std::max(largest, static_cast<double>(v.row(i).cwiseAbs().maxCoeff()));
+    allowed.row(i).setConstant(tolerance<T> * largest);
+  }
+  return allowed;
+}
+
+template <Real T>
+void check(const AttentionOptions& options, const Vector<T>& table, Index n, const CallOptions& call) {
+  const Attention attention(orf<T>(d, m, 7), RelativePosition<T>(table), options);
+  const Tokens<T> x = random_tokens<T>(n, n, d, d_v);
+  const Matrix<T> y = attention(x.q, x.k, x.v, call);
+  REQUIRE(y.allFinite());
+  for (const Index now : {Index{1}, n / 2, n - 1})
+    for (const T value : {T(1e30), std::numeric_limits<T>::quiet_NaN()})
+      for (const bool queries : {false, true}) {
+        const Tokens<T> other = other_future(x, now, value, queries);
+        const Matrix<T> changed = attention(other.q, other.k, other.v, call);
+        INFO(std::string(name(options.engine))
+             << ", n " << n << ", table of " << table.size() << (options.normalization.is_unit() ? "" : ", norms kept")
+             << (call.key_mask.empty() ? "" : ", masked") << (call.cumulative_lengths.empty() ? "" : ", packed") << ": "
+             << value << " from " << now << " on" << (queries ? ", queries too" : ""));
+        CHECK(worst_ratio(changed.topRows(now), y.topRows(now), row_tolerance(x.v, now, call)) <= 1);
+        if (options.engine == Engine::block_causal) CHECK(same_bits<T>(changed.topRows(now), y.topRows(now)));
+      }
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("causal rows keep what they are, within the tolerance, whatever comes after them", "[attention]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  std::vector<Engine> all = engines();
+  all.push_back(Engine::automatic);
+  for (const Engine engine : all)
+    for (const Normalization normalization : {Normalization::unit(), Normalization::none()})
+      for (const Index n : {97, 300, 387}) {  // a prime, and more than one and than three tiles
+        const AttentionOptions options{
+            .direction = Direction::causal, .normalization = normalization, .engine = engine};
+        check<T>(options, random_table<T>(n, 40), n, {});
+        // constant beyond some lags: sums of all that came before are carried along
+        check<T>(options, random_table<T>(20, 41), n, {});
+      }
+}
+
+TEMPLATE_TEST_CASE("causal rows of masked keys and packed sequences keep what they are too", "[attention]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  std::vector<Engine> all = engines();
+  all.push_back(Engine::automatic);
+  const Index n = 211;
+  const Mask mask = (normal_vector<double>(n, 90).array() > -0.5).eval();
+  const std::vector<Index> lengths{0, 60, 61, 150, n};
+  for (const Engine engine : all) {
+    const AttentionOptions options{.direction = Direction::causal, .engine = engine};
+    check<T>(options, random_table<T>(n, 40), n, {.key_mask = view(mask)});
+    check<T>(options, random_table<T>(20, 41), n, {.cumulative_lengths = lengths});
+    check<T>(options, random_table<T>(n, 40), n, {.key_mask = view(mask), .cumulative_lengths = lengths});
+  }
+}
+
+}  // namespace nprf::test::attention_causality
