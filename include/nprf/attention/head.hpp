@@ -172,8 +172,8 @@ class Head {
     auto dU = workspace.template matrix<T>(n_k, d_v + 1), border = workspace.template matrix<T>(E, E + 2);
     auto dc = workspace.template vector<T>(static_cast<Index>(db.lags.size()));
     border.setZero();
-    // The rows that an engine's transforms keep have A / D <= tolerance / noise, and so little do transforms of A dy / D
-    // leave in any gradient: none needs a certificate of its own (attention.tolerance.test.cpp holds the bounds).
+    // The rows that an engine's transforms keep have A / D <= tolerance / noise, and so little do transforms of A dy /
+    // D leave in any gradient: none needs a certificate of its own (attention.tolerance.test.cpp holds the bounds).
     auto G_product = workspace.template matrix<T>(saved.repaired.empty() ? 0 : n_q, d_v + 1);
     if (!saved.repaired.empty()) {
       G_product = G;
