@@ -230,6 +230,27 @@ TEMPLATE_TEST_CASE("slots in a row from anywhere on leave gaps at both ends", "[
   CHECK(spread.bottomRows(260).isZero(0));
 }
 
+TEMPLATE_TEST_CASE("slots that begin later are left and found there", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  Workspace workspace;
+  const Team team(workspace);
+  const Index first = 150, n = 500;
+  const std::vector<Index> at{0, 1, 7, 127, 128, 300};
+  const Matrix<T> all = counted<T>(8, 9);
+  const MatrixView<T> X = inner(all);  // (6,4)
+  const Slots slots{X.rows(), 0, at.data()};
+  const MatrixView<T> spread = toeplitz::in_slots(X, slots, n, team, first);
+  Matrix<T> expected = Matrix<T>::Zero(n, X.cols());
+  for (Index i = 0; i < X.rows(); ++i) expected.row(first + at[static_cast<std::size_t>(i)]) = X.row(i);
+  CHECK(same_bits(Matrix<T>(spread), expected));
+
+  auto filled = team.workspace().matrix<T>(n, X.cols());
+  filled = expected;
+  Matrix<T> back(X.rows(), X.cols());
+  toeplitz::from_slots<T>(filled, slots, back, team, first);
+  CHECK((back == X));
+}
+
 TEMPLATE_TEST_CASE("a panel reads its columns, and zeros beyond rows and columns", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
