@@ -33,9 +33,7 @@ void search(std::uint64_t seed, Found& found) {
   const Case c = random_case(seed);
   const Problem<T> problem(c);
   const Truth<T> truth(c, problem);
-  std::vector<Engine> all = engines();
-  all.push_back(Engine::automatic);
-  for (const Engine engine : all) {
+  for (const Engine engine : all_engines()) {
     const Outcome x = run(c, problem, truth, engine);
     ++found.runs;
     found.repaired += x.report.repaired_rows;

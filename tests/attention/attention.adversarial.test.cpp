@@ -48,8 +48,7 @@ double median(std::vector<T> x) {
 // bounds over errors
 template <class T>
 void check(std::vector<double>& ratios) {
-  std::vector<Engine> all = engines();
-  all.push_back(Engine::automatic);
+  const std::vector<Engine> all = all_engines();
   Index repaired = 0;
   for (const Case& c : cases()) {
     const Problem<T> problem(c);

@@ -19,9 +19,6 @@ namespace {
 
 constexpr Index d = 4, m = 8, d_v = 3;
 
-template <Real T>
-constexpr double tolerance = sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;  // of CallOptions
-
 // from token `now` on other keys and values, and other queries too
 template <Real T>
 Tokens<T> other_future(Tokens<T> x, Index now, T value, bool queries) {
@@ -42,7 +39,7 @@ Matrix<double> row_tolerance(const Matrix<T>& v, Index now, const CallOptions& c
     if (!call.cumulative_lengths.empty() && i == call.cumulative_lengths[segment]) ++segment, largest = 0;
     if (call.key_mask.empty() || call.key_mask[static_cast<std::size_t>(i)])
       largest = std::max(largest, static_cast<double>(v.row(i).cwiseAbs().maxCoeff()));
-    allowed.row(i).setConstant(tolerance<T> * largest);
+    allowed.row(i).setConstant(default_tolerance<T> * largest);
   }
   return allowed;
 }
@@ -72,9 +69,7 @@ void check(const AttentionOptions& options, const Vector<T>& table, Index n, con
 TEMPLATE_TEST_CASE("causal rows keep what they are, within the tolerance, whatever comes after them", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
-  std::vector<Engine> all = engines();
-  all.push_back(Engine::automatic);
-  for (const Engine engine : all)
+  for (const Engine engine : all_engines())
     for (const Normalization normalization : {Normalization::unit(), Normalization::none()})
       for (const Index n : {97, 300, 387}) {  // a prime, and more than one and than three tiles
         const AttentionOptions options{
@@ -88,12 +83,10 @@ TEMPLATE_TEST_CASE("causal rows keep what they are, within the tolerance, whatev
 TEMPLATE_TEST_CASE("causal rows of masked keys and packed sequences keep what they are too", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
-  std::vector<Engine> all = engines();
-  all.push_back(Engine::automatic);
   const Index n = 211;
   const Mask mask = (normal_vector<double>(n, 90).array() > -0.5).eval();
   const std::vector<Index> lengths{0, 60, 61, 150, n};
-  for (const Engine engine : all) {
+  for (const Engine engine : all_engines()) {
     const AttentionOptions options{.direction = Direction::causal, .engine = engine};
     check<T>(options, random_table<T>(n, 40), n, {.key_mask = view(mask)});
     check<T>(options, random_table<T>(20, 41), n, {.cumulative_lengths = lengths});

@@ -20,9 +20,7 @@ constexpr Index d = 13, m = 6, d_v = 19;
 
 template <class Body>
 void for_each_kind(Body&& body) {
-  std::vector<Engine> all = engines();
-  all.push_back(Engine::automatic);
-  for (const Engine engine : all)
+  for (const Engine engine : all_engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
       body(AttentionOptions{.direction = direction, .engine = engine});
 }

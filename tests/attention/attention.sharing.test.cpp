@@ -75,9 +75,7 @@ TEMPLATE_TEST_CASE("threads run one attention forward and backward, each over ot
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr std::size_t rounds = 3;
-  std::vector<Engine> all = engines();
-  all.push_back(Engine::automatic);
-  for (const Engine engine : all)
+  for (const Engine engine : all_engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       const Shared<T> attention = make<T>({.direction = direction, .engine = engine});
       std::array<std::array<Outcome<T>, rounds>, crowd> outcomes;

@@ -19,15 +19,12 @@
 #include "support/throws.hpp"
 
 /// Rows that an engine's rounding may drown are computed again.
-namespace nprf::test::attention_certainty {
+namespace nprf::test::attention_tolerance_option {
 
 namespace {
 
 constexpr Index d = 4, m = 6, d_v = 3;
 constexpr double never = -std::numeric_limits<double>::infinity();
-
-template <Real T>
-constexpr double default_tolerance = sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
 
 template <Real T>
 using Held = Attention<PositiveFeatures<T>, HeldPosition<T>>;
@@ -280,4 +277,4 @@ TEST_CASE("a tolerance below zero is refused", "[attention]") {
     check_invalid([&] { attention(x.q, x.k, x.v, {.tolerance = tolerance}); }, {"tolerance: expected 0 or more"});
 }
 
-}  // namespace nprf::test::attention_certainty
+}  // namespace nprf::test::attention_tolerance_option

@@ -75,9 +75,7 @@ Outcome<T> run(const Heads<T>& attention, Index batch, Index n_q, Index n_k, Ind
 
 template <class Body>
 void for_each_kind(Body&& body) {
-  std::vector<Engine> all = engines();
-  all.push_back(Engine::automatic);
-  for (const Engine engine : all)
+  for (const Engine engine : all_engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       INFO(std::string(name(engine)) << (direction == Direction::causal ? " causal" : " bidirectional"));
       body(AttentionOptions{.direction = direction, .engine = engine});

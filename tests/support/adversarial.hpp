@@ -229,7 +229,7 @@ template <Real T>
 Outcome run(const Case& c, const Problem<T>& problem, const Truth<T>& truth, Engine engine) {
   Report report;
   const Matrix<T> y = problem.attention(c, engine)(problem.x.q, problem.x.k, problem.x.v, {.report = &report});
-  const double R = truth.largest_norm, most = sizeof(T) == 4 ? 1e-4 + 5e-7 * R * R : 1e-10;
+  const double R = truth.largest_norm, most = default_tolerance<T> + (sizeof(T) == 4 ? 5e-7 * R * R : 0);
   const double error = truth.error(y);
   const bool ok = error <= report.error_bound && report.error_bound <= most && report.indefinite_rows == 0 &&
                   report.empty_rows == truth.empty;

@@ -33,6 +33,10 @@ Tokens<T> random_tokens(Index n_q, Index n_k, Index d, Index d_v, std::uint64_t 
   return {normal<T>(n_q, d, 3 * seed), normal<T>(n_k, d, 3 * seed + 1), normal<T>(n_k, d_v, 3 * seed + 2)};
 }
 
+/// What CallOptions promise of each row where they name no tolerance.
+template <Real T>
+constexpr double default_tolerance = sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
+
 /// One a key: false is padding.
 using Mask = Eigen::Array<bool, Eigen::Dynamic, 1>;
 

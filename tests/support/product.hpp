@@ -22,6 +22,13 @@ inline std::vector<Engine> engines() {
   return {Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal};
 }
 
+/// The same, and the planner's choice.
+inline std::vector<Engine> all_engines() {
+  std::vector<Engine> all = engines();
+  all.push_back(Engine::automatic);
+  return all;
+}
+
 /// Whether its rounding is relative to the largest row; for block_causal to that of a row's own block, which its own
 /// test asks for.
 inline bool is_fft(Engine engine) {

@@ -9,61 +9,15 @@
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
-#include "toeplitz/gradient_error.hpp"
+#include "toeplitz/block_causal_case.hpp"
 #include "toeplitz/in_slots.hpp"
 
 namespace nprf::test::toeplitz_block_causal {
 
 namespace {
 
-constexpr auto make_block_causal = make_product(Engine::block_causal);
-
-// N(0,1) weights for the lags that n_q queries and n_k keys reach, up to a last one
 template <class T>
-LagWeights<T> weights_up_to(Index last, Index n_q, Index n_k) {
-  LagWeights<T> c = random_weights<T>(n_q, n_k, 4);
-  for (Index lag = std::max(last + 1, c.first); lag <= c.last(); ++lag) c.values[lag - c.first] = 0;
-  return c;
-}
-
-template <class T>
-struct Case {
-  Case(Index n_q, Index n_k, Index r, Index p, Index last_lag = 0)
-      : A(normal<T>(n_q, r, 1)),
-        B(normal<T>(n_k, r, 2)),
-        U(normal<T>(n_k, p, 3)),
-        G(normal<T>(n_q, p, 5)),
-        c(weights_up_to<T>(last_lag, n_q, n_k)) {}
-
-  ProductShape shape() const { return {A.rows(), B.rows(), A.cols(), U.cols()}; }
-
-  template <class MakeEngine = decltype(make_block_causal)>
-  Matrix<T> contract(MakeEngine make = make_block_causal) const {
-    Workspace workspace;
-    const Team team(workspace);
-    const MatrixView<T> a = A, b = B, u = U;
-    Matrix<T> Y = Matrix<T>::Constant(A.rows(), U.cols(), T(17));
-    make(c.view(), shape(), team).contract({a, b, u, {A.rows()}, {B.rows()}, exponents()}, Y, team);
-    return Y;
-  }
-
-  toeplitz::Gradients<T> gradients() const {
-    Workspace workspace;
-    const Team team(workspace);
-    const MatrixView<T> a = A, b = B, u = U, g = G;
-    toeplitz::Gradients<T> d(shape());
-    d.dA.setConstant(17), d.dB.setConstant(17), d.dU.setConstant(17), d.dc.setConstant(17);
-    make_block_causal(c.view(), shape(), team)
-        .gradients({a, b, u, {A.rows()}, {B.rows()}, exponents()}, g, {d.dA, d.dB, d.dU, d.dc}, team);
-    return d;
-  }
-
-  const double* exponents() const { return e.size() > 0 ? e.data() : nullptr; }
-
-  Matrix<T> A, B, U, G;
-  LagWeights<T> c;
-  Vector<double> e;  // one a key, or none
-};
+using Case = BlockCausalCase<T>;
 
 // The twin: the product as an obvious loop, each row with its own exponent, and how far its entries may be off.
 //
@@ -146,35 +100,6 @@ void check(const Case<T>& x) {
   CHECK(Twin<T>(x).error(x.contract()) <= 1);
 }
 
-template <class T>
-void check_gradients(const Case<T>& x) {
-  INFO("n_q " << x.A.rows() << ", n_k " << x.B.rows() << ", r " << x.A.cols() << ", p " << x.U.cols() << ", last lag "
-              << x.c.support().last);
-  toeplitz::Gradients<T> d = x.gradients();
-  // lags without a weight have no gradient here, where the twin has one
-  for (Index lag = x.c.support().last + 1; lag < x.B.rows(); ++lag) {
-    T& dc = d.dc[lag + x.A.rows() - 1];
-    CHECK(dc == 0);
-    for (Index i = std::max<Index>(-lag, 0); i < std::min(x.A.rows(), x.B.rows() - lag); ++i)
-      dc += x.A.row(i).dot(x.B.row(i + lag)) * x.G.row(i).dot(x.U.row(i + lag));
-  }
-  CHECK(gradients_error(Engine::block_causal, x.c, x.A, x.B, x.U, x.G, d) <= 1);
-}
-
-// use(exponents) for n keys: spreads that no one factor would survive, in all orders
-template <class Use>
-void for_each_spread(Index n, Use&& use) {
-  Vector<double> e(n);
-  for (Index j = 0; j < n; ++j) e[j] = -200 + 400.0 * static_cast<double>(j) / static_cast<double>(n);
-  use("rising", e);
-  use("falling", Vector<double>(e.reverse()));
-  const Vector<double> draw = normal_vector<double>(n, 7);
-  double at = 0;
-  for (Index j = 0; j < n; ++j) e[j] = at += 5 * draw[j];
-  use("a random walk", e);
-  use("independent", Vector<double>(60 * draw));
-}
-
 }  // namespace
 
 TEMPLATE_TEST_CASE("the block-causal product is that of the obvious loop, row by row", "[toeplitz]",
@@ -195,7 +120,6 @@ TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz
   using T = TestType;
   for (const Index last : {-1100, -130, -128, -127, -1, 1, 5, 127, 128, 500, 1199}) {
     check(Case<T>(1200, 1200, 2, 3, last));
-    if (last > -300) check_gradients(Case<T>(300, 300, 2, 3, last));
   }
   check(Case<T>(200, 700, 2, 3, 600));
   check(Case<T>(700, 200, 2, 3, -600));
@@ -205,17 +129,6 @@ TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz
     x.c.values.head(x.c.values.size() / 2 + 1 - window).setZero();
     check(x);
   }
-}
-
-TEMPLATE_TEST_CASE("the block-causal engine's gradients are the sums that define them", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  constexpr Index W = fft::lane_count<T>;
-  for (const Index n : {1, 2, 127, 128, 129, 257, 1000, 1025, 1300}) check_gradients(Case<T>(n, n, 3, 2));
-  for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 300}, {300, 1}, {300, 500}, {500, 300}})
-    check_gradients(Case<T>(n_q, n_k, 2, 3));
-  for (const Index p : {W, W + 1, 2 * W - 1})
-    for (const Index r : {Index{1}, Index{2}, W + 1, 2 * W + 3}) check_gradients(Case<T>(200, 300, r, p));
 }
 
 TEMPLATE_TEST_CASE("block-causal: tokens may leave slots empty", "[toeplitz]", NPRF_TEST_SCALARS) {
@@ -311,46 +224,6 @@ TEMPLATE_TEST_CASE("block-causal: keys' exponents may spread over more than the 
       CHECK(Twin<T>(x).error(x.contract()) <= 1);
     });
   }
-}
-
-TEMPLATE_TEST_CASE("block-causal: gradients know exponents", "[toeplitz]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  const Index n = 1100;
-  const Case<T> plain(n, n, 3, 4);
-  // that of an FFT (fft_noise), for which a feature's partner may be 4 times as large, beside the largest of all rows
-  const double noise = 2 * 4 * fft_margin * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(2.0 * n));
-  for_each_spread(n, [&](const char* name, const Vector<double>& e) {
-    INFO(name);
-    Case<T> x = plain;
-    x.e = e;
-    const toeplitz::Gradients<T> got = x.gradients();
-    // the obvious sums, with w_ij = e^(e_j - M_i)
-    toeplitz::Gradients<double> sums(x.shape()), sizes(x.shape());
-    double largest = -std::numeric_limits<double>::infinity();
-    const Matrix<double> A = x.A.template cast<double>(), B = x.B.template cast<double>(),
-                         U = x.U.template cast<double>(), G = x.G.template cast<double>();
-    const auto add = [](toeplitz::Gradients<double>& d, Index i, Index j, Index n_q, double w, double c, const auto& a,
-                        const auto& b, const auto& u, const auto& g) {
-      const double s = w * a.dot(b), t = w * g.dot(u);
-      d.dA.row(i) += c * t * b;
-      d.dB.row(j) += c * t * a;
-      d.dU.row(j) += c * s * g;
-      d.dc[j - i + n_q - 1] += s * g.dot(u);
-    };
-    for (Index i = 0; i < n; ++i) {
-      largest = std::max(largest, e[i]);
-      for (Index j = 0; j <= i; ++j) {
-        const double w = std::exp(e[j] - largest), c = static_cast<double>(x.c[j - i]);
-        add(sums, i, j, n, w, c, A.row(i), B.row(j), U.row(j), G.row(i));
-        add(sizes, i, j, n, w, std::abs(c), A.row(i).cwiseAbs(), B.row(j).cwiseAbs(), U.row(j).cwiseAbs(),
-            G.row(i).cwiseAbs());
-      }
-    }
-    CHECK(worst_ratio(got.dA, sums.dA, noise * sizes.dA.maxCoeff()) <= 1);
-    CHECK(worst_ratio(got.dB, sums.dB, noise * sizes.dB.maxCoeff()) <= 1);
-    CHECK(worst_ratio(got.dU, sums.dU, noise * sizes.dU.maxCoeff()) <= 1);
-    CHECK(worst_ratio(got.dc, sums.dc, noise * sizes.dc.maxCoeff()) <= 1);
-  });
 }
 
 }  // namespace nprf::test::toeplitz_block_causal
