@@ -200,18 +200,6 @@ nlohmann::json choices(Grid grid) {
 }
 
 // what the model says of an engine; NaN where it says nothing
-double modelled(const toeplitz::Costs& costs, Engine engine) {
-  switch (engine) {
-    case Engine::direct: return costs.direct;
-    case Engine::banded:
-    case Engine::recurrence: return costs.banded;
-    case Engine::lanes: return costs.lanes;
-    case Engine::block_causal: return costs.block_causal;
-    default: break;
-  }
-  return NAN;
-}
-
 // measured over modelled time of the products alone; the unit is what a multiply-add of the direct engine's tiles takes
 nlohmann::json calibration(Grid grid) {
   struct Use {
@@ -231,7 +219,7 @@ nlohmann::json calibration(Grid grid) {
   const auto nanoseconds_a_unit = [](const Use& use, Index n, Index m) {
     Product product(problem(n), m, make_position(use.kind, use.direction, n).bias(), use.direction);
     const ProductShape shape{n, n, m, head_dim + 1};
-    const double units = modelled(toeplitz::Costs(product.lags.view().with_equal_ends(), shape, shape), use.engine);
+    const double units = toeplitz::Costs(product.lags.view().with_equal_ends(), shape, shape).of(use.engine);
     if (!std::isfinite(units)) return static_cast<double>(NAN);
     const Race race({[&] {
                       product.contract(use.engine);

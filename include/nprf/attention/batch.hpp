@@ -80,11 +80,11 @@ class Batch {
   }
 
   void build_weights(const HeadModels<T>& heads, std::span<const Segment> segments, Index d_v, Index offset, Pass pass,
-                     const Team& team) {
+                     const Team& team, double most_deviation = 0) {
     const Index r = heads.feature_map(0).output_dim();
     m_weights.resize(heads.num_positions());
     for (std::size_t p = 0; p < m_weights.size(); ++p)
-      m_weights[p].build(heads.position(p), heads.options(), segments, r, d_v + 1, offset, pass, team);
+      m_weights[p].build(heads.position(p), heads.options(), segments, r, d_v + 1, offset, pass, team, most_deviation);
   }
 
   Report report(const Team& team) const {
@@ -123,9 +123,10 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
   const Team team = gather_team(heads, sizes.batch * sizes.heads, m_segments, d_v);
   const Settle settle{*this};
   const Workspace::Scope scope(team.workspace());
-  build_weights(heads, m_segments, d_v, call.offset, Pass::forward, team);
-
   const double tolerance = call.tolerance > 0 ? call.tolerance : sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
+  // of weights of one sign; and gradients are of the table as it is
+  const bool may_deviate = !saved && heads.feature_map(0).is_positive();
+  build_weights(heads, m_segments, d_v, call.offset, Pass::forward, team, may_deviate ? tolerance / 4 : 0);
   const std::size_t segments = m_segments.size();
   const Index sequences = sizes.batch * sizes.heads;
   if (static_cast<Index>(segments) > std::numeric_limits<Index>::max() / std::max<Index>(sequences, 1))

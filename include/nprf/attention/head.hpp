@@ -77,7 +77,8 @@ class Head {
     const RowErrors<T> errors(*m_weights, product, A, B_scaled, v_finite, taken, keys, m_features.is_positive(), team);
 
     const double own = error_of_sums<T>(r, n_k) + error_of_weights<T>(m_weights->bias_spread()) +
-                       m_features.relative_error(largest_norm(q)) + m_features.relative_error(largest_norm(k_seen));
+                       m_weights->deviation() + m_features.relative_error(largest_norm(q)) +
+                       m_features.relative_error(largest_norm(k_seen));
 
     // y holds numerators. Rows that the engine's rounding may have drowned, or that have underflown, are computed by
     // themselves; half the tolerance is left to what no engine changes

@@ -10,6 +10,7 @@
 #include "nprf/attention/largest_seen.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/visibility.hpp"
+#include "nprf/core/fitted_tails.hpp"
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
@@ -27,9 +28,10 @@ enum class Pass { forward, backward };
 template <Real T>
 class HeadWeights {
  public:
-  /// Throws InvalidArgument if the position has places for other numbers of tokens.
+  /// Biases may be off by `most_deviation` where Engine::automatic finds a cheaper product for such ones. Throws
+  /// InvalidArgument if the position has places for other numbers of tokens.
   HeadWeights(const PositionView<T>& position, const AttentionOptions& options, const ProductShape& shape, Index offset,
-              Pass pass, const Team& team)
+              Pass pass, const Team& team, double most_deviation = 0)
       : m_position(position),
         m_direction(options.direction),
         m_offset(offset),
@@ -39,7 +41,7 @@ class HeadWeights {
         m_key_slots(slots_of(m_keys)),
         m_lags(reachable_lags(m_slots, m_key_slots, offset, m_direction)),
         m_visible(position.bias(), m_lags, team.workspace()),
-        m_product(make_product(options.engine, shape, pass, team)) {
+        m_product(make_product(options.engine, shape, pass, most_deviation, team)) {
     require(options.engine != Engine::grid || m_position.is_placed(),
             "engine: expected grid for a position of two dimensions only, got it for one of one");
   }
@@ -96,6 +98,9 @@ class HeadWeights {
     if (distance < m_lags.first || distance > m_lags.last) return -std::numeric_limits<double>::infinity();
     return m_position.bias()[distance];
   }
+
+  /// By how much the product's biases may be off.
+  double deviation() const { return m_deviation; }
 
   /// By how much the finite biases of those lags differ at most.
   double bias_spread() const {
@@ -162,7 +167,8 @@ class HeadWeights {
 
   static Index slots_of(const Placement& all) { return all.slots.count == 0 ? 0 : all.slots[all.slots.count - 1] + 1; }
 
-  toeplitz::BorderedProduct<T> make_product(Engine engine, const ProductShape& shape, Pass pass, const Team& team) {
+  toeplitz::BorderedProduct<T> make_product(Engine engine, const ProductShape& shape, Pass pass, double most_deviation,
+                                            const Team& team) {
     Workspace& workspace = team.workspace();
     const LagBias<T>& bias = m_position.bias();
     double largest = bias.max(m_lags);
@@ -192,7 +198,6 @@ class HeadWeights {
     };
     if (m_rows.support().size() == 0) return product(engine);
     if (engine != Engine::automatic) return product(engine);
-    const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
     // causal weights are one-sided even where an offset hides it
     const toeplitz::Rows rows =
         m_direction == Direction::causal ? toeplitz::Rows::causal : toeplitz::rows_of(m_rows.support());
@@ -200,6 +205,20 @@ class HeadWeights {
       return toeplitz::choose(weights, shape, m_queries.slots, m_keys.slots, rows, workspace);
     };
     engine = choose(m_rows);
+    if (most_deviation > 0 && !m_position.is_placed()) {
+      double least = toeplitz::Costs(m_rows, shape, span).of(engine);
+      const FittedTails fitted = fitted_tails(bias, m_lags, largest, most_deviation);
+      const Tails& both = fitted.tails;
+      for (const Tails& tails :
+           {Tails{both.before, 0, both.slope_before, 0}, Tails{0, both.after, 0, both.slope_after}, both}) {
+        LagWeightsView<T> simpler = m_rows;
+        simpler.tails = tails;
+        const Engine cheapest = choose(simpler);
+        const double cost = toeplitz::Costs(simpler, shape, span).of(cheapest);
+        if (cost < least) least = cost, m_rows = simpler, engine = cheapest, m_deviation = fitted.deviation;
+      }
+    }
+    const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
     // where a forward pass may have saved exponents, its engine is the only one that knows them
     if (pass == Pass::backward && rows == toeplitz::Rows::causal &&
         choose(m_rows.with_equal_ends()) == Engine::block_causal)
@@ -224,6 +243,7 @@ class HeadWeights {
   Visibility m_visible;
   LagWeightsView<T> m_c, m_rows;  // by distance, and by difference of slots
   toeplitz::BorderWeights<T> m_border;
+  double m_deviation = 0;
   bool m_is_chosen = false;                               // an FFT, by Engine::automatic
   std::optional<toeplitz::BorderedProduct<T>> m_by_rows;  // without one, then
   toeplitz::BorderedProduct<T> m_product;

@@ -17,7 +17,7 @@ class SegmentWeights {
  public:
   /// As HeadWeights: tables lie in the team's workspace.
   void build(const PositionView<T>& position, const AttentionOptions& options, std::span<const Segment> segments,
-             Index r, Index p, Index offset, Pass pass, const Team& team) {
+             Index r, Index p, Index offset, Pass pass, const Team& team, double most_deviation = 0) {
     clear();
     m_weights.reserve(segments.size());
     m_of.reserve(segments.size());
@@ -31,7 +31,7 @@ class SegmentWeights {
       } else {
         m_of.push_back(m_weights.size());
         m_weights.emplace_back(position, options, ProductShape{segments[s].n_q, segments[s].n_k, r, p}, offset, pass,
-                               team);
+                               team, most_deviation);
       }
     }
   }

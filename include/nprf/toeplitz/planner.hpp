@@ -146,6 +146,18 @@ struct Costs {
     return length * static_cast<double>(x.r) * static_cast<double>(x.p) * (level * std::log2(length) + point);
   }
 
+  /// NaN for an engine that choose() does not know.
+  double of(Engine engine) const {
+    switch (engine) {
+      case Engine::direct: return direct;
+      case Engine::banded:
+      case Engine::recurrence: return banded;
+      case Engine::lanes: return lanes;
+      case Engine::block_causal: return block_causal;
+      default: return std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+
   double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0, block_causal = 0;
 
  private:

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+
+// A table of biases that comes near lines is computed as such by Engine::automatic, and says how far off it may be.
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+#include "nprf/reference/kernelized_attention.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+
+namespace nprf::test::attention_structure {
+
+namespace {
+
+constexpr Index n = 2500, d = 4, m = 8, d_v = 3;
+
+struct Table {
+  std::string name;
+  Engine engine;
+  std::function<double(Index lag)> of;
+};
+
+std::vector<Table> tables(double noise) {
+  const Vector<double> draw = normal_vector<double>(2 * n, 5), buckets = normal_vector<double>(32, 6);
+  const auto with_noise = [=](auto&& b) {
+    return [=](Index lag) { return static_cast<double>(b(lag)) + noise * std::tanh(draw[lag + n]); };
+  };
+  return {{"T5", Engine::banded,
+           with_noise([=](Index lag) { return buckets[t5_bucket(lag, 16, Direction::bidirectional, 24)]; })},
+          {"ALiBi", Engine::recurrence, with_noise([](Index lag) { return -0.03125 * std::abs(lag); })},
+          {"falling slowly from a rough middle", Engine::recurrence,
+           with_noise([=](Index lag) { return std::abs(lag) < 9 ? draw[lag + n] : -0.001953125 * std::abs(lag); })}};
+}
+
+template <Real T>
+RelativePosition<T> dense(const Table& table) {
+  Vector<T> b(2 * n - 1);
+  for (Index lag = -(n - 1); lag < n; ++lag) b[n - 1 + lag] = static_cast<T>(table.of(lag));
+  return RelativePosition<T>(b);
+}
+
+template <Real T>
+double worst_error(const Matrix<T>& y, const Matrix<T>& expected, const Matrix<T>& v) {
+  return static_cast<double>((y - expected).cwiseAbs().maxCoeff() / v.cwiseAbs().maxCoeff());
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a table that comes near lines takes the linear engine", "[attention]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Tokens<T> x = random_tokens<T>(n, n, d, d_v);
+  for (const double part : {0.0, 0.05})  // of the tolerance
+    for (const Table& table : tables(part * default_tolerance<T>))
+      for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+        INFO(table.name << (direction == Direction::causal ? ", causal" : "") << ", noise " << part);
+        const Attention attention(orf<T>(d, m, 7), dense<T>(table), {.direction = direction});
+        Report report;
+        const Matrix<T> y = attention(x.q, x.k, x.v, {.report = &report});
+        CHECK(report.engine == table.engine);
+        const double error = worst_error<T>(y, reference::kernelized_attention(attention, x.q, x.k, x.v), x.v);
+        // the twin computes features and sums in T itself
+        CHECK(error <= report.error_bound);
+        CHECK(report.error_bound <= default_tolerance<T>);
+        if (part > 0) CHECK(report.error_bound >= part / 2 * default_tolerance<T>);
+        if (part == 0) CHECK(report.error_bound < default_tolerance<T> / 4);
+      }
+}
+
+TEST_CASE("a table that is too far from lines stays as it is", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
+  for (const Table& table : tables(1e-6)) {
+    INFO(table.name);
+    const Attention attention(orf<double>(d, m, 7), dense<double>(table));
+    Report report;
+    attention(x.q, x.k, x.v, {.report = &report});
+    CHECK(report.engine != table.engine);
+    attention(x.q, x.k, x.v, {.tolerance = 1e-4, .report = &report});
+    CHECK(report.engine == table.engine);
+  }
+}
+
+TEST_CASE("no engine but the automatic one, no gradient and no feature of both signs takes lines for a table",
+          "[attention]") {
+  const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
+  const Table table = tables(5e-12)[1];
+  Report report;
+  const CallOptions call{.report = &report};
+  const Attention attention(orf<double>(d, m, 7), dense<double>(table));
+  attention(x.q, x.k, x.v, call);
+  REQUIRE(report.engine == Engine::recurrence);
+  Saved<double> saved;
+  attention.forward(x.q, x.k, x.v, saved, call);
+  CHECK(report.engine != Engine::recurrence);
+  Attention(trf<double>(d, m, 7), dense<double>(table))(x.q, x.k, x.v, call);
+  CHECK(report.engine != Engine::recurrence);
+  const Attention exact(orf<double>(d, m, 7), dense<double>(table), {.engine = Engine::banded});
+  exact(x.q, x.k, x.v, call);
+  CHECK(report.error_bound < 5e-12);
+}
+
+}  // namespace nprf::test::attention_structure
