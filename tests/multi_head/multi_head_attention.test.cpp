@@ -423,7 +423,7 @@ TEST_CASE("no bit of many heads depends on the number of threads", "[multi_head]
   constexpr Index values = 9;
   for (const Engine engine : engines())
     for (const Sizes& s :
-         {Sizes{2, 3, 600, 600}, Sizes{1, 1, 3000, 2900}, Sizes{1, 7, 500, 620}, Sizes{3, 1, 1000, 1050}}) {
+         {Sizes{2, 3, 720, 720}, Sizes{1, 1, 4000, 3900}, Sizes{1, 7, 500, 620}, Sizes{3, 1, 1400, 1450}}) {
       const bool causal = s.heads == 3;
       const AttentionOptions options{.direction = causal ? Direction::causal : Direction::bidirectional,
                                      .engine = engine};

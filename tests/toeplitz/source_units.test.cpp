@@ -89,11 +89,11 @@ TEMPLATE_TEST_CASE("sources' units are powers of two, and serve them while nothi
   CHECK(serve(2 * most<T>(), most<T>() / 2, T(7)));
   CHECK_FALSE(serve(above(2 * most<T>()), most<T>() / 2, T(7)));
   CHECK_FALSE(serve(2 * most<T>(), above(most<T>() / 2), T(7)));
-  // of two features that share their rounding none outgrows the other: by 2, counted in units
-  CHECK(serve(4, T(0.5), T(7)));
-  CHECK_FALSE(serve(above(T(4)), T(0.5), T(7)));
-  CHECK(serve(2, 1, T(7)));
-  CHECK_FALSE(serve(2, above(T(1)), T(7)));
+  // of two features that share their rounding none outgrows the other: by 3, counted in units
+  CHECK(serve(6, T(0.5), T(7)));
+  CHECK_FALSE(serve(above(T(6)), T(0.5), T(7)));
+  CHECK(serve(2, T(1.5), T(7)));
+  CHECK_FALSE(serve(2, above(T(1.5)), T(7)));
   // exponents grow for both
   const double growth = std::log(static_cast<double>(most<T>()));
   CHECK(serve(T(1e-3), T(1e-3) / 4, T(7), -3 + 0.999 * growth));
@@ -108,6 +108,20 @@ TEMPLATE_TEST_CASE("sources' units are powers of two, and serve them while nothi
   SourceLargest<T> other = largest<T>(-3, T(1.5), T(0.3), T(7));
   other.u[W<T> - 1] = above(8 * most<T>());
   CHECK_FALSE(units.serve(other));
+}
+
+TEMPLATE_TEST_CASE("two features that share their rounding begin within a root of 2 of each other", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const auto check = [](T first, T second, T first_unit, T second_unit) {
+    const SourceUnits<T> units(largest<T>(0, first, second, T(1)));
+    for (Index l = 0; l < W<T>; ++l) CHECK((units.b.re[l] == first_unit && units.b.im[l] == second_unit));
+  };
+  check(T(1.9), T(1.1), 2, 1);
+  check(T(1.1), T(1.9), 1, 2);
+  check(T(1.9), T(1.4), 2, 2);
+  check(T(100), T(0.6), 128, 1);
+  check(T(3), T(0), 4, std::numeric_limits<T>::infinity());
 }
 
 TEMPLATE_TEST_CASE("units of zeros serve zeros alone, and leave a neighbour its own growth", "[toeplitz]",

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
@@ -54,11 +55,16 @@ struct SourceUnits {
       b.re[l] = unit_of<T>(b.re[l]);
       b.im[l] = unit_of<T>(b.im[l]);
       u[l] = unit_of<T>(u[l]);
+      // as near to each other above their units as powers of two can be: the longer they serve
+      constexpr T root = static_cast<T>(std::numbers::sqrt2);
+      const T first = sources.b.re[l] / b.re[l], second = sources.b.im[l] / b.im[l];
+      if (second > 0 && first > root * second) b.im[l] /= 2;
+      if (first > 0 && second > root * first) b.re[l] /= 2;
     }
   }
 
   /// How many times as far above its unit one of two features may be as the other, that share their rounding.
-  static constexpr T most_imbalance = 2;
+  static constexpr T most_imbalance = 3;
 
   bool serve(const SourceLargest<T>& sources) const {
     const T grown = static_cast<T>(ratio(sources.exponent, exponent));
