@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/causal_noise.hpp"
 
-// How large the noise is, beside errors, is row_noise.test.cpp's, of all engines at once.
+#include <algorithm>
+#include <cmath>
 
 #include "nprf/toeplitz/product.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
 
+// how large it is beside errors is row_noise.test.cpp's, of all engines at once
 namespace nprf::test::toeplitz_causal_noise {
 
 TEMPLATE_TEST_CASE("block_causal: a row's noise is of what came before it", "[toeplitz]", NPRF_TEST_SCALARS) {
@@ -32,6 +35,36 @@ TEMPLATE_TEST_CASE("block_causal: a row's noise is of what came before it", "[to
   const Matrix<double> after = noise();
   CHECK((before.leftCols(past).array() == after.leftCols(past).array()).all());
   CHECK((before.rightCols(100).array() < after.rightCols(100).array()).all());
+}
+
+TEST_CASE("block_causal: noise is of keys with their exponents, relative to the largest that a row sees",
+          "[toeplitz]") {
+  const Index n = 1300;
+  Workspace workspace;
+  const Team team(workspace);
+  LagWeights<double> c = random_weights<double>(n, n, 4);
+  c.values.tail(n - 1).setZero();
+  const Matrix<double> A = normal<double>(n, 3, 1), B = normal<double>(n, 3, 2), U = normal<double>(n, 2, 3);
+  const Vector<double> sizes = U.cwiseAbs().rowwise().maxCoeff();
+  const toeplitz::Product<double> product(Engine::block_causal, c.view(), {n, n, 3, 2}, team);
+  const auto noise = [&](const Matrix<double>& keys, const double* exponents) {
+    Matrix<double> both(2, n);
+    const MatrixView<double> a = A, b = keys, u = U;
+    product.noise({a, b, u, {n}, {n}, exponents}, sizes.data(), {&both(0, 0), &both(1, 0)}, team);
+    return both;
+  };
+  Vector<double> rising = Vector<double>::LinSpaced(n, -15, 15), walk = normal_vector<double>(n, 9);
+  for (Index j = 1; j < n; ++j) walk[j] += walk[j - 1];
+  for (const Vector<double>& e : {rising, Vector<double>(rising.reverse()), walk}) {
+    const Matrix<double> scaled = e.array().exp().matrix().asDiagonal() * B;
+    Matrix<double> expected = noise(scaled, nullptr);
+    double largest = e[0];
+    for (Index i = 0; i < n; ++i) {
+      largest = std::max(largest, e[i]);
+      expected.col(i) *= std::exp(-largest);
+    }
+    CHECK(worst_ratio(noise(B, e.data()), expected, 1e-9 * expected) <= 1);
+  }
 }
 
 }  // namespace nprf::test::toeplitz_causal_noise
