@@ -132,6 +132,26 @@ TEMPLATE_TEST_CASE("all rows are computed again where nothing less will do", "[a
   }
 }
 
+TEMPLATE_TEST_CASE("where most rows would be computed again, tiles make all of them at once", "[attention]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Index n = 211;
+  const Tokens<T> x = random_tokens<T>(n, n, d, d_v);
+  const HeldPosition<T> rising = position<T>({"", [](Index l) { return 0.25 * static_cast<double>(l); }}, n);
+  const auto by = [&](Engine engine) { return Held<T>(orf<T>(d, m, 7), rising, {.engine = engine}); };
+  Report report;
+  const Matrix<T> y = by(Engine::lanes)(x.q, x.k, x.v, {.report = &report});
+  CHECK((report.repaired_rows == n && report.engine == Engine::lanes));
+  CHECK(same_bits<T>(y, by(Engine::direct)(x.q, x.k, x.v)));
+  CHECK(report.error_bound <= default_tolerance<T> / 10);
+  // not if they have gradients: then each has a scale of its own
+  Saved<T> saved;
+  const auto lanes = by(Engine::lanes);
+  const Matrix<T> z = lanes.forward(x.q, x.k, x.v, saved, {.report = &report});
+  CHECK((report.repaired_rows > n / 2 && report.repaired_rows < n));
+  CHECK(row_error(lanes, x, z) <= default_tolerance<T>);
+}
+
 TEST_CASE("rows that are computed again have their gradients", "[attention]") {
   const Index n = 24;
   Vector<double> b = normal_vector<double>(2 * n - 1, 5);

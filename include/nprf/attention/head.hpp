@@ -73,8 +73,27 @@ class Head {
     if (saved) assign(saved->exponents, Eigen::Map<const Vector<double>>(e, e ? n_k : 0));
     const MatrixView<T> B_scaled = for_product(product, B, e, team);
     const double* taken = product.takes_exponents() ? e : nullptr;
-    product.contract(A, B_scaled, v_finite, taken, queries, keys, y, team, denominator.data());
-    const RowErrors<T> errors(*m_weights, product, A, B_scaled, v_finite, taken, keys, m_features.is_positive(), team);
+    const bool all_positive = m_features.is_positive();
+    const RowErrors<T> errors(*m_weights, product, A, B_scaled, v_finite, taken, keys, all_positive, team);
+    const auto contract = [&](const toeplitz::BorderedProduct<T>& by, const MatrixView<T>& values, MatrixRef<T> N,
+                              T* D) { by.contract(A, B_scaled, values, taken, queries, keys, N, team, D); };
+    // Where features are positive, denominators alone tell which rows the rounding may drown; if these are most, tiles
+    // make all rows. Not if gradients will need each row's own scale, nor by block_causal, whose rows know nothing of
+    // later ones.
+    bool by_tiles = false;
+    if (product.has_noise() && all_positive && !saved && product.engine() != Engine::block_causal) {
+      contract(product, v_finite.leftCols(0), y.leftCols(0), denominator.data());
+      Index drowned = 0;
+      for (Index i = 0; i < n_q; ++i)
+        drowned += m_weights->sees_any(i, keys) && !(errors.noise(i, y.row(i), denominator[i]) <= tolerance / 2);
+      by_tiles = 2 * drowned > n_q;
+      if (by_tiles)
+        contract(m_weights->direct_product(r, v.cols(), team), v_finite, y, denominator.data());
+      else
+        contract(product, v_finite, y, nullptr);
+    } else {
+      contract(product, v_finite, y, denominator.data());
+    }
 
     const double own = error_of_sums<T>(r, n_k) + error_of_weights<T>(m_weights->bias_spread()) +
                        m_weights->deviation() + m_features.relative_error(largest_norm(q)) +
@@ -84,11 +103,10 @@ class Head {
     // themselves; half the tolerance is left to what no engine changes
     auto* fates = workspace.template take<Fate>(n_q);
     double* bounds = workspace.template take<double>(n_q);
-    const bool all_positive = m_features.is_positive();
     team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
       for (Index i = i0; i < i0 + rows; ++i) {
         const T D = denominator[i];
-        const double noise = errors.noise(i, y.row(i), D);
+        const double noise = by_tiles ? 0 : errors.noise(i, y.row(i), D);
         if (!m_weights->sees_any(i, keys))
           fates[i] = Fate::empty;
         else if (!is_sound(D, all_positive) || !(noise <= tolerance / 2))
@@ -108,7 +126,8 @@ class Head {
       report.empty_rows += fates[i] == Fate::empty;
       report.indefinite_rows += fates[i] == Fate::indefinite;
     }
-    report.repaired_rows += count;
+    report.repaired_rows +=
+        by_tiles ? std::ranges::count_if(fates, fates + n_q, [](Fate f) { return f != Fate::empty; }) : count;
     const std::span<const Index> repaired(again, static_cast<std::size_t>(count));
     if (saved) saved->repaired.assign(repaired.begin(), repaired.end());
     if (count > 0) {

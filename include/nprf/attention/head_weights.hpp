@@ -57,6 +57,11 @@ class HeadWeights {
     return serves ? m_product : *m_by_rows;
   }
 
+  /// The product by tiles, whose rounding is each row's own.
+  toeplitz::BorderedProduct<T> direct_product(Index r, Index p, const Team& team) const {
+    return {Engine::direct, m_rows, m_border, {m_slots, m_key_slots, r, p}, team};
+  }
+
   const Placement& queries() const { return m_queries; }
 
   /// The lags that the product's gradient has: its first, at distances j - i, and their number.
