@@ -247,8 +247,8 @@ TEMPLATE_TEST_CASE("without an angle a butterfly only adds and subtracts", "[fft
   using T = TestType;
   const Buffer<fft::ComplexLanes<T>> x = normal_lanes<T>(2, 5);
   const fft::Rotation<T> none = fft::Rotation<T>::of({0, 7});
-  CHECK(none.c == 1);
-  CHECK(none.t == 0);
+  CHECK(none.re == 1);
+  CHECK(none.im == 0);
   fft::ComplexLanes<T> a = x.data()[0], b = x.data()[1], c = a, d = b;
   fft::butterfly(a, b);
   fft::butterfly(c, d, none);
@@ -262,9 +262,9 @@ TEMPLATE_TEST_CASE("butterflies of numbers near overflow and underflow", "[fft]"
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   using Z = fft::ComplexLanes<T>;
-  // from epsilon / 32 of the largest down to what has all its digits still
+  // from an eighth of the largest down to what has all its digits still
   const int digits = Limits::digits;
-  for (const int exponent : {Limits::max_exponent - digits - 6, Limits::min_exponent + 2 * digits})
+  for (const int exponent : {Limits::max_exponent - 3, Limits::min_exponent + 2 * digits})
     for (const fft::Turn& turn : turns()) {
       const T size = std::ldexp(T(1), exponent);
       Z a{fft::Lanes<T>{} + size, fft::Lanes<T>{} - size}, b{fft::Lanes<T>{} - size / 2, fft::Lanes<T>{} + size};

@@ -40,8 +40,8 @@ template <Real T>
 void write_constants(Step step, int radix, const Turn& turn, T* table) {
   const auto rotation = [&](int at, const Turn& by) {
     const Rotation<T> w = Rotation<T>::of(by);
-    table[at] = w.c;
-    table[at + 1] = w.t;
+    table[at] = w.re;
+    table[at + 1] = w.im;
   };
   switch (radix) {
     case 2: return rotation(0, turn);
@@ -156,7 +156,8 @@ NPRF_ALWAYS_INLINE void join_parts(ComplexLanes<T> (&z)[radix], const T* table) 
 /// join_parts of 8 values, whose twiddle factors are all 1.
 template <Real T>
 NPRF_ALWAYS_INLINE void join_leaf(ComplexLanes<T> (&z)[8]) {
-  constexpr Rotation<T> eighth{static_cast<T>(std::numbers::sqrt2 / 2), T(-1)};  // e^(-pi i / 4)
+  constexpr Rotation<T> eighth{static_cast<T>(std::numbers::sqrt2 / 2),
+                               static_cast<T>(-std::numbers::sqrt2 / 2)};  // e^(-pi i / 4)
   for (int k : {0, 2, 4, 6}) butterfly(z[k], z[k + 1]);
   for (int k : {0, 4}) {
     butterfly(z[k], z[k + 2]);
