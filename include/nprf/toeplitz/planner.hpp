@@ -161,7 +161,8 @@ struct Costs {
   double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0, block_causal = 0;
 
  private:
-  static constexpr double weight = 16, banded_tile = 48, tail = 3, sum = 1.5;
+  static constexpr double weight = 16, banded_tile = 48, sum = 1.5;
+  static constexpr double tail = fft::vector_registers >= 32 ? 2 : 3;
   static constexpr double causal = fft::vector_registers >= 32 ? 3.4 : 4.5;
   static constexpr double level = fft::vector_registers >= 32 ? 2.3 : 3, point = fft::vector_registers >= 32 ? 16 : 25;
 };
