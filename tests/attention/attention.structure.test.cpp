@@ -35,9 +35,11 @@ std::vector<Table> tables(double noise) {
   };
   return {{"T5", Engine::banded,
            with_noise([=](Index lag) { return buckets[t5_bucket(lag, 16, Direction::bidirectional, 24)]; })},
-          {"ALiBi", Engine::recurrence, with_noise([](Index lag) { return -0.03125 * std::abs(lag); })},
-          {"falling slowly from a rough middle", Engine::recurrence,
-           with_noise([=](Index lag) { return std::abs(lag) < 9 ? draw[lag + n] : -0.001953125 * std::abs(lag); })}};
+          {"ALiBi", Engine::recurrence,
+           with_noise([](Index lag) { return -0.03125 * static_cast<double>(std::abs(lag)); })},
+          {"falling slowly from a rough middle", Engine::recurrence, with_noise([=](Index lag) {
+             return std::abs(lag) < 9 ? draw[lag + n] : -0.001953125 * static_cast<double>(std::abs(lag));
+           })}};
 }
 
 template <Real T>

@@ -35,11 +35,13 @@ struct Report {
 /// other; positions start anew in each.
 ///
 /// Where the rounding of an engine may put a row of y farther off than half the tolerance, relative to the largest |v|
-/// that the row sees, that row is computed again by itself, at the cost of a row of the direct engine; infinity leaves
-/// them all. The other half is for what no engine changes, see Report::error_bound. Where nothing is saved for
-/// gradients and features are positive, Engine::automatic may compute with biases that are off by a quarter of the
-/// tolerance, if they then lie on straight lines and take an engine that is faster: a table that ALiBi or T5 has been
-/// written out to.
+/// that the row sees, that row is computed again by itself, for up to 1.5 times what it costs the direct engine; or
+/// where most are, all rows at once by tiles. Infinity leaves them all. The other half is for what no engine changes,
+/// see Report::error_bound.
+///
+/// Where nothing is saved for gradients and features are positive, Engine::automatic may compute with biases that are
+/// off by a quarter of the tolerance, if they then lie on straight lines and take an engine that is faster: those of a
+/// table that ALiBi or T5 has been written out to.
 ///
 /// A NaN or an infinity in a query is its own row's; in a key or a value it touches the rows that see it, as it does in
 /// the formula, and no other.
