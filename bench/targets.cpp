@@ -32,6 +32,7 @@ enum class Who {
   t5,
   alibi_causal,
   alibi,
+  alibi_table,
   no_position,
   bare_gemms,
   features,
@@ -50,6 +51,7 @@ const char* name(Who who) {
     case Who::t5: return "banded, T5";
     case Who::alibi_causal: return "recurrence, ALiBi causal";
     case Who::alibi: return "recurrence, ALiBi";
+    case Who::alibi_table: return "automatic, ALiBi as a table";
     case Who::no_position: return "no position, the product";
     case Who::bare_gemms: return "phi(k)^T U, phi(q) S";
     case Who::features: return "phi(q), phi(k), normalised";
@@ -78,6 +80,7 @@ constexpr std::array targets{
     Target{Who::t5, 8192, 1.0 / 26, 1.0 / 35, Who::softmax},
     Target{Who::alibi_causal, 8192, 1.0 / 60, 1.0 / 90, Who::softmax},
     Target{Who::alibi, 8192, 1.0 / 35, 1.0 / 50, Who::softmax},
+    Target{Who::alibi_table, 8192, 1.2, 1.1, Who::alibi},
     Target{Who::no_position, 8192, 3, 1.5, Who::bare_gemms},
     Target{Who::features, 8192, 1.5, {}, Who::bare_projections, 0.3},
     Target{Who::softmax, 8192, 1.1, {}, Who::hand_tiled},  // or the yardstick would flatter us
@@ -97,6 +100,15 @@ Race::Contender backward(Index n, Engine engine) {
   const auto saved = std::make_shared<Saved<float>>();
   attention.forward(p.q, p.k, p.v, *saved);
   return [attention, saved, dy = draw(n, head_dim, 4)] { keep(attention.backward(*saved, dy).queries); };
+}
+
+// a scalar for every lag, which automatic has to recognise
+Race::Contender alibi_table(Index n) {
+  const LagBias<float> alibi = make_position(PositionKind::alibi, Direction::bidirectional, n).bias();
+  Vector<float> b(2 * n - 1);
+  for (Index lag = -(n - 1); lag < n; ++lag) b[n - 1 + lag] = static_cast<float>(alibi[lag]);
+  const auto attention = make_attention(RelativePosition<float>(b), m, Engine::automatic);
+  return [&p = problem(n), attention] { keep(attention(p.q, p.k, p.v)); };
 }
 
 Race::Contender no_position(Index n) {
@@ -149,6 +161,7 @@ Race::Contender contender(Who who, Index n) {
     case Who::t5: return forward(n, PositionKind::t5, Engine::banded);
     case Who::alibi_causal: return forward(n, PositionKind::alibi, Engine::recurrence, Direction::causal);
     case Who::alibi: return forward(n, PositionKind::alibi, Engine::recurrence);
+    case Who::alibi_table: return alibi_table(n);
     case Who::no_position: return no_position(n);
     case Who::bare_gemms: return bare_gemms(n);
     case Who::features: return features(n);
