@@ -95,9 +95,12 @@ class Head {
       contract(product, v_finite, y, denominator.data());
     }
 
-    const double own = error_of_sums<T>(r, n_k) + error_of_weights<T>(m_weights->bias_spread()) +
-                       m_weights->deviation() + m_features.relative_error(largest_norm(q)) +
-                       m_features.relative_error(largest_norm(k_seen));
+    // an FFT adds up no more at a time than some blocks of keys, and its noise is what it rounds besides
+    const bool by_blocks = product.has_noise() && !by_tiles && m_weights->border().count == 0;
+    const double shared = error_of_weights<T>(m_weights->bias_spread()) + m_weights->deviation() +
+                          m_features.relative_error(largest_norm(q)) + m_features.relative_error(largest_norm(k_seen));
+    const double by_rows = shared + error_of_sums<T>(r, n_k);
+    const double own = by_blocks ? shared + error_of_sums<T>(r, std::min<Index>(n_k, 512)) : by_rows;
 
     // y holds numerators. Rows that the engine's rounding may have drowned, or that have underflown, are computed by
     // themselves; half the tolerance is left to what no engine changes
@@ -140,7 +143,7 @@ class Head {
         if (denominator[i] == 0 && m_features.has_logs()) A.row(i).setOnes();
       for (Index at = 0; at < count; ++at) {
         report.indefinite_rows += !outcomes[at].positive;
-        bounds[again[at]] = own * errors.condition_of(again[at], y.row(again[at]), outcomes[at].terms);
+        bounds[again[at]] = by_rows * errors.condition_of(again[at], y.row(again[at]), outcomes[at].terms);
       }
     }
     if (n_q > 0) report.error_bound = std::max(report.error_bound, *std::max_element(bounds, bounds + n_q));
