@@ -105,6 +105,9 @@ TEST_CASE("a line does not rise outwards, hide what is never seen, or bring back
   // steep: weights are lost where the line says so
   const FittedTails steep = fit(table(50, [](double lag) { return -40 * std::abs(lag); }));
   CHECK((steep.tails.before == 50 && steep.tails.slope_before == -40));
+  const FittedTails hidden =
+      fit(table(50, [](double lag) { return std::abs(lag) < 30 ? -40 * std::abs(lag) : never; }));
+  CHECK((hidden.tails.before == 0 && hidden.tails.after == 0));
 }
 
 TEST_CASE("where there is nothing to fit there is no tail", "[core]") {
