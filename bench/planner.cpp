@@ -199,7 +199,6 @@ nlohmann::json choices(Grid grid) {
           {"pictures", {{"speed", speed}, {"planner", ratios}}}};
 }
 
-// what the model says of an engine; NaN where it says nothing
 // measured over modelled time of the products alone; the unit is what a multiply-add of the direct engine's tiles takes
 nlohmann::json calibration(Grid grid) {
   struct Use {

@@ -66,8 +66,8 @@ class Attention {
     detail::refuse<T, Q, K, V>();
   }
 
-  /// The same, and keeps in `saved` what backward needs: bit for bit but for Engine::automatic and where rows are
-  /// repaired, which have more ways without gradients (CallOptions).
+  /// The same within the tolerance (CallOptions), and keeps in `saved` what backward needs. Bit for bit the same by any
+  /// engine but the automatic one where no row is repaired.
   Matrix<T> forward(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, Saved<T>& saved,
                     const CallOptions& call = {}) const {
     Matrix<T> y = evaluate(q, k, v, call, &saved);

@@ -51,11 +51,7 @@ void write_constants(Step step, int radix, const Turn& turn, T* table) {
       return rotation(0, 4 * turn), rotation(2, 2 * turn), rotation(4, turn), rotation(6, and_eighth);
     }
     default:
-      for (int k = 1; k < radix; ++k) {  // w^k
-        const UnitRoot w = UnitRoot::of(k * turn);
-        table[2 * k - 2] = static_cast<T>(w.re);
-        table[2 * k - 1] = static_cast<T>(w.im);
-      }
+      for (int k = 1; k < radix; ++k) rotation(2 * k - 2, k * turn);  // w^k
   }
 }
 

@@ -90,8 +90,8 @@ class MultiHeadAttention {
     detail::refuse<T, Q, K, V, Y>();
   }
 
-  /// The same, and keeps in `saved` what backward needs: bit for bit but for Engine::automatic and where rows are
-  /// repaired, which have more ways without gradients (CallOptions).
+  /// The same within the tolerance (CallOptions), and keeps in `saved` what backward needs. Bit for bit the same by any
+  /// engine but the automatic one where no row is repaired.
   void forward(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y, Saved<T>& saved,
                const CallOptions& call = {}) const {
     evaluate(q, k, v, y, call, &saved);
