@@ -152,6 +152,28 @@ TEMPLATE_TEST_CASE("where most rows would be computed again, tiles make all of t
   CHECK(row_error(lanes, x, z) <= default_tolerance<T>);
 }
 
+TEST_CASE("by an FFT neither errors nor bounds grow with the keys that a row adds up", "[attention]") {
+  for (const Engine engine : engines()) {
+    if (!is_fft(engine)) continue;
+    std::vector<double> bounds;
+    for (const Index n : {600, 20000}) {
+      INFO(name(engine) << ", n " << n);
+      Tokens<float> x = random_tokens<float>(n, n, d, 1);
+      x.v.setConstant(0.7f);  // equal terms, which round alike; and so is y
+      const Attention attention(
+          orf<float>(d, m, 7), RelativePosition<float>(random_table<float>(n, 3)),
+          {.direction = engine == Engine::block_causal ? Direction::causal : Direction::bidirectional,
+           .engine = engine});
+      Report report;
+      const Matrix<float> y = attention(x.q, x.k, x.v, {.report = &report});
+      CHECK(worst_ratio(y, x.v, 0.7 * report.error_bound) <= 1);
+      CHECK(report.repaired_rows == 0);
+      bounds.push_back(report.error_bound);
+    }
+    CHECK(bounds[1] <= 2 * bounds[0]);
+  }
+}
+
 TEST_CASE("rows that are computed again have their gradients", "[attention]") {
   const Index n = 24;
   Vector<double> b = normal_vector<double>(2 * n - 1, 5);

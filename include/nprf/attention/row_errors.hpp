@@ -27,6 +27,13 @@ double error_of_sums(Index r, Index n_k) {
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
 }
 
+/// The same for sums that an FFT makes: no more keys than some blocks are added up one after another, and what it
+/// rounds besides is its noise (row_noise.hpp).
+template <Real T>
+double error_of_transformed_sums(Index r, Index n_k) {
+  return error_of_sums<T>(r, std::min<Index>(n_k, 512));
+}
+
 /// What the weights exp(b - max b) are off by, relative to themselves: in double, b may be as far from its maximum as
 /// leaves a row its digits.
 template <Real T>
