@@ -11,8 +11,11 @@
 #include "nprf/attention/attention.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/alibi.hpp"
 #include "nprf/position/grid.hpp"
+#include "nprf/position/position.hpp"
 #include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
@@ -152,26 +155,49 @@ TEMPLATE_TEST_CASE("where most rows would be computed again, tiles make all of t
   CHECK(row_error(lanes, x, z) <= default_tolerance<T>);
 }
 
+namespace {
+
+// the bound of a call for n_q queries and n_k keys, which holds
+template <class Position>
+double bound_for(const Position& position, AttentionOptions options, Index n_q, Index n_k) {
+  INFO(name(options.engine) << ", n_q " << n_q << ", n_k " << n_k);
+  Tokens<float> x = random_tokens<float>(n_q, n_k, d, 1);
+  x.v.setConstant(0.7f);  // equal terms, which round alike; and so is y
+  Report report;
+  const Matrix<float> y = Attention(orf<float>(d, m, 7), position, options)(x.q, x.k, x.v, {.report = &report});
+  CHECK(worst_ratio(y, Matrix<float>::Constant(n_q, 1, 0.7f), 0.7 * report.error_bound) <= 1);
+  CHECK(report.repaired_rows == 0);
+  return report.error_bound;
+}
+
+}  // namespace
+
 TEST_CASE("by an FFT neither errors nor bounds grow with the keys that a row adds up", "[attention]") {
   for (const Engine engine : engines()) {
     if (!is_fft(engine)) continue;
-    std::vector<double> bounds;
-    for (const Index n : {600, 20000}) {
-      INFO(name(engine) << ", n " << n);
-      Tokens<float> x = random_tokens<float>(n, n, d, 1);
-      x.v.setConstant(0.7f);  // equal terms, which round alike; and so is y
-      const Attention attention(
-          orf<float>(d, m, 7), RelativePosition<float>(random_table<float>(n, 3)),
-          {.direction = engine == Engine::block_causal ? Direction::causal : Direction::bidirectional,
-           .engine = engine});
-      Report report;
-      const Matrix<float> y = attention(x.q, x.k, x.v, {.report = &report});
-      CHECK(worst_ratio(y, x.v, 0.7 * report.error_bound) <= 1);
-      CHECK(report.repaired_rows == 0);
-      bounds.push_back(report.error_bound);
-    }
-    CHECK(bounds[1] <= 2 * bounds[0]);
+    const auto bound = [&](Index n) {
+      return bound_for(RelativePosition<float>(random_table<float>(n, 3)),
+                       {.direction = engine == Engine::block_causal ? Direction::causal : Direction::bidirectional,
+                        .engine = engine},
+                       n, n);
+    };
+    CHECK(bound(20000) <= 2 * bound(600));
   }
+}
+
+TEST_CASE("by running sums neither errors nor bounds grow with the keys that a row adds up", "[attention]") {
+  const auto check = [](const auto& position, Engine engine) {
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      const AttentionOptions options{.direction = direction, .engine = engine};
+      const double bound = bound_for(position, options, 2000, 2000);
+      CHECK(bound_for(position, options, 200000, 200000) <= 1.5 * bound);
+      if (direction == Direction::bidirectional) CHECK(bound_for(position, options, 40, 200000) <= 1.5 * bound);
+    }
+  };
+  check(T5Position<float>(normal_vector<float>(32, 3), Direction::bidirectional), Engine::banded);
+  check(AlibiPosition<float>(1e-5f), Engine::recurrence);
+  check(AlibiPosition<float>(0.1f), Engine::recurrence);
+  check(NoPosition<float>(), Engine::banded);
 }
 
 TEST_CASE("rows that are computed again have their gradients", "[attention]") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/toeplitz/decayed_sums.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -79,6 +80,32 @@ TEST_CASE("slow decay does not pile up its rounding over very many tiles", "[toe
     sums.fill(window, team, add, [](Index I) { return I > 0 ? 1 : 0; });
   const double expected = std::exp(slope * static_cast<double>(tiles - 1));
   CHECK(std::abs(static_cast<double>(sums.at(tiles - 1)(0, 0)) / expected - 1) <= epsilon<float> * std::sqrt(20000.0));
+}
+
+TEST_CASE("equal terms, whose rounding is alike, do not pile it up over very many tiles", "[toeplitz]") {
+  using From = DecayedSums<float>::From;
+  const Index tiles = 300000;
+  const Windows windows = Windows::of(tiles, 3000);
+  for (const double slope : {0.0, -1e-6})
+    for (const From from : {From::first, From::last}) {
+      Workspace workspace;
+      const Team team(workspace);
+      DecayedSums<float> sums(from, windows, 1, 1, slope, workspace);
+      const auto add = [](Index, MatrixMap<float> S, Workspace&) { S(0, 0) += 0.7f; };
+      const auto distance = [](Index) { return 1; };
+      sums.prepare(team, add, distance);
+      double worst = 0;
+      for (Index window = 0; window < windows.count(); ++window) {
+        sums.fill(window, team, add, distance);
+        for (Index I = windows.begin(window); I < windows.end(window); ++I) {
+          const double count = static_cast<double>(from == From::first ? I + 1 : tiles - I);
+          const double terms = slope == 0 ? count : std::expm1(slope * count) / std::expm1(slope);
+          worst = std::max(worst, std::abs(static_cast<double>(sums.at(I)(0, 0)) / (0.7f * terms) - 1));
+        }
+      }
+      INFO("slope " << slope << (from == From::first ? " from the first" : " from the last"));
+      CHECK(worst <= 2 * epsilon<float>);
+    }
 }
 
 }  // namespace nprf::test::toeplitz_decayed_sums

@@ -95,11 +95,10 @@ class Head {
       contract(product, v_finite, y, denominator.data());
     }
 
-    const bool transformed = product.has_noise() && !by_tiles && m_weights->border().count == 0;
     const double shared = error_of_weights<T>(m_weights->bias_spread()) + m_weights->deviation() +
                           m_features.relative_error(largest_norm(q)) + m_features.relative_error(largest_norm(k_seen));
     const double by_rows = shared + error_of_sums<T>(r, n_k);
-    const double own = transformed ? shared + error_of_transformed_sums<T>(r, n_k) : by_rows;
+    const double own = by_tiles ? by_rows : shared + error_of_sums<T>(r, product.keys_in_turn(n_k));
 
     // y holds numerators. Rows that the engine's rounding may have drowned, or that have underflown, are computed by
     // themselves; half the tolerance is left to what no engine changes

@@ -13,25 +13,18 @@
 
 namespace nprf {
 
-/// What sums of a few features and many keys are off by, relative to the sum of their terms' sizes. Of k roundings, k
-/// eps / 2 at most; rounding that does not know of each other goes with sqrt(k), but that of equal terms is alike, and
-/// an eighth of them was seen to add up.
+/// What sums of a few features and keys, added up in turn, are off by, relative to the sum of their terms' sizes. Of k
+/// roundings, k eps / 2 at most; rounding that does not know of each other goes with sqrt(k), but that of equal terms
+/// is alike, and an eighth of them was seen to add up.
 template <Real T>
-double error_of_sums(Index r, Index n_k) {
+double error_of_sums(Index r, Index keys) {
   const auto growth = [](Index k) {
     const double all = static_cast<double>(k);
     return std::min(all, 1.5 * std::sqrt(all) + all / 8);
   };
   // scores, which numerators and denominators share, and sums over tiles of 64 keys, which they do not
-  const double roundings = growth(r) + 2 * growth(std::min<Index>(n_k, 64) + n_k / 16) + 4;
+  const double roundings = growth(r) + 2 * growth(std::min<Index>(keys, 64) + keys / 16) + 4;
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
-}
-
-/// The same for sums that an FFT makes: no more keys than some blocks are added up one after another, and what it
-/// rounds besides is its noise (row_noise.hpp).
-template <Real T>
-double error_of_transformed_sums(Index r, Index n_k) {
-  return error_of_sums<T>(r, std::min<Index>(n_k, 512));
 }
 
 /// What the weights exp(b - max b) are off by, relative to themselves: in double, b may be as far from its maximum as

@@ -67,6 +67,13 @@ class BandedEngine {
     }
   }
 
+  /// How many of n_k keys are added up in turn at most, each rounding being one of all before: those of the band. Of a
+  /// tail it is a tile's alone, whose sum's rounding does not grow (decayed_sums.hpp).
+  Index keys_in_turn(Index n_k) const {
+    constexpr Index of_tile = 2048;
+    return std::min(n_k, m_weights.constant != T(0) ? of_tile + n_k / 256 : of_tile + m_weights.band.size());
+  }
+
   /// The gradients for G (n_q,p) = dL/dY. In a tail, out.dc stands in two lags for all (gradients.hpp).
   void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
     if (m_weights.constant != T(0) && out.dc.size() == 0) return gradients_of_constant(x, G, out, team);

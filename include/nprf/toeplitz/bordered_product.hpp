@@ -41,6 +41,9 @@ class BorderedProduct {
   /// Whether keys may have exponents (shapes.hpp): by the block-causal engine, if no token is outside of the axis.
   bool takes_exponents() const { return engine() == Engine::block_causal && m_border.count == 0; }
 
+  /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
+  Index keys_in_turn(Index n_k) const { return m_border.count > 0 ? n_k : m_product.keys_in_turn(n_k); }
+
   /// Y (n_q,p) with A (n_q,r), B (n_k,r), U (n_k,p), whose rows are the tokens of q and k; exponents (n_k) of the keys,
   /// or null; sums (n_q), unless it is null, are those for values of 1. Throws InvalidArgument for exponents that it
   /// does not take.

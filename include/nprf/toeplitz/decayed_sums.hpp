@@ -31,7 +31,8 @@ struct Windows {
 ///
 /// a window of tiles at a time, from the first window on. Sums from the last tile on are computed by a pass from there,
 /// never as a difference, which would cancel: with several windows each X_I but those of the first is computed twice.
-/// Memory O(rows cols (a window's tiles + windows)).
+/// What rounding takes from a sum is added to its next (Kahan 1965), so that errors do not grow with the tiles. Memory
+/// O(rows cols (a window's tiles + windows)).
 template <Real T>
 class DecayedSums {
  public:
@@ -47,17 +48,19 @@ class DecayedSums {
         m_slope(slope),
         m_sums(workspace.take<T>((std::min(windows.size, windows.tiles) + 1) * m_stride)),
         m_decays(workspace.take<Decay>(windows.size)),
-        m_carries(from == From::last ? workspace.take<T>(windows.count() * m_stride) : nullptr) {}
+        m_lost(workspace.take<T>(m_stride)),
+        m_carries(from == From::last ? workspace.take<T>(windows.count() * 2 * m_stride) : nullptr) {}
 
   /// Call it before all else: add(I, S, scratch) adds X_I to S (rows,cols), distance(I) is d_I >= 0.
   template <class Add, class Distance>
   void prepare(const Team& team, Add&& add, Distance&& distance) {
     if (m_from == From::first) return;
     const Index last = m_windows.count() - 1;
-    if (last >= 0) std::fill_n(m_carries + last * m_stride, m_stride, T(0));
+    if (last >= 0) std::fill_n(carry(last), 2 * m_stride, T(0));
     for (Index window = last; window > 0; --window) {
       fill(window, team, add, distance);
-      std::copy_n(sum(m_windows.begin(window)), m_stride, m_carries + (window - 1) * m_stride);
+      T* lost = std::copy_n(sum(m_windows.begin(window)), m_stride, carry(window - 1));
+      std::copy_n(m_lost, m_stride, lost);
     }
   }
 
@@ -65,12 +68,15 @@ class DecayedSums {
   template <class Add, class Distance>
   void fill(Index window, const Team& team, Add&& add, Distance&& distance) {
     const Index begin = m_windows.begin(window), end = m_windows.end(window);
-    if (m_from == From::last)
-      std::copy_n(m_carries + window * m_stride, m_stride, m_sums + (end - begin) * m_stride);
-    else if (window > 0)
+    if (m_from == From::last) {
+      std::copy_n(carry(window), m_stride, m_sums + (end - begin) * m_stride);
+      std::copy_n(carry(window) + m_stride, m_stride, m_lost);
+    } else if (window > 0) {
       std::copy_n(m_sums + m_windows.size * m_stride, m_stride, m_sums);
-    else
+    } else {
       std::fill_n(m_sums, m_stride, T(0));
+      std::fill_n(m_lost, m_stride, T(0));
+    }
     m_begin = begin;
     team.run(end - begin, [&](Index task, Workspace& scratch) {
       std::fill_n(sum(begin + task), m_stride, T(0));
@@ -85,13 +91,18 @@ class DecayedSums {
     constexpr Index piece = 1024;
     team.run((m_stride + piece - 1) / piece, [&](Index task, Workspace&) {
       const Index from = task * piece, count = std::min(piece, m_stride - from);
+      T* lost = m_lost + from;
       for (Index step = 0; step < end - begin; ++step) {
         const Index I = m_from == From::first ? begin + step : end - 1 - step;
         const auto [whole, part] = m_decays[I - begin];
         T* s = sum(I) + from;
         const T* before = sum(m_from == From::first ? I - 1 : I + 1) + from;
         NPRF_INDEPENDENT_ITERATIONS
-        for (Index k = 0; k < count; ++k) s[k] += whole * before[k] + part * before[k];
+        for (Index k = 0; k < count; ++k) {
+          const T more = s[k] + (part * before[k] + lost[k]), from_whole = whole * before[k], sum = from_whole + more;
+          lost[k] = more - (sum - from_whole);
+          s[k] = sum;
+        }
       }
     });
   }
@@ -104,6 +115,9 @@ class DecayedSums {
 
   T* sum(Index I) const { return m_sums + (I - m_begin + (m_from == From::first ? 1 : 0)) * m_stride; }
 
+  // (2,m_stride)  what comes from the next window: a sum, and what rounding has taken from it
+  T* carry(Index window) const { return m_carries + window * 2 * m_stride; }
+
   struct Decay {
     T whole, part;  // their sum is exp(slope d_I)
   };
@@ -115,7 +129,8 @@ class DecayedSums {
   Index m_begin = 0;  // of the window
   T* m_sums;          // (tiles of a window + 1,m_stride)
   Decay* m_decays;    // (tiles of a window)
-  T* m_carries;       // (windows,m_stride)  what comes from the next window
+  T* m_lost;          // (m_stride)  what rounding has taken from the last sum
+  T* m_carries;       // (windows,2,m_stride)
 };
 
 }  // namespace nprf::toeplitz

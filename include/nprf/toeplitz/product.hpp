@@ -79,6 +79,20 @@ class Product {
     return std::visit([]<class E>(const E&) { return HasNoise<E, T>; }, m_engine);
   }
 
+  /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
+  Index keys_in_turn(Index n_k) const {
+    return std::visit(
+        [n_k]<class E>(const E& engine) {
+          if constexpr (HasNoise<E, T>)
+            return std::min<Index>(n_k, 512);
+          else if constexpr (requires { engine.keys_in_turn(n_k); })
+            return engine.keys_in_turn(n_k);
+          else
+            return n_k;
+        },
+        m_engine);
+  }
+
   /// What the engine's rounding leaves in the rows of contract(), 0 unless has_noise(); sizes (n_k) are the largest
   /// |U_j.| of each key. O((n_q + n_k) r).
   void noise(const ProductFactors<T>& x, const T* sizes, RowNoises out, const Team& team) const {

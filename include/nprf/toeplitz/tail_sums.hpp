@@ -79,7 +79,7 @@ class TailSums {
 
  private:
   using From = typename DecayedSums<T>::From;
-  static constexpr Index piece = 128;
+  static constexpr Index piece = 128, in_turn = 32 * piece;
 
   auto adder() const {
     return [this](Index I, MatrixMap<T> S, Workspace& scratch) {
@@ -93,10 +93,21 @@ class TailSums {
     return [this](Index I) { return m_tiles.distance(I, m_of == Of::keys ? m_tiles.inner(I) : m_tiles.outer(I)); };
   }
 
-  // S += sum over the rows of exp(slope distance(i)) P_i^T Q_i
+  // S += sum over the rows of exp(slope distance(i)) P_i^T Q_i; very many rows in halves, whose rounding does not pile
+  // up
   template <class Distance>
   void add(RowRange range, MatrixMap<T>& S, Workspace& scratch, Distance&& distance) const {
     const Tail<T>& tail = m_tiles.tail();
+    if (range.end - range.begin > in_turn) {
+      const Index middle = range.begin + (range.end - range.begin) / 2;
+      const Workspace::Scope scope(scratch);
+      auto half = scratch.matrix<T>(S.rows(), S.cols());
+      half.setZero();
+      add({middle, range.end}, half, scratch, distance);
+      add({range.begin, middle}, S, scratch, distance);
+      S += half;
+      return;
+    }
     for (Index i0 = range.begin; i0 < range.end; i0 += piece) {
       const Index rows = std::min(piece, range.end - i0);
       if (tail.flat()) {
