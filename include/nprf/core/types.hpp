@@ -4,9 +4,9 @@
 #include <Eigen/Core>
 #include <concepts>
 #include <span>
-#include <string_view>
 
 #include "nprf/config.hpp"
+#include "nprf/core/engine.hpp"
 
 namespace nprf {
 
@@ -56,23 +56,5 @@ consteval bool only_real() {
 /// Real, for what users name: another scalar stops the compiler with a sentence. Real can be asked.
 template <class T>
 concept OnlyReal = detail::only_real<T>();
-
-enum class Direction { bidirectional, causal };
-
-enum class Engine { automatic, direct, fftw, lanes, block_causal, banded, recurrence, grid };
-
-constexpr std::string_view name(Engine engine) {
-  switch (engine) {
-    case Engine::automatic: return "automatic";
-    case Engine::direct: return "direct";
-    case Engine::fftw: return "fftw";
-    case Engine::lanes: return "lanes";
-    case Engine::block_causal: return "block_causal";
-    case Engine::banded: return "banded";
-    case Engine::recurrence: return "recurrence";
-    case Engine::grid: return "grid";
-  }
-  return "unknown";
-}
 
 }  // namespace nprf

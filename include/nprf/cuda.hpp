@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// nprf on NVIDIA GPUs.
+
+#ifndef NPRF_ENABLE_CUDA
+#error \
+    "nprf/cuda.hpp is for programs that are compiled with CUDA: link the CMake target nprf::cuda, which defines NPRF_ENABLE_CUDA"
+#else
+
+#include "nprf/cuda/device_matrix.hpp"
+#include "nprf/cuda/models.hpp"
+#include "nprf/cuda/plan.cuh"
+
+#endif

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include "nprf/core/error.hpp"
+
+namespace nprf::cuda {
+
+/// An array [batch, heads, tokens, channels] in a device's memory: channels lie side by side, everything else has a
+/// stride, in scalars.
+template <class T>
+struct DeviceMatrixView {
+  T* data = nullptr;
+  std::ptrdiff_t batch = 0, heads = 0, tokens = 0, channels = 0;
+  std::ptrdiff_t batch_stride = 0, head_stride = 0, token_stride = 0;
+
+  DeviceMatrixView() = default;
+  /// A contiguous array.
+  DeviceMatrixView(T* data_, std::ptrdiff_t batch_, std::ptrdiff_t heads_, std::ptrdiff_t tokens_,
+                   std::ptrdiff_t channels_)
+      : data(data_),
+        batch(batch_),
+        heads(heads_),
+        tokens(tokens_),
+        channels(channels_),
+        batch_stride(heads_ * tokens_ * channels_),
+        head_stride(tokens_ * channels_),
+        token_stride(channels_) {}
+  /// One contiguous matrix (tokens,channels).
+  DeviceMatrixView(T* data_, std::ptrdiff_t tokens_, std::ptrdiff_t channels_)
+      : DeviceMatrixView(data_, 1, 1, tokens_, channels_) {}
+
+  /// What may be written may be read.
+  template <class U>
+    requires std::is_same_v<T, const U>
+  DeviceMatrixView(const DeviceMatrixView<U>& x)
+      : data(x.data),
+        batch(x.batch),
+        heads(x.heads),
+        tokens(x.tokens),
+        channels(x.channels),
+        batch_stride(x.batch_stride),
+        head_stride(x.head_stride),
+        token_stride(x.token_stride) {}
+
+  std::ptrdiff_t size() const { return batch * heads * tokens * channels; }
+};
+
+/// Throws InvalidArgument unless the view has this shape, rows that do not overlap, and data if it has a size.
+template <class T>
+void check_matrix(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t batch, std::ptrdiff_t heads,
+                  std::ptrdiff_t tokens, std::ptrdiff_t channels) {
+  require(x.batch == batch && x.heads == heads && x.tokens == tokens && x.channels == channels, name, ": expected ",
+          batch, " x ", heads, " x ", tokens, " x ", channels, " (batch, heads, tokens, channels), got ", x.batch,
+          " x ", x.heads, " x ", x.tokens, " x ", x.channels);
+  require(x.token_stride >= x.channels || x.tokens <= 1, name, ": expected a token_stride of at least ", x.channels,
+          " (channels), got ", x.token_stride);
+  require(x.data != nullptr || x.size() == 0, name, ": expected data, got a null pointer");
+  require(reinterpret_cast<std::size_t>(x.data) % sizeof(T) == 0, name, ": expected data aligned to ", sizeof(T),
+          " bytes, got an address that is not");
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "nprf/cuda/features.cuh"
+#include "nprf/cuda/model.hpp"
+#include "nprf/cuda/runtime.hpp"
+#include "nprf/cuda/scratch.hpp"
+#include "nprf/cuda/tile.cuh"
+#include "nprf/cuda/weights.cuh"
+
+namespace nprf::cuda {
+
+/// The sizes that a plan is for.
+struct PlanShape {
+  std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
+  std::ptrdiff_t offset = 0;  // query i stands at position i + offset, key j at position j
+};
+
+/// Lags, both included; those before it have one weight, and those after it.
+struct Band {
+  int first, last;
+};
+
+/// A model on the device, for one shape: projections, and the weights of all lags that the shape has.
+class DeviceModel {
+ public:
+  /// Throws InvalidArgument for a model that does not fit the shape, BackendError for what CUDA refuses.
+  DeviceModel(AttentionModel model, const PlanShape& shape, cudaStream_t stream)
+      : m_model(std::move(model)), m_shape(shape) {
+    check_shape();
+    check_model();
+    find_shift();
+    find_band();
+    send(stream);
+  }
+
+  const AttentionModel& model() const { return m_model; }
+  const PlanShape& shape() const { return m_shape; }
+
+  int z() const { return static_cast<int>(m_shape.batch * m_shape.heads); }
+  int n_q() const { return static_cast<int>(m_shape.n_q); }
+  int n_k() const { return static_cast<int>(m_shape.n_k); }
+  int heads() const { return static_cast<int>(m_shape.heads); }
+  int d() const { return map().d; }
+  int d_v() const { return static_cast<int>(m_shape.d_v); }
+  int r() const { return map().features(); }
+  int positions() const { return static_cast<int>(m_model.positions.size()); }
+  /// Of slots, j - i.
+  const Band& band() const { return m_band; }
+  /// Whether the keys' exponents must be searched for the largest.
+  bool needs_tops() const { return m_needs_tops; }
+
+  /// The weights of all lags, from the parameters [position, parameter] on the device. Throws InvalidArgument for a
+  /// null pointer.
+  void queue_parameters(const float* parameters, cudaStream_t stream) const {
+    require(parameters != nullptr || parameter_count() == 0, "parameters: expected data, got a null pointer");
+    queue_weights({parameters, m_index, parameter_count(), lags(), first_position(), last_position(), m_weights},
+                  positions(), stream);
+  }
+
+  DeviceWeights weights() const {
+    return {m_weights, m_model.positions.size() > 1 ? lags() : 0, lags(), first_lag(), first_lag(), last_seen()};
+  }
+
+  /// Features of queries, or of keys, whose largest exponents are in tops [z] if they are needed.
+  template <Storage S>
+  FeatureTask<S> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask, int* tops,
+                          float* phi) const {
+    const bool estimates_exp = map().kind != FeatureKind::elu;
+    const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
+    return {Operand<S>(x),
+            queries ? nullptr : key_mask,
+            m_w,
+            m_model.features.size() > 1 ? static_cast<std::ptrdiff_t>(map().m) * d_padded() : 0,
+            map().kind,
+            map().m,
+            d_padded(),
+            static_cast<float>(m_model.radius),
+            scale,
+            queries,
+            m_shift,
+            !queries && m_needs_tops ? tops : nullptr,
+            phi};
+  }
+
+ private:
+  const FeatureModel& map() const { return m_model.features.front(); }
+  const PositionModel& position() const { return m_model.positions.front(); }
+  int d_padded() const { return (d() + 3) / 4 * 4; }
+  int parameter_count() const { return static_cast<int>(position().parameters.size()); }
+
+  // lags of slots, j - i, and of positions, j - i - offset
+  int lags() const { return std::max(n_q() + n_k() - 1, 0); }
+  int first_lag() const { return -(n_q() - 1); }
+  int last_lag() const { return n_k() - 1; }
+  int offset() const { return static_cast<int>(m_shape.offset); }
+  int last_seen() const { return m_model.direction == Direction::causal ? std::min(last_lag(), offset()) : last_lag(); }
+  int first_position() const { return first_lag() - offset(); }
+  int last_position() const { return last_seen() - offset(); }
+
+  void check_shape() const {
+    const auto& [batch, heads, n_q, n_k, d_v, offset] = m_shape;
+    constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28, most_blocks = 65535;
+    for (const auto& [name, size] : {std::pair{"n_q", n_q}, {"n_k", n_k}, {"d_v", d_v}})
+      require(size >= 0 && size <= most, name, ": expected 0 to 2^28, got ", size);
+    require(batch >= 0 && heads >= 1 && batch <= most_blocks && heads <= most_blocks &&
+                batch * heads * TileShape::column_tiles(static_cast<int>(d_v)) <= most_blocks,
+            "batch and heads: expected no negative size and a product of at most ", most_blocks, ", got ", batch,
+            " and ", heads);
+    require(offset >= -most && offset <= most, "offset: expected -2^28 to 2^28, got ", offset);
+  }
+
+  void check_model() const {
+    const auto& [direction, radius, features, positions] = m_model;
+    const auto one_or_heads = [&](std::size_t count, const char* what) {
+      require(count == 1 || static_cast<std::ptrdiff_t>(count) == m_shape.heads, what, ": expected 1 or ",
+              m_shape.heads, " (heads), got ", count);
+    };
+    one_or_heads(features.size(), "feature maps");
+    one_or_heads(positions.size(), "positions");
+    for (const FeatureModel& one : features)
+      require(one.kind == map().kind && one.d == map().d && one.m == map().m,
+              "feature maps: expected all of one kind and shape");
+    for (const PositionModel& one : positions)
+      require(one.linear == position().linear && one.first == position().first && one.index == position().index &&
+                  one.parameters.size() == position().parameters.size(),
+              "positions: expected all of one kind and shape");
+    require(d() >= 1 && d() <= 256, "input_dim: expected 1 to 256 on a GPU, got ", d());
+    require(r() <= 1024, "features: expected at most 1024 on a GPU, got ", r());
+  }
+
+  // where all keys have one norm, their exponents' largest need not be looked for: |w.x| <= |w| radius
+  void find_shift() {
+    const double radius = m_model.radius;
+    double longest = 0;
+    for (const FeatureModel& one : m_model.features)
+      for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d) {
+        double square = 0;
+        for (auto w = row; w != row + one.d; ++w) square += static_cast<double>(*w) * static_cast<double>(*w);
+        longest = std::max(longest, std::sqrt(square));
+      }
+    const bool trigonometric = map().kind == FeatureKind::trigonometric;
+    const double half = radius * radius / 2, most = trigonometric ? 0 : longest * radius;
+    constexpr double safe = 30;  // exp(-2 safe) is a float of all digits
+    m_needs_tops = map().kind != FeatureKind::elu && !(radius > 0 && most <= safe && half <= safe);
+    m_shift = static_cast<float>(trigonometric ? half : most - half);
+  }
+
+  // the parameter of a lag of slots
+  std::int32_t parameter_of(int lag) const {
+    const std::ptrdiff_t last = static_cast<std::ptrdiff_t>(position().index.size()) - 1;
+    const std::ptrdiff_t at = std::clamp<std::ptrdiff_t>(lag - m_shape.offset - position().first, 0, last);
+    return position().index[static_cast<std::size_t>(at)];
+  }
+
+  // lags at both ends whose weights are one parameter's, or zero because they are not seen
+  void find_band() {
+    const auto kind = [&](int lag) {
+      return lag > last_seen()        ? -1
+             : position().linear      ? lag - first_lag()
+             : parameter_count() == 0 ? 0
+                                      : parameter_of(lag);
+    };
+    m_band = {first_lag(), last_lag()};
+    if (lags() == 0) return;
+    while (m_band.first <= m_band.last && kind(m_band.first) == kind(first_lag())) ++m_band.first;
+    while (m_band.first <= m_band.last && kind(m_band.last) == kind(last_lag())) --m_band.last;
+  }
+
+  void send(cudaStream_t stream) {
+    std::vector<float> w, parameters;  // W's rows are filled up with zeros
+    for (const FeatureModel& one : m_model.features)
+      for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d) {
+        w.insert(w.end(), row, row + one.d);
+        w.resize(w.size() + static_cast<std::size_t>(d_padded() - one.d), 0.0f);
+      }
+    for (const PositionModel& one : m_model.positions)
+      parameters.insert(parameters.end(), one.parameters.begin(), one.parameters.end());
+    std::vector<std::int32_t> index;
+    if (!position().index.empty())
+      for (int lag = first_lag(); lag <= last_lag(); ++lag) index.push_back(parameter_of(lag));
+
+    float* sent = nullptr;
+    const auto take = [&](Scratch scratch) {
+      m_w = scratch.take<float>(w.size());
+      m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(lags()));
+      m_index = index.empty() ? nullptr : scratch.take<std::int32_t>(index.size());
+      sent = scratch.take<float>(parameters.size());
+      return scratch.bytes();
+    };
+    m_memory = DeviceMemory(take(Scratch()));
+    take(Scratch(m_memory.data()));
+    const auto copy = [&](auto* to, const auto& from) {
+      if (!from.empty())
+        check(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice, stream),
+              "sending the model to the device");
+    };
+    copy(m_w, w);
+    copy(m_index, index);
+    copy(sent, parameters);
+    queue_parameters(sent, stream);
+    check(cudaStreamSynchronize(stream), "sending the model to the device");
+  }
+
+  AttentionModel m_model;
+  PlanShape m_shape;
+  Band m_band{};
+  bool m_needs_tops = false;
+  float m_shift = 0;  // of the keys' exponents, unless their largest is looked for
+  DeviceMemory m_memory;
+  float* m_w = nullptr;             // [map, m, d_padded]
+  float* m_weights = nullptr;       // [position, lags]
+  std::int32_t* m_index = nullptr;  // [lags]
+};
+
+}  // namespace nprf::cuda

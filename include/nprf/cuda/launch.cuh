@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/cuda/runtime.hpp"
+
+namespace nprf::cuda {
+
+extern __shared__ __align__(128) unsigned char shared_bytes[];
+
+/// The shared memory that a launch asked for.
+template <class T>
+__device__ __forceinline__ T* shared_memory() {
+  return reinterpret_cast<T*>(shared_bytes);
+}
+
+/// Queues kernel(args...); more than 48 KiB of shared memory must have been allowed. Throws BackendError if the launch
+/// is refused.
+template <class... P, class... A>
+void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream,
+            A&&... args) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<A&&>(args)...), what);
+}
+
+/// Lets a kernel have so many bytes of shared memory. It is remembered for the device, not for a call.
+template <class... P>
+void allow_shared(void (*kernel)(P...), std::size_t bytes) {
+  if (bytes <= 48 * 1024) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "asking for shared memory");
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/cuda/model.hpp"
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/feature_map/positive.hpp"
+#include "nprf/feature_map/trigonometric.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/position.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+
+/// A CPU's attention in plain numbers (model.hpp): the same features, from the same seed, and the same position.
+namespace nprf::cuda {
+
+namespace detail {
+
+template <Real T>
+FeatureModel random_features(FeatureKind kind, const RandomFeatures<T>& features) {
+  const Matrix<T>& w = features.projection();  // (m,d)
+  FeatureModel model{kind, static_cast<int>(w.cols()), static_cast<int>(w.rows()), {}};
+  model.projection.resize(static_cast<std::size_t>(w.size()));
+  std::transform(w.data(), w.data() + w.size(), model.projection.begin(), [](T x) { return static_cast<float>(x); });
+  return model;
+}
+
+template <class Parameters>
+std::vector<float> floats(const Parameters& x) {
+  std::vector<float> all(static_cast<std::size_t>(x.size()));
+  for (Index k = 0; k < x.size(); ++k) all[static_cast<std::size_t>(k)] = static_cast<float>(x[k]);
+  return all;
+}
+
+}  // namespace detail
+
+template <Real T>
+FeatureModel model_of(const PositiveFeatures<T>& features) {
+  return detail::random_features<T>(FeatureKind::positive, features);
+}
+template <Real T>
+FeatureModel model_of(const HyperbolicFeatures<T>& features) {
+  return detail::random_features<T>(FeatureKind::hyperbolic, features);
+}
+template <Real T>
+FeatureModel model_of(const TrigonometricFeatures<T>& features) {
+  return detail::random_features<T>(FeatureKind::trigonometric, features);
+}
+template <Real T>
+FeatureModel model_of(const EluFeatures<T>& features) {
+  return {FeatureKind::elu, static_cast<int>(features.input_dim()), 0, {}};
+}
+
+template <Real T>
+PositionModel model_of(const NoPosition<T>&) {
+  return {};
+}
+template <Real T>
+PositionModel model_of(const RelativePosition<T>& position) {
+  PositionModel model{detail::floats(position.bias().table), -position.reach(), {}};
+  for (std::size_t k = 0; k < model.parameters.size(); ++k) model.index.push_back(static_cast<std::int32_t>(k));
+  return model;
+}
+template <Real T>
+PositionModel model_of(const T5Position<T>& position) {
+  PositionModel model{detail::floats(position.bucket_weights()), position.bias().first, {}};
+  for (Index lag = position.bias().first; lag <= position.bias().last(); ++lag)
+    model.index.push_back(static_cast<std::int32_t>(position.bucket(lag)));
+  return model;
+}
+template <Real T>
+PositionModel model_of(const AlibiPosition<T>& position) {
+  PositionModel model;
+  model.parameters = {static_cast<float>(position.slope())};
+  model.linear = true;
+  return model;
+}
+
+/// Of one head. The engine of a plan is its own: the attention's is not looked at.
+template <class F, class P>
+AttentionModel model_of(const Attention<F, P>& attention) {
+  static_assert(
+      requires { model_of(attention.features()); },
+      "nprf: on a GPU the feature map must be one of nprf's own: positive, hyperbolic, trigonometric or elu");
+  static_assert(
+      requires { model_of(attention.position()); },
+      "nprf: on a GPU the position must be one of nprf's own: none, relative, T5 or ALiBi");
+  const AttentionOptions& options = attention.options();
+  AttentionModel model{options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}};
+  model.features.push_back(model_of(attention.features()));
+  model.positions.push_back(model_of(attention.position()));
+  return model;
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include "nprf/cuda/banded.cuh"
+#include "nprf/cuda/device_matrix.hpp"
+#include "nprf/cuda/device_model.cuh"
+#include "nprf/cuda/direct.cuh"
+#include "nprf/cuda/features.cuh"
+#include "nprf/cuda/finish.cuh"
+#include "nprf/cuda/runtime.hpp"
+#include "nprf/cuda/scratch.hpp"
+#include "nprf/cuda/transforms.cuh"
+
+namespace nprf::cuda {
+
+/// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, no position, in
+/// linear time. cufft: any position in n log n.
+enum class Engine { automatic, direct, banded, cufft };
+
+constexpr std::string_view name(Engine engine) {
+  switch (engine) {
+    case Engine::automatic: return "automatic";
+    case Engine::direct: return "direct";
+    case Engine::banded: return "banded";
+    case Engine::cufft: return "cufft";
+  }
+  return "unknown";
+}
+
+/// How a plan works.
+struct PlanOptions {
+  Engine engine = Engine::automatic;
+  bool owns_workspace = true;                      // false: each call brings its own
+  std::size_t slab_bytes = std::size_t{64} << 20;  // of columns that Engine::cufft transforms at a time
+};
+
+/// What one call adds.
+struct PlanCall {
+  const bool* key_mask = nullptr;  // on the device, [batch, n_k]: false is padding; null: none is
+  void* workspace = nullptr;       // on the device, workspace_bytes() of it, aligned to 256; null: the plan's own
+};
+
+/// Kernelized attention with a bias for the distance between tokens on a GPU (attention.hpp has the formula), for one
+/// set of sizes, ready to be called: a call allocates nothing, waits for nothing, and may be captured in a graph.
+///
+///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
+///     plan.forward(q, k, v, y, stream);      // views of memory on the device
+///
+/// S is what queries, keys, values and y are stored as. A plan belongs to the device that was current when it was made.
+/// One call at a time uses the plan's own workspace; calls with workspaces of their own may run at once.
+template <Storage S>
+class AttentionPlan {
+ public:
+  using View = DeviceMatrixView<const S>;
+
+  /// Waits until what it sends to the device has arrived. Throws InvalidArgument for sizes that do not fit,
+  /// BackendError where there is no device of compute capability 7.0 or newer, or not enough memory.
+  AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
+                cudaStream_t stream = nullptr)
+      : m_device(Device::current()), m_model(std::move(model), shape, stream), m_engine(options.engine) {
+    if (m_engine == Engine::automatic) m_engine = cheapest();
+    if (m_engine == Engine::direct) choose_parts();
+    if (m_engine == Engine::cufft) make_transforms(options.slab_bytes, stream);
+    Scratch count;
+    take(count);
+    m_bytes = count.bytes();
+    if (options.owns_workspace) m_workspace = DeviceMemory(m_bytes);
+  }
+
+  const AttentionModel& model() const { return m_model.model(); }
+  const PlanShape& shape() const { return m_model.shape(); }
+  Engine engine() const { return m_engine; }
+
+  /// Scratch memory of a call.
+  std::size_t workspace_bytes() const { return m_bytes; }
+
+  /// The positions' parameters from here on, [position, parameter] on the device: those of a training step, say. The
+  /// weights are computed in the stream, not while calls run in others. Throws InvalidArgument for a null pointer.
+  void set_parameters(const float* parameters, cudaStream_t stream) {
+    m_model.queue_parameters(parameters, stream);
+    queue_spectrum(stream);
+  }
+
+  /// q [batch, heads, n_q, d], k [.., n_k, d], v [.., n_k, d_v] -> y [.., n_q, d_v]. A row that sees no key is zero.
+  /// Throws InvalidArgument for views that do not have these shapes, BackendError for what CUDA refuses: a stream of
+  /// another device, say.
+  void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
+               cudaStream_t stream) const {
+    const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+    check_matrix(q, "q", batch, heads, n_q, m_model.d());
+    check_matrix(k, "k", batch, heads, n_k, m_model.d());
+    check_matrix(v, "v", batch, heads, n_k, d_v);
+    check_matrix(y, "y", batch, heads, n_q, d_v);
+    const Arrays arrays = arrays_of(call);
+    queue_features(m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q), m_model.z(), stream);
+    queue_features(m_model.features<S>(k, false, call.key_mask, arrays.tops, arrays.phi_k), m_model.z(), stream);
+    const auto phi = [&](const float* data, int n) {
+      return Operand<float>::by_channel(data, m_model.heads(), n, m_model.r());
+    };
+    queue_product({phi(arrays.phi_q, m_model.n_q()), phi(arrays.phi_k, m_model.n_k()),
+                   Columns<S>{Operand<S>(v), call.key_mask}, m_model.weights()},
+                  arrays, stream);
+    queue_finish(FinishTask<S>{arrays.N, arrays.D, m_parts, m_model.z(), m_model.n_q(), m_model.d_v(), m_model.heads(),
+                               y, arrays.counts},
+                 stream);
+  }
+  void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
+               cudaStream_t stream = nullptr) const {
+    forward(q, k, v, y, {}, stream);
+  }
+
+  /// What the last call with this workspace did, on the device.
+  const Counts* counts(const PlanCall& call = {}) const { return arrays_of(call).counts; }
+
+ private:
+  // a call's scratch memory
+  struct Arrays {
+    float *phi_q, *phi_k;   // [z, r, n_q] [z, r, n_k]
+    float *N, *D;           // [part, z, n_q, d_v] [part, z, n_q]
+    int* tops;              // [z]
+    float *before, *after;  // of Engine::banded
+    TransformEngine::Arrays transforms;
+    Counts* counts;
+  };
+
+  // by flops and bytes: tiles at 30 TFLOP/s, slabs that pass through memory ten times at 3 TB/s
+  Engine cheapest() const {
+    const double n_q = m_model.n_q(), n_k = m_model.n_k(), r = m_model.r(), columns = m_model.d_v() + 1;
+    const double band = std::min<double>(n_k, m_model.band().last - m_model.band().first + 1 + 3 * TileShape::tile);
+    constexpr double flops = 30e12, bytes = 3e12;
+    const double direct = 2 * n_q * n_k * (r + columns) / flops;
+    const double banded = (2 * n_q * band * (r + columns) + 4 * (n_q + n_k) * r * columns) / flops;
+    const double cufft = 10 * 8 * (n_q + n_k) * r * (columns / 2) / bytes;
+    if (banded <= std::min(direct, cufft)) return Engine::banded;
+    return direct <= cufft ? Engine::direct : Engine::cufft;
+  }
+
+  // as many parts of the keys as give every multiprocessor two blocks, each part a tile at least
+  void choose_parts() {
+    const std::ptrdiff_t blocks = static_cast<std::ptrdiff_t>(TileShape::tiles(m_model.n_q())) * m_model.z() *
+                                  TileShape::column_tiles(m_model.d_v());
+    const std::ptrdiff_t wanted = 2 * m_device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
+    constexpr int most = 32;
+    m_parts =
+        static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(m_model.n_k() / TileShape::tile, 1, most)));
+  }
+
+  void make_transforms(std::size_t slab_bytes, cudaStream_t stream) {
+    m_transforms = TransformEngine(m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), m_model.z(),
+                                   m_model.positions(), slab_bytes);
+    const auto take_tables = [&](Scratch scratch) {
+      m_spectrum = scratch.take<float2>(static_cast<std::size_t>(m_transforms.length()) *
+                                        static_cast<std::size_t>(m_model.positions()));
+      m_spectrum_workspace = m_transforms.take_for_spectrum(scratch);
+      return scratch.bytes();
+    };
+    m_tables = DeviceMemory(take_tables(Scratch()));
+    take_tables(Scratch(m_tables.data()));
+    queue_spectrum(stream);
+    check(cudaStreamSynchronize(stream), "transforming the weights");
+  }
+
+  void queue_spectrum(cudaStream_t stream) const {
+    if (m_engine != Engine::cufft) return;
+    const std::scoped_lock lock(*m_mutex);
+    m_transforms.queue_spectrum(m_model.weights(), m_model.positions(), m_spectrum, m_spectrum_workspace, stream);
+  }
+
+  Arrays take(Scratch& scratch) const {
+    const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
+    const int z = m_model.z(), n_q = m_model.n_q(), r = m_model.r(), p = m_model.d_v();
+    Arrays arrays{};
+    arrays.phi_q = scratch.take<float>(size(z, r, n_q));
+    arrays.phi_k = scratch.take<float>(size(z, r, m_model.n_k()));
+    arrays.N = scratch.take<float>(size(m_parts, z, n_q, p));
+    arrays.D = scratch.take<float>(size(m_parts, z, n_q));
+    arrays.tops = scratch.take<int>(m_model.needs_tops() ? size(z) : 0);
+    if (m_engine == Engine::banded) {
+      const std::size_t sums = size(z, (m_model.n_k() + BandedTask<S>::chunk - 1) / BandedTask<S>::chunk + 1, r, p + 1);
+      arrays.before = scratch.take<float>(sums);
+      arrays.after = scratch.take<float>(sums);
+    }
+    if (m_engine == Engine::cufft) arrays.transforms = m_transforms.take(scratch);
+    arrays.counts = scratch.take<Counts>(1);
+    return arrays;
+  }
+
+  Arrays arrays_of(const PlanCall& call) const {
+    void* memory = call.workspace ? call.workspace : m_workspace.data();
+    require(memory != nullptr,
+            "workspace: expected memory of the call's, since the plan owns none, got a null pointer");
+    require(reinterpret_cast<std::size_t>(memory) % Scratch::alignment == 0, "workspace: expected memory aligned to ",
+            Scratch::alignment, " bytes, got an address that is not");
+    Scratch scratch(memory);
+    return take(scratch);
+  }
+
+  void queue_product(const TileTask<S>& task, const Arrays& arrays, cudaStream_t stream) const {
+    switch (m_engine) {
+      case Engine::cufft: {
+        const std::scoped_lock lock(*m_mutex);
+        const std::ptrdiff_t stride = m_model.positions() > 1 ? m_transforms.length() : 0;
+        m_transforms.queue(task, m_model.z(), m_spectrum, stride, arrays.N, arrays.D, arrays.transforms, stream);
+        break;
+      }
+      case Engine::banded:
+        queue_banded(BandedTask<S>{task, m_model.band().first, m_model.band().last, arrays.before, arrays.after,
+                                   arrays.N, arrays.D},
+                     m_model.z(), stream);
+        break;
+      default: queue_direct(DirectTask<S>{task, m_parts, arrays.N, arrays.D}, m_model.z(), stream);
+    }
+  }
+
+  Device m_device;
+  DeviceModel m_model;
+  Engine m_engine;
+  int m_parts = 1;
+  TransformEngine m_transforms;
+  DeviceMemory m_tables, m_workspace;
+  float2* m_spectrum = nullptr;  // [position, length]
+  std::byte* m_spectrum_workspace = nullptr;
+  std::size_t m_bytes = 0;
+  std::unique_ptr<std::mutex> m_mutex = std::make_unique<std::mutex>();  // cuFFT's plans are told where to work
+};
+
+}  // namespace nprf::cuda

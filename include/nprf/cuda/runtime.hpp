@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "nprf/core/error.hpp"
+
+namespace nprf::cuda {
+
+/// Throws BackendError with what was tried and the runtime's own words unless the call succeeded.
+inline void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // an error that the device survives is told once
+  throw BackendError(
+      nprf::detail::sentence("CUDA: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")"));
+}
+
+/// What the current device is.
+struct Device {
+  int number = 0;
+  int capability = 0;  // ten times the version: 70 for Volta, 90 for Hopper
+  int multiprocessors = 0;
+  std::size_t shared_bytes = 0;  // that one block may have
+
+  /// Throws BackendError where there is none, or one older than Volta.
+  static Device current() {
+    Device device;
+    int count = 0, major = 0, minor = 0, shared = 0;
+    check(cudaGetDeviceCount(&count), "looking for a device");
+    check(cudaGetDevice(&device.number), "asking for the current device");
+    const auto ask = [&](int& value, cudaDeviceAttr attribute) {
+      check(cudaDeviceGetAttribute(&value, attribute, device.number), "asking what the device is");
+    };
+    ask(major, cudaDevAttrComputeCapabilityMajor);
+    ask(minor, cudaDevAttrComputeCapabilityMinor);
+    ask(device.multiprocessors, cudaDevAttrMultiProcessorCount);
+    ask(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    device.capability = 10 * major + minor;
+    device.shared_bytes = static_cast<std::size_t>(shared);
+    if (device.capability < 70)
+      throw BackendError(nprf::detail::sentence(
+          "CUDA: expected a device of compute capability 7.0 (Volta) or newer, got ", major, ".", minor));
+    return device;
+  }
+};
+
+/// Memory of the current device, freed with it.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  /// Throws BackendError if there is not so much.
+  explicit DeviceMemory(std::size_t bytes) : m_bytes(bytes) {
+    if (bytes == 0) return;
+    const cudaError_t status = cudaMalloc(&m_data, bytes);
+    if (status != cudaSuccess) check(status, nprf::detail::sentence("allocating ", bytes, " bytes").c_str());
+  }
+  DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~DeviceMemory() { cudaFree(m_data); }
+
+  void* data() const { return m_data; }
+  std::size_t bytes() const { return m_bytes; }
+
+ private:
+  void swap(DeviceMemory& other) noexcept {
+    std::swap(m_data, other.m_data);
+    std::swap(m_bytes, other.m_bytes);
+  }
+
+  void* m_data = nullptr;
+  std::size_t m_bytes = 0;
+};
+
+}  // namespace nprf::cuda

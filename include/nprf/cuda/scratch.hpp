@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+namespace nprf::cuda {
+
+/// Arrays one behind the other in a piece of memory, each aligned to 256 bytes; without memory it counts the bytes.
+class Scratch {
+ public:
+  explicit Scratch(void* memory = nullptr) : m_memory(static_cast<std::byte*>(memory)) {}
+
+  template <class T>
+  T* take(std::size_t count) {
+    std::byte* at = m_memory ? m_memory + m_bytes : nullptr;
+    m_bytes += (count * sizeof(T) + alignment - 1) / alignment * alignment;
+    return reinterpret_cast<T*>(at);
+  }
+
+  std::size_t bytes() const { return m_bytes; }
+
+  static constexpr std::size_t alignment = 256;
+
+ private:
+  std::byte* m_memory;
+  std::size_t m_bytes = 0;
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <concepts>
+
+namespace nprf::cuda {
+
+/// What queries, keys, values and outputs may be stored as; all arithmetic on them is float's.
+template <class S>
+concept Storage = std::same_as<S, float> || std::same_as<S, __half> || std::same_as<S, __nv_bfloat16>;
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+__device__ __forceinline__ void store(float* to, float x) { *to = x; }
+__device__ __forceinline__ void store(__half* to, float x) { *to = __float2half_rn(x); }
+__device__ __forceinline__ void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+
+}  // namespace nprf::cuda

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "nprf/attention/attention.hpp"
+#include "nprf/cuda.hpp"
+#include "support/random.hpp"
+
+namespace nprf::test {
+
+/// Queries, keys and values of one head, for a plan and for the CPU.
+struct PlanCase {
+  PlanCase(const cuda::PlanShape& shape_, const cuda::PlanOptions& options_, Index d)
+      : shape(shape_),
+        options(options_),
+        q(normal<float>(shape.n_q, d, 1)),
+        k(normal<float>(shape.n_k, d, 2)),
+        v(normal<float>(shape.n_k, shape.d_v, 3)) {}
+
+  template <class S = float, class F, class P>
+  std::unique_ptr<cuda::AttentionPlan<S>> plan(const Attention<F, P>& attention) const {
+    return std::make_unique<cuda::AttentionPlan<S>>(cuda::model_of(attention), shape, options);
+  }
+
+  /// y of a plan, which was NaN before.
+  template <class S>
+  Matrix<float> result(const cuda::AttentionPlan<S>& plan, const cuda::PlanCall& call = {},
+                       cuda::Counts* counts = nullptr) const {
+    const DeviceArray<S> dq(stored<S>(q)), dk(stored<S>(k)), dv(stored<S>(v)),
+        dy(stored<S>(Matrix<float>::Constant(shape.n_q, shape.d_v, std::numeric_limits<float>::quiet_NaN())));
+    plan.forward({dq.data(), q.rows(), q.cols()}, {dk.data(), k.rows(), k.cols()}, {dv.data(), v.rows(), v.cols()},
+                 {dy.data(), shape.n_q, shape.d_v}, call, nullptr);
+    if (counts) {
+      cuda::check(cudaMemcpyAsync(counts, plan.counts(call), sizeof(*counts), cudaMemcpyDeviceToHost, nullptr),
+                  "counts");
+      cuda::check(cudaStreamSynchronize(nullptr), "counts");
+    }
+    return as_floats(dy.fetch(), shape.n_q, shape.d_v);
+  }
+  template <class S = float, class F, class P>
+  Matrix<float> result(const Attention<F, P>& attention, cuda::Counts* counts = nullptr) const {
+    return result<S>(*plan<S>(attention), {}, counts);
+  }
+
+  /// The largest |y - the CPU's y in double| over the largest |v|, of what is stored as S.
+  template <class S, class F, class P>
+  double error(const Attention<F, P>& attention, const cuda::AttentionPlan<S>& plan,
+               const cuda::PlanCall& call = {}) const {
+    const auto as_stored = [](const Matrix<float>& x) { return as_floats(stored<S>(x), x.rows(), x.cols()); };
+    const Matrix<float> expected =
+        attention(as_stored(q), as_stored(k), as_stored(v), {.offset = shape.offset, .tolerance = 1e-6});
+    const Matrix<float> y = result<S>(plan, call);
+    const double largest = static_cast<double>(v.size() == 0 ? 1.0f : v.cwiseAbs().maxCoeff());
+    double worst = 0;
+    for (Index i = 0; i < y.size(); ++i) {
+      const double off = std::abs(static_cast<double>(y.data()[i]) - static_cast<double>(expected.data()[i]));
+      if (!(off <= worst)) worst = std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
+    }
+    return worst / largest;
+  }
+  template <class S = float, class F, class P>
+  double error(const Attention<F, P>& attention) const {
+    return error<S>(attention, *plan<S>(attention));
+  }
+
+  cuda::PlanShape shape;
+  cuda::PlanOptions options;
+  Matrix<float> q, k, v;
+};
+
+}  // namespace nprf::test

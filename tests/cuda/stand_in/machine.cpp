@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: MIT
+#include "cuda/stand_in/machine.hpp"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "cuda/stand_in/cuda_runtime.h"
+
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+#define STAND_IN_ASAN
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define STAND_IN_ASAN
+#endif
+#ifdef STAND_IN_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+// the one piece of shared memory, which device code declares (launch.cuh)
+namespace nprf::cuda {
+constexpr std::size_t most_shared = 256 * 1024;
+extern unsigned char shared_bytes[];
+alignas(128) unsigned char shared_bytes[most_shared];
+}  // namespace nprf::cuda
+
+namespace stand_in {
+
+namespace {
+
+using nprf::cuda::most_shared;
+using nprf::cuda::shared_bytes;
+
+constexpr int warp = 32, most_threads = 1024;
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "stand-in for CUDA: %s\n", what);
+  std::abort();
+}
+
+// what AddressSanitizer knows of a stack
+struct Stack {
+  const void* bottom = nullptr;
+  std::size_t size = 0;
+  void* fake = nullptr;
+  ucontext_t context{};
+};
+
+// each of the two is said once by whoever leaves, and once by whoever arrives
+void leave([[maybe_unused]] Stack& from, [[maybe_unused]] const Stack& to) {
+#ifdef STAND_IN_ASAN
+  __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.size);
+#endif
+}
+void arrive([[maybe_unused]] const Stack& on, [[maybe_unused]] Stack& from) {
+#ifdef STAND_IN_ASAN
+  __sanitizer_finish_switch_fiber(on.fake, &from.bottom, &from.size);
+#endif
+}
+
+enum class State { runs, at_block, at_warp, done };
+
+// A stack on which threads run one after another, until one of them waits: then it is that thread's.
+struct Fibre {
+  Fibre() : memory(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    if (memory == MAP_FAILED) fail("no memory for a thread's stack");
+    stack.bottom = memory;
+    stack.size = bytes;
+  }
+  Fibre(const Fibre&) = delete;
+  ~Fibre() { munmap(memory, bytes); }
+
+  static constexpr std::size_t bytes = 256 * 1024;
+  void* memory;
+  Stack stack;
+};
+
+struct Machine {
+  Stack scheduler;
+  std::vector<std::unique_ptr<Fibre>> fibres;
+  std::vector<Fibre*> idle;
+  Fibre* fibre = nullptr;  // that runs
+  std::vector<int> order;  // of the threads
+  const std::function<void()>* body = nullptr;
+  int now = 0, started = 0;  // the thread that runs, and how many have begun
+  State states[most_threads];
+  Fibre* waiting[most_threads];
+  Place thread{}, block{}, blocks{}, block_size{};
+  alignas(16) unsigned char slots[most_threads / warp][warp * slot_bytes];
+  bool brought[most_threads];
+  std::map<const void*, std::size_t> allowed;  // shared memory, of kernels
+};
+
+Machine& machine() {
+  static Machine one;
+  return one;
+}
+
+void become(int t) {
+  Machine& m = machine();
+  const unsigned k = static_cast<unsigned>(t);
+  m.now = t;
+  m.thread = {k % m.block_size.x, k / m.block_size.x % m.block_size.y, k / m.block_size.x / m.block_size.y};
+}
+
+void to_scheduler() {
+  Fibre& from = *machine().fibre;
+  leave(from.stack, machine().scheduler);
+  swapcontext(&from.stack.context, &machine().scheduler.context);
+  arrive(from.stack, machine().scheduler);
+}
+
+void to_fibre(Fibre& to) {
+  Machine& m = machine();
+  m.fibre = &to;
+  leave(m.scheduler, to.stack);
+  swapcontext(&m.scheduler.context, &to.stack.context);
+  arrive(m.scheduler, to.stack);
+}
+
+void entry() {
+  Machine& m = machine();
+  Fibre& self = *m.fibre;
+  arrive(self.stack, m.scheduler);
+  for (;;) {
+    while (m.started < static_cast<int>(m.order.size())) {
+      const int t = m.order[static_cast<std::size_t>(m.started++)];
+      become(t);
+      m.states[t] = State::runs;
+      (*m.body)();
+      m.states[m.now] = State::done;
+    }
+    m.idle.push_back(&self);
+    to_scheduler();
+  }
+}
+
+Fibre& idle_fibre() {
+  Machine& m = machine();
+  if (m.idle.empty()) {
+    auto& fibre = m.fibres.emplace_back(std::make_unique<Fibre>());
+    getcontext(&fibre->stack.context);
+    fibre->stack.context.uc_stack = {fibre->memory, 0, Fibre::bytes};
+    makecontext(&fibre->stack.context, entry, 0);
+    fibre->stack.context.uc_stack = {};  // AddressSanitizer would clear what it knows of all of it at each switch
+    return *fibre;
+  }
+  Fibre& fibre = *m.idle.back();
+  m.idle.pop_back();
+  return fibre;
+}
+
+// lets go on whoever has waited for all; false if nobody has
+bool release() {
+  Machine& m = machine();
+  const int count = static_cast<int>(m.order.size());
+  const auto all = [&](int begin, int end, State s) {
+    if (!std::all_of(m.states + begin, m.states + end, [s](State state) { return state == s; })) return false;
+    std::fill(m.states + begin, m.states + end, State::runs);
+    return true;
+  };
+  bool some = all(0, count, State::at_block);
+  for (int begin = 0; begin < count; begin += warp) some |= all(begin, std::min(begin + warp, count), State::at_warp);
+  return some;
+}
+
+void run_block() {
+  Machine& m = machine();
+  const int count = static_cast<int>(m.order.size());
+  m.started = 0;
+  while (m.started < count) to_fibre(idle_fibre());
+  for (;;) {
+    if (std::all_of(m.states, m.states + count, [](State s) { return s == State::done; })) return;
+    if (!release()) fail("some threads wait at a barrier that the others do not come to");
+    for (const int t : m.order)
+      if (m.states[t] == State::runs) {
+        become(t);
+        to_fibre(*m.waiting[t]);
+      }
+  }
+}
+
+void set_order(int count) {
+  static std::mt19937 shuffle(1);
+  std::vector<int>& order = machine().order;
+  order.resize(static_cast<std::size_t>(count));
+  std::iota(order.begin(), order.end(), 0);
+  if (settings().order == Settings::Order::backward) std::reverse(order.begin(), order.end());
+  if (settings().order == Settings::Order::shuffled) std::shuffle(order.begin(), order.end(), shuffle);
+}
+
+std::map<void*, std::size_t>& allocations() {
+  static std::map<void*, std::size_t> all;
+  return all;
+}
+
+std::size_t allocated() {
+  std::size_t bytes = 0;
+  for (const auto& [pointer, size] : allocations()) bytes += size;
+  return bytes;
+}
+
+cudaError_t last_error = cudaSuccess;
+int current = 0;  // device
+
+cudaError_t returned(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
+cudaError_t with_device(cudaError_t error = cudaSuccess) {
+  return returned(settings().devices == 0 ? cudaErrorNoDevice : error);
+}
+
+}  // namespace
+
+Settings& settings() {
+  static Settings one;
+  return one;
+}
+Counts& counts() {
+  static Counts one;
+  return one;
+}
+
+const Place& thread() { return machine().thread; }
+const Place& block() { return machine().block; }
+const Place& blocks() { return machine().blocks; }
+const Place& threads() { return machine().block_size; }
+int lane() { return machine().now % warp; }
+unsigned char* warp_slots() { return machine().slots[machine().now / warp]; }
+
+void wait(For whom) {
+  Machine& m = machine();
+  m.states[m.now] = whom == For::block ? State::at_block : State::at_warp;
+  m.waiting[m.now] = m.fibre;
+  to_scheduler();
+}
+
+bool any_of_block(bool mine) {
+  Machine& m = machine();
+  m.brought[m.now] = mine;
+  wait(For::block);
+  const bool any =
+      std::any_of(m.brought, m.brought + m.block_size.x * m.block_size.y * m.block_size.z, [](bool b) { return b; });
+  wait(For::block);
+  return any;
+}
+
+int allow_shared(const void* kernel, int bytes) {
+  if (bytes < 0 || static_cast<std::size_t>(bytes) > settings().shared_bytes) return returned(cudaErrorInvalidValue);
+  machine().allowed[kernel] = static_cast<std::size_t>(bytes);
+  return with_device();
+}
+
+int launch(Place grid, Place block, std::size_t shared, const Stream* stream, const void* kernel,
+           const std::function<void()>& body) {
+  if (settings().devices == 0) return with_device();
+  if (stream && stream->device != current) return returned(cudaErrorInvalidResourceHandle);
+  Machine& m = machine();
+  const std::size_t threads = std::size_t{block.x} * block.y * block.z;
+  const auto allowed = m.allowed.find(kernel);
+  const std::size_t most = allowed == m.allowed.end() ? 48 * 1024 : std::max<std::size_t>(allowed->second, 48 * 1024);
+  if (threads == 0 || threads > most_threads || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff ||
+      grid.y > 65535 || grid.z > 65535 || block.z > 64)
+    return returned(cudaErrorInvalidConfiguration);
+  if (shared > most) return returned(cudaErrorInvalidValue);
+  ++counts().launches;
+  m.body = &body;
+  m.blocks = grid;
+  m.block_size = block;
+#ifdef STAND_IN_ASAN
+  ASAN_POISON_MEMORY_REGION(shared_bytes + shared, most_shared - shared);
+#endif
+  for (m.block.z = 0; m.block.z < grid.z; ++m.block.z)
+    for (m.block.y = 0; m.block.y < grid.y; ++m.block.y)
+      for (m.block.x = 0; m.block.x < grid.x; ++m.block.x) {
+        std::memset(shared_bytes, 0xff, shared);  // NaN
+        set_order(static_cast<int>(threads));
+        run_block();
+      }
+#ifdef STAND_IN_ASAN
+  ASAN_UNPOISON_MEMORY_REGION(shared_bytes, most_shared);
+#endif
+  return cudaSuccess;
+}
+
+}  // namespace stand_in
+
+using namespace stand_in;
+
+const char* cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+  }
+  return "unrecognized error code";
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+  }
+  return "unrecognized error code";
+}
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  if (settings().devices > 0) *count = settings().devices;
+  return with_device();
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = current;
+  return with_device();
+}
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= settings().devices) return with_device(cudaErrorInvalidDevice);
+  current = device;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (device < 0 || device >= settings().devices) return with_device(cudaErrorInvalidDevice);
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount: *value = settings().multiprocessors; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = settings().capability / 10; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = settings().capability % 10; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(settings().shared_bytes); break;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
+  if (settings().devices == 0) return with_device();
+  if (bytes > settings().memory_bytes - std::min(settings().memory_bytes, allocated()))
+    return returned(cudaErrorMemoryAllocation);
+  ++counts().allocations;
+  *pointer = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  std::memset(*pointer, 0xff, bytes);
+#ifdef STAND_IN_ASAN
+  ASAN_POISON_MEMORY_REGION(static_cast<unsigned char*>(*pointer) + bytes, (bytes + 255) / 256 * 256 - bytes);
+#endif
+  allocations()[*pointer] = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* pointer) {
+  if (!pointer) return with_device();
+  const auto at = allocations().find(pointer);
+  if (at == allocations().end()) return with_device(cudaErrorInvalidValue);
+  ++counts().frees;
+#ifdef STAND_IN_ASAN
+  ASAN_UNPOISON_MEMORY_REGION(pointer, (at->second + 255) / 256 * 256);
+#endif
+  allocations().erase(at);
+  std::free(pointer);
+  return with_device();
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  ++counts().copies;
+  if (settings().devices > 0) std::memcpy(to, from, bytes);
+  return with_device();
+}
+cudaError_t cudaMemsetAsync(void* to, int byte, std::size_t bytes, cudaStream_t) {
+  if (settings().devices > 0) std::memset(to, byte, bytes);
+  return with_device();
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  if (settings().devices > 0) *stream = new Stream{current};
+  return with_device();
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return with_device();
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  ++counts().synchronizations;
+  return with_device();
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  // whatever lies in an allocation is the device's
+  const auto next = allocations().upper_bound(const_cast<void*>(pointer));
+  bool on_device = false;
+  if (next != allocations().begin()) {
+    const auto& [start, bytes] = *std::prev(next);
+    on_device = static_cast<const unsigned char*>(pointer) < static_cast<unsigned char*>(start) + bytes;
+  }
+  void* of_device = on_device ? const_cast<void*>(pointer) : nullptr;
+  *attributes = {on_device ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered, on_device ? 0 : -2, of_device, nullptr};
+  return with_device();
+}
