@@ -63,7 +63,8 @@ void check_bias(const LagBias<T>& bias) {
   for (Index l = 0; l < bias.table.size(); ++l)
     require(bias.table[l] < std::numeric_limits<T>::infinity(), "bias.table[", l,
             "]: expected a finite number or -infinity, got ", bias.table[l]);
-  for (const T slope : {bias.slope_before, bias.slope_after})
+  const T slopes[] = {bias.slope_before, bias.slope_after};
+  for (const T slope : slopes)
     require(std::abs(slope) <= T(1e30), "bias slope: expected a number between -1e30 and 1e30, got ", slope);
 }
 

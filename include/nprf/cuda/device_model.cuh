@@ -71,23 +71,17 @@ class DeviceModel {
 
   /// Features of queries, or of keys, whose largest exponents are in tops [z] if they are needed.
   template <Storage S>
-  FeatureTask<S> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask, int* tops,
-                          float* phi) const {
+  FeatureTask<S> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask, int* tops, float* phi,
+                          int stride) const {
     const bool estimates_exp = map().kind != FeatureKind::elu;
     const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
-    return {Operand<S>(x),
-            queries ? nullptr : key_mask,
-            m_w,
-            m_model.features.size() > 1 ? static_cast<std::ptrdiff_t>(map().m) * d_padded() : 0,
-            map().kind,
-            map().m,
-            d_padded(),
-            static_cast<float>(m_model.radius),
-            scale,
-            queries,
-            m_shift,
-            !queries && m_needs_tops ? tops : nullptr,
-            phi};
+    return {Operand<S>(x), queries ? nullptr : key_mask,
+            m_w,           m_model.features.size() > 1 ? static_cast<std::ptrdiff_t>(map().m) * d_padded() : 0,
+            map().kind,    map().m,
+            d_padded(),    static_cast<float>(m_model.radius),
+            scale,         queries,
+            m_shift,       !queries && m_needs_tops ? tops : nullptr,
+            phi,           stride};
   }
 
  private:

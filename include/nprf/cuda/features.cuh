@@ -11,7 +11,7 @@ namespace nprf::cuda {
 
 /// The features of queries or of keys, normalised on the way:
 ///
-///     phi [z, r, n]        phi(x') of x' = radius x / |x|, or of x' = scale x
+///     phi [z, r, stride]   phi(x') of x' = radius x / |x|, or of x' = scale x
 ///
 /// queries: the largest feature of each row is 1, or its own factor is left out. keys: all of one z are divided by
 /// exp(shift), or by the largest of them. O(n d m) time, no scratch memory but tops.
@@ -28,6 +28,7 @@ struct FeatureTask {
   float shift;  // of keys, if their exponents are known to be near it
   int* tops;    // [z]: the largest exponent, as ordered(); null: `shift` is used
   float* phi;
+  int stride;  // n at least: zeros from n on
 };
 
 /// An int for each float, in the same order.
@@ -100,8 +101,12 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
       task.mask && t0 + t < n && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + t0 + t];
   const bool inside = t0 + t < n;
   const int m = task.m, r = task.kind == FeatureKind::elu ? d : task.kind == FeatureKind::positive ? m : 2 * m;
-  float* phi = task.phi + static_cast<std::ptrdiff_t>(z) * r * n + t0 + t;
-  const auto put = [&](int f, float value) { phi[static_cast<std::ptrdiff_t>(f) * n] = padding ? 0.0f : value; };
+  float* phi = task.phi + static_cast<std::ptrdiff_t>(z) * r * task.stride + t0 + t;
+  const auto put = [&](int f, float value) {
+    phi[static_cast<std::ptrdiff_t>(f) * task.stride] = padding ? 0.0f : value;
+  };
+  if (!tops_only && !inside && t0 + t < task.stride)
+    for (int f = g; f < r; f += Shape::groups) put(f, 0.0f);
   const bool exponential = task.kind == FeatureKind::positive || task.kind == FeatureKind::hyperbolic;
   const float nothing = -3.402823466e38f;
   float shift = task.tops && !tops_only && !task.queries ? from_ordered(task.tops[z]) : task.shift;
@@ -168,7 +173,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
   if (!inside) return;
   for (int f0 = g * at_once; f0 < m; f0 += Shape::groups * at_once)
     for (int f = f0; f < f0 + at_once && f < m; ++f) {
-      const float z_f = phi[static_cast<std::ptrdiff_t>(f) * n];
+      const float z_f = phi[static_cast<std::ptrdiff_t>(f) * task.stride];
       put(f, expf(z_f - top));
       if (task.kind == FeatureKind::hyperbolic) put(m + f, expf(-z_f - top));
     }
@@ -177,8 +182,8 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
 /// Queues the features of a task; where `tops` is not null it is set first.
 template <Storage S>
 void queue_features(const FeatureTask<S>& task, int z, cudaStream_t stream) {
-  if (task.x.tokens == 0 || z == 0) return;
-  const dim3 grid{static_cast<unsigned>((task.x.tokens + FeatureShape::tokens - 1) / FeatureShape::tokens),
+  if (task.stride == 0 || z == 0) return;
+  const dim3 grid{static_cast<unsigned>((task.stride + FeatureShape::tokens - 1) / FeatureShape::tokens),
                   static_cast<unsigned>(z), 1};
   const dim3 block{FeatureShape::threads, 1, 1};
   const std::size_t shared = FeatureShape::shared(task.d_padded);

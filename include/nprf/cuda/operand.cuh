@@ -23,14 +23,14 @@ struct Operand {
         tokens(static_cast<int>(x.tokens)),
         channels(static_cast<int>(x.channels)) {}
 
-  /// Of scratch memory [z, channels, tokens].
-  static Operand by_channel(const S* data, int heads, int tokens, int channels) {
+  /// Of scratch memory [z, channels, stride].
+  static Operand by_channel(const S* data, int heads, int tokens, int channels, int stride) {
     Operand x;
     x.data = data;
-    x.head_stride = static_cast<std::ptrdiff_t>(channels) * tokens;
+    x.head_stride = static_cast<std::ptrdiff_t>(channels) * stride;
     x.batch_stride = heads * x.head_stride;
     x.token_stride = 1;
-    x.channel_stride = tokens;
+    x.channel_stride = stride;
     x.heads = heads;
     x.tokens = tokens;
     x.channels = channels;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include "nprf/cuda/direct.cuh"
 #include "nprf/cuda/features.cuh"
 #include "nprf/cuda/finish.cuh"
+#include "nprf/cuda/fused_engine.cuh"
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
 #include "nprf/cuda/transforms.cuh"
@@ -21,14 +23,19 @@
 namespace nprf::cuda {
 
 /// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, no position, in
-/// linear time. cufft: any position in n log n.
-enum class Engine { automatic, direct, banded, cufft };
+/// linear time. fused: any position in n log n, up to 16384 tokens, by transforms in shared memory. cufft: any position
+/// in n log n, by transforms through memory.
+///
+/// Rounding of transforms is relative to the largest rows: where a bias rises or is sharp, and for causal weights, rows
+/// may be off by any amount, and nothing tells. The automatic engine takes none of them for causal attention.
+enum class Engine { automatic, direct, banded, fused, cufft };
 
 constexpr std::string_view name(Engine engine) {
   switch (engine) {
     case Engine::automatic: return "automatic";
     case Engine::direct: return "direct";
     case Engine::banded: return "banded";
+    case Engine::fused: return "fused";
     case Engine::cufft: return "cufft";
   }
   return "unknown";
@@ -67,7 +74,12 @@ class AttentionPlan {
       : m_device(Device::current()), m_model(std::move(model), shape, stream), m_engine(options.engine) {
     if (m_engine == Engine::automatic) m_engine = cheapest();
     if (m_engine == Engine::direct) choose_parts();
-    if (m_engine == Engine::cufft) make_transforms(options.slab_bytes, stream);
+    if (m_engine == Engine::fused)
+      m_fused = FusedEngine(m_device, m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), m_model.z());
+    if (m_engine == Engine::cufft)
+      m_transforms = TransformEngine(m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), m_model.z(),
+                                     m_model.positions(), options.slab_bytes);
+    make_spectrum(stream);
     Scratch count;
     take(count);
     m_bytes = count.bytes();
@@ -99,10 +111,12 @@ class AttentionPlan {
     check_matrix(v, "v", batch, heads, n_k, d_v);
     check_matrix(y, "y", batch, heads, n_q, d_v);
     const Arrays arrays = arrays_of(call);
-    queue_features(m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q), m_model.z(), stream);
-    queue_features(m_model.features<S>(k, false, call.key_mask, arrays.tops, arrays.phi_k), m_model.z(), stream);
+    queue_features(m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q, stride(m_model.n_q())), m_model.z(),
+                   stream);
+    queue_features(m_model.features<S>(k, false, call.key_mask, arrays.tops, arrays.phi_k, stride(m_model.n_k())),
+                   m_model.z(), stream);
     const auto phi = [&](const float* data, int n) {
-      return Operand<float>::by_channel(data, m_model.heads(), n, m_model.r());
+      return Operand<float>::by_channel(data, m_model.heads(), n, m_model.r(), stride(n));
     };
     queue_product({phi(arrays.phi_q, m_model.n_q()), phi(arrays.phi_k, m_model.n_k()),
                    Columns<S>{Operand<S>(v), call.key_mask}, m_model.weights()},
@@ -122,24 +136,30 @@ class AttentionPlan {
  private:
   // a call's scratch memory
   struct Arrays {
-    float *phi_q, *phi_k;   // [z, r, n_q] [z, r, n_k]
+    float *phi_q, *phi_k;   // [z, r, stride(n_q)] [z, r, stride(n_k)]
     float *N, *D;           // [part, z, n_q, d_v] [part, z, n_q]
     int* tops;              // [z]
     float *before, *after;  // of Engine::banded
+    FusedEngine::Arrays fused;
     TransformEngine::Arrays transforms;
     Counts* counts;
   };
 
-  // by flops and bytes: tiles at 30 TFLOP/s, slabs that pass through memory ten times at 3 TB/s
+  // by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s, slabs that pass through memory ten times
+  // at 3 TB/s. No transforms of causal weights, whose rounding would drown a row's few keys in those of all rows
   Engine cheapest() const {
     const double n_q = m_model.n_q(), n_k = m_model.n_k(), r = m_model.r(), columns = m_model.d_v() + 1;
     const double band = std::min<double>(n_k, m_model.band().last - m_model.band().first + 1 + 3 * TileShape::tile);
     constexpr double flops = 30e12, bytes = 3e12;
     const double direct = 2 * n_q * n_k * (r + columns) / flops;
     const double banded = (2 * n_q * band * (r + columns) + 4 * (n_q + n_k) * r * columns) / flops;
-    const double cufft = 10 * 8 * (n_q + n_k) * r * (columns / 2) / bytes;
-    if (banded <= std::min(direct, cufft)) return Engine::banded;
-    return direct <= cufft ? Engine::direct : Engine::cufft;
+    if (banded <= direct && model().direction == Direction::causal) return Engine::banded;
+    if (model().direction == Direction::causal) return Engine::direct;
+    const FusedVariant* variant = FusedEngine::variant_for(m_device, std::max(m_model.n_q(), m_model.n_k()));
+    const double N = variant ? variant->N() : 0, cufft = 10 * 8 * (n_q + n_k) * r * (columns / 2) / bytes;
+    const double transforms = variant ? 20 * N * std::log2(N) * r * (columns / 2) / flops : cufft;
+    if (banded <= std::min(direct, transforms)) return Engine::banded;
+    return direct <= transforms ? Engine::direct : variant ? Engine::fused : Engine::cufft;
   }
 
   // as many parts of the keys as give every multiprocessor two blocks, each part a tile at least
@@ -152,13 +172,21 @@ class AttentionPlan {
         static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(m_model.n_k() / TileShape::tile, 1, most)));
   }
 
-  void make_transforms(std::size_t slab_bytes, cudaStream_t stream) {
-    m_transforms = TransformEngine(m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), m_model.z(),
-                                   m_model.positions(), slab_bytes);
+  // tokens of a row of features: transforms in shared memory take all that they have room for
+  int stride(int n) const { return m_engine == Engine::fused ? m_fused.length() : n; }
+
+  std::size_t spectrum_size() const {
+    if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(m_fused.length());
+    return m_engine == Engine::cufft ? static_cast<std::size_t>(m_transforms.length()) : 0;
+  }
+  std::ptrdiff_t spectrum_stride() const {
+    return m_model.positions() > 1 ? static_cast<std::ptrdiff_t>(spectrum_size()) : 0;
+  }
+
+  void make_spectrum(cudaStream_t stream) {
     const auto take_tables = [&](Scratch scratch) {
-      m_spectrum = scratch.take<float2>(static_cast<std::size_t>(m_transforms.length()) *
-                                        static_cast<std::size_t>(m_model.positions()));
-      m_spectrum_workspace = m_transforms.take_for_spectrum(scratch);
+      m_spectrum = scratch.take<float2>(spectrum_size() * static_cast<std::size_t>(m_model.positions()));
+      if (m_engine == Engine::cufft) m_spectrum_workspace = m_transforms.take_for_spectrum(scratch);
       return scratch.bytes();
     };
     m_tables = DeviceMemory(take_tables(Scratch()));
@@ -168,6 +196,7 @@ class AttentionPlan {
   }
 
   void queue_spectrum(cudaStream_t stream) const {
+    if (m_engine == Engine::fused) m_fused.queue_spectrum(m_model.weights(), m_model.positions(), m_spectrum, stream);
     if (m_engine != Engine::cufft) return;
     const std::scoped_lock lock(*m_mutex);
     m_transforms.queue_spectrum(m_model.weights(), m_model.positions(), m_spectrum, m_spectrum_workspace, stream);
@@ -177,8 +206,8 @@ class AttentionPlan {
     const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
     const int z = m_model.z(), n_q = m_model.n_q(), r = m_model.r(), p = m_model.d_v();
     Arrays arrays{};
-    arrays.phi_q = scratch.take<float>(size(z, r, n_q));
-    arrays.phi_k = scratch.take<float>(size(z, r, m_model.n_k()));
+    arrays.phi_q = scratch.take<float>(size(z, r, stride(n_q)));
+    arrays.phi_k = scratch.take<float>(size(z, r, stride(m_model.n_k())));
     arrays.N = scratch.take<float>(size(m_parts, z, n_q, p));
     arrays.D = scratch.take<float>(size(m_parts, z, n_q));
     arrays.tops = scratch.take<int>(m_model.needs_tops() ? size(z) : 0);
@@ -187,6 +216,7 @@ class AttentionPlan {
       arrays.before = scratch.take<float>(sums);
       arrays.after = scratch.take<float>(sums);
     }
+    if (m_engine == Engine::fused) arrays.fused = m_fused.take(scratch);
     if (m_engine == Engine::cufft) arrays.transforms = m_transforms.take(scratch);
     arrays.counts = scratch.take<Counts>(1);
     return arrays;
@@ -206,10 +236,13 @@ class AttentionPlan {
     switch (m_engine) {
       case Engine::cufft: {
         const std::scoped_lock lock(*m_mutex);
-        const std::ptrdiff_t stride = m_model.positions() > 1 ? m_transforms.length() : 0;
-        m_transforms.queue(task, m_model.z(), m_spectrum, stride, arrays.N, arrays.D, arrays.transforms, stream);
+        m_transforms.queue(task, m_model.z(), m_spectrum, spectrum_stride(), arrays.N, arrays.D, arrays.transforms,
+                           stream);
         break;
       }
+      case Engine::fused:
+        m_fused.queue(task, m_model.z(), m_spectrum, spectrum_stride(), arrays.N, arrays.D, arrays.fused, stream);
+        break;
       case Engine::banded:
         queue_banded(BandedTask<S>{task, m_model.band().first, m_model.band().last, arrays.before, arrays.after,
                                    arrays.N, arrays.D},
@@ -223,9 +256,10 @@ class AttentionPlan {
   DeviceModel m_model;
   Engine m_engine;
   int m_parts = 1;
+  FusedEngine m_fused;
   TransformEngine m_transforms;
   DeviceMemory m_tables, m_workspace;
-  float2* m_spectrum = nullptr;  // [position, length]
+  float2* m_spectrum = nullptr;  // [position, spectrum_size()]
   std::byte* m_spectrum_workspace = nullptr;
   std::size_t m_bytes = 0;
   std::unique_ptr<std::mutex> m_mutex = std::make_unique<std::mutex>();  // cuFFT's plans are told where to work

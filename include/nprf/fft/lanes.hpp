@@ -70,19 +70,34 @@ namespace detail {
 template <Real T>
 inline constexpr int block_lanes = 16 / static_cast<int>(sizeof(T));
 
+// the lanes from(0), from(1), ... of a and b side by side
+template <Real T, class From, std::size_t... k>
+NPRF_ALWAYS_INLINE Lanes<T> pick(const Lanes<T>& a, const Lanes<T>& b, From, std::index_sequence<k...>) {
+#ifdef __CUDACC__  // loses the dots of a pack among a builtin's arguments
+  constexpr int W = lane_count<T>;
+  Lanes<T> y;
+  ((y[k] = From()(static_cast<int>(k)) < W ? a[From()(static_cast<int>(k)) % W] : b[From()(static_cast<int>(k)) % W]),
+   ...);
+  return y;
+#else
+  return __builtin_shufflevector(a, b, From()(static_cast<int>(k))...);
+#endif
+}
+
 // every other lane of each block of a and b, side by side in that block
 template <Real T, int odd, std::size_t... k>
-NPRF_ALWAYS_INLINE Lanes<T> every_other_lane(const Lanes<T>& a, const Lanes<T>& b, std::index_sequence<k...>) {
+NPRF_ALWAYS_INLINE Lanes<T> every_other_lane(const Lanes<T>& a, const Lanes<T>& b, std::index_sequence<k...> lanes) {
   constexpr int W = lane_count<T>, E = block_lanes<T>;
   constexpr auto from = [](int l) { return l / E * E + l % E * 2 % E + odd + (l % E * 2 < E ? 0 : W); };
-  return __builtin_shufflevector(a, b, from(static_cast<int>(k))...);
+  return pick<T>(a, b, from, lanes);
 }
 
 // every other block of a, then of b
 template <Real T, int odd, std::size_t... k>
-NPRF_ALWAYS_INLINE Lanes<T> every_other_block(const Lanes<T>& a, const Lanes<T>& b, std::index_sequence<k...>) {
+NPRF_ALWAYS_INLINE Lanes<T> every_other_block(const Lanes<T>& a, const Lanes<T>& b, std::index_sequence<k...> lanes) {
   constexpr int E = block_lanes<T>;
-  return __builtin_shufflevector(a, b, ((static_cast<int>(k) / E * 2 + odd) * E + static_cast<int>(k) % E)...);
+  constexpr auto from = [](int l) { return (l / E * 2 + odd) * E + l % E; };
+  return pick<T>(a, b, from, lanes);
 }
 
 }  // namespace detail

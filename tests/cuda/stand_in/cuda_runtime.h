@@ -87,6 +87,12 @@ cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
   return static_cast<cudaError_t>(stand_in::allow_shared(reinterpret_cast<const void*>(kernel), bytes));
 }
 
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int threads, std::size_t shared) {
+  *blocks = stand_in::most_blocks(threads, shared);
+  return cudaSuccess;
+}
+
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   std::size_t dynamicSmemBytes = 0;

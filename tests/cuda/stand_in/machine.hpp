@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -72,5 +73,10 @@ T exchange(const T& value, int from) {
 int launch(Place grid, Place block, std::size_t shared, const Stream* stream, const void* kernel,
            const std::function<void()>& body);
 int allow_shared(const void* kernel, int bytes);
+
+/// By threads and shared memory alone.
+inline int most_blocks(int threads, std::size_t shared) {
+  return std::min(2048 / threads, static_cast<int>(settings().shared_bytes / std::max<std::size_t>(shared, 1)));
+}
 
 }  // namespace stand_in

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <utility>
+
+#include "nprf/cuda/complex.cuh"
+
+/// Transforms of a thread's own values,
+///
+///     V_k = sum_s v_s exp(-2 pi i s k / R)        inverse: exp(+2 pi i s k / R), without 1/R
+///
+/// for R = 2, 4, 8, 16, 32, in registers: every index is known when compiling.
+namespace nprf::cuda::fft {
+
+/// A number that is known when compiling.
+template <int k>
+struct Constant {
+  static constexpr int value = k;
+  __host__ __device__ constexpr operator int() const { return k; }
+};
+
+/// f(0), f(1), .. f(n - 1), of constants.
+template <int n, class F>
+__device__ __forceinline__ void unrolled(F&& f) {
+  [&]<int... k>(std::integer_sequence<int, k...>) { (f(Constant<k>()), ...); }(std::make_integer_sequence<int, n>());
+}
+
+namespace detail {
+
+// cos(2 pi k / 32)
+__host__ __device__ constexpr double cosine(int k) {
+  constexpr double of_eighth[9] = {1.0,
+                                   0.98078528040323044913,
+                                   0.92387953251128675613,
+                                   0.83146961230254523708,
+                                   0.70710678118654752440,
+                                   0.55557023301960222474,
+                                   0.38268343236508977173,
+                                   0.19509032201612826785,
+                                   0.0};
+  k %= 32;
+  if (k > 16) k = 32 - k;
+  return k <= 8 ? of_eighth[k] : -of_eighth[16 - k];
+}
+
+}  // namespace detail
+
+/// a exp(-2 pi i k / R), or by the conjugate.
+template <int R, int k, bool inverse>
+__device__ __forceinline__ float2 turned(float2 a) {
+  static_assert(32 % R == 0);
+  constexpr int turn = k * (32 / R) % 32, angle = inverse ? (32 - turn) % 32 : turn;
+  constexpr float c = static_cast<float>(detail::cosine(angle)), s = static_cast<float>(-detail::cosine(angle + 24));
+  if constexpr (angle == 0)
+    return a;
+  else if constexpr (angle == 8)
+    return make_float2(a.y, -a.x);
+  else if constexpr (angle == 16)
+    return make_float2(-a.x, -a.y);
+  else if constexpr (angle == 24)
+    return make_float2(-a.y, a.x);
+  else if constexpr (angle == 4)
+    return make_float2(c * (a.x + a.y), c * (a.y - a.x));
+  else if constexpr (angle == 28)
+    return make_float2(c * (a.x - a.y), c * (a.y + a.x));
+  else
+    return multiply(a, make_float2(c, s));
+}
+
+/// In place, in natural order.
+template <int R, bool inverse>
+__device__ __forceinline__ void transform(float2* v) {
+  if constexpr (R == 2) {
+    const float2 a = v[0];
+    v[0] = a + v[1];
+    v[1] = a - v[1];
+  } else if constexpr (R == 4) {
+    const float2 a = v[0] + v[2], b = v[0] - v[2], c = v[1] + v[3], d = turned<4, 1, inverse>(v[1] - v[3]);
+    v[0] = a + c;
+    v[1] = b + d;
+    v[2] = a - c;
+    v[3] = b - d;
+  } else {
+    // R = 4 rest: columns of four, turned, then rows
+    constexpr int rest = R / 4;
+    float2 rows[4][rest];
+    unrolled<rest>([&](auto a) {
+      float2 column[4] = {v[a], v[a + rest], v[a + 2 * rest], v[a + 3 * rest]};
+      transform<4, inverse>(column);
+      unrolled<4>([&](auto k) { rows[k][a] = turned<R, decltype(k)::value* decltype(a)::value, inverse>(column[k]); });
+    });
+    unrolled<4>([&](auto k) {
+      transform<rest, inverse>(rows[k]);
+      unrolled<rest>([&](auto a) { v[k + 4 * a] = rows[k][a]; });
+    });
+  }
+}
+
+}  // namespace nprf::cuda::fft

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+#include "cuda/stand_in/machine.hpp"
+
+#include <vector>
+
+#include "cuda/plan_case.hpp"
+#include "nprf/cuda.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+/// What no GPU can show: devices that are not there, memory that is not enough, other orders of threads.
+namespace nprf::test::cuda_stand_in_machine {
+
+namespace {
+
+using stand_in::Settings;
+
+// settings of one test
+struct Set {
+  template <class F>
+  explicit Set(F&& change) {
+    change(stand_in::settings());
+  }
+  Set(const Set&) = delete;
+  ~Set() { stand_in::settings() = before; }
+
+  Settings before = stand_in::settings();
+};
+
+auto attention() {
+  return Attention(orf<float>(6, 16, 7), RelativePosition<float>(Vector<float>::LinSpaced(41, -1, 1)));
+}
+
+cuda::PlanShape shape(Index n) { return {.n_q = n, .n_k = n, .d_v = 5}; }
+
+template <class F>
+std::string backend_error(F&& call) {
+  try {
+    call();
+  } catch (const BackendError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+const std::vector<cuda::Engine> engines{cuda::Engine::direct, cuda::Engine::banded, cuda::Engine::fused,
+                                        cuda::Engine::cufft};
+
+}  // namespace
+
+TEST_CASE("no device, an old one, and one with little memory are told in words, and nothing is kept", "[cuda]") {
+  const auto make = [] { cuda::AttentionPlan<float>(cuda::model_of(attention()), shape(70)); };
+  const stand_in::Counts before = stand_in::counts();
+  {
+    const Set set([](Settings& s) { s.devices = 0; });
+    CHECK(backend_error(make) == "CUDA: looking for a device: no CUDA-capable device is detected (cudaErrorNoDevice)");
+  }
+  {
+    const Set set([](Settings& s) { s.capability = 61; });
+    CHECK(backend_error(make) == "CUDA: expected a device of compute capability 7.0 (Volta) or newer, got 6.1");
+  }
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{2000}, std::size_t{12000}}) {
+    const Set set([bytes](Settings& s) { s.memory_bytes = bytes; });
+    const std::string words = backend_error(make);
+    INFO(words);
+    CHECK((words.starts_with("CUDA: allocating ") && words.ends_with("out of memory (cudaErrorMemoryAllocation)")));
+  }
+  const stand_in::Counts after = stand_in::counts();
+  CHECK(after.allocations - before.allocations == after.frees - before.frees);
+  make();  // the device is as it was
+}
+
+TEST_CASE("another device's stream is refused in words", "[cuda]") {
+  const Set set([](Settings& s) { s.devices = 2; });
+  PlanCase x{shape(70), {}, 6};
+  const auto plan = x.plan(attention());
+  const DeviceArray<float> q(1000);
+  cuda::check(cudaSetDevice(1), "choosing");
+  cudaStream_t stream = nullptr;
+  cuda::check(cudaStreamCreate(&stream), "a stream");
+  cuda::check(cudaSetDevice(0), "choosing");
+  const std::string words = backend_error([&] {
+    plan->forward({q.data(), 70, 6}, {q.data(), 70, 6}, {q.data(), 70, 5}, {q.data(), 70, 5}, stream);
+  });
+  CHECK(words == "CUDA: features: invalid resource handle (cudaErrorInvalidResourceHandle)");
+  cuda::check(cudaStreamDestroy(stream), "a stream");
+}
+
+TEST_CASE("a call allocates nothing and waits for nothing", "[cuda]") {
+  for (const cuda::Engine engine : engines) {
+    const PlanCase x{shape(70), {.engine = engine}, 6};
+    const auto plan = x.plan(attention());
+    const DeviceArray<float> q(1000), y(1000);
+    const stand_in::Counts before = stand_in::counts();
+    plan->forward({q.data(), 70, 6}, {q.data(), 70, 6}, {q.data(), 70, 5}, {y.data(), 70, 5});
+    const stand_in::Counts after = stand_in::counts();
+    INFO(name(engine));
+    CHECK(after.launches > before.launches);
+    CHECK((after.allocations == before.allocations && after.synchronizations == before.synchronizations &&
+           after.copies == before.copies));
+  }
+}
+
+TEST_CASE("no bit depends on the order of a block's threads", "[cuda]") {
+  for (const cuda::Engine engine : engines) {
+    const PlanCase x{shape(150), {.engine = engine}, 6};
+    const Matrix<float> first = x.result(attention());
+    for (const Settings::Order order : {Settings::Order::backward, Settings::Order::shuffled}) {
+      const Set set([order](Settings& s) { s.order = order; });
+      INFO(name(engine));
+      CHECK(x.result(attention()) == first);
+    }
+  }
+}
+
+TEST_CASE("transforms in shared memory take the variant that fits the device", "[cuda]") {
+  struct Want {
+    int n;
+    std::size_t shared;
+    int N;
+  };
+  // KiB that Hopper and Volta give a block
+  for (const auto& [n, shared, N] : std::vector<Want>{{1, 227, 1024},
+                                                      {1025, 227, 2048},
+                                                      {2049, 227, 3072},
+                                                      {4096, 227, 4096},
+                                                      {5000, 227, 6144},
+                                                      {8192, 227, 8192},
+                                                      {8192, 96, 8192},
+                                                      {12288, 96, 12288},
+                                                      {16384, 227, 16384},
+                                                      {16384, 96, 0},
+                                                      {16385, 227, 0}}) {
+    cuda::Device device;
+    device.shared_bytes = shared * 1024;
+    const cuda::FusedVariant* variant = cuda::FusedEngine::variant_for(device, n);
+    INFO("n " << n << ", " << shared << " KiB");
+    CHECK((variant ? variant->N() : 0) == N);
+  }
+  check_invalid(
+      [] { cuda::AttentionPlan<float>(cuda::model_of(attention()), shape(16385), {.engine = cuda::Engine::fused}); },
+      {"n_q and n_k: expected at most 16384"});
+}
+
+TEST_CASE("every variant of the transforms computes what the CPU does", "[cuda]") {
+  for (const Index n : {1000, 2000, 2500, 4000, 5000, 8000, 9000, 13000}) {
+    PlanCase x{{.n_q = n, .n_k = n - 300, .d_v = 2}, {.engine = cuda::Engine::fused}, 3};
+    const Attention few(orf<float>(3, 2, 7), RelativePosition<float>(Vector<float>::LinSpaced(41, -1, 1)));
+    INFO("n " << n);
+    CHECK(x.error(few) <= 20 * static_cast<double>(std::numeric_limits<float>::epsilon()));
+    if (n != 8000) continue;
+    const Set set([](Settings& s) { s.shared_bytes = 96 * 1024; });
+    CHECK(x.error(few) <= 20 * static_cast<double>(std::numeric_limits<float>::epsilon()));
+  }
+}
+
+}  // namespace nprf::test::cuda_stand_in_machine
