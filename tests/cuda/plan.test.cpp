@@ -165,6 +165,55 @@ TEST_CASE("what a row does not see does not touch it", "[cuda]") {
   }
 }
 
+TEST_CASE("heads may be wide, and features many", "[cuda]") {
+  for (const cuda::Engine engine : engines) {
+    const PlanCase x{{.n_q = 70, .n_k = 90, .d_v = 150}, {.engine = engine}, 256};
+    INFO(name(engine));
+    CHECK(x.error(Attention(orf<float>(256, 100, 7), clipped())) <= 2 * tolerance);
+  }
+}
+
+TEST_CASE("transforms through memory go in slabs of any size", "[cuda]") {
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{20000}}) {
+    const PlanCase x{{.n_q = 90, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::cufft, .slab_bytes = bytes}, 6};
+    INFO(bytes << " bytes");
+    CHECK(x.error(Attention(orf<float>(6, 7, 7), clipped())) <= tolerance);
+  }
+}
+
+TEST_CASE("the automatic engine takes transforms where they are sound, and for long sequences", "[cuda]") {
+  const auto engine = [](const auto& attention, Index n) {
+    return PlanCase{{.n_q = n, .n_k = n, .d_v = 64}, {.owns_workspace = false}, 16}.plan(attention)->engine();
+  };
+  const auto of = [](auto position, Direction direction) {
+    return Attention(orf<float>(16, 16, 7), std::move(position), {.direction = direction});
+  };
+  const auto table = [](float spread) { return RelativePosition<float>(Vector<float>::LinSpaced(8191, 0, spread)); };
+  CHECK(engine(of(table(1), Direction::bidirectional), 256) == cuda::Engine::direct);
+  CHECK(engine(of(table(1), Direction::bidirectional), 4096) == cuda::Engine::fused);
+  CHECK(engine(of(table(1), Direction::bidirectional), 20000) == cuda::Engine::cufft);
+  CHECK(engine(of(table(9), Direction::bidirectional), 4096) == cuda::Engine::direct);
+  CHECK(engine(of(table(1), Direction::causal), 4096) == cuda::Engine::direct);
+  CHECK(engine(of(clipped(), Direction::causal), 4096) == cuda::Engine::banded);
+  CHECK(engine(of(clipped(), Direction::bidirectional), 4096) == cuda::Engine::banded);
+}
+
+TEST_CASE("models that do not hold together are refused in words", "[cuda]") {
+  const cuda::AttentionModel good = cuda::model_of(Attention(orf<float>(4, 5, 7), clipped()));
+  const auto refused = [&](auto&& spoil, const char* words) {
+    cuda::AttentionModel bad = good;
+    spoil(bad);
+    check_invalid([&] { cuda::AttentionPlan<float>(bad, {.n_q = 8, .n_k = 8, .d_v = 3}); }, {words});
+  };
+  refused([](auto& m) { m.features[0].projection.pop_back(); }, "projection: expected 5 x 4 scalars, got 19");
+  refused([](auto& m) { m.positions[0].index.clear(); }, "position: expected parameters with an index of each lag");
+  refused([](auto& m) { m.positions[0].parameters.clear(); },
+          "position: expected parameters with an index of each lag");
+  refused([](auto& m) { m.positions[0].index[3] = 41; }, "index: expected parameters 0 to 41 - 1, got 41");
+  refused([](auto& m) { m.positions[0].linear = true; }, "position: expected parameters with an index of each lag");
+  refused([](auto& m) { m.features.clear(); }, "feature maps: expected 1 or 1 (heads), got 0");
+}
+
 TEST_CASE("sizes of nothing are legal", "[cuda]") {
   for (const cuda::Engine engine : engines)
     for (const auto& [n_q, n_k, d_v] : std::vector<std::array<Index, 3>>{{0, 0, 5}, {0, 7, 5}, {7, 0, 5}, {7, 7, 0}}) {
@@ -172,6 +221,12 @@ TEST_CASE("sizes of nothing are legal", "[cuda]") {
       INFO(name(engine) << ", n_q " << n_q << ", n_k " << n_k << ", d_v " << d_v);
       CHECK(x.result(Attention(orf<float>(6, 16, 7), clipped())).isZero(0));
     }
+  for (const cuda::Engine engine : engines) {
+    const cuda::AttentionPlan<float> none(cuda::model_of(Attention(orf<float>(6, 16, 7), clipped())),
+                                          {.batch = 0, .n_q = 7, .n_k = 7, .d_v = 5}, {.engine = engine});
+    CHECK_NOTHROW(
+        none.forward({nullptr, 0, 1, 7, 6}, {nullptr, 0, 1, 7, 6}, {nullptr, 0, 1, 7, 5}, {nullptr, 0, 1, 7, 5}));
+  }
 }
 
 TEST_CASE("parameters can be set anew on the device", "[cuda]") {

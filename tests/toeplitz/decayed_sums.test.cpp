@@ -82,6 +82,19 @@ TEST_CASE("slow decay does not pile up its rounding over very many tiles", "[toe
   CHECK(std::abs(static_cast<double>(sums.at(tiles - 1)(0, 0)) / expected - 1) <= epsilon<float> * std::sqrt(20000.0));
 }
 
+TEST_CASE("what rounding has taken decays with its sum", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const std::vector<float> terms{1.0f / 3, 0.7f, 0};
+  const std::vector<Index> steps{0, 4, 400};
+  DecayedSums<float> sums(DecayedSums<float>::From::first, {3, 3}, 1, 1, -0.1, workspace);
+  sums.fill(
+      0, team, [&](Index I, MatrixMap<float> S, Workspace&) { S(0, 0) += terms[static_cast<std::size_t>(I)]; },
+      [&](Index I) { return steps[static_cast<std::size_t>(I)]; });
+  const double expected = std::exp(-40.0) * (std::exp(-0.4) * static_cast<double>(terms[0]) + 0.7);
+  CHECK(std::abs(static_cast<double>(sums.at(2)(0, 0)) / expected - 1) <= 4 * epsilon<float>);
+}
+
 TEST_CASE("equal terms, whose rounding is alike, do not pile it up over very many tiles", "[toeplitz]") {
   using From = DecayedSums<float>::From;
   const Index tiles = 300000;

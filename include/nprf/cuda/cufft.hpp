@@ -21,7 +21,7 @@ class CufftPlan {
  public:
   CufftPlan() = default;
   /// Throws BackendError for what cuFFT refuses.
-  CufftPlan(int length, int batch) {
+  CufftPlan(int length, int batch) : CufftPlan() {  // so that what it has made goes if it throws
     check(cufftCreate(&m_handle), "making a plan");
     m_exists = true;
     check(cufftSetAutoAllocation(m_handle, 0), "keeping a plan from allocating");
@@ -42,6 +42,7 @@ class CufftPlan {
 
   /// Queues them; not by two threads at a time.
   void run(float2* data, int direction, void* workspace, cudaStream_t stream) const {
+    require(m_exists, "plan: expected one of some length, got none");
     check(cufftSetWorkArea(m_handle, workspace), "lending memory");
     check(cufftSetStream(m_handle, stream), "choosing a stream");
     auto* z = reinterpret_cast<cufftComplex*>(data);

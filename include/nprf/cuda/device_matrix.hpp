@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include "nprf/core/error.hpp"
@@ -58,7 +59,7 @@ void check_matrix(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t
   require(x.token_stride >= x.channels || x.tokens <= 1, name, ": expected a token_stride of at least ", x.channels,
           " (channels), got ", x.token_stride);
   require(x.data != nullptr || x.size() == 0, name, ": expected data, got a null pointer");
-  require(reinterpret_cast<std::size_t>(x.data) % sizeof(T) == 0, name, ": expected data aligned to ", sizeof(T),
+  require(reinterpret_cast<std::uintptr_t>(x.data) % sizeof(T) == 0, name, ": expected data aligned to ", sizeof(T),
           " bytes, got an address that is not");
 }
 

@@ -54,6 +54,21 @@ class DeviceModel {
   int positions() const { return static_cast<int>(m_model.positions.size()); }
   /// Of slots, j - i.
   const Band& band() const { return m_band; }
+  /// How far apart the biases of lags are that are seen, by the model's own parameters.
+  double bias_spread() const {
+    double spread = 0;
+    for (const PositionModel& one : m_model.positions) {
+      if (one.parameters.empty()) continue;
+      if (one.linear) {
+        const double farthest = std::max(std::abs(first_position()), std::abs(last_position()));
+        spread = std::max(spread, std::abs(static_cast<double>(one.parameters[0])) * farthest);
+      } else {
+        const auto [least, most] = std::minmax_element(one.parameters.begin(), one.parameters.end());
+        spread = std::max(spread, static_cast<double>(*most) - static_cast<double>(*least));
+      }
+    }
+    return spread;
+  }
   /// Whether the keys' exponents must be searched for the largest.
   bool needs_tops() const { return m_needs_tops; }
 
@@ -66,7 +81,7 @@ class DeviceModel {
   }
 
   DeviceWeights weights() const {
-    return {m_weights, m_model.positions.size() > 1 ? lags() : 0, lags(), first_lag(), first_lag(), last_seen()};
+    return {m_weights, m_model.positions.size() > 1 ? lags() : 0, lags(), first_lag(), last_seen()};
   }
 
   /// Features of queries, or of keys, whose largest exponents are in tops [z] if they are needed.
@@ -102,12 +117,13 @@ class DeviceModel {
   void check_shape() const {
     const auto& [batch, heads, n_q, n_k, d_v, offset] = m_shape;
     constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28, most_blocks = 65535;
-    for (const auto& [name, size] : {std::pair{"n_q", n_q}, {"n_k", n_k}, {"d_v", d_v}})
+    for (const auto& [name, size] : {std::pair{"n_q", n_q}, {"n_k", n_k}})
       require(size >= 0 && size <= most, name, ": expected 0 to 2^28, got ", size);
+    require(d_v >= 0 && d_v <= 16384, "d_v: expected 0 to 16384, got ", d_v);
     require(batch >= 0 && heads >= 1 && batch <= most_blocks && heads <= most_blocks &&
                 batch * heads * TileShape::column_tiles(static_cast<int>(d_v)) <= most_blocks,
-            "batch and heads: expected no negative size and a product of at most ", most_blocks, ", got ", batch,
-            " and ", heads);
+            "batch and heads: expected a batch of 0 or more, one head or more, and a product of at most ", most_blocks,
+            " with the tiles of 64 of d_v, got ", batch, ", ", heads, " and ", d_v);
     require(offset >= -most && offset <= most, "offset: expected -2^28 to 2^28, got ", offset);
   }
 
@@ -127,6 +143,17 @@ class DeviceModel {
                   one.parameters.size() == position().parameters.size(),
               "positions: expected all of one kind and shape");
     require(d() >= 1 && d() <= 256, "input_dim: expected 1 to 256 on a GPU, got ", d());
+    for (const FeatureModel& one : features)
+      require(one.m >= 0 && static_cast<std::ptrdiff_t>(one.projection.size()) == std::ptrdiff_t{one.m} * one.d,
+              "projection: expected ", one.m, " x ", one.d, " scalars, got ", one.projection.size());
+    const std::size_t parameters = position().parameters.size();
+    require(
+        position().linear ? parameters == 1 && position().index.empty() : position().index.empty() == (parameters == 0),
+        "position: expected parameters with an index of each lag, or one and a linear bias, or none, got ", parameters,
+        " and ", position().index.size());
+    for (const std::int32_t at : position().index)
+      require(at >= 0 && static_cast<std::size_t>(at) < parameters, "index: expected parameters 0 to ", parameters,
+              " - 1, got ", at);
     require(r() <= 1024, "features: expected at most 1024 on a GPU, got ", r());
   }
 

@@ -43,7 +43,7 @@ struct FeatureShape {
   static constexpr int stride = tokens + 1;
 
   static std::size_t shared(int d_padded) {
-    return sizeof(float) * static_cast<std::size_t>(stride * d_padded + (2 * groups + 1) * tokens);
+    return sizeof(float) * static_cast<std::size_t>(stride * d_padded + (groups + 1) * tokens);
   }
 };
 
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
   const int z = static_cast<int>(blockIdx.y), t0 = static_cast<int>(blockIdx.x) * tokens, head = z % task.x.heads;
   const int t = static_cast<int>(threadIdx.x) % tokens, g = static_cast<int>(threadIdx.x) / tokens;
   const int d = task.x.channels, n = task.x.tokens;
-  load_by_channel(x, stride, task.x, task.x.of(z), t0, tokens, 0, task.d_padded);
+  load_tile(x, 1, stride, task.x, task.x.of(z), t0, tokens, 0, task.d_padded);
 
   // x' = s x, with s = radius / |x| free of overflow and underflow in |x|^2
   const auto largest_of = [](float a, float b) { return fmaxf(a, b); };
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
     for (int f = g; f < r; f += Shape::groups) put(f, 0.0f);
   const bool exponential = task.kind == FeatureKind::positive || task.kind == FeatureKind::hyperbolic;
   const float nothing = -3.402823466e38f;
-  float shift = task.tops && !tops_only && !task.queries ? from_ordered(task.tops[z]) : task.shift;
+  const float shift = task.tops && !tops_only && !task.queries ? from_ordered(task.tops[z]) : task.shift;
 
   if (task.kind == FeatureKind::elu) {
     if (!tops_only && inside)
@@ -187,6 +187,8 @@ void queue_features(const FeatureTask<S>& task, int z, cudaStream_t stream) {
                   static_cast<unsigned>(z), 1};
   const dim3 block{FeatureShape::threads, 1, 1};
   const std::size_t shared = FeatureShape::shared(task.d_padded);
+  allow_shared(features_kernel<S, false>, shared);
+  allow_shared(features_kernel<S, true>, shared);
   if (task.tops) {
     check(cudaMemsetAsync(task.tops, 0x80, sizeof(int) * static_cast<std::size_t>(z), stream), "clearing tops");
     launch("features: tops", features_kernel<S, true>, grid, block, shared, stream, task);

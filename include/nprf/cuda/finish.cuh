@@ -10,8 +10,8 @@ namespace nprf::cuda {
 
 /// What a call did; it lies on the device, and may be copied when its stream has come so far.
 struct Counts {
-  int empty_rows;       // they see no key, and are zero
-  int indefinite_rows;  // their denominator is not positive
+  int empty_rows;       // their denominator is zero, since they see no key or all features underflow; they are zero
+  int indefinite_rows;  // their denominator is negative or NaN
 };
 
 /// y = N / D, each of them the sum of its parts, added up in their order.
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
   const bool empty = denominator == 0;
   if (column == 0) {
     if (empty) atomicAdd(&task.counts->empty_rows, 1);
-    if (denominator < 0) atomicAdd(&task.counts->indefinite_rows, 1);
+    if (!empty && !(denominator > 0)) atomicAdd(&task.counts->indefinite_rows, 1);
   }
   if (column >= p) return;
   for (int part = 0; part < task.parts; ++part) numerator += task.N[(part * rows + row) * p + column];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -21,8 +22,6 @@ struct FeatureModel {
 
   /// r: features of a token.
   int features() const { return kind == FeatureKind::positive ? m : kind == FeatureKind::elu ? d : 2 * m; }
-  /// Whether no feature is ever negative.
-  bool is_positive() const { return kind != FeatureKind::trigonometric; }
 };
 
 /// A position of one head: b[lag] = factor(lag) parameters[index(lag)], of the lags from `first` on; lags beyond either

@@ -43,30 +43,18 @@ struct Operand {
   Operand() = default;
 };
 
-/// tile[k][t] = x[t0 + t][k0 + k] for k < channels and t < tokens, zero where x ends, by all threads of the block; a
-/// row of the tile has `stride` floats.
+/// tile[t token_step + k channel_step] = x[t0 + t][k0 + k] for t < tokens and k < channels, zero where x ends, by all
+/// threads of the block.
 template <class S>
-__device__ __forceinline__ void load_by_channel(float* tile, int stride, const Operand<S>& x, const S* data, int t0,
-                                                int tokens, int k0, int channels) {
+__device__ __forceinline__ void load_tile(float* tile, int token_step, int channel_step, const Operand<S>& x,
+                                          const S* data, int t0, int tokens, int k0, int channels) {
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const bool along_tokens = x.token_stride == 1;
   for (int e = thread; e < tokens * channels; e += threads) {
     const int t = along_tokens ? e % tokens : e / channels, k = along_tokens ? e / tokens : e % channels;
     const bool inside = t0 + t < x.tokens && k0 + k < x.channels;
-    tile[k * stride + t] = inside ? to_float(data[(t0 + t) * x.token_stride + (k0 + k) * x.channel_stride]) : 0.0f;
-  }
-}
-
-/// The same tile as tile[t][k].
-template <class S>
-__device__ __forceinline__ void load_by_token(float* tile, int stride, const Operand<S>& x, const S* data, int t0,
-                                              int tokens, int k0, int channels) {
-  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  const bool along_tokens = x.token_stride == 1;
-  for (int e = thread; e < tokens * channels; e += threads) {
-    const int t = along_tokens ? e % tokens : e / channels, k = along_tokens ? e / tokens : e % channels;
-    const bool inside = t0 + t < x.tokens && k0 + k < x.channels;
-    tile[t * stride + k] = inside ? to_float(data[(t0 + t) * x.token_stride + (k0 + k) * x.channel_stride]) : 0.0f;
+    tile[t * token_step + k * channel_step] =
+        inside ? to_float(data[(t0 + t) * x.token_stride + (k0 + k) * x.channel_stride]) : 0.0f;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -27,7 +28,8 @@ namespace nprf::cuda {
 /// in n log n, by transforms through memory.
 ///
 /// Rounding of transforms is relative to the largest rows: where a bias rises or is sharp, and for causal weights, rows
-/// may be off by any amount, and nothing tells. The automatic engine takes none of them for causal attention.
+/// may be off by any amount, rows that see no key are not zero, and nothing tells. The automatic engine takes none of
+/// them for causal attention, nor where biases differ by more than 8.
 enum class Engine { automatic, direct, banded, fused, cufft };
 
 constexpr std::string_view name(Engine engine) {
@@ -72,6 +74,8 @@ class AttentionPlan {
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
                 cudaStream_t stream = nullptr)
       : m_device(Device::current()), m_model(std::move(model), shape, stream), m_engine(options.engine) {
+    require(FeatureShape::shared((m_model.d() + 3) / 4 * 4) <= m_device.shared_bytes, "input_dim: expected what fits ",
+            m_device.shared_bytes, " bytes of shared memory, got ", m_model.d());
     if (m_engine == Engine::automatic) m_engine = cheapest();
     if (m_engine == Engine::direct) choose_parts();
     if (m_engine == Engine::fused)
@@ -96,6 +100,7 @@ class AttentionPlan {
   /// The positions' parameters from here on, [position, parameter] on the device: those of a training step, say. The
   /// weights are computed in the stream, not while calls run in others. Throws InvalidArgument for a null pointer.
   void set_parameters(const float* parameters, cudaStream_t stream) {
+    check_device();
     m_model.queue_parameters(parameters, stream);
     queue_spectrum(stream);
   }
@@ -105,6 +110,7 @@ class AttentionPlan {
   /// another device, say.
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
                cudaStream_t stream) const {
+    check_device();
     const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
     check_matrix(q, "q", batch, heads, n_q, m_model.d());
     check_matrix(k, "k", batch, heads, n_k, m_model.d());
@@ -146,20 +152,27 @@ class AttentionPlan {
   };
 
   // by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s, slabs that pass through memory ten times
-  // at 3 TB/s. No transforms of causal weights, whose rounding would drown a row's few keys in those of all rows
+  // at 3 TB/s. No transforms whose rounding may drown rows
   Engine cheapest() const {
     const double n_q = m_model.n_q(), n_k = m_model.n_k(), r = m_model.r(), columns = m_model.d_v() + 1;
     const double band = std::min<double>(n_k, m_model.band().last - m_model.band().first + 1 + 3 * TileShape::tile);
     constexpr double flops = 30e12, bytes = 3e12;
     const double direct = 2 * n_q * n_k * (r + columns) / flops;
     const double banded = (2 * n_q * band * (r + columns) + 4 * (n_q + n_k) * r * columns) / flops;
-    if (banded <= direct && model().direction == Direction::causal) return Engine::banded;
-    if (model().direction == Direction::causal) return Engine::direct;
+    if (model().direction == Direction::causal || m_model.bias_spread() > 8)
+      return banded <= direct ? Engine::banded : Engine::direct;
     const FusedVariant* variant = FusedEngine::variant_for(m_device, std::max(m_model.n_q(), m_model.n_k()));
     const double N = variant ? variant->N() : 0, cufft = 10 * 8 * (n_q + n_k) * r * (columns / 2) / bytes;
     const double transforms = variant ? 20 * N * std::log2(N) * r * (columns / 2) / flops : cufft;
     if (banded <= std::min(direct, transforms)) return Engine::banded;
     return direct <= transforms ? Engine::direct : variant ? Engine::fused : Engine::cufft;
+  }
+
+  void check_device() const {
+    int current = 0;
+    check(cudaGetDevice(&current), "asking for the current device");
+    require(current == m_device.number, "device: expected ", m_device.number,
+            ", which was current when the plan was made, got ", current);
   }
 
   // as many parts of the keys as give every multiprocessor two blocks, each part a tile at least
@@ -226,8 +239,8 @@ class AttentionPlan {
     void* memory = call.workspace ? call.workspace : m_workspace.data();
     require(memory != nullptr,
             "workspace: expected memory of the call's, since the plan owns none, got a null pointer");
-    require(reinterpret_cast<std::size_t>(memory) % Scratch::alignment == 0, "workspace: expected memory aligned to ",
-            Scratch::alignment, " bytes, got an address that is not");
+    require(reinterpret_cast<std::uintptr_t>(memory) % Scratch::alignment == 0,
+            "workspace: expected memory aligned to ", Scratch::alignment, " bytes, got an address that is not");
     Scratch scratch(memory);
     return take(scratch);
   }

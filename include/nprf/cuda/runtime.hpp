@@ -52,7 +52,7 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   /// Throws BackendError if there is not so much.
-  explicit DeviceMemory(std::size_t bytes) : m_bytes(bytes) {
+  explicit DeviceMemory(std::size_t bytes) {
     if (bytes == 0) return;
     const cudaError_t status = cudaMalloc(&m_data, bytes);
     if (status != cudaSuccess) check(status, nprf::detail::sentence("allocating ", bytes, " bytes").c_str());
@@ -62,19 +62,16 @@ class DeviceMemory {
     swap(other);
     return *this;
   }
-  ~DeviceMemory() { cudaFree(m_data); }
-
-  void* data() const { return m_data; }
-  std::size_t bytes() const { return m_bytes; }
-
- private:
-  void swap(DeviceMemory& other) noexcept {
-    std::swap(m_data, other.m_data);
-    std::swap(m_bytes, other.m_bytes);
+  ~DeviceMemory() {
+    if (m_data) cudaFree(m_data);
   }
 
+  void* data() const { return m_data; }
+
+ private:
+  void swap(DeviceMemory& other) noexcept { std::swap(m_data, other.m_data); }
+
   void* m_data = nullptr;
-  std::size_t m_bytes = 0;
 };
 
 }  // namespace nprf::cuda

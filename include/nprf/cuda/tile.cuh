@@ -12,9 +12,9 @@ namespace nprf::cuda {
 /// The weights of a Toeplitz matrix on the device: c[lag] of head h at values[h stride + lag - first].
 struct DeviceWeights {
   const float* values;
-  std::ptrdiff_t stride;      // 0: one table for all heads
-  int size, first;            // of the table
-  int first_seen, last_seen;  // weights of all other lags are zero
+  std::ptrdiff_t stride;  // 0: one table for all heads
+  int size, first;        // of the table
+  int last_seen;          // weights of later lags are zero
 
   __device__ __forceinline__ float operator()(int head, int lag) const {
     const int at = lag - first;
@@ -74,7 +74,7 @@ class Tile {
     for (int k0 = 0; k0 < r; k0 += deep) {
       __syncthreads();
       load_queries(k0);
-      load_by_channel(b(), stride, m_task.B, m_B, j0, tile, k0, deep);
+      load_tile(b(), 1, stride, m_task.B, m_B, j0, tile, k0, deep);
       if (k0 == 0) {
         for (int e = static_cast<int>(threadIdx.x); e < 2 * tile - 1; e += TileShape::threads)
           c()[e] = m_task.c(m_head, j0 - (m_i0 + tile - 1) + e);
@@ -159,7 +159,7 @@ class Tile {
   // features k0.. of the queries, which stay where they are if there are no more
   __device__ __forceinline__ void load_queries(int k0) {
     if (m_has_queries && m_task.A.channels <= deep) return;
-    load_by_channel(a(), stride, m_task.A, m_A, m_i0, tile, k0, deep);
+    load_tile(a(), 1, stride, m_task.A, m_A, m_i0, tile, k0, deep);
     m_has_queries = true;
   }
 

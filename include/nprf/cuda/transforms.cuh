@@ -15,7 +15,7 @@ namespace nprf::cuda {
 /// The circulant that holds the weights: w[-lag mod length] = c[lag].
 struct CirculantTask {
   DeviceWeights c;
-  int length, heads;
+  int length;
   float2* w;  // [head, length]
 };
 
@@ -100,16 +100,16 @@ class TransformEngine {
     const auto most = static_cast<std::ptrdiff_t>(std::max<std::size_t>(most_bytes / bytes, 1));
     constexpr std::ptrdiff_t most_blocks = 65535;
     m_features = static_cast<int>(std::min<std::ptrdiff_t>(r, std::min(most, most_blocks)));
-    m_at_once = static_cast<int>(std::clamp<std::ptrdiff_t>(std::min(most, most_blocks) / std::max(m_features, 1), 1,
-                                                            static_cast<std::ptrdiff_t>(z) * m_pairs));
-    if (z == 0 || r == 0) return;
+    m_at_once = static_cast<int>(
+        std::clamp<std::ptrdiff_t>(std::min(most, most_blocks) / std::max(m_features, 1), 1,
+                                   std::max<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(z) * m_pairs, 1)));
     m_columns = CufftPlan(m_length, m_features * m_at_once);
     m_weights = CufftPlan(m_length, positions);
   }
 
   int length() const { return m_length; }
 
-  /// What a call, and what set_weights, needs.
+  /// What a call needs.
   struct Arrays {
     float2* slab;
     std::byte* cufft;
@@ -125,7 +125,7 @@ class TransformEngine {
   void queue_spectrum(const DeviceWeights& c, int positions, float2* spectrum, std::byte* workspace,
                       cudaStream_t stream) const {
     launch("circulant", circulant_kernel<threads>, dim3{blocks(m_length), static_cast<unsigned>(positions), 1},
-           dim3{static_cast<unsigned>(threads), 1, 1}, 0, stream, CirculantTask{c, m_length, positions, spectrum});
+           dim3{static_cast<unsigned>(threads), 1, 1}, 0, stream, CirculantTask{c, m_length, spectrum});
     m_weights.run(spectrum, CUFFT_FORWARD, workspace, stream);
   }
 

@@ -99,7 +99,8 @@ class DecayedSums {
         const T* before = sum(m_from == From::first ? I - 1 : I + 1) + from;
         NPRF_INDEPENDENT_ITERATIONS
         for (Index k = 0; k < count; ++k) {
-          const T more = s[k] + (part * before[k] + lost[k]), from_whole = whole * before[k], sum = from_whole + more;
+          const T more = s[k] + (part * (before[k] + lost[k]) + whole * lost[k]);
+          const T from_whole = whole * before[k], sum = from_whole + more;
           lost[k] = more - (sum - from_whole);
           s[k] = sum;
         }

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <complex>
+#include <limits>
 #include <numbers>
 #include <vector>
 

@@ -36,14 +36,13 @@ cudaError_t cudaGetLastError();
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-struct float2 {
+struct alignas(8) float2 {
   float x, y;
 };
-struct float4 {
+struct alignas(16) float4 {
   float x, y, z, w;
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 inline const stand_in::Place& threadIdx = stand_in::thread();
 inline const stand_in::Place& blockIdx = stand_in::block();
@@ -60,14 +59,8 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor = 76,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
-enum cudaMemoryType { cudaMemoryTypeUnregistered = 0, cudaMemoryTypeHost = 1, cudaMemoryTypeDevice = 2 };
-struct cudaPointerAttributes {
-  cudaMemoryType type;
-  int device;
-  void *devicePointer, *hostPointer;
-};
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
@@ -80,7 +73,6 @@ cudaError_t cudaMemsetAsync(void* to, int byte, std::size_t bytes, cudaStream_t 
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer);
 
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
@@ -122,10 +114,6 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
   return stand_in::exchange(value, stand_in::lane() ^ mask);
 }
-template <class T>
-T __shfl_sync(unsigned, T value, int lane) {
-  return stand_in::exchange(value, lane);
-}
 
 template <class T>
 T __ldg(const T* from) {
@@ -141,7 +129,6 @@ inline int __float_as_int(float x) {
   std::memcpy(&y, &x, sizeof(y));
   return y;
 }
-inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline void sincospif(float x, float* sine, float* cosine) {
   *sine = static_cast<float>(std::sin(M_PI * static_cast<double>(x)));
   *cosine = static_cast<float>(std::cos(M_PI * static_cast<double>(x)));

@@ -23,7 +23,7 @@ std::map<cufftHandle, Plan>& plans() {
 }  // namespace
 
 cufftResult cufftCreate(cufftHandle* plan) {
-  static int next = 0;
+  static int next = 1;  // 0 is nobody's
   *plan = next++;
   plans()[*plan];
   return CUFFT_SUCCESS;

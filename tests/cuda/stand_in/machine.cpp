@@ -399,15 +399,3 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) {
   ++counts().synchronizations;
   return with_device();
 }
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
-  // whatever lies in an allocation is the device's
-  const auto next = allocations().upper_bound(const_cast<void*>(pointer));
-  bool on_device = false;
-  if (next != allocations().begin()) {
-    const auto& [start, bytes] = *std::prev(next);
-    on_device = static_cast<const unsigned char*>(pointer) < static_cast<unsigned char*>(start) + bytes;
-  }
-  void* of_device = on_device ? const_cast<void*>(pointer) : nullptr;
-  *attributes = {on_device ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered, on_device ? 0 : -2, of_device, nullptr};
-  return with_device();
-}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "cuda/stand_in/machine.hpp"
 
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "cuda/plan_case.hpp"
@@ -79,12 +81,26 @@ TEST_CASE("another device's stream is refused in words", "[cuda]") {
   cuda::check(cudaSetDevice(1), "choosing");
   cudaStream_t stream = nullptr;
   cuda::check(cudaStreamCreate(&stream), "a stream");
+  check_invalid(
+      [&] {
+        plan->forward({q.data(), 70, 6}, {q.data(), 70, 6}, {q.data(), 70, 5}, {q.data(), 70, 5});
+      },
+      {"device: expected 0, which was current when the plan was made, got 1"});
   cuda::check(cudaSetDevice(0), "choosing");
   const std::string words = backend_error([&] {
     plan->forward({q.data(), 70, 6}, {q.data(), 70, 6}, {q.data(), 70, 5}, {q.data(), 70, 5}, stream);
   });
   CHECK(words == "CUDA: features: invalid resource handle (cudaErrorInvalidResourceHandle)");
   cuda::check(cudaStreamDestroy(stream), "a stream");
+}
+
+TEST_CASE("heads that are too wide for a device are refused in words", "[cuda]") {
+  const Set set([](Settings& s) { s.shared_bytes = 64 * 1024; });  // Turing's
+  const auto make = [](Index d) {
+    PlanCase(shape(7), {}, d).result(Attention(orf<float>(d, 5, 7), NoPosition<float>()));
+  };
+  make(244);
+  check_invalid([&] { make(256); }, {"input_dim: expected what fits 65536 bytes of shared memory, got 256"});
 }
 
 TEST_CASE("a call allocates nothing and waits for nothing", "[cuda]") {

@@ -9,10 +9,11 @@ namespace nprf::cuda::fft {
 /// How a block of threads shares out a transform of L = R1 R2 R3 points, P = L / threads each. With t the index in what
 /// is left to do,
 ///
-///     pass 1   t + s L2            t < L2 = L / R1    L2 transforms of R1 points over s, turned by exp(-2 pi i t k1 /
-///     L) pass 2   k1 L2 + t + s R3    t < R3             R1 R3 transforms of R2 points,     turned by exp(-2 pi i t k2
-///     / L2) pass 3   k1 L2 + k2 R3 + s                      R1 R2 transforms of R3 points
+///     pass 1   values t + s L2, t < L2 = L / R1       L2 transforms of R1 points over s
+///     pass 2   values k1 L2 + t + s R3, t < R3        R1 R3 transforms of R2 points
+///     pass 3   values k1 L2 + k2 R3 + s               R1 R2 transforms of R3 points
 ///
+/// each but the last turned by exp(-2 pi i t k / length), of its own index k and the length that was left,
 /// so that frequency k1 + R1 (k2 + R2 k3) comes to stand at k1 L2 + k2 R3 + k3. `group` threads share a k1: between
 /// passes 2 and 3 nothing leaves a warp.
 template <int L_, int threads_, int R1_, int R2_>
