@@ -19,9 +19,6 @@ namespace nprf::test::cuda_plan {
 
 namespace {
 
-const std::vector<cuda::Engine> engines{cuda::Engine::direct, cuda::Engine::banded, cuda::Engine::fused,
-                                        cuda::Engine::cufft};
-
 // of y, relative to the largest |v|: rounding of features of unit norm, and of sums
 constexpr double tolerance = 20 * static_cast<double>(std::numeric_limits<float>::epsilon());
 
@@ -33,7 +30,7 @@ RelativePosition<float> clipped(Index reach = 20) {
 
 TEST_CASE("a plan computes what the CPU does, by every engine", "[cuda]") {
   const std::vector<std::pair<Index, Index>> sizes{{1, 1}, {65, 65}, {300, 300}, {40, 200}, {200, 40}};
-  for (const cuda::Engine engine : engines)
+  for (const cuda::Engine engine : cuda_engines)
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
       for (const auto& [n_q, n_k] : sizes) {
         INFO(name(engine) << ", n_q " << n_q << ", n_k " << n_k << (direction == Direction::causal ? ", causal" : ""));
@@ -47,7 +44,7 @@ TEST_CASE("a plan computes what the CPU does, by every engine", "[cuda]") {
 }
 
 TEST_CASE("a plan knows all feature maps and positions of its own", "[cuda]") {
-  for (const cuda::Engine engine : engines) {
+  for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = engine}, 6};
     INFO(name(engine));
     CHECK(x.error(Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped())) <= tolerance);
@@ -119,7 +116,7 @@ TEST_CASE("heads and sequences have their own projections, positions and padding
   const DeviceArray<float> dq(stored<float>(q)), dk(stored<float>(k)), dv(stored<float>(v)),
       dy(static_cast<std::size_t>(v.size()));
   const DeviceArray<unsigned char> dmask(std::vector<unsigned char>(seen.begin(), seen.end()));
-  for (const cuda::Engine engine : engines) {
+  for (const cuda::Engine engine : cuda_engines) {
     const cuda::AttentionPlan<float> plan(model, {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
                                           {.engine = engine});
     plan.forward({dq.data(), batch, heads, n, d}, {dk.data(), batch, heads, n, d}, {dv.data(), batch, heads, n, d_v},
@@ -166,7 +163,7 @@ TEST_CASE("what a row does not see does not touch it", "[cuda]") {
 }
 
 TEST_CASE("heads may be wide, and features many", "[cuda]") {
-  for (const cuda::Engine engine : engines) {
+  for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 70, .n_k = 90, .d_v = 150}, {.engine = engine}, 256};
     INFO(name(engine));
     CHECK(x.error(Attention(orf<float>(256, 100, 7), clipped())) <= 2 * tolerance);
@@ -215,13 +212,13 @@ TEST_CASE("models that do not hold together are refused in words", "[cuda]") {
 }
 
 TEST_CASE("sizes of nothing are legal", "[cuda]") {
-  for (const cuda::Engine engine : engines)
+  for (const cuda::Engine engine : cuda_engines)
     for (const auto& [n_q, n_k, d_v] : std::vector<std::array<Index, 3>>{{0, 0, 5}, {0, 7, 5}, {7, 0, 5}, {7, 7, 0}}) {
       const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = d_v}, {.engine = engine}, 6};
       INFO(name(engine) << ", n_q " << n_q << ", n_k " << n_k << ", d_v " << d_v);
       CHECK(x.result(Attention(orf<float>(6, 16, 7), clipped())).isZero(0));
     }
-  for (const cuda::Engine engine : engines) {
+  for (const cuda::Engine engine : cuda_engines) {
     const cuda::AttentionPlan<float> none(cuda::model_of(Attention(orf<float>(6, 16, 7), clipped())),
                                           {.batch = 0, .n_q = 7, .n_k = 7, .d_v = 5}, {.engine = engine});
     CHECK_NOTHROW(
@@ -231,7 +228,7 @@ TEST_CASE("sizes of nothing are legal", "[cuda]") {
 
 TEST_CASE("parameters can be set anew on the device", "[cuda]") {
   const Index n = 90;
-  for (const cuda::Engine engine : engines) {
+  for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine}, 6};
     const Attention first(orf<float>(6, 16, 7), clipped());
     const Attention other(first.features(), RelativePosition<float>(normal_vector<float>(41, 77)));

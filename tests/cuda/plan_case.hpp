@@ -13,6 +13,9 @@
 
 namespace nprf::test {
 
+inline const std::vector<cuda::Engine> cuda_engines{cuda::Engine::direct, cuda::Engine::banded, cuda::Engine::fused,
+                                                    cuda::Engine::cufft};
+
 /// Queries, keys and values of one head, for a plan and for the CPU.
 struct PlanCase {
   PlanCase(const cuda::PlanShape& shape_, const cuda::PlanOptions& options_, Index d)

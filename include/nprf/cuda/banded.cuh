@@ -122,7 +122,6 @@ void queue_banded(const BandedTask<S>& task, int z, cudaStream_t stream) {
            stream, task);
   launch("banded: running sums", running_sums_kernel<S>,
          dim3{static_cast<unsigned>((task.matrix() + 255) / 256), 2, all}, dim3{256, 1, 1}, 0, stream, task);
-  allow_shared(banded_kernel<S>, TileShape::shared);
   launch("banded", banded_kernel<S>,
          dim3{static_cast<unsigned>(TileShape::tiles(task.A.tokens)), static_cast<unsigned>(TileShape::column_tiles(p)),
               all},

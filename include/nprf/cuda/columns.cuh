@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "nprf/cuda/complex.cuh"
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
 #include "nprf/cuda/operand.cuh"
 
 namespace nprf::cuda {
@@ -45,7 +48,7 @@ __device__ __forceinline__ bool load_columns(float* tile, int stride, const Colu
   for (int e = static_cast<int>(threadIdx.x); e < tokens * channels; e += static_cast<int>(blockDim.x)) {
     const int t = e / channels, k = e % channels;
     const float value = columns(t0 + t, k0 + k);
-    wild |= !(fabsf(value) <= 3.402823466e38f);
+    wild |= !(fabsf(value) <= largest_float);
     tile[t * stride + k] = value;
   }
   return wild;

@@ -49,6 +49,7 @@ class DeviceModel {
   int n_k() const { return static_cast<int>(m_shape.n_k); }
   int heads() const { return static_cast<int>(m_shape.heads); }
   int d() const { return map().d; }
+  int d_padded() const { return (d() + 3) / 4 * 4; }
   int d_v() const { return static_cast<int>(m_shape.d_v); }
   int r() const { return map().features(); }
   int positions() const { return static_cast<int>(m_model.positions.size()); }
@@ -102,7 +103,6 @@ class DeviceModel {
  private:
   const FeatureModel& map() const { return m_model.features.front(); }
   const PositionModel& position() const { return m_model.positions.front(); }
-  int d_padded() const { return (d() + 3) / 4 * 4; }
   int parameter_count() const { return static_cast<int>(position().parameters.size()); }
 
   // lags of slots, j - i, and of positions, j - i - offset

@@ -43,7 +43,6 @@ void queue_direct(const DirectTask<S>& task, int z, cudaStream_t stream) {
   if (task.A.tokens == 0 || z == 0) return;
   const dim3 grid{static_cast<unsigned>(TileShape::tiles(task.A.tokens)), static_cast<unsigned>(task.parts),
                   static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels))};
-  allow_shared(direct_kernel<S>, TileShape::shared);
   launch("direct", direct_kernel<S>, grid, dim3{TileShape::threads, 1, 1}, TileShape::shared, stream, task);
 }
 

@@ -60,6 +60,35 @@ __device__ __forceinline__ float over_groups(float* scratch, float x, F&& f) {
   return all;
 }
 
+/// x' = s x in place, with s = radius / |x| free of overflow and underflow in |x|^2; |x'|^2 / 2 of the thread's token.
+template <Storage S>
+__device__ __forceinline__ float normalise(const FeatureTask<S>& task, float* x, float* scratch) {
+  using Shape = FeatureShape;
+  constexpr int stride = Shape::stride;
+  const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
+  const int d = task.x.channels;
+  float unit = 1, square = 0;
+  if (task.radius > 0) {
+    float largest = 0;
+    for (int k = g; k < d; k += Shape::groups) largest = fmaxf(largest, fabsf(x[k * stride + t]));
+    largest = over_groups(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
+    if (largest > 0) unit = largest;
+  }
+  for (int k = g; k < d; k += Shape::groups) {
+    const float part = x[k * stride + t] / unit;
+    square = fmaf(part, part, square);
+  }
+  square = over_groups(scratch, square, [](float a, float b) { return a + b; });
+  float s = task.scale;
+  if (task.radius > 0) {
+    const float norm = sqrtf(square);
+    s = norm == 0 ? 0.0f : fminf(task.radius / norm / unit, largest_float);
+  }
+  for (int k = g; k < d; k += Shape::groups) x[k * stride + t] *= s;
+  if (task.radius > 0) return square == 0 ? 0.0f : 0.5f * task.radius * task.radius;
+  return 0.5f * square * (s * s);
+}
+
 /// Blocks (tiles of tokens, z). With tops_only, no more than the largest exponents of keys.
 template <Storage S, bool tops_only>
 __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(FeatureTask<S> task) {
@@ -71,32 +100,11 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
   const int d = task.x.channels, n = task.x.tokens;
   load_tile(x, 1, stride, task.x, task.x.of(z), t0, tokens, 0, task.d_padded);
 
-  // x' = s x, with s = radius / |x| free of overflow and underflow in |x|^2
-  const auto largest_of = [](float a, float b) { return fmaxf(a, b); };
-  const auto sum_of = [](float a, float b) { return a + b; };
   __syncthreads();
-  float largest = 0, square = 0;
-  if (task.radius > 0) {
-    for (int k = g; k < d; k += Shape::groups) largest = fmaxf(largest, fabsf(x[k * stride + t]));
-    largest = over_groups(scratch, largest, largest_of);
-  }
-  const float unit = task.radius > 0 && largest > 0 ? largest : 1.0f;
-  for (int k = g; k < d; k += Shape::groups) {
-    const float part = x[k * stride + t] / unit;
-    square = fmaf(part, part, square);
-  }
-  square = over_groups(scratch, square, sum_of);
-  float s = task.scale;
-  if (task.radius > 0) {
-    const float norm = sqrtf(square);
-    s = norm == 0 ? 0.0f : fminf(task.radius / norm / unit, 3.402823466e38f);
-  }
-  __syncthreads();
-  for (int k = g; k < d; k += Shape::groups) x[k * stride + t] *= s;
-  const float half = task.radius > 0 ? (square == 0 ? 0.0f : 0.5f * task.radius * task.radius)
-                                     : 0.5f * square * (s * s);  // |x'|^2 / 2
+  const float half = normalise(task, x, scratch);
   __syncthreads();
 
+  const auto larger = [](float a, float b) { return fmaxf(a, b); };
   const bool padding =
       task.mask && t0 + t < n && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + t0 + t];
   const bool inside = t0 + t < n;
@@ -108,7 +116,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
   if (!tops_only && !inside && t0 + t < task.stride)
     for (int f = g; f < r; f += Shape::groups) put(f, 0.0f);
   const bool exponential = task.kind == FeatureKind::positive || task.kind == FeatureKind::hyperbolic;
-  const float nothing = -3.402823466e38f;
+  constexpr float nothing = -largest_float;
   const float shift = task.tops && !tops_only && !task.queries ? from_ordered(task.tops[z]) : task.shift;
 
   if (task.kind == FeatureKind::elu) {
@@ -155,9 +163,9 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
   if (tops_only) {
     // of keys: the largest exponent, of those that are numbers
     const float exponent = task.kind == FeatureKind::trigonometric ? half : top - half;
-    const bool counts = inside && !padding && fabsf(exponent) < 3e38f;
+    const bool counts = inside && !padding && fabsf(exponent) < largest_float;
     float* tops = scratch + Shape::groups * tokens;
-    const float of_token = over_groups(scratch, counts ? exponent : nothing, largest_of);
+    const float of_token = over_groups(scratch, counts ? exponent : nothing, larger);
     if (g == 0) tops[t] = of_token;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -169,7 +177,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
   }
   if (!task.queries || !exponential) return;
   // of queries: each row by its own largest
-  top = over_groups(scratch, top, largest_of);
+  top = over_groups(scratch, top, larger);
   if (!inside) return;
   for (int f0 = g * at_once; f0 < m; f0 += Shape::groups * at_once)
     for (int f = f0; f < f0 + at_once && f < m; ++f) {
@@ -177,6 +185,13 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
       put(f, expf(z_f - top));
       if (task.kind == FeatureKind::hyperbolic) put(m + f, expf(-z_f - top));
     }
+}
+
+/// What queue_features needs once on a device, for heads of d_padded channels.
+template <Storage S>
+void allow_features(int d_padded) {
+  allow_shared(features_kernel<S, false>, FeatureShape::shared(d_padded));
+  allow_shared(features_kernel<S, true>, FeatureShape::shared(d_padded));
 }
 
 /// Queues the features of a task; where `tops` is not null it is set first.
@@ -187,8 +202,6 @@ void queue_features(const FeatureTask<S>& task, int z, cudaStream_t stream) {
                   static_cast<unsigned>(z), 1};
   const dim3 block{FeatureShape::threads, 1, 1};
   const std::size_t shared = FeatureShape::shared(task.d_padded);
-  allow_shared(features_kernel<S, false>, shared);
-  allow_shared(features_kernel<S, true>, shared);
   if (task.tops) {
     check(cudaMemsetAsync(task.tops, 0x80, sizeof(int) * static_cast<std::size_t>(z), stream), "clearing tops");
     launch("features: tops", features_kernel<S, true>, grid, block, shared, stream, task);

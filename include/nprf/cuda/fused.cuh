@@ -109,9 +109,9 @@ __global__ void __launch_bounds__(Shape::threads) fused_spectrum_kernel(FusedSpe
   fft::unrolled<Shape::P>([&](auto i) {
     v[i] = make_float2(0, 0);
     for (int f = 0; f < 2 * folds; ++f) {
-      // the circulant has c[lag] at -lag
-      const int k = Shape::template index<1>(thread, i) + f * Shape::L, lag = k <= -task.c.first ? -k : 2 * task.N - k;
-      v[i] = v[i] + (task.c(head, lag) / static_cast<float>(2 * task.N)) * residue_root(q, k, task.N);
+      const int k = Shape::template index<1>(thread, i) + f * Shape::L;
+      const float c = task.c.in_circulant(head, k, 2 * task.N) / static_cast<float>(2 * task.N);
+      v[i] = v[i] + c * residue_root(q, k, task.N);
     }
   });
   transform.forward(v);

@@ -111,15 +111,14 @@ class FusedEngine {
     const int residues = 2 * m_variant->folds;
     const unsigned pairs = static_cast<unsigned>(m_pairs), all = static_cast<unsigned>(z);
     constexpr int threads = 256;
-    const auto blocks = [](int n) { return static_cast<unsigned>((n + threads - 1) / threads); };
     const dim3 block{threads, 1, 1};
-    launch("fused: columns", turn_kernel<S>, dim3{blocks(length()), pairs, all}, block, 0, stream,
+    launch("fused: columns", turn_kernel<S>, dim3{blocks_of<threads>(length()), pairs, all}, block, 0, stream,
            TurnTask<S>{x.U, length(), residues, m_pairs, arrays.U});
     launch("fused", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->shared, stream,
            FusedTask{x.A.data, x.B.data, arrays.U, spectrum, stride, x.A.heads, x.A.channels, m_pairs, m_groups,
                      m_features, arrays.Y});
-    launch("fused: sums", collect_kernel<threads>, dim3{blocks(x.A.tokens), pairs, all}, block, 0, stream,
+    launch("fused: sums", collect_kernel<threads>, dim3{blocks_of<threads>(x.A.tokens), pairs, all}, block, 0, stream,
            CollectTask{arrays.Y, length(), residues, m_pairs, m_groups, x.A.tokens, x.U.V.channels, out, sums});
   }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstddef>
+
 #include "nprf/cuda/runtime.hpp"
 
 namespace nprf::cuda {
@@ -11,6 +13,12 @@ extern __shared__ __align__(128) unsigned char shared_bytes[];
 template <class T>
 __device__ __forceinline__ T* shared_memory() {
   return reinterpret_cast<T*>(shared_bytes);
+}
+
+/// How many blocks of so many threads n of them need.
+template <int threads>
+constexpr unsigned blocks_of(std::ptrdiff_t n) {
+  return static_cast<unsigned>((n + threads - 1) / threads);
 }
 
 /// Queues kernel(args...); more than 48 KiB of shared memory must have been allowed. Throws BackendError if the launch

@@ -74,9 +74,12 @@ class AttentionPlan {
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
                 cudaStream_t stream = nullptr)
       : m_device(Device::current()), m_model(std::move(model), shape, stream), m_engine(options.engine) {
-    require(FeatureShape::shared((m_model.d() + 3) / 4 * 4) <= m_device.shared_bytes, "input_dim: expected what fits ",
+    require(FeatureShape::shared(m_model.d_padded()) <= m_device.shared_bytes, "input_dim: expected what fits ",
             m_device.shared_bytes, " bytes of shared memory, got ", m_model.d());
     if (m_engine == Engine::automatic) m_engine = cheapest();
+    allow_features<S>(m_model.d_padded());
+    if (m_engine == Engine::direct) allow_shared(direct_kernel<S>, TileShape::shared);
+    if (m_engine == Engine::banded) allow_shared(banded_kernel<S>, TileShape::shared);
     if (m_engine == Engine::direct) choose_parts();
     if (m_engine == Engine::fused)
       m_fused = FusedEngine(m_device, m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), m_model.z());
@@ -197,6 +200,7 @@ class AttentionPlan {
   }
 
   void make_spectrum(cudaStream_t stream) {
+    if (spectrum_size() == 0) return;
     const auto take_tables = [&](Scratch scratch) {
       m_spectrum = scratch.take<float2>(spectrum_size() * static_cast<std::size_t>(m_model.positions()));
       if (m_engine == Engine::cufft) m_spectrum_workspace = m_transforms.take_for_spectrum(scratch);

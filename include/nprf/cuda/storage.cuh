@@ -6,8 +6,11 @@
 #include <cuda_runtime.h>
 
 #include <concepts>
+#include <limits>
 
 namespace nprf::cuda {
+
+constexpr float largest_float = std::numeric_limits<float>::max();
 
 /// What queries, keys, values and outputs may be stored as; all arithmetic on them is float's.
 template <class S>

@@ -20,6 +20,11 @@ struct DeviceWeights {
     const int at = lag - first;
     return at >= 0 && at < size ? values[head * stride + at] : 0.0f;
   }
+
+  /// Entry k of the circulant of some length that holds C: c[lag] stands at -lag modulo the length.
+  __device__ __forceinline__ float in_circulant(int head, int k, int length) const {
+    return (*this)(head, k <= -first ? -k : length - k);
+  }
 };
 
 /// What a block of threads has of Y = ((A B^T) o C) [V 1]: a tile of queries and a tile of columns.

@@ -9,10 +9,11 @@
 #include "nprf/cuda/launch.cuh"
 #include "nprf/cuda/scratch.hpp"
 #include "nprf/cuda/tile.cuh"
+#include "nprf/fft/length.hpp"
 
 namespace nprf::cuda {
 
-/// The circulant that holds the weights: w[-lag mod length] = c[lag].
+/// The circulant that holds the weights.
 struct CirculantTask {
   DeviceWeights c;
   int length;
@@ -23,8 +24,8 @@ template <int threads>
 __global__ void __launch_bounds__(threads) circulant_kernel(CirculantTask task) {
   const int k = static_cast<int>(blockIdx.x * threads + threadIdx.x), head = static_cast<int>(blockIdx.y);
   if (k >= task.length) return;
-  const int lag = k <= -task.c.first ? -k : task.length - k;
-  task.w[static_cast<std::ptrdiff_t>(head) * task.length + k] = make_float2(task.c(head, lag), 0);
+  task.w[static_cast<std::ptrdiff_t>(head) * task.length + k] =
+      make_float2(task.c.in_circulant(head, k, task.length), 0);
 }
 
 /// A slab of columns B_f U_c that are transformed together, pairs of columns as complex ones: `pairs` of them, counted
@@ -95,7 +96,7 @@ class TransformEngine {
   /// For z matrices of p columns and r features; `most_bytes` is for a slab, which holds one transform at least. Throws
   /// BackendError for what cuFFT refuses.
   TransformEngine(int n_q, int n_k, int r, int p, int z, int positions, std::size_t most_bytes)
-      : m_length(good_length(std::max(n_q + n_k - 1, 1))), m_pairs(column_pairs(p)) {
+      : m_length(nprf::fft::smooth_length(n_q + n_k - 1)), m_pairs(column_pairs(p)) {
     const std::size_t bytes = sizeof(float2) * static_cast<std::size_t>(m_length);
     const auto most = static_cast<std::ptrdiff_t>(std::max<std::size_t>(most_bytes / bytes, 1));
     constexpr std::ptrdiff_t most_blocks = 65535;
@@ -124,7 +125,8 @@ class TransformEngine {
   /// Queues the spectrum [position, length] of the weights.
   void queue_spectrum(const DeviceWeights& c, int positions, float2* spectrum, std::byte* workspace,
                       cudaStream_t stream) const {
-    launch("circulant", circulant_kernel<threads>, dim3{blocks(m_length), static_cast<unsigned>(positions), 1},
+    launch("circulant", circulant_kernel<threads>,
+           dim3{blocks_of<threads>(m_length), static_cast<unsigned>(positions), 1},
            dim3{static_cast<unsigned>(threads), 1, 1}, 0, stream, CirculantTask{c, m_length, spectrum});
     m_weights.run(spectrum, CUFFT_FORWARD, workspace, stream);
   }
@@ -145,27 +147,16 @@ class TransformEngine {
       for (int f = 0; f < r; f += m_features) {
         const SlabTask<S> task{A,           B,    U, spectrum,   stride,      m_length, m_pairs,
                                z * m_pairs, pair, f, m_features, arrays.slab, N,        D};
-        launch("spread", spread_kernel<S>, dim3{blocks(m_length), slots, 1}, block, 0, stream, task);
+        launch("spread", spread_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream, task);
         m_columns.run(arrays.slab, CUFFT_FORWARD, arrays.cufft, stream);
-        launch("filter", filter_kernel<S>, dim3{blocks(m_length), slots, 1}, block, 0, stream, task);
+        launch("filter", filter_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream, task);
         m_columns.run(arrays.slab, CUFFT_INVERSE, arrays.cufft, stream);
-        launch("gather", gather_kernel<S>, dim3{blocks(A.tokens), pairs, 1}, block, 0, stream, task);
+        launch("gather", gather_kernel<S>, dim3{blocks_of<threads>(A.tokens), pairs, 1}, block, 0, stream, task);
       }
   }
 
  private:
   static constexpr int threads = 256;
-  static unsigned blocks(int n) { return static_cast<unsigned>((n + threads - 1) / threads); }
-
-  // the next 2^a 3^b 5^c
-  static int good_length(int least) {
-    for (int length = least;; ++length) {
-      int rest = length;
-      for (const int prime : {2, 3, 5})
-        while (rest % prime == 0) rest /= prime;
-      if (rest == 1) return length;
-    }
-  }
 
   int m_length = 1, m_pairs = 1, m_features = 0, m_at_once = 1;
   CufftPlan m_columns, m_weights;

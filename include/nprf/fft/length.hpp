@@ -2,22 +2,23 @@
 #pragma once
 
 #include <algorithm>
-
-#include "nprf/core/types.hpp"
+#include <concepts>
 
 namespace nprf::fft {
 
 /// True if n >= 1 has no prime factor above 7: the lengths that FFTs are fast at.
-constexpr bool is_smooth(Index n) {
+template <std::integral I>
+constexpr bool is_smooth(I n) {
   if (n < 1) return false;
-  for (Index prime : {2, 3, 5, 7})
+  for (const I prime : {I(2), I(3), I(5), I(7)})
     while (n % prime == 0) n /= prime;
   return n == 1;
 }
 
 /// The smallest length >= n, at least 2, that is even and 2-3-5-7-smooth.
-constexpr Index smooth_length(Index n) {
-  Index length = std::max<Index>(n + n % 2, 2);
+template <std::integral I>
+constexpr I smooth_length(I n) {
+  I length = std::max<I>(n + n % 2, 2);
   while (!is_smooth(length)) length += 2;
   return length;
 }

@@ -46,9 +46,6 @@ std::string backend_error(F&& call) {
   return "no error";
 }
 
-const std::vector<cuda::Engine> engines{cuda::Engine::direct, cuda::Engine::banded, cuda::Engine::fused,
-                                        cuda::Engine::cufft};
-
 }  // namespace
 
 TEST_CASE("no device, an old one, and one with little memory are told in words, and nothing is kept", "[cuda]") {
@@ -104,7 +101,7 @@ TEST_CASE("heads that are too wide for a device are refused in words", "[cuda]")
 }
 
 TEST_CASE("a call allocates nothing and waits for nothing", "[cuda]") {
-  for (const cuda::Engine engine : engines) {
+  for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{shape(70), {.engine = engine}, 6};
     const auto plan = x.plan(attention());
     const DeviceArray<float> q(1000), y(1000);
@@ -119,7 +116,7 @@ TEST_CASE("a call allocates nothing and waits for nothing", "[cuda]") {
 }
 
 TEST_CASE("no bit depends on the order of a block's threads", "[cuda]") {
-  for (const cuda::Engine engine : engines) {
+  for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{shape(150), {.engine = engine}, 6};
     const Matrix<float> first = x.result(attention());
     for (const Settings::Order order : {Settings::Order::backward, Settings::Order::shuffled}) {
