@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "nprf/cuda/columns.cuh"
+#include "nprf/cuda/complex.cuh"
 #include "nprf/cuda/cufft.hpp"
 #include "nprf/cuda/launch.cuh"
 #include "nprf/cuda/scratch.hpp"
