@@ -23,11 +23,6 @@ struct PlanShape {
   std::ptrdiff_t offset = 0;  // query i stands at position i + offset, key j at position j
 };
 
-/// Lags, both included; those before it have one weight, and those after it.
-struct Band {
-  int first, last;
-};
-
 /// A model on the device, for one shape: projections, and the weights of all lags that the shape has.
 class DeviceModel {
  public:
@@ -82,7 +77,7 @@ class DeviceModel {
   }
 
   DeviceWeights weights() const {
-    return {m_weights, m_model.positions.size() > 1 ? lags() : 0, lags(), first_lag(), last_seen()};
+    return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_seen()};
   }
 
   /// Features of queries, or of keys, whose largest exponents are in tops [z] if they are needed.

@@ -26,9 +26,9 @@ __global__ void __launch_bounds__(TileShape::threads) direct_kernel(DirectTask<S
   const int I = static_cast<int>(blockIdx.x), part = static_cast<int>(blockIdx.y);
 
   // the keys that some query of the tile sees, in tiles; this part's share of them
-  const int last_row = min((I + 1) * tile, n_q) - 1;
-  const int count = TileShape::tiles(min(n_k, max(0, last_row + task.c.last_seen + 1)));
-  const auto bound = [&](int k) { return static_cast<int>(static_cast<long long>(count) * k / task.parts); };
+  const int last_row = min((I + 1) * tile, n_q) - 1, first = max(0, I * tile + task.c.first_seen) / tile;
+  const int count = max(0, TileShape::tiles(min(n_k, max(0, last_row + task.c.last_seen + 1))) - first);
+  const auto bound = [&](int k) { return first + static_cast<int>(static_cast<long long>(count) * k / task.parts); };
 
   Tile<S> y(task, z, I, p0);
   const int end = bound(part + 1);

@@ -5,6 +5,7 @@
 
 #include "nprf/cuda/launch.cuh"
 #include "nprf/cuda/operand.cuh"
+#include "nprf/cuda/product.cuh"
 
 namespace nprf::cuda {
 
@@ -17,8 +18,8 @@ struct Counts {
 /// y = N / D, each of them the sum of its parts, added up in their order.
 template <Storage S>
 struct FinishTask {
-  const float *N, *D;  // [part, z, n_q, p] [part, z, n_q]
-  int parts, z, n_q, p, heads;
+  Sums sums;
+  int z, n_q, p, heads;
   DeviceMatrixView<S> y;
   Counts* counts;
 };
@@ -33,14 +34,14 @@ __global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
   const int column = static_cast<int>(at % max(p, 1));
   if (row >= rows) return;
   float denominator = 0, numerator = 0;
-  for (int part = 0; part < task.parts; ++part) denominator += task.D[part * rows + row];
+  for (int part = 0; part < task.sums.parts; ++part) denominator += task.sums.D[part * rows + row];
   const bool empty = denominator == 0;
   if (column == 0) {
     if (empty) atomicAdd(&task.counts->empty_rows, 1);
     if (!empty && !(denominator > 0)) atomicAdd(&task.counts->indefinite_rows, 1);
   }
   if (column >= p) return;
-  for (int part = 0; part < task.parts; ++part) numerator += task.N[(part * rows + row) * p + column];
+  for (int part = 0; part < task.sums.parts; ++part) numerator += task.sums.N[(part * rows + row) * p + column];
   const int z = static_cast<int>(row / task.n_q);
   const std::ptrdiff_t i = row % task.n_q;
   store(task.y.data + z / task.heads * task.y.batch_stride + z % task.heads * task.y.head_stride +

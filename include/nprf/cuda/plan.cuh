@@ -5,43 +5,17 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <mutex>
-#include <string_view>
 #include <utility>
 
-#include "nprf/cuda/banded.cuh"
 #include "nprf/cuda/device_matrix.hpp"
 #include "nprf/cuda/device_model.cuh"
-#include "nprf/cuda/direct.cuh"
 #include "nprf/cuda/features.cuh"
 #include "nprf/cuda/finish.cuh"
-#include "nprf/cuda/fused_engine.cuh"
+#include "nprf/cuda/product.cuh"
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
-#include "nprf/cuda/transforms.cuh"
 
 namespace nprf::cuda {
-
-/// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, no position, in
-/// linear time. fused: any position in n log n, up to 16384 tokens, by transforms in shared memory. cufft: any position
-/// in n log n, by transforms through memory.
-///
-/// Rounding of transforms is relative to the largest rows: where a bias rises or is sharp, and for causal weights, rows
-/// may be off by any amount, rows that see no key are not zero, and nothing tells. The automatic engine takes none of
-/// them for causal attention, nor where biases differ by more than 8.
-enum class Engine { automatic, direct, banded, fused, cufft };
-
-constexpr std::string_view name(Engine engine) {
-  switch (engine) {
-    case Engine::automatic: return "automatic";
-    case Engine::direct: return "direct";
-    case Engine::banded: return "banded";
-    case Engine::fused: return "fused";
-    case Engine::cufft: return "cufft";
-  }
-  return "unknown";
-}
 
 /// How a plan works.
 struct PlanOptions {
@@ -73,20 +47,17 @@ class AttentionPlan {
   /// BackendError where there is no device of compute capability 7.0 or newer, or not enough memory.
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
                 cudaStream_t stream = nullptr)
-      : m_device(Device::current()), m_model(std::move(model), shape, stream), m_engine(options.engine) {
+      : m_device(Device::current()),
+        m_model(std::move(model), shape, stream),
+        m_engine(options.engine == Engine::automatic ? cheapest() : options.engine),
+        m_product(m_device, m_engine,
+                  {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v()},
+                  {m_model.weights(), m_model.band(), m_model.positions()}, options.slab_bytes) {
     require(FeatureShape::shared(m_model.d_padded()) <= m_device.shared_bytes, "input_dim: expected what fits ",
             m_device.shared_bytes, " bytes of shared memory, got ", m_model.d());
-    if (m_engine == Engine::automatic) m_engine = cheapest();
     allow_features<S>(m_model.d_padded());
-    if (m_engine == Engine::direct) allow_shared(direct_kernel<S>, TileShape::shared);
-    if (m_engine == Engine::banded) allow_shared(banded_kernel<S>, TileShape::shared);
-    if (m_engine == Engine::direct) choose_parts();
-    if (m_engine == Engine::fused)
-      m_fused = FusedEngine(m_device, m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), m_model.z());
-    if (m_engine == Engine::cufft)
-      m_transforms = TransformEngine(m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), m_model.z(),
-                                     m_model.positions(), options.slab_bytes);
-    make_spectrum(stream);
+    m_product.queue_spectrum(stream);
+    check(cudaStreamSynchronize(stream), "transforming the weights");
     Scratch count;
     take(count);
     m_bytes = count.bytes();
@@ -105,7 +76,7 @@ class AttentionPlan {
   void set_parameters(const float* parameters, cudaStream_t stream) {
     check_device();
     m_model.queue_parameters(parameters, stream);
-    queue_spectrum(stream);
+    m_product.queue_spectrum(stream);
   }
 
   /// q [batch, heads, n_q, d], k [.., n_k, d], v [.., n_k, d_v] -> y [.., n_q, d_v]. A row that sees no key is zero.
@@ -120,18 +91,14 @@ class AttentionPlan {
     check_matrix(v, "v", batch, heads, n_k, d_v);
     check_matrix(y, "y", batch, heads, n_q, d_v);
     const Arrays arrays = arrays_of(call);
-    queue_features(m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q, stride(m_model.n_q())), m_model.z(),
-                   stream);
-    queue_features(m_model.features<S>(k, false, call.key_mask, arrays.tops, arrays.phi_k, stride(m_model.n_k())),
+    queue_features(m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q, m_product.stride(m_model.n_q())),
                    m_model.z(), stream);
-    const auto phi = [&](const float* data, int n) {
-      return Operand<float>::by_channel(data, m_model.heads(), n, m_model.r(), stride(n));
-    };
-    queue_product({phi(arrays.phi_q, m_model.n_q()), phi(arrays.phi_k, m_model.n_k()),
-                   Columns<S>{Operand<S>(v), call.key_mask}, m_model.weights()},
-                  arrays, stream);
-    queue_finish(FinishTask<S>{arrays.N, arrays.D, m_parts, m_model.z(), m_model.n_q(), m_model.d_v(), m_model.heads(),
-                               y, arrays.counts},
+    queue_features(
+        m_model.features<S>(k, false, call.key_mask, arrays.tops, arrays.phi_k, m_product.stride(m_model.n_k())),
+        m_model.z(), stream);
+    m_product.queue(arrays.phi_q, arrays.phi_k, Columns<S>{Operand<S>(v), call.key_mask}, arrays.product, stream);
+    queue_finish(FinishTask<S>{arrays.product.sums, m_model.z(), m_model.n_q(), m_model.d_v(), m_model.heads(), y,
+                               arrays.counts},
                  stream);
   }
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
@@ -145,12 +112,9 @@ class AttentionPlan {
  private:
   // a call's scratch memory
   struct Arrays {
-    float *phi_q, *phi_k;   // [z, r, stride(n_q)] [z, r, stride(n_k)]
-    float *N, *D;           // [part, z, n_q, d_v] [part, z, n_q]
-    int* tops;              // [z]
-    float *before, *after;  // of Engine::banded
-    FusedEngine::Arrays fused;
-    TransformEngine::Arrays transforms;
+    float *phi_q, *phi_k;  // [z, r, stride(n_q)] [z, r, stride(n_k)]
+    int* tops;             // [z]
+    typename Product<S>::Arrays product;
     Counts* counts;
   };
 
@@ -178,63 +142,14 @@ class AttentionPlan {
             ", which was current when the plan was made, got ", current);
   }
 
-  // as many parts of the keys as give every multiprocessor two blocks, each part a tile at least
-  void choose_parts() {
-    const std::ptrdiff_t blocks = static_cast<std::ptrdiff_t>(TileShape::tiles(m_model.n_q())) * m_model.z() *
-                                  TileShape::column_tiles(m_model.d_v());
-    const std::ptrdiff_t wanted = 2 * m_device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
-    constexpr int most = 32;
-    m_parts =
-        static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(m_model.n_k() / TileShape::tile, 1, most)));
-  }
-
-  // tokens of a row of features: transforms in shared memory take all that they have room for
-  int stride(int n) const { return m_engine == Engine::fused ? m_fused.length() : n; }
-
-  std::size_t spectrum_size() const {
-    if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(m_fused.length());
-    return m_engine == Engine::cufft ? static_cast<std::size_t>(m_transforms.length()) : 0;
-  }
-  std::ptrdiff_t spectrum_stride() const {
-    return m_model.positions() > 1 ? static_cast<std::ptrdiff_t>(spectrum_size()) : 0;
-  }
-
-  void make_spectrum(cudaStream_t stream) {
-    if (spectrum_size() == 0) return;
-    const auto take_tables = [&](Scratch scratch) {
-      m_spectrum = scratch.take<float2>(spectrum_size() * static_cast<std::size_t>(m_model.positions()));
-      if (m_engine == Engine::cufft) m_spectrum_workspace = m_transforms.take_for_spectrum(scratch);
-      return scratch.bytes();
-    };
-    m_tables = DeviceMemory(take_tables(Scratch()));
-    take_tables(Scratch(m_tables.data()));
-    queue_spectrum(stream);
-    check(cudaStreamSynchronize(stream), "transforming the weights");
-  }
-
-  void queue_spectrum(cudaStream_t stream) const {
-    if (m_engine == Engine::fused) m_fused.queue_spectrum(m_model.weights(), m_model.positions(), m_spectrum, stream);
-    if (m_engine != Engine::cufft) return;
-    const std::scoped_lock lock(*m_mutex);
-    m_transforms.queue_spectrum(m_model.weights(), m_model.positions(), m_spectrum, m_spectrum_workspace, stream);
-  }
-
   Arrays take(Scratch& scratch) const {
     const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
-    const int z = m_model.z(), n_q = m_model.n_q(), r = m_model.r(), p = m_model.d_v();
+    const int z = m_model.z(), r = m_model.r();
     Arrays arrays{};
-    arrays.phi_q = scratch.take<float>(size(z, r, stride(n_q)));
-    arrays.phi_k = scratch.take<float>(size(z, r, stride(m_model.n_k())));
-    arrays.N = scratch.take<float>(size(m_parts, z, n_q, p));
-    arrays.D = scratch.take<float>(size(m_parts, z, n_q));
+    arrays.phi_q = scratch.take<float>(size(z, r, m_product.stride(m_model.n_q())));
+    arrays.phi_k = scratch.take<float>(size(z, r, m_product.stride(m_model.n_k())));
     arrays.tops = scratch.take<int>(m_model.needs_tops() ? size(z) : 0);
-    if (m_engine == Engine::banded) {
-      const std::size_t sums = size(z, (m_model.n_k() + BandedTask<S>::chunk - 1) / BandedTask<S>::chunk + 1, r, p + 1);
-      arrays.before = scratch.take<float>(sums);
-      arrays.after = scratch.take<float>(sums);
-    }
-    if (m_engine == Engine::fused) arrays.fused = m_fused.take(scratch);
-    if (m_engine == Engine::cufft) arrays.transforms = m_transforms.take(scratch);
+    arrays.product = m_product.take(scratch);
     arrays.counts = scratch.take<Counts>(1);
     return arrays;
   }
@@ -249,37 +164,12 @@ class AttentionPlan {
     return take(scratch);
   }
 
-  void queue_product(const TileTask<S>& task, const Arrays& arrays, cudaStream_t stream) const {
-    switch (m_engine) {
-      case Engine::cufft: {
-        const std::scoped_lock lock(*m_mutex);
-        m_transforms.queue(task, m_model.z(), m_spectrum, spectrum_stride(), arrays.N, arrays.D, arrays.transforms,
-                           stream);
-        break;
-      }
-      case Engine::fused:
-        m_fused.queue(task, m_model.z(), m_spectrum, spectrum_stride(), arrays.N, arrays.D, arrays.fused, stream);
-        break;
-      case Engine::banded:
-        queue_banded(BandedTask<S>{task, m_model.band().first, m_model.band().last, arrays.before, arrays.after,
-                                   arrays.N, arrays.D},
-                     m_model.z(), stream);
-        break;
-      default: queue_direct(DirectTask<S>{task, m_parts, arrays.N, arrays.D}, m_model.z(), stream);
-    }
-  }
-
   Device m_device;
   DeviceModel m_model;
   Engine m_engine;
-  int m_parts = 1;
-  FusedEngine m_fused;
-  TransformEngine m_transforms;
-  DeviceMemory m_tables, m_workspace;
-  float2* m_spectrum = nullptr;  // [position, spectrum_size()]
-  std::byte* m_spectrum_workspace = nullptr;
+  Product<S> m_product;
+  DeviceMemory m_workspace;
   std::size_t m_bytes = 0;
-  std::unique_ptr<std::mutex> m_mutex = std::make_unique<std::mutex>();  // cuFFT's plans are told where to work
 };
 
 }  // namespace nprf::cuda

@@ -9,22 +9,33 @@
 
 namespace nprf::cuda {
 
-/// The weights of a Toeplitz matrix on the device: c[lag] of head h at values[h stride + lag - first].
+/// The weights of a Toeplitz matrix on the device: c[lag] of head h at values[h stride + (lag - first) step].
 struct DeviceWeights {
   const float* values;
-  std::ptrdiff_t stride;  // 0: one table for all heads
-  int size, first;        // of the table
-  int last_seen;          // weights of later lags are zero
+  std::ptrdiff_t stride;      // 0: one table for all heads
+  int size, first, step;      // of the table; step -1: it is a transposed matrix's
+  int first_seen, last_seen;  // weights of lags beyond are zero
 
   __device__ __forceinline__ float operator()(int head, int lag) const {
     const int at = lag - first;
-    return at >= 0 && at < size ? values[head * stride + at] : 0.0f;
+    return at >= 0 && at < size ? values[head * stride + at * step] : 0.0f;
+  }
+
+  /// Of the transposed matrix.
+  DeviceWeights transposed() const {
+    return {
+        size > 0 ? values + (size - 1) * step : values, stride, size, 1 - first - size, -step, -last_seen, -first_seen};
   }
 
   /// Entry k of the circulant of some length that holds C: c[lag] stands at -lag modulo the length.
   __device__ __forceinline__ float in_circulant(int head, int k, int length) const {
     return (*this)(head, k <= -first ? -k : length - k);
   }
+};
+
+/// Lags, both included; those before it have one weight, and those after it.
+struct Band {
+  int first, last;
 };
 
 /// What a block of threads has of Y = ((A B^T) o C) [V 1]: a tile of queries and a tile of columns.
