@@ -8,6 +8,23 @@
 
 namespace nprf::cuda {
 
+/// The keys around the band, in chunks.
+struct BandChunks {
+  static constexpr int chunk = 2 * TileShape::tile;
+
+  int n_q, n_k;
+  Band band;
+
+  __host__ __device__ int chunks() const { return (n_k + chunk - 1) / chunk; }
+
+  /// Chunks of which no query of tile I sees a key in the band or behind it, and before it.
+  __device__ int before(int I) const { return min(chunks(), max(0, I * TileShape::tile + band.first) / chunk); }
+  __device__ int after(int I) const {
+    const int last_row = min((I + 1) * TileShape::tile, n_q) - 1;
+    return max(before(I), min(chunks(), (max(0, last_row + band.last + 1) + chunk - 1) / chunk));
+  }
+};
+
 /// Y = ((A B^T) o C) [V 1] where weights of all lags before a band are alike, and of all lags after it: T5's buckets,
 /// clipped tables, no position. What a tile of queries needs of the keys out of its band are two matrices (r,p + 1),
 ///
@@ -16,13 +33,14 @@ namespace nprf::cuda {
 /// kept for chunks of keys. Exact to rounding, in float. O((n_q + n_k) r p + n_q R (r + p)) for a band of R lags.
 template <Storage S>
 struct BandedTask : TileTask<S> {
-  static constexpr int chunk = 2 * TileShape::tile;
+  static constexpr int chunk = BandChunks::chunk;
 
-  int band_first, band_last;  // lags, both included
-  float *before, *after;      // [z, chunks + 1, r, p + 1]: sums of the chunks before, and of this one and all behind
-  float *N, *D;               // [z, n_q, p] [z, n_q]
+  Band band;
+  float *before, *after;  // [z, chunks + 1, r, p + 1]: sums of the chunks before, and of this one and all behind
+  float *N, *D;           // [z, n_q, p] [z, n_q]
 
-  __host__ __device__ int chunks() const { return (this->B.tokens + chunk - 1) / chunk; }
+  __host__ __device__ BandChunks keys() const { return {this->A.tokens, this->B.tokens, band}; }
+  __host__ __device__ int chunks() const { return keys().chunks(); }
   __host__ __device__ std::ptrdiff_t matrix() const {
     return static_cast<std::ptrdiff_t>(this->B.channels) * (this->U.V.channels + 1);
   }
@@ -82,17 +100,14 @@ __global__ void __launch_bounds__(256) running_sums_kernel(BandedTask<S> task) {
 
 /// Blocks (tiles of queries, tiles of columns, z).
 template <Storage S>
-__global__ void __launch_bounds__(TileShape::threads) banded_kernel(BandedTask<S> task) {
+__global__ void __launch_bounds__(TileShape::threads, 2) banded_kernel(BandedTask<S> task) {
   constexpr int tile = TileShape::tile, tiles_of_chunk = BandedTask<S>::chunk / tile;
   const int n_q = task.A.tokens, p = task.U.V.channels, z = static_cast<int>(blockIdx.z),
             I = static_cast<int>(blockIdx.x);
-  const int head = z % task.A.heads, chunks = task.chunks(), last_row = min((I + 1) * tile, n_q) - 1;
-
-  // the chunks that all queries of the tile see before the band, and behind it
-  const int before = min(chunks, max(0, I * tile + task.band_first) / task.chunk);
-  const int after = max(before, min(chunks, (max(0, last_row + task.band_last + 1) + task.chunk - 1) / task.chunk));
-  const float c_before = task.c(head, max(task.c.first, task.band_first - 1));
-  const float c_after = task.c(head, min(task.c.first + task.c.size - 1, task.band_last + 1));
+  const int head = z % task.A.heads, chunks = task.chunks();
+  const int before = task.keys().before(I), after = task.keys().after(I);
+  const float c_before = task.c(head, max(task.c.first, task.band.first - 1));
+  const float c_after = task.c(head, min(task.c.first + task.c.size - 1, task.band.last + 1));
 
   Tile<S> y(task, z, I, static_cast<int>(blockIdx.y) * tile);
   const int end = min(after * tiles_of_chunk, TileShape::tiles(task.B.tokens));

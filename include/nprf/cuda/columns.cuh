@@ -9,18 +9,19 @@
 
 namespace nprf::cuda {
 
-/// The columns [V 1] of one matrix z: values (n_k,p), and behind them a column of ones. Keys that are padding have
-/// zeros, and are not read.
+/// The columns [V 1] of one matrix z: values (n_k,p), and behind them a column of ones, or of another number. Keys that
+/// are padding have zeros, and are not read.
 template <Storage S>
 struct ColumnsOf {
   const S* data;
   std::ptrdiff_t token_stride, channel_stride;
   const bool* mask;  // (n_k), or null
   int keys, p;
+  float one;
 
   __device__ __forceinline__ float operator()(int j, int column) const {
     if (j >= keys || column > p || (mask && !mask[j])) return 0.0f;
-    return column == p ? 1.0f : to_float(data[j * token_stride + column * channel_stride]);
+    return column == p ? one : to_float(data[j * token_stride + column * channel_stride]);
   }
   __device__ __forceinline__ float2 pair(int j, int pair) const {
     return make_float2((*this)(j, 2 * pair), (*this)(j, 2 * pair + 1));
@@ -32,10 +33,11 @@ template <Storage S>
 struct Columns {
   Operand<S> V;      // (n_k,p)
   const bool* mask;  // [sequence, n_k], or null
+  float one = 1;     // 0 where no denominators are wanted: its rounding would reach the column it is transformed with
 
   __device__ __forceinline__ ColumnsOf<S> of(int z) const {
     const bool* seen = mask ? mask + static_cast<std::ptrdiff_t>(z / V.heads) * V.tokens : nullptr;
-    return {V.of(z), V.token_stride, V.channel_stride, seen, V.tokens, V.channels};
+    return {V.of(z), V.token_stride, V.channel_stride, seen, V.tokens, V.channels, one};
   }
 };
 

@@ -29,6 +29,11 @@ struct FeatureTask {
   int* tops;    // [z]: the largest exponent, as ordered(); null: `shift` is used
   float* phi;
   int stride;  // n at least: zeros from n on
+
+  /// r: features of a token.
+  __device__ int features() const {
+    return kind == FeatureKind::elu ? x.channels : kind == FeatureKind::positive ? m : 2 * m;
+  }
 };
 
 /// An int for each float, in the same order.
@@ -60,9 +65,14 @@ __device__ __forceinline__ float over_groups(float* scratch, float x, F&& f) {
   return all;
 }
 
-/// x' = s x in place, with s = radius / |x| free of overflow and underflow in |x|^2; |x'|^2 / 2 of the thread's token.
+/// Of a token: x' = factor x, and |x'|^2 / 2.
+struct Normalised {
+  float factor, half;
+};
+
+/// x' in place, with radius / |x| free of overflow and underflow in |x|^2; what the thread's token has.
 template <Storage S>
-__device__ __forceinline__ float normalise(const FeatureTask<S>& task, float* x, float* scratch) {
+__device__ __forceinline__ Normalised normalise(const FeatureTask<S>& task, float* x, float* scratch) {
   using Shape = FeatureShape;
   constexpr int stride = Shape::stride;
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
@@ -85,8 +95,8 @@ __device__ __forceinline__ float normalise(const FeatureTask<S>& task, float* x,
     s = norm == 0 ? 0.0f : fminf(task.radius / norm / unit, largest_float);
   }
   for (int k = g; k < d; k += Shape::groups) x[k * stride + t] *= s;
-  if (task.radius > 0) return square == 0 ? 0.0f : 0.5f * task.radius * task.radius;
-  return 0.5f * square * (s * s);
+  if (task.radius > 0) return {s, square == 0 ? 0.0f : 0.5f * task.radius * task.radius};
+  return {s, 0.5f * square * (s * s)};
 }
 
 /// Blocks (tiles of tokens, z). With tops_only, no more than the largest exponents of keys.
@@ -101,14 +111,14 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
   load_tile(x, 1, stride, task.x, task.x.of(z), t0, tokens, 0, task.d_padded);
 
   __syncthreads();
-  const float half = normalise(task, x, scratch);
+  const float half = normalise(task, x, scratch).half;
   __syncthreads();
 
   const auto larger = [](float a, float b) { return fmaxf(a, b); };
   const bool padding =
       task.mask && t0 + t < n && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + t0 + t];
   const bool inside = t0 + t < n;
-  const int m = task.m, r = task.kind == FeatureKind::elu ? d : task.kind == FeatureKind::positive ? m : 2 * m;
+  const int m = task.m, r = task.features();
   float* phi = task.phi + static_cast<std::ptrdiff_t>(z) * r * task.stride + t0 + t;
   const auto put = [&](int f, float value) {
     phi[static_cast<std::ptrdiff_t>(f) * task.stride] = padding ? 0.0f : value;

@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
+#include "nprf/cuda/backward.cuh"
 #include "nprf/cuda/device_matrix.hpp"
 #include "nprf/cuda/device_model.cuh"
 #include "nprf/cuda/features.cuh"
@@ -20,6 +22,7 @@ namespace nprf::cuda {
 /// How a plan works.
 struct PlanOptions {
   Engine engine = Engine::automatic;
+  bool gradients = false;                          // whether backward will be called
   bool owns_workspace = true;                      // false: each call brings its own
   std::size_t slab_bytes = std::size_t{64} << 20;  // of columns that Engine::cufft transforms at a time
 };
@@ -35,6 +38,7 @@ struct PlanCall {
 ///
 ///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
 ///     plan.forward(q, k, v, y, stream);      // views of memory on the device
+///     plan.backward(q, k, v, dy, {dq, dk, dv}, {}, stream);      // of a plan with .gradients
 ///
 /// S is what queries, keys, values and y are stored as. A plan belongs to the device that was current when it was made.
 /// One call at a time uses the plan's own workspace; calls with workspaces of their own may run at once.
@@ -48,15 +52,16 @@ class AttentionPlan {
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
                 cudaStream_t stream = nullptr)
       : m_device(Device::current()),
-        m_model(std::move(model), shape, stream),
+        m_model(std::move(model), shape, options.gradients, stream),
         m_engine(options.engine == Engine::automatic ? cheapest() : options.engine),
         m_product(m_device, m_engine,
                   {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v()},
-                  {m_model.weights(), m_model.band(), m_model.positions()}, options.slab_bytes) {
+                  m_model.toeplitz(), options.slab_bytes) {
+    if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, options.slab_bytes);
     require(FeatureShape::shared(m_model.d_padded()) <= m_device.shared_bytes, "input_dim: expected what fits ",
             m_device.shared_bytes, " bytes of shared memory, got ", m_model.d());
     allow_features<S>(m_model.d_padded());
-    m_product.queue_spectrum(stream);
+    queue_spectra(stream);
     check(cudaStreamSynchronize(stream), "transforming the weights");
     Scratch count;
     take(count);
@@ -76,7 +81,7 @@ class AttentionPlan {
   void set_parameters(const float* parameters, cudaStream_t stream) {
     check_device();
     m_model.queue_parameters(parameters, stream);
-    m_product.queue_spectrum(stream);
+    queue_spectra(stream);
   }
 
   /// q [batch, heads, n_q, d], k [.., n_k, d], v [.., n_k, d_v] -> y [.., n_q, d_v]. A row that sees no key is zero.
@@ -86,24 +91,34 @@ class AttentionPlan {
                cudaStream_t stream) const {
     check_device();
     const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
-    check_matrix(q, "q", batch, heads, n_q, m_model.d());
-    check_matrix(k, "k", batch, heads, n_k, m_model.d());
-    check_matrix(v, "v", batch, heads, n_k, d_v);
+    check_inputs(q, k, v);
     check_matrix(y, "y", batch, heads, n_q, d_v);
     const Arrays arrays = arrays_of(call);
-    queue_features(m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q, m_product.stride(m_model.n_q())),
-                   m_model.z(), stream);
-    queue_features(
-        m_model.features<S>(k, false, call.key_mask, arrays.tops, arrays.phi_k, m_product.stride(m_model.n_k())),
-        m_model.z(), stream);
-    m_product.queue(arrays.phi_q, arrays.phi_k, Columns<S>{Operand<S>(v), call.key_mask}, arrays.product, stream);
-    queue_finish(FinishTask<S>{arrays.product.sums, m_model.z(), m_model.n_q(), m_model.d_v(), m_model.heads(), y,
-                               arrays.counts},
-                 stream);
+    queue_forward(q, k, v, call, arrays, stream);
+    queue_finish(FinishTask<S>{arrays.product.sums, y, arrays.counts}, stream);
   }
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
                cudaStream_t stream = nullptr) const {
     forward(q, k, v, y, {}, stream);
+  }
+
+  /// The gradients of L for dy [.., n_q, d_v] = dL/dy, from the same inputs; of forward's results it needs none. Rows
+  /// that see no key, and keys that are padding, have none. Throws as forward does, and InvalidArgument for a plan
+  /// without gradients.
+  void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
+                const PlanCall& call, cudaStream_t stream) const {
+    check_device();
+    require(m_backward.has_value(), "gradients: expected a plan with them (PlanOptions), got one without");
+    const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+    check_inputs(q, k, v);
+    check_matrix(dy, "dy", batch, heads, n_q, d_v);
+    check_matrix(gradients.dq, "dq", batch, heads, n_q, m_model.d());
+    check_matrix(gradients.dk, "dk", batch, heads, n_k, m_model.d());
+    check_matrix(gradients.dv, "dv", batch, heads, n_k, d_v);
+    const Arrays arrays = arrays_of(call);
+    const auto [queries, keys] = queue_forward(q, k, v, call, arrays, stream);
+    m_backward->queue(m_model, queries, keys, Columns<S>{Operand<S>(v), call.key_mask}, dy, arrays.product, gradients,
+                      arrays.backward, stream);
   }
 
   /// What the last call with this workspace did, on the device.
@@ -115,6 +130,7 @@ class AttentionPlan {
     float *phi_q, *phi_k;  // [z, r, stride(n_q)] [z, r, stride(n_k)]
     int* tops;             // [z]
     typename Product<S>::Arrays product;
+    typename Backward<S>::Arrays backward;
     Counts* counts;
   };
 
@@ -135,6 +151,32 @@ class AttentionPlan {
     return direct <= transforms ? Engine::direct : variant ? Engine::fused : Engine::cufft;
   }
 
+  void check_inputs(const View& q, const View& k, const View& v) const {
+    const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+    check_matrix(q, "q", batch, heads, n_q, m_model.d());
+    check_matrix(k, "k", batch, heads, n_k, m_model.d());
+    check_matrix(v, "v", batch, heads, n_k, d_v);
+  }
+
+  void queue_spectra(cudaStream_t stream) const {
+    m_product.queue_spectrum(stream);
+    if (m_backward) m_backward->queue_spectrum(stream);
+  }
+
+  // features of queries and keys, and the sums N and D
+  std::pair<FeatureTask<S>, FeatureTask<S>> queue_forward(const View& q, const View& k, const View& v,
+                                                          const PlanCall& call, const Arrays& arrays,
+                                                          cudaStream_t stream) const {
+    const FeatureTask<S> queries =
+        m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q, m_product.stride(m_model.n_q()));
+    const FeatureTask<S> keys =
+        m_model.features<S>(k, false, call.key_mask, arrays.tops, arrays.phi_k, m_product.stride(m_model.n_k()));
+    queue_features(queries, m_model.z(), stream);
+    queue_features(keys, m_model.z(), stream);
+    m_product.queue(arrays.phi_q, arrays.phi_k, Columns<S>{Operand<S>(v), call.key_mask}, arrays.product, stream);
+    return {queries, keys};
+  }
+
   void check_device() const {
     int current = 0;
     check(cudaGetDevice(&current), "asking for the current device");
@@ -149,7 +191,11 @@ class AttentionPlan {
     arrays.phi_q = scratch.take<float>(size(z, r, m_product.stride(m_model.n_q())));
     arrays.phi_k = scratch.take<float>(size(z, r, m_product.stride(m_model.n_k())));
     arrays.tops = scratch.take<int>(m_model.needs_tops() ? size(z) : 0);
-    arrays.product = m_product.take(scratch);
+    const auto forward = [&](Scratch& own) { arrays.product = m_product.take(own); };
+    if (m_backward)
+      arrays.backward = m_backward->take(m_model, scratch, forward);
+    else
+      forward(scratch);
     arrays.counts = scratch.take<Counts>(1);
     return arrays;
   }
@@ -168,6 +214,7 @@ class AttentionPlan {
   DeviceModel m_model;
   Engine m_engine;
   Product<S> m_product;
+  std::optional<Backward<S>> m_backward;
   DeviceMemory m_workspace;
   std::size_t m_bytes = 0;
 };

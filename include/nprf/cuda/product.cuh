@@ -41,20 +41,22 @@ struct ProductShape {
   int z, heads, n_q, n_k, r, p;
 };
 
-/// C of all heads, by its lags.
-struct ToeplitzWeights {
-  DeviceWeights c;
-  Band band;
-  int positions;  // 1 or heads
-
-  /// Of C^T.
-  ToeplitzWeights transposed() const { return {c.transposed(), {-band.last, -band.first}, positions}; }
-};
-
-/// Numerators [part, z, n_q, p] and denominators [part, z, n_q], the sums of their parts in order.
+/// Numerators and denominators, the sums of their parts in order.
 struct Sums {
-  float *N, *D;
-  int parts;
+  float *N, *D;  // [part, rows, p] [part, rows]: a row for each z and query
+  int parts, p;
+  std::ptrdiff_t rows;
+
+  __device__ __forceinline__ float numerator(std::ptrdiff_t row, int column) const {
+    float sum = 0;
+    for (int part = 0; part < parts; ++part) sum += N[(part * rows + row) * p + column];
+    return sum;
+  }
+  __device__ __forceinline__ float denominator(std::ptrdiff_t row) const {
+    float sum = 0;
+    for (int part = 0; part < parts; ++part) sum += D[part * rows + row];
+    return sum;
+  }
 };
 
 /// Y = ((A B^T) o C) [V 1] of one shape by one engine. The weights lie where they lay when it was made, and may change.
@@ -104,9 +106,8 @@ class Product {
     const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
     const auto& [z, heads, n_q, n_k, r, p] = m_shape;
     Arrays arrays{};
-    arrays.sums.N = scratch.take<float>(size(m_parts, z, n_q, p));
-    arrays.sums.D = scratch.take<float>(size(m_parts, z, n_q));
-    arrays.sums.parts = m_parts;
+    float* N = scratch.take<float>(size(m_parts, z, n_q, p));
+    arrays.sums = {N, scratch.take<float>(size(m_parts, z, n_q)), m_parts, p, static_cast<std::ptrdiff_t>(z) * n_q};
     if (m_engine == Engine::banded) {
       const std::size_t sums = size(z, (n_k + BandedTask<S>::chunk - 1) / BandedTask<S>::chunk + 1, r, p + 1);
       arrays.before = scratch.take<float>(sums);
@@ -120,7 +121,7 @@ class Product {
   /// Queues arrays.sums, of features as operand() wants them.
   void queue(const float* A, const float* B, const Columns<S>& U, const Arrays& arrays, cudaStream_t stream) const {
     const TileTask<S> task{operand(A, m_shape.n_q), operand(B, m_shape.n_k), U, m_weights.c};
-    const auto& [N, D, parts] = arrays.sums;
+    float *N = arrays.sums.N, *D = arrays.sums.D;
     const int z = m_shape.z;
     switch (m_engine) {
       case Engine::cufft: {
@@ -130,10 +131,9 @@ class Product {
       }
       case Engine::fused: m_fused.queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.fused, stream); break;
       case Engine::banded:
-        queue_banded(BandedTask<S>{task, m_weights.band.first, m_weights.band.last, arrays.before, arrays.after, N, D},
-                     z, stream);
+        queue_banded(BandedTask<S>{task, m_weights.band, arrays.before, arrays.after, N, D}, z, stream);
         break;
-      default: queue_direct(DirectTask<S>{task, parts, N, D}, z, stream);
+      default: queue_direct(DirectTask<S>{task, m_parts, N, D}, z, stream);
     }
   }
 

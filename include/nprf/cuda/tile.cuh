@@ -38,6 +38,16 @@ struct Band {
   int first, last;
 };
 
+/// C of all heads, by its lags.
+struct ToeplitzWeights {
+  DeviceWeights c;
+  Band band;
+  int positions;  // 1 or heads
+
+  /// Of C^T.
+  ToeplitzWeights transposed() const { return {c.transposed(), {-band.last, -band.first}, positions}; }
+};
+
 /// What a block of threads has of Y = ((A B^T) o C) [V 1]: a tile of queries and a tile of columns.
 template <Storage S>
 struct TileTask {
