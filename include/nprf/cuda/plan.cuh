@@ -92,7 +92,7 @@ class AttentionPlan {
     check_device();
     const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
     check_inputs(q, k, v);
-    check_matrix(y, "y", batch, heads, n_q, d_v);
+    check_output(y, "y", batch, heads, n_q, d_v);
     const Arrays arrays = arrays_of(call);
     queue_forward(q, k, v, call, arrays, stream);
     queue_finish(FinishTask<S>{arrays.product.sums, y, arrays.counts}, stream);
@@ -112,9 +112,9 @@ class AttentionPlan {
     const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
     check_inputs(q, k, v);
     check_matrix(dy, "dy", batch, heads, n_q, d_v);
-    check_matrix(gradients.dq, "dq", batch, heads, n_q, m_model.d());
-    check_matrix(gradients.dk, "dk", batch, heads, n_k, m_model.d());
-    check_matrix(gradients.dv, "dv", batch, heads, n_k, d_v);
+    check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
+    check_output(gradients.dk, "dk", batch, heads, n_k, m_model.d());
+    check_output(gradients.dv, "dv", batch, heads, n_k, d_v);
     const Arrays arrays = arrays_of(call);
     const auto [queries, keys] = queue_forward(q, k, v, call, arrays, stream);
     m_backward->queue(m_model, queries, keys, Columns<S>{Operand<S>(v), call.key_mask}, dy, arrays.product, gradients,
