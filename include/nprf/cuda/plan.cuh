@@ -91,9 +91,8 @@ class AttentionPlan {
     check_matrix(v, "v", batch, heads, n_k, d_v);
     check_matrix(y, "y", batch, heads, n_q, d_v);
     const Arrays arrays = arrays_of(call);
-    queue_features(m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q, m_product.stride(m_model.n_q())),
-                   m_model.z(), stream);
     queue_features(
+        m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q, m_product.stride(m_model.n_q())),
         m_model.features<S>(k, false, call.key_mask, arrays.tops, arrays.phi_k, m_product.stride(m_model.n_k())),
         m_model.z(), stream);
     m_product.queue(arrays.phi_q, arrays.phi_k, Columns<S>{Operand<S>(v), call.key_mask}, arrays.product, stream);
