@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "nprf/cuda/device_matrix.hpp"
@@ -36,8 +37,10 @@ struct PlanCall {
 ///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
 ///     plan.forward(q, k, v, y, stream);      // views of memory on the device
 ///
-/// S is what queries, keys, values and y are stored as. A plan belongs to the device that was current when it was made.
-/// One call at a time uses the plan's own workspace; calls with workspaces of their own may run at once.
+/// S is what queries, keys, values and y are stored as. float is computed with as float; half and bfloat16 on tensor
+/// cores where the engine takes them, to bfloat16's precision (product.cuh), else as float. A plan belongs to the
+/// device that was current when it was made. One call at a time uses the plan's own workspace; calls with workspaces of
+/// their own may run at once.
 template <Storage S>
 class AttentionPlan {
  public:
@@ -55,7 +58,8 @@ class AttentionPlan {
                   {m_model.weights(), m_model.band(), m_model.positions()}, options.slab_bytes) {
     require(FeatureShape::shared(m_model.d_padded()) <= m_device.shared_bytes, "input_dim: expected what fits ",
             m_device.shared_bytes, " bytes of shared memory, got ", m_model.d());
-    allow_features<S>(m_model.d_padded());
+    allow_features<S, float>(m_model.d_padded());
+    allow_features<S, OnTensorCores>(m_model.d_padded());
     m_product.queue_spectrum(stream);
     check(cudaStreamSynchronize(stream), "transforming the weights");
     Scratch count;
@@ -91,11 +95,10 @@ class AttentionPlan {
     check_matrix(v, "v", batch, heads, n_k, d_v);
     check_matrix(y, "y", batch, heads, n_q, d_v);
     const Arrays arrays = arrays_of(call);
-    queue_features(
-        m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q, m_product.stride(m_model.n_q())),
-        m_model.features<S>(k, false, call.key_mask, arrays.tops, arrays.phi_k, m_product.stride(m_model.n_k())),
-        m_model.z(), stream);
-    m_product.queue(arrays.phi_q, arrays.phi_k, Columns<S>{Operand<S>(v), call.key_mask}, arrays.product, stream);
+    if (m_product.on_tensor_cores())
+      queue_product<OnTensorCores>(q, k, v, call, arrays, stream);
+    else
+      queue_product<float>(q, k, v, call, arrays, stream);
     queue_finish(FinishTask<S>{arrays.product.sums, m_model.z(), m_model.n_q(), m_model.d_v(), m_model.heads(), y,
                                arrays.counts},
                  stream);
@@ -109,22 +112,37 @@ class AttentionPlan {
   const Counts* counts(const PlanCall& call = {}) const { return arrays_of(call).counts; }
 
  private:
+  // features on tensor cores, of what is stored in half the bits
+  using OnTensorCores = std::conditional_t<std::is_same_v<S, float>, float, __nv_bfloat16>;
+
   // a call's scratch memory
   struct Arrays {
-    float *phi_q, *phi_k;  // [z, r, stride(n_q)] [z, r, stride(n_k)]
-    int* tops;             // [z]
+    std::byte *phi_q, *phi_k;  // as the product wants them
+    int* tops;                 // [z]
     typename Product<S>::Arrays product;
     Counts* counts;
   };
 
-  // by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s, slabs that pass through memory ten times
-  // at 3 TB/s. No transforms whose rounding may drown rows
+  // features of queries and keys, and their product
+  template <class Feature>
+  void queue_product(const View& q, const View& k, const View& v, const PlanCall& call, const Arrays& arrays,
+                     cudaStream_t stream) const {
+    const int n_q = m_model.n_q(), n_k = m_model.n_k(), z = m_model.z();
+    Feature *phi_q = reinterpret_cast<Feature*>(arrays.phi_q), *phi_k = reinterpret_cast<Feature*>(arrays.phi_k);
+    queue_features(m_model.features<S>(q, true, nullptr, nullptr, phi_q, m_product.stride(n_q)),
+                   m_model.features<S>(k, false, call.key_mask, arrays.tops, phi_k, m_product.stride(n_k)), z, stream);
+    m_product.queue(phi_q, phi_k, Columns<S>{Operand<S>(v), call.key_mask}, arrays.product, stream);
+  }
+
+  // by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s, tiles on tensor cores at 300, slabs that
+  // pass through memory ten times at 3 TB/s. No transforms whose rounding may drown rows
   Engine cheapest() const {
     const double n_q = m_model.n_q(), n_k = m_model.n_k(), r = m_model.r(), columns = m_model.d_v() + 1;
     const double band = std::min<double>(n_k, m_model.band().last - m_model.band().first + 1 + 3 * TileShape::tile);
     constexpr double flops = 30e12, bytes = 3e12;
-    const double direct = 2 * n_q * n_k * (r + columns) / flops;
-    const double banded = (2 * n_q * band * (r + columns) + 4 * (n_q + n_k) * r * columns) / flops;
+    const double by_tiles = Product<S>::takes_tensor_cores(m_device, Engine::direct) ? 300e12 : flops;
+    const double direct = 2 * n_q * n_k * (r + columns) / by_tiles;
+    const double banded = (2 * n_q * band * (r + columns) + 4 * (n_q + n_k) * r * columns) / by_tiles;
     if (model().direction == Direction::causal || m_model.bias_spread() > 8)
       return banded <= direct ? Engine::banded : Engine::direct;
     const FusedVariant* variant = FusedEngine::variant_for(m_device, std::max(m_model.n_q(), m_model.n_k()));
@@ -142,12 +160,10 @@ class AttentionPlan {
   }
 
   Arrays take(Scratch& scratch) const {
-    const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
-    const int z = m_model.z(), r = m_model.r();
     Arrays arrays{};
-    arrays.phi_q = scratch.take<float>(size(z, r, m_product.stride(m_model.n_q())));
-    arrays.phi_k = scratch.take<float>(size(z, r, m_product.stride(m_model.n_k())));
-    arrays.tops = scratch.take<int>(m_model.needs_tops() ? size(z) : 0);
+    arrays.phi_q = m_product.take_features(scratch, m_model.n_q());
+    arrays.phi_k = m_product.take_features(scratch, m_model.n_k());
+    arrays.tops = scratch.take<int>(m_model.needs_tops() ? static_cast<std::size_t>(m_model.z()) : 0);
     arrays.product = m_product.take(scratch);
     arrays.counts = scratch.take<Counts>(1);
     return arrays;
