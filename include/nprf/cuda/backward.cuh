@@ -34,6 +34,8 @@ class Backward {
  public:
   Backward(const Device& device, Engine engine, const DeviceModel& model, std::size_t slab_bytes)
       : m_engine(engine),
+        m_Y(device, engine, {model.z(), model.heads(), model.n_q(), model.n_k(), model.r(), model.d_v()},
+            model.toeplitz(), slab_bytes, false),
         m_dA(device, engine, {model.z(), model.heads(), model.n_q(), model.n_k(), model.d_v() + 1, model.r()},
              model.toeplitz(), slab_bytes),
         m_dB(device, engine, {model.z(), model.heads(), model.n_k(), model.n_q(), model.d_v() + 1, model.r()},
@@ -55,6 +57,7 @@ class Backward {
 
   /// To be called when the weights have changed.
   void queue_spectrum(cudaStream_t stream) const {
+    m_Y.queue_spectrum(stream);
     m_dA.queue_spectrum(stream);
     m_dB.queue_spectrum(stream);
     m_dU.queue_spectrum(stream);
@@ -62,23 +65,29 @@ class Backward {
 
   /// Scratch memory of a call.
   struct Arrays {
-    float *G, *U;  // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
-    float* db;     // [position, lags]
+    float *phi_q, *phi_k;  // [z, r, stride(n_q)] [z, r, stride(n_k)]
+    int* tops;             // [z]
+    float *G, *U;          // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
+    float* db;             // [position, lags]
+    typename Product<S>::Arrays Y;
     LagGradients::Arrays lags;
     CorrelationEngine::Arrays correlation;
     Product<float>::Arrays dA, dB, dU;
   };
-  /// `forward` takes what the forward product needs.
-  template <class Forward>
-  Arrays take(const DeviceModel& model, Scratch& scratch, Forward&& forward) const {
+  Arrays take(const DeviceModel& model, Scratch& scratch) const {
     const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
+    const int z = model.z(), r = model.r(), p = model.d_v(), tokens_q = m_Y.stride(model.n_q()),
+              tokens_k = m_Y.stride(model.n_k());
     Arrays arrays{};
-    arrays.G = scratch.take<float>(size(model.z(), model.d_v() + 1, m_dA.stride(model.n_q())));
-    arrays.U = scratch.take<float>(size(model.z(), model.d_v() + 1, m_dA.stride(model.n_k())));
+    arrays.phi_q = scratch.take<float>(size(z, r, tokens_q));
+    arrays.phi_k = scratch.take<float>(size(z, r, tokens_k));
+    arrays.tops = scratch.take<int>(model.needs_tops() ? size(z) : 0);
+    arrays.G = scratch.take<float>(size(z, p + 1, tokens_q));
+    arrays.U = scratch.take<float>(size(z, p + 1, tokens_k));
     arrays.db = scratch.take<float>(size(model.positions(), model.weights().size));
     scratch.overlap(
         [&](Scratch& own) {
-          forward(own);
+          arrays.Y = m_Y.take(own);
           if (has_tiles())
             arrays.lags = m_lags.take(own);
           else
@@ -89,39 +98,45 @@ class Backward {
     return arrays;
   }
 
-  /// Queues all gradients, behind the features of queries and keys and the forward product.
-  void queue(const DeviceModel& model, const FeatureTask<S>& queries, const FeatureTask<S>& keys, const Columns<S>& V,
-             const DeviceMatrixView<const S>& dy, const typename Product<S>::Arrays& forward,
+  /// Queues all gradients.
+  void queue(const DeviceModel& model, const DeviceMatrixView<const S>& q, const DeviceMatrixView<const S>& k,
+             const DeviceMatrixView<const S>& v, const DeviceMatrixView<const S>& dy, const bool* key_mask,
              const PlanGradients<S>& gradients, const Arrays& arrays, cudaStream_t stream) const {
-    const int n_q = model.n_q(), n_k = model.n_k();
-    const float *phi_q = queries.phi, *phi_k = keys.phi, *G = arrays.G, *U = arrays.U;
-    queue_gradient_columns(GradientColumnsTask<S>{Operand<S>(dy), forward.sums, V, model.z(), m_dA.stride(n_q),
-                                                  m_dA.stride(n_k), arrays.G, arrays.U},
+    const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = m_Y.stride(n_q),
+              tokens_k = m_Y.stride(n_k);
+    const auto& [phi_q, phi_k, tops, G, U, db, product, lags, correlation, to_dA, to_dB, to_dU] = arrays;
+    const FeatureTask<S> queries = model.features<S>(q, true, nullptr, nullptr, phi_q, tokens_q);
+    const FeatureTask<S> keys = model.features<S>(k, false, key_mask, tops, phi_k, tokens_k);
+    const Columns<S> V{Operand<S>(v), key_mask};
+    queue_features(queries, keys, z, stream);
+    m_Y.queue(phi_q, phi_k, V, product, stream);
+    queue_gradient_columns(GradientColumnsTask<S>{Operand<S>(dy), product.sums, V, z, tokens_q, tokens_k, G, U},
                            stream);
-    const auto A = m_dU.operand(phi_q, n_q), B = m_dU.operand(phi_k, n_k);          // (n_q,r) (n_k,r)
-    const auto G_columns = m_dA.operand(G, n_q), U_columns = m_dA.operand(U, n_k);  // (n_q,p + 1) (n_k,p + 1)
+
+    const auto A = m_Y.operand(phi_q, n_q), B = m_Y.operand(phi_k, n_k);  // (n_q,r) (n_k,r)
+    auto G_c = m_dA.operand(G, n_q), U_c = m_dA.operand(U, n_k);          // (n_q,p + 1) (n_k,p + 1)
     if (gradients.parameters && model.parameter_count() > 0) {
       if (has_tiles())
-        m_lags.queue(A, B, G_columns, U_columns, forward.before, forward.after, arrays.db, arrays.lags, stream);
+        m_lags.queue(A, B, G_c, U_c, product.before, product.after, db, lags, stream);
       else
-        m_correlation.queue(A, B, G_columns, U_columns, arrays.db, arrays.correlation, stream);
-      queue_parameter_gradients(model.parameter_gradients(arrays.db, gradients.parameters), model.positions(), stream);
+        m_correlation.queue(A, B, G_c, U_c, db, correlation, stream);
+      queue_parameter_gradients(model.parameter_gradients(db, gradients.parameters), model.positions(), stream);
     }
 
-    m_dA.queue(G, U, {B, nullptr, 0}, arrays.dA, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{queries, arrays.dA.sums, model.z(), gradients.dq}, stream);
-    m_dB.queue(U, G, {A, nullptr, 0}, arrays.dB, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{keys, arrays.dB.sums, model.z(), gradients.dk}, stream);
-    auto values = G_columns;
-    values.channels = model.d_v();  // (n_q,p)
-    m_dU.queue(phi_k, phi_q, {values, nullptr, 0}, arrays.dU, stream);
-    queue_store(StoreTask<S>{arrays.dU.sums, gradients.dv}, stream);
+    m_dA.queue(G, U, {B, nullptr, 0}, to_dA, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{queries, to_dA.sums, z, gradients.dq}, stream);
+    m_dB.queue(U, G, {A, nullptr, 0}, to_dB, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{keys, to_dB.sums, z, gradients.dk}, stream);
+    G_c.channels = model.d_v();  // (n_q,p)
+    m_dU.queue(phi_k, phi_q, {G_c, nullptr, 0}, to_dU, stream);
+    queue_store(StoreTask<S>{to_dU.sums, gradients.dv}, stream);
   }
 
  private:
   bool has_tiles() const { return m_engine == Engine::direct || m_engine == Engine::banded; }
 
   Engine m_engine;
+  Product<S> m_Y;
   Product<float> m_dA, m_dB, m_dU;
   LagGradients m_lags;
   CorrelationEngine m_correlation;

@@ -19,8 +19,10 @@ struct ColumnsOf {
   int keys, p;
   float one;
 
+  __device__ __forceinline__ bool has(int j) const { return j < keys && !(mask && !mask[j]); }
+
   __device__ __forceinline__ float operator()(int j, int column) const {
-    if (j >= keys || column > p || (mask && !mask[j])) return 0.0f;
+    if (column > p || !has(j)) return 0.0f;
     return column == p ? one : to_float(data[j * token_stride + column * channel_stride]);
   }
   __device__ __forceinline__ float2 pair(int j, int pair) const {
@@ -42,16 +44,16 @@ struct Columns {
 };
 
 /// tile[t][k] = columns(t0 + t, k0 + k) for t < tokens and k < channels, by all threads of the block; a row of the tile
-/// has `stride` floats. True if this thread has loaded a NaN or an infinity.
-template <Storage S>
-__device__ __forceinline__ bool load_columns(float* tile, int stride, const ColumnsOf<S>& columns, int t0, int tokens,
+/// has `stride` scalars. True if this thread has loaded a NaN or an infinity.
+template <Storage S, class T>
+__device__ __forceinline__ bool load_columns(T* tile, int stride, const ColumnsOf<S>& columns, int t0, int tokens,
                                              int k0, int channels) {
   bool wild = false;
   for (int e = static_cast<int>(threadIdx.x); e < tokens * channels; e += static_cast<int>(blockDim.x)) {
     const int t = e / channels, k = e % channels;
     const float value = columns(t0 + t, k0 + k);
     wild |= !(fabsf(value) <= largest_float);
-    tile[t * stride + k] = value;
+    store(tile + t * stride + k, value);
   }
   return wild;
 }

@@ -91,9 +91,9 @@ class DeviceModel {
   }
 
   /// Features of queries, or of keys, whose largest exponents are in tops [z] if they are needed.
-  template <Storage S>
-  FeatureTask<S> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask, int* tops, float* phi,
-                          int stride) const {
+  template <Storage S, class Feature>
+  FeatureTask<S, Feature> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask, int* tops,
+                                   Feature* phi, int stride) const {
     const bool estimates_exp = map().kind != FeatureKind::elu;
     const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
     return {Operand<S>(x), queries ? nullptr : key_mask,

@@ -124,7 +124,7 @@ class FeatureGradients {
   // x' of the thread's token i
   __device__ __forceinline__ float at(int i, int k) const { return x()[k * Shape::stride + m_row + i]; }
   __device__ __forceinline__ int n() const { return m_task.features.x.tokens; }
-  __device__ __forceinline__ int r() const { return m_task.features.features(); }
+  __device__ __forceinline__ int r() const { return m_task.features.r(); }
 
   // g of feature f of token t, which is there
   __device__ __forceinline__ float gradient(int t, int f) const {

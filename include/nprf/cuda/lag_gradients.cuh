@@ -29,6 +29,9 @@ struct LagGradientTask {
   float* tails;                 // [before or after, z, tile of queries]
   float* tail_sums;             // [before or after, position]
   float* db;                    // [position, lags]
+
+  // of tile I
+  __device__ int last_row(int I) const { return min((I + 1) * TileShape::tile, A.tokens) - 1; }
 };
 
 /// s = x y^T of a tile of x and a tile of y, by all 256 threads of the block.
@@ -76,7 +79,7 @@ __global__ void __launch_bounds__(threads) lag_gradients_kernel(LagGradientTask 
   const bool seen = offset * tile - (tile - 1) <= task.c.last_seen;
   for (int I = bound(segment); seen && I < bound(segment + 1); ++I) {
     const int J = I + offset, chunk = J / tiles_of_chunk;
-    if (chunk < task.keys.before(I) || chunk >= task.keys.after(I)) continue;
+    if (chunk < task.keys.before(I * tile) || chunk >= task.keys.after(I * tile, task.last_row(I))) continue;
     float s[4][4] = {}, g[4][4] = {};
     multiply_tiles(s, task.A, A, I * tile, task.B, B, J * tile);
     multiply_tiles(g, task.G, G, I * tile, task.U, U, J * tile);
@@ -108,8 +111,9 @@ __global__ void __launch_bounds__(threads) tail_gradients_kernel(LagGradientTask
   const int I = static_cast<int>(blockIdx.x), side = static_cast<int>(blockIdx.y), z = static_cast<int>(blockIdx.z);
   const int r = task.A.channels, columns = task.G.channels, thread = static_cast<int>(threadIdx.x);
   const int row = thread / 16 * 4, column = thread % 16 * 4;
-  const std::ptrdiff_t sums = static_cast<std::ptrdiff_t>(z) * (task.keys.chunks() + 1);
-  const std::ptrdiff_t chunk = sums + (side == 0 ? task.keys.before(I) : task.keys.after(I));
+  const std::ptrdiff_t sums = static_cast<std::ptrdiff_t>(z) * (task.keys.count() + 1);
+  const std::ptrdiff_t chunk =
+      sums + (side == 0 ? task.keys.before(I * tile) : task.keys.after(I * tile, task.last_row(I)));
   const float* M = (side == 0 ? task.before : task.after) + chunk * r * columns;
   float sum = 0;
   for (int f0 = 0; f0 < r; f0 += tile)
@@ -171,15 +175,14 @@ class LagGradients {
  public:
   LagGradients() = default;
   LagGradients(const Device& device, int z, int positions, int n_q, int n_k, const Band& band, const DeviceWeights& c)
-      : m_z(z), m_positions(positions), m_keys{n_q, n_k, band}, m_c(c) {
+      : m_z(z), m_positions(positions), m_tiles(TileShape::tiles(n_q)), m_keys{n_k, band}, m_c(c) {
     constexpr int tile = TileShape::tile, chunk = BandChunks::chunk;
-    const int tiles = TileShape::tiles(n_q);
-    m_first = std::max(-(tiles - 1), (band.first - chunk) / tile - 1);
+    m_first = std::max(-(m_tiles - 1), (band.first - chunk) / tile - 1);
     const int last = std::min(TileShape::tiles(n_k) - 1, (band.last + chunk + tile) / tile + 1);
     m_diagonals = std::max(0, last - m_first + 1);
     const std::ptrdiff_t blocks = std::max<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(m_diagonals) * z, 1);
     m_segments =
-        static_cast<int>(std::clamp<std::ptrdiff_t>(2 * device.multiprocessors / blocks, 1, std::max(tiles / 4, 1)));
+        static_cast<int>(std::clamp<std::ptrdiff_t>(2 * device.multiprocessors / blocks, 1, std::max(m_tiles / 4, 1)));
     allow_shared(tail_gradients_kernel<TileShape::threads>, tail_shared);
   }
 
@@ -190,7 +193,7 @@ class LagGradients {
   Arrays take(Scratch& scratch) const {
     const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
     float* near = scratch.take<float>(size(m_z, m_segments, m_diagonals, 2 * TileShape::tile));
-    float* tails = scratch.take<float>(size(2, m_z, TileShape::tiles(m_keys.n_q)));
+    float* tails = scratch.take<float>(size(2, m_z, m_tiles));
     return {near, tails, scratch.take<float>(size(2, m_positions))};
   }
 
@@ -209,9 +212,9 @@ class LagGradients {
       launch("gradients: lags", lag_gradients_kernel<threads>,
              dim3{static_cast<unsigned>(m_diagonals), static_cast<unsigned>(m_segments), all}, block, lags_shared,
              stream, task);
-    if (before && m_z > 0 && m_keys.n_q > 0) {
+    if (before && m_z > 0 && m_tiles > 0) {
       launch("gradients: lags beyond the band", tail_gradients_kernel<threads>,
-             dim3{static_cast<unsigned>(TileShape::tiles(m_keys.n_q)), 2, all}, block, tail_shared, stream, task);
+             dim3{static_cast<unsigned>(m_tiles), 2, all}, block, tail_shared, stream, task);
       launch("gradients: sums beyond the band", tail_sums_kernel<threads>, dim3{2, positions, 1}, block,
              threads * sizeof(float), stream, task);
     }
@@ -223,7 +226,7 @@ class LagGradients {
   static constexpr std::size_t lags_shared = sizeof(float) * (TileShape::tile + 4) * (TileShape::tile + 4),
                                tail_shared = sizeof(float) * 2 * TileShape::tile * TileShape::stride;
 
-  int m_z = 0, m_positions = 1;
+  int m_z = 0, m_positions = 1, m_tiles = 0;
   BandChunks m_keys{};
   DeviceWeights m_c{};
   int m_first = 0, m_diagonals = 0, m_segments = 1;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "nprf/cuda/backward.cuh"
@@ -40,8 +41,10 @@ struct PlanCall {
 ///     plan.forward(q, k, v, y, stream);      // views of memory on the device
 ///     plan.backward(q, k, v, dy, {dq, dk, dv}, {}, stream);      // of a plan with .gradients
 ///
-/// S is what queries, keys, values and y are stored as. A plan belongs to the device that was current when it was made.
-/// One call at a time uses the plan's own workspace; calls with workspaces of their own may run at once.
+/// S is what queries, keys, values and y are stored as. float is computed with as float; half and bfloat16 on tensor
+/// cores where the engine takes them, to bfloat16's precision (product.cuh), else as float. A plan belongs to the
+/// device that was current when it was made. One call at a time uses the plan's own workspace; calls with workspaces of
+/// their own may run at once.
 template <Storage S>
 class AttentionPlan {
  public:
@@ -60,7 +63,8 @@ class AttentionPlan {
     if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, options.slab_bytes);
     require(FeatureShape::shared(m_model.d_padded()) <= m_device.shared_bytes, "input_dim: expected what fits ",
             m_device.shared_bytes, " bytes of shared memory, got ", m_model.d());
-    allow_features<S>(m_model.d_padded());
+    allow_features<S, float>(m_model.d_padded());
+    allow_features<S, OnTensorCores>(m_model.d_padded());
     queue_spectra(stream);
     check(cudaStreamSynchronize(stream), "transforming the weights");
     Scratch count;
@@ -94,7 +98,10 @@ class AttentionPlan {
     check_inputs(q, k, v);
     check_output(y, "y", batch, heads, n_q, d_v);
     const Arrays arrays = arrays_of(call);
-    queue_forward(q, k, v, call, arrays, stream);
+    if (m_product.on_tensor_cores())
+      queue_product<OnTensorCores>(q, k, v, call, arrays, stream);
+    else
+      queue_product<float>(q, k, v, call, arrays, stream);
     queue_finish(FinishTask<S>{arrays.product.sums, y, arrays.counts}, stream);
   }
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
@@ -115,33 +122,45 @@ class AttentionPlan {
     check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
     check_output(gradients.dk, "dk", batch, heads, n_k, m_model.d());
     check_output(gradients.dv, "dv", batch, heads, n_k, d_v);
-    const Arrays arrays = arrays_of(call);
-    const auto [queries, keys] = queue_forward(q, k, v, call, arrays, stream);
-    m_backward->queue(m_model, queries, keys, Columns<S>{Operand<S>(v), call.key_mask}, dy, arrays.product, gradients,
-                      arrays.backward, stream);
+    m_backward->queue(m_model, q, k, v, dy, call.key_mask, gradients, arrays_of(call).backward, stream);
   }
 
   /// What the last call with this workspace did, on the device.
   const Counts* counts(const PlanCall& call = {}) const { return arrays_of(call).counts; }
 
  private:
+  // features on tensor cores, of what is stored in half the bits
+  using OnTensorCores = std::conditional_t<std::is_same_v<S, float>, float, __nv_bfloat16>;
+
   // a call's scratch memory
   struct Arrays {
-    float *phi_q, *phi_k;  // [z, r, stride(n_q)] [z, r, stride(n_k)]
-    int* tops;             // [z]
+    std::byte *phi_q, *phi_k;  // as the product wants them
+    int* tops;                 // [z]
     typename Product<S>::Arrays product;
     typename Backward<S>::Arrays backward;
     Counts* counts;
   };
 
-  // by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s, slabs that pass through memory ten times
-  // at 3 TB/s. No transforms whose rounding may drown rows
+  // features of queries and keys, and their product
+  template <class Feature>
+  void queue_product(const View& q, const View& k, const View& v, const PlanCall& call, const Arrays& arrays,
+                     cudaStream_t stream) const {
+    const int n_q = m_model.n_q(), n_k = m_model.n_k(), z = m_model.z();
+    Feature *phi_q = reinterpret_cast<Feature*>(arrays.phi_q), *phi_k = reinterpret_cast<Feature*>(arrays.phi_k);
+    queue_features(m_model.features<S>(q, true, nullptr, nullptr, phi_q, m_product.stride(n_q)),
+                   m_model.features<S>(k, false, call.key_mask, arrays.tops, phi_k, m_product.stride(n_k)), z, stream);
+    m_product.queue(phi_q, phi_k, Columns<S>{Operand<S>(v), call.key_mask}, arrays.product, stream);
+  }
+
+  // by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s, tiles on tensor cores at 300, slabs that
+  // pass through memory ten times at 3 TB/s. No transforms whose rounding may drown rows
   Engine cheapest() const {
     const double n_q = m_model.n_q(), n_k = m_model.n_k(), r = m_model.r(), columns = m_model.d_v() + 1;
     const double band = std::min<double>(n_k, m_model.band().last - m_model.band().first + 1 + 3 * TileShape::tile);
     constexpr double flops = 30e12, bytes = 3e12;
-    const double direct = 2 * n_q * n_k * (r + columns) / flops;
-    const double banded = (2 * n_q * band * (r + columns) + 4 * (n_q + n_k) * r * columns) / flops;
+    const double by_tiles = Product<S>::takes_tensor_cores(m_device, Engine::direct) ? 300e12 : flops;
+    const double direct = 2 * n_q * n_k * (r + columns) / by_tiles;
+    const double banded = (2 * n_q * band * (r + columns) + 4 * (n_q + n_k) * r * columns) / by_tiles;
     if (model().direction == Direction::causal || m_model.bias_spread() > 8)
       return banded <= direct ? Engine::banded : Engine::direct;
     const FusedVariant* variant = FusedEngine::variant_for(m_device, std::max(m_model.n_q(), m_model.n_k()));
@@ -163,20 +182,6 @@ class AttentionPlan {
     if (m_backward) m_backward->queue_spectrum(stream);
   }
 
-  // features of queries and keys, and the sums N and D
-  std::pair<FeatureTask<S>, FeatureTask<S>> queue_forward(const View& q, const View& k, const View& v,
-                                                          const PlanCall& call, const Arrays& arrays,
-                                                          cudaStream_t stream) const {
-    const FeatureTask<S> queries =
-        m_model.features<S>(q, true, nullptr, nullptr, arrays.phi_q, m_product.stride(m_model.n_q()));
-    const FeatureTask<S> keys =
-        m_model.features<S>(k, false, call.key_mask, arrays.tops, arrays.phi_k, m_product.stride(m_model.n_k()));
-    queue_features(queries, m_model.z(), stream);
-    queue_features(keys, m_model.z(), stream);
-    m_product.queue(arrays.phi_q, arrays.phi_k, Columns<S>{Operand<S>(v), call.key_mask}, arrays.product, stream);
-    return {queries, keys};
-  }
-
   void check_device() const {
     int current = 0;
     check(cudaGetDevice(&current), "asking for the current device");
@@ -185,18 +190,18 @@ class AttentionPlan {
   }
 
   Arrays take(Scratch& scratch) const {
-    const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
-    const int z = m_model.z(), r = m_model.r();
     Arrays arrays{};
-    arrays.phi_q = scratch.take<float>(size(z, r, m_product.stride(m_model.n_q())));
-    arrays.phi_k = scratch.take<float>(size(z, r, m_product.stride(m_model.n_k())));
-    arrays.tops = scratch.take<int>(m_model.needs_tops() ? size(z) : 0);
-    const auto forward = [&](Scratch& own) { arrays.product = m_product.take(own); };
-    if (m_backward)
-      arrays.backward = m_backward->take(m_model, scratch, forward);
-    else
-      forward(scratch);
     arrays.counts = scratch.take<Counts>(1);
+    const auto forward = [&](Scratch& own) {
+      arrays.phi_q = m_product.take_features(own, m_model.n_q());
+      arrays.phi_k = m_product.take_features(own, m_model.n_k());
+      arrays.tops = own.take<int>(m_model.needs_tops() ? static_cast<std::size_t>(m_model.z()) : 0);
+      arrays.product = m_product.take(own);
+    };
+    const auto backward = [&](Scratch& own) {
+      if (m_backward) arrays.backward = m_backward->take(m_model, own);
+    };
+    scratch.overlap(forward, backward);
     return arrays;
   }
 
