@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "nprf/cuda/banded.cuh"
 #include "nprf/cuda/direct.cuh"
 #include "nprf/cuda/fused_engine.cuh"
+#include "nprf/cuda/long_engine.cuh"
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
 #include "nprf/cuda/transforms.cuh"
@@ -17,8 +19,8 @@
 namespace nprf::cuda {
 
 /// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, no position, in
-/// linear time. fused: any position in n log n, up to 16384 tokens, by transforms in shared memory. cufft: any position
-/// in n log n, by transforms through memory.
+/// linear time. fused: any position in n log n, by transforms in shared memory up to 16384 tokens, in two passes
+/// through memory up to 2^20. cufft: any position in n log n, in ten.
 ///
 /// Rounding of transforms is relative to the largest rows: where a bias rises or is sharp, and for causal weights, rows
 /// may be off by any amount, rows that see no key are not zero, and nothing tells. The automatic engine takes none of
@@ -67,7 +69,7 @@ class Product {
       : m_engine(engine), m_shape(shape), m_weights(weights) {
     const auto& [z, heads, n_q, n_k, r, p] = shape;
     switch (engine) {
-      case Engine::fused: m_fused = FusedEngine(device, n_q, n_k, r, p, z); break;
+      case Engine::fused: choose_transforms(device, slab_bytes); break;
       case Engine::cufft: m_transforms = TransformEngine(n_q, n_k, r, p, z, weights.positions, slab_bytes); break;
       case Engine::banded: allow_shared(banded_kernel<S>, TileShape::shared); break;
       default: allow_shared(direct_kernel<S>, TileShape::shared); choose_parts(device);
@@ -77,8 +79,8 @@ class Product {
     take_tables(Scratch(m_memory.data()));
   }
 
-  /// Tokens of a row of features of n tokens: transforms in shared memory take all that they have room for.
-  int stride(int n) const { return m_engine == Engine::fused ? m_fused.length() : n; }
+  /// Tokens of a row of features of n tokens: fused transforms take all that they have room for.
+  int stride(int n) const { return m_fused ? m_fused->length() : m_long ? m_long->length() : n; }
 
   /// Where A [z, r, stride(n_q)] and B [z, r, stride(n_k)] are, zero from n_q and n_k on.
   Operand<float> operand(const float* features, int n) const {
@@ -87,7 +89,8 @@ class Product {
 
   /// To be called when the weights have changed.
   void queue_spectrum(cudaStream_t stream) const {
-    if (m_engine == Engine::fused) m_fused.queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
+    if (m_fused) m_fused->queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
+    if (m_long) m_long->queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
     if (m_engine != Engine::cufft) return;
     const std::scoped_lock lock(*m_mutex);
     m_transforms.queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, m_spectrum_workspace, stream);
@@ -98,6 +101,7 @@ class Product {
     Sums sums;
     float *before, *after;  // of Engine::banded
     FusedEngine::Arrays fused;
+    LongEngine::Arrays in_passes;
     TransformEngine::Arrays transforms;
   };
   Arrays take(Scratch& scratch) const {
@@ -112,7 +116,8 @@ class Product {
       arrays.before = scratch.take<float>(sums);
       arrays.after = scratch.take<float>(sums);
     }
-    if (m_engine == Engine::fused) arrays.fused = m_fused.take(scratch);
+    if (m_fused) arrays.fused = m_fused->take(scratch);
+    if (m_long) arrays.in_passes = m_long->take(scratch);
     if (m_engine == Engine::cufft) arrays.transforms = m_transforms.take(scratch);
     return arrays;
   }
@@ -128,7 +133,10 @@ class Product {
         m_transforms.queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.transforms, stream);
         break;
       }
-      case Engine::fused: m_fused.queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.fused, stream); break;
+      case Engine::fused:
+        if (m_fused) m_fused->queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.fused, stream);
+        if (m_long) m_long->queue(task, m_spectrum, spectrum_stride(), N, D, arrays.in_passes, stream);
+        break;
       case Engine::banded:
         queue_banded(BandedTask<S>{task, m_weights.band.first, m_weights.band.last, arrays.before, arrays.after, N, D},
                      z, stream);
@@ -148,8 +156,21 @@ class Product {
         static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(m_shape.n_k / TileShape::tile, 1, most)));
   }
 
+  // transforms in shared memory where they have room, in passes through memory where they have not
+  void choose_transforms(const Device& device, std::size_t slab_bytes) {
+    const auto& [z, heads, n_q, n_k, r, p] = m_shape;
+    const int n = std::max(n_q, n_k);
+    if (FusedEngine::variant_for(device, n)) {
+      m_fused.emplace(device, n_q, n_k, r, p, z);
+      return;
+    }
+    const LongVariant* variant = LongEngine::variant_for(n);
+    require(variant != nullptr, "n_q and n_k: expected at most 2^20 by Engine::fused, got ", n_q, " and ", n_k);
+    m_long.emplace(*variant, device, r, p, z, slab_bytes);
+  }
+
   std::size_t spectrum_size() const {
-    if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(m_fused.length());
+    if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(stride(m_shape.n_q));
     return m_engine == Engine::cufft ? static_cast<std::size_t>(m_transforms.length()) : 0;
   }
   std::ptrdiff_t spectrum_stride() const {
@@ -166,7 +187,8 @@ class Product {
   ProductShape m_shape;
   ToeplitzWeights m_weights;
   int m_parts = 1;
-  FusedEngine m_fused;
+  std::optional<FusedEngine> m_fused;  // of Engine::fused, one of the two
+  std::optional<LongEngine> m_long;
   TransformEngine m_transforms;
   DeviceMemory m_memory;
   float2* m_spectrum = nullptr;  // [position, spectrum_size()]
