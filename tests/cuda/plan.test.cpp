@@ -198,6 +198,19 @@ TEST_CASE("transforms through memory go in slabs of any size", "[cuda]") {
   }
 }
 
+TEST_CASE("fused transforms take more tokens than shared memory", "[cuda]") {
+  const PlanCase x{{.n_q = 20000, .n_k = 17000, .d_v = 1}, {.engine = cuda::Engine::fused}, 6};
+  CHECK(x.error(Attention(orf<float>(6, 2, 7), clipped())) <= tolerance);
+}
+
+TEST_CASE("a plan for long sequences stays small", "[cuda]") {
+  const PlanCase x{{.n_q = 131072, .n_k = 131072, .d_v = 64}, {.owns_workspace = false}, 64};
+  const auto table = RelativePosition<float>(Vector<float>::LinSpaced(262143, 0, 1));
+  const auto plan = x.plan(Attention(orf<float>(64, 32, 7), table));
+  CHECK(plan->engine() == cuda::Engine::fused);
+  CHECK(plan->workspace_bytes() <= std::size_t{256} << 20);
+}
+
 TEST_CASE("the automatic engine takes transforms where they are sound, and for long sequences", "[cuda]") {
   const auto engine = [](const auto& attention, Index n) {
     return PlanCase{{.n_q = n, .n_k = n, .d_v = 64}, {.owns_workspace = false}, 16}.plan(attention)->engine();
@@ -208,7 +221,7 @@ TEST_CASE("the automatic engine takes transforms where they are sound, and for l
   const auto table = [](float spread) { return RelativePosition<float>(Vector<float>::LinSpaced(8191, 0, spread)); };
   CHECK(engine(of(table(1), Direction::bidirectional), 256) == cuda::Engine::direct);
   CHECK(engine(of(table(1), Direction::bidirectional), 4096) == cuda::Engine::fused);
-  CHECK(engine(of(table(1), Direction::bidirectional), 20000) == cuda::Engine::cufft);
+  CHECK(engine(of(table(1), Direction::bidirectional), 20000) == cuda::Engine::fused);
   CHECK(engine(of(table(9), Direction::bidirectional), 4096) == cuda::Engine::direct);
   CHECK(engine(of(table(1), Direction::causal), 4096) == cuda::Engine::direct);
   CHECK(engine(of(clipped(), Direction::causal), 4096) == cuda::Engine::banded);
@@ -292,6 +305,12 @@ TEST_CASE("views of other shapes, and null pointers, are refused in words", "[cu
     check_invalid([&] { cuda::AttentionPlan<float>(cuda::model_of(attention), shape); }, {words});
   };
   unfit({.n_q = -1, .n_k = n, .d_v = d_v}, "n_q: expected 0 to 2^28, got -1");
+  check_invalid(
+      [&] {
+        cuda::AttentionPlan<float>(cuda::model_of(attention), {.n_q = n, .n_k = 1200000, .d_v = d_v},
+                                   {.engine = cuda::Engine::fused});
+      },
+      {"n_q and n_k: expected at most 2^20 by Engine::fused, got 8 and 1200000"});
   unfit({.batch = 70000, .n_q = n, .n_k = n, .d_v = d_v}, "batch and heads");
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -25,7 +26,7 @@ struct PlanOptions {
   Engine engine = Engine::automatic;
   bool gradients = false;                          // whether backward will be called
   bool owns_workspace = true;                      // false: each call brings its own
-  std::size_t slab_bytes = std::size_t{64} << 20;  // of columns that Engine::cufft transforms at a time
+  std::size_t slab_bytes = std::size_t{64} << 20;  // of columns that are transformed through memory at a time
 };
 
 /// What one call adds.
@@ -152,8 +153,9 @@ class AttentionPlan {
     m_product.queue(phi_q, phi_k, Columns<S>{Operand<S>(v), call.key_mask}, arrays.product, stream);
   }
 
-  // by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s, tiles on tensor cores at 300, slabs that
-  // pass through memory ten times at 3 TB/s. No transforms whose rounding may drown rows
+  // by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s, tiles on tensor cores at 300; at 3 TB/s
+  // transforms in two passes, 40 bytes a point of 2 N, and slabs that pass through memory ten times. No transforms
+  // whose rounding may drown rows
   Engine cheapest() const {
     const double n_q = m_model.n_q(), n_k = m_model.n_k(), r = m_model.r(), columns = m_model.d_v() + 1;
     const double band = std::min<double>(n_k, m_model.band().last - m_model.band().first + 1 + 3 * TileShape::tile);
@@ -163,11 +165,17 @@ class AttentionPlan {
     const double banded = (2 * n_q * band * (r + columns) + 4 * (n_q + n_k) * r * columns) / by_tiles;
     if (model().direction == Direction::causal || m_model.bias_spread() > 8)
       return banded <= direct ? Engine::banded : Engine::direct;
-    const FusedVariant* variant = FusedEngine::variant_for(m_device, std::max(m_model.n_q(), m_model.n_k()));
-    const double N = variant ? variant->N() : 0, cufft = 10 * 8 * (n_q + n_k) * r * (columns / 2) / bytes;
-    const double transforms = variant ? 20 * N * std::log2(N) * r * (columns / 2) / flops : cufft;
+    const int n = std::max(m_model.n_q(), m_model.n_k());
+    const double products = r * (columns / 2), cufft = 10 * 8 * (n_q + n_k) * products / bytes;
+    const FusedVariant* in_shared = FusedEngine::variant_for(m_device, n);
+    const LongVariant* in_passes = LongEngine::variant_for(n);
+    const double N = in_shared ? in_shared->N() : in_passes ? in_passes->N() : 0;
+    const double fused = in_shared   ? 20 * N * std::log2(N) * products / flops
+                         : in_passes ? 40 * 2 * N * products / bytes
+                                     : std::numeric_limits<double>::infinity();
+    const double transforms = std::min(fused, cufft);
     if (banded <= std::min(direct, transforms)) return Engine::banded;
-    return direct <= transforms ? Engine::direct : variant ? Engine::fused : Engine::cufft;
+    return direct <= transforms ? Engine::direct : fused <= cufft ? Engine::fused : Engine::cufft;
   }
 
   void check_inputs(const View& q, const View& k, const View& v) const {

@@ -6,11 +6,13 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "nprf/cuda/banded.cuh"
 #include "nprf/cuda/direct.cuh"
 #include "nprf/cuda/fused_engine.cuh"
+#include "nprf/cuda/long_engine.cuh"
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
 #include "nprf/cuda/transforms.cuh"
@@ -18,8 +20,8 @@
 namespace nprf::cuda {
 
 /// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, no position, in
-/// linear time. fused: any position in n log n, up to 16384 tokens, by transforms in shared memory. cufft: any position
-/// in n log n, by transforms through memory.
+/// linear time. fused: any position in n log n, by transforms in shared memory up to 16384 tokens, in two passes
+/// through memory up to 2^20. cufft: any position in n log n, in ten.
 ///
 /// direct and banded work on tensor cores where what is stored has half a float's bits and the device has them for
 /// bfloat16 (8.0 and newer): to bfloat16's precision (tensor_tile.cuh). Everything else is float's arithmetic.
@@ -83,7 +85,7 @@ class Product {
         m_weights(weights) {
     const auto& [z, heads, n_q, n_k, r, p] = shape;
     switch (engine) {
-      case Engine::fused: m_fused = FusedEngine(device, n_q, n_k, r, p, z); break;
+      case Engine::fused: choose_transforms(device, slab_bytes); break;
       case Engine::cufft: m_transforms = TransformEngine(n_q, n_k, r, p, z, weights.positions, slab_bytes); break;
       case Engine::banded:
         allow_shared(banded_kernel<S, float>, TileShape::shared);
@@ -99,9 +101,11 @@ class Product {
   /// Whether features are bfloat16 by token.
   bool on_tensor_cores() const { return m_on_tensor_cores; }
 
-  /// Scalars of a row of features of n tokens: by channel transforms in shared memory take all tokens that they have
-  /// room for, and by token features come in sixteens.
-  int stride(int n) const { return m_on_tensor_cores ? features() : m_engine == Engine::fused ? m_fused.length() : n; }
+  /// Scalars of a row of features of n tokens: by channel fused transforms take all tokens that they have room for, and
+  /// by token features come in sixteens.
+  int stride(int n) const {
+    return m_on_tensor_cores ? features() : m_fused ? m_fused->length() : m_long ? m_long->length() : n;
+  }
   /// Scratch memory for features of n tokens.
   std::byte* take_features(Scratch& scratch, int n) const {
     const std::size_t row = static_cast<std::size_t>(stride(n)), z = static_cast<std::size_t>(m_shape.z);
@@ -120,7 +124,8 @@ class Product {
 
   /// To be called when the weights have changed.
   void queue_spectrum(cudaStream_t stream) const {
-    if (m_engine == Engine::fused) m_fused.queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
+    if (m_fused) m_fused->queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
+    if (m_long) m_long->queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
     if (m_engine != Engine::cufft) return;
     const std::scoped_lock lock(*m_mutex);
     m_transforms.queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, m_spectrum_workspace, stream);
@@ -131,6 +136,7 @@ class Product {
     Sums sums;
     float *before, *after;  // of Engine::banded
     FusedEngine::Arrays fused;
+    LongEngine::Arrays in_passes;
     TransformEngine::Arrays transforms;
   };
   Arrays take(Scratch& scratch) const {
@@ -144,7 +150,8 @@ class Product {
       arrays.before = scratch.take<float>(sums);
       arrays.after = scratch.take<float>(sums);
     }
-    if (m_engine == Engine::fused) arrays.fused = m_fused.take(scratch);
+    if (m_fused) arrays.fused = m_fused->take(scratch);
+    if (m_long) arrays.in_passes = m_long->take(scratch);
     if (m_engine == Engine::cufft) arrays.transforms = m_transforms.take(scratch);
     return arrays;
   }
@@ -160,7 +167,10 @@ class Product {
         m_transforms.queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.transforms, stream);
         break;
       }
-      case Engine::fused: m_fused.queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.fused, stream); break;
+      case Engine::fused:
+        if (m_fused) m_fused->queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.fused, stream);
+        if (m_long) m_long->queue(task, m_spectrum, spectrum_stride(), N, D, arrays.in_passes, stream);
+        break;
       default: queue_tiles(task, arrays, stream);
     }
   }
@@ -195,8 +205,21 @@ class Product {
     m_parts = static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(keys / TileShape::tile, 1, most)));
   }
 
+  // transforms in shared memory where they have room, in passes through memory where they have not
+  void choose_transforms(const Device& device, std::size_t slab_bytes) {
+    const auto& [z, heads, n_q, n_k, r, p] = m_shape;
+    const int n = std::max(n_q, n_k);
+    if (FusedEngine::variant_for(device, n)) {
+      m_fused.emplace(device, n_q, n_k, r, p, z);
+      return;
+    }
+    const LongVariant* variant = LongEngine::variant_for(n);
+    require(variant != nullptr, "n_q and n_k: expected at most 2^20 by Engine::fused, got ", n_q, " and ", n_k);
+    m_long.emplace(*variant, device, r, p, z, slab_bytes);
+  }
+
   std::size_t spectrum_size() const {
-    if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(m_fused.length());
+    if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(stride(m_shape.n_q));
     return m_engine == Engine::cufft ? static_cast<std::size_t>(m_transforms.length()) : 0;
   }
   std::ptrdiff_t spectrum_stride() const {
@@ -214,7 +237,8 @@ class Product {
   ProductShape m_shape;
   ToeplitzWeights m_weights;
   int m_parts = 1;
-  FusedEngine m_fused;
+  std::optional<FusedEngine> m_fused;  // of Engine::fused, one of the two
+  std::optional<LongEngine> m_long;
   TransformEngine m_transforms;
   DeviceMemory m_memory;
   float2* m_spectrum = nullptr;  // [position, spectrum_size()]
