@@ -68,14 +68,20 @@ class DeviceModel {
   /// Whether the keys' exponents must be searched for the largest.
   bool needs_tops() const { return m_needs_tops; }
 
-  /// The weights of all lags, from the parameters [position, parameter] on the device. Throws InvalidArgument for a
-  /// null pointer.
+  /// The weights of all lags, from the parameters [position, parameter] on the device, which are copied. Throws
+  /// InvalidArgument for a null pointer.
   void queue_parameters(const float* parameters, cudaStream_t stream) const {
     require(parameters != nullptr || parameter_count() == 0, "parameters: expected data, got a null pointer");
-    queue_weights({parameters, m_index, parameter_count(), lags(), first_position(), last_position(), m_weights},
-                  positions(), stream);
+    const std::size_t bytes = sizeof(float) * m_model.positions.size() * static_cast<std::size_t>(parameter_count());
+    if (bytes > 0)
+      check(cudaMemcpyAsync(m_parameters, parameters, bytes, cudaMemcpyDeviceToDevice, stream), "copying parameters");
+    queue_weights({bias(), m_weights}, stream);
   }
 
+  /// Of the lags -(n_q - 1) .. n_k - 1 of slots, j - i.
+  DeviceBias bias() const {
+    return {m_parameters, m_index, positions(), parameter_count(), lags(), first_position(), last_position()};
+  }
   DeviceWeights weights() const {
     return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_seen()};
   }
@@ -203,12 +209,11 @@ class DeviceModel {
     if (!position().index.empty())
       for (int lag = first_lag(); lag <= last_lag(); ++lag) index.push_back(parameter_of(lag));
 
-    float* sent = nullptr;
     const auto take = [&](Scratch scratch) {
       m_w = scratch.take<float>(w.size());
       m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(lags()));
       m_index = index.empty() ? nullptr : scratch.take<std::int32_t>(index.size());
-      sent = scratch.take<float>(parameters.size());
+      m_parameters = scratch.take<float>(parameters.size());
       return scratch.bytes();
     };
     m_memory = DeviceMemory(take(Scratch()));
@@ -220,8 +225,8 @@ class DeviceModel {
     };
     copy(m_w, w);
     copy(m_index, index);
-    copy(sent, parameters);
-    queue_parameters(sent, stream);
+    copy(m_parameters, parameters);
+    queue_weights({bias(), m_weights}, stream);
     check(cudaStreamSynchronize(stream), "sending the model to the device");
   }
 
@@ -233,6 +238,7 @@ class DeviceModel {
   DeviceMemory m_memory;
   float* m_w = nullptr;             // [map, m, d_padded]
   float* m_weights = nullptr;       // [position, lags]
+  float* m_parameters = nullptr;    // [position, parameter]
   std::int32_t* m_index = nullptr;  // [lags]
 };
 

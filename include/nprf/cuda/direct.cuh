@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+
+#include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/tile.cuh"
 
 namespace nprf::cuda {
@@ -25,16 +29,20 @@ __global__ void __launch_bounds__(TileShape::threads) direct_kernel(DirectTask<S
   const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles * tile;
   const int I = static_cast<int>(blockIdx.x), part = static_cast<int>(blockIdx.y);
 
-  // the keys that some query of the tile sees, in tiles; this part's share of them
-  const int last_row = min((I + 1) * tile, n_q) - 1, first = max(0, I * tile + task.c.first_seen) / tile;
-  const int count = max(0, TileShape::tiles(min(n_k, max(0, last_row + task.c.last_seen + 1))) - first);
-  const auto bound = [&](int k) { return first + static_cast<int>(static_cast<long long>(count) * k / task.parts); };
-
+  const int last_row = min((I + 1) * tile, n_q) - 1;
+  const KeyTiles keys = KeyTiles::seen(task.c, I * tile, last_row, n_k).part(part, task.parts);
   Tile<S> y(task, z, I, p0);
-  const int end = bound(part + 1);
-  for (int J = bound(part); J < end; ++J) y.add_keys(J);
+  for (int J = keys.first; J < keys.end; ++J) y.add_keys(J);
   const std::ptrdiff_t rows = (static_cast<std::ptrdiff_t>(part) * all + z) * n_q;
   y.store(task.N + rows * p, task.D + rows);
+}
+
+/// How many parts of the keys give every multiprocessor two blocks, each part a tile at least.
+inline int direct_parts(const Device& device, int n_q, int n_k, int p, int z) {
+  const std::ptrdiff_t blocks = static_cast<std::ptrdiff_t>(TileShape::tiles(n_q)) * z * TileShape::column_tiles(p);
+  const std::ptrdiff_t wanted = 2 * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
+  constexpr int most = 32;
+  return static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(n_k / TileShape::tile, 1, most)));
 }
 
 /// Queues the products of `z` matrices.

@@ -89,6 +89,23 @@ __device__ __forceinline__ float normalise(const FeatureTask<S>& task, float* x,
   return 0.5f * square * (s * s);
 }
 
+/// sum[f] = w_{f0 + f}.x' of a token, whose channels are Shape::stride apart.
+template <Storage S>
+__device__ __forceinline__ void project(const FeatureTask<S>& task, const float* w, const float* x, int f0,
+                                        float (&sum)[FeatureShape::at_once]) {
+  for (int k = 0; k < task.d_padded; k += 4) {
+    float part[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) part[e] = x[(k + e) * FeatureShape::stride];
+#pragma unroll
+    for (int f = 0; f < FeatureShape::at_once; ++f) {
+      if (f0 + f >= task.m) break;
+      const float4 row = *reinterpret_cast<const float4*>(w + static_cast<std::ptrdiff_t>(f0 + f) * task.d_padded + k);
+      sum[f] = fmaf(part[0], row.x, fmaf(part[1], row.y, fmaf(part[2], row.z, fmaf(part[3], row.w, sum[f]))));
+    }
+  }
+}
+
 /// Blocks (tiles of tokens, z). With tops_only, no more than the largest exponents of keys.
 template <Storage S, bool tops_only>
 __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(FeatureTask<S> task) {
@@ -132,18 +149,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) features_kernel(Feature
   float top = nothing;
   for (int f0 = g * at_once; f0 < m; f0 += Shape::groups * at_once) {
     float sum[at_once] = {};
-    for (int k = 0; k < task.d_padded; k += 4) {
-      float part[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) part[e] = x[(k + e) * stride + t];
-#pragma unroll
-      for (int f = 0; f < at_once; ++f) {
-        if (f0 + f >= m) break;
-        const float4 row =
-            *reinterpret_cast<const float4*>(w + static_cast<std::ptrdiff_t>(f0 + f) * task.d_padded + k);
-        sum[f] = fmaf(part[0], row.x, fmaf(part[1], row.y, fmaf(part[2], row.z, fmaf(part[3], row.w, sum[f]))));
-      }
-    }
+    project(task, w, x + t, f0, sum);
     for (int f = 0; f < at_once && f0 + f < m; ++f) {
       const float z_f = sum[f];
       if (exponential) top = fmaxf(top, task.kind == FeatureKind::hyperbolic ? fabsf(z_f) : z_f);

@@ -70,7 +70,7 @@ class Product {
       case Engine::fused: m_fused = FusedEngine(device, n_q, n_k, r, p, z); break;
       case Engine::cufft: m_transforms = TransformEngine(n_q, n_k, r, p, z, weights.positions, slab_bytes); break;
       case Engine::banded: allow_shared(banded_kernel<S>, TileShape::shared); break;
-      default: allow_shared(direct_kernel<S>, TileShape::shared); choose_parts(device);
+      default: allow_shared(direct_kernel<S>, TileShape::shared); m_parts = direct_parts(device, n_q, n_k, p, z);
     }
     if (spectrum_size() == 0) return;
     m_memory = DeviceMemory(take_tables(Scratch()));
@@ -138,16 +138,6 @@ class Product {
   }
 
  private:
-  // as many parts of the keys as give every multiprocessor two blocks, each part a tile at least
-  void choose_parts(const Device& device) {
-    const std::ptrdiff_t blocks =
-        static_cast<std::ptrdiff_t>(TileShape::tiles(m_shape.n_q)) * m_shape.z * TileShape::column_tiles(m_shape.p);
-    const std::ptrdiff_t wanted = 2 * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
-    constexpr int most = 32;
-    m_parts =
-        static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(m_shape.n_k / TileShape::tile, 1, most)));
-  }
-
   std::size_t spectrum_size() const {
     if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(m_fused.length());
     return m_engine == Engine::cufft ? static_cast<std::size_t>(m_transforms.length()) : 0;
