@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "nprf/cuda/counts.cuh"
 #include "nprf/cuda/operand.cuh"
 
 namespace nprf::cuda {
@@ -17,10 +18,11 @@ struct ColumnsOf {
   std::ptrdiff_t token_stride, channel_stride;
   const bool* mask;  // (n_k), or null
   int keys, p;
+  float factor;  // of the values
 
   __device__ __forceinline__ float operator()(int j, int column) const {
     if (j >= keys || column > p || (mask && !mask[j])) return 0.0f;
-    return column == p ? 1.0f : to_float(data[j * token_stride + column * channel_stride]);
+    return column == p ? 1.0f : factor * to_float(data[j * token_stride + column * channel_stride]);
   }
   __device__ __forceinline__ float2 pair(int j, int pair) const {
     return make_float2((*this)(j, 2 * pair), (*this)(j, 2 * pair + 1));
@@ -30,12 +32,19 @@ struct ColumnsOf {
 /// The same of all z.
 template <Storage S>
 struct Columns {
-  Operand<S> V;      // (n_k,p)
-  const bool* mask;  // [sequence, n_k], or null
+  Operand<S> V;                  // (n_k,p)
+  const bool* mask;              // [sequence, n_k], or null
+  const int* largest = nullptr;  // [z]: values are divided by the unit of this magnitude; null: by nothing
 
   __device__ __forceinline__ ColumnsOf<S> of(int z) const {
     const bool* seen = mask ? mask + static_cast<std::ptrdiff_t>(z / V.heads) * V.tokens : nullptr;
-    return {V.of(z), V.token_stride, V.channel_stride, seen, V.tokens, V.channels};
+    return {V.of(z),
+            V.token_stride,
+            V.channel_stride,
+            seen,
+            V.tokens,
+            V.channels,
+            largest ? unit_of(largest[z]).inverse : 1.0f};
   }
 };
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -46,25 +47,30 @@ class DeviceModel {
   int d() const { return map().d; }
   int d_padded() const { return (d() + 3) / 4 * 4; }
   int d_v() const { return static_cast<int>(m_shape.d_v); }
+  int m() const { return map().m; }
   int r() const { return map().features(); }
   int positions() const { return static_cast<int>(m_model.positions.size()); }
   /// Of slots, j - i.
   const Band& band() const { return m_band; }
-  /// How far apart the biases of lags are that are seen, by the model's own parameters.
-  double bias_spread() const {
-    double spread = 0;
-    for (const PositionModel& one : m_model.positions) {
-      if (one.parameters.empty()) continue;
-      if (one.linear) {
-        const double farthest = std::max(std::abs(first_position()), std::abs(last_position()));
-        spread = std::max(spread, std::abs(static_cast<double>(one.parameters[0])) * farthest);
-      } else {
-        const auto [least, most] = std::minmax_element(one.parameters.begin(), one.parameters.end());
-        spread = std::max(spread, static_cast<double>(*most) - static_cast<double>(*least));
-      }
+  /// exp(b - max b) of the lags -(n_q - 1) .. n_k - 1 by the model's own parameters, of one of its positions.
+  std::vector<double> weights_of(const PositionModel& one) const {
+    constexpr double none = -std::numeric_limits<double>::infinity();
+    std::vector<double> c(static_cast<std::size_t>(lags()), none);
+    double top = none;
+    for (int lag = first_lag(); lag <= last_seen(); ++lag) {
+      const double b =
+          one.linear ? -static_cast<double>(one.parameters[0]) * std::abs(static_cast<double>(lag - offset()))
+          : one.parameters.empty() ? 0
+                                   : static_cast<double>(one.parameters[static_cast<std::size_t>(parameter_of(lag))]);
+      c[static_cast<std::size_t>(lag - first_lag())] = b;
+      top = std::max(top, b);
     }
-    return spread;
+    for (double& x : c) x = top > none ? std::exp(x - top) : 0;
+    return c;
   }
+  /// Whether no feature is negative, and whether they are exponentials.
+  bool positive() const { return map().kind != FeatureKind::trigonometric; }
+  bool exponential() const { return map().kind == FeatureKind::positive || map().kind == FeatureKind::hyperbolic; }
   /// Whether the keys' exponents must be searched for the largest.
   bool needs_tops() const { return m_needs_tops; }
 

@@ -20,9 +20,9 @@ namespace nprf::cuda {
 /// linear time. fused: any position in n log n, up to 16384 tokens, by transforms in shared memory. cufft: any position
 /// in n log n, by transforms through memory.
 ///
-/// Rounding of transforms is relative to the largest rows: where a bias rises or is sharp, and for causal weights, rows
-/// may be off by any amount, rows that see no key are not zero, and nothing tells. The automatic engine takes none of
-/// them for causal attention, nor where biases differ by more than 8.
+/// Rounding of transforms is relative to the largest rows: where a bias rises or is sharp, and for causal weights, it
+/// may drown others. Those are found and computed again by tiles (certificates.cuh); the automatic engine takes no
+/// transforms where that would be too many.
 enum class Engine { automatic, direct, banded, fused, cufft };
 
 constexpr std::string_view name(Engine engine) {
@@ -76,6 +76,12 @@ class Product {
     m_memory = DeviceMemory(take_tables(Scratch()));
     take_tables(Scratch(m_memory.data()));
   }
+
+  const ProductShape& shape() const { return m_shape; }
+  const ToeplitzWeights& weights() const { return m_weights; }
+
+  /// Of the transforms; 0 where there are none.
+  int length() const { return static_cast<int>(spectrum_size()); }
 
   /// Tokens of a row of features of n tokens: transforms in shared memory take all that they have room for.
   int stride(int n) const { return m_engine == Engine::fused ? m_fused.length() : n; }
