@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "nprf/cuda/counts.cuh"
 #include "nprf/cuda/operand.cuh"
 
 namespace nprf::cuda {
@@ -17,13 +18,13 @@ struct ColumnsOf {
   std::ptrdiff_t token_stride, channel_stride;
   const bool* mask;  // (n_k), or null
   int keys, p;
-  float one;
+  float one, factor;  // of the values
 
   __device__ __forceinline__ bool has(int j) const { return j < keys && !(mask && !mask[j]); }
 
   __device__ __forceinline__ float operator()(int j, int column) const {
     if (column > p || !has(j)) return 0.0f;
-    return column == p ? one : to_float(data[j * token_stride + column * channel_stride]);
+    return column == p ? one : factor * to_float(data[j * token_stride + column * channel_stride]);
   }
   __device__ __forceinline__ float2 pair(int j, int pair) const {
     return make_float2((*this)(j, 2 * pair), (*this)(j, 2 * pair + 1));
@@ -33,13 +34,15 @@ struct ColumnsOf {
 /// The same of all z.
 template <Storage S>
 struct Columns {
-  Operand<S> V;      // (n_k,p)
-  const bool* mask;  // [sequence, n_k], or null
-  float one = 1;     // 0 where no denominators are wanted: its rounding would reach the column it is transformed with
+  Operand<S> V;                  // (n_k,p)
+  const bool* mask;              // [sequence, n_k], or null
+  const int* largest = nullptr;  // [z]: values are divided by the unit of this magnitude; null: by nothing
+  float one = 1;  // 0 where no denominators are wanted: its rounding would reach the column it is transformed with
 
   __device__ __forceinline__ ColumnsOf<S> of(int z) const {
     const bool* seen = mask ? mask + static_cast<std::ptrdiff_t>(z / V.heads) * V.tokens : nullptr;
-    return {V.of(z), V.token_stride, V.channel_stride, seen, V.tokens, V.channels, one};
+    const float factor = largest ? unit_of(largest[z]).inverse : 1.0f;
+    return {V.of(z), V.token_stride, V.channel_stride, seen, V.tokens, V.channels, one, factor};
   }
 };
 
@@ -49,8 +52,9 @@ template <Storage S, class T>
 __device__ __forceinline__ bool load_columns(T* tile, int stride, const ColumnsOf<S>& columns, int t0, int tokens,
                                              int k0, int channels) {
   bool wild = false;
+  const bool along_tokens = columns.token_stride == 1;
   for (int e = static_cast<int>(threadIdx.x); e < tokens * channels; e += static_cast<int>(blockDim.x)) {
-    const int t = e / channels, k = e % channels;
+    const int t = along_tokens ? e % tokens : e / channels, k = along_tokens ? e / tokens : e % channels;
     const float value = columns(t0 + t, k0 + k);
     wild |= !(fabsf(value) <= largest_float);
     store(tile + t * stride + k, value);

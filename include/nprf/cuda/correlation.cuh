@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
+#include <mutex>
 
 #include "nprf/cuda/columns.cuh"
 #include "nprf/cuda/complex.cuh"
@@ -111,14 +113,12 @@ class CorrelationEngine {
     std::byte* cufft;
   };
   Arrays take(Scratch& scratch) const {
-    const std::size_t slab = static_cast<std::size_t>(m_slab.slots()) * static_cast<std::size_t>(m_length);
-    float2 *w = scratch.take<float2>(slab), *u = scratch.take<float2>(slab);
-    float2* sum = scratch.take<float2>(static_cast<std::size_t>(m_positions) * static_cast<std::size_t>(m_length));
+    float2 *w = scratch.take<float2>(m_slab.slots(), m_length), *u = scratch.take<float2>(m_slab.slots(), m_length);
+    float2* sum = scratch.take<float2>(m_positions, m_length);
     return {w, u, sum, scratch.take<std::byte>(std::max(m_columns.workspace_bytes(), m_sums.workspace_bytes()))};
   }
 
-  /// Queues db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U. Not by two threads at
-  /// a time.
+  /// Queues db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U.
   void queue(const Operand<float>& A, const Operand<float>& B, const Operand<float>& G, const Operand<float>& U,
              float* db, const Arrays& arrays, cudaStream_t stream) const {
     const std::size_t sums = static_cast<std::size_t>(m_positions) * static_cast<std::size_t>(m_length);
@@ -126,6 +126,7 @@ class CorrelationEngine {
     const unsigned positions = static_cast<unsigned>(m_positions), slots = static_cast<unsigned>(m_slab.slots());
     const dim3 block{threads, 1, 1};
     if (m_c.size == 0) return;
+    const std::scoped_lock lock(*m_mutex);
     check(cudaMemsetAsync(arrays.sum, 0, sums * sizeof(float2), stream), "clearing sums");
     for (int pair = 0; pair < all_pairs; pair += m_slab.pairs)
       for (int f = 0; f < r; f += m_slab.features) {
@@ -153,6 +154,7 @@ class CorrelationEngine {
   DeviceWeights m_c{};
   SlabShape m_slab{};
   CufftPlan m_columns, m_sums;
+  std::unique_ptr<std::mutex> m_mutex = std::make_unique<std::mutex>();  // cuFFT's plans are told where to work
 };
 
 }  // namespace nprf::cuda

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -48,37 +49,48 @@ class DeviceModel {
   int d() const { return map().d; }
   int d_padded() const { return (d() + 3) / 4 * 4; }
   int d_v() const { return static_cast<int>(m_shape.d_v); }
+  int m() const { return map().m; }
   int r() const { return map().features(); }
   int positions() const { return static_cast<int>(m_model.positions.size()); }
   int parameter_count() const { return static_cast<int>(position().parameters.size()); }
   /// Of slots, j - i.
   const Band& band() const { return m_band; }
-  /// How far apart the biases of lags are that are seen, by the model's own parameters.
-  double bias_spread() const {
-    double spread = 0;
-    for (const PositionModel& one : m_model.positions) {
-      if (one.parameters.empty()) continue;
-      if (one.linear) {
-        const double farthest = std::max(std::abs(first_position()), std::abs(last_position()));
-        spread = std::max(spread, std::abs(static_cast<double>(one.parameters[0])) * farthest);
-      } else {
-        const auto [least, most] = std::minmax_element(one.parameters.begin(), one.parameters.end());
-        spread = std::max(spread, static_cast<double>(*most) - static_cast<double>(*least));
-      }
+  /// exp(b - max b) of the lags -(n_q - 1) .. n_k - 1 by the model's own parameters, of one of its positions.
+  std::vector<double> weights_of(const PositionModel& one) const {
+    constexpr double none = -std::numeric_limits<double>::infinity();
+    std::vector<double> c(static_cast<std::size_t>(lags()), none);
+    double top = none;
+    for (int lag = first_lag(); lag <= last_seen(); ++lag) {
+      const double b =
+          one.linear ? -static_cast<double>(one.parameters[0]) * std::abs(static_cast<double>(lag - offset()))
+          : one.parameters.empty() ? 0
+                                   : static_cast<double>(one.parameters[static_cast<std::size_t>(parameter_of(lag))]);
+      c[static_cast<std::size_t>(lag - first_lag())] = b;
+      top = std::max(top, b);
     }
-    return spread;
+    for (double& x : c) x = top > none ? std::exp(x - top) : 0;
+    return c;
   }
+  /// Whether no feature is negative, and whether they are exponentials.
+  bool positive() const { return map().kind != FeatureKind::trigonometric; }
+  bool exponential() const { return map().kind == FeatureKind::positive || map().kind == FeatureKind::hyperbolic; }
   /// Whether the keys' exponents must be searched for the largest.
   bool needs_tops() const { return m_needs_tops; }
 
-  /// The weights of all lags, from the parameters [position, parameter] on the device. Throws InvalidArgument for a
-  /// null pointer.
+  /// The weights of all lags, from the parameters [position, parameter] on the device, which are copied. Throws
+  /// InvalidArgument for a null pointer.
   void queue_parameters(const float* parameters, cudaStream_t stream) const {
     require(parameters != nullptr || parameter_count() == 0, "parameters: expected data, got a null pointer");
-    queue_weights({parameters, m_index, parameter_count(), lags(), first_position(), last_position(), m_weights},
-                  positions(), stream);
+    const std::size_t bytes = sizeof(float) * m_model.positions.size() * static_cast<std::size_t>(parameter_count());
+    if (bytes > 0)
+      check(cudaMemcpyAsync(m_parameters, parameters, bytes, cudaMemcpyDeviceToDevice, stream), "copying parameters");
+    queue_weights({bias(), m_weights}, stream);
   }
 
+  /// Of the lags -(n_q - 1) .. n_k - 1 of slots, j - i.
+  DeviceBias bias() const {
+    return {m_parameters, m_index, positions(), parameter_count(), lags(), first_position(), last_position()};
+  }
   DeviceWeights weights() const {
     return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_seen()};
   }
@@ -158,6 +170,8 @@ class DeviceModel {
     for (const std::int32_t at : position().index)
       require(at >= 0 && static_cast<std::size_t>(at) < parameters, "index: expected parameters 0 to ", parameters,
               " - 1, got ", at);
+    require(map().kind == FeatureKind::elu ? map().m == 0 : map().m >= 1,
+            "num_features: expected none of elu and one at least of others, got ", map().m);
     require(r() <= 1024, "features: expected at most 1024 on a GPU, got ", r());
   }
 
@@ -215,14 +229,13 @@ class DeviceModel {
     std::vector<std::int32_t> order, start;
     if (gradients && !index.empty()) sort_lags(index, order, start);
 
-    float* sent = nullptr;
     const auto take = [&](Scratch scratch) {
       m_w = scratch.take<float>(w.size());
       m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(lags()));
       m_index = index.empty() ? nullptr : scratch.take<std::int32_t>(index.size());
       m_order = order.empty() ? nullptr : scratch.take<std::int32_t>(order.size());
       m_start = start.empty() ? nullptr : scratch.take<std::int32_t>(start.size());
-      sent = scratch.take<float>(parameters.size());
+      m_parameters = scratch.take<float>(parameters.size());
       return scratch.bytes();
     };
     m_memory = DeviceMemory(take(Scratch()));
@@ -236,8 +249,8 @@ class DeviceModel {
     copy(m_index, index);
     copy(m_order, order);
     copy(m_start, start);
-    copy(sent, parameters);
-    queue_parameters(sent, stream);
+    copy(m_parameters, parameters);
+    queue_weights({bias(), m_weights}, stream);
     check(cudaStreamSynchronize(stream), "sending the model to the device");
   }
 
@@ -261,6 +274,7 @@ class DeviceModel {
   DeviceMemory m_memory;
   float* m_w = nullptr;                                 // [map, m, d_padded]
   float* m_weights = nullptr;                           // [position, lags]
+  float* m_parameters = nullptr;                        // [position, parameter]
   std::int32_t* m_index = nullptr;                      // [lags]
   std::int32_t *m_order = nullptr, *m_start = nullptr;  // [lags] [parameters + 1], for gradients
 };

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+
+#include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/tensor_tile.cuh"
 
 namespace nprf::cuda {
@@ -27,16 +31,22 @@ __global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feat
     const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles;
     const int i0 = static_cast<int>(blockIdx.x) * Y::queries, part = static_cast<int>(blockIdx.y);
 
-    // the keys that some query of the tile sees, in tiles; this part's share of them
-    const int last_row = min(i0 + Y::queries, n_q) - 1, first = max(0, i0 + task.c.first_seen) / Y::keys;
-    const int count = max(0, TileShape::tiles(min(n_k, max(0, last_row + task.c.last_seen + 1))) - first);
-    const auto bound = [&](int k) { return first + static_cast<int>(static_cast<long long>(count) * k / task.parts); };
-
+    const int last_row = min(i0 + Y::queries, n_q) - 1;
+    const KeyTiles keys = KeyTiles::seen(task.c, i0, last_row, n_k).part(part, task.parts);
     Y y(task, z, i0, p0 * Y::columns);
-    y.add_keys(bound(part), bound(part + 1));
+    y.add_keys(keys.first, keys.end);
     const std::ptrdiff_t rows = (static_cast<std::ptrdiff_t>(part) * all + z) * n_q;
     y.store(task.N + rows * p, task.D + rows);
   }
+}
+
+/// How many parts of the keys that a tile of queries sees give every multiprocessor two blocks, each part a tile of
+/// keys at least.
+inline int parts_of_keys(const Device& device, int tiles_of_queries, int keys, int p, int z) {
+  const std::ptrdiff_t blocks = static_cast<std::ptrdiff_t>(tiles_of_queries) * z * TileShape::column_tiles(p);
+  const std::ptrdiff_t wanted = 2 * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
+  constexpr int most = 32;
+  return static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(keys / TileShape::tile, 1, most)));
 }
 
 /// Queues the products of `z` matrices.

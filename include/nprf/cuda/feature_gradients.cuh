@@ -17,7 +17,7 @@ namespace nprf::cuda {
 ///     elu                    dx' = g where x' > 0, else g phi
 ///
 /// and dx = factor dx', less its part along x' where all tokens have one norm. What features are divided by is
-/// constant: y does not change with it. O(n d m).
+/// constant: y does not change with it. A token without gradients has none whatever it holds. O(n d m).
 template <Storage S>
 struct FeatureGradientTask {
   FeatureTask<S> features;  // as forwards; phi is read
@@ -25,6 +25,9 @@ struct FeatureGradientTask {
   int z;
   DeviceMatrixView<S> dx;
 };
+
+/// A gradient times what it passes: 0 stays 0.
+__device__ __forceinline__ float passed(float gradient, float by) { return gradient == 0 ? 0.0f : gradient * by; }
 
 struct FeatureGradientShape {
   static constexpr int tokens = FeatureShape::tokens, deep = 32, stride = TileShape::stride;
@@ -67,8 +70,9 @@ class FeatureGradients {
         const int k = e / tile, t = e % tile;
         const float g_1 = g()[k * stride + t], phi_1 = phi(f0 + k, t);
         const float g_2 = one ? 0.0f : g()[(deep + k) * stride + t], phi_2 = one ? 0.0f : phi(f.m + f0 + k, t);
-        along += g_1 * phi_1 + g_2 * phi_2;
-        g()[k * stride + t] = trigonometric ? g_1 * phi_2 - g_2 * phi_1 : g_1 * phi_1 - g_2 * phi_2;
+        along += passed(g_1, phi_1) + passed(g_2, phi_2);
+        g()[k * stride + t] =
+            trigonometric ? passed(g_1, phi_2) - passed(g_2, phi_1) : passed(g_1, phi_1) - passed(g_2, phi_2);
       }
 #pragma unroll
       for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
@@ -82,7 +86,7 @@ class FeatureGradients {
     along = over_groups(scratch(), along, [](float a, float b) { return a + b; });
     if (threadIdx.x < tile) sums()[threadIdx.x] = trigonometric ? along : -along;
     __syncthreads();
-    each([&](float& dx, int i, int k) { dx = fmaf(sums()[m_row + i], at(i, k), dx); });
+    each([&](float& dx, int i, int k) { dx += passed(sums()[m_row + i], at(i, k)); });
   }
 
   /// dx' of elu features.
@@ -90,7 +94,7 @@ class FeatureGradients {
     each([&](float& dx, int i, int k) {
       const int t = m_row + i;
       const float own = m_t0 + t < n() ? gradient(t, k) : 0.0f;
-      dx = at(i, k) > 0 ? own : own * phi(k, t);
+      dx = at(i, k) > 0 ? own : passed(own, phi(k, t));
     });
   }
 
@@ -98,15 +102,15 @@ class FeatureGradients {
   __device__ __forceinline__ void store_all() {
     const float radius = m_task.features.radius;
     float along[4] = {};
-    each([&](float dx, int i, int k) { along[i] = fmaf(dx, at(i, k), along[i]); });
+    each([&](float dx, int i, int k) { along[i] += passed(dx, at(i, k)); });
 #pragma unroll
     for (int i = 0; i < 4; ++i)  // over the 16 threads that share a token
       for (int step = 8; step > 0; step /= 2) along[i] += __shfl_xor_sync(~0u, along[i], step);
     each([&](float dx, int i, int k) {
       const int t = m_row + i;
       if (m_t0 + t >= n()) return;
-      if (radius > 0) dx -= along[i] / (radius * radius) * at(i, k);
-      store(row_of(m_task.dx, m_z, m_t0 + t) + k, factors()[t] * dx);
+      if (radius > 0) dx -= passed(along[i] / (radius * radius), at(i, k));
+      store(row_of(m_task.dx, m_z, m_t0 + t) + k, passed(dx, factors()[t]));
     });
   }
 

@@ -109,6 +109,24 @@ __device__ __forceinline__ Normalised normalise(const FeatureTask<S, Feature>& t
   return {s, 0.5f * square * (s * s)};
 }
 
+/// z[i] = w_{first + i}.x' of a token, whose channels are Shape::stride apart.
+template <Storage S, class Feature>
+__device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, const float* w, const float* x, int first,
+                                        float (&z)[FeatureShape::at_once]) {
+  for (int k = 0; k < task.d_padded; k += 4) {
+    float part[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) part[e] = x[(k + e) * FeatureShape::stride];
+#pragma unroll
+    for (int i = 0; i < FeatureShape::at_once; ++i) {
+      if (first + i >= task.m) break;
+      const float4 row =
+          *reinterpret_cast<const float4*>(w + static_cast<std::ptrdiff_t>(first + i) * task.d_padded + k);
+      z[i] = fmaf(part[0], row.x, fmaf(part[1], row.y, fmaf(part[2], row.z, fmaf(part[3], row.w, z[i]))));
+    }
+  }
+}
+
 /// f(i, count, z) for the projections z_i = w_i.x' of the thread's token and group, `at_once` of them at a time, or for
 /// x' itself where features have no projection.
 template <Storage S, class Feature, class F>
@@ -127,18 +145,7 @@ __device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, con
       for (int i = 0; i < at_once; ++i)
         if (i < count) z[i] = x[(first + i) * stride + t];
     } else {
-      for (int k = 0; k < task.d_padded; k += 4) {
-        float part[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) part[e] = x[(k + e) * stride + t];
-#pragma unroll
-        for (int i = 0; i < at_once; ++i) {
-          if (i >= count) continue;
-          const float4 row =
-              *reinterpret_cast<const float4*>(w + static_cast<std::ptrdiff_t>(first + i) * task.d_padded + k);
-          z[i] = fmaf(part[0], row.x, fmaf(part[1], row.y, fmaf(part[2], row.z, fmaf(part[3], row.w, z[i]))));
-        }
-      }
+      project(task, w, x + t, first, z);
     }
     f(first, count, z);
   }
@@ -263,9 +270,9 @@ __global__ void __launch_bounds__(FeatureShape::threads) tops_kernel(FeatureTask
 
 /// What queue_features needs once on a device, for heads of d_padded channels.
 template <Storage S, class Feature = float>
-void allow_features(int d_padded) {
-  allow_shared(features_kernel<S, Feature>, FeatureShape::shared(d_padded));
-  allow_shared(tops_kernel<S, Feature>, FeatureShape::shared(d_padded));
+void allow_features(const Device& device, int d_padded) {
+  allow_shared(device, features_kernel<S, Feature>, FeatureShape::shared(d_padded));
+  allow_shared(device, tops_kernel<S, Feature>, FeatureShape::shared(d_padded));
 }
 
 /// Queues the largest exponents of a task, if it asks for them.

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "nprf/cuda/columns.cuh"
+#include "nprf/cuda/finish.cuh"
 #include "nprf/cuda/launch.cuh"
 #include "nprf/cuda/operand.cuh"
 #include "nprf/cuda/product.cuh"
@@ -15,12 +16,15 @@ namespace nprf::cuda {
 ///     G [z, p + 1, stride]   dL/d[N D] of y = N / D:  G_c = dy_c / D,  G_p = -sum_c dy_c N_c / D^2
 ///     U [z, p + 1, stride]   [V 1]
 ///
-/// zero for queries whose D is zero, for keys that are padding, and beyond the tokens.
+/// zero for queries whose D is zero or underflows, for keys that are padding, and beyond the tokens.
 template <Storage S>
 struct GradientColumnsTask {
   Operand<S> dy;  // (n_q,p)
   Sums sums;      // of the forward product
-  Columns<S> V;   // (n_k,p + 1)
+  Repaired repaired;
+  const int* largest;  // [z]: N is divided by the unit of this magnitude; null: by nothing
+  bool positive;       // features
+  Columns<S> V;        // (n_k,p + 1)
   int z, stride_q, stride_k;
   float *G, *U;
 };
@@ -40,18 +44,20 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
   }
   if (t >= task.stride_q) return;
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + t;
-  const float D = t < n_q ? task.sums.denominator(row) : 0.0f;
+  const float D = t < n_q ? task.repaired.denominator(task.sums, row) : 0.0f;
+  const float unit = task.largest ? unit_of(task.largest[z]).value : 1.0f;
+  const bool has_gradients = D != D || is_sound(D, task.positive);
   float along = 0;
   for (int c = 0; c < p; ++c) {
     float g = 0;
-    if (D != 0) {
+    if (has_gradients) {
       const float dy = to_float(task.dy.of(z)[t * task.dy.token_stride + c * task.dy.channel_stride]);
       g = dy / D;
-      along = fmaf(dy, task.sums.numerator(row, c) / D, along);
+      along = fmaf(dy, unit * (task.repaired.numerator(task.sums, row, c) / D), along);
     }
     put(task.G, task.stride_q, c, g);
   }
-  put(task.G, task.stride_q, p, D != 0 ? -along / D : 0.0f);
+  put(task.G, task.stride_q, p, has_gradients ? -along / D : 0.0f);
 }
 
 template <Storage S>

@@ -183,7 +183,6 @@ class LagGradients {
     const std::ptrdiff_t blocks = std::max<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(m_diagonals) * z, 1);
     m_segments =
         static_cast<int>(std::clamp<std::ptrdiff_t>(2 * device.multiprocessors / blocks, 1, std::max(m_tiles / 4, 1)));
-    allow_shared(tail_gradients_kernel<TileShape::threads>, tail_shared);
   }
 
   /// Scratch memory, and where the sums of chunks are of products that have them.
@@ -191,10 +190,9 @@ class LagGradients {
     float *near, *tails, *tail_sums;
   };
   Arrays take(Scratch& scratch) const {
-    const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
-    float* near = scratch.take<float>(size(m_z, m_segments, m_diagonals, 2 * TileShape::tile));
-    float* tails = scratch.take<float>(size(2, m_z, m_tiles));
-    return {near, tails, scratch.take<float>(size(2, m_positions))};
+    float* near = scratch.take<float>(m_z, m_segments, m_diagonals, 2 * TileShape::tile);
+    float* tails = scratch.take<float>(2, m_z, m_tiles);
+    return {near, tails, scratch.take<float>(2, m_positions)};
   }
 
   /// Queues db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U; `before` and `after`
@@ -203,6 +201,7 @@ class LagGradients {
              const float* before, const float* after, float* db, const Arrays& arrays, cudaStream_t stream) const {
     constexpr int threads = TileShape::threads;
     if (m_c.size == 0) return;
+    if (m_z == 0) before = after = nullptr;
     const LagGradientTask task{
         A,          B,      G,     U,           m_c,          m_keys,           m_z, m_positions, m_first, m_diagonals,
         m_segments, before, after, arrays.near, arrays.tails, arrays.tail_sums, db};
@@ -212,7 +211,7 @@ class LagGradients {
       launch("gradients: lags", lag_gradients_kernel<threads>,
              dim3{static_cast<unsigned>(m_diagonals), static_cast<unsigned>(m_segments), all}, block, lags_shared,
              stream, task);
-    if (before && m_z > 0 && m_tiles > 0) {
+    if (before) {
       launch("gradients: lags beyond the band", tail_gradients_kernel<threads>,
              dim3{static_cast<unsigned>(m_tiles), 2, all}, block, tail_shared, stream, task);
       launch("gradients: sums beyond the band", tail_sums_kernel<threads>, dim3{2, positions, 1}, block,
@@ -223,8 +222,8 @@ class LagGradients {
   }
 
  private:
-  static constexpr std::size_t lags_shared = sizeof(float) * (TileShape::tile + 4) * (TileShape::tile + 4),
-                               tail_shared = sizeof(float) * 2 * TileShape::tile * TileShape::stride;
+  static constexpr std::size_t tile_bytes = sizeof(float) * TileShape::tile * TileShape::stride,
+                               lags_shared = tile_bytes, tail_shared = 2 * tile_bytes;
 
   int m_z = 0, m_positions = 1, m_tiles = 0;
   BandChunks m_keys{};

@@ -34,12 +34,22 @@ void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::
   check(cudaLaunchKernelEx(&config, kernel, static_cast<A&&>(args)...), what);
 }
 
-/// Lets a kernel have so many bytes of shared memory. It is remembered for the device, not for a call.
+/// Lets a kernel that needs so many bytes of shared memory have all that the device has: it is remembered for the
+/// device, not for a call, and a later one may need more.
 template <class... P>
-void allow_shared(void (*kernel)(P...), std::size_t bytes) {
+void allow_shared(const Device& device, void (*kernel)(P...), std::size_t bytes) {
   if (bytes <= 48 * 1024) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "asking for shared memory");
+  check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(device.shared_bytes)),
+      "asking for shared memory");
+}
+
+/// The compute capability that a kernel was compiled for, as Device's.
+template <class... P>
+int compiled_for(void (*kernel)(P...)) {
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "asking what a kernel was compiled for");
+  return attributes.ptxVersion;
 }
 
 }  // namespace nprf::cuda

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <type_traits>
 #include <utility>
 
 #include "nprf/cuda/backward.cuh"
+#include "nprf/cuda/certificates.cuh"
+#include "nprf/cuda/counts.cuh"
 #include "nprf/cuda/device_matrix.hpp"
 #include "nprf/cuda/device_model.cuh"
 #include "nprf/cuda/features.cuh"
 #include "nprf/cuda/finish.cuh"
+#include "nprf/cuda/planner.cuh"
 #include "nprf/cuda/product.cuh"
+#include "nprf/cuda/rescue.cuh"
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
 
@@ -27,6 +28,7 @@ struct PlanOptions {
   bool gradients = false;                          // whether backward will be called
   bool owns_workspace = true;                      // false: each call brings its own
   std::size_t slab_bytes = std::size_t{64} << 20;  // of columns that are transformed through memory at a time
+  double tolerance = 1e-4;                         // of a row, relative to the largest |v| it sees
 };
 
 /// What one call adds.
@@ -41,6 +43,11 @@ struct PlanCall {
 ///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
 ///     plan.forward(q, k, v, y, stream);      // views of memory on the device
 ///     plan.backward(q, k, v, dy, {dq, dk, dv}, {}, stream);      // of a plan with .gradients
+///
+/// Where the rounding of transforms may put a row of y farther off than half the tolerance, relative to the largest |v|
+/// that the row sees, that row is computed again by tiles; infinity leaves them all. By any engine, rows whose
+/// denominator underflows are computed from the logarithms of their features, if those are exponentials. A NaN or an
+/// infinity in a query is its own row's; in a key or a value it touches the rows that see it, and no other.
 ///
 /// S is what queries, keys, values and y are stored as. float is computed with as float; half and bfloat16 on tensor
 /// cores where the engine takes them, to bfloat16's precision (product.cuh), else as float. A plan belongs to the
@@ -57,16 +64,24 @@ class AttentionPlan {
                 cudaStream_t stream = nullptr)
       : m_device(Device::current()),
         m_model(std::move(model), shape, options.gradients, stream),
-        m_engine(options.engine == Engine::automatic ? cheapest() : options.engine),
+        m_engine(options.engine == Engine::automatic
+                     ? cheapest<S>(m_device, m_model, options.gradients, options.tolerance)
+                     : options.engine),
         m_product(m_device, m_engine,
                   {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v()},
-                  m_model.toeplitz(), options.slab_bytes) {
-    if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, options.slab_bytes);
-    require(FeatureShape::shared(m_model.d_padded()) <= m_device.shared_bytes, "input_dim: expected what fits ",
-            m_device.shared_bytes, " bytes of shared memory, got ", m_model.d());
-    allow_features<S, float>(m_model.d_padded());
-    allow_features<S, OnTensorCores>(m_model.d_padded());
-    queue_spectra(stream);
+                  m_model.toeplitz(), options.slab_bytes),
+        m_certificates(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
+                       options.tolerance) {
+    require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
+    const std::size_t shared = m_model.exponential() ? RescueShape::shared(m_model.d_padded(), m_model.m())
+                                                     : FeatureShape::shared(m_model.d_padded());
+    require(shared <= m_device.shared_bytes, "input_dim and num_features: expected what fits ", m_device.shared_bytes,
+            " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
+    allow_features<S, float>(m_device, m_model.d_padded());
+    allow_features<S, OnTensorCores<S>>(m_device, m_model.d_padded());
+    if (m_model.exponential()) allow_shared(m_device, rescue_kernel<S>, shared);
+    if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, options.slab_bytes, options.tolerance);
+    queue_weights(stream);
     check(cudaStreamSynchronize(stream), "transforming the weights");
     Scratch count;
     take(count);
@@ -74,6 +89,7 @@ class AttentionPlan {
     if (options.owns_workspace) m_workspace = DeviceMemory(m_bytes);
   }
 
+  /// As it was given; parameters that were set later lie on the device.
   const AttentionModel& model() const { return m_model.model(); }
   const PlanShape& shape() const { return m_model.shape(); }
   Engine engine() const { return m_engine; }
@@ -82,11 +98,12 @@ class AttentionPlan {
   std::size_t workspace_bytes() const { return m_bytes; }
 
   /// The positions' parameters from here on, [position, parameter] on the device: those of a training step, say. The
-  /// weights are computed in the stream, not while calls run in others. Throws InvalidArgument for a null pointer.
+  /// weights are computed in the stream, not while calls run in others. The engine stays, though another may be cheaper
+  /// now. Throws InvalidArgument for a null pointer.
   void set_parameters(const float* parameters, cudaStream_t stream) {
     check_device();
     m_model.queue_parameters(parameters, stream);
-    queue_spectra(stream);
+    queue_weights(stream);
   }
 
   /// q [batch, heads, n_q, d], k [.., n_k, d], v [.., n_k, d_v] -> y [.., n_q, d_v]. A row that sees no key is zero.
@@ -100,10 +117,9 @@ class AttentionPlan {
     check_output(y, "y", batch, heads, n_q, d_v);
     const Arrays arrays = arrays_of(call);
     if (m_product.on_tensor_cores())
-      queue_product<OnTensorCores>(q, k, v, call, arrays, stream);
+      queue_rows<OnTensorCores<S>>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
     else
-      queue_product<float>(q, k, v, call, arrays, stream);
-    queue_finish(FinishTask<S>{arrays.product.sums, y, arrays.counts}, stream);
+      queue_rows<float>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
   }
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
                cudaStream_t stream = nullptr) const {
@@ -126,56 +142,49 @@ class AttentionPlan {
     m_backward->queue(m_model, q, k, v, dy, call.key_mask, gradients, arrays_of(call).backward, stream);
   }
 
-  /// What the last call with this workspace did, on the device.
-  const Counts* counts(const PlanCall& call = {}) const { return arrays_of(call).counts; }
+  /// What the last forward with this workspace did, on the device.
+  const Counts* counts(const PlanCall& call = {}) const { return arrays_of(call).certificates.counters.counts; }
 
  private:
-  // features on tensor cores, of what is stored in half the bits
-  using OnTensorCores = std::conditional_t<std::is_same_v<S, float>, float, __nv_bfloat16>;
-
   // a call's scratch memory
   struct Arrays {
     std::byte *phi_q, *phi_k;  // as the product wants them
     int* tops;                 // [z]
+    int* rows;                 // [z, n_q]: to be computed again
     typename Product<S>::Arrays product;
+    typename Certificates<S>::Arrays certificates;
     typename Backward<S>::Arrays backward;
-    Counts* counts;
   };
 
-  // features of queries and keys, and their product
+  // by the engine, where that drowns rows by tiles, and where they underflow by logarithms
   template <class Feature>
-  void queue_product(const View& q, const View& k, const View& v, const PlanCall& call, const Arrays& arrays,
-                     cudaStream_t stream) const {
+  void queue_rows(const View& q, const View& k, const Columns<S>& U, const DeviceMatrixView<S>& y, const Arrays& arrays,
+                  cudaStream_t stream) const {
     const int n_q = m_model.n_q(), n_k = m_model.n_k(), z = m_model.z();
     Feature *phi_q = reinterpret_cast<Feature*>(arrays.phi_q), *phi_k = reinterpret_cast<Feature*>(arrays.phi_k);
+    const Counters& counters = arrays.certificates.counters;
+    counters.queue_clear(z, stream);
     queue_features(m_model.features<S>(q, true, nullptr, nullptr, phi_q, m_product.stride(n_q)),
-                   m_model.features<S>(k, false, call.key_mask, arrays.tops, phi_k, m_product.stride(n_k)), z, stream);
-    m_product.queue(phi_q, phi_k, Columns<S>{Operand<S>(v), call.key_mask}, arrays.product, stream);
-  }
-
-  // by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s, tiles on tensor cores at 300; at 3 TB/s
-  // transforms in two passes, 40 bytes a point of 2 N, and slabs that pass through memory ten times. No transforms
-  // whose rounding may drown rows
-  Engine cheapest() const {
-    const double n_q = m_model.n_q(), n_k = m_model.n_k(), r = m_model.r(), columns = m_model.d_v() + 1;
-    const double band = std::min<double>(n_k, m_model.band().last - m_model.band().first + 1 + 3 * TileShape::tile);
-    constexpr double flops = 30e12, bytes = 3e12;
-    const double by_tiles = Product<S>::takes_tensor_cores(m_device, Engine::direct) ? 300e12 : flops;
-    const double direct = 2 * n_q * n_k * (r + columns) / by_tiles;
-    const double banded = (2 * n_q * band * (r + columns) + 4 * (n_q + n_k) * r * columns) / by_tiles;
-    if (model().direction == Direction::causal || m_model.bias_spread() > 8)
-      return banded <= direct ? Engine::banded : Engine::direct;
-    const int n = std::max(m_model.n_q(), m_model.n_k());
-    const double products = r * (columns / 2), cufft = 10 * 8 * (n_q + n_k) * products / bytes;
-    const FusedVariant* in_shared = FusedEngine::variant_for(m_device, n);
-    const LongVariant* in_passes = LongEngine::variant_for(n);
-    const double N = in_shared ? in_shared->N() : in_passes ? in_passes->N() : 0;
-    const double fused = in_shared   ? 20 * N * std::log2(N) * products / flops
-                         : in_passes ? 40 * 2 * N * products / bytes
-                                     : std::numeric_limits<double>::infinity();
-    const double transforms = std::min(fused, cufft);
-    if (banded <= std::min(direct, transforms)) return Engine::banded;
-    return direct <= transforms ? Engine::direct : fused <= cufft ? Engine::fused : Engine::cufft;
+                   m_model.features<S>(k, false, U.mask, arrays.tops, phi_k, m_product.stride(n_k)), z, stream);
+    Columns<S> near_one = U;
+    Repaired repaired;
+    if constexpr (std::is_same_v<Feature, float>) {
+      const auto A = m_product.operand(phi_q, n_q), B = m_product.operand(phi_k, n_k);
+      near_one = m_certificates.queue_norms(B, U, arrays.certificates, stream);
+      m_product.queue(phi_q, phi_k, near_one, arrays.product, stream);
+      repaired = m_certificates.queue_repair(A, B, near_one, arrays.product.sums, arrays.certificates, stream);
+    } else {
+      m_product.queue(phi_q, phi_k, U, arrays.product, stream);
+    }
+    const RowList lost{m_model.exponential() ? arrays.rows : nullptr, counters.lost, n_q};
+    queue_finish(
+        FinishTask<S>{arrays.product.sums, repaired, near_one.largest, m_model.positive(), y, lost, counters.counts},
+        stream);
+    if (lost.rows)
+      queue_rescue(RescueTask<S>{m_model.features<S, float>(q, true, nullptr, nullptr, nullptr, 0),
+                                 m_model.features<S, float>(k, false, U.mask, nullptr, nullptr, 0), U, m_model.bias(),
+                                 m_model.weights().last_seen, lost, y, counters.counts},
+                   z, 2 * m_device.multiprocessors, stream);
   }
 
   void check_inputs(const View& q, const View& k, const View& v) const {
@@ -185,9 +194,11 @@ class AttentionPlan {
     check_matrix(v, "v", batch, heads, n_k, d_v);
   }
 
-  void queue_spectra(cudaStream_t stream) const {
+  // what follows from the weights of lags
+  void queue_weights(cudaStream_t stream) const {
     m_product.queue_spectrum(stream);
-    if (m_backward) m_backward->queue_spectrum(stream);
+    m_certificates.queue_weights(stream);
+    if (m_backward) m_backward->queue_weights(stream);
   }
 
   void check_device() const {
@@ -199,12 +210,15 @@ class AttentionPlan {
 
   Arrays take(Scratch& scratch) const {
     Arrays arrays{};
-    arrays.counts = scratch.take<Counts>(1);
+    const int z = m_model.z();
+    const Counters counters = Counters::take(scratch, z);
     const auto forward = [&](Scratch& own) {
       arrays.phi_q = m_product.take_features(own, m_model.n_q());
       arrays.phi_k = m_product.take_features(own, m_model.n_k());
-      arrays.tops = own.take<int>(m_model.needs_tops() ? static_cast<std::size_t>(m_model.z()) : 0);
+      arrays.tops = own.take<int>(m_model.needs_tops() ? z : 0);
+      arrays.rows = own.take<int>(z, m_model.n_q());
       arrays.product = m_product.take(own);
+      arrays.certificates = m_certificates.take(own, arrays.rows, counters);
     };
     const auto backward = [&](Scratch& own) {
       if (m_backward) arrays.backward = m_backward->take(m_model, own);
@@ -227,6 +241,7 @@ class AttentionPlan {
   DeviceModel m_model;
   Engine m_engine;
   Product<S> m_product;
+  Certificates<S> m_certificates;
   std::optional<Backward<S>> m_backward;
   DeviceMemory m_workspace;
   std::size_t m_bytes = 0;

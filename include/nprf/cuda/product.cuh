@@ -26,9 +26,9 @@ namespace nprf::cuda {
 /// direct and banded work on tensor cores where what is stored has half a float's bits and the device has them for
 /// bfloat16 (8.0 and newer): to bfloat16's precision (tensor_tile.cuh). Everything else is float's arithmetic.
 ///
-/// Rounding of transforms is relative to the largest rows: where a bias rises or is sharp, and for causal weights, rows
-/// may be off by any amount, rows that see no key are not zero, and nothing tells. The automatic engine takes none of
-/// them for causal attention, nor where biases differ by more than 8.
+/// Rounding of transforms is relative to the largest rows: where a bias rises or is sharp, and for causal weights, it
+/// may drown others. Those are found and computed again by tiles (certificates.cuh); the automatic engine takes no
+/// transforms where that would be too many.
 enum class Engine { automatic, direct, banded, fused, cufft };
 
 constexpr std::string_view name(Engine engine) {
@@ -70,9 +70,11 @@ struct Sums {
 template <Storage S>
 class Product {
  public:
-  /// Whether an engine works on tensor cores.
+  /// Whether an engine works on tensor cores, which the device must have and the program be compiled for.
   static bool takes_tensor_cores(const Device& device, Engine engine) {
-    return !std::same_as<S, float> && device.capability >= 80 && (engine == Engine::direct || engine == Engine::banded);
+    if constexpr (std::same_as<S, float>) return false;
+    return device.capability >= 80 && (engine == Engine::direct || engine == Engine::banded) &&
+           compiled_for(direct_kernel<S, OnTensorCores<S>>) >= 80;
   }
 
   /// Throws InvalidArgument if the engine does not take the shape, BackendError for what CUDA refuses. Without
@@ -84,22 +86,35 @@ class Product {
         m_shape(shape),
         m_weights(weights) {
     const auto& [z, heads, n_q, n_k, r, p] = shape;
+    constexpr std::ptrdiff_t most_blocks = 65535;
+    require(static_cast<std::ptrdiff_t>(z) * TileShape::column_tiles(p) <= most_blocks,
+            "batch and heads: expected a product of at most ", most_blocks,
+            " with the tiles of 64 of d_v, and of features ", "if there are gradients, got ", z, " and ", p);
     switch (engine) {
       case Engine::fused: choose_transforms(device, slab_bytes); break;
       case Engine::cufft: m_transforms = TransformEngine(n_q, n_k, r, p, z, weights.positions, slab_bytes); break;
       case Engine::banded:
-        allow_shared(banded_kernel<S, float>, TileShape::shared);
-        choose_parts(device, std::min(n_k, weights.band.last - weights.band.first + 1 + queries_of_tile()));
+        allow_shared(device, banded_kernel<S, float>, TileShape::shared);
+        m_parts = parts_of_keys(device, tiles(),
+                                std::min(n_k, weights.band.last - weights.band.first + 1 + queries_of_tile()), p, z);
         break;
-      default: allow_shared(direct_kernel<S, float>, TileShape::shared); choose_parts(device, n_k);
+      default:
+        allow_shared(device, direct_kernel<S, float>, TileShape::shared);
+        m_parts = parts_of_keys(device, tiles(), n_k, p, z);
     }
     if (spectrum_size() == 0) return;
     m_memory = DeviceMemory(take_tables(Scratch()));
     take_tables(Scratch(m_memory.data()));
   }
 
+  const ProductShape& shape() const { return m_shape; }
+  const ToeplitzWeights& weights() const { return m_weights; }
+
   /// Whether features are bfloat16 by token.
   bool on_tensor_cores() const { return m_on_tensor_cores; }
+
+  /// Of the transforms; 0 where there are none.
+  int length() const { return static_cast<int>(spectrum_size()); }
 
   /// Scalars of a row of features of n tokens: by channel fused transforms take all tokens that they have room for, and
   /// by token features come in sixteens.
@@ -140,15 +155,14 @@ class Product {
     TransformEngine::Arrays transforms;
   };
   Arrays take(Scratch& scratch) const {
-    const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
     const auto& [z, heads, n_q, n_k, r, p] = m_shape;
     Arrays arrays{};
-    float* N = scratch.take<float>(size(m_parts, z, n_q, p));
-    arrays.sums = {N, scratch.take<float>(size(m_parts, z, n_q)), m_parts, p, static_cast<std::ptrdiff_t>(z) * n_q};
+    float* N = scratch.take<float>(m_parts, z, n_q, p);
+    arrays.sums = {N, scratch.take<float>(m_parts, z, n_q), m_parts, p, static_cast<std::ptrdiff_t>(z) * n_q};
     if (m_engine == Engine::banded) {
-      const std::size_t sums = size(z, ChunkTask<S>::chunks_of(n_k) + 1, features(), p + 1);
-      arrays.before = scratch.take<float>(sums);
-      arrays.after = scratch.take<float>(sums);
+      const int matrices = ChunkTask<S>::chunks_of(n_k) + 1;
+      arrays.before = scratch.take<float>(z, matrices, features(), p + 1);
+      arrays.after = scratch.take<float>(z, matrices, features(), p + 1);
     }
     if (m_fused) arrays.fused = m_fused->take(scratch);
     if (m_long) arrays.in_passes = m_long->take(scratch);
@@ -195,15 +209,7 @@ class Product {
   // of A and B as they are stored
   int features() const { return m_on_tensor_cores ? std::max(1, (m_shape.r + 15) / 16) * 16 : m_shape.r; }
   int queries_of_tile() const { return m_on_tensor_cores ? TensorTile<__half>::queries : TileShape::tile; }
-
-  // as many parts of the keys that a tile sees as give every multiprocessor two blocks, each part a tile at least
-  void choose_parts(const Device& device, int keys) {
-    const std::ptrdiff_t tiles = (m_shape.n_q + queries_of_tile() - 1) / queries_of_tile();
-    const std::ptrdiff_t blocks = tiles * m_shape.z * TileShape::column_tiles(m_shape.p);
-    const std::ptrdiff_t wanted = 2 * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
-    constexpr int most = 32;
-    m_parts = static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(keys / TileShape::tile, 1, most)));
-  }
+  int tiles() const { return (m_shape.n_q + queries_of_tile() - 1) / queries_of_tile(); }
 
   // transforms in shared memory where they have room, in passes through memory where they have not
   void choose_transforms(const Device& device, std::size_t slab_bytes) {

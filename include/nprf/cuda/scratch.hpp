@@ -11,8 +11,10 @@ class Scratch {
  public:
   explicit Scratch(void* memory = nullptr) : m_memory(static_cast<std::byte*>(memory)) {}
 
-  template <class T>
-  T* take(std::size_t count) {
+  /// An array of the product of some sizes.
+  template <class T, class... Sizes>
+  T* take(Sizes... sizes) {
+    const std::size_t count = (std::size_t{1} * ... * static_cast<std::size_t>(sizes));
     std::byte* at = m_memory ? m_memory + m_bytes : nullptr;
     m_bytes += (count * sizeof(T) + alignment - 1) / alignment * alignment;
     return reinterpret_cast<T*>(at);

@@ -7,6 +7,7 @@
 
 #include <concepts>
 #include <limits>
+#include <type_traits>
 
 namespace nprf::cuda {
 
@@ -15,6 +16,10 @@ constexpr float largest_float = std::numeric_limits<float>::max();
 /// What queries, keys, values and outputs may be stored as; all arithmetic on them is float's.
 template <class S>
 concept Storage = std::same_as<S, float> || std::same_as<S, __half> || std::same_as<S, __nv_bfloat16>;
+
+/// What factors are on tensor cores, where what is stored has half a float's bits.
+template <Storage S>
+using OnTensorCores = std::conditional_t<std::same_as<S, float>, float, __nv_bfloat16>;
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }

@@ -76,8 +76,41 @@ __device__ __forceinline__ void add_outer(float (&y)[4][4], const float* a, cons
     for (int j = 0; j < 4; ++j) y[i][j] = fmaf(left[i], right[j], y[i][j]);
 }
 
+/// The queries of a tile: those from i0 on, or some of a list.
+struct RowsInTurn {
+  static constexpr bool in_turn = true;
+  int i0, n;
+
+  /// The number of row t, -1 where there is none.
+  __device__ __forceinline__ int operator()(int t) const { return i0 + t < n ? i0 + t : -1; }
+};
+struct RowsOfList {
+  static constexpr bool in_turn = false;
+  const int* rows;
+  int count;
+
+  __device__ __forceinline__ int operator()(int t) const { return t < count ? rows[t] : -1; }
+};
+
+/// Tiles of keys: those that queries first..last see something of.
+struct KeyTiles {
+  int first, end;
+
+  __device__ __forceinline__ static KeyTiles seen(const DeviceWeights& c, int first_row, int last_row, int n_k) {
+    const int first = max(0, first_row + c.first_seen) / TileShape::tile;
+    return {first, max(first, TileShape::tiles(min(n_k, max(0, last_row + c.last_seen + 1))))};
+  }
+  /// A share of them.
+  __device__ __forceinline__ KeyTiles part(int k, int parts) const {
+    const auto bound = [&](int at) {
+      return first + static_cast<int>(static_cast<long long>(end - first) * at / parts);
+    };
+    return {bound(k), bound(k + 1)};
+  }
+};
+
 /// The block's work: 16 by 16 threads, each of which has four rows and four columns of Y in registers.
-template <Storage S>
+template <Storage S, class Rows = RowsInTurn>
 class Tile {
  public:
   static constexpr bool compiled = true;
@@ -85,17 +118,24 @@ class Tile {
                        threads = TileShape::threads, blocks = 1;
   static constexpr std::size_t shared = TileShape::shared;
 
-  /// The queries from i0 on and the columns from p0 on, of matrix z.
-  __device__ __forceinline__ Tile(const TileTask<S>& task, int z, int i0, int p0)
+  /// These queries and the columns from p0 on, of matrix z.
+  __device__ __forceinline__ Tile(const TileTask<S>& task, int z, const Rows& rows, int p0)
       : m_task(task),
         m_A(task.A.of(z)),
         m_B(task.B.of(z)),
         m_U(task.U.of(z)),
+        m_rows(rows),
         m_head(z % task.A.heads),
-        m_i0(i0),
         m_p0(p0),
         m_row(static_cast<int>(threadIdx.x) / 16 * 4),
-        m_column(static_cast<int>(threadIdx.x) % 16 * 4) {}
+        m_column(static_cast<int>(threadIdx.x) % 16 * 4) {
+    if constexpr (!Rows::in_turn)
+      for (int i = 0; i < 4; ++i) m_number[i] = rows(m_row + i);
+  }
+  /// The queries from i0 on.
+  __device__ __forceinline__ Tile(const TileTask<S>& task, int z, int i0, int p0)
+    requires Rows::in_turn
+      : Tile(task, z, RowsInTurn{i0, task.A.tokens}, p0) {}
 
   /// Adds what the keys of the tiles first to end - 1 give.
   __device__ __forceinline__ void add_keys(int first, int end) {
@@ -128,19 +168,19 @@ class Tile {
 
   /// Writes rows of Y (n_q,p) and, with the first columns, of sums (n_q).
   __device__ __forceinline__ void store(float* Y, float* sums) const {
-    const int n_q = m_task.A.tokens, p = m_U.p;
+    const int p = m_U.p;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = m_i0 + m_row + i;
+      const int row = m_rows(m_row + i);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int column = m_p0 + m_column + j;
-        if (row < n_q && column < p) Y[static_cast<std::ptrdiff_t>(row) * p + column] = m_y[i][j];
+        if (row >= 0 && column < p) Y[static_cast<std::ptrdiff_t>(row) * p + column] = m_y[i][j];
       }
       // over the 16 threads that share a row
       float sum = m_sum[i];
       for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      if (m_p0 == 0 && m_column == 0 && row < n_q) sums[row] = sum;
+      if (m_p0 == 0 && m_column == 0 && row >= 0) sums[row] = sum;
     }
   }
 
@@ -156,12 +196,27 @@ class Tile {
   // features k0.. of the queries, which stay where they are if there are no more
   __device__ __forceinline__ void load_queries(int k0) {
     if (m_has_queries && m_task.A.channels <= deep) return;
-    load_tile(a(), 1, stride, m_task.A, m_A, m_i0, tile, k0, deep);
     m_has_queries = true;
+    if constexpr (Rows::in_turn) {
+      load_tile(a(), 1, stride, m_task.A, m_A, m_rows.i0, tile, k0, deep);
+    } else {
+      for (int e = static_cast<int>(threadIdx.x); e < deep * tile; e += TileShape::threads) {
+        const int t = e % tile, k = k0 + e / tile, row = m_rows(t);
+        a()[(k - k0) * stride + t] =
+            row >= 0 && k < m_task.A.channels ? m_A[row * m_task.A.token_stride + k * m_task.A.channel_stride] : 0.0f;
+      }
+    }
+  }
+
+  // of the thread's row i and key k of the tile
+  __device__ __forceinline__ float weight(int i, int k) const {
+    if constexpr (Rows::in_turn) return c()[k - m_row - i + tile - 1];
+    return m_task.c(m_head, m_j0 + k - m_number[i]);
   }
 
   __device__ __forceinline__ void add_tile(int J) {
     const int j0 = J * tile, r = m_task.A.channels;
+    m_j0 = j0;
     float s[4][4] = {};
     bool wild = false;
     for (int k0 = 0; k0 < r; k0 += deep) {
@@ -169,8 +224,9 @@ class Tile {
       load_queries(k0);
       load_tile(b(), 1, stride, m_task.B, m_B, j0, tile, k0, deep);
       if (k0 == 0) {
-        for (int e = static_cast<int>(threadIdx.x); e < 2 * tile - 1; e += TileShape::threads)
-          c()[e] = m_task.c(m_head, j0 - (m_i0 + tile - 1) + e);
+        if constexpr (Rows::in_turn)
+          for (int e = static_cast<int>(threadIdx.x); e < 2 * tile - 1; e += TileShape::threads)
+            c()[e] = m_task.c(m_head, j0 - (m_rows.i0 + tile - 1) + e);
         wild = __syncthreads_or(load_columns(u(), stride, m_U, j0, tile, m_p0, tile));
       } else {
         __syncthreads();
@@ -183,8 +239,7 @@ class Tile {
     for (int j = 0; j < 4; ++j)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float weight = c()[m_column + j - m_row - i + tile - 1];
-        const float score = weight == 0 ? 0.0f : weight * s[i][j];
+        const float c_ij = weight(i, m_column + j), score = c_ij == 0 ? 0.0f : c_ij * s[i][j];
         m_sum[i] += score;
         scores()[(m_column + j) * stride + m_row + i] = score;
       }
@@ -201,7 +256,7 @@ class Tile {
   // key k of the tile, for the rows that see it
   __device__ __forceinline__ void add_seen(int k) {
     for (int i = 0; i < 4; ++i) {
-      if (c()[k - m_row - i + tile - 1] == 0) continue;
+      if (weight(i, k) == 0) continue;
       const float score = scores()[k * stride + m_row + i];
       for (int j = 0; j < 4; ++j) m_y[i][j] = fmaf(score, u()[k * stride + m_column + j], m_y[i][j]);
     }
@@ -210,7 +265,9 @@ class Tile {
   const TileTask<S>& m_task;
   const float *m_A, *m_B;
   ColumnsOf<S> m_U;
-  int m_head, m_i0, m_p0, m_row, m_column;
+  Rows m_rows;
+  int m_head, m_p0, m_row, m_column, m_j0 = 0;
+  int m_number[4] = {};  // of the thread's rows, where they are not in turn
   bool m_has_queries = false;
   float m_y[4][4] = {}, m_sum[4] = {};
 };

@@ -65,7 +65,7 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor = 76,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 cudaError_t cudaGetDeviceCount(int* count);
@@ -83,6 +83,17 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
   return static_cast<cudaError_t>(stand_in::allow_shared(reinterpret_cast<const void*>(kernel), bytes));
+}
+
+struct cudaFuncAttributes {
+  int ptxVersion;
+};
+
+/// Compiled for what stand_in::settings() says.
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel*) {
+  attributes->ptxVersion = stand_in::settings().compiled_for;
+  return cudaSuccess;
 }
 
 template <class Kernel>

@@ -24,7 +24,8 @@ struct Settings {
   enum class Order { forward, backward, shuffled };
   Order order = Order::forward;
   int devices = 1;
-  int capability = 90;  // ten times the version
+  int capability = 90;    // ten times the version
+  int compiled_for = 90;  // kernels, likewise
   int multiprocessors = 132;
   std::size_t shared_bytes = 227 * 1024;  // that a block may be allowed
   std::size_t memory_bytes = std::size_t{1} << 40;

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/certificate.cuh"
+#include "nprf/cuda/finish.cuh"
+#include "nprf/cuda/product.cuh"
+#include "nprf/cuda/repair.cuh"
+
+namespace nprf::cuda {
+
+/// Holds the rows of a product by transforms to a tolerance: finds those that rounding may have drowned
+/// (certificate.cuh), and computes them again by tiles (repair.cuh). For other engines it does nothing. Where nothing
+/// is drowned it reads A, B and V once more.
+template <Storage S>
+class Certificates {
+ public:
+  /// For transforms of some length, 0 for none. Throws BackendError for what CUDA refuses.
+  Certificates(const Device& device, const ProductShape& shape, const ToeplitzWeights& weights, int length,
+               bool positive, double tolerance)
+      : m_shape(shape),
+        m_weights(weights),
+        m_length(length),
+        m_positive(positive),
+        m_tolerance(static_cast<float>(tolerance)),
+        m_blocks(2 * device.multiprocessors) {
+    if (!active()) return;
+    m_parts = parts_of_keys(device, TileShape::tiles(shape.n_q), shape.n_k, shape.p, shape.z);
+    m_norms = DeviceMemory(sizeof(WeightNorms) * static_cast<std::size_t>(weights.positions));
+    allow_shared(device, repair_kernel<S>, TileShape::shared);
+  }
+
+  /// To be called when the weights have changed.
+  void queue_weights(cudaStream_t stream) const {
+    if (active()) queue_weight_norms({m_weights.c, norms()}, m_weights.positions, stream);
+  }
+
+  /// Scratch memory of a call.
+  struct Arrays {
+    SignalNorms signals;
+    bool* again;  // [z, n_q]
+    Sums more;    // of repaired rows, behind their first part
+    RowList drowned;
+    Counters counters;
+  };
+  Arrays take(Scratch& scratch, int* rows, const Counters& counters) const {
+    Arrays arrays{};
+    arrays.counters = counters;
+    arrays.drowned = {rows, counters.drowned, m_shape.n_q};
+    if (!active()) return arrays;
+    const auto [z, heads, n_q, n_k, r, p] = m_shape;
+    const std::size_t of_part = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
+    arrays.signals = SignalNorms::take(scratch, z, n_k, r, counters.largest);
+    arrays.again = scratch.take<bool>(of_part);
+    const std::size_t more = of_part * static_cast<std::size_t>(m_parts - 1);
+    float* N = scratch.take<float>(more * static_cast<std::size_t>(p));
+    arrays.more = {N, scratch.take<float>(more), m_parts - 1, p, static_cast<std::ptrdiff_t>(z) * n_q};
+    return arrays;
+  }
+
+  /// Queues what has to be known of B and of the values. Returns [V 1] as the product should have it: values near 1.
+  Columns<S> queue_norms(const Operand<float>& B, Columns<S> U, const Arrays& arrays, cudaStream_t stream) const {
+    if (!active()) return U;
+    queue_signal_norms(SignalTask<S>{B, U, arrays.signals}, m_shape.z, stream);
+    U.largest = arrays.counters.largest;
+    return U;
+  }
+
+  /// Queues the repair of the product of these columns, and tells what is repaired.
+  Repaired queue_repair(const Operand<float>& A, const Operand<float>& B, const Columns<S>& U, const Sums& sums,
+                        const Arrays& arrays, cudaStream_t stream) const {
+    if (!active()) return {};
+    queue_certificate(
+        {A, sums.N, sums.D, norms(), m_weights.positions, m_weights.c.first_seen, arrays.signals, m_length, m_shape.p,
+         m_positive, m_tolerance, arrays.again, arrays.drowned, arrays.counters.counts},
+        m_shape.z, stream);
+    cuda::queue_repair(
+        RepairTask<S>{{A, B, U, m_weights.c}, arrays.drowned, m_parts, sums.N, sums.D, arrays.more.N, arrays.more.D},
+        m_shape.z, m_blocks, stream);
+    return {arrays.again, arrays.more};
+  }
+
+ private:
+  bool active() const { return m_length > 0; }
+  WeightNorms* norms() const { return static_cast<WeightNorms*>(m_norms.data()); }
+
+  ProductShape m_shape;
+  ToeplitzWeights m_weights;
+  int m_length;
+  bool m_positive;
+  float m_tolerance;
+  int m_blocks, m_parts = 1;
+  DeviceMemory m_norms;  // [position]
+};
+
+}  // namespace nprf::cuda
