@@ -29,7 +29,8 @@ __global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feat
     const int n_q = task.A.tokens, n_k = task.B.tokens, p = task.U.V.channels;
     const int column_tiles = TileShape::column_tiles(p), all = static_cast<int>(gridDim.z) / column_tiles;
     const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles;
-    const int i0 = static_cast<int>(blockIdx.x) * Y::queries, part = static_cast<int>(blockIdx.y);
+    // the last queries first, which see most keys where attention is causal
+    const int i0 = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Y::queries, part = static_cast<int>(blockIdx.y);
 
     const int last_row = min(i0 + Y::queries, n_q) - 1;
     const KeyTiles keys = KeyTiles::seen(task.c, i0, last_row, n_k).part(part, task.parts);
