@@ -50,7 +50,7 @@ TEST_CASE("rows whose weights underflow beside others' are rescued, by every eng
 TEST_CASE("rows that see only what is far are rescued by ALiBi's own biases", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 300, .n_k = 90, .d_v = 5}, {.engine = engine}, 6};
-    check(x, Attention(orf<float>(6, 16, 7), AlibiPosition<float>(1.5f)), 30 * eps, 100);
+    check(x, Attention(orf<float>(6, 40, 7), AlibiPosition<float>(1.5f)), 30 * eps, 100);
   }
 }
 
@@ -107,6 +107,26 @@ TEST_CASE("heads, sequences and padding are rescued each by itself, by few block
       INFO("z " << z << ", multiprocessors " << multiprocessors);
       CHECK((got - expected).cwiseAbs().maxCoeff() <= static_cast<float>(30 * eps) * v.cwiseAbs().maxCoeff());
     }
+  }
+}
+
+TEST_CASE("features that tell no logarithms rescue nothing, and the rows are counted", "[cuda]") {
+  const Index n = 200;
+  for (const cuda::Engine engine : cuda_engines) {
+    const PlanCase x{{.n_q = n, .n_k = n, .d_v = 3}, {.engine = engine}, 6};
+    const Attention attention(EluFeatures<float>(6), RelativePosition<float>(Vector<float>::LinSpaced(399, 0, 278)));
+    cuda::Counts counts{};
+    const Matrix<float> y = x.result(attention, &counts), expected = attention(x.q, x.k, x.v);
+    int right = 0, zero = 0;
+    for (Index i = 0; i < n; ++i) {
+      right += static_cast<double>((y.row(i) - expected.row(i)).cwiseAbs().maxCoeff()) <= 0.5e-4;
+      zero += y.row(i).isZero(0);
+    }
+    INFO(name(engine));
+    CHECK(counts.rescued_rows == 0);
+    CHECK(counts.empty_rows == zero);
+    CHECK(counts.indefinite_rows > 0);
+    CHECK(right >= n - counts.empty_rows - counts.indefinite_rows);
   }
 }
 

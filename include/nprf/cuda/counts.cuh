@@ -14,8 +14,8 @@ namespace nprf::cuda {
 /// What a call did; it lies on the device, and may be copied when its stream has come so far. A row is one of these at
 /// most, or as the engine made it.
 struct Counts {
-  int empty_rows;       // they see no key, or all their features underflow and tell no logarithms; they are zero
-  int indefinite_rows;  // their denominator is negative or NaN
+  int empty_rows;       // they see no key, or their denominator is lost and features tell no logarithms; they are zero
+  int indefinite_rows;  // their denominator is negative, NaN or infinite, or has lost digits to underflow
   int repaired_rows;    // by tiles: the rounding of transforms may have drowned them
   int rescued_rows;     // from logarithms: their denominator had underflown
   float error_bound;    // the largest that transforms may have left in a row, relative to the largest |v| it sees

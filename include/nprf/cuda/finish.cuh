@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
       task.lost.append(z, i);
     else if (empty)
       atomicAdd(&task.counts->empty_rows, 1);
-    else if (!(denominator > 0))
+    else if (!is_sound(denominator, true))
       atomicAdd(&task.counts->indefinite_rows, 1);
     else if (task.repaired.has(row))
       atomicAdd(&task.counts->repaired_rows, 1);
