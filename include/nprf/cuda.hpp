@@ -8,6 +8,7 @@
     "nprf/cuda.hpp is for programs that are compiled with CUDA: link the CMake target nprf::cuda, which defines NPRF_ENABLE_CUDA"
 #else
 
+#include "nprf/cuda/attend.cuh"
 #include "nprf/cuda/device_matrix.hpp"
 #include "nprf/cuda/models.hpp"
 #include "nprf/cuda/plan.cuh"

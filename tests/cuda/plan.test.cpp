@@ -90,11 +90,31 @@ TEST_CASE("exponents of any size overflow nothing", "[cuda]") {
   CHECK(x.result(attention).allFinite());
 }
 
-TEST_CASE("values may be stored in half the bits", "[cuda]") {
-  const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
-  const Attention attention(orf<float>(6, 16, 7), clipped());
-  CHECK(x.error<__half>(attention) <= 0x1p-11);
-  CHECK(x.error<__nv_bfloat16>(attention) <= 0x1p-8);
+TEMPLATE_TEST_CASE("values may be stored in half the bits", "[cuda]", __half, __nv_bfloat16) {
+  // on tensor cores features, weights, values and y are rounded to bfloat16: weights are off by three times 2^-8, which
+  // moves y among values that are twice the largest apart
+  constexpr double on_tensor_cores = (3 * 2 + 1 + 1) * 0x1p-8;
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded})
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const auto& [n_q, n_k] : {std::pair<Index, Index>{90, 90}, {300, 200}}) {
+        const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 5, .offset = 3}, {.engine = engine}, 6};
+        INFO(name(engine) << ", n_q " << n_q << ", n_k " << n_k << (direction == Direction::causal ? ", causal" : ""));
+        CHECK(x.error<TestType>(Attention(orf<float>(6, 16, 7), clipped(), {.direction = direction})) <=
+              on_tensor_cores);
+        CHECK(x.error<TestType>(Attention(EluFeatures<float>(6), clipped(), {.direction = direction})) <=
+              on_tensor_cores);
+      }
+  const PlanCase x{{.n_q = 1500, .n_k = 1500, .d_v = 2}, {.engine = cuda::Engine::fused}, 3};
+  CHECK(x.error<TestType>(Attention(orf<float>(3, 2, 7), clipped())) <= 0x1p-8);
+}
+
+TEST_CASE("weights sum to one in any precision", "[cuda]") {
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
+    PlanCase x{{.n_q = 300, .n_k = 300, .d_v = 70}, {.engine = engine}, 6};
+    x.v.setOnes();
+    INFO(name(engine));
+    CHECK(x.result<__nv_bfloat16>(Attention(orf<float>(6, 40, 7), clipped())) == x.v);
+  }
 }
 
 TEST_CASE("heads and sequences have their own projections, positions and padding", "[cuda]") {
@@ -144,16 +164,16 @@ TEST_CASE("rows that see no key are zero and counted", "[cuda]") {
   CHECK(x.error(causal) <= tolerance);
 }
 
-TEST_CASE("what a row does not see does not touch it", "[cuda]") {
+TEMPLATE_TEST_CASE("what a row does not see does not touch it", "[cuda]", float, __nv_bfloat16) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
   for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
     PlanCase x{{.n_q = 400, .n_k = 400, .d_v = 5}, {.engine = engine}, 6};
-    const Matrix<float> before = x.result(causal);
+    const Matrix<float> before = x.result<TestType>(causal);
     x.k.bottomRows(200).setConstant(nan);
     x.v.bottomRows(200).setConstant(nan);
     x.q.row(17).setConstant(nan);
-    const Matrix<float> after = x.result(causal);
+    const Matrix<float> after = x.result<TestType>(causal);
     INFO(name(engine));
     for (Index i = 0; i < 400; ++i) {
       const bool touched = i == 17 || i >= 200;
@@ -178,6 +198,19 @@ TEST_CASE("transforms through memory go in slabs of any size", "[cuda]") {
   }
 }
 
+TEST_CASE("fused transforms take more tokens than shared memory", "[cuda]") {
+  const PlanCase x{{.n_q = 20000, .n_k = 17000, .d_v = 1}, {.engine = cuda::Engine::fused}, 6};
+  CHECK(x.error(Attention(orf<float>(6, 2, 7), clipped())) <= tolerance);
+}
+
+TEST_CASE("a plan for long sequences stays small", "[cuda]") {
+  const PlanCase x{{.n_q = 131072, .n_k = 131072, .d_v = 64}, {.owns_workspace = false}, 64};
+  const auto table = RelativePosition<float>(Vector<float>::LinSpaced(262143, 0, 1));
+  const auto plan = x.plan(Attention(orf<float>(64, 32, 7), table));
+  CHECK(plan->engine() == cuda::Engine::fused);
+  CHECK(plan->workspace_bytes() <= std::size_t{256} << 20);
+}
+
 TEST_CASE("the automatic engine takes transforms where they are sound, and for long sequences", "[cuda]") {
   const auto engine = [](const auto& attention, Index n) {
     return PlanCase{{.n_q = n, .n_k = n, .d_v = 64}, {.owns_workspace = false}, 16}.plan(attention)->engine();
@@ -188,11 +221,15 @@ TEST_CASE("the automatic engine takes transforms where they are sound, and for l
   const auto table = [](float spread) { return RelativePosition<float>(Vector<float>::LinSpaced(8191, 0, spread)); };
   CHECK(engine(of(table(1), Direction::bidirectional), 256) == cuda::Engine::direct);
   CHECK(engine(of(table(1), Direction::bidirectional), 4096) == cuda::Engine::fused);
-  CHECK(engine(of(table(1), Direction::bidirectional), 20000) == cuda::Engine::cufft);
+  CHECK(engine(of(table(1), Direction::bidirectional), 20000) == cuda::Engine::fused);
   CHECK(engine(of(table(9), Direction::bidirectional), 4096) == cuda::Engine::direct);
   CHECK(engine(of(table(1), Direction::causal), 4096) == cuda::Engine::direct);
   CHECK(engine(of(clipped(), Direction::causal), 4096) == cuda::Engine::banded);
   CHECK(engine(of(clipped(), Direction::bidirectional), 4096) == cuda::Engine::banded);
+
+  // tensor cores make tiles cheaper
+  const PlanCase half{{.n_q = 4096, .n_k = 4096, .d_v = 64}, {.owns_workspace = false}, 16};
+  CHECK(half.plan<__half>(of(table(1), Direction::bidirectional))->engine() == cuda::Engine::direct);
 }
 
 TEST_CASE("models that do not hold together are refused in words", "[cuda]") {
@@ -268,6 +305,12 @@ TEST_CASE("views of other shapes, and null pointers, are refused in words", "[cu
     check_invalid([&] { cuda::AttentionPlan<float>(cuda::model_of(attention), shape); }, {words});
   };
   unfit({.n_q = -1, .n_k = n, .d_v = d_v}, "n_q: expected 0 to 2^28, got -1");
+  check_invalid(
+      [&] {
+        cuda::AttentionPlan<float>(cuda::model_of(attention), {.n_q = n, .n_k = 1200000, .d_v = d_v},
+                                   {.engine = cuda::Engine::fused});
+      },
+      {"n_q and n_k: expected at most 2^20 by Engine::fused, got 8 and 1200000"});
   unfit({.batch = 70000, .n_q = n, .n_k = n, .d_v = d_v}, "batch and heads");
 }
 

@@ -3,129 +3,94 @@
 
 #include <algorithm>
 
-#include "nprf/cuda/scratch.hpp"
-#include "nprf/cuda/tile.cuh"
+#include "nprf/cuda/chunks.cuh"
+#include "nprf/cuda/tensor_tile.cuh"
 
 namespace nprf::cuda {
+
+/// The chunks of n_k keys around a band.
+struct BandChunks {
+  static constexpr int chunk = ChunkTask<float>::chunk;
+
+  int n_k;
+  Band band;
+
+  __host__ __device__ int count() const { return ChunkTask<float>::chunks_of(n_k); }
+
+  /// Chunks of which queries from `first` on see no key in the band or behind it, and those up to `last` none before
+  /// it.
+  __host__ __device__ int before(int first) const { return at_most(count(), first + band.first, 0); }
+  __host__ __device__ int after(int first, int last) const {
+    const int end = at_most(count(), last + band.last + 1, chunk - 1), begin = before(first);
+    return end > begin ? end : begin;
+  }
+
+ private:
+  // (key + more) / chunk, between 0 and most
+  static __host__ __device__ int at_most(int most, int key, int more) {
+    const int k = ((key > 0 ? key : 0) + more) / chunk;
+    return k < most ? k : most;
+  }
+};
 
 /// Y = ((A B^T) o C) [V 1] where weights of all lags before a band are alike, and of all lags after it: T5's buckets,
 /// clipped tables, no position. What a tile of queries needs of the keys out of its band are two matrices (r,p + 1),
 ///
 ///     y_i += A_i (c_before sum_{j < j_1} B_j^T [V 1]_j + c_after sum_{j >= j_2} B_j^T [V 1]_j)
 ///
-/// kept for chunks of keys. Exact to rounding, in float. O((n_q + n_k) r p + n_q R (r + p)) for a band of R lags.
-template <Storage S>
-struct BandedTask : TileTask<S> {
-  static constexpr int chunk = 2 * TileShape::tile;
-
-  int band_first, band_last;  // lags, both included
-  float *before, *after;      // [z, chunks + 1, r, p + 1]: sums of the chunks before, and of this one and all behind
-  float *N, *D;               // [z, n_q, p] [z, n_q]
-
-  __host__ __device__ int chunks() const { return (this->B.tokens + chunk - 1) / chunk; }
-  __host__ __device__ std::ptrdiff_t matrix() const {
-    return static_cast<std::ptrdiff_t>(this->B.channels) * (this->U.V.channels + 1);
-  }
+/// kept for chunks of keys. In parts that are to be added up: each has its share of the band, the first one the
+/// matrices. Exact to rounding of the tiles. O((n_q + n_k) r p + n_q R (r + p)) for a band of R lags.
+template <Storage S, class Feature = float>
+struct BandedTask : ChunkTask<S, Feature> {
+  Band band;
+  int parts;
+  float *N, *D;  // [part, z, n_q, p] [part, z, n_q]
 };
 
-/// The sums of each chunk, in before's next place and in after's own. Blocks (chunks, tiles of features and columns,
-/// z).
-template <Storage S>
-__global__ void __launch_bounds__(TileShape::threads) chunks_kernel(BandedTask<S> task) {
-  constexpr int tile = TileShape::tile, stride = TileShape::stride;
-  float *b = shared_memory<float>(), *u = b + tile * stride;  // (keys,features) (keys,columns)
-  const int r = task.B.channels, columns = task.U.V.channels + 1, column_tiles = TileShape::tiles(columns);
-  const int z = static_cast<int>(blockIdx.z), chunk = static_cast<int>(blockIdx.x);
-  const int f0 = static_cast<int>(blockIdx.y) / column_tiles * tile,
-            p0 = static_cast<int>(blockIdx.y) % column_tiles * tile;
-  const int row = static_cast<int>(threadIdx.x) / 16 * 4, column = static_cast<int>(threadIdx.x) % 16 * 4;
-  const float* B = task.B.of(z);
-  const ColumnsOf<S> U = task.U.of(z);
-  float sum[4][4] = {};
-  for (int j0 = chunk * task.chunk; j0 < (chunk + 1) * task.chunk; j0 += tile) {
-    __syncthreads();
-    load_tile(b, stride, 1, task.B, B, j0, tile, f0, tile);
-    load_columns(u, stride, U, j0, tile, p0, tile);
-    __syncthreads();
-    for (int k = 0; k < tile; ++k) add_outer(sum, b + k * stride + row, u + k * stride + column);
-  }
-  const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(z) * (task.chunks() + 1) + chunk;
-  for (int i = 0; i < 4; ++i)
-    for (int j = 0; j < 4; ++j) {
-      const int f = f0 + row + i, k = p0 + column + j;
-      if (f >= r || k >= columns) continue;
-      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(f) * columns + k;
-      task.before[(first + 1) * task.matrix() + at] = sum[i][j];
-      task.after[first * task.matrix() + at] = sum[i][j];
+/// Blocks (tiles of queries, parts, z and tiles of columns).
+template <Storage S, class Feature>
+__global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feature>::blocks))
+    banded_kernel(BandedTask<S, Feature> task) {
+  using Y = TileOf<S, Feature>;
+  if constexpr (Y::compiled) {
+    constexpr int tiles_of_chunk = task.chunk / Y::keys;
+    const int n_q = task.A.tokens, p = task.U.V.channels, part = static_cast<int>(blockIdx.y);
+    const int column_tiles = TileShape::column_tiles(p), all = static_cast<int>(gridDim.z) / column_tiles;
+    const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles;
+    const int i0 = static_cast<int>(blockIdx.x) * Y::queries;
+    const BandChunks keys{task.B.tokens, task.band};
+    const int chunks = task.chunks(), before = keys.before(i0), after = keys.after(i0, min(i0 + Y::queries, n_q) - 1);
+    const int first = before * tiles_of_chunk;
+    const int count = max(0, min(after * tiles_of_chunk, TileShape::tiles(task.B.tokens)) - first);
+
+    Y y(task, z, i0, p0 * Y::columns);
+    if (part == 0) {
+      const int head = z % task.A.heads;
+      const float c_before = task.c(head, max(task.c.first, task.band.first - 1));
+      const float c_after = task.c(head, min(task.c.first + task.c.size - 1, task.band.last + 1));
+      const std::ptrdiff_t matrices = static_cast<std::ptrdiff_t>(z) * (chunks + 1), columns = p + 1;
+      const float *left = task.before + (matrices + before) * task.matrix(),
+                  *right = task.after + (matrices + after) * task.matrix();
+      y.add_product([&](int f, int column) {
+        const std::ptrdiff_t at = f * columns + column;
+        return (c_before == 0 ? 0.0f : c_before * left[at]) + (c_after == 0 ? 0.0f : c_after * right[at]);
+      });
     }
-}
-
-/// Running sums, from the first chunk on and from the last one; what rounding takes from a sum is added to its next
-/// (Kahan 1965). Threads (entries of a matrix), blocks (.., before or after, z).
-template <Storage S>
-__global__ void __launch_bounds__(256) running_sums_kernel(BandedTask<S> task) {
-  const std::ptrdiff_t entry = static_cast<std::ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x, step = task.matrix();
-  if (entry >= step) return;
-  const bool forward = blockIdx.y == 0;
-  const int chunks = task.chunks();
-  float* sums =
-      (forward ? task.before : task.after) + static_cast<std::ptrdiff_t>(blockIdx.z) * (chunks + 1) * step + entry;
-  float sum = 0, lost = 0;
-  sums[(forward ? 0 : chunks) * step] = 0;
-  for (int k = 0; k < chunks; ++k) {
-    float& at = sums[(forward ? k + 1 : chunks - 1 - k) * step];
-    const float more = at + lost, next = sum + more;
-    lost = more - (next - sum);
-    at = sum = next;
+    y.add_keys(first + count * part / task.parts, first + count * (part + 1) / task.parts);
+    const std::ptrdiff_t rows = (static_cast<std::ptrdiff_t>(part) * all + z) * n_q;
+    y.store(task.N + rows * p, task.D + rows);
   }
-}
-
-/// Blocks (tiles of queries, tiles of columns, z).
-template <Storage S>
-__global__ void __launch_bounds__(TileShape::threads) banded_kernel(BandedTask<S> task) {
-  constexpr int tile = TileShape::tile, tiles_of_chunk = BandedTask<S>::chunk / tile;
-  const int n_q = task.A.tokens, p = task.U.V.channels, z = static_cast<int>(blockIdx.z),
-            I = static_cast<int>(blockIdx.x);
-  const int head = z % task.A.heads, chunks = task.chunks(), last_row = min((I + 1) * tile, n_q) - 1;
-
-  // the chunks that all queries of the tile see before the band, and behind it
-  const int before = min(chunks, max(0, I * tile + task.band_first) / task.chunk);
-  const int after = max(before, min(chunks, (max(0, last_row + task.band_last + 1) + task.chunk - 1) / task.chunk));
-  const float c_before = task.c(head, max(task.c.first, task.band_first - 1));
-  const float c_after = task.c(head, min(task.c.first + task.c.size - 1, task.band_last + 1));
-
-  Tile<S> y(task, z, I, static_cast<int>(blockIdx.y) * tile);
-  const int end = min(after * tiles_of_chunk, TileShape::tiles(task.B.tokens));
-  for (int J = before * tiles_of_chunk; J < end; ++J) y.add_keys(J);
-  const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(z) * (chunks + 1), columns = p + 1;
-  const float *left = task.before + (first + before) * task.matrix(),
-              *right = task.after + (first + after) * task.matrix();
-  y.add_product([&](int f, int column) {
-    const std::ptrdiff_t at = f * columns + column;
-    return (c_before == 0 ? 0.0f : c_before * left[at]) + (c_after == 0 ? 0.0f : c_after * right[at]);
-  });
-  const std::ptrdiff_t rows = static_cast<std::ptrdiff_t>(z) * n_q;
-  y.store(task.N + rows * p, task.D + rows);
 }
 
 /// Queues the products of `z` matrices.
-template <Storage S>
-void queue_banded(const BandedTask<S>& task, int z, cudaStream_t stream) {
+template <Storage S, class Feature>
+void queue_banded(const BandedTask<S, Feature>& task, int z, cudaStream_t stream) {
+  using Y = TileOf<S, Feature>;
   if (task.A.tokens == 0 || z == 0) return;
-  const int r = task.B.channels, p = task.U.V.channels;
-  const unsigned all = static_cast<unsigned>(z), chunks = static_cast<unsigned>(task.chunks());
-  const dim3 block{TileShape::threads, 1, 1};
-  constexpr std::size_t two_tiles = sizeof(float) * 2 * TileShape::tile * TileShape::stride;
-  if (chunks > 0)
-    launch("banded: chunks", chunks_kernel<S>,
-           dim3{chunks, static_cast<unsigned>(TileShape::tiles(r) * TileShape::tiles(p + 1)), all}, block, two_tiles,
-           stream, task);
-  launch("banded: running sums", running_sums_kernel<S>,
-         dim3{static_cast<unsigned>((task.matrix() + 255) / 256), 2, all}, dim3{256, 1, 1}, 0, stream, task);
-  launch("banded", banded_kernel<S>,
-         dim3{static_cast<unsigned>(TileShape::tiles(task.A.tokens)), static_cast<unsigned>(TileShape::column_tiles(p)),
-              all},
-         block, TileShape::shared, stream, task);
+  queue_chunks<S, Feature>(task, z, stream);
+  const dim3 grid{blocks_of<Y::queries>(task.A.tokens), static_cast<unsigned>(task.parts),
+                  static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels))};
+  launch("banded", banded_kernel<S, Feature>, grid, dim3{Y::threads, 1, 1}, Y::shared, stream, task);
 }
 
 }  // namespace nprf::cuda

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <type_traits>
 
 #include "nprf/core/error.hpp"
@@ -61,6 +63,25 @@ void check_matrix(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t
   require(x.data != nullptr || x.size() == 0, name, ": expected data, got a null pointer");
   require(reinterpret_cast<std::uintptr_t>(x.data) % sizeof(T) == 0, name, ": expected data aligned to ", sizeof(T),
           " bytes, got an address that is not");
+}
+
+/// The same of one that is written to, and throws unless all rows have a place of their own.
+template <class T>
+void check_output(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t batch, std::ptrdiff_t heads,
+                  std::ptrdiff_t tokens, std::ptrdiff_t channels) {
+  check_matrix(x, name, batch, heads, tokens, channels);
+  struct Dimension {
+    std::ptrdiff_t stride, size;
+  };
+  Dimension all[] = {{x.token_stride, tokens}, {x.head_stride, heads}, {x.batch_stride, batch}};
+  std::sort(std::begin(all), std::end(all), [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
+  std::ptrdiff_t taken = channels;
+  for (const auto& [stride, size] : all) {
+    if (size <= 1) continue;
+    require(stride >= taken || x.size() == 0, name, ": expected strides by which rows do not overlap, got ",
+            x.batch_stride, ", ", x.head_stride, " and ", x.token_stride, " (batch, heads, tokens)");
+    taken += stride * (size - 1);
+  }
 }
 
 }  // namespace nprf::cuda

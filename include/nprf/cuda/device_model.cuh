@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "nprf/cuda/features.cuh"
 #include "nprf/cuda/model.hpp"
+#include "nprf/cuda/parameter_gradients.cuh"
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
 #include "nprf/cuda/tile.cuh"
@@ -27,13 +29,13 @@ struct PlanShape {
 class DeviceModel {
  public:
   /// Throws InvalidArgument for a model that does not fit the shape, BackendError for what CUDA refuses.
-  DeviceModel(AttentionModel model, const PlanShape& shape, cudaStream_t stream)
+  DeviceModel(AttentionModel model, const PlanShape& shape, bool gradients, cudaStream_t stream)
       : m_model(std::move(model)), m_shape(shape) {
     check_shape();
     check_model();
     find_shift();
     find_band();
-    send(stream);
+    send(gradients, stream);
   }
 
   const AttentionModel& model() const { return m_model; }
@@ -48,6 +50,7 @@ class DeviceModel {
   int d_v() const { return static_cast<int>(m_shape.d_v); }
   int r() const { return map().features(); }
   int positions() const { return static_cast<int>(m_model.positions.size()); }
+  int parameter_count() const { return static_cast<int>(position().parameters.size()); }
   /// Of slots, j - i.
   const Band& band() const { return m_band; }
   /// How far apart the biases of lags are that are seen, by the model's own parameters.
@@ -80,10 +83,17 @@ class DeviceModel {
     return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_seen()};
   }
 
+  ToeplitzWeights toeplitz() const { return {weights(), m_band, positions()}; }
+
+  /// The gradients [position, parameter] from those of the lags [position, lag]; if the model was made for them.
+  ParameterGradientTask parameter_gradients(const float* db, float* gradients) const {
+    return {db, m_order, m_start, parameter_count(), lags(), first_position(), gradients};
+  }
+
   /// Features of queries, or of keys, whose largest exponents are in tops [z] if they are needed.
-  template <Storage S>
-  FeatureTask<S> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask, int* tops, float* phi,
-                          int stride) const {
+  template <Storage S, class Feature>
+  FeatureTask<S, Feature> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask, int* tops,
+                                   Feature* phi, int stride) const {
     const bool estimates_exp = map().kind != FeatureKind::elu;
     const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
     return {Operand<S>(x), queries ? nullptr : key_mask,
@@ -98,10 +108,9 @@ class DeviceModel {
  private:
   const FeatureModel& map() const { return m_model.features.front(); }
   const PositionModel& position() const { return m_model.positions.front(); }
-  int parameter_count() const { return static_cast<int>(position().parameters.size()); }
 
   // lags of slots, j - i, and of positions, j - i - offset
-  int lags() const { return std::max(n_q() + n_k() - 1, 0); }
+  int lags() const { return n_q() == 0 || n_k() == 0 ? 0 : n_q() + n_k() - 1; }
   int first_lag() const { return -(n_q() - 1); }
   int last_lag() const { return n_k() - 1; }
   int offset() const { return static_cast<int>(m_shape.offset); }
@@ -190,7 +199,7 @@ class DeviceModel {
     while (m_band.first <= m_band.last && kind(m_band.last) == kind(last_lag())) --m_band.last;
   }
 
-  void send(cudaStream_t stream) {
+  void send(bool gradients, cudaStream_t stream) {
     std::vector<float> w, parameters;  // W's rows are filled up with zeros
     for (const FeatureModel& one : m_model.features)
       for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d) {
@@ -201,13 +210,18 @@ class DeviceModel {
       parameters.insert(parameters.end(), one.parameters.begin(), one.parameters.end());
     std::vector<std::int32_t> index;
     if (!position().index.empty())
-      for (int lag = first_lag(); lag <= last_lag(); ++lag) index.push_back(parameter_of(lag));
+      for (int k = 0; k < lags(); ++k) index.push_back(parameter_of(first_lag() + k));
+
+    std::vector<std::int32_t> order, start;
+    if (gradients && !index.empty()) sort_lags(index, order, start);
 
     float* sent = nullptr;
     const auto take = [&](Scratch scratch) {
       m_w = scratch.take<float>(w.size());
       m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(lags()));
       m_index = index.empty() ? nullptr : scratch.take<std::int32_t>(index.size());
+      m_order = order.empty() ? nullptr : scratch.take<std::int32_t>(order.size());
+      m_start = start.empty() ? nullptr : scratch.take<std::int32_t>(start.size());
       sent = scratch.take<float>(parameters.size());
       return scratch.bytes();
     };
@@ -220,9 +234,23 @@ class DeviceModel {
     };
     copy(m_w, w);
     copy(m_index, index);
+    copy(m_order, order);
+    copy(m_start, start);
     copy(sent, parameters);
     queue_parameters(sent, stream);
     check(cudaStreamSynchronize(stream), "sending the model to the device");
+  }
+
+  // lags in the order of their parameters, and where each parameter's begin
+  void sort_lags(const std::vector<std::int32_t>& index, std::vector<std::int32_t>& order,
+                 std::vector<std::int32_t>& start) const {
+    start.assign(static_cast<std::size_t>(parameter_count()) + 1, 0);
+    for (const std::int32_t at : index) ++start[static_cast<std::size_t>(at) + 1];
+    std::partial_sum(start.begin(), start.end(), start.begin());
+    order.resize(index.size());
+    std::vector<std::int32_t> next = start;
+    for (std::size_t k = 0; k < index.size(); ++k)
+      order[static_cast<std::size_t>(next[static_cast<std::size_t>(index[k])]++)] = static_cast<std::int32_t>(k);
   }
 
   AttentionModel m_model;
@@ -231,9 +259,10 @@ class DeviceModel {
   bool m_needs_tops = false;
   float m_shift = 0;  // of the keys' exponents, unless their largest is looked for
   DeviceMemory m_memory;
-  float* m_w = nullptr;             // [map, m, d_padded]
-  float* m_weights = nullptr;       // [position, lags]
-  std::int32_t* m_index = nullptr;  // [lags]
+  float* m_w = nullptr;                                 // [map, m, d_padded]
+  float* m_weights = nullptr;                           // [position, lags]
+  std::int32_t* m_index = nullptr;                      // [lags]
+  std::int32_t *m_order = nullptr, *m_start = nullptr;  // [lags] [parameters + 1], for gradients
 };
 
 }  // namespace nprf::cuda

@@ -30,13 +30,9 @@ struct FusedTask {
   float2* Y;                              // [z, group, residue, pair, N]
 };
 
-/// exp(-pi i q j / N).
+/// exp(-pi i q j / N), of q j below 2^31.
 __device__ __forceinline__ float2 residue_root(int q, int j, int N) {
-  // whole turns are dropped while the angle is an integer
-  const int turn = static_cast<int>(static_cast<long long>(q) * j % (2 * static_cast<long long>(N)));
-  float2 w;
-  sincospif(-static_cast<float>(turn) / static_cast<float>(N), &w.y, &w.x);
-  return w;
+  return fft::root(q * j % (2 * N), 2 * N);  // whole turns are dropped while the angle is an integer
 }
 
 /// FusedTask's U.

@@ -58,8 +58,6 @@ inline const auto& fused_variants() {
 /// The products of z matrices by fused kernels.
 class FusedEngine {
  public:
-  FusedEngine() = default;
-
   /// The shortest variant for n tokens on the device; null if there is none.
   static const FusedVariant* variant_for(const Device& device, int n) {
     for (const FusedVariant& variant : fused_variants())
@@ -70,7 +68,7 @@ class FusedEngine {
   /// Throws InvalidArgument if the tokens are more than shared memory takes.
   FusedEngine(const Device& device, int n_q, int n_k, int r, int p, int z)
       : m_variant(variant_for(device, std::max(n_q, n_k))), m_pairs(column_pairs(p)), m_z(z) {
-    require(m_variant != nullptr, "n_q and n_k: expected at most 16384 (12288 on older devices) by Engine::fused, got ",
+    require(m_variant != nullptr, "n_q and n_k: expected at most 16384 (12288 on older devices) in shared memory, got ",
             n_q, " and ", n_k);
     allow_shared(m_variant->kernel, m_variant->shared);
     allow_shared(m_variant->spectrum, m_variant->spectrum_shared);

@@ -43,6 +43,12 @@ struct Operand {
   Operand() = default;
 };
 
+/// Where row i of matrix z lies.
+template <class T>
+__device__ __forceinline__ T* row_of(const DeviceMatrixView<T>& x, std::ptrdiff_t z, std::ptrdiff_t i) {
+  return x.data + z / x.heads * x.batch_stride + z % x.heads * x.head_stride + i * x.token_stride;
+}
+
 /// tile[t token_step + k channel_step] = x[t0 + t][k0 + k] for t < tokens and k < channels, zero where x ends, by all
 /// threads of the block.
 template <class S>

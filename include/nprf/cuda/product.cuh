@@ -2,14 +2,17 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "nprf/cuda/banded.cuh"
 #include "nprf/cuda/direct.cuh"
 #include "nprf/cuda/fused_engine.cuh"
+#include "nprf/cuda/long_engine.cuh"
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
 #include "nprf/cuda/transforms.cuh"
@@ -17,8 +20,11 @@
 namespace nprf::cuda {
 
 /// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, no position, in
-/// linear time. fused: any position in n log n, up to 16384 tokens, by transforms in shared memory. cufft: any position
-/// in n log n, by transforms through memory.
+/// linear time. fused: any position in n log n, by transforms in shared memory up to 16384 tokens, in two passes
+/// through memory up to 2^20. cufft: any position in n log n, in ten.
+///
+/// direct and banded work on tensor cores where what is stored has half a float's bits and the device has them for
+/// bfloat16 (8.0 and newer): to bfloat16's precision (tensor_tile.cuh). Everything else is float's arithmetic.
 ///
 /// Rounding of transforms is relative to the largest rows: where a bias rises or is sharp, and for causal weights, rows
 /// may be off by any amount, rows that see no key are not zero, and nothing tells. The automatic engine takes none of
@@ -41,53 +47,85 @@ struct ProductShape {
   int z, heads, n_q, n_k, r, p;
 };
 
-/// C of all heads, by its lags.
-struct ToeplitzWeights {
-  DeviceWeights c;
-  Band band;
-  int positions;  // 1 or heads
-
-  /// Of C^T.
-  ToeplitzWeights transposed() const { return {c.transposed(), {-band.last, -band.first}, positions}; }
-};
-
-/// Numerators [part, z, n_q, p] and denominators [part, z, n_q], the sums of their parts in order.
+/// Numerators and denominators, the sums of their parts in order.
 struct Sums {
-  float *N, *D;
-  int parts;
+  float *N, *D;  // [part, rows, p] [part, rows]: a row for each z and query
+  int parts, p;
+  std::ptrdiff_t rows;
+
+  __device__ __forceinline__ float numerator(std::ptrdiff_t row, int column) const {
+    float sum = 0;
+    for (int part = 0; part < parts; ++part) sum += N[(part * rows + row) * p + column];
+    return sum;
+  }
+  __device__ __forceinline__ float denominator(std::ptrdiff_t row) const {
+    float sum = 0;
+    for (int part = 0; part < parts; ++part) sum += D[part * rows + row];
+    return sum;
+  }
 };
 
 /// Y = ((A B^T) o C) [V 1] of one shape by one engine. The weights lie where they lay when it was made, and may change.
+/// Features are float by channel, [z, r, stride], or bfloat16 by token, [z, n, stride], for tensor cores.
 template <Storage S>
 class Product {
  public:
-  /// Throws InvalidArgument if the engine does not take the shape, BackendError for what CUDA refuses.
+  /// Whether an engine works on tensor cores.
+  static bool takes_tensor_cores(const Device& device, Engine engine) {
+    return !std::same_as<S, float> && device.capability >= 80 && (engine == Engine::direct || engine == Engine::banded);
+  }
+
+  /// Throws InvalidArgument if the engine does not take the shape, BackendError for what CUDA refuses. Without
+  /// `tensor_cores` all arithmetic is float's.
   Product(const Device& device, Engine engine, const ProductShape& shape, const ToeplitzWeights& weights,
-          std::size_t slab_bytes)
-      : m_engine(engine), m_shape(shape), m_weights(weights) {
+          std::size_t slab_bytes, bool tensor_cores = true)
+      : m_engine(engine),
+        m_on_tensor_cores(tensor_cores && takes_tensor_cores(device, engine)),
+        m_shape(shape),
+        m_weights(weights) {
     const auto& [z, heads, n_q, n_k, r, p] = shape;
     switch (engine) {
-      case Engine::fused: m_fused = FusedEngine(device, n_q, n_k, r, p, z); break;
+      case Engine::fused: choose_transforms(device, slab_bytes); break;
       case Engine::cufft: m_transforms = TransformEngine(n_q, n_k, r, p, z, weights.positions, slab_bytes); break;
-      case Engine::banded: allow_shared(banded_kernel<S>, TileShape::shared); break;
-      default: allow_shared(direct_kernel<S>, TileShape::shared); choose_parts(device);
+      case Engine::banded:
+        allow_shared(banded_kernel<S, float>, TileShape::shared);
+        choose_parts(device, std::min(n_k, weights.band.last - weights.band.first + 1 + queries_of_tile()));
+        break;
+      default: allow_shared(direct_kernel<S, float>, TileShape::shared); choose_parts(device, n_k);
     }
     if (spectrum_size() == 0) return;
     m_memory = DeviceMemory(take_tables(Scratch()));
     take_tables(Scratch(m_memory.data()));
   }
 
-  /// Tokens of a row of features of n tokens: transforms in shared memory take all that they have room for.
-  int stride(int n) const { return m_engine == Engine::fused ? m_fused.length() : n; }
+  /// Whether features are bfloat16 by token.
+  bool on_tensor_cores() const { return m_on_tensor_cores; }
+
+  /// Scalars of a row of features of n tokens: by channel fused transforms take all tokens that they have room for, and
+  /// by token features come in sixteens.
+  int stride(int n) const {
+    return m_on_tensor_cores ? features() : m_fused ? m_fused->length() : m_long ? m_long->length() : n;
+  }
+  /// Scratch memory for features of n tokens.
+  std::byte* take_features(Scratch& scratch, int n) const {
+    const std::size_t row = static_cast<std::size_t>(stride(n)), z = static_cast<std::size_t>(m_shape.z);
+    return scratch.take<std::byte>(m_on_tensor_cores ? sizeof(__nv_bfloat16) * z * static_cast<std::size_t>(n) * row
+                                                     : sizeof(float) * z * static_cast<std::size_t>(m_shape.r) * row);
+  }
 
   /// Where A [z, r, stride(n_q)] and B [z, r, stride(n_k)] are, zero from n_q and n_k on.
   Operand<float> operand(const float* features, int n) const {
     return Operand<float>::by_channel(features, m_shape.heads, n, m_shape.r, stride(n));
   }
+  /// Where A [z, n_q, stride] and B [z, n_k, stride] are, zero from r on.
+  Operand<__nv_bfloat16> operand(const __nv_bfloat16* rows, int n) const {
+    return DeviceMatrixView<const __nv_bfloat16>(rows, m_shape.z / m_shape.heads, m_shape.heads, n, features());
+  }
 
   /// To be called when the weights have changed.
   void queue_spectrum(cudaStream_t stream) const {
-    if (m_engine == Engine::fused) m_fused.queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
+    if (m_fused) m_fused->queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
+    if (m_long) m_long->queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
     if (m_engine != Engine::cufft) return;
     const std::scoped_lock lock(*m_mutex);
     m_transforms.queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, m_spectrum_workspace, stream);
@@ -98,21 +136,22 @@ class Product {
     Sums sums;
     float *before, *after;  // of Engine::banded
     FusedEngine::Arrays fused;
+    LongEngine::Arrays in_passes;
     TransformEngine::Arrays transforms;
   };
   Arrays take(Scratch& scratch) const {
     const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
     const auto& [z, heads, n_q, n_k, r, p] = m_shape;
     Arrays arrays{};
-    arrays.sums.N = scratch.take<float>(size(m_parts, z, n_q, p));
-    arrays.sums.D = scratch.take<float>(size(m_parts, z, n_q));
-    arrays.sums.parts = m_parts;
+    float* N = scratch.take<float>(size(m_parts, z, n_q, p));
+    arrays.sums = {N, scratch.take<float>(size(m_parts, z, n_q)), m_parts, p, static_cast<std::ptrdiff_t>(z) * n_q};
     if (m_engine == Engine::banded) {
-      const std::size_t sums = size(z, (n_k + BandedTask<S>::chunk - 1) / BandedTask<S>::chunk + 1, r, p + 1);
+      const std::size_t sums = size(z, ChunkTask<S>::chunks_of(n_k) + 1, features(), p + 1);
       arrays.before = scratch.take<float>(sums);
       arrays.after = scratch.take<float>(sums);
     }
-    if (m_engine == Engine::fused) arrays.fused = m_fused.take(scratch);
+    if (m_fused) arrays.fused = m_fused->take(scratch);
+    if (m_long) arrays.in_passes = m_long->take(scratch);
     if (m_engine == Engine::cufft) arrays.transforms = m_transforms.take(scratch);
     return arrays;
   }
@@ -120,36 +159,67 @@ class Product {
   /// Queues arrays.sums, of features as operand() wants them.
   void queue(const float* A, const float* B, const Columns<S>& U, const Arrays& arrays, cudaStream_t stream) const {
     const TileTask<S> task{operand(A, m_shape.n_q), operand(B, m_shape.n_k), U, m_weights.c};
-    const auto& [N, D, parts] = arrays.sums;
     const int z = m_shape.z;
+    float *N = arrays.sums.N, *D = arrays.sums.D;
     switch (m_engine) {
       case Engine::cufft: {
         const std::scoped_lock lock(*m_mutex);
         m_transforms.queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.transforms, stream);
         break;
       }
-      case Engine::fused: m_fused.queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.fused, stream); break;
-      case Engine::banded:
-        queue_banded(BandedTask<S>{task, m_weights.band.first, m_weights.band.last, arrays.before, arrays.after, N, D},
-                     z, stream);
+      case Engine::fused:
+        if (m_fused) m_fused->queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.fused, stream);
+        if (m_long) m_long->queue(task, m_spectrum, spectrum_stride(), N, D, arrays.in_passes, stream);
         break;
-      default: queue_direct(DirectTask<S>{task, parts, N, D}, z, stream);
+      default: queue_tiles(task, arrays, stream);
     }
+  }
+  void queue(const __nv_bfloat16* A, const __nv_bfloat16* B, const Columns<S>& U, const Arrays& arrays,
+             cudaStream_t stream) const
+    requires(!std::same_as<S, float>)
+  {
+    queue_tiles(TileTask<S, __nv_bfloat16>{operand(A, m_shape.n_q), operand(B, m_shape.n_k), U, m_weights.c}, arrays,
+                stream);
   }
 
  private:
-  // as many parts of the keys as give every multiprocessor two blocks, each part a tile at least
-  void choose_parts(const Device& device) {
-    const std::ptrdiff_t blocks =
-        static_cast<std::ptrdiff_t>(TileShape::tiles(m_shape.n_q)) * m_shape.z * TileShape::column_tiles(m_shape.p);
+  template <class Feature>
+  void queue_tiles(const TileTask<S, Feature>& task, const Arrays& arrays, cudaStream_t stream) const {
+    float *N = arrays.sums.N, *D = arrays.sums.D;
+    if (m_engine == Engine::banded)
+      queue_banded<S, Feature>({{task, arrays.before, arrays.after}, m_weights.band, m_parts, N, D}, m_shape.z, stream);
+    else
+      queue_direct<S, Feature>({task, m_parts, N, D}, m_shape.z, stream);
+  }
+
+  // of A and B as they are stored
+  int features() const { return m_on_tensor_cores ? std::max(1, (m_shape.r + 15) / 16) * 16 : m_shape.r; }
+  int queries_of_tile() const { return m_on_tensor_cores ? TensorTile<__half>::queries : TileShape::tile; }
+
+  // as many parts of the keys that a tile sees as give every multiprocessor two blocks, each part a tile at least
+  void choose_parts(const Device& device, int keys) {
+    const std::ptrdiff_t tiles = (m_shape.n_q + queries_of_tile() - 1) / queries_of_tile();
+    const std::ptrdiff_t blocks = tiles * m_shape.z * TileShape::column_tiles(m_shape.p);
     const std::ptrdiff_t wanted = 2 * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
     constexpr int most = 32;
-    m_parts =
-        static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(m_shape.n_k / TileShape::tile, 1, most)));
+    m_parts = static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(keys / TileShape::tile, 1, most)));
+  }
+
+  // transforms in shared memory where they have room, in passes through memory where they have not
+  void choose_transforms(const Device& device, std::size_t slab_bytes) {
+    const auto& [z, heads, n_q, n_k, r, p] = m_shape;
+    const int n = std::max(n_q, n_k);
+    if (FusedEngine::variant_for(device, n)) {
+      m_fused.emplace(device, n_q, n_k, r, p, z);
+      return;
+    }
+    const LongVariant* variant = LongEngine::variant_for(n);
+    require(variant != nullptr, "n_q and n_k: expected at most 2^20 by Engine::fused, got ", n_q, " and ", n_k);
+    m_long.emplace(*variant, device, r, p, z, slab_bytes);
   }
 
   std::size_t spectrum_size() const {
-    if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(m_fused.length());
+    if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(stride(m_shape.n_q));
     return m_engine == Engine::cufft ? static_cast<std::size_t>(m_transforms.length()) : 0;
   }
   std::ptrdiff_t spectrum_stride() const {
@@ -163,10 +233,12 @@ class Product {
   }
 
   Engine m_engine;
+  bool m_on_tensor_cores;
   ProductShape m_shape;
   ToeplitzWeights m_weights;
   int m_parts = 1;
-  FusedEngine m_fused;
+  std::optional<FusedEngine> m_fused;  // of Engine::fused, one of the two
+  std::optional<LongEngine> m_long;
   TransformEngine m_transforms;
   DeviceMemory m_memory;
   float2* m_spectrum = nullptr;  // [position, spectrum_size()]

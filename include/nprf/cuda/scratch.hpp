@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 namespace nprf::cuda {
@@ -15,6 +16,19 @@ class Scratch {
     std::byte* at = m_memory ? m_memory + m_bytes : nullptr;
     m_bytes += (count * sizeof(T) + alignment - 1) / alignment * alignment;
     return reinterpret_cast<T*>(at);
+  }
+
+  /// Arrays that are not in use at one time: each function takes its own, from the same place on.
+  template <class... Takes>
+  void overlap(Takes&&... takes) {
+    std::size_t most = m_bytes;
+    const auto one = [&](auto& take) {
+      Scratch own = *this;
+      take(own);
+      most = std::max(most, own.m_bytes);
+    };
+    (one(takes), ...);
+    m_bytes = most;
   }
 
   std::size_t bytes() const { return m_bytes; }

@@ -38,11 +38,21 @@ struct Band {
   int first, last;
 };
 
+/// C of all heads, by its lags.
+struct ToeplitzWeights {
+  DeviceWeights c;
+  Band band;
+  int positions;  // 1 or heads
+
+  /// Of C^T.
+  ToeplitzWeights transposed() const { return {c.transposed(), {-band.last, -band.first}, positions}; }
+};
+
 /// What a block of threads has of Y = ((A B^T) o C) [V 1]: a tile of queries and a tile of columns.
-template <Storage S>
+template <Storage S, class Feature = float>
 struct TileTask {
-  Operand<float> A, B;  // (n_q,r) (n_k,r)
-  Columns<S> U;         // (n_k,p + 1)
+  Operand<Feature> A, B;  // (n_q,r) (n_k,r)
+  Columns<S> U;           // (n_k,p + 1)
   DeviceWeights c;
 };
 
@@ -70,55 +80,26 @@ __device__ __forceinline__ void add_outer(float (&y)[4][4], const float* a, cons
 template <Storage S>
 class Tile {
  public:
-  /// Tile I of the queries and the columns from p0 on, of matrix z.
-  __device__ __forceinline__ Tile(const TileTask<S>& task, int z, int I, int p0)
+  static constexpr bool compiled = true;
+  static constexpr int queries = TileShape::tile, keys = TileShape::tile, columns = TileShape::tile,
+                       threads = TileShape::threads, blocks = 1;
+  static constexpr std::size_t shared = TileShape::shared;
+
+  /// The queries from i0 on and the columns from p0 on, of matrix z.
+  __device__ __forceinline__ Tile(const TileTask<S>& task, int z, int i0, int p0)
       : m_task(task),
         m_A(task.A.of(z)),
         m_B(task.B.of(z)),
         m_U(task.U.of(z)),
         m_head(z % task.A.heads),
-        m_i0(I * tile),
+        m_i0(i0),
         m_p0(p0),
         m_row(static_cast<int>(threadIdx.x) / 16 * 4),
         m_column(static_cast<int>(threadIdx.x) % 16 * 4) {}
 
-  /// Adds what the keys of tile J give.
-  __device__ __forceinline__ void add_keys(int J) {
-    const int j0 = J * tile, r = m_task.A.channels;
-    float s[4][4] = {};
-    bool wild = false;
-    for (int k0 = 0; k0 < r; k0 += deep) {
-      __syncthreads();
-      load_queries(k0);
-      load_tile(b(), 1, stride, m_task.B, m_B, j0, tile, k0, deep);
-      if (k0 == 0) {
-        for (int e = static_cast<int>(threadIdx.x); e < 2 * tile - 1; e += TileShape::threads)
-          c()[e] = m_task.c(m_head, j0 - (m_i0 + tile - 1) + e);
-        wild = __syncthreads_or(load_columns(u(), stride, m_U, j0, tile, m_p0, tile));
-      } else {
-        __syncthreads();
-      }
-      const int depth = min(deep, r - k0);
-      for (int k = 0; k < depth; ++k) add_outer(s, a() + k * stride + m_row, b() + k * stride + m_column);
-    }
-    // a weight of zero hides whatever its key holds, and its value
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float weight = c()[m_column + j - m_row - i + tile - 1];
-        const float score = weight == 0 ? 0.0f : weight * s[i][j];
-        m_sum[i] += score;
-        scores()[(m_column + j) * stride + m_row + i] = score;
-      }
-    __syncthreads();
-    const int keys = min(tile, m_task.B.tokens - j0);
-    for (int k = 0; k < keys; ++k) {
-      if (wild)
-        add_seen(k);
-      else
-        add_outer(m_y, scores() + k * stride + m_row, u() + k * stride + m_column);
-    }
+  /// Adds what the keys of the tiles first to end - 1 give.
+  __device__ __forceinline__ void add_keys(int first, int end) {
+    for (int J = first; J < end; ++J) add_tile(J);
   }
 
   /// Adds A M, of a matrix M (r,p + 1) whose entries are at(f, column).
@@ -177,6 +158,44 @@ class Tile {
     if (m_has_queries && m_task.A.channels <= deep) return;
     load_tile(a(), 1, stride, m_task.A, m_A, m_i0, tile, k0, deep);
     m_has_queries = true;
+  }
+
+  __device__ __forceinline__ void add_tile(int J) {
+    const int j0 = J * tile, r = m_task.A.channels;
+    float s[4][4] = {};
+    bool wild = false;
+    for (int k0 = 0; k0 < r; k0 += deep) {
+      __syncthreads();
+      load_queries(k0);
+      load_tile(b(), 1, stride, m_task.B, m_B, j0, tile, k0, deep);
+      if (k0 == 0) {
+        for (int e = static_cast<int>(threadIdx.x); e < 2 * tile - 1; e += TileShape::threads)
+          c()[e] = m_task.c(m_head, j0 - (m_i0 + tile - 1) + e);
+        wild = __syncthreads_or(load_columns(u(), stride, m_U, j0, tile, m_p0, tile));
+      } else {
+        __syncthreads();
+      }
+      const int depth = min(deep, r - k0);
+      for (int k = 0; k < depth; ++k) add_outer(s, a() + k * stride + m_row, b() + k * stride + m_column);
+    }
+    // a weight of zero hides whatever its key holds, and its value
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float weight = c()[m_column + j - m_row - i + tile - 1];
+        const float score = weight == 0 ? 0.0f : weight * s[i][j];
+        m_sum[i] += score;
+        scores()[(m_column + j) * stride + m_row + i] = score;
+      }
+    __syncthreads();
+    const int count = min(tile, m_task.B.tokens - j0);
+    for (int k = 0; k < count; ++k) {
+      if (wild)
+        add_seen(k);
+      else
+        add_outer(m_y, scores() + k * stride + m_row, u() + k * stride + m_column);
+    }
   }
 
   // key k of the tile, for the rows that see it

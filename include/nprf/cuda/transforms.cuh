@@ -29,6 +29,24 @@ __global__ void __launch_bounds__(threads) circulant_kernel(CirculantTask task) 
       make_float2(task.c.in_circulant(head, k, task.length), 0);
 }
 
+/// How many columns (pair, feature) are transformed together.
+struct SlabShape {
+  int pairs, features;
+
+  int slots() const { return pairs * features; }
+
+  /// As many of r features and of all pairs as so many bytes take, one at least.
+  static SlabShape of(int length, int r, std::ptrdiff_t all_pairs, std::size_t most_bytes) {
+    constexpr std::ptrdiff_t most_blocks = 65535;
+    const std::size_t fit = most_bytes / (sizeof(float2) * static_cast<std::size_t>(length));
+    const auto most = std::clamp<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(fit), 1, most_blocks);
+    const std::ptrdiff_t features = std::min<std::ptrdiff_t>(r, most);
+    const std::ptrdiff_t pairs = std::clamp<std::ptrdiff_t>(most / std::max<std::ptrdiff_t>(features, 1), 1,
+                                                            std::max<std::ptrdiff_t>(all_pairs, 1));
+    return {static_cast<int>(pairs), static_cast<int>(features)};
+  }
+};
+
 /// A slab of columns B_f U_c that are transformed together, pairs of columns as complex ones: `pairs` of them, counted
 /// through all z, by `features` features. Slot (pair, feature) lies at slab + (pair features + feature) length.
 template <Storage S>
@@ -98,14 +116,8 @@ class TransformEngine {
   /// BackendError for what cuFFT refuses.
   TransformEngine(int n_q, int n_k, int r, int p, int z, int positions, std::size_t most_bytes)
       : m_length(nprf::fft::smooth_length(n_q + n_k - 1)), m_pairs(column_pairs(p)) {
-    const std::size_t bytes = sizeof(float2) * static_cast<std::size_t>(m_length);
-    const auto most = static_cast<std::ptrdiff_t>(std::max<std::size_t>(most_bytes / bytes, 1));
-    constexpr std::ptrdiff_t most_blocks = 65535;
-    m_features = static_cast<int>(std::min<std::ptrdiff_t>(r, std::min(most, most_blocks)));
-    m_at_once = static_cast<int>(
-        std::clamp<std::ptrdiff_t>(std::min(most, most_blocks) / std::max(m_features, 1), 1,
-                                   std::max<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(z) * m_pairs, 1)));
-    m_columns = CufftPlan(m_length, m_features * m_at_once);
+    m_slab = SlabShape::of(m_length, r, static_cast<std::ptrdiff_t>(z) * m_pairs, most_bytes);
+    m_columns = CufftPlan(m_length, m_slab.slots());
     m_weights = CufftPlan(m_length, positions);
   }
 
@@ -117,8 +129,7 @@ class TransformEngine {
     std::byte* cufft;
   };
   Arrays take(Scratch& scratch) const {
-    return {scratch.take<float2>(static_cast<std::size_t>(m_features) * static_cast<std::size_t>(m_at_once) *
-                                 static_cast<std::size_t>(m_length)),
+    return {scratch.take<float2>(static_cast<std::size_t>(m_slab.slots()) * static_cast<std::size_t>(m_length)),
             scratch.take<std::byte>(m_columns.workspace_bytes())};
   }
   std::byte* take_for_spectrum(Scratch& scratch) const { return scratch.take<std::byte>(m_weights.workspace_bytes()); }
@@ -142,12 +153,12 @@ class TransformEngine {
     check(cudaMemsetAsync(N, 0, rows * static_cast<std::size_t>(p) * sizeof(float), stream), "clearing sums");
     check(cudaMemsetAsync(D, 0, rows * sizeof(float), stream), "clearing sums");
     if (rows == 0 || B.tokens == 0) return;
-    const unsigned slots = static_cast<unsigned>(m_features * m_at_once), pairs = static_cast<unsigned>(m_at_once);
+    const unsigned slots = static_cast<unsigned>(m_slab.slots()), pairs = static_cast<unsigned>(m_slab.pairs);
     const dim3 block{threads, 1, 1};
-    for (int pair = 0; pair < z * m_pairs; pair += m_at_once)
-      for (int f = 0; f < r; f += m_features) {
-        const SlabTask<S> task{A,           B,    U, spectrum,   stride,      m_length, m_pairs,
-                               z * m_pairs, pair, f, m_features, arrays.slab, N,        D};
+    for (int pair = 0; pair < z * m_pairs; pair += m_slab.pairs)
+      for (int f = 0; f < r; f += m_slab.features) {
+        const SlabTask<S> task{A,           B,    U, spectrum,        stride,      m_length, m_pairs,
+                               z * m_pairs, pair, f, m_slab.features, arrays.slab, N,        D};
         launch("spread", spread_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream, task);
         m_columns.run(arrays.slab, CUFFT_FORWARD, arrays.cufft, stream);
         launch("filter", filter_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream, task);
@@ -159,7 +170,8 @@ class TransformEngine {
  private:
   static constexpr int threads = 256;
 
-  int m_length = 1, m_pairs = 1, m_features = 0, m_at_once = 1;
+  int m_length = 1, m_pairs = 1;
+  SlabShape m_slab{};
   CufftPlan m_columns, m_weights;
 };
 

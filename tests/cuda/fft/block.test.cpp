@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
-#include "nprf/cuda/fused_engine.cuh"
+#include "nprf/cuda/long_engine.cuh"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
@@ -42,8 +42,8 @@ int frequency_at(int place) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a block transforms as the formula does, and back", "[cuda]", cuda::Points1024, cuda::Points2048,
-                   cuda::Points4096, cuda::Points8192) {
+TEMPLATE_TEST_CASE("a block transforms as the formula does, and back", "[cuda]", cuda::Points512, cuda::Points1024,
+                   cuda::Points2048, cuda::Points4096, cuda::Points8192) {
   using Shape = TestType;
   constexpr int L = Shape::L;
   const Vector<float> random = normal_vector<float>(2 * L, 1);
@@ -76,7 +76,7 @@ TEMPLATE_TEST_CASE("a block transforms as the formula does, and back", "[cuda]",
 
 TEMPLATE_TEST_CASE(
     "a thread's places are its own and an offset, each value has one, and no bank is asked twice at a time", "[cuda]",
-    cuda::Points1024, cuda::Points2048, cuda::Points4096, cuda::Points8192) {
+    cuda::Points512, cuda::Points1024, cuda::Points2048, cuda::Points4096, cuda::Points8192) {
   using Shape = TestType;
   const auto check = [](auto pass) {
     std::vector<int> seen;

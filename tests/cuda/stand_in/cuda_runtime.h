@@ -42,6 +42,12 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
   float x, y, z, w;
 };
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
 inline const stand_in::Place& threadIdx = stand_in::thread();
@@ -112,7 +118,7 @@ inline int __syncthreads_or(int predicate) { return stand_in::any_of_block(predi
 
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
-  return stand_in::exchange(value, stand_in::lane() ^ mask);
+  return stand_in::Exchange(value).from(stand_in::lane() ^ mask);
 }
 
 template <class T>

@@ -98,7 +98,8 @@ struct Machine {
   State states[most_threads];
   Fibre* waiting[most_threads];
   Place thread{}, block{}, blocks{}, block_size{};
-  alignas(16) unsigned char slots[most_threads / warp][warp * slot_bytes];
+  alignas(16) unsigned char slots[most_threads / warp][2][warp * slot_bytes];
+  bool second[most_threads];  // of a warp's two sets of slots, which take turns
   bool brought[most_threads];
   std::map<const void*, std::size_t> allowed;  // shared memory, of kernels
 };
@@ -180,6 +181,7 @@ void run_block() {
   Machine& m = machine();
   const int count = static_cast<int>(m.order.size());
   m.started = 0;
+  std::fill(m.second, m.second + count, false);
   while (m.started < count) to_fibre(idle_fibre());
   for (;;) {
     if (std::all_of(m.states, m.states + count, [](State s) { return s == State::done; })) return;
@@ -240,7 +242,12 @@ const Place& block() { return machine().block; }
 const Place& blocks() { return machine().blocks; }
 const Place& threads() { return machine().block_size; }
 int lane() { return machine().now % warp; }
-unsigned char* warp_slots() { return machine().slots[machine().now / warp]; }
+unsigned char* next_warp_slots() {
+  Machine& m = machine();
+  bool& second = m.second[m.now];
+  second = !second;
+  return m.slots[m.now / warp][second];
+}
 
 void wait(For whom) {
   Machine& m = machine();

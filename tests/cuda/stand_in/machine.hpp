@@ -53,22 +53,28 @@ enum class For { block, warp };
 void wait(For whom);
 bool any_of_block(bool mine);
 
-/// 32 slots of a warp, one a lane.
-unsigned char* warp_slots();
-constexpr std::size_t slot_bytes = 16;
+/// 32 slots of a warp, one a lane, which are the warp's until its next exchange but one.
+unsigned char* next_warp_slots();
+constexpr std::size_t slot_bytes = 32;
 
-/// What another lane brought, once all lanes of the warp have.
+/// What the lanes of a warp have brought, once all of them have.
 template <class T>
-T exchange(const T& value, int from) {
-  static_assert(sizeof(T) <= slot_bytes);
-  unsigned char* slots = warp_slots();
-  std::memcpy(slots + static_cast<std::size_t>(lane()) * slot_bytes, &value, sizeof(T));
-  wait(For::warp);
-  T other;
-  std::memcpy(&other, slots + static_cast<std::size_t>(from) * slot_bytes, sizeof(T));
-  wait(For::warp);
-  return other;
-}
+class Exchange {
+ public:
+  explicit Exchange(const T& value) : m_slots(next_warp_slots()) {
+    static_assert(sizeof(T) <= slot_bytes);
+    std::memcpy(m_slots + static_cast<std::size_t>(lane()) * slot_bytes, &value, sizeof(T));
+    wait(For::warp);
+  }
+  T from(int other) const {
+    T value;
+    std::memcpy(&value, m_slots + static_cast<std::size_t>(other) * slot_bytes, sizeof(T));
+    return value;
+  }
+
+ private:
+  unsigned char* m_slots;
+};
 
 int launch(Place grid, Place block, std::size_t shared, const Stream* stream, const void* kernel,
            const std::function<void()>& body);

@@ -100,6 +100,16 @@ TEST_CASE("heads that are too wide for a device are refused in words", "[cuda]")
   check_invalid([&] { make(256); }, {"input_dim: expected what fits 65536 bytes of shared memory, got 256"});
 }
 
+TEST_CASE("devices without tensor cores for bfloat16 compute in float", "[cuda]") {
+  const Set set([](Settings& s) { s.capability = 75; });
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
+    const PlanCase x{shape(90), {.engine = engine}, 6};
+    INFO(name(engine));
+    CHECK(x.error<__half>(attention()) <= 0x1p-11);
+    CHECK(x.error<__nv_bfloat16>(attention()) <= 0x1p-8);
+  }
+}
+
 TEST_CASE("a call allocates nothing and waits for nothing", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{shape(70), {.engine = engine}, 6};
@@ -115,14 +125,14 @@ TEST_CASE("a call allocates nothing and waits for nothing", "[cuda]") {
   }
 }
 
-TEST_CASE("no bit depends on the order of a block's threads", "[cuda]") {
+TEMPLATE_TEST_CASE("no bit depends on the order of a block's threads", "[cuda]", float, __half) {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{shape(150), {.engine = engine}, 6};
-    const Matrix<float> first = x.result(attention());
+    const Matrix<float> first = x.result<TestType>(attention());
     for (const Settings::Order order : {Settings::Order::backward, Settings::Order::shuffled}) {
       const Set set([order](Settings& s) { s.order = order; });
       INFO(name(engine));
-      CHECK(x.result(attention()) == first);
+      CHECK(x.result<TestType>(attention()) == first);
     }
   }
 }

@@ -33,7 +33,7 @@ struct Shape {
 
   /// The place of an index in shared memory, such that no two threads of half a warp meet in a bank.
   static __host__ __device__ constexpr int place(int index) { return index + index / 16 + index / L2 * gap; }
-  static constexpr int gap = group >= 16 ? 0 : 8;
+  static constexpr int gap = group >= 16 ? 0 : (16 + group - L2 / 16 % 16) % 16;  // each k1 `group` banks further
   static constexpr int places = place(L - 1) + 1;
 
   /// The same as a thread's own place and an offset that is known when compiling.
@@ -97,13 +97,6 @@ class BlockTransform {
       turn_by_powers<true>(v + b * S::R1, b);
       transform<S::R1, true>(v + b * S::R1);
     });
-  }
-
-  /// exp(-2 pi i k / n).
-  static __device__ __forceinline__ float2 root(int k, int n) {
-    float2 w;
-    sincospif(-2.0f * static_cast<float>(k) / static_cast<float>(n), &w.y, &w.x);
-    return w;
   }
 
  private:

@@ -45,6 +45,13 @@ __host__ __device__ constexpr double cosine(int k) {
 
 }  // namespace detail
 
+/// exp(-2 pi i k / n), rounded once for |k| and n up to 2^23 where n is a power of two.
+__device__ __forceinline__ float2 root(int k, int n) {
+  float2 w;
+  sincospif(-2.0f * static_cast<float>(k) / static_cast<float>(n), &w.y, &w.x);
+  return w;
+}
+
 /// a exp(-2 pi i k / R), or by the conjugate.
 template <int R, int k, bool inverse>
 __device__ __forceinline__ float2 turned(float2 a) {

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/correlation.cuh"
+#include "nprf/cuda/device_matrix.hpp"
+#include "nprf/cuda/device_model.cuh"
+#include "nprf/cuda/feature_gradients.cuh"
+#include "nprf/cuda/gradients.cuh"
+#include "nprf/cuda/lag_gradients.cuh"
+#include "nprf/cuda/parameter_gradients.cuh"
+#include "nprf/cuda/product.cuh"
+#include "nprf/cuda/runtime.hpp"
+#include "nprf/cuda/scratch.hpp"
+
+namespace nprf::cuda {
+
+/// Where a plan writes gradients.
+template <Storage S>
+struct PlanGradients {
+  DeviceMatrixView<S> dq, dk, dv;  // of the shapes of q, k and v
+  float* parameters = nullptr;  // [position, parameter], summed over the batch, and over heads that share one; or null
+};
+
+/// The gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U, U = [V 1], from G = dL/dY: three more products with
+/// the same weights, by the same engine,
+///
+///     dA = ((G U^T) o C) B     dB = ((U G^T) o C^T) A     dU = ((B A^T) o C^T) G
+///
+/// and those of the lags. About four times forward's time, which it repeats.
+template <Storage S>
+class Backward {
+ public:
+  Backward(const Device& device, Engine engine, const DeviceModel& model, std::size_t slab_bytes)
+      : m_engine(engine),
+        m_Y(device, engine, {model.z(), model.heads(), model.n_q(), model.n_k(), model.r(), model.d_v()},
+            model.toeplitz(), slab_bytes, false),
+        m_dA(device, engine, {model.z(), model.heads(), model.n_q(), model.n_k(), model.d_v() + 1, model.r()},
+             model.toeplitz(), slab_bytes),
+        m_dB(device, engine, {model.z(), model.heads(), model.n_k(), model.n_q(), model.d_v() + 1, model.r()},
+             model.toeplitz().transposed(), slab_bytes),
+        m_dU(device, engine, {model.z(), model.heads(), model.n_k(), model.n_q(), model.r(), model.d_v()},
+             model.toeplitz().transposed(), slab_bytes) {
+    const std::size_t shared = FeatureGradientShape::shared(model.d_padded());
+    require(shared <= device.shared_bytes, "input_dim: expected what fits ", device.shared_bytes,
+            " bytes of shared memory with gradients, got ", model.d());
+    allow_shared(feature_gradients_for<S>(model.d()), shared);
+    const auto& [c, band, positions] = model.toeplitz();
+    if (!has_tiles())
+      m_correlation =
+          CorrelationEngine(model.n_q(), model.n_k(), model.r(), model.d_v(), model.z(), positions, c, slab_bytes);
+    else
+      m_lags = LagGradients(device, model.z(), positions, model.n_q(), model.n_k(),
+                            engine == Engine::banded ? band : Band{c.first, c.first + c.size - 1}, c);
+  }
+
+  /// To be called when the weights have changed.
+  void queue_spectrum(cudaStream_t stream) const {
+    m_Y.queue_spectrum(stream);
+    m_dA.queue_spectrum(stream);
+    m_dB.queue_spectrum(stream);
+    m_dU.queue_spectrum(stream);
+  }
+
+  /// Scratch memory of a call.
+  struct Arrays {
+    float *phi_q, *phi_k;  // [z, r, stride(n_q)] [z, r, stride(n_k)]
+    int* tops;             // [z]
+    float *G, *U;          // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
+    float* db;             // [position, lags]
+    typename Product<S>::Arrays Y;
+    LagGradients::Arrays lags;
+    CorrelationEngine::Arrays correlation;
+    Product<float>::Arrays dA, dB, dU;
+  };
+  Arrays take(const DeviceModel& model, Scratch& scratch) const {
+    const auto size = [](auto... sizes) { return (static_cast<std::size_t>(sizes) * ... * 1); };
+    const int z = model.z(), r = model.r(), p = model.d_v(), tokens_q = m_Y.stride(model.n_q()),
+              tokens_k = m_Y.stride(model.n_k());
+    Arrays arrays{};
+    arrays.phi_q = scratch.take<float>(size(z, r, tokens_q));
+    arrays.phi_k = scratch.take<float>(size(z, r, tokens_k));
+    arrays.tops = scratch.take<int>(model.needs_tops() ? size(z) : 0);
+    arrays.G = scratch.take<float>(size(z, p + 1, tokens_q));
+    arrays.U = scratch.take<float>(size(z, p + 1, tokens_k));
+    arrays.db = scratch.take<float>(size(model.positions(), model.weights().size));
+    scratch.overlap(
+        [&](Scratch& own) {
+          arrays.Y = m_Y.take(own);
+          if (has_tiles())
+            arrays.lags = m_lags.take(own);
+          else
+            arrays.correlation = m_correlation.take(own);
+        },
+        [&](Scratch& own) { arrays.dA = m_dA.take(own); }, [&](Scratch& own) { arrays.dB = m_dB.take(own); },
+        [&](Scratch& own) { arrays.dU = m_dU.take(own); });
+    return arrays;
+  }
+
+  /// Queues all gradients.
+  void queue(const DeviceModel& model, const DeviceMatrixView<const S>& q, const DeviceMatrixView<const S>& k,
+             const DeviceMatrixView<const S>& v, const DeviceMatrixView<const S>& dy, const bool* key_mask,
+             const PlanGradients<S>& gradients, const Arrays& arrays, cudaStream_t stream) const {
+    const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = m_Y.stride(n_q),
+              tokens_k = m_Y.stride(n_k);
+    const auto& [phi_q, phi_k, tops, G, U, db, product, lags, correlation, to_dA, to_dB, to_dU] = arrays;
+    const FeatureTask<S> queries = model.features<S>(q, true, nullptr, nullptr, phi_q, tokens_q);
+    const FeatureTask<S> keys = model.features<S>(k, false, key_mask, tops, phi_k, tokens_k);
+    const Columns<S> V{Operand<S>(v), key_mask};
+    queue_features(queries, keys, z, stream);
+    m_Y.queue(phi_q, phi_k, V, product, stream);
+    queue_gradient_columns(GradientColumnsTask<S>{Operand<S>(dy), product.sums, V, z, tokens_q, tokens_k, G, U},
+                           stream);
+
+    const auto A = m_Y.operand(phi_q, n_q), B = m_Y.operand(phi_k, n_k);  // (n_q,r) (n_k,r)
+    auto G_c = m_dA.operand(G, n_q), U_c = m_dA.operand(U, n_k);          // (n_q,p + 1) (n_k,p + 1)
+    if (gradients.parameters && model.parameter_count() > 0) {
+      if (has_tiles())
+        m_lags.queue(A, B, G_c, U_c, product.before, product.after, db, lags, stream);
+      else
+        m_correlation.queue(A, B, G_c, U_c, db, correlation, stream);
+      queue_parameter_gradients(model.parameter_gradients(db, gradients.parameters), model.positions(), stream);
+    }
+
+    m_dA.queue(G, U, {B, nullptr, 0}, to_dA, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{queries, to_dA.sums, z, gradients.dq}, stream);
+    m_dB.queue(U, G, {A, nullptr, 0}, to_dB, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{keys, to_dB.sums, z, gradients.dk}, stream);
+    G_c.channels = model.d_v();  // (n_q,p)
+    m_dU.queue(phi_k, phi_q, {G_c, nullptr, 0}, to_dU, stream);
+    queue_store(StoreTask<S>{to_dU.sums, gradients.dv}, stream);
+  }
+
+ private:
+  bool has_tiles() const { return m_engine == Engine::direct || m_engine == Engine::banded; }
+
+  Engine m_engine;
+  Product<S> m_Y;
+  Product<float> m_dA, m_dB, m_dU;
+  LagGradients m_lags;
+  CorrelationEngine m_correlation;
+};
+
+}  // namespace nprf::cuda

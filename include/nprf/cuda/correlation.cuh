@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "nprf/cuda/columns.cuh"
+#include "nprf/cuda/complex.cuh"
+#include "nprf/cuda/cufft.hpp"
+#include "nprf/cuda/launch.cuh"
+#include "nprf/cuda/operand.cuh"
+#include "nprf/cuda/scratch.hpp"
+#include "nprf/cuda/tile.cuh"
+#include "nprf/cuda/transforms.cuh"
+#include "nprf/fft/length.hpp"
+
+namespace nprf::cuda {
+
+/// A slab of x_f y_c of tokens, pairs of columns c as complex ones, zero beyond the tokens; as SlabTask's.
+struct ProductsTask {
+  Operand<float> x, y;  // (n,r) (n,p + 1)
+  int length, pairs_of_z, all_pairs, first_pair, first_feature, features;
+  float2* slab;
+};
+
+/// Blocks (tokens, slots).
+template <int threads>
+__global__ void __launch_bounds__(threads) products_kernel(ProductsTask task) {
+  const int j = static_cast<int>(blockIdx.x * threads + threadIdx.x), slot = static_cast<int>(blockIdx.y);
+  const int pair = task.first_pair + slot / task.features, f = task.first_feature + slot % task.features;
+  if (j >= task.length) return;
+  float2 value = make_float2(0, 0);
+  if (j < task.x.tokens && pair < task.all_pairs && f < task.x.channels) {
+    const int z = pair / task.pairs_of_z, c = pair % task.pairs_of_z * 2;
+    const float* y = task.y.of(z) + c * task.y.channel_stride + j;
+    const float second = c + 1 < task.y.channels ? y[task.y.channel_stride] : 0.0f;
+    value = task.x.of(z)[f * task.x.channel_stride + j] * make_float2(*y, second);
+  }
+  task.slab[static_cast<std::ptrdiff_t>(slot) * task.length + j] = value;
+}
+
+/// sum += conj(w) u over the slots of a position, in their order.
+struct CorrelationTask {
+  const float2 *w, *u;  // [pair, feature, length]
+  int length, pairs_of_z, all_pairs, first_pair, pairs, features, positions;
+  float2* sum;  // [position, length]
+};
+
+/// Blocks (frequencies, positions).
+template <int threads>
+__global__ void __launch_bounds__(threads) correlation_kernel(CorrelationTask task) {
+  const int k = static_cast<int>(blockIdx.x * threads + threadIdx.x), position = static_cast<int>(blockIdx.y);
+  if (k >= task.length) return;
+  float2& at = task.sum[static_cast<std::ptrdiff_t>(position) * task.length + k];
+  float2 sum = at;
+  const int end = min(task.pairs, task.all_pairs - task.first_pair);
+  for (int pair = 0; pair < end; ++pair) {
+    const int z = (task.first_pair + pair) / task.pairs_of_z;
+    if (z % task.positions != position) continue;
+    for (int f = 0; f < task.features; ++f) {
+      const std::ptrdiff_t slot = static_cast<std::ptrdiff_t>(pair) * task.features + f;
+      sum = sum + multiply_conjugate(task.u[slot * task.length + k], task.w[slot * task.length + k]);
+    }
+  }
+  at = sum;
+}
+
+/// db[lag] = c[lag] correlation[lag modulo the length] / length.
+struct CorrelatedLagsTask {
+  const float2* correlation;  // [position, length]
+  DeviceWeights c;
+  int length;
+  float* db;  // [position, lags]
+};
+
+/// Blocks (lags, positions).
+template <int threads>
+__global__ void __launch_bounds__(threads) correlated_lags_kernel(CorrelatedLagsTask task) {
+  const int at = static_cast<int>(blockIdx.x * threads + threadIdx.x), position = static_cast<int>(blockIdx.y);
+  if (at >= task.c.size) return;
+  const int lag = task.c.first + at;
+  const float c = task.c(position, lag), scale = 1.0f / static_cast<float>(task.length);
+  const std::ptrdiff_t k = lag < 0 ? task.length + lag : lag;
+  task.db[static_cast<std::ptrdiff_t>(position) * task.c.size + at] =
+      c == 0 ? 0.0f : c * (scale * task.correlation[static_cast<std::ptrdiff_t>(position) * task.length + k].x);
+}
+
+/// dL/db of the lags by cuFFT, where Y = ((A B^T) o C) U, c = exp(b) and G = dL/dY: a correlation for each feature and
+/// column, added up as spectra,
+///
+///     db[lag] = c[lag] sum_{f,c} sum_i (A_f G_c)_i (B_f U_c)_{i + lag}.
+///
+/// O(r (p + 1) n log n) time; memory two slabs, and cuFFT's own.
+class CorrelationEngine {
+ public:
+  CorrelationEngine() = default;
+  /// For z matrices of p + 1 columns and r features; `most_bytes` is for both slabs, of one transform at least.
+  CorrelationEngine(int n_q, int n_k, int r, int p, int z, int positions, const DeviceWeights& c,
+                    std::size_t most_bytes)
+      : m_length(nprf::fft::smooth_length(n_q + n_k - 1)),
+        m_pairs(column_pairs(p)),
+        m_z(z),
+        m_positions(positions),
+        m_c(c),
+        m_slab(SlabShape::of(m_length, r, static_cast<std::ptrdiff_t>(z) * m_pairs, most_bytes / 2)),
+        m_columns(m_length, m_slab.slots()),
+        m_sums(m_length, positions) {}
+
+  struct Arrays {
+    float2 *w, *u, *sum;
+    std::byte* cufft;
+  };
+  Arrays take(Scratch& scratch) const {
+    const std::size_t slab = static_cast<std::size_t>(m_slab.slots()) * static_cast<std::size_t>(m_length);
+    float2 *w = scratch.take<float2>(slab), *u = scratch.take<float2>(slab);
+    float2* sum = scratch.take<float2>(static_cast<std::size_t>(m_positions) * static_cast<std::size_t>(m_length));
+    return {w, u, sum, scratch.take<std::byte>(std::max(m_columns.workspace_bytes(), m_sums.workspace_bytes()))};
+  }
+
+  /// Queues db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U. Not by two threads at
+  /// a time.
+  void queue(const Operand<float>& A, const Operand<float>& B, const Operand<float>& G, const Operand<float>& U,
+             float* db, const Arrays& arrays, cudaStream_t stream) const {
+    const std::size_t sums = static_cast<std::size_t>(m_positions) * static_cast<std::size_t>(m_length);
+    const int all_pairs = m_z * m_pairs, r = A.channels;
+    const unsigned positions = static_cast<unsigned>(m_positions), slots = static_cast<unsigned>(m_slab.slots());
+    const dim3 block{threads, 1, 1};
+    if (m_c.size == 0) return;
+    check(cudaMemsetAsync(arrays.sum, 0, sums * sizeof(float2), stream), "clearing sums");
+    for (int pair = 0; pair < all_pairs; pair += m_slab.pairs)
+      for (int f = 0; f < r; f += m_slab.features) {
+        const auto transform = [&](const Operand<float>& x, const Operand<float>& y, float2* slab) {
+          launch("gradients: products", products_kernel<threads>, dim3{blocks_of<threads>(m_length), slots, 1}, block,
+                 0, stream, ProductsTask{x, y, m_length, m_pairs, all_pairs, pair, f, m_slab.features, slab});
+          m_columns.run(slab, CUFFT_FORWARD, arrays.cufft, stream);
+        };
+        transform(A, G, arrays.w);
+        transform(B, U, arrays.u);
+        launch("gradients: correlation", correlation_kernel<threads>, dim3{blocks_of<threads>(m_length), positions, 1},
+               block, 0, stream,
+               CorrelationTask{arrays.w, arrays.u, m_length, m_pairs, all_pairs, pair, m_slab.pairs, m_slab.features,
+                               m_positions, arrays.sum});
+      }
+    m_sums.run(arrays.sum, CUFFT_INVERSE, arrays.cufft, stream);
+    launch("gradients: lags", correlated_lags_kernel<threads>, dim3{blocks_of<threads>(m_c.size), positions, 1}, block,
+           0, stream, CorrelatedLagsTask{arrays.sum, m_c, m_length, db});
+  }
+
+ private:
+  static constexpr int threads = 256;
+
+  int m_length = 1, m_pairs = 1, m_z = 0, m_positions = 1;
+  DeviceWeights m_c{};
+  SlabShape m_slab{};
+  CufftPlan m_columns, m_sums;
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/columns.cuh"
+#include "nprf/cuda/launch.cuh"
+#include "nprf/cuda/operand.cuh"
+#include "nprf/cuda/product.cuh"
+
+namespace nprf::cuda {
+
+/// The columns that products of gradients have instead of features, by channel:
+///
+///     G [z, p + 1, stride]   dL/d[N D] of y = N / D:  G_c = dy_c / D,  G_p = -sum_c dy_c N_c / D^2
+///     U [z, p + 1, stride]   [V 1]
+///
+/// zero for queries whose D is zero, for keys that are padding, and beyond the tokens.
+template <Storage S>
+struct GradientColumnsTask {
+  Operand<S> dy;  // (n_q,p)
+  Sums sums;      // of the forward product
+  Columns<S> V;   // (n_k,p + 1)
+  int z, stride_q, stride_k;
+  float *G, *U;
+};
+
+/// Blocks (tokens, queries or keys, z).
+template <Storage S>
+__global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTask<S> task) {
+  const int t = static_cast<int>(blockIdx.x * 256 + threadIdx.x), z = static_cast<int>(blockIdx.z);
+  const int p = task.dy.channels, n_q = task.dy.tokens;
+  const auto put = [&](float* to, int stride, int column, float value) {
+    to[(static_cast<std::ptrdiff_t>(z) * (p + 1) + column) * stride + t] = value;
+  };
+  if (blockIdx.y == 1) {
+    const ColumnsOf<S> V = task.V.of(z);
+    for (int c = 0; c <= p && t < task.stride_k; ++c) put(task.U, task.stride_k, c, V(t, c));
+    return;
+  }
+  if (t >= task.stride_q) return;
+  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + t;
+  const float D = t < n_q ? task.sums.denominator(row) : 0.0f;
+  float along = 0;
+  for (int c = 0; c < p; ++c) {
+    float g = 0;
+    if (D != 0) {
+      const float dy = to_float(task.dy.of(z)[t * task.dy.token_stride + c * task.dy.channel_stride]);
+      g = dy / D;
+      along = fmaf(dy, task.sums.numerator(row, c) / D, along);
+    }
+    put(task.G, task.stride_q, c, g);
+  }
+  put(task.G, task.stride_q, p, D != 0 ? -along / D : 0.0f);
+}
+
+template <Storage S>
+void queue_gradient_columns(const GradientColumnsTask<S>& task, cudaStream_t stream) {
+  constexpr int threads = 256;
+  const int most = task.stride_q > task.stride_k ? task.stride_q : task.stride_k;
+  if (most == 0 || task.z == 0) return;
+  launch("gradients: columns", gradient_columns_kernel<S>,
+         dim3{blocks_of<threads>(most), 2, static_cast<unsigned>(task.z)}, dim3{threads, 1, 1}, 0, stream, task);
+}
+
+/// x = N.
+template <Storage S>
+struct StoreTask {
+  Sums sums;
+  DeviceMatrixView<S> x;  // [.., n, p]
+};
+
+/// A thread for each scalar.
+template <Storage S>
+__global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
+  const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x;
+  const std::ptrdiff_t row = at / task.sums.p, n = task.x.tokens;
+  const int column = static_cast<int>(at % task.sums.p);
+  if (row >= task.sums.rows) return;
+  store(row_of(task.x, row / n, row % n) + column, task.sums.numerator(row, column));
+}
+
+template <Storage S>
+void queue_store(const StoreTask<S>& task, cudaStream_t stream) {
+  constexpr int threads = 256;
+  if (task.x.size() == 0) return;
+  launch("gradients: values", store_kernel<S>, dim3{blocks_of<threads>(task.x.size()), 1, 1}, dim3{threads, 1, 1}, 0,
+         stream, task);
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "nprf/attention/attention.hpp"
+
+namespace nprf::test {
+
+/// The largest of each gradient if all that is added up had one sign: rounding is relative to these.
+struct GradientMagnitudes {
+  double queries, keys, values, bias;
+};
+
+/// Of Y = ((A B^T) o C) [V 1] and G = dL/dY, all of them without their signs, and of |dphi/dx| <= phi (|w| + |x|).
+template <class F, class P>
+GradientMagnitudes gradient_magnitudes(const Attention<F, P>& attention, const Matrix<float>& q, const Matrix<float>& k,
+                                       const Matrix<float>& v, const Matrix<float>& dy, Index offset) {
+  const F& map = attention.features();
+  const Index n_q = q.rows(), n_k = k.rows(), d_v = v.cols();
+  const auto factors = [&](const Matrix<float>& x) {
+    return attention.options().normalization.template row_scale<float>(x, estimates_exp<F>());
+  };
+  const Vector<float> q_factors = factors(q), k_factors = factors(k);
+  const Matrix<double> A = map.queries(q_factors.asDiagonal() * q).template cast<double>(),
+                       B = map.keys(k_factors.asDiagonal() * k).template cast<double>();
+  const auto bias = attention.position().bias();
+  const LagRange lags = reachable_lags(n_q, n_k, offset, attention.options().direction);
+  Matrix<double> C = Matrix<double>::Zero(n_q, n_k);
+  for (Index i = 0; i < n_q; ++i)
+    for (Index j = 0; j < n_k && j - i - offset <= lags.last; ++j)
+      C(i, j) = std::exp(bias[j - i - offset] - bias.max(lags));
+  const Eigen::ArrayXd D = ((A * B.transpose()).cwiseProduct(C)).rowwise().sum().cwiseAbs();
+  const Matrix<double> S = (A.cwiseAbs() * B.cwiseAbs().transpose()).cwiseProduct(C), V = v.cast<double>().cwiseAbs(),
+                       dY = dy.cast<double>().cwiseAbs();
+  Matrix<double> G(n_q, d_v + 1), U(n_k, d_v + 1);
+  U << V, Eigen::VectorXd::Ones(n_k);
+  G.leftCols(d_v) = (dY.array().colwise() / D).matrix();
+  G.col(d_v) = (dY.cwiseProduct(S * V).rowwise().sum().array() / D.square()).matrix();
+  G = (D == 0).replicate(1, d_v + 1).select(0, G);
+  const Matrix<double> W = (G * U.transpose()).cwiseProduct(C);  // (n_q,n_k)
+
+  const auto of_tokens = [&](const Matrix<double>& dphi, const Matrix<double>& phi, const Vector<float>& factor,
+                             const Matrix<float>& x) {
+    double largest = 0;
+    for (Index i = 0; i < phi.rows(); ++i) {
+      double slope = 1;
+      Vector<double> size = phi.row(i).cwiseAbs();
+      if constexpr (requires { map.projection(); }) {
+        slope =
+            static_cast<double>(map.projection().cwiseAbs().maxCoeff() + factor[i] * x.row(i).cwiseAbs().maxCoeff());
+        if (!is_positive<F>()) size.setConstant(size.maxCoeff());
+      } else {
+        size = size.cwiseMax(1);
+      }
+      largest = std::max(largest, static_cast<double>(factor[i]) * slope * dphi.row(i).cwiseAbs().dot(size));
+    }
+    return largest;
+  };
+  std::vector<double> db(static_cast<std::size_t>(lags.size()));
+  const Matrix<double> of_pairs = W.cwiseProduct(A.cwiseAbs() * B.cwiseAbs().transpose());
+  for (Index i = 0; i < n_q; ++i)
+    for (Index j = 0; j < n_k && j - i - offset <= lags.last; ++j)
+      db[static_cast<std::size_t>(j - i - offset - lags.first)] += of_pairs(i, j);
+  Matrix<double> parameters;
+  attention.position().gradient(lags.first, db, parameters);
+  return {of_tokens(W * B.cwiseAbs(), A, q_factors, q), of_tokens(W.transpose() * A.cwiseAbs(), B, k_factors, k),
+          (S.transpose() * G).leftCols(d_v).maxCoeff(), parameters.size() == 0 ? 0 : parameters.cwiseAbs().maxCoeff()};
+}
+
+}  // namespace nprf::test

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <random>
+#include <type_traits>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/cuda/banded.cuh"
+#include "nprf/cuda/direct.cuh"
+
+namespace nprf::test {
+
+/// Y = ((A B^T) o C) [V 1] of small integers and weights that are powers of two, so that bfloat16 and float hold all of
+/// it, and tiles must be exact.
+template <cuda::Storage S, class Feature>
+struct TileCase {
+  int batch = 1, heads = 1, n_q = 1, n_k = 1, r = 16, p = 64;
+  double density = 0.5;                   // of ones in B
+  int v_offset = 0, v_stride = p;         // where values lie
+  std::vector<float> weights = {1};       // those that lags are given, at random
+  cuda::Band band = {-n_q + 1, n_k - 1};  // lags before and after it have these weights
+  float before = 1, after = 1;
+  int last_seen = n_k - 1;  // lags beyond have no weight
+  bool masked = false;
+
+  int z() const { return batch * heads; }
+  int lags() const { return n_q + n_k - 1; }
+
+  struct Data {
+    Matrix<float> A, B, V, c;  // (z n_q,r) (z n_k,r) (z n_k,p) (heads,lags)
+    std::vector<unsigned char> mask;
+  };
+
+  Data data() const {
+    std::mt19937 random(7);
+    std::uniform_int_distribution<int> number(-8, 8);
+    std::bernoulli_distribution one(density), half(0.5);
+    Data x{Matrix<float>(z() * n_q, r), Matrix<float>(z() * n_k, r), Matrix<float>(z() * n_k, p),
+           Matrix<float>(heads, lags()), std::vector<unsigned char>(static_cast<std::size_t>(batch * n_k), 1)};
+    for (float& a : x.A.reshaped()) a = half(random);
+    for (float& b : x.B.reshaped()) b = one(random);
+    for (float& v : x.V.reshaped()) v = static_cast<float>(density < 0.5 ? number(random) / 8 : number(random));
+    for (int h = 0; h < heads; ++h)
+      for (int e = 0; e < lags(); ++e) {
+        const int lag = e - (n_q - 1);
+        x.c(h, e) = lag > last_seen    ? 0
+                    : lag < band.first ? before
+                    : lag > band.last  ? after
+                                       : weights[random() % weights.size()];
+      }
+    if (masked)
+      for (int k = 0; k < batch * n_k; ++k)
+        if (random() % 3 == 0) {
+          x.mask[static_cast<std::size_t>(k)] = 0;
+          for (int h = 0; h < heads; ++h) x.B.row((k / n_k * heads + h) * n_k + k % n_k).setZero();
+        }
+    return x;
+  }
+
+  /// (z n_q,p + 1), by the formula.
+  Matrix<double> expected(const Data& x) const {
+    Matrix<double> Y = Matrix<double>::Zero(z() * n_q, p + 1);
+    for (int s = 0; s < z(); ++s) {
+      Matrix<double> scores = x.A.middleRows(s * n_q, n_q).template cast<double>() *
+                              x.B.middleRows(s * n_k, n_k).template cast<double>().transpose();
+      for (int i = 0; i < n_q; ++i)
+        for (int j = 0; j < n_k; ++j) scores(i, j) *= static_cast<double>(x.c(s % heads, j - i + n_q - 1));
+      Y.block(s * n_q, 0, n_q, p) = scores * x.V.middleRows(s * n_k, n_k).template cast<double>();
+      Y.block(s * n_q, p, n_q, 1) = scores.rowwise().sum();
+    }
+    return Y;
+  }
+
+  // features as tiles want them: by channel, or rows of sixteens
+  int stored_features() const { return std::is_same_v<Feature, float> ? r : (r + 15) / 16 * 16; }
+  std::vector<Feature> features(const Matrix<float>& x, int n) const {
+    std::vector<Feature> values(static_cast<std::size_t>(z() * n * stored_features()));
+    for (int s = 0; s < z(); ++s)
+      for (int t = 0; t < n; ++t)
+        for (int f = 0; f < stored_features(); ++f) {
+          const int at = std::is_same_v<Feature, float> ? (s * r + f) * n + t : (s * n + t) * stored_features() + f;
+          assign(values[static_cast<std::size_t>(at)], f < r ? x(s * n + t, f) : 0.0f);
+        }
+    return values;
+  }
+  cuda::Operand<Feature> operand(const Feature* features, int n) const {
+    if constexpr (std::is_same_v<Feature, float>)
+      return cuda::Operand<float>::by_channel(features, heads, n, r, n);
+    else
+      return cuda::DeviceMatrixView<const Feature>(features, batch, heads, n, stored_features());
+  }
+
+  /// The same by an engine, in so many parts that are added up.
+  Matrix<double> result(const Data& x, int parts, bool banded = false) const {
+    std::vector<S> v(static_cast<std::size_t>(v_offset + z() * n_k * v_stride));
+    for (S& one : v) assign(one, std::numeric_limits<float>::quiet_NaN());
+    for (int k = 0; k < z() * n_k; ++k)
+      for (int e = 0; e < p; ++e) assign(v[static_cast<std::size_t>(v_offset + k * v_stride + e)], x.V(k, e));
+    const DeviceArray<Feature> dA(features(x.A, n_q)), dB(features(x.B, n_k));
+    const DeviceArray<S> dv(v);
+    const DeviceArray<float> dc(stored<float>(x.c));
+    const DeviceArray<unsigned char> mask(x.mask);
+    const std::size_t rows = static_cast<std::size_t>(parts * z() * n_q);
+    const DeviceArray<float> N(rows * static_cast<std::size_t>(p)), D(rows);
+    cuda::DeviceMatrixView<const S> V(dv.data() + v_offset, batch, heads, n_k, p);
+    V.token_stride = v_stride;
+    V.head_stride = n_k * v_stride;
+    V.batch_stride = heads * V.head_stride;
+    const cuda::TileTask<S, Feature> task{
+        operand(dA.data(), n_q), operand(dB.data(), n_k),
+        cuda::Columns<S>{V, masked ? reinterpret_cast<const bool*>(mask.data()) : nullptr},
+        cuda::DeviceWeights{dc.data(), lags(), lags(), -n_q + 1, 1, -n_q + 1, last_seen}};
+    if (banded) {
+      const std::size_t sums =
+          static_cast<std::size_t>(z() * (cuda::ChunkTask<S>::chunks_of(n_k) + 1) * stored_features() * (p + 1));
+      const DeviceArray<float> left(sums), right(sums);
+      cuda::allow_shared(cuda::banded_kernel<S, Feature>, cuda::TileOf<S, Feature>::shared);
+      cuda::queue_banded<S, Feature>({{task, left.data(), right.data()}, band, parts, N.data(), D.data()}, z(),
+                                     nullptr);
+    } else {
+      cuda::allow_shared(cuda::direct_kernel<S, Feature>, cuda::TileOf<S, Feature>::shared);
+      cuda::queue_direct<S, Feature>({task, parts, N.data(), D.data()}, z(), nullptr);
+    }
+    const Matrix<double> n = as_floats(N.fetch(), parts * z() * n_q, p).template cast<double>(),
+                         d = as_floats(D.fetch(), parts * z() * n_q, 1).template cast<double>();
+    Matrix<double> Y = Matrix<double>::Zero(z() * n_q, p + 1);
+    for (int part = 0; part < parts; ++part) {
+      Y.leftCols(p) += n.middleRows(part * z() * n_q, z() * n_q);
+      Y.col(p) += d.middleRows(part * z() * n_q, z() * n_q);
+    }
+    return Y;
+  }
+};
+
+}  // namespace nprf::test
