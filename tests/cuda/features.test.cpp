@@ -59,7 +59,7 @@ TEST_CASE("features by token are those by channel, rounded, and zeros behind the
         const int rows = kind == FeatureKind::elu ? 0 : m;
         model.features = {{kind, d, rows, stored<float>(normal<float>(rows, d, 2))}};
         model.positions = {{}};
-        const cuda::DeviceModel sent(model, {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, nullptr);
+        const cuda::DeviceModel sent(model, {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
         const Matrix<float> by_channel = features<float>(sent, q, k, seen);
         const Matrix<float> by_token = features<__nv_bfloat16>(sent, q, k, seen);
         INFO("kind " << static_cast<int>(kind) << ", m " << m << ", radius " << radius);
