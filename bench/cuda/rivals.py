@@ -3,6 +3,7 @@
 
 Queries and keys come normalised, and what a rival can prepare, its n x n bias say, is there before the clock starts."""
 
+import gc
 import math
 import statistics
 
@@ -182,6 +183,7 @@ def measure(name, n, batch, heads, direction, passes, m=None):
         return {"failed": reason(error)}
     finally:
         run = p = None
+        gc.collect()
         torch.cuda.empty_cache()
 
 
