@@ -38,7 +38,8 @@ TEMPLATE_TEST_CASE("tiles of integers are exact, whatever the shape", "[cuda]", 
     check({.n_q = 150, .n_k = 170, .p = 8, .weights = weights, .last_seen = last_seen}, 2);
   for (const auto& [offset, stride] : {std::pair{0, 72}, {8, 64}, {1, 64}, {0, 65}, {4, 68}})
     check({.n_q = 20, .n_k = 70, .v_offset = offset, .v_stride = stride, .weights = weights}, 1);
-  check({.batch = 2, .heads = 3, .n_q = 50, .n_k = 70, .p = 9, .weights = weights, .masked = true}, 2);
+  for (const int p : {9, 16})
+    check({.batch = 2, .heads = 3, .n_q = 50, .n_k = 70, .p = p, .weights = weights, .masked = true}, 2);
 }
 
 TEMPLATE_TEST_CASE("a weight of zero hides keys and values of any kind", "[cuda]", (Of<float, float>),

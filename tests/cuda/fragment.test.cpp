@@ -28,9 +28,9 @@ __global__ void product_kernel(const __nv_bfloat16* left, const __nv_bfloat16* r
   else
     cuda::load_right(z, b, stride);
   cuda::SumFragment sum[2] = {}, column{}, row_sum{};
-  for (int n = 0; n < 2; ++n) cuda::add_product(sum[n], x, z[n]);
-  cuda::add_product(column, x, cuda::load_right_column(b));
-  cuda::add_product(row_sum, x, cuda::right_ones());
+  for (int n = 0; n < 2; ++n) cuda::multiply_add(sum[n], x, z[n]);
+  cuda::multiply_add(column, x, cuda::load_right_column(b));
+  cuda::multiply_add(row_sum, x, cuda::right_ones());
   for (int e = 0; e < 4; ++e) {
     const int i = cuda::SumFragment::row() + e / 2 * 8, j = cuda::SumFragment::column() + e % 2;
     for (int n = 0; n < 2; ++n) y[i * 32 + 8 * n + j] = sum[n].x[e];

@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(RowShape::threads) tensor_chunks_kernel(ChunkT
       for (int f = 0; f < tile; f += 16) {
         if (f < depth) {
           const LeftFragment feature = load_left_transposed(b + k * stride + f, stride);
-          for (int n = 0; n < 2; ++n) add_product(sum[f / 16][n], feature, value[n]);
-          if (has_ones) add_product(ones[f / 16], feature, right_ones());
+          for (int n = 0; n < 2; ++n) multiply_add(sum[f / 16][n], feature, value[n]);
+          if (has_ones) multiply_add(ones[f / 16], feature, right_ones());
         }
       }
     }

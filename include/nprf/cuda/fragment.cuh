@@ -23,7 +23,7 @@ struct SumFragment {  // (16,8)
 };
 
 /// y += a b.
-__device__ __forceinline__ void add_product(SumFragment& y, const LeftFragment& a, const RightFragment& b) {
+__device__ __forceinline__ void multiply_add(SumFragment& y, const LeftFragment& a, const RightFragment& b) {
   mma(y.x, a.x, b.x);
 }
 

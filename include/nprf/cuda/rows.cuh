@@ -21,11 +21,12 @@ struct RowShape {
   }
 };
 
-/// Whether values lie in eights at multiples of 16 bytes. load_columns takes those that do not.
+/// Whether values lie in eights at multiples of 16 bytes, in rows that are near each other. load_columns takes those
+/// that do not.
 template <Storage S>
 __device__ __forceinline__ bool in_eights(const ColumnsOf<S>& U) {
-  return reinterpret_cast<std::uintptr_t>(U.data) % 16 == 0 && U.token_stride % 8 == 0 && U.channel_stride == 1 &&
-         U.p % 8 == 0;
+  return reinterpret_cast<std::uintptr_t>(U.data) % 16 == 0 && U.token_stride % 8 == 0 && U.token_stride < 1 << 24 &&
+         U.channel_stride == 1 && U.p % 8 == 0 && U.p > 0;
 }
 
 /// Rows of 64 scalars on their way to a tile of bfloat16 in shared memory: fetched into registers, all loads at once,
@@ -35,21 +36,26 @@ class Rows {
  public:
   /// x[t0 + t][k0 + k], zero where x ends; its channels lie side by side, in sixteens.
   __device__ __forceinline__ void fetch(const Operand<__nv_bfloat16>& x, const __nv_bfloat16* data, int t0, int k0) {
-    const int t = t0 + token(0), k = k0 + channel();
-    const __nv_bfloat16* from = data + t * x.token_stride + k;
+    const bool inside = k0 + channel() < x.channels;
+    const __nv_bfloat16* from = data + (t0 * x.token_stride + k0);
 #pragma unroll
     for (int e = 0; e < each; ++e)
-      m_eight[e] = t + e * at_once < x.tokens && k < x.channels ? load(from + e * (at_once * x.token_stride)) : uint4{};
+      m_eight[e] = inside && t0 + token(e) < x.tokens ? load(from + place(e, x.token_stride)) : uint4{};
   }
 
   /// U[j0 + t][p0 + k] of values in eights, zero where they end.
   template <Storage S>
   __device__ __forceinline__ void fetch(const ColumnsOf<S>& U, int j0, int p0) {
-    const int j = j0 + token(0), column = p0 + channel();
-    const S* from = U.data + j * U.token_stride + column;
+    const bool inside = p0 + channel() < U.p;
+    const S* from = U.data + (j0 * U.token_stride + p0);
+    bool has[each];  // all of the mask at once too
 #pragma unroll
-    for (int e = 0; e < each; ++e)
-      m_eight[e] = column < U.p && U.has(j + e * at_once) ? load(from + e * (at_once * U.token_stride)) : uint4{};
+    for (int e = 0; e < each; ++e) has[e] = inside && j0 + token(e) < U.keys;
+    if (U.mask)
+#pragma unroll
+      for (int e = 0; e < each; ++e) has[e] = has[e] && U.mask[j0 + token(e)];
+#pragma unroll
+    for (int e = 0; e < each; ++e) m_eight[e] = has[e] ? load(from + place(e, U.token_stride)) : uint4{};
   }
 
   /// tile[t][k], of what was fetched as S, for the first `channels` of its channels.
@@ -67,6 +73,11 @@ class Rows {
 
   __device__ __forceinline__ static int channel() { return static_cast<int>(threadIdx.x) % in_row * 8; }
   __device__ __forceinline__ static int token(int e) { return static_cast<int>(threadIdx.x) / in_row + e * at_once; }
+
+  // of the thread's eight scalars in row token(e)
+  __device__ __forceinline__ static int place(int e, std::ptrdiff_t token_stride) {
+    return token(e) * static_cast<int>(token_stride) + channel();
+  }
 
   template <class T>
   __device__ __forceinline__ static uint4 load(const T* from) {

@@ -15,9 +15,10 @@ namespace nprf::cuda {
 ///
 ///     P = bf16((A B^T) o C)        N += P bf16(V)        D += P 1
 ///
-/// Features are rows of bfloat16, filled up with zeros to sixteens. Sums are float's; P, and values that are stored as
-/// half, are rounded to bfloat16: y is off by 2^-9 for each of the two, relative to the largest |v|, and by what the
-/// rounding of features makes. D sums the rounded scores, so that weights sum to one.
+/// Features are rows of bfloat16, filled up with zeros to sixteens. P, and values that are stored as half, are rounded
+/// to bfloat16, sums are float's. With positive features weights are off by three roundings of 2^-8 at most, A's, B's
+/// and P's, and y by six times 2^-8 of the largest |v|, usually by far less, since roundings of many keys cancel;
+/// values that are rounded add one more. D sums the rounded scores, so that weights sum to one.
 template <Storage S>
 class TensorTile {
  public:
@@ -34,7 +35,6 @@ class TensorTile {
         m_head(z % task.A.heads),
         m_i0(i0),
         m_p0(p0),
-        m_row(static_cast<int>(threadIdx.x) / 32 * rows_of_warp),
         m_in_eights(in_eights(m_U)) {}
 
   /// Adds what the keys of the tiles first to end - 1 give.
@@ -44,7 +44,8 @@ class TensorTile {
     for (int J = first; J < end; ++J) add_tile(J, end);
   }
 
-  /// Adds A bf16(M), of a matrix M (r,p + 1) whose entries are at(f, column).
+  /// Adds A bf16(M), of a matrix M (r,p + 1) whose entries are at(f, column). For sums M = B^T [V 1] that is no more
+  /// than rounding B and P: |A (bf16(M) - M)| <= 2^-8 A |M| <= 2^-8 max |v| A B^T 1, where features are positive.
   template <class Entries>
   __device__ __forceinline__ void add_product(Entries&& at) {
     const int r = m_task.A.channels, p = m_U.p;
@@ -53,18 +54,19 @@ class TensorTile {
       __syncthreads();
       load_queries(k0);
       const int depth = min(deep, r - k0);
-#pragma unroll 4
+#pragma unroll 8
       for (int e = static_cast<int>(threadIdx.x); e < depth * columns; e += threads) {
         const int f = e / columns, column = m_p0 + e % columns;
         cuda::store(u() + f * stride + e % columns, column < p ? at(k0 + f, column) : 0.0f);
       }
       for (int f = static_cast<int>(threadIdx.x); f < depth; f += threads) cuda::store(sums + f, at(k0 + f, p));
       __syncthreads();
+#pragma unroll 1
       for (int k = 0; k < depth; k += 16) {
         LeftFragment q[2];
-        for (int m = 0; m < 2; ++m) q[m] = load_left(a() + (m_row + 16 * m) * stride + k, stride);
+        for (int m = 0; m < 2; ++m) q[m] = load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
         add_columns(q, k);
-        for (int m = 0; m < 2; ++m) nprf::cuda::add_product(m_sum[m], q[m], load_right_column(sums + k));
+        for (int m = 0; m < 2; ++m) multiply_add(m_sum[m], q[m], load_right_column(sums + k));
       }
     }
   }
@@ -76,7 +78,7 @@ class TensorTile {
     for (int m = 0; m < 2; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int i = m_i0 + m_row + 16 * m + 8 * h + SumFragment::row();
+        const int i = m_i0 + row_of_warp() + 16 * m + 8 * h + SumFragment::row();
         if (i >= n_q) continue;
         float* y = Y + static_cast<std::ptrdiff_t>(i) * p;
 #pragma unroll
@@ -94,7 +96,7 @@ class TensorTile {
   }
 
  private:
-  static constexpr int rows_of_warp = 32, deep = RowShape::channels, stride = RowShape::stride;
+  static constexpr int deep = RowShape::channels, stride = RowShape::stride;
 
   __device__ __forceinline__ static Feature* a() { return shared_memory<Feature>(); }  // (queries,deep)
   __device__ __forceinline__ static Feature* b() { return a() + queries * stride; }    // (keys,deep)
@@ -158,13 +160,16 @@ class TensorTile {
           p[m].x[e] = pack(weight[0] * x.x[e % 2 * 2], weight[1] * x.x[e % 2 * 2 + 1]);
         }
       add_columns(p, k);
-      for (int m = 0; m < 2; ++m) nprf::cuda::add_product(m_sum[m], p[m], right_ones());
+      for (int m = 0; m < 2; ++m) multiply_add(m_sum[m], p[m], right_ones());
     }
   }
 
+  // of the tile, where the warp's begin
+  __device__ __forceinline__ static int row_of_warp() { return static_cast<int>(threadIdx.x) / 32 * 32; }
+
   // of the lane's rows m, h and its first key of eight
   __device__ __forceinline__ const float* weight_of(int m, int h, int eight) const {
-    return c() + queries - 1 - m_row + SumFragment::column() - SumFragment::row() + 8 * (eight - 2 * m - h);
+    return c() + queries - 1 - row_of_warp() + SumFragment::column() - SumFragment::row() + 8 * (eight - 2 * m - h);
   }
 
   // features k0.. of the queries, which stay where they are if there are no more
@@ -183,7 +188,7 @@ class TensorTile {
   __device__ __forceinline__ void add_scores(SumFragment (&s)[2][keys / 8], int k) const {
     LeftFragment q[2];
 #pragma unroll
-    for (int m = 0; m < 2; ++m) q[m] = load_left(a() + (m_row + 16 * m) * stride + k, stride);
+    for (int m = 0; m < 2; ++m) q[m] = load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
 #pragma unroll
     for (int j = 0; j < keys; j += 16) {
       RightFragment key[2];
@@ -191,7 +196,7 @@ class TensorTile {
 #pragma unroll
       for (int m = 0; m < 2; ++m)
 #pragma unroll
-        for (int n = 0; n < 2; ++n) nprf::cuda::add_product(s[m][j / 8 + n], q[m], key[n]);
+        for (int n = 0; n < 2; ++n) multiply_add(s[m][j / 8 + n], q[m], key[n]);
     }
   }
 
@@ -204,7 +209,7 @@ class TensorTile {
 #pragma unroll
       for (int m = 0; m < 2; ++m)
 #pragma unroll
-        for (int n = 0; n < 2; ++n) nprf::cuda::add_product(m_y[m][column / 8 + n], p[m], value[n]);
+        for (int n = 0; n < 2; ++n) multiply_add(m_y[m][column / 8 + n], p[m], value[n]);
     }
   }
 
@@ -254,7 +259,7 @@ class TensorTile {
   const TileTask<S, Feature>& m_task;
   const Feature *m_A, *m_B;
   ColumnsOf<S> m_U;
-  int m_head, m_i0, m_p0, m_row;
+  int m_head, m_i0, m_p0;
   bool m_in_eights, m_has_queries = false;
   Rows<keys> m_keys, m_values;
   float m_weights[2];  // of c()

@@ -173,6 +173,12 @@ bool release() {
     return true;
   };
   bool some = all(0, count, State::at_block);
+  if (settings().order == Settings::Order::backward) {
+    // the last warp that can go on does so alone, ahead of the others
+    for (int begin = (count - 1) / warp * warp; begin >= 0 && !some; begin -= warp)
+      some = all(begin, std::min(begin + warp, count), State::at_warp);
+    return some;
+  }
   for (int begin = 0; begin < count; begin += warp) some |= all(begin, std::min(begin + warp, count), State::at_warp);
   return some;
 }

@@ -12,7 +12,7 @@
 /// It is stricter than a GPU. A barrier that not all threads of a block, or of a warp, come to ends the program, as
 /// does a launch that no device could make. Shared memory is filled with NaN for each block, and what lies beyond the
 /// bytes of the launch is poisoned where the program is compiled with AddressSanitizer. Threads run in an order that is
-/// asked for, so that a missing barrier shows as another result.
+/// asked for, and in the backward one warps run ahead of each other, so that a missing barrier shows as another result.
 namespace stand_in {
 
 struct Place {

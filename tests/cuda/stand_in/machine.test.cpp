@@ -127,7 +127,7 @@ TEST_CASE("a call allocates nothing and waits for nothing", "[cuda]") {
 
 TEMPLATE_TEST_CASE("no bit depends on the order of a block's threads", "[cuda]", float, __half) {
   for (const cuda::Engine engine : cuda_engines) {
-    const PlanCase x{shape(150), {.engine = engine}, 6};
+    const PlanCase x{{.n_q = 150, .n_k = 150, .d_v = 8}, {.engine = engine}, 6};
     const Matrix<float> first = x.result<TestType>(attention());
     for (const Settings::Order order : {Settings::Order::backward, Settings::Order::shuffled}) {
       const Set set([order](Settings& s) { s.order = order; });
