@@ -118,11 +118,9 @@ struct TileCase {
       const std::size_t sums =
           static_cast<std::size_t>(z() * (cuda::ChunkTask<S>::chunks_of(n_k) + 1) * stored_features() * (p + 1));
       const DeviceArray<float> left(sums), right(sums);
-      cuda::allow_shared(cuda::banded_kernel<S, Feature>, cuda::TileOf<S, Feature>::shared);
       cuda::queue_banded<S, Feature>({{task, left.data(), right.data()}, band, parts, N.data(), D.data()}, z(),
                                      nullptr);
     } else {
-      cuda::allow_shared(cuda::direct_kernel<S, Feature>, cuda::TileOf<S, Feature>::shared);
       cuda::queue_direct<S, Feature>({task, parts, N.data(), D.data()}, z(), nullptr);
     }
     const Matrix<double> n = as_floats(N.fetch(), parts * z() * n_q, p).template cast<double>(),

@@ -49,7 +49,6 @@ class Backward {
     const std::size_t shared = FeatureGradientShape::shared(model.d_padded());
     require(shared <= device.shared_bytes, "input_dim: expected what fits ", device.shared_bytes,
             " bytes of shared memory with gradients, got ", model.d());
-    allow_shared(device, feature_gradients_for<S>(model.d()), shared);
     const auto& [c, band, positions] = model.toeplitz();
     if (!has_tiles())
       m_correlation =

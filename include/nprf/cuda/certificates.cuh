@@ -28,7 +28,6 @@ class Certificates {
     if (!active()) return;
     m_parts = parts_of_keys(device, TileShape::tiles(shape.n_q), shape.n_k, shape.p, shape.z);
     m_norms = DeviceMemory(sizeof(WeightNorms) * static_cast<std::size_t>(weights.positions));
-    allow_shared(device, repair_kernel<S>, TileShape::shared);
   }
 
   /// To be called when the weights have changed.

@@ -268,13 +268,6 @@ __global__ void __launch_bounds__(FeatureShape::threads) tops_kernel(FeatureTask
   if (all > -largest_float) atomicMax(task.tops + z, ordered(all));
 }
 
-/// What queue_features needs once on a device, for heads of d_padded channels.
-template <Storage S, class Feature = float>
-void allow_features(const Device& device, int d_padded) {
-  allow_shared(device, features_kernel<S, Feature>, FeatureShape::shared(d_padded));
-  allow_shared(device, tops_kernel<S, Feature>, FeatureShape::shared(d_padded));
-}
-
 /// Queues the largest exponents of a task, if it asks for them.
 template <Storage S, class Feature>
 void queue_tops(const FeatureTask<S, Feature>& task, int z, cudaStream_t stream) {

@@ -70,8 +70,7 @@ class FusedEngine {
       : m_variant(variant_for(device, std::max(n_q, n_k))), m_pairs(column_pairs(p)), m_z(z) {
     require(m_variant != nullptr, "n_q and n_k: expected at most 16384 (12288 on older devices) in shared memory, got ",
             n_q, " and ", n_k);
-    allow_shared(device, m_variant->kernel, m_variant->shared);
-    allow_shared(device, m_variant->spectrum, m_variant->spectrum_shared);
+    allow_shared(m_variant->kernel, m_variant->shared);
     int blocks = 0;
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, m_variant->kernel, m_variant->threads,
                                                         m_variant->shared),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "nprf/cuda/runtime.hpp"
@@ -21,27 +22,30 @@ constexpr unsigned blocks_of(std::ptrdiff_t n) {
   return static_cast<unsigned>((n + threads - 1) / threads);
 }
 
-/// Queues kernel(args...); more than 48 KiB of shared memory must have been allowed. Throws BackendError if the launch
-/// is refused.
+/// Lets a kernel have so many bytes of shared memory: all that the device gives a block, since the last word counts,
+/// and another plan's may be a smaller one.
+template <class... P>
+void allow_shared(void (*kernel)(P...), std::size_t bytes) {
+  if (bytes <= 48 * 1024) return;
+  int device = 0, most = 0;
+  check(cudaGetDevice(&device), "asking for the current device");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "asking what the device is");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             std::max(most, static_cast<int>(bytes))),
+        "asking for shared memory");
+}
+
+/// Queues kernel(args...). Throws BackendError if the launch is refused.
 template <class... P, class... A>
 void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream,
             A&&... args) {
+  allow_shared(kernel, shared);  // here, since by nvcc 13 a kernel of a header has another address in each file
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<A&&>(args)...), what);
-}
-
-/// Lets a kernel that needs so many bytes of shared memory have all that the device has: it is remembered for the
-/// device, not for a call, and a later one may need more.
-template <class... P>
-void allow_shared(const Device& device, void (*kernel)(P...), std::size_t bytes) {
-  if (bytes <= 48 * 1024) return;
-  check(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(device.shared_bytes)),
-      "asking for shared memory");
 }
 
 /// The compute capability that a kernel was compiled for, as Device's.

@@ -77,9 +77,6 @@ class AttentionPlan {
                                                      : FeatureShape::shared(m_model.d_padded());
     require(shared <= m_device.shared_bytes, "input_dim and num_features: expected what fits ", m_device.shared_bytes,
             " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
-    allow_features<S, float>(m_device, m_model.d_padded());
-    allow_features<S, OnTensorCores<S>>(m_device, m_model.d_padded());
-    if (m_model.exponential()) allow_shared(m_device, rescue_kernel<S>, shared);
     if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, options.slab_bytes, options.tolerance);
     queue_weights(stream);
     check(cudaStreamSynchronize(stream), "transforming the weights");

@@ -94,13 +94,10 @@ class Product {
       case Engine::fused: choose_transforms(device, slab_bytes); break;
       case Engine::cufft: m_transforms = TransformEngine(n_q, n_k, r, p, z, weights.positions, slab_bytes); break;
       case Engine::banded:
-        allow_shared(device, banded_kernel<S, float>, TileShape::shared);
         m_parts = parts_of_keys(device, tiles(),
                                 std::min(n_k, weights.band.last - weights.band.first + 1 + queries_of_tile()), p, z);
         break;
-      default:
-        allow_shared(device, direct_kernel<S, float>, TileShape::shared);
-        m_parts = parts_of_keys(device, tiles(), n_k, p, z);
+      default: m_parts = parts_of_keys(device, tiles(), n_k, p, z);
     }
     if (spectrum_size() == 0) return;
     m_memory = DeviceMemory(take_tables(Scratch()));

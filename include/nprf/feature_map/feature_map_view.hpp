@@ -11,6 +11,20 @@
 
 namespace nprf {
 
+namespace detail {
+
+// concepts of their own, since nvcc loses T in a requires-expression of a member
+template <class F, class T>
+concept HasFactors = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> phi, const Team& team, T* log_factor) {
+  f.queries(x, RowScale<T>(), phi, team, log_factor);
+};
+template <class F, class T>
+concept HasLogs = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> z, const Team& team) {
+  f.logs(x, RowScale<T>(), z, team);
+};
+
+}  // namespace detail
+
 /// A feature map of any type, known by its scalar alone, so that what works with it is compiled once for all maps. It
 /// refers to the map, and is as cheap to copy as a pointer.
 ///
@@ -117,9 +131,7 @@ class FeatureMapView {
 
   template <class F>
   static constexpr WithFactors* with_factors_of() {
-    if constexpr (requires(const F& f, const MatrixView<T>& x, MatrixRef<T> phi, const Team& team, T* log_factor) {
-                    f.queries(x, RowScale<T>(), phi, team, log_factor);
-                  })
+    if constexpr (detail::HasFactors<F, T>)
       return [](const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
                 const Team& team) { static_cast<const F*>(map)->queries(x, scale, phi, team, log_factor); };
     else
@@ -128,9 +140,7 @@ class FeatureMapView {
 
   template <class F>
   static constexpr Features* logs_of() {
-    if constexpr (requires(const F& f, const MatrixView<T>& x, MatrixRef<T> z, const Team& team) {
-                    f.logs(x, RowScale<T>(), z, team);
-                  })
+    if constexpr (detail::HasLogs<F, T>)
       return [](const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) {
         static_cast<const F*>(map)->logs(x, scale, z, team);
       };

@@ -7,6 +7,7 @@
 #include <complex>
 #include <limits>
 #include <numbers>
+#include <utility>
 #include <vector>
 
 #include "cuda/device_array.hpp"
@@ -51,7 +52,6 @@ TEMPLATE_TEST_CASE("a block transforms as the formula does, and back", "[cuda]",
   for (int j = 0; j < L; ++j) x[static_cast<std::size_t>(j)] = {random[2 * j], random[2 * j + 1]};
   const DeviceArray<float2> dx(x), dspectrum(x.size()), dback(x.size());
   const std::size_t shared = sizeof(float2) * cuda::fft::BlockTransform<Shape>::shared;
-  cuda::allow_shared(transform_kernel<Shape>, shared);
   cuda::launch("test", transform_kernel<Shape>, dim3{1, 1, 1}, dim3{Shape::threads, 1, 1}, shared, nullptr, dx.data(),
                dspectrum.data(), dback.data());
   const std::vector<float2> spectrum = dspectrum.fetch(), back = dback.fetch();
@@ -79,22 +79,27 @@ TEMPLATE_TEST_CASE(
     cuda::Points512, cuda::Points1024, cuda::Points2048, cuda::Points4096, cuda::Points8192) {
   using Shape = TestType;
   const auto check = [](auto pass) {
+    constexpr int pass_number = decltype(pass)::value;
     std::vector<int> seen;
-    cuda::fft::unrolled<Shape::P>([&](auto v) {
+    const auto check_value = [&](auto value) {
+      constexpr int v = decltype(value)::value;
       for (int thread = 0; thread < Shape::threads; ++thread) {
-        const int index = Shape::template index<pass.value>(thread, v);
+        const int index = Shape::template index<pass_number>(thread, v);
         REQUIRE(Shape::place(index) ==
-                Shape::template own_place<pass.value>(thread) + Shape::template offset<pass.value, v.value>);
+                Shape::template own_place<pass_number>(thread) + Shape::template offset<pass_number, v>);
         seen.push_back(index);
       }
       // half a warp moves 16 values of 8 bytes at a time, each through two of 32 banks
       for (int first = 0; first < Shape::threads; first += 16) {
         std::array<int, 16> banks{};
         for (int thread = first; thread < first + 16; ++thread)
-          ++banks[static_cast<std::size_t>(Shape::place(Shape::template index<pass.value>(thread, v)) % 16)];
+          ++banks[static_cast<std::size_t>(Shape::place(Shape::template index<pass_number>(thread, v)) % 16)];
         REQUIRE(*std::max_element(banks.begin(), banks.end()) == 1);
       }
-    });
+    };
+    [&]<int... v>(std::integer_sequence<int, v...>) {
+      (check_value(cuda::fft::Constant<v>()), ...);
+    }(std::make_integer_sequence<int, Shape::P>());
     std::sort(seen.begin(), seen.end());
     for (int index = 0; index < Shape::L; ++index) REQUIRE(seen[static_cast<std::size_t>(index)] == index);
   };

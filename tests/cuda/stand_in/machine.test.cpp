@@ -162,8 +162,10 @@ TEST_CASE("transforms in shared memory take the variant that fits the device", "
     CHECK((variant ? variant->N() : 0) == N);
   }
   check_invalid(
-      [] { cuda::AttentionPlan<float>(cuda::model_of(attention()), shape(16385), {.engine = cuda::Engine::fused}); },
-      {"n_q and n_k: expected at most 16384"});
+      [] {
+        cuda::AttentionPlan<float>(cuda::model_of(attention()), shape((1 << 20) + 1), {.engine = cuda::Engine::fused});
+      },
+      {"n_q and n_k: expected at most 2^20"});
 }
 
 TEST_CASE("every variant of the transforms computes what the CPU does", "[cuda]") {

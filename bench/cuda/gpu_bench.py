@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""gpu_bench.py CONTENDER RESULTS.json POINTS [MINUTES]: nprf on a GPU beside PyTorch, case by case in turn.
+
+Prints Markdown tables, writes all numbers, and the points of the picture. CONTENDER is the program of contender.cu; the
+rivals (rivals.py) run in this process, where python3 can import torch. What MINUTES, 8 unless given, leave no time for
+is left out, and said to be."""
+
+import json
+import subprocess
+import sys
+import time
+
+import gpu_tables as tables
+
+ONE_HEAD, MANY = (1, 1), (4, 16)  # batch, heads
+TOO_LONG = 1000  # ms; nothing that would take longer is measured
+LARGEST_ERROR = {"float": 1e-4, "bf16": 2e-2}  # of a row, relative to the largest scalar: beyond, it is wrong
+
+
+class Contender:
+    """The program of contender.cu: a line asked, a line answered. Where it has ended, it is started anew."""
+
+    def __init__(self, path):
+        self.path = path
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen([self.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, *words):
+        for _ in range(2):
+            try:
+                print(*words, file=self.process.stdin, flush=True)
+            except BrokenPipeError:
+                pass  # it may have said why
+            answer = self.process.stdout.readline()
+            if answer:
+                return json.loads(answer)
+            self.start()
+        return {"refused": "the program ended"}
+
+
+class Bench:
+    def __init__(self, contender, rivals, deadline):
+        self.contender, self.rivals, self.deadline = contender, rivals, deadline
+        self.ours, self.theirs = {}, {}
+        self.slow = {}  # the last n and time of what is quadratic
+
+    def left_out(self, what, n):
+        """Why a case is not measured, if it is not."""
+        if time.monotonic() > self.deadline:
+            return "out of time"
+        if what in self.slow:
+            last, ms = self.slow[what]
+            if ms * (n / last) ** 2 > TOO_LONG:
+                return f"would take about {ms * (n / last) ** 2:.0f} ms"
+        return None
+
+    def measure_ours(self, case):
+        what = tuple(value for field, value in case.items() if field != "n")
+        reason = self.left_out(what, case["n"])
+        found = {"refused": reason} if reason else self.contender.ask("case", *tables.key(case))
+        if found.get("engine") == "direct":
+            self.slow[what] = case["n"], found["ms"]
+        if "error" in found and not found["error"] <= LARGEST_ERROR[case["storage"]]:
+            found["refused"] = f"WRONG: {found['error']:.2g} off"
+        self.ours[tables.key(case)] = {**case, "asked": case["engine"], **found}
+
+    def measure_rivals(self, case, ms):
+        if not self.rivals:
+            return
+        for name in self.rivals.RIVALS:
+            for m in ms if name.startswith("paper") else [None]:
+                if tables.rival_key(case) + (name, m) in self.theirs:
+                    continue
+                what = (name, m, case["pass"], case["direction"], case["batch"], case["heads"])
+                reason = self.left_out(what, case["n"])
+                found = (
+                    {"failed": reason}
+                    if reason
+                    else self.rivals.measure(
+                        name, case["n"], case["batch"], case["heads"], case["direction"], case["pass"], m
+                    )
+                )
+                if not m and "ms" in found:
+                    self.slow[what] = case["n"], found["ms"]
+                self.theirs[tables.rival_key(case) + (name, m)] = {**case, "rival": name, "m": m, **found}
+
+    def run(self, ns, ms, heads=ONE_HEAD, direction="bidirectional", passes="forward"):
+        """All engines and all rivals of each n, in turn."""
+        for n in ns:
+            print(f"  {passes}, {direction}, {heads[0]} x {heads[1]} heads, n = {n}", file=sys.stderr, flush=True)
+            shape = {"pass": passes, "direction": direction, "batch": heads[0], "heads": heads[1], "n": n}
+            for m in ms:
+                for position in ("dense", "t5"):
+                    for storage in ("float", "bf16"):
+                        for engine in tables.ENGINES:
+                            rest = {"storage": storage, "position": position, "m": m, "engine": engine}
+                            if (
+                                (position, engine) == ("dense", "banded")
+                                or direction == "causal"
+                                and engine in ("fused", "cufft")
+                            ):
+                                continue  # the same as direct; no engine for causal weights
+                            self.measure_ours({**shape, **rest})
+            self.measure_rivals(shape, ms)
+
+    def rival_times(self, case):
+        """{name: ms} of what was measured."""
+        return {
+            name: found["ms"]
+            for (*shape, name, m), found in self.theirs.items()
+            if tuple(shape) == tables.rival_key(case) and m in (None, case["m"]) and "ms" in found
+        }
+
+
+def load_rivals():
+    """None, and why, where there are none."""
+    try:
+        import torch
+
+        import rivals
+    except ImportError as error:
+        return None, f"PyTorch is left out: {error}"
+    if not torch.cuda.is_available():
+        return None, "PyTorch is left out: it sees no GPU"
+    found = {name: rivals.check(name) for name in rivals.RIVALS}
+    for name, (_, sound) in found.items():
+        if not sound:
+            del rivals.RIVALS[name]
+    words = (f"{name} {said}{'' if sound else ', left out'}" for name, (said, sound) in found.items())
+    return rivals, f"PyTorch {torch.__version__}, beside its formulas in double: {'; '.join(words)}"
+
+
+def main():
+    if len(sys.argv) not in (4, 5):
+        sys.exit("usage: gpu_bench.py CONTENDER RESULTS.json POINTS [MINUTES]")
+    start, minutes = time.monotonic(), float(sys.argv[4]) if len(sys.argv) == 5 else 8
+    contender = Contender(sys.argv[1])
+    device = contender.ask("device")
+    if "refused" in device:
+        print(f"skipped: no CUDA device ({device['refused']})")
+        sys.exit(77)
+    ceilings = contender.ask("ceilings")
+    rivals, remark = load_rivals()
+    print(f"{device['device']}, {device['multiprocessors']} multiprocessors. {remark}\n", flush=True)
+    bench = Bench(contender, rivals, start + 60 * minutes)
+    bench.run(tables.NS, [16, 32])
+    bench.run([1024, 2048, 4096, 8192, 16384, 65536], [32], heads=MANY)
+    bench.run([4096, 16384, 65536], [32], direction="causal")
+    bench.run([4096, 16384, 65536], [32], passes="both")
+    bench.run([4096, 16384, 65536], [64])
+    rows = tables.compare(bench)
+    tables.print_ours(bench)
+    tables.print_rivals(bench)
+    tables.print_rates(bench, ceilings)
+    tables.print_targets(rows, bench)
+    found = tables.curves(bench)
+    with open(sys.argv[2], "w") as out:
+        results = {
+            "device": device,
+            "ceilings": ceilings,
+            "ours": [*bench.ours.values()],
+            "rivals": [*bench.theirs.values()],
+        }
+        json.dump({**results, "targets": rows, "pictures": {"gpu": found}}, out, indent=1)
+    tables.write_points(sys.argv[3], found)
+    print(f"\n{(time.monotonic() - start) / 60:.1f} minutes. All numbers: {sys.argv[2]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""What PyTorch takes for attention with a bias for every lag, on a GPU: nprf's rivals.
+
+Queries and keys come normalised, and what a rival can prepare, its n x n bias say, is there before the clock starts."""
+
+import gc
+import math
+import statistics
+
+import torch
+import torch.nn.functional as F
+
+D = 64
+
+
+class Problem:
+    """q, k, v [batch, heads, n, d], and b[lag + n - 1] for the lags -(n - 1) .. n - 1; both: gradients too."""
+
+    def __init__(self, n, batch=1, heads=1, causal=False, both=False, device="cuda", seed=2021):
+        generator = torch.Generator(device).manual_seed(seed)
+        draw = lambda *shape: torch.randn(*shape, generator=generator, device=device)
+        self.n, self.causal, self.both, self.device = n, causal, both, device
+        self.q, self.k = (F.normalize(draw(batch, heads, n, D), dim=-1) for _ in range(2))
+        self.v, self.dy = draw(batch, heads, n, D), draw(batch, heads, n, D)
+        self.b = draw(2 * n - 1).clamp(-3, 3)
+        if causal:
+            self.b[n:] = -math.inf
+        self.draw = draw
+
+    def inputs(self, dtype):
+        return [x.to(dtype).requires_grad_(self.both) for x in (self.q, self.k, self.v)]
+
+    def finished(self, attention, q, k, v):
+        """A call, with its gradients if they are asked for."""
+        if not self.both:
+            return lambda: attention(q, k, v)
+        dy = self.dy.to(v.dtype)
+        return lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dy)
+
+
+def toeplitz(b, n):
+    """bias[i, j] = b[j - i + n - 1]."""
+    return b.unfold(0, n, 1).flip(0)
+
+
+def exact(p):
+    """Matmul, bias, softmax, matmul, in float; no TF32."""
+    bias = toeplitz(p.b, p.n)
+
+    def attention(q, k, v):
+        scores = q @ k.transpose(-1, -2)
+        scores += bias
+        return torch.softmax(scores, dim=-1) @ v
+
+    return p.finished(attention, *p.inputs(torch.float32))
+
+
+def sdpa(p):
+    """scaled_dot_product_attention with the bias as its mask, in bfloat16."""
+    mask = toeplitz(p.b.bfloat16(), p.n)
+    return p.finished(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0), *p.inputs(torch.bfloat16)
+    )
+
+
+def flex(p):
+    """FlexAttention, compiled, which looks the bias up; in bfloat16."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    b, n = p.b, p.n
+    blocks = None
+    if p.causal:
+        blocks = create_block_mask(lambda batch, head, i, j: i >= j, None, None, n, n, device=p.device)
+    if p.device == "cuda":
+        torch._dynamo.reset()  # or the shapes before count against its limit
+        flex_attention = torch.compile(flex_attention, dynamic=False)
+
+    def score(s, batch, head, i, j):
+        return s + b[j - i + n - 1]
+
+    return p.finished(
+        lambda q, k, v: flex_attention(q, k, v, score_mod=score, block_mask=blocks, scale=1.0),
+        *p.inputs(torch.bfloat16),
+    )
+
+
+def positive_features(x, w):
+    """(.., n, d) -> (.., m, n), of rows of norm 1, up to a factor."""
+    return torch.exp(w @ x.transpose(-1, -2) - 4)
+
+
+def paper(p, m=32):
+    """The formula of Luo et al. 2021 by torch.fft, features included, in float:
+    y_i = phi(q_i) D1_i / phi(q_i) D2_i, D = Toeplitz(c) (phi(k) o [v 1])."""
+    n, w = p.n, p.draw(m, D)
+    # y[i] = sum_j c[j-i] x[j]: the lag l stands at -l modulo 2n
+    kernel = torch.zeros(2 * n, device=p.device)
+    kernel[(-torch.arange(-(n - 1), n, device=p.device)) % (2 * n)] = torch.exp(p.b - p.b.max())
+    spectrum = torch.fft.rfft(kernel)
+    p.w = w
+
+    def attention(q, k, v):
+        u = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1).transpose(-1, -2)  # (d+1, n)
+        x = positive_features(k, w)[..., :, None, :] * u[..., None, :, :]  # (m, d+1, n)
+        t = torch.fft.irfft(torch.fft.rfft(x, 2 * n) * spectrum, 2 * n)[..., :n]
+        y = (positive_features(q, w)[..., :, None, :] * t).sum(-3).transpose(-1, -2)  # (n, d+1)
+        return y[..., :D] / y[..., D:]
+
+    return p.finished(attention, *p.inputs(torch.float32))
+
+
+RIVALS = {"exact, fp32": exact, "SDPA, bf16": sdpa, "FlexAttention, bf16": flex, "paper, fp32": paper}
+
+
+def error_of(name, causal, device="cuda"):
+    """How far a rival is from its formula in double, at a small size: one that computes something else is none."""
+    p = Problem(256, batch=2, heads=3, causal=causal, device=device)
+    y = RIVALS[name](p)().double()
+    q, k, v, bias = (x.double() for x in (p.q, p.k, p.v, toeplitz(p.b, p.n)))
+    if RIVALS[name] is paper:
+        products = positive_features(q, p.w.double()).transpose(-1, -2) @ positive_features(k, p.w.double())
+        weights = products * torch.exp(bias)
+    else:
+        weights = torch.exp(q @ k.transpose(-1, -2) + bias)
+    expected = (weights @ v) / weights.sum(-1, keepdim=True)
+    return ((y - expected).abs().max() / expected.abs().max()).item()
+
+
+def check(name, device="cuda"):
+    """Its error, or why it is no rival."""
+    try:
+        error = max(error_of(name, causal, device) for causal in (False, True))
+        return f"{error:.1g} off", error < (1e-4 if name.endswith("fp32") else 2e-2)
+    except Exception as failure:
+        return reason(failure), False
+
+
+def reason(failure):
+    return (str(failure).splitlines() or [type(failure).__name__])[0][:160]
+
+
+def once(run):
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    stop.record()
+    stop.synchronize()
+    return max(start.elapsed_time(stop), 1e-4)
+
+
+def milliseconds(run):
+    """As clock.cuh: the median of seven samples, short calls in a graph, calls of 100 ms measured once."""
+    run()
+    first = once(run)
+    if first >= 100:
+        return first
+    first = once(run)
+    calls = min(200, math.ceil(1 / first))
+    work = lambda: [run() for _ in range(calls)]
+    if first < 1:
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                work()
+            work = graph.replay
+        except Exception:  # what cannot be captured is queued by the host
+            torch.cuda.synchronize()
+    once(work)
+    return statistics.median(once(work) for _ in range(7)) / calls
+
+
+def measure(name, n, batch, heads, direction, passes, m=None):
+    """{"ms": .., "bytes": beyond inputs} or {"failed": why}."""
+    try:
+        p = Problem(n, batch, heads, direction == "causal", passes == "both")
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run = RIVALS[name](p, m) if m else RIVALS[name](p)
+        ms = milliseconds(run)
+        return {"ms": ms, "bytes": torch.cuda.max_memory_allocated() - before}
+    except Exception as error:
+        return {"failed": reason(error)}
+    finally:
+        run = p = None
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+torch.backends.cuda.matmul.allow_tf32 = False
