@@ -97,7 +97,7 @@ TEST_CASE("heads that are too wide for a device are refused in words", "[cuda]")
     PlanCase(shape(7), {}, d).result(Attention(orf<float>(d, 5, 7), NoPosition<float>()));
   };
   make(244);
-  check_invalid([&] { make(256); }, {"input_dim: expected what fits 65536 bytes of shared memory, got 256"});
+  check_invalid([&] { make(256); }, {"input_dim and num_features: expected what fits 65536 bytes of shared memory, got 256 and 5"});
 }
 
 TEST_CASE("devices without tensor cores for bfloat16 compute in float", "[cuda]") {

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: MIT
+#include "cuda/stand_in/plans.hpp"
+
+template class nprf::cuda::AttentionPlan<float>;
+template class nprf::cuda::AttentionPlan<__half>;
+template class nprf::cuda::AttentionPlan<__nv_bfloat16>;

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/cuda.hpp"
+
+/// Plans are compiled once for all tests, by plans.cpp.
+extern template class nprf::cuda::AttentionPlan<float>;
+extern template class nprf::cuda::AttentionPlan<__half>;
+extern template class nprf::cuda::AttentionPlan<__nv_bfloat16>;
