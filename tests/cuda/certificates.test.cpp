@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "cuda/plan_case.hpp"
-#include "cuda/stand_in/machine.hpp"
 #include "support/adversarial.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -128,27 +127,6 @@ TEST_CASE("benign input of any scale repairs nothing", "[cuda]") {
         CHECK(counts.error_bound > 0);
         CHECK(x.error(attention) <= 20 * eps);
       }
-}
-
-TEST_CASE("a row has the same sums whatever else is repaired, in parts or in one", "[cuda]") {
-  using Order = stand_in::Settings::Order;
-  const auto before = stand_in::settings();
-  const Attention causal(orf<float>(16, 32, 7), RelativePosition<float>(Vector<float>::LinSpaced(799, 0, -60)),
-                         {.direction = Direction::causal});
-  const PlanCase x{{.n_q = 400, .n_k = 400, .d_v = 70}, {.engine = cuda::Engine::cufft}, 16};
-  for (const int multiprocessors : {1, 20, 132}) {  // one part of the keys, 2 or 6
-    stand_in::settings().multiprocessors = multiprocessors;
-    cuda::Counts counts{};
-    const Matrix<float> y = x.result(causal, &counts);
-    CHECK(counts.repaired_rows > 200);
-    CHECK(counts.repaired_rows < 400);
-    for (const Order order : {Order::backward, Order::shuffled}) {  // and so in lists of another order
-      stand_in::settings().order = order;
-      CHECK((x.result(causal) == y));
-    }
-    stand_in::settings() = before;
-    CHECK(x.error(causal) <= 0.5e-4 + 20 * eps);
-  }
 }
 
 TEST_CASE("by transforms too what a row does not see does not touch it", "[cuda]") {

@@ -152,10 +152,16 @@ TEST_CASE("a plan that was moved works on, with each head's new parameters", "[c
   for (const cuda::Engine engine : cuda_engines) {
     const std::vector<float> q = numbers(n_q, d, 1), k = numbers(n_k, d, 2), v = numbers(n_k, d_v, 3);
     const DeviceArray<float> q_there(q), k_there(k), v_there(v), y(static_cast<std::size_t>(batch * heads * n_q * d_v));
+    const DeviceArray<float> dq(q.size()), dk(k.size()), dv(v.size());
     const auto result = [&](const cuda::AttentionPlan<float>& plan) {
-      plan.forward({q_there.data(), batch, heads, n_q, d}, {k_there.data(), batch, heads, n_k, d},
-                   {v_there.data(), batch, heads, n_k, d_v}, {y.data(), batch, heads, n_q, d_v});
-      return y.fetch();
+      const auto view = [](const DeviceArray<float>& x, Index tokens, Index channels) {
+        return cuda::DeviceMatrixView<float>(x.data(), batch, heads, tokens, channels);
+      };
+      const auto of_q = view(q_there, n_q, d), of_k = view(k_there, n_k, d), of_v = view(v_there, n_k, d_v);
+      plan.forward(of_q, of_k, of_v, view(y, n_q, d_v));
+      plan.backward(of_q, of_k, of_v, view(y, n_q, d_v), {view(dq, n_q, d), view(dk, n_k, d), view(dv, n_k, d_v)}, {},
+                    nullptr);
+      return std::vector{y.fetch(), dq.fetch(), dk.fetch(), dv.fetch()};
     };
     cuda::AttentionModel other = model();
     std::swap(other.positions[0], other.positions[2]);
@@ -163,8 +169,8 @@ TEST_CASE("a plan that was moved works on, with each head's new parameters", "[c
     for (const cuda::PositionModel& one : other.positions)
       parameters.insert(parameters.end(), one.parameters.begin(), one.parameters.end());
     const DeviceArray<float> sent(parameters);
-    cuda::AttentionPlan<float> first(model(), shape, {.engine = engine}), second = std::move(first);
-    const cuda::AttentionPlan<float> expected(other, shape, {.engine = engine});
+    cuda::AttentionPlan<float> first(model(), shape, {.engine = engine, .gradients = true}), second = std::move(first);
+    const cuda::AttentionPlan<float> expected(other, shape, {.engine = engine, .gradients = true});
     INFO(name(engine));
     CHECK(result(second) != result(expected));
     second.set_parameters(sent.data(), nullptr);

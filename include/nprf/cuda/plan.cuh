@@ -61,30 +61,7 @@ class AttentionPlan {
   /// Waits until what it sends to the device has arrived. Throws InvalidArgument for sizes that do not fit,
   /// BackendError where there is no device of compute capability 7.0 or newer, or not enough memory.
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
-                cudaStream_t stream = nullptr)
-      : m_device(Device::current()),
-        m_model(std::move(model), shape, options.gradients, stream),
-        m_engine(options.engine == Engine::automatic
-                     ? cheapest<S>(m_device, m_model, options.gradients, options.tolerance)
-                     : options.engine),
-        m_product(m_device, m_engine,
-                  {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v()},
-                  m_model.toeplitz(), options.slab_bytes),
-        m_certificates(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
-                       options.tolerance) {
-    require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
-    const std::size_t shared = m_model.exponential() ? RescueShape::shared(m_model.d_padded(), m_model.m())
-                                                     : FeatureShape::shared(m_model.d_padded());
-    require(shared <= m_device.shared_bytes, "input_dim and num_features: expected what fits ", m_device.shared_bytes,
-            " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
-    if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, options.slab_bytes, options.tolerance);
-    queue_weights(stream);
-    check(cudaStreamSynchronize(stream), "transforming the weights");
-    Scratch count;
-    take(count);
-    m_bytes = count.bytes();
-    if (options.owns_workspace) m_workspace = DeviceMemory(m_bytes);
-  }
+                cudaStream_t stream = nullptr);
 
   /// As it was given; parameters that were set later lie on the device.
   const AttentionModel& model() const { return m_model.model(); }
@@ -97,27 +74,13 @@ class AttentionPlan {
   /// The positions' parameters from here on, [position, parameter] on the device: those of a training step, say. The
   /// weights are computed in the stream, not while calls run in others. The engine stays, though another may be cheaper
   /// now. Throws InvalidArgument for a null pointer.
-  void set_parameters(const float* parameters, cudaStream_t stream) {
-    check_device();
-    m_model.queue_parameters(parameters, stream);
-    queue_weights(stream);
-  }
+  void set_parameters(const float* parameters, cudaStream_t stream);
 
   /// q [batch, heads, n_q, d], k [.., n_k, d], v [.., n_k, d_v] -> y [.., n_q, d_v]. A row that sees no key is zero.
   /// Throws InvalidArgument for views that do not have these shapes, BackendError for what CUDA refuses: a stream of
   /// another device, say.
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
-               cudaStream_t stream) const {
-    check_device();
-    const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
-    check_inputs(q, k, v);
-    check_output(y, "y", batch, heads, n_q, d_v);
-    const Arrays arrays = arrays_of(call);
-    if (m_product.on_tensor_cores())
-      queue_rows<OnTensorCores<S>>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
-    else
-      queue_rows<float>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
-  }
+               cudaStream_t stream) const;
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
                cudaStream_t stream = nullptr) const {
     forward(q, k, v, y, {}, stream);
@@ -127,17 +90,7 @@ class AttentionPlan {
   /// that see no key, and keys that are padding, have none. Throws as forward does, and InvalidArgument for a plan
   /// without gradients.
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
-                const PlanCall& call, cudaStream_t stream) const {
-    check_device();
-    require(m_backward.has_value(), "gradients: expected a plan with them (PlanOptions), got one without");
-    const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
-    check_inputs(q, k, v);
-    check_matrix(dy, "dy", batch, heads, n_q, d_v);
-    check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
-    check_output(gradients.dk, "dk", batch, heads, n_k, m_model.d());
-    check_output(gradients.dv, "dv", batch, heads, n_k, d_v);
-    m_backward->queue(m_model, q, k, v, dy, call.key_mask, gradients, arrays_of(call).backward, stream);
-  }
+                const PlanCall& call, cudaStream_t stream) const;
 
   /// What the last forward with this workspace did, on the device.
   const Counts* counts(const PlanCall& call = {}) const { return arrays_of(call).certificates.counters.counts; }
@@ -243,5 +196,67 @@ class AttentionPlan {
   DeviceMemory m_workspace;
   std::size_t m_bytes = 0;
 };
+
+template <Storage S>
+AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options,
+                                cudaStream_t stream)
+    : m_device(Device::current()),
+      m_model(std::move(model), shape, options.gradients, stream),
+      m_engine(options.engine == Engine::automatic
+                   ? cheapest<S>(m_device, m_model, options.gradients, options.tolerance)
+                   : options.engine),
+      m_product(m_device, m_engine,
+                {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v()},
+                m_model.toeplitz(), options.slab_bytes),
+      m_certificates(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
+                     options.tolerance) {
+  require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
+  const std::size_t shared = m_model.exponential() ? RescueShape::shared(m_model.d_padded(), m_model.m())
+                                                   : FeatureShape::shared(m_model.d_padded());
+  require(shared <= m_device.shared_bytes, "input_dim and num_features: expected what fits ", m_device.shared_bytes,
+          " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
+  if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, options.slab_bytes, options.tolerance);
+  queue_weights(stream);
+  check(cudaStreamSynchronize(stream), "transforming the weights");
+  Scratch count;
+  take(count);
+  m_bytes = count.bytes();
+  if (options.owns_workspace) m_workspace = DeviceMemory(m_bytes);
+}
+
+template <Storage S>
+void AttentionPlan<S>::set_parameters(const float* parameters, cudaStream_t stream) {
+  check_device();
+  m_model.queue_parameters(parameters, stream);
+  queue_weights(stream);
+}
+
+template <Storage S>
+void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
+                               const PlanCall& call, cudaStream_t stream) const {
+  check_device();
+  const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+  check_inputs(q, k, v);
+  check_output(y, "y", batch, heads, n_q, d_v);
+  const Arrays arrays = arrays_of(call);
+  if (m_product.on_tensor_cores())
+    queue_rows<OnTensorCores<S>>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
+  else
+    queue_rows<float>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
+}
+
+template <Storage S>
+void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, const View& dy,
+                                const PlanGradients<S>& gradients, const PlanCall& call, cudaStream_t stream) const {
+  check_device();
+  require(m_backward.has_value(), "gradients: expected a plan with them (PlanOptions), got one without");
+  const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+  check_inputs(q, k, v);
+  check_matrix(dy, "dy", batch, heads, n_q, d_v);
+  check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
+  check_output(gradients.dk, "dk", batch, heads, n_k, m_model.d());
+  check_output(gradients.dv, "dv", batch, heads, n_k, d_v);
+  m_backward->queue(m_model, q, k, v, dy, call.key_mask, gradients, arrays_of(call).backward, stream);
+}
 
 }  // namespace nprf::cuda

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+//
+// Rows that are computed again, on devices of several sizes, whose threads take turns in several orders.
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "cuda/plan_case.hpp"
+#include "cuda/stand_in/machine.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace nprf::test::cuda_stand_in_rows {
+
+namespace {
+
+constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
+
+}  // namespace
+
+TEST_CASE("a row has the same sums whatever else is repaired, in parts or in one", "[cuda]") {
+  using Order = stand_in::Settings::Order;
+  const auto before = stand_in::settings();
+  const Attention causal(orf<float>(16, 32, 7), RelativePosition<float>(Vector<float>::LinSpaced(399, 0, -60)),
+                         {.direction = Direction::causal});
+  const PlanCase x{{.n_q = 200, .n_k = 200, .d_v = 70}, {.engine = cuda::Engine::cufft}, 16};
+  for (const int multiprocessors : {1, 6, 132}) {  // one part of the keys, 1 or 3
+    stand_in::settings().multiprocessors = multiprocessors;
+    cuda::Counts counts{};
+    const Matrix<float> y = x.result(causal, &counts);
+    CHECK(counts.repaired_rows > 100);
+    CHECK(counts.repaired_rows < 200);
+    for (const Order order : {Order::backward, Order::shuffled}) {  // and so in lists of another order
+      stand_in::settings().order = order;
+      CHECK((x.result(causal) == y));
+    }
+    stand_in::settings() = before;
+    CHECK(x.error(causal) <= 0.5e-4 + 20 * eps);
+  }
+}
+
+TEST_CASE("heads, sequences and padding are rescued each by itself, by few blocks or many", "[cuda]") {
+  const Index batch = 2, heads = 2, n = 70, d = 6, d_v = 5;
+  const auto before = stand_in::settings();
+  cuda::AttentionModel model;
+  std::vector<Attention<PositiveFeatures<float>, RelativePosition<float>>> attentions;
+  for (std::uint64_t h = 0; h < 2; ++h) {
+    const float top = h == 0 ? 1.0f : 600.0f;
+    attentions.emplace_back(orf<float>(d, 16, h), RelativePosition<float>(Vector<float>::LinSpaced(139, 0, top)));
+    model.features.push_back(cuda::model_of(attentions.back().features()));
+    model.positions.push_back(cuda::model_of(attentions.back().position()));
+  }
+  const Matrix<float> q = normal<float>(batch * heads * n, d, 1), k = normal<float>(batch * heads * n, d, 2),
+                      v = normal<float>(batch * heads * n, d_v, 3);
+  const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(batch * n));
+  for (Index j = 0; j < batch * n; ++j) mask[static_cast<std::size_t>(j)] = j < n ? j < 50 : j % 3 == 0;
+  const DeviceArray<float> dq(stored<float>(q)), dk(stored<float>(k)), dv(stored<float>(v)),
+      dy(static_cast<std::size_t>(v.size()));
+  const DeviceArray<unsigned char> dmask(std::vector<unsigned char>(mask.get(), mask.get() + batch * n));
+  for (const int multiprocessors : {1, 132}) {
+    stand_in::settings().multiprocessors = multiprocessors;
+    const cuda::AttentionPlan<float> plan(model, {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
+                                          {.engine = cuda::Engine::direct});
+    plan.forward({dq.data(), batch, heads, n, d}, {dk.data(), batch, heads, n, d}, {dv.data(), batch, heads, n, d_v},
+                 {dy.data(), batch, heads, n, d_v}, {.key_mask = reinterpret_cast<const bool*>(dmask.data())}, nullptr);
+    stand_in::settings() = before;
+    const std::vector<float> y = dy.fetch();
+    for (Index z = 0; z < batch * heads; ++z) {
+      const auto rows = [&](const Matrix<float>& x) { return x.middleRows(z * n, n); };
+      const Matrix<float> expected = attentions[static_cast<std::size_t>(z % heads)](
+          rows(q), rows(k), rows(v), {.key_mask = {mask.get() + z / heads * n, static_cast<std::size_t>(n)}});
+      const Eigen::Map<const Matrix<float>> got(y.data() + z * n * d_v, n, d_v);
+      INFO("z " << z << ", multiprocessors " << multiprocessors);
+      CHECK((got - expected).cwiseAbs().maxCoeff() <= static_cast<float>(30 * eps) * v.cwiseAbs().maxCoeff());
+    }
+  }
+}
+
+}  // namespace nprf::test::cuda_stand_in_rows
