@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 /// The instructions of tensor cores, of compute capability 8.0 and newer, for a warp whose 32 lanes all come to them.
 /// Words hold two bfloat16, the first in the lower half. PTX ISA, "Warp-level matrix instructions", says which lane has
