@@ -9,18 +9,9 @@
 
 namespace nprf::test::cuda_banded {
 
-namespace {
-
-template <class S_, class Feature_>
-struct Of {
-  using S = S_;
-  using Feature = Feature_;
-};
-
-}  // namespace
-
-TEMPLATE_TEST_CASE("bands of integers are exact, whatever the shape", "[cuda]", (Of<float, float>), (Of<__half, float>),
-                   (Of<__half, __nv_bfloat16>), (Of<__nv_bfloat16, __nv_bfloat16>)) {
+TEMPLATE_TEST_CASE("bands of integers are exact, whatever the shape", "[cuda]", (TileTypes<float, float>),
+                   (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
+                   (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   const std::vector<float> weights{0, 0.5f, 1, 2};
   // few ones, so that eight bits hold the chunks' sums

@@ -9,18 +9,9 @@
 
 namespace nprf::test::cuda_direct {
 
-namespace {
-
-template <class S_, class Feature_>
-struct Of {
-  using S = S_;
-  using Feature = Feature_;
-};
-
-}  // namespace
-
-TEMPLATE_TEST_CASE("tiles of integers are exact, whatever the shape", "[cuda]", (Of<float, float>), (Of<__half, float>),
-                   (Of<__half, __nv_bfloat16>), (Of<__nv_bfloat16, __nv_bfloat16>)) {
+TEMPLATE_TEST_CASE("tiles of integers are exact, whatever the shape", "[cuda]", (TileTypes<float, float>),
+                   (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
+                   (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   const std::vector<float> weights{0, 0.5f, 1, 2};
   const auto check = [&](const Case& x, int parts) {
@@ -42,8 +33,8 @@ TEMPLATE_TEST_CASE("tiles of integers are exact, whatever the shape", "[cuda]", 
     check({.batch = 2, .heads = 3, .n_q = 50, .n_k = 70, .p = p, .weights = weights, .masked = true}, 2);
 }
 
-TEMPLATE_TEST_CASE("a weight of zero hides keys and values of any kind", "[cuda]", (Of<float, float>),
-                   (Of<__nv_bfloat16, __nv_bfloat16>)) {
+TEMPLATE_TEST_CASE("a weight of zero hides keys and values of any kind", "[cuda]", (TileTypes<float, float>),
+                   (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const Case x{.n_q = 150, .n_k = 150, .r = 20, .p = 70, .weights = {0.5f, 1}, .last_seen = 0};

@@ -14,6 +14,13 @@
 
 namespace nprf::test {
 
+/// What values are stored as, and features on their way to the tiles.
+template <class S_, class Feature_>
+struct TileTypes {
+  using S = S_;
+  using Feature = Feature_;
+};
+
 /// Y = ((A B^T) o C) [V 1] of small integers and weights that are powers of two, so that bfloat16 and float hold all of
 /// it, and tiles must be exact.
 template <cuda::Storage S, class Feature>

@@ -30,4 +30,15 @@ void check_invalid(F&& call, std::initializer_list<std::string_view> pieces) {
   }
 }
 
+/// What the BackendError of call() says.
+template <class F>
+std::string backend_error(F&& call) {
+  try {
+    std::forward<F>(call)();
+  } catch (const BackendError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
 }  // namespace nprf::test

@@ -20,16 +20,6 @@ __global__ void nothing_kernel() {}
 
 auto attention() { return Attention(orf<float>(16, 32, 7), RelativePosition<float>(normal_vector<float>(41, 5))); }
 
-template <class F>
-std::string backend_error(F&& call) {
-  try {
-    call();
-  } catch (const BackendError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 }  // namespace
 
 TEST_CASE("a launch that is refused leaves the device as it was", "[cuda]") {

@@ -36,16 +36,6 @@ auto attention() {
 
 cuda::PlanShape shape(Index n) { return {.n_q = n, .n_k = n, .d_v = 5}; }
 
-template <class F>
-std::string backend_error(F&& call) {
-  try {
-    call();
-  } catch (const BackendError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 }  // namespace
 
 TEST_CASE("no device, an old one, and one with little memory are told in words, and nothing is kept", "[cuda]") {
