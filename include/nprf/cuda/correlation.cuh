@@ -18,29 +18,6 @@
 
 namespace nprf::cuda {
 
-/// A slab of x_f y_c of tokens, pairs of columns c as complex ones, zero beyond the tokens; as SlabTask's.
-struct ProductsTask {
-  Operand<float> x, y;  // (n,r) (n,p + 1)
-  int length, pairs_of_z, all_pairs, first_pair, first_feature, features;
-  float2* slab;
-};
-
-/// Blocks (tokens, slots).
-template <int threads>
-__global__ void __launch_bounds__(threads) products_kernel(ProductsTask task) {
-  const int j = static_cast<int>(blockIdx.x * threads + threadIdx.x), slot = static_cast<int>(blockIdx.y);
-  const int pair = task.first_pair + slot / task.features, f = task.first_feature + slot % task.features;
-  if (j >= task.length) return;
-  float2 value = make_float2(0, 0);
-  if (j < task.x.tokens && pair < task.all_pairs && f < task.x.channels) {
-    const int z = pair / task.pairs_of_z, c = pair % task.pairs_of_z * 2;
-    const float* y = task.y.of(z) + c * task.y.channel_stride + j;
-    const float second = c + 1 < task.y.channels ? y[task.y.channel_stride] : 0.0f;
-    value = task.x.of(z)[f * task.x.channel_stride + j] * make_float2(*y, second);
-  }
-  task.slab[static_cast<std::ptrdiff_t>(slot) * task.length + j] = value;
-}
-
 /// sum += conj(w) u over the slots of a position, in their order.
 struct CorrelationTask {
   const float2 *w, *u;  // [pair, feature, length]
@@ -131,8 +108,10 @@ class CorrelationEngine {
     for (int pair = 0; pair < all_pairs; pair += m_slab.pairs)
       for (int f = 0; f < r; f += m_slab.features) {
         const auto transform = [&](const Operand<float>& x, const Operand<float>& y, float2* slab) {
-          launch("gradients: products", products_kernel<threads>, dim3{blocks_of<threads>(m_length), slots, 1}, block,
-                 0, stream, ProductsTask{x, y, m_length, m_pairs, all_pairs, pair, f, m_slab.features, slab});
+          const SpreadTask<float> task{x, {y, nullptr, nullptr, 0}, m_length, m_pairs, all_pairs, pair,
+                                       f, m_slab.features,          slab};
+          launch("gradients: products", spread_kernel<float>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0,
+                 stream, task);
           m_columns.run(slab, CUFFT_FORWARD, arrays.cufft, stream);
         };
         transform(A, G, arrays.w);

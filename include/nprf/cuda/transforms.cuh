@@ -50,20 +50,26 @@ struct SlabShape {
 /// A slab of columns B_f U_c that are transformed together, pairs of columns as complex ones: `pairs` of them, counted
 /// through all z, by `features` features. Slot (pair, feature) lies at slab + (pair features + feature) length.
 template <Storage S>
-struct SlabTask {
-  Operand<float> A, B;     // (n_q,r) (n_k,r)
-  Columns<S> U;            // (n_k,p + 1)
-  const float2* spectrum;  // [head, length]
-  std::ptrdiff_t stride;   // of the spectrum from head to head
+struct SpreadTask {
+  Operand<float> B;  // (n_k,r)
+  Columns<S> U;      // (n_k,p + 1)
   int length, pairs_of_z, all_pairs;
   int first_pair, first_feature, features;
   float2* slab;
-  float *N, *D;  // [z, n_q, p] [z, n_q]
+};
+
+/// What it becomes: N and D.
+template <Storage S>
+struct SlabTask : SpreadTask<S> {
+  Operand<float> A;        // (n_q,r)
+  const float2* spectrum;  // [head, length]
+  std::ptrdiff_t stride;   // of the spectrum from head to head
+  float *N, *D;            // [z, n_q, p] [z, n_q]
 };
 
 /// slab = B_f U_c, and zeros beyond. Blocks (tokens, slots).
 template <Storage S>
-__global__ void __launch_bounds__(256) spread_kernel(SlabTask<S> task) {
+__global__ void __launch_bounds__(256) spread_kernel(SpreadTask<S> task) {
   const int j = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), slot = static_cast<int>(blockIdx.y);
   const int pair = task.first_pair + slot / task.features, f = task.first_feature + slot % task.features;
   if (j >= task.length) return;
@@ -157,9 +163,10 @@ class TransformEngine {
     const dim3 block{threads, 1, 1};
     for (int pair = 0; pair < z * m_pairs; pair += m_slab.pairs)
       for (int f = 0; f < r; f += m_slab.features) {
-        const SlabTask<S> task{A,           B,    U, spectrum,        stride,      m_length, m_pairs,
-                               z * m_pairs, pair, f, m_slab.features, arrays.slab, N,        D};
-        launch("spread", spread_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream, task);
+        const SlabTask<S> task{
+            {B, U, m_length, m_pairs, z * m_pairs, pair, f, m_slab.features, arrays.slab}, A, spectrum, stride, N, D};
+        launch("spread", spread_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream,
+               static_cast<const SpreadTask<S>&>(task));
         m_columns.run(arrays.slab, CUFFT_FORWARD, arrays.cufft, stream);
         launch("filter", filter_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream, task);
         m_columns.run(arrays.slab, CUFFT_INVERSE, arrays.cufft, stream);
