@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 
 #include "nprf/cuda/certificates.cuh"
 #include "nprf/cuda/correlation.cuh"
@@ -35,22 +36,23 @@ struct PlanGradients {
 template <Storage S>
 class Backward {
  public:
-  Backward(const Device& device, Engine engine, const DeviceModel& model, std::size_t slab_bytes, double tolerance)
-      : m_engine(engine),
-        m_Y(device, engine, {model.z(), model.heads(), model.n_q(), model.n_k(), model.r(), model.d_v()},
-            model.toeplitz(), slab_bytes, false),
+  /// `forward` is the plan's own product, which is repeated; calls get the same.
+  Backward(const Device& device, Engine engine, const DeviceModel& model, const Product<S>& forward,
+           std::size_t slab_bytes)
+      : m_has_tiles(engine == Engine::direct || engine == Engine::banded),
         m_dA(device, engine, {model.z(), model.heads(), model.n_q(), model.n_k(), model.d_v() + 1, model.r()},
              model.toeplitz(), slab_bytes),
         m_dB(device, engine, {model.z(), model.heads(), model.n_k(), model.n_q(), model.d_v() + 1, model.r()},
              model.toeplitz().transposed(), slab_bytes),
         m_dU(device, engine, {model.z(), model.heads(), model.n_k(), model.n_q(), model.r(), model.d_v()},
-             model.toeplitz().transposed(), slab_bytes),
-        m_certificates(device, m_Y.shape(), m_Y.weights(), m_Y.length(), model.positive(), tolerance) {
+             model.toeplitz().transposed(), slab_bytes) {
+    if (forward.on_tensor_cores())
+      m_in_float.emplace(device, engine, forward.shape(), forward.weights(), slab_bytes, false);
     const std::size_t shared = FeatureGradientShape::shared(model.d_padded());
     require(shared <= device.shared_bytes, "input_dim: expected what fits ", device.shared_bytes,
             " bytes of shared memory with gradients, got ", model.d());
     const auto& [c, band, positions] = model.toeplitz();
-    if (!has_tiles())
+    if (!m_has_tiles)
       m_correlation =
           CorrelationEngine(model.n_q(), model.n_k(), model.r(), model.d_v(), model.z(), positions, c, slab_bytes);
     else
@@ -60,8 +62,6 @@ class Backward {
 
   /// To be called when the weights have changed.
   void queue_weights(cudaStream_t stream) const {
-    m_certificates.queue_weights(stream);
-    m_Y.queue_spectrum(stream);
     m_dA.queue_spectrum(stream);
     m_dB.queue_spectrum(stream);
     m_dU.queue_spectrum(stream);
@@ -79,9 +79,11 @@ class Backward {
     CorrelationEngine::Arrays correlation;
     Product<float>::Arrays dA, dB, dU;
   };
-  Arrays take(const DeviceModel& model, Scratch& scratch) const {
-    const int z = model.z(), r = model.r(), p = model.d_v(), tokens_q = m_Y.stride(model.n_q()),
-              tokens_k = m_Y.stride(model.n_k());
+  Arrays take(const DeviceModel& model, const Product<S>& forward, const Certificates<S>& certificates,
+              Scratch& scratch) const {
+    const Product<S>& Y = in_float(forward);
+    const int z = model.z(), r = model.r(), p = model.d_v(), tokens_q = Y.stride(model.n_q()),
+              tokens_k = Y.stride(model.n_k());
     Arrays arrays{};
     arrays.phi_q = scratch.take<float>(z, r, tokens_q);
     arrays.phi_k = scratch.take<float>(z, r, tokens_k);
@@ -93,9 +95,9 @@ class Backward {
     arrays.db = scratch.take<float>(model.positions(), model.weights().size);
     scratch.overlap(
         [&](Scratch& own) {
-          arrays.Y = m_Y.take(own);
-          arrays.certificates = m_certificates.take(own, arrays.rows, counters);
-          if (has_tiles())
+          arrays.Y = Y.take(own);
+          arrays.certificates = certificates.take(own, arrays.rows, counters);
+          if (m_has_tiles)
             arrays.lags = m_lags.take(own);
           else
             arrays.correlation = m_correlation.take(own);
@@ -106,29 +108,27 @@ class Backward {
   }
 
   /// Queues all gradients.
-  void queue(const DeviceModel& model, const DeviceMatrixView<const S>& q, const DeviceMatrixView<const S>& k,
-             const DeviceMatrixView<const S>& v, const DeviceMatrixView<const S>& dy, const bool* key_mask,
-             const PlanGradients<S>& gradients, const Arrays& arrays, cudaStream_t stream) const {
-    const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = m_Y.stride(n_q),
-              tokens_k = m_Y.stride(n_k);
-    const auto& [phi_q, phi_k, tops, rows, G, U, db, product, certificates, lags, correlation, to_dA, to_dB, to_dU] =
+  void queue(const DeviceModel& model, const Product<S>& forward, const Certificates<S>& certificates,
+             const DeviceMatrixView<const S>& q, const DeviceMatrixView<const S>& k, const DeviceMatrixView<const S>& v,
+             const DeviceMatrixView<const S>& dy, const bool* key_mask, const PlanGradients<S>& gradients,
+             const Arrays& arrays, cudaStream_t stream) const {
+    const Product<S>& Y = in_float(forward);
+    const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = Y.stride(n_q), tokens_k = Y.stride(n_k);
+    const auto& [phi_q, phi_k, tops, rows, G, U, db, product, certificate, lags, correlation, to_dA, to_dB, to_dU] =
         arrays;
     const FeatureTask<S> queries = model.features<S>(q, true, nullptr, nullptr, phi_q, tokens_q);
     const FeatureTask<S> keys = model.features<S>(k, false, key_mask, tops, phi_k, tokens_k);
     const Columns<S> V{Operand<S>(v), key_mask};
-    const auto A = m_Y.operand(phi_q, n_q), B = m_Y.operand(phi_k, n_k);  // (n_q,r) (n_k,r)
-    certificates.counters.queue_clear(z, stream);
+    const auto A = Y.operand(phi_q, n_q), B = Y.operand(phi_k, n_k);  // (n_q,r) (n_k,r)
+    certificate.counters.queue_clear(z, stream);
     queue_features(queries, keys, z, stream);
-    const Columns<S> near_one = m_certificates.queue_norms(B, V, certificates, stream);
-    m_Y.queue(phi_q, phi_k, near_one, product, stream);
-    const Repaired repaired = m_certificates.queue_repair(A, B, near_one, product.sums, certificates, stream);
-    queue_gradient_columns(GradientColumnsTask<S>{Operand<S>(dy), product.sums, repaired, near_one.largest,
-                                                  model.positive(), V, z, tokens_q, tokens_k, G, U},
-                           stream);
+    const CertifiedSums sums = certificates.queue(Y, phi_q, phi_k, V, product, certificate, stream);
+    queue_gradient_columns(
+        GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G, U}, stream);
 
     auto G_c = m_dA.operand(G, n_q), U_c = m_dA.operand(U, n_k);  // (n_q,p + 1) (n_k,p + 1)
     if (gradients.parameters && model.parameter_count() > 0) {
-      if (has_tiles())
+      if (m_has_tiles)
         m_lags.queue(A, B, G_c, U_c, product.before, product.after, db, lags, stream);
       else
         m_correlation.queue(A, B, G_c, U_c, db, correlation, stream);
@@ -145,12 +145,12 @@ class Backward {
   }
 
  private:
-  bool has_tiles() const { return m_engine == Engine::direct || m_engine == Engine::banded; }
+  // features are float's here
+  const Product<S>& in_float(const Product<S>& forward) const { return m_in_float ? *m_in_float : forward; }
 
-  Engine m_engine;
-  Product<S> m_Y;
+  bool m_has_tiles;
+  std::optional<Product<S>> m_in_float;
   Product<float> m_dA, m_dB, m_dU;
-  Certificates<S> m_certificates;
   LagGradients m_lags;
   CorrelationEngine m_correlation;
 };

@@ -58,26 +58,26 @@ class Certificates {
     return arrays;
   }
 
-  /// Queues what has to be known of B and of the values. Returns [V 1] as the product should have it: values near 1.
-  Columns<S> queue_norms(const Operand<float>& B, Columns<S> U, const Arrays& arrays, cudaStream_t stream) const {
-    if (!active()) return U;
-    queue_signal_norms(SignalTask<S>{B, U, arrays.signals}, m_shape.z, stream);
-    U.largest = arrays.counters.largest;
-    return U;
-  }
-
-  /// Queues the repair of the product of these columns, and tells what is repaired.
-  Repaired queue_repair(const Operand<float>& A, const Operand<float>& B, const Columns<S>& U, const Sums& sums,
-                        const Arrays& arrays, cudaStream_t stream) const {
-    if (!active()) return {};
-    queue_certificate(
-        {A, sums.N, sums.D, norms(), m_weights.positions, m_weights.c.first_seen, arrays.signals, m_length, m_shape.p,
-         m_positive, m_tolerance, arrays.again, arrays.drowned, arrays.counters.counts},
-        m_shape.z, stream);
-    cuda::queue_repair(
-        RepairTask<S>{{A, B, U, m_weights.c}, arrays.drowned, m_parts, sums.N, sums.D, arrays.more.N, arrays.more.D},
+  /// Queues the product of features A and B, as its operand() wants them, and what it takes to trust its rows.
+  CertifiedSums queue(const Product<S>& product, const float* A, const float* B, Columns<S> U,
+                      const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
+    if (!active()) {
+      product.queue(A, B, U, sums, stream);
+      return {sums.sums};
+    }
+    const auto of_queries = product.operand(A, m_shape.n_q), of_keys = product.operand(B, m_shape.n_k);
+    queue_signal_norms(SignalTask<S>{of_keys, U, arrays.signals}, m_shape.z, stream);
+    U.largest = arrays.counters.largest;  // the product has values near 1
+    product.queue(A, B, U, sums, stream);
+    const auto [N, D, parts, p, rows] = sums.sums;
+    queue_certificate({of_queries, N, D, norms(), m_weights.positions, m_weights.c.first_seen, arrays.signals, m_length,
+                       p, m_positive, m_tolerance, arrays.again, arrays.drowned, arrays.counters.counts},
+                      m_shape.z, stream);
+    queue_repair(
+        RepairTask<S>{
+            {of_queries, of_keys, U, m_weights.c}, arrays.drowned, m_parts, N, D, arrays.more.N, arrays.more.D},
         m_shape.z, m_blocks, stream);
-    return {arrays.again, arrays.more};
+    return {sums.sums, arrays.again, arrays.more, U.largest};
   }
 
  private:

@@ -19,10 +19,8 @@ namespace nprf::cuda {
 /// zero for queries whose D is zero or underflows, for keys that are padding, and beyond the tokens.
 template <Storage S>
 struct GradientColumnsTask {
-  Operand<S> dy;  // (n_q,p)
-  Sums sums;      // of the forward product
-  Repaired repaired;
-  const int* largest;  // [z]: N is divided by the unit of this magnitude; null: by nothing
+  Operand<S> dy;       // (n_q,p)
+  CertifiedSums sums;  // of the forward product
   bool positive;       // features
   Columns<S> V;        // (n_k,p + 1)
   int z, stride_q, stride_k;
@@ -44,8 +42,7 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
   }
   if (t >= task.stride_q) return;
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + t;
-  const float D = t < n_q ? task.repaired.denominator(task.sums, row) : 0.0f;
-  const float unit = task.largest ? unit_of(task.largest[z]).value : 1.0f;
+  const float D = t < n_q ? task.sums.denominator(row) : 0.0f;
   const bool has_gradients = D != D || is_sound(D, task.positive);
   float along = 0;
   for (int c = 0; c < p; ++c) {
@@ -53,7 +50,7 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
     if (has_gradients) {
       const float dy = to_float(task.dy.of(z)[t * task.dy.token_stride + c * task.dy.channel_stride]);
       g = dy / D;
-      along = fmaf(dy, unit * (task.repaired.numerator(task.sums, row, c) / D), along);
+      along = fmaf(dy, task.sums.quotient(z, row, c, D), along);
     }
     put(task.G, task.stride_q, c, g);
   }

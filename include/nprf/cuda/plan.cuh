@@ -87,8 +87,8 @@ class AttentionPlan {
   }
 
   /// The gradients of L for dy [.., n_q, d_v] = dL/dy, from the same inputs; of forward's results it needs none. Rows
-  /// that see no key, and keys that are padding, have none. Throws as forward does, and InvalidArgument for a plan
-  /// without gradients.
+  /// that see no key, those whose denominator underflows (forward rescues them), and keys that are padding have none.
+  /// Throws as forward does, and InvalidArgument for a plan without gradients.
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
                 const PlanCall& call, cudaStream_t stream) const;
 
@@ -116,20 +116,13 @@ class AttentionPlan {
     counters.queue_clear(z, stream);
     queue_features(m_model.features<S>(q, true, nullptr, nullptr, phi_q, m_product.stride(n_q)),
                    m_model.features<S>(k, false, U.mask, arrays.tops, phi_k, m_product.stride(n_k)), z, stream);
-    Columns<S> near_one = U;
-    Repaired repaired;
-    if constexpr (std::is_same_v<Feature, float>) {
-      const auto A = m_product.operand(phi_q, n_q), B = m_product.operand(phi_k, n_k);
-      near_one = m_certificates.queue_norms(B, U, arrays.certificates, stream);
-      m_product.queue(phi_q, phi_k, near_one, arrays.product, stream);
-      repaired = m_certificates.queue_repair(A, B, near_one, arrays.product.sums, arrays.certificates, stream);
-    } else {
+    CertifiedSums sums{arrays.product.sums};
+    if constexpr (std::is_same_v<Feature, float>)
+      sums = m_certificates.queue(m_product, phi_q, phi_k, U, arrays.product, arrays.certificates, stream);
+    else
       m_product.queue(phi_q, phi_k, U, arrays.product, stream);
-    }
     const RowList lost{m_model.exponential() ? arrays.rows : nullptr, counters.lost, n_q};
-    queue_finish(
-        FinishTask<S>{arrays.product.sums, repaired, near_one.largest, m_model.positive(), y, lost, counters.counts},
-        stream);
+    queue_finish(FinishTask<S>{sums, m_model.positive(), y, lost, counters.counts}, stream);
     if (lost.rows)
       queue_rescue(RescueTask<S>{m_model.features<S, float>(q, true, nullptr, nullptr, nullptr, 0),
                                  m_model.features<S, float>(k, false, U.mask, nullptr, nullptr, 0), U, m_model.bias(),
@@ -171,7 +164,7 @@ class AttentionPlan {
       arrays.certificates = m_certificates.take(own, arrays.rows, counters);
     };
     const auto backward = [&](Scratch& own) {
-      if (m_backward) arrays.backward = m_backward->take(m_model, own);
+      if (m_backward) arrays.backward = m_backward->take(m_model, m_product, m_certificates, own);
     };
     scratch.overlap(forward, backward);
     return arrays;
@@ -215,7 +208,7 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
                                                    : FeatureShape::shared(m_model.d_padded());
   require(shared <= m_device.shared_bytes, "input_dim and num_features: expected what fits ", m_device.shared_bytes,
           " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
-  if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, options.slab_bytes, options.tolerance);
+  if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
   queue_weights(stream);
   check(cudaStreamSynchronize(stream), "transforming the weights");
   Scratch count;
@@ -256,7 +249,8 @@ void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, con
   check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
   check_output(gradients.dk, "dk", batch, heads, n_k, m_model.d());
   check_output(gradients.dv, "dv", batch, heads, n_k, d_v);
-  m_backward->queue(m_model, q, k, v, dy, call.key_mask, gradients, arrays_of(call).backward, stream);
+  m_backward->queue(m_model, m_product, m_certificates, q, k, v, dy, call.key_mask, gradients, arrays_of(call).backward,
+                    stream);
 }
 
 }  // namespace nprf::cuda

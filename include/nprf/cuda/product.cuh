@@ -89,7 +89,7 @@ class Product {
     constexpr std::ptrdiff_t most_blocks = 65535;
     require(static_cast<std::ptrdiff_t>(z) * TileShape::column_tiles(p) <= most_blocks,
             "batch and heads: expected a product of at most ", most_blocks,
-            " with the tiles of 64 of d_v, and of features ", "if there are gradients, got ", z, " and ", p);
+            " with the tiles of 64 of d_v, and with gradients of features, got ", z, " and ", p);
     switch (engine) {
       case Engine::fused: choose_transforms(device, slab_bytes); break;
       case Engine::cufft: m_transforms = TransformEngine(n_q, n_k, r, p, z, weights.positions, slab_bytes); break;
