@@ -91,11 +91,18 @@ class FeatureGradients {
 
   /// dx' of elu features.
   __device__ __forceinline__ void add_elu() {
-    each([&](float& dx, int i, int k) {
-      const int t = m_row + i;
-      const float own = m_t0 + t < n() ? gradient(t, k) : 0.0f;
-      dx = at(i, k) > 0 ? own : passed(own, phi(k, t));
-    });
+#pragma unroll
+    for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
+      const int k0 = tile_of_d * tile;
+      __syncthreads();
+      load_gradients(g(), k0);
+      load_gradients(g() + deep * stride, k0 + deep);
+      __syncthreads();
+      each(tile_of_d, [&](float& dx, int i, int k) {
+        const float own = g()[(k - k0) * stride + m_row + i];
+        dx = at(i, k) > 0 ? own : passed(own, phi(k, m_row + i));
+      });
+    }
   }
 
   /// dx of dx', written.
@@ -104,13 +111,15 @@ class FeatureGradients {
     float along[4] = {};
     each([&](float dx, int i, int k) { along[i] += passed(dx, at(i, k)); });
 #pragma unroll
-    for (int i = 0; i < 4; ++i)  // over the 16 threads that share a token
-      for (int step = 8; step > 0; step /= 2) along[i] += __shfl_xor_sync(~0u, along[i], step);
+    for (int i = 0; i < 4; ++i) {
+      for (int step = 8; step > 0; step /= 2)  // over the 16 threads that share a token
+        along[i] += __shfl_xor_sync(~0u, along[i], step);
+      along[i] = radius > 0 ? along[i] / (radius * radius) : 0.0f;
+    }
     each([&](float dx, int i, int k) {
       const int t = m_row + i;
-      if (m_t0 + t >= n()) return;
-      if (radius > 0) dx -= passed(along[i] / (radius * radius), at(i, k));
-      store(row_of(m_task.dx, m_z, m_t0 + t) + k, passed(dx, factors()[t]));
+      if (m_t0 + t < n())
+        store(row_of(m_task.dx, m_z, m_t0 + t) + k, passed(dx - passed(along[i], at(i, k)), factors()[t]));
     });
   }
 
@@ -161,16 +170,19 @@ class FeatureGradients {
 
   // f(dx', which of the thread's tokens, channel)
   template <class F>
+  __device__ __forceinline__ void each(int tile_of_d, F&& f) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int k = tile_of_d * tile + m_column + j;
+        if (k < m_task.features.x.channels) f(m_dx[tile_of_d][i][j], i, k);
+      }
+  }
+  template <class F>
   __device__ __forceinline__ void each(F&& f) {
 #pragma unroll
-    for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int k = tile_of_d * tile + m_column + j;
-          if (k < m_task.features.x.channels) f(m_dx[tile_of_d][i][j], i, k);
-        }
+    for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) each(tile_of_d, f);
   }
 
   const FeatureGradientTask<S>& m_task;
