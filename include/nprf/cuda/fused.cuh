@@ -89,9 +89,19 @@ __global__ void __launch_bounds__(threads) collect_kernel(CollectTask task) {
 /// The weights of one head at one residue class, folded and transformed: spectrum / 2 N.
 struct FusedSpectrumTask {
   DeviceWeights c;
-  int N;
   float2* spectrum;  // [head, residue, L]
 };
+
+// Value k < L of the weights of class q, of `classes` L points, folded. A call, since inlined as often as a thread asks
+// it would be most of what there is to compile
+template <int classes, int L>
+__device__ __noinline__ float2 folded_weight(const DeviceWeights& c, int head, int q, int k) {
+  float2 sum = make_float2(0, 0);
+  for (; k < classes * L; k += L)
+    sum = sum +
+          c.in_circulant(head, k, classes * L) / static_cast<float>(classes * L) * residue_root(q, k, classes * L / 2);
+  return sum;
+}
 
 /// Blocks (residue classes, heads).
 template <class Shape, int folds>
@@ -102,14 +112,8 @@ __global__ void __launch_bounds__(Shape::threads) fused_spectrum_kernel(FusedSpe
   const int q = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y),
             thread = static_cast<int>(threadIdx.x);
   float2 v[Shape::P];
-  fft::unrolled<Shape::P>([&](auto i) {
-    v[i] = make_float2(0, 0);
-    for (int f = 0; f < 2 * folds; ++f) {
-      const int k = Shape::template index<1>(thread, i) + f * Shape::L;
-      const float c = task.c.in_circulant(head, k, 2 * task.N) / static_cast<float>(2 * task.N);
-      v[i] = v[i] + c * residue_root(q, k, task.N);
-    }
-  });
+  fft::unrolled<Shape::P>(
+      [&](auto i) { v[i] = folded_weight<2 * folds, Shape::L>(task.c, head, q, Shape::template index<1>(thread, i)); });
   transform.forward(v);
   float2* spectrum = task.spectrum + (static_cast<std::ptrdiff_t>(head) * 2 * folds + q) * Shape::L;
   fft::unrolled<Shape::P>([&](auto i) { spectrum[i * Shape::threads + thread] = v[i]; });

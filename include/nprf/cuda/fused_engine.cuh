@@ -97,7 +97,7 @@ class FusedEngine {
     launch("fused: spectrum", m_variant->spectrum,
            dim3{static_cast<unsigned>(2 * m_variant->folds), static_cast<unsigned>(positions), 1},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->spectrum_shared, stream,
-           FusedSpectrumTask{c, length(), spectrum});
+           FusedSpectrumTask{c, spectrum});
   }
 
   /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z, r, N].

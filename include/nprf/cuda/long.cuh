@@ -201,18 +201,12 @@ __global__ void __launch_bounds__(threads) long_roots_kernel(LongSpectrumTask ta
 /// Blocks (tiles of columns, residue classes, heads).
 template <class Shape, int L2, int folds>
 __global__ void __launch_bounds__(Shape::threads) long_weights_kernel(LongSpectrumTask task) {
-  constexpr int R = Shape::R, L = Shape::L * L2, N = folds * L, step = R * L2;
+  constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
   const int q = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.z);
   const int own = transform.t * L2 + static_cast<int>(blockIdx.x) * Shape::columns + transform.column;
   float2 v[R];
-  fft::unrolled<R>([&](auto s) {
-    v[s] = make_float2(0, 0);
-    for (int f = 0; f < 2 * folds; ++f) {
-      const int k = own + s * step + f * L;
-      v[s] = v[s] + task.c.in_circulant(head, k, 2 * N) / static_cast<float>(2 * N) * residue_root(q, k, N);
-    }
-  });
+  fft::unrolled<R>([&](auto s) { v[s] = folded_weight<2 * folds, L>(task.c, head, q, own + s * step); });
   transform.forward(v);
   float2* Z = task.spectrum + (static_cast<std::ptrdiff_t>(head) * 2 * folds + q) * L + own;
   fft::unrolled<R>([&](auto s) { Z[s * step] = v[s]; });
