@@ -41,6 +41,29 @@ int frequency_at(int place) {
   return k1 + Shape::R1 * (k2 + Shape::R2 * k3);
 }
 
+template <class Shape, int pass>
+void check_pass() {
+  const std::array offsets = []<int... v>(std::integer_sequence<int, v...>) {
+    return std::array{Shape::template offset<pass, v>...};
+  }(std::make_integer_sequence<int, Shape::P>());
+  std::vector<int> seen;
+  for (int v = 0; v < Shape::P; ++v) {
+    const auto place = [v](int thread) { return Shape::place(Shape::template index<pass>(thread, v)); };
+    for (int thread = 0; thread < Shape::threads; ++thread) {
+      REQUIRE(place(thread) == Shape::template own_place<pass>(thread) + offsets[static_cast<std::size_t>(v)]);
+      seen.push_back(Shape::template index<pass>(thread, v));
+    }
+    // half a warp moves 16 values of 8 bytes at a time, each through two of 32 banks
+    for (int first = 0; first < Shape::threads; first += 16) {
+      std::array<int, 16> banks{};
+      for (int thread = first; thread < first + 16; ++thread) ++banks[static_cast<std::size_t>(place(thread) % 16)];
+      REQUIRE(*std::max_element(banks.begin(), banks.end()) == 1);
+    }
+  }
+  std::sort(seen.begin(), seen.end());
+  for (int index = 0; index < Shape::L; ++index) REQUIRE(seen[static_cast<std::size_t>(index)] == index);
+}
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("a block transforms as the formula does, and back", "[cuda]", cuda::Points512, cuda::Points1024,
@@ -78,34 +101,9 @@ TEMPLATE_TEST_CASE(
     "a thread's places are its own and an offset, each value has one, and no bank is asked twice at a time", "[cuda]",
     cuda::Points512, cuda::Points1024, cuda::Points2048, cuda::Points4096, cuda::Points8192) {
   using Shape = TestType;
-  const auto check = [](auto pass) {
-    constexpr int pass_number = decltype(pass)::value;
-    std::vector<int> seen;
-    const auto check_value = [&](auto value) {
-      constexpr int v = decltype(value)::value;
-      for (int thread = 0; thread < Shape::threads; ++thread) {
-        const int index = Shape::template index<pass_number>(thread, v);
-        REQUIRE(Shape::place(index) ==
-                Shape::template own_place<pass_number>(thread) + Shape::template offset<pass_number, v>);
-        seen.push_back(index);
-      }
-      // half a warp moves 16 values of 8 bytes at a time, each through two of 32 banks
-      for (int first = 0; first < Shape::threads; first += 16) {
-        std::array<int, 16> banks{};
-        for (int thread = first; thread < first + 16; ++thread)
-          ++banks[static_cast<std::size_t>(Shape::place(Shape::template index<pass_number>(thread, v)) % 16)];
-        REQUIRE(*std::max_element(banks.begin(), banks.end()) == 1);
-      }
-    };
-    [&]<int... v>(std::integer_sequence<int, v...>) {
-      (check_value(cuda::fft::Constant<v>()), ...);
-    }(std::make_integer_sequence<int, Shape::P>());
-    std::sort(seen.begin(), seen.end());
-    for (int index = 0; index < Shape::L; ++index) REQUIRE(seen[static_cast<std::size_t>(index)] == index);
-  };
-  check(cuda::fft::Constant<1>());
-  check(cuda::fft::Constant<2>());
-  check(cuda::fft::Constant<3>());
+  check_pass<Shape, 1>();
+  check_pass<Shape, 2>();
+  check_pass<Shape, 3>();
 }
 
 }  // namespace nprf::test::cuda_fft_block

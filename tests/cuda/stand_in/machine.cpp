@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "cuda/stand_in/machine.hpp"
 
-#include <sys/mman.h>
-#include <ucontext.h>
-
 #include <algorithm>
+#include <boost/context/fiber.hpp>
+#include <boost/context/protected_fixedsize_stack.hpp>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -55,7 +54,6 @@ struct Stack {
   const void* bottom = nullptr;
   std::size_t size = 0;
   void* fake = nullptr;
-  ucontext_t context{};
 };
 
 // each of the two is said once by whoever leaves, and once by whoever arrives
@@ -74,21 +72,13 @@ enum class State { runs, at_block, at_warp, done };
 
 // A stack on which threads run one after another, until one of them waits: then it is that thread's.
 struct Fibre {
-  Fibre() : memory(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
-    if (memory == MAP_FAILED) fail("no memory for a thread's stack");
-    stack.bottom = memory;
-    stack.size = bytes;
-  }
-  Fibre(const Fibre&) = delete;
-  ~Fibre() { munmap(memory, bytes); }
-
-  static constexpr std::size_t bytes = 256 * 1024;
-  void* memory;
   Stack stack;
+  boost::context::fiber context;
 };
 
 struct Machine {
-  Stack scheduler;
+  Stack stack;  // the scheduler's
+  boost::context::fiber scheduler;
   std::vector<std::unique_ptr<Fibre>> fibres;
   std::vector<Fibre*> idle;
   Fibre* fibre = nullptr;  // that runs
@@ -105,7 +95,7 @@ struct Machine {
 };
 
 Machine& machine() {
-  static Machine one;
+  static Machine& one = *new Machine;  // never destroyed, which would unwind the fibres
   return one;
 }
 
@@ -117,24 +107,24 @@ void become(int t) {
 }
 
 void to_scheduler() {
-  Fibre& from = *machine().fibre;
-  leave(from.stack, machine().scheduler);
-  swapcontext(&from.stack.context, &machine().scheduler.context);
-  arrive(from.stack, machine().scheduler);
+  Machine& m = machine();
+  Fibre& from = *m.fibre;
+  leave(from.stack, m.stack);
+  m.scheduler = std::move(m.scheduler).resume();
+  arrive(from.stack, m.stack);
 }
 
 void to_fibre(Fibre& to) {
   Machine& m = machine();
   m.fibre = &to;
-  leave(m.scheduler, to.stack);
-  swapcontext(&m.scheduler.context, &to.stack.context);
-  arrive(m.scheduler, to.stack);
+  leave(m.stack, to.stack);
+  to.context = std::move(to.context).resume();
+  arrive(m.stack, to.stack);
 }
 
-void entry() {
+[[noreturn]] void run_threads() {
   Machine& m = machine();
   Fibre& self = *m.fibre;
-  arrive(self.stack, m.scheduler);
   for (;;) {
     while (m.started < static_cast<int>(m.order.size())) {
       const int t = m.order[static_cast<std::size_t>(m.started++)];
@@ -149,14 +139,21 @@ void entry() {
 }
 
 Fibre& idle_fibre() {
+  namespace context = boost::context;
   Machine& m = machine();
   if (m.idle.empty()) {
-    auto& fibre = m.fibres.emplace_back(std::make_unique<Fibre>());
-    getcontext(&fibre->stack.context);
-    fibre->stack.context.uc_stack = {fibre->memory, 0, Fibre::bytes};
-    makecontext(&fibre->stack.context, entry, 0);
-    fibre->stack.context.uc_stack = {};  // AddressSanitizer would clear what it knows of all of it at each switch
-    return *fibre;
+    Fibre& fibre = *m.fibres.emplace_back(std::make_unique<Fibre>());
+    context::protected_fixedsize_stack stacks(256 * 1024);
+    const context::stack_context stack = stacks.allocate();
+    fibre.stack.bottom = static_cast<unsigned char*>(stack.sp) - stack.size;
+    fibre.stack.size = stack.size;
+    fibre.context = context::fiber(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack), stacks,
+                                   [&m, &fibre](context::fiber&& scheduler) -> context::fiber {
+                                     arrive(fibre.stack, m.stack);
+                                     m.scheduler = std::move(scheduler);
+                                     run_threads();
+                                   });
+    return fibre;
   }
   Fibre& fibre = *m.idle.back();
   m.idle.pop_back();
