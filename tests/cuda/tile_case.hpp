@@ -103,6 +103,17 @@ struct TileCase {
 
   /// The same by an engine, in so many parts that are added up.
   Matrix<double> result(const Data& x, int parts, bool banded = false) const {
+    return result_of(x, parts, [&](const cuda::TileTask<S, Feature>& task, float* N, float* D) {
+      if (!banded) return cuda::queue_direct<S, Feature>({task, parts, N, D}, z(), nullptr);
+      const std::size_t sums =
+          static_cast<std::size_t>(z() * (cuda::ChunkTask<S>::chunks_of(n_k) + 1) * stored_features() * (p + 1));
+      const DeviceArray<float> left(sums), right(sums);
+      cuda::queue_banded<S, Feature>({{task, left.data(), right.data()}, band, parts, N, D}, z(), nullptr);
+    });
+  }
+  /// Of queue(task, N, D).
+  template <class Queue>
+  Matrix<double> result_of(const Data& x, int parts, Queue&& queue) const {
     std::vector<S> v(static_cast<std::size_t>(v_offset + z() * n_k * v_stride));
     for (S& one : v) assign(one, std::numeric_limits<float>::quiet_NaN());
     for (int k = 0; k < z() * n_k; ++k)
@@ -121,15 +132,7 @@ struct TileCase {
         operand(dA.data(), n_q), operand(dB.data(), n_k),
         cuda::Columns<S>{V, masked ? reinterpret_cast<const bool*>(mask.data()) : nullptr},
         cuda::DeviceWeights{dc.data(), lags(), lags(), -n_q + 1, 1, -n_q + 1, last_seen}};
-    if (banded) {
-      const std::size_t sums =
-          static_cast<std::size_t>(z() * (cuda::ChunkTask<S>::chunks_of(n_k) + 1) * stored_features() * (p + 1));
-      const DeviceArray<float> left(sums), right(sums);
-      cuda::queue_banded<S, Feature>({{task, left.data(), right.data()}, band, parts, N.data(), D.data()}, z(),
-                                     nullptr);
-    } else {
-      cuda::queue_direct<S, Feature>({task, parts, N.data(), D.data()}, z(), nullptr);
-    }
+    queue(task, N.data(), D.data());
     const Matrix<double> n = as_floats(N.fetch(), parts * z() * n_q, p).template cast<double>(),
                          d = as_floats(D.fetch(), parts * z() * n_q, 1).template cast<double>();
     Matrix<double> Y = Matrix<double>::Zero(z() * n_q, p + 1);

@@ -8,11 +8,13 @@
 #include "nprf/cuda/correlation.cuh"
 #include "nprf/cuda/device_matrix.hpp"
 #include "nprf/cuda/device_model.cuh"
+#include "nprf/cuda/drowned.cuh"
 #include "nprf/cuda/feature_gradients.cuh"
 #include "nprf/cuda/gradients.cuh"
 #include "nprf/cuda/lag_gradients.cuh"
 #include "nprf/cuda/parameter_gradients.cuh"
 #include "nprf/cuda/product.cuh"
+#include "nprf/cuda/repair.cuh"
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
 
@@ -31,8 +33,8 @@ struct PlanGradients {
 ///     dA = ((G U^T) o C) B     dB = ((U G^T) o C^T) A     dU = ((B A^T) o C^T) G
 ///
 /// and those of the lags. About four times forward's time, which it repeats, and where transforms are taken twice as
-/// much again for the gradients of parameters. Rounding of transforms is relative to the largest gradients of a head;
-/// Y itself is held to the tolerance as forward's is.
+/// much again for the gradients of parameters. Rows of Y that are repaired have theirs by tiles, G being H of those;
+/// what transforms leave in the others is relative to the largest gradients of a head.
 template <Storage S>
 class Backward {
  public:
@@ -52,12 +54,14 @@ class Backward {
     require(shared <= device.shared_bytes, "input_dim: expected what fits ", device.shared_bytes,
             " bytes of shared memory with gradients, got ", model.d());
     const auto& [c, band, positions] = model.toeplitz();
-    if (!m_has_tiles)
-      m_correlation =
-          CorrelationEngine(model.n_q(), model.n_k(), model.r(), model.d_v(), model.z(), positions, c, slab_bytes);
-    else
-      m_lags = LagGradients(device, model.z(), positions, model.n_q(), model.n_k(),
-                            engine == Engine::banded ? band : Band{c.first, c.first + c.size - 1}, c);
+    const int z = model.z(), n_q = model.n_q(), n_k = model.n_k(), r = model.r();
+    m_lags = LagGradients(device, z, positions, n_q, n_k,
+                          engine == Engine::banded ? band : Band{c.first, c.first + c.size - 1}, c);
+    if (m_has_tiles) return;
+    m_correlation = CorrelationEngine(n_q, n_k, r, model.d_v(), z, positions, c, slab_bytes);
+    m_parts_of_dA = parts_of_keys(device, TileShape::tiles(n_q), n_k, r, z);
+    m_more_parts = parts_of_keys(device, TileShape::tiles(n_k), n_q, r, z);
+    m_blocks = 2 * device.multiprocessors;
   }
 
   /// To be called when the weights have changed.
@@ -71,13 +75,15 @@ class Backward {
   struct Arrays {
     float *phi_q, *phi_k;  // [z, r, stride(n_q)] [z, r, stride(n_k)]
     int *tops, *rows;      // [z] [z, n_q]
-    float *G, *U;          // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
+    bool* again;           // [z, n_q]
+    float *G, *H, *U;      // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
     float* db;             // [position, lags]
     typename Product<S>::Arrays Y;
     typename Certificates<S>::Arrays certificates;
     LagGradients::Arrays lags;
     CorrelationEngine::Arrays correlation;
     Product<float>::Arrays dA, dB, dU;
+    Sums more_dA;  // of drowned rows, behind their first part
   };
   Arrays take(const DeviceModel& model, const Product<S>& forward, const Certificates<S>& certificates,
               Scratch& scratch) const {
@@ -89,21 +95,27 @@ class Backward {
     arrays.phi_k = scratch.take<float>(z, r, tokens_k);
     arrays.tops = scratch.take<int>(model.needs_tops() ? z : 0);
     arrays.rows = scratch.take<int>(z, model.n_q());
+    arrays.again = scratch.take<bool>(z, model.n_q());
     const Counters counters = Counters::take(scratch, z);
     arrays.G = scratch.take<float>(z, p + 1, tokens_q);
+    if (!m_has_tiles) arrays.H = scratch.take<float>(z, p + 1, tokens_q);
     arrays.U = scratch.take<float>(z, p + 1, tokens_k);
     arrays.db = scratch.take<float>(model.positions(), model.weights().size);
     scratch.overlap(
         [&](Scratch& own) {
           arrays.Y = Y.take(own);
-          arrays.certificates = certificates.take(own, arrays.rows, counters);
-          if (m_has_tiles)
-            arrays.lags = m_lags.take(own);
-          else
-            arrays.correlation = m_correlation.take(own);
+          arrays.certificates = certificates.take(own, arrays.again, arrays.rows, counters);
+          arrays.lags = m_lags.take(own);
+          if (!m_has_tiles) arrays.correlation = m_correlation.take(own);
         },
-        [&](Scratch& own) { arrays.dA = m_dA.take(own); }, [&](Scratch& own) { arrays.dB = m_dB.take(own); },
-        [&](Scratch& own) { arrays.dU = m_dU.take(own); });
+        [&](Scratch& own) {
+          arrays.dA = m_dA.take(own);
+          float* N = own.take<float>(m_parts_of_dA - 1, z, model.n_q(), r);
+          arrays.more_dA = {N, own.take<float>(m_parts_of_dA - 1, z, model.n_q()), m_parts_of_dA - 1, r,
+                            arrays.dA.sums.rows};
+        },
+        [&](Scratch& own) { arrays.dB = m_dB.take(own, m_more_parts); },
+        [&](Scratch& own) { arrays.dU = m_dU.take(own, m_more_parts); });
     return arrays;
   }
 
@@ -114,8 +126,8 @@ class Backward {
              const Arrays& arrays, cudaStream_t stream) const {
     const Product<S>& Y = in_float(forward);
     const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = Y.stride(n_q), tokens_k = Y.stride(n_k);
-    const auto& [phi_q, phi_k, tops, rows, G, U, db, product, certificate, lags, correlation, to_dA, to_dB, to_dU] =
-        arrays;
+    const auto& [phi_q, phi_k, tops, rows, again, G, H, U, db, product, certificate, lags, correlation, to_dA, to_dB,
+                 to_dU, more_dA] = arrays;
     const FeatureTask<S> queries = model.features<S>(q, true, nullptr, nullptr, phi_q, tokens_q);
     const FeatureTask<S> keys = model.features<S>(k, false, key_mask, tops, phi_k, tokens_k);
     const Columns<S> V{Operand<S>(v), key_mask};
@@ -124,27 +136,49 @@ class Backward {
     queue_features(queries, keys, z, stream);
     const CertifiedSums sums = certificates.queue(Y, phi_q, phi_k, V, product, certificate, stream);
     queue_gradient_columns(
-        GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G, U}, stream);
+        GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G, H, U}, stream);
 
-    auto G_c = m_dA.operand(G, n_q), U_c = m_dA.operand(U, n_k);  // (n_q,p + 1) (n_k,p + 1)
+    auto G_c = m_dA.operand(G, n_q), H_c = m_dA.operand(H, n_q),
+         U_c = m_dA.operand(U, n_k);  // (n_q,p + 1) .. (n_k,p + 1)
+    const RowList& drowned = certificate.drowned;
+    const DrownedQueries some = m_has_tiles ? DrownedQueries{} : DrownedQueries{again, drowned.sizes};
     if (gradients.parameters && model.parameter_count() > 0) {
-      if (m_has_tiles)
-        m_lags.queue(A, B, G_c, U_c, product.before, product.after, db, lags, stream);
-      else
-        m_correlation.queue(A, B, G_c, U_c, db, correlation, stream);
+      m_lags.queue(A, B, m_has_tiles ? G_c : H_c, U_c, some, product.before, product.after, db, lags, stream);
+      if (!m_has_tiles) m_correlation.queue(A, B, G_c, U_c, db, correlation, stream);
       queue_parameter_gradients(model.parameter_gradients(db, gradients.parameters), model.positions(), stream);
     }
 
-    m_dA.queue(G, U, {B, nullptr, nullptr, 0}, to_dA, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{queries, to_dA.sums, z, gradients.dq}, stream);
-    m_dB.queue(U, G, {A, nullptr, nullptr, 0}, to_dB, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{keys, to_dB.sums, z, gradients.dk}, stream);
-    G_c.channels = model.d_v();  // (n_q,p)
+    const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
+    m_dA.queue(G, U, columns_of_B, to_dA, stream);
+    if (!m_has_tiles)
+      queue_repair(RepairTask<float>{{H_c, U_c, columns_of_B, m_dA.weights().c},
+                                     drowned,
+                                     m_parts_of_dA,
+                                     to_dA.sums.N,
+                                     to_dA.sums.D,
+                                     more_dA.N,
+                                     more_dA.D},
+                   z, m_blocks, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{queries, {to_dA.sums, some.again, more_dA}, z, gradients.dq},
+                            stream);
+    m_dB.queue(U, G, columns_of_A, to_dB, stream);
+    queue_more({U_c, H_c, columns_of_A, m_dB.weights().c}, some, to_dB.sums, z, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{keys, {to_dB.sums}, z, gradients.dk}, stream);
+    G_c.channels = H_c.channels = model.d_v();  // (n_q,p)
     m_dU.queue(phi_k, phi_q, {G_c, nullptr, nullptr, 0}, to_dU, stream);
+    queue_more({B, A, {H_c, nullptr, nullptr, 0}, m_dU.weights().c}, some, to_dU.sums, z, stream);
     queue_store(StoreTask<S>{to_dU.sums, gradients.dv}, stream);
   }
 
  private:
+  // the share of drowned queries, which takes the last parts of the sums
+  void queue_more(const TileTask<float>& task, const DrownedQueries& queries, const Sums& sums, int z,
+                  cudaStream_t stream) const {
+    if (m_has_tiles) return;
+    const std::ptrdiff_t first = (sums.parts - m_more_parts) * sums.rows;
+    queue_drowned({task, queries, m_more_parts, sums.N + first * sums.p, sums.D + first}, z, stream);
+  }
+
   // features are float's here
   const Product<S>& in_float(const Product<S>& forward) const { return m_in_float ? *m_in_float : forward; }
 
@@ -152,7 +186,8 @@ class Backward {
   std::optional<Product<S>> m_in_float;
   Product<float> m_dA, m_dB, m_dU;
   LagGradients m_lags;
-  CorrelationEngine m_correlation;
+  CorrelationEngine m_correlation;  // this and those below: of transforms
+  int m_parts_of_dA = 1, m_more_parts = 0, m_blocks = 0;
 };
 
 }  // namespace nprf::cuda

@@ -38,20 +38,21 @@ class Certificates {
   /// Scratch memory of a call.
   struct Arrays {
     SignalNorms signals;
-    bool* again;  // [z, n_q]
-    Sums more;    // of repaired rows, behind their first part
-    RowList drowned;
+    Sums more;        // of repaired rows, behind their first part
+    bool* again;      // [z, n_q]: whether a row is repaired
+    RowList drowned;  // those
     Counters counters;
   };
-  Arrays take(Scratch& scratch, int* rows, const Counters& counters) const {
+  /// `again` and `rows` [z, n_q] are known when the call is over, if there are transforms.
+  Arrays take(Scratch& scratch, bool* again, int* rows, const Counters& counters) const {
     Arrays arrays{};
+    arrays.again = again;
     arrays.counters = counters;
     arrays.drowned = {rows, counters.drowned, m_shape.n_q};
     if (!active()) return arrays;
     const auto [z, heads, n_q, n_k, r, p] = m_shape;
     const std::size_t of_part = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
     arrays.signals = SignalNorms::take(scratch, z, n_k, r, counters.largest);
-    arrays.again = scratch.take<bool>(of_part);
     const std::size_t more = of_part * static_cast<std::size_t>(m_parts - 1);
     float* N = scratch.take<float>(more * static_cast<std::size_t>(p));
     arrays.more = {N, scratch.take<float>(more), m_parts - 1, p, static_cast<std::ptrdiff_t>(z) * n_q};

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(threads) correlation_kernel(CorrelationTask ta
   at = sum;
 }
 
-/// db[lag] = c[lag] correlation[lag modulo the length] / length.
+/// db[lag] += c[lag] correlation[lag modulo the length] / length.
 struct CorrelatedLagsTask {
   const float2* correlation;  // [position, length]
   DeviceWeights c;
@@ -60,14 +60,15 @@ __global__ void __launch_bounds__(threads) correlated_lags_kernel(CorrelatedLags
   const int lag = task.c.first + at;
   const float c = task.c(position, lag), scale = 1.0f / static_cast<float>(task.length);
   const std::ptrdiff_t k = lag < 0 ? task.length + lag : lag;
-  task.db[static_cast<std::ptrdiff_t>(position) * task.c.size + at] =
-      c == 0 ? 0.0f : c * (scale * task.correlation[static_cast<std::ptrdiff_t>(position) * task.length + k].x);
+  if (c != 0)
+    task.db[static_cast<std::ptrdiff_t>(position) * task.c.size + at] +=
+        c * (scale * task.correlation[static_cast<std::ptrdiff_t>(position) * task.length + k].x);
 }
 
 /// dL/db of the lags by cuFFT, where Y = ((A B^T) o C) U, c = exp(b) and G = dL/dY: a correlation for each feature and
 /// column, added up as spectra,
 ///
-///     db[lag] = c[lag] sum_{f,c} sum_i (A_f G_c)_i (B_f U_c)_{i + lag}.
+///     db[lag] += c[lag] sum_{f,c} sum_i (A_f G_c)_i (B_f U_c)_{i + lag}.
 ///
 /// O(r (p + 1) n log n) time; memory two slabs, and cuFFT's own.
 class CorrelationEngine {
@@ -95,7 +96,7 @@ class CorrelationEngine {
     return {w, u, sum, scratch.take<std::byte>(std::max(m_columns.workspace_bytes(), m_sums.workspace_bytes()))};
   }
 
-  /// Queues db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U.
+  /// Adds to db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U.
   void queue(const Operand<float>& A, const Operand<float>& B, const Operand<float>& G, const Operand<float>& U,
              float* db, const Arrays& arrays, cudaStream_t stream) const {
     const std::size_t sums = static_cast<std::size_t>(m_positions) * static_cast<std::size_t>(m_length);

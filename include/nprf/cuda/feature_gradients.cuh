@@ -4,8 +4,8 @@
 #include <cstddef>
 
 #include "nprf/cuda/features.cuh"
+#include "nprf/cuda/finish.cuh"
 #include "nprf/cuda/launch.cuh"
-#include "nprf/cuda/product.cuh"
 #include "nprf/cuda/tile.cuh"
 
 namespace nprf::cuda {
@@ -21,7 +21,7 @@ namespace nprf::cuda {
 template <Storage S>
 struct FeatureGradientTask {
   FeatureTask<S> features;  // as forwards; phi is read
-  Sums dphi;                // [.., n, r]
+  CertifiedSums dphi;       // [.., n, r]
   int z;
   DeviceMatrixView<S> dx;
 };

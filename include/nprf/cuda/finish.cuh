@@ -21,10 +21,12 @@ struct CertifiedSums {
   __device__ __forceinline__ float denominator(std::ptrdiff_t row) const {
     return sums.denominator(row) + (repaired(row) ? more.denominator(row) : 0.0f);
   }
+  __device__ __forceinline__ float numerator(std::ptrdiff_t row, int column) const {
+    return sums.numerator(row, column) + (repaired(row) ? more.numerator(row, column) : 0.0f);
+  }
   /// y = N / D of matrix z.
   __device__ __forceinline__ float quotient(int z, std::ptrdiff_t row, int column, float D) const {
-    const float N = sums.numerator(row, column) + (repaired(row) ? more.numerator(row, column) : 0.0f);
-    return (largest ? unit_of(largest[z]).value : 1.0f) * (N / D);
+    return (largest ? unit_of(largest[z]).value : 1.0f) * (numerator(row, column) / D);
   }
 };
 

@@ -14,6 +14,7 @@ namespace nprf::cuda {
 /// The columns that products of gradients have instead of features, by channel:
 ///
 ///     G [z, p + 1, stride]   dL/d[N D] of y = N / D:  G_c = dy_c / D,  G_p = -sum_c dy_c N_c / D^2
+///     H [z, p + 1, stride]   the same of rows that were repaired, where it is asked for: G is zero there
 ///     U [z, p + 1, stride]   [V 1]
 ///
 /// zero for queries whose D is zero or underflows, for keys that are padding, and beyond the tokens.
@@ -24,7 +25,7 @@ struct GradientColumnsTask {
   bool positive;       // features
   Columns<S> V;        // (n_k,p + 1)
   int z, stride_q, stride_k;
-  float *G, *U;
+  float *G, *H, *U;  // H may be null
 };
 
 /// Blocks (tokens, queries or keys, z).
@@ -44,6 +45,11 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + t;
   const float D = t < n_q ? task.sums.denominator(row) : 0.0f;
   const bool has_gradients = D != D || is_sound(D, task.positive);
+  const bool apart = task.H && t < n_q && task.sums.repaired(row);
+  const auto put_gradient = [&](int column, float value) {
+    put(task.G, task.stride_q, column, apart ? 0.0f : value);
+    if (task.H) put(task.H, task.stride_q, column, apart ? value : 0.0f);
+  };
   float along = 0;
   for (int c = 0; c < p; ++c) {
     float g = 0;
@@ -52,9 +58,9 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
       g = dy / D;
       along = fmaf(dy, task.sums.quotient(z, row, c, D), along);
     }
-    put(task.G, task.stride_q, c, g);
+    put_gradient(c, g);
   }
-  put(task.G, task.stride_q, p, has_gradients ? -along / D : 0.0f);
+  put_gradient(p, has_gradients ? -along / D : 0.0f);
 }
 
 template <Storage S>

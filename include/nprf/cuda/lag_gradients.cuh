@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "nprf/cuda/banded.cuh"
+#include "nprf/cuda/drowned.cuh"
 #include "nprf/cuda/launch.cuh"
 #include "nprf/cuda/scratch.hpp"
 #include "nprf/cuda/tile.cuh"
@@ -23,6 +24,7 @@ struct LagGradientTask {
   Operand<float> A, B, G, U;  // (n_q,r) (n_k,r) (n_q,p + 1) (n_k,p + 1)
   DeviceWeights c;
   BandChunks keys;
+  DrownedQueries only;  // queries
   int z, positions, first_diagonal, diagonals, segments;
   const float *before, *after;  // banded.cuh's; null where no lag is beyond the band
   float* near;                  // [z, segment, diagonal, 2 tile]
@@ -79,6 +81,7 @@ __global__ void __launch_bounds__(threads) lag_gradients_kernel(LagGradientTask 
   const bool seen = offset * tile - (tile - 1) <= task.c.last_seen;
   for (int I = bound(segment); seen && I < bound(segment + 1); ++I) {
     const int J = I + offset, chunk = J / tiles_of_chunk;
+    if (!task.only.in_tile(z, I, task.A.tokens)) continue;
     if (chunk < task.keys.before(I * tile) || chunk >= task.keys.after(I * tile, task.last_row(I))) continue;
     float s[4][4] = {}, g[4][4] = {};
     multiply_tiles(s, task.A, A, I * tile, task.B, B, J * tile);
@@ -196,15 +199,31 @@ class LagGradients {
   }
 
   /// Queues db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U; `before` and `after`
-  /// are banded.cuh's, or null.
+  /// are banded.cuh's, or null. Of some queries alone where G is zero but for those.
   void queue(const Operand<float>& A, const Operand<float>& B, const Operand<float>& G, const Operand<float>& U,
-             const float* before, const float* after, float* db, const Arrays& arrays, cudaStream_t stream) const {
+             const DrownedQueries& only, const float* before, const float* after, float* db, const Arrays& arrays,
+             cudaStream_t stream) const {
     constexpr int threads = TileShape::threads;
     if (m_c.size == 0) return;
     if (m_z == 0) before = after = nullptr;
-    const LagGradientTask task{
-        A,          B,      G,     U,           m_c,          m_keys,           m_z, m_positions, m_first, m_diagonals,
-        m_segments, before, after, arrays.near, arrays.tails, arrays.tail_sums, db};
+    const LagGradientTask task{A,
+                               B,
+                               G,
+                               U,
+                               m_c,
+                               m_keys,
+                               only,
+                               m_z,
+                               m_positions,
+                               m_first,
+                               m_diagonals,
+                               m_segments,
+                               before,
+                               after,
+                               arrays.near,
+                               arrays.tails,
+                               arrays.tail_sums,
+                               db};
     const unsigned all = static_cast<unsigned>(m_z), positions = static_cast<unsigned>(m_positions);
     const dim3 block{threads, 1, 1};
     if (m_z > 0 && m_diagonals > 0)

@@ -161,7 +161,8 @@ class AttentionPlan {
       arrays.tops = own.take<int>(m_model.needs_tops() ? z : 0);
       arrays.rows = own.take<int>(z, m_model.n_q());
       arrays.product = m_product.take(own);
-      arrays.certificates = m_certificates.take(own, arrays.rows, counters);
+      bool* again = own.take<bool>(z, m_model.n_q());
+      arrays.certificates = m_certificates.take(own, again, arrays.rows, counters);
     };
     const auto backward = [&](Scratch& own) {
       if (m_backward) arrays.backward = m_backward->take(m_model, m_product, m_certificates, own);

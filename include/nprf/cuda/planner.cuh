@@ -16,10 +16,7 @@ namespace nprf::cuda {
 /// The engine that takes the shortest time by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s,
 /// tiles on tensor cores at 300; at 3 TB/s transforms in two passes, 40 bytes a point of 2 N, and slabs that pass
 /// through memory ten times; and by tiles the rows that transforms would drown (certificate.cuh). The constants are
-/// estimates for an H200.
-///
-/// With gradients everything is float's arithmetic, and no transforms are taken where some row would be drowned: it may
-/// be repaired, but its gradients would drown those of others.
+/// estimates for an H200. With gradients everything is float's arithmetic.
 template <Storage S>
 Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, double tolerance) {
   const int n_q = model.n_q(), n_k = model.n_k(), n = std::max(n_q, n_k);
@@ -47,7 +44,7 @@ Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, 
     double drowned = 0;
     for (const PositionModel& one : model.model().positions)
       drowned += drowned_share(model.weights_of(one), n_q, n_k, length, tolerance) / model.positions();
-    transforms += gradients && drowned > 0 ? std::numeric_limits<double>::infinity() : drowned * direct;
+    transforms += drowned * direct;
   }
   if (banded <= std::min(direct, transforms)) return Engine::banded;
   return direct <= transforms ? Engine::direct : fused <= cufft ? Engine::fused : Engine::cufft;

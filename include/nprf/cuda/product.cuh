@@ -151,11 +151,13 @@ class Product {
     LongEngine::Arrays in_passes;
     TransformEngine::Arrays transforms;
   };
-  Arrays take(Scratch& scratch) const {
+  /// With room for more parts of the sums, behind its own.
+  Arrays take(Scratch& scratch, int more = 0) const {
     const auto& [z, heads, n_q, n_k, r, p] = m_shape;
+    const int parts = m_parts + more;
     Arrays arrays{};
-    float* N = scratch.take<float>(m_parts, z, n_q, p);
-    arrays.sums = {N, scratch.take<float>(m_parts, z, n_q), m_parts, p, static_cast<std::ptrdiff_t>(z) * n_q};
+    float* N = scratch.take<float>(parts, z, n_q, p);
+    arrays.sums = {N, scratch.take<float>(parts, z, n_q), parts, p, static_cast<std::ptrdiff_t>(z) * n_q};
     if (m_engine == Engine::banded) {
       const int matrices = ChunkTask<S>::chunks_of(n_k) + 1;
       arrays.before = scratch.take<float>(z, matrices, features(), p + 1);
