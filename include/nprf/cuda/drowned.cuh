@@ -13,10 +13,10 @@ struct DrownedQueries {
   const bool* again = nullptr;  // [z, n]
   const int* sizes = nullptr;   // [z]: how many they are
 
-  /// Whether a tile has some, of n queries of matrix z; all threads of the block come here.
+  __device__ __forceinline__ bool in_matrix(int z) const { return !again || sizes[z] > 0; }
+  /// Whether a tile has some, of n queries of a matrix z that has; all threads of the block come here.
   __device__ __forceinline__ bool in_tile(int z, int I, int n) const {
     if (!again) return true;
-    if (sizes[z] == 0) return false;
     const int thread = static_cast<int>(threadIdx.x), i = I * TileShape::tile + thread;
     return __syncthreads_or(thread < TileShape::tile && i < n && again[static_cast<std::ptrdiff_t>(z) * n + i]);
   }
@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(threads) drowned_kernel(DrownedTask task) {
   const int i0 = static_cast<int>(blockIdx.x) * tile, part = static_cast<int>(blockIdx.y);
   Tile<float> y(task, z, i0, p0 * tile);
   const KeyTiles keys = KeyTiles::seen(task.c, i0, min(i0 + tile, n_q) - 1, n_k).part(part, task.parts);
-  for (int J = keys.first; J < keys.end; ++J)
+  const bool some = task.queries.in_matrix(z);
+  for (int J = keys.first; some && J < keys.end; ++J)
     if (task.queries.in_tile(z, J, n_k)) y.add_keys(J, J + 1);
   const std::ptrdiff_t rows = (static_cast<std::ptrdiff_t>(part) * all + z) * n_q;
   y.store(task.N + rows * p, task.D + rows);
