@@ -13,6 +13,7 @@
 #include "nprf/cuda/lag_gradients.cuh"
 #include "nprf/cuda/parameter_gradients.cuh"
 #include "nprf/cuda/product.cuh"
+#include "nprf/cuda/rescue_gradients.cuh"
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
 
@@ -30,9 +31,10 @@ struct PlanGradients {
 ///
 ///     dA = ((G U^T) o C) B     dB = ((U G^T) o C^T) A     dU = ((B A^T) o C^T) G
 ///
-/// and those of the lags. About four times forward's time, which it repeats, and where transforms are taken twice as
-/// much again for the gradients of parameters. Rounding of transforms is relative to the largest gradients of a head;
-/// Y itself is held to the tolerance as forward's is.
+/// and those of the lags; rows whose D underflows have theirs from logarithms (rescue_gradients.cuh). About four times
+/// forward's time, which it repeats, and where transforms are taken twice as much again for the gradients of
+/// parameters. Rounding of transforms is relative to the largest gradients of a head; Y itself is held to the tolerance
+/// as forward's is.
 template <Storage S>
 class Backward {
  public:
@@ -73,6 +75,8 @@ class Backward {
     int *tops, *rows;      // [z] [z, n_q]
     float *G, *U;          // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
     float* db;             // [position, lags]
+    LostGradients lost;    // of exponential features
+    LostLogs logs;
     typename Product<S>::Arrays Y;
     typename Certificates<S>::Arrays certificates;
     LagGradients::Arrays lags;
@@ -93,6 +97,8 @@ class Backward {
     arrays.G = scratch.take<float>(z, p + 1, tokens_q);
     arrays.U = scratch.take<float>(z, p + 1, tokens_k);
     arrays.db = scratch.take<float>(model.positions(), model.weights().size);
+    if (model.exponential())
+      arrays.lost = LostGradients::take(scratch, counters.lost, z, model.n_q(), model.n_k(), model.m(), p);
     scratch.overlap(
         [&](Scratch& own) {
           arrays.Y = Y.take(own);
@@ -101,6 +107,9 @@ class Backward {
             arrays.lags = m_lags.take(own);
           else
             arrays.correlation = m_correlation.take(own);
+        },
+        [&](Scratch& own) {
+          if (model.exponential()) arrays.logs = LostLogs::take(own, z, model.n_q(), model.n_k(), model.m());
         },
         [&](Scratch& own) { arrays.dA = m_dA.take(own); }, [&](Scratch& own) { arrays.dB = m_dB.take(own); },
         [&](Scratch& own) { arrays.dU = m_dU.take(own); });
@@ -114,8 +123,8 @@ class Backward {
              const Arrays& arrays, cudaStream_t stream) const {
     const Product<S>& Y = in_float(forward);
     const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = Y.stride(n_q), tokens_k = Y.stride(n_k);
-    const auto& [phi_q, phi_k, tops, rows, G, U, db, product, certificate, lags, correlation, to_dA, to_dB, to_dU] =
-        arrays;
+    const auto& [phi_q, phi_k, tops, rows, G, U, db, lost, logs, product, certificate, lags, correlation, to_dA, to_dB,
+                 to_dU] = arrays;
     const FeatureTask<S> queries = model.features<S>(q, true, nullptr, nullptr, phi_q, tokens_q);
     const FeatureTask<S> keys = model.features<S>(k, false, key_mask, tops, phi_k, tokens_k);
     const Columns<S> V{Operand<S>(v), key_mask};
@@ -123,25 +132,30 @@ class Backward {
     certificate.counters.queue_clear(z, stream);
     queue_features(queries, keys, z, stream);
     const CertifiedSums sums = certificates.queue(Y, phi_q, phi_k, V, product, certificate, stream);
-    queue_gradient_columns(
-        GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G, U}, stream);
+    queue_gradient_columns(GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G,
+                                                  U, lost.lost, lost.sizes},
+                           stream);
 
     auto G_c = m_dA.operand(G, n_q), U_c = m_dA.operand(U, n_k);  // (n_q,p + 1) (n_k,p + 1)
-    if (gradients.parameters && model.parameter_count() > 0) {
-      if (m_has_tiles)
-        m_lags.queue(A, B, G_c, U_c, product.before, product.after, db, lags, stream);
-      else
-        m_correlation.queue(A, B, G_c, U_c, db, correlation, stream);
+    const bool has_db = gradients.parameters && model.parameter_count() > 0;
+    if (has_db && m_has_tiles)
+      m_lags.queue(A, B, G_c, U_c, product.before, product.after, db, lags, stream);
+    else if (has_db)
+      m_correlation.queue(A, B, G_c, U_c, db, correlation, stream);
+    if (lost.lost)
+      queue_rescue_gradients(RescueGradientTask<S>{queries, keys, Operand<S>(dy), U_c, model.bias(), z,
+                                                   model.positions(), lost, logs, has_db ? db : nullptr},
+                             stream);
+    if (has_db)
       queue_parameter_gradients(model.parameter_gradients(db, gradients.parameters), model.positions(), stream);
-    }
 
     m_dA.queue(G, U, {B, nullptr, nullptr, 0}, to_dA, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{queries, to_dA.sums, z, gradients.dq}, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{queries, to_dA.sums, lost.of_queries(), z, gradients.dq}, stream);
     m_dB.queue(U, G, {A, nullptr, nullptr, 0}, to_dB, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{keys, to_dB.sums, z, gradients.dk}, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{keys, to_dB.sums, lost.of_keys(), z, gradients.dk}, stream);
     G_c.channels = model.d_v();  // (n_q,p)
     m_dU.queue(phi_k, phi_q, {G_c, nullptr, nullptr, 0}, to_dU, stream);
-    queue_store(StoreTask<S>{to_dU.sums, gradients.dv}, stream);
+    queue_store(StoreTask<S>{to_dU.sums, lost.sizes, lost.dv, gradients.dv}, stream);
   }
 
  private:
