@@ -16,14 +16,16 @@ struct GradientMagnitudes {
 
 /// Of Y = ((A B^T) o C) [V 1] and G = dL/dY, all of them without their signs, and of |dphi/dx| <= phi (|w| + |x|).
 template <class F, class P>
-GradientMagnitudes gradient_magnitudes(const Attention<F, P>& attention, const Matrix<float>& q, const Matrix<float>& k,
-                                       const Matrix<float>& v, const Matrix<float>& dy, Index offset) {
+GradientMagnitudes gradient_magnitudes(const Attention<F, P>& attention, const Matrix<typename F::Scalar>& q,
+                                       const Matrix<typename F::Scalar>& k, const Matrix<typename F::Scalar>& v,
+                                       const Matrix<typename F::Scalar>& dy, Index offset) {
+  using T = typename F::Scalar;
   const F& map = attention.features();
   const Index n_q = q.rows(), n_k = k.rows(), d_v = v.cols();
-  const auto factors = [&](const Matrix<float>& x) {
-    return attention.options().normalization.template row_scale<float>(x, estimates_exp<F>());
+  const auto factors = [&](const Matrix<T>& x) {
+    return attention.options().normalization.template row_scale<T>(x, estimates_exp<F>());
   };
-  const Vector<float> q_factors = factors(q), k_factors = factors(k);
+  const Vector<T> q_factors = factors(q), k_factors = factors(k);
   const Matrix<double> A = map.queries(q_factors.asDiagonal() * q).template cast<double>(),
                        B = map.keys(k_factors.asDiagonal() * k).template cast<double>();
   const auto bias = attention.position().bias();
@@ -33,17 +35,17 @@ GradientMagnitudes gradient_magnitudes(const Attention<F, P>& attention, const M
     for (Index j = 0; j < n_k && j - i - offset <= lags.last; ++j)
       C(i, j) = std::exp(bias[j - i - offset] - bias.max(lags));
   const Eigen::ArrayXd D = ((A * B.transpose()).cwiseProduct(C)).rowwise().sum().cwiseAbs();
-  const Matrix<double> S = (A.cwiseAbs() * B.cwiseAbs().transpose()).cwiseProduct(C), V = v.cast<double>().cwiseAbs(),
-                       dY = dy.cast<double>().cwiseAbs();
+  const Matrix<double> S = (A.cwiseAbs() * B.cwiseAbs().transpose()).cwiseProduct(C),
+                       V = v.template cast<double>().cwiseAbs(), dY = dy.template cast<double>().cwiseAbs();
   Matrix<double> G(n_q, d_v + 1), U(n_k, d_v + 1);
   U << V, Eigen::VectorXd::Ones(n_k);
   G.leftCols(d_v) = (dY.array().colwise() / D).matrix();
-  G.col(d_v) = (dY.cwiseProduct(S * V).rowwise().sum().array() / D.square()).matrix();
+  G.col(d_v) = (dY.cwiseProduct(S * V).rowwise().sum().array() / D / D).matrix();
   G = (D == 0).replicate(1, d_v + 1).select(0, G);
   const Matrix<double> W = (G * U.transpose()).cwiseProduct(C);  // (n_q,n_k)
 
-  const auto of_tokens = [&](const Matrix<double>& dphi, const Matrix<double>& phi, const Vector<float>& factor,
-                             const Matrix<float>& x) {
+  const auto of_tokens = [&](const Matrix<double>& dphi, const Matrix<double>& phi, const Vector<T>& factor,
+                             const Matrix<T>& x) {
     double largest = 0;
     for (Index i = 0; i < phi.rows(); ++i) {
       double slope = 1;

@@ -15,6 +15,7 @@
 #include "nprf/cuda/parameter_gradients.cuh"
 #include "nprf/cuda/product.cuh"
 #include "nprf/cuda/repair.cuh"
+#include "nprf/cuda/rescue_gradients.cuh"
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
 
@@ -33,8 +34,9 @@ struct PlanGradients {
 ///     dA = ((G U^T) o C) B     dB = ((U G^T) o C^T) A     dU = ((B A^T) o C^T) G
 ///
 /// and those of the lags. About four times forward's time, which it repeats, and where transforms are taken twice as
-/// much again for the gradients of parameters. Rows of Y that are repaired have theirs by tiles, G being H of those;
-/// what transforms leave in the others is relative to the largest gradients of a head.
+/// much again for the gradients of parameters. Rows of Y that are repaired have theirs by tiles, G being H of those,
+/// and rows whose D underflows from logarithms (rescue_gradients.cuh); what transforms leave in the others is relative
+/// to the largest gradients of a head.
 template <Storage S>
 class Backward {
  public:
@@ -78,6 +80,8 @@ class Backward {
     bool* again;           // [z, n_q]
     float *G, *H, *U;      // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
     float* db;             // [position, lags]
+    LostGradients lost;    // of exponential features
+    LostLogs logs;
     typename Product<S>::Arrays Y;
     typename Certificates<S>::Arrays certificates;
     LagGradients::Arrays lags;
@@ -101,12 +105,15 @@ class Backward {
     if (!m_has_tiles) arrays.H = scratch.take<float>(z, p + 1, tokens_q);
     arrays.U = scratch.take<float>(z, p + 1, tokens_k);
     arrays.db = scratch.take<float>(model.positions(), model.weights().size);
+    if (model.exponential())
+      arrays.lost = LostGradients::take(scratch, counters.lost, z, model.n_q(), model.n_k(), model.m(), p);
     scratch.overlap(
         [&](Scratch& own) {
           arrays.Y = Y.take(own);
           arrays.certificates = certificates.take(own, arrays.again, arrays.rows, counters);
           arrays.lags = m_lags.take(own);
           if (!m_has_tiles) arrays.correlation = m_correlation.take(own);
+          if (model.exponential()) arrays.logs = LostLogs::take(own, z, model.n_q(), model.n_k(), model.m());
         },
         [&](Scratch& own) {
           arrays.dA = m_dA.take(own);
@@ -126,8 +133,8 @@ class Backward {
              const Arrays& arrays, cudaStream_t stream) const {
     const Product<S>& Y = in_float(forward);
     const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = Y.stride(n_q), tokens_k = Y.stride(n_k);
-    const auto& [phi_q, phi_k, tops, rows, again, G, H, U, db, product, certificate, lags, correlation, to_dA, to_dB,
-                 to_dU, more_dA] = arrays;
+    const auto& [phi_q, phi_k, tops, rows, again, G, H, U, db, lost, logs, product, certificate, lags, correlation,
+                 to_dA, to_dB, to_dU, more_dA] = arrays;
     const FeatureTask<S> queries = model.features<S>(q, true, nullptr, nullptr, phi_q, tokens_q);
     const FeatureTask<S> keys = model.features<S>(k, false, key_mask, tops, phi_k, tokens_k);
     const Columns<S> V{Operand<S>(v), key_mask};
@@ -135,18 +142,22 @@ class Backward {
     certificate.counters.queue_clear(z, stream);
     queue_features(queries, keys, z, stream);
     const CertifiedSums sums = certificates.queue(Y, phi_q, phi_k, V, product, certificate, stream);
-    queue_gradient_columns(
-        GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G, H, U}, stream);
+    queue_gradient_columns(GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G,
+                                                  H, U, lost.lost, lost.sizes},
+                           stream);
 
-    auto G_c = m_dA.operand(G, n_q), H_c = m_dA.operand(H, n_q),
-         U_c = m_dA.operand(U, n_k);  // (n_q,p + 1) .. (n_k,p + 1)
+    auto G_c = m_dA.operand(G, n_q), H_c = m_dA.operand(H, n_q), U_c = m_dA.operand(U, n_k);  // (n,p + 1)
     const RowList& drowned = certificate.drowned;
     const DrownedQueries some = m_has_tiles ? DrownedQueries{} : DrownedQueries{again, drowned.sizes};
-    if (gradients.parameters && model.parameter_count() > 0) {
-      m_lags.queue(A, B, m_has_tiles ? G_c : H_c, U_c, some, product.before, product.after, db, lags, stream);
-      if (!m_has_tiles) m_correlation.queue(A, B, G_c, U_c, db, correlation, stream);
+    const bool has_db = gradients.parameters && model.parameter_count() > 0;
+    if (has_db) m_lags.queue(A, B, m_has_tiles ? G_c : H_c, U_c, some, product.before, product.after, db, lags, stream);
+    if (has_db && !m_has_tiles) m_correlation.queue(A, B, G_c, U_c, db, correlation, stream);
+    if (lost.lost)
+      queue_rescue_gradients(RescueGradientTask<S>{queries, keys, Operand<S>(dy), U_c, model.bias(), z,
+                                                   model.positions(), lost, logs, has_db ? db : nullptr},
+                             stream);
+    if (has_db)
       queue_parameter_gradients(model.parameter_gradients(db, gradients.parameters), model.positions(), stream);
-    }
 
     const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
     m_dA.queue(G, U, columns_of_B, to_dA, stream);
@@ -159,15 +170,15 @@ class Backward {
                                      more_dA.N,
                                      more_dA.D},
                    z, m_blocks, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{queries, {to_dA.sums, some.again, more_dA}, z, gradients.dq},
-                            stream);
+    const CertifiedSums dA{to_dA.sums, some.again, more_dA};
+    queue_feature_gradients(FeatureGradientTask<S>{queries, dA, lost.of_queries(), z, gradients.dq}, stream);
     m_dB.queue(U, G, columns_of_A, to_dB, stream);
     queue_more({U_c, H_c, columns_of_A, m_dB.weights().c}, some, to_dB.sums, z, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{keys, {to_dB.sums}, z, gradients.dk}, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{keys, {to_dB.sums}, lost.of_keys(), z, gradients.dk}, stream);
     G_c.channels = H_c.channels = model.d_v();  // (n_q,p)
     m_dU.queue(phi_k, phi_q, {G_c, nullptr, nullptr, 0}, to_dU, stream);
     queue_more({B, A, {H_c, nullptr, nullptr, 0}, m_dU.weights().c}, some, to_dU.sums, z, stream);
-    queue_store(StoreTask<S>{to_dU.sums, gradients.dv}, stream);
+    queue_store(StoreTask<S>{to_dU.sums, lost.sizes, lost.dv, gradients.dv}, stream);
   }
 
  private:

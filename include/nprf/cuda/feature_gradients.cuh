@@ -10,6 +10,15 @@
 
 namespace nprf::cuda {
 
+/// What rows from logarithms (rescue_gradients.cuh) add to s and to g.phi of exponential features.
+struct LogGradients {
+  const int* lost = nullptr;     // [z]: how many there are; null: none
+  const float* de = nullptr;     // [z, m, n], where there are any
+  const float* along = nullptr;  // [z, n]; null: nothing
+
+  __device__ __forceinline__ bool in(int z) const { return lost && lost[z] > 0; }
+};
+
 /// dL/dx of queries or keys, from g = dL/dphi. Of x', the normalised token:
 ///
 ///     positive, hyperbolic   dx' = sum_f s_f w_f - (g.phi) x'   s_f = g_f phi_f - g_{m+f} phi_{m+f}
@@ -22,6 +31,7 @@ template <Storage S>
 struct FeatureGradientTask {
   FeatureTask<S> features;  // as forwards; phi is read
   CertifiedSums dphi;       // [.., n, r]
+  LogGradients logs;
   int z;
   DeviceMatrixView<S> dx;
 };
@@ -74,6 +84,7 @@ class FeatureGradients {
         g()[k * stride + t] =
             trigonometric ? passed(g_1, phi_2) - passed(g_2, phi_1) : passed(g_1, phi_1) - passed(g_2, phi_2);
       }
+      if (m_task.logs.in(m_z)) add_logs(f0);
 #pragma unroll
       for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
         __syncthreads();
@@ -84,7 +95,10 @@ class FeatureGradients {
       }
     }
     along = over_groups(scratch(), along, [](float a, float b) { return a + b; });
-    if (threadIdx.x < tile) sums()[threadIdx.x] = trigonometric ? along : -along;
+    if (threadIdx.x < tile) {
+      along += along_logs(static_cast<int>(threadIdx.x));
+      sums()[threadIdx.x] = trigonometric ? along : -along;
+    }
     __syncthreads();
     each([&](float& dx, int i, int k) { dx += passed(sums()[m_row + i], at(i, k)); });
   }
@@ -147,6 +161,20 @@ class FeatureGradients {
     const FeatureTask<S>& all = m_task.features;
     return f < r() && m_t0 + t < n() ? all.phi[(static_cast<std::ptrdiff_t>(m_z) * r() + f) * all.stride + m_t0 + t]
                                      : 0.0f;
+  }
+
+  // what rows from logarithms add, to s of projections from f0 on, where each thread has its own, and to g.phi
+  __device__ __forceinline__ void add_logs(int f0) const {
+    const int m = m_task.features.m;
+    for (int e = static_cast<int>(threadIdx.x); e < deep * tile; e += TileShape::threads) {
+      const int k = e / tile, t = e % tile;
+      if (f0 + k < m && m_t0 + t < n())
+        g()[k * stride + t] += m_task.logs.de[(static_cast<std::ptrdiff_t>(m_z) * m + f0 + k) * n() + m_t0 + t];
+    }
+  }
+  __device__ __forceinline__ float along_logs(int t) const {
+    const bool has = m_task.logs.along && m_t0 + t < n() && m_task.logs.in(m_z);
+    return has ? m_task.logs.along[static_cast<std::ptrdiff_t>(m_z) * n() + m_t0 + t] : 0.0f;
   }
 
   // to[k][t] = g of feature f0 + k, zero from feature end on

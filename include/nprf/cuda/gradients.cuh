@@ -17,7 +17,8 @@ namespace nprf::cuda {
 ///     H [z, p + 1, stride]   the same of rows that were repaired, where it is asked for: G is zero there
 ///     U [z, p + 1, stride]   [V 1]
 ///
-/// zero for queries whose D is zero or underflows, for keys that are padding, and beyond the tokens.
+/// zero for queries whose D is zero or underflows, for keys that are padding, and beyond the tokens. Where features
+/// tell logarithms those queries are marked, and have their gradients by rescue_gradients.cuh.
 template <Storage S>
 struct GradientColumnsTask {
   Operand<S> dy;       // (n_q,p)
@@ -26,6 +27,8 @@ struct GradientColumnsTask {
   Columns<S> V;        // (n_k,p + 1)
   int z, stride_q, stride_k;
   float *G, *H, *U;  // H may be null
+  bool* lost;        // [z, n_q], or null
+  int* lost_rows;    // [z]: how many, 0 before
 };
 
 /// Blocks (tokens, queries or keys, z).
@@ -50,6 +53,10 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
     put(task.G, task.stride_q, column, apart ? 0.0f : value);
     if (task.H) put(task.H, task.stride_q, column, apart ? value : 0.0f);
   };
+  if (task.lost && t < n_q) {
+    task.lost[row] = !has_gradients;
+    if (!has_gradients) atomicAdd(task.lost_rows + z, 1);
+  }
   float along = 0;
   for (int c = 0; c < p; ++c) {
     float g = 0;
@@ -72,10 +79,12 @@ void queue_gradient_columns(const GradientColumnsTask<S>& task, cudaStream_t str
          dim3{blocks_of<threads>(most), 2, static_cast<unsigned>(task.z)}, dim3{threads, 1, 1}, 0, stream, task);
 }
 
-/// x = N.
+/// x = N, and more of matrices that have lost rows.
 template <Storage S>
 struct StoreTask {
   Sums sums;
+  const int* lost;        // [z]: how many; null: none
+  const float* more;      // [z, n, p], where there are any
   DeviceMatrixView<S> x;  // [.., n, p]
 };
 
@@ -86,7 +95,8 @@ __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
   const std::ptrdiff_t row = at / task.sums.p, n = task.x.tokens;
   const int column = static_cast<int>(at % task.sums.p);
   if (row >= task.sums.rows) return;
-  store(row_of(task.x, row / n, row % n) + column, task.sums.numerator(row, column));
+  const float more = task.lost && task.lost[row / n] > 0 ? task.more[at] : 0.0f;
+  store(row_of(task.x, row / n, row % n) + column, task.sums.numerator(row, column) + more);
 }
 
 template <Storage S>
