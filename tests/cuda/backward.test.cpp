@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
+#include "cuda/gradient_case.hpp"
 #include "cuda/gradient_magnitudes.hpp"
 #include "cuda/plan_case.hpp"
 #include "nprf/feature_map/paper_names.hpp"
@@ -26,33 +27,6 @@ RelativePosition<float> clipped(Index reach = 20) {
   return RelativePosition<float>(normal_vector<float>(2 * reach + 1, 5));
 }
 
-/// Gradients of a plan, which were NaN before.
-template <class S>
-Gradients<float> gradients_of(const PlanCase& x, const cuda::AttentionPlan<S>& plan, const Matrix<float>& dy,
-                              const cuda::PlanCall& call = {}) {
-  const auto poisoned = [](const Matrix<float>& like) {
-    return stored<S>(Matrix<float>::Constant(like.rows(), like.cols(), nan));
-  };
-  const DeviceArray<S> q(stored<S>(x.q)), k(stored<S>(x.k)), v(stored<S>(x.v)), ddy(stored<S>(dy)), dq(poisoned(x.q)),
-      dk(poisoned(x.k)), dv(poisoned(x.v));
-  const auto& position = plan.model().positions.front().parameters;
-  const DeviceArray<float> parameters(std::vector<float>(position.size(), nan));
-  const auto view = [](const DeviceArray<S>& a, const Matrix<float>& like) {
-    return cuda::DeviceMatrixView<S>(a.data(), like.rows(), like.cols());
-  };
-  plan.backward(view(q, x.q), view(k, x.k), view(v, x.v), view(ddy, dy),
-                {view(dq, x.q), view(dk, x.k), view(dv, x.v), position.empty() ? nullptr : parameters.data()}, call,
-                nullptr);
-  const auto matrix = [](const DeviceArray<S>& a, const Matrix<float>& like) {
-    return as_floats(a.fetch(), like.rows(), like.cols());
-  };
-  return {matrix(dq, x.q),
-          matrix(dk, x.k),
-          matrix(dv, x.v),
-          as_floats(parameters.fetch(), static_cast<Index>(position.size()), 1),
-          {}};
-}
-
 /// The largest error of any gradient, relative to what it is a sum of.
 template <class S = float, class F, class P>
 double error(const PlanCase& x, const Attention<F, P>& attention) {
@@ -63,22 +37,7 @@ double error(const PlanCase& x, const Attention<F, P>& attention) {
   attention.forward(q, k, v, saved, {.offset = x.shape.offset, .tolerance = 1e-6});
   const Gradients<float> expected = attention.backward(saved, dy);
   const Gradients<float> got = gradients_of<S>(x, *x.plan<S>(attention), dy);
-  const GradientMagnitudes sizes = gradient_magnitudes(attention, q, k, v, dy, x.shape.offset);
-  double worst = 0;
-  const auto compare = [&](const char* what, const Matrix<float>& a, const Matrix<float>& b, double size) {
-    REQUIRE(a.size() == b.size());
-    for (Index e = 0; e < a.size(); ++e) {
-      const double off = std::abs(static_cast<double>(a.data()[e]) - static_cast<double>(b.data()[e])) / size;
-      if (off <= worst) continue;
-      UNSCOPED_INFO(what << ": " << off);
-      worst = std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
-    }
-  };
-  compare("dq", got.queries, expected.queries, sizes.queries);
-  compare("dk", got.keys, expected.keys, sizes.keys);
-  compare("dv", got.values, expected.values, sizes.values);
-  compare("bias", got.bias, Eigen::Map<const Matrix<float>>(expected.bias.data(), expected.bias.size(), 1), sizes.bias);
-  return worst;
+  return difference(got, expected, gradient_magnitudes(attention, q, k, v, dy, x.shape.offset));
 }
 
 // of sums of terms of one sign: rounding of features, of three products and of what the CPU computes in float

@@ -135,7 +135,7 @@ class Backward {
     const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = Y.stride(n_q), tokens_k = Y.stride(n_k);
     const auto& [phi_q, phi_k, tops, rows, again, G, H, U, db, lost, logs, product, certificate, lags, correlation,
                  to_dA, to_dB, to_dU, more_dA] = arrays;
-    const FeatureTask<S> queries = model.features<S>(q, true, nullptr, nullptr, phi_q, tokens_q);
+    const FeatureTask<S> queries = model.features<S>(q, true, key_mask, nullptr, phi_q, tokens_q);
     const FeatureTask<S> keys = model.features<S>(k, false, key_mask, tops, phi_k, tokens_k);
     const Columns<S> V{Operand<S>(v), key_mask};
     const auto A = Y.operand(phi_q, n_q), B = Y.operand(phi_k, n_k);  // (n_q,r) (n_k,r)

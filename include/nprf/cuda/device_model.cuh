@@ -16,6 +16,7 @@
 #include "nprf/cuda/runtime.hpp"
 #include "nprf/cuda/scratch.hpp"
 #include "nprf/cuda/tile.cuh"
+#include "nprf/cuda/visibility.cuh"
 #include "nprf/cuda/weights.cuh"
 
 namespace nprf::cuda {
@@ -102,19 +103,21 @@ class DeviceModel {
     return {db, m_order, m_start, parameter_count(), lags(), first_position(), gradients};
   }
 
-  /// Features of queries, or of keys, whose largest exponents are in tops [z] if they are needed.
+  /// Features of queries, or of keys, whose largest exponents are in tops [z] if they are needed; the mask is of keys.
   template <Storage S, class Feature>
   FeatureTask<S, Feature> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask, int* tops,
                                    Feature* phi, int stride) const {
     const bool estimates_exp = map().kind != FeatureKind::elu;
     const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
+    const Visibility seen{bias(), key_mask, heads(), n_q(), n_k()};
     return {Operand<S>(x), queries ? nullptr : key_mask,
             m_w,           m_model.features.size() > 1 ? static_cast<std::ptrdiff_t>(map().m) * d_padded() : 0,
             map().kind,    map().m,
             d_padded(),    static_cast<float>(m_model.radius),
             scale,         queries,
             m_shift,       !queries && m_needs_tops ? tops : nullptr,
-            phi,           stride};
+            phi,           stride,
+            seen};
   }
 
  private:

@@ -9,6 +9,7 @@
 #include "nprf/cuda/launch.cuh"
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/operand.cuh"
+#include "nprf/cuda/visibility.cuh"
 
 namespace nprf::cuda {
 
@@ -23,7 +24,8 @@ constexpr bool by_token = std::is_same_v<Feature, __nv_bfloat16>;
 /// float by channel, [z, r, stride], zeros from n on; bfloat16 by token, [z, n, stride], zeros from r on.
 ///
 /// queries: the largest feature of each row is 1, or its own factor is left out. keys: all of one z are divided by
-/// exp(shift), or by the largest of them. O(n d m) time, no scratch memory but tops.
+/// exp(shift), or by the largest of them. A query that holds what is no number and sees no key has zeros as padding
+/// has, so that it touches nothing. O(n d m) time, no scratch memory but tops.
 template <Storage S, class Feature = float>
 struct FeatureTask {
   Operand<S> x;             // (n,d)
@@ -37,7 +39,8 @@ struct FeatureTask {
   float shift;  // of keys, if their exponents are known to be near it
   int* tops;    // [z]: the largest exponent, as ordered(); null: `shift` is used
   Feature* phi;
-  int stride;  // n at least, or r
+  int stride;       // n at least, or r
+  Visibility seen;  // by queries
 
   // with zeros
   __host__ __device__ int tokens() const { return by_token<Feature> ? x.tokens : stride; }
@@ -75,9 +78,10 @@ __device__ __forceinline__ float over_groups(float* scratch, float x, F&& f) {
   return all;
 }
 
-/// Of a token: x' = factor x, and |x'|^2 / 2.
+/// Of a token: x' = factor x, |x'|^2 / 2, and whether all of it are numbers.
 struct Normalised {
   float factor, half;
+  bool finite;
 };
 
 /// x' in place, with radius / |x| free of overflow and underflow in |x|^2; what the thread's token has.
@@ -105,8 +109,9 @@ __device__ __forceinline__ Normalised normalise(const FeatureTask<S, Feature>& t
     s = norm == 0 ? 0.0f : fminf(task.radius / norm / unit, largest_float);
   }
   for (int k = g; k < d; k += Shape::groups) x[k * stride + t] *= s;
-  if (task.radius > 0) return {s, square == 0 ? 0.0f : 0.5f * task.radius * task.radius};
-  return {s, 0.5f * square * (s * s)};
+  const bool finite = square <= largest_float;
+  if (task.radius > 0) return {s, square == 0 ? 0.0f : 0.5f * task.radius * task.radius, finite};
+  return {s, 0.5f * square * (s * s), finite};
 }
 
 /// z[i] = w_{first + i}.x' of a token, whose channels are Shape::stride apart.
@@ -195,7 +200,8 @@ __device__ __forceinline__ void compute_features(const FeatureTask<S, Feature>& 
   if (t0 >= task.tokens()) return;
   load_tile(x, 1, Shape::stride, task.x, task.x.of(z), t0, Shape::tokens, 0, task.d_padded);
   __syncthreads();
-  float half = normalise(task, x, scratch).half, shift = task.tops ? from_ordered(task.tops[z]) : task.shift;
+  const Normalised own = normalise(task, x, scratch);
+  float half = own.half, shift = task.tops ? from_ordered(task.tops[z]) : task.shift;
   __syncthreads();
   const bool exponential = task.kind == FeatureKind::positive || task.kind == FeatureKind::hyperbolic;
   if (task.queries && exponential) {
@@ -204,8 +210,9 @@ __device__ __forceinline__ void compute_features(const FeatureTask<S, Feature>& 
   }
   if (token >= task.tokens()) return;
 
-  const bool padding =
-      token >= n || (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]);
+  const bool padding = token >= n ||
+                       (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]) ||
+                       (task.queries && !own.finite && !task.seen.sees_any(z, token));
   Feature* phi = task.phi + (by_token<Feature> ? (static_cast<std::ptrdiff_t>(z) * n + token) * task.stride
                                                : static_cast<std::ptrdiff_t>(z) * r * task.stride + token);
   const float factor = task.queries ? 1.0f : expf(half - shift);  // of trigonometric ones

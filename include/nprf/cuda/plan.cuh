@@ -114,7 +114,7 @@ class AttentionPlan {
     Feature *phi_q = reinterpret_cast<Feature*>(arrays.phi_q), *phi_k = reinterpret_cast<Feature*>(arrays.phi_k);
     const Counters& counters = arrays.certificates.counters;
     counters.queue_clear(z, stream);
-    queue_features(m_model.features<S>(q, true, nullptr, nullptr, phi_q, m_product.stride(n_q)),
+    queue_features(m_model.features<S>(q, true, U.mask, nullptr, phi_q, m_product.stride(n_q)),
                    m_model.features<S>(k, false, U.mask, arrays.tops, phi_k, m_product.stride(n_k)), z, stream);
     CertifiedSums sums{arrays.product.sums};
     if constexpr (std::is_same_v<Feature, float>)

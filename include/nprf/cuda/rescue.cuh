@@ -84,7 +84,8 @@ class Rescue {
       const float half = normalise(m_task.k, x(), scratch()).half;
       __syncthreads();
       const double log = log_of_features() - static_cast<double>(half);
-      add_keys(j0, sees(j0 + m_t) ? log + bias(j0 + m_t) : none());
+      const double b = sees(j0 + m_t) ? bias(j0 + m_t) : none();
+      add_keys(j0, b == none() ? none() : log == log ? log + b : -none());  // what is no number outweighs all others
     }
   }
 
