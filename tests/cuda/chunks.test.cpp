@@ -18,7 +18,7 @@ TEMPLATE_TEST_CASE("chunks of integers sum up from the first one on and from the
   using Task = cuda::ChunkTask<S, Feature>;
   using Case = TileCase<S, Feature>;
   for (const Case& x : {Case{.n_k = 1, .p = 1}, Case{.n_k = 128, .r = 1, .p = 0}, Case{.n_k = 129, .p = 64},
-                        Case{.batch = 2, .heads = 2, .n_k = 300, .r = 70, .p = 72, .masked = true}}) {
+                        Case{.batch = 2, .n_k = 300, .r = 70, .p = 72, .masked = true}}) {
     const auto data = x.data();
     const int z = x.z(), n_k = x.n_k, p = x.p, r = x.stored_features(), chunks = Task::chunks_of(n_k);
     const DeviceArray<Feature> B(x.features(data.B, n_k));

@@ -44,7 +44,7 @@ TEST_CASE("a query of NaNs that sees no key is zero, and touches no gradient", "
   const Matrix<float> dy = normal<float>(n_q, 5, 9);
   for (const auto& [what, direction, n_k, offset, padding, table, unseeing, seeing] : cases())
     for (const cuda::Engine engine : cuda_engines) {
-      const Attention attention(orf<float>(6, 16, 7), RelativePosition<float>(table), {.direction = direction});
+      const Attention attention(orf<float>(6, 4, 7), RelativePosition<float>(table), {.direction = direction});
       const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(n_k));
       for (Index j = padding; j < n_k; ++j) mask[static_cast<std::size_t>(j)] = true;
       const DeviceArray<unsigned char> on_device(std::vector<unsigned char>(mask.get(), mask.get() + n_k));
