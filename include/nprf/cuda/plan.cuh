@@ -88,7 +88,8 @@ class AttentionPlan {
 
   /// The gradients of L for dy [.., n_q, d_v] = dL/dy, from the same inputs; of forward's results it needs none. Rows
   /// that see no key, those whose denominator underflows and features tell no logarithms, and keys that are padding
-  /// have none. Throws as forward does, and InvalidArgument for a plan without gradients.
+  /// have none. By transforms a query that sees keys and is no number leaves its head no gradient that is one. Throws
+  /// as forward does, and InvalidArgument for a plan without gradients.
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
                 const PlanCall& call, cudaStream_t stream) const;
 
