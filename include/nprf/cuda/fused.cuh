@@ -95,7 +95,7 @@ struct FusedSpectrumTask {
 // Value k < L of the weights of class q, of `classes` L points, folded. A call, since inlined as often as a thread asks
 // it would be most of what there is to compile
 template <int classes, int L>
-__device__ [[gnu::noinline]] float2 folded_weight(const DeviceWeights& c, int head, int q, int k) {
+[[gnu::noinline]] __device__ float2 folded_weight(const DeviceWeights& c, int head, int q, int k) {
   float2 sum = make_float2(0, 0);
   for (; k < classes * L; k += L)
     sum = sum +
