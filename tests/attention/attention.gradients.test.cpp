@@ -202,6 +202,29 @@ TEST_CASE("a row of zeros and a row that sees no key have no gradient", "[attent
   CHECK(g.keys.allFinite());
 }
 
+TEST_CASE("a query that is no number and sees no key touches no gradient", "[attention]") {
+  const Index n = 70;
+  for (const Engine engine : engines())
+    for (const double hole : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+      INFO(name(engine));
+      Tokens<double> x = random_tokens<double>(n, n, d, 2);
+      const Attention attention(orf<double>(d, 5, 7), RelativePosition<double>(normal_vector<double>(9, 3)),
+                                {.direction = Direction::causal, .engine = engine});
+      const auto gradients = [&] {
+        Saved<double> saved;
+        attention.forward(x.q, x.k, x.v, saved, {.offset = -2});
+        return attention.backward(saved, normal<double>(n, 2, 9));
+      };
+      const Gradients<double> finite = gradients();
+      x.q(1, 2) = hole;
+      const Gradients<double> g = gradients();
+      CHECK(g.queries == finite.queries);
+      CHECK(g.keys == finite.keys);
+      CHECK(g.values == finite.values);
+      CHECK(g.bias == finite.bias);
+    }
+}
+
 TEST_CASE("a table for more tokens serves fewer by its middle, one for fewer serves more by its ends", "[attention]") {
   const Index n_q = 12, n_k = 9;
   const Tokens<double> x = random_tokens<double>(n_q, n_k, d, 2);

@@ -152,6 +152,9 @@ class Head {
       resize(saved->k, n_k, d);
       scale_rows<T>(q, span_of(q_scale), saved->q, team);
       scale_rows<T>(k_seen, span_of(k_scale), saved->k, team);
+      // a query that sees no key has no gradient, whatever it holds
+      for (Index i = 0; i < n_q; ++i)
+        if (fates[i] == Fate::empty) A.row(i).setZero(), saved->q.row(i).setZero(), q_scale[i] = 0;
       resize(saved->v, n_k, v.cols());
       team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
         saved->v.middleRows(j0, rows) = v_finite.middleRows(j0, rows);
