@@ -60,6 +60,23 @@ TEST_CASE("gradients of more tokens than shared memory takes are the CPU's", "[c
         tolerance);
 }
 
+TEST_CASE("a key that is no number, and that no query sees, touches no gradient", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines) {
+    INFO(name(engine));
+    PlanCase x{{.n_q = 60, .n_k = 90, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
+    const Attention attention(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
+    const Matrix<float> dy = normal<float>(60, 5, 9);
+    Saved<float> saved;
+    attention.forward(x.q, x.k, x.v, saved, {.tolerance = 1e-6});
+    const Gradients<float> expected = attention.backward(saved, dy);
+    const GradientMagnitudes sizes = gradient_magnitudes(attention, x.q, x.k, x.v, dy, 0);
+    x.k.bottomRows(20).setConstant(nan);
+    CHECK(difference(gradients_of(x, *x.plan(attention), dy), expected, sizes) <= tolerance);
+    x.v.bottomRows(25).setConstant(std::numeric_limits<float>::infinity());
+    CHECK(difference(gradients_of(x, *x.plan(attention), dy), expected, sizes) <= tolerance);
+  }
+}
+
 TEST_CASE("a mask leaves the gradients of the keys that it leaves, by every engine", "[cuda]") {
   // keys 20 to 79, which stand at the positions of 0 to 59 for queries that are 20 before theirs
   const PlanCase x{{.n_q = 90, .n_k = 100, .d_v = 5}, {.gradients = true}, 6};

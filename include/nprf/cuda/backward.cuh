@@ -143,7 +143,7 @@ class Backward {
     queue_features(queries, keys, z, stream);
     const CertifiedSums sums = certificates.queue(Y, phi_q, phi_k, V, product, certificate, stream);
     queue_gradient_columns(GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G,
-                                                  H, U, lost.lost, lost.sizes},
+                                                  H, U, again, lost.lost, lost.sizes, model.visibility(key_mask)},
                            stream);
 
     auto G_c = m_dA.operand(G, n_q), H_c = m_dA.operand(H, n_q), U_c = m_dA.operand(U, n_k);  // (n,p + 1)
@@ -151,7 +151,8 @@ class Backward {
     const DrownedQueries some = m_has_tiles ? DrownedQueries{} : DrownedQueries{again, drowned.sizes};
     const bool has_db = gradients.parameters && model.parameter_count() > 0;
     if (has_db) m_lags.queue(A, B, m_has_tiles ? G_c : H_c, U_c, some, product.before, product.after, db, lags, stream);
-    if (has_db && !m_has_tiles) m_correlation.queue(A, B, G_c, U_c, db, correlation, stream);
+    if (has_db && !m_has_tiles)
+      m_correlation.queue(A, B, G_c, U_c, certificate.counters.largest, db, correlation, stream);
     if (lost.lost)
       queue_rescue_gradients(RescueGradientTask<S>{queries, keys, Operand<S>(dy), U_c, model.bias(), z,
                                                    model.positions(), lost, logs, has_db ? db : nullptr},

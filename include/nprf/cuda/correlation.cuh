@@ -8,6 +8,7 @@
 
 #include "nprf/cuda/columns.cuh"
 #include "nprf/cuda/complex.cuh"
+#include "nprf/cuda/counts.cuh"
 #include "nprf/cuda/cufft.hpp"
 #include "nprf/cuda/launch.cuh"
 #include "nprf/cuda/operand.cuh"
@@ -22,7 +23,8 @@ namespace nprf::cuda {
 struct CorrelationTask {
   const float2 *w, *u;  // [pair, feature, length]
   int length, pairs_of_z, all_pairs, first_pair, pairs, features, positions;
-  float2* sum;  // [position, length]
+  const int* largest;  // [z]: magnitudes; where there is none G is zero, since all rows are drowned
+  float2* sum;         // [position, length]
 };
 
 /// Blocks (frequencies, positions).
@@ -35,7 +37,7 @@ __global__ void __launch_bounds__(threads) correlation_kernel(CorrelationTask ta
   const int end = min(task.pairs, task.all_pairs - task.first_pair);
   for (int pair = 0; pair < end; ++pair) {
     const int z = (task.first_pair + pair) / task.pairs_of_z;
-    if (z % task.positions != position) continue;
+    if (z % task.positions != position || task.largest[z] >= infinite_magnitude) continue;
     for (int f = 0; f < task.features; ++f) {
       const std::ptrdiff_t slot = static_cast<std::ptrdiff_t>(pair) * task.features + f;
       sum = sum + multiply_conjugate(task.u[slot * task.length + k], task.w[slot * task.length + k]);
@@ -96,9 +98,10 @@ class CorrelationEngine {
     return {w, u, sum, scratch.take<std::byte>(std::max(m_columns.workspace_bytes(), m_sums.workspace_bytes()))};
   }
 
-  /// Adds to db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U.
+  /// Adds to db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U; `largest` [z] as
+  /// SignalNorms has it.
   void queue(const Operand<float>& A, const Operand<float>& B, const Operand<float>& G, const Operand<float>& U,
-             float* db, const Arrays& arrays, cudaStream_t stream) const {
+             const int* largest, float* db, const Arrays& arrays, cudaStream_t stream) const {
     const std::size_t sums = static_cast<std::size_t>(m_positions) * static_cast<std::size_t>(m_length);
     const int all_pairs = m_z * m_pairs, r = A.channels;
     const unsigned positions = static_cast<unsigned>(m_positions), slots = static_cast<unsigned>(m_slab.slots());
@@ -120,7 +123,7 @@ class CorrelationEngine {
         launch("gradients: correlation", correlation_kernel<threads>, dim3{blocks_of<threads>(m_length), positions, 1},
                block, 0, stream,
                CorrelationTask{arrays.w, arrays.u, m_length, m_pairs, all_pairs, pair, m_slab.pairs, m_slab.features,
-                               m_positions, arrays.sum});
+                               m_positions, largest, arrays.sum});
       }
     m_sums.run(arrays.sum, CUFFT_INVERSE, arrays.cufft, stream);
     launch("gradients: lags", correlated_lags_kernel<threads>, dim3{blocks_of<threads>(m_c.size), positions, 1}, block,

@@ -109,16 +109,24 @@ class DeviceModel {
                                    Feature* phi, int stride) const {
     const bool estimates_exp = map().kind != FeatureKind::elu;
     const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
-    const Visibility seen{bias(), key_mask, heads(), n_q(), n_k()};
-    return {Operand<S>(x), queries ? nullptr : key_mask,
-            m_w,           m_model.features.size() > 1 ? static_cast<std::ptrdiff_t>(map().m) * d_padded() : 0,
-            map().kind,    map().m,
-            d_padded(),    static_cast<float>(m_model.radius),
-            scale,         queries,
-            m_shift,       !queries && m_needs_tops ? tops : nullptr,
-            phi,           stride,
-            seen};
+    return {Operand<S>(x),
+            queries ? nullptr : key_mask,
+            m_w,
+            m_model.features.size() > 1 ? static_cast<std::ptrdiff_t>(map().m) * d_padded() : 0,
+            map().kind,
+            map().m,
+            d_padded(),
+            static_cast<float>(m_model.radius),
+            scale,
+            queries,
+            m_shift,
+            !queries && m_needs_tops ? tops : nullptr,
+            phi,
+            stride,
+            visibility(key_mask)};
   }
+
+  Visibility visibility(const bool* key_mask) const { return {bias(), key_mask, heads(), n_q(), n_k()}; }
 
  private:
   const FeatureModel& map() const { return m_model.features.front(); }

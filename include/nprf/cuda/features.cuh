@@ -24,8 +24,8 @@ constexpr bool by_token = std::is_same_v<Feature, __nv_bfloat16>;
 /// float by channel, [z, r, stride], zeros from n on; bfloat16 by token, [z, n, stride], zeros from r on.
 ///
 /// queries: the largest feature of each row is 1, or its own factor is left out. keys: all of one z are divided by
-/// exp(shift), or by the largest of them. A query that holds what is no number and sees no key has zeros as padding
-/// has, so that it touches nothing. O(n d m) time, no scratch memory but tops.
+/// exp(shift), or by the largest of them. A query that holds what is no number and sees no key, or a key that no query
+/// sees, has zeros as padding has, so that it touches nothing. O(n d m) time, no scratch memory but tops.
 template <Storage S, class Feature = float>
 struct FeatureTask {
   Operand<S> x;             // (n,d)
@@ -39,8 +39,8 @@ struct FeatureTask {
   float shift;  // of keys, if their exponents are known to be near it
   int* tops;    // [z]: the largest exponent, as ordered(); null: `shift` is used
   Feature* phi;
-  int stride;       // n at least, or r
-  Visibility seen;  // by queries
+  int stride;  // n at least, or r
+  Visibility seen;
 
   // with zeros
   __host__ __device__ int tokens() const { return by_token<Feature> ? x.tokens : stride; }
@@ -212,7 +212,7 @@ __device__ __forceinline__ void compute_features(const FeatureTask<S, Feature>& 
 
   const bool padding = token >= n ||
                        (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]) ||
-                       (task.queries && !own.finite && !task.seen.sees_any(z, token));
+                       (!own.finite && !(task.queries ? task.seen.sees_any(z, token) : task.seen.is_seen(z, token)));
   Feature* phi = task.phi + (by_token<Feature> ? (static_cast<std::ptrdiff_t>(z) * n + token) * task.stride
                                                : static_cast<std::ptrdiff_t>(z) * r * task.stride + token);
   const float factor = task.queries ? 1.0f : expf(half - shift);  // of trigonometric ones

@@ -7,6 +7,7 @@
 #include "nprf/cuda/launch.cuh"
 #include "nprf/cuda/operand.cuh"
 #include "nprf/cuda/product.cuh"
+#include "nprf/cuda/visibility.cuh"
 
 namespace nprf::cuda {
 
@@ -37,6 +38,7 @@ struct FinishTask {
   bool positive;          // features
   DeviceMatrixView<S> y;  // [.., n_q, p]
   RowList lost;           // rows whose denominator is not sound, to be rescued; none if it has no memory
+  Visibility seen;
   Counts* counts;
 };
 
@@ -52,7 +54,7 @@ __global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
   const bool empty = denominator == 0;
   if (column == 0) {
     const bool number = denominator == denominator;
-    if (task.lost.rows && number && !is_sound(denominator, task.positive))
+    if (task.lost.rows && number && !is_sound(denominator, task.positive) && task.seen.sees_any(z, i))
       task.lost.append(z, i);
     else if (empty)
       atomicAdd(&task.counts->empty_rows, 1);

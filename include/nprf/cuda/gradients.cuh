@@ -8,6 +8,7 @@
 #include "nprf/cuda/launch.cuh"
 #include "nprf/cuda/operand.cuh"
 #include "nprf/cuda/product.cuh"
+#include "nprf/cuda/visibility.cuh"
 
 namespace nprf::cuda {
 
@@ -17,8 +18,8 @@ namespace nprf::cuda {
 ///     H [z, p + 1, stride]   the same of rows that were repaired, where it is asked for: G is zero there
 ///     U [z, p + 1, stride]   [V 1]
 ///
-/// zero for queries whose D is zero or underflows, for keys that are padding, and beyond the tokens. Where features
-/// tell logarithms those queries are marked, and have their gradients by rescue_gradients.cuh.
+/// zero for queries whose D is zero, underflows or is infinite, for keys that are padding, and beyond the tokens. Where
+/// features tell logarithms those queries are marked, and have their gradients by rescue_gradients.cuh.
 template <Storage S>
 struct GradientColumnsTask {
   Operand<S> dy;       // (n_q,p)
@@ -27,8 +28,10 @@ struct GradientColumnsTask {
   Columns<S> V;        // (n_k,p + 1)
   int z, stride_q, stride_k;
   float *G, *H, *U;  // H may be null
-  bool* lost;        // [z, n_q], or null
+  bool* again;       // sums.again, where H is not null: stays true of rows that H is not zero of
+  bool* lost;        // [z, n_q], or null: those that see a key
   int* lost_rows;    // [z]: how many, 0 before
+  Visibility seen;
 };
 
 /// Blocks (tokens, queries or keys, z).
@@ -41,7 +44,11 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
   };
   if (blockIdx.y == 1) {
     const ColumnsOf<S> V = task.V.of(z);
-    for (int c = 0; c <= p && t < task.stride_k; ++c) put(task.U, task.stride_k, c, V(t, c));
+    if (t >= task.stride_k) return;
+    bool finite = true;
+    for (int c = 0; c < p; ++c) finite &= fabsf(V(t, c)) <= largest_float;
+    const bool hidden = !finite && !task.seen.is_seen(z, t);  // touches nothing
+    for (int c = 0; c <= p; ++c) put(task.U, task.stride_k, c, hidden ? 0.0f : V(t, c));
     return;
   }
   if (t >= task.stride_q) return;
@@ -53,9 +60,11 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
     put(task.G, task.stride_q, column, apart ? 0.0f : value);
     if (task.H) put(task.H, task.stride_q, column, apart ? value : 0.0f);
   };
+  if (apart && !has_gradients) task.again[row] = false;
   if (task.lost && t < n_q) {
-    task.lost[row] = !has_gradients;
-    if (!has_gradients) atomicAdd(task.lost_rows + z, 1);
+    const bool lost = !has_gradients && task.seen.sees_any(z, t);
+    task.lost[row] = lost;
+    if (lost) atomicAdd(task.lost_rows + z, 1);
   }
   float along = 0;
   for (int c = 0; c < p; ++c) {

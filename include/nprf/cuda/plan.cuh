@@ -88,8 +88,8 @@ class AttentionPlan {
 
   /// The gradients of L for dy [.., n_q, d_v] = dL/dy, from the same inputs; of forward's results it needs none. Rows
   /// that see no key, those whose denominator underflows and features tell no logarithms, and keys that are padding
-  /// have none. By transforms a query that sees keys and is no number leaves its head no gradient that is one. Throws
-  /// as forward does, and InvalidArgument for a plan without gradients.
+  /// have none. By transforms a query that sees keys and is no number leaves no gradient of its head that is one, nor
+  /// of its position. Throws as forward does, and InvalidArgument for a plan without gradients.
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
                 const PlanCall& call, cudaStream_t stream) const;
 
@@ -123,7 +123,7 @@ class AttentionPlan {
     else
       m_product.queue(phi_q, phi_k, U, arrays.product, stream);
     const RowList lost{m_model.exponential() ? arrays.rows : nullptr, counters.lost, n_q};
-    queue_finish(FinishTask<S>{sums, m_model.positive(), y, lost, counters.counts}, stream);
+    queue_finish(FinishTask<S>{sums, m_model.positive(), y, lost, m_model.visibility(U.mask), counters.counts}, stream);
     if (lost.rows)
       queue_rescue(RescueTask<S>{m_model.features<S, float>(q, true, nullptr, nullptr, nullptr, 0),
                                  m_model.features<S, float>(k, false, U.mask, nullptr, nullptr, 0), U, m_model.bias(),

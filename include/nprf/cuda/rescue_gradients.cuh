@@ -24,7 +24,8 @@ namespace nprf::cuda {
 ///     de_if = sum_j g_ij pi_ijf    de_jf = sum_i g_ij pi_ijf    dv_j = sum_i p_ij dy_i    db[lag] = sum_{j-i=lag} g_ij
 ///
 /// from which dq_i = sum_f de_if w_f and dk_j = sum_f de_jf w_f - (sum_i g_ij) k_j (feature_gradients.cuh). All sums
-/// have a fixed order. O(rows n_k (m + d_v)); of a matrix without such rows nothing but blocks that leave at once.
+/// have a fixed order. O(rows (n_q + n_k) (m + d_v)), and the projections; of a matrix without such rows nothing but
+/// blocks that leave at once.
 struct LostGradients {
   bool* lost;          // [z, n_q]: which rows; null: none, since features tell no logarithms
   int* sizes;          // [z]: how many
@@ -226,7 +227,7 @@ class PairTile {
       p(k, t) = of_pair.x;
       g(k, t) = of_pair.y;
       top(k, t) = pair.top;
-      h(k, t) = of_pair.y / pair.sum;
+      h(k, t) = of_pair.y == 0 ? 0.0f : of_pair.y / pair.sum;
     }
     __syncthreads();
   }

@@ -20,6 +20,13 @@ struct Visibility {
       if (!(has && !has[j]) && b(z % heads, j - i + n_q - 1) > -1.0 / 0.0) return true;
     return false;
   }
+
+  /// Whether any query of matrix z sees key j, which is no padding. O(n_q) where none does, and up to the first one.
+  __device__ __forceinline__ bool is_seen(int z, int j) const {
+    for (int i = 0; i < n_q; ++i)
+      if (b(z % heads, j - i + n_q - 1) > -1.0 / 0.0) return true;
+    return false;
+  }
 };
 
 }  // namespace nprf::cuda
