@@ -41,24 +41,35 @@ Gradients<float> gradients_of(const PlanCase& x, const cuda::AttentionPlan<S>& p
           {}};
 }
 
-/// The largest difference of any gradients, relative to what they are sums of.
+/// The largest difference of numbers, relative to what they are sums of, and where it is.
+class LargestDifference {
+ public:
+  template <class A, class B>
+  void compare(const char* what, const A& got, const B& expected, double size) {
+    REQUIRE(got.size() == expected.size());
+    for (Index e = 0; e < got.size(); ++e) {
+      const double off =
+          std::abs(static_cast<double>(got.reshaped()[e]) - static_cast<double>(expected.reshaped()[e])) / size;
+      if (off <= m_value) continue;
+      UNSCOPED_INFO(what << ": " << off);
+      m_value = std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
+    }
+  }
+  double value() const { return m_value; }
+
+ private:
+  double m_value = 0;
+};
+
+/// The largest difference of any gradients.
 inline double difference(const Gradients<float>& got, const Gradients<float>& expected,
                          const GradientMagnitudes& sizes) {
-  double worst = 0;
-  const auto compare = [&](const char* what, const Matrix<float>& a, const Matrix<float>& b, double size) {
-    REQUIRE(a.size() == b.size());
-    for (Index e = 0; e < a.size(); ++e) {
-      const double off = std::abs(static_cast<double>(a.data()[e]) - static_cast<double>(b.data()[e])) / size;
-      if (off <= worst) continue;
-      UNSCOPED_INFO(what << ": " << off);
-      worst = std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
-    }
-  };
-  compare("dq", got.queries, expected.queries, sizes.queries);
-  compare("dk", got.keys, expected.keys, sizes.keys);
-  compare("dv", got.values, expected.values, sizes.values);
-  compare("bias", got.bias, Eigen::Map<const Matrix<float>>(expected.bias.data(), expected.bias.size(), 1), sizes.bias);
-  return worst;
+  LargestDifference worst;
+  worst.compare("dq", got.queries, expected.queries, sizes.queries);
+  worst.compare("dk", got.keys, expected.keys, sizes.keys);
+  worst.compare("dv", got.values, expected.values, sizes.values);
+  worst.compare("bias", got.bias, expected.bias, sizes.bias);
+  return worst.value();
 }
 
 }  // namespace nprf::test

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
+#include "cuda/gradient_case.hpp"
 #include "cuda/gradient_magnitudes.hpp"
 #include "cuda/plan_case.hpp"
 #include "nprf/feature_map/paper_names.hpp"
@@ -98,15 +99,7 @@ double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cud
   INFO(name(engine) << ", rescued " << rescued);
   CHECK(rescued >= at_least);
 
-  double worst = 0;
-  const auto compare = [&](const char* what, const auto& a, const auto& b, double size) {
-    for (Index e = 0; e < a.size(); ++e) {
-      const double off = std::abs(static_cast<double>(a.reshaped()[e]) - b.reshaped()[e]) / size;
-      if (off <= worst) continue;
-      UNSCOPED_INFO(name(engine) << ", " << what << ": " << off);
-      worst = std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
-    }
-  };
+  LargestDifference worst;
   Matrix<double> bias = Matrix<double>::Zero(got.bias.rows(), got.bias.cols());
   double bias_size = 0;
   const auto& [batch, heads, n_q, n_k, d_v, offset] = x.shape;
@@ -122,14 +115,14 @@ double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cud
     attentions[one].forward(q, k, v, saved, {.key_mask = seen, .offset = offset});
     const Gradients<double> expected = attentions[one].backward(saved, dy);
     const GradientMagnitudes sizes = gradient_magnitudes(attentions[one], q, k, v, dy, offset);
-    compare("dq", got.queries.middleRows(z * n_q, n_q), expected.queries, sizes.queries);
-    compare("dk", got.keys.middleRows(z * n_k, n_k), expected.keys, sizes.keys);
-    compare("dv", got.values.middleRows(z * n_k, n_k), expected.values, sizes.values);
+    worst.compare("dq", got.queries.middleRows(z * n_q, n_q), expected.queries, sizes.queries);
+    worst.compare("dk", got.keys.middleRows(z * n_k, n_k), expected.keys, sizes.keys);
+    worst.compare("dv", got.values.middleRows(z * n_k, n_k), expected.values, sizes.values);
     bias.row(got.bias.rows() > 1 ? z % heads : 0) += expected.bias.reshaped().transpose();
     bias_size += sizes.bias;
   }
-  compare("bias", got.bias, bias, bias_size);
-  return worst;
+  worst.compare("bias", got.bias, bias, bias_size);
+  return worst.value();
 }
 template <class S = float, class F, class P>
 double error(const Heads& x, const Attention<F, P>& attention, cuda::Engine engine, int at_least) {

@@ -18,8 +18,9 @@ namespace nprf::cuda {
 ///     H [z, p + 1, stride]   the same of rows that were repaired, where it is asked for: G is zero there
 ///     U [z, p + 1, stride]   [V 1]
 ///
-/// zero for queries whose D is zero, underflows or is infinite, for keys that are padding, and beyond the tokens. Where
-/// features tell logarithms those queries are marked, and have their gradients by rescue_gradients.cuh.
+/// zero for queries whose D is zero, underflows or is infinite, for keys that are padding or whose values are no
+/// numbers and not seen, and beyond the tokens. Where features tell logarithms those queries that see a key are marked,
+/// and have their gradients by rescue_gradients.cuh.
 template <Storage S>
 struct GradientColumnsTask {
   Operand<S> dy;       // (n_q,p)
