@@ -27,6 +27,14 @@
 #define NPRF_EXTERN_INSTANCES 0
 #endif
 
+#if defined(_MSC_VER) && !defined(__clang__)
+#error "nprf does not serve MSVC: compile with g++ 12, clang 16 or newer"
+#endif
+
+#ifndef __cpp_exceptions
+#error "nprf says by exceptions what it refuses: compile without -fno-exceptions"
+#endif
+
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "nprf needs infinities and exact rounding: compile without -ffast-math and -ffinite-math-only"
 #endif

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -236,6 +237,39 @@ TEST_CASE("a packing that does not fit is refused", "[attention]") {
   const Lengths packed{0, 4, 9}, lengths{9};
   check_invalid([&] { attention(x.q, x.k, x.v, {.lengths = lengths, .cumulative_lengths = packed}); },
                 {"lengths: expected none for packed sequences", "got 1"});
+}
+
+namespace {
+
+// a table that counts how often its gradient is asked for
+struct Counted {
+  using Scalar = double;
+  const LagBias<double>& bias() const { return table.bias(); }
+  void gradient(Index first, std::span<const double> db, Matrix<double>& dx) const {
+    ++*calls;
+    table.gradient(first, db, dx);
+  }
+  Relative table;
+  int* calls;
+};
+
+}  // namespace
+
+TEST_CASE("a position is asked for its gradient as often for a thousand sequences as for two", "[attention]") {
+  const Index n = 1000;
+  int calls = 0;
+  const Attention attention(orf<double>(d, m, 7), Counted{Relative(random_table<double>(5, 40)), &calls});
+  const Tokens<double> x = random_tokens<double>(n, n, d, 2);
+  const auto calls_for = [&](const Lengths& packed) {
+    Saved<double> saved;
+    attention.forward(x.q, x.k, x.v, saved, {.cumulative_lengths = packed});
+    calls = 0;
+    attention.backward(saved, x.v);
+    return calls;
+  };
+  Lengths ones(n + 1);
+  for (Index s = 0; s <= n; ++s) ones[static_cast<std::size_t>(s)] = s;
+  CHECK(calls_for(ones) == calls_for({0, 400, n}));
 }
 
 }  // namespace nprf::test::attention_packed

@@ -538,6 +538,13 @@ TEST_CASE("automatic takes an FFT for many tokens, by blocks for causal attentio
   }
 }
 
+TEST_CASE("a number that is no engine and no direction is refused", "[attention]") {
+  check_invalid([] { Attention(features(), table(3), {.engine = static_cast<Engine>(99)}); },
+                {"engine: expected one of nprf::Engine, got number 99"});
+  check_invalid([] { Attention(features(), table(3), {.direction = static_cast<Direction>(-1)}); },
+                {"direction: expected bidirectional or causal, got number -1"});
+}
+
 TEST_CASE("an engine that cannot serve is refused by name", "[attention]") {
   const Tokens<double> x = random_tokens<double>(5, 5, d, 2);
   check_invalid([&] { run(Attention(features(), table(3), {.engine = Engine::grid}), x); }, {"engine", "grid"});

@@ -28,7 +28,7 @@ template <class Bias>
 double forward(const Row& x, const Bias& b, Matrix<double>& y) {
   Workspace workspace;
   y.resize(1, x.v.cols());
-  return DirectRow(x.B.rows(), b).forward(x.a.row(0), x.B, x.v, workspace.vector<double>(x.v.cols()), y.row(0));
+  return DirectRow(x.B.rows(), b).forward(x.a.row(0), x.B, x.v, workspace.vector<double>(3 * x.v.cols()), y.row(0));
 }
 
 }  // namespace

@@ -67,10 +67,11 @@ TEST_CASE("a head writes its rows and no others", "[attention]") {
   Framed y(n_q, d_v), dq(n_q, d), dk(n_k, d), dv(n_k, d_v);
   SavedSequence<double> saved;
   Report report;
+  GradientReport gradient_report;
   f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k, tolerance, y.block(), &saved, report, f.team);
   const Index lags = f.weights.gradient_lags().size();
   std::vector<double> db(static_cast<std::size_t>(lags), 0);
-  f.head.backward(saved, f.dy, dq.block(), dk.block(), dv.block(), {db, {}}, f.team);
+  f.head.backward(saved, f.dy, tolerance, dq.block(), dk.block(), dv.block(), {db, {}}, gradient_report, f.team);
 
   const Attention attention(f.features, f.position, options);
   Saved<double> expected_saved;
@@ -92,6 +93,7 @@ TEST_CASE("a head's y does not depend on whether it saves, and it saves anew", "
   Matrix<double> y(n_q, d_v), again(n_q, d_v), dq(n_q, d), dk(n_k, d), dv(n_k, d_v), first_dk(n_k, d);
   SavedSequence<double> saved, fresh;
   Report report;
+  GradientReport gradient_report;
   std::vector<double> db(static_cast<std::size_t>(f.weights.gradient_lags().size()), 0);
   f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, tolerance, y, nullptr, report, f.team);
   f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, tolerance, again, &saved, report, f.team);
@@ -99,8 +101,8 @@ TEST_CASE("a head's y does not depend on whether it saves, and it saves anew", "
   // another mask and length in the same storage
   f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k - 2, tolerance, y, &saved, report, f.team);
   f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k - 2, tolerance, y, &fresh, report, f.team);
-  f.head.backward(fresh, f.dy, dq, first_dk, dv, {db, {}}, f.team);
-  f.head.backward(saved, f.dy, dq, dk, dv, {db, {}}, f.team);
+  f.head.backward(fresh, f.dy, tolerance, dq, first_dk, dv, {db, {}}, gradient_report, f.team);
+  f.head.backward(saved, f.dy, tolerance, dq, dk, dv, {db, {}}, gradient_report, f.team);
   CHECK(same_bits(dk, first_dk));
   CHECK(all_zero(dk.bottomRows(2)));
 }
@@ -110,6 +112,7 @@ TEST_CASE("a head adds to its report and to the bias's gradient", "[attention]")
   Matrix<double> y(n_q, d_v), dq(n_q, d), dk(n_k, d), dv(n_k, d_v);
   SavedSequence<double> saved;
   Report report;
+  GradientReport gradient_report;
   const Mask none = Mask::Constant(n_k, false);
   for (int round = 1; round <= 2; ++round) {
     f.head.forward(f.x.q, f.x.k, f.x.v, view(none), n_k, tolerance, y, nullptr, report, f.team);
@@ -122,8 +125,9 @@ TEST_CASE("a head adds to its report and to the bias's gradient", "[attention]")
 
   const auto lags = static_cast<std::size_t>(f.weights.gradient_lags().size());
   std::vector<double> once(lags, 0), twice(lags, 0);
-  f.head.backward(saved, f.dy, dq, dk, dv, {once, {}}, f.team);
-  for (int round = 0; round < 2; ++round) f.head.backward(saved, f.dy, dq, dk, dv, {twice, {}}, f.team);
+  f.head.backward(saved, f.dy, tolerance, dq, dk, dv, {once, {}}, gradient_report, f.team);
+  for (int round = 0; round < 2; ++round)
+    f.head.backward(saved, f.dy, tolerance, dq, dk, dv, {twice, {}}, gradient_report, f.team);
   double sum = 0;
   for (std::size_t l = 0; l < lags; ++l) {
     CHECK(twice[l] == 2 * once[l]);
@@ -137,6 +141,7 @@ TEST_CASE("a head gives back what it took of the workspace", "[attention]") {
   Matrix<double> y(n_q, d_v), dq(n_q, d), dk(n_k, d), dv(n_k, d_v);
   SavedSequence<double> saved;
   Report report;
+  GradientReport gradient_report;
   std::vector<double> db(static_cast<std::size_t>(f.weights.gradient_lags().size()), 0);
   const auto next = [&] {
     const Workspace::Scope scope(f.workspace);
@@ -145,7 +150,7 @@ TEST_CASE("a head gives back what it took of the workspace", "[attention]") {
   const double* before = next();
   f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k, tolerance, y, &saved, report, f.team);
   CHECK(next() == before);
-  f.head.backward(saved, f.dy, dq, dk, dv, {db, {}}, f.team);
+  f.head.backward(saved, f.dy, tolerance, dq, dk, dv, {db, {}}, gradient_report, f.team);
   CHECK(next() == before);
 }
 

@@ -135,10 +135,18 @@ TEST_CASE("a query sees a key where the bias is not -infinity", "[attention]") {
     for (const std::vector<Index>& keys : left) {
       const Mask mask = mask_of(n, keys);
       const Placement placed = weights.keys(view(mask), n, workspace);
+      Mask sees_any(n), seen_by_any(placed.count());
+      weights.sees_any(placed, sees_any.data(), workspace);
+      weights.seen_by_any(placed, seen_by_any.data(), workspace);
       for (Index i = 0; i < n; ++i) {
         bool sees = false;
         for (const Index j : keys) sees = sees || weights.bias(i, j) > never;
-        wrong += weights.sees_any(i, placed) != sees;
+        wrong += sees_any[i] != sees;
+      }
+      for (Index j = 0; j < placed.count(); ++j) {
+        bool seen = false;
+        for (Index i = 0; i < n; ++i) seen = seen || weights.bias(i, placed.number(j)) > never;
+        wrong += seen_by_any[j] != seen;
       }
     }
     CHECK(wrong == 0);
@@ -150,6 +158,67 @@ TEST_CASE("a query sees a key where the bias is not -infinity", "[attention]") {
     const Grid position = grid(2);
     check(HeadWeights<double>(position, {.direction = direction}, {14, 14, 4, 2}, 0, Pass::forward, team), 14);
   }
+}
+
+TEST_CASE("the largest size that a query sees: never more, and nothing only where that is so", "[attention]") {
+  const Index n = 90;
+  Workspace workspace;
+  const Team team(workspace);
+  const Vector<double> all_sizes = normal_vector<double>(n, 4).cwiseAbs();
+  for (const Index hole : {2, 3, 5}) {
+    Vector<double> b = Vector<double>::Zero(2 * n + 1);
+    for (Index l = 0; l < b.size(); ++l)
+      if (l % hole != 0) b[l] = never;
+    for (const Index period : {1, 2, 4}) {
+      std::vector<Index> left;
+      for (Index j = 0; j < n; j += period) left.push_back(j);
+      const Mask mask = mask_of(n, left);
+      const Relative position(b);
+      const HeadWeights<double> weights(position, {}, {n, n, 4, 2}, 0, Pass::forward, team);
+      const Placement keys = weights.keys(view(mask), n, workspace);
+      Vector<double> sizes(keys.count()), got(n);
+      for (Index j = 0; j < sizes.size(); ++j) sizes[j] = all_sizes[keys.number(j)];
+      weights.largest_seen(sizes.data(), keys, got.data(), workspace);
+      Index wrong = 0;
+      for (Index i = 0; i < n; ++i) {
+        double largest = 0;
+        for (Index j = 0; j < keys.count(); ++j)
+          if (weights.sees_key(i, keys.number(j))) largest = std::max(largest, sizes[j]);
+        wrong += got[i] > largest || got[i] < largest / 8;  // a level at most, of which there are enough
+      }
+      INFO("every " << hole << "th lag, every " << period << "th key");
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("the lags at which some queries see keys", "[attention]") {
+  Vector<double> window = random_table<double>(5, 3);
+  window[0] = window[2] = window[10] = never;
+  Workspace workspace;
+  const Team team(workspace);
+  const Relative position(window);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Index offset : {0, 2, -2}) {
+      const HeadWeights<double> weights(position, {.direction = direction}, {14, 11, 4, 2}, offset, Pass::forward,
+                                        team);
+      for (const std::vector<Index>& left :
+           std::vector<std::vector<Index>>{{}, {3}, {0, 1, 2, 3, 4, 5, 6}, {2, 7, 10}}) {
+        const Mask mask = mask_of(11, left);
+        const Placement keys = weights.keys(view(mask), 11, workspace);
+        auto hit = workspace.matrix<double>(weights.gradient_lags().size(), 1);
+        const auto marked = [](Index i) { return i % 5 == 1; };
+        weights.lags_seen(keys, marked, hit, workspace);
+        for (Index l = 0; l < hit.rows(); ++l) {
+          const Index lag = weights.gradient_lags().first + l;
+          bool expected = false;
+          for (Index i = 0; i < 14; ++i)
+            for (const Index j : left)
+              expected = expected || (marked(i) && j - i - offset == lag && weights.sees_key(i, j));
+          CHECK((hit(l, 0) > 0) == expected);
+        }
+      }
+    }
 }
 
 TEST_CASE("the weights of the cells' rows share a scale, and an extra token's row has its own", "[attention]") {
@@ -217,7 +286,10 @@ TEST_CASE("weights that are all -infinity are all zero", "[attention]") {
   const Relative blind(Vector<double>::Constant(1, never));
   const HeadWeights<double> weights(blind, {}, {5, 6, 4, 2}, 0, Pass::forward, team);
   for (Index lag = -4; lag <= 5; ++lag) CHECK(weights.weight(lag) == 0);
-  CHECK(!weights.sees_any(2, weights.keys({}, 6, workspace)));
+  Mask sees = Mask::Constant(5, true), seen = Mask::Constant(6, true);
+  weights.sees_any(weights.keys({}, 6, workspace), sees.data(), workspace);
+  weights.seen_by_any(weights.keys({}, 6, workspace), seen.data(), workspace);
+  CHECK((!sees.any() && !seen.any()));
   CHECK(weights.product().engine() == Engine::automatic);
 }
 

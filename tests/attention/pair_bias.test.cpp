@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/attention/pair_bias.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
+#include "nprf/position/alibi.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
+#include "support/error.hpp"
 
 namespace nprf::test::attention_pair_bias {
 
@@ -48,22 +53,59 @@ TEST_CASE("the bias of a query's pairs is the position's, and the keys' exponent
     const PairBias<double> bias(weights, keys, nullptr, workspace), raised(weights, keys, exponents.data(), workspace);
     for (Index i = 0; i < weights.queries().count(); ++i) {
       const auto [first, end] = bias.seen(i, i);
+      const auto largest = bias.largest(i);
+      double most = never;
+      for (Index j = 0; j < n_k; ++j) most = std::max(most, weights.bias(i, keys.number(j)));
+      if (most == never) {
+        CHECK(largest.bias == never);
+        continue;
+      }
+      CHECK(std::abs(largest.bias - most) <= 16 * epsilon<double>);  // a sum of two numbers below 8
       for (Index j = 0; j < n_k; ++j) {
         const double expected = weights.bias(i, keys.number(j));
         pairs += expected > never;
         if (j < first || j >= end) CHECK(expected == never);
         for (const Index count : {Index{1}, n_k - j}) {
           Vector<double> b(count), r(count);
-          bias(i, j, count, b.data());
-          raised(i, j, count, r.data());
-          CHECK(b[0] == expected);
-          CHECK(b[count - 1] == weights.bias(i, keys.number(j + count - 1)));
-          CHECK(r[0] == expected + exponents[j]);
+          bias(i, largest, j, count, b.data());
+          raised(i, raised.largest(i), j, count, r.data());
+          // differences of numbers below 8, and sums of two of them
+          const auto is = [](double got, double wanted) {
+            return got == wanted || std::abs(got - wanted) <= 64 * epsilon<double>;
+          };
+          CHECK(is(b[0], expected - most));
+          CHECK(is(b[count - 1], weights.bias(i, keys.number(j + count - 1)) - most));
+          CHECK(is(r[0], expected - most + exponents[j]));
         }
       }
     }
   });
   CHECK(pairs > 1000);
+}
+
+TEST_CASE("biases far from zero are relative to their row's largest without loss", "[attention]") {
+  // ALiBi far from lag 0, and so steep that biases have no digits after the point
+  const Index n = 9;
+  Workspace workspace;
+  const Team team(workspace);
+  for (const auto& [slope, offset] : {std::pair(0.37, Index{1} << 40), std::pair(1e18, Index{3})}) {
+    const AlibiPosition<double> alibi(slope);
+    const HeadWeights<double> weights(alibi, {}, {n, n, 4, 2}, offset, Pass::forward, team);
+    const Placement keys = weights.keys({}, n, workspace);
+    const PairBias<double> bias(weights, keys, nullptr, workspace);
+    for (Index i = 0; i < n; ++i) {
+      Vector<double> b(n);
+      bias(i, bias.largest(i), 0, n, b.data());
+      const auto distance = [&](Index j) { return std::abs(j - i - offset); };
+      Index nearest = distance(0);
+      for (Index j = 1; j < n; ++j) nearest = std::min(nearest, distance(j));
+      for (Index j = 0; j < n; ++j) {
+        const double expected = -slope * static_cast<double>(distance(j) - nearest);
+        // of differences of a few times the slope, where that is not large
+        CHECK(std::abs(b[j] - expected) <= epsilon<double> * (std::abs(expected) + 16));
+      }
+    }
+  }
 }
 
 TEST_CASE("what the pairs add goes to the scalar that their bias came from", "[attention]") {

@@ -34,13 +34,13 @@ Tokens<T> long_tokens(Index n) {
 TEST_CASE("a denominator is sound if it keeps its digits, and dy over it too", "[attention]") {
   using Limits = std::numeric_limits<float>;
   for (const float D : {1.0f, 1e-15f, 1e30f}) {
-    CHECK(is_sound(D, true));
-    CHECK(is_sound(-D, false));
-    CHECK_FALSE(is_sound(-D, true));
+    CHECK(is_sound(D, D, 1, true));
+    CHECK(is_sound(-D, D, 1, false));
+    CHECK_FALSE(is_sound(-D, D, 1, true));
   }
   for (const float D : {0.0f, 1e-25f, Limits::infinity()}) {
-    CHECK_FALSE(is_sound(D, true));
-    CHECK_FALSE(is_sound(-D, false));
+    CHECK_FALSE(is_sound(D, D, 1, true));
+    CHECK_FALSE(is_sound(-D, D, 1, false));
   }
 }
 
@@ -79,6 +79,37 @@ TEST_CASE("rows whose features underflow are computed from logarithms, as they a
     CHECK(near(g.values, h.values));
     CHECK(near(g.bias, h.bias));
   }
+}
+
+TEST_CASE("rows from logarithms leave keys out that they do not see, whatever these hold", "[attention]") {
+  const Index n = 30, poisoned = 12;
+  const Tokens<float> x = long_tokens<float>(n);
+  Vector<float> b = random_table<float>(n, 3);
+  b[n - 7] = -std::numeric_limits<float>::infinity();  // the query 19 does not see the key 12 either
+  for (const Engine engine : all_engines())
+    for (const float poison : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      INFO(name(engine) << ", " << poison);
+      const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(b),
+                                {Direction::causal, Normalization::unit(30), engine});
+      Saved<float> clean_saved, saved;
+      Report report;
+      const Matrix<float> clean = attention.forward(x.q, x.k, x.v, clean_saved, {.report = &report});
+      CHECK(report.repaired_rows > 10);
+      Tokens<float> bad = x;
+      bad.k(poisoned, 1) = poison;
+      const Matrix<float> y = attention.forward(bad.q, bad.k, bad.v, saved), dy = normal<float>(n, d_v, 6);
+      const Gradients<float> g = attention.backward(saved, dy);
+      Index wrong = 0;
+      for (Index i = 0; i < n; ++i) {
+        const bool sees = i >= poisoned && i != poisoned + 7;
+        if (sees)
+          wrong += y.row(i).array().isFinite().any() + g.queries.row(i).array().isFinite().any();
+        else
+          wrong += worst_ratio(y.row(i), clean.row(i), 2000 * epsilon<float> * x.v.cwiseAbs().maxCoeff()) > 1 ||
+                   !g.queries.row(i).allFinite();
+      }
+      CHECK(wrong == 0);
+    }
 }
 
 TEST_CASE("rows of a map without logarithms are computed from its features", "[attention]") {

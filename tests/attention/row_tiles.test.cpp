@@ -2,9 +2,11 @@
 #include "nprf/attention/row_tiles.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "nprf/attention/direct_row.hpp"
+#include "nprf/position/position.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
@@ -41,9 +43,9 @@ struct Fixture {
   }
 
   DirectRow<std::function<double(Index)>> one(Index i) const {
-    return {n_k, [i, this](Index j) {
+    return {n_k, [i, from = bias.largest(i), this](Index j) {
               double b;
-              bias(i, j, 1, &b);
+              bias(i, from, j, 1, &b);
               return b;
             }};
   }
@@ -87,7 +89,7 @@ TEMPLATE_TEST_CASE("rows by tiles are rows one by one", "[attention]", NPRF_TEST
     Workspace workspace;
     for (Index k = 0; k < rows.count(); ++k) {
       Matrix<T> y(1, p);
-      f.one(some[static_cast<std::size_t>(k)]).forward(A.row(k), f.B, f.v, workspace.vector<double>(p), y.row(0));
+      f.one(some[static_cast<std::size_t>(k)]).forward(A.row(k), f.B, f.v, workspace.vector<double>(3 * p), y.row(0));
       CHECK(worst_ratio(N.row(k) / D[k], y.row(0), 50 * epsilon<T> * f.v.cwiseAbs().maxCoeff()) <= 1);
     }
   }
@@ -116,6 +118,39 @@ TEMPLATE_TEST_CASE("no bit of a row depends on the others, nor on what it does n
   f.exponents.tail(n_k - 78).setConstant(1e5);
   CHECK(same_bits(row(all, 77), expected));
   CHECK_FALSE(same_bits(row({78}, 78), expected));
+}
+
+TEMPLATE_TEST_CASE("rows over many keys: errors do not grow, and no bit depends on the others", "[attention]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Index many = 50 * keys_in_chunk + 77, offset = 2 * keys_in_chunk - 1;
+  Workspace workspace;
+  const Team team(workspace);
+  const NoPosition<T> position;
+  const HeadWeights<T> weights(position, {.direction = Direction::causal}, {many - offset, many, 1, 1}, offset,
+                               Pass::forward, team);
+  const Placement keys = weights.keys({}, many, workspace);
+  const PairBias<T> bias(weights, keys, nullptr, workspace);
+  const Matrix<T> B = Matrix<T>::Ones(many, 1), v = Matrix<T>::Constant(many, 1, T(0.1));
+  // the rows sees 2 chunks, one key more, and so on
+  const auto contract = [&](const std::vector<Index>& some) {
+    const RowSubset rows(some, team);
+    Matrix<T> both(rows.count(), 2), N(rows.count(), 1);
+    Vector<T> D(rows.count());
+    RowTiles<T>(bias, rows, team).contract(Matrix<T>::Ones(rows.count(), 1), B, v, N, D.data());
+    both << N, D;
+    return both;
+  };
+  const std::vector<Index> some{0, 1, 2, 5000, many - offset - 1};
+  const Matrix<T> got = contract(some);
+  for (Index k = 0; k < got.rows(); ++k) {
+    const std::vector<Index> alone{some[static_cast<std::size_t>(k)]};
+    const double seen = static_cast<double>(alone.front() + offset + 1);
+    CHECK(same_bits<T>(got.row(k), contract(alone)));
+    CHECK(got(k, 1) == static_cast<T>(seen));
+    CHECK(std::abs(static_cast<double>(got(k, 0)) / (seen * static_cast<double>(T(0.1))) - 1) <=
+          epsilon<T> / 2 * (64 + static_cast<double>(keys_in_chunk) / 64 + 2));
+  }
 }
 
 TEST_CASE("gradients by tiles are those of rows one by one", "[attention]") {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/attention/saved.hpp"
 
+#include <limits>
+#include <vector>
+
 #include "nprf/attention/attention.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "support/attention.hpp"
@@ -52,6 +55,23 @@ TEST_CASE("what is saved is a copy, and serves again for another call", "[attent
   const Matrix<double> again = attention.forward(longer.q, longer.k, longer.v, saved);
   attention.forward(longer.q, longer.k, longer.v, fresh);
   CHECK(same_bits<double>(attention.backward(saved, again).queries, attention.backward(fresh, again).queries));
+}
+
+TEST_CASE("what an earlier call saved outlives one that is refused", "[attention]") {
+  Tokens<double> x = random_tokens<double>(5, 6, 3, 2);
+  const Plain attention = make();
+  Saved<double> saved;
+  const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
+  const Gradients<double> before = attention.backward(saved, y);
+  const auto refused = [&](const CallOptions& call, const char* words) {
+    check_invalid([&] { attention.forward(x.q, x.k, x.v, saved, call); }, {words});
+    CHECK(same_bits(attention.backward(saved, y), before));
+  };
+  const std::vector<Index> backwards{0, 7, 5};
+  refused({.tolerance = -1}, "tolerance");
+  refused({.cumulative_lengths = backwards}, "cumulative_lengths");
+  x.v(5, 1) = std::numeric_limits<double>::infinity();
+  refused({.check_finite = true}, "got inf in row 5, column 1");
 }
 
 TEST_CASE("no queries or no keys have gradients of their shapes, all zero", "[attention]") {

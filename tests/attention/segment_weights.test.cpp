@@ -33,6 +33,8 @@ TEST_CASE("sequences of one size share their weights, and each has those of its 
       CHECK(weights[s].gradient_lags().last == lags.last);
       for (Index lag = lags.first; lag <= lags.last; ++lag) CHECK(weights[s].weight(lag) == alone.weight(lag));
     }
+    CHECK(weights.gradient_lags().first == -4 - offset);
+    CHECK(weights.gradient_lags().last == 4 - offset);
   }
   // another call has its own
   weights.build(position, options, std::vector<Segment>{{0, 9, 0, 9}}, 4, 3, offset, Pass::forward, team);

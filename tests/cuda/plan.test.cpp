@@ -248,6 +248,7 @@ TEST_CASE("models that do not hold together are refused in words", "[cuda]") {
   refused([](auto& m) { m.positions[0].index[3] = 41; }, "index: expected parameters 0 to 41 - 1, got 41");
   refused([](auto& m) { m.positions[0].linear = true; }, "position: expected parameters with an index of each lag");
   refused([](auto& m) { m.features[0].kind = cuda::FeatureKind::elu; }, "num_features: expected none of elu");
+  refused([](auto& m) { m.direction = static_cast<Direction>(2); }, "direction: expected bidirectional or causal");
   refused([](auto& m) { m.features.clear(); }, "feature maps: expected 1 or 1 (heads), got 0");
 }
 
@@ -314,6 +315,12 @@ TEST_CASE("views of other shapes, and null pointers, are refused in words", "[cu
                                    {.engine = cuda::Engine::fused});
       },
       {"n_q and n_k: expected at most 2^20 by Engine::fused, got 8 and 1200000"});
+  check_invalid(
+      [&] {
+        cuda::AttentionPlan<float>(cuda::model_of(attention), {.n_q = n, .n_k = n, .d_v = d_v},
+                                   {.engine = static_cast<cuda::Engine>(5)});
+      },
+      {"engine: expected one of nprf::cuda::Engine, got number 5"});
   unfit({.batch = 70000, .n_q = n, .n_k = n, .d_v = d_v}, "batch and heads");
 }
 

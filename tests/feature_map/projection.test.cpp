@@ -75,6 +75,11 @@ TEST_CASE("sizes below one are refused", "[feature_map]") {
     }
 }
 
+TEST_CASE("a number that is no projection is refused", "[feature_map]") {
+  check_invalid([&] { draw(4, 4, static_cast<Projection>(3)); },
+                {"projection: expected gaussian, orthogonal or sphere, got number 3"});
+}
+
 TEST_CASE("a projection that memory cannot have is refused", "[feature_map]") {
   constexpr Index most = std::numeric_limits<Index>::max();
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {

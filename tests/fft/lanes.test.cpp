@@ -157,6 +157,37 @@ TEMPLATE_TEST_CASE("a sum has each lane once, and no other register's", "[fft]",
     }
 }
 
+TEMPLATE_TEST_CASE("half as many registers as lanes are summed over theirs, each its own", "[fft]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>, half = W / 2;
+  if constexpr (W * static_cast<Index>(sizeof(T)) == 4 * 16) {  // registers of four blocks
+    for (Index k = 0; k < half; ++k)
+      for (Index l = 0; l < W; ++l) {
+        fft::Lanes<T> x[half] = {};
+        x[k][l] = 1;
+        const fft::Lanes<T> impulse = fft::sum_lanes_of_half<T>(x);
+        x[k][l] = nan_of<T>;
+        const fft::Lanes<T> sums = fft::sum_lanes_of_half<T>(x);
+        INFO("lane " << l << " of register " << k);
+        for (Index m = 0; m < half; ++m) {
+          CHECK(impulse[m] == (m == k ? T(1) : T(0)));
+          CHECK((m == k ? std::isnan(sums[m]) : sums[m] == 0));
+        }
+      }
+    for (std::uint64_t seed = 1; seed <= 50; ++seed) {  // and they are rounded as those of all registers are
+      const Matrix<T> values = normal<T>(half, W, seed);
+      fft::Lanes<T> x[W] = {};
+      for (Index k = 0; k < half; ++k) x[k] = fft::load_lanes(&values(k, 0));
+      const fft::Lanes<T> sums = fft::sum_lanes_of_half<T>(x);
+      for (Index k = 0; k < half; ++k) {
+        const double exact = values.row(k).template cast<double>().sum();
+        CHECK(std::abs(static_cast<double>(sums[k]) - exact) <=
+              epsilon<T> * std::log2(2.0 * W) * values.row(k).cwiseAbs().sum());
+      }
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("sums of lanes are rounded as often as a tree of them has levels", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;

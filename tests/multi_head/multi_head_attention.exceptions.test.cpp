@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: MIT
 
-// What is thrown in the middle of a call reaches the caller, and the attention works on.
+// What is thrown in the middle of a call reaches the caller, and the attention works on; what is refused changes
+// nothing.
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
+#include <cstdint>
 #include <limits>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "nprf/core/threads.hpp"
+#include "nprf/feature_map/paper_names.hpp"
 #include "nprf/multi_head/multi_head_attention.hpp"
 #include "nprf/position/alibi.hpp"
 #include "support/attention.hpp"
@@ -108,6 +113,58 @@ TEST_CASE("what a feature map throws on another thread reaches the caller", "[mu
   CHECK(same_bits(dq, expected_dq));
 }
 
+TEST_CASE("a call that is refused leaves y, the report and what was saved as they were", "[multi_head]") {
+  constexpr Index batch = 3, heads = 4, n = 20, d = 5, d_v = 3;
+  const MultiHeadAttention attention(orf<double>(d, 6, 1), AlibiPosition<double>(0.1));
+  const auto view = [&](auto& x) {
+    return HeadsView<std::remove_pointer_t<decltype(x.data())>>{x.data(), batch, heads, n, x.cols()};
+  };
+  const auto array = [&](Index channels, std::uint64_t seed) {
+    return normal<double>(batch * heads * n, channels, seed);
+  };
+  Matrix<double> q = array(d, 1), k = array(d, 2), v = array(d_v, 3), y(v.rows(), d_v);
+  const Matrix<double> dy = array(d_v, 4);
+  Saved<double> saved;
+  const auto gradients = [&] {
+    Matrix<double> dq(q.rows(), d), dk(q.rows(), d), dv(q.rows(), d_v);
+    std::vector<Matrix<double>> dbias;
+    attention.backward(saved, view(dy), view(dq), view(dk), view(dv), dbias);
+    dbias.insert(dbias.end(), {dq, dk, dv});
+    return dbias;
+  };
+  attention.forward(view(q), view(k), view(v), view(y), saved);
+  const std::vector<Matrix<double>> before = gradients();
+  const Matrix<double> first = y;
+
+  const std::vector<Index> lengths{n, n, 12};
+  const auto poisoned = [&](Matrix<double>& x, Index b, Index h, Index row, Index column) {
+    for (const Index threads : {1, 4}) {
+      const Threads some(threads);
+      const double value = std::exchange(x((b * heads + h) * n + row, column), std::nan(""));
+      Report report{.empty_rows = 77};
+      check_invalid(
+          [&] {
+            attention.forward(view(q), view(k), view(v), view(y), saved,
+                              {.lengths = lengths, .check_finite = true, .report = &report});
+          },
+          {"expected finite numbers (check_finite), got nan in batch " + std::to_string(b) + ", head " +
+           std::to_string(h) + ", row " + std::to_string(row) + ", column " + std::to_string(column)});
+      x((b * heads + h) * n + row, column) = value;
+      CHECK(report.empty_rows == 77);
+      CHECK(same_bits(y, first));
+      const std::vector<Matrix<double>> after = gradients();
+      for (std::size_t g = 0; g < after.size(); ++g) CHECK(same_bits(after[g], before[g]));
+    }
+  };
+  poisoned(q, 2, 3, 19, 4);
+  poisoned(k, 1, 2, 7, 3);
+  poisoned(v, 2, 0, 11, 1);
+  // what padding holds is never read
+  k(((2 * heads + 1) * n) + 12, 0) = std::nan("");
+  CHECK_NOTHROW(
+      attention.forward(view(q), view(k), view(v), view(y), saved, {.lengths = lengths, .check_finite = true}));
+}
+
 TEST_CASE("heads and sequences that memory cannot have are refused, whatever they hold", "[multi_head]") {
   const MultiHeadAttention attention(EluFeatures<double>(1), AlibiPosition<double>(0.1));
   constexpr Index most = std::numeric_limits<Index>::max();
@@ -121,7 +178,7 @@ TEST_CASE("heads and sequences that memory cannot have are refused, whatever the
   check_invalid([&] { call(1, Index{1} << 32, Index{1} << 32); }, {"queries: expected sizes whose product"});
   // nothing to compute, for more sequences than can be counted
   const std::vector<Index> none(100, 0), far{0, most}, back{0, most, 0};
-  CHECK_THROWS_AS(call(Index{1} << 30, Index{1} << 29, 0, {.cumulative_lengths = none}), std::length_error);
+  CHECK_NOTHROW(call(Index{1} << 30, Index{1} << 29, 0, {.cumulative_lengths = none}));  // empty ones cost nothing
   CHECK_THROWS_AS(call(Index{1} << 30, Index{1} << 29, 0), std::length_error);
   check_invalid([&] { call(1, 1, 1, {.cumulative_lengths = far}); }, {"cumulative_lengths: expected to end at 1"});
   check_invalid([&] { call(1, 1, 1, {.cumulative_lengths = back}); }, {"cumulative_lengths[2]: expected at least"});

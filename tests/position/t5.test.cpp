@@ -142,6 +142,7 @@ TEST_CASE("buckets that do not fit are refused", "[position]") {
   check_invalid(make(32, both, 8), {"max_distance: expected more than 8", "got 8"});
   check_invalid(make(32, causal, -5), {"max_distance", "got -5"});
   check_invalid(make(32, causal, (Index{1} << 24) + 1), {"max_distance", "2^24", "got 16777217"});
+  check_invalid(make(32, static_cast<Direction>(2), 128), {"direction: expected bidirectional or causal", "2"});
   CHECK_NOTHROW(make(32, causal, 17)());
   CHECK_NOTHROW(make(32, both, 9)());
   CHECK_NOTHROW(make(4, both, 2)());

@@ -281,6 +281,12 @@ TEST_CASE("softmax attention refuses wrong shapes", "[reference]") {
   };
   check_invalid([&] { run(3, 4, 6); }, {"keys", "3 columns", "got 4"});
   check_invalid([&] { run(3, 3, 7); }, {"values", "6 rows", "got 7"});
+  const Matrix<double> x = normal<double>(5, 3, 1);
+  check_invalid(
+      [&] {
+        softmax_attention<double>(x, x, x, NoPosition<double>(), static_cast<Direction>(2), Normalization::none());
+      },
+      {"direction", "got number 2"});
 }
 
 TEST_CASE("a NaN in a query makes that row NaN, and no other", "[reference]") {

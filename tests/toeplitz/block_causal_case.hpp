@@ -6,6 +6,7 @@
 #include "nprf/toeplitz/block_causal.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
+#include "toeplitz/gradient_sizes.hpp"
 #include "toeplitz/in_slots.hpp"
 
 namespace nprf::test {
@@ -51,6 +52,15 @@ struct BlockCausalCase {
     make_block_causal(c.view(), shape(), team)
         .gradients({a, b, u, {A.rows()}, {B.rows()}, exponents()}, g, {d.dA, d.dB, d.dU, d.dc}, team);
     return d;
+  }
+
+  /// And with sizes, beside a column of ones.
+  SizedGradients<T> gradients(const Vector<T>& sizes) const {
+    Workspace workspace;
+    const Team team(workspace);
+    const MatrixView<T> a = A, b = B, u = U;
+    const toeplitz::BlockCausalEngine<T> engine(c.view(), shape(), team);
+    return sized_gradients(engine, shape(), {a, b, u, {A.rows()}, {B.rows()}, exponents()}, G, &sizes, team);
   }
 
   const double* exponents() const { return e.size() > 0 ? e.data() : nullptr; }

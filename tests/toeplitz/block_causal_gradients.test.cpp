@@ -10,6 +10,8 @@
 #include "support/catch.hpp"
 #include "toeplitz/block_causal_case.hpp"
 #include "toeplitz/gradient_error.hpp"
+#include "toeplitz/gradient_sizes.hpp"
+#include "toeplitz/mixed_scales.hpp"
 
 namespace nprf::test::toeplitz_block_causal_gradients {
 
@@ -51,43 +53,85 @@ TEMPLATE_TEST_CASE("block-causal gradients: the last weight may be of any lag", 
     check(Case<TestType>(300, 300, 2, 3, last));
 }
 
-TEMPLATE_TEST_CASE("block-causal: gradients know exponents", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block-causal gradients: those of keys and lags come with what they are sums of", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const auto make = [](LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+    return toeplitz::BlockCausalEngine<T>(lags, span, team);
+  };
+  check_sizes<T>(Engine::block_causal, make, 140, 150);
+  Workspace workspace;
+  for (const Index last : {-200, -128, 0, 5, 300}) {
+    InSlots<T> x(500, 600, random_slots(500, 0.7, 1), random_slots(600, 0.8, 2), 3, 2);
+    for (Index lag = last + 1; lag < 600; ++lag) x.c.values[lag + 499] = 0;
+    check_sizes(Engine::block_causal, x, make, Team(workspace));
+  }
+}
+
+TEMPLATE_TEST_CASE("block-causal gradients: no column loses its digits to a neighbour's", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  check_mixed_scales<TestType>(Engine::block_causal, 180, 190, 0);
+}
+
+TEMPLATE_TEST_CASE("block-causal: gradients know exponents, and so do their sizes", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 1100;
-  const Case<T> plain(n, n, 3, 4);
-  // that of an FFT (fft_noise), for which a feature's partner may be 4 times as large, beside the largest of all rows
-  const double noise = 2 * 4 * fft_margin * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(2.0 * n));
+  Case<T> plain(n, n, 3, 4);
+  plain.U.rightCols(1).setOnes();
+  const Vector<T> rows = sizes_of(plain.G, T(1));
+  for (Matrix<T>* X : {&plain.A, &plain.B, &plain.G}) X->col(1) *= T(1e-12);  // beside columns of size 1
+  // that of an FFT (fft_noise) beside the largest row of each column
+  const double noise = 2 * fft_margin * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(2.0 * n));
   for_each_spread(n, [&](const char* name, const Vector<double>& e) {
     INFO(name);
     Case<T> x = plain;
     x.e = e;
-    const toeplitz::Gradients<T> got = x.gradients();
     // the obvious sums, with w_ij = e^(e_j - M_i)
-    toeplitz::Gradients<double> sums(x.shape()), sizes(x.shape());
+    SizedGradients<double> sums(x.shape(), 2 * n - 1), sizes(x.shape(), 2 * n - 1);
+    for (SizedGradients<double>* to : {&sums, &sizes}) {
+      toeplitz::GradientRefs<double>{to->d.dA, to->d.dB, to->d.dU, to->d.dc}.set_zero();
+      to->keys.setZero(), to->lags.setZero();
+    }
     double largest = -std::numeric_limits<double>::infinity();
     const Matrix<double> A = x.A.template cast<double>(), B = x.B.template cast<double>(),
                          U = x.U.template cast<double>(), G = x.G.template cast<double>();
-    const auto add = [](toeplitz::Gradients<double>& d, Index i, Index j, Index n_q, double w, double c, const auto& a,
-                        const auto& b, const auto& u, const auto& g) {
+    const auto add = [n](SizedGradients<double>& to, Index i, Index j, double w, double c, double row, const auto& a,
+                         const auto& b, const auto& u, const auto& g) {
       const double s = w * a.dot(b), t = w * g.dot(u);
-      d.dA.row(i) += c * t * b;
-      d.dB.row(j) += c * t * a;
-      d.dU.row(j) += c * s * g;
-      d.dc[j - i + n_q - 1] += s * g.dot(u);
+      to.d.dA.row(i) += c * t * b;
+      to.d.dB.row(j) += c * t * a;
+      to.d.dU.row(j) += c * s * g;
+      to.d.dc[j - i + n - 1] += s * g.dot(u);
+      to.keys[j] += c * s * row;
+      to.lags[j - i + n - 1] += s * row;
     };
     for (Index i = 0; i < n; ++i) {
       largest = std::max(largest, e[i]);
       for (Index j = 0; j <= i; ++j) {
         const double w = std::exp(e[j] - largest), c = static_cast<double>(x.c[j - i]);
-        add(sums, i, j, n, w, c, A.row(i), B.row(j), U.row(j), G.row(i));
-        add(sizes, i, j, n, w, std::abs(c), A.row(i).cwiseAbs(), B.row(j).cwiseAbs(), U.row(j).cwiseAbs(),
+        const double row = static_cast<double>(rows[i]);
+        add(sums, i, j, w, c, row, A.row(i), B.row(j), U.row(j), G.row(i));
+        add(sizes, i, j, w, std::abs(c), row, A.row(i).cwiseAbs(), B.row(j).cwiseAbs(), U.row(j).cwiseAbs(),
             G.row(i).cwiseAbs());
       }
     }
-    CHECK(worst_ratio(got.dA, sums.dA, noise * sizes.dA.maxCoeff()) <= 1);
-    CHECK(worst_ratio(got.dB, sums.dB, noise * sizes.dB.maxCoeff()) <= 1);
-    CHECK(worst_ratio(got.dU, sums.dU, noise * sizes.dU.maxCoeff()) <= 1);
-    CHECK(worst_ratio(got.dc, sums.dc, noise * sizes.dc.maxCoeff()) <= 1);
+    const auto check = [&](const toeplitz::Gradients<T>& got) {
+      const auto right = [&](const Matrix<T>& of, const Matrix<double>& sum, const Matrix<double>& size) {
+        for (Index k = 0; k < of.cols(); ++k) {
+          INFO("column " << k);
+          CHECK(worst_ratio(of.col(k), sum.col(k), noise * size.col(k).maxCoeff()) <= 1);
+        }
+      };
+      right(got.dA, sums.d.dA, sizes.d.dA);
+      right(got.dB, sums.d.dB, sizes.d.dB);
+      right(got.dU, sums.d.dU, sizes.d.dU);
+      CHECK(worst_ratio(got.dc, sums.d.dc, noise * sizes.d.dc.maxCoeff()) <= 1);
+    };
+    check(x.gradients());
+    const SizedGradients<T> got = x.gradients(rows);
+    check(got.d);
+    CHECK(worst_ratio(got.keys, sums.keys, noise * sizes.keys.maxCoeff()) <= 1);
+    CHECK(worst_ratio(got.lags, sums.lags, noise * sizes.lags.maxCoeff()) <= 1);
   });
 }
 

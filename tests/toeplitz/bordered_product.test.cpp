@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/toeplitz/certified_gradients.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
@@ -98,7 +99,9 @@ class Case {
     product.contract(A, B, U, nullptr, queries, keys, out.Y, team);
     auto db = team.workspace().template matrix<T>(E, E + 2);
     db = before;
-    product.gradients(A, B, U, nullptr, G, queries, keys, {out.dA, out.dB, out.dU, out.dc}, db, team);
+    const Vector<T> ones = Vector<T>::Ones(q.count());  // a measure by which no gradient is far off
+    product.gradients(A, B, U, nullptr, G, {ones.data(), ones.data(), false, 1}, queries, keys,
+                      {out.dA, out.dB, out.dU, out.dc}, db, team);
     out.dborder = db;
     return out;
   }
@@ -252,18 +255,46 @@ TEMPLATE_TEST_CASE("a bordered product: no bit depends on the number of threads"
   }
 }
 
-TEST_CASE("without tokens outside a bordered product is a product, bit for bit", "[toeplitz]") {
+TEST_CASE("a bordered product: errors of a token outside do not grow with the keys", "[toeplitz]") {
+  const Index n_k = 100 * keys_in_chunk + 5;
+  Workspace workspace;
+  const Team team(workspace);
+  const Matrix<float> border = Matrix<float>::Ones(1, 3), A = Matrix<float>::Ones(3, 1),
+                      B = Matrix<float>::Ones(n_k, 1), U = Matrix<float>::Constant(n_k, 1, 0.1f);
+  const LagWeights<float> c{-1, Vector<float>::Ones(n_k)};
+  const BorderedProduct<float> product(Engine::direct, c.view(), {1, border.data()}, {2, n_k - 1, 1, 1}, team);
+  Matrix<float> Y(3, 1);
+  Vector<float> sums(3);
+  product.contract(A, B, U, nullptr, {1, {2}, nullptr}, {1, {n_k - 1}, nullptr}, Y, team, sums.data());
+  // equal terms, by tiles of 128 keys
+  const double roundings = 128 + static_cast<double>(keys_in_chunk) / 64 + 3;
+  const double exact = static_cast<double>(0.1f) * static_cast<double>(n_k);
+  CHECK(worst_ratio(Y, Matrix<double>::Constant(3, 1, exact), epsilon<float> / 2 * roundings * exact) <= 1);
+  CHECK(worst_ratio(sums, Vector<float>::Constant(3, static_cast<float>(n_k)), 0) <= 1);
+  CHECK(product.keys_in_turn(n_k) == keys_in_chunk + 1);
+}
+
+TEST_CASE("without tokens outside a bordered product is a product with certified gradients, bit for bit",
+          "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   const Side q{{}, random_slots(200, 0.7, 1), 200}, k{{}, random_slots(150, 0.7, 2), 150};
   const Case<double> x(0, q, k);
   const InSlots<double> inner(200, 150, q.slots, k.slots, 3, 2);
+  const MatrixView<double> a = inner.A, b = inner.B, u = inner.U, g = inner.G;
+  const ProductFactors<double> factors{a, b, u, inner.queries, inner.keys};
+  const Vector<double> ones = Vector<double>::Ones(q.count());
   for (const Engine engine : engines()) {
     const auto make = make_product(engine);
     const Results<double> got = x.run(engine, team);
     INFO(std::string(name(engine)));
     CHECK(same_bits(got.Y, inner.contract(make, team)));
-    const toeplitz::Gradients<double> d = inner.gradients(make, team);
+    const Workspace::Scope scope(workspace);
+    const toeplitz::Product<double> product = make(inner.c.view(), inner.span, team);
+    toeplitz::Gradients<double> d({q.count(), k.count(), 3, 2});
+    d.dc.resize(product.num_lags());
+    toeplitz::CertifiedGradients<double>(product, factors, g, {ones.data(), ones.data(), false, 1}, team)
+        .find({d.dA, d.dB, d.dU, d.dc});
     CHECK((same_bits(got.dA, d.dA) && same_bits(got.dB, d.dB) && same_bits(got.dU, d.dU) && got.dc == d.dc));
   }
 }

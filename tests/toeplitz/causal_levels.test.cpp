@@ -157,6 +157,7 @@ TEMPLATE_TEST_CASE("at a leaf targets get from sources what spectra say, sources
 }
 
 //     y_i = sum_j weight(i - j) x_j    z_j = sum_i weight(i - j) w_i    dc[l] = sum over lag l of Re(conj(w_i) x_j)
+// and likewise -Im(conj(w_i) x_j),
 // for queries i and keys j in different blocks of 128; rows are real parts of all lanes, then imaginary ones
 TEST_CASE("the transforms of all families make the sums over their pairs, and over those of each lag", "[toeplitz]") {
   using T = double;
@@ -173,7 +174,9 @@ TEST_CASE("the transforms of all families make the sums over their pairs, and ov
     Matrix<T> x = Matrix<T>::Zero(places, 2 * W), w = x, y = x, z = x;
     x.middleRows(axis.keys.first, n) = normal<T>(n, 2 * W, 1);
     w.middleRows(axis.queries.first, n) = normal<T>(n, 2 * W, 2);
-    Vector<T> correlations = Vector<T>::Zero(levels.numbers()), dc = Vector<T>::Zero(2 * n - 1);
+    Vector<T> correlations = Vector<T>::Zero(levels.numbers());
+    const Vector<T> before = normal_vector<T>(2 * n - 1, 3);
+    Vector<T> dc = before, sizes = before;
     Buffer<Z<T>> scratch(2 * places);
     levels.for_each_family([&](const CausalLevels<T>::Family& family) {
       const auto& level = levels[family.level];
@@ -198,17 +201,21 @@ TEST_CASE("the transforms of all families make the sums over their pairs, and ov
               fft::store_lanes<T>(fft::load_lanes(row + W) + t.im, row + W);
             });
     });
-    levels.add_lag_gradient(correlations.data(), 1 - n, dc, team.workspace());
+    using Part = CausalLevels<T>::Part;
+    levels.add_lag_gradient(correlations.data(), Part::real, 1 - n, dc.data(), team.workspace());
+    levels.add_lag_gradient(correlations.data(), Part::minus_imaginary, 1 - n, sizes.data(), team.workspace());
 
     const Wide X = x.cast<long double>(), V = w.cast<long double>();
     Wide y_sum = Wide::Zero(places, 2 * W), z_sum = y_sum;
-    Vector<long double> dc_sum = Vector<long double>::Zero(2 * n - 1);
+    Vector<long double> dc_sum = before.cast<long double>(), size_sum = dc_sum;
     for (Index i = axis.queries.first; i < axis.queries.end; ++i)
       for (Index j = axis.keys.first; j < std::min(i / 128 * 128, axis.keys.end); ++j) {
         const long double weight = axis.weight(c.view(), i - j);
         y_sum.row(i) += weight * X.row(j);
         z_sum.row(j) += weight * V.row(i);
-        dc_sum[j - axis.keys.first - (i - axis.queries.first) + n - 1] += V.row(i).dot(X.row(j));
+        const Index lag = j - axis.keys.first - (i - axis.queries.first) + n - 1;
+        dc_sum[lag] += V.row(i).dot(X.row(j));
+        size_sum[lag] += V.row(i).tail(W).dot(X.row(j).head(W)) - V.row(i).head(W).dot(X.row(j).tail(W));
       }
     const auto error = [](const auto& got, const auto& sum) {
       return static_cast<double>((got.template cast<long double>() - sum).norm() / sum.norm());
@@ -218,6 +225,7 @@ TEST_CASE("the transforms of all families make the sums over their pairs, and ov
     CHECK(error(y.middleRows(axis.queries.first, n), y_sum.middleRows(axis.queries.first, n)) <= tolerance);
     CHECK(error(z.middleRows(axis.keys.first, n), z_sum.middleRows(axis.keys.first, n)) <= tolerance);
     CHECK(error(dc, dc_sum) <= tolerance);
+    CHECK(error(sizes, size_sum) <= tolerance);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "support/product.hpp"
 #include "support/random.hpp"
 #include "toeplitz/gradient_error.hpp"
+#include "toeplitz/gradient_sizes.hpp"
 
 namespace nprf::test::toeplitz_diagonal_tiles {
 
@@ -28,7 +29,8 @@ struct Case {
         A(by_place(axis.queries, r, 1)),
         B(by_place(axis.keys, r, 2)),
         U(by_place(axis.keys, p, 3)),
-        G(by_place(axis.queries, p, 5)) {}
+        G(by_place(axis.queries, p, 5)),
+        rows(by_place(axis.queries, 1, 6).cwiseAbs()) {}
 
   static LagWeights<T> weights(Index n_q, Index n_k, Index last_lag) {
     LagWeights<T> c = random_weights<T>(n_q, n_k, 4);
@@ -41,8 +43,8 @@ struct Case {
     return X;
   }
 
-  // Y, of queries, and gradients, by place
-  std::pair<Matrix<T>, toeplitz::Gradients<T>> run(std::size_t threads = 1) const {
+  // Y, of queries, and gradients and their sizes, by place
+  std::pair<Matrix<T>, SizedGradients<T>> run(std::size_t threads = 1, bool sized = true) const {
     std::vector<Workspace> workspaces(threads);
     const Team team(workspaces);
     const MatrixView<T> a = A, b = B, u = U, g = G;
@@ -52,11 +54,14 @@ struct Case {
     const toeplitz::DiagonalTiles<T> tiles(c.view(), axis, team);
     Matrix<T> Y = Matrix<T>::Constant(shape.n_q, shape.p, 17);
     tiles.contract(a, b, u, exponents, Y, team);
-    toeplitz::Gradients<T> d({axis.queries.end, axis.keys.end, shape.r, shape.p});
-    d.dc = Vector<T>::Zero(shape.n_q + shape.n_k - 1);
-    toeplitz::GradientRefs<T> out{d.dA, d.dB, d.dU, d.dc};
-    tiles.add_gradients(a, b, u, g, exponents, out, 1 - shape.n_q, team);
-    return {Y, d};
+    SizedGradients<T> got({axis.queries.end, axis.keys.end, shape.r, shape.p}, shape.n_q + shape.n_k - 1);
+    toeplitz::GradientRefs<T> out{got.d.dA, got.d.dB, got.d.dU, got.d.dc};
+    out.set_zero();
+    got.keys.setZero(), got.lags.setZero();
+    toeplitz::GradientSizes<T> sizes;
+    if (sized) sizes = {rows.data(), got.keys.data(), got.lags.data()};
+    tiles.add_gradients(a, b, u, g, exponents, out, sizes, 1 - shape.n_q, team);
+    return {Y, got};
   }
 
   Vector<double> exponents() const {
@@ -68,13 +73,14 @@ struct Case {
   ProductShape shape;
   LagWeights<T> c;
   toeplitz::CausalAxis axis;
-  Matrix<T> A, B, U, G;
-  Vector<double> e;  // one a key, or none
+  Matrix<T> A, B, U, G, rows;  // rows (.,1): sizes
+  Vector<double> e;            // one a key, or none
 };
 
 // The twin: with w_ij = e^(e_j - M_i), M_i the largest exponent up to row i,
 //     Y_i = sum w_ij c (A_i.B_j) U_j    dA_i = sum w_ij c (G_i.U_j) B_j    dB_j, dU_j likewise
 //     dc[l] = sum over j - i = l of w_ij (A_i.B_j)(G_i.U_j)
+//     keys_j = sum w_ij c (A_i.B_j) s_i    lags_l = sum over j - i = l of w_ij (A_i.B_j) s_i
 // over the pairs of places j <= i in one block of 128; or the same of all absolute values.
 template <class T>
 struct Sums {
@@ -85,7 +91,9 @@ struct Sums {
         dA(Wide::Zero(x.A.rows(), x.shape.r)),
         dB(Wide::Zero(x.B.rows(), x.shape.r)),
         dU(Wide::Zero(x.B.rows(), x.shape.p)),
-        dc(Wide::Zero(x.shape.n_q + x.shape.n_k - 1, 1)) {
+        dc(Wide::Zero(x.shape.n_q + x.shape.n_k - 1, 1)),
+        keys(Wide::Zero(x.B.rows(), 1)),
+        lags(dc) {
     const auto wide = [=](const Matrix<T>& X) {
       const Wide W = X.template cast<long double>();
       return absolute ? Wide(W.cwiseAbs()) : W;
@@ -105,11 +113,13 @@ struct Sums {
         dB.row(j) += c * t * A.row(i);
         dU.row(j) += c * s * G.row(i);
         dc(lag + x.shape.n_q - 1, 0) += s * G.row(i).dot(U.row(j));
+        keys(j, 0) += c * s * x.rows(i, 0);
+        lags(lag + x.shape.n_q - 1, 0) += s * x.rows(i, 0);
       }
     }
   }
 
-  Wide Y, dA, dB, dU, dc;
+  Wide Y, dA, dB, dU, dc, keys, lags;
 };
 
 // use(x) for sizes around those of strips and blocks, for weights up to lags on either side of 0, and for exponents
@@ -134,14 +144,22 @@ void for_each_case(Use&& use) {
 TEMPLATE_TEST_CASE("diagonal tiles hold the pairs of a block that do not look ahead, in the product and its gradients",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   for_each_case<TestType>([](const Case<TestType>& x) {
-    const auto [Y, d] = x.run();
+    const auto [Y, got] = x.run();
+    const toeplitz::Gradients<TestType>& d = got.d;
     const Sums<TestType> sum(x, false), size(x, true);
     const double growth = direct_growth<TestType>(x.shape.r + x.shape.p, 128);
     CHECK(worst_ratio(Y, sum.Y, growth * size.Y) <= 1);
     CHECK(worst_ratio(d.dA, sum.dA, growth * size.dA) <= 1);
     CHECK(worst_ratio(d.dB, sum.dB, growth * size.dB) <= 1);
     CHECK(worst_ratio(d.dU, sum.dU, growth * size.dU) <= 1);
-    CHECK(worst_ratio(d.dc, sum.dc, direct_growth<TestType>(x.shape.r + x.shape.p, x.axis.length()) * size.dc) <= 1);
+    const double growth_of_lags = direct_growth<TestType>(x.shape.r + x.shape.p, x.axis.length());
+    CHECK(worst_ratio(d.dc, sum.dc, growth_of_lags * size.dc) <= 1);
+    CHECK(worst_ratio(got.keys, sum.keys, growth * size.keys) <= 1);
+    CHECK(worst_ratio(got.lags, sum.lags, growth_of_lags * size.lags) <= 1);
+    // none of them is wanted: no bit of the gradients changes
+    const SizedGradients<TestType> without = x.run(1, false).second;
+    CHECK(same_bits(without.d, d));
+    CHECK((without.keys.isZero(0) && without.lags.isZero(0)));
   });
 }
 
@@ -183,7 +201,8 @@ TEST_CASE("no bit of diagonal tiles depends on the number of threads", "[toeplit
   const auto first = x.run();
   for (const std::size_t threads : {2u, 3u, 5u}) {
     const auto now = x.run(threads);
-    CHECK((same_bits(now.first, first.first) && same_bits(now.second, first.second)));
+    CHECK((same_bits(now.first, first.first) && same_bits(now.second.d, first.second.d)));
+    CHECK((now.second.keys == first.second.keys && now.second.lags == first.second.lags));
   }
 }
 

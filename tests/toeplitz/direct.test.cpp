@@ -56,6 +56,26 @@ TEST_CASE("the direct engine skips no tile that holds a weight", "[toeplitz]") {
   }
 }
 
+TEMPLATE_TEST_CASE("the direct engine: errors do not grow with the keys", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Index n_q = 7, n_k = 100 * keys_in_chunk + 5;
+  const Matrix<T> A = Matrix<T>::Ones(n_q, 1), B = Matrix<T>::Ones(n_k, 1), U = Matrix<T>::Constant(n_k, 3, T(0.1));
+  const LagWeights<T> c{-(n_q - 1), Vector<T>::Ones(n_q + n_k - 1)};
+  Workspace workspace;
+  const Team team(workspace);
+  Matrix<T> Y = Matrix<T>::Constant(n_q, 3, 17);
+  Vector<T> sums(n_q);
+  const MatrixView<T> a = A, b = B, u = U;
+  const auto engine = make_direct(c.view(), {n_q, n_k, 1, 3}, team);
+  engine.contract({a, b, u, {n_q}, {n_k}}, Y, team, sums.data());
+  CHECK(engine.keys_in_turn(n_k) == keys_in_chunk);
+  // equal terms, by tiles of 64 keys
+  const double roundings = 64 + static_cast<double>(keys_in_chunk) / 64 + 2;
+  const double exact = static_cast<double>(T(0.1)) * static_cast<double>(n_k);
+  CHECK(worst_ratio(Y, Matrix<double>::Constant(n_q, 3, exact), epsilon<T> / 2 * roundings * exact) <= 1);
+  CHECK(worst_ratio(sums, Vector<T>::Constant(n_q, static_cast<T>(n_k)), 0) <= 1);
+}
+
 TEST_CASE("the direct engine keeps each row's own digits", "[toeplitz]") {
   // rows of A from 1e-100 to 1e100, and weights growing by e with each lag of distance
   const Index n = 260;

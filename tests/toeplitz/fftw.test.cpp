@@ -10,7 +10,9 @@
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
+#include "toeplitz/gradient_sizes.hpp"
 #include "toeplitz/in_slots.hpp"
+#include "toeplitz/mixed_scales.hpp"
 
 namespace nprf::test::toeplitz_fftw {
 
@@ -220,6 +222,24 @@ TEMPLATE_TEST_CASE("the fftw engine: gaps over several residue classes", "[toepl
       CHECK(x.error(Engine::fftw, x.contract(make_fftw, team)) <= 1);
       CHECK(x.error(Engine::fftw, x.gradients(make_fftw, team)) <= 1);
     }
+}
+
+TEMPLATE_TEST_CASE("the fftw engine: keys' and lags' gradients come with what they are sums of", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const auto make = [](LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+    return toeplitz::FftwEngine<T>(lags, span, team);
+  };
+  check_sizes<T>(Engine::fftw, make, 20, 24);
+  Workspace workspace;
+  const Team team(workspace);
+  for (const Index n_q : {1100, 9000})  // over several residue classes
+    check_sizes(Engine::fftw, InSlots<T>(n_q, 600, random_slots(n_q, 0.7, 1), random_slots(600, 0.7, 2), 2, 2), make,
+                team);
+}
+
+TEMPLATE_TEST_CASE("the fftw engine: no column loses its digits to a neighbour's", "[toeplitz]", NPRF_TEST_SCALARS) {
+  check_mixed_scales<TestType>(Engine::fftw, 90, 110, 109);
 }
 
 TEST_CASE("the fftw engine: no queries or no keys in the slots give zeros", "[toeplitz]") {

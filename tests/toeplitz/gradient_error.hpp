@@ -15,32 +15,41 @@ LagWeights<T> transposed(const LagWeights<T>& c) {
   return {-c.last(), c.values.reverse()};
 }
 
+/// dc as an obvious loop in double.
+template <class T>
+Vector<double> lag_sums(const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U, const Matrix<T>& G) {
+  const auto wide = [](const Matrix<T>& x) { return Matrix<double>(x.template cast<double>()); };
+  const Matrix<double> term = (wide(A) * wide(B).transpose()).cwiseProduct(wide(G) * wide(U).transpose());
+  Vector<double> sums = Vector<double>::Zero(A.rows() + B.rows() - 1);
+  for (Index i = 0; i < A.rows(); ++i)
+    for (Index j = 0; j < B.rows(); ++j) sums[j - i + A.rows() - 1] += term(i, j);
+  return sums;
+}
+
+/// How far dc may be from it.
+template <class T>
+Vector<double> lag_tolerance(Engine engine, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U,
+                             const Matrix<T>& G) {
+  const Index n_q = A.rows(), n_k = B.rows();
+  if (!is_fft(engine))
+    return direct_growth<T>(A.cols() + U.cols(), std::min(n_q, n_k)) *
+           lag_sums<T>(A.cwiseAbs(), B.cwiseAbs(), U.cwiseAbs(), G.cwiseAbs());
+  // the noise of a correlation is eps sqrt(log N) |w| |x| at every lag, for each pair of columns w = A_r o G_p, x =
+  // B_r o U_p
+  const auto wide = [](const auto& column) { return column.template cast<double>(); };
+  double noise = 0;
+  for (Index r = 0; r < A.cols(); ++r)
+    for (Index p = 0; p < U.cols(); ++p)
+      noise += wide(A.col(r)).cwiseProduct(wide(G.col(p))).norm() * wide(B.col(r)).cwiseProduct(wide(U.col(p))).norm();
+  return Vector<double>::Constant(
+      n_q + n_k - 1, fft_margin * epsilon<T> * std::sqrt(std::log2(static_cast<double>(n_q + n_k))) * noise);
+}
+
 /// The worst |dc - its double sum| over what the engine may be off.
 template <class T>
 double lag_error(Engine engine, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U, const Matrix<T>& G,
                  const Vector<T>& got) {
-  const Index n_q = A.rows(), n_k = B.rows();
-  const auto wide = [](const Matrix<T>& x) { return Matrix<double>(x.template cast<double>()); };
-  const auto size = [](const Matrix<T>& x) { return Matrix<double>(x.template cast<double>().cwiseAbs()); };
-  const Matrix<double> term = (wide(A) * wide(B).transpose()).cwiseProduct(wide(G) * wide(U).transpose());
-  const Matrix<double> magnitude = (size(A) * size(B).transpose()).cwiseProduct(size(G) * size(U).transpose());
-  Vector<double> expected = Vector<double>::Zero(n_q + n_k - 1), tolerance = expected;
-  for (Index i = 0; i < n_q; ++i)
-    for (Index j = 0; j < n_k; ++j) {
-      expected[j - i + n_q - 1] += term(i, j);
-      tolerance[j - i + n_q - 1] += direct_growth<T>(A.cols() + U.cols(), std::min(n_q, n_k)) * magnitude(i, j);
-    }
-  if (is_fft(engine)) {
-    // the noise of a correlation is eps sqrt(log N) |w| |x| at every lag, for each pair of columns w = A_r o G_p, x =
-    // B_r o U_p
-    double noise = 0;
-    for (Index r = 0; r < A.cols(); ++r)
-      for (Index p = 0; p < U.cols(); ++p)
-        noise +=
-            wide(A).col(r).cwiseProduct(wide(G).col(p)).norm() * wide(B).col(r).cwiseProduct(wide(U).col(p)).norm();
-    tolerance.setConstant(fft_margin * epsilon<T> * std::sqrt(std::log2(static_cast<double>(n_q + n_k))) * noise);
-  }
-  return worst_ratio(got, expected, tolerance);
+  return worst_ratio(got, lag_sums(A, B, U, G), lag_tolerance(engine, A, B, U, G));
 }
 
 /// The worst of all four gradients over what the engine may be off: each is the product with the roles exchanged.

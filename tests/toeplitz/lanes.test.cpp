@@ -7,7 +7,9 @@
 #include "support/product.hpp"
 #include "support/random.hpp"
 #include "toeplitz/gradient_error.hpp"
+#include "toeplitz/gradient_sizes.hpp"
 #include "toeplitz/in_slots.hpp"
+#include "toeplitz/mixed_scales.hpp"
 
 namespace nprf::test::toeplitz_lanes {
 
@@ -64,6 +66,21 @@ TEMPLATE_TEST_CASE("lanes: tokens may leave slots empty", "[toeplitz]", NPRF_TES
     CHECK(x.error(Engine::lanes, x.contract(make_lanes, Team(workspace))) <= 1);
     CHECK(x.error(Engine::lanes, x.gradients(make_lanes, Team(workspace))) <= 1);
   });
+}
+
+TEMPLATE_TEST_CASE("lanes: keys' and lags' gradients come with what they are sums of", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  check_sizes<T>(
+      Engine::lanes,
+      [](LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
+        return toeplitz::LanesEngine<T>(lags, span, team);
+      },
+      20, 24);
+}
+
+TEMPLATE_TEST_CASE("lanes: no column loses its digits to a neighbour's", "[toeplitz]", NPRF_TEST_SCALARS) {
+  check_mixed_scales<TestType>(Engine::lanes, 90, 110, 109);
 }
 
 TEMPLATE_TEST_CASE("lanes: no bit depends on the number of threads", "[toeplitz][threads]", NPRF_TEST_SCALARS) {

@@ -81,6 +81,28 @@ TEMPLATE_TEST_CASE("products are summed over lanes, and their sums added to what
   for (Index s = 0; s < 18; ++s) CHECK(sums[s] == expected[s]);
 }
 
+TEMPLATE_TEST_CASE("eight products are summed over lanes, and their sums added to what there is", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>;
+  fft::Lanes<T> products[8];  // small whole numbers: every sum is exact
+  T sums[10], expected[10];
+  for (Index s = 0; s < 10; ++s) sums[s] = expected[s] = static_cast<T>(1000 * s + 7);
+  for (Index s = 0; s < 8; ++s)
+    for (Index l = 0; l < W; ++l) expected[1 + s] += products[s][l] = static_cast<T>(s * W + l * l);
+  toeplitz::add_lane_sums_of_eight<T>(products, sums + 1);
+  for (Index s = 0; s < 10; ++s) CHECK(sums[s] == expected[s]);
+
+  for (Index s = 0; s < 8; ++s)  // each its own
+    for (Index l = 0; l < W; ++l) {
+      std::fill_n(products, 8, fft::Lanes<T>{});
+      products[s][l] = nan_of<T>;
+      T of[8] = {};
+      toeplitz::add_lane_sums_of_eight<T>(products, of);
+      for (Index k = 0; k < 8; ++k) CHECK((k == s ? std::isnan(of[k]) : of[k] == 0));
+    }
+}
+
 TEMPLATE_TEST_CASE("eight numbers are summed over lanes: real parts, then imaginary ones", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;

@@ -41,10 +41,11 @@ class Attention {
   using Scalar = typename F::Scalar;
   using T = Scalar;
 
-  /// Throws InvalidArgument for an engine that this build does not have and for a position whose bias is NaN or
-  /// +infinity somewhere.
+  /// Throws InvalidArgument for an engine that this build does not have, for options out of their enumerations and for
+  /// a position whose bias is NaN or +infinity somewhere.
   Attention(F features, P position, AttentionOptions options = {})
       : m_features(std::move(features)), m_position(std::move(position)), m_options(options) {
+    check_direction(options.direction);
     toeplitz::require_available(options.engine);
     check_bias(m_position.bias());
   }
@@ -89,9 +90,9 @@ class Attention {
     const auto [n_q, n_k, d, d_v] = saved.m_sizes;
     require(dy.rows() == n_q && dy.cols() == d_v, "dy: expected ", n_q, " x ", d_v, ", got ", dy.rows(), " x ",
             dy.cols());
-    Gradients<T> g{Matrix<T>(n_q, d), Matrix<T>(n_k, d), Matrix<T>(n_k, d_v), {}, {}};
+    Gradients<T> g{Matrix<T>(n_q, d), Matrix<T>(n_k, d), Matrix<T>(n_k, d_v), {}, {}, {}};
     Batch<T> batch;
-    batch.backward(heads(), saved, one_head(dy), one_head(g.queries), one_head(g.keys), one_head(g.values));
+    g.report = batch.backward(heads(), saved, one_head(dy), one_head(g.queries), one_head(g.keys), one_head(g.values));
     g.bias = batch.dbias(0).template cast<T>();
     g.extra = batch.dextra(0).template cast<T>();
     return g;

@@ -8,10 +8,10 @@
 #include <stdexcept>
 #include <vector>
 
+#include "nprf/attention/finite_inputs.hpp"
 #include "nprf/attention/head.hpp"
 #include "nprf/attention/head_matrices.hpp"
 #include "nprf/attention/head_models.hpp"
-#include "nprf/attention/non_finite.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/segment_weights.hpp"
@@ -31,14 +31,14 @@ class Batch {
     AttentionShape each;
   };
 
-  /// y of q, k and v, of the rows that `sizes` says. Throws InvalidArgument.
+  /// y of q, k and v, of the rows that `sizes` says. Throws InvalidArgument before it writes anything.
   void forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadMatrices<const T>& q,
                const HeadMatrices<const T>& k, const HeadMatrices<const T>& v, const HeadMatrices<T>& y,
                const CallOptions& call, Saved<T>* saved);
 
   /// dq, dk and dv of dy, for the forward that filled `saved`. The positions must have gradient().
-  void backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadMatrices<const T>& dy,
-                const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv);
+  GradientReport backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadMatrices<const T>& dy,
+                          const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv);
 
   /// After backward: the gradients of head h's position, in the shape of its parameters, and of its extra tokens.
   const Matrix<double>& dbias(Index h) const { return m_dbias[static_cast<std::size_t>(h)]; }
@@ -96,8 +96,13 @@ class Batch {
       sum.empty_rows += one.empty_rows;
       sum.error_bound = std::max(sum.error_bound, one.error_bound);
     }
-    for (Index t = 0; t < team.size(); ++t)
-      sum.workspace_bytes += m_workspaces[static_cast<std::size_t>(t)].peak_bytes();
+    sum.workspace_bytes = workspace_bytes(team);
+    return sum;
+  }
+
+  std::size_t workspace_bytes(const Team& team) const {
+    std::size_t sum = 0;
+    for (Index t = 0; t < team.size(); ++t) sum += m_workspaces[static_cast<std::size_t>(t)].peak_bytes();
     return sum;
   }
 
@@ -105,9 +110,10 @@ class Batch {
   std::vector<Segment> m_segments;
   std::vector<SegmentWeights<T>> m_weights;  // one a position
   std::vector<Report> m_reports;             // one an item, as the next
+  std::vector<GradientReport> m_gradient_reports;
   std::vector<BiasGradient> m_bias_gradients;
   std::vector<Matrix<double>> m_dbias, m_dextra;  // one a head
-  std::vector<Matrix<double>> m_d;                // of one item: one a position, since each has a shape of its own
+  std::vector<Matrix<double>> m_d;                // zeros in the shape of each position's parameters
 };
 
 // not inline: see instances.hpp
@@ -133,6 +139,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
     throw std::length_error("nprf: the number of packed sequences, batch x heads x cumulative lengths, overflows");
   const Index items = sequences * static_cast<Index>(segments);
   m_reports.assign(static_cast<std::size_t>(items), Report{});
+  if (call.check_finite) require_finite(q, k, v, sizes.batch, sizes.heads, call, team);
   if (saved) {
     saved->m_attention = nullptr;  // from here on it is nobody's until all is there
     saved->m_sequences.resize(static_cast<std::size_t>(items));
@@ -148,11 +155,6 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
     const MatrixView<T> queries = q(b, h).middleRows(x.q_begin, x.n_q), keys = k(b, h).middleRows(x.k_begin, x.n_k),
                         values = v(b, h).middleRows(x.k_begin, x.n_k);
     const Index length = std::min(x.n_k, end);
-    if (call.check_finite) {
-      require_finite("queries", queries, {}, x.n_q);
-      require_finite("keys", keys, mask, length);
-      require_finite("values", values, mask, length);
-    }
     head(heads, h, s)
         .forward(queries, keys, values, mask, length, tolerance, y(b, h).middleRows(x.q_begin, x.n_q),
                  saved ? &saved->m_sequences[static_cast<std::size_t>(item)] : nullptr,
@@ -164,13 +166,14 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
     saved->m_batch = sizes.batch;
     saved->m_heads = sizes.heads;
     saved->m_offset = call.offset;
+    saved->m_tolerance = tolerance;
     saved->m_segments = m_segments;
   }
 }
 
 template <Real T>
-void Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadMatrices<const T>& dy,
-                        const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv) {
+GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadMatrices<const T>& dy,
+                                  const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv) {
   const Team team = gather_team(heads, saved.m_batch * saved.m_heads, saved.m_segments, saved.m_sizes.d_v);
   const Settle settle{*this};
   const Workspace::Scope scope(team.workspace());
@@ -178,14 +181,15 @@ void Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const
   build_weights(heads, saved.m_segments, saved.m_sizes.d_v, saved.m_offset, Pass::backward, team);
 
   const Index items = static_cast<Index>(saved.m_sequences.size());
+  m_gradient_reports.assign(saved.m_sequences.size(), GradientReport{});
   m_bias_gradients.resize(saved.m_sequences.size());
   m_d.resize(heads.num_positions());
+  for (std::size_t p = 0; p < m_d.size(); ++p) heads.position(p).gradient(0, {}, m_d[p]);
   for (Index item = 0; item < items; ++item) {
     const auto [b, h, s] = place(item, saved.m_heads, segments);
     const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
-    Matrix<double>& d = m_d[heads.position_of(h)];
-    heads.position(heads.position_of(h)).gradient(0, {}, d);  // a position without parameters asks for no lags
-    const Index lags = d.size() > 0 ? weights.gradient_lags().size() : 0;
+    // a position without parameters asks for no lags
+    const Index lags = m_d[heads.position_of(h)].size() > 0 ? weights.gradient_lags().size() : 0;
     const Index E = weights.border().count, border = E * (E + 2);
     double* sums = team.workspace().take<double>(lags + border);
     std::fill_n(sums, lags + border, 0.0);
@@ -197,27 +201,41 @@ void Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const
     const Segment& x = saved.m_segments[s];
     head(heads, h, s)
         .backward(saved.m_sequences[static_cast<std::size_t>(item)], dy(b, h).middleRows(x.q_begin, x.n_q),
-                  dq(b, h).middleRows(x.q_begin, x.n_q), dk(b, h).middleRows(x.k_begin, x.n_k),
-                  dv(b, h).middleRows(x.k_begin, x.n_k), m_bias_gradients[static_cast<std::size_t>(item)], part);
+                  saved.m_tolerance, dq(b, h).middleRows(x.q_begin, x.n_q), dk(b, h).middleRows(x.k_begin, x.n_k),
+                  dv(b, h).middleRows(x.k_begin, x.n_k), m_bias_gradients[static_cast<std::size_t>(item)],
+                  m_gradient_reports[static_cast<std::size_t>(item)], part);
   });
 
   m_dbias.resize(n_heads);
   m_dextra.resize(n_heads);
-  for (std::size_t h = 0; h < n_heads; ++h) {
-    const PositionView<T> position = heads.position(heads.position_of(static_cast<Index>(h)));
-    position.gradient(0, {}, m_dbias[h]);  // zeros, in the shape of its parameters
-    m_dextra[h].setZero(position.extra().rows(), position.extra().cols());
+  for (Index h = 0; h < saved.m_heads; ++h) {
+    const Workspace::Scope scope_of_head(team.workspace());
+    const std::size_t p = heads.position_of(h);
+    const PositionView<T> position = heads.position(p);
+    Matrix<double>& dextra = m_dextra[static_cast<std::size_t>(h)];
+    dextra.setZero(position.extra().rows(), position.extra().cols());
+    const LagRange lags = m_weights[p].gradient_lags();
+    const std::span<double> all(team.workspace().take<double>(lags.size()), static_cast<std::size_t>(lags.size()));
+    std::ranges::fill(all, 0.0);
+    for (Index b = 0; b < saved.m_batch; ++b)
+      for (std::size_t s = 0; s < segments; ++s) {
+        const BiasGradient& one = m_bias_gradients[static_cast<std::size_t>(b * saved.m_heads + h) * segments + s];
+        const Index first = m_weights[p][s].gradient_lags().first - lags.first;
+        for (std::size_t l = 0; l < one.lags.size(); ++l) all[static_cast<std::size_t>(first) + l] += one.lags[l];
+        for (std::size_t e = 0; e < one.border.size(); ++e) dextra.data()[e] += one.border[e];
+      }
+    position.gradient(lags.first, m_d[p].size() > 0 ? all : all.first(0), m_dbias[static_cast<std::size_t>(h)]);
   }
-  for (Index item = 0; item < items; ++item) {
-    const auto [b, h, s] = place(item, saved.m_heads, segments);
-    const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
-    const BiasGradient& sums = m_bias_gradients[static_cast<std::size_t>(item)];
-    Matrix<double>& d = m_d[heads.position_of(h)];
-    heads.position(heads.position_of(h)).gradient(weights.gradient_lags().first, sums.lags, d);
-    m_dbias[static_cast<std::size_t>(h)] += d;
-    for (std::size_t e = 0; e < sums.border.size(); ++e)
-      m_dextra[static_cast<std::size_t>(h)].data()[e] += sums.border[e];
+  GradientReport sum;
+  for (const GradientReport& one : m_gradient_reports) {
+    if (sum.engine == Engine::automatic) sum.engine = one.engine;
+    sum.recomputed_queries += one.recomputed_queries;
+    sum.recomputed_keys += one.recomputed_keys;
+    sum.recomputed_lags += one.recomputed_lags;
+    sum.error_bound = std::max(sum.error_bound, one.error_bound);
   }
+  sum.workspace_bytes = workspace_bytes(team);
+  return sum;
 }
 
 }  // namespace nprf

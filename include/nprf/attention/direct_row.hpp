@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -23,18 +24,24 @@ class DirectRow {
     for (Index j = 0; j < n_k; ++j) m_largest = std::max<double>(m_largest, m_b(j));
   }
 
-  /// Writes y (d_v), its sums in `numerator` (d_v), and returns D.
+  /// Writes y (d_v) and returns D; `scratch` (3 d_v).
   template <class RowA, class MatrixB, class MatrixV, class RowY>
-  double forward(const RowA& a, const MatrixB& B, const MatrixV& v, VectorMap<double> numerator, RowY&& y) const {
+  double forward(const RowA& a, const MatrixB& B, const MatrixV& v, VectorMap<double> scratch, RowY&& y) const {
+    const Index d_v = v.cols();
+    auto numerator = scratch.head(d_v), lost = scratch.segment(d_v, d_v), term = scratch.tail(d_v);
     numerator.setZero();
-    double denominator = 0;
+    lost.setZero();
+    double denominator = 0, denominator_lost = 0;
     for (Index j = 0; j < m_n_k; ++j) {
       if (e(j) == 0) continue;  // a key of weight 0 leaves the row alone, whatever it holds
       const double weight = dot(a, B.row(j)) * e(j);
       if (weight == 0) continue;
-      numerator += weight * v.row(j).transpose().template cast<double>();
-      denominator += weight;
+      term = weight * v.row(j).transpose().template cast<double>();
+      add_exactly(d_v, term.data(), numerator.data(), lost.data());
+      add_exactly(Index{1}, &weight, &denominator, &denominator_lost);
     }
+    add_lost(d_v, lost.data(), numerator.data());
+    add_lost(Index{1}, &denominator_lost, &denominator);
     y = (numerator / denominator).transpose().template cast<typename std::remove_reference_t<RowY>::Scalar>();
     return denominator;
   }

@@ -8,15 +8,18 @@
 
 #include "nprf/attention/head_weights.hpp"
 #include "nprf/attention/non_finite.hpp"
+#include "nprf/attention/non_finite_gradients.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/pair_bias.hpp"
 #include "nprf/attention/row_errors.hpp"
 #include "nprf/attention/row_repair.hpp"
 #include "nprf/attention/saved.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
+#include "nprf/normalize/lifted_rows.hpp"
 #include "nprf/toeplitz/key_exponents.hpp"
 
 namespace nprf {
@@ -37,27 +40,27 @@ class Head {
 
   /// phi of the normalised rows of x (n,d), into phi (n,r); `scale` (n) becomes their row scales.
   void query_features(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi, const Team& team) const {
-    m_normalization.row_scale<T>(x, m_features.estimates_exp(), scale, team);
-    m_features.queries(x, span_of(scale), phi, team);
+    const Workspace::Scope scope(team.workspace());
+    m_features.queries(lifted(x, scale, team).rows(), span_of(scale), phi, team);
   }
   void key_features(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi, const Team& team) const {
-    m_normalization.row_scale<T>(x, m_features.estimates_exp(), scale, team);
-    m_features.keys(x, span_of(scale), phi, team);
+    const Workspace::Scope scope(team.workspace());
+    m_features.keys(lifted(x, scale, team).rows(), span_of(scale), phi, team);
   }
 
   /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). Keys from `length` on, and those that the mask hides, take no
   /// part. Rows that the rounding of the engine may put farther off than the tolerance are computed again, as far as it
   /// knows. Adds to the report; fills in `saved` where given.
-  void forward(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, std::span<const bool> mask,
+  void forward(const MatrixView<T>& q_, const MatrixView<T>& k, const MatrixView<T>& v, std::span<const bool> mask,
                Index length, double tolerance, MatrixRef<T> y, SavedSequence<T>* saved, Report& report,
                const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    const Index n_q = q.rows(), d = q.cols(), r = m_features.output_dim();
+    const Index n_q = q_.rows(), d = q_.cols(), r = m_features.output_dim();
     const Placement& queries = m_weights->queries();
     const Placement keys = m_weights->keys(mask, length, workspace);
     const Index n_k = keys.count();
-    const MatrixView<T> k_seen = rows_of(keys, k, team), v_seen = rows_of(keys, v, team);
+    const MatrixView<T> v_seen = rows_of(keys, v, team);
 
     MatrixRef<T> A = storage(saved, &SavedSequence<T>::A, n_q, r, workspace);
     MatrixRef<T> B = storage(saved, &SavedSequence<T>::B, n_k, r, workspace);
@@ -65,62 +68,81 @@ class Head {
     Eigen::Ref<Vector<T>> k_scale = storage(saved, &SavedSequence<T>::k_scale, n_k, workspace);
     Eigen::Ref<Vector<T>> denominator = storage(saved, &SavedSequence<T>::denominator, n_q, workspace);
     const toeplitz::BorderedProduct<T>& product = m_weights->product(keys, workspace);
-    query_features(q, q_scale, A, team);
+    const LiftedRows<T> queries_in = lifted(q_, q_scale, team), keys_in = lifted(rows_of(keys, k, team), k_scale, team);
+    const MatrixView<T> q = queries_in.rows(), k_seen = keys_in.rows();
+    m_features.queries(q, span_of(q_scale), A, team);
     double* e = key_features_by_row(k_seen, k_scale, B, team);
-    NonFinite<T> non_finite(B, e, team);
+    NonFinite<T> non_finite(*m_weights, keys, B, e, team);
     const MatrixView<T> v_finite = non_finite.values(v_seen, team);
+    const T unit = extreme_unit(v_finite);  // y is in it until the end
+    const MatrixView<T> v_scaled = in_units(v_finite, unit, team);
+    bool* sees = workspace.take<bool>(n_q);
+    m_weights->sees_any(keys, sees, workspace);
     if (!product.takes_exponents()) e = with_common_factor(B, e, team);
     if (saved) assign(saved->exponents, Eigen::Map<const Vector<double>>(e, e ? n_k : 0));
     const MatrixView<T> B_scaled = for_product(product, B, e, team);
     const double* taken = product.takes_exponents() ? e : nullptr;
     const bool all_positive = m_features.is_positive();
-    const RowErrors<T> errors(*m_weights, product, A, B_scaled, v_finite, taken, keys, all_positive, team);
+    const RowErrors<T> errors(*m_weights, product, A, B_scaled, v_scaled, taken, keys, all_positive, team);
     const auto contract = [&](const toeplitz::BorderedProduct<T>& by, const MatrixView<T>& values, MatrixRef<T> N,
                               T* D) { by.contract(A, B_scaled, values, taken, queries, keys, N, team, D); };
+    // as in the formula, whatever else the row sees: there is nothing to compute again
+    const auto is_lost = [&](Index i) {
+      return non_finite.touches(i) || (!std::isfinite(denominator[i]) && !is_finite_row(A.row(i)));
+    };
     // Where features are positive, denominators alone tell which rows the rounding may drown; if these are most, tiles
     // make all rows. Not if gradients will need each row's own scale, nor by block_causal, whose rows know nothing of
     // later ones.
     bool by_tiles = false;
     if (product.has_noise() && all_positive && !saved && product.engine() != Engine::block_causal) {
-      contract(product, v_finite.leftCols(0), y.leftCols(0), denominator.data());
+      contract(product, v_scaled.leftCols(0), y.leftCols(0), denominator.data());
       Index drowned = 0;
       for (Index i = 0; i < n_q; ++i)
-        drowned += m_weights->sees_any(i, keys) && !(errors.noise(i, y.row(i), denominator[i]) <= tolerance / 2);
+        drowned += sees[i] && !is_lost(i) && !(errors.noise(i, y.row(i), denominator[i]) <= tolerance / 2);
       by_tiles = 2 * drowned > n_q;
       if (by_tiles)
-        contract(m_weights->direct_product(r, v.cols(), team), v_finite, y, denominator.data());
+        contract(m_weights->direct_product(r, v.cols(), team), v_scaled, y, denominator.data());
       else
-        contract(product, v_finite, y, nullptr);
+        contract(product, v_scaled, y, nullptr);
     } else {
-      contract(product, v_finite, y, denominator.data());
+      contract(product, v_scaled, y, denominator.data());
     }
 
     const double shared = error_of_weights<T>(m_weights->bias_spread()) + m_weights->deviation() +
                           m_features.relative_error(largest_norm(q)) + m_features.relative_error(largest_norm(k_seen));
-    const double by_rows = shared + error_of_sums<T>(r, n_k);
+    const double by_rows = shared + error_of_sums<T>(r, keys_in_turn(n_k));
     const double own = by_tiles ? by_rows : shared + error_of_sums<T>(r, product.keys_in_turn(n_k));
 
     // y holds numerators. Rows that the engine's rounding may have drowned, or that have underflown, are computed by
     // themselves; half the tolerance is left to what no engine changes
     auto* fates = workspace.template take<Fate>(n_q);
-    double* bounds = workspace.template take<double>(n_q);
+    double *bounds = workspace.template take<double>(n_q), *conditions = workspace.template take<double>(n_q),
+           *noises = workspace.template take<double>(n_q);
     team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
       for (Index i = i0; i < i0 + rows; ++i) {
         const T D = denominator[i];
         const double noise = by_tiles ? 0 : errors.noise(i, y.row(i), D);
-        if (!m_weights->sees_any(i, keys))
+        if (!sees[i])
           fates[i] = Fate::empty;
-        else if (!is_sound(D, all_positive) || !(noise <= tolerance / 2))
+        else if (is_lost(i))
+          fates[i] = Fate::lost;
+        else if (!is_sound(D, errors.largest_values()[i], n_k, all_positive) || !(noise <= tolerance / 2))
           fates[i] = Fate::again;
         else
           fates[i] = D <= 0 ? Fate::indefinite : Fate::sound;
-        bounds[i] = fates[i] == Fate::empty ? 0 : noise + own * errors.condition(i, y.row(i), D);
+        const bool is_made = fates[i] == Fate::sound || fates[i] == Fate::indefinite;
+        noises[i] = is_made ? noise : 0;
+        conditions[i] = is_made ? errors.condition(i, y.row(i), D) : 0;
+        bounds[i] = is_made ? noise + own * conditions[i] : 0;
         if (fates[i] == Fate::empty)
           y.row(i).setZero(), denominator[i] = 0;
+        else if (fates[i] == Fate::lost)
+          y.row(i).setConstant(nan), denominator[i] = nan;
         else if (fates[i] != Fate::again)
           y.row(i) /= D;
       }
     });
+    double condition = n_q > 0 ? *std::max_element(conditions, conditions + n_q) : 0, own_bound = own * condition;
     Index *again = workspace.take<Index>(n_q), count = 0;
     for (Index i = 0; i < n_q; ++i) {
       if (fates[i] == Fate::again) again[count++] = i;
@@ -135,41 +157,67 @@ class Head {
       const FeatureInputs<T> inputs{q, k_seen, span_of(q_scale), span_of(k_scale)};
       auto* outcomes = workspace.template take<typename RowRepair<T>::Outcome>(count);
       RowRepair<T>(repaired, *m_weights, keys, m_features, inputs, A, B, e, team)
-          .forward(v_finite, y, denominator, outcomes);
+          .forward(v_scaled, errors.largest_values(), y, denominator, outcomes);
       // backward knows such a row's gradient by the logarithms of its features
       for (const Index i : repaired)
         if (denominator[i] == 0 && m_features.has_logs()) A.row(i).setOnes();
       for (Index at = 0; at < count; ++at) {
         report.indefinite_rows += !outcomes[at].positive;
-        bounds[again[at]] = by_rows * errors.condition_of(again[at], y.row(again[at]), outcomes[at].terms);
+        const double of_row = errors.condition_of(again[at], y.row(again[at]), outcomes[at].terms);
+        bounds[again[at]] = by_rows * of_row;
+        own_bound = std::max(own_bound, by_rows * of_row), condition = std::max(condition, of_row);
       }
     }
     if (n_q > 0) report.error_bound = std::max(report.error_bound, *std::max_element(bounds, bounds + n_q));
-    non_finite.spread(*m_weights, keys, v_seen, all_positive, y, team);
+    if (saved) {
+      saved->own_bound = own_bound;
+      saved->condition = condition;
+      saved->noise = n_q > 0 ? *std::max_element(noises, noises + n_q) : 0;
+      resize(saved->largest_values, n_q);
+      std::copy_n(errors.largest_values(), n_q, saved->largest_values.data());
+    }
+    non_finite.spread(v_seen, all_positive, y, team);
     if (n_q > 0 && n_k > 0) report.engine = product.engine();
     if (saved) {
       resize(saved->q, n_q, d);
       resize(saved->k, n_k, d);
       scale_rows<T>(q, span_of(q_scale), saved->q, team);
       scale_rows<T>(k_seen, span_of(k_scale), saved->k, team);
-      // a query that sees no key has no gradient, whatever it holds
-      for (Index i = 0; i < n_q; ++i)
-        if (fates[i] == Fate::empty) A.row(i).setZero(), saved->q.row(i).setZero(), q_scale[i] = 0;
+      saved->lifted_queries.assign(queries_in.numbers().begin(), queries_in.numbers().end());
+      saved->lifted_keys.assign(keys_in.numbers().begin(), keys_in.numbers().end());
+      // a query that sees no key has no gradient, whatever it holds; one that is not finite touches no other's
+      for (Index i = 0; i < n_q; ++i) {
+        if (fates[i] == Fate::empty) saved->q.row(i).setZero(), q_scale[i] = 0;
+        if (fates[i] == Fate::empty || (fates[i] == Fate::lost && !is_finite_row(A.row(i)))) A.row(i).setZero();
+      }
+      bool* seen = workspace.take<bool>(n_k);
+      m_weights->seen_by_any(keys, seen, workspace);
+      saved->unseen.clear();
+      for (Index j = 0; j < n_k; ++j)
+        if (!seen[j]) saved->unseen.push_back(j);
       resize(saved->v, n_k, v.cols());
       team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
-        saved->v.middleRows(j0, rows) = v_finite.middleRows(j0, rows);
+        saved->v.middleRows(j0, rows) = v_scaled.middleRows(j0, rows);
       });
       assign(saved->y, y);
+      saved->unit = unit;
       resize(saved->mask, static_cast<Index>(mask.size()));
       std::copy(mask.begin(), mask.end(), saved->mask.data());
       saved->length = length;
     }
+    if (unit != 1) y *= unit;
   }
 
   // forward: y = N / D with [N D] = W [v 1] = W U; so dL/dN = dy / D and dL/dD = -(dy.y) / D
-  /// dq (n_q,d), dk (n_k,d) and dv (n_k,d_v) of dy (n_q,d_v); adds dL/db to db.
-  void backward(const SavedSequence<T>& saved, const MatrixView<T>& dy, MatrixRef<T> dq, MatrixRef<T> dk,
-                MatrixRef<T> dv, BiasGradient db, const Team& team) const {
+  /// dq (n_q,d), dk (n_k,d) and dv (n_k,d_v) of dy (n_q,d_v); adds dL/db to db, and to the report. Gradients that the
+  /// rounding of the engine may put farther off than the tolerance are recomputed.
+  ///
+  /// All is computed for values and dy of at most 1 in size, in units of powers of two; and a row's factor 1 / D goes
+  /// to its features, so that neither dy / D nor what comes of it overflows:
+  ///
+  ///     A'_i = f_i A_i    G_i = [dy_i  -(dy_i.y_i)] / (D_i f_i), at most 1    dA_i = f_i dA'_i
+  void backward(const SavedSequence<T>& saved, const MatrixView<T>& dy, double tolerance, MatrixRef<T> dq,
+                MatrixRef<T> dk, MatrixRef<T> dv, BiasGradient db, GradientReport& report, const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
     const Index n_q = saved.A.rows(), n_k = saved.B.rows(), r = saved.A.cols(), d_v = saved.y.cols();
@@ -177,105 +225,209 @@ class Head {
     const Placement keys =
         m_weights->keys({saved.mask.data(), static_cast<std::size_t>(saved.mask.size())}, saved.length, workspace);
 
-    const auto U = toeplitz::with_ones<T>(saved.v, team);
-    auto G = workspace.template matrix<T>(n_q, d_v + 1);
-    team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
-      for (Index i = i0; i < i0 + rows; ++i) {
-        const T D = saved.denominator[i];
-        if (D == 0) {
-          G.row(i).setZero();
-          continue;
-        }
-        G.row(i).head(d_v) = dy.row(i) / D;
-        G(i, d_v) = -dy.row(i).dot(saved.y.row(i)) / D;
-      }
+    const Units units{unit_of_all(saved.v), unit_of_all(dy), saved.unit};
+    auto U = toeplitz::with_ones<T>(saved.v, team);
+    if (units.values != 1) U.leftCols(d_v) /= units.values;
+    auto A = workspace.template matrix<T>(n_q, r), G = workspace.template matrix<T>(n_q, d_v + 1);
+    auto factors = workspace.template vector<T>(n_q), sizes = workspace.template vector<T>(n_q),
+         rows = workspace.template vector<T>(n_q);
+    team.run_tiles(n_q, [&](Index i0, Index count, Workspace&) {
+      for (Index i = i0; i < i0 + count; ++i)
+        scale_row(saved, dy, units, i, A.row(i), G.row(i), factors[i], sizes[i], rows[i]);
     });
+    const NonFiniteGradients<T> non_finite(*m_weights, keys, G, team);
     const LagRange lags = m_weights->gradient_lags();
     const Index E = m_weights->border().count;
     auto dA = workspace.template matrix<T>(n_q, r), dB = workspace.template matrix<T>(n_k, r);
     auto dU = workspace.template matrix<T>(n_k, d_v + 1), border = workspace.template matrix<T>(E, E + 2);
     auto dc = workspace.template vector<T>(static_cast<Index>(db.lags.size()));
     border.setZero();
-    // The rows that an engine's transforms keep have A / D <= tolerance / noise, and so little do transforms of A dy /
-    // D leave in any gradient: none needs a certificate of its own (attention.tolerance.test.cpp holds the bounds).
-    auto G_product = workspace.template matrix<T>(saved.repaired.empty() ? 0 : n_q, d_v + 1);
-    if (!saved.repaired.empty()) {
+    const Index apart = saved.repaired.empty() ? 0 : n_q;
+    auto A_product = workspace.template matrix<T>(apart, r), G_product = workspace.template matrix<T>(apart, d_v + 1);
+    if (apart > 0) {
+      A_product = A;
       G_product = G;
-      for (const Index i : saved.repaired) G_product.row(i).setZero();
+      for (const Index i : saved.repaired) A_product.row(i).setZero(), G_product.row(i).setZero(), sizes[i] = 0;
     }
     const toeplitz::BorderedProduct<T>& product = m_weights->product(keys, workspace);
     const double* e = saved.exponents.size() > 0 ? saved.exponents.data() : nullptr;
     const bool scaled = e && !product.takes_exponents();
-    product.gradients(saved.A, for_product(product, saved.B, e, team), U, scaled ? nullptr : e,
-                      saved.repaired.empty() ? G : G_product, queries, keys, {dA, dB, dU, dc}, border, team);
+    const toeplitz::GradientChecks checks =
+        product.gradients(apart > 0 ? A_product : A, for_product(product, saved.B, e, team), U, scaled ? nullptr : e,
+                          apart > 0 ? G_product : G, {sizes.data(), rows.data(), m_features.is_positive(), tolerance},
+                          queries, keys, {dA, dB, dU, dc}, border, team);
     if (scaled) scale_by_exponents(dB, saved.exponents, dB, team);
+    const BiasGradient db_scaled{zeros(db.lags.size(), workspace), zeros(db.border.size(), workspace)};
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
-      db.lags[static_cast<std::size_t>(l)] +=
+      db_scaled.lags[static_cast<std::size_t>(l)] =
           static_cast<double>(m_weights->weight(lags.first + l)) * static_cast<double>(dc[l]);
     for (Index at = 0; at < border.size(); ++at)
-      db.border[static_cast<std::size_t>(at)] +=
+      db_scaled.border[static_cast<std::size_t>(at)] =
           static_cast<double>(m_weights->border().values[at]) * static_cast<double>(border.data()[at]);
     auto d_logs = workspace.template matrix<T>(saved.repaired.empty() ? 0 : n_k, r);
     bool by_logs = false;
     if (!saved.repaired.empty()) {
       d_logs.setZero();
+      auto y_scaled = workspace.template matrix<T>(n_q, d_v), dy_scaled = workspace.template matrix<T>(n_q, d_v);
+      y_scaled = saved.y / units.values;
+      dy_scaled = dy / units.dy;
       const MatrixView<T> q = saved.q, k = saved.k;
-      by_logs = RowRepair<T>(saved.repaired, *m_weights, keys, m_features, {q, k, {}, {}}, saved.A, saved.B, e, team)
-                    .backward(U, G, saved.y, dy, saved.denominator, dA, dB, d_logs, dU, db.lags, db.border);
+      by_logs = RowRepair<T>(saved.repaired, *m_weights, keys, m_features, {q, k, {}, {}}, A, saved.B, e, team)
+                    .backward(U, G, y_scaled, dy_scaled, saved.denominator, dA, dB, d_logs, dU, db_scaled.lags,
+                              db_scaled.border);
     }
+    for (std::size_t l = 0; l < db.lags.size(); ++l) db.lags[l] += std::ldexp(db_scaled.lags[l], units.exponent());
+    for (std::size_t at = 0; at < db.border.size(); ++at)
+      db.border[at] += std::ldexp(db_scaled.border[at], units.exponent());
 
-    input_gradient(saved.q, saved.q_scale, saved.A, dA, nullptr, dq, team);
+    non_finite.spread(dA, dB, dU, db.lags, db.border, team);
+    team.run_tiles(n_q, [&](Index i0, Index count, Workspace&) {
+      for (Index i = i0; i < i0 + count; ++i) dA.row(i) *= factors[i];
+    });
+    input_gradient(saved.q, saved.q_scale, saved.A, dA, nullptr, units, dq, team);
+    for (const Index i : saved.lifted_queries) dq.row(i) *= LiftedRows<T>::lift;
     if (keys.numbers || n_k < dk.rows()) {
       auto dk_seen = workspace.template matrix<T>(n_k, dk.cols());
-      input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, dk_seen, team);
+      input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, units, dk_seen, team);
+      for (const Index j : saved.lifted_keys) dk_seen.row(j) *= LiftedRows<T>::lift;
       dk.setZero();
       dv.setZero();
       for (Index j = 0; j < n_k; ++j) {
         dk.row(keys.number(j)) = dk_seen.row(j);
-        dv.row(keys.number(j)) = dU.row(j).head(d_v);
+        dv.row(keys.number(j)) = dU.row(j).head(d_v) * units.dy;
       }
     } else {
-      input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, dk, team);
-      team.run_tiles(n_k,
-                     [&](Index j0, Index rows, Workspace&) { dv.middleRows(j0, rows) = dU.block(j0, 0, rows, d_v); });
+      input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, units, dk, team);
+      for (const Index j : saved.lifted_keys) dk.row(j) *= LiftedRows<T>::lift;
+      team.run_tiles(n_k, [&](Index j0, Index count, Workspace&) {
+        dv.middleRows(j0, count) = dU.block(j0, 0, count, d_v) * units.dy;
+      });
     }
+    // a key that no query sees has no gradient, whatever it holds
+    for (const Index j : saved.unseen) dk.row(keys.number(j)).setZero(), dv.row(keys.number(j)).setZero();
+    if (n_q == 0 || n_k == 0) return;
+    report.engine = product.engine();
+    report.recomputed_queries += checks.queries;
+    report.recomputed_keys += checks.keys;
+    report.recomputed_lags += checks.lags;
+    // weights, denominators and y are off by own_bound each, in terms that are sums over columns, features and tokens:
+    // all of them, but by transforms; and rows that transforms have made by their noise too: in 1 / D, which has two
+    // terms, and in y, which has one
+    const bool in_turn = !product.has_noise() || checks.queries + checks.keys + checks.lags > 0;
+    const double own = 6 * saved.own_bound +
+                       2 * saved.condition * error_of_sums<T>(d_v + r, in_turn ? std::max(n_q, n_k) : Index{512});
+    report.error_bound = std::max(report.error_bound, checks.noise + 3 * saved.noise + own);
   }
 
  private:
-  enum class Fate : char { sound, empty, indefinite, again };
+  enum class Fate : char { sound, empty, lost, indefinite, again };
+  static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
 
-  // of the rows of x, normalised
+  static std::span<double> zeros(std::size_t size, Workspace& workspace) {
+    double* x = workspace.take<double>(static_cast<Index>(size));
+    std::fill_n(x, size, 0.0);
+    return {x, size};
+  }
+
+  // powers of two, relative to which no value and no entry of dy is above 1; what is saved is relative to one itself
+  struct Units {
+    // of what is a product of values and dy
+    int exponent() const { return std::ilogb(values) + std::ilogb(dy) + std::ilogb(saved); }
+
+    T values, dy, saved;
+  };
+
+  // their power of two if values are so large or small that sums of a row overflow or lose digits; else 1
+  static T extreme_unit(const MatrixView<T>& v) {
+    const T unit = unit_of_all(v), far = sizeof(T) == sizeof(float) ? T(0x1p40) : T(0x1p300);
+    return unit > far || unit * far < 1 ? unit : T(1);
+  }
+  static MatrixView<T> in_units(const MatrixView<T>& v, T unit, const Team& team) {
+    if (unit == 1) return v;
+    auto scaled = team.workspace().template matrix<T>(v.rows(), v.cols());
+    scaled = v / unit;
+    return scaled;
+  }
+
+  static T unit_of_all(const MatrixView<T>& x) {
+    T largest = 0;  // of finite ones
+    for (Index i = 0; i < x.rows(); ++i)
+      for (Index p = 0; p < x.cols(); ++p)
+        if (const T size = std::abs(x(i, p)); size > largest && std::isfinite(size)) largest = size;
+    return largest > 0 ? toeplitz::unit_of(largest) : T(1);
+  }
+
+  // A'_i, G_i and f_i of backward; the size s_i that G_i is measured by, and sum_j c[j-i] A'_i.B_j = D_i f_i. Rows
+  // without gradient are zero, those that were computed one by one have no factor, and those that are not finite are in
+  // no unit.
+  template <class RowA, class RowG>
+  void scale_row(const SavedSequence<T>& saved, const MatrixView<T>& dy, const Units& units, Index i, RowA&& a,
+                 RowG&& g, T& factor, T& size, T& row) const {
+    const Index d_v = saved.y.cols();
+    const T D = saved.denominator[i];
+    g.setZero();
+    factor = 1, size = 0, row = 0;
+    a = saved.A.row(i);
+    if (D == 0) return;
+    int exponent = 0;
+    const T mantissa = std::isfinite(D) ? std::frexp(D, &exponent) : D;  // of 1/2 to 1
+    g.head(d_v) = dy.row(i) / units.dy;
+    T dy_y = 0, sum = 0;
+    for (Index p = 0; p < d_v; ++p) dy_y += g[p] * (saved.y(i, p) / units.values), sum += std::abs(g[p]);
+    g[d_v] = -dy_y;
+    g /= mantissa;
+    const T largest = g.cwiseAbs().maxCoeff();
+    if (largest == 0 || !is_finite_row(g)) {
+      a.setZero();
+      return;
+    }
+    const T unit = toeplitz::unit_of(largest);
+    g /= unit;
+    factor = std::ldexp(unit, -exponent);
+    a *= factor;
+    row = std::abs(mantissa) * unit;
+    size = std::max(sum / row * (saved.largest_values[i] / units.values), std::abs(g[d_v]));
+  }
+
+  // of the finite rows of x, normalised
   double largest_norm(const MatrixView<T>& x) const {
     if (m_normalization.is_unit()) return m_normalization.radius();
     const double scale = m_features.estimates_exp() ? std::pow(static_cast<double>(x.cols()), -0.25) : 1;
     double square = 0;
-    for (Index i = 0; i < x.rows(); ++i) square = std::max(square, x.row(i).template cast<double>().squaredNorm());
+    for (Index i = 0; i < x.rows(); ++i)
+      if (is_finite_row(x.row(i))) square = std::max(square, x.row(i).template cast<double>().squaredNorm());
     return scale * std::sqrt(square);
   }
 
+  LiftedRows<T> lifted(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, const Team& team) const {
+    return {m_normalization, m_features.estimates_exp(), x, scale, team};
+  }
+
   // phi of keys, each relative to e^exponent; null where the map knows none
-  double* key_features_by_row(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi,
+  double* key_features_by_row(const MatrixView<T>& x, const Eigen::Ref<Vector<T>>& scale, MatrixRef<T> phi,
                               const Team& team) const {
     if (!m_features.has_factors()) {
-      key_features(x, scale, phi, team);
+      m_features.keys(x, span_of(scale), phi, team);
       return nullptr;
     }
     double* exponents = team.workspace().template take<double>(x.rows());
     const Workspace::Scope scope(team.workspace());
     auto log_factor = team.workspace().template vector<T>(x.rows());
-    m_normalization.row_scale<T>(x, m_features.estimates_exp(), scale, team);
     m_features.with_factors(x, span_of(scale), phi, log_factor.data(), team);
     std::copy(log_factor.begin(), log_factor.end(), exponents);
     return exponents;
   }
 
-  // where all keys can be relative to the largest exponent without loss, they become so, and nothing is left of them
+  // where all keys can be relative to the largest exponent without loss, they become so, and nothing is left of them;
+  // zeros, with the exponent -infinity, can be relative to any
   static double* with_common_factor(MatrixRef<T> B, double* exponents, const Team& team) {
-    constexpr double far = sizeof(T) == sizeof(float) ? 20 : 200;
+    constexpr double far = sizeof(T) == sizeof(float) ? 20 : 200, never = -std::numeric_limits<double>::infinity();
     if (!exponents || B.rows() == 0) return nullptr;
-    const auto [least, most] = std::minmax_element(exponents, exponents + B.rows());
-    if (!(*most - *least <= far)) return exponents;
+    double least = -never, most = never;
+    for (Index j = 0; j < B.rows(); ++j)
+      if (exponents[j] > never) least = std::min(least, exponents[j]), most = std::max(most, exponents[j]);
+    if (most - least > far) return exponents;
     scale_by_exponents(B, Eigen::Map<const Vector<double>>(exponents, B.rows()), B, team);
     return nullptr;
   }
@@ -300,9 +452,11 @@ class Head {
     return scaled;
   }
 
-  // dL/dx of rows x whose scaled rows are xs, from dL/dphi, and the gradient by log phi unless it is null
+  // dL/dx of rows x whose scaled rows are xs, from dL/dphi in those units, and the gradient by log phi unless it is
+  // null
   void input_gradient(const MatrixView<T>& xs, const Vector<T>& scale, const MatrixView<T>& phi,
-                      const MatrixView<T>& dphi, const MatrixMap<T>* d_logs, MatrixRef<T> dx, const Team& team) const {
+                      const MatrixView<T>& dphi, const MatrixMap<T>* d_logs, const Units& units, MatrixRef<T> dx,
+                      const Team& team) const {
     m_features.backward(xs, phi, dphi, dx, team);
     if (d_logs) {
       const Workspace::Scope scope(team.workspace());
@@ -316,6 +470,10 @@ class Head {
       m_normalization.backward<T>(xs.middleRows(i0, rows),
                                   RowScale<T>(scale.data() + i0, static_cast<std::size_t>(rows)),
                                   dx.middleRows(i0, rows));
+      // in two steps, between which nothing overflows or loses digits that the last does not
+      const int exponent = units.exponent(), half = exponent / 2;
+      for (const int part : {half, exponent - half})
+        if (part != 0) dx.middleRows(i0, rows) *= std::ldexp(T(1), part);
     });
   }
 

@@ -40,7 +40,8 @@ class HeadWeights {
         m_slots(slots_of(m_queries)),
         m_key_slots(slots_of(m_keys)),
         m_lags(reachable_lags(m_slots, m_key_slots, offset, m_direction)),
-        m_visible(position.bias(), m_lags, team.workspace()),
+        m_visible(
+            seen_slot_lags(), [this](Index lag) { return slot_bias(lag) > never; }, team.workspace()),
         m_product(make_product(options.engine, shape, pass, most_deviation, team)) {
     require(options.engine != Engine::grid || m_position.is_placed(),
             "engine: expected grid for a position of two dimensions only, got it for one of one");
@@ -94,6 +95,9 @@ class HeadWeights {
     return m_position.bias_between(i, key, m_offset);
   }
 
+  /// Whether query i sees the key of that number.
+  bool sees_key(Index i, Index key) const { return bias(i, key) > never; }
+
   /// The differences of slots that there are, those of them that the direction reaches, and the bias of one, -infinity
   /// for the others.
   LagRange slot_lags() const { return {-(m_slots - 1), m_key_slots - 1}; }
@@ -102,6 +106,13 @@ class HeadWeights {
     const Index distance = lag - m_offset;
     if (distance < m_lags.first || distance > m_lags.last) return -std::numeric_limits<double>::infinity();
     return m_position.bias()[distance];
+  }
+
+  /// The difference of the biases of two such lags (LagBias::difference()), -infinity for one that is not reached.
+  double slot_bias_difference(Index lag, Index from) const {
+    const Index distance = lag - m_offset;
+    if (distance < m_lags.first || distance > m_lags.last) return -std::numeric_limits<double>::infinity();
+    return m_position.bias().difference(distance, from - m_offset);
   }
 
   /// By how much the product's biases may be off.
@@ -117,38 +128,118 @@ class HeadWeights {
     return std::max(most - least, 0.0);
   }
 
-  /// Whether query i sees any of the keys.
-  bool sees_any(Index i, const Placement& keys) const {
-    constexpr double never = -std::numeric_limits<double>::infinity();
-    for (Index j = 0; j < keys.outside; ++j)
-      if (bias(i, keys.number(j)) > never) return true;
-    if (i < m_queries.outside)  // one scalar for all cells
-      return keys.slots.count > 0 && bias(i, keys.number(keys.outside)) > never;
-    return m_visible.sees_any(m_queries.slots[i - m_queries.outside] + m_offset, keys.slots);
+  /// sees (n_q,p) becomes 1 where a query sees one of the keys that mark(j, x) marks, by ones in its row x (p) of
+  /// zeros, else 0. O((n_q + n_k) p log n), and O(E n_k p) for E tokens outside of the axis.
+  template <class Mark>
+  void any_seen(const Placement& keys, const Mark& mark, MatrixMap<double> sees, Workspace& workspace) const {
+    const Workspace::Scope scope(workspace);
+    const Index p = sees.cols(), outside = m_queries.outside;
+    auto X = workspace.template matrix<double>(m_key_slots, p), x = workspace.template matrix<double>(1, p);
+    auto in_slots = workspace.template matrix<double>(m_queries.slots.count, p);
+    X.setZero();
+    for (Index j = 0; j < keys.slots.count; ++j) mark(keys.outside + j, X.row(keys.slots[j]));
+    m_visible.any_seen(m_queries.slots, X, in_slots, workspace);
+    sees.topRows(outside).setZero();
+    sees.bottomRows(in_slots.rows()) = in_slots;
+    const auto add = [&](auto&& row) { row = row.cwiseMax(x.row(0)); };
+    for (Index j = 0; j < keys.count() && outside + keys.outside > 0; ++j) {
+      x.setZero();
+      mark(j, x.row(0));
+      if (x.isZero(0)) continue;
+      for (Index i = 0; i < outside; ++i)
+        if (sees_key(i, keys.number(j))) add(sees.row(i));
+      if (j < keys.outside && in_slots.rows() > 0 && sees_key(outside, keys.number(j)))  // one scalar for all cells
+        for (Index i = outside; i < sees.rows(); ++i) add(sees.row(i));
+    }
+  }
+
+  /// seen (n_k,p) becomes 1 where one of the queries sees a key that mark(i, x) marks, else 0; likewise.
+  template <class Mark>
+  void seen_by_any(const Placement& keys, const Mark& mark, MatrixMap<double> seen, Workspace& workspace) const {
+    const Workspace::Scope scope(workspace);
+    const Index p = seen.cols(), outside = m_queries.outside;
+    auto X = workspace.template matrix<double>(m_slots, p), x = workspace.template matrix<double>(1, p);
+    auto in_slots = workspace.template matrix<double>(keys.slots.count, p);
+    X.setZero();
+    for (Index i = 0; i < m_queries.slots.count; ++i) mark(outside + i, X.row(m_queries.slots[i]));
+    m_visible.seen_by_any(keys.slots, X, in_slots, workspace);
+    seen.topRows(keys.outside).setZero();
+    seen.bottomRows(in_slots.rows()) = in_slots;
+    for (Index i = 0; i < m_queries.count() && outside + keys.outside > 0; ++i) {
+      x.setZero();
+      mark(i, x.row(0));
+      if (x.isZero(0)) continue;
+      for (Index j = 0; j < (i < outside ? keys.count() : keys.outside); ++j)
+        if (sees_key(i, keys.number(j))) seen.row(j) = seen.row(j).cwiseMax(x);
+    }
+  }
+
+  /// Whether each query (n_q) sees any of the keys, and whether any query sees each of the keys (n_k).
+  void sees_any(const Placement& keys, bool* sees, Workspace& workspace) const {
+    const Workspace::Scope scope(workspace);
+    auto any = workspace.template matrix<double>(m_queries.count(), 1);
+    any_seen(
+        keys, [](Index, auto&& x) { x.setOnes(); }, any, workspace);
+    for (Index i = 0; i < any.rows(); ++i) sees[i] = any(i, 0) > 0;
+  }
+  void seen_by_any(const Placement& keys, bool* seen, Workspace& workspace) const {
+    const Workspace::Scope scope(workspace);
+    auto any = workspace.template matrix<double>(keys.count(), 1);
+    seen_by_any(
+        keys, [](Index, auto&& x) { x.setOnes(); }, any, workspace);
+    for (Index j = 0; j < any.rows(); ++j) seen[j] = any(j, 0) > 0;
+  }
+
+  /// hit (gradient_lags().size(),1) becomes 1 for a lag at which a query that marked(i) sees one of the keys, else 0;
+  /// both of them in slots. O((n_q + n_k) log n).
+  template <class Marked>
+  void lags_seen(const Placement& keys, const Marked& marked, MatrixMap<double> hit, Workspace& workspace) const {
+    const Workspace::Scope scope(workspace);
+    // slots are a set of lags, too: from l to t = s + l, shifted to where l >= 0
+    auto of_queries = workspace.template matrix<double>(m_slots, 1),
+         X = workspace.template matrix<double>(m_key_slots, 1);
+    of_queries.setZero();
+    X.setZero();
+    for (Index i = 0; i < m_queries.slots.count; ++i)
+      if (marked(m_queries.outside + i)) of_queries(m_queries.slots[i], 0) = 1;
+    for (Index j = 0; j < keys.slots.count; ++j) X(keys.slots[j], 0) = 1;
+    const Index shift = m_slots - 1;
+    const Visibility queries(
+        {-shift, 0}, [&](Index lag) { return of_queries(lag + shift, 0) > 0; }, workspace);
+    queries.any_seen({hit.rows()}, X, hit, workspace);
+    for (Index l = 0; l < hit.rows(); ++l)
+      if (slot_bias(l - shift) == never) hit(l, 0) = 0;
   }
 
   /// largest (n_q): of the sizes (n_k), one a key, the largest that each query sees; where b = -infinity hides lags in
-  /// between, the largest at the longest run of the others, or one of them.
+  /// between, at least the largest at the longest run of the others, and if it sees none there, of those levels of all
+  /// sizes that it reaches, from the least to the largest. O((n_q + n_k) log n), and O(E n_k).
   void largest_seen(const T* sizes, const Placement& keys, T* largest, Workspace& workspace) const {
-    constexpr double never = -std::numeric_limits<double>::infinity();
     for (Index i = 0; i < m_queries.outside; ++i) {
       largest[i] = 0;
       for (Index j = 0; j < keys.count(); ++j)
-        if (bias(i, keys.number(j)) > never) largest[i] = std::max(largest[i], sizes[j]);
+        if (sees_key(i, keys.number(j))) largest[i] = std::max(largest[i], sizes[j]);
     }
     T outside = 0;  // one scalar a key for all cells
     for (Index j = 0; j < keys.outside; ++j)
-      if (bias(m_queries.outside, keys.number(j)) > never) outside = std::max(outside, sizes[j]);
+      if (sees_key(m_queries.outside, keys.number(j))) outside = std::max(outside, sizes[j]);
     const Slots& queries = m_queries.slots;
     T* in_slots = largest + m_queries.outside;
     std::fill_n(in_slots, queries.count, outside);
-    const LagRange run = m_visible.longest_run();
-    nprf::largest_seen(sizes + keys.outside, queries, keys.slots, {run.first + m_offset, run.last + m_offset}, in_slots,
-                       workspace);
+    nprf::largest_seen(sizes + keys.outside, queries, keys.slots, m_visible.longest_run(), in_slots, workspace);
+    if (m_visible.runs() < 2 || std::find(in_slots, in_slots + queries.count, T(0)) == in_slots + queries.count) return;
+    const Workspace::Scope scope(workspace);
+    auto X = workspace.template matrix<double>(m_key_slots, num_levels),
+         any = workspace.template matrix<double>(queries.count, num_levels);
+    T* levels = workspace.template take<T>(num_levels);
+    nprf::size_levels(sizes + keys.outside, keys.slots.count, levels, workspace);
+    X.setZero();
+    for (Index j = 0; j < keys.slots.count; ++j)
+      for (Index k = 0; k < num_levels; ++k) X(keys.slots[j], k) = sizes[keys.outside + j] >= levels[k] ? 1 : 0;
+    m_visible.any_seen(queries, X, any, workspace);
     for (Index i = 0; i < queries.count; ++i)
-      if (in_slots[i] == T(0))
-        if (const Index j = m_visible.first_seen(queries[i] + m_offset, keys.slots); j >= 0)
-          in_slots[i] = sizes[keys.outside + j];
+      for (Index k = 0; k < num_levels; ++k)
+        if (any(i, k) > 0) in_slots[i] = std::max(in_slots[i], levels[k]);
   }
 
   /// Where in the border (E,E+2) the bias of query i and a key stands, one of them outside of the axis.
@@ -158,6 +249,8 @@ class HeadWeights {
   }
 
  private:
+  static constexpr double never = -std::numeric_limits<double>::infinity();
+
   // of all n tokens
   Placement place(Index n, const char* name, Workspace& workspace) const {
     if (!m_position.is_placed()) return {0, {n}, nullptr};

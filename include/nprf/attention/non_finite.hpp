@@ -8,7 +8,6 @@
 #include <span>
 
 #include "nprf/attention/head_weights.hpp"
-#include "nprf/core/error.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -21,35 +20,32 @@ bool is_finite_row(const Row& x) {
   return (x.array() - x.array()).sum() == 0;
 }
 
-/// Throws InvalidArgument if one of x's first rows that the mask leaves holds a NaN or an infinity; an empty mask
-/// leaves all.
-template <Real T>
-void require_finite(const char* name, const MatrixView<T>& x, std::span<const bool> mask, Index rows) {
-  for (Index i = 0; i < rows; ++i) {
-    if (!mask.empty() && !mask[static_cast<std::size_t>(i)]) continue;
-    if (is_finite_row(x.row(i))) continue;
-    for (Index c = 0; c < x.cols(); ++c)
-      require(std::isfinite(x(i, c)), name, ": expected finite numbers (check_finite), got ", x(i, c), " in row ", i,
-              ", column ", c);
-  }
-}
-
 /// Keys and values that are not finite. A transform would spread a NaN over all rows, and a tile over rows that do not
-/// see it: so they are taken out before the product, and after it put into the rows that see them. O(n_k (r + d_v)),
-/// and O(n_q) for each such key.
+/// see it: so they are taken out before the product, and after it put into the rows that see them. O(n_k r + (n_q +
+/// n_k) d_v), times log n where many runs of lags are seen (visibility.hpp).
 template <Real T>
 class NonFinite {
  public:
   /// Takes out the keys among rows of B (n_k,r), which become zero, and their exponents (n_k), which may be null, and
   /// -infinity. Its lists lie in the team's workspace.
-  NonFinite(MatrixRef<T> B, double* exponents, const Team& team)
-      : m_keys(list(B.rows(), team,
-                    [&](Index j) { return is_finite_row(B.row(j)) && !(exponents && !(exponents[j] < infinity)); })) {
-    for (const Index j : m_keys) {
+  NonFinite(const HeadWeights<T>& weights, const Placement& keys, MatrixRef<T> B, double* exponents, const Team& team)
+      : m_weights(weights), m_keys(keys) {
+    Workspace& workspace = team.workspace();
+    const std::span<const Index> bad = list(
+        B.rows(), team, [&](Index j) { return is_finite_row(B.row(j)) && !(exponents && !(exponents[j] < infinity)); });
+    if (bad.empty()) return;
+    for (const Index j : bad) {
       B.row(j).setZero();
       if (exponents) exponents[j] = -infinity;
     }
+    auto sees = workspace.template matrix<double>(weights.queries().count(), 1);
+    const auto mark = [&](Index j, auto&& x) { x[0] = std::binary_search(bad.begin(), bad.end(), j) ? 1 : 0; };
+    weights.any_seen(keys, mark, sees, workspace);
+    m_touched = sees.data();
   }
+
+  /// Whether query i sees such a key: then its row is NaN.
+  bool touches(Index i) const { return m_touched && m_touched[i] > 0; }
 
   /// v (n_k,d_v), or a copy in which zeros stand for values that are not finite.
   MatrixView<T> values(const MatrixView<T>& v, const Team& team) {
@@ -64,19 +60,14 @@ class NonFinite {
 
   /// Rows of y (n_q,d_v) that see such a key become NaN, and so do entries that see such a value, or its infinity where
   /// weights are positive.
-  void spread(const HeadWeights<T>& weights, const Placement& keys, const MatrixView<T>& v, bool all_positive,
-              MatrixRef<T> y, const Team& team) const {
-    if (m_keys.empty() && m_values.empty()) return;
-    team.run_tiles(y.rows(), [&](Index i0, Index rows, Workspace&) {
-      for (Index i = i0; i < i0 + rows; ++i) {
-        const auto sees = [&](Index j) { return weights.bias(i, keys.number(j)) > -infinity; };
-        for (const Index j : m_values)
-          if (sees(j))
-            for (Index p = 0; p < y.cols(); ++p)
-              if (!std::isfinite(v(j, p))) y(i, p) += all_positive ? v(j, p) : nan;
-        if (std::any_of(m_keys.begin(), m_keys.end(), sees)) y.row(i).setConstant(nan);
-      }
-    });
+  void spread(const MatrixView<T>& v, bool all_positive, MatrixRef<T> y, const Team& team) const {
+    if (!m_values.empty())
+      team.run((y.cols() + columns - 1) / columns, [&](Index task, Workspace& scratch) {
+        const Index p0 = task * columns, cols = std::min(columns, y.cols() - p0);
+        for (const T kind : {nan, T(infinity), -T(infinity)}) add(v, all_positive, kind, p0, cols, y, scratch);
+      });
+    for (Index i = 0; m_touched && i < y.rows(); ++i)
+      if (touches(i)) y.row(i).setConstant(nan);
   }
 
  private:
@@ -93,7 +84,33 @@ class NonFinite {
     return {rows, static_cast<std::size_t>(count)};
   }
 
-  std::span<const Index> m_keys, m_values;
+  // the values of one kind: infinities of a sign, or what makes a NaN
+  void add(const MatrixView<T>& v, bool all_positive, T kind, Index p0, Index cols, MatrixRef<T>& y,
+           Workspace& scratch) const {
+    const auto is_of_kind = [=](T x) {
+      return all_positive && std::isinf(x) ? x == kind : std::isnan(kind) && !std::isfinite(x);
+    };
+    const auto columns_of = [&](Index j) { return v.row(j).segment(p0, cols); };
+    if (std::none_of(m_values.begin(), m_values.end(),
+                     [&](Index j) { return columns_of(j).unaryExpr(is_of_kind).any(); }))
+      return;
+    const Workspace::Scope scope(scratch);
+    auto sees = scratch.template matrix<double>(y.rows(), cols);
+    const auto mark = [&](Index j, auto&& x) {
+      for (Index p = 0; p < cols; ++p) x[p] = is_of_kind(v(j, p0 + p)) ? 1 : 0;
+    };
+    m_weights.any_seen(m_keys, mark, sees, scratch);
+    for (Index i = 0; i < y.rows(); ++i)
+      for (Index p = 0; p < cols; ++p)
+        if (sees(i, p) > 0) y(i, p0 + p) += kind;
+  }
+
+  static constexpr Index columns = 8;  // at a time
+
+  const HeadWeights<T>& m_weights;
+  const Placement& m_keys;
+  const double* m_touched = nullptr;  // (n_q)
+  std::span<const Index> m_values;
 };
 
 }  // namespace nprf

@@ -44,7 +44,11 @@ struct Report {
 /// table that ALiBi or T5 has been written out to.
 ///
 /// A NaN or an infinity in a query is its own row's; in a key or a value it touches the rows that see it, as it does in
-/// the formula, and no other.
+/// the formula, and no other. So do their gradients; a key that no query sees has the gradient 0, whatever it holds.
+///
+/// A call is refused, by InvalidArgument, before anything is written: y, the report and what was saved before stay.
+/// Only where memory runs out, or a feature map or position of the user's own throws or returns another shape, y may be
+/// written in part, and `saved` is nobody's until the next forward.
 struct CallOptions {
   std::span<const bool> key_mask = {};  // one a key (and sequence of the batch): false is padding; empty: none is
   std::span<const Index> lengths = {};  // one a sequence of the batch: keys from there on are padding; empty: none is

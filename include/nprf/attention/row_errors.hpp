@@ -82,6 +82,9 @@ class RowErrors {
     return std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
   }
 
+  /// (n_q)  the largest |v| that each row sees.
+  const T* largest_values() const { return m_seen; }
+
   /// How many times the error of its weights a row may be off, from the same.
   template <class RowN>
   double condition(Index i, const RowN& N, T D) const {

@@ -17,11 +17,14 @@
 
 namespace nprf {
 
-/// Whether y = N / D keeps its digits: D is neither lost to underflow nor beyond all numbers, and dy / D is neither.
+/// Whether y = N / D keeps its digits, for a row whose largest |v| over so many keys is known: neither D nor a
+/// numerator that counts is lost to underflow or beyond all numbers.
 template <Real T>
-bool is_sound(T D, bool all_positive) {
-  static const T smallest = std::sqrt(std::numeric_limits<T>::min());
-  return !(std::abs(D) < smallest || std::isinf(D) || (all_positive && D <= 0));
+bool is_sound(T D, T largest_value, Index keys, bool all_positive) {
+  constexpr T least = std::numeric_limits<T>::min();
+  static const T smallest = std::sqrt(least);
+  if (std::abs(D) < smallest || std::isinf(D) || (all_positive && D <= 0)) return false;
+  return largest_value == 0 || std::abs(D) * largest_value >= static_cast<T>(keys) * least;
 }
 
 /// Queries and keys, and what they are scaled by: empty for 1.
@@ -58,8 +61,10 @@ class RowRepair {
     double terms;
   };
 
-  /// Their y of v (n_k,d_v), their denominators, 0 for those that were computed one by one, and outcomes (rows).
-  void forward(const MatrixView<T>& v, MatrixRef<T> y, Eigen::Ref<Vector<T>> denominator, Outcome* outcomes) const {
+  /// Their y of v (n_k,d_v), their denominators, 0 for those that were computed one by one, and outcomes (rows);
+  /// largest_values (n_q) are the largest |v| that each query sees.
+  void forward(const MatrixView<T>& v, const T* largest_values, MatrixRef<T> y, Eigen::Ref<Vector<T>> denominator,
+               Outcome* outcomes) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const Index rows = m_rows.count();
@@ -77,7 +82,7 @@ class RowRepair {
     Index lost = 0;
     for (Index k = 0; k < rows; ++k) {
       const Index i = m_rows.number(k);
-      denominator[i] = is_sound(D[k], all_positive) ? D[k] : T(0);
+      denominator[i] = is_sound(D[k], largest_values[i], m_B.rows(), all_positive) ? D[k] : T(0);
       lost += denominator[i] == 0;
       if (denominator[i] != 0) y.row(i) = N.row(k) / D[k];
       outcomes[k] = {D[k] > 0, all_positive ? 1 : static_cast<double>(terms[k]) / std::abs(static_cast<double>(D[k]))};
@@ -88,7 +93,7 @@ class RowRepair {
       const Index i = m_rows.number(k);
       if (denominator[i] != 0) return;
       const double exact = with_row(k, logs, scratch, [&](const auto& row, const auto& a, const auto& B) {
-        return row.forward(a, B, v, scratch.vector<double>(v.cols()), y.row(i));
+        return row.forward(a, B, v, scratch.vector<double>(3 * v.cols()), y.row(i));
       });
       outcomes[k] = {exact > 0, all_positive ? 1 : static_cast<double>(terms[k]) / std::abs(exact)};
     });
@@ -149,25 +154,30 @@ class RowRepair {
     const Index i = m_rows.number(k), n_k = m_bias.num_keys(), r = m_A.cols();
     if (!m_features.has_logs()) return use(DirectRow(n_k, bias_of(m_raised, i)), m_A.row(k), m_B);
     auto B = scratch.template matrix<T>(n_k, r);
-    auto tops = scratch.template vector<double>(n_k), z = scratch.template vector<double>(r);
+    auto biases = scratch.template vector<double>(n_k), z = scratch.template vector<double>(r);
     auto own = scratch.template matrix<T>(1, r), ones = scratch.template matrix<T>(1, r);
     m_features.logs(m_x.q.middleRows(i, 1),
                     m_x.q_scale.empty() ? m_x.q_scale : m_x.q_scale.subspan(static_cast<std::size_t>(i), 1), own,
                     Team(scratch));
     ones.setOnes();
+    constexpr double never = -std::numeric_limits<double>::infinity();
+    const auto of = bias_of(m_bias, i);
     for (Index j = 0; j < n_k; ++j) {
       z = (own.row(0).template cast<double>() + logs.row(j).template cast<double>()).transpose();
-      tops[j] = z.maxCoeff();
-      B.row(j) = (z.array() - tops[j]).exp().matrix().transpose().template cast<T>();
+      const double b = of(j), top = z.maxCoeff();
+      biases[j] = b > never ? b + top : never;
+      if (biases[j] == never)
+        B.row(j).setZero();  // of weight 0: left out, whatever the key holds
+      else
+        B.row(j) = (z.array() - top).exp().matrix().transpose().template cast<T>();
     }
-    const auto bias = [&, of = bias_of(m_bias, i)](Index j) { return of(j) + tops[j]; };
-    return use(DirectRow(n_k, bias), ones.row(0), B);
+    return use(DirectRow(n_k, [biases](Index j) { return biases[j]; }), ones.row(0), B);
   }
 
   static auto bias_of(const PairBias<T>& bias, Index i) {
-    return [i, &bias](Index j) {
+    return [i, &bias, from = bias.largest(i)](Index j) {
       double b;
-      bias(i, j, 1, &b);
+      bias(i, from, j, 1, &b);
       return b;
     };
   }

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <limits>
 #include <span>
+#include <utility>
 
 #include "nprf/attention/pair_bias.hpp"
 #include "nprf/attention/row_subset.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
@@ -20,10 +22,15 @@ namespace nprf {
 template <Real T>
 class RowWeights {
  public:
-  /// For the queries of these numbers, whose largest bias is `largest`, and runs of at most so many keys.
-  RowWeights(const PairBias<T>& bias, const RowSubset& rows, const double* largest, Index most, Workspace& scratch)
+  using Largest = typename PairBias<T>::Largest;
+
+  /// For the queries of these numbers, relative to whose largest bias the largest with an exponent is `largest`, and
+  /// runs of at most so many keys.
+  RowWeights(const PairBias<T>& bias, const RowSubset& rows, const Largest* from, const double* largest, Index most,
+             Workspace& scratch)
       : m_bias(bias),
         m_rows(rows),
+        m_from(from),
         m_largest(largest),
         m_most(most),
         m_b(scratch.take<double>(most)),
@@ -34,7 +41,7 @@ class RowWeights {
     for (Index k = 0; k < Block<T>::rows; ++k) {
       T* row = m_values + k * m_most;
       const Index of = i + std::min(k, rows - 1);
-      m_bias(m_rows.number(of), j0, count, m_b);
+      m_bias(m_rows.number(of), m_from[of], j0, count, m_b);
       for (Index j = 0; j < count; ++j) row[j] = static_cast<T>(m_b[j] - m_largest[of]);
       std::fill(row + count, row + packs * Pack<T>::size, -std::numeric_limits<T>::infinity());
       for (Index j = 0; j < packs * Pack<T>::size; j += Pack<T>::size) exp(Pack<T>::load(row + j)).store(row + j);
@@ -46,6 +53,7 @@ class RowWeights {
  private:
   const PairBias<T>& m_bias;
   const RowSubset& m_rows;
+  const Largest* m_from;
   const double* m_largest;
   Index m_most;
   double* m_b;
@@ -63,15 +71,22 @@ class RowTiles {
  public:
   /// Refers to all of them; largest biases lie in the team's workspace.
   RowTiles(const PairBias<T>& bias, const RowSubset& rows, const Team& team)
-      : m_bias(bias), m_rows(rows), m_team(team), m_largest(team.workspace().take<double>(rows.count())) {
+      : m_bias(bias),
+        m_rows(rows),
+        m_team(team),
+        m_from(team.workspace().take<typename PairBias<T>::Largest>(rows.count())),
+        m_largest(team.workspace().take<double>(rows.count())) {
     team.run_tiles(rows.count(), [&](Index i0, Index count, Workspace& scratch) {
       double* b = scratch.take<double>(keys_at_a_time);
       for (Index i = i0; i < i0 + count; ++i) {
+        m_from[i] = bias.largest(rows.number(i));
         m_largest[i] = -std::numeric_limits<double>::infinity();
-        for_each_run(i, 1, 0, bias.num_keys(), keys_at_a_time, [&](Index j0, Index cols) {
-          bias(rows.number(i), j0, cols, b);
+        const auto [begin, end] = keys_seen(i, 1, 0, bias.num_keys(), keys_at_a_time);
+        for (Index j0 = begin; j0 < end; j0 += keys_at_a_time) {
+          const Index cols = std::min(keys_at_a_time, end - j0);
+          bias(rows.number(i), m_from[i], j0, cols, b);
           m_largest[i] = std::max(m_largest[i], *std::max_element(b, b + cols));
-        });
+        }
       }
     });
   }
@@ -85,7 +100,10 @@ class RowTiles {
       y.setZero();
       std::fill_n(sums + i0, rows, T(0));
       Tile tile(x, weights(Tile::keys, scratch), i0, rows, scratch);
-      for_each_run(i0, rows, 0, B.rows(), Tile::keys, [&](Index j0, Index cols) { tile.add(j0, cols, y, sums + i0); });
+      const auto [begin, end] = keys_seen(i0, rows, 0, B.rows(), Tile::keys);
+      add_in_chunks<T>(0, begin, end, y, sums + i0, scratch, [&](Index from, Index to, MatrixRef<T> more, T* ones) {
+        for (Index j0 = from; j0 < to; j0 += Tile::keys) tile.add(j0, std::min(Tile::keys, to - j0), more, ones);
+      });
     });
   }
 
@@ -113,12 +131,12 @@ class RowTiles {
       for (Index i0 = edge(block); i0 < i_end; i0 += Tile::rows) {
         const Index rows = std::min(Tile::rows, i_end - i0);
         tile.set_queries(i0, rows);
-        for_each_run(i0, rows, edge(key_block), j_end, Tile::keys, [&](Index j0, Index cols) {
-          tile.add(j0, cols, out, [&](Index i, Index j, Index count, const T* s, const T* p, const T* c) {
-            const auto of = [=](Index k) { return c[k] == T(0) ? T(0) : s[k] * p[k] * c[k]; };
-            m_bias.add_gradient(m_rows.number(i), j, count, of, lags > 0 ? of_lags : nullptr, of_lags + lags);
-          });
-        });
+        const auto add_db = [&](Index i, Index j, Index count, const T* s, const T* p, const T* c) {
+          const auto of = [=](Index k) { return c[k] == T(0) ? T(0) : s[k] * p[k] * c[k]; };
+          m_bias.add_gradient(m_rows.number(i), j, count, of, lags > 0 ? of_lags : nullptr, of_lags + lags);
+        };
+        const auto [begin, end] = keys_seen(i0, rows, edge(key_block), j_end, Tile::keys);
+        for (Index j0 = begin; j0 < end; j0 += Tile::keys) tile.add(j0, std::min(Tile::keys, end - j0), out, add_db);
       }
     });
     for (Index block = 0; block < blocks; ++block) {
@@ -131,21 +149,21 @@ class RowTiles {
  private:
   static constexpr Index most_blocks = 8, keys_at_a_time = 256;
 
-  RowWeights<T> weights(Index most, Workspace& scratch) const { return {m_bias, m_rows, m_largest, most, scratch}; }
+  RowWeights<T> weights(Index most, Workspace& scratch) const {
+    return {m_bias, m_rows, m_from, m_largest, most, scratch};
+  }
 
-  // body(j0, count) for runs of at most `most` of the keys j_begin..j_end-1 that rows i0.. may see; where they begin
-  // and end in between does not depend on the rows, so that no bit of a sum does
-  template <class Body>
-  void for_each_run(Index i0, Index rows, Index j_begin, Index j_end, Index most, Body&& body) const {
+  // those of the keys j_begin..j_end-1 that rows i0.. may see, from the first to the one after the last; the first
+  // begins a run of so many: so neither where runs begin nor any bit of a sum depends on the rows
+  std::pair<Index, Index> keys_seen(Index i0, Index rows, Index j_begin, Index j_end, Index run) const {
     const auto [first, last] = m_bias.seen(m_rows.number(i0), m_rows.number(i0 + rows - 1));
-    const Index end = std::min(last, j_end);
-    for (Index j0 = j_begin + std::max<Index>(first - j_begin, 0) / most * most; j0 < end; j0 += most)
-      body(j0, std::min(most, end - j0));
+    return {j_begin + std::max<Index>(first - j_begin, 0) / run * run, std::min(last, j_end)};
   }
 
   const PairBias<T>& m_bias;
   const RowSubset& m_rows;
   const Team& m_team;
+  typename PairBias<T>::Largest* m_from;
   double* m_largest;
 };
 

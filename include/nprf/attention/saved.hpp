@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -16,15 +17,21 @@ class Batch;
 /// What one head's forward keeps of one sequence; its keys are those that take part.
 template <Real T>
 struct SavedSequence {
-  Matrix<T> q, k;                              // (n_q,d) (n_k,d)  normalised
-  Vector<T> q_scale, k_scale;                  // (n_q) (n_k)
-  Matrix<T> A, B, v;                           // (n_q,r) (n_k,r) (n_k,d_v)
-  Vector<double> exponents;                    // of the rows of B (shapes.hpp); empty: none
-  Matrix<T> y;                                 // (n_q,d_v)
-  Vector<T> denominator;                       // (n_q), 0 for rows that are empty, or were computed one by one
-  std::vector<Index> repaired;                 // the rows computed by themselves
-  Eigen::Array<bool, Eigen::Dynamic, 1> mask;  // of all keys; empty: none is masked
-  Index length = 0;                            // keys from there on are padding
+  Matrix<T> q, k;                                  // (n_q,d) (n_k,d)  normalised
+  Vector<T> q_scale, k_scale;                      // (n_q) (n_k)
+  std::vector<Index> lifted_queries, lifted_keys;  // rows that are too short for a factor (lifted_rows.hpp)
+  Matrix<T> A, B, v;                               // (n_q,r) (n_k,r) (n_k,d_v)
+  Vector<double> exponents;                        // of the rows of B (shapes.hpp); empty: none
+  Matrix<T> y;                                     // (n_q,d_v)
+  T unit = 1;                                      // of v, y and the largest values
+  Vector<T> denominator;                           // (n_q), 0 for rows that are empty, or were computed one by one
+  Vector<T> largest_values;                        // (n_q), the largest |v| that each query attends to
+  std::vector<Index> repaired;                     // the rows computed by themselves
+  double own_bound = 0, condition = 0;             // the largest of rows, transforms' rounding apart (row_errors.hpp)
+  double noise = 0;                                // what that is, the largest of rows that were not repaired
+  std::vector<Index> unseen;                       // the keys that no query sees
+  Eigen::Array<bool, Eigen::Dynamic, 1> mask;      // of all keys; empty: none is masked
+  Index length = 0;                                // keys from there on are padding
 };
 
 /// What forward keeps for backward: O(n (d + r + d_v)) memory a head. Opaque; may be used again for another call.
@@ -39,8 +46,27 @@ class Saved {
   std::shared_ptr<const char> m_attention;  // whose forward filled this; null: nobody's
   AttentionShape m_sizes{0, 0, 0, 0};
   Index m_batch = 0, m_heads = 0, m_offset = 0;
+  double m_tolerance = 0;
   std::vector<Segment> m_segments;
   std::vector<SavedSequence<T>> m_sequences;  // by sequence of the batch, head, segment
+};
+
+/// What one backward did. With p_ij the weight of key j in row i of the attention, so that y_i = sum_j p_ij v_j, and
+///
+///     s_i = |dy_i|_1 times the largest |v| that query i attends to
+///
+/// errors are relative to: s_i for dq_i; sum_i p_ij s_i for dk_j; sum_i p_ij |dy_i|_1 for dv_j; the sum of p_ij s_i
+/// over the pairs of a lag for its bias; dq and dk times the largest derivative of the logarithm of a feature. For
+/// features of both signs |phi(q_i)| |phi(k_j)| stands for phi(q_i).phi(k_j) in p_ij, and |D_i| for D_i. A p_ij below
+/// the root of the smallest normal number counts as that root, for all keys of the sequence: it may have underflown
+/// beside the others.
+struct GradientReport {
+  Engine engine = Engine::automatic;  // that ran, of the first sequence; automatic if there was nothing to compute
+  Index recomputed_queries = 0;       // whose gradients an FFT's rounding may have put off, and were recomputed
+  Index recomputed_keys = 0;
+  Index recomputed_lags = 0;
+  double error_bound = 0;           // the largest that remains possible of a gradient, as Report::error_bound
+  std::size_t workspace_bytes = 0;  // scratch memory of all threads at its peak
 };
 
 /// dL/dq (n_q,d), dL/dk (n_k,d), dL/dv (n_k,d_v), the bias in the shape of the position's parameters, and the weights
@@ -48,6 +74,7 @@ class Saved {
 template <OnlyReal T>
 struct Gradients {
   Matrix<T> queries, keys, values, bias, extra;
+  GradientReport report;
 };
 
 }  // namespace nprf

@@ -27,8 +27,8 @@ inline void check_cumulative(std::span<const Index> lengths, Index n, const char
 
 }  // namespace detail
 
-/// Sets `segments` to the sequences of an array of n_q queries and n_k keys; checks all that a call says of them, for a
-/// batch of such arrays. Throws InvalidArgument.
+/// Sets `segments` to the sequences of an array of n_q queries and n_k keys, but for packed ones without queries and
+/// keys; checks all that a call says of them, for a batch of such arrays. Throws InvalidArgument.
 inline void find_segments(const CallOptions& call, Index batch, Index n_q, Index n_k, std::vector<Segment>& segments) {
   constexpr Index farthest = Index{1} << 40;
   require(-farthest <= call.offset && call.offset <= farthest, "offset: expected -2^40 to 2^40, got ", call.offset);
@@ -54,7 +54,9 @@ inline void find_segments(const CallOptions& call, Index batch, Index n_q, Index
   detail::check_cumulative(q, n_q, "cumulative_lengths");
   detail::check_cumulative(k, n_k,
                            call.key_cumulative_lengths.empty() ? "cumulative_lengths" : "key_cumulative_lengths");
-  for (std::size_t s = 1; s < q.size(); ++s) segments.push_back({q[s - 1], q[s] - q[s - 1], k[s - 1], k[s] - k[s - 1]});
+  for (std::size_t s = 1; s < q.size(); ++s)
+    if (const Segment x{q[s - 1], q[s] - q[s - 1], k[s - 1], k[s] - k[s - 1]}; x.n_q > 0 || x.n_k > 0)
+      segments.push_back(x);
 }
 
 }  // namespace nprf

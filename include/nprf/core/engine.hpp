@@ -3,6 +3,8 @@
 
 #include <string_view>
 
+#include "nprf/core/error.hpp"
+
 namespace nprf {
 
 enum class Direction { bidirectional, causal };
@@ -21,6 +23,17 @@ constexpr std::string_view name(Engine engine) {
     case Engine::grid: return "grid";
   }
   return "unknown";
+}
+
+/// Throws InvalidArgument for a number that was cast to a direction and is none.
+inline void check_direction(Direction direction) {
+  require(direction == Direction::bidirectional || direction == Direction::causal,
+          "direction: expected bidirectional or causal, got number ", static_cast<int>(direction));
+}
+
+/// The same of an engine.
+inline void check_engine(Engine engine) {
+  require(name(engine) != "unknown", "engine: expected one of nprf::Engine, got number ", static_cast<int>(engine));
 }
 
 }  // namespace nprf

@@ -44,15 +44,33 @@ struct LagBias {
     return table[lag - first];
   }
 
+  /// b[lag] - b[from], rounded relative to itself: not as the difference of two large numbers where both lie on one
+  /// straight line. -infinity for a lag of weight 0; `from` must not be one.
+  double difference(Index lag, Index from) const {
+    constexpr double never = -std::numeric_limits<double>::infinity();
+    if (lag < first && from < first) return table[0] > never ? static_cast<double>(from - lag) * slope_before : never;
+    if (lag > last() && from > last())
+      return table[table.size() - 1] > never ? static_cast<double>(lag - from) * slope_after : never;
+    return (*this)[lag] - (*this)[from];
+  }
+
+  /// The lag of the largest b of a range, the first of several; range.first for an empty one.
+  Index largest(LagRange range) const {
+    Index best = range.first;
+    if (range.size() == 0) return best;
+    const auto consider = [&](Index lag) {
+      if ((*this)[lag] > (*this)[best]) best = lag;
+    };
+    // beyond the table b is monotone, so that the range's own ends stand for its straight parts
+    const Index from = std::max(range.first, first), to = std::min(range.last, last());
+    for (Index lag = from; lag <= to; ++lag) consider(lag);
+    consider(range.last);
+    return best;
+  }
+
   /// The largest b of a range; -infinity for an empty one.
   double max(LagRange range) const {
-    double largest = -std::numeric_limits<double>::infinity();
-    if (range.size() == 0) return largest;
-    // beyond the table b is monotone, so that the range's own ends stand for its straight parts
-    largest = std::max((*this)[range.first], (*this)[range.last]);
-    const Index from = std::max(range.first, first), to = std::min(range.last, last());
-    for (Index lag = from; lag <= to; ++lag) largest = std::max<double>(largest, table[lag - first]);
-    return largest;
+    return range.size() == 0 ? -std::numeric_limits<double>::infinity() : (*this)[largest(range)];
   }
 };
 

@@ -75,9 +75,15 @@ struct LagWeights {
 /// -infinity.
 template <Real T>
 void exp_weights(const LagBias<T>& bias, LagRange range, double largest, T* c) {
-  const bool none = largest == -std::numeric_limits<double>::infinity();
+  const Index from = bias.largest(range);
+  constexpr double never = -std::numeric_limits<double>::infinity();
+  if (range.size() == 0 || bias[from] == never || largest == never) {
+    std::fill_n(c, range.size(), T(0));
+    return;
+  }
+  const double below = bias[from] - largest;
   for (Index k = 0; k < range.size(); ++k)
-    c[k] = none ? T(0) : static_cast<T>(std::exp(bias[range.first + k] - largest));
+    c[k] = static_cast<T>(std::exp(bias.difference(range.first + k, from) + below));
 }
 
 /// What of a range's weights lies on the bias's straight lines. A line that rises outwards does not count: its weights

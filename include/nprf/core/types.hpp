@@ -14,6 +14,8 @@ namespace nprf {
 // r features (a feature map's output_dim); h heads; lag = j - i (key position minus query position).
 
 using Index = Eigen::Index;
+static_assert(sizeof(Index) == 8,
+              "nprf: Eigen::Index must have 64 bits: leave EIGEN_DEFAULT_DENSE_INDEX_TYPE alone, on a 64-bit platform");
 
 /// A row is a token.
 template <class T>

@@ -156,6 +156,7 @@ class DeviceModel {
 
   void check_model() const {
     const auto& [direction, radius, features, positions] = m_model;
+    check_direction(direction);
     const auto one_or_heads = [&](std::size_t count, const char* what) {
       require(count == 1 || static_cast<std::ptrdiff_t>(count) == m_shape.heads, what, ": expected 1 or ",
               m_shape.heads, " (heads), got ", count);

@@ -85,6 +85,8 @@ class Product {
         m_on_tensor_cores(tensor_cores && takes_tensor_cores(device, engine)),
         m_shape(shape),
         m_weights(weights) {
+    require(name(engine) != "unknown", "engine: expected one of nprf::cuda::Engine, got number ",
+            static_cast<int>(engine));
     const auto& [z, heads, n_q, n_k, r, p] = shape;
     constexpr std::ptrdiff_t most_blocks = 65535;
     require(static_cast<std::ptrdiff_t>(z) * TileShape::column_tiles(p) <= most_blocks,

@@ -45,10 +45,13 @@ inline Matrix<double> haar_orthogonal(Matrix<double> q) {
 }  // namespace detail
 
 /// Draws the m x d projection in double, then rounds it. O(m d), orthogonal O(m d^2). Throws InvalidArgument for sizes
-/// below 1, and for more than memory can have.
+/// below 1, for more than memory can have, and for a number that is no Projection.
 template <Real T>
 Matrix<T> draw_projection(const FeatureOptions& options) {
   const Index d = options.input_dim, m = options.num_features;
+  require(options.projection == Projection::gaussian || options.projection == Projection::orthogonal ||
+              options.projection == Projection::sphere,
+          "projection: expected gaussian, orthogonal or sphere, got number ", static_cast<int>(options.projection));
   require(d >= 1, "input_dim: expected at least 1, got ", d);
   require(m >= 1, "num_features: expected at least 1, got ", m);
   const Index most = std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(double)) / d;

@@ -34,6 +34,7 @@ class RandomFeatures {
             m_w.rows(), " x ", m_w.cols());
     require(m_w.allFinite(), "rows: expected finite scalars, got a NaN or an infinity");
     m_wt = in_packs(m_w);
+    m_longest = longest_row(m_w);
   }
 
   Index input_dim() const { return m_w.cols(); }
@@ -44,8 +45,8 @@ class RandomFeatures {
   /// rounding of w.x, which is a sum of d terms, and of |x|^2/2. Its root mean square was measured as a third of
   /// that for random rows, and two thirds for rows along a w.
   double relative_error(double norm) const {
-    const double w = static_cast<double>(m_w.rowwise().norm().maxCoeff()), d = static_cast<double>(input_dim());
-    const double roundings = 3 + (1 + std::sqrt(d) / 15) * w * norm + norm * norm;
+    const double d = static_cast<double>(input_dim());
+    const double roundings = 3 + (1 + std::sqrt(d) / 15) * m_longest * norm + norm * norm;
     return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
   }
 
@@ -119,15 +120,18 @@ class RandomFeatures {
     return wt;
   }
 
+  static double longest_row(const Matrix<T>& w) { return static_cast<double>(w.rowwise().norm().maxCoeff()); }
+
   Matrix<T> m_w;   // (m,d)
   Matrix<T> m_wt;  // (d,m)
+  double m_longest = 0;
   std::optional<FeatureOptions> m_options;
 };
 
 // not inline: see instances.hpp
 template <Real T>
 RandomFeatures<T>::RandomFeatures(const FeatureOptions& options)
-    : m_w(draw_projection<T>(options)), m_wt(in_packs(m_w)), m_options(options) {}
+    : m_w(draw_projection<T>(options)), m_wt(in_packs(m_w)), m_longest(longest_row(m_w)), m_options(options) {}
 
 /// The same map with its projection drawn from another seed, as training does between steps (Choromanski et al. 2021).
 /// Throws InvalidArgument if the projection is the caller's.

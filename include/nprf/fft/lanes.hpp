@@ -141,6 +141,24 @@ NPRF_ALWAYS_INLINE Lanes<T> sum_lanes(const Lanes<T>* x) {
   return sums[0];
 }
 
+/// Lane k is the sum of all lanes of x[k], k < lane_count / 2; for registers of four blocks.
+template <Real T>
+NPRF_ALWAYS_INLINE Lanes<T> sum_lanes_of_half(const Lanes<T>* x) {
+  constexpr int W = lane_count<T>, E = detail::block_lanes<T>;
+  static_assert(W == 4 * E);
+  constexpr auto all = std::make_index_sequence<W>();
+  Lanes<T> sums[W / 2];
+  for (int k = 0; k < W / 2; ++k) sums[k] = x[k];
+  int left = W / 4;
+  for (; left >= W / 2 / E; left /= 2)
+    for (int k = 0; k < left; ++k)
+      sums[k] = detail::every_other_lane<T, 0>(sums[2 * k], sums[2 * k + 1], all) +
+                detail::every_other_lane<T, 1>(sums[2 * k], sums[2 * k + 1], all);
+  const Lanes<T> both =
+      detail::every_other_block<T, 0>(sums[0], sums[1], all) + detail::every_other_block<T, 1>(sums[0], sums[1], all);
+  return detail::every_other_block<T, 0>(both, both, all) + detail::every_other_block<T, 1>(both, both, all);
+}
+
 /// The sum of all lanes.
 template <Real T>
 T sum_lanes(const std::type_identity_t<Lanes<T>>& x) {

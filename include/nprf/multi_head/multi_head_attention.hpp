@@ -59,6 +59,7 @@ class MultiHeadAttention {
       require(f.input_dim() == m_features[0].input_dim() && f.output_dim() == m_features[0].output_dim(),
               "feature_maps: expected ", m_features[0].input_dim(), " -> ", m_features[0].output_dim(),
               " of all heads, got ", f.input_dim(), " -> ", f.output_dim());
+    check_direction(options.direction);
     toeplitz::require_available(options.engine);
     for (const P& position : m_positions) check_bias(position.bias());
   }
@@ -79,7 +80,7 @@ class MultiHeadAttention {
 
   /// q [b,h,n_q,d] k [b,h,n_k,d] v [b,h,n_k,d_v] -> y [b,h,n_q,d_v], which must not overlap them. A call's key_mask has
   /// batch x n_k entries, its lengths one a sequence; cumulative lengths are those of every sequence of the batch.
-  /// Throws InvalidArgument for shapes that do not fit, std::bad_alloc.
+  /// Throws InvalidArgument for shapes that do not fit, and then writes nothing (CallOptions); std::bad_alloc.
   void operator()(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                   const CallOptions& call = {}) const {
     evaluate(q, k, v, y, call, nullptr);
@@ -104,10 +105,12 @@ class MultiHeadAttention {
   }
 
   /// dq, dk and dv, in the shapes of q, k and v, and of each head's bias (h matrices; a position that all heads share
-  /// has the sum of them as its gradient), of dy [b,h,n_q,d_v]; with `dextra` also of a grid's extra tokens. Throws
-  /// InvalidArgument if another attention filled `saved`, and for shapes that do not fit.
+  /// has the sum of them as its gradient), of dy [b,h,n_q,d_v]; with `dextra` also of a grid's extra tokens, and with
+  /// `report` what was done. Throws InvalidArgument if another attention filled `saved`, and for shapes that do not
+  /// fit.
   void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
-                std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra = nullptr) const {
+                std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra = nullptr,
+                GradientReport* report = nullptr) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
     require(saved.m_attention && saved.m_attention == m_identity,
             "saved: expected what forward of this attention has filled, got another's");
@@ -117,7 +120,8 @@ class MultiHeadAttention {
     check_heads(dk, "dk", saved.m_batch, saved.m_heads, n_k, d);
     check_heads(dv, "dv", saved.m_batch, saved.m_heads, n_k, d_v);
     const Lease batch(*m_pool);
-    batch->backward(heads(), saved, dy, dq, dk, dv);
+    const GradientReport found = batch->backward(heads(), saved, dy, dq, dk, dv);
+    if (report) *report = found;
     dbias.resize(static_cast<std::size_t>(saved.m_heads));
     if (dextra) dextra->resize(dbias.size());
     for (std::size_t h = 0; h < dbias.size(); ++h) {

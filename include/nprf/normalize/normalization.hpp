@@ -74,8 +74,8 @@ class Normalization {
  private:
   explicit Normalization(double radius) : m_radius(radius) {}
 
-  // radius / |row|, free of overflow and underflow in |row|^2; at most T's maximum, so that a row of subnormals may
-  // stay shorter than the radius
+  // radius / |row|, free of overflow and underflow in |row|^2; at most T's maximum, which says that
+  // the row is too short for it (lifted_rows.hpp)
   template <Real T>
   T row_factor(const T* x, Index d, Workspace& scratch) const {
     constexpr T safe_low = sizeof(T) == 4 ? T(1e-28) : T(1e-280), safe_high = T(1) / safe_low;

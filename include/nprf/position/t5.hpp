@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "nprf/core/engine.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
 #include "nprf/core/resize.hpp"
@@ -22,6 +23,7 @@ namespace nprf {
 /// Throws InvalidArgument unless there are at least 4 (bidirectional) or 2 (causal) buckets and max_distance exceeds
 /// the number of exact ones.
 inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index max_distance) {
+  check_direction(direction);
   const bool both = direction == Direction::bidirectional;
   require(num_buckets >= (both ? 4 : 2), "num_buckets: expected at least ", both ? 4 : 2, ", got ", num_buckets);
   Index bucket = 0, distance = std::max<Index>(-lag, 0);
@@ -52,6 +54,7 @@ class T5Position {
   /// max_distance exceeds the number of exact buckets, and no weight is NaN or +infinity.
   T5Position(Vector<T> bucket_weights, Direction direction, Index max_distance = 128)
       : m_weights(std::move(bucket_weights)), m_direction(direction), m_max_distance(max_distance) {
+    check_direction(direction);
     const bool both = direction == Direction::bidirectional;
     const Index n = num_buckets();
     require(both ? n >= 4 && n % 2 == 0 : n >= 2, "bucket_weights: expected ",

@@ -31,7 +31,7 @@ Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention
     while (i < shape.n_q && !sees(i, j)) ++i;
     if (i < shape.n_q) seen.push_back(j);
   }
-  B(seen, Eigen::all) = attention.key_features(k(seen, Eigen::all));  // (n_k,r)
+  B(seen, Eigen::indexing::all) = attention.key_features(k(seen, Eigen::indexing::all));  // (n_k,r)
 
   Matrix<T> y = Matrix<T>::Zero(shape.n_q, shape.d_v);
   for (Index i = 0; i < shape.n_q; ++i) {

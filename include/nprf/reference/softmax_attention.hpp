@@ -27,6 +27,7 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
                             Normalization normalization) {
   constexpr Index tile_rows = 128, tile_cols = 256;
   constexpr T lowest = -std::numeric_limits<T>::infinity();
+  check_direction(direction);
   const AttentionShape shape = attention_shape<T>(q, k, v);
   const Index n_q = shape.n_q, n_k = shape.n_k, d_v = shape.d_v;
 

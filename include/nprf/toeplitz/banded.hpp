@@ -6,6 +6,7 @@
 
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/banded_gradients.hpp"
@@ -67,11 +68,11 @@ class BandedEngine {
     }
   }
 
-  /// How many of n_k keys are added up in turn at most, each rounding being one of all before: those of the band. Of a
-  /// tail it is a tile's alone, whose sum's rounding does not grow (decayed_sums.hpp).
+  /// How many of n_k keys are added up in turn at most, each rounding being one of all before: those of the band, up to
+  /// a chunk. Of a tail it is a tile's alone, whose sum's rounding does not grow (decayed_sums.hpp).
   Index keys_in_turn(Index n_k) const {
     constexpr Index of_tile = 2048;
-    return std::min(n_k, m_weights.constant != T(0) ? of_tile + n_k / 256 : of_tile + m_weights.band.size());
+    return std::min(n_k, of_tile + (m_weights.constant != T(0) ? 0 : nprf::keys_in_turn(m_weights.band.size())));
   }
 
   /// The gradients for G (n_q,p) = dL/dY. In a tail, out.dc stands in two lags for all (gradients.hpp).

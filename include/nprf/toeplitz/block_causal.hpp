@@ -8,6 +8,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
 #include "nprf/toeplitz/block_causal_gradients.hpp"
+#include "nprf/toeplitz/causal_gradient_noise.hpp"
 #include "nprf/toeplitz/causal_levels.hpp"
 #include "nprf/toeplitz/causal_noise.hpp"
 #include "nprf/toeplitz/diagonal_tiles.hpp"
@@ -15,6 +16,7 @@
 #include "nprf/toeplitz/key_exponents.hpp"
 #include "nprf/toeplitz/leaf.hpp"
 #include "nprf/toeplitz/panel.hpp"
+#include "nprf/toeplitz/slot_gradients.hpp"
 #include "nprf/toeplitz/source_units.hpp"
 
 namespace nprf::toeplitz {
@@ -57,24 +59,36 @@ class BlockCausalEngine {
     CausalNoise<T>(m_levels, exponents, x, sizes, team).rows(out, team);
   }
 
-  /// Its gradients for G (n_q,p) = dL/dY, the exponents taken for constants. Later rows may change their bits.
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out, const Team& team) const {
+  /// The same of gradients().
+  void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
+                      const Team& team) const {
+    const Workspace::Scope scope(team.workspace());
+    const KeyExponents<T> exponents(x, m_levels, team);
+    CausalGradientNoise<T>(m_levels, exponents, x, of, team).find(out, m_n_q, team);
+  }
+
+  /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of, the exponents taken for constants. Later rows may
+  /// change their bits.
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out,
+                 const GradientSizes<T>& sizes, const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
     const MatrixView<T> A = in_places(x.A, x.queries, m_axis.queries, team),
                         B = in_places(x.B, x.keys, m_axis.keys, team), U = in_places(x.U, x.keys, m_axis.keys, team),
                         G = in_places(G_, x.queries, m_axis.queries, team);
     const KeyExponents<T> exponents(x, m_levels, team);
-    const bool gaps_q = x.queries.count < A.rows(), gaps_k = x.keys.count < B.rows();
-    auto dA = workspace.matrix<T>(gaps_q ? A.rows() : 0, A.cols());
-    auto dB = workspace.matrix<T>(gaps_k ? B.rows() : 0, B.cols()), dU = workspace.matrix<T>(dB.rows(), U.cols());
-    GradientRefs<T> d{gaps_q ? dA : out.dA, gaps_k ? dB : out.dB, gaps_k ? dU : out.dU, out.dc};
+    SlotGradients<T> slots(x, {m_axis.queries.end, m_axis.queries.first}, {m_axis.keys.end, m_axis.keys.first}, out,
+                           sizes, team);
+    GradientRefs<T> d = slots.refs();
+    const GradientSizes<T> of = slots.sizes();
     d.set_zero();
-    m_tiles.add_gradients(A, B, U, G, exponents, d, 1 - m_n_q, team);
-    if (m_levels.count() > 0) BlockCausalGradients<T>(m_levels).add(A, B, U, G, exponents, d, 1 - m_n_q, team);
-    if (gaps_q) from_slots(dA, x.queries, out.dA, team, m_axis.queries.first);
-    if (gaps_k)
-      from_slots(dB, x.keys, out.dB, team, m_axis.keys.first), from_slots(dU, x.keys, out.dU, team, m_axis.keys.first);
+    if (of) {
+      std::fill_n(of.keys, m_axis.keys.end, T(0));
+      std::fill_n(of.lags, out.dc.size(), T(0));
+    }
+    m_tiles.add_gradients(A, B, U, G, exponents, d, of, 1 - m_n_q, team);
+    if (m_levels.count() > 0) BlockCausalGradients<T>(m_levels).add(A, B, U, G, exponents, d, of, 1 - m_n_q, team);
+    slots.put_back(team);
   }
 
  private:

@@ -22,22 +22,38 @@ class BlockCausalGradients {
   /// Refers to the levels.
   explicit BlockCausalGradients(const CausalLevels<T>& levels) : m_levels(levels) {}
 
-  /// Adds them for G (n_q,p) = dL/dY, rows in their places; dc's first lag is `first`.
+  /// Adds them for G (n_q,p) = dL/dY, and what they are sums of, rows in their places; the first lag of dc and of the
+  /// lags' sizes is `first`.
   void add(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-           const KeyExponents<T>& exponents, GradientRefs<T> out, Index first, const Team& team) const {
-    SignalGradients<T> frame(A, B, m_levels.axis().length(), m_levels.numbers(), team);
-    const auto groups = ColumnGroups<T>(A.cols(), U.cols()).all();
-    frame.run(U, G, groups, out, team, [&](const SignalPair<T>& x, Workspace& scratch) {
+           const KeyExponents<T>& exponents, GradientRefs<T> out, const GradientSizes<T>& sizes, Index first,
+           const Team& team) const {
+    SignalGradients<T> frame(A, B, U, G, sizes.rows, m_levels.axis().length(), m_levels.numbers(), team);
+    const auto for_ranges = [&](Workspace& scratch, auto&& add_range) {
       Scratch with(m_levels, scratch);
       m_levels.for_each_family([&](const Family& family) {
         for_each_range(family, exponents, [&](const Range& range) {
-          with.read(family, range, x, exponents, m_levels, m_levels.axis().queries.end);
-          for (const int half : {0, 1}) add_gradients(half, family, x, with);
+          with.read(family, range, exponents, m_levels, m_levels.axis().queries.end);
+          add_range(family, with);
         });
       });
-    });
-    frame.add_to(out, team);
-    m_levels.add_lag_gradient(frame.summed_correlations(), first, out.dc, team.workspace());
+    };
+    frame.run(
+        out, sizes.keys, team,
+        [&](const GroupSignals<T>& x, Workspace& scratch) {
+          for_ranges(scratch, [&](const Family& family, Scratch& with) {
+            with.read(family, x, m_levels[family.level].size);
+            for (const int half : {0, 1}) add_gradients(half, family, x, with);
+          });
+        },
+        [&](const ColumnSignals<T>& x, Workspace& scratch) {
+          for_ranges(scratch, [&](const Family& family, const Scratch& with) {
+            for (const int half : {0, 1}) add_gradients(half, family, x, with);
+          });
+        });
+    Workspace& workspace = team.workspace();
+    m_levels.add_lag_gradient(frame.correlation(), Levels::Part::real, first, out.dc.data(), workspace);
+    if (sizes)
+      m_levels.add_lag_gradient(frame.last_correlation(), Levels::Part::minus_imaginary, first, sizes.lags, workspace);
   }
 
  private:
@@ -68,82 +84,128 @@ class BlockCausalGradients {
     }
   }
 
-  // the signals of a family, sources' and targets', and its rows of a pair of features with the exponents' factors
+  // the signals of a family, the exponents' factors of its targets and sources, and a feature's columns times these
   struct Scratch {
     Scratch(const Levels& levels, Workspace& workspace) {
       const Index n = levels.family_length();
       z = workspace.take<Z>(2 * (n + Levels::most * stride(0)));
-      for (T** x : {&a, &b}) *x = workspace.take<T>(staggered<T>(2 * n));
-      for (T** x : {&rows, &keys}) *x = workspace.take<T>(staggered<T>(n));
+      for (T** x : {&a, &b, &rows, &keys}) *x = workspace.take<T>(staggered<T>(n));
     }
 
     // later sources than the range's are zeros, and so are other targets
-    void read(const Family& family, const Range& range, const SignalPair<T>& x, const KeyExponents<T>& exponents,
-              const Levels& levels, Index queries_end) {
+    void read(const Family& family, const Range& range, const KeyExponents<T>& exponents, const Levels& levels,
+              Index queries_end) {
       const Index S = levels[family.level].size;
       for (Index s = 0; s < family.count; ++s) {
         const Index target = family.first + (s + 1) * S, end = std::min(S, queries_end - target);
         const T factor =
             range.begin <= s && s < range.end ? static_cast<T>(ratio(range.exponent, exponents.before(target))) : T(0);
-        for (Index i = 0; i < S; ++i)
-          rows[s * S + i] = i < end ? factor * exponents.rows(family.level)[target + i] : T(0);
-        for (Index i = 0; i < end; ++i)
-          for (Index c : {0, 1}) a[2 * (s * S + i) + c] = x.a[2 * (target + i) + c] * rows[s * S + i];
-        std::fill(a + 2 * (s * S + end), a + 2 * (s + 1) * S, T(0));
+        for (Index i = 0; i < end; ++i) rows[s * S + i] = factor * exponents.rows(family.level)[target + i];
+        std::fill(rows + s * S + end, rows + (s + 1) * S, T(0));
         for (Index j0 = s * S; j0 < (s + 1) * S; j0 += Levels::block) {
           const Index place = family.first + j0;
           const T e =
               s < range.end ? static_cast<T>(ratio(exponents.largest(place / Levels::block), range.exponent)) : T(0);
-          for (Index j = 0; j < Levels::block; ++j) {
-            keys[j0 + j] = exponents.keys()[place + j] * e;
-            for (Index c : {0, 1}) b[2 * (j0 + j) + c] = x.b[2 * (place + j) + c] * keys[j0 + j];
-          }
+          for (Index j = 0; j < Levels::block; ++j) keys[j0 + j] = exponents.keys()[place + j] * e;
         }
       }
+      targets = std::min(family.count * S, queries_end - family.first - S);
+    }
+    void read(const Family& family, const GroupSignals<T>& x, Index S) {
+      const T *from_a = x.a + family.first + S, *from_b = x.b + family.first;
+      for (Index i = 0; i < targets; ++i) a[i] = from_a[i] * rows[i];
+      for (Index j = 0; j < family.count * S; ++j) b[j] = from_b[j] * keys[j];
     }
 
     Z* z;
     T *a, *b, *rows, *keys;
+    Index targets = 0;  // that there are
   };
 
   // the share of one half: signals are the sources' x, then the targets' w
-  void add_gradients(int half, const Family& family, const SignalPair<T>& x, const Scratch& with) const {
+  void add_gradients(int half, const Family& family, const GroupSignals<T>& x, const Scratch& with) const {
     const auto& level = m_levels[family.level];
-    const Index S = level.size, count = family.count;
-    const Index targets = std::min(count * S, m_levels.axis().queries.end - family.first - S);
-    const Lanes *u = x.u + family.first, *g = x.g + family.first + S;
-    Lanes* du = x.du + family.first;
+    const Index S = level.size, count = family.count, targets = with.targets;
+    const Z *u = x.u + family.first, *g = x.g + family.first + S;
+    Z* du = x.du + family.first;
     level.tree->template convolve<2 * Levels::most>(
         half, with.z, stride(S), 2 * count,
         [=, a = with.a, b = with.b](Index s, Index j) {
           const Index at = (s < count ? s : s - count) * S + j;
           if (s >= count && at >= targets) return Z{};
-          const Lanes value = s < count ? u[at] : g[at];
-          const T* pair = (s < count ? b : a) + 2 * at;
-          return Z{pair[0] * value, pair[1] * value};
+          const Z value = s < count ? u[at] : g[at];
+          const T feature = (s < count ? b : a)[at];
+          return Z{feature * value.re, feature * value.im};
         },
-        [&](Index k, Z(&z)[2 * Levels::most][8]) {
-          m_levels.correlate(level, half, k, count, z, z + count, x.correlation);
-          m_levels.multiply(level, half, k, count, z);
-          m_levels.multiply_transposed(level, half, k, count, z + count);
-        },
+        at_leaf(half, level, count, x.correlation),
         [=, &with, twist = level.tree->twist()](Index s, Index j, const Z(&twisted)[8]) {
           const bool source = s >= count;
           const Index first = (source ? s - count : s) * S + j;
           if (!source && first >= targets) return;
-          Z products[8];
+          Lanes products[8];
           for (Index l = 0; l < 8; ++l) {
             const Index at = first + l;
-            products[l] = {};
+            products[l] = Lanes{};
             if (!source && at >= targets) continue;
             const Z t = half == 0 ? twisted[l] : untwisted(twisted[l], twist + 2 * (j + l));
-            const Lanes value = source ? u[at] * with.keys[at] : g[at] * with.rows[at];
-            products[l] = {value * t.re, value * t.im};
-            if (source) du[at] += with.b[2 * at] * t.re + with.b[2 * at + 1] * t.im;
+            const Z value = source ? u[at] : g[at];
+            products[l] = (value.re * t.re + value.im * t.im) * (source ? with.keys : with.rows)[at];
+            if (source) du[at] = {du[at].re + with.b[at] * t.re, du[at].im + with.b[at] * t.im};
           }
-          add_lane_sums<T>(products,
-                           (source ? x.db : x.da) + in_eights(family.first + (source ? first : first + S), 0));
+          add_lane_sums_of_eight<T>(products, (source ? x.db : x.da + S) + family.first + first);
         });
+  }
+
+  // the same for a pair of columns and features as lanes
+  void add_gradients(int half, const Family& family, const ColumnSignals<T>& x, const Scratch& with) const {
+    const auto& level = m_levels[family.level];
+    const Index S = level.size, count = family.count;
+    const Index sources = std::min(count * S, m_levels.axis().keys.end - family.first);
+    // of signal s: whether it is a target, the first of its places in the family, and how many there are
+    struct Part {
+      bool target;
+      Index first, end, place;
+    };
+    const auto part = [=, targets = with.targets, from = family.first](bool target, Index s) {
+      return target ? Part{true, s * S, targets, from + S} : Part{false, s * S, sources, from};
+    };
+    level.tree->template convolve<2 * Levels::most>(
+        half, with.z, stride(S), 2 * count,
+        [&](Index s, Index j) {
+          const Part of = part(s >= count, s % count);
+          const Index at = of.first + j;
+          if (at >= of.end) return Z{};
+          const Lanes feature = (of.target ? x.a : x.b).row(of.place + at) * (of.target ? with.rows : with.keys)[at];
+          const T* value = (of.target ? x.g : x.u) + 2 * (of.place + at);
+          return Z{feature * value[0], feature * value[1]};
+        },
+        at_leaf(half, level, count, x.correlation),
+        [&, twist = level.tree->twist()](Index s, Index j, const Z(&twisted)[8]) {
+          const Part of = part(s < count, s % count);
+          const Index rows = std::clamp<Index>(of.end - of.first - j, 0, 8);
+          Z products[8];
+          for (Index l = 0; l < rows; ++l) {
+            const Index at = of.first + j + l, place = of.place + at;
+            const Z t = half == 0 ? twisted[l] : untwisted(twisted[l], twist + 2 * (j + l));
+            const T* value = (of.target ? x.g_of_da : x.u) + 2 * place;
+            const T factor = (of.target ? with.rows : with.keys)[at];
+            x.a.add((t.re * value[0] + t.im * value[1]) * factor, of.target ? *x.da : *x.db, place);
+            if (of.target) continue;
+            const Lanes feature = x.b.row(place) * factor;
+            products[l] = {feature * t.re, feature * t.im};
+          }
+          if (of.target || rows == 0) return;
+          for (Index l = rows; l < 8; ++l) products[l] = {};
+          add_lane_sums<T>(products, x.du + in_eights(of.place + of.first + j, 0));
+        });
+  }
+
+  auto at_leaf(int half, const typename Levels::Level& level, Index count, T* correlation) const {
+    return [this, half, &level, count, correlation](Index k, Z(&z)[2 * Levels::most][8]) {
+      m_levels.correlate(level, half, k, count, z, z + count, correlation);
+      m_levels.multiply(level, half, k, count, z);
+      m_levels.multiply_transposed(level, half, k, count, z + count);
+    };
   }
 
   static Index stride(Index size) { return staggered<Z>(size); }

@@ -5,8 +5,10 @@
 
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/certified_gradients.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/product.hpp"
 
@@ -41,8 +43,12 @@ class BorderedProduct {
   /// Whether keys may have exponents (shapes.hpp): by the block-causal engine, if no token is outside of the axis.
   bool takes_exponents() const { return engine() == Engine::block_causal && m_border.count == 0; }
 
-  /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
-  Index keys_in_turn(Index n_k) const { return m_border.count > 0 ? n_k : m_product.keys_in_turn(n_k); }
+  /// How many of n_k keys are added up in turn at most, each rounding being one of all before. Those outside of the
+  /// axis come after all others.
+  Index keys_in_turn(Index n_k) const {
+    const Index in_slots = m_product.keys_in_turn(n_k) + m_border.count;
+    return std::min(n_k, m_border.count > 0 ? std::max(in_slots, nprf::keys_in_turn(n_k)) : in_slots);
+  }
 
   /// Y (n_q,p) with A (n_q,r), B (n_k,r), U (n_k,p), whose rows are the tokens of q and k; exponents (n_k) of the keys,
   /// or null; sums (n_q), unless it is null, are those for values of 1. Throws InvalidArgument for exponents that it
@@ -55,14 +61,25 @@ class BorderedProduct {
     Workspace& scratch = team.workspace();
     Y.topRows(q.outside).setZero();
     if (sums) std::fill_n(sums, q.outside, T(0));
-    for_each_strip(q, k, [&](Index i0, Index rows, Index j0, Index cols) {
+    const auto add = [&](Index i0, Index rows, Index j0, Index cols, MatrixRef<T> y, T* ones) {
       const Workspace::Scope scope(scratch);
       auto S = scratch.matrix<T>(rows, cols);
       set_product(S, A.middleRows(i0, rows), B.middleRows(j0, cols).transpose());  // (rows,cols)
       multiply_by_c(q, i0, k, j0, S);
-      add_product(Y.middleRows(i0, rows), S, U.middleRows(j0, cols));  // (rows,p)
-      for (Index i = 0; sums && i < rows; ++i) sums[i0 + i] += S.row(i).sum();
-    });
+      add_product(y, S, U.middleRows(j0, cols));  // (rows,p)
+      for (Index i = 0; ones && i < rows; ++i) ones[i] += S.row(i).sum();
+    };
+    if (q.outside > 0)
+      add_in_chunks<T>(0, 0, k.count(), Y.topRows(q.outside), sums, scratch,
+                       [&](Index from, Index to, MatrixRef<T> more, T* ones) {
+                         for (Index j0 = from; j0 < to; j0 += tile)
+                           add(0, q.outside, j0, std::min(tile, to - j0), more, ones);
+                       });
+    if (k.outside > 0)
+      for (Index i0 = q.outside; i0 < q.count(); i0 += tile) {
+        const Index rows = std::min(tile, q.count() - i0);
+        add(i0, rows, 0, k.outside, Y.middleRows(i0, rows), sums ? sums + i0 : nullptr);
+      }
   }
 
   /// Whether rows in slots share their rounding, as they do by an FFT.
@@ -77,15 +94,19 @@ class BorderedProduct {
     });
   }
 
-  /// The gradients for G (n_q,p) = dL/dY: out.dc of the lags, and those of the border added to `border` (E,E+2).
-  void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
-                 const MatrixView<T>& G, const Placement& q, const Placement& k, GradientRefs<T> out,
-                 MatrixMap<T> border, const Team& team) const {
+  /// The gradients for G (n_q,p) = dL/dY: out.dc of the lags, and those of the border added to `border` (E,E+2). Those
+  /// that the rounding of transforms may spoil are recomputed (certified_gradients.hpp); the measure is of all queries.
+  GradientChecks gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U,
+                           const double* exponents, const MatrixView<T>& G, const GradientMeasure<T>& by,
+                           const Placement& q, const Placement& k, GradientRefs<T> out, MatrixMap<T> border,
+                           const Team& team) const {
+    GradientChecks checks;
     in_slots(A, B, U, exponents, q, k, [&](const ProductFactors<T>& x) {
-      m_product.gradients(x, G.bottomRows(q.slots.count),
-                          {out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
-                           out.dU.bottomRows(k.slots.count), out.dc},
-                          team);
+      const MatrixView<T> g = G.bottomRows(q.slots.count);
+      const GradientMeasure<T> measure{by.sizes + q.outside, by.rows + q.outside, by.all_positive, by.tolerance};
+      checks = CertifiedGradients<T>(m_product, x, g, measure, team)
+                   .find({out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
+                          out.dU.bottomRows(k.slots.count), out.dc});
     });
     // forward: S = A B^T, Y += (S o C) U; so with P = G U^T as in DirectEngine
     Workspace& scratch = team.workspace();
@@ -105,6 +126,7 @@ class BorderedProduct {
       add_product(out.dB.middleRows(j0, cols), P.transpose(), A.middleRows(i0, rows));  // (cols,r)
       add_product(out.dU.middleRows(j0, cols), S.transpose(), G.middleRows(i0, rows));  // (cols,p)
     });
+    return checks;
   }
 
  private:

@@ -204,14 +204,18 @@ class CausalLevels {
     }
   }
 
+  /// Which part of a correlation is meant (signal_gradients.hpp).
+  enum class Part { real, minus_imaginary };
+
   /// dc of all lags that the axis has: the inverse transforms of the correlations, those of block sizes and offsets
   /// added up. `first` is the lag of dc[0].
-  void add_lag_gradient(const T* correlations, Index first, Eigen::Ref<Vector<T>> dc, Workspace& workspace) const {
+  void add_lag_gradient(const T* correlations, Part part, Index first, T* dc, Workspace& workspace) const {
     for (const Level& level : levels())
       for (Index D0 = 0; D0 < level.offsets; D0 += W)
         for (const int half : {0, 1}) {
           const Workspace::Scope scope(workspace);
-          add_lag_gradient(level, half, D0, correlations + level.before, first, dc, workspace.take<Z>(level.size));
+          add_lag_gradient(level, half, D0, correlations + level.before, part, first, dc,
+                           workspace.take<Z>(level.size));
         }
   }
 
@@ -270,8 +274,8 @@ class CausalLevels {
   }
 
   // conj(w_i) x_j lies at j - i mod 2S, and is of distance D S - (j - i)
-  void add_lag_gradient(const Level& level, int half, Index D0, const T* correlations, Index first,
-                        Eigen::Ref<Vector<T>>& dc, Z* z) const {
+  void add_lag_gradient(const Level& level, int half, Index D0, const T* correlations, Part part, Index first, T* dc,
+                        Z* z) const {
     const Index S = level.size, width = std::min(W, level.offsets - D0);
     const T scale = 1 / static_cast<T>(2 * S);
     level.tree->coefficients(
@@ -289,7 +293,7 @@ class CausalLevels {
           const Z sum = half == 0 ? twisted : untwisted(twisted, level.tree->twist() + 2 * j);
           for (Index l = 0; l < width; ++l) {
             const Index d = (D0 + l + 1) * S - j;
-            const T value = scale * sum.re[l];
+            const T value = scale * (part == Part::real ? sum.re[l] : -sum.im[l]);
             if (d < m_axis.lags.size()) dc[m_axis.lags.last - d - first] += value;
             if (j > 0 && d + S < m_axis.lags.size()) dc[m_axis.lags.last - d - S - first] += half == 0 ? value : -value;
           }

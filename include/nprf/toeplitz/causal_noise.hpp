@@ -104,8 +104,8 @@ class CausalNoise {
     for (Index i = i0; i < end; ++i) {
       const Index at = m_levels.axis().queries.first + m_x.queries[i];
       const double row = factor * static_cast<double>(m_exponents.rows(of)[at]);
-      out.Y[i] += row * noise_of_row<T>(m_x.A.row(i), Y);
-      out.sums[i] += row * noise_of_row<T>(m_x.A.row(i), sums);
+      out.Y[i] += row * noise_of_row<T>(m_x.A.row(i), Y, out.of_norms);
+      out.sums[i] += row * noise_of_row<T>(m_x.A.row(i), sums, out.of_norms);
     }
   }
 

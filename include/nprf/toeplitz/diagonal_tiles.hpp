@@ -52,14 +52,17 @@ class DiagonalTiles {
 
   // forward: S = A B^T, Y = (S o C) U; so with P = G U^T: dA = (P o C) B, dB = (P o C)^T A, dU = (S o C)^T G,
   // and dc[l] sums S o P over the diagonal l
-  /// The gradients for G, by place as A, B, U and the gradients are; `first` is the lag of dc[0].
+  /// The gradients for G and what they are sums of, by place as A, B, U and the gradients are; `first` is the lag of
+  /// dc[0].
   void add_gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-                     const KeyExponents<T>& exponents, GradientRefs<T>& out, Index first, const Team& team) const {
+                     const KeyExponents<T>& exponents, GradientRefs<T>& out, const GradientSizes<T>& sizes, Index first,
+                     const Team& team) const {
     const Index blocks = (m_axis.queries.end + block - 1) / block;
     const Workspace::Scope scope(team.workspace());
-    auto dc = team.workspace().matrix<T>(blocks, block);  // by distance
-    team.run(blocks, [&](Index k, Workspace& scratch) {
+    auto dc = team.workspace().matrix<T>(blocks, block), size_of_lags = team.workspace().matrix<T>(blocks, block);
+    team.run(blocks, [&](Index k, Workspace& scratch) {  // both by distance
       dc.row(k).setZero();
+      size_of_lags.row(k).setZero();
       const Index end = (k + 1) * block;
       const Index i0 = std::max(k * block, m_axis.queries.first), rows = std::min(end, m_axis.queries.end) - i0;
       const Index j0 = std::max(k * block, m_axis.keys.first), cols = std::min(end, m_axis.keys.end) - j0;
@@ -73,14 +76,23 @@ class DiagonalTiles {
       for (Index i = 0; i < rows; ++i)
         for (Index j = 0; j < std::min(i0 + i + 1 - j0, cols); ++j) dc(k, i0 + i - j0 - j) += S(i, j) * P(i, j);
       multiply_by_exponents(S, i0, j0, exponents, scratch);
+      for (Index i = 0; sizes && i < rows; ++i)
+        for (Index j = 0; j < std::min(i0 + i + 1 - j0, cols); ++j)
+          size_of_lags(k, i0 + i - j0 - j) += S(i, j) * sizes.rows[i0 + i];
       multiply_by_weights(S, i0, j0);
       multiply_by_weights(P, i0, j0);
+      for (Index i = 0; sizes && i < rows; ++i)
+        for (Index j = 0; j < cols; ++j) sizes.keys[j0 + j] += S(i, j) * sizes.rows[i0 + i];
       add_product(out.dA.middleRows(i0, rows), P, b);              // (rows,r)
       add_product(out.dB.middleRows(j0, cols), P.transpose(), a);  // (cols,r)
       add_product(out.dU.middleRows(j0, cols), S.transpose(), g);  // (cols,p)
     });
     for (Index k = 0; k < blocks; ++k)
-      for (Index d = 0; d < std::min(block, m_axis.lags.size()); ++d) out.dc[m_axis.lags.last - d - first] += dc(k, d);
+      for (Index d = 0; d < std::min(block, m_axis.lags.size()); ++d) {
+        const Index at = m_axis.lags.last - d - first;
+        out.dc[at] += dc(k, d);
+        if (sizes) sizes.lags[at] += size_of_lags(k, d);
+      }
   }
 
  private:

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/gradients.hpp"
@@ -36,10 +38,15 @@ class DirectEngine {
       y.setZero();
       if (sums) std::fill_n(tile_sums, rows, T(0));
       Tile tile(x, m_c, i0, rows, scratch);
-      for_each_run(x, i0, rows, 0, x.keys.count, Tile::keys,
-                   [&](Index j0, Index cols) { tile.add(j0, cols, y, tile_sums); });
+      const auto [begin, end] = keys_seen(x, i0, rows, 0, x.keys.count);
+      add_in_chunks<T>(begin, begin, end, y, tile_sums, scratch, [&](Index from, Index to, MatrixRef<T> more, T* ones) {
+        for (Index j0 = from; j0 < to; j0 += Tile::keys) tile.add(j0, std::min(Tile::keys, to - j0), more, ones);
+      });
     });
   }
+
+  /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
+  Index keys_in_turn(Index n_k) const { return nprf::keys_in_turn(n_k); }
 
   /// The gradients for G (n_q,p) = dL/dY.
   void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
@@ -59,9 +66,9 @@ class DirectEngine {
       for (Index i0 = edge(block); i0 < i_end; i0 += Tile::rows) {
         const Index rows = std::min(Tile::rows, i_end - i0);
         tile.set_queries(i0, rows);
-        for_each_run(x, i0, rows, edge(key_block), j_end, Tile::keys, [&](Index j0, Index cols) {
-          tile.add(j0, cols, out, AddDiagonals<T>{x, &dc(block, 0), m_c.first});
-        });
+        const auto [begin, end] = keys_seen(x, i0, rows, edge(key_block), j_end);
+        for (Index j0 = begin; j0 < end; j0 += Tile::keys)
+          tile.add(j0, std::min(Tile::keys, end - j0), out, AddDiagonals<T>{x, &dc(block, 0), m_c.first});
       }
     });
     for (Index block = 0; block < blocks; ++block) out.dc += dc.row(block).transpose();
@@ -70,13 +77,11 @@ class DirectEngine {
  private:
   static constexpr Index most_blocks = 8;
 
-  // body(j0, count) for runs of at most `most` of the keys j_begin..j_end-1 that the support of c touches
-  template <class Body>
-  void for_each_run(const ProductFactors<T>& x, Index i0, Index rows, Index j_begin, Index j_end, Index most,
-                    Body&& body) const {
-    const Index first = std::max(x.keys.below(x.queries[i0] + m_support.first), j_begin);
-    const Index end = std::min(x.keys.below(x.queries[i0 + rows - 1] + m_support.last + 1), j_end);
-    for (Index j0 = first; j0 < end; j0 += most) body(j0, std::min(most, end - j0));
+  // those of the keys j_begin..j_end-1 that the support of c touches, from the first to the one after the last
+  std::pair<Index, Index> keys_seen(const ProductFactors<T>& x, Index i0, Index rows, Index j_begin,
+                                    Index j_end) const {
+    return {std::max(x.keys.below(x.queries[i0] + m_support.first), j_begin),
+            std::min(x.keys.below(x.queries[i0 + rows - 1] + m_support.last + 1), j_end)};
   }
 
   LagRange m_support;

@@ -13,6 +13,7 @@
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/gradient_noise.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/residue_classes.hpp"
 #include "nprf/toeplitz/row_noise.hpp"
@@ -83,10 +84,18 @@ class FftwEngine {
                });
   }
 
-  /// Its gradients for G (n_q,p) = dL/dY. Four transforms a column, where contract has two. Each column of G is scaled
-  /// to maximum 1 and the same column of U by the inverse, so that only dU has to be scaled back.
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
-    const Index r_end = x.A.cols(), p_end = x.U.cols(), pairs = (p_end + 1) / 2;
+  /// The same of gradients().
+  void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
+                      const Team& team) const {
+    gradient_noises(m_norms, classes().period(), x, of, out, team);
+  }
+
+  /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.
+  /// Each column of G is scaled to maximum 1 and the same column of U by the inverse, so that only dU has to be scaled
+  /// back. The sizes are the last column's partner.
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
+                 const Team& team) const {
+    const Index r_end = x.A.cols(), last = x.U.cols() - 1, pairs = (last + 1) / 2 + 1, period = classes().period();
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
     auto At = workspace.matrix<T>(r_end, m_n_q), dAt = workspace.matrix<T>(r_end, m_n_q);
@@ -94,38 +103,53 @@ class FftwEngine {
     auto Ut = workspace.matrix<T>(2 * pairs, m_n_k), dUt = workspace.matrix<T>(2 * pairs, m_n_k);
     auto Gt = workspace.matrix<T>(2 * pairs, m_n_q);
     auto unit = workspace.vector<T>(2 * pairs);
-    Complex* correlations = workspace.take<Complex>(blocks * classes().period());  // one for each block of features
+    // one for each block of features, and that of the last pair
+    Complex* correlations = workspace.take<Complex>((blocks + 1) * period);
     gather(x.A, x.queries, At, team);
     gather(x.B, x.keys, Bt, team);
-    gather(x.U, x.keys, Ut, team);
-    gather(G, x.queries, Gt, team);
+    const auto gather_pairs = [&](const MatrixView<T>& X, const Slots& slots, MatrixMap<T>& Xt) {
+      gather(X.leftCols(last), slots, Xt.topRows(2 * pairs - 2), team);
+      gather(X.rightCols(1), slots, Xt.bottomRows(2), team);
+    };
+    gather_pairs(x.U, x.keys, Ut);
+    gather_pairs(G, x.queries, Gt);
+    for (Index i = 0; sizes && i < x.queries.count; ++i) Gt(2 * pairs - 1, x.queries[i]) = sizes.rows[i];
+    for (Index p = 0; p < 2 * pairs; ++p) unit[p] = unit_of(Gt.row(p));
+    if (sizes) unit[2 * pairs - 2] = unit[2 * pairs - 1];  // they share their rounding, and none is larger
     team.run(2 * pairs, [&](Index p, Workspace&) {
-      unit[p] = unit_of(Gt.row(p));
       Gt.row(p) *= finite(1 / unit[p]);
       Ut.row(p) *= finite(unit[p]);
       dUt.row(p).setZero();
     });
-    team.run(blocks, [&](Index block, Workspace&) {
-      std::fill_n(correlations + block * classes().period(), classes().period(), Complex(0));
+    team.run(blocks + 1, [&](Index block, Workspace&) {
+      std::fill_n(correlations + block * period, period, Complex(0));
+      if (block == blocks) return;
       const Index r0 = edge(block, r_end), rows = edge(block + 1, r_end) - r0;
       dAt.middleRows(r0, rows).setZero();
       dBt.middleRows(r0, rows).setZero();
     });
+    const auto add = [&](Index pair, Index r, Complex* correlation, const Work& work) {
+      const Index p = 2 * pair;
+      add_gradients(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Gt(p, 0), &Gt(p + 1, 0), pair == pairs - 1,
+                    &dAt(r, 0), &dBt(r, 0), &dUt(p, 0), &dUt(p + 1, 0), correlation, work);
+    };
     team.run_pairs(blocks, [&](Index block, Index pair_block, Workspace& scratch) {
       const Work work(scratch, classes().length);
-      Complex* correlation = correlations + block * classes().period();
-      for (Index pair = edge(pair_block, pairs); pair < edge(pair_block + 1, pairs); ++pair)
-        for (Index r = edge(block, r_end); r < edge(block + 1, r_end); ++r) {
-          const Index p = 2 * pair;
-          add_gradients(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Gt(p, 0), &Gt(p + 1, 0), &dAt(r, 0),
-                        &dBt(r, 0), &dUt(p, 0), &dUt(p + 1, 0), correlation, work);
-        }
+      for (Index pair = edge(pair_block, pairs - 1); pair < edge(pair_block + 1, pairs - 1); ++pair)
+        for (Index r = edge(block, r_end); r < edge(block + 1, r_end); ++r)
+          add(pair, r, correlations + block * period, work);
     });
-    team.run(p_end, [&](Index p, Workspace&) { dUt.row(p) *= finite(unit[p]); });
+    const Work work(workspace, classes().length);
+    for (Index r = 0; r < r_end; ++r) add(pairs - 1, r, correlations + blocks * period, work);
+    team.run(2 * pairs, [&](Index p, Workspace&) { dUt.row(p) *= finite(unit[p]); });
     scatter(dAt, x.queries, out.dA, team);
     scatter(dBt, x.keys, out.dB, team);
-    scatter(dUt, x.keys, out.dU, team);
-    lag_gradient(correlations, out.dc, team);
+    scatter(dUt, x.keys, out.dU.leftCols(last), team);
+    for (Index j = 0; j < x.keys.count; ++j) {
+      out.dU(j, last) = dUt(2 * pairs - 2, x.keys[j]);
+      if (sizes) sizes.keys[j] = dUt(2 * pairs - 1, x.keys[j]);
+    }
+    lag_gradient(correlations, out.dc, sizes.lags, team);
   }
 
  private:
@@ -157,8 +181,9 @@ class FftwEngine {
 
   // with x = b o (u1 + i u2), w = a o (g1 + i g2), t = T(c) x, z = T(c)^T w:
   //     da += g1 t1 + g2 t2    db += u1 z1 + u2 z2    du += b o z    correlation[k] += conj(W[k]) X[k]
-  void add_gradients(const T* a, const T* b, const T* u1, const T* u2, const T* g1, const T* g2, T* da, T* db, T* du1,
-                     T* du2, Complex* correlation, const Work& work) const {
+  // of the last pair u2 is zero, and g2 the sizes, which da has no part in
+  void add_gradients(const T* a, const T* b, const T* u1, const T* u2, const T* g1, const T* g2, bool last, T* da,
+                     T* db, T* du1, T* du2, Complex* correlation, const Work& work) const {
     const Index L = classes().length;
     for (Index q = 0; q < classes().count; ++q) {
       m_transform.forward(q, m_n_k, b, u1, u2, work.z, work.X);
@@ -166,7 +191,8 @@ class FftwEngine {
       add_product_with_conjugate(work.X, work.W, correlation + q * L, L);
       m_transform.multiply(work.X, spectrum(q), L);
       m_transform.multiply_conjugate(work.W, spectrum(q), L);
-      m_transform.backward(q, m_n_q, work.X, work.z, [=](Index i, T t1, T t2) { da[i] += g1[i] * t1 + g2[i] * t2; });
+      m_transform.backward(q, m_n_q, work.X, work.z,
+                           [=](Index i, T t1, T t2) { da[i] += g1[i] * t1 + (last ? T(0) : g2[i] * t2); });
       m_transform.backward(q, m_n_k, work.W, work.z, [=](Index j, T z1, T z2) {
         db[j] += u1[j] * z1 + u2[j] * z2;
         du1[j] += b[j] * z1;
@@ -175,17 +201,23 @@ class FftwEngine {
     }
   }
 
-  // dc[l] at l + n_q - 1: the real part of the inverse transform, lag l at l mod N; its imaginary part mixes the pairs
-  void lag_gradient(Complex* correlations, Eigen::Ref<Vector<T>> dc, const Team& team) const {
+  // dc[l] at l + n_q - 1: the real part of the inverse transform, lag l at l mod N; its imaginary part mixes the pairs,
+  // but is minus the lags' sizes for the last one
+  void lag_gradient(Complex* correlations, Eigen::Ref<Vector<T>> dc, T* sizes, const Team& team) const {
     const Index N = classes().period(), L = classes().length;
     Complex* z = team.workspace().take<Complex>(L);
-    T* sum = team.workspace().take<T>(N);
+    T *sum = team.workspace().take<T>(N), *size = team.workspace().take<T>(N);
     std::fill_n(sum, N, T(0));
-    for (Index block = 1; block < blocks; ++block)
+    std::fill_n(size, N, T(0));
+    for (Index block = 1; block <= blocks; ++block)
       for (Index k = 0; k < N; ++k) correlations[k] += correlations[block * N + k];
-    for (Index q = 0; q < classes().count; ++q)
+    for (Index q = 0; q < classes().count; ++q) {
       m_transform.backward(q, N, correlations + q * L, z, [=](Index l, T re, T) { sum[l] += re; });
-    for (Index k = 0; k < dc.size(); ++k) dc[k] = sum[(N + k - (m_n_q - 1)) % N] / static_cast<T>(N);
+      m_transform.backward(q, N, correlations + blocks * N + q * L, z, [=](Index l, T, T im) { size[l] -= im; });
+    }
+    const auto at = [&](Index k) { return (N + k - (m_n_q - 1)) % N; };
+    for (Index k = 0; k < dc.size(); ++k) dc[k] = sum[at(k)] / static_cast<T>(N);
+    for (Index k = 0; sizes && k < m_n_q + m_n_k - 1; ++k) sizes[k] = size[at(k)] / static_cast<T>(N);
   }
 
   // s_l += x_l conj(w_l)
@@ -213,7 +245,7 @@ class FftwEngine {
   static T finite(T unit) { return std::isfinite(unit) ? unit : T(0); }
 
   // the columns of X as rows, each token in its slot; zeros in the gaps and in an odd pair's second row
-  static void gather(const MatrixView<T>& X, const Slots& slots, MatrixMap<T>& Xt, const Team& team) {
+  static void gather(const MatrixView<T>& X, const Slots& slots, MatrixRef<T> Xt, const Team& team) {
     team.run_tiles(Xt.cols(), [&](Index s0, Index size, Workspace&) {
       const Index i0 = slots.below(s0), i_end = slots.below(s0 + size);
       auto part = Xt.block(0, s0, X.cols(), size);

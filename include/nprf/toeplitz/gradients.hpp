@@ -41,4 +41,19 @@ struct GradientRefs {
   }
 };
 
+/// What the gradients of keys and lags are sums of, in the caller's storage: of positive sizes s_i, one a query,
+///
+///     keys_j = sum_i c[j-i] (A_i.B_j) s_i    lags_l = sum over j - i = l of (A_i.B_j) s_i
+///
+/// by the same engine, as its gradients for a column of ones beside U and the sizes beside G. U's last column must be
+/// ones, and that of G no larger than the sizes: they share their rounding in dB, dU and dc, though not in dA.
+template <Real T>
+struct GradientSizes {
+  const T* rows = nullptr;  // (n_q)
+  T* keys = nullptr;        // (n_k)
+  T* lags = nullptr;        // (n_q + n_k - 1) of the slots
+
+  explicit operator bool() const { return rows != nullptr; }
+};
+
 }  // namespace nprf::toeplitz

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/gradients.hpp"
@@ -36,7 +37,9 @@ class LagTiles {
     if (j_begin >= j_end) return;
     const Workspace::Scope scope(scratch);
     Tile tile(x, weights(), i0, y.rows(), scratch);
-    for (Index j0 = j_begin; j0 < j_end; j0 += Tile::keys) tile.add(j0, std::min(Tile::keys, j_end - j0), y, sums);
+    add_in_chunks<T>(j_begin, j_begin, j_end, y, sums, scratch, [&](Index from, Index to, MatrixRef<T> more, T* ones) {
+      for (Index j0 = from; j0 < to; j0 += Tile::keys) tile.add(j0, std::min(Tile::keys, to - j0), more, ones);
+    });
   }
 
   /// Adds what these tokens give, at most GradientTile<T>::rows queries, to out.dA (n_q,r), out.dB (n_k,r) and out.dU

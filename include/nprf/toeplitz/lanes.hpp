@@ -10,11 +10,13 @@
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
 #include "nprf/fft/polynomial_tree.hpp"
+#include "nprf/toeplitz/gradient_noise.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/leaf.hpp"
 #include "nprf/toeplitz/panel.hpp"
 #include "nprf/toeplitz/row_noise.hpp"
 #include "nprf/toeplitz/signal_gradients.hpp"
+#include "nprf/toeplitz/slot_gradients.hpp"
 
 namespace nprf::toeplitz {
 
@@ -83,19 +85,22 @@ class LanesEngine {
                });
   }
 
-  /// Its gradients for G (n_q,p) = dL/dY. Four transforms a column, where contract has two.
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out, const Team& team) const {
+  /// The same of gradients().
+  void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
+                      const Team& team) const {
+    gradient_noises(m_norms, 2 * m_tree->length(), x, of, out, team);
+  }
+
+  /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out,
+                 const GradientSizes<T>& sizes, const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
     const MatrixView<T> A = in_slots(x.A, x.queries, m_n_q, team), B = in_slots(x.B, x.keys, m_n_k, team),
                         U = in_slots(x.U, x.keys, m_n_k, team), G = in_slots(G_, x.queries, m_n_q, team);
-    const bool gaps_q = x.queries.count < m_n_q, gaps_k = x.keys.count < m_n_k;
-    if (!gaps_q && !gaps_k) return gradients(A, B, U, G, out, team);
-    auto dA = workspace.matrix<T>(gaps_q ? m_n_q : 0, A.cols());
-    auto dB = workspace.matrix<T>(gaps_k ? m_n_k : 0, B.cols()), dU = workspace.matrix<T>(dB.rows(), U.cols());
-    gradients(A, B, U, G, {gaps_q ? dA : out.dA, gaps_k ? dB : out.dB, gaps_k ? dU : out.dU, out.dc}, team);
-    if (gaps_q) from_slots(dA, x.queries, out.dA, team);
-    if (gaps_k) from_slots(dB, x.keys, out.dB, team), from_slots(dU, x.keys, out.dU, team);
+    SlotGradients<T> slots(x, {m_n_q}, {m_n_k}, out, sizes, team);
+    gradients(A, B, U, G, slots.refs(), slots.sizes(), team);
+    slots.put_back(team);
   }
 
  private:
@@ -191,85 +196,78 @@ class LanesEngine {
   }
 
   void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-                 GradientRefs<T> out, const Team& team) const {
-    const Index r = A.cols(), p = U.cols(), L = m_tree->length(), size = staggered<Z>(L);
-    Workspace& workspace = team.workspace();
+                 GradientRefs<T> out, const GradientSizes<T>& sizes, const Team& team) const {
+    const Index L = m_tree->length(), size = staggered<Z>(L);
     out.set_zero();
-    SignalGradients<T> frame(A, B, L, 4 * L, team);
-    const ColumnGroups<T> groups(r, p);
-    frame.run(U, G, groups, out, team, [&](const SignalPair<T>& x, Workspace& scratch) {
+    if (sizes) std::fill_n(sizes.keys, B.rows(), T(0));
+    SignalGradients<T> frame(A, B, U, G, sizes.rows, L, 4 * L, team);
+    const auto for_halves = [&](Workspace& scratch, auto&& add) {
       const std::array<Z*, 2> z{scratch.take<Z>(size), scratch.take<Z>(size)};
-      for (const int half : {0, 1}) add_gradients(half, x, z);
-    });
-    for (Index column = p - groups.left_over; column < p; ++column)
-      column_gradients(A, B, frame.units(), U, G, column, out, frame.correlations(), workspace);
-    frame.add_to(out, team);
-    lag_gradient(frame.summed_correlations(), out.dc, workspace);
+      for (const int half : {0, 1}) add(half, z);
+    };
+    frame.run(
+        out, sizes.keys, team,
+        [&](const GroupSignals<T>& x, Workspace& scratch) {
+          for_halves(scratch, [&](int half, const std::array<Z*, 2>& z) { add_gradients(half, x, z); });
+        },
+        [&](const ColumnSignals<T>& x, Workspace& scratch) {
+          for_halves(scratch, [&](int half, const std::array<Z*, 2>& z) { add_gradients(half, x, z); });
+        });
+    lag_gradient(frame, out.dc, sizes.lags, team.workspace());
   }
 
-  // the share of one half
-  void add_gradients(int half, const SignalPair<T>& x, const std::array<Z*, 2>& z) const {
+  // the share of one half of a group of columns and one feature
+  void add_gradients(int half, const GroupSignals<T>& x, const std::array<Z*, 2>& z) const {
     m_tree->template convolve<2>(
         half, z,
         [x](auto s, Index j) {
-          const Lanes value = s == 0 ? x.u[j] : x.g[j];
-          const T* pair = (s == 0 ? x.b : x.a) + 2 * j;
-          return Z{pair[0] * value, pair[1] * value};
+          const Z value = s == 0 ? x.u[j] : x.g[j];
+          const T feature = s == 0 ? x.b[j] : x.a[j];
+          return Z{feature * value.re, feature * value.im};
         },
         correlating(half, x.correlation + half * 2 * m_tree->length()),
         [x, half, this](auto s, Index j, const Z(&twisted)[8]) {
-          Z products[8];
+          Lanes products[8];
           for (Index l = 0; l < 8; ++l) {
-            const Z t = untwisted(half, j + l, twisted[l]);
-            const Lanes value = s == 0 ? x.g[j + l] : x.u[j + l];
-            products[l] = {value * t.re, value * t.im};
-            if constexpr (s == 1) x.du[j + l] += x.b[2 * (j + l)] * t.re + x.b[2 * (j + l) + 1] * t.im;
+            const Z t = untwisted(half, j + l, twisted[l]), value = s == 0 ? x.g[j + l] : x.u[j + l];
+            products[l] = value.re * t.re + value.im * t.im;
+            if constexpr (s == 1) {
+              Z& du = x.du[j + l];
+              du = {du.re + x.b[j + l] * t.re, du.im + x.b[j + l] * t.im};
+            }
           }
-          add_lane_sums<T>(products, (s == 0 ? x.da : x.db) + in_eights(j, 0));
+          add_lane_sums_of_eight<T>(products, (s == 0 ? x.da : x.db) + j);
         });
   }
 
-  // the same for one column, 2 W features at a time
-  void column_gradients(const MatrixView<T>& A, const MatrixView<T>& B, const VectorMap<T>& unit,
-                        const MatrixView<T>& U, const MatrixView<T>& G, Index column, GradientRefs<T>& out,
-                        T* correlation, Workspace& workspace) const {
-    const Workspace::Scope scope(workspace);
-    const Column g(G, column, workspace);
-    auto u = workspace.vector<T>(m_n_k), du = workspace.vector<T>(m_n_k);
-    u = U.col(column) * finite(g.unit);
-    du.setZero();
-    const std::array<Z*, 2> z{workspace.take<Z>(m_tree->length()), workspace.take<Z>(m_tree->length())};
-    for (Index f = 0; f < A.cols(); f += 2 * W) {
-      const Features a(A, f), b(B, f);
-      const Z by = a.load(unit.data()), back{inverse<T>(by.re), inverse<T>(by.im)};
-      const auto add = [&](MatrixRef<T>& d, Index j, const Z& x) {
-        T* row = d.row(j).data() + f;
-        fft::store_lanes<T>(fft::load_lanes(row, a.re) + x.re, row, a.re);
-        fft::store_lanes<T>(fft::load_lanes(row + a.re, a.im) + x.im, row + a.re, a.im);
-      };
-      for (const int half : {0, 1})
-        m_tree->template convolve<2>(
-            half, z,
-            [&](auto s, Index j) {
-              if (j >= (s == 0 ? m_n_k : m_n_q)) return Z{};
-              const Z x = s == 0 ? b.row(j) : a.row(j), &scale = s == 0 ? back : by;
-              const T value = s == 0 ? u[j] : g.values[j];
-              return Z{x.re * scale.re * value, x.im * scale.im * value};
-            },
-            correlating(half, correlation + half * 2 * m_tree->length()),
-            [&](auto s, Index j, const Z& twisted) {
-              if (j >= (s == 0 ? m_n_q : m_n_k)) return;
-              const Z t = untwisted(half, j, twisted);
-              if constexpr (s == 0) {
-                add(out.dA, j, {by.re * t.re * g.values[j], by.im * t.im * g.values[j]});
-              } else {
-                add(out.dB, j, {back.re * t.re * u[j], back.im * t.im * u[j]});
-                const Z x = b.row(j);
-                du[j] += fft::sum_lanes<T>(x.re * back.re * t.re + x.im * back.im * t.im);
-              }
-            });
-    }
-    out.dU.col(column) = du * finite(g.unit);
+  // the same for a pair of columns and features as lanes
+  void add_gradients(int half, const ColumnSignals<T>& x, const std::array<Z*, 2>& z) const {
+    m_tree->template convolve<2>(
+        half, z,
+        [&](auto s, Index j) {
+          if (j >= (s == 0 ? m_n_k : m_n_q)) return Z{Lanes{}, Lanes{}};
+          const Lanes feature = s == 0 ? x.b.row(j) : x.a.row(j);
+          const T* value = (s == 0 ? x.u : x.g) + 2 * j;
+          return Z{feature * value[0], feature * value[1]};
+        },
+        correlating(half, x.correlation + half * 2 * m_tree->length()),
+        [&](auto s, Index j, const Z(&twisted)[8]) {
+          const Index rows = std::clamp<Index>((s == 0 ? m_n_q : m_n_k) - j, 0, 8);
+          Z products[8];
+          for (Index l = 0; l < rows; ++l) {
+            const Z t = untwisted(half, j + l, twisted[l]);
+            const T* value = (s == 0 ? x.g_of_da : x.u) + 2 * (j + l);
+            x.a.add(t.re * value[0] + t.im * value[1], s == 0 ? *x.da : *x.db, j + l);
+            if constexpr (s == 1) {
+              const Lanes feature = x.b.row(j + l);
+              products[l] = {feature * t.re, feature * t.im};
+            }
+          }
+          if constexpr (s == 1) {
+            for (Index l = rows; l < 8; ++l) products[l] = {Lanes{}, Lanes{}};
+            if (rows > 0) add_lane_sums<T>(products, x.du + in_eights(j, 0));
+          }
+        });
   }
 
   // at a leaf: correlation += conj(W) X summed over lanes, X *= spectrum, W *= its conjugate
@@ -283,24 +281,37 @@ class LanesEngine {
     };
   }
 
-  // dc[l] at l + n_q - 1: the real part of the inverse transform of all blocks' sum, lag l at l mod 2L
-  void lag_gradient(const T* correlations, Eigen::Ref<Vector<T>> dc, Workspace& workspace) const {
+  // dc[l] at l + n_q - 1: the real part of the inverse transform of all blocks' sum, lag l at l mod 2L; the sizes of
+  // lags likewise from the imaginary part of the last pair's. Side by side as lanes.
+  void lag_gradient(const SignalGradients<T>& frame, Eigen::Ref<Vector<T>> dc, T* sizes, Workspace& workspace) const {
     const Index L = m_tree->length();
-    auto sum = workspace.vector<T>(2 * L);
+    auto sum = workspace.vector<T>(2 * L), size = workspace.vector<T>(2 * L);
     sum.setZero();
+    size.setZero();
     Z* z = workspace.take<Z>(L);
     for (const int half : {0, 1})
       m_tree->coefficients(
           half, z,
-          [values = correlations + half * 2 * L](Index k, Index l) {
-            return Z{Lanes{} + values[16 * k + l], Lanes{} + values[16 * k + 8 + l]};
+          [&, offset = half * 2 * L](Index k, Index l) {
+            Z both{Lanes{}, Lanes{}};
+            for (const Index lane : {0, 1}) {
+              const T* values = (lane == 0 ? frame.correlation() : frame.last_correlation()) + offset;
+              both.re[lane] = values[16 * k + l];
+              both.im[lane] = values[16 * k + 8 + l];
+            }
+            return both;
           },
           [&](Index j, const Z& twisted) {
-            const T value = untwisted(half, j, twisted).re[0] / static_cast<T>(2 * L);
+            const Z both = untwisted(half, j, twisted);
+            const T value = both.re[0] / static_cast<T>(2 * L), its_size = -both.im[1] / static_cast<T>(2 * L);
             sum[j] += value;
             sum[j + L] += half == 0 ? value : -value;
+            size[j] += its_size;
+            size[j + L] += half == 0 ? its_size : -its_size;
           });
-    for (Index k = 0; k < dc.size(); ++k) dc[k] = sum[(2 * L + k - (m_n_q - 1)) % (2 * L)];
+    const auto at = [&](Index k) { return (2 * L + k - (m_n_q - 1)) % (2 * L); };
+    for (Index k = 0; k < dc.size(); ++k) dc[k] = sum[at(k)];
+    for (Index k = 0; sizes && k < m_n_q + m_n_k - 1; ++k) sizes[k] = size[at(k)];
   }
 
   const T* spectrum(int half) const { return m_spectrum + 2 * half * m_tree->length(); }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstring>
+
 #include "nprf/core/types.hpp"
 #include "nprf/fft/lanes.hpp"
 
@@ -35,6 +37,24 @@ template <Real T>
 NPRF_ALWAYS_INLINE void add_lane_sums(const fft::Lanes<T>* products, T* sums) {
   for (Index s = 0; s < 16; s += fft::lane_count<T>)
     fft::store_lanes<T>(fft::load_lanes(sums + s) + fft::sum_lanes<T>(products + s), sums + s);
+}
+
+/// sums (8) += eight products' sums over lanes.
+template <Real T>
+NPRF_ALWAYS_INLINE void add_lane_sums_of_eight(const fft::Lanes<T>* products, T* sums) {
+  constexpr Index W = fft::lane_count<T>;
+  if constexpr (W <= 8) {
+    for (Index s = 0; s < 8; s += W)
+      fft::store_lanes<T>(fft::load_lanes(sums + s) + fft::sum_lanes<T>(products + s), sums + s);
+  } else {
+    typedef T Eight __attribute__((vector_size(8 * sizeof(T))));
+    const fft::Lanes<T> all = fft::sum_lanes_of_half<T>(products);
+    Eight some, more;
+    std::memcpy(&some, sums, sizeof(Eight));
+    std::memcpy(&more, &all, sizeof(Eight));
+    some += more;
+    std::memcpy(sums, &some, sizeof(Eight));
+  }
 }
 
 /// The same for eight z: their real parts' sums, then those of the imaginary parts.

@@ -134,13 +134,6 @@ struct ColumnGroups {
   }
   Index width(Index group) const { return std::min(W, p - group * W); }
 
-  /// The same with those that are left over in a group of their own.
-  ColumnGroups all() const {
-    ColumnGroups groups = *this;
-    if (left_over > 0) ++groups.count, groups.left_over = 0;
-    return groups;
-  }
-
   Index count, left_over, p;
 };
 
@@ -193,6 +186,112 @@ struct FeatureLanes {
 
   const T* x;
   Index stride, first, re, im;
+};
+
+/// lane_count features from one on, as lanes; zeros beyond the last.
+template <Real T>
+struct FeatureBlock {
+  using Lanes = fft::Lanes<T>;
+
+  FeatureBlock(const MatrixView<T>& of, Index from)
+      : x(of.data()), stride(of.outerStride()), first(from), width(std::min(fft::lane_count<T>, of.cols() - from)) {}
+
+  Lanes row(Index i) const { return fft::load_lanes(x + i * stride + first, width); }
+
+  /// Adds them to row i of a matrix of all features.
+  void add(const Lanes& lanes, MatrixRef<T>& to, Index i) const {
+    T* at = to.data() + i * to.outerStride() + first;
+    fft::store_lanes<T>(fft::load_lanes(at, width) + lanes, at, width);
+  }
+
+  const T* x;
+  Index stride, first, width;
+};
+
+/// Each column of a matrix by itself, token after token; zeros from the last token to L.
+template <Real T>
+class FeatureColumns {
+ public:
+  FeatureColumns(Workspace& workspace, Index count, Index L)
+      : m_count(count), m_stride(staggered<T>(L)), m_values(workspace.take<T>(count * m_stride)) {}
+
+  T* operator[](Index column) const { return m_values + column * m_stride; }
+
+  /// Tokens j0, j0 + 1, ... of all columns of X.
+  void read(const MatrixView<T>& X, Index j0, Index rows) const {
+    const Index end = std::clamp(X.rows(), j0, j0 + rows);
+    for (Index column = 0; column < m_count; ++column) {
+      T* x = (*this)[column];
+      for (Index j = j0; j < end; ++j) x[j] = X(j, column);
+      std::fill(x + end, x + j0 + rows, T(0));
+    }
+  }
+
+ private:
+  Index m_count, m_stride;
+  T* m_values;
+};
+
+/// Up to lane_count pairs of columns of a matrix of n rows side by side, each pair a complex number: the first
+/// lane_count columns are real parts. Zeros in the rows from n to length.
+template <Real T>
+struct PairPanel {
+  using Z = fft::ComplexLanes<T>;
+  static constexpr Index W = fft::lane_count<T>;
+
+  static Index size(Index length) { return staggered<Z>(length); }
+
+  PairPanel(Z* of, Index n, Index all, Index columns) : rows(n), length(all), width(columns), values(of) {}
+
+  void set_zero() { std::fill_n(values, length, Z{fft::Lanes<T>{}, fft::Lanes<T>{}}); }
+
+  /// Columns p0, p0 + 1, ... of X, column p0 + k times scale(k).
+  template <class Scale>
+  void read(const MatrixView<T>& X, Index p0, Scale&& scale) {
+    const Z by = scales(scale);
+    for (Index i = 0; i < rows; ++i) {
+      const T* x = X.row(i).data() + p0;
+      values[i] = {fft::load_lanes(x, real()) * by.re, fft::load_lanes(x + real(), imaginary()) * by.im};
+    }
+    std::fill(values + rows, values + length, Z{fft::Lanes<T>{}, fft::Lanes<T>{}});
+  }
+  template <class Scale>
+  void add_to(MatrixRef<T>& X, Index p0, Scale&& scale) const {
+    const Z by = scales(scale);
+    for (Index i = 0; i < rows; ++i) {
+      T* x = &X(i, p0);
+      fft::store_lanes<T>(fft::load_lanes(x, real()) + values[i].re * by.re, x, real());
+      fft::store_lanes<T>(fft::load_lanes(x + real(), imaginary()) + values[i].im * by.im, x + real(), imaginary());
+    }
+  }
+
+  Index rows, length, width;
+  Z* values;
+
+ private:
+  Index real() const { return std::min(W, width); }
+  Index imaginary() const { return std::max<Index>(width - W, 0); }
+
+  template <class Scale>
+  Z scales(Scale&& scale) const {
+    Z by{fft::Lanes<T>{}, fft::Lanes<T>{}};
+    for (Index k = 0; k < width; ++k) (k < W ? by.re : by.im)[k % W] = scale(k);
+    return by;
+  }
+};
+
+/// The columns of U for gradients: how many panels of pairs, and how many columns are left over and take features as
+/// lanes.
+template <Real T>
+struct PairGroups {
+  static constexpr Index W = fft::lane_count<T>;
+
+  PairGroups(Index r, Index columns) : count(columns / (2 * W)), left_over(columns % (2 * W)), p(columns) {
+    if ((left_over + 1) / 2 * ((r + W - 1) / W) > r) ++count, left_over = 0;
+  }
+  Index width(Index group) const { return std::min(2 * W, p - group * 2 * W); }
+
+  Index count, left_over, p;
 };
 
 /// One column, scaled to maximum 1.

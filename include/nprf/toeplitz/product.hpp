@@ -14,6 +14,7 @@
 #include "nprf/toeplitz/block_causal.hpp"
 #include "nprf/toeplitz/direct.hpp"
 #include "nprf/toeplitz/fftw.hpp"
+#include "nprf/toeplitz/gradient_noise.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/lanes.hpp"
 #include "nprf/toeplitz/planner.hpp"
@@ -32,8 +33,9 @@
 /// | fftw         | r p n log n          | what lanes does, by FFTW: a rival                                    |
 namespace nprf::toeplitz {
 
-/// Throws InvalidArgument for an engine that this build does not have.
+/// Throws InvalidArgument for an engine that this build does not have, and for a number that is none.
 inline void require_available(Engine engine) {
+  check_engine(engine);
   require(NPRF_USE_FFTW || engine != Engine::fftw,
           "engine: expected one that this build has (it is without FFTW), got ", name(engine));
 }
@@ -105,9 +107,25 @@ class Product {
         m_engine);
   }
 
-  /// The gradients for G (n_q,p) = dL/dY; out.dc for the lags -(n_q-1)..n_k-1 of the slots, or empty. Throws as
-  /// contract() does.
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const;
+  /// The gradients for G (n_q,p) = dL/dY; out.dc for the num_lags() lags of the slots from first_lag() on, or empty.
+  /// With sizes what they are sums of, if has_noise(). Throws as contract() does.
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team,
+                 const GradientSizes<T>& sizes = {}) const;
+
+  /// What the engine's rounding leaves in gradients() (gradient_noise.hpp), if has_noise().
+  void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
+                      const Team& team) const {
+    std::visit(
+        [&]<class E>(const E& engine) {
+          if constexpr (HasNoise<E, T>) engine.gradient_noise(x, of, out, team);
+        },
+        m_engine);
+  }
+
+  LagWeightsView<T> weights() const { return m_weights; }
+  /// -(n_q-1)..n_k-1 of the slots.
+  Index first_lag() const { return m_first; }
+  Index num_lags() const { return m_lags; }
 
  private:
   template <class E>
@@ -152,7 +170,8 @@ class Product {
   }
 
   Engine m_name;
-  Index m_lags;  // that the slots reach
+  LagWeightsView<T> m_weights;
+  Index m_first, m_lags;  // that the slots reach
 #if NPRF_USE_FFTW
   std::variant<std::monostate, DirectEngine<T>, BandedEngine<T>, LanesEngine<T>, BlockCausalEngine<T>, FftwEngine<T>>
       m_engine;
@@ -165,7 +184,7 @@ class Product {
 template <Real T>
 Product<T>::Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span,
                     const Team& team)
-    : m_name(engine), m_lags(span.n_q + span.n_k - 1) {
+    : m_name(engine), m_weights(lags), m_first(1 - span.n_q), m_lags(span.n_q + span.n_k - 1) {
   require_available(engine);
   if (span.empty() || lags.support().size() == 0) return;
   if (engine == Engine::automatic) m_name = choose(lags, tokens, {span.n_q}, {span.n_k}, team.workspace());
@@ -211,8 +230,8 @@ void Product<T>::contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team
 }
 
 template <Real T>
-void Product<T>::gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out,
-                           const Team& team) const {
+void Product<T>::gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team,
+                           const GradientSizes<T>& sizes) const {
   require_known(x);
   if (is_zero(x) || x.U.cols() == 0) {
     out.set_zero();
@@ -225,10 +244,11 @@ void Product<T>::gradients(const ProductFactors<T>& x, const MatrixView<T>& G, G
         } else if constexpr (!is_nothing<E>) {
           const Workspace::Scope scope(team.workspace());
           auto unasked = team.workspace().template vector<T>(out.dc.size() == 0 ? m_lags : 0);
-          if (out.dc.size() == 0)
-            engine.gradients(x, G, {out.dA, out.dB, out.dU, unasked}, team);
+          const GradientRefs<T> all{out.dA, out.dB, out.dU, out.dc.size() == 0 ? unasked : out.dc};
+          if constexpr (HasNoise<E, T>)
+            engine.gradients(x, G, all, sizes, team);
           else
-            engine.gradients(x, G, out, team);
+            engine.gradients(x, G, all, team);
         }
       },
       m_engine);

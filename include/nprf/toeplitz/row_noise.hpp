@@ -22,9 +22,11 @@
 /// which grow with |u|: one look at B serves all columns. No entry was ever seen beyond 1.5 times it.
 namespace nprf::toeplitz {
 
-/// Where the noise goes: (n_q) each, of Y and of the column of sums.
+/// Where the noise goes: (n_q) each, of Y and of the column of sums. Of norms: |A_i|_2 times that of all features in
+/// place of the sum over r, as errors of features of both signs enter what is made of them.
 struct RowNoises {
   double *Y, *sums;
+  bool of_norms = false;
 };
 
 /// Norms of the weights.
@@ -74,6 +76,11 @@ class SignalNorms {
   /// The largest |B_r|.
   const Row& largest() const { return m_ones.max; }
 
+  /// sqrt(log2 N / N) times the products of these signals' and others' norms, over all features: those of ones with the
+  /// others' sized ones, and the other way round.
+  double correlate_ones(const SignalNorms& others, Index N) const { return m_ones.correlate(others.m_sized, N); }
+  double correlate_sized(const SignalNorms& others, Index N) const { return m_sized.correlate(others.m_ones, N); }
+
   /// sizes_r += factor times what the noise of a transform of length N is relative to, by the formula above.
   void add_ones(const WeightNorms& c, Index N, double factor, Row& sizes) const { m_ones.add_to(sizes, c, N, factor); }
   void add_sized(const WeightNorms& c, Index N, double factor, Row& sizes) const {
@@ -95,10 +102,16 @@ class SignalNorms {
       square += factor * factor * other.square;
       max = max.max(factor * other.max);
     }
+    double correlate(const Of& x, Index N) const { return spread(N) * (square * x.square).sqrt().sum(); }
     void add_to(Row& sizes, const WeightNorms& c, Index N, double factor) const {
-      const double n = static_cast<double>(N), spread = std::sqrt(std::log2(n) / n);
+      const double spread = Of::spread(N);
       sizes += factor * spread * (c.two() * square.sqrt() + (c.one() * square.sqrt()).min(c.two() * one));
       sizes += factor / 2 * (c.one() * max).min(c.two() * square.sqrt()).min(c.max() * one);
+    }
+
+    static double spread(Index N) {
+      const double n = static_cast<double>(N);
+      return std::sqrt(std::log2(n) / n);
     }
 
     Row one, square, max;  // |x_r|_1, the square of |x_r|_2, |x_r|_max
@@ -135,11 +148,34 @@ inline void share_rounding(const SignalNorms::Row& scales, double factor, Index 
   }
 }
 
-/// The noise of a row a (r) of A, for the sizes of signals.
+/// The noise of a row a (r) of A, for the sizes of signals; of norms as RowNoises says.
 template <Real T, class RowA>
-double noise_of_row(const RowA& a, const SignalNorms::Row& sizes) {
+double noise_of_row(const RowA& a, const SignalNorms::Row& sizes, bool of_norms = false) {
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
+  if (of_norms) return eps * static_cast<double>(a.norm()) * std::sqrt(sizes.square().sum());
   return eps * (a.array().abs().template cast<double>() * sizes).sum();
+}
+
+/// The norms of the signals of all rows of B (n,r) and their sizes (n), in the units of the scale; in the team's
+/// workspace. O(n r).
+template <Real T>
+SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalScale& scale, const Team& team) {
+  constexpr Index blocks = 8;  // of keys, whose norms are added up in their order
+  Workspace& workspace = team.workspace();
+  const Index n = B.rows(), r = B.cols();
+  SignalNorms all(r, workspace);
+  const Workspace::Scope scope(workspace);
+  auto* norms = workspace.template take<SignalNorms>(blocks);
+  for (Index block = 0; block < blocks; ++block) new (norms + block) SignalNorms(r, workspace);
+  team.run(blocks, [&](Index block, Workspace& scratch) {
+    SignalNorms::Row b(scratch.take<double>(r), r);
+    for (Index j = n * block / blocks; j < n * (block + 1) / blocks; ++j) {
+      b = B.row(j).array().abs().template cast<double>() / scale.B;
+      norms[block].add(b, static_cast<double>(sizes[j]) / scale.size);
+    }
+  });
+  for (Index block = 0; block < blocks; ++block) all.add(norms[block], 1);
+  return all;
 }
 
 /// The noise of a product by transforms of one length N; sizes (n_k) are the largest |U_j.| of each key. O(n r).
@@ -148,22 +184,11 @@ double noise_of_row(const RowA& a, const SignalNorms::Row& sizes) {
 template <Real T, class Share>
 void row_noises(const WeightNorms& c, Index N, const ProductFactors<T>& x, const T* sizes, RowNoises noise,
                 const Team& team, Share&& share) {
-  constexpr Index blocks = 8;  // of keys, whose norms are added up in their order
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);
-  const Index n_k = x.B.rows(), r = x.B.cols();
+  const Index r = x.B.cols();
   const SignalScale scale(x.B, sizes);
-  auto* norms = workspace.template take<SignalNorms>(blocks);
-  for (Index block = 0; block < blocks; ++block) new (norms + block) SignalNorms(r, workspace);
-  team.run(blocks, [&](Index block, Workspace& scratch) {
-    SignalNorms::Row b(scratch.take<double>(r), r);
-    for (Index j = n_k * block / blocks; j < n_k * (block + 1) / blocks; ++j) {
-      b = x.B.row(j).array().abs().template cast<double>() / scale.B;
-      norms[block].add(b, static_cast<double>(sizes[j]) / scale.size);
-    }
-  });
-  SignalNorms all(r, workspace);
-  for (Index block = 0; block < blocks; ++block) all.add(norms[block], 1);
+  const SignalNorms all = signal_norms<T>(x.B, sizes, scale, team);
   SignalNorms::Row Y = SignalNorms::row(r, workspace), sums = SignalNorms::row(r, workspace);
   all.add_sized(c, N, 1, Y);
   all.add_ones(c, N, 1, sums);
@@ -172,8 +197,8 @@ void row_noises(const WeightNorms& c, Index N, const ProductFactors<T>& x, const
   sums *= scale.B;
   team.run_tiles(x.A.rows(), [&](Index i0, Index rows, Workspace&) {
     for (Index i = i0; i < i0 + rows; ++i) {
-      noise.Y[i] = noise_of_row<T>(x.A.row(i), Y);
-      noise.sums[i] = noise_of_row<T>(x.A.row(i), sums);
+      noise.Y[i] = noise_of_row<T>(x.A.row(i), Y, noise.of_norms);
+      noise.sums[i] = noise_of_row<T>(x.A.row(i), sums, noise.of_norms);
     }
   });
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "nprf/core/gemm.hpp"
+#include "nprf/core/long_sums.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/decayed_sums.hpp"
 #include "nprf/toeplitz/tail.hpp"
@@ -32,14 +33,16 @@ void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S
   const Index n = P.rows(), parts = std::clamp<Index>(n / 1024, 1, most_parts), r = S.rows();
   const Workspace::Scope scope(team.workspace());
   auto sums = team.workspace().template matrix<T>(parts * r, S.cols());
-  team.run(parts, [&](Index part, Workspace&) {
-    const Index end = n * (part + 1) / parts;
+  team.run(parts, [&](Index part, Workspace& scratch) {
+    const Index begin = n * part / parts, end = n * (part + 1) / parts;
     auto sum = sums.middleRows(part * r, r);
     sum.setZero();
-    for (Index i0 = n * part / parts; i0 < end; i0 += Team::tile) {
-      const Index rows = std::min(Team::tile, end - i0);
-      add_outer(sum, P.middleRows(i0, rows), Q.middleRows(i0, rows));
-    }
+    add_in_chunks<T>(begin, begin, end, sum, nullptr, scratch, [&](Index from, Index to, MatrixRef<T> more, T*) {
+      for (Index i0 = from; i0 < to; i0 += Team::tile) {
+        const Index rows = std::min(Team::tile, to - i0);
+        add_outer(more, P.middleRows(i0, rows), Q.middleRows(i0, rows));
+      }
+    });
   });
   S.setZero();
   for (Index part = 0; part < parts; ++part) S += sums.middleRows(part * r, r);

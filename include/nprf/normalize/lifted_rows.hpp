@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <span>
+
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/normalize/normalization.hpp"
+
+namespace nprf {
+
+/// Rows x (n,d) and their factors, where a row may be so short that the factor to its norm is no number of T: such rows
+/// are copied, times a power of two. A gradient by a lifted row is to be multiplied by it too.
+template <Real T>
+class LiftedRows {
+ public:
+  static constexpr T lift = sizeof(T) == sizeof(float) ? T(0x1p100) : T(0x1p600);
+
+  /// Sets scale (n) as Normalization::row_scale() does, of the rows as rows() has them. Refers to x; copies and lists
+  /// lie in the team's workspace. O(n d).
+  LiftedRows(const Normalization& normalization, bool softmax_scale, const MatrixView<T>& x,
+             Eigen::Ref<Vector<T>> scale, const Team& team)
+      : m_rows(x.data(), x.rows(), x.cols(), Eigen::OuterStride<>(x.outerStride())) {
+    normalization.row_scale<T>(x, softmax_scale, scale, team);
+    const auto is_short = [&](Index i) { return scale[i] == std::numeric_limits<T>::max(); };
+    Index count = 0;
+    for (Index i = 0; i < x.rows(); ++i) count += is_short(i);
+    if (count == 0) return;
+    Index* numbers = team.workspace().template take<Index>(count);
+    m_numbers = {numbers, static_cast<std::size_t>(count)};
+    auto lifted = team.workspace().template matrix<T>(x.rows(), x.cols());
+    lifted = x;
+    for (Index i = 0; i < x.rows(); ++i)
+      if (is_short(i)) lifted.row(i) *= lift, *numbers++ = i;
+    new (&m_rows) Rows(lifted.data(), x.rows(), x.cols(), Eigen::OuterStride<>(x.cols()));
+    normalization.row_scale<T>(lifted, softmax_scale, scale, team);
+  }
+
+  MatrixView<T> rows() const { return m_rows; }
+  /// Which of them are lifted, rising.
+  std::span<const Index> numbers() const { return m_numbers; }
+
+ private:
+  using Rows = Eigen::Map<const Matrix<T>, 0, Eigen::OuterStride<>>;
+
+  Rows m_rows;
+  std::span<const Index> m_numbers;
+};
+
+}  // namespace nprf

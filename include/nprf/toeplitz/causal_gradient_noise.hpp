@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <new>
+
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/causal_levels.hpp"
+#include "nprf/toeplitz/gradient_noise.hpp"
+#include "nprf/toeplitz/key_exponents.hpp"
+#include "nprf/toeplitz/row_noise.hpp"
+
+namespace nprf::toeplitz {
+
+/// The noise of the block-causal engine's gradients (gradient_noise.hpp): a key has that of the targets after its own
+/// block in their family, of each level, and a lag that of the pairs of blocks at its offsets. O(n r) time and
+/// O(n r / 128) memory a level.
+template <Real T>
+class CausalGradientNoise {
+ public:
+  /// Refers to all of them.
+  CausalGradientNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const ProductFactors<T>& x,
+                      const GradientScales<T>& of, const Team& team)
+      : m_levels(levels),
+        m_exponents(exponents),
+        m_x(x),
+        m_lag_sums(of.lags),
+        m_w(take(team.workspace())),
+        m_b(take(team.workspace())) {
+    for (Index level = 0; level < levels.count(); ++level) {
+      team.run(m_w[level].count, [&](Index k, Workspace& scratch) {
+        if (level == 0) {
+          measure_queries(k, of.sizes, scratch);
+          measure_keys(k, of.values, scratch);
+        } else {
+          merge(level, k);
+        }
+      });
+    }
+  }
+
+  /// Into out, lag l at l + n_q - 1 of the slots.
+  void find(GradientNoises out, Index n_q, const Team& team) const {
+    const auto& side = m_levels.axis().keys;
+    std::fill_n(out.keys, m_x.B.rows(), 0.0);
+    std::fill_n(out.key_sizes, m_x.B.rows(), 0.0);
+    team.run((side.end + block - 1) / block, [&](Index tile, Workspace& scratch) {
+      const Index place = tile * block;
+      for (Index level = 0; level < m_levels.count(); ++level) add_keys(level, place, out, scratch);
+    });
+    std::fill_n(out.lags, out.num_lags, 0.0);
+    std::fill_n(out.lag_sizes, out.num_lags, 0.0);
+    for (Index level = 0; level < m_levels.count() && out.num_lags > 0; ++level) add_lags(level, out, n_q);
+  }
+
+ private:
+  static constexpr Index block = CausalLevels<T>::block;
+
+  // of all blocks of a level: the norms of targets, times e^(before(block) - M_i), or of sources, relative to
+  // e^exponent
+  struct Blocks {
+    Index count;
+    double* exponents;
+    SignalNorms* norms;
+  };
+
+  Blocks* take(Workspace& workspace) const {
+    Blocks* all = workspace.take<Blocks>(m_levels.count());
+    for (Index level = 0; level < m_levels.count(); ++level) {
+      const Index count = (m_levels.axis().length() + m_levels[level].size - 1) / m_levels[level].size;
+      all[level] = {count, workspace.take<double>(count), workspace.take<SignalNorms>(count)};
+      for (Index k = 0; k < count; ++k) new (all[level].norms + k) SignalNorms(m_x.B.cols(), workspace);
+    }
+    return all;
+  }
+
+  void measure_queries(Index k, const T* sizes, Workspace& scratch) const {
+    const auto& side = m_levels.axis().queries;
+    SignalNorms::Row a(scratch.take<double>(m_x.A.cols()), m_x.A.cols());
+    m_w[0].exponents[k] = m_exponents.before(k * block);
+    const Index end = m_x.queries.below((k + 1) * block - side.first);
+    for (Index i = m_x.queries.below(k * block - side.first); i < end; ++i) {
+      const double factor = static_cast<double>(m_exponents.rows(0)[side.first + m_x.queries[i]]);
+      a = m_x.A.row(i).array().abs().template cast<double>() * factor;
+      m_w[0].norms[k].add(a, static_cast<double>(sizes[i]));
+    }
+  }
+
+  void measure_keys(Index k, const T* values, Workspace& scratch) const {
+    const auto& side = m_levels.axis().keys;
+    SignalNorms::Row b(scratch.take<double>(m_x.B.cols()), m_x.B.cols());
+    m_b[0].exponents[k] = m_exponents.largest(k);
+    const Index end = m_x.keys.below((k + 1) * block - side.first);
+    for (Index j = m_x.keys.below(k * block - side.first); j < end; ++j) {
+      const double factor = static_cast<double>(m_exponents.keys()[side.first + m_x.keys[j]]);
+      b = m_x.B.row(j).array().abs().template cast<double>() * factor;
+      m_b[0].norms[k].add(b, static_cast<double>(values[j]));
+    }
+  }
+
+  void merge(Index level, Index k) const {
+    const Index family = m_levels[level - 1].family, first = k * family;
+    const Blocks &w = m_w[level - 1], &b = m_b[level - 1];
+    const Index end = std::min(first + family, w.count);
+    m_w[level].exponents[k] = m_exponents.before(k * m_levels[level].size);
+    m_b[level].exponents[k] = *std::max_element(b.exponents + first, b.exponents + end);
+    for (Index fine = first; fine < end; ++fine) {
+      m_w[level].norms[k].add(w.norms[fine], ratio(m_w[level].exponents[k], w.exponents[fine]));
+      m_b[level].norms[k].add(b.norms[fine], ratio(b.exponents[fine], m_b[level].exponents[k]));
+    }
+  }
+
+  // what the keys of the block of 128 at a place have of a level
+  void add_keys(Index of, Index place, GradientNoises out, Workspace& scratch) const {
+    const auto& level = m_levels[of];
+    const Index source = place / level.size, r = m_x.B.cols(), first = m_levels.axis().keys.first;
+    const Index end = std::min({(source / level.family + 1) * level.family, source + 1 + level.offsets, m_w[of].count});
+    if (source + 1 >= end) return;
+    SignalNorms::Row ones = SignalNorms::row(r, scratch), sized = SignalNorms::row(r, scratch);
+    for (Index target = source + 1; target < end; ++target) {
+      const auto& c = level.norms[target - source - 1];
+      const double factor = std::sqrt(2.0) * ratio(m_exponents.largest(place / block), m_w[of].exponents[target]);
+      m_w[of].norms[target].add_ones(c, 2 * level.size, factor, ones);
+      m_w[of].norms[target].add_sized(c, 2 * level.size, factor, sized);
+    }
+    const Index j_end = m_x.keys.below(place + block - first);
+    for (Index j = m_x.keys.below(place - first); j < j_end; ++j) {
+      const double factor = static_cast<double>(m_exponents.keys()[first + m_x.keys[j]]);
+      out.keys[j] += factor * noise_of_row<T>(m_x.B.row(j), ones, out.of_norms);
+      out.key_sizes[j] += factor * noise_of_row<T>(m_x.B.row(j), sized, out.of_norms);
+    }
+  }
+
+  // what the lags at each of a level's offsets have of it
+  void add_lags(Index of, GradientNoises out, Index n_q) const {
+    const auto& level = m_levels[of];
+    const auto& axis = m_levels.axis();
+    const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
+    for (Index D = 1; D <= level.offsets; ++D) {
+      double ones = 0, sized = 0;
+      for (Index source = 0; source + D < m_w[of].count; ++source) {
+        const Index target = source + D;
+        if (source / level.family != target / level.family) continue;
+        const double factor = ratio(m_b[of].exponents[source], m_w[of].exponents[target]);
+        if (factor == 0) continue;
+        ones += factor * m_w[of].norms[target].correlate_ones(m_b[of].norms[source], 2 * level.size);
+        sized += factor * m_w[of].norms[target].correlate_sized(m_b[of].norms[source], 2 * level.size);
+      }
+      const Index end = std::min((D + 1) * level.size, axis.lags.size()), begin = (D - 1) * level.size + 1;
+      if (begin >= end) continue;
+      const Index first = axis.lags.last - (end - 1) + n_q - 1, count = end - begin;
+      const double images = images_of(m_lag_sums + first, count);
+      for (Index at = first; at < first + count; ++at) {
+        out.lags[at] += eps * (noise_of_columns(m_x.U.cols()) * ones + 2 * images);
+        out.lag_sizes[at] += eps * (std::sqrt(2.0) * sized + images);
+      }
+    }
+  }
+
+  const CausalLevels<T>& m_levels;
+  const KeyExponents<T>& m_exponents;
+  const ProductFactors<T>& m_x;
+  const T* m_lag_sums;
+  Blocks *m_w, *m_b;  // one a level
+};
+
+}  // namespace nprf::toeplitz

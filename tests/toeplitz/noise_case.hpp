@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/gradient_noise.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/product.hpp"
+#include "support/product.hpp"
+#include "support/random.hpp"
+#include "toeplitz/gradient_error.hpp"
+
+/// Gradients beside obvious sums in more digits: by how much rounding is beyond their own, over the noise that an
+/// engine says of them.
+namespace nprf::test {
+
+/// More digits than T has.
+template <Real T>
+using Wide = std::conditional_t<std::is_same_v<T, float>, double, long double>;
+
+/// A bias that some rows of a product drown in, or none.
+struct HostileBias {
+  std::string name;
+  std::function<double(double)> of;  // a lag
+
+  /// exp(b) of all lags that n_q queries and n_k keys reach, up to a last one.
+  template <Real T>
+  LagWeights<T> weights(Index n_q, Index n_k, Index last) const {
+    LagWeights<T> c{-(n_q - 1), Vector<T>(n_q + n_k - 1)};
+    for (Index lag = c.first; lag < n_k; ++lag)
+      c.values[lag - c.first] = lag > last ? T(0) : static_cast<T>(std::exp(of(static_cast<double>(lag))));
+    return c;
+  }
+};
+
+inline std::vector<HostileBias> hostile_biases() {
+  std::vector<HostileBias> all{{"no bias", [](double) { return 0.0; }}};
+  for (const double s : {-0.03, 0.1})
+    all.push_back({"rising by " + std::to_string(s), [s](double lag) { return s * lag; }});
+  for (const double at : {-150.0, -1.0, 120.0})
+    all.push_back({"a peak at " + std::to_string(at), [=](double lag) { return lag == at ? 20.0 : 0.0; }});
+  all.push_back({"a cosine", [](double lag) { return 3 * std::cos(0.3 * lag); }});
+  all.push_back({"alibi", [](double lag) { return -0.3 * std::abs(lag); }});
+  return all;
+}
+
+/// Factors whose last column of U is ones, G of at most 1, and the rows' sizes: no G_i.U_j is above twice its own.
+template <Real T>
+struct NoiseCase {
+  std::string name;
+  Matrix<T> A, B, U, G;
+  Vector<T> sizes;
+  bool all_positive = true;
+  Vector<double> e = {};  // exponents of keys, or none
+};
+
+/// All that is known to make roundings large or alike.
+template <Real T>
+std::vector<NoiseCase<T>> noise_cases(Index n_q, Index n_k, Index r, Index p) {
+  const auto features = [](Index n, Index cols, double spread, std::uint64_t seed) {
+    return Matrix<T>((spread * normal<double>(n, cols, seed)).array().exp().template cast<T>());
+  };
+  const auto make = [&](std::string name, const auto& change, bool all_positive = true) {
+    NoiseCase<T> x{std::move(name),
+                   features(n_q, r, 1, 1),
+                   features(n_k, r, 1, 2),
+                   normal<T>(n_k, p, 3),
+                   normal<T>(n_q, p, 5),
+                   (2 * normal<double>(n_q, 1, 8)).array().exp().matrix().template cast<T>(),
+                   all_positive};
+    x.U /= x.U.cwiseAbs().maxCoeff();
+    x.U.col(p - 1).setOnes();
+    x.G /= x.G.cwiseAbs().maxCoeff();
+    change(x);
+    const T largest = x.U.leftCols(p - 1).cwiseAbs().maxCoeff();
+    x.sizes =
+        x.sizes.cwiseMax(largest * x.G.leftCols(p - 1).cwiseAbs().rowwise().sum()).cwiseMax(x.G.col(p - 1).cwiseAbs());
+    return x;
+  };
+  const Index i = n_q / 3, j = n_k / 2;
+  const auto signs = [&](NoiseCase<T>& x) { x.A = normal<T>(n_q, r, 1), x.B = normal<T>(n_k, r, 2); };
+  std::vector<NoiseCase<T>> all;
+  all.push_back(make("benign", [](auto&) {}));
+  all.push_back(
+      make("features of all sizes", [&](auto& x) { x.A = features(n_q, r, 4, 1), x.B = features(n_k, r, 4, 2); }));
+  all.push_back(make("small features beside large ones", [&](auto& x) {
+    for (Index k = 0; k < r; ++k) x.A.col(k) *= std::pow(T(1e-2), static_cast<T>(k)), x.B.col(k) *= k % 2 ? T(1e3) : 1;
+  }));
+  all.push_back(make("a row of G far above the others", [&](auto& x) {
+    x.G *= T(1e-6), x.sizes *= T(1e-6);
+    x.G.row(i) /= x.G.row(i).cwiseAbs().maxCoeff();
+    x.sizes[i] = 1;
+  }));
+  all.push_back(make("a row of A far above the others", [&](auto& x) { x.A.row(i) *= T(1e6); }));
+  all.push_back(make("a row of B far above the others", [&](auto& x) { x.B.row(j) *= T(1e6); }));
+  all.push_back(make("columns of G of all sizes", [&](auto& x) {
+    for (Index k = 0; k < p; k += 2) x.G.col(k) *= T(1e-4), x.G(i, k) = T(1e-4);
+  }));
+  all.push_back(make("all columns alike", [&](auto& x) {
+    x.A.setConstant(T(0.7)), x.B.setConstant(T(1.3)), x.U.setOnes(), x.sizes.setZero();
+    x.G.setConstant(T(0.9) / static_cast<T>(p - 1)), x.G.col(p - 1).setConstant(T(0.9));
+  }));
+  all.push_back(make("a wave of the cosine's frequency", [&](auto& x) {
+    for (Index k = 0; k < n_k; ++k) x.U.row(k).head(p - 1).setConstant(static_cast<T>(std::cos(0.3 * double(k))));
+    for (Index k = 0; k < n_q; ++k) x.G.row(k).setConstant(static_cast<T>(std::cos(0.3 * double(k))));
+  }));
+  all.push_back(make("features of both signs", signs, false));
+  all.push_back(make(
+      "features of both signs, a row of A far above the others",
+      [&](auto& x) {
+        signs(x);
+        x.A.row(i) *= T(1e6);
+      },
+      false));
+  all.push_back(make(
+      "features of both signs, each of a few tokens",
+      [&](auto& x) {
+        for (Matrix<T>* X : {&x.A, &x.B})
+          for (Index k = 0; k < X->rows(); ++k)
+            for (Index f = 0; f < r; ++f)
+              if (f != k % r) (*X)(k, f) = 0;
+      },
+      false));
+  return all;
+}
+
+/// Of gradients that an engine has found: those of them beyond their own rounding, over their noise.
+struct NoiseErrors {
+  double most = 0;
+  std::string where;        // the most
+  std::vector<double> all;  // of each that has noise, all of its error
+};
+
+/// The sums, and the same of their terms' sizes.
+template <Real T>
+class ExactGradients {
+ public:
+  using W = Wide<T>;
+
+  /// O(r + p) for each pair that a lag of the weights' support lies between.
+  ExactGradients(const LagWeights<T>& c, const NoiseCase<T>& x)
+      : m_x(x), m_c(c), A(wide(x.A)), B(wide(x.B)), G(wide(x.G)), U(wide(x.U)) {
+    const Index n_q = A.rows(), n_k = B.rows();
+    dA.setZero(n_q, A.cols());
+    for (Matrix<W>* sums : {&dB, &dB_size}) sums->setZero(n_k, A.cols());
+    for (Matrix<W>* sums : {&dU, &dU_size}) sums->setZero(n_k, U.cols());
+    for (Vector<W>* sums : {&dc, &dc_size, &lags}) sums->setZero(n_q + n_k - 1);
+    keys.setZero(n_k);
+    const Matrix<W> A_size = A.cwiseAbs(), B_size = B.cwiseAbs(), G_size = G.cwiseAbs(), U_size = U.cwiseAbs();
+    const Vector<W> a = A.rowwise().norm(), b = B.rowwise().norm();
+    const LagRange support = c.support();
+    double largest = -std::numeric_limits<double>::infinity();
+    for (Index i = 0, seen = 0; i < n_q; ++i) {
+      for (; x.e.size() > 0 && seen < n_k && seen <= i + support.last; ++seen) largest = std::max(largest, x.e[seen]);
+      const Index first = std::max<Index>(i + support.first, 0), count = std::min(i + support.last + 1, n_k) - first;
+      if (count <= 0) continue;
+      Vector<W> e = Vector<W>::Ones(count), w(count);
+      for (Index j = 0; j < count; ++j) {
+        if (x.e.size() > 0) e[j] = static_cast<W>(std::exp(x.e[first + j] - largest));
+        w[j] = c[first + j - i] * e[j];
+      }
+      const auto dot = [&](const Matrix<W>& X, const Matrix<W>& rows) {
+        return Vector<W>(rows.middleRows(first, count) * X.row(i).transpose());
+      };
+      const Vector<W> s = dot(A, B), p = dot(G, U), s_size = dot(A_size, B_size), p_size = dot(G_size, U_size);
+      const Vector<W> norms = x.all_positive ? s : Vector<W>(a[i] * b.segment(first, count));
+      const W size = x.sizes[i];
+      dA.row(i) = w.cwiseProduct(p).transpose() * B.middleRows(first, count);
+      dB.middleRows(first, count) += w.cwiseProduct(p) * A.row(i);
+      dB_size.middleRows(first, count) += w.cwiseProduct(p_size) * A_size.row(i);
+      dU.middleRows(first, count) += w.cwiseProduct(s) * G.row(i);
+      dU_size.middleRows(first, count) += w.cwiseProduct(s_size) * G_size.row(i);
+      keys.segment(first, count) += size * w.cwiseProduct(norms);
+      const Index lag = first - i + n_q - 1;
+      dc.segment(lag, count) += s.cwiseProduct(p).cwiseProduct(e);
+      dc_size.segment(lag, count) += s_size.cwiseProduct(p_size).cwiseProduct(e);
+      lags.segment(lag, count) += size * norms.cwiseProduct(e);
+    }
+  }
+
+  /// What an engine of transforms is off.
+  NoiseErrors errors(Engine engine) const {
+    const Index n_q = A.rows(), n_k = B.rows(), r = A.cols(), p = U.cols(), num_lags = n_q + n_k - 1;
+    Workspace workspace;
+    const Team team(workspace);
+    const MatrixView<T> a = m_x.A, b = m_x.B, u = m_x.U, g = m_x.G;
+    const double* e = m_x.e.size() > 0 ? m_x.e.data() : nullptr;
+    const ProductFactors<T> x{a, b, u, {n_q}, {n_k}, e};
+    const toeplitz::Product<T> product(engine, m_c.view(), {n_q, n_k, r, p}, team);
+    toeplitz::Gradients<T> d({n_q, n_k, r, p});
+    Vector<T> of_keys(n_k), of_lags(num_lags);
+    const toeplitz::GradientSizes<T> sums{m_x.sizes.data(), of_keys.data(), of_lags.data()};
+    if (m_x.all_positive) {
+      product.gradients(x, g, {d.dA, d.dB, d.dU, d.dc}, team, sums);
+    } else {
+      toeplitz::Gradients<T> none({n_q, n_k, 1, 1});
+      const Matrix<T> a1 = m_x.A.rowwise().norm(), b1 = m_x.B.rowwise().norm(), u1 = Matrix<T>::Ones(n_k, 1),
+                      g1 = Matrix<T>::Zero(n_q, 1);
+      const MatrixView<T> a2 = a1, b2 = b1, u2 = u1, g2 = g1;
+      product.gradients(x, g, {d.dA, d.dB, d.dU, d.dc}, team);
+      product.gradients({a2, b2, u2, {n_q}, {n_k}, e}, g2, {none.dA, none.dB, none.dU, none.dc}, team, sums);
+    }
+    const Vector<T> values = m_x.U.rowwise().norm();
+    Vector<double> noise(n_k), key_noise(n_k), lag_noise(num_lags), lag_size_noise(num_lags);
+    product.gradient_noise(
+        x, {m_x.sizes.data(), values.data(), of_lags.data()},
+        {noise.data(), key_noise.data(), lag_noise.data(), lag_size_noise.data(), num_lags, !m_x.all_positive}, team);
+
+    NoiseErrors found;
+    const double growth = direct_growth<T>(r + p, std::max(n_q, n_k));
+    const auto add = [&](std::string what, Index at, W error, W own, double noise_of_it) {
+      const double beyond = static_cast<double>(error - growth * own);
+      if (!(beyond <= found.most * noise_of_it)) {
+        found.most = noise_of_it > 0 ? beyond / noise_of_it : std::numeric_limits<double>::infinity();
+        found.where = what + " " + std::to_string(at);
+      }
+      if (noise_of_it > 0) found.all.push_back(static_cast<double>(error) / noise_of_it);
+    };
+    for (Index j = 0; j < n_k; ++j) {
+      const auto off = (d.dU.row(j).template cast<W>() - dU.row(j)).cwiseAbs().eval();
+      for (Index k = 0; k < p; ++k) add("dU of key", j, off[k], dU_size(j, k), k + 1 < p ? noise[j] : key_noise[j]);
+      const auto dB_off = (d.dB.row(j).template cast<W>() - dB.row(j)).cwiseAbs().eval();
+      const double of_dB = static_cast<double>(U.row(j).head(p - 1).cwiseAbs().sum()) * noise[j] + key_noise[j];
+      if (m_x.all_positive)
+        add("dB of key", j, dB_off.dot(B.row(j).cwiseAbs()), dB_size.row(j).dot(B.row(j).cwiseAbs()), of_dB);
+      else
+        add("dB of key", j, dB_off.norm() * B.row(j).norm(), dB_size.row(j).norm() * B.row(j).norm(), of_dB);
+      add("size of key", j, std::abs(static_cast<W>(of_keys[j]) - keys[j]), keys[j], key_noise[j]);
+    }
+    const LagRange support = m_c.support();
+    for (Index lag = support.first; lag <= support.last; ++lag) {
+      const Index l = lag + n_q - 1;
+      add("dc of lag", lag, std::abs(static_cast<W>(d.dc[l]) - dc[l]), dc_size[l], lag_noise[l]);
+      add("size of lag", lag, std::abs(static_cast<W>(of_lags[l]) - lags[l]), lags[l], lag_size_noise[l]);
+    }
+    return found;
+  }
+
+ private:
+  static Matrix<W> wide(const Matrix<T>& X) { return X.template cast<W>(); }
+
+  const NoiseCase<T>& m_x;
+  const LagWeights<T>& m_c;
+  Matrix<W> A, B, G, U;
+
+ public:
+  Matrix<W> dA, dB, dB_size, dU, dU_size;
+  Vector<W> dc, dc_size, keys, lags;  // keys and lags: what the others are sums of
+};
+
+}  // namespace nprf::test
