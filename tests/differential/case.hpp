@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "differential/bias.hpp"
+#include "differential/draw.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf::test::differential {
+
+enum class Map { prf, orf, sphere_prf, trf, hyperbolic, elu, own_rows, long_row };
+enum class Padding { none, lengths, mask, packed };
+enum class Masked { none, random, every_second, all_but_one, prefix };
+enum class Tokens { normal, alike, along_rows, opposed, one_long, few_long, some_tiny, some_zero };
+enum class Scaled { all, one_column, one_row, half_of_rows, first_rows, last_rows, nothing };
+enum class Poison { none, query, key, value };
+
+/// How a matrix of values or of dy is made from N(0,1).
+struct Scaling {
+  Scaled what = Scaled::nothing;
+  double by = 1;
+};
+
+/// Everything about a call but the numbers in its arrays, which the same seed gives.
+struct Case {
+  std::uint64_t seed = 0;
+  bool in_double = false;
+  Map map = Map::orf;
+  Index d = 4, m = 8, d_v = 3, n_q = 1, n_k = 1, batch = 1, heads = 1;
+  bool by_heads = false;  // MultiHeadAttention
+  bool own_map = false;   // one a head
+  bool causal = false;
+  Index offset = 0;
+  double radius = 0, norm = 1;  // rows are scaled to radius; or it is 0, and they have about that norm
+  double q_scale = 1, k_scale = 1;
+  Tokens queries = Tokens::normal, keys = Tokens::normal;
+  bool values_are_steps = false;  // all terms of a sum are alike, and so is their rounding
+  Scaling values, gradients;
+  Padding padding = Padding::none;
+  Masked masked = Masked::none;
+  bool padding_is_wild = false;  // what padding holds is not finite
+  Poison poison = Poison::none;
+  double poison_value = 0;
+  Index gradient_rows = 0;                  // 0: all
+  std::vector<Bias> biases;                 // one, or one a head
+  std::vector<Index> query_ends, key_ends;  // packed: 0, ..., n
+  std::vector<Index> lengths;               // one a sequence of the batch
+
+  bool has_signs() const { return map == Map::trf; }
+
+  std::string name() const {
+    static const char* const maps[] = {"prf",        "orf", "sphere_prf", "trf",
+                                       "hyperbolic", "elu", "own rows",   "a long row"};
+    static const char* const masks[] = {"", ", mask random", ", mask every second", ", mask all but one",
+                                        ", mask prefix"};
+    static const char* const tokens[] = {"normal",   "alike",    "along rows", "opposed",
+                                         "one long", "few long", "some tiny",  "some zero"};
+    static const char* const scaled[] = {"all x ", "column x ", "row x ", "half x ", "first x ", "last x ", ""};
+    static const char* const poisons[] = {"", "query", "key", "value"};
+    std::ostringstream out;
+    out << (in_double ? "double " : "float ") << maps[static_cast<int>(map)] << " d " << d << " m " << m << " d_v "
+        << d_v << " n_q " << n_q << " n_k " << n_k;
+    if (by_heads) out << " batch " << batch << " heads " << heads << (own_map ? " with maps of their own" : "");
+    out << (causal ? " causal" : " bidirectional") << ", offset " << offset;
+    radius > 0 ? out << ", unit " << radius : out << ", norms " << norm;
+    out << ", queries " << tokens[static_cast<int>(queries)] << " x " << q_scale << ", keys "
+        << tokens[static_cast<int>(keys)] << " x " << k_scale;
+    for (const auto& [what, of] : {std::pair{", values ", values}, std::pair{", dy ", gradients}}) {
+      out << what << scaled[static_cast<int>(of.what)];
+      of.what == Scaled::nothing ? out << "plain" : out << of.by;
+    }
+    if (values_are_steps) out << ", values of two sizes";
+    out << masks[static_cast<int>(masked)] << (padding_is_wild ? " that hides what is not finite" : "");
+    if (padding == Padding::lengths) list(out, ", lengths", lengths);
+    if (padding == Padding::packed) list(out, ", queries end", query_ends), list(out, ", keys end", key_ends);
+    if (poison != Poison::none) out << ", a " << poisons[static_cast<int>(poison)] << " is " << poison_value;
+    if (gradient_rows > 0) out << ", " << gradient_rows << " rows have a gradient";
+    for (const Bias& bias : biases) out << ", " << bias.name;
+    return out.str();
+  }
+
+ private:
+  static void list(std::ostringstream& out, const char* what, const std::vector<Index>& of) {
+    out << what;
+    for (const Index x : of) out << " " << x;
+  }
+};
+
+}  // namespace nprf::test::differential

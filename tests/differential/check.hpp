@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "differential/inputs.hpp"
+#include "differential/run.hpp"
+#include "differential/twin.hpp"
+
+/// What is promised.
+///
+/// Let w_ij = phi(q_i).phi(k_j) exp(b_ij) for the keys that query i attends to, D_i their sum, p_ij = w_ij / D_i, and
+/// v_max(i) the largest |v| among these keys. For features of both signs the sizes below have |phi(q_i)| |phi(k_j)|
+/// exp(b_ij) in place of w_ij, and |D_i| in place of D_i.
+///
+/// 1. Rows. |y_i - exact| <= Report::error_bound v_max(i) in every entry. For positive features the bound is at most
+///    the tolerance (1e-4 in float, 1e-10 in double) and what no engine changes, 4 eps R (R + W) + 1e-15 max |b|: R the
+///    largest norm of the rows that the map is given, W that of its projection's rows; up to 2^16 keys. Rows that
+///    attend to no key are zero and counted. Only features of both signs have indefinite rows. Values that are all zero
+///    give zeros.
+/// 2. Gradients. With s_i = |dy_i|_1 v_max(i), G the reported bound of gradients and |.| the Euclidean norm,
+///
+///        |dq_i - exact| <= G s_i sum_j p_ij L(q_i)             |dk_j - exact| <= G sum_i p_ij s_i L(k_j)
+///        |dv_j - exact| <= G sum_i p_ij |dy_i|_1 in each entry
+///        |db - exact| <= G sum p_ij s_i |db_ij / db|     over the pairs whose bias depends on this parameter
+///
+///    L(x) = scale (max_r |w_r| + |x'|) says how fast log phi changes with a row x, x' = scale x the normalised one;
+///    for elu, whose logarithm never changes faster than its argument, L = scale. A key that no query attends to and a
+///    query that attends to none have gradients of zero.
+/// 3. Finite inputs give finite outputs where the result can be represented.
+/// 4. What is not finite touches the rows that attend to it, and the gradients of these rows, of the keys that they
+///    attend to and of their biases; nothing else. Padding may hold anything.
+/// 5. A second call gives the same bits, whatever the number of threads. In causal direction no bit of a row
+///    depends on later keys and values by block_causal; but for a grid with extra tokens.
+///
+/// In the sizes of gradients a p_ij below the root of the smallest normal number counts as that root. The smallest
+/// normal number comes on top of each bound: times L for dq and dk, and times the sum of the derivatives for db.
+/// Nothing is said of rows of features of both signs whose denominator is not positive, or less than a millionth of its
+/// terms' sizes; these get no dy, and are counted.
+namespace nprf::test::differential {
+
+enum class Kind {
+  y,
+  saved_y,
+  bound,
+  empty_rows,
+  indefinite_rows,
+  dq,
+  dk,
+  dv,
+  db,
+  zero,
+  not_finite,
+  later,
+  repeat,
+  thrown
+};
+inline constexpr std::array kind_names{"y",  "saved y", "bound", "empty rows", "indefinite rows", "dq",     "dk",
+                                       "dv", "db",      "zero",  "not finite", "later tokens",    "repeat", "thrown"};
+inline constexpr std::size_t num_kinds = kind_names.size();
+
+struct Failure {
+  Kind kind;
+  double error, bound;
+  std::string where;
+};
+
+/// What was checked of all cases.
+struct Tally {
+  std::array<double, num_kinds> worst{};  // error over bound
+  std::uint64_t gradients = 0, rows = 0, ill_rows = 0, unrepresentable = 0;
+  double largest_gradient_bound = 0;  // over what is allowed where none is reported
+};
+
+template <Real T>
+class Checker {
+ public:
+  using Limits = std::numeric_limits<T>;
+
+  Checker(const Inputs<T>& x, const Truth& truth, Tally& tally) : m(x), m_truth(truth), m_tally(tally) {
+    const double eps = static_cast<double>(Limits::epsilon()), R = static_cast<double>(truth.longest_row);
+    m_allowed = (sizeof(T) == 4 ? 1e-4 : 1e-10) + 4 * eps * R * (R + static_cast<double>(truth.longest_w)) +
+                1e-15 * static_cast<double>(truth.largest_bias);
+    m_all_rows = std::ranges::all_of(x.is_checked, [](char is) { return is; });
+    m_allowed_gradient =
+        3 * (m_allowed + static_cast<double>(std::max(x.c.n_q, x.c.n_k)) * eps) * static_cast<double>(truth.condition);
+  }
+
+  std::vector<Failure> operator()(const Result<T>& result) {
+    m_failures.clear();
+    check_report(result.report);
+    check_report(result.saved_report);
+    check_rows(Kind::y, result.y, result.report);
+    check_rows(Kind::saved_y, result.saved_y, result.saved_report);
+    const double G = result.gradient_bound >= 0 ? result.gradient_bound : m_allowed_gradient;
+    m_tally.largest_gradient_bound = std::max(m_tally.largest_gradient_bound, G / m_allowed_gradient);
+    check_queries(result.dq, G);
+    check_keys(result, G);
+    check_biases(result.db, G);
+    return m_failures;
+  }
+
+ private:
+  static constexpr Exact smallest = Limits::min(), largest = Limits::max();
+
+  // of failures of a kind the worst is kept
+  void fail(Kind kind, double error, double bound, const std::string& where) {
+    const auto same = [&](const Failure& f) { return f.kind == kind; };
+    if (const auto it = std::ranges::find_if(m_failures, same); it == m_failures.end())
+      m_failures.push_back({kind, error, bound, where});
+    else if (error - bound > it->error - it->bound)
+      *it = {kind, error, bound, where};
+  }
+
+  void compare(Kind kind, Exact error, Exact bound, const char* what, Index at) {
+    if (error == 0) return;
+    if (error <= bound) {
+      double& worst = m_tally.worst[static_cast<std::size_t>(kind)];
+      worst = std::max(worst, static_cast<double>(error / bound));
+      return;
+    }
+    const double e = std::isnan(error) ? std::numeric_limits<double>::infinity() : static_cast<double>(error);
+    fail(kind, e, static_cast<double>(bound), std::string(what) + " " + std::to_string(at));
+  }
+
+  // what weights below the root of the smallest number may make
+  Exact lost(const std::vector<Exact>& whole, std::size_t at) const { return std::sqrt(smallest) * whole[at]; }
+
+  // sizes of terms that overflow leave nothing to check
+  bool is_representable(Exact size) {
+    const bool fits = size <= largest / 4;
+    m_tally.unrepresentable += !fits;
+    return fits;
+  }
+
+  template <class Got>
+  static bool all_zero(const Got* x, Index n) {
+    return std::all_of(x, x + n, [](Got value) { return value == 0; });
+  }
+
+  void check_report(const Report& report) {
+    const bool poisoned = m.c.poison != Poison::none;
+    if (m_all_rows) {
+      if (const Index empty = m_truth.count(Row::empty); report.empty_rows != empty)
+        fail(Kind::empty_rows, static_cast<double>(report.empty_rows), static_cast<double>(empty), "report");
+    }
+    if (m.c.has_signs()) return;
+    if (!poisoned && report.indefinite_rows > 0)
+      fail(Kind::indefinite_rows, static_cast<double>(report.indefinite_rows), 0, "report");
+    if (!poisoned && !(report.error_bound <= m_allowed)) fail(Kind::bound, report.error_bound, m_allowed, "report");
+  }
+
+  void check_rows(Kind kind, const std::vector<T>& got, const Report& report) {
+    const Index d_v = m.c.d_v;
+    std::vector<char> is_zero(static_cast<std::size_t>(d_v), true);
+    for (std::size_t at = 0; at < m.v.size(); ++at)
+      if (m.v[at] != 0) is_zero[at % is_zero.size()] = false;
+    double bound = report.error_bound;
+    if (m.c.poison != Poison::none && !m.c.has_signs() && !(bound <= m_allowed)) bound = m_allowed;
+    for (Index row = 0; row < static_cast<Index>(m_truth.rows.size()); ++row) {
+      const T* y = got.data() + row * d_v;
+      const Exact* exact = m_truth.y.data() + row * d_v;
+      const Exact v_max = m_truth.y_size[static_cast<std::size_t>(row)];
+      const Exact condition = m_truth.y_condition[static_cast<std::size_t>(row)];
+      const Row is = m_truth.rows[static_cast<std::size_t>(row)];
+      if (is == Row::unknown) continue;
+      if (is == Row::empty && !all_zero(y, d_v)) fail(Kind::zero, 1, 0, "empty row " + std::to_string(row));
+      if (kind == Kind::y) m_tally.rows += is != Row::empty, m_tally.ill_rows += is == Row::ill;
+      for (Index p = 0; p < d_v; ++p) {
+        if ((is == Row::regular || is == Row::ill) && (is_zero[static_cast<std::size_t>(p)] || v_max == 0) && y[p] != 0)
+          fail(Kind::zero, static_cast<double>(std::abs(y[p])), 0, "zero values in row " + std::to_string(row));
+        if (is == Row::non_finite && !std::isfinite(exact[p])) {
+          if (std::isfinite(y[p])) fail(Kind::not_finite, static_cast<double>(y[p]), 0, "row " + std::to_string(row));
+        } else if (is == Row::regular || (is == Row::ill && condition < 1e-2 / Limits::epsilon()) ||
+                   (is == Row::non_finite && std::isfinite(v_max) && !m.c.has_signs())) {
+          compare(kind, std::abs(y[p] - exact[p]), bound * v_max + smallest, "row", row);
+        }
+      }
+    }
+  }
+
+  // |got - exact| of a row of d entries
+  static Exact distance(const T* got, const Exact* exact, Index d) {
+    Exact square = 0;
+    for (Index c = 0; c < d; ++c) square += (got[c] - exact[c]) * (got[c] - exact[c]);
+    return std::sqrt(square);
+  }
+
+  void check_queries(const std::vector<T>& got, double G) {
+    const Index d = m.c.d;
+    for (Index row = 0; row < static_cast<Index>(m_truth.rows.size()); ++row) {
+      const Row is = m_truth.rows[static_cast<std::size_t>(row)];
+      const T* dq = got.data() + row * d;
+      if (is == Row::empty && !all_zero(dq, d)) fail(Kind::zero, 1, 0, "dq of empty row " + std::to_string(row));
+      if (is != Row::regular) continue;
+      const Exact size = m_truth.dq_size[static_cast<std::size_t>(row)];
+      const Exact steepness = std::max<Exact>(m_truth.q_steepness[static_cast<std::size_t>(row)], 1);
+      ++m_tally.gradients;
+      if (is_representable(size))
+        compare(Kind::dq, distance(dq, m_truth.dq.data() + row * d, d),
+                G * size + lost(m_truth.dq_whole, static_cast<std::size_t>(row)) + smallest * steepness, "row", row);
+    }
+  }
+
+  void check_keys(const Result<T>& got, double G) {
+    const Index d = m.c.d, d_v = m.c.d_v;
+    for (Index row = 0; row < static_cast<Index>(m_truth.is_attended.size()); ++row) {
+      const auto at = static_cast<std::size_t>(row);
+      const T *dk = got.dk.data() + row * d, *dv = got.dv.data() + row * d_v;
+      if (m_all_rows && !m_truth.is_attended[at] && !(all_zero(dk, d) && all_zero(dv, d_v)))
+        fail(Kind::zero, 1, 0, "key that no query attends to, " + std::to_string(row));
+      if (m_truth.is_tainted[at]) continue;
+      const Exact steepness = std::max<Exact>(m_truth.k_steepness[at], 1);
+      m_tally.gradients += 2;
+      if (is_representable(m_truth.dk_size[at]))
+        compare(Kind::dk, distance(dk, m_truth.dk.data() + row * d, d),
+                G * m_truth.dk_size[at] + lost(m_truth.dk_whole, at) + smallest * steepness, "key", row);
+      if (is_representable(m_truth.dv_size[at]))
+        for (Index p = 0; p < d_v; ++p)
+          compare(Kind::dv, std::abs(dv[p] - m_truth.dv[static_cast<std::size_t>(row * d_v + p)]),
+                  G * m_truth.dv_size[at] + lost(m_truth.dv_whole, at) + smallest, "key", row);
+    }
+  }
+
+  void check_biases(const std::vector<std::vector<T>>& got, double G) {
+    for (std::size_t h = 0; h < got.size(); ++h) {
+      if (got[h].size() != m_truth.db[h].size()) {
+        fail(Kind::db, static_cast<double>(got[h].size()), static_cast<double>(m_truth.db[h].size()), "size");
+        continue;
+      }
+      for (std::size_t l = 0; l < got[h].size(); ++l) {
+        if (m_truth.db_tainted[h][l]) continue;
+        ++m_tally.gradients;
+        const Exact slack = smallest * std::max<Exact>(m_truth.db_factor[h][l], 1);
+        if (is_representable(m_truth.db_size[h][l]))
+          compare(Kind::db, std::abs(got[h][l] - m_truth.db[h][l]),
+                  G * m_truth.db_size[h][l] + lost(m_truth.db_whole[h], l) + slack, "parameter", static_cast<Index>(l));
+      }
+    }
+  }
+
+  const Inputs<T>& m;
+  const Truth& m_truth;
+  Tally& m_tally;
+  double m_allowed, m_allowed_gradient;
+  bool m_all_rows;
+  std::vector<Failure> m_failures;
+};
+
+}  // namespace nprf::test::differential

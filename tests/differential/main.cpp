@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+//
+// Looks for calls of which the library breaks a promise (check.hpp), among all that it takes (random_case.hpp), by a
+// twin of its own (twin.hpp):
+//
+//     nprf_search SECONDS [SEED] [--keep-going]    cases of the seeds SEED, SEED + 1, ...; 0 seconds: of SEED alone
+//
+// It stops at 20 failing cases, unless it is told to keep going. What it finds becomes a named test.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "differential/check.hpp"
+#include "differential/inputs.hpp"
+#include "differential/random_case.hpp"
+#include "differential/run.hpp"
+#include "differential/stability.hpp"
+#include "differential/twin.hpp"
+#include "nprf/nprf.hpp"
+
+namespace {
+
+using namespace nprf;
+using namespace nprf::test::differential;
+
+struct Found {
+  std::uint64_t cases = 0, failed_cases = 0, runs = 0, failures = 0;
+  std::map<std::string, std::uint64_t> by_engine;  // "engine kind"
+  Tally tally;
+};
+
+std::vector<Engine> engines_of(const Case& c) {
+  // recurrence is banded's other name
+  std::vector<Engine> all{Engine::automatic, Engine::direct, Engine::lanes, Engine::block_causal,
+                          c.seed % 4 == 0 ? Engine::recurrence : Engine::banded};
+  if (NPRF_USE_FFTW) all.push_back(Engine::fftw);
+  if (c.biases[0].place == Place::grid) all.push_back(Engine::grid);
+  return all;
+}
+
+template <Real T>
+void search(const Case& c, Found& found) {
+  Inputs<T> inputs(c);
+  Problem problem = inputs.problem();
+  const Truth truth = solve(problem);
+  std::transform(problem.dy.begin(), problem.dy.end(), inputs.dy.begin(), [](Exact x) { return static_cast<T>(x); });
+  Checker<T> check(inputs, truth, found.tally);
+  ++found.cases;
+  bool failed = false;
+  for (const Engine engine : engines_of(c)) {
+    ++found.runs;
+    std::vector<Failure> failures;
+    Engine taken = engine;
+    try {
+      const auto runner = make_runner(inputs, engine);
+      const Result<T> result = runner->run(inputs);
+      taken = result.report.engine;
+      failures = check(result);
+      check_stability(inputs, *runner, engine, result, failures);
+    } catch (const std::exception& e) {
+      failures.push_back({Kind::thrown, 0, 0, e.what()});
+    }
+    if (failures.empty()) continue;
+    failed = true;
+    std::cout << "nprf_search 0 " << c.seed << "    " << name(engine);
+    if (taken != engine) std::cout << " (" << name(taken) << ")";
+    for (const Failure& f : failures) {
+      ++found.failures;
+      const char* kind = kind_names[static_cast<std::size_t>(f.kind)];
+      ++found.by_engine[std::string(name(engine)) + " " + kind +
+                        (c.poison == Poison::none ? "" : " beside what is not finite")];
+      std::cout << ", " << kind << " of " << f.where << " off by " << f.error << " (bound " << f.bound << ")";
+    }
+    std::cout << ": " << c.name() << "\n";
+  }
+  found.failed_cases += failed;
+}
+
+void print(const Found& found, double seconds) {
+  const Tally& t = found.tally;
+  std::cout << found.cases << " cases (" << static_cast<double>(found.cases) / seconds << " a second), " << found.runs
+            << " runs, " << t.rows << " rows, " << t.gradients << " gradients, " << t.ill_rows << " ill rows, "
+            << t.unrepresentable << " too large; errors up to";
+  for (const Kind kind : {Kind::y, Kind::saved_y, Kind::dq, Kind::dk, Kind::dv, Kind::db})
+    std::cout << " " << t.worst[static_cast<std::size_t>(kind)] << " (" << kind_names[static_cast<std::size_t>(kind)]
+              << ")";
+  std::cout << " of their bounds, bounds of gradients up to " << t.largest_gradient_bound << "; " << found.failures
+            << " failures in " << found.failed_cases << " cases";
+  const char* separator = ": ";
+  for (const auto& [what, count] : found.by_engine) std::cout << separator << count << " " << what, separator = ", ";
+  std::cout << "\n";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool keep_going = false;
+  std::vector<std::string> words;
+  for (int at = 1; at < argc; ++at)
+    if (std::strcmp(argv[at], "--keep-going") == 0)
+      keep_going = true;
+    else
+      words.push_back(argv[at]);
+  if (words.empty() || words.size() > 2) {
+    std::cerr << "usage: nprf_search SECONDS [SEED] [--keep-going]\n";
+    return 2;
+  }
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  const double seconds = std::atof(words[0].c_str());
+  const auto passed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  std::uint64_t seed = words.size() > 1 ? std::stoull(words[1]) : 1;
+  Found found;
+  do {
+    const Case c = random_case(seed++);
+    if (c.in_double)
+      search<double>(c, found);
+    else
+      search<float>(c, found);
+  } while (passed() < seconds && (keep_going || found.failed_cases < 20));
+  print(found, passed());
+  return found.failures > 0 ? 1 : 0;
+}

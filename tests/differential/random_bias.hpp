@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "differential/bias.hpp"
+#include "differential/draw.hpp"
+
+namespace nprf::test::differential {
+
+namespace detail {
+
+inline constexpr double amplitudes[] = {0, 0.1, 0.5, 1, 2, 4, 8};
+
+inline double amplitude(Draw& draw) { return amplitudes[draw.below(7)]; }
+
+/// The lags -R..R: numbers of one size, with ramps, peaks and lags that are hidden.
+inline Bias random_table(Draw& draw, Index n) {
+  Bias bias;
+  bias.place = Place::table;
+  const Index reach = draw.one_in(3)   ? draw.between(0, std::max<Index>(n / 4, 1))
+                      : draw.one_in(3) ? draw.between(0, 2 * n)
+                                       : n - 1;
+  const double size = amplitude(draw);
+  const Index kind = draw.below(18);
+  const double step = draw.of({0.002, 0.01, 0.03, 0.1, 0.5}) * (draw.one_in(2) ? 1 : -1);
+  const double height = draw.of({5., 20., 40., 60.});
+  const Index near = draw.between(0, 6), start = draw.between(-n, n), length = draw.between(1, n), stride = 1 + near;
+  const Index most = std::max<Index>(reach, 1);
+  for (Index lag = -reach; lag <= reach; ++lag) {
+    Exact b = size * draw.normal();
+    switch (kind) {
+      case 0:
+      case 1: b += step * static_cast<double>(lag); break;
+      case 2: b += lag == start ? height : 0; break;
+      case 3: b += lag == -near ? height : 0; break;
+      case 4: b = std::abs(lag) <= near ? b : never; break;                 // a window
+      case 5: b = start <= lag && lag < start + length ? never : b; break;  // a hole
+      case 6: b = lag % 2 != 0 ? never : b; break;
+      case 7: b = draw.one_in(4) ? b : never; break;
+      case 8: b = lag == -near || lag == start ? b : never; break;                   // two lags
+      case 9: b = lag == start ? height : std::abs(lag) <= near ? b : never; break;  // a window beside a peak
+      case 10: b = lag > near ? never : b; break;                                    // causal, by the table
+      case 11: b -= 4 * std::floor(std::log2(static_cast<double>(std::abs(lag) + 1))); break;
+      case 12: b = std::abs(lag) >= most ? never : b; break;  // nothing beyond the table
+      case 13: b += lag % stride == 0 ? height / 2 : 0; break;
+      case 14: b = -step * static_cast<double>(std::abs(lag)); break;  // ALiBi, written out
+      default: break;
+    }
+    bias.weights.push_back(b);
+  }
+  static const char* const kinds[] = {
+      "ramp",           "ramp",        "peak at",       "peak near",          "window",        "hole from",
+      "every second",   "one of four", "two lags",      "window and peak at", "nothing later", "steps at powers of two",
+      "nothing beyond", "comb",        "straight lines"};
+  std::ostringstream name;
+  name << "table R " << reach << " N(0," << size << "^2)";
+  if (kind < 15)
+    name << " " << kinds[kind] << " (step " << step << ", height " << height << ", near " << near << ", start " << start
+         << ", length " << length << ")";
+  bias.name = name.str();
+  return bias;
+}
+
+inline Bias random_t5(Draw& draw, bool causal) {
+  Bias bias;
+  bias.place = Place::t5;
+  const bool both = draw.one_in(5) ? draw.one_in(2) : !causal;
+  bias.direction = both ? Direction::bidirectional : Direction::causal;
+  const Index buckets = both ? 2 * draw.between(2, 16) : draw.between(2, 32);
+  const Index near = (both ? buckets / 2 : buckets) / 2;
+  bias.max_distance = std::max(near + 1, draw.of<Index>({1, 20, 128, 1000}));
+  const double size = amplitude(draw);
+  const bool hides = draw.one_in(6);
+  for (Index l = 0; l < buckets; ++l) bias.weights.push_back(hides && draw.one_in(4) ? never : size * draw.normal());
+  std::ostringstream name;
+  name << "t5 " << (both ? "bidirectional" : "causal") << " of " << buckets << " to " << bias.max_distance << " N(0,"
+       << size << "^2)" << (hides ? ", some hidden" : "");
+  bias.name = name.str();
+  return bias;
+}
+
+inline Bias random_alibi(Draw& draw) {
+  Bias bias;
+  bias.place = Place::alibi;
+  bias.slope = draw.of({1e-3, 0.01, 0.05, 0.2, 0.37, 0.5, 1., 3., 10., 100., 1e4});
+  if (draw.one_in(8)) bias.slope = -draw.of({1e-3, 0.05, 0.3, 2.});
+  std::ostringstream name;
+  name << "alibi " << bias.slope;
+  bias.name = name.str();
+  return bias;
+}
+
+inline Bias random_grid(Draw& draw, const Bias& shape) {
+  Bias bias = shape;
+  const double size = amplitude(draw), extra_size = amplitude(draw);
+  const bool hides = draw.one_in(6), hides_extra = draw.one_in(6);
+  for (Index l = 0; l < (2 * bias.height - 1) * (2 * bias.width - 1); ++l)
+    bias.weights.push_back(hides && draw.one_in(3) ? never : size * draw.normal());
+  for (Index l = 0; l < bias.extra_tokens * (bias.extra_tokens + 2); ++l)
+    bias.extra.push_back(hides_extra && draw.one_in(3) ? never : extra_size * draw.normal());
+  std::ostringstream name;
+  name << "grid " << bias.height << " x " << bias.width << " and " << bias.extra_tokens << " N(0," << size
+       << "^2) and N(0," << extra_size << "^2)" << (hides || hides_extra ? ", some hidden" : "");
+  bias.name = name.str();
+  return bias;
+}
+
+}  // namespace detail
+
+/// A position of that kind for n tokens; grids of the shape given.
+inline Bias random_bias(Draw& draw, Place place, Index n, bool causal, const Bias& grid) {
+  switch (place) {
+    case Place::none: return {};
+    case Place::table: return detail::random_table(draw, n);
+    case Place::t5: return detail::random_t5(draw, causal);
+    case Place::alibi: return detail::random_alibi(draw);
+    case Place::grid: return detail::random_grid(draw, grid);
+  }
+  return {};
+}
+
+}  // namespace nprf::test::differential

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "differential/bias.hpp"
+#include "differential/features.hpp"
+#include "nprf/core/types.hpp"
+
+/// Attention and its gradients by the formula, in long double; of the library it knows the name Index alone.
+namespace nprf::test::differential {
+
+struct Model {
+  Kernel kernel;
+  Matrix<Exact> w;  // (m,d)
+  Bias bias;
+};
+
+/// One of the sequences that are packed into an array.
+struct Packed {
+  Index first_query, queries, first_key, keys;
+};
+
+/// One call, as the formula sees it: arrays are [batch, heads, tokens, channels].
+struct Problem {
+  Index batch = 1, heads = 1, n_q = 0, n_k = 0, d = 0, d_v = 0;
+  bool causal = false;
+  Index offset = 0;
+  Exact radius = 0;              // 0: norms are kept
+  Exact largest = 0;             // what dy_i.v_j must stay below for its gradients to be checked; 0: no matter
+  std::vector<Model> models;     // one a head
+  std::vector<char> takes_part;  // [batch, n_k]
+  std::vector<Packed> sequences;
+  std::vector<char> is_checked;  // (n_q): other rows are not computed, and their dy is zero
+  std::vector<Exact> q, k, v, dy;
+
+  bool is_signed() const { return models[0].kernel == Kernel::trigonometric; }
+  /// Whether query i may attend to key j of its sequence as far as direction and padding say.
+  bool may_attend(Index b, const Packed& x, Index i, Index j) const {
+    return (!causal || j <= i + offset) && takes_part[static_cast<std::size_t>(b * n_k + x.first_key + j)];
+  }
+};
+
+enum class Row : char {
+  unknown,  // not checked
+  empty,    // attends to no key
+  regular,
+  non_finite,  // it, or a key or value that it attends to, holds a NaN or an infinity
+  ill          // a signed denominator that is not positive, or far less than its terms
+};
+
+/// What is exact, and what errors are relative to: see check.hpp.
+struct Truth {
+  std::vector<Row> rows;                            // [batch, heads, n_q]
+  std::vector<Exact> y, dq, dk, dv;                 // as the problem's arrays
+  std::vector<Exact> y_condition;                   // [batch, heads, n_q]  the sum of sizes over D; infinity for D <= 0
+  std::vector<Exact> y_size, dq_size;               // [batch, heads, n_q]
+  std::vector<Exact> dq_whole, dk_whole, dv_whole;  // of all rows of the sequence, each p_ij taken for 1
+  std::vector<Exact> q_steepness, k_steepness;
+  std::vector<Exact> dk_size, dv_size;          // [batch, heads, n_k]
+  std::vector<char> is_attended, is_tainted;    // [batch, heads, n_k]: by any checked row; by one that is not finite
+  std::vector<std::vector<Exact>> db, db_size;  // one a head: all parameters
+  std::vector<std::vector<Exact>> db_whole, db_factor;  // the sum of the derivatives' sizes
+  std::vector<std::vector<char>> db_tainted;
+  Exact longest_row = 0, longest_w = 0, largest_bias = 0;
+  Exact condition = 1;  // of rows of both signs: the largest of sum of sizes / D (1 + |y| / v_max) / 2
+  Index count(Row kind) const { return std::count(rows.begin(), rows.end(), kind); }
+};
+
+namespace detail {
+
+/// Rows whose terms exceed their sum by more than that are ill.
+inline constexpr Exact worst_condition = 1e6L;
+
+/// One sequence of one head, row by row.
+class Sequence {
+ public:
+  Sequence(Problem& problem, Truth& truth, Index b, Index h, const Packed& sequence)
+      : m(problem),
+        m_truth(truth),
+        m_b(b),
+        m_h(h),
+        m_at(sequence),
+        m_model(problem.models[static_cast<std::size_t>(h)]),
+        m_first_q((b * m.heads + h) * m.n_q + sequence.first_query),
+        m_first_k((b * m.heads + h) * m.n_k + sequence.first_key),
+        m_queries(m_model.kernel, m_model.w, m.radius, m.q.data() + m_first_q * m.d, sequence.queries, m.d),
+        m_keys(m_model.kernel, m_model.w, m.radius, m.k.data() + m_first_k * m.d, sequence.keys, m.d),
+        m_dkeys(Matrix<Exact>::Zero(sequence.keys, m_keys.phi.cols())),
+        m_factors(truth.db[static_cast<std::size_t>(h)].size(), 0) {
+    for (Index i = 0; i < sequence.queries; ++i) note(m_queries, i, m_truth.q_steepness, m_first_q);
+    for (Index j = 0; j < sequence.keys; ++j) {
+      if (!m.takes_part[static_cast<std::size_t>(b * m.n_k + sequence.first_key + j)]) continue;
+      note(m_keys, j, m_truth.k_steepness, m_first_k);
+    }
+  }
+
+  void solve() {
+    for (Index i = 0; i < m_at.queries; ++i)
+      if (m.is_checked[static_cast<std::size_t>(m_at.first_query + i)]) solve_row(i);
+    for (Index j = 0; j < m_at.keys; ++j) {
+      if (!at(m_truth.is_attended, m_first_k + j)) continue;
+      m_keys.backward(j, &m_dkeys(j, 0), m_truth.dk.data() + (m_first_k + j) * m.d);
+      at(m_truth.dk_size, m_first_k + j) *= m_keys.steepness[j];
+      at(m_truth.dk_whole, m_first_k + j) = m_sizes * m_keys.steepness[j];
+      at(m_truth.dv_whole, m_first_k + j) = m_dy_sizes;
+    }
+    for (std::size_t l = 0; l < m_factors.size(); ++l)
+      m_truth.db_whole[static_cast<std::size_t>(m_h)][l] += m_sizes * m_factors[l];
+  }
+
+ private:
+  struct Term {
+    Index j;
+    Pair pair;
+    Exact factor, weight, size;  // exp(b) of the pair, phi.phi exp(b), and what that is a sum of
+  };
+
+  template <class X>
+  static X& at(std::vector<X>& of, Index i) {
+    return of[static_cast<std::size_t>(i)];
+  }
+  template <class X>
+  X& parameter(std::vector<std::vector<X>>& of, Index i) const {
+    return of[static_cast<std::size_t>(m_h)][static_cast<std::size_t>(i)];
+  }
+
+  void note(const Features& of, Index i, std::vector<Exact>& steepness, Index first) {
+    at(steepness, first + i) = of.steepness[i];
+    const Exact norm = of.x.row(i).norm();
+    if (std::isfinite(norm)) m_truth.longest_row = std::max(m_truth.longest_row, norm);
+  }
+
+  const Exact* value(Index j) const { return m.v.data() + (m_first_k + j) * m.d_v; }
+
+  // y_i = sum_j w_ij v_j / sum_j w_ij, w_ij = phi(q_i).phi(k_j) exp(b_ij)
+  void solve_row(Index i) {
+    find_terms(i);
+    Row& kind = at(m_truth.rows, m_first_q + i);
+    kind = m_terms.empty() ? Row::empty : Row::regular;
+    if (m_terms.empty()) return;
+    Exact* y = m_truth.y.data() + (m_first_q + i) * m.d_v;
+    Exact D = 0, size = 0, largest = 0;
+    bool finite = m_queries.phi.row(i).allFinite();
+    for (const Term& t : m_terms) {
+      D += t.weight, size += t.size;
+      for (Index p = 0; p < m.d_v; ++p) {
+        y[p] += t.weight * value(t.j)[p];
+        largest = std::max(largest, std::abs(value(t.j)[p]));
+        finite = finite && std::isfinite(value(t.j)[p]);
+      }
+      finite = finite && std::isfinite(t.weight);
+    }
+    for (Index p = 0; p < m.d_v; ++p) y[p] /= D;
+    at(m_truth.y_size, m_first_q + i) = largest;
+    at(m_truth.y_condition, m_first_q + i) = D > 0 ? size / D : -never;
+    if (!finite)
+      kind = Row::non_finite;
+    else if (!(D > 0) || size > worst_condition * D)
+      kind = Row::ill;
+    if (kind == Row::ill) std::fill_n(m.dy.begin() + (m_first_q + i) * m.d_v, m.d_v, Exact(0));
+    for (const Term& t : m_terms) {
+      at(m_truth.is_attended, m_first_k + t.j) = true;
+      if (kind == Row::regular) continue;
+      if (kind == Row::non_finite) at(m_truth.is_tainted, m_first_k + t.j) = true;
+      if (kind == Row::non_finite && t.pair.parameter >= 0) parameter(m_truth.db_tainted, t.pair.parameter) = true;
+    }
+    if (kind == Row::regular) add_gradients(i, y, D);
+  }
+
+  void find_terms(Index i) {
+    m_terms.clear();
+    const RowBias bias(m_model.bias, i, m.offset, m_at.keys);
+    Exact most = never;
+    for (Index j = 0; j < m_at.keys; ++j) {
+      if (!m.may_attend(m_b, m_at, i, j)) continue;
+      const Pair pair = bias(j);
+      if (pair.bias == never) continue;
+      m_truth.largest_bias = std::max(m_truth.largest_bias, std::abs(pair.bias + bias.left_out()));
+      const Exact exponent = pair.bias + m_keys.exponent[j];
+      if (exponent > most) most = exponent;
+      m_terms.push_back({j, pair, exponent, 0, 0});
+    }
+    const Index r = m_keys.phi.cols();
+    const Exact* a = &m_queries.phi(i, 0);
+    for (Term& t : m_terms) {
+      t.factor = std::exp(t.factor - most);
+      const Exact* b = &m_keys.phi(t.j, 0);
+      Exact score = 0;
+      for (Index f = 0; f < r; ++f) score += a[f] * b[f];
+      t.weight = score * t.factor;
+      t.size = m.is_signed() ? m_queries.size[i] * m_keys.size[t.j] * t.factor : t.weight;
+    }
+  }
+
+  // dL/dw_ij = dy_i.(v_j - y_i) / D_i
+  void add_gradients(Index i, const Exact* y, Exact D) {
+    const Exact* dy = m.dy.data() + (m_first_q + i) * m.d_v;
+    Exact dy_y = 0, dy_size = 0;
+    for (Index p = 0; p < m.d_v; ++p) dy_y += dy[p] * y[p], dy_size += std::abs(dy[p]);
+    if (dy_size == 0) return;
+    if (m.is_signed()) note_condition(i, y, D);
+    Exact s = dy_size * at(m_truth.y_size, m_first_q + i);
+    if (m.largest > 0 && s > m.largest) s = -never;
+    m_sizes += s, m_dy_sizes += dy_size;
+    const Index r = m_keys.phi.cols();
+    const Exact* a = &m_queries.phi(i, 0);
+    m_dquery.assign(static_cast<std::size_t>(r), 0);
+    Exact sum = 0;
+    for (const Term& t : m_terms) {
+      const Exact p = t.weight / D, size = t.size / D;
+      const Exact* v = value(t.j);
+      Exact* dv = m_truth.dv.data() + (m_first_k + t.j) * m.d_v;
+      Exact dy_v = 0;
+      for (Index c = 0; c < m.d_v; ++c) dy_v += dy[c] * v[c], dv[c] += p * dy[c];
+      const Exact dw = (dy_v - dy_y) / D, dscore = dw * t.factor;
+      const Exact* b = &m_keys.phi(t.j, 0);
+      Exact* db = &m_dkeys(t.j, 0);
+      for (Index f = 0; f < r; ++f) m_dquery[static_cast<std::size_t>(f)] += dscore * b[f], db[f] += dscore * a[f];
+      sum += size;
+      at(m_truth.dk_size, m_first_k + t.j) += size * s;
+      at(m_truth.dv_size, m_first_k + t.j) += size * dy_size;
+      if (t.pair.parameter < 0) continue;
+      parameter(m_truth.db, t.pair.parameter) += dw * t.weight * t.pair.derivative;
+      parameter(m_truth.db_size, t.pair.parameter) += size * s * std::abs(t.pair.derivative);
+      parameter(m_truth.db_factor, t.pair.parameter) += std::abs(t.pair.derivative);
+      at(m_factors, t.pair.parameter) += std::abs(t.pair.derivative);
+    }
+    m_queries.backward(i, m_dquery.data(), m_truth.dq.data() + (m_first_q + i) * m.d);
+    at(m_truth.dq_size, m_first_q + i) = s * sum * m_queries.steepness[i];
+    at(m_truth.dq_whole, m_first_q + i) = s * static_cast<Exact>(m_terms.size()) * m_queries.steepness[i];
+  }
+
+  void note_condition(Index i, const Exact* y, Exact D) {
+    Exact sizes = 0, most = 0;
+    for (const Term& t : m_terms) sizes += t.size;
+    for (Index p = 0; p < m.d_v; ++p) most = std::max(most, std::abs(y[p]));
+    const Exact v_max = at(m_truth.y_size, m_first_q + i);
+    m_truth.condition = std::max(m_truth.condition, sizes / D * (v_max > 0 ? 1 + most / v_max : 1) / 2);
+  }
+
+  Problem& m;
+  Truth& m_truth;
+  Index m_b, m_h;
+  Packed m_at;
+  const Model& m_model;
+  Index m_first_q, m_first_k;
+  Features m_queries, m_keys;
+  Matrix<Exact> m_dkeys;
+  std::vector<Term> m_terms;
+  std::vector<Exact> m_dquery;
+  Exact m_sizes = 0, m_dy_sizes = 0;  // of s_i and |dy_i|_1, the sums over the sequence
+  std::vector<Exact> m_factors;       // of the derivatives' sizes, one a parameter
+};
+
+}  // namespace detail
+
+/// y and gradients of the rows that are to be checked. dy of an ill row becomes zero, so that all gradients but its own
+/// can be checked.
+inline Truth solve(Problem& x) {
+  Truth truth;
+  const auto of = [](Index n) { return static_cast<std::size_t>(n); };
+  const Index queries = x.batch * x.heads * x.n_q, keys = x.batch * x.heads * x.n_k;
+  truth.rows.assign(of(queries), Row::unknown);
+  truth.y.assign(of(queries * x.d_v), 0), truth.dq.assign(of(queries * x.d), 0);
+  truth.dk.assign(of(keys * x.d), 0), truth.dv.assign(of(keys * x.d_v), 0);
+  for (auto* sizes : {&truth.y_condition, &truth.y_size, &truth.dq_size, &truth.dq_whole, &truth.q_steepness})
+    sizes->assign(of(queries), 0);
+  for (auto* sizes : {&truth.dk_size, &truth.dv_size, &truth.dk_whole, &truth.dv_whole, &truth.k_steepness})
+    sizes->assign(of(keys), 0);
+  for (auto* flags : {&truth.is_attended, &truth.is_tainted}) flags->assign(of(keys), false);
+  for (const Model& model : x.models) {
+    const std::size_t parameters = of(model.bias.num_parameters());
+    for (auto* each : {&truth.db, &truth.db_size, &truth.db_whole, &truth.db_factor})
+      each->emplace_back(parameters, Exact(0));
+    truth.db_tainted.emplace_back(parameters, false);
+    if (model.w.size() > 0) truth.longest_w = std::max(truth.longest_w, model.w.rowwise().norm().maxCoeff());
+  }
+  for (Index i = 0; i < x.n_q; ++i)
+    if (!x.is_checked[of(i)])
+      for (Index item = 0; item < x.batch * x.heads; ++item)
+        std::fill_n(x.dy.begin() + (item * x.n_q + i) * x.d_v, x.d_v, Exact(0));
+  for (Index b = 0; b < x.batch; ++b)
+    for (Index h = 0; h < x.heads; ++h)
+      for (const Packed& sequence : x.sequences) detail::Sequence(x, truth, b, h, sequence).solve();
+  return truth;
+}
+
+}  // namespace nprf::test::differential
