@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: MIT
 #
 # SOURCE must not compile, and the compiler must say what stands behind "// expected: " in it; a SOURCE that expects
-# nothing must compile.
+# nothing must compile. One with flags of its own, behind "// flags: ", cannot use what is PARSED already.
 
 file(STRINGS ${SOURCE} expected REGEX "^// expected: ")
-separate_arguments(COMPILE UNIX_COMMAND "${COMPILE}")
+file(STRINGS ${SOURCE} flags REGEX "^// flags: ")
+if(flags)
+  string(REPLACE "// flags: " "" flags "${flags}")
+else()
+  set(flags "-include ${PARSED}")
+endif()
+separate_arguments(COMPILE UNIX_COMMAND "${COMPILE} ${flags}")
 execute_process(COMMAND ${COMPILE} ${SOURCE} RESULT_VARIABLE result OUTPUT_VARIABLE said ERROR_VARIABLE said)
 
 if(NOT expected)
