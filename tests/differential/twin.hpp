@@ -95,12 +95,16 @@ class Sequence {
     for (Index j = 0; j < sequence.keys; ++j) {
       if (!m.takes_part[static_cast<std::size_t>(b * m.n_k + sequence.first_key + j)]) continue;
       note(m_keys, j, m_truth.k_steepness, m_first_k);
+      if (!is_finite(j)) m_tainting.push_back(j);
     }
   }
 
   void solve() {
     for (Index i = 0; i < m_at.queries; ++i)
-      if (m.is_checked[static_cast<std::size_t>(m_at.first_query + i)]) solve_row(i);
+      if (m.is_checked[static_cast<std::size_t>(m_at.first_query + i)])
+        solve_row(i);
+      else
+        spread_taint(i);
     for (Index j = 0; j < m_at.keys; ++j) {
       if (!at(m_truth.is_attended, m_first_k + j)) continue;
       m_keys.backward(j, &m_dkeys(j, 0), m_truth.dk.data() + (m_first_k + j) * m.d);
@@ -109,7 +113,7 @@ class Sequence {
       at(m_truth.dv_whole, m_first_k + j) = m_dy_sizes;
     }
     for (std::size_t l = 0; l < m_factors.size(); ++l)
-      m_truth.db_whole[static_cast<std::size_t>(m_h)][l] += m_sizes * m_factors[l];
+      if (m_factors[l] > 0) m_truth.db_whole[static_cast<std::size_t>(m_h)][l] += m_sizes * m_factors[l];
   }
 
  private:
@@ -144,15 +148,14 @@ class Sequence {
     if (m_terms.empty()) return;
     Exact* y = m_truth.y.data() + (m_first_q + i) * m.d_v;
     Exact D = 0, size = 0, largest = 0;
-    bool finite = m_queries.phi.row(i).allFinite();
+    bool finite = m_queries.x.row(i).allFinite() && m_queries.phi.row(i).allFinite();
     for (const Term& t : m_terms) {
       D += t.weight, size += t.size;
       for (Index p = 0; p < m.d_v; ++p) {
         y[p] += t.weight * value(t.j)[p];
         largest = std::max(largest, std::abs(value(t.j)[p]));
-        finite = finite && std::isfinite(value(t.j)[p]);
       }
-      finite = finite && std::isfinite(t.weight);
+      finite = finite && std::isfinite(t.weight) && std::ranges::find(m_tainting, t.j) == m_tainting.end();
     }
     for (Index p = 0; p < m.d_v; ++p) y[p] /= D;
     at(m_truth.y_size, m_first_q + i) = largest;
@@ -169,6 +172,24 @@ class Sequence {
       if (kind == Row::non_finite && t.pair.parameter >= 0) parameter(m_truth.db_tainted, t.pair.parameter) = true;
     }
     if (kind == Row::regular) add_gradients(i, y, D);
+  }
+
+  bool is_finite(Index j) const {
+    return m_keys.x.row(j).allFinite() && std::all_of(value(j), value(j) + m.d_v, [](Exact v) { return std::isfinite(v); });
+  }
+
+  // a row that is not checked: whether it holds or attends to what is not finite
+  void spread_taint(Index i) {
+    const bool is_own = !m_queries.x.row(i).allFinite();
+    if (!is_own && m_tainting.empty()) return;
+    const RowBias bias(m_model.bias, i, m.offset, m_at.keys);
+    const auto attends = [&](Index j) { return m.may_attend(m_b, m_at, i, j) && bias(j).bias > never; };
+    if (!is_own && std::ranges::none_of(m_tainting, attends)) return;
+    for (Index j = 0; j < m_at.keys; ++j) {
+      if (!attends(j)) continue;
+      at(m_truth.is_tainted, m_first_k + j) = true;
+      if (const Index l = bias(j).parameter; l >= 0) parameter(m_truth.db_tainted, l) = true;
+    }
   }
 
   void find_terms(Index i) {
@@ -251,6 +272,7 @@ class Sequence {
   Features m_queries, m_keys;
   Matrix<Exact> m_dkeys;
   std::vector<Term> m_terms;
+  std::vector<Index> m_tainting;  // keys that are not finite, or whose values are not
   std::vector<Exact> m_dquery;
   Exact m_sizes = 0, m_dy_sizes = 0;  // of s_i and |dy_i|_1, the sums over the sequence
   std::vector<Exact> m_factors;       // of the derivatives' sizes, one a parameter

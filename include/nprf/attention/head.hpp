@@ -74,14 +74,16 @@ class Head {
     double* e = key_features_by_row(k_seen, k_scale, B, team);
     NonFinite<T> non_finite(*m_weights, keys, B, e, team);
     const MatrixView<T> v_finite = non_finite.values(v_seen, team);
-    const T unit = extreme_unit(v_finite);  // y is in it until the end
+    // y is in it until the end; but for rows of which no bit may depend on later values
+    const T unit = product.engine() == Engine::block_causal ? T(1) : extreme_unit(v_finite);
     const MatrixView<T> v_scaled = in_units(v_finite, unit, team);
     bool* sees = workspace.take<bool>(n_q);
     m_weights->sees_any(keys, sees, workspace);
     if (!product.takes_exponents()) e = with_common_factor(B, e, team);
     if (saved) assign(saved->exponents, Eigen::Map<const Vector<double>>(e, e ? n_k : 0));
-    const MatrixView<T> B_scaled = for_product(product, B, e, team);
     const double* taken = product.takes_exponents() ? e : nullptr;
+    const MatrixView<T> B_scaled = e && !taken ? with_exponents(B, e, team) : MatrixView<T>(B);
+    if (saved) saved->rows_have_exponents = taken != nullptr;
     const bool all_positive = m_features.is_positive();
     const RowErrors<T> errors(*m_weights, product, A, B_scaled, v_scaled, taken, keys, all_positive, team);
     const auto contract = [&](const toeplitz::BorderedProduct<T>& by, const MatrixView<T>& values, MatrixRef<T> N,
@@ -229,8 +231,8 @@ class Head {
     auto U = toeplitz::with_ones<T>(saved.v, team);
     if (units.values != 1) U.leftCols(d_v) /= units.values;
     auto A = workspace.template matrix<T>(n_q, r), G = workspace.template matrix<T>(n_q, d_v + 1);
-    auto factors = workspace.template vector<T>(n_q), sizes = workspace.template vector<T>(n_q),
-         rows = workspace.template vector<T>(n_q);
+    auto sizes = workspace.template vector<T>(n_q), rows = workspace.template vector<T>(n_q);
+    int* factors = workspace.template take<int>(n_q);
     team.run_tiles(n_q, [&](Index i0, Index count, Workspace&) {
       for (Index i = i0; i < i0 + count; ++i)
         scale_row(saved, dy, units, i, A.row(i), G.row(i), factors[i], sizes[i], rows[i]);
@@ -251,10 +253,12 @@ class Head {
     }
     const toeplitz::BorderedProduct<T>& product = m_weights->product(keys, workspace);
     const double* e = saved.exponents.size() > 0 ? saved.exponents.data() : nullptr;
-    const bool scaled = e && !product.takes_exponents();
+    // denominators are relative to the exponents as forward was: to those that a query attends to, or to the largest
+    const double* taken = saved.rows_have_exponents ? e : nullptr;
+    const bool scaled = e && !taken;
+    const MatrixView<T> B = scaled ? with_exponents(saved.B, e, team) : MatrixView<T>(saved.B);
     const toeplitz::GradientChecks checks =
-        product.gradients(apart > 0 ? A_product : A, for_product(product, saved.B, e, team), U, scaled ? nullptr : e,
-                          apart > 0 ? G_product : G, {sizes.data(), rows.data(), m_features.is_positive(), tolerance},
+        product.gradients(apart > 0 ? A_product : A, B, U, taken, apart > 0 ? G_product : G, {sizes.data(), rows.data(), m_features.is_positive(), tolerance},
                           queries, keys, {dA, dB, dU, dc}, border, team);
     if (scaled) scale_by_exponents(dB, saved.exponents, dB, team);
     const BiasGradient db_scaled{zeros(db.lags.size(), workspace), zeros(db.border.size(), workspace)};
@@ -282,14 +286,11 @@ class Head {
       db.border[at] += std::ldexp(db_scaled.border[at], units.exponent());
 
     non_finite.spread(dA, dB, dU, db.lags, db.border, team);
-    team.run_tiles(n_q, [&](Index i0, Index count, Workspace&) {
-      for (Index i = i0; i < i0 + count; ++i) dA.row(i) *= factors[i];
-    });
-    input_gradient(saved.q, saved.q_scale, saved.A, dA, nullptr, units, dq, team);
+    input_gradient(saved.q, saved.q_scale, saved.A, dA, nullptr, units, factors, dq, team);
     for (const Index i : saved.lifted_queries) dq.row(i) *= LiftedRows<T>::lift;
     if (keys.numbers || n_k < dk.rows()) {
       auto dk_seen = workspace.template matrix<T>(n_k, dk.cols());
-      input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, units, dk_seen, team);
+      input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, units, nullptr, dk_seen, team);
       for (const Index j : saved.lifted_keys) dk_seen.row(j) *= LiftedRows<T>::lift;
       dk.setZero();
       dv.setZero();
@@ -298,7 +299,7 @@ class Head {
         dv.row(keys.number(j)) = dU.row(j).head(d_v) * units.dy;
       }
     } else {
-      input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, units, dk, team);
+      input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, units, nullptr, dk, team);
       for (const Index j : saved.lifted_keys) dk.row(j) *= LiftedRows<T>::lift;
       team.run_tiles(n_k, [&](Index j0, Index count, Workspace&) {
         dv.middleRows(j0, count) = dU.block(j0, 0, count, d_v) * units.dy;
@@ -350,7 +351,8 @@ class Head {
     return scaled;
   }
 
-  static T unit_of_all(const MatrixView<T>& x) {
+  template <class M>
+  static T unit_of_all(const M& x) {
     T largest = 0;  // of finite ones
     for (Index i = 0; i < x.rows(); ++i)
       for (Index p = 0; p < x.cols(); ++p)
@@ -358,21 +360,22 @@ class Head {
     return largest > 0 ? toeplitz::unit_of(largest) : T(1);
   }
 
-  // A'_i, G_i and f_i of backward; the size s_i that G_i is measured by, and sum_j c[j-i] A'_i.B_j = D_i f_i. Rows
+  // A'_i, G_i and log2 f_i of backward; the size s_i that G_i is measured by, and sum_j c[j-i] A'_i.B_j = D_i f_i. Rows
   // without gradient are zero, those that were computed one by one have no factor, and those that are not finite are in
   // no unit.
   template <class RowA, class RowG>
   void scale_row(const SavedSequence<T>& saved, const MatrixView<T>& dy, const Units& units, Index i, RowA&& a,
-                 RowG&& g, T& factor, T& size, T& row) const {
+                 RowG&& g, int& factor, T& size, T& row) const {
     const Index d_v = saved.y.cols();
     const T D = saved.denominator[i];
     g.setZero();
-    factor = 1, size = 0, row = 0;
+    factor = 0, size = 0, row = 0;
     a = saved.A.row(i);
     if (D == 0) return;
     int exponent = 0;
     const T mantissa = std::isfinite(D) ? std::frexp(D, &exponent) : D;  // of 1/2 to 1
-    g.head(d_v) = dy.row(i) / units.dy;
+    const T unit_of_dy = unit_of_all(dy.row(i));
+    g.head(d_v) = dy.row(i) / unit_of_dy;
     T dy_y = 0, sum = 0;
     for (Index p = 0; p < d_v; ++p) dy_y += g[p] * (saved.y(i, p) / units.values), sum += std::abs(g[p]);
     g[d_v] = -dy_y;
@@ -384,10 +387,11 @@ class Head {
     }
     const T unit = toeplitz::unit_of(largest);
     g /= unit;
-    factor = std::ldexp(unit, -exponent);
-    a *= factor;
+    factor = std::ilogb(unit) + std::ilogb(unit_of_dy) - std::ilogb(units.dy) - exponent;
+    a *= std::ldexp(T(1), factor);
     row = std::abs(mantissa) * unit;
     size = std::max(sum / row * (saved.largest_values[i] / units.values), std::abs(g[d_v]));
+    row = std::ldexp(row, factor + exponent - std::ilogb(unit));
   }
 
   // of the finite rows of x, normalised
@@ -443,20 +447,18 @@ class Head {
     });
   }
 
-  // B as a product takes it that knows of no exponents: B itself, or a copy in the workspace
-  static MatrixView<T> for_product(const toeplitz::BorderedProduct<T>& product, const MatrixView<T>& B, const double* e,
-                                   const Team& team) {
-    if (!e || product.takes_exponents()) return B;
+  // B as a product takes it that knows of no exponents, in the workspace
+  static MatrixView<T> with_exponents(const MatrixView<T>& B, const double* e, const Team& team) {
     auto scaled = team.workspace().matrix<T>(B.rows(), B.cols());
     scale_by_exponents(B, Eigen::Map<const Vector<double>>(e, B.rows()), scaled, team);
     return scaled;
   }
 
-  // dL/dx of rows x whose scaled rows are xs, from dL/dphi in those units, and the gradient by log phi unless it is
-  // null
+  // dL/dx of rows x whose scaled rows are xs, from dL/dphi in those units, times 2^of_rows of each row unless that is
+  // null, and the gradient by log phi unless it is null
   void input_gradient(const MatrixView<T>& xs, const Vector<T>& scale, const MatrixView<T>& phi,
-                      const MatrixView<T>& dphi, const MatrixMap<T>* d_logs, const Units& units, MatrixRef<T> dx,
-                      const Team& team) const {
+                      const MatrixView<T>& dphi, const MatrixMap<T>* d_logs, const Units& units, const int* of_rows,
+                      MatrixRef<T> dx, const Team& team) const {
     m_features.backward(xs, phi, dphi, dx, team);
     if (d_logs) {
       const Workspace::Scope scope(team.workspace());
@@ -470,10 +472,13 @@ class Head {
       m_normalization.backward<T>(xs.middleRows(i0, rows),
                                   RowScale<T>(scale.data() + i0, static_cast<std::size_t>(rows)),
                                   dx.middleRows(i0, rows));
-      // in two steps, between which nothing overflows or loses digits that the last does not
-      const int exponent = units.exponent(), half = exponent / 2;
-      for (const int part : {half, exponent - half})
-        if (part != 0) dx.middleRows(i0, rows) *= std::ldexp(T(1), part);
+      for (Index i = i0; i < i0 + rows; ++i) {
+        int exponent = units.exponent() + (of_rows ? of_rows[i] : 0);
+        // in steps of one sign, between which nothing overflows or loses digits that the last does not
+        constexpr int most = std::numeric_limits<T>::max_exponent - 2;
+        for (int step; (step = std::clamp(exponent, -most, most)) != 0; exponent -= step)
+          dx.row(i) *= std::ldexp(T(1), step);
+      }
     });
   }
 

@@ -22,6 +22,7 @@ struct SavedSequence {
   std::vector<Index> lifted_queries, lifted_keys;  // rows that are too short for a factor (lifted_rows.hpp)
   Matrix<T> A, B, v;                               // (n_q,r) (n_k,r) (n_k,d_v)
   Vector<double> exponents;                        // of the rows of B (shapes.hpp); empty: none
+  bool rows_have_exponents = false;                // denominators are relative to those that a query attends to
   Matrix<T> y;                                     // (n_q,d_v)
   T unit = 1;                                      // of v, y and the largest values
   Vector<T> denominator;                           // (n_q), 0 for rows that are empty, or were computed one by one
