@@ -175,7 +175,8 @@ class Sequence {
   }
 
   bool is_finite(Index j) const {
-    return m_keys.x.row(j).allFinite() && std::all_of(value(j), value(j) + m.d_v, [](Exact v) { return std::isfinite(v); });
+    return m_keys.x.row(j).allFinite() &&
+           std::all_of(value(j), value(j) + m.d_v, [](Exact v) { return std::isfinite(v); });
   }
 
   // a row that is not checked: whether it holds or attends to what is not finite

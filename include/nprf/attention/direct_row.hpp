@@ -48,10 +48,11 @@ class DirectRow {
 
   // forward: y = sum_j w_j v_j / D; so with h_j = (dy.v_j - dy.y) / D
   //     da = sum_j h_j e_j B_j    dB_j = h_j e_j a    dv_j = (w_j / D) dy    db_j = h_j w_j
-  /// Adds to da (r), dB (n_k,r) and the first d_v columns of dU, and calls db(j, gradient). `sum` (r) is scratch.
+  /// Adds to da (r), and times a factor to dB (n_k,r) and the first d_v columns of dU; calls db(j, gradient) for that
+  /// times the factor too. `sum` (r) is scratch.
   template <class RowA, class MatrixB, class MatrixV, class RowY, class RowDa, class MatrixDb, class MatrixDu, class Db>
-  void backward(const RowA& a, const MatrixB& B, const MatrixV& v, const RowY& y, const RowY& dy, VectorMap<double> sum,
-                RowDa&& da, MatrixDb& dB, MatrixDu& dU, Db&& db) const {
+  void backward(const RowA& a, const MatrixB& B, const MatrixV& v, const RowY& y, const RowY& dy, double factor,
+                VectorMap<double> sum, RowDa&& da, MatrixDb& dB, MatrixDu& dU, Db&& db) const {
     using T = typename MatrixDb::Scalar;
     const double dy_y = dot(dy, y);
     double denominator = 0;
@@ -62,9 +63,9 @@ class DirectRow {
       if (e(j) == 0) continue;
       const double weight = dot(a, B.row(j)) * e(j), h = (dot(dy, v.row(j)) - dy_y) / denominator;
       sum += h * e(j) * B.row(j).transpose().template cast<double>();
-      dB.row(j) += (h * e(j) * a.template cast<double>()).template cast<T>();
-      dU.row(j).head(dy.size()) += (weight / denominator * dy.template cast<double>()).template cast<T>();
-      db(j, h * weight);
+      dB.row(j) += (factor * h * e(j) * a.template cast<double>()).template cast<T>();
+      dU.row(j).head(dy.size()) += (factor * weight / denominator * dy.template cast<double>()).template cast<T>();
+      db(j, factor * h * weight);
     }
     da += sum.transpose().template cast<T>();
   }

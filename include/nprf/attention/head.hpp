@@ -117,6 +117,8 @@ class Head {
 
     // y holds numerators. Rows that the engine's rounding may have drowned, or that have underflown, are computed by
     // themselves; half the tolerance is left to what no engine changes
+    // transforms of gradients would lose rows of values that are far smaller than others
+    const T least_value = saved && product.has_noise() ? unit_of_all(v_scaled) / far : T(0);
     auto* fates = workspace.template take<Fate>(n_q);
     double *bounds = workspace.template take<double>(n_q), *conditions = workspace.template take<double>(n_q),
            *noises = workspace.template take<double>(n_q);
@@ -128,7 +130,8 @@ class Head {
           fates[i] = Fate::empty;
         else if (is_lost(i))
           fates[i] = Fate::lost;
-        else if (!is_sound(D, errors.largest_values()[i], n_k, all_positive) || !(noise <= tolerance / 2))
+        else if (!is_sound(D, errors.largest_values()[i], n_k, all_positive) || !(noise <= tolerance / 2) ||
+                 errors.largest_values()[i] < least_value)
           fates[i] = Fate::again;
         else
           fates[i] = D <= 0 ? Fate::indefinite : Fate::sound;
@@ -227,8 +230,8 @@ class Head {
     const Placement keys =
         m_weights->keys({saved.mask.data(), static_cast<std::size_t>(saved.mask.size())}, saved.length, workspace);
 
-    const Units units{unit_of_all(saved.v), unit_of_all(dy), saved.unit};
     auto U = toeplitz::with_ones<T>(saved.v, team);
+    const Units units = units_of(saved, dy, keys, U.leftCols(d_v), workspace);
     if (units.values != 1) U.leftCols(d_v) /= units.values;
     auto A = workspace.template matrix<T>(n_q, r), G = workspace.template matrix<T>(n_q, d_v + 1);
     auto sizes = workspace.template vector<T>(n_q), rows = workspace.template vector<T>(n_q);
@@ -258,8 +261,9 @@ class Head {
     const bool scaled = e && !taken;
     const MatrixView<T> B = scaled ? with_exponents(saved.B, e, team) : MatrixView<T>(saved.B);
     const toeplitz::GradientChecks checks =
-        product.gradients(apart > 0 ? A_product : A, B, U, taken, apart > 0 ? G_product : G, {sizes.data(), rows.data(), m_features.is_positive(), tolerance},
-                          queries, keys, {dA, dB, dU, dc}, border, team);
+        product.gradients(apart > 0 ? A_product : A, B, U, taken, apart > 0 ? G_product : G,
+                          {sizes.data(), rows.data(), m_features.is_positive(), tolerance}, queries, keys,
+                          {dA, dB, dU, dc}, border, team);
     if (scaled) scale_by_exponents(dB, saved.exponents, dB, team);
     const BiasGradient db_scaled{zeros(db.lags.size(), workspace), zeros(db.border.size(), workspace)};
     // c = exp(b - max b): db = c dc
@@ -274,11 +278,13 @@ class Head {
     if (!saved.repaired.empty()) {
       d_logs.setZero();
       auto y_scaled = workspace.template matrix<T>(n_q, d_v), dy_scaled = workspace.template matrix<T>(n_q, d_v);
-      y_scaled = saved.y / units.values;
-      dy_scaled = dy / units.dy;
+      for (const Index i : saved.repaired) {
+        y_scaled.row(i) = saved.y.row(i) / units.values;
+        dy_scaled.row(i) = dy.row(i) / unit_of_all(dy.row(i));
+      }
       const MatrixView<T> q = saved.q, k = saved.k;
       by_logs = RowRepair<T>(saved.repaired, *m_weights, keys, m_features, {q, k, {}, {}}, A, saved.B, e, team)
-                    .backward(U, G, y_scaled, dy_scaled, saved.denominator, dA, dB, d_logs, dU, db_scaled.lags,
+                    .backward(U, G, y_scaled, dy_scaled, factors, saved.denominator, dA, dB, d_logs, dU, db_scaled.lags,
                               db_scaled.border);
     }
     for (std::size_t l = 0; l < db.lags.size(); ++l) db.lags[l] += std::ldexp(db_scaled.lags[l], units.exponent());
@@ -324,6 +330,7 @@ class Head {
  private:
   enum class Fate : char { sound, empty, lost, indefinite, again };
   static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
+  static constexpr T far = sizeof(T) == sizeof(float) ? T(0x1p40) : T(0x1p300);  // of values
 
   static std::span<double> zeros(std::size_t size, Workspace& workspace) {
     double* x = workspace.take<double>(static_cast<Index>(size));
@@ -339,9 +346,37 @@ class Head {
     T values, dy, saved;
   };
 
+  // Those of the rows that have a gradient, and of the values that these attend to; others in values (n_k,d_v) become
+  // zero where they are far larger.
+  template <class Values>
+  Units units_of(const SavedSequence<T>& saved, const MatrixView<T>& dy, const Placement& keys, Values&& values,
+                 Workspace& workspace) const {
+    const Workspace::Scope scope(workspace);
+    const Index n_q = dy.rows(), n_k = values.rows();
+    bool* has_gradient = workspace.take<bool>(n_q);
+    T largest = 0, largest_dy = 0;
+    for (Index i = 0; i < n_q; ++i) has_gradient[i] = saved.denominator[i] != 0;
+    for (const Index i : saved.repaired) has_gradient[i] = true;
+    for (Index i = 0; i < n_q; ++i) {
+      if (!has_gradient[i]) continue;
+      const T of_row = largest_finite(dy.row(i));
+      has_gradient[i] = of_row > 0;
+      largest_dy = std::max(largest_dy, of_row);
+      if (of_row > 0) largest = std::max(largest, saved.largest_values[i]);
+    }
+    if (unit_of_all(values) / far > largest) {
+      auto seen = workspace.template matrix<double>(n_k, 1);
+      m_weights->seen_by_any(
+          keys, [&](Index i, auto&& x) { x[0] = has_gradient[i] ? 1 : 0; }, seen, workspace);
+      for (Index j = 0; j < n_k; ++j)
+        if (seen(j, 0) == 0) values.row(j).setZero();
+    }
+    return {unit_of_all(values), largest_dy > 0 ? toeplitz::unit_of(largest_dy) : T(1), saved.unit};
+  }
+
   // their power of two if values are so large or small that sums of a row overflow or lose digits; else 1
   static T extreme_unit(const MatrixView<T>& v) {
-    const T unit = unit_of_all(v), far = sizeof(T) == sizeof(float) ? T(0x1p40) : T(0x1p300);
+    const T unit = unit_of_all(v);
     return unit > far || unit * far < 1 ? unit : T(1);
   }
   static MatrixView<T> in_units(const MatrixView<T>& v, T unit, const Team& team) {
@@ -352,29 +387,34 @@ class Head {
   }
 
   template <class M>
-  static T unit_of_all(const M& x) {
-    T largest = 0;  // of finite ones
+  static T largest_finite(const M& x) {
+    T largest = 0;
     for (Index i = 0; i < x.rows(); ++i)
       for (Index p = 0; p < x.cols(); ++p)
         if (const T size = std::abs(x(i, p)); size > largest && std::isfinite(size)) largest = size;
+    return largest;
+  }
+  template <class M>
+  static T unit_of_all(const M& x) {
+    const T largest = largest_finite(x);
     return largest > 0 ? toeplitz::unit_of(largest) : T(1);
   }
 
   // A'_i, G_i and log2 f_i of backward; the size s_i that G_i is measured by, and sum_j c[j-i] A'_i.B_j = D_i f_i. Rows
-  // without gradient are zero, those that were computed one by one have no factor, and those that are not finite are in
-  // no unit.
+  // without gradient are zero, the factor of those that were computed one by one is dy's alone, and those that are not
+  // finite are in no unit.
   template <class RowA, class RowG>
   void scale_row(const SavedSequence<T>& saved, const MatrixView<T>& dy, const Units& units, Index i, RowA&& a,
                  RowG&& g, int& factor, T& size, T& row) const {
     const Index d_v = saved.y.cols();
     const T D = saved.denominator[i];
     g.setZero();
-    factor = 0, size = 0, row = 0;
+    const T unit_of_dy = unit_of_all(dy.row(i));
+    factor = std::ilogb(unit_of_dy) - std::ilogb(units.dy), size = 0, row = 0;
     a = saved.A.row(i);
     if (D == 0) return;
     int exponent = 0;
     const T mantissa = std::isfinite(D) ? std::frexp(D, &exponent) : D;  // of 1/2 to 1
-    const T unit_of_dy = unit_of_all(dy.row(i));
     g.head(d_v) = dy.row(i) / unit_of_dy;
     T dy_y = 0, sum = 0;
     for (Index p = 0; p < d_v; ++p) dy_y += g[p] * (saved.y(i, p) / units.values), sum += std::abs(g[p]);
@@ -387,7 +427,7 @@ class Head {
     }
     const T unit = toeplitz::unit_of(largest);
     g /= unit;
-    factor = std::ilogb(unit) + std::ilogb(unit_of_dy) - std::ilogb(units.dy) - exponent;
+    factor += std::ilogb(unit) - exponent;
     a *= std::ldexp(T(1), factor);
     row = std::abs(mantissa) * unit;
     size = std::max(sum / row * (saved.largest_values[i] / units.values), std::abs(g[d_v]));

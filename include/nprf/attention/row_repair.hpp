@@ -99,12 +99,12 @@ class RowRepair {
     });
   }
 
-  /// Adds their share for dy (n_q,d_v), where U = [v 1] (n_k,d_v+1) and G (n_q,d_v+1) is dL/dU's, zero for those that
-  /// were computed one by one. dA's rows become theirs. Of rows from logarithms, dA (n_q,r) and d_logs (n_k,r) are the
-  /// gradients by those; returns whether there are any.
+  /// Adds their share for dy (n_q,d_v) times 2^factors (n_q), where U = [v 1] (n_k,d_v+1) and G (n_q,d_v+1) is dL/dU's,
+  /// zero for those that were computed one by one. dA's rows become theirs, without the factor. Of rows from
+  /// logarithms, dA (n_q,r) and d_logs (n_k,r) are the gradients by those; returns whether there are any.
   bool backward(const MatrixView<T>& U, const MatrixView<T>& G, const MatrixView<T>& y, const MatrixView<T>& dy,
-                const Eigen::Ref<const Vector<T>>& denominator, MatrixRef<T> dA, MatrixRef<T> dB, MatrixRef<T> d_logs,
-                MatrixRef<T> dU, std::span<double> db_lags, std::span<double> db_border) const {
+                const int* factors, const Eigen::Ref<const Vector<T>>& denominator, MatrixRef<T> dA, MatrixRef<T> dB,
+                MatrixRef<T> d_logs, MatrixRef<T> dU, std::span<double> db_lags, std::span<double> db_border) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const Index rows = m_rows.count();
@@ -127,8 +127,8 @@ class RowRepair {
         dB_row.setZero();
         MatrixRef<T> dB_to = by_logs ? MatrixRef<T>(dB_row) : dB;
         with_row(k, logs, workspace, [&](const auto& row, const auto& a, const auto& B) {
-          row.backward(a, B, v, y.row(i), dy.row(i), workspace.vector<double>(dA.cols()), own.row(k), dB_to, dU,
-                       add_db);
+          row.backward(a, B, v, y.row(i), dy.row(i), std::ldexp(1.0, factors[i]), workspace.vector<double>(dA.cols()),
+                       own.row(k), dB_to, dU, add_db);
           // B = exp(log a + log b - top): its gradient times itself is that by log b
           if (by_logs) d_logs += dB_row.cwiseProduct(B);
           return 0.0;
