@@ -34,19 +34,17 @@ TEST_CASE("the largest of the keys that a query sees, at least", "[attention]") 
       }
 }
 
-TEST_CASE("levels of sizes: from the least that is not zero to the largest", "[attention]") {
-  Workspace workspace;
-  const auto levels = [&](const std::vector<double>& sizes) {
-    std::vector<double> all(static_cast<std::size_t>(num_levels), 17);
-    size_levels(sizes.data(), static_cast<Index>(sizes.size()), all.data(), workspace);
+TEST_CASE("powers of two of sizes: each once, the largest first", "[attention]") {
+  const auto powers = [](const std::vector<float>& sizes) {
+    std::vector<int> all(sizes.size());
+    all.resize(static_cast<std::size_t>(exponents_of(sizes.data(), static_cast<Index>(sizes.size()), all.data())));
     return all;
   };
-  CHECK(levels({}) == std::vector<double>(8, 0));
-  CHECK(levels({0, 0}) == std::vector<double>(8, 0));
-  CHECK(levels({0, 3, 0}) == std::vector<double>(8, 3));
-  std::vector<double> sizes;
-  for (int k = 0; k < 1024; ++k) sizes.push_back((k * 345 + 11) % 1024);  // 0 to 1023 in another order
-  CHECK(levels(sizes) == std::vector<double>{1, 64, 256, 512, 768, 960, 1020, 1023});
+  CHECK(powers({}).empty());
+  CHECK(powers({0, 0}).empty());
+  CHECK(powers({0, 3, 0}) == std::vector<int>{1});
+  CHECK(powers({1, 1.5f, 0.25f, 3, 0.49f, 2}) == std::vector<int>{1, 0, -2});
+  CHECK(powers({1e-45f, 1e38f}) == std::vector<int>{126, -149});
 }
 
 }  // namespace nprf::test::attention_largest_seen

@@ -162,7 +162,7 @@ class Head {
       const FeatureInputs<T> inputs{q, k_seen, span_of(q_scale), span_of(k_scale)};
       auto* outcomes = workspace.template take<typename RowRepair<T>::Outcome>(count);
       RowRepair<T>(repaired, *m_weights, keys, m_features, inputs, A, B, e, team)
-          .forward(v_scaled, errors.largest_values(), y, denominator, outcomes);
+          .forward(v_scaled, errors.largest_values(), saved ? unit_of_all(v_scaled) : T(1), y, denominator, outcomes);
       // backward knows such a row's gradient by the logarithms of its features
       for (const Index i : repaired)
         if (denominator[i] == 0 && m_features.has_logs()) A.row(i).setOnes();
@@ -508,16 +508,22 @@ class Head {
       m_features.backward(xs, ones, *d_logs, more, team);
       dx += more;
     }
-    team.run_tiles(dx.rows(), [&](Index i0, Index rows, Workspace&) {
-      m_normalization.backward<T>(xs.middleRows(i0, rows),
-                                  RowScale<T>(scale.data() + i0, static_cast<std::size_t>(rows)),
+    team.run_tiles(dx.rows(), [&](Index i0, Index rows, Workspace& scratch) {
+      // powers of two come last, in steps of one sign, between which nothing overflows or loses digits that the last
+      // does not
+      T* mantissas = scratch.take<T>(rows);
+      int* exponents = scratch.take<int>(rows);
+      for (Index i = 0; i < rows; ++i) {
+        exponents[i] = 0;
+        mantissas[i] = std::isfinite(scale[i0 + i]) ? std::frexp(scale[i0 + i], exponents + i) : scale[i0 + i];
+        exponents[i] += units.exponent() + (of_rows ? of_rows[i0 + i] : 0);
+      }
+      m_normalization.backward<T>(xs.middleRows(i0, rows), RowScale<T>(mantissas, static_cast<std::size_t>(rows)),
                                   dx.middleRows(i0, rows));
-      for (Index i = i0; i < i0 + rows; ++i) {
-        int exponent = units.exponent() + (of_rows ? of_rows[i] : 0);
-        // in steps of one sign, between which nothing overflows or loses digits that the last does not
+      for (Index i = 0; i < rows; ++i) {
         constexpr int most = std::numeric_limits<T>::max_exponent - 2;
-        for (int step; (step = std::clamp(exponent, -most, most)) != 0; exponent -= step)
-          dx.row(i) *= std::ldexp(T(1), step);
+        for (int step; (step = std::clamp(exponents[i], -most, most)) != 0; exponents[i] -= step)
+          dx.row(i0 + i) *= std::ldexp(T(1), step);
       }
     });
   }

@@ -212,8 +212,8 @@ class HeadWeights {
   }
 
   /// largest (n_q): of the sizes (n_k), one a key, the largest that each query sees; where b = -infinity hides lags in
-  /// between, at least the largest at the longest run of the others, and if it sees none there, of those levels of all
-  /// sizes that it reaches, from the least to the largest. O((n_q + n_k) log n), and O(E n_k).
+  /// between, more than half of it. No entry depends on keys that its query does not see. O((n_q + n_k) log n), for
+  /// every eight powers of two that sizes stand apart where lags are hidden, and O(E n_k).
   void largest_seen(const T* sizes, const Placement& keys, T* largest, Workspace& workspace) const {
     for (Index i = 0; i < m_queries.outside; ++i) {
       largest[i] = 0;
@@ -227,19 +227,30 @@ class HeadWeights {
     T* in_slots = largest + m_queries.outside;
     std::fill_n(in_slots, queries.count, outside);
     nprf::largest_seen(sizes + keys.outside, queries, keys.slots, m_visible.longest_run(), in_slots, workspace);
-    if (m_visible.runs() < 2 || std::find(in_slots, in_slots + queries.count, T(0)) == in_slots + queries.count) return;
+    if (m_visible.runs() < 2) return;
     const Workspace::Scope scope(workspace);
-    auto X = workspace.template matrix<double>(m_key_slots, num_levels),
-         any = workspace.template matrix<double>(queries.count, num_levels);
-    T* levels = workspace.template take<T>(num_levels);
-    nprf::size_levels(sizes + keys.outside, keys.slots.count, levels, workspace);
-    X.setZero();
-    for (Index j = 0; j < keys.slots.count; ++j)
-      for (Index k = 0; k < num_levels; ++k) X(keys.slots[j], k) = sizes[keys.outside + j] >= levels[k] ? 1 : 0;
-    m_visible.any_seen(queries, X, any, workspace);
-    for (Index i = 0; i < queries.count; ++i)
-      for (Index k = 0; k < num_levels; ++k)
-        if (any(i, k) > 0) in_slots[i] = std::max(in_slots[i], levels[k]);
+    constexpr Index columns = 8;  // at a time
+    auto X = workspace.template matrix<double>(m_key_slots, columns),
+         any = workspace.template matrix<double>(queries.count, columns);
+    int* exponents = workspace.template take<int>(keys.slots.count);
+    bool* is_found = workspace.template take<bool>(queries.count);
+    std::fill_n(is_found, queries.count, false);
+    const Index number = nprf::exponents_of(sizes + keys.outside, keys.slots.count, exponents);
+    for (Index k0 = 0, found = 0; k0 < number && found < queries.count; k0 += columns) {
+      const Index cols = std::min(columns, number - k0);
+      X.setZero();
+      for (Index j = 0; j < keys.slots.count; ++j)
+        if (const T size = sizes[keys.outside + j]; size > 0)
+          for (Index k = 0; k < cols; ++k) X(keys.slots[j], k) = std::ilogb(size) == exponents[k0 + k] ? 1 : 0;
+      m_visible.any_seen(queries, X, any, workspace);
+      for (Index i = 0; i < queries.count; ++i)
+        for (Index k = 0; k < cols && !is_found[i]; ++k) {
+          if (!(any(i, k) > 0)) continue;
+          is_found[i] = true;
+          in_slots[i] = std::max(in_slots[i], std::ldexp(T(1), exponents[k0 + k]));
+          ++found;
+        }
+    }
   }
 
   /// Where in the border (E,E+2) the bias of query i and a key stands, one of them outside of the axis.

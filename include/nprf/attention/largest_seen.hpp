@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 
 #include "nprf/core/lag_bias.hpp"
 #include "nprf/core/slots.hpp"
@@ -30,24 +32,15 @@ void largest_seen(const T* sizes, const Slots& queries, const Slots& keys, LagRa
   }
 }
 
-/// How many levels stand for all sizes.
-inline constexpr Index num_levels = 8;
-
-/// levels (num_levels) of sizes (count): the least that is not 0, the largest, and some in between, such that a part of
-/// 1/16, 1/4, 1/2, 3/4, 15/16 and 255/256 of those that are not 0 is less; 0 if there is none. O(count).
+/// The exponents of two of the sizes (count) that are not 0, each once, the largest first, into `exponents` (count);
+/// returns how many. O(count log count).
 template <Real T>
-void size_levels(const T* sizes, Index count, T* levels, Workspace& workspace) {
-  const Workspace::Scope scope(workspace);
-  T* some = workspace.take<T>(count);
-  const Index number = std::copy_if(sizes, sizes + count, some, [](T size) { return size > 0; }) - some;
-  std::fill_n(levels, num_levels, T(0));
-  if (number == 0) return;
-  constexpr double less[num_levels] = {0, 1. / 16, 1. / 4, 1. / 2, 3. / 4, 15. / 16, 255. / 256, 1};
-  for (Index k = 0; k < num_levels; ++k) {
-    const Index at = std::min(number - 1, static_cast<Index>(less[k] * static_cast<double>(number)));
-    std::nth_element(some, some + at, some + number);
-    levels[k] = some[at];
-  }
+Index exponents_of(const T* sizes, Index count, int* exponents) {
+  Index number = 0;
+  for (Index j = 0; j < count; ++j)
+    if (sizes[j] > 0) exponents[number++] = std::ilogb(sizes[j]);
+  std::sort(exponents, exponents + number, std::greater<>());
+  return std::unique(exponents, exponents + number) - exponents;
 }
 
 }  // namespace nprf

@@ -62,9 +62,9 @@ class RowRepair {
   };
 
   /// Their y of v (n_k,d_v), their denominators, 0 for those that were computed one by one, and outcomes (rows);
-  /// largest_values (n_q) are the largest |v| that each query sees.
-  void forward(const MatrixView<T>& v, const T* largest_values, MatrixRef<T> y, Eigen::Ref<Vector<T>> denominator,
-               Outcome* outcomes) const {
+  /// largest_values (n_q) are the largest |v| that each query sees; a row must keep its digits in this unit.
+  void forward(const MatrixView<T>& v, const T* largest_values, T unit, MatrixRef<T> y,
+               Eigen::Ref<Vector<T>> denominator, Outcome* outcomes) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const Index rows = m_rows.count();
@@ -82,7 +82,7 @@ class RowRepair {
     Index lost = 0;
     for (Index k = 0; k < rows; ++k) {
       const Index i = m_rows.number(k);
-      denominator[i] = is_sound(D[k], largest_values[i], m_B.rows(), all_positive) ? D[k] : T(0);
+      denominator[i] = is_sound(D[k], largest_values[i] / unit, m_B.rows(), all_positive) ? D[k] : T(0);
       lost += denominator[i] == 0;
       if (denominator[i] != 0) y.row(i) = N.row(k) / D[k];
       outcomes[k] = {D[k] > 0, all_positive ? 1 : static_cast<double>(terms[k]) / std::abs(static_cast<double>(D[k]))};
