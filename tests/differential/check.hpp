@@ -37,10 +37,13 @@
 /// 4. What is not finite touches the rows that attend to it, and the gradients of these rows, of the keys that they
 ///    attend to and of their biases; nothing else. Padding may hold anything.
 /// 5. A second call gives the same bits, whatever the number of threads. In causal direction no bit of a row
-///    depends on later keys and values by block_causal; but for a grid with extra tokens.
+///    depends on later keys and values by block_causal; but for a grid with extra tokens, and not by the forward that
+///    saves for backward where a later value is 2^40 (in double 2^300) times as large as all that the row attends to.
 ///
-/// In the sizes of gradients a p_ij below the root of the smallest normal number counts as that root. The smallest
-/// normal number comes on top of each bound: times L for dq and dk, and times the sum of the derivatives for db.
+/// In the sizes of gradients a p_ij below the root of the smallest normal number counts as that root, and for dk and db
+/// a p_ij s_i below the smallest normal number times the largest |dy_i|_1 and the largest v_max(i) of the sequence
+/// counts as that. The smallest normal number comes on top of each bound: times L for dq and dk, and times the sum of
+/// the derivatives for db.
 /// Nothing is said of rows of features of both signs whose denominator is not positive, or less than a millionth of its
 /// terms' sizes; these get no dy, and are counted.
 namespace nprf::test::differential {

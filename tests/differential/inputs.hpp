@@ -218,6 +218,7 @@ Problem Inputs<T>::problem() const {
   x.batch = c.batch, x.heads = c.heads, x.n_q = c.n_q, x.n_k = c.n_k, x.d = c.d, x.d_v = c.d_v;
   x.causal = c.causal, x.offset = c.offset, x.radius = c.radius, x.is_checked = is_checked;
   x.largest = std::numeric_limits<T>::max() / 4;
+  x.root = std::sqrt(static_cast<Exact>(std::numeric_limits<T>::min()));
   for (Index h = 0; h < c.heads; ++h) {
     const AnyMap& map = maps[c.own_map ? static_cast<std::size_t>(h) : 0];
     static constexpr Kernel kernels[] = {Kernel::positive, Kernel::hyperbolic, Kernel::trigonometric, Kernel::elu};

@@ -31,6 +31,7 @@ struct Problem {
   Index offset = 0;
   Exact radius = 0;              // 0: norms are kept
   Exact largest = 0;             // what dy_i.v_j must stay below for its gradients to be checked; 0: no matter
+  Exact root = 0;                // of the smallest number
   std::vector<Model> models;     // one a head
   std::vector<char> takes_part;  // [batch, n_k]
   std::vector<Packed> sequences;
@@ -105,6 +106,7 @@ class Sequence {
         solve_row(i);
       else
         spread_taint(i);
+    m_sizes += m.root * static_cast<Exact>(m_at.queries) * m_largest_dy * m_largest_v;
     for (Index j = 0; j < m_at.keys; ++j) {
       if (!at(m_truth.is_attended, m_first_k + j)) continue;
       m_keys.backward(j, &m_dkeys(j, 0), m_truth.dk.data() + (m_first_k + j) * m.d);
@@ -228,6 +230,8 @@ class Sequence {
     Exact s = dy_size * at(m_truth.y_size, m_first_q + i);
     if (m.largest > 0 && s > m.largest) s = -never;
     m_sizes += s, m_dy_sizes += dy_size;
+    m_largest_dy = std::max(m_largest_dy, dy_size);
+    m_largest_v = std::max(m_largest_v, at(m_truth.y_size, m_first_q + i));
     const Index r = m_keys.phi.cols();
     const Exact* a = &m_queries.phi(i, 0);
     m_dquery.assign(static_cast<std::size_t>(r), 0);
@@ -276,7 +280,8 @@ class Sequence {
   std::vector<Index> m_tainting;  // keys that are not finite, or whose values are not
   std::vector<Exact> m_dquery;
   Exact m_sizes = 0, m_dy_sizes = 0;  // of s_i and |dy_i|_1, the sums over the sequence
-  std::vector<Exact> m_factors;       // of the derivatives' sizes, one a parameter
+  Exact m_largest_dy = 0, m_largest_v = 0;
+  std::vector<Exact> m_factors;  // of the derivatives' sizes, one a parameter
 };
 
 }  // namespace detail

@@ -162,7 +162,8 @@ class Head {
       const FeatureInputs<T> inputs{q, k_seen, span_of(q_scale), span_of(k_scale)};
       auto* outcomes = workspace.template take<typename RowRepair<T>::Outcome>(count);
       RowRepair<T>(repaired, *m_weights, keys, m_features, inputs, A, B, e, team)
-          .forward(v_scaled, errors.largest_values(), saved ? unit_of_all(v_scaled) : T(1), y, denominator, outcomes);
+          .forward(v_scaled, errors.largest_values(), saved ? std::max(unit_of_all(v_scaled), T(1)) : T(1), y,
+                   denominator, outcomes);
       // backward knows such a row's gradient by the logarithms of its features
       for (const Index i : repaired)
         if (denominator[i] == 0 && m_features.has_logs()) A.row(i).setOnes();

@@ -54,7 +54,7 @@ class HeadWeights {
   /// takes no FFT.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
     if (!m_is_chosen || keys.count() == m_keys.count()) return m_product;
-    const bool serves = toeplitz::serves(m_product.engine(), m_rows, m_queries.slots, keys.slots, workspace);
+    const bool serves = toeplitz::serves(m_product.engine(), m_rows, m_queries.slots, keys.slots, m_use, workspace);
     return serves ? m_product : *m_by_rows;
   }
 
@@ -311,9 +311,13 @@ class HeadWeights {
     const toeplitz::Rows rows =
         m_direction == Direction::causal ? toeplitz::Rows::causal : toeplitz::rows_of(m_rows.support());
     const auto choose = [&](LagWeightsView<T> weights) {
-      return toeplitz::choose(weights, shape, m_queries.slots, m_keys.slots, rows, workspace);
+      return toeplitz::choose(weights, shape, m_queries.slots, m_keys.slots, rows, m_use, workspace);
     };
-    engine = choose(m_rows);
+    // where a forward pass may have saved exponents, its engine is the only one that knows them
+    const bool knows_exponents = pass == Pass::backward && rows == toeplitz::Rows::causal &&
+                                 choose(m_rows.with_equal_ends()) == Engine::block_causal;
+    if (pass == Pass::backward && !knows_exponents) m_use = toeplitz::Use::gradients;
+    engine = knows_exponents ? Engine::block_causal : choose(m_rows);
     if (most_deviation > 0 && !m_position.is_placed()) {
       double least = toeplitz::Costs(m_rows, shape, span).of(engine);
       const FittedTails fitted = fitted_tails(bias, m_lags, largest, most_deviation);
@@ -328,10 +332,6 @@ class HeadWeights {
       }
     }
     const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
-    // where a forward pass may have saved exponents, its engine is the only one that knows them
-    if (pass == Pass::backward && rows == toeplitz::Rows::causal &&
-        choose(m_rows.with_equal_ends()) == Engine::block_causal)
-      engine = Engine::block_causal;
     m_is_chosen = engine != by_rows;
     if (m_is_chosen) m_by_rows.emplace(product(by_rows));
     return product(engine == Engine::lanes && m_position.is_placed() ? Engine::grid : engine);
@@ -353,6 +353,7 @@ class HeadWeights {
   LagWeightsView<T> m_c, m_rows;  // by distance, and by difference of slots
   toeplitz::BorderWeights<T> m_border;
   double m_deviation = 0;
+  toeplitz::Use m_use = toeplitz::Use::rows;
   bool m_is_chosen = false;                               // an FFT, by Engine::automatic
   std::optional<toeplitz::BorderedProduct<T>> m_by_rows;  // without one, then
   toeplitz::BorderedProduct<T> m_product;

@@ -77,7 +77,7 @@ class RowErrors {
     constexpr double margin = 1.25;  // errors were seen up to the noise
     if (!m_noise.Y || m_noise.sums[i] == 0) return 0;
     const double d = std::abs(static_cast<double>(D));
-    const double of_N = m_noise.Y[i] > 0 ? m_noise.Y[i] / static_cast<double>(m_seen[i]) : 0;
+    const double of_N = m_noise.Y[i] == 0 ? 0 : m_noise.Y[i] / static_cast<double>(m_seen[i]);
     const double off = margin * (of_N + m_noise.sums[i] * (m_terms ? size(i, N, d) : 1)) / d;
     return std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
   }

@@ -59,8 +59,9 @@ class Saved {
 /// errors are relative to: s_i for dq_i; sum_i p_ij s_i for dk_j; sum_i p_ij |dy_i|_1 for dv_j; the sum of p_ij s_i
 /// over the pairs of a lag for its bias; dq and dk times the largest derivative of the logarithm of a feature. For
 /// features of both signs |phi(q_i)| |phi(k_j)| stands for phi(q_i).phi(k_j) in p_ij, and |D_i| for D_i. A p_ij below
-/// the root of the smallest normal number counts as that root, for all keys of the sequence: it may have underflown
-/// beside the others.
+/// the root of the smallest normal number counts as that root, for all keys of the sequence, and a p_ij s_i below the
+/// smallest normal number times the largest |dy_i|_1 and |v_j| of the sequence as that: they may have underflown beside
+/// the others.
 struct GradientReport {
   Engine engine = Engine::automatic;  // that ran, of the first sequence; automatic if there was nothing to compute
   Index recomputed_queries = 0;       // whose gradients an FFT's rounding may have put off, and were recomputed

@@ -213,21 +213,42 @@ bool serves(Engine engine, LagWeightsView<T> lags, const Slots& queries, const S
   return true;
 }
 
+/// What an engine is asked for: the product's rows, or gradients too, which are sums over queries as well.
+enum class Use { rows, gradients };
+
+/// The same for a use: gradients of keys are rows of the product with queries and keys exchanged and both axes turned
+/// round.
+template <Real T>
+bool serves(Engine engine, LagWeightsView<T> lags, const Slots& queries, const Slots& keys, Use use,
+            Workspace& workspace) {
+  if (!serves(engine, lags, queries, keys, workspace)) return false;
+  if (use == Use::rows || queries.count == 0 || keys.count == 0) return true;
+  const Workspace::Scope scope(workspace);
+  const auto turned = [&](const Slots& x) {
+    Index* at = workspace.take<Index>(x.count);
+    const Index last = x[x.count - 1];
+    for (Index i = 0; i < x.count; ++i) at[i] = last - x[x.count - 1 - i];
+    return Slots{x.count, 0, at};
+  };
+  lags.first += queries[queries.count - 1] - keys[keys.count - 1];
+  return serves(engine, lags, turned(keys), turned(queries), workspace);
+}
+
 /// The cheapest engine that serves these tokens.
 template <Real T>
 Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys, Rows rows,
-              Workspace& workspace) {
+              Use use, Workspace& workspace) {
   const auto slots_of = [](const Slots& x) { return x.count == 0 ? 0 : x[x.count - 1] + 1; };
   const ProductShape slots{slots_of(queries), slots_of(keys), tokens.r, tokens.p};
   const Engine engine = choose(lags, tokens, slots, rows);
-  return serves(engine, lags, queries, keys, workspace) ? engine : choose(lags, tokens, slots, Rows::unlike);
+  return serves(engine, lags, queries, keys, use, workspace) ? engine : choose(lags, tokens, slots, Rows::unlike);
 }
 
 /// The engine that Engine::automatic stands for.
 template <Real T>
 Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys,
               Workspace& workspace) {
-  return choose(lags, tokens, queries, keys, rows_of(lags.support()), workspace);
+  return choose(lags, tokens, queries, keys, rows_of(lags.support()), Use::rows, workspace);
 }
 
 }  // namespace nprf::toeplitz

@@ -102,11 +102,17 @@ class SignalNorms {
       square += factor * factor * other.square;
       max = max.max(factor * other.max);
     }
-    double correlate(const Of& x, Index N) const { return spread(N) * (square * x.square).sqrt().sum(); }
+    // |x_r|_2; where its square is beyond all numbers or has lost its digits, what it is at most
+    auto two() const {
+      constexpr double least = 0x1p-960, most = std::numeric_limits<double>::max();
+      return (square >= least && square <= most).select(square.sqrt(), one.sqrt() * max.sqrt());
+    }
+
+    double correlate(const Of& x, Index N) const { return spread(N) * (two() * x.two()).sum(); }
     void add_to(Row& sizes, const WeightNorms& c, Index N, double factor) const {
       const double spread = Of::spread(N);
-      sizes += factor * spread * (c.two() * square.sqrt() + (c.one() * square.sqrt()).min(c.two() * one));
-      sizes += factor / 2 * (c.one() * max).min(c.two() * square.sqrt()).min(c.max() * one);
+      sizes += factor * spread * (c.two() * two() + (c.one() * two()).min(c.two() * one));
+      sizes += factor / 2 * (c.one() * max).min(c.two() * two()).min(c.max() * one);
     }
 
     static double spread(Index N) {
@@ -120,7 +126,7 @@ class SignalNorms {
   Of m_ones, m_sized;
 };
 
-/// The largest of B and of the sizes, 1 for zeros: relative to them no square overflows, and none that counts is lost.
+/// The largest of B and of the sizes, 1 for zeros: relative to them no square overflows.
 struct SignalScale {
   template <Real T>
   SignalScale(const MatrixView<T>& B_, const T* sizes)
@@ -152,7 +158,7 @@ inline void share_rounding(const SignalNorms::Row& scales, double factor, Index 
 template <Real T, class RowA>
 double noise_of_row(const RowA& a, const SignalNorms::Row& sizes, bool of_norms = false) {
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
-  if (of_norms) return eps * static_cast<double>(a.norm()) * std::sqrt(sizes.square().sum());
+  if (of_norms) return eps * static_cast<double>(a.norm()) * sizes.matrix().stableNorm();
   return eps * (a.array().abs().template cast<double>() * sizes).sum();
 }
 
