@@ -173,7 +173,7 @@ TEST_CASE("gradients by tiles are those of rows one by one", "[attention]") {
     const Index i = some[static_cast<std::size_t>(k)];
     const Matrix<double> y = N.row(k) / D[k];
     G.row(k) << dy.row(k) / D[k], -dy.row(k).dot(y.row(0)) / D[k];
-    f.one(i).backward(A.row(k), f.B, f.v, y.row(0), dy.row(k), workspace.vector<double>(r), dA_one.row(k), dB_one,
+    f.one(i).backward(A.row(k), f.B, f.v, y.row(0), dy.row(k), 1, workspace.vector<double>(r), dA_one.row(k), dB_one,
                       dU_one, [&](Index j, double g) { db_one[static_cast<std::size_t>(j - i + n_q - 1)] += g; });
   }
   tiles.gradients(A, f.B, U, G, dA, dB, dU, db, {});

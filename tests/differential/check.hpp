@@ -13,39 +13,7 @@
 #include "differential/run.hpp"
 #include "differential/twin.hpp"
 
-/// What is promised.
-///
-/// Let w_ij = phi(q_i).phi(k_j) exp(b_ij) for the keys that query i attends to, D_i their sum, p_ij = w_ij / D_i, and
-/// v_max(i) the largest |v| among these keys. For features of both signs the sizes below have |phi(q_i)| |phi(k_j)|
-/// exp(b_ij) in place of w_ij, and |D_i| in place of D_i.
-///
-/// 1. Rows. |y_i - exact| <= Report::error_bound v_max(i) in every entry. For positive features the bound is at most
-///    the tolerance (1e-4 in float, 1e-10 in double) and what no engine changes, 4 eps R (R + W) + 1e-15 max |b|: R the
-///    largest norm of the rows that the map is given, W that of its projection's rows; up to 2^16 keys. Rows that
-///    attend to no key are zero and counted. Only features of both signs have indefinite rows. Values that are all zero
-///    give zeros.
-/// 2. Gradients. With s_i = |dy_i|_1 v_max(i), G the reported bound of gradients and |.| the Euclidean norm,
-///
-///        |dq_i - exact| <= G s_i sum_j p_ij L(q_i)             |dk_j - exact| <= G sum_i p_ij s_i L(k_j)
-///        |dv_j - exact| <= G sum_i p_ij |dy_i|_1 in each entry
-///        |db - exact| <= G sum p_ij s_i |db_ij / db|     over the pairs whose bias depends on this parameter
-///
-///    L(x) = scale (max_r |w_r| + |x'|) says how fast log phi changes with a row x, x' = scale x the normalised one;
-///    for elu, whose logarithm never changes faster than its argument, L = scale. A key that no query attends to and a
-///    query that attends to none have gradients of zero.
-/// 3. Finite inputs give finite outputs where the result can be represented.
-/// 4. What is not finite touches the rows that attend to it, and the gradients of these rows, of the keys that they
-///    attend to and of their biases; nothing else. Padding may hold anything.
-/// 5. A second call gives the same bits, whatever the number of threads. In causal direction no bit of a row
-///    depends on later keys and values by block_causal; but for a grid with extra tokens, and not by the forward that
-///    saves for backward where a later value is 2^40 (in double 2^300) times as large as all that the row attends to.
-///
-/// In the sizes of gradients a p_ij below the root of the smallest normal number counts as that root, and for dk and db
-/// a p_ij s_i below the smallest normal number times the largest |dy_i|_1 and the largest v_max(i) of the sequence
-/// counts as that. The smallest normal number comes on top of each bound: times L for dq and dk, and times the sum of
-/// the derivatives for db.
-/// Nothing is said of rows of features of both signs whose denominator is not positive, or less than a millionth of its
-/// terms' sizes; these get no dy, and are counted.
+/// What is promised: tests/README.md has the words, and the names of what stands here.
 namespace nprf::test::differential {
 
 enum class Kind {

@@ -12,19 +12,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <iostream>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "differential/check.hpp"
-#include "differential/inputs.hpp"
 #include "differential/random_case.hpp"
-#include "differential/run.hpp"
-#include "differential/stability.hpp"
-#include "differential/twin.hpp"
-#include "nprf/nprf.hpp"
+#include "differential/search.hpp"
 
 namespace {
 
@@ -37,51 +31,24 @@ struct Found {
   Tally tally;
 };
 
-std::vector<Engine> engines_of(const Case& c) {
-  // recurrence is banded's other name
-  std::vector<Engine> all{Engine::automatic, Engine::direct, Engine::lanes, Engine::block_causal,
-                          c.seed % 4 == 0 ? Engine::recurrence : Engine::banded};
-  if (NPRF_USE_FFTW) all.push_back(Engine::fftw);
-  if (c.biases[0].place == Place::grid) all.push_back(Engine::grid);
-  return all;
-}
-
-template <Real T>
-void search(const Case& c, Found& found) {
-  Inputs<T> inputs(c);
-  Problem problem = inputs.problem();
-  const Truth truth = solve(problem);
-  std::transform(problem.dy.begin(), problem.dy.end(), inputs.dy.begin(), [](Exact x) { return static_cast<T>(x); });
-  Checker<T> check(inputs, truth, found.tally);
+void search(std::uint64_t seed, Found& found) {
+  const Case c = random_case(seed);
   ++found.cases;
-  bool failed = false;
-  for (const Engine engine : engines_of(c)) {
-    ++found.runs;
-    std::vector<Failure> failures;
-    Engine taken = engine;
-    try {
-      const auto runner = make_runner(inputs, engine);
-      const Result<T> result = runner->run(inputs);
-      taken = result.report.engine;
-      failures = check(result);
-      check_stability(inputs, *runner, engine, result, failures);
-    } catch (const std::exception& e) {
-      failures.push_back({Kind::thrown, 0, 0, e.what()});
-    }
-    if (failures.empty()) continue;
-    failed = true;
-    std::cout << "nprf_search 0 " << c.seed << "    " << name(engine);
-    if (taken != engine) std::cout << " (" << name(taken) << ")";
-    for (const Failure& f : failures) {
+  found.runs += engines_of(c).size();
+  const std::vector<Broken> all = broken_by(c, found.tally);
+  found.failed_cases += !all.empty();
+  for (const Broken& by : all) {
+    std::cout << "nprf_search 0 " << seed << "    " << name(by.asked);
+    if (by.taken != by.asked) std::cout << " (" << name(by.taken) << ")";
+    for (const Failure& f : by.failures) {
       ++found.failures;
       const char* kind = kind_names[static_cast<std::size_t>(f.kind)];
-      ++found.by_engine[std::string(name(engine)) + " " + kind +
+      ++found.by_engine[std::string(name(by.asked)) + " " + kind +
                         (c.poison == Poison::none ? "" : " beside what is not finite")];
       std::cout << ", " << kind << " of " << f.where << " off by " << f.error << " (bound " << f.bound << ")";
     }
     std::cout << ": " << c.name() << "\n";
   }
-  found.failed_cases += failed;
 }
 
 void print(const Found& found, double seconds) {
@@ -120,11 +87,7 @@ int main(int argc, char** argv) {
   std::uint64_t seed = words.size() > 1 ? std::stoull(words[1]) : 1;
   Found found;
   do {
-    const Case c = random_case(seed++);
-    if (c.in_double)
-      search<double>(c, found);
-    else
-      search<float>(c, found);
+    search(seed++, found);
   } while (passed() < seconds && (keep_going || found.failed_cases < 20));
   print(found, passed());
   return found.failures > 0 ? 1 : 0;

@@ -90,7 +90,8 @@ class Head {
                               T* D) { by.contract(A, B_scaled, values, taken, queries, keys, N, team, D); };
     // as in the formula, whatever else the row sees: there is nothing to compute again
     const auto is_lost = [&](Index i) {
-      return non_finite.touches(i) || (!std::isfinite(denominator[i]) && !is_finite_row(A.row(i)));
+      const T D = denominator[i];  // 0 if all weights underflow
+      return non_finite.touches(i) || ((!std::isfinite(D) || D == 0) && !is_finite_row(A.row(i)));
     };
     // Where features are positive, denominators alone tell which rows the rounding may drown; if these are most, tiles
     // make all rows. Not if gradients will need each row's own scale, nor by block_causal, whose rows know nothing of

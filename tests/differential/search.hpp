@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <vector>
+
+#include "differential/check.hpp"
+#include "differential/inputs.hpp"
+#include "differential/run.hpp"
+#include "differential/stability.hpp"
+#include "differential/twin.hpp"
+#include "nprf/nprf.hpp"
+
+namespace nprf::test::differential {
+
+/// Seeds of cases that were wrong once.
+inline constexpr std::uint64_t once_wrong[] = {
+    950,     995,     1611,    1776,    2019,    2880,    3108,     3579,     6310,     7385,    7760,
+    12364,   12619,   20346,   201814,  205922,  218972,  222490,   3001211,  3001859,  3003283, 3004663,
+    3004797, 3005642, 3013621, 3014406, 3016299, 3017978, 3018821,  3022031,  5001268,  5002963, 5018179,
+    5033556, 5037496, 5041061, 6009008, 6009011, 6014078, 10025483, 20067008, 20081924,
+};
+
+/// What an engine broke in a case.
+struct Broken {
+  Engine asked, taken;
+  std::vector<Failure> failures;
+};
+
+inline std::vector<Engine> engines_of(const Case& c) {
+  // recurrence is banded's other name
+  std::vector<Engine> all{Engine::automatic, Engine::direct, Engine::lanes, Engine::block_causal,
+                          c.seed % 4 == 0 ? Engine::recurrence : Engine::banded};
+  if (NPRF_USE_FFTW) all.push_back(Engine::fftw);
+  if (c.biases[0].place == Place::grid) all.push_back(Engine::grid);
+  return all;
+}
+
+namespace detail {
+
+template <Real T>
+std::vector<Broken> broken_by(const Case& c, Tally& tally) {
+  Inputs<T> inputs(c);
+  Problem problem = inputs.problem();
+  const Truth truth = solve(problem);
+  std::transform(problem.dy.begin(), problem.dy.end(), inputs.dy.begin(), [](Exact x) { return static_cast<T>(x); });
+  Checker<T> check(inputs, truth, tally);
+  std::vector<Broken> all;
+  for (const Engine engine : engines_of(c)) {
+    Broken broken{engine, engine, {}};
+    try {
+      const auto runner = make_runner(inputs, engine);
+      const Result<T> result = runner->run(inputs);
+      broken.taken = result.report.engine;
+      broken.failures = check(result);
+      check_stability(inputs, *runner, engine, result, broken.failures);
+    } catch (const std::exception& e) {
+      broken.failures.push_back({Kind::thrown, 0, 0, e.what()});
+    }
+    if (!broken.failures.empty()) all.push_back(broken);
+  }
+  return all;
+}
+
+}  // namespace detail
+
+/// By every engine that does not keep what is promised in a case.
+inline std::vector<Broken> broken_by(const Case& c, Tally& tally) {
+  return c.in_double ? detail::broken_by<double>(c, tally) : detail::broken_by<float>(c, tally);
+}
+
+}  // namespace nprf::test::differential
