@@ -104,7 +104,7 @@ TEMPLATE_TEST_CASE("at a leaf targets get from sources what spectra say, sources
     std::vector<Workspace> workspaces(2);
     const Team team(workspaces);
     const LagWeights<T> c = weights<T>(4000, 4000, {1 - window, 0});
-    const CausalLevels<T> levels(c.view(), CausalAxis(c.view(), {4000, 4000, 1, 1}), team);
+    const CausalLevels<T> levels(c.view(), CausalAxis(c.support(), {4000, 4000, 1, 1}), team);
     const auto& level = levels[0];
     const Index leaf = 5, most = CausalLevels<T>::most;
     CHECK(level.offsets == std::min<Index>((window + 126) / 128, 31));

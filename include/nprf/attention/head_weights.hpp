@@ -297,12 +297,20 @@ class HeadWeights {
     m_border = {E, border};
     T* c = workspace.take<T>(m_lags.size());
     exp_weights(bias, m_lags, largest, c);
+    constexpr T smallest = std::numeric_limits<T>::min();
     m_c = {m_lags.first, c, m_lags.size(), tails(bias, m_lags)};
     if (pass == Pass::forward) m_c = m_c.with_equal_ends();
     m_rows = m_c;
     m_rows.first += m_offset;
     const ProductShape span{m_slots, m_key_slots, shape.r, shape.p};
     const auto product = [&](Engine by) {
+      // a row is relative to the keys up to its last weight's: one that underflows is the smallest number, not nothing
+      if (by == Engine::block_causal) {
+        Index last = m_lags.last;
+        while (last > m_lags.first && bias[last] == never) --last;
+        if (m_lags.size() > 0 && bias[last] > never)
+          c[last - m_lags.first] = std::max(c[last - m_lags.first], smallest);
+      }
       return toeplitz::BorderedProduct<T>(by, m_rows, m_border, shape, span, team);
     };
     if (m_rows.support().size() == 0) return product(engine);

@@ -36,7 +36,7 @@ class BlockCausalEngine {
  public:
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
   BlockCausalEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
-      : m_n_q(span.n_q), m_axis(lags, span), m_levels(lags, m_axis, team), m_tiles(lags, m_axis, team) {}
+      : m_n_q(span.n_q), m_axis(lags.support(), span), m_levels(lags, m_axis, team), m_tiles(lags, m_axis, team) {}
 
   /// Y (n_q,p) = ((A B^T) o C) U, rows divided by what their keys' exponents say.
   void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {

@@ -29,13 +29,9 @@ struct CausalAxis {
     bool meets(Index begin, Index count) const { return first < begin + count && begin < end; }
   };
 
-  /// For some weights, up to their last lag: where that is 0, it may have underflown, and its key's exponent counts.
-  template <Real T>
-  CausalAxis(const LagWeightsView<T>& c, const ProductShape& span)
-      : CausalAxis(LagRange{c.support().first, c.support().size() > 0 ? c.last() : c.support().last}, span) {}
-  /// For weights in a range of lags.
-  CausalAxis(const LagRange& range, const ProductShape& span)
-      : lags{std::max(range.first, 1 - span.n_q), std::min(range.last, span.n_k - 1)},
+  /// For the support of some weights.
+  CausalAxis(const LagRange& support, const ProductShape& span)
+      : lags{std::max(support.first, 1 - span.n_q), std::min(support.last, span.n_k - 1)},
         queries{ahead(lags.last), ahead(lags.last) + span.n_q},
         keys{ahead(-lags.last), ahead(-lags.last) + span.n_k} {}
 
@@ -47,7 +43,7 @@ struct CausalAxis {
     return d < 0 || d >= lags.size() ? T(0) : c[lags.last - d];
   }
 
-  LagRange lags;  // those of the range that the two sides reach
+  LagRange lags;  // those of the support that the two sides reach
   Side queries, keys;
 
  private:

@@ -22,7 +22,7 @@ class PairWeights {
   PairWeights(LagWeightsView<T> c, const ProductFactors<T>& x, const Team& team)
       : m_c(c), m_queries(x.queries), m_keys(x.keys), m_exponents(x.exponents) {
     if (!m_exponents) return;
-    const Index last = c.last();  // as CausalAxis
+    const Index last = c.support().last;
     m_largest = team.workspace().template take<double>(m_queries.count);
     double largest = -std::numeric_limits<double>::infinity();
     for (Index i = 0, j = 0; i < m_queries.count; ++i) {

@@ -75,7 +75,7 @@ double block_balance(LagWeightsView<T> c, const Slots& queries, const Slots& key
   const Workspace::Scope scope(workspace);
   const auto sums = row_sums(c, queries, keys, workspace);
   const Index n_q = queries[queries.count - 1] + 1, n_k = keys[keys.count - 1] + 1;
-  const Index ahead = CausalAxis(c, {n_q, n_k, 1, 1}).queries.first;
+  const Index ahead = CausalAxis(c.support(), {n_q, n_k, 1, 1}).queries.first;
   double balance = 1;
   for (Index size = CausalLevels<T>::block; size < n_q + ahead; size *= 2) {
     double smallest = std::numeric_limits<double>::infinity(), largest = 0;
@@ -133,7 +133,7 @@ struct Costs {
       banded = all_alike ? n * r * p * sum : n_q * (band + banded_tile) * (r + p + weight) + tails * n * r * p * tail;
     }
     lanes = of_lanes(slots);
-    const Index length = CausalAxis(c, slots).length();
+    const Index length = CausalAxis(support, slots).length();
     block_causal = static_cast<double>(length) * (static_cast<double>(CausalLevels<T>::block) / 2 + weight) * (r + p) +
                    CausalLevels<T>::operations(length) * r * p * causal;
   }
