@@ -119,7 +119,7 @@ class Head {
     // y holds numerators. Rows that the engine's rounding may have drowned, or that have underflown, are computed by
     // themselves; half the tolerance is left to what no engine changes
     // transforms of gradients would lose rows of values that are far smaller than others
-    const T least_value = saved && product.has_noise() ? unit_of_all(v_scaled) / far : T(0);
+    const T least_value = saved && product.has_noise() ? unit_of_all(v_scaled) / most_apart : T(0);
     auto* fates = workspace.template take<Fate>(n_q);
     double *bounds = workspace.template take<double>(n_q), *conditions = workspace.template take<double>(n_q),
            *noises = workspace.template take<double>(n_q);
@@ -332,7 +332,7 @@ class Head {
  private:
   enum class Fate : char { sound, empty, lost, indefinite, again };
   static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
-  static constexpr T far = sizeof(T) == sizeof(float) ? T(0x1p40) : T(0x1p300);  // of values
+  static constexpr T most_apart = sizeof(T) == sizeof(float) ? T(0x1p40) : T(0x1p300);  // of values
 
   static std::span<double> zeros(std::size_t size, Workspace& workspace) {
     double* x = workspace.take<double>(static_cast<Index>(size));
@@ -366,7 +366,7 @@ class Head {
       largest_dy = std::max(largest_dy, of_row);
       if (of_row > 0) largest = std::max(largest, saved.largest_values[i]);
     }
-    if (unit_of_all(values) / far > largest) {
+    if (unit_of_all(values) / most_apart > largest) {
       auto seen = workspace.template matrix<double>(n_k, 1);
       m_weights->seen_by_any(
           keys, [&](Index i, auto&& x) { x[0] = has_gradient[i] ? 1 : 0; }, seen, workspace);
@@ -379,7 +379,7 @@ class Head {
   // their power of two if values are so large or small that sums of a row overflow or lose digits; else 1
   static T extreme_unit(const MatrixView<T>& v) {
     const T unit = unit_of_all(v);
-    return unit > far || unit * far < 1 ? unit : T(1);
+    return unit > most_apart || unit * most_apart < 1 ? unit : T(1);
   }
   static MatrixView<T> in_units(const MatrixView<T>& v, T unit, const Team& team) {
     if (unit == 1) return v;
