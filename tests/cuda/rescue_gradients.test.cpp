@@ -80,6 +80,7 @@ Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model,
           as_floats(dv.fetch(), x.v.rows(), d_v),
           as_floats(parameters.fetch(), static_cast<Index>(model.positions.size()),
                     static_cast<Index>(model.positions.front().parameters.size())),
+          {},
           {}};
 }
 
