@@ -65,7 +65,7 @@ TEMPLATE_TEST_CASE("block_causal: no gradient is off by more than its own roundi
   const double range = 50;  // nothing underflows
   std::size_t turn = 0;     // not each with each
   for (NoiseCase<T>& x : noise_cases<T>(430, 410, 3, 3))
-    for (const std::size_t k : {0, 1}) {
+    for (const std::size_t k : {std::size_t{0}, std::size_t{1}}) {
       const std::size_t which = (turn + 2 * k) % 4;
       x.e = exponents(410, range)[which];
       const HostileBias& bias = biases[turn++ % biases.size()];
