@@ -47,6 +47,7 @@ SizedGradients<T> sized_gradients(const E& engine, const ProductShape& span, con
 /// Sizes for the last column of G: no smaller than it is, some of them zero with it.
 template <class T>
 Vector<T> sizes_of(Matrix<T>& G, T factor) {
+  if (G.rows() == 0) return {};
   for (Index i = 3; i < G.rows(); i += 10) G(i, G.cols() - 1) = 0;
   Vector<T> sizes = factor * (G.rightCols(1) + normal<T>(G.rows(), 1, 8)).cwiseAbs();
   sizes = sizes.cwiseMax(G.rightCols(1).cwiseAbs());
@@ -61,7 +62,7 @@ void check_sizes(Engine name, const InSlots<T>& x, MakeEngine&& make, const Team
   INFO(x.name() << ", sizes of " << factor);
   const Index n_q = x.span.n_q, n_k = x.span.n_k, last = x.U.cols() - 1;
   Matrix<T> U = x.U, G = x.G;
-  U.col(last).setOnes();
+  if (U.rows() > 0) U.col(last).setOnes();
   const Vector<T> sizes = sizes_of(G, factor);
   SizedGradients<T> got({}, 0), without({}, 0);
   {

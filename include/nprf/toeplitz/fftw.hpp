@@ -108,6 +108,10 @@ class FftwEngine {
     gather(x.A, x.queries, At, team);
     gather(x.B, x.keys, Bt, team);
     const auto gather_pairs = [&](const MatrixView<T>& X, const Slots& slots, MatrixMap<T>& Xt) {
+      if (X.rows() == 0) {
+        Xt.setZero();
+        return;
+      }
       gather(X.leftCols(last), slots, Xt.topRows(2 * pairs - 2), team);
       gather(X.rightCols(1), slots, Xt.bottomRows(2), team);
     };
