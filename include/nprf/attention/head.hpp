@@ -362,9 +362,10 @@ class Head {
     for (Index i = 0; i < n_q; ++i) {
       if (!has_gradient[i]) continue;
       const T of_row = largest_finite(dy.row(i));
-      has_gradient[i] = of_row > 0;
+      has_gradient[i] = of_row > 0 && is_finite_row(saved.y.row(i));  // what is not finite is in no unit
+      if (!has_gradient[i]) continue;
       largest_dy = std::max(largest_dy, of_row);
-      if (of_row > 0) largest = std::max(largest, saved.largest_values[i]);
+      largest = std::max(largest, saved.largest_values[i]);
     }
     if (unit_of_all(values) / most_apart > largest) {
       auto seen = workspace.template matrix<double>(n_k, 1);
