@@ -6,6 +6,7 @@
 #include <limits>
 #include <span>
 
+#include "nprf/attention/gradient_units.hpp"
 #include "nprf/attention/head_weights.hpp"
 #include "nprf/attention/non_finite.hpp"
 #include "nprf/attention/non_finite_gradients.hpp"
@@ -14,6 +15,7 @@
 #include "nprf/attention/row_errors.hpp"
 #include "nprf/attention/row_repair.hpp"
 #include "nprf/attention/saved.hpp"
+#include "nprf/attention/value_unit.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/core/scale_rows.hpp"
@@ -117,9 +119,10 @@ class Head {
     const double own = by_tiles ? by_rows : shared + error_of_sums<T>(r, product.keys_in_turn(n_k));
 
     // y holds numerators. Rows that the engine's rounding may have drowned, or that have underflown, are computed by
-    // themselves; half the tolerance is left to what no engine changes
-    // transforms of gradients would lose rows of values that are far smaller than others
-    const T least_value = saved && product.has_noise() ? unit_of_all(v_scaled) / most_apart : T(0);
+    // themselves; half the tolerance is left to what no engine changes. Backward is in the unit of all values that are
+    // saved: rows of values that are far smaller would be lost by its transforms, and are computed by themselves too
+    const T unit_of_saved = saved ? unit_of_all(v_scaled) : T(0),
+            least_value = product.has_noise() ? unit_of_saved / most_apart<T> : T(0);
     auto* fates = workspace.template take<Fate>(n_q);
     double *bounds = workspace.template take<double>(n_q), *conditions = workspace.template take<double>(n_q),
            *noises = workspace.template take<double>(n_q);
@@ -163,8 +166,7 @@ class Head {
       const FeatureInputs<T> inputs{q, k_seen, span_of(q_scale), span_of(k_scale)};
       auto* outcomes = workspace.template take<typename RowRepair<T>::Outcome>(count);
       RowRepair<T>(repaired, *m_weights, keys, m_features, inputs, A, B, e, team)
-          .forward(v_scaled, errors.largest_values(), saved ? std::max(unit_of_all(v_scaled), T(1)) : T(1), y,
-                   denominator, outcomes);
+          .forward(v_scaled, errors.largest_values(), std::max(unit_of_saved, T(1)), y, denominator, outcomes);
       // backward knows such a row's gradient by the logarithms of its features
       for (const Index i : repaired)
         if (denominator[i] == 0 && m_features.has_logs()) A.row(i).setOnes();
@@ -218,11 +220,6 @@ class Head {
   // forward: y = N / D with [N D] = W [v 1] = W U; so dL/dN = dy / D and dL/dD = -(dy.y) / D
   /// dq (n_q,d), dk (n_k,d) and dv (n_k,d_v) of dy (n_q,d_v); adds dL/db to db, and to the report. Gradients that the
   /// rounding of the engine may put farther off than the tolerance are recomputed.
-  ///
-  /// All is computed for values and dy of at most 1 in size, in units of powers of two; and a row's factor 1 / D goes
-  /// to its features, so that neither dy / D nor what comes of it overflows:
-  ///
-  ///     A'_i = f_i A_i    G_i = [dy_i  -(dy_i.y_i)] / (D_i f_i), at most 1    dA_i = f_i dA'_i
   void backward(const SavedSequence<T>& saved, const MatrixView<T>& dy, double tolerance, MatrixRef<T> dq,
                 MatrixRef<T> dk, MatrixRef<T> dv, BiasGradient db, GradientReport& report, const Team& team) const {
     Workspace& workspace = team.workspace();
@@ -233,14 +230,15 @@ class Head {
         m_weights->keys({saved.mask.data(), static_cast<std::size_t>(saved.mask.size())}, saved.length, workspace);
 
     auto U = toeplitz::with_ones<T>(saved.v, team);
-    const Units units = units_of(saved, dy, keys, U.leftCols(d_v), workspace);
-    if (units.values != 1) U.leftCols(d_v) /= units.values;
+    const GradientUnits<T> units(saved, dy, *m_weights, keys, U.leftCols(d_v), workspace);
     auto A = workspace.template matrix<T>(n_q, r), G = workspace.template matrix<T>(n_q, d_v + 1);
     auto sizes = workspace.template vector<T>(n_q), rows = workspace.template vector<T>(n_q);
     int* factors = workspace.template take<int>(n_q);
     team.run_tiles(n_q, [&](Index i0, Index count, Workspace&) {
-      for (Index i = i0; i < i0 + count; ++i)
-        scale_row(saved, dy, units, i, A.row(i), G.row(i), factors[i], sizes[i], rows[i]);
+      for (Index i = i0; i < i0 + count; ++i) {
+        const auto row = units.scale(i, A.row(i), G.row(i));
+        factors[i] = row.factor, sizes[i] = row.size, rows[i] = row.sum;
+      }
     });
     const NonFiniteGradients<T> non_finite(*m_weights, keys, G, team);
     const LagRange lags = m_weights->gradient_lags();
@@ -281,7 +279,7 @@ class Head {
       d_logs.setZero();
       auto y_scaled = workspace.template matrix<T>(n_q, d_v), dy_scaled = workspace.template matrix<T>(n_q, d_v);
       for (const Index i : saved.repaired) {
-        y_scaled.row(i) = saved.y.row(i) / units.values;
+        y_scaled.row(i) = saved.y.row(i) / units.of_values();
         dy_scaled.row(i) = dy.row(i) / unit_of_all(dy.row(i));
       }
       const MatrixView<T> q = saved.q, k = saved.k;
@@ -304,13 +302,13 @@ class Head {
       dv.setZero();
       for (Index j = 0; j < n_k; ++j) {
         dk.row(keys.number(j)) = dk_seen.row(j);
-        dv.row(keys.number(j)) = dU.row(j).head(d_v) * units.dy;
+        dv.row(keys.number(j)) = dU.row(j).head(d_v) * units.of_dy();
       }
     } else {
       input_gradient(saved.k, saved.k_scale, saved.B, dB, by_logs ? &d_logs : nullptr, units, nullptr, dk, team);
       for (const Index j : saved.lifted_keys) dk.row(j) *= LiftedRows<T>::lift;
       team.run_tiles(n_k, [&](Index j0, Index count, Workspace&) {
-        dv.middleRows(j0, count) = dU.block(j0, 0, count, d_v) * units.dy;
+        dv.middleRows(j0, count) = dU.block(j0, 0, count, d_v) * units.of_dy();
       });
     }
     // a key that no query sees has no gradient, whatever it holds
@@ -332,109 +330,11 @@ class Head {
  private:
   enum class Fate : char { sound, empty, lost, indefinite, again };
   static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
-  static constexpr T most_apart = sizeof(T) == sizeof(float) ? T(0x1p40) : T(0x1p300);  // of values
 
   static std::span<double> zeros(std::size_t size, Workspace& workspace) {
     double* x = workspace.take<double>(static_cast<Index>(size));
     std::fill_n(x, size, 0.0);
     return {x, size};
-  }
-
-  // powers of two, relative to which no value and no entry of dy is above 1; what is saved is relative to one itself
-  struct Units {
-    // of what is a product of values and dy
-    int exponent() const { return std::ilogb(values) + std::ilogb(dy) + std::ilogb(saved); }
-
-    T values, dy, saved;
-  };
-
-  // Those of the rows that have a gradient, and of the values that these attend to; others in values (n_k,d_v) become
-  // zero where they are far larger.
-  template <class Values>
-  Units units_of(const SavedSequence<T>& saved, const MatrixView<T>& dy, const Placement& keys, Values&& values,
-                 Workspace& workspace) const {
-    const Workspace::Scope scope(workspace);
-    const Index n_q = dy.rows(), n_k = values.rows();
-    bool* has_gradient = workspace.take<bool>(n_q);
-    T largest = 0, largest_dy = 0;
-    for (Index i = 0; i < n_q; ++i) has_gradient[i] = saved.denominator[i] != 0;
-    for (const Index i : saved.repaired) has_gradient[i] = true;
-    for (Index i = 0; i < n_q; ++i) {
-      if (!has_gradient[i]) continue;
-      const T of_row = largest_finite(dy.row(i));
-      has_gradient[i] = of_row > 0 && is_finite_row(saved.y.row(i));  // what is not finite is in no unit
-      if (!has_gradient[i]) continue;
-      largest_dy = std::max(largest_dy, of_row);
-      largest = std::max(largest, saved.largest_values[i]);
-    }
-    if (unit_of_all(values) / most_apart > largest) {
-      auto seen = workspace.template matrix<double>(n_k, 1);
-      m_weights->seen_by_any(
-          keys, [&](Index i, auto&& x) { x[0] = has_gradient[i] ? 1 : 0; }, seen, workspace);
-      for (Index j = 0; j < n_k; ++j)
-        if (seen(j, 0) == 0) values.row(j).setZero();
-    }
-    return {unit_of_all(values), largest_dy > 0 ? toeplitz::unit_of(largest_dy) : T(1), saved.unit};
-  }
-
-  // their power of two if values are so large or small that sums of a row overflow or lose digits; else 1
-  static T extreme_unit(const MatrixView<T>& v) {
-    const T unit = unit_of_all(v);
-    return unit > most_apart || unit * most_apart < 1 ? unit : T(1);
-  }
-  static MatrixView<T> in_units(const MatrixView<T>& v, T unit, const Team& team) {
-    if (unit == 1) return v;
-    auto scaled = team.workspace().template matrix<T>(v.rows(), v.cols());
-    scaled = v / unit;
-    return scaled;
-  }
-
-  template <class M>
-  static T largest_finite(const M& x) {
-    T largest = 0;
-    for (Index i = 0; i < x.rows(); ++i)
-      for (Index p = 0; p < x.cols(); ++p)
-        if (const T size = std::abs(x(i, p)); size > largest && std::isfinite(size)) largest = size;
-    return largest;
-  }
-  template <class M>
-  static T unit_of_all(const M& x) {
-    const T largest = largest_finite(x);
-    return largest > 0 ? toeplitz::unit_of(largest) : T(1);
-  }
-
-  // A'_i, G_i and log2 f_i of backward; the size s_i that G_i is measured by, and sum_j c[j-i] A'_i.B_j = D_i f_i. Rows
-  // without gradient are zero, the factor of those that were computed one by one is dy's alone, and those that are not
-  // finite are in no unit.
-  template <class RowA, class RowG>
-  void scale_row(const SavedSequence<T>& saved, const MatrixView<T>& dy, const Units& units, Index i, RowA&& a,
-                 RowG&& g, int& factor, T& size, T& row) const {
-    const Index d_v = saved.y.cols();
-    const T D = saved.denominator[i];
-    g.setZero();
-    const T unit_of_dy = unit_of_all(dy.row(i));
-    factor = std::ilogb(unit_of_dy) - std::ilogb(units.dy), size = 0, row = 0;
-    a = saved.A.row(i);
-    if (D == 0) return;
-    int exponent = 0;
-    const T mantissa = std::isfinite(D) ? std::frexp(D, &exponent) : D;  // of 1/2 to 1
-    g.head(d_v) = dy.row(i) / unit_of_dy;
-    T dy_y = 0, sum = 0;
-    for (Index p = 0; p < d_v; ++p) dy_y += g[p] * (saved.y(i, p) / units.values), sum += std::abs(g[p]);
-    g[d_v] = -dy_y;
-    g /= mantissa;
-    const T largest = g.cwiseAbs().maxCoeff();
-    if (largest == 0 || !is_finite_row(g)) {
-      a.setZero();
-      return;
-    }
-    const T unit = toeplitz::unit_of(largest);
-    g /= unit;
-    factor += std::ilogb(unit) - exponent;
-    a *= std::ldexp(T(1), factor);
-    row = std::abs(mantissa) * unit;
-    size = std::max(sum / row * (saved.largest_values[i] / units.values), std::abs(g[d_v]));
-    row = std::ldexp(row, factor + exponent - std::ilogb(unit));
   }
 
   // of the finite rows of x, normalised
@@ -500,8 +400,8 @@ class Head {
   // dL/dx of rows x whose scaled rows are xs, from dL/dphi in those units, times 2^of_rows of each row unless that is
   // null, and the gradient by log phi unless it is null
   void input_gradient(const MatrixView<T>& xs, const Vector<T>& scale, const MatrixView<T>& phi,
-                      const MatrixView<T>& dphi, const MatrixMap<T>* d_logs, const Units& units, const int* of_rows,
-                      MatrixRef<T> dx, const Team& team) const {
+                      const MatrixView<T>& dphi, const MatrixMap<T>* d_logs, const GradientUnits<T>& units,
+                      const int* of_rows, MatrixRef<T> dx, const Team& team) const {
     m_features.backward(xs, phi, dphi, dx, team);
     if (d_logs) {
       const Workspace::Scope scope(team.workspace());
@@ -512,8 +412,6 @@ class Head {
       dx += more;
     }
     team.run_tiles(dx.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-      // powers of two come last, in steps of one sign, between which nothing overflows or loses digits that the last
-      // does not
       T* mantissas = scratch.take<T>(rows);
       int* exponents = scratch.take<int>(rows);
       for (Index i = 0; i < rows; ++i) {
@@ -523,11 +421,7 @@ class Head {
       }
       m_normalization.backward<T>(xs.middleRows(i0, rows), RowScale<T>(mantissas, static_cast<std::size_t>(rows)),
                                   dx.middleRows(i0, rows));
-      for (Index i = 0; i < rows; ++i) {
-        constexpr int most = std::numeric_limits<T>::max_exponent - 2;
-        for (int step; (step = std::clamp(exponents[i], -most, most)) != 0; exponents[i] -= step)
-          dx.row(i0 + i) *= std::ldexp(T(1), step);
-      }
+      for (Index i = 0; i < rows; ++i) scale_by_power_of_two<T>(exponents[i], dx.row(i0 + i));
     });
   }
 

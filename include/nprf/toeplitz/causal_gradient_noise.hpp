@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <new>
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/causal_levels.hpp"
+#include "nprf/toeplitz/causal_noise.hpp"
 #include "nprf/toeplitz/gradient_noise.hpp"
 #include "nprf/toeplitz/key_exponents.hpp"
 #include "nprf/toeplitz/row_noise.hpp"
@@ -28,8 +28,8 @@ class CausalGradientNoise {
         m_exponents(exponents),
         m_x(x),
         m_lag_sums(of.lags),
-        m_w(take(team.workspace())),
-        m_b(take(team.workspace())) {
+        m_w(BlockNorms::of_levels(levels, x.A.cols(), team.workspace())),
+        m_b(BlockNorms::of_levels(levels, x.B.cols(), team.workspace())) {
     for (Index level = 0; level < levels.count(); ++level) {
       team.run(m_w[level].count, [&](Index k, Workspace& scratch) {
         if (level == 0) {
@@ -59,24 +59,6 @@ class CausalGradientNoise {
  private:
   static constexpr Index block = CausalLevels<T>::block;
 
-  // of all blocks of a level: the norms of targets, times e^(before(block) - M_i), or of sources, relative to
-  // e^exponent
-  struct Blocks {
-    Index count;
-    double* exponents;
-    SignalNorms* norms;
-  };
-
-  Blocks* take(Workspace& workspace) const {
-    Blocks* all = workspace.take<Blocks>(m_levels.count());
-    for (Index level = 0; level < m_levels.count(); ++level) {
-      const Index count = (m_levels.axis().length() + m_levels[level].size - 1) / m_levels[level].size;
-      all[level] = {count, workspace.take<double>(count), workspace.take<SignalNorms>(count)};
-      for (Index k = 0; k < count; ++k) new (all[level].norms + k) SignalNorms(m_x.B.cols(), workspace);
-    }
-    return all;
-  }
-
   void measure_queries(Index k, const T* sizes, Workspace& scratch) const {
     const auto& side = m_levels.axis().queries;
     SignalNorms::Row a(scratch.take<double>(m_x.A.cols()), m_x.A.cols());
@@ -103,7 +85,7 @@ class CausalGradientNoise {
 
   void merge(Index level, Index k) const {
     const Index family = m_levels[level - 1].family, first = k * family;
-    const Blocks &w = m_w[level - 1], &b = m_b[level - 1];
+    const BlockNorms &w = m_w[level - 1], &b = m_b[level - 1];
     const Index end = std::min(first + family, w.count);
     m_w[level].exponents[k] = m_exponents.before(k * m_levels[level].size);
     m_b[level].exponents[k] = *std::max_element(b.exponents + first, b.exponents + end);
@@ -164,7 +146,7 @@ class CausalGradientNoise {
   const KeyExponents<T>& m_exponents;
   const ProductFactors<T>& m_x;
   const T* m_lag_sums;
-  Blocks *m_w, *m_b;  // one a level
+  BlockNorms *m_w, *m_b;  // one a level: of targets, times e^(before(block) - M_i), and of sources
 };
 
 }  // namespace nprf::toeplitz

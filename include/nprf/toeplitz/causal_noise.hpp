@@ -13,6 +13,25 @@
 
 namespace nprf::toeplitz {
 
+/// What the signals of each block of a level measure, relative to e^exponent of the block.
+struct BlockNorms {
+  /// Those of each level, of r features and no signal yet, in the workspace.
+  template <Real T>
+  static BlockNorms* of_levels(const CausalLevels<T>& levels, Index r, Workspace& workspace) {
+    auto* all = workspace.take<BlockNorms>(levels.count());
+    for (Index level = 0; level < levels.count(); ++level) {
+      const Index count = (levels.axis().length() + levels[level].size - 1) / levels[level].size;
+      all[level] = {count, workspace.take<double>(count), workspace.take<SignalNorms>(count)};
+      for (Index k = 0; k < count; ++k) new (all[level].norms + k) SignalNorms(r, workspace);
+    }
+    return all;
+  }
+
+  Index count;
+  double* exponents;
+  SignalNorms* norms;
+};
+
 /// The noise of the block-causal engine (row_noise.hpp): a row has that of the sources before its own block in their
 /// family, of each level,
 ///
@@ -26,13 +45,13 @@ class CausalNoise {
   /// For keys whose largest |U_j.| are sizes (n_k). Refers to all of them.
   CausalNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const ProductFactors<T>& x,
               const T* sizes, const Team& team)
-      : m_levels(levels), m_exponents(exponents), m_x(x), m_blocks(team.workspace().take<Blocks>(levels.count())) {
-    Workspace& workspace = team.workspace();
+      : m_levels(levels),
+        m_exponents(exponents),
+        m_x(x),
+        m_blocks(BlockNorms::of_levels(levels, x.B.cols(), team.workspace())) {
     for (Index level = 0; level < levels.count(); ++level) {
-      const Index count = (levels.axis().length() + levels[level].size - 1) / levels[level].size;
-      const Blocks of = m_blocks[level] = {count, workspace.take<double>(count), workspace.take<SignalNorms>(count)};
-      for (Index k = 0; k < count; ++k) new (of.norms + k) SignalNorms(x.B.cols(), workspace);
-      team.run(count, [&](Index k, Workspace& scratch) {
+      const BlockNorms& of = m_blocks[level];
+      team.run(of.count, [&](Index k, Workspace& scratch) {
         if (level == 0)
           measure(k, sizes, of, scratch);
         else
@@ -57,14 +76,7 @@ class CausalNoise {
  private:
   static constexpr Index block = CausalLevels<T>::block;
 
-  // of one level: what their keys' rows of B measure, relative to e^exponent
-  struct Blocks {
-    Index count;
-    double* exponents;
-    SignalNorms* norms;
-  };
-
-  void measure(Index k, const T* sizes, const Blocks& of, Workspace& scratch) const {
+  void measure(Index k, const T* sizes, const BlockNorms& of, Workspace& scratch) const {
     const auto& side = m_levels.axis().keys;
     SignalNorms::Row b(scratch.take<double>(m_x.B.cols()), m_x.B.cols());
     of.exponents[k] = m_exponents.largest(k);
@@ -78,7 +90,7 @@ class CausalNoise {
 
   // use(norms, factor, block) for up to so many blocks from the first on, relative to the largest exponent
   template <class Use>
-  static void for_each(const Blocks& blocks, Index first, Index count, double& exponent, Use&& use) {
+  static void for_each(const BlockNorms& blocks, Index first, Index count, double& exponent, Use&& use) {
     const Index end = std::min(first + count, blocks.count);
     exponent = *std::max_element(blocks.exponents + first, blocks.exponents + end);
     for (Index k = first; k < end; ++k) use(blocks.norms[k], ratio(blocks.exponents[k], exponent), k);
@@ -112,7 +124,7 @@ class CausalNoise {
   const CausalLevels<T>& m_levels;
   const KeyExponents<T>& m_exponents;
   const ProductFactors<T>& m_x;
-  Blocks* m_blocks;  // one a level
+  BlockNorms* m_blocks;  // of keys' rows of B, one a level
 };
 
 }  // namespace nprf::toeplitz

@@ -15,6 +15,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/gradient_noise.hpp"
 #include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/panel.hpp"
 #include "nprf/toeplitz/residue_classes.hpp"
 #include "nprf/toeplitz/row_noise.hpp"
 
@@ -65,7 +66,7 @@ class FftwEngine {
       const Work work(scratch, classes().length);
       const Index p = 2 * pair;
       auto U = Ut.middleRows(p, 2), Y2 = Yt.middleRows(p, 2);
-      const T unit[2] = {unit_of(U.row(0)), unit_of(U.row(1))};
+      const T unit[2] = {unit_of(U.row(0).cwiseAbs().maxCoeff()), unit_of(U.row(1).cwiseAbs().maxCoeff())};
       for (Index k : {0, 1}) U.row(k) *= finite(1 / unit[k]);
       Y2.setZero();
       for (Index r = 0; r < r_end; ++r)
@@ -118,7 +119,7 @@ class FftwEngine {
     gather_pairs(x.U, x.keys, Ut);
     gather_pairs(G, x.queries, Gt);
     for (Index i = 0; sizes && i < x.queries.count; ++i) Gt(2 * pairs - 1, x.queries[i]) = sizes.rows[i];
-    for (Index p = 0; p < 2 * pairs; ++p) unit[p] = unit_of(Gt.row(p));
+    for (Index p = 0; p < 2 * pairs; ++p) unit[p] = unit_of(Gt.row(p).cwiseAbs().maxCoeff());
     if (sizes) unit[2 * pairs - 2] = unit[2 * pairs - 1];  // they share their rounding, and none is larger
     team.run(2 * pairs, [&](Index p, Workspace&) {
       Gt.row(p) *= finite(1 / unit[p]);
@@ -233,20 +234,6 @@ class FftwEngine {
       s[2 * l + 1] += x[2 * l + 1] * w[2 * l] - x[2 * l] * w[2 * l + 1];
     }
   }
-
-  // a column's power of two: its maximum divided by it is at most 1; infinity for a column of zeros, which thereby
-  // stays one beside a partner's rounding
-  template <class Column>
-  static T unit_of(const Column& column) {
-    using Limits = std::numeric_limits<T>;  // a unit's inverse must be finite too: subnormal columns stay below 1
-    const T largest = column.cwiseAbs().maxCoeff();
-    if (largest == 0) return Limits::infinity();
-    int exponent = 0;
-    if (std::isfinite(largest)) std::frexp(largest, &exponent);
-    return std::ldexp(T(1), std::clamp(exponent, Limits::min_exponent, Limits::max_exponent - 1));
-  }
-
-  static T finite(T unit) { return std::isfinite(unit) ? unit : T(0); }
 
   // the columns of X as rows, each token in its slot; zeros in the gaps and in an odd pair's second row
   static void gather(const MatrixView<T>& X, const Slots& slots, MatrixRef<T> Xt, const Team& team) {

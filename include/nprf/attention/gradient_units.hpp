@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "nprf/attention/head_weights.hpp"
+#include "nprf/attention/non_finite.hpp"
+#include "nprf/attention/saved.hpp"
+#include "nprf/attention/value_unit.hpp"
+#include "nprf/core/slots.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/toeplitz/panel.hpp"
+
+namespace nprf {
+
+/// The powers of two that backward computes in: relative to them no value that counts and no entry of dy is above 1,
+/// and neither dy / D nor what comes of it overflows or underflows. A row's factor goes to its features:
+///
+///     A'_i = f_i A_i    G_i = [dy_i  -(dy_i.y_i)] / (D_i f_i), at most 1    dA_i = f_i dA'_i
+template <Real T>
+class GradientUnits {
+ public:
+  /// Of the rows that have a gradient, and of the values that these attend to; other rows of values (n_k,d_v) become
+  /// zero where they are far larger, and then all of them are taken in their unit. Refers to what was saved and to dy
+  /// (n_q,d_v). O((n_q + n_k) d_v), times log n where values are far apart.
+  template <class Values>
+  GradientUnits(const SavedSequence<T>& saved, const MatrixView<T>& dy, const HeadWeights<T>& weights,
+                const Placement& keys, Values&& values, Workspace& workspace)
+      : m_saved(saved), m_dy(dy) {
+    const Workspace::Scope scope(workspace);
+    const Index n_q = dy.rows(), n_k = values.rows();
+    bool* has_gradient = workspace.take<bool>(n_q);
+    T largest = 0, largest_dy = 0;
+    for (Index i = 0; i < n_q; ++i) has_gradient[i] = saved.denominator[i] != 0;
+    for (const Index i : saved.repaired) has_gradient[i] = true;
+    for (Index i = 0; i < n_q; ++i) {
+      if (!has_gradient[i]) continue;
+      const T of_row = largest_finite(dy.row(i));
+      has_gradient[i] = of_row > 0 && is_finite_row(saved.y.row(i));  // what is not finite is in no unit
+      if (!has_gradient[i]) continue;
+      largest_dy = std::max(largest_dy, of_row);
+      largest = std::max(largest, saved.largest_values[i]);
+    }
+    if (largest_dy > 0) m_of_dy = toeplitz::unit_of(largest_dy);
+    m_of_values = unit_of_all(values);
+    if (m_of_values / most_apart<T> > largest) {
+      auto seen = workspace.template matrix<double>(n_k, 1);
+      weights.seen_by_any(
+          keys, [&](Index i, auto&& x) { x[0] = has_gradient[i] ? 1 : 0; }, seen, workspace);
+      for (Index j = 0; j < n_k; ++j)
+        if (seen(j, 0) == 0) values.row(j).setZero();
+      m_of_values = unit_of_all(values);
+    }
+    if (m_of_values != 1) values /= m_of_values;
+  }
+
+  T of_values() const { return m_of_values; }
+  T of_dy() const { return m_of_dy; }
+  /// The exponent of what is a product of values and dy, beside the unit that values were saved in.
+  int exponent() const { return std::ilogb(m_of_values) + std::ilogb(m_of_dy) + std::ilogb(m_saved.unit); }
+
+  /// log2 f_i; the size s_i that G_i is measured by; and sum_j c[j-i] A'_i.B_j = D_i f_i.
+  struct Row {
+    int factor;
+    T size, sum;
+  };
+
+  /// Sets A'_i (r) and G_i (d_v+1). Rows without gradient are zero, the factor of those that were computed one by one
+  /// is dy's alone, and G of those that are not finite is not either.
+  template <class RowA, class RowG>
+  Row scale(Index i, RowA&& a, RowG&& g) const {
+    const Index d_v = m_dy.cols();
+    const T D = m_saved.denominator[i], of_dy = unit_of_all(m_dy.row(i));
+    Row row{std::ilogb(of_dy) - std::ilogb(m_of_dy), 0, 0};
+    g.setZero();
+    a = m_saved.A.row(i);
+    if (D == 0) return row;
+    int exponent = 0;
+    const T mantissa = std::isfinite(D) ? std::frexp(D, &exponent) : D;  // of 1/2 to 1
+    g.head(d_v) = m_dy.row(i) / of_dy;
+    T dy_y = 0, sum = 0;
+    for (Index p = 0; p < d_v; ++p) dy_y += g[p] * (m_saved.y(i, p) / m_of_values), sum += std::abs(g[p]);
+    g[d_v] = -dy_y;
+    g /= mantissa;
+    const T largest = g.cwiseAbs().maxCoeff();
+    if (largest == 0 || !is_finite_row(g)) {
+      a.setZero();
+      return row;
+    }
+    const T unit = toeplitz::unit_of(largest), of_sum = std::abs(mantissa) * unit;
+    g /= unit;
+    row.size = std::max(sum / of_sum * (m_saved.largest_values[i] / m_of_values), std::abs(g[d_v]));
+    row.sum = std::ldexp(of_sum, row.factor);
+    row.factor += std::ilogb(unit) - exponent;
+    a *= std::ldexp(T(1), row.factor);
+    return row;
+  }
+
+ private:
+  const SavedSequence<T>& m_saved;
+  const MatrixView<T>& m_dy;
+  T m_of_values = 1, m_of_dy = 1;
+};
+
+}  // namespace nprf
