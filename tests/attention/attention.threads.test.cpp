@@ -50,7 +50,7 @@ void check(const Attention<F, P>& attention, Index n_q, Index n_k, const CallOpt
 
 // whether so many tokens are worth four threads: a call with little to do has fewer
 bool busy(Index n_q, Index n_k) {
-  return toeplitz::worthwhile_threads(toeplitz::dense_cost({n_q, n_k, m, d_v + 1})) >= 4;
+  return toeplitz::worthwhile_threads(toeplitz::dense_cost<float>({n_q, n_k, m, d_v + 1})) >= 4;
 }
 
 template <class Body>

@@ -253,7 +253,7 @@ TEST_CASE("a backward pass knows the exponents that its forward pass has saved",
   // banded is the cheaper engine without it, block_causal with it
   const Index n = 16384;
   Index saves = 0;
-  for (Index reach = 9000; reach < 10500; reach += 25) {
+  for (Index reach = 9200; reach < 10700; reach += 25) {
     Vector<double> b = random_table<double>(reach, 3);
     b[reach - 2] = b[reach - 1];
     const Relative position(b);
@@ -278,6 +278,22 @@ TEST_CASE("weights that hide what is later make one-sided attention, whatever th
   const Relative position(b);
   const HeadWeights<double> weights(position, {}, {n, n, 32, 65}, 0, Pass::forward, team);
   CHECK(weights.product().engine() == Engine::block_causal);
+}
+
+TEST_CASE("few keys of many are multiplied one by one", "[attention]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const Index n = 16384;
+  const Relative position(random_table<double>(n - 1, 3));
+  const HeadWeights<double> weights(position, {.direction = Direction::causal}, {n, n, 32, 65}, 0, Pass::forward, team);
+  const auto engine_for = [&](Index left) {  // that many keys, evenly spread
+    Mask mask = Mask::Constant(n, false);
+    for (Index j = 0; j < left; ++j) mask[j * n / left] = true;
+    return weights.product(weights.keys(view(mask), n, workspace), workspace).engine();
+  };
+  CHECK(weights.product().engine() == Engine::block_causal);
+  CHECK(engine_for(n - 100) == Engine::block_causal);
+  CHECK(engine_for(n / 64) == Engine::direct);
 }
 
 TEST_CASE("weights that are all -infinity are all zero", "[attention]") {

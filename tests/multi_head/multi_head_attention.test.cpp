@@ -473,7 +473,7 @@ TEST_CASE("no bit of many heads depends on the number of threads", "[multi_head]
       std::optional<Outputs<float>> alone;
       for (Index threads = 1; threads <= 5; ++threads) {
         const Threads restore(threads);
-        const double operations = toeplitz::dense_cost({s.n_q, s.n_k, m, values + 1});
+        const double operations = toeplitz::dense_cost<float>({s.n_q, s.n_k, m, values + 1});
         REQUIRE(toeplitz::worthwhile_threads(static_cast<double>(s.batch * s.heads) * operations) == threads);
         // an object of its own: no memory of another number of threads
         const MultiHeadAttention attention(maps<float>(s.heads), tables<float>(s.heads, 500), options);

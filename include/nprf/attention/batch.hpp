@@ -71,7 +71,7 @@ class Batch {
   Team gather_team(const HeadModels<T>& heads, Index sequences, std::span<const Segment> segments, Index d_v) {
     const Index r = heads.feature_map(0).output_dim();
     double operations = 0;
-    for (const Segment& x : segments) operations += toeplitz::dense_cost({x.n_q, x.n_k, r, d_v + 1});
+    for (const Segment& x : segments) operations += toeplitz::dense_cost<T>({x.n_q, x.n_k, r, d_v + 1});
     const auto threads =
         static_cast<std::size_t>(toeplitz::worthwhile_threads(static_cast<double>(sequences) * operations));
     if (m_workspaces.size() < threads) m_workspaces.resize(threads);

@@ -254,7 +254,8 @@ class Head {
       G_product = G;
       for (const Index i : saved.repaired) A_product.row(i).setZero(), G_product.row(i).setZero(), sizes[i] = 0;
     }
-    const toeplitz::BorderedProduct<T>& product = m_weights->product(keys, workspace);
+    const toeplitz::BorderedProduct<T>& product =
+        saved.rows_have_exponents ? m_weights->product() : m_weights->product(keys, workspace);
     const double* e = saved.exponents.size() > 0 ? saved.exponents.data() : nullptr;
     // denominators are relative to the exponents as forward was: to those that a query attends to, or to the largest
     const double* taken = saved.rows_have_exponents ? e : nullptr;

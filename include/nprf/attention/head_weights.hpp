@@ -37,9 +37,8 @@ class HeadWeights {
         m_offset(offset),
         m_queries(place(shape.n_q, "queries", team.workspace())),
         m_keys(place(shape.n_k, "keys", team.workspace())),
-        m_slots(slots_of(m_queries)),
-        m_key_slots(slots_of(m_keys)),
-        m_lags(reachable_lags(m_slots, m_key_slots, offset, m_direction)),
+        m_span{slots_of(m_queries), slots_of(m_keys), shape.r, shape.p},
+        m_lags(reachable_lags(m_span.n_q, m_span.n_k, offset, m_direction)),
         m_visible(
             seen_slot_lags(), [this](Index lag) { return slot_bias(lag) > never; }, team.workspace()),
         m_product(make_product(options.engine, shape, pass, most_deviation, team)) {
@@ -50,23 +49,25 @@ class HeadWeights {
   /// The product for all keys.
   const toeplitz::BorderedProduct<T>& product() const { return m_product; }
 
-  /// The product for these keys: where those that are missing leave some rows far less than others, Engine::automatic
-  /// takes no FFT.
+  /// The product for these keys: where they are few, or where those that are missing leave some rows far less than
+  /// others, Engine::automatic takes no FFT.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
-    if (!m_is_chosen || keys.count() == m_keys.count()) return m_product;
+    if (!m_by_rows || keys.count() == m_keys.count()) return m_product;
+    const toeplitz::Costs costs(m_rows, {m_queries.slots.count, keys.slots.count, m_span.r, m_span.p}, m_span);
+    if (costs.of(m_by_rows->engine()) < costs.of(m_product.engine())) return *m_by_rows;
     const bool serves = toeplitz::serves(m_product.engine(), m_rows, m_queries.slots, keys.slots, m_use, workspace);
     return serves ? m_product : *m_by_rows;
   }
 
   /// The product by tiles, whose rounding is each row's own.
   toeplitz::BorderedProduct<T> direct_product(Index r, Index p, const Team& team) const {
-    return {Engine::direct, m_rows, m_border, {m_slots, m_key_slots, r, p}, team};
+    return {Engine::direct, m_rows, m_border, {m_span.n_q, m_span.n_k, r, p}, team};
   }
 
   const Placement& queries() const { return m_queries; }
 
   /// The lags that the product's gradient has: its first, at distances j - i, and their number.
-  LagRange gradient_lags() const { return {-(m_slots - 1) - m_offset, m_key_slots - 1 - m_offset}; }
+  LagRange gradient_lags() const { return {-(m_span.n_q - 1) - m_offset, m_span.n_k - 1 - m_offset}; }
   /// c[lag], the derivative of c by b.
   T weight(Index lag) const { return m_c[lag]; }
   /// (E,E+2)
@@ -100,7 +101,7 @@ class HeadWeights {
 
   /// The differences of slots that there are, those of them that the direction reaches, and the bias of one, -infinity
   /// for the others.
-  LagRange slot_lags() const { return {-(m_slots - 1), m_key_slots - 1}; }
+  LagRange slot_lags() const { return {-(m_span.n_q - 1), m_span.n_k - 1}; }
   LagRange seen_slot_lags() const { return {m_lags.first + m_offset, m_lags.last + m_offset}; }
   double slot_bias(Index lag) const {
     const Index distance = lag - m_offset;
@@ -134,7 +135,7 @@ class HeadWeights {
   void any_seen(const Placement& keys, const Mark& mark, MatrixMap<double> sees, Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
     const Index p = sees.cols(), outside = m_queries.outside;
-    auto X = workspace.template matrix<double>(m_key_slots, p), x = workspace.template matrix<double>(1, p);
+    auto X = workspace.template matrix<double>(m_span.n_k, p), x = workspace.template matrix<double>(1, p);
     auto in_slots = workspace.template matrix<double>(m_queries.slots.count, p);
     X.setZero();
     for (Index j = 0; j < keys.slots.count; ++j) mark(keys.outside + j, X.row(keys.slots[j]));
@@ -158,7 +159,7 @@ class HeadWeights {
   void seen_by_any(const Placement& keys, const Mark& mark, MatrixMap<double> seen, Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
     const Index p = seen.cols(), outside = m_queries.outside;
-    auto X = workspace.template matrix<double>(m_slots, p), x = workspace.template matrix<double>(1, p);
+    auto X = workspace.template matrix<double>(m_span.n_q, p), x = workspace.template matrix<double>(1, p);
     auto in_slots = workspace.template matrix<double>(keys.slots.count, p);
     X.setZero();
     for (Index i = 0; i < m_queries.slots.count; ++i) mark(outside + i, X.row(m_queries.slots[i]));
@@ -196,14 +197,14 @@ class HeadWeights {
   void lags_seen(const Placement& keys, const Marked& marked, MatrixMap<double> hit, Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
     // slots are a set of lags, too: from l to t = s + l, shifted to where l >= 0
-    auto of_queries = workspace.template matrix<double>(m_slots, 1),
-         X = workspace.template matrix<double>(m_key_slots, 1);
+    auto of_queries = workspace.template matrix<double>(m_span.n_q, 1),
+         X = workspace.template matrix<double>(m_span.n_k, 1);
     of_queries.setZero();
     X.setZero();
     for (Index i = 0; i < m_queries.slots.count; ++i)
       if (marked(m_queries.outside + i)) of_queries(m_queries.slots[i], 0) = 1;
     for (Index j = 0; j < keys.slots.count; ++j) X(keys.slots[j], 0) = 1;
-    const Index shift = m_slots - 1;
+    const Index shift = m_span.n_q - 1;
     const Visibility queries(
         {-shift, 0}, [&](Index lag) { return of_queries(lag + shift, 0) > 0; }, workspace);
     queries.any_seen({hit.rows()}, X, hit, workspace);
@@ -230,7 +231,7 @@ class HeadWeights {
     if (m_visible.runs() < 2) return;
     const Workspace::Scope scope(workspace);
     constexpr Index columns = 8;  // at a time
-    auto X = workspace.template matrix<double>(m_key_slots, columns),
+    auto X = workspace.template matrix<double>(m_span.n_k, columns),
          any = workspace.template matrix<double>(queries.count, columns);
     int* exponents = workspace.template take<int>(keys.slots.count);
     bool* is_found = workspace.template take<bool>(queries.count);
@@ -302,7 +303,6 @@ class HeadWeights {
     if (pass == Pass::forward) m_c = m_c.with_equal_ends();
     m_rows = m_c;
     m_rows.first += m_offset;
-    const ProductShape span{m_slots, m_key_slots, shape.r, shape.p};
     const auto product = [&](Engine by) {
       // a row is relative to the keys up to its last weight's: one that underflows is the smallest number, not nothing
       if (by == Engine::block_causal) {
@@ -311,7 +311,7 @@ class HeadWeights {
         if (m_lags.size() > 0 && bias[last] > never)
           c[last - m_lags.first] = std::max(c[last - m_lags.first], smallest);
       }
-      return toeplitz::BorderedProduct<T>(by, m_rows, m_border, shape, span, team);
+      return toeplitz::BorderedProduct<T>(by, m_rows, m_border, shape, m_span, team);
     };
     if (m_rows.support().size() == 0) return product(engine);
     if (engine != Engine::automatic) return product(engine);
@@ -327,7 +327,7 @@ class HeadWeights {
     if (pass == Pass::backward && !knows_exponents) m_use = toeplitz::Use::gradients;
     engine = knows_exponents ? Engine::block_causal : choose(m_rows);
     if (most_deviation > 0 && !m_position.is_placed()) {
-      double least = toeplitz::Costs(m_rows, shape, span).of(engine);
+      double least = toeplitz::Costs(m_rows, shape, m_span).of(engine);
       const FittedTails fitted = fitted_tails(bias, m_lags, largest, most_deviation);
       const Tails& both = fitted.tails;
       for (const Tails& tails :
@@ -335,13 +335,12 @@ class HeadWeights {
         LagWeightsView<T> simpler = m_rows;
         simpler.tails = tails;
         const Engine cheapest = choose(simpler);
-        const double cost = toeplitz::Costs(simpler, shape, span).of(cheapest);
+        const double cost = toeplitz::Costs(simpler, shape, m_span).of(cheapest);
         if (cost < least) least = cost, m_rows = simpler, engine = cheapest, m_deviation = fitted.deviation;
       }
     }
-    const Engine by_rows = toeplitz::choose(m_rows, shape, span, toeplitz::Rows::unlike);
-    m_is_chosen = engine != by_rows;
-    if (m_is_chosen) m_by_rows.emplace(product(by_rows));
+    const Engine by_rows = toeplitz::choose(m_rows, shape, m_span, toeplitz::Rows::unlike);
+    if (engine != by_rows) m_by_rows.emplace(product(by_rows));
     return product(engine == Engine::lanes && m_position.is_placed() ? Engine::grid : engine);
   }
 
@@ -355,15 +354,14 @@ class HeadWeights {
   Direction m_direction;
   Index m_offset;
   Placement m_queries, m_keys;  // all of them
-  Index m_slots, m_key_slots;   // how many the axis has
+  ProductShape m_span;          // how many slots the axis has
   LagRange m_lags;              // that this direction reaches
   Visibility m_visible;
   LagWeightsView<T> m_c, m_rows;  // by distance, and by difference of slots
   toeplitz::BorderWeights<T> m_border;
   double m_deviation = 0;
   toeplitz::Use m_use = toeplitz::Use::rows;
-  bool m_is_chosen = false;                               // an FFT, by Engine::automatic
-  std::optional<toeplitz::BorderedProduct<T>> m_by_rows;  // without one, then
+  std::optional<toeplitz::BorderedProduct<T>> m_by_rows;  // without an FFT, where Engine::automatic chose one
   toeplitz::BorderedProduct<T> m_product;
 };
 

@@ -21,7 +21,7 @@ template <Real T, class Use>
 void with_product(Engine engine, LagWeightsView<T> lags, const MatrixView<T>& A, const MatrixView<T>& B,
                   const MatrixView<T>& U, Use&& use) {
   const ProductShape shape = product_shape<T>(A, B, U);
-  std::vector<Workspace> workspaces(static_cast<std::size_t>(worthwhile_threads(dense_cost(shape))));
+  std::vector<Workspace> workspaces(static_cast<std::size_t>(worthwhile_threads(dense_cost<T>(shape))));
   const Team team(workspaces);
   const Product<T> product(engine, lags, shape, team);
   use(product, ProductFactors<T>{A, B, U, {A.rows()}, {B.rows()}}, team);

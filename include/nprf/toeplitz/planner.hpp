@@ -14,6 +14,7 @@
 #include "nprf/core/workspace.hpp"
 #include "nprf/fft/lanes.hpp"
 #include "nprf/toeplitz/causal_levels.hpp"
+#include "nprf/toeplitz/panel.hpp"
 #include "nprf/toeplitz/tail.hpp"
 
 namespace nprf::toeplitz {
@@ -109,13 +110,26 @@ inline double pairs_in(LagRange range, Index n_q, Index n_k) {
   return up_to(static_cast<double>(range.last)) - up_to(static_cast<double>(range.first - 1));
 }
 
+/// How many of the signals B_r o U_p a product transforms, those counted that fill up a register; what columns that are
+/// left over cost in proportion to others is measured.
+template <Real T>
+double signals(Index r, Index p, double left_over) {
+  const ColumnGroups<T> groups(r, p);
+  constexpr Index W = fft::lane_count<T>;
+  const auto filled_up = [r](Index to) { return static_cast<double>((r + to - 1) / to * to); };
+  return static_cast<double>(groups.count * W) * filled_up(2) +
+         left_over * static_cast<double>(groups.left_over) * filled_up(2 * W);
+}
+
 /// What a product costs by each engine, in units of one multiply-add of the direct engine's tiles. The formulas count
-/// what an engine does; their factors are measured (`bench/planner`), for each width of the registers.
+/// what an engine does; their factors are measured (`bench/planner`), for each width of the registers W.
 ///
-///     direct         pairs (r + p + weight)                                    pairs of tokens with a weight
-///     banded         band pairs (r + p + weight) + tails (n_q + n_k) r p tail  pairs up to a tile beyond the band
-///     lanes          2n r p (level log2(2n) + point)                           n = max(n_q, n_k) slots
-///     block_causal   n (r + p) (block/2 + weight) + operations r p causal      n places and operations of CausalLevels
+///     direct         pairs (r + p + weight)                        pairs up to half a tile beyond c
+///     banded         band pairs (r + p + weight)                   a tile more of each row
+///                      + tails (n_q + n_k) r (p + 2W) tail
+///     lanes          2n (signals + W) (level log2(2n) + point)     n = max(n_q, n_k) slots; W: those of c
+///     block_causal   n block/2 (r + p + place)                     n places and operations of CausalLevels
+///                      + operations signals causal
 struct Costs {
   template <Real T>
   Costs(LagWeightsView<T> c, const ProductShape& tokens, const ProductShape& slots) {
@@ -124,26 +138,31 @@ struct Costs {
     const double n_q = static_cast<double>(tokens.n_q), n = n_q + static_cast<double>(tokens.n_k);
     const double all = pairs_in({-(slots.n_q - 1), slots.n_k - 1}, slots.n_q, slots.n_k);
     const LagRange support = c.support();
-    direct = of_direct(tokens) * pairs_in(support, slots.n_q, slots.n_k) / all;
+    const LagRange tiles{support.first - half_tile, support.last + half_tile};
+    direct = support.size() == 0 ? 0 : of_direct(tokens) * pairs_in(tiles, slots.n_q, slots.n_k) / all;
 
     const Tail<T> before(Side::before, c, slots), after(Side::after, c, slots);
     if (const int tails = (before.lags > 0) + (after.lags > 0); tails > 0) {
       const double band = static_cast<double>(band_between(before, after, c).size());
       const bool all_alike = band <= 1 && before.flat() && after.flat();
-      banded = all_alike ? n * r * p * sum : n_q * (band + banded_tile) * (r + p + weight) + tails * n * r * p * tail;
+      const double states = n * r * (p + static_cast<double>(2 * fft::lane_count<T>));
+      banded = all_alike ? n * r * p * sum
+                         : n_q * (band * (r + p + weight) + banded_tile * (r + p + place)) + tails * states * tail;
     }
-    lanes = of_lanes(slots);
+    lanes = of_lanes<T>(slots);
     const Index length = CausalAxis(support, slots).length();
-    block_causal = static_cast<double>(length) * (static_cast<double>(CausalLevels<T>::block) / 2 + weight) * (r + p) +
-                   CausalLevels<T>::operations(length) * r * p * causal;
+    block_causal = static_cast<double>(length) * static_cast<double>(CausalLevels<T>::block) / 2 * (r + p + place) +
+                   CausalLevels<T>::operations(length) * signals<T>(tokens.r, tokens.p, 2.5) * causal;
   }
 
   static double of_direct(const ProductShape& x) {
     return static_cast<double>(x.n_q) * static_cast<double>(x.n_k) * (static_cast<double>(x.r + x.p) + weight);
   }
+  template <Real T>
   static double of_lanes(const ProductShape& x) {
     const double length = static_cast<double>(2 * std::max(x.n_q, x.n_k));
-    return length * static_cast<double>(x.r) * static_cast<double>(x.p) * (level * std::log2(length) + point);
+    return length * (signals<T>(x.r, x.p, 1.4) + static_cast<double>(fft::lane_count<T>)) *
+           (level * std::log2(length) + point);
   }
 
   /// NaN for an engine that choose() does not know.
@@ -152,7 +171,8 @@ struct Costs {
       case Engine::direct: return direct;
       case Engine::banded:
       case Engine::recurrence: return banded;
-      case Engine::lanes: return lanes;
+      case Engine::lanes:
+      case Engine::grid: return lanes;
       case Engine::block_causal: return block_causal;
       default: return std::numeric_limits<double>::quiet_NaN();
     }
@@ -161,16 +181,18 @@ struct Costs {
   double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0, block_causal = 0;
 
  private:
-  static constexpr double weight = 16, banded_tile = 48, sum = 1.5;
-  static constexpr double tail = fft::vector_registers >= 32 ? 2 : 3;
+  static constexpr Index half_tile = 48;
+  static constexpr double weight = 16, banded_tile = 24, sum = 1.5, place = 112;
+  static constexpr double tail = fft::vector_registers >= 32 ? 1.3 : 2;
   static constexpr double causal = fft::vector_registers >= 32 ? 3.4 : 4.5;
   static constexpr double level = fft::vector_registers >= 32 ? 2.3 : 3, point = fft::vector_registers >= 32 ? 16 : 25;
 };
 
 /// The cost of a product with a weight for every lag.
-inline double dense_cost(const ProductShape& shape) {
+template <Real T>
+double dense_cost(const ProductShape& shape) {
   if (shape.empty()) return 0;
-  return std::min(Costs::of_direct(shape), Costs::of_lanes(shape));
+  return std::min(Costs::of_direct(shape), Costs::of_lanes<T>(shape));
 }
 
 /// How many threads a product of such a cost is worth: waking one costs some microseconds, and more on a busy machine.
