@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -123,6 +124,25 @@ TEMPLATE_TEST_CASE("no entry is off by more than its own rounding and the noise 
     const auto middle = each.all.begin() + static_cast<std::ptrdiff_t>(each.all.size() / 2);
     std::ranges::nth_element(each.all, middle);
     CHECK(*middle > 0.003);
+  }
+}
+
+TEMPLATE_TEST_CASE("what underflows beside values that no row has is noise", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  using Limits = std::numeric_limits<T>;
+  const Index n_q = 420, n_k = 410, r = 4, p = 3;
+  LagWeights<T> c{-(n_q - 1), Vector<T>::Zero(n_q + n_k - 1)};
+  c.values[0 - c.first] = T(0.01), c.values[-293 - c.first] = T(1);
+  const T small = std::sqrt(Limits::min()) * T(1e9);
+  Factors<T> x{Matrix<T>::Ones(n_q, r), Matrix<T>::Constant(n_k, r, small), normal<T>(n_k, p, 3)};
+  x.B.row(156).setZero();
+  x.U.row(156).setConstant(Limits::max() / T(1e8));
+  x.B.row(200).setOnes();
+  x.U.row(200).setZero();
+  const std::vector<Errors> all = errors(c, x);
+  for (std::size_t e = 0; e < all.size(); ++e) {
+    INFO(name(noisy_engines()[e]));
+    CHECK(all[e].most <= 1.25);
   }
 }
 

@@ -103,21 +103,25 @@ class CausalNoise {
     if (target == first) return;
     SignalNorms::Row largest = SignalNorms::row(r, scratch), Y = SignalNorms::row(r, scratch),
                      sums = SignalNorms::row(r, scratch);
-    double exponent;
+    double exponent, value = 0;
     for_each(m_blocks[of], first, target - first, exponent, [&](const SignalNorms& norms, double factor, Index source) {
       largest = largest.max(factor * norms.largest());
+      value = std::max(value, norms.largest_size());
       if (target - source > level.offsets) return;
       norms.add_sized(level.norms[target - source - 1], 2 * level.size, factor, Y);
       norms.add_ones(level.norms[target - source - 1], 2 * level.size, factor, sums);
     });
     for (SignalNorms::Row* sizes : {&Y, &sums})
       share_rounding(largest, SourceUnits<T>::most_imbalance, fft::lane_count<T>, *sizes, scratch);
+    Y += Underflow<T>::of_signals(2 * level.size) * value * largest;
+    sums += Underflow<T>::of_signals(2 * level.size) * largest;
+    const double lost = Underflow<T>::of_row(r);
     const double factor = ratio(exponent, m_exponents.before(target * level.size));
     for (Index i = i0; i < end; ++i) {
       const Index at = m_levels.axis().queries.first + m_x.queries[i];
       const double row = factor * static_cast<double>(m_exponents.rows(of)[at]);
-      out.Y[i] += row * noise_of_row<T>(m_x.A.row(i), Y, out.of_norms);
-      out.sums[i] += row * noise_of_row<T>(m_x.A.row(i), sums, out.of_norms);
+      out.Y[i] += row * noise_of_row<T>(m_x.A.row(i), Y, out.of_norms) + value * lost;
+      out.sums[i] += row * noise_of_row<T>(m_x.A.row(i), sums, out.of_norms) + lost;
     }
   }
 

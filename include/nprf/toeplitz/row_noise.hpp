@@ -19,7 +19,8 @@
 ///
 ///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
 ///
-/// which grow with |u|: one look at B serves all columns. No entry was ever seen beyond 1.5 times it.
+/// which grow with |u|: one look at B serves all columns. No entry was ever seen beyond 1.5 times it. Beside it stands
+/// what underflows where x_r is small beside what shares its scale, and the weights hide that, or features are zero.
 namespace nprf::toeplitz {
 
 /// Where the noise goes: (n_q) each, of Y and of the column of sums. Of norms: |A_i|_2 times that of all features in
@@ -66,15 +67,18 @@ class SignalNorms {
   void add(const X& b, double size) {
     m_ones.add(b);
     m_sized.add(size * b);
+    m_largest_size = std::max(m_largest_size, size);
   }
   /// Some keys more, all times a factor.
   void add(const SignalNorms& other, double factor) {
     m_ones.add(other.m_ones, factor);
     m_sized.add(other.m_sized, factor);
+    m_largest_size = std::max(m_largest_size, other.m_largest_size);
   }
 
-  /// The largest |B_r|.
+  /// The largest |B_r|, and the largest size.
   const Row& largest() const { return m_ones.max; }
+  double largest_size() const { return m_largest_size; }
 
   /// sqrt(log2 N / N) times the products of these signals' and others' norms, over all features: those of ones with the
   /// others' sized ones, and the other way round.
@@ -124,6 +128,7 @@ class SignalNorms {
   };
 
   Of m_ones, m_sized;
+  double m_largest_size = 0;
 };
 
 /// The largest of B and of the sizes, 1 for zeros: relative to them no square overflows.
@@ -162,6 +167,17 @@ double noise_of_row(const RowA& a, const SignalNorms::Row& sizes, bool of_norms 
   return eps * (a.array().abs().template cast<double>() * sizes).sum();
 }
 
+/// What numbers lose that underflow, where B_r and u are in units of at most twice their largest: those of a transform
+/// of length N, over eps, as the sizes of signals; and products of a row's r features with what comes of them.
+template <Real T>
+struct Underflow {
+  static constexpr double number = 4 * static_cast<double>(std::numeric_limits<T>::denorm_min()),
+                          eps = static_cast<double>(std::numeric_limits<T>::epsilon());
+
+  static double of_signals(Index N) { return static_cast<double>(N) * number / eps; }
+  static double of_row(Index r) { return static_cast<double>(r) * number; }
+};
+
 /// The norms of the signals of all rows of B (n,r) and their sizes (n), in the units of the scale; in the team's
 /// workspace. O(n r).
 template <Real T>
@@ -199,12 +215,15 @@ void row_noises(const WeightNorms& c, Index N, const ProductFactors<T>& x, const
   all.add_sized(c, N, 1, Y);
   all.add_ones(c, N, 1, sums);
   share(all, scale, Y, sums);
+  Y += Underflow<T>::of_signals(N) * all.largest_size() * all.largest();
+  sums += Underflow<T>::of_signals(N) * all.largest();
   Y *= scale.B * scale.size;
   sums *= scale.B;
+  const double lost_sums = Underflow<T>::of_row(r), lost_Y = all.largest_size() * scale.size * lost_sums;
   team.run_tiles(x.A.rows(), [&](Index i0, Index rows, Workspace&) {
     for (Index i = i0; i < i0 + rows; ++i) {
-      noise.Y[i] = noise_of_row<T>(x.A.row(i), Y, noise.of_norms);
-      noise.sums[i] = noise_of_row<T>(x.A.row(i), sums, noise.of_norms);
+      noise.Y[i] = noise_of_row<T>(x.A.row(i), Y, noise.of_norms) + lost_Y;
+      noise.sums[i] = noise_of_row<T>(x.A.row(i), sums, noise.of_norms) + lost_sums;
     }
   });
 }
