@@ -294,6 +294,14 @@ TEST_CASE("few keys of many are multiplied one by one", "[attention]") {
   CHECK(weights.product().engine() == Engine::block_causal);
   CHECK(engine_for(n - 100) == Engine::block_causal);
   CHECK(engine_for(n / 64) == Engine::direct);
+
+  // on a grid likewise
+  const GridPosition<double> cells(80, 80, normal<double>(159, 159, 1), Matrix<double>(0, 2));
+  const HeadWeights<double> on_grid(cells, {}, {6400, 6400, 8, 9}, 0, Pass::forward, team);
+  Mask few = Mask::Constant(6400, false);
+  for (Index j = 0; j < 6400; j += 64) few[j] = true;
+  CHECK(on_grid.product().engine() == Engine::grid);
+  CHECK(on_grid.product(on_grid.keys(view(few), 6400, workspace), workspace).engine() == Engine::direct);
 }
 
 TEST_CASE("weights that are all -infinity are all zero", "[attention]") {

@@ -134,16 +134,29 @@ TEMPLATE_TEST_CASE("what underflows beside values that no row has is noise", "[t
   LagWeights<T> c{-(n_q - 1), Vector<T>::Zero(n_q + n_k - 1)};
   c.values[0 - c.first] = T(0.01), c.values[-293 - c.first] = T(1);
   const T small = std::sqrt(Limits::min()) * T(1e9);
-  Factors<T> x{Matrix<T>::Ones(n_q, r), Matrix<T>::Constant(n_k, r, small), normal<T>(n_k, p, 3)};
-  x.B.row(156).setZero();
-  x.U.row(156).setConstant(Limits::max() / T(1e8));
-  x.B.row(200).setOnes();
-  x.U.row(200).setZero();
-  const std::vector<Errors> all = errors(c, x);
-  for (std::size_t e = 0; e < all.size(); ++e) {
-    INFO(name(noisy_engines()[e]));
-    CHECK(all[e].most <= 1.25);
+  struct Sizes {
+    T a, b, largest_b;
+  };
+  for (const Sizes& of : {Sizes{1, small, 1}, Sizes{1, small, small}, Sizes{small, 1, 1}}) {
+    Factors<T> x{Matrix<T>::Constant(n_q, r, of.a), Matrix<T>::Constant(n_k, r, of.b), normal<T>(n_k, p, 3)};
+    x.B.row(156).setZero();
+    x.U.row(156).setConstant(Limits::max() / T(1e8));
+    x.B.row(200).setConstant(of.largest_b);
+    x.U.row(200).setZero();
+    const std::vector<Errors> all = errors(c, x);
+    for (std::size_t e = 0; e < all.size(); ++e) {
+      INFO(name(noisy_engines()[e]) << ", A " << of.a << " B " << of.b << ", at most " << of.largest_b);
+      CHECK(all[e].most <= 1.25);
+    }
   }
+}
+
+TEST_CASE("weights whose squares underflow have norms", "[toeplitz]") {
+  toeplitz::WeightNorms norms, tiny;
+  for (const double c : {1.0, 0.5, 0.25}) norms.add(c), tiny.add(c * 1e-170);
+  CHECK(std::abs(norms.two() - std::sqrt(1.3125)) < 1e-15);
+  CHECK(tiny.two() >= std::sqrt(1.3125) * 1e-170);
+  CHECK(tiny.two() <= 1.5e-170);
 }
 
 TEMPLATE_TEST_CASE("zeros have no noise", "[toeplitz]", NPRF_TEST_SCALARS) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "nprf/attention/head_weights.hpp"
 #include "nprf/attention/non_finite.hpp"
@@ -11,6 +10,7 @@
 #include "nprf/attention/value_unit.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/panel.hpp"
 
 namespace nprf {
@@ -23,8 +23,8 @@ template <Real T>
 class GradientUnits {
  public:
   /// Of the rows that have a gradient, and of the values that these attend to; other rows of values (n_k,d_v) become
-  /// zero where they are far larger, and then all of them are taken in their unit. Refers to what was saved and to dy
-  /// (n_q,d_v). O((n_q + n_k) d_v), times log n where values are far apart.
+  /// zero where they are far larger, and the unit is that of the values that are left. Refers to what was saved and to
+  /// dy (n_q,d_v). O((n_q + n_k) d_v), times log n where values are far apart.
   template <class Values>
   GradientUnits(const SavedSequence<T>& saved, const MatrixView<T>& dy, const HeadWeights<T>& weights,
                 const Placement& keys, Values&& values, Workspace& workspace)

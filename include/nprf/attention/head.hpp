@@ -11,7 +11,6 @@
 #include "nprf/attention/non_finite.hpp"
 #include "nprf/attention/non_finite_gradients.hpp"
 #include "nprf/attention/options.hpp"
-#include "nprf/attention/pair_bias.hpp"
 #include "nprf/attention/row_errors.hpp"
 #include "nprf/attention/row_repair.hpp"
 #include "nprf/attention/saved.hpp"

@@ -12,10 +12,12 @@
 #include "nprf/attention/visibility.hpp"
 #include "nprf/core/fitted_tails.hpp"
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/position/position_view.hpp"
 #include "nprf/toeplitz/bordered_product.hpp"
+#include "nprf/toeplitz/planner.hpp"
 
 namespace nprf {
 

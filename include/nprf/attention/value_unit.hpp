@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
 #include "nprf/core/team.hpp"
@@ -27,7 +26,7 @@ T largest_finite(const M& x) {
   return largest;
 }
 
-/// The least power of two that none of them exceeds; 1 if there is none but zeros.
+/// A power of two above all of them, at most twice the largest; 1 if there is none but zeros.
 template <class M, class T = typename M::Scalar>
 T unit_of_all(const M& x) {
   const T largest = largest_finite(x);

@@ -37,8 +37,8 @@ struct BlockNorms {
 ///
 ///     noise_i = eps sum_r |A_ir| sum_s (sqrt(log2 N / N) (|g_s|_2 |x_sr|_2 + |T(g_s) x_sr|_2) + |T(g_s) x_sr|_max)
 ///
-/// with the weights g_s from source s to the row's block, and none of what is later. O(n r) time and O(n r / 128)
-/// memory a level.
+/// with the weights g_s from source s to the row's block, and none of what is later; and what underflows. O(n r) time
+/// and O(n r / 128) memory a level.
 template <Real T>
 class CausalNoise {
  public:
@@ -113,15 +113,17 @@ class CausalNoise {
     });
     for (SignalNorms::Row* sizes : {&Y, &sums})
       share_rounding(largest, SourceUnits<T>::most_imbalance, fft::lane_count<T>, *sizes, scratch);
-    Y += Underflow<T>::of_signals(2 * level.size) * value * largest;
-    sums += Underflow<T>::of_signals(2 * level.size) * largest;
-    const double lost = Underflow<T>::of_row(r);
+    if (!(Y.maxCoeff() > 0)) value = 0;
+    const double sources = static_cast<double>(std::min(target - first, level.offsets)),
+                 of_signals = sources * Underflow<T>::of_signals(2 * level.size), of_row = Underflow<T>::of_row(r);
+    Y += of_signals * value * largest;
+    sums += of_signals * largest;
     const double factor = ratio(exponent, m_exponents.before(target * level.size));
     for (Index i = i0; i < end; ++i) {
       const Index at = m_levels.axis().queries.first + m_x.queries[i];
       const double row = factor * static_cast<double>(m_exponents.rows(of)[at]);
-      out.Y[i] += row * noise_of_row<T>(m_x.A.row(i), Y, out.of_norms) + value * lost;
-      out.sums[i] += row * noise_of_row<T>(m_x.A.row(i), sums, out.of_norms) + lost;
+      out.Y[i] += row * noise_of_row<T>(m_x.A.row(i), Y, out.of_norms) + value * of_row;
+      out.sums[i] += row * noise_of_row<T>(m_x.A.row(i), sums, out.of_norms) + of_row;
     }
   }
 

@@ -6,9 +6,7 @@
 #if NPRF_USE_FFTW
 
 #include <algorithm>
-#include <cmath>
 #include <complex>
-#include <limits>
 
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
@@ -80,8 +78,11 @@ class FftwEngine {
   /// U share theirs, and a partner's may be as large as the largest at every key.
   void noise(const ProductFactors<T>& x, const T* sizes, RowNoises out, const Team& team) const {
     row_noises(m_norms, classes().period(), x, sizes, out, team,
-               [](const SignalNorms&, const SignalScale&, SignalNorms::Row& Y, SignalNorms::Row& sums) {
+               [this](const SignalNorms& norms, const SignalScale& scale, SignalNorms::Row& Y, SignalNorms::Row& sums) {
                  if (Y.maxCoeff() > 0) Y = (Y.square() + (2 * sums).square()).sqrt();
+                 const double lost = Underflow<T>::of_signals(classes().period()) / scale.B;  // features have no unit
+                 Y += lost * norms.largest_size();
+                 sums += lost;
                });
   }
 

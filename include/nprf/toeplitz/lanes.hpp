@@ -82,6 +82,9 @@ class LanesEngine {
                    units[r] = finite(unit_of(norms.largest()[r] * scale.B)) / scale.B;
                  share_rounding(units, 1, W, Y, team.workspace());
                  share_rounding(units, 1, W, sums, team.workspace());
+                 const double lost = Underflow<T>::of_signals(2 * m_tree->length());
+                 Y += lost * norms.largest_size() * norms.largest();
+                 sums += lost * norms.largest();
                });
   }
 

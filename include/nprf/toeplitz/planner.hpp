@@ -110,8 +110,8 @@ inline double pairs_in(LagRange range, Index n_q, Index n_k) {
   return up_to(static_cast<double>(range.last)) - up_to(static_cast<double>(range.first - 1));
 }
 
-/// How many of the signals B_r o U_p a product transforms, those counted that fill up a register; what columns that are
-/// left over cost in proportion to others is measured.
+/// How many signals B_r o U_p a product transforms, lanes of registers that are not filled included. One of a column
+/// that is left over counts `left_over` times: its measured cost beside others.
 template <Real T>
 double signals(Index r, Index p, double left_over) {
   const ColumnGroups<T> groups(r, p);
@@ -125,8 +125,9 @@ double signals(Index r, Index p, double left_over) {
 /// what an engine does; their factors are measured (`bench/planner`), for each width of the registers W.
 ///
 ///     direct         pairs (r + p + weight)                        pairs up to half a tile beyond c
-///     banded         band pairs (r + p + weight)                   a tile more of each row
-///                      + tails (n_q + n_k) r (p + 2W) tail
+///     banded         band pairs (r + p + weight)
+///                      + n_q banded_tile (r + p + place)           what tiles take along of each row
+///                      + tails (n_q + n_k) r (p + 2W) tail         (n_q + n_k) r p sum where all weights are alike
 ///     lanes          2n (signals + W) (level log2(2n) + point)     n = max(n_q, n_k) slots; W: those of c
 ///     block_causal   n block/2 (r + p + place)                     n places and operations of CausalLevels
 ///                      + operations signals causal

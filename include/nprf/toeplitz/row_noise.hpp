@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <new>
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
@@ -19,8 +20,9 @@
 ///
 ///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
 ///
-/// which grow with |u|: one look at B serves all columns. No entry was ever seen beyond 1.5 times it. Beside it stands
-/// what underflows where x_r is small beside what shares its scale, and the weights hide that, or features are zero.
+/// which grow with |u|: one look at B serves all columns. No entry was ever seen beyond 1.5 times it. To it is added
+/// what underflow loses, for weights of at most 1: x_r is computed in units of the largest |B_r| and of the largest
+/// |u|, and may be below the smallest number in them, even if no row sees the keys that are so large.
 namespace nprf::toeplitz {
 
 /// Where the noise goes: (n_q) each, of Y and of the column of sums. Of norms: |A_i|_2 times that of all features in
@@ -29,6 +31,9 @@ struct RowNoises {
   double *Y, *sums;
   bool of_norms = false;
 };
+
+/// Sums of squares beyond these have overflown or lost their digits: |x|_2 is at most the root of |x|_1 |x|_max then.
+inline constexpr double least_square = 0x1p-960, most_square = std::numeric_limits<double>::max();
 
 /// Norms of the weights.
 class WeightNorms {
@@ -40,7 +45,11 @@ class WeightNorms {
   }
 
   double one() const { return m_one; }
-  double two() const { return std::sqrt(m_square); }
+  /// |c|_2, or what it is at most.
+  double two() const {
+    const bool has_digits = m_square >= least_square && m_square <= most_square;
+    return has_digits ? std::sqrt(m_square) : std::sqrt(m_one) * std::sqrt(m_max);
+  }
   double max() const { return m_max; }
 
  private:
@@ -106,10 +115,9 @@ class SignalNorms {
       square += factor * factor * other.square;
       max = max.max(factor * other.max);
     }
-    // |x_r|_2; where its square is beyond all numbers or has lost its digits, what it is at most
+    // |x_r|_2, or what it is at most
     auto two() const {
-      constexpr double least = 0x1p-960, most = std::numeric_limits<double>::max();
-      return (square >= least && square <= most).select(square.sqrt(), one.sqrt() * max.sqrt());
+      return (square >= least_square && square <= most_square).select(square.sqrt(), one.sqrt() * max.sqrt());
     }
 
     double correlate(const Of& x, Index N) const { return spread(N) * (two() * x.two()).sum(); }
@@ -167,14 +175,15 @@ double noise_of_row(const RowA& a, const SignalNorms::Row& sizes, bool of_norms 
   return eps * (a.array().abs().template cast<double>() * sizes).sum();
 }
 
-/// What numbers lose that underflow, where B_r and u are in units of at most twice their largest: those of a transform
-/// of length N, over eps, as the sizes of signals; and products of a row's r features with what comes of them.
+/// What underflow loses, where values are in units of at most twice the largest, and features are too.
 template <Real T>
 struct Underflow {
   static constexpr double number = 4 * static_cast<double>(std::numeric_limits<T>::denorm_min()),
                           eps = static_cast<double>(std::numeric_limits<T>::epsilon());
 
+  /// Of a signal in a transform of length N, over eps.
   static double of_signals(Index N) { return static_cast<double>(N) * number / eps; }
+  /// Of the products of a row's r features with signals.
   static double of_row(Index r) { return static_cast<double>(r) * number; }
 };
 
@@ -201,8 +210,8 @@ SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalSca
 }
 
 /// The noise of a product by transforms of one length N; sizes (n_k) are the largest |U_j.| of each key. O(n r).
-/// share(norms, scale, Y, sums) makes the sizes of signals those of what shares their transforms; all are in the units
-/// of the scale.
+/// share(norms, scale, Y, sums) makes the sizes of signals those of what shares their transforms, and adds what
+/// underflows in these; all are in the units of the scale.
 template <Real T, class Share>
 void row_noises(const WeightNorms& c, Index N, const ProductFactors<T>& x, const T* sizes, RowNoises noise,
                 const Team& team, Share&& share) {
@@ -215,8 +224,6 @@ void row_noises(const WeightNorms& c, Index N, const ProductFactors<T>& x, const
   all.add_sized(c, N, 1, Y);
   all.add_ones(c, N, 1, sums);
   share(all, scale, Y, sums);
-  Y += Underflow<T>::of_signals(N) * all.largest_size() * all.largest();
-  sums += Underflow<T>::of_signals(N) * all.largest();
   Y *= scale.B * scale.size;
   sums *= scale.B;
   const double lost_sums = Underflow<T>::of_row(r), lost_Y = all.largest_size() * scale.size * lost_sums;
