@@ -162,8 +162,8 @@ struct Costs {
   template <Real T>
   static double of_lanes(const ProductShape& x) {
     const double length = static_cast<double>(2 * std::max(x.n_q, x.n_k));
-    return length * (signals<T>(x.r, x.p, 1.4) + static_cast<double>(fft::lane_count<T>)) *
-           (level * std::log2(length) + point);
+    const double all = signals<T>(x.r, std::max<Index>(x.p - 1, 0), 1.4) + signals<T>(x.r, 1, 1.4);  // ones apart
+    return length * (all + static_cast<double>(fft::lane_count<T>)) * (level * std::log2(length) + point);
   }
 
   /// NaN for an engine that choose() does not know.
