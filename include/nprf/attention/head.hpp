@@ -253,6 +253,7 @@ class Head {
       G_product = G;
       for (const Index i : saved.repaired) A_product.row(i).setZero(), G_product.row(i).setZero(), sizes[i] = 0;
     }
+    // only the engine that saved exponents knows them
     const toeplitz::BorderedProduct<T>& product =
         saved.rows_have_exponents ? m_weights->product() : m_weights->product(keys, workspace);
     const double* e = saved.exponents.size() > 0 ? saved.exponents.data() : nullptr;

@@ -20,8 +20,8 @@ void scale_rows(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> xs, cons
   });
 }
 
-/// row *= 2^exponent, whatever the exponent, in steps of one sign: between them nothing overflows or loses digits that
-/// the last does not. O(d), and once more for each power that is no number of T.
+/// row *= 2^exponent (d), whatever the exponent, in steps of one sign: between them nothing overflows or loses digits
+/// that the last does not. O(d) a step, of which there is more than one only where 2^exponent is no number of T.
 template <Real T, class Row>
 void scale_by_power_of_two(int exponent, Row&& row) {
   constexpr int most = std::numeric_limits<T>::max_exponent - 2;

@@ -110,8 +110,8 @@ inline double pairs_in(LagRange range, Index n_q, Index n_k) {
   return up_to(static_cast<double>(range.last)) - up_to(static_cast<double>(range.first - 1));
 }
 
-/// How many signals B_r o U_p a product transforms, lanes of registers that are not filled included. One of a column
-/// that is left over counts `left_over` times: its measured cost beside others.
+/// How many signals B_r o U_p a product of r features and p columns transforms, lanes of registers that are not filled
+/// included. One of a column that is left over (ColumnGroups) counts as `left_over` others.
 template <Real T>
 double signals(Index r, Index p, double left_over) {
   const ColumnGroups<T> groups(r, p);
@@ -122,9 +122,10 @@ double signals(Index r, Index p, double left_over) {
 }
 
 /// What a product costs by each engine, in units of one multiply-add of the direct engine's tiles. The formulas count
-/// what an engine does; their factors are measured (`bench/planner`), for each width of the registers W.
+/// what an engine does; their factors are measured where there are 16 registers, and for 32 scaled from measurements of
+/// simpler formulas. `bench/planner` prints measured over modelled time. W is how many numbers a register holds.
 ///
-///     direct         pairs (r + p + weight)                        pairs up to half a tile beyond c
+///     direct         pairs (r + p + weight)                        of lags in c's support and `edge` beyond
 ///     banded         band pairs (r + p + weight)
 ///                      + n_q banded_tile (r + p + place)           what tiles take along of each row
 ///                      + tails (n_q + n_k) r (p + 2W) tail         (n_q + n_k) r p sum where all weights are alike
@@ -139,7 +140,7 @@ struct Costs {
     const double n_q = static_cast<double>(tokens.n_q), n = n_q + static_cast<double>(tokens.n_k);
     const double all = pairs_in({-(slots.n_q - 1), slots.n_k - 1}, slots.n_q, slots.n_k);
     const LagRange support = c.support();
-    const LagRange tiles{support.first - half_tile, support.last + half_tile};
+    const LagRange tiles{support.first - edge, support.last + edge};
     direct = support.size() == 0 ? 0 : of_direct(tokens) * pairs_in(tiles, slots.n_q, slots.n_k) / all;
 
     const Tail<T> before(Side::before, c, slots), after(Side::after, c, slots);
@@ -153,7 +154,7 @@ struct Costs {
     lanes = of_lanes<T>(slots);
     const Index length = CausalAxis(support, slots).length();
     block_causal = static_cast<double>(length) * static_cast<double>(CausalLevels<T>::block) / 2 * (r + p + place) +
-                   CausalLevels<T>::operations(length) * signals<T>(tokens.r, tokens.p, 2.5) * causal;
+                   CausalLevels<T>::operations(length) * signals<T>(tokens.r, tokens.p, causal_left_over) * causal;
   }
 
   static double of_direct(const ProductShape& x) {
@@ -162,8 +163,10 @@ struct Costs {
   template <Real T>
   static double of_lanes(const ProductShape& x) {
     const double length = static_cast<double>(2 * std::max(x.n_q, x.n_k));
-    const double all = signals<T>(x.r, std::max<Index>(x.p - 1, 0), 1.4) + signals<T>(x.r, 1, 1.4);  // ones apart
-    return length * (all + static_cast<double>(fft::lane_count<T>)) * (level * std::log2(length) + point);
+    // the column of ones, the last, is a product of its own
+    const double columns = signals<T>(x.r, std::max<Index>(x.p - 1, 0), lanes_left_over),
+                 ones = signals<T>(x.r, 1, lanes_left_over), of_weights = static_cast<double>(fft::lane_count<T>);
+    return length * (columns + ones + of_weights) * (level * std::log2(length) + point);
   }
 
   /// NaN for an engine that choose() does not know.
@@ -182,7 +185,8 @@ struct Costs {
   double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0, block_causal = 0;
 
  private:
-  static constexpr Index half_tile = 48;
+  static constexpr Index edge = 48;
+  static constexpr double lanes_left_over = 1.4, causal_left_over = 2.5;
   static constexpr double weight = 16, banded_tile = 24, sum = 1.5, place = 112;
   static constexpr double tail = fft::vector_registers >= 32 ? 1.3 : 2;
   static constexpr double causal = fft::vector_registers >= 32 ? 3.4 : 4.5;

@@ -32,7 +32,7 @@ struct RowNoises {
   bool of_norms = false;
 };
 
-/// Sums of squares beyond these have overflown or lost their digits: |x|_2 is at most the root of |x|_1 |x|_max then.
+/// Sums of squares beyond these have overflowed or lost their digits: |x|_2 is at most the root of |x|_1 |x|_max then.
 inline constexpr double least_square = 0x1p-960, most_square = std::numeric_limits<double>::max();
 
 /// Norms of the weights.
@@ -175,7 +175,8 @@ double noise_of_row(const RowA& a, const SignalNorms::Row& sizes, bool of_norms 
   return eps * (a.array().abs().template cast<double>() * sizes).sum();
 }
 
-/// What underflow loses, where values are in units of at most twice the largest, and features are too.
+/// What underflow loses of Y, over the largest |u| and, of signals, over the largest |B_r|: both are computed in units
+/// of at most twice these.
 template <Real T>
 struct Underflow {
   static constexpr double number = 4 * static_cast<double>(std::numeric_limits<T>::denorm_min()),
