@@ -180,4 +180,22 @@ TEMPLATE_TEST_CASE("zeros have no noise", "[toeplitz]", NPRF_TEST_SCALARS) {
   }
 }
 
+TEMPLATE_TEST_CASE("row noise: a row's norm holds if its squares underflow or overflow", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  using toeplitz::SignalNorms;
+  Workspace workspace;
+  SignalNorms::Row sizes = SignalNorms::row(5, workspace);
+  sizes.setOnes();
+  const Matrix<T> rows = normal<T>(1, 5, 1);
+  const double expected = toeplitz::noise_of_row<T>(rows.row(0), sizes, true);
+  for (const int exponent : {-3, 3}) {
+    const int shift = exponent * (std::numeric_limits<T>::max_exponent / 4);
+    const Matrix<T> far = rows * std::ldexp(T(1), shift);
+    INFO("times 2^" << shift);
+    const double noise = std::ldexp(toeplitz::noise_of_row<T>(far.row(0), sizes, true), -shift);
+    CHECK(std::abs(noise - expected) <= 16 * static_cast<double>(std::numeric_limits<T>::epsilon()) * expected);
+  }
+}
+
 }  // namespace nprf::test::toeplitz_row_noise

@@ -146,9 +146,9 @@ class CertifiedGradients {
     });
   }
 
-  // infinity where nothing is known of the sum
+  // infinity where nothing is known of the sum, or it has overflowed
   static double over(double noise, double sum) {
-    return noise == 0 ? 0 : sum > 0 ? noise / sum : std::numeric_limits<double>::infinity();
+    return noise == 0 ? 0 : sum > 0 && std::isfinite(sum) ? noise / sum : std::numeric_limits<double>::infinity();
   }
 
   // those of n whose error(k) may be beyond half the tolerance, in the workspace; the largest of the others is noted

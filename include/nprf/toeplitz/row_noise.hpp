@@ -171,7 +171,7 @@ inline void share_rounding(const SignalNorms::Row& scales, double factor, Index 
 template <Real T, class RowA>
 double noise_of_row(const RowA& a, const SignalNorms::Row& sizes, bool of_norms = false) {
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
-  if (of_norms) return eps * static_cast<double>(a.norm()) * sizes.matrix().stableNorm();
+  if (of_norms) return eps * static_cast<double>(a.stableNorm()) * sizes.matrix().stableNorm();
   return eps * (a.array().abs().template cast<double>() * sizes).sum();
 }
 
