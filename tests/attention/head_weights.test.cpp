@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "nprf/position/alibi.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
@@ -295,7 +296,13 @@ TEST_CASE("few keys of many are multiplied one by one", "[attention]") {
   CHECK(engine_for(n - 100) == Engine::block_causal);
   CHECK(engine_for(n / 64) == Engine::direct);
 
-  // on a grid likewise
+  // where all keys are multiplied without an FFT, and on a grid, likewise
+  const AlibiPosition<double> alibi(0.01);
+  const HeadWeights<double> by_states(alibi, {}, {1000, 1000, 32, 65}, 0, Pass::forward, team);
+  Mask first = Mask::Constant(1000, false);
+  first.head(16).setConstant(true);
+  CHECK(by_states.product().engine() == Engine::recurrence);
+  CHECK(by_states.product(by_states.keys(view(first), 1000, workspace), workspace).engine() == Engine::direct);
   const GridPosition<double> cells(80, 80, normal<double>(159, 159, 1), Matrix<double>(0, 2));
   const HeadWeights<double> on_grid(cells, {}, {6400, 6400, 8, 9}, 0, Pass::forward, team);
   Mask few = Mask::Constant(6400, false);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -52,13 +53,15 @@ class HeadWeights {
   const toeplitz::BorderedProduct<T>& product() const { return m_product; }
 
   /// The product for these keys: where they are few, or where those that are missing leave some rows far less than
-  /// others, Engine::automatic takes no FFT.
+  /// others, Engine::automatic takes another.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
-    if (!m_by_rows || keys.count() == m_keys.count()) return m_product;
+    if (!m_by_rows[0] || keys.count() == m_keys.count()) return m_product;
     const toeplitz::Costs costs(m_rows, {m_queries.slots.count, keys.slots.count, m_span.r, m_span.p}, m_span);
-    if (costs.of(m_by_rows->engine()) < costs.of(m_product.engine())) return *m_by_rows;
+    const auto cost = [&](const toeplitz::BorderedProduct<T>& by) { return costs.of(by.engine()); };
+    const auto& by_rows = m_by_rows[1] && cost(*m_by_rows[1]) < cost(*m_by_rows[0]) ? *m_by_rows[1] : *m_by_rows[0];
+    if (cost(by_rows) < cost(m_product)) return by_rows;
     const bool serves = toeplitz::serves(m_product.engine(), m_rows, m_queries.slots, keys.slots, m_use, workspace);
-    return serves ? m_product : *m_by_rows;
+    return serves ? m_product : by_rows;
   }
 
   /// The product by tiles, whose rounding is each row's own.
@@ -336,13 +339,16 @@ class HeadWeights {
            {Tails{both.before, 0, both.slope_before, 0}, Tails{0, both.after, 0, both.slope_after}, both}) {
         LagWeightsView<T> simpler = m_rows;
         simpler.tails = tails;
-        const Engine cheapest = choose(simpler);
-        const double cost = toeplitz::Costs(simpler, shape, m_span).of(cheapest);
-        if (cost < least) least = cost, m_rows = simpler, engine = cheapest, m_deviation = fitted.deviation;
+        const double cost = toeplitz::Costs(simpler, shape, m_span).banded;
+        if (!(cost < least)) continue;
+        least = cost, m_rows = simpler, m_deviation = fitted.deviation;
+        engine = toeplitz::choose(simpler, shape, m_span, toeplitz::Rows::unlike);
       }
     }
-    const Engine by_rows = toeplitz::choose(m_rows, shape, m_span, toeplitz::Rows::unlike);
-    if (engine != by_rows) m_by_rows.emplace(product(by_rows));
+    std::size_t others = 0;
+    for (const Engine by_rows : {toeplitz::choose(m_rows, shape, m_span, toeplitz::Rows::unlike), Engine::direct})
+      if (by_rows != engine && (others == 0 || by_rows != m_by_rows[0]->engine()))
+        m_by_rows[others++].emplace(product(by_rows));
     return product(engine == Engine::lanes && m_position.is_placed() ? Engine::grid : engine);
   }
 
@@ -363,7 +369,8 @@ class HeadWeights {
   toeplitz::BorderWeights<T> m_border;
   double m_deviation = 0;
   toeplitz::Use m_use = toeplitz::Use::rows;
-  std::optional<toeplitz::BorderedProduct<T>> m_by_rows;  // without an FFT, where Engine::automatic chose one
+  // the other engines that Engine::automatic takes for some keys: without an FFT, so that they serve any
+  std::array<std::optional<toeplitz::BorderedProduct<T>>, 2> m_by_rows;
   toeplitz::BorderedProduct<T> m_product;
 };
 

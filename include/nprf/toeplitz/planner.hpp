@@ -20,8 +20,8 @@
 namespace nprf::toeplitz {
 
 /// The sum of the weights' absolute values that each query sees over the keys that there are, (n_q) in the workspace: 0
-/// only if all of them are. O(n) and for each run of keys without a gap O(n_q); but beyond 2^24 pairs of both a query
-/// stands for its neighbours too. There must be a query and a key.
+/// only if all of them are. O(n_q + n_k): among keys with many gaps a query stands for those near it. There must be a
+/// query and a key.
 template <Real T>
 std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   double* sums = workspace.take<double>(queries.count);
@@ -42,7 +42,7 @@ std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, cons
   };
   Index runs = 0;
   for (Index j = 0; j < keys.count; j = run_end(j)) ++runs;
-  const Index step = 1 + runs * queries.count / (Index{1} << 24);
+  const Index step = 1 + runs * queries.count / (16384 + 4 * lags);
   for (Index j = 0, end; j < keys.count; j = end) {
     end = run_end(j);
     const Index from = last + keys[j], to = last + keys[end - 1] + 1;
@@ -69,24 +69,36 @@ double row_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys,
 }
 
 /// The same within blocks of rows that CausalLevels may work at once: of any power of two from 128 on, but the first
-/// ones. Rows that see nothing take no part. As row_sums(), and O(n_q log n_q).
+/// ones. Rows that see nothing take no part. As row_sums().
 template <Real T>
 double block_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   if (queries.count == 0 || keys.count == 0) return 0;
   const Workspace::Scope scope(workspace);
   const auto sums = row_sums(c, queries, keys, workspace);
   const Index n_q = queries[queries.count - 1] + 1, n_k = keys[keys.count - 1] + 1;
-  const Index ahead = CausalAxis(c.support(), {n_q, n_k, 1, 1}).queries.first;
-  double balance = 1;
-  for (Index size = CausalLevels<T>::block; size < n_q + ahead; size *= 2) {
+  const Index ahead = CausalAxis(c.support(), {n_q, n_k, 1, 1}).queries.first, size = CausalLevels<T>::block;
+  struct Range {
     double smallest = std::numeric_limits<double>::infinity(), largest = 0;
-    for (Index i = 0, block = 0; i < queries.count; ++i) {
-      const Index of = (queries[i] + ahead) / size;
-      if (of != block) block = of, smallest = std::numeric_limits<double>::infinity(), largest = 0;
-      const double sum = sums[static_cast<std::size_t>(i)];
-      if (block == 0 || sum == 0) continue;
-      smallest = std::min(smallest, sum), largest = std::max(largest, sum);
-      balance = std::min(balance, smallest / largest);
+
+    void add(const Range& other) {
+      smallest = std::min(smallest, other.smallest), largest = std::max(largest, other.largest);
+    }
+  };
+  Index count = (n_q + ahead + size - 1) / size;
+  Range* blocks = workspace.take<Range>(count + 1);
+  std::fill_n(blocks, count + 1, Range{});
+  for (Index i = 0; i < queries.count; ++i)
+    if (const double sum = sums[static_cast<std::size_t>(i)]; sum > 0)
+      blocks[(queries[i] + ahead) / size].add({sum, sum});
+  double balance = 1;
+  for (; count > 1; count = (count + 1) / 2) {
+    for (Index block = 1; block < count; ++block)
+      if (blocks[block].largest > 0) balance = std::min(balance, blocks[block].smallest / blocks[block].largest);
+    blocks[count] = {};
+    for (Index block = 0; block < (count + 1) / 2; ++block) {
+      Range both = blocks[2 * block];
+      both.add(blocks[2 * block + 1]);
+      blocks[block] = both;
     }
   }
   return balance;
@@ -122,16 +134,20 @@ double signals(Index r, Index p, double left_over) {
 }
 
 /// What a product costs by each engine, in units of one multiply-add of the direct engine's tiles. The formulas count
-/// what an engine does; their factors are measured where there are 16 registers, and for 32 scaled from measurements of
-/// simpler formulas. `bench/planner` prints measured over modelled time. W is how many numbers a register holds.
+/// what an engine does; their factors are measured by AVX2 and AVX-512. `bench/planner` prints measured over modelled
+/// time. W is how many numbers a register holds.
 ///
-///     direct         pairs (r + p + weight)                        of lags in c's support and `edge` beyond
+///     direct         pairs (r + p + weight)                        of lags in c's support and `edge` beyond; where
+///                                                                  slots are empty, a weight costs `sought`
+///                      + subnormal pairs p subnormal               whose weight is below the smallest normal number
 ///     banded         band pairs (r + p + weight)
 ///                      + n_q banded_tile (r + p + place)           what tiles take along of each row
 ///                      + tails (n_q + n_k) r (p + 2W) tail         (n_q + n_k) r p sum where all weights are alike
 ///     lanes          2n (signals + W) (level log2(2n) + point)     n = max(n_q, n_k) slots; W: those of c
+///                      + (n_q + n_k) (r certified + token)         what its noise() takes
 ///     block_causal   n block/2 (r + p + place)                     n places and operations of CausalLevels
 ///                      + operations signals causal
+///                      + (n_q + n_k) (r certified + token)
 struct Costs {
   template <Real T>
   Costs(LagWeightsView<T> c, const ProductShape& tokens, const ProductShape& slots) {
@@ -141,7 +157,14 @@ struct Costs {
     const double all = pairs_in({-(slots.n_q - 1), slots.n_k - 1}, slots.n_q, slots.n_k);
     const LagRange support = c.support();
     const LagRange tiles{support.first - edge, support.last + edge};
-    direct = support.size() == 0 ? 0 : of_direct(tokens) * pairs_in(tiles, slots.n_q, slots.n_k) / all;
+    if (support.size() > 0) {
+      double slow = 0;
+      for (Index lag = support.first; lag <= support.last; ++lag)
+        if (is_subnormal(c[lag])) slow += pairs_in({lag, lag}, slots.n_q, slots.n_k);
+      const double there = n_q * static_cast<double>(tokens.n_k) / all;  // of all slots' pairs
+      const double of_weight = tokens.n_q + tokens.n_k < slots.n_q + slots.n_k ? sought : weight;
+      direct = there * (pairs_in(tiles, slots.n_q, slots.n_k) * (r + p + of_weight) + slow * p * subnormal);
+    }
 
     const Tail<T> before(Side::before, c, slots), after(Side::after, c, slots);
     if (const int tails = (before.lags > 0) + (after.lags > 0); tails > 0) {
@@ -151,10 +174,12 @@ struct Costs {
       banded = all_alike ? n * r * p * sum
                          : n_q * (band * (r + p + weight) + banded_tile * (r + p + place)) + tails * states * tail;
     }
-    lanes = of_lanes<T>(slots);
+    const double noise = n * (r * certified + token);
+    lanes = of_lanes<T>(slots) + noise;
     const Index length = CausalAxis(support, slots).length();
     block_causal = static_cast<double>(length) * static_cast<double>(CausalLevels<T>::block) / 2 * (r + p + place) +
-                   CausalLevels<T>::operations(length) * signals<T>(tokens.r, tokens.p, causal_left_over) * causal;
+                   CausalLevels<T>::operations(length) * signals<T>(tokens.r, tokens.p, causal_left_over) * causal +
+                   noise;
   }
 
   static double of_direct(const ProductShape& x) {
@@ -185,12 +210,17 @@ struct Costs {
   double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0, block_causal = 0;
 
  private:
+  template <Real T>
+  static bool is_subnormal(T x) {
+    return x != T(0) && std::abs(x) < std::numeric_limits<T>::min();
+  }
+
   static constexpr Index edge = 48;
+  static constexpr double subnormal = 256;
   static constexpr double lanes_left_over = 1.4, causal_left_over = 2.5;
-  static constexpr double weight = 16, banded_tile = 24, sum = 1.5, place = 112;
-  static constexpr double tail = fft::vector_registers >= 32 ? 1.3 : 2;
-  static constexpr double causal = fft::vector_registers >= 32 ? 3.4 : 4.5;
-  static constexpr double level = fft::vector_registers >= 32 ? 2.3 : 3, point = fft::vector_registers >= 32 ? 16 : 25;
+  static constexpr double weight = 16, sought = 40, certified = 60, token = 4000, banded_tile = 24, sum = 1.5,
+                          place = 112;
+  static constexpr double tail = 2, causal = 4.5, level = 3, point = 25;
 };
 
 /// The cost of a product with a weight for every lag.
