@@ -53,11 +53,12 @@ TEST_CASE("automatic is direct for short products, an FFT for long ones, by bloc
 }
 
 TEST_CASE("automatic: the longer the product, the more features direct takes", "[toeplitz]") {
-  // direct once, direct for all more features: an FFT's cost is a product of r and p, direct's is a sum
+  // direct once, direct for all more features: an FFT's cost is a product of r and p, direct's is a sum; but for few,
+  // which do not fill registers
   for (const Index n : {1000, 4000, 16000}) {
     const LagWeights<float> c = uneven(-(n - 1), n - 1);
     bool was_direct = false;
-    for (Index r = 1; r <= 4096; r *= 2) {
+    for (Index r = 2 * fft::lane_count<float>; r <= 4096; r *= 2) {
       const bool direct = choose(c, {n, n, r, r}) == Engine::direct;
       INFO("n " << n << " r " << r);
       CHECK((direct || !was_direct));
@@ -199,8 +200,36 @@ TEST_CASE("costs grow with every size", "[toeplitz]") {
   const double half = Costs(past.view(), tokens, tokens).direct / Costs(all.view(), tokens, tokens).direct;
   CHECK(half > 0.501);
   CHECK(half < 0.501 + 64.0 / 500);
-  CHECK(Costs(all.view(), {50, 50, 30, 20}, tokens).direct == Costs::of_direct({50, 50, 30, 20}));
-  CHECK(Costs(all.view(), {50, 50, 30, 20}, tokens).lanes == Costs::of_lanes<float>(tokens));
+  CHECK(Costs(all.view(), tokens, tokens).direct == Costs::of_direct(tokens));
+  const ProductShape few{50, 50, 30, 20};
+  CHECK(Costs(all.view(), few, tokens).lanes == Costs::of_lanes<float>(tokens));
+  // but for the weights, which then do not lie side by side
+  CHECK(Costs(all.view(), few, tokens).direct > Costs::of_direct(few));
+  CHECK(Costs(all.view(), few, tokens).direct < 2 * Costs::of_direct(few));
+}
+
+TEST_CASE("costs of an FFT contain its certificate", "[toeplitz]") {
+  const LagWeights<float> c = uneven(-499, 499);
+  const ProductShape tokens{500, 500, 30, 20};
+  const Costs costs(c.view(), tokens, tokens);
+  CHECK(costs.certificate > 0);
+  CHECK(costs.of(Engine::direct) == costs.direct);
+  for (const Engine engine : {Engine::lanes, Engine::grid}) CHECK(costs.of(engine) == costs.lanes + costs.certificate);
+  CHECK(costs.of(Engine::block_causal) == costs.block_causal + costs.certificate);
+  CHECK(Costs(c.view(), {500, 500, 60, 20}, {500, 500, 60, 20}).certificate > costs.certificate);
+}
+
+TEST_CASE("automatic: weights below the normal numbers are slow in tiles", "[toeplitz]") {
+  // slope 1/16 in float: beyond 1397 lags
+  const LagBias<float> alibi{0, Vector<float>::Zero(1), -1.0f / 16, -1.0f / 16};
+  const Index n = 3000, few = 188;
+  const LagWeights<float> c = exp_weights(alibi, {-(n - 1), 0});
+  LagWeights<float> normal = c;
+  for (float& x : normal.values)
+    if (x < std::numeric_limits<float>::min()) x = 0;
+  const ProductShape tokens{n, few, 32, 65}, slots{n, n, 32, 65};
+  CHECK(Costs(c.view(), tokens, slots).direct > 4 * Costs(normal.view(), tokens, slots).direct);
+  CHECK(choose(c.view(), tokens, slots, Rows::unlike) == Engine::recurrence);
 }
 
 TEST_CASE("signals are counted that fill up a register", "[toeplitz]") {

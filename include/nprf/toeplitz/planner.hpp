@@ -144,10 +144,9 @@ double signals(Index r, Index p, double left_over) {
 ///                      + n_q banded_tile (r + p + place)           what tiles take along of each row
 ///                      + tails (n_q + n_k) r (p + 2W) tail         (n_q + n_k) r p sum where all weights are alike
 ///     lanes          2n (signals + W) (level log2(2n) + point)     n = max(n_q, n_k) slots; W: those of c
-///                      + (n_q + n_k) (r certified + token)         what its noise() takes
 ///     block_causal   n block/2 (r + p + place)                     n places and operations of CausalLevels
 ///                      + operations signals causal
-///                      + (n_q + n_k) (r certified + token)
+///     certificate    (n_q + n_k) (r certified + token)             of the last two: their noise()
 struct Costs {
   template <Real T>
   Costs(LagWeightsView<T> c, const ProductShape& tokens, const ProductShape& slots) {
@@ -174,12 +173,11 @@ struct Costs {
       banded = all_alike ? n * r * p * sum
                          : n_q * (band * (r + p + weight) + banded_tile * (r + p + place)) + tails * states * tail;
     }
-    const double noise = n * (r * certified + token);
-    lanes = of_lanes<T>(slots) + noise;
+    certificate = n * (r * certified + token);
+    lanes = of_lanes<T>(slots);
     const Index length = CausalAxis(support, slots).length();
     block_causal = static_cast<double>(length) * static_cast<double>(CausalLevels<T>::block) / 2 * (r + p + place) +
-                   CausalLevels<T>::operations(length) * signals<T>(tokens.r, tokens.p, causal_left_over) * causal +
-                   noise;
+                   CausalLevels<T>::operations(length) * signals<T>(tokens.r, tokens.p, causal_left_over) * causal;
   }
 
   static double of_direct(const ProductShape& x) {
@@ -201,13 +199,14 @@ struct Costs {
       case Engine::banded:
       case Engine::recurrence: return banded;
       case Engine::lanes:
-      case Engine::grid: return lanes;
-      case Engine::block_causal: return block_causal;
+      case Engine::grid: return lanes + certificate;
+      case Engine::block_causal: return block_causal + certificate;
       default: return std::numeric_limits<double>::quiet_NaN();
     }
   }
 
-  double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0, block_causal = 0;
+  /// Of the products alone, and what it takes to bound the rounding of the last two.
+  double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0, block_causal = 0, certificate = 0;
 
  private:
   template <Real T>
@@ -218,9 +217,9 @@ struct Costs {
   static constexpr Index edge = 48;
   static constexpr double subnormal = 256;
   static constexpr double lanes_left_over = 1.4, causal_left_over = 2.5;
-  static constexpr double weight = 16, sought = 40, certified = 60, token = 4000, banded_tile = 24, sum = 1.5,
+  static constexpr double weight = 16, sought = 40, certified = 60, token = 4000, banded_tile = 24, sum = 2,
                           place = 112;
-  static constexpr double tail = 2, causal = 4.5, level = 3, point = 25;
+  static constexpr double tail = 2, causal = 5, level = 3, point = 25;
 };
 
 /// The cost of a product with a weight for every lag.
@@ -252,12 +251,12 @@ Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const ProductS
   const bool flat = lags.tails.slope_before == 0 && lags.tails.slope_after == 0;
   Engine best = Engine::direct;
   double least = costs.direct;
-  const auto consider = [&](Engine engine, double cost) {
-    if (cost < least) best = engine, least = cost;
+  const auto consider = [&](Engine engine) {
+    if (const double cost = costs.of(engine); cost < least) best = engine, least = cost;
   };
-  consider(flat ? Engine::banded : Engine::recurrence, costs.banded);
-  if (rows == Rows::alike) consider(Engine::lanes, costs.lanes);
-  if (rows == Rows::causal) consider(Engine::block_causal, costs.block_causal);
+  consider(flat ? Engine::banded : Engine::recurrence);
+  if (rows == Rows::alike) consider(Engine::lanes);
+  if (rows == Rows::causal) consider(Engine::block_causal);
   return best;
 }
 
