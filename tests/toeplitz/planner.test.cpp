@@ -224,11 +224,11 @@ TEST_CASE("automatic: weights below the normal numbers are slow in tiles", "[toe
   const LagBias<float> alibi{0, Vector<float>::Zero(1), -1.0f / 16, -1.0f / 16};
   const Index n = 3000, few = 188;
   const LagWeights<float> c = exp_weights(alibi, {-(n - 1), 0});
-  LagWeights<float> normal = c;
-  for (float& x : normal.values)
+  LagWeights<float> without = c;
+  for (float& x : without.values)
     if (x < std::numeric_limits<float>::min()) x = 0;
   const ProductShape tokens{n, few, 32, 65}, slots{n, n, 32, 65};
-  CHECK(Costs(c.view(), tokens, slots).direct > 4 * Costs(normal.view(), tokens, slots).direct);
+  CHECK(Costs(c.view(), tokens, slots).direct > 4 * Costs(without.view(), tokens, slots).direct);
   CHECK(choose(c.view(), tokens, slots, Rows::unlike) == Engine::recurrence);
 }
 
