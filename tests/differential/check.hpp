@@ -103,9 +103,10 @@ class Checker {
   // what weights below the root of the smallest number may make
   Exact lost(const std::vector<Exact>& whole, std::size_t at) const { return std::sqrt(smallest) * whole[at]; }
 
-  // sizes of terms that overflow leave nothing to check
-  bool is_representable(Exact size) {
-    const bool fits = size <= largest / 4;
+  // sizes of terms, or results, that overflow leave nothing to check
+  bool is_representable(Exact size, const Exact* exact, Index n) {
+    const auto fits_in = [](Exact x) { return std::abs(x) <= largest / 4; };
+    const bool fits = fits_in(size) && std::all_of(exact, exact + n, fits_in);
     m_tally.unrepresentable += !fits;
     return fits;
   }
@@ -173,8 +174,9 @@ class Checker {
       const Exact size = m_truth.dq_size[static_cast<std::size_t>(row)];
       const Exact steepness = std::max<Exact>(m_truth.q_steepness[static_cast<std::size_t>(row)], 1);
       ++m_tally.gradients;
-      if (is_representable(size))
-        compare(Kind::dq, distance(dq, m_truth.dq.data() + row * d, d),
+      const Exact* exact = m_truth.dq.data() + row * d;
+      if (is_representable(size, exact, d))
+        compare(Kind::dq, distance(dq, exact, d),
                 G * size + lost(m_truth.dq_whole, static_cast<std::size_t>(row)) + smallest * steepness, "row", row);
     }
   }
@@ -189,12 +191,13 @@ class Checker {
       if (m_truth.is_tainted[at]) continue;
       const Exact steepness = std::max<Exact>(m_truth.k_steepness[at], 1);
       m_tally.gradients += 2;
-      if (is_representable(m_truth.dk_size[at]))
-        compare(Kind::dk, distance(dk, m_truth.dk.data() + row * d, d),
+      const Exact *exact_dk = m_truth.dk.data() + row * d, *exact_dv = m_truth.dv.data() + row * d_v;
+      if (is_representable(m_truth.dk_size[at], exact_dk, d))
+        compare(Kind::dk, distance(dk, exact_dk, d),
                 G * m_truth.dk_size[at] + lost(m_truth.dk_whole, at) + smallest * steepness, "key", row);
-      if (is_representable(m_truth.dv_size[at]))
+      if (is_representable(m_truth.dv_size[at], exact_dv, d_v))
         for (Index p = 0; p < d_v; ++p)
-          compare(Kind::dv, std::abs(dv[p] - m_truth.dv[static_cast<std::size_t>(row * d_v + p)]),
+          compare(Kind::dv, std::abs(dv[p] - exact_dv[p]),
                   G * m_truth.dv_size[at] + lost(m_truth.dv_whole, at) + smallest, "key", row);
     }
   }
@@ -209,7 +212,7 @@ class Checker {
         if (m_truth.db_tainted[h][l]) continue;
         ++m_tally.gradients;
         const Exact slack = smallest * std::max<Exact>(m_truth.db_factor[h][l], 1);
-        if (is_representable(m_truth.db_size[h][l]))
+        if (is_representable(m_truth.db_size[h][l], &m_truth.db[h][l], 1))
           compare(Kind::db, std::abs(got[h][l] - m_truth.db[h][l]),
                   G * m_truth.db_size[h][l] + lost(m_truth.db_whole[h], l) + slack, "parameter", static_cast<Index>(l));
       }
