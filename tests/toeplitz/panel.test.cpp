@@ -72,6 +72,7 @@ TEMPLATE_TEST_CASE("a unit is a power of two, of which its column's maximum is b
     INFO(largest << " has " << unit);
     int exponent = 0;
     CHECK(std::frexp(unit, &exponent) == T(0.5));
+    CHECK(toeplitz::exponent_of(unit) == exponent - 1);
     CHECK(std::isnormal(unit));
     CHECK(std::isfinite(1 / unit));
     CHECK(unit * (1 / unit) == 1);

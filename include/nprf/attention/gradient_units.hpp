@@ -24,11 +24,11 @@ class GradientUnits {
  public:
   /// Of the rows that have a gradient, and of the values that these attend to; other rows of values (n_k,d_v) become
   /// zero where they are far larger, and the unit is that of the values that are left. Refers to what was saved and to
-  /// dy (n_q,d_v). O((n_q + n_k) d_v), times log n where values are far apart.
+  /// dy (n_q,d_v), and lies in the workspace. O((n_q + n_k) d_v), times log n where values are far apart.
   template <class Values>
   GradientUnits(const SavedSequence<T>& saved, const MatrixView<T>& dy, const HeadWeights<T>& weights,
                 const Placement& keys, Values&& values, Workspace& workspace)
-      : m_saved(saved), m_dy(dy) {
+      : m_saved(saved), m_dy(dy), m_largest_dy(workspace.take<T>(dy.rows())) {
     const Workspace::Scope scope(workspace);
     const Index n_q = dy.rows(), n_k = values.rows();
     bool* has_gradient = workspace.take<bool>(n_q);
@@ -36,8 +36,8 @@ class GradientUnits {
     for (Index i = 0; i < n_q; ++i) has_gradient[i] = saved.denominator[i] != 0;
     for (const Index i : saved.repaired) has_gradient[i] = true;
     for (Index i = 0; i < n_q; ++i) {
+      const T of_row = m_largest_dy[i] = largest_finite(dy.row(i));
       if (!has_gradient[i]) continue;
-      const T of_row = largest_finite(dy.row(i));
       has_gradient[i] = of_row > 0 && is_finite_row(saved.y.row(i));  // what is not finite is in no unit
       if (!has_gradient[i]) continue;
       largest_dy = std::max(largest_dy, of_row);
@@ -54,12 +54,13 @@ class GradientUnits {
       m_of_values = unit_of_all(values);
     }
     if (m_of_values != 1) values /= m_of_values;
+    m_exponent = toeplitz::exponent_of(m_of_values) + toeplitz::exponent_of(m_of_dy) + std::ilogb(saved.unit);
   }
 
   T of_values() const { return m_of_values; }
   T of_dy() const { return m_of_dy; }
   /// The exponent of what is a product of values and dy, beside the unit that values were saved in.
-  int exponent() const { return std::ilogb(m_of_values) + std::ilogb(m_of_dy) + std::ilogb(m_saved.unit); }
+  int exponent() const { return m_exponent; }
 
   /// log2 f_i; the size s_i that G_i is measured by; and sum_j c[j-i] A'_i.B_j = D_i f_i.
   struct Row {
@@ -72,28 +73,31 @@ class GradientUnits {
   template <class RowA, class RowG>
   Row scale(Index i, RowA&& a, RowG&& g) const {
     const Index d_v = m_dy.cols();
-    const T D = m_saved.denominator[i], of_dy = unit_of_all(m_dy.row(i));
-    Row row{std::ilogb(of_dy) - std::ilogb(m_of_dy), 0, 0};
-    g.setZero();
+    const T D = m_saved.denominator[i], largest_dy = m_largest_dy[i],
+            of_dy = largest_dy > 0 ? toeplitz::unit_of(largest_dy) : T(1);
+    Row row{toeplitz::exponent_of(of_dy) - toeplitz::exponent_of(m_of_dy), 0, 0};
     a = m_saved.A.row(i);
-    if (D == 0) return row;
+    if (D == 0) {
+      g.setZero();
+      return row;
+    }
     int exponent = 0;
     const T mantissa = std::isfinite(D) ? std::frexp(D, &exponent) : D;  // of 1/2 to 1
-    g.head(d_v) = m_dy.row(i) / of_dy;
-    T dy_y = 0, sum = 0;
-    for (Index p = 0; p < d_v; ++p) dy_y += g[p] * (m_saved.y(i, p) / m_of_values), sum += std::abs(g[p]);
+    auto dy = g.head(d_v);
+    dy = m_dy.row(i) / of_dy;
+    const T dy_y = dy.cwiseProduct(m_saved.y.row(i) / m_of_values).sum(), sum = dy.cwiseAbs().sum();
     g[d_v] = -dy_y;
-    g /= mantissa;
-    const T largest = g.cwiseAbs().maxCoeff();
-    if (largest == 0 || !is_finite_row(g)) {
+    const T largest = std::max(largest_dy / of_dy, std::abs(dy_y)) / std::abs(mantissa);
+    if (!(largest > 0) || !std::isfinite(largest + sum + dy_y)) {
+      g /= mantissa;
       a.setZero();
       return row;
     }
     const T unit = toeplitz::unit_of(largest), of_sum = std::abs(mantissa) * unit;
-    g /= unit;
+    g = (g / mantissa) / unit;
     row.size = std::max(sum / of_sum * (m_saved.largest_values[i] / m_of_values), std::abs(g[d_v]));
     row.sum = std::ldexp(of_sum, row.factor);
-    row.factor += std::ilogb(unit) - exponent;
+    row.factor += toeplitz::exponent_of(unit) - exponent;
     a *= std::ldexp(T(1), row.factor);
     return row;
   }
@@ -101,7 +105,9 @@ class GradientUnits {
  private:
   const SavedSequence<T>& m_saved;
   const MatrixView<T>& m_dy;
+  T* m_largest_dy;  // (n_q)  among the finite entries of each row
   T m_of_values = 1, m_of_dy = 1;
+  int m_exponent = 0;
 };
 
 }  // namespace nprf

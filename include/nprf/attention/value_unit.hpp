@@ -18,8 +18,9 @@ inline constexpr T most_apart = sizeof(T) == sizeof(float) ? T(0x1p40) : T(0x1p3
 template <class M, class T = typename M::Scalar>
 T largest_finite(const M& x) {
   if (x.size() == 0) return 0;
-  if ((x.array() - x.array()).sum() == 0) return x.cwiseAbs().maxCoeff();
-  T largest = 0;
+  T largest = x.cwiseAbs().template maxCoeff<Eigen::PropagateNaN>();
+  if (std::isfinite(largest)) return largest;
+  largest = 0;
   for (Index i = 0; i < x.rows(); ++i)
     for (Index p = 0; p < x.cols(); ++p)
       if (const T size = std::abs(x(i, p)); size > largest && std::isfinite(size)) largest = size;

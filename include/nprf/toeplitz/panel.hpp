@@ -2,8 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
@@ -30,6 +33,14 @@ T unit_of(T largest) {
   int exponent = 0;
   if (std::isfinite(largest)) std::frexp(largest, &exponent);
   return std::ldexp(T(1), std::clamp(exponent, Limits::min_exponent, Limits::max_exponent - 1));
+}
+
+/// The exponent of a power of two that is a normal number, as units are.
+template <Real T>
+int exponent_of(T power) {
+  using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;
+  using Limits = std::numeric_limits<T>;
+  return static_cast<int>(std::bit_cast<Bits>(power) >> (Limits::digits - 1)) - (Limits::max_exponent - 1);
 }
 
 /// 0 for infinity: what a column of zeros is multiplied by.
