@@ -62,10 +62,10 @@ std::vector<Case> cases(Grid grid) {
   return all;
 }
 
-std::vector<Index> lengths(Grid grid, Index m, Index d_v) {
-  if (d_v != head_dim) return {200, 700, 3000};
+std::vector<Index> lengths(Grid grid, const Case& of) {
+  if (of.d_v != head_dim) return {200, 700, 3000};
   if (grid == Grid::full) return {64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
-  if (m == usual_m) return {64, 256, 1024, 4096, 16384, 65536};
+  if (of.m == usual_m) return {64, 256, 1024, 4096, 16384, 65536};
   return {256, 1024, 4096};
 }
 
@@ -83,12 +83,13 @@ struct Choice {
 // the curves of one case; key: the engine, automatic included
 using Curves = std::map<Engine, Curve>;
 
-// exact softmax, bidirectional and with a bias for every lag, is the same yardstick for all cases: once an n
-Curve::Point softmax_at(Index n, Curve& curve) {
+// exact softmax, bidirectional and with a bias for every lag, is the same yardstick for all cases of a d_v: once an n
+Curve::Point softmax_at(Index n, Index d_v, Curve& curve) {
   for (const Curve::Point& point : curve.points())
     if (point.n == n) return point;
   if (!curve.too_long(n)) {
-    const Race race({[&p = problem(n)] { keep(softmax(p)); }}, {.budget = 0.2, .longest_repeated = longest_repeated});
+    const Race race({[&p = problem(n), d_v] { keep(softmax(p, d_v)); }},
+                    {.budget = 0.2, .longest_repeated = longest_repeated});
     curve.measured(n, race.seconds(0));
   }
   return curve.last();
@@ -166,16 +167,16 @@ nlohmann::json choices(Grid grid) {
     worst.ratio = ratio;
     worst.extrapolated = rival.extrapolated;
   };
-  Curve softmax;
+  std::map<Index, Curve> softmax;  // key: d_v
   nlohmann::json measured = nlohmann::json::array(), speed, ratios;
   for (const Case& at : cases(grid)) {
     Curves curves;
     nlohmann::json of_best = nlohmann::json::array();
-    for (const Index n : lengths(grid, at.m, at.d_v)) {
-      const Choice x = measure(at, n, softmax_at(n, softmax), curves);
+    for (const Index n : lengths(grid, at)) {
+      const Choice x = measure(at, n, softmax_at(n, at.d_v, softmax[at.d_v]), curves);
       print(at, x);
       note(over_best, x.over_best, at, x, x.least);
-      if (n >= 256 && at.d_v == head_dim) note(over_softmax, x.over_softmax, at, x, x.softmax);
+      if (n >= 256) note(over_softmax, x.over_softmax, at, x, x.softmax);
       of_best.push_back({n, x.over_best, x.extrapolated() ? 1 : 0});
     }
     nlohmann::json engines;
@@ -200,7 +201,7 @@ nlohmann::json choices(Grid grid) {
       case PositionKind::none: speed["linear"] = points(curves[Engine::banded]);
     }
   }
-  speed["softmax"] = points(softmax);
+  speed["softmax"] = points(softmax[head_dim]);
   return {{"rows", to_json(std::vector{over_best, over_softmax})},
           {"choices", measured},
           {"pictures", {{"speed", speed}, {"planner", ratios}}}};
@@ -225,9 +226,7 @@ nlohmann::json calibration(Grid grid) {
   const auto nanoseconds_a_unit = [](const Use& use, Index n, Index m) {
     Product product(problem(n), m, make_position(use.kind, use.direction, n).bias(), use.direction);
     const ProductShape shape{n, n, m, head_dim + 1};
-    const toeplitz::Costs costs(product.lags.view().with_equal_ends(), shape, shape);
-    const bool certified = use.engine == Engine::lanes || use.engine == Engine::block_causal;
-    const double units = costs.of(use.engine) - (certified ? costs.certificate : 0);
+    const double units = toeplitz::Costs(product.lags.view().with_equal_ends(), shape, shape).product(use.engine);
     if (!std::isfinite(units)) return static_cast<double>(NAN);
     const Race race({[&] {
                       product.contract(use.engine);

@@ -44,8 +44,9 @@ auto make_attention(P position, Index m, Engine engine, Direction direction = Di
   return Attention(orf<float>(head_dim, m), std::move(position), {.direction = direction, .engine = engine});
 }
 
-inline Matrix<float> softmax(const Problem& problem) {
-  return reference::softmax_attention<float>(problem.q, problem.k, problem.v, problem.position,
+/// Exact softmax attention, of the first d_v columns of values.
+inline Matrix<float> softmax(const Problem& problem, Index d_v = head_dim) {
+  return reference::softmax_attention<float>(problem.q, problem.k, problem.v.leftCols(d_v), problem.position,
                                              Direction::bidirectional, Normalization::unit(1));
 }
 

@@ -214,6 +214,7 @@ TEST_CASE("costs of an FFT contain its certificate", "[toeplitz]") {
   const Costs costs(c.view(), tokens, tokens);
   CHECK(costs.certificate > 0);
   CHECK(costs.of(Engine::direct) == costs.direct);
+  CHECK(costs.product(Engine::grid) == costs.lanes);
   for (const Engine engine : {Engine::lanes, Engine::grid}) CHECK(costs.of(engine) == costs.lanes + costs.certificate);
   CHECK(costs.of(Engine::block_causal) == costs.block_causal + costs.certificate);
   CHECK(Costs(c.view(), {500, 500, 60, 20}, {500, 500, 60, 20}).certificate > costs.certificate);

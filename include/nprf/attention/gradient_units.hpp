@@ -43,7 +43,7 @@ class GradientUnits {
       largest_dy = std::max(largest_dy, of_row);
       largest = std::max(largest, saved.largest_values[i]);
     }
-    if (largest_dy > 0) m_of_dy = toeplitz::unit_of(largest_dy);
+    m_of_dy = unit_above(largest_dy);
     m_of_values = unit_of_all(values);
     if (m_of_values / most_apart<T> > largest) {
       auto seen = workspace.template matrix<double>(n_k, 1);
@@ -54,7 +54,8 @@ class GradientUnits {
       m_of_values = unit_of_all(values);
     }
     if (m_of_values != 1) values /= m_of_values;
-    m_exponent = toeplitz::exponent_of(m_of_values) + toeplitz::exponent_of(m_of_dy) + std::ilogb(saved.unit);
+    m_exponent =
+        toeplitz::exponent_of(m_of_values) + toeplitz::exponent_of(m_of_dy) + toeplitz::exponent_of(saved.unit);
   }
 
   T of_values() const { return m_of_values; }
@@ -73,8 +74,7 @@ class GradientUnits {
   template <class RowA, class RowG>
   Row scale(Index i, RowA&& a, RowG&& g) const {
     const Index d_v = m_dy.cols();
-    const T D = m_saved.denominator[i], largest_dy = m_largest_dy[i],
-            of_dy = largest_dy > 0 ? toeplitz::unit_of(largest_dy) : T(1);
+    const T D = m_saved.denominator[i], largest_dy = m_largest_dy[i], of_dy = unit_above(largest_dy);
     Row row{toeplitz::exponent_of(of_dy) - toeplitz::exponent_of(m_of_dy), 0, 0};
     a = m_saved.A.row(i);
     if (D == 0) {

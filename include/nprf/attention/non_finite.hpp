@@ -58,16 +58,14 @@ class NonFinite {
     return finite;
   }
 
-  /// Rows of y (n_q,d_v) that see such a key become NaN, and so do entries that see such a value, or its infinity where
-  /// weights are positive.
+  /// Entries of y (n_q,d_v) that see such a value become NaN, or its infinity where weights are positive; rows that
+  /// such a key touches stay NaN.
   void spread(const MatrixView<T>& v, bool all_positive, MatrixRef<T> y, const Team& team) const {
     if (!m_values.empty())
       team.run((y.cols() + columns - 1) / columns, [&](Index task, Workspace& scratch) {
         const Index p0 = task * columns, cols = std::min(columns, y.cols() - p0);
         for (const T kind : {nan, T(infinity), -T(infinity)}) add(v, all_positive, kind, p0, cols, y, scratch);
       });
-    for (Index i = 0; m_touched && i < y.rows(); ++i)
-      if (touches(i)) y.row(i).setConstant(nan);
   }
 
  private:

@@ -27,11 +27,16 @@ T largest_finite(const M& x) {
   return largest;
 }
 
-/// A power of two above all of them, at most twice the largest; 1 if there is none but zeros.
+/// A power of two above a largest size, at most twice it; 1 for 0.
+template <Real T>
+T unit_above(T largest) {
+  return largest > 0 ? toeplitz::unit_of(largest) : T(1);
+}
+
+/// The same of all finite numbers of x.
 template <class M, class T = typename M::Scalar>
 T unit_of_all(const M& x) {
-  const T largest = largest_finite(x);
-  return largest > 0 ? toeplitz::unit_of(largest) : T(1);
+  return unit_above(largest_finite(x));
 }
 
 /// The same if values (n_k,d_v) are so large or small that sums of a row overflow or lose digits; else 1.

@@ -35,7 +35,8 @@ T unit_of(T largest) {
   return std::ldexp(T(1), std::clamp(exponent, Limits::min_exponent, Limits::max_exponent - 1));
 }
 
-/// The exponent of a power of two that is a normal number, as units are.
+/// The exponent of a power of two that is a normal number, as finite units are: std::ilogb() without a call for each
+/// row.
 template <Real T>
 int exponent_of(T power) {
   using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;

@@ -96,9 +96,8 @@ double block_balance(LagWeightsView<T> c, const Slots& queries, const Slots& key
       if (blocks[block].largest > 0) balance = std::min(balance, blocks[block].smallest / blocks[block].largest);
     blocks[count] = {};
     for (Index block = 0; block < (count + 1) / 2; ++block) {
-      Range both = blocks[2 * block];
-      both.add(blocks[2 * block + 1]);
-      blocks[block] = both;
+      blocks[block] = blocks[2 * block];
+      blocks[block].add(blocks[2 * block + 1]);
     }
   }
   return balance;
@@ -192,20 +191,25 @@ struct Costs {
     return length * (columns + ones + of_weights) * (level * std::log2(length) + point);
   }
 
-  /// NaN for an engine that choose() does not know.
-  double of(Engine engine) const {
+  /// Of the product alone; NaN for an engine that choose() does not know.
+  double product(Engine engine) const {
     switch (engine) {
       case Engine::direct: return direct;
       case Engine::banded:
       case Engine::recurrence: return banded;
       case Engine::lanes:
-      case Engine::grid: return lanes + certificate;
-      case Engine::block_causal: return block_causal + certificate;
+      case Engine::grid: return lanes;
+      case Engine::block_causal: return block_causal;
       default: return std::numeric_limits<double>::quiet_NaN();
     }
   }
 
-  /// Of the products alone, and what it takes to bound the rounding of the last two.
+  /// With what it takes to bound the rounding of an FFT.
+  double of(Engine engine) const {
+    const bool is_certified = engine == Engine::lanes || engine == Engine::grid || engine == Engine::block_causal;
+    return product(engine) + (is_certified ? certificate : 0);
+  }
+
   double direct = 0, banded = std::numeric_limits<double>::infinity(), lanes = 0, block_causal = 0, certificate = 0;
 
  private:

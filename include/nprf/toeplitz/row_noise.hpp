@@ -174,7 +174,7 @@ template <Real T, class RowA>
 double noise_of_row(const RowA& a, const SignalNorms::Row& sizes, bool of_norms = false) {
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
   if (of_norms) return eps * static_cast<double>(a.stableNorm()) * sizes.matrix().stableNorm();
-  constexpr Index parts = 8;  // sums side by side: in a single one each addition waits for that before
+  constexpr Index parts = 8;  // sums side by side: in a single one each addition would wait for the one before it
   std::array<double, parts> sums{};
   const Index whole = a.size() / parts * parts;
   const auto term = [x = a.data(), size = sizes.data()](Index r) {
