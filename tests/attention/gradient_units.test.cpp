@@ -105,7 +105,7 @@ TEMPLATE_TEST_CASE("units are of what counts: of rows with a gradient and what t
   x.dy.row(n_q - 1).setZero();
   x.saved.denominator[0] = 0;
   x.dy.row(0) *= huge;
-  x.saved.y(1, 0) = std::numeric_limits<T>::quiet_NaN();
+  x.saved.denominator[1] = std::numeric_limits<T>::quiet_NaN();
   x.dy.row(1) *= huge;
   x.find_largest();
   const GradientUnits<T> units = x.units();
@@ -120,6 +120,21 @@ TEMPLATE_TEST_CASE("units are of what counts: of rows with a gradient and what t
   CHECK(x.units().scale(0, A.row(0), G.row(0)).factor == 0);
   CHECK(A.row(0) == x.saved.A.row(0));
   CHECK(G.isZero(0));
+  x.saved.repaired = {};
+  // entries that are not finite leave the others what they are, in their units
+  Matrix<T> A_clean(1, r), G_clean(1, d_v + 1);
+  const auto clean = x.units().scale(2, A_clean.row(0), G_clean.row(0));
+  x.saved.y(2, 1) = std::numeric_limits<T>::quiet_NaN();
+  x.dy(3, 1) = std::numeric_limits<T>::infinity();
+  const auto of_y = x.units().scale(2, A.row(0), G.row(0));
+  CHECK(std::isnan(G(0, d_v)));
+  const T ratio = std::ldexp(T(1), of_y.factor - clean.factor);
+  CHECK((A / ratio == A_clean && G.leftCols(d_v) * ratio == G_clean.leftCols(d_v)));
+  CHECK((std::isfinite(of_y.size) && of_y.size > 0));
+  const auto of_dy = x.units().scale(3, A.row(0), G.row(0));
+  CHECK((std::isfinite(G(0, 0)) && std::isinf(G(0, 1)) && !std::isfinite(G(0, d_v))));
+  CHECK((std::isfinite(of_dy.size) && of_dy.size > 0 && A.allFinite() && !A.isZero(0)));
+  CHECK(x.units().of_dy() >= std::abs(x.dy(3, 0)));
   // without gradients all is one
   x.dy.setZero();
   CHECK(x.units().of_dy() == 1);

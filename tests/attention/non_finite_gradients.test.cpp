@@ -31,7 +31,8 @@ void check(const P& position, Direction direction, Index n, const std::vector<In
   for (const Index i : rows) G(i, column) = nan;
   const NonFiniteGradients<double> non_finite(weights, keys, G, team);
   const auto is_bad = [&](Index i) { return std::ranges::find(rows, i) != rows.end(); };
-  for (Index i = 0; i < n; ++i) CHECK(G.row(i).sum() == (is_bad(i) ? 0 : d_v + 1));
+  for (Index i = 0; i < n; ++i)
+    for (Index p = 0; p <= d_v; ++p) CHECK(G(i, p) == (is_bad(i) && p == column ? 0 : 1));
 
   auto dA = workspace.matrix<double>(n, r), dB = workspace.matrix<double>(n, r),
        dU = workspace.matrix<double>(n, d_v + 1);

@@ -17,7 +17,7 @@ enum class Padding { none, lengths, mask, packed };
 enum class Masked { none, random, every_second, all_but_one, prefix };
 enum class Tokens { normal, alike, along_rows, opposed, one_long, few_long, some_tiny, some_zero };
 enum class Scaled { all, one_column, one_row, half_of_rows, first_rows, last_rows, nothing };
-enum class Poison { none, query, key, value };
+enum class Poison { none, query, key, value, gradient };
 
 /// How a matrix of values or of dy is made from N(0,1).
 struct Scaling {
@@ -60,7 +60,7 @@ struct Case {
     static const char* const tokens[] = {"normal",   "alike",    "along rows", "opposed",
                                          "one long", "few long", "some tiny",  "some zero"};
     static const char* const scaled[] = {"all x ", "column x ", "row x ", "half x ", "first x ", "last x ", ""};
-    static const char* const poisons[] = {"", "query", "key", "value"};
+    static const char* const poisons[] = {"", "query", "key", "value", "dy"};
     std::ostringstream out;
     out << (in_double ? "double " : "float ") << maps[static_cast<int>(map)] << " d " << d << " m " << m << " d_v "
         << d_v << " n_q " << n_q << " n_k " << n_k;

@@ -205,8 +205,9 @@ void Inputs<T>::hide_padding(Draw& draw) {
 
 template <Real T>
 void Inputs<T>::poison(Draw& draw) {
-  std::vector<T>& x = c.poison == Poison::query ? q : c.poison == Poison::key ? k : v;
-  const Index channels = c.poison == Poison::value ? c.d_v : c.d, n = static_cast<Index>(x.size()) / channels;
+  std::vector<T>& x = c.poison == Poison::query ? q : c.poison == Poison::key ? k : c.poison == Poison::value ? v : dy;
+  const Index channels = c.poison == Poison::query || c.poison == Poison::key ? c.d : c.d_v,
+              n = static_cast<Index>(x.size()) / channels;
   // often a late one, which few causal rows attend to
   const Index row = draw.one_in(2) ? n - 1 - draw.below(1 + n / 8) : draw.below(n);
   x[static_cast<std::size_t>(row * channels + draw.below(channels))] = static_cast<T>(c.poison_value);

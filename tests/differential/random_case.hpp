@@ -106,7 +106,7 @@ inline Case random_case(std::uint64_t seed) {
   c.values = detail::draw_scaling(draw, c.in_double);
   c.gradients = detail::draw_scaling(draw, c.in_double);
   if (draw.one_in(10)) {
-    c.poison = static_cast<Poison>(draw.between(1, 3));
+    c.poison = static_cast<Poison>(draw.between(1, 4));
     c.poison_value = draw.of({std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
                               -std::numeric_limits<double>::infinity()});
   }

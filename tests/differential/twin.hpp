@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include "differential/bias.hpp"
@@ -63,6 +64,7 @@ struct Truth {
   std::vector<Exact> q_steepness, k_steepness;
   std::vector<Exact> dk_size, dv_size;          // [batch, heads, n_k]
   std::vector<char> is_attended, is_tainted;    // [batch, heads, n_k]: by any checked row; by one that is not finite
+  std::vector<char> dv_tainted;                 // [batch, heads, n_k, d_v]: by such a weight, or entry of dy
   std::vector<std::vector<Exact>> db, db_size;  // one a head: all parameters
   std::vector<std::vector<Exact>> db_whole, db_factor;  // the sum of the derivatives' sizes
   std::vector<std::vector<char>> db_tainted;
@@ -145,6 +147,7 @@ class Sequence {
   // y_i = sum_j w_ij v_j / sum_j w_ij, w_ij = phi(q_i).phi(k_j) exp(b_ij)
   void solve_row(Index i) {
     find_terms(i);
+    m_has_weights = has_weights(i);
     Row& kind = at(m_truth.rows, m_first_q + i);
     kind = m_terms.empty() ? Row::empty : Row::regular;
     if (m_terms.empty()) return;
@@ -167,13 +170,49 @@ class Sequence {
     else if (!(D > 0) || size > worst_condition * D)
       kind = Row::ill;
     if (kind == Row::ill) std::fill_n(m.dy.begin() + (m_first_q + i) * m.d_v, m.d_v, Exact(0));
+    const Exact* dy = m.dy.data() + (m_first_q + i) * m.d_v;
+    const bool dy_finite = std::all_of(dy, dy + m.d_v, [](Exact x) { return std::isfinite(x); });
     for (const Term& t : m_terms) {
       at(m_truth.is_attended, m_first_k + t.j) = true;
-      if (kind == Row::regular) continue;
-      if (kind == Row::non_finite) at(m_truth.is_tainted, m_first_k + t.j) = true;
-      if (kind == Row::non_finite && t.pair.parameter >= 0) parameter(m_truth.db_tainted, t.pair.parameter) = true;
+      if (kind == Row::non_finite || !dy_finite) taint(t);
     }
-    if (kind == Row::regular) add_gradients(i, y, D);
+    if (kind == Row::regular && dy_finite)
+      add_gradients(i, y, D);
+    else if (kind == Row::regular || kind == Row::non_finite)
+      add_value_gradients(i, D, size);
+  }
+
+  // whether the weights of the row's terms are finite
+  bool has_weights(Index i) const {
+    return m_queries.x.row(i).allFinite() && m_queries.phi.row(i).allFinite() &&
+           std::ranges::all_of(m_terms,
+                               [&](const Term& t) { return std::isfinite(t.weight) && m_keys.x.row(t.j).allFinite(); });
+  }
+
+  void taint(const Term& t) {
+    at(m_truth.is_tainted, m_first_k + t.j) = true;
+    if (t.pair.parameter >= 0) parameter(m_truth.db_tainted, t.pair.parameter) = true;
+  }
+
+  // of a row of which a value or an entry of dy is not finite: dv_j = p_ij dy_i has its own columns alone
+  void add_value_gradients(Index i, Exact D, Exact size) {
+    at(m_truth.dq_size, m_first_q + i) = std::numeric_limits<Exact>::quiet_NaN();
+    const bool is_sound = m_has_weights && D > 0 && size <= worst_condition * D;
+    const Exact* dy = m.dy.data() + (m_first_q + i) * m.d_v;
+    Exact dy_size = 0;
+    for (Index c = 0; c < m.d_v; ++c)
+      if (std::isfinite(dy[c])) dy_size += std::abs(dy[c]);
+    m_dy_sizes += dy_size;
+    for (const Term& t : m_terms) {
+      at(m_truth.dv_size, m_first_k + t.j) += is_sound ? t.size / D * dy_size : 0;
+      for (Index c = 0; c < m.d_v; ++c) {
+        const Index place = (m_first_k + t.j) * m.d_v + c;
+        if (is_sound && std::isfinite(dy[c]))
+          at(m_truth.dv, place) += t.weight / D * dy[c];
+        else
+          at(m_truth.dv_tainted, place) = true;
+      }
+    }
   }
 
   bool is_finite(Index j) const {
@@ -191,6 +230,7 @@ class Sequence {
     for (Index j = 0; j < m_at.keys; ++j) {
       if (!attends(j)) continue;
       at(m_truth.is_tainted, m_first_k + j) = true;
+      std::fill_n(m_truth.dv_tainted.begin() + (m_first_k + j) * m.d_v, m.d_v, true);
       if (const Index l = bias(j).parameter; l >= 0) parameter(m_truth.db_tainted, l) = true;
     }
   }
@@ -277,6 +317,7 @@ class Sequence {
   Features m_queries, m_keys;
   Matrix<Exact> m_dkeys;
   std::vector<Term> m_terms;
+  bool m_has_weights = false;     // the terms' are finite
   std::vector<Index> m_tainting;  // keys that are not finite, or whose values are not
   std::vector<Exact> m_dquery;
   Exact m_sizes = 0, m_dy_sizes = 0;  // of s_i and |dy_i|_1, the sums over the sequence
@@ -300,6 +341,7 @@ inline Truth solve(Problem& x) {
   for (auto* sizes : {&truth.dk_size, &truth.dv_size, &truth.dk_whole, &truth.dv_whole, &truth.k_steepness})
     sizes->assign(of(keys), 0);
   for (auto* flags : {&truth.is_attended, &truth.is_tainted}) flags->assign(of(keys), false);
+  truth.dv_tainted.assign(of(keys * x.d_v), false);
   for (const Model& model : x.models) {
     const std::size_t parameters = of(model.bias.num_parameters());
     for (auto* each : {&truth.db, &truth.db_size, &truth.db_whole, &truth.db_factor})

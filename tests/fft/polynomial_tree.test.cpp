@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -44,10 +45,10 @@ std::vector<Index> lengths() {
   return all;
 }
 
-// e^(2 pi i k / 2L), k < 2L
+// e^(2 pi i k / 4L), k < 4L
 std::vector<Complex> roots(Index L) {
   std::vector<Complex> all;
-  for (Index k = 0; k < 2 * L; ++k) all.push_back(unit_root(k, 2 * L));
+  for (Index k = 0; k < 4 * L; ++k) all.push_back(unit_root(k, 4 * L));
   return all;
 }
 
@@ -57,18 +58,17 @@ const Complex& root(const std::vector<Complex>& all, Index k) {
 
 // The tree's functions between arrays, each once in this file: a tree is much code.
 template <class T>
-Signal<T> values(const fft::PolynomialTree<T>& tree, int half, const Z<T>* x) {
+Signal<T> values(const fft::PolynomialTree<T>& tree, const Z<T>* x) {
   Signal<T> y(tree.length());
-  tree.values(
-      half, [=](Index j) { return x[j]; }, y.data());
+  tree.values([=](Index j) { return x[j]; }, y.data());
   return y;
 }
 
 template <class T>
-Signal<T> coefficients(const fft::PolynomialTree<T>& tree, int half, const Z<T>* y) {
+Signal<T> coefficients(const fft::PolynomialTree<T>& tree, const Z<T>* y) {
   Signal<T> x(tree.length()), scratch(tree.length());
   tree.coefficients(
-      half, scratch.data(), [=](Index k, Index l) { return y[8 * k + l]; },
+      scratch.data(), [=](Index k, Index l) { return y[8 * k + l]; },
       [z = x.data()](Index j, const Z<T>& value) { z[j] = value; });
   return x;
 }
@@ -78,12 +78,12 @@ void times_equals(Z<T>& z, const Z<T>& by) {
   z = {z.re * by.re - z.im * by.im, z.re * by.im + z.im * by.re};
 }
 
-// x times what has the values g
-template <class T>
-Signal<T> convolved(const fft::PolynomialTree<T>& tree, int half, const Z<T>* x, const Z<T>* g) {
+// x, real or complex numbers, times what has the values g
+template <class T, class X>
+Signal<T> convolved(const fft::PolynomialTree<T>& tree, const X* x, const Z<T>* g) {
   Signal<T> y(tree.length()), scratch(tree.length());
   tree.template convolve<1>(
-      half, {scratch.data()}, [=](auto, Index j) { return x[j]; },
+      {scratch.data()}, [=](auto, Index j) { return x[j]; },
       [=](Index k, Z<T>(&z)[1][8]) {
         for (Index l = 0; l < 8; ++l) times_equals<T>(z[0][l], g[8 * k + l]);
       },
@@ -93,12 +93,12 @@ Signal<T> convolved(const fft::PolynomialTree<T>& tree, int half, const Z<T>* x,
 
 // two signals, by functions that any caller can hand over
 template <class T>
-void convolve_pair(const fft::PolynomialTree<T>& tree, int half, const std::array<Z<T>*, 2>& scratch,
-                   const std::function<Z<T>(std::size_t, Index)>& load,
+void convolve_pair(const fft::PolynomialTree<T>& tree, const std::array<Z<T>*, 2>& scratch,
+                   const std::function<fft::Lanes<T>(std::size_t, Index)>& load,
                    const std::function<void(Index, Z<T> (&)[2][8])>& at_leaf,
                    const std::function<void(std::size_t, Index, const Z<T>&)>& store) {
   tree.template convolve<2>(
-      half, scratch,
+      scratch,
       [&](auto s, Index j) {
         static_assert(decltype(s)::value < 2, "a constant of the type");
         return load(s, j);
@@ -110,23 +110,23 @@ void convolve_pair(const fft::PolynomialTree<T>& tree, int half, const std::arra
       });
 }
 
-// Place p has the value at e^(2 pi i order[p] / 2L): what the polynomial z is there.
+// Place p has the value at e^(2 pi i order[p] / 4L): what the polynomial z is there.
 template <class T>
-std::vector<Index> order(const fft::PolynomialTree<T>& tree, int half) {
+std::vector<Index> order(const fft::PolynomialTree<T>& tree) {
   const Index L = tree.length();
   Signal<T> x(L);
   for (Index j = 0; j < L; ++j) x.data()[j] = Z<T>{fft::Lanes<T>{} + (j == 1 ? T(1) : T(0)), fft::Lanes<T>{}};
-  const Signal<T> z = values(tree, half, x.data());
+  const Signal<T> z = values(tree, x.data());
   std::vector<Index> places;
   for (Index p = 0; p < L; ++p) {
     const double turns = std::atan2(static_cast<double>(z.data()[p].im[0]), static_cast<double>(z.data()[p].re[0])) /
                          (2 * std::numbers::pi);
-    places.push_back((std::lround(turns * static_cast<double>(2 * L)) + 2 * L) % (2 * L));
+    places.push_back((std::lround(turns * static_cast<double>(4 * L)) + 4 * L) % (4 * L));
   }
   return places;
 }
 
-// Whether the n places from p on are split by some radix into parts, whose first places are part_order steps of 2L/n
+// Whether the n places from p on are split by some radix into parts, whose first places are part_order steps of 4L/n
 // apart, and each part likewise: digits in a mixed base, each in its radix's order.
 bool is_split(const std::vector<Index>& places, Index p, Index n, Index L) {
   if (n == 1) return true;
@@ -136,7 +136,7 @@ bool is_split(const std::vector<Index>& places, Index p, Index n, Index L) {
     for (int k = 0; fits && k < radix; ++k) {
       const Index from = p + k * (n / radix);
       fits = places[static_cast<std::size_t>(from)] ==
-                 places[static_cast<std::size_t>(p)] + 2 * L / n * fft::part_order(radix, k) &&
+                 places[static_cast<std::size_t>(p)] + 4 * L / n * fft::part_order(radix, k) &&
              is_split(places, from, n / radix, L);
     }
     if (fits) return true;
@@ -153,30 +153,40 @@ double tolerance(Index L) {
 // the errors of single numbers are spread as normal deviates are
 constexpr double worst_margin = 6;
 
-// From what convolve stores for both halves, the product modulo z^2L - 1, a scalar and a lane at a time.
+// Coefficient j < 2L of a product of real numbers modulo z^2L + 1, from what convolve stores.
 template <class T>
-Complex joined(const fft::PolynomialTree<T>& tree, const Signal<T>& half0, const Signal<T>& half1, Index j, Index l) {
-  const Index L = tree.length(), i = j % L;
-  const Complex twist{tree.twist()[2 * i], tree.twist()[2 * i + 1]};
-  const Complex even = lane(half0.data()[i], l), odd = std::conj(twist) * lane(half1.data()[i], l);
-  return (j < L ? even + odd : even - odd) / static_cast<long double>(2 * L);
+long double coefficient(const fft::PolynomialTree<T>& tree, const Signal<T>& z, Index j, Index l) {
+  const Index L = tree.length(), at = j % L;
+  const Complex twist{tree.twist()[2 * at], tree.twist()[2 * at + 1]};
+  const Complex both = std::conj(twist) * lane(z.data()[at], l) / static_cast<long double>(L);
+  return j < L ? both.real() : both.imag();
 }
 
-// x (2L) modulo z^L - 1 or z^L + 1
+// signals of real numbers
 template <class T>
-Signal<T> residue(int half, const Signal<T>& x, Index L) {
-  Signal<T> y(L);
-  for (Index j = 0; j < L; ++j) y.data()[j] = half == 0 ? x.data()[j] + x.data()[j + L] : x.data()[j] - x.data()[j + L];
-  return y;
+Buffer<fft::Lanes<T>> real_lanes(Index n, std::uint64_t seed) {
+  const Signal<T> z = normal_lanes<T>(n, seed);
+  Buffer<fft::Lanes<T>> x(n);
+  for (Index j = 0; j < n; ++j) x.data()[j] = z.data()[j].re;
+  return x;
 }
 
-// y[i] = sum_j g[i - j] x[j], indices modulo n
+// the values of real numbers x (2L), by their residue modulo z^L - i
 template <class T>
-Complex naive_convolution(const Z<T>* x, const Z<T>* g, Index n, Index i, Index l) {
-  Complex sum = 0;
-  for (Index j = 0; j < n; ++j) {
-    const Complex a = lane(x[j], l), b = lane(g[(i - j + n) % n], l);  // written out: operator* looks for infinities
-    sum += Complex(a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real());
+Signal<T> values_of_both_halves(const fft::PolynomialTree<T>& tree, const fft::Lanes<T>* x) {
+  const Index L = tree.length();
+  Signal<T> residue(L);
+  for (Index j = 0; j < L; ++j) residue.data()[j] = {x[j], x[j + L]};
+  return values(tree, residue.data());
+}
+
+// coefficient i of x (L) times g (2L), modulo z^2L + 1
+template <class T>
+long double naive_product(const fft::Lanes<T>* x, const fft::Lanes<T>* g, Index L, Index i, Index l) {
+  long double sum = 0;
+  for (Index j = 0; j < L; ++j) {
+    const long double by = static_cast<long double>(g[(i - j + 2 * L) % (2 * L)][l]);
+    sum += static_cast<long double>(x[j][l]) * (i < j ? -by : by);
   }
   return sum;
 }
@@ -220,13 +230,13 @@ TEMPLATE_TEST_CASE("other lengths are refused", "[fft]", NPRF_TEST_SCALARS) {
   for (const Index length : lengths()) CHECK(Tree(length).length() == length);
 }
 
-TEMPLATE_TEST_CASE("the twist is half a turn in L steps", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the twist is a quarter of a turn in L steps", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
     double worst = 0;
     for (Index j = 0; j < L; ++j) {
-      const Complex exact = unit_root(j, 2 * L);
+      const Complex exact = unit_root(j, 4 * L);
       worst = std::max(worst, std::abs(static_cast<double>(tree.twist()[2 * j] - exact.real())));
       worst = std::max(worst, std::abs(static_cast<double>(tree.twist()[2 * j + 1] - exact.imag())));
     }
@@ -235,76 +245,69 @@ TEMPLATE_TEST_CASE("the twist is half a turn in L steps", "[fft]", NPRF_TEST_SCA
   }
 }
 
-TEMPLATE_TEST_CASE("values stand in the order of part_order's digits, those of half 1 half a step on", "[fft]",
+TEMPLATE_TEST_CASE("values stand in the order of part_order's digits, from the first root of i on", "[fft]",
                    NPRF_TEST_SCALARS) {
   for (const Index L : lengths()) {
     const fft::PolynomialTree<TestType> tree(L);
-    const std::vector<Index> even = order(tree, 0), odd = order(tree, 1);
+    const std::vector<Index> places = order(tree);
     INFO("length " << L);
-    std::vector<Index> next = even;
-    for (Index& place : next) ++place;
-    CHECK(odd == next);
-    CHECK(even[0] == 0);
-    CHECK(is_split(even, 0, L, L));
-    std::vector<Index> sorted = even;
+    CHECK(places[0] == 1);
+    CHECK(is_split(places, 0, L, L));
+    std::vector<Index> sorted = places;
     std::sort(sorted.begin(), sorted.end());
     bool permutation = true;
-    for (Index k = 0; k < L; ++k) permutation = permutation && sorted[static_cast<std::size_t>(k)] == 2 * k;
+    for (Index k = 0; k < L; ++k) permutation = permutation && sorted[static_cast<std::size_t>(k)] == 4 * k + 1;
     CHECK(permutation);
   }
 }
 
-TEMPLATE_TEST_CASE("values are those of the polynomial at the roots of 1 and -1", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("values are those of the polynomial at the roots of i", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
     const Signal<T> x = normal_lanes<T>(L, 1);
     const std::vector<Complex> w = roots(L);
-    for (const int half : {0, 1}) {
-      const Signal<T> y = values(tree, half, x.data());
-      const std::vector<Index> places = order(tree, half);
-      Errors errors;
-      for (const Index p : some_rows(L, 40))
-        for (Index l = 0; l < fft::lane_count<T>; ++l) {
-          Complex expected = 0;
-          for (Index j = 0; j < L; ++j) {
-            const Complex &e = root(w, places[static_cast<std::size_t>(p)] * j), a = lane(x.data()[j], l);
-            expected += Complex(a.real() * e.real() - a.imag() * e.imag(), a.real() * e.imag() + a.imag() * e.real());
-          }
-          errors.add(lane(y.data()[p], l), expected);
+    const Signal<T> y = values(tree, x.data());
+    const std::vector<Index> places = order(tree);
+    Errors errors;
+    for (const Index p : some_rows(L, 40))
+      for (Index l = 0; l < fft::lane_count<T>; ++l) {
+        Complex expected = 0;
+        for (Index j = 0; j < L; ++j) {
+          const Complex &e = root(w, places[static_cast<std::size_t>(p)] * j), a = lane(x.data()[j], l);
+          expected += Complex(a.real() * e.real() - a.imag() * e.imag(), a.real() * e.imag() + a.imag() * e.real());
         }
-      INFO("length " << L << ", half " << half);
-      CHECK(errors.relative() <= tolerance<T>(L));
-      CHECK(errors.worst() <= worst_margin * tolerance<T>(L));
-    }
+        errors.add(lane(y.data()[p], l), expected);
+      }
+    INFO("length " << L);
+    CHECK(errors.relative() <= tolerance<T>(L));
+    CHECK(errors.worst() <= worst_margin * tolerance<T>(L));
   }
 }
 
-//     z_j = e^(pi i j half / L) sum_p v_p e^(-2 pi i order_p j / 2L)
-TEMPLATE_TEST_CASE("coefficients are L times those of the polynomial that has the values, half 1's twisted", "[fft]",
+//     z_j = e^(pi i j / 2L) sum_p v_p e^(-2 pi i order_p j / 4L)
+TEMPLATE_TEST_CASE("coefficients are L times those of the polynomial that has the values, twisted", "[fft]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
     const Signal<T> v = normal_lanes<T>(L, 2);
     const std::vector<Complex> w = roots(L);
-    for (const int half : {0, 1}) {
-      const Signal<T> z = coefficients(tree, half, v.data());
-      const std::vector<Index> places = order(tree, half);
-      Errors errors;
-      for (const Index j : some_rows(L, 40))
-        for (Index l = 0; l < fft::lane_count<T>; ++l) {
-          Complex expected = 0;
-          for (Index p = 0; p < L; ++p) {
-            const Complex &e = root(w, (places[static_cast<std::size_t>(p)] - half) * j), a = lane(v.data()[p], l);
-            expected += Complex(a.real() * e.real() + a.imag() * e.imag(), a.imag() * e.real() - a.real() * e.imag());
-          }
-          errors.add(lane(z.data()[j], l), expected);
+    const Signal<T> z = coefficients(tree, v.data());
+    const std::vector<Index> places = order(tree);
+    Errors errors;
+    for (const Index j : some_rows(L, 40))
+      for (Index l = 0; l < fft::lane_count<T>; ++l) {
+        Complex expected = 0;
+        for (Index p = 0; p < L; ++p) {
+          const Complex &e = root(w, (places[static_cast<std::size_t>(p)] - 1) * j), a = lane(v.data()[p], l);
+          expected += Complex(a.real() * e.real() + a.imag() * e.imag(), a.imag() * e.real() - a.real() * e.imag());
         }
-      INFO("length " << L << ", half " << half);
-      CHECK(errors.relative() <= tolerance<T>(L));
-      CHECK(errors.worst() <= worst_margin * tolerance<T>(L));
-    }
+        errors.add(lane(z.data()[j], l), expected);
+      }
+    INFO("length " << L);
+    CHECK(errors.relative() <= tolerance<T>(L));
+    CHECK(errors.worst() <= worst_margin * tolerance<T>(L));
   }
 }
 
@@ -314,39 +317,52 @@ TEMPLATE_TEST_CASE("values and coefficients are each other's inverse, up to L an
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
     const Signal<T> x = normal_lanes<T>(L, 3);
-    for (const int half : {0, 1}) {
-      const Signal<T> y = values(tree, half, x.data()), z = coefficients(tree, half, y.data());
-      Errors errors;
-      for (Index j = 0; j < L; ++j) {
-        const Complex twist{tree.twist()[2 * j], tree.twist()[2 * j + 1]};
-        for (Index l = 0; l < fft::lane_count<T>; ++l)
-          errors.add(lane(z.data()[j], l) * (half == 0 ? Complex(1) : std::conj(twist)) / static_cast<long double>(L),
-                     lane(x.data()[j], l));
-      }
-      INFO("length " << L << ", half " << half);
-      CHECK(errors.relative() <= 2 * tolerance<T>(L));
-      CHECK(errors.worst() <= 2 * worst_margin * tolerance<T>(L));
-    }
-  }
-}
-
-TEMPLATE_TEST_CASE("both halves of convolve make a cyclic convolution of length 2L", "[fft]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index L : lengths()) {
-    const fft::PolynomialTree<T> tree(L);
-    const Signal<T> x = normal_lanes<T>(2 * L, 4), g = normal_lanes<T>(2 * L, 5);
-    Signal<T> y[2];
-    for (const int half : {0, 1}) {
-      const Signal<T> spectrum = values(tree, half, residue(half, g, L).data());
-      y[half] = convolved(tree, half, residue(half, x, L).data(), spectrum.data());
-    }
+    const Signal<T> y = values(tree, x.data()), z = coefficients(tree, y.data());
     Errors errors;
-    for (const Index i : some_rows(2 * L, 24))
+    for (Index j = 0; j < L; ++j) {
+      const Complex twist{tree.twist()[2 * j], tree.twist()[2 * j + 1]};
       for (Index l = 0; l < fft::lane_count<T>; ++l)
-        errors.add(joined(tree, y[0], y[1], i, l), naive_convolution(x.data(), g.data(), 2 * L, i, l));
+        errors.add(lane(z.data()[j], l) * std::conj(twist) / static_cast<long double>(L), lane(x.data()[j], l));
+    }
     INFO("length " << L);
     CHECK(errors.relative() <= 2 * tolerance<T>(L));
     CHECK(errors.worst() <= 2 * worst_margin * tolerance<T>(L));
+  }
+}
+
+TEMPLATE_TEST_CASE("convolve multiplies real polynomials modulo z^2L + 1", "[fft]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  for (const Index L : lengths()) {
+    const fft::PolynomialTree<T> tree(L);
+    const auto x = real_lanes<T>(L, 4), g = real_lanes<T>(2 * L, 5);
+    const Signal<T> y = convolved(tree, x.data(), values_of_both_halves(tree, g.data()).data());
+    Errors errors;
+    for (const Index i : some_rows(2 * L, 24))
+      for (Index l = 0; l < fft::lane_count<T>; ++l)
+        errors.add(coefficient(tree, y, i, l), naive_product<T>(x.data(), g.data(), L, i, l));
+    INFO("length " << L);
+    CHECK(errors.relative() <= 2 * tolerance<T>(L));
+    CHECK(errors.worst() <= 2 * worst_margin * tolerance<T>(L));
+  }
+}
+
+TEMPLATE_TEST_CASE("real numbers are split as complex ones whose imaginary parts are zero", "[fft]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  for (const Index L : lengths()) {
+    const fft::PolynomialTree<T> tree(L);
+    const auto x = real_lanes<T>(L, 4);
+    Signal<T> z(L), ones(L);
+    for (Index j = 0; j < L; ++j) {
+      z.data()[j] = {x.data()[j], fft::Lanes<T>{}};
+      ones.data()[j] = {fft::Lanes<T>{} + 1, fft::Lanes<T>{}};
+    }
+    const Signal<T> real = convolved(tree, x.data(), ones.data()), complex = convolved(tree, z.data(), ones.data());
+    Errors errors;
+    for (Index j = 0; j < L; ++j)
+      for (Index l = 0; l < fft::lane_count<T>; ++l) errors.add(lane(real.data()[j], l), lane(complex.data()[j], l));
+    INFO("length " << L);
+    CHECK(errors.worst() <= worst_margin * tolerance<T>(L));
   }
 }
 
@@ -355,35 +371,31 @@ TEMPLATE_TEST_CASE("two signals meet at the leaves", "[fft]", NPRF_TEST_SCALARS)
   using T = TestType;
   for (const Index L : {8, 16, 24, 40, 64, 240, 1000, 1024}) {
     const fft::PolynomialTree<T> tree(L);
-    const std::array<Signal<T>, 2> x{normal_lanes<T>(2 * L, 6), normal_lanes<T>(2 * L, 7)};
-    const Signal<T> g = normal_lanes<T>(2 * L, 8), h = normal_lanes<T>(2 * L, 9);
-    Signal<T> y[2][2];  // of a half and a signal
-    for (const int half : {0, 1}) {
-      const Signal<T> g_values = values(tree, half, residue(half, g, L).data()),
-                      h_values = values(tree, half, residue(half, h, L).data());
-      const std::array<Signal<T>, 2> in{residue(half, x[0], L), residue(half, x[1], L)};
-      Signal<T> first(L), second(L);
-      for (Signal<T>& each : y[half]) each = Signal<T>(L);
-      convolve_pair<T>(
-          tree, half, {first.data(), second.data()}, [&](std::size_t s, Index j) { return in[s].data()[j]; },
-          [&](Index k, Z<T>(&z)[2][8]) {
-            for (Index l = 0; l < 8; ++l) {
-              Z<T> a = z[0][l], b = z[1][l], c = z[0][l];
-              times_equals<T>(a, g_values.data()[8 * k + l]);
-              times_equals<T>(b, h_values.data()[8 * k + l]);
-              times_equals<T>(c, h_values.data()[8 * k + l]);
-              z[0][l] = a + b;
-              z[1][l] = c;
-            }
-          },
-          [&](std::size_t s, Index j, const Z<T>& z) { y[half][s].data()[j] = z; });
-    }
+    const std::array<Buffer<fft::Lanes<T>>, 2> x{real_lanes<T>(L, 6), real_lanes<T>(L, 7)};
+    const auto g = real_lanes<T>(2 * L, 8), h = real_lanes<T>(2 * L, 9);
+    const Signal<T> g_values = values_of_both_halves(tree, g.data()), h_values = values_of_both_halves(tree, h.data());
+    Signal<T> first(L), second(L), y[2]{Signal<T>(L), Signal<T>(L)};
+    convolve_pair<T>(
+        tree, {first.data(), second.data()}, [&](std::size_t s, Index j) { return x[s].data()[j]; },
+        [&](Index k, Z<T>(&z)[2][8]) {
+          for (Index l = 0; l < 8; ++l) {
+            Z<T> a = z[0][l], b = z[1][l], c = z[0][l];
+            times_equals<T>(a, g_values.data()[8 * k + l]);
+            times_equals<T>(b, h_values.data()[8 * k + l]);
+            times_equals<T>(c, h_values.data()[8 * k + l]);
+            z[0][l] = a + b;
+            z[1][l] = c;
+          }
+        },
+        [&](std::size_t s, Index j, const Z<T>& z) { y[s].data()[j] = z; });
     Errors errors[2];
     for (const Index i : some_rows(2 * L, 24))
       for (Index l = 0; l < fft::lane_count<T>; ++l) {
-        errors[0].add(joined(tree, y[0][0], y[1][0], i, l), naive_convolution(x[0].data(), g.data(), 2 * L, i, l) +
-                                                                naive_convolution(x[1].data(), h.data(), 2 * L, i, l));
-        errors[1].add(joined(tree, y[0][1], y[1][1], i, l), naive_convolution(x[0].data(), h.data(), 2 * L, i, l));
+        const auto product = [&](const auto& a, const auto& b) {
+          return naive_product<T>(a.data(), b.data(), L, i, l);
+        };
+        errors[0].add(coefficient(tree, y[0], i, l), product(x[0], g) + product(x[1], h));
+        errors[1].add(coefficient(tree, y[1], i, l), product(x[0], h));
       }
     INFO("length " << L);
     CHECK(errors[0].relative() <= 2 * tolerance<T>(L));
@@ -396,26 +408,25 @@ TEMPLATE_TEST_CASE("a transform hands over its numbers one by one or eight at a 
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
-    const Signal<T> x = normal_lanes<T>(L, 4), g = normal_lanes<T>(L, 5);
-    for (const int half : {0, 1}) {
-      const Signal<T> one_by_one = convolved(tree, half, x.data(), g.data());
-      Signal<T> eights(L), scratch(L);
-      std::vector<Index> from;
-      tree.template convolve<1>(
-          half, {scratch.data()}, [&](auto, Index j) { return x.data()[j]; },
-          [&](Index k, Z<T>(&z)[1][8]) {
-            for (Index l = 0; l < 8; ++l) times_equals<T>(z[0][l], g.data()[8 * k + l]);
-          },
-          [&](auto, Index j, const Z<T>(&z)[8]) {
-            from.push_back(j);
-            std::copy_n(z, 8, eights.data() + j);
-          });
-      std::sort(from.begin(), from.end());
-      INFO("length " << L << ", half " << half);
-      REQUIRE(static_cast<Index>(from.size()) == L / 8);
-      for (Index k = 0; k < L / 8; ++k) CHECK(from[static_cast<std::size_t>(k)] == 8 * k);
-      CHECK(std::memcmp(eights.data(), one_by_one.data(), static_cast<std::size_t>(L) * sizeof(Z<T>)) == 0);
-    }
+    const auto x = real_lanes<T>(L, 4);
+    const Signal<T> g = normal_lanes<T>(L, 5);
+    const Signal<T> one_by_one = convolved(tree, x.data(), g.data());
+    Signal<T> eights(L), scratch(L);
+    std::vector<Index> from;
+    tree.template convolve<1>(
+        {scratch.data()}, [&](auto, Index j) { return x.data()[j]; },
+        [&](Index k, Z<T>(&z)[1][8]) {
+          for (Index l = 0; l < 8; ++l) times_equals<T>(z[0][l], g.data()[8 * k + l]);
+        },
+        [&](auto, Index j, const Z<T>(&z)[8]) {
+          from.push_back(j);
+          std::copy_n(z, 8, eights.data() + j);
+        });
+    std::sort(from.begin(), from.end());
+    INFO("length " << L);
+    REQUIRE(static_cast<Index>(from.size()) == L / 8);
+    for (Index k = 0; k < L / 8; ++k) CHECK(from[static_cast<std::size_t>(k)] == 8 * k);
+    CHECK(std::memcmp(eights.data(), one_by_one.data(), static_cast<std::size_t>(L) * sizeof(Z<T>)) == 0);
   }
 }
 
@@ -425,21 +436,19 @@ TEMPLATE_TEST_CASE("each number is loaded once and stored once, and scratch ends
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
     const auto size = static_cast<std::size_t>(L);
-    for (const int half : {0, 1}) {
-      std::array<std::vector<int>, 2> loaded{std::vector<int>(size), std::vector<int>(size)}, stored = loaded;
-      std::vector<int> leaves(size / 8);
-      std::array<Signal<T>, 2> scratch{Signal<T>(L + 1), Signal<T>(L + 1)};
-      for (Signal<T>& each : scratch) each.data()[L] = {fft::Lanes<T>{} + 17, fft::Lanes<T>{} - 17};
-      convolve_pair<T>(
-          tree, half, {scratch[0].data(), scratch[1].data()},
-          [&](std::size_t s, Index j) { return ++loaded[s].at(static_cast<std::size_t>(j)), Z<T>{}; },
-          [&](Index k, Z<T>(&)[2][8]) { ++leaves.at(static_cast<std::size_t>(k)); },
-          [&](std::size_t s, Index j, const Z<T>&) { ++stored[s].at(static_cast<std::size_t>(j)); });
-      INFO("length " << L << ", half " << half);
-      for (const auto& counts : {loaded[0], loaded[1], stored[0], stored[1], leaves})
-        CHECK(std::count(counts.begin(), counts.end(), 1) == static_cast<Index>(counts.size()));
-      for (const Signal<T>& each : scratch) CHECK(lane(each.data()[L], 0) == Complex(17, -17));
-    }
+    std::array<std::vector<int>, 2> loaded{std::vector<int>(size), std::vector<int>(size)}, stored = loaded;
+    std::vector<int> leaves(size / 8);
+    std::array<Signal<T>, 2> scratch{Signal<T>(L + 1), Signal<T>(L + 1)};
+    for (Signal<T>& each : scratch) each.data()[L] = {fft::Lanes<T>{} + 17, fft::Lanes<T>{} - 17};
+    convolve_pair<T>(
+        tree, {scratch[0].data(), scratch[1].data()},
+        [&](std::size_t s, Index j) { return ++loaded[s].at(static_cast<std::size_t>(j)), fft::Lanes<T>{}; },
+        [&](Index k, Z<T>(&)[2][8]) { ++leaves.at(static_cast<std::size_t>(k)); },
+        [&](std::size_t s, Index j, const Z<T>&) { ++stored[s].at(static_cast<std::size_t>(j)); });
+    INFO("length " << L);
+    for (const auto& counts : {loaded[0], loaded[1], stored[0], stored[1], leaves})
+      CHECK(std::count(counts.begin(), counts.end(), 1) == static_cast<Index>(counts.size()));
+    for (const Signal<T>& each : scratch) CHECK(lane(each.data()[L], 0) == Complex(17, -17));
   }
 }
 
@@ -448,17 +457,16 @@ TEMPLATE_TEST_CASE("lanes do not mix", "[fft]", NPRF_TEST_SCALARS) {
   constexpr Index W = fft::lane_count<T>;
   for (const Index L : {8, 40, 48, 64, 1000, 1024}) {
     const fft::PolynomialTree<T> tree(L);
-    const Signal<T> g = normal_lanes<T>(L, 9), x = normal_lanes<T>(L, 10);
-    const Signal<T> well[] = {convolved(tree, 0, x.data(), g.data()), convolved(tree, 1, x.data(), g.data())};
+    const Signal<T> g = normal_lanes<T>(L, 9);
+    const auto x = real_lanes<T>(L, 10);
+    const Signal<T> well = convolved(tree, x.data(), g.data());
     for (Index sick = 0; sick < W; ++sick) {
-      Signal<T> z = normal_lanes<T>(L, 10);
-      z.data()[L / 3].im[sick] = sick % 2 == 0 ? nan_of<T> : std::numeric_limits<T>::infinity();
-      for (const int half : {0, 1}) {
-        const Signal<T> y = convolved(tree, half, z.data(), g.data());
-        for (Index l = 0; l < W; ++l) {
-          INFO("length " << L << ", half " << half << ", NaN in lane " << sick << ", lane " << l);
-          CHECK(same_lane_bits(y, well[half], L, l) == (l != sick));
-        }
+      auto z = real_lanes<T>(L, 10);
+      z.data()[L / 3][sick] = sick % 2 == 0 ? nan_of<T> : std::numeric_limits<T>::infinity();
+      const Signal<T> y = convolved(tree, z.data(), g.data());
+      for (Index l = 0; l < W; ++l) {
+        INFO("length " << L << ", NaN in lane " << sick << ", lane " << l);
+        CHECK(same_lane_bits(y, well, L, l) == (l != sick));
       }
     }
   }
@@ -471,7 +479,7 @@ TEMPLATE_TEST_CASE("a lane's result does not depend on which lane it is", "[fft]
   const Matrix<T> x = normal<T>(L, 2, 11);
   Signal<T> same(L);
   for (Index j = 0; j < L; ++j) same.data()[j] = {fft::Lanes<T>{} + x(j, 0), fft::Lanes<T>{} + x(j, 1)};
-  const Signal<T> y = values(tree, 1, same.data());
+  const Signal<T> y = values(tree, same.data());
   for (Index j = 0; j < L; ++j)
     for (Index l = 1; l < fft::lane_count<T>; ++l) REQUIRE(lane(y.data()[j], l) == lane(y.data()[j], 0));
 }
@@ -483,20 +491,19 @@ TEMPLATE_TEST_CASE("numbers near overflow and underflow are transformed as other
     const fft::PolynomialTree<T> tree(L);
     // rotations need epsilon / 32 of the range above the largest value, which L numbers below 8 may add up to
     const int largest = Limits::max_exponent - Limits::digits - 6 - std::ilogb(static_cast<double>(8 * L)) - 1;
-    for (const int exponent : {largest, Limits::min_exponent + 2 * Limits::digits})
-      for (const int half : {0, 1}) {
-        Signal<T> x = normal_lanes<T>(L, 12);
-        const Signal<T> y = values(tree, half, x.data());
-        const T size = std::ldexp(T(1), exponent);
-        for (Index j = 0; j < L; ++j) x.data()[j] = {x.data()[j].re * size, x.data()[j].im * size};
-        const Signal<T> extreme = values(tree, half, x.data());
-        Errors errors;
-        for (Index p = 0; p < L; ++p)
-          for (Index l = 0; l < fft::lane_count<T>; ++l)
-            errors.add(lane(extreme.data()[p], l) / static_cast<long double>(size), lane(y.data()[p], l));
-        INFO("length " << L << ", half " << half << ", 2^" << exponent);
-        CHECK(errors.relative() <= epsilon<T>);
-      }
+    for (const int exponent : {largest, Limits::min_exponent + 2 * Limits::digits}) {
+      Signal<T> x = normal_lanes<T>(L, 12);
+      const Signal<T> y = values(tree, x.data());
+      const T size = std::ldexp(T(1), exponent);
+      for (Index j = 0; j < L; ++j) x.data()[j] = {x.data()[j].re * size, x.data()[j].im * size};
+      const Signal<T> extreme = values(tree, x.data());
+      Errors errors;
+      for (Index p = 0; p < L; ++p)
+        for (Index l = 0; l < fft::lane_count<T>; ++l)
+          errors.add(lane(extreme.data()[p], l) / static_cast<long double>(size), lane(y.data()[p], l));
+      INFO("length " << L << ", 2^" << exponent);
+      CHECK(errors.relative() <= epsilon<T>);
+    }
   }
 }
 
@@ -523,7 +530,7 @@ TEMPLATE_TEST_CASE("callers of one length share one tree, at the same time too",
   }
   // a shared tree is a tree
   const Signal<T> x = normal_lanes<T>(240, 13);
-  const Signal<T> y = values(*Tree::shared(240), 1, x.data()), own = values(Tree(240), 1, x.data());
+  const Signal<T> y = values(*Tree::shared(240), x.data()), own = values(Tree(240), x.data());
   for (Index l = 0; l < fft::lane_count<T>; ++l) CHECK(same_lane_bits(y, own, 240, l));
 }
 
@@ -531,13 +538,13 @@ TEMPLATE_TEST_CASE("threads that share a tree do not disturb each other", "[fft]
   using T = TestType;
   const auto tree = fft::PolynomialTree<T>::shared(480);
   const Index L = tree->length();
-  const Signal<T> x = normal_lanes<T>(L, 14), alone = values(*tree, 1, x.data());
+  const Signal<T> x = normal_lanes<T>(L, 14), alone = values(*tree, x.data());
   std::vector<char> same(8, true);
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < same.size(); ++t)
     threads.emplace_back([&, t] {
       for (int step = 0; step < 20; ++step) {
-        const Signal<T> y = values(*tree, 1, x.data());
+        const Signal<T> y = values(*tree, x.data());
         for (Index l = 0; l < fft::lane_count<T>; ++l) same[t] = same[t] && same_lane_bits(y, alone, L, l);
       }
     });

@@ -372,82 +372,9 @@ TEMPLATE_TEST_CASE("each column is in one group, or left over", "[toeplitz]", NP
       REQUIRE(std::count(taken.begin(), taken.end(), 1) == p);
       REQUIRE(groups.left_over < W);
       // of both ways to do those that fill no group, the one with fewer transforms
-      const Index rest = p % W, alone = rest * ((r + 2 * W - 1) / (2 * W)), together = (r + 1) / 2;
+      const Index rest = p % W, alone = rest * ((r + W - 1) / W), together = r;
       REQUIRE((groups.left_over == rest ? alone : together) == std::min(alone, together));
     }
-}
-
-TEMPLATE_TEST_CASE("features go two by two, scaled, zeros beside an odd one and behind the last token", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  for (const Index n : {1, 10, 40})
-    for (const Index r : {1, 2, 5, 6}) {
-      constexpr Index L = 40;
-      const Matrix<T> all = counted<T>(n + 2, r + 5);
-      const MatrixView<T> X = inner(all);  // (n,r)
-      Vector<T> scale(r);
-      for (Index k = 0; k < r; ++k) scale[k] = power<T>(static_cast<int>(k) - 2);
-      Workspace workspace;
-      const Index count = (r + 1) / 2;
-      const toeplitz::FeaturePairs<T> pairs(workspace, count, L);
-      for (Index pair = 0; pair < count; ++pair) {
-        std::fill_n(pairs[pair], 2 * L, nan_of<T>);
-        // tiles end before, at and behind the last token
-        for (const auto& [j0, rows] : std::vector<std::pair<Index, Index>>{{0, 7}, {7, 3}, {10, 16}, {26, 14}})
-          pairs.read(pair, X, 2 * pair, scale, j0, rows);
-      }
-      INFO(n << " tokens, " << r << " features");
-      for (Index pair = 0; pair < count; ++pair)
-        for (Index j = 0; j < L; ++j)
-          for (Index odd : {0, 1}) {
-            const Index k = 2 * pair + odd;
-            CHECK(pairs[pair][2 * j + odd] == (j < n && k < r ? X(j, k) * scale[k] : T(0)));
-          }
-    }
-}
-
-TEMPLATE_TEST_CASE("reading tokens of a pair touches no others, and no other pair", "[toeplitz]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  constexpr Index L = 16;
-  const Matrix<T> X = Matrix<T>::Ones(9, 4);
-  Workspace workspace;
-  const toeplitz::FeaturePairs<T> pairs(workspace, 3, L);
-  for (Index pair = 0; pair < 3; ++pair) std::fill_n(pairs[pair], 2 * L, T(-17));
-  pairs.read(1, X, 2, Vector<T>::Ones(4), 6, 5);
-  for (Index pair = 0; pair < 3; ++pair)
-    for (Index j = 0; j < L; ++j)
-      for (Index odd : {0, 1}) {
-        const T value = pairs[pair][2 * j + odd];
-        CHECK(value == (pair != 1 || j < 6 || j >= 11 ? T(-17) : j < 9 ? T(1) : T(0)));
-      }
-}
-
-TEMPLATE_TEST_CASE("features as lanes: W as real and W as imaginary parts, zeros beyond the last", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  constexpr Index W = fft::lane_count<T>;
-  for (Index r = 1; r <= 4 * W + 1; ++r) {
-    // the last row's last feature is the last number that there is
-    const Matrix<T> X = counted<T>(3, r), all = counted<T>(1, r);
-    for (Index from = 0; from < r; from += 2 * W) {
-      const toeplitz::FeatureLanes<T> features(X, from);
-      INFO(r << " features from " << from);
-      CHECK(features.re + features.im == std::min(2 * W, r - from));
-      CHECK((features.im == 0 || features.re == W));
-      const auto check = [&](const fft::ComplexLanes<T>& z, const auto& row) {
-        for (Index l = 0; l < W; ++l) {
-          CHECK(z.re[l] == (from + l < r ? row[from + l] : T(0)));
-          CHECK(z.im[l] == (from + W + l < r ? row[from + W + l] : T(0)));
-        }
-      };
-      for (Index i = 0; i < 3; ++i) check(features.row(i), X.row(i));
-      check(features.load(all.data()), all.row(0));
-    }
-  }
-  const Matrix<T> X = counted<T>(6, 2 * W + 6);
-  const MatrixView<T> view = inner(X);  // rows do not lie side by side
-  const toeplitz::FeatureLanes<T> features(view, 0);
-  for (Index i = 0; i < view.rows(); ++i) CHECK(features.row(i).re[0] == view(i, 0));
 }
 
 TEMPLATE_TEST_CASE("a block of features is read as lanes, zeros beyond the last, and added to its own columns",
@@ -458,9 +385,12 @@ TEMPLATE_TEST_CASE("a block of features is read as lanes, zeros beyond the last,
     const Matrix<T> all = counted<T>(5, r + 5);
     for (const MatrixView<T>& X : {MatrixView<T>(all.rightCols(r)), inner(all)})  // (5,r) and (3,r)
       for (Index from = 0; from < r; from += W) {
-        const toeplitz::FeatureBlock<T> features(X, from);
+        const toeplitz::FeatureLanes<T> features(X, from);
         INFO(r << " features from " << from);
         CHECK((features.first == from && features.width == std::min(W, r - from)));
+        const Vector<T> numbers = normal_vector<T>(r, 1);
+        const fft::Lanes<T> loaded = features.load(numbers.data());
+        for (Index l = 0; l < W; ++l) CHECK(loaded[l] == (from + l < r ? numbers[from + l] : T(0)));
         fft::Lanes<T> lanes;
         for (Index l = 0; l < W; ++l) lanes[l] = static_cast<T>(1000 + l);
         const Matrix<T> before = counted<T>(7, r + 2);
@@ -481,106 +411,34 @@ TEMPLATE_TEST_CASE("a block of features is read as lanes, zeros beyond the last,
   }
 }
 
-TEMPLATE_TEST_CASE("features lie each by itself, zeros behind the last token", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("features lie each by itself, scaled, twisted or not, zeros behind the last token", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index L = 40;
+  const Vector<T> twist = normal_vector<T>(2 * L, 1);
   for (const Index n : {0, 1, 10, 40})
-    for (const Index r : {1, 2, 5}) {
-      const Matrix<T> all = counted<T>(n + 2, r + 5);
-      const MatrixView<T> X = inner(all);  // (n,r)
+    for (const bool twisted : {false, true}) {
+      constexpr Index r = 3, width = 4;
+      const Matrix<T> all = counted<T>(n + 2, width + 5);
+      const MatrixView<T> X = inner(all);  // (n,width)
       Workspace workspace;
-      const toeplitz::FeatureColumns<T> columns(workspace, r, L);
-      for (Index k = 0; k < r; ++k) std::fill_n(columns[k], L, nan_of<T>);
+      const toeplitz::FeatureColumns<T> columns(workspace, r, L, twisted ? twist.data() : nullptr);
+      const Index numbers = twisted ? 2 : 1;
+      for (Index k = 0; k < r; ++k) std::fill_n(columns[k], numbers * L, nan_of<T>);
       // tiles end before, at and behind the last token
       for (const auto& [j0, rows] : std::vector<std::pair<Index, Index>>{{0, 7}, {7, 3}, {10, 16}, {26, 14}}) {
-        columns.read(X, j0, rows);
+        for (Index k = 0; k < r; ++k) columns.read(k, X, k + 1, power<T>(static_cast<int>(k) - 1), j0, rows);
         for (Index k = 0; k < r; ++k)
-          for (Index j = 0; j < L; ++j) {
-            INFO(n << " tokens, feature " << k << " of " << r << ", token " << j << " after tile " << j0);
+          for (Index at = 0; at < numbers * L; ++at) {
+            const Index j = at / numbers;
+            INFO(n << " tokens, feature " << k << ", token " << j << " after tile " << j0 << ", twisted " << twisted);
+            const T value = j < n ? X(j, k + 1) * power<T>(static_cast<int>(k) - 1) : T(0);
             if (j < j0 + rows)
-              CHECK(columns[k][j] == (j < n ? X(j, k) : T(0)));
+              CHECK(columns[k][at] == (twisted && j < n ? value * twist[at] : value));
             else
-              CHECK(std::isnan(columns[k][j]));
+              CHECK(std::isnan(columns[k][at]));
           }
       }
-    }
-}
-
-TEMPLATE_TEST_CASE("a panel of pairs has its first columns as real parts, each times its scale", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  using Z = fft::ComplexLanes<T>;
-  constexpr Index W = fft::lane_count<T>;
-  Workspace workspace;
-  const auto scale = [](Index k) { return power<T>(static_cast<int>(k % 7) - 3); };
-  for (const Index n : {0, 1, 5})
-    for (Index width = 1; width <= 2 * W; ++width)
-      for (const Index p0 : {0, 1, 3}) {
-        const Workspace::Scope scope(workspace);
-        // the last of the columns is the last that there is
-        const Matrix<T> X = counted<T>(n, p0 + width);
-        const Index length = n + 3;
-        CHECK(toeplitz::PairPanel<T>::size(length) >= length);
-        toeplitz::PairPanel<T> panel(workspace.take<Z>(toeplitz::PairPanel<T>::size(length)), n, length, width);
-        const fft::Lanes<T> nan = fft::Lanes<T>{} + nan_of<T>;
-        for (Index i = 0; i < length; ++i) panel.values[i] = {nan, nan};
-        panel.read(X, p0, scale);
-        INFO(n << " rows, " << width << " columns from " << p0);
-        const auto column = [&](Index i, Index k) { return k < W ? panel.values[i].re[k] : panel.values[i].im[k - W]; };
-        for (Index i = 0; i < length; ++i)
-          for (Index k = 0; k < 2 * W; ++k)
-            CHECK(column(i, k) == (i < n && k < width ? X(i, p0 + k) * scale(k) : T(0)));
-        panel.set_zero();
-        for (Index i = 0; i < length; ++i)
-          for (Index k = 0; k < 2 * W; ++k) CHECK(column(i, k) == 0);
-      }
-}
-
-TEMPLATE_TEST_CASE("a panel of pairs is added to its columns, each times its scale, and to nothing else", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
-  using T = TestType;
-  using Z = fft::ComplexLanes<T>;
-  constexpr Index W = fft::lane_count<T>, n = 6;
-  Workspace workspace;
-  const auto scale = [](Index k) { return power<T>(static_cast<int>(k % 3)); };
-  for (Index width = 1; width <= 2 * W; ++width)
-    for (const Index p0 : {0, 3})
-      for (const Index beyond : {0, 2}) {
-        const Workspace::Scope scope(workspace);
-        toeplitz::PairPanel<T> panel(workspace.take<Z>(n + 2), n, n + 2, width);
-        for (Index i = 0; i < n + 2; ++i)
-          for (Index k = 0; k < 2 * W; ++k)
-            (k < W ? panel.values[i].re : panel.values[i].im)[k % W] = static_cast<T>(100 * i + k + 1);
-        const Matrix<T> before = counted<T>(n + 2, p0 + width + beyond);
-        Matrix<T> added = before;
-        MatrixRef<T> to = added.middleRows(1, n);
-        panel.add_to(to, p0, scale);
-        INFO(width << " columns from " << p0);
-        for (Index i = 0; i < n + 2; ++i)
-          for (Index p = 0; p < before.cols(); ++p) {
-            const bool inside = i >= 1 && i <= n && p >= p0 && p < p0 + width;
-            CHECK(added(i, p) ==
-                  before(i, p) + (inside ? static_cast<T>(100 * (i - 1) + p - p0 + 1) * scale(p - p0) : T(0)));
-          }
-      }
-}
-
-TEMPLATE_TEST_CASE("each column is in one panel of pairs, or left over", "[toeplitz]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  constexpr Index W = fft::lane_count<T>;
-  for (Index r = 0; r <= 3 * W; ++r)
-    for (Index p = 0; p <= 6 * W + 1; ++p) {
-      const toeplitz::PairGroups<T> groups(r, p);
-      INFO("r " << r << ", p " << p);
-      Index taken = 0;  // panels have the first columns
-      for (Index group = 0; group < groups.count; ++group) {
-        REQUIRE((group * 2 * W == taken && groups.width(group) >= 1 && groups.width(group) <= 2 * W));
-        taken += groups.width(group);
-      }
-      REQUIRE((taken + groups.left_over == p && groups.left_over < 2 * W));
-      // of both ways to do those that fill no panel, the one with fewer transforms
-      const Index rest = p % (2 * W), alone = (rest + 1) / 2 * ((r + W - 1) / W);
-      REQUIRE((groups.left_over == rest ? alone : r) == std::min(alone, r));
     }
 }
 

@@ -22,26 +22,25 @@ namespace nprf {
 template <Real T>
 class GradientUnits {
  public:
-  /// Of the rows that have a gradient, and of the values that these attend to; other rows of values (n_k,d_v) become
-  /// zero where they are far larger, and the unit is that of the values that are left. Refers to what was saved and to
-  /// dy (n_q,d_v), and lies in the workspace. O((n_q + n_k) d_v), times log n where values are far apart.
+  /// Of the rows that have a gradient, and of the values that those attend to whose gradient is finite; other rows of
+  /// values (n_k,d_v) become zero where they are far larger, and the unit is that of the values that are left. Refers
+  /// to what was saved and to dy (n_q,d_v), and lies in the workspace. O((n_q + n_k) d_v), times log n where values are
+  /// far apart.
   template <class Values>
   GradientUnits(const SavedSequence<T>& saved, const MatrixView<T>& dy, const HeadWeights<T>& weights,
                 const Placement& keys, Values&& values, Workspace& workspace)
       : m_saved(saved), m_dy(dy), m_largest_dy(workspace.take<T>(dy.rows())) {
     const Workspace::Scope scope(workspace);
     const Index n_q = dy.rows(), n_k = values.rows();
-    bool* has_gradient = workspace.take<bool>(n_q);
+    bool* has_gradient = workspace.take<bool>(n_q);  // that is finite
     T largest = 0, largest_dy = 0;
-    for (Index i = 0; i < n_q; ++i) has_gradient[i] = saved.denominator[i] != 0;
+    for (Index i = 0; i < n_q; ++i) has_gradient[i] = saved.denominator[i] != 0 && std::isfinite(saved.denominator[i]);
     for (const Index i : saved.repaired) has_gradient[i] = true;
     for (Index i = 0; i < n_q; ++i) {
       const T of_row = m_largest_dy[i] = largest_finite(dy.row(i));
-      if (!has_gradient[i]) continue;
-      has_gradient[i] = of_row > 0 && is_finite_row(saved.y.row(i));  // what is not finite is in no unit
-      if (!has_gradient[i]) continue;
-      largest_dy = std::max(largest_dy, of_row);
-      largest = std::max(largest, saved.largest_values[i]);
+      if (has_gradient[i]) largest_dy = std::max(largest_dy, of_row);
+      has_gradient[i] = has_gradient[i] && of_row > 0 && is_finite_row(dy.row(i)) && is_finite_row(saved.y.row(i));
+      if (has_gradient[i]) largest = std::max(largest, saved.largest_values[i]);
     }
     m_of_dy = unit_above(largest_dy);
     m_of_values = unit_of_all(values);
@@ -69,12 +68,12 @@ class GradientUnits {
     T size, sum;
   };
 
-  /// Sets A'_i (r) and G_i (d_v+1). Rows without gradient are zero, the factor of those that were computed one by one
-  /// is dy's alone, and G of those that are not finite is not either.
+  /// Sets A'_i (r) and G_i (d_v+1). Rows without gradient are zero, and the factor of those that were computed one by
+  /// one is dy's alone. Entries of G that are not finite have no part in what the others are measured by.
   template <class RowA, class RowG>
   Row scale(Index i, RowA&& a, RowG&& g) const {
     const Index d_v = m_dy.cols();
-    const T D = m_saved.denominator[i], largest_dy = m_largest_dy[i], of_dy = unit_above(largest_dy);
+    const T D = m_saved.denominator[i], of_dy = unit_above(m_largest_dy[i]);
     Row row{toeplitz::exponent_of(of_dy) - toeplitz::exponent_of(m_of_dy), 0, 0};
     a = m_saved.A.row(i);
     if (D == 0) {
@@ -85,17 +84,23 @@ class GradientUnits {
     const T mantissa = std::isfinite(D) ? std::frexp(D, &exponent) : D;  // of 1/2 to 1
     auto dy = g.head(d_v);
     dy = m_dy.row(i) / of_dy;
-    const T dy_y = dy.cwiseProduct(m_saved.y.row(i) / m_of_values).sum(), sum = dy.cwiseAbs().sum();
+    const T dy_y = dy.cwiseProduct(m_saved.y.row(i) / m_of_values).sum();
     g[d_v] = -dy_y;
-    const T largest = std::max(largest_dy / of_dy, std::abs(dy_y)) / std::abs(mantissa);
-    if (!(largest > 0) || !std::isfinite(largest + sum + dy_y)) {
+    T sum = dy.cwiseAbs().sum(), of_ones = std::abs(dy_y), of_values = m_saved.largest_values[i] / m_of_values;
+    if (!std::isfinite(sum + of_ones)) {
+      sum = finite_sum(dy);
+      of_values = 1;  // only dv is left, which knows of no values
+      if (!std::isfinite(of_ones)) of_ones = 0;
+    }
+    const T largest = std::max(m_largest_dy[i] / of_dy, of_ones) / std::abs(mantissa);
+    if (!(largest > 0) || !std::isfinite(largest)) {
       g /= mantissa;
       a.setZero();
       return row;
     }
     const T unit = toeplitz::unit_of(largest), of_sum = std::abs(mantissa) * unit;
     g = (g / mantissa) / unit;
-    row.size = std::max(sum / of_sum * (m_saved.largest_values[i] / m_of_values), std::abs(g[d_v]));
+    row.size = std::max(sum / of_sum * of_values, of_ones / of_sum);
     row.sum = std::ldexp(of_sum, row.factor);
     row.factor += toeplitz::exponent_of(unit) - exponent;
     a *= std::ldexp(T(1), row.factor);
@@ -103,6 +108,15 @@ class GradientUnits {
   }
 
  private:
+  // of the sizes of the finite entries
+  template <class RowG>
+  static T finite_sum(const RowG& dy) {
+    T sum = 0;
+    for (Index p = 0; p < dy.size(); ++p)
+      if (std::isfinite(dy[p])) sum += std::abs(dy[p]);
+    return sum;
+  }
+
   const SavedSequence<T>& m_saved;
   const MatrixView<T>& m_dy;
   T* m_largest_dy;  // (n_q)  among the finite entries of each row

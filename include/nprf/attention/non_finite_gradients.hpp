@@ -14,13 +14,14 @@
 
 namespace nprf {
 
-/// Rows of G = dL/dN, dL/dD that are not finite, as those of queries that are not, or that see a key, a value or a dy
-/// that is not. They are taken out before the product's gradients, and after those all that they touch becomes NaN: the
-/// query itself, the keys that it sees and the lags at which it does. O((n_q + n_k) d_v log n) at most.
+/// Rows of G = [dL/dN dL/dD] that are not all finite, as those of queries that are not, or that see a key, a value or a
+/// dy that is not. Such entries become zero before the product's gradients, and after those all that they touch becomes
+/// NaN: the query itself, the keys that it sees, their values in these columns, and the lags at which it sees them.
+/// O((n_q + n_k) d_v log n) at most.
 template <Real T>
 class NonFiniteGradients {
  public:
-  /// Takes rows out of G (n_q,d_v+1), which become zero. Its tables lie in the team's workspace.
+  /// Takes such entries out of G (n_q,d_v+1). Its tables lie in the team's workspace.
   NonFiniteGradients(const HeadWeights<T>& weights, const Placement& keys, MatrixMap<T> G, const Team& team)
       : m_weights(weights), m_keys(keys), m_cols(G.cols()) {
     Index count = 0;
@@ -32,9 +33,11 @@ class NonFiniteGradients {
     count = 0;
     for (Index i = 0; i < G.rows(); ++i) {
       if (is_finite_row(G.row(i))) continue;
-      for (Index p = 0; p < m_cols; ++p) m_lost[count * m_cols + p] = !std::isfinite(G(i, p));
+      for (Index p = 0; p < m_cols; ++p) {
+        m_lost[count * m_cols + p] = !std::isfinite(G(i, p));
+        if (!std::isfinite(G(i, p))) G(i, p) = 0;
+      }
       rows[count++] = i;
-      G.row(i).setZero();
     }
   }
 

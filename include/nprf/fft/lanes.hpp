@@ -188,15 +188,18 @@ struct Turn {
 };
 constexpr Turn operator*(Index k, const Turn& turn) { return {k * turn.part, turn.whole}; }
 
-/// e^(2 pi i part / whole), rounded about once: to an eighth of a turn from a quarter, pi has no part in it.
+/// e^(2 pi i part / whole), rounded once where long double has more digits than double, else about once: to an eighth
+/// of a turn from a quarter, pi has no part in it. Roots that are off by twice as much make rows that are, too.
 struct UnitRoot {
   double re, im;
 
   static UnitRoot of(const Turn& turn) {
+    using Wide = long double;
     const Index whole = turn.whole, part = (turn.part % whole + whole) % whole;
     const Index quarters = (8 * part + whole) / (2 * whole);
-    const double rest = static_cast<double>(4 * part - quarters * whole) / static_cast<double>(whole);  // in quarters
-    const double c = std::cos(std::numbers::pi / 2 * rest), s = std::sin(std::numbers::pi / 2 * rest);
+    const Wide rest = static_cast<Wide>(4 * part - quarters * whole) / static_cast<Wide>(whole);  // in quarters
+    const Wide angle = std::numbers::pi_v<Wide> / 2 * rest;
+    const double c = static_cast<double>(std::cos(angle)), s = static_cast<double>(std::sin(angle));
     switch (quarters % 4) {
       case 0: return {c, s};
       case 1: return {-s, c};

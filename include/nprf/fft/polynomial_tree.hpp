@@ -20,16 +20,20 @@
 
 namespace nprf::fft {
 
-/// Cyclic convolutions of length 2 L of lane_count signals at a time: products modulo z^L - 1 and modulo z^L + 1.
+/// Products of real polynomials modulo z^2L + 1, lane_count at a time, by complex transforms of length L.
+///
+/// Such a polynomial x is known by its residue modulo z^L - i, x_j + i x_(j+L) for j < L: the right-angle convolution
+/// of Crandall and Fagin (1994). A signal of at most L real numbers is its own residue, and one of two times L numbers
+/// is the real and the imaginary part of L: no two signals ever share a transform.
 ///
 /// A polynomial modulo z^n - e^(2 pi i a) splits into its residues modulo z^(n/R) - e^(2 pi i (a + k) / R), k < R: one
 /// pass over the data with constants that belong to the block, not to the element. L such steps lead to the values at
 /// the roots, which are multiplied by those of the other factor, and back. A block is split, its parts are done one
 /// after the other, and it is joined again, so that what fits into a cache is worked on there; the last 8 points are
 /// split, multiplied and joined in registers. The way back has the twiddle factors of a decimation in time, which are
-/// the same for all blocks of a size, and leaves modulo z^L + 1 one factor e^(-pi i j / L) to the caller.
+/// the same for all blocks of a size, and leaves one factor e^(-pi i j / 2L) to the caller.
 ///
-/// Half h is modulo z^L - 1 (h = 0) or z^L + 1 (h = 1). Immutable; threads share it.
+/// Immutable; threads share it.
 template <Real T>
 class PolynomialTree {
  public:
@@ -57,7 +61,7 @@ class PolynomialTree {
     require(rest == 1, "length: expected 8 2^a 3^b 5^c, got ", length);
     Index blocks = 1;
     for_each_radix(length, [&](int radix) {
-      m_levels.push_back({radix, blocks, length / blocks / radix, 0, {0, 0}});
+      m_levels.push_back({radix, blocks, length / blocks / radix, 0, 0});
       blocks *= radix;
     });
     Index size = 0;
@@ -68,9 +72,9 @@ class PolynomialTree {
     };
     for (Level& level : m_levels) {
       level.back = place(level.part * constants(level.radix));
-      for (Index& at : level.forth) at = place(level.blocks * constants(level.radix));
+      level.forth = place(level.blocks * constants(level.radix));
     }
-    for (Index& at : m_leaf_forth) at = place(blocks * constants(leaf));
+    m_leaf_forth = place(blocks * constants(leaf));
     m_twist = place(2 * length);
     m_table = Buffer<T>(size);
     T* table = m_table.data();
@@ -78,13 +82,11 @@ class PolynomialTree {
       for (Index j = 0; j < level.part; ++j)
         write_constants(Step::join, level.radix, Turn{-j, level.part * level.radix},
                         table + level.back + j * constants(level.radix));
-    for (const int half : {0, 1}) {
-      std::vector<Turn> turns{{half, 2}};
-      for (const Level& level : m_levels) turns = write_level(level.radix, turns, table + level.forth[half]);
-      write_level(leaf, turns, table + m_leaf_forth[half]);
-    }
+    std::vector<Turn> turns{{1, 4}};
+    for (const Level& level : m_levels) turns = write_level(level.radix, turns, table + level.forth);
+    write_level(leaf, turns, table + m_leaf_forth);
     for (Index j = 0; j < length; ++j) {
-      const UnitRoot w = UnitRoot::of({j, 2 * length});
+      const UnitRoot w = UnitRoot::of({j, 4 * length});
       table[m_twist + 2 * j] = static_cast<T>(w.re);
       table[m_twist + 2 * j + 1] = static_cast<T>(w.im);
     }
@@ -92,41 +94,41 @@ class PolynomialTree {
 
   Index length() const { return m_length; }
 
-  /// (cos, sin)(pi j / L) at 2 j: half 1 has y_j = e^(-pi i j / L) z_j.
+  /// (cos, sin)(pi j / 2L) at 2 j: the coefficient y_j is e^(-pi i j / 2L) z_j / L.
   const T* twist() const { return m_table.data() + m_twist; }
 
-  /// The values of z_j = load(j), j < L, at the roots of half h, into x (L), in the tree's own order.
+  /// The values of the residue z_j = load(j), j < L, at the roots of i, into x (L), in the tree's own order.
   template <class Load>
-  void values(int half, Load&& load, Z* x) const {
+  void values(Load&& load, Z* x) const {
     transform<true, false>(
-        half, Fixed<1>{{x}}, [&](auto, Index j) { return load(j); }, [](Index, Z(&)[1][leaf]) {},
+        Fixed<1>{{x}}, [&](auto, Index j) { return load(j); }, [](Index, Z(&)[1][leaf]) {},
         [](auto, Index, const Z&) {});
   }
 
-  /// The way back: store(j, z) with L times the coefficient j, from z = load(k, l) at place 8 k + l of values' order,
-  /// l < 8. x (L) is scratch.
+  /// The way back: store(j, z) with L times the twisted coefficient j, from z = load(k, l) at place 8 k + l of values'
+  /// order, l < 8. x (L) is scratch.
   template <class Load, class Store>
-  void coefficients(int half, Z* x, Load&& load, Store&& store) const {
+  void coefficients(Z* x, Load&& load, Store&& store) const {
     transform<false, true>(
-        half, Fixed<1>{{x}}, [](auto, Index) { return Z{}; },
+        Fixed<1>{{x}}, [](auto, Index) { return Z{}; },
         [&](Index k, Z(&z)[1][leaf]) {
           for (Index l = 0; l < leaf; ++l) z[0][l] = load(k, l);
         },
         [&](auto, Index j, const Z& z) { store(j, z); });
   }
 
-  /// Both ways at once, for S signals at a time: z = load(s, j) is split down to values, at_leaf(k, z) may change
-  /// z[s][0..7], values 8 k .. 8 k + 7, and store(s, j, z) gets L times the coefficients, one at a time or, if it takes
-  /// z[8], those from j on, j a multiple of 8. s is a constant of the type, x[s] (L) is scratch.
+  /// Both ways at once, for S signals at a time: the real numbers load(s, j) are split down to values, at_leaf(k, z)
+  /// may change z[s][0..7], values 8 k .. 8 k + 7, and store(s, j, z) gets L times the twisted coefficients, one at a
+  /// time or, if it takes z[8], those from j on, j a multiple of 8. s is a constant of the type, x[s] (L) is scratch.
   template <std::size_t S, class Load, class Leaf, class Store>
-  void convolve(int half, const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
-    transform<true, true>(half, Fixed<S>{x}, load, at_leaf, store);
+  void convolve(const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
+    transform<true, true>(Fixed<S>{x}, load, at_leaf, store);
   }
 
   /// The same for `count` <= most signals, signal s at x + s stride: s is a number, and at_leaf(k, z) finds z[most].
   template <std::size_t most, class Load, class Leaf, class Store>
-  void convolve(int half, Z* x, Index stride, Index count, Load&& load, Leaf&& at_leaf, Store&& store) const {
-    transform<true, true>(half, UpTo<most>{x, stride, count}, load, at_leaf, store);
+  void convolve(Z* x, Index stride, Index count, Load&& load, Leaf&& at_leaf, Store&& store) const {
+    transform<true, true>(UpTo<most>{x, stride, count}, load, at_leaf, store);
   }
 
   /// The tree of a length, shared by all callers of the process.
@@ -150,8 +152,7 @@ class PolynomialTree {
   struct Level {
     int radix;
     Index blocks, part;  // how many, and the points of a part
-    Index back;          // its tables' places: by element, and for each half by block
-    Index forth[2];
+    Index back, forth;   // its tables' places: by element, and by block
   };
 
   // eights first: passes over the most memory do the most. Eight complex numbers need more than 16 registers
@@ -202,13 +203,13 @@ class PolynomialTree {
   };
 
   template <bool forth, bool back, class Signals, class Load, class Leaf, class Store>
-  void transform(int half, const Signals& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
+  void transform(const Signals& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
     if (m_levels.empty()) {
       if constexpr (forth)
         x.for_each([&](auto s, Z* z) {
-          for (Index j = 0; j < leaf; ++j) z[j] = load(s, j);
+          for (Index j = 0; j < leaf; ++j) z[j] = complex(load(s, j));
         });
-      pass_leaf<forth, back>(half, x, 0, at_leaf);
+      pass_leaf<forth, back>(x, 0, at_leaf);
       if constexpr (back)
         x.for_each([&](auto s, const Z* z) {
           Z eight[leaf];
@@ -218,13 +219,13 @@ class PolynomialTree {
       return;
     }
     const Level& top = m_levels.front();
-    const T* table = m_table.data() + top.forth[half];
+    const T* table = m_table.data() + top.forth;
     if constexpr (forth)
       x.for_each([&](auto s, Z* z) {
         split(
             top, table, [&](Index j) { return load(s, j); }, z);
       });
-    parts<forth, back>(half, 0, x, 0, at_leaf);
+    parts<forth, back>(0, x, 0, at_leaf);
     if constexpr (back)
       x.for_each([&](auto s, const Z* z) {
         if constexpr (takes_eight<Store, decltype(s)>)
@@ -267,13 +268,23 @@ class PolynomialTree {
     return next;
   }
 
+  static Z complex(const Z& z) { return z; }
+  static Z complex(const fft::Lanes<T>& x) { return {x, fft::Lanes<T>{}}; }
+
+  // of complex or of real numbers
   template <class Load>
   static void split(const Level& level, const T* table, Load&& load, Z* x) {
     with_radix(level.radix, [&](auto radix) {
       for (Index j = 0; j < level.part; ++j) {
         Z z[radix];
-        for (int k = 0; k < radix; ++k) z[k] = load(j + k * level.part);
-        split_parts<radix>(z, table);
+        if constexpr (std::is_same_v<decltype(load(j)), Z>) {
+          for (int k = 0; k < radix; ++k) z[k] = load(j + k * level.part);
+          split_parts<radix>(z, table);
+        } else {
+          fft::Lanes<T> real[radix];
+          for (int k = 0; k < radix; ++k) real[k] = load(j + k * level.part);
+          split_parts<radix>(real, z, table);
+        }
         for (int k = 0; k < radix; ++k) x[j + k * level.part] = z[k];
       }
     });
@@ -312,37 +323,37 @@ class PolynomialTree {
 
   // the parts of a block that is split
   template <bool forth, bool back, class Signals, class Leaf>
-  void parts(int half, std::size_t level, const Signals& x, Index block, Leaf& at_leaf) const {
+  void parts(std::size_t level, const Signals& x, Index block, Leaf& at_leaf) const {
     const Level& at = m_levels[level];
     for (int k = 0; k < at.radix; ++k)
-      whole<forth, back>(half, level + 1, x.from(k * at.part), block * at.radix + k, at_leaf);
+      whole<forth, back>(level + 1, x.from(k * at.part), block * at.radix + k, at_leaf);
   }
 
   template <bool forth, bool back, class Signals, class Leaf>
-  void whole(int half, std::size_t level, const Signals& x, Index block, Leaf& at_leaf) const {
+  void whole(std::size_t level, const Signals& x, Index block, Leaf& at_leaf) const {
     if (level == m_levels.size()) {
-      pass_leaf<forth, back>(half, x, block, at_leaf);
+      pass_leaf<forth, back>(x, block, at_leaf);
       return;
     }
     const Level& at = m_levels[level];
-    const T* table = m_table.data() + at.forth[half] + block * constants(at.radix);
+    const T* table = m_table.data() + at.forth + block * constants(at.radix);
     if constexpr (forth)
       x.for_each([&](auto, Z* z) {
         split(
             at, table, [z](Index j) { return z[j]; }, z);
       });
-    parts<forth, back>(half, level, x, block, at_leaf);
+    parts<forth, back>(level, x, block, at_leaf);
     if constexpr (back) x.for_each([&](auto, Z* z) { join(at, z, [z](Index j, const Z& value) { z[j] = value; }); });
   }
 
   template <bool forth, bool back, class Signals, class Leaf>
-  NPRF_ALWAYS_INLINE void pass_leaf(int half, const Signals& x, Index block, Leaf& at_leaf) const {
+  NPRF_ALWAYS_INLINE void pass_leaf(const Signals& x, Index block, Leaf& at_leaf) const {
     Z z[Signals::most][leaf];
     if constexpr (forth)
       x.for_each([&](auto s, const Z* from) {
         Z values[leaf];  // in registers, which z cannot be where s is a number
         for (int k = 0; k < leaf; ++k) values[k] = from[k];
-        split_parts<leaf>(values, m_table.data() + m_leaf_forth[half] + block * constants(leaf));
+        split_parts<leaf>(values, m_table.data() + m_leaf_forth + block * constants(leaf));
         for (int k = 0; k < leaf; ++k) z[s][k] = values[k];
       });
     at_leaf(block, z);
@@ -356,8 +367,7 @@ class PolynomialTree {
 
   Index m_length;
   std::vector<Level> m_levels;
-  Index m_leaf_forth[2];
-  Index m_twist;
+  Index m_leaf_forth, m_twist;
   Buffer<T> m_table;
 };
 

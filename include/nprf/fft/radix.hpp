@@ -96,28 +96,56 @@ NPRF_ALWAYS_INLINE void twiddle(ComplexLanes<T> (&z)[radix], const T* table) {
 
 }  // namespace detail
 
-/// z_l, element j of the l-th n/R coefficients, becomes element j of the parts, in part_order.
+namespace detail {
+
+// what follows the first step of a split into 2, 4 or 8
 template <int radix, Real T>
-NPRF_ALWAYS_INLINE void split_parts(ComplexLanes<T> (&z)[radix], const T* table) {
-  using detail::rotation;
-  if constexpr (radix == 2) {
-    butterfly(z[0], z[1], rotation(table, 0));
-  } else if constexpr (radix == 4) {
-    for (int k : {0, 1}) butterfly(z[k], z[k + 2], rotation(table, 0));
+NPRF_ALWAYS_INLINE void split_halves(ComplexLanes<T> (&z)[radix], const T* table) {
+  if constexpr (radix == 4) {
     butterfly(z[0], z[1], rotation(table, 2));
     quarter_butterfly(z[2], z[3], rotation(table, 2));
   } else if constexpr (radix == 8) {
-    for (int k : {0, 1, 2, 3}) butterfly(z[k], z[k + 4], rotation(table, 0));
     for (int k : {0, 1}) butterfly(z[k], z[k + 2], rotation(table, 2));
     for (int k : {4, 5}) quarter_butterfly(z[k], z[k + 2], rotation(table, 2));
     butterfly(z[0], z[1], rotation(table, 4));
     quarter_butterfly(z[2], z[3], rotation(table, 4));
     butterfly(z[4], z[5], rotation(table, 6));
     quarter_butterfly(z[6], z[7], rotation(table, 6));
-  } else {
+  }
+}
+
+}  // namespace detail
+
+/// z_l, element j of the l-th n/R coefficients, becomes element j of the parts, in part_order.
+template <int radix, Real T>
+NPRF_ALWAYS_INLINE void split_parts(ComplexLanes<T> (&z)[radix], const T* table) {
+  using detail::rotation;
+  if constexpr (radix == 3 || radix == 5) {
     detail::twiddle(z, table);
     if constexpr (radix == 3) detail::dft3<1>(z);
     if constexpr (radix == 5) detail::dft5<1>(z);
+  } else {
+    for (int k = 0; k < radix / 2; ++k) butterfly(z[k], z[k + radix / 2], rotation(table, 0));
+    detail::split_halves(z, table);
+  }
+}
+
+/// The same of real numbers x_l, whose first step is half the work.
+template <int radix, Real T>
+NPRF_ALWAYS_INLINE void split_parts(const std::type_identity_t<Lanes<T>> (&x)[radix], ComplexLanes<T> (&z)[radix],
+                                    const T* table) {
+  if constexpr (radix == 3 || radix == 5) {
+    z[0] = {x[0], Lanes<T>{}};
+    for (int k = 1; k < radix; ++k) z[k] = {x[k] * table[2 * k - 2], x[k] * table[2 * k - 1]};
+    if constexpr (radix == 3) detail::dft3<1>(z);
+    if constexpr (radix == 5) detail::dft5<1>(z);
+  } else {
+    for (int k = 0; k < radix / 2; ++k) {
+      const Lanes<T> re = x[k + radix / 2] * table[0], im = x[k + radix / 2] * table[1];
+      z[k] = {x[k] + re, im};
+      z[k + radix / 2] = {x[k] - re, -im};
+    }
+    detail::split_halves(z, table);
   }
 }
 

@@ -26,7 +26,7 @@ namespace nprf::toeplitz {
 ///
 /// An FFT's rounding is relative to the largest row that it has a part in. Here that is a row of the same block, and no
 /// row has a part in an earlier one: whatever becomes of keys and values after a row, infinity and NaN too, no bit of
-/// it changes. Pairs of features, lanes and left over columns are as in LanesEngine. Keys' exponents are understood.
+/// it changes. Signals, lanes and left over columns are as in LanesEngine. Keys' exponents are understood.
 ///
 /// Time O(r p n log^2 n), one of the two logarithms to a base of 8 to 32, and O(n 128 (r + p)) on the diagonal;
 /// workspace O(n (16 + lane_count a thread)), for gradients O(n (r + p)). Weights on both sides work, at up to twice
@@ -97,7 +97,6 @@ class BlockCausalEngine {
   using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>;
-  using Pairs = FeaturePairs<T>;
   using Features = FeatureLanes<T>;
   static constexpr Index features_at_a_time = 16;  // whose columns are laid out
 
@@ -114,15 +113,14 @@ class BlockCausalEngine {
     const Index r = A.cols(), p = U.cols(), n = m_axis.length();
     Workspace& workspace = team.workspace();
     const Sources<T> sources(B, U, exponents, m_levels, team);
-    const Pairs a(workspace, features_at_a_time / 2, n), b(workspace, features_at_a_time / 2, n);
+    const FeatureColumns<T> a(workspace, features_at_a_time, n), b(workspace, features_at_a_time, n);
     const ColumnGroups<T> groups(r, p);
     for (Index r0 = 0; r0 < r; r0 += features_at_a_time) {
-      const Index pairs = (std::min(features_at_a_time, r - r0) + 1) / 2;
-      const auto ones = Vector<T>::Ones(r);
+      const Index features = std::min(features_at_a_time, r - r0);
       team.run_tiles(groups.count > 0 ? n : 0, [&](Index j0, Index rows, Workspace&) {
-        for (Index pair = 0; pair < pairs; ++pair) {
-          a.read(pair, A, r0 + 2 * pair, ones, j0, rows);
-          b.read(pair, B, r0 + 2 * pair, ones, j0, rows);
+        for (Index f = 0; f < features; ++f) {
+          a.read(f, A, r0 + f, 1, j0, rows);
+          b.read(f, B, r0 + f, 1, j0, rows);
         }
       });
       team.run(groups.count + (r0 == 0 ? groups.left_over : 0), [&](Index task, Workspace& scratch) {
@@ -136,12 +134,12 @@ class BlockCausalEngine {
         y.set_zero();
         Scratch with(m_levels, scratch);
         m_levels.for_each_family([&](const Family& family) {
-          for (Index pair = 0; pair < pairs; ++pair)
+          for (Index f = 0; f < features; ++f)
             for_each_run(
-                family, [&](Index k) { return sources.pair(family.level, k, r0 + 2 * pair, p0, width); },
+                family, [&](Index k) { return sources.feature(family.level, k, r0 + f, p0, width); },
                 [&](const Run& run) {
-                  with.read(family, run, a[pair], b[pair], exponents, m_levels, m_axis.queries.end);
-                  for (const int half : {0, 1}) add(half, family, run, u.values, y.values, with);
+                  with.read(family, run, a[f], b[f], exponents, m_levels, m_axis.queries.end);
+                  add(family, run, u.values, y.values, with);
                 });
         });
         y.values += m_axis.queries.first;
@@ -173,13 +171,13 @@ class BlockCausalEngine {
     }
   }
 
-  // the signals of a family, and its rows of a pair of features, scaled for a run
+  // the signals of a family, and its rows of a feature, scaled for a run, those of A twisted
   struct Scratch {
     Scratch(const Levels& levels, Workspace& workspace) {
       const Index n = levels.family_length();
       z = workspace.take<Z>(n + Levels::most * stride(0));
-      b = workspace.take<T>(staggered<T>(2 * n));
-      for (T*& rows : a) rows = workspace.take<T>(staggered<T>(2 * n));
+      b = workspace.take<T>(staggered<T>(n));
+      a = workspace.take<T>(staggered<T>(2 * n));
     }
 
     static Index stride(Index size) { return staggered<Z>(size); }
@@ -189,58 +187,47 @@ class BlockCausalEngine {
               const Levels& levels, Index queries_end) {
       const auto& level = levels[family.level];
       const Index S = level.size, middle = run.end * S;
-      const T units[2] = {run.units.b.re[0], run.units.b.im[0]};
-      const T back[2] = {finite(1 / units[0]), finite(1 / units[1])};
+      const T unit = run.units.b[0], back = finite(1 / unit);
       for (Index j0 = 0; j0 < middle; j0 += Levels::block) {
         const Index place = family.first + j0;
         const T factor = static_cast<T>(ratio(exponents.largest(place / Levels::block), run.units.exponent));
-        for (Index j = 0; j < Levels::block; ++j) {
-          const T e = exponents.keys()[place + j] * factor;
-          b[2 * (j0 + j)] = from_b[2 * (place + j)] * back[0] * e;
-          b[2 * (j0 + j) + 1] = from_b[2 * (place + j) + 1] * back[1] * e;
-        }
+        for (Index j = 0; j < Levels::block; ++j)
+          b[j0 + j] = from_b[place + j] * back * (exponents.keys()[place + j] * factor);
       }
-      std::fill(b + 2 * middle, b + 2 * family.count * S, T(0));
-      const T* rows = exponents.rows(family.level);
+      std::fill(b + middle, b + family.count * S, T(0));
+      const T *rows = exponents.rows(family.level), *twist = level.tree->twist();
       for (Index s = run.begin; s < run.end; ++s) {
         const Index place = family.first + (s + 1) * S, end = std::min(S, queries_end - place);
-        const T factor = static_cast<T>(ratio(run.units.exponent, exponents.before(place)));
-        const T first = finite(units[0]) * factor, second = finite(units[1]) * factor;
+        const T factor = finite(unit) * static_cast<T>(ratio(run.units.exponent, exponents.before(place)));
         for (Index i = 0; i < end; ++i) {
-          T *plain = a[0] + 2 * (s * S + i), *twisted = a[1] + 2 * (s * S + i);
-          plain[0] = from_a[2 * (place + i)] * (first * rows[place + i]);
-          plain[1] = from_a[2 * (place + i) + 1] * (second * rows[place + i]);
-          twist(plain, level.tree->twist() + 2 * i, twisted);
+          const T value = from_a[place + i] * (factor * rows[place + i]);
+          for (const Index part : {0, 1}) a[2 * (s * S + i) + part] = value * twist[2 * i + part];
         }
       }
     }
 
     Z* z;
-    T *b, *a[2];
+    T *b, *a;
   };
 
-  // y += a1 t1 + a2 t2,  t1 + i t2 = (b1 + i b2) o u through the family's blocks, the share of one half
-  void add(int half, const Family& family, const Run& run, const Lanes* u, Lanes* y, const Scratch& with) const {
+  // y += a o T(c) (b o u) through the family's blocks, a twisted
+  void add(const Family& family, const Run& run, const Lanes* u, Lanes* y, const Scratch& with) const {
     const auto& level = m_levels[family.level];
     const Index S = level.size, begin = run.begin * S;
     const Index rows = std::min(run.end * S, m_axis.queries.end - family.first - S) - begin;
     const Lanes back = inverse<T>(run.units.u), forth = finite_lanes<T>(run.units.u);
     level.tree->template convolve<Levels::most>(
-        half, with.z, Scratch::stride(S), family.count,
-        [=, b = with.b, u = u + family.first](Index s, Index j) {
-          const T* pair = b + 2 * (s * S + j);
-          const Lanes value = u[s * S + j] * back;
-          return Z{pair[0] * value, pair[1] * value};
-        },
-        [&](Index k, Z(&z)[Levels::most][8]) { m_levels.multiply(level, half, k, family.count, z); },
-        [=, a = with.a[half], y = y + family.first + S](Index s, Index i, const Z& t) {
+        with.z, Scratch::stride(S), family.count,
+        [=, b = with.b, u = u + family.first](Index s, Index j) { return b[s * S + j] * (u[s * S + j] * back); },
+        [&](Index k, Z(&z)[Levels::most][8]) { m_levels.multiply(level, k, family.count, z); },
+        [=, a = with.a, y = y + family.first + S](Index s, Index i, const Z& t) {
           const Index at = s * S + i;
           if (at - begin < 0 || at - begin >= rows) return;
-          y[at] += forth * (a[2 * at] * t.re + a[2 * at + 1] * t.im);
+          y[at] += forth * real_part(t, a + 2 * at);
         });
   }
 
-  // one column of Y, 2 W features at a time
+  // one column of Y, W features at a time
   void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, Index column,
                        const KeyExponents<T>& exponents, const Sources<T>& sources, MatrixRef<T>& Y,
                        Workspace& scratch) const {
@@ -248,7 +235,7 @@ class BlockCausalEngine {
     auto y = scratch.vector<T>(n), u = scratch.vector<T>(n);
     y.setZero();
     Scratch with(m_levels, scratch);
-    for (Index f = 0; f < A.cols(); f += 2 * W) {
+    for (Index f = 0; f < A.cols(); f += W) {
       const Features a(A, f), b(B, f);
       m_levels.for_each_family([&](const Family& family) {
         for_each_run(
@@ -261,39 +248,35 @@ class BlockCausalEngine {
                 const double e = ratio(exponents.largest(j / Levels::block), run.units.exponent);
                 u[j] = U(j, column) * back * (exponents.keys()[j] * static_cast<T>(e));
               }
-              for (const int half : {0, 1}) add_column(half, family, run, a, b, u.data(), exponents, y.data(), with);
+              add_column(family, run, a, b, u.data(), exponents, y.data(), with);
             });
       });
     }
     Y.col(column) += y.segment(m_axis.queries.first, m_n_q);
   }
 
-  void add_column(int half, const Family& family, const Run& run, const Features& a, const Features& b, const T* u,
+  void add_column(const Family& family, const Run& run, const Features& a, const Features& b, const T* u,
                   const KeyExponents<T>& exponents, T* y, const Scratch& with) const {
     const auto& level = m_levels[family.level];
     const Index S = level.size, begin = run.begin * S;
     const Index rows = std::min(run.end * S, m_axis.queries.end - family.first - S) - begin;
-    const Z back{inverse<T>(run.units.b.re), inverse<T>(run.units.b.im)};
-    const Z forth{finite_lanes<T>(run.units.b.re), finite_lanes<T>(run.units.b.im)};
+    const Lanes back = inverse<T>(run.units.b), forth = finite_lanes<T>(run.units.b);
     T factor[Levels::most];
     for (Index s = run.begin; s < run.end; ++s)
       factor[s] = finite(run.units.u[0]) *
                   static_cast<T>(ratio(run.units.exponent, exponents.before(family.first + (s + 1) * S)));
     level.tree->template convolve<Levels::most>(
-        half, with.z, Scratch::stride(S), family.count,
+        with.z, Scratch::stride(S), family.count,
         [&, end = run.end * S, keys_end = m_axis.keys.end](Index s, Index j) {
           const Index at = s * S + j, place = family.first + at;
-          if (at >= end || place >= keys_end) return Z{};
-          const Z x = b.row(place);
-          return Z{x.re * back.re * u[place], x.im * back.im * u[place]};
+          return at < end && place < keys_end ? b.row(place) * back * u[place] : Lanes{};
         },
-        [&](Index k, Z(&z)[Levels::most][8]) { m_levels.multiply(level, half, k, family.count, z); },
+        [&](Index k, Z(&z)[Levels::most][8]) { m_levels.multiply(level, k, family.count, z); },
         [&, row_factors = exponents.rows(family.level)](Index s, Index i, const Z& twisted) {
           const Index at = s * S + i, place = family.first + S + at;
           if (at - begin < 0 || at - begin >= rows) return;
-          const Z t = half == 0 ? twisted : untwisted(twisted, level.tree->twist() + 2 * i), x = a.row(place);
-          y[place] +=
-              factor[s] * row_factors[place] * fft::sum_lanes<T>(x.re * forth.re * t.re + x.im * forth.im * t.im);
+          const Lanes t = real_part(twisted, level.tree->twist() + 2 * i);
+          y[place] += factor[s] * row_factors[place] * fft::sum_lanes<T>(a.row(place) * forth * t);
         });
   }
 

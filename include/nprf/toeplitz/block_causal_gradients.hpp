@@ -27,7 +27,7 @@ class BlockCausalGradients {
   void add(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
            const KeyExponents<T>& exponents, GradientRefs<T> out, const GradientSizes<T>& sizes, Index first,
            const Team& team) const {
-    SignalGradients<T> frame(A, B, U, G, sizes.rows, m_levels.axis().length(), m_levels.numbers(), team);
+    SignalGradients<T> frame(A, B, U, G, sizes, m_levels.axis().length(), m_levels.numbers(), team);
     const auto for_ranges = [&](Workspace& scratch, auto&& add_range) {
       Scratch with(m_levels, scratch);
       m_levels.for_each_family([&](const Family& family) {
@@ -38,22 +38,18 @@ class BlockCausalGradients {
       });
     };
     frame.run(
-        out, sizes.keys, team,
+        out, team,
         [&](const GroupSignals<T>& x, Workspace& scratch) {
           for_ranges(scratch, [&](const Family& family, Scratch& with) {
             with.read(family, x, m_levels[family.level].size);
-            for (const int half : {0, 1}) add_gradients(half, family, x, with);
+            add_gradients(family, x, with);
           });
         },
         [&](const ColumnSignals<T>& x, Workspace& scratch) {
-          for_ranges(scratch, [&](const Family& family, const Scratch& with) {
-            for (const int half : {0, 1}) add_gradients(half, family, x, with);
-          });
+          for_ranges(scratch, [&](const Family& family, const Scratch& with) { add_gradients(family, x, with); });
         });
-    Workspace& workspace = team.workspace();
-    m_levels.add_lag_gradient(frame.correlation(), Levels::Part::real, first, out.dc.data(), workspace);
-    if (sizes)
-      m_levels.add_lag_gradient(frame.last_correlation(), Levels::Part::minus_imaginary, first, sizes.lags, workspace);
+    m_levels.add_lag_gradient(frame.correlation(), first, out.dc.data(), team.workspace());
+    if (sizes) m_levels.add_lag_gradient(frame.size_correlation(), first, sizes.lags, team.workspace());
   }
 
  private:
@@ -122,22 +118,20 @@ class BlockCausalGradients {
     Index targets = 0;  // that there are
   };
 
-  // the share of one half: signals are the sources' x, then the targets' w
-  void add_gradients(int half, const Family& family, const GroupSignals<T>& x, const Scratch& with) const {
+  // signals are the sources' x, then the targets' w
+  void add_gradients(const Family& family, const GroupSignals<T>& x, const Scratch& with) const {
     const auto& level = m_levels[family.level];
     const Index S = level.size, count = family.count, targets = with.targets;
-    const Z *u = x.u + family.first, *g = x.g + family.first + S;
-    Z* du = x.du + family.first;
+    const Lanes *u = x.u + family.first, *g = x.g + family.first + S;
+    Lanes* du = x.du + family.first;
     level.tree->template convolve<2 * Levels::most>(
-        half, with.z, stride(S), 2 * count,
+        with.z, stride(S), 2 * count,
         [=, a = with.a, b = with.b](Index s, Index j) {
           const Index at = (s < count ? s : s - count) * S + j;
-          if (s >= count && at >= targets) return Z{};
-          const Z value = s < count ? u[at] : g[at];
-          const T feature = (s < count ? b : a)[at];
-          return Z{feature * value.re, feature * value.im};
+          if (s >= count && at >= targets) return Lanes{};
+          return s < count ? b[at] * u[at] : a[at] * g[at];
         },
-        at_leaf(half, level, count, x.correlation),
+        at_leaf(level, count, x.correlation),
         [=, &with, twist = level.tree->twist()](Index s, Index j, const Z(&twisted)[8]) {
           const bool source = s >= count;
           const Index first = (source ? s - count : s) * S + j;
@@ -147,17 +141,16 @@ class BlockCausalGradients {
             const Index at = first + l;
             products[l] = Lanes{};
             if (!source && at >= targets) continue;
-            const Z t = half == 0 ? twisted[l] : untwisted(twisted[l], twist + 2 * (j + l));
-            const Z value = source ? u[at] : g[at];
-            products[l] = (value.re * t.re + value.im * t.im) * (source ? with.keys : with.rows)[at];
-            if (source) du[at] = {du[at].re + with.b[at] * t.re, du[at].im + with.b[at] * t.im};
+            const Lanes t = real_part(twisted[l], twist + 2 * (j + l));
+            products[l] = (source ? u : g)[at] * t * (source ? with.keys : with.rows)[at];
+            if (source) du[at] += with.b[at] * t;
           }
           add_lane_sums_of_eight<T>(products, (source ? x.db : x.da + S) + family.first + first);
         });
   }
 
-  // the same for a pair of columns and features as lanes
-  void add_gradients(int half, const Family& family, const ColumnSignals<T>& x, const Scratch& with) const {
+  // the same for one column and features as lanes
+  void add_gradients(const Family& family, const ColumnSignals<T>& x, const Scratch& with) const {
     const auto& level = m_levels[family.level];
     const Index S = level.size, count = family.count;
     const Index sources = std::min(count * S, m_levels.axis().keys.end - family.first);
@@ -170,41 +163,35 @@ class BlockCausalGradients {
       return target ? Part{true, s * S, targets, from + S} : Part{false, s * S, sources, from};
     };
     level.tree->template convolve<2 * Levels::most>(
-        half, with.z, stride(S), 2 * count,
+        with.z, stride(S), 2 * count,
         [&](Index s, Index j) {
           const Part of = part(s >= count, s % count);
-          const Index at = of.first + j;
-          if (at >= of.end) return Z{};
-          const Lanes feature = (of.target ? x.a : x.b).row(of.place + at) * (of.target ? with.rows : with.keys)[at];
-          const T* value = (of.target ? x.g : x.u) + 2 * (of.place + at);
-          return Z{feature * value[0], feature * value[1]};
+          const Index at = of.first + j, place = of.place + at;
+          if (at >= of.end) return Lanes{};
+          return (of.target ? x.a : x.b).row(place) * (of.target ? with.rows : with.keys)[at] *
+                 (of.target ? x.g : x.u)[place];
         },
-        at_leaf(half, level, count, x.correlation),
+        at_leaf(level, count, x.correlation),
         [&, twist = level.tree->twist()](Index s, Index j, const Z(&twisted)[8]) {
           const Part of = part(s < count, s % count);
-          const Index rows = std::clamp<Index>(of.end - of.first - j, 0, 8);
-          Z products[8];
-          for (Index l = 0; l < rows; ++l) {
-            const Index at = of.first + j + l, place = of.place + at;
-            const Z t = half == 0 ? twisted[l] : untwisted(twisted[l], twist + 2 * (j + l));
-            const T* value = (of.target ? x.g_of_da : x.u) + 2 * place;
+          Lanes products[8]{};
+          for (Index at = of.first + j; at < std::min(of.first + j + 8, of.end); ++at) {
+            const Index l = at - of.first - j, place = of.place + at;
             const T factor = (of.target ? with.rows : with.keys)[at];
-            x.a.add((t.re * value[0] + t.im * value[1]) * factor, of.target ? *x.da : *x.db, place);
-            if (of.target) continue;
-            const Lanes feature = x.b.row(place) * factor;
-            products[l] = {feature * t.re, feature * t.im};
+            const Lanes t = real_part(twisted[l], twist + 2 * (j + l));
+            if (MatrixRef<T>* d = of.target ? x.da : x.db)
+              x.a.add(t * (of.target ? x.g : x.u)[place] * factor, *d, place);
+            if (!of.target) products[l] = x.b.row(place) * factor * t;
           }
-          if (of.target || rows == 0) return;
-          for (Index l = rows; l < 8; ++l) products[l] = {};
-          add_lane_sums<T>(products, x.du + in_eights(of.place + of.first + j, 0));
+          if (!of.target) add_lane_sums_of_eight<T>(products, x.du + of.place + of.first + j);
         });
   }
 
-  auto at_leaf(int half, const typename Levels::Level& level, Index count, T* correlation) const {
-    return [this, half, &level, count, correlation](Index k, Z(&z)[2 * Levels::most][8]) {
-      m_levels.correlate(level, half, k, count, z, z + count, correlation);
-      m_levels.multiply(level, half, k, count, z);
-      m_levels.multiply_transposed(level, half, k, count, z + count);
+  auto at_leaf(const typename Levels::Level& level, Index count, T* correlation) const {
+    return [this, &level, count, correlation](Index k, Z(&z)[2 * Levels::most][8]) {
+      m_levels.correlate(level, k, count, z, z + count, correlation);
+      m_levels.multiply(level, k, count, z);
+      m_levels.multiply_transposed(level, k, count, z + count);
     };
   }
 

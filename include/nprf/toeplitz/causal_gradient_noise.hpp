@@ -104,7 +104,7 @@ class CausalGradientNoise {
     SignalNorms::Row ones = SignalNorms::row(r, scratch), sized = SignalNorms::row(r, scratch);
     for (Index target = source + 1; target < end; ++target) {
       const auto& c = level.norms[target - source - 1];
-      const double factor = std::sqrt(2.0) * ratio(m_exponents.largest(place / block), m_w[of].exponents[target]);
+      const double factor = ratio(m_exponents.largest(place / block), m_w[of].exponents[target]);
       m_w[of].norms[target].add_ones(c, 2 * level.size, factor, ones);
       m_w[of].norms[target].add_sized(c, 2 * level.size, factor, sized);
     }
@@ -137,7 +137,7 @@ class CausalGradientNoise {
       const double images = images_of(m_lag_sums + first, count);
       for (Index at = first; at < first + count; ++at) {
         out.lags[at] += eps * (noise_of_columns(m_x.U.cols()) * ones + 2 * images);
-        out.lag_sizes[at] += eps * (std::sqrt(2.0) * sized + images);
+        out.lag_sizes[at] += eps * (sized + images);
       }
     }
   }

@@ -60,8 +60,8 @@ struct CausalAxis {
 ///     2 2 2 1 1 D . . .
 ///
 /// Blocks of size S at offset D, target minus source, have the weights of distances D S - S + 1 .. D S + S - 1 in them:
-/// a cyclic convolution of length 2 S. A family needs one transform a source and one a target, between which target I
-/// is
+/// a product modulo z^2S + 1 (polynomial_tree.hpp). A family needs one transform a source and one a target, between
+/// which target I is
 ///
 ///     Y_I = sum over J < I of g_(I-J) X_J
 ///
@@ -79,13 +79,13 @@ class CausalLevels {
     Index family;   // blocks in one
     Index offsets;  // the weights of those beyond are zero
     std::shared_ptr<const Tree> tree;
-    const T* spectra;          // (2,S/8,offsets,8) of g_D / 2S, real and imaginary parts
+    const T* spectra;          // (S/8,offsets,8) of g_D / S, real and imaginary parts
     const WeightNorms* norms;  // (offsets)
     Index before;              // how many numbers the levels before it have in their spectra
 
     /// Where the numbers of a leaf begin.
-    Index at_leaf(int half, Index k) const { return (half * size / Tree::leaf + k) * offsets * 16; }
-    Index end() const { return before + 4 * size * offsets; }
+    Index at_leaf(Index k) const { return k * offsets * 16; }
+    Index end() const { return before + 2 * size * offsets; }
   };
 
   /// `count` sources from place `first` on; target s follows source s.
@@ -99,7 +99,7 @@ class CausalLevels {
       const Index others = std::min((axis.length() - 1) / size, family - 1);
       const Index offsets = std::min((axis.lags.size() + size - 2) / size, others);
       if (offsets == 0) break;
-      T* spectra = team.workspace().take<T>(4 * size * offsets);
+      T* spectra = team.workspace().take<T>(2 * size * offsets);
       const Index before = numbers();
       Level& level = m_levels[static_cast<std::size_t>(m_count++)];
       WeightNorms* norms = team.workspace().template take<WeightNorms>(offsets);
@@ -109,9 +109,8 @@ class CausalLevels {
         for (Index d = (D - 1) * size + 1; d < (D + 1) * size; ++d)
           norms[D - 1].add(static_cast<double>(m_axis.weight(c, d)));
       }
-      team.run(2 * ((offsets + W - 1) / W), [&](Index task, Workspace& scratch) {
-        write_spectra(c, level, static_cast<int>(task % 2), task / 2 * W, spectra, scratch);
-      });
+      team.run((offsets + W - 1) / W,
+               [&](Index task, Workspace& scratch) { write_spectra(c, level, task * W, spectra, scratch); });
     }
   }
 
@@ -129,7 +128,7 @@ class CausalLevels {
     return most_places;
   }
 
-  /// What a pair of columns and features costs over n places, in steps of a product of spectra.
+  /// What two signals cost over n places, in steps of a product of spectra.
   static double operations(Index n) { return plan(n, block).cost; }
 
   /// How many numbers all spectra have.
@@ -151,8 +150,8 @@ class CausalLevels {
   }
 
   /// At a leaf: the values of the sources become those of the targets, z_s <- sum over t <= s of g_(s-t+1) z_t.
-  void multiply(const Level& level, int half, Index k, Index count, Z (*z)[8]) const {
-    const T* g = level.spectra + level.at_leaf(half, k);
+  void multiply(const Level& level, Index k, Index count, Z (*z)[8]) const {
+    const T* g = level.spectra + level.at_leaf(k);
     // two targets at a time, which share g; the last first: none overwrites what an earlier one needs
     for (Index s = count - 1; s >= 0; s -= 2)
       for (Index f = 0; f < 8; ++f) {
@@ -173,8 +172,8 @@ class CausalLevels {
 
   /// The way back: the values w_s of targets become those of their sources, w_s <- sum over t >= s of conj(g_(t-s+1))
   /// w_t.
-  void multiply_transposed(const Level& level, int half, Index k, Index count, Z (*w)[8]) const {
-    const T* g = level.spectra + level.at_leaf(half, k);
+  void multiply_transposed(const Level& level, Index k, Index count, Z (*w)[8]) const {
+    const T* g = level.spectra + level.at_leaf(k);
     for (Index s = 0; s < count; s += 2)
       for (Index f = 0; f < 8; ++f) {
         Product earlier, later;
@@ -194,29 +193,23 @@ class CausalLevels {
 
   /// For each offset, sum over targets of conj(w_t) x_(t-D+1), summed over lanes, is added to the correlations, which
   /// lie as all spectra do, but real parts first.
-  void correlate(const Level& level, int half, Index k, Index count, const Z (*x)[8], const Z (*w)[8],
-                 T* correlations) const {
+  void correlate(const Level& level, Index k, Index count, const Z (*x)[8], const Z (*w)[8], T* correlations) const {
     for (Index D = 0; D < std::min(count, level.offsets); ++D) {
       Lanes products[16];
       toeplitz::correlate<false>(w[D], x[0], products);
       for (Index s = D + 1; s < count; ++s) toeplitz::correlate<true>(w[s], x[s - D], products);
-      add_lane_sums<T>(products, correlations + level.before + level.at_leaf(half, k) + 16 * D);
+      add_lane_sums<T>(products, correlations + level.before + level.at_leaf(k) + 16 * D);
     }
   }
 
-  /// Which part of a correlation is meant (signal_gradients.hpp).
-  enum class Part { real, minus_imaginary };
-
   /// dc of all lags that the axis has: the inverse transforms of the correlations, those of block sizes and offsets
   /// added up. `first` is the lag of dc[0].
-  void add_lag_gradient(const T* correlations, Part part, Index first, T* dc, Workspace& workspace) const {
+  void add_lag_gradient(const T* correlations, Index first, T* dc, Workspace& workspace) const {
     for (const Level& level : levels())
-      for (Index D0 = 0; D0 < level.offsets; D0 += W)
-        for (const int half : {0, 1}) {
-          const Workspace::Scope scope(workspace);
-          add_lag_gradient(level, half, D0, correlations + level.before, part, first, dc,
-                           workspace.take<Z>(level.size));
-        }
+      for (Index D0 = 0; D0 < level.offsets; D0 += W) {
+        const Workspace::Scope scope(workspace);
+        add_lag_gradient(level, D0, correlations + level.before, first, dc, workspace.take<Z>(level.size));
+      }
   }
 
  private:
@@ -247,55 +240,52 @@ class CausalLevels {
     return best;
   }
 
-  // y_i = sum_j h[i-j mod 2S] x_j with h[d] the weight of distance D S + d, |d| < S; offsets as lanes
-  void write_spectra(LagWeightsView<T> c, const Level& level, int half, Index D0, T* spectra,
-                     Workspace& scratch) const {
+  // Y_I is the product of X_J and h modulo z^2S + 1, with h[d] the weight of distance D S + d, and minus that of d < 0
+  // at h[2S + d]; offsets as lanes
+  void write_spectra(LagWeightsView<T> c, const Level& level, Index D0, T* spectra, Workspace& scratch) const {
     const Index S = level.size, width = std::min(W, level.offsets - D0);
-    const T scale = 1 / static_cast<T>(2 * S);
+    const T scale = 1 / static_cast<T>(S);
     Z* z = scratch.take<Z>(S);
     level.tree->values(
-        half,
         [&](Index j) {
           Z h{};
           for (Index l = 0; l < width; ++l) {
             const Index d = (D0 + l + 1) * S + j;
-            const T far = m_axis.weight(c, d), near = j == 0 ? T(0) : m_axis.weight(c, d - S);
-            h.re[l] = scale * (half == 0 ? far + near : far - near);
+            h.re[l] = scale * m_axis.weight(c, d);
+            h.im[l] = j == 0 ? T(0) : -scale * m_axis.weight(c, d - S);
           }
           return h;
         },
         z);
     for (Index k = 0; k < S; ++k)
       for (Index l = 0; l < width; ++l) {
-        T* g = spectra + level.at_leaf(half, k / 8) + (D0 + l) * 16 + 2 * (k % 8);
+        T* g = spectra + level.at_leaf(k / 8) + (D0 + l) * 16 + 2 * (k % 8);
         g[0] = z[k].re[l];
         g[1] = z[k].im[l];
       }
   }
 
-  // conj(w_i) x_j lies at j - i mod 2S, and is of distance D S - (j - i)
-  void add_lag_gradient(const Level& level, int half, Index D0, const T* correlations, Part part, Index first, T* dc,
-                        Z* z) const {
+  // w_i x_j is of distance D S - (j - i), and lies at j - i, or minus it at j - i + 2S
+  void add_lag_gradient(const Level& level, Index D0, const T* correlations, Index first, T* dc, Z* z) const {
     const Index S = level.size, width = std::min(W, level.offsets - D0);
-    const T scale = 1 / static_cast<T>(2 * S);
+    const T scale = 1 / static_cast<T>(S);
     level.tree->coefficients(
-        half, z,
+        z,
         [&](Index k, Index f) {
           Z sum{};
           for (Index l = 0; l < width; ++l) {
-            const T* at = correlations + level.at_leaf(half, k) + 16 * (D0 + l) + f;
+            const T* at = correlations + level.at_leaf(k) + 16 * (D0 + l) + f;
             sum.re[l] = at[0];
             sum.im[l] = at[8];
           }
           return sum;
         },
         [&](Index j, const Z& twisted) {
-          const Z sum = half == 0 ? twisted : untwisted(twisted, level.tree->twist() + 2 * j);
+          const Z sum = untwisted(twisted, level.tree->twist() + 2 * j);
           for (Index l = 0; l < width; ++l) {
             const Index d = (D0 + l + 1) * S - j;
-            const T value = scale * (part == Part::real ? sum.re[l] : -sum.im[l]);
-            if (d < m_axis.lags.size()) dc[m_axis.lags.last - d - first] += value;
-            if (j > 0 && d + S < m_axis.lags.size()) dc[m_axis.lags.last - d - S - first] += half == 0 ? value : -value;
+            if (d < m_axis.lags.size()) dc[m_axis.lags.last - d - first] += scale * sum.re[l];
+            if (j > 0 && d + S < m_axis.lags.size()) dc[m_axis.lags.last - d - S - first] -= scale * sum.im[l];
           }
         });
   }

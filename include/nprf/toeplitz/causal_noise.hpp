@@ -9,7 +9,6 @@
 #include "nprf/toeplitz/causal_levels.hpp"
 #include "nprf/toeplitz/key_exponents.hpp"
 #include "nprf/toeplitz/row_noise.hpp"
-#include "nprf/toeplitz/source_units.hpp"
 
 namespace nprf::toeplitz {
 
@@ -35,7 +34,7 @@ struct BlockNorms {
 /// The noise of the block-causal engine (row_noise.hpp): a row has that of the sources before its own block in their
 /// family, of each level,
 ///
-///     noise_i = eps sum_r |A_ir| sum_s (sqrt(log2 N / N) (|g_s|_2 |x_sr|_2 + |T(g_s) x_sr|_2) + |T(g_s) x_sr|_max)
+///     noise_i = eps sum_r |A_ir| sum_s (sqrt(log2 N / N) (|g_s|_2 |x_sr|_2 + |T(g_s) x_sr|_2) + 3/2 |T(g_s) x_sr|_max)
 ///
 /// with the weights g_s from source s to the row's block, and none of what is later; and what underflows. O(n r) time
 /// and O(n r / 128) memory a level.
@@ -111,8 +110,6 @@ class CausalNoise {
       norms.add_sized(level.norms[target - source - 1], 2 * level.size, factor, Y);
       norms.add_ones(level.norms[target - source - 1], 2 * level.size, factor, sums);
     });
-    for (SignalNorms::Row* sizes : {&Y, &sums})
-      share_rounding(largest, SourceUnits<T>::most_imbalance, fft::lane_count<T>, *sizes, scratch);
     if (!(Y.maxCoeff() > 0)) value = 0;
     const double sources = static_cast<double>(std::min(target - first, level.offsets)),
                  of_signals = sources * Underflow<T>::of_signals(2 * level.size), of_row = Underflow<T>::of_row(r);

@@ -89,7 +89,7 @@ class FftwEngine {
   /// The same of gradients().
   void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
                       const Team& team) const {
-    gradient_noises(m_norms, classes().period(), x, of, out, team);
+    gradient_noises(m_norms, classes().period(), 2, x, of, out, team);
   }
 
   /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.

@@ -17,10 +17,10 @@
 ///     noise of dU_j = eps sum_r |B_jr| N_r(1)    noise of sum_r |B_jr dB_jr| <= |U_j|_1 times that
 ///
 /// and for a column that is smaller than the rows' sizes s_i (gradients.hpp) with N_r(s) in N_r(1)'s place. Two columns
-/// share a signal, each scaled to maximum 1: hence a factor of sqrt 2. The correlations of w_r and x_r = B_r o u, whose
-/// sum is dc, are off at each lag by eps sqrt(log2 N / N) |w_r|_2 |x_r|_2. Each of the three transforms leaves images
-/// of the others, of eps / 2 of the largest where all is alike: with S_l as in GradientSizes, and |G_i.U_j| <= 2 s_i,
-/// all together of 3/2 eps max S_l in the sizes, and twice that in dc.
+/// that share a signal, each scaled to maximum 1, make sqrt 2 times the noise. The correlations of w_r and x_r = B_r o
+/// u, whose sum is dc, are off at each lag by eps sqrt(log2 N / N) |w_r|_2 |x_r|_2. Each of the three transforms leaves
+/// images of the others, of eps / 2 of the largest where all is alike: with S_l as in GradientSizes, and |G_i.U_j| <= 2
+/// s_i, all together of 3/2 eps max S_l in the sizes, and twice that in dc.
 namespace nprf::toeplitz {
 
 /// Where the noise goes: of dU_j and, beside |U_j|_1, of dB_j (n_k), the same for a column as large as the sizes; of
@@ -31,9 +31,9 @@ struct GradientNoises {
   bool of_norms = false;  // as RowNoises
 };
 
-/// By how much the noise of p columns of G of at most 1, with |U_j|_2 for U's rows, is above that of one: columns go in
-/// pairs, and their errors are taken as if all were alike.
-inline double noise_of_columns(Index p) { return std::sqrt(static_cast<double>(p + 2)); }
+/// By how much the noise of p columns of G of at most 1, with |U_j|_2 for U's rows, is above that of one: their errors
+/// are taken as if all were alike.
+inline double noise_of_columns(Index p) { return std::sqrt(static_cast<double>(p)); }
 
 /// What the images in the sizes of some lags are, over eps.
 template <Real T>
@@ -48,18 +48,19 @@ struct GradientScales {
   const T *sizes, *values, *lags;
 };
 
-/// The noise by transforms of one length N. O(n r).
+/// The noise by transforms of one length N, of signals that are one column or two. O(n r).
 template <Real T>
-void gradient_noises(const WeightNorms& c, Index N, const ProductFactors<T>& x, const GradientScales<T>& of,
-                     GradientNoises noise, const Team& team) {
+void gradient_noises(const WeightNorms& c, Index N, Index columns, const ProductFactors<T>& x,
+                     const GradientScales<T>& of, GradientNoises noise, const Team& team) {
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);
   const Index r = x.A.cols();
   const SignalScale of_A(x.A, of.sizes);
   const SignalNorms w = signal_norms<T>(x.A, of.sizes, of_A, team);
   SignalNorms::Row ones = SignalNorms::row(r, workspace), sized = SignalNorms::row(r, workspace);
-  w.add_ones(c, N, std::sqrt(2.0), ones);
-  w.add_sized(c, N, std::sqrt(2.0), sized);
+  const double of_signal = std::sqrt(static_cast<double>(columns));
+  w.add_ones(c, N, of_signal, ones);
+  w.add_sized(c, N, of_signal, sized);
   ones *= of_A.B;
   sized *= of_A.B * of_A.size;
   team.run_tiles(x.B.rows(), [&](Index j0, Index rows, Workspace&) {
@@ -73,8 +74,8 @@ void gradient_noises(const WeightNorms& c, Index N, const ProductFactors<T>& x, 
   const SignalNorms b = signal_norms<T>(x.B, of.values, of_B, team);
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon()), of_features = of_A.B * of_B.B;
   const double images = images_of(of.lags, noise.num_lags);
-  const double of_dc = of_B.size * noise_of_columns(x.U.cols()) * w.correlate_ones(b, N),
-               of_sizes = of_A.size * std::sqrt(2.0) * w.correlate_sized(b, N);
+  const double of_dc = of_B.size * noise_of_columns(x.U.cols() + 2 * (columns - 1)) * w.correlate_ones(b, N),
+               of_sizes = of_A.size * of_signal * w.correlate_sized(b, N);
   std::fill_n(noise.lags, noise.num_lags, eps * (of_features * of_dc + 2 * images));
   std::fill_n(noise.lag_sizes, noise.num_lags, eps * (of_features * of_sizes + images));
 }

@@ -46,7 +46,7 @@ struct GradientRefs {
 ///     keys_j = sum_i c[j-i] (A_i.B_j) s_i    lags_l = sum over j - i = l of (A_i.B_j) s_i
 ///
 /// by the same engine, as its gradients for a column of ones beside U and the sizes beside G. U's last column must be
-/// ones, and that of G no larger than the sizes: they share their rounding in dB, dU and dc, though not in dA.
+/// ones, and that of G no larger than the sizes: they may share their rounding in dB, dU and dc, though not in dA.
 template <Real T>
 struct GradientSizes {
   const T* rows = nullptr;  // (n_q)

@@ -6,7 +6,7 @@
 #include "nprf/core/types.hpp"
 #include "nprf/fft/lanes.hpp"
 
-/// What FFT engines do with the values at a leaf of the tree, eight at a time, and with the second half's twist.
+/// What FFT engines do with the values at a leaf of the tree, eight at a time, and with the twist that it leaves.
 namespace nprf::toeplitz {
 
 /// x <- x g, the spectrum g (8) as real and imaginary parts.
@@ -57,28 +57,17 @@ NPRF_ALWAYS_INLINE void add_lane_sums_of_eight(const fft::Lanes<T>* products, T*
   }
 }
 
-/// The same for eight z: their real parts' sums, then those of the imaginary parts.
-template <Real T>
-NPRF_ALWAYS_INLINE void add_lane_sums(const fft::ComplexLanes<T> (&z)[8], T* sums) {
-  fft::Lanes<T> parts[16];
-  for (int l = 0; l < 8; ++l) parts[l] = z[l].re, parts[8 + l] = z[l].im;
-  add_lane_sums<T>(parts, sums);
-}
-
-/// Where such sums lie for a run of tokens: that of a token's real part (c = 0) or imaginary part (c = 1).
-constexpr Index in_eights(Index token, Index c) { return 16 * (token / 8) + 8 * c + token % 8; }
-
-/// e^(-pi i j / L) z, twist = (cos, sin)(pi j / L): what the tree leaves to do in its second half.
+/// Coefficients j and j + L of a product, as real and imaginary part, from what the tree hands over: e^(-pi i j / 2L)
+/// z, twist = (cos, sin)(pi j / 2L).
 template <Real T>
 NPRF_ALWAYS_INLINE fft::ComplexLanes<T> untwisted(const fft::ComplexLanes<T>& z, const T* twist) {
   return {z.re * twist[0] + z.im * twist[1], z.im * twist[0] - z.re * twist[1]};
 }
 
-/// e^(pi i j / L) a of one pair of numbers: Re(conj(twisted a) z) is Re(conj(a) untwisted z).
+/// The first of them.
 template <Real T>
-NPRF_ALWAYS_INLINE void twist(const T* a, const T* twist, T* twisted) {
-  twisted[0] = a[0] * twist[0] - a[1] * twist[1];
-  twisted[1] = a[0] * twist[1] + a[1] * twist[0];
+NPRF_ALWAYS_INLINE fft::Lanes<T> real_part(const fft::ComplexLanes<T>& z, const T* twist) {
+  return z.re * twist[0] + z.im * twist[1];
 }
 
 }  // namespace nprf::toeplitz

@@ -116,6 +116,7 @@ struct Panel {
     return largest;
   }
 
+  /// Each column times its factor.
   void scale(const Lanes& by) {
     for (Index i = 0; i < rows; ++i) values[i] *= by;
   }
@@ -142,73 +143,24 @@ struct ColumnGroups {
   static constexpr Index W = fft::lane_count<T>;
 
   ColumnGroups(Index r, Index columns) : count(columns / W), left_over(columns % W), p(columns) {
-    if (left_over * ((r + 2 * W - 1) / (2 * W)) > (r + 1) / 2) ++count, left_over = 0;
+    if (left_over * ((r + W - 1) / W) > r) ++count, left_over = 0;
   }
   Index width(Index group) const { return std::min(W, p - group * W); }
 
   Index count, left_over, p;
 };
 
-/// Columns of a matrix two by two, token after token; zeros beside an odd last one, and from the last token to L.
-template <Real T>
-class FeaturePairs {
- public:
-  FeaturePairs(Workspace& workspace, Index count, Index L)
-      : m_stride(staggered<T>(2 * L)), m_values(workspace.take<T>(count * m_stride)) {}
-
-  T* operator[](Index pair) const { return m_values + pair * m_stride; }
-
-  /// Tokens j0, j0 + 1, ... of columns r and r + 1 of X, each times its scale.
-  template <class Scale>
-  void read(Index pair, const MatrixView<T>& X, Index r, const Scale& scale, Index j0, Index rows) const {
-    const bool both = r + 1 < X.cols();
-    const T first = scale[r], second = both ? scale[r + 1] : T(0);
-    T* x = (*this)[pair];
-    const Index end = std::clamp(X.rows(), j0, j0 + rows);
-    for (Index j = j0; j < end; ++j) {
-      const T* row = X.row(j).data() + r;
-      x[2 * j] = row[0] * first;
-      x[2 * j + 1] = both ? row[1] * second : T(0);
-    }
-    std::fill(x + 2 * end, x + 2 * (j0 + rows), T(0));
-  }
-
- private:
-  Index m_stride;
-  T* m_values;
-};
-
-/// 2 lane_count features from one on, as lanes of real and imaginary parts; zeros beyond the last.
-template <Real T>
-struct FeatureLanes {
-  static constexpr Index W = fft::lane_count<T>;
-
-  FeatureLanes(const MatrixView<T>& of, Index from)
-      : x(of.data()),
-        stride(of.outerStride()),
-        first(from),
-        re(std::min(W, of.cols() - from)),
-        im(std::clamp<Index>(of.cols() - from - W, 0, W)) {}
-
-  /// Those of an array that has an entry for every feature.
-  fft::ComplexLanes<T> load(const T* all) const {
-    return {fft::load_lanes(all + first, re), fft::load_lanes(all + first + re, im)};
-  }
-  fft::ComplexLanes<T> row(Index i) const { return load(x + i * stride); }
-
-  const T* x;
-  Index stride, first, re, im;
-};
-
 /// lane_count features from one on, as lanes; zeros beyond the last.
 template <Real T>
-struct FeatureBlock {
+struct FeatureLanes {
   using Lanes = fft::Lanes<T>;
 
-  FeatureBlock(const MatrixView<T>& of, Index from)
+  FeatureLanes(const MatrixView<T>& of, Index from)
       : x(of.data()), stride(of.outerStride()), first(from), width(std::min(fft::lane_count<T>, of.cols() - from)) {}
 
-  Lanes row(Index i) const { return fft::load_lanes(x + i * stride + first, width); }
+  /// Those of an array that has an entry for every feature.
+  Lanes load(const T* all) const { return fft::load_lanes(all + first, width); }
+  Lanes row(Index i) const { return load(x + i * stride); }
 
   /// Adds them to row i of a matrix of all features.
   void add(const Lanes& lanes, MatrixRef<T>& to, Index i) const {
@@ -220,90 +172,35 @@ struct FeatureBlock {
   Index stride, first, width;
 };
 
-/// Each column of a matrix by itself, token after token; zeros from the last token to L.
+/// Columns of a matrix, each by itself, token after token; zeros from the last token to L. Of a twisted column, token
+/// j is two numbers, the column's times (cos, sin)(pi j / 2L): that of the coefficient that a tree leaves (leaf.hpp).
 template <Real T>
 class FeatureColumns {
  public:
-  FeatureColumns(Workspace& workspace, Index count, Index L)
-      : m_count(count), m_stride(staggered<T>(L)), m_values(workspace.take<T>(count * m_stride)) {}
+  /// `count` at a time, as they are, or with a twist (L).
+  FeatureColumns(Workspace& workspace, Index count, Index L, const T* twist = nullptr)
+      : m_twist(twist), m_stride(staggered<T>(twist ? 2 * L : L)), m_values(workspace.take<T>(count * m_stride)) {}
 
-  T* operator[](Index column) const { return m_values + column * m_stride; }
+  T* operator[](Index k) const { return m_values + k * m_stride; }
 
-  /// Tokens j0, j0 + 1, ... of all columns of X.
-  void read(const MatrixView<T>& X, Index j0, Index rows) const {
+  /// Tokens j0, j0 + 1, ... of column r of X, times a scale, into column k.
+  void read(Index k, const MatrixView<T>& X, Index r, T scale, Index j0, Index rows) const {
     const Index end = std::clamp(X.rows(), j0, j0 + rows);
-    for (Index column = 0; column < m_count; ++column) {
-      T* x = (*this)[column];
-      for (Index j = j0; j < end; ++j) x[j] = X(j, column);
+    T* x = (*this)[k];
+    if (m_twist) {
+      for (Index j = j0; j < end; ++j)
+        for (const Index part : {0, 1}) x[2 * j + part] = X(j, r) * scale * m_twist[2 * j + part];
+      std::fill(x + 2 * end, x + 2 * (j0 + rows), T(0));
+    } else {
+      for (Index j = j0; j < end; ++j) x[j] = X(j, r) * scale;
       std::fill(x + end, x + j0 + rows, T(0));
     }
   }
 
  private:
-  Index m_count, m_stride;
+  const T* m_twist;
+  Index m_stride;
   T* m_values;
-};
-
-/// Up to lane_count pairs of columns of a matrix of n rows side by side, each pair a complex number: the first
-/// lane_count columns are real parts. Zeros in the rows from n to length.
-template <Real T>
-struct PairPanel {
-  using Z = fft::ComplexLanes<T>;
-  static constexpr Index W = fft::lane_count<T>;
-
-  static Index size(Index length) { return staggered<Z>(length); }
-
-  PairPanel(Z* of, Index n, Index all, Index columns) : rows(n), length(all), width(columns), values(of) {}
-
-  void set_zero() { std::fill_n(values, length, Z{fft::Lanes<T>{}, fft::Lanes<T>{}}); }
-
-  /// Columns p0, p0 + 1, ... of X, column p0 + k times scale(k).
-  template <class Scale>
-  void read(const MatrixView<T>& X, Index p0, Scale&& scale) {
-    const Z by = scales(scale);
-    for (Index i = 0; i < rows; ++i) {
-      const T* x = X.row(i).data() + p0;
-      values[i] = {fft::load_lanes(x, real()) * by.re, fft::load_lanes(x + real(), imaginary()) * by.im};
-    }
-    std::fill(values + rows, values + length, Z{fft::Lanes<T>{}, fft::Lanes<T>{}});
-  }
-  template <class Scale>
-  void add_to(MatrixRef<T>& X, Index p0, Scale&& scale) const {
-    const Z by = scales(scale);
-    for (Index i = 0; i < rows; ++i) {
-      T* x = &X(i, p0);
-      fft::store_lanes<T>(fft::load_lanes(x, real()) + values[i].re * by.re, x, real());
-      fft::store_lanes<T>(fft::load_lanes(x + real(), imaginary()) + values[i].im * by.im, x + real(), imaginary());
-    }
-  }
-
-  Index rows, length, width;
-  Z* values;
-
- private:
-  Index real() const { return std::min(W, width); }
-  Index imaginary() const { return std::max<Index>(width - W, 0); }
-
-  template <class Scale>
-  Z scales(Scale&& scale) const {
-    Z by{fft::Lanes<T>{}, fft::Lanes<T>{}};
-    for (Index k = 0; k < width; ++k) (k < W ? by.re : by.im)[k % W] = scale(k);
-    return by;
-  }
-};
-
-/// The columns of U for gradients: how many panels of pairs, and how many columns are left over and take features as
-/// lanes.
-template <Real T>
-struct PairGroups {
-  static constexpr Index W = fft::lane_count<T>;
-
-  PairGroups(Index r, Index columns) : count(columns / (2 * W)), left_over(columns % (2 * W)), p(columns) {
-    if ((left_over + 1) / 2 * ((r + W - 1) / W) > r) ++count, left_over = 0;
-  }
-  Index width(Index group) const { return std::min(2 * W, p - group * 2 * W); }
-
-  Index count, left_over, p;
 };
 
 /// One column, scaled to maximum 1.

@@ -127,9 +127,8 @@ template <Real T>
 double signals(Index r, Index p, double left_over) {
   const ColumnGroups<T> groups(r, p);
   constexpr Index W = fft::lane_count<T>;
-  const auto filled_up = [r](Index to) { return static_cast<double>((r + to - 1) / to * to); };
-  return static_cast<double>(groups.count * W) * filled_up(2) +
-         left_over * static_cast<double>(groups.left_over) * filled_up(2 * W);
+  return static_cast<double>(groups.count * W * r) +
+         left_over * static_cast<double>(groups.left_over * ((r + W - 1) / W) * W);
 }
 
 /// What a product costs by each engine, in units of one multiply-add of the direct engine's tiles. The formulas count

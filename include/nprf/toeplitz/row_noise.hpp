@@ -15,16 +15,16 @@
 /// What the rounding of an FFT leaves in each row of Y = ((A B^T) o C) U.
 ///
 /// What roundings leave that know nothing of each other spreads evenly over a transform's N values, whatever they hold.
-/// Constants that are rounded alike in all butterflies leave images of Y some way off. With x_r = B_r o u for a column
-/// u of U, and eps the distance from 1 to the next number,
+/// Constants that are rounded alike in all butterflies leave images of Y some way off, and real and imaginary part of a
+/// number share their rounding. With x_r = B_r o u for a column u of U, and eps the distance from 1 to the next number,
 ///
-///     noise_i = eps sum_r |A_ir| (sqrt(log2 N / N) (|c|_2 |x_r|_2 + |T(c) x_r|_2) + |T(c) x_r|_max / 2)
+///     noise_i = eps sum_r |A_ir| (sqrt(log2 N / N) (|c|_2 |x_r|_2 + |T(c) x_r|_2) + 3/2 |T(c) x_r|_max)
 ///
 ///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
 ///
-/// which grow with |u|: one look at B serves all columns. No entry was ever seen beyond 1.5 times it. To it is added
-/// what underflow loses, for weights of at most 1: x_r is computed in units of the largest |B_r| and of the largest
-/// |u|, and may be below the smallest number in them, even if no row sees the keys that are so large.
+/// which grow with |u|: one look at B serves all columns. No entry was ever seen beyond it. To it is added what
+/// underflow loses, for weights of at most 1: x_r is computed in units of the largest |B_r| and of the largest |u|, and
+/// may be below the smallest number in them, even if no row sees the keys that are so large.
 namespace nprf::toeplitz {
 
 /// Where the noise goes: (n_q) each, of Y and of the column of sums. Of norms: |A_i|_2 times that of all features in
@@ -126,7 +126,7 @@ class SignalNorms {
     void add_to(Row& sizes, const WeightNorms& c, Index N, double factor) const {
       const double spread = Of::spread(N);
       sizes += factor * spread * (c.two() * two() + (c.one() * two()).min(c.two() * one));
-      sizes += factor / 2 * (c.one() * max).min(c.two() * two()).min(c.max() * one);
+      sizes += 1.5 * factor * (c.one() * max).min(c.two() * two()).min(c.max() * one);
     }
 
     static double spread(Index N) {
@@ -153,21 +153,6 @@ struct SignalScale {
  private:
   static double of(double largest) { return largest > 0 ? largest : 1; }
 };
-
-/// Features share a transform two by two, side by side or W apart within blocks of 2 W, each divided by its scale: the
-/// sizes of their signals become those of what their rounding is relative to. Scales may be off by some factor.
-inline void share_rounding(const SignalNorms::Row& scales, double factor, Index W, SignalNorms::Row& sizes,
-                           Workspace& scratch) {
-  const Workspace::Scope scope(scratch);
-  const Index r = sizes.size();
-  SignalNorms::Row relative = SignalNorms::row(r, scratch);
-  relative = (scales > 0).select(sizes / scales, 0.0);
-  const auto of = [&](Index k) { return k < r ? relative[k] : 0; };
-  for (Index k = 0; k < r; ++k) {
-    const double partner = std::max(of(k ^ 1), of(k % (2 * W) < W ? k + W : k - W));
-    sizes[k] = std::hypot(sizes[k], factor * scales[k] * partner);
-  }
-}
 
 /// The noise of a row a (r) of A, for the sizes of signals; of norms as RowNoises says.
 template <Real T, class RowA>

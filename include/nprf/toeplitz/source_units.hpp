@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
@@ -15,26 +14,24 @@
 
 namespace nprf::toeplitz {
 
-/// The largest of some source blocks: pairs of features relative to e^exponent, and values; lanes are columns of
-/// values with one pair (the same in all lanes), or features with one column.
+/// The largest of some source blocks: features relative to e^exponent, and values; lanes are columns of values with one
+/// feature (the same in all lanes), or features with one column.
 template <Real T>
 struct SourceLargest {
-  using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
 
-  static SourceLargest none() { return {-std::numeric_limits<double>::infinity(), Z{}, Lanes{}}; }
+  static SourceLargest none() { return {-std::numeric_limits<double>::infinity(), Lanes{}, Lanes{}}; }
 
   void include(const SourceLargest& other) {
     const double top = std::max(exponent, other.exponent);
     const T mine = static_cast<T>(ratio(exponent, top)), its = static_cast<T>(ratio(other.exponent, top));
-    b = {larger(b.re * mine, other.b.re * its), larger(b.im * mine, other.b.im * its)};
+    b = larger(b * mine, other.b * its);
     u = larger(u, other.u);
     exponent = top;
   }
 
   double exponent;
-  Z b;
-  Lanes u;
+  Lanes b, u;
 
  private:
   static Lanes larger(const Lanes& x, const Lanes& y) { return x > y ? x : y; }
@@ -44,45 +41,28 @@ struct SourceLargest {
 ///
 /// A target's must depend on its sources alone, so that nothing later changes a bit of it: powers of two are exact, but
 /// not when they make a number underflow. A run begins with the units of the sources so far, and goes on as long as
-/// they serve: nothing grows near overflow, and of two features that share their rounding none outgrows the other.
+/// they serve: nothing grows near overflow.
 template <Real T>
 struct SourceUnits {
-  using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
 
   explicit SourceUnits(const SourceLargest<T>& sources) : exponent(sources.exponent), b(sources.b), u(sources.u) {
     for (Index l = 0; l < fft::lane_count<T>; ++l) {
-      b.re[l] = unit_of<T>(b.re[l]);
-      b.im[l] = unit_of<T>(b.im[l]);
+      b[l] = unit_of<T>(b[l]);
       u[l] = unit_of<T>(u[l]);
-      // as near to each other above their units as powers of two can be: the longer they serve
-      constexpr T root = static_cast<T>(std::numbers::sqrt2);
-      const T first = sources.b.re[l] / b.re[l], second = sources.b.im[l] / b.im[l];
-      if (second > 0 && first > root * second) b.im[l] /= 2;
-      if (first > 0 && second > root * first) b.re[l] /= 2;
     }
   }
-
-  /// How many times as far above its unit one of two features may be as the other, that share their rounding.
-  static constexpr T most_imbalance = 3;
 
   bool serve(const SourceLargest<T>& sources) const {
     const T grown = static_cast<T>(ratio(sources.exponent, exponent));
     bool all = grown <= most_growth;
-    for (Index l = 0; l < fft::lane_count<T>; ++l) {
-      const T re = sources.b.re[l] * grown, im = sources.b.im[l] * grown;
-      all &= holds(re, b.re[l]) && holds(im, b.im[l]) && holds(sources.u[l], u[l]);
-      if (std::isfinite(b.re[l]) && std::isfinite(b.im[l])) {
-        const T first = re / b.re[l], second = im / b.im[l];
-        all &= first <= most_imbalance * second && second <= most_imbalance * first;
-      }
-    }
+    for (Index l = 0; l < fft::lane_count<T>; ++l)
+      all &= holds(sources.b[l] * grown, b[l]) && holds(sources.u[l], u[l]);
     return all;
   }
 
   double exponent;
-  Z b;
-  Lanes u;
+  Lanes b, u;
 
  private:
   static constexpr T most_growth = static_cast<T>(sizeof(T) == 4 ? 0x1p20 : 0x1p160);
@@ -95,7 +75,6 @@ struct SourceUnits {
 template <Real T>
 class Sources {
  public:
-  using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
 
   /// Of B and U, whose rows are places.
@@ -115,11 +94,10 @@ class Sources {
     }
   }
 
-  /// Of a block: features r and r + 1, and `width` columns from p on.
-  SourceLargest<T> pair(Index level, Index k, Index r, Index p, Index width) const {
+  /// Of a block: feature r, and `width` columns from p on.
+  SourceLargest<T> feature(Index level, Index k, Index r, Index p, Index width) const {
     const Of& of = m_levels[level];
-    const T *b = of.b + k * m_r + r, *u = of.u + k * m_p + p;
-    return {of.exponents[k], {Lanes{} + b[0], Lanes{} + (r + 1 < m_r ? b[1] : T(0))}, fft::load_lanes(u, width)};
+    return {of.exponents[k], Lanes{} + of.b[k * m_r + r], fft::load_lanes(of.u + k * m_p + p, width)};
   }
   /// The same for features as lanes and one column.
   SourceLargest<T> column(Index level, Index k, const FeatureLanes<T>& features, Index p) const {
