@@ -203,6 +203,7 @@ class Sequence {
     for (Index c = 0; c < m.d_v; ++c)
       if (std::isfinite(dy[c])) dy_size += std::abs(dy[c]);
     m_dy_sizes += dy_size;
+    m_largest_dy = std::max(m_largest_dy, dy_size);
     for (const Term& t : m_terms) {
       at(m_truth.dv_size, m_first_k + t.j) += is_sound ? t.size / D * dy_size : 0;
       for (Index c = 0; c < m.d_v; ++c) {

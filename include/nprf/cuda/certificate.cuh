@@ -21,7 +21,7 @@ namespace nprf::cuda {
 ///
 ///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
 ///
-/// as on the CPU (toeplitz/row_noise.hpp).
+/// as on the CPU (toeplitz/row_noise.hpp), but for the last factor, which is what these transforms leave.
 __host__ __device__ inline double noise_size(const WeightNorms& c, const Norms& x, int length) {
   const double N = length, spread = sqrt(log2(N) / N), c_two = sqrt(c.square), x_two = sqrt(x.square);
   const double of_square = c_two * x_two + fmin(c.one * x_two, c_two * x.one);
