@@ -134,7 +134,13 @@ TEMPLATE_TEST_CASE("units are of what counts: of rows with a gradient and what t
   const auto of_dy = x.units().scale(3, A.row(0), G.row(0));
   CHECK((std::isfinite(G(0, 0)) && std::isinf(G(0, 1)) && !std::isfinite(G(0, d_v))));
   CHECK((std::isfinite(of_dy.size) && of_dy.size > 0 && A.allFinite() && !A.isZero(0)));
-  CHECK(x.units().of_dy() >= std::abs(x.dy(3, 0)));
+  x.dy(3, 0) = 1000;
+  CHECK(x.units().of_dy() >= 1000);
+  // and values that no other row attends to have no part in what rows are measured by
+  x.dy.row(n_q - 1).setOnes();
+  x.saved.y(n_q - 1, 0) = std::numeric_limits<T>::quiet_NaN();
+  CHECK(x.units().of_values() == units.of_values());
+  CHECK(x.units().scale(n_q - 1, A.row(0), G.row(0)).size <= 2 * d_v);
   // without gradients all is one
   x.dy.setZero();
   CHECK(x.units().of_dy() == 1);
