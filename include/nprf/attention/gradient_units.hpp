@@ -32,22 +32,22 @@ class GradientUnits {
       : m_saved(saved), m_dy(dy), m_largest_dy(workspace.take<T>(dy.rows())) {
     const Workspace::Scope scope(workspace);
     const Index n_q = dy.rows(), n_k = values.rows();
-    bool* has_gradient = workspace.take<bool>(n_q);  // that is finite
+    bool* counts = workspace.take<bool>(n_q);  // rows that have weights, then those with a finite gradient
     T largest = 0, largest_dy = 0;
-    for (Index i = 0; i < n_q; ++i) has_gradient[i] = saved.denominator[i] != 0 && std::isfinite(saved.denominator[i]);
-    for (const Index i : saved.repaired) has_gradient[i] = true;
+    for (Index i = 0; i < n_q; ++i) counts[i] = saved.denominator[i] != 0 && std::isfinite(saved.denominator[i]);
+    for (const Index i : saved.repaired) counts[i] = true;
     for (Index i = 0; i < n_q; ++i) {
       const T of_row = m_largest_dy[i] = largest_finite(dy.row(i));
-      if (has_gradient[i]) largest_dy = std::max(largest_dy, of_row);
-      has_gradient[i] = has_gradient[i] && of_row > 0 && is_finite_row(dy.row(i)) && is_finite_row(saved.y.row(i));
-      if (has_gradient[i]) largest = std::max(largest, saved.largest_values[i]);
+      if (counts[i]) largest_dy = std::max(largest_dy, of_row);
+      counts[i] = counts[i] && of_row > 0 && is_finite_row(dy.row(i)) && is_finite_row(saved.y.row(i));
+      if (counts[i]) largest = std::max(largest, saved.largest_values[i]);
     }
     m_of_dy = unit_above(largest_dy);
     m_of_values = unit_of_all(values);
     if (m_of_values / most_apart<T> > largest) {
       auto seen = workspace.template matrix<double>(n_k, 1);
       weights.seen_by_any(
-          keys, [&](Index i, auto&& x) { x[0] = has_gradient[i] ? 1 : 0; }, seen, workspace);
+          keys, [&](Index i, auto&& x) { x[0] = counts[i] ? 1 : 0; }, seen, workspace);
       for (Index j = 0; j < n_k; ++j)
         if (seen(j, 0) == 0) values.row(j).setZero();
       m_of_values = unit_of_all(values);
@@ -88,7 +88,7 @@ class GradientUnits {
     g[d_v] = -dy_y;
     T sum = dy.cwiseAbs().sum(), of_ones = std::abs(dy_y), of_values = m_saved.largest_values[i] / m_of_values;
     if (!std::isfinite(sum + of_ones)) {
-      sum = finite_sum(dy);
+      sum = dy.array().isFinite().select(dy.array().abs(), T(0)).sum();
       of_values = 1;  // only dv is left, which knows of no values
       if (!std::isfinite(of_ones)) of_ones = 0;
     }
@@ -108,15 +108,6 @@ class GradientUnits {
   }
 
  private:
-  // of the sizes of the finite entries
-  template <class RowG>
-  static T finite_sum(const RowG& dy) {
-    T sum = 0;
-    for (Index p = 0; p < dy.size(); ++p)
-      if (std::isfinite(dy[p])) sum += std::abs(dy[p]);
-    return sum;
-  }
-
   const SavedSequence<T>& m_saved;
   const MatrixView<T>& m_dy;
   T* m_largest_dy;  // (n_q)  among the finite entries of each row

@@ -34,8 +34,8 @@ class NonFiniteGradients {
     for (Index i = 0; i < G.rows(); ++i) {
       if (is_finite_row(G.row(i))) continue;
       for (Index p = 0; p < m_cols; ++p) {
-        m_lost[count * m_cols + p] = !std::isfinite(G(i, p));
-        if (!std::isfinite(G(i, p))) G(i, p) = 0;
+        bool& is_lost = m_lost[count * m_cols + p] = !std::isfinite(G(i, p));
+        if (is_lost) G(i, p) = 0;
       }
       rows[count++] = i;
     }

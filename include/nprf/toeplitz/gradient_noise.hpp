@@ -74,7 +74,8 @@ void gradient_noises(const WeightNorms& c, Index N, Index columns, const Product
   const SignalNorms b = signal_norms<T>(x.B, of.values, of_B, team);
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon()), of_features = of_A.B * of_B.B;
   const double images = images_of(of.lags, noise.num_lags);
-  const double of_dc = of_B.size * noise_of_columns(x.U.cols() + 2 * (columns - 1)) * w.correlate_ones(b, N),
+  const Index signals = (x.U.cols() - 1 + columns - 1) / columns + 1;  // the last column has one by itself
+  const double of_dc = of_B.size * noise_of_columns(columns * signals) * w.correlate_ones(b, N),
                of_sizes = of_A.size * of_signal * w.correlate_sized(b, N);
   std::fill_n(noise.lags, noise.num_lags, eps * (of_features * of_dc + 2 * images));
   std::fill_n(noise.lag_sizes, noise.num_lags, eps * (of_features * of_sizes + images));
