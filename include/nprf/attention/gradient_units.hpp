@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "nprf/attention/head_weights.hpp"
 #include "nprf/attention/non_finite.hpp"
@@ -15,10 +16,16 @@
 
 namespace nprf {
 
+/// What adds a row's share to the gradients of keys, values and biases.
+enum class SummedBy : char { transforms, tiles };
+
 /// The powers of two that backward computes in: relative to them no value that counts and no entry of dy is above 1,
 /// and neither dy / D nor what comes of it overflows or underflows. A row's factor goes to its features:
 ///
-///     A'_i = f_i A_i    G_i = [dy_i  -(dy_i.y_i)] / (D_i f_i), at most 1    dA_i = f_i dA'_i
+///     A'_i = f_i A_i    G_i = [dy_i  -(dy_i.y_i)] / (D_i f_i)    dA_i = f_i dA'_i
+///
+/// G_i is at most 1 where transforms add up the rows. By tiles f_i is at most 1: where D_i is small because all weights
+/// are, A'_i would be so large beside G_i that c[j-i] (G_i.U_j) underflows.
 template <Real T>
 class GradientUnits {
  public:
@@ -68,10 +75,11 @@ class GradientUnits {
     T size, sum;
   };
 
-  /// Sets A'_i (r) and G_i (d_v+1). Rows without gradient are zero, and the factor of those that were computed one by
-  /// one is dy's alone. Entries of G that are not finite have no part in what the others are measured by.
+  /// Sets A'_i (r) and G_i (d_v+1), in these units. Rows without gradient are zero, and the factor of those that were
+  /// computed one by one is dy's alone. Entries of G that are not finite have no part in what the others are measured
+  /// by.
   template <class RowA, class RowG>
-  Row scale(Index i, RowA&& a, RowG&& g) const {
+  Row scale(Index i, SummedBy by, RowA&& a, RowG&& g) const {
     const Index d_v = m_dy.cols();
     const T D = m_saved.denominator[i], of_dy = unit_above(m_largest_dy[i]);
     Row row{toeplitz::exponent_of(of_dy) - toeplitz::exponent_of(m_of_dy), 0, 0};
@@ -98,7 +106,10 @@ class GradientUnits {
       a.setZero();
       return row;
     }
-    const T unit = toeplitz::unit_of(largest), of_sum = std::abs(mantissa) * unit;
+    T unit = toeplitz::unit_of(largest);
+    if (by == SummedBy::tiles)
+      unit = std::ldexp(unit, -std::clamp(row.factor + toeplitz::exponent_of(unit) - exponent, 0, most_lifted));
+    const T of_sum = std::abs(mantissa) * unit;
     g = (g / mantissa) / unit;
     row.size = std::max(sum / of_sum * of_values, of_ones / of_sum);
     row.sum = std::ldexp(of_sum, row.factor);
@@ -108,6 +119,8 @@ class GradientUnits {
   }
 
  private:
+  static constexpr int most_lifted = std::numeric_limits<T>::max_exponent / 2;
+
   const SavedSequence<T>& m_saved;
   const MatrixView<T>& m_dy;
   T* m_largest_dy;  // (n_q)  among the finite entries of each row

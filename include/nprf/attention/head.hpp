@@ -233,9 +233,15 @@ class Head {
     auto A = workspace.template matrix<T>(n_q, r), G = workspace.template matrix<T>(n_q, d_v + 1);
     auto sizes = workspace.template vector<T>(n_q), rows = workspace.template vector<T>(n_q);
     int* factors = workspace.template take<int>(n_q);
+    // only the engine that saved exponents knows them
+    const toeplitz::BorderedProduct<T>& product =
+        saved.rows_have_exponents ? m_weights->product() : m_weights->product(keys, workspace);
+    auto* by = workspace.take<SummedBy>(n_q);
+    std::fill_n(by, n_q, product.has_noise() ? SummedBy::transforms : SummedBy::tiles);
+    for (const Index i : saved.repaired) by[i] = SummedBy::tiles;
     team.run_tiles(n_q, [&](Index i0, Index count, Workspace&) {
       for (Index i = i0; i < i0 + count; ++i) {
-        const auto row = units.scale(i, A.row(i), G.row(i));
+        const auto row = units.scale(i, by[i], A.row(i), G.row(i));
         factors[i] = row.factor, sizes[i] = row.size, rows[i] = row.sum;
       }
     });
@@ -253,9 +259,6 @@ class Head {
       G_product = G;
       for (const Index i : saved.repaired) A_product.row(i).setZero(), G_product.row(i).setZero(), sizes[i] = 0;
     }
-    // only the engine that saved exponents knows them
-    const toeplitz::BorderedProduct<T>& product =
-        saved.rows_have_exponents ? m_weights->product() : m_weights->product(keys, workspace);
     const double* e = saved.exponents.size() > 0 ? saved.exponents.data() : nullptr;
     // denominators are relative to the exponents as forward was: to those that a query attends to, or to the largest
     const double* taken = saved.rows_have_exponents ? e : nullptr;
