@@ -9,42 +9,54 @@
 
 namespace nprf::test::attention_value_unit {
 
-TEMPLATE_TEST_CASE("the largest of what is finite, and the power of two above it", "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a row's size is the largest of what is finite", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
-  Matrix<T> x = Matrix<T>::Zero(3, 4);
-  CHECK(largest_finite(x) == 0);
-  CHECK(unit_of_all(x) == 1);
-  CHECK(unit_of_all(Matrix<T>(0, 4)) == 1);
-  CHECK(unit_of_all(Matrix<T>(3, 0)) == 1);
-  x(1, 2) = T(-5);
-  CHECK(largest_finite(x) == 5);
-  CHECK(unit_of_all(x) == 8);
-  CHECK(unit_of_all(x.row(0)) == 1);
-  x(0, 0) = Limits::quiet_NaN(), x(2, 3) = -Limits::infinity();
-  CHECK(largest_finite(x) == 5);
-  CHECK(unit_of_all(x.leftCols(1)) == 1);
-  x(1, 2) = Limits::denorm_min();
-  CHECK((unit_of_all(x) > 0 && std::isfinite(1 / unit_of_all(x))));
+  for (const Index d : {1, 3, 16, 37})
+    for (Index at = 0; at < d; ++at) {
+      Vector<T> x = Vector<T>::Zero(d);
+      const auto is = [&](T largest, bool is_finite) {
+        const RowSize<T> size = row_size(x.data(), d);
+        return size.largest == largest && size.is_finite == is_finite;
+      };
+      CHECK(is(0, true));
+      x[at] = Limits::denorm_min();
+      CHECK(is(Limits::denorm_min(), true));
+      x[at] = -Limits::max();
+      CHECK(is(Limits::max(), true));
+      for (const T bad : {Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity()}) {
+        x[at] = bad;
+        CHECK(is(0, false));
+        if (d > 1) {
+          x[at == 0 ? 1 : 0] = T(-5);
+          CHECK(is(5, false));
+          x[at == 0 ? 1 : 0] = 0;
+        }
+      }
+    }
+  CHECK((row_size<T>(nullptr, 0).largest == 0 && row_size<T>(nullptr, 0).is_finite));
+}
+
+TEMPLATE_TEST_CASE("a unit is the power of two above, and of 0 it is 1", "[attention]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  CHECK(unit_above(T(5)) == 8);
+  CHECK(unit_above(T(0)) == 1);
 }
 
 TEMPLATE_TEST_CASE("values have a unit where they are extreme alone", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
+  for (const T size : {T(1), T(1e10), T(1e-10), T(0)}) CHECK(extreme_unit(size) == 1);
   const Matrix<T> v = normal<T>(5, 3, 1);
-  for (const T size : {T(1), T(1e10), T(1e-10)}) {
-    const Matrix<T> usual = size * v;
-    CHECK(extreme_unit<T>(usual) == 1);
-    CHECK(in_units<T>(usual, T(1), team).data() == usual.data());
-  }
+  CHECK(in_units<T>(v, T(1), team).data() == v.data());
   for (const T size : {most_apart<T> * T(16), 1 / most_apart<T> / T(16)}) {
     const Matrix<T> extreme = size * v;
-    const T unit = extreme_unit<T>(extreme);
-    CHECK(unit == unit_of_all(extreme));
+    const T largest = extreme.cwiseAbs().maxCoeff(), unit = extreme_unit(largest);
+    CHECK(unit == unit_above(largest));
     const Matrix<T> scaled = in_units<T>(extreme, unit, team);
     CHECK(scaled * unit == extreme);
-    CHECK((largest_finite(scaled) <= 1 && largest_finite(scaled) >= T(0.5)));
+    CHECK((scaled.cwiseAbs().maxCoeff() <= 1 && scaled.cwiseAbs().maxCoeff() >= T(0.5)));
   }
 }
 

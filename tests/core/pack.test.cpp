@@ -47,10 +47,31 @@ TEMPLATE_TEST_CASE("packs add and multiply scalar by scalar", "[core]", NPRF_TES
   CHECK(scalars(A - B) == a - b);
   CHECK(scalars(-A) == -a);
   CHECK(scalars(A * B) == a.cwiseProduct(b));
+  CHECK(scalars(A / B) == a.cwiseQuotient(b));
   CHECK(scalars(larger(A, B)) == a.cwiseMax(b));
   CHECK(A.largest() == a.maxCoeff());
+  CHECK(scalars(abs(A)) == a.cwiseAbs());
+  CHECK(scalars(larger_or_nan(A, B)) == a.cwiseMax(b));
+  CHECK(A.largest_or_nan() == a.maxCoeff());
   CHECK(worst_ratio(scalars(multiply_add(A, B, C)), a.cwiseProduct(b) + c, 8 * epsilon<TestType>) <= 1);
   CHECK(std::abs(A.sum() - a.sum()) <= 8 * epsilon<TestType> * a.cwiseAbs().sum());
+}
+
+TEMPLATE_TEST_CASE("of a number and a NaN the larger is the one or the other, as it is asked", "[core]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Vector<T> a = normal_vector<T>(W<T>, 1);
+  const auto A = Pack<T>::load(a.data());
+  for (Index at = 0; at < W<T>; ++at) {
+    Vector<T> b = Vector<T>::Constant(W<T>, -10);
+    b[at] = std::numeric_limits<T>::quiet_NaN();
+    const auto B = Pack<T>::load(b.data());
+    CHECK((scalars(larger(A, B)) == a && scalars(larger(B, A)) == a));
+    for (const auto& or_nan : {larger_or_nan(A, B), larger_or_nan(B, A)}) {
+      CHECK(std::isnan(or_nan.largest_or_nan()));
+      for (Index k = 0; k < W<T>; ++k) CHECK((k == at ? std::isnan(scalars(or_nan)[k]) : scalars(or_nan)[k] == a[k]));
+    }
+  }
 }
 
 TEMPLATE_TEST_CASE("a weight of 0 hides what is not finite, and no other weight does", "[core]", NPRF_TEST_SCALARS) {

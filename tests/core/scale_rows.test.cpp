@@ -26,21 +26,4 @@ TEMPLATE_TEST_CASE("each row is scaled by its own factor", "[core]", NPRF_TEST_S
   }
 }
 
-TEMPLATE_TEST_CASE("a row is scaled by a power of two beyond all numbers", "[core]", NPRF_TEST_SCALARS) {
-  using T = TestType;
-  using Limits = std::numeric_limits<T>;
-  const auto scaled = [](T x, int exponent) {
-    Matrix<T> row = Matrix<T>::Constant(1, 3, x);
-    scale_by_power_of_two<T>(exponent, row.row(0));
-    CHECK((row.array() == row(0, 0)).all());
-    return row(0, 0);
-  };
-  for (const int exponent : {0, 1, -1, 20, -30}) CHECK(scaled(T(3), exponent) == std::ldexp(T(3), exponent));
-  const int all = Limits::max_exponent - Limits::min_exponent;
-  CHECK(scaled(Limits::min(), all) == std::ldexp(Limits::min(), all));
-  CHECK(scaled(std::ldexp(Limits::min(), all), -all) == Limits::min());
-  CHECK(scaled(T(1), 10 * all) == Limits::infinity());
-  CHECK(scaled(T(1), -10 * all) == 0);
-}
-
 }  // namespace nprf::test::core_scale_rows

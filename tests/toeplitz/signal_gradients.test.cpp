@@ -170,7 +170,7 @@ TEMPLATE_TEST_CASE("each feature meets each column once, those of G and sizes of
     for (Index k = 0; k < p; ++k) x.G.col(k) *= std::ldexp(T(1), static_cast<int>(k) - 9);
     if (sized) x.take_sizes(9);  // far above the last column, so that their units differ
     const auto unit = [&](Index k) {
-      return toeplitz::unit_of<T>(sized && k == p - 1 ? x.sizes.maxCoeff() : x.G.col(k).cwiseAbs().maxCoeff());
+      return unit_of<T>(sized && k == p - 1 ? x.sizes.maxCoeff() : x.G.col(k).cwiseAbs().maxCoeff());
     };
     // whether a signal is what is expected, and zero behind its last token
     const auto is = [&](const auto& at, const auto& expected) {

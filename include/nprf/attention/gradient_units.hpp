@@ -6,124 +6,195 @@
 #include <limits>
 
 #include "nprf/attention/head_weights.hpp"
-#include "nprf/attention/non_finite.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/value_unit.hpp"
+#include "nprf/core/pack.hpp"
+#include "nprf/core/power_of_two.hpp"
 #include "nprf/core/slots.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/core/workspace.hpp"
-#include "nprf/toeplitz/panel.hpp"
 
 namespace nprf {
 
 /// What adds a row's share to the gradients of keys, values and biases.
 enum class SummedBy : char { transforms, tiles };
 
-/// The powers of two that backward computes in: relative to them no value that counts and no entry of dy is above 1,
-/// and neither dy / D nor what comes of it overflows or underflows. A row's factor goes to its features:
+/// What backward's product takes, in powers of two: relative to them no value that counts and no entry of dy is above
+/// 1, and neither dy / D nor what comes of it overflows or underflows. A row's factor goes to its features:
 ///
 ///     A'_i = f_i A_i    G_i = [dy_i  -(dy_i.y_i)] / (D_i f_i)    dA_i = f_i dA'_i
 ///
 /// G_i is at most 1 where transforms add up the rows. By tiles f_i is at most 1: where D_i is small because all weights
-/// are, A'_i would be so large beside G_i that c[j-i] (G_i.U_j) underflows.
+/// are, A'_i would be so large beside G_i that c[j-i] (G_i.U_j) underflows. Rows without gradient are zero, and the
+/// factor of those that were computed one by one is dy's alone. Entries of G that are not finite have no part in what
+/// the others are measured by.
 template <Real T>
 class GradientUnits {
  public:
-  /// Of the rows that have a gradient, and of the values that those attend to whose gradient is finite; other rows of
-  /// values (n_k,d_v) become zero where they are far larger, and the unit is that of the values that are left. Refers
-  /// to what was saved and to dy (n_q,d_v), and lies in the workspace. O((n_q + n_k) d_v), times log n where values are
-  /// far apart.
-  template <class Values>
-  GradientUnits(const SavedSequence<T>& saved, const MatrixView<T>& dy, const HeadWeights<T>& weights,
-                const Placement& keys, Values&& values, Workspace& workspace)
-      : m_saved(saved), m_dy(dy), m_largest_dy(workspace.take<T>(dy.rows())) {
-    const Workspace::Scope scope(workspace);
-    const Index n_q = dy.rows(), n_k = values.rows();
-    bool* counts = workspace.take<bool>(n_q);  // rows that have weights, then those with a finite gradient
+  /// Of the rows that have a gradient, each added up `by` (n_q), and of the values that those attend to whose gradient
+  /// is finite; other rows of values become zero where they are far larger, and the unit is that of the values that are
+  /// left. Refers to what was saved and to dy (n_q,d_v), and lies in the team's workspace. O(n_q (r + d_v)), and n_k
+  /// d_v and n log n where values are far apart.
+  GradientUnits(const SavedSequence<T>& saved, const MatrixView<T>& dy, const SummedBy* by,
+                const HeadWeights<T>& weights, const Placement& keys, const Team& team)
+      : m_saved(saved),
+        m_dy(dy),
+        m_by(by),
+        m_A(team.workspace().template matrix<T>(saved.A.rows(), saved.A.cols())),
+        m_G(team.workspace().template matrix<T>(dy.rows(), dy.cols() + 1)),
+        m_U(saved.U.data()),
+        m_rows(team.workspace().template take<Row>(dy.rows())),
+        m_factors(team.workspace().template take<int>(dy.rows())),
+        m_sizes(team.workspace().template take<T>(dy.rows())),
+        m_sums(team.workspace().template take<T>(dy.rows())) {
+    set_gradients(team);
+    for (const Index i : saved.repaired) m_rows[i].has_weights = true;
     T largest = 0, largest_dy = 0;
-    for (Index i = 0; i < n_q; ++i) counts[i] = saved.denominator[i] != 0 && std::isfinite(saved.denominator[i]);
-    for (const Index i : saved.repaired) counts[i] = true;
-    for (Index i = 0; i < n_q; ++i) {
-      const T of_row = m_largest_dy[i] = largest_finite(dy.row(i));
-      if (counts[i]) largest_dy = std::max(largest_dy, of_row);
-      counts[i] = counts[i] && of_row > 0 && is_finite_row(dy.row(i)) && is_finite_row(saved.y.row(i));
-      if (counts[i]) largest = std::max(largest, saved.largest_values[i]);
+    for (Index i = 0; i < dy.rows(); ++i) {
+      const Row& row = m_rows[i];
+      if (row.has_weights) largest_dy = std::max(largest_dy, row.largest_dy);
+      if (row.counts()) largest = std::max(largest, saved.largest_values[i]);
+    }
+    if (1 / most_apart<T> > largest) {
+      leave_out_unseen_values(weights, keys, team);
+      set_gradients(team);
     }
     m_of_dy = unit_above(largest_dy);
-    m_of_values = unit_of_all(values);
-    if (m_of_values / most_apart<T> > largest) {
-      auto seen = workspace.template matrix<double>(n_k, 1);
-      weights.seen_by_any(
-          keys, [&](Index i, auto&& x) { x[0] = counts[i] ? 1 : 0; }, seen, workspace);
-      for (Index j = 0; j < n_k; ++j)
-        if (seen(j, 0) == 0) values.row(j).setZero();
-      m_of_values = unit_of_all(values);
-    }
-    if (m_of_values != 1) values /= m_of_values;
-    m_exponent =
-        toeplitz::exponent_of(m_of_values) + toeplitz::exponent_of(m_of_dy) + toeplitz::exponent_of(saved.unit);
+    m_exponent = exponent_of(m_of_values) + exponent_of(m_of_dy) + exponent_of(saved.unit);
+    team.run_tiles(dy.rows(), [&](Index i0, Index count, Workspace&) {
+      for (Index i = i0; i < i0 + count; ++i) set_features(i);
+    });
   }
+
+  MatrixMap<T> A() const { return m_A; }  // A' (n_q,r)
+  MatrixMap<T> G() const { return m_G; }  // (n_q,d_v+1)
+  /// [v 1] (n_k,d_v+1) in the values' unit.
+  Eigen::Map<const Matrix<T>> U() const { return {m_U, m_saved.U.rows(), m_saved.U.cols()}; }
 
   T of_values() const { return m_of_values; }
   T of_dy() const { return m_of_dy; }
   /// The exponent of what is a product of values and dy, beside the unit that values were saved in.
   int exponent() const { return m_exponent; }
 
-  /// log2 f_i; the size s_i that G_i is measured by; and sum_j c[j-i] A'_i.B_j = D_i f_i.
-  struct Row {
-    int factor;
-    T size, sum;
-  };
-
-  /// Sets A'_i (r) and G_i (d_v+1), in these units. Rows without gradient are zero, and the factor of those that were
-  /// computed one by one is dy's alone. Entries of G that are not finite have no part in what the others are measured
-  /// by.
-  template <class RowA, class RowG>
-  Row scale(Index i, SummedBy by, RowA&& a, RowG&& g) const {
-    const Index d_v = m_dy.cols();
-    const T D = m_saved.denominator[i], of_dy = unit_above(m_largest_dy[i]);
-    Row row{toeplitz::exponent_of(of_dy) - toeplitz::exponent_of(m_of_dy), 0, 0};
-    a = m_saved.A.row(i);
-    if (D == 0) {
-      g.setZero();
-      return row;
-    }
-    int exponent = 0;
-    const T mantissa = std::isfinite(D) ? std::frexp(D, &exponent) : D;  // of 1/2 to 1
-    auto dy = g.head(d_v);
-    dy = m_dy.row(i) / of_dy;
-    const T dy_y = dy.cwiseProduct(m_saved.y.row(i) / m_of_values).sum();
-    g[d_v] = -dy_y;
-    T sum = dy.cwiseAbs().sum(), of_ones = std::abs(dy_y), of_values = m_saved.largest_values[i] / m_of_values;
-    if (!std::isfinite(sum + of_ones)) {
-      sum = dy.array().isFinite().select(dy.array().abs(), T(0)).sum();
-      of_values = 1;  // only dv is left, which knows of no values
-      if (!std::isfinite(of_ones)) of_ones = 0;
-    }
-    const T largest = std::max(m_largest_dy[i] / of_dy, of_ones) / std::abs(mantissa);
-    if (!(largest > 0) || !std::isfinite(largest)) {
-      g /= mantissa;
-      a.setZero();
-      return row;
-    }
-    T unit = toeplitz::unit_of(largest);
-    if (by == SummedBy::tiles)
-      unit = std::ldexp(unit, -std::clamp(row.factor + toeplitz::exponent_of(unit) - exponent, 0, most_lifted));
-    const T of_sum = std::abs(mantissa) * unit;
-    g = (g / mantissa) / unit;
-    row.size = std::max(sum / of_sum * of_values, of_ones / of_sum);
-    row.sum = std::ldexp(of_sum, row.factor);
-    row.factor += toeplitz::exponent_of(unit) - exponent;
-    a *= std::ldexp(T(1), row.factor);
-    return row;
+  const int* factors() const { return m_factors; }  // log2 f_i (n_q)
+  T* sizes() const { return m_sizes; }              // s_i, which G_i is measured by (n_q)
+  const T* sums() const { return m_sums; }          // sum_j c[j-i] A'_i.B_j = D_i f_i (n_q)
+  /// Whether all of G_i is.
+  bool is_finite(Index i) const {
+    return m_saved.denominator[i] == 0 || (m_rows[i].is_finite && m_rows[i].has_weights);
   }
 
  private:
   static constexpr int most_lifted = std::numeric_limits<T>::max_exponent / 2;
 
+  struct Row {
+    T largest_dy;  // of those that are finite
+    int of_dy;     // the exponent of a unit above it
+    bool is_finite, has_weights, has_gradient;
+
+    bool counts() const { return has_weights && is_finite && largest_dy > 0; }
+  };
+
+  void set_gradients(const Team& team) {
+    team.run_tiles(m_dy.rows(), [&](Index i0, Index count, Workspace&) {
+      for (Index i = i0; i < i0 + count; ++i) set_gradient(i);
+    });
+  }
+
+  // G_i, with its factor, size and sum as if the unit of dy_i were that of all
+  void set_gradient(Index i) {
+    using P = Pack<T>;
+    const Index d_v = m_dy.cols();
+    const T *dy = m_dy.row(i).data(), *y = m_saved.y.row(i).data(), D = m_saved.denominator[i];
+    const RowSize<T> of_row = row_size(dy, d_v);
+    const T unit_of_dy = unit_above(of_row.largest), to_unit = 1 / unit_of_dy;
+    P dots = P::all(0), sizes = P::all(0);
+    for (Index p = 0; p < d_v; p += P::size) {
+      const P some = P::load(dy + p, d_v - p) * P::all(to_unit);
+      dots = multiply_add(some, P::load(y + p, d_v - p) * P::all(1 / m_of_values), dots);
+      sizes = sizes + abs(some);
+    }
+    const T dy_y = dots.sum();
+    T sum = sizes.sum(), of_ones = std::abs(dy_y), of_values = m_saved.largest_values[i] / m_of_values;
+    Row& row = m_rows[i];
+    row = {of_row.largest, exponent_of(unit_of_dy), std::isfinite(sum + of_ones), D != 0 && std::isfinite(D), false};
+    m_factors[i] = 0;
+    m_sizes[i] = m_sums[i] = 0;
+    T* g = m_G.row(i).data();
+    if (D == 0) {
+      std::fill_n(g, d_v + 1, T(0));
+      return;
+    }
+
+    if (!row.is_finite) {
+      sum = 0;
+      for (Index p = 0; p < d_v; ++p)
+        if (std::isfinite(dy[p])) sum += std::abs(dy[p] * to_unit);
+      of_values = 1;  // only dv is left, which knows of no values
+      if (!std::isfinite(of_ones)) of_ones = 0;
+    }
+    const T unit_of_D = unit_of(std::abs(D)), mantissa = D / unit_of_D;  // of 1/2 to 1
+    const T largest = std::max(of_row.largest * to_unit, of_ones) / std::abs(mantissa);
+    row.has_gradient = largest > 0 && std::isfinite(largest);
+    T unit = 1;
+    if (row.has_gradient) {
+      unit = unit_of(largest);
+      m_factors[i] = exponent_of(unit) - exponent_of(unit_of_D);
+      m_sums[i] = std::abs(mantissa) * unit;
+      m_sizes[i] = std::max(sum / m_sums[i] * of_values, of_ones / m_sums[i]);
+    }
+    for (Index p = 0; p < d_v; p += P::size)
+      (P::load(dy + p, d_v - p) * P::all(to_unit) / P::all(mantissa) * P::all(1 / unit)).store(g + p, d_v - p);
+    g[d_v] = -dy_y / mantissa / unit;
+  }
+
+  // A'_i, and the rest in the unit of all of dy
+  void set_features(Index i) {
+    const Row& row = m_rows[i];
+    const int of_dy = row.of_dy - exponent_of(m_of_dy);
+    m_factors[i] += of_dy;
+    scale_by_power_of_two<T>(of_dy, m_sums[i]);
+    if (m_by[i] == SummedBy::tiles && m_factors[i] > 0) {
+      const int lifted = std::min(m_factors[i], most_lifted);
+      m_factors[i] -= lifted;
+      m_G.row(i) *= power_of_two<T>(lifted);
+      m_sizes[i] *= power_of_two<T>(lifted);
+      m_sums[i] *= power_of_two<T>(-lifted);
+    }
+    if (row.has_gradient || m_saved.denominator[i] == 0)
+      m_A.row(i) = m_saved.A.row(i);
+    else
+      m_A.row(i).setZero();
+    if (row.has_gradient) scale_by_power_of_two<T>(m_factors[i], m_A.row(i));
+  }
+
+  // U becomes a copy without the values that no row attends to that counts
+  void leave_out_unseen_values(const HeadWeights<T>& weights, const Placement& keys, const Team& team) {
+    const Index n_k = m_saved.U.rows(), d_v = m_dy.cols();
+    auto U = team.workspace().template matrix<T>(n_k, d_v + 1);
+    U = m_saved.U;
+    const Workspace::Scope scope(team.workspace());
+    auto seen = team.workspace().template matrix<double>(n_k, 1);
+    weights.seen_by_any(
+        keys, [&](Index i, auto&& x) { x[0] = m_rows[i].counts() ? 1 : 0; }, seen, team.workspace());
+    T largest = 0;
+    for (Index j = 0; j < n_k; ++j) {
+      if (seen(j, 0) == 0) U.row(j).head(d_v).setZero();
+      largest = std::max(largest, row_size(U.row(j).data(), d_v).largest);
+    }
+    m_of_values = unit_above(largest);
+    U.leftCols(d_v) /= m_of_values;
+    m_U = U.data();
+  }
+
   const SavedSequence<T>& m_saved;
   const MatrixView<T>& m_dy;
-  T* m_largest_dy;  // (n_q)  among the finite entries of each row
+  const SummedBy* m_by;
+  MatrixMap<T> m_A, m_G;
+  const T* m_U;
+  Row* m_rows;  // (n_q)
+  int* m_factors;
+  T *m_sizes, *m_sums;
   T m_of_values = 1, m_of_dy = 1;
   int m_exponent = 0;
 };

@@ -16,6 +16,7 @@
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/value_unit.hpp"
 #include "nprf/core/long_sums.hpp"
+#include "nprf/core/power_of_two.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
@@ -74,10 +75,13 @@ class Head {
     m_features.queries(q, span_of(q_scale), A, team);
     double* e = key_features_by_row(k_seen, k_scale, B, team);
     NonFinite<T> non_finite(*m_weights, keys, B, e, team);
-    const MatrixView<T> v_finite = non_finite.values(v_seen, team);
+    auto sizes = workspace.template vector<T>(n_k);  // |v_j|, the largest
+    const MatrixView<T> v_finite = non_finite.values(v_seen, sizes.data(), team);
     // y is in it until the end; but for rows of which no bit may depend on later values
-    const T unit = product.engine() == Engine::block_causal ? T(1) : extreme_unit(v_finite);
+    const T largest_value = n_k > 0 ? sizes.maxCoeff() : T(0),
+            unit = product.engine() == Engine::block_causal ? T(1) : extreme_unit(largest_value);
     const MatrixView<T> v_scaled = in_units(v_finite, unit, team);
+    if (unit != 1) sizes /= unit;
     bool* sees = workspace.take<bool>(n_q);
     m_weights->sees_any(keys, sees, workspace);
     if (!product.takes_exponents()) e = with_common_factor(B, e, team);
@@ -86,7 +90,8 @@ class Head {
     const MatrixView<T> B_scaled = e && !taken ? with_exponents(B, e, team) : MatrixView<T>(B);
     if (saved) saved->rows_have_exponents = taken != nullptr;
     const bool all_positive = m_features.is_positive();
-    const RowErrors<T> errors(*m_weights, product, A, B_scaled, v_scaled, taken, keys, all_positive, team);
+    const RowErrors<T> errors(*m_weights, product, A, B_scaled, v_scaled, sizes.data(), taken, keys, all_positive,
+                              team);
     const auto contract = [&](const toeplitz::BorderedProduct<T>& by, const MatrixView<T>& values, MatrixRef<T> N,
                               T* D) { by.contract(A, B_scaled, values, taken, queries, keys, N, team, D); };
     // as in the formula, whatever else the row sees: there is nothing to compute again
@@ -120,7 +125,7 @@ class Head {
     // y holds numerators. Rows that the engine's rounding may have drowned, or that have underflown, are computed by
     // themselves; half the tolerance is left to what no engine changes. Backward is in the unit of all values that are
     // saved: rows of values that are far smaller would be lost by its transforms, and are computed by themselves too
-    const T unit_of_saved = saved ? unit_of_all(v_scaled) : T(0),
+    const T unit_of_saved = saved ? unit_above(largest_value / unit) : T(0),
             least_value = product.has_noise() ? unit_of_saved / most_apart<T> : T(0);
     auto* fates = workspace.template take<Fate>(n_q);
     double *bounds = workspace.template take<double>(n_q), *conditions = workspace.template take<double>(n_q),
@@ -181,8 +186,7 @@ class Head {
       saved->own_bound = own_bound;
       saved->condition = condition;
       saved->noise = n_q > 0 ? *std::max_element(noises, noises + n_q) : 0;
-      resize(saved->largest_values, n_q);
-      std::copy_n(errors.largest_values(), n_q, saved->largest_values.data());
+      assign(saved->largest_values, Eigen::Map<const Vector<T>>(errors.largest_values(), n_q) / unit_of_saved);
     }
     non_finite.spread(v_seen, all_positive, y, team);
     if (n_q > 0 && n_k > 0) report.engine = product.engine();
@@ -203,12 +207,14 @@ class Head {
       saved->unseen.clear();
       for (Index j = 0; j < n_k; ++j)
         if (!seen[j]) saved->unseen.push_back(j);
-      resize(saved->v, n_k, v.cols());
+      resize(saved->U, n_k, v.cols() + 1);
+      const T to_unit = 1 / unit_of_saved;
       team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
-        saved->v.middleRows(j0, rows) = v_scaled.middleRows(j0, rows);
+        saved->U.block(j0, 0, rows, v.cols()) = v_scaled.middleRows(j0, rows) * to_unit;
+        saved->U.block(j0, v.cols(), rows, 1).setOnes();
       });
-      assign(saved->y, y);
-      saved->unit = unit;
+      assign(saved->y, y * to_unit);
+      saved->unit = unit * unit_of_saved;
       resize(saved->mask, static_cast<Index>(mask.size()));
       std::copy(mask.begin(), mask.end(), saved->mask.data());
       saved->length = length;
@@ -228,24 +234,16 @@ class Head {
     const Placement keys =
         m_weights->keys({saved.mask.data(), static_cast<std::size_t>(saved.mask.size())}, saved.length, workspace);
 
-    auto U = toeplitz::with_ones<T>(saved.v, team);
-    const GradientUnits<T> units(saved, dy, *m_weights, keys, U.leftCols(d_v), workspace);
-    auto A = workspace.template matrix<T>(n_q, r), G = workspace.template matrix<T>(n_q, d_v + 1);
-    auto sizes = workspace.template vector<T>(n_q), rows = workspace.template vector<T>(n_q);
-    int* factors = workspace.template take<int>(n_q);
     // only the engine that saved exponents knows them
     const toeplitz::BorderedProduct<T>& product =
         saved.rows_have_exponents ? m_weights->product() : m_weights->product(keys, workspace);
     auto* by = workspace.take<SummedBy>(n_q);
     std::fill_n(by, n_q, product.has_noise() ? SummedBy::transforms : SummedBy::tiles);
     for (const Index i : saved.repaired) by[i] = SummedBy::tiles;
-    team.run_tiles(n_q, [&](Index i0, Index count, Workspace&) {
-      for (Index i = i0; i < i0 + count; ++i) {
-        const auto row = units.scale(i, by[i], A.row(i), G.row(i));
-        factors[i] = row.factor, sizes[i] = row.size, rows[i] = row.sum;
-      }
-    });
-    const NonFiniteGradients<T> non_finite(*m_weights, keys, G, team);
+    const GradientUnits<T> units(saved, dy, by, *m_weights, keys, team);
+    const MatrixView<T> A = units.A(), G = units.G(), U = units.U();
+    const NonFiniteGradients<T> non_finite(
+        *m_weights, keys, units.G(), [&](Index i) { return units.is_finite(i); }, team);
     const LagRange lags = m_weights->gradient_lags();
     const Index E = m_weights->border().count;
     auto dA = workspace.template matrix<T>(n_q, r), dB = workspace.template matrix<T>(n_k, r);
@@ -257,7 +255,7 @@ class Head {
     if (apart > 0) {
       A_product = A;
       G_product = G;
-      for (const Index i : saved.repaired) A_product.row(i).setZero(), G_product.row(i).setZero(), sizes[i] = 0;
+      for (const Index i : saved.repaired) A_product.row(i).setZero(), G_product.row(i).setZero(), units.sizes()[i] = 0;
     }
     const double* e = saved.exponents.size() > 0 ? saved.exponents.data() : nullptr;
     // denominators are relative to the exponents as forward was: to those that a query attends to, or to the largest
@@ -266,7 +264,7 @@ class Head {
     const MatrixView<T> B = scaled ? with_exponents(saved.B, e, team) : MatrixView<T>(saved.B);
     const toeplitz::GradientChecks checks =
         product.gradients(apart > 0 ? A_product : A, B, U, taken, apart > 0 ? G_product : G,
-                          {sizes.data(), rows.data(), m_features.is_positive(), tolerance}, queries, keys,
+                          {units.sizes(), units.sums(), m_features.is_positive(), tolerance}, queries, keys,
                           {dA, dB, dU, dc}, border, team);
     if (scaled) scale_by_exponents(dB, saved.exponents, dB, team);
     const BiasGradient db_scaled{zeros(db.lags.size(), workspace), zeros(db.border.size(), workspace)};
@@ -284,19 +282,19 @@ class Head {
       auto y_scaled = workspace.template matrix<T>(n_q, d_v), dy_scaled = workspace.template matrix<T>(n_q, d_v);
       for (const Index i : saved.repaired) {
         y_scaled.row(i) = saved.y.row(i) / units.of_values();
-        dy_scaled.row(i) = dy.row(i) / unit_of_all(dy.row(i));
+        dy_scaled.row(i) = dy.row(i) / unit_above(row_size(dy.row(i).data(), d_v).largest);
       }
       const MatrixView<T> q = saved.q, k = saved.k;
       by_logs = RowRepair<T>(saved.repaired, *m_weights, keys, m_features, {q, k, {}, {}}, A, saved.B, e, team)
-                    .backward(U, G, y_scaled, dy_scaled, factors, saved.denominator, dA, dB, d_logs, dU, db_scaled.lags,
-                              db_scaled.border);
+                    .backward(U, G, y_scaled, dy_scaled, units.factors(), saved.denominator, dA, dB, d_logs, dU,
+                              db_scaled.lags, db_scaled.border);
     }
     for (std::size_t l = 0; l < db.lags.size(); ++l) db.lags[l] += std::ldexp(db_scaled.lags[l], units.exponent());
     for (std::size_t at = 0; at < db.border.size(); ++at)
       db.border[at] += std::ldexp(db_scaled.border[at], units.exponent());
 
     non_finite.spread(dA, dB, dU, db.lags, db.border, team);
-    input_gradient(saved.q, saved.q_scale, saved.A, dA, nullptr, units, factors, dq, team);
+    input_gradient(saved.q, saved.q_scale, saved.A, dA, nullptr, units, units.factors(), dq, team);
     for (const Index i : saved.lifted_queries) dq.row(i) *= LiftedRows<T>::lift;
     if (keys.numbers || n_k < dk.rows()) {
       auto dk_seen = workspace.template matrix<T>(n_k, dk.cols());
@@ -333,7 +331,8 @@ class Head {
 
  private:
   enum class Fate : char { sound, empty, lost, indefinite, again };
-  static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
+  using Limits = std::numeric_limits<T>;
+  static constexpr T nan = Limits::quiet_NaN();
 
   static std::span<double> zeros(std::size_t size, Workspace& workspace) {
     double* x = workspace.take<double>(static_cast<Index>(size));
@@ -416,14 +415,16 @@ class Head {
       dx += more;
     }
     team.run_tiles(dx.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-      T* mantissas = scratch.take<T>(rows);
-      int* exponents = scratch.take<int>(rows);
+      T* factors = scratch.take<T>(rows);
+      int* exponents = scratch.take<int>(rows);  // what the factors leave over
       for (Index i = 0; i < rows; ++i) {
-        exponents[i] = 0;
-        mantissas[i] = std::isfinite(scale[i0 + i]) ? std::frexp(scale[i0 + i], exponents + i) : scale[i0 + i];
-        exponents[i] += units.exponent() + (of_rows ? of_rows[i0 + i] : 0);
+        const T of_row = unit_above(scale[i0 + i]);
+        const int exponent = exponent_of(of_row) + units.exponent() + (of_rows ? of_rows[i0 + i] : 0);
+        const int own = std::clamp(exponent, Limits::min_exponent, Limits::max_exponent - 1);
+        factors[i] = scale[i0 + i] / of_row * power_of_two<T>(own);
+        exponents[i] = exponent - own;
       }
-      m_normalization.backward<T>(xs.middleRows(i0, rows), RowScale<T>(mantissas, static_cast<std::size_t>(rows)),
+      m_normalization.backward<T>(xs.middleRows(i0, rows), RowScale<T>(factors, static_cast<std::size_t>(rows)),
                                   dx.middleRows(i0, rows));
       for (Index i = 0; i < rows; ++i) scale_by_power_of_two<T>(exponents[i], dx.row(i0 + i));
     });

@@ -182,6 +182,7 @@ class HeadWeights {
 
   /// Whether each query (n_q) sees any of the keys, and whether any query sees each of the keys (n_k).
   void sees_any(const Placement& keys, bool* sees, Workspace& workspace) const {
+    if (is_one_run(keys)) return any_in_run(m_queries.slots, keys.slots, m_visible.longest_run(), sees);
     const Workspace::Scope scope(workspace);
     auto any = workspace.template matrix<double>(m_queries.count(), 1);
     any_seen(
@@ -189,6 +190,10 @@ class HeadWeights {
     for (Index i = 0; i < any.rows(); ++i) sees[i] = any(i, 0) > 0;
   }
   void seen_by_any(const Placement& keys, bool* seen, Workspace& workspace) const {
+    if (is_one_run(keys)) {
+      const LagRange run = m_visible.longest_run();
+      return any_in_run(keys.slots, m_queries.slots, {-run.last, -run.first}, seen);
+    }
     const Workspace::Scope scope(workspace);
     auto any = workspace.template matrix<double>(keys.count(), 1);
     seen_by_any(
@@ -267,6 +272,17 @@ class HeadWeights {
 
  private:
   static constexpr double never = -std::numeric_limits<double>::infinity();
+
+  // whether all is seen that is in slots and in a range of lags, and nothing else
+  bool is_one_run(const Placement& keys) const {
+    return m_visible.runs() == 1 && m_queries.outside + keys.outside == 0;
+  }
+
+  // whether there are any of the others at these lags
+  static void any_in_run(const Slots& slots, const Slots& others, LagRange lags, bool* any) {
+    for (Index i = 0; i < slots.count; ++i)
+      any[i] = others.below(slots[i] + lags.first) < others.below(slots[i] + lags.last + 1);
+  }
 
   // of all n tokens
   Placement place(Index n, const char* name, Workspace& workspace) const {

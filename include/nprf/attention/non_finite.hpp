@@ -8,6 +8,7 @@
 #include <span>
 
 #include "nprf/attention/head_weights.hpp"
+#include "nprf/attention/value_unit.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -47,9 +48,17 @@ class NonFinite {
   /// Whether query i sees such a key: then its row is NaN.
   bool touches(Index i) const { return m_touched && m_touched[i] > 0; }
 
-  /// v (n_k,d_v), or a copy in which zeros stand for values that are not finite.
-  MatrixView<T> values(const MatrixView<T>& v, const Team& team) {
-    m_values = list(v.rows(), team, [&](Index j) { return is_finite_row(v.row(j)); });
+  /// v (n_k,d_v), or a copy in which zeros stand for values that are not finite; sizes (n_k) become the largest of each
+  /// row of it.
+  MatrixView<T> values(const MatrixView<T>& v, T* sizes, const Team& team) {
+    bool* is_finite = team.workspace().template take<bool>(v.rows());
+    team.run_tiles(v.rows(), [&](Index j0, Index rows, Workspace&) {
+      for (Index j = j0; j < j0 + rows; ++j) {
+        const RowSize<T> size = row_size(v.row(j).data(), v.cols());
+        sizes[j] = size.largest, is_finite[j] = size.is_finite;
+      }
+    });
+    m_values = list(v.rows(), team, [=](Index j) { return is_finite[j]; });
     if (m_values.empty()) return v;
     auto finite = team.workspace().template matrix<T>(v.rows(), v.cols());
     team.run_tiles(v.rows(), [&](Index j0, Index rows, Workspace&) {

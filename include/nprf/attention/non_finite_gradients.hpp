@@ -7,7 +7,6 @@
 #include <span>
 
 #include "nprf/attention/head_weights.hpp"
-#include "nprf/attention/non_finite.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -21,18 +20,21 @@ namespace nprf {
 template <Real T>
 class NonFiniteGradients {
  public:
-  /// Takes such entries out of G (n_q,d_v+1). Its tables lie in the team's workspace.
-  NonFiniteGradients(const HeadWeights<T>& weights, const Placement& keys, MatrixMap<T> G, const Team& team)
+  /// Takes such entries out of G (n_q,d_v+1), of whose rows is_finite(i) says whether they have none. Its tables lie in
+  /// the team's workspace.
+  template <class IsFinite>
+  NonFiniteGradients(const HeadWeights<T>& weights, const Placement& keys, MatrixMap<T> G, IsFinite&& is_finite,
+                     const Team& team)
       : m_weights(weights), m_keys(keys), m_cols(G.cols()) {
     Index count = 0;
-    for (Index i = 0; i < G.rows(); ++i) count += !is_finite_row(G.row(i));
+    for (Index i = 0; i < G.rows(); ++i) count += !is_finite(i);
     if (count == 0) return;
     Index* rows = team.workspace().template take<Index>(count);
     m_lost = team.workspace().template take<bool>(count * m_cols);
     m_rows = {rows, static_cast<std::size_t>(count)};
     count = 0;
     for (Index i = 0; i < G.rows(); ++i) {
-      if (is_finite_row(G.row(i))) continue;
+      if (is_finite(i)) continue;
       for (Index p = 0; p < m_cols; ++p) {
         bool& is_lost = m_lost[count * m_cols + p] = !std::isfinite(G(i, p));
         if (is_lost) G(i, p) = 0;

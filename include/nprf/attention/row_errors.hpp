@@ -46,9 +46,11 @@ double error_of_weights(double bias_spread) {
 template <Real T>
 class RowErrors {
  public:
+  /// For the product of A (n_q,r), B (n_k,r) with the keys' exponents, which may be null, and v (n_k,d_v), the largest
+  /// of whose rows are `sizes` (n_k).
   RowErrors(const HeadWeights<T>& weights, const toeplitz::BorderedProduct<T>& product, const MatrixView<T>& A,
-            const MatrixView<T>& B, const MatrixView<T>& v, const double* exponents, const Placement& keys,
-            bool all_positive, const Team& team) {
+            const MatrixView<T>& B, const MatrixView<T>& v, const T* sizes, const double* exponents,
+            const Placement& keys, bool all_positive, const Team& team) {
     Workspace& workspace = team.workspace();
     const Placement& queries = weights.queries();
     const Index n_q = queries.count();
@@ -56,10 +58,6 @@ class RowErrors {
     m_seen = workspace.take<T>(n_q);
     if (!all_positive) m_terms = workspace.take<T>(n_q);
     const Workspace::Scope scope(workspace);
-    T* sizes = workspace.take<T>(keys.count());
-    team.run_tiles(keys.count(), [&](Index j0, Index rows, Workspace&) {
-      for (Index j = j0; j < j0 + rows; ++j) sizes[j] = v.cols() == 0 ? T(0) : v.row(j).cwiseAbs().maxCoeff();
-    });
     weights.largest_seen(sizes, keys, m_seen, workspace);
     if (m_noise.Y) product.noise(A, B, v, exponents, queries, keys, sizes, m_noise, team);
     if (m_terms) {

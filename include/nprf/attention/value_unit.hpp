@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
+#include "nprf/core/pack.hpp"
+#include "nprf/core/power_of_two.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/toeplitz/panel.hpp"
 
 /// Powers of two in which values, and gradients of y, are taken where their products would overflow or underflow.
 namespace nprf {
@@ -14,35 +16,36 @@ namespace nprf {
 template <Real T>
 inline constexpr T most_apart = sizeof(T) == sizeof(float) ? T(0x1p40) : T(0x1p300);
 
-/// The largest size among the numbers of x that are finite; 0 if there is none. O(numbers).
-template <class M, class T = typename M::Scalar>
-T largest_finite(const M& x) {
-  if (x.size() == 0) return 0;
-  T largest = x.cwiseAbs().template maxCoeff<Eigen::PropagateNaN>();
-  if (std::isfinite(largest)) return largest;
-  largest = 0;
-  for (Index i = 0; i < x.rows(); ++i)
-    for (Index p = 0; p < x.cols(); ++p)
-      if (const T size = std::abs(x(i, p)); size > largest && std::isfinite(size)) largest = size;
-  return largest;
+/// The largest size among the finite numbers of a row, 0 if there is none, and whether all are finite.
+template <Real T>
+struct RowSize {
+  T largest = 0;
+  bool is_finite = true;
+};
+
+/// Of x (d). O(d).
+template <Real T>
+RowSize<T> row_size(const T* x, Index d) {
+  auto sizes = Pack<T>::all(0);
+  for (Index p = 0; p < d; p += Pack<T>::size) sizes = larger_or_nan(sizes, abs(Pack<T>::load(x + p, d - p)));
+  RowSize<T> size{sizes.largest_or_nan(), true};
+  if (std::isfinite(size.largest)) return size;
+  size = {0, false};
+  for (Index p = 0; p < d; ++p)
+    if (std::isfinite(x[p])) size.largest = std::max(size.largest, std::abs(x[p]));
+  return size;
 }
 
 /// A power of two above a largest size, at most twice it; 1 for 0.
 template <Real T>
 T unit_above(T largest) {
-  return largest > 0 ? toeplitz::unit_of(largest) : T(1);
+  return largest > 0 ? unit_of(largest) : T(1);
 }
 
-/// The same of all finite numbers of x.
-template <class M, class T = typename M::Scalar>
-T unit_of_all(const M& x) {
-  return unit_above(largest_finite(x));
-}
-
-/// The same if values (n_k,d_v) are so large or small that sums of a row overflow or lose digits; else 1.
+/// The same if the largest of all values is so large or small that sums of a row overflow or lose digits; else 1.
 template <Real T>
-T extreme_unit(const MatrixView<T>& v) {
-  const T unit = unit_of_all(v);
+T extreme_unit(T largest) {
+  const T unit = unit_above(largest);
   return unit > most_apart<T> || unit * most_apart<T> < 1 ? unit : T(1);
 }
 

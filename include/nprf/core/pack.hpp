@@ -41,6 +41,8 @@ struct Pack {
   friend Pack operator-(const Pack& a, const Pack& b) { return {Eigen::internal::psub(a.x, b.x)}; }
   friend Pack operator-(const Pack& a) { return {Eigen::internal::pnegate(a.x)}; }
   friend Pack operator*(const Pack& a, const Pack& b) { return {Eigen::internal::pmul(a.x, b.x)}; }
+  friend Pack operator/(const Pack& a, const Pack& b) { return {Eigen::internal::pdiv(a.x, b.x)}; }
+  friend Pack abs(const Pack& a) { return {Eigen::internal::pabs(a.x)}; }
   /// a b + c
   friend Pack multiply_add(const Pack& a, const Pack& b, const Pack& c) {
     return {Eigen::internal::pmadd(a.x, b.x, c.x)};
@@ -55,6 +57,10 @@ struct Pack {
   friend Pack larger(const Pack& a, const Pack& b) {
     return {Eigen::internal::pmax<Eigen::PropagateNumbers>(a.x, b.x)};
   }
+  /// The same, but NaN if one of them is.
+  friend Pack larger_or_nan(const Pack& a, const Pack& b) {
+    return {Eigen::internal::pmax<Eigen::PropagateNaN>(a.x, b.x)};
+  }
   /// exp, and 0 below the exponent of the smallest normal number, where Eigen's alone may stop short of 0.
   friend Pack exp(const Pack& a) {
     using namespace Eigen::internal;
@@ -63,6 +69,7 @@ struct Pack {
   }
 
   T largest() const { return Eigen::internal::predux_max<Eigen::PropagateNumbers>(x); }
+  T largest_or_nan() const { return Eigen::internal::predux_max<Eigen::PropagateNaN>(x); }
   T sum() const { return Eigen::internal::predux(x); }
 };
 

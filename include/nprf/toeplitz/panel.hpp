@@ -2,12 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstdint>
-#include <limits>
-#include <type_traits>
 
+#include "nprf/core/power_of_two.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
@@ -21,27 +18,6 @@ template <class X>
 constexpr Index staggered(Index n) {
   constexpr Index size = static_cast<Index>(sizeof(X));
   return n + (17 * 64 + size - 1) / size;
-}
-
-/// A column's power of two: its maximum divided by it is between 1/2 and 1 (below 1/2 for a subnormal maximum, below 2
-/// for one in the last binade; both unit and inverse are finite). 1 for infinity and NaN. Infinity for a column of
-/// zeros, which thereby stays one beside a partner's rounding.
-template <Real T>
-T unit_of(T largest) {
-  using Limits = std::numeric_limits<T>;
-  if (largest == 0) return Limits::infinity();
-  int exponent = 0;
-  if (std::isfinite(largest)) std::frexp(largest, &exponent);
-  return std::ldexp(T(1), std::clamp(exponent, Limits::min_exponent, Limits::max_exponent - 1));
-}
-
-/// The exponent of a power of two that is a normal number, as finite units are: std::ilogb() without a call for each
-/// row.
-template <Real T>
-int exponent_of(T power) {
-  using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;
-  using Limits = std::numeric_limits<T>;
-  return static_cast<int>(std::bit_cast<Bits>(power) >> (Limits::digits - 1)) - (Limits::max_exponent - 1);
 }
 
 /// 0 for infinity: what a column of zeros is multiplied by.

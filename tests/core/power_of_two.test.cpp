@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/core/power_of_two.hpp"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "support/catch.hpp"
+
+namespace nprf::test::core_power_of_two {
+
+namespace {
+
+template <class T>
+using Limits = std::numeric_limits<T>;
+
+// what a maximum's unit is, found by halving and doubling
+template <class T>
+T naive_unit(T largest) {
+  T unit = 1;
+  while (unit < largest && unit < power_of_two<T>(Limits<T>::max_exponent - 1)) unit *= 2;
+  while (unit / 2 > largest && unit > power_of_two<T>(Limits<T>::min_exponent)) unit /= 2;
+  return unit;
+}
+
+// maxima of every binade and its edges
+template <class T>
+std::vector<T> maxima() {
+  std::vector<T> all{Limits<T>::denorm_min(), Limits<T>::min() / 2, Limits<T>::min(), Limits<T>::max()};
+  for (int e = Limits<T>::min_exponent - 1; e < Limits<T>::max_exponent; ++e)
+    for (const T x : {power_of_two<T>(e), std::nextafter(power_of_two<T>(e), Limits<T>::infinity()),
+                      std::nextafter(power_of_two<T>(e), T(0)), power_of_two<T>(e) * T(1.3)})
+      all.push_back(x);
+  return all;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a power of two is known by its exponent, and a number's binade", "[core]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  for (int e = Limits<T>::min_exponent - 1; e < Limits<T>::max_exponent; ++e) {
+    CHECK(power_of_two<T>(e) == std::ldexp(T(1), e));
+    CHECK(exponent_of(power_of_two<T>(e)) == e);
+    CHECK(exponent_of(power_of_two<T>(e) * T(1.9)) == e);
+  }
+  CHECK(exponent_of(Limits<T>::min() / 2) < Limits<T>::min_exponent - 1);
+}
+
+TEMPLATE_TEST_CASE("a unit is a power of two, of which its column's maximum is between a half and all", "[core]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  for (const T largest : maxima<T>()) {
+    const T unit = unit_of(largest);
+    INFO(largest << " has " << unit);
+    int exponent = 0;
+    CHECK(std::frexp(unit, &exponent) == T(0.5));
+    CHECK(exponent_of(unit) == exponent - 1);
+    CHECK(std::isnormal(unit));
+    CHECK(std::isfinite(1 / unit));
+    CHECK(unit * (1 / unit) == 1);
+    const T ratio = largest * (1 / unit);
+    CHECK(ratio * unit == largest);  // exact there and back
+    if (largest >= power_of_two<T>(Limits<T>::max_exponent - 1)) {
+      CHECK(ratio < 2);
+    } else {
+      CHECK(ratio <= 1);
+      if (largest >= Limits<T>::min()) CHECK(ratio >= T(0.5));
+    }
+    // a power of two may be its own unit, or half of the next
+    if (std::frexp(largest, &exponent) != T(0.5)) CHECK(unit == naive_unit(largest));
+  }
+}
+
+TEMPLATE_TEST_CASE("zeros have the unit infinity, and what is no number has the unit 1", "[core]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  CHECK(unit_of(T(0)) == Limits<T>::infinity());
+  CHECK(unit_of(-T(0)) == Limits<T>::infinity());
+  CHECK(unit_of(Limits<T>::infinity()) == 1);
+  CHECK(unit_of(Limits<T>::quiet_NaN()) == 1);
+  CHECK(unit_of(-Limits<T>::quiet_NaN()) == 1);
+}
+
+TEMPLATE_TEST_CASE("a row is scaled by a power of two beyond all numbers", "[core]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const auto scaled = [](T x, int exponent) {
+    Matrix<T> row = Matrix<T>::Constant(1, 3, x);
+    scale_by_power_of_two<T>(exponent, row.row(0));
+    CHECK((row.array() == row(0, 0)).all());
+    return row(0, 0);
+  };
+  for (const int exponent : {0, 1, -1, 20, -30}) CHECK(scaled(T(3), exponent) == std::ldexp(T(3), exponent));
+  const int all = Limits<T>::max_exponent - Limits<T>::min_exponent;
+  CHECK(scaled(Limits<T>::min(), all) == std::ldexp(Limits<T>::min(), all));
+  CHECK(scaled(std::ldexp(Limits<T>::min(), all), -all) == Limits<T>::min());
+  CHECK(scaled(T(1), 10 * all) == Limits<T>::infinity());
+  CHECK(scaled(T(1), -10 * all) == 0);
+}
+
+}  // namespace nprf::test::core_power_of_two
