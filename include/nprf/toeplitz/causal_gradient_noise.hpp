@@ -31,10 +31,12 @@ class CausalGradientNoise {
         m_w(BlockNorms::of_levels(levels, x.A.cols(), team.workspace())),
         m_b(BlockNorms::of_levels(levels, x.B.cols(), team.workspace())) {
     for (Index level = 0; level < levels.count(); ++level) {
-      team.run(m_w[level].count, [&](Index k, Workspace& scratch) {
+      team.run(m_w[level].count, [&](Index k, Workspace&) {
         if (level == 0) {
-          measure_queries(k, of.sizes, scratch);
-          measure_keys(k, of.values, scratch);
+          m_w[0].exponents[k] = exponents.before(k * block);
+          m_w[0].measure(k, x.A, x.queries, levels.axis().queries.first, exponents.rows(0), of.sizes);
+          m_b[0].exponents[k] = exponents.largest(k);
+          m_b[0].measure(k, x.B, x.keys, levels.axis().keys.first, exponents.keys(), of.values);
         } else {
           merge(level, k);
         }
@@ -58,30 +60,6 @@ class CausalGradientNoise {
 
  private:
   static constexpr Index block = CausalLevels<T>::block;
-
-  void measure_queries(Index k, const T* sizes, Workspace& scratch) const {
-    const auto& side = m_levels.axis().queries;
-    SignalNorms::Row a(scratch.take<double>(m_x.A.cols()), m_x.A.cols());
-    m_w[0].exponents[k] = m_exponents.before(k * block);
-    const Index end = m_x.queries.below((k + 1) * block - side.first);
-    for (Index i = m_x.queries.below(k * block - side.first); i < end; ++i) {
-      const double factor = static_cast<double>(m_exponents.rows(0)[side.first + m_x.queries[i]]);
-      a = m_x.A.row(i).array().abs().template cast<double>() * factor;
-      m_w[0].norms[k].add(a, static_cast<double>(sizes[i]));
-    }
-  }
-
-  void measure_keys(Index k, const T* values, Workspace& scratch) const {
-    const auto& side = m_levels.axis().keys;
-    SignalNorms::Row b(scratch.take<double>(m_x.B.cols()), m_x.B.cols());
-    m_b[0].exponents[k] = m_exponents.largest(k);
-    const Index end = m_x.keys.below((k + 1) * block - side.first);
-    for (Index j = m_x.keys.below(k * block - side.first); j < end; ++j) {
-      const double factor = static_cast<double>(m_exponents.keys()[side.first + m_x.keys[j]]);
-      b = m_x.B.row(j).array().abs().template cast<double>() * factor;
-      m_b[0].norms[k].add(b, static_cast<double>(values[j]));
-    }
-  }
 
   void merge(Index level, Index k) const {
     const Index family = m_levels[level - 1].family, first = k * family;

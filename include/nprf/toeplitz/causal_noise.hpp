@@ -26,6 +26,18 @@ struct BlockNorms {
     return all;
   }
 
+  /// Block k of the first level has the rows of X (n,r) that stand in its slots, the first of which has place `first`:
+  /// each times the factor of its place, with its size.
+  template <Real T>
+  void measure(Index k, const MatrixView<T>& X, const Slots& slots, Index first, const T* factors,
+               const T* sizes) const {
+    constexpr Index block = CausalLevels<T>::block;
+    norms[k].add(
+        X, slots.below(k * block - first), slots.below((k + 1) * block - first),
+        [=, &slots](Index j) { return static_cast<double>(factors[first + slots[j]]); },
+        [=](Index j) { return static_cast<double>(sizes[j]); });
+  }
+
   Index count;
   double* exponents;
   SignalNorms* norms;
@@ -50,12 +62,14 @@ class CausalNoise {
         m_blocks(BlockNorms::of_levels(levels, x.B.cols(), team.workspace())) {
     for (Index level = 0; level < levels.count(); ++level) {
       const BlockNorms& of = m_blocks[level];
-      team.run(of.count, [&](Index k, Workspace& scratch) {
-        if (level == 0)
-          measure(k, sizes, of, scratch);
-        else
+      team.run(of.count, [&](Index k, Workspace&) {
+        if (level == 0) {
+          of.exponents[k] = exponents.largest(k);
+          of.measure(k, x.B, x.keys, levels.axis().keys.first, exponents.keys(), sizes);
+        } else {
           for_each(m_blocks[level - 1], k * levels[level - 1].family, levels[level - 1].family, of.exponents[k],
                    [&](const SignalNorms& norms, double factor, Index) { of.norms[k].add(norms, factor); });
+        }
       });
     }
   }
@@ -74,18 +88,6 @@ class CausalNoise {
 
  private:
   static constexpr Index block = CausalLevels<T>::block;
-
-  void measure(Index k, const T* sizes, const BlockNorms& of, Workspace& scratch) const {
-    const auto& side = m_levels.axis().keys;
-    SignalNorms::Row b(scratch.take<double>(m_x.B.cols()), m_x.B.cols());
-    of.exponents[k] = m_exponents.largest(k);
-    const Index end = m_x.keys.below((k + 1) * block - side.first);
-    for (Index j = m_x.keys.below(k * block - side.first); j < end; ++j) {
-      const double factor = static_cast<double>(m_exponents.keys()[side.first + m_x.keys[j]]);
-      b = m_x.B.row(j).array().abs().template cast<double>() * factor;
-      of.norms[k].add(b, static_cast<double>(sizes[j]));
-    }
-  }
 
   // use(norms, factor, block) for up to so many blocks from the first on, relative to the largest exponent
   template <class Use>

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <span>
 
+#include "nprf/core/pack.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/gradient_noise.hpp"
@@ -68,18 +69,14 @@ class CertifiedGradients {
                                workspace.template take<double>(asked),
                                asked,
                                !m_by.all_positive};
-    T* lengths = workspace.template take<T>(n_k);
-    m_team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
-      for (Index j = j0; j < j0 + rows; ++j) lengths[j] = m_x.U.row(j).norm();
-    });
-    m_product.gradient_noise(m_x, {m_by.sizes, lengths, sums.lags}, noise, m_team);
+    const ValueNorms values = value_norms();
+    m_product.gradient_noise(m_x, {m_by.sizes, values.two, sums.lags}, noise, m_team);
 
     GradientChecks checks;
-    const auto far = flagged_queries(checks);
+    const auto far = flagged_queries(values.max, checks);
     const auto far_keys = flagged(n_k, checks, [&](Index j) {
-      const double of_dU = noise.keys[j], of_sum = noise.key_sizes[j];
-      const double values = static_cast<double>(m_x.U.row(j).head(m_x.U.cols() - 1).cwiseAbs().sum());
-      return over(std::max(1.0, values) * of_dU + of_sum, static_cast<double>(sums.keys[j]) - margin * of_sum);
+      const double of_dU = noise.keys[j], of_sum = noise.key_sizes[j], one = static_cast<double>(values.one[j]);
+      return over(std::max(1.0, one) * of_dU + of_sum, static_cast<double>(sums.keys[j]) - margin * of_sum);
     });
     const PairWeights<T> weights(m_product.weights(), m_x, m_team);
     const Index first = m_product.first_lag();
@@ -129,14 +126,38 @@ class CertifiedGradients {
     m_product.gradients({A, B, U, m_x.queries, m_x.keys, m_x.exponents}, zeros, {dA, dB, dU, dc}, m_team, sums);
   }
 
-  // as Attention's rows (attention/row_errors.hpp), with G_i in place of the row itself
-  std::span<Index> flagged_queries(GradientChecks& checks) const {
+  // of each key's V_j, |V_j|_1 and the largest, and |[V_j 1]|_2 (n_k)
+  struct ValueNorms {
+    T *one, *two, *max;
+  };
+  ValueNorms value_norms() const {
+    using P = Pack<T>;
+    const Index n_k = m_x.U.rows(), values = m_x.U.cols() - 1;
     Workspace& workspace = m_team.workspace();
-    const Index n_q = m_x.A.rows(), n_k = m_x.B.rows(), values = m_x.U.cols() - 1;
+    const ValueNorms norms{workspace.template take<T>(n_k), workspace.template take<T>(n_k),
+                           workspace.template take<T>(n_k)};
+    m_team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
+      for (Index j = j0; j < j0 + rows; ++j) {
+        const T* v = m_x.U.row(j).data();
+        P one = P::all(0), square = P::all(0), max = P::all(0);
+        for (Index p = 0; p < values; p += P::size) {
+          const P size = abs(P::load(v + p, values - p));
+          one = one + size;
+          square = multiply_add(size, size, square);
+          max = larger(max, size);
+        }
+        norms.one[j] = one.sum(), norms.two[j] = std::sqrt(square.sum() + 1), norms.max[j] = max.largest();
+      }
+    });
+    return norms;
+  }
+
+  // as Attention's rows (attention/row_errors.hpp), with G_i in place of the row itself
+  std::span<Index> flagged_queries(const T* sizes, GradientChecks& checks) const {
+    Workspace& workspace = m_team.workspace();
+    const Index n_q = m_x.A.rows(), values = m_x.U.cols() - 1;
     const RowNoises noise{workspace.template take<double>(n_q), workspace.template take<double>(n_q),
                           !m_by.all_positive};
-    T* sizes = workspace.template take<T>(n_k);
-    for (Index j = 0; j < n_k; ++j) sizes[j] = values == 0 ? T(0) : m_x.U.row(j).head(values).cwiseAbs().maxCoeff();
     m_product.noise(m_x, sizes, noise, m_team);
     return flagged(n_q, checks, [&](Index i) {
       const double of_values = static_cast<double>(m_G.row(i).head(values).cwiseAbs().sum());

@@ -65,7 +65,7 @@ class SignalNorms {
   using Row = Eigen::Map<Eigen::Array<double, 1, Eigen::Dynamic>>;  // (r)
 
   /// For so many features, in the workspace; for no key.
-  SignalNorms(Index r, Workspace& workspace) : m_ones(r, workspace), m_sized(r, workspace) {}
+  SignalNorms(Index r, Workspace& workspace) : m_ones(zeros(r, workspace)), m_sized(zeros(r, workspace)) {}
 
   static Row row(Index r, Workspace& workspace) {
     Row zeros(workspace.take<double>(r), r);
@@ -73,12 +73,14 @@ class SignalNorms {
     return zeros;
   }
 
-  /// A key more, its row |B_j| and its size.
-  template <class X>
-  void add(const X& b, double size) {
-    m_ones.add(b);
-    m_sized.add(size * b);
-    m_largest_size = std::max(m_largest_size, size);
+  /// Keys begin..end-1 more: factor(j) times row j of B (n,r), with size(j).
+  template <Real T, class Factor, class Size>
+  void add(const MatrixView<T>& B, Index begin, Index end, Factor&& factor, Size&& size) {
+    constexpr int columns = 4;  // whose sums stay in registers
+    const Index whole = B.cols() / columns * columns;
+    for (Index r = 0; r < whole; r += columns) add_columns<columns>(B, r, begin, end, factor, size);
+    for (Index r = whole; r < B.cols(); ++r) add_columns<1>(B, r, begin, end, factor, size);
+    for (Index j = begin; j < end; ++j) m_largest_size = std::max(m_largest_size, size(j));
   }
   /// Some keys more, all times a factor.
   void add(const SignalNorms& other, double factor) {
@@ -103,8 +105,9 @@ class SignalNorms {
   }
 
  private:
+  template <class Numbers>
   struct Of {
-    Of(Index r, Workspace& workspace) : one(row(r, workspace)), square(row(r, workspace)), max(row(r, workspace)) {}
+    Numbers one, square, max;  // |x_r|_1, the square of |x_r|_2, |x_r|_max
 
     template <class X>
     void add(const X& x) {
@@ -116,6 +119,20 @@ class SignalNorms {
       one += factor * other.one;
       square += factor * factor * other.square;
       max = max.max(factor * other.max);
+    }
+    // to them from some of them, and back
+    template <class Some>
+    void read(const Some& from, Index r) {
+      constexpr int columns = Numbers::ColsAtCompileTime;
+      one = from.one.template segment<columns>(r);
+      square = from.square.template segment<columns>(r);
+      max = from.max.template segment<columns>(r);
+    }
+    template <int columns>
+    void write(const Of<Eigen::Array<double, 1, columns>>& from, Index r) {
+      one.template segment<columns>(r) = from.one;
+      square.template segment<columns>(r) = from.square;
+      max.template segment<columns>(r) = from.max;
     }
     // |x_r|_2, or what it is at most
     auto two() const {
@@ -133,15 +150,32 @@ class SignalNorms {
       const double n = static_cast<double>(N);
       return std::sqrt(std::log2(n) / n);
     }
-
-    Row one, square, max;  // |x_r|_1, the square of |x_r|_2, |x_r|_max
   };
 
-  Of m_ones, m_sized;
+  static Of<Row> zeros(Index r, Workspace& workspace) {
+    return {row(r, workspace), row(r, workspace), row(r, workspace)};
+  }
+
+  template <int columns, Real T, class Factor, class Size>
+  void add_columns(const MatrixView<T>& B, Index r, Index begin, Index end, Factor&& factor, Size&& size) {
+    using Some = Eigen::Array<double, 1, columns>;
+    Of<Some> ones, sized;
+    ones.read(m_ones, r);
+    sized.read(m_sized, r);
+    for (Index j = begin; j < end; ++j) {
+      const Some b = B.row(j).template segment<columns>(r).array().abs().template cast<double>() * factor(j);
+      ones.add(b);
+      sized.add(Some(size(j) * b));
+    }
+    m_ones.write(ones, r);
+    m_sized.write(sized, r);
+  }
+
+  Of<Row> m_ones, m_sized;
   double m_largest_size = 0;
 };
 
-/// The largest of B and of the sizes, 1 for zeros: relative to them no square overflows.
+/// The largest of B and of the sizes, 1 for zeros: relative to them no square overflows, and they have an inverse.
 struct SignalScale {
   template <Real T>
   SignalScale(const MatrixView<T>& B_, const T* sizes)
@@ -151,7 +185,7 @@ struct SignalScale {
   double B, size;
 
  private:
-  static double of(double largest) { return largest > 0 ? largest : 1; }
+  static double of(double largest) { return largest > 0 ? std::max(largest, 0x1p-1000) : 1; }
 };
 
 /// The noise of a row a (r) of A, for the sizes of signals; of norms as RowNoises says.
@@ -195,12 +229,11 @@ SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalSca
   const Workspace::Scope scope(workspace);
   auto* norms = workspace.template take<SignalNorms>(blocks);
   for (Index block = 0; block < blocks; ++block) new (norms + block) SignalNorms(r, workspace);
-  team.run(blocks, [&](Index block, Workspace& scratch) {
-    SignalNorms::Row b(scratch.take<double>(r), r);
-    for (Index j = n * block / blocks; j < n * (block + 1) / blocks; ++j) {
-      b = B.row(j).array().abs().template cast<double>() / scale.B;
-      norms[block].add(b, static_cast<double>(sizes[j]) / scale.size);
-    }
+  const double to_B = 1 / scale.B, to_size = 1 / scale.size;
+  team.run(blocks, [&](Index block, Workspace&) {
+    norms[block].add(
+        B, n * block / blocks, n * (block + 1) / blocks, [=](Index) { return to_B; },
+        [=](Index j) { return static_cast<double>(sizes[j]) * to_size; });
   });
   for (Index block = 0; block < blocks; ++block) all.add(norms[block], 1);
   return all;
