@@ -103,10 +103,10 @@ class Checker {
   // what weights below the root of the smallest number may make
   Exact lost(const std::vector<Exact>& whole, std::size_t at) const { return std::sqrt(smallest) * whole[at]; }
 
-  // sizes of terms, or results, that overflow leave nothing to check
-  bool is_representable(Exact size, const Exact* exact, Index n) {
+  // sizes of terms, results, or what they may be off by, that overflow leave nothing to check
+  bool is_representable(Exact size, Exact bound, const Exact* exact, Index n) {
     const auto fits_in = [](Exact x) { return std::abs(x) <= largest / 4; };
-    const bool fits = fits_in(size) && std::all_of(exact, exact + n, fits_in);
+    const bool fits = fits_in(size) && fits_in(bound) && std::all_of(exact, exact + n, fits_in);
     m_tally.unrepresentable += !fits;
     return fits;
   }
@@ -175,9 +175,8 @@ class Checker {
       const Exact steepness = std::max<Exact>(m_truth.q_steepness[static_cast<std::size_t>(row)], 1);
       ++m_tally.gradients;
       const Exact* exact = m_truth.dq.data() + row * d;
-      if (is_representable(size, exact, d))
-        compare(Kind::dq, distance(dq, exact, d),
-                G * size + lost(m_truth.dq_whole, static_cast<std::size_t>(row)) + smallest * steepness, "row", row);
+      const Exact bound = G * size + lost(m_truth.dq_whole, static_cast<std::size_t>(row)) + smallest * steepness;
+      if (is_representable(size, bound, exact, d)) compare(Kind::dq, distance(dq, exact, d), bound, "row", row);
     }
   }
 
@@ -191,14 +190,15 @@ class Checker {
       const Exact steepness = std::max<Exact>(m_truth.k_steepness[at], 1);
       m_tally.gradients += 2;
       const Exact *exact_dk = m_truth.dk.data() + row * d, *exact_dv = m_truth.dv.data() + row * d_v;
-      if (!m_truth.is_tainted[at] && is_representable(m_truth.dk_size[at], exact_dk, d))
-        compare(Kind::dk, distance(dk, exact_dk, d),
-                G * m_truth.dk_size[at] + lost(m_truth.dk_whole, at) + smallest * steepness, "key", row);
-      if (is_representable(m_truth.dv_size[at], exact_dv, d_v))
+      const Exact dk_size = m_truth.dk_size[at], dv_size = m_truth.dv_size[at],
+                  dk_bound = G * dk_size + lost(m_truth.dk_whole, at) + smallest * steepness,
+                  dv_bound = G * dv_size + lost(m_truth.dv_whole, at) + smallest;
+      if (!m_truth.is_tainted[at] && is_representable(dk_size, dk_bound, exact_dk, d))
+        compare(Kind::dk, distance(dk, exact_dk, d), dk_bound, "key", row);
+      if (is_representable(dv_size, dv_bound, exact_dv, d_v))
         for (Index p = 0; p < d_v; ++p)
           if (!m_truth.dv_tainted[static_cast<std::size_t>(row * d_v + p)])
-            compare(Kind::dv, std::abs(dv[p] - exact_dv[p]),
-                    G * m_truth.dv_size[at] + lost(m_truth.dv_whole, at) + smallest, "key", row);
+            compare(Kind::dv, std::abs(dv[p] - exact_dv[p]), dv_bound, "key", row);
     }
   }
 
@@ -211,10 +211,11 @@ class Checker {
       for (std::size_t l = 0; l < got[h].size(); ++l) {
         if (m_truth.db_tainted[h][l]) continue;
         ++m_tally.gradients;
-        const Exact slack = smallest * std::max<Exact>(m_truth.db_factor[h][l], 1);
-        if (is_representable(m_truth.db_size[h][l], &m_truth.db[h][l], 1))
-          compare(Kind::db, std::abs(got[h][l] - m_truth.db[h][l]),
-                  G * m_truth.db_size[h][l] + lost(m_truth.db_whole[h], l) + slack, "parameter", static_cast<Index>(l));
+        const Exact size = m_truth.db_size[h][l], exact = m_truth.db[h][l],
+                    bound = G * size + lost(m_truth.db_whole[h], l) +
+                            smallest * std::max<Exact>(m_truth.db_factor[h][l], 1);
+        if (is_representable(size, bound, &exact, 1))
+          compare(Kind::db, std::abs(got[h][l] - exact), bound, "parameter", static_cast<Index>(l));
       }
     }
   }
