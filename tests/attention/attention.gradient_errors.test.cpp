@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/adversarial.hpp"
@@ -67,6 +68,67 @@ void check_bound(const adversarial::Case& c, const Features<T>& features, const 
 }
 
 }  // namespace
+
+TEMPLATE_TEST_CASE("gradients have no size at which values or dy are too small or too large", "[attention]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  using Limits = std::numeric_limits<T>;
+  const Index n = 24, d = 4, d_v = 3;
+  const Matrix<T> q = normal<T>(n, d, 1), k = normal<T>(n, d, 2), dy = normal<T>(n, d_v, 4);
+  // whole numbers of a few bits: no digit is lost, whatever the power of two
+  Matrix<T> v = normal<T>(n, d_v, 3).unaryExpr([](T x) { return std::round(2 * x); });
+  const int least = Limits::min_exponent - Limits::digits, most = Limits::max_exponent - 4;
+  const RelativePosition<T> table(random_table<T>(n, 5));
+  for (const Engine engine : engines()) {
+    const Attention attention(prf<T>(d, 8, 7), table, {.direction = Direction::causal, .engine = engine});
+    const auto gradients = [&](const Matrix<T>& values, const Matrix<T>& of_y) {
+      Saved<T> saved;
+      attention.forward(q, k, values, saved);
+      return attention.backward(saved, of_y);
+    };
+    const Gradients<T> expected = gradients(v, dy);
+    const auto is_near = [&](const Matrix<T>& got, const Matrix<T>& to) {
+      return (got - to).cwiseAbs().maxCoeff() <= (sizeof(T) == 4 ? T(1e-3) : T(1e-9)) * to.cwiseAbs().maxCoeff();
+    };
+    // block_causal knows of no unit of values that come later
+    for (const int of_v : {engine == Engine::block_causal ? Limits::min_exponent + Limits::digits : least, 0, most}) {
+      const int of_dy = of_v < 0 ? most - 10 : of_v > 0 ? 10 - most : 0;
+      const Gradients<T> g = gradients(v * std::ldexp(T(1), of_v), dy * std::ldexp(T(1), of_dy));
+      const T back = std::ldexp(T(1), -of_v - of_dy);
+      INFO(name(engine) << ", values times 2^" << of_v);
+      CHECK(is_near(g.queries * back, expected.queries));
+      CHECK(is_near(g.keys * back, expected.keys));
+      CHECK(is_near(g.values * std::ldexp(T(1), -of_dy), expected.values));
+    }
+    // beside a value that no row attends to which has a gradient
+    const int far = Limits::min_exponent + 12;
+    Matrix<T> small = v * std::ldexp(T(1), far), of_y = dy;
+    small.row(n - 1).setConstant(std::ldexp(T(1), 30));
+    of_y.row(n - 1).setZero();
+    const Gradients<T> alone = gradients(v, of_y), beside = gradients(small, of_y);
+    INFO(name(engine));
+    CHECK(is_near(beside.queries * std::ldexp(T(1), -far), alone.queries));
+    CHECK(is_near(beside.keys * std::ldexp(T(1), -far), alone.keys));
+  }
+}
+
+TEMPLATE_TEST_CASE("small features beside large ones overflow no gradient", "[attention]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const bool is_float = sizeof(T) == 4;
+  Matrix<T> q(1, 2), k(3, 2);
+  q << (is_float ? T(-42) : T(-350)), (is_float ? T(-200) : T(-800));
+  k.col(0).setZero();
+  k.col(1).setConstant(is_float ? T(1e30) : T(1e200));
+  const Matrix<T> v = normal<T>(3, 2, 1), dy = normal<T>(1, 2, 2);
+  const Attention attention(EluFeatures<T>(2), RelativePosition<T>(Vector<T>::Zero(3)),
+                            {.normalization = Normalization::none()});
+  Saved<T> saved;
+  attention.forward(q, k, v, saved);
+  const Gradients<T> g = attention.backward(saved, dy);
+  // all keys are alike: the mean is y, whatever the query
+  CHECK(g.queries.isZero(8 * epsilon<T>));
+  CHECK((g.keys.allFinite() && g.values.isApprox((Matrix<T>::Ones(3, 1) * dy) / T(3))));
+}
 
 TEMPLATE_TEST_CASE("gradients of hostile inputs are within their bound, by any engine", "[attention]",
                    NPRF_TEST_SCALARS) {

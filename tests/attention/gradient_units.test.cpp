@@ -20,6 +20,7 @@ template <class T>
 struct Rows {
   Rows() {
     saved.A = normal<T>(n_q, r, 1).cwiseAbs();
+    saved.A /= unit_above(saved.A.maxCoeff());
     saved.y = normal<T>(n_q, d_v, 2);
     saved.U = Matrix<T>::Ones(n_k, d_v + 1);
     v() = normal<T>(n_k, d_v, 3);
@@ -33,6 +34,7 @@ struct Rows {
   void find_largest() {
     saved.largest_values.resize(n_q);
     for (Index i = 0; i < n_q; ++i) saved.largest_values[i] = v().topRows(i + 1).cwiseAbs().maxCoeff();
+    saved.largest_value = v().cwiseAbs().maxCoeff();
   }
 
   GradientUnits<T> units(SummedBy by = SummedBy::transforms) {
@@ -96,7 +98,7 @@ TEMPLATE_TEST_CASE("rows of dy of any size have factors of their own, and nothin
     Rows<T> x;
     x.dy.row(2) *= T(1e-3);
     x.dy *= of_dy;
-    x.saved.unit = T(8);
+    x.saved.unit = 3;
     const GradientUnits<T> units = x.units();
     CHECK(units.U() == x.saved.U);
     CHECK(units.of_values() == 1);
@@ -106,18 +108,34 @@ TEMPLATE_TEST_CASE("rows of dy of any size have factors of their own, and nothin
   }
 }
 
-TEMPLATE_TEST_CASE("a row that is summed by tiles has a factor of at most 1, though its weights are small",
-                   "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("values that were saved as they are have their unit now", "[attention]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  Rows<T> x;
+  x.v() *= T(1000), x.saved.y *= T(1000);
+  x.find_largest();
+  const GradientUnits<T> units = x.units();
+  CHECK(units.of_values() == unit_above(x.saved.largest_value));
+  CHECK(units.U().leftCols(d_v) * units.of_values() == x.v());
+  CHECK(units.U().col(d_v).isOnes(0));
+  CHECK(scaling_error(x) <= growth<T>);
+}
+
+TEMPLATE_TEST_CASE("a row that is summed by tiles has A' of at most 1, though its weights are small", "[attention]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Rows<T> x;
   const T small = sizeof(T) == 4 ? T(1e-15) : T(1e-150);
   x.saved.denominator *= small;
-  const auto of_transforms = x.units().factors(), of_tiles = x.units(SummedBy::tiles).factors();
-  for (Index i = 0; i < n_q; ++i) CHECK((of_transforms[i] > 0 && of_tiles[i] <= 0));
+  const GradientUnits<T> by_transforms = x.units(), by_tiles = x.units(SummedBy::tiles);
+  for (Index i = 0; i < n_q; ++i) CHECK((by_transforms.factors()[i] > 0 && by_tiles.A().row(i).maxCoeff() <= 1));
   CHECK(scaling_error(x, SummedBy::tiles) <= growth<T>);
-  // where features make D small, far from the gradient's overflow
+  // where features make D small, G stays what it is by transforms
+  const T smaller = small / 1000;
+  x.saved.A *= smaller;
+  CHECK(x.units(SummedBy::tiles).G() == x.units().G());
+  // and where D is smaller than any that is sound, G is far from overflow
+  x.saved.A /= smaller;
   x.saved.denominator *= small;
-  x.saved.A *= small;
   CHECK(scaling_error(x, SummedBy::tiles) <= growth<T>);
 }
 

@@ -16,7 +16,8 @@
 
 namespace nprf {
 
-/// What adds a row's share to the gradients of keys, values and biases.
+/// Whether a row's share in the gradients of keys, values and biases is added by an engine whose rows share an FFT's
+/// rounding, or is a sum of its own.
 enum class SummedBy : char { transforms, tiles };
 
 /// What backward's product takes, in powers of two: relative to them no value that counts and no entry of dy is above
@@ -24,10 +25,10 @@ enum class SummedBy : char { transforms, tiles };
 ///
 ///     A'_i = f_i A_i    G_i = [dy_i  -(dy_i.y_i)] / (D_i f_i)    dA_i = f_i dA'_i
 ///
-/// G_i is at most 1 where transforms add up the rows. By tiles f_i is at most 1: where D_i is small because all weights
-/// are, A'_i would be so large beside G_i that c[j-i] (G_i.U_j) underflows. Rows without gradient are zero, and the
-/// factor of those that were computed one by one is dy's alone. Entries of G that are not finite have no part in what
-/// the others are measured by.
+/// G_i is at most 1 where transforms add up the rows. By tiles A'_i is at most 1, too, as far as G_i may grow: where
+/// D_i is small because all c[j-i] are, c[j-i] (G_i.U_j) would underflow beside a large A'_i. Rows without gradient are
+/// zero, but for the features of those that were computed one by one, whose factor is dy's alone (row_repair.hpp).
+/// Entries of G that are not finite have no part in what the others are measured by.
 template <Real T>
 class GradientUnits {
  public:
@@ -46,21 +47,27 @@ class GradientUnits {
         m_rows(team.workspace().template take<Row>(dy.rows())),
         m_factors(team.workspace().template take<int>(dy.rows())),
         m_sizes(team.workspace().template take<T>(dy.rows())),
-        m_sums(team.workspace().template take<T>(dy.rows())) {
-    set_gradients(team);
-    for (const Index i : saved.repaired) m_rows[i].has_weights = true;
+        m_sums(team.workspace().template take<T>(dy.rows())),
+        m_of_values(unit_above(saved.largest_value)) {
+    set_gradients([](Index) { return true; }, team);
     T largest = 0, largest_dy = 0;
     for (Index i = 0; i < dy.rows(); ++i) {
       const Row& row = m_rows[i];
       if (row.has_weights) largest_dy = std::max(largest_dy, row.largest_dy);
       if (row.counts()) largest = std::max(largest, saved.largest_values[i]);
     }
-    if (1 / most_apart<T> > largest) {
-      leave_out_unseen_values(weights, keys, team);
-      set_gradients(team);
+    const bool are_far = m_of_values / most_apart<T> > largest;
+    if (are_far || m_of_values != 1) {
+      auto U = team.workspace().template matrix<T>(saved.U.rows(), saved.U.cols());
+      U = saved.U;
+      if (are_far) leave_out_unseen(weights, keys, U, team.workspace());
+      U.leftCols(dy.cols()) /= m_of_values;
+      m_U = U.data();
     }
+    // what other rows see may be no number in this unit
+    if (are_far) set_gradients([this](Index i) { return m_rows[i].counts(); }, team);
     m_of_dy = unit_above(largest_dy);
-    m_exponent = exponent_of(m_of_values) + exponent_of(m_of_dy) + exponent_of(saved.unit);
+    m_exponent = exponent_of(m_of_values) + exponent_of(m_of_dy) + saved.unit;
     team.run_tiles(dy.rows(), [&](Index i0, Index count, Workspace&) {
       for (Index i = i0; i < i0 + count; ++i) set_features(i);
     });
@@ -73,18 +80,20 @@ class GradientUnits {
 
   T of_values() const { return m_of_values; }
   T of_dy() const { return m_of_dy; }
-  /// The exponent of what is a product of values and dy, beside the unit that values were saved in.
+  T of_dy(Index i) const { return power_of_two<T>(m_rows[i].of_dy); }
+  /// The exponent of what is a product of values and dy, the unit that values were saved in included.
   int exponent() const { return m_exponent; }
 
   const int* factors() const { return m_factors; }  // log2 f_i (n_q)
-  T* sizes() const { return m_sizes; }              // s_i, which G_i is measured by (n_q)
+  const T* sizes() const { return m_sizes; }        // s_i, which G_i is measured by (n_q)
   const T* sums() const { return m_sums; }          // sum_j c[j-i] A'_i.B_j = D_i f_i (n_q)
-  /// Whether all of G_i is.
+  /// Whether no entry of G_i is NaN or infinite.
   bool is_finite(Index i) const {
     return m_saved.denominator[i] == 0 || (m_rows[i].is_finite && m_rows[i].has_weights);
   }
 
  private:
+  // 2^most_lifted is far from overflow; a D that is sound beside features of 1 is no smaller than its inverse
   static constexpr int most_lifted = std::numeric_limits<T>::max_exponent / 2;
 
   struct Row {
@@ -95,10 +104,13 @@ class GradientUnits {
     bool counts() const { return has_weights && is_finite && largest_dy > 0; }
   };
 
-  void set_gradients(const Team& team) {
+  template <class Which>
+  void set_gradients(Which&& which, const Team& team) {
     team.run_tiles(m_dy.rows(), [&](Index i0, Index count, Workspace&) {
-      for (Index i = i0; i < i0 + count; ++i) set_gradient(i);
+      for (Index i = i0; i < i0 + count; ++i)
+        if (which(i)) set_gradient(i);
     });
+    for (const Index i : m_saved.repaired) m_rows[i].has_weights = true;
   }
 
   // G_i, with its factor, size and sum as if the unit of dy_i were that of all
@@ -136,6 +148,7 @@ class GradientUnits {
     const T unit_of_D = unit_of(std::abs(D)), mantissa = D / unit_of_D;  // of 1/2 to 1
     const T largest = std::max(of_row.largest * to_unit, of_ones) / std::abs(mantissa);
     row.has_gradient = largest > 0 && std::isfinite(largest);
+    row.is_finite = row.is_finite && std::isfinite(largest);
     T unit = 1;
     if (row.has_gradient) {
       unit = unit_of(largest);
@@ -155,7 +168,9 @@ class GradientUnits {
     m_factors[i] += of_dy;
     scale_by_power_of_two<T>(of_dy, m_sums[i]);
     if (m_by[i] == SummedBy::tiles && m_factors[i] > 0) {
-      const int lifted = std::min(m_factors[i], most_lifted);
+      const T largest = row_size(m_saved.A.row(i).data(), m_A.cols()).largest;
+      const int lifted =
+          std::clamp(exponent_of(unit_above(largest)) + m_factors[i], 0, std::min(m_factors[i], most_lifted));
       m_factors[i] -= lifted;
       m_G.row(i) *= power_of_two<T>(lifted);
       m_sizes[i] *= power_of_two<T>(lifted);
@@ -168,23 +183,18 @@ class GradientUnits {
     if (row.has_gradient) scale_by_power_of_two<T>(m_factors[i], m_A.row(i));
   }
 
-  // U becomes a copy without the values that no row attends to that counts
-  void leave_out_unseen_values(const HeadWeights<T>& weights, const Placement& keys, const Team& team) {
-    const Index n_k = m_saved.U.rows(), d_v = m_dy.cols();
-    auto U = team.workspace().template matrix<T>(n_k, d_v + 1);
-    U = m_saved.U;
-    const Workspace::Scope scope(team.workspace());
-    auto seen = team.workspace().template matrix<double>(n_k, 1);
+  // values of U become zero that no row attends to which counts; the unit becomes that of the others
+  void leave_out_unseen(const HeadWeights<T>& weights, const Placement& keys, MatrixMap<T> U, Workspace& workspace) {
+    const Workspace::Scope scope(workspace);
+    auto seen = workspace.template matrix<double>(U.rows(), 1);
     weights.seen_by_any(
-        keys, [&](Index i, auto&& x) { x[0] = m_rows[i].counts() ? 1 : 0; }, seen, team.workspace());
+        keys, [&](Index i, auto&& x) { x[0] = m_rows[i].counts() ? 1 : 0; }, seen, workspace);
     T largest = 0;
-    for (Index j = 0; j < n_k; ++j) {
-      if (seen(j, 0) == 0) U.row(j).head(d_v).setZero();
-      largest = std::max(largest, row_size(U.row(j).data(), d_v).largest);
+    for (Index j = 0; j < U.rows(); ++j) {
+      if (seen(j, 0) == 0) U.row(j).head(m_dy.cols()).setZero();
+      largest = std::max(largest, row_size(U.row(j).data(), m_dy.cols()).largest);
     }
     m_of_values = unit_above(largest);
-    U.leftCols(d_v) /= m_of_values;
-    m_U = U.data();
   }
 
   const SavedSequence<T>& m_saved;
@@ -195,7 +205,7 @@ class GradientUnits {
   Row* m_rows;  // (n_q)
   int* m_factors;
   T *m_sizes, *m_sums;
-  T m_of_values = 1, m_of_dy = 1;
+  T m_of_values, m_of_dy = 1;
   int m_exponent = 0;
 };
 

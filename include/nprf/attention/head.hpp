@@ -75,7 +75,7 @@ class Head {
     m_features.queries(q, span_of(q_scale), A, team);
     double* e = key_features_by_row(k_seen, k_scale, B, team);
     NonFinite<T> non_finite(*m_weights, keys, B, e, team);
-    auto sizes = workspace.template vector<T>(n_k);  // |v_j|, the largest
+    auto sizes = workspace.template vector<T>(n_k);  // the largest finite |v| of each key
     const MatrixView<T> v_finite = non_finite.values(v_seen, sizes.data(), team);
     // y is in it until the end; but for rows of which no bit may depend on later values
     const T largest_value = n_k > 0 ? sizes.maxCoeff() : T(0),
@@ -186,7 +186,6 @@ class Head {
       saved->own_bound = own_bound;
       saved->condition = condition;
       saved->noise = n_q > 0 ? *std::max_element(noises, noises + n_q) : 0;
-      assign(saved->largest_values, Eigen::Map<const Vector<T>>(errors.largest_values(), n_q) / unit_of_saved);
     }
     non_finite.spread(v_seen, all_positive, y, team);
     if (n_q > 0 && n_k > 0) report.engine = product.engine();
@@ -207,14 +206,21 @@ class Head {
       saved->unseen.clear();
       for (Index j = 0; j < n_k; ++j)
         if (!seen[j]) saved->unseen.push_back(j);
+      // in the unit of all values, unless some would lose digits in it
+      T least = largest_value / unit;
+      for (const T size : sizes)
+        if (size > 0) least = std::min(least, size);
+      const T unit_of_U = least / unit_of_saved >= Limits::min() / Limits::epsilon() ? unit_of_saved : T(1),
+              to_unit = 1 / unit_of_U;
       resize(saved->U, n_k, v.cols() + 1);
-      const T to_unit = 1 / unit_of_saved;
       team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
         saved->U.block(j0, 0, rows, v.cols()) = v_scaled.middleRows(j0, rows) * to_unit;
         saved->U.block(j0, v.cols(), rows, 1).setOnes();
       });
       assign(saved->y, y * to_unit);
-      saved->unit = unit * unit_of_saved;
+      assign(saved->largest_values, Eigen::Map<const Vector<T>>(errors.largest_values(), n_q) * to_unit);
+      saved->largest_value = largest_value / unit * to_unit;
+      saved->unit = exponent_of(unit) + exponent_of(unit_of_U);
       resize(saved->mask, static_cast<Index>(mask.size()));
       std::copy(mask.begin(), mask.end(), saved->mask.data());
       saved->length = length;
@@ -252,10 +258,12 @@ class Head {
     border.setZero();
     const Index apart = saved.repaired.empty() ? 0 : n_q;
     auto A_product = workspace.template matrix<T>(apart, r), G_product = workspace.template matrix<T>(apart, d_v + 1);
+    auto sizes = workspace.template vector<T>(n_q);
+    std::copy_n(units.sizes(), n_q, sizes.data());
     if (apart > 0) {
       A_product = A;
       G_product = G;
-      for (const Index i : saved.repaired) A_product.row(i).setZero(), G_product.row(i).setZero(), units.sizes()[i] = 0;
+      for (const Index i : saved.repaired) A_product.row(i).setZero(), G_product.row(i).setZero(), sizes[i] = 0;
     }
     const double* e = saved.exponents.size() > 0 ? saved.exponents.data() : nullptr;
     // denominators are relative to the exponents as forward was: to those that a query attends to, or to the largest
@@ -264,7 +272,7 @@ class Head {
     const MatrixView<T> B = scaled ? with_exponents(saved.B, e, team) : MatrixView<T>(saved.B);
     const toeplitz::GradientChecks checks =
         product.gradients(apart > 0 ? A_product : A, B, U, taken, apart > 0 ? G_product : G,
-                          {units.sizes(), units.sums(), m_features.is_positive(), tolerance}, queries, keys,
+                          {sizes.data(), units.sums(), m_features.is_positive(), tolerance}, queries, keys,
                           {dA, dB, dU, dc}, border, team);
     if (scaled) scale_by_exponents(dB, saved.exponents, dB, team);
     const BiasGradient db_scaled{zeros(db.lags.size(), workspace), zeros(db.border.size(), workspace)};
@@ -282,7 +290,7 @@ class Head {
       auto y_scaled = workspace.template matrix<T>(n_q, d_v), dy_scaled = workspace.template matrix<T>(n_q, d_v);
       for (const Index i : saved.repaired) {
         y_scaled.row(i) = saved.y.row(i) / units.of_values();
-        dy_scaled.row(i) = dy.row(i) / unit_above(row_size(dy.row(i).data(), d_v).largest);
+        dy_scaled.row(i) = dy.row(i) / units.of_dy(i);
       }
       const MatrixView<T> q = saved.q, k = saved.k;
       by_logs = RowRepair<T>(saved.repaired, *m_weights, keys, m_features, {q, k, {}, {}}, A, saved.B, e, team)

@@ -180,7 +180,8 @@ class HeadWeights {
     }
   }
 
-  /// Whether each query (n_q) sees any of the keys, and whether any query sees each of the keys (n_k).
+  /// Whether each query (n_q) sees any of the keys, and whether any query sees each of the keys (n_k). O(n) where the
+  /// lags that are seen have no gaps, log n a token where slots have some; else as any_seen().
   void sees_any(const Placement& keys, bool* sees, Workspace& workspace) const {
     if (is_one_run(keys)) return any_in_run(m_queries.slots, keys.slots, m_visible.longest_run(), sees);
     const Workspace::Scope scope(workspace);

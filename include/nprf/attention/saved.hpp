@@ -20,11 +20,13 @@ struct SavedSequence {
   Matrix<T> q, k;                                  // (n_q,d) (n_k,d)  normalised
   Vector<T> q_scale, k_scale;                      // (n_q) (n_k)
   std::vector<Index> lifted_queries, lifted_keys;  // rows that are too short for a factor (lifted_rows.hpp)
-  Matrix<T> A, B, U;                               // (n_q,r) (n_k,r) (n_k,d_v+1), which is [v 1]
+  Matrix<T> A, B, U;                               // (n_q,r) (n_k,r) (n_k,d_v+1): [v 1], 0 for v that is not finite
   Vector<double> exponents;                        // of the rows of B (shapes.hpp); empty: none
   bool rows_have_exponents = false;                // denominators are relative to those that a query attends to
   Matrix<T> y;                                     // (n_q,d_v)
-  T unit = 1;                                      // of v, y and the largest values: no value is above 1 in it
+  int unit = 0;                                    // 2^unit is that of v, y and the largest values
+  T largest_value = 0;                             // of U, 1 at most unless values are so far apart that some would
+                                                   // lose digits (below 2 in the last binade)
   Vector<T> denominator;                           // (n_q), 0 for rows that are empty, or were computed one by one
   Vector<T> largest_values;                        // (n_q), the largest |v| that each query attends to
   std::vector<Index> repaired;                     // the rows computed by themselves

@@ -21,7 +21,8 @@ constexpr T power_of_two(int exponent) {
   return std::bit_cast<T>(static_cast<Bits>(exponent + Limits::max_exponent - 1) << (Limits::digits - 1));
 }
 
-/// floor(log2 x) of a positive normal number, as finite units are; less than any normal number's for a subnormal one.
+/// floor(log2 x) of a positive normal number, as finite units are; less than that of any normal number for a subnormal
+/// one, and more for infinity. For no negative number.
 template <Real T>
 constexpr int exponent_of(T x) {
   using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;
@@ -41,7 +42,7 @@ T unit_of(T largest) {
 }
 
 /// x *= 2^exponent, a number or a row, whatever the exponent: in steps of one sign, between which nothing overflows or
-/// loses digits that the last does not. There is more than one only where 2^exponent is no number of T.
+/// loses digits that the last does not. There is one step where |exponent| <= max_exponent - 2.
 template <Real T, class X>
 void scale_by_power_of_two(int exponent, X&& x) {
   constexpr int most = std::numeric_limits<T>::max_exponent - 2;

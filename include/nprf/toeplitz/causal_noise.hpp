@@ -5,6 +5,7 @@
 #include <new>
 
 #include "nprf/core/shapes.hpp"
+#include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/causal_levels.hpp"
 #include "nprf/toeplitz/key_exponents.hpp"
@@ -26,8 +27,8 @@ struct BlockNorms {
     return all;
   }
 
-  /// Block k of the first level has the rows of X (n,r) that stand in its slots, the first of which has place `first`:
-  /// each times the factor of its place, with its size.
+  /// Adds to block k, of the first level, the rows of X (n,r) whose places lie in it: slot s has place first + s. Each
+  /// counts times the factor of its place, with its size. O(128 r).
   template <Real T>
   void measure(Index k, const MatrixView<T>& X, const Slots& slots, Index first, const T* factors,
                const T* sizes) const {

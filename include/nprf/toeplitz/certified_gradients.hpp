@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <span>
 
 #include "nprf/core/pack.hpp"
@@ -19,8 +18,9 @@
 
 namespace nprf::toeplitz {
 
-/// What the rounding of gradients is measured by. Every entry of G is at most 1 in size, and its last column, beside
-/// U's ones, at most s_i. Then for features of one sign, with K_j and S_l as in GradientSizes,
+/// What the rounding of gradients is measured by, of an engine that has noise. Every entry of G is at most 1 in size,
+/// and its last column, beside U's ones, at most s_i. Then for features of one sign, with K_j and S_l as in
+/// GradientSizes,
 ///
 ///     dA_i: sum_r |A_ir dA_ir| <= rows_i s_i    dB_j: sum_r |B_jr dB_jr| <= 2 K_j
 ///     dU_j: <= K_j                              c_l dc_l: <= 2 c_l S_l

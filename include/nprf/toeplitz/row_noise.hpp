@@ -68,9 +68,9 @@ class SignalNorms {
   SignalNorms(Index r, Workspace& workspace) : m_ones(zeros(r, workspace)), m_sized(zeros(r, workspace)) {}
 
   static Row row(Index r, Workspace& workspace) {
-    Row zeros(workspace.take<double>(r), r);
-    zeros.setZero();
-    return zeros;
+    Row x(workspace.take<double>(r), r);
+    x.setZero();
+    return x;
   }
 
   /// Keys begin..end-1 more: factor(j) times row j of B (n,r), with size(j).
@@ -120,14 +120,15 @@ class SignalNorms {
       square += factor * factor * other.square;
       max = max.max(factor * other.max);
     }
-    // to them from some of them, and back
-    template <class Some>
-    void read(const Some& from, Index r) {
+    // copies the columns from r on out of those of all features
+    template <class All>
+    void read(const All& from, Index r) {
       constexpr int columns = Numbers::ColsAtCompileTime;
       one = from.one.template segment<columns>(r);
       square = from.square.template segment<columns>(r);
       max = from.max.template segment<columns>(r);
     }
+    // and puts them back
     template <int columns>
     void write(const Of<Eigen::Array<double, 1, columns>>& from, Index r) {
       one.template segment<columns>(r) = from.one;
@@ -175,7 +176,8 @@ class SignalNorms {
   double m_largest_size = 0;
 };
 
-/// The largest of B and of the sizes, 1 for zeros: relative to them no square overflows, and they have an inverse.
+/// The largest of B and of the sizes, but no less than 2^-1000, whose inverse is finite; 1 for zeros. Relative to them
+/// no square overflows.
 struct SignalScale {
   template <Real T>
   SignalScale(const MatrixView<T>& B_, const T* sizes)
