@@ -206,6 +206,16 @@ TEMPLATE_TEST_CASE("certified gradients: none that counts is recomputed where no
   }
 }
 
+TEMPLATE_TEST_CASE("certified gradients: keys are measured by norms of features whose sum is nothing", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  Case<T> x(170, 150, hostile_biases()[0], 150);
+  x.x.all_positive = false;
+  x.x.A.col(1) = -x.x.A.col(0), x.x.A.col(3) = -x.x.A.col(2);
+  x.settle();
+  for (const Engine engine : noisy_engines()) CHECK(x.find(engine, tolerance_of<T>).checks.keys == 0);
+}
+
 TEMPLATE_TEST_CASE("certified gradients: few that are lost are recomputed alone", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 300, few = 10;
