@@ -88,7 +88,7 @@ TEMPLATE_TEST_CASE("gradients have no size at which values or dy are too small o
     };
     const Gradients<T> expected = gradients(v, dy);
     const auto is_near = [&](const Matrix<T>& got, const Matrix<T>& to) {
-      return (got - to).cwiseAbs().maxCoeff() <= (sizeof(T) == 4 ? T(1e-3) : T(1e-9)) * to.cwiseAbs().maxCoeff();
+      return (got - to).cwiseAbs().maxCoeff() <= static_cast<T>(10 * default_tolerance<T>) * to.cwiseAbs().maxCoeff();
     };
     // block_causal knows of no unit of values that come later
     for (const int of_v : {engine == Engine::block_causal ? Limits::min_exponent + Limits::digits : least, 0, most}) {

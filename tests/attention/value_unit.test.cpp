@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/attention/value_unit.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 
 #include "support/catch.hpp"
@@ -41,6 +43,23 @@ TEMPLATE_TEST_CASE("a unit is the power of two above, and of 0 it is 1", "[atten
   using T = TestType;
   CHECK(unit_above(T(5)) == 8);
   CHECK(unit_above(T(0)) == 1);
+}
+
+TEMPLATE_TEST_CASE("values that are too far apart for one unit have none", "[attention]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  using Limits = std::numeric_limits<T>;
+  const T least = Limits::min() / Limits::epsilon();
+  const auto unit = [](std::initializer_list<T> sizes) {
+    Vector<T> x(static_cast<Index>(sizes.size()));
+    std::copy(sizes.begin(), sizes.end(), x.begin());
+    return unit_that_keeps_digits<T>(x);
+  };
+  CHECK(unit({}) == 1);
+  CHECK(unit({0, 0}) == 1);
+  CHECK(unit({0, 3, 100}) == 128);
+  CHECK(unit({least * 128, 100, 0}) == 128);
+  CHECK(unit({100, least * 127}) == 1);
+  CHECK(unit({Limits::denorm_min()}) == unit_above(Limits::denorm_min()));
 }
 
 TEMPLATE_TEST_CASE("values have a unit where they are extreme alone", "[attention]", NPRF_TEST_SCALARS) {

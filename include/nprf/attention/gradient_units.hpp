@@ -32,12 +32,12 @@ enum class SummedBy : char { transforms, tiles };
 template <Real T>
 class GradientUnits {
  public:
-  /// Of the rows that have a gradient, each added up `by` (n_q), and of the values that those attend to whose gradient
-  /// is finite; other rows of values become zero where they are far larger, and the unit is that of the values that are
-  /// left. Refers to what was saved and to dy (n_q,d_v), and lies in the team's workspace. O(n_q (r + d_v)), and n_k
-  /// d_v and n log n where values are far apart.
-  GradientUnits(const SavedSequence<T>& saved, const MatrixView<T>& dy, const SummedBy* by,
-                const HeadWeights<T>& weights, const Placement& keys, const Team& team)
+  /// Of the rows that have a gradient, added up `by` such (repaired ones by tiles), and of the values that those attend
+  /// to whose gradient is finite; other rows of values become zero where they are far larger, and the unit is that of
+  /// the values that are left. Refers to what was saved and to dy (n_q,d_v), and lies in the team's workspace. O(n_q (r
+  /// + d_v)), and n_k d_v and n log n where values are far apart.
+  GradientUnits(const SavedSequence<T>& saved, const MatrixView<T>& dy, SummedBy by, const HeadWeights<T>& weights,
+                const Placement& keys, const Team& team)
       : m_saved(saved),
         m_dy(dy),
         m_by(by),
@@ -100,6 +100,7 @@ class GradientUnits {
     T largest_dy;  // of those that are finite
     int of_dy;     // the exponent of a unit above it
     bool is_finite, has_weights, has_gradient;
+    SummedBy by;
 
     bool counts() const { return has_weights && is_finite && largest_dy > 0; }
   };
@@ -110,7 +111,7 @@ class GradientUnits {
       for (Index i = i0; i < i0 + count; ++i)
         if (which(i)) set_gradient(i);
     });
-    for (const Index i : m_saved.repaired) m_rows[i].has_weights = true;
+    for (const Index i : m_saved.repaired) m_rows[i].has_weights = true, m_rows[i].by = SummedBy::tiles;
   }
 
   // G_i, with its factor, size and sum as if the unit of dy_i were that of all
@@ -129,7 +130,8 @@ class GradientUnits {
     const T dy_y = dots.sum();
     T sum = sizes.sum(), of_ones = std::abs(dy_y), of_values = m_saved.largest_values[i] / m_of_values;
     Row& row = m_rows[i];
-    row = {of_row.largest, exponent_of(unit_of_dy), std::isfinite(sum + of_ones), D != 0 && std::isfinite(D), false};
+    row = {
+        of_row.largest, exponent_of(unit_of_dy), std::isfinite(sum + of_ones), D != 0 && std::isfinite(D), false, m_by};
     m_factors[i] = 0;
     m_sizes[i] = m_sums[i] = 0;
     T* g = m_G.row(i).data();
@@ -167,7 +169,7 @@ class GradientUnits {
     const int of_dy = row.of_dy - exponent_of(m_of_dy);
     m_factors[i] += of_dy;
     scale_by_power_of_two<T>(of_dy, m_sums[i]);
-    if (m_by[i] == SummedBy::tiles && m_factors[i] > 0) {
+    if (row.by == SummedBy::tiles && m_factors[i] > 0) {
       const T largest = row_size(m_saved.A.row(i).data(), m_A.cols()).largest;
       const int lifted =
           std::clamp(exponent_of(unit_above(largest)) + m_factors[i], 0, std::min(m_factors[i], most_lifted));
@@ -199,7 +201,7 @@ class GradientUnits {
 
   const SavedSequence<T>& m_saved;
   const MatrixView<T>& m_dy;
-  const SummedBy* m_by;
+  SummedBy m_by;
   MatrixMap<T> m_A, m_G;
   const T* m_U;
   Row* m_rows;  // (n_q)

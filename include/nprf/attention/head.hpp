@@ -206,12 +206,7 @@ class Head {
       saved->unseen.clear();
       for (Index j = 0; j < n_k; ++j)
         if (!seen[j]) saved->unseen.push_back(j);
-      // in the unit of all values, unless some would lose digits in it
-      T least = largest_value / unit;
-      for (const T size : sizes)
-        if (size > 0) least = std::min(least, size);
-      const T unit_of_U = least / unit_of_saved >= Limits::min() / Limits::epsilon() ? unit_of_saved : T(1),
-              to_unit = 1 / unit_of_U;
+      const T unit_of_U = unit_that_keeps_digits<T>(sizes), to_unit = 1 / unit_of_U;
       resize(saved->U, n_k, v.cols() + 1);
       team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
         saved->U.block(j0, 0, rows, v.cols()) = v_scaled.middleRows(j0, rows) * to_unit;
@@ -243,10 +238,8 @@ class Head {
     // only the engine that saved exponents knows them
     const toeplitz::BorderedProduct<T>& product =
         saved.rows_have_exponents ? m_weights->product() : m_weights->product(keys, workspace);
-    auto* by = workspace.take<SummedBy>(n_q);
-    std::fill_n(by, n_q, product.has_noise() ? SummedBy::transforms : SummedBy::tiles);
-    for (const Index i : saved.repaired) by[i] = SummedBy::tiles;
-    const GradientUnits<T> units(saved, dy, by, *m_weights, keys, team);
+    const GradientUnits<T> units(saved, dy, product.has_noise() ? SummedBy::transforms : SummedBy::tiles, *m_weights,
+                                 keys, team);
     const MatrixView<T> A = units.A(), G = units.G(), U = units.U();
     const NonFiniteGradients<T> non_finite(
         *m_weights, keys, units.G(), [&](Index i) { return units.is_finite(i); }, team);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "nprf/core/pack.hpp"
 #include "nprf/core/power_of_two.hpp"
@@ -47,6 +48,17 @@ template <Real T>
 T extreme_unit(T largest) {
   const T unit = unit_above(largest);
   return unit > most_apart<T> || unit * most_apart<T> < 1 ? unit : T(1);
+}
+
+/// The same of values whose rows have these sizes (n_k), if no row loses digits in it; else 1.
+template <Real T>
+T unit_that_keeps_digits(const Eigen::Ref<const Vector<T>>& sizes) {
+  using Limits = std::numeric_limits<T>;
+  T least = Limits::max(), largest = 0;
+  for (const T size : sizes)
+    if (size > 0) least = std::min(least, size), largest = std::max(largest, size);
+  const T unit = unit_above(largest);
+  return least / unit >= Limits::min() / Limits::epsilon() ? unit : T(1);
 }
 
 /// v / unit (n_k,d_v): v itself, or a copy in the team's workspace.

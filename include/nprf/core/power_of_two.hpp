@@ -13,21 +13,26 @@
 /// Powers of two, from their bits: what is multiplied by one loses no digit.
 namespace nprf {
 
+namespace detail {
+
+template <Real T>
+using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;
+
+}  // namespace detail
+
 /// 2^exponent, a normal number.
 template <Real T>
 constexpr T power_of_two(int exponent) {
-  using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;
   using Limits = std::numeric_limits<T>;
-  return std::bit_cast<T>(static_cast<Bits>(exponent + Limits::max_exponent - 1) << (Limits::digits - 1));
+  return std::bit_cast<T>(static_cast<detail::Bits<T>>(exponent + Limits::max_exponent - 1) << (Limits::digits - 1));
 }
 
 /// floor(log2 x) of a positive normal number, as finite units are; less than that of any normal number for a subnormal
 /// one, and more for infinity. For no negative number.
 template <Real T>
 constexpr int exponent_of(T x) {
-  using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;
   using Limits = std::numeric_limits<T>;
-  return static_cast<int>(std::bit_cast<Bits>(x) >> (Limits::digits - 1)) - (Limits::max_exponent - 1);
+  return static_cast<int>(std::bit_cast<detail::Bits<T>>(x) >> (Limits::digits - 1)) - (Limits::max_exponent - 1);
 }
 
 /// The unit of numbers whose largest size this is: a power of two, and the size divided by it is between 1/2 and 1

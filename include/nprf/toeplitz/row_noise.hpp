@@ -120,20 +120,13 @@ class SignalNorms {
       square += factor * factor * other.square;
       max = max.max(factor * other.max);
     }
-    // copies the columns from r on out of those of all features
-    template <class All>
-    void read(const All& from, Index r) {
-      constexpr int columns = Numbers::ColsAtCompileTime;
-      one = from.one.template segment<columns>(r);
-      square = from.square.template segment<columns>(r);
-      max = from.max.template segment<columns>(r);
-    }
-    // and puts them back
+    // those of the features from r on
     template <int columns>
-    void write(const Of<Eigen::Array<double, 1, columns>>& from, Index r) {
-      one.template segment<columns>(r) = from.one;
-      square.template segment<columns>(r) = from.square;
-      max.template segment<columns>(r) = from.max;
+    void add(const Of<Eigen::Array<double, 1, columns>>& some, Index r) {
+      one.template segment<columns>(r) += some.one;
+      square.template segment<columns>(r) += some.square;
+      auto all = max.template segment<columns>(r);
+      all = all.max(some.max);
     }
     // |x_r|_2, or what it is at most
     auto two() const {
@@ -160,16 +153,14 @@ class SignalNorms {
   template <int columns, Real T, class Factor, class Size>
   void add_columns(const MatrixView<T>& B, Index r, Index begin, Index end, Factor&& factor, Size&& size) {
     using Some = Eigen::Array<double, 1, columns>;
-    Of<Some> ones, sized;
-    ones.read(m_ones, r);
-    sized.read(m_sized, r);
+    Of<Some> ones{Some::Zero(), Some::Zero(), Some::Zero()}, sized = ones;
     for (Index j = begin; j < end; ++j) {
       const Some b = B.row(j).template segment<columns>(r).array().abs().template cast<double>() * factor(j);
       ones.add(b);
       sized.add(Some(size(j) * b));
     }
-    m_ones.write(ones, r);
-    m_sized.write(sized, r);
+    m_ones.add(ones, r);
+    m_sized.add(sized, r);
   }
 
   Of<Row> m_ones, m_sized;
