@@ -130,6 +130,40 @@ TEMPLATE_TEST_CASE("small features beside large ones overflow no gradient", "[at
   CHECK((g.keys.allFinite() && g.values.isApprox((Matrix<T>::Ones(3, 1) * dy) / T(3))));
 }
 
+TEST_CASE("small weights beside large features of a map without factors lose no gradient", "[attention]") {
+  // later rows see their keys by small weights alone, and those of the second half see far smaller values
+  const Index n = 160, d = 4, half = 100, near = 8;
+  Mask mask(n);
+  for (Index j = 0; j < n; ++j) mask[j] = j % half < near;
+  const CallOptions call{.key_mask = view(mask)};
+  const Matrix<float> dy = normal<float>(n, 3, 6);
+  for (const float of_features : {1.0f, 1e9f})
+    for (const float depth : {40.0f, 60.0f, 72.0f, 83.0f}) {
+      Tokens<float> x = random_tokens<float>(n, n, d, 3);
+      x.q = of_features * x.q.cwiseAbs(), x.k = of_features * x.k.cwiseAbs();
+      x.v.bottomRows(n - half) *= 1e-9f;
+      Vector<float> table(2 * n - 1);
+      for (Index lag = 1 - n; lag < n; ++lag)
+        table[n - 1 + lag] = lag > -near ? 0 : lag > -half / 2 ? -depth : -std::numeric_limits<float>::infinity();
+      const auto by = [&]<class T>(const Tokens<T>& tokens, const Matrix<T>& of_rows, Engine engine) {
+        const Attention attention(EluFeatures<T>(d), RelativePosition<T>(Vector<T>(table.cast<T>())),
+                                  {.direction = Direction::causal, .engine = engine});
+        Saved<T> saved;
+        attention.forward(tokens.q, tokens.k, tokens.v, saved, call);
+        return attention.backward(saved, of_rows);
+      };
+      const Gradients<double> expected = by(in_double(x), Matrix<double>(dy.cast<double>()), Engine::direct);
+      for (const Engine engine : engines()) {
+        const Gradients<float> g = by(x, dy, engine);
+        INFO(name(engine) << ", features of " << of_features << ", weights of exp(-" << depth << ")");
+        for (Index j = 0; j < n; ++j) {
+          CHECK(g.keys.row(j).cast<double>().isApprox(expected.keys.row(j), default_tolerance<float>));
+          CHECK(g.values.row(j).cast<double>().isApprox(expected.values.row(j), default_tolerance<float>));
+        }
+      }
+    }
+}
+
 TEMPLATE_TEST_CASE("gradients of hostile inputs are within their bound, by any engine", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
