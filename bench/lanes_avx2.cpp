@@ -8,7 +8,7 @@
 #include "bench/support/problem.hpp"
 #include "bench/support/race.hpp"
 #include "bench/support/row.hpp"
-#include "bench/toeplitz/bare_fftw.hpp"
+#include "bench/toeplitz/fftw/bare_fftw.hpp"
 
 int main(int argc, char** argv) {
   using namespace nprf;

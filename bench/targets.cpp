@@ -14,7 +14,7 @@
 #include "bench/support/positions.hpp"
 #include "bench/support/race.hpp"
 #include "bench/support/row.hpp"
-#include "bench/toeplitz/bare_fftw.hpp"
+#include "bench/toeplitz/fftw/bare_fftw.hpp"
 
 namespace nprf::bench {
 namespace {

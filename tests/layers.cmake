@@ -1,26 +1,72 @@
 # SPDX-License-Identifier: MIT
 #
-# Includes point down, or sideways within a folder: cmake -D INCLUDE=<dir> -P layers.cmake
+# A header includes headers of its own room and of lower levels: cmake -D INCLUDE=<dir> -P layers.cmake
 
-set(level_config.hpp 0)
-set(level_core 1)
-foreach(folder fft feature_map normalize position)
-  set(level_${folder} 2)
+# a room is a folder, without what is listed by itself
+set(levels
+  "config.hpp"
+  "core"
+  "fft feature_map normalize position"
+  "toeplitz/gradients.hpp"
+  "toeplitz/direct toeplitz/fft"
+  "toeplitz/banded toeplitz/block_causal toeplitz/fftw"
+  "toeplitz/plan"
+  "toeplitz/product.hpp"
+  "toeplitz/recompute"
+  "toeplitz"
+  "attention/options.hpp"
+  "attention/segments.hpp"
+  "attention/saved.hpp"
+  "attention/weights"
+  "attention/scaling"
+  "attention/fallback"
+  "attention/head.hpp"
+  "attention/batch"
+  "attention"
+  "multi_head reference"
+  "cuda/model.hpp cuda/device"
+  "cuda/fft cuda/position cuda/toeplitz/direct"
+  "cuda/toeplitz/banded cuda/toeplitz/fft cuda/error_bound"
+  "cuda/toeplitz"
+  "cuda/toeplitz/backward cuda/feature_map"
+  "cuda/attention"
+  "cuda/plan"
+  "instances.hpp"
+  "nprf.hpp cuda.hpp")
+
+set(level 0)
+foreach(rooms ${levels})
+  string(REPLACE " " ";" rooms ${rooms})
+  foreach(room ${rooms})
+    if(NOT EXISTS ${INCLUDE}/nprf/${room})
+      message(FATAL_ERROR "${room} has a level, but does not exist")
+    endif()
+    set(level_${room} ${level})
+  endforeach()
+  math(EXPR level "${level} + 1")
 endforeach()
-set(level_toeplitz 3)
-set(level_attention 4)
-set(level_reference 4)
-set(level_multi_head 5)
-set(level_streaming 5)
-foreach(folder cuda mpi torch)
-  set(level_${folder} 6)
-endforeach()
+
+# the innermost room with a level that a header is in, or nothing
+function(find_room header result)
+  set(room ${header})
+  while(room AND NOT DEFINED level_${room})
+    if(NOT room MATCHES "/")
+      set(room "")
+    endif()
+    string(REGEX REPLACE "/[^/]*$" "" room "${room}")
+  endwhile()
+  set(${result} "${room}" PARENT_SCOPE)
+endfunction()
 
 set(errors "")
 set(checked 0)
 file(GLOB_RECURSE headers RELATIVE ${INCLUDE}/nprf ${INCLUDE}/nprf/*.hpp ${INCLUDE}/nprf/*.cuh)
 foreach(header ${headers})
-  string(REGEX REPLACE "/.*" "" folder ${header})
+  find_room(${header} room)
+  if(NOT room)
+    list(APPEND errors "${header} is in no room that has a level")
+    continue()
+  endif()
   file(STRINGS ${INCLUDE}/nprf/${header} includes REGEX "^#include")
   foreach(include ${includes})
     if(include MATCHES "\"[.][.]?/")
@@ -28,30 +74,24 @@ foreach(header ${headers})
     elseif(include MATCHES "<fftw3.h>" AND NOT header STREQUAL "fft/fftw.hpp")
       list(APPEND errors "${header} includes fftw3.h, which only fft/fftw.hpp does")
     endif()
-    if(NOT include MATCHES "[<\"]nprf/")
+    if(NOT include MATCHES "[<\"]nprf/([^\">]+)")
       continue()
     endif()
-    string(REGEX REPLACE ".*[<\"]nprf/([^/\">]+).*" "\\1" target ${include})
+    set(target ${CMAKE_MATCH_1})
     math(EXPR checked "${checked} + 1")
-    if(header MATCHES "^(nprf|instances).hpp$")
-      if(target MATCHES "^(cuda|mpi|torch)")
-        list(APPEND errors "${header} includes ${target}")
-      endif()
-      continue()
-    elseif(header STREQUAL "cuda.hpp")
-      continue()
-    elseif(header MATCHES "[.]cuh$" AND NOT include MATCHES "nprf/(cuda/|core/(engine|error)[.]hpp|fft/length[.]hpp)" OR
-           folder STREQUAL "cuda" AND include MATCHES "cuda/models[.]hpp")
-      list(APPEND errors "${header}: ${include}, but device code knows of no matrix library")
+    find_room(${target} target_room)
+    if(NOT target_room)
+      list(APPEND errors "${header} includes ${target}, which is in no room that has a level")
+    elseif(NOT room STREQUAL target_room AND NOT level_${target_room} LESS level_${room})
+      list(APPEND errors "${header} includes ${target}, which is not below ${room}")
     endif()
-    if(NOT DEFINED level_${folder} OR NOT DEFINED level_${target})
-      list(APPEND errors "${header}: ${folder} or ${target} has no level")
-    elseif(NOT folder STREQUAL target)
-      if(NOT level_${target} LESS level_${folder} AND NOT (folder STREQUAL "reference" AND target STREQUAL "attention"))
-        list(APPEND errors "${header} includes ${target}, which is not below ${folder}")
-      elseif(target STREQUAL "reference")
-        list(APPEND errors "${header} includes reference, which only the umbrella does")
-      endif()
+    if(target_room STREQUAL "reference" AND NOT room MATCHES "^(reference|nprf.hpp)$")
+      list(APPEND errors "${header} includes ${target}, which only nprf.hpp does")
+    elseif(target MATCHES "^cuda" AND room MATCHES "^(nprf|instances).hpp$")
+      list(APPEND errors "${header} includes ${target}")
+    elseif(header MATCHES "[.]cuh$" AND NOT target MATCHES "^(cuda/|core/(engine|error)[.]hpp|fft/length[.]hpp)" OR
+           header MATCHES "^cuda/" AND target STREQUAL "cuda/plan/model_of.hpp")
+      list(APPEND errors "${header} includes ${target}, but device code is compiled without a matrix library")
     endif()
   endforeach()
 endforeach()
@@ -61,6 +101,6 @@ if(checked EQUAL 0)
 endif()
 if(errors)
   list(JOIN errors "\n  " errors)
-  message(FATAL_ERROR "includes that do not point down:\n  ${errors}")
+  message(FATAL_ERROR "includes that break the order of tests/layers.cmake:\n  ${errors}")
 endif()
-message("${checked} includes point down")
+message("${checked} includes are in order")

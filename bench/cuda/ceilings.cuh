@@ -6,7 +6,7 @@
 #include <mma.h>
 
 #include "bench/cuda/clock.cuh"
-#include "nprf/cuda/runtime.hpp"
+#include "nprf/cuda/device/runtime.hpp"
 
 /// What a device can do at most, measured: the floor under any engine's time.
 namespace nprf::bench {

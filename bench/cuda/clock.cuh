@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "nprf/cuda/runtime.hpp"
+#include "nprf/cuda/device/runtime.hpp"
 
 namespace nprf::bench {
 

@@ -4,7 +4,7 @@
 #include <benchmark/benchmark.h>
 
 #include "bench/support/problem.hpp"
-#include "bench/toeplitz/bare_fftw.hpp"
+#include "bench/toeplitz/fftw/bare_fftw.hpp"
 
 /// What several Google Benchmark programs share.
 namespace nprf::bench {

@@ -8,9 +8,9 @@
     "nprf/cuda.hpp is for programs that are compiled with CUDA: link the CMake target nprf::cuda, which defines NPRF_ENABLE_CUDA"
 #else
 
-#include "nprf/cuda/attend.cuh"
-#include "nprf/cuda/device_matrix.hpp"
-#include "nprf/cuda/models.hpp"
-#include "nprf/cuda/plan.cuh"
+#include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/plan/attention_plan.cuh"
+#include "nprf/cuda/plan/host_attention.cuh"
+#include "nprf/cuda/plan/model_of.hpp"
 
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "nprf/attention/batch.hpp"
+#include "nprf/attention/batch/batch.hpp"
 #include "nprf/config.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "nprf/core/types.hpp"
-#include "nprf/cuda/device_matrix.hpp"
-#include "nprf/cuda/runtime.hpp"
+#include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/runtime.hpp"
 
 namespace nprf::test {
 

@@ -9,8 +9,8 @@
 
 #include "cuda/device_array.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/cuda/banded.cuh"
-#include "nprf/cuda/direct.cuh"
+#include "nprf/cuda/toeplitz/banded/kernel.cuh"
+#include "nprf/cuda/toeplitz/direct/kernel.cuh"
 
 namespace nprf::test {
 

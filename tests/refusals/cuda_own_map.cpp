@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // expected: nprf: on a GPU the feature map must be one of nprf's own
-#include "nprf/cuda/models.hpp"
+#include "nprf/cuda/plan/model_of.hpp"
 
 using namespace nprf;
 

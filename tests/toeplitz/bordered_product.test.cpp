@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "nprf/toeplitz/certified_gradients.hpp"
+#include "nprf/toeplitz/recompute/checked_gradients.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"

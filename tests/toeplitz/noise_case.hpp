@@ -11,7 +11,7 @@
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/toeplitz/gradient_noise.hpp"
+#include "nprf/toeplitz/fft/backward_error_bound.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/product.hpp"
 #include "support/product.hpp"

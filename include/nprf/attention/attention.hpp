@@ -7,10 +7,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "nprf/attention/batch.hpp"
+#include "nprf/attention/batch/batch.hpp"
+#include "nprf/attention/batch/head_matrices.hpp"
+#include "nprf/attention/batch/head_models.hpp"
 #include "nprf/attention/head.hpp"
-#include "nprf/attention/head_matrices.hpp"
-#include "nprf/attention/head_models.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/mixed_scalars.hpp"

@@ -6,15 +6,15 @@
 #include <limits>
 #include <span>
 
-#include "nprf/attention/gradient_units.hpp"
-#include "nprf/attention/head_weights.hpp"
-#include "nprf/attention/non_finite.hpp"
-#include "nprf/attention/non_finite_gradients.hpp"
+#include "nprf/attention/fallback/non_finite.hpp"
+#include "nprf/attention/fallback/non_finite_gradients.hpp"
+#include "nprf/attention/fallback/row_error_bound.hpp"
+#include "nprf/attention/fallback/row_recompute.hpp"
 #include "nprf/attention/options.hpp"
-#include "nprf/attention/row_errors.hpp"
-#include "nprf/attention/row_repair.hpp"
 #include "nprf/attention/saved.hpp"
-#include "nprf/attention/value_unit.hpp"
+#include "nprf/attention/scaling/gradient_scaling.hpp"
+#include "nprf/attention/scaling/value_scaling.hpp"
+#include "nprf/attention/weights/head_weights.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/resize.hpp"
@@ -22,7 +22,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/normalize/lifted_rows.hpp"
-#include "nprf/toeplitz/key_exponents.hpp"
+#include "nprf/toeplitz/block_causal/running_key_max.hpp"
 
 namespace nprf {
 

@@ -30,11 +30,12 @@ struct SavedSequence {
   Vector<T> denominator;                           // (n_q), 0 for rows that are empty, or were computed one by one
   Vector<T> largest_values;                        // (n_q), the largest |v| that each query attends to
   std::vector<Index> repaired;                     // the rows computed by themselves
-  double own_bound = 0, condition = 0;             // the largest of rows, transforms' rounding apart (row_errors.hpp)
-  double noise = 0;                                // what that is, the largest of rows that were not repaired
-  std::vector<Index> unseen;                       // the keys that no query sees
-  Eigen::Array<bool, Eigen::Dynamic, 1> mask;      // of all keys; empty: none is masked
-  Index length = 0;                                // keys from there on are padding
+  double own_bound = 0,
+         condition = 0;       // the largest of rows, transforms' rounding apart (fallback/row_error_bound.hpp)
+  double noise = 0;           // what that is, the largest of rows that were not repaired
+  std::vector<Index> unseen;  // the keys that no query sees
+  Eigen::Array<bool, Eigen::Dynamic, 1> mask;  // of all keys; empty: none is masked
+  Index length = 0;                            // keys from there on are padding
 };
 
 /// What forward keeps for backward: O(n (d + r + d_v)) memory a head. Opaque; may be used again for another call.

@@ -7,8 +7,8 @@
 
 #include "nprf/core/engine.hpp"
 
-/// What an attention is, in plain numbers: of a CPU's attention by model_of (models.hpp), for an AttentionPlan
-/// (plan.cuh). It knows of no matrix library, so that device code is compiled without one.
+/// What an attention is, in plain numbers: of a CPU's attention by model_of (plan/model_of.hpp), for an AttentionPlan
+/// (plan/attention_plan.cuh). It knows of no matrix library, so that device code is compiled without one.
 namespace nprf::cuda {
 
 enum class FeatureKind { positive, hyperbolic, trigonometric, elu };

@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "nprf/attention/head_matrices.hpp"
+#include "nprf/attention/batch/head_matrices.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 

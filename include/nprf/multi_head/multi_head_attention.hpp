@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "nprf/attention/batch.hpp"
-#include "nprf/attention/head_models.hpp"
+#include "nprf/attention/batch/batch.hpp"
+#include "nprf/attention/batch/head_models.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/error.hpp"

@@ -8,9 +8,9 @@
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/toeplitz/certified_gradients.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/product.hpp"
+#include "nprf/toeplitz/recompute/checked_gradients.hpp"
 
 namespace nprf::toeplitz {
 
@@ -95,7 +95,8 @@ class BorderedProduct {
   }
 
   /// The gradients for G (n_q,p) = dL/dY: out.dc of the lags, and those of the border added to `border` (E,E+2). Those
-  /// that the rounding of transforms may spoil are recomputed (certified_gradients.hpp); the measure is of all queries.
+  /// that the rounding of transforms may spoil are recomputed (recompute/checked_gradients.hpp); the measure is of all
+  /// queries.
   GradientChecks gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U,
                            const double* exponents, const MatrixView<T>& G, const GradientMeasure<T>& by,
                            const Placement& q, const Placement& k, GradientRefs<T> out, MatrixMap<T> border,

@@ -9,7 +9,7 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/gradients.hpp"
-#include "nprf/toeplitz/planner.hpp"
+#include "nprf/toeplitz/plan/planner.hpp"
 #include "nprf/toeplitz/product.hpp"
 
 namespace nprf::toeplitz {

@@ -10,15 +10,15 @@
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/toeplitz/banded.hpp"
-#include "nprf/toeplitz/block_causal.hpp"
-#include "nprf/toeplitz/direct.hpp"
-#include "nprf/toeplitz/fftw.hpp"
-#include "nprf/toeplitz/gradient_noise.hpp"
+#include "nprf/toeplitz/banded/engine.hpp"
+#include "nprf/toeplitz/block_causal/engine.hpp"
+#include "nprf/toeplitz/direct/engine.hpp"
+#include "nprf/toeplitz/fft/backward_error_bound.hpp"
+#include "nprf/toeplitz/fft/engine.hpp"
+#include "nprf/toeplitz/fft/error_bound.hpp"
+#include "nprf/toeplitz/fftw/engine.hpp"
 #include "nprf/toeplitz/gradients.hpp"
-#include "nprf/toeplitz/lanes.hpp"
-#include "nprf/toeplitz/planner.hpp"
-#include "nprf/toeplitz/row_noise.hpp"
+#include "nprf/toeplitz/plan/planner.hpp"
 
 /// The one product under every attention and every gradient:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
 ///
@@ -112,7 +112,7 @@ class Product {
   void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team,
                  const GradientSizes<T>& sizes = {}) const;
 
-  /// What the engine's rounding leaves in gradients() (gradient_noise.hpp), if has_noise().
+  /// What the engine's rounding leaves in gradients() (fft/backward_error_bound.hpp), if has_noise().
   void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
                       const Team& team) const {
     std::visit(

@@ -28,7 +28,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// the one piece of shared memory, which device code declares (launch.cuh)
+// the one piece of shared memory, which device code declares (device/launch.cuh)
 namespace nprf::cuda {
 constexpr std::size_t most_shared = 256 * 1024;
 extern unsigned char shared_bytes[];

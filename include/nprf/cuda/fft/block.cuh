@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/fft/registers.cuh"
-#include "nprf/cuda/launch.cuh"
 
 namespace nprf::cuda::fft {
 

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "nprf/cuda/complex.cuh"
+#include "nprf/cuda/device/complex.cuh"
 
 /// Transforms of a thread's own values,
 ///

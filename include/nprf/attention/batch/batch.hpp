@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "nprf/attention/batch/check_finite.hpp"
+#include "nprf/attention/batch/head_matrices.hpp"
+#include "nprf/attention/batch/head_models.hpp"
+#include "nprf/attention/head.hpp"
+#include "nprf/attention/options.hpp"
+#include "nprf/attention/saved.hpp"
+#include "nprf/attention/weights/segment_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/plan/planner.hpp"
+
+namespace nprf {
+
+/// Every sequence of every head of a call, spread over the threads. It keeps its memory for the next call: one that is
+/// like an earlier one allocates nothing. One call at a time.
+template <Real T>
+class Batch {
+ public:
+  struct Sizes {
+    Index batch, heads;
+    AttentionShape each;
+  };
+
+  /// y of q, k and v, of the rows that `sizes` says. Throws InvalidArgument before it writes anything.
+  void forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadMatrices<const T>& q,
+               const HeadMatrices<const T>& k, const HeadMatrices<const T>& v, const HeadMatrices<T>& y,
+               const CallOptions& call, Saved<T>* saved);
+
+  /// dq, dk and dv of dy, for the forward that filled `saved`. The positions must have gradient().
+  GradientReport backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadMatrices<const T>& dy,
+                          const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv);
+
+  /// After backward: the gradients of head h's position, in the shape of its parameters, and of its extra tokens.
+  const Matrix<double>& dbias(Index h) const { return m_dbias[static_cast<std::size_t>(h)]; }
+  const Matrix<double>& dextra(Index h) const { return m_dextra[static_cast<std::size_t>(h)]; }
+
+ private:
+  // at the end of a call
+  struct Settle {
+    ~Settle() {
+      for (SegmentWeights<T>& weights : batch.m_weights) weights.clear();
+      for (Workspace& workspace : batch.m_workspaces) workspace.settle();
+    }
+    Batch& batch;
+  };
+
+  struct Place {
+    Index b, h;
+    std::size_t s;
+  };
+
+  static Place place(Index item, Index heads, std::size_t segments) {
+    const Index s = item % static_cast<Index>(segments), head = item / static_cast<Index>(segments);
+    return {head / heads, head % heads, static_cast<std::size_t>(s)};
+  }
+
+  Head<T> head(const HeadModels<T>& heads, Index h, std::size_t segment) const {
+    return {heads.feature_map(h), heads.options().normalization, &m_weights[heads.position_of(h)][segment]};
+  }
+
+  Team gather_team(const HeadModels<T>& heads, Index sequences, std::span<const Segment> segments, Index d_v) {
+    const Index r = heads.feature_map(0).output_dim();
+    double operations = 0;
+    for (const Segment& x : segments) operations += toeplitz::dense_cost<T>({x.n_q, x.n_k, r, d_v + 1});
+    const auto threads =
+        static_cast<std::size_t>(toeplitz::worthwhile_threads(static_cast<double>(sequences) * operations));
+    if (m_workspaces.size() < threads) m_workspaces.resize(threads);
+    for (Workspace& workspace : m_workspaces) workspace.forget_peak();
+    return Team(std::span(m_workspaces).first(threads));
+  }
+
+  void build_weights(const HeadModels<T>& heads, std::span<const Segment> segments, Index d_v, Index offset, Pass pass,
+                     const Team& team, double most_deviation = 0) {
+    const Index r = heads.feature_map(0).output_dim();
+    m_weights.resize(heads.num_positions());
+    for (std::size_t p = 0; p < m_weights.size(); ++p)
+      m_weights[p].build(heads.position(p), heads.options(), segments, r, d_v + 1, offset, pass, team, most_deviation);
+  }
+
+  Report report(const Team& team) const {
+    Report sum;
+    for (const Report& one : m_reports) {
+      if (sum.engine == Engine::automatic) sum.engine = one.engine;
+      sum.repaired_rows += one.repaired_rows;
+      sum.indefinite_rows += one.indefinite_rows;
+      sum.empty_rows += one.empty_rows;
+      sum.error_bound = std::max(sum.error_bound, one.error_bound);
+    }
+    sum.workspace_bytes = workspace_bytes(team);
+    return sum;
+  }
+
+  std::size_t workspace_bytes(const Team& team) const {
+    std::size_t sum = 0;
+    for (Index t = 0; t < team.size(); ++t) sum += m_workspaces[static_cast<std::size_t>(t)].peak_bytes();
+    return sum;
+  }
+
+  std::vector<Workspace> m_workspaces;
+  std::vector<Segment> m_segments;
+  std::vector<SegmentWeights<T>> m_weights;  // one a position
+  std::vector<Report> m_reports;             // one an item, as the next
+  std::vector<GradientReport> m_gradient_reports;
+  std::vector<BiasGradient> m_bias_gradients;
+  std::vector<Matrix<double>> m_dbias, m_dextra;  // one a head
+  std::vector<Matrix<double>> m_d;                // zeros in the shape of each position's parameters
+};
+
+// not inline: see instances.hpp
+template <Real T>
+void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadMatrices<const T>& q,
+                       const HeadMatrices<const T>& k, const HeadMatrices<const T>& v, const HeadMatrices<T>& y,
+                       const CallOptions& call, Saved<T>* saved) {
+  const Index n_k = sizes.each.n_k, d = sizes.each.d, d_v = sizes.each.d_v;
+  const Index input_dim = heads.feature_map(0).input_dim();
+  require(d == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ", d);
+  require(call.tolerance >= 0, "tolerance: expected 0 or more, got ", call.tolerance);
+  find_segments(call, sizes.batch, sizes.each.n_q, n_k, m_segments);
+  const Team team = gather_team(heads, sizes.batch * sizes.heads, m_segments, d_v);
+  const Settle settle{*this};
+  const Workspace::Scope scope(team.workspace());
+  const double tolerance = call.tolerance > 0 ? call.tolerance : sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
+  // of weights of one sign; and gradients are of the table as it is
+  const bool may_deviate = !saved && heads.feature_map(0).is_positive();
+  build_weights(heads, m_segments, d_v, call.offset, Pass::forward, team, may_deviate ? tolerance / 4 : 0);
+  const std::size_t segments = m_segments.size();
+  const Index sequences = sizes.batch * sizes.heads;
+  if (static_cast<Index>(segments) > std::numeric_limits<Index>::max() / std::max<Index>(sequences, 1))
+    throw std::length_error("nprf: the number of packed sequences, batch x heads x cumulative lengths, overflows");
+  const Index items = sequences * static_cast<Index>(segments);
+  m_reports.assign(static_cast<std::size_t>(items), Report{});
+  if (call.check_finite) require_finite(q, k, v, sizes.batch, sizes.heads, call, team);
+  if (saved) {
+    saved->m_attention = nullptr;  // from here on it is nobody's until all is there
+    saved->m_sequences.resize(static_cast<std::size_t>(items));
+  }
+  team.run_nested(items, [&](Index item, const Team& part) {
+    const auto [b, h, s] = place(item, sizes.heads, segments);
+    const Segment& x = m_segments[s];
+    const Index begin = b * n_k + x.k_begin,
+                end = call.lengths.empty() ? n_k : call.lengths[static_cast<std::size_t>(b)];
+    const auto mask = call.key_mask.empty()
+                          ? std::span<const bool>()
+                          : call.key_mask.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(x.n_k));
+    const MatrixView<T> queries = q(b, h).middleRows(x.q_begin, x.n_q), keys = k(b, h).middleRows(x.k_begin, x.n_k),
+                        values = v(b, h).middleRows(x.k_begin, x.n_k);
+    const Index length = std::min(x.n_k, end);
+    head(heads, h, s)
+        .forward(queries, keys, values, mask, length, tolerance, y(b, h).middleRows(x.q_begin, x.n_q),
+                 saved ? &saved->m_sequences[static_cast<std::size_t>(item)] : nullptr,
+                 m_reports[static_cast<std::size_t>(item)], part);
+  });
+  if (call.report) *call.report = report(team);
+  if (saved) {
+    saved->m_sizes = sizes.each;
+    saved->m_batch = sizes.batch;
+    saved->m_heads = sizes.heads;
+    saved->m_offset = call.offset;
+    saved->m_tolerance = tolerance;
+    saved->m_segments = m_segments;
+  }
+}
+
+template <Real T>
+GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadMatrices<const T>& dy,
+                                  const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv) {
+  const Team team = gather_team(heads, saved.m_batch * saved.m_heads, saved.m_segments, saved.m_sizes.d_v);
+  const Settle settle{*this};
+  const Workspace::Scope scope(team.workspace());
+  const std::size_t segments = saved.m_segments.size(), n_heads = static_cast<std::size_t>(saved.m_heads);
+  build_weights(heads, saved.m_segments, saved.m_sizes.d_v, saved.m_offset, Pass::backward, team);
+
+  const Index items = static_cast<Index>(saved.m_sequences.size());
+  m_gradient_reports.assign(saved.m_sequences.size(), GradientReport{});
+  m_bias_gradients.resize(saved.m_sequences.size());
+  m_d.resize(heads.num_positions());
+  for (std::size_t p = 0; p < m_d.size(); ++p) heads.position(p).gradient(0, {}, m_d[p]);
+  for (Index item = 0; item < items; ++item) {
+    const auto [b, h, s] = place(item, saved.m_heads, segments);
+    const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
+    // a position without parameters asks for no lags
+    const Index lags = m_d[heads.position_of(h)].size() > 0 ? weights.gradient_lags().size() : 0;
+    const Index E = weights.border().count, border = E * (E + 2);
+    double* sums = team.workspace().take<double>(lags + border);
+    std::fill_n(sums, lags + border, 0.0);
+    m_bias_gradients[static_cast<std::size_t>(item)] = {{sums, static_cast<std::size_t>(lags)},
+                                                        {sums + lags, static_cast<std::size_t>(border)}};
+  }
+  team.run_nested(items, [&](Index item, const Team& part) {
+    const auto [b, h, s] = place(item, saved.m_heads, segments);
+    const Segment& x = saved.m_segments[s];
+    head(heads, h, s)
+        .backward(saved.m_sequences[static_cast<std::size_t>(item)], dy(b, h).middleRows(x.q_begin, x.n_q),
+                  saved.m_tolerance, dq(b, h).middleRows(x.q_begin, x.n_q), dk(b, h).middleRows(x.k_begin, x.n_k),
+                  dv(b, h).middleRows(x.k_begin, x.n_k), m_bias_gradients[static_cast<std::size_t>(item)],
+                  m_gradient_reports[static_cast<std::size_t>(item)], part);
+  });
+
+  m_dbias.resize(n_heads);
+  m_dextra.resize(n_heads);
+  for (Index h = 0; h < saved.m_heads; ++h) {
+    const Workspace::Scope scope_of_head(team.workspace());
+    const std::size_t p = heads.position_of(h);
+    const PositionView<T> position = heads.position(p);
+    Matrix<double>& dextra = m_dextra[static_cast<std::size_t>(h)];
+    dextra.setZero(position.extra().rows(), position.extra().cols());
+    const LagRange lags = m_weights[p].gradient_lags();
+    const std::span<double> all(team.workspace().take<double>(lags.size()), static_cast<std::size_t>(lags.size()));
+    std::ranges::fill(all, 0.0);
+    for (Index b = 0; b < saved.m_batch; ++b)
+      for (std::size_t s = 0; s < segments; ++s) {
+        const BiasGradient& one = m_bias_gradients[static_cast<std::size_t>(b * saved.m_heads + h) * segments + s];
+        const Index first = m_weights[p][s].gradient_lags().first - lags.first;
+        for (std::size_t l = 0; l < one.lags.size(); ++l) all[static_cast<std::size_t>(first) + l] += one.lags[l];
+        for (std::size_t e = 0; e < one.border.size(); ++e) dextra.data()[e] += one.border[e];
+      }
+    position.gradient(lags.first, m_d[p].size() > 0 ? all : all.first(0), m_dbias[static_cast<std::size_t>(h)]);
+  }
+  GradientReport sum;
+  for (const GradientReport& one : m_gradient_reports) {
+    if (sum.engine == Engine::automatic) sum.engine = one.engine;
+    sum.recomputed_queries += one.recomputed_queries;
+    sum.recomputed_keys += one.recomputed_keys;
+    sum.recomputed_lags += one.recomputed_lags;
+    sum.error_bound = std::max(sum.error_bound, one.error_bound);
+  }
+  sum.workspace_bytes = workspace_bytes(team);
+  return sum;
+}
+
+}  // namespace nprf

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "nprf/attention/batch/head_matrices.hpp"
+#include "nprf/attention/fallback/non_finite.hpp"
+#include "nprf/attention/options.hpp"
+#include "nprf/core/error.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+namespace detail {
+
+/// The first of x's first rows that the mask leaves and that holds a NaN or an infinity, -1 if there is none; an empty
+/// mask leaves all.
+template <class X>
+Index first_non_finite(const X& x, std::span<const bool> mask, Index rows) {
+  for (Index i = 0; i < rows; ++i)
+    if ((mask.empty() || mask[static_cast<std::size_t>(i)]) && !is_finite_row(x.row(i))) return i;
+  return -1;
+}
+
+}  // namespace detail
+
+/// Throws InvalidArgument if queries, keys or values hold a NaN or an infinity that is not padding, for the first in
+/// the order of sequences, heads, and queries, keys, values: it names all of them. O(n (d + d_v)) a head, by the team.
+template <Real T>
+void require_finite(const HeadMatrices<const T>& q, const HeadMatrices<const T>& k, const HeadMatrices<const T>& v,
+                    Index batch, Index heads, const CallOptions& call, const Team& team) {
+  struct Part {
+    const char* name;
+    const HeadMatrices<const T>& x;
+  };
+  const Part parts[] = {{"queries", q}, {"keys", k}, {"values", v}};
+  struct Place {
+    Index part, h, b;
+  };
+  const auto place = [&](Index task) { return Place{task % 3, task / 3 % heads, task / 3 / heads}; };
+  const auto first_row = [&](Index task) {
+    const auto [part, h, b] = place(task);
+    const auto x = parts[part].x(b, h);
+    if (part == 0) return detail::first_non_finite(x, {}, x.rows());
+    const Index seen = call.lengths.empty() ? x.rows() : call.lengths[static_cast<std::size_t>(b)];
+    const auto mask = call.key_mask.empty() ? call.key_mask
+                                            : call.key_mask.subspan(static_cast<std::size_t>(b * x.rows()),
+                                                                    static_cast<std::size_t>(x.rows()));
+    return detail::first_non_finite(x, mask, seen);
+  };
+
+  const Index tasks = 3 * batch * heads;
+  std::atomic<Index> first = tasks;
+  team.run(tasks, [&](Index task, Workspace&) {
+    if (task > first || first_row(task) < 0) return;
+    for (Index seen = first; task < seen && !first.compare_exchange_weak(seen, task);) continue;
+  });
+  if (first == tasks) return;
+  const auto [part, h, b] = place(first);
+  const auto x = parts[part].x(b, h);
+  const Index i = first_row(first);
+  Index c = 0;
+  while (std::isfinite(x(i, c))) ++c;
+  const std::string where =
+      batch * heads == 1 ? "" : "batch " + std::to_string(b) + ", head " + std::to_string(h) + ", ";
+  throw InvalidArgument(detail::sentence(parts[part].name, ": expected finite numbers (check_finite), got ", x(i, c),
+                                         " in ", where, "row ", i, ", column ", c));
+}
+
+}  // namespace nprf

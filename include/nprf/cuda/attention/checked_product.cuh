@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/attention/normalize.cuh"
+#include "nprf/cuda/attention/recompute_tiled.cuh"
+#include "nprf/cuda/error_bound/fft_row_bound.cuh"
+#include "nprf/cuda/toeplitz/product.cuh"
+
+namespace nprf::cuda {
+
+/// Holds the rows of a product by transforms to a tolerance: finds those that rounding may have drowned
+/// (error_bound/fft_row_bound.cuh), and computes them again by tiles (attention/recompute_tiled.cuh). For other engines
+/// it does nothing. Where nothing is drowned it reads A, B and V once more.
+template <Storage S>
+class Certificates {
+ public:
+  /// For transforms of some length, 0 for none. Throws BackendError for what CUDA refuses.
+  Certificates(const Device& device, const ProductShape& shape, const ToeplitzWeights& weights, int length,
+               bool positive, double tolerance)
+      : m_shape(shape),
+        m_weights(weights),
+        m_length(length),
+        m_positive(positive),
+        m_tolerance(static_cast<float>(tolerance)),
+        m_blocks(2 * device.multiprocessors) {
+    if (!active()) return;
+    m_parts = parts_of_keys(device, TileShape::tiles(shape.n_q), shape.n_k, shape.p, shape.z);
+    m_norms = DeviceMemory(sizeof(WeightNorms) * static_cast<std::size_t>(weights.positions));
+  }
+
+  /// To be called when the weights have changed.
+  void queue_weights(cudaStream_t stream) const {
+    if (active()) queue_weight_norms({m_weights.c, norms()}, m_weights.positions, stream);
+  }
+
+  /// Scratch memory of a call.
+  struct Arrays {
+    SignalNorms signals;
+    Sums more;        // of repaired rows, behind their first part
+    bool* again;      // [z, n_q]: whether a row is repaired
+    RowList drowned;  // those
+    Counters counters;
+  };
+  /// `again` and `rows` [z, n_q] are known when the call is over, if there are transforms.
+  Arrays take(Scratch& scratch, bool* again, int* rows, const Counters& counters) const {
+    Arrays arrays{};
+    arrays.again = again;
+    arrays.counters = counters;
+    arrays.drowned = {rows, counters.drowned, m_shape.n_q};
+    if (!active()) return arrays;
+    const auto [z, heads, n_q, n_k, r, p] = m_shape;
+    const std::size_t of_part = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
+    arrays.signals = SignalNorms::take(scratch, z, n_k, r, counters.largest);
+    const std::size_t more = of_part * static_cast<std::size_t>(m_parts - 1);
+    float* N = scratch.take<float>(more * static_cast<std::size_t>(p));
+    arrays.more = {N, scratch.take<float>(more), m_parts - 1, p, static_cast<std::ptrdiff_t>(z) * n_q};
+    return arrays;
+  }
+
+  /// Queues the product of features A and B, as its operand() wants them, and what it takes to trust its rows.
+  CertifiedSums queue(const Product<S>& product, const float* A, const float* B, Columns<S> U,
+                      const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
+    if (!active()) {
+      product.queue(A, B, U, sums, stream);
+      return {sums.sums};
+    }
+    const auto of_queries = product.operand(A, m_shape.n_q), of_keys = product.operand(B, m_shape.n_k);
+    queue_signal_norms(SignalTask<S>{of_keys, U, arrays.signals}, m_shape.z, stream);
+    U.largest = arrays.counters.largest;  // the product has values near 1
+    product.queue(A, B, U, sums, stream);
+    const auto [N, D, parts, p, rows] = sums.sums;
+    queue_certificate({of_queries, N, D, norms(), m_weights.positions, m_weights.c.first_seen, arrays.signals, m_length,
+                       p, m_positive, m_tolerance, arrays.again, arrays.drowned, arrays.counters.counts},
+                      m_shape.z, stream);
+    queue_repair(
+        RepairTask<S>{
+            {of_queries, of_keys, U, m_weights.c}, arrays.drowned, m_parts, N, D, arrays.more.N, arrays.more.D},
+        m_shape.z, m_blocks, stream);
+    return {sums.sums, arrays.again, arrays.more, U.largest};
+  }
+
+ private:
+  bool active() const { return m_length > 0; }
+  WeightNorms* norms() const { return static_cast<WeightNorms*>(m_norms.data()); }
+
+  ProductShape m_shape;
+  ToeplitzWeights m_weights;
+  int m_length;
+  bool m_positive;
+  float m_tolerance;
+  int m_blocks, m_parts = 1;
+  DeviceMemory m_norms;  // [position]
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/strided_operand.cuh"
+#include "nprf/cuda/position/visibility.cuh"
+#include "nprf/cuda/toeplitz/row_sums.cuh"
+
+namespace nprf::cuda {
+
+/// y = N / D.
+template <Storage S>
+struct FinishTask {
+  CertifiedSums sums;
+  bool positive;          // features
+  DeviceMatrixView<S> y;  // [.., n_q, p]
+  RowList lost;           // rows whose denominator is not sound, to be rescued; none if it has no memory
+  Visibility seen;
+  Counts* counts;
+};
+
+/// A thread for each scalar of y, or for each row where there are no columns.
+template <Storage S>
+__global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
+  const int p = task.sums.sums.p;
+  const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const std::ptrdiff_t row = at / max(p, 1), n_q = task.y.tokens;
+  const int column = static_cast<int>(at % max(p, 1)), z = static_cast<int>(row / n_q), i = static_cast<int>(row % n_q);
+  if (row >= task.sums.sums.rows) return;
+  const float denominator = task.sums.denominator(row);
+  const bool empty = denominator == 0;
+  if (column == 0) {
+    const bool number = denominator == denominator;
+    if (task.lost.rows && number && !is_sound(denominator, task.positive) && task.seen.sees_any(z, i))
+      task.lost.append(z, i);
+    else if (empty)
+      atomicAdd(&task.counts->empty_rows, 1);
+    else if (!is_sound(denominator, true))
+      atomicAdd(&task.counts->indefinite_rows, 1);
+    else if (task.sums.repaired(row))
+      atomicAdd(&task.counts->repaired_rows, 1);
+  }
+  if (column >= p) return;
+  store(row_of(task.y, z, i) + column, empty ? 0.0f : task.sums.quotient(z, row, column, denominator));
+}
+
+template <Storage S>
+void queue_finish(const FinishTask<S>& task, cudaStream_t stream) {
+  constexpr int threads = 256;
+  const auto& [N, D, parts, p, rows] = task.sums.sums;
+  const std::ptrdiff_t scalars = rows * (p > 0 ? p : 1);
+  if (scalars == 0) return;
+  launch("finish", finish_kernel<S>, dim3{blocks_of<threads>(scalars), 1, 1}, dim3{threads, 1, 1}, 0, stream, task);
+}
+
+}  // namespace nprf::cuda

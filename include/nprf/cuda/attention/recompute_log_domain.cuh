@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/feature_map/forward.cuh"
+#include "nprf/cuda/position/lag_weights.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+
+namespace nprf::cuda {
+
+/// Rows of attention from the logarithms of exponential features, for denominators that have underflown:
+///
+///     l_ij = log sum_f exp(s w_f.(q_i + k_j)) - |k_j|^2 / 2 + b[j - i]     s = 1, or s = 1 and s = -1
+///     y_i  = sum_j exp(l_ij - max_j l_ij) v_j / sum_j exp(l_ij - max_j l_ij)
+///
+/// computed with the keys' exponents in each block, for a few rows at a time. O(rows n_k (m d + d_v)).
+template <Storage S>
+struct RescueTask {
+  FeatureTask<S> q, k;  // features of neither are read
+  Columns<S> U;         // (n_k,p + 1)
+  DeviceBias b;         // of lags j - i from -(n_q - 1) on
+  int last_seen;        // the last lag that is seen
+  RowList rows;
+  DeviceMatrixView<S> y;
+  Counts* counts;
+};
+
+struct RescueShape {
+  static constexpr int rows = FeatureShape::groups, keys = FeatureShape::tokens, columns = keys;
+  static constexpr int deep = FeatureShape::groups * FeatureShape::at_once;  // features at a time
+
+  static std::size_t shared(int d_padded, int m) {
+    return FeatureShape::shared(d_padded) + sizeof(float) * static_cast<std::size_t>((deep + rows) * keys + rows * m) +
+           sizeof(double) * rows * keys;
+  }
+};
+
+/// The block's work: 4 by 64 threads, each of which has a row, and a key of a tile or a column of y.
+template <Storage S>
+class Rescue {
+ public:
+  /// Rows from `at` on of z's list, columns from p0 on.
+  __device__ Rescue(const RescueTask<S>& task, int z, int at, int p0)
+      : m_task(task),
+        m_z(z),
+        m_head(z % task.q.x.heads),
+        m_p0(p0),
+        m_t(static_cast<int>(threadIdx.x) % keys),
+        m_g(static_cast<int>(threadIdx.x) / keys),
+        m_w(task.q.w + m_head * task.q.w_stride) {
+    const int count = min(rows, task.rows.sizes[z] - at);
+    const int* list = task.rows.of(z) + at;
+    m_row = m_g < count ? list[m_g] : -1;
+    for (int k = 0; k < count; ++k) m_last = max(m_last, list[k]);
+    const S* q = task.q.x.of(z);
+    for (int e = static_cast<int>(threadIdx.x); e < task.q.d_padded * keys; e += FeatureShape::threads) {
+      const int k = e / keys, row = e % keys;
+      x()[k * FeatureShape::stride + row] =
+          row < count && k < task.q.x.channels
+              ? to_float(q[list[row] * task.q.x.token_stride + k * task.q.x.channel_stride])
+              : 0.0f;
+    }
+    __syncthreads();
+    normalise(task.q, x(), scratch());
+    __syncthreads();
+    for (int f0 = m_g * FeatureShape::at_once; f0 < task.q.m; f0 += deep) {
+      float sum[FeatureShape::at_once] = {};
+      project(task.q, m_w, x() + m_t, f0, sum);
+      for (int f = 0; f < FeatureShape::at_once && f0 + f < task.q.m; ++f)
+        if (m_t < rows) z_q()[(f0 + f) * rows + m_t] = sum[f];
+    }
+  }
+
+  __device__ void add_all_keys() {
+    const int end = min(m_task.k.x.tokens, max(0, m_last + m_task.last_seen + 1));
+    for (int j0 = 0; j0 < end; j0 += keys) {
+      __syncthreads();  // the tile before has been read
+      load_tile(x(), 1, FeatureShape::stride, m_task.k.x, m_task.k.x.of(m_z), j0, keys, 0, m_task.k.d_padded);
+      __syncthreads();
+      const float half = normalise(m_task.k, x(), scratch()).half;
+      __syncthreads();
+      const double log = log_of_features() - static_cast<double>(half);
+      const double b = sees(j0 + m_t) ? bias(j0 + m_t) : none();
+      add_keys(j0, b == none() ? none() : log == log ? log + b : -none());  // what is no number outweighs all others
+    }
+  }
+
+  __device__ void store_row() const {
+    const int column = m_p0 + m_t;
+    if (m_row < 0) return;
+    if (column == 0) atomicAdd(m_D == 0 ? &m_task.counts->empty_rows : &m_task.counts->rescued_rows, 1);
+    if (column >= m_task.U.V.channels) return;
+    store(row_of(m_task.y, m_z, m_row) + column, m_D == 0 ? 0.0f : m_N / m_D);
+  }
+
+ private:
+  static constexpr int rows = RescueShape::rows, keys = RescueShape::keys, deep = RescueShape::deep;
+
+  __device__ double* logs() const { return shared_memory<double>(); }                       // (rows,keys)
+  __device__ float* z_k() const { return reinterpret_cast<float*>(logs() + rows * keys); }  // (deep,keys)
+  __device__ float* weights() const { return z_k() + deep * keys; }                         // (rows,keys)
+  __device__ float* z_q() const { return weights() + rows * keys; }                         // (m,rows)
+  __device__ float* x() const { return z_q() + rows * m_task.q.m; }                         // (d_padded,tokens)
+  __device__ float* scratch() const { return x() + FeatureShape::stride * m_task.q.d_padded; }
+
+  __device__ static double none() { return -1.0 / 0.0; }
+  __device__ double bias(int j) const {
+    return m_row < 0 ? none() : m_task.b(m_head, j - m_row + m_task.q.x.tokens - 1);
+  }
+  __device__ bool sees(int j) const {
+    return j < m_task.k.x.tokens &&
+           !(m_task.U.mask &&
+             !m_task.U.mask[static_cast<std::ptrdiff_t>(m_z / m_task.U.V.heads) * m_task.U.V.tokens + j]);
+  }
+
+  // log sum_f exp(+-w_f.(q + k)) of the thread's row and key, whose x' lie in x(); all threads come here
+  __device__ double log_of_features() const {
+    const bool both = m_task.k.kind == FeatureKind::hyperbolic;
+    float top = -largest_float, sum = 0;
+    for (int f0 = 0; f0 < m_task.k.m; f0 += deep) {
+      float part[FeatureShape::at_once] = {};
+      const int own = m_g * FeatureShape::at_once, count = min(deep, m_task.k.m - f0);
+      project(m_task.k, m_w, x() + m_t, f0 + own, part);
+      for (int f = 0; f < FeatureShape::at_once; ++f) z_k()[(own + f) * keys + m_t] = part[f];
+      __syncthreads();
+      const auto exponent = [&](int f) { return z_q()[(f0 + f) * rows + m_g] + z_k()[f * keys + m_t]; };
+      float next = top;
+      for (int f = 0; f < count; ++f) next = fmaxf(next, both ? fabsf(exponent(f)) : exponent(f));
+      sum *= expf(top - next);
+      for (int f = 0; f < count; ++f) {
+        sum += expf(exponent(f) - next);
+        if (both) sum += expf(-exponent(f) - next);
+      }
+      top = next;
+      __syncthreads();
+    }
+    return static_cast<double>(top) + log(static_cast<double>(sum));
+  }
+
+  // adds the keys from j0 on, the thread's own of which has this weight's logarithm for its row
+  __device__ void add_keys(int j0, double own) {
+    double* of_row = logs() + m_g * keys;
+    float* weight = weights() + m_g * keys;
+    of_row[m_t] = own;
+    __syncthreads();
+    double top = m_top;
+    for (int t = 0; t < keys; ++t) top = fmax(top, of_row[t]);
+    weight[m_t] = own == none() ? 0.0f : static_cast<float>(exp(own - top));
+    __syncthreads();
+    if (top == none()) return;
+    const ColumnsOf<S> U = m_task.U.of(m_z);
+    float N = 0, D = 0;
+    for (int t = 0; t < keys; ++t) {
+      if (of_row[t] == none()) continue;
+      if (m_p0 + m_t < U.p) N = fmaf(weight[t], U(j0 + t, m_p0 + m_t), N);
+      D += weight[t];
+    }
+    const float factor = static_cast<float>(exp(m_top - top));
+    m_N = fmaf(factor, m_N, N);
+    m_D = fmaf(factor, m_D, D);
+    m_top = top;
+  }
+
+  const RescueTask<S>& m_task;
+  int m_z, m_head, m_p0, m_t, m_g, m_row, m_last = -1;
+  const float* m_w;
+  double m_top = none();
+  float m_N = 0, m_D = 0;
+};
+
+/// Blocks (rows in turns, z and tiles of columns).
+template <Storage S>
+__global__ void __launch_bounds__(FeatureShape::threads) rescue_kernel(RescueTask<S> task) {
+  constexpr int rows = RescueShape::rows;
+  const int column_tiles = TileShape::column_tiles(task.U.V.channels), z = static_cast<int>(blockIdx.y) / column_tiles;
+  const int p0 = static_cast<int>(blockIdx.y) % column_tiles * RescueShape::columns, count = task.rows.sizes[z];
+  for (int at = static_cast<int>(blockIdx.x) * rows; at < count; at += static_cast<int>(gridDim.x) * rows) {
+    __syncthreads();  // the rows before have been computed
+    Rescue<S> y(task, z, at, p0);
+    y.add_all_keys();
+    y.store_row();
+  }
+}
+
+/// Queues the rescue of rows of `z` matrices, if there are any, by so many blocks at least, unless all of them need
+/// fewer.
+template <Storage S>
+void queue_rescue(const RescueTask<S>& task, int z, int blocks, cudaStream_t stream) {
+  if (task.q.x.tokens == 0 || z == 0) return;
+  const int others = z * TileShape::column_tiles(task.U.V.channels);
+  const int turns =
+      std::min((task.q.x.tokens + RescueShape::rows - 1) / RescueShape::rows, (blocks + others - 1) / others);
+  launch("rescue", rescue_kernel<S>, dim3{static_cast<unsigned>(turns), static_cast<unsigned>(others), 1},
+         dim3{FeatureShape::threads, 1, 1}, RescueShape::shared(task.q.d_padded, task.q.m), stream, task);
+}
+
+}  // namespace nprf::cuda

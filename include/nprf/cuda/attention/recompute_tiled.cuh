@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/toeplitz/direct/kernel.cuh"
+
+namespace nprf::cuda {
+
+/// Rows of Y = ((A B^T) o C) [V 1] by tiles, as by Engine::direct, in parts of the keys: what the first part gives
+/// takes the row's place, the others lie behind. A part has the same keys whatever the list holds, and so a row has the
+/// same sums. O(rows n_k (r + p)).
+template <Storage S>
+struct RepairTask : TileTask<S> {
+  RowList rows;
+  int parts;
+  float *N, *D;            // [z, n_q, p] [z, n_q]
+  float *N_more, *D_more;  // [part - 1, z, n_q, p] [part - 1, z, n_q]
+};
+
+/// Blocks (tiles of rows in turns, parts, z and tiles of columns).
+template <Storage S>
+__global__ void __launch_bounds__(TileShape::threads) repair_kernel(RepairTask<S> task) {
+  constexpr int tile = TileShape::tile;
+  const int n_q = task.A.tokens, n_k = task.B.tokens, p = task.U.V.channels;
+  const int column_tiles = TileShape::column_tiles(p), all = static_cast<int>(gridDim.z) / column_tiles;
+  const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles * tile;
+  const int part = static_cast<int>(blockIdx.y), count = task.rows.sizes[z], lane = static_cast<int>(threadIdx.x) % 32;
+  const KeyTiles share = KeyTiles{0, TileShape::tiles(n_k)}.part(part, task.parts);
+  for (int at = static_cast<int>(blockIdx.x) * tile; at < count; at += static_cast<int>(gridDim.x) * tile) {
+    const RowsOfList rows{task.rows.of(z) + at, min(tile, count - at)};
+    int first = n_q, last = -1;
+    for (int t = lane; t < rows.count; t += 32) first = min(first, rows(t)), last = max(last, rows(t));
+    first = over_warp(first, [](int a, int b) { return min(a, b); });
+    last = over_warp(last, [](int a, int b) { return max(a, b); });
+    const KeyTiles seen = KeyTiles::seen(task.c, first, last, n_k);
+
+    __syncthreads();  // the tile before has been read
+    Tile<S, RowsOfList> y(task, z, rows, p0);
+    y.add_keys(max(seen.first, share.first), min(seen.end, share.end));
+    const std::ptrdiff_t begin = (static_cast<std::ptrdiff_t>(max(0, part - 1)) * all + z) * n_q;
+    y.store((part == 0 ? task.N : task.N_more) + begin * p, (part == 0 ? task.D : task.D_more) + begin);
+  }
+}
+
+/// Queues the repair of rows of `z` matrices, if there are any, by so many blocks at least, unless all of them need
+/// fewer.
+template <Storage S>
+void queue_repair(const RepairTask<S>& task, int z, int blocks, cudaStream_t stream) {
+  if (task.A.tokens == 0 || z == 0) return;
+  const int others = task.parts * z * TileShape::column_tiles(task.U.V.channels);
+  const int turns = std::min(TileShape::tiles(task.A.tokens), (blocks + others - 1) / others);
+  launch("repair", repair_kernel<S>,
+         dim3{static_cast<unsigned>(turns), static_cast<unsigned>(task.parts),
+              static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels))},
+         dim3{TileShape::threads, 1, 1}, TileShape::shared, stream, task);
+}
+
+}  // namespace nprf::cuda

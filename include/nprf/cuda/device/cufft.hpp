@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cufft.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "nprf/cuda/device/runtime.hpp"
+
+namespace nprf::cuda {
+
+/// Throws BackendError with what was tried and cuFFT's number of the error unless the call succeeded.
+inline void check(cufftResult status, const char* what) {
+  if (status != CUFFT_SUCCESS)
+    throw BackendError(nprf::detail::sentence("cuFFT: ", what, ": error ", static_cast<int>(status)));
+}
+
+/// So many complex transforms of one length, contiguous one after another, in place.
+class CufftPlan {
+ public:
+  CufftPlan() = default;
+  /// Throws BackendError for what cuFFT refuses.
+  CufftPlan(int length, int batch) : CufftPlan() {  // so that what it has made goes if it throws
+    check(cufftCreate(&m_handle), "making a plan");
+    m_exists = true;
+    check(cufftSetAutoAllocation(m_handle, 0), "keeping a plan from allocating");
+    check(cufftMakePlanMany(m_handle, 1, &length, nullptr, 1, length, nullptr, 1, length, CUFFT_C2C, batch, &m_bytes),
+          "making a plan");
+  }
+  CufftPlan(CufftPlan&& other) noexcept { swap(other); }
+  CufftPlan& operator=(CufftPlan&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~CufftPlan() {
+    if (m_exists) cufftDestroy(m_handle);
+  }
+
+  /// Scratch memory of run().
+  std::size_t workspace_bytes() const { return m_bytes; }
+
+  /// Queues them; not by two threads at a time.
+  void run(float2* data, int direction, void* workspace, cudaStream_t stream) const {
+    require(m_exists, "plan: expected one of some length, got none");
+    check(cufftSetWorkArea(m_handle, workspace), "lending memory");
+    check(cufftSetStream(m_handle, stream), "choosing a stream");
+    auto* z = reinterpret_cast<cufftComplex*>(data);
+    check(cufftExecC2C(m_handle, z, z, direction), "transforming");
+  }
+
+ private:
+  void swap(CufftPlan& other) noexcept {
+    std::swap(m_handle, other.m_handle);
+    std::swap(m_exists, other.m_exists);
+    std::swap(m_bytes, other.m_bytes);
+  }
+
+  cufftHandle m_handle{};
+  bool m_exists = false;
+  std::size_t m_bytes = 0;
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/storage.cuh"
+
+namespace nprf::cuda {
+
+/// Matrices (tokens,channels), one for each z = (sequence, head), wherever their scalars lie.
+template <class S>
+struct Operand {
+  const S* data;
+  std::ptrdiff_t batch_stride, head_stride, token_stride, channel_stride;
+  int heads, tokens, channels;
+
+  Operand(const DeviceMatrixView<const S>& x)
+      : data(x.data),
+        batch_stride(x.batch_stride),
+        head_stride(x.head_stride),
+        token_stride(x.token_stride),
+        channel_stride(1),
+        heads(static_cast<int>(x.heads)),
+        tokens(static_cast<int>(x.tokens)),
+        channels(static_cast<int>(x.channels)) {}
+
+  /// Of scratch memory [z, channels, stride].
+  static Operand by_channel(const S* data, int heads, int tokens, int channels, int stride) {
+    Operand x;
+    x.data = data;
+    x.head_stride = static_cast<std::ptrdiff_t>(channels) * stride;
+    x.batch_stride = heads * x.head_stride;
+    x.token_stride = 1;
+    x.channel_stride = stride;
+    x.heads = heads;
+    x.tokens = tokens;
+    x.channels = channels;
+    return x;
+  }
+
+  __device__ const S* of(int z) const { return data + z / heads * batch_stride + z % heads * head_stride; }
+
+ private:
+  Operand() = default;
+};
+
+/// Where row i of matrix z lies.
+template <class T>
+__device__ __forceinline__ T* row_of(const DeviceMatrixView<T>& x, std::ptrdiff_t z, std::ptrdiff_t i) {
+  return x.data + z / x.heads * x.batch_stride + z % x.heads * x.head_stride + i * x.token_stride;
+}
+
+/// tile[t token_step + k channel_step] = x[t0 + t][k0 + k] for t < tokens and k < channels, zero where x ends, by all
+/// threads of the block.
+template <class S>
+__device__ __forceinline__ void load_tile(float* tile, int token_step, int channel_step, const Operand<S>& x,
+                                          const S* data, int t0, int tokens, int k0, int channels) {
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const bool along_tokens = x.token_stride == 1;
+  for (int e = thread; e < tokens * channels; e += threads) {
+    const int t = along_tokens ? e % tokens : e / channels, k = along_tokens ? e / tokens : e % channels;
+    const bool inside = t0 + t < x.tokens && k0 + k < x.channels;
+    tile[t * token_step + k * channel_step] =
+        inside ? to_float(data[(t0 + t) * x.token_stride + (k0 + k) * x.channel_stride]) : 0.0f;
+  }
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/error_bound/fft_row_bound.cuh"
+#include "nprf/cuda/plan/device_model.cuh"
+#include "nprf/cuda/toeplitz/product.cuh"
+#include "nprf/fft/length.hpp"
+
+namespace nprf::cuda {
+
+/// The engine that takes the shortest time by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s,
+/// tiles on tensor cores at 300; at 3 TB/s transforms in two passes, 40 bytes a point of 2 N, and slabs that pass
+/// through memory ten times; and by tiles the rows that transforms would drown (error_bound/fft_row_bound.cuh). The
+/// constants are estimates for an H200. With gradients everything is float's arithmetic.
+template <Storage S>
+Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, double tolerance) {
+  const int n_q = model.n_q(), n_k = model.n_k(), n = std::max(n_q, n_k);
+  const double r = model.r(), columns = model.d_v() + 1, products = r * (columns / 2);
+  const double tokens = static_cast<double>(n_q) + n_k, pairs = static_cast<double>(n_q) * n_k;
+  const bool causal = model.model().direction == Direction::causal;
+  constexpr double flops = 30e12, bytes = 3e12;
+
+  const bool on_tensor_cores = !gradients && Product<S>::takes_tensor_cores(device, Engine::direct);
+  const double by_tiles = on_tensor_cores ? 300e12 : flops;
+  const double band = std::min<double>(n_k, model.band().last - model.band().first + 1 + 3 * TileShape::tile);
+  const double direct = (causal ? 1 : 2) * pairs * (r + columns) / by_tiles;
+  const double banded = (2 * n_q * band * (r + columns) + 4 * tokens * r * columns) / by_tiles;
+
+  const FusedVariant* in_shared = FusedEngine::variant_for(device, n);
+  const LongVariant* in_passes = LongEngine::variant_for(n);
+  const double N = in_shared ? in_shared->N() : in_passes ? in_passes->N() : 0;
+  const double fused = in_shared   ? 20 * N * std::log2(N) * products / flops
+                       : in_passes ? 40 * 2 * N * products / bytes
+                                   : std::numeric_limits<double>::infinity();
+  const double cufft = 10 * 8 * tokens * products / bytes;
+  double transforms = std::min(fused, cufft);
+  if (transforms < std::min(direct, banded)) {
+    const int length = fused <= cufft ? static_cast<int>(2 * N) : nprf::fft::smooth_length(n_q + n_k - 1);
+    double drowned = 0;
+    for (const PositionModel& one : model.model().positions)
+      drowned += drowned_share(model.weights_of(one), n_q, n_k, length, tolerance) / model.positions();
+    transforms += drowned * direct;
+  }
+  if (banded <= std::min(direct, transforms)) return Engine::banded;
+  return direct <= transforms ? Engine::direct : fused <= cufft ? Engine::fused : Engine::cufft;
+}
+
+}  // namespace nprf::cuda

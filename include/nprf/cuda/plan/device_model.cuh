@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/feature_map/forward.cuh"
+#include "nprf/cuda/model.hpp"
+#include "nprf/cuda/position/backward.cuh"
+#include "nprf/cuda/position/lag_weights.cuh"
+#include "nprf/cuda/position/visibility.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+
+namespace nprf::cuda {
+
+/// The sizes that a plan is for.
+struct PlanShape {
+  std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
+  std::ptrdiff_t offset = 0;  // query i stands at position i + offset, key j at position j
+};
+
+/// A model on the device, for one shape: projections, and the weights of all lags that the shape has.
+class DeviceModel {
+ public:
+  /// Throws InvalidArgument for a model that does not fit the shape, BackendError for what CUDA refuses.
+  DeviceModel(AttentionModel model, const PlanShape& shape, bool gradients, cudaStream_t stream)
+      : m_model(std::move(model)), m_shape(shape) {
+    check_shape();
+    check_model();
+    find_shift();
+    find_band();
+    send(gradients, stream);
+  }
+
+  const AttentionModel& model() const { return m_model; }
+  const PlanShape& shape() const { return m_shape; }
+
+  int z() const { return static_cast<int>(m_shape.batch * m_shape.heads); }
+  int n_q() const { return static_cast<int>(m_shape.n_q); }
+  int n_k() const { return static_cast<int>(m_shape.n_k); }
+  int heads() const { return static_cast<int>(m_shape.heads); }
+  int d() const { return map().d; }
+  int d_padded() const { return (d() + 3) / 4 * 4; }
+  int d_v() const { return static_cast<int>(m_shape.d_v); }
+  int m() const { return map().m; }
+  int r() const { return map().features(); }
+  int positions() const { return static_cast<int>(m_model.positions.size()); }
+  int parameter_count() const { return static_cast<int>(position().parameters.size()); }
+  /// Of slots, j - i.
+  const Band& band() const { return m_band; }
+  /// exp(b - max b) of the lags -(n_q - 1) .. n_k - 1 by the model's own parameters, of one of its positions.
+  std::vector<double> weights_of(const PositionModel& one) const {
+    constexpr double none = -std::numeric_limits<double>::infinity();
+    std::vector<double> c(static_cast<std::size_t>(lags()), none);
+    double top = none;
+    for (int lag = first_lag(); lag <= last_seen(); ++lag) {
+      const double b =
+          one.linear ? -static_cast<double>(one.parameters[0]) * std::abs(static_cast<double>(lag - offset()))
+          : one.parameters.empty() ? 0
+                                   : static_cast<double>(one.parameters[static_cast<std::size_t>(parameter_of(lag))]);
+      c[static_cast<std::size_t>(lag - first_lag())] = b;
+      top = std::max(top, b);
+    }
+    for (double& x : c) x = top > none ? std::exp(x - top) : 0;
+    return c;
+  }
+  /// Whether no feature is negative, and whether they are exponentials.
+  bool positive() const { return map().kind != FeatureKind::trigonometric; }
+  bool exponential() const { return map().kind == FeatureKind::positive || map().kind == FeatureKind::hyperbolic; }
+  /// Whether the keys' exponents must be searched for the largest.
+  bool needs_tops() const { return m_needs_tops; }
+
+  /// The weights of all lags, from the parameters [position, parameter] on the device, which are copied. Throws
+  /// InvalidArgument for a null pointer.
+  void queue_parameters(const float* parameters, cudaStream_t stream) const {
+    require(parameters != nullptr || parameter_count() == 0, "parameters: expected data, got a null pointer");
+    const std::size_t bytes = sizeof(float) * m_model.positions.size() * static_cast<std::size_t>(parameter_count());
+    if (bytes > 0)
+      check(cudaMemcpyAsync(m_parameters, parameters, bytes, cudaMemcpyDeviceToDevice, stream), "copying parameters");
+    queue_weights({bias(), m_weights}, stream);
+  }
+
+  /// Of the lags -(n_q - 1) .. n_k - 1 of slots, j - i.
+  DeviceBias bias() const {
+    return {m_parameters, m_index, positions(), parameter_count(), lags(), first_position(), last_position()};
+  }
+  DeviceWeights weights() const {
+    return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_seen()};
+  }
+
+  ToeplitzWeights toeplitz() const { return {weights(), m_band, positions()}; }
+
+  /// The gradients [position, parameter] from those of the lags [position, lag]; if the model was made for them.
+  ParameterGradientTask parameter_gradients(const float* db, float* gradients) const {
+    return {db, m_order, m_start, parameter_count(), lags(), first_position(), gradients};
+  }
+
+  /// Features of queries, or of keys, whose largest exponents are in tops [z] if they are needed; the mask is of keys.
+  template <Storage S, class Feature>
+  FeatureTask<S, Feature> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask, int* tops,
+                                   Feature* phi, int stride) const {
+    const bool estimates_exp = map().kind != FeatureKind::elu;
+    const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
+    return {Operand<S>(x),
+            queries ? nullptr : key_mask,
+            m_w,
+            m_model.features.size() > 1 ? static_cast<std::ptrdiff_t>(map().m) * d_padded() : 0,
+            map().kind,
+            map().m,
+            d_padded(),
+            static_cast<float>(m_model.radius),
+            scale,
+            queries,
+            m_shift,
+            !queries && m_needs_tops ? tops : nullptr,
+            phi,
+            stride,
+            visibility(key_mask)};
+  }
+
+  Visibility visibility(const bool* key_mask) const { return {bias(), key_mask, heads(), n_q(), n_k()}; }
+
+ private:
+  const FeatureModel& map() const { return m_model.features.front(); }
+  const PositionModel& position() const { return m_model.positions.front(); }
+
+  // lags of slots, j - i, and of positions, j - i - offset
+  int lags() const { return n_q() == 0 || n_k() == 0 ? 0 : n_q() + n_k() - 1; }
+  int first_lag() const { return -(n_q() - 1); }
+  int last_lag() const { return n_k() - 1; }
+  int offset() const { return static_cast<int>(m_shape.offset); }
+  int last_seen() const { return m_model.direction == Direction::causal ? std::min(last_lag(), offset()) : last_lag(); }
+  int first_position() const { return first_lag() - offset(); }
+  int last_position() const { return last_seen() - offset(); }
+
+  void check_shape() const {
+    const auto& [batch, heads, n_q, n_k, d_v, offset] = m_shape;
+    constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28, most_blocks = 65535;
+    for (const auto& [name, size] : {std::pair{"n_q", n_q}, {"n_k", n_k}})
+      require(size >= 0 && size <= most, name, ": expected 0 to 2^28, got ", size);
+    require(d_v >= 0 && d_v <= 16384, "d_v: expected 0 to 16384, got ", d_v);
+    require(batch >= 0 && heads >= 1 && batch <= most_blocks && heads <= most_blocks &&
+                batch * heads * TileShape::column_tiles(static_cast<int>(d_v)) <= most_blocks,
+            "batch and heads: expected a batch of 0 or more, one head or more, and a product of at most ", most_blocks,
+            " with the tiles of 64 of d_v, got ", batch, ", ", heads, " and ", d_v);
+    require(offset >= -most && offset <= most, "offset: expected -2^28 to 2^28, got ", offset);
+  }
+
+  void check_model() const {
+    const auto& [direction, radius, features, positions] = m_model;
+    check_direction(direction);
+    const auto one_or_heads = [&](std::size_t count, const char* what) {
+      require(count == 1 || static_cast<std::ptrdiff_t>(count) == m_shape.heads, what, ": expected 1 or ",
+              m_shape.heads, " (heads), got ", count);
+    };
+    one_or_heads(features.size(), "feature maps");
+    one_or_heads(positions.size(), "positions");
+    for (const FeatureModel& one : features)
+      require(one.kind == map().kind && one.d == map().d && one.m == map().m,
+              "feature maps: expected all of one kind and shape");
+    for (const PositionModel& one : positions)
+      require(one.linear == position().linear && one.first == position().first && one.index == position().index &&
+                  one.parameters.size() == position().parameters.size(),
+              "positions: expected all of one kind and shape");
+    require(d() >= 1 && d() <= 256, "input_dim: expected 1 to 256 on a GPU, got ", d());
+    for (const FeatureModel& one : features)
+      require(one.m >= 0 && static_cast<std::ptrdiff_t>(one.projection.size()) == std::ptrdiff_t{one.m} * one.d,
+              "projection: expected ", one.m, " x ", one.d, " scalars, got ", one.projection.size());
+    const std::size_t parameters = position().parameters.size();
+    require(
+        position().linear ? parameters == 1 && position().index.empty() : position().index.empty() == (parameters == 0),
+        "position: expected parameters with an index of each lag, or one and a linear bias, or none, got ", parameters,
+        " and ", position().index.size());
+    for (const std::int32_t at : position().index)
+      require(at >= 0 && static_cast<std::size_t>(at) < parameters, "index: expected parameters 0 to ", parameters,
+              " - 1, got ", at);
+    require(map().kind == FeatureKind::elu ? map().m == 0 : map().m >= 1,
+            "num_features: expected none of elu and one at least of others, got ", map().m);
+    require(r() <= 1024, "features: expected at most 1024 on a GPU, got ", r());
+  }
+
+  // where all keys have one norm, their exponents' largest need not be looked for: |w.x| <= |w| radius
+  void find_shift() {
+    const double radius = m_model.radius;
+    double longest = 0;
+    for (const FeatureModel& one : m_model.features)
+      for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d) {
+        double square = 0;
+        for (auto w = row; w != row + one.d; ++w) square += static_cast<double>(*w) * static_cast<double>(*w);
+        longest = std::max(longest, std::sqrt(square));
+      }
+    const bool trigonometric = map().kind == FeatureKind::trigonometric;
+    const double half = radius * radius / 2, most = trigonometric ? 0 : longest * radius;
+    constexpr double safe = 30;  // exp(-2 safe) is a float of all digits
+    m_needs_tops = map().kind != FeatureKind::elu && !(radius > 0 && most <= safe && half <= safe);
+    m_shift = static_cast<float>(trigonometric ? half : most - half);
+  }
+
+  // the parameter of a lag of slots
+  std::int32_t parameter_of(int lag) const {
+    const std::ptrdiff_t last = static_cast<std::ptrdiff_t>(position().index.size()) - 1;
+    const std::ptrdiff_t at = std::clamp<std::ptrdiff_t>(lag - m_shape.offset - position().first, 0, last);
+    return position().index[static_cast<std::size_t>(at)];
+  }
+
+  // lags at both ends whose weights are one parameter's, or zero because they are not seen
+  void find_band() {
+    const auto kind = [&](int lag) {
+      return lag > last_seen()        ? -1
+             : position().linear      ? lag - first_lag()
+             : parameter_count() == 0 ? 0
+                                      : parameter_of(lag);
+    };
+    m_band = {first_lag(), last_lag()};
+    if (lags() == 0) return;
+    while (m_band.first <= m_band.last && kind(m_band.first) == kind(first_lag())) ++m_band.first;
+    while (m_band.first <= m_band.last && kind(m_band.last) == kind(last_lag())) --m_band.last;
+  }
+
+  void send(bool gradients, cudaStream_t stream) {
+    std::vector<float> w, parameters;  // W's rows are filled up with zeros
+    for (const FeatureModel& one : m_model.features)
+      for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d) {
+        w.insert(w.end(), row, row + one.d);
+        w.resize(w.size() + static_cast<std::size_t>(d_padded() - one.d), 0.0f);
+      }
+    for (const PositionModel& one : m_model.positions)
+      parameters.insert(parameters.end(), one.parameters.begin(), one.parameters.end());
+    std::vector<std::int32_t> index;
+    if (!position().index.empty())
+      for (int k = 0; k < lags(); ++k) index.push_back(parameter_of(first_lag() + k));
+
+    std::vector<std::int32_t> order, start;
+    if (gradients && !index.empty()) sort_lags(index, order, start);
+
+    const auto take = [&](Scratch scratch) {
+      m_w = scratch.take<float>(w.size());
+      m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(lags()));
+      m_index = index.empty() ? nullptr : scratch.take<std::int32_t>(index.size());
+      m_order = order.empty() ? nullptr : scratch.take<std::int32_t>(order.size());
+      m_start = start.empty() ? nullptr : scratch.take<std::int32_t>(start.size());
+      m_parameters = scratch.take<float>(parameters.size());
+      return scratch.bytes();
+    };
+    m_memory = DeviceMemory(take(Scratch()));
+    take(Scratch(m_memory.data()));
+    const auto copy = [&](auto* to, const auto& from) {
+      if (!from.empty())
+        check(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice, stream),
+              "sending the model to the device");
+    };
+    copy(m_w, w);
+    copy(m_index, index);
+    copy(m_order, order);
+    copy(m_start, start);
+    copy(m_parameters, parameters);
+    queue_weights({bias(), m_weights}, stream);
+    check(cudaStreamSynchronize(stream), "sending the model to the device");
+  }
+
+  // lags in the order of their parameters, and where each parameter's begin
+  void sort_lags(const std::vector<std::int32_t>& index, std::vector<std::int32_t>& order,
+                 std::vector<std::int32_t>& start) const {
+    start.assign(static_cast<std::size_t>(parameter_count()) + 1, 0);
+    for (const std::int32_t at : index) ++start[static_cast<std::size_t>(at) + 1];
+    std::partial_sum(start.begin(), start.end(), start.begin());
+    order.resize(index.size());
+    std::vector<std::int32_t> next = start;
+    for (std::size_t k = 0; k < index.size(); ++k)
+      order[static_cast<std::size_t>(next[static_cast<std::size_t>(index[k])]++)] = static_cast<std::int32_t>(k);
+  }
+
+  AttentionModel m_model;
+  PlanShape m_shape;
+  Band m_band{};
+  bool m_needs_tops = false;
+  float m_shift = 0;  // of the keys' exponents, unless their largest is looked for
+  DeviceMemory m_memory;
+  float* m_w = nullptr;                                 // [map, m, d_padded]
+  float* m_weights = nullptr;                           // [position, lags]
+  float* m_parameters = nullptr;                        // [position, parameter]
+  std::int32_t* m_index = nullptr;                      // [lags]
+  std::int32_t *m_order = nullptr, *m_start = nullptr;  // [lags] [parameters + 1], for gradients
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/plan/attention_plan.cuh"
+
+namespace nprf::cuda {
+
+/// y [batch, heads, n_q, d_v] of q [.., n_q, d], k [.., n_k, d] and v [.., n_k, d_v], all of them in the host's memory
+/// and contiguous, by the current device: for first steps.
+///
+///     std::vector<float> y = attend(model_of(attention), {.n_q = n, .n_k = n, .d_v = 64}, q, k, v);
+///
+/// Each call makes a plan, sends, waits and fetches; an AttentionPlan on memory of the device does so once. Throws as
+/// AttentionPlan does, and InvalidArgument for vectors of other sizes.
+template <Storage S>
+std::vector<S> attend(const AttentionModel& model, const PlanShape& shape, const std::vector<S>& q,
+                      const std::vector<S>& k, const std::vector<S>& v, const PlanOptions& options = {}) {
+  PlanOptions owning = options;
+  owning.owns_workspace = true;
+  const AttentionPlan<S> plan(model, shape, owning);
+  const std::ptrdiff_t d = plan.model().features.front().d;
+  const auto size = [&](std::ptrdiff_t tokens, std::ptrdiff_t channels) {
+    return static_cast<std::size_t>(shape.batch * shape.heads * tokens * channels);
+  };
+  const auto send = [&](const std::vector<S>& x, const char* name, std::ptrdiff_t tokens, std::ptrdiff_t channels) {
+    require(x.size() == size(tokens, channels), name, ": expected ", size(tokens, channels),
+            " scalars (batch heads tokens channels), got ", x.size());
+    DeviceMemory memory(x.size() * sizeof(S));
+    if (!x.empty())
+      check(cudaMemcpyAsync(memory.data(), x.data(), x.size() * sizeof(S), cudaMemcpyHostToDevice, nullptr),
+            "sending a vector");
+    return memory;
+  };
+  const DeviceMemory device_q = send(q, "q", shape.n_q, d), device_k = send(k, "k", shape.n_k, d),
+                     device_v = send(v, "v", shape.n_k, shape.d_v);
+  std::vector<S> y(size(shape.n_q, shape.d_v));
+  const DeviceMemory device_y(y.size() * sizeof(S));
+  const auto view = [&](const DeviceMemory& memory, std::ptrdiff_t tokens, std::ptrdiff_t channels) {
+    return DeviceMatrixView<S>(static_cast<S*>(memory.data()), shape.batch, shape.heads, tokens, channels);
+  };
+  plan.forward(view(device_q, shape.n_q, d), view(device_k, shape.n_k, d), view(device_v, shape.n_k, shape.d_v),
+               view(device_y, shape.n_q, shape.d_v));
+  if (!y.empty())
+    check(cudaMemcpyAsync(y.data(), device_y.data(), y.size() * sizeof(S), cudaMemcpyDeviceToHost, nullptr),
+          "fetching a vector");
+  check(cudaStreamSynchronize(nullptr), "computing attention");
+  return y;
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "nprf/cuda/device/launch.cuh"
+
+namespace nprf::cuda {
+
+/// dL/dparameters of every position, from those of the lags: the transpose of b[lag] = parameters[index[lag]], or of b
+/// = -parameters[0] |lag|. Sums in double, in a fixed order.
+struct ParameterGradientTask {
+  const float* db;            // [position, size]
+  const std::int32_t* order;  // [size]: lags by parameter; null where the bias is linear
+  const std::int32_t* start;  // [count + 1]: where each parameter's begin there
+  int count, size, first;     // the position of the first lag: |lag| where the bias is linear
+  float* gradients;           // [position, count]
+};
+
+/// Blocks (parameters, positions).
+template <int threads>
+__global__ void __launch_bounds__(threads) parameter_gradients_kernel(ParameterGradientTask task) {
+  double* sums = shared_memory<double>();
+  const int parameter = static_cast<int>(blockIdx.x), position = static_cast<int>(blockIdx.y);
+  const int thread = static_cast<int>(threadIdx.x);
+  const float* db = task.db + static_cast<std::ptrdiff_t>(position) * task.size;
+  const int begin = task.order ? task.start[parameter] : 0, end = task.order ? task.start[parameter + 1] : task.size;
+  double sum = 0;
+  for (int k = begin + thread; k < end; k += threads) {
+    const int lag = task.first + k;
+    sum += task.order ? db[task.order[k]] : -static_cast<double>(lag < 0 ? -lag : lag) * db[k];
+  }
+  sums[thread] = sum;
+  for (int half = threads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (thread < half) sums[thread] += sums[thread + half];
+  }
+  if (thread == 0)
+    task.gradients[static_cast<std::ptrdiff_t>(position) * task.count + parameter] = static_cast<float>(sums[0]);
+}
+
+/// Queues them; a warp each where a parameter has few lags.
+inline void queue_parameter_gradients(const ParameterGradientTask& task, int positions, cudaStream_t stream) {
+  if (task.count == 0 || positions == 0) return;
+  const dim3 grid{static_cast<unsigned>(task.count), static_cast<unsigned>(positions), 1};
+  constexpr int many = 256, few = 32;
+  if (task.size / task.count > few)
+    launch("gradients: parameters", parameter_gradients_kernel<many>, grid, dim3{many, 1, 1}, many * sizeof(double),
+           stream, task);
+  else
+    launch("gradients: parameters", parameter_gradients_kernel<few>, grid, dim3{few, 1, 1}, few * sizeof(double),
+           stream, task);
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+
+#include "nprf/cuda/toeplitz/banded/chunk_states.cuh"
+#include "nprf/cuda/toeplitz/direct/bf16_mma_tile.cuh"
+
+namespace nprf::cuda {
+
+/// The chunks of n_k keys around a band.
+struct BandChunks {
+  static constexpr int chunk = ChunkTask<float>::chunk;
+
+  int n_k;
+  Band band;
+
+  __host__ __device__ int count() const { return ChunkTask<float>::chunks_of(n_k); }
+
+  /// Chunks of which queries from `first` on see no key in the band or behind it, and those up to `last` none before
+  /// it.
+  __host__ __device__ int before(int first) const { return at_most(count(), first + band.first, 0); }
+  __host__ __device__ int after(int first, int last) const {
+    const int end = at_most(count(), last + band.last + 1, chunk - 1), begin = before(first);
+    return end > begin ? end : begin;
+  }
+
+ private:
+  // (key + more) / chunk, between 0 and most
+  static __host__ __device__ int at_most(int most, int key, int more) {
+    const int k = ((key > 0 ? key : 0) + more) / chunk;
+    return k < most ? k : most;
+  }
+};
+
+/// Y = ((A B^T) o C) [V 1] where weights of all lags before a band are alike, and of all lags after it: T5's buckets,
+/// clipped tables, no position. What a tile of queries needs of the keys out of its band are two matrices (r,p + 1),
+///
+///     y_i += A_i (c_before sum_{j < j_1} B_j^T [V 1]_j + c_after sum_{j >= j_2} B_j^T [V 1]_j)
+///
+/// kept for chunks of keys. In parts that are to be added up: each has its share of the band, the first one the
+/// matrices. Exact to rounding of the tiles. O((n_q + n_k) r p + n_q R (r + p)) for a band of R lags.
+template <Storage S, class Feature = float>
+struct BandedTask : ChunkTask<S, Feature> {
+  Band band;
+  int parts;
+  float *N, *D;  // [part, z, n_q, p] [part, z, n_q]
+};
+
+/// Blocks (tiles of queries, parts, z and tiles of columns).
+template <Storage S, class Feature>
+__global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feature>::blocks))
+    banded_kernel(BandedTask<S, Feature> task) {
+  using Y = TileOf<S, Feature>;
+  if constexpr (Y::compiled) {
+    constexpr int tiles_of_chunk = task.chunk / Y::keys;
+    const int n_q = task.A.tokens, p = task.U.V.channels, part = static_cast<int>(blockIdx.y);
+    const int column_tiles = TileShape::column_tiles(p), all = static_cast<int>(gridDim.z) / column_tiles;
+    const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles;
+    const int i0 = static_cast<int>(blockIdx.x) * Y::queries;
+    const BandChunks keys{task.B.tokens, task.band};
+    const int chunks = task.chunks(), before = keys.before(i0), after = keys.after(i0, min(i0 + Y::queries, n_q) - 1);
+    const int first = before * tiles_of_chunk;
+    const int count = max(0, min(after * tiles_of_chunk, TileShape::tiles(task.B.tokens)) - first);
+
+    Y y(task, z, i0, p0 * Y::columns);
+    if (part == 0) {
+      const int head = z % task.A.heads;
+      const float c_before = task.c(head, max(task.c.first, task.band.first - 1));
+      const float c_after = task.c(head, min(task.c.first + task.c.size - 1, task.band.last + 1));
+      const std::ptrdiff_t matrices = static_cast<std::ptrdiff_t>(z) * (chunks + 1), columns = p + 1;
+      const float *left = task.before + (matrices + before) * task.matrix(),
+                  *right = task.after + (matrices + after) * task.matrix();
+      y.add_product([&](int f, int column) {
+        const std::ptrdiff_t at = f * columns + column;
+        return (c_before == 0 ? 0.0f : c_before * left[at]) + (c_after == 0 ? 0.0f : c_after * right[at]);
+      });
+    }
+    y.add_keys(first + count * part / task.parts, first + count * (part + 1) / task.parts);
+    const std::ptrdiff_t rows = (static_cast<std::ptrdiff_t>(part) * all + z) * n_q;
+    y.store(task.N + rows * p, task.D + rows);
+  }
+}
+
+/// Queues the products of `z` matrices.
+template <Storage S, class Feature>
+void queue_banded(const BandedTask<S, Feature>& task, int z, cudaStream_t stream) {
+  using Y = TileOf<S, Feature>;
+  if (task.A.tokens == 0 || z == 0) return;
+  queue_chunks<S, Feature>(task, z, stream);
+  const dim3 grid{blocks_of<Y::queries>(task.A.tokens), static_cast<unsigned>(task.parts),
+                  static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels))};
+  launch("banded", banded_kernel<S, Feature>, grid, dim3{Y::threads, 1, 1}, Y::shared, stream, task);
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include "nprf/cuda/device/bf16_row_loader.cuh"
+#include "nprf/cuda/device/mma_fragment.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+
+namespace nprf::cuda {
+
+/// Tile's work on tensor cores, for what is stored in half the bits: 4 warps with 32 rows each, which keep their
+/// scores, sums and 64 columns of Y in registers.
+///
+///     P = bf16((A B^T) o C)        N += P bf16(V)        D += P 1
+///
+/// Features are rows of bfloat16, filled up with zeros to sixteens. P, and values that are stored as half, are rounded
+/// to bfloat16, sums are float's. With positive features weights are off by three roundings of 2^-8 at most, A's, B's
+/// and P's, and y by six times 2^-8 of the largest |v|, usually by far less, since roundings of many keys cancel;
+/// values that are rounded add one more. D sums the rounded scores, so that weights sum to one.
+template <Storage S>
+class TensorTile {
+ public:
+  using Feature = __nv_bfloat16;
+  static constexpr bool compiled = has_mma;
+  static constexpr int queries = 128, keys = 64, columns = RowShape::channels, threads = RowShape::threads, blocks = 2;
+  static constexpr std::size_t shared = RowShape::bytes(queries + 2 * keys) + sizeof(float) * (2 * threads);
+
+  __device__ __forceinline__ TensorTile(const TileTask<S, Feature>& task, int z, int i0, int p0)
+      : m_task(task),
+        m_A(task.A.of(z)),
+        m_B(task.B.of(z)),
+        m_U(task.U.of(z)),
+        m_head(z % task.A.heads),
+        m_i0(i0),
+        m_p0(p0),
+        m_in_eights(in_eights(m_U)) {}
+
+  /// Adds what the keys of the tiles first to end - 1 give.
+  __device__ __forceinline__ void add_keys(int first, int end) {
+    if (first >= end) return;
+    fetch(first, 0);
+    for (int J = first; J < end; ++J) add_tile(J, end);
+  }
+
+  /// Adds A bf16(M), of a matrix M (r,p + 1) whose entries are at(f, column). For sums M = B^T [V 1] that is no more
+  /// than rounding B and P: |A (bf16(M) - M)| <= 2^-8 A |M| <= 2^-8 max |v| A B^T 1, where features are positive.
+  template <class Entries>
+  __device__ __forceinline__ void add_product(Entries&& at) {
+    const int r = m_task.A.channels, p = m_U.p;
+    Feature* sums = reinterpret_cast<Feature*>(c());  // M's last column
+    for (int k0 = 0; k0 < r; k0 += deep) {
+      __syncthreads();
+      load_queries(k0);
+      const int depth = min(deep, r - k0);
+#pragma unroll 8
+      for (int e = static_cast<int>(threadIdx.x); e < depth * columns; e += threads) {
+        const int f = e / columns, column = m_p0 + e % columns;
+        cuda::store(u() + f * stride + e % columns, column < p ? at(k0 + f, column) : 0.0f);
+      }
+      for (int f = static_cast<int>(threadIdx.x); f < depth; f += threads) cuda::store(sums + f, at(k0 + f, p));
+      __syncthreads();
+#pragma unroll 1
+      for (int k = 0; k < depth; k += 16) {
+        LeftFragment q[2];
+        for (int m = 0; m < 2; ++m) q[m] = load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
+        add_columns(q, k);
+        for (int m = 0; m < 2; ++m) multiply_add(m_sum[m], q[m], load_right_column(sums + k));
+      }
+    }
+  }
+
+  /// Writes rows of Y (n_q,p) and, with the first columns, of sums (n_q).
+  __device__ __forceinline__ void store(float* Y, float* sums) const {
+    const int n_q = m_task.A.tokens, p = m_U.p;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = m_i0 + row_of_warp() + 16 * m + 8 * h + SumFragment::row();
+        if (i >= n_q) continue;
+        float* y = Y + static_cast<std::ptrdiff_t>(i) * p;
+#pragma unroll
+        for (int n = 0; n < columns / 8; ++n) {
+          const int column = m_p0 + 8 * n + SumFragment::column();
+          const float first = m_y[m][n].x[2 * h], second = m_y[m][n].x[2 * h + 1];
+          if (p % 2 == 0 && column < p)
+            *reinterpret_cast<float2*>(y + column) = make_float2(first, second);
+          else if (column < p)
+            y[column] = first;
+          if (p % 2 != 0 && column + 1 < p) y[column + 1] = second;
+        }
+        if (m_p0 == 0 && SumFragment::column() == 0) sums[i] = m_sum[m].x[2 * h];
+      }
+  }
+
+ private:
+  static constexpr int deep = RowShape::channels, stride = RowShape::stride;
+
+  __device__ __forceinline__ static Feature* a() { return shared_memory<Feature>(); }  // (queries,deep)
+  __device__ __forceinline__ static Feature* b() { return a() + queries * stride; }    // (keys,deep)
+  __device__ __forceinline__ static Feature* u() { return b() + keys * stride; }       // (keys,columns)
+  __device__ __forceinline__ static float* c() {                                       // queries + keys lags
+    return reinterpret_cast<float*>(u() + keys * stride);
+  }
+
+  // what a step of add_tile needs, into registers: features k0.. of tile J, and with the first of them its values
+  __device__ __forceinline__ void fetch(int J, int k0) {
+    const int j0 = J * keys;
+    m_keys.fetch(m_task.B, m_B, j0, k0);
+    if (k0 > 0) return;
+    if (m_in_eights) m_values.fetch(m_U, j0, m_p0);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int lag = static_cast<int>(threadIdx.x) + e * threads;
+      m_weights[e] = lag < queries + keys - 1 ? m_task.c(m_head, j0 - (m_i0 + queries - 1) + lag) : 1.0f;
+    }
+  }
+
+  // tile J, whose first features have been fetched; while it is computed the next ones are on their way
+  __device__ __forceinline__ void add_tile(int J, int end) {
+    const int r = m_task.B.channels;
+    SumFragment s[2][keys / 8] = {};  // (32,keys)
+    bool hides = false;
+    for (int k0 = 0; k0 < r; k0 += deep) {
+      __syncthreads();
+      load_queries(k0);
+      m_keys.put(b(), r - k0);
+      if (k0 == 0) {
+        if (m_in_eights)
+          m_values.template put<S>(u());
+        else
+          load_columns(u(), stride, m_U, J * keys, keys, m_p0, columns);
+        for (int e = 0; e < 2; ++e) c()[static_cast<int>(threadIdx.x) + e * threads] = m_weights[e];
+        hides = __syncthreads_or(m_weights[0] == 0 || m_weights[1] == 0);
+      } else {
+        __syncthreads();
+      }
+      const bool more = k0 + deep < r;
+      if (more || J + 1 < end) fetch(more ? J : J + 1, more ? k0 + deep : 0);
+      const int depth = min(deep, r - k0);
+#pragma unroll 1
+      for (int k = 0; k < depth; k += 16) add_scores(s, k);
+    }
+    // a weight of zero hides whatever its key holds, and its value
+    if (hides) {
+      hide_scores(s);
+      if (__syncthreads_or(has_wild_values())) add_wild_values();
+    }
+#pragma unroll
+    for (int k = 0; k < keys; k += 16) {
+      LeftFragment p[2];
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const SumFragment& x = s[m][k / 8 + e / 2];
+          const float* weight = weight_of(m, e % 2, k / 8 + e / 2);
+          p[m].x[e] = pack(weight[0] * x.x[e % 2 * 2], weight[1] * x.x[e % 2 * 2 + 1]);
+        }
+      add_columns(p, k);
+      for (int m = 0; m < 2; ++m) multiply_add(m_sum[m], p[m], right_ones());
+    }
+  }
+
+  // of the tile, where the warp's begin
+  __device__ __forceinline__ static int row_of_warp() { return static_cast<int>(threadIdx.x) / 32 * 32; }
+
+  // of the lane's rows m, h and its first key of eight
+  __device__ __forceinline__ const float* weight_of(int m, int h, int eight) const {
+    return c() + queries - 1 - row_of_warp() + SumFragment::column() - SumFragment::row() + 8 * (eight - 2 * m - h);
+  }
+
+  // features k0.. of the queries, which stay where they are if there are no more
+  __device__ __forceinline__ void load_queries(int k0) {
+    if (m_has_queries && m_task.A.channels <= deep) return;
+    m_has_queries = true;
+#pragma unroll 1
+    for (int i = 0; i < queries; i += keys) {
+      Rows<keys> rows;
+      rows.fetch(m_task.A, m_A, m_i0 + i, k0);
+      rows.put(a() + i * stride);
+    }
+  }
+
+  // by 16 features
+  __device__ __forceinline__ void add_scores(SumFragment (&s)[2][keys / 8], int k) const {
+    LeftFragment q[2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) q[m] = load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
+#pragma unroll
+    for (int j = 0; j < keys; j += 16) {
+      RightFragment key[2];
+      load_right_transposed(key, b() + j * stride + k, stride);
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) multiply_add(s[m][j / 8 + n], q[m], key[n]);
+    }
+  }
+
+  // y += p u of 16 rows of u
+  __device__ __forceinline__ void add_columns(const LeftFragment (&p)[2], int k) {
+#pragma unroll
+    for (int column = 0; column < columns; column += 16) {
+      RightFragment value[2];
+      load_right(value, u() + k * stride + column, stride);
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) multiply_add(m_y[m][column / 8 + n], p[m], value[n]);
+    }
+  }
+
+  __device__ __forceinline__ void hide_scores(SumFragment (&s)[2][keys / 8]) const {
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int n = 0; n < keys / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (weight_of(m, e / 2, n)[e % 2] == 0) s[m][n].x[e] = 0;
+  }
+
+  __device__ __forceinline__ static bool is_wild(Feature x) { return !(fabsf(to_float(x)) <= largest_float); }
+
+  // whether the thread's share of the values has one that is not finite
+  __device__ __forceinline__ bool has_wild_values() const {
+    bool found = false;
+    for (int e = static_cast<int>(threadIdx.x); e < keys * columns; e += threads)
+      found |= is_wild(u()[e / columns * stride + e % columns]);
+    return found;
+  }
+
+  // gives those to the rows that see them, and leaves zeros for the others
+  __device__ void add_wild_values() {
+    for (int k = 0; k < keys; ++k)
+#pragma unroll
+      for (int n = 0; n < columns / 8; ++n)
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          const Feature value = u()[k * stride + 8 * n + SumFragment::column() + s];
+          if (!is_wild(value)) continue;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float weight = weight_of(e / 2, e % 2, 0)[k - SumFragment::column()];
+            if (weight != 0) m_y[e / 2][n].x[e % 2 * 2 + s] += weight * to_float(value);
+          }
+        }
+    __syncthreads();
+    for (int e = static_cast<int>(threadIdx.x); e < keys * columns; e += threads) {
+      Feature& value = u()[e / columns * stride + e % columns];
+      if (is_wild(value)) cuda::store(&value, 0.0f);
+    }
+    __syncthreads();
+  }
+
+  const TileTask<S, Feature>& m_task;
+  const Feature *m_A, *m_B;
+  ColumnsOf<S> m_U;
+  int m_head, m_i0, m_p0;
+  bool m_in_eights, m_has_queries = false;
+  Rows<keys> m_keys, m_values;
+  float m_weights[2];  // of c()
+  SumFragment m_y[2][columns / 8] = {}, m_sum[2] = {};
+};
+
+/// Tiles by features of float, or of bfloat16.
+template <Storage S, class Feature>
+using TileOf = std::conditional_t<std::is_same_v<Feature, float>, Tile<S>, TensorTile<S>>;
+
+}  // namespace nprf::cuda

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/toeplitz/direct/bf16_mma_tile.cuh"
+
+namespace nprf::cuda {
+
+/// Y = ((A B^T) o C) [V 1] for every z, in parts that are to be added up: each has its share of the keys.
+///
+///     N [part, z, n_q, p]        D [part, z, n_q], the same for values of 1
+///
+/// exact to rounding of the tiles. O(n_q n_k (r + p)).
+template <Storage S, class Feature = float>
+struct DirectTask : TileTask<S, Feature> {
+  int parts;
+  float *N, *D;
+};
+
+/// Blocks (tiles of queries, parts, z and tiles of columns).
+template <Storage S, class Feature>
+__global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feature>::blocks))
+    direct_kernel(DirectTask<S, Feature> task) {
+  using Y = TileOf<S, Feature>;
+  if constexpr (Y::compiled) {
+    const int n_q = task.A.tokens, n_k = task.B.tokens, p = task.U.V.channels;
+    const int column_tiles = TileShape::column_tiles(p), all = static_cast<int>(gridDim.z) / column_tiles;
+    const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles;
+    // the last queries first, which see most keys where attention is causal
+    const int i0 = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Y::queries, part = static_cast<int>(blockIdx.y);
+
+    const int last_row = min(i0 + Y::queries, n_q) - 1;
+    const KeyTiles keys = KeyTiles::seen(task.c, i0, last_row, n_k).part(part, task.parts);
+    Y y(task, z, i0, p0 * Y::columns);
+    y.add_keys(keys.first, keys.end);
+    const std::ptrdiff_t rows = (static_cast<std::ptrdiff_t>(part) * all + z) * n_q;
+    y.store(task.N + rows * p, task.D + rows);
+  }
+}
+
+/// How many parts of the keys that a tile of queries sees give every multiprocessor two blocks, each part a tile of
+/// keys at least.
+inline int parts_of_keys(const Device& device, int tiles_of_queries, int keys, int p, int z) {
+  const std::ptrdiff_t blocks = static_cast<std::ptrdiff_t>(tiles_of_queries) * z * TileShape::column_tiles(p);
+  const std::ptrdiff_t wanted = 2 * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
+  constexpr int most = 32;
+  return static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(keys / TileShape::tile, 1, most)));
+}
+
+/// Queues the products of `z` matrices.
+template <Storage S, class Feature>
+void queue_direct(const DirectTask<S, Feature>& task, int z, cudaStream_t stream) {
+  using Y = TileOf<S, Feature>;
+  if (task.A.tokens == 0 || z == 0) return;
+  const dim3 grid{blocks_of<Y::queries>(task.A.tokens), static_cast<unsigned>(task.parts),
+                  static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels))};
+  launch("direct", direct_kernel<S, Feature>, grid, dim3{Y::threads, 1, 1}, Y::shared, stream, task);
+}
+
+}  // namespace nprf::cuda

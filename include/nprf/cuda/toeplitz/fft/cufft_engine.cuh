@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "nprf/cuda/device/complex.cuh"
+#include "nprf/cuda/device/cufft.hpp"
+#include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/fft/length.hpp"
+
+namespace nprf::cuda {
+
+/// The circulant that holds the weights.
+struct CirculantTask {
+  DeviceWeights c;
+  int length;
+  float2* w;  // [head, length]
+};
+
+template <int threads>
+__global__ void __launch_bounds__(threads) circulant_kernel(CirculantTask task) {
+  const int k = static_cast<int>(blockIdx.x * threads + threadIdx.x), head = static_cast<int>(blockIdx.y);
+  if (k >= task.length) return;
+  task.w[static_cast<std::ptrdiff_t>(head) * task.length + k] =
+      make_float2(task.c.in_circulant(head, k, task.length), 0);
+}
+
+/// How many columns (pair, feature) are transformed together.
+struct SlabShape {
+  int pairs, features;
+
+  int slots() const { return pairs * features; }
+
+  /// As many of r features and of all pairs as so many bytes take, one at least.
+  static SlabShape of(int length, int r, std::ptrdiff_t all_pairs, std::size_t most_bytes) {
+    constexpr std::ptrdiff_t most_blocks = 65535;
+    const std::size_t fit = most_bytes / (sizeof(float2) * static_cast<std::size_t>(length));
+    const auto most = std::clamp<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(fit), 1, most_blocks);
+    const std::ptrdiff_t features = std::min<std::ptrdiff_t>(r, most);
+    const std::ptrdiff_t pairs = std::clamp<std::ptrdiff_t>(most / std::max<std::ptrdiff_t>(features, 1), 1,
+                                                            std::max<std::ptrdiff_t>(all_pairs, 1));
+    return {static_cast<int>(pairs), static_cast<int>(features)};
+  }
+};
+
+/// A slab of columns B_f U_c that are transformed together, pairs of columns as complex ones: `pairs` of them, counted
+/// through all z, by `features` features. Slot (pair, feature) lies at slab + (pair features + feature) length.
+template <Storage S>
+struct SpreadTask {
+  Operand<float> B;  // (n_k,r)
+  Columns<S> U;      // (n_k,p + 1)
+  int length, pairs_of_z, all_pairs;
+  int first_pair, first_feature, features;
+  float2* slab;
+};
+
+/// What it becomes: N and D.
+template <Storage S>
+struct SlabTask : SpreadTask<S> {
+  Operand<float> A;        // (n_q,r)
+  const float2* spectrum;  // [head, length]
+  std::ptrdiff_t stride;   // of the spectrum from head to head
+  float *N, *D;            // [z, n_q, p] [z, n_q]
+};
+
+/// slab = B_f U_c, and zeros beyond. Blocks (tokens, slots).
+template <Storage S>
+__global__ void __launch_bounds__(256) spread_kernel(SpreadTask<S> task) {
+  const int j = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), slot = static_cast<int>(blockIdx.y);
+  const int pair = task.first_pair + slot / task.features, f = task.first_feature + slot % task.features;
+  if (j >= task.length) return;
+  float2 value = make_float2(0, 0);
+  if (j < task.B.tokens && pair < task.all_pairs && f < task.B.channels) {
+    const int z = pair / task.pairs_of_z;
+    value = task.B.of(z)[f * task.B.channel_stride + j] * task.U.of(z).pair(j, pair % task.pairs_of_z);
+  }
+  task.slab[static_cast<std::ptrdiff_t>(slot) * task.length + j] = value;
+}
+
+/// slab = spectrum slab / length. Blocks (frequencies, slots).
+template <Storage S>
+__global__ void __launch_bounds__(256) filter_kernel(SlabTask<S> task) {
+  const int k = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const int slot = static_cast<int>(blockIdx.y), pair = task.first_pair + slot / task.features;
+  if (k >= task.length || pair >= task.all_pairs) return;
+  float2& value = task.slab[static_cast<std::ptrdiff_t>(slot) * task.length + k];
+  const float2 c = task.spectrum[pair / task.pairs_of_z % task.A.heads * task.stride + k];
+  value = multiply(value, (1.0f / static_cast<float>(task.length)) * c);
+}
+
+/// N and D += sum_f A_f slab, in the order of the features. Blocks (queries, pairs).
+template <Storage S>
+__global__ void __launch_bounds__(256) gather_kernel(SlabTask<S> task) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), slot = static_cast<int>(blockIdx.y);
+  const int pair = task.first_pair + slot, n_q = task.A.tokens, p = task.U.V.channels;
+  if (i >= n_q || pair >= task.all_pairs) return;
+  const int z = pair / task.pairs_of_z, features = min(task.features, task.A.channels - task.first_feature);
+  const float* A = task.A.of(z) + task.first_feature * task.A.channel_stride + i;
+  const float2* slab = task.slab + static_cast<std::ptrdiff_t>(slot) * task.features * task.length + i;
+  float2 sum = make_float2(0, 0);
+  for (int f = 0; f < features; ++f)
+    sum = sum + A[f * task.A.channel_stride] * slab[static_cast<std::ptrdiff_t>(f) * task.length];
+  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + i;
+  const auto add = [&](int column, float value) {
+    if (column < p) task.N[row * p + column] += value;
+    if (column == p) task.D[row] += value;
+  };
+  add(2 * (pair % task.pairs_of_z), sum.x);
+  add(2 * (pair % task.pairs_of_z) + 1, sum.y);
+}
+
+/// Y = ((A B^T) o C) [V 1] by cuFFT: a circulant of at least n_q + n_k - 1 holds C, and its transforms go through slabs
+/// of bounded size. O(r (p + 1) n log n) time; memory a slab, and cuFFT's own.
+class TransformEngine {
+ public:
+  TransformEngine() = default;
+  /// For z matrices of p columns and r features; `most_bytes` is for a slab, which holds one transform at least. Throws
+  /// BackendError for what cuFFT refuses.
+  TransformEngine(int n_q, int n_k, int r, int p, int z, int positions, std::size_t most_bytes)
+      : m_length(nprf::fft::smooth_length(n_q + n_k - 1)), m_pairs(column_pairs(p)) {
+    m_slab = SlabShape::of(m_length, r, static_cast<std::ptrdiff_t>(z) * m_pairs, most_bytes);
+    m_columns = CufftPlan(m_length, m_slab.slots());
+    m_weights = CufftPlan(m_length, positions);
+  }
+
+  int length() const { return m_length; }
+
+  /// What a call needs.
+  struct Arrays {
+    float2* slab;
+    std::byte* cufft;
+  };
+  Arrays take(Scratch& scratch) const {
+    return {scratch.take<float2>(static_cast<std::size_t>(m_slab.slots()) * static_cast<std::size_t>(m_length)),
+            scratch.take<std::byte>(m_columns.workspace_bytes())};
+  }
+  std::byte* take_for_spectrum(Scratch& scratch) const { return scratch.take<std::byte>(m_weights.workspace_bytes()); }
+
+  /// Queues the spectrum [position, length] of the weights.
+  void queue_spectrum(const DeviceWeights& c, int positions, float2* spectrum, std::byte* workspace,
+                      cudaStream_t stream) const {
+    launch("circulant", circulant_kernel<threads>,
+           dim3{blocks_of<threads>(m_length), static_cast<unsigned>(positions), 1},
+           dim3{static_cast<unsigned>(threads), 1, 1}, 0, stream, CirculantTask{c, m_length, spectrum});
+    m_weights.run(spectrum, CUFFT_FORWARD, workspace, stream);
+  }
+
+  /// Queues N [z, n_q, p] and D [z, n_q] of z matrices; spectra of heads are `stride` apart.
+  template <Storage S>
+  void queue(const TileTask<S>& x, int z, const float2* spectrum, std::ptrdiff_t stride, float* N, float* D,
+             const Arrays& arrays, cudaStream_t stream) const {
+    const auto& [A, B, U, c] = x;
+    const int p = U.V.channels, r = A.channels;
+    const std::size_t rows = static_cast<std::size_t>(z) * static_cast<std::size_t>(A.tokens);
+    check(cudaMemsetAsync(N, 0, rows * static_cast<std::size_t>(p) * sizeof(float), stream), "clearing sums");
+    check(cudaMemsetAsync(D, 0, rows * sizeof(float), stream), "clearing sums");
+    if (rows == 0 || B.tokens == 0) return;
+    const unsigned slots = static_cast<unsigned>(m_slab.slots()), pairs = static_cast<unsigned>(m_slab.pairs);
+    const dim3 block{threads, 1, 1};
+    for (int pair = 0; pair < z * m_pairs; pair += m_slab.pairs)
+      for (int f = 0; f < r; f += m_slab.features) {
+        const SlabTask<S> task{
+            {B, U, m_length, m_pairs, z * m_pairs, pair, f, m_slab.features, arrays.slab}, A, spectrum, stride, N, D};
+        launch("spread", spread_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream,
+               static_cast<const SpreadTask<S>&>(task));
+        m_columns.run(arrays.slab, CUFFT_FORWARD, arrays.cufft, stream);
+        launch("filter", filter_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream, task);
+        m_columns.run(arrays.slab, CUFFT_INVERSE, arrays.cufft, stream);
+        launch("gather", gather_kernel<S>, dim3{blocks_of<threads>(A.tokens), pairs, 1}, block, 0, stream, task);
+      }
+  }
+
+ private:
+  static constexpr int threads = 256;
+
+  int m_length = 1, m_pairs = 1;
+  SlabShape m_slab{};
+  CufftPlan m_columns, m_weights;
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/toeplitz/fft/shared_memory_kernel.cuh"
+
+namespace nprf::cuda {
+
+/// A way to transform N points in shared memory.
+struct FusedVariant {
+  int L, folds, threads;
+  std::size_t shared, spectrum_shared;
+  void (*kernel)(FusedTask);
+  void (*spectrum)(FusedSpectrumTask);
+
+  template <class Shape, int folds_, Keep columns, Keep sums>
+  static FusedVariant of() {
+    return {Shape::L,
+            folds_,
+            Shape::threads,
+            fused_shared<Shape, folds_, columns, sums>(),
+            sizeof(float2) * fft::BlockTransform<Shape>::shared,
+            fused_kernel<Shape, folds_, columns, sums>,
+            fused_spectrum_kernel<Shape, folds_>};
+  }
+
+  int N() const { return folds * L; }
+};
+
+using Points1024 = fft::Shape<1024, 64, 4, 16>;
+using Points2048 = fft::Shape<2048, 128, 8, 16>;
+using Points4096 = fft::Shape<4096, 256, 16, 16>;
+using Points8192 = fft::Shape<8192, 256, 32, 16>;
+
+/// By N, and for each the one that wants more shared memory first: 8192 points fit Volta's, 16384 Hopper's.
+inline const auto& fused_variants() {
+  using V = FusedVariant;
+  static const V all[] = {
+      V::of<Points1024, 1, Keep::in_shared_memory, Keep::in_registers>(),
+      V::of<Points2048, 1, Keep::in_shared_memory, Keep::in_registers>(),
+      V::of<Points1024, 3, Keep::in_global_memory, Keep::in_registers>(),
+      V::of<Points4096, 1, Keep::in_shared_memory, Keep::in_registers>(),
+      V::of<Points2048, 3, Keep::in_global_memory, Keep::in_registers>(),
+      V::of<Points8192, 1, Keep::in_shared_memory, Keep::in_registers>(),
+      V::of<Points8192, 1, Keep::in_global_memory, Keep::in_registers>(),
+      V::of<Points4096, 3, Keep::in_global_memory, Keep::in_registers>(),
+      V::of<Points8192, 2, Keep::in_global_memory, Keep::in_shared_memory>(),
+  };
+  return all;
+}
+
+/// The products of z matrices by fused kernels.
+class FusedEngine {
+ public:
+  /// The shortest variant for n tokens on the device; null if there is none.
+  static const FusedVariant* variant_for(const Device& device, int n) {
+    for (const FusedVariant& variant : fused_variants())
+      if (variant.N() >= n && variant.shared <= device.shared_bytes) return &variant;
+    return nullptr;
+  }
+
+  /// Throws InvalidArgument if the tokens are more than shared memory takes.
+  FusedEngine(const Device& device, int n_q, int n_k, int r, int p, int z)
+      : m_variant(variant_for(device, std::max(n_q, n_k))), m_pairs(column_pairs(p)), m_z(z) {
+    require(m_variant != nullptr, "n_q and n_k: expected at most 16384 (12288 on older devices) in shared memory, got ",
+            n_q, " and ", n_k);
+    allow_shared(m_variant->kernel, m_variant->shared);
+    int blocks = 0;
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, m_variant->kernel, m_variant->threads,
+                                                        m_variant->shared),
+          "asking how many blocks fit");
+    choose_groups(r, device.multiprocessors * std::max(blocks, 1));
+  }
+
+  /// N: tokens of a row of features, zeros among them.
+  int length() const { return m_variant->N(); }
+
+  struct Arrays {
+    float2 *U, *Y;  // as FusedTask's
+  };
+  Arrays take(Scratch& scratch) const {
+    const std::size_t columns = static_cast<std::size_t>(m_z) *
+                                static_cast<std::size_t>(2 * m_variant->folds * m_pairs) *
+                                static_cast<std::size_t>(length());
+    float2* U = scratch.take<float2>(columns);
+    return {U, scratch.take<float2>(columns * static_cast<std::size_t>(m_groups))};
+  }
+
+  /// Queues the spectrum [position, 2 N] of the weights.
+  void queue_spectrum(const DeviceWeights& c, int positions, float2* spectrum, cudaStream_t stream) const {
+    launch("fused: spectrum", m_variant->spectrum,
+           dim3{static_cast<unsigned>(2 * m_variant->folds), static_cast<unsigned>(positions), 1},
+           dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->spectrum_shared, stream,
+           FusedSpectrumTask{c, spectrum});
+  }
+
+  /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z, r, N].
+  template <Storage S>
+  void queue(const TileTask<S>& x, int z, const float2* spectrum, std::ptrdiff_t stride, float* out, float* sums,
+             const Arrays& arrays, cudaStream_t stream) const {
+    if (x.A.tokens == 0 || z == 0) return;
+    const int residues = 2 * m_variant->folds;
+    const unsigned pairs = static_cast<unsigned>(m_pairs), all = static_cast<unsigned>(z);
+    constexpr int threads = 256;
+    const dim3 block{threads, 1, 1};
+    launch("fused: columns", turn_kernel<S>, dim3{blocks_of<threads>(length()), pairs, all}, block, 0, stream,
+           TurnTask<S>{x.U, length(), residues, m_pairs, arrays.U});
+    launch("fused", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
+           dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->shared, stream,
+           FusedTask{x.A.data, x.B.data, arrays.U, spectrum, stride, x.A.heads, x.A.channels, m_pairs, m_groups,
+                     m_features, arrays.Y});
+    launch("fused: sums", collect_kernel<threads>, dim3{blocks_of<threads>(x.A.tokens), pairs, all}, block, 0, stream,
+           CollectTask{arrays.Y, length(), residues, m_pairs, m_groups, x.A.tokens, x.U.V.channels, out, sums});
+  }
+
+ private:
+  // the groups of features that keep the device busy for the shortest time: rounds of blocks, times features of each
+  void choose_groups(int r, int slots) {
+    constexpr int most = 32;
+    long long best = std::numeric_limits<long long>::max();
+    for (int groups = 1; groups <= std::min(r, most); ++groups) {
+      const int features = (r + groups - 1) / groups;
+      const long long all = static_cast<long long>(m_pairs) * 2 * m_variant->folds * groups * std::max(m_z, 1);
+      const long long time = (all + slots - 1) / slots * features;
+      if (time >= best) continue;
+      best = time;
+      m_groups = groups;
+      m_features = features;
+    }
+  }
+
+  const FusedVariant* m_variant = nullptr;
+  int m_pairs = 1, m_z = 0, m_groups = 1, m_features = 1;
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/fft/block.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+
+namespace nprf::cuda {
+
+/// Y = ((A B^T) o C) [V 1] by transforms that stay in shared memory. C is part of a circulant of length 2 N, N = folds
+/// L. Of its 2 N frequencies a block has those that are q modulo 2 folds, one residue class, for which it folds the
+/// input and transforms L points:
+///
+///     z_l    = sum_f B_r[l + L f] u_q[l + L f]                      u_q[j] = u[j] exp(-pi i q j / N)
+///     v      = inverse(spectrum_q forward(z)) / 2 N
+///     Y_q[j] = sum_r A_r[j] v[j mod L]
+///     y[j]   = sum_q Y_q[j] exp(+pi i q j / N)
+///
+/// so that blocks exchange nothing. Columns go in pairs, as complex ones; a block takes a pair, a residue class and a
+/// group of features, and what the groups have is added up in their order. O(r (p + 1) N log N) time; nothing of size r
+/// p n is ever stored.
+struct FusedTask {
+  const float *A, *B;                     // [z, r, N], zero from n_q and n_k on
+  const float2* U;                        // [z, residue, pair, N], turned, zero from n_k on
+  const float2* spectrum;                 // [head, residue, L], in a block's own order
+  std::ptrdiff_t stride;                  // of the spectrum from head to head
+  int heads, r, pairs, groups, features;  // features of a group
+  float2* Y;                              // [z, group, residue, pair, N]
+};
+
+/// exp(-pi i q j / N), of q j below 2^31.
+__device__ __forceinline__ float2 residue_root(int q, int j, int N) {
+  return fft::root(q * j % (2 * N), 2 * N);  // whole turns are dropped while the angle is an integer
+}
+
+/// FusedTask's U.
+template <Storage S>
+struct TurnTask {
+  Columns<S> U;  // (n_k,p + 1)
+  int N, residues, pairs;
+  float2* turned;
+};
+
+/// Blocks (tokens, pairs, z).
+template <Storage S>
+__global__ void __launch_bounds__(256) turn_kernel(TurnTask<S> task) {
+  const int j = static_cast<int>(blockIdx.x * 256 + threadIdx.x), pair = static_cast<int>(blockIdx.y);
+  const int z = static_cast<int>(blockIdx.z);
+  if (j >= task.N) return;
+  const float2 u = task.U.of(z).pair(j, pair);
+  for (int q = 0; q < task.residues; ++q)
+    task.turned[((static_cast<std::ptrdiff_t>(z) * task.residues + q) * task.pairs + pair) * task.N + j] =
+        multiply(u, residue_root(q, j, task.N));
+}
+
+/// y from the groups' and the residue classes' parts.
+struct CollectTask {
+  const float2* Y;  // FusedTask's
+  int N, residues, pairs, groups, n_q, p;
+  float *out, *sums;  // [z, n_q, p] [z, n_q]
+};
+
+/// Blocks (queries, pairs, z).
+template <int threads>
+__global__ void __launch_bounds__(threads) collect_kernel(CollectTask task) {
+  const int i = static_cast<int>(blockIdx.x * threads + threadIdx.x), pair = static_cast<int>(blockIdx.y);
+  const int z = static_cast<int>(blockIdx.z);
+  if (i >= task.n_q) return;
+  float2 y = make_float2(0, 0);
+  for (int q = 0; q < task.residues; ++q) {
+    float2 part = make_float2(0, 0);
+    for (int g = 0; g < task.groups; ++g) {
+      const std::ptrdiff_t block = (static_cast<std::ptrdiff_t>(z) * task.groups + g) * task.residues + q;
+      part = part + task.Y[(block * task.pairs + pair) * task.N + i];
+    }
+    y = y + multiply_conjugate(part, residue_root(q, i, task.N));
+  }
+  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * task.n_q + i;
+  const auto put = [&](int column, float value) {
+    if (column < task.p) task.out[row * task.p + column] = value;
+    if (column == task.p) task.sums[row] = value;
+  };
+  put(2 * pair, y.x);
+  put(2 * pair + 1, y.y);
+}
+
+/// The weights of one head at one residue class, folded and transformed: spectrum / 2 N.
+struct FusedSpectrumTask {
+  DeviceWeights c;
+  float2* spectrum;  // [head, residue, L]
+};
+
+// Value k < L of the weights of class q, of `classes` L points, folded. A call, since inlined as often as a thread asks
+// it would be most of what there is to compile
+template <int classes, int L>
+[[gnu::noinline]] __device__ float2 folded_weight(const DeviceWeights& c, int head, int q, int k) {
+  float2 sum = make_float2(0, 0);
+  for (; k < classes * L; k += L)
+    sum = sum +
+          c.in_circulant(head, k, classes * L) / static_cast<float>(classes * L) * residue_root(q, k, classes * L / 2);
+  return sum;
+}
+
+/// Blocks (residue classes, heads).
+template <class Shape, int folds>
+__global__ void __launch_bounds__(Shape::threads) fused_spectrum_kernel(FusedSpectrumTask task) {
+  using Transform = fft::BlockTransform<Shape>;
+  const Transform transform(shared_memory<float2>());
+  __syncthreads();
+  const int q = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y),
+            thread = static_cast<int>(threadIdx.x);
+  float2 v[Shape::P];
+  fft::unrolled<Shape::P>(
+      [&](auto i) { v[i] = folded_weight<2 * folds, Shape::L>(task.c, head, q, Shape::template index<1>(thread, i)); });
+  transform.forward(v);
+  float2* spectrum = task.spectrum + (static_cast<std::ptrdiff_t>(head) * 2 * folds + q) * Shape::L;
+  fft::unrolled<Shape::P>([&](auto i) { spectrum[i * Shape::threads + thread] = v[i]; });
+}
+
+// Loads that do not change from feature to feature must stay loads: kept in registers they would spill
+template <class T>
+__device__ __forceinline__ void forget(T*& pointer) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+l"(pointer));
+#else
+  (void)pointer;
+#endif
+}
+
+/// Where a block keeps its turned columns, and the sums over features.
+enum class Keep { in_registers, in_shared_memory, in_global_memory };
+
+template <class Shape, int folds, Keep columns, Keep sums>
+constexpr std::size_t fused_shared() {
+  const std::size_t held = (columns == Keep::in_shared_memory) + (sums == Keep::in_shared_memory);
+  return sizeof(float2) * (fft::BlockTransform<Shape>::shared + held * folds * Shape::L);
+}
+
+/// How many blocks of so many values a thread share a multiprocessor's registers: 128 a thread, or 255.
+template <class Shape, int folds>
+constexpr int fused_blocks = (folds * Shape::P <= 16 ? 512 : 256) / Shape::threads;
+
+/// Blocks (pairs, residue classes and groups of features, z).
+template <class Shape, int folds, Keep columns, Keep sums>
+__global__ void __launch_bounds__(Shape::threads, (fused_blocks<Shape, folds>)) fused_kernel(FusedTask task) {
+  constexpr int P = Shape::P, L = Shape::L, N = folds * L;
+  using Transform = fft::BlockTransform<Shape>;
+  const int thread = static_cast<int>(threadIdx.x), z = static_cast<int>(blockIdx.z),
+            pair = static_cast<int>(blockIdx.x);
+  const int q = static_cast<int>(blockIdx.y) % (2 * folds), group = static_cast<int>(blockIdx.y) / (2 * folds);
+  const Transform transform(shared_memory<float2>());
+  float2* kept = shared_memory<float2>() + Transform::shared;  // (folds,L), once or twice
+  const float2* U = task.U + ((static_cast<std::ptrdiff_t>(z) * 2 * folds + q) * task.pairs + pair) * N;
+  const float2* spectrum = task.spectrum + z % task.heads * task.stride + static_cast<std::ptrdiff_t>(q) * L;
+  float2* sum_shared = kept + (columns == Keep::in_shared_memory ? N : 0);
+  float2 sum[sums == Keep::in_registers ? folds * P : 1];
+  const auto place = [thread](auto f, auto i) { return f * L + Shape::template index<1>(thread, i); };
+
+  // each thread has its own indices of what is kept: no barrier
+  fft::unrolled<folds>([&](auto f) {
+    fft::unrolled<P>([&](auto i) {
+      const int at = place(f, i);
+      if constexpr (columns == Keep::in_shared_memory) kept[at] = U[at];
+      if constexpr (sums == Keep::in_shared_memory)
+        sum_shared[at] = make_float2(0, 0);
+      else
+        sum[f * P + i] = make_float2(0, 0);
+    });
+  });
+  __syncthreads();
+
+  const int r = task.r, begin = group * task.features, end = min(r, begin + task.features);
+  const float* A = task.A + (static_cast<std::ptrdiff_t>(z) * r + begin) * N;
+  const float* B = task.B + (static_cast<std::ptrdiff_t>(z) * r + begin) * N;
+#pragma unroll 1
+  for (int feature = begin; feature < end; ++feature, A += N, B += N) {
+    float2 v[P];
+    forget(U);
+    forget(spectrum);
+    fft::unrolled<folds>([&](auto f) {
+      fft::unrolled<P>([&](auto i) {
+        const int at = place(f, i);
+        const float b = __ldg(B + at);
+        const float2 u = columns == Keep::in_shared_memory ? kept[at] : __ldg(U + at);
+        if constexpr (decltype(f)::value == 0)
+          v[i] = b * u;
+        else
+          v[i] = make_float2(fmaf(b, u.x, v[i].x), fmaf(b, u.y, v[i].y));
+      });
+    });
+    transform.forward(v);
+    fft::unrolled<P>([&](auto i) { v[i] = multiply(v[i], __ldg(spectrum + i * Shape::threads + thread)); });
+    transform.inverse(v);
+    fft::unrolled<folds>([&](auto f) {
+      fft::unrolled<P>([&](auto i) {
+        const int at = place(f, i);
+        const float a = __ldg(A + at);
+        float2& y = sums == Keep::in_shared_memory ? sum_shared[at] : sum[sums == Keep::in_registers ? f * P + i : 0];
+        y = make_float2(fmaf(a, v[i].x, y.x), fmaf(a, v[i].y, y.y));
+      });
+    });
+  }
+  float2* Y =
+      task.Y + (((static_cast<std::ptrdiff_t>(z) * task.groups + group) * 2 * folds + q) * task.pairs + pair) * N;
+  fft::unrolled<folds>([&](auto f) {
+    fft::unrolled<P>([&](auto i) {
+      const int at = place(f, i);
+      Y[at] = sums == Keep::in_shared_memory ? sum_shared[at] : sum[sums == Keep::in_registers ? f * P + i : 0];
+    });
+  });
+}
+
+}  // namespace nprf::cuda

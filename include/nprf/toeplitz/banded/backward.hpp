@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "nprf/core/gemm.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/banded/decomposition.hpp"
+#include "nprf/toeplitz/banded/tail_states.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+
+namespace nprf::toeplitz {
+
+/// The gradients of BandedEngine's product for G (n_q,p) = dL/dY, in parts that are added up.
+template <Real T>
+class BandedGradients {
+ public:
+  /// Refers to all three.
+  BandedGradients(const BandedWeights<T>& weights, const ProductFactors<T>& x, const MatrixView<T>& G)
+      : m_weights(weights), m_x(x), m_G(G) {}
+
+  /// Adds what the pairs give that a tile of queries does not see in its tails: as DirectEngine does.
+  void add_band(GradientRefs<T>& out, const Team& team) const {
+    if (tiles() == 0) return;
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    // Blocks of tiles, such that those of even number share no key, nor those of odd number
+    Index* starts = workspace.take<Index>(most_blocks + 2);
+    Index blocks = 0, before_last_end = 0;
+    LagRange lags{m_weights.table.lags().last, m_weights.table.lags().first};  // that the band's tiles touch
+    const Index least = (tiles() + most_blocks - 1) / most_blocks;
+    starts[0] = 0;
+    for (Index I = 0; I < tiles(); ++I) {
+      const auto [begin, end] = keys(I);
+      if (I - starts[blocks] >= least && begin >= before_last_end) {
+        before_last_end = keys(I - 1).end;
+        starts[++blocks] = I;
+      }
+      if (begin == end) continue;
+      lags.first = std::min(lags.first, m_x.keys[begin] - m_x.queries[first(I) + rows(I) - 1]);
+      lags.last = std::max(lags.last, m_x.keys[end - 1] - m_x.queries[first(I)]);
+    }
+    starts[++blocks] = tiles();
+    const bool asked = out.dc.size() > 0;
+    auto dc = workspace.matrix<T>(asked ? blocks : 0, lags.size());  // the share of each block
+    dc.setZero();
+    for (const Index parity : {0, 1})
+      team.run((blocks + 1 - parity) / 2, [&](Index task, Workspace& scratch) {
+        const Index block = 2 * task + parity;
+        for (Index I = starts[block]; I < starts[block + 1]; ++I) {
+          const auto [begin, end] = keys(I);
+          m_weights.table.add_gradients(m_x, m_G, first(I), rows(I), begin, end, out,
+                                        asked ? dc.data() + block * dc.cols() : nullptr, lags.first, scratch);
+        }
+      });
+    for (Index block = 0; block < dc.rows(); ++block)
+      out.dc.segment(lags.first - m_weights.table.lags().first, dc.cols()) += dc.row(block).transpose();
+  }
+
+  // forward: y_i += w f_i A_i S_I, S_I = sum_j h_j B_j^T U_j with f_i = exp(slope |s_i - pivot|) and h_j likewise. So
+  // with N_I = dL/dS_I / w, the same sum over the queries that have key j: dA_i = w f_i G_i S_I^T,
+  // dB_j = w h_j U_j N_I^T, dU_j = w h_j B_j N_I
+  /// Adds what a tail gives that the tiles' sums carry.
+  void add_tail(const Tail<T>& tail, GradientRefs<T>& out, const Team& team) const {
+    if (tail.lags == 0) return;
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const TailTiles<T> at(tail, m_x, tile);
+    const Windows windows = Windows::of(tiles(), m_x.B.cols() * m_x.U.cols());
+    TailSums<T> key_sums(TailSums<T>::Of::keys, at, m_x.B, m_x.U, windows, team);
+    TailSums<T> query_sums(TailSums<T>::Of::queries, at, m_x.A, m_G, windows, team);
+    Moments* moments = workspace.take<Moments>(tiles());
+    for (Index window = 0; window < windows.count(); ++window) {
+      key_sums.fill(window, team);
+      query_sums.fill(window, team);
+      const Index begin = windows.begin(window);
+      team.run(windows.end(window) - begin, [&](Index task, Workspace& scratch) {
+        const Index I = begin + task;
+        moments[I] = {};
+        if (!at.any_keys(I)) return;
+        add_queries(at, I, key_sums.at(I), out, moments[I], scratch);
+        add_keys(at, I, query_sums.at(I), out, moments[I], scratch);
+        if (const Index distance = at.distance(I, at.inner(I)); distance > 0) {
+          // the pairs that reach over from the inner tile
+          const double flow = inner_product(key_sums.at(at.inner(I)), query_sums.at(I));
+          moments[I].first += static_cast<double>(distance) * static_cast<double>(tail.power(distance)) * flow;
+        }
+      });
+    }
+    if (out.dc.size() == 0) return;
+    Moments sum{};
+    for (Index I = 0; I < tiles(); ++I) sum.zeroth += moments[I].zeroth, sum.first += moments[I].first;
+    add_moments(tail, sum, out);
+  }
+
+ private:
+  static constexpr Index tile = 5 * Block<T>::rows, most_blocks = 16, piece = 128;
+
+  // sum over k of exp(k slope) dc_k and of k exp(k slope) dc_k, k counted from the tail's edge
+  struct Moments {
+    double zeroth = 0, first = 0;
+  };
+
+  Index tiles() const { return (m_x.queries.count + tile - 1) / tile; }
+  Index first(Index I) const { return I * tile; }
+  Index rows(Index I) const { return std::min(tile, m_x.queries.count - first(I)); }
+  RowRange keys(Index I) const { return m_weights.band_keys(m_x, first(I), rows(I)); }
+
+  static double inner_product(const MatrixMap<T>& X, const MatrixMap<T>& Y) {
+    double sum = 0;
+    for (Index i = 0; i < X.rows(); ++i) sum += static_cast<double>(X.row(i).dot(Y.row(i)));
+    return sum;
+  }
+
+  // dA_i += w f_i G_i S^T. A pair's distance k is |s_i - pivot| + the tiles between + |t_j - (pivot + edge)|: a part
+  // for each of the moments' three summands, all of one sign
+  void add_queries(const TailTiles<T>& at, Index I, const MatrixMap<T>& S, GradientRefs<T>& out, Moments& moments,
+                   Workspace& scratch) const {
+    const Workspace::Scope scope(scratch);
+    const Tail<T>& tail = at.tail();
+    auto D = scratch.matrix<T>(rows(I), S.rows());
+    set_product(D, m_G.middleRows(first(I), rows(I)), S.transpose());  // (rows,r)
+    for (Index row = 0; row < rows(I); ++row) {
+      const Index i = first(I) + row, distance = at.query_distance(I, i);
+      D.row(row) *= tail.power(distance);
+      const double pairs = static_cast<double>(m_x.A.row(i).dot(D.row(row)));
+      moments.zeroth += pairs;
+      moments.first += static_cast<double>(distance) * pairs;
+      out.dA.row(i) += tail.weight * D.row(row);
+    }
+  }
+
+  // dB_j += w h_j U_j N^T, dU_j += w h_j B_j N
+  void add_keys(const TailTiles<T>& at, Index I, const MatrixMap<T>& N, GradientRefs<T>& out, Moments& moments,
+                Workspace& scratch) const {
+    const Tail<T>& tail = at.tail();
+    const auto [begin, end] = at.new_keys(I);
+    for (Index j0 = begin; j0 < end; j0 += piece) {
+      const Workspace::Scope scope(scratch);
+      const Index count = std::min(piece, end - j0);
+      auto D = scratch.matrix<T>(count, N.rows());
+      set_product(D, m_x.U.middleRows(j0, count), N.transpose());  // (count,r)
+      for (Index row = 0; row < count; ++row) {
+        const Index j = j0 + row, distance = at.key_distance(I, j);
+        D.row(row) *= tail.power(distance);
+        moments.first += static_cast<double>(distance) * static_cast<double>(m_x.B.row(j).dot(D.row(row)));
+        out.dB.row(j) += tail.weight * D.row(row);
+      }
+      const auto Z = scaled_rows<T>(m_x.B, j0, count, scratch,
+                                    [&](Index j) { return tail.weight * tail.power(at.key_distance(I, j)); });
+      add_product(out.dU.middleRows(j0, count), Z, N);  // (count,p)
+    }
+  }
+
+  // Two lags stand for all: their dc has the same moments. The second is about the mean distance away, where neither
+  // has to cancel the other
+  void add_moments(const Tail<T>& tail, const Moments& sum, GradientRefs<T>& out) const {
+    const Index outwards = tail.side == Side::before ? -1 : 1, edge = tail.edge - m_weights.table.lags().first;
+    double nearest = sum.zeroth;
+    if (tail.lags > 1) {
+      const double mean = std::min(1 / std::max(-tail.slope, 1e-18), static_cast<double>(tail.lags - 1));
+      const Index k = std::max<Index>(static_cast<Index>(mean), 1);
+      const double power = std::exp(static_cast<double>(k) * tail.slope), share = sum.first / static_cast<double>(k);
+      if (power > 0) {
+        nearest -= share;
+        out.dc[edge + k * outwards] += static_cast<T>(share / power);
+      }
+    }
+    out.dc[edge] += static_cast<T>(nearest);
+  }
+
+  const BandedWeights<T>& m_weights;
+  const ProductFactors<T>& m_x;
+  const MatrixView<T>& m_G;
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "nprf/core/gemm.hpp"
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/long_sums.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/banded/backward.hpp"
+#include "nprf/toeplitz/banded/decomposition.hpp"
+#include "nprf/toeplitz/banded/tail_states.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+
+namespace nprf::toeplitz {
+
+/// Y = ((A B^T) o C) U for weights with tails (lag_weights.hpp), exact to rounding and linear in the tokens: T5's
+/// buckets, clipped tables, ALiBi, no position at all.
+///
+/// Between the tails, tiles of the quadratic matrix as in DirectEngine. In a tail, a tile of queries needs of all its
+/// keys but one matrix S (r,p), their sum decayed to the tile's pivot (banded/exponential_tail.hpp):
+///
+///     y_i += weight exp(slope |s_i - pivot|) A_i S        S = sum_j exp(slope |t_j - (pivot + edge)|) B_j^T U_j
+///
+/// Time O(n_q (r + p) (tile + R) + (n_q + n_k) r p) for R lags between the tails; workspace O(n_q + n_k) and the sums
+/// of a window (banded/compensated_scan.hpp). Threads take tiles of queries. Without tails it is DirectEngine with
+/// smaller tiles.
+template <Real T>
+class BandedEngine {
+ public:
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
+  BandedEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
+      : m_weights(lags, span, team.workspace()) {}
+
+  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, are those for values of 1.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
+    if (m_weights.constant != T(0)) return contract_constant(x, Y, team, sums);
+    const Workspace::Scope scope(team.workspace());
+    const Tail<T>&b = m_weights.before, &a = m_weights.after;
+    const Index tiles = (x.queries.count + tile - 1) / tile, ones = sums ? 1 : 0;
+    const Windows windows = Windows::of(tiles, x.B.cols() * (x.U.cols() + ones));
+    std::optional<TailSums<T>> before, after;
+    if (b.lags > 0) before.emplace(TailSums<T>::Of::keys, TailTiles<T>(b, x, tile), x.B, x.U, windows, team, ones);
+    if (a.lags > 0) after.emplace(TailSums<T>::Of::keys, TailTiles<T>(a, x, tile), x.B, x.U, windows, team, ones);
+    for (Index window = 0; window < windows.count(); ++window) {
+      if (before) before->fill(window, team);
+      if (after) after->fill(window, team);
+      const Index begin = windows.begin(window);
+      team.run(windows.end(window) - begin, [&](Index task, Workspace& scratch) {
+        const Index I = begin + task, i0 = I * tile, rows = std::min(tile, x.queries.count - i0);
+        auto y = Y.middleRows(i0, rows);  // (rows,p)
+        T* tile_sums = sums ? sums + i0 : nullptr;
+        y.setZero();
+        if (sums) std::fill_n(tile_sums, rows, T(0));
+        if (before && after && b.flat() && a.flat()) {
+          const Workspace::Scope tile_scope(scratch);
+          auto S = scratch.matrix<T>(x.B.cols(), x.U.cols() + ones);
+          S = b.weight * before->at(I) + a.weight * after->at(I);  // (r,p + ones)
+          add_rows(x.A.middleRows(i0, rows), S, y, tile_sums, scratch);
+        } else {
+          if (before) add_tail(x, *before, I, y, tile_sums, scratch);
+          if (after) add_tail(x, *after, I, y, tile_sums, scratch);
+        }
+        const auto [j_begin, j_end] = m_weights.band_keys(x, i0, rows);
+        m_weights.table.add(x, i0, j_begin, j_end, y, scratch, tile_sums);
+      });
+    }
+  }
+
+  /// How many of n_k keys are added up in turn at most, each rounding being one of all before: those of the band, up to
+  /// a chunk. Of a tail it is a tile's alone, whose sum's rounding does not grow (banded/compensated_scan.hpp).
+  Index keys_in_turn(Index n_k) const {
+    constexpr Index of_tile = 2048;
+    return std::min(n_k, of_tile + (m_weights.constant != T(0) ? 0 : nprf::keys_in_turn(m_weights.band.size())));
+  }
+
+  /// The gradients for G (n_q,p) = dL/dY. In a tail, out.dc stands in two lags for all (gradients.hpp).
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
+    if (m_weights.constant != T(0) && out.dc.size() == 0) return gradients_of_constant(x, G, out, team);
+    out.set_zero();
+    const BandedGradients<T> gradients(m_weights, x, G);
+    gradients.add_band(out, team);
+    gradients.add_tail(m_weights.before, out, team);
+    gradients.add_tail(m_weights.after, out, team);
+  }
+
+ private:
+  static constexpr Index tile = 5 * Block<T>::rows;
+
+  // y += Z S, and the sums by S's column for them
+  template <class M, class Y>
+  static void add_rows(const M& Z, const MatrixMap<T>& S, Y& y, T* sums, Workspace& scratch) {
+    add_product(y, Z, S.leftCols(y.cols()));  // (rows,p)
+    if (!sums) return;
+    const Workspace::Scope scope(scratch);
+    auto s = scratch.vector<T>(S.rows());
+    s = S.col(y.cols());
+    for (Index i = 0; i < y.rows(); ++i) sums[i] += Z.row(i).dot(s);
+  }
+
+  // y_i += weight exp(slope |s_i - pivot|) A_i S
+  template <class Y>
+  static void add_tail(const ProductFactors<T>& x, const TailSums<T>& of, Index I, Y& y, T* sums, Workspace& scratch) {
+    if (!of.tiles().any_keys(I)) return;
+    const Workspace::Scope scope(scratch);
+    const Tail<T>& tail = of.tiles().tail();
+    const auto Z = scaled_rows<T>(x.A, I * tile, y.rows(), scratch,
+                                  [&](Index i) { return tail.weight * tail.power(of.tiles().query_distance(I, i)); });
+    add_rows(Z, of.at(I), y, sums, scratch);
+  }
+
+  // all weights alike: Y = A (c B^T U)
+  void contract_constant(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    auto S = workspace.matrix<T>(x.B.cols(), x.U.cols() + (sums ? 1 : 0));
+    sum_of_outer(x.B, x.U, S, team);
+    S *= m_weights.constant;
+    team.run_tiles(x.queries.count, [&](Index i0, Index rows, Workspace& scratch) {
+      auto y = Y.middleRows(i0, rows);  // (rows,p)
+      y.setZero();
+      if (sums) std::fill_n(sums + i0, rows, T(0));
+      add_rows(x.A.middleRows(i0, rows), S, y, sums ? sums + i0 : nullptr, scratch);
+    });
+  }
+
+  // forward: S = c B^T U, Y = A S; so with N = c A^T G: dA = G S^T, dB = U N^T, dU = B N
+  void gradients_of_constant(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T>& out,
+                             const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    auto S = workspace.matrix<T>(x.B.cols(), x.U.cols()), N = workspace.matrix<T>(x.A.cols(), G.cols());
+    sum_of_outer(x.B, x.U, S, team);
+    sum_of_outer(x.A, G, N, team);
+    S *= m_weights.constant;
+    N *= m_weights.constant;
+    team.run_tiles(x.queries.count, [&](Index i0, Index rows, Workspace&) {
+      set_product(out.dA.middleRows(i0, rows), G.middleRows(i0, rows), S.transpose());  // (rows,r)
+    });
+    team.run_tiles(x.keys.count, [&](Index j0, Index rows, Workspace&) {
+      set_product(out.dB.middleRows(j0, rows), x.U.middleRows(j0, rows), N.transpose());  // (rows,r)
+      set_product(out.dU.middleRows(j0, rows), x.B.middleRows(j0, rows), N);              // (rows,p)
+    });
+  }
+
+  BandedWeights<T> m_weights;
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+
+#include "nprf/core/gemm.hpp"
+#include "nprf/core/long_sums.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/banded/compensated_scan.hpp"
+#include "nprf/toeplitz/banded/exponential_tail.hpp"
+
+namespace nprf::toeplitz {
+
+/// The rows i0, i0 + 1, ... of X (n,r), each times factor(i), in scratch memory.
+template <Real T, class Factor>
+MatrixMap<T> scaled_rows(const MatrixView<T>& X, Index i0, Index rows, Workspace& scratch, Factor&& factor) {
+  auto Z = scratch.matrix<T>(rows, X.cols());
+  for (Index i = 0; i < rows; ++i) Z.row(i) = factor(i0 + i) * X.row(i0 + i);
+  return Z;
+}
+
+/// S (r,p) += P^T Q; a column of S beyond those of Q is for ones.
+template <class M, class X, class Y>
+void add_outer(M&& S, const X& P, const Y& Q) {
+  add_product(S.leftCols(Q.cols()), P.transpose(), Q);  // (r,p)
+  if (S.cols() > Q.cols()) S.col(Q.cols()) += P.colwise().sum().transpose();
+}
+
+/// The same over all rows of P (n,r) and Q (n,p), set, not added; in parts that do not depend on the number of threads.
+template <Real T>
+void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S, const Team& team) {
+  constexpr Index most_parts = 32;
+  const Index n = P.rows(), parts = std::clamp<Index>(n / 1024, 1, most_parts), r = S.rows();
+  const Workspace::Scope scope(team.workspace());
+  auto sums = team.workspace().template matrix<T>(parts * r, S.cols());
+  team.run(parts, [&](Index part, Workspace& scratch) {
+    const Index begin = n * part / parts, end = n * (part + 1) / parts;
+    auto sum = sums.middleRows(part * r, r);
+    sum.setZero();
+    add_in_chunks<T>(begin, begin, end, sum, nullptr, scratch, [&](Index from, Index to, MatrixRef<T> more, T*) {
+      for (Index i0 = from; i0 < to; i0 += Team::tile) {
+        const Index rows = std::min(Team::tile, to - i0);
+        add_outer(more, P.middleRows(i0, rows), Q.middleRows(i0, rows));
+      }
+    });
+  });
+  S.setZero();
+  for (Index part = 0; part < parts; ++part) S += sums.middleRows(part * r, r);
+}
+
+/// What the tiles of queries and the keys in their tail tell each other, as matrices (r,p) a tile, which may have one
+/// more column for values of 1:
+///
+///     of keys      S_I = sum of exp(slope |t_j - (pivot_I + edge)|) P_j^T Q_j     over the tail's keys j of tile I
+///     of queries   S_I = sum of exp(slope |s_i - pivot_J|) exp(slope |pivot_J - pivot_I|) P_i^T Q_i
+///                  over the tiles J that have tile I's keys in their tail, and their queries i
+template <Real T>
+class TailSums {
+ public:
+  enum class Of { keys, queries };
+
+  /// P (n,r), Q (n,p), to which it refers; `ones` is how many columns of ones, 0 or 1, stand beside Q. Its memory lies
+  /// in the team's workspace.
+  TailSums(Of of, const TailTiles<T>& tiles, const MatrixView<T>& P, const MatrixView<T>& Q, const Windows& windows,
+           const Team& team, Index ones = 0)
+      : m_of(of),
+        m_tiles(tiles),
+        m_P(P),
+        m_Q(Q),
+        m_sums((of == Of::keys) == tiles.before() ? From::first : From::last, windows, P.cols(), Q.cols() + ones,
+               tiles.tail().slope, team.workspace()) {
+    m_sums.prepare(team, adder(), distances());
+  }
+
+  const TailTiles<T>& tiles() const { return m_tiles; }
+
+  /// The sums of a window's tiles; windows in their order.
+  void fill(Index window, const Team& team) { m_sums.fill(window, team, adder(), distances()); }
+
+  /// S_I (r,p + ones), of the window's tiles and of the one before, in the order of the sum.
+  MatrixMap<T> at(Index I) const { return m_sums.at(I); }
+
+ private:
+  using From = typename DecayedSums<T>::From;
+  static constexpr Index piece = 128, in_turn = 32 * piece;
+
+  auto adder() const {
+    return [this](Index I, MatrixMap<T> S, Workspace& scratch) {
+      if (m_of == Of::keys)
+        add(m_tiles.new_keys(I), S, scratch, [&](Index j) { return m_tiles.key_distance(I, j); });
+      else
+        add(m_tiles.queries(I), S, scratch, [&](Index i) { return m_tiles.query_distance(I, i); });
+    };
+  }
+  auto distances() const {
+    return [this](Index I) { return m_tiles.distance(I, m_of == Of::keys ? m_tiles.inner(I) : m_tiles.outer(I)); };
+  }
+
+  // S += sum over the rows of exp(slope distance(i)) P_i^T Q_i; very many rows in halves, whose rounding does not pile
+  // up
+  template <class Distance>
+  void add(RowRange range, MatrixMap<T>& S, Workspace& scratch, Distance&& distance) const {
+    const Tail<T>& tail = m_tiles.tail();
+    if (range.end - range.begin > in_turn) {
+      const Index middle = range.begin + (range.end - range.begin) / 2;
+      const Workspace::Scope scope(scratch);
+      auto half = scratch.matrix<T>(S.rows(), S.cols());
+      half.setZero();
+      add({middle, range.end}, half, scratch, distance);
+      add({range.begin, middle}, S, scratch, distance);
+      S += half;
+      return;
+    }
+    for (Index i0 = range.begin; i0 < range.end; i0 += piece) {
+      const Index rows = std::min(piece, range.end - i0);
+      if (tail.flat()) {
+        add_outer(S, m_P.middleRows(i0, rows), m_Q.middleRows(i0, rows));
+        continue;
+      }
+      const Workspace::Scope scope(scratch);
+      const auto Z = scaled_rows<T>(m_P, i0, rows, scratch, [&](Index i) { return tail.power(distance(i)); });
+      add_outer(S, Z, m_Q.middleRows(i0, rows));
+    }
+  }
+
+  Of m_of;
+  TailTiles<T> m_tiles;
+  const MatrixView<T>&m_P, &m_Q;
+  DecayedSums<T> m_sums;
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/fft/lanes.hpp"
+#include "nprf/toeplitz/block_causal/levels.hpp"
+#include "nprf/toeplitz/block_causal/running_key_max.hpp"
+#include "nprf/toeplitz/fft/backward.hpp"
+#include "nprf/toeplitz/fft/signal_layout.hpp"
+#include "nprf/toeplitz/fft/spectral_ops.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+
+namespace nprf::toeplitz {
+
+/// The gradients of BlockCausalEngine's product, the share of the blocks below the diagonal.
+template <Real T>
+class BlockCausalGradients {
+ public:
+  /// Refers to the levels.
+  explicit BlockCausalGradients(const CausalLevels<T>& levels) : m_levels(levels) {}
+
+  /// Adds them for G (n_q,p) = dL/dY, and what they are sums of, rows in their places; the first lag of dc and of the
+  /// lags' sizes is `first`.
+  void add(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
+           const KeyExponents<T>& exponents, GradientRefs<T> out, const GradientSizes<T>& sizes, Index first,
+           const Team& team) const {
+    SignalGradients<T> frame(A, B, U, G, sizes, m_levels.axis().length(), m_levels.numbers(), team);
+    const auto for_ranges = [&](Workspace& scratch, auto&& add_range) {
+      Scratch with(m_levels, scratch);
+      m_levels.for_each_family([&](const Family& family) {
+        for_each_range(family, exponents, [&](const Range& range) {
+          with.read(family, range, exponents, m_levels, m_levels.axis().queries.end);
+          add_range(family, with);
+        });
+      });
+    };
+    frame.run(
+        out, team,
+        [&](const GroupSignals<T>& x, Workspace& scratch) {
+          for_ranges(scratch, [&](const Family& family, Scratch& with) {
+            with.read(family, x, m_levels[family.level].size);
+            add_gradients(family, x, with);
+          });
+        },
+        [&](const ColumnSignals<T>& x, Workspace& scratch) {
+          for_ranges(scratch, [&](const Family& family, const Scratch& with) { add_gradients(family, x, with); });
+        });
+    m_levels.add_lag_gradient(frame.correlation(), first, out.dc.data(), team.workspace());
+    if (sizes) m_levels.add_lag_gradient(frame.size_correlation(), first, sizes.lags, team.workspace());
+  }
+
+ private:
+  using Levels = CausalLevels<T>;
+  using Family = typename Levels::Family;
+  using Z = fft::ComplexLanes<T>;
+  using Lanes = fft::Lanes<T>;
+
+  // targets begin..end-1 of a family, whose sources' exponents are near enough to one
+  struct Range {
+    Index begin, end;
+    double exponent;
+  };
+
+  template <class Use>
+  void for_each_range(const Family& family, const KeyExponents<T>& exponents, Use&& use) const {
+    constexpr double most = sizeof(T) == 4 ? 14 : 110;  // e^most squared, and more, is far from overflow
+    const Index S = m_levels[family.level].size;
+    const auto before = [&](Index s) { return exponents.largest(family.first + s * S, S); };
+    double seen = before(0);
+    for (Index begin = 0, end; begin < family.count; begin = end) {
+      const double reference = seen;
+      for (end = begin + 1; end < family.count; ++end) {
+        seen = std::max(seen, before(end));
+        if (seen != reference && !(seen - reference <= most)) break;
+      }
+      use(Range{begin, end, reference});
+    }
+  }
+
+  // the signals of a family, the exponents' factors of its targets and sources, and a feature's columns times these
+  struct Scratch {
+    Scratch(const Levels& levels, Workspace& workspace) {
+      const Index n = levels.family_length();
+      z = workspace.take<Z>(2 * (n + Levels::most * stride(0)));
+      for (T** x : {&a, &b, &rows, &keys}) *x = workspace.take<T>(staggered<T>(n));
+    }
+
+    // later sources than the range's are zeros, and so are other targets
+    void read(const Family& family, const Range& range, const KeyExponents<T>& exponents, const Levels& levels,
+              Index queries_end) {
+      const Index S = levels[family.level].size;
+      for (Index s = 0; s < family.count; ++s) {
+        const Index target = family.first + (s + 1) * S, end = std::min(S, queries_end - target);
+        const T factor =
+            range.begin <= s && s < range.end ? static_cast<T>(ratio(range.exponent, exponents.before(target))) : T(0);
+        for (Index i = 0; i < end; ++i) rows[s * S + i] = factor * exponents.rows(family.level)[target + i];
+        std::fill(rows + s * S + end, rows + (s + 1) * S, T(0));
+        for (Index j0 = s * S; j0 < (s + 1) * S; j0 += Levels::block) {
+          const Index place = family.first + j0;
+          const T e =
+              s < range.end ? static_cast<T>(ratio(exponents.largest(place / Levels::block), range.exponent)) : T(0);
+          for (Index j = 0; j < Levels::block; ++j) keys[j0 + j] = exponents.keys()[place + j] * e;
+        }
+      }
+      targets = std::min(family.count * S, queries_end - family.first - S);
+    }
+    void read(const Family& family, const GroupSignals<T>& x, Index S) {
+      const T *from_a = x.a + family.first + S, *from_b = x.b + family.first;
+      for (Index i = 0; i < targets; ++i) a[i] = from_a[i] * rows[i];
+      for (Index j = 0; j < family.count * S; ++j) b[j] = from_b[j] * keys[j];
+    }
+
+    Z* z;
+    T *a, *b, *rows, *keys;
+    Index targets = 0;  // that there are
+  };
+
+  // signals are the sources' x, then the targets' w
+  void add_gradients(const Family& family, const GroupSignals<T>& x, const Scratch& with) const {
+    const auto& level = m_levels[family.level];
+    const Index S = level.size, count = family.count, targets = with.targets;
+    const Lanes *u = x.u + family.first, *g = x.g + family.first + S;
+    Lanes* du = x.du + family.first;
+    level.tree->template convolve<2 * Levels::most>(
+        with.z, stride(S), 2 * count,
+        [=, a = with.a, b = with.b](Index s, Index j) {
+          const Index at = (s < count ? s : s - count) * S + j;
+          if (s >= count && at >= targets) return Lanes{};
+          return s < count ? b[at] * u[at] : a[at] * g[at];
+        },
+        at_leaf(level, count, x.correlation),
+        [=, &with, twist = level.tree->twist()](Index s, Index j, const Z(&twisted)[8]) {
+          const bool source = s >= count;
+          const Index first = (source ? s - count : s) * S + j;
+          if (!source && first >= targets) return;
+          Lanes products[8];
+          for (Index l = 0; l < 8; ++l) {
+            const Index at = first + l;
+            products[l] = Lanes{};
+            if (!source && at >= targets) continue;
+            const Lanes t = real_part(twisted[l], twist + 2 * (j + l));
+            products[l] = (source ? u : g)[at] * t * (source ? with.keys : with.rows)[at];
+            if (source) du[at] += with.b[at] * t;
+          }
+          add_lane_sums_of_eight<T>(products, (source ? x.db : x.da + S) + family.first + first);
+        });
+  }
+
+  // the same for one column and features as lanes
+  void add_gradients(const Family& family, const ColumnSignals<T>& x, const Scratch& with) const {
+    const auto& level = m_levels[family.level];
+    const Index S = level.size, count = family.count;
+    const Index sources = std::min(count * S, m_levels.axis().keys.end - family.first);
+    // of signal s: whether it is a target, the first of its places in the family, and how many there are
+    struct Part {
+      bool target;
+      Index first, end, place;
+    };
+    const auto part = [=, targets = with.targets, from = family.first](bool target, Index s) {
+      return target ? Part{true, s * S, targets, from + S} : Part{false, s * S, sources, from};
+    };
+    level.tree->template convolve<2 * Levels::most>(
+        with.z, stride(S), 2 * count,
+        [&](Index s, Index j) {
+          const Part of = part(s >= count, s % count);
+          const Index at = of.first + j, place = of.place + at;
+          if (at >= of.end) return Lanes{};
+          return (of.target ? x.a : x.b).row(place) * (of.target ? with.rows : with.keys)[at] *
+                 (of.target ? x.g : x.u)[place];
+        },
+        at_leaf(level, count, x.correlation),
+        [&, twist = level.tree->twist()](Index s, Index j, const Z(&twisted)[8]) {
+          const Part of = part(s < count, s % count);
+          Lanes products[8]{};
+          for (Index at = of.first + j; at < std::min(of.first + j + 8, of.end); ++at) {
+            const Index l = at - of.first - j, place = of.place + at;
+            const T factor = (of.target ? with.rows : with.keys)[at];
+            const Lanes t = real_part(twisted[l], twist + 2 * (j + l));
+            if (MatrixRef<T>* d = of.target ? x.da : x.db)
+              x.a.add(t * (of.target ? x.g : x.u)[place] * factor, *d, place);
+            if (!of.target) products[l] = x.b.row(place) * factor * t;
+          }
+          if (!of.target) add_lane_sums_of_eight<T>(products, x.du + of.place + of.first + j);
+        });
+  }
+
+  auto at_leaf(const typename Levels::Level& level, Index count, T* correlation) const {
+    return [this, &level, count, correlation](Index k, Z(&z)[2 * Levels::most][8]) {
+      m_levels.correlate(level, k, count, z, z + count, correlation);
+      m_levels.multiply(level, k, count, z);
+      m_levels.multiply_transposed(level, k, count, z + count);
+    };
+  }
+
+  static Index stride(Index size) { return staggered<Z>(size); }
+
+  const Levels& m_levels;
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/block_causal/error_bound.hpp"
+#include "nprf/toeplitz/block_causal/levels.hpp"
+#include "nprf/toeplitz/block_causal/running_key_max.hpp"
+#include "nprf/toeplitz/fft/backward_error_bound.hpp"
+#include "nprf/toeplitz/fft/error_bound.hpp"
+
+namespace nprf::toeplitz {
+
+/// The noise of the block-causal engine's gradients (fft/backward_error_bound.hpp): a key has that of the targets after
+/// its own block in their family, of each level, and a lag that of the pairs of blocks at its offsets. O(n r) time and
+/// O(n r / 128) memory a level.
+template <Real T>
+class CausalGradientNoise {
+ public:
+  /// Refers to all of them.
+  CausalGradientNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const ProductFactors<T>& x,
+                      const GradientScales<T>& of, const Team& team)
+      : m_levels(levels),
+        m_exponents(exponents),
+        m_x(x),
+        m_lag_sums(of.lags),
+        m_w(BlockNorms::of_levels(levels, x.A.cols(), team.workspace())),
+        m_b(BlockNorms::of_levels(levels, x.B.cols(), team.workspace())) {
+    for (Index level = 0; level < levels.count(); ++level) {
+      team.run(m_w[level].count, [&](Index k, Workspace&) {
+        if (level == 0) {
+          m_w[0].exponents[k] = exponents.before(k * block);
+          m_w[0].measure(k, x.A, x.queries, levels.axis().queries.first, exponents.rows(0), of.sizes);
+          m_b[0].exponents[k] = exponents.largest(k);
+          m_b[0].measure(k, x.B, x.keys, levels.axis().keys.first, exponents.keys(), of.values);
+        } else {
+          merge(level, k);
+        }
+      });
+    }
+  }
+
+  /// Into out, lag l at l + n_q - 1 of the slots.
+  void find(GradientNoises out, Index n_q, const Team& team) const {
+    const auto& side = m_levels.axis().keys;
+    std::fill_n(out.keys, m_x.B.rows(), 0.0);
+    std::fill_n(out.key_sizes, m_x.B.rows(), 0.0);
+    team.run((side.end + block - 1) / block, [&](Index tile, Workspace& scratch) {
+      const Index place = tile * block;
+      for (Index level = 0; level < m_levels.count(); ++level) add_keys(level, place, out, scratch);
+    });
+    std::fill_n(out.lags, out.num_lags, 0.0);
+    std::fill_n(out.lag_sizes, out.num_lags, 0.0);
+    for (Index level = 0; level < m_levels.count() && out.num_lags > 0; ++level) add_lags(level, out, n_q);
+  }
+
+ private:
+  static constexpr Index block = CausalLevels<T>::block;
+
+  void merge(Index level, Index k) const {
+    const Index family = m_levels[level - 1].family, first = k * family;
+    const BlockNorms &w = m_w[level - 1], &b = m_b[level - 1];
+    const Index end = std::min(first + family, w.count);
+    m_w[level].exponents[k] = m_exponents.before(k * m_levels[level].size);
+    m_b[level].exponents[k] = *std::max_element(b.exponents + first, b.exponents + end);
+    for (Index fine = first; fine < end; ++fine) {
+      m_w[level].norms[k].add(w.norms[fine], ratio(m_w[level].exponents[k], w.exponents[fine]));
+      m_b[level].norms[k].add(b.norms[fine], ratio(b.exponents[fine], m_b[level].exponents[k]));
+    }
+  }
+
+  // what the keys of the block of 128 at a place have of a level
+  void add_keys(Index of, Index place, GradientNoises out, Workspace& scratch) const {
+    const auto& level = m_levels[of];
+    const Index source = place / level.size, r = m_x.B.cols(), first = m_levels.axis().keys.first;
+    const Index end = std::min({(source / level.family + 1) * level.family, source + 1 + level.offsets, m_w[of].count});
+    if (source + 1 >= end) return;
+    SignalNorms::Row ones = SignalNorms::row(r, scratch), sized = SignalNorms::row(r, scratch);
+    for (Index target = source + 1; target < end; ++target) {
+      const auto& c = level.norms[target - source - 1];
+      const double factor = ratio(m_exponents.largest(place / block), m_w[of].exponents[target]);
+      m_w[of].norms[target].add_ones(c, 2 * level.size, factor, ones);
+      m_w[of].norms[target].add_sized(c, 2 * level.size, factor, sized);
+    }
+    const Index j_end = m_x.keys.below(place + block - first);
+    for (Index j = m_x.keys.below(place - first); j < j_end; ++j) {
+      const double factor = static_cast<double>(m_exponents.keys()[first + m_x.keys[j]]);
+      out.keys[j] += factor * noise_of_row<T>(m_x.B.row(j), ones, out.of_norms);
+      out.key_sizes[j] += factor * noise_of_row<T>(m_x.B.row(j), sized, out.of_norms);
+    }
+  }
+
+  // what the lags at each of a level's offsets have of it
+  void add_lags(Index of, GradientNoises out, Index n_q) const {
+    const auto& level = m_levels[of];
+    const auto& axis = m_levels.axis();
+    const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
+    for (Index D = 1; D <= level.offsets; ++D) {
+      double ones = 0, sized = 0;
+      for (Index source = 0; source + D < m_w[of].count; ++source) {
+        const Index target = source + D;
+        if (source / level.family != target / level.family) continue;
+        const double factor = ratio(m_b[of].exponents[source], m_w[of].exponents[target]);
+        if (factor == 0) continue;
+        ones += factor * m_w[of].norms[target].correlate_ones(m_b[of].norms[source], 2 * level.size);
+        sized += factor * m_w[of].norms[target].correlate_sized(m_b[of].norms[source], 2 * level.size);
+      }
+      const Index end = std::min((D + 1) * level.size, axis.lags.size()), begin = (D - 1) * level.size + 1;
+      if (begin >= end) continue;
+      const Index first = axis.lags.last - (end - 1) + n_q - 1, count = end - begin;
+      const double images = images_of(m_lag_sums + first, count);
+      for (Index at = first; at < first + count; ++at) {
+        out.lags[at] += eps * (noise_of_columns(m_x.U.cols()) * ones + 2 * images);
+        out.lag_sizes[at] += eps * (sized + images);
+      }
+    }
+  }
+
+  const CausalLevels<T>& m_levels;
+  const KeyExponents<T>& m_exponents;
+  const ProductFactors<T>& m_x;
+  const T* m_lag_sums;
+  BlockNorms *m_w, *m_b;  // one a level: of targets, times e^(before(block) - M_i), and of sources
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+
+#include "nprf/core/gemm.hpp"
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/block_causal/levels.hpp"
+#include "nprf/toeplitz/block_causal/running_key_max.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+
+namespace nprf::toeplitz {
+
+/// The diagonal blocks that CausalLevels leaves out, by the quadratic matrix: a strip of 32 queries times the keys of
+/// its block up to the strip's end. O(n 128 (r + p)).
+///
+/// No row's bits depend on later keys. Their weights are zero, and zero times anything finite adds nothing; values that
+/// are not finite are taken for zeros in the rows before them.
+template <Real T>
+class DiagonalTiles {
+ public:
+  static constexpr Index block = CausalLevels<T>::block;
+
+  DiagonalTiles(LagWeightsView<T> c, const CausalAxis& axis, const Team& team) : m_axis(axis) {
+    T* weights = team.workspace().take<T>(2 * block);
+    for (Index k = 0; k < 2 * block; ++k) weights[k] = axis.weight(c, block - 1 - k);
+    m_weights = weights;
+  }
+
+  /// Y's rows, of the slots of queries; A, B, U by place.
+  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U,
+                const KeyExponents<T>& exponents, MatrixRef<T> Y, const Team& team) const {
+    team.run((m_axis.queries.end + strip - 1) / strip, [&](Index task, Workspace& scratch) {
+      const Index first = task * strip, end = std::min(first + strip, m_axis.queries.end);
+      const Index i0 = std::max(first, m_axis.queries.first), rows = end - i0;
+      if (rows <= 0) return;
+      auto y = Y.middleRows(i0 - m_axis.queries.first, rows);  // (rows,p)
+      const Index j0 = std::max(first / block * block, m_axis.keys.first), cols = std::min(end, m_axis.keys.end) - j0;
+      if (cols <= 0) {
+        y.setZero();
+        return;
+      }
+      auto S = scratch.matrix<T>(rows, cols);
+      set_product(S, A.middleRows(i0, rows), B.middleRows(j0, cols).transpose());  // (rows,cols)
+      multiply_by_weights(S, i0, j0);
+      multiply_by_exponents(S, i0, j0, exponents, scratch);
+      multiply_values(S, U.middleRows(j0, cols), i0 - j0, y, scratch);
+    });
+  }
+
+  // forward: S = A B^T, Y = (S o C) U; so with P = G U^T: dA = (P o C) B, dB = (P o C)^T A, dU = (S o C)^T G,
+  // and dc[l] sums S o P over the diagonal l
+  /// The gradients for G and what they are sums of, by place as A, B, U and the gradients are; `first` is the lag of
+  /// dc[0].
+  void add_gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
+                     const KeyExponents<T>& exponents, GradientRefs<T>& out, const GradientSizes<T>& sizes, Index first,
+                     const Team& team) const {
+    const Index blocks = (m_axis.queries.end + block - 1) / block;
+    const Workspace::Scope scope(team.workspace());
+    auto dc = team.workspace().matrix<T>(blocks, block), size_of_lags = team.workspace().matrix<T>(blocks, block);
+    team.run(blocks, [&](Index k, Workspace& scratch) {  // both by distance
+      dc.row(k).setZero();
+      size_of_lags.row(k).setZero();
+      const Index end = (k + 1) * block;
+      const Index i0 = std::max(k * block, m_axis.queries.first), rows = std::min(end, m_axis.queries.end) - i0;
+      const Index j0 = std::max(k * block, m_axis.keys.first), cols = std::min(end, m_axis.keys.end) - j0;
+      if (rows <= 0 || cols <= 0) return;
+      const auto a = A.middleRows(i0, rows), g = G.middleRows(i0, rows);
+      const auto b = B.middleRows(j0, cols), u = U.middleRows(j0, cols);
+      auto S = scratch.matrix<T>(rows, cols), P = scratch.matrix<T>(rows, cols);
+      set_product(S, a, b.transpose());  // (rows,cols)
+      set_product(P, g, u.transpose());  // (rows,cols)
+      multiply_by_exponents(P, i0, j0, exponents, scratch);
+      for (Index i = 0; i < rows; ++i)
+        for (Index j = 0; j < std::min(i0 + i + 1 - j0, cols); ++j) dc(k, i0 + i - j0 - j) += S(i, j) * P(i, j);
+      multiply_by_exponents(S, i0, j0, exponents, scratch);
+      for (Index i = 0; sizes && i < rows; ++i)
+        for (Index j = 0; j < std::min(i0 + i + 1 - j0, cols); ++j)
+          size_of_lags(k, i0 + i - j0 - j) += S(i, j) * sizes.rows[i0 + i];
+      multiply_by_weights(S, i0, j0);
+      multiply_by_weights(P, i0, j0);
+      for (Index i = 0; sizes && i < rows; ++i)
+        for (Index j = 0; j < cols; ++j) sizes.keys[j0 + j] += S(i, j) * sizes.rows[i0 + i];
+      add_product(out.dA.middleRows(i0, rows), P, b);              // (rows,r)
+      add_product(out.dB.middleRows(j0, cols), P.transpose(), a);  // (cols,r)
+      add_product(out.dU.middleRows(j0, cols), S.transpose(), g);  // (cols,p)
+    });
+    for (Index k = 0; k < blocks; ++k)
+      for (Index d = 0; d < std::min(block, m_axis.lags.size()); ++d) {
+        const Index at = m_axis.lags.last - d - first;
+        out.dc[at] += dc(k, d);
+        if (sizes) sizes.lags[at] += size_of_lags(k, d);
+      }
+  }
+
+ private:
+  static constexpr Index strip = 32;
+
+  template <class M>
+  void multiply_by_weights(M& S, Index i0, Index j0) const {
+    for (Index i = 0; i < S.rows(); ++i) {
+      const T* c = m_weights + block - 1 + j0 - (i0 + i);
+      T* s = &S(i, 0);
+      for (Index j = 0; j < S.cols(); ++j) s[j] = c[j] == T(0) ? T(0) : s[j] * c[j];
+    }
+  }
+
+  // row i and key j by e^(e_j - M_i), M_i the largest exponent up to the row
+  template <class M>
+  static void multiply_by_exponents(M& S, Index i0, Index j0, const KeyExponents<T>& exponents, Workspace& scratch) {
+    const double* e = exponents.exponents();
+    if (!e) return;
+    const Workspace::Scope scope(scratch);
+    auto factors = scratch.vector<T>(S.cols());
+    double largest = exponents.before(j0);
+    for (Index i = 0, known = 0; i < S.rows(); ++i) {  // known factors for that largest
+      const Index seen = std::clamp<Index>(i0 + i + 1 - j0, 0, S.cols());
+      if (seen == 0) continue;
+      const double running = std::max(largest, *std::max_element(e + j0, e + j0 + seen));
+      if (running != largest) known = 0;
+      largest = running;
+      for (; known < seen; ++known) factors[known] = static_cast<T>(ratio(e[j0 + known], largest));
+      S.row(i).head(seen).array() *= factors.head(seen).transpose().array();
+    }
+  }
+
+  // Y = S U; row i sees key `lead` + i and those before it
+  template <class M, class V, class R>
+  static void multiply_values(const M& S, const V& U, Index lead, R& y, Workspace& scratch) {
+    if (U.allFinite()) {
+      set_product(y, S, U);  // (rows,p)
+      return;
+    }
+    auto finite_rows = scratch.matrix<T>(U.rows(), U.cols());
+    Index first = U.rows();  // that is not finite
+    for (Index j = U.rows(); j-- > 0;)
+      if (U.row(j).allFinite())
+        finite_rows.row(j) = U.row(j);
+      else
+        finite_rows.row(j).setZero(), first = j;
+    set_product(y, S, finite_rows);
+    for (Index i = std::max<Index>(first - lead, 0); i < S.rows(); ++i) {
+      y.row(i).setZero();
+      for (Index j = 0; j < std::min(lead + i + 1, S.cols()); ++j) y.row(i) += S(i, j) * U.row(j);
+    }
+  }
+
+  CausalAxis m_axis;
+  const T* m_weights = nullptr;  // (2 block)  that of distance d at block - 1 - d
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/block_causal/levels.hpp"
+
+namespace nprf::toeplitz {
+
+/// e^(exponent - reference), 1 where both are -infinity.
+inline double ratio(double exponent, double reference) {
+  return exponent == reference ? 1 : std::exp(exponent - reference);
+}
+
+/// Keys' exponents e_j (shapes.hpp), place after place, as factors that neither overflow nor look ahead: a key's
+/// relative to the largest in its block of 128, a row's relative to the largest before its block of a level. Without
+/// exponents all factors are 1. O(n) time and memory a level.
+template <Real T>
+class KeyExponents {
+ public:
+  KeyExponents(const ProductFactors<T>& x, const CausalLevels<T>& levels, const Team& team)
+      : m_given(x.exponents != nullptr), m_levels(levels.count()), m_length(levels.axis().length()) {
+    const auto& axis = levels.axis();
+    Workspace& workspace = team.workspace();
+    const Index n = m_length, blocks = (n + block - 1) / block;
+    m_largest = workspace.take<double>(2 * blocks);
+    m_before = m_largest + blocks;
+    m_keys = workspace.take<T>(n);
+    if (!m_given) {
+      std::fill_n(m_largest, 2 * blocks, 0.0);
+      std::fill_n(m_keys, n, T(1));
+      return;
+    }
+    constexpr double none = -std::numeric_limits<double>::infinity();
+    m_exponents = workspace.take<double>(n);
+    std::fill_n(m_exponents, n, none);
+    for (Index j = 0; j < x.keys.count; ++j) m_exponents[axis.keys.first + x.keys[j]] = x.exponents[j];
+    m_rows = workspace.take<T>(m_levels * n);
+    team.run(blocks, [&](Index k, Workspace&) {
+      const Index first = k * block, end = std::min(first + block, n);
+      m_largest[k] = *std::max_element(m_exponents + first, m_exponents + end);
+      for (Index j = first; j < end; ++j) m_keys[j] = static_cast<T>(ratio(m_exponents[j], m_largest[k]));
+    });
+    double largest = none;
+    for (Index k = 0; k < blocks; ++k) {
+      m_before[k] = largest;
+      largest = std::max(largest, m_largest[k]);
+    }
+    team.run(m_levels * blocks, [&](Index task, Workspace&) {
+      const Index level = task / blocks, first = task % blocks * block, size = levels[level].size;
+      double running = before(first);
+      for (Index i = first; i < std::min(first + block, n); ++i) {
+        running = std::max(running, m_exponents[i]);
+        m_rows[level * n + i] = static_cast<T>(ratio(before(i / size * size), running));
+      }
+    });
+  }
+
+  /// All by place; null without exponents.
+  const double* exponents() const { return m_exponents; }
+
+  /// The largest exponent in a block of 128, and that of all keys before the block that begins at a place.
+  double largest(Index of) const { return m_largest[of]; }
+  double before(Index place) const { return m_before[place / block]; }
+  /// That of the blocks of 128 from a place on.
+  double largest(Index place, Index count) const {
+    return *std::max_element(m_largest + place / block, m_largest + (place + count) / block);
+  }
+
+  /// e^(e_j - largest(block of j)), by place.
+  const T* keys() const { return m_keys; }
+  /// e^(before(i's block of the level) - M_i), by place.
+  const T* rows(Index level) const { return m_given ? m_rows + level * m_length : m_keys; }
+
+ private:
+  static constexpr Index block = CausalLevels<T>::block;
+
+  bool m_given;
+  Index m_levels, m_length;
+  double *m_exponents = nullptr, *m_largest, *m_before;
+  T *m_keys, *m_rows = nullptr;
+};
+
+}  // namespace nprf::toeplitz

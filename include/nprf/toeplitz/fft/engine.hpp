@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/fft/lanes.hpp"
+#include "nprf/fft/polynomial_tree.hpp"
+#include "nprf/toeplitz/fft/backward.hpp"
+#include "nprf/toeplitz/fft/backward_error_bound.hpp"
+#include "nprf/toeplitz/fft/error_bound.hpp"
+#include "nprf/toeplitz/fft/signal_layout.hpp"
+#include "nprf/toeplitz/fft/slot_gradients.hpp"
+#include "nprf/toeplitz/fft/spectral_ops.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+
+namespace nprf::toeplitz {
+
+/// Y = ((A B^T) o C) U by our own FFT (polynomial_tree.hpp), lane_count columns of U at a time.
+///
+/// Each feature makes a signal of its own with each column, x = B_r o U_p: neither features nor columns share their
+/// rounding. Lest it overflow or underflow, each column of B and of U is scaled to maximum 1 by a power of two, which
+/// is exact, and A's and Y's by the inverse. Columns of U that are left over, as the ones column often is, take
+/// features as lanes instead.
+///
+/// Time O(r p n log n); workspace O(n (16 + lane_count a thread)), for gradients O(n (r + p)); tokens with gaps are
+/// copied into their slots first. Rounding is relative to the largest row of Y. Threads take groups of columns.
+template <Real T>
+class LanesEngine {
+ public:
+  /// Columns of U share next to nothing: one more costs as much as a product of its own.
+  static constexpr bool columns_apart = true;
+
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table lies in the team's workspace.
+  LanesEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
+      : m_n_q(span.n_q), m_n_k(span.n_k), m_tree(Tree::shared(Tree::length_for(std::max(span.n_q, span.n_k)))) {
+    // y[i] = sum_j c[j-i] x[j] is the product of x and g modulo z^2L + 1, g[-lag] = c[lag], g[2L - lag] = -c[lag]
+    const Index L = m_tree->length();
+    T* spectrum = team.workspace().take<T>(2 * L);
+    const Workspace::Scope scope(team.workspace());
+    Z* z = team.workspace().take<Z>(L);
+    const T scale = 1 / static_cast<T>(L);
+    m_tree->values(
+        [&](Index j) {
+          const T past = j < m_n_q ? lags[-j] : T(0), ahead = j > 0 && L - j < m_n_k ? lags[L - j] : T(0);
+          return Z{Lanes() + scale * past, Lanes() - scale * ahead};
+        },
+        z);
+    for (Index k = 0; k < L; ++k) {
+      spectrum[2 * k] = z[k].re[0];
+      spectrum[2 * k + 1] = z[k].im[0];
+    }
+    m_spectrum = spectrum;
+    for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag) m_norms.add(static_cast<double>(lags[lag]));
+  }
+
+  /// Y (n_q,p) = ((A B^T) o C) U.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const MatrixView<T> A = in_slots(x.A, x.queries, m_n_q, team), B = in_slots(x.B, x.keys, m_n_k, team),
+                        U = in_slots(x.U, x.keys, m_n_k, team);
+    if (x.queries.count == m_n_q) return contract(A, B, U, Y, team);
+    auto all = workspace.matrix<T>(m_n_q, Y.cols());
+    contract(A, B, U, all, team);
+    from_slots(all, x.queries, Y, team);
+  }
+
+  /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key.
+  void noise(const ProductFactors<T>& x, const T* sizes, RowNoises out, const Team& team) const {
+    row_noises(m_norms, 2 * m_tree->length(), x, sizes, out, team,
+               [&](const SignalNorms& norms, const SignalScale&, SignalNorms::Row& Y, SignalNorms::Row& sums) {
+                 const double lost = Underflow<T>::of_signals(2 * m_tree->length());
+                 Y += lost * norms.largest_size() * norms.largest();
+                 sums += lost * norms.largest();
+               });
+  }
+
+  /// The same of gradients().
+  void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
+                      const Team& team) const {
+    gradient_noises(m_norms, 2 * m_tree->length(), 1, x, of, out, team);
+  }
+
+  /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out,
+                 const GradientSizes<T>& sizes, const Team& team) const {
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    const MatrixView<T> A = in_slots(x.A, x.queries, m_n_q, team), B = in_slots(x.B, x.keys, m_n_k, team),
+                        U = in_slots(x.U, x.keys, m_n_k, team), G = in_slots(G_, x.queries, m_n_q, team);
+    SlotGradients<T> slots(x, {m_n_q}, {m_n_k}, out, sizes, team);
+    gradients(A, B, U, G, slots.refs(), slots.sizes(), team);
+    slots.put_back(team);
+  }
+
+ private:
+  using Tree = fft::PolynomialTree<T>;
+  using Z = fft::ComplexLanes<T>;
+  using Lanes = fft::Lanes<T>;
+  static constexpr Index W = fft::lane_count<T>;
+  using Column = UnitColumn<T>;
+  using Features = FeatureLanes<T>;
+
+  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y,
+                const Team& team) const {
+    const Index r = A.cols(), p = U.cols(), L = m_tree->length();
+    Workspace& workspace = team.workspace();
+    auto unit = workspace.vector<T>(r);
+    column_units(B, unit);
+    // features whose columns are laid out at a time: each time costs a pass over U and Y, and each column memory
+    const Index block = L <= (Index{1} << 17) ? 16 : 4;
+    const FeatureColumns<T> b(workspace, block, L), a(workspace, block, L, m_tree->twist());
+    const ColumnGroups<T> groups(r, p);
+    for (Index r0 = 0; r0 < r; r0 += block) {
+      const Index features = std::min(block, r - r0);
+      team.run_tiles(groups.count > 0 ? L : 0, [&](Index j0, Index rows, Workspace&) {
+        for (Index k = 0; k < features; ++k) {
+          b.read(k, B, r0 + k, finite(1 / unit[r0 + k]), j0, rows);
+          a.read(k, A, r0 + k, finite(unit[r0 + k]), j0, rows);
+        }
+      });
+      team.run(groups.count + (r0 == 0 ? groups.left_over : 0), [&](Index task, Workspace& scratch) {
+        Z* z = scratch.take<Z>(staggered<Z>(L));
+        if (task >= groups.count) {
+          const Index column = p - groups.left_over + task - groups.count;
+          return contract_column(A, B, unit, U, column, Y, z, scratch);
+        }
+        const Index p0 = task * W, width = groups.width(task);
+        Panel<T> u(scratch, m_n_k, L, width), y(scratch, m_n_q, L, width);
+        u.read(U, p0);
+        const Lanes u_unit = u.units();
+        u.scale(inverse<T>(u_unit));
+        y.set_zero();
+        for (Index k = 0; k < features; ++k) add(b[k], u.values, a[k], y.values, z);
+        y.scale(finite_lanes<T>(u_unit));
+        if (r0 == 0)
+          y.write(Y, p0);
+        else
+          y.add_to(Y, p0);
+      });
+    }
+  }
+
+  // y += a o T(c) (b o u), a twisted
+  void add(const T* b, const Lanes* u, const T* a, Lanes* y, Z* z) const {
+    m_tree->template convolve<1>(
+        {z}, [=](auto, Index j) { return b[j] * u[j]; },
+        [g = m_spectrum](Index k, Z(&x)[1][8]) { multiply(x[0], g + 16 * k); },
+        [=](auto, Index i, const Z& t) { y[i] += real_part(t, a + 2 * i); });
+  }
+
+  // one column of Y, W features at a time
+  void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const VectorMap<T>& unit, const MatrixView<T>& U,
+                       Index column, MatrixRef<T>& Y, Z* z, Workspace& scratch) const {
+    const Column u(U, column, scratch);
+    auto y = scratch.vector<T>(m_n_q);
+    y.setZero();
+    for (Index f = 0; f < A.cols(); f += W) {
+      const Features a(A, f), b(B, f);
+      const Lanes by = a.load(unit.data()), back = inverse<T>(by), forth = finite_lanes<T>(by);
+      m_tree->template convolve<1>(
+          {z}, [&, n = m_n_k](auto, Index j) { return j < n ? b.row(j) * back * u.values[j] : Lanes{}; },
+          [g = m_spectrum](Index k, Z(&x)[1][8]) { multiply(x[0], g + 16 * k); },
+          [&, n = m_n_q](auto, Index i, const Z& t) {
+            if (i < n) y[i] += fft::sum_lanes<T>(a.row(i) * forth * real_part(t, m_tree->twist() + 2 * i));
+          });
+    }
+    Y.col(column) = y * finite(u.unit);
+  }
+
+  void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
+                 GradientRefs<T> out, const GradientSizes<T>& sizes, const Team& team) const {
+    const Index L = m_tree->length();
+    out.set_zero();
+    if (sizes) std::fill_n(sizes.keys, B.rows(), T(0));
+    SignalGradients<T> frame(A, B, U, G, sizes, L, 2 * L, team);
+    const auto add = [this](const auto& x, Workspace& scratch) {
+      const Index size = staggered<Z>(m_tree->length());
+      add_gradients(x, {scratch.take<Z>(size), scratch.take<Z>(size)});
+    };
+    frame.run(out, team, add, add);
+    lag_gradient(frame, out.dc, sizes.lags, team.workspace());
+  }
+
+  // the share of a group of columns and one feature: signals are x and w
+  void add_gradients(const GroupSignals<T>& x, const std::array<Z*, 2>& z) const {
+    m_tree->template convolve<2>(
+        z, [x](auto s, Index j) { return s == 0 ? x.b[j] * x.u[j] : x.a[j] * x.g[j]; }, correlating(x.correlation),
+        [x, twist = m_tree->twist()](auto s, Index j, const Z(&twisted)[8]) {
+          Lanes products[8];
+          for (Index l = 0; l < 8; ++l) {
+            const Lanes t = real_part(twisted[l], twist + 2 * (j + l));
+            products[l] = t * (s == 0 ? x.g : x.u)[j + l];
+            if constexpr (s == 1) x.du[j + l] += x.b[j + l] * t;
+          }
+          add_lane_sums_of_eight<T>(products, (s == 0 ? x.da : x.db) + j);
+        });
+  }
+
+  // the same for one column and features as lanes
+  void add_gradients(const ColumnSignals<T>& x, const std::array<Z*, 2>& z) const {
+    m_tree->template convolve<2>(
+        z,
+        [&](auto s, Index j) {
+          if (s == 0) return j < m_n_k ? x.b.row(j) * x.u[j] : Lanes{};
+          return j < m_n_q ? x.a.row(j) * x.g[j] : Lanes{};
+        },
+        correlating(x.correlation),
+        [&](auto s, Index j, const Z(&twisted)[8]) {
+          Lanes products[8]{};
+          for (Index i = j; i < std::min(j + 8, s == 0 ? m_n_q : m_n_k); ++i) {
+            const Lanes t = real_part(twisted[i - j], m_tree->twist() + 2 * i);
+            if (MatrixRef<T>* d = s == 0 ? x.da : x.db) x.a.add(t * (s == 0 ? x.g : x.u)[i], *d, i);
+            if constexpr (s == 1) products[i - j] = x.b.row(i) * t;
+          }
+          if constexpr (s == 1) add_lane_sums_of_eight<T>(products, x.du + j);
+        });
+  }
+
+  // at a leaf: correlation += conj(w) x summed over lanes, x *= spectrum, w *= its conjugate
+  auto correlating(T* correlation) const {
+    return [g = m_spectrum, correlation](Index k, Z(&z)[2][8]) {
+      Lanes products[16];
+      correlate<false>(z[1], z[0], products);
+      add_lane_sums<T>(products, correlation + 16 * k);
+      multiply(z[0], g + 16 * k);
+      multiply_conjugate(z[1], g + 16 * k);
+    };
+  }
+
+  // dc[l] at l + n_q - 1, from w and x correlated modulo z^2L + 1, where lag l < 0 is minus that of l + 2L: the residue
+  // modulo z^L - i has the lags l >= 0 as real parts, minus those of l - L as imaginary ones. That of the sizes
+  // likewise.
+  void lag_gradient(const SignalGradients<T>& frame, Eigen::Ref<Vector<T>> dc, T* sizes, Workspace& workspace) const {
+    const Index L = m_tree->length();
+    const T scale = 1 / static_cast<T>(L);
+    const T* from[] = {frame.correlation(), frame.size_correlation()};
+    T* to[] = {dc.size() > 0 ? dc.data() : nullptr, sizes};
+    m_tree->coefficients(
+        workspace.take<Z>(L),
+        [&](Index k, Index l) {
+          Z both{Lanes{}, Lanes{}};
+          for (const int lane : {0, 1}) {
+            both.re[lane] = from[lane][16 * k + l];
+            both.im[lane] = from[lane][16 * k + 8 + l];
+          }
+          return both;
+        },
+        [&](Index j, const Z& twisted) {
+          const Z both = untwisted(twisted, m_tree->twist() + 2 * j);
+          for (const int lane : {0, 1}) {
+            if (to[lane] && j < m_n_k) to[lane][m_n_q - 1 + j] = scale * both.re[lane];
+            if (to[lane] && L - j < m_n_q) to[lane][m_n_q - 1 + j - L] = -scale * both.im[lane];
+          }
+        });
+  }
+
+  Index m_n_q, m_n_k;
+  std::shared_ptr<const Tree> m_tree;
+  WeightNorms m_norms;
+  const T* m_spectrum = nullptr;  // (L) of g / L, as the tree orders it, real and imaginary parts
+};
+
+}  // namespace nprf::toeplitz

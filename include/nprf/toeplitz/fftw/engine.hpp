@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/config.hpp"
+
+#if NPRF_USE_FFTW
+
+#include <algorithm>
+#include <complex>
+
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/fft/backward_error_bound.hpp"
+#include "nprf/toeplitz/fft/error_bound.hpp"
+#include "nprf/toeplitz/fft/signal_layout.hpp"
+#include "nprf/toeplitz/fftw/segmented_fft.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+
+namespace nprf::toeplitz {
+
+/// Y = ((A B^T) o C) U by FFTW, two columns at a time as real and imaginary part of one signal.
+///
+/// Time O(r p n log n); workspace about 2 (r + p) (n_q + n_k) scalars, a third more for the gradients. Each column of U
+/// is first scaled to maximum 1 by a power of two, which is exact, because two columns share their rounding. Rounding
+/// is relative to the largest row of Y: a row far below it loses digits, and may lose all. Threads take pairs of
+/// columns.
+template <Real T>
+class FftwEngine {
+ public:
+  /// Columns of U share next to nothing: one more costs as much as a product of its own.
+  static constexpr bool columns_apart = true;
+
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
+  FftwEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
+      : m_n_q(span.n_q), m_n_k(span.n_k), m_transform(span.n_q + span.n_k - 1, team) {
+    // y[i] = sum_j c[j-i] x[j] is the cyclic convolution of x with g[-lag mod N] = c[lag]
+    const Index N = classes().period(), L = classes().length;
+    Complex* spectrum = team.workspace().take<Complex>(N);
+    const Workspace::Scope scope(team.workspace());
+    auto g = team.workspace().vector<T>(N), ones = team.workspace().vector<T>(N), zeros = team.workspace().vector<T>(N);
+    g.setZero();
+    ones.setOnes();
+    zeros.setZero();
+    for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag) g[lag > 0 ? N - lag : -lag] = lags[lag] / static_cast<T>(N);
+    team.run(classes().count, [&](Index q, Workspace& scratch) {
+      m_transform.forward(q, N, ones.data(), g.data(), zeros.data(), scratch.take<Complex>(L), spectrum + q * L);
+    });
+    m_spectrum = spectrum;
+    for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag) m_norms.add(static_cast<double>(lags[lag]));
+  }
+
+  /// Y (n_q,p) = ((A B^T) o C) U.
+  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+    const Index r_end = x.A.cols(), p_end = x.U.cols(), pairs = (p_end + 1) / 2;
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    auto At = workspace.matrix<T>(r_end, m_n_q), Bt = workspace.matrix<T>(r_end, m_n_k);
+    auto Ut = workspace.matrix<T>(2 * pairs, m_n_k), Yt = workspace.matrix<T>(2 * pairs, m_n_q);
+    gather(x.A, x.queries, At, team);
+    gather(x.B, x.keys, Bt, team);
+    gather(x.U, x.keys, Ut, team);
+    team.run(pairs, [&](Index pair, Workspace& scratch) {
+      const Work work(scratch, classes().length);
+      const Index p = 2 * pair;
+      auto U = Ut.middleRows(p, 2), Y2 = Yt.middleRows(p, 2);
+      const T unit[2] = {unit_of(U.row(0).cwiseAbs().maxCoeff()), unit_of(U.row(1).cwiseAbs().maxCoeff())};
+      for (Index k : {0, 1}) U.row(k) *= finite(1 / unit[k]);
+      Y2.setZero();
+      for (Index r = 0; r < r_end; ++r)
+        add(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Yt(p, 0), &Yt(p + 1, 0), work);
+      for (Index k : {0, 1}) Y2.row(k) *= finite(unit[k]);
+    });
+    scatter(Yt, x.queries, Y, team);
+  }
+
+  /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key. Two columns of
+  /// U share theirs, and a partner's may be as large as the largest at every key.
+  void noise(const ProductFactors<T>& x, const T* sizes, RowNoises out, const Team& team) const {
+    row_noises(m_norms, classes().period(), x, sizes, out, team,
+               [this](const SignalNorms& norms, const SignalScale& scale, SignalNorms::Row& Y, SignalNorms::Row& sums) {
+                 if (Y.maxCoeff() > 0) Y = (Y.square() + (2 * sums).square()).sqrt();
+                 const double lost = Underflow<T>::of_signals(classes().period()) / scale.B;  // features have no unit
+                 Y += lost * norms.largest_size();
+                 sums += lost;
+               });
+  }
+
+  /// The same of gradients().
+  void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
+                      const Team& team) const {
+    gradient_noises(m_norms, classes().period(), 2, x, of, out, team);
+  }
+
+  /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.
+  /// Each column of G is scaled to maximum 1 and the same column of U by the inverse, so that only dU has to be scaled
+  /// back. The sizes are the last column's partner.
+  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
+                 const Team& team) const {
+    const Index r_end = x.A.cols(), last = x.U.cols() - 1, pairs = (last + 1) / 2 + 1, period = classes().period();
+    Workspace& workspace = team.workspace();
+    const Workspace::Scope scope(workspace);
+    auto At = workspace.matrix<T>(r_end, m_n_q), dAt = workspace.matrix<T>(r_end, m_n_q);
+    auto Bt = workspace.matrix<T>(r_end, m_n_k), dBt = workspace.matrix<T>(r_end, m_n_k);
+    auto Ut = workspace.matrix<T>(2 * pairs, m_n_k), dUt = workspace.matrix<T>(2 * pairs, m_n_k);
+    auto Gt = workspace.matrix<T>(2 * pairs, m_n_q);
+    auto unit = workspace.vector<T>(2 * pairs);
+    // one for each block of features, and that of the last pair
+    Complex* correlations = workspace.take<Complex>((blocks + 1) * period);
+    gather(x.A, x.queries, At, team);
+    gather(x.B, x.keys, Bt, team);
+    const auto gather_pairs = [&](const MatrixView<T>& X, const Slots& slots, MatrixMap<T>& Xt) {
+      if (X.rows() == 0) {
+        Xt.setZero();
+        return;
+      }
+      gather(X.leftCols(last), slots, Xt.topRows(2 * pairs - 2), team);
+      gather(X.rightCols(1), slots, Xt.bottomRows(2), team);
+    };
+    gather_pairs(x.U, x.keys, Ut);
+    gather_pairs(G, x.queries, Gt);
+    for (Index i = 0; sizes && i < x.queries.count; ++i) Gt(2 * pairs - 1, x.queries[i]) = sizes.rows[i];
+    for (Index p = 0; p < 2 * pairs; ++p) unit[p] = unit_of(Gt.row(p).cwiseAbs().maxCoeff());
+    if (sizes) unit[2 * pairs - 2] = unit[2 * pairs - 1];  // they share their rounding, and none is larger
+    team.run(2 * pairs, [&](Index p, Workspace&) {
+      Gt.row(p) *= finite(1 / unit[p]);
+      Ut.row(p) *= finite(unit[p]);
+      dUt.row(p).setZero();
+    });
+    team.run(blocks + 1, [&](Index block, Workspace&) {
+      std::fill_n(correlations + block * period, period, Complex(0));
+      if (block == blocks) return;
+      const Index r0 = edge(block, r_end), rows = edge(block + 1, r_end) - r0;
+      dAt.middleRows(r0, rows).setZero();
+      dBt.middleRows(r0, rows).setZero();
+    });
+    const auto add = [&](Index pair, Index r, Complex* correlation, const Work& work) {
+      const Index p = 2 * pair;
+      add_gradients(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Gt(p, 0), &Gt(p + 1, 0), pair == pairs - 1,
+                    &dAt(r, 0), &dBt(r, 0), &dUt(p, 0), &dUt(p + 1, 0), correlation, work);
+    };
+    team.run_pairs(blocks, [&](Index block, Index pair_block, Workspace& scratch) {
+      const Work work(scratch, classes().length);
+      for (Index pair = edge(pair_block, pairs - 1); pair < edge(pair_block + 1, pairs - 1); ++pair)
+        for (Index r = edge(block, r_end); r < edge(block + 1, r_end); ++r)
+          add(pair, r, correlations + block * period, work);
+    });
+    const Work work(workspace, classes().length);
+    for (Index r = 0; r < r_end; ++r) add(pairs - 1, r, correlations + blocks * period, work);
+    team.run(2 * pairs, [&](Index p, Workspace&) { dUt.row(p) *= finite(unit[p]); });
+    scatter(dAt, x.queries, out.dA, team);
+    scatter(dBt, x.keys, out.dB, team);
+    scatter(dUt, x.keys, out.dU.leftCols(last), team);
+    for (Index j = 0; j < x.keys.count; ++j) {
+      out.dU(j, last) = dUt(2 * pairs - 2, x.keys[j]);
+      if (sizes) sizes.keys[j] = dUt(2 * pairs - 1, x.keys[j]);
+    }
+    lag_gradient(correlations, out.dc, sizes.lags, team);
+  }
+
+ private:
+  using Complex = std::complex<T>;
+  static constexpr Index blocks = 8;
+
+  // what one thread transforms in
+  struct Work {
+    Work(Workspace& scratch, Index L)
+        : X(scratch.take<Complex>(L)), W(scratch.take<Complex>(L)), z(scratch.take<Complex>(L)) {}
+    Complex *X, *W, *z;  // (L)
+  };
+
+  const ResidueClasses& classes() const { return m_transform.classes(); }
+  const Complex* spectrum(Index q) const { return m_spectrum + q * classes().length; }
+  static Index edge(Index block, Index n) { return n * block / blocks; }
+
+  // y1 + i y2 += a o T(c) (b o (u1 + i u2))
+  void add(const T* a, const T* b, const T* u1, const T* u2, T* y1, T* y2, const Work& work) const {
+    for (Index q = 0; q < classes().count; ++q) {
+      m_transform.forward(q, m_n_k, b, u1, u2, work.z, work.X);
+      m_transform.multiply(work.X, spectrum(q), classes().length);
+      m_transform.backward(q, m_n_q, work.X, work.z, [=](Index i, T re, T im) {
+        y1[i] += a[i] * re;
+        y2[i] += a[i] * im;
+      });
+    }
+  }
+
+  // with x = b o (u1 + i u2), w = a o (g1 + i g2), t = T(c) x, z = T(c)^T w:
+  //     da += g1 t1 + g2 t2    db += u1 z1 + u2 z2    du += b o z    correlation[k] += conj(W[k]) X[k]
+  // of the last pair u2 is zero, and g2 the sizes, which da has no part in
+  void add_gradients(const T* a, const T* b, const T* u1, const T* u2, const T* g1, const T* g2, bool last, T* da,
+                     T* db, T* du1, T* du2, Complex* correlation, const Work& work) const {
+    const Index L = classes().length;
+    for (Index q = 0; q < classes().count; ++q) {
+      m_transform.forward(q, m_n_k, b, u1, u2, work.z, work.X);
+      m_transform.forward(q, m_n_q, a, g1, g2, work.z, work.W);
+      add_product_with_conjugate(work.X, work.W, correlation + q * L, L);
+      m_transform.multiply(work.X, spectrum(q), L);
+      m_transform.multiply_conjugate(work.W, spectrum(q), L);
+      m_transform.backward(q, m_n_q, work.X, work.z,
+                           [=](Index i, T t1, T t2) { da[i] += g1[i] * t1 + (last ? T(0) : g2[i] * t2); });
+      m_transform.backward(q, m_n_k, work.W, work.z, [=](Index j, T z1, T z2) {
+        db[j] += u1[j] * z1 + u2[j] * z2;
+        du1[j] += b[j] * z1;
+        du2[j] += b[j] * z2;
+      });
+    }
+  }
+
+  // dc[l] at l + n_q - 1: the real part of the inverse transform, lag l at l mod N; its imaginary part mixes the pairs,
+  // but is minus the lags' sizes for the last one
+  void lag_gradient(Complex* correlations, Eigen::Ref<Vector<T>> dc, T* sizes, const Team& team) const {
+    const Index N = classes().period(), L = classes().length;
+    Complex* z = team.workspace().take<Complex>(L);
+    T *sum = team.workspace().take<T>(N), *size = team.workspace().take<T>(N);
+    std::fill_n(sum, N, T(0));
+    std::fill_n(size, N, T(0));
+    for (Index block = 1; block <= blocks; ++block)
+      for (Index k = 0; k < N; ++k) correlations[k] += correlations[block * N + k];
+    for (Index q = 0; q < classes().count; ++q) {
+      m_transform.backward(q, N, correlations + q * L, z, [=](Index l, T re, T) { sum[l] += re; });
+      m_transform.backward(q, N, correlations + blocks * N + q * L, z, [=](Index l, T, T im) { size[l] -= im; });
+    }
+    const auto at = [&](Index k) { return (N + k - (m_n_q - 1)) % N; };
+    for (Index k = 0; k < dc.size(); ++k) dc[k] = sum[at(k)] / static_cast<T>(N);
+    for (Index k = 0; sizes && k < m_n_q + m_n_k - 1; ++k) sizes[k] = size[at(k)] / static_cast<T>(N);
+  }
+
+  // s_l += x_l conj(w_l)
+  static void add_product_with_conjugate(const Complex* x_, const Complex* w_, Complex* s_, Index n) {
+    const T *x = reinterpret_cast<const T*>(x_), *w = reinterpret_cast<const T*>(w_);
+    T* s = reinterpret_cast<T*>(s_);
+    for (Index l = 0; l < n; ++l) {
+      s[2 * l] += x[2 * l] * w[2 * l] + x[2 * l + 1] * w[2 * l + 1];
+      s[2 * l + 1] += x[2 * l + 1] * w[2 * l] - x[2 * l] * w[2 * l + 1];
+    }
+  }
+
+  // the columns of X as rows, each token in its slot; zeros in the gaps and in an odd pair's second row
+  static void gather(const MatrixView<T>& X, const Slots& slots, MatrixRef<T> Xt, const Team& team) {
+    team.run_tiles(Xt.cols(), [&](Index s0, Index size, Workspace&) {
+      const Index i0 = slots.below(s0), i_end = slots.below(s0 + size);
+      auto part = Xt.block(0, s0, X.cols(), size);
+      Xt.block(X.cols(), s0, Xt.rows() - X.cols(), size).setZero();
+      if (i_end - i0 == size) {
+        part = X.middleRows(i0, size).transpose();
+      } else {
+        part.setZero();
+        for (Index i = i0; i < i_end; ++i) part.col(slots[i] - s0) = X.row(i).transpose();
+      }
+    });
+  }
+
+  // the way back
+  static void scatter(const MatrixMap<T>& Xt, const Slots& slots, MatrixRef<T> X, const Team& team) {
+    team.run_tiles(slots.count, [&](Index i0, Index rows, Workspace&) {
+      if (slots.at)
+        for (Index i = i0; i < i0 + rows; ++i) X.row(i) = Xt.col(slots[i]).head(X.cols()).transpose();
+      else
+        X.middleRows(i0, rows) = Xt.block(0, slots[i0], X.cols(), rows).transpose();
+    });
+  }
+
+  Index m_n_q, m_n_k;
+  ResidueTransform<T> m_transform;
+  WeightNorms m_norms;
+  const Complex* m_spectrum = nullptr;  // (Q,L)  of g / N
+};
+
+}  // namespace nprf::toeplitz
+
+#endif  // NPRF_USE_FFTW

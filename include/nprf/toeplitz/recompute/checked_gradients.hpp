@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include "nprf/core/pack.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/fft/backward_error_bound.hpp"
+#include "nprf/toeplitz/fft/error_bound.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/product.hpp"
+#include "nprf/toeplitz/recompute/pair_weights.hpp"
+#include "nprf/toeplitz/recompute/recomputed_gradients.hpp"
+
+namespace nprf::toeplitz {
+
+/// What the rounding of gradients is measured by, of an engine that has noise. Every entry of G is at most 1 in size,
+/// and its last column, beside U's ones, at most s_i. Then for features of one sign, with K_j and S_l as in
+/// GradientSizes,
+///
+///     dA_i: sum_r |A_ir dA_ir| <= rows_i s_i    dB_j: sum_r |B_jr dB_jr| <= 2 K_j
+///     dU_j: <= K_j                              c_l dc_l: <= 2 c_l S_l
+///
+/// where no value is above 1. With features of both signs |A_i| |B_j| stands for A_i.B_j, in K and S too.
+template <Real T>
+struct GradientMeasure {
+  const T* sizes;  // s_i (n_q)
+  const T* rows;   // sum_j c[j-i] A_i.B_j (n_q), or less
+  bool all_positive;
+  double tolerance;  // relative to these sums
+};
+
+/// What came of it.
+struct GradientChecks {
+  Index queries = 0, keys = 0, lags = 0;  // recomputed
+  double noise = 0;                       // the largest that transforms may have left in any other, relative to its sum
+};
+
+/// The gradients of a product with U = [V 1] for G (n_q,p), those recomputed that the rounding of transforms may put
+/// farther off than half the tolerance; if most are, all of them.
+template <Real T>
+class CertifiedGradients {
+ public:
+  /// Refers to all of them; lists lie in the team's workspace.
+  CertifiedGradients(const Product<T>& product, const ProductFactors<T>& x, const MatrixView<T>& G,
+                     const GradientMeasure<T>& by, const Team& team)
+      : m_product(product), m_x(x), m_G(G), m_by(by), m_team(team) {}
+
+  /// Into out; out.dc may be empty. Throws as Product::gradients().
+  GradientChecks find(GradientRefs<T> out) const {
+    Workspace& workspace = m_team.workspace();
+    const Workspace::Scope scope(workspace);
+    if (!m_product.has_noise() || m_x.A.size() == 0 || m_x.B.size() == 0) {
+      m_product.gradients(m_x, m_G, out, m_team);
+      return {};
+    }
+    const Index n_q = m_x.A.rows(), n_k = m_x.B.rows(), lags = m_product.num_lags();
+    const GradientSizes<T> sums{m_by.sizes, workspace.template take<T>(n_k), workspace.template take<T>(lags)};
+    find_with_sums(out, sums);
+
+    const Index asked = out.dc.size();
+    const GradientNoises noise{workspace.template take<double>(n_k),
+                               workspace.template take<double>(n_k),
+                               workspace.template take<double>(asked),
+                               workspace.template take<double>(asked),
+                               asked,
+                               !m_by.all_positive};
+    const ValueNorms values = value_norms();
+    m_product.gradient_noise(m_x, {m_by.sizes, values.two, sums.lags}, noise, m_team);
+
+    GradientChecks checks;
+    const auto far = flagged_queries(values.max, checks);
+    const auto far_keys = flagged(n_k, checks, [&](Index j) {
+      const double of_dU = noise.keys[j], of_sum = noise.key_sizes[j], one = static_cast<double>(values.one[j]);
+      return over(std::max(1.0, one) * of_dU + of_sum, static_cast<double>(sums.keys[j]) - margin * of_sum);
+    });
+    const PairWeights<T> weights(m_product.weights(), m_x, m_team);
+    const Index first = m_product.first_lag();
+    const auto far_lags = flagged(asked, checks, [&](Index l) {
+      if (weights.at_lag(first + l) == T(0)) return 0.0;
+      return over(noise.lags[l], static_cast<double>(sums.lags[l]) - margin * noise.lag_sizes[l]);
+    });
+
+    const RecomputedGradients<T> again(weights, m_x, m_G, out, m_team);
+    const auto count = [](std::span<const Index> of) { return static_cast<double>(of.size()); };
+    const double pairs = count(far) * static_cast<double>(n_k) + 2 * count(far_keys) * static_cast<double>(n_q) +
+                         4 * pairs_of(far_lags, first, lags);
+    if (pairs > 3 * static_cast<double>(n_q) * static_cast<double>(n_k)) {
+      again.all(first);
+      return {n_q, n_k, asked, 0};
+    }
+    if (!far.empty()) again.queries(far);
+    if (!far_keys.empty()) again.keys(far_keys);
+    for (Index& l : far_lags) l += first;
+    if (!far_lags.empty()) again.lags(far_lags, first);
+    checks.queries = static_cast<Index>(far.size());
+    checks.keys = static_cast<Index>(far_keys.size());
+    checks.lags = static_cast<Index>(far_lags.size());
+    return checks;
+  }
+
+ private:
+  static constexpr double margin = 1.25;  // errors were seen up to the noise
+
+  // the engine's gradients, and the sums of sizes by the same transforms
+  void find_with_sums(GradientRefs<T>& out, const GradientSizes<T>& sums) const {
+    if (m_by.all_positive) return m_product.gradients(m_x, m_G, out, m_team, sums);
+    m_product.gradients(m_x, m_G, out, m_team);
+    Workspace& workspace = m_team.workspace();
+    const Workspace::Scope scope(workspace);
+    const Index n_q = m_x.A.rows(), n_k = m_x.B.rows();
+    auto a = workspace.template matrix<T>(n_q, 1), b = workspace.template matrix<T>(n_k, 1),
+         ones = workspace.template matrix<T>(n_k, 1), zeros = workspace.template matrix<T>(n_q, 1),
+         dA = workspace.template matrix<T>(n_q, 1), dB = workspace.template matrix<T>(n_k, 1),
+         dU = workspace.template matrix<T>(n_k, 1);
+    auto dc = workspace.template vector<T>(m_product.num_lags());
+    a = m_x.A.rowwise().norm();
+    b = m_x.B.rowwise().norm();
+    ones.setOnes();
+    zeros.setZero();
+    const MatrixView<T> A = a, B = b, U = ones;
+    m_product.gradients({A, B, U, m_x.queries, m_x.keys, m_x.exponents}, zeros, {dA, dB, dU, dc}, m_team, sums);
+  }
+
+  // of each key's V_j, |V_j|_1 and the largest, and |[V_j 1]|_2 (n_k)
+  struct ValueNorms {
+    T *one, *two, *max;
+  };
+  ValueNorms value_norms() const {
+    using P = Pack<T>;
+    const Index n_k = m_x.U.rows(), values = m_x.U.cols() - 1;
+    Workspace& workspace = m_team.workspace();
+    const ValueNorms norms{workspace.template take<T>(n_k), workspace.template take<T>(n_k),
+                           workspace.template take<T>(n_k)};
+    m_team.run_tiles(n_k, [&](Index j0, Index rows, Workspace&) {
+      for (Index j = j0; j < j0 + rows; ++j) {
+        const T* v = m_x.U.row(j).data();
+        P one = P::all(0), square = P::all(0), max = P::all(0);
+        for (Index p = 0; p < values; p += P::size) {
+          const P size = abs(P::load(v + p, values - p));
+          one = one + size;
+          square = multiply_add(size, size, square);
+          max = larger(max, size);
+        }
+        norms.one[j] = one.sum(), norms.two[j] = std::sqrt(square.sum() + 1), norms.max[j] = max.largest();
+      }
+    });
+    return norms;
+  }
+
+  // as Attention's rows (attention/fallback/row_error_bound.hpp), with G_i in place of the row itself
+  std::span<Index> flagged_queries(const T* sizes, GradientChecks& checks) const {
+    Workspace& workspace = m_team.workspace();
+    const Index n_q = m_x.A.rows(), values = m_x.U.cols() - 1;
+    const RowNoises noise{workspace.template take<double>(n_q), workspace.template take<double>(n_q),
+                          !m_by.all_positive};
+    m_product.noise(m_x, sizes, noise, m_team);
+    return flagged(n_q, checks, [&](Index i) {
+      const double of_values = static_cast<double>(m_G.row(i).head(values).cwiseAbs().sum());
+      const double of_ones = std::abs(static_cast<double>(m_G(i, values)));
+      return over(std::sqrt(2.0) * (of_values * noise.Y[i] + of_ones * noise.sums[i]),
+                  static_cast<double>(m_by.rows[i]) * static_cast<double>(m_by.sizes[i]));
+    });
+  }
+
+  // infinity where nothing is known of the sum, or it has overflowed
+  static double over(double noise, double sum) {
+    return noise == 0 ? 0 : sum > 0 && std::isfinite(sum) ? noise / sum : std::numeric_limits<double>::infinity();
+  }
+
+  // those of n whose error(k) may be beyond half the tolerance, in the workspace; the largest of the others is noted
+  template <class Error>
+  std::span<Index> flagged(Index n, GradientChecks& checks, Error&& error) const {
+    Index *list = m_team.workspace().template take<Index>(n), count = 0;
+    for (Index k = 0; k < n; ++k) {
+      const double off = margin * error(k);
+      if (off <= m_by.tolerance / 2)
+        checks.noise = std::max(checks.noise, off);
+      else
+        list[count++] = k;
+    }
+    return {list, static_cast<std::size_t>(count)};
+  }
+
+  // the pairs of queries and keys in slots that are so far apart
+  static double pairs_of(std::span<const Index> far, Index first, Index lags) {
+    double pairs = 0;
+    for (const Index l : far) pairs += static_cast<double>(std::min({l + 1, lags - l, 1 - first, lags + first}));
+    return pairs;
+  }
+
+  const Product<T>& m_product;
+  const ProductFactors<T>& m_x;
+  const MatrixView<T>& m_G;
+  const GradientMeasure<T>& m_by;
+  const Team& m_team;
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/attention/fallback/non_finite_gradients.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "nprf/position/grid.hpp"
+#include "nprf/position/relative.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+
+namespace nprf::test::attention_fallback_non_finite_gradients {
+
+namespace {
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN(), never = -std::numeric_limits<double>::infinity();
+
+// Gradients of ones, touched by rows of G of which the entries (rows, column) are not finite; each beside whether the
+// formula has it.
+template <class P>
+void check(const P& position, Direction direction, Index n, const std::vector<Index>& rows, Index column) {
+  constexpr Index r = 3, d_v = 10;  // more columns than are looked at at a time
+  Workspace workspace;
+  const Team team(workspace);
+  const HeadWeights<double> weights(position, {.direction = direction}, {n, n, r, d_v + 1}, 0, Pass::backward, team);
+  const Placement& keys = weights.queries();
+  auto G = workspace.matrix<double>(n, d_v + 1);
+  G.setOnes();
+  for (const Index i : rows) G(i, column) = nan;
+  const auto is_bad = [&](Index i) { return std::ranges::find(rows, i) != rows.end(); };
+  const NonFiniteGradients<double> non_finite(
+      weights, keys, G, [&](Index i) { return !is_bad(i); }, team);
+  for (Index i = 0; i < n; ++i)
+    for (Index p = 0; p <= d_v; ++p) CHECK(G(i, p) == (is_bad(i) && p == column ? 0 : 1));
+
+  auto dA = workspace.matrix<double>(n, r), dB = workspace.matrix<double>(n, r),
+       dU = workspace.matrix<double>(n, d_v + 1);
+  for (auto* each : {&dA, &dB, &dU}) each->setOnes();
+  const LagRange lags = weights.gradient_lags();
+  const Index E = weights.border().count;
+  std::vector<double> db(static_cast<std::size_t>(lags.size()), 1), border(static_cast<std::size_t>(E * (E + 2)), 1);
+  non_finite.spread(dA, dB, dU, db, border, team);
+
+  std::vector<bool> lag_is_hit(db.size()), border_is_hit(border.size());
+  Index wrong = 0;
+  for (Index j = 0; j < n; ++j) {
+    bool seen = false;
+    for (const Index i : rows) {
+      if (!weights.sees_key(i, j)) continue;
+      seen = true;
+      if (i >= E && j >= E)
+        lag_is_hit[static_cast<std::size_t>(keys.slots[j - E] - keys.slots[i - E] - lags.first)] = true;
+      else
+        border_is_hit[static_cast<std::size_t>(weights.border_place(i, j))] = true;
+    }
+    wrong += dA.row(j).array().isNaN().any() != is_bad(j);
+    wrong += dB.row(j).array().isNaN().all() != seen || dB.row(j).array().isNaN().any() != seen;
+    for (Index p = 0; p < d_v; ++p) wrong += std::isnan(dU(j, p)) != (seen && p == column);
+  }
+  for (std::size_t l = 0; l < db.size(); ++l) wrong += std::isnan(db[l]) != lag_is_hit[l];
+  for (std::size_t e = 0; e < border.size(); ++e) wrong += std::isnan(border[e]) != border_is_hit[e];
+  CHECK(wrong == 0);
+}
+
+}  // namespace
+
+TEST_CASE("gradients that are not finite touch the query, the keys and the lags that it attends to", "[attention]") {
+  Vector<double> b = random_table<double>(19, 3);
+  b[19 - 2] = b[19 - 5] = never;
+  const RelativePosition<double> table(b);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Index column : {0, 4, 9})
+      for (const std::vector<Index>& rows : std::vector<std::vector<Index>>{{}, {0}, {7}, {3, 4, 18}})
+        check(table, direction, 20, rows, column);
+}
+
+TEST_CASE("and those of a grid's border", "[attention]") {
+  for (const Index E : {0, 2}) {
+    Matrix<double> b = normal<double>(5, 7, 1), extra = normal<double>(E, E + 2, 2);
+    b(0, 0) = b(2, 4) = never;
+    if (E > 0) extra(0, 0) = never;
+    const GridPosition<double> grid(3, 4, b, extra);
+    for (const std::vector<Index>& rows : std::vector<std::vector<Index>>{{0}, {5}, {1, 11}})
+      check(grid, Direction::bidirectional, 12 + E, rows, 2);
+  }
+}
+
+}  // namespace nprf::test::attention_fallback_non_finite_gradients

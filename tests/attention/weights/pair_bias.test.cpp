@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/attention/weights/pair_bias.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/grid.hpp"
+#include "nprf/position/relative.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/error.hpp"
+
+namespace nprf::test::attention_weights_pair_bias {
+
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+
+// body(weights, keys) for positions and masks of n tokens
+template <class Body>
+void for_each_case(Body&& body) {
+  const Index n = 14;
+  Workspace workspace;
+  const Team team(workspace);
+  Vector<double> b = random_table<double>(n, 3);
+  b[n + 2] = b[n - 6] = never;
+  const RelativePosition<double> relative(b);
+  const Mask mask = (normal_vector<double>(n, 90).array() > -0.5).eval();
+  const auto with = [&](const auto& position, Index offset) {
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      const HeadWeights<double> weights(position, {.direction = direction}, {n, n, 4, 2}, offset, Pass::forward, team);
+      for (const auto seen : {std::span<const bool>(), view(mask)})
+        for (const Index length : {n, Index{5}}) body(weights, weights.keys(seen, length, workspace));
+    }
+  };
+  for (const Index offset : {0, 3, -2}) with(relative, offset);
+  with(GridPosition<double>(2, 7, normal<double>(3, 13, 1)), 0);
+  with(GridPosition<double>(3, 4, normal<double>(5, 7, 1), normal<double>(2, 4, 2)), 0);
+}
+
+}  // namespace
+
+TEST_CASE("the bias of a query's pairs is the position's, and the keys' exponents", "[attention]") {
+  Index pairs = 0;
+  for_each_case([&](const HeadWeights<double>& weights, const Placement& keys) {
+    Workspace workspace;
+    const Index n_k = keys.count();
+    const Vector<double> exponents = normal_vector<double>(n_k, 5);
+    const PairBias<double> bias(weights, keys, nullptr, workspace), raised(weights, keys, exponents.data(), workspace);
+    for (Index i = 0; i < weights.queries().count(); ++i) {
+      const auto [first, end] = bias.seen(i, i);
+      const auto largest = bias.largest(i);
+      double most = never;
+      for (Index j = 0; j < n_k; ++j) most = std::max(most, weights.bias(i, keys.number(j)));
+      if (most == never) {
+        CHECK(largest.bias == never);
+        continue;
+      }
+      CHECK(std::abs(largest.bias - most) <= 16 * epsilon<double>);  // a sum of two numbers below 8
+      for (Index j = 0; j < n_k; ++j) {
+        const double expected = weights.bias(i, keys.number(j));
+        pairs += expected > never;
+        if (j < first || j >= end) CHECK(expected == never);
+        for (const Index count : {Index{1}, n_k - j}) {
+          Vector<double> b(count), r(count);
+          bias(i, largest, j, count, b.data());
+          raised(i, raised.largest(i), j, count, r.data());
+          // differences of numbers below 8, and sums of two of them
+          const auto is = [](double got, double wanted) {
+            return got == wanted || std::abs(got - wanted) <= 64 * epsilon<double>;
+          };
+          CHECK(is(b[0], expected - most));
+          CHECK(is(b[count - 1], weights.bias(i, keys.number(j + count - 1)) - most));
+          CHECK(is(r[0], expected - most + exponents[j]));
+        }
+      }
+    }
+  });
+  CHECK(pairs > 1000);
+}
+
+TEST_CASE("biases far from zero are relative to their row's largest without loss", "[attention]") {
+  // ALiBi far from lag 0, and so steep that biases have no digits after the point
+  const Index n = 9;
+  Workspace workspace;
+  const Team team(workspace);
+  for (const auto& [slope, offset] : {std::pair(0.37, Index{1} << 40), std::pair(1e18, Index{3})}) {
+    const AlibiPosition<double> alibi(slope);
+    const HeadWeights<double> weights(alibi, {}, {n, n, 4, 2}, offset, Pass::forward, team);
+    const Placement keys = weights.keys({}, n, workspace);
+    const PairBias<double> bias(weights, keys, nullptr, workspace);
+    for (Index i = 0; i < n; ++i) {
+      Vector<double> b(n);
+      bias(i, bias.largest(i), 0, n, b.data());
+      const auto distance = [&](Index j) { return std::abs(j - i - offset); };
+      Index nearest = distance(0);
+      for (Index j = 1; j < n; ++j) nearest = std::min(nearest, distance(j));
+      for (Index j = 0; j < n; ++j) {
+        const double expected = -slope * static_cast<double>(distance(j) - nearest);
+        // of differences of a few times the slope, where that is not large
+        CHECK(std::abs(b[j] - expected) <= epsilon<double> * (std::abs(expected) + 16));
+      }
+    }
+  }
+}
+
+TEST_CASE("what the pairs add goes to the scalar that their bias came from", "[attention]") {
+  for_each_case([&](const HeadWeights<double>& weights, const Placement& keys) {
+    Workspace workspace;
+    const PairBias<double> bias(weights, keys, nullptr, workspace);
+    const Index n_k = keys.count(), E = weights.border().count;
+    const LagRange lags = weights.gradient_lags();
+    Vector<double> at_lags = Vector<double>::Zero(lags.size()), at_border = Vector<double>::Zero(E * (E + 2));
+    Vector<double> expected_lags = at_lags, expected_border = at_border;
+    const auto share = [](Index i, Index j) { return static_cast<double>(100 * i + j); };
+    for (Index i = 0; i < weights.queries().count(); ++i) {
+      bias.add_gradient(
+          i, 0, n_k, [&](Index k) { return share(i, k); }, at_lags.data(), at_border.data());
+      for (Index j = 0; j < n_k; ++j) {
+        const Index key = keys.number(j);
+        if (i < E || key < E)
+          expected_border[weights.border_place(i, key)] += share(i, j);
+        else
+          expected_lags[keys.slots[j - keys.outside] - weights.queries().slots[i - E] - weights.slot_lags().first] +=
+              share(i, j);
+      }
+    }
+    CHECK(at_lags == expected_lags);
+    CHECK(at_border == expected_border);
+    // nobody asks for lags
+    double* nowhere = nullptr;
+    bias.add_gradient(
+        0, 0, n_k, [](Index) { return 1.0; }, nowhere, at_border.data());
+  });
+}
+
+}  // namespace nprf::test::attention_weights_pair_bias

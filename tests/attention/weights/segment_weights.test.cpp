@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/attention/weights/segment_weights.hpp"
+
+#include <vector>
+
+#include "nprf/position/relative.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+
+namespace nprf::test::attention_weights_segment_weights {
+
+TEST_CASE("sequences of one size share their weights, and each has those of its size", "[attention]") {
+  const RelativePosition<double> position(random_table<double>(20, 3));
+  const AttentionOptions options{.direction = Direction::causal};
+  const std::vector<Segment> segments{{0, 5, 0, 5},   {5, 3, 5, 3},   {8, 5, 8, 5},  {13, 5, 13, 3},
+                                      {18, 3, 16, 3}, {21, 3, 19, 5}, {24, 0, 24, 0}};
+  const Index offset = 2;
+  Workspace workspace;
+  const Team team(workspace);
+  SegmentWeights<double> weights;
+  for (int round = 0; round < 2; ++round) {
+    weights.build(position, options, segments, 4, 3, offset, Pass::forward, team);
+    CHECK(&weights[0] == &weights[2]);
+    CHECK(&weights[1] == &weights[4]);
+    for (const auto& [s, t] : std::vector<std::pair<std::size_t, std::size_t>>{{0, 1}, {0, 3}, {1, 3}, {3, 5}, {1, 5}})
+      CHECK(&weights[s] != &weights[t]);
+    for (std::size_t s = 0; s < segments.size(); ++s) {
+      const HeadWeights<double> alone(position, options, {segments[s].n_q, segments[s].n_k, 4, 3}, offset,
+                                      Pass::forward, team);
+      const LagRange lags = alone.gradient_lags();
+      INFO("sequence " << s);
+      CHECK(weights[s].gradient_lags().first == lags.first);
+      CHECK(weights[s].gradient_lags().last == lags.last);
+      for (Index lag = lags.first; lag <= lags.last; ++lag) CHECK(weights[s].weight(lag) == alone.weight(lag));
+    }
+    CHECK(weights.gradient_lags().first == -4 - offset);
+    CHECK(weights.gradient_lags().last == 4 - offset);
+  }
+  // another call has its own
+  weights.build(position, options, std::vector<Segment>{{0, 9, 0, 9}}, 4, 3, offset, Pass::forward, team);
+  CHECK(weights[0].gradient_lags().first == -10);
+}
+
+}  // namespace nprf::test::attention_weights_segment_weights

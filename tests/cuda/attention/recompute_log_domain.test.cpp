@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/cuda/attention/recompute_log_domain.cuh"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cuda/plan_case.hpp"
+#include "nprf/feature_map/positive.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace nprf::test::cuda_attention_recompute_log_domain {
+
+namespace {
+
+constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
+
+template <class F, class P>
+void check(const PlanCase& x, const Attention<F, P>& attention, double tolerance, int rescued) {
+  cuda::Counts counts{};
+  const auto plan = x.plan(attention);
+  x.result(*plan, {}, &counts);
+  INFO(name(x.options.engine) << ", rescued " << counts.rescued_rows);
+  CHECK(x.error(attention, *plan) <= tolerance);
+  CHECK(counts.rescued_rows >= rescued);
+  CHECK(counts.empty_rows == 0);
+  CHECK(counts.indefinite_rows == 0);
+}
+
+}  // namespace
+
+TEST_CASE("rows whose weights underflow beside others' are rescued, by every engine", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines)
+    for (const float step : {0.7f, -4.0f}) {
+      const Index n = 150, d_v = step < 0 ? 70 : 3;
+      const PlanCase x{{.n_q = n, .n_k = n, .d_v = d_v}, {.engine = engine}, 6};
+      const RelativePosition<float> ramp(Vector<float>::LinSpaced(2 * n - 1, 0, step * static_cast<float>(2 * n - 2)));
+      INFO("step " << step);
+      if (step > 0)
+        check(x, Attention(orf<float>(6, 16, 7), ramp), 30 * eps, 50);
+      else
+        check(x, Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), ramp), 30 * eps, 50);
+    }
+}
+
+TEST_CASE("rows that see only what is far are rescued by ALiBi's own biases", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines) {
+    const PlanCase x{{.n_q = 300, .n_k = 90, .d_v = 5}, {.engine = engine}, 6};
+    check(x, Attention(orf<float>(6, 40, 7), AlibiPosition<float>(1.5f)), 30 * eps, 100);
+  }
+}
+
+TEST_CASE("rows whose features underflow beside others' are rescued", "[cuda]") {
+  // exponents of about 30^2 / 2 apart, which are off by eps of that
+  for (const cuda::Engine engine : cuda_engines) {
+    PlanCase x{{.n_q = 150, .n_k = 150, .d_v = 5}, {.engine = engine}, 6};
+    x.q *= 20;
+    x.k *= 20;
+    x.k.row(7).setZero();  // far above all others, but no row sees it
+    Vector<float> table = Vector<float>::Zero(299);
+    for (Index lag = 0; lag < 299; ++lag)
+      if ((lag - 149) % 2 == 0) table[lag] = -std::numeric_limits<float>::infinity();
+    const AttentionOptions none{.normalization = Normalization::none()};
+    check(x, Attention(orf<float>(6, 16, 7), RelativePosition<float>(table), none), 30 * eps * 1000, 50);
+    check(
+        x,
+        Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), RelativePosition<float>(table), none),
+        30 * eps * 1000, 50);
+  }
+}
+
+TEST_CASE("features that tell no logarithms rescue nothing, and the rows are counted", "[cuda]") {
+  const Index n = 200;
+  for (const cuda::Engine engine : cuda_engines) {
+    const PlanCase x{{.n_q = n, .n_k = n, .d_v = 3}, {.engine = engine}, 6};
+    const Attention attention(EluFeatures<float>(6), RelativePosition<float>(Vector<float>::LinSpaced(399, 0, 278)));
+    cuda::Counts counts{};
+    const Matrix<float> y = x.result(attention, &counts), expected = attention(x.q, x.k, x.v);
+    int right = 0, zero = 0;
+    for (Index i = 0; i < n; ++i) {
+      right += static_cast<double>((y.row(i) - expected.row(i)).cwiseAbs().maxCoeff()) <= 0.5e-4;
+      zero += y.row(i).isZero(0);
+    }
+    INFO(name(engine));
+    CHECK(counts.rescued_rows == 0);
+    CHECK(counts.empty_rows == zero);
+    CHECK(counts.indefinite_rows > 0);
+    CHECK(right >= n - counts.empty_rows - counts.indefinite_rows);
+  }
+}
+
+TEST_CASE("a row that is rescued has what it sees of NaNs, and of nothing else", "[cuda]") {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  const Index n = 300;
+  PlanCase x{{.n_q = n, .n_k = n, .d_v = 3}, {.engine = cuda::Engine::direct}, 6};
+  const Attention causal(orf<float>(6, 16, 7), RelativePosition<float>(Vector<float>::LinSpaced(2 * n - 1, 0, -300)),
+                         {.direction = Direction::causal});
+  const Matrix<float> before = x.result(causal);
+  x.q.row(30).setConstant(nan);
+  x.v.row(60).setConstant(nan);
+  x.k.row(61).setConstant(nan);
+  cuda::Counts counts{};
+  const Matrix<float> after = x.result(causal, &counts);
+  REQUIRE(counts.rescued_rows > 80);  // the first ones
+  for (Index i = 0; i < 80; ++i) {
+    const bool touched = i == 30 || i >= 60;
+    CHECK((touched ? after.row(i).array().isNaN().all() : after.row(i) == before.row(i)));
+  }
+}
+
+}  // namespace nprf::test::cuda_attention_recompute_log_domain

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/cuda/device/bf16_row_loader.cuh"
+
+#include <cstddef>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "nprf/cuda/device/launch.cuh"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace nprf::test::cuda_device_bf16_row_loader {
+
+namespace {
+
+constexpr int tokens = 32, width = cuda::RowShape::channels, stride = cuda::RowShape::stride;
+constexpr int n = 50, channels = 80;
+
+// tiles of x and of U from (t0,k0) on, of which the first one is put for `some` channels
+template <class S>
+__global__ void rows_kernel(cuda::Operand<__nv_bfloat16> x, cuda::Columns<S> U, int t0, int k0, int some, float* y) {
+  __nv_bfloat16 *a = cuda::shared_memory<__nv_bfloat16>(), *b = a + tokens * stride;
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int e = thread; e < 2 * tokens * stride; e += cuda::RowShape::threads) cuda::store(a + e, -1);
+  __syncthreads();
+  cuda::Rows<tokens> rows, values;
+  rows.fetch(x, x.of(1), t0, k0);
+  values.fetch(U.of(1), t0, k0);
+  rows.put(a, some);
+  values.template put<S>(b);
+  __syncthreads();
+  for (int e = thread; e < 2 * tokens * stride; e += cuda::RowShape::threads) y[e] = cuda::to_float(a[e]);
+}
+
+template <class S>
+__global__ void in_eights_kernel(cuda::Columns<S> U, int* yes) {
+  *yes = cuda::in_eights(U.of(0));
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("rows come as they lie, with zeros where they end and for padding", "[cuda]", __half,
+                   __nv_bfloat16) {
+  using S = TestType;
+  const Matrix<float> x = (10 * normal<float>(2 * n, channels, 1)).array().round();
+  std::vector<unsigned char> mask(2 * n, 1);
+  mask[n + 3] = mask[n + 40] = 0;
+  const DeviceArray<__nv_bfloat16> features(stored<__nv_bfloat16>(x));
+  const DeviceArray<S> values(stored<S>(x));
+  const DeviceArray<unsigned char> on_device(mask);
+  const DeviceArray<float> y(2 * tokens * stride);
+  const cuda::DeviceMatrixView<const __nv_bfloat16> A(features.data(), 2, 1, n, channels);
+  const cuda::DeviceMatrixView<const S> V(values.data(), 2, 1, n, channels);
+  for (const int t0 : {0, 32})
+    for (const int k0 : {0, 64}) {
+      const int some = k0 == 0 ? width : 16;
+      cuda::launch("test", rows_kernel<S>, dim3{1, 1, 1}, dim3{cuda::RowShape::threads, 1, 1},
+                   cuda::RowShape::bytes(2 * tokens), nullptr, A,
+                   cuda::Columns<S>{V, reinterpret_cast<const bool*>(on_device.data())}, t0, k0, some, y.data());
+      Matrix<float> expected = Matrix<float>::Constant(2 * tokens, stride, -1);
+      for (int t = 0; t < tokens; ++t)
+        for (int k = 0; k < width; ++k) {
+          const bool inside = t0 + t < n && k0 + k < channels;
+          const float scalar = inside ? x(n + t0 + t, k0 + k) : 0;
+          if (k < some) expected(t, k) = scalar;
+          expected(tokens + t, k) = inside && mask[static_cast<std::size_t>(n + t0 + t)] == 0 ? 0 : scalar;
+        }
+      INFO("from token " << t0 << " and channel " << k0 << " on");
+      CHECK(as_floats(y.fetch(), 2 * tokens, stride) == expected);
+    }
+}
+
+TEST_CASE("values are taken in eights only where they lie so", "[cuda]") {
+  const DeviceArray<__half> values(1000);
+  const DeviceArray<int> yes(1);
+  const auto in_eights = [&](int first, int token_stride, int p) {
+    cuda::DeviceMatrixView<const __half> V(values.data() + first, 9, p);
+    V.token_stride = token_stride;
+    cuda::launch("test", in_eights_kernel<__half>, dim3{1, 1, 1}, dim3{1, 1, 1}, 0, nullptr,
+                 cuda::Columns<__half>{V, nullptr}, yes.data());
+    return yes.fetch().front() != 0;
+  };
+  CHECK(in_eights(0, 24, 16));
+  CHECK(in_eights(8, 16, 8));
+  CHECK(!in_eights(4, 24, 16));
+  CHECK(!in_eights(0, 20, 16));
+  CHECK(!in_eights(0, 24, 12));
+  CHECK(!in_eights(0, 24, 0));
+}
+
+}  // namespace nprf::test::cuda_device_bf16_row_loader

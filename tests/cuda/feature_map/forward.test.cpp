@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/cuda/feature_map/forward.cuh"
+
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "nprf/cuda/plan/device_model.cuh"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace nprf::test::cuda_feature_map_forward {
+
+namespace {
+
+constexpr int heads = 2, n = 70, d = 6;
+
+// features [z, n, r] of queries and, behind them, of keys, with what lies behind rows
+template <class Feature>
+Matrix<float> features(const cuda::DeviceModel& model, const DeviceArray<float>& q, const DeviceArray<float>& k,
+                       const bool* mask) {
+  const int r = model.r(), row = (r + 15) / 16 * 16;
+  const int stride = cuda::by_token<Feature> ? row : n + 3;
+  const std::size_t size = static_cast<std::size_t>(heads * (cuda::by_token<Feature> ? n : r) * stride);
+  const DeviceArray<Feature> phi_q(size), phi_k(size);
+  const DeviceArray<int> tops(heads);
+  cuda::queue_features(
+      model.features<float>({q.data(), 1, heads, n, d}, true, nullptr, nullptr, phi_q.data(), stride),
+      model.features<float>({k.data(), 1, heads, n, d}, false, mask, tops.data(), phi_k.data(), stride), heads,
+      nullptr);
+  Matrix<float> y = Matrix<float>::Zero(2 * heads * n, row);
+  for (const bool queries : {true, false}) {
+    const std::vector<Feature> stored = (queries ? phi_q : phi_k).fetch();
+    for (int z = 0; z < heads; ++z)
+      for (int t = 0; t < n; ++t)
+        for (int f = 0; f < (cuda::by_token<Feature> ? row : r); ++f) {
+          const int at = cuda::by_token<Feature> ? (z * n + t) * row + f : (z * r + f) * stride + t;
+          y(((queries ? 0 : heads) + z) * n + t, f) = as_float(stored[static_cast<std::size_t>(at)]);
+        }
+  }
+  return y;
+}
+
+}  // namespace
+
+TEST_CASE("features by token are those by channel, rounded, and zeros behind them", "[cuda]") {
+  using cuda::FeatureKind;
+  const DeviceArray<float> q(stored<float>(normal<float>(heads * n, d, 1))),
+      k(stored<float>(normal<float>(heads * n, d, 3)));
+  std::vector<unsigned char> mask(n, 1);
+  mask[5] = mask[66] = 0;
+  const DeviceArray<unsigned char> dmask(mask);
+  const bool* seen = reinterpret_cast<const bool*>(dmask.data());
+  for (const FeatureKind kind :
+       {FeatureKind::positive, FeatureKind::hyperbolic, FeatureKind::trigonometric, FeatureKind::elu})
+    for (const int m : {3, 16, 20})
+      for (const double radius : {0.0, 1.0}) {
+        cuda::AttentionModel model;
+        model.radius = radius;
+        const int rows = kind == FeatureKind::elu ? 0 : m;
+        model.features = {{kind, d, rows, stored<float>(normal<float>(rows, d, 2))}};
+        model.positions = {{}};
+        const cuda::DeviceModel sent(model, {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+        const Matrix<float> by_channel = features<float>(sent, q, k, seen);
+        const Matrix<float> by_token = features<__nv_bfloat16>(sent, q, k, seen);
+        INFO("kind " << static_cast<int>(kind) << ", m " << m << ", radius " << radius);
+        CHECK(by_token == as_floats(stored<__nv_bfloat16>(by_channel), by_channel.rows(), by_channel.cols()));
+        CHECK(!by_token.row(5).isZero(0));
+        for (const int t : {5, 66, n + 5, n + 66}) CHECK(by_token.row(heads * n + t).isZero(0));
+      }
+}
+
+}  // namespace nprf::test::cuda_feature_map_forward

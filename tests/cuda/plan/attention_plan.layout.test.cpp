@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "cuda/plan_case.hpp"
+#include "nprf/cuda/plan/attention_plan.cuh"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+namespace nprf::test::cuda_plan_attention_plan_layout {
+
+namespace {
+
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+constexpr Index batch = 2, heads = 3, n_q = 70, n_k = 50, d = 6, d_v = 5;
+
+/// An array [batch, tokens, heads, channels] with a gap behind each token and each sequence, which are NaN.
+class Interleaved {
+ public:
+  Interleaved(Index tokens, Index channels) : m_tokens(tokens), m_channels(channels) {}
+
+  Index size() const { return batch * sequence(); }
+  /// What [batch, heads, tokens, channels] look like here.
+  std::vector<float> from(const std::vector<float>& x) const {
+    std::vector<float> values(static_cast<std::size_t>(size()), nan);
+    each([&](std::size_t here, std::size_t there) { values[here] = x[there]; });
+    return values;
+  }
+  /// And back; the gaps must still be NaN.
+  std::vector<float> back(std::vector<float> values) const {
+    std::vector<float> x(static_cast<std::size_t>(batch * heads * m_tokens * m_channels));
+    each([&](std::size_t here, std::size_t there) { x[there] = std::exchange(values[here], nan); });
+    CHECK(std::all_of(values.begin(), values.end(), [](float value) { return std::isnan(value); }));
+    return x;
+  }
+  cuda::DeviceMatrixView<float> view(const DeviceArray<float>& x) const {
+    cuda::DeviceMatrixView<float> view(x.data(), batch, heads, m_tokens, m_channels);
+    view.batch_stride = sequence();
+    view.head_stride = m_channels;
+    view.token_stride = token();
+    return view;
+  }
+
+ private:
+  Index token() const { return heads * m_channels + 1; }
+  Index sequence() const { return m_tokens * token() + 3; }
+  template <class F>
+  void each(F&& f) const {
+    for (Index b = 0; b < batch; ++b)
+      for (Index h = 0; h < heads; ++h)
+        for (Index t = 0; t < m_tokens; ++t)
+          for (Index c = 0; c < m_channels; ++c)
+            f(static_cast<std::size_t>(b * sequence() + t * token() + h * m_channels + c),
+              static_cast<std::size_t>(((b * heads + h) * m_tokens + t) * m_channels + c));
+  }
+
+  Index m_tokens, m_channels;
+};
+
+cuda::AttentionModel model() {
+  cuda::AttentionModel model;
+  for (std::uint64_t h = 0; h < 3; ++h) {
+    model.features.push_back(cuda::model_of(orf<float>(d, 16, h)));
+    model.positions.push_back(cuda::model_of(RelativePosition<float>(normal_vector<float>(41, 10 + h))));
+  }
+  return model;
+}
+
+std::vector<float> numbers(Index tokens, Index channels, std::uint64_t seed) {
+  return stored<float>(normal<float>(batch * heads * tokens, channels, seed));
+}
+
+const cuda::PlanShape shape{.batch = batch, .heads = heads, .n_q = n_q, .n_k = n_k, .d_v = d_v};
+
+}  // namespace
+
+TEST_CASE("tokens, heads and sequences may lie in any order, with gaps", "[cuda]") {
+  const std::vector<float> q = numbers(n_q, d, 1), k = numbers(n_k, d, 2), v = numbers(n_k, d_v, 3),
+                           dy = numbers(n_q, d_v, 4);
+  const auto run = [&](const cuda::AttentionPlan<float>& plan, auto&& place) {
+    const auto on = [&](const std::vector<float>& x, Index tokens, Index channels) {
+      return DeviceArray<float>(place(tokens, channels).from(x));
+    };
+    const auto empty = [&](Index tokens, Index channels) {
+      return DeviceArray<float>(std::vector<float>(static_cast<std::size_t>(place(tokens, channels).size()), nan));
+    };
+    const DeviceArray<float> q_there = on(q, n_q, d), k_there = on(k, n_k, d), v_there = on(v, n_k, d_v),
+                             dy_there = on(dy, n_q, d_v), y = empty(n_q, d_v), dq = empty(n_q, d), dk = empty(n_k, d),
+                             dv = empty(n_k, d_v);
+    const auto view = [&](const DeviceArray<float>& x, Index tokens, Index channels) {
+      return place(tokens, channels).view(x);
+    };
+    plan.forward(view(q_there, n_q, d), view(k_there, n_k, d), view(v_there, n_k, d_v), view(y, n_q, d_v));
+    plan.backward(view(q_there, n_q, d), view(k_there, n_k, d), view(v_there, n_k, d_v), view(dy_there, n_q, d_v),
+                  {view(dq, n_q, d), view(dk, n_k, d), view(dv, n_k, d_v)}, {}, nullptr);
+    return std::vector{place(n_q, d_v).back(y.fetch()), place(n_q, d).back(dq.fetch()), place(n_k, d).back(dk.fetch()),
+                       place(n_k, d_v).back(dv.fetch())};
+  };
+  struct Contiguous {
+    Index tokens, channels;
+    Index size() const { return batch * heads * tokens * channels; }
+    std::vector<float> from(const std::vector<float>& x) const { return x; }
+    std::vector<float> back(std::vector<float> x) const { return x; }
+    cuda::DeviceMatrixView<float> view(const DeviceArray<float>& x) const {
+      return {x.data(), batch, heads, tokens, channels};
+    }
+  };
+  for (const cuda::Engine engine : cuda_engines) {
+    const cuda::AttentionPlan<float> plan(model(), shape, {.engine = engine, .gradients = true});
+    INFO(name(engine));
+    CHECK(run(plan, [](Index tokens, Index channels) { return Interleaved(tokens, channels); }) ==
+          run(plan, [](Index tokens, Index channels) {
+            return Contiguous{tokens, channels};
+          }));
+  }
+}
+
+TEST_CASE("heads may share keys and values, but not a place to write to", "[cuda]") {
+  const DeviceArray<float> x(1000), y(1000);
+  const cuda::AttentionPlan<float> plan(model(), {.heads = heads, .n_q = 8, .n_k = 8, .d_v = d_v});
+  const cuda::DeviceMatrixView<float> q(x.data(), 1, heads, 8, d), v(x.data(), 1, heads, 8, d_v);
+  cuda::DeviceMatrixView<float> one_k = q, one_v = v, out(y.data(), 1, heads, 8, d_v);
+  one_k.head_stride = one_v.head_stride = 0;
+  CHECK_NOTHROW(plan.forward(q, one_k, one_v, out));
+  out.head_stride = 39;
+  check_invalid([&] { plan.forward(q, one_k, one_v, out); },
+                {"y: expected strides by which rows do not overlap, got 120, 39 and 5"});
+  out.head_stride = 5;  // [tokens, heads, channels], one channel short
+  out.token_stride = 14;
+  check_invalid([&] { plan.forward(q, one_k, one_v, out); }, {"y: expected strides by which rows do not overlap"});
+}
+
+TEST_CASE("transforms take values of half the bits", "[cuda]") {
+  const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {}, 6};
+  const Attention attention(orf<float>(6, 16, 7), RelativePosition<float>(normal_vector<float>(41, 5)));
+  for (const cuda::Engine engine : {cuda::Engine::fused, cuda::Engine::cufft}) {
+    PlanCase by = x;
+    by.options.engine = engine;
+    INFO(name(engine));
+    CHECK(by.error<__half>(attention) <= 0x1p-11);
+    CHECK(by.error<__nv_bfloat16>(attention) <= 0x1p-8);
+  }
+}
+
+TEST_CASE("a plan that was moved works on, with each head's new parameters", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines) {
+    const std::vector<float> q = numbers(n_q, d, 1), k = numbers(n_k, d, 2), v = numbers(n_k, d_v, 3);
+    const DeviceArray<float> q_there(q), k_there(k), v_there(v), y(static_cast<std::size_t>(batch * heads * n_q * d_v));
+    const DeviceArray<float> dq(q.size()), dk(k.size()), dv(v.size());
+    const auto result = [&](const cuda::AttentionPlan<float>& plan) {
+      const auto view = [](const DeviceArray<float>& x, Index tokens, Index channels) {
+        return cuda::DeviceMatrixView<float>(x.data(), batch, heads, tokens, channels);
+      };
+      const auto of_q = view(q_there, n_q, d), of_k = view(k_there, n_k, d), of_v = view(v_there, n_k, d_v);
+      plan.forward(of_q, of_k, of_v, view(y, n_q, d_v));
+      plan.backward(of_q, of_k, of_v, view(y, n_q, d_v), {view(dq, n_q, d), view(dk, n_k, d), view(dv, n_k, d_v)}, {},
+                    nullptr);
+      return std::vector{y.fetch(), dq.fetch(), dk.fetch(), dv.fetch()};
+    };
+    cuda::AttentionModel other = model();
+    std::swap(other.positions[0], other.positions[2]);
+    std::vector<float> parameters;
+    for (const cuda::PositionModel& one : other.positions)
+      parameters.insert(parameters.end(), one.parameters.begin(), one.parameters.end());
+    const DeviceArray<float> sent(parameters);
+    cuda::AttentionPlan<float> first(model(), shape, {.engine = engine, .gradients = true}), second = std::move(first);
+    const cuda::AttentionPlan<float> expected(other, shape, {.engine = engine, .gradients = true});
+    INFO(name(engine));
+    CHECK(result(second) != result(expected));
+    second.set_parameters(sent.data(), nullptr);
+    CHECK(result(second) == result(expected));
+  }
+}
+
+}  // namespace nprf::test::cuda_plan_attention_plan_layout

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/cuda.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "cuda/plan_case.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+namespace nprf::test::cuda_plan_attention_plan {
+
+namespace {
+
+// of y, relative to the largest |v|: rounding of features of unit norm, and of sums
+constexpr double tolerance = 20 * static_cast<double>(std::numeric_limits<float>::epsilon());
+
+RelativePosition<float> clipped(Index reach = 20) {
+  return RelativePosition<float>(normal_vector<float>(2 * reach + 1, 5));
+}
+
+}  // namespace
+
+TEST_CASE("a plan computes what the CPU does, by every engine", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines)
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      INFO(name(engine) << (direction == Direction::causal ? ", causal" : ""));
+      for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 1}, {65, 65}, {300, 300}, {40, 200}}) {
+        INFO("n_q " << n_q << ", n_k " << n_k);
+        const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 20}, {.engine = engine}, 16};
+        CHECK(x.error(Attention(orf<float>(16, 24, 7), clipped(), {.direction = direction})) <= tolerance);
+      }
+      const PlanCase moved{{.n_q = 200, .n_k = 40, .d_v = 70, .offset = 3}, {.engine = engine}, 7};
+      CHECK(moved.error(Attention(orf<float>(7, 40, 7), clipped(), {.direction = direction})) <= tolerance);
+    }
+}
+
+TEST_CASE("a plan knows all feature maps and positions of its own", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines) {
+    const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = engine}, 6};
+    INFO(name(engine));
+    CHECK(x.error(Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped())) <= tolerance);
+    CHECK(x.error(Attention(EluFeatures<float>(6), clipped())) <= tolerance);
+    // denominators of both signs: conditions of tens
+    CHECK(x.error(Attention(TrigonometricFeatures<float>({.input_dim = 6, .num_features = 200}), clipped())) <=
+          10 * tolerance);
+    CHECK(x.error(Attention(orf<float>(6, 16, 7), NoPosition<float>())) <= tolerance);
+    CHECK(x.error(Attention(orf<float>(6, 16, 7), AlibiPosition<float>(0.02f))) <= tolerance);
+    CHECK(x.error(Attention(orf<float>(6, 16, 7), t5_position<float>(normal_vector<float>(32, 3),
+                                                                     Direction::bidirectional, 40))) <= tolerance);
+  }
+}
+
+TEST_CASE("a plan normalises as the CPU does", "[cuda]") {
+  for (const double norm : {1e-30, 1.0, 1e4, 1e30}) {
+    PlanCase x{{.n_q = 70, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
+    x.q *= static_cast<float>(norm);
+    x.k *= static_cast<float>(norm);
+    x.q.row(3).setZero();
+    x.k.row(5).setZero();
+    INFO("norms of about " << norm);
+    for (const double radius : {1.0, 3.0})
+      CHECK(x.error(Attention(orf<float>(6, 16, 7), clipped(), {.normalization = Normalization::unit(radius)})) <=
+            radius * radius * tolerance);
+  }
+  for (const float norm : {1e-3f, 1.0f, 3.0f}) {
+    PlanCase x{{.n_q = 70, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
+    x.q *= norm;
+    x.k *= norm;
+    INFO("norms of about " << norm << ", as they are");
+    const AttentionOptions none{.normalization = Normalization::none()};
+    CHECK(x.error(Attention(orf<float>(6, 16, 7), clipped(), none)) <= (1 + 6 * norm * norm) * tolerance);
+    CHECK(x.error(Attention(EluFeatures<float>(6), clipped(), none)) <= tolerance);
+  }
+}
+
+TEST_CASE("exponents of any size overflow nothing", "[cuda]") {
+  PlanCase x{{.n_q = 70, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
+  x.q *= 1e4f;
+  x.k *= 1e4f;
+  const auto attention = Attention(orf<float>(6, 16, 7), clipped(), {.normalization = Normalization::none()});
+  CHECK(x.result(attention).allFinite());
+}
+
+TEMPLATE_TEST_CASE("values may be stored in half the bits", "[cuda]", __half, __nv_bfloat16) {
+  // on tensor cores features, weights, values and y are rounded to bfloat16: weights are off by three times 2^-8, which
+  // moves y among values that are twice the largest apart
+  constexpr double on_tensor_cores = (3 * 2 + 1 + 1) * 0x1p-8;
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded})
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const auto& [n_q, n_k] : {std::pair<Index, Index>{90, 90}, {300, 200}}) {
+        const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 5, .offset = 3}, {.engine = engine}, 6};
+        INFO(name(engine) << ", n_q " << n_q << ", n_k " << n_k << (direction == Direction::causal ? ", causal" : ""));
+        CHECK(x.error<TestType>(Attention(orf<float>(6, 16, 7), clipped(), {.direction = direction})) <=
+              on_tensor_cores);
+        CHECK(x.error<TestType>(Attention(EluFeatures<float>(6), clipped(), {.direction = direction})) <=
+              on_tensor_cores);
+      }
+  const PlanCase x{{.n_q = 1500, .n_k = 1500, .d_v = 2}, {.engine = cuda::Engine::fused}, 3};
+  CHECK(x.error<TestType>(Attention(orf<float>(3, 2, 7), clipped())) <= 0x1p-8);
+}
+
+TEST_CASE("weights sum to one in any precision", "[cuda]") {
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
+    PlanCase x{{.n_q = 300, .n_k = 300, .d_v = 70}, {.engine = engine}, 6};
+    x.v.setOnes();
+    INFO(name(engine));
+    CHECK(x.result<__nv_bfloat16>(Attention(orf<float>(6, 40, 7), clipped())) == x.v);
+  }
+}
+
+TEST_CASE("heads and sequences have their own projections, positions and padding", "[cuda]") {
+  const Index batch = 2, heads = 3, n = 70, d = 6, d_v = 5;
+  cuda::AttentionModel model;
+  std::vector<Attention<PositiveFeatures<float>, RelativePosition<float>>> attentions;
+  for (std::uint64_t h = 0; h < 3; ++h) {
+    attentions.emplace_back(orf<float>(d, 16, h), RelativePosition<float>(normal_vector<float>(41, 10 + h)));
+    model.features.push_back(cuda::model_of(attentions.back().features()));
+    model.positions.push_back(cuda::model_of(attentions.back().position()));
+  }
+  const Matrix<float> q = normal<float>(batch * heads * n, d, 1), k = normal<float>(batch * heads * n, d, 2),
+                      v = normal<float>(batch * heads * n, d_v, 3);
+  std::vector<bool> seen(static_cast<std::size_t>(batch * n), true);
+  for (std::size_t j = 50; j < 70; ++j) seen[j] = false;
+  seen[75] = false;
+  const auto mask = std::make_unique<bool[]>(seen.size());
+  std::copy(seen.begin(), seen.end(), mask.get());
+  const DeviceArray<float> dq(stored<float>(q)), dk(stored<float>(k)), dv(stored<float>(v)),
+      dy(static_cast<std::size_t>(v.size()));
+  const DeviceArray<unsigned char> dmask(std::vector<unsigned char>(seen.begin(), seen.end()));
+  for (const cuda::Engine engine : cuda_engines) {
+    const cuda::AttentionPlan<float> plan(model, {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
+                                          {.engine = engine});
+    plan.forward({dq.data(), batch, heads, n, d}, {dk.data(), batch, heads, n, d}, {dv.data(), batch, heads, n, d_v},
+                 {dy.data(), batch, heads, n, d_v}, {.key_mask = reinterpret_cast<const bool*>(dmask.data())}, nullptr);
+    const std::vector<float> y = dy.fetch();
+    for (Index z = 0; z < batch * heads; ++z) {
+      const auto rows = [&](const Matrix<float>& x) { return x.middleRows(z * n, n); };
+      const auto& attention = attentions[static_cast<std::size_t>(z % heads)];
+      const Matrix<float> expected =
+          attention(rows(q), rows(k), rows(v), {.key_mask = {mask.get() + z / heads * n, static_cast<std::size_t>(n)}});
+      const Eigen::Map<const Matrix<float>> got(y.data() + z * n * d_v, n, d_v);
+      INFO(name(engine) << ", z " << z);
+      CHECK((got - expected).cwiseAbs().maxCoeff() <= tolerance * v.cwiseAbs().maxCoeff());
+    }
+  }
+}
+
+TEST_CASE("rows that see no key are zero and counted", "[cuda]") {
+  const PlanCase x{{.n_q = 70, .n_k = 40, .d_v = 5, .offset = -10}, {.engine = cuda::Engine::direct}, 6};
+  const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
+  cuda::Counts counts{};
+  const Matrix<float> y = x.result(causal, &counts);
+  CHECK(counts.empty_rows == 10);
+  CHECK(y.topRows(10).isZero(0));
+  CHECK(x.error(causal) <= tolerance);
+}
+
+TEMPLATE_TEST_CASE("what a row does not see does not touch it", "[cuda]", float, __nv_bfloat16) {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
+    PlanCase x{{.n_q = 400, .n_k = 400, .d_v = 5}, {.engine = engine}, 6};
+    const Matrix<float> before = x.result<TestType>(causal);
+    x.k.bottomRows(200).setConstant(nan);
+    x.v.bottomRows(200).setConstant(nan);
+    x.q.row(17).setConstant(nan);
+    const Matrix<float> after = x.result<TestType>(causal);
+    INFO(name(engine));
+    for (Index i = 0; i < 400; ++i) {
+      const bool touched = i == 17 || i >= 200;
+      CHECK((touched ? after.row(i).array().isNaN().all() : after.row(i) == before.row(i)));
+    }
+  }
+}
+
+TEST_CASE("heads may be wide, and features many", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines) {
+    const PlanCase x{{.n_q = 70, .n_k = 90, .d_v = 150}, {.engine = engine}, 256};
+    INFO(name(engine));
+    CHECK(x.error(Attention(orf<float>(256, 100, 7), clipped())) <= 2 * tolerance);
+  }
+}
+
+TEST_CASE("transforms through memory go in slabs of any size", "[cuda]") {
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{20000}}) {
+    const PlanCase x{{.n_q = 90, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::cufft, .slab_bytes = bytes}, 6};
+    INFO(bytes << " bytes");
+    CHECK(x.error(Attention(orf<float>(6, 7, 7), clipped())) <= tolerance);
+  }
+}
+
+TEST_CASE("fused transforms take more tokens than shared memory", "[cuda]") {
+  const PlanCase x{{.n_q = 20000, .n_k = 17000, .d_v = 1}, {.engine = cuda::Engine::fused}, 6};
+  CHECK(x.error(Attention(orf<float>(6, 2, 7), clipped())) <= tolerance);
+}
+
+TEST_CASE("a plan for long sequences stays small", "[cuda]") {
+  const PlanCase x{{.n_q = 131072, .n_k = 131072, .d_v = 64}, {.owns_workspace = false}, 64};
+  const auto table = RelativePosition<float>(Vector<float>::LinSpaced(262143, 0, 1));
+  const auto plan = x.plan(Attention(orf<float>(64, 32, 7), table));
+  CHECK(plan->engine() == cuda::Engine::fused);
+  CHECK(plan->workspace_bytes() <= std::size_t{256} << 20);
+}
+
+TEST_CASE("the automatic engine takes transforms where they are sound, and for long sequences", "[cuda]") {
+  const auto engine = [](const auto& attention, Index n) {
+    return PlanCase{{.n_q = n, .n_k = n, .d_v = 64}, {.owns_workspace = false}, 16}.plan(attention)->engine();
+  };
+  const auto of = [](auto position, Direction direction) {
+    return Attention(orf<float>(16, 16, 7), std::move(position), {.direction = direction});
+  };
+  const auto table = [](float spread) { return RelativePosition<float>(Vector<float>::LinSpaced(8191, 0, spread)); };
+  CHECK(engine(of(table(1), Direction::bidirectional), 256) == cuda::Engine::direct);
+  CHECK(engine(of(table(1), Direction::bidirectional), 4096) == cuda::Engine::fused);
+  CHECK(engine(of(table(1), Direction::bidirectional), 20000) == cuda::Engine::fused);
+  CHECK(engine(of(table(9), Direction::bidirectional), 4096) == cuda::Engine::fused);
+  CHECK(engine(of(table(60), Direction::bidirectional), 4096) == cuda::Engine::direct);
+  CHECK(engine(of(table(1), Direction::causal), 4096) == cuda::Engine::fused);
+  CHECK(engine(of(table(200), Direction::causal), 4096) == cuda::Engine::fused);    // near keys weigh most
+  CHECK(engine(of(table(-200), Direction::causal), 4096) == cuda::Engine::direct);  // far ones drown all others
+  CHECK(engine(of(clipped(), Direction::causal), 4096) == cuda::Engine::banded);
+  CHECK(engine(of(clipped(), Direction::bidirectional), 4096) == cuda::Engine::banded);
+
+  // tensor cores make tiles cheaper
+  const PlanCase half{{.n_q = 4096, .n_k = 4096, .d_v = 64}, {.owns_workspace = false}, 16};
+  CHECK(half.plan<__half>(of(table(1), Direction::bidirectional))->engine() == cuda::Engine::direct);
+}
+
+TEST_CASE("models that do not hold together are refused in words", "[cuda]") {
+  const cuda::AttentionModel good = cuda::model_of(Attention(orf<float>(4, 5, 7), clipped()));
+  const auto refused = [&](auto&& spoil, const char* words) {
+    cuda::AttentionModel bad = good;
+    spoil(bad);
+    check_invalid([&] { cuda::AttentionPlan<float>(bad, {.n_q = 8, .n_k = 8, .d_v = 3}); }, {words});
+  };
+  refused([](auto& m) { m.features[0].projection.pop_back(); }, "projection: expected 5 x 4 scalars, got 19");
+  refused([](auto& m) { m.positions[0].index.clear(); }, "position: expected parameters with an index of each lag");
+  refused([](auto& m) { m.positions[0].parameters.clear(); },
+          "position: expected parameters with an index of each lag");
+  refused([](auto& m) { m.positions[0].index[3] = 41; }, "index: expected parameters 0 to 41 - 1, got 41");
+  refused([](auto& m) { m.positions[0].linear = true; }, "position: expected parameters with an index of each lag");
+  refused([](auto& m) { m.features[0].kind = cuda::FeatureKind::elu; }, "num_features: expected none of elu");
+  refused([](auto& m) { m.direction = static_cast<Direction>(2); }, "direction: expected bidirectional or causal");
+  refused([](auto& m) { m.features.clear(); }, "feature maps: expected 1 or 1 (heads), got 0");
+}
+
+TEST_CASE("sizes of nothing are legal", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines)
+    for (const auto& [n_q, n_k, d_v] : std::vector<std::array<Index, 3>>{{0, 0, 5}, {0, 7, 5}, {7, 0, 5}, {7, 7, 0}}) {
+      const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = d_v}, {.engine = engine}, 6};
+      INFO(name(engine) << ", n_q " << n_q << ", n_k " << n_k << ", d_v " << d_v);
+      CHECK(x.result(Attention(orf<float>(6, 16, 7), clipped())).isZero(0));
+    }
+  for (const cuda::Engine engine : cuda_engines) {
+    const cuda::AttentionPlan<float> none(cuda::model_of(Attention(orf<float>(6, 16, 7), clipped())),
+                                          {.batch = 0, .n_q = 7, .n_k = 7, .d_v = 5}, {.engine = engine});
+    CHECK_NOTHROW(
+        none.forward({nullptr, 0, 1, 7, 6}, {nullptr, 0, 1, 7, 6}, {nullptr, 0, 1, 7, 5}, {nullptr, 0, 1, 7, 5}));
+  }
+}
+
+TEST_CASE("parameters can be set anew on the device", "[cuda]") {
+  const Index n = 90;
+  for (const cuda::Engine engine : cuda_engines) {
+    const PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine}, 6};
+    const Attention first(orf<float>(6, 16, 7), clipped());
+    const Attention other(first.features(), RelativePosition<float>(normal_vector<float>(41, 77)));
+    const auto plan = x.plan(first);
+    const DeviceArray<float> parameters(cuda::model_of(other.position()).parameters);
+    plan->set_parameters(parameters.data(), nullptr);
+    INFO(name(engine));
+    CHECK(x.error(other, *plan) <= tolerance);
+  }
+}
+
+TEST_CASE("views of other shapes, and null pointers, are refused in words", "[cuda]") {
+  const Index n = 8, d = 4, d_v = 3;
+  const Attention attention(orf<float>(d, 5, 7), clipped());
+  const cuda::AttentionPlan<float> plan(cuda::model_of(attention), {.n_q = n, .n_k = n, .d_v = d_v});
+  const DeviceArray<float> x(100), y(100);
+  using View = cuda::DeviceMatrixView<float>;
+  const View q(x.data(), n, d), v(x.data(), n, d_v), out(y.data(), n, d_v);
+  const auto refused = [&](const View& a, const View& b, const View& c, const View& e, const char* words) {
+    check_invalid([&] { plan.forward(a, b, c, e); }, {words});
+  };
+  refused(View(x.data(), n, d + 1), q, v, out, "q: expected 1 x 1 x 8 x 4");
+  refused(q, View(x.data(), n - 1, d), v, out, "k: expected 1 x 1 x 8 x 4");
+  refused(q, q, View(nullptr, n, d_v), out, "v: expected data, got a null pointer");
+  View odd = out;
+  odd.data = reinterpret_cast<float*>(reinterpret_cast<char*>(y.data()) + 2);
+  refused(q, q, v, odd, "y: expected data aligned to 4 bytes");
+  odd = out;
+  odd.token_stride = 2;
+  refused(q, q, v, odd, "y: expected a token_stride of at least 3");
+  check_invalid([&] { plan.forward(q, q, v, out, {.workspace = x.data() + 1}, nullptr); },
+                {"workspace: expected memory aligned to 256 bytes"});
+  const cuda::AttentionPlan<float> poor(cuda::model_of(attention), {.n_q = n, .n_k = n, .d_v = d_v},
+                                        {.owns_workspace = false});
+  check_invalid([&] { poor.forward(q, q, v, out); }, {"workspace: expected memory"});
+  const auto unfit = [&](const cuda::PlanShape& shape, const char* words) {
+    check_invalid([&] { cuda::AttentionPlan<float>(cuda::model_of(attention), shape); }, {words});
+  };
+  unfit({.n_q = -1, .n_k = n, .d_v = d_v}, "n_q: expected 0 to 2^28, got -1");
+  check_invalid(
+      [&] {
+        cuda::AttentionPlan<float>(cuda::model_of(attention), {.n_q = n, .n_k = 1200000, .d_v = d_v},
+                                   {.engine = cuda::Engine::fused});
+      },
+      {"n_q and n_k: expected at most 2^20 by Engine::fused, got 8 and 1200000"});
+  check_invalid(
+      [&] {
+        cuda::AttentionPlan<float>(cuda::model_of(attention), {.n_q = n, .n_k = n, .d_v = d_v},
+                                   {.engine = static_cast<cuda::Engine>(5)});
+      },
+      {"engine: expected one of nprf::cuda::Engine, got number 5"});
+  unfit({.batch = 70000, .n_q = n, .n_k = n, .d_v = d_v}, "batch and heads");
+}
+
+TEST_CASE("a call's own workspace serves as well as the plan's", "[cuda]") {
+  const PlanCase x{{.n_q = 70, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::banded, .owns_workspace = false}, 6};
+  const Attention attention(orf<float>(6, 16, 7), clipped());
+  const auto plan = x.plan(attention);
+  const DeviceArray<unsigned char> memory(plan->workspace_bytes());
+  CHECK(x.error(attention, *plan, {.workspace = memory.data()}) <= tolerance);
+}
+
+}  // namespace nprf::test::cuda_plan_attention_plan

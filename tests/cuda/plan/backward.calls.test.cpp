@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "cuda/gradient_case.hpp"
+#include "cuda/gradient_magnitudes.hpp"
+#include "cuda/plan_case.hpp"
+#include "nprf/cuda.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+/// Gradients of calls of other kinds: for long sequences, with padding, of no sequences, by plans in turns.
+namespace nprf::test::cuda_plan_backward_calls {
+
+namespace {
+
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+
+RelativePosition<float> clipped(Index reach = 20) {
+  return RelativePosition<float>(normal_vector<float>(2 * reach + 1, 5));
+}
+
+// as in backward.test.cpp
+constexpr double tolerance = 10 * static_cast<double>(std::numeric_limits<float>::epsilon());
+
+/// The largest gradients if all that is added up had one sign, by bounds: of a query's features
+///
+///     sum_f A_if |dA_if| <= sum_j P_ij |dy_i| (|v_j| + |y_i|) <= 2 |dy| |v|     P = ((A B^T) o C) / D
+///
+/// and likewise of a key's, times sum_i P_ij, and of a bias's, over all queries.
+template <class F, class P>
+GradientMagnitudes bounds(const Attention<F, P>& attention, const PlanCase& x, const Matrix<float>& dy) {
+  Saved<float> saved;
+  attention.forward(x.q, x.k, Matrix<float>::Ones(x.k.rows(), 1), saved);
+  const Gradients<float> ones = attention.backward(saved, Matrix<float>::Ones(x.q.rows(), 1));
+  const double columns = static_cast<double>(ones.values.maxCoeff());  // max_j sum_i P_ij
+  const double passed = 2 * static_cast<double>(dy.cwiseAbs().maxCoeff() * x.v.cwiseAbs().maxCoeff());
+  const auto slope = [&](const Matrix<float>& tokens) {  // |dphi/dx| / phi, where |x'| is 1
+    return (static_cast<double>(attention.features().projection().cwiseAbs().maxCoeff()) + 1) /
+           static_cast<double>(tokens.rowwise().norm().minCoeff());
+  };
+  return {passed * slope(x.q), passed * columns * slope(x.k), columns * static_cast<double>(dy.cwiseAbs().maxCoeff()),
+          passed * static_cast<double>(x.q.rows())};
+}
+
+}  // namespace
+
+TEST_CASE("gradients of more tokens than shared memory takes are the CPU's", "[cuda]") {
+  const PlanCase x{{.n_q = 16400, .n_k = 300, .d_v = 1}, {.engine = cuda::Engine::fused, .gradients = true}, 4};
+  const Attention attention(orf<float>(4, 1, 7), clipped());
+  const Matrix<float> dy = normal<float>(x.shape.n_q, 1, 9);
+  Saved<float> saved;
+  attention.forward(x.q, x.k, x.v, saved, {.tolerance = 1e-6});
+  CHECK(difference(gradients_of(x, *x.plan(attention), dy), attention.backward(saved, dy), bounds(attention, x, dy)) <=
+        tolerance);
+}
+
+TEST_CASE("a key that is no number, and that no query sees, touches no gradient", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines) {
+    INFO(name(engine));
+    PlanCase x{{.n_q = 60, .n_k = 90, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
+    const Attention attention(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
+    const Matrix<float> dy = normal<float>(60, 5, 9);
+    Saved<float> saved;
+    attention.forward(x.q, x.k, x.v, saved, {.tolerance = 1e-6});
+    const Gradients<float> expected = attention.backward(saved, dy);
+    const GradientMagnitudes sizes = gradient_magnitudes(attention, x.q, x.k, x.v, dy, 0);
+    x.k.bottomRows(20).setConstant(nan);
+    CHECK(difference(gradients_of(x, *x.plan(attention), dy), expected, sizes) <= tolerance);
+    x.v.bottomRows(25).setConstant(std::numeric_limits<float>::infinity());
+    CHECK(difference(gradients_of(x, *x.plan(attention), dy), expected, sizes) <= tolerance);
+  }
+}
+
+TEST_CASE("a mask leaves the gradients of the keys that it leaves, by every engine", "[cuda]") {
+  // keys 20 to 79, which stand at the positions of 0 to 59 for queries that are 20 before theirs
+  const PlanCase x{{.n_q = 90, .n_k = 100, .d_v = 5}, {.gradients = true}, 6};
+  PlanCase left{{.n_q = 90, .n_k = 60, .d_v = 5, .offset = -20}, {}, 6};
+  left.k = x.k.middleRows(20, 60);
+  left.v = x.v.middleRows(20, 60);
+  std::vector<unsigned char> seen(100, 0);
+  std::fill_n(seen.begin() + 20, 60, 1);
+  const DeviceArray<unsigned char> mask(seen);
+  const Attention attention(orf<float>(6, 16, 7), clipped());
+  const Matrix<float> dy = normal<float>(90, 5, 9);
+  Saved<float> saved;
+  attention.forward(left.q, left.k, left.v, saved, {.offset = -20, .tolerance = 1e-6});
+  const Gradients<float> expected = attention.backward(saved, dy);
+  const GradientMagnitudes sizes = gradient_magnitudes(attention, left.q, left.k, left.v, dy, -20);
+  for (const cuda::Engine engine : cuda_engines) {
+    PlanCase padded = x;
+    padded.options.engine = engine;
+    for (const Index j : {0, 19, 80, 99}) {
+      padded.k.row(j).setConstant(nan);
+      padded.v.row(j).setConstant(nan);
+    }
+    Gradients<float> got =
+        gradients_of(padded, *padded.plan(attention), dy, {.key_mask = reinterpret_cast<const bool*>(mask.data())});
+    INFO(name(engine));
+    for (Matrix<float>* of_keys : {&got.keys, &got.values}) {
+      CHECK((of_keys->topRows(20).isZero(0) && of_keys->bottomRows(20).isZero(0)));
+      *of_keys = of_keys->middleRows(20, 60).eval();
+    }
+    CHECK(difference(got, expected, sizes) <= tolerance);
+  }
+}
+
+TEST_CASE("a batch of no sequences has gradients of zero for parameters, and no others", "[cuda]") {
+  const Attention attention(orf<float>(6, 16, 7), clipped());
+  for (const cuda::Engine engine : cuda_engines) {
+    const cuda::AttentionPlan<float> plan(cuda::model_of(attention), {.batch = 0, .n_q = 7, .n_k = 9, .d_v = 5},
+                                          {.engine = engine, .gradients = true});
+    const DeviceArray<float> parameters(std::vector<float>(43, nan));
+    const cuda::DeviceMatrixView<float> q(nullptr, 0, 1, 7, 6), k(nullptr, 0, 1, 9, 6), v(nullptr, 0, 1, 9, 5),
+        dy(nullptr, 0, 1, 7, 5);
+    plan.backward(q, k, v, dy, {q, k, v, parameters.data() + 1}, {}, nullptr);
+    const std::vector<float> got = parameters.fetch();
+    INFO(name(engine));
+    CHECK((std::isnan(got.front()) && std::isnan(got.back())));
+    CHECK(std::all_of(got.begin() + 1, got.end() - 1, [](float x) { return x == 0; }));
+  }
+}
+
+TEST_CASE("plans of heads of other widths and features work in turns", "[cuda]") {
+  const Attention one(orf<float>(130, 5, 7), clipped()), other(orf<float>(5, 12, 8), clipped(3));
+  for (std::size_t e = 0; e < cuda_engines.size(); ++e) {
+    const PlanCase x{{.n_q = 70, .n_k = 40, .d_v = 3}, {.engine = cuda_engines[e], .gradients = true}, 130},
+        y{{.n_q = 30, .n_k = 90, .d_v = 8}, {.engine = cuda_engines[(e + 1) % 4], .gradients = true}, 5};
+    const Matrix<float> dx = normal<float>(70, 3, 9), dy = normal<float>(30, 8, 9);
+    const auto all = [](const PlanCase& c, const cuda::AttentionPlan<float>& plan, const Matrix<float>& of_y) {
+      const Gradients<float> g = gradients_of(c, plan, of_y);
+      return std::vector<Matrix<float>>{c.result(plan), g.queries, g.keys, g.values, g.bias};
+    };
+    const auto plan_of_x = x.plan(one);
+    const auto alone = all(x, *plan_of_x, dx);
+    const auto plan_of_y = y.plan(other);
+    const auto other_alone = all(y, *plan_of_y, dy);
+    INFO(name(x.options.engine) << " and " << name(y.options.engine));
+    CHECK(all(x, *plan_of_x, dx) == alone);
+    CHECK(all(y, *plan_of_y, dy) == other_alone);
+    CHECK(x.error(one, *plan_of_x) <= 2 * tolerance);
+    CHECK(y.error(other, *plan_of_y) <= 2 * tolerance);
+  }
+}
+
+}  // namespace nprf::test::cuda_plan_backward_calls

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/cuda/plan/backward.cuh"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "cuda/gradient_case.hpp"
+#include "cuda/gradient_magnitudes.hpp"
+#include "cuda/plan_case.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+namespace nprf::test::cuda_plan_backward {
+
+namespace {
+
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+
+RelativePosition<float> clipped(Index reach = 20) {
+  return RelativePosition<float>(normal_vector<float>(2 * reach + 1, 5));
+}
+
+/// The largest error of any gradient, relative to what it is a sum of.
+template <class S = float, class F, class P>
+double error(const PlanCase& x, const Attention<F, P>& attention) {
+  const auto as_stored = [](const Matrix<float>& a) { return as_floats(stored<S>(a), a.rows(), a.cols()); };
+  const Matrix<float> dy = as_stored(normal<float>(x.shape.n_q, x.shape.d_v, 9)), q = as_stored(x.q),
+                      k = as_stored(x.k), v = as_stored(x.v);
+  Saved<float> saved;
+  attention.forward(q, k, v, saved, {.offset = x.shape.offset, .tolerance = 1e-6});
+  const Gradients<float> expected = attention.backward(saved, dy);
+  const Gradients<float> got = gradients_of<S>(x, *x.plan<S>(attention), dy);
+  return difference(got, expected, gradient_magnitudes(attention, q, k, v, dy, x.shape.offset));
+}
+
+// of sums of terms of one sign: rounding of features, of three products and of what the CPU computes in float
+constexpr double tolerance = 10 * static_cast<double>(std::numeric_limits<float>::epsilon());
+
+}  // namespace
+
+TEST_CASE("a plan's gradients are the CPU's, by every engine", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines)
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      INFO(name(engine) << (direction == Direction::causal ? ", causal" : ""));
+      for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 1}, {65, 65}, {40, 300}}) {
+        INFO("n_q " << n_q << ", n_k " << n_k);
+        const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 20}, {.engine = engine, .gradients = true}, 16};
+        CHECK(error(x, Attention(orf<float>(16, 24, 7), clipped(), {.direction = direction})) <= tolerance);
+      }
+      const PlanCase moved{{.n_q = 150, .n_k = 40, .d_v = 70, .offset = 3}, {.engine = engine, .gradients = true}, 7};
+      CHECK(error(moved, Attention(orf<float>(7, 20, 7), clipped(), {.direction = direction})) <= tolerance);
+    }
+}
+
+TEST_CASE("a plan has the gradients of all feature maps and positions", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines) {
+    const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
+    INFO(name(engine));
+    CHECK(error(x, Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped())) <= tolerance);
+    CHECK(error(x, Attention(EluFeatures<float>(6), clipped())) <= tolerance);
+    CHECK(error(x, Attention(TrigonometricFeatures<float>({.input_dim = 6, .num_features = 200}), clipped())) <=
+          tolerance);
+    CHECK(error(x, Attention(orf<float>(6, 16, 7), NoPosition<float>())) <= tolerance);
+    CHECK(error(x, Attention(orf<float>(6, 16, 7), AlibiPosition<float>(0.02f))) <= tolerance);
+    CHECK(error(x, Attention(orf<float>(6, 16, 7), t5_position<float>(normal_vector<float>(32, 3),
+                                                                      Direction::bidirectional, 40))) <= tolerance);
+    const AttentionOptions none{.normalization = Normalization::none()};
+    CHECK(error(x, Attention(orf<float>(6, 16, 7), clipped(), none)) <= tolerance);
+    CHECK(error(x, Attention(EluFeatures<float>(6), clipped(), none)) <= tolerance);
+  }
+}
+
+TEST_CASE("rows that transforms drown have their gradients by tiles", "[cuda]") {
+  const Index n = 200;
+  for (const cuda::Engine engine : {cuda::Engine::fused, cuda::Engine::cufft})
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const float top : {20.0f, -20.0f}) {
+        INFO(name(engine) << (direction == Direction::causal ? ", causal" : "") << ", up to " << top);
+        const PlanCase x{{.n_q = n, .n_k = n, .d_v = 20}, {.engine = engine, .gradients = true}, 16};
+        const Attention steep(orf<float>(16, 24, 7), RelativePosition<float>(Vector<float>::LinSpaced(399, 0, top)),
+                              {.direction = direction});
+        CHECK(error(x, steep) <= tolerance);
+      }
+}
+
+TEST_CASE("heads may be wide, and features many: gradients", "[cuda]") {
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded})
+    for (const Index d : {Index{65}, Index{256}}) {
+      const PlanCase x{{.n_q = 40, .n_k = 70, .d_v = 150}, {.engine = engine, .gradients = true}, d};
+      INFO(name(engine) << ", d " << d);
+      CHECK(error(x, Attention(orf<float>(d, 100, 7), clipped())) <= 2 * tolerance);
+    }
+}
+
+TEST_CASE("lags beyond a band pass their gradients on", "[cuda]") {
+  // many chunks on either side
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    const PlanCase x{
+        {.n_q = 700, .n_k = 900, .d_v = 3, .offset = 100}, {.engine = cuda::Engine::banded, .gradients = true}, 4};
+    CHECK(error(x, Attention(orf<float>(4, 5, 7), clipped(3), {.direction = direction})) <= tolerance);
+    CHECK(error(x, Attention(orf<float>(4, 5, 7), t5_position<float>(normal_vector<float>(32, 3), direction, 100),
+                             {.direction = direction})) <= tolerance);
+  }
+}
+
+TEST_CASE("correlations go in slabs of any size", "[cuda]") {
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{20000}}) {
+    const PlanCase x{
+        {.n_q = 40, .n_k = 50, .d_v = 5}, {.engine = cuda::Engine::cufft, .gradients = true, .slab_bytes = bytes}, 6};
+    INFO(bytes << " bytes");
+    CHECK(error(x, Attention(orf<float>(6, 7, 7), clipped())) <= tolerance);
+  }
+}
+
+TEST_CASE("gradients may be stored in half the bits", "[cuda]") {
+  const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = cuda::Engine::direct, .gradients = true}, 6};
+  const Attention attention(orf<float>(6, 16, 7), clipped());
+  CHECK(error<__half>(x, attention) <= 0x1p-11);
+  CHECK(error<__nv_bfloat16>(x, attention) <= 0x1p-8);
+}
+
+TEST_CASE("gradients do not flow from what a row does not see", "[cuda]") {
+  const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
+  const Matrix<float> dy = normal<float>(300, 5, 9);
+  for (const cuda::Engine engine : cuda_engines) {
+    PlanCase x{{.n_q = 300, .n_k = 300, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
+    const auto plan = x.plan(causal);
+    const Gradients<float> before = gradients_of(x, *plan, dy);
+    const double size = gradient_magnitudes(causal, x.q, x.k, x.v, dy, 0).queries;
+    x.k.bottomRows(150).setConstant(nan);
+    x.v.bottomRows(150).setConstant(nan);
+    const Gradients<float> after = gradients_of(x, *plan, dy);
+    INFO(name(engine));
+    // by transforms all rows were left to tiles
+    const Matrix<float> change = (after.queries - before.queries).topRows(150);
+    CHECK(static_cast<double>(change.cwiseAbs().maxCoeff()) <= tolerance * size);
+    CHECK(after.queries.bottomRows(150).array().isNaN().all());
+    CHECK(after.bias.bottomRows(20).isZero(0));  // lags that none sees
+  }
+}
+
+TEST_CASE("rows that see no key, and keys that are padding, have no gradients", "[cuda]") {
+  const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
+  for (const cuda::Engine engine : cuda_engines) {
+    PlanCase x{{.n_q = 70, .n_k = 60, .d_v = 5, .offset = -10}, {.engine = engine, .gradients = true}, 6};
+    INFO(name(engine));
+    CHECK(error(x, causal) <= tolerance);
+    x.k.row(7).setConstant(nan);
+    x.v.row(7).setConstant(nan);
+    std::vector<unsigned char> seen(60, 1);
+    seen[7] = 0;
+    const DeviceArray<unsigned char> mask(seen);
+    const Gradients<float> g = gradients_of(x, *x.plan(causal), normal<float>(70, 5, 9),
+                                            {.key_mask = reinterpret_cast<const bool*>(mask.data())});
+    CHECK(g.queries.topRows(10).isZero(0));
+    CHECK((g.keys.row(7).isZero(0) && g.values.row(7).isZero(0)));
+    CHECK((g.keys.allFinite() && g.values.allFinite()));
+    CHECK(g.queries.allFinite());
+    CHECK(g.bias.allFinite());
+  }
+}
+
+TEST_CASE("heads have gradients of their own, and positions that they share the sum", "[cuda]") {
+  const Index batch = 2, heads = 3, n = 70, d = 6, d_v = 5;
+  const Matrix<float> q = normal<float>(batch * heads * n, d, 1), k = normal<float>(batch * heads * n, d, 2),
+                      v = normal<float>(batch * heads * n, d_v, 3), dy = normal<float>(batch * heads * n, d_v, 4);
+  const DeviceArray<float> device_q(stored<float>(q)), device_k(stored<float>(k)), device_v(stored<float>(v)),
+      device_dy(stored<float>(dy)), dq(static_cast<std::size_t>(q.size())), dk(static_cast<std::size_t>(k.size())),
+      dv(static_cast<std::size_t>(v.size())), parameters(3 * 41);
+  for (const bool shared : {false, true}) {
+    cuda::AttentionModel model;
+    std::vector<Attention<PositiveFeatures<float>, RelativePosition<float>>> attentions;
+    for (std::uint64_t h = 0; h < 3; ++h) {
+      // of steep ones transforms drown rows, beside heads of which they drown none
+      const Vector<float> bias =
+          shared || h == 1 ? Vector<float>(Vector<float>::LinSpaced(41, 0, 20)) : normal_vector<float>(41, 10 + h);
+      attentions.emplace_back(orf<float>(d, 16, h), RelativePosition<float>(bias));
+      model.features.push_back(cuda::model_of(attentions.back().features()));
+      if (!shared || h == 0) model.positions.push_back(cuda::model_of(attentions.back().position()));
+    }
+    for (const cuda::Engine engine : cuda_engines) {
+      const cuda::AttentionPlan<float> plan(model, {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
+                                            {.engine = engine, .gradients = true});
+      const auto view = [&](const DeviceArray<float>& a, Index channels) {
+        return cuda::DeviceMatrixView<float>(a.data(), batch, heads, n, channels);
+      };
+      plan.backward(view(device_q, d), view(device_k, d), view(device_v, d_v), view(device_dy, d_v),
+                    {view(dq, d), view(dk, d), view(dv, d_v), parameters.data()}, {}, nullptr);
+      const Matrix<float> got_q = as_floats(dq.fetch(), q.rows(), d), got_k = as_floats(dk.fetch(), k.rows(), d),
+                          got_v = as_floats(dv.fetch(), v.rows(), d_v), got_bias = as_floats(parameters.fetch(), 3, 41);
+      Matrix<float> bias = Matrix<float>::Zero(3, 41);
+      double bias_size = 0;
+      for (Index z = 0; z < batch * heads; ++z) {
+        const auto rows = [&](const Matrix<float>& x) -> Matrix<float> { return x.middleRows(z * n, n); };
+        const auto& attention = attentions[static_cast<std::size_t>(z % heads)];
+        Saved<float> saved;
+        attention.forward(rows(q), rows(k), rows(v), saved, {.tolerance = 1e-6});
+        const Gradients<float> expected = attention.backward(saved, rows(dy));
+        const GradientMagnitudes sizes = gradient_magnitudes(attention, rows(q), rows(k), rows(v), rows(dy), 0);
+        INFO(name(engine) << ", z " << z);
+        const auto off = [](const Matrix<float>& a, const Matrix<float>& b) {
+          return static_cast<double>((a - b).cwiseAbs().maxCoeff());
+        };
+        CHECK(off(rows(got_q), expected.queries) <= tolerance * sizes.queries);
+        CHECK(off(rows(got_k), expected.keys) <= tolerance * sizes.keys);
+        CHECK(off(rows(got_v), expected.values) <= tolerance * sizes.values);
+        bias.row(shared ? 0 : z % heads) += Eigen::Map<const Vector<float>>(expected.bias.data(), 41).transpose();
+        bias_size += sizes.bias;
+      }
+      const Index positions = shared ? 1 : 3;
+      CHECK(static_cast<double>((got_bias - bias).topRows(positions).cwiseAbs().maxCoeff()) <= tolerance * bias_size);
+    }
+  }
+}
+
+TEST_CASE("gradients of nothing are legal, and those of other shapes refused in words", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines)
+    for (const auto& [n_q, n_k, d_v] : std::vector<std::array<Index, 3>>{{0, 0, 5}, {0, 7, 5}, {7, 0, 5}, {7, 7, 0}}) {
+      const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = d_v}, {.engine = engine, .gradients = true}, 6};
+      INFO(name(engine) << ", n_q " << n_q << ", n_k " << n_k << ", d_v " << d_v);
+      const Gradients<float> g =
+          gradients_of(x, *x.plan(Attention(orf<float>(6, 16, 7), clipped())), Matrix<float>::Zero(n_q, d_v));
+      CHECK((g.queries.isZero(0) && g.keys.isZero(0) && g.values.isZero(0) && g.bias.isZero(0)));
+    }
+  const PlanCase x{{.n_q = 8, .n_k = 8, .d_v = 3}, {}, 4};
+  const Attention attention(orf<float>(4, 5, 7), clipped());
+  check_invalid([&] { gradients_of(x, *x.plan(attention), Matrix<float>::Zero(8, 3)); },
+                {"gradients: expected a plan with them"});
+  const PlanCase y{{.n_q = 8, .n_k = 8, .d_v = 3}, {.gradients = true}, 4};
+  check_invalid([&] { gradients_of(y, *y.plan(attention), Matrix<float>::Zero(8, 4)); },
+                {"dy: expected 1 x 1 x 8 x 3"});
+}
+
+}  // namespace nprf::test::cuda_plan_backward

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/cuda/plan/cost_model.cuh"
+
+#include <initializer_list>
+#include <limits>
+
+#include "cuda/plan_case.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/catch.hpp"
+
+namespace nprf::test::cuda_plan_cost_model {
+
+namespace {
+
+constexpr Index n = 4096;
+
+// a head for each spread of the biases, which rise over all lags
+cuda::AttentionModel rising(std::initializer_list<float> spreads) {
+  cuda::AttentionModel model = cuda::model_of(Attention(orf<float>(16, 16, 7), NoPosition<float>()));
+  model.positions.clear();
+  for (const float spread : spreads)
+    model.positions.push_back(cuda::model_of(RelativePosition<float>(Vector<float>::LinSpaced(2 * n - 1, 0, spread))));
+  return model;
+}
+
+template <class S = float>
+cuda::Engine engine(const cuda::AttentionModel& model, const cuda::Device& device, bool gradients = false,
+                    double tolerance = 1e-4) {
+  const cuda::PlanShape shape{.heads = static_cast<Index>(model.positions.size()), .n_q = n, .n_k = n, .d_v = 64};
+  return cuda::cheapest<S>(device, cuda::DeviceModel(model, shape, gradients, nullptr), gradients, tolerance);
+}
+
+}  // namespace
+
+TEST_CASE("rows that would be drowned make transforms dearer, but not where any error is tolerated", "[cuda]") {
+  const cuda::Device device = cuda::Device::current();
+  constexpr double any = std::numeric_limits<double>::infinity();
+  CHECK(engine(rising({60}), device) == cuda::Engine::direct);
+  CHECK(engine(rising({60}), device, false, any) == cuda::Engine::fused);
+  CHECK(engine(rising({9}), device, false, 1e-6) == cuda::Engine::direct);
+  // the share is the heads' mean
+  CHECK(engine(rising({60, 60, 60}), device) == cuda::Engine::direct);
+  CHECK(engine(rising({1, 60, 60}), device) == cuda::Engine::fused);
+}
+
+TEST_CASE("with gradients rows may be drowned likewise", "[cuda]") {
+  const cuda::Device device = cuda::Device::current();
+  CHECK(engine(rising({60}), device, true) == cuda::Engine::direct);
+  CHECK(engine(rising({1, 1, 1, 60}), device, true) == cuda::Engine::fused);
+}
+
+TEST_CASE("tensor cores are counted on where there are some, and not for gradients", "[cuda]") {
+  cuda::Device device = cuda::Device::current();
+  device.capability = 75;
+  CHECK(engine<__half>(rising({1}), device) == cuda::Engine::fused);
+  CHECK(engine<__half>(rising({1}), device, true) == cuda::Engine::fused);
+  device.capability = 90;
+  if (cuda::Product<__half>::takes_tensor_cores(device, cuda::Engine::direct))
+    CHECK(engine<__half>(rising({1}), device) == cuda::Engine::direct);
+  CHECK(engine<__half>(rising({1}), device, true) == cuda::Engine::fused);
+}
+
+}  // namespace nprf::test::cuda_plan_cost_model

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/cuda/position/visibility.cuh"
+
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "cuda/gradient_case.hpp"
+#include "cuda/plan_case.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace nprf::test::cuda_position_visibility {
+
+namespace {
+
+constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+constexpr Index n_q = 70;
+
+struct Case {
+  const char* what;
+  Direction direction;
+  Index n_k, offset, padding;  // keys 0 to padding - 1
+  Vector<float> table;
+  Index unseeing, seeing;  // queries beside each other: the one sees no key, the other one key
+};
+
+std::vector<Case> cases() {
+  const Vector<float> table = normal_vector<float>(41, 5);
+  Vector<float> window = table;
+  window.head(15).setConstant(-infinity);  // lags up to -6
+  window.tail(5).setConstant(-infinity);
+  return {{"causal", Direction::causal, 60, -10, 0, table, 9, 10},
+          {"a window", Direction::bidirectional, 40, 0, 0, window, 45, 44},
+          {"padding", Direction::causal, 70, 0, 5, table, 4, 5}};
+}
+
+}  // namespace
+
+TEST_CASE("a query of NaNs that sees no key is zero, and touches no gradient", "[cuda]") {
+  const Matrix<float> dy = normal<float>(n_q, 5, 9);
+  for (const auto& [what, direction, n_k, offset, padding, table, unseeing, seeing] : cases())
+    for (const cuda::Engine engine : cuda_engines) {
+      const Attention attention(orf<float>(6, 4, 7), RelativePosition<float>(table), {.direction = direction});
+      const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(n_k));
+      for (Index j = padding; j < n_k; ++j) mask[static_cast<std::size_t>(j)] = true;
+      const DeviceArray<unsigned char> on_device(std::vector<unsigned char>(mask.get(), mask.get() + n_k));
+      const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(on_device.data())};
+      PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 5, .offset = offset}, {.engine = engine, .gradients = true}, 6};
+      const auto plan = x.plan(attention);
+      const Gradients<float> before = gradients_of(x, *plan, dy, call);
+      x.q.row(unseeing).setConstant(nan);
+      x.q(unseeing, 0) = infinity;
+      const Gradients<float> after = gradients_of(x, *plan, dy, call);
+      INFO(name(engine) << ", " << what);
+      CHECK((after.queries == before.queries && after.keys == before.keys));
+      CHECK((after.values == before.values && after.bias == before.bias));
+      CHECK(after.queries.row(unseeing).isZero(0));
+
+      x.q.row(seeing).setConstant(nan);
+      const Matrix<float> y = x.result(*plan, call);
+      const Matrix<float> expected =
+          attention(x.q, x.k, x.v, {.key_mask = {mask.get(), static_cast<std::size_t>(n_k)}, .offset = offset});
+      CHECK((expected.row(unseeing).isZero(0) && y.row(unseeing).isZero(0)));
+      CHECK((expected.row(seeing).array().isNaN().all() && y.row(seeing).array().isNaN().all()));
+      CHECK(x.result<__nv_bfloat16>(*x.plan<__nv_bfloat16>(attention), call).row(unseeing).isZero(0));
+    }
+}
+
+}  // namespace nprf::test::cuda_position_visibility

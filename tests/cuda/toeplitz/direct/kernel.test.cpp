@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/cuda/toeplitz/direct/kernel.cuh"
+
+#include <limits>
+#include <utility>
+
+#include "cuda/tile_case.hpp"
+#include "support/catch.hpp"
+
+namespace nprf::test::cuda_toeplitz_direct_kernel {
+
+TEMPLATE_TEST_CASE("tiles of integers are exact, whatever the shape", "[cuda]", (TileTypes<float, float>),
+                   (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
+                   (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
+  using Case = TileCase<typename TestType::S, typename TestType::Feature>;
+  const std::vector<float> weights{0, 0.5f, 1, 2};
+  const auto check = [&](const Case& x, int parts) {
+    INFO("n_q " << x.n_q << ", n_k " << x.n_k << ", r " << x.r << ", p " << x.p << ", V at " << x.v_offset << " by "
+                << x.v_stride << ", " << parts << " parts, seen to lag " << x.last_seen);
+    const auto data = x.data();
+    CHECK(x.result(data, parts) == x.expected(data));
+  };
+  for (const auto& [n_q, n_k] : {std::pair{1, 1}, {63, 65}, {128, 64}, {129, 200}, {300, 1}})
+    check({.n_q = n_q, .n_k = n_k, .weights = weights}, 1);
+  for (const int r : {1, 15, 33, 64, 65, 100}) check({.n_q = 40, .n_k = 70, .r = r, .p = 5, .weights = weights}, 1);
+  for (const int p : {0, 1, 7, 8, 63, 72, 130}) check({.n_q = 40, .n_k = 70, .p = p, .weights = weights}, 1);
+  for (const int parts : {2, 5}) check({.n_q = 150, .n_k = 260, .p = 8, .weights = weights}, parts);
+  for (const int last_seen : {-30, 0, 3})
+    check({.n_q = 150, .n_k = 170, .p = 8, .weights = weights, .last_seen = last_seen}, 2);
+  for (const auto& [offset, stride] : {std::pair{0, 72}, {8, 64}, {1, 64}, {0, 65}, {4, 68}})
+    check({.n_q = 20, .n_k = 70, .v_offset = offset, .v_stride = stride, .weights = weights}, 1);
+  for (const int p : {9, 16})
+    check({.batch = 2, .heads = 3, .n_q = 50, .n_k = 70, .p = p, .weights = weights, .masked = true}, 2);
+}
+
+TEMPLATE_TEST_CASE("a weight of zero hides keys and values of any kind", "[cuda]", (TileTypes<float, float>),
+                   (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
+  using Case = TileCase<typename TestType::S, typename TestType::Feature>;
+  constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const Case x{.n_q = 150, .n_k = 150, .r = 20, .p = 70, .weights = {0.5f, 1}, .last_seen = 0};
+  auto data = x.data();
+  data.A.col(0).setOnes();  // all scores are positive, so that an infinity gives one
+  data.B.col(0).setOnes();
+  const Matrix<double> before = x.result(data, 1);
+  data.V(100, 3) = infinity;
+  data.V(101, 69) = nan;
+  data.B(120, 5) = nan;
+  const Matrix<double> after = x.result(data, 1);
+  for (int i = 0; i < x.n_q; ++i)
+    for (int k = 0; k <= x.p; ++k) {
+      INFO("row " << i << ", column " << k);
+      if (i >= 120 || (i >= 101 && k == 69))
+        CHECK(std::isnan(after(i, k)));
+      else if (i >= 100 && k == 3)
+        CHECK(after(i, k) == static_cast<double>(infinity));
+      else
+        CHECK(after(i, k) == before(i, k));
+    }
+}
+
+}  // namespace nprf::test::cuda_toeplitz_direct_kernel

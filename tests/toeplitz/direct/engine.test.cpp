@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/product.hpp"
+#include "support/random.hpp"
+#include "toeplitz/in_slots.hpp"
+
+namespace nprf::test::toeplitz_direct_engine {
+
+namespace {
+
+constexpr auto make_direct = make_product(Engine::direct);
+
+Matrix<double> multiply(const LagWeights<double>& c, const Matrix<double>& A, const Matrix<double>& B,
+                        const Matrix<double>& U) {
+  Workspace workspace;
+  const Team team(workspace);
+  Matrix<double> Y = Matrix<double>::Constant(A.rows(), U.cols(), 17);
+  const MatrixView<double> a = A, b = B, u = U;
+  make_direct(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team)
+      .contract({a, b, u, {A.rows()}, {B.rows()}}, Y, team);
+  return Y;
+}
+
+double error(const LagWeights<double>& c, const Matrix<double>& A, const Matrix<double>& B, const Matrix<double>& U) {
+  return product_error(Engine::direct, c, A, B, U, multiply(c, A, B, U));
+}
+
+}  // namespace
+
+TEST_CASE("the direct engine is right at the edges of its tiles", "[toeplitz]") {
+  const Index rows = toeplitz::QueryTile<double>::rows, keys = toeplitz::QueryTile<double>::keys;
+  for (const Index n_q : {Index{1}, rows - 1, rows, rows + 1, 2 * rows, 2 * rows + 1})
+    for (const Index n_k : {Index{1}, keys - 1, keys, keys + 1, 2 * keys - 1}) {
+      INFO("n_q " << n_q << " n_k " << n_k);
+      CHECK(error(random_weights<double>(n_q, n_k, 4), normal<double>(n_q, 3, 1), normal<double>(n_k, 3, 2),
+                  normal<double>(n_k, 2, 3)) <= 1);
+    }
+}
+
+TEST_CASE("the direct engine skips no tile that holds a weight", "[toeplitz]") {
+  const Index n_q = 300, n_k = 400;
+  const auto A = normal<double>(n_q, 2, 1), B = normal<double>(n_k, 2, 2), U = normal<double>(n_k, 1, 3);
+  // a single diagonal, or two, anywhere: next to it there is nothing
+  for (Index lag = -(n_q - 1); lag < n_k; lag += (lag > -5 && lag < 5) || lag % 128 > 120 ? 1 : 7) {
+    INFO("lag " << lag);
+    CHECK(error({lag, Vector<double>::Constant(1, 1.5)}, A, B, U) <= 1);
+    Vector<double> two = Vector<double>::Zero(131);
+    two[0] = 1, two[130] = -2;
+    CHECK(error({lag, two}, A, B, U) <= 1);
+  }
+}
+
+TEMPLATE_TEST_CASE("the direct engine: errors do not grow with the keys", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Index n_q = 7, n_k = 100 * keys_in_chunk + 5;
+  const Matrix<T> A = Matrix<T>::Ones(n_q, 1), B = Matrix<T>::Ones(n_k, 1), U = Matrix<T>::Constant(n_k, 3, T(0.1));
+  const LagWeights<T> c{-(n_q - 1), Vector<T>::Ones(n_q + n_k - 1)};
+  Workspace workspace;
+  const Team team(workspace);
+  Matrix<T> Y = Matrix<T>::Constant(n_q, 3, 17);
+  Vector<T> sums(n_q);
+  const MatrixView<T> a = A, b = B, u = U;
+  const auto engine = make_direct(c.view(), {n_q, n_k, 1, 3}, team);
+  engine.contract({a, b, u, {n_q}, {n_k}}, Y, team, sums.data());
+  CHECK(engine.keys_in_turn(n_k) == keys_in_chunk);
+  // equal terms, by tiles of 64 keys
+  const double roundings = 64 + static_cast<double>(keys_in_chunk) / 64 + 2;
+  const double exact = static_cast<double>(T(0.1)) * static_cast<double>(n_k);
+  CHECK(worst_ratio(Y, Matrix<double>::Constant(n_q, 3, exact), epsilon<T> / 2 * roundings * exact) <= 1);
+  CHECK(worst_ratio(sums, Vector<T>::Constant(n_q, static_cast<T>(n_k)), 0) <= 1);
+}
+
+TEST_CASE("the direct engine keeps each row's own digits", "[toeplitz]") {
+  // rows of A from 1e-100 to 1e100, and weights growing by e with each lag of distance
+  const Index n = 260;
+  Matrix<double> A = normal<double>(n, 3, 1);
+  for (Index i = 0; i < n; ++i) A.row(i) *= std::pow(10., static_cast<double>(i % 9) * 25 - 100);
+  LagWeights<double> c{-(n - 1), Vector<double>(n)};
+  for (Index k = 0; k < n; ++k) c.values[k] = std::exp(static_cast<double>(-k));
+  CHECK(error(c, A, normal<double>(n, 3, 2), normal<double>(n, 2, 3)) <= 1);
+}
+
+TEST_CASE("with one-sided weights the future does not touch a bit of the past", "[toeplitz]") {
+  const Index n = 300, now = 137;
+  const auto A = normal<double>(n, 3, 1);
+  Matrix<double> B = normal<double>(n, 3, 2), U = normal<double>(n, 2, 3);
+  const LagWeights<double> c{-(n - 1), normal_vector<double>(n, 4)};
+  const Matrix<double> before = multiply(c, A, B, U);
+  B.bottomRows(n - now) *= 1e20;
+  U.bottomRows(n - now) *= -1e20;
+  const Matrix<double> after = multiply(c, A, B, U);
+  CHECK(same_bits<double>(after.topRows(now), before.topRows(now)));
+  CHECK(!same_bits<double>(after.middleRows(now, 1), before.middleRows(now, 1)));
+}
+
+TEST_CASE("the direct engine gives zero for no features and for no weights", "[toeplitz]") {
+  const auto U = normal<double>(4, 2, 3);
+  CHECK(multiply(random_weights<double>(5, 4, 4), Matrix<double>(5, 0), Matrix<double>(4, 0), U).isZero(0));
+  CHECK(multiply({0, Vector<double>()}, normal<double>(5, 2, 1), normal<double>(4, 2, 2), U).isZero(0));
+}
+
+TEST_CASE("a direct engine serves one product after the other, of other tokens too", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const auto A = normal<double>(150, 2, 1), B = normal<double>(140, 2, 2), U = normal<double>(140, 3, 3);
+  const LagWeights<double> c = random_weights<double>(150, 140, 4);
+  const auto engine = make_direct(c.view(), {150, 140, 2, 3}, team);
+  const Matrix<double> opposite = -A;
+  const MatrixView<double> a = A, b = B, u = U, minus = opposite, a_part = A.topRows(7), b_part = B.topRows(11),
+                           u_part = U.topRows(11);
+  Matrix<double> first(150, 3), second(150, 3), part(7, 3);
+  engine.contract({a, b, u, {150}, {140}}, first, team);
+  engine.contract({minus, b, u, {150}, {140}}, second, team);
+  engine.contract({a_part, b_part, u_part, {7}, {11}}, part, team);
+  CHECK(same_bits(first, multiply(c, A, B, U)));
+  CHECK(second == -first);
+  CHECK(product_error<double>(Engine::direct, c, A.topRows(7), B.topRows(11), U.topRows(11), part) <= 1);
+}
+
+TEST_CASE("the direct engine's scratch memory is a table of lags, and tiles of one size", "[toeplitz]") {
+  const auto peak = [](Index n_q, Index n_k, bool backward) {
+    Workspace workspace;
+    const Team team(workspace);
+    const InSlots<double> x(n_q, n_k, Slots{n_q}, Slots{n_k}, 2, 3);
+    if (backward)
+      x.gradients(make_direct, team);
+    else
+      x.contract(make_direct, team);
+    return static_cast<double>(workspace.peak_bytes()) / sizeof(double);
+  };
+  const double lags = 1500, line = 8;
+  // the gradients have a sum over the lags for each of 8 blocks
+  CHECK(std::abs(peak(2000, 1001, false) - peak(1000, 501, false) - lags) <= line);
+  CHECK(std::abs(peak(2000, 1001, true) - peak(1000, 501, true) - 9 * lags) <= 2 * line);
+  CHECK(peak(1000, 501, false) <= 2 * lags);
+  CHECK(peak(1000, 501, true) <=
+        9 * lags + 3 * toeplitz::GradientTile<double>::rows * toeplitz::GradientTile<double>::keys);
+}
+
+TEMPLATE_TEST_CASE("the direct engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  std::vector<Workspace> workspaces(3);
+  const Team team(workspaces);
+  with_gaps<TestType>([&](const InSlots<TestType>& x) {
+    INFO(x.name());
+    CHECK(x.error(Engine::direct, x.contract(make_direct, team)) <= 1);
+    CHECK(x.error(Engine::direct, x.gradients(make_direct, team)) <= 1);
+  });
+}
+
+TEST_CASE("the direct engine: no queries or no keys in the slots give zeros", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const InSlots<double> no_keys(200, 300, random_slots(200, 0.5, 1), std::vector<Index>(), 3, 2);
+  CHECK(no_keys.A.rows() > 50);
+  CHECK(no_keys.contract(make_direct, team).isZero(0));
+  const toeplitz::Gradients<double> d = no_keys.gradients(make_direct, team);
+  CHECK((d.dA.isZero(0) && d.dB.rows() == 0 && d.dU.rows() == 0 && d.dc.isZero(0)));
+  const InSlots<double> no_queries(200, 300, std::vector<Index>(), random_slots(300, 0.5, 1), 3, 2);
+  CHECK(no_queries.contract(make_direct, team).rows() == 0);
+  const toeplitz::Gradients<double> e = no_queries.gradients(make_direct, team);
+  CHECK((e.dA.rows() == 0 && e.dB.isZero(0) && e.dU.isZero(0) && e.dc.isZero(0)));
+}
+
+TEST_CASE("the direct engine skips no tile of tokens with gaps that holds a weight", "[toeplitz]") {
+  Workspace workspace;
+  const Team team(workspace);
+  InSlots<double> x(700, 900, random_slots(700, 0.5, 1), random_slots(900, 0.5, 2), 2, 1);
+  for (Index lag = -699; lag < 900; lag += 13) {
+    x.c = {lag, Vector<double>::Constant(1, 1.5)};
+    INFO("lag " << lag);
+    CHECK(x.error(Engine::direct, x.contract(make_direct, team)) <= 1);
+  }
+}
+
+TEST_CASE("the direct engine: what stands in a gap's place does not matter, bit for bit", "[toeplitz]") {
+  // the same tokens once in slots 0..n-1 of a small span, once as part of a larger one
+  Workspace workspace;
+  const Team team(workspace);
+  const InSlots<double> small(100, 90, Slots{100}, Slots{90}, 3, 2);
+  InSlots<double> large(400, 300, Slots{100, 200}, Slots{90, 200}, 3, 2);
+  large.c.values.setConstant(std::numeric_limits<double>::quiet_NaN());
+  for (Index lag = -99; lag <= 89; ++lag) large.c.values[lag - large.c.first] = small.c[lag];
+  CHECK(same_bits(small.contract(make_direct, team), large.contract(make_direct, team)));
+}
+
+TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads", "[toeplitz][threads]",
+                   NPRF_TEST_SCALARS) {
+  const auto check = [](const InSlots<TestType>& x) { check_thread_bits(x, make_direct); };
+  // one tile, several, and more than there are blocks
+  check({90, 70, Slots{90}, Slots{70}, 3, 2});
+  check({600, 500, random_slots(600, 0.8, 1), random_slots(500, 0.7, 2), 9, 5});
+  check({1300, 1500, Slots{1300}, Slots{1500}, 40, 17});
+}
+
+TEST_CASE("the direct engine: no bit depends on the number of threads, with very many features too",
+          "[toeplitz][threads]") {
+  // so many that a matrix product takes them in parts, which must not depend on the threads either
+  check_thread_bits(InSlots<double>(400, 300, Slots{400}, Slots{300}, 700, 5), make_direct);
+}
+
+}  // namespace nprf::test::toeplitz_direct_engine

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/fft/signal_layout.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/error.hpp"
+#include "support/random.hpp"
+
+namespace nprf::test::toeplitz_fft_signal_layout {
+
+namespace {
+
+template <class T>
+using Limits = std::numeric_limits<T>;
+
+template <class T>
+constexpr T nan_of = Limits<T>::quiet_NaN();
+
+template <class T>
+T power(int exponent) {
+  return std::ldexp(T(1), exponent);
+}
+
+// numbers that differ from each other in every place, and are exact in any type
+template <class T>
+Matrix<T> counted(Index rows, Index cols) {
+  Matrix<T> X(rows, cols);
+  for (Index i = 0; i < X.size(); ++i) X.data()[i] = static_cast<T>(i + 1);
+  return X;
+}
+
+// a view whose rows do not lie side by side
+template <class T>
+MatrixView<T> inner(const Matrix<T>& X) {
+  return X.block(1, 2, X.rows() - 2, X.cols() - 5);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("what is infinite multiplies as 0", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  CHECK(toeplitz::finite(Limits<T>::infinity()) == 0);
+  CHECK(toeplitz::finite(1 / Limits<T>::infinity()) == 0);
+  CHECK(toeplitz::finite(T(8)) == 8);
+
+  constexpr Index W = fft::lane_count<T>;
+  fft::Lanes<T> unit;
+  for (Index l = 0; l < W; ++l) unit[l] = l % 2 == 0 ? power<T>(static_cast<int>(l) - 3) : Limits<T>::infinity();
+  const fft::Lanes<T> inverse = toeplitz::inverse<T>(unit), finite = toeplitz::finite_lanes<T>(unit);
+  for (Index l = 0; l < W; ++l) {
+    CHECK(inverse[l] == (l % 2 == 0 ? 1 / unit[l] : T(0)));
+    CHECK(finite[l] == (l % 2 == 0 ? unit[l] : T(0)));
+  }
+}
+
+TEMPLATE_TEST_CASE("each column has its own unit, that of its largest absolute value", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  Workspace workspace;
+  Matrix<T> X = normal<T>(30, 14, 1);
+  for (Index r = 0; r < X.cols(); ++r) X.col(r) *= power<T>(static_cast<int>(7 * r) - 40);
+  X.col(5).setZero();
+  X.col(6).setConstant(-T(0));
+  X(12, 7) = -power<T>(90);
+  const MatrixView<T> view = inner(X);
+  auto unit = workspace.vector<T>(view.cols());
+  toeplitz::column_units(view, unit);
+  for (Index r = 0; r < view.cols(); ++r) {
+    INFO("column " << r);
+    CHECK(unit[r] == unit_of<T>(view.col(r).cwiseAbs().maxCoeff()));
+  }
+  CHECK(unit[3] == Limits<T>::infinity());
+  CHECK(unit[4] == Limits<T>::infinity());
+  CHECK(unit[5] >= power<T>(90));
+
+  const Matrix<T> nothing(0, 9);
+  toeplitz::column_units<T>(nothing, unit);
+  for (Index r = 0; r < unit.size(); ++r) CHECK(unit[r] == Limits<T>::infinity());
+}
+
+TEMPLATE_TEST_CASE("a column scaled by its unit has maximum 1, zeros stay zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  Workspace workspace;
+  Matrix<T> X = normal<T>(20, 12, 2);
+  X.col(3) *= power<T>(50);
+  X.col(4) *= power<T>(Limits<T>::min_exponent - 6);  // all subnormal
+  X.col(5).setZero();
+  const MatrixView<T> view = inner(X);
+  for (Index column = 0; column < view.cols(); ++column) {
+    const toeplitz::UnitColumn<T> u(view, column, workspace);
+    const T largest = view.col(column).cwiseAbs().maxCoeff();
+    INFO("column " << column);
+    CHECK(u.unit == unit_of(largest));
+    for (Index j = 0; j < view.rows(); ++j) {
+      CHECK(std::abs(u.values[j]) <= 1);
+      CHECK(u.values[j] * toeplitz::finite(u.unit) == view(j, column));
+    }
+  }
+  const Matrix<T> nothing(0, 2);
+  CHECK(toeplitz::UnitColumn<T>(nothing, 1, workspace).unit == Limits<T>::infinity());
+}
+
+TEST_CASE("staggered arrays start in different sets of a cache", "[toeplitz]") {
+  // of 64 sets of 64 bytes: arrays of powers of two, one after the other, begin in at least 32 of them
+  const auto check = []<class X>(X) {
+    for (Index n = 64; n <= Index{1} << 20; n *= 2) {
+      const Index size = toeplitz::staggered<X>(n);
+      CHECK(size > n);
+      CHECK((size - n) * static_cast<Index>(sizeof(X)) <= 18 * 64);
+      std::set<Index> sets;
+      for (Index k = 0; k < 64; ++k) sets.insert(k * size * static_cast<Index>(sizeof(X)) / 64 % 64);
+      CHECK(sets.size() >= 32);
+    }
+  };
+  struct Line {
+    double x[8];
+  };
+  struct TwoLines {
+    double x[16];
+  };
+  check(float{}), check(double{}), check(Line{}), check(TwoLines{});
+  check(fft::Lanes<float>{}), check(fft::ComplexLanes<float>{}), check(fft::ComplexLanes<double>{});
+}
+
+TEMPLATE_TEST_CASE("rows stand in their slots, zeros in the gaps, and go back where they were", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  std::vector<Workspace> workspaces(3);
+  const Team team(workspaces);
+  struct Case {
+    std::vector<Index> at;
+    Index n;
+  };
+  std::vector<Index> many;  // over several tiles, one of them empty
+  for (Index s = 0; s < 500; ++s)
+    if (s % 3 != 1 && (s < 100 || s > 290)) many.push_back(s);
+  for (const Case& c : {Case{{}, 5}, Case{{0}, 3}, Case{{2}, 3}, Case{{0, 1, 2}, 4}, Case{{1, 4, 5, 9}, 11},
+                        Case{{0, 1, 2, 3}, 4}, Case{many, 500}, Case{many, 513}}) {
+    const auto count = static_cast<Index>(c.at.size());
+    const Matrix<T> all = counted<T>(count + 2, 9);
+    const MatrixView<T> X = inner(all);  // (count,4)
+    const Slots slots{count, 0, c.at.data()};
+    const Workspace::Scope scope(team.workspace());
+    const MatrixView<T> spread = toeplitz::in_slots(X, slots, c.n, team);
+    INFO(count << " tokens in " << c.n << " slots");
+    REQUIRE(spread.rows() == c.n);
+    REQUIRE(spread.cols() == X.cols());
+    CHECK((spread.data() == X.data()) == (count == c.n));  // no copy where there are no gaps
+    Matrix<T> expected = Matrix<T>::Zero(c.n, X.cols());
+    for (Index i = 0; i < count; ++i) expected.row(c.at[static_cast<std::size_t>(i)]) = X.row(i);
+    CHECK(same_bits(Matrix<T>(spread), expected));
+
+    auto filled = team.workspace().matrix<T>(c.n, X.cols());
+    filled = counted<T>(c.n, X.cols());
+    Matrix<T> back = Matrix<T>::Constant(count + 1, X.cols() + 2, T(-17));
+    toeplitz::from_slots<T>(filled, slots, back.block(0, 1, count, X.cols()), team);
+    for (Index i = 0; i < count; ++i) {
+      CHECK((back.row(i).segment(1, X.cols()) == filled.row(c.at[static_cast<std::size_t>(i)])));
+      CHECK(back(i, 0) == -17);
+      CHECK(back(i, X.cols() + 1) == -17);
+    }
+    CHECK((back.row(count).array() == T(-17)).all());
+  }
+}
+
+TEMPLATE_TEST_CASE("slots in a row from anywhere on leave gaps at both ends", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  Workspace workspace;
+  const Team team(workspace);
+  const Matrix<T> all = counted<T>(302, 7);
+  const MatrixView<T> X = inner(all);  // (300,2)
+  const MatrixView<T> spread = toeplitz::in_slots(X, Slots{300, 140}, 700, team);
+  CHECK(spread.topRows(140).isZero(0));
+  CHECK((spread.middleRows(140, 300) == X));
+  CHECK(spread.bottomRows(260).isZero(0));
+}
+
+TEMPLATE_TEST_CASE("slots that begin later are left and found there", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  Workspace workspace;
+  const Team team(workspace);
+  const Index first = 150, n = 500;
+  const std::vector<Index> at{0, 1, 7, 127, 128, 300};
+  const Matrix<T> all = counted<T>(8, 9);
+  const MatrixView<T> X = inner(all);  // (6,4)
+  const Slots slots{X.rows(), 0, at.data()};
+  const MatrixView<T> spread = toeplitz::in_slots(X, slots, n, team, first);
+  Matrix<T> expected = Matrix<T>::Zero(n, X.cols());
+  for (Index i = 0; i < X.rows(); ++i) expected.row(first + at[static_cast<std::size_t>(i)]) = X.row(i);
+  CHECK(same_bits(Matrix<T>(spread), expected));
+
+  auto filled = team.workspace().matrix<T>(n, X.cols());
+  filled = expected;
+  Matrix<T> back(X.rows(), X.cols());
+  toeplitz::from_slots<T>(filled, slots, back, team, first);
+  CHECK((back == X));
+}
+
+TEMPLATE_TEST_CASE("a panel reads its columns, and zeros beyond rows and columns", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>;
+  Workspace workspace;
+  for (const Index n : {0, 1, 5})
+    for (Index width = 1; width <= W; ++width)
+      for (const Index p0 : {0, 1, 3}) {
+        const Workspace::Scope scope(workspace);
+        // the last of the columns is the last that there is
+        const Matrix<T> X = counted<T>(n, p0 + width);
+        toeplitz::Panel<T> panel(workspace, n, n + 3, width);
+        for (Index i = 0; i < n + 3; ++i) panel.values[i] = fft::Lanes<T>{} + nan_of<T>;
+        panel.read(X, p0);
+        INFO(n << " rows, " << width << " columns from " << p0);
+        for (Index i = 0; i < n + 3; ++i)
+          for (Index l = 0; l < W; ++l) CHECK(panel.values[i][l] == (i < n && l < width ? X(i, p0 + l) : T(0)));
+        CHECK(toeplitz::Panel<T>::size(n + 3) >= n + 3);
+      }
+}
+
+TEMPLATE_TEST_CASE("a panel is written and added to its columns, and to nothing else", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>, n = 6;
+  Workspace workspace;
+  for (Index width = 1; width <= W; ++width)
+    for (const Index p0 : {0, 1, 3})
+      for (const Index beyond : {0, 2}) {
+        const Workspace::Scope scope(workspace);
+        toeplitz::Panel<T> panel(workspace, n, n + 2, width);
+        for (Index i = 0; i < n + 2; ++i)
+          for (Index l = 0; l < W; ++l) panel.values[i][l] = static_cast<T>(100 * i + l + 1);
+        // in a matrix with other rows and columns around
+        const Matrix<T> before = counted<T>(n + 2, p0 + width + beyond);
+        Matrix<T> written = before, added = before;
+        MatrixRef<T> to_write = written.middleRows(1, n), to_add = added.middleRows(1, n);
+        panel.write(to_write, p0);
+        panel.add_to(to_add, p0);
+        INFO(width << " columns from " << p0);
+        for (Index i = 0; i < n + 2; ++i)
+          for (Index p = 0; p < before.cols(); ++p) {
+            const bool inside = i >= 1 && i <= n && p >= p0 && p < p0 + width;
+            const T value = inside ? static_cast<T>(100 * (i - 1) + p - p0 + 1) : T(0);
+            CHECK(written(i, p) == (inside ? value : before(i, p)));
+            CHECK(added(i, p) == before(i, p) + value);
+          }
+      }
+}
+
+TEMPLATE_TEST_CASE("a panel's units are its columns', and scaling by their inverses loses nothing", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>, n = 20;
+  Workspace workspace;
+  Matrix<T> X = normal<T>(n, W, 3);
+  for (Index l = 0; l < W; ++l) X.col(l) *= power<T>(static_cast<int>(11 * l) - 30);
+  X.col(W - 1).setZero();
+  for (Index width = 1; width <= W; ++width) {
+    const Workspace::Scope scope(workspace);
+    toeplitz::Panel<T> panel(workspace, n, n + 4, width);
+    panel.read(X, 0);
+    panel.values[n] = fft::Lanes<T>{} + power<T>(100);  // rows beyond n do not count
+    const fft::Lanes<T> unit = panel.units();
+    for (Index l = 0; l < W; ++l)
+      CHECK(unit[l] == (l < width ? unit_of<T>(X.col(l).cwiseAbs().maxCoeff()) : Limits<T>::infinity()));
+    panel.scale(toeplitz::inverse<T>(unit));
+    for (Index i = 0; i < n; ++i)
+      for (Index l = 0; l < W; ++l) CHECK(std::abs(panel.values[i][l]) <= 1);
+    CHECK(panel.values[n][0] == power<T>(100));
+    panel.scale(toeplitz::finite_lanes<T>(unit));
+    Matrix<T> back = Matrix<T>::Zero(n, W);
+    MatrixRef<T> to = back;
+    panel.write(to, 0);
+    CHECK((back.leftCols(width) == X.leftCols(width)));
+    panel.set_zero();
+    for (Index i = 0; i < n + 4; ++i)
+      for (Index l = 0; l < W; ++l) CHECK(panel.values[i][l] == 0);
+  }
+}
+
+TEMPLATE_TEST_CASE("a panel's NaN or infinity is its own column's affair", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>;
+  Workspace workspace;
+  for (const T sick : {nan_of<T>, Limits<T>::infinity(), -Limits<T>::infinity()})
+    for (Index l = 0; l < W; ++l) {
+      const Workspace::Scope scope(workspace);
+      Matrix<T> X = Matrix<T>::Constant(9, W, T(5));
+      X(4, l) = sick;
+      toeplitz::Panel<T> panel(workspace, 9, 12, W);
+      panel.read(X, 0);
+      const fft::Lanes<T> unit = panel.units();
+      for (Index k = 0; k < W; ++k) {
+        CHECK(std::isfinite(unit[k]));
+        CHECK(unit[k] > 0);
+        if (k != l) CHECK(unit[k] == 8);
+      }
+      panel.scale(toeplitz::inverse<T>(unit));
+      CHECK_FALSE(std::isfinite(panel.values[4][l]));
+    }
+}
+
+TEMPLATE_TEST_CASE("each column is in one group, or left over", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>;
+  for (Index r = 0; r <= 6 * W; ++r)
+    for (Index p = 0; p <= 4 * W + 1; ++p) {
+      const toeplitz::ColumnGroups<T> groups(r, p);
+      std::vector<int> taken(static_cast<std::size_t>(p));
+      bool right_width = true;
+      for (Index group = 0; group < groups.count; ++group) {
+        right_width = right_width && groups.width(group) >= 1 && groups.width(group) <= W;
+        for (Index l = 0; l < groups.width(group); ++l) ++taken.at(static_cast<std::size_t>(group * W + l));
+      }
+      for (Index column = p - groups.left_over; column < p; ++column) ++taken.at(static_cast<std::size_t>(column));
+      INFO("r " << r << ", p " << p);
+      REQUIRE(right_width);
+      REQUIRE(std::count(taken.begin(), taken.end(), 1) == p);
+      REQUIRE(groups.left_over < W);
+      // of both ways to do those that fill no group, the one with fewer transforms
+      const Index rest = p % W, alone = rest * ((r + W - 1) / W), together = r;
+      REQUIRE((groups.left_over == rest ? alone : together) == std::min(alone, together));
+    }
+}
+
+TEMPLATE_TEST_CASE("a block of features is read as lanes, zeros beyond the last, and added to its own columns",
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  constexpr Index W = fft::lane_count<T>;
+  for (Index r = 1; r <= 2 * W + 1; ++r) {
+    const Matrix<T> all = counted<T>(5, r + 5);
+    for (const MatrixView<T>& X : {MatrixView<T>(all.rightCols(r)), inner(all)})  // (5,r) and (3,r)
+      for (Index from = 0; from < r; from += W) {
+        const toeplitz::FeatureLanes<T> features(X, from);
+        INFO(r << " features from " << from);
+        CHECK((features.first == from && features.width == std::min(W, r - from)));
+        const Vector<T> numbers = normal_vector<T>(r, 1);
+        const fft::Lanes<T> loaded = features.load(numbers.data());
+        for (Index l = 0; l < W; ++l) CHECK(loaded[l] == (from + l < r ? numbers[from + l] : T(0)));
+        fft::Lanes<T> lanes;
+        for (Index l = 0; l < W; ++l) lanes[l] = static_cast<T>(1000 + l);
+        const Matrix<T> before = counted<T>(7, r + 2);
+        Matrix<T> sums = before;  // of other rows and columns around
+        MatrixRef<T> to = sums.block(1, 1, 5, r);
+        features.add(lanes, to, 2);
+        for (Index i = 0; i < X.rows(); ++i) {
+          const fft::Lanes<T> row = features.row(i);
+          for (Index l = 0; l < W; ++l) CHECK(row[l] == (from + l < r ? X(i, from + l) : T(0)));
+        }
+        for (Index i = 0; i < sums.rows(); ++i)
+          for (Index k = 0; k < sums.cols(); ++k) {
+            const Index l = k - 1 - from;
+            const bool inside = i == 3 && k >= 1 && k <= r && 0 <= l && l < W;
+            CHECK(sums(i, k) == before(i, k) + (inside ? static_cast<T>(1000 + l) : T(0)));
+          }
+      }
+  }
+}
+
+TEMPLATE_TEST_CASE("features lie each by itself, scaled, twisted or not, zeros behind the last token", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  constexpr Index L = 40;
+  const Vector<T> twist = normal_vector<T>(2 * L, 1);
+  for (const Index n : {0, 1, 10, 40})
+    for (const bool twisted : {false, true}) {
+      constexpr Index r = 3, width = 4;
+      const Matrix<T> all = counted<T>(n + 2, width + 5);
+      const MatrixView<T> X = inner(all);  // (n,width)
+      Workspace workspace;
+      const toeplitz::FeatureColumns<T> columns(workspace, r, L, twisted ? twist.data() : nullptr);
+      const Index numbers = twisted ? 2 : 1;
+      for (Index k = 0; k < r; ++k) std::fill_n(columns[k], numbers * L, nan_of<T>);
+      // tiles end before, at and behind the last token
+      for (const auto& [j0, rows] : std::vector<std::pair<Index, Index>>{{0, 7}, {7, 3}, {10, 16}, {26, 14}}) {
+        for (Index k = 0; k < r; ++k) columns.read(k, X, k + 1, power<T>(static_cast<int>(k) - 1), j0, rows);
+        for (Index k = 0; k < r; ++k)
+          for (Index at = 0; at < numbers * L; ++at) {
+            const Index j = at / numbers;
+            INFO(n << " tokens, feature " << k << ", token " << j << " after tile " << j0 << ", twisted " << twisted);
+            const T value = j < n ? X(j, k + 1) * power<T>(static_cast<int>(k) - 1) : T(0);
+            if (j < j0 + rows)
+              CHECK(columns[k][at] == (twisted && j < n ? value * twist[at] : value));
+            else
+              CHECK(std::isnan(columns[k][at]));
+          }
+      }
+    }
+}
+
+}  // namespace nprf::test::toeplitz_fft_signal_layout

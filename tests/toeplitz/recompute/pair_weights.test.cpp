@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/recompute/pair_weights.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/product.hpp"
+#include "support/random.hpp"
+#include "toeplitz/in_slots.hpp"
+
+namespace nprf::test::toeplitz_recompute_pair_weights {
+
+using toeplitz::PairWeights;
+using toeplitz::TilePairWeights;
+
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+
+// weights of tokens with gaps, up to a last lag, and the same by hand
+template <class T>
+struct Case {
+  explicit Case(Index last_lag, bool with_exponents = false)
+      : x(70, 90, random_slots(70, 0.6, 1), random_slots(90, 0.6, 2), 2, 2) {
+    for (Index lag = last_lag + 1; lag <= x.c.last(); ++lag) x.c.values[lag - x.c.first] = 0;
+    if (with_exponents) {
+      e = 30 * normal_vector<double>(x.B.rows(), 5);
+      e[0] = never;
+    }
+  }
+
+  // the largest exponent of the keys up to the last slot that row i has a weight for
+  double largest(Index i) const {
+    double most = never;
+    for (Index j = 0; j < x.B.rows(); ++j)
+      if (x.keys[j] <= x.queries[i] + x.c.support().last) most = std::max(most, e[j]);
+    return most;
+  }
+  double expected(Index i, Index j) const {
+    const double c = static_cast<double>(x.c[x.keys[j] - x.queries[i]]);
+    return c == 0 || e.size() == 0 ? c : e[j] == never ? 0 : c * std::exp(e[j] - largest(i));
+  }
+
+  InSlots<T> x;
+  Vector<double> e;
+};
+
+// use(case, weights)
+template <class T, class Use>
+void with_weights(Use&& use) {
+  for (const Index last : {89, 0, 7, -7})
+    for (const bool with_exponents : {false, true}) {
+      INFO("last lag " << last << (with_exponents ? ", exponents" : ""));
+      const Case<T> of(last, with_exponents);
+      Workspace workspace;
+      const Team team(workspace);
+      const MatrixView<T> a = of.x.A, b = of.x.B, u = of.x.U;
+      use(of, PairWeights<T>(of.x.c.view(), {a, b, u, of.x.queries, of.x.keys, of.e.size() > 0 ? of.e.data() : nullptr},
+                             team));
+    }
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("weights of pairs are those of their lags and exponents", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  with_weights<T>([](const Case<T>& of, const PairWeights<T>& weights) {
+    const LagRange support = of.x.c.support();
+    CHECK((weights.support().first == support.first && weights.support().last == support.last));
+    for (Index lag = -80; lag < 100; ++lag) CHECK(weights.at_lag(lag) == of.x.c[lag]);
+    const double lost = 4 * static_cast<double>(std::numeric_limits<T>::denorm_min());
+    for (Index i = 0; i < of.x.A.rows(); ++i)
+      for (Index j = 0; j < of.x.B.rows(); ++j) {
+        const double expected = of.expected(i, j);
+        CHECK(std::abs(static_cast<double>(weights(i, j)) - expected) <= 4 * epsilon<T> * std::abs(expected) + lost);
+        const Index lag = of.x.keys[j] - of.x.queries[i];
+        if (of.x.c[lag] != 0) CHECK(weights(i, j) == of.x.c[lag] * weights.factor(i, j));
+        CHECK((weights.factor(i, j) >= 0 && weights.factor(i, j) <= 1));
+      }
+  });
+}
+
+TEMPLATE_TEST_CASE("a key that no query attends to has no factor, however large", "[toeplitz]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  Case<T> of(0, true);
+  const Index last = of.x.B.rows() - 1;
+  of.e[last] = 1e300;
+  Workspace workspace;
+  const Team team(workspace);
+  const MatrixView<T> a = of.x.A, b = of.x.B, u = of.x.U;
+  const PairWeights<T> weights(of.x.c.view(), {a, b, u, of.x.queries, of.x.keys, of.e.data()}, team);
+  REQUIRE(of.x.keys[last] > of.x.queries[of.x.A.rows() - 1]);
+  for (Index i = 0; i < of.x.A.rows(); ++i) CHECK(weights.factor(i, last) == 0);
+}
+
+TEMPLATE_TEST_CASE("tiles of some queries and keys have their weights, and zeros behind the last column", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  using Tile = TilePairWeights<T>;
+  with_weights<T>([](const Case<T>&, const PairWeights<T>& weights) {
+    constexpr Index rows = Block<T>::rows, pack = Pack<T>::size;
+    Workspace scratch;
+    const std::vector<Index> numbers{0, 1, 4, 9, 10, 11, 17, 20, 30, 31};
+    for (const auto of : {Tile::Rows::queries, Tile::Rows::keys}) {
+      Tile tile(of, weights, numbers, 4 * pack, scratch);
+      for (const Index k0 : {Index{0}, Index{3}})
+        for (const Index count : {Index{1}, pack, pack + 1}) {
+          const Index j0 = 5, packs = (count + pack - 1) / pack;
+          const Index of_them = std::min(rows, static_cast<Index>(numbers.size()) - k0);
+          tile.set(k0, of_them, j0, count, packs);
+          for (Index k = 0; k < of_them; ++k)
+            for (Index j = 0; j < packs * pack; ++j) {
+              const Index number = numbers[static_cast<std::size_t>(k0 + k)];
+              const T expected = j >= count                  ? T(0)
+                                 : of == Tile::Rows::queries ? weights(number, j0 + j)
+                                                             : weights(j0 + j, number);
+              CHECK(tile.row(k)[j] == expected);
+            }
+        }
+    }
+  });
+}
+
+}  // namespace nprf::test::toeplitz_recompute_pair_weights
