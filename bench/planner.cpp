@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // planner OUT.json [--full]: does Engine::automatic take the best engine, and is it faster than exact softmax? And what
-// its cost model (toeplitz::Costs) is worth: measured over modelled time of each engine.
+// its cost model (toeplitz::product_cost) is worth: measured over modelled time of each engine.
 
 #include <algorithm>
 #include <array>
@@ -226,7 +226,8 @@ nlohmann::json calibration(Grid grid) {
   const auto nanoseconds_a_unit = [](const Use& use, Index n, Index m) {
     Product product(problem(n), m, make_position(use.kind, use.direction, n).bias(), use.direction);
     const ProductShape shape{n, n, m, head_dim + 1};
-    const double units = toeplitz::Costs(product.lags.view().with_equal_ends(), shape, shape).product(use.engine);
+    const double units =
+        toeplitz::product_cost<float>(use.engine, {product.lags.view().with_equal_ends(), shape, shape});
     if (!std::isfinite(units)) return static_cast<double>(NAN);
     const Race race({[&] {
                       product.contract(use.engine);

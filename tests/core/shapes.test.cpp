@@ -35,17 +35,6 @@ TEST_CASE("a product's factors that do not fit are refused", "[core]") {
   check_invalid([] { product_shape<float>(zeros(3, 5), zeros(7, 5), zeros(8, 2)); }, {"U: expected 7 rows", "got 8"});
 }
 
-TEST_CASE("a product's factors are looked at where they lie", "[core]") {
-  const Matrix<float> a = zeros(3, 5), b = zeros(7, 5), u = zeros(7, 2);
-  const MatrixView<float> A = a, B = b, U = u;
-  const ProductFactors<float> x{A, B, U, {3}, {7, 2}};
-  CHECK(x.A.data() == a.data());
-  CHECK(x.B.data() == b.data());
-  CHECK(x.U.data() == u.data());
-  CHECK(x.queries[2] == 2);
-  CHECK(x.keys[6] == 8);
-}
-
 TEST_CASE("an attention's shape is read off queries, keys and values", "[core]") {
   const AttentionShape shape = attention_shape<float>(zeros(3, 5), zeros(7, 5), zeros(7, 2));
   CHECK(shape.n_q == 3);

@@ -62,7 +62,7 @@ TEST_CASE("no tokens stand in no slots", "[core]") {
 TEST_CASE("a placement counts those outside first, and numbers all", "[core]") {
   const std::vector<Index> at{2, 3, 7}, numbers{1, 4, 5, 9, 12};
   const Slots slots{3, 0, at.data()};
-  const Placement all{2, slots}, some{2, slots, numbers.data()};
+  const Placement all{slots, 2}, some{slots, 2, numbers.data()};
   CHECK(all.count() == 5);
   CHECK(some.count() == 5);
   for (Index i = 0; i < 5; ++i) {

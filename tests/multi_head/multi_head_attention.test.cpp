@@ -20,7 +20,7 @@
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
-#include "nprf/toeplitz/plan/planner.hpp"
+#include "nprf/toeplitz/plan/choose.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
 #include "support/throws.hpp"

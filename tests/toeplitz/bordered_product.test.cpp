@@ -94,14 +94,14 @@ class Case {
                    {},
                    Vector<T>::Constant(std::max<Index>(q.span + k.span - 1, 0), T(17))};
     Vector<T> sums = Vector<T>::Constant(q.count(), T(17));
-    product.contract(A, B, U, nullptr, queries, keys, out.Y, team, sums.data());
+    const toeplitz::Factors<T> x{A, B, U, queries, keys};
+    product.contract(x, out.Y, team, sums.data());
     out.with_ones = beside(out.Y, sums);
-    product.contract(A, B, U, nullptr, queries, keys, out.Y, team);
+    product.contract(x, out.Y, team);
     auto db = team.workspace().template matrix<T>(E, E + 2);
     db = before;
     const Vector<T> ones = Vector<T>::Ones(q.count());  // a measure by which no gradient is far off
-    product.gradients(A, B, U, nullptr, G, {ones.data(), ones.data(), false, 1}, queries, keys,
-                      {out.dA, out.dB, out.dU, out.dc}, db, team);
+    product.gradients(x, G, {ones.data(), ones.data(), false, 1}, {out.dA, out.dB, out.dU, out.dc}, db, team);
     out.dborder = db;
     return out;
   }
@@ -173,9 +173,8 @@ class Case {
   }
   Placement placement(const Side& side, const std::vector<Index>& of) const {
     const bool complete = static_cast<Index>(side.outside.size()) == E;
-    return {static_cast<Index>(side.outside.size()),
-            {static_cast<Index>(side.slots.size()), 0, side.slots.data()},
-            complete ? nullptr : of.data()};
+    return Placement({static_cast<Index>(side.slots.size()), 0, side.slots.data()},
+                     static_cast<Index>(side.outside.size()), complete ? nullptr : of.data());
   }
 
   // the rows of the tokens in slots, each in its slot
@@ -265,7 +264,7 @@ TEST_CASE("a bordered product: errors of a token outside do not grow with the ke
   const BorderedProduct<float> product(Engine::direct, c.view(), {1, border.data()}, {2, n_k - 1, 1, 1}, team);
   Matrix<float> Y(3, 1);
   Vector<float> sums(3);
-  product.contract(A, B, U, nullptr, {1, {2}, nullptr}, {1, {n_k - 1}, nullptr}, Y, team, sums.data());
+  product.contract({A, B, U, Placement({2}, 1), Placement({n_k - 1}, 1)}, Y, team, sums.data());
   // equal terms, by tiles of 128 keys
   const double roundings = 128 + static_cast<double>(keys_in_chunk) / 64 + 3;
   const double exact = static_cast<double>(0.1f) * static_cast<double>(n_k);
@@ -282,7 +281,7 @@ TEST_CASE("without tokens outside a bordered product is a product with certified
   const Case<double> x(0, q, k);
   const InSlots<double> inner(200, 150, q.slots, k.slots, 3, 2);
   const MatrixView<double> a = inner.A, b = inner.B, u = inner.U, g = inner.G;
-  const ProductFactors<double> factors{a, b, u, inner.queries, inner.keys};
+  const toeplitz::Factors<double> factors{a, b, u, inner.queries, inner.keys};
   const Vector<double> ones = Vector<double>::Ones(q.count());
   for (const Engine engine : engines()) {
     const auto make = make_product(engine);
@@ -323,17 +322,17 @@ TEST_CASE("a bordered product takes keys' exponents by blocks, without tokens ou
       const BorderedProduct<double> product(engine, c.view(), BorderWeights<double>{E, border.data()}, {n, n, 3, 2},
                                             team);
       INFO(std::string(name(engine)) << ", " << E << " tokens outside");
-      CHECK(product.takes_exponents() == (engine == Engine::block_causal && E == 0));
-      const Placement all{E, {n - E}, nullptr};
-      const auto contract = [&] { product.contract(A, B, U, exponents.data(), all, all, Y, team); };
-      if (!product.takes_exponents()) {
+      CHECK(product.accepts_key_log_scales() == (engine == Engine::block_causal && E == 0));
+      const Placement all({n - E}, E);
+      const auto contract = [&] { product.contract({A, B, U, all, all, exponents.data()}, Y, team); };
+      if (!product.accepts_key_log_scales()) {
         check_invalid(contract, {"exponents:", name(engine)});
         continue;
       }
       contract();
       const MatrixView<double> a = A, b = B, u = U;
       make_product(engine)(c.view(), {n, n, 3, 2}, team)
-          .contract({a, b, u, {n}, {n}, exponents.data()}, expected, team);
+          .contract({a, b, u, Slots{n}, Slots{n}, exponents.data()}, expected, team);
       CHECK(same_bits(Y, expected));
     }
 }

@@ -33,7 +33,7 @@ struct SizedGradients {
 
 /// Those of an engine over slots; without sizes if there are none, though there may be no query.
 template <class T, class E>
-SizedGradients<T> sized_gradients(const E& engine, const ProductShape& span, const ProductFactors<T>& x,
+SizedGradients<T> sized_gradients(const E& engine, const ProductShape& span, const toeplitz::Factors<T>& x,
                                   const Matrix<T>& G, const std::type_identity_t<Vector<T>>* sizes, const Team& team) {
   SizedGradients<T> got({x.A.rows(), x.B.rows(), x.A.cols(), x.U.cols()}, span.n_q + span.n_k - 1);
   const MatrixView<T> g = G;
@@ -69,7 +69,7 @@ void check_sizes(Engine name, const InSlots<T>& x, MakeEngine&& make, const Team
     const Workspace::Scope scope(team.workspace());
     const auto engine = make(x.c.view(), x.span, team);
     const MatrixView<T> a = x.A, b = x.B, u = U;
-    const ProductFactors<T> factors{a, b, u, x.queries, x.keys};
+    const toeplitz::Factors<T> factors{a, b, u, x.queries, x.keys};
     got = sized_gradients(engine, x.span, factors, G, &sizes, team);
     without = sized_gradients(engine, x.span, factors, G, nullptr, team);
   }

@@ -109,7 +109,7 @@ struct InSlots {
     d.dc = Vector<T>(span.n_q + span.n_k - 1);
     d.dA.setConstant(17), d.dB.setConstant(17), d.dU.setConstant(17), d.dc.setConstant(17);
     const MatrixView<T> a = A, b = B, u = U, g = G;
-    engine.gradients({a, b, u, queries, keys}, g, {d.dA, d.dB, d.dU, d.dc}, team);
+    engine.gradients({a, b, u, queries, keys}, g, {d.dA, d.dB, d.dU, d.dc}, {}, team);
     return d;
   }
 

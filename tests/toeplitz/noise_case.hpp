@@ -193,24 +193,24 @@ class ExactGradients {
     const Team team(workspace);
     const MatrixView<T> a = m_x.A, b = m_x.B, u = m_x.U, g = m_x.G;
     const double* e = m_x.e.size() > 0 ? m_x.e.data() : nullptr;
-    const ProductFactors<T> x{a, b, u, {n_q}, {n_k}, e};
+    const toeplitz::Factors<T> x{a, b, u, Slots{n_q}, Slots{n_k}, e};
     const toeplitz::Product<T> product(engine, m_c.view(), {n_q, n_k, r, p}, team);
     toeplitz::Gradients<T> d({n_q, n_k, r, p});
     Vector<T> of_keys(n_k), of_lags(num_lags);
     const toeplitz::GradientSizes<T> sums{m_x.sizes.data(), of_keys.data(), of_lags.data()};
     if (m_x.all_positive) {
-      product.gradients(x, g, {d.dA, d.dB, d.dU, d.dc}, team, sums);
+      product.gradients(x, g, {d.dA, d.dB, d.dU, d.dc}, sums, team);
     } else {
       toeplitz::Gradients<T> none({n_q, n_k, 1, 1});
       const Matrix<T> a1 = m_x.A.rowwise().norm(), b1 = m_x.B.rowwise().norm(), u1 = Matrix<T>::Ones(n_k, 1),
                       g1 = Matrix<T>::Zero(n_q, 1);
       const MatrixView<T> a2 = a1, b2 = b1, u2 = u1, g2 = g1;
-      product.gradients(x, g, {d.dA, d.dB, d.dU, d.dc}, team);
-      product.gradients({a2, b2, u2, {n_q}, {n_k}, e}, g2, {none.dA, none.dB, none.dU, none.dc}, team, sums);
+      product.gradients(x, g, {d.dA, d.dB, d.dU, d.dc}, {}, team);
+      product.gradients({a2, b2, u2, Slots{n_q}, Slots{n_k}, e}, g2, {none.dA, none.dB, none.dU, none.dc}, sums, team);
     }
     const Vector<T> values = m_x.U.rowwise().norm();
     Vector<double> noise(n_k), key_noise(n_k), lag_noise(num_lags), lag_size_noise(num_lags);
-    product.gradient_noise(
+    product.gradient_error_bounds(
         x, {m_x.sizes.data(), values.data(), of_lags.data()},
         {noise.data(), key_noise.data(), lag_noise.data(), lag_size_noise.data(), num_lags, !m_x.all_positive}, team);
 

@@ -50,7 +50,7 @@ TEST_CASE("keys have exponents for the block-causal engine alone", "[toeplitz]")
   Matrix<double> Y(5, 2);
   for (const Engine engine : engines()) {
     const toeplitz::Product<double> product(engine, c.view(), {5, 4, 2, 2}, team);
-    const auto contract = [&] { product.contract({a, b, b, {5}, {4}, exponents.data()}, Y, team); };
+    const auto contract = [&] { product.contract({a, b, b, Slots{5}, Slots{4}, exponents.data()}, Y, team); };
     if (engine == Engine::block_causal)
       CHECK_NOTHROW(contract());
     else
@@ -144,7 +144,7 @@ TEST_CASE("the gradients of the factors have the same bits where nobody asks for
     d.dA.setConstant(17), d.dB.setConstant(17), d.dU.setConstant(17), d.dc.resize(0);
     const Workspace::Scope scope(workspace);
     make_product(engine)(x.c.view(), x.span, team)
-        .gradients({a, b, u, x.queries, x.keys}, g, {d.dA, d.dB, d.dU, d.dc}, team);
+        .gradients({a, b, u, x.queries, x.keys}, g, {d.dA, d.dB, d.dU, d.dc}, {}, team);
     expected.dc.resize(0);
     CHECK(same_bits(d, expected));
   }

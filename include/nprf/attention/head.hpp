@@ -79,21 +79,21 @@ class Head {
     const MatrixView<T> v_finite = non_finite.values(v_seen, sizes.data(), team);
     // y is in it until the end; but for rows of which no bit may depend on later values
     const T largest_value = n_k > 0 ? sizes.maxCoeff() : T(0),
-            unit = product.engine() == Engine::block_causal ? T(1) : extreme_unit(largest_value);
+            unit = product.rounding() == Rounding::per_block ? T(1) : extreme_unit(largest_value);
     const MatrixView<T> v_scaled = in_units(v_finite, unit, team);
     if (unit != 1) sizes /= unit;
     bool* sees = workspace.take<bool>(n_q);
     m_weights->sees_any(keys, sees, workspace);
-    if (!product.takes_exponents()) e = with_common_factor(B, e, team);
+    if (!product.accepts_key_log_scales()) e = with_common_factor(B, e, team);
     if (saved) assign(saved->exponents, Eigen::Map<const Vector<double>>(e, e ? n_k : 0));
-    const double* taken = product.takes_exponents() ? e : nullptr;
+    const double* taken = product.accepts_key_log_scales() ? e : nullptr;
     const MatrixView<T> B_scaled = e && !taken ? with_exponents(B, e, team) : MatrixView<T>(B);
     if (saved) saved->rows_have_exponents = taken != nullptr;
     const bool all_positive = m_features.is_positive();
-    const RowErrors<T> errors(*m_weights, product, A, B_scaled, v_scaled, sizes.data(), taken, keys, all_positive,
-                              team);
+    const toeplitz::Factors<T> factors{A, B_scaled, v_scaled, queries, keys, taken};
+    const RowErrors<T> errors(*m_weights, product, factors, sizes.data(), all_positive, team);
     const auto contract = [&](const toeplitz::BorderedProduct<T>& by, const MatrixView<T>& values, MatrixRef<T> N,
-                              T* D) { by.contract(A, B_scaled, values, taken, queries, keys, N, team, D); };
+                              T* D) { by.contract(factors.with_values(values), N, team, D); };
     // as in the formula, whatever else the row sees: there is nothing to compute again
     const auto is_lost = [&](Index i) {
       const T D = denominator[i];  // 0 if all weights underflow
@@ -103,11 +103,11 @@ class Head {
     // make all rows. Not if gradients will need each row's own scale, nor by block_causal, whose rows know nothing of
     // later ones.
     bool by_tiles = false;
-    if (product.has_noise() && all_positive && !saved && product.engine() != Engine::block_causal) {
+    if (product.rounding() == Rounding::global && all_positive && !saved) {
       contract(product, v_scaled.leftCols(0), y.leftCols(0), denominator.data());
       Index drowned = 0;
       for (Index i = 0; i < n_q; ++i)
-        drowned += sees[i] && !is_lost(i) && !(errors.noise(i, y.row(i), denominator[i]) <= tolerance / 2);
+        drowned += sees[i] && !is_lost(i) && !(errors.fft_error(i, y.row(i), denominator[i]) <= tolerance / 2);
       by_tiles = 2 * drowned > n_q;
       if (by_tiles)
         contract(m_weights->direct_product(r, v.cols(), team), v_scaled, y, denominator.data());
@@ -126,14 +126,14 @@ class Head {
     // themselves; half the tolerance is left to what no engine changes. Backward is in the unit of all values that are
     // saved: rows of values that are far smaller would be lost by its transforms, and are computed by themselves too
     const T unit_of_saved = saved ? unit_above(largest_value / unit) : T(0),
-            least_value = product.has_noise() ? unit_of_saved / most_apart<T> : T(0);
+            least_value = product.rounding() != Rounding::per_row ? unit_of_saved / most_apart<T> : T(0);
     auto* fates = workspace.template take<Fate>(n_q);
     double *bounds = workspace.template take<double>(n_q), *conditions = workspace.template take<double>(n_q),
            *noises = workspace.template take<double>(n_q);
     team.run_tiles(n_q, [&](Index i0, Index rows, Workspace&) {
       for (Index i = i0; i < i0 + rows; ++i) {
         const T D = denominator[i];
-        const double noise = by_tiles ? 0 : errors.noise(i, y.row(i), D);
+        const double noise = by_tiles ? 0 : errors.fft_error(i, y.row(i), D);
         if (!sees[i])
           fates[i] = Fate::empty;
         else if (is_lost(i))
@@ -238,8 +238,9 @@ class Head {
     // only the engine that saved exponents knows them
     const toeplitz::BorderedProduct<T>& product =
         saved.rows_have_exponents ? m_weights->product() : m_weights->product(keys, workspace);
-    const GradientUnits<T> units(saved, dy, product.has_noise() ? SummedBy::transforms : SummedBy::tiles, *m_weights,
-                                 keys, team);
+    const GradientUnits<T> units(saved, dy,
+                                 product.rounding() != Rounding::per_row ? SummedBy::transforms : SummedBy::tiles,
+                                 *m_weights, keys, team);
     const MatrixView<T> A = units.A(), G = units.G(), U = units.U();
     const NonFiniteGradients<T> non_finite(
         *m_weights, keys, units.G(), [&](Index i) { return units.is_finite(i); }, team);
@@ -263,10 +264,9 @@ class Head {
     const double* taken = saved.rows_have_exponents ? e : nullptr;
     const bool scaled = e && !taken;
     const MatrixView<T> B = scaled ? with_exponents(saved.B, e, team) : MatrixView<T>(saved.B);
-    const toeplitz::GradientChecks checks =
-        product.gradients(apart > 0 ? A_product : A, B, U, taken, apart > 0 ? G_product : G,
-                          {sizes.data(), units.sums(), m_features.is_positive(), tolerance}, queries, keys,
-                          {dA, dB, dU, dc}, border, team);
+    const toeplitz::GradientChecks checks = product.gradients(
+        {apart > 0 ? A_product : A, B, U, queries, keys, taken}, apart > 0 ? G_product : G,
+        {sizes.data(), units.sums(), m_features.is_positive(), tolerance}, {dA, dB, dU, dc}, border, team);
     if (scaled) scale_by_exponents(dB, saved.exponents, dB, team);
     const BiasGradient db_scaled{zeros(db.lags.size(), workspace), zeros(db.border.size(), workspace)};
     // c = exp(b - max b): db = c dc
@@ -324,7 +324,7 @@ class Head {
     // weights, denominators and y are off by own_bound each, in terms that are sums over columns, features and tokens:
     // all of them, but by transforms; and rows that transforms have made by their noise too: in 1 / D, which has two
     // terms, and in y, which has one
-    const bool in_turn = !product.has_noise() || checks.queries + checks.keys + checks.lags > 0;
+    const bool in_turn = product.rounding() == Rounding::per_row || checks.queries + checks.keys + checks.lags > 0;
     const double own = 6 * saved.own_bound +
                        2 * saved.condition * error_of_sums<T>(d_v + r, in_turn ? std::max(n_q, n_k) : Index{512});
     report.error_bound = std::max(report.error_bound, checks.noise + 3 * saved.noise + own);
@@ -333,6 +333,7 @@ class Head {
  private:
   enum class Fate : char { sound, empty, lost, indefinite, again };
   using Limits = std::numeric_limits<T>;
+  using Rounding = toeplitz::Rounding;
   static constexpr T nan = Limits::quiet_NaN();
 
   static std::span<double> zeros(std::size_t size, Workspace& workspace) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "nprf/core/error.hpp"
-#include "nprf/core/slots.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -22,21 +21,6 @@ ProductShape product_shape(const MatrixView<T>& A, const MatrixView<T>& B, const
   require(U.rows() == B.rows(), "U: expected ", B.rows(), " rows (those of B), got ", U.rows());
   return {A.rows(), B.rows(), A.cols(), U.cols()};
 }
-
-/// The factors of one product, and the slots in which their rows stand. It only refers to them.
-///
-/// With exponents e_j, one a key, e^(e_j) B_j stands for B_j, and row i of Y is what that gives divided by e^(M_i), M_i
-/// the largest exponent of the keys up to the last slot that row i has a weight for: a factor that a row's numerators
-/// and denominator share. So keys' features can each be scaled by their own maximum. Only the block_causal engine knows
-/// exponents.
-template <class T>
-struct ProductFactors {
-  const MatrixView<T>& A;             // (n_q,r)
-  const MatrixView<T>& B;             // (n_k,r)
-  const MatrixView<T>& U;             // (n_k,p)
-  Slots queries, keys;                // of A's rows, and of B's and U's
-  const double* exponents = nullptr;  // (n_k); null: none
-};
 
 /// The sizes of one attention call:  q (n_q,d)  k (n_k,d)  v (n_k,d_v)  ->  y (n_q,d_v).
 struct AttentionShape {

@@ -29,8 +29,12 @@ struct Slots {
 /// The tokens of one side that take part in attention, in their order: first those that stand outside of the axis (a
 /// grid's extra tokens), then those in slots. The numbers belong to the caller.
 struct Placement {
-  Index outside = 0;
+  Placement() = default;
+  Placement(const Slots& in_slots, Index tokens_outside = 0, const Index* token_numbers = nullptr)
+      : slots(in_slots), outside(tokens_outside), numbers(token_numbers) {}
+
   Slots slots;
+  Index outside = 0;
   const Index* numbers = nullptr;  // which of all tokens they are, rising; null: 0, 1, ...
 
   Index count() const { return outside + slots.count; }

@@ -8,6 +8,7 @@
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/product.hpp"
 #include "nprf/toeplitz/recompute/checked_gradients.hpp"
@@ -41,7 +42,7 @@ class BorderedProduct {
   Engine engine() const { return m_product.engine(); }
 
   /// Whether keys may have exponents (shapes.hpp): by the block-causal engine, if no token is outside of the axis.
-  bool takes_exponents() const { return engine() == Engine::block_causal && m_border.count == 0; }
+  bool accepts_key_log_scales() const { return m_product.accepts_key_log_scales() && m_border.count == 0; }
 
   /// How many of n_k keys are added up in turn at most, each rounding being one of all before. Those outside of the
   /// axis come after all others.
@@ -50,23 +51,20 @@ class BorderedProduct {
     return std::min(n_k, m_border.count > 0 ? std::max(in_slots, nprf::keys_in_turn(n_k)) : in_slots);
   }
 
-  /// Y (n_q,p) with A (n_q,r), B (n_k,r), U (n_k,p), whose rows are the tokens of q and k; exponents (n_k) of the keys,
-  /// or null; sums (n_q), unless it is null, are those for values of 1. Throws InvalidArgument for exponents that it
-  /// does not take.
-  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
-                const Placement& q, const Placement& k, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
-    in_slots(A, B, U, exponents, q, k, [&](const ProductFactors<T>& x) {
-      m_product.contract(x, Y.bottomRows(q.slots.count), team, sums ? sums + q.outside : nullptr);
-    });
+  /// Y (n_q,p); sums (n_q), unless it is null, are those for values of 1. Throws InvalidArgument for log-scales that it
+  /// does not accept.
+  void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
+    const Placement &q = x.queries, &k = x.keys;
+    m_product.contract(in_slots(x), Y.bottomRows(q.slots.count), team, sums ? sums + q.outside : nullptr);
     Workspace& scratch = team.workspace();
     Y.topRows(q.outside).setZero();
     if (sums) std::fill_n(sums, q.outside, T(0));
     const auto add = [&](Index i0, Index rows, Index j0, Index cols, MatrixRef<T> y, T* ones) {
       const Workspace::Scope scope(scratch);
       auto S = scratch.matrix<T>(rows, cols);
-      set_product(S, A.middleRows(i0, rows), B.middleRows(j0, cols).transpose());  // (rows,cols)
+      set_product(S, x.A.middleRows(i0, rows), x.B.middleRows(j0, cols).transpose());  // (rows,cols)
       multiply_by_c(q, i0, k, j0, S);
-      add_product(y, S, U.middleRows(j0, cols));  // (rows,p)
+      add_product(y, S, x.U.middleRows(j0, cols));  // (rows,p)
       for (Index i = 0; ones && i < rows; ++i) ones[i] += S.row(i).sum();
     };
     if (q.outside > 0)
@@ -82,33 +80,28 @@ class BorderedProduct {
       }
   }
 
-  /// Whether rows in slots share their rounding, as they do by an FFT.
-  bool has_noise() const { return m_product.has_noise(); }
+  /// What the rounding errors of rows in slots are relative to.
+  Rounding rounding() const { return m_product.rounding(); }
 
   /// What the engine's rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key.
-  void noise(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
-             const Placement& q, const Placement& k, const T* sizes, RowNoises out, const Team& team) const {
-    for (double* of : {out.Y, out.sums}) std::fill_n(of, q.outside, 0.0);
-    in_slots(A, B, U, exponents, q, k, [&](const ProductFactors<T>& x) {
-      m_product.noise(x, sizes + k.outside, {out.Y + q.outside, out.sums + q.outside}, team);
-    });
+  void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
+    const Index outside = x.queries.outside;
+    for (double* of : {out.Y, out.sums}) std::fill_n(of, outside, 0.0);
+    m_product.row_error_bounds(in_slots(x), sizes + x.keys.outside, {out.Y + outside, out.sums + outside}, team);
   }
 
   /// The gradients for G (n_q,p) = dL/dY: out.dc of the lags, and those of the border added to `border` (E,E+2). Those
   /// that the rounding of transforms may spoil are recomputed (recompute/checked_gradients.hpp); the measure is of all
   /// queries.
-  GradientChecks gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U,
-                           const double* exponents, const MatrixView<T>& G, const GradientMeasure<T>& by,
-                           const Placement& q, const Placement& k, GradientRefs<T> out, MatrixMap<T> border,
-                           const Team& team) const {
-    GradientChecks checks;
-    in_slots(A, B, U, exponents, q, k, [&](const ProductFactors<T>& x) {
-      const MatrixView<T> g = G.bottomRows(q.slots.count);
-      const GradientMeasure<T> measure{by.sizes + q.outside, by.rows + q.outside, by.all_positive, by.tolerance};
-      checks = CertifiedGradients<T>(m_product, x, g, measure, team)
-                   .find({out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
-                          out.dU.bottomRows(k.slots.count), out.dc});
-    });
+  GradientChecks gradients(const Factors<T>& x, const MatrixView<T>& G, const GradientMeasure<T>& by,
+                           GradientRefs<T> out, MatrixMap<T> border, const Team& team) const {
+    const Placement &q = x.queries, &k = x.keys;
+    const Factors<T> factors = in_slots(x);
+    const MatrixView<T> g = G.bottomRows(q.slots.count);
+    const GradientMeasure<T> measure{by.sizes + q.outside, by.rows + q.outside, by.all_positive, by.tolerance};
+    const GradientChecks checks = CertifiedGradients<T>(m_product, factors, g, measure, team)
+                                      .find({out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
+                                             out.dU.bottomRows(k.slots.count), out.dc});
     // forward: S = A B^T, Y += (S o C) U; so with P = G U^T as in DirectEngine
     Workspace& scratch = team.workspace();
     out.dA.topRows(q.outside).setZero();
@@ -117,15 +110,15 @@ class BorderedProduct {
     for_each_strip(q, k, [&](Index i0, Index rows, Index j0, Index cols) {
       const Workspace::Scope scope(scratch);
       auto S = scratch.matrix<T>(rows, cols), P = scratch.matrix<T>(rows, cols);
-      set_product(S, A.middleRows(i0, rows), B.middleRows(j0, cols).transpose());  // (rows,cols)
-      set_product(P, G.middleRows(i0, rows), U.middleRows(j0, cols).transpose());  // (rows,cols)
+      set_product(S, x.A.middleRows(i0, rows), x.B.middleRows(j0, cols).transpose());  // (rows,cols)
+      set_product(P, G.middleRows(i0, rows), x.U.middleRows(j0, cols).transpose());    // (rows,cols)
       for (Index i = 0; i < rows; ++i)
         for (Index j = 0; j < cols; ++j) border.data()[place(q, i0 + i, k, j0 + j)] += S(i, j) * P(i, j);
       multiply_by_c(q, i0, k, j0, S);
       multiply_by_c(q, i0, k, j0, P);
-      add_product(out.dA.middleRows(i0, rows), P, B.middleRows(j0, cols));              // (rows,r)
-      add_product(out.dB.middleRows(j0, cols), P.transpose(), A.middleRows(i0, rows));  // (cols,r)
-      add_product(out.dU.middleRows(j0, cols), S.transpose(), G.middleRows(i0, rows));  // (cols,p)
+      add_product(out.dA.middleRows(i0, rows), P, x.B.middleRows(j0, cols));              // (rows,r)
+      add_product(out.dB.middleRows(j0, cols), P.transpose(), x.A.middleRows(i0, rows));  // (cols,r)
+      add_product(out.dU.middleRows(j0, cols), S.transpose(), G.middleRows(i0, rows));    // (cols,p)
     });
     return checks;
   }
@@ -133,14 +126,10 @@ class BorderedProduct {
  private:
   static constexpr Index tile = Team::tile;
 
-  template <class Use>
-  void in_slots(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const double* exponents,
-                const Placement& q, const Placement& k, Use&& use) const {
-    require(!exponents || takes_exponents(), "exponents: expected none, by ", name(engine()), " with ", m_border.count,
-            " tokens outside of the axis");
-    const MatrixView<T> a = A.bottomRows(q.slots.count), b = B.bottomRows(k.slots.count),
-                        u = U.bottomRows(k.slots.count);
-    use({a, b, u, q.slots, k.slots, exponents});
+  Factors<T> in_slots(const Factors<T>& x) const {
+    require(!x.key_log_scales || accepts_key_log_scales(), "key_log_scales: expected none, by ", name(engine()),
+            " with ", m_border.count, " tokens outside of the axis");
+    return x.in_slots();
   }
 
   // tiles of the border: all keys for the queries outside, the keys outside for the queries in slots

@@ -8,8 +8,9 @@
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
-#include "nprf/toeplitz/plan/planner.hpp"
+#include "nprf/toeplitz/plan/choose.hpp"
 #include "nprf/toeplitz/product.hpp"
 
 namespace nprf::toeplitz {
@@ -24,7 +25,7 @@ void with_product(Engine engine, LagWeightsView<T> lags, const MatrixView<T>& A,
   std::vector<Workspace> workspaces(static_cast<std::size_t>(worthwhile_threads(dense_cost<T>(shape))));
   const Team team(workspaces);
   const Product<T> product(engine, lags, shape, team);
-  use(product, ProductFactors<T>{A, B, U, {A.rows()}, {B.rows()}}, team);
+  use(product, Factors<T>::without_gaps(A, B, U), team);
 }
 
 }  // namespace detail
@@ -61,7 +62,7 @@ Gradients<T> gradients(Engine engine, const LagWeights<T>& lags, const std::type
   Gradients<T> out(product_shape<T>(A, B, U));
   detail::with_product<T>(engine, lags.view(), A, B, U,
                           [&](const auto& product, const auto& factors, const Team& team) {
-                            product.gradients(factors, G, {out.dA, out.dB, out.dU, out.dc}, team);
+                            product.gradients(factors, G, {out.dA, out.dB, out.dU, out.dc}, {}, team);
                           });
   return out;
 }

@@ -27,8 +27,8 @@ struct ByParts {
   toeplitz::BandedWeights<T> weights;
   Parts parts;
 
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
-                 const Team& team) const {
+  void gradients(const toeplitz::Factors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
+                 const toeplitz::GradientSizes<T>&, const Team& team) const {
     const T before = static_cast<T>(parts.before);
     out.dA.setConstant(before), out.dB.setConstant(before), out.dU.setConstant(before), out.dc.setConstant(before);
     const toeplitz::BandedGradients<T> gradients(weights, x, G);
@@ -138,7 +138,7 @@ TEST_CASE("band and tails are added to what there is, and without dc they are th
     without.dc.resize(0);
     const MatrixView<double> a = x.A, b = x.B, u = x.U, g = x.G;
     make()(x.c.view(), x.span, team)
-        .gradients({a, b, u, x.queries, x.keys}, g, {without.dA, without.dB, without.dU, without.dc}, team);
+        .gradients({a, b, u, x.queries, x.keys}, g, {without.dA, without.dB, without.dU, without.dc}, {}, team);
     CHECK((same_bits(without.dA, from_zero.dA) && same_bits(without.dB, from_zero.dB) &&
            same_bits(without.dU, from_zero.dU)));
   }

@@ -73,7 +73,7 @@ TEST_CASE("a tile's band keys are those that not all of its queries see in one t
       for (const LagWeights<double>& c : tables()) {
         Workspace workspace;
         const BandedWeights<double> w(c.view(), {60, 70, 2, 2}, workspace);
-        const ProductFactors<double> x{no, no, no, queries, keys};
+        const toeplitz::Factors<double> x{no, no, no, queries, keys};
         for (const Index tile : {1, 7, 30})
           for (Index i0 = 0; i0 < queries.count; i0 += tile) {
             const Index rows = std::min(tile, queries.count - i0);

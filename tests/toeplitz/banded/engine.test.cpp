@@ -151,7 +151,7 @@ TEMPLATE_TEST_CASE("the banded engine: one weight for all lags needs no band", "
     const MatrixView<T> a = x.A, b = x.B, u = x.U, g = x.G;
     const Workspace::Scope scope(team.workspace());
     make_banded(x.c.view(), x.span, team)
-        .gradients({a, b, u, x.queries, x.keys}, g, {all.dA, all.dB, all.dU, all.dc}, team);
+        .gradients({a, b, u, x.queries, x.keys}, g, {all.dA, all.dB, all.dU, all.dc}, {}, team);
     const auto error = [&](const toeplitz::Gradients<T>& e) {
       const Matrix<T> A = spread(x.A, x.queries, n_q), B = spread(x.B, x.keys, n_k), U = spread(x.U, x.keys, n_k),
                       G = spread(x.G, x.queries, n_q);

@@ -84,17 +84,17 @@ TEST_CASE("a tile's factors make the weight of each query and key, and the tiles
   const Matrix<double> A = Matrix<double>::Ones(static_cast<Index>(q.size()), 1),
                        B = Matrix<double>::Ones(static_cast<Index>(k.size()), 1);
   const MatrixView<double> a = A, b = B;
-  const ProductFactors<double> x{a, b, b, {a.rows(), 0, q.data()}, {b.rows(), 0, k.data()}};
+  const toeplitz::Factors<double> x{a, b, b, Slots{a.rows(), 0, q.data()}, Slots{b.rows(), 0, k.data()}};
   for (const Side side : {Side::before, Side::after}) {
     const Tail<double> tail(side, c.view(), span);
     const TailTiles<double> tiles(tail, x, 16);
     for (Index I = 0; I < tiles.tiles(); ++I) {
       const auto [begin, end] = tiles.queries(I);
       const Index cut = tiles.cut(I);
-      for (Index j = 0; j < x.keys.count; ++j) {
+      for (Index j = 0; j < x.keys.slots.count; ++j) {
         bool in_tail = true;
         for (Index i = begin; i < end; ++i) {
-          const Index lag = x.keys[j] - x.queries[i];
+          const Index lag = x.keys.slots[j] - x.queries.slots[i];
           in_tail = in_tail && (side == Side::before ? lag <= tail.edge : lag >= tail.edge);
         }
         REQUIRE(in_tail == (side == Side::before ? j < cut : j >= cut));
@@ -102,16 +102,16 @@ TEST_CASE("a tile's factors make the weight of each query and key, and the tiles
         for (Index i = begin; i < end; ++i) {
           const double weight =
               tail.weight * tail.power(tiles.query_distance(I, i)) * tail.power(tiles.key_distance(I, j));
-          REQUIRE(std::abs(weight / c[x.keys[j] - x.queries[i]] - 1) <= 16 * epsilon<double>);
+          REQUIRE(std::abs(weight / c[x.keys.slots[j] - x.queries.slots[i]] - 1) <= 16 * epsilon<double>);
         }
       }
-      CHECK(tiles.any_keys(I) == (side == Side::before ? cut > 0 : cut < x.keys.count));
+      CHECK(tiles.any_keys(I) == (side == Side::before ? cut > 0 : cut < x.keys.slots.count));
       // what is new beside the inner tile's keys
       const Index inner = tiles.inner(I);
       const bool none = inner < 0 || inner >= tiles.tiles();
       const auto [new_begin, new_end] = tiles.new_keys(I);
       CHECK(new_begin == (side == Side::before ? (none ? 0 : tiles.cut(inner)) : cut));
-      CHECK(new_end == (side == Side::before ? cut : none ? x.keys.count : tiles.cut(inner)));
+      CHECK(new_end == (side == Side::before ? cut : none ? x.keys.slots.count : tiles.cut(inner)));
       CHECK(tiles.distance(I, inner) == (none ? 0 : std::abs(tiles.pivot(I) - tiles.pivot(inner))));
     }
   }

@@ -38,8 +38,9 @@ Noise noise_of(const LagWeights<T>& c, const NoiseCase<T>& x, const Vector<T>& o
   const Vector<T> values = x.U.rowwise().norm();
   const toeplitz::Product<T> product(Engine::block_causal, c.view(), {n_q, n_k, x.A.cols(), x.U.cols()}, team);
   Noise noise{Vector<double>(n_k), Vector<double>(n_k), Vector<double>(lags), Vector<double>(lags)};
-  product.gradient_noise(
-      {a, b, u, {n_q}, {n_k}, x.e.size() > 0 ? x.e.data() : nullptr}, {x.sizes.data(), values.data(), of_lags.data()},
+  product.gradient_error_bounds(
+      {a, b, u, Slots{n_q}, Slots{n_k}, x.e.size() > 0 ? x.e.data() : nullptr},
+      {x.sizes.data(), values.data(), of_lags.data()},
       {noise.keys.data(), noise.key_sizes.data(), noise.lags.data(), noise.lag_sizes.data(), lags}, team);
   return noise;
 }

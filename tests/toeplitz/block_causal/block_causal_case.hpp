@@ -39,7 +39,7 @@ struct BlockCausalCase {
     const Team team(workspace);
     const MatrixView<T> a = A, b = B, u = U;
     Matrix<T> Y = Matrix<T>::Constant(A.rows(), U.cols(), T(17));
-    make(c.view(), shape(), team).contract({a, b, u, {A.rows()}, {B.rows()}, exponents()}, Y, team);
+    make(c.view(), shape(), team).contract({a, b, u, Slots{A.rows()}, Slots{B.rows()}, exponents()}, Y, team);
     return Y;
   }
 
@@ -50,7 +50,7 @@ struct BlockCausalCase {
     toeplitz::Gradients<T> d(shape());
     d.dA.setConstant(17), d.dB.setConstant(17), d.dU.setConstant(17), d.dc.setConstant(17);
     make_block_causal(c.view(), shape(), team)
-        .gradients({a, b, u, {A.rows()}, {B.rows()}, exponents()}, g, {d.dA, d.dB, d.dU, d.dc}, team);
+        .gradients({a, b, u, Slots{A.rows()}, Slots{B.rows()}, exponents()}, g, {d.dA, d.dB, d.dU, d.dc}, {}, team);
     return d;
   }
 
@@ -60,7 +60,7 @@ struct BlockCausalCase {
     const Team team(workspace);
     const MatrixView<T> a = A, b = B, u = U;
     const toeplitz::BlockCausalEngine<T> engine(c.view(), shape(), team);
-    return sized_gradients(engine, shape(), {a, b, u, {A.rows()}, {B.rows()}, exponents()}, G, &sizes, team);
+    return sized_gradients(engine, shape(), {a, b, u, Slots{A.rows()}, Slots{B.rows()}, exponents()}, G, &sizes, team);
   }
 
   const double* exponents() const { return e.size() > 0 ? e.data() : nullptr; }

@@ -26,7 +26,7 @@ TEMPLATE_TEST_CASE("block_causal: a row's noise is of what came before it", "[to
   const auto noise = [&] {
     Matrix<double> both(2, n);
     const MatrixView<T> a = A, b = B, u = U;
-    product.noise({a, b, u, {n}, {n}}, sizes.data(), {&both(0, 0), &both(1, 0)}, team);
+    product.row_error_bounds({a, b, u, Slots{n}, Slots{n}}, sizes.data(), {&both(0, 0), &both(1, 0)}, team);
     return both;
   };
   const Matrix<double> before = noise();
@@ -50,7 +50,7 @@ TEST_CASE("block_causal: noise is of keys with their exponents, relative to the 
   const auto noise = [&](const Matrix<double>& keys, const double* exponents) {
     Matrix<double> both(2, n);
     const MatrixView<double> a = A, b = keys, u = U;
-    product.noise({a, b, u, {n}, {n}, exponents}, sizes.data(), {&both(0, 0), &both(1, 0)}, team);
+    product.row_error_bounds({a, b, u, Slots{n}, Slots{n}, exponents}, sizes.data(), {&both(0, 0), &both(1, 0)}, team);
     return both;
   };
   Vector<double> rising = Vector<double>::LinSpaced(n, -15, 15), walk = normal_vector<double>(n, 9);

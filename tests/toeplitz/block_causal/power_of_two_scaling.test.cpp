@@ -134,7 +134,7 @@ TEMPLATE_TEST_CASE("the largest of a source block are those of its keys, of each
     Vector<double> e = spread * normal_vector<double>(axis.keys.end, 3);
     if (spread > 0) e.head(7).setConstant(none);
     const double* given = spread > 0 ? e.data() + 7 : nullptr;
-    const toeplitz::KeyExponents<T> exponents({b, b, u, {n}, {n}, given}, levels, team);
+    const toeplitz::KeyExponents<T> exponents({b, b, u, Slots{n}, Slots{n}, given}, levels, team);
     const toeplitz::Sources<T> sources(b, u, exponents, levels, team);
     for (Index level = 0; level < levels.count(); ++level)
       for (Index k = 0; k * levels[level].size < axis.length(); ++k) {

@@ -19,14 +19,14 @@ struct ByTiles {
   LagWeightsView<T> c;
   Index rows, keys;
 
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
-                 const Team& team) const {
+  void gradients(const toeplitz::Factors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
+                 const toeplitz::GradientSizes<T>&, const Team& team) const {
     out.set_zero();
     toeplitz::GradientTile<T> tile(x, G, c, team.workspace());
-    for (Index i = 0; i < x.queries.count; i += rows) {
-      tile.set_queries(i, std::min(rows, x.queries.count - i));
-      for (Index j = 0; j < x.keys.count; j += keys)
-        tile.add(j, std::min(keys, x.keys.count - j), out, toeplitz::AddDiagonals<T>{x, &out.dc[0], c.first});
+    for (Index i = 0; i < x.queries.slots.count; i += rows) {
+      tile.set_queries(i, std::min(rows, x.queries.slots.count - i));
+      for (Index j = 0; j < x.keys.slots.count; j += keys)
+        tile.add(j, std::min(keys, x.keys.slots.count - j), out, toeplitz::AddDiagonals<T>{x, &out.dc[0], c.first});
     }
   }
 };

@@ -23,7 +23,7 @@ Matrix<double> multiply(const LagWeights<double>& c, const Matrix<double>& A, co
   Matrix<double> Y = Matrix<double>::Constant(A.rows(), U.cols(), 17);
   const MatrixView<double> a = A, b = B, u = U;
   make_direct(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team)
-      .contract({a, b, u, {A.rows()}, {B.rows()}}, Y, team);
+      .contract({a, b, u, Slots{A.rows()}, Slots{B.rows()}}, Y, team);
   return Y;
 }
 
@@ -67,7 +67,7 @@ TEMPLATE_TEST_CASE("the direct engine: errors do not grow with the keys", "[toep
   Vector<T> sums(n_q);
   const MatrixView<T> a = A, b = B, u = U;
   const auto engine = make_direct(c.view(), {n_q, n_k, 1, 3}, team);
-  engine.contract({a, b, u, {n_q}, {n_k}}, Y, team, sums.data());
+  engine.contract({a, b, u, Slots{n_q}, Slots{n_k}}, Y, team, sums.data());
   CHECK(engine.keys_in_turn(n_k) == keys_in_chunk);
   // equal terms, by tiles of 64 keys
   const double roundings = 64 + static_cast<double>(keys_in_chunk) / 64 + 2;
@@ -115,9 +115,9 @@ TEST_CASE("a direct engine serves one product after the other, of other tokens t
   const MatrixView<double> a = A, b = B, u = U, minus = opposite, a_part = A.topRows(7), b_part = B.topRows(11),
                            u_part = U.topRows(11);
   Matrix<double> first(150, 3), second(150, 3), part(7, 3);
-  engine.contract({a, b, u, {150}, {140}}, first, team);
-  engine.contract({minus, b, u, {150}, {140}}, second, team);
-  engine.contract({a_part, b_part, u_part, {7}, {11}}, part, team);
+  engine.contract({a, b, u, Slots{150}, Slots{140}}, first, team);
+  engine.contract({minus, b, u, Slots{150}, Slots{140}}, second, team);
+  engine.contract({a_part, b_part, u_part, Slots{7}, Slots{11}}, part, team);
   CHECK(same_bits(first, multiply(c, A, B, U)));
   CHECK(second == -first);
   CHECK(product_error<double>(Engine::direct, c, A.topRows(7), B.topRows(11), U.topRows(11), part) <= 1);

@@ -20,14 +20,14 @@ struct ByTiles {
   LagWeightsView<T> c;
   Index rows, keys;
 
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
+  void contract(const toeplitz::Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     Y.setZero();
     if (sums) std::fill_n(sums, Y.rows(), T(0));
-    for (Index i = 0; i < x.queries.count; i += rows) {
-      const Index count = std::min(rows, x.queries.count - i);
+    for (Index i = 0; i < x.queries.slots.count; i += rows) {
+      const Index count = std::min(rows, x.queries.slots.count - i);
       toeplitz::QueryTile<T> tile(x, c, i, count, team.workspace());
-      for (Index j = 0; j < x.keys.count; j += keys)
-        tile.add(j, std::min(keys, x.keys.count - j), Y.middleRows(i, count), sums ? sums + i : nullptr);
+      for (Index j = 0; j < x.keys.slots.count; j += keys)
+        tile.add(j, std::min(keys, x.keys.slots.count - j), Y.middleRows(i, count), sums ? sums + i : nullptr);
     }
   }
 };
@@ -97,7 +97,7 @@ TEMPLATE_TEST_CASE("no bit of a tile depends on where its factors lie", "[toepli
   const auto product = [&](const MatrixView<TestType>& a, const MatrixView<TestType>& b, const MatrixView<TestType>& u,
                            MatrixRef<TestType> Y) {
     Workspace workspace;
-    ByTiles<TestType>{c.view(), 24, 32}.contract({a, b, u, {n}, {n}}, Y, Team(workspace));
+    ByTiles<TestType>{c.view(), 24, 32}.contract({a, b, u, Slots{n}, Slots{n}}, Y, Team(workspace));
   };
   Matrix<TestType> expected(n, p);
   product(A, B, U, expected);

@@ -27,13 +27,13 @@ struct ByTiles {
   bool with_dc;
 
   template <class Use>
-  void for_each(const ProductFactors<T>& x, Use&& use) const {
-    const Index i_end = std::min(cut.i_end, x.queries.count), j_end = std::min(cut.j_end, x.keys.count);
+  void for_each(const toeplitz::Factors<T>& x, Use&& use) const {
+    const Index i_end = std::min(cut.i_end, x.queries.slots.count), j_end = std::min(cut.j_end, x.keys.slots.count);
     for (Index i = cut.i_begin; i < i_end; i += cut.rows)
       for (Index j = cut.j_begin; j < j_end; j += cut.run)
         use(i, std::min(cut.rows, i_end - i), j, std::min(j + cut.run, j_end));
   }
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
+  void contract(const toeplitz::Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     Y.setZero();
     if (sums) std::fill_n(sums, Y.rows(), T(0));
     for_each(x, [&](Index i, Index rows, Index begin, Index end) {
@@ -42,11 +42,11 @@ struct ByTiles {
       tiles.add(x, i, begin, end, Y.middleRows(i, rows), team.workspace(), tile_sums);
     });
   }
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
-                 const Team& team) const {
+  void gradients(const toeplitz::Factors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
+                 const toeplitz::GradientSizes<T>&, const Team& team) const {
     out.set_zero();
     for_each(x, [&](Index i, Index rows, Index begin, Index end) {
-      const Index first = x.keys[begin] - x.queries[i + rows - 1];
+      const Index first = x.keys.slots[begin] - x.queries.slots[i + rows - 1];
       T* dc = with_dc ? out.dc.data() + first - tiles.lags().first : nullptr;
       tiles.add_gradients(x, G, i, rows, end, end, out, dc, first, team.workspace());
       tiles.add_gradients(x, G, i, rows, begin, end, out, dc, first, team.workspace());

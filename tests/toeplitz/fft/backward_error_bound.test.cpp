@@ -51,7 +51,8 @@ TEMPLATE_TEST_CASE("two columns that share a signal make the noise of both", "[t
     const auto noise = [&](Index columns) {
       Vector<double> all(2 * n_k + 2 * lags.size());
       double *keys = all.data(), *of_lags = keys + 2 * n_k;
-      toeplitz::gradient_noises<T>(c, N, columns, {A, B, U, {n_q}, {n_k}}, {x.sizes.data(), values.data(), lags.data()},
+      toeplitz::gradient_noises<T>(c, N, columns, {A, B, U, Slots{n_q}, Slots{n_k}},
+                                   {x.sizes.data(), values.data(), lags.data()},
                                    {keys, keys + n_k, of_lags, of_lags + lags.size(), lags.size()}, Team(workspace));
       return all;
     };

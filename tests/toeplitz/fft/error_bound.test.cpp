@@ -73,7 +73,7 @@ std::vector<Errors> errors(const LagWeights<T>& c, const Factors<T>& x) {
                 sums_expected = reference_product(c, x.A, x.B, ones, all_rows(n_q));
   const Vector<T> sizes = x.U.cwiseAbs().rowwise().maxCoeff();
   const MatrixView<T> a = x.A, b = x.B, u = x.U;
-  const ProductFactors<T> factors{a, b, u, {n_q}, {n_k}};
+  const toeplitz::Factors<T> factors{a, b, u, Slots{n_q}, Slots{n_k}};
   std::vector<Errors> all;
   for (const Engine engine : noisy_engines()) {
     Workspace workspace;
@@ -81,9 +81,9 @@ std::vector<Errors> errors(const LagWeights<T>& c, const Factors<T>& x) {
     Matrix<T> Y(n_q, p), sums(n_q, 1);
     Vector<double> noise(n_q), sums_noise(n_q);
     const toeplitz::Product<T> product(engine, c.view(), {n_q, n_k, r, p}, team);
-    REQUIRE(product.has_noise());
+    REQUIRE((product.rounding() != toeplitz::Rounding::per_row));
     product.contract(factors, Y, team, sums.data());
-    product.noise(factors, sizes.data(), {noise.data(), sums_noise.data()}, team);
+    product.row_error_bounds(factors, sizes.data(), {noise.data(), sums_noise.data()}, team);
     Errors& found = all.emplace_back();
     add_errors(found, Y, Y_expected, direct_growth<T>(r, n_k), noise);
     add_errors(found, sums, sums_expected, direct_growth<T>(r, n_k), sums_noise);
@@ -168,13 +168,13 @@ TEMPLATE_TEST_CASE("zeros have no noise", "[toeplitz]", NPRF_TEST_SCALARS) {
   const Matrix<T> A = normal<T>(n, 3, 1), B = normal<T>(n, 3, 2), U = Matrix<T>::Zero(n, 2);
   const MatrixView<T> a = A, b = B, u = U;
   const Vector<T> sizes = Vector<T>::Zero(n);
-  const ProductFactors<T> x{a, b, u, {n}, {n}};
+  const toeplitz::Factors<T> x{a, b, u, Slots{n}, Slots{n}};
   for (const Engine engine : engines()) {
     INFO(name(engine));
     Vector<double> noise = Vector<double>::Constant(n, 7), sums_noise = noise;
     const toeplitz::Product<T> product(engine, c.view(), {n, n, 3, 2}, team);
-    product.noise(x, sizes.data(), {noise.data(), sums_noise.data()}, team);
-    CHECK(product.has_noise() == is_fft(engine));
+    product.row_error_bounds(x, sizes.data(), {noise.data(), sums_noise.data()}, team);
+    CHECK((product.rounding() != toeplitz::Rounding::per_row) == is_fft(engine));
     CHECK(noise.maxCoeff() == 0);
     if (engine == Engine::lanes || engine == Engine::fftw) CHECK(sums_noise.minCoeff() > 0);
   }

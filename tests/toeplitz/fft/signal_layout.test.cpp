@@ -393,4 +393,17 @@ TEMPLATE_TEST_CASE("features lie each by itself, scaled, twisted or not, zeros b
     }
 }
 
+TEST_CASE("signals are counted that fill up a register", "[toeplitz]") {
+  constexpr Index W = fft::lane_count<double>;
+  const auto count = [](Index r, Index p) { return toeplitz::signals<double>(r, p, 1); };
+  CHECK(count(6, W) == 6 * W);
+  CHECK(count(5, 2 * W) == 5 * 2 * W);
+  // features as lanes, where one column is left over
+  CHECK(count(2 * W, W + 1) == 2 * W * (W + 1));
+  CHECK(count(2 * W + 1, 1) == 3 * W);
+  CHECK(toeplitz::signals<double>(2 * W, W + 1, 3) == 2 * W * (W + 3));
+  // or a panel that is not full, where that is less
+  CHECK(count(1, W - 1) == W);
+}
+
 }  // namespace nprf::test::toeplitz_fft_signal_layout

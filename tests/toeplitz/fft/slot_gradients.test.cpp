@@ -39,8 +39,8 @@ struct Case {
             const Team& team, Use&& use) {
     const MatrixView<T> a = A, b = B, u = U;
     toeplitz::GradientRefs<T> out{to.d.dA, to.d.dB, to.d.dU, to.d.dc};
-    SlotGradients<T> slots({a, b, u, {size(q), 0, q.data()}, {size(k), 0, k.data()}}, {n_q, first_q}, {n_k, first_k},
-                           out, sizes, team);
+    SlotGradients<T> slots({a, b, u, Slots{size(q), 0, q.data()}, Slots{size(k), 0, k.data()}}, {n_q, first_q},
+                           {n_k, first_k}, out, sizes, team);
     use(slots);
   }
   toeplitz::GradientSizes<T> sizes() { return {rows.data(), to.keys.data(), to.lags.data()}; }

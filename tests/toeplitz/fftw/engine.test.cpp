@@ -29,7 +29,7 @@ Matrix<T> multiply(const LagWeights<T>& c, const Matrix<T>& A, const Matrix<T>& 
   const Team team(workspace);
   const MatrixView<T> a = A, b = B, u = U;
   make_fftw(c.view(), {A.rows(), B.rows(), A.cols(), U.cols()}, team)
-      .contract({a, b, u, {A.rows()}, {B.rows()}}, Y, team);
+      .contract({a, b, u, Slots{A.rows()}, Slots{B.rows()}}, Y, team);
   return Y;
 }
 
@@ -164,9 +164,9 @@ TEST_CASE("an fftw engine serves one product after the other, of other tokens to
   const MatrixView<double> a = A, b = B, u = U, minus = opposite, a_part = A.topRows(7), b_part = B.topRows(11),
                            u_part = U.topRows(11);
   Matrix<double> first(150, 3), second(150, 3), part(150, 3);
-  engine.contract({a, b, u, {150}, {140}}, first, team);
-  engine.contract({minus, b, u, {150}, {140}}, second, team);
-  engine.contract({a_part, b_part, u_part, {7}, {11}}, part.topRows(7), team);
+  engine.contract({a, b, u, Slots{150}, Slots{140}}, first, team);
+  engine.contract({minus, b, u, Slots{150}, Slots{140}}, second, team);
+  engine.contract({a_part, b_part, u_part, Slots{7}, Slots{11}}, part.topRows(7), team);
   CHECK(same_bits(first, multiply(c, A, B, U)));
   CHECK(second == -first);
   // an FFT's noise is that of the whole span

@@ -327,7 +327,7 @@ TEST_CASE("certified gradients: nobody's gradients are zero", "[toeplitz]") {
     d.dc.setZero(product.num_lags());
     d.dB.setConstant(17), d.dU.setConstant(17), d.dc.setConstant(17);
     const GradientChecks checks =
-        CertifiedGradients<double>(product, {a, b, u, {0}, {30}}, g, {nullptr, nullptr, true, 0}, team)
+        CertifiedGradients<double>(product, {a, b, u, Slots{0}, Slots{30}}, g, {nullptr, nullptr, true, 0}, team)
             .find({d.dA, d.dB, d.dU, d.dc});
     CHECK((checks.queries == 0 && checks.keys == 0 && checks.lags == 0 && checks.noise == 0));
     CHECK((d.dB.isZero(0) && d.dU.isZero(0) && d.dc.isZero(0)));

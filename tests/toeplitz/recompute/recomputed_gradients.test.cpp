@@ -75,7 +75,7 @@ struct Case {
     d.dc.resize(dc.values.rows());
     d.dA.setConstant(17), d.dB.setConstant(17), d.dU.setConstant(17), d.dc.setConstant(17);
     const MatrixView<T> a = x.A, b = x.B, u = x.U, g = x.G;
-    const ProductFactors<T> factors{a, b, u, x.queries, x.keys, e.size() > 0 ? e.data() : nullptr};
+    const toeplitz::Factors<T> factors{a, b, u, x.queries, x.keys, e.size() > 0 ? e.data() : nullptr};
     const PairWeights<T> weights(x.c.view(), factors, team);
     toeplitz::GradientRefs<T> out{d.dA, d.dB, d.dU, d.dc};
     recompute(RecomputedGradients<T>(weights, factors, g, out, team));

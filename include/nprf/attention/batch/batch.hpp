@@ -17,7 +17,7 @@
 #include "nprf/attention/weights/segment_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
-#include "nprf/toeplitz/plan/planner.hpp"
+#include "nprf/toeplitz/plan/choose.hpp"
 
 namespace nprf {
 

@@ -46,32 +46,30 @@ double error_of_weights(double bias_spread) {
 template <Real T>
 class RowErrors {
  public:
-  /// For the product of A (n_q,r), B (n_k,r) with the keys' exponents, which may be null, and v (n_k,d_v), the largest
-  /// of whose rows are `sizes` (n_k).
-  RowErrors(const HeadWeights<T>& weights, const toeplitz::BorderedProduct<T>& product, const MatrixView<T>& A,
-            const MatrixView<T>& B, const MatrixView<T>& v, const T* sizes, const double* exponents,
-            const Placement& keys, bool all_positive, const Team& team) {
+  /// For the product of factors whose values are v (n_k,d_v), the largest |v| of each row in `sizes` (n_k).
+  RowErrors(const HeadWeights<T>& weights, const toeplitz::BorderedProduct<T>& product, const toeplitz::Factors<T>& x,
+            const T* sizes, bool all_positive, const Team& team) {
     Workspace& workspace = team.workspace();
-    const Placement& queries = weights.queries();
-    const Index n_q = queries.count();
-    if (product.has_noise()) m_noise = {workspace.take<double>(n_q), workspace.take<double>(n_q)};
+    const Index n_q = x.queries.count(), n_k = x.keys.count();
+    if (product.rounding() != toeplitz::Rounding::per_row)
+      m_noise = {workspace.take<double>(n_q), workspace.take<double>(n_q)};
     m_seen = workspace.take<T>(n_q);
     if (!all_positive) m_terms = workspace.take<T>(n_q);
     const Workspace::Scope scope(workspace);
-    weights.largest_seen(sizes, keys, m_seen, workspace);
-    if (m_noise.Y) product.noise(A, B, v, exponents, queries, keys, sizes, m_noise, team);
+    weights.largest_seen(sizes, x.keys, m_seen, workspace);
+    if (m_noise.Y) product.row_error_bounds(x, sizes, m_noise, team);
     if (m_terms) {
-      auto a = workspace.template matrix<T>(n_q, 1), b = workspace.template matrix<T>(keys.count(), 1),
-           none = workspace.template matrix<T>(keys.count(), 0), nothing = workspace.template matrix<T>(n_q, 0);
-      a = A.rowwise().norm();
-      b = B.rowwise().norm();
-      product.contract(a, b, none, exponents, queries, keys, nothing, team, m_terms);
+      auto a = workspace.template matrix<T>(n_q, 1), b = workspace.template matrix<T>(n_k, 1),
+           none = workspace.template matrix<T>(n_k, 0), nothing = workspace.template matrix<T>(n_q, 0);
+      a = x.A.rowwise().norm();
+      b = x.B.rowwise().norm();
+      product.contract({a, b, none, x.queries, x.keys, x.key_log_scales}, nothing, team, m_terms);
     }
   }
 
   /// Of row i, from its numerators and its denominator; infinity where nothing is known.
   template <class RowN>
-  double noise(Index i, const RowN& N, T D) const {
+  double fft_error(Index i, const RowN& N, T D) const {
     constexpr double margin = 1.25;  // errors were seen up to the noise
     if (!m_noise.Y || m_noise.sums[i] == 0) return 0;
     const double d = std::abs(static_cast<double>(D));
@@ -104,7 +102,7 @@ class RowErrors {
     return v_max == 0 ? 1 : std::max(1.0, static_cast<double>(N.cwiseAbs().maxCoeff()) / (d * v_max));
   }
 
-  toeplitz::RowNoises m_noise{nullptr, nullptr};
+  toeplitz::RowErrorBounds m_noise{nullptr, nullptr};
   T *m_seen, *m_terms = nullptr;  // (n_q)
 };
 

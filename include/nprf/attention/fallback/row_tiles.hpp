@@ -14,6 +14,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/direct/backward_tile.hpp"
 #include "nprf/toeplitz/direct/forward_tile.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf {
@@ -94,7 +95,7 @@ class RowTiles {
   /// Their Y (rows,p) and sums (rows) for A (rows,r), B (n_k,r), U (n_k,p).
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y, T* sums) const {
     using Tile = toeplitz::QueryTile<T, RowWeights<T>>;
-    const ProductFactors<T> x{A, B, U, {A.rows()}, {B.rows()}};
+    const auto x = toeplitz::Factors<T>::without_gaps(A, B, U);
     m_team.run_tiles(A.rows(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
       auto y = Y.middleRows(i0, rows);  // (rows,p)
       y.setZero();
@@ -115,7 +116,7 @@ class RowTiles {
     using Tile = toeplitz::GradientTile<T, RowWeights<T>>;
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
-    const ProductFactors<T> x{A, B, U, {A.rows()}, {B.rows()}};
+    const auto x = toeplitz::Factors<T>::without_gaps(A, B, U);
     const Index tiles = (std::max(A.rows(), B.rows()) + Tile::rows - 1) / Tile::rows;
     const Index blocks = std::clamp<Index>(tiles, 1, most_blocks);
     const auto edge = [&](Index block) { return tiles * block / blocks * Tile::rows; };

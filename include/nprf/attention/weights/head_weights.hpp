@@ -18,7 +18,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/position/position_view.hpp"
 #include "nprf/toeplitz/bordered_product.hpp"
-#include "nprf/toeplitz/plan/planner.hpp"
+#include "nprf/toeplitz/plan/choose.hpp"
 
 namespace nprf {
 
@@ -56,12 +56,13 @@ class HeadWeights {
   /// others, Engine::automatic takes another.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
     if (!m_by_rows[0] || keys.count() == m_keys.count()) return m_product;
-    const toeplitz::Costs costs(m_rows, {m_queries.slots.count, keys.slots.count, m_span.r, m_span.p}, m_span);
-    const auto cost = [&](const toeplitz::BorderedProduct<T>& by) { return costs.of(by.engine()); };
+    const toeplitz::CostInputs<T> inputs{m_rows, {m_queries.slots.count, keys.slots.count, m_span.r, m_span.p}, m_span};
+    const auto cost = [&](const toeplitz::BorderedProduct<T>& by) { return toeplitz::cost_of(by.engine(), inputs); };
     const auto& by_rows = m_by_rows[1] && cost(*m_by_rows[1]) < cost(*m_by_rows[0]) ? *m_by_rows[1] : *m_by_rows[0];
     if (cost(by_rows) < cost(m_product)) return by_rows;
-    const bool serves = toeplitz::serves(m_product.engine(), m_rows, m_queries.slots, keys.slots, m_use, workspace);
-    return serves ? m_product : by_rows;
+    return toeplitz::is_admissible(m_product.rounding(), m_rows, m_queries.slots, keys.slots, m_use, workspace)
+               ? m_product
+               : by_rows;
   }
 
   /// The product by tiles, whose rounding is each row's own.
@@ -87,12 +88,12 @@ class HeadWeights {
       if (mask.empty() || mask[static_cast<std::size_t>(j)]) numbers[count++] = j;
     if (!m_position.is_placed()) {
       const bool padded_at_the_end = count == 0 || numbers[count - 1] == count - 1;
-      return padded_at_the_end ? Placement{0, {count}, nullptr} : Placement{0, {count, 0, numbers}, numbers};
+      return padded_at_the_end ? Placement(Slots{count}) : Placement({count, 0, numbers}, 0, numbers);
     }
     const Index E = m_border.count, outside = std::lower_bound(numbers, numbers + count, E) - numbers;
     Index* at = workspace.take<Index>(count - outside);
     for (Index j = outside; j < count; ++j) at[j - outside] = m_position.slot(numbers[j] - E);
-    return {outside, {count - outside, 0, at}, numbers};
+    return Placement({count - outside, 0, at}, outside, numbers);
   }
 
   /// The bias of query i for the key of that number, -infinity if the query does not see it.
@@ -287,14 +288,14 @@ class HeadWeights {
 
   // of all n tokens
   Placement place(Index n, const char* name, Workspace& workspace) const {
-    if (!m_position.is_placed()) return {0, {n}, nullptr};
+    if (!m_position.is_placed()) return Slots{n};
     const Index E = m_position.extra().rows();
     require(n == m_position.tokens(), name, ": expected ", m_position.tokens(), " rows (the position's tokens), got ",
             n);
     require(m_offset == 0, "offset: expected 0 for a position with places of its own, got ", m_offset);
     Index* at = workspace.take<Index>(n - E);
     for (Index cell = 0; cell < n - E; ++cell) at[cell] = m_position.slot(cell);
-    return {E, {n - E, 0, at}, nullptr};
+    return Placement({n - E, 0, at}, E);
   }
 
   static Index slots_of(const Placement& all) { return all.slots.count == 0 ? 0 : all.slots[all.slots.count - 1] + 1; }
@@ -327,7 +328,7 @@ class HeadWeights {
     m_rows.first += m_offset;
     const auto product = [&](Engine by) {
       // a row is relative to the keys up to its last weight's: one that underflows is the smallest number, not nothing
-      if (by == Engine::block_causal) {
+      if (toeplitz::properties_of(by).accepts_key_log_scales) {
         Index last = m_lags.last;
         while (last > m_lags.first && bias[last] == never) --last;
         if (m_lags.size() > 0 && bias[last] > never)
@@ -338,32 +339,33 @@ class HeadWeights {
     if (m_rows.support().size() == 0) return product(engine);
     if (engine != Engine::automatic) return product(engine);
     // causal weights are one-sided even where an offset hides it
-    const toeplitz::Rows rows =
-        m_direction == Direction::causal ? toeplitz::Rows::causal : toeplitz::rows_of(m_rows.support());
+    const toeplitz::Rounding allowed =
+        m_direction == Direction::causal ? toeplitz::Rounding::per_block : toeplitz::allowed_rounding(m_rows.support());
     const auto choose = [&](LagWeightsView<T> weights) {
-      return toeplitz::choose(weights, shape, m_queries.slots, m_keys.slots, rows, m_use, workspace);
+      return toeplitz::choose(weights, shape, m_queries.slots, m_keys.slots, allowed, m_use, workspace);
     };
-    // where a forward pass may have saved exponents, its engine is the only one that knows them
-    const bool knows_exponents = pass == Pass::backward && rows == toeplitz::Rows::causal &&
-                                 choose(m_rows.with_equal_ends()) == Engine::block_causal;
-    if (pass == Pass::backward && !knows_exponents) m_use = toeplitz::Use::gradients;
-    engine = knows_exponents ? Engine::block_causal : choose(m_rows);
+    // forward may have saved log-scales of keys: then backward takes forward's engine, which accepts them
+    const Engine of_forward = pass == Pass::backward ? choose(m_rows.with_equal_ends()) : Engine::automatic;
+    const bool may_have_log_scales = toeplitz::properties_of(of_forward).accepts_key_log_scales;
+    if (pass == Pass::backward && !may_have_log_scales) m_use = toeplitz::Use::gradients;
+    engine = may_have_log_scales ? of_forward : choose(m_rows);
     if (most_deviation > 0 && !m_position.is_placed()) {
-      double least = toeplitz::Costs(m_rows, shape, m_span).of(engine);
+      double least = toeplitz::cost_of<T>(engine, {m_rows, shape, m_span});
       const FittedTails fitted = fitted_tails(bias, m_lags, largest, most_deviation);
       const Tails& both = fitted.tails;
       for (const Tails& tails :
            {Tails{both.before, 0, both.slope_before, 0}, Tails{0, both.after, 0, both.slope_after}, both}) {
         LagWeightsView<T> simpler = m_rows;
         simpler.tails = tails;
-        const double cost = toeplitz::Costs(simpler, shape, m_span).banded;
+        const double cost = toeplitz::BandedEngine<T>::cost({simpler, shape, m_span});
         if (!(cost < least)) continue;
         least = cost, m_rows = simpler, m_deviation = fitted.deviation;
-        engine = toeplitz::choose(simpler, shape, m_span, toeplitz::Rows::unlike);
+        engine = toeplitz::cheapest<T>({simpler, shape, m_span}, toeplitz::Rounding::per_row);
       }
     }
     std::size_t others = 0;
-    for (const Engine by_rows : {toeplitz::choose(m_rows, shape, m_span, toeplitz::Rows::unlike), Engine::direct})
+    for (const Engine by_rows :
+         {toeplitz::cheapest<T>({m_rows, shape, m_span}, toeplitz::Rounding::per_row), Engine::direct})
       if (by_rows != engine && (others == 0 || by_rows != m_by_rows[0]->engine()))
         m_by_rows[others++].emplace(product(by_rows));
     return product(engine == Engine::lanes && m_position.is_placed() ? Engine::grid : engine);

@@ -131,7 +131,7 @@ class Visibility {
     const Team alone(workspace);
     const toeplitz::LanesEngine<double> engine({back ? -m_lags.last : m_lags.first, c, m_lags.size()},
                                                {rows[rows.count - 1] + 1, X.rows(), 1, X.cols()}, alone);
-    engine.contract({a, b, x, rows, {X.rows()}}, y, alone);
+    engine.contract({a, b, x, rows, Slots{X.rows()}}, y, alone);
   }
 
   LagRange m_lags, m_longest;

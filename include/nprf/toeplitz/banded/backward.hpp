@@ -9,6 +9,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/banded/decomposition.hpp"
 #include "nprf/toeplitz/banded/tail_states.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
@@ -18,7 +19,7 @@ template <Real T>
 class BandedGradients {
  public:
   /// Refers to all three.
-  BandedGradients(const BandedWeights<T>& weights, const ProductFactors<T>& x, const MatrixView<T>& G)
+  BandedGradients(const BandedWeights<T>& weights, const Factors<T>& x, const MatrixView<T>& G)
       : m_weights(weights), m_x(x), m_G(G) {}
 
   /// Adds what the pairs give that a tile of queries does not see in its tails: as DirectEngine does.
@@ -39,8 +40,8 @@ class BandedGradients {
         starts[++blocks] = I;
       }
       if (begin == end) continue;
-      lags.first = std::min(lags.first, m_x.keys[begin] - m_x.queries[first(I) + rows(I) - 1]);
-      lags.last = std::max(lags.last, m_x.keys[end - 1] - m_x.queries[first(I)]);
+      lags.first = std::min(lags.first, m_x.keys.slots[begin] - m_x.queries.slots[first(I) + rows(I) - 1]);
+      lags.last = std::max(lags.last, m_x.keys.slots[end - 1] - m_x.queries.slots[first(I)]);
     }
     starts[++blocks] = tiles();
     const bool asked = out.dc.size() > 0;
@@ -103,9 +104,9 @@ class BandedGradients {
     double zeroth = 0, first = 0;
   };
 
-  Index tiles() const { return (m_x.queries.count + tile - 1) / tile; }
+  Index tiles() const { return (m_x.queries.slots.count + tile - 1) / tile; }
   Index first(Index I) const { return I * tile; }
-  Index rows(Index I) const { return std::min(tile, m_x.queries.count - first(I)); }
+  Index rows(Index I) const { return std::min(tile, m_x.queries.slots.count - first(I)); }
   RowRange keys(Index I) const { return m_weights.band_keys(m_x, first(I), rows(I)); }
 
   static double inner_product(const MatrixMap<T>& X, const MatrixMap<T>& Y) {
@@ -172,7 +173,7 @@ class BandedGradients {
   }
 
   const BandedWeights<T>& m_weights;
-  const ProductFactors<T>& m_x;
+  const Factors<T>& m_x;
   const MatrixView<T>& m_G;
 };
 

@@ -8,6 +8,7 @@
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/banded/exponential_tail.hpp"
 #include "nprf/toeplitz/direct/lag_tiles.hpp"
+#include "nprf/toeplitz/factors.hpp"
 
 namespace nprf::toeplitz {
 
@@ -28,9 +29,9 @@ struct BandedWeights {
   }
 
   /// The keys that a tile of queries, rows i0, i0 + 1, ... (`rows`), does not see in its tails.
-  RowRange band_keys(const ProductFactors<T>& x, Index i0, Index rows) const {
-    const Index begin = x.keys.below(x.queries[i0] + band.first);
-    return {begin, std::max(begin, x.keys.below(x.queries[i0 + rows - 1] + band.last + 1))};
+  RowRange band_keys(const Factors<T>& x, Index i0, Index rows) const {
+    const Index begin = x.keys.slots.below(x.queries.slots[i0] + band.first);
+    return {begin, std::max(begin, x.keys.slots.below(x.queries.slots[i0 + rows - 1] + band.last + 1))};
   }
 
   LagTiles<T> table;

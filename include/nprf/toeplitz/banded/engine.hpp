@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "nprf/core/gemm.hpp"
@@ -9,9 +10,12 @@
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/fft/lanes.hpp"
 #include "nprf/toeplitz/banded/backward.hpp"
 #include "nprf/toeplitz/banded/decomposition.hpp"
 #include "nprf/toeplitz/banded/tail_states.hpp"
+#include "nprf/toeplitz/engine.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
@@ -30,16 +34,39 @@ namespace nprf::toeplitz {
 template <Real T>
 class BandedEngine {
  public:
+  static constexpr Engine names[] = {Engine::banded, Engine::recurrence};
+  static constexpr Rounding rounding = Rounding::per_row;
+  static constexpr bool accepts_key_log_scales = false, is_automatic = true;
+  static Engine name_for(const LagWeightsView<T>& c) {
+    return c.tails.slope_before == 0 && c.tails.slope_after == 0 ? Engine::banded : Engine::recurrence;
+  }
+
+  /// band pairs (r + p + weight) + n_q 24 (r + p + cut weight), what tiles add to each row of the band,
+  /// + tails 2 (n_q + n_k) r (p + 2W) for W lanes of a register; where all weights are equal 2 (n_q + n_k) r p alone.
+  /// Infinite where there are no tails.
+  static double cost(const CostInputs<T>& x) {
+    constexpr double beside_band = 24, tail_state = 2, sum_of_outer = 2;
+    const Tail<T> before(Side::before, x.weights, x.span), after(Side::after, x.weights, x.span);
+    const int tails = (before.lags > 0) + (after.lags > 0);
+    if (x.tokens.empty() || tails == 0) return std::numeric_limits<double>::infinity();
+    const double r = static_cast<double>(x.tokens.r), p = static_cast<double>(x.tokens.p),
+                 n_q = static_cast<double>(x.tokens.n_q), n = n_q + static_cast<double>(x.tokens.n_k);
+    const double band = static_cast<double>(band_between(before, after, x.weights).size());
+    if (band <= 1 && before.flat() && after.flat()) return n * r * p * sum_of_outer;
+    const double states = n * r * (p + static_cast<double>(2 * fft::lane_count<T>));
+    return n_q * (band * (r + p + weight_cost) + beside_band * (r + p + cut_weight_cost)) + tails * states * tail_state;
+  }
+
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
   BandedEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_weights(lags, span, team.workspace()) {}
 
   /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, are those for values of 1.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
+  void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (m_weights.constant != T(0)) return contract_constant(x, Y, team, sums);
     const Workspace::Scope scope(team.workspace());
     const Tail<T>&b = m_weights.before, &a = m_weights.after;
-    const Index tiles = (x.queries.count + tile - 1) / tile, ones = sums ? 1 : 0;
+    const Index tiles = (x.queries.slots.count + tile - 1) / tile, ones = sums ? 1 : 0;
     const Windows windows = Windows::of(tiles, x.B.cols() * (x.U.cols() + ones));
     std::optional<TailSums<T>> before, after;
     if (b.lags > 0) before.emplace(TailSums<T>::Of::keys, TailTiles<T>(b, x, tile), x.B, x.U, windows, team, ones);
@@ -49,7 +76,7 @@ class BandedEngine {
       if (after) after->fill(window, team);
       const Index begin = windows.begin(window);
       team.run(windows.end(window) - begin, [&](Index task, Workspace& scratch) {
-        const Index I = begin + task, i0 = I * tile, rows = std::min(tile, x.queries.count - i0);
+        const Index I = begin + task, i0 = I * tile, rows = std::min(tile, x.queries.slots.count - i0);
         auto y = Y.middleRows(i0, rows);  // (rows,p)
         T* tile_sums = sums ? sums + i0 : nullptr;
         y.setZero();
@@ -76,8 +103,10 @@ class BandedEngine {
     return std::min(n_k, of_tile + (m_weights.constant != T(0) ? 0 : nprf::keys_in_turn(m_weights.band.size())));
   }
 
-  /// The gradients for G (n_q,p) = dL/dY. In a tail, out.dc stands in two lags for all (gradients.hpp).
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const Team& team) const {
+  /// The gradients for G (n_q,p) = dL/dY; out.dc may be empty. In a tail, out.dc stands in two lags for all
+  /// (gradients.hpp).
+  void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>&,
+                 const Team& team) const {
     if (m_weights.constant != T(0) && out.dc.size() == 0) return gradients_of_constant(x, G, out, team);
     out.set_zero();
     const BandedGradients<T> gradients(m_weights, x, G);
@@ -102,7 +131,7 @@ class BandedEngine {
 
   // y_i += weight exp(slope |s_i - pivot|) A_i S
   template <class Y>
-  static void add_tail(const ProductFactors<T>& x, const TailSums<T>& of, Index I, Y& y, T* sums, Workspace& scratch) {
+  static void add_tail(const Factors<T>& x, const TailSums<T>& of, Index I, Y& y, T* sums, Workspace& scratch) {
     if (!of.tiles().any_keys(I)) return;
     const Workspace::Scope scope(scratch);
     const Tail<T>& tail = of.tiles().tail();
@@ -112,13 +141,13 @@ class BandedEngine {
   }
 
   // all weights alike: Y = A (c B^T U)
-  void contract_constant(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team, T* sums) const {
+  void contract_constant(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
     auto S = workspace.matrix<T>(x.B.cols(), x.U.cols() + (sums ? 1 : 0));
     sum_of_outer(x.B, x.U, S, team);
     S *= m_weights.constant;
-    team.run_tiles(x.queries.count, [&](Index i0, Index rows, Workspace& scratch) {
+    team.run_tiles(x.queries.slots.count, [&](Index i0, Index rows, Workspace& scratch) {
       auto y = Y.middleRows(i0, rows);  // (rows,p)
       y.setZero();
       if (sums) std::fill_n(sums + i0, rows, T(0));
@@ -127,7 +156,7 @@ class BandedEngine {
   }
 
   // forward: S = c B^T U, Y = A S; so with N = c A^T G: dA = G S^T, dB = U N^T, dU = B N
-  void gradients_of_constant(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T>& out,
+  void gradients_of_constant(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T>& out,
                              const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
@@ -136,10 +165,10 @@ class BandedEngine {
     sum_of_outer(x.A, G, N, team);
     S *= m_weights.constant;
     N *= m_weights.constant;
-    team.run_tiles(x.queries.count, [&](Index i0, Index rows, Workspace&) {
+    team.run_tiles(x.queries.slots.count, [&](Index i0, Index rows, Workspace&) {
       set_product(out.dA.middleRows(i0, rows), G.middleRows(i0, rows), S.transpose());  // (rows,r)
     });
-    team.run_tiles(x.keys.count, [&](Index j0, Index rows, Workspace&) {
+    team.run_tiles(x.keys.slots.count, [&](Index j0, Index rows, Workspace&) {
       set_product(out.dB.middleRows(j0, rows), x.U.middleRows(j0, rows), N.transpose());  // (rows,r)
       set_product(out.dU.middleRows(j0, rows), x.B.middleRows(j0, rows), N);              // (rows,p)
     });

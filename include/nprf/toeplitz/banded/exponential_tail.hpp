@@ -8,6 +8,7 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/factors.hpp"
 
 namespace nprf::toeplitz {
 
@@ -83,8 +84,8 @@ template <Real T>
 class TailTiles {
  public:
   /// Refers to the tail.
-  TailTiles(const Tail<T>& tail, const ProductFactors<T>& x, Index tile)
-      : m_tail(&tail), m_queries(x.queries), m_keys(x.keys), m_tile(tile) {}
+  TailTiles(const Tail<T>& tail, const Factors<T>& x, Index tile)
+      : m_tail(&tail), m_queries(x.queries.slots), m_keys(x.keys.slots), m_tile(tile) {}
 
   const Tail<T>& tail() const { return *m_tail; }
   bool before() const { return m_tail->side == Side::before; }

@@ -10,6 +10,7 @@
 #include "nprf/toeplitz/block_causal/error_bound.hpp"
 #include "nprf/toeplitz/block_causal/levels.hpp"
 #include "nprf/toeplitz/block_causal/running_key_max.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/backward_error_bound.hpp"
 #include "nprf/toeplitz/fft/error_bound.hpp"
 
@@ -22,7 +23,7 @@ template <Real T>
 class CausalGradientNoise {
  public:
   /// Refers to all of them.
-  CausalGradientNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const ProductFactors<T>& x,
+  CausalGradientNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const Factors<T>& x,
                       const GradientScales<T>& of, const Team& team)
       : m_levels(levels),
         m_exponents(exponents),
@@ -34,9 +35,9 @@ class CausalGradientNoise {
       team.run(m_w[level].count, [&](Index k, Workspace&) {
         if (level == 0) {
           m_w[0].exponents[k] = exponents.before(k * block);
-          m_w[0].measure(k, x.A, x.queries, levels.axis().queries.first, exponents.rows(0), of.sizes);
+          m_w[0].measure(k, x.A, x.queries.slots, levels.axis().queries.first, exponents.rows(0), of.sizes);
           m_b[0].exponents[k] = exponents.largest(k);
-          m_b[0].measure(k, x.B, x.keys, levels.axis().keys.first, exponents.keys(), of.values);
+          m_b[0].measure(k, x.B, x.keys.slots, levels.axis().keys.first, exponents.keys(), of.values);
         } else {
           merge(level, k);
         }
@@ -45,7 +46,7 @@ class CausalGradientNoise {
   }
 
   /// Into out, lag l at l + n_q - 1 of the slots.
-  void find(GradientNoises out, Index n_q, const Team& team) const {
+  void find(GradientErrorBounds out, Index n_q, const Team& team) const {
     const auto& side = m_levels.axis().keys;
     std::fill_n(out.keys, m_x.B.rows(), 0.0);
     std::fill_n(out.key_sizes, m_x.B.rows(), 0.0);
@@ -74,7 +75,7 @@ class CausalGradientNoise {
   }
 
   // what the keys of the block of 128 at a place have of a level
-  void add_keys(Index of, Index place, GradientNoises out, Workspace& scratch) const {
+  void add_keys(Index of, Index place, GradientErrorBounds out, Workspace& scratch) const {
     const auto& level = m_levels[of];
     const Index source = place / level.size, r = m_x.B.cols(), first = m_levels.axis().keys.first;
     const Index end = std::min({(source / level.family + 1) * level.family, source + 1 + level.offsets, m_w[of].count});
@@ -86,16 +87,16 @@ class CausalGradientNoise {
       m_w[of].norms[target].add_ones(c, 2 * level.size, factor, ones);
       m_w[of].norms[target].add_sized(c, 2 * level.size, factor, sized);
     }
-    const Index j_end = m_x.keys.below(place + block - first);
-    for (Index j = m_x.keys.below(place - first); j < j_end; ++j) {
-      const double factor = static_cast<double>(m_exponents.keys()[first + m_x.keys[j]]);
-      out.keys[j] += factor * noise_of_row<T>(m_x.B.row(j), ones, out.of_norms);
-      out.key_sizes[j] += factor * noise_of_row<T>(m_x.B.row(j), sized, out.of_norms);
+    const Index j_end = m_x.keys.slots.below(place + block - first);
+    for (Index j = m_x.keys.slots.below(place - first); j < j_end; ++j) {
+      const double factor = static_cast<double>(m_exponents.keys()[first + m_x.keys.slots[j]]);
+      out.keys[j] += factor * noise_of_row<T>(m_x.B.row(j), ones, out.by_norms);
+      out.key_sizes[j] += factor * noise_of_row<T>(m_x.B.row(j), sized, out.by_norms);
     }
   }
 
   // what the lags at each of a level's offsets have of it
-  void add_lags(Index of, GradientNoises out, Index n_q) const {
+  void add_lags(Index of, GradientErrorBounds out, Index n_q) const {
     const auto& level = m_levels[of];
     const auto& axis = m_levels.axis();
     const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
@@ -122,7 +123,7 @@ class CausalGradientNoise {
 
   const CausalLevels<T>& m_levels;
   const KeyExponents<T>& m_exponents;
-  const ProductFactors<T>& m_x;
+  const Factors<T>& m_x;
   const T* m_lag_sums;
   BlockNorms *m_w, *m_b;  // one a level: of targets, times e^(before(block) - M_i), and of sources
 };

@@ -14,10 +14,13 @@
 #include "nprf/toeplitz/block_causal/levels.hpp"
 #include "nprf/toeplitz/block_causal/power_of_two_scaling.hpp"
 #include "nprf/toeplitz/block_causal/running_key_max.hpp"
+#include "nprf/toeplitz/engine.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/signal_layout.hpp"
 #include "nprf/toeplitz/fft/slot_gradients.hpp"
 #include "nprf/toeplitz/fft/spectral_ops.hpp"
 #include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/ones.hpp"
 
 namespace nprf::toeplitz {
 
@@ -34,62 +37,89 @@ namespace nprf::toeplitz {
 template <Real T>
 class BlockCausalEngine {
  public:
+  static constexpr Engine names[] = {Engine::block_causal};
+  static constexpr Rounding rounding = Rounding::per_block;
+  static constexpr bool accepts_key_log_scales = true, is_automatic = true;
+  static Engine name_for(const LagWeightsView<T>&) { return names[0]; }
+
+  /// n 64 (r + p + cut weight) + operations signals 5, of n places and the operations of CausalLevels.
+  static double cost(const CostInputs<T>& x) {
+    if (x.tokens.empty()) return 0;
+    constexpr double left_over = 2.5, operation = 5;
+    const Index length = CausalAxis(x.weights.support(), x.span).length();
+    const double r = static_cast<double>(x.tokens.r), p = static_cast<double>(x.tokens.p);
+    return static_cast<double>(length) * static_cast<double>(Levels::block) / 2 * (r + p + cut_weight_cost) +
+           Levels::operations(length) * signals<T>(x.tokens.r, x.tokens.p, left_over) * operation;
+  }
+
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
   BlockCausalEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
-      : m_n_q(span.n_q), m_axis(lags.support(), span), m_levels(lags, m_axis, team), m_tiles(lags, m_axis, team) {}
+      : m_n_q(span.n_q),
+        m_num_lags(span.n_q + span.n_k - 1),
+        m_axis(lags.support(), span),
+        m_levels(lags, m_axis, team),
+        m_tiles(lags, m_axis, team) {}
 
-  /// Y (n_q,p) = ((A B^T) o C) U, rows divided by what their keys' exponents say.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+  /// Y (n_q,p) = ((A B^T) o C) U, rows divided by what their keys' exponents say; sums (n_q), unless null, the same
+  /// for a column of ones.
+  void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
+    if (sums) return contract_with_ones(*this, x, Y, team, sums);
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    const MatrixView<T> A = in_places(x.A, x.queries, m_axis.queries, team),
-                        B = in_places(x.B, x.keys, m_axis.keys, team), U = in_places(x.U, x.keys, m_axis.keys, team);
+    const MatrixView<T> A = in_places(x.A, x.queries.slots, m_axis.queries, team),
+                        B = in_places(x.B, x.keys.slots, m_axis.keys, team),
+                        U = in_places(x.U, x.keys.slots, m_axis.keys, team);
     const KeyExponents<T> exponents(x, m_levels, team);
-    if (x.queries.count == m_n_q) return contract(A, B, U, exponents, Y, team);
+    if (x.queries.slots.count == m_n_q) return contract(A, B, U, exponents, Y, team);
     auto all = workspace.matrix<T>(m_n_q, Y.cols());
     contract(A, B, U, exponents, all, team);
-    from_slots(all, x.queries, Y, team);
+    from_slots(all, x.queries.slots, Y, team);
   }
 
   /// What the rounding of its transforms leaves in the rows of contract(), each row's of keys before it; sizes (n_k)
   /// are the largest |U_j.| of each key.
-  void noise(const ProductFactors<T>& x, const T* sizes, RowNoises out, const Team& team) const {
+  void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     const Workspace::Scope scope(team.workspace());
     const KeyExponents<T> exponents(x, m_levels, team);
     CausalNoise<T>(m_levels, exponents, x, sizes, team).rows(out, team);
   }
 
   /// The same of gradients().
-  void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
-                      const Team& team) const {
+  void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
+                             const Team& team) const {
     const Workspace::Scope scope(team.workspace());
     const KeyExponents<T> exponents(x, m_levels, team);
     CausalGradientNoise<T>(m_levels, exponents, x, of, team).find(out, m_n_q, team);
   }
 
-  /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of, the exponents taken for constants. Later rows may
-  /// change their bits.
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out,
-                 const GradientSizes<T>& sizes, const Team& team) const {
+  /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of, the exponents taken for constants; out.dc may be
+  /// empty. Later rows may change their bits.
+  void gradients(const Factors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out, const GradientSizes<T>& sizes,
+                 const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    const MatrixView<T> A = in_places(x.A, x.queries, m_axis.queries, team),
-                        B = in_places(x.B, x.keys, m_axis.keys, team), U = in_places(x.U, x.keys, m_axis.keys, team),
-                        G = in_places(G_, x.queries, m_axis.queries, team);
+    const MatrixView<T> A = in_places(x.A, x.queries.slots, m_axis.queries, team),
+                        B = in_places(x.B, x.keys.slots, m_axis.keys, team),
+                        U = in_places(x.U, x.keys.slots, m_axis.keys, team),
+                        G = in_places(G_, x.queries.slots, m_axis.queries, team);
     const KeyExponents<T> exponents(x, m_levels, team);
     SlotGradients<T> slots(x, {m_axis.queries.end, m_axis.queries.first}, {m_axis.keys.end, m_axis.keys.first}, out,
                            sizes, team);
-    GradientRefs<T> d = slots.refs();
+    auto unrequested = workspace.template vector<T>(out.dc.size() == 0 ? m_num_lags : 0);
+    GradientRefs<T> d = slots.refs(out.dc.size() == 0 ? Eigen::Ref<Vector<T>>(unrequested) : out.dc);
     const GradientSizes<T> of = slots.sizes();
     d.set_zero();
     if (of) {
       std::fill_n(of.keys, m_axis.keys.end, T(0));
-      std::fill_n(of.lags, out.dc.size(), T(0));
+      std::fill_n(of.lags, m_num_lags, T(0));
     }
     m_tiles.add_gradients(A, B, U, G, exponents, d, of, 1 - m_n_q, team);
     if (m_levels.count() > 0) BlockCausalGradients<T>(m_levels).add(A, B, U, G, exponents, d, of, 1 - m_n_q, team);
     slots.put_back(team);
   }
+
+  /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
+  Index keys_in_turn(Index n_k) const { return std::min<Index>(n_k, 512); }
 
  private:
   using Levels = CausalLevels<T>;
@@ -280,7 +310,7 @@ class BlockCausalEngine {
         });
   }
 
-  Index m_n_q;
+  Index m_n_q, m_num_lags;
   CausalAxis m_axis;
   CausalLevels<T> m_levels;
   DiagonalTiles<T> m_tiles;

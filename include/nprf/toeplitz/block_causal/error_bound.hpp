@@ -9,6 +9,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/block_causal/levels.hpp"
 #include "nprf/toeplitz/block_causal/running_key_max.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/error_bound.hpp"
 
 namespace nprf::toeplitz {
@@ -55,8 +56,8 @@ template <Real T>
 class CausalNoise {
  public:
   /// For keys whose largest |U_j.| are sizes (n_k). Refers to all of them.
-  CausalNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const ProductFactors<T>& x,
-              const T* sizes, const Team& team)
+  CausalNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const Factors<T>& x, const T* sizes,
+              const Team& team)
       : m_levels(levels),
         m_exponents(exponents),
         m_x(x),
@@ -66,7 +67,7 @@ class CausalNoise {
       team.run(of.count, [&](Index k, Workspace&) {
         if (level == 0) {
           of.exponents[k] = exponents.largest(k);
-          of.measure(k, x.B, x.keys, levels.axis().keys.first, exponents.keys(), sizes);
+          of.measure(k, x.B, x.keys.slots, levels.axis().keys.first, exponents.keys(), sizes);
         } else {
           for_each(m_blocks[level - 1], k * levels[level - 1].family, levels[level - 1].family, of.exponents[k],
                    [&](const SignalNorms& norms, double factor, Index) { of.norms[k].add(norms, factor); });
@@ -76,11 +77,11 @@ class CausalNoise {
   }
 
   /// Into out (n_q).
-  void rows(RowNoises out, const Team& team) const {
+  void rows(RowErrorBounds out, const Team& team) const {
     const auto& side = m_levels.axis().queries;
     team.run((side.end + block - 1) / block, [&](Index tile, Workspace& scratch) {
-      const Index place = tile * block, i0 = m_x.queries.below(place - side.first),
-                  end = m_x.queries.below(place + block - side.first);
+      const Index place = tile * block, i0 = m_x.queries.slots.below(place - side.first),
+                  end = m_x.queries.slots.below(place + block - side.first);
       std::fill(out.Y + i0, out.Y + end, 0.0);
       std::fill(out.sums + i0, out.sums + end, 0.0);
       for (Index level = 0; level < m_levels.count(); ++level) add(level, place, i0, end, out, scratch);
@@ -99,7 +100,7 @@ class CausalNoise {
   }
 
   // what the queries i0..end-1, in the block of 128 at a place, have of a level
-  void add(Index of, Index place, Index i0, Index end, RowNoises out, Workspace& scratch) const {
+  void add(Index of, Index place, Index i0, Index end, RowErrorBounds out, Workspace& scratch) const {
     const auto& level = m_levels[of];
     const Index target = place / level.size, first = target / level.family * level.family, r = m_x.B.cols();
     if (target == first) return;
@@ -120,16 +121,16 @@ class CausalNoise {
     sums += of_signals * largest;
     const double factor = ratio(exponent, m_exponents.before(target * level.size));
     for (Index i = i0; i < end; ++i) {
-      const Index at = m_levels.axis().queries.first + m_x.queries[i];
+      const Index at = m_levels.axis().queries.first + m_x.queries.slots[i];
       const double row = factor * static_cast<double>(m_exponents.rows(of)[at]);
-      out.Y[i] += row * noise_of_row<T>(m_x.A.row(i), Y, out.of_norms) + value * of_row;
-      out.sums[i] += row * noise_of_row<T>(m_x.A.row(i), sums, out.of_norms) + of_row;
+      out.Y[i] += row * noise_of_row<T>(m_x.A.row(i), Y, out.by_norms) + value * of_row;
+      out.sums[i] += row * noise_of_row<T>(m_x.A.row(i), sums, out.by_norms) + of_row;
     }
   }
 
   const CausalLevels<T>& m_levels;
   const KeyExponents<T>& m_exponents;
-  const ProductFactors<T>& m_x;
+  const Factors<T>& m_x;
   BlockNorms* m_blocks;  // of keys' rows of B, one a level
 };
 

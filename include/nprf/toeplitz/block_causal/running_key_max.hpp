@@ -8,6 +8,7 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/block_causal/levels.hpp"
+#include "nprf/toeplitz/factors.hpp"
 
 namespace nprf::toeplitz {
 
@@ -22,8 +23,8 @@ inline double ratio(double exponent, double reference) {
 template <Real T>
 class KeyExponents {
  public:
-  KeyExponents(const ProductFactors<T>& x, const CausalLevels<T>& levels, const Team& team)
-      : m_given(x.exponents != nullptr), m_levels(levels.count()), m_length(levels.axis().length()) {
+  KeyExponents(const Factors<T>& x, const CausalLevels<T>& levels, const Team& team)
+      : m_given(x.key_log_scales != nullptr), m_levels(levels.count()), m_length(levels.axis().length()) {
     const auto& axis = levels.axis();
     Workspace& workspace = team.workspace();
     const Index n = m_length, blocks = (n + block - 1) / block;
@@ -38,7 +39,7 @@ class KeyExponents {
     constexpr double none = -std::numeric_limits<double>::infinity();
     m_exponents = workspace.take<double>(n);
     std::fill_n(m_exponents, n, none);
-    for (Index j = 0; j < x.keys.count; ++j) m_exponents[axis.keys.first + x.keys[j]] = x.exponents[j];
+    for (Index j = 0; j < x.keys.slots.count; ++j) m_exponents[axis.keys.first + x.keys.slots[j]] = x.key_log_scales[j];
     m_rows = workspace.take<T>(m_levels * n);
     team.run(blocks, [&](Index k, Workspace&) {
       const Index first = k * block, end = std::min(first + block, n);

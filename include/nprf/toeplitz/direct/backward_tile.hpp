@@ -10,6 +10,7 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/direct/forward_tile.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
@@ -22,16 +23,16 @@ struct AddDiagonals {
   // slots without gaps are left to the compiler to vectorise
   void operator()(Index i, Index j0, Index cols, const T* s, const T* p, const T*) const {
     if (!dc) return;
-    const Index at = -first - x.queries[i];  // of the key in slot 0
-    if (x.keys.at) {
-      for (Index j = 0; j < cols; ++j) dc[at + x.keys.at[j0 + j]] += s[j] * p[j];
+    const Index at = -first - x.queries.slots[i];  // of the key in slot 0
+    if (x.keys.slots.at) {
+      for (Index j = 0; j < cols; ++j) dc[at + x.keys.slots.at[j0 + j]] += s[j] * p[j];
     } else {
-      T* sum = dc + (at + x.keys.first + j0);
+      T* sum = dc + (at + x.keys.slots.first + j0);
       for (Index j = 0; j < cols; ++j) sum[j] += s[j] * p[j];
     }
   }
 
-  const ProductFactors<T>& x;
+  const Factors<T>& x;
   T* dc;
   Index first;
 };
@@ -45,7 +46,7 @@ class GradientTile {
   static_assert(rows % Block<T>::rows == 0 && keys % Block<T>::rows == 0 && keys % Pack<T>::size == 0);
 
   /// For G (n_q,p) = dL/dY, and weights of runs of so many keys.
-  GradientTile(const ProductFactors<T>& x, const MatrixView<T>& G, Weights c, Workspace& scratch)
+  GradientTile(const Factors<T>& x, const MatrixView<T>& G, Weights c, Workspace& scratch)
       : m_x(x),
         m_G(G),
         m_A_blocks(x.A.cols(), scratch),
@@ -59,7 +60,7 @@ class GradientTile {
         m_sums(scratch.take<T>(keys)) {}
 
   /// With weights that hold every lag between the queries and keys to come.
-  GradientTile(const ProductFactors<T>& x, const MatrixView<T>& G, LagWeightsView<T> c, Workspace& scratch)
+  GradientTile(const Factors<T>& x, const MatrixView<T>& G, LagWeightsView<T> c, Workspace& scratch)
     requires std::same_as<Weights, BlockWeights<T>>
       : GradientTile(x, G, Weights(x, c, keys, scratch), scratch) {}
 
@@ -125,7 +126,7 @@ class GradientTile {
     }
   }
 
-  const ProductFactors<T>& m_x;
+  const Factors<T>& m_x;
   const MatrixView<T>& m_G;
   RowBlocks<T> m_A_blocks, m_G_blocks;
   Transposed<T> m_Bt, m_Ut;

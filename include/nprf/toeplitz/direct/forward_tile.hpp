@@ -9,6 +9,7 @@
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/factors.hpp"
 
 namespace nprf::toeplitz {
 
@@ -18,20 +19,20 @@ template <Real T>
 class BlockWeights {
  public:
   /// For runs of at most so many keys, the packs of zeros counted.
-  BlockWeights(const ProductFactors<T>& x, LagWeightsView<T> c, Index most, Workspace& scratch)
+  BlockWeights(const Factors<T>& x, LagWeightsView<T> c, Index most, Workspace& scratch)
       : m_x(x), m_c(c), m_most(most), m_copy(scratch.take<T>(Block<T>::rows * most)) {}
 
   /// Of queries i..i+rows-1 and keys j0..j0+count-1.
   void set(Index i, Index rows, Index j0, Index count, Index packs) {
     const Index width = packs * Pack<T>::size;
     for (Index k = 0; k < Block<T>::rows; ++k) {
-      const Index first = -m_c.first - m_x.queries[i + std::min(k, rows - 1)];  // of the key in slot 0
-      if (!m_x.keys.at && count == width) {
-        m_row[k] = m_c.values + (first + m_x.keys.first + j0);
+      const Index first = -m_c.first - m_x.queries.slots[i + std::min(k, rows - 1)];  // of the key in slot 0
+      if (!m_x.keys.slots.at && count == width) {
+        m_row[k] = m_c.values + (first + m_x.keys.slots.first + j0);
         continue;
       }
       T* copy = m_copy + k * m_most;
-      for (Index j = 0; j < count; ++j) copy[j] = m_c.values[first + m_x.keys[j0 + j]];
+      for (Index j = 0; j < count; ++j) copy[j] = m_c.values[first + m_x.keys.slots[j0 + j]];
       std::fill(copy + count, copy + width, T(0));
       m_row[k] = copy;
     }
@@ -41,7 +42,7 @@ class BlockWeights {
   const T* row(Index k) const { return m_row[k]; }
 
  private:
-  const ProductFactors<T>& m_x;
+  const Factors<T>& m_x;
   LagWeightsView<T> m_c;
   Index m_most;
   T* m_copy;
@@ -58,7 +59,7 @@ class QueryTile {
   static_assert(keys % Pack<T>::size == 0);
 
   /// For queries i0..i0+count-1, and weights of runs of so many keys.
-  QueryTile(const ProductFactors<T>& x, Weights c, Index i0, Index count, Workspace& scratch)
+  QueryTile(const Factors<T>& x, Weights c, Index i0, Index count, Workspace& scratch)
       : m_x(x),
         m_i0(i0),
         m_count(count),
@@ -71,7 +72,7 @@ class QueryTile {
   }
 
   /// With weights that hold every lag between them and the keys to come.
-  QueryTile(const ProductFactors<T>& x, LagWeightsView<T> c, Index i0, Index count, Workspace& scratch)
+  QueryTile(const Factors<T>& x, LagWeightsView<T> c, Index i0, Index count, Workspace& scratch)
     requires std::same_as<Weights, BlockWeights<T>>
       : QueryTile(x, Weights(x, c, keys, scratch), i0, count, scratch) {}
 
@@ -107,7 +108,7 @@ class QueryTile {
     return sum.sum();
   }
 
-  const ProductFactors<T>& m_x;
+  const Factors<T>& m_x;
   Index m_i0, m_count;
   RowBlocks<T> m_A;
   Transposed<T> m_Bt;

@@ -9,6 +9,7 @@
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/direct/backward_tile.hpp"
 #include "nprf/toeplitz/direct/forward_tile.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
@@ -31,7 +32,7 @@ class LagTiles {
 
   /// y (rows,p) += ((A_I B_J^T) o C) U_J  for the queries i0, i0 + 1, ... and the keys j_begin..j_end-1; sums (rows),
   /// unless it is null, the same for values of 1.
-  void add(const ProductFactors<T>& x, Index i0, Index j_begin, Index j_end, MatrixRef<T> y, Workspace& scratch,
+  void add(const Factors<T>& x, Index i0, Index j_begin, Index j_end, MatrixRef<T> y, Workspace& scratch,
            T* sums = nullptr) const {
     using Tile = QueryTile<T>;
     if (j_begin >= j_end) return;
@@ -44,8 +45,8 @@ class LagTiles {
 
   /// Adds what these tokens give, at most GradientTile<T>::rows queries, to out.dA (n_q,r), out.dB (n_k,r) and out.dU
   /// (n_k,p), and, unless it is null, to dc, whose first lag is dc_first.
-  void add_gradients(const ProductFactors<T>& x, const MatrixView<T>& G, Index i0, Index rows, Index j_begin,
-                     Index j_end, GradientRefs<T>& out, T* dc, Index dc_first, Workspace& scratch) const {
+  void add_gradients(const Factors<T>& x, const MatrixView<T>& G, Index i0, Index rows, Index j_begin, Index j_end,
+                     GradientRefs<T>& out, T* dc, Index dc_first, Workspace& scratch) const {
     using Tile = GradientTile<T>;
     if (j_begin >= j_end) return;
     const Workspace::Scope scope(scratch);

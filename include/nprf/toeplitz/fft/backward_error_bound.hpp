@@ -7,6 +7,7 @@
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/error_bound.hpp"
 
 /// What the rounding of an FFT leaves in the gradients of Y = ((A B^T) o C) U, for columns of G of at most 1.
@@ -24,14 +25,6 @@
 /// s_i, all together of 3/2 eps max S_l in the sizes, and twice that in dc.
 namespace nprf::toeplitz {
 
-/// Where the noise goes: of dU_j and, beside |U_j|_1, of dB_j (n_k), the same for a column as large as the sizes; of
-/// dc, and of the sizes of lags (num_lags).
-struct GradientNoises {
-  double *keys, *key_sizes, *lags, *lag_sizes;
-  Index num_lags;         // 0 where nobody asks for them
-  bool of_norms = false;  // as RowNoises
-};
-
 /// By how much the noise of p columns of G of at most 1, with |U_j|_2 for U's rows, is above that of one: their errors
 /// are taken as if all were alike.
 inline double noise_of_columns(Index p) { return std::sqrt(static_cast<double>(p)); }
@@ -42,17 +35,10 @@ double images_of(const T* lags, Index count) {
   return 1.5 * static_cast<double>(*std::max_element(lags, lags + count));
 }
 
-/// What the noise of gradients depends on besides the factors: the rows' sizes s_i (n_q), the keys' |U_j|_2 (n_k), and
-/// S_l (num_lags).
-template <Real T>
-struct GradientScales {
-  const T *sizes, *values, *lags;
-};
-
 /// The noise by transforms of one length N, of signals that are one column or two. O(n r).
 template <Real T>
-void gradient_noises(const WeightNorms& c, Index N, Index columns, const ProductFactors<T>& x,
-                     const GradientScales<T>& of, GradientNoises noise, const Team& team) {
+void gradient_noises(const WeightNorms& c, Index N, Index columns, const Factors<T>& x, const GradientScales<T>& of,
+                     GradientErrorBounds noise, const Team& team) {
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);
   const Index r = x.A.cols();
@@ -66,8 +52,8 @@ void gradient_noises(const WeightNorms& c, Index N, Index columns, const Product
   sized *= of_A.B * of_A.size;
   team.run_tiles(x.B.rows(), [&](Index j0, Index rows, Workspace&) {
     for (Index j = j0; j < j0 + rows; ++j) {
-      noise.keys[j] = noise_of_row<T>(x.B.row(j), ones, noise.of_norms);
-      noise.key_sizes[j] = noise_of_row<T>(x.B.row(j), sized, noise.of_norms);
+      noise.keys[j] = noise_of_row<T>(x.B.row(j), ones, noise.by_norms);
+      noise.key_sizes[j] = noise_of_row<T>(x.B.row(j), sized, noise.by_norms);
     }
   });
   if (noise.num_lags == 0) return;

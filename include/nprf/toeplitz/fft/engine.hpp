@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 
 #include "nprf/core/lag_weights.hpp"
@@ -10,6 +11,8 @@
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
 #include "nprf/fft/polynomial_tree.hpp"
+#include "nprf/toeplitz/engine.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/backward.hpp"
 #include "nprf/toeplitz/fft/backward_error_bound.hpp"
 #include "nprf/toeplitz/fft/error_bound.hpp"
@@ -17,6 +20,7 @@
 #include "nprf/toeplitz/fft/slot_gradients.hpp"
 #include "nprf/toeplitz/fft/spectral_ops.hpp"
 #include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/ones.hpp"
 
 namespace nprf::toeplitz {
 
@@ -32,8 +36,22 @@ namespace nprf::toeplitz {
 template <Real T>
 class LanesEngine {
  public:
-  /// Columns of U share next to nothing: one more costs as much as a product of its own.
-  static constexpr bool columns_apart = true;
+  static constexpr Engine names[] = {Engine::lanes, Engine::grid};
+  static constexpr Rounding rounding = Rounding::global;
+  static constexpr bool accepts_key_log_scales = false, is_automatic = true;
+  static Engine name_for(const LagWeightsView<T>&) { return names[0]; }
+
+  /// 2n (signals + W) (3 log2(2n) + 25) for n = max(n_q, n_k) slots, of which W, the lanes of a register, for the
+  /// weights.
+  static double cost(const CostInputs<T>& x) {
+    if (x.tokens.empty()) return 0;
+    constexpr double left_over = 1.4, level = 3, point = 25;
+    const double length = static_cast<double>(2 * std::max(x.span.n_q, x.span.n_k));
+    // the column of ones, the last, is a product of its own
+    const double columns = signals<T>(x.span.r, std::max<Index>(x.span.p - 1, 0), left_over),
+                 ones = signals<T>(x.span.r, 1, left_over), weights = static_cast<double>(W);
+    return length * (columns + ones + weights) * (level * std::log2(length) + point);
+  }
 
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table lies in the team's workspace.
   LanesEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
@@ -58,20 +76,21 @@ class LanesEngine {
     for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag) m_norms.add(static_cast<double>(lags[lag]));
   }
 
-  /// Y (n_q,p) = ((A B^T) o C) U.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless null, the same for a column of ones.
+  void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
+    if (sums) contract_ones(*this, x, team, sums);
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    const MatrixView<T> A = in_slots(x.A, x.queries, m_n_q, team), B = in_slots(x.B, x.keys, m_n_k, team),
-                        U = in_slots(x.U, x.keys, m_n_k, team);
-    if (x.queries.count == m_n_q) return contract(A, B, U, Y, team);
+    const MatrixView<T> A = in_slots(x.A, x.queries.slots, m_n_q, team), B = in_slots(x.B, x.keys.slots, m_n_k, team),
+                        U = in_slots(x.U, x.keys.slots, m_n_k, team);
+    if (x.queries.slots.count == m_n_q) return contract(A, B, U, Y, team);
     auto all = workspace.matrix<T>(m_n_q, Y.cols());
     contract(A, B, U, all, team);
-    from_slots(all, x.queries, Y, team);
+    from_slots(all, x.queries.slots, Y, team);
   }
 
   /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key.
-  void noise(const ProductFactors<T>& x, const T* sizes, RowNoises out, const Team& team) const {
+  void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     row_noises(m_norms, 2 * m_tree->length(), x, sizes, out, team,
                [&](const SignalNorms& norms, const SignalScale&, SignalNorms::Row& Y, SignalNorms::Row& sums) {
                  const double lost = Underflow<T>::of_signals(2 * m_tree->length());
@@ -81,22 +100,25 @@ class LanesEngine {
   }
 
   /// The same of gradients().
-  void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
-                      const Team& team) const {
+  void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
+                             const Team& team) const {
     gradient_noises(m_norms, 2 * m_tree->length(), 1, x, of, out, team);
   }
 
   /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out,
-                 const GradientSizes<T>& sizes, const Team& team) const {
+  void gradients(const Factors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out, const GradientSizes<T>& sizes,
+                 const Team& team) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    const MatrixView<T> A = in_slots(x.A, x.queries, m_n_q, team), B = in_slots(x.B, x.keys, m_n_k, team),
-                        U = in_slots(x.U, x.keys, m_n_k, team), G = in_slots(G_, x.queries, m_n_q, team);
+    const MatrixView<T> A = in_slots(x.A, x.queries.slots, m_n_q, team), B = in_slots(x.B, x.keys.slots, m_n_k, team),
+                        U = in_slots(x.U, x.keys.slots, m_n_k, team), G = in_slots(G_, x.queries.slots, m_n_q, team);
     SlotGradients<T> slots(x, {m_n_q}, {m_n_k}, out, sizes, team);
     gradients(A, B, U, G, slots.refs(), slots.sizes(), team);
     slots.put_back(team);
   }
+
+  /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
+  Index keys_in_turn(Index n_k) const { return std::min<Index>(n_k, 512); }
 
  private:
   using Tree = fft::PolynomialTree<T>;

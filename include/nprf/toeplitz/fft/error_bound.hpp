@@ -11,6 +11,8 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/toeplitz/engine.hpp"
+#include "nprf/toeplitz/factors.hpp"
 
 /// What the rounding of an FFT leaves in each row of Y = ((A B^T) o C) U.
 ///
@@ -26,13 +28,6 @@
 /// underflow loses, for weights of at most 1: x_r is computed in units of the largest |B_r| and of the largest |u|, and
 /// may be below the smallest number in them, even if no row sees the keys that are so large.
 namespace nprf::toeplitz {
-
-/// Where the noise goes: (n_q) each, of Y and of the column of sums. Of norms: |A_i|_2 times that of all features in
-/// place of the sum over r, as errors of features of both signs enter what is made of them.
-struct RowNoises {
-  double *Y, *sums;
-  bool of_norms = false;
-};
 
 /// Sums of squares beyond these have overflowed or lost their digits: |x|_2 is at most the root of |x|_1 |x|_max then.
 inline constexpr double least_square = 0x1p-960, most_square = std::numeric_limits<double>::max();
@@ -181,11 +176,11 @@ struct SignalScale {
   static double of(double largest) { return largest > 0 ? std::max(largest, 0x1p-1000) : 1; }
 };
 
-/// The noise of a row a (r) of A, for the sizes of signals; of norms as RowNoises says.
+/// The noise of a row a (r) of A, for the sizes of signals; of norms as RowErrorBounds says.
 template <Real T, class RowA>
-double noise_of_row(const RowA& a, const SignalNorms::Row& sizes, bool of_norms = false) {
+double noise_of_row(const RowA& a, const SignalNorms::Row& sizes, bool by_norms = false) {
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
-  if (of_norms) return eps * static_cast<double>(a.stableNorm()) * sizes.matrix().stableNorm();
+  if (by_norms) return eps * static_cast<double>(a.stableNorm()) * sizes.matrix().stableNorm();
   constexpr Index parts = 8;  // sums side by side: in a single one each addition would wait for the one before it
   std::array<double, parts> sums{};
   const Index whole = a.size() / parts * parts;
@@ -236,7 +231,7 @@ SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalSca
 /// share(norms, scale, Y, sums) makes the sizes of signals those of what shares their transforms, and adds what
 /// underflows in these; all are in the units of the scale.
 template <Real T, class Share>
-void row_noises(const WeightNorms& c, Index N, const ProductFactors<T>& x, const T* sizes, RowNoises noise,
+void row_noises(const WeightNorms& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds noise,
                 const Team& team, Share&& share) {
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);
@@ -252,8 +247,8 @@ void row_noises(const WeightNorms& c, Index N, const ProductFactors<T>& x, const
   const double lost_sums = Underflow<T>::of_row(r), lost_Y = all.largest_size() * scale.size * lost_sums;
   team.run_tiles(x.A.rows(), [&](Index i0, Index rows, Workspace&) {
     for (Index i = i0; i < i0 + rows; ++i) {
-      noise.Y[i] = noise_of_row<T>(x.A.row(i), Y, noise.of_norms) + lost_Y;
-      noise.sums[i] = noise_of_row<T>(x.A.row(i), sums, noise.of_norms) + lost_sums;
+      noise.Y[i] = noise_of_row<T>(x.A.row(i), Y, noise.by_norms) + lost_Y;
+      noise.sums[i] = noise_of_row<T>(x.A.row(i), sums, noise.by_norms) + lost_sums;
     }
   });
 }

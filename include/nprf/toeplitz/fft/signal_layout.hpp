@@ -126,6 +126,16 @@ struct ColumnGroups {
   Index count, left_over, p;
 };
 
+/// How many signals B_r o U_p a product of r features and p columns transforms, lanes of registers that are not filled
+/// included. One of a column that is left over (ColumnGroups) counts as `left_over` others.
+template <Real T>
+double signals(Index r, Index p, double left_over) {
+  const ColumnGroups<T> groups(r, p);
+  constexpr Index W = fft::lane_count<T>;
+  return static_cast<double>(groups.count * W * r) +
+         left_over * static_cast<double>(groups.left_over * ((r + W - 1) / W) * W);
+}
+
 /// lane_count features from one on, as lanes; zeros beyond the last.
 template <Real T>
 struct FeatureLanes {

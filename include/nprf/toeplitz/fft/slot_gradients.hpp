@@ -5,6 +5,7 @@
 
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/signal_layout.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 
@@ -21,16 +22,16 @@ class SlotGradients {
   };
 
   /// Refers to `out` and `sizes`.
-  SlotGradients(const ProductFactors<T>& x, const Side& queries, const Side& keys, GradientRefs<T>& out,
+  SlotGradients(const Factors<T>& x, const Side& queries, const Side& keys, GradientRefs<T>& out,
                 const GradientSizes<T>& sizes, const Team& team)
-      : m_queries(x.queries),
-        m_keys(x.keys),
+      : m_queries(x.queries.slots),
+        m_keys(x.keys.slots),
         m_q(queries),
         m_k(keys),
         m_out(out),
         m_sizes(sizes),
-        m_gaps_q(x.queries.count < queries.rows),
-        m_gaps_k(x.keys.count < keys.rows),
+        m_gaps_q(x.queries.slots.count < queries.rows),
+        m_gaps_k(x.keys.slots.count < keys.rows),
         m_dA(team.workspace().template matrix<T>(m_gaps_q ? queries.rows : 0, x.A.cols())),
         m_dB(team.workspace().template matrix<T>(m_gaps_k ? keys.rows : 0, x.B.cols())),
         m_dU(team.workspace().template matrix<T>(m_gaps_k ? keys.rows : 0, x.U.cols())),
@@ -38,12 +39,14 @@ class SlotGradients {
         m_size_keys(team.workspace().template take<T>(m_gaps_k ? keys.rows : 0)) {
     if (!sizes || !m_gaps_q) return;
     std::fill_n(m_size_rows, queries.rows, T(0));
-    for (Index i = 0; i < x.queries.count; ++i) m_size_rows[m_q.first + x.queries[i]] = sizes.rows[i];
+    for (Index i = 0; i < x.queries.slots.count; ++i) m_size_rows[m_q.first + x.queries.slots[i]] = sizes.rows[i];
   }
 
-  GradientRefs<T> refs() {
+  GradientRefs<T> refs() { return refs(m_out.dc); }
+  /// The same with dc elsewhere.
+  GradientRefs<T> refs(Eigen::Ref<Vector<T>> dc) {
     return {m_gaps_q ? MatrixRef<T>(m_dA) : m_out.dA, m_gaps_k ? MatrixRef<T>(m_dB) : m_out.dB,
-            m_gaps_k ? MatrixRef<T>(m_dU) : m_out.dU, m_out.dc};
+            m_gaps_k ? MatrixRef<T>(m_dU) : m_out.dU, dc};
   }
   GradientSizes<T> sizes() const {
     if (!m_sizes) return {};

@@ -7,15 +7,19 @@
 
 #include <algorithm>
 #include <complex>
+#include <limits>
 
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/engine.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/backward_error_bound.hpp"
 #include "nprf/toeplitz/fft/error_bound.hpp"
 #include "nprf/toeplitz/fft/signal_layout.hpp"
 #include "nprf/toeplitz/fftw/segmented_fft.hpp"
 #include "nprf/toeplitz/gradients.hpp"
+#include "nprf/toeplitz/ones.hpp"
 
 namespace nprf::toeplitz {
 
@@ -28,8 +32,13 @@ namespace nprf::toeplitz {
 template <Real T>
 class FftwEngine {
  public:
-  /// Columns of U share next to nothing: one more costs as much as a product of its own.
-  static constexpr bool columns_apart = true;
+  static constexpr Engine names[] = {Engine::fftw};
+  static constexpr Rounding rounding = Rounding::global;
+  static constexpr bool accepts_key_log_scales = false, is_automatic = false;
+  static Engine name_for(const LagWeightsView<T>&) { return names[0]; }
+
+  /// Not modelled: Engine::automatic does not take it.
+  static double cost(const CostInputs<T>&) { return std::numeric_limits<double>::quiet_NaN(); }
 
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
   FftwEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
@@ -51,15 +60,16 @@ class FftwEngine {
   }
 
   /// Y (n_q,p) = ((A B^T) o C) U.
-  void contract(const ProductFactors<T>& x, MatrixRef<T> Y, const Team& team) const {
+  void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
+    if (sums) contract_ones(*this, x, team, sums);
     const Index r_end = x.A.cols(), p_end = x.U.cols(), pairs = (p_end + 1) / 2;
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
     auto At = workspace.matrix<T>(r_end, m_n_q), Bt = workspace.matrix<T>(r_end, m_n_k);
     auto Ut = workspace.matrix<T>(2 * pairs, m_n_k), Yt = workspace.matrix<T>(2 * pairs, m_n_q);
-    gather(x.A, x.queries, At, team);
-    gather(x.B, x.keys, Bt, team);
-    gather(x.U, x.keys, Ut, team);
+    gather(x.A, x.queries.slots, At, team);
+    gather(x.B, x.keys.slots, Bt, team);
+    gather(x.U, x.keys.slots, Ut, team);
     team.run(pairs, [&](Index pair, Workspace& scratch) {
       const Work work(scratch, classes().length);
       const Index p = 2 * pair;
@@ -71,12 +81,12 @@ class FftwEngine {
         add(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Yt(p, 0), &Yt(p + 1, 0), work);
       for (Index k : {0, 1}) Y2.row(k) *= finite(unit[k]);
     });
-    scatter(Yt, x.queries, Y, team);
+    scatter(Yt, x.queries.slots, Y, team);
   }
 
   /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key. Two columns of
   /// U share theirs, and a partner's may be as large as the largest at every key.
-  void noise(const ProductFactors<T>& x, const T* sizes, RowNoises out, const Team& team) const {
+  void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     row_noises(m_norms, classes().period(), x, sizes, out, team,
                [this](const SignalNorms& norms, const SignalScale& scale, SignalNorms::Row& Y, SignalNorms::Row& sums) {
                  if (Y.maxCoeff() > 0) Y = (Y.square() + (2 * sums).square()).sqrt();
@@ -87,15 +97,15 @@ class FftwEngine {
   }
 
   /// The same of gradients().
-  void gradient_noise(const ProductFactors<T>& x, const GradientScales<T>& of, GradientNoises out,
-                      const Team& team) const {
+  void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
+                             const Team& team) const {
     gradient_noises(m_norms, classes().period(), 2, x, of, out, team);
   }
 
   /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.
   /// Each column of G is scaled to maximum 1 and the same column of U by the inverse, so that only dU has to be scaled
   /// back. The sizes are the last column's partner.
-  void gradients(const ProductFactors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
+  void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
                  const Team& team) const {
     const Index r_end = x.A.cols(), last = x.U.cols() - 1, pairs = (last + 1) / 2 + 1, period = classes().period();
     Workspace& workspace = team.workspace();
@@ -107,8 +117,8 @@ class FftwEngine {
     auto unit = workspace.vector<T>(2 * pairs);
     // one for each block of features, and that of the last pair
     Complex* correlations = workspace.take<Complex>((blocks + 1) * period);
-    gather(x.A, x.queries, At, team);
-    gather(x.B, x.keys, Bt, team);
+    gather(x.A, x.queries.slots, At, team);
+    gather(x.B, x.keys.slots, Bt, team);
     const auto gather_pairs = [&](const MatrixView<T>& X, const Slots& slots, MatrixMap<T>& Xt) {
       if (X.rows() == 0) {
         Xt.setZero();
@@ -117,9 +127,9 @@ class FftwEngine {
       gather(X.leftCols(last), slots, Xt.topRows(2 * pairs - 2), team);
       gather(X.rightCols(1), slots, Xt.bottomRows(2), team);
     };
-    gather_pairs(x.U, x.keys, Ut);
-    gather_pairs(G, x.queries, Gt);
-    for (Index i = 0; sizes && i < x.queries.count; ++i) Gt(2 * pairs - 1, x.queries[i]) = sizes.rows[i];
+    gather_pairs(x.U, x.keys.slots, Ut);
+    gather_pairs(G, x.queries.slots, Gt);
+    for (Index i = 0; sizes && i < x.queries.slots.count; ++i) Gt(2 * pairs - 1, x.queries.slots[i]) = sizes.rows[i];
     for (Index p = 0; p < 2 * pairs; ++p) unit[p] = unit_of(Gt.row(p).cwiseAbs().maxCoeff());
     if (sizes) unit[2 * pairs - 2] = unit[2 * pairs - 1];  // they share their rounding, and none is larger
     team.run(2 * pairs, [&](Index p, Workspace&) {
@@ -148,15 +158,18 @@ class FftwEngine {
     const Work work(workspace, classes().length);
     for (Index r = 0; r < r_end; ++r) add(pairs - 1, r, correlations + blocks * period, work);
     team.run(2 * pairs, [&](Index p, Workspace&) { dUt.row(p) *= finite(unit[p]); });
-    scatter(dAt, x.queries, out.dA, team);
-    scatter(dBt, x.keys, out.dB, team);
-    scatter(dUt, x.keys, out.dU.leftCols(last), team);
-    for (Index j = 0; j < x.keys.count; ++j) {
-      out.dU(j, last) = dUt(2 * pairs - 2, x.keys[j]);
-      if (sizes) sizes.keys[j] = dUt(2 * pairs - 1, x.keys[j]);
+    scatter(dAt, x.queries.slots, out.dA, team);
+    scatter(dBt, x.keys.slots, out.dB, team);
+    scatter(dUt, x.keys.slots, out.dU.leftCols(last), team);
+    for (Index j = 0; j < x.keys.slots.count; ++j) {
+      out.dU(j, last) = dUt(2 * pairs - 2, x.keys.slots[j]);
+      if (sizes) sizes.keys[j] = dUt(2 * pairs - 1, x.keys.slots[j]);
     }
     lag_gradient(correlations, out.dc, sizes.lags, team);
   }
+
+  /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
+  Index keys_in_turn(Index n_k) const { return std::min<Index>(n_k, 512); }
 
  private:
   using Complex = std::complex<T>;

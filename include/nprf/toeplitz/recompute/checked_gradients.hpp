@@ -9,6 +9,7 @@
 #include "nprf/core/pack.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/backward_error_bound.hpp"
 #include "nprf/toeplitz/fft/error_bound.hpp"
 #include "nprf/toeplitz/gradients.hpp"
@@ -46,7 +47,7 @@ template <Real T>
 class CertifiedGradients {
  public:
   /// Refers to all of them; lists lie in the team's workspace.
-  CertifiedGradients(const Product<T>& product, const ProductFactors<T>& x, const MatrixView<T>& G,
+  CertifiedGradients(const Product<T>& product, const Factors<T>& x, const MatrixView<T>& G,
                      const GradientMeasure<T>& by, const Team& team)
       : m_product(product), m_x(x), m_G(G), m_by(by), m_team(team) {}
 
@@ -54,8 +55,8 @@ class CertifiedGradients {
   GradientChecks find(GradientRefs<T> out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
-    if (!m_product.has_noise() || m_x.A.size() == 0 || m_x.B.size() == 0) {
-      m_product.gradients(m_x, m_G, out, m_team);
+    if (m_product.rounding() == Rounding::per_row || m_x.A.size() == 0 || m_x.B.size() == 0) {
+      m_product.gradients(m_x, m_G, out, {}, m_team);
       return {};
     }
     const Index n_q = m_x.A.rows(), n_k = m_x.B.rows(), lags = m_product.num_lags();
@@ -63,14 +64,14 @@ class CertifiedGradients {
     find_with_sums(out, sums);
 
     const Index asked = out.dc.size();
-    const GradientNoises noise{workspace.template take<double>(n_k),
-                               workspace.template take<double>(n_k),
-                               workspace.template take<double>(asked),
-                               workspace.template take<double>(asked),
-                               asked,
-                               !m_by.all_positive};
+    const GradientErrorBounds noise{workspace.template take<double>(n_k),
+                                    workspace.template take<double>(n_k),
+                                    workspace.template take<double>(asked),
+                                    workspace.template take<double>(asked),
+                                    asked,
+                                    !m_by.all_positive};
     const ValueNorms values = value_norms();
-    m_product.gradient_noise(m_x, {m_by.sizes, values.two, sums.lags}, noise, m_team);
+    m_product.gradient_error_bounds(m_x, {m_by.sizes, values.two, sums.lags}, noise, m_team);
 
     GradientChecks checks;
     const auto far = flagged_queries(values.max, checks);
@@ -108,8 +109,8 @@ class CertifiedGradients {
 
   // the engine's gradients, and the sums of sizes by the same transforms
   void find_with_sums(GradientRefs<T>& out, const GradientSizes<T>& sums) const {
-    if (m_by.all_positive) return m_product.gradients(m_x, m_G, out, m_team, sums);
-    m_product.gradients(m_x, m_G, out, m_team);
+    if (m_by.all_positive) return m_product.gradients(m_x, m_G, out, sums, m_team);
+    m_product.gradients(m_x, m_G, out, {}, m_team);
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const Index n_q = m_x.A.rows(), n_k = m_x.B.rows();
@@ -123,7 +124,7 @@ class CertifiedGradients {
     ones.setOnes();
     zeros.setZero();
     const MatrixView<T> A = a, B = b, U = ones;
-    m_product.gradients({A, B, U, m_x.queries, m_x.keys, m_x.exponents}, zeros, {dA, dB, dU, dc}, m_team, sums);
+    m_product.gradients({A, B, U, m_x.queries, m_x.keys, m_x.key_log_scales}, zeros, {dA, dB, dU, dc}, sums, m_team);
   }
 
   // of each key's V_j, |V_j|_1 and the largest, and |[V_j 1]|_2 (n_k)
@@ -156,9 +157,9 @@ class CertifiedGradients {
   std::span<Index> flagged_queries(const T* sizes, GradientChecks& checks) const {
     Workspace& workspace = m_team.workspace();
     const Index n_q = m_x.A.rows(), values = m_x.U.cols() - 1;
-    const RowNoises noise{workspace.template take<double>(n_q), workspace.template take<double>(n_q),
-                          !m_by.all_positive};
-    m_product.noise(m_x, sizes, noise, m_team);
+    const RowErrorBounds noise{workspace.template take<double>(n_q), workspace.template take<double>(n_q),
+                               !m_by.all_positive};
+    m_product.row_error_bounds(m_x, sizes, noise, m_team);
     return flagged(n_q, checks, [&](Index i) {
       const double of_values = static_cast<double>(m_G.row(i).head(values).cwiseAbs().sum());
       const double of_ones = std::abs(static_cast<double>(m_G(i, values)));
@@ -194,7 +195,7 @@ class CertifiedGradients {
   }
 
   const Product<T>& m_product;
-  const ProductFactors<T>& m_x;
+  const Factors<T>& m_x;
   const MatrixView<T>& m_G;
   const GradientMeasure<T>& m_by;
   const Team& m_team;

@@ -11,6 +11,7 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/factors.hpp"
 
 namespace nprf::toeplitz {
 
@@ -19,8 +20,8 @@ template <Real T>
 class PairWeights {
  public:
   /// Refers to the weights' table and to the factors' slots and exponents; its own table lies in the team's workspace.
-  PairWeights(LagWeightsView<T> c, const ProductFactors<T>& x, const Team& team)
-      : m_c(c), m_queries(x.queries), m_keys(x.keys), m_exponents(x.exponents) {
+  PairWeights(LagWeightsView<T> c, const Factors<T>& x, const Team& team)
+      : m_c(c), m_queries(x.queries.slots), m_keys(x.keys.slots), m_exponents(x.key_log_scales) {
     if (!m_exponents) return;
     const Index last = c.support().last;
     m_largest = team.workspace().template take<double>(m_queries.count);

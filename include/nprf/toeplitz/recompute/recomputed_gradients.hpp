@@ -10,6 +10,7 @@
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/direct/backward_tile.hpp"
 #include "nprf/toeplitz/direct/forward_tile.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 #include "nprf/toeplitz/recompute/pair_weights.hpp"
 
@@ -21,15 +22,15 @@ template <Real T>
 class RecomputedGradients {
  public:
   /// Refers to all of them.
-  RecomputedGradients(const PairWeights<T>& weights, const ProductFactors<T>& x, const MatrixView<T>& G,
-                      GradientRefs<T>& out, const Team& team)
+  RecomputedGradients(const PairWeights<T>& weights, const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T>& out,
+                      const Team& team)
       : m_weights(weights), m_x(x), m_G(G), m_out(out), m_team(team) {}
 
   /// dA_i = sum_j w_ij (G_i.U_j) B_j of these queries. O(n_k (r + p)) each.
   void queries(std::span<const Index> numbers) const {
     const Workspace::Scope scope(m_team.workspace());
     const LagRange support = m_weights.support();
-    const Slots &q = m_x.queries, &k = m_x.keys;
+    const Slots &q = m_x.queries.slots, &k = m_x.keys.slots;
     const auto range = [&](Index i) {
       return std::pair(k.below(q[i] + support.first), k.below(q[i] + support.last + 1));
     };
@@ -40,7 +41,7 @@ class RecomputedGradients {
   void keys(std::span<const Index> numbers) const {
     const Workspace::Scope scope(m_team.workspace());
     const LagRange support = m_weights.support();
-    const Slots &q = m_x.queries, &k = m_x.keys;
+    const Slots &q = m_x.queries.slots, &k = m_x.keys.slots;
     const auto range = [&](Index j) {
       return std::pair(q.below(k[j] - support.last), q.below(k[j] - support.first + 1));
     };
@@ -67,7 +68,7 @@ class RecomputedGradients {
     using Tile = GradientTile<T, TilePairWeights<T>>;
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
-    const Index n_q = m_x.queries.count, n_k = m_x.keys.count, lags = m_out.dc.size();
+    const Index n_q = m_x.queries.slots.count, n_k = m_x.keys.slots.count, lags = m_out.dc.size();
     Index* numbers = workspace.template take<Index>(n_q);
     std::iota(numbers, numbers + n_q, Index{0});
     const std::span<const Index> each(numbers, static_cast<std::size_t>(n_q));
@@ -84,13 +85,14 @@ class RecomputedGradients {
       for (Index i0 = edge(block); i0 < i_end; i0 += Tile::rows) {
         const Index rows = std::min(Tile::rows, i_end - i0);
         tile.set_queries(i0, rows);
-        const Index begin = std::max(m_x.keys.below(m_x.queries[i0] + support.first), edge(key_block)),
-                    end = std::min(m_x.keys.below(m_x.queries[i0 + rows - 1] + support.last + 1), j_end);
+        const Index begin = std::max(m_x.keys.slots.below(m_x.queries.slots[i0] + support.first), edge(key_block)),
+                    end = std::min(m_x.keys.slots.below(m_x.queries.slots[i0 + rows - 1] + support.last + 1), j_end);
         for (Index j0 = begin; j0 < end; j0 += Tile::keys)
           tile.add(j0, std::min(Tile::keys, end - j0), m_out,
                    [&](Index i, Index j, Index cols, const T* s, const T* p, const T* w) {
                      for (Index k = 0; lags > 0 && k < cols; ++k)
-                       db(block, m_x.keys[j + k] - m_x.queries[i] - first) += w[k] == T(0) ? T(0) : s[k] * p[k] * w[k];
+                       db(block, m_x.keys.slots[j + k] - m_x.queries.slots[i] - first) +=
+                           w[k] == T(0) ? T(0) : s[k] * p[k] * w[k];
                    });
       }
     });
@@ -101,7 +103,7 @@ class RecomputedGradients {
   /// use(i, j) for each query and key that stand this lag apart.
   template <class Use>
   void for_each_pair(Index lag, Use&& use) const {
-    const Slots &q = m_x.queries, &k = m_x.keys;
+    const Slots &q = m_x.queries.slots, &k = m_x.keys.slots;
     for (Index i = 0, j = k.below((q.count > 0 ? q[0] : 0) + lag); i < q.count && j < k.count; ++i) {
       while (j < k.count && k[j] < q[i] + lag) ++j;
       if (j < k.count && k[j] == q[i] + lag) use(i, j);
@@ -123,7 +125,7 @@ class RecomputedGradients {
     auto all = m_team.workspace().template matrix<T>(count, Z.cols());
     for (Index k = 0; k < count; ++k) x.row(k) = X.row(numbers[static_cast<std::size_t>(k)]);
     const MatrixView<T> picked = x;
-    const ProductFactors<T> factors{picked, Y, Z, {count}, {Y.rows()}};
+    const auto factors = Factors<T>::without_gaps(picked, Y, Z);
     m_team.run_tiles(count, Tile::rows, [&](Index k0, Index of, Workspace& scratch) {
       auto y = all.middleRows(k0, of);
       y.setZero();
@@ -136,7 +138,7 @@ class RecomputedGradients {
   }
 
   const PairWeights<T>& m_weights;
-  const ProductFactors<T>& m_x;
+  const Factors<T>& m_x;
   const MatrixView<T>& m_G;
   GradientRefs<T>& m_out;
   const Team& m_team;

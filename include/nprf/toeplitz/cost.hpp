@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/threads.hpp"
+
+/// The unit of cost is the time of one multiply-add in the direct engine's tiles. Each engine has a formula, cost(),
+/// that counts its operations. The factors of the formulas were measured with AVX2 and AVX-512; `bench/planner` prints
+/// the measured time over the modelled cost.
+namespace nprf::toeplitz {
+
+/// What the cost of a product depends on: the weights, how many tokens there are, and how many slots they stand in.
+template <Real T>
+struct CostInputs {
+  LagWeightsView<T> weights;
+  ProductShape tokens, span;
+};
+
+/// A weight costs as many multiply-adds in a tile; and in a tile that is cut at the edge of a band or block.
+inline constexpr double weight_cost = 16, cut_weight_cost = 112;
+
+/// The pairs of a query and a key, in all slots, whose lag is in a range.
+inline double pairs_in(LagRange range, Index n_q, Index n_k) {
+  // the lags up to l: a trapezoid of n_q rows, whose longest diagonals have min(n_q, n_k) pairs
+  const auto up_to = [n_q = static_cast<double>(n_q), n_k = static_cast<double>(n_k)](double l) {
+    const double rising = std::clamp(l + n_q, 0.0, n_q + n_k - 1), shorter = std::min(n_q, n_k);
+    const double flat = std::max(rising - shorter, 0.0), falling = std::max(rising - std::max(n_q, n_k), 0.0);
+    return rising * (rising + 1) / 2 - flat * (flat + 1) / 2 - falling * (falling + 1) / 2;
+  };
+  if (range.size() == 0 || n_q == 0 || n_k == 0) return 0;
+  return up_to(static_cast<double>(range.last)) - up_to(static_cast<double>(range.first - 1));
+}
+
+/// The cost of bounding the rounding errors of an FFT. O(n r).
+inline double error_bound_cost(const ProductShape& x) {
+  constexpr double feature = 60, token = 4000;
+  if (x.empty()) return 0;
+  return static_cast<double>(x.n_q + x.n_k) * (static_cast<double>(x.r) * feature + token);
+}
+
+/// How many threads a product of such a cost is worth: waking one costs some microseconds, and more on a busy machine.
+inline Index worthwhile_threads(double cost) {
+  constexpr double for_each_thread = 4e6;
+  return static_cast<Index>(std::clamp(cost / for_each_thread, 1.0, static_cast<double>(num_threads())));
+}
+
+}  // namespace nprf::toeplitz

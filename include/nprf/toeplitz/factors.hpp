@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/core/slots.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf::toeplitz {
+
+/// The factors of Y = ((A B^T) o C) U and where their rows stand. They refer to the caller's storage.
+///
+/// With log-scales e_j of the keys, e^(e_j) B_j stands for B_j, and row i of Y is divided by e^(M_i), where M_i is the
+/// largest log-scale of the keys up to the last slot that row i has a weight for. Numerators and denominator of a row
+/// share that factor. So the features of each key can be scaled by their own maximum. Only engines that accept
+/// log-scales (engine.hpp) do this.
+template <class T>
+struct Factors {
+  MatrixView<T> A, B, U;                   // (n_q,r) (n_k,r) (n_k,p)
+  Placement queries, keys;                 // of A's rows, and of B's and U's
+  const double* key_log_scales = nullptr;  // (n_k); null: all are 0
+
+  /// Of tokens that fill the slots 0, 1, ...
+  static Factors without_gaps(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U) {
+    return {A, B, U, Slots{A.rows()}, Slots{B.rows()}};
+  }
+
+  /// The same factors for other values U (n_k,p).
+  Factors with_values(const MatrixView<T>& values) const { return {A, B, values, queries, keys, key_log_scales}; }
+
+  /// The rows of the tokens in slots, without the tokens outside of the axis.
+  Factors in_slots() const {
+    return {A.bottomRows(queries.slots.count),
+            B.bottomRows(keys.slots.count),
+            U.bottomRows(keys.slots.count),
+            queries.slots,
+            keys.slots,
+            key_log_scales ? key_log_scales + keys.outside : nullptr};
+  }
+};
+
+}  // namespace nprf::toeplitz

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/slots.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/cost.hpp"
+#include "nprf/toeplitz/engines.hpp"
+#include "nprf/toeplitz/plan/row_balance.hpp"
+
+namespace nprf::toeplitz {
+
+/// The cost of a product alone by an engine; NaN for Engine::automatic.
+template <Real T>
+double product_cost(Engine engine, const CostInputs<T>& x) {
+  double cost = std::numeric_limits<double>::quiet_NaN();
+  with_engine<T>(engine, [&]<class E>(std::type_identity<E>) { cost = E::cost(x); });
+  return cost;
+}
+
+/// The same with the bounds of its rounding errors, where rows share their rounding.
+template <Real T>
+double cost_of(Engine engine, const CostInputs<T>& x) {
+  const bool is_per_row = properties_of(engine).rounding == Rounding::per_row;
+  return product_cost(engine, x) + (is_per_row ? 0 : error_bound_cost(x.tokens));
+}
+
+/// The cost of a product with a weight for every lag, by tiles or by FFT.
+template <Real T>
+double dense_cost(const ProductShape& shape) {
+  if (shape.empty()) return 0;
+  return std::min(DirectEngine<T>::dense_cost(shape), LanesEngine<T>::cost({{}, shape, shape}));
+}
+
+/// What the weights allow: bidirectional weights an FFT over all rows; one-sided weights one by blocks, so that no row
+/// depends on later keys.
+inline Rounding allowed_rounding(const LagRange& support) {
+  return support.first < 0 && support.last > 0 ? Rounding::global : Rounding::per_block;
+}
+
+/// The cheapest engine whose rounding is per row or `allowed`.
+template <Real T>
+Engine cheapest(const CostInputs<T>& x, Rounding allowed) {
+  Engine best = Engine::automatic;
+  double least = std::numeric_limits<double>::infinity();
+  EngineList<T>::for_each([&]<class E>(std::type_identity<E>) {
+    if (!E::is_automatic || (E::rounding != Rounding::per_row && E::rounding != allowed)) return;
+    const Engine engine = E::name_for(x.weights);
+    if (const double cost = cost_of(engine, x); cost < least) best = engine, least = cost;
+  });
+  return best;
+}
+
+/// What an engine is chosen for: the rows of the product alone, or its gradients too, which are sums over queries.
+enum class Use { rows, gradients };
+
+/// Whether an engine of such rounding may be chosen: whether no row of Y (or of a block) has so much smaller weights
+/// than another that the rounding error of the larger one would be large beside it.
+template <Real T>
+bool is_admissible(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys,
+                   Workspace& workspace) {
+  switch (rounding) {
+    case Rounding::global: return row_balance(lags, queries, keys, workspace) >= least_balance<T>();
+    case Rounding::per_block: return block_balance(lags, queries, keys, workspace) >= least_balance<T>();
+    case Rounding::per_row: break;
+  }
+  return true;
+}
+
+/// The same for a use. The gradients of keys are rows of the product with queries and keys exchanged and both axes
+/// reversed.
+template <Real T>
+bool is_admissible(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys, Use use,
+                   Workspace& workspace) {
+  if (!is_admissible(rounding, lags, queries, keys, workspace)) return false;
+  if (use == Use::rows || queries.count == 0 || keys.count == 0) return true;
+  const Workspace::Scope scope(workspace);
+  const auto reversed = [&](const Slots& x) {
+    Index* at = workspace.take<Index>(x.count);
+    const Index last = x[x.count - 1];
+    for (Index i = 0; i < x.count; ++i) at[i] = last - x[x.count - 1 - i];
+    return Slots{x.count, 0, at};
+  };
+  lags.first += queries[queries.count - 1] - keys[keys.count - 1];
+  return is_admissible(rounding, lags, reversed(keys), reversed(queries), workspace);
+}
+
+/// The cheapest admissible engine for these tokens.
+template <Real T>
+Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys,
+              Rounding allowed, Use use, Workspace& workspace) {
+  const auto slots_of = [](const Slots& x) { return x.count == 0 ? 0 : x[x.count - 1] + 1; };
+  const CostInputs<T> inputs{lags, tokens, {slots_of(queries), slots_of(keys), tokens.r, tokens.p}};
+  const Engine engine = cheapest(inputs, allowed);
+  return is_admissible(properties_of(engine).rounding, lags, queries, keys, use, workspace)
+             ? engine
+             : cheapest(inputs, Rounding::per_row);
+}
+
+/// The engine that Engine::automatic stands for.
+template <Real T>
+Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& queries, const Slots& keys,
+              Workspace& workspace) {
+  return choose(lags, tokens, queries, keys, allowed_rounding(lags.support()), Use::rows, workspace);
+}
+
+}  // namespace nprf::toeplitz

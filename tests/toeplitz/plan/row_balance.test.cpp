@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/toeplitz/plan/row_balance.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/product.hpp"
+
+namespace nprf::test::toeplitz_plan_row_balance {
+
+using toeplitz::row_balance;
+
+TEST_CASE("the balance of rows is that of sums over every window", "[toeplitz]") {
+  Workspace workspace;
+  for (const auto& [n_q, n_k] :
+       std::vector<std::pair<Index, Index>>{{7, 4}, {4, 7}, {1, 5}, {5, 1}, {1, 1}, {30, 30}}) {
+    LagWeights<double> c = random_weights<double>(n_q, n_k, 1);
+    for (const Index shift : {0, 1, -2}) {  // a table that does not begin at the first lag
+      c.first = -(n_q - 1) + shift;
+      double smallest = std::numeric_limits<double>::infinity(), largest = 0;
+      for (Index i = 0; i < n_q; ++i) {
+        double sum = 0;
+        for (Index j = 0; j < n_k; ++j) sum += std::abs(c[j - i]);
+        smallest = std::min(smallest, sum);
+        largest = std::max(largest, sum);
+      }
+      INFO("n_q " << n_q << " n_k " << n_k << " shift " << shift);
+      // a sum is a difference of sums of n_q + n_k steps, each of which rounds a number below the last
+      const double tolerance = 4 * epsilon<double> * static_cast<double>((n_q + n_k) * (n_q + n_k));
+      const double expected = largest > 0 ? smallest / largest : 0;
+      CHECK(std::abs(row_balance(c.view(), Slots{n_q}, Slots{n_k}, workspace) - expected) <= tolerance);
+    }
+  }
+  CHECK(row_balance(LagWeightsView<double>(), Slots{5}, Slots{4}, workspace) == 0);
+}
+
+TEST_CASE("the balance of rows counts the keys that there are", "[toeplitz]") {
+  Workspace workspace;
+  const Index span = 40;
+  const LagWeights<double> c = random_weights<double>(span, span, 1);
+  const Vector<double> coin = normal_vector<double>(2 * span, 2);
+  std::vector<Index> q, k;
+  for (Index s = 0; s < span; ++s) {
+    if (coin[s] > 0) q.push_back(s);
+    if (coin[span + s] > 0) k.push_back(s);
+  }
+  const auto slots = [](const std::vector<Index>& at) { return Slots{static_cast<Index>(at.size()), 0, at.data()}; };
+  const auto expected = [&](const Slots& queries, const Slots& keys) {
+    double smallest = std::numeric_limits<double>::infinity(), largest = 0;
+    for (Index i = 0; i < queries.count; ++i) {
+      double sum = 0;
+      for (Index j = 0; j < keys.count; ++j) sum += std::abs(c[keys[j] - queries[i]]);
+      smallest = std::min(smallest, sum);
+      largest = std::max(largest, sum);
+    }
+    return smallest / largest;
+  };
+  for (const Slots& queries : {slots(q), Slots{span}, Slots{1, span - 1}})
+    for (const Slots& keys : {slots(k), Slots{span}, Slots{7, 3}, Slots{1}}) {
+      // sums of at most 2 span numbers below 4, as differences
+      const double tolerance = 16 * epsilon<double> * static_cast<double>(span * span);
+      CHECK(std::abs(row_balance(c.view(), queries, keys, workspace) - expected(queries, keys)) <= tolerance);
+    }
+  CHECK(row_balance(c.view(), Slots{span}, Slots{}, workspace) == 0);
+}
+
+TEST_CASE("among many gaps a row's sum is that of a row near by", "[toeplitz]") {
+  Workspace workspace;
+  const Index n = 8192;
+  std::vector<Index> even;
+  for (Index s = 0; s < n; s += 2) even.push_back(s);
+  const LagWeights<double> past{-(n - 1), Vector<double>::Ones(n)};
+  const auto sums = toeplitz::row_sums(past.view(), Slots{n}, Slots{n / 2, 0, even.data()}, workspace);
+  double worst = 0;
+  for (Index i = 0; i < n; ++i)
+    worst = std::max(worst, std::abs(sums[static_cast<std::size_t>(i)] - static_cast<double>(i / 2 + 1)));
+  CHECK(worst > 0);
+  CHECK(worst < n / 32);
+}
+
+TEST_CASE("blocks of rows are balanced where none sees far less than another of its block", "[toeplitz]") {
+  Workspace workspace;
+  const Index n = 1000;
+  const auto balance = [&](const LagWeights<double>& c, const Slots& queries, const Slots& keys) {
+    return toeplitz::block_balance(c.view(), queries, keys, workspace);
+  };
+  // weights of 1: row i sees i + 1 keys, and the rows of the block from 256 on 257 to 512
+  const LagWeights<double> ones{-(n - 1), Vector<double>::Ones(n)};
+  CHECK(std::abs(balance(ones, {n}, {n}) - 257.0 / 512) <= 1e-12);
+  // rows before the first key see nothing, and are no worse for it; the first of the others see a few
+  CHECK(std::abs(balance(ones, {n}, {n - 200, 200}) - 1.0 / 56) <= 1e-12);
+  CHECK(std::abs(balance(ones, {n - 512, 512}, {n - 500, 500}) - 13.0 / 500) <= 1e-12);
+  // weights that rise with distance leave the early rows of a block nothing, even where sums cannot tell it from 0
+  LagWeights<double> rising = ones;
+  for (Index k = 0; k < n; ++k) rising.values[k] = std::exp(-0.1 * static_cast<double>(k));
+  CHECK(balance(rising, {n}, {n}) < 1e-10);
+  CHECK(balance(ones, {0}, {n}) == 0);
+}
+
+}  // namespace nprf::test::toeplitz_plan_row_balance
