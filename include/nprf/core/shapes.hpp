@@ -11,11 +11,11 @@ namespace nprf {
 struct ProductShape {
   Index n_q, n_k, r, p;
 
-  /// Whether C has no entries, or no features give it any.
+  /// Whether A B^T has no entries or no terms, so that Y is zero.
   bool empty() const { return n_q == 0 || n_k == 0 || r == 0; }
 };
 
-/// Checks that the three factors fit each other. Throws InvalidArgument.
+/// The shape of a product. Throws InvalidArgument if the shapes of the three factors do not match.
 template <class T>
 ProductShape product_shape(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U) {
   require(B.cols() == A.cols(), "B: expected ", A.cols(), " columns (those of A), got ", B.cols());
@@ -23,19 +23,19 @@ ProductShape product_shape(const MatrixView<T>& A, const MatrixView<T>& B, const
   return {A.rows(), B.rows(), A.cols(), U.cols()};
 }
 
-/// The factors of one product, and the slots in which their rows stand. It only refers to them.
+/// References to the factors of one product, and the slots of their rows.
 ///
-/// With exponents e_j, one a key, e^(e_j) B_j stands for B_j, and row i of Y is what that gives divided by e^(M_i), M_i
-/// the largest exponent of the keys up to the last slot that row i has a weight for: a factor that a row's numerators
-/// and denominator share. So keys' features can each be scaled by their own maximum. Only the block_causal engine knows
-/// exponents.
+/// `exponents` are optional log-scales of the keys: the features of key j are then exp(exponents[j]) B_j. Row i of Y is
+/// divided by exp(M_i), where M_i is the largest log-scale among the keys up to the last slot at which row i has a
+/// weight. The numerators and the denominator of a row share this factor, so it cancels. Each key's features can
+/// therefore be scaled by their own maximum. Only the block_causal engine supports log-scales.
 template <class T>
 struct ProductFactors {
   const MatrixView<T>& A;             // (n_q,r)
   const MatrixView<T>& B;             // (n_k,r)
   const MatrixView<T>& U;             // (n_k,p)
-  Slots queries, keys;                // of A's rows, and of B's and U's
-  const double* exponents = nullptr;  // (n_k); null: none
+  Slots queries, keys;                // of the rows of A; of the rows of B and U
+  const double* exponents = nullptr;  // (n_k); null: all zero
 };
 
 /// The sizes of one attention call:  q (n_q,d)  k (n_k,d)  v (n_k,d_v)  ->  y (n_q,d_v).
@@ -43,7 +43,7 @@ struct AttentionShape {
   Index n_q, n_k, d, d_v;
 };
 
-/// Checks queries, keys and values against each other. Throws InvalidArgument.
+/// The shape of a call. Throws InvalidArgument if the shapes of queries, keys and values do not match.
 template <class T>
 AttentionShape attention_shape(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v) {
   require(k.cols() == q.cols(), "keys: expected ", q.cols(), " columns (those of the queries), got ", k.cols());
