@@ -27,10 +27,10 @@ namespace nprf::fft {
 /// A signal of 2L numbers gives the real and the imaginary parts of L complex numbers. So no two signals share a
 /// transform.
 ///
-/// A split turns a polynomial modulo z^n - e^(2 pi i a) into its R residues modulo z^(n/R) - e^(2 pi i (a + k) / R). It
-/// is one pass over the data, with constants that depend on the block but not on the element. Repeated splits lead to
-/// the values at the L roots, which are multiplied by those of the other factor and transformed back. The
-/// transform is depth-first: a block is split, its parts are transformed one after the other, and they are joined
+/// A split turns a polynomial modulo z^n - e^(2 pi i a) into R residues modulo z^(n/R) - e^(2 pi i (a + k) / R), where
+/// k = 0..R-1. It is one pass over the data, with constants that depend on the block but not on the element. Repeated
+/// splits lead to the values at the L roots, which are multiplied by those of the other factor and transformed back.
+/// The transform is depth-first: a block is split, its parts are transformed one after the other, and they are joined
 /// again, so that data that fits into a cache stays there. The last 8 points are split, multiplied and joined in
 /// registers. The inverse has the twiddle factors of a decimation in time, which are the same for all blocks of a size.
 /// It leaves one factor e^(-pi i j / 2L) to the caller.
