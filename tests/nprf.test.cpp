@@ -10,8 +10,8 @@
 
 namespace nprf::test::nprf {
 
-// one line for each public name: the umbrella brings them all, and no header of CUDA, MPI or Torch
-TEST_CASE("the umbrella brings every public name", "[umbrella]") {
+// uses each public name
+TEST_CASE("the umbrella header declares every public name", "[umbrella]") {
   static_assert(FeatureMap<PositiveFeatures<float>> && FeatureMap<TrigonometricFeatures<double>>);
   static_assert(FeatureMap<HyperbolicFeatures<float>> && FeatureMap<EluFeatures<double>>);
   static_assert(Position<NoPosition<float>> && Position<RelativePosition<double>>);
@@ -24,14 +24,14 @@ TEST_CASE("the umbrella brings every public name", "[umbrella]") {
   for (const auto& map : {prf<float>(d, 8, 1), orf<float>(d, 8, 1), sphere_prf<float>(d, 8, 1)}) {
     const Attention attention(map, t5_position<float>(normal_vector<float>(32, 4), Direction::bidirectional));
     const Matrix<float> y = attention(q, k, v), twin = reference::kernelized_attention(attention, q, k, v);
-    // 20 tokens of N(0,1) values: sums of some ten terms each
+    // 20 tokens of N(0,1) values, so rounding errors are some ten epsilon
     CHECK(worst_ratio(y, twin, 100 * epsilon<float>) <= 1);
-    // and an average of values is no larger than the largest
+    // an average of values is not larger than the largest value
     CHECK(y.cwiseAbs().maxCoeff() <= v.cwiseAbs().maxCoeff() * 1.0001f);
   }
   const Matrix<float> exact = reference::softmax_attention<float>(q, k, v, AlibiPosition<float>(0.5f),
                                                                   Direction::causal, Normalization::none());
-  CHECK(worst_ratio(exact.row(0), v.row(0), 4 * epsilon<float>) <= 1);  // the first token sees but itself
+  CHECK(worst_ratio(exact.row(0), v.row(0), 4 * epsilon<float>) <= 1);  // the first token attends only to itself
   const LagWeights<float> one{0, Vector<float>::Ones(1)};
   CHECK(toeplitz::contract<float>(Engine::automatic, one, q, k, v).rows() == n);
 }

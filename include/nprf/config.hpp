@@ -7,13 +7,14 @@
 #define NPRF_VERSION_MINOR 1
 #define NPRF_VERSION_PATCH 0
 
-/// 1: Engine::fftw is compiled and the program links FFTW 3 (fftw3 and fftw3f). 0: FFTW is never included. It must be
-/// the same in all translation units of a program.
+/// 1: Engine::fftw is compiled, and the program must link FFTW 3 (fftw3 and fftw3f). 0: no header of FFTW is included.
+/// All translation units of a program must use the same value.
 #ifndef NPRF_USE_FFTW
 #define NPRF_USE_FFTW 1
 #endif
 
-/// 1: threads are OpenMP's. 0: they are std::thread's. It must be the same in all translation units of a program.
+/// 1: nprf runs its threads with OpenMP. 0: with std::thread. All translation units of a program must use the same
+/// value.
 #ifndef NPRF_USE_OPENMP
 #ifdef _OPENMP
 #define NPRF_USE_OPENMP 1
@@ -22,29 +23,31 @@
 #endif
 #endif
 
-/// 1: the program has the heaviest templates compiled in one file of its own (instances.hpp).
+/// 1: the templates that take longest to compile are declared extern; one file of the program must instantiate them
+/// (instances.hpp).
 #ifndef NPRF_EXTERN_INSTANCES
 #define NPRF_EXTERN_INSTANCES 0
 #endif
 
 #if defined(_MSC_VER) && !defined(__clang__)
-#error "nprf does not serve MSVC: compile with g++ 12, clang 16 or newer"
+#error "nprf does not support MSVC: compile with g++ 12, clang 16 or newer"
 #endif
 
 #ifndef __cpp_exceptions
-#error "nprf says by exceptions what it refuses: compile without -fno-exceptions"
+#error "nprf reports errors by exceptions: compile without -fno-exceptions"
 #endif
 
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "nprf needs infinities and exact rounding: compile without -ffast-math and -ffinite-math-only"
 #endif
 
-/// The next loop's iterations do not touch each other's memory: the compiler may vectorise it without checks.
+/// States that the iterations of the next loop access disjoint memory, so that the compiler vectorises it without
+/// checks for overlap.
 #if defined(__GNUC__) && !defined(__clang__)
 #define NPRF_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
 #else
 #define NPRF_INDEPENDENT_ITERATIONS
 #endif
 
-/// For small functions on vector registers, which must not be called.
+/// For small functions on vector registers, which must not become function calls.
 #define NPRF_ALWAYS_INLINE [[gnu::always_inline]] inline

@@ -10,13 +10,15 @@
 #include "nprf/feature_map/trigonometric.hpp"
 #include "nprf/toeplitz/product.hpp"
 
-/// What takes long to compile, for a scalar T. A program of many files can have it compiled once: all its files are
-/// compiled with NPRF_EXTERN_INSTANCES=1, and one of them holds, for each scalar that the program uses,
+/// The explicit instantiations, for a scalar T, of the templates that take longest to compile. A program of many files
+/// can compile them once: compile all files with NPRF_EXTERN_INSTANCES=1, and write in one of them, for each scalar
+/// that the program uses,
 ///
 ///     #include <nprf/instances.hpp>
 ///     NPRF_INSTANCES(, float)
 ///
-/// Members that are defined behind their classes are so for this: an inline one is compiled wherever it is called.
+/// The members of these classes are defined after the class, not inline: the compiler compiles an inline member
+/// wherever it is called, even if its class is declared extern.
 #define NPRF_INSTANCES(PREFIX, T)                                                                 \
   PREFIX template class nprf::toeplitz::Product<T>;                                               \
   PREFIX template class nprf::Batch<T>;                                                           \

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// All of nprf but what needs CUDA, MPI or Torch.
+/// The umbrella header: all public headers of nprf except nprf/cuda.hpp.
 
 #include "nprf/attention/attention.hpp"
 #include "nprf/config.hpp"

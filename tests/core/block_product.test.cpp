@@ -20,7 +20,7 @@ Matrix<T> integers(Index rows, Index cols, std::uint64_t seed) {
   return (8 * normal<double>(rows, cols, seed)).array().round().matrix().template cast<T>();
 }
 
-// x with NaN around it: what reads or writes beside it is found out
+// a copy of x with NaN around it, so that reads and writes outside x are detected
 template <class T>
 struct Framed {
   Framed(const Matrix<T>& x, Index left)
@@ -54,7 +54,7 @@ Matrix<T> by_blocks(const MatrixView<T>& a, const MatrixView<T>& b) {
         if (i + k < c.rows() && j + u < c.cols())
           c(i + k, j + u) = each;
         else
-          CHECK(each == 0);  // below the last row and beside the last column
+          CHECK(each == 0);  // padding after the last row or the last column
       }
     });
   return c;
@@ -62,7 +62,8 @@ Matrix<T> by_blocks(const MatrixView<T>& a, const MatrixView<T>& b) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("blocks of rows times a transposed matrix are their product", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("blocks of rows times a transposed matrix give the exact product of integers", "[core]",
+                   NPRF_TEST_SCALARS) {
   for (const Index rows : {1, 5, 6, 7, 12, 20})
     for (const Index cols : {1, 3, 4, 8, 9, 16, 17, 31, 64, 65, 100})
       for (const Index depth : {0, 1, 4, 7, 8, 33}) {
@@ -72,8 +73,8 @@ TEMPLATE_TEST_CASE("blocks of rows times a transposed matrix are their product",
       }
 }
 
-TEMPLATE_TEST_CASE("blocks read nothing around their matrices, and no bit depends on where they lie", "[core]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block products read nothing outside their matrices, and no bit depends on their addresses",
+                   "[core]", NPRF_TEST_SCALARS) {
   const Matrix<TestType> a = normal<TestType>(13, 37, 1), b = normal<TestType>(29, 37, 2);
   const Matrix<TestType> expected = by_blocks<TestType>(a, b);
   for (const Index left : {0, 1, 2, 3, 5, 8}) {
@@ -82,7 +83,7 @@ TEMPLATE_TEST_CASE("blocks read nothing around their matrices, and no bit depend
   }
 }
 
-TEMPLATE_TEST_CASE("rows on the right are multiplied where they lie, and added", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a product with a right factor read in place is added to the result", "[core]", NPRF_TEST_SCALARS) {
   constexpr Index rows = Block<TestType>::rows;
   for (const Index depth : {1, 2, 7, 8, 9, 50})
     for (const Index cols : {1, 2, 3, 4, 5, 8, 11, 16, 31, 65, 70}) {

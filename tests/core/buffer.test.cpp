@@ -16,9 +16,9 @@ namespace nprf::test::core_buffer {
 static_assert(!std::is_copy_constructible_v<Buffer<float>>);
 static_assert(std::is_nothrow_move_constructible_v<Buffer<float>>);
 
-TEMPLATE_TEST_CASE("a buffer is aligned to 64 bytes and all of it can be written", "[core]", char, float, double,
+TEMPLATE_TEST_CASE("a buffer is aligned to 64 bytes, and all of it can be written", "[core]", char, float, double,
                    std::complex<double>) {
-  std::vector<Buffer<TestType>> buffers;  // kept, so that no two share their place
+  std::vector<Buffer<TestType>> buffers;  // kept, so that all have different addresses
   for (Index size = 1; size <= 100; ++size) {
     Buffer<TestType>& buffer = buffers.emplace_back(size);
     REQUIRE(buffer.data() != nullptr);
@@ -32,7 +32,7 @@ TEMPLATE_TEST_CASE("a buffer is aligned to 64 bytes and all of it can be written
   CHECK(ones == 5050);
 }
 
-TEST_CASE("a buffer of many large pages can be written from end to end", "[core]") {
+TEST_CASE("a buffer of several large pages can be written from end to end", "[core]") {
   for (const Index size : {(2 << 20) - 1, (2 << 20) + 1, (4 << 20) - 1, (9 << 20) + 12345}) {
     Buffer<char> buffer(size);
     for (Index i = 0; i < size; i += 1000) buffer.data()[i] = static_cast<char>(i % 127);
@@ -43,7 +43,7 @@ TEST_CASE("a buffer of many large pages can be written from end to end", "[core]
   }
 }
 
-TEST_CASE("a buffer moves without its scalars moving", "[core]") {
+TEST_CASE("a moved buffer keeps the address of its data", "[core]") {
   Buffer<double> first(8);
   double* const data = first.data();
   Buffer<double> second = std::move(first);
@@ -53,7 +53,7 @@ TEST_CASE("a buffer moves without its scalars moving", "[core]") {
   CHECK_NOTHROW(Buffer<double>(0));
 }
 
-TEST_CASE("a buffer's size that overflows is refused", "[core]") {
+TEST_CASE("a buffer rejects a size that overflows", "[core]") {
   constexpr Index most = std::numeric_limits<Index>::max();
   CHECK_THROWS_AS(Buffer<double>(most), std::length_error);
   CHECK_THROWS_AS(Buffer<double>(most / 4 + 1), std::length_error);

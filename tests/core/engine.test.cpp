@@ -11,7 +11,7 @@
 
 namespace nprf::test::core_engine {
 
-TEST_CASE("every engine has the name that it has in the code", "[core]") {
+TEST_CASE("the name of each engine is that of its enumerator", "[core]") {
   const std::vector<std::pair<Engine, std::string>> names{
       {Engine::automatic, "automatic"}, {Engine::direct, "direct"},        {Engine::fftw, "fftw"},
       {Engine::lanes, "lanes"},         {Engine::banded, "banded"},        {Engine::block_causal, "block_causal"},

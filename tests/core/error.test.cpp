@@ -14,11 +14,11 @@ static_assert(std::is_base_of_v<std::invalid_argument, InvalidArgument>);
 static_assert(std::is_base_of_v<std::runtime_error, BackendError>);
 static_assert(!std::is_base_of_v<InvalidArgument, BackendError>);
 
-TEST_CASE("a requirement that holds says nothing", "[core]") {
+TEST_CASE("a requirement that holds does not throw", "[core]") {
   CHECK_NOTHROW(require(true, "k: expected ", 3, " rows, got ", 4));
 }
 
-TEST_CASE("a requirement that fails throws its parts as one sentence", "[core]") {
+TEST_CASE("a requirement that fails throws InvalidArgument with its parts as one message", "[core]") {
   std::string message;
   try {
     require(false, "k: expected ", 3, " rows, got ", 4.5, std::string(", that is"), ' ', "not ", true);
@@ -29,7 +29,7 @@ TEST_CASE("a requirement that fails throws its parts as one sentence", "[core]")
   check_invalid([] { require(false, "k: expected ", 3); }, {"k", "3"});
 }
 
-TEST_CASE("errors are caught as the standard's own", "[core]") {
+TEST_CASE("errors can be caught as standard exceptions", "[core]") {
   CHECK_THROWS_AS(require(false, "x"), std::invalid_argument);
   CHECK_THROWS_AS(require(false, "x"), std::logic_error);
   CHECK_THROWS_AS(throw BackendError("FFTW"), std::runtime_error);

@@ -11,7 +11,7 @@ namespace nprf::test::core_fitted_tails {
 
 namespace {
 
-constexpr double most = 1e-5, never = -std::numeric_limits<double>::infinity();
+constexpr double most = 1e-5, minus_infinity = -std::numeric_limits<double>::infinity();
 
 // b of the lags -n..n
 template <class T = double>
@@ -27,26 +27,27 @@ FittedTails fit(const LagBias<T>& bias, double within = most) {
   return fitted_tails(bias, all, bias.max(all), within);
 }
 
-// how far the lines are from the table, where its weights are not lost
+// the largest distance of the lines from the biases whose weights do not underflow
 template <class T>
 double deviation(const LagBias<T>& bias, const Tails& tails) {
   const Index last = bias.table.size() - 1;
-  const double lost = bias.table.maxCoeff() + std::log(std::numeric_limits<T>::min());
+  const double underflow = bias.table.maxCoeff() + std::log(std::numeric_limits<T>::min());
   double worst = 0;
-  const auto see = [&](double b, double line) {
-    if (b >= lost) worst = std::max(worst, std::abs(b - line));
+  const auto compare = [&](double b, double line) {
+    if (b >= underflow) worst = std::max(worst, std::abs(b - line));
   };
   for (Index k = 1; k <= tails.before; ++k)
-    see(bias.table[tails.before - k], bias.table[tails.before] + static_cast<double>(k) * tails.slope_before);
+    compare(bias.table[tails.before - k], bias.table[tails.before] + static_cast<double>(k) * tails.slope_before);
   for (Index k = 1; k <= tails.after; ++k)
-    see(bias.table[last - tails.after + k],
-        bias.table[last - tails.after] + static_cast<double>(k) * tails.slope_after);
+    compare(bias.table[last - tails.after + k],
+            bias.table[last - tails.after] + static_cast<double>(k) * tails.slope_after);
   return worst;
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("ALiBi and clipped tables written out are lines to the last lag", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("tables of ALiBi and of clipped biases are fitted exactly up to the last lag", "[core]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const FittedTails alibi = fit(table<T>(100, [](double lag) { return -0.25 * std::abs(lag); }));
   CHECK((alibi.tails.before == 100 && alibi.tails.after == 100));
@@ -58,8 +59,8 @@ TEMPLATE_TEST_CASE("ALiBi and clipped tables written out are lines to the last l
   CHECK((ramp.tails.before == 200 && ramp.tails.after == 0 && ramp.tails.slope_before == -0.125));
 }
 
-TEMPLATE_TEST_CASE("no lag of a tail is off by more than the deviation, nor that by more than was allowed", "[core]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("no bias of a tail deviates from the line by more than the deviation, which is within the limit",
+                   "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 400;
   const Vector<double> noise = normal_vector<double>(2 * n + 1, 3);
@@ -72,17 +73,17 @@ TEMPLATE_TEST_CASE("no lag of a tail is off by more than the deviation, nor that
       });
       const FittedTails found = fit(bias);
       CHECK(found.deviation <= most);
-      // rounding of lines themselves
+      // 1e-12 for the rounding of the lines
       CHECK(deviation(bias, found.tails) <= found.deviation + 1e-12);
       CHECK((found.tails.slope_before <= 0 && found.tails.slope_after <= 0));
-      // rounding of a table in float is noise, too
+      // the rounding of a float table adds to the noise
       const double rounded = 400 * slope * std::numeric_limits<T>::epsilon();
       if (size <= 1e-6 && rounded < 1e-6) CHECK((found.tails.before > 370 && found.tails.after > 370));
-      if (size == 1e-4 && slope < 0.1) CHECK(found.tails.before < 20);  // else most of them are lost
+      if (size == 1e-4 && slope < 0.1) CHECK(found.tails.before < 20);  // for steeper slopes most weights underflow
     }
 }
 
-TEST_CASE("a curve is a line as far as it goes", "[core]") {
+TEST_CASE("a curved table has longer tails for a larger limit", "[core]") {
   // -log(1 + lag / 10) has the curvature 1 / (10 + lag)^2
   const LagBias<double> bias = table(3000, [](double lag) { return -std::log1p(std::abs(lag) / 10); });
   double before = 0;
@@ -95,24 +96,24 @@ TEST_CASE("a curve is a line as far as it goes", "[core]") {
   }
 }
 
-TEST_CASE("a line does not rise outwards, hide what is never seen, or bring back what is lost", "[core]") {
+TEST_CASE("a tail does not rise outwards, contains no -infinity, and restores no underflowed weight", "[core]") {
   CHECK(fit(table(50, [](double lag) { return 0.1 * std::abs(lag); })).tails.before <= 1);
   const auto window = [](double outside) {
     return table(50, [=](double lag) { return std::abs(lag) < 30 ? 1 - 0.1 * std::abs(lag) : outside; });
   };
-  CHECK((fit(window(never)).tails.before == 0 && fit(window(never)).tails.after == 0));
+  CHECK((fit(window(minus_infinity)).tails.before == 0 && fit(window(minus_infinity)).tails.after == 0));
   CHECK(fit(window(-2000)).tails.before == 0);
-  // steep: weights are lost where the line says so
+  // on a steep line the weights underflow on the line too
   const FittedTails steep = fit(table(50, [](double lag) { return -40 * std::abs(lag); }));
   CHECK((steep.tails.before == 50 && steep.tails.slope_before == -40));
   const FittedTails hidden =
-      fit(table(50, [](double lag) { return std::abs(lag) < 30 ? -40 * std::abs(lag) : never; }));
+      fit(table(50, [](double lag) { return std::abs(lag) < 30 ? -40 * std::abs(lag) : minus_infinity; }));
   CHECK((hidden.tails.before == 0 && hidden.tails.after == 0));
 }
 
-TEST_CASE("where there is nothing to fit there is no tail", "[core]") {
+TEST_CASE("tables without linear ends have no tails", "[core]") {
   CHECK(fit(table(0, [](double) { return 1.0; })).tails.before == 0);
-  CHECK(fit(table(5, [](double) { return never; })).tails.before == 0);
+  CHECK(fit(table(5, [](double) { return minus_infinity; })).tails.before == 0);
   CHECK(fitted_tails(LagBias<double>{}, {3, 2}, 0, most).tails.before == 0);
   const Vector<double> noise = normal_vector<double>(201, 3);
   const FittedTails random = fit(table(100, [&](double lag) { return noise[static_cast<Index>(lag) + 100]; }));

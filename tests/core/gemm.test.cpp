@@ -17,7 +17,7 @@ namespace nprf::test::core_gemm {
 
 namespace {
 
-// integers so small that a sum of 700 products is exact, and so large that another scalar would round them
+// integers small enough that a sum of 700 products is exact, and large enough that a smaller scalar would round them
 template <Real T>
 Matrix<T> integers(Index rows, Index cols, std::uint64_t seed) {
   const double largest = sizeof(T) == 4 ? 100 : 1e6;
@@ -30,9 +30,9 @@ Matrix<T> integers(Index rows, Index cols, std::uint64_t seed) {
       .template cast<T>();
 }
 
-// C + A B, an obvious loop
+// C + A B by three loops
 template <class C, class A, class B>
-Matrix<double> twin(const C& c, const A& a, const B& b) {
+Matrix<double> naive_product(const C& c, const A& a, const B& b) {
   Matrix<double> sum = c.template cast<double>();
   for (Index i = 0; i < sum.rows(); ++i)
     for (Index j = 0; j < sum.cols(); ++j)
@@ -46,13 +46,13 @@ void check_into(C&& c, const A& a, const B& b) {
   const Matrix<T> before = integers<T>(a.rows(), b.cols(), 9);
   c = before;
   add_product(c, a, b);
-  CHECK(c.template cast<double>() == twin(before, a, b));
+  CHECK(c.template cast<double>() == naive_product(before, a, b));
   c.setConstant(std::numeric_limits<T>::quiet_NaN());
   set_product(c, a, b);
-  CHECK(c.template cast<double>() == twin(Matrix<T>::Zero(a.rows(), b.cols()).eval(), a, b));
+  CHECK(c.template cast<double>() == naive_product(Matrix<T>::Zero(a.rows(), b.cols()).eval(), a, b));
 }
 
-// all four orders
+// all four combinations of storage orders
 template <Real T>
 void check_orders(Index rows, Index cols, Index depth) {
   INFO(rows << " x " << depth << " x " << cols);
@@ -67,17 +67,17 @@ void check_orders(Index rows, Index cols, Index depth) {
 
 template <Real T>
 void check_sizes() {
-  // Eigen's kernel works in tiles of a few rows and columns
+  // around the sizes of the tiles in Eigen's kernel
   for (const Index rows : {1, 2, 3, 4, 7, 8, 9, 13})
     for (const Index cols : {1, 2, 3, 7, 8, 9, 16, 17, 25})
       for (const Index depth : {1, 2, 3, 8, 9}) check_orders<T>(rows, cols, depth);
-  // and cuts what its caches don't hold
+  // sizes that Eigen divides into blocks for its caches
   for (const auto& [rows, cols, depth] : std::vector<std::array<Index, 3>>{
            {128, 128, 32}, {128, 17, 128}, {127, 33, 129}, {3, 5, 700}, {700, 3, 5}, {3, 700, 5}, {130, 70, 700}})
     check_orders<T>(rows, cols, depth);
 }
 
-// a matrix inside of a larger one that holds NaN around it
+// a matrix inside a larger one that is NaN around it
 template <Real T>
 struct Framed {
   Framed(const Matrix<T>& x, Index top, Index left)
@@ -88,7 +88,7 @@ struct Framed {
   Framed(const Framed&) = delete;
   Framed& operator=(const Framed&) = delete;
 
-  // all but the inner matrix is as it was
+  // the frame is unchanged
   bool intact() const { return whole.array().isNaN().count() == whole.size() - inner.size() && inner.allFinite(); }
 
   Matrix<T> whole;
@@ -106,7 +106,7 @@ void check_blocks() {
     check_into(C.inner, At.inner.transpose(), B.inner);
     check_into(C.inner, A.inner, Bt.inner.transpose());
     check_into(C.inner, At.inner.transpose(), Bt.inner.transpose());
-    // what a function gets that takes views
+    // the arguments of a function that accepts views
     const MatrixView<T> a = A.inner, b = B.inner;
     check_into(MatrixRef<T>(C.inner), a, b);
     check_into(MatrixRef<T>(C.inner).middleRows(0, rows), a.middleRows(0, rows),
@@ -120,7 +120,7 @@ void check_blocks() {
 }
 
 template <Real T>
-void check_nothing() {
+void check_empty() {
   for (const auto& [rows, cols] : std::vector<std::array<Index, 2>>{{0, 0}, {0, 3}, {3, 0}})
     check_orders<T>(rows, cols, 4);
   const Matrix<T> A(3, 0), B(0, 4), before = integers<T>(3, 4, 9);
@@ -131,7 +131,7 @@ void check_nothing() {
   CHECK(C == Matrix<T>::Zero(3, 4));
 }
 
-// each entry is a sum of `depth` products: as far off as their number, whatever their order
+// each entry is a sum of `depth` products: its error is at most depth eps times the sum of their magnitudes
 template <Real T>
 void check_rounding() {
   for (const Index depth : {1, 10, 300}) {
@@ -139,14 +139,14 @@ void check_rounding() {
     Matrix<T> C(20, 30);
     set_product(C, A, B);
     const Matrix<double> tolerance =
-        static_cast<double>(depth) * epsilon<T> * twin(zero, A.cwiseAbs().eval(), B.cwiseAbs().eval());
-    CHECK(worst_ratio(C, twin(zero, A, B), tolerance) <= 1);
+        static_cast<double>(depth) * epsilon<T> * naive_product(zero, A.cwiseAbs().eval(), B.cwiseAbs().eval());
+    CHECK(worst_ratio(C, naive_product(zero, A, B), tolerance) <= 1);
   }
 }
 
-// the same numbers at other addresses and strides
+// the same matrices at other addresses and strides
 template <Real T>
-void check_places() {
+void check_addresses() {
   const Matrix<T> A = normal<T>(37, 29, 1), B = normal<T>(29, 41, 2);
   Matrix<T> expected(37, 41);
   set_product(expected, A, B);
@@ -159,32 +159,32 @@ void check_places() {
 
 }  // namespace
 
-TEST_CASE("a product is that of three loops, in all orders", "[core]") {
+TEST_CASE("a product is that of three loops, for all storage orders", "[core]") {
   check_sizes<float>();
   check_sizes<double>();
 }
 
-TEST_CASE("a product of blocks reads and writes nothing around them", "[core]") {
+TEST_CASE("a product of blocks neither reads nor writes outside them", "[core]") {
   check_blocks<float>();
   check_blocks<double>();
 }
 
-TEST_CASE("a product of no depth is zero, and adds nothing", "[core]") {
-  check_nothing<float>();
-  check_nothing<double>();
+TEST_CASE("a product of depth 0 is zero, and adding it changes nothing", "[core]") {
+  check_empty<float>();
+  check_empty<double>();
 }
 
-TEST_CASE("a product rounds as a sum of its depth does", "[core]") {
+TEST_CASE("the rounding error of a product is that of a sum of its depth", "[core]") {
   check_rounding<float>();
   check_rounding<double>();
 }
 
-TEST_CASE("the bits of a product do not depend on where its matrices lie", "[core]") {
-  check_places<float>();
-  check_places<double>();
+TEST_CASE("the bits of a product do not depend on the addresses of its matrices", "[core]") {
+  check_addresses<float>();
+  check_addresses<double>();
 }
 
-TEST_CASE("what is not a number stays in its row and its column", "[core]") {
+TEST_CASE("a non-finite factor affects only its row or its column of a product", "[core]") {
   Matrix<float> A = normal<float>(9, 20, 1), B = normal<float>(20, 11, 2), C(9, 11);
   A(4, 7) = std::numeric_limits<float>::quiet_NaN();
   B(3, 10) = std::numeric_limits<float>::infinity();

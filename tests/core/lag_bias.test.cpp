@@ -14,7 +14,7 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-// a few tables of each shape: falling, rising and flat lines before and after, -infinity at any place
+// tables of several shapes, with -infinity in several places, and falling, flat and rising lines on both sides
 std::vector<LagBias<double>> biases() {
   std::vector<Vector<double>> tables{Vector<double>::Constant(1, 2), Vector<double>::LinSpaced(4, -1, 5),
                                      Vector<double>::LinSpaced(3, 1, -3), Vector<double>::Constant(2, -infinity)};
@@ -32,7 +32,7 @@ std::vector<LagBias<double>> biases() {
 
 }  // namespace
 
-TEST_CASE("a range of lags has a size, zero if it ends before it starts", "[core]") {
+TEST_CASE("the size of a range of lags is zero if it ends before it starts", "[core]") {
   CHECK(LagRange{}.size() == 0);
   CHECK(LagRange{3, 3}.size() == 1);
   CHECK(LagRange{-2, 5}.size() == 8);
@@ -65,7 +65,7 @@ TEMPLATE_TEST_CASE("a bias without parameters is zero everywhere", "[core]", NPR
   for (const Index lag : {-1000000, -1, 0, 1, 1000000}) CHECK(bias[lag] == 0);
 }
 
-TEST_CASE("a bias goes on as straight lines beyond its table", "[core]") {
+TEST_CASE("a bias is linear beyond its table", "[core]") {
   const LagBias<double> bias{-1, Vector<double>::LinSpaced(3, 1, 3), 0.5, -2};
   CHECK(bias.last() == 1);
   CHECK(bias[-1] == 1);
@@ -80,16 +80,16 @@ TEST_CASE("a bias goes on as straight lines beyond its table", "[core]") {
   CHECK(bias.max({2, 1}) == -infinity);
 }
 
-TEST_CASE("a long straight line keeps its digits in float", "[core]") {
+TEST_CASE("a bias of float is computed in double far beyond its table", "[core]") {
   const LagBias<float> bias{0, Vector<float>::Zero(1), -0.1f, -0.1f};
-  const double slope = 0.1f;  // rounded once, here
+  const double slope = 0.1f;  // rounded to float only here
   for (const Index lag : {Index{16777217}, Index{99999999}}) {
     CHECK(bias[lag] == -slope * static_cast<double>(lag));
     CHECK(bias[-lag] == -slope * static_cast<double>(lag));
   }
 }
 
-TEST_CASE("the largest bias of a range is the largest of all of its lags", "[core]") {
+TEST_CASE("the largest bias of a range is the largest over all of its lags", "[core]") {
   for (const LagBias<double>& bias : biases())
     for (Index first = -9; first <= 9; ++first)
       for (Index last = first - 2; last <= 10; ++last) {

@@ -21,15 +21,15 @@ Vector<T> vector(std::initializer_list<double> values) {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-// The largest relative error of c[lag] = exp(b[lag] - max b) over a range, in units of T's epsilon.
-// The exponent is formed in double: at most |b - max b| of its own epsilon, then exp and the rounding to T.
+// The largest relative error of c[lag] = exp(b[lag] - max b) over a range, in units of T's epsilon. The exponent is
+// computed in double, which contributes |b - max b| times the epsilon of double, then exp and the rounding to T.
 template <class T>
 double worst_error(const LagWeights<T>& c, const LagBias<T>& bias, LagRange range) {
   const double largest = bias.max(range);
   double worst = 0;
   for (Index lag = range.first; lag <= range.last; ++lag) {
     const double exact = std::exp(bias[lag] - largest);
-    if (exact < std::numeric_limits<T>::min()) continue;  // subnormal: fewer digits
+    if (exact < std::numeric_limits<T>::min()) continue;  // subnormal numbers have less precision
     worst = std::max(worst, std::abs(static_cast<double>(c[lag]) / exact - 1));
   }
   return worst / static_cast<double>(std::numeric_limits<T>::epsilon());
@@ -37,7 +37,7 @@ double worst_error(const LagWeights<T>& c, const LagBias<T>& bias, LagRange rang
 
 }  // namespace
 
-TEST_CASE("weights outside of their table are zero", "[core]") {
+TEST_CASE("weights outside their table are zero", "[core]") {
   const LagWeights<double> c{-2, vector<double>({5, 6, 7})};
   CHECK(c.last() == 0);
   CHECK(c[-3] == 0);
@@ -50,7 +50,7 @@ TEST_CASE("weights outside of their table are zero", "[core]") {
   CHECK(LagWeights<double>().support().size() == 0);
 }
 
-TEST_CASE("a view reads the weights where they lie", "[core]") {
+TEST_CASE("a view of weights reads them in place", "[core]") {
   LagWeights<double> c{-2, vector<double>({0, 6, 7, 0})};
   const LagWeightsView<double> view = c.view();
   CHECK(view.values == c.values.data());
@@ -68,7 +68,7 @@ TEST_CASE("a view reads the weights where they lie", "[core]") {
   CHECK(none.support().size() == 0);
 }
 
-TEST_CASE("a window shows every lag of its range, zeros included", "[core]") {
+TEST_CASE("a window of weights has every lag of its range, with zeros outside the table", "[core]") {
   const LagWeights<float> c{-2, vector<float>({5, 6, 7})};
   CHECK(c.window({-4, 2}) == vector<float>({0, 0, 5, 6, 7, 0, 0}));
   CHECK(c.window({-1, -1}) == vector<float>({6}));
@@ -78,8 +78,8 @@ TEST_CASE("a window shows every lag of its range, zeros included", "[core]") {
   CHECK(c.window({3, -20}).size() == 0);
 }
 
-TEST_CASE("the support is the smallest range that holds all that is not zero", "[core]") {
-  for (int pattern = 0; pattern < 64; ++pattern) {  // which of six weights are not zero
+TEST_CASE("the support is the smallest range that contains all non-zero weights", "[core]") {
+  for (int pattern = 0; pattern < 64; ++pattern) {  // bit k: whether weight k of six is non-zero
     LagWeights<double> c{-3, Vector<double>::Zero(6)};
     Index first = 0, last = -1;
     for (Index k = 0; k < 6; ++k) {
@@ -97,7 +97,7 @@ TEST_CASE("the support is the smallest range that holds all that is not zero", "
   }
 }
 
-TEMPLATE_TEST_CASE("the weights are exp(b - max b), so that the largest is 1", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the weights are exp(b - max b), and the largest weight is 1", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Vector<T> table = vector<T>({0.5, -1, 2, 0.25, -3});
   for (const Index first : {-40, -2, 0, 30})      // the table before, across and after the range
@@ -115,7 +115,8 @@ TEMPLATE_TEST_CASE("the weights are exp(b - max b), so that the largest is 1", "
       }
 }
 
-TEMPLATE_TEST_CASE("weights relative to another maximum go into the caller's storage", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("weights relative to another maximum are written into the caller's storage", "[core]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const LagBias<T> bias{-1, vector<T>({0.5, -infinity, 2}), T(-0.5), T(0.25)};
   const LagRange range{-4, 3};
@@ -123,7 +124,7 @@ TEMPLATE_TEST_CASE("weights relative to another maximum go into the caller's sto
   Vector<T> same = Vector<T>::Constant(10, T(17)), shifted = same, none = same;
   exp_weights(bias, range, bias.max(range), same.data() + 1);
   CHECK(same.segment(1, 8) == c.values);
-  // what several tables have in common: the largest of all
+  // relative to a larger maximum, such as the largest of several tables
   exp_weights(bias, range, bias.max(range) + 3, shifted.data() + 1);
   for (Index k = 0; k < 8; ++k) {
     const double expected = std::exp(-3.0) * static_cast<double>(c.values[k]);
@@ -140,13 +141,13 @@ TEMPLATE_TEST_CASE("a constant added to the bias changes no weight", "[core]", N
   const LagRange range{-5, 5};
   LagBias<T> bias{-1, vector<T>({0.5, -1, 2}), T(-0.5), T(0.25)};
   const LagWeights<T> c = exp_weights(bias, range);
-  for (const double constant : {-1024.0, 64.0, 4096.0}) {  // exp of the last would overflow; all sums are exact
+  for (const double constant : {-1024.0, 64.0, 4096.0}) {  // exp(4096) would overflow; the sums are exact
     bias.table = vector<T>({0.5 + constant, -1 + constant, 2 + constant});
     CHECK(exp_weights(bias, range).values == c.values);
   }
 }
 
-TEMPLATE_TEST_CASE("b = -infinity is weight zero", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("b = -infinity gives weight zero", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const LagBias<T> some{-1, vector<T>({-infinity, 1, -infinity, 3}), 0, 0};
   const LagWeights<T> c = exp_weights(some, {-4, 5});
@@ -164,7 +165,7 @@ TEMPLATE_TEST_CASE("b = -infinity is weight zero", "[core]", NPRF_TEST_SCALARS) 
   CHECK(zero.values.isZero(0));
   CHECK(zero.support().size() == 0);
 
-  // the range sees nothing but -infinity, though the table holds more
+  // all b of the range are -infinity, but the table has others
   CHECK(exp_weights(some, {-4, -1}).values.isZero(0));
 }
 
@@ -176,7 +177,7 @@ TEMPLATE_TEST_CASE("a falling line underflows to zero, and the support ends ther
   CHECK(c[0] == 1);
   CHECK(range.first > -1000);
   CHECK(range.last < 1000);
-  // nothing that T can hold is lost: where the support ends, exp has come down to T's smallest number
+  // the support contains every weight that T can represent: at its end exp is near T's smallest number
   const double smallest = std::log(static_cast<double>(std::numeric_limits<T>::denorm_min()));
   CHECK(std::abs(8 * static_cast<double>(range.first) - smallest) <= 9);
   CHECK(std::abs(-16 * static_cast<double>(range.last) - smallest) <= 17);
@@ -192,7 +193,7 @@ TEST_CASE("an empty range has no weights", "[core]") {
   }
 }
 
-TEMPLATE_TEST_CASE("the tails are what lies on the bias's straight lines", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the tails of weights are the lags where the bias is linear", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const LagBias<T> bias{-1, vector<T>({0.5, -1, 2}), T(-0.5), T(0)};
   struct Case {
@@ -214,12 +215,12 @@ TEMPLATE_TEST_CASE("the tails are what lies on the bias's straight lines", "[cor
     }
     for (Index k = 1; k <= x.after; ++k) CHECK(c.values[c.values.size() - 1 - k] == c.values[c.values.size() - 1]);
   }
-  // a line that rises outwards starts at a weight that may have underflowed: no tail
+  // a line that rises outwards gives no tail: its innermost weight may have underflowed
   CHECK(exp_weights(LagBias<T>{0, vector<T>({0}), T(0.1), T(-0.1)}, {-9, 9}).tails.before == 0);
   CHECK(exp_weights(LagBias<T>{0, vector<T>({0}), T(0.1), T(-0.1)}, {-9, 9}).tails.after == 9);
 }
 
-TEST_CASE("equal weights at the ends can be taken for tails", "[core]") {
+TEST_CASE("with_equal_ends extends flat tails over equal weights at the ends", "[core]") {
   const auto ends = [](const LagWeights<double>& c) { return c.view().with_equal_ends().tails; };
   const auto is = [](const Tails& t, Index before, Index after) { return t.before == before && t.after == after; };
   CHECK(is(ends({-3, vector<double>({2, 2, 5, 7, 3, 3, 3})}), 1, 2));
@@ -227,7 +228,7 @@ TEST_CASE("equal weights at the ends can be taken for tails", "[core]") {
   CHECK(is(ends({0, vector<double>({4, 4, 4, 4})}), 3, 0));
   CHECK(is(ends({0, vector<double>({4})}), 0, 0));
   CHECK(is(ends({}), 0, 0));
-  // flat tails grow, others stay as they are
+  // tails of slope 0 grow, others are unchanged
   CHECK(is(ends({0, vector<double>({5, 5, 5, 7, 9, 9}), {1, 0, 0.0, 0.0}}), 2, 1));
   CHECK(is(ends({0, vector<double>({1, 2, 2, 7, 9, 9}), {1, 0, -std::log(2.0), 0.0}}), 1, 1));
 }

@@ -16,7 +16,7 @@ namespace {
 
 using Ranges = std::vector<std::pair<Index, Index>>;
 
-// the ranges of keys that are asked for
+// the ranges of keys for which `add` is called
 Ranges ranges(Index origin, Index begin, Index end) {
   Ranges all;
   Workspace workspace;
@@ -26,16 +26,16 @@ Ranges ranges(Index origin, Index begin, Index end) {
   return all;
 }
 
-// sums of terms (n_k,2) one by one in each chunk, with what stood there before
+// adds terms (n_k,2) one by one in each chunk to sums that start at `before`
 template <class T>
 Matrix<T> sum(const Matrix<T>& terms, T before) {
   Matrix<T> wide = Matrix<T>::Constant(2, 5, before), sums = Matrix<T>::Constant(1, 2, before), all(2, 2);
   auto Y = wide.middleCols(1, 1);
   Workspace workspace;
   add_in_chunks<T>(0, 0, terms.rows(), Y, sums.data(), workspace,
-                   [&](Index from, Index to, MatrixRef<T> more, T* ones) {
+                   [&](Index from, Index to, MatrixRef<T> chunk, T* ones) {
                      for (Index j = from; j < to; ++j)
-                       for (Index i = 0; i < 2; ++i) more(i, 0) += terms(j, i), ones[i] += 1;
+                       for (Index i = 0; i < 2; ++i) chunk(i, 0) += terms(j, i), ones[i] += 1;
                    });
   CHECK((wide.leftCols(1).array() == before).all());
   CHECK((wide.rightCols(3).array() == before).all());
@@ -45,7 +45,7 @@ Matrix<T> sum(const Matrix<T>& terms, T before) {
 
 }  // namespace
 
-TEST_CASE("keys come in chunks that begin at an origin", "[core]") {
+TEST_CASE("keys are divided into chunks that begin at the origin", "[core]") {
   const Index n = keys_in_chunk;
   CHECK(ranges(0, 0, 0).empty());
   CHECK(ranges(7, 9, 8).empty());
@@ -58,7 +58,7 @@ TEST_CASE("keys come in chunks that begin at an origin", "[core]") {
   CHECK(keys_in_turn(1000 * n) == n);
 }
 
-TEMPLATE_TEST_CASE("a sum's error does not grow with its chunks", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the error of a long sum does not grow with the number of chunks", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index chunks : {1, 2, 30, 300}) {
     const Index n = chunks * keys_in_chunk - 3;
@@ -71,17 +71,18 @@ TEMPLATE_TEST_CASE("a sum's error does not grow with its chunks", "[core]", NPRF
   }
 }
 
-TEMPLATE_TEST_CASE("what rounding takes is kept, whichever is larger", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("compensation recovers the rounding error whether the sum or the term is larger", "[core]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const T tiny = std::numeric_limits<T>::epsilon() / 8;
-  const std::vector<T> more{1, tiny, -1, T(1e10), tiny, T(-1e10)};
-  T total = 0, lost = 0;
-  for (const T each : more) add_exactly(Index{1}, &each, &total, &lost);
-  add_lost(Index{1}, &lost, &total);
+  const std::vector<T> terms{1, tiny, -1, T(1e10), tiny, T(-1e10)};
+  T total = 0, compensation = 0;
+  for (const T each : terms) add_exactly(Index{1}, &each, &total, &compensation);
+  add_lost(Index{1}, &compensation, &total);
   CHECK(total == 2 * tiny);
 }
 
-TEST_CASE("chunks of zeros change no bit, and a sum beyond all numbers is infinite", "[core]") {
+TEST_CASE("chunks of zeros change no bit, and a sum that overflows is infinite", "[core]") {
   Matrix<double> terms = Matrix<double>::Zero(4 * keys_in_chunk, 2);
   terms.middleRows(keys_in_chunk, keys_in_chunk) = normal<double>(keys_in_chunk, 2, 3);
   Matrix<double> alone = terms.middleRows(keys_in_chunk, keys_in_chunk);

@@ -4,11 +4,11 @@
 #include "nprf/core/types.hpp"
 #include "support/catch.hpp"
 
-// what a refusal says is in tests/refusals
+// tests/refusals tests the message of the compiler
 
 namespace nprf::test::core_mixed_scalars {
 
-TEST_CASE("scalars are mixed where one array has another than the feature map", "[core]") {
+TEST_CASE("scalars are mixed if one array has another scalar than the feature map", "[core]") {
   using detail::MixedScalars;
   STATIC_REQUIRE(MixedScalars<float, Matrix<double>>);
   STATIC_REQUIRE(MixedScalars<float, Matrix<float>, Matrix<float>, MatrixView<double>>);
@@ -17,7 +17,7 @@ TEST_CASE("scalars are mixed where one array has another than the feature map", 
   STATIC_REQUIRE_FALSE(MixedScalars<double>);
 }
 
-TEST_CASE("what has no scalar mixes none", "[core]") {
+TEST_CASE("arguments without a scalar do not count as mixed scalars", "[core]") {
   STATIC_REQUIRE_FALSE(detail::MixedScalars<float, Matrix<float>, int, const char*>);
 }
 

@@ -17,7 +17,7 @@ namespace {
 template <class T>
 constexpr Index W = Pack<T>::size;
 
-// one result for each scalar of a pack
+// the scalars of a pack
 template <class T>
 Vector<T> scalars(const Pack<T>& pack) {
   Vector<T> x(W<T>);
@@ -27,7 +27,7 @@ Vector<T> scalars(const Pack<T>& pack) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a pack is loaded from any address, and stored to any, and nothing beside it", "[core]",
+TEMPLATE_TEST_CASE("a pack is loaded from and stored to any address, and nothing else is written", "[core]",
                    NPRF_TEST_SCALARS) {
   const Vector<TestType> from = normal_vector<TestType>(3 * W<TestType>, 1);
   for (Index shift = 0; shift <= W<TestType>; ++shift) {
@@ -57,8 +57,7 @@ TEMPLATE_TEST_CASE("packs add and multiply scalar by scalar", "[core]", NPRF_TES
   CHECK(std::abs(A.sum() - a.sum()) <= 8 * epsilon<TestType> * a.cwiseAbs().sum());
 }
 
-TEMPLATE_TEST_CASE("of a number and a NaN the larger is the one or the other, as it is asked", "[core]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("larger ignores a NaN, and larger_or_nan propagates it", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Vector<T> a = normal_vector<T>(W<T>, 1);
   const auto A = Pack<T>::load(a.data());
@@ -74,7 +73,8 @@ TEMPLATE_TEST_CASE("of a number and a NaN the larger is the one or the other, as
   }
 }
 
-TEMPLATE_TEST_CASE("a weight of 0 hides what is not finite, and no other weight does", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a non-finite number times the weight 0 is 0, and times another weight non-finite", "[core]",
+                   NPRF_TEST_SCALARS) {
   constexpr TestType infinity = std::numeric_limits<TestType>::infinity();
   for (const TestType x : {infinity, -infinity, std::numeric_limits<TestType>::quiet_NaN(), TestType(3)})
     for (const TestType zero : {TestType(0), -TestType(0)}) {
@@ -86,11 +86,11 @@ TEMPLATE_TEST_CASE("a weight of 0 hides what is not finite, and no other weight 
     }
 }
 
-TEMPLATE_TEST_CASE("the first scalars of a pack come and go alone", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("loads and stores of the first scalars of a pack access no others", "[core]", NPRF_TEST_SCALARS) {
   const Vector<TestType> from = normal_vector<TestType>(W<TestType>, 1);
   for (Index count = 0; count <= 2 * W<TestType>; ++count) {
     const Index some = std::min(count, W<TestType>);
-    const std::vector<TestType> exactly(from.data(), from.data() + some);  // a sanitizer sees what is read beside it
+    const std::vector<TestType> exactly(from.data(), from.data() + some);  // a sanitizer detects reads beyond it
     const auto pack = Pack<TestType>::load(exactly.data(), count);
     CHECK(scalars(pack).head(some) == from.head(some));
     CHECK(scalars(pack).tail(W<TestType> - some).isZero(0));
@@ -101,7 +101,7 @@ TEMPLATE_TEST_CASE("the first scalars of a pack come and go alone", "[core]", NP
   }
 }
 
-TEMPLATE_TEST_CASE("of a number and a NaN the number is larger", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the largest scalar of a pack ignores NaN unless all are NaN", "[core]", NPRF_TEST_SCALARS) {
   constexpr TestType nan = std::numeric_limits<TestType>::quiet_NaN();
   const auto number = Pack<TestType>::all(-3), none = Pack<TestType>::all(nan);
   CHECK(scalars(larger(number, none)) == scalars(number));
@@ -114,7 +114,7 @@ TEMPLATE_TEST_CASE("of a number and a NaN the number is larger", "[core]", NPRF_
   }
 }
 
-TEMPLATE_TEST_CASE("exp of a pack is that of its scalars, and 0 where that is not a normal number", "[core]",
+TEMPLATE_TEST_CASE("exp of a pack is exp of its scalars, and 0 where that is below the normal numbers", "[core]",
                    NPRF_TEST_SCALARS) {
   const double lowest = std::log(static_cast<double>(std::numeric_limits<TestType>::min()));
   for (double x = lowest + 0.5; x < 80; x += 0.37) {
@@ -130,14 +130,14 @@ TEMPLATE_TEST_CASE("exp of a pack is that of its scalars, and 0 where that is no
   CHECK(scalars(exp(Pack<TestType>::all(0))) == Vector<TestType>::Ones(W<TestType>));
 }
 
-TEMPLATE_TEST_CASE("the packs for some scalars hold them, and no pack is empty", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("packs_for is the smallest sufficient number of packs", "[core]", NPRF_TEST_SCALARS) {
   for (Index n = 0; n < 5 * W<TestType>; ++n) {
     const Index packs = packs_for<TestType>(n);
     CHECK((packs * W<TestType> >= n && packs * W<TestType> < n + W<TestType>));
   }
 }
 
-TEMPLATE_TEST_CASE("a square of packs is transposed", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("transpose_square transposes a square of packs", "[core]", NPRF_TEST_SCALARS) {
   const Index size = W<TestType>;
   const Matrix<TestType> from = normal<TestType>(size, size + 3, 1);
   Matrix<TestType> to = Matrix<TestType>::Constant(size, size + 5, 17);

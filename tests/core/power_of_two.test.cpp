@@ -14,16 +14,16 @@ namespace {
 template <class T>
 using Limits = std::numeric_limits<T>;
 
-// what a maximum's unit is, found by halving and doubling
+// the scale of a largest magnitude, found by halving and doubling
 template <class T>
-T naive_unit(T largest) {
-  T unit = 1;
-  while (unit < largest && unit < power_of_two<T>(Limits<T>::max_exponent - 1)) unit *= 2;
-  while (unit / 2 > largest && unit > power_of_two<T>(Limits<T>::min_exponent)) unit /= 2;
-  return unit;
+T naive_scale(T largest) {
+  T scale = 1;
+  while (scale < largest && scale < power_of_two<T>(Limits<T>::max_exponent - 1)) scale *= 2;
+  while (scale / 2 > largest && scale > power_of_two<T>(Limits<T>::min_exponent)) scale /= 2;
+  return scale;
 }
 
-// maxima of every binade and its edges
+// numbers in every binade and at its edges
 template <class T>
 std::vector<T> maxima() {
   std::vector<T> all{Limits<T>::denorm_min(), Limits<T>::min() / 2, Limits<T>::min(), Limits<T>::max()};
@@ -36,7 +36,8 @@ std::vector<T> maxima() {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a power of two is known by its exponent, and a number's binade", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("power_of_two returns 2^e, and exponent_of the exponent of a number's binade", "[core]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (int e = Limits<T>::min_exponent - 1; e < Limits<T>::max_exponent; ++e) {
     CHECK(power_of_two<T>(e) == std::ldexp(T(1), e));
@@ -46,32 +47,33 @@ TEMPLATE_TEST_CASE("a power of two is known by its exponent, and a number's bina
   CHECK(exponent_of(Limits<T>::min() / 2) < Limits<T>::min_exponent - 1);
 }
 
-TEMPLATE_TEST_CASE("a unit is a power of two, of which its column's maximum is between a half and all", "[core]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the scale is a power of two, and the largest magnitude divided by it is between 1/2 and 1",
+                   "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const T largest : maxima<T>()) {
-    const T unit = unit_of(largest);
-    INFO(largest << " has " << unit);
+    const T scale = unit_of(largest);
+    INFO("largest magnitude " << largest << ", scale " << scale);
     int exponent = 0;
-    CHECK(std::frexp(unit, &exponent) == T(0.5));
-    CHECK(exponent_of(unit) == exponent - 1);
-    CHECK(std::isnormal(unit));
-    CHECK(std::isfinite(1 / unit));
-    CHECK(unit * (1 / unit) == 1);
-    const T ratio = largest * (1 / unit);
-    CHECK(ratio * unit == largest);  // exact there and back
+    CHECK(std::frexp(scale, &exponent) == T(0.5));
+    CHECK(exponent_of(scale) == exponent - 1);
+    CHECK(std::isnormal(scale));
+    CHECK(std::isfinite(1 / scale));
+    CHECK(scale * (1 / scale) == 1);
+    const T ratio = largest * (1 / scale);
+    CHECK(ratio * scale == largest);  // exact in both directions
     if (largest >= power_of_two<T>(Limits<T>::max_exponent - 1)) {
       CHECK(ratio < 2);
     } else {
       CHECK(ratio <= 1);
       if (largest >= Limits<T>::min()) CHECK(ratio >= T(0.5));
     }
-    // a power of two may be its own unit, or half of the next
-    if (std::frexp(largest, &exponent) != T(0.5)) CHECK(unit == naive_unit(largest));
+    // the scale of a power of two may be the number itself or twice it
+    if (std::frexp(largest, &exponent) != T(0.5)) CHECK(scale == naive_scale(largest));
   }
 }
 
-TEMPLATE_TEST_CASE("zeros have the unit infinity, and what is no number has the unit 1", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the scale of zero is infinity, and the scale of a non-finite number is 1", "[core]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   CHECK(unit_of(T(0)) == Limits<T>::infinity());
   CHECK(unit_of(-T(0)) == Limits<T>::infinity());
@@ -80,7 +82,8 @@ TEMPLATE_TEST_CASE("zeros have the unit infinity, and what is no number has the 
   CHECK(unit_of(-Limits<T>::quiet_NaN()) == 1);
 }
 
-TEMPLATE_TEST_CASE("a row is scaled by a power of two beyond all numbers", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a row is scaled by powers of two outside the range of normal numbers", "[core]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const auto scaled = [](T x, int exponent) {
     Matrix<T> row = Matrix<T>::Constant(1, 3, x);

@@ -9,7 +9,7 @@
 
 namespace nprf::test::core_resize {
 
-TEST_CASE("a matrix of the same number of scalars keeps its memory", "[core]") {
+TEST_CASE("a matrix resized to the same number of scalars keeps its memory", "[core]") {
   Matrix<float> x(3, 4);
   const float* data = x.data();
   resize(x, 6, 2);
@@ -22,9 +22,9 @@ TEST_CASE("a matrix of the same number of scalars keeps its memory", "[core]") {
   CHECK(y.size() == 0);
 }
 
-// what cannot be allocated stops a program under AddressSanitizer
+// AddressSanitizer stops a program whose allocation fails
 #if !NPRF_TEST_SANITIZED
-TEST_CASE("a matrix that cannot grow is empty", "[core]") {
+TEST_CASE("a matrix is empty if the allocation in resize fails", "[core]") {
   constexpr Index too_many = std::numeric_limits<Index>::max() / 64;
   Matrix<double> x(3, 4);
   CHECK_THROWS_AS(resize(x, too_many, 2), std::bad_alloc);
@@ -35,7 +35,7 @@ TEST_CASE("a matrix that cannot grow is empty", "[core]") {
 }
 #endif
 
-TEST_CASE("what is assigned has its own shape", "[core]") {
+TEST_CASE("assign gives a matrix the shape and the values of another", "[core]") {
   Matrix<float> x(3, 4);
   const Matrix<double> y = Matrix<double>::Random(2, 5);
   assign(x, y.cast<float>());

@@ -10,7 +10,7 @@
 
 namespace nprf::test::core_scale_rows {
 
-TEMPLATE_TEST_CASE("each row is scaled by its own factor", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("scale_rows multiplies each row by its own factor", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {0, 1, 3, 127, 128, 129, 300}) {
     const Matrix<T> x = normal<T>(n + 1, 7, 1);

@@ -12,7 +12,7 @@ Matrix<float> zeros(Index rows, Index cols) { return Matrix<float>::Zero(rows, c
 
 }  // namespace
 
-TEST_CASE("a product's shape is read off its factors", "[core]") {
+TEST_CASE("the shape of a product is that of its factors", "[core]") {
   const ProductShape shape = product_shape<float>(zeros(3, 5), zeros(7, 5), zeros(7, 2));
   CHECK(shape.n_q == 3);
   CHECK(shape.n_k == 7);
@@ -20,7 +20,7 @@ TEST_CASE("a product's shape is read off its factors", "[core]") {
   CHECK(shape.p == 2);
 }
 
-TEST_CASE("a product is empty if it has no entries, or no features", "[core]") {
+TEST_CASE("a product is empty if it has no queries, no keys or no features", "[core]") {
   CHECK_FALSE(ProductShape{1, 1, 1, 1}.empty());
   CHECK_FALSE(ProductShape{1, 1, 1, 0}.empty());
   CHECK(ProductShape{0, 1, 1, 1}.empty());
@@ -29,13 +29,13 @@ TEST_CASE("a product is empty if it has no entries, or no features", "[core]") {
   CHECK(product_shape<double>(Matrix<double>(0, 5), Matrix<double>(0, 5), Matrix<double>(0, 0)).empty());
 }
 
-TEST_CASE("a product's factors that do not fit are refused", "[core]") {
+TEST_CASE("product_shape rejects factors whose shapes do not match", "[core]") {
   check_invalid([] { product_shape<float>(zeros(3, 5), zeros(7, 6), zeros(7, 2)); },
                 {"B: expected 5 columns", "got 6"});
   check_invalid([] { product_shape<float>(zeros(3, 5), zeros(7, 5), zeros(8, 2)); }, {"U: expected 7 rows", "got 8"});
 }
 
-TEST_CASE("an attention's shape is read off queries, keys and values", "[core]") {
+TEST_CASE("the shape of an attention call is that of its queries, keys and values", "[core]") {
   const AttentionShape shape = attention_shape<float>(zeros(3, 5), zeros(7, 5), zeros(7, 2));
   CHECK(shape.n_q == 3);
   CHECK(shape.n_k == 7);
@@ -43,7 +43,7 @@ TEST_CASE("an attention's shape is read off queries, keys and values", "[core]")
   CHECK(shape.d_v == 2);
 }
 
-TEST_CASE("queries, keys and values that do not fit are refused", "[core]") {
+TEST_CASE("attention_shape rejects queries, keys and values whose shapes do not match", "[core]") {
   check_invalid([] { attention_shape<float>(zeros(3, 5), zeros(7, 6), zeros(7, 2)); },
                 {"keys: expected 5 columns", "got 6"});
   check_invalid([] { attention_shape<float>(zeros(3, 5), zeros(7, 5), zeros(8, 2)); },

@@ -9,10 +9,10 @@ namespace nprf::test::core_slots {
 
 namespace {
 
-// slots with their list: without gaps, with gaps, one, none
+// slots and the list of them: with and without gaps, one, none
 struct Case {
   std::vector<Index> at;
-  Slots slots;  // refers to at, unless it counts up
+  Slots slots;  // refers to `at`, or is consecutive
 };
 
 std::vector<Case> cases() {
@@ -34,14 +34,14 @@ std::vector<Case> cases() {
 
 }  // namespace
 
-TEST_CASE("each token stands in its slot", "[core]") {
+TEST_CASE("indexing slots returns the slot of each token", "[core]") {
   for (const Case& x : cases()) {
     REQUIRE(x.slots.count == static_cast<Index>(x.at.size()));
     for (Index i = 0; i < x.slots.count; ++i) CHECK(x.slots[i] == x.at[static_cast<std::size_t>(i)]);
   }
 }
 
-TEST_CASE("the tokens below a slot are counted", "[core]") {
+TEST_CASE("below counts the tokens whose slot is less than a slot", "[core]") {
   for (const Case& x : cases())
     for (Index slot = -30; slot <= 60; ++slot) {
       Index count = 0;
@@ -51,7 +51,7 @@ TEST_CASE("the tokens below a slot are counted", "[core]") {
     }
 }
 
-TEST_CASE("no tokens stand in no slots", "[core]") {
+TEST_CASE("default slots and placements have no tokens", "[core]") {
   const Slots none;
   CHECK(none.count == 0);
   CHECK(none.below(-5) == 0);
@@ -59,7 +59,7 @@ TEST_CASE("no tokens stand in no slots", "[core]") {
   CHECK(Placement{}.count() == 0);
 }
 
-TEST_CASE("a placement counts those outside first, and numbers all", "[core]") {
+TEST_CASE("a placement counts the tokens without slots too, and gives the number of each token", "[core]") {
   const std::vector<Index> at{2, 3, 7}, numbers{1, 4, 5, 9, 12};
   const Slots slots{3, 0, at.data()};
   const Placement all{slots, 2}, some{slots, 2, numbers.data()};

@@ -32,8 +32,8 @@ void with_teams(Body&& body) {
 
 std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
-// long enough that threads meet, even on one core
-void linger() { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
+// sleeps long enough that tasks overlap, even on one core
+void sleep_briefly() { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
 
 using Counts = std::vector<std::atomic<int>>;
 
@@ -43,7 +43,7 @@ bool each_is(const Counts& counts, int expected) {
 
 }  // namespace
 
-TEST_CASE("a team has a thread for each workspace, the caller's first", "[core]") {
+TEST_CASE("a team has one thread for each workspace, and the first workspace is the caller's", "[core]") {
   Workspace alone;
   CHECK(Team(alone).size() == 1);
   CHECK(&Team(alone).workspace() == &alone);
@@ -63,7 +63,7 @@ TEST_CASE("a team runs every task once", "[core]") {
   });
 }
 
-TEST_CASE("a team runs as many threads as it has workspaces, and hands each its own", "[core][threads]") {
+TEST_CASE("a team runs as many threads as it has workspaces, and each thread has its own", "[core][threads]") {
   with_teams([](const Team& team) {
     std::mutex mutex;
     std::map<std::thread::id, std::set<Workspace*>> scratch_of;
@@ -76,8 +76,8 @@ TEST_CASE("a team runs as many threads as it has workspaces, and hands each its 
         scratch_of[std::this_thread::get_id()].insert(&scratch);
         all.insert(&scratch);
       }
-      // no task ends before each thread has one
-      for (++waiting; waiting < team.size() && std::chrono::steady_clock::now() < give_up;) linger();
+      // no task ends before each thread has started one
+      for (++waiting; waiting < team.size() && std::chrono::steady_clock::now() < give_up;) sleep_briefly();
     });
     CHECK(static_cast<Index>(scratch_of.size()) == team.size());
     CHECK(static_cast<Index>(all.size()) == team.size());
@@ -86,20 +86,20 @@ TEST_CASE("a team runs as many threads as it has workspaces, and hands each its 
   });
 }
 
-TEST_CASE("no scratch memory is handed to two tasks at a time", "[core]") {
+TEST_CASE("tasks that run at the same time have different scratch memory", "[core]") {
   with_teams([](const Team& team) {
-    std::atomic<int> spoilt{0};
+    std::atomic<int> corrupted{0};
     team.run(60, [&](Index task, Workspace& scratch) {
       Index* const memory = scratch.take<Index>(100);
       std::fill_n(memory, 100, task);
-      linger();
-      if (std::count(memory, memory + 100, task) != 100) ++spoilt;
+      sleep_briefly();
+      if (std::count(memory, memory + 100, task) != 100) ++corrupted;
     });
-    CHECK(spoilt == 0);
+    CHECK(corrupted == 0);
   });
 }
 
-TEST_CASE("what a task takes is given back after it, and what was taken before the tasks stays", "[core]") {
+TEST_CASE("scratch memory of a task is released after it, and memory taken before the tasks is kept", "[core]") {
   for (std::size_t size = 1; size <= 5; ++size) {
     std::vector<Workspace> workspaces(size);
     const Team team(workspaces);
@@ -119,27 +119,27 @@ TEST_CASE("what a task takes is given back after it, and what was taken before t
   }
 }
 
-TEST_CASE("after its tasks each thread has memory for any of them", "[core][threads]") {
+TEST_CASE("after a run each workspace has reserved memory for the largest task", "[core][threads]") {
   constexpr Index piece = 1 << 14, pieces = 64;
   std::vector<Workspace> workspaces(3);
   Team(workspaces).run(3, [](Index task, Workspace& scratch) {
     for (Index k = 0; task == 1 && k < pieces; ++k) scratch.take<std::byte>(piece);
   });
-  // one thread ran that task, and got its memory in growing blocks; the others have it in one
-  int ready = 0;
+  // the thread that ran task 1 allocated growing blocks; the other workspaces reserved one block
+  int reserved = 0;
   for (Workspace& workspace : workspaces) {
     std::byte* const first = workspace.take<std::byte>(piece);
-    bool together = true;
-    for (Index k = 1; k < pieces; ++k) together = workspace.take<std::byte>(piece) == first + k * piece && together;
-    ready += together ? 1 : 0;
+    bool contiguous = true;
+    for (Index k = 1; k < pieces; ++k) contiguous = workspace.take<std::byte>(piece) == first + k * piece && contiguous;
+    reserved += contiguous ? 1 : 0;
   }
-  CHECK(ready >= 2);
+  CHECK(reserved >= 2);
 }
 
-TEST_CASE("what a task throws reaches the caller when all threads have stopped", "[core][threads]") {
+TEST_CASE("an exception of a task is rethrown to the caller after all threads have stopped", "[core][threads]") {
   with_teams([](const Team& team) {
     for (const Index bad : {0, 1, 13}) {
-      constexpr Index tasks = 5000;  // a second for all
+      constexpr Index tasks = 5000;  // all of them would take a second
       std::atomic<int> inside{0}, started{0};
       std::string message;
       try {
@@ -152,7 +152,7 @@ TEST_CASE("what a task throws reaches the caller when all threads have stopped",
           } const guard(inside);
           scratch.take<std::byte>(1000);
           if (task == bad) throw std::runtime_error("task " + std::to_string(task));
-          linger();
+          sleep_briefly();
         });
       } catch (const std::runtime_error& error) {
         message = error.what();
@@ -160,12 +160,12 @@ TEST_CASE("what a task throws reaches the caller when all threads have stopped",
       INFO("task " << bad);
       CHECK(message == "task " + std::to_string(bad));
       CHECK(inside == 0);
-      CHECK(started < tasks);  // not long after it, the others stop too
+      CHECK(started < tasks);  // the remaining tasks are skipped
     }
   });
 }
 
-TEST_CASE("one of several exceptions reaches the caller, and the team works on", "[core]") {
+TEST_CASE("one of several exceptions is rethrown to the caller, and the team can run again", "[core]") {
   with_teams([](const Team& team) {
     std::byte* first = nullptr;
     {
@@ -175,8 +175,8 @@ TEST_CASE("one of several exceptions reaches the caller, and the team works on",
     const auto all_throw = [&] {
       team.run(40, [](Index, Workspace& scratch) {
         scratch.take<std::byte>(1000);
-        linger();
-        throw std::runtime_error("mine");
+        sleep_briefly();
+        throw std::runtime_error("task");
       });
     };
     CHECK_THROWS_AS(all_throw(), std::runtime_error);
@@ -198,29 +198,30 @@ TEST_CASE("one of several exceptions reaches the caller, and the team works on",
   });
 }
 
-TEST_CASE("tiles cover every row once, and all but the last are whole", "[core]") {
+TEST_CASE("tiles cover every row once, and only the last tile may be smaller", "[core]") {
   with_teams([](const Team& team) {
     for (const Index rows : {0, 1, 6, 7, 8, 13, 14, 15, 100})
       for (const Index tile : {1, 7, 128}) {
-        Counts seen(at(rows));
+        Counts visits(at(rows));
         std::atomic<int> wrong{0};
         team.run_tiles(rows, tile, [&](Index i0, Index count, Workspace&) {
           if (i0 % tile != 0 || count != std::min(tile, rows - i0) || count < 1) ++wrong;
-          for (Index i = i0; i < i0 + count; ++i) ++seen.at(at(i));
+          for (Index i = i0; i < i0 + count; ++i) ++visits.at(at(i));
         });
         INFO(rows << " rows in tiles of " << tile);
-        CHECK(each_is(seen, 1));
+        CHECK(each_is(visits, 1));
         CHECK(wrong == 0);
       }
   });
 }
 
-TEST_CASE("pairs: each one once, none that share a block at a time, each block in a fixed order", "[core][threads]") {
+TEST_CASE("run_pairs runs each pair once, in a fixed order for each block, and no two that share a block at a time",
+          "[core][threads]") {
   std::map<Index, std::vector<std::vector<Index>>> orders_of_rows, orders_of_columns;  // for one thread
   with_teams([&](const Team& team) {
     for (const Index blocks : {0, 1, 2, 3, 5, 8}) {
       Counts pairs(at(blocks * blocks)), rows_in_use(at(blocks)), columns_in_use(at(blocks));
-      std::vector<std::vector<Index>> row_meets(at(blocks)), column_meets(at(blocks));
+      std::vector<std::vector<Index>> row_order(at(blocks)), column_order(at(blocks));
       std::atomic<int> shared{0};
       std::mutex mutex;
       team.run_pairs(blocks, [&](Index i, Index j, Workspace&) {
@@ -228,10 +229,10 @@ TEST_CASE("pairs: each one once, none that share a block at a time, each block i
         if (++columns_in_use.at(at(j)) > 1) ++shared;
         {
           const std::scoped_lock lock(mutex);
-          row_meets[at(i)].push_back(j);
-          column_meets[at(j)].push_back(i);
+          row_order[at(i)].push_back(j);
+          column_order[at(j)].push_back(i);
         }
-        linger();
+        sleep_briefly();
         ++pairs[at(i * blocks + j)];
         --rows_in_use[at(i)];
         --columns_in_use[at(j)];
@@ -240,16 +241,17 @@ TEST_CASE("pairs: each one once, none that share a block at a time, each block i
       CHECK(each_is(pairs, 1));
       CHECK(shared == 0);
       if (team.size() == 1) {
-        orders_of_rows[blocks] = row_meets;
-        orders_of_columns[blocks] = column_meets;
+        orders_of_rows[blocks] = row_order;
+        orders_of_columns[blocks] = column_order;
       }
-      CHECK(row_meets == orders_of_rows[blocks]);
-      CHECK(column_meets == orders_of_columns[blocks]);
+      CHECK(row_order == orders_of_rows[blocks]);
+      CHECK(column_order == orders_of_columns[blocks]);
     }
   });
 }
 
-TEST_CASE("nested: every task once, with a team that it may run, on all threads for what remains", "[core][threads]") {
+TEST_CASE("run_nested runs each task once, as many as possible on one thread and the remaining ones on all threads",
+          "[core][threads]") {
   with_teams([](const Team& team) {
     for (const Index tasks : {0, 1, 2, 3, 4, 5, 6, 11}) {
       Counts runs(at(tasks)), inner_runs(at(tasks * 10));
@@ -273,19 +275,19 @@ TEST_CASE("nested: every task once, with a team that it may run, on all threads 
   });
 }
 
-TEST_CASE("nested: no two teams share scratch memory", "[core][threads]") {
+TEST_CASE("the teams of run_nested do not share scratch memory", "[core][threads]") {
   with_teams([](const Team& team) {
-    std::atomic<int> spoilt{0};
+    std::atomic<int> corrupted{0};
     team.run_nested(3 * team.size() + 2, [&](Index task, const Team& inner) {
       Index* const memory = inner.workspace().take<Index>(100);
       std::fill_n(memory, 100, task);
       inner.run(4, [&](Index i, Workspace& scratch) {
         std::fill_n(scratch.take<Index>(100), 100, -i - 1);
-        linger();
+        sleep_briefly();
       });
-      if (std::count(memory, memory + 100, task) != 100) ++spoilt;
+      if (std::count(memory, memory + 100, task) != 100) ++corrupted;
     });
-    CHECK(spoilt == 0);
+    CHECK(corrupted == 0);
   });
 }
 

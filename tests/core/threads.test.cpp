@@ -15,9 +15,9 @@ namespace nprf::test::core_threads {
 
 namespace {
 
-// puts the number of threads back
-struct Kept {
-  ~Kept() { set_num_threads(before); }
+// restores the number of threads
+struct RestoreThreads {
+  ~RestoreThreads() { set_num_threads(before); }
   const Index before = num_threads();
 };
 
@@ -25,16 +25,16 @@ struct Kept {
 
 TEST_CASE("there is at least one thread", "[core]") { CHECK(num_threads() >= 1); }
 
-TEST_CASE("the number of threads is what was set last", "[core]") {
-  const Kept kept;
+TEST_CASE("num_threads returns the number that was set last", "[core]") {
+  const RestoreThreads restore;
   for (const Index threads : {1, 3, 2, 4096, 1}) {
     set_num_threads(threads);
     CHECK(num_threads() == threads);
   }
 }
 
-TEST_CASE("a number of threads that makes no sense is refused and changes nothing", "[core]") {
-  const Kept kept;
+TEST_CASE("set_num_threads rejects numbers outside 1 to 4096 and then changes nothing", "[core]") {
+  const RestoreThreads restore;
   set_num_threads(3);
   for (const Index threads :
        {Index{0}, Index{-1}, Index{4097}, (Index{1} << 32) + 1, std::numeric_limits<Index>::min()}) {
@@ -44,8 +44,8 @@ TEST_CASE("a number of threads that makes no sense is refused and changes nothin
 }
 
 #if NPRF_USE_OPENMP
-TEST_CASE("inside somebody's parallel region a call has one thread", "[core]") {
-  const Kept kept;
+TEST_CASE("inside a parallel region of OpenMP a call has one thread", "[core]") {
+  const RestoreThreads restore;
   set_num_threads(4);
   std::atomic<int> regions{0}, alone{0};
 #pragma omp parallel num_threads(2)
@@ -58,26 +58,27 @@ TEST_CASE("inside somebody's parallel region a call has one thread", "[core]") {
 }
 #endif
 
-TEST_CASE("workers run at most once each, worker 0 on the calling thread, and all have ended", "[core][threads]") {
+TEST_CASE("on_threads runs each worker at most once, worker 0 on the calling thread, and waits for all",
+          "[core][threads]") {
   for (const Index workers : {1, 2, 3, 5, 16}) {
     std::mutex mutex;
-    std::multiset<Index> seen;
+    std::multiset<Index> ran;
     std::set<std::thread::id> threads;
     std::thread::id first;
     detail::on_threads(workers, [&](Index worker) {
       const std::scoped_lock lock(mutex);
-      seen.insert(worker);
+      ran.insert(worker);
       threads.insert(std::this_thread::get_id());
       if (worker == 0) first = std::this_thread::get_id();
     });
     INFO(workers << " workers");
     CHECK(first == std::this_thread::get_id());
-    CHECK(threads.size() == seen.size());  // each on a thread of its own
-    for (const Index worker : seen) {
+    CHECK(threads.size() == ran.size());  // each on a thread of its own
+    for (const Index worker : ran) {
       CHECK((worker >= 0 && worker < workers));
-      CHECK(seen.count(worker) == 1);
+      CHECK(ran.count(worker) == 1);
     }
-    CHECK(static_cast<Index>(seen.size()) == workers);  // here, where threads are to be had
+    CHECK(static_cast<Index>(ran.size()) == workers);  // the test can create that many threads
   }
 }
 

@@ -11,12 +11,12 @@ static_assert(Real<float> && Real<double>);
 static_assert(!Real<long double> && !Real<int> && !Real<const float>);
 static_assert(std::convertible_to<Matrix<float>, MatrixView<float>>);
 static_assert(!std::convertible_to<Matrix<double>, MatrixView<float>>, "a view never changes the scalar");
-static_assert(!std::convertible_to<const Matrix<float>&, MatrixRef<float>>, "what is const is not written to");
+static_assert(!std::convertible_to<const Matrix<float>&, MatrixRef<float>>, "a const matrix is not writable");
 
 namespace {
 
 template <class T>
-const T* data_seen(const MatrixView<T>& view) {
+const T* data_of(const MatrixView<T>& view) {
   return view.data();
 }
 
@@ -29,7 +29,7 @@ Matrix<T> counted(Index rows, Index cols) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("the scalars of a token lie side by side", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the scalars of a token are contiguous in a Matrix", "[core]", NPRF_TEST_SCALARS) {
   const Matrix<TestType> x = counted<TestType>(3, 4);
   CHECK(x(0, 1) == 1);
   CHECK(x(1, 0) == 4);
@@ -38,13 +38,13 @@ TEMPLATE_TEST_CASE("the scalars of a token lie side by side", "[core]", NPRF_TES
 TEMPLATE_TEST_CASE("a view of a row-major matrix, map or block copies nothing", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Matrix<T> x = counted<T>(5, 7);
-  CHECK(data_seen<T>(x) == x.data());
-  CHECK(data_seen<T>(x.middleRows(1, 3)) == &x(1, 0));
-  CHECK(data_seen<T>(x.block(2, 3, 2, 4)) == &x(2, 3));
-  CHECK(data_seen<T>(x.middleCols(2, 1)) == &x(0, 2));
-  CHECK(data_seen<T>(Eigen::Map<const Matrix<T>>(x.data(), 7, 5)) == x.data());
+  CHECK(data_of<T>(x) == x.data());
+  CHECK(data_of<T>(x.middleRows(1, 3)) == &x(1, 0));
+  CHECK(data_of<T>(x.block(2, 3, 2, 4)) == &x(2, 3));
+  CHECK(data_of<T>(x.middleCols(2, 1)) == &x(0, 2));
+  CHECK(data_of<T>(Eigen::Map<const Matrix<T>>(x.data(), 7, 5)) == x.data());
   using Strided = Eigen::Map<const Matrix<T>, 0, Eigen::OuterStride<>>;
-  CHECK(data_seen<T>(Strided(x.data(), 2, 3, Eigen::OuterStride<>(14))) == x.data());
+  CHECK(data_of<T>(Strided(x.data(), 2, 3, Eigen::OuterStride<>(14))) == x.data());
 
   const MatrixView<T> block = x.block(2, 3, 2, 4);
   CHECK(block.rows() == 2);
@@ -53,7 +53,7 @@ TEMPLATE_TEST_CASE("a view of a row-major matrix, map or block copies nothing", 
   CHECK(block(1, 3) == x(3, 6));
 }
 
-TEMPLATE_TEST_CASE("a view of anything else holds its values", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a view of any other expression is a copy of its values", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Matrix<T> x = counted<T>(5, 7);
   const Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic> column_major = x;

@@ -15,7 +15,8 @@
 
 namespace nprf::test::core_workspace {
 
-static_assert(std::is_nothrow_move_constructible_v<Workspace>, "a team's workspaces stand in a vector that may grow");
+static_assert(std::is_nothrow_move_constructible_v<Workspace>,
+              "the workspaces of a team are in a vector that may grow");
 static_assert(!std::is_copy_constructible_v<Workspace::Scope>);
 
 namespace {
@@ -24,10 +25,10 @@ constexpr std::size_t line = 64;
 
 std::size_t in_lines(std::size_t bytes) { return bytes == 0 ? line : (bytes + line - 1) / line * line; }
 
-// sizes from nothing to several times the first block, in no order
+// sizes from 0 to several times the first block, unsorted
 const std::vector<Index> sizes{1, 0, 70000, 64, 65, 300000, 7, 0, 131072, 1000, 2000000, 3, 65536, 65537};
 
-// what a sequence of takes gives
+// the results of a sequence of calls of take()
 std::vector<std::byte*> take_all(Workspace& workspace) {
   std::vector<std::byte*> taken;
   for (const Index size : sizes) taken.push_back(workspace.take<std::byte>(size));
@@ -36,7 +37,7 @@ std::vector<std::byte*> take_all(Workspace& workspace) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("scratch memory is aligned to 64 bytes, and never null", "[core]", std::byte, float, double, Index,
+TEMPLATE_TEST_CASE("scratch memory is aligned to 64 bytes and never null", "[core]", std::byte, float, double, Index,
                    std::complex<double>) {
   Workspace workspace;
   for (Index size = 0; size <= 200; ++size) {
@@ -46,7 +47,7 @@ TEMPLATE_TEST_CASE("scratch memory is aligned to 64 bytes, and never null", "[co
   }
 }
 
-TEST_CASE("what is taken is the taker's own, within one block of memory and beyond", "[core]") {
+TEST_CASE("pieces of scratch memory do not overlap, within one block and across blocks", "[core]") {
   Workspace workspace;
   const std::vector<std::byte*> taken = take_all(workspace);
   for (std::size_t k = 0; k < taken.size(); ++k) std::fill_n(taken[k], sizes[k], static_cast<std::byte>(k + 1));
@@ -55,10 +56,10 @@ TEST_CASE("what is taken is the taker's own, within one block of memory and beyo
     CHECK(std::count(taken[k], taken[k] + sizes[k], static_cast<std::byte>(k + 1)) == sizes[k]);
   }
   for (std::size_t k = 0; k < taken.size(); ++k)
-    for (std::size_t l = 0; l < k; ++l) CHECK(taken[k] != taken[l]);  // those of no bytes too
+    for (std::size_t l = 0; l < k; ++l) CHECK(taken[k] != taken[l]);  // even if the size is 0
 }
 
-TEST_CASE("a scope gives back at its end all that was taken after it, and nothing else", "[core]") {
+TEST_CASE("a scope releases at its end all memory taken after it, and no other", "[core]") {
   Workspace workspace;
   double* const kept = workspace.take<double>(10);
   kept[9] = 17;
@@ -77,7 +78,7 @@ TEST_CASE("a scope gives back at its end all that was taken after it, and nothin
   CHECK(kept[9] == 17);
 }
 
-TEST_CASE("a scope that an exception leaves gives back too", "[core]") {
+TEST_CASE("a scope left by an exception releases its memory", "[core]") {
   Workspace workspace;
   std::byte* before = nullptr;
   {
@@ -93,7 +94,7 @@ TEST_CASE("a scope that an exception leaves gives back too", "[core]") {
   CHECK(workspace.take<std::byte>(100) == before);
 }
 
-TEST_CASE("a call that takes what an earlier one took gets the same memory", "[core]") {
+TEST_CASE("a call that takes the same sizes as an earlier one gets the same memory", "[core]") {
   Workspace workspace;
   std::vector<std::byte*> first, second;
   {
@@ -112,7 +113,7 @@ TEST_CASE("a call that takes what an earlier one took gets the same memory", "[c
   CHECK(first == second);
 }
 
-TEST_CASE("a workspace that moves keeps its memory", "[core]") {
+TEST_CASE("a moved workspace keeps its memory", "[core]") {
   Workspace first;
   std::byte* memory = nullptr;
   {
@@ -123,7 +124,7 @@ TEST_CASE("a workspace that moves keeps its memory", "[core]") {
   CHECK(second.take<std::byte>(1000) == memory);
 }
 
-TEST_CASE("the peak is the most that was taken at a time", "[core]") {
+TEST_CASE("the peak is the largest number of bytes in use at once", "[core]") {
   Workspace workspace;
   CHECK(workspace.peak_bytes() == 0);
   workspace.take<std::byte>(0);
@@ -134,11 +135,11 @@ TEST_CASE("the peak is the most that was taken at a time", "[core]") {
     for (const Index size : sizes) {
       workspace.take<std::byte>(size);
       all += in_lines(static_cast<std::size_t>(size));
-      CHECK(workspace.peak_bytes() == all);  // what a block's end leaves over does not count
+      CHECK(workspace.peak_bytes() == all);  // the unused end of a block does not count
     }
   }
   CHECK(workspace.peak_bytes() == all);
-  workspace.take<double>(100);  // less than what was given back
+  workspace.take<double>(100);  // less than was released
   CHECK(workspace.peak_bytes() == all);
 
   workspace.forget_peak();
@@ -148,7 +149,7 @@ TEST_CASE("the peak is the most that was taken at a time", "[core]") {
   CHECK(workspace.peak_bytes() == held + line);
 }
 
-TEST_CASE("a scope's peak is the most that was taken at a time in it", "[core]") {
+TEST_CASE("the peak of a scope is the largest number of bytes in use at once that it took", "[core]") {
   Workspace workspace;
   workspace.take<std::byte>(10 * line);
   {
@@ -179,14 +180,14 @@ TEST_CASE("a scope's peak is the most that was taken at a time in it", "[core]")
   CHECK(workspace.peak_bytes() == 21 * line);
 }
 
-TEST_CASE("what is reserved lies together, whatever was taken before", "[core]") {
+TEST_CASE("reserved memory is contiguous, whatever was taken before", "[core]") {
   constexpr Index piece = 1 << 14, pieces = 64;
   for (const Index before : {0, 1, 60000, 200000}) {
     Workspace workspace;
     const Workspace::Scope scope(workspace);
     if (before > 0) workspace.take<std::byte>(before);
     workspace.reserve(pieces * piece);
-    // once they have moved on to the reserved block, the pieces stand side by side
+    // pieces taken from the reserved block are adjacent
     workspace.take<std::byte>(1 << 16);
     const Workspace::Scope again(workspace);
     std::byte* last = workspace.take<std::byte>(piece);
@@ -203,14 +204,14 @@ TEST_CASE("what is reserved lies together, whatever was taken before", "[core]")
   CHECK(nothing.peak_bytes() == line);
 }
 
-TEMPLATE_TEST_CASE("scratch memory is seen as matrices and vectors of any shape", "[core]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a workspace gives matrices and vectors of any shape", "[core]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   auto x = workspace.matrix<TestType>(3, 5), y = workspace.matrix<TestType>(3, 5);
   auto v = workspace.vector<TestType>(7);
   x.setConstant(1), y.setConstant(2), v.setConstant(3);
   CHECK(x.rows() == 3);
   CHECK(x.cols() == 5);
-  CHECK(x.data() + 1 == &x(0, 1));  // a row lies together
+  CHECK(x.data() + 1 == &x(0, 1));  // a row is contiguous
   CHECK(v.size() == 7);
   CHECK(x.sum() == 15);
   CHECK(y.sum() == 30);
@@ -224,7 +225,7 @@ TEMPLATE_TEST_CASE("scratch memory is seen as matrices and vectors of any shape"
   CHECK(workspace.vector<TestType>(0).data() != nullptr);
 }
 
-TEST_CASE("a size that overflows is refused, and leaves the workspace as it was", "[core]") {
+TEST_CASE("a workspace rejects a size that overflows and is then unchanged", "[core]") {
   constexpr Index most = std::numeric_limits<Index>::max();
   Workspace workspace;
   std::byte* next = nullptr;
@@ -247,7 +248,7 @@ TEST_CASE("a size that overflows is refused, and leaves the workspace as it was"
   CHECK(workspace.take<std::byte>(1) == next);
 }
 
-TEST_CASE("settled, a workspace is one block, and calls of rising sizes pile up nothing", "[core]") {
+TEST_CASE("settle merges all blocks, so that calls of growing sizes do not accumulate memory", "[core]") {
   Workspace workspace;
   std::size_t largest = 0;
   for (std::size_t size = 70000; size < 1000000; size += 1111) {
@@ -261,7 +262,7 @@ TEST_CASE("settled, a workspace is one block, and calls of rising sizes pile up 
     CHECK(workspace.allocated_bytes() >= size);
     CHECK(workspace.allocated_bytes() <= 4 * largest);
   }
-  // while something is taken nothing moves
+  // while memory is in use, settle does nothing
   std::byte* taken = workspace.take<std::byte>(10);
   *taken = std::byte{7};
   workspace.reserve(10 * workspace.allocated_bytes());

@@ -106,7 +106,7 @@ TEST_CASE("a view of heads whose size overflows is refused", "[multi_head]") {
         [&] {
           check_heads(HeadsView<const double>{nullptr, b, h, n, c}, "x", b, h, n, c);
         },
-        {"x: expected sizes whose product memory can have", "got " + std::to_string(b)});
+        {"x: expected sizes whose product does not overflow", "got " + std::to_string(b)});
   };
   check(most, 1, 1, 1);  // as many bytes
   check(most / 2, 3, 1, 1);

@@ -173,8 +173,8 @@ TEST_CASE("heads and sequences that memory cannot have are refused, whatever the
     const HeadsView<double> x{&one, batch, heads, tokens, 1};
     attention(x, x, x, x, options);
   };
-  check_invalid([&] { call(most, 1, 1); }, {"queries: expected sizes whose product memory can have"});
-  check_invalid([&] { call(most / 2, 4, 0); }, {"queries: expected sizes whose product memory can have"});
+  check_invalid([&] { call(most, 1, 1); }, {"queries: expected sizes whose product does not overflow"});
+  check_invalid([&] { call(most / 2, 4, 0); }, {"queries: expected sizes whose product does not overflow"});
   check_invalid([&] { call(1, Index{1} << 32, Index{1} << 32); }, {"queries: expected sizes whose product"});
   // nothing to compute, for more sequences than can be counted
   const std::vector<Index> none(100, 0), far{0, most}, back{0, most, 0};

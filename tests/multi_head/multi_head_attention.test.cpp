@@ -641,9 +641,9 @@ TEST_CASE("maps and positions that don't fit each other are refused", "[multi_he
                 {"feature_maps: expected one", "got none"});
   check_invalid([] { A(maps<double>(1), std::vector<Relative<double>>{}); }, {"positions: expected one", "got none"});
   check_invalid([] { A(maps<double>(2), tables<double>(3)); },
-                {"positions: expected 1 or 2 (as feature maps)", "got 3"});
+                {"positions: expected 1 or 2 (the number of feature maps)", "got 3"});
   check_invalid([] { A(maps<double>(3), tables<double>(2)); },
-                {"positions: expected 1 or 3 (as feature maps)", "got 2"});
+                {"positions: expected 1 or 3 (the number of feature maps)", "got 2"});
   std::vector<Features<double>> wide = maps<double>(3), long_ones = wide;
   wide[2] = orf<double>(d + 1, m, 7);
   long_ones[1] = orf<double>(d, m + 2, 7);
@@ -733,9 +733,9 @@ TEST_CASE("a number of heads that maps and positions don't have is refused", "[m
     const Inputs<double> x(2, heads, 4, 6);
     const std::string got = "got " + std::to_string(heads);
     check_invalid([&] { run(Heads<double>(maps<double>(3), tables<double>(1)), x); },
-                  {"queries: expected 3 heads (as feature maps or positions)", got});
+                  {"queries: expected 3 heads (the number of feature maps or positions)", got});
     check_invalid([&] { run(Heads<double>(maps<double>(1), tables<double>(3)), x); },
-                  {"queries: expected 3 heads (as feature maps or positions)", got});
+                  {"queries: expected 3 heads (the number of feature maps or positions)", got});
     run(Heads<double>(maps<double>(1), tables<double>(1)), x);
   }
 }
@@ -767,7 +767,7 @@ TEST_CASE("backward refuses what this attention has not saved", "[multi_head]") 
   Saved<double> saved;
   const auto refused = [&](const Heads<double>& by) {
     check_invalid([&] { backward(by, x, out, saved); },
-                  {"saved: expected what forward of this attention has filled", "got another's"});
+                  {"saved: expected one filled by forward of this attention", "got another's"});
   };
   refused(attention);
   forward(other, x, out, saved);

@@ -29,10 +29,10 @@ void check(const P& position, Index n_q, Index n_k) {
     const bool causal = direction == Direction::causal;
     const BiasRows<double, P> rows(position, direction, n_q, n_k);
     const auto expected = [&](Index i, Index j) { return causal && j > i ? never : bias_between(position, i, j, 0); };
-    bool hides = false;
+    bool any_masked = false;
     for (Index i = 0; i < n_q; ++i)
-      for (Index j = 0; j < n_k; ++j) hides = hides || expected(i, j) == never;
-    if (hides) CHECK(rows.hides());
+      for (Index j = 0; j < n_k; ++j) any_masked = any_masked || expected(i, j) == never;
+    if (any_masked) CHECK(rows.any_masked());
     for (const Index tile_rows : {1, 3, 50})
       for (const Index tile_cols : {1, 4, 50})
         for (Index i0 = 0; i0 < n_q; i0 += tile_rows) {
@@ -89,10 +89,10 @@ TEST_CASE("a tile of biases by place", "[reference]") {
 }
 
 TEST_CASE("nothing hidden, and no tile of rows", "[reference]") {
-  CHECK(!BiasRows<float, NoPosition<float>>(NoPosition<float>(), Direction::bidirectional, 5, 6).hides());
-  CHECK(!BiasRows<float, NoPosition<float>>(NoPosition<float>(), Direction::bidirectional, 0, 0).hides());
+  CHECK(!BiasRows<float, NoPosition<float>>(NoPosition<float>(), Direction::bidirectional, 5, 6).any_masked());
+  CHECK(!BiasRows<float, NoPosition<float>>(NoPosition<float>(), Direction::bidirectional, 0, 0).any_masked());
   const GridPosition<float> grid(2, 2, Matrix<float>::Zero(3, 3));
-  CHECK(!BiasRows<float, GridPosition<float>>(grid, Direction::bidirectional, 4, 4).hides());
+  CHECK(!BiasRows<float, GridPosition<float>>(grid, Direction::bidirectional, 4, 4).any_masked());
   check_invalid([&] { BiasRows<float, GridPosition<float>>(grid, Direction::bidirectional, 4, 5); },
                 {"expected 4 rows each", "position's tokens", "got 4 and 5"});
 }

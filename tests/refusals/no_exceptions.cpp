@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: MIT
-// expected: nprf says by exceptions what it refuses: compile without -fno-exceptions
+// expected: nprf reports errors by exceptions: compile without -fno-exceptions
 // flags: -fno-exceptions
 #include "nprf/config.hpp"

@@ -8,8 +8,8 @@
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 
-/// Products of matrices that lie in the caches, a block of the result in registers at a time. What becomes of each pack
-/// of the result is the caller's: it can be weighted, or added to something, before it is ever stored.
+/// Products of matrices that fit into the caches. Each block of the result is accumulated in registers. A callback gets
+/// each pack of the result, so that the caller can weight it or add it to another array before it is stored.
 ///
 ///     RowBlocks<T> A(depth, scratch);
 ///     Transposed<T> B(depth, cols, scratch);
@@ -21,7 +21,7 @@
 ///       });
 namespace nprf {
 
-/// The block of C = A B that stays in registers while the depth runs: 12 of 16 hold it, or 24 of 32.
+/// The size of the block of C = A B that is accumulated in registers: it occupies 12 of 16 registers, or 24 of 32.
 template <Real T>
 struct Block {
   static constexpr Index rows = 6;
@@ -29,11 +29,11 @@ struct Block {
   static constexpr Index cols = packs * Pack<T>::size;
 };
 
-/// A step that is known when compiling.
+/// A step known at compile time.
 template <Index value>
 using Step = std::integral_constant<Index, value>;
 
-/// A block's rows of the left factor: A(i,k) = data[i row_step + k depth_step].
+/// The rows of one block of the left factor: A(i,k) = data[i row_step + k depth_step].
 template <Real T, class RowStep, class DepthStep>
 struct LeftFactor {
   const T* data;
@@ -48,11 +48,11 @@ struct RightFactor {
   Index depth_step;
   Index panel_step;
 
-  /// Row-major x (depth,cols), of which whole packs of columns can be asked for.
+  /// Row-major x (depth,cols), read in place. Only whole packs of columns may be multiplied.
   static RightFactor in_place(const T* x, Index stride) { return {x, stride, Block<T>::cols}; }
 };
 
-// sums stay in registers only if their loops are gone, which below -O3 they are on demand
+// The sums stay in registers only if their loops are unrolled. Below -O3 compilers unroll loops only by request.
 #ifdef __clang__
 #define NPRF_UNROLL _Pragma("unroll")
 #else
@@ -92,7 +92,7 @@ template <Index packs, Real T, class RowStep, class DepthStep, class Emit>
 
 #undef NPRF_UNROLL
 
-// use.operator()<count>() for a count of 1..most that is known only when running
+// calls use.operator()<count>() for a runtime count of 1..most; does nothing for other counts
 template <Index most, class Use>
 [[gnu::always_inline]] inline void with_constant(Index count, Use&& use) {
   if constexpr (most > 0) {
@@ -105,7 +105,8 @@ template <Index most, class Use>
 
 }  // namespace detail
 
-/// emit(i, j, pack) for so many packs of columns j, j + 1, ... and each row i of a block of C = A B.
+/// Computes a block of C = A B of Block<T>::rows rows and `packs` packs of columns. Calls emit(i, j, pack) for each row
+/// i and each pack, which holds the columns j, j + 1, ...
 template <Real T, class RowStep, class DepthStep, class Emit>
 [[gnu::always_inline]] inline void multiply_block(Index depth, Index packs, LeftFactor<T, RowStep, DepthStep> A,
                                                   RightFactor<T> B, Emit&& emit) {
@@ -119,8 +120,8 @@ template <Real T, class RowStep, class DepthStep, class Emit>
       packs, [&]<Index rest>() { detail::multiply_panel<rest>(depth, A, panel, B.depth_step, shifted); });
 }
 
-/// Row-major x (rows,depth) as left factors, a block of rows each: read where it lies, but for a last block that is not
-/// whole, of which there is a copy with zeros below.
+/// Row-major x (rows,depth) as left factors, one for each block of rows. Whole blocks are read in place. An incomplete
+/// last block is copied and padded with rows of zeros.
 template <Real T>
 class RowBlocks {
  public:
@@ -148,15 +149,15 @@ class RowBlocks {
   Index m_stride = 0, m_depth = 0, m_whole = 0;
 };
 
-/// x^T (depth,cols) of row-major x (cols,depth) as a right factor: a copy, with zeros beside the last column.
+/// x^T (depth,cols) of row-major x (cols,depth) as a right factor: a copy, padded with columns of zeros.
 template <Real T>
 class Transposed {
  public:
-  /// For at most so many columns, the packs of zeros counted.
+  /// `most` is the largest number of columns, including those of the padding.
   Transposed(Index depth, Index most, Workspace& scratch)
       : m_depth(depth), m_data(scratch.take<T>((most + Block<T>::cols - 1) / Block<T>::cols * panel_step())) {}
 
-  /// As many packs as hold x's rows, or more.
+  /// Copies x into `packs` packs of columns, at least as many as the rows of x need.
   void set(const MatrixView<T>& x, Index packs) {
     constexpr Index W = Pack<T>::size, width = Block<T>::cols;
     const Index stride = x.outerStride();
@@ -181,12 +182,12 @@ class Transposed {
   T* m_data;
 };
 
-/// Row-major x (depth,cols) as the right factor of what is added to a result: whole packs of columns are read in place,
-/// the last few columns from a copy of each.
+/// Row-major x (depth,cols) as the right factor of a product that is added to a result. Whole packs of columns are read
+/// in place. Each remaining column is copied.
 template <Real T>
 class RightRows {
  public:
-  /// For at most so many rows.
+  /// `most` is the largest number of rows of x.
   RightRows(Index cols, Index most, Workspace& scratch)
       : m_cols(cols), m_most(packs_for<T>(most) * Pack<T>::size), m_last(scratch.take<T>((cols - whole()) * m_most)) {}
 
@@ -201,7 +202,7 @@ class RightRows {
     }
   }
 
-  /// out (rows,cols) += A x, for a block of A (rows,depth) whose packs hold zeros beside the last column.
+  /// out (rows,cols) += A x, for a block of A (rows,depth) whose rows are padded with zeros to whole packs.
   template <class RowStep>
   [[gnu::always_inline]] void add_product(LeftFactor<T, RowStep, Step<1>> A, Index rows, T* out, Index stride) const {
     multiply_block(m_depth, m_cols / Pack<T>::size, A, RightFactor<T>::in_place(m_x, m_stride),

@@ -17,7 +17,8 @@
 
 namespace nprf {
 
-/// Uninitialised scalars, aligned to 64 bytes. Throws std::bad_alloc, or std::length_error if the size overflows.
+/// An array of uninitialised objects, aligned to 64 bytes. Throws std::bad_alloc, or std::length_error if the size is
+/// negative or overflows.
 template <class T>
 class Buffer {
   static_assert(std::is_trivially_destructible_v<T>);
@@ -25,7 +26,7 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(Index size) : m_data(static_cast<T*>(::operator new(bytes(size), alignment))) {
-    ask_for_large_pages(m_data.get(), bytes(size));
+    request_large_pages(m_data.get(), bytes(size));
   }
 
   T* data() { return m_data.get(); }
@@ -40,8 +41,9 @@ class Buffer {
     return static_cast<std::size_t>(size) * sizeof(T);
   }
 
-  // the first touch of a small page costs more than to fill it; what is freed and taken anew is touched anew
-  static void ask_for_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t size) {
+  // With small pages the page fault at the first access costs more than writing the page. It comes back each time that
+  // memory is freed and allocated again.
+  static void request_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t size) {
 #ifdef MADV_HUGEPAGE
     constexpr std::uintptr_t page = std::uintptr_t{2} << 20;
     const auto at = reinterpret_cast<std::uintptr_t>(data);

@@ -25,13 +25,13 @@ constexpr std::string_view name(Engine engine) {
   return "unknown";
 }
 
-/// Throws InvalidArgument for a number that was cast to a direction and is none.
+/// Throws InvalidArgument if `direction` is not one of the enumerators.
 inline void check_direction(Direction direction) {
   require(direction == Direction::bidirectional || direction == Direction::causal,
           "direction: expected bidirectional or causal, got number ", static_cast<int>(direction));
 }
 
-/// The same of an engine.
+/// Throws InvalidArgument if `engine` is not one of the enumerators.
 inline void check_engine(Engine engine) {
   require(name(engine) != "unknown", "engine: expected one of nprf::Engine, got number ", static_cast<int>(engine));
 }

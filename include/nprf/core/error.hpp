@@ -7,12 +7,12 @@
 
 namespace nprf {
 
-/// A wrong shape or value. The message names the argument, what was expected and what came.
+/// Thrown for a wrong shape or value. The message states the argument's name, what was expected and what was given.
 struct InvalidArgument : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// A library underneath (FFTW, CUDA) refused.
+/// Thrown if a library that nprf calls (FFTW, CUDA) reports an error.
 struct BackendError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -29,7 +29,7 @@ std::string sentence(const Parts&... parts) {
 
 }  // namespace detail
 
-/// Throws InvalidArgument with the concatenated parts unless `holds`. Always on, in release builds too.
+/// Throws InvalidArgument with the concatenated parts as its message unless `holds`. Release builds check too.
 template <class... Parts>
   requires(sizeof...(Parts) > 0)
 void require(bool holds, const Parts&... parts) {

@@ -9,8 +9,8 @@
 
 namespace nprf {
 
-/// Tails that a table of biases comes near, and by how much they are off at most: a weight becomes exp(+-deviation)
-/// times what it is.
+/// Tails fitted to a table of biases, and the largest |b - line| over them: the tails change a weight by a factor
+/// between exp(-deviation) and exp(deviation).
 struct FittedTails {
   Tails tails;
   double deviation = 0;
@@ -19,17 +19,18 @@ struct FittedTails {
 namespace detail {
 
 struct FittedLine {
-  Index lags = 0;  // beyond its edge
+  Index lags = 0;  // the number of lags outside its innermost one
   double slope = 0, deviation = 0;
 };
 
-// One end: b(k) is the bias k lags inwards, k < lags. From the outermost weight that is not lost the slopes of all
-// lines that keep within most / 2 of every bias are an interval, which the next bias inwards can only narrow; through
-// the bias at the edge such a line keeps within `most`.
+// Fits a line to one end of the table: b(k) is the bias k lags inwards from the end, k < lags. A bias below `underflow`
+// has a weight below the normal numbers. Consider the lines through the outermost bias whose weight does not underflow.
+// The slopes of those that stay within most / 2 of every bias form an interval, and each further bias inwards can only
+// narrow it. The parallel of such a line through the innermost bias stays within `most` of every bias.
 template <class B>
-FittedLine fitted_line(Index lags, double lost, double most, B&& b) {
+FittedLine fitted_line(Index lags, double underflow, double most, B&& b) {
   Index end = 0;
-  for (; end < lags && b(end) < lost; ++end)
+  for (; end < lags && b(end) < underflow; ++end)
     if (b(end) == -std::numeric_limits<double>::infinity()) return {};
   double least = 0, largest = std::numeric_limits<double>::infinity();
   Index edge = end;
@@ -44,24 +45,24 @@ FittedLine fitted_line(Index lags, double lost, double most, B&& b) {
   FittedLine line{edge, 0};
   if (least > 0) line.slope = -std::clamp((b(edge) - b(end)) / static_cast<double>(edge - end), least, largest);
   const auto at = [&](Index k) { return b(edge) + static_cast<double>(edge - k) * line.slope; };
-  if (end > 0 && !(at(end - 1) < lost + most)) return {};  // what is lost would come back
+  if (end > 0 && !(at(end - 1) < underflow + most)) return {};  // the line would make an underflowed weight normal
   for (Index k = end; k < edge; ++k) line.deviation = std::max(line.deviation, std::abs(b(k) - at(k)));
   return line;
 }
 
 }  // namespace detail
 
-/// The longest ends of a range whose biases keep within `most` of a straight line that does not rise outwards, such as
-/// those of ALiBi written out as a table. Weights exp(b - largest) that are below the normal numbers of T may stay
-/// there, and no line hides a lag whose b is -infinity. O(range).
+/// The longest tails of a range whose biases stay within `most` of a line that does not rise outwards. An example is
+/// ALiBi given as a table. Weights exp(b - largest) below the normal numbers of T only need to stay below them. No tail
+/// contains a lag with b = -infinity. O(range).
 template <Real T>
 FittedTails fitted_tails(const LagBias<T>& bias, LagRange range, double largest, double most) {
   if (range.size() == 0 || !(largest > -std::numeric_limits<double>::infinity())) return {};
-  const double lost = largest + std::log(static_cast<double>(std::numeric_limits<T>::min()));
+  const double underflow = largest + std::log(static_cast<double>(std::numeric_limits<T>::min()));
   const detail::FittedLine before =
-      detail::fitted_line(range.size(), lost, most, [&](Index k) { return bias[range.first + k]; });
+      detail::fitted_line(range.size(), underflow, most, [&](Index k) { return bias[range.first + k]; });
   const detail::FittedLine after =
-      detail::fitted_line(range.size() - before.lags, lost, most, [&](Index k) { return bias[range.last - k]; });
+      detail::fitted_line(range.size() - before.lags, underflow, most, [&](Index k) { return bias[range.last - k]; });
   return {{before.lags, after.lags, before.slope, after.slope}, std::max(before.deviation, after.deviation)};
 }
 

@@ -10,8 +10,9 @@ namespace nprf {
 
 namespace detail {
 
-// C += A B on raw row-major C; the order says how A and B lie. Eigen's kernel by the entry that its own threads call
-// (3.4 and 5.0): here the work is spread already, and where a matrix is cut must not depend on the number of threads.
+// C += A B on raw arrays. C is row-major; order_a and order_b are the storage orders of A and B. It calls the Eigen
+// function (3.4 and 5.0) that Eigen's own threads call, because the callers already distribute the work over threads.
+// Eigen's own threads would split a matrix in a way that depends on their number.
 template <Real T, int order_a, int order_b>
 void add_product(Index rows, Index cols, Index depth, const T* a, Index a_stride, const T* b, Index b_stride, T* c,
                  Index c_stride) {
@@ -26,8 +27,8 @@ constexpr int storage_order = std::remove_cvref_t<M>::IsRowMajor ? Eigen::RowMaj
 
 }  // namespace detail
 
-/// C += A B by one thread, for matrices, maps, blocks and their transposes; C is row-major. It allocates nothing:
-/// pieces are so small that Eigen packs them on its 128 KiB of stack.
+/// C += A B by one thread, for matrices, maps, blocks and their transposes; C is row-major. It allocates nothing: it
+/// multiplies pieces small enough for the 128 KiB of stack that Eigen uses for packing.
 template <class C, class A, class B>
 void add_product(C&& c, const A& a, const B& b) {
   using T = typename std::remove_cvref_t<C>::Scalar;

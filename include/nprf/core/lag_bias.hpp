@@ -10,7 +10,7 @@
 
 namespace nprf {
 
-/// The lags first..last, both included; empty when last < first.
+/// The lags first..last, inclusive; empty if last < first.
 struct LagRange {
   Index first = 0;
   Index last = -1;
@@ -25,9 +25,9 @@ inline LagRange reachable_lags(Index n_q, Index n_k, Index offset, Direction dir
   return {all.first, direction == Direction::causal ? std::min<Index>(all.last, 0) : all.last};
 }
 
-/// The bias b[lag] of every lag: a table, and beyond each of its ends a straight line.
+/// The bias b[lag] of every lag: a table, continued by a straight line beyond each end.
 ///
-/// Clipping has slope 0, ALiBi a table of one scalar and slopes -s; b = -infinity is weight 0.
+/// A clipped table has slopes 0. ALiBi has a table of one scalar and slopes -s. b = -infinity means weight 0.
 template <Real T>
 struct LagBias {
   Index first = 0;                       // lag of table[0]
@@ -37,44 +37,45 @@ struct LagBias {
 
   Index last() const { return first + table.size() - 1; }
 
-  /// b[lag], in double so that long straight lines keep their digits.
+  /// b[lag], computed in double: the lines lose little precision even far from the table.
   double operator[](Index lag) const {
     if (lag < first) return table[0] + static_cast<double>(first - lag) * slope_before;
     if (lag > last()) return table[table.size() - 1] + static_cast<double>(lag - last()) * slope_after;
     return table[lag - first];
   }
 
-  /// b[lag] - b[from], rounded relative to itself: not as the difference of two large numbers where both lie on one
-  /// straight line. -infinity for a lag of weight 0; `from` must not be one.
+  /// b[lag] - b[from], with a rounding error relative to the result: if both lags are on the same line, it is not
+  /// computed as the difference of two large numbers. -infinity if b[lag] is -infinity; b[from] must not be.
   double difference(Index lag, Index from) const {
-    constexpr double never = -std::numeric_limits<double>::infinity();
-    if (lag < first && from < first) return table[0] > never ? static_cast<double>(from - lag) * slope_before : never;
+    constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+    if (lag < first && from < first)
+      return table[0] > minus_infinity ? static_cast<double>(from - lag) * slope_before : minus_infinity;
     if (lag > last() && from > last())
-      return table[table.size() - 1] > never ? static_cast<double>(lag - from) * slope_after : never;
+      return table[table.size() - 1] > minus_infinity ? static_cast<double>(lag - from) * slope_after : minus_infinity;
     return (*this)[lag] - (*this)[from];
   }
 
-  /// The lag of the largest b of a range, the first of several; range.first for an empty one.
+  /// The first lag with the largest b of a range; range.first if the range is empty.
   Index largest(LagRange range) const {
     Index best = range.first;
     if (range.size() == 0) return best;
     const auto consider = [&](Index lag) {
       if ((*this)[lag] > (*this)[best]) best = lag;
     };
-    // beyond the table b is monotone, so that the range's own ends stand for its straight parts
+    // beyond the table b is monotone, so the ends of the range suffice there
     const Index from = std::max(range.first, first), to = std::min(range.last, last());
     for (Index lag = from; lag <= to; ++lag) consider(lag);
     consider(range.last);
     return best;
   }
 
-  /// The largest b of a range; -infinity for an empty one.
+  /// The largest b of a range; -infinity if the range is empty.
   double max(LagRange range) const {
     return range.size() == 0 ? -std::numeric_limits<double>::infinity() : (*this)[largest(range)];
   }
 };
 
-/// Throws InvalidArgument unless the table has a scalar, all are finite or -infinity, and the slopes are numbers.
+/// Throws InvalidArgument if the table is empty or holds a NaN or +infinity, or if a slope is NaN or beyond +-1e30.
 template <Real T>
 void check_bias(const LagBias<T>& bias) {
   require(bias.table.size() >= 1, "bias.table: expected at least one scalar, got none");

@@ -9,14 +9,15 @@
 
 namespace nprf {
 
-/// How many weights at each end of a table are a geometric sequence, and the logarithm of its ratio, going outwards:
-/// with e = first + before,  c[e - k] = c[e] exp(k slope_before)  for k = 1..before, and likewise after.
+/// The number of weights at each end of a table that form a geometric sequence, and the logarithm of its ratio in the
+/// outward direction: with e = first + before,  c[e - k] = c[e] exp(k slope_before)  for k = 1..before, and likewise at
+/// the other end.
 struct Tails {
   Index before = 0, after = 0;
   double slope_before = 0, slope_after = 0;
 };
 
-/// The weights c[lag] of a Toeplitz matrix C[i,j] = c[j-i], read where they lie; a lag outside the table has weight 0.
+/// A view of the weights c[lag] of a Toeplitz matrix C[i,j] = c[j-i]. A lag outside the table has weight 0.
 template <Real T>
 struct LagWeightsView {
   Index first = 0;            // lag of values[0]
@@ -28,7 +29,7 @@ struct LagWeightsView {
 
   T operator[](Index lag) const { return lag < first || lag > last() ? T(0) : values[lag - first]; }
 
-  /// The smallest range outside of which every weight is zero.
+  /// The smallest range of lags that contains all non-zero weights.
   LagRange support() const {
     LagRange range{first, last()};
     while (range.size() > 0 && (*this)[range.first] == T(0)) ++range.first;
@@ -39,7 +40,7 @@ struct LagWeightsView {
   /// The lags between the tails.
   LagRange middle() const { return {first + tails.before, last() - tails.after}; }
 
-  /// The same weights, runs of equal ones at the ends taken for tails too.
+  /// The same weights, with the tails of slope 0 extended over the runs of equal weights at the ends.
   LagWeightsView with_equal_ends() const {
     LagWeightsView c = *this;
     Tails& t = c.tails;
@@ -51,7 +52,7 @@ struct LagWeightsView {
   }
 };
 
-/// The same, held.
+/// The same weights in storage of their own.
 template <Real T>
 struct LagWeights {
   Index first = 0;
@@ -63,7 +64,7 @@ struct LagWeights {
   T operator[](Index lag) const { return view()[lag]; }
   LagRange support() const { return view().support(); }
 
-  /// c over a range of lags, zeros included.
+  /// c over a range of lags, with zeros outside the table.
   Vector<T> window(LagRange range) const {
     Vector<T> c(range.size());
     for (Index k = 0; k < c.size(); ++k) c[k] = (*this)[range.first + k];
@@ -71,13 +72,13 @@ struct LagWeights {
   }
 };
 
-/// c = exp(b - largest) over a range of lags, into the caller's storage (range.size()); all zeros where largest is
-/// -infinity.
+/// c = exp(b - largest) over a range of lags, into the caller's storage (range.size()). All weights are zero if
+/// `largest` is -infinity.
 template <Real T>
 void exp_weights(const LagBias<T>& bias, LagRange range, double largest, T* c) {
   const Index from = bias.largest(range);
-  constexpr double never = -std::numeric_limits<double>::infinity();
-  if (range.size() == 0 || bias[from] == never || largest == never) {
+  constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+  if (range.size() == 0 || bias[from] == minus_infinity || largest == minus_infinity) {
     std::fill_n(c, range.size(), T(0));
     return;
   }
@@ -86,8 +87,8 @@ void exp_weights(const LagBias<T>& bias, LagRange range, double largest, T* c) {
     c[k] = static_cast<T>(std::exp(bias.difference(range.first + k, from) + below));
 }
 
-/// What of a range's weights lies on the bias's straight lines. A line that rises outwards does not count: its weights
-/// would grow from one that may have underflowed.
+/// The tails of the weights over a range: the lags beyond the table of the bias, where the bias is linear. A bias that
+/// rises outwards gives no tail: the recurrence would start from an innermost weight that may have underflowed.
 template <Real T>
 Tails tails(const LagBias<T>& bias, LagRange range) {
   if (range.size() == 0) return {};
@@ -97,7 +98,7 @@ Tails tails(const LagBias<T>& bias, LagRange range) {
   return {before, after, before > 0 ? bias.slope_before : 0.0, after > 0 ? bias.slope_after : 0.0};
 }
 
-/// c = exp(b - max b): the largest weight is 1, and all b = -infinity gives all zeros.
+/// c = exp(b - max b) over a range: the largest weight is 1. All weights are zero if all b are -infinity.
 template <Real T>
 LagWeights<T> exp_weights(const LagBias<T>& bias, LagRange range) {
   LagWeights<T> c{range.first, Vector<T>(range.size()), tails(bias, range)};

@@ -8,36 +8,39 @@
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 
-/// Sums over any number of keys, in two levels: those of a chunk of keys are added up in turn, and chunks so that what
-/// rounding takes from a sum is kept beside it (Ogita, Rump, Oishi 2005). Errors do not grow with the chunks.
+/// Sums over any number of keys, in two levels. The terms of a chunk of keys are summed plainly. The sums of the chunks
+/// are added with compensation: the rounding error of each addition is summed separately (Ogita, Rump, Oishi 2005), so
+/// that the error does not grow with the number of chunks.
 namespace nprf {
 
-/// Keys in a chunk.
+/// The number of keys in a chunk.
 inline constexpr Index keys_in_chunk = 4096;
 
-/// How many of n_k keys are added up in turn, each rounding being one of all before.
+/// The largest number of terms that are summed plainly, so that rounding errors accumulate, in a sum over n_k keys.
 constexpr Index keys_in_turn(Index n_k) { return std::min(n_k, keys_in_chunk); }
 
-/// sums (n) += more (n); lost (n) += what rounding takes from that (Knuth 1969). Zeros change no bit.
+/// sums (n) += terms (n); compensation (n) += the exact rounding errors of these additions (Knuth 1969). Terms that are
+/// zero change no bit.
 template <Real T>
-void add_exactly(Index n, const T* more, T* sums, T* lost) {
+void add_exactly(Index n, const T* terms, T* sums, T* compensation) {
   NPRF_INDEPENDENT_ITERATIONS
   for (Index k = 0; k < n; ++k) {
-    const T sum = sums[k] + more[k], added = sum - sums[k];
-    lost[k] += (sums[k] - (sum - added)) + (more[k] - added);
+    const T sum = sums[k] + terms[k], added = sum - sums[k];
+    compensation[k] += (sums[k] - (sum - added)) + (terms[k] - added);
     sums[k] = sum;
   }
 }
 
-/// sums (n) += lost (n), which is nothing where a sum is not finite.
+/// sums (n) += compensation (n). A non-finite compensation is skipped: it belongs to a non-finite sum.
 template <Real T>
-void add_lost(Index n, const T* lost, T* sums) {
-  for (Index k = 0; k < n; ++k) sums[k] += std::isfinite(lost[k]) ? lost[k] : T(0);
+void add_lost(Index n, const T* compensation, T* sums) {
+  for (Index k = 0; k < n; ++k) sums[k] += std::isfinite(compensation[k]) ? compensation[k] : T(0);
 }
 
-/// Y (rows,p) += what add(begin, end, Y', sums') adds to zeros for the keys begin..end-1, chunk by chunk; chunks end at
-/// `origin` and whole numbers of chunks from there. sums (rows), which may be null, likewise. One chunk is added to Y
-/// itself. Scratch memory O(rows p).
+/// Adds to Y (rows,p), and to sums (rows) unless it is null, the terms of the keys begin..end-1, chunk by chunk and
+/// with compensation. add(j, j_end, Y', sums') adds the terms of the keys j..j_end-1 to Y' and sums', which are zero.
+/// If there is only one chunk, they are Y and sums themselves. Chunks begin at `origin` and at multiples of
+/// keys_in_chunk from there. Scratch memory O(rows p).
 template <Real T, class Add>
 void add_in_chunks(Index origin, Index begin, Index end, MatrixRef<T> Y, T* sums, Workspace& scratch, Add&& add) {
   const auto chunk_end = [=](Index j) { return std::min(end, j - (j - origin) % keys_in_chunk + keys_in_chunk); };
@@ -48,20 +51,20 @@ void add_in_chunks(Index origin, Index begin, Index end, MatrixRef<T> Y, T* sums
   }
   const Workspace::Scope scope(scratch);
   const Index rows = Y.rows(), p = Y.cols();
-  auto more = scratch.matrix<T>(rows, p), lost = scratch.matrix<T>(rows, p);
-  auto more_sums = scratch.vector<T>(sums ? rows : 0), lost_sums = scratch.vector<T>(more_sums.size());
-  lost.setZero();
-  lost_sums.setZero();
+  auto chunk = scratch.matrix<T>(rows, p), compensation = scratch.matrix<T>(rows, p);
+  auto chunk_sums = scratch.vector<T>(sums ? rows : 0), sums_compensation = scratch.vector<T>(chunk_sums.size());
+  compensation.setZero();
+  sums_compensation.setZero();
   for (Index j = begin; j < end; j = chunk_end(j)) {
-    more.setZero();
-    more_sums.setZero();
-    add(j, chunk_end(j), MatrixRef<T>(more), sums ? more_sums.data() : nullptr);
+    chunk.setZero();
+    chunk_sums.setZero();
+    add(j, chunk_end(j), MatrixRef<T>(chunk), sums ? chunk_sums.data() : nullptr);
     for (Index i = 0; i < rows; ++i)
-      add_exactly(p, more.data() + i * p, Y.data() + i * Y.outerStride(), lost.data() + i * p);
-    if (sums) add_exactly(rows, more_sums.data(), sums, lost_sums.data());
+      add_exactly(p, chunk.data() + i * p, Y.data() + i * Y.outerStride(), compensation.data() + i * p);
+    if (sums) add_exactly(rows, chunk_sums.data(), sums, sums_compensation.data());
   }
-  for (Index i = 0; i < rows; ++i) add_lost(p, lost.data() + i * p, Y.data() + i * Y.outerStride());
-  if (sums) add_lost(rows, lost_sums.data(), sums);
+  for (Index i = 0; i < rows; ++i) add_lost(p, compensation.data() + i * p, Y.data() + i * Y.outerStride());
+  if (sums) add_lost(rows, sums_compensation.data(), sums);
 }
 
 }  // namespace nprf

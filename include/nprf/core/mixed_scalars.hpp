@@ -8,11 +8,11 @@ namespace nprf::detail {
 template <class X, class T>
 concept OfOtherScalar = requires { typename X::Scalar; } && !std::same_as<typename X::Scalar, T>;
 
-/// Matrices or views X, of which no call can make its own views: these never change the scalar.
+/// True if a matrix or view among X... has another scalar than T. No call accepts it: views do not convert scalars.
 template <class T, class... X>
 concept MixedScalars = (OfOtherScalar<X, T> || ...);
 
-/// Stops the compiler with a sentence, where it would only say that no call fits.
+/// Fails to compile with a readable message. Without this function the compiler only reports that no overload matches.
 template <class T, class... X>
   requires MixedScalars<T, X...>
 void refuse() {

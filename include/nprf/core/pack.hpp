@@ -9,8 +9,8 @@
 
 namespace nprf {
 
-/// As many scalars as a vector register holds, by Eigen's own wrappers of the instruction sets (one scalar where Eigen
-/// does not vectorise). Loads and stores take any address.
+/// A vector register of scalars, by Eigen's wrappers of the instruction sets; one scalar where Eigen does not
+/// vectorise. Loads and stores accept unaligned addresses.
 template <Real T>
 struct Pack {
   using Register = typename Eigen::internal::packet_traits<T>::type;
@@ -23,7 +23,7 @@ struct Pack {
   static Pack load(const T* from) { return {Eigen::internal::ploadu<Register>(from)}; }
   void store(T* to) const { Eigen::internal::pstoreu(to, x); }
 
-  /// The first `count` scalars from an address, zeros beside them; and the same to one.
+  /// Loads the first `count` scalars, and zeros in the others; stores the first `count` scalars.
   static Pack load(const T* from, Index count) {
     if (count >= size) return load(from);
     T some[size] = {};
@@ -47,21 +47,21 @@ struct Pack {
   friend Pack multiply_add(const Pack& a, const Pack& b, const Pack& c) {
     return {Eigen::internal::pmadd(a.x, b.x, c.x)};
   }
-  /// a c, and 0 where the weight c is 0: it hides even what is infinite.
+  /// a c for a weight c, and 0 where c is 0, even if a is infinite or NaN.
   friend Pack weighted(const Pack& a, const Pack& c) {
     using namespace Eigen::internal;
     return {pandnot(pmul(a.x, c.x), pcmp_eq(c.x, pset1<Register>(T(0))))};
   }
 
-  /// The larger of two; of a number and a NaN the number.
+  /// The larger of a and b; if one of them is NaN, the other.
   friend Pack larger(const Pack& a, const Pack& b) {
     return {Eigen::internal::pmax<Eigen::PropagateNumbers>(a.x, b.x)};
   }
-  /// The same, but NaN if one of them is.
+  /// The larger of a and b; NaN if one of them is NaN.
   friend Pack larger_or_nan(const Pack& a, const Pack& b) {
     return {Eigen::internal::pmax<Eigen::PropagateNaN>(a.x, b.x)};
   }
-  /// exp, and 0 below the exponent of the smallest normal number, where Eigen's alone may stop short of 0.
+  /// exp(a), and 0 where it is below the smallest normal number: Eigen's exp may be positive there, even for -infinity.
   friend Pack exp(const Pack& a) {
     using namespace Eigen::internal;
     constexpr T lowest = (std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2_v<T>;
@@ -73,17 +73,17 @@ struct Pack {
   T sum() const { return Eigen::internal::predux(x); }
 };
 
-/// The number of packs that hold so many scalars.
+/// The number of packs needed for that many scalars.
 template <Real T>
 constexpr Index packs_for(Index scalars) {
   return (scalars + Pack<T>::size - 1) / Pack<T>::size;
 }
 
-// an attribute of Eigen's register types does not count for template arguments, and need not
+// g++ warns that template arguments drop an attribute of Eigen's register types, which is harmless here
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 
-/// to (size,size) = from^T, both row-major with strides, for size = Pack<T>::size.
+/// to = from^T, both (size,size) and row-major with strides, where size = Pack<T>::size.
 template <Real T>
 void transpose_square(const T* from, Index from_stride, T* to, Index to_stride) {
   using P = Pack<T>;

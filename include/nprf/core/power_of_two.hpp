@@ -10,7 +10,8 @@
 
 #include "nprf/core/types.hpp"
 
-/// Powers of two, from their bits: what is multiplied by one loses no digit.
+/// Powers of two, computed from their bits. Multiplication by a power of two is exact unless it overflows or
+/// underflows.
 namespace nprf {
 
 namespace detail {
@@ -20,24 +21,25 @@ using Bits = std::conditional_t<sizeof(T) == sizeof(std::uint32_t), std::uint32_
 
 }  // namespace detail
 
-/// 2^exponent, a normal number.
+/// 2^exponent, which must be a normal number.
 template <Real T>
 constexpr T power_of_two(int exponent) {
   using Limits = std::numeric_limits<T>;
   return std::bit_cast<T>(static_cast<detail::Bits<T>>(exponent + Limits::max_exponent - 1) << (Limits::digits - 1));
 }
 
-/// floor(log2 x) of a positive normal number, as finite units are; less than that of any normal number for a subnormal
-/// one, and more for infinity. For no negative number.
+/// floor(log2 x) of a positive normal x; every finite scale is one. Zero and subnormal x give a value below that of any
+/// normal number, infinity one above. x must not be negative.
 template <Real T>
 constexpr int exponent_of(T x) {
   using Limits = std::numeric_limits<T>;
   return static_cast<int>(std::bit_cast<detail::Bits<T>>(x) >> (Limits::digits - 1)) - (Limits::max_exponent - 1);
 }
 
-/// The unit of numbers whose largest size this is: a power of two, and the size divided by it is between 1/2 and 1
-/// (below 1/2 for a subnormal size, below 2 for one in the last binade; both unit and inverse are finite). 1 for
-/// infinity and NaN. Infinity for 0: zeros stay zeros, whatever rounding they share.
+/// The power-of-two scale of numbers whose largest magnitude is `largest`. The quotient largest / scale is between 1/2
+/// and 1 (below 1/2 for a subnormal magnitude, below 2 for one in the last binade), and both the scale and its inverse
+/// are finite. 1 for infinity and NaN. Infinity for 0: callers replace it and its inverse by the factor 0, so that a
+/// column of zeros gives exact zeros even if it shares rounding errors with other columns.
 template <Real T>
 T unit_of(T largest) {
   using Limits = std::numeric_limits<T>;
@@ -46,8 +48,8 @@ T unit_of(T largest) {
   return power_of_two<T>(std::clamp(exponent_of(largest) + 1, Limits::min_exponent, Limits::max_exponent - 1));
 }
 
-/// x *= 2^exponent, a number or a row, whatever the exponent: in steps of one sign, between which nothing overflows or
-/// loses digits that the last does not. There is one step where |exponent| <= max_exponent - 2.
+/// x *= 2^exponent for a number or a row and any exponent. It multiplies in steps, whose exponents have the same sign,
+/// so that no step overflows or rounds where the result does not. |exponent| <= max_exponent - 2 needs one step.
 template <Real T, class X>
 void scale_by_power_of_two(int exponent, X&& x) {
   constexpr int most = std::numeric_limits<T>::max_exponent - 2;

@@ -5,15 +5,15 @@
 
 namespace nprf {
 
-/// x.resize(rows, cols), after which x is empty where memory runs out. Eigen's own would leave x with memory that it
-/// has given back already, and gives back again at its end.
+/// x.resize(rows, cols), but x is empty if the allocation throws. Eigen's own resize would leave x with a pointer to
+/// freed memory, which the destructor of x frees a second time.
 template <class X>
 void resize(Eigen::PlainObjectBase<X>& x, Index rows, Index cols = 1) {
   if (x.size() != rows * cols) x.resize(0, x.cols());
   x.resize(rows, cols);
 }
 
-/// x = y, likewise.
+/// x = y, but x is empty if the allocation throws.
 template <class X, class Y>
 void assign(Eigen::PlainObjectBase<X>& x, const Y& y) {
   resize(x, y.rows(), y.cols());

@@ -6,8 +6,8 @@
 
 namespace nprf {
 
-/// xs_i = scale_i x_i for the rows of x (n,d), into the caller's xs (n,d), by a team. scale (n) is not empty unless x
-/// is. O(n d).
+/// xs_i = scale_i x_i for the rows of x (n,d), into the caller's xs (n,d), by a team. scale (n) must have one factor
+/// for each row. O(n d).
 template <Real T>
 void scale_rows(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> xs, const Team& team) {
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {

@@ -7,11 +7,11 @@
 
 namespace nprf {
 
-/// Where tokens stand on the axis along which lags are measured: token i in slot `first + i`, or in slot `at[i]`,
-/// rising.
+/// The slots of tokens: their positions on the axis along which lags are measured. Token i has slot `first + i`, or
+/// slot `at[i]` if `at` is not null. Slots increase with i.
 ///
-/// A sequence fills its slots without gaps; a masked token leaves its slot empty; the rows of a picture lie a pitch
-/// apart. The slots of `at` belong to the caller.
+/// The slots of a sequence are consecutive. A masked token leaves its slot empty. Consecutive rows of an image start at
+/// slots that differ by a fixed pitch. The caller owns the array `at`.
 struct Slots {
   Index count = 0;
   Index first = 0;
@@ -19,23 +19,23 @@ struct Slots {
 
   Index operator[](Index i) const { return at ? at[i] : first + i; }
 
-  /// The number of tokens in slots below `slot`.
+  /// The number of tokens whose slot is less than `slot`.
   Index below(Index slot) const {
     if (!at) return std::clamp<Index>(slot - first, 0, count);
     return std::lower_bound(at, at + count, slot) - at;
   }
 };
 
-/// The tokens of one side that take part in attention, in their order: first those that stand outside of the axis (a
-/// grid's extra tokens), then those in slots. The numbers belong to the caller.
+/// The queries or the keys that take part in attention, in order: first the tokens without a slot (the extra tokens of
+/// a grid), then the tokens with slots. The caller owns the array `numbers`.
 struct Placement {
   Placement() = default;
-  Placement(const Slots& in_slots, Index tokens_outside = 0, const Index* token_numbers = nullptr)
-      : slots(in_slots), outside(tokens_outside), numbers(token_numbers) {}
+  Placement(const Slots& in_slots, Index without_slot = 0, const Index* token_numbers = nullptr)
+      : slots(in_slots), outside(without_slot), numbers(token_numbers) {}
 
   Slots slots;
-  Index outside = 0;
-  const Index* numbers = nullptr;  // which of all tokens they are, rising; null: 0, 1, ...
+  Index outside = 0;               // the number of tokens without a slot
+  const Index* numbers = nullptr;  // the index of each among all tokens of the call, increasing; null: 0, 1, ...
 
   Index count() const { return outside + slots.count; }
   Index number(Index i) const { return numbers ? numbers[i] : i; }

@@ -13,41 +13,43 @@
 
 namespace nprf {
 
-/// The threads of one call, and each one's scratch memory. Whoever takes a Team cuts its work into tasks that do not
-/// depend on the number of threads, so that no bit of the result does.
+/// The threads of one call, each with its own scratch memory. A function that uses a Team divides its work into tasks
+/// that do not depend on the number of threads, so that results are bitwise reproducible for any thread count.
 ///
 ///     team.run(tasks, [&](Index task, Workspace& scratch) { ... });
 class Team {
  public:
   /// One thread for each workspace; at least one.
   explicit Team(std::span<Workspace> workspaces) : m_workspaces(workspaces) {}
-  /// The calling thread alone.
+  /// Only the calling thread.
   explicit Team(Workspace& workspace) : m_workspaces(&workspace, 1) {}
 
   Index size() const { return static_cast<Index>(m_workspaces.size()); }
 
-  /// The calling thread's own scratch memory.
+  /// The scratch memory of the calling thread.
   Workspace& workspace() const { return m_workspaces.front(); }
 
-  /// body(task, scratch) once for each task < tasks, in any order, on any thread; what it takes is given back after it.
-  /// Throws what a body throws, when all have stopped. A body must not run the team again.
+  /// Calls body(task, scratch) once for each task < tasks, in any order, on any thread. Scratch memory that a call
+  /// takes is released after it. If a call throws, the tasks that have not started are skipped, and the first exception
+  /// is rethrown after all threads have stopped. A body must not run the team again.
   template <class Body>
   void run(Index tasks, Body&& body) const {
     if (size() == 1 || tasks <= 1) {
-      for (Index task = 0; task < tasks; ++task) one(task, workspace(), body);
+      for (Index task = 0; task < tasks; ++task) run_task(task, workspace(), body);
       return;
     }
     std::atomic<Index> next{0};
-    std::atomic<std::size_t> largest{0};  // of the tasks' scratch memory
+    std::atomic<std::size_t> largest{0};  // the most scratch memory that a task took, in bytes
     std::exception_ptr error;
     std::mutex error_mutex;
-    // OpenMP allocates where a region has other numbers of threads than the one before: a few may find nothing to do
+    // OpenMP allocates memory if a region has another number of threads than the previous one. So all threads run, even
+    // if there are fewer tasks.
     const Index workers = NPRF_USE_OPENMP ? size() : std::min(size(), tasks);
     detail::on_threads(workers, [&](Index worker) {
       try {
         std::size_t most = 0;
         for (Index task; (task = next++) < tasks;)
-          most = std::max(most, one(task, m_workspaces[static_cast<std::size_t>(worker)], body));
+          most = std::max(most, run_task(task, m_workspaces[static_cast<std::size_t>(worker)], body));
         for (std::size_t seen = largest; seen < most && !largest.compare_exchange_weak(seen, most);) continue;
       } catch (...) {
         next = tasks;
@@ -56,14 +58,15 @@ class Team {
       }
     });
     if (error) std::rethrow_exception(error);
-    // which thread gets which task is chance: the next call shall find memory for any
+    // The assignment of tasks to threads is random. Each workspace reserves memory for any task, so that an equal call
+    // allocates nothing.
     for (Workspace& each : m_workspaces) each.reserve(largest);
   }
 
-  /// Rows that go through the first two caches together.
+  /// The number of rows in a tile: the rows that share the first two levels of cache.
   static constexpr Index tile = 128;
 
-  /// The same for tiles of rows: body(i0, count, scratch).
+  /// Runs body(i0, count, scratch) for each tile of rows i0..i0+count-1; `of` is the number of rows in a tile.
   template <class Body>
   void run_tiles(Index rows, Index of, Body&& body) const {
     run((rows + of - 1) / of,
@@ -74,8 +77,8 @@ class Team {
     run_tiles(rows, tile, body);
   }
 
-  /// body(task, team) for each task, which may run that team: as many rounds of whole tasks as fill all threads with a
-  /// task each, then what remains task by task with all threads.
+  /// Calls body(task, team) for each task; a body may run the team that it gets. As long as there is a task for each
+  /// thread, every task gets one thread. The remaining tasks run one after another, each with all threads.
   template <class Body>
   void run_nested(Index tasks, Body&& body) const {
     const Index alone = size() == 1 ? 0 : tasks / size() * size();
@@ -86,8 +89,9 @@ class Team {
     }
   }
 
-  /// body(i, j, scratch) for all i, j < blocks. No two that run at a time share i or j, and each i meets all j in one
-  /// order, as each j meets all i: a body may add to what belongs to its i and to what belongs to its j.
+  /// Calls body(i, j, scratch) for all i, j < blocks. Calls that run at the same time share neither i nor j. For each i
+  /// the order of the j is fixed, and for each j the order of the i. So a body may add to the data of block i and to
+  /// the data of block j, and the sums are bitwise reproducible.
   template <class Body>
   void run_pairs(Index blocks, Body&& body) const {
     for (Index shift = 0; shift < blocks; ++shift)
@@ -96,7 +100,7 @@ class Team {
 
  private:
   template <class Body>
-  static std::size_t one(Index task, Workspace& workspace, Body& body) {
+  static std::size_t run_task(Index task, Workspace& workspace, Body& body) {
     const Workspace::Scope scope(workspace);
     body(task, workspace);
     return scope.peak_bytes();
@@ -105,7 +109,7 @@ class Team {
   std::span<Workspace> m_workspaces;
 };
 
-/// The matrix (rows,cols) that write(matrix, team) fills in, by the calling thread alone.
+/// The matrix (rows,cols) that write(matrix, team) fills, with a team of the calling thread only.
 template <Real T, class Write>
 Matrix<T> filled(Index rows, Index cols, Write&& write) {
   Matrix<T> x(rows, cols);

@@ -10,21 +10,21 @@
 
 namespace nprf {
 
-// Letters, used everywhere: n_q, n_k tokens; d head dimension; d_v value dimension; m random vectors;
-// r features (a feature map's output_dim); h heads; lag = j - i (key position minus query position).
+// Letters used in all headers: n_q queries; n_k keys; d head dimension; d_v value dimension; m random vectors;
+// r features (the output_dim of a feature map); h heads; lag = j - i (key position minus query position).
 
 using Index = Eigen::Index;
 static_assert(sizeof(Index) == 8,
               "nprf: Eigen::Index must have 64 bits: leave EIGEN_DEFAULT_DENSE_INDEX_TYPE alone, on a 64-bit platform");
 
-/// A row is a token.
+/// A row-major matrix; each row is a token.
 template <class T>
 using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 template <class T>
 using Vector = Eigen::Matrix<T, Eigen::Dynamic, 1>;
 
-/// Read access to anybody's matrix: row-major matrices, maps and blocks are viewed in place, all else is copied.
+/// Read access to a matrix. Row-major matrices, maps and blocks are read in place; other expressions are copied.
 template <class T>
 using MatrixView = Eigen::Ref<const Matrix<T>, 0, Eigen::OuterStride<>>;
 
@@ -32,13 +32,13 @@ using MatrixView = Eigen::Ref<const Matrix<T>, 0, Eigen::OuterStride<>>;
 template <class T>
 using MatrixRef = Eigen::Ref<Matrix<T>, 0, Eigen::OuterStride<>>;
 
-/// Scratch memory seen as a matrix or a vector (workspace.hpp).
+/// A matrix or a vector in scratch memory (workspace.hpp).
 template <class T>
 using MatrixMap = Eigen::Map<Matrix<T>, Eigen::Aligned64>;
 template <class T>
 using VectorMap = Eigen::Map<Vector<T>, Eigen::Aligned64>;
 
-/// One factor a row; an empty span stands for all ones.
+/// One factor for each row of a matrix; an empty span means that all factors are 1.
 template <class T>
 using RowScale = std::span<const T>;
 
@@ -55,7 +55,8 @@ consteval bool only_real() {
 
 }  // namespace detail
 
-/// Real, for what users name: another scalar stops the compiler with a sentence. Real can be asked.
+/// The same condition as Real, for the templates that users instantiate: any other scalar is a compilation error with a
+/// readable message. Real itself is just false for it.
 template <class T>
 concept OnlyReal = detail::only_real<T>();
 

@@ -13,10 +13,10 @@
 
 namespace nprf {
 
-/// Scratch memory, taken and given back in the order of a stack, and kept for the next call: a call that takes what an
-/// earlier one took allocates nothing. One thread at a time.
+/// A stack of scratch memory. Released memory is kept for later calls: a call that takes the same sizes as an earlier
+/// call allocates nothing. Not thread-safe.
 ///
-///     const Workspace::Scope scope(workspace);        // gives back at its end all that is taken after it
+///     const Workspace::Scope scope(workspace);        // its destructor releases all memory taken after this line
 ///     auto z = workspace.matrix<float>(rows, cols);   // a map of uninitialised scalars
 class Workspace {
  public:
@@ -33,7 +33,7 @@ class Workspace {
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
-    /// The most that was taken at a time in this scope.
+    /// The largest number of bytes in use at once that were taken in this scope.
     std::size_t peak_bytes() const { return m_workspace.m_high - m_mark.taken; }
 
    private:
@@ -45,7 +45,8 @@ class Workspace {
     std::size_t m_outer_high;
   };
 
-  /// Uninitialised, aligned to 64 bytes, never null. Throws std::bad_alloc, or std::length_error if the size overflows.
+  /// `size` uninitialised objects, aligned to 64 bytes, never null. Throws std::bad_alloc, or std::length_error if the
+  /// size is negative or overflows.
   template <class T>
   T* take(Index size) {
     if (size < 0 || static_cast<std::size_t>(size) > (std::numeric_limits<std::size_t>::max() - line) / sizeof(T))
@@ -65,14 +66,16 @@ class Workspace {
     return VectorMap<T>(take<T>(size), size);
   }
 
-  /// From here on, takes of so many bytes in all, each rounded up to 64, allocate nothing.
+  /// Allocates memory so that the next calls of take() that total `size` bytes, each rounded up to a multiple of 64,
+  /// allocate nothing.
   void reserve(std::size_t size) {
     for (std::size_t block = m_mark.block, used = m_mark.used; block < m_blocks.size(); ++block, used = 0)
       if (m_blocks[block].size - used >= size) return;
     add_block(grown(size));
   }
 
-  /// Makes one block of all, if nothing is taken: so that calls of other sizes do not pile up blocks.
+  /// Replaces all blocks by one of their total size, so that calls of different sizes do not accumulate blocks. Does
+  /// nothing while memory is in use.
   void settle() noexcept {
     if (m_blocks.size() <= 1 || m_mark.taken > 0) return;
     const std::size_t size = m_allocated;
@@ -82,14 +85,14 @@ class Workspace {
     try {
       add_block(size);
     } catch (const std::bad_alloc&) {
-      // the next call takes what it can get
+      // the next call allocates again
     }
   }
 
-  /// How much it holds.
+  /// The size of all blocks in bytes.
   std::size_t allocated_bytes() const { return m_allocated; }
 
-  /// The most that was taken at a time since forget_peak(), or since the innermost open scope began.
+  /// The largest number of bytes in use at once since forget_peak() or since the innermost open scope began.
   std::size_t peak_bytes() const { return m_high; }
   void forget_peak() { m_high = m_mark.taken; }
 
@@ -112,7 +115,7 @@ class Workspace {
     return memory;
   }
 
-  // blocks double, so that they stay few
+  // a new block is as large as all blocks before it (at most 64 MiB, unless `size` is more), so that there are few
   std::size_t grown(std::size_t size) const {
     return std::max(size, std::clamp(m_allocated, smallest_block, largest_step));
   }
@@ -125,7 +128,7 @@ class Workspace {
   std::vector<Block> m_blocks;
   Scope::Mark m_mark;
   std::size_t m_allocated = 0;
-  std::size_t m_high = 0;  // the most that was taken since the innermost scope began
+  std::size_t m_high = 0;  // the maximum of m_mark.taken since the innermost scope began
 };
 
 }  // namespace nprf

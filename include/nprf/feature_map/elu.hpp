@@ -11,7 +11,8 @@
 
 namespace nprf {
 
-/// phi(x) = elu(x) + 1, d features: x + 1 for x > 0, exp(x) else; a kernel of its own (Katharopoulos et al. 2020).
+/// phi(x) = elu(x) + 1, d features: x + 1 for x > 0, otherwise exp(x). It defines a kernel of its own and does not
+/// estimate exp(x.y) (Katharopoulos et al. 2020).
 template <OnlyReal T>
 class EluFeatures {
  public:
@@ -27,16 +28,16 @@ class EluFeatures {
   Index input_dim() const { return m_d; }
   Index output_dim() const { return m_d; }
 
-  /// What a feature of a row of at most that norm is off by, relative to itself.
+  /// A bound on the relative error of each feature, for rows of at most that norm.
   double relative_error(double norm) const {
     return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * (4 + 2 * norm);
   }
 
-  /// (n,d) -> (n,d). Throws InvalidArgument unless x has input_dim columns.
+  /// The features of the rows of x: (n,d) -> (n,d). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x) const;
   Matrix<T> keys(const MatrixView<T>& x) const;
 
-  /// The same of scale_i x_i into the caller's phi (n,d), by a team.
+  /// The features of the rows scale_i x_i, into the caller's phi (n,d), by a team.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const;
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const;
 
@@ -87,7 +88,7 @@ Matrix<T> EluFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& 
   return filled<T>(x.rows(), x.cols(), [&](auto& dx, const Team& team) { backward(x, phi, dphi, dx, team); });
 }
 
-// dphi/dx = 1 for x > 0, phi else
+// dphi/dx = 1 for x > 0, otherwise phi
 template <OnlyReal T>
 void EluFeatures<T>::backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
                               MatrixRef<T> dx, const Team& team) const {

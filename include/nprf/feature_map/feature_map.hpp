@@ -10,13 +10,13 @@ namespace nprf {
 
 namespace detail {
 
-// Eigen's matrices claim to convert between scalars, and fail when asked to
+// Eigen matrices report that they are convertible to other scalars, but the conversion does not compile
 template <class M, class T>
 concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename std::remove_cvref_t<M>::Scalar, T>;
 
 }  // namespace detail
 
-/// What attention asks of a feature map phi. One that users may write, in full:
+/// The requirements of attention on a feature map phi. A complete example of a user's own map:
 ///
 ///     struct Squares {
 ///       using Scalar = float;
@@ -29,18 +29,21 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 ///       Index d;
 ///     };
 ///
-/// queries may leave out one positive factor a row, keys one positive factor for the whole call: attention does not
-/// change. A map that can tell the factors that queries leaves out may have
+/// queries may omit one positive factor for each row, and keys one positive factor for the whole call: these factors
+/// cancel in attention. backward gets phi as queries or keys returned it, treats the omitted factors as constants, and
+/// returns dx. Several threads may call a map at the same time.
+///
+/// A map may have further members. This one also reports the factors that queries omits:
 ///     void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team&, T* log_factor) const;
-/// too: phi(scale_i x_i) = exp(log_factor_i) times row i. Then causal attention asks it for the keys, so that no key's
-/// features depend on another's. A map may say what its features of a row of at most some norm are off by, relative to
-/// themselves, or to |phi| if they have signs:
+/// where phi(scale_i x_i) = exp(log_factor_i) times row i. Causal attention then calls it for the keys too, so that the
+/// features of a key do not depend on other keys. This one bounds the error of the features of rows of at most a given
+/// norm, relative to each feature, or to |phi| if features can be negative:
 ///     double relative_error(double norm) const;
-/// features of one that does not count as exact in Report::error_bound. A map of exponentials may have
+/// Without it Report::error_bound treats the features as exact. This one gives the logarithms of phi(scale_i x_i), up
+/// to a constant, for a map of exponentials:
 ///     void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team&) const;
-/// the logarithms of phi(scale_i x_i) but for a constant, for rows whose features underflow beside others, if its
-/// backward depends on the products of phi and dphi alone. Several threads may call a map at a time.
-/// backward gets phi as queries or keys returned it, takes those factors for constants, and returns dx.
+/// Attention uses them for rows whose features underflow relative to those of other rows. A map with logs must have a
+/// backward that depends only on the products of phi and dphi.
 template <class F>
 concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const MatrixView<typename F::Scalar>& x) {
   { f.input_dim() } -> std::convertible_to<Index>;
@@ -50,8 +53,8 @@ concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const Matr
   { f.backward(x, x, x) } -> detail::MatrixOf<typename F::Scalar>;
 };
 
-/// True if phi(x).phi(y) estimates exp(x.y), so that Normalization::none() scales by d^(-1/4). A map that does not
-/// says `static constexpr bool estimates_exp = false;`.
+/// True if phi(x).phi(y) estimates exp(x.y), so that Normalization::none() scales by d^(-1/4). A map whose features do
+/// not must declare `static constexpr bool estimates_exp = false;`.
 template <class F>
 constexpr bool estimates_exp() {
   if constexpr (requires { F::estimates_exp; })
@@ -60,7 +63,7 @@ constexpr bool estimates_exp() {
     return true;
 }
 
-/// True if no feature is ever negative, so that every denominator is positive. Such a map says
+/// True if no feature is negative, so that every denominator is positive. Such a map declares
 /// `static constexpr bool is_positive = true;`.
 template <class F>
 constexpr bool is_positive() {

@@ -13,7 +13,7 @@ namespace nprf {
 
 namespace detail {
 
-// concepts of their own, since nvcc loses T in a requires-expression of a member
+// separate concepts, because nvcc does not find T in a requires-expression inside a member function
 template <class F, class T>
 concept HasFactors = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> phi, const Team& team, T* log_factor) {
   f.queries(x, RowScale<T>(), phi, team, log_factor);
@@ -25,11 +25,11 @@ concept HasLogs = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> z, c
 
 }  // namespace detail
 
-/// A feature map of any type, known by its scalar alone, so that what works with it is compiled once for all maps. It
-/// refers to the map, and is as cheap to copy as a pointer.
+/// A type-erased reference to a feature map of scalar T. Code that uses it is compiled once for all maps. It does not
+/// own the map, and is cheap to copy.
 ///
-/// A map that writes into the caller's storage by a team, as ours do, is asked to; one that returns matrices is given
-/// the scaled rows, and what it returns is copied.
+/// If the map has the overloads that write into the caller's storage by a team, as nprf's own maps have, the view calls
+/// them. Otherwise it passes scaled rows to the overloads that return matrices, and copies the results.
 template <Real T>
 class FeatureMapView {
  public:
@@ -42,11 +42,11 @@ class FeatureMapView {
   bool estimates_exp() const { return m_functions->estimates_exp; }
   bool is_positive() const { return m_functions->is_positive; }
 
-  /// What features of rows of at most that norm are off by, relative to themselves; 0 if the map does not say.
+  /// The map's bound on the relative error of its features, for rows of at most that norm; 0 if the map has none.
   double relative_error(double norm) const { return m_functions->relative_error(m_map, norm); }
 
-  /// phi (n,r) of scale_i x_i, x (n,d); an empty scale stands for all ones. Throws InvalidArgument where the map does,
-  /// or if it returns another shape.
+  /// phi (n,r) of the rows scale_i x_i, x (n,d); an empty scale means that all factors are 1. Throws InvalidArgument if
+  /// the map throws it or returns another shape.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team) const {
     m_functions->queries(m_map, x, scale, phi, team);
   }
@@ -54,23 +54,24 @@ class FeatureMapView {
     m_functions->keys(m_map, x, scale, phi, team);
   }
 
-  /// Whether the map knows the factors that its queries leave out.
+  /// Whether the map can report the factors that its queries omit.
   bool has_factors() const { return m_functions->with_factors != nullptr; }
-  /// phi(scale_i x_i) = exp(log_factor_i) times row i of phi (n,r), each row by itself; for maps that have factors.
+  /// Writes phi (n,r) and log_factor (n), where phi(scale_i x_i) = exp(log_factor_i) times row i of phi. No row depends
+  /// on another. Requires has_factors().
   void with_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
                     const Team& team) const {
     m_functions->with_factors(m_map, x, scale, phi, log_factor, team);
   }
 
-  /// Whether the map can tell the logarithms of its features, and takes any phi and dphi of the same product in
-  /// backward.
+  /// Whether the map can compute the logarithms of its features. The backward of such a map depends only on the
+  /// products of phi and dphi.
   bool has_logs() const { return m_functions->logs != nullptr; }
-  /// log phi(scale_i x_i) into z (n,r), but for a common constant; for maps that have logarithms.
+  /// Writes log phi(scale_i x_i), up to a common constant, into z (n,r). Requires has_logs().
   void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const {
     m_functions->logs(m_map, x, scale, z, team);
   }
 
-  /// dx (n,d) from the scaled x (n,d), phi (n,r) and dphi (n,r). Throws InvalidArgument as queries.
+  /// dx (n,d) from the scaled rows x (n,d), phi (n,r) and dphi (n,r). Throws InvalidArgument as queries does.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
                 const Team& team) const {
     m_functions->backward(m_map, x, phi, dphi, dx, team);
@@ -85,8 +86,8 @@ class FeatureMapView {
 
   struct Functions {
     Features *queries, *keys;
-    WithFactors* with_factors;  // null: the map has none
-    Features* logs;             // null: likewise
+    WithFactors* with_factors;  // null if the map has none
+    Features* logs;             // null if the map has none
     Backward* backward;
     double (*relative_error)(const void*, double);
     bool estimates_exp, is_positive;
@@ -162,7 +163,7 @@ class FeatureMapView {
     use(xs);
   }
 
-  // a user's own map may return anything
+  // a user's own map may return a matrix of a wrong shape
   static void set_checked(MatrixRef<T>& x, const Matrix<T>& returned) {
     require(returned.rows() == x.rows() && returned.cols() == x.cols(), "feature map: expected to return ", x.rows(),
             " x ", x.cols(), ", got ", returned.rows(), " x ", returned.cols());

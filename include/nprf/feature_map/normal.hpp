@@ -11,9 +11,9 @@
 
 namespace nprf {
 
-/// Independent N(0,1) deviates in double: Box and Muller (1958) over Philox words.
+/// A generator of independent N(0,1) deviates in double, by the method of Box and Muller (1958) on words of Philox.
 ///
-/// A seed and a stream fix the integers on every platform; streams of one seed are independent.
+/// The seed and the stream determine the random integers on every platform. Streams of one seed are independent.
 class NormalDeviates {
  public:
   explicit NormalDeviates(std::uint64_t seed, std::uint64_t stream = 0) : m_seed(seed), m_stream(stream) {}

@@ -6,7 +6,7 @@
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 
-/// The feature maps under the names of Luo et al. 2021, for vectors of d scalars and m random rows.
+/// The feature maps under the names that Luo et al. 2021 use, for vectors of d scalars and m random rows.
 namespace nprf {
 
 /// Positive features with Gaussian rows.

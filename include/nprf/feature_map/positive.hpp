@@ -12,7 +12,8 @@
 
 namespace nprf {
 
-/// phi(x) = exp(-|x|^2/2) / sqrt(r) [exp(s w_1.x) ... exp(s w_m.x)], for s = +1, or for s = +1 and s = -1; r = signs m.
+/// phi(x) = exp(-|x|^2/2) / sqrt(r) [exp(s w_1.x) ... exp(s w_m.x)], r = signs m. s is +1 if signs is 1, and +1 and -1
+/// if signs is 2.
 ///
 /// E[phi(x).phi(y)] = exp(x.y), and every feature is positive (Choromanski et al. 2021).
 template <Real T, Index signs>
@@ -24,22 +25,23 @@ class ExponentialFeatures : public RandomFeatures<T> {
 
   Index output_dim() const { return signs * this->num_features(); }
 
-  /// (n,d) -> (n,r), the largest feature of each row 1. phi(scale_i x_i) = exp(log_factor_i) times the row returned.
-  /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
+  /// (n,d) -> (n,r). Each row is scaled so that its largest feature is 1: phi(scale_i x_i) = exp(log_factor_i) times
+  /// the returned row. O(n d m). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const;
 
   /// The same into the caller's phi (n,r), and log_factor (n) where it is not null, by a team.
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
                T* log_factor = nullptr) const;
 
-  /// (n,d) -> (n,r), the largest feature of the call 1. phi(scale_j x_j) = exp(log_factor) times the row returned.
+  /// (n,d) -> (n,r). All rows are scaled so that the largest feature of the call is 1: phi(scale_j x_j) =
+  /// exp(log_factor) times the returned row.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const;
 
   /// The same into the caller's phi (n,r), by a team.
   void keys(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
             T* log_factor = nullptr) const;
 
-  /// log(sqrt(r) phi) of scale_i x_i into z (n,r), by a team: what is left of features that underflow beside others.
+  /// Writes log(sqrt(r) phi(scale_i x_i)) into z (n,r), by a team, for features that underflow relative to others.
   void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const;
 
   /// dL/dx (n,d) from x (n,d), phi (n,r) as queries or keys returned it, and dL/dphi (n,r). O(n d m). Throws
@@ -53,7 +55,7 @@ class ExponentialFeatures : public RandomFeatures<T> {
  private:
   static_assert(signs == 1 || signs == 2);
 
-  // the largest of [z] or [z, -z]; of numbers, where a NaN is among them
+  // the largest entry of [z] or [z, -z], ignoring NaN
   T largest_exponent(const T* z) const {
     auto largest = Pack<T>::all(-std::numeric_limits<T>::infinity());
     for (Index f = 0; f < this->num_features(); f += Pack<T>::size) {
@@ -66,7 +68,7 @@ class ExponentialFeatures : public RandomFeatures<T> {
 
   // phi = f([z]) or f([z, -z])
   template <class F>
-  void spread(const T* z, T* phi, F&& f) const {
+  void map_exponents(const T* z, T* phi, F&& f) const {
     const Index m = this->num_features();
     for (Index k = 0; k < m; k += Pack<T>::size) {
       const auto exponent = Pack<T>::load(z + k);
@@ -94,10 +96,10 @@ void ExponentialFeatures<T, signs>::queries(const MatrixView<T>& x, RowScale<T> 
   this->check_phi(phi, x.rows(), output_dim());
   this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
     for (Index i = 0; i < z.rows(); ++i) {
-      // -|x|^2/2 is the same for the whole row, and leaves with the factor
+      // -|x|^2/2 is the same for the whole row and is part of the omitted factor
       const T largest = largest_exponent(&z(i, 0));
-      const auto top = Pack<T>::all(largest);
-      spread(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exp(exponent - top); });
+      const auto row_max = Pack<T>::all(largest);
+      map_exponents(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exp(exponent - row_max); });
       if (log_factor) log_factor[i0 + i] = largest - h[i] - log_sqrt_r();
     }
   });
@@ -113,24 +115,24 @@ void ExponentialFeatures<T, signs>::keys(const MatrixView<T>& x, RowScale<T> sca
                                          T* log_factor) const {
   this->check_phi(phi, x.rows(), output_dim());
   const Workspace::Scope scope(team.workspace());
-  auto tops = team.workspace().template vector<T>((x.rows() + this->tile - 1) / this->tile);  // one a tile
+  auto tile_maxima = team.workspace().template vector<T>((x.rows() + this->tile - 1) / this->tile);
   this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
-    T& top = tops[i0 / this->tile];
-    top = -std::numeric_limits<T>::infinity();
+    T& tile_max = tile_maxima[i0 / this->tile];
+    tile_max = -std::numeric_limits<T>::infinity();
     for (Index i = 0; i < z.rows(); ++i) {
       const auto half_square = Pack<T>::all(h[i]);
-      spread(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exponent - half_square; });
-      top = std::max(top, largest_exponent(&z(i, 0)) - h[i]);
+      map_exponents(&z(i, 0), &phi(i0 + i, 0), [=](const Pack<T>& exponent) { return exponent - half_square; });
+      tile_max = std::max(tile_max, largest_exponent(&z(i, 0)) - h[i]);
     }
   });
-  T largest = tops.size() == 0 ? T(0) : tops.maxCoeff();
+  T largest = tile_maxima.size() == 0 ? T(0) : tile_maxima.maxCoeff();
   if (!std::isfinite(largest)) largest = 0;
   team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace&) {
-    const auto top = Pack<T>::all(largest);
+    const auto max = Pack<T>::all(largest);
     for (Index i = i0; i < i0 + rows; ++i) {
       T* row = &phi(i, 0);
       for (Index f = 0; f < output_dim(); f += Pack<T>::size)
-        exp(Pack<T>::load(row + f, output_dim() - f) - top).store(row + f, output_dim() - f);
+        exp(Pack<T>::load(row + f, output_dim() - f) - max).store(row + f, output_dim() - f);
     }
   });
   if (log_factor) *log_factor = largest - log_sqrt_r();
@@ -142,7 +144,8 @@ void ExponentialFeatures<T, signs>::logs(const MatrixView<T>& x, RowScale<T> sca
   this->check_phi(z, x.rows(), output_dim());
   this->project(x, scale, team, [&](Index i0, const auto& projected, const auto& h) {
     for (Index i = 0; i < projected.rows(); ++i)
-      spread(&projected(i, 0), &z(i0 + i, 0), [=](const Pack<T>& exponent) { return exponent - Pack<T>::all(h[i]); });
+      map_exponents(&projected(i, 0), &z(i0 + i, 0),
+                    [=](const Pack<T>& exponent) { return exponent - Pack<T>::all(h[i]); });
   });
 }
 
@@ -170,14 +173,15 @@ void ExponentialFeatures<T, signs>::backward(const MatrixView<T>& x, const Matri
   });
 }
 
-/// PRF: phi(x) = exp(-|x|^2/2) / sqrt(m) [exp(w.x)...], m features. Variance over K^2: (exp(|x+y|^2) - 1) / m.
+/// PRF: phi(x) = exp(-|x|^2/2) / sqrt(m) [exp(w.x)...], m features. With K = exp(x.y), the variance of phi(x).phi(y) is
+/// K^2 (exp(|x+y|^2) - 1) / m for independent Gaussian rows.
 template <OnlyReal T>
 class PositiveFeatures : public ExponentialFeatures<T, 1> {
   using ExponentialFeatures<T, 1>::ExponentialFeatures;
 };
 
-/// phi(x) = exp(-|x|^2/2) / sqrt(2m) [exp(w.x)..., exp(-w.x)...], 2m features. Variance over K^2: (cosh(|x+y|^2) - 1) /
-/// m.
+/// phi(x) = exp(-|x|^2/2) / sqrt(2m) [exp(w.x)..., exp(-w.x)...], 2m features. With K = exp(x.y), the variance of
+/// phi(x).phi(y) is K^2 (cosh(|x+y|^2) - 1) / m for independent Gaussian rows.
 template <OnlyReal T>
 class HyperbolicFeatures : public ExponentialFeatures<T, 2> {
   using ExponentialFeatures<T, 2>::ExponentialFeatures;

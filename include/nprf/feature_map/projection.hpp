@@ -17,7 +17,8 @@ namespace nprf {
 /// gaussian:   independent N(0, I_d).
 /// orthogonal: blocks of d mutually orthogonal rows, each uniform in direction and with the norm of a Gaussian vector;
 ///             marginally N(0, I_d), so unbiased, with less variance (Choromanski et al. 2021).
-/// sphere:     independent and uniform on the sphere of radius sqrt(d); biased, see E[exp(w.z)] = 0F1(; d/2; d|z|^2/4).
+/// sphere:     independent and uniform on the sphere of radius sqrt(d); biased: E[exp(w.z)] = 0F1(; d/2; d|z|^2/4),
+///             where Gaussian rows have exp(|z|^2/2).
 enum class Projection { gaussian, orthogonal, sphere };
 
 struct FeatureOptions {
@@ -29,10 +30,11 @@ struct FeatureOptions {
 
 namespace detail {
 
-// Of Gaussian rows (m,d), m <= d, the first rows of a Haar distributed orthogonal matrix: what stands before a triangle
-// with a positive diagonal (F. Mezzadri, "How to generate random matrices from the classical compact groups", 2007). By
-// Gram-Schmidt, each row twice, which is enough for it to be orthogonal to rounding (L. Giraud et al. 2005); Eigen's QR
-// would take every program that draws features seconds to compile.
+// Orthonormalises Gaussian rows (m,d), m <= d. The result is the first m rows of a Haar distributed orthogonal matrix,
+// because the triangular factor of this decomposition has a positive diagonal (F. Mezzadri, "How to generate random
+// matrices from the classical compact groups", 2007). It is Gram-Schmidt with two passes for each row, which suffice
+// for orthogonality to rounding (L. Giraud et al. 2005). Eigen's QR would add seconds to the compilation of every
+// program that draws features.
 inline Matrix<double> haar_orthogonal(Matrix<double> q) {
   for (Index i = 0; i < q.rows(); ++i) {
     for (int pass = 0; pass < 2; ++pass)
@@ -44,8 +46,9 @@ inline Matrix<double> haar_orthogonal(Matrix<double> q) {
 
 }  // namespace detail
 
-/// Draws the m x d projection in double, then rounds it. O(m d), orthogonal O(m d^2). Throws InvalidArgument for sizes
-/// below 1, for more than memory can have, and for a number that is no Projection.
+/// Draws the m x d projection in double, then rounds it to T. O(m d), for orthogonal rows O(m d^2). Throws
+/// InvalidArgument for sizes below 1 or whose product overflows, and for a projection that is not one of the
+/// enumerators.
 template <Real T>
 Matrix<T> draw_projection(const FeatureOptions& options) {
   const Index d = options.input_dim, m = options.num_features;

@@ -16,16 +16,18 @@
 
 namespace nprf {
 
-/// The projection W (m,d) that every random feature map owns, one for queries and keys, and the products with it.
+/// The base class of random feature maps. It owns the projection W (m,d), which queries and keys share, and computes
+/// the products of rows with it.
 template <Real T>
 class RandomFeatures {
  public:
   using Scalar = T;
 
-  /// Throws InvalidArgument for sizes below 1.
+  /// Draws the projection (draw_projection). Throws InvalidArgument for sizes below 1.
   explicit RandomFeatures(const FeatureOptions& options);
 
-  /// The caller's rows (m,d). Throws InvalidArgument if it is empty or holds a NaN or an infinity.
+  /// Uses the caller's rows (m,d) as the projection. Throws InvalidArgument if there are none, or for a NaN or an
+  /// infinity.
   template <class Rows>
   explicit RandomFeatures(const Eigen::MatrixBase<Rows>& rows) : m_w(rows) {
     static_assert(std::same_as<typename Rows::Scalar, T>,
@@ -41,28 +43,28 @@ class RandomFeatures {
   Index num_features() const { return m_w.rows(); }
   const Matrix<T>& projection() const { return m_w; }
 
-  /// What a feature of a row of at most that norm R is off by, relative to itself, or to |phi| where it has a sign: the
-  /// rounding of w.x, which is a sum of d terms, and of |x|^2/2. Its root mean square was measured as a third of
-  /// that for random rows, and two thirds for rows along a w.
+  /// The error bound of a feature for rows of at most that norm, relative to the feature, or to |phi| if features can
+  /// be negative. It covers the rounding of w.x, a sum of d terms, and of |x|^2/2. The measured root mean square error
+  /// is a third of it for random rows, and two thirds for rows parallel to a row of W.
   double relative_error(double norm) const {
     const double d = static_cast<double>(input_dim());
     const double roundings = 3 + (1 + std::sqrt(d) / 15) * m_longest * norm + norm * norm;
     return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
   }
 
-  /// What the projection was drawn by. Throws InvalidArgument if it is the caller's.
+  /// The options that the projection was drawn with. Throws InvalidArgument if the caller gave the projection.
   const FeatureOptions& options() const {
     require(m_options.has_value(), "features: expected a projection that was drawn from a seed, got the caller's rows");
     return *m_options;
   }
 
  protected:
-  /// Rows that are projected together.
+  /// The number of rows that are projected together.
   static constexpr Index tile = 21 * Block<T>::rows;
 
-  // emit(i0, z, h) for each tile of rows x_i, scaled by their row scale:
+  // Calls emit(i0, z, h) for each tile of rows x_i, which are multiplied by their scale:
   //     z = x W^T (rows,m)    h_i = |x_i|^2 / 2
-  // Rows of z fill whole packs: the last feature is repeated beside itself.
+  // The rows of z are padded to whole packs; the padding repeats the last feature.
   template <class Emit>
   void project(const MatrixView<T>& x, RowScale<T> scale, const Team& team, Emit&& emit) const {
     require(x.cols() == input_dim(), "x: expected ", input_dim(), " columns (input_dim), got ", x.cols());
@@ -112,7 +114,7 @@ class RandomFeatures {
   }
 
  private:
-  // W^T (d,m), its last column repeated until columns fill whole packs
+  // W^T (d,m), padded to whole packs of columns; the padding repeats the last column
   static Matrix<T> in_packs(const Matrix<T>& w) {
     const Index m = w.rows(), most = packs_for<T>(m) * Pack<T>::size;
     Matrix<T> wt(w.cols(), most);
@@ -123,7 +125,7 @@ class RandomFeatures {
   static double longest_row(const Matrix<T>& w) { return static_cast<double>(w.rowwise().norm().maxCoeff()); }
 
   Matrix<T> m_w;   // (m,d)
-  Matrix<T> m_wt;  // (d,m)
+  Matrix<T> m_wt;  // (d,m), padded
   double m_longest = 0;
   std::optional<FeatureOptions> m_options;
 };
@@ -133,8 +135,8 @@ template <Real T>
 RandomFeatures<T>::RandomFeatures(const FeatureOptions& options)
     : m_w(draw_projection<T>(options)), m_wt(in_packs(m_w)), m_longest(longest_row(m_w)), m_options(options) {}
 
-/// The same map with its projection drawn from another seed, as training does between steps (Choromanski et al. 2021).
-/// Throws InvalidArgument if the projection is the caller's.
+/// The same map with a projection drawn from another seed, for training that redraws projections between steps
+/// (Choromanski et al. 2021). Throws InvalidArgument if the caller gave the projection.
 template <class F>
   requires std::derived_from<F, RandomFeatures<typename F::Scalar>>
 F redrawn(const F& features, std::uint64_t seed) {

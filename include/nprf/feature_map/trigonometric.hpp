@@ -13,8 +13,9 @@ namespace nprf {
 
 /// TRF: phi(x) = exp(|x|^2/2) / sqrt(m) [sin(w.x)..., cos(w.x)...], 2m features.
 ///
-/// E[phi(x).phi(y)] = exp(x.y) (Peng et al. 2021). Features have both signs: a denominator can come out negative.
-/// Variance over K^2: exp(|x|^2 + |y|^2 - 2 x.y) (1 - exp(-|x-y|^2))^2 / 2m.
+/// E[phi(x).phi(y)] = K = exp(x.y) (Peng et al. 2021). Features have both signs, so a denominator can be negative. The
+/// variance of phi(x).phi(y) is K^2 exp(|x|^2 + |y|^2 - 2 x.y) (1 - exp(-|x-y|^2))^2 / 2m for independent Gaussian
+/// rows.
 template <OnlyReal T>
 class TrigonometricFeatures : public RandomFeatures<T> {
  public:
@@ -24,7 +25,7 @@ class TrigonometricFeatures : public RandomFeatures<T> {
 
   Index output_dim() const { return 2 * this->num_features(); }
 
-  /// (n,d) -> (n,2m), without exp(|x|^2/2). phi(scale_i x_i) = exp(log_factor_i) times the row returned.
+  /// (n,d) -> (n,2m), without the factor exp(|x|^2/2): phi(scale_i x_i) = exp(log_factor_i) times the returned row.
   /// O(n d m). Throws InvalidArgument unless x has input_dim columns.
   Matrix<T> queries(const MatrixView<T>& x, RowScale<T> scale = {}, Vector<T>* log_factor = nullptr) const;
 
@@ -32,7 +33,8 @@ class TrigonometricFeatures : public RandomFeatures<T> {
   void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team& team,
                T* log_factor = nullptr) const;
 
-  /// (n,d) -> (n,2m), relative to the longest key. phi(scale_j x_j) = exp(log_factor) times the row returned.
+  /// (n,d) -> (n,2m), divided by the factor exp(|x|^2/2) of the longest key: phi(scale_j x_j) = exp(log_factor) times
+  /// the returned row.
   Matrix<T> keys(const MatrixView<T>& x, RowScale<T> scale = {}, T* log_factor = nullptr) const;
 
   /// The same into the caller's phi (n,2m), by a team.
@@ -50,7 +52,7 @@ class TrigonometricFeatures : public RandomFeatures<T> {
  private:
   // [sin(w.x)..., cos(w.x)...]
   template <class Z, class Phi>
-  static void waves(const Z& z, Phi phi) {
+  static void sin_cos(const Z& z, Phi phi) {
     phi.leftCols(z.cols()) = z.array().sin();
     phi.rightCols(z.cols()) = z.array().cos();
   }
@@ -72,7 +74,7 @@ void TrigonometricFeatures<T>::queries(const MatrixView<T>& x, RowScale<T> scale
                                        T* log_factor) const {
   this->check_phi(phi, x.rows(), output_dim());
   this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
-    waves(z, phi.middleRows(i0, z.rows()));
+    sin_cos(z, phi.middleRows(i0, z.rows()));
     for (Index i = 0; log_factor && i < h.size(); ++i) log_factor[i0 + i] = h[i] - log_sqrt_m();
   });
 }
@@ -89,7 +91,7 @@ void TrigonometricFeatures<T>::keys(const MatrixView<T>& x, RowScale<T> scale, M
   const Workspace::Scope scope(team.workspace());
   auto half_square = team.workspace().template vector<T>(x.rows());  // |x|^2/2
   this->project(x, scale, team, [&](Index i0, const auto& z, const auto& h) {
-    waves(z, phi.middleRows(i0, z.rows()));
+    sin_cos(z, phi.middleRows(i0, z.rows()));
     half_square.segment(i0, h.size()) = h;
   });
   T largest = x.rows() == 0 ? T(0) : half_square.template maxCoeff<Eigen::PropagateNumbers>();

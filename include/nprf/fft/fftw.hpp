@@ -23,12 +23,12 @@
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 
-/// FFTW 3 behind one RAII header: the only file that includes fftw3.h.
+/// RAII wrappers of FFTW 3. No other header includes fftw3.h.
 namespace nprf::fft {
 
-/// FFTW's planner is one per process and not thread-safe: a program that plans, destroys plans or handles wisdom itself
-/// holds this mutex meanwhile, and calls nothing of nprf until it has given it back. fftw_cleanup would take nprf's
-/// plans away; fftw_plan_with_nthreads holds for nprf's plans too.
+/// The mutex of FFTW's planner, which is shared by the process and not thread-safe. A program that itself creates or
+/// destroys FFTW plans or changes wisdom must hold this mutex meanwhile, and must not call nprf while it holds it.
+/// fftw_cleanup would destroy nprf's plans. fftw_plan_with_nthreads also affects nprf's plans.
 inline std::mutex& planner_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -67,19 +67,19 @@ struct Fftw<double> {
   static void forget_wisdom() { fftw_forget_wisdom(); }
 };
 
-// While it lives FFTW has no wisdom: what others have measured would change plans, and with them bits. Under
-// planner_mutex(). Throws std::bad_alloc.
+// Removes FFTW's wisdom during its lifetime and restores it afterwards. Wisdom that other code has measured would
+// change nprf's plans, and so the bits of its results. planner_mutex() must be held. Throws std::bad_alloc.
 template <Real T>
 class NoWisdom {
  public:
   NoWisdom() {
     Fftw<T>::export_wisdom(&append, this);
-    if (m_lost) throw std::bad_alloc();
+    if (m_out_of_memory) throw std::bad_alloc();
     Fftw<T>::forget_wisdom();
   }
   ~NoWisdom() {
     Fftw<T>::forget_wisdom();
-    Fftw<T>::import_wisdom(m_others.c_str());
+    Fftw<T>::import_wisdom(m_wisdom.c_str());
   }
   NoWisdom(const NoWisdom&) = delete;
   NoWisdom& operator=(const NoWisdom&) = delete;
@@ -88,29 +88,29 @@ class NoWisdom {
   static void append(char c, void* to) noexcept {
     auto& wisdom = *static_cast<NoWisdom*>(to);
     try {
-      if (!wisdom.m_lost) wisdom.m_others += c;
+      if (!wisdom.m_out_of_memory) wisdom.m_wisdom += c;
     } catch (...) {
-      wisdom.m_lost = true;  // an exception must not pass through C
+      wisdom.m_out_of_memory = true;  // an exception must not pass through C
     }
   }
 
-  std::string m_others;
-  bool m_lost = false;
+  std::string m_wisdom;
+  bool m_out_of_memory = false;
 };
 
 }  // namespace detail
 
-/// The complex transform of one length, both ways and unscaled, out of place between Buffers.
+/// The forward and backward complex transforms of one length, unscaled and out of place, for arrays in Buffers.
 ///
-/// Plans are made with FFTW_ESTIMATE and without wisdom: what is measured, here or by others of the process, would
-/// change the bits of the result from run to run. Others' wisdom is left as it was. A plan is immutable, and may be
-/// used by several threads at a time.
+/// Plans are made with FFTW_ESTIMATE and without wisdom: measurements, by nprf or by other code in the process, would
+/// change the bits of the result from run to run. The wisdom of other code is preserved. A plan is immutable, and
+/// several threads may use it at the same time.
 template <Real T>
 class ComplexPlan {
  public:
   using Complex = std::complex<T>;
 
-  /// Takes planner_mutex(). Throws InvalidArgument unless 1 <= length < 2^31, BackendError if FFTW has no plan.
+  /// Locks planner_mutex(). Throws InvalidArgument unless 1 <= length < 2^31, and BackendError if FFTW returns no plan.
   explicit ComplexPlan(Index length) : m_length(length) {
     require(length >= 1 && length <= std::numeric_limits<int>::max(), "length: expected 1 to 2^31 - 1, got ", length);
     Buffer<Complex> in(length), out(length);
@@ -132,10 +132,10 @@ class ComplexPlan {
   /// out[j] = sum_k in[k] e^(+2 pi i jk / length)
   void backward(Complex* in, Complex* out) const { Api::execute(m_backward.get(), raw(in), raw(out)); }
 
-  /// The plan of a length, shared by all callers of the process.
+  /// The plan of a length, shared by all callers in the process.
   static std::shared_ptr<const ComplexPlan> shared(Index length) {
-    constexpr std::size_t most_plans = 1024;  // a bound on what many different lengths can pile up
-    planner_mutex();                          // constructed before the plans, so that it outlives them
+    constexpr std::size_t most_plans = 1024;  // bounds the memory of programs that use many lengths
+    planner_mutex();                          // constructs the mutex before the plans, so that it outlives them
     static std::mutex mutex;
     static std::map<Index, std::shared_ptr<const ComplexPlan>> plans;
 

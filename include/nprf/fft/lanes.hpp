@@ -36,20 +36,21 @@ struct LanesOf {
 
 }  // namespace detail
 
-/// How many signals ride side by side: what one vector register of the compiler's flags holds.
+/// The number of signals that are transformed together: the number of scalars in a vector register, for the instruction
+/// set that the compiler flags select.
 template <Real T>
 inline constexpr Index lane_count = detail::register_bytes / static_cast<Index>(sizeof(T));
 
-/// How many such registers there are.
+/// The number of vector registers.
 using detail::vector_registers;
 
-/// One real number of each of lane_count signals. The compiler's own vector type: Eigen's fixed arrays do the same
-/// arithmetic, but compilers keep them in memory (3 to 4 times slower, g++ 12).
+/// One real number of each of lane_count signals, as a built-in vector type of the compiler. Eigen's fixed-size arrays
+/// give the same arithmetic, but compilers keep them in memory, which is 3 to 4 times slower (g++ 12).
 template <Real T>
 using Lanes = typename detail::LanesOf<T>::Type;
 
-/// One complex number of each signal. Copied as two registers: g++ 12 copies a trivial struct of them as bytes by way
-/// of the stack, 16 at a time, and the next load of a whole register waits for all of them.
+/// One complex number of each of lane_count signals. The user-defined copies copy two registers. g++ 12 would copy a
+/// trivial struct through the stack in pieces of 16 bytes, and the next load of a whole register would wait for them.
 template <Real T>
 struct ComplexLanes {
   ComplexLanes() = default;
@@ -66,14 +67,14 @@ struct ComplexLanes {
 
 namespace detail {
 
-// A register is a row of blocks of 16 bytes, within which shuffles are cheap.
+// The number of lanes in a block of 16 bytes. A register consists of such blocks; shuffles within a block are cheap.
 template <Real T>
 inline constexpr int block_lanes = 16 / static_cast<int>(sizeof(T));
 
-// the lanes from(0), from(1), ... of a and b side by side
+// the lanes from(0), from(1), ... of the concatenation of a and b
 template <Real T, class From, std::size_t... k>
-NPRF_ALWAYS_INLINE Lanes<T> pick(const Lanes<T>& a, const Lanes<T>& b, From, std::index_sequence<k...>) {
-#ifdef __CUDACC__  // loses the dots of a pack among a builtin's arguments
+NPRF_ALWAYS_INLINE Lanes<T> shuffle(const Lanes<T>& a, const Lanes<T>& b, From, std::index_sequence<k...>) {
+#ifdef __CUDACC__  // nvcc drops the expansion of a parameter pack in the arguments of a builtin
   constexpr int W = lane_count<T>;
   Lanes<T> y;
   ((y[k] = From()(static_cast<int>(k)) < W ? a[From()(static_cast<int>(k)) % W] : b[From()(static_cast<int>(k)) % W]),
@@ -84,25 +85,25 @@ NPRF_ALWAYS_INLINE Lanes<T> pick(const Lanes<T>& a, const Lanes<T>& b, From, std
 #endif
 }
 
-// every other lane of each block of a and b, side by side in that block
+// for each block: the even (odd = 0) or odd (odd = 1) lanes of that block of a, followed by those of b
 template <Real T, int odd, std::size_t... k>
 NPRF_ALWAYS_INLINE Lanes<T> every_other_lane(const Lanes<T>& a, const Lanes<T>& b, std::index_sequence<k...> lanes) {
   constexpr int W = lane_count<T>, E = block_lanes<T>;
   constexpr auto from = [](int l) { return l / E * E + l % E * 2 % E + odd + (l % E * 2 < E ? 0 : W); };
-  return pick<T>(a, b, from, lanes);
+  return shuffle<T>(a, b, from, lanes);
 }
 
-// every other block of a, then of b
+// the even or odd blocks of a, followed by those of b
 template <Real T, int odd, std::size_t... k>
 NPRF_ALWAYS_INLINE Lanes<T> every_other_block(const Lanes<T>& a, const Lanes<T>& b, std::index_sequence<k...> lanes) {
   constexpr int E = block_lanes<T>;
   constexpr auto from = [](int l) { return (l / E * 2 + odd) * E + l % E; };
-  return pick<T>(a, b, from, lanes);
+  return shuffle<T>(a, b, from, lanes);
 }
 
 }  // namespace detail
 
-/// The first `count` lanes from anywhere, zeros in the others.
+/// Loads the first `count` lanes from an address without alignment; the other lanes are zero.
 template <Real T>
 NPRF_ALWAYS_INLINE Lanes<T> load_lanes(const T* x, Index count = lane_count<T>) {
   Lanes<T> lanes{};
@@ -112,7 +113,7 @@ NPRF_ALWAYS_INLINE Lanes<T> load_lanes(const T* x, Index count = lane_count<T>) 
     for (Index l = 0; l < count; ++l) lanes[l] = x[l];
   return lanes;
 }
-/// The first `count` lanes to anywhere.
+/// Stores the first `count` lanes to an address without alignment.
 template <Real T>
 NPRF_ALWAYS_INLINE void store_lanes(const std::type_identity_t<Lanes<T>>& lanes, T* x, Index count = lane_count<T>) {
   if (count >= lane_count<T>)
@@ -121,14 +122,14 @@ NPRF_ALWAYS_INLINE void store_lanes(const std::type_identity_t<Lanes<T>>& lanes,
     for (Index l = 0; l < count; ++l) x[l] = lanes[l];
 }
 
-/// Lane k is the sum of all lanes of x[k], k < lane_count.
+/// Lane k of the result is the sum of all lanes of x[k], k < lane_count.
 template <Real T>
 NPRF_ALWAYS_INLINE Lanes<T> sum_lanes(const Lanes<T>* x) {
   constexpr int W = lane_count<T>;
   constexpr auto all = std::make_index_sequence<W>();
   Lanes<T> sums[W];
   for (int k = 0; k < W; ++k) sums[k] = x[k];
-  // two registers become one of their neighbours' sums: neighbours within blocks, then blocks
+  // each step adds adjacent lanes of two registers into one register: first lanes within a block, then blocks
   int left = W / 2;
   for (; left >= W / detail::block_lanes<T>; left /= 2)
     for (int k = 0; k < left; ++k)
@@ -141,7 +142,7 @@ NPRF_ALWAYS_INLINE Lanes<T> sum_lanes(const Lanes<T>* x) {
   return sums[0];
 }
 
-/// Lane k is the sum of all lanes of x[k], k < lane_count / 2; for registers of four blocks.
+/// Lane k of the result is the sum of all lanes of x[k], k < lane_count / 2; only for registers of four blocks.
 template <Real T>
 NPRF_ALWAYS_INLINE Lanes<T> sum_lanes_of_half(const Lanes<T>* x) {
   constexpr int W = lane_count<T>, E = detail::block_lanes<T>;
@@ -182,14 +183,15 @@ NPRF_ALWAYS_INLINE ComplexLanes<T> times(const ComplexLanes<T>& a, T re, T im) {
   return {a.re * re - a.im * im, a.im * re + a.re * im};
 }
 
-/// part / whole of a turn, whole > 0: exact, where a double would be off by pi times its rounding.
+/// An angle of part / whole full turns, whole > 0. It is exact; an angle in radians would carry a rounding error.
 struct Turn {
   Index part, whole;
 };
 constexpr Turn operator*(Index k, const Turn& turn) { return {k * turn.part, turn.whole}; }
 
-/// e^(2 pi i part / whole), rounded once where long double has more digits than double, else about once: to an eighth
-/// of a turn from a quarter, pi has no part in it. Roots that are off by twice as much make rows that are, too.
+/// e^(2 pi i part / whole), correct to one rounding where long double has more digits than double, and about so where
+/// it has not. The angle is reduced in integers to at most an eighth of a turn from a multiple of a quarter turn, so
+/// that the rounding of pi does not affect the reduction. Twice the error in the roots gives rows with twice the error.
 struct UnitRoot {
   double re, im;
 
@@ -197,7 +199,7 @@ struct UnitRoot {
     using Wide = long double;
     const Index whole = turn.whole, part = (turn.part % whole + whole) % whole;
     const Index quarters = (8 * part + whole) / (2 * whole);
-    const Wide rest = static_cast<Wide>(4 * part - quarters * whole) / static_cast<Wide>(whole);  // in quarters
+    const Wide rest = static_cast<Wide>(4 * part - quarters * whole) / static_cast<Wide>(whole);  // in quarter turns
     const Wide angle = std::numbers::pi_v<Wide> / 2 * rest;
     const double c = static_cast<double>(std::cos(angle)), s = static_cast<double>(std::sin(angle));
     switch (quarters % 4) {
@@ -209,9 +211,9 @@ struct UnitRoot {
   }
 };
 
-/// w = e^(2 pi i part / whole). A butterfly is four multiplications, two of them fused, and four sums. Processors that
-/// add beside the units that multiply do it in the time of four; six fused multiply-adds (Linzer and Feig 1993) take
-/// that of six.
+/// The twiddle factor w = e^(2 pi i part / whole). A butterfly with it needs four multiplications, two of them fused
+/// with an addition, and four additions. A processor that multiplies and adds in separate units needs the time of four
+/// operations. The form with six fused multiply-adds (Linzer and Feig 1993) needs the time of six.
 template <Real T>
 struct Rotation {
   T re, im;

@@ -6,7 +6,7 @@
 
 namespace nprf::fft {
 
-/// True if n >= 1 has no prime factor above 7: the lengths that FFTs are fast at.
+/// True if n >= 1 has no prime factor above 7. FFTs of such lengths are fast.
 template <std::integral I>
 constexpr bool is_smooth(I n) {
   if (n < 1) return false;
@@ -15,7 +15,7 @@ constexpr bool is_smooth(I n) {
   return n == 1;
 }
 
-/// The smallest length >= n, at least 2, that is even and 2-3-5-7-smooth.
+/// The smallest even length >= max(n, 2) that has no prime factor above 7.
 template <std::integral I>
 constexpr I smooth_length(I n) {
   I length = std::max<I>(n + n % 2, 2);

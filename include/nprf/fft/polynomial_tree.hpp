@@ -22,18 +22,20 @@ namespace nprf::fft {
 
 /// Products of real polynomials modulo z^2L + 1, lane_count at a time, by complex transforms of length L.
 ///
-/// Such a polynomial x is known by its residue modulo z^L - i, x_j + i x_(j+L) for j < L: the right-angle convolution
-/// of Crandall and Fagin (1994). A signal of at most L real numbers is its own residue, and one of two times L numbers
-/// is the real and the imaginary part of L: no two signals ever share a transform.
+/// Such a polynomial x is determined by its residue modulo z^L - i, whose coefficients are x_j + i x_(j+L), j < L. This
+/// is the right-angle convolution of Crandall and Fagin (1994). A signal of at most L real numbers is its own residue.
+/// A signal of 2L numbers gives the real and the imaginary parts of L complex numbers. So no two signals share a
+/// transform.
 ///
-/// A polynomial modulo z^n - e^(2 pi i a) splits into its residues modulo z^(n/R) - e^(2 pi i (a + k) / R), k < R: one
-/// pass over the data with constants that belong to the block, not to the element. L such steps lead to the values at
-/// the roots, which are multiplied by those of the other factor, and back. A block is split, its parts are done one
-/// after the other, and it is joined again, so that what fits into a cache is worked on there; the last 8 points are
-/// split, multiplied and joined in registers. The way back has the twiddle factors of a decimation in time, which are
-/// the same for all blocks of a size, and leaves one factor e^(-pi i j / 2L) to the caller.
+/// A split turns a polynomial modulo z^n - e^(2 pi i a) into R residues modulo z^(n/R) - e^(2 pi i (a + k) / R), where
+/// k = 0..R-1. It is one pass over the data, with constants that depend on the block but not on the element. Repeated
+/// splits lead to the values at the L roots, which are multiplied by those of the other factor and transformed back.
+/// The transform is depth-first: a block is split, its parts are transformed one after the other, and they are joined
+/// again, so that data that fits into a cache stays there. The last 8 points are split, multiplied and joined in
+/// registers. The inverse has the twiddle factors of a decimation in time, which are the same for all blocks of a size.
+/// It leaves one factor e^(-pi i j / 2L) to the caller.
 ///
-/// Immutable; threads share it.
+/// Objects are immutable, so that threads can share them.
 template <Real T>
 class PolynomialTree {
  public:
@@ -48,12 +50,13 @@ class PolynomialTree {
       for (Index threes = fives; threes < 2 * n + 2 * leaf; threes *= 3) {
         Index length = threes;
         while (length < n) length *= 2;
-        if (const double cost = static_cast<double>(length) * steps(length); cost < least) least = cost, best = length;
+        if (const double cost = static_cast<double>(length) * point_cost(length); cost < least)
+          least = cost, best = length;
       }
     return best;
   }
 
-  /// Of a length of that form. Throws InvalidArgument for another.
+  /// Throws InvalidArgument unless length is 8 2^a 3^b 5^c.
   explicit PolynomialTree(Index length) : m_length(length) {
     Index rest = length > 0 && length % leaf == 0 ? length / leaf : 0;
     for (const Index factor : {2, 3, 5})
@@ -65,26 +68,26 @@ class PolynomialTree {
       blocks *= radix;
     });
     Index size = 0;
-    const auto place = [&size](Index count) {
+    const auto allocate = [&size](Index count) {
       const Index at = size;
       size += count;
       return at;
     };
     for (Level& level : m_levels) {
-      level.back = place(level.part * constants(level.radix));
-      level.forth = place(level.blocks * constants(level.radix));
+      level.join_table = allocate(level.part * constants(level.radix));
+      level.split_table = allocate(level.blocks * constants(level.radix));
     }
-    m_leaf_forth = place(blocks * constants(leaf));
-    m_twist = place(2 * length);
+    m_leaf_table = allocate(blocks * constants(leaf));
+    m_twist = allocate(2 * length);
     m_table = Buffer<T>(size);
     T* table = m_table.data();
     for (const Level& level : m_levels)
       for (Index j = 0; j < level.part; ++j)
         write_constants(Step::join, level.radix, Turn{-j, level.part * level.radix},
-                        table + level.back + j * constants(level.radix));
+                        table + level.join_table + j * constants(level.radix));
     std::vector<Turn> turns{{1, 4}};
-    for (const Level& level : m_levels) turns = write_level(level.radix, turns, table + level.forth);
-    write_level(leaf, turns, table + m_leaf_forth);
+    for (const Level& level : m_levels) turns = write_splits(level.radix, turns, table + level.split_table);
+    write_splits(leaf, turns, table + m_leaf_table);
     for (Index j = 0; j < length; ++j) {
       const UnitRoot w = UnitRoot::of({j, 4 * length});
       table[m_twist + 2 * j] = static_cast<T>(w.re);
@@ -94,53 +97,57 @@ class PolynomialTree {
 
   Index length() const { return m_length; }
 
-  /// (cos, sin)(pi j / 2L) at 2 j: the coefficient y_j is e^(-pi i j / 2L) z_j / L.
+  /// cos(pi j / 2L) at 2 j and sin(pi j / 2L) at 2 j + 1. If the inverse gives z_j, coefficient j of the product is
+  /// e^(-pi i j / 2L) z_j / L.
   const T* twist() const { return m_table.data() + m_twist; }
 
-  /// The values of the residue z_j = load(j), j < L, at the roots of i, into x (L), in the tree's own order.
+  /// Writes the values of the residue with the coefficients load(j), j < L, at the roots of z^L = i into x (L), in the
+  /// order of the tree.
   template <class Load>
   void values(Load&& load, Z* x) const {
     transform<true, false>(
-        Fixed<1>{{x}}, [&](auto, Index j) { return load(j); }, [](Index, Z(&)[1][leaf]) {},
+        StaticSignals<1>{{x}}, [&](auto, Index j) { return load(j); }, [](Index, Z(&)[1][leaf]) {},
         [](auto, Index, const Z&) {});
   }
 
-  /// The way back: store(j, z) with L times the twisted coefficient j, from z = load(k, l) at place 8 k + l of values'
-  /// order, l < 8. x (L) is scratch.
+  /// The inverse of values(): load(k, l), l < 8, is the value at index 8 k + l in the order of the tree. Calls
+  /// store(j, z) with z = L e^(pi i j / 2L) y_j for the coefficients y_j. x (L) is scratch.
   template <class Load, class Store>
   void coefficients(Z* x, Load&& load, Store&& store) const {
     transform<false, true>(
-        Fixed<1>{{x}}, [](auto, Index) { return Z{}; },
+        StaticSignals<1>{{x}}, [](auto, Index) { return Z{}; },
         [&](Index k, Z(&z)[1][leaf]) {
           for (Index l = 0; l < leaf; ++l) z[0][l] = load(k, l);
         },
         [&](auto, Index j, const Z& z) { store(j, z); });
   }
 
-  /// Both ways at once, for S signals at a time: the real numbers load(s, j) are split down to values, at_leaf(k, z)
-  /// may change z[s][0..7], values 8 k .. 8 k + 7, and store(s, j, z) gets L times the twisted coefficients, one at a
-  /// time or, if it takes z[8], those from j on, j a multiple of 8. s is a constant of the type, x[s] (L) is scratch.
+  /// values() and coefficients() in one pass, for S signals. load(s, j) gives the real coefficients of signal s.
+  /// at_leaf(k, z) may change z[s][0..7], the values 8 k .. 8 k + 7 of signal s. store(s, j, z) gets the same numbers
+  /// as in coefficients(): one number, or, if it accepts z[8], those of j .. j + 7, where j is a multiple of 8. s is an
+  /// std::integral_constant. x[s] (L) is scratch.
   template <std::size_t S, class Load, class Leaf, class Store>
   void convolve(const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
-    transform<true, true>(Fixed<S>{x}, load, at_leaf, store);
+    transform<true, true>(StaticSignals<S>{x}, load, at_leaf, store);
   }
 
-  /// The same for `count` <= most signals, signal s at x + s stride: s is a number, and at_leaf(k, z) finds z[most].
+  /// The same for `count` <= most signals. The scratch of signal s is at x + s stride, s is an Index, and at_leaf(k, z)
+  /// gets an array z[most][8].
   template <std::size_t most, class Load, class Leaf, class Store>
   void convolve(Z* x, Index stride, Index count, Load&& load, Leaf&& at_leaf, Store&& store) const {
-    transform<true, true>(UpTo<most>{x, stride, count}, load, at_leaf, store);
+    transform<true, true>(DynamicSignals<most>{x, stride, count}, load, at_leaf, store);
   }
 
-  /// The tree of a length, shared by all callers of the process.
+  /// The tree of a length, shared by all callers in the process.
   static std::shared_ptr<const PolynomialTree> shared(Index length) {
-    constexpr std::size_t most = 1024;  // a bound on what many different lengths can pile up
+    constexpr std::size_t most = 1024;  // bounds the memory of programs that use many lengths
     static std::mutex mutex;
     static std::map<Index, std::shared_ptr<const PolynomialTree>> trees;
     {
       const std::scoped_lock lock(mutex);
       if (const auto found = trees.find(length); found != trees.end()) return found->second;
     }
-    // built while others go on: of two that build the same the first one's stays
+    // built without the lock, so that other threads can continue; if two threads build the same tree, the first is kept
     auto tree = std::make_shared<const PolynomialTree>(length);
     const std::scoped_lock lock(mutex);
     if (trees.size() == most) trees.clear();
@@ -148,14 +155,15 @@ class PolynomialTree {
   }
 
  private:
-  // one split of every block into `radix` parts
+  // the split of every block of one size into `radix` parts
   struct Level {
     int radix;
-    Index blocks, part;  // how many, and the points of a part
-    Index back, forth;   // its tables' places: by element, and by block
+    Index blocks, part;             // the number of blocks; the number of points in a part
+    Index join_table, split_table;  // offsets in m_table; joins have constants for each element, splits for each block
   };
 
-  // eights first: passes over the most memory do the most. Eight complex numbers need more than 16 registers
+  // Radix 8 first: the first levels pass over the largest blocks and should do the most work. It is used only if there
+  // are more than 16 registers, because eight complex numbers do not fit into 16.
   template <class Use>
   static void for_each_radix(Index length, Use&& use) {
     Index rest = length / leaf;
@@ -169,66 +177,66 @@ class PolynomialTree {
     if (twos == 1) use(2);
   }
 
-  // the signals of one call: as many as the type says, or up to so many
+  // the signals of one call: a number known at compile time, or a number up to a limit
   template <std::size_t S>
-  struct Fixed {
+  struct StaticSignals {
     static constexpr std::size_t most = S;
 
     template <class Use>
     void for_each(Use&& use) const {
       [&]<std::size_t... s>(std::index_sequence<s...>) {
-        (use(std::integral_constant<std::size_t, s>(), of[s]), ...);
+        (use(std::integral_constant<std::size_t, s>(), signals[s]), ...);
       }(std::make_index_sequence<S>());
     }
-    Fixed from(Index j) const {
-      Fixed part;
-      for (std::size_t s = 0; s < S; ++s) part.of[s] = of[s] + j;
+    StaticSignals from(Index j) const {
+      StaticSignals part;
+      for (std::size_t s = 0; s < S; ++s) part.signals[s] = signals[s] + j;
       return part;
     }
 
-    std::array<Z*, S> of;
+    std::array<Z*, S> signals;
   };
   template <std::size_t S>
-  struct UpTo {
+  struct DynamicSignals {
     static constexpr std::size_t most = S;
 
     template <class Use>
     void for_each(Use&& use) const {
       for (Index s = 0; s < count; ++s) use(s, first + s * stride);
     }
-    UpTo from(Index j) const { return {first + j, stride, count}; }
+    DynamicSignals from(Index j) const { return {first + j, stride, count}; }
 
     Z* first;
     Index stride, count;
   };
 
-  template <bool forth, bool back, class Signals, class Load, class Leaf, class Store>
+  template <bool forward, bool inverse, class Signals, class Load, class Leaf, class Store>
   void transform(const Signals& x, Load&& load, Leaf&& at_leaf, Store&& store) const {
     if (m_levels.empty()) {
-      if constexpr (forth)
+      if constexpr (forward)
         x.for_each([&](auto s, Z* z) {
           for (Index j = 0; j < leaf; ++j) z[j] = complex(load(s, j));
         });
-      pass_leaf<forth, back>(x, 0, at_leaf);
-      if constexpr (back)
+      transform_leaf<forward, inverse>(x, 0, at_leaf);
+      if constexpr (inverse)
         x.for_each([&](auto s, const Z* z) {
           Z eight[leaf];
           std::copy_n(z, leaf, eight);
-          hand_over(eight, s, 0, store);
+          store_leaf(eight, s, 0, store);
         });
       return;
     }
     const Level& top = m_levels.front();
-    const T* table = m_table.data() + top.forth;
-    if constexpr (forth)
+    const T* table = m_table.data() + top.split_table;
+    if constexpr (forward)
       x.for_each([&](auto s, Z* z) {
         split(
             top, table, [&](Index j) { return load(s, j); }, z);
       });
-    parts<forth, back>(0, x, 0, at_leaf);
-    if constexpr (back)
+    transform_parts<forward, inverse>(0, x, 0, at_leaf);
+    if constexpr (inverse)
       x.for_each([&](auto s, const Z* z) {
-        if constexpr (takes_eight<Store, decltype(s)>)
+        if constexpr (accepts_eight<Store, decltype(s)>)
           join_eights(top, z, [&](Index j, const Z(&eight)[leaf]) { store(s, j, eight); });
         else
           join(top, z, [&](Index j, const Z& value) { store(s, j, value); });
@@ -236,18 +244,18 @@ class PolynomialTree {
   }
 
   template <class Store, class Signal>
-  static constexpr bool takes_eight = std::is_invocable_v<Store&, Signal, Index, const Z (&)[leaf]>;
+  static constexpr bool accepts_eight = std::is_invocable_v<Store&, Signal, Index, const Z (&)[leaf]>;
 
   template <class Signal, class Store>
-  static void hand_over(const Z (&eight)[leaf], Signal s, Index j, Store& store) {
-    if constexpr (takes_eight<Store, Signal>)
+  static void store_leaf(const Z (&eight)[leaf], Signal s, Index j, Store& store) {
+    if constexpr (accepts_eight<Store, Signal>)
       store(s, j, eight);
     else
       for (int l = 0; l < leaf; ++l) store(s, j + l, eight[l]);
   }
 
-  // what a point costs, in multiplications and additions of lanes
-  static double steps(Index length) {
+  // the cost of a transform per point, in multiplications and additions of lanes
+  static double point_cost(Index length) {
     double sum = 0;
     for_each_radix(length, [&](int radix) {
       sum += radix == 8 ? 11 : radix == 5 ? 14 : radix == 3 ? 11 : radix == 4 ? 8 : 5;
@@ -255,8 +263,9 @@ class PolynomialTree {
     return sum + 9;
   }
 
-  // the next level's turns, in the order in which a split stores its parts
-  static std::vector<Turn> write_level(int radix, const std::vector<Turn>& turns, T* table) {
+  // Writes the constants of the splits of all blocks of a level, whose angles are `turns`. Returns the angles of the
+  // blocks of the next level, in the order in which the splits store them.
+  static std::vector<Turn> write_splits(int radix, const std::vector<Turn>& turns, T* table) {
     std::vector<Turn> next;
     next.reserve(turns.size() * static_cast<std::size_t>(radix));
     for (const Turn& a : turns) {
@@ -271,7 +280,7 @@ class PolynomialTree {
   static Z complex(const Z& z) { return z; }
   static Z complex(const fft::Lanes<T>& x) { return {x, fft::Lanes<T>{}}; }
 
-  // of complex or of real numbers
+  // splits a block; load gives complex or real numbers
   template <class Load>
   static void split(const Level& level, const T* table, Load&& load, Z* x) {
     with_radix(level.radix, [&](auto radix) {
@@ -293,7 +302,7 @@ class PolynomialTree {
   template <class Store>
   void join(const Level& level, const Z* x, Store&& store) const {
     with_radix(level.radix, [&](auto radix) {
-      const T* table = m_table.data() + level.back;
+      const T* table = m_table.data() + level.join_table;
       for (Index j = 0; j < level.part; ++j, table += constants(radix)) {
         Z z[radix];
         for (int k = 0; k < radix; ++k) z[k] = x[j + k * level.part];
@@ -303,11 +312,11 @@ class PolynomialTree {
     });
   }
 
-  // the same, eight at a time
+  // join() that stores eight elements at a time
   template <class Store>
   void join_eights(const Level& level, const Z* x, Store&& store) const {
     with_radix(level.radix, [&](auto radix) {
-      const T* table = m_table.data() + level.back;
+      const T* table = m_table.data() + level.join_table;
       for (Index j = 0; j < level.part; j += leaf) {
         Z eights[radix][leaf];
         for (Index l = 0; l < leaf; ++l, table += constants(radix)) {
@@ -321,53 +330,53 @@ class PolynomialTree {
     });
   }
 
-  // the parts of a block that is split
-  template <bool forth, bool back, class Signals, class Leaf>
-  void parts(std::size_t level, const Signals& x, Index block, Leaf& at_leaf) const {
+  // transforms the parts of a block that has been split
+  template <bool forward, bool inverse, class Signals, class Leaf>
+  void transform_parts(std::size_t level, const Signals& x, Index block, Leaf& at_leaf) const {
     const Level& at = m_levels[level];
     for (int k = 0; k < at.radix; ++k)
-      whole<forth, back>(level + 1, x.from(k * at.part), block * at.radix + k, at_leaf);
+      transform_block<forward, inverse>(level + 1, x.from(k * at.part), block * at.radix + k, at_leaf);
   }
 
-  template <bool forth, bool back, class Signals, class Leaf>
-  void whole(std::size_t level, const Signals& x, Index block, Leaf& at_leaf) const {
+  template <bool forward, bool inverse, class Signals, class Leaf>
+  void transform_block(std::size_t level, const Signals& x, Index block, Leaf& at_leaf) const {
     if (level == m_levels.size()) {
-      pass_leaf<forth, back>(x, block, at_leaf);
+      transform_leaf<forward, inverse>(x, block, at_leaf);
       return;
     }
     const Level& at = m_levels[level];
-    const T* table = m_table.data() + at.forth + block * constants(at.radix);
-    if constexpr (forth)
+    const T* table = m_table.data() + at.split_table + block * constants(at.radix);
+    if constexpr (forward)
       x.for_each([&](auto, Z* z) {
         split(
             at, table, [z](Index j) { return z[j]; }, z);
       });
-    parts<forth, back>(level, x, block, at_leaf);
-    if constexpr (back) x.for_each([&](auto, Z* z) { join(at, z, [z](Index j, const Z& value) { z[j] = value; }); });
+    transform_parts<forward, inverse>(level, x, block, at_leaf);
+    if constexpr (inverse) x.for_each([&](auto, Z* z) { join(at, z, [z](Index j, const Z& value) { z[j] = value; }); });
   }
 
-  template <bool forth, bool back, class Signals, class Leaf>
-  NPRF_ALWAYS_INLINE void pass_leaf(const Signals& x, Index block, Leaf& at_leaf) const {
+  template <bool forward, bool inverse, class Signals, class Leaf>
+  NPRF_ALWAYS_INLINE void transform_leaf(const Signals& x, Index block, Leaf& at_leaf) const {
     Z z[Signals::most][leaf];
-    if constexpr (forth)
+    if constexpr (forward)
       x.for_each([&](auto s, const Z* from) {
-        Z values[leaf];  // in registers, which z cannot be where s is a number
+        Z values[leaf];  // in registers; z is in memory if s is not a constant
         for (int k = 0; k < leaf; ++k) values[k] = from[k];
-        split_parts<leaf>(values, m_table.data() + m_leaf_forth + block * constants(leaf));
+        split_parts<leaf>(values, m_table.data() + m_leaf_table + block * constants(leaf));
         for (int k = 0; k < leaf; ++k) z[s][k] = values[k];
       });
     at_leaf(block, z);
     x.for_each([&](auto s, Z* to) {
       Z values[leaf];
       for (int k = 0; k < leaf; ++k) values[k] = z[s][k];
-      if constexpr (back) join_leaf(values);
+      if constexpr (inverse) join_leaf(values);
       for (int k = 0; k < leaf; ++k) to[k] = values[k];
     });
   }
 
   Index m_length;
   std::vector<Level> m_levels;
-  Index m_leaf_forth, m_twist;
+  Index m_leaf_table, m_twist;
   Buffer<T> m_table;
 };
 

@@ -7,11 +7,12 @@
 #include "nprf/core/types.hpp"
 #include "nprf/fft/lanes.hpp"
 
-/// How a polynomial modulo z^n - e^(2 pi i a) splits into R residues, and how transforms of n/R points are joined to
-/// one of n: the steps of PolynomialTree, for one element of each part, in registers.
+/// The steps of PolynomialTree for one element of each part, in registers. A split turns a polynomial modulo
+/// z^n - e^(2 pi i a) into R residues of n/R coefficients. A join turns R transforms of n/R points into one of n
+/// points.
 namespace nprf::fft {
 
-/// use(std::integral_constant<int, radix>) for the radices that there are: 2, 3, 4, 5, 8.
+/// Calls use(std::integral_constant<int, radix>) for the supported radices 2, 3, 4, 5, 8.
 template <class Use>
 NPRF_ALWAYS_INLINE void with_radix(int radix, Use&& use) {
   switch (radix) {
@@ -23,19 +24,20 @@ NPRF_ALWAYS_INLINE void with_radix(int radix, Use&& use) {
   }
 }
 
-/// Part k of a split has the residues modulo z^(n/R) - e^(2 pi i (a + part_order) / R).
+/// Part k of a split has the residue modulo z^(n/R) - e^(2 pi i (a + part_order(R, k)) / R).
 constexpr int part_order(int radix, int k) {
   constexpr int four[] = {0, 2, 1, 3}, eight[] = {0, 4, 2, 6, 1, 5, 3, 7};
   return radix == 4 ? four[k] : radix == 8 ? eight[k] : k;
 }
 
-/// How many scalars a step reads from a table.
+/// The number of scalars that a step reads from its table.
 constexpr Index constants(int radix) { return radix == 2 ? 2 : radix == 3 || radix == 4 ? 4 : 8; }
 
-/// Which way a step turns: that of a split of a block a by a / R, that of a join of element j by -j / n.
+/// The two kinds of steps. The angle of their twiddle factors in turns is a / R for a split, where the block is modulo
+/// z^n - e^(2 pi i a), and -j / n for a join of element j.
 enum class Step { split = 1, join = -1 };
 
-/// Those scalars, for a step that turns by so much.
+/// Writes the scalars of a step whose twiddle factors have the angle `turn` and its multiples.
 template <Real T>
 void write_constants(Step step, int radix, const Turn& turn, T* table) {
   const auto rotation = [&](int at, const Turn& by) {
@@ -47,8 +49,8 @@ void write_constants(Step step, int radix, const Turn& turn, T* table) {
     case 2: return rotation(0, turn);
     case 4: return rotation(0, 2 * turn), rotation(2, turn);
     case 8: {
-      const Turn and_eighth{8 * turn.part + static_cast<int>(step) * turn.whole, 8 * turn.whole};
-      return rotation(0, 4 * turn), rotation(2, 2 * turn), rotation(4, turn), rotation(6, and_eighth);
+      const Turn plus_eighth{8 * turn.part + static_cast<int>(step) * turn.whole, 8 * turn.whole};
+      return rotation(0, 4 * turn), rotation(2, 2 * turn), rotation(4, turn), rotation(6, plus_eighth);
     }
     default:
       for (int k = 1; k < radix; ++k) rotation(2 * k - 2, k * turn);  // w^k
@@ -98,7 +100,7 @@ NPRF_ALWAYS_INLINE void twiddle(ComplexLanes<T> (&z)[radix], const T* table) {
 
 namespace detail {
 
-// what follows the first step of a split into 2, 4 or 8
+// the stages of a split into 2, 4 or 8 parts after the first one
 template <int radix, Real T>
 NPRF_ALWAYS_INLINE void split_halves(ComplexLanes<T> (&z)[radix], const T* table) {
   if constexpr (radix == 4) {
@@ -116,7 +118,8 @@ NPRF_ALWAYS_INLINE void split_halves(ComplexLanes<T> (&z)[radix], const T* table
 
 }  // namespace detail
 
-/// z_l, element j of the l-th n/R coefficients, becomes element j of the parts, in part_order.
+/// A split of complex numbers. On entry z_l is coefficient j + l n/R of the polynomial. On return z_k is coefficient j
+/// of part k.
 template <int radix, Real T>
 NPRF_ALWAYS_INLINE void split_parts(ComplexLanes<T> (&z)[radix], const T* table) {
   using detail::rotation;
@@ -130,7 +133,7 @@ NPRF_ALWAYS_INLINE void split_parts(ComplexLanes<T> (&z)[radix], const T* table)
   }
 }
 
-/// The same of real numbers x_l, whose first step is half the work.
+/// A split of real numbers x_l: the first stage needs half of the operations.
 template <int radix, Real T>
 NPRF_ALWAYS_INLINE void split_parts(const std::type_identity_t<Lanes<T>> (&x)[radix], ComplexLanes<T> (&z)[radix],
                                     const T* table) {
@@ -149,8 +152,8 @@ NPRF_ALWAYS_INLINE void split_parts(const std::type_identity_t<Lanes<T>> (&x)[ra
   }
 }
 
-/// z_k, element j of the inverse transforms (unscaled) of the parts, in part_order, becomes elements j + l n/R of the
-/// inverse transform of all.
+/// A join. On entry z_k is element j of the unscaled inverse transform of part k. On return z_l is element j + l n/R of
+/// the unscaled inverse transform of the whole block.
 template <int radix, Real T>
 NPRF_ALWAYS_INLINE void join_parts(ComplexLanes<T> (&z)[radix], const T* table) {
   using detail::rotation;
@@ -177,7 +180,7 @@ NPRF_ALWAYS_INLINE void join_parts(ComplexLanes<T> (&z)[radix], const T* table) 
   }
 }
 
-/// join_parts of 8 values, whose twiddle factors are all 1.
+/// The join of 8 parts of one point each: all twiddle factors are 1.
 template <Real T>
 NPRF_ALWAYS_INLINE void join_leaf(ComplexLanes<T> (&z)[8]) {
   constexpr Rotation<T> eighth{static_cast<T>(std::numbers::sqrt2 / 2),

@@ -11,7 +11,7 @@
 
 namespace nprf {
 
-/// Somebody's array [batch, heads, tokens, channels], contiguous, the last index fastest.
+/// A view of the caller's array [batch, heads, tokens, channels]: contiguous, the last index varies fastest.
 template <class T>
 struct HeadsView {
   using Scalar = std::remove_const_t<T>;
@@ -40,7 +40,8 @@ struct HeadsView {
   }
 };
 
-/// Throws InvalidArgument unless the view has this shape, which memory can have, and data if it has a size.
+/// Throws InvalidArgument unless the view has this shape, whose size in bytes must not overflow, and data if the size
+/// is not zero.
 template <class T>
 void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index heads, Index tokens, Index channels) {
   require(x.batch == batch && x.heads == heads && x.tokens == tokens && x.channels == channels, name, ": expected ",
@@ -50,8 +51,8 @@ void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index hea
           " x ", heads, " x ", tokens, " x ", channels);
   Index room = std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T));
   for (const Index extent : {batch, heads, tokens, channels})
-    room /= std::max<Index>(extent, 1);  // zeros excuse nothing
-  require(room > 0, name, ": expected sizes whose product memory can have, got ", batch, " x ", heads, " x ", tokens,
+    room /= std::max<Index>(extent, 1);  // the other sizes must not overflow even if one is zero
+  require(room > 0, name, ": expected sizes whose product does not overflow, got ", batch, " x ", heads, " x ", tokens,
           " x ", channels);
   require(x.data != nullptr || x.size() == 0, name, ": expected data, got a null pointer");
 }

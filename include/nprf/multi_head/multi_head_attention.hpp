@@ -24,11 +24,12 @@
 
 namespace nprf {
 
-/// Attention (attention.hpp) of all heads of a batch of sequences, into the caller's arrays.
+/// Attention (attention.hpp) for all heads of a batch of sequences, into the caller's arrays.
 ///
-/// Work is spread over threads by sequence, head and, within a head, value column or row; no bit depends on their
-/// number. One table of weights serves the whole batch. The object keeps the scratch memory of its calls: a call that
-/// is like an earlier one allocates nothing. It is otherwise immutable, and threads may share it.
+/// The work is divided over threads by sequence, head and, within a head, value column or row. Results are bitwise
+/// reproducible for any thread count. All sequences of the batch share one table of weights for each position. The
+/// object keeps the scratch memory of its calls, so that a call of the same shapes as an earlier one allocates nothing.
+/// It is otherwise immutable, and threads may share it.
 ///
 ///     MultiHeadAttention attention(orf<float>(64, 32), positions, {.direction = Direction::causal});
 ///     attention(q, k, v, y);   // HeadsView<float>{data, batch, heads, tokens, channels}
@@ -47,14 +48,15 @@ class MultiHeadAttention {
   using Scalar = typename F::Scalar;
   using T = Scalar;
 
-  /// One feature map and one position for all heads, or one a head. Throws InvalidArgument for none, for feature maps
-  /// of different dimensions, for numbers that differ, and as Attention does.
+  /// features: one feature map for all heads, or one for each head; positions likewise. Throws InvalidArgument if one
+  /// of them is empty, if both have more than one element but different numbers of them, if feature maps differ in
+  /// their dimensions, and in the cases in which Attention does.
   MultiHeadAttention(std::vector<F> features, std::vector<P> positions, AttentionOptions options = {})
       : m_features(std::move(features)), m_positions(std::move(positions)), m_options(options) {
-    require(!m_features.empty(), "feature_maps: expected one, or one a head, got none");
-    require(!m_positions.empty(), "positions: expected one, or one a head, got none");
+    require(!m_features.empty(), "feature_maps: expected one, or one for each head, got none");
+    require(!m_positions.empty(), "positions: expected one, or one for each head, got none");
     require(m_features.size() == 1 || m_positions.size() == 1 || m_features.size() == m_positions.size(),
-            "positions: expected 1 or ", m_features.size(), " (as feature maps), got ", m_positions.size());
+            "positions: expected 1 or ", m_features.size(), " (the number of feature maps), got ", m_positions.size());
     for (const F& f : m_features)
       require(f.input_dim() == m_features[0].input_dim() && f.output_dim() == m_features[0].output_dim(),
               "feature_maps: expected ", m_features[0].input_dim(), " -> ", m_features[0].output_dim(),
@@ -70,7 +72,7 @@ class MultiHeadAttention {
   MultiHeadAttention(F features, P position, AttentionOptions options = {})
       : MultiHeadAttention(std::vector<F>{std::move(features)}, std::vector<P>{std::move(position)}, options) {}
 
-  // a move is a copy: both stay usable
+  // declared so that there is no move: a moved-from object would not be usable
   MultiHeadAttention(const MultiHeadAttention&) = default;
   MultiHeadAttention& operator=(const MultiHeadAttention&) = default;
 
@@ -78,9 +80,10 @@ class MultiHeadAttention {
   const std::vector<P>& positions() const { return m_positions; }
   const AttentionOptions& options() const { return m_options; }
 
-  /// q [b,h,n_q,d] k [b,h,n_k,d] v [b,h,n_k,d_v] -> y [b,h,n_q,d_v], which must not overlap them. A call's key_mask has
-  /// batch x n_k entries, its lengths one a sequence; cumulative lengths are those of every sequence of the batch.
-  /// Throws InvalidArgument for shapes that do not fit, and then writes nothing (CallOptions); std::bad_alloc.
+  /// q [b,h,n_q,d] k [b,h,n_k,d] v [b,h,n_k,d_v] -> y [b,h,n_q,d_v], which must not overlap the inputs. key_mask has
+  /// batch x n_k entries, and lengths one entry for each sequence; cumulative lengths apply to every sequence of the
+  /// batch. Throws InvalidArgument if shapes or options do not match (CallOptions), and then writes nothing; throws
+  /// std::bad_alloc.
   void operator()(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                   const CallOptions& call = {}) const {
     evaluate(q, k, v, y, call, nullptr);
@@ -91,8 +94,8 @@ class MultiHeadAttention {
     detail::refuse<T, Q, K, V, Y>();
   }
 
-  /// The same within the tolerance (CallOptions), and keeps in `saved` what backward needs. Bit for bit the same by any
-  /// engine but the automatic one where no row is repaired.
+  /// The same as operator(), within the tolerance (CallOptions), and saves in `saved` what backward needs. The result
+  /// is bitwise equal to that of operator() if the engine is not automatic and no row is recomputed.
   void forward(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y, Saved<T>& saved,
                const CallOptions& call = {}) const {
     evaluate(q, k, v, y, call, &saved);
@@ -104,16 +107,16 @@ class MultiHeadAttention {
     detail::refuse<T, Q, K, V, Y>();
   }
 
-  /// dq, dk and dv, in the shapes of q, k and v, and of each head's bias (h matrices; a position that all heads share
-  /// has the sum of them as its gradient), of dy [b,h,n_q,d_v]; with `dextra` also of a grid's extra tokens, and with
-  /// `report` what was done. Throws InvalidArgument if another attention filled `saved`, and for shapes that do not
-  /// fit.
+  /// The gradients for dy [b,h,n_q,d_v]: dq, dk and dv have the shapes of q, k and v, and dbias gets one matrix for
+  /// each head. The gradient of a position that all heads share is the sum of these. `dextra` gets the gradients of the
+  /// biases of a grid's extra tokens, and `report` a description of the computation, unless they are null. Throws
+  /// InvalidArgument if another attention filled `saved`, or if shapes do not match.
   void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
                 std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra = nullptr,
                 GradientReport* report = nullptr) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
     require(saved.m_attention && saved.m_attention == m_identity,
-            "saved: expected what forward of this attention has filled, got another's");
+            "saved: expected one filled by forward of this attention, got another's");
     const auto [n_q, n_k, d, d_v] = saved.m_sizes;
     check_heads(dy, "dy", saved.m_batch, saved.m_heads, n_q, d_v);
     check_heads(dq, "dq", saved.m_batch, saved.m_heads, n_q, d);
@@ -130,8 +133,8 @@ class MultiHeadAttention {
     }
   }
 
-  /// The same attention with feature maps drawn from another seed, several from seeds of their own. Queries and keys
-  /// share each; what the old attention saved is not the new one's.
+  /// The same attention with feature maps drawn from another seed; several maps get different seeds derived from it.
+  /// Queries and keys of a head share one map. The new attention does not accept what the old one saved.
   [[nodiscard]] MultiHeadAttention redraw(std::uint64_t seed) const {
     std::vector<F> features;
     for (std::size_t h = 0; h < m_features.size(); ++h)
@@ -140,7 +143,7 @@ class MultiHeadAttention {
   }
 
  private:
-  // the scratch memory of calls that have ended
+  // the scratch memory of finished calls
   struct Pool {
     std::mutex mutex;
     std::vector<std::unique_ptr<Batch<T>>> free;
@@ -162,7 +165,7 @@ class MultiHeadAttention {
       try {
         m_pool.free.push_back(std::move(m_batch));
       } catch (...) {
-        // no memory to remember it: it goes
+        // no memory for the list: m_batch is freed instead of kept
       }
     }
     Lease(const Lease&) = delete;
@@ -179,8 +182,8 @@ class MultiHeadAttention {
   void evaluate(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                 const CallOptions& call, Saved<T>* saved) const {
     const auto most = static_cast<Index>(std::max(m_features.size(), m_positions.size()));
-    require(most == 1 || q.heads == most, "queries: expected ", most, " heads (as feature maps or positions), got ",
-            q.heads);
+    require(most == 1 || q.heads == most, "queries: expected ", most,
+            " heads (the number of feature maps or positions), got ", q.heads);
     check_heads(q, "queries", q.batch, q.heads, q.tokens, q.channels);
     check_heads(k, "keys", q.batch, q.heads, k.tokens, q.channels);
     check_heads(v, "values", q.batch, q.heads, k.tokens, v.channels);
@@ -192,8 +195,8 @@ class MultiHeadAttention {
   std::vector<F> m_features;
   std::vector<P> m_positions;
   AttentionOptions m_options;
-  std::shared_ptr<Pool> m_pool = std::make_shared<Pool>();  // shared by copies, as is the next
-  std::shared_ptr<const char> m_identity = std::make_shared<const char>();
+  std::shared_ptr<Pool> m_pool = std::make_shared<Pool>();                  // shared by copies
+  std::shared_ptr<const char> m_identity = std::make_shared<const char>();  // shared by copies
 };
 
 }  // namespace nprf

@@ -12,15 +12,16 @@
 
 namespace nprf {
 
-/// Rows x (n,d) and their factors, where a row may be so short that the factor to its norm is no number of T: such rows
-/// are copied, times a power of two. A gradient by a lifted row is to be multiplied by it too.
+/// Rows x (n,d) and their normalisation factors. The factor of a very short row overflows T. If there are such rows, x
+/// is copied, and in the copy they are lifted: multiplied by the power of two `lift`. The gradient with respect to a
+/// lifted row must be multiplied by `lift` too.
 template <Real T>
 class LiftedRows {
  public:
   static constexpr T lift = sizeof(T) == sizeof(float) ? T(0x1p100) : T(0x1p600);
 
-  /// Sets scale (n) as Normalization::row_scale() does, of the rows as rows() has them. Refers to x; copies and lists
-  /// lie in the team's workspace. O(n d).
+  /// Sets scale (n) to Normalization::row_scale() of rows(). The object refers to x, or to a copy in the team's
+  /// workspace. O(n d).
   LiftedRows(const Normalization& normalization, bool softmax_scale, const MatrixView<T>& x,
              Eigen::Ref<Vector<T>> scale, const Team& team)
       : m_rows(x.data(), x.rows(), x.cols(), Eigen::OuterStride<>(x.outerStride())) {
@@ -39,8 +40,9 @@ class LiftedRows {
     normalization.row_scale<T>(lifted, softmax_scale, scale, team);
   }
 
+  /// The rows, some of them lifted.
   MatrixView<T> rows() const { return m_rows; }
-  /// Which of them are lifted, rising.
+  /// The indices of the lifted rows, increasing.
   std::span<const Index> numbers() const { return m_numbers; }
 
  private:

@@ -12,10 +12,10 @@
 
 namespace nprf {
 
-/// How queries and keys are scaled before the feature map sees them.
+/// The scaling of queries and keys before the feature map.
 ///
-/// unit(r): every row to L2 norm r, a zero row stays zero (Luo et al. 2021 use r = 1).
-/// none():  every row times d^(-1/4), so that features of exp(q.k) estimate softmax(q.k / sqrt(d)).
+/// unit(r): every row is scaled to L2 norm r; a zero row stays zero (Luo et al. 2021 use r = 1).
+/// none():  every row is multiplied by d^(-1/4), so that features of exp(q.k) estimate softmax(q.k / sqrt(d)).
 class Normalization {
  public:
   /// Throws InvalidArgument unless 0 < radius < infinity.
@@ -28,7 +28,7 @@ class Normalization {
   bool is_unit() const { return m_radius > 0; }
   double radius() const { return m_radius; }
 
-  /// The factor of each row of x (n,d). O(n d). `softmax_scale` says whether none() means d^(-1/4) or 1.
+  /// The factor of each row of x (n,d). For none() it is d^(-1/4) if `softmax_scale`, otherwise 1. O(n d).
   template <Real T>
   Vector<T> row_scale(const MatrixView<T>& x, bool softmax_scale = true) const {
     Vector<T> scale(x.rows());
@@ -52,8 +52,9 @@ class Normalization {
     });
   }
 
-  // forward: x' = s x with s = r / |x|; so dx = s (dx' - x' (x'.dx') / r^2), and s dx' where s does not depend on x
-  /// dL/dx' becomes dL/dx (n,d), from x' = s x and s. O(n d).
+  // unit(r): x' = s x with s = r / |x|, so dx = s (dx' - x' (x'.dx') / r^2). none(): s is constant, so dx = s dx'
+  /// Replaces dL/dx' by dL/dx in dx (n,d), given x' = s x (n,d) and s (n). O(n d). Throws InvalidArgument for other
+  /// shapes.
   template <Real T>
   void backward(const MatrixView<T>& scaled, RowScale<T> scale, MatrixRef<T> dx) const {
     require(scaled.rows() == dx.rows() && scaled.cols() == dx.cols(), "scaled: expected ", dx.rows(), " x ", dx.cols(),
@@ -74,8 +75,8 @@ class Normalization {
  private:
   explicit Normalization(double radius) : m_radius(radius) {}
 
-  // radius / |row|, free of overflow and underflow in |row|^2; at most T's maximum, which says that
-  // the row is too short for it (lifted_rows.hpp)
+  // radius / |row|, without overflow or underflow in |row|^2. If the quotient overflows, the result is the largest
+  // number of T; lifted_rows.hpp handles such rows
   template <Real T>
   T row_factor(const T* x, Index d, Workspace& scratch) const {
     constexpr T safe_low = sizeof(T) == 4 ? T(1e-28) : T(1e-280), safe_high = T(1) / safe_low;
@@ -87,7 +88,7 @@ class Normalization {
     const T square = sum.sum();
     if (square > safe_low && square < safe_high) return factor<T>(std::sqrt(square));
 
-    // a copy, since Eigen's reductions change their last bits with the alignment of the caller's rows
+    // copied, because the last bits of Eigen's reductions depend on the alignment of the row
     const Workspace::Scope scope(scratch);
     auto row = scratch.vector<T>(d);
     std::copy_n(x, d, row.data());

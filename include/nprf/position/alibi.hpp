@@ -16,7 +16,7 @@ class AlibiPosition {
  public:
   using Scalar = T;
 
-  /// Throws InvalidArgument unless |slope| <= 1e30, which keeps every bias finite.
+  /// Throws InvalidArgument unless |slope| <= 1e30, so that every bias is finite.
   explicit AlibiPosition(T slope) {
     require(std::abs(slope) <= T(1e30), "slope: expected a number between -1e30 and 1e30, got ", slope);
     m_bias.slope_before = m_bias.slope_after = -slope;
@@ -25,7 +25,7 @@ class AlibiPosition {
   T slope() const { return -m_bias.slope_after; }
   const LagBias<T>& bias() const { return m_bias; }
 
-  /// dL/dslope (1,1) = -sum_l |l| db[l].
+  /// dL/dslope (1,1) = -sum over lags l of |l| dL/db[l]; db holds dL/db of the lags first, first + 1, ...
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
     resize(d, 1);
     d.setZero();

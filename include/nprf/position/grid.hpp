@@ -12,23 +12,23 @@
 
 namespace nprf {
 
-/// A learned scalar for each displacement of two cells of an H x W grid (Liu et al. 2021, Swin), and, for tokens
-/// outside the grid such as a class token, scalars of their own (as in Bao et al. 2022, BEiT).
+/// A learned bias for each displacement between two cells of an H x W grid (Liu et al. 2021, Swin). Tokens outside the
+/// grid, such as a class token, have biases of their own (as in Bao et al. 2022, BEiT).
 ///
-/// Token i < E is an extra token, token E + r W + c is cell (r, c). Between cells the bias is
-///     b[r' - r + H - 1, c' - c + W - 1],  key (r', c') minus query (r, c)
-/// (Swin itself stores query minus key). With an extra token e it is extra(e, 0) from query e to every cell, extra(e,
-/// 1) from every cell to key e, and extra(e, 2 + f) from query e to extra key f. In causal direction tokens follow each
-/// other in their order: extra tokens, then the cells row by row.
+/// Token i < E is an extra token, and token E + r W + c is cell (r, c). The bias of query (r, c) and key (r', c') is
+///     b[r' - r + H - 1, c' - c + W - 1]
+/// (Swin itself stores query minus key). The bias is extra(e, 0) for extra query e and every cell, extra(e, 1) for
+/// every cell and extra key e, and extra(e, 2 + f) for extra query e and extra key f. The causal direction uses the
+/// order of the tokens: extra tokens first, then the cells row by row.
 ///
-/// In the memory of a table of width 2W-1, cells a pitch of 2W-1 apart differ by the very index of their bias: the
-/// table, row after row, is a one-dimensional bias of the cells' slots r (2W-1) + c.
+/// Cell (r, c) has the slot r (2W-1) + c. The difference of two slots is then the index of their bias in the table, in
+/// row-major order and relative to its centre. So the table is a one-dimensional bias over differences of slots.
 template <OnlyReal T>
 class GridPosition {
  public:
   using Scalar = T;
 
-  /// b (2H-1,2W-1), extra (E,E+2); -infinity is weight 0. Throws InvalidArgument for another shape, NaN or +infinity.
+  /// b (2H-1,2W-1), extra (E,E+2); -infinity means weight 0. Throws InvalidArgument for other shapes, NaN or +infinity.
   GridPosition(Index height, Index width, const Matrix<T>& b, Matrix<T> extra = Matrix<T>(0, 2))
       : m_height(height), m_width(width), m_extra(std::move(extra)) {
     constexpr Index most = Index{1} << 30;
@@ -46,18 +46,18 @@ class GridPosition {
 
   Index height() const { return m_height; }
   Index width() const { return m_width; }
-  /// E + H W: how many queries and keys there must be.
+  /// E + H W, the required number of queries and of keys.
   Index tokens() const { return m_extra.rows() + m_height * m_width; }
 
-  /// The weights of the E extra tokens (E,E+2).
+  /// The biases of the E extra tokens (E,E+2).
   const Matrix<T>& extra() const { return m_extra; }
 
-  /// The slot of cell number r W + c on the axis of bias().
+  /// The slot of the cell r W + c.
   Index slot(Index cell) const { return cell / m_width * (2 * m_width - 1) + cell % m_width; }
-  /// b for each difference of two slots.
+  /// b as a function of the difference of two slots.
   const LagBias<T>& bias() const { return m_bias; }
 
-  /// The bias that query token i has for key token j.
+  /// The bias of query token i and key token j.
   T bias(Index i, Index j) const {
     const Index E = m_extra.rows(), W = m_width;
     if (i < E) return j < E ? m_extra(i, 2 + j) : m_extra(i, 0);
@@ -66,7 +66,7 @@ class GridPosition {
     return m_bias.table[row * (2 * W - 1) + column];
   }
 
-  /// dL/db of the table (2H-1,2W-1).
+  /// Sets d (2H-1,2W-1) to the gradient of b; db holds dL/db of the slot differences first, first + 1, ...
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
     resize(d, 2 * m_height - 1, 2 * m_width - 1);
     d.setZero();

@@ -8,21 +8,21 @@
 
 namespace nprf {
 
-/// How distance enters attention: a bias b[lag] that is added to every logit, lag = key position - query position.
+/// A relative position bias: b[lag] is added to every logit, lag = key position - query position.
 template <class P>
 concept Position = Real<typename P::Scalar> && requires(const P& position) {
   { position.bias() } -> std::convertible_to<const LagBias<typename P::Scalar>&>;
 };
 
-/// A position whose parameters can be learned: gradient(first, db, d) turns dL/db, of the lags first, first + 1, ...,
-/// into that of the parameters, and sets d to it, in their own shape; to zeros for an empty db.
+/// A position whose parameters can be learned. gradient(first, db, d) gets db = dL/db of the lags first, first + 1, ...
+/// and sets d, in the shape of the parameters, to the gradient of the parameters; to zeros if db is empty.
 template <class P>
 concept LearnedPosition = Position<P> && requires(const P& position, Index first, std::span<const double> db,
                                                   Matrix<double>& d) { position.gradient(first, db, d); };
 
-/// A position whose tokens do not follow each other slot by slot, or stand outside of all slots: GridPosition
-/// (grid.hpp).
-/// slot(i) rises with the cell i; bias(i, j) is that of query token i for key token j.
+/// A position that assigns slots to tokens: GridPosition (grid.hpp). Its first tokens, the extra tokens, have no slots;
+/// extra() holds their biases. The other tokens are cells; slot(i) increases with the cell i, with gaps. bias(i, j) is
+/// the bias of query token i and key token j.
 template <class P>
 concept PlacedPosition = Position<P> && requires(const P& position, Index i) {
   { position.tokens() } -> std::convertible_to<Index>;
@@ -31,7 +31,8 @@ concept PlacedPosition = Position<P> && requires(const P& position, Index i) {
   { position.bias(i, i) } -> std::convertible_to<double>;
 };
 
-/// The bias that query token i, `offset` further on, has for key token j.
+/// The bias of query token i and key token j, where the query's position is i + offset; a placed position ignores the
+/// offset.
 template <Position P>
 double bias_between(const P& position, Index i, Index j, Index offset) {
   if constexpr (PlacedPosition<P>)
@@ -40,7 +41,7 @@ double bias_between(const P& position, Index i, Index j, Index offset) {
     return position.bias()[j - i - offset];
 }
 
-/// b = 0: distance plays no part.
+/// b = 0: no position bias.
 template <OnlyReal T>
 class NoPosition {
  public:
@@ -48,7 +49,7 @@ class NoPosition {
 
   const LagBias<T>& bias() const { return m_bias; }
 
-  /// No parameters: 0 x 0.
+  /// Sets d to 0 x 0: there are no parameters.
   void gradient(Index, std::span<const double>, Matrix<double>& d) const { d.resize(0, 0); }
 
  private:

@@ -15,33 +15,33 @@ namespace nprf {
 
 namespace detail {
 
-// what a function returned: a reference is followed, a value is held
+// the result of a function that returns X by reference or by value: refers to the former, stores the latter
 template <class X>
-class Returned {
+class ReferenceOrValue {
  public:
   template <class R>
-  static Returned of(R&& x) {
-    Returned returned;
+  static ReferenceOrValue of(R&& x) {
+    ReferenceOrValue returned;
     if constexpr (std::is_lvalue_reference_v<R> && std::convertible_to<std::remove_reference_t<R>*, const X*>)
-      returned.m_followed = std::addressof(x);
+      returned.m_reference = std::addressof(x);
     else
-      returned.m_held.emplace(static_cast<R&&>(x));
+      returned.m_value.emplace(static_cast<R&&>(x));
     return returned;
   }
 
-  const X& operator*() const { return m_held ? *m_held : *m_followed; }
+  const X& operator*() const { return m_value ? *m_value : *m_reference; }
 
  private:
-  const X* m_followed = nullptr;
-  std::optional<X> m_held;
+  const X* m_reference = nullptr;
+  std::optional<X> m_value;
 };
 
 }  // namespace detail
 
-/// A position of any type, known by its scalar alone, so that what works with it is compiled once for all positions. It
-/// refers to the position; a bias that the position makes where it is asked for is made once, and held.
+/// A type-erased reference to a position of scalar T. Code that uses it is compiled once for all positions. It does not
+/// own the position, but stores the results of bias() and extra() if the position returns them by value.
 ///
-/// Tokens of a position that is not placed stand in the slots of their numbers, and none outside.
+/// If the position is not placed, the slot of a token is its index, and there are no extra tokens.
 template <Real T>
 class PositionView {
  public:
@@ -50,34 +50,35 @@ class PositionView {
   PositionView(const P& position)
       : m_position(&position),
         m_functions(&functions_of<P>),
-        m_bias(detail::Returned<LagBias<T>>::of(position.bias())),
+        m_bias(detail::ReferenceOrValue<LagBias<T>>::of(position.bias())),
         m_extra(extra_of(position)) {}
 
-  /// b for each difference of two slots.
+  /// b as a function of the difference of two slots.
   const LagBias<T>& bias() const { return *m_bias; }
 
-  /// The bias that query token i, `offset` further on, has for key token j.
+  /// The bias of query token i and key token j, where the query's position is i + offset; a placed position ignores the
+  /// offset.
   double bias_between(Index i, Index j, Index offset) const {
     return is_placed() ? m_functions->bias(m_position, i, j) : bias()[j - i - offset];
   }
 
-  /// Whether tokens have places of their own: PlacedPosition.
+  /// Whether the position assigns slots to tokens (PlacedPosition).
   bool is_placed() const { return m_functions->slot != nullptr; }
-  /// How many there must be. For a placed position only.
+  /// The required number of queries and of keys. Requires is_placed().
   Index tokens() const { return m_functions->tokens(m_position); }
   /// The slot of a cell, a token that is not an extra one.
   Index slot(Index cell) const { return is_placed() ? m_functions->slot(m_position, cell) : cell; }
-  /// The weights of E extra tokens (E,E+2); 0 x 0 for a position that is not placed.
+  /// The biases of the E extra tokens (E,E+2); 0 x 0 if the position is not placed.
   const Matrix<T>& extra() const { return *m_extra; }
 
-  /// As LearnedPosition. Throws InvalidArgument for a position without gradient().
+  /// The gradient of the parameters (LearnedPosition). Throws InvalidArgument if the position has no gradient().
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
     require(m_functions->gradient != nullptr, "position: expected one with gradient(), got one without");
     m_functions->gradient(m_position, first, db, d);
   }
 
  private:
-  // null where the position has no such thing
+  // null where the position has no such function
   struct Functions {
     Index (*tokens)(const void*) = nullptr;
     Index (*slot)(const void*, Index) = nullptr;
@@ -103,17 +104,17 @@ class PositionView {
   static constexpr Functions functions_of = find_functions<P>();
 
   template <class P>
-  static detail::Returned<Matrix<T>> extra_of(const P& position) {
+  static detail::ReferenceOrValue<Matrix<T>> extra_of(const P& position) {
     if constexpr (PlacedPosition<P>)
-      return detail::Returned<Matrix<T>>::of(position.extra());
+      return detail::ReferenceOrValue<Matrix<T>>::of(position.extra());
     else
-      return detail::Returned<Matrix<T>>::of(Matrix<T>());
+      return detail::ReferenceOrValue<Matrix<T>>::of(Matrix<T>());
   }
 
   const void* m_position;
   const Functions* m_functions;
-  detail::Returned<LagBias<T>> m_bias;
-  detail::Returned<Matrix<T>> m_extra;
+  detail::ReferenceOrValue<LagBias<T>> m_bias;
+  detail::ReferenceOrValue<Matrix<T>> m_extra;
 };
 
 }  // namespace nprf

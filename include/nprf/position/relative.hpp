@@ -13,13 +13,14 @@
 
 namespace nprf {
 
-/// A learned scalar for each lag -R..R; a lag beyond +-R uses the end scalar (clipping).
+/// A learned bias for each lag -R..R. A lag beyond +-R uses the scalar of that end of the table (clipping).
 template <OnlyReal T>
 class RelativePosition {
  public:
   using Scalar = T;
 
-  /// b: 2R+1 scalars, b[R + lag]; -infinity is weight 0. Throws InvalidArgument for an even length, NaN or +infinity.
+  /// b has 2R+1 scalars; b[R + lag] is the bias of a lag, and -infinity means weight 0. Throws InvalidArgument for an
+  /// even length, NaN or +infinity.
   explicit RelativePosition(Vector<T> b) {
     require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2R+1 for the lags -R..R, got ", b.size());
     for (Index l = 0; l < b.size(); ++l)
@@ -29,11 +30,12 @@ class RelativePosition {
     m_bias.table = std::move(b);
   }
 
-  /// R: the largest lag with a scalar of its own.
+  /// R, the largest lag with a scalar of its own.
   Index reach() const { return m_bias.last(); }
   const LagBias<T>& bias() const { return m_bias; }
 
-  /// dL/db of the table (2R+1,1); lags beyond it count for its ends.
+  /// Sets d (2R+1,1) to the gradient of the table; db holds dL/db of the lags first, first + 1, ... The gradients of
+  /// lags beyond the table are added to its ends.
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
     resize(d, m_bias.table.size());
     d.setZero();

@@ -13,12 +13,12 @@ namespace nprf {
 
 namespace detail {
 
-/// Weights of the four entries around a place that lies t in [0, 1) behind the second of them.
+/// The interpolation weights of four consecutive entries, for the point at a distance t in [0, 1) after the second.
 using Taps = std::array<double, 4>;
 
 inline Taps linear_taps(double t) { return {0, 1 - t, t, 0}; }
 
-/// Cubic convolution with a = -3/4 (Keys 1981): the weight at the distance s is
+/// Cubic convolution with a = -3/4 (Keys 1981): the weight of an entry at distance s from the point is
 ///     (1-s) (1 + s - (a+2) s^2)  for s <= 1,    a (s-1) (2-s)^2  for 1 <= s <= 2
 inline Taps cubic_taps(double t) {
   constexpr double a = -0.75;
@@ -26,15 +26,16 @@ inline Taps cubic_taps(double t) {
   return {a * t * u * u, u * (1 + t - (a + 2) * t * t), t * (1 + u - (a + 2) * u * u), a * u * t * t};
 }
 
-/// x (n,p) -> (rows,p). Row i of the result has its centre at (i + 1/2) n / rows - 1/2 of x; beyond x its end rows
-/// repeat. The place is computed in integers, so that the same size gives the same numbers and a centre stays one.
+/// x (n,p) -> (rows,p). Row i of the result is x interpolated at the row position (i + 1/2) n / rows - 1/2; beyond x
+/// its end rows repeat. The position is computed in integers, so that resizing to the same size returns the same
+/// numbers, and the centre row maps exactly to the centre row.
 inline Matrix<double> resize_rows(const Matrix<double>& x, Index rows, Taps taps(double)) {
   const Index n = x.rows();
   Matrix<double> y = Matrix<double>::Zero(rows, x.cols());
   for (Index i = 0; i < rows; ++i) {
-    const Index place = (2 * i + 1) * n + rows;  // in units of 1 / (2 rows), counted from row -1
-    const Index before = place / (2 * rows) - 1;
-    const Taps weight = taps(static_cast<double>(place % (2 * rows)) / static_cast<double>(2 * rows));
+    const Index point = (2 * i + 1) * n + rows;  // in units of 1 / (2 rows), counted from row -1
+    const Index before = point / (2 * rows) - 1;
+    const Taps weight = taps(static_cast<double>(point % (2 * rows)) / static_cast<double>(2 * rows));
     for (Index k = 0; k < 4; ++k)
       y.row(i) += weight[static_cast<std::size_t>(k)] * x.row(std::clamp<Index>(before - 1 + k, 0, n - 1));
   }
@@ -43,11 +44,11 @@ inline Matrix<double> resize_rows(const Matrix<double>& x, Index rows, Taps taps
 
 }  // namespace detail
 
-/// A table of 2R+1 scalars, lags -R..R, for another reach: `size` = 2R'+1 scalars, linearly interpolated.
+/// Resizes a table of 2R+1 scalars, lags -R..R, to another reach R': size = 2R'+1 scalars, by linear interpolation.
 ///
 /// The numbers are those of torch.nn.functional.interpolate(mode="linear", align_corners=False), computed in double.
-/// Throws InvalidArgument unless b.size() and size are odd and all of b is finite: a window of -infinity cannot be
-/// interpolated, and is to be set again in the resized table. Time and memory O(b.size() + size).
+/// Throws InvalidArgument unless b.size() and size are odd and all of b is finite. A window of -infinity cannot be
+/// interpolated; set it again in the resized table. Time and memory O(b.size() + size).
 template <OnlyReal T>
 Vector<T> resize_bias(const Vector<T>& b, Index size) {
   require(b.size() % 2 == 1, "b: expected an odd number of scalars, 2R+1 for the lags -R..R, got ", b.size());
@@ -58,13 +59,13 @@ Vector<T> resize_bias(const Vector<T>& b, Index size) {
   return detail::resize_rows(b.template cast<double>(), size, detail::linear_taps).template cast<T>();
 }
 
-/// A table of (2H-1) x (2W-1) scalars, the row and column lags of an H x W grid, for a height x width grid:
-/// (2 height - 1) x (2 width - 1) scalars, by bicubic interpolation.
+/// Resizes the (2H-1) x (2W-1) table of an H x W grid to a height x width grid: (2 height - 1) x (2 width - 1) scalars,
+/// by bicubic interpolation.
 ///
 /// The numbers are those of torch.nn.functional.interpolate(mode="bicubic", align_corners=False), computed in double.
-/// Throws InvalidArgument unless both extents of b are odd, height and width are at least 1 and all of b is finite: a
-/// window of -infinity cannot be interpolated, and is to be set again in the resized table. Time and memory as large
-/// as the two tables.
+/// Throws InvalidArgument unless both extents of b are odd, height and width are at least 1 and all of b is finite. A
+/// window of -infinity cannot be interpolated; set it again in the resized table. Time and memory are proportional to
+/// the sizes of the two tables.
 template <OnlyReal T>
 Matrix<T> resize_bias(const Matrix<T>& b, Index height, Index width) {
   require(b.rows() % 2 == 1 && b.cols() % 2 == 1, "b: expected (2H-1) x (2W-1) scalars, both odd, got ", b.rows(),

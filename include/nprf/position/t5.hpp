@@ -14,20 +14,23 @@
 
 namespace nprf {
 
-/// The bucket of a lag: one each for near lags, then logarithmic up to max_distance, then one for all that is farther.
+/// The bucket of a lag. Small distances have one bucket each, the exact buckets. Distances up to max_distance have
+/// buckets at logarithmic intervals. All larger distances share the last bucket.
 ///
-/// bidirectional: half of the buckets for keys at or before the query, half for keys after it. causal: all of them for
-/// keys at or before it, and lags > 0 count as 0. Source: Raffel et al. 2020, whose code computes in fp32, as does
-/// this; where the exact quotient of logarithms is a bucket's boundary, the bucket hangs on the last bit of theirs.
+/// bidirectional: half of the buckets are for keys at or before the query, half for keys after it. causal: all buckets
+/// are for keys at or before the query, and lags > 0 count as 0. Source: Raffel et al. 2020. Their code computes in
+/// fp32, and so does this function: where the exact quotient of logarithms lies on the boundary of a bucket, the bucket
+/// depends on the last bit of their logarithms.
 ///
 /// Throws InvalidArgument unless there are at least 4 (bidirectional) or 2 (causal) buckets and max_distance exceeds
-/// the number of exact ones.
+/// the number of exact buckets.
 inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index max_distance) {
   check_direction(direction);
-  const bool both = direction == Direction::bidirectional;
-  require(num_buckets >= (both ? 4 : 2), "num_buckets: expected at least ", both ? 4 : 2, ", got ", num_buckets);
+  const bool bidirectional = direction == Direction::bidirectional;
+  require(num_buckets >= (bidirectional ? 4 : 2), "num_buckets: expected at least ", bidirectional ? 4 : 2, ", got ",
+          num_buckets);
   Index bucket = 0, distance = std::max<Index>(-lag, 0);
-  if (both) {
+  if (bidirectional) {
     num_buckets /= 2;
     if (lag > 0) bucket = num_buckets;
     distance = lag < 0 ? -lag : lag;
@@ -36,7 +39,7 @@ inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index 
   require(max_distance > exact, "max_distance: expected more than ", exact, " (the number of exact buckets), got ",
           max_distance);
   if (distance < exact) return bucket + distance;
-  // logarithms in double, then rounded: those of the platform's float library may be off by a bit
+  // computed in double, then rounded to float: the last bit of the platform's float logarithm may be wrong
   const auto log = [](double x) { return static_cast<float>(std::log(x)); };
   const float ratio = log(static_cast<float>(distance) / static_cast<float>(exact)) /
                       log(static_cast<double>(max_distance) / static_cast<double>(exact));
@@ -55,22 +58,22 @@ class T5Position {
   T5Position(Vector<T> bucket_weights, Direction direction, Index max_distance = 128)
       : m_weights(std::move(bucket_weights)), m_direction(direction), m_max_distance(max_distance) {
     check_direction(direction);
-    const bool both = direction == Direction::bidirectional;
+    const bool bidirectional = direction == Direction::bidirectional;
     const Index n = num_buckets();
-    require(both ? n >= 4 && n % 2 == 0 : n >= 2, "bucket_weights: expected ",
-            both ? "an even number of scalars, at least 4" : "at least 2 scalars", ", got ", n);
-    const Index exact = (both ? n / 2 : n) / 2;
+    require(bidirectional ? n >= 4 && n % 2 == 0 : n >= 2, "bucket_weights: expected ",
+            bidirectional ? "an even number of scalars, at least 4" : "at least 2 scalars", ", got ", n);
+    const Index exact = (bidirectional ? n / 2 : n) / 2;
     require(max_distance > exact && max_distance <= Index{1} << 24, "max_distance: expected more than ", exact,
             " (the number of exact buckets) and at most 2^24, got ", max_distance);
     for (Index l = 0; l < n; ++l)
       require(m_weights[l] < std::numeric_limits<T>::infinity(), "bucket_weights[", l,
               "]: expected a finite number or -infinity, got ", m_weights[l]);
 
-    // the last bucket starts at max_distance at the latest: from there on the end scalars repeat
+    // the last bucket starts at max_distance or before, and the bias is constant from there on
     Index reach = max_distance;
     while (reach > 1 && bucket(1 - reach) == bucket(-reach)) --reach;
     m_bias.first = -reach;
-    m_bias.table = Vector<T>(both ? 2 * reach + 1 : reach + 1);
+    m_bias.table = Vector<T>(bidirectional ? 2 * reach + 1 : reach + 1);
     for (Index l = 0; l < m_bias.table.size(); ++l) m_bias.table[l] = m_weights[bucket(m_bias.first + l)];
   }
 
@@ -80,7 +83,8 @@ class T5Position {
   const Vector<T>& bucket_weights() const { return m_weights; }
   const LagBias<T>& bias() const { return m_bias; }
 
-  /// dL/dweights (buckets,1): each lag counts for its bucket.
+  /// Sets d (buckets,1) to the gradient of the bucket weights; db holds dL/db of the lags first, first + 1, ... The
+  /// gradient of each lag is added to its bucket.
   void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
     resize(d, num_buckets());
     d.setZero();

@@ -6,12 +6,12 @@
 
 namespace nprf::toeplitz {
 
-/// The factors of Y = ((A B^T) o C) U and where their rows stand. They refer to the caller's storage.
+/// References to the factors of Y = ((A B^T) o C) U, and where their rows stand.
 ///
-/// With log-scales e_j of the keys, e^(e_j) B_j stands for B_j, and row i of Y is divided by e^(M_i), where M_i is the
-/// largest log-scale of the keys up to the last slot that row i has a weight for. Numerators and denominator of a row
-/// share that factor. So the features of each key can be scaled by their own maximum. Only engines that accept
-/// log-scales (engine.hpp) do this.
+/// `key_log_scales` are optional log-scales e_j of the keys: the features of key j are then exp(e_j) B_j. Row i of Y is
+/// divided by exp(M_i), where M_i is the largest log-scale among the keys up to the last slot at which row i has a
+/// weight. The numerators and the denominator of a row share this factor, so it cancels. Each key's features can
+/// therefore be scaled by their own maximum. Only engines with accepts_key_log_scales (engine.hpp) support log-scales.
 template <class T>
 struct Factors {
   MatrixView<T> A, B, U;                   // (n_q,r) (n_k,r) (n_k,p)
