@@ -27,7 +27,7 @@ struct Fixture {
   Relative position{random_table<double>(5, 3)};
   Workspace workspace;
   Team team{workspace};
-  HeadWeights<double> weights{position, options, {n_q, n_k, m, d_v + 1}, offset, Pass::forward, team};
+  PreparedPosition<double> weights{position, options, {n_q, n_k, m, d_v + 1}, offset, Pass::forward, team};
   Head<double> head{features, options.normalization, &weights};
   Tokens<double> x = random_tokens<double>(n_q, n_k, d, d_v);
   Matrix<double> dy = normal<double>(n_q, d_v, 77);
@@ -69,7 +69,7 @@ TEST_CASE("a head writes its rows and no others", "[attention]") {
   Report report;
   GradientReport gradient_report;
   f.head.forward(f.x.q, f.x.k, f.x.v, view(f.mask), n_k, tolerance, y.block(), &saved, report, f.team);
-  const Index lags = f.weights.gradient_lags().size();
+  const Index lags = f.weights.problem().lags.size();
   std::vector<double> db(static_cast<std::size_t>(lags), 0);
   f.head.backward(saved, f.dy, tolerance, dq.block(), dk.block(), dv.block(), {db, {}}, gradient_report, f.team);
 
@@ -83,7 +83,7 @@ TEST_CASE("a head writes its rows and no others", "[attention]") {
   CHECK(same_bits<double>(dk.block(), g.keys));
   CHECK(same_bits<double>(dv.block(), g.values));
   Matrix<double> d_table;
-  f.position.gradient(f.weights.gradient_lags().first, db, d_table);
+  f.position.gradient(f.weights.problem().lags.first - f.weights.problem().offset, db, d_table);
   CHECK(same_bits<double>(d_table, g.bias));
   for (Framed* x : {&y, &dq, &dk, &dv}) CHECK(x->frame_is_whole());
 }
@@ -94,7 +94,7 @@ TEST_CASE("a head's y does not depend on whether it saves, and it saves anew", "
   SavedSequence<double> saved, fresh;
   Report report;
   GradientReport gradient_report;
-  std::vector<double> db(static_cast<std::size_t>(f.weights.gradient_lags().size()), 0);
+  std::vector<double> db(static_cast<std::size_t>(f.weights.problem().lags.size()), 0);
   f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, tolerance, y, nullptr, report, f.team);
   f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, tolerance, again, &saved, report, f.team);
   CHECK(same_bits(y, again));
@@ -123,7 +123,7 @@ TEST_CASE("a head adds to its report and to the bias's gradient", "[attention]")
   f.head.forward(f.x.q, f.x.k, f.x.v, {}, n_k, tolerance, y, &saved, report, f.team);
   CHECK(report.engine == Engine::direct);
 
-  const auto lags = static_cast<std::size_t>(f.weights.gradient_lags().size());
+  const auto lags = static_cast<std::size_t>(f.weights.problem().lags.size());
   std::vector<double> once(lags, 0), twice(lags, 0);
   f.head.backward(saved, f.dy, tolerance, dq, dk, dv, {once, {}}, gradient_report, f.team);
   for (int round = 0; round < 2; ++round)
@@ -142,7 +142,7 @@ TEST_CASE("a head gives back what it took of the workspace", "[attention]") {
   SavedSequence<double> saved;
   Report report;
   GradientReport gradient_report;
-  std::vector<double> db(static_cast<std::size_t>(f.weights.gradient_lags().size()), 0);
+  std::vector<double> db(static_cast<std::size_t>(f.weights.problem().lags.size()), 0);
   const auto next = [&] {
     const Workspace::Scope scope(f.workspace);
     return f.workspace.take<double>(1);

@@ -24,7 +24,9 @@ LagBias<T> table(Index n, auto&& b) {
 template <class T>
 FittedTails fit(const LagBias<T>& bias, double within = most) {
   const LagRange all{bias.first, bias.last()};
-  return fitted_tails(bias, all, bias.max(all), within);
+  std::vector<double> b(static_cast<std::size_t>(all.size()));
+  bias.fill(all, b.data());
+  return fitted_tails<T>(b, bias.max(all), within);
 }
 
 // the largest distance of the lines from the biases whose weights do not underflow
@@ -114,7 +116,7 @@ TEST_CASE("a tail does not rise outwards, contains no -infinity, and restores no
 TEST_CASE("tables without linear ends have no tails", "[core]") {
   CHECK(fit(table(0, [](double) { return 1.0; })).tails.before == 0);
   CHECK(fit(table(5, [](double) { return minus_infinity; })).tails.before == 0);
-  CHECK(fitted_tails(LagBias<double>{}, {3, 2}, 0, most).tails.before == 0);
+  CHECK(fitted_tails<double>({}, 0, most).tails.before == 0);
   const Vector<double> noise = normal_vector<double>(201, 3);
   const FittedTails random = fit(table(100, [&](double lag) { return noise[static_cast<Index>(lag) + 100]; }));
   CHECK((random.tails.before <= 2 && random.tails.after <= 2));

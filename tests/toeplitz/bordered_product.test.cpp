@@ -17,7 +17,6 @@
 namespace nprf::test::toeplitz_bordered_product {
 
 using toeplitz::BorderedProduct;
-using toeplitz::BorderWeights;
 
 namespace {
 
@@ -83,8 +82,7 @@ class Case {
   Results<T> run(Engine engine, const Team& team) const {
     const Workspace::Scope scope(team.workspace());
     const Index r = A.cols(), p = U.cols();
-    const BorderedProduct<T> product(engine, c.view(), BorderWeights<T>{E, border.data()}, {q.span, k.span, r, p},
-                                     team);
+    const BorderedProduct<T> product(engine, c.view(), Border<T>{E, border.data()}, {q.span, k.span, r, p}, team);
     const Placement queries = placement(q, m_q_numbers), keys = placement(k, m_k_numbers);
     Results<T> out{Matrix<T>::Constant(q.count(), p, 17),
                    {},
@@ -319,14 +317,13 @@ TEST_CASE("a bordered product takes keys' exponents by blocks, without tokens ou
   Matrix<double> Y(n, 2), expected(n, 2);
   for (const Engine engine : engines())
     for (const Index E : {0, 1}) {
-      const BorderedProduct<double> product(engine, c.view(), BorderWeights<double>{E, border.data()}, {n, n, 3, 2},
-                                            team);
+      const BorderedProduct<double> product(engine, c.view(), Border<double>{E, border.data()}, {n, n, 3, 2}, team);
       INFO(std::string(name(engine)) << ", " << E << " tokens outside");
       CHECK(product.accepts_key_log_scales() == (engine == Engine::block_causal && E == 0));
       const Placement all({n - E}, E);
       const auto contract = [&] { product.contract({A, B, U, all, all, exponents.data()}, Y, team); };
       if (!product.accepts_key_log_scales()) {
-        check_invalid(contract, {"exponents:", name(engine)});
+        check_invalid(contract, {"key_log_scales:", name(engine)});
         continue;
       }
       contract();

@@ -14,7 +14,7 @@
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/scaling/gradient_scaling.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
-#include "nprf/attention/weights/head_weights.hpp"
+#include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/resize.hpp"
@@ -28,7 +28,7 @@ namespace nprf {
 
 /// dL/db of one sequence, summed in double.
 struct BiasGradient {
-  std::span<double> lags;    // of HeadWeights::gradient_lags(); empty where nobody asks for them
+  std::span<double> lags;    // of LagProblem::lags; empty where nobody asks for them
   std::span<double> border;  // (E,E+2)
 };
 
@@ -37,7 +37,7 @@ template <Real T>
 class Head {
  public:
   /// Refers to all three. `weights` may be null where only features are asked for.
-  Head(const FeatureMapView<T>& features, const Normalization& normalization, const HeadWeights<T>* weights)
+  Head(const FeatureMapView<T>& features, const Normalization& normalization, const PreparedPosition<T>* weights)
       : m_features(features), m_normalization(normalization), m_weights(weights) {}
 
   /// phi of the normalised rows of x (n,d), into phi (n,r); `scale` (n) becomes their row scales.
@@ -69,7 +69,7 @@ class Head {
     Eigen::Ref<Vector<T>> q_scale = storage(saved, &SavedSequence<T>::q_scale, n_q, workspace);
     Eigen::Ref<Vector<T>> k_scale = storage(saved, &SavedSequence<T>::k_scale, n_k, workspace);
     Eigen::Ref<Vector<T>> denominator = storage(saved, &SavedSequence<T>::denominator, n_q, workspace);
-    const toeplitz::BorderedProduct<T>& product = m_weights->product(keys, workspace);
+    const toeplitz::BorderedProduct<T>& product = m_weights->products().product(keys, workspace);
     const LiftedRows<T> queries_in = lifted(q_, q_scale, team), keys_in = lifted(rows_of(keys, k, team), k_scale, team);
     const MatrixView<T> q = queries_in.rows(), k_seen = keys_in.rows();
     m_features.queries(q, span_of(q_scale), A, team);
@@ -83,7 +83,7 @@ class Head {
     const MatrixView<T> v_scaled = in_units(v_finite, unit, team);
     if (unit != 1) sizes /= unit;
     bool* sees = workspace.take<bool>(n_q);
-    m_weights->sees_any(keys, sees, workspace);
+    m_weights->attendance().attending_queries(keys, sees, workspace);
     if (!product.accepts_key_log_scales()) e = with_common_factor(B, e, team);
     if (saved) assign(saved->exponents, Eigen::Map<const Vector<double>>(e, e ? n_k : 0));
     const double* taken = product.accepts_key_log_scales() ? e : nullptr;
@@ -110,14 +110,14 @@ class Head {
         drowned += sees[i] && !is_lost(i) && !(errors.fft_error(i, y.row(i), denominator[i]) <= tolerance / 2);
       by_tiles = 2 * drowned > n_q;
       if (by_tiles)
-        contract(m_weights->direct_product(r, v.cols(), team), v_scaled, y, denominator.data());
+        contract(m_weights->products().direct_product(r, v.cols(), team), v_scaled, y, denominator.data());
       else
         contract(product, v_scaled, y, nullptr);
     } else {
       contract(product, v_scaled, y, denominator.data());
     }
 
-    const double shared = error_of_weights<T>(m_weights->bias_spread()) + m_weights->deviation() +
+    const double shared = error_of_weights<T>(m_weights->problem().bias_spread()) + m_weights->products().deviation() +
                           m_features.relative_error(largest_norm(q)) + m_features.relative_error(largest_norm(k_seen));
     const double by_rows = shared + error_of_sums<T>(r, keys_in_turn(n_k));
     const double own = by_tiles ? by_rows : shared + error_of_sums<T>(r, product.keys_in_turn(n_k));
@@ -169,7 +169,7 @@ class Head {
     if (count > 0) {
       const FeatureInputs<T> inputs{q, k_seen, span_of(q_scale), span_of(k_scale)};
       auto* outcomes = workspace.template take<typename RowRepair<T>::Outcome>(count);
-      RowRepair<T>(repaired, *m_weights, keys, m_features, inputs, A, B, e, team)
+      RowRepair<T>(repaired, m_weights->problem(), keys, m_features, inputs, A, B, e, team)
           .forward(v_scaled, errors.largest_values(), std::max(unit_of_saved, T(1)), y, denominator, outcomes);
       // backward knows such a row's gradient by the logarithms of its features
       for (const Index i : repaired)
@@ -202,7 +202,7 @@ class Head {
         if (fates[i] == Fate::empty || (fates[i] == Fate::lost && !is_finite_row(A.row(i)))) A.row(i).setZero();
       }
       bool* seen = workspace.take<bool>(n_k);
-      m_weights->seen_by_any(keys, seen, workspace);
+      m_weights->attendance().attended_keys(keys, seen, workspace);
       saved->unseen.clear();
       for (Index j = 0; j < n_k; ++j)
         if (!seen[j]) saved->unseen.push_back(j);
@@ -237,15 +237,15 @@ class Head {
 
     // only the engine that saved exponents knows them
     const toeplitz::BorderedProduct<T>& product =
-        saved.rows_have_exponents ? m_weights->product() : m_weights->product(keys, workspace);
+        saved.rows_have_exponents ? m_weights->products().product() : m_weights->products().product(keys, workspace);
     const GradientUnits<T> units(saved, dy,
                                  product.rounding() != Rounding::per_row ? SummedBy::transforms : SummedBy::tiles,
                                  *m_weights, keys, team);
     const MatrixView<T> A = units.A(), G = units.G(), U = units.U();
     const NonFiniteGradients<T> non_finite(
         *m_weights, keys, units.G(), [&](Index i) { return units.is_finite(i); }, team);
-    const LagRange lags = m_weights->gradient_lags();
-    const Index E = m_weights->border().count;
+    const LagRange lags = m_weights->problem().lags;
+    const Index E = m_weights->problem().border.count;
     auto dA = workspace.template matrix<T>(n_q, r), dB = workspace.template matrix<T>(n_k, r);
     auto dU = workspace.template matrix<T>(n_k, d_v + 1), border = workspace.template matrix<T>(E, E + 2);
     auto dc = workspace.template vector<T>(static_cast<Index>(db.lags.size()));
@@ -272,10 +272,10 @@ class Head {
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
       db_scaled.lags[static_cast<std::size_t>(l)] =
-          static_cast<double>(m_weights->weight(lags.first + l)) * static_cast<double>(dc[l]);
+          static_cast<double>(m_weights->problem().weights[lags.first + l]) * static_cast<double>(dc[l]);
     for (Index at = 0; at < border.size(); ++at)
       db_scaled.border[static_cast<std::size_t>(at)] =
-          static_cast<double>(m_weights->border().values[at]) * static_cast<double>(border.data()[at]);
+          static_cast<double>(m_weights->problem().border.values[at]) * static_cast<double>(border.data()[at]);
     auto d_logs = workspace.template matrix<T>(saved.repaired.empty() ? 0 : n_k, r);
     bool by_logs = false;
     if (!saved.repaired.empty()) {
@@ -286,9 +286,10 @@ class Head {
         dy_scaled.row(i) = dy.row(i) / units.of_dy(i);
       }
       const MatrixView<T> q = saved.q, k = saved.k;
-      by_logs = RowRepair<T>(saved.repaired, *m_weights, keys, m_features, {q, k, {}, {}}, A, saved.B, e, team)
-                    .backward(U, G, y_scaled, dy_scaled, units.factors(), saved.denominator, dA, dB, d_logs, dU,
-                              db_scaled.lags, db_scaled.border);
+      by_logs =
+          RowRepair<T>(saved.repaired, m_weights->problem(), keys, m_features, {q, k, {}, {}}, A, saved.B, e, team)
+              .backward(U, G, y_scaled, dy_scaled, units.factors(), saved.denominator, dA, dB, d_logs, dU,
+                        db_scaled.lags, db_scaled.border);
     }
     for (std::size_t l = 0; l < db.lags.size(); ++l) db.lags[l] += std::ldexp(db_scaled.lags[l], units.exponent());
     for (std::size_t at = 0; at < db.border.size(); ++at)
@@ -462,7 +463,7 @@ class Head {
 
   FeatureMapView<T> m_features;
   const Normalization& m_normalization;
-  const HeadWeights<T>* m_weights;
+  const PreparedPosition<T>* m_weights;
 };
 
 }  // namespace nprf

@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
-#include "nprf/core/lag_weights.hpp"
+#include "nprf/core/lag_weights_view.hpp"
 
 namespace nprf {
 
@@ -52,17 +53,18 @@ FittedLine fitted_line(Index lags, double underflow, double most, B&& b) {
 
 }  // namespace detail
 
-/// The longest tails of a range whose biases stay within `most` of a line that does not rise outwards. An example is
-/// ALiBi given as a table. Weights exp(b - largest) below the normal numbers of T only need to stay below them. No tail
-/// contains a lag with b = -infinity. O(range).
+/// The longest tails of a range of lags, given its biases, that stay within `most` of a line that does not rise
+/// outwards. An example is ALiBi given as a table. Weights exp(b - largest) below the normal numbers of T only need to
+/// stay below them. No tail contains a lag with b = -infinity. O(range).
 template <Real T>
-FittedTails fitted_tails(const LagBias<T>& bias, LagRange range, double largest, double most) {
-  if (range.size() == 0 || !(largest > -std::numeric_limits<double>::infinity())) return {};
+FittedTails fitted_tails(std::span<const double> biases, double largest, double most) {
+  if (biases.empty() || !(largest > -std::numeric_limits<double>::infinity())) return {};
   const double underflow = largest + std::log(static_cast<double>(std::numeric_limits<T>::min()));
-  const detail::FittedLine before =
-      detail::fitted_line(range.size(), underflow, most, [&](Index k) { return bias[range.first + k]; });
+  const Index lags = static_cast<Index>(biases.size());
+  const double *first = biases.data(), *last = first + lags - 1;
+  const detail::FittedLine before = detail::fitted_line(lags, underflow, most, [=](Index k) { return first[k]; });
   const detail::FittedLine after =
-      detail::fitted_line(range.size() - before.lags, underflow, most, [&](Index k) { return bias[range.last - k]; });
+      detail::fitted_line(lags - before.lags, underflow, most, [=](Index k) { return last[-k]; });
   return {{before.lags, after.lags, before.slope, after.slope}, std::max(before.deviation, after.deviation)};
 }
 

@@ -6,24 +6,10 @@
 #include <limits>
 
 #include "nprf/core/error.hpp"
+#include "nprf/core/lag_range.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
-
-/// The lags first..last, inclusive; empty if last < first.
-struct LagRange {
-  Index first = 0;
-  Index last = -1;
-
-  Index size() const { return std::max<Index>(last - first + 1, 0); }
-};
-
-/// The lags between n_q queries at positions offset, offset + 1, ... and n_k keys at positions 0, 1, ...
-inline LagRange reachable_lags(Index n_q, Index n_k, Index offset, Direction direction) {
-  if (n_q == 0 || n_k == 0) return {};
-  const LagRange all{-(n_q - 1) - offset, n_k - 1 - offset};
-  return {all.first, direction == Direction::causal ? std::min<Index>(all.last, 0) : all.last};
-}
 
 /// The bias b[lag] of every lag: a table, continued by a straight line beyond each end.
 ///
@@ -53,6 +39,15 @@ struct LagBias {
     if (lag > last() && from > last())
       return table[table.size() - 1] > minus_infinity ? static_cast<double>(lag - from) * slope_after : minus_infinity;
     return (*this)[lag] - (*this)[from];
+  }
+
+  /// b of a range of lags, into b (range.size()).
+  void fill(LagRange range, double* b) const {
+    for (Index lag = range.first; lag <= range.last; ++lag) b[lag - range.first] = (*this)[lag];
+  }
+  /// difference(lag, from) for a range of lags, into d (range.size()).
+  void fill_differences(LagRange range, Index from, double* d) const {
+    for (Index lag = range.first; lag <= range.last; ++lag) d[lag - range.first] = difference(lag, from);
   }
 
   /// The first lag with the largest b of a range; range.first if the range is empty.

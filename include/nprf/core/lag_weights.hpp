@@ -6,53 +6,11 @@
 #include <limits>
 
 #include "nprf/core/lag_bias.hpp"
+#include "nprf/core/lag_weights_view.hpp"
 
 namespace nprf {
 
-/// The number of weights at each end of a table that form a geometric sequence, and the logarithm of its ratio in the
-/// outward direction: with e = first + before,  c[e - k] = c[e] exp(k slope_before)  for k = 1..before, and likewise at
-/// the other end.
-struct Tails {
-  Index before = 0, after = 0;
-  double slope_before = 0, slope_after = 0;
-};
-
-/// A view of the weights c[lag] of a Toeplitz matrix C[i,j] = c[j-i]. A lag outside the table has weight 0.
-template <Real T>
-struct LagWeightsView {
-  Index first = 0;            // lag of values[0]
-  const T* values = nullptr;  // c[first], c[first + 1], ...
-  Index size = 0;
-  Tails tails = {};  // before + after < size, unless both are 0
-
-  Index last() const { return first + size - 1; }
-
-  T operator[](Index lag) const { return lag < first || lag > last() ? T(0) : values[lag - first]; }
-
-  /// The smallest range of lags that contains all non-zero weights.
-  LagRange support() const {
-    LagRange range{first, last()};
-    while (range.size() > 0 && (*this)[range.first] == T(0)) ++range.first;
-    while (range.size() > 0 && (*this)[range.last] == T(0)) --range.last;
-    return range;
-  }
-
-  /// The lags between the tails.
-  LagRange middle() const { return {first + tails.before, last() - tails.after}; }
-
-  /// The same weights, with the tails of slope 0 extended over the runs of equal weights at the ends.
-  LagWeightsView with_equal_ends() const {
-    LagWeightsView c = *this;
-    Tails& t = c.tails;
-    if (t.slope_before == 0)
-      while (t.before + t.after + 1 < size && values[t.before + 1] == values[t.before]) ++t.before;
-    if (t.slope_after == 0)
-      while (t.before + t.after + 1 < size && values[size - 2 - t.after] == values[size - 1 - t.after]) ++t.after;
-    return c;
-  }
-};
-
-/// The same weights in storage of their own.
+/// The weights of a LagWeightsView in storage of their own.
 template <Real T>
 struct LagWeights {
   Index first = 0;

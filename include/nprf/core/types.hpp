@@ -7,14 +7,11 @@
 
 #include "nprf/config.hpp"
 #include "nprf/core/engine.hpp"
+#include "nprf/core/index.hpp"
 
 namespace nprf {
 
-// Letters used in all headers: n_q queries; n_k keys; d head dimension; d_v value dimension; m random vectors;
-// r features (the output_dim of a feature map); h heads; lag = j - i (key position minus query position).
-
-using Index = Eigen::Index;
-static_assert(sizeof(Index) == 8,
+static_assert(std::same_as<Eigen::Index, Index> && sizeof(Index) == 8,
               "nprf: Eigen::Index must have 64 bits: leave EIGEN_DEFAULT_DENSE_INDEX_TYPE alone, on a 64-bit platform");
 
 /// A row-major matrix; each row is a token.
@@ -41,9 +38,6 @@ using VectorMap = Eigen::Map<Vector<T>, Eigen::Aligned64>;
 /// One factor for each row of a matrix; an empty span means that all factors are 1.
 template <class T>
 using RowScale = std::span<const T>;
-
-template <class T>
-concept Real = std::same_as<T, float> || std::same_as<T, double>;
 
 namespace detail {
 

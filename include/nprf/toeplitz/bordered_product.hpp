@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "nprf/core/gemm.hpp"
+#include "nprf/core/lag_problem.hpp"
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/shapes.hpp"
@@ -15,14 +16,6 @@
 
 namespace nprf::toeplitz {
 
-/// The weights of E tokens outside of the axis, (E,E+2) in the caller's storage: from token e to every key in a slot,
-/// from every query in a slot to e, and from e to each token outside.
-template <Real T>
-struct BorderWeights {
-  Index count = 0;
-  const T* values = nullptr;
-};
-
 /// Y = ((A B^T) o C) U where C is Toeplitz in the tokens' slots, with a border of the tokens outside of the axis:
 ///
 ///     C = [ between    to_slots ]
@@ -32,10 +25,10 @@ struct BorderWeights {
 template <Real T>
 class BorderedProduct {
  public:
-  BorderedProduct(Engine engine, LagWeightsView<T> lags, const BorderWeights<T>& border, const ProductShape& tokens,
+  BorderedProduct(Engine engine, LagWeightsView<T> lags, const Border<T>& border, const ProductShape& tokens,
                   const ProductShape& span, const Team& team)
       : m_product(engine, lags, tokens, span, team), m_border(border) {}
-  BorderedProduct(Engine engine, LagWeightsView<T> lags, const BorderWeights<T>& border, const ProductShape& span,
+  BorderedProduct(Engine engine, LagWeightsView<T> lags, const Border<T>& border, const ProductShape& span,
                   const Team& team)
       : BorderedProduct(engine, lags, border, span, span, team) {}
 
@@ -113,7 +106,8 @@ class BorderedProduct {
       set_product(S, x.A.middleRows(i0, rows), x.B.middleRows(j0, cols).transpose());  // (rows,cols)
       set_product(P, G.middleRows(i0, rows), x.U.middleRows(j0, cols).transpose());    // (rows,cols)
       for (Index i = 0; i < rows; ++i)
-        for (Index j = 0; j < cols; ++j) border.data()[place(q, i0 + i, k, j0 + j)] += S(i, j) * P(i, j);
+        for (Index j = 0; j < cols; ++j)
+          border.data()[m_border.index(q.number(i0 + i), k.number(j0 + j))] += S(i, j) * P(i, j);
       multiply_by_c(q, i0, k, j0, S);
       multiply_by_c(q, i0, k, j0, P);
       add_product(out.dA.middleRows(i0, rows), P, x.B.middleRows(j0, cols));              // (rows,r)
@@ -141,24 +135,17 @@ class BorderedProduct {
       for (Index i0 = q.outside; i0 < q.count(); i0 += tile) body(i0, std::min(tile, q.count() - i0), 0, k.outside);
   }
 
-  // where the weight of query i and key j, one of them outside, stands in the border's values
-  Index place(const Placement& q, Index i, const Placement& k, Index j) const {
-    const Index columns = m_border.count + 2;
-    if (i >= q.outside) return k.number(j) * columns + 1;
-    return q.number(i) * columns + (j < k.outside ? 2 + k.number(j) : 0);
-  }
-
   template <class M>
   void multiply_by_c(const Placement& q, Index i0, const Placement& k, Index j0, M& S) const {
     for (Index i = 0; i < S.rows(); ++i)
       for (Index j = 0; j < S.cols(); ++j) {
-        const T c = m_border.values[place(q, i0 + i, k, j0 + j)];
+        const T c = m_border(q.number(i0 + i), k.number(j0 + j));
         S(i, j) = c == T(0) ? T(0) : S(i, j) * c;
       }
   }
 
   Product<T> m_product;
-  BorderWeights<T> m_border;
+  Border<T> m_border;
 };
 
 }  // namespace nprf::toeplitz

@@ -24,7 +24,8 @@ void check(const P& position, Direction direction, Index n, const std::vector<In
   constexpr Index r = 3, d_v = 10;  // more columns than are looked at at a time
   Workspace workspace;
   const Team team(workspace);
-  const HeadWeights<double> weights(position, {.direction = direction}, {n, n, r, d_v + 1}, 0, Pass::backward, team);
+  const PreparedPosition<double> weights(position, {.direction = direction}, {n, n, r, d_v + 1}, 0, Pass::backward,
+                                         team);
   const Placement& keys = weights.queries();
   auto G = workspace.matrix<double>(n, d_v + 1);
   G.setOnes();
@@ -38,8 +39,8 @@ void check(const P& position, Direction direction, Index n, const std::vector<In
   auto dA = workspace.matrix<double>(n, r), dB = workspace.matrix<double>(n, r),
        dU = workspace.matrix<double>(n, d_v + 1);
   for (auto* each : {&dA, &dB, &dU}) each->setOnes();
-  const LagRange lags = weights.gradient_lags();
-  const Index E = weights.border().count;
+  const LagRange lags = weights.problem().lags;
+  const Index E = weights.problem().border.count;
   std::vector<double> db(static_cast<std::size_t>(lags.size()), 1), border(static_cast<std::size_t>(E * (E + 2)), 1);
   non_finite.spread(dA, dB, dU, db, border, team);
 
@@ -48,12 +49,12 @@ void check(const P& position, Direction direction, Index n, const std::vector<In
   for (Index j = 0; j < n; ++j) {
     bool seen = false;
     for (const Index i : rows) {
-      if (!weights.sees_key(i, j)) continue;
+      if (!weights.problem().attends(i, j)) continue;
       seen = true;
       if (i >= E && j >= E)
         lag_is_hit[static_cast<std::size_t>(keys.slots[j - E] - keys.slots[i - E] - lags.first)] = true;
       else
-        border_is_hit[static_cast<std::size_t>(weights.border_place(i, j))] = true;
+        border_is_hit[static_cast<std::size_t>(weights.problem().border.index(i, j))] = true;
     }
     wrong += dA.row(j).array().isNaN().any() != is_bad(j);
     wrong += dB.row(j).array().isNaN().all() != seen || dB.row(j).array().isNaN().any() != seen;

@@ -26,7 +26,7 @@ struct Fixture {
   Matrix<T> A = normal<T>(n_q, r, 1).cwiseAbs(), B = normal<T>(n_k, r, 2).cwiseAbs(), v = normal<T>(n_k, p, 3);
   Vector<double> exponents = 100 * steepness * normal_vector<double>(n_k, 4);
   RelativePosition<T> position{table()};
-  HeadWeights<T> weights;
+  PreparedPosition<T> weights;
   Placement keys;
   PairBias<T> bias;
 
@@ -34,7 +34,7 @@ struct Fixture {
       : steepness(steep),
         weights(position, {.direction = direction}, {n_q, n_k, r, p}, 0, Pass::forward, team),
         keys(weights.keys({}, n_k, workspace)),
-        bias(weights, keys, exponents.data(), workspace) {}
+        bias(weights.problem(), keys, exponents.data()) {}
 
   Vector<T> table() const {
     Vector<T> b = random_table<T>(n_k, 5);
@@ -127,10 +127,10 @@ TEMPLATE_TEST_CASE("rows over many keys: errors do not grow, and no bit depends 
   Workspace workspace;
   const Team team(workspace);
   const NoPosition<T> position;
-  const HeadWeights<T> weights(position, {.direction = Direction::causal}, {many - offset, many, 1, 1}, offset,
-                               Pass::forward, team);
+  const PreparedPosition<T> weights(position, {.direction = Direction::causal}, {many - offset, many, 1, 1}, offset,
+                                    Pass::forward, team);
   const Placement keys = weights.keys({}, many, workspace);
-  const PairBias<T> bias(weights, keys, nullptr, workspace);
+  const PairBias<T> bias(weights.problem(), keys, nullptr);
   const Matrix<T> B = Matrix<T>::Ones(many, 1), v = Matrix<T>::Constant(many, 1, T(0.1));
   // the rows sees 2 chunks, one key more, and so on
   const auto contract = [&](const std::vector<Index>& some) {
@@ -167,7 +167,7 @@ TEST_CASE("gradients by tiles are those of rows one by one", "[attention]") {
 
   Matrix<double> dA(rows.count(), r), dB = Matrix<double>::Zero(n_k, r), dU = Matrix<double>::Zero(n_k, p + 1);
   Matrix<double> dA_one = Matrix<double>::Zero(rows.count(), r), dB_one = dB, dU_one = dU;
-  std::vector<double> db(static_cast<std::size_t>(f.weights.gradient_lags().size()), 0), db_one = db;
+  std::vector<double> db(static_cast<std::size_t>(f.weights.problem().lags.size()), 0), db_one = db;
   Workspace workspace;
   for (Index k = 0; k < rows.count(); ++k) {
     const Index i = some[static_cast<std::size_t>(k)];

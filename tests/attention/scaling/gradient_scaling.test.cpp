@@ -44,8 +44,8 @@ struct Rows {
   Workspace workspace;
   const Team team{workspace};
   const RelativePosition<T> position{random_table<T>(n_q, 5)};
-  const HeadWeights<T> weights{position, {.direction = Direction::causal}, {n_q, n_k, r, d_v + 1}, 0, Pass::backward,
-                               team};
+  const PreparedPosition<T> weights{
+      position, {.direction = Direction::causal}, {n_q, n_k, r, d_v + 1}, 0, Pass::backward, team};
   SavedSequence<T> saved;
   Matrix<T> dy = normal<T>(n_q, d_v, 6);
   const MatrixView<T> dy_view{dy};

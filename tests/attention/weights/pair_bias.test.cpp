@@ -32,7 +32,8 @@ void for_each_case(Body&& body) {
   const Mask mask = (normal_vector<double>(n, 90).array() > -0.5).eval();
   const auto with = [&](const auto& position, Index offset) {
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
-      const HeadWeights<double> weights(position, {.direction = direction}, {n, n, 4, 2}, offset, Pass::forward, team);
+      const PreparedPosition<double> weights(position, {.direction = direction}, {n, n, 4, 2}, offset, Pass::forward,
+                                             team);
       for (const auto seen : {std::span<const bool>(), view(mask)})
         for (const Index length : {n, Index{5}}) body(weights, weights.keys(seen, length, workspace));
     }
@@ -46,23 +47,23 @@ void for_each_case(Body&& body) {
 
 TEST_CASE("the bias of a query's pairs is the position's, and the keys' exponents", "[attention]") {
   Index pairs = 0;
-  for_each_case([&](const HeadWeights<double>& weights, const Placement& keys) {
+  for_each_case([&](const PreparedPosition<double>& weights, const Placement& keys) {
     Workspace workspace;
     const Index n_k = keys.count();
     const Vector<double> exponents = normal_vector<double>(n_k, 5);
-    const PairBias<double> bias(weights, keys, nullptr, workspace), raised(weights, keys, exponents.data(), workspace);
+    const PairBias<double> bias(weights.problem(), keys, nullptr), raised(weights.problem(), keys, exponents.data());
     for (Index i = 0; i < weights.queries().count(); ++i) {
-      const auto [first, end] = bias.seen(i, i);
+      const auto [first, end] = bias.reach(i, i);
       const auto largest = bias.largest(i);
       double most = never;
-      for (Index j = 0; j < n_k; ++j) most = std::max(most, weights.bias(i, keys.number(j)));
+      for (Index j = 0; j < n_k; ++j) most = std::max(most, weights.problem().bias_between(i, keys.number(j)));
       if (most == never) {
         CHECK(largest.bias == never);
         continue;
       }
       CHECK(std::abs(largest.bias - most) <= 16 * epsilon<double>);  // a sum of two numbers below 8
       for (Index j = 0; j < n_k; ++j) {
-        const double expected = weights.bias(i, keys.number(j));
+        const double expected = weights.problem().bias_between(i, keys.number(j));
         pairs += expected > never;
         if (j < first || j >= end) CHECK(expected == never);
         for (const Index count : {Index{1}, n_k - j}) {
@@ -74,7 +75,7 @@ TEST_CASE("the bias of a query's pairs is the position's, and the keys' exponent
             return got == wanted || std::abs(got - wanted) <= 64 * epsilon<double>;
           };
           CHECK(is(b[0], expected - most));
-          CHECK(is(b[count - 1], weights.bias(i, keys.number(j + count - 1)) - most));
+          CHECK(is(b[count - 1], weights.problem().bias_between(i, keys.number(j + count - 1)) - most));
           CHECK(is(r[0], expected - most + exponents[j]));
         }
       }
@@ -90,9 +91,9 @@ TEST_CASE("biases far from zero are relative to their row's largest without loss
   const Team team(workspace);
   for (const auto& [slope, offset] : {std::pair(0.37, Index{1} << 40), std::pair(1e18, Index{3})}) {
     const AlibiPosition<double> alibi(slope);
-    const HeadWeights<double> weights(alibi, {}, {n, n, 4, 2}, offset, Pass::forward, team);
+    const PreparedPosition<double> weights(alibi, {}, {n, n, 4, 2}, offset, Pass::forward, team);
     const Placement keys = weights.keys({}, n, workspace);
-    const PairBias<double> bias(weights, keys, nullptr, workspace);
+    const PairBias<double> bias(weights.problem(), keys, nullptr);
     for (Index i = 0; i < n; ++i) {
       Vector<double> b(n);
       bias(i, bias.largest(i), 0, n, b.data());
@@ -109,11 +110,11 @@ TEST_CASE("biases far from zero are relative to their row's largest without loss
 }
 
 TEST_CASE("what the pairs add goes to the scalar that their bias came from", "[attention]") {
-  for_each_case([&](const HeadWeights<double>& weights, const Placement& keys) {
+  for_each_case([&](const PreparedPosition<double>& weights, const Placement& keys) {
     Workspace workspace;
-    const PairBias<double> bias(weights, keys, nullptr, workspace);
-    const Index n_k = keys.count(), E = weights.border().count;
-    const LagRange lags = weights.gradient_lags();
+    const PairBias<double> bias(weights.problem(), keys, nullptr);
+    const Index n_k = keys.count(), E = weights.problem().border.count;
+    const LagRange lags = weights.problem().lags;
     Vector<double> at_lags = Vector<double>::Zero(lags.size()), at_border = Vector<double>::Zero(E * (E + 2));
     Vector<double> expected_lags = at_lags, expected_border = at_border;
     const auto share = [](Index i, Index j) { return static_cast<double>(100 * i + j); };
@@ -123,9 +124,9 @@ TEST_CASE("what the pairs add goes to the scalar that their bias came from", "[a
       for (Index j = 0; j < n_k; ++j) {
         const Index key = keys.number(j);
         if (i < E || key < E)
-          expected_border[weights.border_place(i, key)] += share(i, j);
+          expected_border[weights.problem().border.index(i, key)] += share(i, j);
         else
-          expected_lags[keys.slots[j - keys.outside] - weights.queries().slots[i - E] - weights.slot_lags().first] +=
+          expected_lags[keys.slots[j - keys.outside] - weights.queries().slots[i - E] - weights.problem().lags.first] +=
               share(i, j);
       }
     }

@@ -23,7 +23,7 @@ TEST_CASE("the largest of the keys that a query sees, at least", "[attention]") 
         // few different sizes, so that some are equal
         const Vector<double> sizes = (3 * normal_vector<double>(keys.count, 7)).array().abs().floor();
         std::vector<double> largest(static_cast<std::size_t>(queries.count), 1);
-        largest_seen<double>(sizes.data(), queries, keys, lags, largest.data(), workspace);
+        sliding_window_max<double>(sizes.data(), queries, keys, lags, largest.data(), workspace);
         for (Index i = 0; i < queries.count; ++i) {
           double expected = 1;
           for (Index j = 0; j < keys.count; ++j)

@@ -14,7 +14,7 @@
 #include "nprf/attention/head.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
-#include "nprf/attention/weights/segment_weights.hpp"
+#include "nprf/attention/weights/prepared_segments.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/plan/choose.hpp"
@@ -48,7 +48,7 @@ class Batch {
   // at the end of a call
   struct Settle {
     ~Settle() {
-      for (SegmentWeights<T>& weights : batch.m_weights) weights.clear();
+      for (PreparedSegments<T>& weights : batch.m_weights) weights.clear();
       for (Workspace& workspace : batch.m_workspaces) workspace.settle();
     }
     Batch& batch;
@@ -108,8 +108,8 @@ class Batch {
 
   std::vector<Workspace> m_workspaces;
   std::vector<Segment> m_segments;
-  std::vector<SegmentWeights<T>> m_weights;  // one a position
-  std::vector<Report> m_reports;             // one an item, as the next
+  std::vector<PreparedSegments<T>> m_weights;  // one a position
+  std::vector<Report> m_reports;               // one an item, as the next
   std::vector<GradientReport> m_gradient_reports;
   std::vector<BiasGradient> m_bias_gradients;
   std::vector<Matrix<double>> m_dbias, m_dextra;  // one a head
@@ -187,10 +187,10 @@ GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& sa
   for (std::size_t p = 0; p < m_d.size(); ++p) heads.position(p).gradient(0, {}, m_d[p]);
   for (Index item = 0; item < items; ++item) {
     const auto [b, h, s] = place(item, saved.m_heads, segments);
-    const HeadWeights<T>& weights = m_weights[heads.position_of(h)][s];
+    const PreparedPosition<T>& weights = m_weights[heads.position_of(h)][s];
     // a position without parameters asks for no lags
-    const Index lags = m_d[heads.position_of(h)].size() > 0 ? weights.gradient_lags().size() : 0;
-    const Index E = weights.border().count, border = E * (E + 2);
+    const Index lags = m_d[heads.position_of(h)].size() > 0 ? weights.problem().lags.size() : 0;
+    const Index E = weights.problem().border.count, border = E * (E + 2);
     double* sums = team.workspace().take<double>(lags + border);
     std::fill_n(sums, lags + border, 0.0);
     m_bias_gradients[static_cast<std::size_t>(item)] = {{sums, static_cast<std::size_t>(lags)},
@@ -214,13 +214,14 @@ GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& sa
     const PositionView<T> position = heads.position(p);
     Matrix<double>& dextra = m_dextra[static_cast<std::size_t>(h)];
     dextra.setZero(position.extra().rows(), position.extra().cols());
-    const LagRange lags = m_weights[p].gradient_lags();
+    const LagRange lags = m_weights[p].distances();
     const std::span<double> all(team.workspace().take<double>(lags.size()), static_cast<std::size_t>(lags.size()));
     std::ranges::fill(all, 0.0);
     for (Index b = 0; b < saved.m_batch; ++b)
       for (std::size_t s = 0; s < segments; ++s) {
         const BiasGradient& one = m_bias_gradients[static_cast<std::size_t>(b * saved.m_heads + h) * segments + s];
-        const Index first = m_weights[p][s].gradient_lags().first - lags.first;
+        const LagProblem<T>& problem = m_weights[p][s].problem();
+        const Index first = problem.lags.first - problem.offset - lags.first;
         for (std::size_t l = 0; l < one.lags.size(); ++l) all[static_cast<std::size_t>(first) + l] += one.lags[l];
         for (std::size_t e = 0; e < one.border.size(); ++e) dextra.data()[e] += one.border[e];
       }

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "nprf/attention/scaling/value_scaling.hpp"
-#include "nprf/attention/weights/head_weights.hpp"
+#include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -23,13 +23,14 @@ bool is_finite_row(const Row& x) {
 
 /// Keys and values that are not finite. A transform would spread a NaN over all rows, and a tile over rows that do not
 /// see it: so they are taken out before the product, and after it put into the rows that see them. O(n_k r + (n_q +
-/// n_k) d_v), times log n where many runs of lags are seen (weights/visibility.hpp).
+/// n_k) d_v), times log n if the attended lags are many runs (weights/lag_set.hpp).
 template <Real T>
 class NonFinite {
  public:
   /// Takes out the keys among rows of B (n_k,r), which become zero, and their exponents (n_k), which may be null, and
   /// -infinity. Its lists lie in the team's workspace.
-  NonFinite(const HeadWeights<T>& weights, const Placement& keys, MatrixRef<T> B, double* exponents, const Team& team)
+  NonFinite(const PreparedPosition<T>& weights, const Placement& keys, MatrixRef<T> B, double* exponents,
+            const Team& team)
       : m_weights(weights), m_keys(keys) {
     Workspace& workspace = team.workspace();
     const std::span<const Index> bad = list(
@@ -41,7 +42,7 @@ class NonFinite {
     }
     auto sees = workspace.template matrix<double>(weights.queries().count(), 1);
     const auto mark = [&](Index j, auto&& x) { x[0] = std::binary_search(bad.begin(), bad.end(), j) ? 1 : 0; };
-    weights.any_seen(keys, mark, sees, workspace);
+    weights.attendance().attending_queries(keys, mark, sees, workspace);
     m_touched = sees.data();
   }
 
@@ -106,7 +107,7 @@ class NonFinite {
     const auto mark = [&](Index j, auto&& x) {
       for (Index p = 0; p < cols; ++p) x[p] = is_of_kind(v(j, p0 + p)) ? 1 : 0;
     };
-    m_weights.any_seen(m_keys, mark, sees, scratch);
+    m_weights.attendance().attending_queries(m_keys, mark, sees, scratch);
     for (Index i = 0; i < y.rows(); ++i)
       for (Index p = 0; p < cols; ++p)
         if (sees(i, p) > 0) y(i, p0 + p) += kind;
@@ -114,7 +115,7 @@ class NonFinite {
 
   static constexpr Index columns = 8;  // at a time
 
-  const HeadWeights<T>& m_weights;
+  const PreparedPosition<T>& m_weights;
   const Placement& m_keys;
   const double* m_touched = nullptr;  // (n_q)
   std::span<const Index> m_values;

@@ -6,7 +6,7 @@
 #include <limits>
 #include <span>
 
-#include "nprf/attention/weights/head_weights.hpp"
+#include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -23,7 +23,7 @@ class NonFiniteGradients {
   /// Takes such entries out of G (n_q,d_v+1), of whose rows is_finite(i) says whether they have none. Its tables lie in
   /// the team's workspace.
   template <class IsFinite>
-  NonFiniteGradients(const HeadWeights<T>& weights, const Placement& keys, MatrixMap<T> G, IsFinite&& is_finite,
+  NonFiniteGradients(const PreparedPosition<T>& weights, const Placement& keys, MatrixMap<T> G, IsFinite&& is_finite,
                      const Team& team)
       : m_weights(weights), m_keys(keys), m_cols(G.cols()) {
     Index count = 0;
@@ -43,8 +43,8 @@ class NonFiniteGradients {
     }
   }
 
-  /// Into dA (n_q,r), dB (n_k,r), dU (n_k,d_v+1), and db of the lags of HeadWeights::gradient_lags(), or of none, and
-  /// of the border (E,E+2).
+  /// Into dA (n_q,r), dB (n_k,r), dU (n_k,d_v+1), and db of the lags of PreparedPosition::gradient_lags(), or of none,
+  /// and of the border (E,E+2).
   void spread(MatrixMap<T> dA, MatrixMap<T> dB, MatrixMap<T> dU, std::span<double> db_lags, std::span<double> db_border,
               const Team& team) const {
     if (m_rows.empty()) return;
@@ -53,7 +53,7 @@ class NonFiniteGradients {
     const Workspace::Scope scope(workspace);
     for (const Index i : m_rows) dA.row(i).setConstant(nan);
     auto seen = workspace.template matrix<double>(dB.rows(), 1);
-    m_weights.seen_by_any(
+    m_weights.attendance().attended_keys(
         m_keys, [&](Index i, auto&& x) { x[0] = place(i) >= 0 ? 1 : 0; }, seen, workspace);
     for (Index j = 0; j < dB.rows(); ++j)
       if (seen(j, 0) > 0) dB.row(j).setConstant(nan);
@@ -65,22 +65,23 @@ class NonFiniteGradients {
         if (const Index at = place(i); at >= 0)
           for (Index p = 0; p < x.size(); ++p) x[p] = m_lost[at * m_cols + p0 + p] ? 1 : 0;
       };
-      m_weights.seen_by_any(m_keys, mark, by_column, workspace);
+      m_weights.attendance().attended_keys(m_keys, mark, by_column, workspace);
       for (Index j = 0; j < dU.rows(); ++j)
         for (Index p = 0; p < by_column.cols(); ++p)
           if (by_column(j, p) > 0) dU(j, p0 + p) = nan;
     }
     if (!db_lags.empty()) {
       auto hit = workspace.template matrix<double>(static_cast<Index>(db_lags.size()), 1);
-      m_weights.lags_seen(
+      m_weights.attendance().attended_lags(
           m_keys, [&](Index i) { return place(i) >= 0; }, hit, workspace);
       for (Index l = 0; l < hit.rows(); ++l)
         if (hit(l, 0) > 0) db_lags[static_cast<std::size_t>(l)] = static_cast<double>(nan);
     }
     for (const Index i : m_rows)
       for (Index j = 0; j < (i < m_weights.queries().outside ? m_keys.count() : m_keys.outside); ++j)
-        if (m_weights.sees_key(i, m_keys.number(j)))
-          db_border[static_cast<std::size_t>(m_weights.border_place(i, m_keys.number(j)))] = static_cast<double>(nan);
+        if (m_weights.problem().attends(i, m_keys.number(j)))
+          db_border[static_cast<std::size_t>(m_weights.problem().border.index(i, m_keys.number(j)))] =
+              static_cast<double>(nan);
   }
 
  private:
@@ -90,7 +91,7 @@ class NonFiniteGradients {
     return at != m_rows.end() && *at == i ? at - m_rows.begin() : -1;
   }
 
-  const HeadWeights<T>& m_weights;
+  const PreparedPosition<T>& m_weights;
   const Placement& m_keys;
   Index m_cols;
   std::span<const Index> m_rows;

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "nprf/attention/weights/head_weights.hpp"
+#include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -47,8 +47,8 @@ template <Real T>
 class RowErrors {
  public:
   /// For the product of factors whose values are v (n_k,d_v), the largest |v| of each row in `sizes` (n_k).
-  RowErrors(const HeadWeights<T>& weights, const toeplitz::BorderedProduct<T>& product, const toeplitz::Factors<T>& x,
-            const T* sizes, bool all_positive, const Team& team) {
+  RowErrors(const PreparedPosition<T>& weights, const toeplitz::BorderedProduct<T>& product,
+            const toeplitz::Factors<T>& x, const T* sizes, bool all_positive, const Team& team) {
     Workspace& workspace = team.workspace();
     const Index n_q = x.queries.count(), n_k = x.keys.count();
     if (product.rounding() != toeplitz::Rounding::per_row)
@@ -56,7 +56,7 @@ class RowErrors {
     m_seen = workspace.take<T>(n_q);
     if (!all_positive) m_terms = workspace.take<T>(n_q);
     const Workspace::Scope scope(workspace);
-    weights.largest_seen(sizes, x.keys, m_seen, workspace);
+    weights.attendance().largest_attended(sizes, x.keys, m_seen, workspace);
     if (m_noise.Y) product.row_error_bounds(x, sizes, m_noise, team);
     if (m_terms) {
       auto a = workspace.template matrix<T>(n_q, 1), b = workspace.template matrix<T>(n_k, 1),

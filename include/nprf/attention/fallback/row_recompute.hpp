@@ -11,6 +11,7 @@
 #include "nprf/attention/fallback/row_subset.hpp"
 #include "nprf/attention/fallback/row_tiles.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
+#include "nprf/core/lag_problem.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
@@ -41,14 +42,14 @@ class RowRepair {
  public:
   /// Refers to all of them: the rows' numbers, the inputs, and A (n_q,r), B (n_k,r) with the keys' exponents, which may
   /// be null.
-  RowRepair(std::span<const Index> numbers, const HeadWeights<T>& weights, const Placement& keys,
+  RowRepair(std::span<const Index> numbers, const LagProblem<T>& problem, const Placement& keys,
             const FeatureMapView<T>& features, const FeatureInputs<T>& x, const MatrixView<T>& A,
             const MatrixView<T>& B, const double* exponents, const Team& team)
       : m_rows(numbers, team),
         m_features(features),
         m_x(x),
-        m_bias(weights, keys, nullptr, team.workspace()),
-        m_raised(weights, keys, exponents, team.workspace()),
+        m_bias(problem, keys, nullptr),
+        m_raised(problem, keys, exponents),
         m_B(B),
         m_team(team),
         m_A(m_rows.of<T>(A)),

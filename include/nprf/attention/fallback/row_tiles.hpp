@@ -109,7 +109,7 @@ class RowTiles {
   }
 
   /// Their gradients for G (rows,p) = dL/dY: dA (rows,r) becomes theirs, dB and dU are added to; and so are db of the
-  /// lags of HeadWeights::gradient_lags(), or of none, and of the border (E,E+2).
+  /// lags of LagProblem::lags, or of none, and of the border (E,E+2).
   void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
                  MatrixRef<T> dA, MatrixRef<T> dB, MatrixRef<T> dU, std::span<double> db_lags,
                  std::span<double> db_border) const {
@@ -157,7 +157,7 @@ class RowTiles {
   // those of the keys j_begin..j_end-1 that rows i0.. may see, from the first to the one after the last; the first
   // begins a run of so many: so neither where runs begin nor any bit of a sum depends on the rows
   std::pair<Index, Index> keys_seen(Index i0, Index rows, Index j_begin, Index j_end, Index run) const {
-    const auto [first, last] = m_bias.seen(m_rows.number(i0), m_rows.number(i0 + rows - 1));
+    const auto [first, last] = m_bias.reach(m_rows.number(i0), m_rows.number(i0 + rows - 1));
     return {j_begin + std::max<Index>(first - j_begin, 0) / run * run, std::min(last, j_end)};
   }
 

@@ -7,7 +7,7 @@
 
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
-#include "nprf/attention/weights/head_weights.hpp"
+#include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/slots.hpp"
@@ -36,7 +36,7 @@ class GradientUnits {
   /// to whose gradient is finite; other rows of values become zero where they are far larger, and the unit is that of
   /// the values that are left. Refers to what was saved and to dy (n_q,d_v), and lies in the team's workspace. O(n_q (r
   /// + d_v)), and n_k d_v and n log n where values are far apart.
-  GradientUnits(const SavedSequence<T>& saved, const MatrixView<T>& dy, SummedBy by, const HeadWeights<T>& weights,
+  GradientUnits(const SavedSequence<T>& saved, const MatrixView<T>& dy, SummedBy by, const PreparedPosition<T>& weights,
                 const Placement& keys, const Team& team)
       : m_saved(saved),
         m_dy(dy),
@@ -186,10 +186,11 @@ class GradientUnits {
   }
 
   // values of U become zero that no row attends to which counts; the unit becomes that of the others
-  void leave_out_unseen(const HeadWeights<T>& weights, const Placement& keys, MatrixMap<T> U, Workspace& workspace) {
+  void leave_out_unseen(const PreparedPosition<T>& weights, const Placement& keys, MatrixMap<T> U,
+                        Workspace& workspace) {
     const Workspace::Scope scope(workspace);
     auto seen = workspace.template matrix<double>(U.rows(), 1);
-    weights.seen_by_any(
+    weights.attendance().attended_keys(
         keys, [&](Index i, auto&& x) { x[0] = m_rows[i].counts() ? 1 : 0; }, seen, workspace);
     T largest = 0;
     for (Index j = 0; j < U.rows(); ++j) {

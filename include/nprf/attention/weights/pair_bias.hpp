@@ -5,108 +5,96 @@
 #include <limits>
 #include <utility>
 
-#include "nprf/attention/weights/head_weights.hpp"
+#include "nprf/core/lag_problem.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/core/workspace.hpp"
 
 namespace nprf {
 
-/// The bias of every pair of a query and a key that takes part, relative to the largest of the query's, with the key's
-/// exponent, relative to which its row of B is (shapes.hpp); -infinity for a key that the query does not see.
+/// The bias of every query and key, relative to the largest bias of the query, plus the log-scale of the key
+/// (toeplitz/factors.hpp). -infinity for a key that the query does not attend to.
 ///
-/// Relative, since a bias that is large in size has no digits left for the exponent.
+/// It is relative because a bias of large magnitude has no digits left for the log-scale.
 template <Real T>
 class PairBias {
  public:
-  /// The largest bias that a query has for its keys, and at which difference of slots, unless for a token outside.
+  /// The largest bias of a query, and the lag where it has it, unless that is for a token without a slot.
   struct Largest {
     double bias;
-    Index slot_lag;
+    Index lag;
     bool outside;
   };
 
-  /// Refers to all of them; `exponents` may be null. Its table lies in the workspace. O(n_q + n_k).
-  PairBias(const HeadWeights<T>& weights, const Placement& keys, const double* exponents, Workspace& workspace)
-      : m_weights(weights), m_keys(keys), m_exponents(exponents), m_first(weights.slot_lags().first) {
-    const LagRange lags = weights.slot_lags();
-    double* table = workspace.take<double>(lags.size());
-    Index from = 0;
-    for (Index k = 0; k < lags.size(); ++k) {
-      table[k] = weights.slot_bias(lags.first + k);
-      if (table[k] > table[from]) from = k;
-    }
-    if (lags.size() > 0 && table[from] > never) {
-      m_table_largest = table[from];
-      for (Index k = 0; k < lags.size(); ++k) {
-        table[k] = weights.slot_bias_difference(lags.first + k, lags.first + from);
-        m_is_narrow &= table[k] == never || table[k] > -few;
-      }
-    }
-    m_table = table;
+  /// Refers to all of them; `key_log_scales` may be null. O(n_q + n_k).
+  PairBias(const LagProblem<T>& problem, const Placement& keys, const double* key_log_scales)
+      : m_x(problem), m_keys(keys), m_log_scales(key_log_scales) {
+    for (Index k = 0; m_x.largest_bias > never && k < m_x.lags.size(); ++k)
+      m_is_narrow &= m_x.log_weights[k] == never || m_x.log_weights[k] > -few;
   }
 
   Index num_keys() const { return m_keys.count(); }
 
-  /// The first key that any query from i to i_last may see, and the one after the last.
-  std::pair<Index, Index> seen(Index i, Index i_last) const {
-    const Placement& queries = m_weights.queries();
-    const LagRange lags = m_weights.seen_slot_lags();
+  /// The first key that any query from i to i_last may attend to, and the one after the last.
+  std::pair<Index, Index> reach(Index i, Index i_last) const {
+    const Placement& queries = m_x.queries;
     if (i < queries.outside || m_keys.outside > 0) return {0, m_keys.count()};
-    return {m_keys.slots.below(queries.slots[i - queries.outside] + lags.first),
-            m_keys.slots.below(queries.slots[i_last - queries.outside] + lags.last + 1)};
+    return {m_keys.slots.below(queries.slots[i - queries.outside] + m_x.reach.first),
+            m_keys.slots.below(queries.slots[i_last - queries.outside] + m_x.reach.last + 1)};
   }
 
   /// Of query i. O(n_k).
   Largest largest(Index i) const {
-    const Placement& queries = m_weights.queries();
+    const Placement& queries = m_x.queries;
     Largest found{never, 0, true};
     const Index one_by_one = i < queries.outside ? m_keys.count() : m_keys.outside;
-    for (Index j = 0; j < one_by_one; ++j) found.bias = std::max(found.bias, m_weights.bias(i, m_keys.number(j)));
-    if (one_by_one == m_keys.count()) return found;
+    for (Index j = 0; j < one_by_one; ++j) found.bias = std::max(found.bias, m_x.bias_between(i, m_keys.number(j)));
+    if (one_by_one == m_keys.count() || m_x.largest_bias == never) return found;
     const Index at = queries.slots[i - queries.outside];
     Index best = -1;
-    const auto [begin, end] = seen(i, i);
+    const auto [begin, end] = reach(i, i);
     for (Index j = std::max(begin - m_keys.outside, Index{0}); j < end - m_keys.outside; ++j) {
-      const Index k = m_keys.slots[j] - at - m_first;
-      if (m_table[k] > never && (best < 0 || m_table[k] > m_table[best])) best = k;
+      const Index k = m_keys.slots[j] - at - m_x.lags.first;
+      if (m_x.log_weights[k] > never && (best < 0 || m_x.log_weights[k] > m_x.log_weights[best])) best = k;
     }
-    if (best >= 0 && m_table[best] + m_table_largest > found.bias)
-      found = {m_table[best] + m_table_largest, m_first + best, false};
+    if (best >= 0 && m_x.log_weights[best] + m_x.largest_bias > found.bias)
+      found = {m_x.log_weights[best] + m_x.largest_bias, m_x.lags.first + best, false};
     return found;
   }
 
   /// Of query i and keys j0..j0+count-1, relative to largest(i), into b (count).
   void operator()(Index i, const Largest& from, Index j0, Index count, double* b) const {
-    const Placement& queries = m_weights.queries();
+    const Placement& queries = m_x.queries;
     Index j = j0;
     const Index end = j0 + count, one_by_one = i < queries.outside ? end : std::min(m_keys.outside, end);
-    for (; j < one_by_one; ++j) b[j - j0] = m_weights.bias(i, m_keys.number(j)) - from.bias;
+    for (; j < one_by_one; ++j) b[j - j0] = m_x.bias_between(i, m_keys.number(j)) - from.bias;
     const Slots& slots = m_keys.slots;
     if (j < end) {
-      const Index first = m_first + queries.slots[i - queries.outside];  // the slot of the table's first entry
-      const auto slot = [&](Index key) { return slots[key - m_keys.outside]; };
-      if (!from.outside && !m_is_narrow) {
-        for (; j < end; ++j) b[j - j0] = m_weights.slot_bias_difference(slot(j) - first + m_first, from.slot_lag);
+      const Index at = queries.slots[i - queries.outside];
+      const auto lag = [&](Index key) { return slots[key - m_keys.outside] - at; };
+      if (m_x.largest_bias == never) {
+        for (; j < end; ++j) b[j - j0] = never;
+      } else if (!from.outside && !m_is_narrow) {
+        for (; j < end; ++j) b[j - j0] = m_x.bias_difference(lag(j), from.lag);
       } else {
-        const double largest = from.outside ? from.bias - m_table_largest : m_table[from.slot_lag - m_first];
-        for (; j < end; ++j) b[j - j0] = m_table[slot(j) - first] - largest;
+        const double largest = from.outside ? from.bias - m_x.largest_bias : m_x.log_weights[from.lag - m_x.lags.first];
+        const double* log_weights = m_x.log_weights - m_x.lags.first;
+        for (; j < end; ++j) b[j - j0] = log_weights[lag(j)] - largest;
       }
     }
-    if (!m_exponents) return;
-    for (j = j0; j < end; ++j) b[j - j0] = b[j - j0] > never ? b[j - j0] + m_exponents[j] : never;
+    if (!m_log_scales) return;
+    for (j = j0; j < end; ++j) b[j - j0] = b[j - j0] > never ? b[j - j0] + m_log_scales[j] : never;
   }
 
-  /// Adds what belongs to the pairs of query i and keys j0..j0+count-1 to the lags, by their number from the first one
-  /// of HeadWeights::gradient_lags(), or to the border (E,E+2).
+  /// Adds what belongs to query i and keys j0..j0+count-1 to the lags, by their number from the problem's first one, or
+  /// to the border (E,E+2). `lags` may be null.
   template <class Of, Real S>
   void add_gradient(Index i, Index j0, Index count, const Of& of, S* lags, S* border) const {
-    const Placement& queries = m_weights.queries();
+    const Placement& queries = m_x.queries;
     Index j = j0;
     const Index end = j0 + count, one_by_one = i < queries.outside ? end : std::min(m_keys.outside, end);
-    for (; j < one_by_one; ++j) border[m_weights.border_place(i, m_keys.number(j))] += of(j - j0);
+    for (; j < one_by_one; ++j) border[m_x.border.index(i, m_keys.number(j))] += of(j - j0);
     if (j == end || !lags) return;
-    S* to = lags - m_first - queries.slots[i - queries.outside];
+    S* to = lags - m_x.lags.first - queries.slots[i - queries.outside];
     const Slots& slots = m_keys.slots;
     if (slots.at) {
       for (; j < end; ++j) to[slots.at[j - m_keys.outside]] += of(j - j0);
@@ -118,15 +106,12 @@ class PairBias {
 
  private:
   static constexpr double never = -std::numeric_limits<double>::infinity();
-  static constexpr double few = 512;  // differences of two such numbers keep the digits of weights that matter
+  static constexpr double few = 512;  // differences of two such numbers are precise enough for weights that matter
 
-  const HeadWeights<T>& m_weights;
+  const LagProblem<T>& m_x;
   const Placement& m_keys;
-  const double* m_exponents;
-  Index m_first;
-  const double* m_table;  // by difference of slots, relative to the largest of them
-  double m_table_largest = 0;
-  bool m_is_narrow = true;  // no entry is far from the largest
+  const double* m_log_scales;
+  bool m_is_narrow = true;  // no bias is far from the largest
 };
 
 }  // namespace nprf

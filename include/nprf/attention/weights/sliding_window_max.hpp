@@ -5,20 +5,20 @@
 #include <cmath>
 #include <functional>
 
-#include "nprf/core/lag_bias.hpp"
+#include "nprf/core/lag_range.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 
 namespace nprf {
 
-/// largest (n_q) becomes at least the largest of the sizes (n_k), one a key, that each query sees: it sees the keys at
-/// a range of lags, differences of slots. O(n_q + n_k), and log n_k a query where keys leave slots empty.
+/// largest (n_q) becomes at least the largest of the sizes (n_k), one a key, of the keys at a range of lags from each
+/// query. A lag is a difference of slots. O(n_q + n_k), and log n_k a query if keys leave slots empty.
 template <Real T>
-void largest_seen(const T* sizes, const Slots& queries, const Slots& keys, LagRange lags, T* largest,
-                  Workspace& workspace) {
+void sliding_window_max(const T* sizes, const Slots& queries, const Slots& keys, LagRange lags, T* largest,
+                        Workspace& workspace) {
   const Workspace::Scope scope(workspace);
-  // keys that no later one of the window exceeds: their sizes fall, and the first is the largest of all
+  // the keys of the window that no later key of it exceeds: their sizes decrease, so the first is the largest
   Index* falling = workspace.take<Index>(keys.count);
   Index front = 0, back = 0, end = 0;
   for (Index i = 0; i < queries.count; ++i) {
@@ -32,8 +32,8 @@ void largest_seen(const T* sizes, const Slots& queries, const Slots& keys, LagRa
   }
 }
 
-/// The exponents of two of the sizes (count) that are not 0, each once, the largest first, into `exponents` (count);
-/// returns how many. O(count log count).
+/// The exponents (base 2) of the non-zero sizes (count), each once, the largest first, into `exponents` (count).
+/// Returns their number. O(count log count).
 template <Real T>
 Index exponents_of(const T* sizes, Index count, int* exponents) {
   Index number = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/weights/segment_weights.hpp"
+#include "nprf/attention/weights/prepared_segments.hpp"
 
 #include <vector>
 
@@ -7,7 +7,7 @@
 #include "support/attention.hpp"
 #include "support/catch.hpp"
 
-namespace nprf::test::attention_weights_segment_weights {
+namespace nprf::test::attention_weights_prepared_segments {
 
 TEST_CASE("sequences of one size share their weights, and each has those of its size", "[attention]") {
   const RelativePosition<double> position(random_table<double>(20, 3));
@@ -17,7 +17,7 @@ TEST_CASE("sequences of one size share their weights, and each has those of its 
   const Index offset = 2;
   Workspace workspace;
   const Team team(workspace);
-  SegmentWeights<double> weights;
+  PreparedSegments<double> weights;
   for (int round = 0; round < 2; ++round) {
     weights.build(position, options, segments, 4, 3, offset, Pass::forward, team);
     CHECK(&weights[0] == &weights[2]);
@@ -25,20 +25,18 @@ TEST_CASE("sequences of one size share their weights, and each has those of its 
     for (const auto& [s, t] : std::vector<std::pair<std::size_t, std::size_t>>{{0, 1}, {0, 3}, {1, 3}, {3, 5}, {1, 5}})
       CHECK(&weights[s] != &weights[t]);
     for (std::size_t s = 0; s < segments.size(); ++s) {
-      const HeadWeights<double> alone(position, options, {segments[s].n_q, segments[s].n_k, 4, 3}, offset,
-                                      Pass::forward, team);
-      const LagRange lags = alone.gradient_lags();
+      const PreparedPosition<double> alone(position, options, {segments[s].n_q, segments[s].n_k, 4, 3}, offset,
+                                           Pass::forward, team);
+      const LagProblem<double>&expected = alone.problem(), &got = weights[s].problem();
       INFO("sequence " << s);
-      CHECK(weights[s].gradient_lags().first == lags.first);
-      CHECK(weights[s].gradient_lags().last == lags.last);
-      for (Index lag = lags.first; lag <= lags.last; ++lag) CHECK(weights[s].weight(lag) == alone.weight(lag));
+      CHECK((got.lags.first == expected.lags.first && got.lags.last == expected.lags.last));
+      for (Index lag = got.lags.first; lag <= got.lags.last; ++lag) CHECK(got.weights[lag] == expected.weights[lag]);
     }
-    CHECK(weights.gradient_lags().first == -4 - offset);
-    CHECK(weights.gradient_lags().last == 4 - offset);
+    CHECK((weights.distances().first == -4 - offset && weights.distances().last == 4 - offset));
   }
   // another call has its own
   weights.build(position, options, std::vector<Segment>{{0, 9, 0, 9}}, 4, 3, offset, Pass::forward, team);
-  CHECK(weights[0].gradient_lags().first == -10);
+  CHECK(weights.distances().first == -8 - offset);
 }
 
-}  // namespace nprf::test::attention_weights_segment_weights
+}  // namespace nprf::test::attention_weights_prepared_segments

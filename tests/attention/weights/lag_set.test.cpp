@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/attention/weights/visibility.hpp"
+#include "nprf/attention/weights/lag_set.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-namespace nprf::test::attention_weights_visibility {
+namespace nprf::test::attention_weights_lag_set {
 
 namespace {
 
@@ -21,12 +21,12 @@ LagBias<double> table(Index first, std::vector<double> b) {
   return {first, Eigen::Map<Vector<double>>(b.data(), static_cast<Index>(b.size()))};
 }
 
-// each query and each key by themselves: how often any_seen() and seen_by_any() are wrong
+// each query and each key by themselves: how often connect() and connect_transposed() are wrong
 Index wrong(const LagBias<double>& bias, Index slots_q, Index slots_k, const Slots& queries, const Slots& keys,
             Index offset, Direction direction, const Matrix<double>& marks) {
   Workspace workspace;
   const LagRange lags = reachable_lags(slots_q, slots_k, offset, direction);
-  const Visibility visible(
+  const LagSet visible(
       {lags.first + offset, lags.last + offset}, [&](Index lag) { return bias[lag - offset] > never; }, workspace);
   const auto sees = [&](Index s, Index t) {
     const Index distance = t - s - offset;
@@ -37,7 +37,7 @@ Index wrong(const LagBias<double>& bias, Index slots_q, Index slots_k, const Slo
   auto X = workspace.matrix<double>(slots_k, p), any = workspace.matrix<double>(queries.count, p);
   X.setZero();
   for (Index j = 0; j < keys.count; ++j) X.row(keys[j]) = marks.row(j);
-  visible.any_seen(queries, X, any, workspace);
+  visible.connect(queries, X, any, workspace);
   for (Index i = 0; i < queries.count; ++i)
     for (Index c = 0; c < p; ++c) {
       double expected = 0;
@@ -48,7 +48,7 @@ Index wrong(const LagBias<double>& bias, Index slots_q, Index slots_k, const Slo
   auto Q = workspace.matrix<double>(slots_q, p), by_any = workspace.matrix<double>(keys.count, p);
   Q.setZero();
   for (Index i = 0; i < queries.count; ++i) Q.row(queries[i]) = marks.row(i);
-  visible.seen_by_any(keys, Q, by_any, workspace);
+  visible.connect_transposed(keys, Q, by_any, workspace);
   for (Index j = 0; j < keys.count; ++j)
     for (Index c = 0; c < p; ++c) {
       double expected = 0;
@@ -129,13 +129,13 @@ TEST_CASE("few and many runs of lags and of keys", "[attention]") {
 TEST_CASE("many runs of lags and of keys: every second of both, and none that meet", "[attention]") {
   const Index n = 200000;  // key by key it would take minutes
   Workspace workspace;
-  const Visibility visible(
+  const LagSet visible(
       {-(n - 1), n - 1}, [](Index lag) { return lag % 2 == 0; }, workspace);
   auto X = workspace.matrix<double>(n, 2), any = workspace.matrix<double>(n, 2);
   X.setZero();
   for (Index t = 1; t < n; t += 2) X(t, 0) = 1;
   X(n / 2, 1) = 1;
-  visible.any_seen({n}, X, any, workspace);
+  visible.connect({n}, X, any, workspace);
   Index wrong = 0;
   for (Index i = 0; i < n; ++i) wrong += any(i, 0) != static_cast<double>(i % 2) || any(i, 1) == any(i, 0);
   CHECK(wrong == 0);
@@ -145,7 +145,7 @@ TEST_CASE("the longest run of lags that are seen", "[attention]") {
   const auto longest = [](const std::vector<double>& b, LagRange lags) {
     Workspace workspace;
     const LagBias<double> bias = table(-2, b);
-    const LagRange run = Visibility(
+    const LagRange run = LagSet(
                              lags, [&](Index lag) { return bias[lag] > never; }, workspace)
                              .longest_run();
     return std::pair(run.first, run.last);
@@ -160,4 +160,4 @@ TEST_CASE("the longest run of lags that are seen", "[attention]") {
   CHECK(longest({never, never, never, never, never}, all) == std::pair<Index, Index>(0, -1));
 }
 
-}  // namespace nprf::test::attention_weights_visibility
+}  // namespace nprf::test::attention_weights_lag_set

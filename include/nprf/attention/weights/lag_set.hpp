@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nprf/core/lag_bias.hpp"
-#include "nprf/core/lag_weights.hpp"
-#include "nprf/core/shapes.hpp"
+#include "nprf/core/lag_range.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -15,62 +13,62 @@
 
 namespace nprf {
 
-/// A set of lags t - s, those that attention sees. And so which queries see any of some keys, which is a product with a
-/// Toeplitz matrix of Booleans:
+/// A set of lags t - s, and the rows that it connects to marked slots. This is a product with a Boolean Toeplitz
+/// matrix:
 ///
-///     y_i = or_j  C[i,j] and x_j,   C[i,j] = whether lag t_j - s_i is seen
+///     y_i = or_t  C[i,t] and x_t,   C[i,t] = whether lag t - s_i is in the set
 ///
-/// Where few runs of lags are seen, or the keys are few runs, each is a difference of counts; else the counts of keys
-/// are a product by transforms in double, whose error is far below 1/2.
-class Visibility {
+/// If the set has few runs of consecutive lags, or if few runs of slots are marked, each entry is a difference of
+/// counts. Otherwise the numbers of connected marked slots are computed by FFT in double, with an error far below 1/2.
+class LagSet {
  public:
-  /// Those of a range for which sees(lag). O(range) time, and memory in the workspace.
-  template <class Sees>
-  Visibility(LagRange lags, Sees&& sees, Workspace& workspace) : m_lags(lags) {
+  /// The lags of a range for which contains(lag) holds. O(range) time, and memory in the workspace.
+  template <class Contains>
+  LagSet(LagRange lags, Contains&& contains, Workspace& workspace) : m_lags(lags) {
     Index* before = workspace.take<Index>(lags.size() + 1);
     before[0] = 0;
     LagRange run{lags.first, lags.first - 1};
     for (Index k = 0; k < lags.size(); ++k) {
       const Index lag = lags.first + k;
-      const bool seen = sees(lag);
-      before[k + 1] = before[k] + (seen ? 1 : 0);
-      m_runs += seen && run.size() == 0;
-      run = seen ? LagRange{run.first, lag} : LagRange{lag + 1, lag};
+      const bool is_in = contains(lag);
+      before[k + 1] = before[k] + (is_in ? 1 : 0);
+      m_runs += is_in && run.size() == 0;
+      run = is_in ? LagRange{run.first, lag} : LagRange{lag + 1, lag};
       if (run.size() > m_longest.size()) m_longest = run;
     }
     m_before = before;
   }
 
-  /// The longest run of lags that are all seen.
+  /// The longest run of lags of the set.
   LagRange longest_run() const { return m_longest; }
 
-  /// How many runs of lags are seen.
+  /// The number of runs of lags.
   Index runs() const { return m_runs; }
 
-  /// y (queries.count,p) becomes 1 where a query sees one of the keys that a column of X marks, else 0; row t of X
-  /// (slots,p), of zeros and ones, is that of the key in slot t. X is lost. O((n_q + slots) p log n).
-  void any_seen(const Slots& queries, MatrixMap<double> X, MatrixMap<double> y, Workspace& workspace) const {
-    any(queries, false, X, y, workspace);
+  /// y (rows.count,p) becomes 1 where the set connects the row to a slot that a column of X marks, else 0. Row t of X
+  /// (slots,p) is the mark, 0 or 1, of slot t. X is overwritten. O((rows + slots) p log n).
+  void connect(const Slots& rows, MatrixMap<double> X, MatrixMap<double> y, Workspace& workspace) const {
+    connect(rows, false, X, y, workspace);
   }
-  /// The same the other way round: where a key is seen by one of the queries that X marks.
-  void seen_by_any(const Slots& keys, MatrixMap<double> X, MatrixMap<double> y, Workspace& workspace) const {
-    any(keys, true, X, y, workspace);
+  /// The same for the transposed matrix: lag s_i - t instead of t - s_i.
+  void connect_transposed(const Slots& rows, MatrixMap<double> X, MatrixMap<double> y, Workspace& workspace) const {
+    connect(rows, true, X, y, workspace);
   }
 
  private:
-  // how many of these lags are seen
+  // the number of lags of a range that are in the set
   Index count(LagRange lags) const {
     const Index begin = std::max(lags.first, m_lags.first), end = std::min(lags.last, m_lags.last) + 1;
     return begin < end ? m_before[end - m_lags.first] - m_before[begin - m_lags.first] : 0;
   }
-  bool sees(Index lag) const { return count({lag, lag}) > 0; }
+  bool contains(Index lag) const { return count({lag, lag}) > 0; }
 
   template <class Body>
   void for_each_run(Body&& body) const {
     for (Index lag = m_lags.first; lag <= m_lags.last; ++lag) {
-      if (!sees(lag)) continue;
+      if (!contains(lag)) continue;
       const Index first = lag;
-      while (lag < m_lags.last && sees(lag + 1)) ++lag;
+      while (lag < m_lags.last && contains(lag + 1)) ++lag;
       body(LagRange{first, lag});
     }
   }
@@ -86,24 +84,24 @@ class Visibility {
       }
   }
 
-  // from rows to the slots of X: by the lags themselves, or `back` by their opposites
-  void any(const Slots& rows, bool back, MatrixMap<double>& X, MatrixMap<double>& y, Workspace& workspace) const {
+  void connect(const Slots& rows, bool transposed, MatrixMap<double>& X, MatrixMap<double>& y,
+               Workspace& workspace) const {
     y.setZero();
     if (m_runs == 0 || rows.count == 0 || X.rows() == 0) return;
-    const auto at = [back](LagRange lags) { return back ? LagRange{-lags.last, -lags.first} : lags; };
-    // a transform costs a row as much as some runs, about
+    const auto oriented = [=](LagRange lags) { return transposed ? LagRange{-lags.last, -lags.first} : lags; };
+    // a transform costs about as much a row as this many runs
     const Index most = 4 * static_cast<Index>(std::log2(static_cast<double>(X.rows() + rows[rows.count - 1] + 1)));
     Index marked = 0;
     for_each_marked_run(X, [&](Index, Index, Index) { ++marked; });
     if (marked <= std::min(m_runs, most) * X.cols()) {
       for_each_marked_run(X, [&](Index p, Index first, Index last) {
         for (Index i = 0; i < rows.count; ++i)
-          if (count(at({first - rows[i], last - rows[i]})) > 0) y(i, p) = 1;
+          if (count(oriented({first - rows[i], last - rows[i]})) > 0) y(i, p) = 1;
       });
     } else if (m_runs <= most) {
-      for (Index t = 1; t < X.rows(); ++t) X.row(t) += X.row(t - 1);  // how many are marked up to a slot
+      for (Index t = 1; t < X.rows(); ++t) X.row(t) += X.row(t - 1);  // the number of marks up to slot t
       for_each_run([&](LagRange run) {
-        const auto [first, last] = at(run);
+        const auto [first, last] = oriented(run);
         for (Index i = 0; i < rows.count; ++i) {
           const Index begin = std::max<Index>(rows[i] + first, 0), end = std::min(rows[i] + last, X.rows() - 1);
           if (begin > end) continue;
@@ -114,29 +112,30 @@ class Visibility {
         }
       });
     } else {
-      by_transforms(rows, back, X, y, workspace);
+      count_by_fft(rows, transposed, X, y, workspace);
     }
     y = (y.array() > 0.5).cast<double>();
   }
 
-  // the counts of marked slots, Y = ((A B^T) o C) X with A and B of ones
-  void by_transforms(const Slots& rows, bool back, const MatrixMap<double>& X, MatrixMap<double>& y,
-                     Workspace& workspace) const {
+  // the numbers of connected marked slots, Y = ((A B^T) o C) X with A and B of ones
+  void count_by_fft(const Slots& rows, bool transposed, const MatrixMap<double>& X, MatrixMap<double>& y,
+                    Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
     double* c = workspace.take<double>(m_lags.size());
-    for (Index k = 0; k < m_lags.size(); ++k) c[back ? m_lags.size() - 1 - k : k] = sees(m_lags.first + k) ? 1 : 0;
+    for (Index k = 0; k < m_lags.size(); ++k)
+      c[transposed ? m_lags.size() - 1 - k : k] = contains(m_lags.first + k) ? 1 : 0;
     auto ones = workspace.matrix<double>(std::max(rows.count, X.rows()), 1);
     ones.setOnes();
     const MatrixView<double> a = ones.topRows(rows.count), b = ones.topRows(X.rows()), x = X;
     const Team alone(workspace);
-    const toeplitz::LanesEngine<double> engine({back ? -m_lags.last : m_lags.first, c, m_lags.size()},
+    const toeplitz::LanesEngine<double> engine({transposed ? -m_lags.last : m_lags.first, c, m_lags.size()},
                                                {rows[rows.count - 1] + 1, X.rows(), 1, X.cols()}, alone);
     engine.contract({a, b, x, rows, Slots{X.rows()}}, y, alone);
   }
 
   LagRange m_lags, m_longest;
   Index m_runs = 0;
-  const Index* m_before;  // lags that are seen before each of the range
+  const Index* m_before;  // (m_lags.size() + 1)  the number of lags of the set before each lag
 };
 
 }  // namespace nprf

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <span>
+
+#include "nprf/attention/options.hpp"
+#include "nprf/attention/weights/attendance.hpp"
+#include "nprf/attention/weights/lower.hpp"
+#include "nprf/attention/weights/product_choice.hpp"
+#include "nprf/core/error.hpp"
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/position/position_view.hpp"
+
+namespace nprf {
+
+/// What depends on a position and on the numbers of tokens alone: the lowered problem, who attends to whom, and the
+/// product. It serves all sequences of n_q queries and n_k keys. Its tables lie in the workspace of the team that it
+/// was made with.
+template <Real T>
+class PreparedPosition {
+ public:
+  /// `most_deviation` as in ProductChoice. Throws InvalidArgument if the position is for other numbers of tokens, or if
+  /// Engine::grid is requested for a position that is not a grid.
+  PreparedPosition(const PositionView<T>& position, const AttentionOptions& options, const ProductShape& shape,
+                   Index offset, Pass pass, const Team& team, double most_deviation = 0)
+      : m_problem(lower(position, options.direction, offset, shape.n_q, shape.n_k, pass, team.workspace())),
+        m_attendance(m_problem, team.workspace()),
+        m_products(m_problem, options.engine, shape, pass, most_deviation, team) {
+    require(options.engine != Engine::grid || m_problem.has_own_slots,
+            "engine: expected grid for a position of two dimensions only, got it for one of one");
+  }
+
+  const LagProblem<T>& problem() const { return m_problem; }
+  const Attendance<T>& attendance() const { return m_attendance; }
+  const ProductChoice<T>& products() const { return m_products; }
+
+  /// All queries.
+  const Placement& queries() const { return m_problem.queries; }
+  /// The keys before `length` that the mask does not hide; an empty mask hides none. Their numbers are in the
+  /// workspace.
+  Placement keys(std::span<const bool> mask, Index length, Workspace& workspace) const {
+    const Placement& all = m_problem.keys;
+    if (mask.empty() && length == all.count()) return all;
+    Index* numbers = workspace.take<Index>(length);
+    Index count = 0;
+    for (Index j = 0; j < length; ++j)
+      if (mask.empty() || mask[static_cast<std::size_t>(j)]) numbers[count++] = j;
+    if (!m_problem.has_own_slots) {
+      const bool hidden_at_the_end = count == 0 || numbers[count - 1] == count - 1;
+      return hidden_at_the_end ? Placement(Slots{count}) : Placement({count, 0, numbers}, 0, numbers);
+    }
+    const Index outside = std::lower_bound(numbers, numbers + count, all.outside) - numbers;
+    Index* at = workspace.take<Index>(count - outside);
+    for (Index j = outside; j < count; ++j) at[j - outside] = all.slots[numbers[j] - all.outside];
+    return Placement({count - outside, 0, at}, outside, numbers);
+  }
+
+ private:
+  LagProblem<T> m_problem;
+  Attendance<T> m_attendance;
+  ProductChoice<T> m_products;
+};
+
+}  // namespace nprf

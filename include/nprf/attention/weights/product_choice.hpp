@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+
+#include "nprf/attention/weights/lower.hpp"
+#include "nprf/core/fitted_tails.hpp"
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/shapes.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/bordered_product.hpp"
+#include "nprf/toeplitz/plan/choose.hpp"
+
+namespace nprf {
+
+/// The product with the weights of a LagProblem, by the engine that was chosen. For Engine::automatic also the products
+/// that are taken instead where masked keys make that engine slow or inaccurate. Tables lie in the team's workspace.
+template <Real T>
+class ProductChoice {
+ public:
+  /// For products of a shape; of its weights only the last one may change (keep_last_weight()). In the forward pass
+  /// Engine::automatic may take biases that are off by `most_deviation`, if a cheaper engine accepts them.
+  ProductChoice(const LagProblem<T>& problem, Engine engine, const ProductShape& shape, Pass pass,
+                double most_deviation, const Team& team)
+      : m_problem(problem),
+        m_shape(shape),
+        m_span{problem.query_slots, problem.key_slots, shape.r, shape.p},
+        m_weights(problem.weights),
+        m_product(choose(engine, pass, most_deviation, team)) {}
+
+  /// The product for all keys.
+  const toeplitz::BorderedProduct<T>& product() const { return m_product; }
+
+  /// The product for these keys. Engine::automatic takes another engine if the keys are few, or if missing keys leave
+  /// some rows much smaller weights than others.
+  const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
+    if (!m_per_row[0] || keys.count() == m_problem.keys.count()) return m_product;
+    const Slots& queries = m_problem.queries.slots;
+    const toeplitz::CostInputs<T> inputs{m_weights, {queries.count, keys.slots.count, m_span.r, m_span.p}, m_span};
+    const auto cost = [&](const toeplitz::BorderedProduct<T>& by) { return toeplitz::cost_of(by.engine(), inputs); };
+    const auto& per_row = m_per_row[1] && cost(*m_per_row[1]) < cost(*m_per_row[0]) ? *m_per_row[1] : *m_per_row[0];
+    if (cost(per_row) < cost(m_product)) return per_row;
+    return toeplitz::is_admissible(m_product.rounding(), m_weights, queries, keys.slots, m_use, workspace) ? m_product
+                                                                                                           : per_row;
+  }
+
+  /// The product by the direct engine, whose rounding is per row, for factors of r features and p columns.
+  toeplitz::BorderedProduct<T> direct_product(Index r, Index p, const Team& team) const {
+    return {Engine::direct, m_weights, m_problem.border, {m_span.n_q, m_span.n_k, r, p}, team};
+  }
+
+  /// A bound of the errors of the product's biases, relative to those of the position.
+  double deviation() const { return m_deviation; }
+
+ private:
+  using Rounding = toeplitz::Rounding;
+
+  toeplitz::BorderedProduct<T> make(Engine engine, const Team& team) {
+    if (toeplitz::properties_of(engine).accepts_key_log_scales) m_problem.keep_last_weight();
+    return {engine, m_weights, m_problem.border, m_shape, m_span, team};
+  }
+
+  toeplitz::BorderedProduct<T> choose(Engine engine, Pass pass, double most_deviation, const Team& team) {
+    if (engine != Engine::automatic || m_weights.support().size() == 0) return make(engine, team);
+    engine = cheapest_admissible(pass, team.workspace());
+    if (most_deviation > 0 && !m_problem.has_own_slots) engine = cheapest_with_fitted_tails(engine, most_deviation);
+    std::size_t others = 0;
+    for (const Engine other : {cheapest(m_weights, Rounding::per_row), Engine::direct})
+      if (other != engine && (others == 0 || other != m_per_row[0]->engine()))
+        m_per_row[others++].emplace(make(other, team));
+    const bool is_grid = m_problem.has_own_slots && toeplitz::has_name<toeplitz::LanesEngine<T>>(engine);
+    return make(is_grid ? Engine::grid : engine, team);
+  }
+
+  Engine cheapest(const LagWeightsView<T>& weights, Rounding allowed) const {
+    return toeplitz::cheapest<T>({weights, m_shape, m_span}, allowed);
+  }
+
+  Engine cheapest_admissible(Pass pass, Workspace& workspace) {
+    const auto choose = [&](LagWeightsView<T> weights) {
+      // causal weights count as one-sided even if an offset gives them lags on both sides
+      const Rounding allowed = m_problem.direction == Direction::causal ? Rounding::per_block
+                                                                        : toeplitz::allowed_rounding(weights.support());
+      return toeplitz::choose(weights, m_shape, m_problem.queries.slots, m_problem.keys.slots, allowed, m_use,
+                              workspace);
+    };
+    if (pass == Pass::forward) return choose(m_weights);
+    // forward may have saved log-scales of keys: then backward takes forward's engine, which accepts them
+    const Engine of_forward = choose(m_weights.with_equal_ends());
+    if (toeplitz::properties_of(of_forward).accepts_key_log_scales) return of_forward;
+    m_use = toeplitz::Use::gradients;
+    return choose(m_weights);
+  }
+
+  // replaces the tails of the weights by fitted ones where a linear engine is cheaper with them
+  Engine cheapest_with_fitted_tails(Engine engine, double most_deviation) {
+    double least = toeplitz::cost_of<T>(engine, {m_weights, m_shape, m_span});
+    const LagRange& reach = m_problem.reach;
+    const std::span<const double> biases(m_problem.biases + (reach.first - m_problem.lags.first),
+                                         static_cast<std::size_t>(reach.size()));
+    const FittedTails fitted = fitted_tails<T>(biases, m_problem.largest_bias, most_deviation);
+    const Tails& both = fitted.tails;
+    for (const Tails& tails :
+         {Tails{both.before, 0, both.slope_before, 0}, Tails{0, both.after, 0, both.slope_after}, both}) {
+      LagWeightsView<T> simpler = m_problem.weights;
+      simpler.tails = tails;
+      const double cost = toeplitz::BandedEngine<T>::cost({simpler, m_shape, m_span});
+      if (!(cost < least)) continue;
+      least = cost, m_weights = simpler, m_deviation = fitted.deviation;
+      engine = cheapest(simpler, Rounding::per_row);
+    }
+    return engine;
+  }
+
+  LagProblem<T> m_problem;
+  ProductShape m_shape, m_span;  // of tokens, and of the slots that they are in
+  LagWeightsView<T> m_weights;   // the problem's, or with fitted tails
+  double m_deviation = 0;
+  toeplitz::Use m_use = toeplitz::Use::rows;
+  // what Engine::automatic takes for some keys: engines that are admissible for any
+  std::array<std::optional<toeplitz::BorderedProduct<T>>, 2> m_per_row;
+  toeplitz::BorderedProduct<T> m_product;
+};
+
+}  // namespace nprf

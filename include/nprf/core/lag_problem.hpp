@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "nprf/core/engine.hpp"
+#include "nprf/core/index.hpp"
+#include "nprf/core/lag_range.hpp"
+#include "nprf/core/lag_weights_view.hpp"
+#include "nprf/core/slots.hpp"
+
+namespace nprf {
+
+/// A matrix (E,E+2) about E tokens without a slot, in the caller's storage. Row e has the entry of query e and every
+/// key with a slot; the entry of every query with a slot and key e; and the entries of query e and each key without a
+/// slot.
+template <class T>
+struct Border {
+  Index count = 0;            // E
+  const T* values = nullptr;  // (E,E+2)
+
+  Index size() const { return count * (count + 2); }
+  /// Where the entry of a query and a key is, by their numbers; one of them at least has no slot.
+  Index index(Index query, Index key) const {
+    if (query >= count) return key * (count + 2) + 1;
+    return query * (count + 2) + (key < count ? 2 + key : 0);
+  }
+  T operator()(Index query, Index key) const { return values[index(query, key)]; }
+};
+
+/// Where the queries and the keys of a call stand, which keys each query attends to, and by which bias: a position, a
+/// direction and an offset, lowered to tables. Engines, error bounds and fallbacks all work from it. It needs no matrix
+/// library, and refers to tables in the caller's storage.
+///
+/// Lags are differences of slots here: t - s for a key in slot t and a query in slot s. They include the offset: the
+/// lag that the position is given is smaller by it.
+template <Real T>
+struct LagProblem {
+  static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+
+  Direction direction = Direction::bidirectional;
+  Index offset = 0;
+  bool has_own_slots = false;            // the position assigns the slots, as a grid does
+  Placement queries, keys;               // all tokens, masked keys too
+  Index query_slots = 0, key_slots = 0;  // from slot 0 to the last one with a token
+  LagRange lags;                         // between any two slots: 1 - query_slots .. key_slots - 1
+  LagRange reach;                        // the lags that the direction allows
+  const double* biases = nullptr;        // (lags) b; -infinity: not attended, as outside of `reach`
+  double largest_bias = minus_infinity;  // of these
+  const double* log_weights = nullptr;   // (lags) b - largest_bias; not filled in if all b are -infinity
+  LagRange table;                        // before and after these lags b is linear
+  double slope_before = 0, slope_after = 0;
+  LagWeightsView<T> weights;     // exp(b - max b) of `reach`, 1 at the largest unless the border has it
+  T* weight_values = nullptr;    // those of `weights`
+  Border<T> border;              // the weights of tokens without a slot
+  Border<double> border_biases;  // their biases; -infinity where a query does not attend to a key
+
+  /// The bias of a lag; -infinity if it is not attended.
+  double bias(Index lag) const {
+    return lag < reach.first || lag > reach.last ? minus_infinity : biases[lag - lags.first];
+  }
+  bool attends(Index lag) const { return bias(lag) > minus_infinity; }
+
+  /// The bias of a query and a key, by their numbers among all tokens.
+  double bias_between(Index query, Index key) const {
+    if (query < queries.outside || key < keys.outside) return border_biases(query, key);
+    return bias(keys.slots[key - keys.outside] - queries.slots[query - queries.outside]);
+  }
+  bool attends(Index query, Index key) const { return bias_between(query, key) > minus_infinity; }
+
+  /// bias(lag) - bias(from), with a rounding error relative to the result: if both lags are on the same line, it is not
+  /// computed as the difference of two large numbers. -infinity if `lag` is not attended; `from` must be.
+  double bias_difference(Index lag, Index from) const {
+    const double b = bias(lag);
+    if (b == minus_infinity) return b;
+    if (lag < table.first && from < table.first) return static_cast<double>(from - lag) * slope_before;
+    if (lag > table.last && from > table.last) return static_cast<double>(lag - from) * slope_after;
+    return b - bias(from);
+  }
+
+  /// The largest difference of two finite biases of lags.
+  double bias_spread() const {
+    double least = -minus_infinity, most = minus_infinity;
+    for (Index lag = reach.first; lag <= reach.last; ++lag)
+      if (const double b = bias(lag); b > minus_infinity) least = std::min(least, b), most = std::max(most, b);
+    return std::max(most - least, 0.0);
+  }
+
+  /// Keeps the weight of the last attended lag above zero: engines with log-scales of keys scale a row by the keys up
+  /// to that lag (toeplitz/factors.hpp), even if its weight underflows.
+  void keep_last_weight() {
+    Index last = reach.last;
+    while (last > reach.first && !attends(last)) --last;
+    if (reach.size() == 0 || !attends(last)) return;
+    T& weight = weight_values[last - reach.first];
+    weight = std::max(weight, std::numeric_limits<T>::min());
+  }
+};
+
+}  // namespace nprf

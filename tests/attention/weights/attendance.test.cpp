@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/attention/weights/attendance.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/grid.hpp"
+#include "nprf/position/relative.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+namespace nprf::test::attention_weights_attendance {
+
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+
+using Relative = RelativePosition<double>;
+using Grid = GridPosition<double>;
+
+Mask mask_of(Index n, const std::vector<Index>& keys) {
+  Mask mask = Mask::Constant(n, false);
+  for (const Index j : keys) mask[j] = true;
+  return mask;
+}
+
+// the holes of a window, N(0,1) elsewhere
+Grid grid(Index E) {
+  Matrix<double> b = normal<double>(5, 7, 1), extra = normal<double>(E, E + 2, 2);
+  b(0, 0) = b(2, 4) = b(3, 3) = never;
+  if (E > 0) extra(0, 0) = extra(E - 1, 1) = extra(0, 2) = never;
+  return {3, 4, b, extra};
+}
+
+}  // namespace
+
+TEST_CASE("a query attends to a key if the bias is not -infinity", "[attention]") {
+  Vector<double> window = random_table<double>(3, 3);
+  window[0] = window[2] = window[6] = never;
+  Workspace workspace;
+  const Team team(workspace);
+  const std::vector<std::vector<Index>> left{{}, {0}, {1}, {5}, {0, 1}, {0, 5, 9}, {2, 3, 4, 11}, {1, 12, 13}};
+  const auto check = [&](const auto& weights, Index n) {
+    Index wrong = 0;
+    for (const std::vector<Index>& keys : left) {
+      const Mask mask = mask_of(n, keys);
+      const Placement placed = weights.keys(view(mask), n, workspace);
+      Mask attending(n), attended(placed.count());
+      weights.attendance().attending_queries(placed, attending.data(), workspace);
+      weights.attendance().attended_keys(placed, attended.data(), workspace);
+      for (Index i = 0; i < n; ++i) {
+        bool any = false;
+        for (const Index j : keys) any = any || weights.problem().bias_between(i, j) > never;
+        wrong += attending[i] != any;
+      }
+      for (Index j = 0; j < placed.count(); ++j) {
+        bool any = false;
+        for (Index i = 0; i < n; ++i) any = any || weights.problem().bias_between(i, placed.number(j)) > never;
+        wrong += attended[j] != any;
+      }
+    }
+    CHECK(wrong == 0);
+  };
+  const Relative relative(window);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    for (const Index offset : {0, 2, -2})
+      check(PreparedPosition<double>(relative, {.direction = direction}, {14, 14, 4, 2}, offset, Pass::forward, team),
+            14);
+    const Grid position = grid(2);
+    check(PreparedPosition<double>(position, {.direction = direction}, {14, 14, 4, 2}, 0, Pass::forward, team), 14);
+  }
+}
+
+TEST_CASE("the largest attended size is never exceeded, and missed by less than a factor of two", "[attention]") {
+  const Index n = 90;
+  Workspace workspace;
+  const Team team(workspace);
+  const Vector<double> all_sizes = normal_vector<double>(n, 4).cwiseAbs();
+  for (const Index hole : {2, 3, 5}) {
+    Vector<double> b = Vector<double>::Zero(2 * n + 1);
+    for (Index l = 0; l < b.size(); ++l)
+      if (l % hole != 0) b[l] = never;
+    for (const Index period : {1, 2, 4}) {
+      std::vector<Index> left;
+      for (Index j = 0; j < n; j += period) left.push_back(j);
+      const Mask mask = mask_of(n, left);
+      const Relative position(b);
+      const PreparedPosition<double> weights(position, {}, {n, n, 4, 2}, 0, Pass::forward, team);
+      const Placement keys = weights.keys(view(mask), n, workspace);
+      Vector<double> sizes(keys.count()), got(n);
+      for (Index j = 0; j < sizes.size(); ++j) sizes[j] = all_sizes[keys.number(j)];
+      weights.attendance().largest_attended(sizes.data(), keys, got.data(), workspace);
+      Index wrong = 0;
+      for (Index i = 0; i < n; ++i) {
+        double largest = 0;
+        for (Index j = 0; j < keys.count(); ++j)
+          if (weights.problem().attends(i, keys.number(j))) largest = std::max(largest, sizes[j]);
+        wrong += got[i] > largest || (largest > 0 && got[i] <= largest / 2);  // a power of two at least
+      }
+      INFO("every " << hole << "th lag, every " << period << "th key");
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("the lags at which marked queries attend to keys", "[attention]") {
+  Vector<double> window = random_table<double>(5, 3);
+  window[0] = window[2] = window[10] = never;
+  Workspace workspace;
+  const Team team(workspace);
+  const Relative position(window);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Index offset : {0, 2, -2}) {
+      const PreparedPosition<double> weights(position, {.direction = direction}, {14, 11, 4, 2}, offset, Pass::forward,
+                                             team);
+      for (const std::vector<Index>& left :
+           std::vector<std::vector<Index>>{{}, {3}, {0, 1, 2, 3, 4, 5, 6}, {2, 7, 10}}) {
+        const Mask mask = mask_of(11, left);
+        const Placement keys = weights.keys(view(mask), 11, workspace);
+        auto hit = workspace.matrix<double>(weights.problem().lags.size(), 1);
+        const auto marked = [](Index i) { return i % 5 == 1; };
+        weights.attendance().attended_lags(keys, marked, hit, workspace);
+        for (Index l = 0; l < hit.rows(); ++l) {
+          const Index lag = weights.problem().lags.first + l;
+          bool expected = false;
+          for (Index i = 0; i < 14; ++i)
+            for (const Index j : left)
+              expected = expected || (marked(i) && j - i == lag && weights.problem().attends(i, j));
+          CHECK((hit(l, 0) > 0) == expected);
+        }
+      }
+    }
+}
+
+}  // namespace nprf::test::attention_weights_attendance

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/attention/weights/prepared_position.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/grid.hpp"
+#include "nprf/position/relative.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+namespace nprf::test::attention_weights_prepared_position {
+
+namespace {
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+
+using Relative = RelativePosition<double>;
+using Grid = GridPosition<double>;
+
+std::vector<Index> numbers(const Placement& keys) {
+  std::vector<Index> all;
+  for (Index j = 0; j < keys.count(); ++j) all.push_back(keys.number(j));
+  return all;
+}
+
+std::vector<Index> slots(const Placement& keys) {
+  std::vector<Index> all;
+  for (Index j = 0; j < keys.slots.count; ++j) all.push_back(keys.slots[j]);
+  return all;
+}
+
+Mask mask_of(Index n, const std::vector<Index>& keys) {
+  Mask mask = Mask::Constant(n, false);
+  for (const Index j : keys) mask[j] = true;
+  return mask;
+}
+
+// the holes of a window, N(0,1) elsewhere
+Grid grid(Index E) {
+  Matrix<double> b = normal<double>(5, 7, 1), extra = normal<double>(E, E + 2, 2);
+  b(0, 0) = b(2, 4) = b(3, 3) = never;
+  if (E > 0) extra(0, 0) = extra(E - 1, 1) = extra(0, 2) = never;
+  return {3, 4, b, extra};
+}
+
+}  // namespace
+
+TEST_CASE("the keys of a call are those before its length that the mask does not hide", "[attention]") {
+  const Relative position(random_table<double>(4, 3));
+  Workspace workspace;
+  const PreparedPosition<double> weights(position, {}, {5, 6, 4, 2}, 0, Pass::forward, Team(workspace));
+  const auto keys = [&](const std::vector<Index>& left, Index length) {
+    const Mask mask = mask_of(6, left);
+    return numbers(weights.keys(view(mask), length, workspace));
+  };
+  const auto all_of = [&](Index length) { return numbers(weights.keys({}, length, workspace)); };
+  CHECK(all_of(6) == std::vector<Index>{0, 1, 2, 3, 4, 5});
+  CHECK(all_of(4) == std::vector<Index>{0, 1, 2, 3});
+  CHECK(all_of(0).empty());
+  CHECK(keys({0, 1, 2, 3, 4, 5}, 6) == std::vector<Index>{0, 1, 2, 3, 4, 5});
+  CHECK(keys({1, 2, 5}, 6) == std::vector<Index>{1, 2, 5});
+  CHECK(keys({1, 2, 5}, 5) == std::vector<Index>{1, 2});
+  CHECK(keys({0, 1}, 6) == std::vector<Index>{0, 1});
+  CHECK(keys({4, 5}, 4).empty());
+  CHECK(keys({}, 6).empty());
+
+  // padding at the end alone needs no numbers, so that keys are read in place
+  const Mask prefix = mask_of(6, {0, 1, 2}), gap = mask_of(6, {0, 2});
+  CHECK(weights.keys(view(prefix), 6, workspace).numbers == nullptr);
+  CHECK(weights.keys(view(prefix), 6, workspace).slots.at == nullptr);
+  CHECK(slots(weights.keys(view(gap), 6, workspace)) == std::vector<Index>{0, 2});
+}
+
+TEST_CASE("the keys of a grid are its extra tokens and then its cells, each in its slot", "[attention]") {
+  const Grid position = grid(2);
+  Workspace workspace;
+  const PreparedPosition<double> weights(position, {}, {14, 14, 4, 2}, 0, Pass::forward, Team(workspace));
+  CHECK(weights.queries().outside == 2);
+  CHECK(slots(weights.queries()) == std::vector<Index>{0, 1, 2, 3, 7, 8, 9, 10, 14, 15, 16, 17});
+  CHECK((weights.problem().lags.first == -17 && weights.problem().lags.last == 17));
+  const auto check = [&](const std::vector<Index>& left, Index outside, const std::vector<Index>& expected) {
+    const Mask mask = mask_of(14, left);
+    const Placement keys = weights.keys(view(mask), 14, workspace);
+    CHECK(keys.outside == outside);
+    CHECK(numbers(keys) == left);
+    CHECK(slots(keys) == expected);
+  };
+  check({0, 1, 2, 7, 13}, 2, {0, 8, 17});
+  check({1, 5, 6}, 1, {3, 7});
+  check({3}, 0, {1});
+  check({0}, 1, {});
+  check({}, 0, {});
+  CHECK(numbers(weights.keys({}, 3, workspace)) == std::vector<Index>{0, 1, 2});
+}
+
+TEST_CASE("Engine::grid is rejected for a position that is not a grid", "[attention]") {
+  Workspace workspace;
+  const Team team(workspace);
+  const Relative relative(random_table<double>(4, 3));
+  check_invalid(
+      [&] {
+        PreparedPosition<double>(relative, {.engine = Engine::grid}, {5, 6, 4, 2}, 0, Pass::forward, team);
+      },
+      {"engine: expected grid for a position of two dimensions"});
+}
+
+}  // namespace nprf::test::attention_weights_prepared_position

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/core/lag_problem.hpp"
+
+#include <limits>
+#include <vector>
+
+#include "support/catch.hpp"
+
+namespace nprf::test::core_lag_problem {
+
+TEST_CASE("the border has an entry for each query and key of which one has no slot", "[core]") {
+  const std::vector<double> values{0, 1, 2, 3, 10, 11, 12, 13};
+  const Border<double> border{2, values.data()};
+  CHECK(border.size() == 8);
+  CHECK((border(0, 0) == 2 && border(0, 1) == 3 && border(1, 0) == 12 && border(1, 1) == 13));
+  for (const Index slot : {2, 3, 9}) {
+    CHECK((border(0, slot) == 0 && border(1, slot) == 10));  // every key with a slot
+    CHECK((border(slot, 0) == 1 && border(slot, 1) == 11));  // every query with a slot
+  }
+}
+
+TEST_CASE("the bias of a query and a key is that of their slots, or the border's", "[core]") {
+  constexpr double never = LagProblem<double>::minus_infinity;
+  const std::vector<double> biases{-2, -1, 0, never, -4}, extra{5, 6, 7};
+  const std::vector<Index> at{0, 2};
+  LagProblem<double> x;
+  x.queries = Placement({2, 0, at.data()}, 1), x.keys = x.queries;
+  x.query_slots = x.key_slots = 3;
+  x.lags = {-2, 2}, x.reach = {-2, 2};
+  x.biases = biases.data();
+  x.border_biases = {1, extra.data()};
+  CHECK((x.bias_between(0, 0) == 7 && x.bias_between(0, 2) == 5 && x.bias_between(2, 0) == 6));
+  CHECK((x.bias_between(1, 1) == 0 && x.bias_between(1, 2) == -4 && x.bias_between(2, 1) == -2));
+  CHECK((x.attends(-1) && !x.attends(1) && !x.attends(3) && !x.attends(-3)));
+  CHECK(x.bias_spread() == 4);
+  x.reach.last = 1;  // a direction that hides lag 2
+  CHECK((!x.attends(2) && !x.attends(1, 2) && x.bias_spread() == 2));
+}
+
+TEST_CASE("a difference of two biases on one line is exact", "[core]") {
+  // b = -lag / 4 from lag 1 on, far from zero: b + 2^60 rounds the quarters away
+  const double far = 0x1p60;
+  const std::vector<double> biases{far, far, far - 0.25, far - 0.5, far - 0.75};
+  LagProblem<double> x;
+  x.lags = x.reach = {-1, 3};
+  x.biases = biases.data();
+  x.table = {-1, 0}, x.slope_after = -0.25;
+  CHECK(x.bias_difference(3, 1) == -0.5);
+  CHECK(x.bias_difference(1, 3) == 0.5);
+  CHECK(x.bias_difference(0, -1) == 0);
+  CHECK(x.bias_difference(4, 1) == LagProblem<double>::minus_infinity);
+}
+
+}  // namespace nprf::test::core_lag_problem
