@@ -104,7 +104,7 @@ class Contender {
  private:
   void answer_device() const {
     cudaDeviceProp properties{};
-    cuda::check(cudaGetDeviceProperties(&properties, m_device.number), "asking what the device is");
+    cuda::check(cudaGetDeviceProperties(&properties, m_device.number), "querying device properties");
     std::printf("{\"device\": %s, \"capability\": %d, \"multiprocessors\": %d, \"bytes\": %zu}\n",
                 quoted(properties.name).c_str(), m_device.capability, m_device.multiprocessors,
                 properties.totalGlobalMem);

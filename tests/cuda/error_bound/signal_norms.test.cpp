@@ -65,7 +65,7 @@ TEST_CASE("norms of signals are those of their definition, at any scale", "[cuda
           if (p > 0 && mask[static_cast<std::size_t>(j)]) size[j] = static_cast<double>(V.row(j).cwiseAbs().maxCoeff());
         INFO("n " << n << ", p " << p << ", scale " << scale);
         CHECK(*got.largest.data() == cuda::magnitude(static_cast<float>(size.maxCoeff())));
-        const double unit = static_cast<double>(cuda::unit_of(*got.largest.data()).value);
+        const double unit = static_cast<double>(cuda::power_of_two_scale(*got.largest.data()).value);
         for (int f = 0; f < 11; ++f) {
           const Vector<double> b = B.col(f).cwiseAbs().cast<double>();
           check(got.norms.of(0, f, false, 1), b);

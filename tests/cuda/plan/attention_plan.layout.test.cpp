@@ -130,10 +130,10 @@ TEST_CASE("heads may share keys and values, but not a place to write to", "[cuda
   CHECK_NOTHROW(plan.forward(q, one_k, one_v, out));
   out.head_stride = 39;
   check_invalid([&] { plan.forward(q, one_k, one_v, out); },
-                {"y: expected strides by which rows do not overlap, got 120, 39 and 5"});
+                {"y: expected strides such that rows do not overlap, got 120, 39 and 5"});
   out.head_stride = 5;  // [tokens, heads, channels], one channel short
   out.token_stride = 14;
-  check_invalid([&] { plan.forward(q, one_k, one_v, out); }, {"y: expected strides by which rows do not overlap"});
+  check_invalid([&] { plan.forward(q, one_k, one_v, out); }, {"y: expected strides such that rows do not overlap"});
 }
 
 TEST_CASE("transforms take values of half the bits", "[cuda]") {

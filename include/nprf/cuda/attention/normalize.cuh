@@ -34,11 +34,11 @@ __global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
   const bool empty = denominator == 0;
   if (column == 0) {
     const bool number = denominator == denominator;
-    if (task.lost.rows && number && !is_sound(denominator, task.positive) && task.seen.sees_any(z, i))
+    if (task.lost.rows && number && !has_full_precision(denominator, task.positive) && task.seen.sees_any(z, i))
       task.lost.append(z, i);
     else if (empty)
       atomicAdd(&task.counts->empty_rows, 1);
-    else if (!is_sound(denominator, true))
+    else if (!has_full_precision(denominator, true))
       atomicAdd(&task.counts->indefinite_rows, 1);
     else if (task.sums.repaired(row))
       atomicAdd(&task.counts->repaired_rows, 1);

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(threads) certificate_kernel(CertificateTask ta
   const int z = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * threads + threadIdx.x);
   const int r = task.A.channels, n_q = task.A.tokens, largest = task.signals.largest[z];
   const WeightNorms& c = task.weights[task.positions > 1 ? z % task.A.heads : 0];
-  const float unit = unit_of(largest).value;
+  const float unit = power_of_two_scale(largest).value;
   for (int f = static_cast<int>(threadIdx.x); f < r; f += threads) {
     const double values = noise_size(c, task.signals.of(z, f, true, static_cast<double>(unit)), task.length);
     const double ones = noise_size(c, task.signals.of(z, f, false, 1), task.length);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(threads) certificate_kernel(CertificateTask ta
       for (int k = 0; k < task.p; ++k) size = fmaxf(size, fabsf(task.N[row * task.p + k] / (D * seen)));
     bound = most_of_noise * ((values > 0 ? values / seen : 0.0f) + ones * size) / fabsf(D);
     if (!(bound >= 0)) bound = largest_float;  // nothing is known
-    again = largest >= infinite_magnitude || !is_sound(D, task.positive) || !(bound <= task.tolerance / 2);
+    again = largest >= infinite_magnitude || !has_full_precision(D, task.positive) || !(bound <= task.tolerance / 2);
     task.again[row] = again;
     if (again) task.drowned.append(z, i);
   }

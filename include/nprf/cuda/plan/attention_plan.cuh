@@ -147,7 +147,7 @@ class AttentionPlan {
 
   void check_device() const {
     int current = 0;
-    check(cudaGetDevice(&current), "asking for the current device");
+    check(cudaGetDevice(&current), "querying the current device");
     require(current == m_device.number, "device: expected ", m_device.number,
             ", which was current when the plan was made, got ", current);
   }

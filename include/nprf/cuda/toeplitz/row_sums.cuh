@@ -41,7 +41,7 @@ struct CertifiedSums {
   }
   /// y = N / D of matrix z.
   __device__ __forceinline__ float quotient(int z, std::ptrdiff_t row, int column, float D) const {
-    return (largest ? unit_of(largest[z]).value : 1.0f) * (numerator(row, column) / D);
+    return (largest ? power_of_two_scale(largest[z]).value : 1.0f) * (numerator(row, column) / D);
   }
 };
 

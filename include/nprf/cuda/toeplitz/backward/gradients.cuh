@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
   if (t >= task.stride_q) return;
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + t;
   const float D = t < n_q ? task.sums.denominator(row) : 0.0f;
-  const bool has_gradients = D != D || is_sound(D, task.positive);
+  const bool has_gradients = D != D || has_full_precision(D, task.positive);
   const bool apart = task.H && t < n_q && task.sums.repaired(row);
   const auto put_gradient = [&](int column, float value) {
     put(task.G, task.stride_q, column, apart ? 0.0f : value);

@@ -59,9 +59,9 @@ __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S>
 
 /// The same on tensor cores: each of 4 warps has 16 columns of 64, and the first one the ones.
 template <Storage S>
-__global__ void __launch_bounds__(RowShape::threads) tensor_chunks_kernel(ChunkTask<S, __nv_bfloat16> task) {
+__global__ void __launch_bounds__(Bf16TileShape::threads) tensor_chunks_kernel(ChunkTask<S, __nv_bfloat16> task) {
   if constexpr (has_mma) {
-    constexpr int keys = task.chunk, tile = RowShape::channels, stride = RowShape::stride;
+    constexpr int keys = task.chunk, tile = Bf16TileShape::channels, stride = Bf16TileShape::stride;
     __nv_bfloat16 *b = shared_memory<__nv_bfloat16>(), *u = b + keys * stride;  // (keys,features) (keys,columns)
     const int p = task.U.V.channels, column_tiles = TileShape::column_tiles(p);
     const int z = static_cast<int>(blockIdx.z), chunk = static_cast<int>(blockIdx.x);
@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(RowShape::threads) tensor_chunks_kernel(ChunkT
     const int depth = min(tile, task.B.channels - f0), column = static_cast<int>(threadIdx.x) / 32 * 16;
     const bool has_ones = p0 + column == 0;
     const ColumnsOf<S> U = task.U.of(z);
-    Rows<keys> features, values;
+    Bf16RowLoader<keys> features, values;
     features.fetch(task.B, task.B.of(z), chunk * keys, f0);
-    if (in_eights(U)) {
+    if (has_aligned_rows(U)) {
       values.fetch(U, chunk * keys, p0);
       values.template put<S>(u);
     } else {
@@ -146,7 +146,7 @@ void queue_chunks(const ChunkTask<S, Feature>& task, int z, cudaStream_t stream)
              dim3{TileShape::threads, 1, 1}, sizeof(float) * 2 * TileShape::tile * TileShape::stride, stream, task);
     else
       launch("chunks", tensor_chunks_kernel<S>, dim3{chunks, tiles(TileShape::column_tiles(p)), all},
-             dim3{RowShape::threads, 1, 1}, RowShape::bytes(2 * task.chunk), stream, task);
+             dim3{Bf16TileShape::threads, 1, 1}, Bf16TileShape::bytes(2 * task.chunk), stream, task);
   }
   constexpr int threads = 256;
   launch("running sums", running_sums_kernel<S, Feature>, dim3{blocks_of<threads>(task.matrix()), 2, all},

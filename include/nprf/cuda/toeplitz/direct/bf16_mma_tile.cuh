@@ -24,8 +24,8 @@ class TensorTile {
  public:
   using Feature = __nv_bfloat16;
   static constexpr bool compiled = has_mma;
-  static constexpr int queries = 128, keys = 64, columns = RowShape::channels, threads = RowShape::threads, blocks = 2;
-  static constexpr std::size_t shared = RowShape::bytes(queries + 2 * keys) + sizeof(float) * (2 * threads);
+  static constexpr int queries = 128, keys = 64, columns = Bf16TileShape::channels, threads = Bf16TileShape::threads, blocks = 2;
+  static constexpr std::size_t shared = Bf16TileShape::bytes(queries + 2 * keys) + sizeof(float) * (2 * threads);
 
   __device__ __forceinline__ TensorTile(const TileTask<S, Feature>& task, int z, int i0, int p0)
       : m_task(task),
@@ -35,7 +35,7 @@ class TensorTile {
         m_head(z % task.A.heads),
         m_i0(i0),
         m_p0(p0),
-        m_in_eights(in_eights(m_U)) {}
+        m_has_aligned_values(has_aligned_rows(m_U)) {}
 
   /// Adds what the keys of the tiles first to end - 1 give.
   __device__ __forceinline__ void add_keys(int first, int end) {
@@ -96,7 +96,7 @@ class TensorTile {
   }
 
  private:
-  static constexpr int deep = RowShape::channels, stride = RowShape::stride;
+  static constexpr int deep = Bf16TileShape::channels, stride = Bf16TileShape::stride;
 
   __device__ __forceinline__ static Feature* a() { return shared_memory<Feature>(); }  // (queries,deep)
   __device__ __forceinline__ static Feature* b() { return a() + queries * stride; }    // (keys,deep)
@@ -110,7 +110,7 @@ class TensorTile {
     const int j0 = J * keys;
     m_keys.fetch(m_task.B, m_B, j0, k0);
     if (k0 > 0) return;
-    if (m_in_eights) m_values.fetch(m_U, j0, m_p0);
+    if (m_has_aligned_values) m_values.fetch(m_U, j0, m_p0);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int lag = static_cast<int>(threadIdx.x) + e * threads;
@@ -128,7 +128,7 @@ class TensorTile {
       load_queries(k0);
       m_keys.put(b(), r - k0);
       if (k0 == 0) {
-        if (m_in_eights)
+        if (m_has_aligned_values)
           m_values.template put<S>(u());
         else
           load_columns(u(), stride, m_U, J * keys, keys, m_p0, columns);
@@ -178,7 +178,7 @@ class TensorTile {
     m_has_queries = true;
 #pragma unroll 1
     for (int i = 0; i < queries; i += keys) {
-      Rows<keys> rows;
+      Bf16RowLoader<keys> rows;
       rows.fetch(m_task.A, m_A, m_i0 + i, k0);
       rows.put(a() + i * stride);
     }
@@ -260,8 +260,8 @@ class TensorTile {
   const Feature *m_A, *m_B;
   ColumnsOf<S> m_U;
   int m_head, m_i0, m_p0;
-  bool m_in_eights, m_has_queries = false;
-  Rows<keys> m_keys, m_values;
+  bool m_has_aligned_values, m_has_queries = false;
+  Bf16RowLoader<keys> m_keys, m_values;
   float m_weights[2];  // of c()
   SumFragment m_y[2][columns / 8] = {}, m_sum[2] = {};
 };
