@@ -31,7 +31,7 @@ struct TileCase {
   std::vector<float> weights = {1};       // those that lags are given, at random
   cuda::Band band = {-n_q + 1, n_k - 1};  // lags before and after it have these weights
   float before = 1, after = 1;
-  int last_seen = n_k - 1;  // lags beyond have no weight
+  int last_attended = n_k - 1;  // lags beyond have no weight
   bool masked = false;
 
   int z() const { return batch * heads; }
@@ -54,10 +54,10 @@ struct TileCase {
     for (int h = 0; h < heads; ++h)
       for (int e = 0; e < lags(); ++e) {
         const int lag = e - (n_q - 1);
-        x.c(h, e) = lag > last_seen    ? 0
-                    : lag < band.first ? before
-                    : lag > band.last  ? after
-                                       : weights[random() % weights.size()];
+        x.c(h, e) = lag > last_attended ? 0
+                    : lag < band.first  ? before
+                    : lag > band.last   ? after
+                                        : weights[random() % weights.size()];
       }
     if (masked)
       for (int k = 0; k < batch * n_k; ++k)
@@ -131,7 +131,7 @@ struct TileCase {
     const cuda::TileTask<S, Feature> task{
         operand(dA.data(), n_q), operand(dB.data(), n_k),
         cuda::Columns<S>{V, masked ? reinterpret_cast<const bool*>(mask.data()) : nullptr},
-        cuda::DeviceWeights{dc.data(), lags(), lags(), -n_q + 1, 1, -n_q + 1, last_seen}};
+        cuda::DeviceWeights{dc.data(), lags(), lags(), -n_q + 1, 1, -n_q + 1, last_attended}};
     queue(task, N.data(), D.data());
     const Matrix<double> n = as_floats(N.fetch(), parts * z() * n_q, p).template cast<double>(),
                          d = as_floats(D.fetch(), parts * z() * n_q, 1).template cast<double>();

@@ -24,7 +24,7 @@ TEST_CASE("rows of a list are exact, and no others are written", "[cuda]") {
                .r = 5,
                .p = 66,
                .weights = {0, 0.5f, 2},
-               .last_seen = 20,
+               .last_attended = 20,
                .masked = true};
   const auto data = x.data();
   const Matrix<double> expected = x.expected(data);
@@ -46,7 +46,7 @@ TEST_CASE("rows of a list are exact, and no others are written", "[cuda]") {
       x.operand(A.data(), n_q), x.operand(B.data(), n_k),
       cuda::Columns<float>{cuda::DeviceMatrixView<const float>(V.data(), x.batch, x.heads, n_k, p),
                            reinterpret_cast<const bool*>(mask.data())},
-      cuda::DeviceWeights{c.data(), x.lags(), x.lags(), 1 - n_q, 1, 1 - n_q, x.last_seen}};
+      cuda::DeviceWeights{c.data(), x.lags(), x.lags(), 1 - n_q, 1, 1 - n_q, x.last_attended}};
   for (const int parts : {1, 3})
     for (const int blocks : {1, 1000}) {  // tiles of rows in turns, or at once
       const auto poisoned = [&](int count) {

@@ -71,8 +71,8 @@ class Certificates {
     U.largest = arrays.counters.largest;  // the product has values near 1
     product.queue(A, B, U, sums, stream);
     const auto [N, D, parts, p, rows] = sums.sums;
-    queue_certificate({of_queries, N, D, norms(), m_weights.positions, m_weights.c.first_seen, arrays.signals, m_length,
-                       p, m_positive, m_tolerance, arrays.again, arrays.drowned, arrays.counters.counts},
+    queue_certificate({of_queries, N, D, norms(), m_weights.positions, m_weights.c.first_attended, arrays.signals,
+                       m_length, p, m_positive, m_tolerance, arrays.again, arrays.drowned, arrays.counters.counts},
                       m_shape.z, stream);
     queue_repair(
         RepairTask<S>{

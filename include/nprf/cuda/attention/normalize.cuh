@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
   const bool empty = denominator == 0;
   if (column == 0) {
     const bool number = denominator == denominator;
-    if (task.lost.rows && number && !has_full_precision(denominator, task.positive) && task.seen.sees_any(z, i))
+    if (task.lost.rows && number && !has_full_precision(denominator, task.positive) && task.seen.attends_any(z, i))
       task.lost.append(z, i);
     else if (empty)
       atomicAdd(&task.counts->empty_rows, 1);

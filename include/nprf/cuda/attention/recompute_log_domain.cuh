@@ -23,7 +23,7 @@ struct RescueTask {
   FeatureTask<S> q, k;  // features of neither are read
   Columns<S> U;         // (n_k,p + 1)
   DeviceBias b;         // of lags j - i from -(n_q - 1) on
-  int last_seen;        // the last lag that is seen
+  int last_attended;    // the last lag that is seen
   RowList rows;
   DeviceMatrixView<S> y;
   Counts* counts;
@@ -76,7 +76,7 @@ class Rescue {
   }
 
   __device__ void add_all_keys() {
-    const int end = min(m_task.k.x.tokens, max(0, m_last + m_task.last_seen + 1));
+    const int end = min(m_task.k.x.tokens, max(0, m_last + m_task.last_attended + 1));
     for (int j0 = 0; j0 < end; j0 += keys) {
       __syncthreads();  // the tile before has been read
       load_tile(x(), 1, FeatureShape::stride, m_task.k.x, m_task.k.x.of(m_z), j0, keys, 0, m_task.k.d_padded);

@@ -210,9 +210,9 @@ __device__ __forceinline__ void compute_features(const FeatureTask<S, Feature>& 
   }
   if (token >= task.tokens()) return;
 
-  const bool padding = token >= n ||
-                       (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]) ||
-                       (!own.finite && !(task.queries ? task.seen.sees_any(z, token) : task.seen.is_seen(z, token)));
+  const bool padding =
+      token >= n || (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]) ||
+      (!own.finite && !(task.queries ? task.seen.attends_any(z, token) : task.seen.is_attended(z, token)));
   Feature* phi = task.phi + (by_token<Feature> ? (static_cast<std::ptrdiff_t>(z) * n + token) * task.stride
                                                : static_cast<std::ptrdiff_t>(z) * r * task.stride + token);
   const float factor = task.queries ? 1.0f : expf(half - shift);  // of trigonometric ones

@@ -127,7 +127,7 @@ class AttentionPlan {
     if (lost.rows)
       queue_rescue(RescueTask<S>{m_model.features<S, float>(q, true, nullptr, nullptr, nullptr, 0),
                                  m_model.features<S, float>(k, false, U.mask, nullptr, nullptr, 0), U, m_model.bias(),
-                                 m_model.weights().last_seen, lost, y, counters.counts},
+                                 m_model.weights().last_attended, lost, y, counters.counts},
                    z, 2 * m_device.multiprocessors, stream);
   }
 

@@ -61,7 +61,7 @@ class DeviceModel {
     constexpr double none = -std::numeric_limits<double>::infinity();
     std::vector<double> c(static_cast<std::size_t>(lags()), none);
     double top = none;
-    for (int lag = first_lag(); lag <= last_seen(); ++lag) {
+    for (int lag = first_lag(); lag <= last_attended(); ++lag) {
       const double b =
           one.linear ? -static_cast<double>(one.parameters[0]) * std::abs(static_cast<double>(lag - offset()))
           : one.parameters.empty() ? 0
@@ -93,7 +93,7 @@ class DeviceModel {
     return {m_parameters, m_index, positions(), parameter_count(), lags(), first_position(), last_position()};
   }
   DeviceWeights weights() const {
-    return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_seen()};
+    return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_attended()};
   }
 
   ToeplitzWeights toeplitz() const { return {weights(), m_band, positions()}; }
@@ -137,9 +137,11 @@ class DeviceModel {
   int first_lag() const { return -(n_q() - 1); }
   int last_lag() const { return n_k() - 1; }
   int offset() const { return static_cast<int>(m_shape.offset); }
-  int last_seen() const { return m_model.direction == Direction::causal ? std::min(last_lag(), offset()) : last_lag(); }
+  int last_attended() const {
+    return m_model.direction == Direction::causal ? std::min(last_lag(), offset()) : last_lag();
+  }
   int first_position() const { return first_lag() - offset(); }
-  int last_position() const { return last_seen() - offset(); }
+  int last_position() const { return last_attended() - offset(); }
 
   void check_shape() const {
     const auto& [batch, heads, n_q, n_k, d_v, offset] = m_shape;
@@ -214,7 +216,7 @@ class DeviceModel {
   // lags at both ends whose weights are one parameter's, or zero because they are not seen
   void find_band() {
     const auto kind = [&](int lag) {
-      return lag > last_seen()        ? -1
+      return lag > last_attended()    ? -1
              : position().linear      ? lag - first_lag()
              : parameter_count() == 0 ? 0
                                       : parameter_of(lag);

@@ -13,8 +13,8 @@ TEST_CASE("tiles of queries are added where some are drowned, and no others", "[
   constexpr int n = 200, tile = cuda::TileShape::tile;
   const std::vector<std::vector<int>> all_drowned{{}, {0}, {63}, {64, 190}, {n - 1}};  // of each matrix
   TileCase<float, float> x{.heads = 5, .n_q = 70, .n_k = n, .p = 9, .weights = {0, 0.5f, 1, 2}};
-  for (const int last_seen : {n - 1, -3}) {
-    x.last_seen = last_seen;
+  for (const int last_attended : {n - 1, -3}) {
+    x.last_attended = last_attended;
     auto data = x.data();
     std::vector<unsigned char> again(static_cast<std::size_t>(x.z() * n), 0);
     std::vector<int> sizes;

@@ -17,7 +17,7 @@ TEMPLATE_TEST_CASE("bands of integers are exact, whatever the shape", "[cuda]", 
   // few ones, so that eight bits hold the chunks' sums
   const auto check = [&](const Case& x, int parts) {
     INFO("n_q " << x.n_q << ", n_k " << x.n_k << ", r " << x.r << ", p " << x.p << ", band " << x.band.first << " to "
-                << x.band.last << ", " << parts << " parts, seen to lag " << x.last_seen);
+                << x.band.last << ", " << parts << " parts, seen to lag " << x.last_attended);
     const auto data = x.data();
     CHECK(x.result(data, parts, true) == x.expected(data));
   };
@@ -48,7 +48,7 @@ TEMPLATE_TEST_CASE("bands of integers are exact, whatever the shape", "[cuda]", 
          .weights = weights,
          .band = {-20, 0},
          .after = 0,
-         .last_seen = 0},
+         .last_attended = 0},
         2);
   check({.batch = 2,
          .heads = 3,

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
     if (t >= task.stride_k) return;
     bool finite = true;
     for (int c = 0; c < p; ++c) finite &= fabsf(V(t, c)) <= largest_float;
-    const bool hidden = !finite && !task.seen.is_seen(z, t);  // touches nothing
+    const bool hidden = !finite && !task.seen.is_attended(z, t);  // touches nothing
     for (int c = 0; c <= p; ++c) put(task.U, task.stride_k, c, hidden ? 0.0f : V(t, c));
     return;
   }
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
   };
   if (apart && !has_gradients) task.again[row] = false;
   if (task.lost && t < n_q) {
-    const bool lost = !has_gradients && task.seen.sees_any(z, t);
+    const bool lost = !has_gradients && task.seen.attends_any(z, t);
     task.lost[row] = lost;
     if (lost) atomicAdd(task.lost_rows + z, 1);
   }

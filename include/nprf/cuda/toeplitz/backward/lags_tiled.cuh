@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(threads) lag_gradients_kernel(LagGradientTask 
 
   // tiles of one diagonal have the same lags at the same places
   float sum[4][4] = {};
-  const bool seen = offset * tile - (tile - 1) <= task.c.last_seen && task.only.in_matrix(z);
+  const bool seen = offset * tile - (tile - 1) <= task.c.last_attended && task.only.in_matrix(z);
   for (int I = bound(segment); seen && I < bound(segment + 1); ++I) {
     const int J = I + offset, chunk = J / tiles_of_chunk;
     if (!task.only.in_tile(z, I, task.A.tokens)) continue;

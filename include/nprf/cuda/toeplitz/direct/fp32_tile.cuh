@@ -12,9 +12,9 @@ namespace nprf::cuda {
 /// The weights of a Toeplitz matrix on the device: c[lag] of head h at values[h stride + (lag - first) step].
 struct DeviceWeights {
   const float* values;
-  std::ptrdiff_t stride;      // 0: one table for all heads
-  int size, first, step;      // of the table; step -1: it is a transposed matrix's
-  int first_seen, last_seen;  // weights of lags beyond are zero
+  std::ptrdiff_t stride;              // 0: one table for all heads
+  int size, first, step;              // of the table; step -1: it is a transposed matrix's
+  int first_attended, last_attended;  // weights of lags beyond are zero
 
   __device__ __forceinline__ float operator()(int head, int lag) const {
     const int at = lag - first;
@@ -23,8 +23,13 @@ struct DeviceWeights {
 
   /// Of the transposed matrix.
   DeviceWeights transposed() const {
-    return {
-        size > 0 ? values + (size - 1) * step : values, stride, size, 1 - first - size, -step, -last_seen, -first_seen};
+    return {size > 0 ? values + (size - 1) * step : values,
+            stride,
+            size,
+            1 - first - size,
+            -step,
+            -last_attended,
+            -first_attended};
   }
 
   /// Entry k of the circulant of some length that holds C: c[lag] stands at -lag modulo the length.
@@ -97,8 +102,8 @@ struct KeyTiles {
   int first, end;
 
   __device__ __forceinline__ static KeyTiles seen(const DeviceWeights& c, int first_row, int last_row, int n_k) {
-    const int first = max(0, first_row + c.first_seen) / TileShape::tile;
-    return {first, max(first, TileShape::tiles(min(n_k, max(0, last_row + c.last_seen + 1))))};
+    const int first = max(0, first_row + c.first_attended) / TileShape::tile;
+    return {first, max(first, TileShape::tiles(min(n_k, max(0, last_row + c.last_attended + 1))))};
   }
   /// A share of them.
   __device__ __forceinline__ KeyTiles part(int k, int parts) const {
