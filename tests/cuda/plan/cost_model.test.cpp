@@ -55,7 +55,7 @@ TEST_CASE("tensor cores are counted on where there are some, and not for gradien
   CHECK(engine<__half>(rising({1}), device) == cuda::Engine::fused);
   CHECK(engine<__half>(rising({1}), device, true) == cuda::Engine::fused);
   device.capability = 90;
-  if (cuda::Product<__half>::takes_tensor_cores(device, cuda::Engine::direct))
+  if (cuda::Product<__half>::uses_tensor_cores(device, cuda::Engine::direct))
     CHECK(engine<__half>(rising({1}), device) == cuda::Engine::direct);
   CHECK(engine<__half>(rising({1}), device, true) == cuda::Engine::fused);
 }

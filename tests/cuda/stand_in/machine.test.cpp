@@ -150,7 +150,7 @@ TEST_CASE("transforms in shared memory take the variant that fits the device", "
                                                       {16385, 227, 0}}) {
     cuda::Device device;
     device.shared_bytes = shared * 1024;
-    const cuda::FusedVariant* variant = cuda::FusedEngine::variant_for(device, n);
+    const cuda::SharedMemoryVariant* variant = cuda::SharedMemoryEngine::variant_for(device, n);
     INFO("n " << n << ", " << shared << " KiB");
     CHECK((variant ? variant->N() : 0) == N);
   }

@@ -38,15 +38,15 @@ class Certificates {
   /// Scratch memory of a call.
   struct Arrays {
     SignalNorms signals;
-    Sums more;        // of repaired rows, behind their first part
-    bool* again;      // [z, n_q]: whether a row is repaired
-    RowList drowned;  // those
+    Sums extra;        // of repaired rows, behind their first part
+    bool* recomputed;  // [z, n_q]: whether a row is repaired
+    RowList drowned;   // those
     Counters counters;
   };
   /// `again` and `rows` [z, n_q] are known when the call is over, if there are transforms.
-  Arrays take(Scratch& scratch, bool* again, int* rows, const Counters& counters) const {
+  Arrays take(Scratch& scratch, bool* recomputed, int* rows, const Counters& counters) const {
     Arrays arrays{};
-    arrays.again = again;
+    arrays.recomputed = recomputed;
     arrays.counters = counters;
     arrays.drowned = {rows, counters.drowned, m_shape.n_q};
     if (!active()) return arrays;
@@ -55,13 +55,13 @@ class Certificates {
     arrays.signals = SignalNorms::take(scratch, z, n_k, r, counters.largest);
     const std::size_t more = of_part * static_cast<std::size_t>(m_parts - 1);
     float* N = scratch.take<float>(more * static_cast<std::size_t>(p));
-    arrays.more = {N, scratch.take<float>(more), m_parts - 1, p, static_cast<std::ptrdiff_t>(z) * n_q};
+    arrays.extra = {N, scratch.take<float>(more), m_parts - 1, p, static_cast<std::ptrdiff_t>(z) * n_q};
     return arrays;
   }
 
   /// Queues the product of features A and B, as its operand() wants them, and what it takes to trust its rows.
-  CertifiedSums queue(const Product<S>& product, const float* A, const float* B, Columns<S> U,
-                      const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
+  CheckedSums queue(const Product<S>& product, const float* A, const float* B, Columns<S> U,
+                    const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
     if (!active()) {
       product.queue(A, B, U, sums, stream);
       return {sums.sums};
@@ -72,13 +72,13 @@ class Certificates {
     product.queue(A, B, U, sums, stream);
     const auto [N, D, parts, p, rows] = sums.sums;
     queue_certificate({of_queries, N, D, norms(), m_weights.positions, m_weights.c.first_attended, arrays.signals,
-                       m_length, p, m_positive, m_tolerance, arrays.again, arrays.drowned, arrays.counters.counts},
+                       m_length, p, m_positive, m_tolerance, arrays.recomputed, arrays.drowned, arrays.counters.counts},
                       m_shape.z, stream);
     queue_repair(
         RepairTask<S>{
-            {of_queries, of_keys, U, m_weights.c}, arrays.drowned, m_parts, N, D, arrays.more.N, arrays.more.D},
+            {of_queries, of_keys, U, m_weights.c}, arrays.drowned, m_parts, N, D, arrays.extra.N, arrays.extra.D},
         m_shape.z, m_blocks, stream);
-    return {sums.sums, arrays.again, arrays.more, U.largest};
+    return {sums.sums, arrays.recomputed, arrays.extra, U.largest};
   }
 
  private:

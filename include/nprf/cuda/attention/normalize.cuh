@@ -14,7 +14,7 @@ namespace nprf::cuda {
 /// y = N / D.
 template <Storage S>
 struct FinishTask {
-  CertifiedSums sums;
+  CheckedSums sums;
   bool positive;          // features
   DeviceMatrixView<S> y;  // [.., n_q, p]
   RowList lost;           // rows whose denominator is not sound, to be rescued; none if it has no memory
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
       atomicAdd(&task.counts->empty_rows, 1);
     else if (!has_full_precision(denominator, true))
       atomicAdd(&task.counts->indefinite_rows, 1);
-    else if (task.sums.repaired(row))
+    else if (task.sums.is_recomputed(row))
       atomicAdd(&task.counts->repaired_rows, 1);
   }
   if (column >= p) return;

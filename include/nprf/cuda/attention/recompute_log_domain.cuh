@@ -31,11 +31,11 @@ struct RescueTask {
 
 struct RescueShape {
   static constexpr int rows = FeatureShape::groups, keys = FeatureShape::tokens, columns = keys;
-  static constexpr int deep = FeatureShape::groups * FeatureShape::at_once;  // features at a time
+  static constexpr int k_tile = FeatureShape::groups * FeatureShape::at_once;  // features at a time
 
   static std::size_t shared(int d_padded, int m) {
-    return FeatureShape::shared(d_padded) + sizeof(float) * static_cast<std::size_t>((deep + rows) * keys + rows * m) +
-           sizeof(double) * rows * keys;
+    return FeatureShape::shared(d_padded) +
+           sizeof(float) * static_cast<std::size_t>((k_tile + rows) * keys + rows * m) + sizeof(double) * rows * keys;
   }
 };
 
@@ -67,7 +67,7 @@ class Rescue {
     __syncthreads();
     normalise(task.q, x(), scratch());
     __syncthreads();
-    for (int f0 = m_g * FeatureShape::at_once; f0 < task.q.m; f0 += deep) {
+    for (int f0 = m_g * FeatureShape::at_once; f0 < task.q.m; f0 += k_tile) {
       float sum[FeatureShape::at_once] = {};
       project(task.q, m_w, x() + m_t, f0, sum);
       for (int f = 0; f < FeatureShape::at_once && f0 + f < task.q.m; ++f)
@@ -98,11 +98,11 @@ class Rescue {
   }
 
  private:
-  static constexpr int rows = RescueShape::rows, keys = RescueShape::keys, deep = RescueShape::deep;
+  static constexpr int rows = RescueShape::rows, keys = RescueShape::keys, k_tile = RescueShape::k_tile;
 
   __device__ double* logs() const { return shared_memory<double>(); }                       // (rows,keys)
-  __device__ float* z_k() const { return reinterpret_cast<float*>(logs() + rows * keys); }  // (deep,keys)
-  __device__ float* weights() const { return z_k() + deep * keys; }                         // (rows,keys)
+  __device__ float* z_k() const { return reinterpret_cast<float*>(logs() + rows * keys); }  // (k_tile,keys)
+  __device__ float* weights() const { return z_k() + k_tile * keys; }                       // (rows,keys)
   __device__ float* z_q() const { return weights() + rows * keys; }                         // (m,rows)
   __device__ float* x() const { return z_q() + rows * m_task.q.m; }                         // (d_padded,tokens)
   __device__ float* scratch() const { return x() + FeatureShape::stride * m_task.q.d_padded; }
@@ -121,9 +121,9 @@ class Rescue {
   __device__ double log_of_features() const {
     const bool both = m_task.k.kind == FeatureKind::hyperbolic;
     float top = -largest_float, sum = 0;
-    for (int f0 = 0; f0 < m_task.k.m; f0 += deep) {
+    for (int f0 = 0; f0 < m_task.k.m; f0 += k_tile) {
       float part[FeatureShape::at_once] = {};
-      const int own = m_g * FeatureShape::at_once, count = min(deep, m_task.k.m - f0);
+      const int own = m_g * FeatureShape::at_once, count = min(k_tile, m_task.k.m - f0);
       project(m_task.k, m_w, x() + m_t, f0 + own, part);
       for (int f = 0; f < FeatureShape::at_once; ++f) z_k()[(own + f) * keys + m_t] = part[f];
       __syncthreads();

@@ -31,15 +31,15 @@ __global__ void __launch_bounds__(TileShape::threads) repair_kernel(RepairTask<S
   const int part = static_cast<int>(blockIdx.y), count = task.rows.sizes[z], lane = static_cast<int>(threadIdx.x) % 32;
   const KeyTiles share = KeyTiles{0, TileShape::tiles(n_k)}.part(part, task.parts);
   for (int at = static_cast<int>(blockIdx.x) * tile; at < count; at += static_cast<int>(gridDim.x) * tile) {
-    const RowsOfList rows{task.rows.of(z) + at, min(tile, count - at)};
+    const ListedRows rows{task.rows.of(z) + at, min(tile, count - at)};
     int first = n_q, last = -1;
     for (int t = lane; t < rows.count; t += 32) first = min(first, rows(t)), last = max(last, rows(t));
     first = over_warp(first, [](int a, int b) { return min(a, b); });
     last = over_warp(last, [](int a, int b) { return max(a, b); });
-    const KeyTiles seen = KeyTiles::seen(task.c, first, last, n_k);
+    const KeyTiles seen = KeyTiles::attended(task.c, first, last, n_k);
 
     __syncthreads();  // the tile before has been read
-    Tile<S, RowsOfList> y(task, z, rows, p0);
+    Tile<S, ListedRows> y(task, z, rows, p0);
     y.add_keys(max(seen.first, share.first), min(seen.end, share.end));
     const std::ptrdiff_t begin = (static_cast<std::ptrdiff_t>(max(0, part - 1)) * all + z) * n_q;
     y.store((part == 0 ? task.N : task.N_more) + begin * p, (part == 0 ? task.D : task.D_more) + begin);

@@ -49,8 +49,8 @@ struct CertificateTask {
   int length, p;  // of the transforms
   bool positive;  // features
   float tolerance;
-  bool* again;      // [z, n_q]: whether a row is such a row
-  RowList drowned;  // all of them
+  bool* recomputed;  // [z, n_q]: whether a row is such a row
+  RowList drowned;   // all of them
   Counts* counts;
 };
 
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(threads) certificate_kernel(CertificateTask ta
   }
   __syncthreads();
 
-  bool again = false;
+  bool fails = false;
   float bound = 0;
   if (i < n_q) {
     float values = 0, ones = 0;
@@ -90,11 +90,11 @@ __global__ void __launch_bounds__(threads) certificate_kernel(CertificateTask ta
       for (int k = 0; k < task.p; ++k) size = fmaxf(size, fabsf(task.N[row * task.p + k] / (D * seen)));
     bound = most_of_noise * ((values > 0 ? values / seen : 0.0f) + ones * size) / fabsf(D);
     if (!(bound >= 0)) bound = largest_float;  // nothing is known
-    again = largest >= infinite_magnitude || !has_full_precision(D, task.positive) || !(bound <= task.tolerance / 2);
-    task.again[row] = again;
-    if (again) task.drowned.append(z, i);
+    fails = largest >= infinite_magnitude || !has_full_precision(D, task.positive) || !(bound <= task.tolerance / 2);
+    task.recomputed[row] = fails;
+    if (fails) task.drowned.append(z, i);
   }
-  bound = over_warp(again ? 0.0f : bound, [](float a, float b) { return fmaxf(a, b); });
+  bound = over_warp(fails ? 0.0f : bound, [](float a, float b) { return fmaxf(a, b); });
   if (threadIdx.x % 32 == 0 && bound > 0)
     atomicMax(reinterpret_cast<int*>(&task.counts->error_bound), magnitude(bound));
 }

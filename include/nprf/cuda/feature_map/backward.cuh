@@ -31,7 +31,7 @@ struct LogGradients {
 template <Storage S>
 struct FeatureGradientTask {
   FeatureTask<S> features;  // as forwards; phi is read
-  CertifiedSums dphi;       // [.., n, r]
+  CheckedSums dphi;         // [.., n, r]
   LogGradients logs;
   int z;
   DeviceMatrixView<S> dx;
@@ -41,11 +41,11 @@ struct FeatureGradientTask {
 __device__ __forceinline__ float passed(float gradient, float by) { return gradient == 0 ? 0.0f : gradient * by; }
 
 struct FeatureGradientShape {
-  static constexpr int tokens = FeatureShape::tokens, deep = 32, stride = TileShape::stride;
+  static constexpr int tokens = FeatureShape::tokens, k_tile = 32, stride = TileShape::stride;
   static_assert(tokens == TileShape::tile && FeatureShape::threads == TileShape::threads);
 
   static std::size_t shared(int d_padded) {
-    return FeatureShape::shared(d_padded) + sizeof(float) * (3 * deep * stride + 2 * tokens);
+    return FeatureShape::shared(d_padded) + sizeof(float) * (3 * k_tile * stride + 2 * tokens);
   }
 };
 
@@ -72,15 +72,15 @@ class FeatureGradients {
     const FeatureTask<S>& f = m_task.features;
     const bool trigonometric = f.kind == FeatureKind::trigonometric, one = f.kind == FeatureKind::positive;
     float along = 0;  // g.phi of token threadIdx.x % tile
-    for (int f0 = 0; f0 < f.m; f0 += deep) {
+    for (int f0 = 0; f0 < f.m; f0 += k_tile) {
       __syncthreads();
       load_gradients(g(), f0);
-      if (!one) load_gradients(g() + deep * stride, f.m + f0);
+      if (!one) load_gradients(g() + k_tile * stride, f.m + f0);
       __syncthreads();
-      for (int e = static_cast<int>(threadIdx.x); e < deep * tile; e += TileShape::threads) {
+      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
         const int k = e / tile, t = e % tile;
         const float g_1 = g()[k * stride + t], phi_1 = phi(f0 + k, t);
-        const float g_2 = one ? 0.0f : g()[(deep + k) * stride + t], phi_2 = one ? 0.0f : phi(f.m + f0 + k, t);
+        const float g_2 = one ? 0.0f : g()[(k_tile + k) * stride + t], phi_2 = one ? 0.0f : phi(f.m + f0 + k, t);
         along += passed(g_1, phi_1) + passed(g_2, phi_2);
         g()[k * stride + t] =
             trigonometric ? passed(g_1, phi_2) - passed(g_2, phi_1) : passed(g_1, phi_1) - passed(g_2, phi_2);
@@ -91,7 +91,7 @@ class FeatureGradients {
         __syncthreads();
         load_weights(f0, tile_of_d * tile);
         __syncthreads();
-        for (int k = 0; k < deep; ++k)
+        for (int k = 0; k < k_tile; ++k)
           add_outer(m_dx[tile_of_d], g() + k * stride + m_row, w() + k * stride + m_column);
       }
     }
@@ -111,7 +111,7 @@ class FeatureGradients {
       const int k0 = tile_of_d * tile;
       __syncthreads();
       load_gradients(g(), k0);
-      load_gradients(g() + deep * stride, k0 + deep);
+      load_gradients(g() + k_tile * stride, k0 + k_tile);
       __syncthreads();
       each(tile_of_d, [&](float& dx, int i, int k) {
         const float own = g()[(k - k0) * stride + m_row + i];
@@ -140,13 +140,13 @@ class FeatureGradients {
 
  private:
   using Shape = FeatureShape;
-  static constexpr int tile = TileShape::tile, deep = FeatureGradientShape::deep, stride = TileShape::stride;
+  static constexpr int tile = TileShape::tile, k_tile = FeatureGradientShape::k_tile, stride = TileShape::stride;
 
-  __device__ __forceinline__ float* g() const { return shared_memory<float>(); }     // twice (deep,tile)
-  __device__ __forceinline__ float* w() const { return g() + 2 * deep * stride; }    // (deep,tile)
-  __device__ __forceinline__ float* factors() const { return w() + deep * stride; }  // (tile)
-  __device__ __forceinline__ float* sums() const { return factors() + tile; }        // (tile)
-  __device__ __forceinline__ float* x() const { return sums() + tile; }              // (d_padded,tile)
+  __device__ __forceinline__ float* g() const { return shared_memory<float>(); }       // twice (k_tile,tile)
+  __device__ __forceinline__ float* w() const { return g() + 2 * k_tile * stride; }    // (k_tile,tile)
+  __device__ __forceinline__ float* factors() const { return w() + k_tile * stride; }  // (tile)
+  __device__ __forceinline__ float* sums() const { return factors() + tile; }          // (tile)
+  __device__ __forceinline__ float* x() const { return sums() + tile; }                // (d_padded,tile)
   __device__ __forceinline__ float* scratch() const { return x() + Shape::stride * m_task.features.d_padded; }
 
   // x' of the thread's token i
@@ -167,7 +167,7 @@ class FeatureGradients {
   // what rows from logarithms add, to s of projections from f0 on, where each thread has its own, and to g.phi
   __device__ __forceinline__ void add_logs(int f0) const {
     const int m = m_task.features.m;
-    for (int e = static_cast<int>(threadIdx.x); e < deep * tile; e += TileShape::threads) {
+    for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
       const int k = e / tile, t = e % tile;
       if (f0 + k < m && m_t0 + t < n())
         g()[k * stride + t] += m_task.logs.de[(static_cast<std::ptrdiff_t>(m_z) * m + f0 + k) * n() + m_t0 + t];
@@ -181,8 +181,8 @@ class FeatureGradients {
   // to[k][t] = g of feature f0 + k, zero from feature end on
   __device__ __forceinline__ void load_gradients(float* to, int f0) const {
     const int end = f0 < m_task.features.m ? m_task.features.m : r();
-    for (int e = static_cast<int>(threadIdx.x); e < deep * tile; e += TileShape::threads) {
-      const int k = e % deep, t = e / deep;
+    for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
+      const int k = e % k_tile, t = e / k_tile;
       to[k * stride + t] = f0 + k < end && m_t0 + t < n() ? gradient(t, f0 + k) : 0.0f;
     }
   }
@@ -190,7 +190,7 @@ class FeatureGradients {
   __device__ __forceinline__ void load_weights(int f0, int k0) const {
     const FeatureTask<S>& f = m_task.features;
     const float* from = f.w + m_z % f.x.heads * f.w_stride;
-    for (int e = static_cast<int>(threadIdx.x); e < deep * tile; e += TileShape::threads) {
+    for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
       const int k = e / tile, c = e % tile;
       const bool inside = f0 + k < f.m && k0 + c < f.d_padded;
       w()[k * stride + c] = inside ? from[static_cast<std::ptrdiff_t>(f0 + k) * f.d_padded + k0 + c] : 0.0f;

@@ -117,7 +117,7 @@ class AttentionPlan {
     counters.queue_clear(z, stream);
     queue_features(m_model.features<S>(q, true, U.mask, nullptr, phi_q, m_product.stride(n_q)),
                    m_model.features<S>(k, false, U.mask, arrays.tops, phi_k, m_product.stride(n_k)), z, stream);
-    CertifiedSums sums{arrays.product.sums};
+    CheckedSums sums{arrays.product.sums};
     if constexpr (std::is_same_v<Feature, float>)
       sums = m_certificates.queue(m_product, phi_q, phi_k, U, arrays.product, arrays.certificates, stream);
     else
@@ -162,8 +162,8 @@ class AttentionPlan {
       arrays.tops = own.take<int>(m_model.needs_tops() ? z : 0);
       arrays.rows = own.take<int>(z, m_model.n_q());
       arrays.product = m_product.take(own);
-      bool* again = own.take<bool>(z, m_model.n_q());
-      arrays.certificates = m_certificates.take(own, again, arrays.rows, counters);
+      bool* recomputed = own.take<bool>(z, m_model.n_q());
+      arrays.certificates = m_certificates.take(own, recomputed, arrays.rows, counters);
     };
     const auto backward = [&](Scratch& own) {
       if (m_backward) arrays.backward = m_backward->take(m_model, m_product, m_certificates, own);

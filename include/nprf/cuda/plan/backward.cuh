@@ -77,7 +77,7 @@ class Backward {
   struct Arrays {
     float *phi_q, *phi_k;  // [z, r, stride(n_q)] [z, r, stride(n_k)]
     int *tops, *rows;      // [z] [z, n_q]
-    bool* again;           // [z, n_q]
+    bool* recomputed;      // [z, n_q]
     float *G, *H, *U;      // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
     float* db;             // [position, lags]
     LostGradients lost;    // of exponential features
@@ -99,7 +99,7 @@ class Backward {
     arrays.phi_k = scratch.take<float>(z, r, tokens_k);
     arrays.tops = scratch.take<int>(model.needs_tops() ? z : 0);
     arrays.rows = scratch.take<int>(z, model.n_q());
-    arrays.again = scratch.take<bool>(z, model.n_q());
+    arrays.recomputed = scratch.take<bool>(z, model.n_q());
     const Counters counters = Counters::take(scratch, z);
     arrays.G = scratch.take<float>(z, p + 1, tokens_q);
     if (!m_has_tiles) arrays.H = scratch.take<float>(z, p + 1, tokens_q);
@@ -110,7 +110,7 @@ class Backward {
     scratch.overlap(
         [&](Scratch& own) {
           arrays.Y = Y.take(own);
-          arrays.certificates = certificates.take(own, arrays.again, arrays.rows, counters);
+          arrays.certificates = certificates.take(own, arrays.recomputed, arrays.rows, counters);
           arrays.lags = m_lags.take(own);
           if (!m_has_tiles) arrays.correlation = m_correlation.take(own);
           if (model.exponential()) arrays.logs = LostLogs::take(own, z, model.n_q(), model.n_k(), model.m());
@@ -133,7 +133,7 @@ class Backward {
              const Arrays& arrays, cudaStream_t stream) const {
     const Product<S>& Y = in_float(forward);
     const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = Y.stride(n_q), tokens_k = Y.stride(n_k);
-    const auto& [phi_q, phi_k, tops, rows, again, G, H, U, db, lost, logs, product, certificate, lags, correlation,
+    const auto& [phi_q, phi_k, tops, rows, recomputed, G, H, U, db, lost, logs, product, certificate, lags, correlation,
                  to_dA, to_dB, to_dU, more_dA] = arrays;
     const FeatureTask<S> queries = model.features<S>(q, true, key_mask, nullptr, phi_q, tokens_q);
     const FeatureTask<S> keys = model.features<S>(k, false, key_mask, tops, phi_k, tokens_k);
@@ -141,14 +141,14 @@ class Backward {
     const auto A = Y.operand(phi_q, n_q), B = Y.operand(phi_k, n_k);  // (n_q,r) (n_k,r)
     certificate.counters.queue_clear(z, stream);
     queue_features(queries, keys, z, stream);
-    const CertifiedSums sums = certificates.queue(Y, phi_q, phi_k, V, product, certificate, stream);
+    const CheckedSums sums = certificates.queue(Y, phi_q, phi_k, V, product, certificate, stream);
     queue_gradient_columns(GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G,
-                                                  H, U, again, lost.lost, lost.sizes, model.visibility(key_mask)},
+                                                  H, U, recomputed, lost.lost, lost.sizes, model.visibility(key_mask)},
                            stream);
 
     auto G_c = m_dA.operand(G, n_q), H_c = m_dA.operand(H, n_q), U_c = m_dA.operand(U, n_k);  // (n,p + 1)
     const RowList& drowned = certificate.drowned;
-    const DrownedQueries some = m_has_tiles ? DrownedQueries{} : DrownedQueries{again, drowned.sizes};
+    const DrownedQueries some = m_has_tiles ? DrownedQueries{} : DrownedQueries{recomputed, drowned.sizes};
     const bool has_db = gradients.parameters && model.parameter_count() > 0;
     if (has_db) m_lags.queue(A, B, m_has_tiles ? G_c : H_c, U_c, some, product.before, product.after, db, lags, stream);
     if (has_db && !m_has_tiles)
@@ -171,7 +171,7 @@ class Backward {
                                      more_dA.N,
                                      more_dA.D},
                    z, m_blocks, stream);
-    const CertifiedSums dA{to_dA.sums, some.again, more_dA};
+    const CheckedSums dA{to_dA.sums, some.recomputed, more_dA};
     queue_feature_gradients(FeatureGradientTask<S>{queries, dA, lost.of_queries(), z, gradients.dq}, stream);
     m_dB.queue(U, G, columns_of_A, to_dB, stream);
     queue_more({U_c, H_c, columns_of_A, m_dB.weights().c}, some, to_dB.sums, z, stream);

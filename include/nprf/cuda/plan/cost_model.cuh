@@ -25,18 +25,18 @@ Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, 
   const bool causal = model.model().direction == Direction::causal;
   constexpr double flops = 30e12, bytes = 3e12;
 
-  const bool on_tensor_cores = !gradients && Product<S>::takes_tensor_cores(device, Engine::direct);
+  const bool on_tensor_cores = !gradients && Product<S>::uses_tensor_cores(device, Engine::direct);
   const double by_tiles = on_tensor_cores ? 300e12 : flops;
   const double band = std::min<double>(n_k, model.band().last - model.band().first + 1 + 3 * TileShape::tile);
   const double direct = (causal ? 1 : 2) * pairs * (r + columns) / by_tiles;
   const double banded = (2 * n_q * band * (r + columns) + 4 * tokens * r * columns) / by_tiles;
 
-  const FusedVariant* in_shared = FusedEngine::variant_for(device, n);
-  const LongVariant* in_passes = LongEngine::variant_for(n);
-  const double N = in_shared ? in_shared->N() : in_passes ? in_passes->N() : 0;
-  const double fused = in_shared   ? 20 * N * std::log2(N) * products / flops
-                       : in_passes ? 40 * 2 * N * products / bytes
-                                   : std::numeric_limits<double>::infinity();
+  const SharedMemoryVariant* in_shared = SharedMemoryEngine::variant_for(device, n);
+  const TwoPassVariant* two_pass = TwoPassEngine::variant_for(n);
+  const double N = in_shared ? in_shared->N() : two_pass ? two_pass->N() : 0;
+  const double fused = in_shared  ? 20 * N * std::log2(N) * products / flops
+                       : two_pass ? 40 * 2 * N * products / bytes
+                                  : std::numeric_limits<double>::infinity();
   const double cufft = 10 * 8 * tokens * products / bytes;
   double transforms = std::min(fused, cufft);
   if (transforms < std::min(direct, banded)) {

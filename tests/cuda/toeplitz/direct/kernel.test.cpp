@@ -9,14 +9,14 @@
 
 namespace nprf::test::cuda_toeplitz_direct_kernel {
 
-TEMPLATE_TEST_CASE("tiles of integers are exact, whatever the shape", "[cuda]", (TileTypes<float, float>),
+TEMPLATE_TEST_CASE("tiles of integers are exact for any shape", "[cuda]", (TileTypes<float, float>),
                    (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
                    (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   const std::vector<float> weights{0, 0.5f, 1, 2};
   const auto check = [&](const Case& x, int parts) {
     INFO("n_q " << x.n_q << ", n_k " << x.n_k << ", r " << x.r << ", p " << x.p << ", V at " << x.v_offset << " by "
-                << x.v_stride << ", " << parts << " parts, seen to lag " << x.last_attended);
+                << x.v_stride << ", " << parts << " parts, last attended lag " << x.last_attended);
     const auto data = x.data();
     CHECK(x.result(data, parts) == x.expected(data));
   };
@@ -33,13 +33,13 @@ TEMPLATE_TEST_CASE("tiles of integers are exact, whatever the shape", "[cuda]", 
     check({.batch = 2, .heads = 3, .n_q = 50, .n_k = 70, .p = p, .weights = weights, .masked = true}, 2);
 }
 
-TEMPLATE_TEST_CASE("a weight of zero hides keys and values of any kind", "[cuda]", (TileTypes<float, float>),
-                   (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
+TEMPLATE_TEST_CASE("keys of weight 0 contribute nothing, even if they or their values are non-finite", "[cuda]",
+                   (TileTypes<float, float>), (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const Case x{.n_q = 150, .n_k = 150, .r = 20, .p = 70, .weights = {0.5f, 1}, .last_attended = 0};
   auto data = x.data();
-  data.A.col(0).setOnes();  // all scores are positive, so that an infinity gives one
+  data.A.col(0).setOnes();  // all scores are positive, so that an infinite value gives an infinite row
   data.B.col(0).setOnes();
   const Matrix<double> before = x.result(data, 1);
   data.V(100, 3) = infinity;

@@ -35,12 +35,12 @@ class Case {
   struct Result {
     std::vector<float> N, D;  // [z, n_q, p] [z, n_q]
   };
-  double error(const cuda::LongVariant& variant, std::size_t slab_bytes) const {
+  double error(const cuda::TwoPassVariant& variant, std::size_t slab_bytes) const {
     return error(run(variant, slab_bytes), variant);
   }
-  Result run(const cuda::LongVariant& variant, std::size_t slab_bytes) const {
+  Result run(const cuda::TwoPassVariant& variant, std::size_t slab_bytes) const {
     const auto& [batch, heads, n_q, n_k, r, p] = m_sizes;
-    const cuda::LongEngine engine(variant, cuda::Device::current(), r, p, z(), slab_bytes);
+    const cuda::TwoPassEngine engine(variant, cuda::Device::current(), r, p, z(), slab_bytes);
     const int length = engine.length();
     REQUIRE(length == variant.N());
     const DeviceArray<float> A(stored<float>(padded(m_A, length))), B(stored<float>(padded(m_B, length))),
@@ -66,7 +66,7 @@ class Case {
 
   // the largest error of some rows, in eps times the root mean square of what is transformed back, |c| |B_f u| / sqrt(2
   // N) by the feature, times A_f
-  double error(const Result& result, const cuda::LongVariant& variant) const {
+  double error(const Result& result, const cuda::TwoPassVariant& variant) const {
     const auto& [batch, heads, n_q, n_k, r, p] = m_sizes;
     double worst = 0;
     for (int y = 0; y < z(); ++y)
@@ -123,8 +123,8 @@ class Case {
 constexpr double tolerance = 16;
 
 template <int folds>
-cuda::LongVariant tiny() {
-  return cuda::LongVariant::of<cuda::fft::ColumnShape<2, 16>, cuda::Points512, folds>();
+cuda::TwoPassVariant tiny() {
+  return cuda::TwoPassVariant::of<cuda::fft::ColumnShape<2, 16>, cuda::Points512, folds>();
 }
 
 }  // namespace
@@ -149,7 +149,7 @@ TEST_CASE("the same result comes every time", "[cuda]") {
 }
 
 TEST_CASE("tens of thousands of tokens are transformed", "[cuda]") {
-  for (const cuda::LongVariant& variant : cuda::long_variants()) {
+  for (const cuda::TwoPassVariant& variant : cuda::two_pass_variants()) {
     const int n = variant.N();
     if (n > 200000) continue;
     const Case x({.batch = 1, .heads = 1, .n_q = n, .n_k = n - 1, .r = 1, .p = 1});
@@ -171,14 +171,14 @@ TEST_CASE("products of nothing are zero", "[cuda]") {
 
 TEST_CASE("variants come by their length, up to a million tokens", "[cuda]") {
   int before = 12288;  // that shared memory has room for on older devices
-  for (const cuda::LongVariant& variant : cuda::long_variants()) {
+  for (const cuda::TwoPassVariant& variant : cuda::two_pass_variants()) {
     CHECK(variant.N() > before);
     CHECK(2 * variant.N() <= 3 * before);
-    CHECK(cuda::LongEngine::variant_for(before + 1) == &variant);
+    CHECK(cuda::TwoPassEngine::variant_for(before + 1) == &variant);
     before = variant.N();
   }
   CHECK(before == 1 << 20);
-  CHECK(cuda::LongEngine::variant_for(before + 1) == nullptr);
+  CHECK(cuda::TwoPassEngine::variant_for(before + 1) == nullptr);
 }
 
 }  // namespace nprf::test::cuda_toeplitz_fft_two_pass_engine

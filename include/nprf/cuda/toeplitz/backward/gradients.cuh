@@ -23,13 +23,13 @@ namespace nprf::cuda {
 /// and have their gradients by attention/recompute_log_domain_backward.cuh.
 template <Storage S>
 struct GradientColumnsTask {
-  Operand<S> dy;       // (n_q,p)
-  CertifiedSums sums;  // of the forward product
-  bool positive;       // features
-  Columns<S> V;        // (n_k,p + 1)
+  Operand<S> dy;     // (n_q,p)
+  CheckedSums sums;  // of the forward product
+  bool positive;     // features
+  Columns<S> V;      // (n_k,p + 1)
   int z, stride_q, stride_k;
   float *G, *H, *U;  // H may be null
-  bool* again;       // sums.again, where H is not null: stays true of rows that H is not zero of
+  bool* recomputed;  // sums.again, where H is not null: stays true of rows that H is not zero of
   bool* lost;        // [z, n_q], or null: those that see a key
   int* lost_rows;    // [z]: how many, 0 before
   Visibility seen;
@@ -56,12 +56,12 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + t;
   const float D = t < n_q ? task.sums.denominator(row) : 0.0f;
   const bool has_gradients = D != D || has_full_precision(D, task.positive);
-  const bool apart = task.H && t < n_q && task.sums.repaired(row);
+  const bool apart = task.H && t < n_q && task.sums.is_recomputed(row);
   const auto put_gradient = [&](int column, float value) {
     put(task.G, task.stride_q, column, apart ? 0.0f : value);
     if (task.H) put(task.H, task.stride_q, column, apart ? value : 0.0f);
   };
-  if (apart && !has_gradients) task.again[row] = false;
+  if (apart && !has_gradients) task.recomputed[row] = false;
   if (task.lost && t < n_q) {
     const bool lost = !has_gradients && task.seen.attends_any(z, t);
     task.lost[row] = lost;

@@ -39,15 +39,15 @@ struct LagGradientTask {
 /// s = x y^T of a tile of x and a tile of y, by all 256 threads of the block.
 __device__ __forceinline__ void multiply_tiles(float (&s)[4][4], const Operand<float>& x, const float* x_z, int i0,
                                                const Operand<float>& y, const float* y_z, int j0) {
-  constexpr int tile = TileShape::tile, deep = TileShape::deep, stride = TileShape::stride;
-  float *a = shared_memory<float>(), *b = a + deep * stride;
+  constexpr int tile = TileShape::tile, k_tile = TileShape::k_tile, stride = TileShape::stride;
+  float *a = shared_memory<float>(), *b = a + k_tile * stride;
   const int row = static_cast<int>(threadIdx.x) / 16 * 4, column = static_cast<int>(threadIdx.x) % 16 * 4;
-  for (int k0 = 0; k0 < x.channels; k0 += deep) {
+  for (int k0 = 0; k0 < x.channels; k0 += k_tile) {
     __syncthreads();
-    load_tile(a, 1, stride, x, x_z, i0, tile, k0, deep);
-    load_tile(b, 1, stride, y, y_z, j0, tile, k0, deep);
+    load_tile(a, 1, stride, x, x_z, i0, tile, k0, k_tile);
+    load_tile(b, 1, stride, y, y_z, j0, tile, k0, k_tile);
     __syncthreads();
-    const int depth = min(deep, x.channels - k0);
+    const int depth = min(k_tile, x.channels - k0);
     for (int k = 0; k < depth; ++k) add_outer(s, a + k * stride + row, b + k * stride + column);
   }
 }

@@ -10,15 +10,15 @@ namespace nprf::cuda {
 
 /// Queries whose rows transforms have drowned; all queries where it has no memory.
 struct DrownedQueries {
-  const bool* again = nullptr;  // [z, n]
-  const int* sizes = nullptr;   // [z]: how many they are
+  const bool* recomputed = nullptr;  // [z, n]
+  const int* sizes = nullptr;        // [z]: how many they are
 
-  __device__ __forceinline__ bool in_matrix(int z) const { return !again || sizes[z] > 0; }
+  __device__ __forceinline__ bool in_matrix(int z) const { return !recomputed || sizes[z] > 0; }
   /// Whether a tile has some, of n queries of a matrix z that has; all threads of the block come here.
   __device__ __forceinline__ bool in_tile(int z, int I, int n) const {
-    if (!again) return true;
+    if (!recomputed) return true;
     const int thread = static_cast<int>(threadIdx.x), i = I * TileShape::tile + thread;
-    return __syncthreads_or(thread < TileShape::tile && i < n && again[static_cast<std::ptrdiff_t>(z) * n + i]);
+    return __syncthreads_or(thread < TileShape::tile && i < n && recomputed[static_cast<std::ptrdiff_t>(z) * n + i]);
   }
 };
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(threads) drowned_kernel(DrownedTask task) {
   const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles;
   const int i0 = static_cast<int>(blockIdx.x) * tile, part = static_cast<int>(blockIdx.y);
   Tile<float> y(task, z, i0, p0 * tile);
-  const KeyTiles keys = KeyTiles::seen(task.c, i0, min(i0 + tile, n_q) - 1, n_k).part(part, task.parts);
+  const KeyTiles keys = KeyTiles::attended(task.c, i0, min(i0 + tile, n_q) - 1, n_k).part(part, task.parts);
   const bool some = task.queries.in_matrix(z);
   for (int J = keys.first; some && J < keys.end; ++J)
     if (task.queries.in_tile(z, J, n_k)) y.add_keys(J, J + 1);

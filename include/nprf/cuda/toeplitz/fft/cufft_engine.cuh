@@ -115,12 +115,12 @@ __global__ void __launch_bounds__(256) gather_kernel(SlabTask<S> task) {
 
 /// Y = ((A B^T) o C) [V 1] by cuFFT: a circulant of at least n_q + n_k - 1 holds C, and its transforms go through slabs
 /// of bounded size. O(r (p + 1) n log n) time; memory a slab, and cuFFT's own.
-class TransformEngine {
+class CufftEngine {
  public:
-  TransformEngine() = default;
+  CufftEngine() = default;
   /// For z matrices of p columns and r features; `most_bytes` is for a slab, which holds one transform at least. Throws
   /// BackendError for what cuFFT refuses.
-  TransformEngine(int n_q, int n_k, int r, int p, int z, int positions, std::size_t most_bytes)
+  CufftEngine(int n_q, int n_k, int r, int p, int z, int positions, std::size_t most_bytes)
       : m_length(nprf::fft::smooth_length(n_q + n_k - 1)), m_pairs(column_pairs(p)) {
     m_slab = SlabShape::of(m_length, r, static_cast<std::ptrdiff_t>(z) * m_pairs, most_bytes);
     m_columns = CufftPlan(m_length, m_slab.slots());

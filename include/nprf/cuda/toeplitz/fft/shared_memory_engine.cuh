@@ -13,21 +13,21 @@
 namespace nprf::cuda {
 
 /// A way to transform N points in shared memory.
-struct FusedVariant {
+struct SharedMemoryVariant {
   int L, folds, threads;
   std::size_t shared, spectrum_shared;
-  void (*kernel)(FusedTask);
-  void (*spectrum)(FusedSpectrumTask);
+  void (*kernel)(SharedMemoryTask);
+  void (*spectrum)(SharedMemorySpectrumTask);
 
   template <class Shape, int folds_, Keep columns, Keep sums>
-  static FusedVariant of() {
+  static SharedMemoryVariant of() {
     return {Shape::L,
             folds_,
             Shape::threads,
-            fused_shared<Shape, folds_, columns, sums>(),
+            shared_memory_bytes<Shape, folds_, columns, sums>(),
             sizeof(float2) * fft::BlockTransform<Shape>::shared,
-            fused_kernel<Shape, folds_, columns, sums>,
-            fused_spectrum_kernel<Shape, folds_>};
+            shared_memory_kernel<Shape, folds_, columns, sums>,
+            shared_memory_spectrum_kernel<Shape, folds_>};
   }
 
   int N() const { return folds * L; }
@@ -39,8 +39,8 @@ using Points4096 = fft::Shape<4096, 256, 16, 16>;
 using Points8192 = fft::Shape<8192, 256, 32, 16>;
 
 /// By N, and for each the one that wants more shared memory first: 8192 points fit Volta's, 16384 Hopper's.
-inline const auto& fused_variants() {
-  using V = FusedVariant;
+inline const auto& shared_memory_variants() {
+  using V = SharedMemoryVariant;
   static const V all[] = {
       V::of<Points1024, 1, Keep::in_shared_memory, Keep::in_registers>(),
       V::of<Points2048, 1, Keep::in_shared_memory, Keep::in_registers>(),
@@ -56,17 +56,17 @@ inline const auto& fused_variants() {
 }
 
 /// The products of z matrices by fused kernels.
-class FusedEngine {
+class SharedMemoryEngine {
  public:
   /// The shortest variant for n tokens on the device; null if there is none.
-  static const FusedVariant* variant_for(const Device& device, int n) {
-    for (const FusedVariant& variant : fused_variants())
+  static const SharedMemoryVariant* variant_for(const Device& device, int n) {
+    for (const SharedMemoryVariant& variant : shared_memory_variants())
       if (variant.N() >= n && variant.shared <= device.shared_bytes) return &variant;
     return nullptr;
   }
 
   /// Throws InvalidArgument if the tokens are more than shared memory takes.
-  FusedEngine(const Device& device, int n_q, int n_k, int r, int p, int z)
+  SharedMemoryEngine(const Device& device, int n_q, int n_k, int r, int p, int z)
       : m_variant(variant_for(device, std::max(n_q, n_k))), m_pairs(column_pairs(p)), m_z(z) {
     require(m_variant != nullptr, "n_q and n_k: expected at most 16384 (12288 on older devices) in shared memory, got ",
             n_q, " and ", n_k);
@@ -82,7 +82,7 @@ class FusedEngine {
   int length() const { return m_variant->N(); }
 
   struct Arrays {
-    float2 *U, *Y;  // as FusedTask's
+    float2 *U, *Y;  // as SharedMemoryTask's
   };
   Arrays take(Scratch& scratch) const {
     const std::size_t columns = static_cast<std::size_t>(m_z) *
@@ -97,7 +97,7 @@ class FusedEngine {
     launch("fused: spectrum", m_variant->spectrum,
            dim3{static_cast<unsigned>(2 * m_variant->folds), static_cast<unsigned>(positions), 1},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->spectrum_shared, stream,
-           FusedSpectrumTask{c, spectrum});
+           SharedMemorySpectrumTask{c, spectrum});
   }
 
   /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z, r, N].
@@ -109,12 +109,12 @@ class FusedEngine {
     const unsigned pairs = static_cast<unsigned>(m_pairs), all = static_cast<unsigned>(z);
     constexpr int threads = 256;
     const dim3 block{threads, 1, 1};
-    launch("fused: columns", turn_kernel<S>, dim3{blocks_of<threads>(length()), pairs, all}, block, 0, stream,
-           TurnTask<S>{x.U, length(), residues, m_pairs, arrays.U});
+    launch("fused: columns", twiddle_kernel<S>, dim3{blocks_of<threads>(length()), pairs, all}, block, 0, stream,
+           TwiddleTask<S>{x.U, length(), residues, m_pairs, arrays.U});
     launch("fused", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->shared, stream,
-           FusedTask{x.A.data, x.B.data, arrays.U, spectrum, stride, x.A.heads, x.A.channels, m_pairs, m_groups,
-                     m_features, arrays.Y});
+           SharedMemoryTask{x.A.data, x.B.data, arrays.U, spectrum, stride, x.A.heads, x.A.channels, m_pairs, m_groups,
+                            m_features, arrays.Y});
     launch("fused: sums", collect_kernel<threads>, dim3{blocks_of<threads>(x.A.tokens), pairs, all}, block, 0, stream,
            CollectTask{arrays.Y, length(), residues, m_pairs, m_groups, x.A.tokens, x.U.V.channels, out, sums});
   }
@@ -135,7 +135,7 @@ class FusedEngine {
     }
   }
 
-  const FusedVariant* m_variant = nullptr;
+  const SharedMemoryVariant* m_variant = nullptr;
   int m_pairs = 1, m_z = 0, m_groups = 1, m_features = 1;
 };
 

@@ -21,7 +21,7 @@ namespace nprf::cuda {
 /// so that blocks exchange nothing. Columns go in pairs, as complex ones; a block takes a pair, a residue class and a
 /// group of features, and what the groups have is added up in their order. O(r (p + 1) N log N) time; nothing of size r
 /// p n is ever stored.
-struct FusedTask {
+struct SharedMemoryTask {
   const float *A, *B;                     // [z, r, N], zero from n_q and n_k on
   const float2* U;                        // [z, residue, pair, N], turned, zero from n_k on
   const float2* spectrum;                 // [head, residue, L], in a block's own order
@@ -35,9 +35,9 @@ __device__ __forceinline__ float2 residue_root(int q, int j, int N) {
   return fft::root(q * j % (2 * N), 2 * N);  // whole turns are dropped while the angle is an integer
 }
 
-/// FusedTask's U.
+/// SharedMemoryTask's U.
 template <Storage S>
-struct TurnTask {
+struct TwiddleTask {
   Columns<S> U;  // (n_k,p + 1)
   int N, residues, pairs;
   float2* turned;
@@ -45,7 +45,7 @@ struct TurnTask {
 
 /// Blocks (tokens, pairs, z).
 template <Storage S>
-__global__ void __launch_bounds__(256) turn_kernel(TurnTask<S> task) {
+__global__ void __launch_bounds__(256) twiddle_kernel(TwiddleTask<S> task) {
   const int j = static_cast<int>(blockIdx.x * 256 + threadIdx.x), pair = static_cast<int>(blockIdx.y);
   const int z = static_cast<int>(blockIdx.z);
   if (j >= task.N) return;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(256) turn_kernel(TurnTask<S> task) {
 
 /// y from the groups' and the residue classes' parts.
 struct CollectTask {
-  const float2* Y;  // FusedTask's
+  const float2* Y;  // SharedMemoryTask's
   int N, residues, pairs, groups, n_q, p;
   float *out, *sums;  // [z, n_q, p] [z, n_q]
 };
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(threads) collect_kernel(CollectTask task) {
 }
 
 /// The weights of one head at one residue class, folded and transformed: spectrum / 2 N.
-struct FusedSpectrumTask {
+struct SharedMemorySpectrumTask {
   DeviceWeights c;
   float2* spectrum;  // [head, residue, L]
 };
@@ -105,7 +105,7 @@ template <int classes, int L>
 
 /// Blocks (residue classes, heads).
 template <class Shape, int folds>
-__global__ void __launch_bounds__(Shape::threads) fused_spectrum_kernel(FusedSpectrumTask task) {
+__global__ void __launch_bounds__(Shape::threads) shared_memory_spectrum_kernel(SharedMemorySpectrumTask task) {
   using Transform = fft::BlockTransform<Shape>;
   const Transform transform(shared_memory<float2>());
   __syncthreads();
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(Shape::threads) fused_spectrum_kernel(FusedSpe
 
 // Loads that do not change from feature to feature must stay loads: kept in registers they would spill
 template <class T>
-__device__ __forceinline__ void forget(T*& pointer) {
+__device__ __forceinline__ void prevent_hoisting(T*& pointer) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+l"(pointer));
 #else
@@ -133,18 +133,19 @@ __device__ __forceinline__ void forget(T*& pointer) {
 enum class Keep { in_registers, in_shared_memory, in_global_memory };
 
 template <class Shape, int folds, Keep columns, Keep sums>
-constexpr std::size_t fused_shared() {
+constexpr std::size_t shared_memory_bytes() {
   const std::size_t held = (columns == Keep::in_shared_memory) + (sums == Keep::in_shared_memory);
   return sizeof(float2) * (fft::BlockTransform<Shape>::shared + held * folds * Shape::L);
 }
 
 /// How many blocks of so many values a thread share a multiprocessor's registers: 128 a thread, or 255.
 template <class Shape, int folds>
-constexpr int fused_blocks = (folds * Shape::P <= 16 ? 512 : 256) / Shape::threads;
+constexpr int shared_memory_blocks = (folds * Shape::P <= 16 ? 512 : 256) / Shape::threads;
 
 /// Blocks (pairs, residue classes and groups of features, z).
 template <class Shape, int folds, Keep columns, Keep sums>
-__global__ void __launch_bounds__(Shape::threads, (fused_blocks<Shape, folds>)) fused_kernel(FusedTask task) {
+__global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, folds>))
+    shared_memory_kernel(SharedMemoryTask task) {
   constexpr int P = Shape::P, L = Shape::L, N = folds * L;
   using Transform = fft::BlockTransform<Shape>;
   const int thread = static_cast<int>(threadIdx.x), z = static_cast<int>(blockIdx.z),
@@ -177,8 +178,8 @@ __global__ void __launch_bounds__(Shape::threads, (fused_blocks<Shape, folds>)) 
 #pragma unroll 1
   for (int feature = begin; feature < end; ++feature, A += N, B += N) {
     float2 v[P];
-    forget(U);
-    forget(spectrum);
+    prevent_hoisting(U);
+    prevent_hoisting(spectrum);
     fft::unrolled<folds>([&](auto f) {
       fft::unrolled<P>([&](auto i) {
         const int at = place(f, i);

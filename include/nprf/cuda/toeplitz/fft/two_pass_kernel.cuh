@@ -12,8 +12,8 @@
 
 namespace nprf::cuda {
 
-/// Y = ((A B^T) o C) [V 1] by transforms that shared memory has no room for: FusedTask's, residue class by residue
-/// class, each of L = L1 L2 points in two passes through memory. Of value j1 L2 + j2 and frequency k1 + L1 k2,
+/// Y = ((A B^T) o C) [V 1] by transforms that shared memory has no room for: SharedMemoryTask's, residue class by
+/// residue class, each of L = L1 L2 points in two passes through memory. Of value j1 L2 + j2 and frequency k1 + L1 k2,
 ///
 ///     Z[k1][j2] = sum_j1 z[j1 L2 + j2] exp(-2 pi i j1 k1 / L1)                              columns
 ///     frequency = sum_j2 Z[k1][j2] exp(-2 pi i k1 j2 / L) exp(-2 pi i j2 k2 / L2)           rows, and back
@@ -25,7 +25,7 @@ namespace nprf::cuda {
 ///
 /// O(r (p + 1) N log N) time; a point of a slab moves 32 bytes, 8 folds more of A and B, and of U and Y 8 (folds + 1)
 /// by the features that the slab has.
-struct LongTask {
+struct TwoPassTask {
   const float *A, *B;      // [z, r, N], zero from n_q and n_k on
   const float2* spectrum;  // [head, residue, L1, L2], rows in a block's own order
   std::ptrdiff_t stride;   // of the spectrum from head to head
@@ -38,16 +38,16 @@ struct LongTask {
   float *out, *sums;                        // [z, n_q, p] [z, n_q]
 };
 
-/// LongTask's U.
+/// TwoPassTask's U.
 template <Storage S>
-struct LongTurnTask : LongTask {
+struct TwoPassTwiddleTask : TwoPassTask {
   Columns<S> V;  // (n_k,p + 1)
   int N;
 };
 
 /// Blocks (tokens, pairs).
 template <Storage S>
-__global__ void __launch_bounds__(256) long_turn_kernel(LongTurnTask<S> task) {
+__global__ void __launch_bounds__(256) two_pass_twiddle_kernel(TwoPassTwiddleTask<S> task) {
   const int j = static_cast<int>(blockIdx.x * 256 + threadIdx.x), slot = static_cast<int>(blockIdx.y);
   const int pair = task.first_pair + slot;
   if (j >= task.N || pair >= task.all_pairs) return;
@@ -62,7 +62,8 @@ constexpr int column_blocks = (folds * Shape::R <= 24 ? 512 : 256) / Shape::thre
 
 /// slab = transforms of columns of B_f U. Blocks (tiles of columns, pairs and residue classes).
 template <class Shape, int L2, int folds>
-__global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>)) long_columns_kernel(LongTask task) {
+__global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
+    two_pass_columns_kernel(TwoPassTask task) {
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
   const int slot = static_cast<int>(blockIdx.y), pair = task.first_pair + slot / (2 * folds);
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
 /// slab = rows of it convolved with the weights; what was written last comes first, since it may still be in the cache.
 /// Blocks (rows, pairs and residue classes).
 template <class Shape>
-__global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) long_rows_kernel(LongTask task) {
+__global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) two_pass_rows_kernel(TwoPassTask task) {
   constexpr int P = Shape::P, L2 = Shape::L;
   const int thread = static_cast<int>(threadIdx.x), row = static_cast<int>(blockIdx.x);
   const int L1 = static_cast<int>(gridDim.x), slot = static_cast<int>(gridDim.y - 1 - blockIdx.y);
@@ -112,8 +113,8 @@ __global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) long_row
 #pragma unroll 1
   for (int f = 0; f < features; ++f, Z += static_cast<std::ptrdiff_t>(L1) * L2) {
     float2 v[P];
-    forget(roots);
-    forget(spectrum);
+    prevent_hoisting(roots);
+    prevent_hoisting(spectrum);
     fft::unrolled<P>([&](auto i) {
       const int at = Shape::template index<1>(thread, i);
       v[i] = multiply(Z[at], __ldg(roots + at));
@@ -129,12 +130,14 @@ __global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) long_row
 }
 
 template <class Shape, int folds>
-constexpr std::size_t long_back_shared = sizeof(float2) * (fft::ColumnTransform<Shape>::shared + folds * Shape::R);
+constexpr std::size_t two_pass_inverse_bytes =
+    sizeof(float2) * (fft::ColumnTransform<Shape>::shared + folds * Shape::R);
 
 /// Y += sum_f A_f slab, its columns transformed back and its residue classes added up; after the last feature Y is N
 /// and D. Blocks (tiles of columns, pairs).
 template <class Shape, int L2, int folds>
-__global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>)) long_back_kernel(LongTask task) {
+__global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
+    two_pass_inverse_kernel(TwoPassTask task) {
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2, values = folds * R;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
   float2* turns = shared_memory<float2>() + fft::ColumnTransform<Shape>::shared;  // from value to value
@@ -183,24 +186,24 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
   });
 }
 
-/// The weights of heads, folded and transformed: LongTask's spectrum / 2 N, in the same passes.
-struct LongSpectrumTask {
+/// The weights of heads, folded and transformed: TwoPassTask's spectrum / 2 N, in the same passes.
+struct TwoPassSpectrumTask {
   DeviceWeights c;
   int L2, residues;
   float2* roots;     // (L1,L2)
   float2* spectrum;  // [head, residue, L1, L2]
 };
 
-/// LongTask's roots. Blocks (columns, rows).
+/// TwoPassTask's roots. Blocks (columns, rows).
 template <int threads>
-__global__ void __launch_bounds__(threads) long_roots_kernel(LongSpectrumTask task) {
+__global__ void __launch_bounds__(threads) two_pass_roots_kernel(TwoPassSpectrumTask task) {
   const int j2 = static_cast<int>(blockIdx.x * threads + threadIdx.x), k1 = static_cast<int>(blockIdx.y);
   if (j2 < task.L2) task.roots[k1 * task.L2 + j2] = fft::root(k1 * j2, static_cast<int>(gridDim.y) * task.L2);
 }
 
 /// Blocks (tiles of columns, residue classes, heads).
 template <class Shape, int L2, int folds>
-__global__ void __launch_bounds__(Shape::threads) long_weights_kernel(LongSpectrumTask task) {
+__global__ void __launch_bounds__(Shape::threads) two_pass_weights_kernel(TwoPassSpectrumTask task) {
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
   const int q = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.z);
@@ -214,7 +217,7 @@ __global__ void __launch_bounds__(Shape::threads) long_weights_kernel(LongSpectr
 
 /// Blocks (rows, residue classes, heads).
 template <class Shape>
-__global__ void __launch_bounds__(Shape::threads) long_weight_rows_kernel(LongSpectrumTask task) {
+__global__ void __launch_bounds__(Shape::threads) two_pass_weight_rows_kernel(TwoPassSpectrumTask task) {
   const fft::BlockTransform<Shape> transform(shared_memory<float2>());
   __syncthreads();
   const int thread = static_cast<int>(threadIdx.x), row = static_cast<int>(blockIdx.x);
