@@ -148,9 +148,9 @@ class Backward {
 
     auto G_c = m_dA.operand(G, n_q), H_c = m_dA.operand(H, n_q), U_c = m_dA.operand(U, n_k);  // (n,p + 1)
     const RowList& drowned = certificate.drowned;
-    const DrownedQueries some = m_has_tiles ? DrownedQueries{} : DrownedQueries{recomputed, drowned.sizes};
+    const SelectedQueries selected = m_has_tiles ? SelectedQueries{} : SelectedQueries{recomputed, drowned.sizes};
     const bool has_db = gradients.parameters && model.parameter_count() > 0;
-    if (has_db) m_lags.queue(A, B, m_has_tiles ? G_c : H_c, U_c, some, product.before, product.after, db, lags, stream);
+    if (has_db) m_lags.queue(A, B, m_has_tiles ? G_c : H_c, U_c, selected, product.before, product.after, db, lags, stream);
     if (has_db && !m_has_tiles)
       m_correlation.queue(A, B, G_c, U_c, certificate.counters.largest, db, correlation, stream);
     if (lost.lost)
@@ -171,24 +171,24 @@ class Backward {
                                      more_dA.N,
                                      more_dA.D},
                    z, m_blocks, stream);
-    const CheckedSums dA{to_dA.sums, some.recomputed, more_dA};
+    const CheckedSums dA{to_dA.sums, selected.selected, more_dA};
     queue_feature_gradients(FeatureGradientTask<S>{queries, dA, lost.of_queries(), z, gradients.dq}, stream);
     m_dB.queue(U, G, columns_of_A, to_dB, stream);
-    queue_more({U_c, H_c, columns_of_A, m_dB.weights().c}, some, to_dB.sums, z, stream);
+    queue_more({U_c, H_c, columns_of_A, m_dB.weights().c}, selected, to_dB.sums, z, stream);
     queue_feature_gradients(FeatureGradientTask<S>{keys, {to_dB.sums}, lost.of_keys(), z, gradients.dk}, stream);
     G_c.channels = H_c.channels = model.d_v();  // (n_q,p)
     m_dU.queue(phi_k, phi_q, {G_c, nullptr, nullptr, 0}, to_dU, stream);
-    queue_more({B, A, {H_c, nullptr, nullptr, 0}, m_dU.weights().c}, some, to_dU.sums, z, stream);
+    queue_more({B, A, {H_c, nullptr, nullptr, 0}, m_dU.weights().c}, selected, to_dU.sums, z, stream);
     queue_store(StoreTask<S>{to_dU.sums, lost.sizes, lost.dv, gradients.dv}, stream);
   }
 
  private:
   // the share of drowned queries, which takes the last parts of the sums
-  void queue_more(const TileTask<float>& task, const DrownedQueries& queries, const Sums& sums, int z,
+  void queue_more(const TileTask<float>& task, const SelectedQueries& queries, const Sums& sums, int z,
                   cudaStream_t stream) const {
     if (m_has_tiles) return;
     const std::ptrdiff_t first = (sums.parts - m_more_parts) * sums.rows;
-    queue_drowned({task, queries, m_more_parts, sums.N + first * sums.p, sums.D + first}, z, stream);
+    queue_selected_queries({task, queries, m_more_parts, sums.N + first * sums.p, sums.D + first}, z, stream);
   }
 
   // features are float's here

@@ -12,7 +12,7 @@
 
 namespace nprf::cuda {
 
-/// A way to transform N points in shared memory.
+/// A kernel for FFTs of N = folds L points in shared memory.
 struct SharedMemoryVariant {
   int L, folds, threads;
   std::size_t shared, spectrum_shared;
@@ -38,7 +38,8 @@ using Points2048 = fft::Shape<2048, 128, 8, 16>;
 using Points4096 = fft::Shape<4096, 256, 16, 16>;
 using Points8192 = fft::Shape<8192, 256, 32, 16>;
 
-/// By N, and for each the one that wants more shared memory first: 8192 points fit Volta's, 16384 Hopper's.
+/// Sorted by N; for equal N the kernel that needs more shared memory comes first. 8192 points fit Volta, 16384 fit
+/// Hopper.
 inline const auto& shared_memory_variants() {
   using V = SharedMemoryVariant;
   static const V all[] = {
@@ -55,17 +56,17 @@ inline const auto& shared_memory_variants() {
   return all;
 }
 
-/// The products of z matrices by fused kernels.
+/// The products of z matrices by FFTs in shared memory.
 class SharedMemoryEngine {
  public:
-  /// The shortest variant for n tokens on the device; null if there is none.
+  /// The kernel with the smallest N >= n that fits the device; null if there is none.
   static const SharedMemoryVariant* variant_for(const Device& device, int n) {
     for (const SharedMemoryVariant& variant : shared_memory_variants())
       if (variant.N() >= n && variant.shared <= device.shared_bytes) return &variant;
     return nullptr;
   }
 
-  /// Throws InvalidArgument if the tokens are more than shared memory takes.
+  /// Throws InvalidArgument if no kernel has room for the tokens.
   SharedMemoryEngine(const Device& device, int n_q, int n_k, int r, int p, int z)
       : m_variant(variant_for(device, std::max(n_q, n_k))), m_pairs(column_pairs(p)), m_z(z) {
     require(m_variant != nullptr, "n_q and n_k: expected at most 16384 (12288 on older devices) in shared memory, got ",
@@ -74,11 +75,11 @@ class SharedMemoryEngine {
     int blocks = 0;
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, m_variant->kernel, m_variant->threads,
                                                         m_variant->shared),
-          "asking how many blocks fit");
+          "querying the occupancy of a kernel");
     choose_groups(r, device.multiprocessors * std::max(blocks, 1));
   }
 
-  /// N: tokens of a row of features, zeros among them.
+  /// N, the number of tokens in a row of features, with zero padding.
   int length() const { return m_variant->N(); }
 
   struct Arrays {
@@ -94,7 +95,7 @@ class SharedMemoryEngine {
 
   /// Queues the spectrum [position, 2 N] of the weights.
   void queue_spectrum(const DeviceWeights& c, int positions, float2* spectrum, cudaStream_t stream) const {
-    launch("fused: spectrum", m_variant->spectrum,
+    launch("FFT in shared memory: spectrum", m_variant->spectrum,
            dim3{static_cast<unsigned>(2 * m_variant->folds), static_cast<unsigned>(positions), 1},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->spectrum_shared, stream,
            SharedMemorySpectrumTask{c, spectrum});
@@ -109,18 +110,19 @@ class SharedMemoryEngine {
     const unsigned pairs = static_cast<unsigned>(m_pairs), all = static_cast<unsigned>(z);
     constexpr int threads = 256;
     const dim3 block{threads, 1, 1};
-    launch("fused: columns", twiddle_kernel<S>, dim3{blocks_of<threads>(length()), pairs, all}, block, 0, stream,
-           TwiddleTask<S>{x.U, length(), residues, m_pairs, arrays.U});
-    launch("fused", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
+    launch("FFT in shared memory: twiddles", twiddle_kernel<S>, dim3{blocks_of<threads>(length()), pairs, all}, block,
+           0, stream, TwiddleTask<S>{x.U, length(), residues, m_pairs, arrays.U});
+    launch("FFT in shared memory", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->shared, stream,
            SharedMemoryTask{x.A.data, x.B.data, arrays.U, spectrum, stride, x.A.heads, x.A.channels, m_pairs, m_groups,
                             m_features, arrays.Y});
-    launch("fused: sums", collect_kernel<threads>, dim3{blocks_of<threads>(x.A.tokens), pairs, all}, block, 0, stream,
+    launch("FFT in shared memory: sums", collect_kernel<threads>, dim3{blocks_of<threads>(x.A.tokens), pairs, all},
+           block, 0, stream,
            CollectTask{arrays.Y, length(), residues, m_pairs, m_groups, x.A.tokens, x.U.V.channels, out, sums});
   }
 
  private:
-  // the groups of features that keep the device busy for the shortest time: rounds of blocks, times features of each
+  // chooses the number of groups of features that minimises the time: rounds of blocks, times features per block
   void choose_groups(int r, int slots) {
     constexpr int most = 32;
     long long best = std::numeric_limits<long long>::max();

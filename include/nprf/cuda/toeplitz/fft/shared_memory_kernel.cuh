@@ -9,38 +9,38 @@
 
 namespace nprf::cuda {
 
-/// Y = ((A B^T) o C) [V 1] by transforms that stay in shared memory. C is part of a circulant of length 2 N, N = folds
-/// L. Of its 2 N frequencies a block has those that are q modulo 2 folds, one residue class, for which it folds the
-/// input and transforms L points:
+/// Y = ((A B^T) o C) [V 1] by FFTs that stay in shared memory. C is part of a circulant matrix of length 2 N, N = folds
+/// L. A block computes one residue class of its 2 N frequencies: those equal to q modulo 2 folds. It folds the input,
+/// and transforms L points:
 ///
 ///     z_l    = sum_f B_r[l + L f] u_q[l + L f]                      u_q[j] = u[j] exp(-pi i q j / N)
 ///     v      = inverse(spectrum_q forward(z)) / 2 N
 ///     Y_q[j] = sum_r A_r[j] v[j mod L]
 ///     y[j]   = sum_q Y_q[j] exp(+pi i q j / N)
 ///
-/// so that blocks exchange nothing. Columns go in pairs, as complex ones; a block takes a pair, a residue class and a
-/// group of features, and what the groups have is added up in their order. O(r (p + 1) N log N) time; nothing of size r
-/// p n is ever stored.
+/// so that blocks exchange no data. Two columns form one complex column, a pair. A block computes a pair, a residue
+/// class and a group of features; the groups are added up in order. O(r (p + 1) N log N) time. Nothing of size r p n is
+/// stored in global memory.
 struct SharedMemoryTask {
   const float *A, *B;                     // [z, r, N], zero from n_q and n_k on
-  const float2* U;                        // [z, residue, pair, N], turned, zero from n_k on
-  const float2* spectrum;                 // [head, residue, L], in a block's own order
-  std::ptrdiff_t stride;                  // of the spectrum from head to head
-  int heads, r, pairs, groups, features;  // features of a group
+  const float2* U;                        // [z, residue, pair, N]: u_q, zero from n_k on
+  const float2* spectrum;                 // [head, residue, L], in the order of BlockTransform's output
+  std::ptrdiff_t stride;                  // of the spectrum, between heads
+  int heads, r, pairs, groups, features;  // features per group
   float2* Y;                              // [z, group, residue, pair, N]
 };
 
-/// exp(-pi i q j / N), of q j below 2^31.
+/// exp(-pi i q j / N), for q j < 2^31.
 __device__ __forceinline__ float2 residue_root(int q, int j, int N) {
-  return fft::root(q * j % (2 * N), 2 * N);  // whole turns are dropped while the angle is an integer
+  return fft::root(q * j % (2 * N), 2 * N);  // reduces the angle modulo 2 pi exactly, in integers
 }
 
-/// SharedMemoryTask's U.
+/// Computes SharedMemoryTask's U.
 template <Storage S>
 struct TwiddleTask {
   Columns<S> U;  // (n_k,p + 1)
   int N, residues, pairs;
-  float2* turned;
+  float2* twiddled;
 };
 
 /// Blocks (tokens, pairs, z).
@@ -51,11 +51,11 @@ __global__ void __launch_bounds__(256) twiddle_kernel(TwiddleTask<S> task) {
   if (j >= task.N) return;
   const float2 u = task.U.of(z).pair(j, pair);
   for (int q = 0; q < task.residues; ++q)
-    task.turned[((static_cast<std::ptrdiff_t>(z) * task.residues + q) * task.pairs + pair) * task.N + j] =
+    task.twiddled[((static_cast<std::ptrdiff_t>(z) * task.residues + q) * task.pairs + pair) * task.N + j] =
         multiply(u, residue_root(q, j, task.N));
 }
 
-/// y from the groups' and the residue classes' parts.
+/// Computes y from the sums Y of all groups and residue classes.
 struct CollectTask {
   const float2* Y;  // SharedMemoryTask's
   int N, residues, pairs, groups, n_q, p;
@@ -86,14 +86,14 @@ __global__ void __launch_bounds__(threads) collect_kernel(CollectTask task) {
   put(2 * pair + 1, y.y);
 }
 
-/// The weights of one head at one residue class, folded and transformed: spectrum / 2 N.
+/// Computes the spectrum / 2 N of folded weights, for each head and residue class.
 struct SharedMemorySpectrumTask {
   DeviceWeights c;
   float2* spectrum;  // [head, residue, L]
 };
 
-// Value k < L of the weights of class q, of `classes` L points, folded. A call, since inlined as often as a thread asks
-// it would be most of what there is to compile
+// Entry k < L of the folded weights of class q, for `classes` L lags. Not inlined: inlining it at every use dominates
+// the compile time
 template <int classes, int L>
 [[gnu::noinline]] __device__ float2 folded_weight(const DeviceWeights& c, int head, int q, int k) {
   float2 sum = make_float2(0, 0);
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Shape::threads) shared_memory_spectrum_kernel(
   fft::unrolled<Shape::P>([&](auto i) { spectrum[i * Shape::threads + thread] = v[i]; });
 }
 
-// Loads that do not change from feature to feature must stay loads: kept in registers they would spill
+// Hides from the compiler that a loop's loads do not depend on the feature. If it hoists them, the registers spill
 template <class T>
 __device__ __forceinline__ void prevent_hoisting(T*& pointer) {
 #ifdef __CUDA_ARCH__
@@ -129,7 +129,7 @@ __device__ __forceinline__ void prevent_hoisting(T*& pointer) {
 #endif
 }
 
-/// Where a block keeps its turned columns, and the sums over features.
+/// Where a block stores its columns u_q, and its sums over features.
 enum class Keep { in_registers, in_shared_memory, in_global_memory };
 
 template <class Shape, int folds, Keep columns, Keep sums>
@@ -138,7 +138,7 @@ constexpr std::size_t shared_memory_bytes() {
   return sizeof(float2) * (fft::BlockTransform<Shape>::shared + held * folds * Shape::L);
 }
 
-/// How many blocks of so many values a thread share a multiprocessor's registers: 128 a thread, or 255.
+/// Minimum number of blocks per multiprocessor. It limits a thread to 128 registers if it has few values, else to 255.
 template <class Shape, int folds>
 constexpr int shared_memory_blocks = (folds * Shape::P <= 16 ? 512 : 256) / Shape::threads;
 
@@ -152,14 +152,14 @@ __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, f
             pair = static_cast<int>(blockIdx.x);
   const int q = static_cast<int>(blockIdx.y) % (2 * folds), group = static_cast<int>(blockIdx.y) / (2 * folds);
   const Transform transform(shared_memory<float2>());
-  float2* kept = shared_memory<float2>() + Transform::shared;  // (folds,L), once or twice
+  float2* kept = shared_memory<float2>() + Transform::shared;  // (folds,L) for columns, for sums, or for both
   const float2* U = task.U + ((static_cast<std::ptrdiff_t>(z) * 2 * folds + q) * task.pairs + pair) * N;
   const float2* spectrum = task.spectrum + z % task.heads * task.stride + static_cast<std::ptrdiff_t>(q) * L;
   float2* sum_shared = kept + (columns == Keep::in_shared_memory ? N : 0);
   float2 sum[sums == Keep::in_registers ? folds * P : 1];
   const auto place = [thread](auto f, auto i) { return f * L + Shape::template index<1>(thread, i); };
 
-  // each thread has its own indices of what is kept: no barrier
+  // no barrier is needed, since each thread accesses only its own indices of `kept`
   fft::unrolled<folds>([&](auto f) {
     fft::unrolled<P>([&](auto i) {
       const int at = place(f, i);
