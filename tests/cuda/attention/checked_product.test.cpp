@@ -212,7 +212,7 @@ TEST_CASE("how many rows of alike keys will be drowned is known before", "[cuda]
           cuda::model_of(Attention(orf<float>(6, 16, 7), RelativePosition<float>(table), {.direction = direction}));
       const cuda::DeviceModel on_device(model, x.shape, false, nullptr);
       const double share =
-          cuda::drowned_share(on_device.weights_of(model.positions[0]), n, n, 2048, x.options.tolerance);
+          cuda::failing_share(on_device.weights_of(model.positions[0]), n, n, 2048, x.options.tolerance);
       cuda::Counts counts{};
       x.result(cuda::AttentionPlan<float>(model, x.shape, x.options), {}, &counts);
       INFO("slope " << slope << (direction == Direction::causal ? ", causal" : ""));

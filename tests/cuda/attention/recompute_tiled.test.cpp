@@ -54,7 +54,7 @@ TEST_CASE("rows of a list are exact, and no others are written", "[cuda]") {
       };
       const DeviceArray<float> N = poisoned(z * n_q * p), D = poisoned(z * n_q),
                                N_more = poisoned((parts - 1) * z * n_q * p), D_more = poisoned((parts - 1) * z * n_q);
-      cuda::queue_repair<float>(
+      cuda::queue_recompute_tiled<float>(
           {task, {on_device.data(), counts.data(), n_q}, parts, N.data(), D.data(), N_more.data(), D_more.data()}, z,
           blocks, nullptr);
       Matrix<float> Y(z * n_q, p + 1), more((parts - 1) * z * n_q, p + 1);

@@ -49,7 +49,7 @@ TEST_CASE("another device and its streams are refused", "[cuda]") {
   cuda::check(cudaSetDevice(1), "choosing");
   const Stream other;
   check_invalid([&] { on_device.queue(*plan, other); },
-                {"device: expected 0, which was current when the plan was made, got 1"});
+                {"device: expected 0, the current device at construction, got 1"});
   cuda::check(cudaSetDevice(0), "choosing");
   CHECK(backend_error([&] { on_device.queue(*plan, other); }).starts_with("CUDA: "));
   CHECK(same_bits(x.result(*plan), before));

@@ -242,12 +242,12 @@ TEST_CASE("models that do not hold together are refused in words", "[cuda]") {
     check_invalid([&] { cuda::AttentionPlan<float>(bad, {.n_q = 8, .n_k = 8, .d_v = 3}); }, {words});
   };
   refused([](auto& m) { m.features[0].projection.pop_back(); }, "projection: expected 5 x 4 scalars, got 19");
-  refused([](auto& m) { m.positions[0].index.clear(); }, "position: expected parameters with an index of each lag");
+  refused([](auto& m) { m.positions[0].index.clear(); }, "position: expected parameters and an index for each lag");
   refused([](auto& m) { m.positions[0].parameters.clear(); },
-          "position: expected parameters with an index of each lag");
+          "position: expected parameters and an index for each lag");
   refused([](auto& m) { m.positions[0].index[3] = 41; }, "index: expected parameters 0 to 41 - 1, got 41");
-  refused([](auto& m) { m.positions[0].linear = true; }, "position: expected parameters with an index of each lag");
-  refused([](auto& m) { m.features[0].kind = cuda::FeatureKind::elu; }, "num_features: expected none of elu");
+  refused([](auto& m) { m.positions[0].linear = true; }, "position: expected parameters and an index for each lag");
+  refused([](auto& m) { m.features[0].kind = cuda::FeatureKind::elu; }, "num_features: expected 0 for elu");
   refused([](auto& m) { m.direction = static_cast<Direction>(2); }, "direction: expected bidirectional or causal");
   refused([](auto& m) { m.features.clear(); }, "feature maps: expected 1 or 1 (heads), got 0");
 }

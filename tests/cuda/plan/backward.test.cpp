@@ -232,7 +232,7 @@ TEST_CASE("gradients of nothing are legal, and those of other shapes refused in 
   const PlanCase x{{.n_q = 8, .n_k = 8, .d_v = 3}, {}, 4};
   const Attention attention(orf<float>(4, 5, 7), clipped());
   check_invalid([&] { gradients_of(x, *x.plan(attention), Matrix<float>::Zero(8, 3)); },
-                {"gradients: expected a plan with them"});
+                {"gradients: expected a plan with PlanOptions::gradients"});
   const PlanCase y{{.n_q = 8, .n_k = 8, .d_v = 3}, {.gradients = true}, 4};
   check_invalid([&] { gradients_of(y, *y.plan(attention), Matrix<float>::Zero(8, 4)); },
                 {"dy: expected 1 x 1 x 8 x 3"});

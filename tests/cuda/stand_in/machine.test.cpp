@@ -72,7 +72,7 @@ TEST_CASE("another device's stream is refused in words", "[cuda]") {
       [&] {
         plan->forward({q.data(), 70, 6}, {q.data(), 70, 6}, {q.data(), 70, 5}, {q.data(), 70, 5});
       },
-      {"device: expected 0, which was current when the plan was made, got 1"});
+      {"device: expected 0, the current device at construction, got 1"});
   cuda::check(cudaSetDevice(0), "choosing");
   const std::string words = backend_error([&] {
     plan->forward({q.data(), 70, 6}, {q.data(), 70, 6}, {q.data(), 70, 5}, {q.data(), 70, 5}, stream);
@@ -88,7 +88,7 @@ TEST_CASE("heads that are too wide for a device are refused in words", "[cuda]")
   };
   make(216);
   check_invalid([&] { make(256); },
-                {"input_dim and num_features: expected what fits 65536 bytes of shared memory, got 256 and 5"});
+                {"input_dim and num_features: expected sizes that fit in 65536 bytes of shared memory, got 256 and 5"});
 }
 
 TEST_CASE("devices without tensor cores for bfloat16 compute in float", "[cuda]") {

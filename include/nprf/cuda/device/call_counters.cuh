@@ -35,15 +35,15 @@ struct RowList {
 /// The counters of a call. They are contiguous in memory, so that one memset clears them.
 struct Counters {
   Counts* counts;
-  int *drowned, *lost;  // [z]: sizes of the row lists
+  int *failed_rows, *log_domain_rows;  // [z]: sizes of the row lists
   int* largest;         // [z]: magnitude of the largest |v|; see power_of_two_scale
 
   static Counters take(Scratch& scratch, int z) {
     const auto all = static_cast<std::size_t>(z);
     Counters counters{};
     counters.counts = scratch.take<Counts>(1);
-    counters.drowned = scratch.take<int>(all);
-    counters.lost = scratch.take<int>(all);
+    counters.failed_rows = scratch.take<int>(all);
+    counters.log_domain_rows = scratch.take<int>(all);
     counters.largest = scratch.take<int>(all);
     return counters;
   }
