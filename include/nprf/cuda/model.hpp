@@ -17,8 +17,8 @@ enum class FeatureKind { positive, hyperbolic, trigonometric, elu };
 /// The feature map of one head; see feature_map/.
 struct FeatureModel {
   FeatureKind kind = FeatureKind::positive;
-  int d = 0;  // dimension of queries and keys
-  int m = 0;  // rows of the projection; 0 for elu
+  int d = 0;                      // dimension of queries and keys
+  int m = 0;                      // rows of the projection; 0 for elu
   std::vector<float> projection;  // (m,d)
 
   /// r, the number of features of a token.
@@ -37,7 +37,7 @@ struct PositionModel {
 /// An attention of one or more heads.
 struct AttentionModel {
   Direction direction = Direction::bidirectional;
-  double radius = 1;  // norm of queries and keys. 0: they are scaled by d^(-1/4) instead, but for elu
+  double radius = 1;                   // norm of queries and keys. 0: they are scaled by d^(-1/4) instead, but for elu
   std::vector<FeatureModel> features;  // one for all heads, or one per head; all of the same kind and shape
   std::vector<PositionModel> positions;  // one for all heads, or one per head; all with the same number of parameters
 };

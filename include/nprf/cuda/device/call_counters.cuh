@@ -36,7 +36,7 @@ struct RowList {
 struct Counters {
   Counts* counts;
   int *failed_rows, *log_domain_rows;  // [z]: sizes of the row lists
-  int* largest;         // [z]: magnitude of the largest |v|; see power_of_two_scale
+  int* largest;                        // [z]: magnitude of the largest |v|; see power_of_two_scale
 
   static Counters take(Scratch& scratch, int z) {
     const auto all = static_cast<std::size_t>(z);
