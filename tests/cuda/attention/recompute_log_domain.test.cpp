@@ -19,13 +19,13 @@ namespace {
 constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
 
 template <class F, class P>
-void check(const PlanCase& x, const Attention<F, P>& attention, double tolerance, int min_rescued) {
+void check(const PlanCase& x, const Attention<F, P>& attention, double tolerance, int min_rescued_rows) {
   cuda::Counts counts{};
   const auto plan = x.plan(attention);
   x.result(*plan, {}, &counts);
   INFO(name(x.options.engine) << ", rescued rows " << counts.rescued_rows);
   CHECK(x.error(attention, *plan) <= tolerance);
-  CHECK(counts.rescued_rows >= min_rescued);
+  CHECK(counts.rescued_rows >= min_rescued_rows);
   CHECK(counts.empty_rows == 0);
   CHECK(counts.indefinite_rows == 0);
 }

@@ -15,10 +15,9 @@ namespace nprf::cuda {
 template <Storage S>
 struct NormalizeTask {
   CheckedSums sums;
-  bool positive;          // whether the features are
-  DeviceMatrixView<S> y;  // [.., n_q, p]
-  RowList
-      log_domain_rows;  // rows to recompute in the log domain, since D does not have full precision; null memory: none
+  bool positive;            // whether the features are
+  DeviceMatrixView<S> y;    // [.., n_q, p]
+  RowList log_domain_rows;  // rows without full precision, to be recomputed in the log domain; null memory: none
   Visibility visibility;
   Counts* counts;
 };

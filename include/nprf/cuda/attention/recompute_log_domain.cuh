@@ -72,7 +72,7 @@ class LogDomainTile {
       float sum[FeatureShape::at_once] = {};
       project(task.q, m_w, x() + m_t, f0, sum);
       for (int f = 0; f < FeatureShape::at_once && f0 + f < task.q.m; ++f)
-        if (m_t < rows) query_projections()[(f0 + f) * rows + m_t] = sum[f];
+        if (m_t < rows) e_q()[(f0 + f) * rows + m_t] = sum[f];
     }
   }
 
@@ -86,9 +86,8 @@ class LogDomainTile {
       __syncthreads();
       const double log = log_of_features() - static_cast<double>(half_square);
       const double b = attends_to(j0 + m_t) ? bias(j0 + m_t) : minus_infinity();
-      add_keys(j0, b == minus_infinity() ? minus_infinity()
-                   : log == log          ? log + b
-                                         : -minus_infinity());  // a NaN becomes +infinity, which makes the row NaN
+      // a NaN becomes +infinity, which makes the row NaN
+      add_keys(j0, b == minus_infinity() ? minus_infinity() : log == log ? log + b : -minus_infinity());
     }
   }
 
@@ -103,13 +102,11 @@ class LogDomainTile {
  private:
   static constexpr int rows = LogDomainShape::rows, keys = LogDomainShape::keys, k_tile = LogDomainShape::k_tile;
 
-  __device__ double* log_weights() const { return shared_memory<double>(); }  // (rows,keys)
-  __device__ float* key_projections() const {
-    return reinterpret_cast<float*>(log_weights() + rows * keys);
-  }                                                                                // (k_tile,keys)
-  __device__ float* weights() const { return key_projections() + k_tile * keys; }  // (rows,keys)
-  __device__ float* query_projections() const { return weights() + rows * keys; }  // (m,rows)
-  __device__ float* x() const { return query_projections() + rows * m_task.q.m; }  // (d_padded,tokens)
+  __device__ double* log_weights() const { return shared_memory<double>(); }                       // (rows,keys)
+  __device__ float* e_k() const { return reinterpret_cast<float*>(log_weights() + rows * keys); }  // (k_tile,keys)
+  __device__ float* weights() const { return e_k() + k_tile * keys; }                              // (rows,keys)
+  __device__ float* e_q() const { return weights() + rows * keys; }                                // (m,rows)
+  __device__ float* x() const { return e_q() + rows * m_task.q.m; }                                // (d_padded,tokens)
   __device__ float* scratch() const { return x() + FeatureShape::stride * m_task.q.d_padded; }
 
   __device__ static double minus_infinity() { return -1.0 / 0.0; }
@@ -131,11 +128,9 @@ class LogDomainTile {
       float part[FeatureShape::at_once] = {};
       const int first = m_g * FeatureShape::at_once, count = min(k_tile, m_task.k.m - f0);
       project(m_task.k, m_w, x() + m_t, f0 + first, part);
-      for (int f = 0; f < FeatureShape::at_once; ++f) key_projections()[(first + f) * keys + m_t] = part[f];
+      for (int f = 0; f < FeatureShape::at_once; ++f) e_k()[(first + f) * keys + m_t] = part[f];
       __syncthreads();
-      const auto exponent = [&](int f) {
-        return query_projections()[(f0 + f) * rows + m_g] + key_projections()[f * keys + m_t];
-      };
+      const auto exponent = [&](int f) { return e_q()[(f0 + f) * rows + m_g] + e_k()[f * keys + m_t]; };
       float next = max_exponent;
       for (int f = 0; f < count; ++f) next = fmaxf(next, both ? fabsf(exponent(f)) : exponent(f));
       sum *= expf(max_exponent - next);

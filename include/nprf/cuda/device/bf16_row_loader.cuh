@@ -14,8 +14,7 @@ namespace nprf::cuda {
 
 struct Bf16TileShape {
   static constexpr int channels = 64, threads = 128;
-  static constexpr int stride =
-      channels + 8;  // of the tile, in scalars: rows of 8 consecutive tokens use different banks
+  static constexpr int stride = channels + 8;  // in scalars; rows of 8 consecutive tokens use different banks
 
   static constexpr std::size_t bytes(int rows) {
     return sizeof(__nv_bfloat16) * static_cast<std::size_t>(rows) * stride;

@@ -39,9 +39,8 @@ void allow_shared(void (*kernel)(P...), std::size_t bytes) {
 template <class... P, class... A>
 void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream,
             A&&... args) {
-  allow_shared(
-      kernel,
-      shared);  // at each launch, since with nvcc 13 a kernel in a header has another address in each translation unit
+  // at each launch, since with nvcc 13 a kernel in a header has another address in each translation unit
+  allow_shared(kernel, shared);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;

@@ -34,10 +34,9 @@ struct ColumnsOf {
 /// The columns [V 1] of all matrices z.
 template <Storage S>
 struct Columns {
-  Operand<S> V;      // (n_k,p)
-  const bool* mask;  // [sequence, n_k], or null
-  const int* largest =
-      nullptr;    // [z]: values are divided by the power_of_two_scale of this magnitude; null: not divided
+  Operand<S> V;                  // (n_k,p)
+  const bool* mask;              // [sequence, n_k], or null
+  const int* largest = nullptr;  // [z]: values are divided by power_of_two_scale(largest); null: not divided
   float one = 1;  // 0 if no denominators are needed: an FFT transforms the ones together with a column of values
 
   __device__ __forceinline__ ColumnsOf<S> of(int z) const {

@@ -119,8 +119,8 @@ inline double failing_share(const std::vector<double>& c, int n_q, int n_k, int 
     before.push_back(before.back() + x);
   }
   const double keys = n_k, error_scale = fft_error_scale(all, {keys, keys, 1}, length);
-  const double least = 2 * static_cast<double>(fft_error_factor) * error_scale /
-                       (tolerance / 2);  // smallest sum of weights with which a row passes
+  // smallest sum of weights with which a row passes
+  const double least = 2 * static_cast<double>(fft_error_factor) * error_scale / (tolerance / 2);
   int failing = 0;
   for (int i = 0; i < n_q; ++i) {
     const auto first = static_cast<std::size_t>(n_q - 1 - i);

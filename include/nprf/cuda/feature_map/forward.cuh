@@ -24,9 +24,9 @@ constexpr bool by_token = std::is_same_v<Feature, __nv_bfloat16>;
 /// Features are float by channel, [z, r, stride], zero from n on; or bfloat16 by token, [z, n, stride], zero from r on.
 ///
 /// Queries: exponential features of a row are divided by the largest one, trigonometric ones by exp(|x'|^2 / 2). Keys:
-/// all features of one z are divided by exp(shift), or by the largest one. The features of a non-finite query that
-/// attends to no key, and of a non-finite key that no query attends to, are zero, so that they affect no row. O(n d m)
-/// time; the only scratch memory is max_log_scale.
+/// all features of one z are divided by exp(shift), or by the largest one. Elu features are not divided. The features
+/// of a non-finite query that attends to no key, and of a non-finite key that no query attends to, are zero, so that
+/// they affect no row. O(n d m) time; the only scratch memory is max_log_scale.
 template <Storage S, class Feature = float>
 struct FeatureTask {
   Operand<S> x;             // (n,d)

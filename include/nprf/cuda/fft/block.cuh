@@ -32,8 +32,8 @@ struct Shape {
 
   /// The address of an index in shared memory, padded so that the threads of a half warp use different banks.
   static __host__ __device__ constexpr int place(int index) { return index + index / 16 + index / L2 * gap; }
-  static constexpr int gap =
-      group >= 16 ? 0 : (16 + group - L2 / 16 % 16) % 16;  // each k1 starts `group` banks further
+  // each k1 starts `group` banks further
+  static constexpr int gap = group >= 16 ? 0 : (16 + group - L2 / 16 % 16) % 16;
   static constexpr int places = place(L - 1) + 1;
 
   /// place(index<pass>(thread, v)) = thread_place<pass>(thread) + offset<pass, v>. The offset is a compile-time

@@ -25,11 +25,10 @@ namespace nprf::cuda {
 /// Options of a plan.
 struct PlanOptions {
   Engine engine = Engine::automatic;
-  bool gradients = false;      // whether the plan supports backward
-  bool owns_workspace = true;  // false: each call must pass a workspace
-  std::size_t slab_bytes = std::size_t{64}
-                           << 20;  // maximum size of a buffer of columns that are transformed in global memory
-  double tolerance = 1e-4;         // of the error of a row, relative to the largest |v| that it attends to
+  bool gradients = false;                          // whether the plan supports backward
+  bool owns_workspace = true;                      // false: each call must pass a workspace
+  std::size_t slab_bytes = std::size_t{64} << 20;  // maximum size of a slab, the buffer of FFTs in global memory
+  double tolerance = 1e-4;  // of the error of a row, relative to the largest |v| that it attends to
 };
 
 /// Options of a call.

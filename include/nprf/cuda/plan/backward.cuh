@@ -25,8 +25,7 @@ namespace nprf::cuda {
 template <Storage S>
 struct PlanGradients {
   DeviceMatrixView<S> dq, dk, dv;  // of the shapes of q, k and v
-  float* parameters =
-      nullptr;  // [position, parameter], summed over the batch and over heads that share a position; null: not computed
+  float* parameters = nullptr;  // [position, parameter], summed over batch and heads of a position; null: not computed
 };
 
 /// The gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U and U = [V 1], from G = dL/dY. They are three more

@@ -16,7 +16,7 @@ namespace nprf::cuda {
 /// precision.
 struct DeviceBias {
   const float* parameters;    // [head, count]
-  const std::int32_t* index;  // [size]; null if the bias is linear, or 0 because there are no parameters
+  const std::int32_t* index;  // [size]; null: the bias is linear, or 0 if there are no parameters
   int heads, count, size, first, last_attended;
 
   /// The bias of lag first + k. `head` is ignored if one position is shared by all heads.

@@ -239,8 +239,7 @@ class Product {
   DeviceMemory m_memory;
   float2* m_spectrum = nullptr;  // [position, spectrum_size()]
   std::byte* m_spectrum_workspace = nullptr;
-  std::unique_ptr<std::mutex> m_mutex =
-      std::make_unique<std::mutex>();  // guards cuFFT's plans, which store the workspace and the stream
+  std::unique_ptr<std::mutex> m_mutex = std::make_unique<std::mutex>();  // cuFFT's plans store workspace and stream
 };
 
 }  // namespace nprf::cuda

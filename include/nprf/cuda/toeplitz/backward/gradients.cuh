@@ -19,9 +19,9 @@ namespace nprf::cuda {
 ///     U [z, p + 1, stride]   [V 1]
 ///
 /// They are zero for queries whose D is zero, underflows or is infinite; for keys that are padding; for keys with
-/// non-finite values that no query attends to; and beyond the last token. If the features are exponential, such queries
-/// that attend to a key are marked in `log_domain`. attention/recompute_log_domain_backward.cuh computes their
-/// gradients.
+/// non-finite values that no query attends to; and beyond the last token. If the features are exponential, queries of
+/// the first kind that attend to a key are marked in `log_domain`. attention/recompute_log_domain_backward.cuh computes
+/// their gradients.
 template <Storage S>
 struct GradientColumnsTask {
   Operand<S> dy;     // (n_q,p)

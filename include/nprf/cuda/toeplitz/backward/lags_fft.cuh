@@ -138,8 +138,7 @@ class CorrelationEngine {
   DeviceWeights m_c{};
   SlabShape m_slab{};
   CufftPlan m_columns, m_sums;
-  std::unique_ptr<std::mutex> m_mutex =
-      std::make_unique<std::mutex>();  // guards cuFFT's plans, which store the workspace and the stream
+  std::unique_ptr<std::mutex> m_mutex = std::make_unique<std::mutex>();  // cuFFT's plans store workspace and stream
 };
 
 }  // namespace nprf::cuda

@@ -18,9 +18,9 @@ namespace nprf::cuda {
 ///     Y_q[j] = sum_r A_r[j] v[j mod L]
 ///     y[j]   = sum_q Y_q[j] exp(+pi i q j / N)
 ///
-/// so that blocks exchange no data. Two columns form one complex column, a pair. A block computes a pair, a residue
-/// class and a group of features; the groups are added up in order. O(r (p + 1) N log N) time. Nothing of size r p n is
-/// stored in global memory.
+/// where f counts the folds and r the features. Blocks exchange no data. Two columns form one complex column, a pair. A
+/// block computes a pair, a residue class and a group of features; the groups are added up in order. O(r (p + 1) N log
+/// N) time. Nothing of size r p n is stored in global memory.
 struct SharedMemoryTask {
   const float *A, *B;                     // [z, r, N], zero from n_q and n_k on
   const float2* U;                        // [z, residue, pair, N]: u_q, zero from n_k on
@@ -130,11 +130,11 @@ __device__ __forceinline__ void prevent_hoisting(T*& pointer) {
 }
 
 /// Where a block stores its columns u_q, and its sums over features.
-enum class Keep { in_registers, in_shared_memory, in_global_memory };
+enum class Placement { in_registers, in_shared_memory, in_global_memory };
 
-template <class Shape, int folds, Keep columns, Keep sums>
+template <class Shape, int folds, Placement columns, Placement sums>
 constexpr std::size_t shared_memory_bytes() {
-  const std::size_t held = (columns == Keep::in_shared_memory) + (sums == Keep::in_shared_memory);
+  const std::size_t held = (columns == Placement::in_shared_memory) + (sums == Placement::in_shared_memory);
   return sizeof(float2) * (fft::BlockTransform<Shape>::shared + held * folds * Shape::L);
 }
 
@@ -143,7 +143,7 @@ template <class Shape, int folds>
 constexpr int shared_memory_blocks = (folds * Shape::P <= 16 ? 512 : 256) / Shape::threads;
 
 /// Blocks (pairs, residue classes and groups of features, z).
-template <class Shape, int folds, Keep columns, Keep sums>
+template <class Shape, int folds, Placement columns, Placement sums>
 __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, folds>))
     shared_memory_kernel(SharedMemoryTask task) {
   constexpr int P = Shape::P, L = Shape::L, N = folds * L;
@@ -155,16 +155,16 @@ __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, f
   float2* kept = shared_memory<float2>() + Transform::shared;  // (folds,L) for columns, for sums, or for both
   const float2* U = task.U + ((static_cast<std::ptrdiff_t>(z) * 2 * folds + q) * task.pairs + pair) * N;
   const float2* spectrum = task.spectrum + z % task.heads * task.stride + static_cast<std::ptrdiff_t>(q) * L;
-  float2* sum_shared = kept + (columns == Keep::in_shared_memory ? N : 0);
-  float2 sum[sums == Keep::in_registers ? folds * P : 1];
+  float2* sum_shared = kept + (columns == Placement::in_shared_memory ? N : 0);
+  float2 sum[sums == Placement::in_registers ? folds * P : 1];
   const auto place = [thread](auto f, auto i) { return f * L + Shape::template index<1>(thread, i); };
 
   // no barrier is needed, since each thread accesses only its own indices of `kept`
   fft::unrolled<folds>([&](auto f) {
     fft::unrolled<P>([&](auto i) {
       const int at = place(f, i);
-      if constexpr (columns == Keep::in_shared_memory) kept[at] = U[at];
-      if constexpr (sums == Keep::in_shared_memory)
+      if constexpr (columns == Placement::in_shared_memory) kept[at] = U[at];
+      if constexpr (sums == Placement::in_shared_memory)
         sum_shared[at] = make_float2(0, 0);
       else
         sum[f * P + i] = make_float2(0, 0);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, f
       fft::unrolled<P>([&](auto i) {
         const int at = place(f, i);
         const float b = __ldg(B + at);
-        const float2 u = columns == Keep::in_shared_memory ? kept[at] : __ldg(U + at);
+        const float2 u = columns == Placement::in_shared_memory ? kept[at] : __ldg(U + at);
         if constexpr (decltype(f)::value == 0)
           v[i] = b * u;
         else
@@ -198,7 +198,8 @@ __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, f
       fft::unrolled<P>([&](auto i) {
         const int at = place(f, i);
         const float a = __ldg(A + at);
-        float2& y = sums == Keep::in_shared_memory ? sum_shared[at] : sum[sums == Keep::in_registers ? f * P + i : 0];
+        float2& y =
+            sums == Placement::in_shared_memory ? sum_shared[at] : sum[sums == Placement::in_registers ? f * P + i : 0];
         y = make_float2(fmaf(a, v[i].x, y.x), fmaf(a, v[i].y, y.y));
       });
     });
@@ -208,7 +209,8 @@ __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, f
   fft::unrolled<folds>([&](auto f) {
     fft::unrolled<P>([&](auto i) {
       const int at = place(f, i);
-      Y[at] = sums == Keep::in_shared_memory ? sum_shared[at] : sum[sums == Keep::in_registers ? f * P + i : 0];
+      Y[at] =
+          sums == Placement::in_shared_memory ? sum_shared[at] : sum[sums == Placement::in_registers ? f * P + i : 0];
     });
   });
 }
