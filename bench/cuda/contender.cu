@@ -134,8 +134,7 @@ int main() {
         contender.answer(line);
       } catch (const std::exception& error) {
         nprf::bench::refuse(error);
-        if (cudaDeviceSynchronize() != cudaSuccess)
-          return 1;  // the device is lost to this process; the caller starts a new one
+        if (cudaDeviceSynchronize() != cudaSuccess) return 1;  // the caller must start a new process
       }
       std::fflush(stdout);
     }

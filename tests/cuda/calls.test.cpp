@@ -32,8 +32,8 @@ TEST_CASE("results are bitwise reproducible, whatever the workspace contains", "
     const auto plan = x.plan(attention());
     INFO(name(engine));
     Matrix<float> first;
-    for (const unsigned char byte :
-         std::vector<unsigned char>{0, 0xff, 0xff, 0x3f}) {  // byte patterns of 0, NaN, NaN and 0.747
+    // byte patterns of 0, NaN, NaN and 0.747
+    for (const unsigned char byte : std::vector<unsigned char>{0, 0xff, 0xff, 0x3f}) {
       const DeviceArray<unsigned char> memory(std::vector<unsigned char>(plan->workspace_bytes(), byte));
       const Matrix<float> y = x.result(*plan, {.workspace = memory.data()});
       if (first.size() == 0) first = y;

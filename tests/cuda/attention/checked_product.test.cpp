@@ -14,7 +14,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-/// No row that a plan returns is silently wrong: errors are below the tolerance by every engine.
+/// With every engine the errors of all rows are within the tolerance.
 namespace nprf::test::cuda_attention_checked_product {
 
 namespace {

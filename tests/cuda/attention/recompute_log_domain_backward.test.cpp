@@ -51,7 +51,8 @@ struct Heads {
 /// The gradients of a plan, whose memory is NaN before the call, and the number of rows that forward recomputes in the
 /// log domain.
 template <class S>
-Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model, cuda::Engine engine, int& rescued_rows) {
+Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model, cuda::Engine engine,
+                              int& rescued_rows) {
   const cuda::AttentionPlan<S> plan(model, x.shape, {.engine = engine, .gradients = true});
   const auto poisoned = [](const Matrix<float>& like) {
     return stored<S>(Matrix<float>::Constant(like.rows(), like.cols(), nan));
@@ -85,8 +86,8 @@ Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model,
           {}};
 }
 
-/// The largest error of any gradient, relative to the sum of the magnitudes of its terms. The reference are attentions
-/// in double, one per head or one for all. If `shared`, all heads use the first one's position.
+/// The largest error of any gradient, relative to the sum of the magnitudes of its terms. The expected values
+/// come from attentions in double, one per head or one for all. If `shared`, all heads use the first one's position.
 template <class S = float, class F, class P>
 double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cuda::Engine engine, int min_rescued_rows,
              bool shared = false) {

@@ -14,8 +14,8 @@ namespace nprf::test::cuda_error_bound_weight_norms {
 TEST_CASE("norms and longest nonzero run of weights agree with their definition", "[cuda]") {
   std::mt19937_64 draw(1);
   for (const int size : {0, 1, 2, 255, 256, 257, 1000, 3001})
-    for (const unsigned zeros :
-         {0u, 1u, 2u, 5u, 60u, 1000u}) {  // a weight is zero with probability 1 / zeros; 0: none, 1: all
+    // a weight is zero with probability 1 / zeros; 0: never
+    for (const unsigned zeros : {0u, 1u, 2u, 5u, 60u, 1000u}) {
       std::vector<float> c(static_cast<std::size_t>(size));
       for (float& x : c) x = zeros > 0 && draw() % zeros == 0 ? 0.0f : static_cast<float>(draw() % 1000 + 1) / 1000;
       const DeviceArray<float> weights(c);

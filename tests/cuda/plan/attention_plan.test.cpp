@@ -225,8 +225,8 @@ TEST_CASE("the automatic engine chooses FFTs for long sequences if few rows fail
   CHECK(engine(of(table(60), Direction::bidirectional), 4096) == cuda::Engine::direct);
   CHECK(engine(of(table(1), Direction::causal), 4096) == cuda::Engine::fused);
   CHECK(engine(of(table(200), Direction::causal), 4096) == cuda::Engine::fused);  // near keys have the largest weights
-  CHECK(engine(of(table(-200), Direction::causal), 4096) ==
-        cuda::Engine::direct);  // distant keys have the largest weights, so that most rows fail
+  // distant keys have the largest weights, so that most rows fail
+  CHECK(engine(of(table(-200), Direction::causal), 4096) == cuda::Engine::direct);
   CHECK(engine(of(clipped(), Direction::causal), 4096) == cuda::Engine::banded);
   CHECK(engine(of(clipped(), Direction::bidirectional), 4096) == cuda::Engine::banded);
 

@@ -14,7 +14,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-/// Gradients of calls of other kinds: for long sequences, with padding, of no sequences, by plans in turns.
+/// Gradients of special calls: long sequences, padding, empty batches, alternating plans.
 namespace nprf::test::cuda_plan_backward_calls {
 
 namespace {
