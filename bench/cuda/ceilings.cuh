@@ -8,10 +8,10 @@
 #include "bench/cuda/clock.cuh"
 #include "nprf/cuda/device/runtime.hpp"
 
-/// What a device can do at most, measured: the floor under any engine's time.
+/// The measured limits of a device, which bound the speed of every engine.
 namespace nprf::bench {
 
-/// Chains of multiply-adds that wait for nobody but themselves: 2 chains rounds flops a thread.
+/// Independent chains of multiply-adds: 2 chains rounds flops per thread.
 template <int chains, int rounds>
 __global__ void __launch_bounds__(256) multiply_adds_kernel(float* out, float a, float b) {
   float x[chains];
@@ -22,10 +22,11 @@ __global__ void __launch_bounds__(256) multiply_adds_kernel(float* out, float a,
     for (int k = 0; k < chains; ++k) x[k] = fmaf(x[k], a, b);
   float sum = 0;
   for (int k = 0; k < chains; ++k) sum += x[k];
-  if (sum == 1.5f) *out = sum;  // so that nothing is left out
+  if (sum == 1.5f) *out = sum;  // keeps the compiler from removing the computation
 }
 
-/// The same by tensor cores, 16 x 16 x 16 in bfloat16 with sums in float: 8192 chains rounds flops a warp.
+/// The same on tensor cores, with 16 x 16 x 16 products of bfloat16 and sums in float: 8192 chains rounds flops per
+/// warp.
 template <int chains, int rounds>
 __global__ void __launch_bounds__(256) matrix_products_kernel(float* out) {
 #if __CUDA_ARCH__ >= 800
@@ -49,28 +50,28 @@ __global__ void __launch_bounds__(256) matrix_products_kernel(float* out) {
 }
 
 struct Ceilings {
-  double copy_bytes, multiply_adds, matrix_products;  // a second; bytes read and written, flops
+  double copy_bytes, multiply_adds, matrix_products;  // per second: bytes read and written, flops, flops
 };
 
 inline Ceilings measure_ceilings(const cuda::Device& device, const Clock& clock) {
   constexpr std::size_t bytes = std::size_t{2} << 30;
   constexpr int chains = 8, rounds = 4096, threads = 256;
   const int blocks = 8 * device.multiprocessors;
-  Ceilings found{};
+  Ceilings ceilings{};
   const cuda::DeviceMemory from(bytes), to(bytes);
-  found.copy_bytes = 2e3 * bytes / clock.milliseconds([&](cudaStream_t stream) {
+  ceilings.copy_bytes = 2e3 * bytes / clock.milliseconds([&](cudaStream_t stream) {
     cuda::check(cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice, stream), "copying");
   });
   auto* out = static_cast<float*>(to.data());
   const double lanes = static_cast<double>(blocks) * threads, flops = 1e3 * chains * rounds;
-  found.multiply_adds = 2 * flops * lanes / clock.milliseconds([&](cudaStream_t stream) {
+  ceilings.multiply_adds = 2 * flops * lanes / clock.milliseconds([&](cudaStream_t stream) {
     multiply_adds_kernel<chains, rounds><<<blocks, threads, 0, stream>>>(out, 0.999f, 0.5f);
   });
   if (device.capability >= 80)
-    found.matrix_products = 8192 * flops * lanes / 32 / clock.milliseconds([&](cudaStream_t stream) {
+    ceilings.matrix_products = 8192 * flops * lanes / 32 / clock.milliseconds([&](cudaStream_t stream) {
       matrix_products_kernel<chains, rounds><<<blocks, threads, 0, stream>>>(out);
     });
-  return found;
+  return ceilings;
 }
 
 }  // namespace nprf::bench

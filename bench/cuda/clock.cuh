@@ -11,11 +11,12 @@
 
 namespace nprf::bench {
 
-/// Milliseconds of one call, by events on the device around several: after two that warm up, the median of seven
-/// samples of a millisecond or more. Calls shorter than a millisecond are captured in a graph, so that the host, which
-/// queues them, is not what is measured; the first of all samples is discarded. One that takes 100 ms is measured once.
+/// Milliseconds of one call, measured by events on the device around several calls. After two warm-up calls it is the
+/// median of seven samples of at least a millisecond each, after a sample that is discarded. Calls shorter than a
+/// millisecond are captured in a graph, so that the launch overhead of the host is not measured. A call of 100 ms or
+/// more is measured once.
 ///
-/// Calls follow one another on the same arrays: what fits is in L2.
+/// All calls use the same arrays, so that arrays which fit in the L2 cache are read from it.
 class Clock {
  public:
   Clock() {
@@ -40,13 +41,13 @@ class Clock {
     if (first >= 1) return median([&] { call(m_stream); });
 
     cudaGraph_t graph = nullptr;
-    cudaGraphExec_t ready = nullptr;
+    cudaGraphExec_t executable = nullptr;
     cuda::check(cudaStreamBeginCapture(m_stream, cudaStreamCaptureModeGlobal), "capturing");
     for (int k = 0; k < calls; ++k) call(m_stream);
     cuda::check(cudaStreamEndCapture(m_stream, &graph), "capturing");
-    cuda::check(cudaGraphInstantiate(&ready, graph, 0), "making a graph");
-    const double ms = median([&] { cuda::check(cudaGraphLaunch(ready, m_stream), "launching a graph"); }) / calls;
-    cudaGraphExecDestroy(ready);
+    cuda::check(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
+    const double ms = median([&] { cuda::check(cudaGraphLaunch(executable, m_stream), "launching a graph"); }) / calls;
+    cudaGraphExecDestroy(executable);
     cudaGraphDestroy(graph);
     return ms;
   }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
-// contender: what nprf takes on the current GPU. It answers each line of its standard input with a line of JSON.
+// contender: measures nprf on the current GPU. It answers each line of its standard input with a line of JSON.
 //
 //     device       {"device": name, "capability": .., "multiprocessors": .., "bytes": ..}
-//     ceilings     {"copy_bytes": .., "multiply_adds": .., "matrix_products": ..}   a second
+//     ceilings     {"copy_bytes": .., "multiply_adds": .., "matrix_products": ..}   per second
 //     case PASS STORAGE POSITION DIRECTION BATCH HEADS N M ENGINE    PASS: forward, or both
-//                  {"engine": .., "ms": .., "error": .., "workspace_bytes": .., "table_bytes": ..}   or {"refused":
-//                  words}
+//                  {"engine": .., "ms": .., "error": .., "workspace_bytes": .., "table_bytes": ..}
+//                  or {"refused": error message}
 //
 //     echo case forward bf16 t5 bidirectional 1 1 4096 32 automatic | contender
 
@@ -27,21 +27,21 @@ namespace {
 
 std::size_t free_bytes() {
   std::size_t free = 0, all = 0;
-  cuda::check(cudaMemGetInfo(&free, &all), "asking for memory");
+  cuda::check(cudaMemGetInfo(&free, &all), "querying free memory");
   return free;
 }
 
-/// The arrays and the reference of one problem, kept while cases differ in their engines alone.
+/// The arrays and the reference of one problem. They are reused while cases differ only in the engine.
 template <cuda::Storage S>
 struct Current {
-  Case of;
+  Case current_case;
   std::unique_ptr<Arrays<S>> arrays;
   std::unique_ptr<Reference> reference;
 
   void set(const Case& x) {
-    if (arrays && of.problem() == x.problem()) return;
+    if (arrays && current_case.problem() == x.problem()) return;
     reference.reset(), arrays.reset();
-    of = x;
+    current_case = x;
     arrays = std::make_unique<Arrays<S>>(x);
     reference = std::make_unique<Reference>(x, *arrays);
   }
@@ -55,12 +55,12 @@ void answer_case(const Case& x, Current<S>& current, const Clock& clock) {
   const auto plan = with_attention(x, [&](const auto& attention) {
     return std::make_unique<cuda::AttentionPlan<S>>(
         cuda::model_of(attention), x.shape(),
-        cuda::PlanOptions{.engine = x.asked_for(), .gradients = x.gradients(), .owns_workspace = false});
+        cuda::PlanOptions{.engine = x.requested_engine(), .gradients = x.gradients(), .owns_workspace = false});
   });
   const std::size_t after = free_bytes(), tables = before > after ? before - after : 0;
   const cuda::DeviceMemory workspace(plan->workspace_bytes());
   const cuda::PlanCall call{.workspace = workspace.data()};
-  arrays.spoil();
+  arrays.fill_results_with_nan();
   const double ms = clock.milliseconds([&](cudaStream_t stream) {
     plan->forward(arrays.q(), arrays.k(), arrays.v(), arrays.y(), call, stream);
     if (x.gradients())
@@ -71,9 +71,9 @@ void answer_case(const Case& x, Current<S>& current, const Clock& clock) {
               plan->workspace_bytes(), tables);
 }
 
-std::string quoted(const std::string& words) {
+std::string quoted(const std::string& message) {
   std::string out = "\"";
-  for (const char c : words) {
+  for (const char c : message) {
     if (c == '"' || c == '\\') out += '\\';
     out += c;
   }
@@ -90,8 +90,8 @@ class Contender {
     if (what == "ceilings") return answer_ceilings();
     Case x;
     if (what != "case" || !(in >> x) || (x.pass != "forward" && x.pass != "both"))
-      throw std::runtime_error("no case: " + line);
-    // one problem at a time
+      throw std::runtime_error("not a valid command: " + line);
+    // only one problem is in memory at a time
     if (x.storage == "bf16") {
       m_float = {};
       answer_case(x, m_bf16, m_clock);
@@ -104,7 +104,7 @@ class Contender {
  private:
   void answer_device() const {
     cudaDeviceProp properties{};
-    cuda::check(cudaGetDeviceProperties(&properties, m_device.number), "asking what the device is");
+    cuda::check(cudaGetDeviceProperties(&properties, m_device.number), "querying device properties");
     std::printf("{\"device\": %s, \"capability\": %d, \"multiprocessors\": %d, \"bytes\": %zu}\n",
                 quoted(properties.name).c_str(), m_device.capability, m_device.multiprocessors,
                 properties.totalGlobalMem);
@@ -134,7 +134,7 @@ int main() {
         contender.answer(line);
       } catch (const std::exception& error) {
         nprf::bench::refuse(error);
-        if (cudaDeviceSynchronize() != cudaSuccess) return 1;  // another process has the device anew
+        if (cudaDeviceSynchronize() != cudaSuccess) return 1;  // the caller must start a new process
       }
       std::fflush(stdout);
     }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""gpu_bench.py CONTENDER RESULTS.json POINTS [MINUTES]: nprf on a GPU beside PyTorch, case by case in turn.
+"""gpu_bench.py CONTENDER RESULTS.json POINTS [MINUTES]: times nprf and PyTorch on a GPU, case by case in turn.
 
-Prints Markdown tables, writes all numbers, and the points of the picture. CONTENDER is the program of contender.cu; the
-rivals (rivals.py) run in this process, where python3 can import torch. What MINUTES, 8 unless given, leave no time for
-is left out, and said to be."""
+Prints Markdown tables, and writes all numbers and the points of the picture. CONTENDER is the program of contender.cu.
+The rivals (rivals.py) run in this process if python3 can import torch. Cases that do not fit in MINUTES (default 8) are
+left out, and the tables say so."""
 
 import json
 import subprocess
@@ -13,12 +13,12 @@ import time
 import gpu_tables as tables
 
 ONE_HEAD, MANY = (1, 1), (4, 16)  # batch, heads
-TOO_LONG = 1000  # ms; nothing that would take longer is measured
-LARGEST_ERROR = {"float": 1e-4, "bf16": 2e-2}  # of a row, relative to the largest scalar: beyond, it is wrong
+TOO_LONG = 1000  # ms; cases that would take longer are not measured
+LARGEST_ERROR = {"float": 1e-4, "bf16": 2e-2}  # of a row, relative to its largest entry; beyond, the result is wrong
 
 
 class Contender:
-    """The program of contender.cu: a line asked, a line answered. Where it has ended, it is started anew."""
+    """The program of contender.cu. It answers each line with a line, and is restarted if it has ended."""
 
     def __init__(self, path):
         self.path = path
@@ -32,7 +32,7 @@ class Contender:
             try:
                 print(*words, file=self.process.stdin, flush=True)
             except BrokenPipeError:
-                pass  # it may have said why
+                pass  # it may have printed the reason
             answer = self.process.stdout.readline()
             if answer:
                 return json.loads(answer)
@@ -44,10 +44,10 @@ class Bench:
     def __init__(self, contender, rivals, deadline):
         self.contender, self.rivals, self.deadline = contender, rivals, deadline
         self.ours, self.theirs = {}, {}
-        self.slow = {}  # the last n and time of what is quadratic
+        self.slow = {}  # the last n and time of each quadratic case
 
     def left_out(self, what, n):
-        """Why a case is not measured, if it is not."""
+        """The reason why a case is not measured; None if it is."""
         if time.monotonic() > self.deadline:
             return "out of time"
         if what in self.slow:
@@ -63,7 +63,7 @@ class Bench:
         if found.get("engine") == "direct":
             self.slow[what] = case["n"], found["ms"]
         if "error" in found and not found["error"] <= LARGEST_ERROR[case["storage"]]:
-            found["refused"] = f"WRONG: {found['error']:.2g} off"
+            found["refused"] = f"WRONG: error {found['error']:.2g}"
         self.ours[tables.key(case)] = {**case, "asked": case["engine"], **found}
 
     def measure_rivals(self, case, ms):
@@ -87,7 +87,7 @@ class Bench:
                 self.theirs[tables.rival_key(case) + (name, m)] = {**case, "rival": name, "m": m, **found}
 
     def run(self, ns, ms, heads=ONE_HEAD, direction="bidirectional", passes="forward"):
-        """All engines and all rivals of each n, in turn."""
+        """Measures all engines and all rivals for each n, in turn."""
         for n in ns:
             print(f"  {passes}, {direction}, {heads[0]} x {heads[1]} heads, n = {n}", file=sys.stderr, flush=True)
             shape = {"pass": passes, "direction": direction, "batch": heads[0], "heads": heads[1], "n": n}
@@ -101,12 +101,12 @@ class Bench:
                                 or direction == "causal"
                                 and engine in ("fused", "cufft")
                             ):
-                                continue  # the same as direct; no engine for causal weights
+                                continue  # banded equals direct here; FFT engines are not measured for causal weights
                             self.measure_ours({**shape, **rest})
             self.measure_rivals(shape, ms)
 
     def rival_times(self, case):
-        """{name: ms} of what was measured."""
+        """{name: ms} of the rivals that were measured."""
         return {
             name: found["ms"]
             for (*shape, name, m), found in self.theirs.items()
@@ -115,7 +115,7 @@ class Bench:
 
 
 def load_rivals():
-    """None, and why, where there are none."""
+    """The module rivals and a remark on it; None and the reason if PyTorch is not usable."""
     try:
         import torch
 
@@ -123,13 +123,13 @@ def load_rivals():
     except ImportError as error:
         return None, f"PyTorch is left out: {error}"
     if not torch.cuda.is_available():
-        return None, "PyTorch is left out: it sees no GPU"
+        return None, "PyTorch is left out: it finds no GPU"
     found = {name: rivals.check(name) for name in rivals.RIVALS}
     for name, (_, sound) in found.items():
         if not sound:
             del rivals.RIVALS[name]
     words = (f"{name} {said}{'' if sound else ', left out'}" for name, (said, sound) in found.items())
-    return rivals, f"PyTorch {torch.__version__}, beside its formulas in double: {'; '.join(words)}"
+    return rivals, f"PyTorch {torch.__version__}, compared with its formulas in double: {'; '.join(words)}"
 
 
 def main():

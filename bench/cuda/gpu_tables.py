@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What gpu_bench.py prints and draws of what it has measured, and its targets."""
+"""The tables and the picture's points of gpu_bench.py, and its targets."""
 
 import math
 
@@ -7,7 +7,7 @@ NS = [1024, 2048, 4096, 8192, 16384, 32768, 40960, 65536, 131072, 262144]
 ENGINES = ["automatic", "direct", "banded", "fused", "cufft"]
 D = 64
 
-# (ours, fields of our case, the rival or None for the fastest, {n: at least rival's time / our time})
+# (name, fields of our case, the rival or None for the fastest, {n: minimum of the rival's time / our time})
 BF16, FLOAT = {"storage": "bf16"}, {"storage": "float"}
 TARGETS = [
     ("T5, bf16", {**BF16, "position": "t5", "m": 32}, None, {2048: 1, 4096: 2, 65536: 25}),
@@ -33,7 +33,7 @@ TARGETS = [
         {4096: 3, 65536: 30},
     ),
 ]
-MOST_MIB = 256  # beyond inputs and output, n = 131072, m = 32
+MOST_MIB = 256  # MiB in addition to inputs and output, for n = 131072, m = 32
 
 
 def key(case):
@@ -85,7 +85,7 @@ def print_ours(bench):
         for engine, found in engines.items():
             if "refused" in found:
                 remarks.setdefault(f"{engine}: {found['refused']}", []).append(f"{position} {storage} {n}")
-    print("\nnprf, milliseconds; error: of the automatic engine's rows; ratio: the fastest rival's time over ours")
+    print("\nnprf, milliseconds; error: of the automatic engine; ratio: the fastest rival's time / ours")
     table(
         ["batch x heads", "n", "m", "position", "storage", "direction", "automatic", *ENGINES[1:]]
         + ["error", "MiB", "fastest rival", "ms", "ratio"],
@@ -104,7 +104,7 @@ def print_rivals(bench):
             remarks.setdefault(f"{column}: {found['failed']}", []).append(str(found["n"]))
     if not shapes:
         return
-    print("\nPyTorch, milliseconds, and MiB beyond inputs")
+    print("\nPyTorch, milliseconds, and MiB in addition to inputs")
     rows = []
     for (passes, direction, batch, heads, n), found in shapes.items():
         cells = [found.get(column, {}) for column in columns]
@@ -124,7 +124,7 @@ def print_remarks(remarks):
 
 
 def compare(bench):
-    """Rows of the table of targets."""
+    """The rows of the table of targets."""
     usual = {"pass": "forward", "direction": "bidirectional", "batch": 1, "heads": 1, "engine": "automatic"}
     rows = []
     for what, fields, rival, at_least in TARGETS:
@@ -156,7 +156,7 @@ def compare(bench):
 
 
 def print_targets(rows, bench):
-    print("\nTargets: a rival's time over ours")
+    print("\nTargets: a rival's time / ours")
     mark = lambda row: "met" if row["ratio"] >= row["at_least"] else "**missed**"
     table(
         ["ours", "m", "n", "engine", "ms", "rival", "rival ms", "ratio", "at least", ""],
@@ -180,13 +180,13 @@ def print_targets(rows, bench):
         ) and "ms" in found:
             mib = (found["workspace_bytes"] + found["table_bytes"]) / 2**20
             print(
-                f"- {found['position']}, {found['storage']}, n = 131072, m = 32: {mib:.0f} MiB beyond inputs and output, "
-                f"at most {MOST_MIB}: {'met' if mib <= MOST_MIB else '**missed**'}"
+                f"- {found['position']}, {found['storage']}, n = 131072, m = 32: {mib:.0f} MiB besides inputs and "
+                f"output, at most {MOST_MIB}: {'met' if mib <= MOST_MIB else '**missed**'}"
             )
 
 
 def work(case):
-    """What the planner's model counts: flops, or bytes of transforms through memory."""
+    """The operations that the planner's model counts: flops, or bytes for FFTs in global memory."""
     n, r, columns = case["n"], case["m"], D + 1
     z = case["batch"] * case["heads"]
     lengths = sorted([2**k for k in range(10, 21)] + [3 * 2**k for k in range(10, 19)])
@@ -203,13 +203,13 @@ def work(case):
 
 
 def print_rates(bench, ceilings):
-    """What each engine does a second by the planner's model, beside the device's ceilings."""
+    """Prints the rate of each engine by the planner's model, and the device's measured ceilings."""
     print(
-        f"\nA second of this device: {ceilings['copy_bytes'] / 1e12:.2f} TB copied (read and written), "
+        f"\nThis device, per second: {ceilings['copy_bytes'] / 1e12:.2f} TB copied (read and written), "
         f"{ceilings['multiply_adds'] / 1e12:.1f} Tflop of float multiply-adds, "
         f"{ceilings['matrix_products'] / 1e12:.0f} Tflop of bfloat16 products (mma.sync)"
     )
-    print("\nEngines by the planner's model: Tflop a second; TB of cufft, and of fused beyond 16384 tokens")
+    print("\nEngines by the planner's model: Tflop per second; TB per second for cufft and, beyond 16384 tokens, fused")
     rates, ns = {}, []
     for found in bench.ours.values():
         if "refused" in found or (found["heads"], found["direction"], found["pass"]) != (1, "bidirectional", "forward"):
@@ -226,7 +226,7 @@ def print_rates(bench, ceilings):
 
 
 def curves(bench):
-    """{name: [(n, ms)]} of the picture: forward, one head, m = 32."""
+    """{name: [(n, ms)]} for the picture: forward, one head, m = 32."""
     found = {}
     for x in bench.ours.values():
         if (x["pass"], x["asked"], x["direction"], x["heads"], x["m"]) == (

@@ -20,22 +20,22 @@ namespace nprf::bench {
 
 constexpr Index head_dim = 64;
 
-/// What is to be computed: heads of n tokens, d = d_v = 64, positive features with orthogonal rows.
+/// A case to compute: heads of n tokens with d = d_v = 64, and positive features with orthogonal rows.
 struct Case {
   std::string pass, storage, position, direction;
   Index batch, heads, n, m;
   std::string engine;
 
-  Direction way() const { return direction == "causal" ? Direction::causal : Direction::bidirectional; }
+  Direction attention_direction() const { return direction == "causal" ? Direction::causal : Direction::bidirectional; }
   bool gradients() const { return pass == "both"; }
   cuda::PlanShape shape() const { return {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = head_dim}; }
-  cuda::Engine asked_for() const {
+  cuda::Engine requested_engine() const {
     using enum cuda::Engine;
-    for (const cuda::Engine one : {automatic, direct, banded, fused, cufft})
-      if (name(one) == engine) return one;
-    throw std::runtime_error("no engine is called " + engine);
+    for (const cuda::Engine candidate : {automatic, direct, banded, fused, cufft})
+      if (name(candidate) == engine) return candidate;
+    throw std::runtime_error("unknown engine " + engine);
   }
-  /// Whose y are the same numbers.
+  /// What determines the arrays and the reference. The engine does not.
   auto problem() const { return std::tie(pass, storage, position, direction, batch, heads, n, m); }
 };
 
@@ -47,20 +47,21 @@ inline Vector<float> draw(Index size, std::uint64_t stream) {
   return NormalDeviates(2021, stream).matrix(size, 1).col(0).cast<float>();
 }
 
-/// dense: a bias of its own for every lag, N(0,1) cut at 3. t5: 32 buckets up to distance 128, likewise.
+/// dense: a different bias for each lag, N(0,1) clipped to +-3. t5: 32 buckets up to distance 128, likewise.
 template <class Use>
 auto with_attention(const Case& x, Use&& use) {
   const auto cut = [](const Vector<float>& b) { return Vector<float>(b.cwiseMax(-3.0f).cwiseMin(3.0f)); };
   const auto features = orf<float>(head_dim, x.m);
-  const AttentionOptions options{.direction = x.way()};
-  if (x.position == "t5") return use(Attention(features, t5_position<float>(cut(draw(32, 5)), x.way()), options));
+  const AttentionOptions options{.direction = x.attention_direction()};
+  if (x.position == "t5")
+    return use(Attention(features, t5_position<float>(cut(draw(32, 5)), x.attention_direction()), options));
   return use(Attention(features, RelativePosition<float>(cut(draw(2 * x.n - 1, 6))), options));
 }
 
-/// N(0,1), the same in every run.
+/// Fills x with N(0,1) deviates, which are the same in every run.
 template <class S>
 __global__ void normal_kernel(S* x, std::size_t size, std::uint64_t stream) {
-  const auto mixed = [](std::uint64_t z) {  // splitmix64's
+  const auto mixed = [](std::uint64_t z) {  // splitmix64
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);
@@ -74,17 +75,17 @@ __global__ void normal_kernel(S* x, std::size_t size, std::uint64_t stream) {
   }
 }
 
-/// Queries, keys, values and y [batch, heads, n, d] on the device, and with gradients theirs.
+/// q, k, v and y [batch, heads, n, d] on the device; with gradients also dy, dq, dk and dv.
 template <cuda::Storage S>
 class Arrays {
  public:
   explicit Arrays(const Case& x) : m_case(x), m_size(static_cast<std::size_t>(x.batch * x.heads * x.n * head_dim)) {
-    for (cuda::DeviceMemory* one : {&m_q, &m_k, &m_v, &m_y}) *one = cuda::DeviceMemory(m_size * sizeof(S));
+    for (cuda::DeviceMemory* memory : {&m_q, &m_k, &m_v, &m_y}) *memory = cuda::DeviceMemory(m_size * sizeof(S));
     normal_kernel<S><<<1024, 256>>>(q().data, m_size, 1);
     normal_kernel<S><<<1024, 256>>>(k().data, m_size, 2);
     normal_kernel<S><<<1024, 256>>>(v().data, m_size, 3);
     if (!x.gradients()) return;
-    for (cuda::DeviceMemory* one : {&m_dy, &m_dq, &m_dk, &m_dv}) *one = cuda::DeviceMemory(m_size * sizeof(S));
+    for (cuda::DeviceMemory* memory : {&m_dy, &m_dq, &m_dk, &m_dv}) *memory = cuda::DeviceMemory(m_size * sizeof(S));
     normal_kernel<S><<<1024, 256>>>(dy().data, m_size, 4);
   }
 
@@ -95,13 +96,13 @@ class Arrays {
   cuda::DeviceMatrixView<S> dy() const { return view(m_dy); }
   cuda::PlanGradients<S> gradients() const { return {view(m_dq), view(m_dk), view(m_dv)}; }
 
-  /// Fills results with NaN.
-  void spoil() const {
-    for (const cuda::DeviceMemory* one : {&m_y, &m_dq, &m_dk, &m_dv})
-      if (one->data()) cuda::check(cudaMemset(one->data(), 0xff, m_size * sizeof(S)), "filling results");
+  /// Fills the results with NaN.
+  void fill_results_with_nan() const {
+    for (const cuda::DeviceMemory* memory : {&m_y, &m_dq, &m_dk, &m_dv})
+      if (memory->data()) cuda::check(cudaMemset(memory->data(), 0xff, m_size * sizeof(S)), "filling results");
   }
 
-  /// Matrix z of an array.
+  /// Matrix z of an array, in double.
   Matrix<double> fetch(const cuda::DeviceMatrixView<S>& x, Index z) const {
     const Index size = m_case.n * head_dim;
     std::vector<S> values(static_cast<std::size_t>(size));
@@ -122,8 +123,8 @@ class Arrays {
   cuda::DeviceMemory m_q, m_k, m_v, m_y, m_dy, m_dq, m_dk, m_dv;
 };
 
-/// What results are compared with, so that a wrong one is not called fast: on the CPU in double, of the model's own
-/// floats, some rows of y, each as a call of its own, or all gradients.
+/// The reference that results are checked against, so that a wrong result is not reported as fast. The CPU computes it
+/// in double from the model's float parameters: some rows of y, each by one call, or all gradients.
 class Reference {
  public:
   template <cuda::Storage S>
@@ -133,7 +134,7 @@ class Reference {
     with_attention(x, [&](const auto& attention) {
       const PositiveFeatures<double> features(attention.features().projection().template cast<double>());
       const auto compute = [&](auto position) {
-        const Attention exact(features, std::move(position), {.direction = x.way()});
+        const Attention exact(features, std::move(position), {.direction = x.attention_direction()});
         m_y.resize(3, head_dim);
         for (Index s = 0; s < 3; ++s) m_y.row(s) = exact(Matrix<double>(q.row(m_rows[s])), k, v, {.offset = m_rows[s]});
         if (!x.gradients()) return;
@@ -144,13 +145,13 @@ class Reference {
       };
       const auto& position = attention.position();
       if constexpr (requires { position.bucket_weights(); })
-        compute(T5Position<double>(position.bucket_weights().template cast<double>(), x.way()));
+        compute(T5Position<double>(position.bucket_weights().template cast<double>(), x.attention_direction()));
       else
         compute(RelativePosition<double>(position.bias().table.template cast<double>()));
     });
   }
 
-  /// The largest error of a result, relative to its largest scalar; infinity where it is not finite.
+  /// The largest error of a result, relative to its largest entry; infinity if it is not finite.
   template <cuda::Storage S>
   double error(const Arrays<S>& arrays) const {
     const Matrix<double> y = arrays.fetch(arrays.y(), m_z);
@@ -174,7 +175,7 @@ class Reference {
   Index m_z;
   std::array<Index, 3> m_rows;
   Matrix<double> m_y;                       // (rows,d_v)
-  std::vector<Matrix<double>> m_gradients;  // of queries, keys and values, if they are asked for
+  std::vector<Matrix<double>> m_gradients;  // of queries, keys and values; empty without gradients
 };
 
 }  // namespace nprf::bench

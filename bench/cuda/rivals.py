@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What PyTorch takes for attention with a bias for every lag, on a GPU: nprf's rivals.
+"""nprf's rivals: implementations of attention with a bias for every lag in PyTorch, on a GPU.
 
-Queries and keys come normalised, and what a rival can prepare, its n x n bias say, is there before the clock starts."""
+Queries and keys are normalised before the measurement, and a rival prepares all it can, such as its n x n bias."""
 
 import gc
 import math
@@ -14,7 +14,7 @@ D = 64
 
 
 class Problem:
-    """q, k, v [batch, heads, n, d], and b[lag + n - 1] for the lags -(n - 1) .. n - 1; both: gradients too."""
+    """q, k, v [batch, heads, n, d], and b[lag + n - 1] for the lags -(n - 1) .. n - 1; both: with gradients."""
 
     def __init__(self, n, batch=1, heads=1, causal=False, both=False, device="cuda", seed=2021):
         generator = torch.Generator(device).manual_seed(seed)
@@ -31,7 +31,7 @@ class Problem:
         return [x.to(dtype).requires_grad_(self.both) for x in (self.q, self.k, self.v)]
 
     def finished(self, attention, q, k, v):
-        """A call, with its gradients if they are asked for."""
+        """A function that runs attention, and computes the gradients if requested."""
         if not self.both:
             return lambda: attention(q, k, v)
         dy = self.dy.to(v.dtype)
@@ -44,7 +44,7 @@ def toeplitz(b, n):
 
 
 def exact(p):
-    """Matmul, bias, softmax, matmul, in float; no TF32."""
+    """Exact attention by matmul, bias, softmax, matmul, in float without TF32."""
     bias = toeplitz(p.b, p.n)
 
     def attention(q, k, v):
@@ -64,7 +64,7 @@ def sdpa(p):
 
 
 def flex(p):
-    """FlexAttention, compiled, which looks the bias up; in bfloat16."""
+    """Compiled FlexAttention that reads the bias from a table, in bfloat16."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     b, n = p.b, p.n
@@ -72,7 +72,7 @@ def flex(p):
     if p.causal:
         blocks = create_block_mask(lambda batch, head, i, j: i >= j, None, None, n, n, device=p.device)
     if p.device == "cuda":
-        torch._dynamo.reset()  # or the shapes before count against its limit
+        torch._dynamo.reset()  # otherwise previous shapes count towards its limit
         flex_attention = torch.compile(flex_attention, dynamic=False)
 
     def score(s, batch, head, i, j):
@@ -85,7 +85,7 @@ def flex(p):
 
 
 def positive_features(x, w):
-    """(.., n, d) -> (.., m, n), of rows of norm 1, up to a factor."""
+    """(.., n, d) -> (.., m, n), for rows of norm 1, up to a constant factor."""
     return torch.exp(w @ x.transpose(-1, -2) - 4)
 
 
@@ -93,7 +93,7 @@ def paper(p, m=32):
     """The formula of Luo et al. 2021 by torch.fft, features included, in float:
     y_i = phi(q_i) D1_i / phi(q_i) D2_i, D = Toeplitz(c) (phi(k) o [v 1])."""
     n, w = p.n, p.draw(m, D)
-    # y[i] = sum_j c[j-i] x[j]: the lag l stands at -l modulo 2n
+    # y[i] = sum_j c[j-i] x[j]: the lag l is at index -l modulo 2n
     kernel = torch.zeros(2 * n, device=p.device)
     kernel[(-torch.arange(-(n - 1), n, device=p.device)) % (2 * n)] = torch.exp(p.b - p.b.max())
     spectrum = torch.fft.rfft(kernel)
@@ -113,7 +113,7 @@ RIVALS = {"exact, fp32": exact, "SDPA, bf16": sdpa, "FlexAttention, bf16": flex,
 
 
 def error_of(name, causal, device="cuda"):
-    """How far a rival is from its formula in double, at a small size: one that computes something else is none."""
+    """The relative error of a rival against its formula in double, at a small size."""
     p = Problem(256, batch=2, heads=3, causal=causal, device=device)
     y = RIVALS[name](p)().double()
     q, k, v, bias = (x.double() for x in (p.q, p.k, p.v, toeplitz(p.b, p.n)))
@@ -127,10 +127,10 @@ def error_of(name, causal, device="cuda"):
 
 
 def check(name, device="cuda"):
-    """Its error, or why it is no rival."""
+    """The error of a rival or the reason why it failed, and whether it is usable."""
     try:
         error = max(error_of(name, causal, device) for causal in (False, True))
-        return f"{error:.1g} off", error < (1e-4 if name.endswith("fp32") else 2e-2)
+        return f"error {error:.1g}", error < (1e-4 if name.endswith("fp32") else 2e-2)
     except Exception as failure:
         return reason(failure), False
 
@@ -149,7 +149,7 @@ def once(run):
 
 
 def milliseconds(run):
-    """As clock.cuh: the median of seven samples, short calls in a graph, calls of 100 ms measured once."""
+    """Like clock.cuh: the median of seven samples. Short calls run in a graph; one of 100 ms is measured once."""
     run()
     first = once(run)
     if first >= 100:
@@ -163,14 +163,14 @@ def milliseconds(run):
             with torch.cuda.graph(graph):
                 work()
             work = graph.replay
-        except Exception:  # what cannot be captured is queued by the host
+        except Exception:  # calls that cannot be captured are queued by the host
             torch.cuda.synchronize()
     once(work)
     return statistics.median(once(work) for _ in range(7)) / calls
 
 
 def measure(name, n, batch, heads, direction, passes, m=None):
-    """{"ms": .., "bytes": beyond inputs} or {"failed": why}."""
+    """{"ms": .., "bytes": in addition to inputs} or {"failed": reason}."""
     try:
         p = Problem(n, batch, heads, direction == "causal", passes == "both")
         torch.cuda.synchronize()

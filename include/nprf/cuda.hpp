@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// nprf on NVIDIA GPUs.
+/// Kernelized attention on NVIDIA GPUs.
 
 #ifndef NPRF_ENABLE_CUDA
 #error \

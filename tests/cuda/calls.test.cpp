@@ -13,7 +13,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-/// What a call leaves alone: other calls, the bits of its own result, and the device when it fails.
+/// Calls do not affect other calls, are bitwise reproducible, and leave the device usable after an error.
 namespace nprf::test::cuda_calls {
 
 namespace {
@@ -26,13 +26,14 @@ constexpr double tolerance = 20 * static_cast<double>(std::numeric_limits<float>
 
 }  // namespace
 
-TEST_CASE("no bit depends on what lay in memory before, nor on the run", "[cuda]") {
+TEST_CASE("results are bitwise reproducible, whatever the workspace contains", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 200, .n_k = 130, .d_v = 9}, {.engine = engine, .owns_workspace = false}, 16};
     const auto plan = x.plan(attention());
     INFO(name(engine));
     Matrix<float> first;
-    for (const unsigned char byte : std::vector<unsigned char>{0, 0xff, 0xff, 0x3f}) {  // zeros, NaN, NaN, 0.747
+    // byte patterns of 0, NaN, NaN and 0.747
+    for (const unsigned char byte : std::vector<unsigned char>{0, 0xff, 0xff, 0x3f}) {
       const DeviceArray<unsigned char> memory(std::vector<unsigned char>(plan->workspace_bytes(), byte));
       const Matrix<float> y = x.result(*plan, {.workspace = memory.data()});
       if (first.size() == 0) first = y;
@@ -42,7 +43,7 @@ TEST_CASE("no bit depends on what lay in memory before, nor on the run", "[cuda]
   }
 }
 
-TEST_CASE("two plans work in two streams at a time", "[cuda]") {
+TEST_CASE("two plans can run concurrently in two streams", "[cuda]") {
   const Stream streams[2];
   for (std::size_t e = 0; e < cuda_engines.size(); ++e) {
     const cuda::Engine a = cuda_engines[e], b = cuda_engines[(e + 1) % cuda_engines.size()];
@@ -55,42 +56,42 @@ TEST_CASE("two plans work in two streams at a time", "[cuda]") {
       on_device.queue(*plan, streams[0]);
       other_on_device.queue(*other_plan, streams[1]);
     }
-    INFO(name(a) << " beside " << name(b));
+    INFO(name(a) << " and " << name(b));
     CHECK(same_bits(on_device.y(streams[0]), alone));
     CHECK(same_bits(other_on_device.y(streams[1]), other_alone));
   }
 }
 
-TEST_CASE("a plan keeps its shared memory when another of fewer channels is made", "[cuda]") {
+TEST_CASE("a plan keeps its shared memory limit after a plan with fewer channels is made", "[cuda]") {
   const PlanCase wide{{.n_q = 70, .n_k = 70, .d_v = 5}, {}, 256}, narrow{{.n_q = 70, .n_k = 70, .d_v = 5}, {}, 200};
-  const auto of = [](Index d) { return Attention(orf<float>(d, 8, 7), NoPosition<float>()); };
-  const auto plan = wide.plan(of(256)), other = narrow.plan(of(200));
-  CHECK(wide.error(of(256), *plan) <= tolerance);
-  CHECK(narrow.error(of(200), *other) <= tolerance);
+  const auto attention_of = [](Index d) { return Attention(orf<float>(d, 8, 7), NoPosition<float>()); };
+  const auto plan = wide.plan(attention_of(256)), other = narrow.plan(attention_of(200));
+  CHECK(wide.error(attention_of(256), *plan) <= tolerance);
+  CHECK(narrow.error(attention_of(200), *other) <= tolerance);
 }
 
-TEST_CASE("exact engines keep rows of steep biases", "[cuda]") {
+TEST_CASE("direct and banded engines are exact for steep biases", "[cuda]") {
   for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded})
     for (const float spread : {20.0f, 60.0f}) {
       const PlanCase x{{.n_q = 300, .n_k = 300, .d_v = 64}, {.engine = engine}, 16};
-      INFO(name(engine) << ", biases that differ by " << spread);
+      INFO(name(engine) << ", range of biases " << spread);
       CHECK(x.error(attention(spread)) <= tolerance);
     }
 }
 
-TEST_CASE("a plan that asks for more memory than there is leaves the device as it was", "[cuda]") {
+TEST_CASE("a failed allocation leaves the device usable", "[cuda]") {
   const PlanCase x{{.n_q = 300, .n_k = 300, .d_v = 5}, {}, 16};
   const auto plan = x.plan(attention());
   const Matrix<float> before = x.result(*plan);
-  std::string words = "no error";
+  std::string message = "no error";
   try {
-    // a tebibyte of features
+    // requests a tebibyte of features
     const cuda::PlanShape absurd{.heads = 1 << 12, .n_q = 1 << 20, .n_k = 1 << 20, .d_v = 5};
     cuda::AttentionPlan<float>(cuda::model_of(attention()), absurd, {.engine = cuda::Engine::direct});
   } catch (const BackendError& error) {
-    words = error.what();
+    message = error.what();
   }
-  CHECK(words.starts_with("CUDA: allocating "));
+  CHECK(message.starts_with("CUDA: allocating "));
   CHECK(cudaGetLastError() == cudaSuccess);
   CHECK(same_bits(x.result(*plan), before));
 }

@@ -14,7 +14,7 @@
 
 namespace nprf::test {
 
-/// An array on the device, sent there and fetched as a whole.
+/// An array on the device. The constructor sends all values, and fetch() copies all of them back.
 template <class S>
 class DeviceArray {
  public:
@@ -41,7 +41,7 @@ class DeviceArray {
   cuda::DeviceMemory m_memory;
 };
 
-/// What is stored, from floats and back.
+/// Conversions between float and the storage types.
 inline void assign(float& to, float x) { to = x; }
 inline void assign(__half& to, float x) { to = __float2half_rn(x); }
 inline void assign(__nv_bfloat16& to, float x) { to = __float2bfloat16_rn(x); }

@@ -25,7 +25,7 @@ class Stream {
   cudaStream_t m_stream = nullptr;
 };
 
-/// A case's arrays on the device, for calls that are only queued; y is NaN before the first.
+/// A test case's arrays on the device, for calls that are queued in a stream. y is NaN before the first call.
 template <cuda::Storage S>
 class DeviceCase {
  public:
@@ -42,7 +42,7 @@ class DeviceCase {
                  {m_y.data(), m_case.shape.n_q, m_case.shape.d_v}, stream);
   }
 
-  /// Other queries, in the place of the first.
+  /// Overwrites the queries.
   void set_q(const Matrix<float>& q, const Stream& stream) const {
     const std::vector<S> values = stored<S>(q);
     cuda::check(cudaMemcpyAsync(m_q.data(), values.data(), values.size() * sizeof(S), cudaMemcpyHostToDevice, stream),
@@ -50,7 +50,7 @@ class DeviceCase {
     stream.wait();
   }
 
-  /// When the stream has come so far.
+  /// The result, after all work in the stream has completed.
   Matrix<float> y(const Stream& stream) const {
     stream.wait();
     return as_floats(m_y.fetch(), m_case.shape.n_q, m_case.shape.d_v);

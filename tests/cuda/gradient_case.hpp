@@ -13,7 +13,7 @@
 
 namespace nprf::test {
 
-/// Gradients of a plan, which were NaN before.
+/// The gradients of a plan. Their memory is NaN before the call.
 template <class S>
 Gradients<float> gradients_of(const PlanCase& x, const cuda::AttentionPlan<S>& plan, const Matrix<float>& dy,
                               const cuda::PlanCall& call = {}) {
@@ -42,18 +42,18 @@ Gradients<float> gradients_of(const PlanCase& x, const cuda::AttentionPlan<S>& p
           {}};
 }
 
-/// The largest difference of numbers, relative to what they are sums of, and where it is.
+/// The largest difference of two arrays, relative to the magnitude of the terms that they are sums of.
 class LargestDifference {
  public:
   template <class A, class B>
   void compare(const char* what, const A& got, const B& expected, double size) {
     REQUIRE(got.size() == expected.size());
     for (Index e = 0; e < got.size(); ++e) {
-      const double off =
+      const double difference =
           std::abs(static_cast<double>(got.reshaped()[e]) - static_cast<double>(expected.reshaped()[e])) / size;
-      if (off <= m_value) continue;
-      UNSCOPED_INFO(what << ": " << off);
-      m_value = std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
+      if (difference <= m_value) continue;
+      UNSCOPED_INFO(what << ": " << difference);
+      m_value = std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
     }
   }
   double value() const { return m_value; }
@@ -62,7 +62,7 @@ class LargestDifference {
   double m_value = 0;
 };
 
-/// The largest difference of any gradients.
+/// The largest relative difference of all gradients.
 inline double difference(const Gradients<float>& got, const Gradients<float>& expected,
                          const GradientMagnitudes& sizes) {
   LargestDifference worst;

@@ -9,12 +9,13 @@
 
 namespace nprf::test {
 
-/// The largest of each gradient if all that is added up had one sign: rounding is relative to these.
+/// The largest magnitude of each gradient, with all terms of its sum replaced by their absolute values. Rounding errors
+/// are relative to it.
 struct GradientMagnitudes {
   double queries, keys, values, bias;
 };
 
-/// Of Y = ((A B^T) o C) [V 1] and G = dL/dY, all of them without their signs, and of |dphi/dx| <= phi (|w| + |x|).
+/// Computed from the absolute values of Y = ((A B^T) o C) [V 1] and G = dL/dY, with |dphi/dx| <= phi (|w| + |x|).
 template <class F, class P>
 GradientMagnitudes gradient_magnitudes(const Attention<F, P>& attention, const Matrix<typename F::Scalar>& q,
                                        const Matrix<typename F::Scalar>& k, const Matrix<typename F::Scalar>& v,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Every kernel, for the compiler to look at (compile).
+// Instantiates every kernel, to be compiled by tests/cuda/compile.
 #include "nprf/cuda/plan/attention_plan.cuh"
 
 template class nprf::cuda::AttentionPlan<float>;

@@ -16,7 +16,7 @@ namespace nprf::test {
 inline const std::vector<cuda::Engine> cuda_engines{cuda::Engine::direct, cuda::Engine::banded, cuda::Engine::fused,
                                                     cuda::Engine::cufft};
 
-/// Queries, keys and values of one head, for a plan and for the CPU.
+/// The queries, keys and values of one head, for a plan and for the CPU.
 struct PlanCase {
   PlanCase(const cuda::PlanShape& shape_, const cuda::PlanOptions& options_, Index d)
       : shape(shape_),
@@ -30,7 +30,7 @@ struct PlanCase {
     return std::make_unique<cuda::AttentionPlan<S>>(cuda::model_of(attention), shape, options);
   }
 
-  /// y of a plan, which was NaN before.
+  /// y of a plan. Its memory is NaN before the call.
   template <class S>
   Matrix<float> result(const cuda::AttentionPlan<S>& plan, const cuda::PlanCall& call = {},
                        cuda::Counts* counts = nullptr) const {
@@ -50,7 +50,7 @@ struct PlanCase {
     return result<S>(*plan<S>(attention), {}, counts);
   }
 
-  /// The largest |y - the CPU's y in double| over the largest |v|, of what is stored as S.
+  /// The largest |y - y'| / max |v|, where y' is the CPU's result in double, for inputs rounded to S.
   template <class S, class F, class P>
   double error(const Attention<F, P>& attention, const cuda::AttentionPlan<S>& plan,
                const cuda::PlanCall& call = {}) const {
@@ -61,8 +61,8 @@ struct PlanCase {
     const double largest = static_cast<double>(v.size() == 0 ? 1.0f : v.cwiseAbs().maxCoeff());
     double worst = 0;
     for (Index i = 0; i < y.size(); ++i) {
-      const double off = std::abs(static_cast<double>(y.data()[i]) - static_cast<double>(expected.data()[i]));
-      if (!(off <= worst)) worst = std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
+      const double difference = std::abs(static_cast<double>(y.data()[i]) - static_cast<double>(expected.data()[i]));
+      if (!(difference <= worst)) worst = std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;
     }
     return worst / largest;
   }

@@ -14,24 +14,24 @@
 
 namespace nprf::test {
 
-/// What values are stored as, and features on their way to the tiles.
+/// The storage type of values, and the type of features that tiles read.
 template <class S_, class Feature_>
 struct TileTypes {
   using S = S_;
   using Feature = Feature_;
 };
 
-/// Y = ((A B^T) o C) [V 1] of small integers and weights that are powers of two, so that bfloat16 and float hold all of
-/// it, and tiles must be exact.
+/// Y = ((A B^T) o C) [V 1] of small integers and of weights that are powers of two. bfloat16 and float represent all
+/// operands and sums exactly, so that tiles must be exact.
 template <cuda::Storage S, class Feature>
 struct TileCase {
   int batch = 1, heads = 1, n_q = 1, n_k = 1, r = 16, p = 64;
-  double density = 0.5;                   // of ones in B
-  int v_offset = 0, v_stride = p;         // where values lie
-  std::vector<float> weights = {1};       // those that lags are given, at random
-  cuda::Band band = {-n_q + 1, n_k - 1};  // lags before and after it have these weights
+  double density = 0.5;                   // probability that an entry of B is 1
+  int v_offset = 0, v_stride = p;         // offset and row stride of the stored values
+  std::vector<float> weights = {1};       // the weights in the band, chosen at random
+  cuda::Band band = {-n_q + 1, n_k - 1};  // lags outside have the constant weights `before` and `after`
   float before = 1, after = 1;
-  int last_seen = n_k - 1;  // lags beyond have no weight
+  int last_attended = n_k - 1;  // lags beyond have weight 0
   bool masked = false;
 
   int z() const { return batch * heads; }
@@ -45,19 +45,19 @@ struct TileCase {
   Data data() const {
     std::mt19937 random(7);
     std::uniform_int_distribution<int> number(-8, 8);
-    std::bernoulli_distribution one(density), half(0.5);
+    std::bernoulli_distribution entry(density), half(0.5);
     Data x{Matrix<float>(z() * n_q, r), Matrix<float>(z() * n_k, r), Matrix<float>(z() * n_k, p),
            Matrix<float>(heads, lags()), std::vector<unsigned char>(static_cast<std::size_t>(batch * n_k), 1)};
     for (float& a : x.A.reshaped()) a = half(random);
-    for (float& b : x.B.reshaped()) b = one(random);
+    for (float& b : x.B.reshaped()) b = entry(random);
     for (float& v : x.V.reshaped()) v = static_cast<float>(density < 0.5 ? number(random) / 8 : number(random));
     for (int h = 0; h < heads; ++h)
       for (int e = 0; e < lags(); ++e) {
         const int lag = e - (n_q - 1);
-        x.c(h, e) = lag > last_seen    ? 0
-                    : lag < band.first ? before
-                    : lag > band.last  ? after
-                                       : weights[random() % weights.size()];
+        x.c(h, e) = lag > last_attended ? 0
+                    : lag < band.first  ? before
+                    : lag > band.last   ? after
+                                        : weights[random() % weights.size()];
       }
     if (masked)
       for (int k = 0; k < batch * n_k; ++k)
@@ -68,7 +68,7 @@ struct TileCase {
     return x;
   }
 
-  /// (z n_q,p + 1), by the formula.
+  /// The result by the formula, (z n_q,p + 1).
   Matrix<double> expected(const Data& x) const {
     Matrix<double> Y = Matrix<double>::Zero(z() * n_q, p + 1);
     for (int s = 0; s < z(); ++s) {
@@ -82,7 +82,7 @@ struct TileCase {
     return Y;
   }
 
-  // features as tiles want them: by channel, or rows of sixteens
+  // features in the layout of tiles: by channel, or by token with rows padded to a multiple of 16
   int stored_features() const { return std::is_same_v<Feature, float> ? r : (r + 15) / 16 * 16; }
   std::vector<Feature> features(const Matrix<float>& x, int n) const {
     std::vector<Feature> values(static_cast<std::size_t>(z() * n * stored_features()));
@@ -101,7 +101,7 @@ struct TileCase {
       return cuda::DeviceMatrixView<const Feature>(features, batch, heads, n, stored_features());
   }
 
-  /// The same by an engine, in so many parts that are added up.
+  /// The result by direct or by banded kernels, as the sum over `parts` parts.
   Matrix<double> result(const Data& x, int parts, bool banded = false) const {
     return result_of(x, parts, [&](const cuda::TileTask<S, Feature>& task, float* N, float* D) {
       if (!banded) return cuda::queue_direct<S, Feature>({task, parts, N, D}, z(), nullptr);
@@ -111,11 +111,11 @@ struct TileCase {
       cuda::queue_banded<S, Feature>({{task, left.data(), right.data()}, band, parts, N, D}, z(), nullptr);
     });
   }
-  /// Of queue(task, N, D).
+  /// The result of kernels that queue(task, N, D) queues.
   template <class Queue>
   Matrix<double> result_of(const Data& x, int parts, Queue&& queue) const {
     std::vector<S> v(static_cast<std::size_t>(v_offset + z() * n_k * v_stride));
-    for (S& one : v) assign(one, std::numeric_limits<float>::quiet_NaN());
+    for (S& entry : v) assign(entry, std::numeric_limits<float>::quiet_NaN());
     for (int k = 0; k < z() * n_k; ++k)
       for (int e = 0; e < p; ++e) assign(v[static_cast<std::size_t>(v_offset + k * v_stride + e)], x.V(k, e));
     const DeviceArray<Feature> dA(features(x.A, n_q)), dB(features(x.B, n_k));
@@ -131,7 +131,7 @@ struct TileCase {
     const cuda::TileTask<S, Feature> task{
         operand(dA.data(), n_q), operand(dB.data(), n_k),
         cuda::Columns<S>{V, masked ? reinterpret_cast<const bool*>(mask.data()) : nullptr},
-        cuda::DeviceWeights{dc.data(), lags(), lags(), -n_q + 1, 1, -n_q + 1, last_seen}};
+        cuda::DeviceWeights{dc.data(), lags(), lags(), -n_q + 1, 1, -n_q + 1, last_attended}};
     queue(task, N.data(), D.data());
     const Matrix<double> n = as_floats(N.fetch(), parts * z() * n_q, p).template cast<double>(),
                          d = as_floats(D.fetch(), parts * z() * n_q, 1).template cast<double>();

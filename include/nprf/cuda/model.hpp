@@ -7,38 +7,39 @@
 
 #include "nprf/core/engine.hpp"
 
-/// What an attention is, in plain numbers: of a CPU's attention by model_of (plan/model_of.hpp), for an AttentionPlan
-/// (plan/attention_plan.cuh). It knows of no matrix library, so that device code is compiled without one.
+/// A description of an attention by plain numbers. model_of (plan/model_of.hpp) makes it from a CPU attention, and an
+/// AttentionPlan (plan/attention_plan.cuh) reads it. It includes no matrix library, so that device code compiles
+/// without one.
 namespace nprf::cuda {
 
 enum class FeatureKind { positive, hyperbolic, trigonometric, elu };
 
-/// A feature map of one head; see feature_map/.
+/// The feature map of one head; see feature_map/.
 struct FeatureModel {
   FeatureKind kind = FeatureKind::positive;
-  int d = 0;                      // of queries and keys
-  int m = 0;                      // rows of the projection; none for elu
+  int d = 0;                      // dimension of queries and keys
+  int m = 0;                      // rows of the projection; 0 for elu
   std::vector<float> projection;  // (m,d)
 
-  /// r: features of a token.
+  /// r, the number of features of a token.
   int features() const { return kind == FeatureKind::positive ? m : kind == FeatureKind::elu ? d : 2 * m; }
 };
 
-/// A position of one head: b[lag] = factor(lag) parameters[index(lag)], of the lags from `first` on; lags beyond either
-/// end take what stands there.
+/// The position of one head: b[lag] = parameters[index[lag - first]], or b[lag] = -parameters[0] |lag| if linear. A lag
+/// beyond either end of `index` uses the index at that end.
 struct PositionModel {
-  std::vector<float> parameters;  // of any shape; none for no position
+  std::vector<float> parameters;  // in any order; empty: b = 0
   std::ptrdiff_t first = 0;
-  std::vector<std::int32_t> index;  // of each lag, unless the bias is linear
+  std::vector<std::int32_t> index;  // of each lag, from lag `first` on; empty if linear
   bool linear = false;              // ALiBi: b = -parameters[0] |lag|
 };
 
-/// The heads of an attention, one after another.
+/// An attention of one or more heads.
 struct AttentionModel {
   Direction direction = Direction::bidirectional;
-  double radius = 1;                     // of queries and keys, or 0: times d^(-1/4) where features estimate exp
-  std::vector<FeatureModel> features;    // one, or one a head; their kinds and shapes are alike
-  std::vector<PositionModel> positions;  // one, or one a head; with equally many parameters
+  double radius = 1;                   // norm of queries and keys. 0: they are scaled by d^(-1/4) instead, but for elu
+  std::vector<FeatureModel> features;  // one for all heads, or one per head; all of the same kind and shape
+  std::vector<PositionModel> positions;  // one for all heads, or one per head; all with the same number of parameters
 };
 
 }  // namespace nprf::cuda

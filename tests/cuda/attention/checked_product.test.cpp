@@ -14,7 +14,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-/// No row that a plan returns is silently wrong: errors are below the tolerance by every engine.
+/// With every engine the errors of all rows are within the tolerance.
 namespace nprf::test::cuda_attention_checked_product {
 
 namespace {
@@ -22,10 +22,10 @@ namespace {
 using namespace adversarial;
 
 constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
-const std::vector<cuda::Engine> transforms{cuda::Engine::fused, cuda::Engine::cufft};
+const std::vector<cuda::Engine> fft_engines{cuda::Engine::fused, cuda::Engine::cufft};
 
-// what features of norm R, and sums, are off by
-double base(double R) { return 20 * eps + 5e-7 * R * R; }
+// bound of the error that features of norm R, and sums, add
+double base_error(double R) { return 20 * eps + 5e-7 * R * R; }
 
 PlanCase plan_case(const Case& c, const Problem<float>& problem, const cuda::PlanOptions& options) {
   PlanCase x{{.n_q = c.n_q, .n_k = c.n_k, .d_v = c.d_v}, options, c.d};
@@ -33,7 +33,7 @@ PlanCase plan_case(const Case& c, const Problem<float>& problem, const cuda::Pla
   return x;
 }
 
-// each bias with all sides, and some of the norms, values, keys and engines: those that follow from the case's number
+// all combinations of biases and sides; norms, values, keys, sizes and engines cycle with the index of the case
 std::vector<Case> cases() {
   static constexpr std::array norms{1.0, 8.0, 2.0, 30.0};
   std::vector<Case> all;
@@ -55,7 +55,7 @@ std::vector<Case> cases() {
     }
   return all;
 }
-cuda::Engine transforms_of(const Case& c) { return transforms[c.seed % 2]; }
+cuda::Engine fft_engine_of(const Case& c) { return fft_engines[c.seed % 2]; }
 
 double median(std::vector<double> x) {
   const auto middle = x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2);
@@ -65,55 +65,55 @@ double median(std::vector<double> x) {
 
 }  // namespace
 
-TEST_CASE("no row of a plan is farther off than the tolerance", "[cuda]") {
-  long repaired = 0, rescued = 0;
+TEST_CASE("the error of every row is within the tolerance", "[cuda]") {
+  long repaired_rows = 0, rescued_rows = 0;
   for (const Case& c : cases()) {
     const Problem<float> problem(c);
     const Truth<float> truth(c, problem);
-    for (const cuda::Engine engine : {transforms_of(c), cuda::Engine::direct}) {
+    for (const cuda::Engine engine : {fft_engine_of(c), cuda::Engine::direct}) {
       if (engine == cuda::Engine::direct && c.seed % 4 != 0) continue;
       cuda::Counts counts{};
       const PlanCase x = plan_case(c, problem, {.engine = engine});
       const double error = truth.error(x.result(problem.attention(c, Engine::direct), &counts));
-      INFO(name(engine) << ": error " << error << ", bound " << counts.error_bound << ", repaired "
-                        << counts.repaired_rows << ", rescued " << counts.rescued_rows << ": " << c.name());
+      INFO(name(engine) << ": error " << error << ", bound " << counts.error_bound << ", repaired rows "
+                        << counts.repaired_rows << ", rescued rows " << counts.rescued_rows << ": " << c.name());
       CHECK(error <= 1e-4 + 5e-7 * truth.largest_norm * truth.largest_norm);
       CHECK(static_cast<double>(counts.error_bound) <= 0.5e-4);
       CHECK(counts.indefinite_rows == 0);
       CHECK(counts.empty_rows == truth.empty);
-      repaired += counts.repaired_rows;
-      rescued += counts.rescued_rows;
+      repaired_rows += counts.repaired_rows;
+      rescued_rows += counts.rescued_rows;
     }
   }
-  CHECK(repaired > 3000);
-  CHECK(rescued > 300);
+  CHECK(repaired_rows > 3000);
+  CHECK(rescued_rows > 300);
 }
 
-TEST_CASE("bounds of transforms are above their errors, and not far above", "[cuda]") {
+TEST_CASE("FFT error bounds exceed the errors, by a median factor of at most 100", "[cuda]") {
   std::vector<double> ratios;
   for (const Case& c : cases()) {
     if (c.norm > 8) continue;
     const Problem<float> problem(c);
     const Truth<float> truth(c, problem);
-    const cuda::Engine engine = transforms_of(c);
+    const cuda::Engine engine = fft_engine_of(c);
     for (const double tolerance : {c.seed % 3 == 0 ? 1e-5 : 1e-2, std::numeric_limits<double>::infinity()}) {
       cuda::Counts counts{};
       const PlanCase x = plan_case(c, problem, {.engine = engine, .tolerance = tolerance});
       const double error = truth.error(x.result(problem.attention(c, Engine::direct), &counts));
       const double bound = static_cast<double>(counts.error_bound);
-      INFO(name(engine) << ", tolerance " << tolerance << ": error " << error << ", bound " << bound << ", repaired "
-                        << counts.repaired_rows << ": " << c.name());
+      INFO(name(engine) << ", tolerance " << tolerance << ": error " << error << ", bound " << bound
+                        << ", repaired rows " << counts.repaired_rows << ": " << c.name());
       CHECK(bound <= tolerance / 2);
-      CHECK(error <= bound + base(truth.largest_norm));
-      if (error > 2 * base(truth.largest_norm) && c.keys != Keys::alike) ratios.push_back(bound / error);
+      CHECK(error <= bound + base_error(truth.largest_norm));
+      if (error > 2 * base_error(truth.largest_norm) && c.keys != Keys::alike) ratios.push_back(bound / error);
     }
   }
   REQUIRE(ratios.size() > 30);
   CHECK(median(ratios) <= 100);
 }
 
-TEST_CASE("benign input of any scale repairs nothing", "[cuda]") {
-  for (const cuda::Engine engine : transforms)
+TEST_CASE("with benign input of any scale no row is recomputed", "[cuda]") {
+  for (const cuda::Engine engine : fft_engines)
     for (const Index d_v : {5, 12})
       for (const float scale : {1e-30f, 1e-6f, 1.0f, 1e6f, 1e30f}) {
         PlanCase x{{.n_q = 200, .n_k = 200, .d_v = d_v}, {.engine = engine}, 16};
@@ -129,19 +129,19 @@ TEST_CASE("benign input of any scale repairs nothing", "[cuda]") {
       }
 }
 
-TEST_CASE("by transforms too what a row does not see does not touch it", "[cuda]") {
+TEST_CASE("with FFT engines non-finite inputs affect only the rows that attend to them", "[cuda]") {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
   const Attention causal(orf<float>(6, 16, 7), RelativePosition<float>(normal_vector<float>(41, 5)),
                          {.direction = Direction::causal});
-  for (const cuda::Engine engine : transforms) {
+  for (const cuda::Engine engine : fft_engines) {
     PlanCase x{{.n_q = 400, .n_k = 400, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
     const Matrix<float> before = x.result(causal);
     const double largest = static_cast<double>(x.v.cwiseAbs().maxCoeff());
     x.options.engine = engine;
-    const auto check_rows = [&](double tolerance, auto&& touched) {
+    const auto check_rows = [&](double tolerance, auto&& is_affected) {
       const Matrix<float> after = x.result(causal);
       for (Index i = 0; i < 400; ++i)
-        if (touched(i))
+        if (is_affected(i))
           CHECK(!after.row(i).array().isFinite().any());
         else
           CHECK(static_cast<double>((after.row(i) - before.row(i)).cwiseAbs().maxCoeff()) <= tolerance * largest);
@@ -149,27 +149,27 @@ TEST_CASE("by transforms too what a row does not see does not touch it", "[cuda]
     INFO(name(engine));
     x.q.row(17).setConstant(nan);
     check_rows(0.5e-4 + 20 * eps, [](Index i) { return i == 17; });
-    x.v.row(300).setConstant(infinity);  // all rows by tiles
+    x.v.row(300).setConstant(infinity);  // all rows fail, and are recomputed by tiles
     check_rows(20 * eps, [](Index i) { return i == 17 || i >= 300; });
     x.k.bottomRows(200).setConstant(nan);
     check_rows(20 * eps, [](Index i) { return i == 17 || i >= 200; });
   }
 }
 
-TEST_CASE("padding that holds anything makes no row worse", "[cuda]") {
+TEST_CASE("NaNs in padding affect no row and no error bound", "[cuda]") {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   const Index n = 300;
   const Attention attention(orf<float>(6, 16, 7), RelativePosition<float>(normal_vector<float>(599, 5)));
   const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(n));
   std::fill_n(mask.get(), 200, true);
-  const DeviceArray<unsigned char> seen(std::vector<unsigned char>(mask.get(), mask.get() + n));
-  for (const cuda::Engine engine : transforms) {
+  const DeviceArray<unsigned char> device_mask(std::vector<unsigned char>(mask.get(), mask.get() + n));
+  for (const cuda::Engine engine : fft_engines) {
     PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine}, 6};
     x.k.bottomRows(100).setConstant(nan);
     x.v.bottomRows(100).setConstant(nan);
     cuda::Counts counts{};
     const Matrix<float> y =
-        x.result(*x.plan(attention), {.key_mask = reinterpret_cast<const bool*>(seen.data())}, &counts);
+        x.result(*x.plan(attention), {.key_mask = reinterpret_cast<const bool*>(device_mask.data())}, &counts);
     const Matrix<float> expected = attention(x.q, x.k, x.v, {.key_mask = {mask.get(), static_cast<std::size_t>(n)}});
     INFO(name(engine));
     CHECK((y - expected).cwiseAbs().maxCoeff() <=
@@ -178,9 +178,9 @@ TEST_CASE("padding that holds anything makes no row worse", "[cuda]") {
   }
 }
 
-TEST_CASE("parameters that are set anew have certificates of their own", "[cuda]") {
+TEST_CASE("set_parameters updates the error bounds", "[cuda]") {
   const Index n = 300;
-  for (const cuda::Engine engine : transforms) {
+  for (const cuda::Engine engine : fft_engines) {
     const PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine}, 6};
     const Attention first(orf<float>(6, 16, 7), RelativePosition<float>(normal_vector<float>(599, 5)));
     Vector<float> ramp = Vector<float>::LinSpaced(599, 0, 60);
@@ -199,9 +199,9 @@ TEST_CASE("parameters that are set anew have certificates of their own", "[cuda]
   }
 }
 
-TEST_CASE("how many rows of alike keys will be drowned is known before", "[cuda]") {
+TEST_CASE("failing_share predicts the number of failing rows for equal keys", "[cuda]") {
   const Index n = 300;
-  int partly = 0;
+  int partial_shares = 0;
   for (const double slope : {0.0, 0.02, 0.05, -0.05, 0.3})
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       Vector<float> table = Vector<float>::LinSpaced(2 * n - 1, 0, static_cast<float>(slope) * (2 * n - 2));
@@ -212,17 +212,17 @@ TEST_CASE("how many rows of alike keys will be drowned is known before", "[cuda]
           cuda::model_of(Attention(orf<float>(6, 16, 7), RelativePosition<float>(table), {.direction = direction}));
       const cuda::DeviceModel on_device(model, x.shape, false, nullptr);
       const double share =
-          cuda::drowned_share(on_device.weights_of(model.positions[0]), n, n, 2048, x.options.tolerance);
+          cuda::failing_share(on_device.weights_of(model.positions[0]), n, n, 2048, x.options.tolerance);
       cuda::Counts counts{};
       x.result(cuda::AttentionPlan<float>(model, x.shape, x.options), {}, &counts);
       INFO("slope " << slope << (direction == Direction::causal ? ", causal" : ""));
-      CHECK(std::abs(share * n - counts.repaired_rows - counts.rescued_rows) <= 2);  // some stand at the edge
-      partly += share > 0.1 && share < 0.9;
+      CHECK(std::abs(share * n - counts.repaired_rows - counts.rescued_rows) <= 2);  // some rows are close to the limit
+      partial_shares += share > 0.1 && share < 0.9;
     }
-  CHECK(partly > 2);
+  CHECK(partial_shares > 2);
 }
 
-TEST_CASE("tolerances that are none are refused in words", "[cuda]") {
+TEST_CASE("invalid tolerances are refused", "[cuda]") {
   const Attention attention(orf<float>(6, 16, 7), NoPosition<float>());
   for (const double tolerance : {-1.0, std::numeric_limits<double>::quiet_NaN()}) {
     const PlanCase x{{.n_q = 9, .n_k = 9, .d_v = 5}, {.tolerance = tolerance}, 6};

@@ -19,20 +19,20 @@ namespace {
 constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
 
 template <class F, class P>
-void check(const PlanCase& x, const Attention<F, P>& attention, double tolerance, int rescued) {
+void check(const PlanCase& x, const Attention<F, P>& attention, double tolerance, int min_rescued_rows) {
   cuda::Counts counts{};
   const auto plan = x.plan(attention);
   x.result(*plan, {}, &counts);
-  INFO(name(x.options.engine) << ", rescued " << counts.rescued_rows);
+  INFO(name(x.options.engine) << ", rescued rows " << counts.rescued_rows);
   CHECK(x.error(attention, *plan) <= tolerance);
-  CHECK(counts.rescued_rows >= rescued);
+  CHECK(counts.rescued_rows >= min_rescued_rows);
   CHECK(counts.empty_rows == 0);
   CHECK(counts.indefinite_rows == 0);
 }
 
 }  // namespace
 
-TEST_CASE("rows whose weights underflow beside others' are rescued, by every engine", "[cuda]") {
+TEST_CASE("rows whose weights underflow are recomputed in the log domain by every engine", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines)
     for (const float step : {0.7f, -4.0f}) {
       const Index n = 150, d_v = step < 0 ? 70 : 3;
@@ -46,20 +46,20 @@ TEST_CASE("rows whose weights underflow beside others' are rescued, by every eng
     }
 }
 
-TEST_CASE("rows that see only what is far are rescued by ALiBi's own biases", "[cuda]") {
+TEST_CASE("ALiBi rows that attend only to distant keys are recomputed in the log domain", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 300, .n_k = 90, .d_v = 5}, {.engine = engine}, 6};
     check(x, Attention(orf<float>(6, 40, 7), AlibiPosition<float>(1.5f)), 30 * eps, 100);
   }
 }
 
-TEST_CASE("rows whose features underflow beside others' are rescued", "[cuda]") {
-  // exponents of about 30^2 / 2 apart, which are off by eps of that
+TEST_CASE("rows whose features underflow are recomputed in the log domain", "[cuda]") {
+  // log-scales differ by about 30^2 / 2, and their rounding errors are eps times that
   for (const cuda::Engine engine : cuda_engines) {
     PlanCase x{{.n_q = 150, .n_k = 150, .d_v = 5}, {.engine = engine}, 6};
     x.q *= 20;
     x.k *= 20;
-    x.k.row(7).setZero();  // far above all others, but no row sees it
+    x.k.row(7).setZero();  // its log-scale is far above all others, but the rows that underflow do not attend to it
     Vector<float> table = Vector<float>::Zero(299);
     for (Index lag = 0; lag < 299; ++lag)
       if ((lag - 149) % 2 == 0) table[lag] = -std::numeric_limits<float>::infinity();
@@ -72,7 +72,7 @@ TEST_CASE("rows whose features underflow beside others' are rescued", "[cuda]") 
   }
 }
 
-TEST_CASE("features that tell no logarithms rescue nothing, and the rows are counted", "[cuda]") {
+TEST_CASE("non-exponential features have no log domain, and rows that underflow are counted", "[cuda]") {
   const Index n = 200;
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = n, .n_k = n, .d_v = 3}, {.engine = engine}, 6};
@@ -92,7 +92,7 @@ TEST_CASE("features that tell no logarithms rescue nothing, and the rows are cou
   }
 }
 
-TEST_CASE("a row that is rescued has what it sees of NaNs, and of nothing else", "[cuda]") {
+TEST_CASE("rows in the log domain are affected only by NaNs that they attend to", "[cuda]") {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   const Index n = 300;
   PlanCase x{{.n_q = n, .n_k = n, .d_v = 3}, {.engine = cuda::Engine::direct}, 6};
@@ -104,10 +104,10 @@ TEST_CASE("a row that is rescued has what it sees of NaNs, and of nothing else",
   x.k.row(61).setConstant(nan);
   cuda::Counts counts{};
   const Matrix<float> after = x.result(causal, &counts);
-  REQUIRE(counts.rescued_rows > 80);  // the first ones
+  REQUIRE(counts.rescued_rows > 80);  // rows at the start
   for (Index i = 0; i < 80; ++i) {
-    const bool touched = i == 30 || i >= 60;
-    CHECK((touched ? after.row(i).array().isNaN().all() : after.row(i) == before.row(i)));
+    const bool is_affected = i == 30 || i >= 60;
+    CHECK((is_affected ? after.row(i).array().isNaN().all() : after.row(i) == before.row(i)));
   }
 }
 

@@ -26,10 +26,10 @@ namespace {
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
 
-// of sums of terms of one sign: rounding of features, of products and of weights
+// for sums of terms of one sign: the rounding errors of features, products and weights
 constexpr double tolerance = 10 * eps;
 
-/// Heads of a batch, one below another.
+/// The inputs of all heads of a batch, as row blocks of one matrix each.
 struct Heads {
   Heads(const cuda::PlanShape& shape_, Index d)
       : shape(shape_),
@@ -38,19 +38,21 @@ struct Heads {
         k(normal<float>(z * shape.n_k, d, 2)),
         v(normal<float>(z * shape.n_k, shape.d_v, 3)),
         dy(normal<float>(z * shape.n_q, shape.d_v, 4)),
-        seen(new bool[static_cast<std::size_t>(shape.batch * shape.n_k)]) {
-    std::fill_n(seen.get(), shape.batch * shape.n_k, true);
+        mask(new bool[static_cast<std::size_t>(shape.batch * shape.n_k)]) {
+    std::fill_n(mask.get(), shape.batch * shape.n_k, true);
   }
 
   cuda::PlanShape shape;
   Index z;
   Matrix<float> q, k, v, dy;
-  std::unique_ptr<bool[]> seen;  // [batch, n_k]
+  std::unique_ptr<bool[]> mask;  // [batch, n_k]
 };
 
-/// A plan's gradients, which were NaN before, and how many rows forward rescues.
+/// The gradients of a plan, whose memory is NaN before the call, and the number of rows that forward recomputes in the
+/// log domain.
 template <class S>
-Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model, cuda::Engine engine, int& rescued) {
+Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model, cuda::Engine engine,
+                              int& rescued_rows) {
   const cuda::AttentionPlan<S> plan(model, x.shape, {.engine = engine, .gradients = true});
   const auto poisoned = [](const Matrix<float>& like) {
     return stored<S>(Matrix<float>::Constant(like.rows(), like.cols(), nan));
@@ -59,19 +61,19 @@ Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model,
       dq(poisoned(x.q)), dk(poisoned(x.k)), dv(poisoned(x.v));
   const std::size_t count = model.positions.size() * model.positions.front().parameters.size();
   const DeviceArray<float> parameters(std::vector<float>(count, nan));
-  const DeviceArray<unsigned char> seen(
-      std::vector<unsigned char>(x.seen.get(), x.seen.get() + x.shape.batch * x.shape.n_k));
+  const DeviceArray<unsigned char> mask(
+      std::vector<unsigned char>(x.mask.get(), x.mask.get() + x.shape.batch * x.shape.n_k));
   const auto view = [&](const DeviceArray<S>& a, Index tokens, Index channels) {
     return cuda::DeviceMatrixView<S>(a.data(), x.shape.batch, x.shape.heads, tokens, channels);
   };
   const auto& [batch, heads, n_q, n_k, d_v, offset] = x.shape;
   const Index d = x.q.cols();
-  const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(seen.data())};
+  const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(mask.data())};
   plan.forward(view(q, n_q, d), view(k, n_k, d), view(v, n_k, d_v), view(y, n_q, d_v), call, nullptr);
   cuda::Counts counts{};
   cuda::check(cudaMemcpyAsync(&counts, plan.counts(call), sizeof(counts), cudaMemcpyDeviceToHost, nullptr), "counts");
   cuda::check(cudaStreamSynchronize(nullptr), "counts");
-  rescued = counts.rescued_rows;
+  rescued_rows = counts.rescued_rows;
   plan.backward(view(q, n_q, d), view(k, n_k, d), view(v, n_k, d_v), view(dy, n_q, d_v),
                 {view(dq, n_q, d), view(dk, n_k, d), view(dv, n_k, d_v), count == 0 ? nullptr : parameters.data()},
                 call, nullptr);
@@ -84,10 +86,10 @@ Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model,
           {}};
 }
 
-/// The largest error of any gradient, relative to what it is a sum of: of attentions for each head, in double, which
-/// may share the first one's position.
+/// The largest error of any gradient, relative to the sum of the magnitudes of its terms. The expected values
+/// come from attentions in double, one per head or one for all. If `shared`, all heads use the first one's position.
 template <class S = float, class F, class P>
-double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cuda::Engine engine, int at_least,
+double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cuda::Engine engine, int min_rescued_rows,
              bool shared = false) {
   static_assert(std::is_same_v<typename F::Scalar, double>);
   cuda::AttentionModel model = cuda::model_of(attentions.front());
@@ -95,54 +97,55 @@ double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cud
     model.features.push_back(cuda::model_of(attentions[h].features()));
     if (!shared) model.positions.push_back(cuda::model_of(attentions[h].position()));
   }
-  int rescued = 0;
-  const Gradients<float> got = gradients_of<S>(x, model, engine, rescued);
-  INFO(name(engine) << ", rescued " << rescued);
-  CHECK(rescued >= at_least);
+  int rescued_rows = 0;
+  const Gradients<float> got = gradients_of<S>(x, model, engine, rescued_rows);
+  INFO(name(engine) << ", rescued rows " << rescued_rows);
+  CHECK(rescued_rows >= min_rescued_rows);
 
   LargestDifference worst;
   Matrix<double> bias = Matrix<double>::Zero(got.bias.rows(), got.bias.cols());
-  double bias_size = 0;
+  double bias_magnitude = 0;
   const auto& [batch, heads, n_q, n_k, d_v, offset] = x.shape;
   for (Index z = 0; z < x.z; ++z) {
-    const auto own = [&](const Matrix<float>& a, Index n) -> Matrix<double> {
+    const auto of_head = [&](const Matrix<float>& a, Index n) -> Matrix<double> {
       const Matrix<float> rows = a.middleRows(z * n, n);
       return as_floats(stored<S>(rows), n, a.cols()).template cast<double>();
     };
-    const Matrix<double> q = own(x.q, n_q), k = own(x.k, n_k), v = own(x.v, n_k), dy = own(x.dy, n_q);
-    const std::size_t head = static_cast<std::size_t>(z % heads), one = attentions.size() > 1 ? head : 0;
+    const Matrix<double> q = of_head(x.q, n_q), k = of_head(x.k, n_k), v = of_head(x.v, n_k), dy = of_head(x.dy, n_q);
+    const std::size_t head = static_cast<std::size_t>(z % heads), index = attentions.size() > 1 ? head : 0;
     Saved<double> saved;
-    const std::span<const bool> seen(x.seen.get() + z / heads * n_k, static_cast<std::size_t>(n_k));
-    attentions[one].forward(q, k, v, saved, {.key_mask = seen, .offset = offset});
-    const Gradients<double> expected = attentions[one].backward(saved, dy);
-    const GradientMagnitudes sizes = gradient_magnitudes(attentions[one], q, k, v, dy, offset);
+    const std::span<const bool> mask(x.mask.get() + z / heads * n_k, static_cast<std::size_t>(n_k));
+    attentions[index].forward(q, k, v, saved, {.key_mask = mask, .offset = offset});
+    const Gradients<double> expected = attentions[index].backward(saved, dy);
+    const GradientMagnitudes sizes = gradient_magnitudes(attentions[index], q, k, v, dy, offset);
     worst.compare("dq", got.queries.middleRows(z * n_q, n_q), expected.queries, sizes.queries);
     worst.compare("dk", got.keys.middleRows(z * n_k, n_k), expected.keys, sizes.keys);
     worst.compare("dv", got.values.middleRows(z * n_k, n_k), expected.values, sizes.values);
     bias.row(got.bias.rows() > 1 ? z % heads : 0) += expected.bias.reshaped().transpose();
-    bias_size += sizes.bias;
+    bias_magnitude += sizes.bias;
   }
-  worst.compare("bias", got.bias, bias, bias_size);
+  worst.compare("bias", got.bias, bias, bias_magnitude);
   return worst.value();
 }
 template <class S = float, class F, class P>
-double error(const Heads& x, const Attention<F, P>& attention, cuda::Engine engine, int at_least) {
-  return error<S>(x, std::vector{attention}, engine, at_least);
+double error(const Heads& x, const Attention<F, P>& attention, cuda::Engine engine, int min_rescued_rows) {
+  return error<S>(x, std::vector{attention}, engine, min_rescued_rows);
 }
 
-/// What exponents that are not small add: rounding of the features of both, in p and in what it is divided by.
+/// The tolerance for exponents that are not small: it adds the rounding errors of the features of queries and keys, in
+/// p and in its denominator.
 template <class F, class P>
 double with_exponents(const Attention<F, P>& attention, const Heads& x) {
-  const double in_floats = eps / std::numeric_limits<double>::epsilon();
-  const auto of = [&](const Matrix<float>& a) {
+  const double float_to_double_eps = eps / std::numeric_limits<double>::epsilon();
+  const auto error_of = [&](const Matrix<float>& a) {
     const double scale = std::pow(static_cast<double>(a.cols()), -0.25);
     const double norm = scale * static_cast<double>(a.rowwise().norm().maxCoeff());
-    return in_floats * attention.features().relative_error(norm);
+    return float_to_double_eps * attention.features().relative_error(norm);
   };
-  return tolerance + 2 * (of(x.q) + of(x.k));
+  return tolerance + 2 * (error_of(x.q) + error_of(x.k));
 }
 
-// of the rows that a plan has, in double
+// maps in double, with the float projections of the plan
 
 PositiveFeatures<double> positive(Index d, Index m, std::uint64_t seed = 7) {
   return PositiveFeatures<double>(orf<float>(d, m, seed).projection().cast<double>());
@@ -152,7 +155,8 @@ HyperbolicFeatures<double> hyperbolic(Index d, Index m) {
       HyperbolicFeatures<float>({.input_dim = d, .num_features = m}).projection().cast<double>());
 }
 
-/// Biases that fall by 100 every `width` lags, or rise: rows see one stair and nothing of the others.
+/// Biases that rise (sign 1) or fall (sign -1) by 100 every `width` lags: a row's sum is dominated by the keys of one
+/// step.
 RelativePosition<double> stairs(Index reach, Index width, double sign, std::uint64_t seed = 5) {
   Vector<float> b = 0.3f * normal_vector<float>(2 * reach + 1, seed);
   for (Index at = 0; at < b.size(); ++at) b[at] += static_cast<float>(sign * 100 * static_cast<double>(at / width));
@@ -168,7 +172,7 @@ const AttentionOptions causal{.direction = Direction::causal}, none{.normalizati
 
 }  // namespace
 
-TEST_CASE("rows that forward rescues have the CPU's gradients, by every engine", "[cuda]") {
+TEST_CASE("gradients in the log domain agree with the CPU's for every engine", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const Heads x({.n_q = 100, .n_k = 80, .d_v = 3, .offset = 3}, 6);
     CHECK(error(x, Attention(positive(6, 8), stairs(110, 30, 1)), engine, 50) <= tolerance);
@@ -182,7 +186,7 @@ TEST_CASE("rows that forward rescues have the CPU's gradients, by every engine",
   }
 }
 
-TEST_CASE("rows at any height of a ramp have their gradients", "[cuda]") {
+TEST_CASE("gradients in the log domain are accurate at any height of a linear bias", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const Heads x({.n_q = 100, .n_k = 100, .d_v = 3}, 6);
     CHECK(error(x, Attention(positive(6, 16), ramp(100, 0.7f)), engine, 30) <= tolerance);
@@ -191,100 +195,100 @@ TEST_CASE("rows at any height of a ramp have their gradients", "[cuda]") {
   }
 }
 
-TEST_CASE("rows that see only what is far have gradients of ALiBi's slope", "[cuda]") {
+TEST_CASE("gradients of ALiBi's slope are accurate for rows that attend only to distant keys", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const Heads x({.n_q = 200, .n_k = 70, .d_v = 5}, 6);
     CHECK(error(x, Attention(positive(6, 16), AlibiPosition<double>(1.5)), engine, 80) <= tolerance);
   }
 }
 
-TEST_CASE("rows whose features underflow beside others' have their gradients", "[cuda]") {
-  // exponents of about 30^2 / 2 apart
+TEST_CASE("gradients are accurate for rows whose features underflow", "[cuda]") {
+  // log-scales differ by about 30^2 / 2
   for (const cuda::Engine engine : cuda_engines) {
     Heads x({.n_q = 90, .n_k = 90, .d_v = 5}, 6);
     x.q *= 20;
     x.k *= 20;
-    x.k.row(7).setZero();  // far above all others, and half of the rows do not see it
+    x.k.row(7).setZero();  // its log-scale is far above all others; half of the rows do not attend to it
     Vector<double> table = Vector<double>::Zero(181);
     for (Index at = 0; at < 181; at += 2) table[at] = -std::numeric_limits<double>::infinity();
     const RelativePosition<double> halved(table);
-    const Attention one(positive(6, 16), halved, none);
-    const Attention both(hyperbolic(6, 9), halved, none);
-    CHECK(error(x, one, engine, 45) <= with_exponents(one, x));
-    CHECK(error(x, both, engine, 45) <= with_exponents(both, x));
+    const Attention with_positive(positive(6, 16), halved, none);
+    const Attention with_hyperbolic(hyperbolic(6, 9), halved, none);
+    CHECK(error(x, with_positive, engine, 45) <= with_exponents(with_positive, x));
+    CHECK(error(x, with_hyperbolic, engine, 45) <= with_exponents(with_hyperbolic, x));
   }
 }
 
-TEST_CASE("heads have rows to rescue or none, keys that are padding, and positions that they share", "[cuda]") {
+TEST_CASE("gradients in the log domain support many heads, padding and shared positions", "[cuda]") {
   Heads x({.batch = 2, .heads = 3, .n_q = 40, .n_k = 50, .d_v = 3}, 6);
-  std::fill_n(x.seen.get() + 50 + 5, 20, false);  // of the second sequence
+  std::fill_n(x.mask.get() + 50 + 5, 20, false);  // keys 5 to 24 of the second sequence
   using Head = Attention<PositiveFeatures<double>, RelativePosition<double>>;
   const auto head = [](std::uint64_t seed, const RelativePosition<double>& position) {
     return Head(positive(6, 8, seed), position);
   };
   const RelativePosition<double> rising = stairs(50, 20, 1);
-  const std::vector<Head> own{head(1, stairs(50, 20, 1, 1)), head(2, stairs(50, 200, 1, 2)),
-                              head(3, stairs(50, 25, -1, 3))};
-  const std::vector<Head> alike{head(1, rising), head(2, rising), head(3, rising)};
+  const std::vector<Head> different{head(1, stairs(50, 20, 1, 1)), head(2, stairs(50, 200, 1, 2)),
+                                    head(3, stairs(50, 25, -1, 3))};
+  const std::vector<Head> equal{head(1, rising), head(2, rising), head(3, rising)};
   for (const cuda::Engine engine : cuda_engines) {
-    CHECK(error(x, own, engine, 60) <= tolerance);
-    CHECK(error(x, alike, engine, 100, true) <= tolerance);
+    CHECK(error(x, different, engine, 60) <= tolerance);
+    CHECK(error(x, equal, engine, 100, true) <= tolerance);
   }
-  int rescued = 0;
-  const cuda::AttentionModel model = cuda::model_of(own.front());
-  const Gradients<float> before = gradients_of<float>(x, model, cuda::Engine::direct, rescued);
+  int rescued_rows = 0;
+  const cuda::AttentionModel model = cuda::model_of(different.front());
+  const Gradients<float> before = gradients_of<float>(x, model, cuda::Engine::direct, rescued_rows);
   for (Index h = 3; h < 6; ++h) {
     x.k.middleRows(50 * h + 5, 20).setConstant(nan);
     x.v.middleRows(50 * h + 5, 20).setConstant(nan);
   }
-  const Gradients<float> after = gradients_of<float>(x, model, cuda::Engine::direct, rescued);
+  const Gradients<float> after = gradients_of<float>(x, model, cuda::Engine::direct, rescued_rows);
   CHECK(after.queries == before.queries);
   CHECK(after.keys == before.keys);
   CHECK(after.values == before.values);
   CHECK(after.bias == before.bias);
 }
 
-TEST_CASE("gradients of rows that are rescued may be stored in half the bits", "[cuda]") {
+TEST_CASE("gradients in the log domain can be stored in half precision", "[cuda]") {
   const Heads x({.n_q = 70, .n_k = 70, .d_v = 5}, 6);
   const Attention attention(positive(6, 16), stairs(70, 20, 1));
   CHECK(error<__half>(x, attention, cuda::Engine::direct, 40) <= 0x1p-11);
 }
 
-TEST_CASE("what a rescued row does not see leaves its gradients alone", "[cuda]") {
+TEST_CASE("gradients in the log domain are affected only by keys that the row attends to", "[cuda]") {
   Heads x({.n_q = 90, .n_k = 90, .d_v = 5}, 6);
   const cuda::AttentionModel model = cuda::model_of(Attention(positive(6, 16), stairs(90, 30, -1), causal));
-  int rescued = 0;
-  const Gradients<float> before = gradients_of<float>(x, model, cuda::Engine::direct, rescued);
+  int rescued_rows = 0;
+  const Gradients<float> before = gradients_of<float>(x, model, cuda::Engine::direct, rescued_rows);
   x.k.bottomRows(60).setConstant(nan);
   x.v.bottomRows(60).setConstant(nan);
-  const Gradients<float> after = gradients_of<float>(x, model, cuda::Engine::direct, rescued);
-  CHECK(rescued >= 30);  // the first ones
+  const Gradients<float> after = gradients_of<float>(x, model, cuda::Engine::direct, rescued_rows);
+  CHECK(rescued_rows >= 30);  // rows at the start
   CHECK(!before.queries.topRows(30).isZero(0));
   CHECK(after.queries.topRows(30) == before.queries.topRows(30));
   CHECK(after.queries.bottomRows(60).array().isNaN().all());
 }
 
-TEST_CASE("lost rows of features that tell no logarithms have no gradients", "[cuda]") {
+TEST_CASE("rows that underflow have zero gradients if the features are not exponential", "[cuda]") {
   const Heads x({.n_q = 70, .n_k = 70, .d_v = 5}, 6);
   for (const cuda::Engine engine : cuda_engines) {
-    int rescued = 0;
+    int rescued_rows = 0;
     const Attention attention(EluFeatures<double>(6), stairs(70, 20, 1));
-    const Gradients<float> g = gradients_of<float>(x, cuda::model_of(attention), engine, rescued);
+    const Gradients<float> g = gradients_of<float>(x, cuda::model_of(attention), engine, rescued_rows);
     INFO(name(engine));
-    CHECK(rescued == 0);
+    CHECK(rescued_rows == 0);
     CHECK((g.keys.allFinite() && g.values.allFinite() && g.bias.allFinite()));
     CHECK(!g.queries.topRows(20).isZero(0));
     CHECK(g.queries.bottomRows(40).isZero(0));
   }
 }
 
-TEST_CASE("lost rows that see no key have no gradients, nor have those of no columns", "[cuda]") {
+TEST_CASE("gradients in the log domain are zero without keys, queries or columns", "[cuda]") {
   for (const auto& [n_q, n_k, d_v] : std::vector<std::array<Index, 3>>{{7, 0, 5}, {0, 7, 5}, {70, 70, 0}}) {
     const Heads x({.n_q = n_q, .n_k = n_k, .d_v = d_v}, 6);
     INFO("n_q " << n_q << ", n_k " << n_k << ", d_v " << d_v);
-    int rescued = 0;
+    int rescued_rows = 0;
     const Gradients<float> g = gradients_of<float>(x, cuda::model_of(Attention(positive(6, 16), stairs(70, 20, 1))),
-                                                   cuda::Engine::direct, rescued);
+                                                   cuda::Engine::direct, rescued_rows);
     CHECK((g.queries.isZero(0) && g.keys.isZero(0) && g.values.isZero(0) && g.bias.isZero(0)));
   }
 }

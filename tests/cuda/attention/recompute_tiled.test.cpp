@@ -14,7 +14,7 @@
 
 namespace nprf::test::cuda_attention_recompute_tiled {
 
-TEST_CASE("rows of a list are exact, and no others are written", "[cuda]") {
+TEST_CASE("recomputed rows are exact, and no other rows are written", "[cuda]") {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   using Case = TileCase<float, float>;
   const Case x{.batch = 2,
@@ -24,7 +24,7 @@ TEST_CASE("rows of a list are exact, and no others are written", "[cuda]") {
                .r = 5,
                .p = 66,
                .weights = {0, 0.5f, 2},
-               .last_seen = 20,
+               .last_attended = 20,
                .masked = true};
   const auto data = x.data();
   const Matrix<double> expected = x.expected(data);
@@ -33,34 +33,34 @@ TEST_CASE("rows of a list are exact, and no others are written", "[cuda]") {
       c(stored<float>(data.c));
   const DeviceArray<unsigned char> mask(data.mask);
 
-  // none, one, more than a tile, and all, in no order
+  // per matrix: no row, one row, more than a tile, all rows; in random order
   const std::vector<int> sizes{0, 1, 70, n_q};
   std::vector<int> rows(static_cast<std::size_t>(z * n_q));
   for (int s = 0; s < z; ++s) {
-    const auto own = rows.begin() + s * n_q;
-    std::iota(own, own + n_q, 0);
-    std::shuffle(own, own + n_q, std::mt19937(7));
+    const auto begin = rows.begin() + s * n_q;
+    std::iota(begin, begin + n_q, 0);
+    std::shuffle(begin, begin + n_q, std::mt19937(7));
   }
   const DeviceArray<int> on_device(rows), counts(sizes);
   const cuda::TileTask<float> task{
       x.operand(A.data(), n_q), x.operand(B.data(), n_k),
       cuda::Columns<float>{cuda::DeviceMatrixView<const float>(V.data(), x.batch, x.heads, n_k, p),
                            reinterpret_cast<const bool*>(mask.data())},
-      cuda::DeviceWeights{c.data(), x.lags(), x.lags(), 1 - n_q, 1, 1 - n_q, x.last_seen}};
+      cuda::DeviceWeights{c.data(), x.lags(), x.lags(), 1 - n_q, 1, 1 - n_q, x.last_attended}};
   for (const int parts : {1, 3})
-    for (const int blocks : {1, 1000}) {  // tiles of rows in turns, or at once
+    for (const int blocks : {1, 1000}) {  // few blocks, each with several tiles, or one block per tile
       const auto poisoned = [&](int count) {
         return DeviceArray<float>(std::vector<float>(static_cast<std::size_t>(count), nan));
       };
       const DeviceArray<float> N = poisoned(z * n_q * p), D = poisoned(z * n_q),
-                               N_more = poisoned((parts - 1) * z * n_q * p), D_more = poisoned((parts - 1) * z * n_q);
-      cuda::queue_repair<float>(
-          {task, {on_device.data(), counts.data(), n_q}, parts, N.data(), D.data(), N_more.data(), D_more.data()}, z,
+                               N_extra = poisoned((parts - 1) * z * n_q * p), D_extra = poisoned((parts - 1) * z * n_q);
+      cuda::queue_recompute_tiled<float>(
+          {task, {on_device.data(), counts.data(), n_q}, parts, N.data(), D.data(), N_extra.data(), D_extra.data()}, z,
           blocks, nullptr);
-      Matrix<float> Y(z * n_q, p + 1), more((parts - 1) * z * n_q, p + 1);
+      Matrix<float> Y(z * n_q, p + 1), extra((parts - 1) * z * n_q, p + 1);
       Y << as_floats(N.fetch(), z * n_q, p), as_floats(D.fetch(), z * n_q, 1);
-      if (parts > 1) more << as_floats(N_more.fetch(), more.rows(), p), as_floats(D_more.fetch(), more.rows(), 1);
-      for (int part = 0; part < parts - 1; ++part) Y += more.middleRows(part * z * n_q, z * n_q);
+      if (parts > 1) extra << as_floats(N_extra.fetch(), extra.rows(), p), as_floats(D_extra.fetch(), extra.rows(), 1);
+      for (int part = 0; part < parts - 1; ++part) Y += extra.middleRows(part * z * n_q, z * n_q);
       for (int at = 0; at < z * n_q; ++at) {
         const int s = at / n_q, row = s * n_q + rows[static_cast<std::size_t>(at)];
         INFO("z " << s << ", row " << row - s * n_q << ", " << parts << " parts, " << blocks << " blocks");

@@ -13,33 +13,33 @@ namespace nprf::test::cuda_device_bf16_row_loader {
 
 namespace {
 
-constexpr int tokens = 32, width = cuda::RowShape::channels, stride = cuda::RowShape::stride;
+constexpr int tokens = 32, width = cuda::Bf16TileShape::channels, stride = cuda::Bf16TileShape::stride;
 constexpr int n = 50, channels = 80;
 
-// tiles of x and of U from (t0,k0) on, of which the first one is put for `some` channels
+// loads the tiles of x and of U at (t0,k0), and stores the first `some` channels of x's tile and all of U's
 template <class S>
 __global__ void rows_kernel(cuda::Operand<__nv_bfloat16> x, cuda::Columns<S> U, int t0, int k0, int some, float* y) {
   __nv_bfloat16 *a = cuda::shared_memory<__nv_bfloat16>(), *b = a + tokens * stride;
   const int thread = static_cast<int>(threadIdx.x);
-  for (int e = thread; e < 2 * tokens * stride; e += cuda::RowShape::threads) cuda::store(a + e, -1);
+  for (int e = thread; e < 2 * tokens * stride; e += cuda::Bf16TileShape::threads) cuda::store(a + e, -1);
   __syncthreads();
-  cuda::Rows<tokens> rows, values;
+  cuda::Bf16RowLoader<tokens> rows, values;
   rows.fetch(x, x.of(1), t0, k0);
   values.fetch(U.of(1), t0, k0);
   rows.put(a, some);
   values.template put<S>(b);
   __syncthreads();
-  for (int e = thread; e < 2 * tokens * stride; e += cuda::RowShape::threads) y[e] = cuda::to_float(a[e]);
+  for (int e = thread; e < 2 * tokens * stride; e += cuda::Bf16TileShape::threads) y[e] = cuda::to_float(a[e]);
 }
 
 template <class S>
-__global__ void in_eights_kernel(cuda::Columns<S> U, int* yes) {
-  *yes = cuda::in_eights(U.of(0));
+__global__ void has_aligned_rows_kernel(cuda::Columns<S> U, int* result) {
+  *result = cuda::has_aligned_rows(U.of(0));
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("rows come as they lie, with zeros where they end and for padding", "[cuda]", __half,
+TEMPLATE_TEST_CASE("the bfloat16 row loader copies tiles, with zeros beyond the end and for padding", "[cuda]", __half,
                    __nv_bfloat16) {
   using S = TestType;
   const Matrix<float> x = (10 * normal<float>(2 * n, channels, 1)).array().round();
@@ -54,8 +54,8 @@ TEMPLATE_TEST_CASE("rows come as they lie, with zeros where they end and for pad
   for (const int t0 : {0, 32})
     for (const int k0 : {0, 64}) {
       const int some = k0 == 0 ? width : 16;
-      cuda::launch("test", rows_kernel<S>, dim3{1, 1, 1}, dim3{cuda::RowShape::threads, 1, 1},
-                   cuda::RowShape::bytes(2 * tokens), nullptr, A,
+      cuda::launch("test", rows_kernel<S>, dim3{1, 1, 1}, dim3{cuda::Bf16TileShape::threads, 1, 1},
+                   cuda::Bf16TileShape::bytes(2 * tokens), nullptr, A,
                    cuda::Columns<S>{V, reinterpret_cast<const bool*>(on_device.data())}, t0, k0, some, y.data());
       Matrix<float> expected = Matrix<float>::Constant(2 * tokens, stride, -1);
       for (int t = 0; t < tokens; ++t)
@@ -65,27 +65,27 @@ TEMPLATE_TEST_CASE("rows come as they lie, with zeros where they end and for pad
           if (k < some) expected(t, k) = scalar;
           expected(tokens + t, k) = inside && mask[static_cast<std::size_t>(n + t0 + t)] == 0 ? 0 : scalar;
         }
-      INFO("from token " << t0 << " and channel " << k0 << " on");
+      INFO("tile at token " << t0 << " and channel " << k0);
       CHECK(as_floats(y.fetch(), 2 * tokens, stride) == expected);
     }
 }
 
-TEST_CASE("values are taken in eights only where they lie so", "[cuda]") {
+TEST_CASE("rows are aligned only if address, stride and width are multiples of 8 scalars", "[cuda]") {
   const DeviceArray<__half> values(1000);
-  const DeviceArray<int> yes(1);
-  const auto in_eights = [&](int first, int token_stride, int p) {
+  const DeviceArray<int> result(1);
+  const auto has_aligned_rows = [&](int first, int token_stride, int p) {
     cuda::DeviceMatrixView<const __half> V(values.data() + first, 9, p);
     V.token_stride = token_stride;
-    cuda::launch("test", in_eights_kernel<__half>, dim3{1, 1, 1}, dim3{1, 1, 1}, 0, nullptr,
-                 cuda::Columns<__half>{V, nullptr}, yes.data());
-    return yes.fetch().front() != 0;
+    cuda::launch("test", has_aligned_rows_kernel<__half>, dim3{1, 1, 1}, dim3{1, 1, 1}, 0, nullptr,
+                 cuda::Columns<__half>{V, nullptr}, result.data());
+    return result.fetch().front() != 0;
   };
-  CHECK(in_eights(0, 24, 16));
-  CHECK(in_eights(8, 16, 8));
-  CHECK(!in_eights(4, 24, 16));
-  CHECK(!in_eights(0, 20, 16));
-  CHECK(!in_eights(0, 24, 12));
-  CHECK(!in_eights(0, 24, 0));
+  CHECK(has_aligned_rows(0, 24, 16));
+  CHECK(has_aligned_rows(8, 16, 8));
+  CHECK(!has_aligned_rows(4, 24, 16));
+  CHECK(!has_aligned_rows(0, 20, 16));
+  CHECK(!has_aligned_rows(0, 24, 12));
+  CHECK(!has_aligned_rows(0, 24, 0));
 }
 
 }  // namespace nprf::test::cuda_device_bf16_row_loader

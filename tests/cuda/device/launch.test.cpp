@@ -11,7 +11,7 @@ namespace nprf::test::cuda_device_launch {
 
 namespace {
 
-// the block's numbers in reverse, by way of the end of its shared memory
+// reverses the block's numbers, by way of the end of the dynamic shared memory
 template <int threads>
 __global__ void reverse_kernel(int* numbers, int first) {
   int* shared = cuda::shared_memory<int>() + first;
@@ -23,7 +23,7 @@ __global__ void reverse_kernel(int* numbers, int first) {
 
 }  // namespace
 
-TEST_CASE("a launch has the shared memory that it asks for", "[cuda]") {
+TEST_CASE("a kernel can use all the shared memory that its launch requests", "[cuda]") {
   constexpr int threads = 64;
   for (const std::size_t bytes : {std::size_t{1024}, std::size_t{64 * 1024}}) {
     std::vector<int> numbers(threads);

@@ -16,7 +16,7 @@ namespace nprf::test::cuda_device_mma {
 
 namespace {
 
-// every register of every lane, as the caller brings them
+// passes each lane's registers from memory, unchanged
 template <int warps>
 __global__ void mma_kernel(const unsigned* a, const unsigned* b, float* c) {
   const int lane = static_cast<int>(threadIdx.x);
@@ -58,7 +58,7 @@ Matrix<float> integers(Index rows, Index columns, std::uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("tensor cores multiply matrices that lie among lanes as PTX documents it", "[cuda]") {
+TEST_CASE("mma multiplies matrices in the register layout that PTX documents", "[cuda]") {
   const Matrix<float> A = integers(16, 16, 1), B = integers(16, 8, 2), C = integers(16, 8, 3);
   std::vector<unsigned> a(4 * 32), b(2 * 32);
   std::vector<float> c(4 * 32);
@@ -85,7 +85,7 @@ TEST_CASE("tensor cores multiply matrices that lie among lanes as PTX documents 
     }
 }
 
-TEST_CASE("matrices come from shared memory as PTX documents it", "[cuda]") {
+TEST_CASE("load_matrices fills registers in the layout that PTX documents", "[cuda]") {
   const DeviceArray<unsigned> dx(4 * 32), dt(4 * 32);
   const std::size_t shared = sizeof(__nv_bfloat16) * 32 * 8;
   cuda::launch("test", load_kernel<false>, dim3{1, 1, 1}, dim3{32, 1, 1}, shared, nullptr, dx.data());
@@ -102,7 +102,7 @@ TEST_CASE("matrices come from shared memory as PTX documents it", "[cuda]") {
     }
 }
 
-TEST_CASE("two floats are rounded to the nearest bfloat16, ties to even", "[cuda]") {
+TEST_CASE("pack rounds two floats to the nearest bfloat16, ties to even", "[cuda]") {
   std::vector<float> x(64);
   for (std::size_t k = 0; k < x.size(); ++k) x[k] = (k % 2 == 0 ? 1 : -3) * (1 + static_cast<float>(k) * 0x1p-10f);
   const DeviceArray<float> dx(x);

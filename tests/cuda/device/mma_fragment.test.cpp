@@ -12,7 +12,7 @@ namespace {
 
 constexpr int stride = 24;
 
-// y (16,16) = left right by fragments of tiles, and behind it left times a column (16,8)
+// columns 0 to 15 of y: left right; columns 16 to 23: left times row 0 of right; columns 24 to 31: left times ones
 template <bool left_transposed, bool right_transposed>
 __global__ void product_kernel(const __nv_bfloat16* left, const __nv_bfloat16* right, float* y) {
   __nv_bfloat16 *a = cuda::shared_memory<__nv_bfloat16>(), *b = a + 16 * stride;
@@ -50,8 +50,8 @@ void check_product() {
   const Matrix<float> y = as_floats(dy.fetch(), 16, 32);
   const Matrix<float> left = left_transposed ? Matrix<float>(a.transpose()) : a,
                       right = right_transposed ? Matrix<float>(b.transpose()) : b;
-  INFO("left " << (left_transposed ? "transposed" : "as it is") << ", right "
-               << (right_transposed ? "transposed" : "as it is"));
+  INFO("left " << (left_transposed ? "transposed" : "not transposed") << ", right "
+               << (right_transposed ? "transposed" : "not transposed"));
   CHECK(y.leftCols(16) == left * right);
   for (Index k = 0; k < 8; ++k) {
     CHECK(y.col(16 + k) == left * b.row(0).transpose());
@@ -61,7 +61,7 @@ void check_product() {
 
 }  // namespace
 
-TEST_CASE("fragments of tiles multiply as the matrices do", "[cuda]") {
+TEST_CASE("the product of two fragments is the product of the matrices", "[cuda]") {
   check_product<false, false>();
   check_product<false, true>();
   check_product<true, false>();

@@ -51,7 +51,7 @@ void check(const cuda::Norms& got, const Vector<double>& x) {
 
 }  // namespace
 
-TEST_CASE("norms of signals are those of their definition, at any scale", "[cuda]") {
+TEST_CASE("norms of signals agree with their definition at any scale", "[cuda]") {
   for (const Index n : {1, 31, 256, 257, 1100})
     for (const Index p : {0, 1, 40})
       for (const double scale : {1e-25, 1.0, 1e25}) {
@@ -60,32 +60,33 @@ TEST_CASE("norms of signals are those of their definition, at any scale", "[cuda
         const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(n));
         for (Index j = 0; j < n; ++j) mask[static_cast<std::size_t>(j)] = j % 3 != 1;
         const Measured got(B, V, mask.get());
-        Vector<double> size = Vector<double>::Zero(n);
+        Vector<double> key_max = Vector<double>::Zero(n);
         for (Index j = 0; j < n; ++j)
-          if (p > 0 && mask[static_cast<std::size_t>(j)]) size[j] = static_cast<double>(V.row(j).cwiseAbs().maxCoeff());
+          if (p > 0 && mask[static_cast<std::size_t>(j)])
+            key_max[j] = static_cast<double>(V.row(j).cwiseAbs().maxCoeff());
         INFO("n " << n << ", p " << p << ", scale " << scale);
-        CHECK(*got.largest.data() == cuda::magnitude(static_cast<float>(size.maxCoeff())));
-        const double unit = static_cast<double>(cuda::unit_of(*got.largest.data()).value);
+        CHECK(*got.largest.data() == cuda::magnitude(static_cast<float>(key_max.maxCoeff())));
+        const double value_scale = static_cast<double>(cuda::power_of_two_scale(*got.largest.data()).value);
         for (int f = 0; f < 11; ++f) {
           const Vector<double> b = B.col(f).cwiseAbs().cast<double>();
           check(got.norms.of(0, f, false, 1), b);
-          check(got.norms.of(0, f, true, unit), b.cwiseProduct(size) / unit);
+          check(got.norms.of(0, f, true, value_scale), b.cwiseProduct(key_max) / value_scale);
         }
         for (Index first = 0; first < n; first += 1 + n / 23)
           for (Index end = first; end <= n; end += 1 + n / 29) {
-            const double expected = end > first ? size.segment(first, end - first).maxCoeff() : 0;
-            CHECK(static_cast<double>(got.norms.largest_of(0, static_cast<int>(first), static_cast<int>(end))) ==
+            const double expected = end > first ? key_max.segment(first, end - first).maxCoeff() : 0;
+            CHECK(static_cast<double>(got.norms.largest_value(0, static_cast<int>(first), static_cast<int>(end))) ==
                   expected);
           }
       }
 }
 
-TEST_CASE("a key or a value that is no number is told", "[cuda]") {
-  for (const float wild : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
+TEST_CASE("a non-finite key or value makes the largest magnitude infinite", "[cuda]") {
+  for (const float nonfinite : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
     for (const bool in_keys : {true, false}) {
       Matrix<float> B = normal<float>(300, 5, 1), V = normal<float>(300, 3, 2);
       CHECK(*Measured(B, V, nullptr).largest.data() < cuda::infinite_magnitude);
-      (in_keys ? B : V)(270, 2) = wild;
+      (in_keys ? B : V)(270, 2) = nonfinite;
       CHECK(*Measured(B, V, nullptr).largest.data() >= cuda::infinite_magnitude);
     }
 }

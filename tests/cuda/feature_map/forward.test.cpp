@@ -14,7 +14,7 @@ namespace {
 
 constexpr int heads = 2, n = 70, d = 6;
 
-// features [z, n, r] of queries and, behind them, of keys, with what lies behind rows
+// features [z, n, r] of queries, then of keys, with the padding of rows that are stored by token
 template <class Feature>
 Matrix<float> features(const cuda::DeviceModel& model, const DeviceArray<float>& q, const DeviceArray<float>& k,
                        const bool* mask) {
@@ -22,10 +22,10 @@ Matrix<float> features(const cuda::DeviceModel& model, const DeviceArray<float>&
   const int stride = cuda::by_token<Feature> ? row : n + 3;
   const std::size_t size = static_cast<std::size_t>(heads * (cuda::by_token<Feature> ? n : r) * stride);
   const DeviceArray<Feature> phi_q(size), phi_k(size);
-  const DeviceArray<int> tops(heads);
+  const DeviceArray<int> max_log_scale(heads);
   cuda::queue_features(
       model.features<float>({q.data(), 1, heads, n, d}, true, nullptr, nullptr, phi_q.data(), stride),
-      model.features<float>({k.data(), 1, heads, n, d}, false, mask, tops.data(), phi_k.data(), stride), heads,
+      model.features<float>({k.data(), 1, heads, n, d}, false, mask, max_log_scale.data(), phi_k.data(), stride), heads,
       nullptr);
   Matrix<float> y = Matrix<float>::Zero(2 * heads * n, row);
   for (const bool queries : {true, false}) {
@@ -42,14 +42,14 @@ Matrix<float> features(const cuda::DeviceModel& model, const DeviceArray<float>&
 
 }  // namespace
 
-TEST_CASE("features by token are those by channel, rounded, and zeros behind them", "[cuda]") {
+TEST_CASE("features by token are the rounded features by channel, padded with zeros", "[cuda]") {
   using cuda::FeatureKind;
   const DeviceArray<float> q(stored<float>(normal<float>(heads * n, d, 1))),
       k(stored<float>(normal<float>(heads * n, d, 3)));
   std::vector<unsigned char> mask(n, 1);
   mask[5] = mask[66] = 0;
   const DeviceArray<unsigned char> dmask(mask);
-  const bool* seen = reinterpret_cast<const bool*>(dmask.data());
+  const bool* key_mask = reinterpret_cast<const bool*>(dmask.data());
   for (const FeatureKind kind :
        {FeatureKind::positive, FeatureKind::hyperbolic, FeatureKind::trigonometric, FeatureKind::elu})
     for (const int m : {3, 16, 20})
@@ -59,9 +59,9 @@ TEST_CASE("features by token are those by channel, rounded, and zeros behind the
         const int rows = kind == FeatureKind::elu ? 0 : m;
         model.features = {{kind, d, rows, stored<float>(normal<float>(rows, d, 2))}};
         model.positions = {{}};
-        const cuda::DeviceModel sent(model, {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
-        const Matrix<float> by_channel = features<float>(sent, q, k, seen);
-        const Matrix<float> by_token = features<__nv_bfloat16>(sent, q, k, seen);
+        const cuda::DeviceModel device_model(model, {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+        const Matrix<float> by_channel = features<float>(device_model, q, k, key_mask);
+        const Matrix<float> by_token = features<__nv_bfloat16>(device_model, q, k, key_mask);
         INFO("kind " << static_cast<int>(kind) << ", m " << m << ", radius " << radius);
         CHECK(by_token == as_floats(stored<__nv_bfloat16>(by_channel), by_channel.rows(), by_channel.cols()));
         CHECK(!by_token.row(5).isZero(0));

@@ -21,7 +21,7 @@ namespace {
 
 using Complex = std::complex<double>;
 
-// forward and inverse of one array, and the spectrum in its own places
+// forward, then inverse FFT; the spectrum is stored at index<3>
 template <class Shape>
 __global__ void transform_kernel(const float2* x, float2* spectrum, float2* back) {
   const cuda::fft::BlockTransform<Shape> transform(cuda::shared_memory<float2>());
@@ -46,12 +46,12 @@ void check_pass() {
   const std::array offsets = []<int... v>(std::integer_sequence<int, v...>) {
     return std::array{Shape::template offset<pass, v>...};
   }(std::make_integer_sequence<int, Shape::P>());
-  std::vector<int> seen;
+  std::vector<int> indices;
   for (int v = 0; v < Shape::P; ++v) {
     const auto place = [v](int thread) { return Shape::place(Shape::template index<pass>(thread, v)); };
     for (int thread = 0; thread < Shape::threads; ++thread) {
-      REQUIRE(place(thread) == Shape::template own_place<pass>(thread) + offsets[static_cast<std::size_t>(v)]);
-      seen.push_back(Shape::template index<pass>(thread, v));
+      REQUIRE(place(thread) == Shape::template thread_place<pass>(thread) + offsets[static_cast<std::size_t>(v)]);
+      indices.push_back(Shape::template index<pass>(thread, v));
     }
     // half a warp moves 16 values of 8 bytes at a time, each through two of 32 banks
     for (int first = 0; first < Shape::threads; first += 16) {
@@ -60,13 +60,13 @@ void check_pass() {
       REQUIRE(*std::max_element(banks.begin(), banks.end()) == 1);
     }
   }
-  std::sort(seen.begin(), seen.end());
-  for (int index = 0; index < Shape::L; ++index) REQUIRE(seen[static_cast<std::size_t>(index)] == index);
+  std::sort(indices.begin(), indices.end());
+  for (int index = 0; index < Shape::L; ++index) REQUIRE(indices[static_cast<std::size_t>(index)] == index);
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a block transforms as the formula does, and back", "[cuda]", cuda::Points512, cuda::Points1024,
+TEMPLATE_TEST_CASE("a block computes the forward and the inverse FFT", "[cuda]", cuda::Points512, cuda::Points1024,
                    cuda::Points2048, cuda::Points4096, cuda::Points8192) {
   using Shape = TestType;
   constexpr int L = Shape::L;
@@ -79,7 +79,7 @@ TEMPLATE_TEST_CASE("a block transforms as the formula does, and back", "[cuda]",
                dspectrum.data(), dback.data());
   const std::vector<float2> spectrum = dspectrum.fetch(), back = dback.fetch();
 
-  // the rounding of log2 L passes, relative to the root mean square of what is transformed
+  // the rounding errors of log2 L passes are relative to the root mean square of the input
   const double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
   for (int place = 0; place < L; place += 37) {
     const int k = frequency_at<Shape>(place);
@@ -97,9 +97,8 @@ TEMPLATE_TEST_CASE("a block transforms as the formula does, and back", "[cuda]",
   }
 }
 
-TEMPLATE_TEST_CASE(
-    "a thread's places are its own and an offset, each value has one, and no bank is asked twice at a time", "[cuda]",
-    cuda::Points512, cuda::Points1024, cuda::Points2048, cuda::Points4096, cuda::Points8192) {
+TEMPLATE_TEST_CASE("block FFT addresses are thread_place + offset, are distinct, and have no bank conflicts", "[cuda]",
+                   cuda::Points512, cuda::Points1024, cuda::Points2048, cuda::Points4096, cuda::Points8192) {
   using Shape = TestType;
   check_pass<Shape, 1>();
   check_pass<Shape, 2>();

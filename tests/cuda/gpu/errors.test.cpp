@@ -10,7 +10,7 @@
 #include "support/random.hpp"
 #include "support/throws.hpp"
 
-/// What a device refuses, and that it works on.
+/// Errors that the device reports. The device stays usable after them.
 namespace nprf::test::cuda_device_errors {
 
 namespace {
@@ -22,7 +22,7 @@ auto attention() { return Attention(orf<float>(16, 32, 7), RelativePosition<floa
 
 }  // namespace
 
-TEST_CASE("a launch that is refused leaves the device as it was", "[cuda]") {
+TEST_CASE("a refused launch leaves the device usable", "[cuda]") {
   const PlanCase x{{.n_q = 300, .n_k = 300, .d_v = 5}, {}, 16};
   const auto plan = x.plan(attention());
   const Matrix<float> before = x.result(*plan);
@@ -35,7 +35,7 @@ TEST_CASE("a launch that is refused leaves the device as it was", "[cuda]") {
   CHECK(same_bits(x.result(*plan), before));
 }
 
-TEST_CASE("another device and its streams are refused", "[cuda]") {
+TEST_CASE("calls on another device or with its streams are refused", "[cuda]") {
   int devices = 0;
   cuda::check(cudaGetDeviceCount(&devices), "counting devices");
   if (devices < 2) {
@@ -49,7 +49,7 @@ TEST_CASE("another device and its streams are refused", "[cuda]") {
   cuda::check(cudaSetDevice(1), "choosing");
   const Stream other;
   check_invalid([&] { on_device.queue(*plan, other); },
-                {"device: expected 0, which was current when the plan was made, got 1"});
+                {"device: expected 0, the current device at construction, got 1"});
   cuda::check(cudaSetDevice(0), "choosing");
   CHECK(backend_error([&] { on_device.queue(*plan, other); }).starts_with("CUDA: "));
   CHECK(same_bits(x.result(*plan), before));

@@ -7,12 +7,12 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-/// Calls that are captured in a graph, which a stand-in does not have.
+/// Calls that are captured in a CUDA graph, which the stand-in does not support.
 namespace nprf::test::cuda_device_graph {
 
 namespace {
 
-/// What `queue` queues, to be launched again and again.
+/// A graph of the work that `queue` queues. It can be launched repeatedly.
 class Graph {
  public:
   template <class Queue>
@@ -20,25 +20,25 @@ class Graph {
     cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capturing");
     queue();
     cuda::check(cudaStreamEndCapture(stream, &m_graph), "capturing");
-    cuda::check(cudaGraphInstantiate(&m_ready, m_graph, 0), "making a graph");
+    cuda::check(cudaGraphInstantiate(&m_executable, m_graph, 0), "instantiating a graph");
   }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
   ~Graph() {
-    cudaGraphExecDestroy(m_ready);
+    cudaGraphExecDestroy(m_executable);
     cudaGraphDestroy(m_graph);
   }
 
-  void launch(const Stream& stream) const { cuda::check(cudaGraphLaunch(m_ready, stream), "launching a graph"); }
+  void launch(const Stream& stream) const { cuda::check(cudaGraphLaunch(m_executable, stream), "launching a graph"); }
 
  private:
   cudaGraph_t m_graph = nullptr;
-  cudaGraphExec_t m_ready = nullptr;
+  cudaGraphExec_t m_executable = nullptr;
 };
 
 }  // namespace
 
-TEST_CASE("a call that is captured in a graph computes the same, of whatever its arrays hold", "[cuda]") {
+TEST_CASE("a call captured in a graph computes the same as a direct call, also for new inputs", "[cuda]") {
   const Attention attention(orf<float>(16, 32, 7), RelativePosition<float>(normal_vector<float>(41, 5)));
   const Stream stream;
   for (const cuda::Engine engine : cuda_engines) {
@@ -47,7 +47,7 @@ TEST_CASE("a call that is captured in a graph computes the same, of whatever its
     const DeviceCase<float> on_device(x);
     const Graph graph(stream, [&] { on_device.queue(*plan, stream); });
     INFO(name(engine));
-    CHECK(on_device.y(stream).array().isNaN().all());  // captured, not run
+    CHECK(on_device.y(stream).array().isNaN().all());  // captured, but not run yet
     for (int repeat = 0; repeat < 3; ++repeat) {
       graph.launch(stream);
       CHECK(same_bits(on_device.y(stream), x.result(*plan)));

@@ -12,7 +12,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-/// Sequences that are too long for the host to run kernels on: some rows, beside the same rows in double.
+/// Sequences that are too long for running kernels on the host. Some rows are compared with rows computed in double.
 namespace nprf::test::cuda_device_long {
 
 namespace {
@@ -28,7 +28,8 @@ Map dense(Index n, Index m = 32) {
   return Map(orf<float>(64, m, 7), RelativePosition<float>(normal_vector<float>(2 * n - 1, 5)));
 }
 
-/// Rows of y in double, of what is stored as S: each as a call of its own, from the model's own floats.
+/// Some rows of y in double, for inputs rounded to S. Each row is one call, with the model's float projections and
+/// biases.
 template <cuda::Storage S>
 class Rows {
  public:
@@ -50,7 +51,7 @@ class Rows {
     m_largest_value = v.cwiseAbs().maxCoeff();
   }
 
-  /// The largest |y - y in double|; infinity where a scalar of y is none.
+  /// The largest |y - y in double|; infinity if y has a non-finite entry.
   double error(const Matrix<float>& y) const {
     if (!y.allFinite()) return std::numeric_limits<double>::infinity();
     double worst = 0;
@@ -69,7 +70,7 @@ class Rows {
   double m_largest_value = 0;
 };
 
-// those that keep every row
+// engines with which no row fails the error bound
 std::vector<cuda::Engine> engines_for(Direction direction) {
   return direction == Direction::causal ? std::vector{cuda::Engine::direct, cuda::Engine::banded} : cuda_engines;
 }
@@ -78,7 +79,7 @@ PlanCase tokens(Index n) { return {{.n_q = n, .n_k = n, .d_v = 64}, {}, 64}; }
 
 }  // namespace
 
-TEST_CASE("long sequences with a clipped table, by every engine", "[cuda][long]") {
+TEST_CASE("every engine is accurate for long sequences with a clipped table", "[cuda][long]") {
   for (const Index n : {4096, 16384, 40000})
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       PlanCase x = tokens(n);
@@ -92,7 +93,7 @@ TEST_CASE("long sequences with a clipped table, by every engine", "[cuda][long]"
     }
 }
 
-TEST_CASE("long sequences with a bias of its own for each lag, by every engine", "[cuda][long]") {
+TEST_CASE("every engine is accurate for long sequences with a different bias for each lag", "[cuda][long]") {
   for (const Index n : {4096, 10000, 40000}) {
     PlanCase x = tokens(n);
     const Map map = dense(n);
@@ -105,7 +106,7 @@ TEST_CASE("long sequences with a bias of its own for each lag, by every engine",
   }
 }
 
-TEST_CASE("every variant of the fused transforms", "[cuda][long]") {
+TEST_CASE("every variant of the fused engine is accurate", "[cuda][long]") {
   for (const Index n : {1000, 2000, 2500, 4000, 5000, 8000, 9000, 13000, 16384, 20000, 30000, 45000, 60000, 90000,
                         130000, 190000, 250000, 390000}) {
     PlanCase x = tokens(n);
@@ -117,11 +118,11 @@ TEST_CASE("every variant of the fused transforms", "[cuda][long]") {
   }
 }
 
-TEST_CASE("long sequences in half the bits", "[cuda][long]") {
+TEST_CASE("every engine is accurate for long sequences in bfloat16", "[cuda][long]") {
   const Index n = 16384;
   PlanCase x = tokens(n);
   const Map map = clipped(Direction::bidirectional);
-  // operands, features and results are rounded to 8 bits
+  // inputs, features and results are rounded to 8 bits
   const Rows<__nv_bfloat16> rows(map, x);
   for (const cuda::Engine engine : cuda_engines) {
     x.options.engine = engine;
@@ -130,7 +131,7 @@ TEST_CASE("long sequences in half the bits", "[cuda][long]") {
   }
 }
 
-TEST_CASE("many heads of several sequences agree with each by itself", "[cuda][long]") {
+TEST_CASE("many heads of several sequences agree with single heads", "[cuda][long]") {
   const Index batch = 3, heads = 5, n = 1500, d = 64;
   const Map map = clipped(Direction::bidirectional);
   const Matrix<float> q = normal<float>(batch * heads * n, d, 1), k = normal<float>(batch * heads * n, d, 2),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// The tests' main on a GPU. Where there is none it says so and returns 77, which ctest takes for skipped.
+// The main function of the tests on a GPU. Without a device it prints that and returns 77, which ctest reports as
+// skipped.
 #define CATCH_CONFIG_RUNNER
 #include <algorithm>
 #include <cstdio>

@@ -20,22 +20,24 @@ namespace {
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr Index batch = 2, heads = 3, n_q = 70, n_k = 50, d = 6, d_v = 5;
 
-/// An array [batch, tokens, heads, channels] with a gap behind each token and each sequence, which are NaN.
+/// An array [batch, tokens, heads, channels] whose tokens and sequences are followed by gaps of NaN.
 class Interleaved {
  public:
   Interleaved(Index tokens, Index channels) : m_tokens(tokens), m_channels(channels) {}
 
   Index size() const { return batch * sequence(); }
-  /// What [batch, heads, tokens, channels] look like here.
-  std::vector<float> from(const std::vector<float>& x) const {
+  /// Converts a contiguous [batch, heads, tokens, channels] array to this layout.
+  std::vector<float> from_contiguous(const std::vector<float>& x) const {
     std::vector<float> values(static_cast<std::size_t>(size()), nan);
-    each([&](std::size_t here, std::size_t there) { values[here] = x[there]; });
+    each([&](std::size_t own_index, std::size_t contiguous_index) { values[own_index] = x[contiguous_index]; });
     return values;
   }
-  /// And back; the gaps must still be NaN.
-  std::vector<float> back(std::vector<float> values) const {
+  /// Converts back. Checks that the gaps are still NaN.
+  std::vector<float> to_contiguous(std::vector<float> values) const {
     std::vector<float> x(static_cast<std::size_t>(batch * heads * m_tokens * m_channels));
-    each([&](std::size_t here, std::size_t there) { x[there] = std::exchange(values[here], nan); });
+    each([&](std::size_t own_index, std::size_t contiguous_index) {
+      x[contiguous_index] = std::exchange(values[own_index], nan);
+    });
     CHECK(std::all_of(values.begin(), values.end(), [](float value) { return std::isnan(value); }));
     return x;
   }
@@ -80,33 +82,33 @@ const cuda::PlanShape shape{.batch = batch, .heads = heads, .n_q = n_q, .n_k = n
 
 }  // namespace
 
-TEST_CASE("tokens, heads and sequences may lie in any order, with gaps", "[cuda]") {
+TEST_CASE("tokens, heads and sequences may have any order in memory, with gaps", "[cuda]") {
   const std::vector<float> q = numbers(n_q, d, 1), k = numbers(n_k, d, 2), v = numbers(n_k, d_v, 3),
                            dy = numbers(n_q, d_v, 4);
-  const auto run = [&](const cuda::AttentionPlan<float>& plan, auto&& place) {
-    const auto on = [&](const std::vector<float>& x, Index tokens, Index channels) {
-      return DeviceArray<float>(place(tokens, channels).from(x));
+  const auto run = [&](const cuda::AttentionPlan<float>& plan, auto&& layout) {
+    const auto to_device = [&](const std::vector<float>& x, Index tokens, Index channels) {
+      return DeviceArray<float>(layout(tokens, channels).from_contiguous(x));
     };
     const auto empty = [&](Index tokens, Index channels) {
-      return DeviceArray<float>(std::vector<float>(static_cast<std::size_t>(place(tokens, channels).size()), nan));
+      return DeviceArray<float>(std::vector<float>(static_cast<std::size_t>(layout(tokens, channels).size()), nan));
     };
-    const DeviceArray<float> q_there = on(q, n_q, d), k_there = on(k, n_k, d), v_there = on(v, n_k, d_v),
-                             dy_there = on(dy, n_q, d_v), y = empty(n_q, d_v), dq = empty(n_q, d), dk = empty(n_k, d),
-                             dv = empty(n_k, d_v);
+    const DeviceArray<float> q_on_device = to_device(q, n_q, d), k_on_device = to_device(k, n_k, d),
+                             v_on_device = to_device(v, n_k, d_v), dy_on_device = to_device(dy, n_q, d_v),
+                             y = empty(n_q, d_v), dq = empty(n_q, d), dk = empty(n_k, d), dv = empty(n_k, d_v);
     const auto view = [&](const DeviceArray<float>& x, Index tokens, Index channels) {
-      return place(tokens, channels).view(x);
+      return layout(tokens, channels).view(x);
     };
-    plan.forward(view(q_there, n_q, d), view(k_there, n_k, d), view(v_there, n_k, d_v), view(y, n_q, d_v));
-    plan.backward(view(q_there, n_q, d), view(k_there, n_k, d), view(v_there, n_k, d_v), view(dy_there, n_q, d_v),
-                  {view(dq, n_q, d), view(dk, n_k, d), view(dv, n_k, d_v)}, {}, nullptr);
-    return std::vector{place(n_q, d_v).back(y.fetch()), place(n_q, d).back(dq.fetch()), place(n_k, d).back(dk.fetch()),
-                       place(n_k, d_v).back(dv.fetch())};
+    plan.forward(view(q_on_device, n_q, d), view(k_on_device, n_k, d), view(v_on_device, n_k, d_v), view(y, n_q, d_v));
+    plan.backward(view(q_on_device, n_q, d), view(k_on_device, n_k, d), view(v_on_device, n_k, d_v),
+                  view(dy_on_device, n_q, d_v), {view(dq, n_q, d), view(dk, n_k, d), view(dv, n_k, d_v)}, {}, nullptr);
+    return std::vector{layout(n_q, d_v).to_contiguous(y.fetch()), layout(n_q, d).to_contiguous(dq.fetch()),
+                       layout(n_k, d).to_contiguous(dk.fetch()), layout(n_k, d_v).to_contiguous(dv.fetch())};
   };
   struct Contiguous {
     Index tokens, channels;
     Index size() const { return batch * heads * tokens * channels; }
-    std::vector<float> from(const std::vector<float>& x) const { return x; }
-    std::vector<float> back(std::vector<float> x) const { return x; }
+    std::vector<float> from_contiguous(const std::vector<float>& x) const { return x; }
+    std::vector<float> to_contiguous(std::vector<float> x) const { return x; }
     cuda::DeviceMatrixView<float> view(const DeviceArray<float>& x) const {
       return {x.data(), batch, heads, tokens, channels};
     }
@@ -121,7 +123,7 @@ TEST_CASE("tokens, heads and sequences may lie in any order, with gaps", "[cuda]
   }
 }
 
-TEST_CASE("heads may share keys and values, but not a place to write to", "[cuda]") {
+TEST_CASE("heads may share inputs, but not outputs", "[cuda]") {
   const DeviceArray<float> x(1000), y(1000);
   const cuda::AttentionPlan<float> plan(model(), {.heads = heads, .n_q = 8, .n_k = 8, .d_v = d_v});
   const cuda::DeviceMatrixView<float> q(x.data(), 1, heads, 8, d), v(x.data(), 1, heads, 8, d_v);
@@ -130,34 +132,35 @@ TEST_CASE("heads may share keys and values, but not a place to write to", "[cuda
   CHECK_NOTHROW(plan.forward(q, one_k, one_v, out));
   out.head_stride = 39;
   check_invalid([&] { plan.forward(q, one_k, one_v, out); },
-                {"y: expected strides by which rows do not overlap, got 120, 39 and 5"});
-  out.head_stride = 5;  // [tokens, heads, channels], one channel short
+                {"y: expected strides such that rows do not overlap, got 120, 39 and 5"});
+  out.head_stride = 5;  // [tokens, heads, channels], with a stride one channel too small
   out.token_stride = 14;
-  check_invalid([&] { plan.forward(q, one_k, one_v, out); }, {"y: expected strides by which rows do not overlap"});
+  check_invalid([&] { plan.forward(q, one_k, one_v, out); }, {"y: expected strides such that rows do not overlap"});
 }
 
-TEST_CASE("transforms take values of half the bits", "[cuda]") {
+TEST_CASE("FFT engines support 16-bit storage", "[cuda]") {
   const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {}, 6};
   const Attention attention(orf<float>(6, 16, 7), RelativePosition<float>(normal_vector<float>(41, 5)));
   for (const cuda::Engine engine : {cuda::Engine::fused, cuda::Engine::cufft}) {
-    PlanCase by = x;
-    by.options.engine = engine;
+    PlanCase with_engine = x;
+    with_engine.options.engine = engine;
     INFO(name(engine));
-    CHECK(by.error<__half>(attention) <= 0x1p-11);
-    CHECK(by.error<__nv_bfloat16>(attention) <= 0x1p-8);
+    CHECK(with_engine.error<__half>(attention) <= 0x1p-11);
+    CHECK(with_engine.error<__nv_bfloat16>(attention) <= 0x1p-8);
   }
 }
 
-TEST_CASE("a plan that was moved works on, with each head's new parameters", "[cuda]") {
+TEST_CASE("a plan can be moved, and then accepts new parameters for each head", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const std::vector<float> q = numbers(n_q, d, 1), k = numbers(n_k, d, 2), v = numbers(n_k, d_v, 3);
-    const DeviceArray<float> q_there(q), k_there(k), v_there(v), y(static_cast<std::size_t>(batch * heads * n_q * d_v));
+    const DeviceArray<float> q_on_device(q), k_on_device(k), v_on_device(v),
+        y(static_cast<std::size_t>(batch * heads * n_q * d_v));
     const DeviceArray<float> dq(q.size()), dk(k.size()), dv(v.size());
     const auto result = [&](const cuda::AttentionPlan<float>& plan) {
       const auto view = [](const DeviceArray<float>& x, Index tokens, Index channels) {
         return cuda::DeviceMatrixView<float>(x.data(), batch, heads, tokens, channels);
       };
-      const auto of_q = view(q_there, n_q, d), of_k = view(k_there, n_k, d), of_v = view(v_there, n_k, d_v);
+      const auto of_q = view(q_on_device, n_q, d), of_k = view(k_on_device, n_k, d), of_v = view(v_on_device, n_k, d_v);
       plan.forward(of_q, of_k, of_v, view(y, n_q, d_v));
       plan.backward(of_q, of_k, of_v, view(y, n_q, d_v), {view(dq, n_q, d), view(dk, n_k, d), view(dv, n_k, d_v)}, {},
                     nullptr);
@@ -166,14 +169,14 @@ TEST_CASE("a plan that was moved works on, with each head's new parameters", "[c
     cuda::AttentionModel other = model();
     std::swap(other.positions[0], other.positions[2]);
     std::vector<float> parameters;
-    for (const cuda::PositionModel& one : other.positions)
-      parameters.insert(parameters.end(), one.parameters.begin(), one.parameters.end());
-    const DeviceArray<float> sent(parameters);
+    for (const cuda::PositionModel& position : other.positions)
+      parameters.insert(parameters.end(), position.parameters.begin(), position.parameters.end());
+    const DeviceArray<float> on_device(parameters);
     cuda::AttentionPlan<float> first(model(), shape, {.engine = engine, .gradients = true}), second = std::move(first);
     const cuda::AttentionPlan<float> expected(other, shape, {.engine = engine, .gradients = true});
     INFO(name(engine));
     CHECK(result(second) != result(expected));
-    second.set_parameters(sent.data(), nullptr);
+    second.set_parameters(on_device.data(), nullptr);
     CHECK(result(second) == result(expected));
   }
 }

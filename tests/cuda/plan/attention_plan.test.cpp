@@ -19,7 +19,7 @@ namespace nprf::test::cuda_plan_attention_plan {
 
 namespace {
 
-// of y, relative to the largest |v|: rounding of features of unit norm, and of sums
+// of y, relative to the largest |v|: the rounding errors of features of unit norm, and of sums
 constexpr double tolerance = 20 * static_cast<double>(std::numeric_limits<float>::epsilon());
 
 RelativePosition<float> clipped(Index reach = 20) {
@@ -28,7 +28,7 @@ RelativePosition<float> clipped(Index reach = 20) {
 
 }  // namespace
 
-TEST_CASE("a plan computes what the CPU does, by every engine", "[cuda]") {
+TEST_CASE("results agree with the CPU's for every engine", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines)
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       INFO(name(engine) << (direction == Direction::causal ? ", causal" : ""));
@@ -37,18 +37,18 @@ TEST_CASE("a plan computes what the CPU does, by every engine", "[cuda]") {
         const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 20}, {.engine = engine}, 16};
         CHECK(x.error(Attention(orf<float>(16, 24, 7), clipped(), {.direction = direction})) <= tolerance);
       }
-      const PlanCase moved{{.n_q = 200, .n_k = 40, .d_v = 70, .offset = 3}, {.engine = engine}, 7};
-      CHECK(moved.error(Attention(orf<float>(7, 40, 7), clipped(), {.direction = direction})) <= tolerance);
+      const PlanCase with_offset{{.n_q = 200, .n_k = 40, .d_v = 70, .offset = 3}, {.engine = engine}, 7};
+      CHECK(with_offset.error(Attention(orf<float>(7, 40, 7), clipped(), {.direction = direction})) <= tolerance);
     }
 }
 
-TEST_CASE("a plan knows all feature maps and positions of its own", "[cuda]") {
+TEST_CASE("a plan supports all of nprf's feature maps and positions", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = engine}, 6};
     INFO(name(engine));
     CHECK(x.error(Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped())) <= tolerance);
     CHECK(x.error(Attention(EluFeatures<float>(6), clipped())) <= tolerance);
-    // denominators of both signs: conditions of tens
+    // denominators of both signs, with condition numbers of tens
     CHECK(x.error(Attention(TrigonometricFeatures<float>({.input_dim = 6, .num_features = 200}), clipped())) <=
           10 * tolerance);
     CHECK(x.error(Attention(orf<float>(6, 16, 7), NoPosition<float>())) <= tolerance);
@@ -58,7 +58,7 @@ TEST_CASE("a plan knows all feature maps and positions of its own", "[cuda]") {
   }
 }
 
-TEST_CASE("a plan normalises as the CPU does", "[cuda]") {
+TEST_CASE("normalisation agrees with the CPU's", "[cuda]") {
   for (const double norm : {1e-30, 1.0, 1e4, 1e30}) {
     PlanCase x{{.n_q = 70, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
     x.q *= static_cast<float>(norm);
@@ -74,14 +74,14 @@ TEST_CASE("a plan normalises as the CPU does", "[cuda]") {
     PlanCase x{{.n_q = 70, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
     x.q *= norm;
     x.k *= norm;
-    INFO("norms of about " << norm << ", as they are");
+    INFO("norms of about " << norm << ", not normalised");
     const AttentionOptions none{.normalization = Normalization::none()};
     CHECK(x.error(Attention(orf<float>(6, 16, 7), clipped(), none)) <= (1 + 6 * norm * norm) * tolerance);
     CHECK(x.error(Attention(EluFeatures<float>(6), clipped(), none)) <= tolerance);
   }
 }
 
-TEST_CASE("exponents of any size overflow nothing", "[cuda]") {
+TEST_CASE("large exponents do not overflow", "[cuda]") {
   PlanCase x{{.n_q = 70, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
   x.q *= 1e4f;
   x.k *= 1e4f;
@@ -89,25 +89,25 @@ TEST_CASE("exponents of any size overflow nothing", "[cuda]") {
   CHECK(x.result(attention).allFinite());
 }
 
-TEMPLATE_TEST_CASE("values may be stored in half the bits", "[cuda]", __half, __nv_bfloat16) {
-  // on tensor cores features, weights, values and y are rounded to bfloat16: weights are off by three times 2^-8, which
-  // moves y among values that are twice the largest apart
-  constexpr double on_tensor_cores = (3 * 2 + 1 + 1) * 0x1p-8;
+TEMPLATE_TEST_CASE("16-bit storage has the precision of bfloat16", "[cuda]", __half, __nv_bfloat16) {
+  // tensor cores round features, weights, values and y to bfloat16. The relative error of weights is up to 3 2^-8, and
+  // two values differ by up to twice the largest |v|
+  constexpr double tensor_core_tolerance = (3 * 2 + 1 + 1) * 0x1p-8;
   for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded})
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
       for (const auto& [n_q, n_k] : {std::pair<Index, Index>{90, 90}, {300, 200}}) {
         const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 5, .offset = 3}, {.engine = engine}, 6};
         INFO(name(engine) << ", n_q " << n_q << ", n_k " << n_k << (direction == Direction::causal ? ", causal" : ""));
         CHECK(x.error<TestType>(Attention(orf<float>(6, 16, 7), clipped(), {.direction = direction})) <=
-              on_tensor_cores);
+              tensor_core_tolerance);
         CHECK(x.error<TestType>(Attention(EluFeatures<float>(6), clipped(), {.direction = direction})) <=
-              on_tensor_cores);
+              tensor_core_tolerance);
       }
   const PlanCase x{{.n_q = 1500, .n_k = 1500, .d_v = 2}, {.engine = cuda::Engine::fused}, 3};
   CHECK(x.error<TestType>(Attention(orf<float>(3, 2, 7), clipped())) <= 0x1p-8);
 }
 
-TEST_CASE("weights sum to one in any precision", "[cuda]") {
+TEST_CASE("weights add up to 1 in any precision", "[cuda]") {
   for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
     PlanCase x{{.n_q = 300, .n_k = 300, .d_v = 70}, {.engine = engine}, 6};
     x.v.setOnes();
@@ -116,7 +116,7 @@ TEST_CASE("weights sum to one in any precision", "[cuda]") {
   }
 }
 
-TEST_CASE("heads and sequences have their own projections, positions and padding", "[cuda]") {
+TEST_CASE("heads may have different projections and positions, and sequences different padding", "[cuda]") {
   const Index batch = 2, heads = 3, n = 70, d = 6, d_v = 5;
   cuda::AttentionModel model;
   std::vector<Attention<PositiveFeatures<float>, RelativePosition<float>>> attentions;
@@ -127,14 +127,14 @@ TEST_CASE("heads and sequences have their own projections, positions and padding
   }
   const Matrix<float> q = normal<float>(batch * heads * n, d, 1), k = normal<float>(batch * heads * n, d, 2),
                       v = normal<float>(batch * heads * n, d_v, 3);
-  std::vector<bool> seen(static_cast<std::size_t>(batch * n), true);
-  for (std::size_t j = 50; j < 70; ++j) seen[j] = false;
-  seen[75] = false;
-  const auto mask = std::make_unique<bool[]>(seen.size());
-  std::copy(seen.begin(), seen.end(), mask.get());
+  std::vector<bool> key_mask(static_cast<std::size_t>(batch * n), true);
+  for (std::size_t j = 50; j < 70; ++j) key_mask[j] = false;
+  key_mask[75] = false;
+  const auto mask = std::make_unique<bool[]>(key_mask.size());
+  std::copy(key_mask.begin(), key_mask.end(), mask.get());
   const DeviceArray<float> dq(stored<float>(q)), dk(stored<float>(k)), dv(stored<float>(v)),
       dy(static_cast<std::size_t>(v.size()));
-  const DeviceArray<unsigned char> dmask(std::vector<unsigned char>(seen.begin(), seen.end()));
+  const DeviceArray<unsigned char> dmask(std::vector<unsigned char>(key_mask.begin(), key_mask.end()));
   for (const cuda::Engine engine : cuda_engines) {
     const cuda::AttentionPlan<float> plan(model, {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
                                           {.engine = engine});
@@ -153,7 +153,7 @@ TEST_CASE("heads and sequences have their own projections, positions and padding
   }
 }
 
-TEST_CASE("rows that see no key are zero and counted", "[cuda]") {
+TEST_CASE("rows that attend to no key are zero and counted", "[cuda]") {
   const PlanCase x{{.n_q = 70, .n_k = 40, .d_v = 5, .offset = -10}, {.engine = cuda::Engine::direct}, 6};
   const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
   cuda::Counts counts{};
@@ -163,7 +163,7 @@ TEST_CASE("rows that see no key are zero and counted", "[cuda]") {
   CHECK(x.error(causal) <= tolerance);
 }
 
-TEMPLATE_TEST_CASE("what a row does not see does not touch it", "[cuda]", float, __nv_bfloat16) {
+TEMPLATE_TEST_CASE("NaNs affect only the rows that attend to them", "[cuda]", float, __nv_bfloat16) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
   for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
@@ -175,13 +175,13 @@ TEMPLATE_TEST_CASE("what a row does not see does not touch it", "[cuda]", float,
     const Matrix<float> after = x.result<TestType>(causal);
     INFO(name(engine));
     for (Index i = 0; i < 400; ++i) {
-      const bool touched = i == 17 || i >= 200;
-      CHECK((touched ? after.row(i).array().isNaN().all() : after.row(i) == before.row(i)));
+      const bool is_affected = i == 17 || i >= 200;
+      CHECK((is_affected ? after.row(i).array().isNaN().all() : after.row(i) == before.row(i)));
     }
   }
 }
 
-TEST_CASE("heads may be wide, and features many", "[cuda]") {
+TEST_CASE("heads may have 256 channels", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 70, .n_k = 90, .d_v = 150}, {.engine = engine}, 256};
     INFO(name(engine));
@@ -189,7 +189,7 @@ TEST_CASE("heads may be wide, and features many", "[cuda]") {
   }
 }
 
-TEST_CASE("transforms through memory go in slabs of any size", "[cuda]") {
+TEST_CASE("cuFFT works with slabs of any size", "[cuda]") {
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{20000}}) {
     const PlanCase x{{.n_q = 90, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::cufft, .slab_bytes = bytes}, 6};
     INFO(bytes << " bytes");
@@ -197,12 +197,12 @@ TEST_CASE("transforms through memory go in slabs of any size", "[cuda]") {
   }
 }
 
-TEST_CASE("fused transforms take more tokens than shared memory", "[cuda]") {
+TEST_CASE("the fused engine supports more tokens than fit in shared memory", "[cuda]") {
   const PlanCase x{{.n_q = 20000, .n_k = 17000, .d_v = 1}, {.engine = cuda::Engine::fused}, 6};
   CHECK(x.error(Attention(orf<float>(6, 2, 7), clipped())) <= tolerance);
 }
 
-TEST_CASE("a plan for long sequences stays small", "[cuda]") {
+TEST_CASE("the workspace for long sequences is small", "[cuda]") {
   const PlanCase x{{.n_q = 131072, .n_k = 131072, .d_v = 64}, {.owns_workspace = false}, 64};
   const auto table = RelativePosition<float>(Vector<float>::LinSpaced(262143, 0, 1));
   const auto plan = x.plan(Attention(orf<float>(64, 32, 7), table));
@@ -210,7 +210,7 @@ TEST_CASE("a plan for long sequences stays small", "[cuda]") {
   CHECK(plan->workspace_bytes() <= std::size_t{256} << 20);
 }
 
-TEST_CASE("the automatic engine takes transforms where they are sound, and for long sequences", "[cuda]") {
+TEST_CASE("the automatic engine chooses FFTs for long sequences if few rows fail the error bound", "[cuda]") {
   const auto engine = [](const auto& attention, Index n) {
     return PlanCase{{.n_q = n, .n_k = n, .d_v = 64}, {.owns_workspace = false}, 16}.plan(attention)->engine();
   };
@@ -224,35 +224,36 @@ TEST_CASE("the automatic engine takes transforms where they are sound, and for l
   CHECK(engine(of(table(9), Direction::bidirectional), 4096) == cuda::Engine::fused);
   CHECK(engine(of(table(60), Direction::bidirectional), 4096) == cuda::Engine::direct);
   CHECK(engine(of(table(1), Direction::causal), 4096) == cuda::Engine::fused);
-  CHECK(engine(of(table(200), Direction::causal), 4096) == cuda::Engine::fused);    // near keys weigh most
-  CHECK(engine(of(table(-200), Direction::causal), 4096) == cuda::Engine::direct);  // far ones drown all others
+  CHECK(engine(of(table(200), Direction::causal), 4096) == cuda::Engine::fused);  // near keys have the largest weights
+  // distant keys have the largest weights, so that most rows fail
+  CHECK(engine(of(table(-200), Direction::causal), 4096) == cuda::Engine::direct);
   CHECK(engine(of(clipped(), Direction::causal), 4096) == cuda::Engine::banded);
   CHECK(engine(of(clipped(), Direction::bidirectional), 4096) == cuda::Engine::banded);
 
-  // tensor cores make tiles cheaper
+  // tensor cores make tiles faster
   const PlanCase half{{.n_q = 4096, .n_k = 4096, .d_v = 64}, {.owns_workspace = false}, 16};
   CHECK(half.plan<__half>(of(table(1), Direction::bidirectional))->engine() == cuda::Engine::direct);
 }
 
-TEST_CASE("models that do not hold together are refused in words", "[cuda]") {
-  const cuda::AttentionModel good = cuda::model_of(Attention(orf<float>(4, 5, 7), clipped()));
-  const auto refused = [&](auto&& spoil, const char* words) {
-    cuda::AttentionModel bad = good;
-    spoil(bad);
-    check_invalid([&] { cuda::AttentionPlan<float>(bad, {.n_q = 8, .n_k = 8, .d_v = 3}); }, {words});
+TEST_CASE("inconsistent models are refused", "[cuda]") {
+  const cuda::AttentionModel valid = cuda::model_of(Attention(orf<float>(4, 5, 7), clipped()));
+  const auto refused = [&](auto&& modify, const char* message) {
+    cuda::AttentionModel bad = valid;
+    modify(bad);
+    check_invalid([&] { cuda::AttentionPlan<float>(bad, {.n_q = 8, .n_k = 8, .d_v = 3}); }, {message});
   };
   refused([](auto& m) { m.features[0].projection.pop_back(); }, "projection: expected 5 x 4 scalars, got 19");
-  refused([](auto& m) { m.positions[0].index.clear(); }, "position: expected parameters with an index of each lag");
+  refused([](auto& m) { m.positions[0].index.clear(); }, "position: expected parameters and an index for each lag");
   refused([](auto& m) { m.positions[0].parameters.clear(); },
-          "position: expected parameters with an index of each lag");
+          "position: expected parameters and an index for each lag");
   refused([](auto& m) { m.positions[0].index[3] = 41; }, "index: expected parameters 0 to 41 - 1, got 41");
-  refused([](auto& m) { m.positions[0].linear = true; }, "position: expected parameters with an index of each lag");
-  refused([](auto& m) { m.features[0].kind = cuda::FeatureKind::elu; }, "num_features: expected none of elu");
+  refused([](auto& m) { m.positions[0].linear = true; }, "position: expected parameters and an index for each lag");
+  refused([](auto& m) { m.features[0].kind = cuda::FeatureKind::elu; }, "num_features: expected 0 for elu");
   refused([](auto& m) { m.direction = static_cast<Direction>(2); }, "direction: expected bidirectional or causal");
   refused([](auto& m) { m.features.clear(); }, "feature maps: expected 1 or 1 (heads), got 0");
 }
 
-TEST_CASE("sizes of nothing are legal", "[cuda]") {
+TEST_CASE("sizes may be 0", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines)
     for (const auto& [n_q, n_k, d_v] : std::vector<std::array<Index, 3>>{{0, 0, 5}, {0, 7, 5}, {7, 0, 5}, {7, 7, 0}}) {
       const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = d_v}, {.engine = engine}, 6};
@@ -267,7 +268,7 @@ TEST_CASE("sizes of nothing are legal", "[cuda]") {
   }
 }
 
-TEST_CASE("parameters can be set anew on the device", "[cuda]") {
+TEST_CASE("set_parameters replaces the parameters on the device", "[cuda]") {
   const Index n = 90;
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine}, 6};
@@ -281,34 +282,34 @@ TEST_CASE("parameters can be set anew on the device", "[cuda]") {
   }
 }
 
-TEST_CASE("views of other shapes, and null pointers, are refused in words", "[cuda]") {
+TEST_CASE("wrong shapes, strides, alignments and null pointers are refused", "[cuda]") {
   const Index n = 8, d = 4, d_v = 3;
   const Attention attention(orf<float>(d, 5, 7), clipped());
   const cuda::AttentionPlan<float> plan(cuda::model_of(attention), {.n_q = n, .n_k = n, .d_v = d_v});
   const DeviceArray<float> x(100), y(100);
   using View = cuda::DeviceMatrixView<float>;
   const View q(x.data(), n, d), v(x.data(), n, d_v), out(y.data(), n, d_v);
-  const auto refused = [&](const View& a, const View& b, const View& c, const View& e, const char* words) {
-    check_invalid([&] { plan.forward(a, b, c, e); }, {words});
+  const auto refused = [&](const View& a, const View& b, const View& c, const View& e, const char* message) {
+    check_invalid([&] { plan.forward(a, b, c, e); }, {message});
   };
   refused(View(x.data(), n, d + 1), q, v, out, "q: expected 1 x 1 x 8 x 4");
   refused(q, View(x.data(), n - 1, d), v, out, "k: expected 1 x 1 x 8 x 4");
   refused(q, q, View(nullptr, n, d_v), out, "v: expected data, got a null pointer");
-  View odd = out;
-  odd.data = reinterpret_cast<float*>(reinterpret_cast<char*>(y.data()) + 2);
-  refused(q, q, v, odd, "y: expected data aligned to 4 bytes");
-  odd = out;
-  odd.token_stride = 2;
-  refused(q, q, v, odd, "y: expected a token_stride of at least 3");
+  View bad = out;
+  bad.data = reinterpret_cast<float*>(reinterpret_cast<char*>(y.data()) + 2);
+  refused(q, q, v, bad, "y: expected data aligned to 4 bytes");
+  bad = out;
+  bad.token_stride = 2;
+  refused(q, q, v, bad, "y: expected a token_stride of at least 3");
   check_invalid([&] { plan.forward(q, q, v, out, {.workspace = x.data() + 1}, nullptr); },
                 {"workspace: expected memory aligned to 256 bytes"});
-  const cuda::AttentionPlan<float> poor(cuda::model_of(attention), {.n_q = n, .n_k = n, .d_v = d_v},
-                                        {.owns_workspace = false});
-  check_invalid([&] { poor.forward(q, q, v, out); }, {"workspace: expected memory"});
-  const auto unfit = [&](const cuda::PlanShape& shape, const char* words) {
-    check_invalid([&] { cuda::AttentionPlan<float>(cuda::model_of(attention), shape); }, {words});
+  const cuda::AttentionPlan<float> without_workspace(cuda::model_of(attention), {.n_q = n, .n_k = n, .d_v = d_v},
+                                                     {.owns_workspace = false});
+  check_invalid([&] { without_workspace.forward(q, q, v, out); }, {"workspace: expected memory"});
+  const auto refused_shape = [&](const cuda::PlanShape& shape, const char* message) {
+    check_invalid([&] { cuda::AttentionPlan<float>(cuda::model_of(attention), shape); }, {message});
   };
-  unfit({.n_q = -1, .n_k = n, .d_v = d_v}, "n_q: expected 0 to 2^28, got -1");
+  refused_shape({.n_q = -1, .n_k = n, .d_v = d_v}, "n_q: expected 0 to 2^28, got -1");
   check_invalid(
       [&] {
         cuda::AttentionPlan<float>(cuda::model_of(attention), {.n_q = n, .n_k = 1200000, .d_v = d_v},
@@ -321,10 +322,10 @@ TEST_CASE("views of other shapes, and null pointers, are refused in words", "[cu
                                    {.engine = static_cast<cuda::Engine>(5)});
       },
       {"engine: expected one of nprf::cuda::Engine, got number 5"});
-  unfit({.batch = 70000, .n_q = n, .n_k = n, .d_v = d_v}, "batch and heads");
+  refused_shape({.batch = 70000, .n_q = n, .n_k = n, .d_v = d_v}, "batch and heads");
 }
 
-TEST_CASE("a call's own workspace serves as well as the plan's", "[cuda]") {
+TEST_CASE("a call can use its own workspace", "[cuda]") {
   const PlanCase x{{.n_q = 70, .n_k = 70, .d_v = 5}, {.engine = cuda::Engine::banded, .owns_workspace = false}, 6};
   const Attention attention(orf<float>(6, 16, 7), clipped());
   const auto plan = x.plan(attention);

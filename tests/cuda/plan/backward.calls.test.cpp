@@ -14,7 +14,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-/// Gradients of calls of other kinds: for long sequences, with padding, of no sequences, by plans in turns.
+/// Gradients of special calls: long sequences, padding, empty batches, alternating plans.
 namespace nprf::test::cuda_plan_backward_calls {
 
 namespace {
@@ -28,29 +28,29 @@ RelativePosition<float> clipped(Index reach = 20) {
 // as in backward.test.cpp
 constexpr double tolerance = 10 * static_cast<double>(std::numeric_limits<float>::epsilon());
 
-/// The largest gradients if all that is added up had one sign, by bounds: of a query's features
+/// Bounds of the largest gradients, with all terms replaced by their absolute values. For a query's features
 ///
 ///     sum_f A_if |dA_if| <= sum_j P_ij |dy_i| (|v_j| + |y_i|) <= 2 |dy| |v|     P = ((A B^T) o C) / D
 ///
-/// and likewise of a key's, times sum_i P_ij, and of a bias's, over all queries.
+/// and likewise for a key's, times sum_i P_ij, and for a bias's, summed over all queries.
 template <class F, class P>
 GradientMagnitudes bounds(const Attention<F, P>& attention, const PlanCase& x, const Matrix<float>& dy) {
   Saved<float> saved;
   attention.forward(x.q, x.k, Matrix<float>::Ones(x.k.rows(), 1), saved);
   const Gradients<float> ones = attention.backward(saved, Matrix<float>::Ones(x.q.rows(), 1));
   const double columns = static_cast<double>(ones.values.maxCoeff());  // max_j sum_i P_ij
-  const double passed = 2 * static_cast<double>(dy.cwiseAbs().maxCoeff() * x.v.cwiseAbs().maxCoeff());
-  const auto slope = [&](const Matrix<float>& tokens) {  // |dphi/dx| / phi, where |x'| is 1
+  const double dy_v = 2 * static_cast<double>(dy.cwiseAbs().maxCoeff() * x.v.cwiseAbs().maxCoeff());
+  const auto slope = [&](const Matrix<float>& tokens) {  // |dphi/dx| / phi for |x'| = 1
     return (static_cast<double>(attention.features().projection().cwiseAbs().maxCoeff()) + 1) /
            static_cast<double>(tokens.rowwise().norm().minCoeff());
   };
-  return {passed * slope(x.q), passed * columns * slope(x.k), columns * static_cast<double>(dy.cwiseAbs().maxCoeff()),
-          passed * static_cast<double>(x.q.rows())};
+  return {dy_v * slope(x.q), dy_v * columns * slope(x.k), columns * static_cast<double>(dy.cwiseAbs().maxCoeff()),
+          dy_v * static_cast<double>(x.q.rows())};
 }
 
 }  // namespace
 
-TEST_CASE("gradients of more tokens than shared memory takes are the CPU's", "[cuda]") {
+TEST_CASE("gradients of more tokens than fit in shared memory agree with the CPU's", "[cuda]") {
   const PlanCase x{{.n_q = 16400, .n_k = 300, .d_v = 1}, {.engine = cuda::Engine::fused, .gradients = true}, 4};
   const Attention attention(orf<float>(4, 1, 7), clipped());
   const Matrix<float> dy = normal<float>(x.shape.n_q, 1, 9);
@@ -60,7 +60,7 @@ TEST_CASE("gradients of more tokens than shared memory takes are the CPU's", "[c
         tolerance);
 }
 
-TEST_CASE("a key that is no number, and that no query sees, touches no gradient", "[cuda]") {
+TEST_CASE("non-finite keys that no query attends to affect no gradient", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     INFO(name(engine));
     PlanCase x{{.n_q = 60, .n_k = 90, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
@@ -77,30 +77,30 @@ TEST_CASE("a key that is no number, and that no query sees, touches no gradient"
   }
 }
 
-TEST_CASE("a mask leaves the gradients of the keys that it leaves, by every engine", "[cuda]") {
-  // keys 20 to 79, which stand at the positions of 0 to 59 for queries that are 20 before theirs
+TEST_CASE("gradients with a key mask agree with those of the unmasked keys alone", "[cuda]") {
+  // with keys 20 to 79 alone, key j has position j - 20; an offset of -20 moves the queries likewise
   const PlanCase x{{.n_q = 90, .n_k = 100, .d_v = 5}, {.gradients = true}, 6};
-  PlanCase left{{.n_q = 90, .n_k = 60, .d_v = 5, .offset = -20}, {}, 6};
-  left.k = x.k.middleRows(20, 60);
-  left.v = x.v.middleRows(20, 60);
-  std::vector<unsigned char> seen(100, 0);
-  std::fill_n(seen.begin() + 20, 60, 1);
-  const DeviceArray<unsigned char> mask(seen);
+  PlanCase unmasked{{.n_q = 90, .n_k = 60, .d_v = 5, .offset = -20}, {}, 6};
+  unmasked.k = x.k.middleRows(20, 60);
+  unmasked.v = x.v.middleRows(20, 60);
+  std::vector<unsigned char> key_mask(100, 0);
+  std::fill_n(key_mask.begin() + 20, 60, 1);
+  const DeviceArray<unsigned char> mask(key_mask);
   const Attention attention(orf<float>(6, 16, 7), clipped());
   const Matrix<float> dy = normal<float>(90, 5, 9);
   Saved<float> saved;
-  attention.forward(left.q, left.k, left.v, saved, {.offset = -20, .tolerance = 1e-6});
+  attention.forward(unmasked.q, unmasked.k, unmasked.v, saved, {.offset = -20, .tolerance = 1e-6});
   const Gradients<float> expected = attention.backward(saved, dy);
-  const GradientMagnitudes sizes = gradient_magnitudes(attention, left.q, left.k, left.v, dy, -20);
+  const GradientMagnitudes sizes = gradient_magnitudes(attention, unmasked.q, unmasked.k, unmasked.v, dy, -20);
   for (const cuda::Engine engine : cuda_engines) {
-    PlanCase padded = x;
-    padded.options.engine = engine;
+    PlanCase masked = x;
+    masked.options.engine = engine;
     for (const Index j : {0, 19, 80, 99}) {
-      padded.k.row(j).setConstant(nan);
-      padded.v.row(j).setConstant(nan);
+      masked.k.row(j).setConstant(nan);
+      masked.v.row(j).setConstant(nan);
     }
     Gradients<float> got =
-        gradients_of(padded, *padded.plan(attention), dy, {.key_mask = reinterpret_cast<const bool*>(mask.data())});
+        gradients_of(masked, *masked.plan(attention), dy, {.key_mask = reinterpret_cast<const bool*>(mask.data())});
     INFO(name(engine));
     for (Matrix<float>* of_keys : {&got.keys, &got.values}) {
       CHECK((of_keys->topRows(20).isZero(0) && of_keys->bottomRows(20).isZero(0)));
@@ -110,7 +110,7 @@ TEST_CASE("a mask leaves the gradients of the keys that it leaves, by every engi
   }
 }
 
-TEST_CASE("a batch of no sequences has gradients of zero for parameters, and no others", "[cuda]") {
+TEST_CASE("the gradients of parameters are zero for an empty batch", "[cuda]") {
   const Attention attention(orf<float>(6, 16, 7), clipped());
   for (const cuda::Engine engine : cuda_engines) {
     const cuda::AttentionPlan<float> plan(cuda::model_of(attention), {.batch = 0, .n_q = 7, .n_k = 9, .d_v = 5},
@@ -126,25 +126,25 @@ TEST_CASE("a batch of no sequences has gradients of zero for parameters, and no 
   }
 }
 
-TEST_CASE("plans of heads of other widths and features work in turns", "[cuda]") {
-  const Attention one(orf<float>(130, 5, 7), clipped()), other(orf<float>(5, 12, 8), clipped(3));
+TEST_CASE("plans with different widths and features can alternate", "[cuda]") {
+  const Attention wide(orf<float>(130, 5, 7), clipped()), narrow(orf<float>(5, 12, 8), clipped(3));
   for (std::size_t e = 0; e < cuda_engines.size(); ++e) {
     const PlanCase x{{.n_q = 70, .n_k = 40, .d_v = 3}, {.engine = cuda_engines[e], .gradients = true}, 130},
         y{{.n_q = 30, .n_k = 90, .d_v = 8}, {.engine = cuda_engines[(e + 1) % 4], .gradients = true}, 5};
     const Matrix<float> dx = normal<float>(70, 3, 9), dy = normal<float>(30, 8, 9);
-    const auto all = [](const PlanCase& c, const cuda::AttentionPlan<float>& plan, const Matrix<float>& of_y) {
+    const auto results = [](const PlanCase& c, const cuda::AttentionPlan<float>& plan, const Matrix<float>& of_y) {
       const Gradients<float> g = gradients_of(c, plan, of_y);
       return std::vector<Matrix<float>>{c.result(plan), g.queries, g.keys, g.values, g.bias};
     };
-    const auto plan_of_x = x.plan(one);
-    const auto alone = all(x, *plan_of_x, dx);
-    const auto plan_of_y = y.plan(other);
-    const auto other_alone = all(y, *plan_of_y, dy);
+    const auto wide_plan = x.plan(wide);
+    const auto wide_result = results(x, *wide_plan, dx);
+    const auto narrow_plan = y.plan(narrow);
+    const auto narrow_result = results(y, *narrow_plan, dy);
     INFO(name(x.options.engine) << " and " << name(y.options.engine));
-    CHECK(all(x, *plan_of_x, dx) == alone);
-    CHECK(all(y, *plan_of_y, dy) == other_alone);
-    CHECK(x.error(one, *plan_of_x) <= 2 * tolerance);
-    CHECK(y.error(other, *plan_of_y) <= 2 * tolerance);
+    CHECK(results(x, *wide_plan, dx) == wide_result);
+    CHECK(results(y, *narrow_plan, dy) == narrow_result);
+    CHECK(x.error(wide, *wide_plan) <= 2 * tolerance);
+    CHECK(y.error(narrow, *narrow_plan) <= 2 * tolerance);
   }
 }
 

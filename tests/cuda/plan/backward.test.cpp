@@ -27,7 +27,7 @@ RelativePosition<float> clipped(Index reach = 20) {
   return RelativePosition<float>(normal_vector<float>(2 * reach + 1, 5));
 }
 
-/// The largest error of any gradient, relative to what it is a sum of.
+/// The largest error of any gradient, relative to the magnitude of the terms that it is a sum of.
 template <class S = float, class F, class P>
 double error(const PlanCase& x, const Attention<F, P>& attention) {
   const auto as_stored = [](const Matrix<float>& a) { return as_floats(stored<S>(a), a.rows(), a.cols()); };
@@ -40,12 +40,12 @@ double error(const PlanCase& x, const Attention<F, P>& attention) {
   return difference(got, expected, gradient_magnitudes(attention, q, k, v, dy, x.shape.offset));
 }
 
-// of sums of terms of one sign: rounding of features, of three products and of what the CPU computes in float
+// for sums of terms of one sign: the rounding errors of features, of three products and of the CPU's float arithmetic
 constexpr double tolerance = 10 * static_cast<double>(std::numeric_limits<float>::epsilon());
 
 }  // namespace
 
-TEST_CASE("a plan's gradients are the CPU's, by every engine", "[cuda]") {
+TEST_CASE("gradients agree with the CPU's for every engine", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines)
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       INFO(name(engine) << (direction == Direction::causal ? ", causal" : ""));
@@ -54,12 +54,13 @@ TEST_CASE("a plan's gradients are the CPU's, by every engine", "[cuda]") {
         const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 20}, {.engine = engine, .gradients = true}, 16};
         CHECK(error(x, Attention(orf<float>(16, 24, 7), clipped(), {.direction = direction})) <= tolerance);
       }
-      const PlanCase moved{{.n_q = 150, .n_k = 40, .d_v = 70, .offset = 3}, {.engine = engine, .gradients = true}, 7};
-      CHECK(error(moved, Attention(orf<float>(7, 20, 7), clipped(), {.direction = direction})) <= tolerance);
+      const PlanCase with_offset{
+          {.n_q = 150, .n_k = 40, .d_v = 70, .offset = 3}, {.engine = engine, .gradients = true}, 7};
+      CHECK(error(with_offset, Attention(orf<float>(7, 20, 7), clipped(), {.direction = direction})) <= tolerance);
     }
 }
 
-TEST_CASE("a plan has the gradients of all feature maps and positions", "[cuda]") {
+TEST_CASE("a plan supports the gradients of all feature maps and positions", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
     INFO(name(engine));
@@ -77,20 +78,21 @@ TEST_CASE("a plan has the gradients of all feature maps and positions", "[cuda]"
   }
 }
 
-TEST_CASE("rows that transforms drown have their gradients by tiles", "[cuda]") {
+TEST_CASE("the gradients of recomputed rows are computed by tiles", "[cuda]") {
   const Index n = 200;
   for (const cuda::Engine engine : {cuda::Engine::fused, cuda::Engine::cufft})
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
-      for (const float top : {20.0f, -20.0f}) {
-        INFO(name(engine) << (direction == Direction::causal ? ", causal" : "") << ", up to " << top);
+      for (const float last_bias : {20.0f, -20.0f}) {
+        INFO(name(engine) << (direction == Direction::causal ? ", causal" : "") << ", last bias " << last_bias);
         const PlanCase x{{.n_q = n, .n_k = n, .d_v = 20}, {.engine = engine, .gradients = true}, 16};
-        const Attention steep(orf<float>(16, 24, 7), RelativePosition<float>(Vector<float>::LinSpaced(399, 0, top)),
+        const Attention steep(orf<float>(16, 24, 7),
+                              RelativePosition<float>(Vector<float>::LinSpaced(399, 0, last_bias)),
                               {.direction = direction});
         CHECK(error(x, steep) <= tolerance);
       }
 }
 
-TEST_CASE("heads may be wide, and features many: gradients", "[cuda]") {
+TEST_CASE("heads may have 256 channels: gradients", "[cuda]") {
   for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded})
     for (const Index d : {Index{65}, Index{256}}) {
       const PlanCase x{{.n_q = 40, .n_k = 70, .d_v = 150}, {.engine = engine, .gradients = true}, d};
@@ -99,8 +101,8 @@ TEST_CASE("heads may be wide, and features many: gradients", "[cuda]") {
     }
 }
 
-TEST_CASE("lags beyond a band pass their gradients on", "[cuda]") {
-  // many chunks on either side
+TEST_CASE("gradients of lags outside a band are exact", "[cuda]") {
+  // many chunks before and after the band
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const PlanCase x{
         {.n_q = 700, .n_k = 900, .d_v = 3, .offset = 100}, {.engine = cuda::Engine::banded, .gradients = true}, 4};
@@ -110,7 +112,7 @@ TEST_CASE("lags beyond a band pass their gradients on", "[cuda]") {
   }
 }
 
-TEST_CASE("correlations go in slabs of any size", "[cuda]") {
+TEST_CASE("correlations work with slabs of any size", "[cuda]") {
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{5000}, std::size_t{20000}}) {
     const PlanCase x{
         {.n_q = 40, .n_k = 50, .d_v = 5}, {.engine = cuda::Engine::cufft, .gradients = true, .slab_bytes = bytes}, 6};
@@ -119,34 +121,34 @@ TEST_CASE("correlations go in slabs of any size", "[cuda]") {
   }
 }
 
-TEST_CASE("gradients may be stored in half the bits", "[cuda]") {
+TEST_CASE("gradients support 16-bit storage", "[cuda]") {
   const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = cuda::Engine::direct, .gradients = true}, 6};
   const Attention attention(orf<float>(6, 16, 7), clipped());
   CHECK(error<__half>(x, attention) <= 0x1p-11);
   CHECK(error<__nv_bfloat16>(x, attention) <= 0x1p-8);
 }
 
-TEST_CASE("gradients do not flow from what a row does not see", "[cuda]") {
+TEST_CASE("gradients are affected only by keys that the row attends to", "[cuda]") {
   const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
   const Matrix<float> dy = normal<float>(300, 5, 9);
   for (const cuda::Engine engine : cuda_engines) {
     PlanCase x{{.n_q = 300, .n_k = 300, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
     const auto plan = x.plan(causal);
     const Gradients<float> before = gradients_of(x, *plan, dy);
-    const double size = gradient_magnitudes(causal, x.q, x.k, x.v, dy, 0).queries;
+    const double magnitude = gradient_magnitudes(causal, x.q, x.k, x.v, dy, 0).queries;
     x.k.bottomRows(150).setConstant(nan);
     x.v.bottomRows(150).setConstant(nan);
     const Gradients<float> after = gradients_of(x, *plan, dy);
     INFO(name(engine));
-    // by transforms all rows were left to tiles
+    // with an FFT engine all rows are recomputed by tiles
     const Matrix<float> change = (after.queries - before.queries).topRows(150);
-    CHECK(static_cast<double>(change.cwiseAbs().maxCoeff()) <= tolerance * size);
+    CHECK(static_cast<double>(change.cwiseAbs().maxCoeff()) <= tolerance * magnitude);
     CHECK(after.queries.bottomRows(150).array().isNaN().all());
-    CHECK(after.bias.bottomRows(20).isZero(0));  // lags that none sees
+    CHECK(after.bias.bottomRows(20).isZero(0));  // lags that no query attends to
   }
 }
 
-TEST_CASE("rows that see no key, and keys that are padding, have no gradients", "[cuda]") {
+TEST_CASE("gradients are zero for rows that attend to no key, and for padding", "[cuda]") {
   const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
   for (const cuda::Engine engine : cuda_engines) {
     PlanCase x{{.n_q = 70, .n_k = 60, .d_v = 5, .offset = -10}, {.engine = engine, .gradients = true}, 6};
@@ -154,9 +156,9 @@ TEST_CASE("rows that see no key, and keys that are padding, have no gradients", 
     CHECK(error(x, causal) <= tolerance);
     x.k.row(7).setConstant(nan);
     x.v.row(7).setConstant(nan);
-    std::vector<unsigned char> seen(60, 1);
-    seen[7] = 0;
-    const DeviceArray<unsigned char> mask(seen);
+    std::vector<unsigned char> key_mask(60, 1);
+    key_mask[7] = 0;
+    const DeviceArray<unsigned char> mask(key_mask);
     const Gradients<float> g = gradients_of(x, *x.plan(causal), normal<float>(70, 5, 9),
                                             {.key_mask = reinterpret_cast<const bool*>(mask.data())});
     CHECK(g.queries.topRows(10).isZero(0));
@@ -167,7 +169,7 @@ TEST_CASE("rows that see no key, and keys that are padding, have no gradients", 
   }
 }
 
-TEST_CASE("heads have gradients of their own, and positions that they share the sum", "[cuda]") {
+TEST_CASE("a position that heads share has the sum of their gradients", "[cuda]") {
   const Index batch = 2, heads = 3, n = 70, d = 6, d_v = 5;
   const Matrix<float> q = normal<float>(batch * heads * n, d, 1), k = normal<float>(batch * heads * n, d, 2),
                       v = normal<float>(batch * heads * n, d_v, 3), dy = normal<float>(batch * heads * n, d_v, 4);
@@ -178,7 +180,7 @@ TEST_CASE("heads have gradients of their own, and positions that they share the 
     cuda::AttentionModel model;
     std::vector<Attention<PositiveFeatures<float>, RelativePosition<float>>> attentions;
     for (std::uint64_t h = 0; h < 3; ++h) {
-      // of steep ones transforms drown rows, beside heads of which they drown none
+      // with a steep bias rows fail the FFT error bound, in other heads none does
       const Vector<float> bias =
           shared || h == 1 ? Vector<float>(Vector<float>::LinSpaced(41, 0, 20)) : normal_vector<float>(41, 10 + h);
       attentions.emplace_back(orf<float>(d, 16, h), RelativePosition<float>(bias));
@@ -196,7 +198,7 @@ TEST_CASE("heads have gradients of their own, and positions that they share the 
       const Matrix<float> got_q = as_floats(dq.fetch(), q.rows(), d), got_k = as_floats(dk.fetch(), k.rows(), d),
                           got_v = as_floats(dv.fetch(), v.rows(), d_v), got_bias = as_floats(parameters.fetch(), 3, 41);
       Matrix<float> bias = Matrix<float>::Zero(3, 41);
-      double bias_size = 0;
+      double bias_magnitude = 0;
       for (Index z = 0; z < batch * heads; ++z) {
         const auto rows = [&](const Matrix<float>& x) -> Matrix<float> { return x.middleRows(z * n, n); };
         const auto& attention = attentions[static_cast<std::size_t>(z % heads)];
@@ -205,22 +207,23 @@ TEST_CASE("heads have gradients of their own, and positions that they share the 
         const Gradients<float> expected = attention.backward(saved, rows(dy));
         const GradientMagnitudes sizes = gradient_magnitudes(attention, rows(q), rows(k), rows(v), rows(dy), 0);
         INFO(name(engine) << ", z " << z);
-        const auto off = [](const Matrix<float>& a, const Matrix<float>& b) {
+        const auto max_difference = [](const Matrix<float>& a, const Matrix<float>& b) {
           return static_cast<double>((a - b).cwiseAbs().maxCoeff());
         };
-        CHECK(off(rows(got_q), expected.queries) <= tolerance * sizes.queries);
-        CHECK(off(rows(got_k), expected.keys) <= tolerance * sizes.keys);
-        CHECK(off(rows(got_v), expected.values) <= tolerance * sizes.values);
+        CHECK(max_difference(rows(got_q), expected.queries) <= tolerance * sizes.queries);
+        CHECK(max_difference(rows(got_k), expected.keys) <= tolerance * sizes.keys);
+        CHECK(max_difference(rows(got_v), expected.values) <= tolerance * sizes.values);
         bias.row(shared ? 0 : z % heads) += Eigen::Map<const Vector<float>>(expected.bias.data(), 41).transpose();
-        bias_size += sizes.bias;
+        bias_magnitude += sizes.bias;
       }
       const Index positions = shared ? 1 : 3;
-      CHECK(static_cast<double>((got_bias - bias).topRows(positions).cwiseAbs().maxCoeff()) <= tolerance * bias_size);
+      CHECK(static_cast<double>((got_bias - bias).topRows(positions).cwiseAbs().maxCoeff()) <=
+            tolerance * bias_magnitude);
     }
   }
 }
 
-TEST_CASE("gradients of nothing are legal, and those of other shapes refused in words", "[cuda]") {
+TEST_CASE("gradients support sizes of 0, and refuse wrong shapes", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines)
     for (const auto& [n_q, n_k, d_v] : std::vector<std::array<Index, 3>>{{0, 0, 5}, {0, 7, 5}, {7, 0, 5}, {7, 7, 0}}) {
       const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = d_v}, {.engine = engine, .gradients = true}, 6};
@@ -232,7 +235,7 @@ TEST_CASE("gradients of nothing are legal, and those of other shapes refused in 
   const PlanCase x{{.n_q = 8, .n_k = 8, .d_v = 3}, {}, 4};
   const Attention attention(orf<float>(4, 5, 7), clipped());
   check_invalid([&] { gradients_of(x, *x.plan(attention), Matrix<float>::Zero(8, 3)); },
-                {"gradients: expected a plan with them"});
+                {"gradients: expected a plan with PlanOptions::gradients"});
   const PlanCase y{{.n_q = 8, .n_k = 8, .d_v = 3}, {.gradients = true}, 4};
   check_invalid([&] { gradients_of(y, *y.plan(attention), Matrix<float>::Zero(8, 4)); },
                 {"dy: expected 1 x 1 x 8 x 3"});

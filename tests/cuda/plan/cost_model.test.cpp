@@ -14,7 +14,7 @@ namespace {
 
 constexpr Index n = 4096;
 
-// a head for each spread of the biases, which rise over all lags
+// one head for each range of biases, which rise linearly over all lags
 cuda::AttentionModel rising(std::initializer_list<float> spreads) {
   cuda::AttentionModel model = cuda::model_of(Attention(orf<float>(16, 16, 7), NoPosition<float>()));
   model.positions.clear();
@@ -32,30 +32,30 @@ cuda::Engine engine(const cuda::AttentionModel& model, const cuda::Device& devic
 
 }  // namespace
 
-TEST_CASE("rows that would be drowned make transforms dearer, but not where any error is tolerated", "[cuda]") {
+TEST_CASE("rows that would fail the error bound raise the cost of FFTs, unless the tolerance is infinite", "[cuda]") {
   const cuda::Device device = cuda::Device::current();
-  constexpr double any = std::numeric_limits<double>::infinity();
+  constexpr double infinite = std::numeric_limits<double>::infinity();
   CHECK(engine(rising({60}), device) == cuda::Engine::direct);
-  CHECK(engine(rising({60}), device, false, any) == cuda::Engine::fused);
+  CHECK(engine(rising({60}), device, false, infinite) == cuda::Engine::fused);
   CHECK(engine(rising({9}), device, false, 1e-6) == cuda::Engine::direct);
-  // the share is the heads' mean
+  // uses the mean share of failing rows over the heads
   CHECK(engine(rising({60, 60, 60}), device) == cuda::Engine::direct);
   CHECK(engine(rising({1, 60, 60}), device) == cuda::Engine::fused);
 }
 
-TEST_CASE("with gradients rows may be drowned likewise", "[cuda]") {
+TEST_CASE("with gradients too, failing rows raise the cost of FFTs", "[cuda]") {
   const cuda::Device device = cuda::Device::current();
   CHECK(engine(rising({60}), device, true) == cuda::Engine::direct);
   CHECK(engine(rising({1, 1, 1, 60}), device, true) == cuda::Engine::fused);
 }
 
-TEST_CASE("tensor cores are counted on where there are some, and not for gradients", "[cuda]") {
+TEST_CASE("the cost model uses tensor cores if available, and not for gradients", "[cuda]") {
   cuda::Device device = cuda::Device::current();
   device.capability = 75;
   CHECK(engine<__half>(rising({1}), device) == cuda::Engine::fused);
   CHECK(engine<__half>(rising({1}), device, true) == cuda::Engine::fused);
   device.capability = 90;
-  if (cuda::Product<__half>::takes_tensor_cores(device, cuda::Engine::direct))
+  if (cuda::Product<__half>::uses_tensor_cores(device, cuda::Engine::direct))
     CHECK(engine<__half>(rising({1}), device) == cuda::Engine::direct);
   CHECK(engine<__half>(rising({1}), device, true) == cuda::Engine::fused);
 }

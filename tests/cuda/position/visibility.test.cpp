@@ -23,9 +23,9 @@ constexpr Index n_q = 70;
 struct Case {
   const char* what;
   Direction direction;
-  Index n_k, offset, padding;  // keys 0 to padding - 1
+  Index n_k, offset, padding;  // keys 0 to padding - 1 are padding
   Vector<float> table;
-  Index unseeing, seeing;  // queries beside each other: the one sees no key, the other one key
+  Index empty_row, one_key_row;  // adjacent queries; the first attends to no key, the second to one
 };
 
 std::vector<Case> cases() {
@@ -40,9 +40,9 @@ std::vector<Case> cases() {
 
 }  // namespace
 
-TEST_CASE("a query of NaNs that sees no key is zero, and touches no gradient", "[cuda]") {
+TEST_CASE("a query of NaNs that attends to no key has a zero row, and affects no gradient", "[cuda]") {
   const Matrix<float> dy = normal<float>(n_q, 5, 9);
-  for (const auto& [what, direction, n_k, offset, padding, table, unseeing, seeing] : cases())
+  for (const auto& [what, direction, n_k, offset, padding, table, empty_row, one_key_row] : cases())
     for (const cuda::Engine engine : cuda_engines) {
       const Attention attention(orf<float>(6, 4, 7), RelativePosition<float>(table), {.direction = direction});
       const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(n_k));
@@ -52,21 +52,21 @@ TEST_CASE("a query of NaNs that sees no key is zero, and touches no gradient", "
       PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 5, .offset = offset}, {.engine = engine, .gradients = true}, 6};
       const auto plan = x.plan(attention);
       const Gradients<float> before = gradients_of(x, *plan, dy, call);
-      x.q.row(unseeing).setConstant(nan);
-      x.q(unseeing, 0) = infinity;
+      x.q.row(empty_row).setConstant(nan);
+      x.q(empty_row, 0) = infinity;
       const Gradients<float> after = gradients_of(x, *plan, dy, call);
       INFO(name(engine) << ", " << what);
       CHECK((after.queries == before.queries && after.keys == before.keys));
       CHECK((after.values == before.values && after.bias == before.bias));
-      CHECK(after.queries.row(unseeing).isZero(0));
+      CHECK(after.queries.row(empty_row).isZero(0));
 
-      x.q.row(seeing).setConstant(nan);
+      x.q.row(one_key_row).setConstant(nan);
       const Matrix<float> y = x.result(*plan, call);
       const Matrix<float> expected =
           attention(x.q, x.k, x.v, {.key_mask = {mask.get(), static_cast<std::size_t>(n_k)}, .offset = offset});
-      CHECK((expected.row(unseeing).isZero(0) && y.row(unseeing).isZero(0)));
-      CHECK((expected.row(seeing).array().isNaN().all() && y.row(seeing).array().isNaN().all()));
-      CHECK(x.result<__nv_bfloat16>(*x.plan<__nv_bfloat16>(attention), call).row(unseeing).isZero(0));
+      CHECK((expected.row(empty_row).isZero(0) && y.row(empty_row).isZero(0)));
+      CHECK((expected.row(one_key_row).array().isNaN().all() && y.row(one_key_row).array().isNaN().all()));
+      CHECK(x.result<__nv_bfloat16>(*x.plan<__nv_bfloat16>(attention), call).row(empty_row).isZero(0));
     }
 }
 

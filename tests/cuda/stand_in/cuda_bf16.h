@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-/// The upper half of a float, rounded to the nearest, ties to even.
+/// bfloat16: the upper half of a float, rounded to nearest, ties to even.
 
 struct __nv_bfloat16 {
   std::uint16_t bits;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// Half precision as the compiler has it.
+/// Half precision by the compiler's _Float16.
 
 struct __half {
   _Float16 value;

@@ -9,8 +9,8 @@
 
 #include "cuda/stand_in/machine.hpp"
 
-/// What nprf asks of the CUDA runtime and of device code, on the host: for tests where there is no GPU. Memory is the
-/// host's, a launch runs the kernel to its end, and machine.hpp says how.
+/// The parts of the CUDA runtime and of device code that nprf uses, on the host, for tests without a GPU. Device memory
+/// is host memory. A launch runs the whole kernel before it returns; see machine.hpp.
 
 #define __host__
 #define __device__
@@ -50,12 +50,12 @@ struct alignas(16) uint4 {
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
-inline const stand_in::Place& threadIdx = stand_in::thread();
-inline const stand_in::Place& blockIdx = stand_in::block();
-inline const stand_in::Place& gridDim = stand_in::blocks();
-inline const stand_in::Place& blockDim = stand_in::threads();
+inline const stand_in::Coordinates& threadIdx = stand_in::thread();
+inline const stand_in::Coordinates& blockIdx = stand_in::block();
+inline const stand_in::Coordinates& gridDim = stand_in::blocks();
+inline const stand_in::Coordinates& blockDim = stand_in::threads();
 
-// of a device
+// devices
 
 using cudaStream_t = stand_in::Stream*;
 
@@ -89,7 +89,7 @@ struct cudaFuncAttributes {
   int ptxVersion;
 };
 
-/// Compiled for what stand_in::settings() says.
+/// Reports the architecture in stand_in::settings().
 template <class Kernel>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel*) {
   attributes->ptxVersion = stand_in::settings().compiled_for;
@@ -98,7 +98,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel*) {
 
 template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int threads, std::size_t shared) {
-  *blocks = stand_in::most_blocks(threads, shared);
+  *blocks = stand_in::max_blocks(threads, shared);
   return cudaSuccess;
 }
 
@@ -120,10 +120,10 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                                    [&] { std::apply(kernel, parameters); }));
 }
 
-// of device code
+// device code
 
-inline void __syncthreads() { stand_in::wait(stand_in::For::block); }
-inline void __syncwarp(unsigned = ~0u) { stand_in::wait(stand_in::For::warp); }
+inline void __syncthreads() { stand_in::wait(stand_in::Scope::block); }
+inline void __syncwarp(unsigned = ~0u) { stand_in::wait(stand_in::Scope::warp); }
 
 inline int __syncthreads_or(int predicate) { return stand_in::any_of_block(predicate != 0); }
 
@@ -152,7 +152,7 @@ inline void sincospif(float x, float* sine, float* cosine) {
 }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
-// blocks and threads take turns, so that nothing comes between
+// only one thread runs at a time, so that these are atomic
 inline int atomicAdd(int* to, int more) {
   const int before = *to;
   *to += more;

@@ -13,7 +13,7 @@ struct Plan {
   void* memory = nullptr;
 };
 
-constexpr std::size_t plan_bytes = 512;  // that it asks for, and writes to
+constexpr std::size_t plan_bytes = 512;  // the workspace size that every plan reports, and overwrites
 
 std::map<cufftHandle, Plan>& plans() {
   static std::map<cufftHandle, Plan> all;
@@ -23,7 +23,7 @@ std::map<cufftHandle, Plan>& plans() {
 }  // namespace
 
 cufftResult cufftCreate(cufftHandle* plan) {
-  static int next = 1;  // 0 is nobody's
+  static int next = 1;  // 0 is not a valid handle
   *plan = next++;
   plans()[*plan];
   return CUFFT_SUCCESS;

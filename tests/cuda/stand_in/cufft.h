@@ -5,7 +5,7 @@
 
 #include "cuda/stand_in/cuda_runtime.h"
 
-/// What nprf asks of cuFFT, by FFTW.
+/// The part of cuFFT that nprf uses, implemented with FFTW.
 
 enum cufftResult { CUFFT_SUCCESS = 0, CUFFT_INVALID_PLAN = 1, CUFFT_INVALID_VALUE = 4, CUFFT_EXEC_FAILED = 6 };
 enum cufftType { CUFFT_C2C = 0x29 };

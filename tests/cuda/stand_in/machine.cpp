@@ -28,35 +28,35 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// the one piece of shared memory, which device code declares (device/launch.cuh)
+// the shared memory of all blocks; device code declares it (device/launch.cuh)
 namespace nprf::cuda {
-constexpr std::size_t most_shared = 256 * 1024;
+constexpr std::size_t max_shared = 256 * 1024;
 extern unsigned char shared_bytes[];
-alignas(128) unsigned char shared_bytes[most_shared];
+alignas(128) unsigned char shared_bytes[max_shared];
 }  // namespace nprf::cuda
 
 namespace stand_in {
 
 namespace {
 
-using nprf::cuda::most_shared;
+using nprf::cuda::max_shared;
 using nprf::cuda::shared_bytes;
 
-constexpr int warp = 32, most_threads = 1024;
+constexpr int warp = 32, max_threads = 1024;
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "stand-in for CUDA: %s\n", what);
   std::abort();
 }
 
-// what AddressSanitizer knows of a stack
+// a stack, as described to AddressSanitizer
 struct Stack {
   const void* bottom = nullptr;
   std::size_t size = 0;
   void* fake = nullptr;
 };
 
-// each of the two is said once by whoever leaves, and once by whoever arrives
+// every switch calls leave() on the old stack, and then arrive() on the new one
 void leave([[maybe_unused]] Stack& from, [[maybe_unused]] const Stack& to) {
 #ifdef STAND_IN_ASAN
   __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.size);
@@ -70,7 +70,7 @@ void arrive([[maybe_unused]] const Stack& on, [[maybe_unused]] Stack& from) {
 
 enum class State { runs, at_block, at_warp, done };
 
-// A stack on which threads run one after another, until one of them waits: then it is that thread's.
+// A stack on which threads run one after another. If a thread waits, the fibre belongs to it until it has finished.
 struct Fibre {
   Stack stack;
   boost::context::fiber context;
@@ -81,28 +81,28 @@ struct Machine {
   boost::context::fiber scheduler;
   std::vector<std::unique_ptr<Fibre>> fibres;
   std::vector<Fibre*> idle;
-  Fibre* fibre = nullptr;  // that runs
-  std::vector<int> order;  // of the threads
+  Fibre* fibre = nullptr;  // the one that runs
+  std::vector<int> order;  // thread indices, in the order in which they run
   const std::function<void()>* body = nullptr;
-  int now = 0, started = 0;  // the thread that runs, and how many have begun
-  State states[most_threads];
-  Fibre* waiting[most_threads];
-  Place thread{}, block{}, blocks{}, block_size{};
-  alignas(16) unsigned char slots[most_threads / warp][2][warp * slot_bytes];
-  bool second[most_threads];  // of a warp's two sets of slots, which take turns
-  bool brought[most_threads];
-  std::map<const void*, std::size_t> allowed;  // shared memory, of kernels
+  int running = 0, started = 0;  // the index of the running thread, and the number of threads that have started
+  State states[max_threads];
+  Fibre* waiting[max_threads];
+  Coordinates thread{}, block{}, blocks{}, block_size{};
+  alignas(16) unsigned char slots[max_threads / warp][2][warp * slot_bytes];
+  bool second_slots[max_threads];  // which of a warp's two sets of slots is in use; they alternate
+  bool predicates[max_threads];
+  std::map<const void*, std::size_t> allowed;  // maximum shared memory of kernels
 };
 
 Machine& machine() {
-  static Machine& one = *new Machine;  // never destroyed, which would unwind the fibres
+  static Machine& one = *new Machine;  // never destroyed, since that would unwind the fibres
   return one;
 }
 
 void become(int t) {
   Machine& m = machine();
   const unsigned k = static_cast<unsigned>(t);
-  m.now = t;
+  m.running = t;
   m.thread = {k % m.block_size.x, k / m.block_size.x % m.block_size.y, k / m.block_size.x / m.block_size.y};
 }
 
@@ -131,7 +131,7 @@ void to_fibre(Fibre& to) {
       become(t);
       m.states[t] = State::runs;
       (*m.body)();
-      m.states[m.now] = State::done;
+      m.states[m.running] = State::done;
     }
     m.idle.push_back(&self);
     to_scheduler();
@@ -160,7 +160,7 @@ Fibre& idle_fibre() {
   return fibre;
 }
 
-// lets go on whoever has waited for all; false if nobody has
+// releases the threads of each barrier that all threads have reached; false if there is none
 bool release() {
   Machine& m = machine();
   const int count = static_cast<int>(m.order.size());
@@ -169,22 +169,23 @@ bool release() {
     std::fill(m.states + begin, m.states + end, State::runs);
     return true;
   };
-  bool some = all(0, count, State::at_block);
+  bool released = all(0, count, State::at_block);
   if (settings().order == Settings::Order::backward) {
-    // the last warp that can go on does so alone, ahead of the others
-    for (int begin = (count - 1) / warp * warp; begin >= 0 && !some; begin -= warp)
-      some = all(begin, std::min(begin + warp, count), State::at_warp);
-    return some;
+    // only the last warp that can continue does so, ahead of the others
+    for (int begin = (count - 1) / warp * warp; begin >= 0 && !released; begin -= warp)
+      released = all(begin, std::min(begin + warp, count), State::at_warp);
+    return released;
   }
-  for (int begin = 0; begin < count; begin += warp) some |= all(begin, std::min(begin + warp, count), State::at_warp);
-  return some;
+  for (int begin = 0; begin < count; begin += warp)
+    released |= all(begin, std::min(begin + warp, count), State::at_warp);
+  return released;
 }
 
 void run_block() {
   Machine& m = machine();
   const int count = static_cast<int>(m.order.size());
   m.started = 0;
-  std::fill(m.second, m.second + count, false);
+  std::fill(m.second_slots, m.second_slots + count, false);
   while (m.started < count) to_fibre(idle_fibre());
   for (;;) {
     if (std::all_of(m.states, m.states + count, [](State s) { return s == State::done; })) return;
@@ -240,32 +241,32 @@ Counts& counts() {
   return one;
 }
 
-const Place& thread() { return machine().thread; }
-const Place& block() { return machine().block; }
-const Place& blocks() { return machine().blocks; }
-const Place& threads() { return machine().block_size; }
-int lane() { return machine().now % warp; }
+const Coordinates& thread() { return machine().thread; }
+const Coordinates& block() { return machine().block; }
+const Coordinates& blocks() { return machine().blocks; }
+const Coordinates& threads() { return machine().block_size; }
+int lane() { return machine().running % warp; }
 unsigned char* next_warp_slots() {
   Machine& m = machine();
-  bool& second = m.second[m.now];
-  second = !second;
-  return m.slots[m.now / warp][second];
+  bool& second_slots = m.second_slots[m.running];
+  second_slots = !second_slots;
+  return m.slots[m.running / warp][second_slots];
 }
 
-void wait(For whom) {
+void wait(Scope scope) {
   Machine& m = machine();
-  m.states[m.now] = whom == For::block ? State::at_block : State::at_warp;
-  m.waiting[m.now] = m.fibre;
+  m.states[m.running] = scope == Scope::block ? State::at_block : State::at_warp;
+  m.waiting[m.running] = m.fibre;
   to_scheduler();
 }
 
-bool any_of_block(bool mine) {
+bool any_of_block(bool predicate) {
   Machine& m = machine();
-  m.brought[m.now] = mine;
-  wait(For::block);
-  const bool any =
-      std::any_of(m.brought, m.brought + m.block_size.x * m.block_size.y * m.block_size.z, [](bool b) { return b; });
-  wait(For::block);
+  m.predicates[m.running] = predicate;
+  wait(Scope::block);
+  const bool any = std::any_of(m.predicates, m.predicates + m.block_size.x * m.block_size.y * m.block_size.z,
+                               [](bool b) { return b; });
+  wait(Scope::block);
   return any;
 }
 
@@ -275,24 +276,24 @@ int allow_shared(const void* kernel, int bytes) {
   return with_device();
 }
 
-int launch(Place grid, Place block, std::size_t shared, const Stream* stream, const void* kernel,
+int launch(Coordinates grid, Coordinates block, std::size_t shared, const Stream* stream, const void* kernel,
            const std::function<void()>& body) {
   if (settings().devices == 0) return with_device();
   if (stream && stream->device != current) return returned(cudaErrorInvalidResourceHandle);
   Machine& m = machine();
   const std::size_t threads = std::size_t{block.x} * block.y * block.z;
   const auto allowed = m.allowed.find(kernel);
-  const std::size_t most = allowed == m.allowed.end() ? 48 * 1024 : std::max<std::size_t>(allowed->second, 48 * 1024);
-  if (threads == 0 || threads > most_threads || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff ||
+  const std::size_t limit = allowed == m.allowed.end() ? 48 * 1024 : std::max<std::size_t>(allowed->second, 48 * 1024);
+  if (threads == 0 || threads > max_threads || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff ||
       grid.y > 65535 || grid.z > 65535 || block.z > 64)
     return returned(cudaErrorInvalidConfiguration);
-  if (shared > most) return returned(cudaErrorInvalidValue);
+  if (shared > limit) return returned(cudaErrorInvalidValue);
   ++counts().launches;
   m.body = &body;
   m.blocks = grid;
   m.block_size = block;
 #ifdef STAND_IN_ASAN
-  ASAN_POISON_MEMORY_REGION(shared_bytes + shared, most_shared - shared);
+  ASAN_POISON_MEMORY_REGION(shared_bytes + shared, max_shared - shared);
 #endif
   for (m.block.z = 0; m.block.z < grid.z; ++m.block.z)
     for (m.block.y = 0; m.block.y < grid.y; ++m.block.y)
@@ -302,7 +303,7 @@ int launch(Place grid, Place block, std::size_t shared, const Stream* stream, co
         run_block();
       }
 #ifdef STAND_IN_ASAN
-  ASAN_UNPOISON_MEMORY_REGION(shared_bytes, most_shared);
+  ASAN_UNPOISON_MEMORY_REGION(shared_bytes, max_shared);
 #endif
   return cudaSuccess;
 }
@@ -382,7 +383,7 @@ cudaError_t cudaFree(void* pointer) {
   if (at == allocations().end()) return with_device(cudaErrorInvalidValue);
   ++counts().frees;
 #ifdef STAND_IN_ASAN
-  ASAN_UNPOISON_MEMORY_REGION(pointer, (at->second + 255) / 256 * 256);
+  ASAN_UNPOISON_MEMORY_REGION(pointer, (at->second_slots + 255) / 256 * 256);
 #endif
   allocations().erase(at);
   std::free(pointer);

@@ -6,33 +6,33 @@
 #include <cstring>
 #include <functional>
 
-/// The machine under the stand-in: one device, whose blocks run one after another, and whose threads are fibres that
-/// take turns at barriers.
+/// The simulated machine behind the stand-in for the CUDA runtime: one device, which runs the blocks of a kernel one
+/// after another. The threads of a block are fibres, which switch at barriers.
 ///
-/// It is stricter than a GPU. A barrier that not all threads of a block, or of a warp, come to ends the program, as
-/// does a launch that no device could make. Shared memory is filled with NaN for each block, and what lies beyond the
-/// bytes of the launch is poisoned where the program is compiled with AddressSanitizer. Threads run in an order that is
-/// asked for, and in the backward one warps run ahead of each other, so that a missing barrier shows as another result.
+/// It is stricter than a GPU. The program aborts if not all threads of a block, or of a warp, reach a barrier. A launch
+/// that no device supports is refused. Shared memory is filled with NaN for each block, and memory beyond the bytes of
+/// the launch is poisoned if the program is compiled with AddressSanitizer. The order of the threads can be set. In
+/// backward order warps run ahead of each other, so that a missing barrier changes the result.
 namespace stand_in {
 
-struct Place {
+struct Coordinates {
   unsigned x, y, z;
 };
 
-/// What a test may set.
+/// Settings that a test may change.
 struct Settings {
   enum class Order { forward, backward, shuffled };
   Order order = Order::forward;
   int devices = 1;
   int capability = 90;    // ten times the version
-  int compiled_for = 90;  // kernels, likewise
+  int compiled_for = 90;  // of kernels, likewise
   int multiprocessors = 132;
-  std::size_t shared_bytes = 227 * 1024;  // that a block may be allowed
+  std::size_t shared_bytes = 227 * 1024;  // maximum that a block may be allowed
   std::size_t memory_bytes = std::size_t{1} << 40;
 };
 Settings& settings();
 
-/// What was asked of the device since the program began.
+/// Numbers of operations since the program started.
 struct Counts {
   long launches = 0, allocations = 0, frees = 0, copies = 0, synchronizations = 0;
 };
@@ -42,30 +42,30 @@ struct Stream {
   int device;
 };
 
-// for cuda_runtime.h
+// used by cuda_runtime.h
 
-const Place& thread();
-const Place& block();
-const Place& blocks();
-const Place& threads();
+const Coordinates& thread();
+const Coordinates& block();
+const Coordinates& blocks();
+const Coordinates& threads();
 int lane();
 
-enum class For { block, warp };
-void wait(For whom);
-bool any_of_block(bool mine);
+enum class Scope { block, warp };
+void wait(Scope scope);
+bool any_of_block(bool predicate);
 
-/// 32 slots of a warp, one a lane, which are the warp's until its next exchange but one.
+/// 32 slots for this warp, one per lane. They stay valid until the second exchange after this one.
 unsigned char* next_warp_slots();
 constexpr std::size_t slot_bytes = 32;
 
-/// What the lanes of a warp have brought, once all of them have.
+/// The values that all lanes of a warp contribute. The constructor waits for all lanes.
 template <class T>
 class Exchange {
  public:
   explicit Exchange(const T& value) : m_slots(next_warp_slots()) {
     static_assert(sizeof(T) <= slot_bytes);
     std::memcpy(m_slots + static_cast<std::size_t>(lane()) * slot_bytes, &value, sizeof(T));
-    wait(For::warp);
+    wait(Scope::warp);
   }
   T from(int other) const {
     T value;
@@ -77,12 +77,12 @@ class Exchange {
   unsigned char* m_slots;
 };
 
-int launch(Place grid, Place block, std::size_t shared, const Stream* stream, const void* kernel,
+int launch(Coordinates grid, Coordinates block, std::size_t shared, const Stream* stream, const void* kernel,
            const std::function<void()>& body);
 int allow_shared(const void* kernel, int bytes);
 
-/// By threads and shared memory alone.
-inline int most_blocks(int threads, std::size_t shared) {
+/// The occupancy, limited only by threads and shared memory.
+inline int max_blocks(int threads, std::size_t shared) {
   return std::min(2048 / threads, static_cast<int>(settings().shared_bytes / std::max<std::size_t>(shared, 1)));
 }
 

@@ -11,21 +11,21 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-/// What no GPU can show: devices that are not there, memory that is not enough, other orders of threads.
+/// Situations that a GPU cannot produce: missing devices, too little memory, other orders of threads.
 namespace nprf::test::cuda_stand_in_machine {
 
 namespace {
 
 using stand_in::Settings;
 
-// settings of one test
-struct Set {
+// changes the settings, and restores them at the end of the scope
+struct ScopedSettings {
   template <class F>
-  explicit Set(F&& change) {
+  explicit ScopedSettings(F&& change) {
     change(stand_in::settings());
   }
-  Set(const Set&) = delete;
-  ~Set() { stand_in::settings() = before; }
+  ScopedSettings(const ScopedSettings&) = delete;
+  ~ScopedSettings() { stand_in::settings() = before; }
 
   Settings before = stand_in::settings();
 };
@@ -38,30 +38,30 @@ cuda::PlanShape shape(Index n) { return {.n_q = n, .n_k = n, .d_v = 5}; }
 
 }  // namespace
 
-TEST_CASE("no device, an old one, and one with little memory are told in words, and nothing is kept", "[cuda]") {
+TEST_CASE("errors for missing devices, old devices and too little memory are reported, and free all memory", "[cuda]") {
   const auto make = [] { cuda::AttentionPlan<float>(cuda::model_of(attention()), shape(70)); };
   const stand_in::Counts before = stand_in::counts();
   {
-    const Set set([](Settings& s) { s.devices = 0; });
+    const ScopedSettings scoped([](Settings& s) { s.devices = 0; });
     CHECK(backend_error(make) == "CUDA: looking for a device: no CUDA-capable device is detected (cudaErrorNoDevice)");
   }
   {
-    const Set set([](Settings& s) { s.capability = 61; });
+    const ScopedSettings scoped([](Settings& s) { s.capability = 61; });
     CHECK(backend_error(make) == "CUDA: expected a device of compute capability 7.0 (Volta) or newer, got 6.1");
   }
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{2000}, std::size_t{12000}}) {
-    const Set set([bytes](Settings& s) { s.memory_bytes = bytes; });
-    const std::string words = backend_error(make);
-    INFO(words);
-    CHECK((words.starts_with("CUDA: allocating ") && words.ends_with("out of memory (cudaErrorMemoryAllocation)")));
+    const ScopedSettings scoped([bytes](Settings& s) { s.memory_bytes = bytes; });
+    const std::string message = backend_error(make);
+    INFO(message);
+    CHECK((message.starts_with("CUDA: allocating ") && message.ends_with("out of memory (cudaErrorMemoryAllocation)")));
   }
   const stand_in::Counts after = stand_in::counts();
   CHECK(after.allocations - before.allocations == after.frees - before.frees);
-  make();  // the device is as it was
+  make();  // the device is still usable
 }
 
-TEST_CASE("another device's stream is refused in words", "[cuda]") {
-  const Set set([](Settings& s) { s.devices = 2; });
+TEST_CASE("another device's stream is refused", "[cuda]") {
+  const ScopedSettings scoped([](Settings& s) { s.devices = 2; });
   PlanCase x{shape(70), {}, 6};
   const auto plan = x.plan(attention());
   const DeviceArray<float> q(1000);
@@ -72,28 +72,28 @@ TEST_CASE("another device's stream is refused in words", "[cuda]") {
       [&] {
         plan->forward({q.data(), 70, 6}, {q.data(), 70, 6}, {q.data(), 70, 5}, {q.data(), 70, 5});
       },
-      {"device: expected 0, which was current when the plan was made, got 1"});
+      {"device: expected 0, the current device at construction, got 1"});
   cuda::check(cudaSetDevice(0), "choosing");
-  const std::string words = backend_error([&] {
+  const std::string message = backend_error([&] {
     plan->forward({q.data(), 70, 6}, {q.data(), 70, 6}, {q.data(), 70, 5}, {q.data(), 70, 5}, stream);
   });
-  CHECK(words == "CUDA: features: invalid resource handle (cudaErrorInvalidResourceHandle)");
+  CHECK(message == "CUDA: features: invalid resource handle (cudaErrorInvalidResourceHandle)");
   cuda::check(cudaStreamDestroy(stream), "a stream");
 }
 
-TEST_CASE("heads that are too wide for a device are refused in words", "[cuda]") {
-  const Set set([](Settings& s) { s.shared_bytes = 64 * 1024; });  // Turing's
+TEST_CASE("heads that are too wide for a device are refused", "[cuda]") {
+  const ScopedSettings scoped([](Settings& s) { s.shared_bytes = 64 * 1024; });  // as on Turing
   const auto make = [](Index d) {
     PlanCase(shape(7), {}, d).result(Attention(orf<float>(d, 5, 7), NoPosition<float>()));
   };
   make(216);
   check_invalid([&] { make(256); },
-                {"input_dim and num_features: expected what fits 65536 bytes of shared memory, got 256 and 5"});
+                {"input_dim and num_features: expected sizes that fit in 65536 bytes of shared memory, got 256 and 5"});
 }
 
 TEST_CASE("devices without tensor cores for bfloat16 compute in float", "[cuda]") {
-  for (const bool program : {false, true}) {  // that was compiled for devices without them
-    const Set set([&](Settings& s) { (program ? s.compiled_for : s.capability) = 75; });
+  for (const bool program : {false, true}) {  // whether the program or the device lacks them
+    const ScopedSettings scoped([&](Settings& s) { (program ? s.compiled_for : s.capability) = 75; });
     for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
       const PlanCase x{shape(90), {.engine = engine}, 6};
       INFO(name(engine));
@@ -103,7 +103,7 @@ TEST_CASE("devices without tensor cores for bfloat16 compute in float", "[cuda]"
   }
 }
 
-TEST_CASE("a call allocates nothing and waits for nothing", "[cuda]") {
+TEST_CASE("a call allocates nothing and does not synchronise", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{shape(70), {.engine = engine}, 6};
     const auto plan = x.plan(attention());
@@ -118,39 +118,39 @@ TEST_CASE("a call allocates nothing and waits for nothing", "[cuda]") {
   }
 }
 
-TEMPLATE_TEST_CASE("no bit depends on the order of a block's threads", "[cuda]", float, __half) {
+TEMPLATE_TEST_CASE("results are bitwise equal for any order of a block's threads", "[cuda]", float, __half) {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 150, .n_k = 150, .d_v = 8}, {.engine = engine}, 6};
     const Matrix<float> first = x.result<TestType>(attention());
     for (const Settings::Order order : {Settings::Order::backward, Settings::Order::shuffled}) {
-      const Set set([order](Settings& s) { s.order = order; });
+      const ScopedSettings scoped([order](Settings& s) { s.order = order; });
       INFO(name(engine));
       CHECK(x.result<TestType>(attention()) == first);
     }
   }
 }
 
-TEST_CASE("transforms in shared memory take the variant that fits the device", "[cuda]") {
-  struct Want {
+TEST_CASE("the shared memory engine chooses the variant that fits the device", "[cuda]") {
+  struct Expected {
     int n;
     std::size_t shared;
     int N;
   };
-  // KiB that Hopper and Volta give a block
-  for (const auto& [n, shared, N] : std::vector<Want>{{1, 227, 1024},
-                                                      {1025, 227, 2048},
-                                                      {2049, 227, 3072},
-                                                      {4096, 227, 4096},
-                                                      {5000, 227, 6144},
-                                                      {8192, 227, 8192},
-                                                      {8192, 96, 8192},
-                                                      {12288, 96, 12288},
-                                                      {16384, 227, 16384},
-                                                      {16384, 96, 0},
-                                                      {16385, 227, 0}}) {
+  // KiB of shared memory per block of Hopper and of Volta
+  for (const auto& [n, shared, N] : std::vector<Expected>{{1, 227, 1024},
+                                                          {1025, 227, 2048},
+                                                          {2049, 227, 3072},
+                                                          {4096, 227, 4096},
+                                                          {5000, 227, 6144},
+                                                          {8192, 227, 8192},
+                                                          {8192, 96, 8192},
+                                                          {12288, 96, 12288},
+                                                          {16384, 227, 16384},
+                                                          {16384, 96, 0},
+                                                          {16385, 227, 0}}) {
     cuda::Device device;
     device.shared_bytes = shared * 1024;
-    const cuda::FusedVariant* variant = cuda::FusedEngine::variant_for(device, n);
+    const cuda::SharedMemoryVariant* variant = cuda::SharedMemoryEngine::variant_for(device, n);
     INFO("n " << n << ", " << shared << " KiB");
     CHECK((variant ? variant->N() : 0) == N);
   }
@@ -161,15 +161,15 @@ TEST_CASE("transforms in shared memory take the variant that fits the device", "
       {"n_q and n_k: expected at most 2^20"});
 }
 
-TEST_CASE("every variant of the transforms computes what the CPU does", "[cuda]") {
+TEST_CASE("every variant of the fused engine agrees with the CPU", "[cuda]") {
   for (const Index n : {1000, 2000, 2500, 4000, 5000, 8000, 9000, 13000}) {
     PlanCase x{{.n_q = n, .n_k = n - 300, .d_v = 2}, {.engine = cuda::Engine::fused}, 3};
-    const Attention few(orf<float>(3, 2, 7), RelativePosition<float>(Vector<float>::LinSpaced(41, -1, 1)));
+    const Attention small(orf<float>(3, 2, 7), RelativePosition<float>(Vector<float>::LinSpaced(41, -1, 1)));
     INFO("n " << n);
-    CHECK(x.error(few) <= 20 * static_cast<double>(std::numeric_limits<float>::epsilon()));
+    CHECK(x.error(small) <= 20 * static_cast<double>(std::numeric_limits<float>::epsilon()));
     if (n != 8000) continue;
-    const Set set([](Settings& s) { s.shared_bytes = 96 * 1024; });
-    CHECK(x.error(few) <= 20 * static_cast<double>(std::numeric_limits<float>::epsilon()));
+    const ScopedSettings scoped([](Settings& s) { s.shared_bytes = 96 * 1024; });
+    CHECK(x.error(small) <= 20 * static_cast<double>(std::numeric_limits<float>::epsilon()));
   }
 }
 

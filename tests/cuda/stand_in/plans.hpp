@@ -3,7 +3,7 @@
 
 #include "nprf/cuda.hpp"
 
-/// Plans are compiled once for all tests, by plans.cpp.
+/// Plans are instantiated once for all tests, in plans.cpp.
 extern template class nprf::cuda::AttentionPlan<float>;
 extern template class nprf::cuda::AttentionPlan<__half>;
 extern template class nprf::cuda::AttentionPlan<__nv_bfloat16>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Rows that are computed again, on devices of several sizes, whose threads take turns in several orders.
+// Recomputed rows, on devices with different numbers of multiprocessors, and with different orders of threads.
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -21,19 +21,19 @@ constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon()
 
 }  // namespace
 
-TEST_CASE("a row has the same sums whatever else is repaired, in parts or in one", "[cuda]") {
+TEST_CASE("the sums of a recomputed row do not depend on other rows, with one part of the keys or several", "[cuda]") {
   using Order = stand_in::Settings::Order;
   const auto before = stand_in::settings();
   const Attention causal(orf<float>(16, 32, 7), RelativePosition<float>(Vector<float>::LinSpaced(399, 0, -60)),
                          {.direction = Direction::causal});
   const PlanCase x{{.n_q = 200, .n_k = 200, .d_v = 70}, {.engine = cuda::Engine::cufft}, 16};
-  for (const int multiprocessors : {1, 6, 132}) {  // one part of the keys, 1 or 3
+  for (const int multiprocessors : {1, 6, 132}) {  // 1, 1 and 3 parts of the keys
     stand_in::settings().multiprocessors = multiprocessors;
     cuda::Counts counts{};
     const Matrix<float> y = x.result(causal, &counts);
     CHECK(counts.repaired_rows > 100);
     CHECK(counts.repaired_rows < 200);
-    for (const Order order : {Order::backward, Order::shuffled}) {  // and so in lists of another order
+    for (const Order order : {Order::backward, Order::shuffled}) {  // which also changes the order of the lists of rows
       stand_in::settings().order = order;
       CHECK((x.result(causal) == y));
     }
@@ -42,14 +42,14 @@ TEST_CASE("a row has the same sums whatever else is repaired, in parts or in one
   }
 }
 
-TEST_CASE("heads, sequences and padding are rescued each by itself, by few blocks or many", "[cuda]") {
+TEST_CASE("rows in the log domain are independent for heads and sequences, with few or many blocks", "[cuda]") {
   const Index batch = 2, heads = 2, n = 70, d = 6, d_v = 5;
   const auto before = stand_in::settings();
   cuda::AttentionModel model;
   std::vector<Attention<PositiveFeatures<float>, RelativePosition<float>>> attentions;
   for (std::uint64_t h = 0; h < 2; ++h) {
-    const float top = h == 0 ? 1.0f : 600.0f;
-    attentions.emplace_back(orf<float>(d, 16, h), RelativePosition<float>(Vector<float>::LinSpaced(139, 0, top)));
+    const float last_bias = h == 0 ? 1.0f : 600.0f;
+    attentions.emplace_back(orf<float>(d, 16, h), RelativePosition<float>(Vector<float>::LinSpaced(139, 0, last_bias)));
     model.features.push_back(cuda::model_of(attentions.back().features()));
     model.positions.push_back(cuda::model_of(attentions.back().position()));
   }

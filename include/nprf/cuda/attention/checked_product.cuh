@@ -10,15 +10,15 @@
 
 namespace nprf::cuda {
 
-/// Holds the rows of a product by transforms to a tolerance: finds those that rounding may have drowned
-/// (error_bound/fft_row_bound.cuh), and computes them again by tiles (attention/recompute_tiled.cuh). For other engines
-/// it does nothing. Where nothing is drowned it reads A, B and V once more.
+/// Keeps the rows of a product by FFT within a tolerance. It finds the rows that fail the error bound
+/// (error_bound/fft_row_bound.cuh), and recomputes them by tiles (attention/recompute_tiled.cuh). It does nothing for
+/// products without an FFT. If no row fails, it costs one more pass over A, B and V.
 template <Storage S>
-class Certificates {
+class CheckedProduct {
  public:
-  /// For transforms of some length, 0 for none. Throws BackendError for what CUDA refuses.
-  Certificates(const Device& device, const ProductShape& shape, const ToeplitzWeights& weights, int length,
-               bool positive, double tolerance)
+  /// `length` is that of the FFT; 0 if there is none. Throws BackendError if CUDA refuses.
+  CheckedProduct(const Device& device, const ProductShape& shape, const ToeplitzWeights& weights, int length,
+                 bool positive, double tolerance)
       : m_shape(shape),
         m_weights(weights),
         m_length(length),
@@ -30,7 +30,7 @@ class Certificates {
     m_norms = DeviceMemory(sizeof(WeightNorms) * static_cast<std::size_t>(weights.positions));
   }
 
-  /// To be called when the weights have changed.
+  /// Must be called after the weights have changed.
   void queue_weights(cudaStream_t stream) const {
     if (active()) queue_weight_norms({m_weights.c, norms()}, m_weights.positions, stream);
   }
@@ -38,47 +38,49 @@ class Certificates {
   /// Scratch memory of a call.
   struct Arrays {
     SignalNorms signals;
-    Sums more;        // of repaired rows, behind their first part
-    bool* again;      // [z, n_q]: whether a row is repaired
-    RowList drowned;  // those
+    Sums extra;           // of recomputed rows, parts after the first one
+    bool* recomputed;     // [z, n_q]: which rows are recomputed
+    RowList failed_rows;  // the same rows as a list
     Counters counters;
   };
-  /// `again` and `rows` [z, n_q] are known when the call is over, if there are transforms.
-  Arrays take(Scratch& scratch, bool* again, int* rows, const Counters& counters) const {
+  /// If there is an FFT, `recomputed` and `rows` [z, n_q] are valid after the call.
+  Arrays take(Scratch& scratch, bool* recomputed, int* rows, const Counters& counters) const {
     Arrays arrays{};
-    arrays.again = again;
+    arrays.recomputed = recomputed;
     arrays.counters = counters;
-    arrays.drowned = {rows, counters.drowned, m_shape.n_q};
+    arrays.failed_rows = {rows, counters.failed_rows, m_shape.n_q};
     if (!active()) return arrays;
     const auto [z, heads, n_q, n_k, r, p] = m_shape;
     const std::size_t of_part = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
     arrays.signals = SignalNorms::take(scratch, z, n_k, r, counters.largest);
     const std::size_t more = of_part * static_cast<std::size_t>(m_parts - 1);
     float* N = scratch.take<float>(more * static_cast<std::size_t>(p));
-    arrays.more = {N, scratch.take<float>(more), m_parts - 1, p, static_cast<std::ptrdiff_t>(z) * n_q};
+    arrays.extra = {N, scratch.take<float>(more), m_parts - 1, p, static_cast<std::ptrdiff_t>(z) * n_q};
     return arrays;
   }
 
-  /// Queues the product of features A and B, as its operand() wants them, and what it takes to trust its rows.
-  CertifiedSums queue(const Product<S>& product, const float* A, const float* B, Columns<S> U,
-                      const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
+  /// Queues the product of the features A and B in the layout of Product::operand(), the checks of its rows and their
+  /// recomputation.
+  CheckedSums queue(const Product<S>& product, const float* A, const float* B, Columns<S> U,
+                    const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
     if (!active()) {
       product.queue(A, B, U, sums, stream);
       return {sums.sums};
     }
     const auto of_queries = product.operand(A, m_shape.n_q), of_keys = product.operand(B, m_shape.n_k);
     queue_signal_norms(SignalTask<S>{of_keys, U, arrays.signals}, m_shape.z, stream);
-    U.largest = arrays.counters.largest;  // the product has values near 1
+    U.largest = arrays.counters.largest;  // scales the values to at most 1
     product.queue(A, B, U, sums, stream);
     const auto [N, D, parts, p, rows] = sums.sums;
-    queue_certificate({of_queries, N, D, norms(), m_weights.positions, m_weights.c.first_seen, arrays.signals, m_length,
-                       p, m_positive, m_tolerance, arrays.again, arrays.drowned, arrays.counters.counts},
-                      m_shape.z, stream);
-    queue_repair(
-        RepairTask<S>{
-            {of_queries, of_keys, U, m_weights.c}, arrays.drowned, m_parts, N, D, arrays.more.N, arrays.more.D},
+    queue_row_bounds(
+        {of_queries, N, D, norms(), m_weights.positions, m_weights.c.first_attended, arrays.signals, m_length, p,
+         m_positive, m_tolerance, arrays.recomputed, arrays.failed_rows, arrays.counters.counts},
+        m_shape.z, stream);
+    queue_recompute_tiled(
+        RecomputeTiledTask<S>{
+            {of_queries, of_keys, U, m_weights.c}, arrays.failed_rows, m_parts, N, D, arrays.extra.N, arrays.extra.D},
         m_shape.z, m_blocks, stream);
-    return {sums.sums, arrays.again, arrays.more, U.largest};
+    return {sums.sums, arrays.recomputed, arrays.extra, U.largest};
   }
 
  private:

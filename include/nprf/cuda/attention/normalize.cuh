@@ -11,20 +11,20 @@
 
 namespace nprf::cuda {
 
-/// y = N / D.
+/// Computes y = N / D.
 template <Storage S>
-struct FinishTask {
-  CertifiedSums sums;
-  bool positive;          // features
-  DeviceMatrixView<S> y;  // [.., n_q, p]
-  RowList lost;           // rows whose denominator is not sound, to be rescued; none if it has no memory
-  Visibility seen;
+struct NormalizeTask {
+  CheckedSums sums;
+  bool positive;            // whether the features are
+  DeviceMatrixView<S> y;    // [.., n_q, p]
+  RowList log_domain_rows;  // rows without full precision, to be recomputed in the log domain; null memory: none
+  Visibility visibility;
   Counts* counts;
 };
 
-/// A thread for each scalar of y, or for each row where there are no columns.
+/// One thread per scalar of y, or one per row if y has no columns.
 template <Storage S>
-__global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
+__global__ void __launch_bounds__(256) normalize_kernel(NormalizeTask<S> task) {
   const int p = task.sums.sums.p;
   const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const std::ptrdiff_t row = at / max(p, 1), n_q = task.y.tokens;
@@ -33,14 +33,15 @@ __global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
   const float denominator = task.sums.denominator(row);
   const bool empty = denominator == 0;
   if (column == 0) {
-    const bool number = denominator == denominator;
-    if (task.lost.rows && number && !is_sound(denominator, task.positive) && task.seen.sees_any(z, i))
-      task.lost.append(z, i);
+    const bool is_number = denominator == denominator;
+    if (task.log_domain_rows.rows && is_number && !has_full_precision(denominator, task.positive) &&
+        task.visibility.attends_any(z, i))
+      task.log_domain_rows.append(z, i);
     else if (empty)
       atomicAdd(&task.counts->empty_rows, 1);
-    else if (!is_sound(denominator, true))
+    else if (!has_full_precision(denominator, true))
       atomicAdd(&task.counts->indefinite_rows, 1);
-    else if (task.sums.repaired(row))
+    else if (task.sums.is_recomputed(row))
       atomicAdd(&task.counts->repaired_rows, 1);
   }
   if (column >= p) return;
@@ -48,12 +49,13 @@ __global__ void __launch_bounds__(256) finish_kernel(FinishTask<S> task) {
 }
 
 template <Storage S>
-void queue_finish(const FinishTask<S>& task, cudaStream_t stream) {
+void queue_normalize(const NormalizeTask<S>& task, cudaStream_t stream) {
   constexpr int threads = 256;
   const auto& [N, D, parts, p, rows] = task.sums.sums;
   const std::ptrdiff_t scalars = rows * (p > 0 ? p : 1);
   if (scalars == 0) return;
-  launch("finish", finish_kernel<S>, dim3{blocks_of<threads>(scalars), 1, 1}, dim3{threads, 1, 1}, 0, stream, task);
+  launch("normalising rows", normalize_kernel<S>, dim3{blocks_of<threads>(scalars), 1, 1}, dim3{threads, 1, 1}, 0,
+         stream, task);
 }
 
 }  // namespace nprf::cuda

@@ -12,39 +12,40 @@
 
 namespace nprf::cuda {
 
-/// Rows of attention from the logarithms of exponential features, for denominators that have underflown:
+/// Recomputes rows of attention whose denominators underflow, in the log domain of exponential features:
 ///
-///     l_ij = log sum_f exp(s w_f.(q_i + k_j)) - |k_j|^2 / 2 + b[j - i]     s = 1, or s = 1 and s = -1
+///     l_ij = log sum_f,s exp(s w_f.(q_i + k_j)) - |k_j|^2 / 2 + b[j - i]
 ///     y_i  = sum_j exp(l_ij - max_j l_ij) v_j / sum_j exp(l_ij - max_j l_ij)
 ///
-/// computed with the keys' exponents in each block, for a few rows at a time. O(rows n_k (m d + d_v)).
+/// with s = 1 for positive and s = +-1 for hyperbolic features. A block recomputes the keys' projections for a few rows
+/// at a time. O(rows n_k (m d + d_v)).
 template <Storage S>
-struct RescueTask {
-  FeatureTask<S> q, k;  // features of neither are read
+struct LogDomainTask {
+  FeatureTask<S> q, k;  // the phi of both are not read
   Columns<S> U;         // (n_k,p + 1)
-  DeviceBias b;         // of lags j - i from -(n_q - 1) on
-  int last_seen;        // the last lag that is seen
+  DeviceBias b;         // of lags j - i, from -(n_q - 1) on
+  int last_attended;    // the last attended lag
   RowList rows;
   DeviceMatrixView<S> y;
   Counts* counts;
 };
 
-struct RescueShape {
+struct LogDomainShape {
   static constexpr int rows = FeatureShape::groups, keys = FeatureShape::tokens, columns = keys;
-  static constexpr int deep = FeatureShape::groups * FeatureShape::at_once;  // features at a time
+  static constexpr int k_tile = FeatureShape::groups * FeatureShape::at_once;  // projections per step
 
   static std::size_t shared(int d_padded, int m) {
-    return FeatureShape::shared(d_padded) + sizeof(float) * static_cast<std::size_t>((deep + rows) * keys + rows * m) +
-           sizeof(double) * rows * keys;
+    return FeatureShape::shared(d_padded) +
+           sizeof(float) * static_cast<std::size_t>((k_tile + rows) * keys + rows * m) + sizeof(double) * rows * keys;
   }
 };
 
-/// The block's work: 4 by 64 threads, each of which has a row, and a key of a tile or a column of y.
+/// The work of a block: 4 x 64 threads, each with one row, and with one key of a tile or one column of y.
 template <Storage S>
-class Rescue {
+class LogDomainTile {
  public:
-  /// Rows from `at` on of z's list, columns from p0 on.
-  __device__ Rescue(const RescueTask<S>& task, int z, int at, int p0)
+  /// The rows from `at` on in the list of z, and the columns from p0 on.
+  __device__ LogDomainTile(const LogDomainTask<S>& task, int z, int at, int p0)
       : m_task(task),
         m_z(z),
         m_head(z % task.q.x.heads),
@@ -67,25 +68,26 @@ class Rescue {
     __syncthreads();
     normalise(task.q, x(), scratch());
     __syncthreads();
-    for (int f0 = m_g * FeatureShape::at_once; f0 < task.q.m; f0 += deep) {
+    for (int f0 = m_g * FeatureShape::at_once; f0 < task.q.m; f0 += k_tile) {
       float sum[FeatureShape::at_once] = {};
       project(task.q, m_w, x() + m_t, f0, sum);
       for (int f = 0; f < FeatureShape::at_once && f0 + f < task.q.m; ++f)
-        if (m_t < rows) z_q()[(f0 + f) * rows + m_t] = sum[f];
+        if (m_t < rows) e_q()[(f0 + f) * rows + m_t] = sum[f];
     }
   }
 
   __device__ void add_all_keys() {
-    const int end = min(m_task.k.x.tokens, max(0, m_last + m_task.last_seen + 1));
+    const int end = min(m_task.k.x.tokens, max(0, m_last + m_task.last_attended + 1));
     for (int j0 = 0; j0 < end; j0 += keys) {
-      __syncthreads();  // the tile before has been read
+      __syncthreads();  // all threads have read the previous tile
       load_tile(x(), 1, FeatureShape::stride, m_task.k.x, m_task.k.x.of(m_z), j0, keys, 0, m_task.k.d_padded);
       __syncthreads();
-      const float half = normalise(m_task.k, x(), scratch()).half;
+      const float half_square = normalise(m_task.k, x(), scratch()).half_square;
       __syncthreads();
-      const double log = log_of_features() - static_cast<double>(half);
-      const double b = sees(j0 + m_t) ? bias(j0 + m_t) : none();
-      add_keys(j0, b == none() ? none() : log == log ? log + b : -none());  // what is no number outweighs all others
+      const double log = log_of_features() - static_cast<double>(half_square);
+      const double b = attends_to(j0 + m_t) ? bias(j0 + m_t) : minus_infinity();
+      // a NaN becomes +infinity, which makes the row NaN
+      add_keys(j0, b == minus_infinity() ? minus_infinity() : log == log ? log + b : -minus_infinity());
     }
   }
 
@@ -98,104 +100,106 @@ class Rescue {
   }
 
  private:
-  static constexpr int rows = RescueShape::rows, keys = RescueShape::keys, deep = RescueShape::deep;
+  static constexpr int rows = LogDomainShape::rows, keys = LogDomainShape::keys, k_tile = LogDomainShape::k_tile;
 
-  __device__ double* logs() const { return shared_memory<double>(); }                       // (rows,keys)
-  __device__ float* z_k() const { return reinterpret_cast<float*>(logs() + rows * keys); }  // (deep,keys)
-  __device__ float* weights() const { return z_k() + deep * keys; }                         // (rows,keys)
-  __device__ float* z_q() const { return weights() + rows * keys; }                         // (m,rows)
-  __device__ float* x() const { return z_q() + rows * m_task.q.m; }                         // (d_padded,tokens)
+  __device__ double* log_weights() const { return shared_memory<double>(); }                       // (rows,keys)
+  __device__ float* e_k() const { return reinterpret_cast<float*>(log_weights() + rows * keys); }  // (k_tile,keys)
+  __device__ float* weights() const { return e_k() + k_tile * keys; }                              // (rows,keys)
+  __device__ float* e_q() const { return weights() + rows * keys; }                                // (m,rows)
+  __device__ float* x() const { return e_q() + rows * m_task.q.m; }                                // (d_padded,tokens)
   __device__ float* scratch() const { return x() + FeatureShape::stride * m_task.q.d_padded; }
 
-  __device__ static double none() { return -1.0 / 0.0; }
+  __device__ static double minus_infinity() { return -1.0 / 0.0; }
   __device__ double bias(int j) const {
-    return m_row < 0 ? none() : m_task.b(m_head, j - m_row + m_task.q.x.tokens - 1);
+    return m_row < 0 ? minus_infinity() : m_task.b(m_head, j - m_row + m_task.q.x.tokens - 1);
   }
-  __device__ bool sees(int j) const {
+  __device__ bool attends_to(int j) const {
     return j < m_task.k.x.tokens &&
            !(m_task.U.mask &&
              !m_task.U.mask[static_cast<std::ptrdiff_t>(m_z / m_task.U.V.heads) * m_task.U.V.tokens + j]);
   }
 
-  // log sum_f exp(+-w_f.(q + k)) of the thread's row and key, whose x' lie in x(); all threads come here
+  // log sum_f exp(+-w_f.(q + k)) of this thread's row and key; x() must hold the x' of the keys. All threads must call
+  // it
   __device__ double log_of_features() const {
     const bool both = m_task.k.kind == FeatureKind::hyperbolic;
-    float top = -largest_float, sum = 0;
-    for (int f0 = 0; f0 < m_task.k.m; f0 += deep) {
+    float max_exponent = -largest_float, sum = 0;
+    for (int f0 = 0; f0 < m_task.k.m; f0 += k_tile) {
       float part[FeatureShape::at_once] = {};
-      const int own = m_g * FeatureShape::at_once, count = min(deep, m_task.k.m - f0);
-      project(m_task.k, m_w, x() + m_t, f0 + own, part);
-      for (int f = 0; f < FeatureShape::at_once; ++f) z_k()[(own + f) * keys + m_t] = part[f];
+      const int first = m_g * FeatureShape::at_once, count = min(k_tile, m_task.k.m - f0);
+      project(m_task.k, m_w, x() + m_t, f0 + first, part);
+      for (int f = 0; f < FeatureShape::at_once; ++f) e_k()[(first + f) * keys + m_t] = part[f];
       __syncthreads();
-      const auto exponent = [&](int f) { return z_q()[(f0 + f) * rows + m_g] + z_k()[f * keys + m_t]; };
-      float next = top;
+      const auto exponent = [&](int f) { return e_q()[(f0 + f) * rows + m_g] + e_k()[f * keys + m_t]; };
+      float next = max_exponent;
       for (int f = 0; f < count; ++f) next = fmaxf(next, both ? fabsf(exponent(f)) : exponent(f));
-      sum *= expf(top - next);
+      sum *= expf(max_exponent - next);
       for (int f = 0; f < count; ++f) {
         sum += expf(exponent(f) - next);
         if (both) sum += expf(-exponent(f) - next);
       }
-      top = next;
+      max_exponent = next;
       __syncthreads();
     }
-    return static_cast<double>(top) + log(static_cast<double>(sum));
+    return static_cast<double>(max_exponent) + log(static_cast<double>(sum));
   }
 
-  // adds the keys from j0 on, the thread's own of which has this weight's logarithm for its row
-  __device__ void add_keys(int j0, double own) {
-    double* of_row = logs() + m_g * keys;
+  // adds the keys from j0 on; log_weight is the logarithm of the weight of this thread's row and key
+  __device__ void add_keys(int j0, double log_weight) {
+    double* of_row = log_weights() + m_g * keys;
     float* weight = weights() + m_g * keys;
-    of_row[m_t] = own;
+    of_row[m_t] = log_weight;
     __syncthreads();
-    double top = m_top;
-    for (int t = 0; t < keys; ++t) top = fmax(top, of_row[t]);
-    weight[m_t] = own == none() ? 0.0f : static_cast<float>(exp(own - top));
+    double max_log = m_max_log;
+    for (int t = 0; t < keys; ++t) max_log = fmax(max_log, of_row[t]);
+    weight[m_t] = log_weight == minus_infinity() ? 0.0f : static_cast<float>(exp(log_weight - max_log));
     __syncthreads();
-    if (top == none()) return;
+    if (max_log == minus_infinity()) return;
     const ColumnsOf<S> U = m_task.U.of(m_z);
     float N = 0, D = 0;
     for (int t = 0; t < keys; ++t) {
-      if (of_row[t] == none()) continue;
+      if (of_row[t] == minus_infinity()) continue;
       if (m_p0 + m_t < U.p) N = fmaf(weight[t], U(j0 + t, m_p0 + m_t), N);
       D += weight[t];
     }
-    const float factor = static_cast<float>(exp(m_top - top));
+    const float factor = static_cast<float>(exp(m_max_log - max_log));
     m_N = fmaf(factor, m_N, N);
     m_D = fmaf(factor, m_D, D);
-    m_top = top;
+    m_max_log = max_log;
   }
 
-  const RescueTask<S>& m_task;
+  const LogDomainTask<S>& m_task;
   int m_z, m_head, m_p0, m_t, m_g, m_row, m_last = -1;
   const float* m_w;
-  double m_top = none();
+  double m_max_log = minus_infinity();
   float m_N = 0, m_D = 0;
 };
 
-/// Blocks (rows in turns, z and tiles of columns).
+/// Each block computes every gridDim.x-th group of rows. Blocks (groups of rows, z and tiles of columns).
 template <Storage S>
-__global__ void __launch_bounds__(FeatureShape::threads) rescue_kernel(RescueTask<S> task) {
-  constexpr int rows = RescueShape::rows;
+__global__ void __launch_bounds__(FeatureShape::threads) log_domain_kernel(LogDomainTask<S> task) {
+  constexpr int rows = LogDomainShape::rows;
   const int column_tiles = TileShape::column_tiles(task.U.V.channels), z = static_cast<int>(blockIdx.y) / column_tiles;
-  const int p0 = static_cast<int>(blockIdx.y) % column_tiles * RescueShape::columns, count = task.rows.sizes[z];
+  const int p0 = static_cast<int>(blockIdx.y) % column_tiles * LogDomainShape::columns, count = task.rows.sizes[z];
   for (int at = static_cast<int>(blockIdx.x) * rows; at < count; at += static_cast<int>(gridDim.x) * rows) {
-    __syncthreads();  // the rows before have been computed
-    Rescue<S> y(task, z, at, p0);
+    __syncthreads();  // all threads have finished the previous rows
+    LogDomainTile<S> y(task, z, at, p0);
     y.add_all_keys();
     y.store_row();
   }
 }
 
-/// Queues the rescue of rows of `z` matrices, if there are any, by so many blocks at least, unless all of them need
-/// fewer.
+/// Queues the recomputation of the listed rows of `z` matrices, by at least `blocks` blocks, or fewer if these suffice
+/// for all rows.
 template <Storage S>
-void queue_rescue(const RescueTask<S>& task, int z, int blocks, cudaStream_t stream) {
+void queue_log_domain(const LogDomainTask<S>& task, int z, int blocks, cudaStream_t stream) {
   if (task.q.x.tokens == 0 || z == 0) return;
   const int others = z * TileShape::column_tiles(task.U.V.channels);
   const int turns =
-      std::min((task.q.x.tokens + RescueShape::rows - 1) / RescueShape::rows, (blocks + others - 1) / others);
-  launch("rescue", rescue_kernel<S>, dim3{static_cast<unsigned>(turns), static_cast<unsigned>(others), 1},
-         dim3{FeatureShape::threads, 1, 1}, RescueShape::shared(task.q.d_padded, task.q.m), stream, task);
+      std::min((task.q.x.tokens + LogDomainShape::rows - 1) / LogDomainShape::rows, (blocks + others - 1) / others);
+  launch("recomputing rows in the log domain", log_domain_kernel<S>,
+         dim3{static_cast<unsigned>(turns), static_cast<unsigned>(others), 1}, dim3{FeatureShape::threads, 1, 1},
+         LogDomainShape::shared(task.q.d_padded, task.q.m), stream, task);
 }
 
 }  // namespace nprf::cuda

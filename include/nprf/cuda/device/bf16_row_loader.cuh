@@ -12,70 +12,75 @@
 
 namespace nprf::cuda {
 
-struct RowShape {
+struct Bf16TileShape {
   static constexpr int channels = 64, threads = 128;
-  static constexpr int stride = channels + 8;  // of the tile: eight rows meet all banks
+  static constexpr int stride = channels + 8;  // in scalars; rows of 8 consecutive tokens use different banks
 
   static constexpr std::size_t bytes(int rows) {
     return sizeof(__nv_bfloat16) * static_cast<std::size_t>(rows) * stride;
   }
 };
 
-/// Whether values lie in eights at multiples of 16 bytes, in rows that are near each other. load_columns takes those
-/// that do not.
+/// Whether Bf16RowLoader can load the values: each row consists of aligned groups of 8 scalars (16 bytes), and the
+/// stride between rows is below 2^24. load_columns loads all other values.
 template <Storage S>
-__device__ __forceinline__ bool in_eights(const ColumnsOf<S>& U) {
+__device__ __forceinline__ bool has_aligned_rows(const ColumnsOf<S>& U) {
   return reinterpret_cast<std::uintptr_t>(U.data) % 16 == 0 && U.token_stride % 8 == 0 && U.token_stride < 1 << 24 &&
          U.channel_stride == 1 && U.p % 8 == 0 && U.p > 0;
 }
 
-/// Rows of 64 scalars on their way to a tile of bfloat16 in shared memory: fetched into registers, all loads at once,
-/// and put into the tile when it is free. By all threads of a block, each of which has eight scalars of some rows.
+/// Copies a tile of `tokens` rows and 64 channels to shared memory as bfloat16. fetch() loads the tile into registers,
+/// with all loads in flight at once; put() stores it once the shared memory is free. All threads of a block take part.
+/// Each thread holds 8 consecutive scalars of several rows.
 template <int tokens>
-class Rows {
+class Bf16RowLoader {
  public:
-  /// x[t0 + t][k0 + k], zero where x ends; its channels lie side by side, in sixteens.
+  /// Fetches x[t0 + t][k0 + k], zero beyond the end of x. The channels of x must be contiguous, and a multiple of 16.
   __device__ __forceinline__ void fetch(const Operand<__nv_bfloat16>& x, const __nv_bfloat16* data, int t0, int k0) {
     const bool inside = k0 + channel() < x.channels;
     const __nv_bfloat16* from = data + (t0 * x.token_stride + k0);
 #pragma unroll
-    for (int e = 0; e < each; ++e)
-      m_eight[e] = inside && t0 + token(e) < x.tokens ? load(from + place(e, x.token_stride)) : uint4{};
+    for (int e = 0; e < rows_per_thread; ++e)
+      m_scalars[e] = inside && t0 + token(e) < x.tokens ? load(from + offset(e, x.token_stride)) : uint4{};
   }
 
-  /// U[j0 + t][p0 + k] of values in eights, zero where they end.
+  /// Fetches U[j0 + t][p0 + k], zero beyond the end of U and for padding; has_aligned_rows(U) must hold.
   template <Storage S>
   __device__ __forceinline__ void fetch(const ColumnsOf<S>& U, int j0, int p0) {
     const bool inside = p0 + channel() < U.p;
     const S* from = U.data + (j0 * U.token_stride + p0);
-    bool has[each];  // all of the mask at once too
+    bool present[rows_per_thread];  // the mask's loads are all in flight at once too
 #pragma unroll
-    for (int e = 0; e < each; ++e) has[e] = inside && j0 + token(e) < U.keys;
+    for (int e = 0; e < rows_per_thread; ++e) present[e] = inside && j0 + token(e) < U.keys;
     if (U.mask)
 #pragma unroll
-      for (int e = 0; e < each; ++e) has[e] = has[e] && U.mask[j0 + token(e)];
+      for (int e = 0; e < rows_per_thread; ++e) present[e] = present[e] && U.mask[j0 + token(e)];
 #pragma unroll
-    for (int e = 0; e < each; ++e) m_eight[e] = has[e] ? load(from + place(e, U.token_stride)) : uint4{};
+    for (int e = 0; e < rows_per_thread; ++e)
+      m_scalars[e] = present[e] ? load(from + offset(e, U.token_stride)) : uint4{};
   }
 
-  /// tile[t][k], of what was fetched as S, for the first `channels` of its channels.
+  /// Stores tile[t][k] for the first `channels` channels. S is the type that was fetched.
   template <class S = __nv_bfloat16>
-  __device__ __forceinline__ void put(__nv_bfloat16* tile, int channels = RowShape::channels) const {
+  __device__ __forceinline__ void put(__nv_bfloat16* tile, int channels = Bf16TileShape::channels) const {
     if (channel() >= channels) return;
 #pragma unroll
-    for (int e = 0; e < each; ++e)
-      *reinterpret_cast<uint4*>(tile + token(e) * RowShape::stride + channel()) = rounded<S>(m_eight[e]);
+    for (int e = 0; e < rows_per_thread; ++e)
+      *reinterpret_cast<uint4*>(tile + token(e) * Bf16TileShape::stride + channel()) = to_bf16<S>(m_scalars[e]);
   }
 
  private:
-  // threads that share a row, rows that all threads have at once, and rows of a thread
-  static constexpr int in_row = RowShape::channels / 8, at_once = RowShape::threads / in_row, each = tokens / at_once;
+  // threads per row, rows that the block loads at once, rows per thread
+  static constexpr int threads_per_row = Bf16TileShape::channels / 8,
+                       rows_at_once = Bf16TileShape::threads / threads_per_row, rows_per_thread = tokens / rows_at_once;
 
-  __device__ __forceinline__ static int channel() { return static_cast<int>(threadIdx.x) % in_row * 8; }
-  __device__ __forceinline__ static int token(int e) { return static_cast<int>(threadIdx.x) / in_row + e * at_once; }
+  __device__ __forceinline__ static int channel() { return static_cast<int>(threadIdx.x) % threads_per_row * 8; }
+  __device__ __forceinline__ static int token(int e) {
+    return static_cast<int>(threadIdx.x) / threads_per_row + e * rows_at_once;
+  }
 
-  // of the thread's eight scalars in row token(e)
-  __device__ __forceinline__ static int place(int e, std::ptrdiff_t token_stride) {
+  // offset of the thread's 8 scalars in row token(e)
+  __device__ __forceinline__ static int offset(int e, std::ptrdiff_t token_stride) {
     return token(e) * static_cast<int>(token_stride) + channel();
   }
 
@@ -85,18 +90,18 @@ class Rows {
   }
 
   template <class S>
-  __device__ __forceinline__ static uint4 rounded(const uint4& eight) {
+  __device__ __forceinline__ static uint4 to_bf16(const uint4& scalars) {
     if constexpr (std::is_same_v<S, __nv_bfloat16>) {
-      return eight;
+      return scalars;
     } else {
       S x[8];
-      std::memcpy(x, &eight, sizeof(x));
-      const auto both = [&](int k) { return pack(to_float(x[k]), to_float(x[k + 1])); };
-      return {both(0), both(2), both(4), both(6)};
+      std::memcpy(x, &scalars, sizeof(x));
+      const auto pair = [&](int k) { return pack(to_float(x[k]), to_float(x[k + 1])); };
+      return {pair(0), pair(2), pair(4), pair(6)};
     }
   }
 
-  uint4 m_eight[each];
+  uint4 m_scalars[rows_per_thread];
 };
 
 }  // namespace nprf::cuda

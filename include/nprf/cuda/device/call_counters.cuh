@@ -11,17 +11,17 @@
 
 namespace nprf::cuda {
 
-/// What a call did; it lies on the device, and may be copied when its stream has come so far. A row is one of these at
-/// most, or as the engine made it.
+/// Statistics of a call. They lie on the device, and are valid when the call's stream has completed it. A row is
+/// counted in at most one of the four fields. A row that is not counted is as the engine computed it.
 struct Counts {
-  int empty_rows;       // they see no key, or their denominator is lost and features tell no logarithms; they are zero
-  int indefinite_rows;  // their denominator is negative, NaN or infinite, or has lost digits to underflow
-  int repaired_rows;    // by tiles: the rounding of transforms may have drowned them
-  int rescued_rows;     // from logarithms: their denominator had underflown
-  float error_bound;    // the largest that transforms may have left in a row, relative to the largest |v| it sees
+  int empty_rows;       // zero rows: they attend to no key, or D underflows and the features have no log domain
+  int indefinite_rows;  // denominator is negative, NaN, infinite, or too small to have full precision
+  int repaired_rows;    // recomputed by tiles: they fail the FFT error bound
+  int rescued_rows;     // recomputed in the log domain: their denominator underflows
+  float error_bound;    // largest bound of an accepted row, relative to the largest |v| that it attends to
 };
 
-/// Rows of each matrix z that are to be computed again, in no order.
+/// For each matrix z, the rows to recompute, in no particular order.
 struct RowList {
   int *rows, *sizes;  // [z, n] [z]
   int n;
@@ -32,18 +32,18 @@ struct RowList {
   __device__ __forceinline__ const int* of(int z) const { return rows + static_cast<std::ptrdiff_t>(z) * n; }
 };
 
-/// What a call counts, in one piece of memory that is zero at its beginning.
+/// The counters of a call. They are contiguous in memory, so that one memset clears them.
 struct Counters {
   Counts* counts;
-  int *drowned, *lost;  // [z]: sizes of lists
-  int* largest;         // [z]: see unit_of
+  int *failed_rows, *log_domain_rows;  // [z]: sizes of the row lists
+  int* largest;                        // [z]: magnitude of the largest |v|; see power_of_two_scale
 
   static Counters take(Scratch& scratch, int z) {
     const auto all = static_cast<std::size_t>(z);
     Counters counters{};
     counters.counts = scratch.take<Counts>(1);
-    counters.drowned = scratch.take<int>(all);
-    counters.lost = scratch.take<int>(all);
+    counters.failed_rows = scratch.take<int>(all);
+    counters.log_domain_rows = scratch.take<int>(all);
     counters.largest = scratch.take<int>(all);
     return counters;
   }
@@ -55,29 +55,30 @@ struct Counters {
   }
 };
 
-/// The bits of |x|, in the order of their numbers; infinities and NaNs behind all of them.
+/// The bits of |x|. They have the order of the numbers; infinity and NaN compare larger than all finite numbers.
 __device__ __forceinline__ int magnitude(float x) { return __float_as_int(fabsf(x)); }
 constexpr int infinite_magnitude = 0x7f800000;
 
-/// The power of two above a magnitude, and its inverse, both normal; 1 for no number.
-struct Unit {
+/// The power of two above a magnitude, and its inverse. Both are normal numbers. 1 for infinity and NaN.
+struct PowerOfTwoScale {
   float value, inverse;
 };
-__device__ __forceinline__ Unit unit_of(int magnitude) {
+__device__ __forceinline__ PowerOfTwoScale power_of_two_scale(int magnitude) {
   if (magnitude >= infinite_magnitude) return {1, 1};
   const int exponent = min(max((magnitude >> 23) + 1, 1), 253);
   return {__int_as_float(exponent << 23), __int_as_float((254 - exponent) << 23)};
 }
 
-/// f of all lanes of a warp, the same in each.
+/// The reduction of x over all lanes of a warp by f. Every lane gets the result.
 template <class T, class F>
 __device__ __forceinline__ T over_warp(T x, F&& f) {
   for (int step = 16; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
 
-/// Whether y = N / D keeps its digits: D is neither lost to underflow nor beyond all numbers.
-__device__ __forceinline__ bool is_sound(float D, bool positive) {
+/// Whether y = N / D has full relative precision: D is finite and far above the smallest normal number, so that no
+/// significant term has underflowed.
+__device__ __forceinline__ bool has_full_precision(float D, bool positive) {
   constexpr float smallest = 0x1p-63f;
   return (positive ? D : fabsf(D)) >= smallest && fabsf(D) <= largest_float;
 }

@@ -10,21 +10,21 @@
 
 namespace nprf::cuda {
 
-/// Throws BackendError with what was tried and cuFFT's number of the error unless the call succeeded.
+/// Throws BackendError with the operation and cuFFT's error code unless the call succeeded.
 inline void check(cufftResult status, const char* what) {
   if (status != CUFFT_SUCCESS)
     throw BackendError(nprf::detail::sentence("cuFFT: ", what, ": error ", static_cast<int>(status)));
 }
 
-/// So many complex transforms of one length, contiguous one after another, in place.
+/// A plan of `batch` contiguous complex in-place transforms of one length.
 class CufftPlan {
  public:
   CufftPlan() = default;
-  /// Throws BackendError for what cuFFT refuses.
-  CufftPlan(int length, int batch) : CufftPlan() {  // so that what it has made goes if it throws
+  /// Throws BackendError if cuFFT refuses the plan.
+  CufftPlan(int length, int batch) : CufftPlan() {  // delegates, so that the destructor runs if this throws
     check(cufftCreate(&m_handle), "making a plan");
     m_exists = true;
-    check(cufftSetAutoAllocation(m_handle, 0), "keeping a plan from allocating");
+    check(cufftSetAutoAllocation(m_handle, 0), "disabling automatic allocation");
     check(cufftMakePlanMany(m_handle, 1, &length, nullptr, 1, length, nullptr, 1, length, CUFFT_C2C, batch, &m_bytes),
           "making a plan");
   }
@@ -37,14 +37,14 @@ class CufftPlan {
     if (m_exists) cufftDestroy(m_handle);
   }
 
-  /// Scratch memory of run().
+  /// Bytes of scratch memory that run() needs.
   std::size_t workspace_bytes() const { return m_bytes; }
 
-  /// Queues them; not by two threads at a time.
+  /// Queues the transforms. Not thread-safe: the plan stores the workspace and the stream.
   void run(float2* data, int direction, void* workspace, cudaStream_t stream) const {
-    require(m_exists, "plan: expected one of some length, got none");
-    check(cufftSetWorkArea(m_handle, workspace), "lending memory");
-    check(cufftSetStream(m_handle, stream), "choosing a stream");
+    require(m_exists, "plan: expected an initialised plan, got a default-constructed one");
+    check(cufftSetWorkArea(m_handle, workspace), "setting the work area");
+    check(cufftSetStream(m_handle, stream), "setting the stream");
     auto* z = reinterpret_cast<cufftComplex*>(data);
     check(cufftExecC2C(m_handle, z, z, direction), "transforming");
   }

@@ -11,8 +11,8 @@
 
 namespace nprf::cuda {
 
-/// An array [batch, heads, tokens, channels] in a device's memory: channels lie side by side, everything else has a
-/// stride, in scalars.
+/// A view of an array [batch, heads, tokens, channels] in device memory. Channels are contiguous; the other dimensions
+/// have strides, in scalars.
 template <class T>
 struct DeviceMatrixView {
   T* data = nullptr;
@@ -35,7 +35,7 @@ struct DeviceMatrixView {
   DeviceMatrixView(T* data_, std::ptrdiff_t tokens_, std::ptrdiff_t channels_)
       : DeviceMatrixView(data_, 1, 1, tokens_, channels_) {}
 
-  /// What may be written may be read.
+  /// Converts a mutable view to a const one.
   template <class U>
     requires std::is_same_v<T, const U>
   DeviceMatrixView(const DeviceMatrixView<U>& x)
@@ -51,7 +51,8 @@ struct DeviceMatrixView {
   std::ptrdiff_t size() const { return batch * heads * tokens * channels; }
 };
 
-/// Throws InvalidArgument unless the view has this shape, rows that do not overlap, and data if it has a size.
+/// Throws InvalidArgument unless the view has this shape, its rows do not overlap, and its data is aligned and, if the
+/// size is not 0, not null.
 template <class T>
 void check_matrix(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t batch, std::ptrdiff_t heads,
                   std::ptrdiff_t tokens, std::ptrdiff_t channels) {
@@ -65,7 +66,7 @@ void check_matrix(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t
           " bytes, got an address that is not");
 }
 
-/// The same of one that is written to, and throws unless all rows have a place of their own.
+/// Like check_matrix, for a view that is written to. Also throws unless all rows of the array are disjoint.
 template <class T>
 void check_output(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t batch, std::ptrdiff_t heads,
                   std::ptrdiff_t tokens, std::ptrdiff_t channels) {
@@ -78,7 +79,7 @@ void check_output(const DeviceMatrixView<T>& x, const char* name, std::ptrdiff_t
   std::ptrdiff_t taken = channels;
   for (const auto& [stride, size] : all) {
     if (size <= 1) continue;
-    require(stride >= taken || x.size() == 0, name, ": expected strides by which rows do not overlap, got ",
+    require(stride >= taken || x.size() == 0, name, ": expected strides such that rows do not overlap, got ",
             x.batch_stride, ", ", x.head_stride, " and ", x.token_stride, " (batch, heads, tokens)");
     taken += stride * (size - 1);
   }

@@ -4,19 +4,19 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-/// The instructions of tensor cores, of compute capability 8.0 and newer, for a warp whose 32 lanes all come to them.
-/// Words hold two bfloat16, the first in the lower half. PTX ISA, "Warp-level matrix instructions", says which lane has
-/// what. Tests on the host have a twin of this header (tests/cuda/stand_in).
+/// Tensor core instructions of compute capability 8.0 and newer. All 32 lanes of a warp must execute them. A 32-bit
+/// word holds two bfloat16, the first one in the lower half. PTX ISA, "Warp-level matrix instructions", documents which
+/// lane holds which entries. Tests on the host include a replacement of this header (tests/cuda/stand_in).
 namespace nprf::cuda {
 
-/// Whether they are there; kernels that use them have no body where they are not.
+/// Whether the instructions are available. Kernels that use them have an empty body otherwise.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr bool has_mma = false;
 #else
 constexpr bool has_mma = true;
 #endif
 
-/// c += a b of matrices (16,16) and (16,8): products are exact, sums float's.
+/// c += a b, of a (16,16) and b (16,8). Products are exact, sums are float.
 __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   if constexpr (has_mma)
     asm volatile(
@@ -26,8 +26,8 @@ __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], const
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/// Four matrices (8,8) from shared memory: lane 8 k + i says where row i of matrix k begins, which is at a multiple of
-/// 16 bytes.
+/// Loads four matrices (8,8) from shared memory. Lane 8 k + i passes the address of row i of matrix k, which is a
+/// multiple of 16 bytes.
 template <bool transposed>
 __device__ __forceinline__ void load_matrices(unsigned (&x)[4], const __nv_bfloat16* row) {
   if constexpr (has_mma) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void load_matrices(unsigned (&x)[4], const __nv_bfloa
   }
 }
 
-/// Two bfloat16, each the nearest one.
+/// Rounds two floats to the nearest bfloat16.
 __device__ __forceinline__ unsigned pack(float first, float second) {
   unsigned both = 0;
   if constexpr (has_mma) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));

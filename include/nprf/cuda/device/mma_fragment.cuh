@@ -5,8 +5,8 @@
 
 namespace nprf::cuda {
 
-/// Matrices that the lanes of a warp hold together, as mma() wants them. The tiles of bfloat16 that they come from lie
-/// in shared memory, row after row, `stride` scalars apart.
+/// Matrices that are distributed over the lanes of a warp, in the layout of mma(). They are loaded from bfloat16 tiles
+/// in shared memory, whose rows are `stride` scalars apart.
 
 struct LeftFragment {  // (16,16)
   unsigned x[4];
@@ -14,7 +14,7 @@ struct LeftFragment {  // (16,16)
 struct RightFragment {  // (16,8)
   unsigned x[2];
 };
-/// A lane has rows row() and row() + 8, and of each columns column() and the next.
+/// A lane holds rows row() and row() + 8, and of each the columns column() and column() + 1.
 struct SumFragment {  // (16,8)
   float x[4];
 
@@ -29,8 +29,8 @@ __device__ __forceinline__ void multiply_add(SumFragment& y, const LeftFragment&
 
 namespace fragment {
 
-// Where the lane's row of load_matrices begins: matrices 0 to 3 lie in a square of (16,16), the second one below the
-// first, or to its right.
+// The row address that this lane passes to load_matrices. Matrices 0 to 3 form a square (16,16). Matrix 1 is below
+// matrix 0 if second_below, else to the right of it.
 __device__ __forceinline__ const __nv_bfloat16* row(const __nv_bfloat16* tile, int stride, bool second_below) {
   const int lane = static_cast<int>(threadIdx.x) % 32, odd = lane / 8 % 2, high = lane / 16;
   return tile + (lane % 8 + 8 * (second_below ? odd : high)) * stride + 8 * (second_below ? high : odd);
@@ -66,12 +66,12 @@ __device__ __forceinline__ void load_right_transposed(RightFragment (&b)[2], con
   b[1] = {{x[2], x[3]}};
 }
 
-/// Columns that are all alike: column[k].
+/// All columns are equal: b[k][j] = column[k].
 __device__ __forceinline__ RightFragment load_right_column(const __nv_bfloat16* column) {
   const unsigned* pairs = reinterpret_cast<const unsigned*>(column) + threadIdx.x % 4;
   return {{pairs[0], pairs[4]}};
 }
-/// Columns of ones.
+/// All entries are 1.
 __device__ __forceinline__ RightFragment right_ones() {
   constexpr unsigned ones = 0x3f803f80;
   return {{ones, ones}};

@@ -10,34 +10,34 @@
 
 namespace nprf::cuda {
 
-/// Throws BackendError with what was tried and the runtime's own words unless the call succeeded.
+/// Throws BackendError with the operation and the runtime's error message unless the call succeeded.
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  cudaGetLastError();  // an error that the device survives is told once
+  cudaGetLastError();  // clears a non-sticky error, so that it is reported only once
   throw BackendError(
       nprf::detail::sentence("CUDA: ", what, ": ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")"));
 }
 
-/// What the current device is.
+/// Properties of the current device.
 struct Device {
   int number = 0;
   int capability = 0;  // ten times the version: 70 for Volta, 90 for Hopper
   int multiprocessors = 0;
-  std::size_t shared_bytes = 0;  // that one block may have
+  std::size_t shared_bytes = 0;  // maximum per block
 
-  /// Throws BackendError where there is none, or one older than Volta.
+  /// Throws BackendError if there is no device, or if it is older than Volta.
   static Device current() {
     Device device;
     int count = 0, major = 0, minor = 0, shared = 0;
     check(cudaGetDeviceCount(&count), "looking for a device");
-    check(cudaGetDevice(&device.number), "asking for the current device");
-    const auto ask = [&](int& value, cudaDeviceAttr attribute) {
-      check(cudaDeviceGetAttribute(&value, attribute, device.number), "asking what the device is");
+    check(cudaGetDevice(&device.number), "querying the current device");
+    const auto query = [&](int& value, cudaDeviceAttr attribute) {
+      check(cudaDeviceGetAttribute(&value, attribute, device.number), "querying device attributes");
     };
-    ask(major, cudaDevAttrComputeCapabilityMajor);
-    ask(minor, cudaDevAttrComputeCapabilityMinor);
-    ask(device.multiprocessors, cudaDevAttrMultiProcessorCount);
-    ask(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    query(major, cudaDevAttrComputeCapabilityMajor);
+    query(minor, cudaDevAttrComputeCapabilityMinor);
+    query(device.multiprocessors, cudaDevAttrMultiProcessorCount);
+    query(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
     device.capability = 10 * major + minor;
     device.shared_bytes = static_cast<std::size_t>(shared);
     if (device.capability < 70)
@@ -47,11 +47,11 @@ struct Device {
   }
 };
 
-/// Memory of the current device, freed with it.
+/// Memory on the current device, freed by the destructor.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  /// Throws BackendError if there is not so much.
+  /// Throws BackendError if the allocation fails.
   explicit DeviceMemory(std::size_t bytes) {
     if (bytes == 0) return;
     const cudaError_t status = cudaMalloc(&m_data, bytes);

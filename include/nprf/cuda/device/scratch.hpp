@@ -6,12 +6,13 @@
 
 namespace nprf::cuda {
 
-/// Arrays one behind the other in a piece of memory, each aligned to 256 bytes; without memory it counts the bytes.
+/// Allocates arrays one after another from a block of memory, each aligned to 256 bytes. Without memory it only counts
+/// the bytes.
 class Scratch {
  public:
   explicit Scratch(void* memory = nullptr) : m_memory(static_cast<std::byte*>(memory)) {}
 
-  /// An array of the product of some sizes.
+  /// An array whose size is the product of `sizes`; null without memory.
   template <class T, class... Sizes>
   T* take(Sizes... sizes) {
     const std::size_t count = (std::size_t{1} * ... * static_cast<std::size_t>(sizes));
@@ -20,16 +21,17 @@ class Scratch {
     return reinterpret_cast<T*>(at);
   }
 
-  /// Arrays that are not in use at one time: each function takes its own, from the same place on.
+  /// Calls each function with an allocator that starts at the same place. Arrays of different functions share memory,
+  /// so they must not be in use at the same time.
   template <class... Takes>
   void overlap(Takes&&... takes) {
     std::size_t most = m_bytes;
-    const auto one = [&](auto& take) {
-      Scratch own = *this;
-      take(own);
-      most = std::max(most, own.m_bytes);
+    const auto call = [&](auto& take) {
+      Scratch copy = *this;
+      take(copy);
+      most = std::max(most, copy.m_bytes);
     };
-    (one(takes), ...);
+    (call(takes), ...);
     m_bytes = most;
   }
 

@@ -13,11 +13,11 @@ namespace nprf::cuda {
 
 constexpr float largest_float = std::numeric_limits<float>::max();
 
-/// What queries, keys, values and outputs may be stored as; all arithmetic on them is float's.
+/// The types that queries, keys, values and outputs may be stored in. Arithmetic is in float.
 template <class S>
 concept Storage = std::same_as<S, float> || std::same_as<S, __half> || std::same_as<S, __nv_bfloat16>;
 
-/// What factors are on tensor cores, where what is stored has half a float's bits.
+/// The type of the factors of tensor core products: bfloat16 for 16-bit storage. float does not use tensor cores.
 template <Storage S>
 using OnTensorCores = std::conditional_t<std::same_as<S, float>, float, __nv_bfloat16>;
 

@@ -6,7 +6,7 @@
 
 namespace nprf::cuda {
 
-/// Matrices (tokens,channels), one for each z = (sequence, head), wherever their scalars lie.
+/// Matrices (tokens,channels), one for each z = (sequence, head), with arbitrary strides.
 template <class S>
 struct Operand {
   const S* data;
@@ -23,7 +23,7 @@ struct Operand {
         tokens(static_cast<int>(x.tokens)),
         channels(static_cast<int>(x.channels)) {}
 
-  /// Of scratch memory [z, channels, stride].
+  /// View of scratch memory [z, channels, stride].
   static Operand by_channel(const S* data, int heads, int tokens, int channels, int stride) {
     Operand x;
     x.data = data;
@@ -43,14 +43,14 @@ struct Operand {
   Operand() = default;
 };
 
-/// Where row i of matrix z lies.
+/// A pointer to row i of matrix z.
 template <class T>
 __device__ __forceinline__ T* row_of(const DeviceMatrixView<T>& x, std::ptrdiff_t z, std::ptrdiff_t i) {
   return x.data + z / x.heads * x.batch_stride + z % x.heads * x.head_stride + i * x.token_stride;
 }
 
-/// tile[t token_step + k channel_step] = x[t0 + t][k0 + k] for t < tokens and k < channels, zero where x ends, by all
-/// threads of the block.
+/// tile[t token_step + k channel_step] = x[t0 + t][k0 + k] for t < tokens and k < channels, zero beyond the end of x.
+/// All threads of the block take part.
 template <class S>
 __device__ __forceinline__ void load_tile(float* tile, int token_step, int channel_step, const Operand<S>& x,
                                           const S* data, int t0, int tokens, int k0, int channels) {

@@ -10,20 +10,20 @@
 
 namespace nprf::cuda {
 
-/// The columns [V 1] of one matrix z: values (n_k,p), and behind them a column of ones, or of another number. Keys that
-/// are padding have zeros, and are not read.
+/// The columns [V 1] of one matrix z: the values (n_k,p), then a column of the constant `one`. Rows of padding keys are
+/// zero, and their values are not read.
 template <Storage S>
 struct ColumnsOf {
   const S* data;
   std::ptrdiff_t token_stride, channel_stride;
   const bool* mask;  // (n_k), or null
   int keys, p;
-  float one, factor;  // of the values
+  float one, factor;  // factor multiplies the values
 
-  __device__ __forceinline__ bool has(int j) const { return j < keys && !(mask && !mask[j]); }
+  __device__ __forceinline__ bool is_present(int j) const { return j < keys && !(mask && !mask[j]); }
 
   __device__ __forceinline__ float operator()(int j, int column) const {
-    if (column > p || !has(j)) return 0.0f;
+    if (column > p || !is_present(j)) return 0.0f;
     return column == p ? one : factor * to_float(data[j * token_stride + column * channel_stride]);
   }
   __device__ __forceinline__ float2 pair(int j, int pair) const {
@@ -31,38 +31,38 @@ struct ColumnsOf {
   }
 };
 
-/// The same of all z.
+/// The columns [V 1] of all matrices z.
 template <Storage S>
 struct Columns {
   Operand<S> V;                  // (n_k,p)
   const bool* mask;              // [sequence, n_k], or null
-  const int* largest = nullptr;  // [z]: values are divided by the unit of this magnitude; null: by nothing
-  float one = 1;  // 0 where no denominators are wanted: its rounding would reach the column it is transformed with
+  const int* largest = nullptr;  // [z]: values are divided by power_of_two_scale(largest); null: not divided
+  float one = 1;  // 0 if no denominators are needed: an FFT transforms the ones together with a column of values
 
   __device__ __forceinline__ ColumnsOf<S> of(int z) const {
-    const bool* seen = mask ? mask + static_cast<std::ptrdiff_t>(z / V.heads) * V.tokens : nullptr;
-    const float factor = largest ? unit_of(largest[z]).inverse : 1.0f;
-    return {V.of(z), V.token_stride, V.channel_stride, seen, V.tokens, V.channels, one, factor};
+    const bool* own_mask = mask ? mask + static_cast<std::ptrdiff_t>(z / V.heads) * V.tokens : nullptr;
+    const float factor = largest ? power_of_two_scale(largest[z]).inverse : 1.0f;
+    return {V.of(z), V.token_stride, V.channel_stride, own_mask, V.tokens, V.channels, one, factor};
   }
 };
 
-/// tile[t][k] = columns(t0 + t, k0 + k) for t < tokens and k < channels, by all threads of the block; a row of the tile
-/// has `stride` scalars. True if this thread has loaded a NaN or an infinity.
+/// tile[t][k] = columns(t0 + t, k0 + k) for t < tokens and k < channels. All threads of the block take part. A row of
+/// the tile has `stride` scalars. Returns true if this thread has loaded a NaN or an infinity.
 template <Storage S, class T>
 __device__ __forceinline__ bool load_columns(T* tile, int stride, const ColumnsOf<S>& columns, int t0, int tokens,
                                              int k0, int channels) {
-  bool wild = false;
+  bool found = false;
   const bool along_tokens = columns.token_stride == 1;
   for (int e = static_cast<int>(threadIdx.x); e < tokens * channels; e += static_cast<int>(blockDim.x)) {
     const int t = along_tokens ? e % tokens : e / channels, k = along_tokens ? e / tokens : e % channels;
     const float value = columns(t0 + t, k0 + k);
-    wild |= !(fabsf(value) <= largest_float);
+    found |= !(fabsf(value) <= largest_float);
     store(tile + t * stride + k, value);
   }
-  return wild;
+  return found;
 }
 
-/// How many pairs p values and the ones make.
+/// The number of pairs of columns of [V 1] with p value columns.
 constexpr int column_pairs(int p) { return p / 2 + 1; }
 
 }  // namespace nprf::cuda

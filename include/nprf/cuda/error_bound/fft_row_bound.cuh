@@ -15,115 +15,118 @@
 
 namespace nprf::cuda {
 
-/// What the noise of transforms of length N of a signal x, with weights c, is relative to:
+/// The rounding error of convolving a signal x with weights c by FFTs of length N, divided by eps:
 ///
 ///     sqrt(log2 N / N) (|c|_2 |x|_2 + |T(c) x|_2) + |T(c) x|_max / 2
 ///
 ///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
 ///
-/// as on the CPU (toeplitz/fft/error_bound.hpp), but for the last factor, which is what these transforms leave.
-__host__ __device__ inline double noise_size(const WeightNorms& c, const Norms& x, int length) {
-  const double N = length, spread = sqrt(log2(N) / N), c_two = sqrt(c.square), x_two = sqrt(x.square);
-  const double of_square = c_two * x_two + fmin(c.one * x_two, c_two * x.one);
-  return spread * of_square + fmin(fmin(c.one * x.max, c_two * x_two), c.max * x.one) / 2;
+/// The formula is that of the CPU (toeplitz/fft/error_bound.hpp), but for the factor 1/2, which was measured for these
+/// FFTs.
+__host__ __device__ inline double fft_error_scale(const WeightNorms& c, const Norms& x, int length) {
+  const double N = length, root_factor = sqrt(log2(N) / N), c_two = sqrt(c.square), x_two = sqrt(x.square);
+  const double norm_terms = c_two * x_two + fmin(c.one * x_two, c_two * x.one);
+  return root_factor * norm_terms + fmin(fmin(c.one * x.max, c_two * x_two), c.max * x.one) / 2;
 }
 
-/// What a row was seen off by, relative to that, and a quarter more.
-constexpr float most_of_noise = 1.25f * std::numeric_limits<float>::epsilon();
+/// The rounding errors that were measured are at most eps fft_error_scale; this adds a quarter.
+constexpr float fft_error_factor = 1.25f * std::numeric_limits<float>::epsilon();
 
-/// Which rows y = N / D the rounding of transforms may have put farther off than half a tolerance, relative to the
-/// largest |v| that a row sees, or left without a sound denominator:
+/// Finds the rows y = N / D that fail the FFT error bound: those whose error may exceed half of the tolerance, relative
+/// to the largest |v| that the row attends to, and those whose denominator does not have full precision:
 ///
-///     noise_i = eps sum_f |A_if| size_f             of numerators, and the same of D with u = 1
-///     bound_i = 5/4 (noise(N_i) / v_max(i) + noise(D_i) max(1, |y_i| / v_max(i))) / |D_i|
+///     error_i = eps sum_f |A_if| scale_f            of N, with u_j = max |V_j.|, and of D, with u_j = 1
+///     bound_i = 5/4 (error(N_i) / v_max(i) + error(D_i) max(1, |y_i| / v_max(i))) / |D_i|
 ///
-/// Columns are transformed as pairs: two of values share their noise, which is that of a column with the largest |v| of
-/// each key; the ones share it with a column of values if there is an odd number of them. Where B or V holds what is no
-/// number all rows are such rows. v_max(i) is the largest at the longest run of lags with weights, or less. O(n_q r).
-struct CertificateTask {
+/// where scale_f = fft_error_scale for x_f = B_f o u. Two columns of [V 1] are transformed together, so that their
+/// errors mix. The u of the values covers this for two columns of values. The ones share a transform with values if p
+/// is odd. If B or V is not finite, all rows fail. v_max(i) is the maximum over the longest run of lags with nonzero
+/// weights only, so it may be too small, but never too large. O(n_q r).
+struct RowBoundTask {
   Operand<float> A;            // (n_q,r)
-  const float *N, *D;          // [z, n_q, p] [z, n_q], of values divided by the unit of `signals.largest`
-  const WeightNorms* weights;  // [position], or one
-  int positions, first_lag;    // the first lag that is seen
+  const float *N, *D;          // [z, n_q, p] [z, n_q], of values divided by power_of_two_scale(signals.largest)
+  const WeightNorms* weights;  // [position]
+  int positions, first_lag;    // first_lag: the first attended lag
   SignalNorms signals;
-  int length, p;  // of the transforms
-  bool positive;  // features
+  int length, p;  // of the FFT
+  bool positive;  // whether the features are
   float tolerance;
-  bool* again;      // [z, n_q]: whether a row is such a row
-  RowList drowned;  // all of them
+  bool* recomputed;     // [z, n_q]: which rows fail
+  RowList failed_rows;  // the same rows as a list
   Counts* counts;
 };
 
 /// Blocks (rows, z).
 template <int threads>
-__global__ void __launch_bounds__(threads) certificate_kernel(CertificateTask task) {
-  float *of_values = shared_memory<float>(), *of_ones = of_values + task.A.channels;  // (r): sizes
+__global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
+  float *value_scales = shared_memory<float>(), *one_scales = value_scales + task.A.channels;  // (r): scale_f
   const int z = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * threads + threadIdx.x);
   const int r = task.A.channels, n_q = task.A.tokens, largest = task.signals.largest[z];
   const WeightNorms& c = task.weights[task.positions > 1 ? z % task.A.heads : 0];
-  const float unit = unit_of(largest).value;
+  const float scale = power_of_two_scale(largest).value;
   for (int f = static_cast<int>(threadIdx.x); f < r; f += threads) {
-    const double values = noise_size(c, task.signals.of(z, f, true, static_cast<double>(unit)), task.length);
-    const double ones = noise_size(c, task.signals.of(z, f, false, 1), task.length);
+    const double values = fft_error_scale(c, task.signals.of(z, f, true, static_cast<double>(scale)), task.length);
+    const double ones = fft_error_scale(c, task.signals.of(z, f, false, 1), task.length);
     const bool shared = task.p % 2 == 1;
-    of_values[f] = static_cast<float>(shared && values > 0 ? hypot(values, ones) : values);
-    of_ones[f] = static_cast<float>(shared ? hypot(values, ones) : ones);
+    value_scales[f] = static_cast<float>(shared && values > 0 ? hypot(values, ones) : values);
+    one_scales[f] = static_cast<float>(shared ? hypot(values, ones) : ones);
   }
   __syncthreads();
 
-  bool again = false;
+  bool fails = false;
   float bound = 0;
   if (i < n_q) {
     float values = 0, ones = 0;
     const float* A = task.A.of(z) + i * task.A.token_stride;
     for (int f = 0; f < r; ++f) {
       const float a = fabsf(A[f * task.A.channel_stride]);
-      values = fmaf(a, of_values[f], values);
-      ones = fmaf(a, of_ones[f], ones);
+      values = fmaf(a, value_scales[f], values);
+      ones = fmaf(a, one_scales[f], ones);
     }
     const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + i;
-    const int first = max(0, i + task.first_lag + c.best_first),
-              end = min(task.signals.n_k, i + task.first_lag + c.best_first + c.best);
-    const float D = task.D[row], seen = task.signals.largest_of(z, first, end) / unit;
-    float size = 1;
-    if (!task.positive && seen > 0)
-      for (int k = 0; k < task.p; ++k) size = fmaxf(size, fabsf(task.N[row * task.p + k] / (D * seen)));
-    bound = most_of_noise * ((values > 0 ? values / seen : 0.0f) + ones * size) / fabsf(D);
-    if (!(bound >= 0)) bound = largest_float;  // nothing is known
-    again = largest >= infinite_magnitude || !is_sound(D, task.positive) || !(bound <= task.tolerance / 2);
-    task.again[row] = again;
-    if (again) task.drowned.append(z, i);
+    const int first = max(0, i + task.first_lag + c.longest_run_first),
+              end = min(task.signals.n_k, i + task.first_lag + c.longest_run_first + c.longest_run);
+    const float D = task.D[row], v_max = task.signals.largest_value(z, first, end) / scale;
+    float y_ratio = 1;
+    if (!task.positive && v_max > 0)
+      for (int k = 0; k < task.p; ++k) y_ratio = fmaxf(y_ratio, fabsf(task.N[row * task.p + k] / (D * v_max)));
+    bound = fft_error_factor * ((values > 0 ? values / v_max : 0.0f) + ones * y_ratio) / fabsf(D);
+    if (!(bound >= 0)) bound = largest_float;  // a NaN
+    fails = largest >= infinite_magnitude || !has_full_precision(D, task.positive) || !(bound <= task.tolerance / 2);
+    task.recomputed[row] = fails;
+    if (fails) task.failed_rows.append(z, i);
   }
-  bound = over_warp(again ? 0.0f : bound, [](float a, float b) { return fmaxf(a, b); });
+  bound = over_warp(fails ? 0.0f : bound, [](float a, float b) { return fmaxf(a, b); });
   if (threadIdx.x % 32 == 0 && bound > 0)
     atomicMax(reinterpret_cast<int*>(&task.counts->error_bound), magnitude(bound));
 }
 
-inline void queue_certificate(const CertificateTask& task, int z, cudaStream_t stream) {
+inline void queue_row_bounds(const RowBoundTask& task, int z, cudaStream_t stream) {
   constexpr int threads = 256;
   if (z == 0 || task.A.tokens == 0) return;
-  launch("certificate", certificate_kernel<threads>,
+  launch("row error bounds", row_bound_kernel<threads>,
          dim3{blocks_of<threads>(task.A.tokens), static_cast<unsigned>(z), 1}, dim3{threads, 1, 1},
          2 * sizeof(float) * static_cast<std::size_t>(task.A.channels), stream, task);
 }
 
-/// The share of rows that transforms of some length would drown if all keys were alike, for the weights of lags -(n_q -
-/// 1) .. n_k - 1.
-inline double drowned_share(const std::vector<double>& c, int n_q, int n_k, int length, double tolerance) {
+/// The share of rows that would fail the error bound of an FFT of some length if all keys had equal features and
+/// values, for the weights c of the lags -(n_q - 1) .. n_k - 1.
+inline double failing_share(const std::vector<double>& c, int n_q, int n_k, int length, double tolerance) {
   WeightNorms all{};
-  std::vector<double> before(1, 0);  // the sum of the weights before each lag
+  std::vector<double> before(1, 0);  // cumulative sums of c
   for (const double x : c) {
     all.one += x, all.square += x * x, all.max = std::max(all.max, x);
     before.push_back(before.back() + x);
   }
-  const double keys = n_k, size = noise_size(all, {keys, keys, 1}, length);
-  const double least = 2 * static_cast<double>(most_of_noise) * size / (tolerance / 2);  // of a row
-  int drowned = 0;
+  const double keys = n_k, error_scale = fft_error_scale(all, {keys, keys, 1}, length);
+  // smallest sum of weights with which a row passes
+  const double least = 2 * static_cast<double>(fft_error_factor) * error_scale / (tolerance / 2);
+  int failing = 0;
   for (int i = 0; i < n_q; ++i) {
     const auto first = static_cast<std::size_t>(n_q - 1 - i);
-    drowned += !(before[first + static_cast<std::size_t>(n_k)] - before[first] >= least);
+    failing += !(before[first + static_cast<std::size_t>(n_k)] - before[first] >= least);
   }
-  return n_q > 0 ? static_cast<double>(drowned) / n_q : 0;
+  return n_q > 0 ? static_cast<double>(failing) / n_q : 0;
 }
 
 }  // namespace nprf::cuda

@@ -10,21 +10,21 @@
 
 namespace nprf::cuda {
 
-/// Norms of one signal x: |x|_1, the square of |x|_2, |x|_max.
+/// Norms of a signal x: |x|_1, |x|_2^2 and |x|_max.
 struct Norms {
   double one, square, max;
 };
 
-/// The norms of the signals x_f = B_f o u of chunks of keys, where u is 1, or the largest |V_j.| of each key; and what
-/// the values measure.
+/// Norms of the signals x_f = B_f o u over chunks of keys, where u is 1 or the largest |V_j.| of each key, and the
+/// maxima of |V|.
 struct SignalNorms {
   static constexpr int chunk = 256, group = 32;  // keys
 
-  float* parts;   // [z, chunk, u, norm, r]: max, and the other two relative to it; sizes relative to their largest
-  float* tops;    // [z, chunk]: the largest |v|
-  float* sizes;   // [z, n_k]: of each key
-  float* groups;  // [z, chunks, chunk / group]: of each group of keys
-  int* largest;   // [z]: of all, as a magnitude; an infinite one where B or V has something that is no number
+  float* chunk_norms;  // [z, chunk, u, norm, r]: max, |x|_1 / max, |x|_2^2 / max^2; u is relative to chunk_max
+  float* chunk_max;    // [z, chunk]: the largest |v| of each chunk
+  float* key_max;      // [z, n_k]: of each key
+  float* group_max;    // [z, chunk, chunk / group]: of each group
+  int* largest;        // [z]: magnitude of the largest |v|; infinite if B or V is not finite
   int chunks, r, n_k;
 
   static int chunks_of(int n_k) { return (n_k + chunk - 1) / chunk; }
@@ -32,25 +32,27 @@ struct SignalNorms {
   static SignalNorms take(Scratch& scratch, int z, int n_k, int r, int* largest) {
     const int chunks = chunks_of(n_k);
     SignalNorms norms{};
-    norms.parts = scratch.take<float>(z, chunks, 6, r);
-    norms.tops = scratch.take<float>(z, chunks);
-    norms.sizes = scratch.take<float>(z, n_k);
-    norms.groups = scratch.take<float>(z, chunks, chunk / group);
+    norms.chunk_norms = scratch.take<float>(z, chunks, 6, r);
+    norms.chunk_max = scratch.take<float>(z, chunks);
+    norms.key_max = scratch.take<float>(z, n_k);
+    norms.group_max = scratch.take<float>(z, chunks, chunk / group);
     norms.largest = largest;
     norms.chunks = chunks, norms.r = r, norms.n_k = n_k;
     return norms;
   }
 
-  __device__ __forceinline__ float* part(int z, int at, bool sized) const {
-    return parts + ((static_cast<std::ptrdiff_t>(z) * chunks + at) * 2 + sized) * 3 * r;
+  __device__ __forceinline__ float* norms_of_chunk(int z, int at, bool with_values) const {
+    return chunk_norms + ((static_cast<std::ptrdiff_t>(z) * chunks + at) * 2 + with_values) * 3 * r;
   }
 
-  /// Of feature f over all keys, added up in their order; sizes relative to `unit`.
-  __device__ Norms of(int z, int f, bool sized, double unit) const {
+  /// The norms of x_f over all keys, added in the order of the chunks. If with_values, u is the values' and divided by
+  /// scale.
+  __device__ Norms of(int z, int f, bool with_values, double scale) const {
     Norms all{0, 0, 0};
     for (int k = 0; k < chunks; ++k) {
-      const float* x = part(z, k, sized) + f;
-      const double top = sized ? tops[static_cast<std::ptrdiff_t>(z) * chunks + k] / unit : 1, max = top * x[0];
+      const float* x = norms_of_chunk(z, k, with_values) + f;
+      const double u_max = with_values ? chunk_max[static_cast<std::ptrdiff_t>(z) * chunks + k] / scale : 1,
+                   max = u_max * x[0];
       all.max = fmax(all.max, max);
       all.one += max * x[r];
       all.square += max * max * x[2 * r];
@@ -58,26 +60,25 @@ struct SignalNorms {
     return all;
   }
 
-  /// The largest |v| of the keys first..end-1: of whole chunks, of whole groups beside them, and of the keys at both
-  /// ends.
-  __device__ float largest_of(int z, int first, int end) const {
+  /// The largest |v| of the keys first..end-1, from the maxima of whole chunks, of whole groups and of single keys.
+  __device__ float largest_value(int z, int first, int end) const {
     const auto up = [](int x, int step) { return (x + step - 1) / step * step; };
     const int a = min(end, up(first, group)), d = max(a, end / group * group);
     const int b = min(d, up(a, chunk)), c = max(b, d / chunk * chunk);
-    const float* of_chunk = tops + static_cast<std::ptrdiff_t>(z) * chunks;
-    const float* of_group = groups + static_cast<std::ptrdiff_t>(z) * chunks * (chunk / group);
-    const float* of_key = sizes + static_cast<std::ptrdiff_t>(z) * n_k;
-    float top = 0;
+    const float* of_chunk = chunk_max + static_cast<std::ptrdiff_t>(z) * chunks;
+    const float* of_group = group_max + static_cast<std::ptrdiff_t>(z) * chunks * (chunk / group);
+    const float* of_key = key_max + static_cast<std::ptrdiff_t>(z) * n_k;
+    float largest_abs = 0;
     const auto scan = [&](const float* x, int from, int to) {
 #pragma unroll 4
-      for (int k = from; k < to; ++k) top = fmaxf(top, x[k]);
+      for (int k = from; k < to; ++k) largest_abs = fmaxf(largest_abs, x[k]);
     };
     scan(of_key, first, a);
     scan(of_group, a / group, b / group);
     scan(of_chunk, b / chunk, c / chunk);
     scan(of_group, c / group, d / group);
     scan(of_key, d, end);
-    return top;
+    return largest_abs;
   }
 };
 
@@ -88,24 +89,24 @@ struct SignalTask {
   SignalNorms out;
 };
 
-// the norms of a warp's x, into to[0], to[step] and to[2 step]
+// stores the norms of a warp's x in to[0], to[step] and to[2 step]
 template <int count>
 __device__ __forceinline__ void measure(const float (&x)[count], float* to, int step) {
-  float top = 0, one = 0, square = 0;
+  float largest_abs = 0, one = 0, square = 0;
 #pragma unroll
-  for (int e = 0; e < count; ++e) top = fmaxf(top, x[e]);
-  top = over_warp(top, [](float a, float b) { return fmaxf(a, b); });
+  for (int e = 0; e < count; ++e) largest_abs = fmaxf(largest_abs, x[e]);
+  largest_abs = over_warp(largest_abs, [](float a, float b) { return fmaxf(a, b); });
 #pragma unroll
   for (int e = 0; e < count; ++e) {
-    const float part = top > 0 ? x[e] / top : 0.0f;
-    one += part;
-    square = fmaf(part, part, square);
+    const float relative = largest_abs > 0 ? x[e] / largest_abs : 0.0f;
+    one += relative;
+    square = fmaf(relative, relative, square);
   }
   const auto sum = [](float a, float b) { return a + b; };
   one = over_warp(one, sum);
   square = over_warp(square, sum);
   if (threadIdx.x % 32 != 0) return;
-  to[0] = top;
+  to[0] = largest_abs;
   to[step] = one;
   to[2 * step] = square;
 }
@@ -114,54 +115,54 @@ __device__ __forceinline__ void measure(const float (&x)[count], float* to, int 
 template <Storage S>
 __global__ void __launch_bounds__(SignalNorms::chunk) signal_norms_kernel(SignalTask<S> task) {
   constexpr int chunk = SignalNorms::chunk, group = SignalNorms::group, warps = chunk / 32;
-  int *size = shared_memory<int>(), *tops = size + chunk;  // magnitudes: (chunk) (warps)
+  int *key_max = shared_memory<int>(), *warp_max = key_max + chunk;  // magnitudes: (chunk) (warps)
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int at = static_cast<int>(blockIdx.x), z = static_cast<int>(blockIdx.y), j0 = at * chunk;
   const SignalNorms& out = task.out;
   const ColumnsOf<S> U = task.U.of(z);
   const auto larger = [](int a, int b) { return max(a, b); };
 
-  // a warp has a group of keys, one after another
+  // each warp computes the maxima of one group of keys
   static_assert(group == 32 && chunk == warps * group);
   for (int t = warp * group; t < (warp + 1) * group; ++t) {
-    int top = 0;
-    for (int c = lane; c < U.p; c += 32) top = max(top, magnitude(U(j0 + t, c)));
-    top = over_warp(top, larger);
-    if (lane == 0) size[t] = top;
+    int largest_abs = 0;
+    for (int c = lane; c < U.p; c += 32) largest_abs = max(largest_abs, magnitude(U(j0 + t, c)));
+    largest_abs = over_warp(largest_abs, larger);
+    if (lane == 0) key_max[t] = largest_abs;
   }
   __syncwarp();
-  const int own = size[warp * group + lane], top_of_group = over_warp(own, larger);
+  const int own_max = key_max[warp * group + lane], max_of_group = over_warp(own_max, larger);
   const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(z) * out.chunks + at;
   if (lane == 0) {
-    tops[warp] = top_of_group;
-    out.groups[first * warps + warp] = __int_as_float(top_of_group);
+    warp_max[warp] = max_of_group;
+    out.group_max[first * warps + warp] = __int_as_float(max_of_group);
   }
   if (j0 + warp * group + lane < out.n_k)
-    out.sizes[static_cast<std::ptrdiff_t>(z) * out.n_k + j0 + warp * group + lane] = __int_as_float(own);
+    out.key_max[static_cast<std::ptrdiff_t>(z) * out.n_k + j0 + warp * group + lane] = __int_as_float(own_max);
   __syncthreads();
-  int top = 0;
-  for (int k = 0; k < warps; ++k) top = max(top, tops[k]);
+  int largest_abs = 0;
+  for (int k = 0; k < warps; ++k) largest_abs = max(largest_abs, warp_max[k]);
   if (threadIdx.x == 0) {
-    out.tops[first] = __int_as_float(top);
-    atomicMax(out.largest + z, top);
+    out.chunk_max[first] = __int_as_float(largest_abs);
+    atomicMax(out.largest + z, largest_abs);
   }
 
-  const float scale = __int_as_float(top);
+  const float scale = __int_as_float(largest_abs);
   const float* B = task.B.of(z);
-  bool wild = false;
+  bool has_nonfinite = false;
   for (int f = warp; f < out.r; f += warps) {
-    float ones[warps], sized[warps];
+    float ones[warps], with_values[warps];
 #pragma unroll
     for (int e = 0; e < warps; ++e) {
       const int t = e * 32 + lane, j = j0 + t;
       ones[e] = j < out.n_k ? fabsf(B[f * task.B.channel_stride + j * task.B.token_stride]) : 0.0f;
-      sized[e] = top > 0 ? ones[e] * (__int_as_float(size[t]) / scale) : 0.0f;
-      wild |= !(ones[e] <= largest_float);
+      with_values[e] = largest_abs > 0 ? ones[e] * (__int_as_float(key_max[t]) / scale) : 0.0f;
+      has_nonfinite |= !(ones[e] <= largest_float);
     }
-    measure(ones, out.part(z, at, false) + f, out.r);
-    measure(sized, out.part(z, at, true) + f, out.r);
+    measure(ones, out.norms_of_chunk(z, at, false) + f, out.r);
+    measure(with_values, out.norms_of_chunk(z, at, true) + f, out.r);
   }
-  if (wild) atomicMax(out.largest + z, infinite_magnitude);
+  if (has_nonfinite) atomicMax(out.largest + z, infinite_magnitude);
 }
 
 template <Storage S>

@@ -7,45 +7,47 @@
 
 namespace nprf::cuda {
 
-/// Weights of lags one behind the other: their norms, and the longest run of them that are not zero.
+/// The norms of the weights of consecutive lags, and the longest run of nonzero weights.
 struct WeightNorms {
   double one, square, max;
-  int size, head, tail;  // how many, and how many before the first zero and behind the last one
-  int best, best_first;  // of the run
+  int size, leading, trailing;  // number of weights, of nonzero ones before the first zero, and after the last zero
+  int longest_run, longest_run_first;  // length and start
 
   static __device__ __forceinline__ WeightNorms of(float c) {
     const double x = fabs(static_cast<double>(c));
-    const int seen = c == 0 ? 0 : 1;
-    return {x, x * x, x, 1, seen, seen, seen, 0};
+    const int nonzero = c == 0 ? 0 : 1;
+    return {x, x * x, x, 1, nonzero, nonzero, nonzero, 0};
   }
 
-  /// Those of b behind those of a.
+  /// The norms of a followed by b.
   static __device__ WeightNorms join(const WeightNorms& a, const WeightNorms& b) {
-    WeightNorms c{a.one + b.one, a.square + b.square, fmax(a.max, b.max), a.size + b.size, a.head, b.tail,
-                  a.best,        a.best_first};
-    if (a.head == a.size) c.head += b.head;
-    if (b.tail == b.size) c.tail += a.tail;
-    if (a.tail + b.head > c.best) c.best = a.tail + b.head, c.best_first = a.size - a.tail;
-    if (b.best > c.best) c.best = b.best, c.best_first = a.size + b.best_first;
+    WeightNorms c{a.one + b.one, a.square + b.square, fmax(a.max, b.max), a.size + b.size,
+                  a.leading,     b.trailing,          a.longest_run,      a.longest_run_first};
+    if (a.leading == a.size) c.leading += b.leading;
+    if (b.trailing == b.size) c.trailing += a.trailing;
+    if (a.trailing + b.leading > c.longest_run)
+      c.longest_run = a.trailing + b.leading, c.longest_run_first = a.size - a.trailing;
+    if (b.longest_run > c.longest_run)
+      c.longest_run = b.longest_run, c.longest_run_first = a.size + b.longest_run_first;
     return c;
   }
 };
 
 struct WeightNormsTask {
   DeviceWeights c;
-  WeightNorms* norms;  // [head], of the lags that are seen
+  WeightNorms* norms;  // [head], of the attended lags
 };
 
-/// One block a head.
+/// One block per head.
 template <int threads>
 __global__ void __launch_bounds__(threads) weight_norms_kernel(WeightNormsTask task) {
   auto* norms = shared_memory<WeightNorms>();
-  const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.x), first = task.c.first_seen;
-  const int size = max(0, task.c.last_seen - first + 1), share = (size + threads - 1) / threads;
-  WeightNorms own{};
+  const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.x), first = task.c.first_attended;
+  const int size = max(0, task.c.last_attended - first + 1), share = (size + threads - 1) / threads;
+  WeightNorms of_thread{};
   for (int k = t * share; k < min(size, (t + 1) * share); ++k)
-    own = WeightNorms::join(own, WeightNorms::of(task.c(head, first + k)));
-  norms[t] = own;
+    of_thread = WeightNorms::join(of_thread, WeightNorms::of(task.c(head, first + k)));
+  norms[t] = of_thread;
   for (int step = 1; step < threads; step *= 2) {
     __syncthreads();
     if (t % (2 * step) == 0) norms[t] = WeightNorms::join(norms[t], norms[t + step]);

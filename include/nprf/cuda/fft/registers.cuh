@@ -5,21 +5,21 @@
 
 #include "nprf/cuda/device/complex.cuh"
 
-/// Transforms of a thread's own values,
+/// FFTs of values in a thread's registers,
 ///
 ///     V_k = sum_s v_s exp(-2 pi i s k / R)        inverse: exp(+2 pi i s k / R), without 1/R
 ///
-/// for R = 2, 4, 8, 16, 32, in registers: every index is known when compiling.
+/// for R = 2, 4, 8, 16, 32. Every array index is a compile-time constant, so that the arrays stay in registers.
 namespace nprf::cuda::fft {
 
-/// A number that is known when compiling.
+/// A compile-time integer.
 template <int k>
 struct Constant {
   static constexpr int value = k;
   __host__ __device__ constexpr operator int() const { return k; }
 };
 
-/// f(0), f(1), .. f(n - 1), of constants.
+/// Calls f(0), f(1), .. f(n - 1), with compile-time integers.
 template <int n, class F>
 __device__ __forceinline__ void unrolled(F&& f) {
   [&]<int... k>(std::integer_sequence<int, k...>) { (f(Constant<k>()), ...); }(std::make_integer_sequence<int, n>());
@@ -45,16 +45,16 @@ __host__ __device__ constexpr double cosine(int k) {
 
 }  // namespace detail
 
-/// exp(-2 pi i k / n), rounded once for |k| and n up to 2^23 where n is a power of two.
+/// exp(-2 pi i k / n). For n a power of two and |k|, n <= 2^23 the angle is exact, so that only the result is rounded.
 __device__ __forceinline__ float2 root(int k, int n) {
   float2 w;
   sincospif(-2.0f * static_cast<float>(k) / static_cast<float>(n), &w.y, &w.x);
   return w;
 }
 
-/// a exp(-2 pi i k / R), or by the conjugate.
+/// a exp(-2 pi i k / R), or a exp(+2 pi i k / R) for the inverse.
 template <int R, int k, bool inverse>
-__device__ __forceinline__ float2 turned(float2 a) {
+__device__ __forceinline__ float2 times_root(float2 a) {
   static_assert(32 % R == 0);
   constexpr int turn = k * (32 / R) % 32, angle = inverse ? (32 - turn) % 32 : turn;
   constexpr float c = static_cast<float>(detail::cosine(angle)), s = static_cast<float>(-detail::cosine(angle + 24));
@@ -74,7 +74,7 @@ __device__ __forceinline__ float2 turned(float2 a) {
     return multiply(a, make_float2(c, s));
 }
 
-/// In place, in natural order.
+/// In place, with input and output in natural order.
 template <int R, bool inverse>
 __device__ __forceinline__ void transform(float2* v) {
   if constexpr (R == 2) {
@@ -82,23 +82,24 @@ __device__ __forceinline__ void transform(float2* v) {
     v[0] = a + v[1];
     v[1] = a - v[1];
   } else if constexpr (R == 4) {
-    const float2 a = v[0] + v[2], b = v[0] - v[2], c = v[1] + v[3], d = turned<4, 1, inverse>(v[1] - v[3]);
+    const float2 a = v[0] + v[2], b = v[0] - v[2], c = v[1] + v[3], d = times_root<4, 1, inverse>(v[1] - v[3]);
     v[0] = a + c;
     v[1] = b + d;
     v[2] = a - c;
     v[3] = b - d;
   } else {
-    // R = 4 rest: columns of four, turned, then rows
-    constexpr int rest = R / 4;
-    float2 rows[4][rest];
-    unrolled<rest>([&](auto a) {
-      float2 column[4] = {v[a], v[a + rest], v[a + 2 * rest], v[a + 3 * rest]};
+    // R = 4 quarter: transforms of 4 points, twiddle factors, then transforms of R / 4 points
+    constexpr int quarter = R / 4;
+    float2 rows[4][quarter];
+    unrolled<quarter>([&](auto a) {
+      float2 column[4] = {v[a], v[a + quarter], v[a + 2 * quarter], v[a + 3 * quarter]};
       transform<4, inverse>(column);
-      unrolled<4>([&](auto k) { rows[k][a] = turned<R, decltype(k)::value* decltype(a)::value, inverse>(column[k]); });
+      unrolled<4>(
+          [&](auto k) { rows[k][a] = times_root<R, decltype(k)::value* decltype(a)::value, inverse>(column[k]); });
     });
     unrolled<4>([&](auto k) {
-      transform<rest, inverse>(rows[k]);
-      unrolled<rest>([&](auto a) { v[k + 4 * a] = rows[k][a]; });
+      transform<quarter, inverse>(rows[k]);
+      unrolled<quarter>([&](auto a) { v[k + 4 * a] = rows[k][a]; });
     });
   }
 }

@@ -21,26 +21,27 @@
 
 namespace nprf::cuda {
 
-/// Where a plan writes gradients.
+/// The outputs of AttentionPlan::backward.
 template <Storage S>
 struct PlanGradients {
   DeviceMatrixView<S> dq, dk, dv;  // of the shapes of q, k and v
-  float* parameters = nullptr;  // [position, parameter], summed over the batch, and over heads that share one; or null
+  float* parameters = nullptr;  // [position, parameter], summed over batch and heads of a position; null: not computed
 };
 
-/// The gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U, U = [V 1], from G = dL/dY: three more products with
-/// the same weights, by the same engine,
+/// The gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U and U = [V 1], from G = dL/dY. They are three more
+/// products with the same weights, by the same engine,
 ///
 ///     dA = ((G U^T) o C) B     dB = ((U G^T) o C^T) A     dU = ((B A^T) o C^T) G
 ///
-/// and those of the lags. About four times forward's time, which it repeats, and where transforms are taken twice as
-/// much again for the gradients of parameters. Rows of Y that are repaired have theirs by tiles, G being H of those,
-/// and rows whose D underflows from logarithms (attention/recompute_log_domain_backward.cuh); what transforms leave in
-/// the others is relative to the largest gradients of a head.
+/// and the gradients of the lags. The backward pass takes about four times the time of the forward pass, which it
+/// repeats. With an FFT engine, the gradients of parameters add about twice the time of the forward pass. The gradients
+/// of recomputed rows of Y are computed by tiles from H, their part of G. The gradients of rows whose D underflows are
+/// computed in the log domain (attention/recompute_log_domain_backward.cuh). For all other rows the rounding error of
+/// an FFT is relative to the largest gradients of the head.
 template <Storage S>
 class Backward {
  public:
-  /// `forward` is the plan's own product, which is repeated; calls get the same.
+  /// `forward` is the product of the plan's forward pass; all calls must pass the same one.
   Backward(const Device& device, Engine engine, const DeviceModel& model, const Product<S>& forward,
            std::size_t slab_bytes)
       : m_has_tiles(engine == Engine::direct || engine == Engine::banded),
@@ -53,7 +54,7 @@ class Backward {
     if (forward.on_tensor_cores())
       m_in_float.emplace(device, engine, forward.shape(), forward.weights(), slab_bytes, false);
     const std::size_t shared = FeatureGradientShape::shared(model.d_padded());
-    require(shared <= device.shared_bytes, "input_dim: expected what fits ", device.shared_bytes,
+    require(shared <= device.shared_bytes, "input_dim: expected a size that fits in ", device.shared_bytes,
             " bytes of shared memory with gradients, got ", model.d());
     const auto& [c, band, positions] = model.toeplitz();
     const int z = model.z(), n_q = model.n_q(), n_k = model.n_k(), r = model.r();
@@ -62,11 +63,11 @@ class Backward {
     if (m_has_tiles) return;
     m_correlation = CorrelationEngine(n_q, n_k, r, model.d_v(), z, positions, c, slab_bytes);
     m_parts_of_dA = parts_of_keys(device, TileShape::tiles(n_q), n_k, r, z);
-    m_more_parts = parts_of_keys(device, TileShape::tiles(n_k), n_q, r, z);
+    m_extra_parts = parts_of_keys(device, TileShape::tiles(n_k), n_q, r, z);
     m_blocks = 2 * device.multiprocessors;
   }
 
-  /// To be called when the weights have changed.
+  /// Must be called after the weights have changed.
   void queue_weights(cudaStream_t stream) const {
     m_dA.queue_spectrum(stream);
     m_dB.queue_spectrum(stream);
@@ -75,21 +76,21 @@ class Backward {
 
   /// Scratch memory of a call.
   struct Arrays {
-    float *phi_q, *phi_k;  // [z, r, stride(n_q)] [z, r, stride(n_k)]
-    int *tops, *rows;      // [z] [z, n_q]
-    bool* again;           // [z, n_q]
-    float *G, *H, *U;      // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
-    float* db;             // [position, lags]
-    LostGradients lost;    // of exponential features
-    LostLogs logs;
+    float *phi_q, *phi_k;           // [z, r, stride(n_q)] [z, r, stride(n_k)]
+    int *max_log_scale, *rows;      // [z] [z, n_q]
+    bool* recomputed;               // [z, n_q]
+    float *G, *H, *U;               // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
+    float* db;                      // [position, lags]
+    LogDomainGradients log_domain;  // of exponential features
+    LogDomainScratch log_domain_scratch;
     typename Product<S>::Arrays Y;
-    typename Certificates<S>::Arrays certificates;
+    typename CheckedProduct<S>::Arrays checks;
     LagGradients::Arrays lags;
     CorrelationEngine::Arrays correlation;
     Product<float>::Arrays dA, dB, dU;
-    Sums more_dA;  // of drowned rows, behind their first part
+    Sums extra_dA;  // of recomputed rows, parts after the first one
   };
-  Arrays take(const DeviceModel& model, const Product<S>& forward, const Certificates<S>& certificates,
+  Arrays take(const DeviceModel& model, const Product<S>& forward, const CheckedProduct<S>& checked_product,
               Scratch& scratch) const {
     const Product<S>& Y = in_float(forward);
     const int z = model.z(), r = model.r(), p = model.d_v(), tokens_q = Y.stride(model.n_q()),
@@ -97,109 +98,113 @@ class Backward {
     Arrays arrays{};
     arrays.phi_q = scratch.take<float>(z, r, tokens_q);
     arrays.phi_k = scratch.take<float>(z, r, tokens_k);
-    arrays.tops = scratch.take<int>(model.needs_tops() ? z : 0);
+    arrays.max_log_scale = scratch.take<int>(model.needs_log_scales() ? z : 0);
     arrays.rows = scratch.take<int>(z, model.n_q());
-    arrays.again = scratch.take<bool>(z, model.n_q());
+    arrays.recomputed = scratch.take<bool>(z, model.n_q());
     const Counters counters = Counters::take(scratch, z);
     arrays.G = scratch.take<float>(z, p + 1, tokens_q);
     if (!m_has_tiles) arrays.H = scratch.take<float>(z, p + 1, tokens_q);
     arrays.U = scratch.take<float>(z, p + 1, tokens_k);
     arrays.db = scratch.take<float>(model.positions(), model.weights().size);
     if (model.exponential())
-      arrays.lost = LostGradients::take(scratch, counters.lost, z, model.n_q(), model.n_k(), model.m(), p);
+      arrays.log_domain =
+          LogDomainGradients::take(scratch, counters.log_domain_rows, z, model.n_q(), model.n_k(), model.m(), p);
     scratch.overlap(
-        [&](Scratch& own) {
-          arrays.Y = Y.take(own);
-          arrays.certificates = certificates.take(own, arrays.again, arrays.rows, counters);
-          arrays.lags = m_lags.take(own);
-          if (!m_has_tiles) arrays.correlation = m_correlation.take(own);
-          if (model.exponential()) arrays.logs = LostLogs::take(own, z, model.n_q(), model.n_k(), model.m());
+        [&](Scratch& area) {
+          arrays.Y = Y.take(area);
+          arrays.checks = checked_product.take(area, arrays.recomputed, arrays.rows, counters);
+          arrays.lags = m_lags.take(area);
+          if (!m_has_tiles) arrays.correlation = m_correlation.take(area);
+          if (model.exponential())
+            arrays.log_domain_scratch = LogDomainScratch::take(area, z, model.n_q(), model.n_k(), model.m());
         },
-        [&](Scratch& own) {
-          arrays.dA = m_dA.take(own);
-          float* N = own.take<float>(m_parts_of_dA - 1, z, model.n_q(), r);
-          arrays.more_dA = {N, own.take<float>(m_parts_of_dA - 1, z, model.n_q()), m_parts_of_dA - 1, r,
-                            arrays.dA.sums.rows};
+        [&](Scratch& area) {
+          arrays.dA = m_dA.take(area);
+          float* N = area.take<float>(m_parts_of_dA - 1, z, model.n_q(), r);
+          arrays.extra_dA = {N, area.take<float>(m_parts_of_dA - 1, z, model.n_q()), m_parts_of_dA - 1, r,
+                             arrays.dA.sums.rows};
         },
-        [&](Scratch& own) { arrays.dB = m_dB.take(own, m_more_parts); },
-        [&](Scratch& own) { arrays.dU = m_dU.take(own, m_more_parts); });
+        [&](Scratch& area) { arrays.dB = m_dB.take(area, m_extra_parts); },
+        [&](Scratch& area) { arrays.dU = m_dU.take(area, m_extra_parts); });
     return arrays;
   }
 
   /// Queues all gradients.
-  void queue(const DeviceModel& model, const Product<S>& forward, const Certificates<S>& certificates,
+  void queue(const DeviceModel& model, const Product<S>& forward, const CheckedProduct<S>& checked_product,
              const DeviceMatrixView<const S>& q, const DeviceMatrixView<const S>& k, const DeviceMatrixView<const S>& v,
              const DeviceMatrixView<const S>& dy, const bool* key_mask, const PlanGradients<S>& gradients,
              const Arrays& arrays, cudaStream_t stream) const {
     const Product<S>& Y = in_float(forward);
     const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = Y.stride(n_q), tokens_k = Y.stride(n_k);
-    const auto& [phi_q, phi_k, tops, rows, again, G, H, U, db, lost, logs, product, certificate, lags, correlation,
-                 to_dA, to_dB, to_dU, more_dA] = arrays;
+    const auto& [phi_q, phi_k, max_log_scale, rows, recomputed, G, H, U, db, log_domain, log_domain_scratch, product,
+                 checks, lags, correlation, to_dA, to_dB, to_dU, extra_dA] = arrays;
     const FeatureTask<S> queries = model.features<S>(q, true, key_mask, nullptr, phi_q, tokens_q);
-    const FeatureTask<S> keys = model.features<S>(k, false, key_mask, tops, phi_k, tokens_k);
+    const FeatureTask<S> keys = model.features<S>(k, false, key_mask, max_log_scale, phi_k, tokens_k);
     const Columns<S> V{Operand<S>(v), key_mask};
     const auto A = Y.operand(phi_q, n_q), B = Y.operand(phi_k, n_k);  // (n_q,r) (n_k,r)
-    certificate.counters.queue_clear(z, stream);
+    checks.counters.queue_clear(z, stream);
     queue_features(queries, keys, z, stream);
-    const CertifiedSums sums = certificates.queue(Y, phi_q, phi_k, V, product, certificate, stream);
-    queue_gradient_columns(GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G,
-                                                  H, U, again, lost.lost, lost.sizes, model.visibility(key_mask)},
-                           stream);
+    const CheckedSums sums = checked_product.queue(Y, phi_q, phi_k, V, product, checks, stream);
+    queue_gradient_columns(
+        GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G, H, U, recomputed,
+                               log_domain.is_log_domain, log_domain.counts, model.visibility(key_mask)},
+        stream);
 
     auto G_c = m_dA.operand(G, n_q), H_c = m_dA.operand(H, n_q), U_c = m_dA.operand(U, n_k);  // (n,p + 1)
-    const RowList& drowned = certificate.drowned;
-    const DrownedQueries some = m_has_tiles ? DrownedQueries{} : DrownedQueries{again, drowned.sizes};
+    const RowList& failed_rows = checks.failed_rows;
+    const SelectedQueries selected = m_has_tiles ? SelectedQueries{} : SelectedQueries{recomputed, failed_rows.sizes};
     const bool has_db = gradients.parameters && model.parameter_count() > 0;
-    if (has_db) m_lags.queue(A, B, m_has_tiles ? G_c : H_c, U_c, some, product.before, product.after, db, lags, stream);
-    if (has_db && !m_has_tiles)
-      m_correlation.queue(A, B, G_c, U_c, certificate.counters.largest, db, correlation, stream);
-    if (lost.lost)
-      queue_rescue_gradients(RescueGradientTask<S>{queries, keys, Operand<S>(dy), U_c, model.bias(), z,
-                                                   model.positions(), lost, logs, has_db ? db : nullptr},
-                             stream);
+    if (has_db)
+      m_lags.queue(A, B, m_has_tiles ? G_c : H_c, U_c, selected, product.before, product.after, db, lags, stream);
+    if (has_db && !m_has_tiles) m_correlation.queue(A, B, G_c, U_c, checks.counters.largest, db, correlation, stream);
+    if (log_domain.is_log_domain)
+      queue_log_domain_gradients(
+          LogDomainGradientTask<S>{queries, keys, Operand<S>(dy), U_c, model.bias(), z, model.positions(), log_domain,
+                                   log_domain_scratch, has_db ? db : nullptr},
+          stream);
     if (has_db)
       queue_parameter_gradients(model.parameter_gradients(db, gradients.parameters), model.positions(), stream);
 
     const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
     m_dA.queue(G, U, columns_of_B, to_dA, stream);
     if (!m_has_tiles)
-      queue_repair(RepairTask<float>{{H_c, U_c, columns_of_B, m_dA.weights().c},
-                                     drowned,
-                                     m_parts_of_dA,
-                                     to_dA.sums.N,
-                                     to_dA.sums.D,
-                                     more_dA.N,
-                                     more_dA.D},
-                   z, m_blocks, stream);
-    const CertifiedSums dA{to_dA.sums, some.again, more_dA};
-    queue_feature_gradients(FeatureGradientTask<S>{queries, dA, lost.of_queries(), z, gradients.dq}, stream);
+      queue_recompute_tiled(RecomputeTiledTask<float>{{H_c, U_c, columns_of_B, m_dA.weights().c},
+                                                      failed_rows,
+                                                      m_parts_of_dA,
+                                                      to_dA.sums.N,
+                                                      to_dA.sums.D,
+                                                      extra_dA.N,
+                                                      extra_dA.D},
+                            z, m_blocks, stream);
+    const CheckedSums dA{to_dA.sums, selected.selected, extra_dA};
+    queue_feature_gradients(FeatureGradientTask<S>{queries, dA, log_domain.of_queries(), z, gradients.dq}, stream);
     m_dB.queue(U, G, columns_of_A, to_dB, stream);
-    queue_more({U_c, H_c, columns_of_A, m_dB.weights().c}, some, to_dB.sums, z, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{keys, {to_dB.sums}, lost.of_keys(), z, gradients.dk}, stream);
+    add_selected_queries({U_c, H_c, columns_of_A, m_dB.weights().c}, selected, to_dB.sums, z, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{keys, {to_dB.sums}, log_domain.of_keys(), z, gradients.dk}, stream);
     G_c.channels = H_c.channels = model.d_v();  // (n_q,p)
     m_dU.queue(phi_k, phi_q, {G_c, nullptr, nullptr, 0}, to_dU, stream);
-    queue_more({B, A, {H_c, nullptr, nullptr, 0}, m_dU.weights().c}, some, to_dU.sums, z, stream);
-    queue_store(StoreTask<S>{to_dU.sums, lost.sizes, lost.dv, gradients.dv}, stream);
+    add_selected_queries({B, A, {H_c, nullptr, nullptr, 0}, m_dU.weights().c}, selected, to_dU.sums, z, stream);
+    queue_store(StoreTask<S>{to_dU.sums, log_domain.counts, log_domain.dv, gradients.dv}, stream);
   }
 
  private:
-  // the share of drowned queries, which takes the last parts of the sums
-  void queue_more(const TileTask<float>& task, const DrownedQueries& queries, const Sums& sums, int z,
-                  cudaStream_t stream) const {
+  // adds the contributions of selected queries, as the last parts of the sums
+  void add_selected_queries(const TileTask<float>& task, const SelectedQueries& queries, const Sums& sums, int z,
+                            cudaStream_t stream) const {
     if (m_has_tiles) return;
-    const std::ptrdiff_t first = (sums.parts - m_more_parts) * sums.rows;
-    queue_drowned({task, queries, m_more_parts, sums.N + first * sums.p, sums.D + first}, z, stream);
+    const std::ptrdiff_t first = (sums.parts - m_extra_parts) * sums.rows;
+    queue_selected_queries({task, queries, m_extra_parts, sums.N + first * sums.p, sums.D + first}, z, stream);
   }
 
-  // features are float's here
+  // the forward product with float features
   const Product<S>& in_float(const Product<S>& forward) const { return m_in_float ? *m_in_float : forward; }
 
   bool m_has_tiles;
   std::optional<Product<S>> m_in_float;
   Product<float> m_dA, m_dB, m_dU;
   LagGradients m_lags;
-  CorrelationEngine m_correlation;  // this and those below: of transforms
-  int m_parts_of_dA = 1, m_more_parts = 0, m_blocks = 0;
+  CorrelationEngine m_correlation;  // this and the following members: FFT engines only
+  int m_parts_of_dA = 1, m_extra_parts = 0, m_blocks = 0;
 };
 
 }  // namespace nprf::cuda

@@ -13,10 +13,10 @@
 
 namespace nprf::cuda {
 
-/// The engine that takes the shortest time by flops and bytes: tiles and transforms in shared memory at 30 TFLOP/s,
-/// tiles on tensor cores at 300; at 3 TB/s transforms in two passes, 40 bytes a point of 2 N, and slabs that pass
-/// through memory ten times; and by tiles the rows that transforms would drown (error_bound/fft_row_bound.cuh). The
-/// constants are estimates for an H200. With gradients everything is float's arithmetic.
+/// The engine with the least estimated time. The model: tiles and FFTs in shared memory run at 30 TFLOP/s, tiles on
+/// tensor cores at 300 TFLOP/s. FFTs in two passes move 40 bytes per point of 2 N, and cuFFT's slabs pass through
+/// memory ten times, both at 3 TB/s. Rows that fail the FFT error bound (error_bound/fft_row_bound.cuh) add the time of
+/// tiles. The constants are estimates for an H200. With gradients all arithmetic is in float.
 template <Storage S>
 Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, double tolerance) {
   const int n_q = model.n_q(), n_k = model.n_k(), n = std::max(n_q, n_k);
@@ -25,26 +25,26 @@ Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, 
   const bool causal = model.model().direction == Direction::causal;
   constexpr double flops = 30e12, bytes = 3e12;
 
-  const bool on_tensor_cores = !gradients && Product<S>::takes_tensor_cores(device, Engine::direct);
-  const double by_tiles = on_tensor_cores ? 300e12 : flops;
+  const bool on_tensor_cores = !gradients && Product<S>::uses_tensor_cores(device, Engine::direct);
+  const double tile_flops = on_tensor_cores ? 300e12 : flops;
   const double band = std::min<double>(n_k, model.band().last - model.band().first + 1 + 3 * TileShape::tile);
-  const double direct = (causal ? 1 : 2) * pairs * (r + columns) / by_tiles;
-  const double banded = (2 * n_q * band * (r + columns) + 4 * tokens * r * columns) / by_tiles;
+  const double direct = (causal ? 1 : 2) * pairs * (r + columns) / tile_flops;
+  const double banded = (2 * n_q * band * (r + columns) + 4 * tokens * r * columns) / tile_flops;
 
-  const FusedVariant* in_shared = FusedEngine::variant_for(device, n);
-  const LongVariant* in_passes = LongEngine::variant_for(n);
-  const double N = in_shared ? in_shared->N() : in_passes ? in_passes->N() : 0;
-  const double fused = in_shared   ? 20 * N * std::log2(N) * products / flops
-                       : in_passes ? 40 * 2 * N * products / bytes
-                                   : std::numeric_limits<double>::infinity();
+  const SharedMemoryVariant* in_shared = SharedMemoryEngine::variant_for(device, n);
+  const TwoPassVariant* two_pass = TwoPassEngine::variant_for(n);
+  const double N = in_shared ? in_shared->N() : two_pass ? two_pass->N() : 0;
+  const double fused = in_shared  ? 20 * N * std::log2(N) * products / flops
+                       : two_pass ? 40 * 2 * N * products / bytes
+                                  : std::numeric_limits<double>::infinity();
   const double cufft = 10 * 8 * tokens * products / bytes;
   double transforms = std::min(fused, cufft);
   if (transforms < std::min(direct, banded)) {
     const int length = fused <= cufft ? static_cast<int>(2 * N) : nprf::fft::smooth_length(n_q + n_k - 1);
-    double drowned = 0;
-    for (const PositionModel& one : model.model().positions)
-      drowned += drowned_share(model.weights_of(one), n_q, n_k, length, tolerance) / model.positions();
-    transforms += drowned * direct;
+    double failing = 0;
+    for (const PositionModel& position : model.model().positions)
+      failing += failing_share(model.weights_of(position), n_q, n_k, length, tolerance) / model.positions();
+    transforms += failing * direct;
   }
   if (banded <= std::min(direct, transforms)) return Engine::banded;
   return direct <= transforms ? Engine::direct : fused <= cufft ? Engine::fused : Engine::cufft;

@@ -21,16 +21,16 @@
 
 namespace nprf::cuda {
 
-/// The sizes that a plan is for.
+/// The sizes of a plan.
 struct PlanShape {
   std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
-  std::ptrdiff_t offset = 0;  // query i stands at position i + offset, key j at position j
+  std::ptrdiff_t offset = 0;  // query i has position i + offset, key j has position j
 };
 
-/// A model on the device, for one shape: projections, and the weights of all lags that the shape has.
+/// An AttentionModel on the device, for one shape: its projections, and the weights of all lags of the shape.
 class DeviceModel {
  public:
-  /// Throws InvalidArgument for a model that does not fit the shape, BackendError for what CUDA refuses.
+  /// Throws InvalidArgument if the model does not fit the shape, BackendError if CUDA refuses.
   DeviceModel(AttentionModel model, const PlanShape& shape, bool gradients, cudaStream_t stream)
       : m_model(std::move(model)), m_shape(shape) {
     check_shape();
@@ -54,31 +54,31 @@ class DeviceModel {
   int r() const { return map().features(); }
   int positions() const { return static_cast<int>(m_model.positions.size()); }
   int parameter_count() const { return static_cast<int>(position().parameters.size()); }
-  /// Of slots, j - i.
+  /// The band of lags j - i, without offset, outside of which weights are constant.
   const Band& band() const { return m_band; }
-  /// exp(b - max b) of the lags -(n_q - 1) .. n_k - 1 by the model's own parameters, of one of its positions.
+  /// exp(b - max b) of the lags -(n_q - 1) .. n_k - 1 for one position of model(), with its parameters at construction.
   std::vector<double> weights_of(const PositionModel& one) const {
-    constexpr double none = -std::numeric_limits<double>::infinity();
-    std::vector<double> c(static_cast<std::size_t>(lags()), none);
-    double top = none;
-    for (int lag = first_lag(); lag <= last_seen(); ++lag) {
+    constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+    std::vector<double> c(static_cast<std::size_t>(lags()), minus_infinity);
+    double max_bias = minus_infinity;
+    for (int lag = first_lag(); lag <= last_attended(); ++lag) {
       const double b =
           one.linear ? -static_cast<double>(one.parameters[0]) * std::abs(static_cast<double>(lag - offset()))
           : one.parameters.empty() ? 0
                                    : static_cast<double>(one.parameters[static_cast<std::size_t>(parameter_of(lag))]);
       c[static_cast<std::size_t>(lag - first_lag())] = b;
-      top = std::max(top, b);
+      max_bias = std::max(max_bias, b);
     }
-    for (double& x : c) x = top > none ? std::exp(x - top) : 0;
+    for (double& x : c) x = max_bias > minus_infinity ? std::exp(x - max_bias) : 0;
     return c;
   }
-  /// Whether no feature is negative, and whether they are exponentials.
+  /// Whether all features are non-negative, and whether they are exponentials.
   bool positive() const { return map().kind != FeatureKind::trigonometric; }
   bool exponential() const { return map().kind == FeatureKind::positive || map().kind == FeatureKind::hyperbolic; }
-  /// Whether the keys' exponents must be searched for the largest.
-  bool needs_tops() const { return m_needs_tops; }
+  /// Whether the largest log-scale of the keys must be computed on the device.
+  bool needs_log_scales() const { return m_needs_log_scales; }
 
-  /// The weights of all lags, from the parameters [position, parameter] on the device, which are copied. Throws
+  /// Copies the parameters [position, parameter] on the device, and queues the weights of all lags. Throws
   /// InvalidArgument for a null pointer.
   void queue_parameters(const float* parameters, cudaStream_t stream) const {
     require(parameters != nullptr || parameter_count() == 0, "parameters: expected data, got a null pointer");
@@ -88,25 +88,26 @@ class DeviceModel {
     queue_weights({bias(), m_weights}, stream);
   }
 
-  /// Of the lags -(n_q - 1) .. n_k - 1 of slots, j - i.
+  /// Of the lags j - i = -(n_q - 1) .. n_k - 1.
   DeviceBias bias() const {
-    return {m_parameters, m_index, positions(), parameter_count(), lags(), first_position(), last_position()};
+    return {m_parameters, m_index, positions(), parameter_count(), lags(), first_position_lag(), last_position_lag()};
   }
   DeviceWeights weights() const {
-    return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_seen()};
+    return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_attended()};
   }
 
   ToeplitzWeights toeplitz() const { return {weights(), m_band, positions()}; }
 
-  /// The gradients [position, parameter] from those of the lags [position, lag]; if the model was made for them.
+  /// The gradients [position, parameter] from those of the lags [position, lag]. The model must have been made for
+  /// gradients.
   ParameterGradientTask parameter_gradients(const float* db, float* gradients) const {
-    return {db, m_order, m_start, parameter_count(), lags(), first_position(), gradients};
+    return {db, m_order, m_start, parameter_count(), lags(), first_position_lag(), gradients};
   }
 
-  /// Features of queries, or of keys, whose largest exponents are in tops [z] if they are needed; the mask is of keys.
+  /// The features of queries or of keys. The largest log-scales of keys go to max_log_scale [z] if they are needed.
   template <Storage S, class Feature>
-  FeatureTask<S, Feature> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask, int* tops,
-                                   Feature* phi, int stride) const {
+  FeatureTask<S, Feature> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask,
+                                   int* max_log_scale, Feature* phi, int stride) const {
     const bool estimates_exp = map().kind != FeatureKind::elu;
     const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
     return {Operand<S>(x),
@@ -120,7 +121,7 @@ class DeviceModel {
             scale,
             queries,
             m_shift,
-            !queries && m_needs_tops ? tops : nullptr,
+            !queries && m_needs_log_scales ? max_log_scale : nullptr,
             phi,
             stride,
             visibility(key_mask)};
@@ -132,14 +133,16 @@ class DeviceModel {
   const FeatureModel& map() const { return m_model.features.front(); }
   const PositionModel& position() const { return m_model.positions.front(); }
 
-  // lags of slots, j - i, and of positions, j - i - offset
+  // lags between indices, j - i, and between positions, j - i - offset
   int lags() const { return n_q() == 0 || n_k() == 0 ? 0 : n_q() + n_k() - 1; }
   int first_lag() const { return -(n_q() - 1); }
   int last_lag() const { return n_k() - 1; }
   int offset() const { return static_cast<int>(m_shape.offset); }
-  int last_seen() const { return m_model.direction == Direction::causal ? std::min(last_lag(), offset()) : last_lag(); }
-  int first_position() const { return first_lag() - offset(); }
-  int last_position() const { return last_seen() - offset(); }
+  int last_attended() const {
+    return m_model.direction == Direction::causal ? std::min(last_lag(), offset()) : last_lag();
+  }
+  int first_position_lag() const { return first_lag() - offset(); }
+  int last_position_lag() const { return last_attended() - offset(); }
 
   void check_shape() const {
     const auto& [batch, heads, n_q, n_k, d_v, offset] = m_shape;
@@ -177,17 +180,17 @@ class DeviceModel {
     const std::size_t parameters = position().parameters.size();
     require(
         position().linear ? parameters == 1 && position().index.empty() : position().index.empty() == (parameters == 0),
-        "position: expected parameters with an index of each lag, or one and a linear bias, or none, got ", parameters,
-        " and ", position().index.size());
+        "position: expected parameters and an index for each lag, or one parameter and a linear bias, or none, got ",
+        parameters, " and ", position().index.size());
     for (const std::int32_t at : position().index)
       require(at >= 0 && static_cast<std::size_t>(at) < parameters, "index: expected parameters 0 to ", parameters,
               " - 1, got ", at);
     require(map().kind == FeatureKind::elu ? map().m == 0 : map().m >= 1,
-            "num_features: expected none of elu and one at least of others, got ", map().m);
+            "num_features: expected 0 for elu and at least 1 for others, got ", map().m);
     require(r() <= 1024, "features: expected at most 1024 on a GPU, got ", r());
   }
 
-  // where all keys have one norm, their exponents' largest need not be looked for: |w.x| <= |w| radius
+  // if all keys have one norm, a bound |w.x| <= |w| radius replaces the search for their largest log-scale
   void find_shift() {
     const double radius = m_model.radius;
     double longest = 0;
@@ -199,22 +202,23 @@ class DeviceModel {
       }
     const bool trigonometric = map().kind == FeatureKind::trigonometric;
     const double half = radius * radius / 2, most = trigonometric ? 0 : longest * radius;
-    constexpr double safe = 30;  // exp(-2 safe) is a float of all digits
-    m_needs_tops = map().kind != FeatureKind::elu && !(radius > 0 && most <= safe && half <= safe);
+    constexpr double max_exponent = 30;  // so that exp(-2 max_exponent) is a normal float
+    m_needs_log_scales =
+        map().kind != FeatureKind::elu && !(radius > 0 && most <= max_exponent && half <= max_exponent);
     m_shift = static_cast<float>(trigonometric ? half : most - half);
   }
 
-  // the parameter of a lag of slots
+  // the parameter index of the lag j - i
   std::int32_t parameter_of(int lag) const {
     const std::ptrdiff_t last = static_cast<std::ptrdiff_t>(position().index.size()) - 1;
     const std::ptrdiff_t at = std::clamp<std::ptrdiff_t>(lag - m_shape.offset - position().first, 0, last);
     return position().index[static_cast<std::size_t>(at)];
   }
 
-  // lags at both ends whose weights are one parameter's, or zero because they are not seen
+  // strips lags from both ends as long as they share one parameter, or are not attended
   void find_band() {
     const auto kind = [&](int lag) {
-      return lag > last_seen()        ? -1
+      return lag > last_attended()    ? -1
              : position().linear      ? lag - first_lag()
              : parameter_count() == 0 ? 0
                                       : parameter_of(lag);
@@ -226,7 +230,7 @@ class DeviceModel {
   }
 
   void send(bool gradients, cudaStream_t stream) {
-    std::vector<float> w, parameters;  // W's rows are filled up with zeros
+    std::vector<float> w, parameters;  // rows of w are padded with zeros
     for (const FeatureModel& one : m_model.features)
       for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d) {
         w.insert(w.end(), row, row + one.d);
@@ -266,7 +270,7 @@ class DeviceModel {
     check(cudaStreamSynchronize(stream), "sending the model to the device");
   }
 
-  // lags in the order of their parameters, and where each parameter's begin
+  // sorts lags by parameter; start[k] is where the lags of parameter k begin
   void sort_lags(const std::vector<std::int32_t>& index, std::vector<std::int32_t>& order,
                  std::vector<std::int32_t>& start) const {
     start.assign(static_cast<std::size_t>(parameter_count()) + 1, 0);
@@ -281,8 +285,8 @@ class DeviceModel {
   AttentionModel m_model;
   PlanShape m_shape;
   Band m_band{};
-  bool m_needs_tops = false;
-  float m_shift = 0;  // of the keys' exponents, unless their largest is looked for
+  bool m_needs_log_scales = false;
+  float m_shift = 0;  // replaces the largest log-scale of the keys, unless that is computed
   DeviceMemory m_memory;
   float* m_w = nullptr;                                 // [map, m, d_padded]
   float* m_weights = nullptr;                           // [position, lags]

@@ -10,13 +10,14 @@
 
 namespace nprf::cuda {
 
-/// y [batch, heads, n_q, d_v] of q [.., n_q, d], k [.., n_k, d] and v [.., n_k, d_v], all of them in the host's memory
-/// and contiguous, by the current device: for first steps.
+/// Computes y [batch, heads, n_q, d_v] from q [.., n_q, d], k [.., n_k, d] and v [.., n_k, d_v] on the current device.
+/// All arrays are contiguous in host memory.
 ///
 ///     std::vector<float> y = attend(model_of(attention), {.n_q = n, .n_k = n, .d_v = 64}, q, k, v);
 ///
-/// Each call makes a plan, sends, waits and fetches; an AttentionPlan on memory of the device does so once. Throws as
-/// AttentionPlan does, and InvalidArgument for vectors of other sizes.
+/// Each call makes a plan, copies its inputs to the device, waits, and copies y back. To avoid this in repeated calls,
+/// use an AttentionPlan with device memory. Throws as AttentionPlan does, and InvalidArgument for vectors of other
+/// sizes.
 template <Storage S>
 std::vector<S> attend(const AttentionModel& model, const PlanShape& shape, const std::vector<S>& q,
                       const std::vector<S>& k, const std::vector<S>& v, const PlanOptions& options = {}) {

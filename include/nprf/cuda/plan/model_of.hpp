@@ -17,7 +17,8 @@
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
 
-/// A CPU's attention in plain numbers (model.hpp): the same features, from the same seed, and the same position.
+/// Describes a CPU attention by plain numbers (model.hpp): the same features, from the same seed, and the same
+/// position.
 namespace nprf::cuda {
 
 namespace detail {
@@ -82,7 +83,7 @@ PositionModel model_of(const AlibiPosition<T>& position) {
   return model;
 }
 
-/// Of one head. The engine of a plan is its own: the attention's is not looked at.
+/// Of one head. The engine of the CPU attention is ignored; the plan chooses its own.
 template <class F, class P>
 AttentionModel model_of(const Attention<F, P>& attention) {
   static_assert(

@@ -8,13 +8,13 @@
 
 namespace nprf::cuda {
 
-/// dL/dparameters of every position, from those of the lags: the transpose of b[lag] = parameters[index[lag]], or of b
-/// = -parameters[0] |lag|. Sums in double, in a fixed order.
+/// dL/dparameters of every position from the gradients db of the lags: the transpose of b[lag] =
+/// parameters[index[lag]], or of b[lag] = -parameters[0] |lag|. Sums are in double, in a fixed order.
 struct ParameterGradientTask {
   const float* db;            // [position, size]
-  const std::int32_t* order;  // [size]: lags by parameter; null where the bias is linear
-  const std::int32_t* start;  // [count + 1]: where each parameter's begin there
-  int count, size, first;     // the position of the first lag: |lag| where the bias is linear
+  const std::int32_t* order;  // [size]: lag indices sorted by parameter; null if the bias is linear
+  const std::int32_t* start;  // [count + 1]: where the lags of each parameter begin in `order`
+  int count, size, first;     // first: the first lag between positions; |lag| is the factor of a linear bias
   float* gradients;           // [position, count]
 };
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(threads) parameter_gradients_kernel(ParameterG
     task.gradients[static_cast<std::ptrdiff_t>(position) * task.count + parameter] = static_cast<float>(sums[0]);
 }
 
-/// Queues them; a warp each where a parameter has few lags.
+/// Queues parameter_gradients_kernel, with a warp per parameter if few lags share one.
 inline void queue_parameter_gradients(const ParameterGradientTask& task, int positions, cudaStream_t stream) {
   if (task.count == 0 || positions == 0) return;
   const dim3 grid{static_cast<unsigned>(task.count), static_cast<unsigned>(positions), 1};

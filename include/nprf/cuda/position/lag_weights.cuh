@@ -8,51 +8,52 @@
 
 namespace nprf::cuda {
 
-/// The biases of the lags first .. first + size - 1 of every head, from a position's parameters on the device:
+/// The biases of the lags first .. first + size - 1 of every head, from the parameters on the device:
 ///
 ///     b[lag] = parameters[index[lag]]   or   -parameters[0] |lag|   or   0
 ///
-/// and -infinity beyond last_seen. In double, so that long straight lines keep their digits.
+/// and -infinity for lags beyond last_attended. In double, so that the linear bias of distant lags keeps full
+/// precision.
 struct DeviceBias {
   const float* parameters;    // [head, count]
-  const std::int32_t* index;  // [size], or null: the bias is linear, or zero if there are no parameters
-  int heads, count, size, first, last_seen;
+  const std::int32_t* index;  // [size]; null: the bias is linear, or 0 if there are no parameters
+  int heads, count, size, first, last_attended;
 
-  /// Of the k-th lag; of the one head if there is one for all.
+  /// The bias of lag first + k. `head` is ignored if one position is shared by all heads.
   __device__ __forceinline__ double operator()(int head, int k) const {
-    if (k < 0 || k >= size || first + k > last_seen) return -1.0 / 0.0;
+    if (k < 0 || k >= size || first + k > last_attended) return -1.0 / 0.0;
     if (count == 0) return 0;
-    const float* own = parameters + static_cast<std::ptrdiff_t>(heads > 1 ? head : 0) * count;
-    if (index) return static_cast<double>(own[index[k]]);
+    const float* of_head = parameters + static_cast<std::ptrdiff_t>(heads > 1 ? head : 0) * count;
+    if (index) return static_cast<double>(of_head[index[k]]);
     const int lag = first + k;
-    return -static_cast<double>(own[0]) * (lag < 0 ? -lag : lag);
+    return -static_cast<double>(of_head[0]) * (lag < 0 ? -lag : lag);
   }
 };
 
-/// The weights c[lag] = exp(b[lag] - max b) of every head; those of lags that are not seen are zero. O(size) a head.
+/// The weights c[lag] = exp(b[lag] - max b) of every head, 0 for lags that are not attended. O(size) per head.
 struct WeightsTask {
   DeviceBias b;
   float* values;  // [head, size]
 };
 
-/// One block a head.
+/// One block per head.
 template <int threads>
 __global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
   double* largest = shared_memory<double>();
   const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.x), size = task.b.size;
   float* values = task.values + static_cast<std::ptrdiff_t>(head) * size;
-  const double none = -1.0 / 0.0;
-  double top = none;
-  for (int k = t; k < size; k += threads) top = fmax(top, task.b(head, k));
-  largest[t] = top;
+  const double minus_infinity = -1.0 / 0.0;
+  double max_bias = minus_infinity;
+  for (int k = t; k < size; k += threads) max_bias = fmax(max_bias, task.b(head, k));
+  largest[t] = max_bias;
   for (int half = threads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (t < half) largest[t] = fmax(largest[t], largest[t + half]);
   }
   __syncthreads();
-  top = largest[0];
+  max_bias = largest[0];
   for (int k = t; k < size; k += threads)
-    values[k] = top > none ? static_cast<float>(exp(task.b(head, k) - top)) : 0.0f;
+    values[k] = max_bias > minus_infinity ? static_cast<float>(exp(task.b(head, k) - max_bias)) : 0.0f;
 }
 
 inline void queue_weights(const WeightsTask& task, cudaStream_t stream) {

@@ -20,17 +20,18 @@
 
 namespace nprf::cuda {
 
-/// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, no position, in
-/// linear time. fused: any position in n log n, by transforms in shared memory up to 16384 tokens, in two passes
-/// through memory up to 2^20. cufft: any position in n log n, in ten.
+/// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables or no position,
+/// in linear time. fused: any position in O(n log n), by FFTs in shared memory up to 16384 tokens, and by FFTs in two
+/// passes through memory up to 2^20 tokens. cufft: any position in O(n log n), by cuFFT, in about ten passes through
+/// memory.
 ///
-/// direct and banded work on tensor cores where what is stored has half a float's bits and the device has them for
-/// bfloat16 (8.0 and newer): to bfloat16's precision (toeplitz/direct/bf16_mma_tile.cuh). Everything else is float's
-/// arithmetic.
+/// direct and banded use tensor cores if the storage type has 16 bits and the device supports bfloat16 products (8.0
+/// and newer); the precision is then that of bfloat16 (toeplitz/direct/bf16_mma_tile.cuh). All other arithmetic is in
+/// float.
 ///
-/// Rounding of transforms is relative to the largest rows: where a bias rises or is sharp, and for causal weights, it
-/// may drown others. Those are found and computed again by tiles (attention/checked_product.cuh); the automatic engine
-/// takes no transforms where that would be too many.
+/// The rounding error of an FFT is relative to the largest rows. If the bias rises, if it is sharp, or if the weights
+/// are causal, small rows may fail the error bound. Those rows are found and recomputed by tiles
+/// (attention/checked_product.cuh). The automatic engine does not choose an FFT if too many rows would fail.
 enum class Engine { automatic, direct, banded, fused, cufft };
 
 constexpr std::string_view name(Engine engine) {
@@ -49,24 +50,24 @@ struct ProductShape {
   int z, heads, n_q, n_k, r, p;
 };
 
-/// Y = ((A B^T) o C) [V 1] of one shape by one engine. The weights lie where they lay when it was made, and may change.
-/// Features are float by channel, [z, r, stride], or bfloat16 by token, [z, n, stride], for tensor cores.
+/// Y = ((A B^T) o C) [V 1] of one shape by one engine. It refers to the weights, whose values may change between calls.
+/// Features are float by channel, [z, r, stride], or, for tensor cores, bfloat16 by token, [z, n, stride].
 template <Storage S>
 class Product {
  public:
-  /// Whether an engine works on tensor cores, which the device must have and the program be compiled for.
-  static bool takes_tensor_cores(const Device& device, Engine engine) {
+  /// Whether an engine uses tensor cores. The device must have them, and the program must be compiled for them.
+  static bool uses_tensor_cores(const Device& device, Engine engine) {
     if constexpr (std::same_as<S, float>) return false;
     return device.capability >= 80 && (engine == Engine::direct || engine == Engine::banded) &&
            compiled_for(direct_kernel<S, OnTensorCores<S>>) >= 80;
   }
 
-  /// Throws InvalidArgument if the engine does not take the shape, BackendError for what CUDA refuses. Without
-  /// `tensor_cores` all arithmetic is float's.
+  /// Throws InvalidArgument if the engine does not support the shape, BackendError if CUDA refuses. Without
+  /// `tensor_cores` all arithmetic is in float.
   Product(const Device& device, Engine engine, const ProductShape& shape, const ToeplitzWeights& weights,
           std::size_t slab_bytes, bool tensor_cores = true)
       : m_engine(engine),
-        m_on_tensor_cores(tensor_cores && takes_tensor_cores(device, engine)),
+        m_on_tensor_cores(tensor_cores && uses_tensor_cores(device, engine)),
         m_shape(shape),
         m_weights(weights) {
     require(name(engine) != "unknown", "engine: expected one of nprf::cuda::Engine, got number ",
@@ -77,8 +78,8 @@ class Product {
             "batch and heads: expected a product of at most ", most_blocks,
             " with the tiles of 64 of d_v, and with gradients of features, got ", z, " and ", p);
     switch (engine) {
-      case Engine::fused: choose_transforms(device, slab_bytes); break;
-      case Engine::cufft: m_transforms = TransformEngine(n_q, n_k, r, p, z, weights.positions, slab_bytes); break;
+      case Engine::fused: choose_fft(device, slab_bytes); break;
+      case Engine::cufft: m_cufft = CufftEngine(n_q, n_k, r, p, z, weights.positions, slab_bytes); break;
       case Engine::banded:
         m_parts = parts_of_keys(device, tiles(),
                                 std::min(n_k, weights.band.last - weights.band.first + 1 + queries_of_tile()), p, z);
@@ -93,54 +94,57 @@ class Product {
   const ProductShape& shape() const { return m_shape; }
   const ToeplitzWeights& weights() const { return m_weights; }
 
-  /// Whether features are bfloat16 by token.
+  /// Whether features are bfloat16 by token, for tensor cores.
   bool on_tensor_cores() const { return m_on_tensor_cores; }
 
-  /// Of the transforms; 0 where there are none.
+  /// The length of the FFT; 0 for other engines.
   int length() const { return static_cast<int>(spectrum_size()); }
 
-  /// Scalars of a row of features of n tokens: by channel fused transforms take all tokens that they have room for, and
-  /// by token features come in sixteens.
+  /// Scalars per row of the features of n tokens. By channel, rows of Engine::fused are padded to the FFT's N. By
+  /// token, rows are padded to a multiple of 16 features.
   int stride(int n) const {
-    return m_on_tensor_cores ? features() : m_fused ? m_fused->length() : m_long ? m_long->length() : n;
+    return m_on_tensor_cores ? features()
+           : m_shared_memory ? m_shared_memory->length()
+           : m_two_pass      ? m_two_pass->length()
+                             : n;
   }
-  /// Scratch memory for features of n tokens.
+  /// Scratch memory for the features of n tokens.
   std::byte* take_features(Scratch& scratch, int n) const {
     const std::size_t row = static_cast<std::size_t>(stride(n)), z = static_cast<std::size_t>(m_shape.z);
     return scratch.take<std::byte>(m_on_tensor_cores ? sizeof(__nv_bfloat16) * z * static_cast<std::size_t>(n) * row
                                                      : sizeof(float) * z * static_cast<std::size_t>(m_shape.r) * row);
   }
 
-  /// Where A [z, r, stride(n_q)] and B [z, r, stride(n_k)] are, zero from n_q and n_k on.
+  /// View of A [z, r, stride(n_q)] or B [z, r, stride(n_k)], which must be zero from n_q or n_k on.
   Operand<float> operand(const float* features, int n) const {
     return Operand<float>::by_channel(features, m_shape.heads, n, m_shape.r, stride(n));
   }
-  /// Where A [z, n_q, stride] and B [z, n_k, stride] are, zero from r on.
+  /// View of A [z, n_q, stride] or B [z, n_k, stride], which must be zero from r on.
   Operand<__nv_bfloat16> operand(const __nv_bfloat16* rows, int n) const {
     return DeviceMatrixView<const __nv_bfloat16>(rows, m_shape.z / m_shape.heads, m_shape.heads, n, features());
   }
 
-  /// To be called when the weights have changed.
+  /// Must be called after the weights have changed.
   void queue_spectrum(cudaStream_t stream) const {
-    if (m_fused) m_fused->queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
-    if (m_long) m_long->queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
+    if (m_shared_memory) m_shared_memory->queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
+    if (m_two_pass) m_two_pass->queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, stream);
     if (m_engine != Engine::cufft) return;
     const std::scoped_lock lock(*m_mutex);
-    m_transforms.queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, m_spectrum_workspace, stream);
+    m_cufft.queue_spectrum(m_weights.c, m_weights.positions, m_spectrum, m_spectrum_workspace, stream);
   }
 
   /// Scratch memory of a call, and its result.
   struct Arrays {
     Sums sums;
     float *before, *after;  // of Engine::banded
-    FusedEngine::Arrays fused;
-    LongEngine::Arrays in_passes;
-    TransformEngine::Arrays transforms;
+    SharedMemoryEngine::Arrays shared_memory;
+    TwoPassEngine::Arrays two_pass;
+    CufftEngine::Arrays cufft;
   };
-  /// With room for more parts of the sums, behind its own.
-  Arrays take(Scratch& scratch, int more = 0) const {
+  /// Allocates the arrays, with room for `extra_parts` additional parts of the sums.
+  Arrays take(Scratch& scratch, int extra_parts = 0) const {
     const auto& [z, heads, n_q, n_k, r, p] = m_shape;
-    const int parts = m_parts + more;
+    const int parts = m_parts + extra_parts;
     Arrays arrays{};
     float* N = scratch.take<float>(parts, z, n_q, p);
     arrays.sums = {N, scratch.take<float>(parts, z, n_q), parts, p, static_cast<std::ptrdiff_t>(z) * n_q};
@@ -149,13 +153,13 @@ class Product {
       arrays.before = scratch.take<float>(z, matrices, features(), p + 1);
       arrays.after = scratch.take<float>(z, matrices, features(), p + 1);
     }
-    if (m_fused) arrays.fused = m_fused->take(scratch);
-    if (m_long) arrays.in_passes = m_long->take(scratch);
-    if (m_engine == Engine::cufft) arrays.transforms = m_transforms.take(scratch);
+    if (m_shared_memory) arrays.shared_memory = m_shared_memory->take(scratch);
+    if (m_two_pass) arrays.two_pass = m_two_pass->take(scratch);
+    if (m_engine == Engine::cufft) arrays.cufft = m_cufft.take(scratch);
     return arrays;
   }
 
-  /// Queues arrays.sums, of features as operand() wants them.
+  /// Queues arrays.sums, from features in the layout of operand().
   void queue(const float* A, const float* B, const Columns<S>& U, const Arrays& arrays, cudaStream_t stream) const {
     const TileTask<S> task{operand(A, m_shape.n_q), operand(B, m_shape.n_k), U, m_weights.c};
     const int z = m_shape.z;
@@ -163,12 +167,13 @@ class Product {
     switch (m_engine) {
       case Engine::cufft: {
         const std::scoped_lock lock(*m_mutex);
-        m_transforms.queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.transforms, stream);
+        m_cufft.queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.cufft, stream);
         break;
       }
       case Engine::fused:
-        if (m_fused) m_fused->queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.fused, stream);
-        if (m_long) m_long->queue(task, m_spectrum, spectrum_stride(), N, D, arrays.in_passes, stream);
+        if (m_shared_memory)
+          m_shared_memory->queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.shared_memory, stream);
+        if (m_two_pass) m_two_pass->queue(task, m_spectrum, spectrum_stride(), N, D, arrays.two_pass, stream);
         break;
       default: queue_tiles(task, arrays, stream);
     }
@@ -191,27 +196,27 @@ class Product {
       queue_direct<S, Feature>({task, m_parts, N, D}, m_shape.z, stream);
   }
 
-  // of A and B as they are stored
+  // features per row of A and B, with padding
   int features() const { return m_on_tensor_cores ? std::max(1, (m_shape.r + 15) / 16) * 16 : m_shape.r; }
   int queries_of_tile() const { return m_on_tensor_cores ? TensorTile<__half>::queries : TileShape::tile; }
   int tiles() const { return (m_shape.n_q + queries_of_tile() - 1) / queries_of_tile(); }
 
-  // transforms in shared memory where they have room, in passes through memory where they have not
-  void choose_transforms(const Device& device, std::size_t slab_bytes) {
+  // FFTs in shared memory if it is large enough for n tokens, else FFTs in two passes
+  void choose_fft(const Device& device, std::size_t slab_bytes) {
     const auto& [z, heads, n_q, n_k, r, p] = m_shape;
     const int n = std::max(n_q, n_k);
-    if (FusedEngine::variant_for(device, n)) {
-      m_fused.emplace(device, n_q, n_k, r, p, z);
+    if (SharedMemoryEngine::variant_for(device, n)) {
+      m_shared_memory.emplace(device, n_q, n_k, r, p, z);
       return;
     }
-    const LongVariant* variant = LongEngine::variant_for(n);
+    const TwoPassVariant* variant = TwoPassEngine::variant_for(n);
     require(variant != nullptr, "n_q and n_k: expected at most 2^20 by Engine::fused, got ", n_q, " and ", n_k);
-    m_long.emplace(*variant, device, r, p, z, slab_bytes);
+    m_two_pass.emplace(*variant, device, r, p, z, slab_bytes);
   }
 
   std::size_t spectrum_size() const {
     if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(stride(m_shape.n_q));
-    return m_engine == Engine::cufft ? static_cast<std::size_t>(m_transforms.length()) : 0;
+    return m_engine == Engine::cufft ? static_cast<std::size_t>(m_cufft.length()) : 0;
   }
   std::ptrdiff_t spectrum_stride() const {
     return m_weights.positions > 1 ? static_cast<std::ptrdiff_t>(spectrum_size()) : 0;
@@ -219,7 +224,7 @@ class Product {
 
   std::size_t take_tables(Scratch scratch) {
     m_spectrum = scratch.take<float2>(spectrum_size() * static_cast<std::size_t>(m_weights.positions));
-    if (m_engine == Engine::cufft) m_spectrum_workspace = m_transforms.take_for_spectrum(scratch);
+    if (m_engine == Engine::cufft) m_spectrum_workspace = m_cufft.take_for_spectrum(scratch);
     return scratch.bytes();
   }
 
@@ -228,13 +233,13 @@ class Product {
   ProductShape m_shape;
   ToeplitzWeights m_weights;
   int m_parts = 1;
-  std::optional<FusedEngine> m_fused;  // of Engine::fused, one of the two
-  std::optional<LongEngine> m_long;
-  TransformEngine m_transforms;
+  std::optional<SharedMemoryEngine> m_shared_memory;  // Engine::fused has one of the two
+  std::optional<TwoPassEngine> m_two_pass;
+  CufftEngine m_cufft;
   DeviceMemory m_memory;
   float2* m_spectrum = nullptr;  // [position, spectrum_size()]
   std::byte* m_spectrum_workspace = nullptr;
-  std::unique_ptr<std::mutex> m_mutex = std::make_unique<std::mutex>();  // cuFFT's plans are told where to work
+  std::unique_ptr<std::mutex> m_mutex = std::make_unique<std::mutex>();  // cuFFT's plans store workspace and stream
 };
 
 }  // namespace nprf::cuda

@@ -7,9 +7,9 @@
 
 namespace nprf::cuda {
 
-/// Numerators and denominators, the sums of their parts in order.
+/// Numerators and denominators of rows, as sums of parts that are added in order.
 struct Sums {
-  float *N, *D;  // [part, rows, p] [part, rows]: a row for each z and query
+  float *N, *D;  // [part, rows, p] [part, rows]: one row for each z and query
   int parts, p;
   std::ptrdiff_t rows;
 
@@ -25,23 +25,23 @@ struct Sums {
   }
 };
 
-/// The sums of a product whose rows have been looked at: some were computed again.
-struct CertifiedSums {
+/// The sums of a product whose rows were checked against an error bound. Some rows may be recomputed.
+struct CheckedSums {
   Sums sums;
-  const bool* again = nullptr;   // [z, n_q]: which; null: none
-  Sums more{};                   // their parts behind the first one
-  const int* largest = nullptr;  // [z]: N is divided by the unit of this magnitude; null: by nothing
+  const bool* recomputed = nullptr;  // [z, n_q]: which rows are recomputed; null: none
+  Sums extra{};                      // parts of recomputed rows after the first one
+  const int* largest = nullptr;      // [z]: N is divided by the power_of_two_scale of this magnitude; null: not divided
 
-  __device__ __forceinline__ bool repaired(std::ptrdiff_t row) const { return again && again[row]; }
+  __device__ __forceinline__ bool is_recomputed(std::ptrdiff_t row) const { return recomputed && recomputed[row]; }
   __device__ __forceinline__ float denominator(std::ptrdiff_t row) const {
-    return sums.denominator(row) + (repaired(row) ? more.denominator(row) : 0.0f);
+    return sums.denominator(row) + (is_recomputed(row) ? extra.denominator(row) : 0.0f);
   }
   __device__ __forceinline__ float numerator(std::ptrdiff_t row, int column) const {
-    return sums.numerator(row, column) + (repaired(row) ? more.numerator(row, column) : 0.0f);
+    return sums.numerator(row, column) + (is_recomputed(row) ? extra.numerator(row, column) : 0.0f);
   }
-  /// y = N / D of matrix z.
+  /// The entry y = N / D of matrix z.
   __device__ __forceinline__ float quotient(int z, std::ptrdiff_t row, int column, float D) const {
-    return (largest ? unit_of(largest[z]).value : 1.0f) * (numerator(row, column) / D);
+    return (largest ? power_of_two_scale(largest[z]).value : 1.0f) * (numerator(row, column) / D);
   }
 };
 

@@ -9,35 +9,35 @@
 
 namespace nprf::test::cuda_toeplitz_backward_selected_queries {
 
-TEST_CASE("tiles of queries are added where some are drowned, and no others", "[cuda]") {
+TEST_CASE("only tiles with a selected query contribute", "[cuda]") {
   constexpr int n = 200, tile = cuda::TileShape::tile;
-  const std::vector<std::vector<int>> all_drowned{{}, {0}, {63}, {64, 190}, {n - 1}};  // of each matrix
+  const std::vector<std::vector<int>> all_selected{{}, {0}, {63}, {64, 190}, {n - 1}};  // of each matrix
   TileCase<float, float> x{.heads = 5, .n_q = 70, .n_k = n, .p = 9, .weights = {0, 0.5f, 1, 2}};
-  for (const int last_seen : {n - 1, -3}) {
-    x.last_seen = last_seen;
+  for (const int last_attended : {n - 1, -3}) {
+    x.last_attended = last_attended;
     auto data = x.data();
-    std::vector<unsigned char> again(static_cast<std::size_t>(x.z() * n), 0);
-    std::vector<int> sizes;
+    std::vector<unsigned char> is_selected(static_cast<std::size_t>(x.z() * n), 0);
+    std::vector<int> selected_counts;
     for (int z = 0; z < x.z(); ++z) {
-      const std::vector<int>& drowned = all_drowned[static_cast<std::size_t>(z)];
-      for (const int i : drowned) again[static_cast<std::size_t>(z * n + i)] = 1;
-      sizes.push_back(static_cast<int>(drowned.size()));
+      const std::vector<int>& selected = all_selected[static_cast<std::size_t>(z)];
+      for (const int i : selected) is_selected[static_cast<std::size_t>(z * n + i)] = 1;
+      selected_counts.push_back(static_cast<int>(selected.size()));
     }
     for (int i = 0; i < x.z() * n; ++i)
-      if (!again[static_cast<std::size_t>(i)]) data.B.row(i).setZero();
+      if (!is_selected[static_cast<std::size_t>(i)]) data.B.row(i).setZero();
     const Matrix<double> expected = x.expected(data);
     for (int z = 0; z < x.z(); ++z)
       for (int i = 0; i < n; ++i) {
-        bool some = false;
-        for (const int other : all_drowned[static_cast<std::size_t>(z)]) some |= other / tile == i / tile;
-        if (!some) data.V.row(z * n + i).setConstant(std::numeric_limits<float>::quiet_NaN());
+        bool has_selected = false;
+        for (const int other : all_selected[static_cast<std::size_t>(z)]) has_selected |= other / tile == i / tile;
+        if (!has_selected) data.V.row(z * n + i).setConstant(std::numeric_limits<float>::quiet_NaN());
       }
-    const DeviceArray<unsigned char> flags(again);
-    const DeviceArray<int> counts(sizes);
+    const DeviceArray<unsigned char> device_flags(is_selected);
+    const DeviceArray<int> device_counts(selected_counts);
     for (const int parts : {1, 3})
       CHECK(x.result_of(data, parts, [&](const cuda::TileTask<float>& task, float* N, float* D) {
-        const cuda::DrownedQueries queries{reinterpret_cast<const bool*>(flags.data()), counts.data()};
-        cuda::queue_drowned({task, queries, parts, N, D}, x.z(), nullptr);
+        const cuda::SelectedQueries queries{reinterpret_cast<const bool*>(device_flags.data()), device_counts.data()};
+        cuda::queue_selected_queries({task, queries, parts, N, D}, x.z(), nullptr);
       }) == expected);
   }
 }

@@ -11,7 +11,7 @@
 
 namespace nprf::test::cuda_toeplitz_banded_chunk_states {
 
-TEMPLATE_TEST_CASE("chunks of integers sum up from the first one on and from the last", "[cuda]",
+TEMPLATE_TEST_CASE("running sums of chunks of integers are exact, forward and backward", "[cuda]",
                    (TileTypes<float, float>), (TileTypes<__half, __nv_bfloat16>)) {
   using S = typename TestType::S;
   using Feature = typename TestType::Feature;
@@ -34,7 +34,7 @@ TEMPLATE_TEST_CASE("chunks of integers sum up from the first one on and from the
                         right = as_floats(after.fetch(), z * (chunks + 1) * r, p + 1);
     for (int s = 0; s < z; ++s)
       for (int k = 0; k <= chunks; ++k) {
-        // M of keys first to end - 1
+        // M of the keys first to end - 1
         const auto sum = [&](int first, int end) {
           Matrix<float> M = Matrix<float>::Zero(r, p + 1);
           for (int j = s * n_k + first; j < s * n_k + end; ++j) {

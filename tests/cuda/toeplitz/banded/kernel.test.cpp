@@ -9,15 +9,15 @@
 
 namespace nprf::test::cuda_toeplitz_banded_kernel {
 
-TEMPLATE_TEST_CASE("bands of integers are exact, whatever the shape", "[cuda]", (TileTypes<float, float>),
+TEMPLATE_TEST_CASE("banded products of integers are exact for any shape", "[cuda]", (TileTypes<float, float>),
                    (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
                    (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   const std::vector<float> weights{0, 0.5f, 1, 2};
-  // few ones, so that eight bits hold the chunks' sums
+  // B has few ones, so that bfloat16's 8 bits represent the sums of chunks
   const auto check = [&](const Case& x, int parts) {
     INFO("n_q " << x.n_q << ", n_k " << x.n_k << ", r " << x.r << ", p " << x.p << ", band " << x.band.first << " to "
-                << x.band.last << ", " << parts << " parts, seen to lag " << x.last_seen);
+                << x.band.last << ", " << parts << " parts, last attended lag " << x.last_attended);
     const auto data = x.data();
     CHECK(x.result(data, parts, true) == x.expected(data));
   };
@@ -48,7 +48,7 @@ TEMPLATE_TEST_CASE("bands of integers are exact, whatever the shape", "[cuda]", 
          .weights = weights,
          .band = {-20, 0},
          .after = 0,
-         .last_seen = 0},
+         .last_attended = 0},
         2);
   check({.batch = 2,
          .heads = 3,
@@ -62,8 +62,8 @@ TEMPLATE_TEST_CASE("bands of integers are exact, whatever the shape", "[cuda]", 
         1);
 }
 
-TEST_CASE("running sums keep what rounding takes, over many chunks", "[cuda]") {
-  // a one is less than half a digit of the sum that it is added to
+TEST_CASE("running sums over many chunks are compensated for rounding errors", "[cuda]") {
+  // 1 is less than half a unit in the last place of the sum that it is added to
   const TileCase<float, float> x{.n_q = 1, .n_k = 128 * 40, .r = 1, .p = 1, .band = {0, 0}};
   auto data = x.data();
   data.A.setOnes();

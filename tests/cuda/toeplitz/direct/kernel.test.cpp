@@ -9,14 +9,14 @@
 
 namespace nprf::test::cuda_toeplitz_direct_kernel {
 
-TEMPLATE_TEST_CASE("tiles of integers are exact, whatever the shape", "[cuda]", (TileTypes<float, float>),
+TEMPLATE_TEST_CASE("tiles of integers are exact for any shape", "[cuda]", (TileTypes<float, float>),
                    (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
                    (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   const std::vector<float> weights{0, 0.5f, 1, 2};
   const auto check = [&](const Case& x, int parts) {
     INFO("n_q " << x.n_q << ", n_k " << x.n_k << ", r " << x.r << ", p " << x.p << ", V at " << x.v_offset << " by "
-                << x.v_stride << ", " << parts << " parts, seen to lag " << x.last_seen);
+                << x.v_stride << ", " << parts << " parts, last attended lag " << x.last_attended);
     const auto data = x.data();
     CHECK(x.result(data, parts) == x.expected(data));
   };
@@ -25,21 +25,21 @@ TEMPLATE_TEST_CASE("tiles of integers are exact, whatever the shape", "[cuda]", 
   for (const int r : {1, 15, 33, 64, 65, 100}) check({.n_q = 40, .n_k = 70, .r = r, .p = 5, .weights = weights}, 1);
   for (const int p : {0, 1, 7, 8, 63, 72, 130}) check({.n_q = 40, .n_k = 70, .p = p, .weights = weights}, 1);
   for (const int parts : {2, 5}) check({.n_q = 150, .n_k = 260, .p = 8, .weights = weights}, parts);
-  for (const int last_seen : {-30, 0, 3})
-    check({.n_q = 150, .n_k = 170, .p = 8, .weights = weights, .last_seen = last_seen}, 2);
+  for (const int last_attended : {-30, 0, 3})
+    check({.n_q = 150, .n_k = 170, .p = 8, .weights = weights, .last_attended = last_attended}, 2);
   for (const auto& [offset, stride] : {std::pair{0, 72}, {8, 64}, {1, 64}, {0, 65}, {4, 68}})
     check({.n_q = 20, .n_k = 70, .v_offset = offset, .v_stride = stride, .weights = weights}, 1);
   for (const int p : {9, 16})
     check({.batch = 2, .heads = 3, .n_q = 50, .n_k = 70, .p = p, .weights = weights, .masked = true}, 2);
 }
 
-TEMPLATE_TEST_CASE("a weight of zero hides keys and values of any kind", "[cuda]", (TileTypes<float, float>),
-                   (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
+TEMPLATE_TEST_CASE("keys of weight 0 contribute nothing, even if they or their values are non-finite", "[cuda]",
+                   (TileTypes<float, float>), (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
-  const Case x{.n_q = 150, .n_k = 150, .r = 20, .p = 70, .weights = {0.5f, 1}, .last_seen = 0};
+  const Case x{.n_q = 150, .n_k = 150, .r = 20, .p = 70, .weights = {0.5f, 1}, .last_attended = 0};
   auto data = x.data();
-  data.A.col(0).setOnes();  // all scores are positive, so that an infinity gives one
+  data.A.col(0).setOnes();  // all scores are positive, so that an infinite value gives an infinite row
   data.B.col(0).setOnes();
   const Matrix<double> before = x.result(data, 1);
   data.V(100, 3) = infinity;

@@ -20,7 +20,7 @@ struct Sizes {
   int batch, heads, n_q, n_k, r, p;
 };
 
-// Y = ((A B^T) o C) [V 1] of random A, B, V and C, by an engine and by the double sum
+// Y = ((A B^T) o C) [V 1] of random A, B, V and C, by an engine and by the double sum over queries and keys
 class Case {
  public:
   explicit Case(const Sizes& sizes) : m_sizes(sizes) {
@@ -35,12 +35,12 @@ class Case {
   struct Result {
     std::vector<float> N, D;  // [z, n_q, p] [z, n_q]
   };
-  double error(const cuda::LongVariant& variant, std::size_t slab_bytes) const {
+  double error(const cuda::TwoPassVariant& variant, std::size_t slab_bytes) const {
     return error(run(variant, slab_bytes), variant);
   }
-  Result run(const cuda::LongVariant& variant, std::size_t slab_bytes) const {
+  Result run(const cuda::TwoPassVariant& variant, std::size_t slab_bytes) const {
     const auto& [batch, heads, n_q, n_k, r, p] = m_sizes;
-    const cuda::LongEngine engine(variant, cuda::Device::current(), r, p, z(), slab_bytes);
+    const cuda::TwoPassEngine engine(variant, cuda::Device::current(), r, p, z(), slab_bytes);
     const int length = engine.length();
     REQUIRE(length == variant.N());
     const DeviceArray<float> A(stored<float>(padded(m_A, length))), B(stored<float>(padded(m_B, length))),
@@ -64,36 +64,36 @@ class Case {
     return {N.fetch(), D.fetch()};
   }
 
-  // the largest error of some rows, in eps times the root mean square of what is transformed back, |c| |B_f u| / sqrt(2
-  // N) by the feature, times A_f
-  double error(const Result& result, const cuda::LongVariant& variant) const {
+  // the largest error of some rows, in eps times the root mean square of the inverse FFTs, |c| |B_f u| / sqrt(2 N) per
+  // feature, times A_f
+  double error(const Result& result, const cuda::TwoPassVariant& variant) const {
     const auto& [batch, heads, n_q, n_k, r, p] = m_sizes;
     double worst = 0;
     for (int y = 0; y < z(); ++y)
       for (int column = 0; column <= p; ++column) {
         const int other = column % 2 == 1 ? column - 1 : std::min(column + 1, p);
         const auto c = m_c.row(y % heads).cast<double>();
-        std::vector<double> sizes;
+        std::vector<double> rms_of_feature;
         for (int f = 0; f < r; ++f) {
           double square = 0;
           for (int j = 0; j < n_k; ++j)
             square += std::pow(B(y, f, j), 2) * (std::pow(u(y, j, column), 2) + std::pow(u(y, j, other), 2));
-          sizes.push_back(c.norm() * std::sqrt(square / (2 * variant.N())));
+          rms_of_feature.push_back(c.norm() * std::sqrt(square / (2 * variant.N())));
         }
         for (int i = y % 5; i < n_q; i += n_q / 16 + 1) {
-          double expected = 0, size = 0;
+          double expected = 0, square_sum = 0;
           for (int f = 0; f < r; ++f) {
             const double a = static_cast<double>(m_A(y * r + f, i));
             double sum = 0;
             for (int j = 0; j < n_k; ++j) sum += c[j - i + n_q - 1] * B(y, f, j) * u(y, j, column);
             expected += a * sum;
-            size += std::pow(a * sizes[static_cast<std::size_t>(f)], 2);
+            square_sum += std::pow(a * rms_of_feature[static_cast<std::size_t>(f)], 2);
           }
           const std::size_t row = static_cast<std::size_t>(y * n_q + i);
           const float got = column < p ? result.N[row * static_cast<std::size_t>(p) + static_cast<std::size_t>(column)]
                                        : result.D[row];
-          const double off = std::abs(static_cast<double>(got) - expected) / std::sqrt(size);
-          worst = std::isnan(off) ? std::numeric_limits<double>::infinity() : std::max(worst, off);
+          const double error_of_row = std::abs(static_cast<double>(got) - expected) / std::sqrt(square_sum);
+          worst = std::isnan(error_of_row) ? std::numeric_limits<double>::infinity() : std::max(worst, error_of_row);
         }
       }
     return worst / static_cast<double>(std::numeric_limits<float>::epsilon());
@@ -109,7 +109,7 @@ class Case {
     return column == m_sizes.p ? 1 : static_cast<double>(m_V(y * m_sizes.n_k + j, column));
   }
   static Matrix<float> padded(const Matrix<float>& x, int length) {
-    Matrix<float> longer = Matrix<float>::Zero(x.rows() + 1, length);  // something, where x has no rows
+    Matrix<float> longer = Matrix<float>::Zero(x.rows() + 1, length);  // one row more, so that the array is not empty
     longer.topLeftCorner(x.rows(), x.cols()) = x;
     return longer;
   }
@@ -119,37 +119,37 @@ class Case {
   std::vector<unsigned char> m_mask;
 };
 
-// 8 for a transform, as tests of them have it: forward and back
+// 8 for one FFT, as in the tests of fft/, times 2 for forward and inverse
 constexpr double tolerance = 16;
 
 template <int folds>
-cuda::LongVariant tiny() {
-  return cuda::LongVariant::of<cuda::fft::ColumnShape<2, 16>, cuda::Points512, folds>();
+cuda::TwoPassVariant tiny() {
+  return cuda::TwoPassVariant::of<cuda::fft::ColumnShape<2, 16>, cuda::Points512, folds>();
 }
 
 }  // namespace
 
-TEST_CASE("transforms in two passes multiply as the formula says, in slabs of any size", "[cuda]") {
+TEST_CASE("FFTs in two passes compute the product, in slabs of any size", "[cuda]") {
   const Case whole({.batch = 2, .heads = 2, .n_q = 2048, .n_k = 2048, .r = 5, .p = 3}),
       part({.batch = 2, .heads = 2, .n_q = 1500, .n_k = 900, .r = 5, .p = 4}),
       thrice({.batch = 1, .heads = 2, .n_q = 6144, .n_k = 5000, .r = 3, .p = 2});
   for (const unsigned slots : {0u, 3u, 16u, 1000u}) {
-    INFO(slots << " pairs of columns, each by a feature");
+    INFO(slots << " slots of a slab");
     CHECK(whole.error(tiny<1>(), slots * 2 * 2048 * sizeof(float2)) <= tolerance);
     CHECK(part.error(tiny<1>(), slots * 2 * 2048 * sizeof(float2)) <= tolerance);
     CHECK(thrice.error(tiny<3>(), slots * 2 * 6144 * sizeof(float2)) <= tolerance);
   }
 }
 
-TEST_CASE("the same result comes every time", "[cuda]") {
+TEST_CASE("FFTs in two passes are bitwise reproducible", "[cuda]") {
   const Case x({.batch = 1, .heads = 1, .n_q = 2000, .n_k = 2000, .r = 4, .p = 3});
   const auto first = x.run(tiny<1>(), 1 << 20), second = x.run(tiny<1>(), 1 << 20);
   CHECK(first.N == second.N);
   CHECK(first.D == second.D);
 }
 
-TEST_CASE("tens of thousands of tokens are transformed", "[cuda]") {
-  for (const cuda::LongVariant& variant : cuda::long_variants()) {
+TEST_CASE("FFTs in two passes compute products of up to 196608 tokens", "[cuda]") {
+  for (const cuda::TwoPassVariant& variant : cuda::two_pass_variants()) {
     const int n = variant.N();
     if (n > 200000) continue;
     const Case x({.batch = 1, .heads = 1, .n_q = n, .n_k = n - 1, .r = 1, .p = 1});
@@ -158,7 +158,7 @@ TEST_CASE("tens of thousands of tokens are transformed", "[cuda]") {
   }
 }
 
-TEST_CASE("products of nothing are zero", "[cuda]") {
+TEST_CASE("products without keys or without features are zero", "[cuda]") {
   for (const int n_k : {0, 100})
     for (const int r : {0, 2}) {
       if (n_k > 0 && r > 0) continue;
@@ -169,16 +169,16 @@ TEST_CASE("products of nothing are zero", "[cuda]") {
     }
 }
 
-TEST_CASE("variants come by their length, up to a million tokens", "[cuda]") {
-  int before = 12288;  // that shared memory has room for on older devices
-  for (const cuda::LongVariant& variant : cuda::long_variants()) {
+TEST_CASE("variants are sorted by length, up to 2^20 tokens", "[cuda]") {
+  int before = 12288;  // the longest FFT in shared memory on older devices
+  for (const cuda::TwoPassVariant& variant : cuda::two_pass_variants()) {
     CHECK(variant.N() > before);
     CHECK(2 * variant.N() <= 3 * before);
-    CHECK(cuda::LongEngine::variant_for(before + 1) == &variant);
+    CHECK(cuda::TwoPassEngine::variant_for(before + 1) == &variant);
     before = variant.N();
   }
   CHECK(before == 1 << 20);
-  CHECK(cuda::LongEngine::variant_for(before + 1) == nullptr);
+  CHECK(cuda::TwoPassEngine::variant_for(before + 1) == nullptr);
 }
 
 }  // namespace nprf::test::cuda_toeplitz_fft_two_pass_engine

@@ -12,27 +12,28 @@
 
 namespace nprf::cuda {
 
-/// The columns that products of gradients have instead of features, by channel:
+/// The columns that take the place of features in the products of the backward pass, by channel:
 ///
 ///     G [z, p + 1, stride]   dL/d[N D] of y = N / D:  G_c = dy_c / D,  G_p = -sum_c dy_c N_c / D^2
-///     H [z, p + 1, stride]   the same of rows that were repaired, where it is asked for: G is zero there
+///     H [z, p + 1, stride]   if requested, G of recomputed rows; G is zero there
 ///     U [z, p + 1, stride]   [V 1]
 ///
-/// zero for queries whose D is zero, underflows or is infinite, for keys that are padding or whose values are no
-/// numbers and not seen, and beyond the tokens. Where features tell logarithms those queries that see a key are marked,
-/// and have their gradients by attention/recompute_log_domain_backward.cuh.
+/// They are zero for queries whose D is zero, underflows or is infinite; for keys that are padding; for keys with
+/// non-finite values that no query attends to; and beyond the last token. If the features are exponential, queries of
+/// the first kind that attend to a key are marked in `log_domain`. attention/recompute_log_domain_backward.cuh computes
+/// their gradients.
 template <Storage S>
 struct GradientColumnsTask {
-  Operand<S> dy;       // (n_q,p)
-  CertifiedSums sums;  // of the forward product
-  bool positive;       // features
-  Columns<S> V;        // (n_k,p + 1)
+  Operand<S> dy;     // (n_q,p)
+  CheckedSums sums;  // of the forward product
+  bool positive;     // whether the features are
+  Columns<S> V;      // (n_k,p + 1)
   int z, stride_q, stride_k;
-  float *G, *H, *U;  // H may be null
-  bool* again;       // sums.again, where H is not null: stays true of rows that H is not zero of
-  bool* lost;        // [z, n_q], or null: those that see a key
-  int* lost_rows;    // [z]: how many, 0 before
-  Visibility seen;
+  float *G, *H, *U;      // H may be null
+  bool* recomputed;      // the flags in `sums`, if H is not null; cleared for rows whose H is zero
+  bool* log_domain;      // [z, n_q]: rows whose gradients are computed in the log domain; null: none
+  int* log_domain_rows;  // [z]: how many; 0 before the launch
+  Visibility visibility;
 };
 
 /// Blocks (tokens, queries or keys, z).
@@ -48,36 +49,36 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
     if (t >= task.stride_k) return;
     bool finite = true;
     for (int c = 0; c < p; ++c) finite &= fabsf(V(t, c)) <= largest_float;
-    const bool hidden = !finite && !task.seen.is_seen(z, t);  // touches nothing
-    for (int c = 0; c <= p; ++c) put(task.U, task.stride_k, c, hidden ? 0.0f : V(t, c));
+    const bool ignored = !finite && !task.visibility.is_attended(z, t);  // must not affect any gradient
+    for (int c = 0; c <= p; ++c) put(task.U, task.stride_k, c, ignored ? 0.0f : V(t, c));
     return;
   }
   if (t >= task.stride_q) return;
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + t;
   const float D = t < n_q ? task.sums.denominator(row) : 0.0f;
-  const bool has_gradients = D != D || is_sound(D, task.positive);
-  const bool apart = task.H && t < n_q && task.sums.repaired(row);
+  const bool has_gradients = D != D || has_full_precision(D, task.positive);
+  const bool recomputed_row = task.H && t < n_q && task.sums.is_recomputed(row);
   const auto put_gradient = [&](int column, float value) {
-    put(task.G, task.stride_q, column, apart ? 0.0f : value);
-    if (task.H) put(task.H, task.stride_q, column, apart ? value : 0.0f);
+    put(task.G, task.stride_q, column, recomputed_row ? 0.0f : value);
+    if (task.H) put(task.H, task.stride_q, column, recomputed_row ? value : 0.0f);
   };
-  if (apart && !has_gradients) task.again[row] = false;
-  if (task.lost && t < n_q) {
-    const bool lost = !has_gradients && task.seen.sees_any(z, t);
-    task.lost[row] = lost;
-    if (lost) atomicAdd(task.lost_rows + z, 1);
+  if (recomputed_row && !has_gradients) task.recomputed[row] = false;
+  if (task.log_domain && t < n_q) {
+    const bool log_domain = !has_gradients && task.visibility.attends_any(z, t);
+    task.log_domain[row] = log_domain;
+    if (log_domain) atomicAdd(task.log_domain_rows + z, 1);
   }
-  float along = 0;
+  float dy_y = 0;
   for (int c = 0; c < p; ++c) {
     float g = 0;
     if (has_gradients) {
       const float dy = to_float(task.dy.of(z)[t * task.dy.token_stride + c * task.dy.channel_stride]);
       g = dy / D;
-      along = fmaf(dy, task.sums.quotient(z, row, c, D), along);
+      dy_y = fmaf(dy, task.sums.quotient(z, row, c, D), dy_y);
     }
     put_gradient(c, g);
   }
-  put_gradient(p, has_gradients ? -along / D : 0.0f);
+  put_gradient(p, has_gradients ? -dy_y / D : 0.0f);
 }
 
 template <Storage S>
@@ -89,24 +90,24 @@ void queue_gradient_columns(const GradientColumnsTask<S>& task, cudaStream_t str
          dim3{blocks_of<threads>(most), 2, static_cast<unsigned>(task.z)}, dim3{threads, 1, 1}, 0, stream, task);
 }
 
-/// x = N, and more of matrices that have lost rows.
+/// x = N, plus log_domain_terms for matrices with rows in the log domain.
 template <Storage S>
 struct StoreTask {
   Sums sums;
-  const int* lost;        // [z]: how many; null: none
-  const float* more;      // [z, n, p], where there are any
-  DeviceMatrixView<S> x;  // [.., n, p]
+  const int* log_domain_rows;     // [z]: how many such rows; null: none
+  const float* log_domain_terms;  // [z, n, p], valid where there are such rows
+  DeviceMatrixView<S> x;          // [.., n, p]
 };
 
-/// A thread for each scalar.
+/// One thread per scalar.
 template <Storage S>
 __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
   const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x;
   const std::ptrdiff_t row = at / task.sums.p, n = task.x.tokens;
   const int column = static_cast<int>(at % task.sums.p);
   if (row >= task.sums.rows) return;
-  const float more = task.lost && task.lost[row / n] > 0 ? task.more[at] : 0.0f;
-  store(row_of(task.x, row / n, row % n) + column, task.sums.numerator(row, column) + more);
+  const float term = task.log_domain_rows && task.log_domain_rows[row / n] > 0 ? task.log_domain_terms[at] : 0.0f;
+  store(row_of(task.x, row / n, row % n) + column, task.sums.numerator(row, column) + term);
 }
 
 template <Storage S>

@@ -19,11 +19,11 @@
 
 namespace nprf::cuda {
 
-/// sum += conj(w) u over the slots of a position, in their order.
+/// sum += conj(w) u over the slots of each position, in a fixed order.
 struct CorrelationTask {
   const float2 *w, *u;  // [pair, feature, length]
   int length, pairs_of_z, all_pairs, first_pair, pairs, features, positions;
-  const int* largest;  // [z]: magnitudes; where there is none G is zero, since all rows are drowned
+  const int* largest;  // [z]: magnitudes. If infinite, all rows of z are recomputed, so that G is zero and z is skipped
   float2* sum;         // [position, length]
 };
 
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(threads) correlation_kernel(CorrelationTask ta
   at = sum;
 }
 
-/// db[lag] += c[lag] correlation[lag modulo the length] / length.
+/// db[lag] += c[lag] correlation[lag mod length] / length.
 struct CorrelatedLagsTask {
   const float2* correlation;  // [position, length]
   DeviceWeights c;
@@ -67,16 +67,17 @@ __global__ void __launch_bounds__(threads) correlated_lags_kernel(CorrelatedLags
         c * (scale * task.correlation[static_cast<std::ptrdiff_t>(position) * task.length + k].x);
 }
 
-/// dL/db of the lags by cuFFT, where Y = ((A B^T) o C) U, c = exp(b) and G = dL/dY: a correlation for each feature and
-/// column, added up as spectra,
+/// dL/db of the lags by cuFFT, where Y = ((A B^T) o C) U, c = exp(b) and G = dL/dY. It is a sum of correlations, one
+/// for each feature and column, accumulated as spectra:
 ///
 ///     db[lag] += c[lag] sum_{f,c} sum_i (A_f G_c)_i (B_f U_c)_{i + lag}.
 ///
-/// O(r (p + 1) n log n) time; memory two slabs, and cuFFT's own.
+/// O(r (p + 1) n log n) time. Memory: two slabs and cuFFT's workspace.
 class CorrelationEngine {
  public:
   CorrelationEngine() = default;
-  /// For z matrices of p + 1 columns and r features; `most_bytes` is for both slabs, of one transform at least.
+  /// For z matrices of p + 1 columns and r features. `most_bytes` limits both slabs, which hold at least one transform
+  /// each.
   CorrelationEngine(int n_q, int n_k, int r, int p, int z, int positions, const DeviceWeights& c,
                     std::size_t most_bytes)
       : m_length(nprf::fft::smooth_length(n_q + n_k - 1)),
@@ -98,8 +99,8 @@ class CorrelationEngine {
     return {w, u, sum, scratch.take<std::byte>(std::max(m_columns.workspace_bytes(), m_sums.workspace_bytes()))};
   }
 
-  /// Adds to db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U; `largest` [z] as
-  /// SignalNorms has it.
+  /// Adds to db [position, lags]. A, G are columns (tokens,channels) of queries, B, U of keys. `largest` [z] is
+  /// SignalNorms::largest.
   void queue(const Operand<float>& A, const Operand<float>& B, const Operand<float>& G, const Operand<float>& U,
              const int* largest, float* db, const Arrays& arrays, cudaStream_t stream) const {
     const std::size_t sums = static_cast<std::size_t>(m_positions) * static_cast<std::size_t>(m_length);
@@ -137,7 +138,7 @@ class CorrelationEngine {
   DeviceWeights m_c{};
   SlabShape m_slab{};
   CufftPlan m_columns, m_sums;
-  std::unique_ptr<std::mutex> m_mutex = std::make_unique<std::mutex>();  // cuFFT's plans are told where to work
+  std::unique_ptr<std::mutex> m_mutex = std::make_unique<std::mutex>();  // cuFFT's plans store workspace and stream
 };
 
 }  // namespace nprf::cuda

@@ -16,43 +16,44 @@ namespace nprf::cuda {
 ///
 ///     db[lag] = c[lag] sum_{j - i = lag} (A_i.B_j) (G_i.U_j)
 ///
-/// summed along diagonals of tiles. Of lags beyond a band, whose weights are alike at either end, only the sum is
-/// known, and stands at the lag beside the band: by the sums M of chunks that toeplitz/banded/kernel.cuh keeps,
+/// summed along diagonals of tiles. Lags on one side of the band share one weight, so only the sum of their gradients
+/// is computed. It is stored at the lag next to the band. It uses the sums M over chunks of keys of
+/// toeplitz/banded/kernel.cuh:
 ///
 ///     sum_{j < j_1} sum_i (A_i.B_j) (G_i.U_j) = sum_i A_i^T M G_i.
 struct LagGradientTask {
   Operand<float> A, B, G, U;  // (n_q,r) (n_k,r) (n_q,p + 1) (n_k,p + 1)
   DeviceWeights c;
   BandChunks keys;
-  DrownedQueries only;  // queries
+  SelectedQueries selected;  // queries that are summed over
   int z, positions, first_diagonal, diagonals, segments;
-  const float *before, *after;  // toeplitz/banded/kernel.cuh's; null where no lag is beyond the band
-  float* near;                  // [z, segment, diagonal, 2 tile]
+  const float *before, *after;  // ChunkTask's sums; null: no lag is outside the band
+  float* diagonal_sums;         // [z, segment, diagonal, 2 tile]: sums for the lags of a diagonal of tiles
   float* tails;                 // [before or after, z, tile of queries]
   float* tail_sums;             // [before or after, position]
   float* db;                    // [position, lags]
 
-  // of tile I
+  // the last query of tile I
   __device__ int last_row(int I) const { return min((I + 1) * TileShape::tile, A.tokens) - 1; }
 };
 
-/// s = x y^T of a tile of x and a tile of y, by all 256 threads of the block.
+/// s = x y^T for a tile of x and a tile of y. All 256 threads of the block take part.
 __device__ __forceinline__ void multiply_tiles(float (&s)[4][4], const Operand<float>& x, const float* x_z, int i0,
                                                const Operand<float>& y, const float* y_z, int j0) {
-  constexpr int tile = TileShape::tile, deep = TileShape::deep, stride = TileShape::stride;
-  float *a = shared_memory<float>(), *b = a + deep * stride;
+  constexpr int tile = TileShape::tile, k_tile = TileShape::k_tile, stride = TileShape::stride;
+  float *a = shared_memory<float>(), *b = a + k_tile * stride;
   const int row = static_cast<int>(threadIdx.x) / 16 * 4, column = static_cast<int>(threadIdx.x) % 16 * 4;
-  for (int k0 = 0; k0 < x.channels; k0 += deep) {
+  for (int k0 = 0; k0 < x.channels; k0 += k_tile) {
     __syncthreads();
-    load_tile(a, 1, stride, x, x_z, i0, tile, k0, deep);
-    load_tile(b, 1, stride, y, y_z, j0, tile, k0, deep);
+    load_tile(a, 1, stride, x, x_z, i0, tile, k0, k_tile);
+    load_tile(b, 1, stride, y, y_z, j0, tile, k0, k_tile);
     __syncthreads();
-    const int depth = min(deep, x.channels - k0);
+    const int depth = min(k_tile, x.channels - k0);
     for (int k = 0; k < depth; ++k) add_outer(s, a + k * stride + row, b + k * stride + column);
   }
 }
 
-/// The sums of x over the block, by thread 0 in a fixed order; `scratch` has a float for each thread.
+/// The sum of x over the block, in a fixed order; valid in thread 0. `scratch` has one float per thread.
 template <int threads>
 __device__ __forceinline__ float sum_of_block(float* scratch, float x) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -76,12 +77,12 @@ __global__ void __launch_bounds__(threads) lag_gradients_kernel(LagGradientTask 
   const auto bound = [&](int k) { return first + static_cast<int>(static_cast<long long>(count) * k / task.segments); };
   const float *A = task.A.of(z), *B = task.B.of(z), *G = task.G.of(z), *U = task.U.of(z);
 
-  // tiles of one diagonal have the same lags at the same places
+  // in all tiles of a diagonal, an entry has the same lag
   float sum[4][4] = {};
-  const bool seen = offset * tile - (tile - 1) <= task.c.last_seen && task.only.in_matrix(z);
-  for (int I = bound(segment); seen && I < bound(segment + 1); ++I) {
+  const bool attended = offset * tile - (tile - 1) <= task.c.last_attended && task.selected.any_in_matrix(z);
+  for (int I = bound(segment); attended && I < bound(segment + 1); ++I) {
     const int J = I + offset, chunk = J / tiles_of_chunk;
-    if (!task.only.in_tile(z, I, task.A.tokens)) continue;
+    if (!task.selected.any_in_tile(z, I, task.A.tokens)) continue;
     if (chunk < task.keys.before(I * tile) || chunk >= task.keys.after(I * tile, task.last_row(I))) continue;
     float s[4][4] = {}, g[4][4] = {};
     multiply_tiles(s, task.A, A, I * tile, task.B, B, J * tile);
@@ -100,10 +101,10 @@ __global__ void __launch_bounds__(threads) lag_gradients_kernel(LagGradientTask 
   __syncthreads();
   if (thread >= 2 * tile) return;
   float of_lag = 0;
-  const int lag = thread - (tile - 1);  // of the tile: key - query
+  const int lag = thread - (tile - 1);  // in the tile: key - query
   for (int i = max(0, -lag); i < min(tile, tile - lag); ++i) of_lag += all[i * stride + i + lag];
   const std::ptrdiff_t block = (static_cast<std::ptrdiff_t>(z) * task.segments + segment) * task.diagonals + diagonal;
-  task.near[block * 2 * tile + thread] = of_lag;
+  task.diagonal_sums[block * 2 * tile + thread] = of_lag;
 }
 
 /// Blocks (tiles of queries, before or after, z).
@@ -160,12 +161,12 @@ __global__ void __launch_bounds__(threads) lag_sums_kernel(LagGradientTask task)
   float sum = 0;
   for (int z = position; z < task.z; z += task.positions)
     for (int segment = 0; segment < task.segments; ++segment)
-      for (int more = 0; more < 2; ++more) {  // the two diagonals that have the lag
+      for (int more = 0; more < 2; ++more) {  // the two diagonals of tiles that contain the lag
         const int diagonal = offset + more - task.first_diagonal, place = lag - (offset + more) * tile + tile - 1;
         if (diagonal < 0 || diagonal >= task.diagonals || place < 0) continue;
         const std::ptrdiff_t block =
             (static_cast<std::ptrdiff_t>(z) * task.segments + segment) * task.diagonals + diagonal;
-        sum += task.near[block * 2 * tile + place];
+        sum += task.diagonal_sums[block * 2 * tile + place];
       }
   if (task.before && lag == task.keys.band.first - 1) sum += task.tail_sums[position];
   if (task.after && lag == task.keys.band.last + 1) sum += task.tail_sums[task.positions + position];
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(threads) lag_sums_kernel(LagGradientTask task)
   task.db[static_cast<std::ptrdiff_t>(position) * task.c.size + at] = c == 0 ? 0.0f : c * sum;
 }
 
-/// How a plan finds dL/db by tiles, where lags out of a band have one weight at either end.
+/// Computes dL/db by tiles, for weights that are constant before a band of lags and constant after it.
 class LagGradients {
  public:
   LagGradients() = default;
@@ -188,20 +189,20 @@ class LagGradients {
         static_cast<int>(std::clamp<std::ptrdiff_t>(2 * device.multiprocessors / blocks, 1, std::max(m_tiles / 4, 1)));
   }
 
-  /// Scratch memory, and where the sums of chunks are of products that have them.
+  /// Scratch memory of a call.
   struct Arrays {
-    float *near, *tails, *tail_sums;
+    float *diagonal_sums, *tails, *tail_sums;
   };
   Arrays take(Scratch& scratch) const {
-    float* near = scratch.take<float>(m_z, m_segments, m_diagonals, 2 * TileShape::tile);
+    float* diagonal_sums = scratch.take<float>(m_z, m_segments, m_diagonals, 2 * TileShape::tile);
     float* tails = scratch.take<float>(2, m_z, m_tiles);
-    return {near, tails, scratch.take<float>(2, m_positions)};
+    return {diagonal_sums, tails, scratch.take<float>(2, m_positions)};
   }
 
-  /// Queues db [position, lags], from columns (tokens,channels) of queries A, G and of keys B, U; `before` and `after`
-  /// are toeplitz/banded/kernel.cuh's, or null. Of some queries alone where G is zero but for those.
+  /// Queues db [position, lags]. A, G are columns (tokens,channels) of queries, B, U of keys. `before` and `after` are
+  /// ChunkTask's sums, or null. `selected` limits the sum to queries outside of which G is zero.
   void queue(const Operand<float>& A, const Operand<float>& B, const Operand<float>& G, const Operand<float>& U,
-             const DrownedQueries& only, const float* before, const float* after, float* db, const Arrays& arrays,
+             const SelectedQueries& selected, const float* before, const float* after, float* db, const Arrays& arrays,
              cudaStream_t stream) const {
     constexpr int threads = TileShape::threads;
     if (m_c.size == 0) return;
@@ -212,7 +213,7 @@ class LagGradients {
                                U,
                                m_c,
                                m_keys,
-                               only,
+                               selected,
                                m_z,
                                m_positions,
                                m_first,
@@ -220,7 +221,7 @@ class LagGradients {
                                m_segments,
                                before,
                                after,
-                               arrays.near,
+                               arrays.diagonal_sums,
                                arrays.tails,
                                arrays.tail_sums,
                                db};

@@ -8,8 +8,8 @@
 
 namespace nprf::cuda {
 
-/// Sums over chunks of keys, M = sum_j B_j^T [V 1]_j (r,p + 1): of all chunks before each one, and of each one and all
-/// behind it. Sums are float's; on tensor cores values are rounded to bfloat16. O(n_k r p).
+/// Sums over chunks of keys. M = sum_j B_j^T [V 1]_j (r,p + 1) over all chunks before chunk k is before[k], over chunk
+/// k and all later ones after[k]. Sums are float; on tensor cores values are rounded to bfloat16. O(n_k r p).
 template <Storage S, class Feature = float>
 struct ChunkTask : TileTask<S, Feature> {
   static constexpr int chunk = 128;
@@ -22,7 +22,7 @@ struct ChunkTask : TileTask<S, Feature> {
     return static_cast<std::ptrdiff_t>(this->B.channels) * (this->U.V.channels + 1);
   }
 
-  /// The sum of chunk k alone, in before's next place and in after's own.
+  /// Stores the sum of chunk k alone in before[k + 1] and after[k]. running_sums_kernel accumulates them.
   __device__ __forceinline__ void put(int z, int k, int f, int column, float sum) const {
     const int columns = this->U.V.channels + 1;
     if (f >= this->B.channels || column >= columns) return;
@@ -33,7 +33,7 @@ struct ChunkTask : TileTask<S, Feature> {
   }
 };
 
-/// The sums of each chunk. Blocks (chunks, tiles of features and columns, z).
+/// Computes the sum of each chunk. Blocks (chunks, tiles of features and columns, z).
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S> task) {
   constexpr int tile = TileShape::tile, stride = TileShape::stride;
@@ -57,11 +57,11 @@ __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S>
     for (int j = 0; j < 4; ++j) task.put(z, chunk, f0 + row + i, p0 + column + j, sum[i][j]);
 }
 
-/// The same on tensor cores: each of 4 warps has 16 columns of 64, and the first one the ones.
+/// The same on tensor cores. Each of 4 warps has 16 of 64 columns; the first warp also has the column of ones.
 template <Storage S>
-__global__ void __launch_bounds__(RowShape::threads) tensor_chunks_kernel(ChunkTask<S, __nv_bfloat16> task) {
+__global__ void __launch_bounds__(Bf16TileShape::threads) tensor_chunks_kernel(ChunkTask<S, __nv_bfloat16> task) {
   if constexpr (has_mma) {
-    constexpr int keys = task.chunk, tile = RowShape::channels, stride = RowShape::stride;
+    constexpr int keys = task.chunk, tile = Bf16TileShape::channels, stride = Bf16TileShape::stride;
     __nv_bfloat16 *b = shared_memory<__nv_bfloat16>(), *u = b + keys * stride;  // (keys,features) (keys,columns)
     const int p = task.U.V.channels, column_tiles = TileShape::column_tiles(p);
     const int z = static_cast<int>(blockIdx.z), chunk = static_cast<int>(blockIdx.x);
@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(RowShape::threads) tensor_chunks_kernel(ChunkT
     const int depth = min(tile, task.B.channels - f0), column = static_cast<int>(threadIdx.x) / 32 * 16;
     const bool has_ones = p0 + column == 0;
     const ColumnsOf<S> U = task.U.of(z);
-    Rows<keys> features, values;
+    Bf16RowLoader<keys> features, values;
     features.fetch(task.B, task.B.of(z), chunk * keys, f0);
-    if (in_eights(U)) {
+    if (has_aligned_rows(U)) {
       values.fetch(U, chunk * keys, p0);
       values.template put<S>(u);
     } else {
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(RowShape::threads) tensor_chunks_kernel(ChunkT
   }
 }
 
-/// Running sums, from the first chunk on and from the last one; what rounding takes from a sum is added to its next
-/// (Kahan 1965). Threads (entries of a matrix), blocks (.., before or after, z).
+/// Accumulates the sums of chunks, forward for `before` and backward for `after`, by Kahan-compensated summation (Kahan
+/// 1965). Threads (entries of a matrix), blocks (.., before or after, z).
 template <Storage S, class Feature>
 __global__ void __launch_bounds__(256) running_sums_kernel(ChunkTask<S, Feature> task) {
   const std::ptrdiff_t entry = static_cast<std::ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x, step = task.matrix();
@@ -115,26 +115,26 @@ __global__ void __launch_bounds__(256) running_sums_kernel(ChunkTask<S, Feature>
   const int chunks = task.chunks();
   float* sums =
       (forward ? task.before : task.after) + static_cast<std::ptrdiff_t>(blockIdx.z) * (chunks + 1) * step + entry;
-  float sum = 0, lost = 0;
+  float sum = 0, compensation = 0;
   sums[(forward ? 0 : chunks) * step] = 0;
   const auto place = [&](int k) { return sums + (forward ? k + 1 : chunks - 1 - k) * step; };
-  // some at once, since a load waits for what was stored before it
-  constexpr int some = 32;
-  for (int k0 = 0; k0 < chunks; k0 += some) {
-    float of_chunk[some];
+  // loads a batch of chunks at once, since a load would otherwise wait for the store before it
+  constexpr int batch = 32;
+  for (int k0 = 0; k0 < chunks; k0 += batch) {
+    float of_chunk[batch];
 #pragma unroll
-    for (int k = 0; k < some; ++k) of_chunk[k] = k0 + k < chunks ? *place(k0 + k) : 0.0f;
+    for (int k = 0; k < batch; ++k) of_chunk[k] = k0 + k < chunks ? *place(k0 + k) : 0.0f;
 #pragma unroll
-    for (int k = 0; k < some; ++k) {
-      const float more = of_chunk[k] + lost, next = sum + more;
-      lost = more - (next - sum);
+    for (int k = 0; k < batch; ++k) {
+      const float compensated = of_chunk[k] + compensation, next = sum + compensated;
+      compensation = compensated - (next - sum);
       sum = next;
       if (k0 + k < chunks) *place(k0 + k) = sum;
     }
   }
 }
 
-/// Queues before and after of `z` matrices.
+/// Queues `before` and `after` of `z` matrices.
 template <Storage S, class Feature>
 void queue_chunks(const ChunkTask<S, Feature>& task, int z, cudaStream_t stream) {
   const int r = task.B.channels, p = task.U.V.channels;
@@ -146,7 +146,7 @@ void queue_chunks(const ChunkTask<S, Feature>& task, int z, cudaStream_t stream)
              dim3{TileShape::threads, 1, 1}, sizeof(float) * 2 * TileShape::tile * TileShape::stride, stream, task);
     else
       launch("chunks", tensor_chunks_kernel<S>, dim3{chunks, tiles(TileShape::column_tiles(p)), all},
-             dim3{RowShape::threads, 1, 1}, RowShape::bytes(2 * task.chunk), stream, task);
+             dim3{Bf16TileShape::threads, 1, 1}, Bf16TileShape::bytes(2 * task.chunk), stream, task);
   }
   constexpr int threads = 256;
   launch("running sums", running_sums_kernel<S, Feature>, dim3{blocks_of<threads>(task.matrix()), 2, all},

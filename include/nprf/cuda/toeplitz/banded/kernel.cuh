@@ -8,7 +8,7 @@
 
 namespace nprf::cuda {
 
-/// The chunks of n_k keys around a band.
+/// The chunks of n_k keys, relative to a band of lags.
 struct BandChunks {
   static constexpr int chunk = ChunkTask<float>::chunk;
 
@@ -17,29 +17,30 @@ struct BandChunks {
 
   __host__ __device__ int count() const { return ChunkTask<float>::chunks_of(n_k); }
 
-  /// Chunks of which queries from `first` on see no key in the band or behind it, and those up to `last` none before
-  /// it.
-  __host__ __device__ int before(int first) const { return at_most(count(), first + band.first, 0); }
+  /// before(first): how many leading chunks lie entirely before the band of every query from `first` on. after(first,
+  /// last): the first chunk from which on all keys lie after the band of every query first..last.
+  __host__ __device__ int before(int first) const { return clamped_chunk(count(), first + band.first, 0); }
   __host__ __device__ int after(int first, int last) const {
-    const int end = at_most(count(), last + band.last + 1, chunk - 1), begin = before(first);
+    const int end = clamped_chunk(count(), last + band.last + 1, chunk - 1), begin = before(first);
     return end > begin ? end : begin;
   }
 
  private:
-  // (key + more) / chunk, between 0 and most
-  static __host__ __device__ int at_most(int most, int key, int more) {
+  // (key + more) / chunk, clamped to 0..most
+  static __host__ __device__ int clamped_chunk(int most, int key, int more) {
     const int k = ((key > 0 ? key : 0) + more) / chunk;
     return k < most ? k : most;
   }
 };
 
-/// Y = ((A B^T) o C) [V 1] where weights of all lags before a band are alike, and of all lags after it: T5's buckets,
-/// clipped tables, no position. What a tile of queries needs of the keys out of its band are two matrices (r,p + 1),
+/// Y = ((A B^T) o C) [V 1] for weights that are constant before a band of lags and constant after it: T5 buckets,
+/// clipped tables, no position. The keys outside the band contribute through two matrices (r,p + 1),
 ///
 ///     y_i += A_i (c_before sum_{j < j_1} B_j^T [V 1]_j + c_after sum_{j >= j_2} B_j^T [V 1]_j)
 ///
-/// kept for chunks of keys. In parts that are to be added up: each has its share of the band, the first one the
-/// matrices. Exact to rounding of the tiles. O((n_q + n_k) r p + n_q R (r + p)) for a band of R lags.
+/// which are sums over whole chunks of keys (ChunkTask). Y is a sum over parts. Each part has a share of the band, and
+/// the first part also has the two matrices. Rounding errors are those of the tiles. O((n_q + n_k) r p + n_q R (r + p))
+/// for a band of R lags.
 template <Storage S, class Feature = float>
 struct BandedTask : ChunkTask<S, Feature> {
   Band band;

@@ -9,46 +9,51 @@
 
 namespace nprf::cuda {
 
-/// The weights of a Toeplitz matrix on the device: c[lag] of head h at values[h stride + (lag - first) step].
+/// The weights of a Toeplitz matrix on the device. c[lag] of head h is values[h stride + (lag - first) step].
 struct DeviceWeights {
   const float* values;
-  std::ptrdiff_t stride;      // 0: one table for all heads
-  int size, first, step;      // of the table; step -1: it is a transposed matrix's
-  int first_seen, last_seen;  // weights of lags beyond are zero
+  std::ptrdiff_t stride;              // 0: all heads share one table
+  int size, first, step;              // of the table; step = -1 for a transposed matrix
+  int first_attended, last_attended;  // weights of lags outside are zero
 
   __device__ __forceinline__ float operator()(int head, int lag) const {
     const int at = lag - first;
     return at >= 0 && at < size ? values[head * stride + at * step] : 0.0f;
   }
 
-  /// Of the transposed matrix.
+  /// The weights of the transposed matrix.
   DeviceWeights transposed() const {
-    return {
-        size > 0 ? values + (size - 1) * step : values, stride, size, 1 - first - size, -step, -last_seen, -first_seen};
+    return {size > 0 ? values + (size - 1) * step : values,
+            stride,
+            size,
+            1 - first - size,
+            -step,
+            -last_attended,
+            -first_attended};
   }
 
-  /// Entry k of the circulant of some length that holds C: c[lag] stands at -lag modulo the length.
+  /// Entry k of the first column of a circulant matrix that contains C: c[lag] is entry -lag modulo the length.
   __device__ __forceinline__ float in_circulant(int head, int k, int length) const {
     return (*this)(head, k <= -first ? -k : length - k);
   }
 };
 
-/// Lags, both included; those before it have one weight, and those after it.
+/// The lags first..last, both included. All lags before the band share one weight, and so do all lags after it.
 struct Band {
   int first, last;
 };
 
-/// C of all heads, by its lags.
+/// The matrices C of all heads.
 struct ToeplitzWeights {
   DeviceWeights c;
   Band band;
-  int positions;  // 1 or heads
+  int positions;  // 1, or the number of heads
 
-  /// Of C^T.
+  /// The matrices C^T.
   ToeplitzWeights transposed() const { return {c.transposed(), {-band.last, -band.first}, positions}; }
 };
 
-/// What a block of threads has of Y = ((A B^T) o C) [V 1]: a tile of queries and a tile of columns.
+/// The operands of Y = ((A B^T) o C) [V 1]. A block of threads computes a tile of queries and a tile of columns.
 template <Storage S, class Feature = float>
 struct TileTask {
   Operand<Feature> A, B;  // (n_q,r) (n_k,r)
@@ -57,16 +62,16 @@ struct TileTask {
 };
 
 struct TileShape {
-  static constexpr int tile = 64, deep = 32, threads = 256;
+  static constexpr int tile = 64, k_tile = 32, threads = 256;
   static constexpr int stride = tile + 4;
-  static constexpr std::size_t shared = sizeof(float) * (2 * deep * stride + 2 * tile * stride + 2 * tile);
+  static constexpr std::size_t shared = sizeof(float) * (2 * k_tile * stride + 2 * tile * stride + 2 * tile);
 
   static __host__ __device__ constexpr int tiles(int n) { return (n + tile - 1) / tile; }
-  // tiles of the columns p, one at least, since it has the sums
+  // tiles of p columns; at least one, since the first tile also has the denominators
   static __host__ __device__ constexpr int column_tiles(int p) { return p == 0 ? 1 : tiles(p); }
 };
 
-/// y += a^T b of four and four.
+/// y += a^T b, for a and b of 4 scalars.
 __device__ __forceinline__ void add_outer(float (&y)[4][4], const float* a, const float* b) {
   const float4 p = *reinterpret_cast<const float4*>(a), q = *reinterpret_cast<const float4*>(b);
   const float left[4] = {p.x, p.y, p.z, p.w}, right[4] = {q.x, q.y, q.z, q.w};
@@ -76,31 +81,31 @@ __device__ __forceinline__ void add_outer(float (&y)[4][4], const float* a, cons
     for (int j = 0; j < 4; ++j) y[i][j] = fmaf(left[i], right[j], y[i][j]);
 }
 
-/// The queries of a tile: those from i0 on, or some of a list.
-struct RowsInTurn {
-  static constexpr bool in_turn = true;
+/// The queries of a tile: consecutive ones from i0 on, or some of a list.
+struct ConsecutiveRows {
+  static constexpr bool consecutive = true;
   int i0, n;
 
-  /// The number of row t, -1 where there is none.
+  /// The query index of row t of the tile; -1 if there is none.
   __device__ __forceinline__ int operator()(int t) const { return i0 + t < n ? i0 + t : -1; }
 };
-struct RowsOfList {
-  static constexpr bool in_turn = false;
+struct ListedRows {
+  static constexpr bool consecutive = false;
   const int* rows;
   int count;
 
   __device__ __forceinline__ int operator()(int t) const { return t < count ? rows[t] : -1; }
 };
 
-/// Tiles of keys: those that queries first..last see something of.
+/// A range of key tiles. attended(): those with keys that any query first_row..last_row attends to.
 struct KeyTiles {
   int first, end;
 
-  __device__ __forceinline__ static KeyTiles seen(const DeviceWeights& c, int first_row, int last_row, int n_k) {
-    const int first = max(0, first_row + c.first_seen) / TileShape::tile;
-    return {first, max(first, TileShape::tiles(min(n_k, max(0, last_row + c.last_seen + 1))))};
+  __device__ __forceinline__ static KeyTiles attended(const DeviceWeights& c, int first_row, int last_row, int n_k) {
+    const int first = max(0, first_row + c.first_attended) / TileShape::tile;
+    return {first, max(first, TileShape::tiles(min(n_k, max(0, last_row + c.last_attended + 1))))};
   }
-  /// A share of them.
+  /// The k-th of `parts` about equal shares of the range.
   __device__ __forceinline__ KeyTiles part(int k, int parts) const {
     const auto bound = [&](int at) {
       return first + static_cast<int>(static_cast<long long>(end - first) * at / parts);
@@ -109,8 +114,8 @@ struct KeyTiles {
   }
 };
 
-/// The block's work: 16 by 16 threads, each of which has four rows and four columns of Y in registers.
-template <Storage S, class Rows = RowsInTurn>
+/// The work of a block: 16 x 16 threads, each with 4 x 4 entries of Y in registers.
+template <Storage S, class Rows = ConsecutiveRows>
 class Tile {
  public:
   static constexpr bool compiled = true;
@@ -118,7 +123,7 @@ class Tile {
                        threads = TileShape::threads, blocks = 1;
   static constexpr std::size_t shared = TileShape::shared;
 
-  /// These queries and the columns from p0 on, of matrix z.
+  /// The tile of these queries and of the columns from p0 on, of matrix z.
   __device__ __forceinline__ Tile(const TileTask<S>& task, int z, const Rows& rows, int p0)
       : m_task(task),
         m_A(task.A.of(z)),
@@ -129,36 +134,36 @@ class Tile {
         m_p0(p0),
         m_row(static_cast<int>(threadIdx.x) / 16 * 4),
         m_column(static_cast<int>(threadIdx.x) % 16 * 4) {
-    if constexpr (!Rows::in_turn)
-      for (int i = 0; i < 4; ++i) m_number[i] = rows(m_row + i);
+    if constexpr (!Rows::consecutive)
+      for (int i = 0; i < 4; ++i) m_query_index[i] = rows(m_row + i);
   }
-  /// The queries from i0 on.
+  /// The tile of the queries from i0 on.
   __device__ __forceinline__ Tile(const TileTask<S>& task, int z, int i0, int p0)
-    requires Rows::in_turn
-      : Tile(task, z, RowsInTurn{i0, task.A.tokens}, p0) {}
+    requires Rows::consecutive
+      : Tile(task, z, ConsecutiveRows{i0, task.A.tokens}, p0) {}
 
-  /// Adds what the keys of the tiles first to end - 1 give.
+  /// Adds the contributions of the key tiles first to end - 1.
   __device__ __forceinline__ void add_keys(int first, int end) {
     for (int J = first; J < end; ++J) add_tile(J);
   }
 
-  /// Adds A M, of a matrix M (r,p + 1) whose entries are at(f, column).
+  /// Adds A M, for a matrix M (r,p + 1) with the entries at(f, column).
   template <class Entries>
   __device__ __forceinline__ void add_product(Entries&& at) {
     const int r = m_task.A.channels, p = m_U.p;
-    for (int k0 = 0; k0 < r; k0 += deep) {
+    for (int k0 = 0; k0 < r; k0 += k_tile) {
       __syncthreads();
       load_queries(k0);
-      for (int e = static_cast<int>(threadIdx.x); e < deep * tile; e += TileShape::threads) {
+      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
         const int f = k0 + e / tile, column = m_p0 + e % tile;
         u()[e / tile * stride + e % tile] = f < r && column < p ? at(f, column) : 0.0f;
       }
-      if (threadIdx.x < deep) {
+      if (threadIdx.x < k_tile) {
         const int f = k0 + static_cast<int>(threadIdx.x);
         c()[threadIdx.x] = f < r ? at(f, p) : 0.0f;
       }
       __syncthreads();
-      for (int k = 0; k < deep; ++k) {
+      for (int k = 0; k < k_tile; ++k) {
         add_outer(m_y, a() + k * stride + m_row, u() + k * stride + m_column);
         if (m_column == 0)
           for (int i = 0; i < 4; ++i) m_sum[i] = fmaf(a()[k * stride + m_row + i], c()[k], m_sum[i]);
@@ -166,7 +171,7 @@ class Tile {
     }
   }
 
-  /// Writes rows of Y (n_q,p) and, with the first columns, of sums (n_q).
+  /// Writes the rows to Y (n_q,p). The block of the first columns also writes the sums (n_q).
   __device__ __forceinline__ void store(float* Y, float* sums) const {
     const int p = m_U.p;
 #pragma unroll
@@ -177,7 +182,7 @@ class Tile {
         const int column = m_p0 + m_column + j;
         if (row >= 0 && column < p) Y[static_cast<std::ptrdiff_t>(row) * p + column] = m_y[i][j];
       }
-      // over the 16 threads that share a row
+      // sum over the 16 threads that share a row
       float sum = m_sum[i];
       for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
       if (m_p0 == 0 && m_column == 0 && row >= 0) sums[row] = sum;
@@ -185,22 +190,22 @@ class Tile {
   }
 
  private:
-  static constexpr int tile = TileShape::tile, deep = TileShape::deep, stride = TileShape::stride;
+  static constexpr int tile = TileShape::tile, k_tile = TileShape::k_tile, stride = TileShape::stride;
 
-  __device__ __forceinline__ static float* a() { return shared_memory<float>(); }    // (deep,tile)
-  __device__ __forceinline__ static float* b() { return a() + deep * stride; }       // (deep,tile)
-  __device__ __forceinline__ static float* scores() { return b() + deep * stride; }  // (keys,queries)
-  __device__ __forceinline__ static float* u() { return scores() + tile * stride; }  // (keys,columns)
-  __device__ __forceinline__ static float* c() { return u() + tile * stride; }       // 2 tile - 1 lags
+  __device__ __forceinline__ static float* a() { return shared_memory<float>(); }      // (k_tile,tile)
+  __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }       // (k_tile,tile)
+  __device__ __forceinline__ static float* scores() { return b() + k_tile * stride; }  // (keys,queries)
+  __device__ __forceinline__ static float* u() { return scores() + tile * stride; }    // (keys,columns)
+  __device__ __forceinline__ static float* c() { return u() + tile * stride; }         // 2 tile - 1 lags
 
-  // features k0.. of the queries, which stay where they are if there are no more
+  // loads features k0.. of the queries; they stay in shared memory if one step has all features
   __device__ __forceinline__ void load_queries(int k0) {
-    if (m_has_queries && m_task.A.channels <= deep) return;
+    if (m_has_queries && m_task.A.channels <= k_tile) return;
     m_has_queries = true;
-    if constexpr (Rows::in_turn) {
-      load_tile(a(), 1, stride, m_task.A, m_A, m_rows.i0, tile, k0, deep);
+    if constexpr (Rows::consecutive) {
+      load_tile(a(), 1, stride, m_task.A, m_A, m_rows.i0, tile, k0, k_tile);
     } else {
-      for (int e = static_cast<int>(threadIdx.x); e < deep * tile; e += TileShape::threads) {
+      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
         const int t = e % tile, k = k0 + e / tile, row = m_rows(t);
         a()[(k - k0) * stride + t] =
             row >= 0 && k < m_task.A.channels ? m_A[row * m_task.A.token_stride + k * m_task.A.channel_stride] : 0.0f;
@@ -208,33 +213,33 @@ class Tile {
     }
   }
 
-  // of the thread's row i and key k of the tile
+  // the weight of this thread's row i and key k of the tile
   __device__ __forceinline__ float weight(int i, int k) const {
-    if constexpr (Rows::in_turn) return c()[k - m_row - i + tile - 1];
-    return m_task.c(m_head, m_j0 + k - m_number[i]);
+    if constexpr (Rows::consecutive) return c()[k - m_row - i + tile - 1];
+    return m_task.c(m_head, m_j0 + k - m_query_index[i]);
   }
 
   __device__ __forceinline__ void add_tile(int J) {
     const int j0 = J * tile, r = m_task.A.channels;
     m_j0 = j0;
     float s[4][4] = {};
-    bool wild = false;
-    for (int k0 = 0; k0 < r; k0 += deep) {
+    bool has_nonfinite = false;
+    for (int k0 = 0; k0 < r; k0 += k_tile) {
       __syncthreads();
       load_queries(k0);
-      load_tile(b(), 1, stride, m_task.B, m_B, j0, tile, k0, deep);
+      load_tile(b(), 1, stride, m_task.B, m_B, j0, tile, k0, k_tile);
       if (k0 == 0) {
-        if constexpr (Rows::in_turn)
+        if constexpr (Rows::consecutive)
           for (int e = static_cast<int>(threadIdx.x); e < 2 * tile - 1; e += TileShape::threads)
             c()[e] = m_task.c(m_head, j0 - (m_rows.i0 + tile - 1) + e);
-        wild = __syncthreads_or(load_columns(u(), stride, m_U, j0, tile, m_p0, tile));
+        has_nonfinite = __syncthreads_or(load_columns(u(), stride, m_U, j0, tile, m_p0, tile));
       } else {
         __syncthreads();
       }
-      const int depth = min(deep, r - k0);
+      const int depth = min(k_tile, r - k0);
       for (int k = 0; k < depth; ++k) add_outer(s, a() + k * stride + m_row, b() + k * stride + m_column);
     }
-    // a weight of zero hides whatever its key holds, and its value
+    // a key of weight 0 contributes nothing, even if its score or its value is not finite
 #pragma unroll
     for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -246,15 +251,15 @@ class Tile {
     __syncthreads();
     const int count = min(tile, m_task.B.tokens - j0);
     for (int k = 0; k < count; ++k) {
-      if (wild)
-        add_seen(k);
+      if (has_nonfinite)
+        add_attended_key(k);
       else
         add_outer(m_y, scores() + k * stride + m_row, u() + k * stride + m_column);
     }
   }
 
-  // key k of the tile, for the rows that see it
-  __device__ __forceinline__ void add_seen(int k) {
+  // adds key k of the tile to the rows that attend to it
+  __device__ __forceinline__ void add_attended_key(int k) {
     for (int i = 0; i < 4; ++i) {
       if (weight(i, k) == 0) continue;
       const float score = scores()[k * stride + m_row + i];
@@ -267,7 +272,7 @@ class Tile {
   ColumnsOf<S> m_U;
   Rows m_rows;
   int m_head, m_p0, m_row, m_column, m_j0 = 0;
-  int m_number[4] = {};  // of the thread's rows, where they are not in turn
+  int m_query_index[4] = {};  // query indices of this thread's rows, for ListedRows
   bool m_has_queries = false;
   float m_y[4][4] = {}, m_sum[4] = {};
 };

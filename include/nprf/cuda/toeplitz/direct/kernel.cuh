@@ -9,11 +9,11 @@
 
 namespace nprf::cuda {
 
-/// Y = ((A B^T) o C) [V 1] for every z, in parts that are to be added up: each has its share of the keys.
+/// Y = ((A B^T) o C) [V 1] for every z, as a sum over parts. Each part has a share of the keys:
 ///
-///     N [part, z, n_q, p]        D [part, z, n_q], the same for values of 1
+///     N [part, z, n_q, p]        D [part, z, n_q], the same with values of 1
 ///
-/// exact to rounding of the tiles. O(n_q n_k (r + p)).
+/// Rounding errors are those of the tiles. O(n_q n_k (r + p)).
 template <Storage S, class Feature = float>
 struct DirectTask : TileTask<S, Feature> {
   int parts;
@@ -29,11 +29,11 @@ __global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feat
     const int n_q = task.A.tokens, n_k = task.B.tokens, p = task.U.V.channels;
     const int column_tiles = TileShape::column_tiles(p), all = static_cast<int>(gridDim.z) / column_tiles;
     const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles;
-    // the last queries first, which see most keys where attention is causal
+    // the last queries first, since in causal direction they attend to the most keys
     const int i0 = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Y::queries, part = static_cast<int>(blockIdx.y);
 
     const int last_row = min(i0 + Y::queries, n_q) - 1;
-    const KeyTiles keys = KeyTiles::seen(task.c, i0, last_row, n_k).part(part, task.parts);
+    const KeyTiles keys = KeyTiles::attended(task.c, i0, last_row, n_k).part(part, task.parts);
     Y y(task, z, i0, p0 * Y::columns);
     y.add_keys(keys.first, keys.end);
     const std::ptrdiff_t rows = (static_cast<std::ptrdiff_t>(part) * all + z) * n_q;
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feat
   }
 }
 
-/// How many parts of the keys that a tile of queries sees give every multiprocessor two blocks, each part a tile of
-/// keys at least.
+/// The number of parts to split the keys into, so that each multiprocessor gets about two blocks. `keys` is the number
+/// of keys that a tile of queries attends to. Each part has at least one tile of keys.
 inline int parts_of_keys(const Device& device, int tiles_of_queries, int keys, int p, int z) {
   const std::ptrdiff_t blocks = static_cast<std::ptrdiff_t>(tiles_of_queries) * z * TileShape::column_tiles(p);
   const std::ptrdiff_t wanted = 2 * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);

@@ -14,7 +14,7 @@
 
 namespace nprf::cuda {
 
-/// The circulant that holds the weights.
+/// Computes the first column of the circulant matrix that contains C.
 struct CirculantTask {
   DeviceWeights c;
   int length;
@@ -35,7 +35,7 @@ struct SlabShape {
 
   int slots() const { return pairs * features; }
 
-  /// As many of r features and of all pairs as so many bytes take, one at least.
+  /// As many of the r features and of all pairs as fit in `most_bytes`; at least one of each.
   static SlabShape of(int length, int r, std::ptrdiff_t all_pairs, std::size_t most_bytes) {
     constexpr std::ptrdiff_t most_blocks = 65535;
     const std::size_t fit = most_bytes / (sizeof(float2) * static_cast<std::size_t>(length));
@@ -47,8 +47,8 @@ struct SlabShape {
   }
 };
 
-/// A slab of columns B_f U_c that are transformed together, pairs of columns as complex ones: `pairs` of them, counted
-/// through all z, by `features` features. Slot (pair, feature) lies at slab + (pair features + feature) length.
+/// A slab: a buffer of columns B_f U_c that are transformed together. Two columns c of U form one complex column, a
+/// pair. Pairs are counted over all z. Slot (pair, feature) starts at slab + (pair features + feature) length.
 template <Storage S>
 struct SpreadTask {
   Operand<float> B;  // (n_k,r)
@@ -58,16 +58,16 @@ struct SpreadTask {
   float2* slab;
 };
 
-/// What it becomes: N and D.
+/// Computes N and D from the slab.
 template <Storage S>
 struct SlabTask : SpreadTask<S> {
   Operand<float> A;        // (n_q,r)
   const float2* spectrum;  // [head, length]
-  std::ptrdiff_t stride;   // of the spectrum from head to head
+  std::ptrdiff_t stride;   // of the spectrum, between heads
   float *N, *D;            // [z, n_q, p] [z, n_q]
 };
 
-/// slab = B_f U_c, and zeros beyond. Blocks (tokens, slots).
+/// slab = B_f U_c, padded with zeros. Blocks (tokens, slots).
 template <Storage S>
 __global__ void __launch_bounds__(256) spread_kernel(SpreadTask<S> task) {
   const int j = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), slot = static_cast<int>(blockIdx.y);
@@ -113,14 +113,14 @@ __global__ void __launch_bounds__(256) gather_kernel(SlabTask<S> task) {
   add(2 * (pair % task.pairs_of_z) + 1, sum.y);
 }
 
-/// Y = ((A B^T) o C) [V 1] by cuFFT: a circulant of at least n_q + n_k - 1 holds C, and its transforms go through slabs
-/// of bounded size. O(r (p + 1) n log n) time; memory a slab, and cuFFT's own.
-class TransformEngine {
+/// Y = ((A B^T) o C) [V 1] by cuFFT. A circulant matrix of length at least n_q + n_k - 1 contains C. The transforms are
+/// done in slabs of bounded size. O(r (p + 1) n log n) time. Memory: a slab and cuFFT's workspace.
+class CufftEngine {
  public:
-  TransformEngine() = default;
-  /// For z matrices of p columns and r features; `most_bytes` is for a slab, which holds one transform at least. Throws
-  /// BackendError for what cuFFT refuses.
-  TransformEngine(int n_q, int n_k, int r, int p, int z, int positions, std::size_t most_bytes)
+  CufftEngine() = default;
+  /// For z matrices of p columns and r features. `most_bytes` limits the slab, which holds at least one transform.
+  /// Throws BackendError if cuFFT refuses.
+  CufftEngine(int n_q, int n_k, int r, int p, int z, int positions, std::size_t most_bytes)
       : m_length(nprf::fft::smooth_length(n_q + n_k - 1)), m_pairs(column_pairs(p)) {
     m_slab = SlabShape::of(m_length, r, static_cast<std::ptrdiff_t>(z) * m_pairs, most_bytes);
     m_columns = CufftPlan(m_length, m_slab.slots());
@@ -129,7 +129,7 @@ class TransformEngine {
 
   int length() const { return m_length; }
 
-  /// What a call needs.
+  /// Scratch memory of a call.
   struct Arrays {
     float2* slab;
     std::byte* cufft;
@@ -149,7 +149,7 @@ class TransformEngine {
     m_weights.run(spectrum, CUFFT_FORWARD, workspace, stream);
   }
 
-  /// Queues N [z, n_q, p] and D [z, n_q] of z matrices; spectra of heads are `stride` apart.
+  /// Queues N [z, n_q, p] and D [z, n_q] of z matrices. The spectra of two heads are `stride` apart.
   template <Storage S>
   void queue(const TileTask<S>& x, int z, const float2* spectrum, std::ptrdiff_t stride, float* N, float* D,
              const Arrays& arrays, cudaStream_t stream) const {

@@ -12,22 +12,22 @@
 
 namespace nprf::cuda {
 
-/// A way to transform N points in shared memory.
-struct FusedVariant {
+/// A kernel for FFTs of N = folds L points in shared memory.
+struct SharedMemoryVariant {
   int L, folds, threads;
   std::size_t shared, spectrum_shared;
-  void (*kernel)(FusedTask);
-  void (*spectrum)(FusedSpectrumTask);
+  void (*kernel)(SharedMemoryTask);
+  void (*spectrum)(SharedMemorySpectrumTask);
 
-  template <class Shape, int folds_, Keep columns, Keep sums>
-  static FusedVariant of() {
+  template <class Shape, int folds_, Placement columns, Placement sums>
+  static SharedMemoryVariant of() {
     return {Shape::L,
             folds_,
             Shape::threads,
-            fused_shared<Shape, folds_, columns, sums>(),
+            shared_memory_bytes<Shape, folds_, columns, sums>(),
             sizeof(float2) * fft::BlockTransform<Shape>::shared,
-            fused_kernel<Shape, folds_, columns, sums>,
-            fused_spectrum_kernel<Shape, folds_>};
+            shared_memory_kernel<Shape, folds_, columns, sums>,
+            shared_memory_spectrum_kernel<Shape, folds_>};
   }
 
   int N() const { return folds * L; }
@@ -38,35 +38,36 @@ using Points2048 = fft::Shape<2048, 128, 8, 16>;
 using Points4096 = fft::Shape<4096, 256, 16, 16>;
 using Points8192 = fft::Shape<8192, 256, 32, 16>;
 
-/// By N, and for each the one that wants more shared memory first: 8192 points fit Volta's, 16384 Hopper's.
-inline const auto& fused_variants() {
-  using V = FusedVariant;
+/// Sorted by N; for equal N the kernel that needs more shared memory comes first. 8192 points fit Volta, 16384 fit
+/// Hopper.
+inline const auto& shared_memory_variants() {
+  using V = SharedMemoryVariant;
   static const V all[] = {
-      V::of<Points1024, 1, Keep::in_shared_memory, Keep::in_registers>(),
-      V::of<Points2048, 1, Keep::in_shared_memory, Keep::in_registers>(),
-      V::of<Points1024, 3, Keep::in_global_memory, Keep::in_registers>(),
-      V::of<Points4096, 1, Keep::in_shared_memory, Keep::in_registers>(),
-      V::of<Points2048, 3, Keep::in_global_memory, Keep::in_registers>(),
-      V::of<Points8192, 1, Keep::in_shared_memory, Keep::in_registers>(),
-      V::of<Points8192, 1, Keep::in_global_memory, Keep::in_registers>(),
-      V::of<Points4096, 3, Keep::in_global_memory, Keep::in_registers>(),
-      V::of<Points8192, 2, Keep::in_global_memory, Keep::in_shared_memory>(),
+      V::of<Points1024, 1, Placement::in_shared_memory, Placement::in_registers>(),
+      V::of<Points2048, 1, Placement::in_shared_memory, Placement::in_registers>(),
+      V::of<Points1024, 3, Placement::in_global_memory, Placement::in_registers>(),
+      V::of<Points4096, 1, Placement::in_shared_memory, Placement::in_registers>(),
+      V::of<Points2048, 3, Placement::in_global_memory, Placement::in_registers>(),
+      V::of<Points8192, 1, Placement::in_shared_memory, Placement::in_registers>(),
+      V::of<Points8192, 1, Placement::in_global_memory, Placement::in_registers>(),
+      V::of<Points4096, 3, Placement::in_global_memory, Placement::in_registers>(),
+      V::of<Points8192, 2, Placement::in_global_memory, Placement::in_shared_memory>(),
   };
   return all;
 }
 
-/// The products of z matrices by fused kernels.
-class FusedEngine {
+/// The products of z matrices by FFTs in shared memory.
+class SharedMemoryEngine {
  public:
-  /// The shortest variant for n tokens on the device; null if there is none.
-  static const FusedVariant* variant_for(const Device& device, int n) {
-    for (const FusedVariant& variant : fused_variants())
+  /// The kernel with the smallest N >= n that fits the device; null if there is none.
+  static const SharedMemoryVariant* variant_for(const Device& device, int n) {
+    for (const SharedMemoryVariant& variant : shared_memory_variants())
       if (variant.N() >= n && variant.shared <= device.shared_bytes) return &variant;
     return nullptr;
   }
 
-  /// Throws InvalidArgument if the tokens are more than shared memory takes.
-  FusedEngine(const Device& device, int n_q, int n_k, int r, int p, int z)
+  /// Throws InvalidArgument if no kernel has room for the tokens.
+  SharedMemoryEngine(const Device& device, int n_q, int n_k, int r, int p, int z)
       : m_variant(variant_for(device, std::max(n_q, n_k))), m_pairs(column_pairs(p)), m_z(z) {
     require(m_variant != nullptr, "n_q and n_k: expected at most 16384 (12288 on older devices) in shared memory, got ",
             n_q, " and ", n_k);
@@ -74,15 +75,15 @@ class FusedEngine {
     int blocks = 0;
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, m_variant->kernel, m_variant->threads,
                                                         m_variant->shared),
-          "asking how many blocks fit");
+          "querying the occupancy of a kernel");
     choose_groups(r, device.multiprocessors * std::max(blocks, 1));
   }
 
-  /// N: tokens of a row of features, zeros among them.
+  /// N, the number of tokens in a row of features, with zero padding.
   int length() const { return m_variant->N(); }
 
   struct Arrays {
-    float2 *U, *Y;  // as FusedTask's
+    float2 *U, *Y;  // as SharedMemoryTask's
   };
   Arrays take(Scratch& scratch) const {
     const std::size_t columns = static_cast<std::size_t>(m_z) *
@@ -94,10 +95,10 @@ class FusedEngine {
 
   /// Queues the spectrum [position, 2 N] of the weights.
   void queue_spectrum(const DeviceWeights& c, int positions, float2* spectrum, cudaStream_t stream) const {
-    launch("fused: spectrum", m_variant->spectrum,
+    launch("FFT in shared memory: spectrum", m_variant->spectrum,
            dim3{static_cast<unsigned>(2 * m_variant->folds), static_cast<unsigned>(positions), 1},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->spectrum_shared, stream,
-           FusedSpectrumTask{c, spectrum});
+           SharedMemorySpectrumTask{c, spectrum});
   }
 
   /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z, r, N].
@@ -109,18 +110,19 @@ class FusedEngine {
     const unsigned pairs = static_cast<unsigned>(m_pairs), all = static_cast<unsigned>(z);
     constexpr int threads = 256;
     const dim3 block{threads, 1, 1};
-    launch("fused: columns", turn_kernel<S>, dim3{blocks_of<threads>(length()), pairs, all}, block, 0, stream,
-           TurnTask<S>{x.U, length(), residues, m_pairs, arrays.U});
-    launch("fused", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
+    launch("FFT in shared memory: twiddles", twiddle_kernel<S>, dim3{blocks_of<threads>(length()), pairs, all}, block,
+           0, stream, TwiddleTask<S>{x.U, length(), residues, m_pairs, arrays.U});
+    launch("FFT in shared memory", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->shared, stream,
-           FusedTask{x.A.data, x.B.data, arrays.U, spectrum, stride, x.A.heads, x.A.channels, m_pairs, m_groups,
-                     m_features, arrays.Y});
-    launch("fused: sums", collect_kernel<threads>, dim3{blocks_of<threads>(x.A.tokens), pairs, all}, block, 0, stream,
+           SharedMemoryTask{x.A.data, x.B.data, arrays.U, spectrum, stride, x.A.heads, x.A.channels, m_pairs, m_groups,
+                            m_features, arrays.Y});
+    launch("FFT in shared memory: sums", collect_kernel<threads>, dim3{blocks_of<threads>(x.A.tokens), pairs, all},
+           block, 0, stream,
            CollectTask{arrays.Y, length(), residues, m_pairs, m_groups, x.A.tokens, x.U.V.channels, out, sums});
   }
 
  private:
-  // the groups of features that keep the device busy for the shortest time: rounds of blocks, times features of each
+  // chooses the number of groups of features that minimises the time: rounds of blocks, times features per block
   void choose_groups(int r, int slots) {
     constexpr int most = 32;
     long long best = std::numeric_limits<long long>::max();
@@ -135,7 +137,7 @@ class FusedEngine {
     }
   }
 
-  const FusedVariant* m_variant = nullptr;
+  const SharedMemoryVariant* m_variant = nullptr;
   int m_pairs = 1, m_z = 0, m_groups = 1, m_features = 1;
 };
 

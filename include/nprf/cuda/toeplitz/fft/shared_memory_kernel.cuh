@@ -9,55 +9,55 @@
 
 namespace nprf::cuda {
 
-/// Y = ((A B^T) o C) [V 1] by transforms that stay in shared memory. C is part of a circulant of length 2 N, N = folds
-/// L. Of its 2 N frequencies a block has those that are q modulo 2 folds, one residue class, for which it folds the
-/// input and transforms L points:
+/// Y = ((A B^T) o C) [V 1] by FFTs that stay in shared memory. C is part of a circulant matrix of length 2 N, N = folds
+/// L. A block computes one residue class of its 2 N frequencies: those equal to q modulo 2 folds. It folds the input,
+/// and transforms L points:
 ///
 ///     z_l    = sum_f B_r[l + L f] u_q[l + L f]                      u_q[j] = u[j] exp(-pi i q j / N)
 ///     v      = inverse(spectrum_q forward(z)) / 2 N
 ///     Y_q[j] = sum_r A_r[j] v[j mod L]
 ///     y[j]   = sum_q Y_q[j] exp(+pi i q j / N)
 ///
-/// so that blocks exchange nothing. Columns go in pairs, as complex ones; a block takes a pair, a residue class and a
-/// group of features, and what the groups have is added up in their order. O(r (p + 1) N log N) time; nothing of size r
-/// p n is ever stored.
-struct FusedTask {
+/// where f counts the folds and r the features. Blocks exchange no data. Two columns form one complex column, a pair. A
+/// block computes a pair, a residue class and a group of features; the groups are added up in order. O(r (p + 1) N log
+/// N) time. Nothing of size r p n is stored in global memory.
+struct SharedMemoryTask {
   const float *A, *B;                     // [z, r, N], zero from n_q and n_k on
-  const float2* U;                        // [z, residue, pair, N], turned, zero from n_k on
-  const float2* spectrum;                 // [head, residue, L], in a block's own order
-  std::ptrdiff_t stride;                  // of the spectrum from head to head
-  int heads, r, pairs, groups, features;  // features of a group
+  const float2* U;                        // [z, residue, pair, N]: u_q, zero from n_k on
+  const float2* spectrum;                 // [head, residue, L], in the order of BlockTransform's output
+  std::ptrdiff_t stride;                  // of the spectrum, between heads
+  int heads, r, pairs, groups, features;  // features per group
   float2* Y;                              // [z, group, residue, pair, N]
 };
 
-/// exp(-pi i q j / N), of q j below 2^31.
+/// exp(-pi i q j / N), for q j < 2^31.
 __device__ __forceinline__ float2 residue_root(int q, int j, int N) {
-  return fft::root(q * j % (2 * N), 2 * N);  // whole turns are dropped while the angle is an integer
+  return fft::root(q * j % (2 * N), 2 * N);  // reduces the angle modulo 2 pi exactly, in integers
 }
 
-/// FusedTask's U.
+/// Computes SharedMemoryTask's U.
 template <Storage S>
-struct TurnTask {
+struct TwiddleTask {
   Columns<S> U;  // (n_k,p + 1)
   int N, residues, pairs;
-  float2* turned;
+  float2* twiddled;
 };
 
 /// Blocks (tokens, pairs, z).
 template <Storage S>
-__global__ void __launch_bounds__(256) turn_kernel(TurnTask<S> task) {
+__global__ void __launch_bounds__(256) twiddle_kernel(TwiddleTask<S> task) {
   const int j = static_cast<int>(blockIdx.x * 256 + threadIdx.x), pair = static_cast<int>(blockIdx.y);
   const int z = static_cast<int>(blockIdx.z);
   if (j >= task.N) return;
   const float2 u = task.U.of(z).pair(j, pair);
   for (int q = 0; q < task.residues; ++q)
-    task.turned[((static_cast<std::ptrdiff_t>(z) * task.residues + q) * task.pairs + pair) * task.N + j] =
+    task.twiddled[((static_cast<std::ptrdiff_t>(z) * task.residues + q) * task.pairs + pair) * task.N + j] =
         multiply(u, residue_root(q, j, task.N));
 }
 
-/// y from the groups' and the residue classes' parts.
+/// Computes y from the sums Y of all groups and residue classes.
 struct CollectTask {
-  const float2* Y;  // FusedTask's
+  const float2* Y;  // SharedMemoryTask's
   int N, residues, pairs, groups, n_q, p;
   float *out, *sums;  // [z, n_q, p] [z, n_q]
 };
@@ -86,14 +86,14 @@ __global__ void __launch_bounds__(threads) collect_kernel(CollectTask task) {
   put(2 * pair + 1, y.y);
 }
 
-/// The weights of one head at one residue class, folded and transformed: spectrum / 2 N.
-struct FusedSpectrumTask {
+/// Computes the spectrum / 2 N of folded weights, for each head and residue class.
+struct SharedMemorySpectrumTask {
   DeviceWeights c;
   float2* spectrum;  // [head, residue, L]
 };
 
-// Value k < L of the weights of class q, of `classes` L points, folded. A call, since inlined as often as a thread asks
-// it would be most of what there is to compile
+// Entry k < L of the folded weights of class q, for `classes` L lags. Not inlined: inlining it at every use dominates
+// the compile time
 template <int classes, int L>
 [[gnu::noinline]] __device__ float2 folded_weight(const DeviceWeights& c, int head, int q, int k) {
   float2 sum = make_float2(0, 0);
@@ -105,7 +105,7 @@ template <int classes, int L>
 
 /// Blocks (residue classes, heads).
 template <class Shape, int folds>
-__global__ void __launch_bounds__(Shape::threads) fused_spectrum_kernel(FusedSpectrumTask task) {
+__global__ void __launch_bounds__(Shape::threads) shared_memory_spectrum_kernel(SharedMemorySpectrumTask task) {
   using Transform = fft::BlockTransform<Shape>;
   const Transform transform(shared_memory<float2>());
   __syncthreads();
@@ -119,9 +119,9 @@ __global__ void __launch_bounds__(Shape::threads) fused_spectrum_kernel(FusedSpe
   fft::unrolled<Shape::P>([&](auto i) { spectrum[i * Shape::threads + thread] = v[i]; });
 }
 
-// Loads that do not change from feature to feature must stay loads: kept in registers they would spill
+// Hides from the compiler that a loop's loads do not depend on the feature. If it hoists them, the registers spill
 template <class T>
-__device__ __forceinline__ void forget(T*& pointer) {
+__device__ __forceinline__ void prevent_hoisting(T*& pointer) {
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+l"(pointer));
 #else
@@ -129,41 +129,42 @@ __device__ __forceinline__ void forget(T*& pointer) {
 #endif
 }
 
-/// Where a block keeps its turned columns, and the sums over features.
-enum class Keep { in_registers, in_shared_memory, in_global_memory };
+/// Where a block stores its columns u_q, and its sums over features.
+enum class Placement { in_registers, in_shared_memory, in_global_memory };
 
-template <class Shape, int folds, Keep columns, Keep sums>
-constexpr std::size_t fused_shared() {
-  const std::size_t held = (columns == Keep::in_shared_memory) + (sums == Keep::in_shared_memory);
+template <class Shape, int folds, Placement columns, Placement sums>
+constexpr std::size_t shared_memory_bytes() {
+  const std::size_t held = (columns == Placement::in_shared_memory) + (sums == Placement::in_shared_memory);
   return sizeof(float2) * (fft::BlockTransform<Shape>::shared + held * folds * Shape::L);
 }
 
-/// How many blocks of so many values a thread share a multiprocessor's registers: 128 a thread, or 255.
+/// Minimum number of blocks per multiprocessor. It limits a thread to 128 registers if it has few values, else to 255.
 template <class Shape, int folds>
-constexpr int fused_blocks = (folds * Shape::P <= 16 ? 512 : 256) / Shape::threads;
+constexpr int shared_memory_blocks = (folds * Shape::P <= 16 ? 512 : 256) / Shape::threads;
 
 /// Blocks (pairs, residue classes and groups of features, z).
-template <class Shape, int folds, Keep columns, Keep sums>
-__global__ void __launch_bounds__(Shape::threads, (fused_blocks<Shape, folds>)) fused_kernel(FusedTask task) {
+template <class Shape, int folds, Placement columns, Placement sums>
+__global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, folds>))
+    shared_memory_kernel(SharedMemoryTask task) {
   constexpr int P = Shape::P, L = Shape::L, N = folds * L;
   using Transform = fft::BlockTransform<Shape>;
   const int thread = static_cast<int>(threadIdx.x), z = static_cast<int>(blockIdx.z),
             pair = static_cast<int>(blockIdx.x);
   const int q = static_cast<int>(blockIdx.y) % (2 * folds), group = static_cast<int>(blockIdx.y) / (2 * folds);
   const Transform transform(shared_memory<float2>());
-  float2* kept = shared_memory<float2>() + Transform::shared;  // (folds,L), once or twice
+  float2* kept = shared_memory<float2>() + Transform::shared;  // (folds,L) for columns, for sums, or for both
   const float2* U = task.U + ((static_cast<std::ptrdiff_t>(z) * 2 * folds + q) * task.pairs + pair) * N;
   const float2* spectrum = task.spectrum + z % task.heads * task.stride + static_cast<std::ptrdiff_t>(q) * L;
-  float2* sum_shared = kept + (columns == Keep::in_shared_memory ? N : 0);
-  float2 sum[sums == Keep::in_registers ? folds * P : 1];
+  float2* sum_shared = kept + (columns == Placement::in_shared_memory ? N : 0);
+  float2 sum[sums == Placement::in_registers ? folds * P : 1];
   const auto place = [thread](auto f, auto i) { return f * L + Shape::template index<1>(thread, i); };
 
-  // each thread has its own indices of what is kept: no barrier
+  // no barrier is needed, since each thread accesses only its own indices of `kept`
   fft::unrolled<folds>([&](auto f) {
     fft::unrolled<P>([&](auto i) {
       const int at = place(f, i);
-      if constexpr (columns == Keep::in_shared_memory) kept[at] = U[at];
-      if constexpr (sums == Keep::in_shared_memory)
+      if constexpr (columns == Placement::in_shared_memory) kept[at] = U[at];
+      if constexpr (sums == Placement::in_shared_memory)
         sum_shared[at] = make_float2(0, 0);
       else
         sum[f * P + i] = make_float2(0, 0);
@@ -177,13 +178,13 @@ __global__ void __launch_bounds__(Shape::threads, (fused_blocks<Shape, folds>)) 
 #pragma unroll 1
   for (int feature = begin; feature < end; ++feature, A += N, B += N) {
     float2 v[P];
-    forget(U);
-    forget(spectrum);
+    prevent_hoisting(U);
+    prevent_hoisting(spectrum);
     fft::unrolled<folds>([&](auto f) {
       fft::unrolled<P>([&](auto i) {
         const int at = place(f, i);
         const float b = __ldg(B + at);
-        const float2 u = columns == Keep::in_shared_memory ? kept[at] : __ldg(U + at);
+        const float2 u = columns == Placement::in_shared_memory ? kept[at] : __ldg(U + at);
         if constexpr (decltype(f)::value == 0)
           v[i] = b * u;
         else
@@ -197,7 +198,8 @@ __global__ void __launch_bounds__(Shape::threads, (fused_blocks<Shape, folds>)) 
       fft::unrolled<P>([&](auto i) {
         const int at = place(f, i);
         const float a = __ldg(A + at);
-        float2& y = sums == Keep::in_shared_memory ? sum_shared[at] : sum[sums == Keep::in_registers ? f * P + i : 0];
+        float2& y =
+            sums == Placement::in_shared_memory ? sum_shared[at] : sum[sums == Placement::in_registers ? f * P + i : 0];
         y = make_float2(fmaf(a, v[i].x, y.x), fmaf(a, v[i].y, y.y));
       });
     });
@@ -207,7 +209,8 @@ __global__ void __launch_bounds__(Shape::threads, (fused_blocks<Shape, folds>)) 
   fft::unrolled<folds>([&](auto f) {
     fft::unrolled<P>([&](auto i) {
       const int at = place(f, i);
-      Y[at] = sums == Keep::in_shared_memory ? sum_shared[at] : sum[sums == Keep::in_registers ? f * P + i : 0];
+      Y[at] =
+          sums == Placement::in_shared_memory ? sum_shared[at] : sum[sums == Placement::in_registers ? f * P + i : 0];
     });
   });
 }

@@ -13,19 +13,19 @@
 
 namespace nprf::cuda {
 
-/// A way to transform N = folds L1 L2 points in two passes.
-struct LongVariant {
+/// Kernels for FFTs of N = folds L1 L2 points in two passes.
+struct TwoPassVariant {
   int L1, L2, folds;
   int tile, column_threads, row_threads;
-  std::size_t column_shared, row_shared, back_shared;
-  void (*columns)(LongTask);
-  void (*rows)(LongTask);
-  void (*back)(LongTask);
-  void (*weights)(LongSpectrumTask);
-  void (*weight_rows)(LongSpectrumTask);
+  std::size_t column_shared, row_shared, inverse_shared;
+  void (*columns)(TwoPassTask);
+  void (*rows)(TwoPassTask);
+  void (*inverse)(TwoPassTask);
+  void (*weights)(TwoPassSpectrumTask);
+  void (*weight_rows)(TwoPassSpectrumTask);
 
   template <class Columns, class Rows, int folds_>
-  static LongVariant of() {
+  static TwoPassVariant of() {
     return {Columns::L,
             Rows::L,
             folds_,
@@ -34,12 +34,12 @@ struct LongVariant {
             Rows::threads,
             sizeof(float2) * fft::ColumnTransform<Columns>::shared,
             sizeof(float2) * fft::BlockTransform<Rows>::shared,
-            long_back_shared<Columns, folds_>,
-            long_columns_kernel<Columns, Rows::L, folds_>,
-            long_rows_kernel<Rows>,
-            long_back_kernel<Columns, Rows::L, folds_>,
-            long_weights_kernel<Columns, Rows::L, folds_>,
-            long_weight_rows_kernel<Rows>};
+            two_pass_inverse_bytes<Columns, folds_>,
+            two_pass_columns_kernel<Columns, Rows::L, folds_>,
+            two_pass_rows_kernel<Rows>,
+            two_pass_inverse_kernel<Columns, Rows::L, folds_>,
+            two_pass_weights_kernel<Columns, Rows::L, folds_>,
+            two_pass_weight_rows_kernel<Rows>};
   }
 
   int N() const { return folds * L1 * L2; }
@@ -47,9 +47,10 @@ struct LongVariant {
 
 using Points512 = fft::Shape<512, 32, 4, 8>;
 
-/// By N. Three segments of 256 values a column are many registers: half as many columns.
-inline const auto& long_variants() {
-  using V = LongVariant;
+/// Sorted by N. With folds = 3 and columns of 256 points a thread has many values, so that a block has half as many
+/// columns.
+inline const auto& two_pass_variants() {
+  using V = TwoPassVariant;
   using Columns16 = fft::ColumnShape<4, 16>;
   using Columns64 = fft::ColumnShape<8, 16>;
   using Columns256 = fft::ColumnShape<16, 16>;
@@ -72,37 +73,37 @@ inline const auto& long_variants() {
   return all;
 }
 
-/// The products of z matrices by transforms in two passes.
-class LongEngine {
+/// The products of z matrices by FFTs in two passes.
+class TwoPassEngine {
  public:
-  /// The shortest variant for n tokens; null if there is none.
-  static const LongVariant* variant_for(int n) {
-    for (const LongVariant& variant : long_variants())
+  /// The kernels with the smallest N >= n; null if there are none.
+  static const TwoPassVariant* variant_for(int n) {
+    for (const TwoPassVariant& variant : two_pass_variants())
       if (variant.N() >= n) return &variant;
     return nullptr;
   }
 
-  /// For z matrices of p columns and r features; `most_bytes` is for a slab, which holds one pair of columns by one
-  /// feature at least. Throws BackendError if there is no room for a table of L1 L2 roots.
-  LongEngine(const LongVariant& variant, const Device& device, int r, int p, int z, std::size_t most_bytes)
+  /// For z matrices of p columns and r features. `most_bytes` limits the slab, which holds at least one pair of columns
+  /// for one feature. Throws BackendError if the table of L1 L2 roots cannot be allocated.
+  TwoPassEngine(const TwoPassVariant& variant, const Device& device, int r, int p, int z, std::size_t most_bytes)
       : m_variant(&variant),
         m_pairs_of_z(column_pairs(p)),
         m_all_pairs(z * m_pairs_of_z),
         m_roots(sizeof(float2) * static_cast<std::size_t>(variant.L1) * static_cast<std::size_t>(variant.L2)) {
     int blocks = 0;
-    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, variant.back, variant.column_threads,
-                                                        variant.back_shared),
-          "asking how many blocks fit");
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, variant.inverse, variant.column_threads,
+                                                        variant.inverse_shared),
+          "querying the occupancy of a kernel");
     const std::size_t fit = most_bytes / (sizeof(float2) * static_cast<std::size_t>(2 * length()));
     choose_slab(r, device.multiprocessors * std::max(blocks, 1),
                 static_cast<int>(std::clamp<std::size_t>(fit, 1, most_blocks / residues())));
   }
 
-  /// N: tokens of a row of features, zeros among them.
+  /// N, the number of tokens in a row of features, with zero padding.
   int length() const { return m_variant->N(); }
 
   struct Arrays {
-    float2 *U, *slab, *Y;  // as LongTask's
+    float2 *U, *slab, *Y;  // as TwoPassTask's
   };
   Arrays take(Scratch& scratch) const {
     const std::size_t points = static_cast<std::size_t>(m_pairs) * static_cast<std::size_t>(length());
@@ -113,13 +114,15 @@ class LongEngine {
 
   /// Queues the spectrum [position, 2 N] of the weights.
   void queue_spectrum(const DeviceWeights& c, int positions, float2* spectrum, cudaStream_t stream) const {
-    const LongVariant& v = *m_variant;
-    const LongSpectrumTask task{c, v.L2, static_cast<int>(residues()), roots(), spectrum};
+    const TwoPassVariant& v = *m_variant;
+    const TwoPassSpectrumTask task{c, v.L2, static_cast<int>(residues()), roots(), spectrum};
     const unsigned all = static_cast<unsigned>(positions), L1 = static_cast<unsigned>(v.L1);
-    launch("long: roots", long_roots_kernel<threads>, dim3{blocks_of<threads>(v.L2), L1, 1}, dim3{threads, 1, 1}, 0,
+    launch("FFT in two passes: roots", two_pass_roots_kernel<threads>, dim3{blocks_of<threads>(v.L2), L1, 1},
+           dim3{threads, 1, 1}, 0, stream, task);
+    launch("FFT in two passes: columns of weights", v.weights, dim3{tiles(), residues(), all}, columns_block(),
+           v.column_shared, stream, task);
+    launch("FFT in two passes: rows of weights", v.weight_rows, dim3{L1, residues(), all}, rows_block(), v.row_shared,
            stream, task);
-    launch("long: weights", v.weights, dim3{tiles(), residues(), all}, columns_block(), v.column_shared, stream, task);
-    launch("long: rows of weights", v.weight_rows, dim3{L1, residues(), all}, rows_block(), v.row_shared, stream, task);
   }
 
   /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z, r, N].
@@ -127,36 +130,38 @@ class LongEngine {
   void queue(const TileTask<S>& x, const float2* spectrum, std::ptrdiff_t stride, float* out, float* sums,
              const Arrays& arrays, cudaStream_t stream) const {
     if (x.A.tokens == 0) return;
-    const LongVariant& v = *m_variant;
+    const TwoPassVariant& v = *m_variant;
     const unsigned pairs = static_cast<unsigned>(m_pairs), slots = pairs * residues(), L1 = static_cast<unsigned>(v.L1);
-    LongTask task{.A = x.A.data,
-                  .B = x.B.data,
-                  .spectrum = spectrum,
-                  .stride = stride,
-                  .roots = roots(),
-                  .heads = x.A.heads,
-                  .r = x.A.channels,
-                  .n_q = x.A.tokens,
-                  .p = x.U.V.channels,
-                  .residues = static_cast<int>(residues()),
-                  .pairs_of_z = m_pairs_of_z,
-                  .all_pairs = m_all_pairs,
-                  .first_pair = 0,
-                  .first_feature = 0,
-                  .features = m_features,
-                  .U = arrays.U,
-                  .slab = arrays.slab,
-                  .Y = arrays.Y,
-                  .out = out,
-                  .sums = sums};
+    TwoPassTask task{.A = x.A.data,
+                     .B = x.B.data,
+                     .spectrum = spectrum,
+                     .stride = stride,
+                     .roots = roots(),
+                     .heads = x.A.heads,
+                     .r = x.A.channels,
+                     .n_q = x.A.tokens,
+                     .p = x.U.V.channels,
+                     .residues = static_cast<int>(residues()),
+                     .pairs_of_z = m_pairs_of_z,
+                     .all_pairs = m_all_pairs,
+                     .first_pair = 0,
+                     .first_feature = 0,
+                     .features = m_features,
+                     .U = arrays.U,
+                     .slab = arrays.slab,
+                     .Y = arrays.Y,
+                     .out = out,
+                     .sums = sums};
     for (; task.first_pair < m_all_pairs; task.first_pair += m_pairs) {
       task.first_feature = 0;
-      launch("long: turn", long_turn_kernel<S>, dim3{blocks_of<threads>(length()), pairs, 1}, dim3{threads, 1, 1}, 0,
-             stream, LongTurnTask<S>{task, x.U, length()});
+      launch("FFT in two passes: twiddles", two_pass_twiddle_kernel<S>, dim3{blocks_of<threads>(length()), pairs, 1},
+             dim3{threads, 1, 1}, 0, stream, TwoPassTwiddleTask<S>{task, x.U, length()});
       do {
-        launch("long: columns", v.columns, dim3{tiles(), slots, 1}, columns_block(), v.column_shared, stream, task);
-        launch("long: rows", v.rows, dim3{L1, slots, 1}, rows_block(), v.row_shared, stream, task);
-        launch("long: back", v.back, dim3{tiles(), pairs, 1}, columns_block(), v.back_shared, stream, task);
+        launch("FFT in two passes: columns", v.columns, dim3{tiles(), slots, 1}, columns_block(), v.column_shared,
+               stream, task);
+        launch("FFT in two passes: rows", v.rows, dim3{L1, slots, 1}, rows_block(), v.row_shared, stream, task);
+        launch("FFT in two passes: inverse", v.inverse, dim3{tiles(), pairs, 1}, columns_block(), v.inverse_shared,
+               stream, task);
         task.first_feature += m_features;
       } while (task.first_feature < task.r);
     }
@@ -171,8 +176,8 @@ class LongEngine {
   dim3 rows_block() const { return {static_cast<unsigned>(m_variant->row_threads), 1, 1}; }
   float2* roots() const { return static_cast<float2*>(m_roots.data()); }
 
-  // what a slab with room for so many (pair, feature) has: what keeps the device busy for the shortest time. Blocks of
-  // the last pass go in rounds, each as long as its features are many, and one more for U and Y
+  // chooses the pairs and features of a slab of at most `fit` slots such that the time is least. The blocks of the last
+  // pass run in rounds; the time of a round is the number of its features, plus one for U and Y
   void choose_slab(int r, int slots, int fit) {
     const auto parts = [](long long all, long long each) { return (all + each - 1) / each; };
     const int all = std::max(m_all_pairs, 1);
@@ -187,7 +192,7 @@ class LongEngine {
     }
   }
 
-  const LongVariant* m_variant;
+  const TwoPassVariant* m_variant;
   int m_pairs_of_z, m_all_pairs, m_pairs = 1, m_features = 1;
   DeviceMemory m_roots;  // (L1,L2)
 };

@@ -12,42 +12,43 @@
 
 namespace nprf::cuda {
 
-/// Y = ((A B^T) o C) [V 1] by transforms that shared memory has no room for: FusedTask's, residue class by residue
-/// class, each of L = L1 L2 points in two passes through memory. Of value j1 L2 + j2 and frequency k1 + L1 k2,
+/// Y = ((A B^T) o C) [V 1] by FFTs that are too long for shared memory. Residue classes are those of SharedMemoryTask.
+/// The L = L1 L2 points of each are transformed in two passes through memory. With the value j1 L2 + j2 and the
+/// frequency k1 + L1 k2,
 ///
-///     Z[k1][j2] = sum_j1 z[j1 L2 + j2] exp(-2 pi i j1 k1 / L1)                              columns
-///     frequency = sum_j2 Z[k1][j2] exp(-2 pi i k1 j2 / L) exp(-2 pi i j2 k2 / L2)           rows, and back
+///     Z[k1][j2] = sum_j1 z[j1 L2 + j2] exp(-2 pi i j1 k1 / L1)                              columns kernel
+///     frequency = sum_j2 Z[k1][j2] exp(-2 pi i k1 j2 / L) exp(-2 pi i j2 k2 / L2)           rows kernel, with inverse
 ///
-/// Between them the Z of some (z, pair of columns), counted through all z, and of some features lie in a slab. A block
-/// of the last pass has all residue classes of its queries, and adds them up by Horner's rule:
+/// A slab holds Z of some pairs of columns, counted over all z, and of some features. A block of the last kernel has
+/// all residue classes of its queries, and adds them up by Horner's rule:
 ///
 ///     y[j] = sum_q Y_q[j] exp(+pi i q j / N)
 ///
-/// O(r (p + 1) N log N) time; a point of a slab moves 32 bytes, 8 folds more of A and B, and of U and Y 8 (folds + 1)
-/// by the features that the slab has.
-struct LongTask {
+/// O(r (p + 1) N log N) time. Memory traffic per point of a slab: 32 bytes, 8 folds bytes for A and B, and 8 (folds +
+/// 1) / (features of the slab) bytes for U and Y.
+struct TwoPassTask {
   const float *A, *B;      // [z, r, N], zero from n_q and n_k on
-  const float2* spectrum;  // [head, residue, L1, L2], rows in a block's own order
-  std::ptrdiff_t stride;   // of the spectrum from head to head
+  const float2* spectrum;  // [head, residue, L1, L2]; rows are in the order of BlockTransform's output
+  std::ptrdiff_t stride;   // of the spectrum, between heads
   const float2* roots;     // (L1,L2): exp(-2 pi i k1 j2 / L)
   int heads, r, n_q, p, residues, pairs_of_z, all_pairs;
-  int first_pair, first_feature, features;  // what the slab has
-  float2* U;                                // [pair, residue, N], turned
+  int first_pair, first_feature, features;  // of the slab
+  float2* U;                                // [pair, residue, N]: u_q
   float2* slab;                             // [pair, residue, feature, L1, L2]
-  float2* Y;                                // [pair, N]: sums over the features so far
+  float2* Y;                                // [pair, N]: sums over the features of previous slabs
   float *out, *sums;                        // [z, n_q, p] [z, n_q]
 };
 
-/// LongTask's U.
+/// Computes TwoPassTask's U.
 template <Storage S>
-struct LongTurnTask : LongTask {
+struct TwoPassTwiddleTask : TwoPassTask {
   Columns<S> V;  // (n_k,p + 1)
   int N;
 };
 
 /// Blocks (tokens, pairs).
 template <Storage S>
-__global__ void __launch_bounds__(256) long_turn_kernel(LongTurnTask<S> task) {
+__global__ void __launch_bounds__(256) two_pass_twiddle_kernel(TwoPassTwiddleTask<S> task) {
   const int j = static_cast<int>(blockIdx.x * 256 + threadIdx.x), slot = static_cast<int>(blockIdx.y);
   const int pair = task.first_pair + slot;
   if (j >= task.N || pair >= task.all_pairs) return;
@@ -56,26 +57,27 @@ __global__ void __launch_bounds__(256) long_turn_kernel(LongTurnTask<S> task) {
   for (int q = 0; q < task.residues; ++q, U += task.N) *U = multiply(u, residue_root(q, j, task.N));
 }
 
-/// How many blocks of threads with so many values share a multiprocessor's registers: 128 a thread, or 255.
+/// Minimum number of blocks per multiprocessor. It limits a thread to 128 registers if it has few values, else to 255.
 template <class Shape, int folds>
 constexpr int column_blocks = (folds * Shape::R <= 24 ? 512 : 256) / Shape::threads;
 
-/// slab = transforms of columns of B_f U. Blocks (tiles of columns, pairs and residue classes).
+/// slab = FFTs of columns of B_f U. Blocks (tiles of columns, pairs and residue classes).
 template <class Shape, int L2, int folds>
-__global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>)) long_columns_kernel(LongTask task) {
+__global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
+    two_pass_columns_kernel(TwoPassTask task) {
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
   const int slot = static_cast<int>(blockIdx.y), pair = task.first_pair + slot / (2 * folds);
   if (pair >= task.all_pairs) return;
-  // the thread's values are tokens own + s step
-  const int own = transform.t * L2 + static_cast<int>(blockIdx.x) * Shape::columns + transform.column;
-  const float2* U = task.U + static_cast<std::ptrdiff_t>(slot) * folds * L + own;
+  // value s of this thread is token first_token + s step
+  const int first_token = transform.t * L2 + static_cast<int>(blockIdx.x) * Shape::columns + transform.column;
+  const float2* U = task.U + static_cast<std::ptrdiff_t>(slot) * folds * L + first_token;
   float2 u[folds * R];
   fft::unrolled<folds * R>([&](auto s) { u[s] = U[s * step]; });
 
   const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(pair / task.pairs_of_z) * task.r + task.first_feature;
-  const float* B = task.B + first * folds * L + own;
-  float2* Z = task.slab + static_cast<std::ptrdiff_t>(slot) * task.features * L + own;
+  const float* B = task.B + first * folds * L + first_token;
+  float2* Z = task.slab + static_cast<std::ptrdiff_t>(slot) * task.features * L + first_token;
   const int features = min(task.features, task.r - task.first_feature);
 #pragma unroll 1
   for (int f = 0; f < features; ++f, B += folds * L, Z += L) {
@@ -93,10 +95,10 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
   }
 }
 
-/// slab = rows of it convolved with the weights; what was written last comes first, since it may still be in the cache.
-/// Blocks (rows, pairs and residue classes).
+/// Convolves the rows of the slab with the weights, in place. Slots are processed in reverse order, since those that
+/// were written last may still be in the cache. Blocks (rows, pairs and residue classes).
 template <class Shape>
-__global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) long_rows_kernel(LongTask task) {
+__global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) two_pass_rows_kernel(TwoPassTask task) {
   constexpr int P = Shape::P, L2 = Shape::L;
   const int thread = static_cast<int>(threadIdx.x), row = static_cast<int>(blockIdx.x);
   const int L1 = static_cast<int>(gridDim.x), slot = static_cast<int>(gridDim.y - 1 - blockIdx.y);
@@ -112,8 +114,8 @@ __global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) long_row
 #pragma unroll 1
   for (int f = 0; f < features; ++f, Z += static_cast<std::ptrdiff_t>(L1) * L2) {
     float2 v[P];
-    forget(roots);
-    forget(spectrum);
+    prevent_hoisting(roots);
+    prevent_hoisting(spectrum);
     fft::unrolled<P>([&](auto i) {
       const int at = Shape::template index<1>(thread, i);
       v[i] = multiply(Z[at], __ldg(roots + at));
@@ -129,28 +131,30 @@ __global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) long_row
 }
 
 template <class Shape, int folds>
-constexpr std::size_t long_back_shared = sizeof(float2) * (fft::ColumnTransform<Shape>::shared + folds * Shape::R);
+constexpr std::size_t two_pass_inverse_bytes =
+    sizeof(float2) * (fft::ColumnTransform<Shape>::shared + folds * Shape::R);
 
-/// Y += sum_f A_f slab, its columns transformed back and its residue classes added up; after the last feature Y is N
-/// and D. Blocks (tiles of columns, pairs).
+/// Y += sum_f A_f v_f, where v_f are the inverse FFTs of the slab's columns, summed over residue classes. After the
+/// last feature, writes N and D instead. Blocks (tiles of columns, pairs).
 template <class Shape, int L2, int folds>
-__global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>)) long_back_kernel(LongTask task) {
+__global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
+    two_pass_inverse_kernel(TwoPassTask task) {
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2, values = folds * R;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
-  float2* turns = shared_memory<float2>() + fft::ColumnTransform<Shape>::shared;  // from value to value
-  for (int s = static_cast<int>(threadIdx.x); s < values; s += Shape::threads) turns[s] = fft::root(s, 2 * values);
+  float2* roots = shared_memory<float2>() + fft::ColumnTransform<Shape>::shared;  // roots between this thread's values
+  for (int s = static_cast<int>(threadIdx.x); s < values; s += Shape::threads) roots[s] = fft::root(s, 2 * values);
   __syncthreads();
   const int slot = static_cast<int>(blockIdx.y), pair = task.first_pair + slot, z = pair / task.pairs_of_z;
   if (pair >= task.all_pairs) return;
-  const int own = transform.t * L2 + static_cast<int>(blockIdx.x) * Shape::columns + transform.column;
-  const float2 turn = fft::root(own, 2 * folds * L);
-  const float* A = task.A + (static_cast<std::ptrdiff_t>(z) * task.r + task.first_feature) * folds * L + own;
+  const int first_token = transform.t * L2 + static_cast<int>(blockIdx.x) * Shape::columns + transform.column;
+  const float2 root = fft::root(first_token, 2 * folds * L);
+  const float* A = task.A + (static_cast<std::ptrdiff_t>(z) * task.r + task.first_feature) * folds * L + first_token;
   const int features = min(task.features, task.r - task.first_feature);
   float2 y[values];
   fft::unrolled<values>([&](auto s) { y[s] = make_float2(0, 0); });
 #pragma unroll 1
   for (int q = 2 * folds - 1; q >= 0; --q) {
-    const float2* Z = task.slab + (static_cast<std::ptrdiff_t>(slot) * 2 * folds + q) * task.features * L + own;
+    const float2* Z = task.slab + (static_cast<std::ptrdiff_t>(slot) * 2 * folds + q) * task.features * L + first_token;
     const float* a = A;
 #pragma unroll 1
     for (int f = 0; f < features; ++f, a += folds * L, Z += L) {
@@ -164,14 +168,14 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
       });
     }
     if (q > 0)
-      fft::unrolled<values>([&](auto s) { y[s] = multiply_conjugate(multiply_conjugate(y[s], turns[s]), turn); });
+      fft::unrolled<values>([&](auto s) { y[s] = multiply_conjugate(multiply_conjugate(y[s], roots[s]), root); });
   }
 
   const bool last = task.first_feature + features == task.r;
   const int column = 2 * (pair % task.pairs_of_z), p = task.p;
-  float2* Y = task.Y + static_cast<std::ptrdiff_t>(slot) * folds * L + own;
+  float2* Y = task.Y + static_cast<std::ptrdiff_t>(slot) * folds * L + first_token;
   fft::unrolled<values>([&](auto s) {
-    const int token = own + s * step;
+    const int token = first_token + s * step;
     if (token >= task.n_q) return;
     const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * task.n_q + token;
     const float2 sum = task.first_feature > 0 ? Y[s * step] + y[s] : y[s];
@@ -183,38 +187,38 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
   });
 }
 
-/// The weights of heads, folded and transformed: LongTask's spectrum / 2 N, in the same passes.
-struct LongSpectrumTask {
+/// Computes TwoPassTask's spectrum / 2 N of the weights of heads, by the same two passes.
+struct TwoPassSpectrumTask {
   DeviceWeights c;
   int L2, residues;
   float2* roots;     // (L1,L2)
   float2* spectrum;  // [head, residue, L1, L2]
 };
 
-/// LongTask's roots. Blocks (columns, rows).
+/// Computes TwoPassTask's roots. Blocks (columns, rows).
 template <int threads>
-__global__ void __launch_bounds__(threads) long_roots_kernel(LongSpectrumTask task) {
+__global__ void __launch_bounds__(threads) two_pass_roots_kernel(TwoPassSpectrumTask task) {
   const int j2 = static_cast<int>(blockIdx.x * threads + threadIdx.x), k1 = static_cast<int>(blockIdx.y);
   if (j2 < task.L2) task.roots[k1 * task.L2 + j2] = fft::root(k1 * j2, static_cast<int>(gridDim.y) * task.L2);
 }
 
 /// Blocks (tiles of columns, residue classes, heads).
 template <class Shape, int L2, int folds>
-__global__ void __launch_bounds__(Shape::threads) long_weights_kernel(LongSpectrumTask task) {
+__global__ void __launch_bounds__(Shape::threads) two_pass_weights_kernel(TwoPassSpectrumTask task) {
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
   const int q = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.z);
-  const int own = transform.t * L2 + static_cast<int>(blockIdx.x) * Shape::columns + transform.column;
+  const int first_token = transform.t * L2 + static_cast<int>(blockIdx.x) * Shape::columns + transform.column;
   float2 v[R];
-  fft::unrolled<R>([&](auto s) { v[s] = folded_weight<2 * folds, L>(task.c, head, q, own + s * step); });
+  fft::unrolled<R>([&](auto s) { v[s] = folded_weight<2 * folds, L>(task.c, head, q, first_token + s * step); });
   transform.forward(v);
-  float2* Z = task.spectrum + (static_cast<std::ptrdiff_t>(head) * 2 * folds + q) * L + own;
+  float2* Z = task.spectrum + (static_cast<std::ptrdiff_t>(head) * 2 * folds + q) * L + first_token;
   fft::unrolled<R>([&](auto s) { Z[s * step] = v[s]; });
 }
 
 /// Blocks (rows, residue classes, heads).
 template <class Shape>
-__global__ void __launch_bounds__(Shape::threads) long_weight_rows_kernel(LongSpectrumTask task) {
+__global__ void __launch_bounds__(Shape::threads) two_pass_weight_rows_kernel(TwoPassSpectrumTask task) {
   const fft::BlockTransform<Shape> transform(shared_memory<float2>());
   __syncthreads();
   const int thread = static_cast<int>(threadIdx.x), row = static_cast<int>(blockIdx.x);

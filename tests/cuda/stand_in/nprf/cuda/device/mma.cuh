@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
-/// The twin of nprf/cuda/device/mma.cuh, which is found before it: the same functions lane by lane, as PTX documents
-/// them.
+/// Replaces nprf/cuda/device/mma.cuh on the host; the include path finds it first. It has the same functions, with the
+/// register layout that PTX documents.
 namespace nprf::cuda {
 
 constexpr bool has_mma = true;
@@ -18,17 +18,17 @@ inline float half_of(unsigned word, int half) {
   return __bfloat162float(x);
 }
 
-// Register e / 2 of lane 4 g + t has, in its half e % 2,
-//   a: row g, and g + 8 for e = 2, 3, 6, 7; column 2 t + e % 2, and 8 more for e >= 4
-//   b: row 2 t + e % 2, and 8 more for e >= 2; column g
-// and c[e] is row g, and g + 8 for e >= 2; column 2 t + e % 2.
+// Half e % 2 of register e / 2 of lane 4 g + t holds
+//   a: row g, or g + 8 for e = 2, 3, 6, 7; column 2 t + e % 2, plus 8 for e >= 4
+//   b: row 2 t + e % 2, plus 8 for e >= 2; column g
+// c[e] is at row g, or g + 8 for e >= 2; column 2 t + e % 2.
 inline void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   struct Operands {
     unsigned a[4], b[2];
-  } mine;
-  std::memcpy(mine.a, a, sizeof(a));
-  std::memcpy(mine.b, b, sizeof(b));
-  const stand_in::Exchange<Operands> all(mine);
+  } operands;
+  std::memcpy(operands.a, a, sizeof(a));
+  std::memcpy(operands.b, b, sizeof(b));
+  const stand_in::Exchange<Operands> all(operands);
   const int g = stand_in::lane() / 4, t = stand_in::lane() % 4;
   for (int e = 0; e < 4; ++e)
     for (int k = 0; k < 16; ++k) {
@@ -39,7 +39,7 @@ inline void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     }
 }
 
-// Register i of lane l has elements 2 (l % 4) and the next of row l / 4 of matrix i, or of its transpose.
+// Register i of lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix i, or of its transpose.
 template <bool transposed>
 void load_matrices(unsigned (&x)[4], const __nv_bfloat16* row) {
   const stand_in::Exchange<const __nv_bfloat16*> rows(row);
