@@ -245,8 +245,8 @@ TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[fe
       }
 }
 
-TEST_CASE("TRF: phi(x).phi(x) is exp(|x|^2) for any projection", "[feature_map]") {
-  // because sin^2 + cos^2 = 1
+TEST_CASE("TRF: phi(x).phi(x) is exp of the squared norm of x for any projection", "[feature_map]") {
+  // because sin^2 + cos^2 = 1, phi(x).phi(x) = exp(|x|^2)
   const Matrix<double> x = normal<double>(6, 5, 4);
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
     const Matrix<double> k = kernel(make<double>(5, 3, projection), x, x);
