@@ -12,10 +12,10 @@
 namespace nprf::test {
 
 /// Compares backward(x, phi(x), g) with central differences of L(x) = sum_ir g_ir phi_ir(x), and checks that it is
-/// linear in g and takes a factor of phi's rows along. phi(x') must keep the factors that were taken out at x.
+/// linear in g. phi_at(x') must omit the same factors as phi at x.
 ///
-/// The differences are off by h^2 / 6 of a third derivative, and by eps / h: 1e-6 of the largest entry is ample for h =
-/// 1e-5.
+/// The error of the differences is h^2 / 6 times a third derivative, plus eps / h: for h = 1e-5 it is well below 1e-6
+/// of the largest entry.
 template <class F, class Phi>
 void check_backward(const F& features, const Matrix<double>& x, Phi&& phi_at) {
   constexpr double h = 1e-5;
@@ -38,7 +38,7 @@ void check_backward(const F& features, const Matrix<double>& x, Phi&& phi_at) {
   CHECK(largest > 0);
   CHECK(worst <= 1e-6 * largest);
 
-  // a column of factors that varies by row, powers of two and so without rounding
+  // a different factor for each row: powers of two, so that scaling is exact
   Vector<double> factor(x.rows());
   for (Index i = 0; i < factor.size(); ++i) factor[i] = std::ldexp(1.0, static_cast<int>(5 * i % 17) - 8);
   const Matrix<double> scaled = features.backward(x, phi, factor.asDiagonal() * g);
@@ -46,7 +46,7 @@ void check_backward(const F& features, const Matrix<double>& x, Phi&& phi_at) {
   CHECK((scaled - expected).cwiseAbs().maxCoeff() <= 1e-14 * expected.cwiseAbs().maxCoeff());
 }
 
-/// phi of queries at x', times what was taken out at x' over what was taken out at x.
+/// A function that returns the query features at x' with the factors omitted at x instead of those omitted at x'.
 template <class F>
 auto queries_like(const F& features, const Matrix<double>& x) {
   Vector<double> log_x;
@@ -58,7 +58,7 @@ auto queries_like(const F& features, const Matrix<double>& x) {
   };
 }
 
-/// The same of keys.
+/// The same for key features.
 template <class F>
 auto keys_like(const F& features, const Matrix<double>& x) {
   double log_x;
@@ -70,9 +70,9 @@ auto keys_like(const F& features, const Matrix<double>& x) {
   };
 }
 
-/// backward's formula is linear in phi: a factor that was taken out of a row goes straight to the row of dx.
+/// Checks that backward is linear in phi: a factor of a row of phi is a factor of the row of dx.
 template <class F>
-void check_backward_takes_factors(const F& features, const Matrix<double>& x) {
+void check_backward_with_factors(const F& features, const Matrix<double>& x) {
   const Matrix<double> phi = features.queries(x);
   const Matrix<double> g = normal<double>(phi.rows(), phi.cols(), 54321);
   const Matrix<double> dx = features.backward(x, phi, g);

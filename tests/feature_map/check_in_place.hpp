@@ -14,8 +14,8 @@
 
 namespace nprf::test {
 
-/// Checks that the features of n rows, and their backward, written into the caller's matrices by teams of 1, 2, 3 and 5
-/// threads, have the bits of the maps that return them, and that nothing beside a block is written.
+/// Checks the overloads that write features of n rows and gradients into the caller's matrices. Teams of 1, 2, 3 and 5
+/// threads must give the same bits as the overloads that return matrices, and must not write outside a block.
 template <class F>
 void check_in_place(const F& features, Index n) {
   using T = typename F::Scalar;
@@ -41,7 +41,7 @@ void check_in_place(const F& features, Index n) {
       Matrix<T> wide = untouched;
       auto block = wide.block(1, 2, n, expected.cols());
       write(MatrixRef<T>(block));
-      // Eigen's exp, sin and cos have other last bits where a row starts at another place of a packet
+      // the last bits of Eigen's exp, sin and cos depend on the alignment of a row
       const double largest = n == 0 ? 0 : static_cast<double>(expected.cwiseAbs().maxCoeff());
       CHECK(worst_ratio(block, expected, 8 * epsilon<T> * largest) <= 1);
       block.setConstant(T(17));
@@ -55,7 +55,7 @@ void check_in_place(const F& features, Index n) {
   }
 }
 
-/// The same around the length of a tile, and for so many features that a matrix product takes them in parts.
+/// The same for numbers of rows around the size of a tile, and for sizes that a matrix product divides into blocks.
 template <class Make>
 void check_in_place_sizes(Make&& make) {
   for (const Index n : {0, 1, 127, 128, 129, 300}) check_in_place(make(5, 7), n);
@@ -64,7 +64,7 @@ void check_in_place_sizes(Make&& make) {
   check_in_place(make(20, 700), 200);
 }
 
-/// Checks that results of another shape than the caller's are refused.
+/// Checks that the map rejects caller's matrices of wrong shapes.
 template <class F>
 void check_in_place_shapes(const F& features) {
   using T = typename F::Scalar;

@@ -16,9 +16,10 @@ namespace nprf::test::feature_map_elu {
 
 static_assert(FeatureMap<EluFeatures<float>> && FeatureMap<EluFeatures<double>>);
 static_assert(is_positive<EluFeatures<float>>());
-static_assert(!estimates_exp<EluFeatures<float>>(), "its kernel is its own");
+static_assert(!estimates_exp<EluFeatures<float>>(), "elu has a kernel of its own");
 
-TEMPLATE_TEST_CASE("elu(x) + 1 is x + 1 above zero and exp(x) below", "[feature_map]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("elu: the features are x + 1 for positive x and otherwise exp(x)", "[feature_map]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const EluFeatures<T> features(7);
   CHECK(features.input_dim() == 7);
@@ -38,11 +39,11 @@ TEMPLATE_TEST_CASE("elu(x) + 1 is x + 1 above zero and exp(x) below", "[feature_
     else
       CHECK(static_cast<double>(phi.data()[i]) == expected);
   }
-  CHECK(phi(0, 0) == 1);  // both halves meet in 1
+  CHECK(phi(0, 0) == 1);  // both formulas give 1 at 0
   CHECK(features.keys(x) == phi);
 }
 
-TEST_CASE("elu: a NaN stays a NaN", "[feature_map]") {
+TEST_CASE("elu: the feature of a NaN is NaN", "[feature_map]") {
   Matrix<float> x = Matrix<float>::Zero(1, 2);
   x(0, 1) = std::numeric_limits<float>::quiet_NaN();
   const Matrix<float> phi = EluFeatures<float>(2).queries(x);
@@ -60,8 +61,7 @@ TEST_CASE("elu: backward is the derivative on both sides of zero", "[feature_map
   check_backward(features, x, [&](const Matrix<double>& at) { return features.queries(at); });
 }
 
-TEMPLATE_TEST_CASE("elu: the derivative at zero is 1 from both sides, and goes to zero far below", "[feature_map]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("elu: the derivative is 1 at zero and 0 at large negative x", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const EluFeatures<T> features(4);
   Matrix<T> x(1, 4);
@@ -74,7 +74,7 @@ TEMPLATE_TEST_CASE("elu: the derivative at zero is 1 from both sides, and goes t
   CHECK(dx(0, 3) == 0);
 }
 
-TEST_CASE("elu: no rows have no features", "[feature_map]") {
+TEST_CASE("elu: an input without rows gives features without rows", "[feature_map]") {
   const EluFeatures<float> features(4);
   const Matrix<float> none(0, 4);
   CHECK(features.queries(none).rows() == 0);
@@ -83,7 +83,7 @@ TEST_CASE("elu: no rows have no features", "[feature_map]") {
   CHECK(features.backward(none, none, none).cols() == 4);
 }
 
-TEST_CASE("elu: shapes that do not fit are refused", "[feature_map]") {
+TEST_CASE("elu: arguments of wrong shapes are rejected", "[feature_map]") {
   check_invalid([] { EluFeatures<float>(0); }, {"input_dim: expected at least 1", "got 0"});
   check_invalid([] { EluFeatures<double>(-2); }, {"input_dim", "got -2"});
   const EluFeatures<float> features(4);
@@ -97,12 +97,12 @@ TEST_CASE("elu: shapes that do not fit are refused", "[feature_map]") {
   check_invalid([&] { features.backward(zeros(2, 4), zeros(2, 4), zeros(2, 9)); }, {"expected 2 x 4", "2 x 9"});
 }
 
-TEMPLATE_TEST_CASE("elu: features go into the caller's storage, with the same bits for any number of threads",
+TEMPLATE_TEST_CASE("elu: features written into the caller's storage are bitwise equal for any thread count",
                    "[feature_map][threads]", NPRF_TEST_SCALARS) {
   for (const Index n : {0, 1, 127, 128, 129, 700}) check_in_place(EluFeatures<TestType>(9), n);
 }
 
-TEST_CASE("elu: results of another shape are refused", "[feature_map]") {
+TEST_CASE("elu: results of wrong shapes are rejected", "[feature_map]") {
   check_in_place_shapes(EluFeatures<float>(4));
   Workspace workspace;
   Matrix<float> phi(2, 4);

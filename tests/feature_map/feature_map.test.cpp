@@ -8,7 +8,7 @@ namespace nprf::test::feature_map_feature_map {
 
 namespace {
 
-// the map of the concept's own comment
+// the example in the comment of the concept
 struct Squares {
   using Scalar = float;
   Index input_dim() const { return d; }
@@ -21,7 +21,7 @@ struct Squares {
   Index d;
 };
 
-// what a map may do otherwise: views by value, further arguments, narrower sizes
+// a map may accept views by value, have default arguments, and return sizes of a narrower type
 struct Relaxed {
   using Scalar = double;
   static constexpr bool estimates_exp = false;
@@ -33,7 +33,7 @@ struct Relaxed {
   Matrix<double> backward(MatrixView<double>, MatrixView<double>, MatrixView<double> dphi) const { return dphi; }
 };
 
-// and what it must not do: one thing wrong with each
+// types that do not model FeatureMap, each for one reason
 struct NoBackward {
   using Scalar = float;
   Index input_dim() const { return 1; }
@@ -79,13 +79,13 @@ static_assert(!FeatureMap<ChangesItself> && !FeatureMap<TwoArguments>);
 static_assert(!FeatureMap<Integers>);
 static_assert(!FeatureMap<NoInput> && !FeatureMap<NoOutput>);
 
-static_assert(estimates_exp<Squares>(), "unless a map says otherwise");
-static_assert(!is_positive<Squares>(), "unless a map says otherwise");
+static_assert(estimates_exp<Squares>(), "the default");
+static_assert(!is_positive<Squares>(), "the default");
 static_assert(!estimates_exp<Relaxed>() && is_positive<Relaxed>());
 
 }  // namespace
 
-TEST_CASE("the feature map of the concept's comment works", "[feature_map]") {
+TEST_CASE("the example in the comment of FeatureMap computes squares", "[feature_map]") {
   const Squares squares{3};
   const Matrix<float> x = normal<float>(4, 3, 1), g = normal<float>(4, 3, 2);
   const Matrix<float> phi = squares.queries(x);

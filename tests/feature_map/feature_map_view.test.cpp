@@ -18,7 +18,7 @@ namespace {
 
 constexpr Index n = 150, d = 3;
 
-// a user's own map, which returns matrices
+// a user's own map that returns matrices
 struct Powers {
   using Scalar = double;
   Index input_dim() const { return d; }
@@ -35,7 +35,7 @@ struct Powers {
   }
 };
 
-// one that writes its queries into the caller's storage, and returns its keys
+// a map that writes its queries into the caller's storage and returns its keys
 struct InPlaceQueries : Powers {
   static constexpr bool estimates_exp = false;
   static constexpr bool is_positive = true;
@@ -76,8 +76,8 @@ static_assert(!std::is_constructible_v<FeatureMapView<double>, int>);
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a view of a map is the map", "[feature_map]", PositiveFeatures<double>, HyperbolicFeatures<double>,
-                   TrigonometricFeatures<double>, EluFeatures<double>) {
+TEMPLATE_TEST_CASE("a view of a feature map gives the results of the map", "[feature_map]", PositiveFeatures<double>,
+                   HyperbolicFeatures<double>, TrigonometricFeatures<double>, EluFeatures<double>) {
   const auto map = [] {
     if constexpr (std::is_same_v<TestType, EluFeatures<double>>)
       return TestType(d);
@@ -90,7 +90,7 @@ TEMPLATE_TEST_CASE("a view of a map is the map", "[feature_map]", PositiveFeatur
   CHECK(view.estimates_exp() == estimates_exp<TestType>());
   CHECK(view.is_positive() == is_positive<TestType>());
 
-  // the compiler may contract the same sums in another way
+  // the compiler may use fused multiply-adds in other places
   const auto error = [](const Matrix<double>& got, const Matrix<double>& same) {
     return worst_ratio(got, same, 64 * epsilon<double> * same.cwiseAbs().maxCoeff());
   };
@@ -116,7 +116,7 @@ TEMPLATE_TEST_CASE("a view of a map is the map", "[feature_map]", PositiveFeatur
   CHECK(error(dx, expected_dx) <= 1);
 }
 
-TEST_CASE("a map that returns matrices is given the scaled rows", "[feature_map]") {
+TEST_CASE("a view passes scaled rows to a map that returns matrices", "[feature_map]") {
   const Powers map;
   const FeatureMapView<double> view = map;
   CHECK(view.input_dim() == d);
@@ -142,7 +142,7 @@ TEST_CASE("a map that returns matrices is given the scaled rows", "[feature_map]
   CHECK((all.array() == 5).all());
 }
 
-TEST_CASE("a map may write one side in place and return the other", "[feature_map]") {
+TEST_CASE("a map may write queries in place and return keys", "[feature_map]") {
   const InPlaceQueries map;
   const FeatureMapView<double> view = map;
   CHECK(!view.estimates_exp());
@@ -155,7 +155,7 @@ TEST_CASE("a map may write one side in place and return the other", "[feature_ma
   CHECK(same_bits(phi, map.keys(data.xs)));
 }
 
-TEST_CASE("a view gives back what it took of the workspace", "[feature_map]") {
+TEST_CASE("a view of a feature map releases its scratch memory", "[feature_map]") {
   Data data;
   const Powers map;
   Matrix<double> phi(n, 2 * d);
@@ -168,7 +168,7 @@ TEST_CASE("a view gives back what it took of the workspace", "[feature_map]") {
   CHECK(next() == before);
 }
 
-TEST_CASE("a map that returns another shape is refused", "[feature_map]") {
+TEST_CASE("a view rejects matrices of wrong shapes returned by a map", "[feature_map]") {
   const Data data;
   Matrix<double> phi(n, 2 * d), dx(n, d);
   const Wide wide;

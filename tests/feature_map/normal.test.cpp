@@ -21,25 +21,25 @@ std::vector<double> draw(NormalDeviates normal, std::size_t n) {
   return x;
 }
 
-// The correlation of x[i] and y[i + lag], all of mean 0 and variance 1, in standard errors
+// the correlation of x[i] and y[i + lag], which have mean 0 and variance 1, in standard errors
 double correlation_sigmas(const std::vector<double>& x, const std::vector<double>& y, std::size_t lag = 0) {
   double sum = 0;
   for (std::size_t i = 0; i + lag < x.size(); ++i) sum += x[i] * y[i + lag];
   return std::abs(sum) / std::sqrt(static_cast<double>(x.size() - lag));
 }
 
-// (x^2 - 1) / sqrt(2): mean 0 and variance 1 again
+// (x^2 - 1) / sqrt(2), which also has mean 0 and variance 1
 std::vector<double> squares(std::vector<double> x) {
   for (double& t : x) t = (t * t - 1) / std::numbers::sqrt2;
   return x;
 }
 
-// Box and Muller of the two 64-bit words, of which the upper 53 bits count
+// checks the two deviates that Box and Muller's method makes from the upper 53 bits of two 64-bit words
 void check_pair(NormalDeviates normal, std::uint64_t radius_word, std::uint64_t angle_word) {
   const double u = static_cast<double>(radius_word >> 11) / 9007199254740992.0;
   const double v = static_cast<double>(angle_word >> 11) / 9007199254740992.0;
   const double radius = std::sqrt(-2 * std::log1p(-u)), angle = 2 * std::numbers::pi * v;
-  const double tolerance = 1e-15 * (1 + radius);  // 4 eps of the deviate's own size, and of 1 - u
+  const double tolerance = 1e-15 * (1 + radius);  // 4 eps, relative to the deviate and to 1 - u
   CHECK(std::abs(normal() - radius * std::cos(angle)) <= tolerance);
   CHECK(std::abs(normal() - radius * std::sin(angle)) <= tolerance);
 }
@@ -48,11 +48,11 @@ std::uint64_t joined(std::uint32_t high, std::uint32_t low) { return (std::uint6
 
 }  // namespace
 
-TEST_CASE("the first deviates are made of Philox's published words", "[feature_map]") {
+TEST_CASE("the first deviates come from the published words of Philox", "[feature_map]") {
   check_pair(NormalDeviates(0), 0x6627e8d5e169c58d, 0xbc57ac4c9b00dbd8);
 }
 
-TEST_CASE("counter and key hold block, stream and seed, low words first", "[feature_map]") {
+TEST_CASE("the counter of the deviates is block and stream, and the key the seed, low words first", "[feature_map]") {
   for (const std::uint64_t seed : {std::uint64_t{7}, std::uint64_t{0x123456789abcdef0}})
     for (const std::uint64_t stream : {std::uint64_t{3}, std::uint64_t{0xfedcba9876543210}}) {
       NormalDeviates normal(seed, stream);
@@ -67,12 +67,12 @@ TEST_CASE("counter and key hold block, stream and seed, low words first", "[feat
     }
 }
 
-TEST_CASE("one seed and one stream give the same deviates again", "[feature_map]") {
+TEST_CASE("equal seeds and streams give equal deviates", "[feature_map]") {
   CHECK(draw(NormalDeviates(5, 2), 1001) == draw(NormalDeviates(5, 2), 1001));
   CHECK(draw(NormalDeviates(5), 100) == draw(NormalDeviates(5, 0), 100));
 }
 
-TEST_CASE("no deviate comes twice", "[feature_map]") {
+TEST_CASE("deviates of different seeds and streams differ", "[feature_map]") {
   std::set<double> different;
   constexpr std::size_t n = 2000;
   constexpr std::uint64_t high = std::uint64_t{1} << 32;
@@ -89,7 +89,7 @@ TEST_CASE("the deviates have the moments of N(0,1)", "[feature_map]") {
     double moment[5] = {};
     for (const double t : x)
       for (int power = 1; power <= 4; ++power) moment[power] += std::pow(t, power) / n;
-    // the variances of t, t^2, t^3 and t^4 of a Gaussian t
+    // the variances of t, t^2, t^3 and t^4 for a Gaussian t are 1, 2, 15 and 96
     CHECK(std::abs(moment[1]) <= five_sigma * std::sqrt(1 / n));
     CHECK(std::abs(moment[2] - 1) <= five_sigma * std::sqrt(2 / n));
     CHECK(std::abs(moment[3]) <= five_sigma * std::sqrt(15 / n));
@@ -97,7 +97,7 @@ TEST_CASE("the deviates have the moments of N(0,1)", "[feature_map]") {
   }
 }
 
-TEST_CASE("as many deviates fall beyond one, two and three as of a Gaussian", "[feature_map]") {
+TEST_CASE("the numbers of deviates beyond 0.5, 1, 2 and 3 are those of N(0,1)", "[feature_map]") {
   const std::vector<double> x = draw(NormalDeviates(3), 200000);
   const double n = static_cast<double>(x.size());
   for (const double bound : {0.5, 1.0, 2.0, 3.0}) {
@@ -124,7 +124,7 @@ TEST_CASE("deviates, streams and seeds are independent of each other", "[feature
     }
 }
 
-TEST_CASE("a matrix is filled row by row with the deviates that come next", "[feature_map]") {
+TEST_CASE("a matrix of deviates is filled row by row with the next deviates", "[feature_map]") {
   const std::vector<double> x = draw(NormalDeviates(9), 1 + 3 * 5 + 2 * 2);
   NormalDeviates normal(9);
   CHECK(normal() == x[0]);

@@ -13,7 +13,7 @@ static_assert(std::same_as<decltype(orf<double>(2, 3)), PositiveFeatures<double>
 static_assert(std::same_as<decltype(sphere_prf<float>(2, 3)), PositiveFeatures<float>>);
 static_assert(std::same_as<decltype(trf<double>(2, 3)), TrigonometricFeatures<double>>);
 
-TEMPLATE_TEST_CASE("each of the paper's names stands for its projection", "[feature_map]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("each of the paper's names gives the map with its projection", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index d = 5, m = 12;
   const auto rows = [&](Projection projection, std::uint64_t seed) -> Matrix<T> {

@@ -11,7 +11,7 @@ namespace nprf::test::feature_map_philox {
 static_assert(Philox::block({0, 0, 0, 0}, {0, 0})[0] == 0x6627e8d5, "known at compile time");
 
 TEST_CASE("Philox4x32-10 gives the words that its authors published", "[feature_map]") {
-  // kat_vectors of Random123: counter, key, words
+  // from kat_vectors of Random123: counter, key, words
   constexpr std::uint32_t f = 0xffffffff;
   CHECK(Philox::block({0, 0, 0, 0}, {0, 0}) == Philox::Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   CHECK(Philox::block({f, f, f, f}, {f, f}) == Philox::Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});

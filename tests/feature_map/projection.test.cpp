@@ -22,7 +22,7 @@ Matrix<double> draw(Index m, Index d, Projection projection, std::uint64_t seed 
   return draw_projection<double>({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
 }
 
-// E|w| of w in N(0, I_d)
+// E|w| for w ~ N(0, I_d)
 double chi_mean(Index d) {
   const double half = static_cast<double>(d) / 2;
   return std::sqrt(2.0) * std::exp(std::lgamma(half + 0.5) - std::lgamma(half));
@@ -30,7 +30,7 @@ double chi_mean(Index d) {
 
 std::vector<double> values(const Matrix<double>& x) { return {x.data(), x.data() + x.size()}; }
 
-// Means of entry^2 and entry^4 of w: 1 and 3 for Gaussian rows, 1 and 3d/(d+2) on the sphere
+// The mean of entry^2 is 1; the mean of entry^4, `fourth`, is 3 for Gaussian rows and 3d/(d+2) on the sphere.
 void check_moments(const Matrix<double>& w, double fourth) {
   const Matrix<double> square = w.array().square();
   CHECK(Statistics(values(w)).mean_sigmas(0) <= five_sigma);
@@ -54,7 +54,7 @@ TEST_CASE("a projection has m rows of d finite scalars", "[feature_map]") {
       }
 }
 
-TEST_CASE("another seed turns every row another way", "[feature_map]") {
+TEST_CASE("another seed changes the direction of every row of a projection", "[feature_map]") {
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
     const Matrix<double> w = draw(8, 4, projection, 1), other = draw(8, 4, projection, 2);
     for (Index r = 0; r < 8; ++r)
@@ -62,11 +62,11 @@ TEST_CASE("another seed turns every row another way", "[feature_map]") {
   }
 }
 
-TEST_CASE("projections are orthogonal of seed 0 unless one says otherwise", "[feature_map]") {
+TEST_CASE("the default projection is orthogonal with seed 0", "[feature_map]") {
   CHECK(draw_projection<double>({.input_dim = 5, .num_features = 9}) == draw(9, 5, Projection::orthogonal, 0));
 }
 
-TEST_CASE("sizes below one are refused", "[feature_map]") {
+TEST_CASE("a projection rejects sizes below 1", "[feature_map]") {
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
     for (const Index wrong : {0, -1}) {
       const std::string got = "got " + std::to_string(wrong);
@@ -75,12 +75,12 @@ TEST_CASE("sizes below one are refused", "[feature_map]") {
     }
 }
 
-TEST_CASE("a number that is no projection is refused", "[feature_map]") {
+TEST_CASE("draw_projection rejects a kind that is not an enumerator", "[feature_map]") {
   check_invalid([&] { draw(4, 4, static_cast<Projection>(3)); },
                 {"projection: expected gaussian, orthogonal or sphere, got number 3"});
 }
 
-TEST_CASE("a projection that memory cannot have is refused", "[feature_map]") {
+TEST_CASE("a projection rejects sizes whose product overflows", "[feature_map]") {
   constexpr Index most = std::numeric_limits<Index>::max();
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
     check_invalid([&] { draw(most / 8 + 1, 1, projection); }, {"num_features: expected at most", "an input_dim of 1"});
@@ -89,7 +89,7 @@ TEST_CASE("a projection that memory cannot have is refused", "[feature_map]") {
   }
 }
 
-TEST_CASE("the rows of each block are orthogonal, also of the block that is cut", "[feature_map]") {
+TEST_CASE("the rows of each block are orthogonal, including an incomplete last block", "[feature_map]") {
   for (const Index d : {1, 2, 8, 31, 64})
     for (const Index m : {Index{1}, d - 1, d, d + 1, 2 * d, 3 * d - 1}) {
       if (m < 1) continue;
@@ -97,11 +97,11 @@ TEST_CASE("the rows of each block are orthogonal, also of the block that is cut"
       for (Index r = 0; r < m; r += d) {
         const Matrix<double> block = w.middleRows(r, std::min(d, m - r)).rowwise().normalized();
         const Matrix<double> identity = Matrix<double>::Identity(block.rows(), block.rows());
-        // the loss of orthogonality grows no faster than d
+        // the deviation from orthogonality grows at most linearly in d
         INFO("d " << d << " m " << m << " block at " << r);
         CHECK((block * block.transpose() - identity).cwiseAbs().maxCoeff() <= epsilon * static_cast<double>(d + 4));
       }
-      // blocks are drawn apart: no row of the next is orthogonal to, or along, all of this one
+      // blocks are independent: rows of different blocks are not orthogonal
       if (m > d && d > 1) CHECK(std::abs(w.row(0).normalized().dot(w.row(d).normalized())) > 1e-6);
     }
 }
@@ -110,11 +110,11 @@ TEST_CASE("rows on the sphere have norm sqrt(d)", "[feature_map]") {
   for (const Index d : {1, 2, 8, 64}) {
     const Matrix<double> w = draw(50, d, Projection::sphere);
     const double worst = (w.rowwise().squaredNorm().array() / static_cast<double>(d) - 1).abs().maxCoeff();
-    CHECK(worst <= epsilon * static_cast<double>(d + 8));  // of |w|^2, by a sum of d
+    CHECK(worst <= epsilon * static_cast<double>(d + 8));  // |w|^2 is a sum of d terms
   }
 }
 
-TEST_CASE("norms of Gaussian and of orthogonal rows are those of a chi(d)", "[feature_map]") {
+TEST_CASE("the norms of Gaussian and of orthogonal rows are independent and chi(d) distributed", "[feature_map]") {
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal})
     for (const Index d : {1, 3, 16}) {
       std::vector<double> norms, products;
@@ -132,14 +132,15 @@ TEST_CASE("norms of Gaussian and of orthogonal rows are those of a chi(d)", "[fe
     }
 }
 
-TEST_CASE("Gaussian rows have Gaussian entries, rows on the sphere are uniform", "[feature_map]") {
+TEST_CASE("entries of Gaussian rows and of rows on the sphere have the moments of their distributions",
+          "[feature_map]") {
   check_moments(draw(20000, 5, Projection::gaussian), 3);
   check_moments(draw(20000, 5, Projection::sphere), 3 * 5.0 / 7.0);
   check_moments(draw(20000, 2, Projection::sphere), 3 * 2.0 / 4.0);
 }
 
-TEST_CASE("every entry of an orthogonal block has mean zero, as a Haar distributed matrix's", "[feature_map]") {
-  // without the sign of R's diagonal the diagonal of Q is far from it
+TEST_CASE("every entry of an orthogonal block has mean zero, as in a Haar distributed matrix", "[feature_map]") {
+  // without the signs of R's diagonal the diagonal of Q has another mean
   for (const Index d : {1, 2, 5}) {
     const Index blocks = 5000;
     const Matrix<double> w = draw(blocks * d, d, Projection::orthogonal);

@@ -23,14 +23,14 @@ concept Redrawable = requires(const F& features) {
 };
 
 static_assert(Redrawable<PositiveFeatures<float>> && Redrawable<TrigonometricFeatures<double>>);
-static_assert(!Redrawable<EluFeatures<float>>, "nothing in it is drawn");
+static_assert(!Redrawable<EluFeatures<float>>, "elu has no random projection");
 
 #define NPRF_RANDOM_MAPS                                                                                    \
   PositiveFeatures<float>, PositiveFeatures<double>, HyperbolicFeatures<float>, HyperbolicFeatures<double>, \
       TrigonometricFeatures<float>, TrigonometricFeatures<double>
 
-static_assert(!std::convertible_to<Matrix<float>, PositiveFeatures<float>>, "a matrix is no map by accident");
-static_assert(!std::convertible_to<FeatureOptions, PositiveFeatures<float>>, "options are no map by accident");
+static_assert(!std::convertible_to<Matrix<float>, PositiveFeatures<float>>, "no implicit conversion from a matrix");
+static_assert(!std::convertible_to<FeatureOptions, PositiveFeatures<float>>, "no implicit conversion from options");
 
 TEMPLATE_TEST_CASE("a random map draws its projection in double and rounds it", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
@@ -44,7 +44,7 @@ TEMPLATE_TEST_CASE("a random map draws its projection in double and rounds it", 
   }
 }
 
-TEMPLATE_TEST_CASE("a random map takes its projection from outside", "[feature_map]", NPRF_RANDOM_MAPS) {
+TEMPLATE_TEST_CASE("a random map accepts the caller's projection", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
   const FeatureOptions options{.input_dim = 5, .num_features = 12, .seed = 78};
   const TestType drawn(options), given(draw_projection<T>(options));
@@ -56,12 +56,12 @@ TEMPLATE_TEST_CASE("a random map takes its projection from outside", "[feature_m
   CHECK(given.queries(x) == drawn.queries(x));
   CHECK(given.keys(x) == drawn.keys(x));
 
-  // a projection that no one draws: W = I, so that w_r.x = x_r
+  // a projection that is not random: W = I, so that w_r.x = x_r
   const TestType identity(Matrix<T>(Matrix<T>::Identity(3, 3)));
   CHECK(identity.projection() == Matrix<T>::Identity(3, 3));
 }
 
-TEMPLATE_TEST_CASE("a projection that is empty or not finite is refused", "[feature_map]", NPRF_RANDOM_MAPS) {
+TEMPLATE_TEST_CASE("a random map rejects an empty or non-finite projection", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
   check_invalid([] { TestType(Matrix<T>(0, 3)); }, {"rows: expected an m x d projection", "got 0 x 3"});
   check_invalid([] { TestType(Matrix<T>(3, 0)); }, {"rows: expected an m x d projection", "got 3 x 0"});
@@ -74,14 +74,14 @@ TEMPLATE_TEST_CASE("a projection that is empty or not finite is refused", "[feat
     }
 }
 
-TEMPLATE_TEST_CASE("a random map without rows or columns is refused", "[feature_map]", NPRF_RANDOM_MAPS) {
+TEMPLATE_TEST_CASE("a random map rejects sizes below 1", "[feature_map]", NPRF_RANDOM_MAPS) {
   check_invalid([] { TestType(FeatureOptions{.input_dim = 0, .num_features = 3}); },
                 {"input_dim: expected at least 1", "got 0"});
   check_invalid([] { TestType(FeatureOptions{.input_dim = 3, .num_features = -1}); },
                 {"num_features: expected at least 1", "got -1"});
 }
 
-TEMPLATE_TEST_CASE("a copy of a map is the same map", "[feature_map]", NPRF_RANDOM_MAPS) {
+TEMPLATE_TEST_CASE("a copy of a random map is independent of the original", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
   const Matrix<T> x = normal<T>(4, 6, 1);
   TestType original(FeatureOptions{.input_dim = 6, .num_features = 5});
@@ -91,7 +91,7 @@ TEMPLATE_TEST_CASE("a copy of a map is the same map", "[feature_map]", NPRF_RAND
   CHECK(copy.queries(x) != original.queries(x));
 }
 
-TEMPLATE_TEST_CASE("a random map knows what it was drawn by", "[feature_map]", NPRF_RANDOM_MAPS) {
+TEMPLATE_TEST_CASE("a random map stores the options of its projection", "[feature_map]", NPRF_RANDOM_MAPS) {
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
     const TestType features(FeatureOptions{.input_dim = 5, .num_features = 12, .projection = projection, .seed = 77});
     CHECK(features.options().input_dim == 5);
@@ -101,7 +101,7 @@ TEMPLATE_TEST_CASE("a random map knows what it was drawn by", "[feature_map]", N
   }
 }
 
-TEMPLATE_TEST_CASE("redrawn: the same map of another seed", "[feature_map]", NPRF_RANDOM_MAPS) {
+TEMPLATE_TEST_CASE("redrawn: the result is the map with the new seed", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
     const FeatureOptions options{.input_dim = 6, .num_features = 11, .projection = projection, .seed = 5};
@@ -112,11 +112,11 @@ TEMPLATE_TEST_CASE("redrawn: the same map of another seed", "[feature_map]", NPR
     CHECK(other.options().projection == projection);
     CHECK(other.options().seed == 6);
 
-    // another projection in every row, and the old map as it was
+    // every row of the projection differs, and the old map is unchanged
     for (Index r = 0; r < 11; ++r) CHECK(other.projection().row(r) != features.projection().row(r));
     CHECK(same_bits<T>(features.projection(), TestType(options).projection()));
 
-    // the bits of a map made with that seed, whatever it was drawn from, and of the same seed the same again
+    // the bits are those of a map constructed with the seed, whatever the previous seed
     const TestType made(FeatureOptions{.input_dim = 6, .num_features = 11, .projection = projection, .seed = 6});
     CHECK(same_bits<T>(other.projection(), made.projection()));
     CHECK(same_bits<T>(redrawn(redrawn(features, 1234), 6).projection(), made.projection()));
@@ -129,8 +129,8 @@ TEMPLATE_TEST_CASE("redrawn: the same map of another seed", "[feature_map]", NPR
   }
 }
 
-TEMPLATE_TEST_CASE("redrawn: a query and the same key have the same features, but for the factors taken out",
-                   "[feature_map]", NPRF_RANDOM_MAPS) {
+TEMPLATE_TEST_CASE("redrawn: queries and keys have the same features up to the omitted factors", "[feature_map]",
+                   NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
   const TestType features =
       redrawn(TestType(FeatureOptions{.input_dim = 6, .num_features = 11, .seed = 5}), 0xFFFFFFFFFFFFFFFF);
@@ -141,13 +141,13 @@ TEMPLATE_TEST_CASE("redrawn: a query and the same key have the same features, bu
   for (Index i = 0; i < x.rows(); ++i) {
     const double factor = std::exp(static_cast<double>(log_q[i]) - static_cast<double>(log_k));
     const Matrix<double> expected = q.row(i).template cast<double>() * factor;
-    // exponents below 20 round by 20 eps each: those of the features and of both factors
+    // the exponents of the features and of both factors are below 20, so each has a rounding error of 20 eps
     const double tolerance = 4 * 20 * epsilon<T> * expected.cwiseAbs().maxCoeff();
     CHECK(worst_ratio(k.row(i), expected, tolerance) <= 1);
   }
 }
 
-TEMPLATE_TEST_CASE("redrawn: the caller's rows are refused", "[feature_map]", NPRF_RANDOM_MAPS) {
+TEMPLATE_TEST_CASE("redrawn: a map with the caller's projection is rejected", "[feature_map]", NPRF_RANDOM_MAPS) {
   using T = typename TestType::Scalar;
   const TestType given(Matrix<T>(Matrix<T>::Identity(3, 3)));
   check_invalid([&] { redrawn(given, 1); }, {"expected a projection that was drawn", "got the caller's rows"});

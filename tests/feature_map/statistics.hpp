@@ -9,7 +9,7 @@
 
 namespace nprf::test {
 
-/// Mean and variance of a sample, each with its own standard error.
+/// The mean and the variance of a sample, each with its standard error.
 struct Statistics {
   double mean = 0, mean_error = 0;
   double variance = 0, variance_error = 0;
@@ -28,15 +28,16 @@ struct Statistics {
     variance_error = std::sqrt((fourth - second * second) / n);
   }
 
-  /// |mean - expected| in standard errors
+  /// |mean - expected| in standard errors; likewise for the variance
   double mean_sigmas(double expected) const { return std::abs(mean - expected) / mean_error; }
   double variance_sigmas(double expected) const { return std::abs(variance - expected) / variance_error; }
 };
 
-/// Five standard errors: a right mean is farther off once in 1.7 million draws, and the draws never change.
+/// The limit in standard errors: a correct mean exceeds it once in 1.7 million draws. The draws are the same in each
+/// run.
 constexpr double five_sigma = 5;
 
-/// phi(x_i).phi(y_j), with what queries and keys took out put back:  x (n_q,d)  y (n_k,d)  ->  (n_q,n_k)
+/// phi(x_i).phi(y_j), including the factors that queries and keys omit:  x (n_q,d)  y (n_k,d)  ->  (n_q,n_k)
 template <class F, class T = typename F::Scalar>
 Matrix<double> kernel(const F& features, const Matrix<T>& x, const Matrix<T>& y) {
   Vector<T> log_x;

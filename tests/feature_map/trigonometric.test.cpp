@@ -50,7 +50,7 @@ Matrix<double> formula(const TrigonometricFeatures<T>& features, const Matrix<do
   return phi;
 }
 
-// |sin| and |cos| are off by the rounding of w.x, below 20 here, and the factor by that of its exponent
+// the error of sin and cos is the rounding error of w.x, which is below 20 here; that of the factor, of its exponent
 template <class T>
 double tolerance(Index d) {
   return epsilon<T> * 20 * (static_cast<double>(d) / 4 + 4);
@@ -68,7 +68,7 @@ std::vector<Matrix<T>> two_vectors(Index d, double norm) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("TRF: queries and keys are the formula, with their factors put back", "[feature_map]",
+TEMPLATE_TEST_CASE("TRF: queries and keys times their omitted factors equal the formula", "[feature_map]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index d : {1, 5, 64})
@@ -86,7 +86,7 @@ TEMPLATE_TEST_CASE("TRF: queries and keys are the formula, with their factors pu
         const Matrix<double> k = features.keys(x, {}, &log_k).template cast<double>();
         REQUIRE(log_q.size() == n);
         const Vector<double> factor = log_q.template cast<double>().array().exp();
-        // errors are measured against the row's own factor exp(|x|^2/2) / sqrt(m)
+        // errors are relative to the row's factor exp(|x|^2/2) / sqrt(m)
         Vector<double> size(n);
         for (Index i = 0; i < n; ++i) size[i] = expected.row(i).norm() * tolerance<T>(d) / std::sqrt(double(m));
         const Matrix<double> allowed = size.replicate(1, 2 * m);
@@ -99,8 +99,8 @@ TEMPLATE_TEST_CASE("TRF: queries and keys are the formula, with their factors pu
       }
 }
 
-TEMPLATE_TEST_CASE("TRF: each pair of a query's features, and of the longest key's, is on the unit circle",
-                   "[feature_map]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("TRF: sin^2 + cos^2 is 1 for the features of each query and of the longest key", "[feature_map]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index m = 20;
   const TrigonometricFeatures<T> features = make<T>(6, m);
@@ -115,7 +115,7 @@ TEMPLATE_TEST_CASE("TRF: each pair of a query's features, and of the longest key
   CHECK(k_circle.maxCoeff() <= T(1 + close));
 }
 
-TEMPLATE_TEST_CASE("TRF: a scale of rows is the same as scaled rows", "[feature_map]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("TRF: a row scale gives the features of the scaled rows", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 131, d = 9;
   const TrigonometricFeatures<T> features = make<T>(d, 13);
@@ -132,7 +132,7 @@ TEMPLATE_TEST_CASE("TRF: a scale of rows is the same as scaled rows", "[feature_
   CHECK(std::abs(static_cast<double>(log_k - log_k_scaled)) <= close);
 }
 
-TEMPLATE_TEST_CASE("TRF: rows of any norm stay finite", "[feature_map]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("TRF: rows of any norm have finite features", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index d = 8;
   const TrigonometricFeatures<T> features = make<T>(d, 16);
@@ -153,7 +153,7 @@ TEMPLATE_TEST_CASE("TRF: rows of any norm stay finite", "[feature_map]", NPRF_TE
   CHECK(k.row(2).cwiseAbs().maxCoeff() < std::numeric_limits<T>::min());
 }
 
-TEMPLATE_TEST_CASE("TRF: a row that is not finite leaves the others as they were", "[feature_map]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("TRF: a non-finite row does not affect the other rows", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const TrigonometricFeatures<T> features = make<T>(4, 9);
   const Matrix<T> x = normal<T>(3, 4, 8);
@@ -170,13 +170,13 @@ TEMPLATE_TEST_CASE("TRF: a row that is not finite leaves the others as they were
         const double close = tolerance<T>(4) * static_cast<double>(expected.row(i).norm());
         if (i != wrong) CHECK(worst_ratio(std::exp(log_k) * k.row(i), expected.row(i), close) <= 1);
       }
-      // relative to the longest of the keys that are numbers
+      // relative to the longest key that is not NaN
       if (std::isnan(bad)) CHECK(k.row((wrong + 1) % 3).norm() <= T(3.001));
       if (std::isnan(bad)) CHECK(std::max(k.row((wrong + 1) % 3).norm(), k.row((wrong + 2) % 3).norm()) >= T(2.999));
     }
 }
 
-TEMPLATE_TEST_CASE("TRF: no rows have no features", "[feature_map]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("TRF: an input without rows gives features without rows", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const TrigonometricFeatures<T> features = make<T>(4, 9);
   const Matrix<T> none(0, 4);
@@ -193,8 +193,7 @@ TEMPLATE_TEST_CASE("TRF: no rows have no features", "[feature_map]", NPRF_TEST_S
   CHECK(features.backward(none, q, q).cols() == 4);
 }
 
-TEMPLATE_TEST_CASE("TRF: a strided view has the features of its copy, bit for bit", "[feature_map]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("TRF: a strided view and its copy have bitwise equal features", "[feature_map]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const TrigonometricFeatures<T> features = make<T>(7, 9);
   const Matrix<T> wide = normal<T>(30, 20, 8);
@@ -212,11 +211,11 @@ TEST_CASE("TRF: backward is the derivative of the features", "[feature_map]") {
       const Matrix<double> x = size * normal<double>(4, 5, 21);
       check_backward(features, x, queries_like(features, x));
       check_backward(features, x, keys_like(features, x));
-      check_backward_takes_factors(features, x);
+      check_backward_with_factors(features, x);
     }
 }
 
-TEST_CASE("TRF: shapes that do not fit are refused", "[feature_map]") {
+TEST_CASE("TRF: arguments of wrong shapes are rejected", "[feature_map]") {
   const TrigonometricFeatures<float> features = make<float>(4, 3);
   const auto zeros = [](Index rows, Index cols) { return Matrix<float>(Matrix<float>::Zero(rows, cols)); };
   check_invalid([&] { features.queries(zeros(2, 5)); }, {"x: expected 4 columns", "got 5"});
@@ -246,8 +245,8 @@ TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[fe
       }
 }
 
-TEST_CASE("TRF: a vector's product with itself has no noise", "[feature_map]") {
-  // sin^2 + cos^2: phi(x).phi(x) = exp(|x|^2) for any projection
+TEST_CASE("TRF: phi(x).phi(x) is exp of the squared norm of x for any projection", "[feature_map]") {
+  // because sin^2 + cos^2 = 1, phi(x).phi(x) = exp(|x|^2)
   const Matrix<double> x = normal<double>(6, 5, 4);
   for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
     const Matrix<double> k = kernel(make<double>(5, 3, projection), x, x);
@@ -259,7 +258,7 @@ TEST_CASE("TRF: a vector's product with itself has no noise", "[feature_map]") {
 }
 
 TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map][monte_carlo]") {
-  // over exp(x.y)^2:  exp(|x|^2 + |y|^2 - 2 x.y) (1 - exp(-|x-y|^2))^2 / 2m
+  // divided by exp(x.y)^2:  exp(|x|^2 + |y|^2 - 2 x.y) (1 - exp(-|x-y|^2))^2 / 2m
   const Index d = 4, m = 8;
   const std::vector<Matrix<double>> v = two_vectors<double>(d, 1.2);
   for (const Matrix<double>& y : {v[1], Matrix<double>(-v[1])}) {
@@ -274,12 +273,12 @@ TEST_CASE("TRF: Gaussian rows have the variance of the formulas", "[feature_map]
   }
 }
 
-TEMPLATE_TEST_CASE("TRF: features go into the caller's storage, with the same bits for any number of threads",
+TEMPLATE_TEST_CASE("TRF: features written into the caller's storage are bitwise equal for any thread count",
                    "[feature_map][threads]", NPRF_TEST_SCALARS) {
   check_in_place_sizes([](Index d, Index m) { return make<TestType>(d, m, Projection::gaussian); });
 }
 
-TEMPLATE_TEST_CASE("TRF: results of another shape are refused", "[feature_map]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("TRF: results of wrong shapes are rejected", "[feature_map]", NPRF_TEST_SCALARS) {
   check_in_place_shapes(make<TestType>(4, 3));
 }
 

@@ -12,7 +12,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-/// Lanes for tests, and each lane's numbers as complex ones in long double, in which the twins reckon.
+/// Lanes for tests, and the numbers of a lane as complex numbers in long double, for reference results.
 namespace nprf::test {
 
 using Complex = std::complex<long double>;
@@ -31,7 +31,7 @@ Complex lane(const fft::ComplexLanes<T>& z, Index l) {
   return {z.re[l], z.im[l]};
 }
 
-/// N(0,1) deviates, other ones in each lane.
+/// N(0,1) deviates, different in each lane.
 template <Real T>
 Buffer<fft::ComplexLanes<T>> normal_lanes(Index n, std::uint64_t seed) {
   constexpr Index W = fft::lane_count<T>;
@@ -52,10 +52,10 @@ class Errors {
     ++m_count;
   }
 
-  /// The 2-norms' ratio; infinity if there is a NaN or there was nothing.
+  /// The ratio of the 2-norms; infinity if there is a NaN or nothing was added.
   double relative() const { return m_count > 0 ? ratio(m_error) : std::numeric_limits<double>::infinity(); }
 
-  /// The largest error over the root of the mean square.
+  /// The largest error divided by the root mean square of `expected`.
   double worst() const { return ratio(m_worst * static_cast<long double>(m_count)); }
 
  private:

@@ -24,7 +24,7 @@ namespace {
 template <class T>
 using Complexes = std::vector<std::complex<T>>;
 
-// scalars without any symmetry, the same everywhere
+// a signal without symmetries, the same on all platforms
 template <class T>
 Complexes<T> signal(Index n) {
   Complexes<T> z;
@@ -62,7 +62,8 @@ double relative_error(const Complexes<T>& a, const Complexes<double>& b) {
   return std::sqrt(error / magnitude);
 }
 
-// A transform's rounding grows with the logarithm of its length; lengths with large primes go through longer ones.
+// The rounding error of a transform grows with the logarithm of its length; FFTW transforms lengths with large prime
+// factors by longer transforms.
 template <class T>
 double tolerance(Index n) {
   return 2 * static_cast<double>(std::numeric_limits<T>::epsilon()) * (1 + std::log2(static_cast<double>(n)));
@@ -76,7 +77,7 @@ Complexes<T> transform(const fft::ComplexPlan<T>& plan, const Complexes<T>& z, i
   return {out.data(), out.data() + plan.length()};
 }
 
-// whether somebody else's planner has a plan for it
+// whether FFTW returns a plan for these flags to other code in the process
 template <class T>
 bool planned(Index n, int sign, unsigned flags) {
   Buffer<std::complex<T>> in(n), out(n);
@@ -96,7 +97,7 @@ bool planned(Index n, int sign, unsigned flags) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("both transforms are the sums that they claim to be", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("FFTW plans compute the forward and the backward transform", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {1, 2, 3, 5, 7, 8, 12, 97, 128, 210}) {
     const fft::ComplexPlan<T> plan(n);
@@ -108,7 +109,8 @@ TEMPLATE_TEST_CASE("both transforms are the sums that they claim to be", "[fft]"
   }
 }
 
-TEMPLATE_TEST_CASE("there and back again is the length times the signal", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("FFTW's forward and backward transforms give the length times the signal", "[fft]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {1, 2, 3, 8, 97, 210, 1024, 1001}) {
     const fft::ComplexPlan<T> plan(n);
@@ -120,7 +122,7 @@ TEMPLATE_TEST_CASE("there and back again is the length times the signal", "[fft]
   }
 }
 
-TEMPLATE_TEST_CASE("lengths that FFTW cannot take are refused", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("an FFTW plan rejects lengths below 1 and above 2^31 - 1", "[fft]", NPRF_TEST_SCALARS) {
   using Plan = fft::ComplexPlan<TestType>;
   check_invalid([] { Plan plan(0); }, {"length: expected 1 to 2^31 - 1", "got 0"});
   check_invalid([] { Plan plan(-4); }, {"length", "got -4"});
@@ -128,7 +130,7 @@ TEMPLATE_TEST_CASE("lengths that FFTW cannot take are refused", "[fft]", NPRF_TE
   check_invalid([] { Plan::shared(0); }, {"length", "got 0"});
 }
 
-TEMPLATE_TEST_CASE("callers of one length share one plan", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("callers of one length share one FFTW plan", "[fft]", NPRF_TEST_SCALARS) {
   using Plan = fft::ComplexPlan<TestType>;
   const std::shared_ptr<const Plan> plan = Plan::shared(30);
   CHECK(plan->length() == 30);
@@ -137,25 +139,25 @@ TEMPLATE_TEST_CASE("callers of one length share one plan", "[fft]", NPRF_TEST_SC
   CHECK(Plan::shared(32)->length() == 32);
 }
 
-TEMPLATE_TEST_CASE("a shared plan outlives many other lengths, and the plans that are kept are bounded", "[fft]",
+TEMPLATE_TEST_CASE("an FFTW plan in use stays valid when other lengths replace it, and at most 1024 are kept", "[fft]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   using Plan = fft::ComplexPlan<T>;
   const std::shared_ptr<const Plan> kept = Plan::shared(60), longer = Plan::shared(1050);
-  std::vector<std::weak_ptr<const Plan>> seen;
+  std::vector<std::weak_ptr<const Plan>> plans;
   bool right_length = true;
   for (Index n = 1; n < 1030; ++n) {
     const std::shared_ptr<const Plan> plan = Plan::shared(n);
     right_length = right_length && plan->length() == n;
-    seen.push_back(plan);
+    plans.push_back(plan);
   }
   CHECK(right_length);
-  CHECK(std::count_if(seen.begin(), seen.end(), [](const auto& plan) { return !plan.expired(); }) <= 1024);
-  CHECK_FALSE(seen.back().expired());
+  CHECK(std::count_if(plans.begin(), plans.end(), [](const auto& plan) { return !plan.expired(); }) <= 1024);
+  CHECK_FALSE(plans.back().expired());
 
   const Complexes<T> z = signal<T>(60);
   CHECK(relative_error(transform(*kept, z, -1), naive_dft(z, -1)) <= tolerance<T>(60));
-  // planned again the same
+  // a new plan of the same length gives the same bits
   CHECK(Plan::shared(60) != kept);
   for (const auto& plan : {kept, longer}) {
     const Complexes<T> x = signal<T>(plan->length());
@@ -164,38 +166,37 @@ TEMPLATE_TEST_CASE("a shared plan outlives many other lengths, and the plans tha
   }
 }
 
-TEMPLATE_TEST_CASE("what others measure with FFTW changes no bit of a transform, and they keep it", "[fft]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("wisdom of other code changes no bit of a transform and is preserved", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Plan = fft::ComplexPlan<T>;
   for (const Index n : {64, 96, 105, 360}) {
     const Complexes<T> z = signal<T>(n);
-    const Complexes<T> there = transform(Plan(n), z, -1), back = transform(Plan(n), z, +1);
+    const Complexes<T> forward = transform(Plan(n), z, -1), backward = transform(Plan(n), z, +1);
     for (const int sign : {FFTW_FORWARD, FFTW_BACKWARD}) CHECK(planned<T>(n, sign, FFTW_MEASURE));
     INFO("length " << n);
-    CHECK((transform(Plan(n), z, -1) == there));
-    CHECK((transform(Plan(n), z, +1) == back));
+    CHECK((transform(Plan(n), z, -1) == forward));
+    CHECK((transform(Plan(n), z, +1) == backward));
     for (const int sign : {FFTW_FORWARD, FFTW_BACKWARD}) CHECK(planned<T>(n, sign, FFTW_MEASURE | FFTW_WISDOM_ONLY));
   }
 }
 
-TEMPLATE_TEST_CASE("plans leave others no wisdom", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("creating an FFTW plan adds no wisdom", "[fft]", NPRF_TEST_SCALARS) {
   const fft::ComplexPlan<TestType> plan(440);
   CHECK_FALSE(planned<TestType>(440, FFTW_FORWARD, FFTW_ESTIMATE | FFTW_WISDOM_ONLY));
 }
 
-TEMPLATE_TEST_CASE("eight threads plan and transform at a time", "[fft][threads]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("eight threads create and run FFTW plans at the same time", "[fft][threads]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Plan = fft::ComplexPlan<T>;
   const Complexes<T> common = signal<T>(96);
   const Complexes<T> alone = transform(*Plan::shared(96), common, -1);
-  std::vector<double> worst(8, 0);  // of errors over tolerances
+  std::vector<double> worst(8, 0);  // the largest ratio of error and tolerance in each thread
   std::vector<char> same_bits(8, true);
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < 8; ++t)
     threads.emplace_back([&, t] {
       for (Index step = 0; step < 100; ++step) {
-        const Index n = 100 + (7 * step + 13 * static_cast<Index>(t)) % 90;  // 90 lengths: more than are kept
+        const Index n = 100 + (7 * step + 13 * static_cast<Index>(t)) % 90;  // 90 lengths
         Complexes<T> impulse(static_cast<std::size_t>(n));
         impulse[1] = 1;
         Complexes<double> wave;
@@ -213,14 +214,15 @@ TEMPLATE_TEST_CASE("eight threads plan and transform at a time", "[fft][threads]
   }
 }
 
-TEMPLATE_TEST_CASE("eight threads find and replace plans at a time", "[fft][threads]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("eight threads look up FFTW plans of many lengths at the same time", "[fft][threads]",
+                   NPRF_TEST_SCALARS) {
   using Plan = fft::ComplexPlan<TestType>;
   std::vector<char> right_length(8, true);
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < 8; ++t)
     threads.emplace_back([&, t] {
       for (Index step = 0; step < 2000; ++step) {
-        const Index n = 1 + (step * static_cast<Index>(2 * t + 1)) % 67;  // 67 lengths: a few more than are kept
+        const Index n = 1 + (step * static_cast<Index>(2 * t + 1)) % 67;  // 67 lengths
         right_length[t] = right_length[t] && Plan::shared(n)->length() == n;
       }
     });
@@ -228,7 +230,7 @@ TEMPLATE_TEST_CASE("eight threads find and replace plans at a time", "[fft][thre
   CHECK(std::count(right_length.begin(), right_length.end(), true) == 8);
 }
 
-TEST_CASE("a caller who holds the planner keeps others from planning, not from transforming", "[fft]") {
+TEST_CASE("while another caller holds the planner's mutex, existing FFTW plans can be looked up and run", "[fft]") {
   using Plan = fft::ComplexPlan<double>;
   const std::shared_ptr<const Plan> plan = Plan::shared(40);
   const Complexes<double> z = signal<double>(40);

@@ -14,7 +14,7 @@ namespace nprf::test::fft_lanes {
 
 namespace {
 
-// exact in any type, other ones in every place
+// 1, 2, ..., n
 template <class T>
 std::vector<T> counted(Index n) {
   std::vector<T> x;
@@ -22,7 +22,7 @@ std::vector<T> counted(Index n) {
   return x;
 }
 
-// angles of all kinds: round ones, those beside quarters of a turn, tiny ones, and ones of many turns
+// angles of all kinds: simple fractions, near quarter turns, tiny ones, and ones of many turns
 std::vector<fft::Turn> turns() {
   std::vector<fft::Turn> all{{0, 1}, {1, 4}, {1, 2}, {3, 4}, {1, 1}, {-1, 4}, {-1, 2}, {-7, 4}, {9, 8}, {1000001, 4}};
   for (Index part = -50; part <= 50; ++part) all.push_back({part, 48}), all.push_back({part, 45});
@@ -32,8 +32,8 @@ std::vector<fft::Turn> turns() {
   return all;
 }
 
-// The worst error of (a, b) <- step(a, b, w) over eps (|a| + |b|), for all lanes and angles: plus and minus are what is
-// expected of a and b.
+// The largest error of (a, b) <- step(a, b, w) over all lanes and angles, in units of eps (|a| + |b|). The expected
+// results are a + expected(b, w) and a - expected(b, w).
 template <class T, class Step, class Expected>
 double butterfly_error(Step&& step, Expected&& expected) {
   constexpr Index n = 20;
@@ -66,12 +66,12 @@ static_assert(fft::lane_count<float> == 2 * fft::lane_count<double>);
 static_assert(fft::lane_count<double> >= 2);
 static_assert(fft::vector_registers >= 16);
 
-TEMPLATE_TEST_CASE("lanes are loaded from anywhere, and none but those asked for", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("load_lanes accepts any address and reads only the requested lanes", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (Index from = 0; from < W; ++from)
     for (Index count = -1; count <= W + 2; ++count) {
-      // the last that may be touched is the last that there is
+      // the vector ends after the last requested lane
       const Index most = std::clamp<Index>(count, 0, W);
       const std::vector<T> x = counted<T>(from + most);
       const fft::Lanes<T> lanes = fft::load_lanes(x.data() + from, count);
@@ -84,7 +84,7 @@ TEMPLATE_TEST_CASE("lanes are loaded from anywhere, and none but those asked for
   CHECK(fft::load_lanes(static_cast<const T*>(nullptr), 0)[0] == 0);
 }
 
-TEMPLATE_TEST_CASE("lanes are stored to anywhere, and nothing beyond those asked for", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("store_lanes accepts any address and writes only the requested lanes", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   const std::vector<T> values = counted<T>(W);
@@ -97,7 +97,7 @@ TEMPLATE_TEST_CASE("lanes are stored to anywhere, and nothing beyond those asked
       INFO(count << " from " << from);
       for (Index k = 0; k < from + W + 3; ++k)
         CHECK(x[static_cast<std::size_t>(k)] == (k >= from && k < from + most ? static_cast<T>(k - from + 1) : T(-17)));
-      // and the last is where memory may end
+      // memory may end after the last requested lane
       std::vector<T> exact(static_cast<std::size_t>(from + most));
       fft::store_lanes(lanes, exact.data() + from, count);
     }
@@ -106,7 +106,7 @@ TEMPLATE_TEST_CASE("lanes are stored to anywhere, and nothing beyond those asked
   CHECK(x == values);
 }
 
-TEMPLATE_TEST_CASE("what is loaded and stored keeps its bits", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("loading and storing lanes preserves all bits", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   constexpr Index W = fft::lane_count<T>;
@@ -119,10 +119,11 @@ TEMPLATE_TEST_CASE("what is loaded and stored keeps its bits", "[fft]", NPRF_TES
     }
 }
 
-TEMPLATE_TEST_CASE("each register's lanes are summed into a lane, or into a number", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("sum_lanes sums the lanes of each register into one lane, or of one register into a number", "[fft]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
-  // sums of small integers are exact, and these differ from each other in every place
+  // small integers, so that the sums are exact; all sums differ
   fft::Lanes<T> x[W];
   std::vector<T> sums(W, T(0));
   for (Index k = 0; k < W; ++k)
@@ -137,7 +138,8 @@ TEMPLATE_TEST_CASE("each register's lanes are summed into a lane, or into a numb
   }
 }
 
-TEMPLATE_TEST_CASE("a sum has each lane once, and no other register's", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("each sum of sum_lanes has every lane of its register once and no lane of another", "[fft]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (Index k = 0; k < W; ++k)
@@ -157,7 +159,7 @@ TEMPLATE_TEST_CASE("a sum has each lane once, and no other register's", "[fft]",
     }
 }
 
-TEMPLATE_TEST_CASE("half as many registers as lanes are summed over theirs, each its own", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("sum_lanes_of_half sums the lanes of half as many registers as lanes", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>, half = W / 2;
   if constexpr (W * static_cast<Index>(sizeof(T)) == 4 * 16) {  // registers of four blocks
@@ -174,7 +176,7 @@ TEMPLATE_TEST_CASE("half as many registers as lanes are summed over theirs, each
           CHECK((m == k ? std::isnan(sums[m]) : sums[m] == 0));
         }
       }
-    for (std::uint64_t seed = 1; seed <= 50; ++seed) {  // and they are rounded as those of all registers are
+    for (std::uint64_t seed = 1; seed <= 50; ++seed) {  // the rounding is that of sum_lanes
       const Matrix<T> values = normal<T>(half, W, seed);
       fft::Lanes<T> x[W] = {};
       for (Index k = 0; k < half; ++k) x[k] = fft::load_lanes(&values(k, 0));
@@ -188,7 +190,7 @@ TEMPLATE_TEST_CASE("half as many registers as lanes are summed over theirs, each
   }
 }
 
-TEMPLATE_TEST_CASE("sums of lanes are rounded as often as a tree of them has levels", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("sums of lanes have at most log2(2 lanes) roundings", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
@@ -220,12 +222,12 @@ TEMPLATE_TEST_CASE("complex lanes are added, subtracted and multiplied lane by l
   }
 }
 
-TEST_CASE("roots of one are right to the last bit or two, however many turns there are", "[fft]") {
+TEST_CASE("roots of unity are correct to one or two bits, for any number of turns", "[fft]") {
   for (const fft::Turn& turn : turns()) {
     const fft::UnitRoot w = fft::UnitRoot::of(turn);
     const Complex exact = unit_root(turn.part, turn.whole);
     INFO(turn.part << " / " << turn.whole);
-    // relative to each part by itself: the twin's own pi is 2^-64 off
+    // relative to the real and the imaginary part separately; 1e-18 for the error of the reference's pi, 2^-64
     CHECK(std::abs(static_cast<double>(w.re - exact.real())) <=
           epsilon<double> * std::abs(static_cast<double>(exact.real())) + 1e-18);
     CHECK(std::abs(static_cast<double>(w.im - exact.imag())) <=
@@ -233,7 +235,7 @@ TEST_CASE("roots of one are right to the last bit or two, however many turns the
   }
 }
 
-TEST_CASE("quarters of a turn are exact", "[fft]") {
+TEST_CASE("roots at multiples of a quarter turn are exact", "[fft]") {
   constexpr double re[] = {1, 0, -1, 0}, im[] = {0, 1, 0, -1};
   for (Index whole = 4; whole < Index{1} << 40; whole *= 12)
     for (Index quarters = -9; quarters <= 9; ++quarters) {
@@ -244,7 +246,7 @@ TEST_CASE("quarters of a turn are exact", "[fft]") {
     }
 }
 
-TEST_CASE("an angle's multiples and its fraction's common factors", "[fft]") {
+TEST_CASE("a turn times an integer is exact, and equal angles have equal roots", "[fft]") {
   const fft::Turn turn = 5 * fft::Turn{3, 7};
   CHECK(turn.part == 15);
   CHECK(turn.whole == 7);
@@ -258,7 +260,7 @@ TEST_CASE("an angle's multiples and its fraction's common factors", "[fft]") {
   }
 }
 
-TEMPLATE_TEST_CASE("a butterfly is (a + w b, a - w b), at every angle", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a butterfly computes (a + w b, a - w b) for every angle", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Z = fft::ComplexLanes<T>;
   using W = fft::Rotation<T>;
@@ -274,7 +276,7 @@ TEMPLATE_TEST_CASE("a butterfly is (a + w b, a - w b), at every angle", "[fft]",
         [i](Complex b, Complex) { return -i * b; });
 }
 
-TEMPLATE_TEST_CASE("without an angle a butterfly only adds and subtracts", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a butterfly without a twiddle factor equals one with the angle 0", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Buffer<fft::ComplexLanes<T>> x = normal_lanes<T>(2, 5);
   const fft::Rotation<T> none = fft::Rotation<T>::of({0, 7});
@@ -289,11 +291,11 @@ TEMPLATE_TEST_CASE("without an angle a butterfly only adds and subtracts", "[fft
   }
 }
 
-TEMPLATE_TEST_CASE("butterflies of numbers near overflow and underflow", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("butterflies keep their relative error near overflow and underflow", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   using Z = fft::ComplexLanes<T>;
-  // from an eighth of the largest down to what has all its digits still
+  // an eighth of the largest number, and small numbers whose rounding errors do not underflow
   const int digits = Limits::digits;
   for (const int exponent : {Limits::max_exponent - 3, Limits::min_exponent + 2 * digits})
     for (const fft::Turn& turn : turns()) {
@@ -308,19 +310,19 @@ TEMPLATE_TEST_CASE("butterflies of numbers near overflow and underflow", "[fft]"
     }
 }
 
-TEMPLATE_TEST_CASE("a lane's NaN stays in it", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a NaN in one lane changes no other lane of a butterfly", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   const Buffer<fft::ComplexLanes<T>> x = normal_lanes<T>(2, 6);
   const fft::Rotation<T> w = fft::Rotation<T>::of({3, 10});
-  for (Index sick = 0; sick < W; ++sick) {
+  for (Index bad = 0; bad < W; ++bad) {
     fft::ComplexLanes<T> a = x.data()[0], b = x.data()[1], c = a, d = b;
     fft::butterfly(a, b, w);
-    d.im[sick] = nan_of<T>;
+    d.im[bad] = nan_of<T>;
     fft::butterfly(c, d, w);
     for (Index l = 0; l < W; ++l) {
-      CHECK((l == sick ? std::isnan(c.re[l]) : lane(a, l) == lane(c, l)));
-      CHECK((l == sick ? std::isnan(d.re[l]) : lane(b, l) == lane(d, l)));
+      CHECK((l == bad ? std::isnan(c.re[l]) : lane(a, l) == lane(c, l)));
+      CHECK((l == bad ? std::isnan(d.re[l]) : lane(b, l) == lane(d, l)));
     }
   }
 }

@@ -9,7 +9,7 @@ namespace nprf::test::fft_length {
 
 static_assert(fft::smooth_length(11) == 12, "known at compile time");
 
-TEST_CASE("smooth numbers have no prime factor above 7", "[fft]") {
+TEST_CASE("is_smooth is true for numbers without a prime factor above 7", "[fft]") {
   for (Index n = 1; n <= 5000; ++n) {
     Index rest = n, largest = 1;
     for (Index divisor = 2; rest > 1; ++divisor)
@@ -19,7 +19,7 @@ TEST_CASE("smooth numbers have no prime factor above 7", "[fft]") {
   }
 }
 
-TEST_CASE("the length is the next even product of 2, 3, 5 and 7", "[fft]") {
+TEST_CASE("smooth_length is the next even product of powers of 2, 3, 5 and 7", "[fft]") {
   std::set<Index> lengths;
   constexpr Index most = 10000;
   for (Index two = 2; two <= most; two *= 2)

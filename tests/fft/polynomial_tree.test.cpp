@@ -29,18 +29,19 @@ using Z = fft::ComplexLanes<T>;
 template <class T>
 using Signal = Buffer<Z<T>>;
 
-bool has_right_form(Index length) {
+// whether length is 8 2^a 3^b 5^c
+bool is_valid_length(Index length) {
   if (length <= 0 || length % 8 != 0) return false;
   for (const Index factor : {2, 3, 5})
     while (length % factor == 0) length /= factor;
   return length == 1;
 }
 
-// every length up to 320, and longer ones of one radix and of all
+// all valid lengths up to 320, and longer ones of a single radix and of all radices
 std::vector<Index> lengths() {
   std::vector<Index> all;
   for (Index length = 8; length <= 8 * 40; length += 8)
-    if (has_right_form(length)) all.push_back(length);
+    if (is_valid_length(length)) all.push_back(length);
   for (const Index length : {8 * 125, 8 * 243, 8 * 60, 1024, 4096}) all.push_back(length);
   return all;
 }
@@ -56,7 +57,7 @@ const Complex& root(const std::vector<Complex>& all, Index k) {
   return all[static_cast<std::size_t>(k % static_cast<Index>(all.size()))];
 }
 
-// The tree's functions between arrays, each once in this file: a tree is much code.
+// The functions of a tree, on arrays. Each is instantiated only here, because they compile slowly.
 template <class T>
 Signal<T> values(const fft::PolynomialTree<T>& tree, const Z<T>* x) {
   Signal<T> y(tree.length());
@@ -78,7 +79,7 @@ void times_equals(Z<T>& z, const Z<T>& by) {
   z = {z.re * by.re - z.im * by.im, z.re * by.im + z.im * by.re};
 }
 
-// x, real or complex numbers, times what has the values g
+// the product of x, real or complex numbers, and the polynomial that has the values g
 template <class T, class X>
 Signal<T> convolved(const fft::PolynomialTree<T>& tree, const X* x, const Z<T>* g) {
   Signal<T> y(tree.length()), scratch(tree.length());
@@ -91,7 +92,7 @@ Signal<T> convolved(const fft::PolynomialTree<T>& tree, const X* x, const Z<T>* 
   return y;
 }
 
-// two signals, by functions that any caller can hand over
+// convolves two signals, with functions of any caller
 template <class T>
 void convolve_pair(const fft::PolynomialTree<T>& tree, const std::array<Z<T>*, 2>& scratch,
                    const std::function<fft::Lanes<T>(std::size_t, Index)>& load,
@@ -110,61 +111,64 @@ void convolve_pair(const fft::PolynomialTree<T>& tree, const std::array<Z<T>*, 2
       });
 }
 
-// Place p has the value at e^(2 pi i order[p] / 4L): what the polynomial z is there.
+// Index p in the order of the tree has the value at the root e^(2 pi i order[p] / 4L), which is the value of the
+// polynomial z there.
 template <class T>
 std::vector<Index> order(const fft::PolynomialTree<T>& tree) {
   const Index L = tree.length();
   Signal<T> x(L);
   for (Index j = 0; j < L; ++j) x.data()[j] = Z<T>{fft::Lanes<T>{} + (j == 1 ? T(1) : T(0)), fft::Lanes<T>{}};
   const Signal<T> z = values(tree, x.data());
-  std::vector<Index> places;
+  std::vector<Index> found;
   for (Index p = 0; p < L; ++p) {
     const double turns = std::atan2(static_cast<double>(z.data()[p].im[0]), static_cast<double>(z.data()[p].re[0])) /
                          (2 * std::numbers::pi);
-    places.push_back((std::lround(turns * static_cast<double>(4 * L)) + 4 * L) % (4 * L));
+    found.push_back((std::lround(turns * static_cast<double>(4 * L)) + 4 * L) % (4 * L));
   }
-  return places;
+  return found;
 }
 
-// Whether the n places from p on are split by some radix into parts, whose first places are part_order steps of 4L/n
-// apart, and each part likewise: digits in a mixed base, each in its radix's order.
-bool is_split(const std::vector<Index>& places, Index p, Index n, Index L) {
+// Whether the n entries of an order from p on come from splits: for some radix the first entries of the parts differ by
+// part_order times 4L/n, and each part comes from splits in the same way. The order is then a mixed-radix digit
+// reversal with the digits in part_order.
+bool is_split(const std::vector<Index>& order_of_values, Index p, Index n, Index L) {
   if (n == 1) return true;
   for (const int radix : {2, 3, 4, 5, 8}) {
     if (n % radix != 0 || (n == 8 && radix != 8)) continue;
     bool fits = true;
     for (int k = 0; fits && k < radix; ++k) {
       const Index from = p + k * (n / radix);
-      fits = places[static_cast<std::size_t>(from)] ==
-                 places[static_cast<std::size_t>(p)] + 4 * L / n * fft::part_order(radix, k) &&
-             is_split(places, from, n / radix, L);
+      fits = order_of_values[static_cast<std::size_t>(from)] ==
+                 order_of_values[static_cast<std::size_t>(p)] + 4 * L / n * fft::part_order(radix, k) &&
+             is_split(order_of_values, from, n / radix, L);
     }
     if (fits) return true;
   }
   return false;
 }
 
-// sum_j x_j w(j), of one lane
+// sum_j x_j w(j) in one lane
 template <class T, class W>
 Complex weighted_sum(const Signal<T>& x, Index n, Index l, W&& w) {
   Complex sum = 0;
   for (Index j = 0; j < n; ++j) {
-    const Complex a = lane(x.data()[j], l), e = w(j);  // written out: operator* looks for infinities
+    const Complex a = lane(x.data()[j], l), e = w(j);  // written out, because operator* is slow: it handles infinities
     sum += Complex(a.real() * e.real() - a.imag() * e.imag(), a.real() * e.imag() + a.imag() * e.real());
   }
   return sum;
 }
 
-// A transform's rounding grows with the root of the number of its steps; half of this was seen, and a bit more.
+// The rounding error of a transform grows with the square root of the number of its steps. Measured errors are a little
+// more than half of this tolerance.
 template <class T>
 double tolerance(Index L) {
   return 0.5 * epsilon<T> * std::sqrt(std::log2(static_cast<double>(L)));
 }
 
-// the errors of single numbers are spread as normal deviates are
+// the errors of single numbers are distributed like normal deviates
 constexpr double worst_margin = 6;
 
-// Coefficient j < 2L of a product of real numbers modulo z^2L + 1, from what convolve stores.
+// Coefficient j < 2L of a product of real polynomials modulo z^2L + 1, computed from the output of convolve.
 template <class T>
 long double coefficient(const fft::PolynomialTree<T>& tree, const Signal<T>& z, Index j, Index l) {
   const Index L = tree.length(), at = j % L;
@@ -182,7 +186,7 @@ Buffer<fft::Lanes<T>> real_lanes(Index n, std::uint64_t seed) {
   return x;
 }
 
-// the values of real numbers x (2L), by their residue modulo z^L - i
+// the values of a polynomial with the real coefficients x (2L), by its residue modulo z^L - i
 template <class T>
 Signal<T> values_of_both_halves(const fft::PolynomialTree<T>& tree, const fft::Lanes<T>* x) {
   const Index L = tree.length();
@@ -213,13 +217,13 @@ bool same_lane_bits(const Signal<T>& a, const Signal<T>& b, Index n, Index l) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a tree's length is 8 2^a 3^b 5^c, and little more than asked for", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the length of a tree is 8 2^a 3^b 5^c and little more than requested", "[fft]", NPRF_TEST_SCALARS) {
   using Tree = fft::PolynomialTree<TestType>;
   CHECK(Tree::length_for(0) == 8);
   for (Index n = 1; n <= 20000; ++n) {
     const Index length = Tree::length_for(n);
     INFO(n << " -> " << length);
-    REQUIRE(has_right_form(length));
+    REQUIRE(is_valid_length(length));
     REQUIRE(length >= n);
     REQUIRE(static_cast<double>(length) <= 1.4 * static_cast<double>(n) + 8);
     REQUIRE(Tree::length_for(length) == length);
@@ -227,13 +231,13 @@ TEMPLATE_TEST_CASE("a tree's length is 8 2^a 3^b 5^c, and little more than asked
   for (const Index n : {Index{1000003}, Index{1} << 30, (Index{1} << 40) + 1}) {
     const Index length = Tree::length_for(n);
     INFO(n << " -> " << length);
-    CHECK(has_right_form(length));
+    CHECK(is_valid_length(length));
     CHECK(length >= n);
     CHECK(static_cast<double>(length) <= 1.4 * static_cast<double>(n));
   }
 }
 
-TEMPLATE_TEST_CASE("other lengths are refused", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a tree rejects lengths that are not 8 2^a 3^b 5^c", "[fft]", NPRF_TEST_SCALARS) {
   using Tree = fft::PolynomialTree<TestType>;
   for (const Index length : {-8, 0, 1, 4, 7, 12, 20, 56, 8 * 11, 8 * 49, 1001})
     check_invalid([=] { Tree tree(length); }, {"length: expected 8 2^a 3^b 5^c", "got " + std::to_string(length)});
@@ -241,7 +245,7 @@ TEMPLATE_TEST_CASE("other lengths are refused", "[fft]", NPRF_TEST_SCALARS) {
   for (const Index length : lengths()) CHECK(Tree(length).length() == length);
 }
 
-TEMPLATE_TEST_CASE("the twist is a quarter of a turn in L steps", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the twist has the angles pi j / 2L", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
@@ -256,15 +260,15 @@ TEMPLATE_TEST_CASE("the twist is a quarter of a turn in L steps", "[fft]", NPRF_
   }
 }
 
-TEMPLATE_TEST_CASE("values stand in the order of part_order's digits, from the first root of i on", "[fft]",
+TEMPLATE_TEST_CASE("values are in the order of the splits, starting with the principal root of i", "[fft]",
                    NPRF_TEST_SCALARS) {
   for (const Index L : lengths()) {
     const fft::PolynomialTree<TestType> tree(L);
-    const std::vector<Index> places = order(tree);
+    const std::vector<Index> order_of_values = order(tree);
     INFO("length " << L);
-    CHECK(places[0] == 1);
-    CHECK(is_split(places, 0, L, L));
-    std::vector<Index> sorted = places;
+    CHECK(order_of_values[0] == 1);
+    CHECK(is_split(order_of_values, 0, L, L));
+    std::vector<Index> sorted = order_of_values;
     std::sort(sorted.begin(), sorted.end());
     bool permutation = true;
     for (Index k = 0; k < L; ++k) permutation = permutation && sorted[static_cast<std::size_t>(k)] == 4 * k + 1;
@@ -272,18 +276,18 @@ TEMPLATE_TEST_CASE("values stand in the order of part_order's digits, from the f
   }
 }
 
-TEMPLATE_TEST_CASE("values are those of the polynomial at the roots of i", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("values computes the polynomial at the roots of i", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
     const Signal<T> x = normal_lanes<T>(L, 1);
     const std::vector<Complex> w = roots(L);
     const Signal<T> y = values(tree, x.data());
-    const std::vector<Index> places = order(tree);
+    const std::vector<Index> order_of_values = order(tree);
     Errors errors;
     for (const Index p : some_rows(L, 40))
       for (Index l = 0; l < fft::lane_count<T>; ++l) {
-        const Index step = places[static_cast<std::size_t>(p)];
+        const Index step = order_of_values[static_cast<std::size_t>(p)];
         errors.add(lane(y.data()[p], l), weighted_sum(x, L, l, [&](Index j) { return root(w, step * j); }));
       }
     INFO("length " << L);
@@ -293,20 +297,22 @@ TEMPLATE_TEST_CASE("values are those of the polynomial at the roots of i", "[fft
 }
 
 //     z_j = e^(pi i j / 2L) sum_p v_p e^(-2 pi i order_p j / 4L)
-TEMPLATE_TEST_CASE("coefficients are L times those of the polynomial that has the values, twisted", "[fft]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("coefficients computes L times the twisted coefficients of the polynomial with the given values",
+                   "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
     const fft::PolynomialTree<T> tree(L);
     const Signal<T> v = normal_lanes<T>(L, 2);
     const std::vector<Complex> w = roots(L);
     const Signal<T> z = coefficients(tree, v.data());
-    const std::vector<Index> places = order(tree);
+    const std::vector<Index> order_of_values = order(tree);
     Errors errors;
     for (const Index j : some_rows(L, 40))
       for (Index l = 0; l < fft::lane_count<T>; ++l) {
-        const auto back = [&](Index p) { return std::conj(root(w, (places[static_cast<std::size_t>(p)] - 1) * j)); };
-        errors.add(lane(z.data()[j], l), weighted_sum(v, L, l, back));
+        const auto inverse_root = [&](Index p) {
+          return std::conj(root(w, (order_of_values[static_cast<std::size_t>(p)] - 1) * j));
+        };
+        errors.add(lane(z.data()[j], l), weighted_sum(v, L, l, inverse_root));
       }
     INFO("length " << L);
     CHECK(errors.relative() <= tolerance<T>(L));
@@ -314,7 +320,7 @@ TEMPLATE_TEST_CASE("coefficients are L times those of the polynomial that has th
   }
 }
 
-TEMPLATE_TEST_CASE("values and coefficients are each other's inverse, up to L and the twist", "[fft]",
+TEMPLATE_TEST_CASE("coefficients is the inverse of values, up to the factor L and the twist", "[fft]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
@@ -349,7 +355,7 @@ TEMPLATE_TEST_CASE("convolve multiplies real polynomials modulo z^2L + 1", "[fft
   }
 }
 
-TEMPLATE_TEST_CASE("real numbers are split as complex ones whose imaginary parts are zero", "[fft]",
+TEMPLATE_TEST_CASE("real coefficients give the same result as complex ones with imaginary part zero", "[fft]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
@@ -370,7 +376,7 @@ TEMPLATE_TEST_CASE("real numbers are split as complex ones whose imaginary parts
 }
 
 //     y0 = g * x0 + h * x1    y1 = h * x0
-TEMPLATE_TEST_CASE("two signals meet at the leaves", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a leaf function can combine the values of two signals", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : {8, 16, 24, 40, 64, 240, 1000, 1024}) {
     const fft::PolynomialTree<T> tree(L);
@@ -406,7 +412,7 @@ TEMPLATE_TEST_CASE("two signals meet at the leaves", "[fft]", NPRF_TEST_SCALARS)
   }
 }
 
-TEMPLATE_TEST_CASE("a transform hands over its numbers one by one or eight at a time, with the same bits", "[fft]",
+TEMPLATE_TEST_CASE("a transform stores the same bits one number at a time and eight at a time", "[fft]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
@@ -433,7 +439,7 @@ TEMPLATE_TEST_CASE("a transform hands over its numbers one by one or eight at a 
   }
 }
 
-TEMPLATE_TEST_CASE("each number is loaded once and stored once, and scratch ends where it ends", "[fft]",
+TEMPLATE_TEST_CASE("convolve loads and stores each number once, and writes nothing after its scratch", "[fft]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index L : lengths()) {
@@ -455,27 +461,27 @@ TEMPLATE_TEST_CASE("each number is loaded once and stored once, and scratch ends
   }
 }
 
-TEMPLATE_TEST_CASE("lanes do not mix", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a non-finite number in one lane changes no other lane of a transform", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (const Index L : {8, 40, 48, 64, 1000, 1024}) {
     const fft::PolynomialTree<T> tree(L);
     const Signal<T> g = normal_lanes<T>(L, 9);
     const auto x = real_lanes<T>(L, 10);
-    const Signal<T> well = convolved(tree, x.data(), g.data());
-    for (Index sick = 0; sick < W; ++sick) {
+    const Signal<T> expected = convolved(tree, x.data(), g.data());
+    for (Index bad = 0; bad < W; ++bad) {
       auto z = real_lanes<T>(L, 10);
-      z.data()[L / 3][sick] = sick % 2 == 0 ? nan_of<T> : std::numeric_limits<T>::infinity();
+      z.data()[L / 3][bad] = bad % 2 == 0 ? nan_of<T> : std::numeric_limits<T>::infinity();
       const Signal<T> y = convolved(tree, z.data(), g.data());
       for (Index l = 0; l < W; ++l) {
-        INFO("length " << L << ", NaN in lane " << sick << ", lane " << l);
-        CHECK(same_lane_bits(y, well, L, l) == (l != sick));
+        INFO("length " << L << ", non-finite number in lane " << bad << ", lane " << l);
+        CHECK(same_lane_bits(y, expected, L, l) == (l != bad));
       }
     }
   }
 }
 
-TEMPLATE_TEST_CASE("a lane's result does not depend on which lane it is", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("all lanes with the same input have the same result", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index L = 240;
   const fft::PolynomialTree<T> tree(L);
@@ -487,12 +493,13 @@ TEMPLATE_TEST_CASE("a lane's result does not depend on which lane it is", "[fft]
     for (Index l = 1; l < fft::lane_count<T>; ++l) REQUIRE(lane(y.data()[j], l) == lane(y.data()[j], 0));
 }
 
-TEMPLATE_TEST_CASE("numbers near overflow and underflow are transformed as others", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("numbers near overflow and underflow are transformed with the same relative error", "[fft]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   for (const Index L : {8, 64, 120, 1000, 4096}) {
     const fft::PolynomialTree<T> tree(L);
-    // rotations need epsilon / 32 of the range above the largest value, which L numbers below 8 may add up to
+    // the largest value is the sum of L numbers below 8; rotations need epsilon / 32 of the range above it
     const int largest = Limits::max_exponent - Limits::digits - 6 - std::ilogb(static_cast<double>(8 * L)) - 1;
     for (const int exponent : {largest, Limits::min_exponent + 2 * Limits::digits}) {
       Signal<T> x = normal_lanes<T>(L, 12);
@@ -510,7 +517,8 @@ TEMPLATE_TEST_CASE("numbers near overflow and underflow are transformed as other
   }
 }
 
-TEMPLATE_TEST_CASE("callers of one length share one tree, at the same time too", "[fft][threads]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("callers of one length share one tree, also from several threads", "[fft][threads]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   using Tree = fft::PolynomialTree<T>;
   const std::vector<Index> all = lengths();
@@ -531,13 +539,13 @@ TEMPLATE_TEST_CASE("callers of one length share one tree, at the same time too",
     for (const auto& trees : got) CHECK(trees[k] == got[0][k]);
     CHECK(Tree::shared(all[k]) == got[0][k]);
   }
-  // a shared tree is a tree
+  // a shared tree gives the same values as another tree of its length
   const Signal<T> x = normal_lanes<T>(240, 13);
   const Signal<T> y = values(*Tree::shared(240), x.data()), own = values(Tree(240), x.data());
   for (Index l = 0; l < fft::lane_count<T>; ++l) CHECK(same_lane_bits(y, own, 240, l));
 }
 
-TEMPLATE_TEST_CASE("threads that share a tree do not disturb each other", "[fft][threads]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("several threads can use a tree at the same time", "[fft][threads]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const auto tree = fft::PolynomialTree<T>::shared(480);
   const Index L = tree->length();

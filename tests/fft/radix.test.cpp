@@ -18,7 +18,7 @@ namespace {
 
 constexpr int radices[] = {2, 3, 4, 5, 8};
 
-// angles of steps: a / R of a block's a, and -j / n
+// angles of steps: a / R for the angle a of a block, and -j / n
 std::vector<fft::Turn> turns() {
   std::vector<fft::Turn> all;
   for (const Index whole : {1, 2, 4, 8, 24, 25, 30, 1024, 1 << 20})
@@ -34,7 +34,7 @@ std::vector<T> table_of(fft::Step step, const fft::Turn& turn) {
   return table;
 }
 
-// The worst error of step(z), for all lanes, over eps sum |z|:  expected[k] = sum_l root(k, l) z_l.
+// The largest error of step(z) over all lanes, in units of eps sum |z|:  expected[k] = sum_l root(k, l) z_l.
 template <int radix, class T, class Step, class Root>
 double step_error(Step&& step, Root&& root) {
   using Z = fft::ComplexLanes<T>;
@@ -57,14 +57,14 @@ double step_error(Step&& step, Root&& root) {
   return worst / epsilon<T>;
 }
 
-// each rounding is of a sum of some of them
+// a step rounds at most this often, each time by at most eps sum |z|
 constexpr double tolerance(int radix) { return 1 + std::bit_width(static_cast<unsigned>(radix)); }
 
 }  // namespace
 
 static_assert(fft::part_order(8, 1) == 4, "known at compile time");
 
-TEST_CASE("there are the radices 2, 3, 4, 5 and 8, and no others", "[fft]") {
+TEST_CASE("the supported radices are 2, 3, 4, 5 and 8", "[fft]") {
   for (int radix = -1; radix <= 20; ++radix) {
     std::vector<int> used;
     fft::with_radix(radix, [&](auto r) {
@@ -76,7 +76,7 @@ TEST_CASE("there are the radices 2, 3, 4, 5 and 8, and no others", "[fft]") {
   }
 }
 
-TEST_CASE("the order of parts is a permutation, and that of powers of two reverses bits", "[fft]") {
+TEST_CASE("part_order is a permutation, and reverses bits for powers of two", "[fft]") {
   for (const int radix : radices) {
     std::vector<int> order;
     for (int k = 0; k < radix; ++k) order.push_back(fft::part_order(radix, k));
@@ -93,7 +93,7 @@ TEST_CASE("the order of parts is a permutation, and that of powers of two revers
   }
 }
 
-TEMPLATE_TEST_CASE("a step writes as many constants as it reads", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("write_constants writes exactly the constants of a step", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const int radix : radices)
     for (const fft::Step step : {fft::Step::split, fft::Step::join}) {
@@ -107,7 +107,8 @@ TEMPLATE_TEST_CASE("a step writes as many constants as it reads", "[fft]", NPRF_
 
 //     block[j + l n/R] z^(l n/R) = block[j + l n/R] e^(2 pi i l (a + order) / R)   modulo z^(n/R) - e^(2 pi i (a +
 //     order) / R)
-TEMPLATE_TEST_CASE("a split sums e^(2 pi i l (a + part_order) / R) z_l", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("part k of a split is the sum of e^(2 pi i l (a + part_order) / R) z_l", "[fft]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const int each : radices)
     fft::with_radix(each, [](auto radix) {
@@ -126,7 +127,8 @@ TEMPLATE_TEST_CASE("a split sums e^(2 pi i l (a + part_order) / R) z_l", "[fft]"
 }
 
 //     whole[j + l n/R] = sum_k e^(-2 pi i order (j + l n/R) / n) part_k[j]
-TEMPLATE_TEST_CASE("a join sums e^(2 pi i part_order (turns - l / R)) z_k", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("element l of a join is the sum of e^(2 pi i part_order (turns - l / R)) z_k", "[fft]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const int each : radices)
     fft::with_radix(each, [](auto radix) {
@@ -145,24 +147,24 @@ TEMPLATE_TEST_CASE("a join sums e^(2 pi i part_order (turns - l / R)) z_k", "[ff
     });
 }
 
-TEMPLATE_TEST_CASE("a leaf's join is that of radix 8 without an angle", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("join_leaf is a join of radix 8 at angle 0", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   CHECK(step_error<8, T>([](auto& z) { fft::join_leaf(z); },
                          [](int l, int k) { return std::conj(unit_root(fft::part_order(8, k) * l, 8)); }) <=
         tolerance(8));
 }
 
-TEMPLATE_TEST_CASE("split and joined, R numbers are R times what they were", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a split and a join of radix R multiply numbers by R", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const int each : radices)
     fft::with_radix(each, [](auto radix) {
       constexpr int R = radix;
-      const std::vector<T> forth = table_of<R, T>(fft::Step::split, {0, 1}),
-                           back = table_of<R, T>(fft::Step::join, {0, 1});
+      const std::vector<T> split_table = table_of<R, T>(fft::Step::split, {0, 1}),
+                           join_table = table_of<R, T>(fft::Step::join, {0, 1});
       const double error = step_error<R, T>(
           [&](auto& z) {
-            fft::split_parts<R>(z, forth.data());
-            fft::join_parts<R>(z, back.data());
+            fft::split_parts<R>(z, split_table.data());
+            fft::join_parts<R>(z, join_table.data());
           },
           [](int k, int l) { return Complex(k == l ? R : 0); });
       INFO("radix " << R);
@@ -170,7 +172,7 @@ TEMPLATE_TEST_CASE("split and joined, R numbers are R times what they were", "[f
     });
 }
 
-TEMPLATE_TEST_CASE("steps keep lanes apart", "[fft]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a NaN in one lane changes no other lane of a step", "[fft]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Z = fft::ComplexLanes<T>;
   constexpr Index W = fft::lane_count<T>;
@@ -180,18 +182,19 @@ TEMPLATE_TEST_CASE("steps keep lanes apart", "[fft]", NPRF_TEST_SCALARS) {
       const std::vector<T> table = table_of<R, T>(fft::Step::split, {1, 7});
       const Buffer<Z> in = normal_lanes<T>(R, 3);
       for (const bool split : {true, false})
-        for (Index sick = 0; sick < W; ++sick) {
-          Z well[R], z[R];
-          std::copy_n(in.data(), R, well), std::copy_n(in.data(), R, z);
-          z[R - 1].im[sick] = nan_of<T>;
+        for (Index bad = 0; bad < W; ++bad) {
+          Z expected[R], z[R];
+          std::copy_n(in.data(), R, expected), std::copy_n(in.data(), R, z);
+          z[R - 1].im[bad] = nan_of<T>;
           const auto step = [&](Z(&x)[R]) {
             split ? fft::split_parts<R>(x, table.data()) : fft::join_parts<R>(x, table.data());
           };
-          step(well), step(z);
-          INFO("radix " << R << ", lane " << sick);
+          step(expected), step(z);
+          INFO("radix " << R << ", lane " << bad);
           for (int k = 0; k < R; ++k)
             for (Index l = 0; l < W; ++l)
-              CHECK((l == sick ? std::isnan(z[k].re[l]) || std::isnan(z[k].im[l]) : lane(z[k], l) == lane(well[k], l)));
+              CHECK((l == bad ? std::isnan(z[k].re[l]) || std::isnan(z[k].im[l])
+                              : lane(z[k], l) == lane(expected[k], l)));
         }
     });
 }

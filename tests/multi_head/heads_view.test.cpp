@@ -18,7 +18,7 @@ namespace {
 
 constexpr Index batch = 2, heads = 3, tokens = 4, channels = 5;
 
-// each scalar is its own place
+// the value of each scalar is its index
 std::vector<double> numbered() {
   std::vector<double> values(batch * heads * tokens * channels);
   std::iota(values.begin(), values.end(), 0);
@@ -27,7 +27,7 @@ std::vector<double> numbered() {
 
 }  // namespace
 
-TEST_CASE("a view of heads finds each scalar", "[multi_head]") {
+TEST_CASE("a view of heads gives the rows of each head", "[multi_head]") {
   std::vector<double> values = numbered();
   const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
   CHECK(x.size() == 120);
@@ -42,7 +42,7 @@ TEST_CASE("a view of heads finds each scalar", "[multi_head]") {
     }
 }
 
-TEST_CASE("what is written through a view of heads is written there", "[multi_head]") {
+TEST_CASE("writing through a view of heads changes only that head", "[multi_head]") {
   std::vector<double> values = numbered();
   const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
   x(1, 2).row(3).setConstant(-1);
@@ -52,7 +52,7 @@ TEST_CASE("what is written through a view of heads is written there", "[multi_he
   }
 }
 
-TEST_CASE("a view of heads becomes one that only reads, not the other way", "[multi_head]") {
+TEST_CASE("a view of heads converts to a read-only view, but not the reverse", "[multi_head]") {
   std::vector<double> values = numbered();
   const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
   const HeadsView<const double> read = x;
@@ -68,7 +68,7 @@ TEST_CASE("a view of heads becomes one that only reads, not the other way", "[mu
   static_assert(std::same_as<decltype(read(0, 0)), Eigen::Map<const Matrix<double>>>);
 }
 
-TEST_CASE("a view of heads of another shape is refused", "[multi_head]") {
+TEST_CASE("a view of heads of a wrong shape is rejected", "[multi_head]") {
   std::vector<double> values = numbered();
   const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
   check_heads(x, "x", 2, 3, 4, 5);
@@ -80,10 +80,10 @@ TEST_CASE("a view of heads of another shape is refused", "[multi_head]") {
   check(2, 2, 4, 5, "2 x 2 x 4 x 5");
   check(2, 3, 3, 5, "2 x 3 x 3 x 5");
   check(2, 3, 4, 6, "2 x 3 x 4 x 6");
-  check(3, 2, 4, 5, "3 x 2 x 4 x 5");  // as many scalars
+  check(3, 2, 4, 5, "3 x 2 x 4 x 5");  // the same number of scalars
 }
 
-TEST_CASE("a view of heads of a negative size is refused", "[multi_head]") {
+TEST_CASE("a view of heads of a negative size is rejected", "[multi_head]") {
   double value = 0;
   const auto check = [&](Index b, Index h, Index n, Index c, std::string_view got) {
     check_invalid(
@@ -96,10 +96,10 @@ TEST_CASE("a view of heads of a negative size is refused", "[multi_head]") {
   check(1, -1, 1, 1, "got 1 x -1 x 1 x 1");
   check(1, 1, -1, 1, "got 1 x 1 x -1 x 1");
   check(1, 1, 1, -1, "got 1 x 1 x 1 x -1");
-  check(-1, -1, 1, 1, "got -1 x -1 x 1 x 1");  // a positive number of scalars
+  check(-1, -1, 1, 1, "got -1 x -1 x 1 x 1");  // the product is positive
 }
 
-TEST_CASE("a view of heads whose size overflows is refused", "[multi_head]") {
+TEST_CASE("a view of heads whose size overflows is rejected", "[multi_head]") {
   constexpr Index most = std::numeric_limits<Index>::max();
   const auto check = [](Index b, Index h, Index n, Index c) {
     check_invalid(
@@ -108,14 +108,14 @@ TEST_CASE("a view of heads whose size overflows is refused", "[multi_head]") {
         },
         {"x: expected sizes whose product does not overflow", "got " + std::to_string(b)});
   };
-  check(most, 1, 1, 1);  // as many bytes
+  check(most, 1, 1, 1);  // the size in bytes overflows
   check(most / 2, 3, 1, 1);
   check(1, Index{1} << 32, Index{1} << 32, 1);
-  check(Index{1} << 40, Index{1} << 40, 0, 5);  // without a scalar
+  check(Index{1} << 40, Index{1} << 40, 0, 5);  // although one size is zero
   check(0, 1, most, most);
 }
 
-TEST_CASE("a view of heads without data is refused if it has a size", "[multi_head]") {
+TEST_CASE("a view of heads without data is rejected unless it is empty", "[multi_head]") {
   const auto check = [](Index b, Index h, Index n, Index c) {
     check_heads(HeadsView<const float>{nullptr, b, h, n, c}, "x", b, h, n, c);
   };
@@ -126,7 +126,7 @@ TEST_CASE("a view of heads without data is refused if it has a size", "[multi_he
   CHECK_NOTHROW(check(1, 1, 1, 0));
 }
 
-TEST_CASE("a view of heads is the matrices of its heads", "[multi_head]") {
+TEST_CASE("a view of heads converts to the matrices of its heads", "[multi_head]") {
   std::vector<double> values = numbered();
   const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
   const HeadMatrices<double> write = x;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// No bit of many heads depends on where the caller's arrays lie, nor on what the object did before.
+// No bit of a result depends on the addresses of the caller's arrays or on earlier calls of the object.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +28,7 @@ Heads<T> make(const AttentionOptions& options) {
   return {std::vector{orf<T>(d, m, 7), orf<T>(d, m, 8)}, RelativePosition<T>(random_table<T>(150, 40)), options};
 }
 
-// [batch, heads, tokens, channels] that starts so many scalars behind a 64-byte line
+// an array [batch, heads, tokens, channels] that starts `shift` scalars after a multiple of 64 bytes
 template <Real T>
 class Array {
  public:
@@ -56,12 +56,12 @@ struct Outcome {
   }
 };
 
-// forward and backward, every array with an alignment of its own
+// forward and backward; every array has a different alignment
 template <Real T>
 Outcome<T> run(const Heads<T>& attention, Index batch, Index n_q, Index n_k, Index shift, Saved<T>& saved) {
   constexpr Index line = 64 / sizeof(T);
-  auto array = [&, place = Index{0}](Index tokens, Index channels) mutable {
-    return Array<T>(batch, 2, tokens, channels, (shift * (1 + 2 * place++)) % line);
+  auto array = [&, count = Index{0}](Index tokens, Index channels) mutable {
+    return Array<T>(batch, 2, tokens, channels, (shift * (1 + 2 * count++)) % line);
   };
   Array<T> q = array(n_q, d), k = array(n_k, d), v = array(n_k, d_v), y = array(n_q, d_v), dy = array(n_q, d_v),
            dq = array(n_q, d), dk = array(n_k, d), dv = array(n_k, d_v);
@@ -84,8 +84,7 @@ void for_each_kind(Body&& body) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("no bit of many heads depends on how their arrays lie in memory", "[multi_head]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("multi-head: no bit depends on the alignment of the arrays", "[multi_head]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index line = 64 / sizeof(T);
   for_each_kind([](const AttentionOptions& options) {
@@ -99,7 +98,8 @@ TEMPLATE_TEST_CASE("no bit of many heads depends on how their arrays lie in memo
   });
 }
 
-TEMPLATE_TEST_CASE("many heads that have seen other sizes say what fresh ones say", "[multi_head]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("multi-head: an object used with other sizes gives the bits of a new one", "[multi_head]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for_each_kind([](const AttentionOptions& options) {
     const Heads<T> attention = make<T>(options);

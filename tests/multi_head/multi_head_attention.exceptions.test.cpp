@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// What is thrown in the middle of a call reaches the caller, and the attention works on; what is refused changes
+// An exception in the middle of a call reaches the caller, and the attention works afterwards. A rejected call changes
 // nothing.
 
 #include <atomic>
@@ -27,15 +27,16 @@ namespace nprf::test::multi_head_attention_exceptions {
 
 namespace {
 
-// what a user's own code may throw
-struct Trouble {
+// an exception of a user's own code
+struct TestError {
   std::thread::id where;
 };
 
-// x^2; while it is armed, calls on other threads than its maker's throw, and those on that one wait for them to
-struct Troubled {
+// The map x^2. While it is armed, calls on threads other than the one that created it throw, and calls on that thread
+// wait until one has thrown.
+struct ThrowingMap {
   struct State {
-    std::thread::id maker = std::this_thread::get_id();
+    std::thread::id creator = std::this_thread::get_id();
     std::atomic<bool> armed = false, thrown = false;
   };
 
@@ -46,36 +47,36 @@ struct Troubled {
   Index input_dim() const { return d; }
   Index output_dim() const { return d; }
   Matrix<float> queries(const MatrixView<float>& x) const {
-    meet_trouble();
+    throw_if_armed();
     return x.array().square();
   }
   Matrix<float> keys(const MatrixView<float>& x) const { return queries(x); }
   Matrix<float> backward(const MatrixView<float>& x, const MatrixView<float>&, const MatrixView<float>& dphi) const {
-    meet_trouble();
+    throw_if_armed();
     return 2 * x.cwiseProduct(dphi);
   }
 
-  void meet_trouble() const {
+  void throw_if_armed() const {
     if (!state->armed) return;
-    if (std::this_thread::get_id() != state->maker) {
+    if (std::this_thread::get_id() != state->creator) {
       state->thrown = true;
-      throw Trouble{std::this_thread::get_id()};
+      throw TestError{std::this_thread::get_id()};
     }
-    const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!state->thrown && std::chrono::steady_clock::now() < late) std::this_thread::yield();
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!state->thrown && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   }
 };
 
 template <class Call>
-void check_trouble(Troubled::State& state, Call&& call) {
+void check_throws(ThrowingMap::State& state, Call&& call) {
   state.armed = true;
   state.thrown = false;
   bool caught = false;
   try {
     call();
-  } catch (const Trouble& trouble) {
+  } catch (const TestError& error) {
     caught = true;
-    CHECK(trouble.where != state.maker);
+    CHECK(error.where != state.creator);
   }
   state.armed = false;
   CHECK(caught);
@@ -83,11 +84,11 @@ void check_trouble(Troubled::State& state, Call&& call) {
 
 }  // namespace
 
-TEST_CASE("what a feature map throws on another thread reaches the caller", "[multi_head][threads]") {
+TEST_CASE("multi-head: an exception of a feature map on another thread reaches the caller", "[multi_head][threads]") {
   constexpr Index batch = 4, heads = 2, n = 400, d = 24, d_v = 16;
   const Threads four(4);
-  Troubled::State state;
-  const MultiHeadAttention attention(Troubled{d, &state}, AlibiPosition<float>(0.1f));
+  ThrowingMap::State state;
+  const MultiHeadAttention attention(ThrowingMap{d, &state}, AlibiPosition<float>(0.1f));
   const auto view = [&](auto& x) {
     return HeadsView<std::remove_pointer_t<decltype(x.data())>>{x.data(), batch, heads, n, x.cols()};
   };
@@ -104,16 +105,16 @@ TEST_CASE("what a feature map throws on another thread reaches the caller", "[mu
   forward();
   backward();
   const Matrix<float> expected_y = y, expected_dq = dq;
-  check_trouble(state, forward);
-  check_invalid(backward, {"saved: expected what forward of this attention has filled"});
+  check_throws(state, forward);
+  check_invalid(backward, {"saved: expected one filled by forward of this attention"});
   forward();
   CHECK(same_bits(y, expected_y));
-  check_trouble(state, backward);
+  check_throws(state, backward);
   backward();
   CHECK(same_bits(dq, expected_dq));
 }
 
-TEST_CASE("a call that is refused leaves y, the report and what was saved as they were", "[multi_head]") {
+TEST_CASE("multi-head: a rejected call leaves y, the report and the saved data unchanged", "[multi_head]") {
   constexpr Index batch = 3, heads = 4, n = 20, d = 5, d_v = 3;
   const MultiHeadAttention attention(orf<double>(d, 6, 1), AlibiPosition<double>(0.1));
   const auto view = [&](auto& x) {
@@ -137,7 +138,7 @@ TEST_CASE("a call that is refused leaves y, the report and what was saved as the
   const Matrix<double> first = y;
 
   const std::vector<Index> lengths{n, n, 12};
-  const auto poisoned = [&](Matrix<double>& x, Index b, Index h, Index row, Index column) {
+  const auto check_nan = [&](Matrix<double>& x, Index b, Index h, Index row, Index column) {
     for (const Index threads : {1, 4}) {
       const Threads some(threads);
       const double value = std::exchange(x((b * heads + h) * n + row, column), std::nan(""));
@@ -156,16 +157,16 @@ TEST_CASE("a call that is refused leaves y, the report and what was saved as the
       for (std::size_t g = 0; g < after.size(); ++g) CHECK(same_bits(after[g], before[g]));
     }
   };
-  poisoned(q, 2, 3, 19, 4);
-  poisoned(k, 1, 2, 7, 3);
-  poisoned(v, 2, 0, 11, 1);
-  // what padding holds is never read
+  check_nan(q, 2, 3, 19, 4);
+  check_nan(k, 1, 2, 7, 3);
+  check_nan(v, 2, 0, 11, 1);
+  // padding is not read
   k(((2 * heads + 1) * n) + 12, 0) = std::nan("");
   CHECK_NOTHROW(
       attention.forward(view(q), view(k), view(v), view(y), saved, {.lengths = lengths, .check_finite = true}));
 }
 
-TEST_CASE("heads and sequences that memory cannot have are refused, whatever they hold", "[multi_head]") {
+TEST_CASE("multi-head: sizes that overflow and offsets out of range are rejected", "[multi_head]") {
   const MultiHeadAttention attention(EluFeatures<double>(1), AlibiPosition<double>(0.1));
   constexpr Index most = std::numeric_limits<Index>::max();
   double one = 1;
@@ -176,9 +177,9 @@ TEST_CASE("heads and sequences that memory cannot have are refused, whatever the
   check_invalid([&] { call(most, 1, 1); }, {"queries: expected sizes whose product does not overflow"});
   check_invalid([&] { call(most / 2, 4, 0); }, {"queries: expected sizes whose product does not overflow"});
   check_invalid([&] { call(1, Index{1} << 32, Index{1} << 32); }, {"queries: expected sizes whose product"});
-  // nothing to compute, for more sequences than can be counted
+  // sequences without tokens, whose number of segments may overflow
   const std::vector<Index> none(100, 0), far{0, most}, back{0, most, 0};
-  CHECK_NOTHROW(call(Index{1} << 30, Index{1} << 29, 0, {.cumulative_lengths = none}));  // empty ones cost nothing
+  CHECK_NOTHROW(call(Index{1} << 30, Index{1} << 29, 0, {.cumulative_lengths = none}));  // empty segments cost nothing
   CHECK_THROWS_AS(call(Index{1} << 30, Index{1} << 29, 0), std::length_error);
   check_invalid([&] { call(1, 1, 1, {.cumulative_lengths = far}); }, {"cumulative_lengths: expected to end at 1"});
   check_invalid([&] { call(1, 1, 1, {.cumulative_lengths = back}); }, {"cumulative_lengths[2]: expected at least"});

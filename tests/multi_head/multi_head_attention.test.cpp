@@ -39,7 +39,7 @@ template <Real T>
 using Heads = MultiHeadAttention<Features<T>, Relative<T>>;
 using Lengths = std::vector<Index>;
 
-// [batch, heads, tokens, channels] of NaN, one scalar off any alignment: no bit may depend on where an array lies
+// an array [batch, heads, tokens, channels], initially NaN, one scalar off alignment: no bit may depend on its address
 template <Real T>
 class Array {
  public:
@@ -52,7 +52,7 @@ class Array {
 
   HeadsView<T> view() { return {m_values.data() + 1, m_batch, m_heads, m_tokens, m_channels}; }
   HeadsView<const T> view() const { return {m_values.data() + 1, m_batch, m_heads, m_tokens, m_channels}; }
-  // a head of a sequence, found without the view
+  // a head of a sequence, computed without the view
   Matrix<T> operator()(Index b, Index h) const {
     const T* first = m_values.data() + 1 + (b * m_heads + h) * m_tokens * m_channels;
     return Eigen::Map<const Matrix<T>>(first, m_tokens, m_channels);
@@ -62,7 +62,7 @@ class Array {
   auto inner() { return m_values.col(0).segment(1, m_values.size() - 2); }
   auto inner() const { return m_values.col(0).segment(1, m_values.size() - 2); }
 
-  // every scalar is written, and those next to the array are not
+  // whether every scalar is finite and the two scalars next to the array are unchanged
   bool written() const {
     return inner().allFinite() && std::isnan(m_values(0, 0)) && std::isnan(m_values(m_values.size() - 1, 0));
   }
@@ -146,9 +146,10 @@ Array<T> call_only(const Heads<T>& attention, const Inputs<T>& x, const CallOpti
   return y;
 }
 
-// sum of one matrix for each sequence of the batch, each rounded to T, as their sum is: half an epsilon of the terms
-// and half of the sum. An edge of a table adds up many lags, here in another order: each rounds by half an epsilon of
-// the sum so far, which is about as large as the largest gradient
+// Checks that `got` is the sum of one matrix for each sequence of the batch. The terms and the sum are rounded to T,
+// with errors of half an epsilon of each. An end of a table sums the gradients of many lags, here in another order:
+// each addition rounds by half an epsilon of double of the partial sum, which is about as large as the largest
+// gradient.
 template <Real T>
 void check_sum(const Matrix<T>& got, const std::vector<Matrix<T>>& terms, Index lags = 0) {
   Matrix<double> sum = Matrix<double>::Zero(got.rows(), got.cols()), size = sum;
@@ -162,7 +163,7 @@ void check_sum(const Matrix<T>& got, const std::vector<Matrix<T>>& terms, Index 
   CHECK(worst_ratio(got, sum, Matrix<double>(epsilon<T> * size.array() + another_order)) <= 1);
 }
 
-// each head of each sequence by an Attention of its own
+// checks each head of each sequence against a separate Attention
 template <class F, class P, Real T>
 void check_by_head(const MultiHeadAttention<F, P>& attention, const Inputs<T>& x, const Outputs<T>& out,
                    const CallOptions& call = {}) {
@@ -221,7 +222,7 @@ std::vector<Relative<T>> tables(Index count, Index reach = 4) {
   return positions;
 }
 
-// one feature map or one a head, one position or one a head
+// attentions with one feature map or one for each head, and one position or one for each head
 template <Real T>
 std::vector<Heads<T>> kinds(Index heads, const AttentionOptions& options) {
   const MultiHeadAttention one_one(maps<T>(1)[0], tables<T>(1)[0], options);
@@ -235,7 +236,7 @@ std::vector<Heads<T>> kinds(Index heads, const AttentionOptions& options) {
   return {one_one, many_one, one_many, many_many};
 }
 
-std::string words(const AttentionOptions& options) {
+std::string description(const AttentionOptions& options) {
   return std::string(name(options.engine)) + (options.direction == Direction::causal ? " causal" : " bidirectional");
 }
 
@@ -244,7 +245,7 @@ void for_each_option(Body&& body) {
   for (const Engine engine : engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       const AttentionOptions options{.direction = direction, .engine = engine};
-      INFO(words(options));
+      INFO(description(options));
       body(options);
     }
 }
@@ -272,14 +273,14 @@ void check_kinds() {
 
 Mask random_mask(Index size, std::uint64_t seed = 90) { return (normal_vector<double>(size, seed).array() > 0).eval(); }
 
-// NaN in the keys and values that a mask, or a length, hides
+// x with NaN in the keys and values that the mask or the lengths exclude
 template <Real T>
 Inputs<T> padded(Inputs<T> x, const Mask& mask, const Lengths& lengths) {
   for (Index b = 0; b < x.batch; ++b)
     for (Index j = 0; j < x.n_k; ++j) {
-      const bool seen =
+      const bool attended =
           (mask.size() == 0 || mask[b * x.n_k + j]) && (lengths.empty() || j < lengths[static_cast<std::size_t>(b)]);
-      for (Index h = 0; h < x.heads && !seen; ++h) {
+      for (Index h = 0; h < x.heads && !attended; ++h) {
         x.k.view()(b, h).row(j).setConstant(std::numeric_limits<T>::quiet_NaN());
         x.v.view()(b, h).row(j).setConstant(std::numeric_limits<T>::quiet_NaN());
       }
@@ -289,11 +290,15 @@ Inputs<T> padded(Inputs<T> x, const Mask& mask, const Lengths& lengths) {
 
 }  // namespace
 
-TEST_CASE("each head of each sequence is an attention of its own, in float", "[multi_head]") { check_kinds<float>(); }
+TEST_CASE("multi-head: each head of each sequence equals a separate Attention, in float", "[multi_head]") {
+  check_kinds<float>();
+}
 
-TEST_CASE("each head of each sequence is an attention of its own, in double", "[multi_head]") { check_kinds<double>(); }
+TEST_CASE("multi-head: each head of each sequence equals a separate Attention, in double", "[multi_head]") {
+  check_kinds<double>();
+}
 
-TEST_CASE("what an attention of many heads is made of can be asked", "[multi_head]") {
+TEST_CASE("multi-head: the object returns its feature maps, positions and options", "[multi_head]") {
   const MultiHeadAttention attention(maps<float>(1)[0], tables<float>(3), {.direction = Direction::causal});
   REQUIRE(attention.features().size() == 1);
   CHECK(attention.features()[0].projection() == maps<float>(1)[0].projection());
@@ -303,15 +308,15 @@ TEST_CASE("what an attention of many heads is made of can be asked", "[multi_hea
   CHECK(Heads<float>(maps<float>(1), tables<float>(1)).options().direction == Direction::bidirectional);
 }
 
-TEST_CASE("each sequence of a batch has its own padding", "[multi_head]") {
+TEST_CASE("multi-head: each sequence of a batch has its own padding", "[multi_head]") {
   const Inputs<float> x(3, 2, 10, 14);
   const Mask mask = random_mask(3 * 14);
   for (Index b = 0; b < 3; ++b) REQUIRE(mask.segment(b * 14, 14).count() % 14 != 0);
   const Lengths lengths{14, 0, 5};
   for_each_option([&](const AttentionOptions& options) {
     const MultiHeadAttention attention(maps<float>(2), tables<float>(2), options);
-    const auto check = [&](const CallOptions& call, const Inputs<float>& hidden) {
-      const Outputs<float> out = run(attention, x, call), with_nan = run(attention, hidden, call);
+    const auto check = [&](const CallOptions& call, const Inputs<float>& padded_x) {
+      const Outputs<float> out = run(attention, x, call), with_nan = run(attention, padded_x, call);
       check_by_head(attention, x, out, call);
       CHECK(with_nan.written());
       CHECK(same(with_nan, out));
@@ -322,7 +327,7 @@ TEST_CASE("each sequence of a batch has its own padding", "[multi_head]") {
   });
 }
 
-TEST_CASE("padding is not read, and has no gradient", "[multi_head]") {
+TEST_CASE("multi-head: padding is not read and has gradient zero", "[multi_head]") {
   const Inputs<double> x(2, 3, 6, 9);
   const Lengths lengths{4, 9};
   const MultiHeadAttention attention(maps<double>(1)[0], tables<double>(3));
@@ -336,13 +341,13 @@ TEST_CASE("padding is not read, and has no gradient", "[multi_head]") {
   }
 }
 
-TEST_CASE("packed sequences are packed alike in all of a batch", "[multi_head]") {
+TEST_CASE("multi-head: cumulative lengths apply to every sequence of a batch", "[multi_head]") {
   const Inputs<float> x(3, 2, 12, 15);
   const Lengths q{0, 4, 4, 5, 12}, k{0, 6, 8, 9, 15};
   const Mask mask = random_mask(3 * 15, 91);
   for_each_option([&](const AttentionOptions& options) {
     const MultiHeadAttention attention(maps<float>(2), tables<float>(2), options);
-    // sums of gradients stay in double until their end, so that their rounding is that of check_sum() here too
+    // gradients are summed in double and rounded once, so that the tolerance of check_sum() holds here too
     const CallOptions cross{.cumulative_lengths = q, .key_cumulative_lengths = k};
     check_by_head(attention, x, run(attention, x, cross), cross);
     const CallOptions masked{.key_mask = view(mask), .cumulative_lengths = q, .key_cumulative_lengths = k, .offset = 1};
@@ -355,8 +360,8 @@ TEST_CASE("packed sequences are packed alike in all of a batch", "[multi_head]")
   });
 }
 
-TEST_CASE("a report counts the rows of all heads of all sequences", "[multi_head]") {
-  // steep tables: all rows but a few are computed one by one; and the first query stands before all keys
+TEST_CASE("multi-head: a report counts the rows of all heads of all sequences", "[multi_head]") {
+  // steep tables, with which most rows are recomputed one by one; the first query precedes all keys
   std::vector<RelativePosition<float>> steep;
   for (const float top : {400.0f, 800.0f}) steep.emplace_back(Vector<float>::LinSpaced(61, top, -top));
   const MultiHeadAttention attention(maps<float>(1)[0], steep, {.direction = Direction::causal});
@@ -373,10 +378,10 @@ TEST_CASE("a report counts the rows of all heads of all sequences", "[multi_head
   CHECK((out.report.error_bound > 1e-6 && out.report.error_bound < 1e-4));
 }
 
-TEST_CASE("a report of gradients counts those of all heads of all sequences", "[multi_head]") {
+TEST_CASE("multi-head: a report of gradients counts those of all heads of all sequences", "[multi_head]") {
   const Index n = 200, few = 10;
   const Inputs<float> x(2, 2, n, n);
-  // the last keys are seen next to nothing of, by one head
+  // the last keys have tiny weights in one head
   Vector<float> b = Vector<float>::Zero(2 * n + 1), gap = b;
   gap.segment(n - few + 1, few).setConstant(-7);
   const std::vector<RelativePosition<float>> tables{RelativePosition<float>(b), RelativePosition<float>(gap)};
@@ -410,8 +415,8 @@ TEST_CASE("a report of gradients counts those of all heads of all sequences", "[
   }
 }
 
-TEST_CASE("heads of a grid with extra tokens are attentions of their own", "[multi_head]") {
-  // trigonometric features of vectors this long: some denominators are negative
+TEST_CASE("multi-head: each head with a grid and extra tokens equals a separate Attention", "[multi_head]") {
+  // trigonometric features of rows of norm 2, so that some denominators are negative
   const Index height = 3, width = 4;
   for_each_option([&](AttentionOptions options) {
     options.normalization = Normalization::unit(2);
@@ -433,7 +438,7 @@ TEST_CASE("heads of a grid with extra tokens are attentions of their own", "[mul
       const CallOptions masked{.key_mask = view(mask)};
       check_by_head(attention, x, run(attention, x, masked), masked);
 
-      // who does not ask for them gets all else
+      // without dextra all other results are the same
       Saved<float> saved;
       Outputs<float> again(x);
       forward(attention, x, again, saved);
@@ -445,7 +450,7 @@ TEST_CASE("heads of a grid with extra tokens are attentions of their own", "[mul
   });
 }
 
-TEST_CASE("the gradient of a position that heads share is the sum of theirs", "[multi_head]") {
+TEST_CASE("multi-head: the gradient of a shared position is the sum of the gradients of the heads", "[multi_head]") {
   const Inputs<double> x(2, 3, 5, 6);
   const Vector<double> table = random_table<double>(3, 40);
   const auto make = [](const Vector<double>& b) { return MultiHeadAttention(maps<double>(3), Relative<double>(b)); };
@@ -456,7 +461,7 @@ TEST_CASE("the gradient of a position that heads share is the sum of theirs", "[
         }) <= 1e-6);
 }
 
-TEST_CASE("no bit of many heads depends on the number of threads", "[multi_head][threads]") {
+TEST_CASE("multi-head: results are bitwise equal for any thread count", "[multi_head][threads]") {
   struct Sizes {
     Index batch, heads, n_q, n_k;
   };
@@ -475,10 +480,10 @@ TEST_CASE("no bit of many heads depends on the number of threads", "[multi_head]
         const Threads restore(threads);
         const double operations = toeplitz::dense_cost<float>({s.n_q, s.n_k, m, values + 1});
         REQUIRE(toeplitz::worthwhile_threads(static_cast<double>(s.batch * s.heads) * operations) == threads);
-        // an object of its own: no memory of another number of threads
+        // a new object, without scratch memory of another number of threads
         const MultiHeadAttention attention(maps<float>(s.heads), tables<float>(s.heads, 500), options);
         const Outputs<float> now = run(attention, x, call);
-        INFO(words(options) << ", batch " << s.batch << " heads " << s.heads << ", " << threads << " threads");
+        INFO(description(options) << ", batch " << s.batch << " heads " << s.heads << ", " << threads << " threads");
         if (!alone) {
           alone = now;
           check_by_head(attention, x, now, call);
@@ -489,7 +494,7 @@ TEST_CASE("no bit of many heads depends on the number of threads", "[multi_head]
     }
 }
 
-TEST_CASE("a call says the same again, whatever was called in between", "[multi_head]") {
+TEST_CASE("multi-head: a call gives the same bits after calls of other shapes", "[multi_head]") {
   for (const Engine engine : engines()) {
     const MultiHeadAttention attention(maps<double>(2), tables<double>(2), {.engine = engine});
     const Inputs<double> x(2, 2, 9, 7), larger(3, 2, 150, 140), none(0, 2, 3, 3);
@@ -502,7 +507,7 @@ TEST_CASE("a call says the same again, whatever was called in between", "[multi_
     CHECK(same(run(attention, x), first));
     CHECK(same(run(attention, larger, {.lengths = lengths}), other));
 
-    // backward leaves what is saved, and serves again; saved memory serves another call
+    // backward does not change the saved data and can run again; the same Saved can be filled by another call
     Saved<double> saved;
     Outputs<double> out(larger);
     forward(attention, larger, out, saved, {.lengths = lengths});
@@ -517,7 +522,7 @@ TEST_CASE("a call says the same again, whatever was called in between", "[multi_
   }
 }
 
-TEST_CASE("what is saved is a copy", "[multi_head]") {
+TEST_CASE("multi-head: the saved data are copies of the inputs", "[multi_head]") {
   const MultiHeadAttention attention(maps<double>(1)[0], tables<double>(2));
   Inputs<double> x(2, 2, 9, 7);
   const Outputs<double> expected = run(attention, x);
@@ -531,7 +536,7 @@ TEST_CASE("what is saved is a copy", "[multi_head]") {
   CHECK(same(out, expected));
 }
 
-TEST_CASE("threads may share an attention of many heads, and its copies", "[multi_head][threads]") {
+TEST_CASE("multi-head: several threads can use an attention and its copies at the same time", "[multi_head][threads]") {
   constexpr int threads = 8, rounds = 3;
   std::vector<AttentionOptions> kinds;
   for (const Engine engine : engines())
@@ -543,26 +548,26 @@ TEST_CASE("threads may share an attention of many heads, and its copies", "[mult
     std::vector<Inputs<float>> inputs;
     std::vector<Outputs<float>> expected;
     for (Index t = 0; t < threads; ++t) {
-      // the last is worth several threads of its own
+      // the last call is large enough to use several threads itself
       inputs.emplace_back(1 + t % 3, 2, t == 7 ? 600 : 5 + 17 * t, t == 7 ? 500 : 90 - 11 * t);
       expected.push_back(run(Heads<float>(maps<float>(2), tables<float>(2), options), inputs.back()));
     }
     std::vector<int> equal(threads, 0);
-    std::vector<std::thread> crowd;
+    std::vector<std::thread> callers;
     for (std::size_t t = 0; t < threads; ++t)
-      crowd.emplace_back([&, t] {
+      callers.emplace_back([&, t] {
         for (std::size_t round = 0; round < rounds; ++round) {
           const std::size_t which = (t + round) % threads;
           const Heads<float>& object = (t + round) % 2 == 0 ? attention : copy;
           equal[t] += same(run(object, inputs[which]), expected[which]);
         }
       });
-    for (std::thread& thread : crowd) thread.join();
+    for (std::thread& thread : callers) thread.join();
     for (const int count : equal) CHECK(count == rounds);
   }
 }
 
-TEST_CASE("a copy is the same attention, and outlives the first", "[multi_head]") {
+TEST_CASE("multi-head: a copy gives the same bits after the original is destroyed", "[multi_head]") {
   const Inputs<double> x(2, 3, 9, 7);
   std::optional<Heads<double>> attention(std::in_place, maps<double>(3), tables<double>(1));
   Outputs<double> out(x);
@@ -582,7 +587,7 @@ TEST_CASE("a copy is the same attention, and outlives the first", "[multi_head]"
   }
 }
 
-TEST_CASE("a redrawn attention has the maps of its seed", "[multi_head]") {
+TEST_CASE("multi-head: redraw gives all heads maps determined by the seed", "[multi_head]") {
   const Inputs<double> x(2, 3, 9, 7);
   for (const Index count : {1, 3}) {
     const MultiHeadAttention attention(maps<double>(count), tables<double>(3), {.direction = Direction::causal});
@@ -593,7 +598,7 @@ TEST_CASE("a redrawn attention has the maps of its seed", "[multi_head]") {
     CHECK(first.options().direction == Direction::causal);
     REQUIRE(first.features().size() == attention.features().size());
     CHECK(first.positions().size() == 3);
-    // of all maps that there are, no two share their rows
+    // all maps have different rows
     std::vector<Matrix<double>> rows;
     for (const Heads<double>* one : {&attention, &first, &other})
       for (const Features<double>& map : one->features()) rows.push_back(map.projection());
@@ -613,8 +618,8 @@ TEST_CASE("a redrawn attention has the maps of its seed", "[multi_head]") {
   CHECK(one.redraw(9).features()[0].projection() == alone.redraw(9).features().projection());
 }
 
-TEST_CASE("queries and keys of a redrawn attention share their map", "[multi_head]") {
-  // y is the matrix of the attention itself, for vectors that attend to themselves most
+TEST_CASE("multi-head: after redraw queries and keys of a head use the same map", "[multi_head]") {
+  // with identity values y is the attention matrix; with equal queries and keys its diagonal is largest
   const Index n = 12, many = 1 << 16;
   Inputs<double> x(1, 2, n, n, d, n);
   x.k = x.q;
@@ -622,7 +627,8 @@ TEST_CASE("queries and keys of a redrawn attention share their map", "[multi_hea
   const Relative<double> flat(Vector<double>::Zero(1));
   const MultiHeadAttention attention(std::vector{prf<double>(d, many, 1), prf<double>(d, many, 2)}, flat);
   const Array<double> y = call_only(attention.redraw(5), x);
-  // a weight has a relative deviation of sqrt((exp(|q+k|^2) - 1) / m), |q+k| <= 2; a row's sum no more than that
+  // the relative standard deviation of a weight is sqrt((exp(|q+k|^2) - 1) / m), |q+k| <= 2; that of a row's sum is
+  // less
   const double deviation = std::sqrt(std::expm1(4) / static_cast<double>(many));
   for (const Index h : {0, 1}) {
     const Matrix<double> unit = x.q(0, h).rowwise().normalized();    // (n,d)
@@ -630,12 +636,12 @@ TEST_CASE("queries and keys of a redrawn attention share their map", "[multi_hea
     for (Index i = 0; i < n; ++i) exact.row(i) /= exact.row(i).sum();
     const Matrix<double> tolerance = 4 * (deviation + deviation) * exact;
     CHECK(worst_ratio(y(0, h), exact, tolerance) <= 1);
-    // maps of their own would make all weights of a row alike
+    // with different maps all weights of a row would be about equal
     CHECK(worst_ratio(Matrix<double>::Constant(n, n, 1.0 / n), exact, tolerance) > 2);
   }
 }
 
-TEST_CASE("maps and positions that don't fit each other are refused", "[multi_head]") {
+TEST_CASE("multi-head: feature maps and positions that do not match are rejected", "[multi_head]") {
   using A = Heads<double>;
   check_invalid([] { A(std::vector<Features<double>>{}, tables<double>(1)); },
                 {"feature_maps: expected one", "got none"});
@@ -654,7 +660,7 @@ TEST_CASE("maps and positions that don't fit each other are refused", "[multi_he
                 {"engine: expected one of nprf::Engine, got number 8"});
   check_invalid([] { A(maps<double>(1), tables<double>(1), {.direction = static_cast<Direction>(2)}); },
                 {"direction: expected bidirectional or causal, got number 2"});
-  // a user's own position is not looked at before
+  // the bias of a user's own position is checked
   std::vector<HeldPosition<double>> held(2);
   held[1].held.table[0] = std::nan("");
   check_invalid([&] { MultiHeadAttention(maps<double>(1)[0], held); },
@@ -680,7 +686,7 @@ std::string text(const HeadsView<double>& x) {
 
 }  // namespace
 
-TEST_CASE("arrays that don't fit the queries are refused", "[multi_head]") {
+TEST_CASE("multi-head: arrays whose shapes do not match the queries are rejected", "[multi_head]") {
   Inputs<double> x(2, 3, 4, 6);
   Outputs<double> out(x);
   const MultiHeadAttention attention(maps<double>(1)[0], tables<double>(1)[0]);
@@ -688,7 +694,7 @@ TEST_CASE("arrays that don't fit the queries are refused", "[multi_head]") {
   const auto check = [&](std::string_view name, const HeadsView<double>& of, auto&& call) {
     for (const auto size : sizes)
       for (const Index by : {-1, 1}) {
-        // other keys are other keys: then it is the values that don't fit
+        // another number of keys, or of value channels, is reported for another array
         if (name == "keys" && size == &HeadsView<double>::tokens) continue;
         if (name == "values" && size == &HeadsView<double>::channels) continue;
         const HeadsView<double> wrong = resized(of, size, by);
@@ -707,10 +713,10 @@ TEST_CASE("arrays that don't fit the queries are refused", "[multi_head]") {
     check_invalid([&] { attention(q, k, wide, y); }, {"y: expected " + text({y.data, 2, 3, 4, d_v + by})});
   }
   check_invalid([&] { attention({nullptr, 2, 3, 4, d}, k, v, y); }, {"queries: expected data", "got a null pointer"});
-  CHECK(out.y.inner().array().isNaN().all());  // and nothing was written
+  CHECK(out.y.inner().array().isNaN().all());  // nothing was written
 }
 
-TEST_CASE("arrays of negative sizes are refused", "[multi_head]") {
+TEST_CASE("multi-head: arrays of negative sizes are rejected", "[multi_head]") {
   Inputs<double> x(2, 3, 4, 6);
   Outputs<double> out(x);
   const MultiHeadAttention attention(maps<double>(1)[0], tables<double>(1)[0]);
@@ -728,7 +734,7 @@ TEST_CASE("arrays of negative sizes are refused", "[multi_head]") {
   check_invalid([&] { call(-2, -3, 4, 6, d, d_v); }, {"queries: expected no negative size", "got -2 x -3 x 4 x 13"});
 }
 
-TEST_CASE("a number of heads that maps and positions don't have is refused", "[multi_head]") {
+TEST_CASE("multi-head: a number of heads other than that of maps or positions is rejected", "[multi_head]") {
   for (const Index heads : {0, 1, 2, 4}) {
     const Inputs<double> x(2, heads, 4, 6);
     const std::string got = "got " + std::to_string(heads);
@@ -740,7 +746,7 @@ TEST_CASE("a number of heads that maps and positions don't have is refused", "[m
   }
 }
 
-TEST_CASE("a call that says what doesn't fit its arrays is refused", "[multi_head]") {
+TEST_CASE("multi-head: call options that do not match the arrays are rejected", "[multi_head]") {
   const Inputs<double> x(2, 3, 4, 6), wide(2, 3, 4, 6, d + 1);
   const MultiHeadAttention attention(maps<double>(1)[0], tables<double>(1)[0]);
   check_invalid([&] { run(attention, wide); },
@@ -760,25 +766,25 @@ TEST_CASE("a call that says what doesn't fit its arrays is refused", "[multi_hea
                 {"key_cumulative_lengths: expected to end at 6", "got 7"});
 }
 
-TEST_CASE("backward refuses what this attention has not saved", "[multi_head]") {
+TEST_CASE("multi-head: backward rejects saved data of another attention", "[multi_head]") {
   const Inputs<double> x(2, 3, 4, 6);
   const Heads<double> attention(maps<double>(3), tables<double>(1)), other(maps<double>(3), tables<double>(1));
   Outputs<double> out(x);
   Saved<double> saved;
-  const auto refused = [&](const Heads<double>& by) {
+  const auto check_rejected = [&](const Heads<double>& by) {
     check_invalid([&] { backward(by, x, out, saved); },
                   {"saved: expected one filled by forward of this attention", "got another's"});
   };
-  refused(attention);
+  check_rejected(attention);
   forward(other, x, out, saved);
-  refused(attention);
+  check_rejected(attention);
   forward(attention, x, out, saved);
-  refused(other);
-  refused(attention.redraw(7));
-  refused(attention.redraw(0));
+  check_rejected(other);
+  check_rejected(attention.redraw(7));
+  check_rejected(attention.redraw(0));
   backward(attention, x, out, saved);
 
-  // a forward that is refused loses nothing: what was saved before serves on
+  // a rejected forward leaves the saved data of the previous one valid
   const Mask mask = Mask::Constant(5, true);
   check_invalid([&] { forward(attention, x, out, saved, {.key_mask = view(mask)}); }, {"key_mask"});
   backward(attention, x, out, saved);
@@ -786,13 +792,13 @@ TEST_CASE("backward refuses what this attention has not saved", "[multi_head]") 
   check_invalid([&] { forward(attention, x, wrong, saved); }, {"y: expected 2 x 3 x 4 x 3"});
   backward(attention, x, out, saved);
 
-  // an Attention's is not an attention's of many heads
+  // saved data of an Attention is rejected
   const Attention single(maps<double>(1)[0], tables<double>(1)[0]);
   single.forward(x.q(0, 0), x.k(0, 0), x.v(0, 0), saved);
-  refused(attention);
+  check_rejected(attention);
 }
 
-TEST_CASE("backward refuses arrays of other shapes", "[multi_head]") {
+TEST_CASE("multi-head: backward rejects arrays of wrong shapes", "[multi_head]") {
   Inputs<double> x(2, 3, 4, 6);
   Outputs<double> out(x);
   const MultiHeadAttention attention(maps<double>(1)[0], tables<double>(1)[0]);
@@ -814,26 +820,26 @@ TEST_CASE("backward refuses arrays of other shapes", "[multi_head]") {
   check("dq", dq, [&](const View& wrong) { attention.backward(saved, dy, wrong, dk, dv, out.dbias); });
   check("dk", dk, [&](const View& wrong) { attention.backward(saved, dy, dq, wrong, dv, out.dbias); });
   check("dv", dv, [&](const View& wrong) { attention.backward(saved, dy, dq, dk, wrong, out.dbias); });
-  // and what is saved is still good
+  // the saved data is still valid
   backward(attention, x, out, saved);
   CHECK(same(out, run(attention, x)));
 }
 
-TEST_CASE("an attention serves on after a call that throws", "[multi_head]") {
+TEST_CASE("multi-head: an attention works after a call that threw", "[multi_head]") {
   const MultiHeadAttention attention(trf<float>(d, 4, 7),
                                      GridPosition<float>(3, 4, normal<float>(5, 7, 3), normal<float>(1, 3, 4)));
   const Inputs<float> x(2, 3, 13, 13), wrong(2, 3, 14, 14);
   const Outputs<float> before = run(attention, x);
   Saved<float> saved;
-  Outputs<float> out(x), refused(wrong);
+  Outputs<float> out(x), rejected(wrong);
   forward(attention, x, out, saved);
-  check_invalid([&] { forward(attention, wrong, refused, saved); },
+  check_invalid([&] { forward(attention, wrong, rejected, saved); },
                 {"expected 13 rows (the position's tokens), got 14"});
   backward(attention, x, out, saved);
   CHECK(same(run(attention, x), before));
 }
 
-TEST_CASE("nothing in, nothing out", "[multi_head]") {
+TEST_CASE("multi-head: empty inputs give empty or zero outputs and gradients", "[multi_head]") {
   struct Sizes {
     Index batch, heads, n_q, n_k, values;
   };
@@ -859,7 +865,7 @@ TEST_CASE("nothing in, nothing out", "[multi_head]") {
   });
 }
 
-TEST_CASE("arrays without a scalar need no address", "[multi_head]") {
+TEST_CASE("multi-head: empty arrays may have a null pointer", "[multi_head]") {
   const MultiHeadAttention attention(maps<double>(1)[0], tables<double>(1)[0]);
   const auto none = [](Index tokens, Index channels) { return HeadsView<double>{nullptr, 2, 3, tokens, channels}; };
   Saved<double> saved;

@@ -27,7 +27,7 @@ Matrix<T> rows(Index n, Index d) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("rows of a usual length are left where they are", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("rows of ordinary norms are not copied", "[normalize]", float, double) {
   Workspace workspace;
   const Team team(workspace);
   const Matrix<TestType> x = rows<TestType>(5, 3);
@@ -41,8 +41,7 @@ TEMPLATE_TEST_CASE("rows of a usual length are left where they are", "[normalize
   }
 }
 
-TEMPLATE_TEST_CASE("a row too short for a factor is lifted by a power of two, and no other", "[normalize]", float,
-                   double) {
+TEMPLATE_TEST_CASE("only rows whose factor overflows are multiplied by a power of two", "[normalize]", float, double) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
@@ -61,7 +60,7 @@ TEMPLATE_TEST_CASE("a row too short for a factor is lifted by a power of two, an
     const Vector<T> expected = x.row(i) * (is_short ? LiftedRows<T>::lift : T(1));
     CHECK(lifted.rows().row(i).transpose() == expected);
     CHECK(std::isfinite(scale[i]));
-    // a sum of 3 squares, a square root, a quotient and the factor's own rounding
+    // the rounding errors of a sum of 3 squares, a square root, a quotient and the factor
     if (i == 4)
       CHECK(lifted.rows().row(i).isZero(0));
     else
@@ -69,7 +68,7 @@ TEMPLATE_TEST_CASE("a row too short for a factor is lifted by a power of two, an
   }
 }
 
-TEMPLATE_TEST_CASE("rows that are part of a wider matrix are lifted too", "[normalize]", float, double) {
+TEMPLATE_TEST_CASE("short rows of a block of a wider matrix are lifted", "[normalize]", float, double) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);

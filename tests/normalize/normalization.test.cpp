@@ -16,7 +16,7 @@ namespace {
 template <class T>
 constexpr double epsilon = static_cast<double>(std::numeric_limits<T>::epsilon());
 
-// rows without any symmetry, about 1 in size
+// rows without symmetries, with entries of about 1
 template <class T>
 Matrix<T> rows(Index n, Index d) {
   Matrix<T> x(n, d);
@@ -38,7 +38,7 @@ Matrix<double> backward(const Normalization& normalization, const Matrix<double>
   return dscaled;
 }
 
-// a sum of d squares, a square root, two roundings
+// the rounding errors of a sum of d squares, a square root and two more operations
 template <class T>
 double tolerance(Index d) {
   return epsilon<T> * (static_cast<double>(d) / 2 + 4);
@@ -46,21 +46,21 @@ double tolerance(Index d) {
 
 }  // namespace
 
-TEST_CASE("the paper's normalization is the default", "[normalize]") {
+TEST_CASE("the default radius of unit normalization is the paper's, 1", "[normalize]") {
   CHECK(Normalization::unit().is_unit());
   CHECK(Normalization::unit().radius() == 1);
   CHECK(Normalization::unit(2.5).radius() == 2.5);
   CHECK_FALSE(Normalization::none().is_unit());
 }
 
-TEST_CASE("a radius that is no radius is refused", "[normalize]") {
+TEST_CASE("unit normalization rejects a radius that is not positive and finite", "[normalize]") {
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double radius : {0.0, -0.0, -1.0, std::numeric_limits<double>::quiet_NaN(), infinity, -infinity})
     check_invalid([&] { Normalization::unit(radius); }, {"radius: expected a positive finite number", "got "});
   check_invalid([&] { Normalization::unit(-3); }, {"got -3"});
 }
 
-TEMPLATE_TEST_CASE("every row gets the radius for its norm", "[normalize]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("unit normalization scales every row to the radius", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const double radius : {1.0, 0.5, 3.0, 1e4})
     for (const Index d : {1, 2, 3, 7, 8, 64, 65}) {
@@ -74,10 +74,10 @@ TEMPLATE_TEST_CASE("every row gets the radius for its norm", "[normalize]", NPRF
     }
 }
 
-TEMPLATE_TEST_CASE("rows of any size get the radius for their norm", "[normalize]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("unit normalization scales rows of any binade to the radius", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index d = 65;
-  const int most = std::numeric_limits<T>::max_exponent - 8;  // of 2, so that |x| and 1 / |x| are numbers of T
+  const int most = std::numeric_limits<T>::max_exponent - 8;  // the largest power of two with finite |x| and 1 / |x|
   const Matrix<T> x = rows<T>(1, d);
   const T unit = Normalization::unit().row_scale<T>(x)[0];
   for (int exponent = -most; exponent <= most; ++exponent) {
@@ -102,7 +102,8 @@ TEST_CASE("tiny and huge rows are normalised without underflow or overflow", "[n
   }
 }
 
-TEMPLATE_TEST_CASE("one large scalar in a row of tiny ones is its norm", "[normalize]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the norm of a row of tiny scalars and a large one is the large one", "[normalize]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Matrix<T> x = Matrix<T>::Constant(4, 5, std::numeric_limits<T>::min());
   for (Index i = 0; i < 4; ++i) x(i, i) = i % 2 ? T(-2) : T(2);
@@ -110,7 +111,7 @@ TEMPLATE_TEST_CASE("one large scalar in a row of tiny ones is its norm", "[norma
   for (Index i = 0; i < 4; ++i) CHECK(scale[i] == T(1.5));
 }
 
-TEMPLATE_TEST_CASE("a zero row stays zero", "[normalize]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the factor of a zero row is zero", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Matrix<T> x = rows<T>(3, 4);
   x.row(1) << T(0), T(-0.0), T(0), T(-0.0);
@@ -120,7 +121,8 @@ TEMPLATE_TEST_CASE("a zero row stays zero", "[normalize]", NPRF_TEST_SCALARS) {
   CHECK(scale[2] > 0);
 }
 
-TEMPLATE_TEST_CASE("the factor of a subnormal row is finite, that of a NaN is NaN", "[normalize]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the factor of a subnormal row is finite, and that of a row with a NaN is NaN", "[normalize]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const T smallest = std::numeric_limits<T>::denorm_min();
   CHECK(std::isfinite(Normalization::unit(1e10).row_scale<T>(Matrix<T>::Constant(1, 3, smallest))[0]));
@@ -128,12 +130,13 @@ TEMPLATE_TEST_CASE("the factor of a subnormal row is finite, that of a NaN is Na
     Matrix<T> x = rows<T>(1, 11);
     x(0, place) = std::numeric_limits<T>::quiet_NaN();
     CHECK(std::isnan(Normalization::unit().row_scale<T>(x)[0]));
-    x = (x.array() == x.array()).select(T(0), x);  // zeros beside it: no zero row
+    x = (x.array() == x.array()).select(T(0), x);  // a NaN among zeros is not a zero row
     CHECK(std::isnan(Normalization::unit().row_scale<T>(x)[0]));
   }
 }
 
-TEMPLATE_TEST_CASE("no rows have no factors, and rows of no scalars are zero rows", "[normalize]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("an input without rows has no factors, and rows without columns count as zero rows", "[normalize]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Normalization& normalization : {Normalization::unit(), Normalization::none()}) {
     CHECK(normalization.row_scale<T>(Matrix<T>(0, 4)).size() == 0);
@@ -142,7 +145,7 @@ TEMPLATE_TEST_CASE("no rows have no factors, and rows of no scalars are zero row
   CHECK(Normalization::unit().row_scale<T>(Matrix<T>(3, 0)).isZero(0));
 }
 
-TEMPLATE_TEST_CASE("where a row lies in memory does not change its bits", "[normalize]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("no bit of a factor depends on the address of the row", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index d = 37;
   const Matrix<T> x = rows<T>(5, d);
@@ -166,14 +169,14 @@ TEMPLATE_TEST_CASE("without normalization every row is multiplied by d^(-1/4)", 
   }
 }
 
-TEMPLATE_TEST_CASE("a map with a kernel of its own asks for no softmax scale", "[normalize]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("without the softmax scale the factors of none() are 1", "[normalize]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Matrix<T> x = rows<T>(4, 9);
   CHECK(Normalization::none().row_scale<T>(x, false) == Vector<T>::Ones(4));
   CHECK(Normalization::unit(2).row_scale<T>(x, false) == Normalization::unit(2).row_scale<T>(x, true));
 }
 
-TEST_CASE("normalisation's gradient is orthogonal to the row, and scaled with it", "[normalize]") {
+TEST_CASE("the gradient of unit normalization is orthogonal to the row and equals finite differences", "[normalize]") {
   Matrix<double> x(3, 2), dscaled(3, 2);
   x << 3, 4, 0, 0, -1, 2;
   dscaled << 1, -2, 5, 6, 0.5, 0.25;
@@ -200,7 +203,7 @@ TEST_CASE("normalisation's gradient is orthogonal to the row, and scaled with it
   CHECK((backward(none, constant.asDiagonal() * x, constant, dscaled) - dscaled * constant[0]).norm() <= 1e-15);
 }
 
-TEMPLATE_TEST_CASE("factors go into the caller's storage, with the same bits for any number of threads",
+TEMPLATE_TEST_CASE("factors written into the caller's storage are bitwise equal for any thread count",
                    "[normalize][threads]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index n : {0, 1, 127, 128, 129, 700}) {

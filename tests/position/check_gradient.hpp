@@ -10,14 +10,14 @@
 
 namespace nprf::test {
 
-/// A position's bias is linear in its parameters, so that sum_l db[l] b[l] = <gradient, parameters> for every range of
-/// lags; and nothing seen is nothing learned.
+/// Checks the gradient of a position. The bias is linear in the parameters, so sum_l db[l] b[l] = <gradient,
+/// parameters> for every range of lags. An empty db gives a gradient of zero.
 template <LearnedPosition P>
 void check_gradient(const P& position, const Vector<double>& parameters) {
   const Index first = -40;
   Vector<double> db(90);
   for (Index l = 0; l < db.size(); ++l) db[l] = std::cos(1.7 * static_cast<double>(l));
-  Matrix<double> gradient = Matrix<double>::Constant(2, 3, 17);  // what stood there before does not matter
+  Matrix<double> gradient = Matrix<double>::Constant(2, 3, 17);  // the previous contents must not matter
   position.gradient(first, std::span<const double>(db.data(), static_cast<std::size_t>(db.size())), gradient);
   REQUIRE(gradient.rows() == parameters.size());
   REQUIRE(gradient.cols() == 1);

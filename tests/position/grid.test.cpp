@@ -23,7 +23,7 @@ static_assert(!PlacedPosition<RelativePosition<float>> && !PlacedPosition<NoPosi
 
 namespace {
 
-constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 const std::vector<std::pair<Index, Index>> sizes{{1, 1}, {1, 6}, {6, 1}, {2, 2}, {5, 7}, {7, 5}, {16, 16}};
 
@@ -33,7 +33,7 @@ GridPosition<double> grid(Index H, Index W, Index E) {
 
 }  // namespace
 
-TEST_CASE("the bias of two cells is that of their displacement, key minus query", "[position]") {
+TEST_CASE("grid: the bias of two cells is the table's entry for their displacement, key minus query", "[position]") {
   for (const auto& [H, W] : sizes)
     for (const Index E : {0, 1, 3}) {
       const Matrix<double> b = normal<double>(2 * H - 1, 2 * W - 1, 1), extra = normal<double>(E, E + 2, 2);
@@ -63,7 +63,7 @@ TEST_CASE("the bias of two cells is that of their displacement, key minus query"
     }
 }
 
-TEST_CASE("on the axis of the slots the table is a bias by lag", "[position]") {
+TEST_CASE("grid: the bias of two cells depends on the difference of their slots", "[position]") {
   for (const auto& [H, W] : sizes) {
     const GridPosition<double> position = grid(H, W, 0);
     std::set<Index> lags;
@@ -73,19 +73,19 @@ TEST_CASE("on the axis of the slots the table is a bias by lag", "[position]") {
         const Index lag = position.slot(j) - position.slot(i);
         lags.insert(lag);
         wrong += position.bias()[lag] != position.bias(i, j);
-        if (j == i + 1) wrong += lag < 1;  // slots rise
+        if (j == i + 1) wrong += lag < 1;  // slots increase
       }
     INFO(H << " x " << W);
     CHECK(wrong == 0);
     CHECK(position.slot(0) == 0);
-    // every scalar of the table has a lag of its own
+    // each entry of the table belongs to one difference of slots
     CHECK(static_cast<Index>(lags.size()) == (2 * H - 1) * (2 * W - 1));
     CHECK(*lags.begin() == position.bias().first);
     CHECK(*lags.rbegin() == position.bias().last());
   }
 }
 
-TEST_CASE("a grid of one row or one column is a relative position", "[position]") {
+TEST_CASE("grid: one row or one column of cells is a relative position", "[position]") {
   const Vector<double> b = normal_vector<double>(13, 3);
   const Matrix<double> row = b.transpose(), column = b;
   const GridPosition<double> wide(1, 7, row), high(7, 1, column);
@@ -97,14 +97,14 @@ TEST_CASE("a grid of one row or one column is a relative position", "[position]"
     }
 }
 
-TEST_CASE("the gradient of lags is that of the table's scalars", "[position]") {
+TEST_CASE("grid: the gradient of each entry of the table is that of its lag", "[position]") {
   for (const auto& [H, W] : sizes) {
     const GridPosition<double> position = grid(H, W, 2);
-    // of all lags of the axis, one more scalar than the table has at each end
+    // for all differences of slots, and one more at each end
     const Index first = position.bias().first - 1, count = (2 * H - 1) * (2 * W - 1) + 2;
     std::vector<double> db(static_cast<std::size_t>(count));
     for (std::size_t l = 0; l < db.size(); ++l) db[l] = static_cast<double>(l);
-    Matrix<double> d = Matrix<double>::Constant(3, 4, 5);  // another's
+    Matrix<double> d = Matrix<double>::Constant(3, 4, 5);  // previous contents of another shape
     position.gradient(first, db, d);
     INFO(H << " x " << W);
     REQUIRE(d.rows() == 2 * H - 1);
@@ -115,18 +115,19 @@ TEST_CASE("the gradient of lags is that of the table's scalars", "[position]") {
         wrong += d(j / W - i / W + H - 1, j % W - i % W + W - 1) !=
                  db[static_cast<std::size_t>(position.slot(j) - position.slot(i) - first)];
     CHECK(wrong == 0);
-    // fewer lags leave the others 0
+    // the gradient is 0 for the lags that are not given
     position.gradient(0, std::vector<double>{3}, d);
     CHECK(d(H - 1, W - 1) == 3);
     CHECK(d.sum() == 3);
   }
 }
 
-TEST_CASE("a grid takes -infinity, and refuses NaN and +infinity", "[position]") {
-  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), -never}) {
-    Matrix<double> b = Matrix<double>::Constant(3, 5, never), extra = Matrix<double>::Constant(1, 3, never);
+TEST_CASE("grid: -infinity is accepted, NaN and +infinity are rejected", "[position]") {
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), -minus_infinity}) {
+    Matrix<double> b = Matrix<double>::Constant(3, 5, minus_infinity),
+                   extra = Matrix<double>::Constant(1, 3, minus_infinity);
     const GridPosition<double> position(2, 3, b, extra);
-    CHECK(position.bias(0, 3) == never);
+    CHECK(position.bias(0, 3) == minus_infinity);
     b(2, 1) = bad;
     check_invalid([&] { GridPosition<double>(2, 3, b, extra); },
                   {"b(2, 1)", "finite number or -infinity", std::isnan(bad) ? "nan" : "inf"});
@@ -136,7 +137,7 @@ TEST_CASE("a grid takes -infinity, and refuses NaN and +infinity", "[position]")
   }
 }
 
-TEST_CASE("a grid refuses a size or a table that does not fit", "[position]") {
+TEST_CASE("grid: invalid sizes and tables of wrong shapes are rejected", "[position]") {
   const auto make = [](Index H, Index W, Index rows, Index cols, Index E = 0, Index columns = 2) {
     GridPosition<float>(H, W, Matrix<float>::Zero(rows, cols), Matrix<float>::Zero(E, columns));
   };

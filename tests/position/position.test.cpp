@@ -10,7 +10,7 @@ namespace nprf::test::position_position {
 
 namespace {
 
-// a user's own position, which makes its bias where it is asked for
+// a user's own position, which returns its bias by value
 struct Window {
   using Scalar = double;
   LagBias<double> bias() const { return {-1, Vector<double>::Zero(3), -1, -1}; }
@@ -38,12 +38,12 @@ struct Learned : Window {
   void gradient(Index, std::span<const double>, Matrix<double>&) const {}
 };
 
-// the gradient of one that would return it
+// a gradient function that returns the gradient instead of writing it
 struct Returning : Window {
   Matrix<double> gradient(Index, std::span<const double>) const { return {}; }
 };
 
-// tokens with places of their own
+// a position that assigns slots to tokens
 struct Placed : Window {
   using Window::bias;
   double bias(Index i, Index j) const { return static_cast<double>(10 * i + j); }
@@ -67,13 +67,13 @@ static_assert(!Position<NoBias> && !Position<LagBias<float>>);
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("without a position the bias is zero at every lag", "[position]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("NoPosition has the bias zero at every lag", "[position]", NPRF_TEST_SCALARS) {
   const NoPosition<TestType> position;
   for (const Index lag : {-100000, -1, 0, 1, 2, 100000}) CHECK(position.bias()[lag] == 0);
   CHECK(position.bias().max({-100000, 100000}) == 0);
 }
 
-TEST_CASE("no position has no parameters", "[position]") {
+TEST_CASE("NoPosition has no parameters", "[position]") {
   const std::vector<double> db(7, 1.0);
   Matrix<double> d = Matrix<double>::Ones(2, 3);
   NoPosition<double>().gradient(-3, db, d);
@@ -82,7 +82,7 @@ TEST_CASE("no position has no parameters", "[position]") {
   STATIC_REQUIRE(LearnedPosition<NoPosition<float>>);
 }
 
-TEST_CASE("the bias between two tokens is that of their lag, or of their places", "[position]") {
+TEST_CASE("bias_between is the bias of the lag, or that of the tokens for a placed position", "[position]") {
   const Window window;
   for (Index i = 0; i < 5; ++i)
     for (Index j = 0; j < 5; ++j)

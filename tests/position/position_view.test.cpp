@@ -18,39 +18,39 @@ namespace nprf::test::position_position_view {
 
 namespace {
 
-// users' own positions: one that makes its bias where it is asked for, and counts how often
-struct Making {
+// users' own positions: one that returns its bias by value and counts the calls
+struct ByValue {
   using Scalar = double;
   LagBias<double> bias() const {
-    ++made;
+    ++calls;
     return {-1, Vector<double>::LinSpaced(3, 1, 3), -1, -2};
   }
-  mutable int made = 0;
+  mutable int calls = 0;
 };
 
-// one whose bias is more than a bias
+// one whose bias is of a derived class
 struct Derived {
   using Scalar = float;
   struct Named : LagBias<float> {
     int name = 7;
   };
-  const Named& bias() const { return held; }
-  Named held;
+  const Named& bias() const { return stored; }
+  Named stored;
 };
 
-// one whose bias has to be converted
+// one whose bias is of a type that converts to LagBias
 struct Converting {
   using Scalar = double;
   struct Constant {
     operator LagBias<double>() const { return {0, Vector<double>::Constant(1, 4), 0, 0}; }
   };
-  const Constant& bias() const { return held; }
-  Constant held;
+  const Constant& bias() const { return stored; }
+  Constant stored;
 };
 
-// tokens in every other slot, one of them outside, all made where they are asked for
-struct Placed : Making {
-  using Making::bias;
+// a placed position with every other slot and one extra token, which returns everything by value
+struct Placed : ByValue {
+  using ByValue::bias;
   float bias(Index i, Index j) const { return static_cast<float>(10 * i + j); }
   int tokens() const { return 5; }
   int slot(Index cell) const { return static_cast<int>(2 * cell); }
@@ -58,7 +58,7 @@ struct Placed : Making {
 };
 
 template <class P>
-void check_followed(const P& position) {
+void check_view(const P& position) {
   using T = typename P::Scalar;
   const PositionView<T> view = position;
   CHECK(&view.bias() == &position.bias());
@@ -75,26 +75,26 @@ void check_followed(const P& position) {
   const std::span<const double> all(db.data(), 17);
   view.gradient(-8, all, d);
   position.gradient(-8, all, expected);
-  // sums of 17 lags up to 8 each, which the compiler may contract in another way
+  // sums of 17 lags of at most 8; the compiler may use fused multiply-adds in other places
   CHECK(worst_ratio(d, expected, 8 * 17 * epsilon<double>) <= 1);
 }
 
-static_assert(std::is_convertible_v<const Making&, PositionView<double>>);
-static_assert(!std::is_convertible_v<const Making&, PositionView<float>>, "another scalar");
+static_assert(std::is_convertible_v<const ByValue&, PositionView<double>>);
+static_assert(!std::is_convertible_v<const ByValue&, PositionView<float>>, "another scalar");
 static_assert(!std::is_constructible_v<PositionView<float>, LagBias<float>>);
-static_assert(!Position<PositionView<float>>, "it can't tell at compile time whether it is placed");
+static_assert(!Position<PositionView<float>>, "a view does not know at compile time whether it is placed");
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a view of a position is the position", "[position]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a view of a position has its bias and its gradient", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
-  check_followed(NoPosition<T>());
-  check_followed(AlibiPosition<T>(T(0.5)));
-  check_followed(RelativePosition<T>(normal_vector<T>(9, 1)));
-  check_followed(t5_position<T>(normal_vector<T>(8, 2), Direction::bidirectional, 20));
+  check_view(NoPosition<T>());
+  check_view(AlibiPosition<T>(T(0.5)));
+  check_view(RelativePosition<T>(normal_vector<T>(9, 1)));
+  check_view(t5_position<T>(normal_vector<T>(8, 2), Direction::bidirectional, 20));
 }
 
-TEMPLATE_TEST_CASE("a view of a grid has its places", "[position]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a view of a grid has its slots and its extra tokens", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index E : {0, 2}) {
     const GridPosition<T> grid(2, 3, normal<T>(3, 5, 1), normal<T>(E, E + 2, 2));
@@ -112,26 +112,26 @@ TEMPLATE_TEST_CASE("a view of a grid has its places", "[position]", NPRF_TEST_SC
   }
 }
 
-TEST_CASE("a bias that is made where it is asked for is made once, and held", "[position]") {
-  const Making position;
+TEST_CASE("a view stores a bias that its position returns by value", "[position]") {
+  const ByValue position;
   const PositionView<double> view = position;
   const PositionView<double> copy = view;
   for (const PositionView<double>* x : {&view, &copy})
-    for (const Index lag : {-5, -1, 0, 1, 4}) CHECK(x->bias_between(3, 3 + lag, 0) == Making().bias()[lag]);
-  CHECK(position.made == 1);
+    for (const Index lag : {-5, -1, 0, 1, 4}) CHECK(x->bias_between(3, 3 + lag, 0) == ByValue().bias()[lag]);
+  CHECK(position.calls == 1);
   CHECK(&copy.bias() != &view.bias());
 }
 
-TEST_CASE("a bias of another type is seen as one", "[position]") {
+TEST_CASE("a view accepts a bias of a derived or convertible type", "[position]") {
   Derived derived;
-  derived.held.table[0] = 3;
+  derived.stored.table[0] = 3;
   CHECK(PositionView<float>(derived).bias()[0] == 3);
-  CHECK(&PositionView<float>(derived).bias() == &derived.held);
+  CHECK(&PositionView<float>(derived).bias() == &derived.stored);
   const Converting converting;
   CHECK(PositionView<double>(converting).bias()[-100] == 4);
 }
 
-TEST_CASE("a user's own places are found through a view", "[position]") {
+TEST_CASE("a view has the slots of a user's own placed position", "[position]") {
   const Placed position;
   const PositionView<double> view = position;
   CHECK(view.is_placed());
@@ -141,8 +141,8 @@ TEST_CASE("a user's own places are found through a view", "[position]") {
   CHECK(view.bias_between(2, 3, 0) == 23);
 }
 
-TEST_CASE("a position without gradient serves until it is asked for one", "[position]") {
-  const Making position;
+TEST_CASE("the gradient of a view is rejected if the position has none", "[position]") {
+  const ByValue position;
   const PositionView<double> view = position;
   Matrix<double> d;
   check_invalid([&] { view.gradient(0, {}, d); }, {"position: expected one with gradient()", "got one without"});

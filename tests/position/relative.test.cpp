@@ -16,7 +16,7 @@ static_assert(Position<RelativePosition<float>> && Position<RelativePosition<dou
 static_assert(LearnedPosition<RelativePosition<float>> && LearnedPosition<RelativePosition<double>>);
 static_assert(!PlacedPosition<RelativePosition<float>>);
 
-TEMPLATE_TEST_CASE("each lag within reach has a scalar of its own, all others that of the end", "[position]",
+TEMPLATE_TEST_CASE("relative: a lag within reach has its own scalar, any other that of its end", "[position]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index R : {0, 1, 2, 7}) {
@@ -34,24 +34,24 @@ TEMPLATE_TEST_CASE("each lag within reach has a scalar of its own, all others th
   }
 }
 
-TEST_CASE("an even number of scalars is refused", "[position]") {
+TEST_CASE("relative: an even number of scalars is rejected", "[position]") {
   for (const Index size : {0, 2, 10})
     check_invalid([&] { RelativePosition<float>(Vector<float>::Zero(size)); },
                   {"b: expected an odd number of scalars", "got " + std::to_string(size)});
 }
 
-TEMPLATE_TEST_CASE("NaN and +infinity are refused by their place", "[position]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("relative: NaN and +infinity are rejected with their index", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const T wrong : {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()})
-    for (const Index place : {0, 3, 4}) {
+    for (const Index index : {0, 3, 4}) {
       Vector<T> b = Vector<T>::Zero(5);
-      b[place] = wrong;
+      b[index] = wrong;
       check_invalid([&] { RelativePosition<T>{b}; },
-                    {"b[" + std::to_string(place) + "]", "finite number or -infinity"});
+                    {"b[" + std::to_string(index) + "]", "finite number or -infinity"});
     }
 }
 
-TEMPLATE_TEST_CASE("a bias of -infinity is allowed, and holds beyond the reach", "[position]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("relative: -infinity is accepted, and clipped like other scalars", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T infinity = std::numeric_limits<T>::infinity();
   Vector<T> b = Vector<T>::Zero(5);
@@ -62,7 +62,7 @@ TEMPLATE_TEST_CASE("a bias of -infinity is allowed, and holds beyond the reach",
   for (const Index lag : {-1, 0, 1}) CHECK(position.bias()[lag] == 0);
 }
 
-TEST_CASE("relative: the gradient of the parameters is the transpose of what they make", "[position]") {
+TEST_CASE("relative: the gradient is the transpose of the map from the table to the bias", "[position]") {
   const Vector<double> table = Vector<double>::LinSpaced(31, -2, 3);
   check_gradient(RelativePosition<double>(table), table);
 }

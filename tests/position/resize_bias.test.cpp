@@ -17,40 +17,39 @@ namespace nprf::test::position_resize_bias {
 
 namespace {
 
-// entry i of m stands at (i + 1/2) n / m - 1/2 among n
-double place(Index i, Index n, Index m) {
+// the position of entry i of m among n entries: (i + 1/2) n / m - 1/2
+double point(Index i, Index n, Index m) {
   return (static_cast<double>(i) + 0.5) * static_cast<double>(n) / static_cast<double>(m) - 0.5;
 }
 
 double linear_weight(double s) { return std::max(0.0, 1 - std::abs(s)); }
 
-// Keys' cubic with a = -3/4, multiplied out
+// Keys' cubic with a = -3/4, expanded
 double cubic_weight(double s) {
   s = std::abs(s);
   if (s <= 1) return 1.25 * s * s * s - 2.25 * s * s + 1;
   return s < 2 ? -0.75 * s * s * s + 3.75 * s * s - 6 * s + 3 : 0;
 }
 
-// the obvious twin: every entry of a row that repeats its ends for ever, by its distance
+// a plain implementation: the sum of all entries, with repeated ends, times the weights of their distances
 template <class Weight>
-Vector<double> stretched_line(const Vector<double>& b, Index m, Weight weight) {
+Vector<double> resized_line(const Vector<double>& b, Index m, Weight weight) {
   const Index n = b.size();
   Vector<double> y = Vector<double>::Zero(m);
   for (Index i = 0; i < m; ++i)
     for (Index j = -3; j < n + 3; ++j)
-      y[i] += weight(place(i, n, m) - static_cast<double>(j)) * b[std::clamp<Index>(j, 0, n - 1)];
+      y[i] += weight(point(i, n, m) - static_cast<double>(j)) * b[std::clamp<Index>(j, 0, n - 1)];
   return y;
 }
 
-Matrix<double> stretched_grid(const Matrix<double>& b, Index rows, Index cols) {
+Matrix<double> resized_grid(const Matrix<double>& b, Index rows, Index cols) {
   Matrix<double> wide(b.rows(), cols), y(rows, cols);
-  for (Index r = 0; r < b.rows(); ++r)
-    wide.row(r) = stretched_line(b.row(r).transpose(), cols, cubic_weight).transpose();
-  for (Index c = 0; c < cols; ++c) y.col(c) = stretched_line(wide.col(c), rows, cubic_weight);
+  for (Index r = 0; r < b.rows(); ++r) wide.row(r) = resized_line(b.row(r).transpose(), cols, cubic_weight).transpose();
+  for (Index c = 0; c < cols; ++c) y.col(c) = resized_line(wide.col(c), rows, cubic_weight);
   return y;
 }
 
-// weights between -1 and 1.5, places up to 200 that are rounded in the twin alone
+// weights are between -1 and 1.5; positions are up to 200 and are rounded only in the plain implementation
 constexpr double rounding = 1000 * std::numeric_limits<double>::epsilon();
 
 const Index sizes[] = {1, 3, 5, 7, 13, 27, 101};
@@ -67,32 +66,32 @@ TEMPLATE_TEST_CASE("resized: the same size gives the same bits", "[position]", N
   }
 }
 
-TEST_CASE("resized: every entry is its twin's", "[position]") {
+TEST_CASE("resized: every entry equals that of a plain implementation", "[position]") {
   for (const Index n : sizes)
     for (const Index m : sizes) {
       INFO(n << " to " << m);
       const Vector<double> b = normal_vector<double>(n, 3);
-      CHECK(worst_ratio(resize_bias(b, m), stretched_line(b, m, linear_weight), rounding) <= 1);
+      CHECK(worst_ratio(resize_bias(b, m), resized_line(b, m, linear_weight), rounding) <= 1);
       const Matrix<double> grid = normal<double>(n, 9, 4);
-      CHECK(worst_ratio(resize_bias(grid, (m + 1) / 2, 3), stretched_grid(grid, m, 5), rounding) <= 1);
-      CHECK(worst_ratio(resize_bias(grid, (m + 1) / 2, 9), stretched_grid(grid, m, 17), rounding) <= 1);
+      CHECK(worst_ratio(resize_bias(grid, (m + 1) / 2, 3), resized_grid(grid, m, 5), rounding) <= 1);
+      CHECK(worst_ratio(resize_bias(grid, (m + 1) / 2, 9), resized_grid(grid, m, 17), rounding) <= 1);
     }
 }
 
-TEST_CASE("resized: numbers by hand", "[position]") {
-  // 3 to 5: the places -1/5, 2/5, 1, 8/5, 11/5
+TEST_CASE("resized: small tables equal results computed by hand", "[position]") {
+  // 3 to 5: the positions -1/5, 2/5, 1, 8/5, 11/5
   const Vector<double> b{{0, 10, 40}};
   CHECK(worst_ratio(resize_bias(b, 5), Vector<double>{{0, 4, 10, 28, 40}}, rounding) <= 1);
-  // 5 to 3: the places 1/3, 2, 11/3
+  // 5 to 3: the positions 1/3, 2, 11/3
   const Vector<double> square{{0, 1, 4, 9, 16}};
   CHECK(worst_ratio(resize_bias(square, 3), Vector<double>{{1.0 / 3, 4, 9 + 14.0 / 3}}, rounding) <= 1);
-  // an impulse in the middle of 3, to 5: cubic weights at the distances 6/5, 3/5, 0
+  // an impulse in the middle of 3 entries, resized to 5: cubic weights at the distances 6/5, 3/5, 0
   const Matrix<double> impulse{{0}, {1}, {0}};
   const Matrix<double> y{{-0.096}, {0.46}, {1}, {0.46}, {-0.096}};
   CHECK(worst_ratio(resize_bias(impulse, 3, 1), y, rounding) <= 1);
 }
 
-TEMPLATE_TEST_CASE("resized: a constant stays itself, and one scalar is one", "[position]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("resized: a constant table gives the same constant", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const double tolerance = 8 * epsilon<T>;
   for (const Index n : sizes)
@@ -104,8 +103,8 @@ TEMPLATE_TEST_CASE("resized: a constant stays itself, and one scalar is one", "[
     }
 }
 
-TEST_CASE("resized: a straight line goes on inside, and the ends repeat outside", "[position]") {
-  // the cubic with a = -3/4 leaves a line by (2a+1) t (1-t) (2t-1) between entries; with a = -1/2 it would follow it
+TEST_CASE("resized: a linear table is interpolated linearly inside and repeats its ends outside", "[position]") {
+  // the cubic with a = -3/4 deviates from the line by (2a+1) t (1-t) (2t-1) between entries; a = -1/2 would not deviate
   for (const Index n : {3, 5, 13, 27})
     for (const Index m : sizes) {
       INFO(n << " to " << m);
@@ -113,7 +112,7 @@ TEST_CASE("resized: a straight line goes on inside, and the ends repeat outside"
       const Vector<double> y = resize_bias(b, m);
       const Matrix<double> tall = resize_bias(Matrix<double>(b), (m + 1) / 2, 1);
       for (Index i = 0; i < m; ++i) {
-        const double at = place(i, n, m);
+        const double at = point(i, n, m);
         CHECK(std::abs(y[i] - std::clamp(at, b[0], b[n - 1])) <= rounding);
         const double t = at - std::floor(at);
         if (at >= 1 && at < static_cast<double>(n) - 2)
@@ -122,7 +121,7 @@ TEST_CASE("resized: a straight line goes on inside, and the ends repeat outside"
     }
 }
 
-TEST_CASE("resized: the centre stays the centre, its bits too", "[position]") {
+TEST_CASE("resized: the centre is bitwise preserved", "[position]") {
   for (const Index n : sizes)
     for (const Index m : sizes) {
       INFO(n << " to " << m);
@@ -133,7 +132,7 @@ TEST_CASE("resized: the centre stays the centre, its bits too", "[position]") {
     }
 }
 
-TEST_CASE("resized: reversed tables give reversed results, transposed ones transposed", "[position]") {
+TEST_CASE("resized: reversed tables give reversed results, and transposed tables transposed results", "[position]") {
   for (const Index n : sizes)
     for (const Index m : sizes) {
       INFO(n << " to " << m);
@@ -145,19 +144,19 @@ TEST_CASE("resized: reversed tables give reversed results, transposed ones trans
     }
 }
 
-TEST_CASE("resized: float is double, rounded", "[position]") {
+TEST_CASE("resized: the result in float is the rounded result in double", "[position]") {
   const Vector<float> b = normal_vector<float>(13, 9);
   const Matrix<float> grid = normal<float>(13, 13, 10);
   CHECK(resize_bias(b, 27) == resize_bias<double>(b.cast<double>(), 27).cast<float>());
   CHECK(resize_bias(grid, 14, 14) == resize_bias<double>(grid.cast<double>(), 14, 14).cast<float>());
 }
 
-TEST_CASE("resized: a table for a position", "[position]") {
+TEST_CASE("resized: a resized table makes a position of the new reach", "[position]") {
   const RelativePosition<float> position(resize_bias(normal_vector<float>(9, 11), 33));
   CHECK(position.reach() == 16);
 }
 
-TEST_CASE("resized: sizes that are no tables are refused", "[position]") {
+TEST_CASE("resized: sizes that are not odd and positive are rejected", "[position]") {
   const Vector<float> b = Vector<float>::Zero(5);
   for (const Index size : {-3, -1, 0, 4})
     check_invalid([&] { resize_bias(b, size); }, {"size: expected an odd number", "got " + std::to_string(size)});
@@ -176,7 +175,7 @@ TEST_CASE("resized: sizes that are no tables are refused", "[position]") {
   check_invalid([] { resize_bias<double>(Matrix<double>::Zero(3, 0), 2, 2); }, {"b: expected", "got 3 x 0"});
 }
 
-TEMPLATE_TEST_CASE("resized: what is not finite is refused by its place", "[position]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("resized: non-finite entries are rejected with their index", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T infinity = std::numeric_limits<T>::infinity();
   for (const T wrong : {std::numeric_limits<T>::quiet_NaN(), infinity, -infinity}) {

@@ -19,8 +19,9 @@ static_assert(!PlacedPosition<T5Position<float>>);
 
 namespace {
 
-// The distance at which each bucket of one direction starts. On all of these the fp32 of the published code (Raffel et
-// al. 2020) and exact arithmetic agree: the least l with (l / exact)^(nb - exact) >= (D / exact)^(bucket - exact).
+// The distances at which the buckets of one direction start. For all of these settings the fp32 arithmetic of the
+// published code (Raffel et al. 2020) agrees with exact arithmetic: a bucket starts at the smallest l with
+// (l / exact)^(nb - exact) >= (D / exact)^(bucket - exact).
 struct Setting {
   Index num_buckets;
   Direction direction;
@@ -49,7 +50,7 @@ const std::vector<Setting>& settings() {
       {7, causal, 20, {0, 1, 2, 3, 5, 8, 13}},
       {2, causal, 2, {0, 1}},
       {4, both, 3, {0, 1}},
-      // more buckets than distances: some stay empty
+      // more buckets than distances: some are empty
       {32, causal, 20, {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
                         16, 17, 17, 17, 17, 18, 18, 18, 18, 19, 19, 19, 19, 20, 20, 20}},
       {64, both, 20, {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
@@ -74,7 +75,7 @@ Vector<T> weights(Index n) {
 
 }  // namespace
 
-TEST_CASE("every lag has the bucket of the published code", "[position]") {
+TEST_CASE("t5: every lag has the bucket of the published code", "[position]") {
   for (const Setting& setting : settings())
     for (Index lag = -2000; lag <= 2000; ++lag) {
       INFO(setting.num_buckets << " buckets to " << setting.max_distance << ", causal "
@@ -84,7 +85,7 @@ TEST_CASE("every lag has the bucket of the published code", "[position]") {
     }
 }
 
-TEMPLATE_TEST_CASE("the bias of a lag is the weight of its bucket", "[position]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("t5: the bias of a lag is the weight of its bucket", "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Setting& setting : settings()) {
     const Vector<T> w = weights<T>(setting.num_buckets);
@@ -102,7 +103,8 @@ TEMPLATE_TEST_CASE("the bias of a lag is the weight of its bucket", "[position]"
   }
 }
 
-TEST_CASE("T5's own setting is constant from lag 113 (causal) and 91 (bidirectional) on", "[position]") {
+TEST_CASE("t5: with 32 buckets and distance 128 the bias is constant from lag 113 (causal) and 91 (bidirectional) on",
+          "[position]") {
   const Vector<double> w = weights<double>(32);
   const LagBias<double> causal = t5_position(w, Direction::causal).bias();
   const LagBias<double> both = t5_position(w, Direction::bidirectional).bias();
@@ -116,7 +118,7 @@ TEST_CASE("T5's own setting is constant from lag 113 (causal) and 91 (bidirectio
   }
 }
 
-TEST_CASE("bidirectional: keys before and after a query share no bucket; causal: later keys count as its own",
+TEST_CASE("t5: bidirectional keys before and after a query have different buckets, causal later keys have bucket 0",
           "[position]") {
   const T5Position<float> both = t5_position<float>(weights<float>(32), Direction::bidirectional);
   const T5Position<float> causal = t5_position<float>(weights<float>(32), Direction::causal);
@@ -128,7 +130,7 @@ TEST_CASE("bidirectional: keys before and after a query share no bucket; causal:
   CHECK(causal.bucket(0) == 0);
 }
 
-TEST_CASE("buckets that do not fit are refused", "[position]") {
+TEST_CASE("t5: a position rejects invalid numbers of buckets, distances and directions", "[position]") {
   const auto make = [](Index n, Direction direction, Index max_distance) {
     return [=] { T5Position<float>(Vector<float>::Zero(n), direction, max_distance); };
   };
@@ -149,8 +151,8 @@ TEST_CASE("buckets that do not fit are refused", "[position]") {
   CHECK_NOTHROW(make(2, causal, 2)());
 }
 
-TEMPLATE_TEST_CASE("T5 weights: -infinity is allowed, NaN and +infinity are refused by their place", "[position]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("t5: the weight -infinity is accepted, NaN and +infinity are rejected with their index",
+                   "[position]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Vector<T> w = weights<T>(32);
   w[31] = -std::numeric_limits<T>::infinity();
@@ -163,19 +165,19 @@ TEMPLATE_TEST_CASE("T5 weights: -infinity is allowed, NaN and +infinity are refu
   }
 }
 
-TEST_CASE("the table of T5's position ends where its last bucket begins", "[position]") {
+TEST_CASE("t5: the table of the bias ends where the last bucket starts", "[position]") {
   const Vector<double> w = Vector<double>::LinSpaced(32, 0, 1);
   CHECK(t5_position(w, Direction::causal).bias().first == -113);
   CHECK(t5_position(w, Direction::bidirectional).bias().first == -91);
   CHECK(t5_position(w, Direction::bidirectional).bias().last() == 91);
 }
 
-TEST_CASE("t5: the gradient of the parameters is the transpose of what they make", "[position]") {
+TEST_CASE("t5: the gradient is the transpose of the map from the bucket weights to the bias", "[position]") {
   const Vector<double> weights = Vector<double>::LinSpaced(16, -2, 3);
   check_gradient(t5_position<double>(weights, Direction::bidirectional, 20), weights);
 }
 
-TEST_CASE("a bucket needs enough buckets and distance", "[position]") {
+TEST_CASE("t5: t5_bucket rejects too few buckets and too small distances", "[position]") {
   check_invalid([] { t5_bucket(1, 2, Direction::bidirectional, 128); }, {"num_buckets: expected at least 4", "2"});
   check_invalid([] { t5_bucket(1, 1, Direction::causal, 128); }, {"num_buckets: expected at least 2", "1"});
   check_invalid([] { t5_bucket(500, 32, Direction::bidirectional, 8); }, {"max_distance: expected more than 8", "8"});

@@ -27,7 +27,7 @@ namespace {
 using Row = Vector<long double>;
 constexpr Index d = 3;
 
-// the features of the papers, with no factor left out (formulas.md): x is normalised
+// the features of the papers with all their factors; x is normalised
 struct Formula {
   Matrix<double> w;  // (m,d)
 
@@ -64,10 +64,10 @@ struct Formula {
 struct Setting {
   Index n_q, n_k, offset;
   Direction direction;
-  double radius;  // 0: none
+  double radius;  // 0: Normalization::none()
 };
 
-// y and, for each row, sum |w| / |sum w|
+// y and, for each row, the condition number sum |w| / |sum w|
 template <class Phi>
 std::pair<Matrix<double>, Vector<double>> by_hand(const Phi& phi, bool estimates_exp, const Vector<double>& b,
                                                   const Setting& s, const Matrix<double>& q, const Matrix<double>& k,
@@ -123,7 +123,7 @@ void check(const F& features, const Phi& phi) {
                                .normalization = s.radius > 0 ? Normalization::unit(s.radius) : Normalization::none()});
     const Matrix<double> y = kernelized_attention(attention, q, k, v, s.offset);
     const auto [expected, condition] = by_hand(phi, estimates_exp<F>(), b, s, q, k, v);
-    // features in double carry some eps of their exponents, |w.x| up to 10; values are below 4
+    // the error of a feature is some eps times its exponent |w.x|, which is at most 10; values are below 4
     const Matrix<double> tolerance = 4 * 8 * epsilon<double> * condition.replicate(1, 2);
     CHECK(worst_ratio(y, expected, tolerance) <= 1);
     CHECK(y.allFinite());
@@ -132,7 +132,7 @@ void check(const F& features, const Phi& phi) {
 
 }  // namespace
 
-TEST_CASE("the twin is the formula of the paper for every feature map", "[reference]") {
+TEST_CASE("the reference attention equals the formula of the paper for every feature map", "[reference]") {
   const Formula formula{normal<double>(4, d, 9)};
   check(PositiveFeatures<double>(formula.w), [&](const Row& x) { return formula.prf(x); });
   check(TrigonometricFeatures<double>(formula.w), [&](const Row& x) { return formula.trf(x); });
@@ -140,19 +140,19 @@ TEST_CASE("the twin is the formula of the paper for every feature map", "[refere
   check(EluFeatures<double>(d), [&](const Row& x) { return Formula::elu(x); });
 }
 
-TEST_CASE("the twin's weights neither overflow nor vanish", "[reference]") {
-  // biases of +-40000: exp of either is no number, their differences within a row's window are
+TEST_CASE("the weights of the reference attention neither overflow nor underflow for large biases", "[reference]") {
+  // biases of +-40000, whose exp overflows or underflows; differences within a row do not
   const Index n = 40;
   Vector<double> b(2 * n + 1);
   for (Index l = 0; l < b.size(); ++l) b[l] = static_cast<double>(n - l) * 1000;
   const auto q = normal<double>(n, d, 1), k = normal<double>(n, d, 2), v = normal<double>(n, 2, 3);
   const Attention attention(orf<double>(d, 4, 7), RelativePosition<double>(b));
-  // each row sees but its first key: the next one weighs e^-1000 of it
+  // each row depends only on its first key: the relative weight of the next one is e^-1000
   const Matrix<double> y = kernelized_attention(attention, q, k, v);
   CHECK(worst_ratio(y, v.row(0).replicate(n, 1), 4 * epsilon<double>) <= 1);
 }
 
-TEST_CASE("rows of the twin that see no key are zero", "[reference]") {
+TEST_CASE("rows of the reference attention that attend to no key are zero", "[reference]") {
   const auto q = normal<float>(6, d, 1), k = normal<float>(4, d, 2), v = normal<float>(4, 2, 3);
   const Attention causal(orf<float>(d, 4, 7), NoPosition<float>(), {.direction = Direction::causal});
   const Matrix<float> y = kernelized_attention(causal, q, k, v, -3);
@@ -163,13 +163,13 @@ TEST_CASE("rows of the twin that see no key are zero", "[reference]") {
   CHECK(kernelized_attention(causal, q, k, Matrix<float>(4, 0)).cols() == 0);
 }
 
-TEST_CASE("a key that a query may not see has no weight in its row", "[reference]") {
+TEST_CASE("the reference attention gives no weight to keys that attends() excludes", "[reference]") {
   const auto q = normal<double>(6, d, 1), k = normal<double>(9, d, 2), v = normal<double>(9, 2, 3);
   const RelativePosition<double> position(normal_vector<double>(5, 4));
-  const auto sees = [](Index i, Index j) { return (i + j) % 3 != 0 && i != 4; };
+  const auto attends = [](Index i, Index j) { return (i + j) % 3 != 0 && i != 4; };
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const Attention attention(orf<double>(d, 4, 7), position, {.direction = direction});
-    const Matrix<double> y = kernelized_attention(attention, q, k, v, 1, sees);
+    const Matrix<double> y = kernelized_attention(attention, q, k, v, 1, attends);
     const Matrix<double> A = attention.query_features(q), B = attention.key_features(k);
     for (Index i = 0; i < 6; ++i) {
       Eigen::RowVectorXd numerator = Eigen::RowVectorXd::Zero(2);
@@ -192,7 +192,7 @@ TEST_CASE("a key that a query may not see has no weight in its row", "[reference
   }
 }
 
-TEST_CASE("the twin knows the places of a grid", "[reference]") {
+TEST_CASE("the reference attention uses the biases of a grid", "[reference]") {
   const Index H = 3, W = 4, E = 2, n = E + H * W;
   const auto q = normal<double>(n, d, 1), k = normal<double>(n, d, 2), v = normal<double>(n, 2, 3);
   Matrix<double> b = normal<double>(5, 7, 4), extra = normal<double>(E, E + 2, 5);
@@ -215,15 +215,16 @@ TEST_CASE("the twin knows the places of a grid", "[reference]") {
   CHECK(worst_ratio(y, P * v, 64 * epsilon<double>) <= 1);
 }
 
-TEST_CASE("the twin refuses wrong shapes", "[reference]") {
+TEST_CASE("the reference attention rejects wrong shapes", "[reference]") {
   const Attention attention(orf<float>(d, 4, 7), NoPosition<float>());
   const auto q = normal<float>(6, d, 1), v = normal<float>(4, 2, 3);
   check_invalid([&] { kernelized_attention(attention, q, normal<float>(4, 2, 1), v); }, {"keys", "3 columns", "got 2"});
   check_invalid([&] { kernelized_attention(attention, q, normal<float>(5, d, 1), v); }, {"values", "5 rows", "got 4"});
 }
 
-// the squared error of an estimate from m features falls as 1/m; averaged over draws, a fall by 16 is 4 in the root
-TEST_CASE("with more features kernelized attention comes closer to softmax", "[reference]") {
+// The mean squared error of an estimate from m random vectors is proportional to 1/m: with 16 times as many, the root
+// mean square error falls by a factor of 4.
+TEST_CASE("the error of kernelized attention relative to softmax falls as 1 / sqrt(m)", "[reference]") {
   const Index n = 24, dim = 8;
   const auto q = normal<double>(n, dim, 1), k = normal<double>(n, dim, 2), v = normal<double>(n, 4, 3);
   const RelativePosition<double> position(normal_vector<double>(21, 4));
@@ -239,18 +240,18 @@ TEST_CASE("with more features kernelized attention comes closer to softmax", "[r
       }
       return std::sqrt(square / exact.squaredNorm());
     };
-    const auto check_fall = [&](const char* map, auto&& make) {
+    const auto check_convergence = [&](const char* map, auto&& make) {
       const double few = mean_error(make, 64), many = mean_error(make, 1024);
       INFO(map << ": " << few << " with 64 vectors, " << many << " with 1024");
-      // 48 draws leave about 10 % of spread in either error; a bias would end the fall
+      // with 48 draws the standard error of each is about 10 %; a biased map would not reach the factor
       CHECK(few / many > 2.8);
       CHECK(few / many < 5.7);
       CHECK(many < 0.1);
     };
-    check_fall("prf", [&](Index m, std::uint64_t seed) { return prf<double>(dim, m, seed); });
-    check_fall("orf", [&](Index m, std::uint64_t seed) { return orf<double>(dim, m, seed); });
-    check_fall("trf", [&](Index m, std::uint64_t seed) { return trf<double>(dim, m, seed); });
-    check_fall("hyperbolic", [&](Index m, std::uint64_t seed) {
+    check_convergence("prf", [&](Index m, std::uint64_t seed) { return prf<double>(dim, m, seed); });
+    check_convergence("orf", [&](Index m, std::uint64_t seed) { return orf<double>(dim, m, seed); });
+    check_convergence("trf", [&](Index m, std::uint64_t seed) { return trf<double>(dim, m, seed); });
+    check_convergence("hyperbolic", [&](Index m, std::uint64_t seed) {
       return HyperbolicFeatures<double>(FeatureOptions{.input_dim = dim, .num_features = m, .seed = seed});
     });
   }

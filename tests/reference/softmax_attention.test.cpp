@@ -23,18 +23,18 @@ using reference::softmax_attention;
 
 namespace {
 
-constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
-// radius 0: none
+// radius 0 means Normalization::none()
 Normalization normalization(double radius) { return radius > 0 ? Normalization::unit(radius) : Normalization::none(); }
 
 struct Exact {
   Matrix<double> y, tolerance;
 };
 
-// the formula as two obvious loops in long double. A logit s is a sum of d products of rounded factors, plus a bias: it
-// is off by eps (d/2 + 4) |q||k| + eps |b|, which moves a weight by that much, and y by twice that times the values
-// around
+// The formula as two plain loops in long double. A logit is a sum of d products of rounded factors plus a bias. Its
+// error is at most eps (d/2 + 4) |q||k| + eps |b|. This is the relative error of a weight, and the error of y is at
+// most twice as much times the weighted mean of |v|.
 template <Real T, Position P>
 Exact two_loops(const Tokens<T>& x, const P& position, Direction direction, double radius) {
   using Row = Vector<long double>;
@@ -47,30 +47,30 @@ Exact two_loops(const Tokens<T>& x, const P& position, Direction direction, doub
   Exact exact{Matrix<double>::Zero(n_q, d_v), Matrix<double>::Zero(n_q, d_v)};
   for (Index i = 0; i < n_q; ++i) {
     const Row q = normalised(x.q, i);
-    Vector<long double> s = Vector<long double>::Constant(n_k, never);
-    long double top = never, doubt = 0;
+    Vector<long double> s = Vector<long double>::Constant(n_k, minus_infinity);
+    long double row_max = minus_infinity, logit_error = 0;
     for (Index j = 0; j < n_k; ++j) {
       const double b = bias_between(position, i, j, 0);
-      if ((direction == Direction::causal && j > i) || b == never) continue;
+      if ((direction == Direction::causal && j > i) || b == minus_infinity) continue;
       const Row k = normalised(x.k, j);
       s[j] = b;
       for (Index c = 0; c < d; ++c) s[j] += q[c] * k[c];
-      top = std::max(top, s[j]);
-      doubt = std::max(
-          doubt, (static_cast<long double>(d) / 2 + 4) * q.norm() * k.norm() + static_cast<long double>(std::abs(b)));
+      row_max = std::max(row_max, s[j]);
+      logit_error = std::max(logit_error, (static_cast<long double>(d) / 2 + 4) * q.norm() * k.norm() +
+                                              static_cast<long double>(std::abs(b)));
     }
-    if (top == never) continue;
+    if (row_max == minus_infinity) continue;
     Row numerator = Row::Zero(d_v), size = Row::Zero(d_v);
     long double denominator = 0;
     for (Index j = 0; j < n_k; ++j) {
-      const long double w = std::exp(s[j] - top);
+      const long double w = std::exp(s[j] - row_max);
       denominator += w;
       for (Index p = 0; p < d_v; ++p) {
         numerator[p] += w * x.v(j, p);
         size[p] += w * std::abs(static_cast<long double>(x.v(j, p)));
       }
     }
-    const double growth = 2 * epsilon<T> * static_cast<double>(doubt) + direct_growth<T>(0, n_k);
+    const double growth = 2 * epsilon<T> * static_cast<double>(logit_error) + direct_growth<T>(0, n_k);
     for (Index p = 0; p < d_v; ++p) {
       exact.y(i, p) = static_cast<double>(numerator[p] / denominator);
       exact.tolerance(i, p) = 2 * growth * static_cast<double>(size[p] / denominator);
@@ -89,8 +89,8 @@ HeldPosition<T> position(int kind) {
     case 4: return {AlibiPosition<T>(T(0.0625)).bias()};
     default: break;
   }
-  Vector<T> b = random_table<T>(6, 25);  // a window of 5 tokens back and any ahead, with holes
-  b[0] = b[3] = b[8] = static_cast<T>(never);
+  Vector<T> b = random_table<T>(6, 25);  // a window from 5 tokens before the query on, with two masked lags
+  b[0] = b[3] = b[8] = static_cast<T>(minus_infinity);
   return {RelativePosition<T>(b).bias()};
 }
 
@@ -110,7 +110,7 @@ void check(Index n_q, Index n_k, Index d, Index d_v, const P& p, Direction direc
 
 }  // namespace
 
-TEST_CASE("softmax attention is its formula", "[reference]") {
+TEST_CASE("softmax attention equals its formula", "[reference]") {
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
     for (int kind = 0; kind < 6; ++kind)
       for (const double radius : {1., 0., 3.}) {
@@ -124,7 +124,7 @@ TEST_CASE("softmax attention is its formula", "[reference]") {
       }
 }
 
-TEST_CASE("softmax attention is right at the edges of its tiles", "[reference]") {
+TEST_CASE("softmax attention equals its formula for sizes around those of its tiles", "[reference]") {
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
     for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{127, 127},
                                                                        {128, 128},
@@ -145,20 +145,20 @@ TEST_CASE("softmax attention is right at the edges of its tiles", "[reference]")
 
 namespace {
 
-// N(0,1); with holes, every third scalar of the table is -infinity, and every fourth of the extra tokens'
+// N(0,1) biases; with holes every third scalar of the table and every fourth bias of the extra tokens is -infinity
 template <Real T>
 GridPosition<T> grid(Index H, Index W, Index E, bool holes = false) {
   Matrix<T> b = normal<T>(2 * H - 1, 2 * W - 1, 40), extra = normal<T>(E, E + 2, 41);
-  for (Index l = 1; holes && l < b.size(); l += 3) b.data()[l] = static_cast<T>(never);
-  for (Index l = 1; holes && l < extra.size(); l += 4) extra.data()[l] = static_cast<T>(never);
+  for (Index l = 1; holes && l < b.size(); l += 3) b.data()[l] = static_cast<T>(minus_infinity);
+  for (Index l = 1; holes && l < extra.size(); l += 4) extra.data()[l] = static_cast<T>(minus_infinity);
   return {H, W, b, extra};
 }
 
 }  // namespace
 
-TEST_CASE("softmax attention over a grid is its formula", "[reference]") {
+TEST_CASE("softmax attention over a grid equals its formula", "[reference]") {
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
-    // at, below and above the edges of the tiles, 128 queries and 256 keys
+    // sizes around those of a tile, 128 queries and 256 keys
     for (const auto& [H, W] :
          std::vector<std::pair<Index, Index>>{{1, 1}, {1, 6}, {6, 1}, {5, 7}, {1, 125}, {8, 16}, {16, 16}, {11, 25}})
       for (const Index E : {0, 1, 3})
@@ -170,12 +170,13 @@ TEST_CASE("softmax attention over a grid is its formula", "[reference]") {
         }
 }
 
-TEST_CASE("more extra tokens than a tile has", "[reference]") {
+TEST_CASE("softmax attention over a grid equals its formula with more extra tokens than a tile has keys",
+          "[reference]") {
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
     check(310, 310, 3, 2, grid<double>(2, 5, 300, true), direction, 1);
 }
 
-TEST_CASE("a constant in all of a grid's biases costs no digits", "[reference]") {
+TEST_CASE("a constant added to all biases of a grid changes no bit of softmax attention", "[reference]") {
   const Index H = 6, W = 7, E = 2, n = E + H * W;
   const Tokens<float> x = random_tokens<float>(n, n, 4, 2);
   const auto run = [&](float constant) {
@@ -187,23 +188,23 @@ TEST_CASE("a constant in all of a grid's biases costs no digits", "[reference]")
   CHECK(same_bits<float>(run(1e6f), run(0)));
 }
 
-TEST_CASE("a grid that hides all keys leaves rows of zeros", "[reference]") {
+TEST_CASE("softmax attention rows are zero if the grid masks all their keys", "[reference]") {
   const Index H = 3, W = 4, E = 2, n = E + H * W;
   const Tokens<double> x = random_tokens<double>(n, n, 4, 2);
-  const Matrix<double> blind = Matrix<double>::Constant(5, 7, never);
-  Matrix<double> extra = Matrix<double>::Constant(E, E + 2, never);
+  const Matrix<double> masked = Matrix<double>::Constant(5, 7, minus_infinity);
+  Matrix<double> extra = Matrix<double>::Constant(E, E + 2, minus_infinity);
   const auto run = [&] {
-    return softmax_attention<double>(x.q, x.k, x.v, GridPosition<double>(H, W, blind, extra), Direction::bidirectional,
+    return softmax_attention<double>(x.q, x.k, x.v, GridPosition<double>(H, W, masked, extra), Direction::bidirectional,
                                      Normalization::unit(1));
   };
   CHECK(all_zero(run()));
-  extra(1, 1) = -3;  // all cells see extra token 1 alone
+  extra(1, 1) = -3;  // all cells attend only to extra token 1
   const Matrix<double> y = run();
   CHECK(all_zero(y.topRows(E)));
   CHECK(worst_ratio(y.bottomRows(H * W), x.v.row(1).replicate(H * W, 1), 4 * epsilon<double>) <= 1);
 }
 
-TEST_CASE("softmax attention over a grid refuses other numbers of tokens", "[reference]") {
+TEST_CASE("softmax attention over a grid rejects other numbers of tokens", "[reference]") {
   const auto run = [](Index n_q, Index n_k) {
     const Tokens<double> x = random_tokens<double>(n_q, n_k, 4, 2);
     softmax_attention<double>(x.q, x.k, x.v, grid<double>(3, 4, 2), Direction::causal, Normalization::none());
@@ -213,16 +214,16 @@ TEST_CASE("softmax attention over a grid refuses other numbers of tokens", "[ref
   check_invalid([&] { run(14, 12); }, {"expected 14 rows", "12"});
 }
 
-TEST_CASE("softmax attention survives huge logits", "[reference]") {
+TEST_CASE("softmax attention equals its formula for logits whose exp overflows", "[reference]") {
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
-    // |q.k| / sqrt(d) in the hundreds: exp of it overflows a float, and from 700 a double
+    // |q.k| / sqrt(d) is in the hundreds; its exp overflows in float, and above 709 in double
     check(130, 300, 8, 2, position<float>(1), direction, 0, 30);
     check(130, 300, 8, 2, position<double>(1), direction, 0, 60);
     check(130, 300, 8, 2, position<float>(0), direction, 30);
   }
 }
 
-TEST_CASE("biases that rise or fall without end leave every row its own digits", "[reference]") {
+TEST_CASE("softmax attention equals its formula for steep linear biases", "[reference]") {
   for (const double slope : {-3., 3.})
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       check(400, 400, 4, 2, HeldPosition<float>{AlibiPosition<float>(static_cast<float>(slope)).bias()}, direction, 1);
@@ -230,11 +231,11 @@ TEST_CASE("biases that rise or fall without end leave every row its own digits",
     }
 }
 
-TEST_CASE("a window whose first tiles are all at -infinity", "[reference]") {
-  // only keys 300 or more tokens ahead, or only those as far back
+TEST_CASE("softmax attention equals its formula if the first tiles of a row are all -infinity", "[reference]") {
+  // queries attend only to keys at least 300 tokens ahead, or at least 300 tokens back
   for (const bool ahead : {true, false}) {
     LagBias<double> b{ahead ? 299 : -300, Vector<double>::Zero(2), 0, 0};
-    b.table[ahead ? 0 : 1] = never;
+    b.table[ahead ? 0 : 1] = minus_infinity;
     const HeldPosition<double> p{b};
     check(600, 600, 3, 2, p, Direction::bidirectional, 1);
     check(600, 600, 3, 2, p, Direction::causal, 1);
@@ -246,7 +247,7 @@ TEST_CASE("a window whose first tiles are all at -infinity", "[reference]") {
   }
 }
 
-TEST_CASE("softmax attention of values of 1 is 1, and a constant in the bias changes nothing", "[reference]") {
+TEST_CASE("softmax attention of values 1 is 1, and a constant added to the bias does not change it", "[reference]") {
   Tokens<double> x = random_tokens<double>(140, 140, 4, 2);
   const Vector<double> b = random_table<double>(10, 3);
   const auto run = [&](const Vector<double>& bias) {
@@ -259,7 +260,7 @@ TEST_CASE("softmax attention of values of 1 is 1, and a constant in the bias cha
   CHECK(worst_ratio(run(b), x.v, direct_growth<double>(0, 140)) <= 1);
 }
 
-TEST_CASE("softmax attention takes anybody's matrices and empty ones", "[reference]") {
+TEST_CASE("softmax attention accepts column-major and empty matrices", "[reference]") {
   const Tokens<float> x = random_tokens<float>(20, 30, 4, 3);
   const Eigen::MatrixXf q = x.q, k = x.k, v = x.v;
   const NoPosition<float> none;
@@ -274,7 +275,7 @@ TEST_CASE("softmax attention takes anybody's matrices and empty ones", "[referen
   CHECK(run(x.q, x.k, Matrix<float>(30, 0)).cols() == 0);
 }
 
-TEST_CASE("softmax attention refuses wrong shapes", "[reference]") {
+TEST_CASE("softmax attention rejects wrong shapes and directions", "[reference]") {
   const auto run = [](Index d_q, Index d_k, Index n_v) {
     softmax_attention<double>(normal<double>(5, d_q, 1), normal<double>(6, d_k, 2), normal<double>(n_v, 2, 3),
                               NoPosition<double>(), Direction::causal, Normalization::none());
@@ -289,7 +290,7 @@ TEST_CASE("softmax attention refuses wrong shapes", "[reference]") {
       {"direction", "got number 2"});
 }
 
-TEST_CASE("a NaN in a query makes that row NaN, and no other", "[reference]") {
+TEST_CASE("a NaN in a query makes only that row of softmax attention NaN", "[reference]") {
   Matrix<float> q = normal<float>(200, 4, 1), k = normal<float>(300, 4, 2), v = normal<float>(300, 2, 3);
   q(150, 2) = std::numeric_limits<float>::quiet_NaN();
   const Matrix<float> y = reference::softmax_attention<float>(q, k, v, NoPosition<float>(), Direction::bidirectional,
@@ -297,7 +298,7 @@ TEST_CASE("a NaN in a query makes that row NaN, and no other", "[reference]") {
   for (Index i = 0; i < 200; ++i) CHECK(y.row(i).array().isNaN().all() == (i == 150));
 }
 
-TEST_CASE("a constant in the bias costs no digits, and a hidden key no weight", "[reference]") {
+TEST_CASE("neither a constant bias nor the values of masked keys change a bit of softmax attention", "[reference]") {
   const Matrix<float> q = normal<float>(200, 4, 1), k = normal<float>(200, 4, 2);
   Matrix<float> v = normal<float>(200, 2, 3);
   const auto run = [&](float constant) {

@@ -17,11 +17,11 @@
 #include "support/attention.hpp"
 #include "support/product.hpp"
 
-/// Inputs that attention by an FFT is known to be wrong on, silently, and some that are hard for any engine: each case
-/// is checked against the formula in long double.
+/// Inputs for which attention by an FFT without error bounds gives wrong rows, and inputs that are hard for any engine.
+/// Each case is compared with the formula in long double.
 namespace nprf::test::adversarial {
 
-/// b of a lag, for queries and keys of at most n tokens.
+/// A bias as a function of the lag, for at most n queries and at most n keys.
 struct Bias {
   std::string name;
   std::function<double(Index lag, Index n)> of;
@@ -29,7 +29,7 @@ struct Bias {
 
 inline const std::vector<Bias>& biases() {
   static const std::vector<Bias> all = [] {
-    constexpr double never = -std::numeric_limits<double>::infinity();
+    constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
     std::vector<Bias> list{{"zero", [](Index, Index) { return 0.0; }}};
     const auto normal_of = [](Index lag, int seed) {
       return normal<double>(1, 1, static_cast<std::uint64_t>(1000000 + 4000 * seed + lag))(0, 0);
@@ -44,16 +44,17 @@ inline const std::vector<Bias>& biases() {
       list.push_back({"alibi " + std::to_string(slope),
                       [=](Index lag, Index) { return -slope * static_cast<double>(std::abs(lag)); }});
     for (const double height : {5.0, 20.0, 60.0})
-      for (const int where : {-1, 0, 1, 2}) {  // far before, the lag -1, far after, beyond reach
+      for (const int where : {-1, 0, 1, 2}) {  // the lag far before the query, -1, far after it, and out of reach
         const auto at = [=](Index n) { return where == 0 ? Index{-1} : where == 2 ? 2 * n : where * (n - n / 8); };
         list.push_back({"peak e^" + std::to_string(height) + " at " + std::to_string(where),
                         [=](Index lag, Index n) { return lag == at(n) ? height : 0.0; }});
       }
-    list.push_back(
-        {"window", [=](Index lag, Index) { return std::abs(lag) <= 5 ? 0.3 * static_cast<double>(lag) : never; }});
-    list.push_back({"hole", [=](Index lag, Index n) { return std::abs(lag + n / 3) < 20 ? never : 0.0; }});
+    list.push_back({"window", [=](Index lag, Index) {
+                      return std::abs(lag) <= 5 ? 0.3 * static_cast<double>(lag) : minus_infinity;
+                    }});
+    list.push_back({"hole", [=](Index lag, Index n) { return std::abs(lag + n / 3) < 20 ? minus_infinity : 0.0; }});
     list.push_back({"window beside a peak", [=](Index lag, Index n) {
-                      return lag == -(n / 2) ? 40.0 : std::abs(lag) < 5 ? static_cast<double>(lag % 3) : never;
+                      return lag == -(n / 2) ? 40.0 : std::abs(lag) < 5 ? static_cast<double>(lag % 3) : minus_infinity;
                     }});
     for (const double height : {3.0, 8.0})
       list.push_back({"cosine " + std::to_string(height),
@@ -74,7 +75,7 @@ struct Case {
   std::size_t bias = 0;
   Sides sides = Sides::bidirectional;
   double norm = 1;
-  bool normalised = true;  // else norms are those of the inputs, scaled
+  bool normalised = true;  // false: Normalization::none(), with inputs scaled so that the largest norm is `norm`
   Values values = Values::benign;
   Keys keys = Keys::benign;
   Index n_q = 0, n_k = 0, d = 4, m = 6, d_v = 3;
@@ -94,7 +95,7 @@ struct Case {
   }
 };
 
-/// Any case of that space; the same for the same seed everywhere.
+/// A random case; the same seed gives the same case on every platform.
 inline Case random_case(std::uint64_t seed) {
   std::mt19937_64 draw(seed);
   const auto below = [&](std::uint64_t n) { return draw() % n; };
@@ -159,7 +160,7 @@ struct Problem {
   Vector<T> table;
 };
 
-/// The formula in long double, and what each row's error is relative to.
+/// The formula in long double, and for each row the largest |v| that its error is relative to.
 template <Real T>
 struct Truth {
   Truth(const Case& c, const Problem<T>& problem)
@@ -177,7 +178,7 @@ struct Truth {
         sum += w * problem.x.v.row(j).transpose().template cast<long double>();
         D += w;
         v_max[i] = std::max(v_max[i], static_cast<double>(problem.x.v.row(j).cwiseAbs().maxCoeff()));
-        sees_any = true;
+        attends_any = true;
       }
       if (D > 0)
         y.row(i) = (sum / D).transpose();
@@ -186,13 +187,13 @@ struct Truth {
     }
   }
 
-  /// The largest error of a row; infinity where it is not finite.
+  /// The largest relative error of a row; infinity if a row is non-finite.
   double error(const Matrix<T>& got) const {
     double worst = 0;
     for (Index i = 0; i < got.rows(); ++i) {
-      const double off =
+      const double error =
           static_cast<double>((got.row(i).template cast<long double>() - y.row(i)).cwiseAbs().maxCoeff());
-      if (!(off == 0)) worst = std::max(worst, std::isfinite(off) && v_max[i] > 0 ? off / v_max[i] : 1 / 0.0);
+      if (!(error == 0)) worst = std::max(worst, std::isfinite(error) && v_max[i] > 0 ? error / v_max[i] : 1 / 0.0);
     }
     return worst;
   }
@@ -201,7 +202,7 @@ struct Truth {
   Vector<double> v_max;
   double largest_norm;
   Index empty = 0;
-  bool sees_any = false;
+  bool attends_any = false;
 
  private:
   Matrix<long double> features(const Case& c, const Problem<T>& problem, const Matrix<T>& x) {
@@ -218,9 +219,9 @@ struct Truth {
   }
 };
 
-/// What one engine made of a case.
+/// The result of one engine for a case.
 struct Outcome {
-  double error, bound, most;  // true, as the report says, and allowed
+  double error, bound, most;  // the true error, the bound of the report, and the largest bound allowed
   Report report;
   bool ok;
 };
@@ -239,7 +240,7 @@ Outcome run(const Case& c, const Problem<T>& problem, const Truth<T>& truth, Eng
 inline std::string message(const Case& c, const char* scalar, Engine engine, const Outcome& x) {
   std::ostringstream out;
   out << scalar << " " << nprf::name(engine) << ": error " << x.error << ", bound " << x.bound << ", allowed " << x.most
-      << ", repaired " << x.report.repaired_rows << ", indefinite " << x.report.indefinite_rows << ", empty "
+      << ", recomputed " << x.report.repaired_rows << ", indefinite " << x.report.indefinite_rows << ", empty "
       << x.report.empty_rows << ": " << c.name();
   return out.str();
 }

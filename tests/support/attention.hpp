@@ -15,7 +15,7 @@
 
 namespace nprf::test {
 
-/// Any bias as a position of its own: what a user may write.
+/// A user's own position with any bias.
 template <Real T>
 struct HeldPosition {
   using Scalar = T;
@@ -33,16 +33,16 @@ Tokens<T> random_tokens(Index n_q, Index n_k, Index d, Index d_v, std::uint64_t 
   return {normal<T>(n_q, d, 3 * seed), normal<T>(n_k, d, 3 * seed + 1), normal<T>(n_k, d_v, 3 * seed + 2)};
 }
 
-/// What CallOptions promise of each row where they name no tolerance.
+/// The default tolerance of CallOptions.
 template <Real T>
 constexpr double default_tolerance = sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
 
-/// One a key: false is padding.
+/// One entry for each key; false means padding.
 using Mask = Eigen::Array<bool, Eigen::Dynamic, 1>;
 
 inline std::span<const bool> view(const Mask& mask) { return {mask.data(), static_cast<std::size_t>(mask.size())}; }
 
-/// The keys that a mask leaves.
+/// The keys whose entry of the mask is true.
 inline std::vector<Index> seen_keys(const Mask& mask) {
   std::vector<Index> keys;
   for (Index j = 0; j < mask.size(); ++j)
@@ -50,12 +50,12 @@ inline std::vector<Index> seen_keys(const Mask& mask) {
   return keys;
 }
 
-/// How far attention may be from its twin, for each entry of y. With w_ij = (A_i . B_j) c_ij, c_ij = exp(b_ij - max b)
-/// or 0 where query i does not see key j, the numerator N and the denominator D of row i are off by
+/// The tolerance of each entry of y relative to the reference attention. Let c_ij = exp(b_ij - max b), or 0 if query i
+/// does not attend to key j. The errors of the numerator N and the denominator D of row i are at most
 ///     dN = growth sum_j |A_i|.|B_j| c_ij |v_j|      dD = growth sum_j |A_i|.|B_j| c_ij
-/// (fftw: by fft_noise over the slots), and y = N/D by (dN + |y| dD) / (|D| - dD). Features of both signs pay for their
-/// cancellation in |D|. Infinite where dD exceeds half of |D|: nothing is known of such a row. Zero where no key is
-/// seen. An empty mask leaves all keys.
+/// plus fft_noise over the slots for engines that use an FFT. The error of y = N/D is at most (dN + |y| dD) / (|D| -
+/// dD). For features of both signs |D| is small where terms cancel, which increases the tolerance. It is infinite where
+/// dD exceeds half of |D|, and zero for rows that attend to no key. An empty mask excludes no key.
 template <class F, class P>
 Matrix<double> attention_tolerance(const Attention<F, P>& attention, Engine engine, const Tokens<typename F::Scalar>& x,
                                    const Matrix<typename F::Scalar>& y, Index offset = 0, const Mask& mask = {}) {
@@ -66,12 +66,12 @@ Matrix<double> attention_tolerance(const Attention<F, P>& attention, Engine engi
                                attention.position(), attention.options().direction, engine, offset);
 }
 
-/// The worst |central difference - gradient| over the gradient's largest entry, over all entries of x. On one thread:
-/// calls are many and small, and no bit depends on it.
+/// The largest |central difference - gradient| over all entries of x, relative to the largest entry of the gradient. It
+/// uses one thread, because there are many small calls; results do not depend on the number of threads.
 template <class Loss>
 double difference_error(Matrix<double> x, const Matrix<double>& dx, Loss&& loss) {
   if (x.size() == 0) return dx.size() == 0 ? 0 : std::numeric_limits<double>::infinity();
-  // differences of h lose eps / h to rounding and h^2 to curvature
+  // a central difference has a rounding error of eps / h and a truncation error of h^2
   constexpr double h = 1e-5;
   const Threads one(1);
   Matrix<double> expected(x.rows(), x.cols());
@@ -84,7 +84,7 @@ double difference_error(Matrix<double> x, const Matrix<double>& dx, Loss&& loss)
     expected.data()[i] = (above - loss(x)) / (2 * h);
     entry = value;
   }
-  // a gradient that is zero throughout is compared with the loss's own size, about 1
+  // a gradient that is zero everywhere is compared with the magnitude of the loss, about 1
   return worst_ratio(dx, expected, std::max(expected.cwiseAbs().maxCoeff(), 1e-2));
 }
 
@@ -100,7 +100,8 @@ bool same_bits(const Gradients<T>& a, const Gradients<T>& b) {
          same_bits(a.bias, b.bias) && same_bits(a.extra, b.extra);
 }
 
-/// A Relative table for all lags of n tokens, N(0,1) on a grid of 2^-10: adding a constant to it is exact.
+/// A table of a relative position with N(0,1) entries rounded to multiples of 2^-10, so that adding a constant is
+/// exact.
 template <Real T>
 Vector<T> random_table(Index reach, std::uint64_t seed) {
   return (normal_vector<double>(2 * reach + 1, seed) * 1024).array().round().matrix().template cast<T>() / T(1024);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Catch2 2 and 3 name their headers differently
+// the headers of Catch2 2 and 3 have different names
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
 #else
@@ -10,7 +10,7 @@
 
 #include "support/sanitized.hpp"
 
-// The scalars of a templated test: one has to do for sanitizers.
+// the scalars of a templated test; only one under sanitizers, to save time
 #if NPRF_TEST_SANITIZED
 #define NPRF_TEST_SCALARS float
 #else

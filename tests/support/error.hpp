@@ -13,8 +13,8 @@ namespace nprf::test {
 template <class T>
 constexpr double epsilon = static_cast<double>(std::numeric_limits<T>::epsilon());
 
-/// The largest |got - expected| / tolerance of all entries: at most 1 is a pass. Infinity for a NaN or another shape;
-/// tolerance 0 asks for equality.
+/// The largest |got - expected| / tolerance over all entries; a test requires at most 1. Infinity for a NaN or another
+/// shape. A tolerance of 0 requires equality.
 template <class Got, class Expected, class Tolerance>
 double worst_ratio(const Eigen::MatrixBase<Got>& got, const Eigen::MatrixBase<Expected>& expected,
                    const Eigen::MatrixBase<Tolerance>& tolerance) {
@@ -33,13 +33,13 @@ double worst_ratio(const Eigen::MatrixBase<Got>& got, const Eigen::MatrixBase<Ex
   return worst;
 }
 
-/// The same with one tolerance for all entries.
+/// The same, with one tolerance for all entries.
 template <class Got, class Expected>
 double worst_ratio(const Eigen::MatrixBase<Got>& got, const Eigen::MatrixBase<Expected>& expected, double tolerance) {
   return worst_ratio(got, expected, Matrix<double>::Constant(expected.rows(), expected.cols(), tolerance));
 }
 
-/// The largest over rows of max |got - expected| / max |expected|; infinity for a NaN or another shape.
+/// The maximum over rows of max |got - expected| / max |expected|; infinity for a NaN or another shape.
 template <class Got, class Expected>
 double largest_row_error(const Eigen::MatrixBase<Got>& got, const Eigen::MatrixBase<Expected>& expected) {
   Matrix<double> scale(expected.rows(), expected.cols());
@@ -52,7 +52,7 @@ double largest_row_error(const Eigen::MatrixBase<Got>& got, const Eigen::MatrixB
   return worst_ratio(got, expected, scale);
 }
 
-/// True if both have the same shape and the same bits; 0 and -0 differ, a NaN equals itself.
+/// True if both have the same shape and the same bits: 0 and -0 differ, and a NaN equals itself.
 template <class T>
 bool same_bits(const Matrix<T>& a, const Matrix<T>& b) {
   if (a.rows() != b.rows() || a.cols() != b.cols()) return false;

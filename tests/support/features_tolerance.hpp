@@ -13,18 +13,18 @@
 
 namespace nprf::test {
 
-/// attention_tolerance() from the features A (n_q,r) of the queries and B (keys.size(),r) of those keys, with all
-/// values (n_k,d_v).
+/// attention_tolerance() for the features A (n_q,r) of the queries, the features B (keys.size(),r) of the unmasked keys
+/// `keys`, and all values (n_k,d_v).
 template <Real T>
 Matrix<double> features_tolerance(const Matrix<T>& A, const Matrix<T>& B, const std::vector<Index>& keys,
                                   const Matrix<T>& all_v, const Matrix<T>& y, const PositionView<T>& position,
                                   Direction direction, Engine engine, Index offset) {
   const Index n_q = A.rows(), n_k = B.rows(), d_v = all_v.cols();
   Matrix<double> tolerance = Matrix<double>::Zero(n_q, d_v);
-  const Threads one(1);  // Eigen's would wait for each other longer than they work
+  const Threads one(1);  // the products are too small for Eigen's threads
   const Matrix<T> v = pick(all_v, keys);
 
-  // tokens outside of the axis, and where the others stand on it
+  // E extra tokens without slots, and the slots of the others
   const Index E = position.extra().rows();
   const auto slot = [&](Index token) { return position.slot(token - E); };
   const Index q_slots = n_q > E ? slot(n_q - 1) + 1 : 0, k_slots = all_v.rows() > E ? slot(all_v.rows() - 1) + 1 : 0;
@@ -38,9 +38,9 @@ Matrix<double> features_tolerance(const Matrix<T>& A, const Matrix<T>& B, const 
   for (Index i = 0; i < n_q; ++i)
     for (Index j = 0; j < n_k; ++j) {
       const Index key = keys[static_cast<std::size_t>(j)];
-      const bool hidden = direction == Direction::causal && key > i + offset;
+      const bool masked = direction == Direction::causal && key > i + offset;
       const double c =
-          hidden ? 0 : static_cast<double>(static_cast<T>(std::exp(position.bias_between(i, key, offset) - largest)));
+          masked ? 0 : static_cast<double>(static_cast<T>(std::exp(position.bias_between(i, key, offset) - largest)));
       w(i, j) *= c;
       size(i, j) *= c;
     }
@@ -59,18 +59,18 @@ Matrix<double> features_tolerance(const Matrix<T>& A, const Matrix<T>& B, const 
         U.row(slot(key)) << v.row(j), T(1);
       }
     const Vector<double> noise = 2 * fft_margin * fft_noise(c, As, Bs, U);  // 2: see product_tolerance()
-    const Vector<double> top = U.leftCols(d_v).cwiseAbs().colwise().maxCoeff().transpose().template cast<double>();
+    const Vector<double> v_max = U.leftCols(d_v).cwiseAbs().colwise().maxCoeff().transpose().template cast<double>();
     for (Index i = E; i < n_q; ++i) {
       dD[i] += noise[slot(i)];
-      dN.row(i) += noise[slot(i)] * top.transpose();
+      dN.row(i) += noise[slot(i)] * v_max.transpose();
     }
   }
   for (Index i = 0; i < n_q; ++i) {
     if (size.row(i).maxCoeff() == 0) continue;
-    const bool known = dD[i] < std::abs(D[i]) / 2;
+    const bool bounded = dD[i] < std::abs(D[i]) / 2;
     for (Index p = 0; p < d_v; ++p)
-      tolerance(i, p) = known ? (dN(i, p) + std::abs(static_cast<double>(y(i, p))) * dD[i]) / (std::abs(D[i]) - dD[i])
-                              : std::numeric_limits<double>::infinity();
+      tolerance(i, p) = bounded ? (dN(i, p) + std::abs(static_cast<double>(y(i, p))) * dD[i]) / (std::abs(D[i]) - dD[i])
+                                : std::numeric_limits<double>::infinity();
   }
   return tolerance;
 }

@@ -9,12 +9,12 @@
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
 
-/// How far an attention's gradients are from the direct engine's in double, relative to the sums that GradientReport is
-/// about.
+/// The errors of an attention's gradients relative to the direct engine in double, in units of the sums that
+/// GradientReport::error_bound refers to.
 namespace nprf::test {
 
 struct GradientErrors {
-  double queries = 0, keys = 0, values = 0, bias = 0;  // the largest of each; infinity where one is not finite
+  double queries = 0, keys = 0, values = 0, bias = 0;  // the largest error of each; infinity if one is non-finite
   double most() const { return std::max({queries, keys, values, bias}); }
 };
 
@@ -23,8 +23,8 @@ Tokens<double> in_double(const Tokens<T>& x) {
   return {x.q.template cast<double>(), x.k.template cast<double>(), x.v.template cast<double>()};
 }
 
-/// The gradients by an engine of features with rows of their own (Features<T>, Features<double>) and a table of biases,
-/// for dy, and how far they are off.
+/// The gradients for dy and their errors, for a random feature map (Features<T>, with the same projection in
+/// Features<double>) and a table of biases.
 template <template <class> class Features, Real T>
 class CheckedGradients {
  public:
@@ -38,7 +38,7 @@ class CheckedGradients {
     find_sums(in, std::sqrt(static_cast<double>(std::numeric_limits<T>::min())) / epsilon<T>);
   }
 
-  /// By an engine, and what the call before it says.
+  /// The gradients by an engine; `report` gets the report of the forward call.
   Gradients<T> by(Engine engine, Report* report = nullptr, double tolerance = 0) const {
     AttentionOptions options = m_options;
     options.engine = engine;
@@ -50,16 +50,16 @@ class CheckedGradients {
 
   GradientErrors errors(const Gradients<T>& got) const {
     GradientErrors e;
-    // what is below the smallest normal number may be lost
+    // errors below the smallest normal number are allowed
     const auto add = [](double& to, double error, double sum) {
       if (!(error <= static_cast<double>(std::numeric_limits<T>::min())))
         to = std::max(to, std::isfinite(error) ? error / sum : std::numeric_limits<double>::infinity());
     };
-    const auto off = [](const Matrix<T>& x, const Matrix<double>& y) {
+    const auto difference = [](const Matrix<T>& x, const Matrix<double>& y) {
       return Matrix<double>(x.template cast<double>() - y);
     };
-    const Matrix<double> dq = off(got.queries, m_expected.queries), dk = off(got.keys, m_expected.keys),
-                         dv = off(got.values, m_expected.values), db = off(got.bias, m_expected.bias);
+    const Matrix<double> dq = difference(got.queries, m_expected.queries), dk = difference(got.keys, m_expected.keys),
+                         dv = difference(got.values, m_expected.values), db = difference(got.bias, m_expected.bias);
     for (Index i = 0; i < dq.rows(); ++i) add(e.queries, dq.row(i).norm(), m_queries[i]);
     for (Index j = 0; j < dk.rows(); ++j) add(e.keys, dk.row(j).norm(), m_keys[j]);
     for (Index j = 0; j < dv.rows(); ++j) add(e.values, dv.row(j).cwiseAbs().maxCoeff(), m_values[j]);
@@ -77,7 +77,7 @@ class CheckedGradients {
             RelativePosition<double>(m_table.template cast<double>()), options};
   }
 
-  // no weight counts less than n_k times `least`
+  // computes the sums of the error bounds; a weight below n_k times `least` counts as that
   void find_sums(const Tokens<double>& x, double least) {
     const Matrix<double> A = m_exact.query_features(x.q), B = m_exact.key_features(x.k);
     const Matrix<double> S = A * B.transpose(), norms = A.rowwise().norm() * B.rowwise().norm().transpose();
@@ -87,18 +87,18 @@ class CheckedGradients {
     for (Index i = 0; i < n_q; ++i) {
       const Index end = m_options.direction == Direction::causal ? std::min(i + 1, n_k) : n_k;
       const auto bias = [&](Index j) { return static_cast<double>(m_exact.position().bias()[j - i]); };
-      const auto is_seen = [&](Index j) { return bias(j) > -std::numeric_limits<double>::infinity(); };
+      const auto is_attended = [&](Index j) { return bias(j) > -std::numeric_limits<double>::infinity(); };
       double largest = -std::numeric_limits<double>::infinity(), D = 0, v_max = 0;
       for (Index j = 0; j < end; ++j) largest = std::max(largest, bias(j));
       for (Index j = 0; j < end; ++j) {
-        if (!is_seen(j)) continue;
+        if (!is_attended(j)) continue;
         D += S(i, j) * std::exp(bias(j) - largest);
         v_max = std::max(v_max, x.v.row(j).cwiseAbs().maxCoeff());
       }
       const double dy = m_dy.row(i).template cast<double>().cwiseAbs().sum(), s = dy * v_max;
       m_queries[i] = s;
       for (Index j = 0; j < end; ++j) {
-        if (!is_seen(j)) continue;
+        if (!is_attended(j)) continue;
         const double p = (Features<T>::is_positive ? S(i, j) : norms(i, j)) * std::exp(bias(j) - largest) / std::abs(D);
         const double weight = std::max(p, static_cast<double>(n_k) * least);
         m_keys[j] += weight * s;

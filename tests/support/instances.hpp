@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// What the tests of attention need besides nprf's own instances, compiled once as those are.
+// The templates that the tests of attention use besides nprf's own instances; they are compiled once, too.
 
 #include "nprf/instances.hpp"
 #include "support/features_tolerance.hpp"

@@ -13,29 +13,29 @@
 #include "support/random.hpp"
 #include "support/sanitized.hpp"
 
-/// The product Y = ((A B^T) o C) U as an obvious loop, and how far each engine may be from it.
+/// The product Y = ((A B^T) o C) U by plain loops, and the tolerances of the engines.
 namespace nprf::test {
 
-/// The engines that this build has.
+/// The engines available in this build.
 inline std::vector<Engine> engines() {
   if (NPRF_USE_FFTW) return {Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal, Engine::fftw};
   return {Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal};
 }
 
-/// The same, and the planner's choice.
+/// The engines available in this build, and Engine::automatic.
 inline std::vector<Engine> all_engines() {
   std::vector<Engine> all = engines();
   all.push_back(Engine::automatic);
   return all;
 }
 
-/// Whether its rounding is relative to the largest row; for block_causal to that of a row's own block, which its own
-/// test asks for.
+/// Whether the rounding error of an engine is relative to the largest row. For block_causal it is relative to the
+/// largest row of the same block, which only the test of that engine checks.
 inline bool is_fft(Engine engine) {
   return engine == Engine::lanes || engine == Engine::block_causal || engine == Engine::fftw;
 }
 
-/// Signed N(0,1) weights for all the lags that n_q queries and n_k keys reach.
+/// N(0,1) weights of both signs for all lags between n_q queries and n_k keys.
 template <Real T>
 LagWeights<T> random_weights(Index n_q, Index n_k, std::uint64_t seed) {
   return {-(n_q - 1), normal_vector<T>(n_q + n_k - 1, seed)};
@@ -47,7 +47,7 @@ inline std::vector<Index> all_rows(Index n) {
   return rows;
 }
 
-/// Some rows of a matrix with n of them: the first, the last, and others evenly between.
+/// At most `count` of n rows: the first, the last, and others at equal distances.
 inline std::vector<Index> some_rows(Index n, Index count) {
   if (n <= count) return all_rows(n);
   std::vector<Index> rows;
@@ -55,7 +55,7 @@ inline std::vector<Index> some_rows(Index n, Index count) {
   return rows;
 }
 
-/// The rows that a twin computes: all of them, unless they are many.
+/// The rows that a reference implementation computes: all rows, or a sample of them if there are many.
 inline std::vector<Index> checked_rows(Index n) { return some_rows(n, NPRF_TEST_SANITIZED ? 128 : 1000); }
 
 template <class T>
@@ -67,7 +67,7 @@ Matrix<T> pick(const Matrix<T>& X, const std::vector<Index>& rows) {
 
 struct Product {
   Matrix<double> values;     // rows of Y
-  Matrix<double> magnitude;  // the same with the absolute value of each term
+  Matrix<double> magnitude;  // the sums of the absolute values of the terms
 };
 
 /// The given rows of Y in long double.
@@ -100,17 +100,17 @@ Product reference_product(const LagWeights<T>& lags, const Matrix<T>& A, const M
   return product;
 }
 
-/// Each entry of Y is n_k sums of r terms, rounded at every step: errors of both signs grow with the root of their
-/// number. 16 stands for the steps that do not depend on it: the weights, the factors' products, the last rounding.
+/// Each entry of Y is a sum of n_k sums of r terms, rounded at every step. Independent rounding errors grow with the
+/// square root of the number of steps. 16 covers the other steps: the weights, the products and the final rounding.
 template <Real T>
 double direct_growth(Index r, Index n_k) {
   return epsilon<T> * std::sqrt(static_cast<double>(16 + r + n_k));
 }
 
-/// What an FFT leaves in row i of Y for columns of U scaled to maximum 1 (design.md, "Accuracy"): with x_rp = B_r o
-/// U_p, y_rp = T(c) x_rp, N the transform's length,
+/// The estimated rounding error of an FFT in row i of Y, for columns of U scaled to maximum 1. With x_rp = B_r o U_p,
+/// y_rp = T(c) x_rp and N the length of the transform, it is
 ///     E_i = eps sqrt(log2 N) sum_r |A_ir| max_p (|c| |x_rp| + |y_rp|) / sqrt(N)
-/// and sqrt(2), because two columns share a transform. It is the same for rows large and small.
+/// times sqrt(2), because two columns share a transform. It does not depend on the magnitude of row i of Y.
 template <Real T>
 Vector<double> fft_noise(const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U) {
   const Index n_q = A.rows(), n_k = B.rows();
@@ -120,7 +120,7 @@ Vector<double> fft_noise(const LagWeights<T>& lags, const Matrix<T>& A, const Ma
   for (Index p = 0; p < U.cols(); ++p)
     if (const double largest = unit.col(p).cwiseAbs().maxCoeff(); largest > 0) unit.col(p) /= largest;
 
-  const std::vector<Index> rows = some_rows(n_q, 64);  // the mean of |y_rp|^2, from a sample
+  const std::vector<Index> rows = some_rows(n_q, 64);  // a sample for the mean of |y_rp|^2
   Vector<double> noise = Vector<double>::Zero(n_q);
   for (Index r = 0; r < A.cols(); ++r) {
     const Matrix<double> x = B.col(r).template cast<double>().asDiagonal() * unit;  // (n_k,p)
@@ -135,17 +135,17 @@ Vector<double> fft_noise(const LagWeights<T>& lags, const Matrix<T>& A, const Ma
   return noise * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(N + 1));
 }
 
-/// The true error was seen below 1.5 E.
+/// Measured errors are below 1.5 E.
 inline constexpr double fft_margin = 1.5;
 
-/// How far each entry of the given rows may be from reference_product().
+/// The tolerance of each entry of the given rows relative to reference_product().
 template <Real T>
 Matrix<double> product_tolerance(Engine engine, const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B,
                                  const Matrix<T>& U, const std::vector<Index>& rows, const Product& reference) {
   Matrix<double> tolerance = direct_growth<T>(A.cols(), B.rows()) * reference.magnitude;
   if (!is_fft(engine) || B.rows() == 0) return tolerance;
   const Vector<double> noise = fft_noise(lags, A, B, U);
-  // two columns that share a transform are scaled by powers of two: one may have half the maximum of the other
+  // 2: columns that share a transform are scaled by powers of two, so their scaled maxima differ by up to a factor of 2
   for (Index i = 0; i < tolerance.rows(); ++i)
     for (Index p = 0; p < U.cols(); ++p)
       tolerance(i, p) = 2 * fft_margin * noise[rows[static_cast<std::size_t>(i)]] *
@@ -153,7 +153,7 @@ Matrix<double> product_tolerance(Engine engine, const LagWeights<T>& lags, const
   return tolerance;
 }
 
-/// The worst |got - Y| over what the engine may be off, for the given rows of got.
+/// The largest |got - Y| / tolerance over the given rows of got.
 template <Real T>
 double product_error(Engine engine, const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B,
                      const Matrix<T>& U, const Matrix<T>& got, const std::vector<Index>& rows) {

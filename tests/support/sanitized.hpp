@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// 1 under AddressSanitizer and ThreadSanitizer, which look for other faults than lost digits, and cost the most time.
+/// 1 under AddressSanitizer and ThreadSanitizer. Tests run fewer cases there: sanitizers are slow and do not look for
+/// rounding errors.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define NPRF_TEST_SANITIZED 1
 #elif defined(__has_feature)

@@ -5,7 +5,7 @@
 
 namespace nprf::test {
 
-/// Sets the number of threads, and gives the former one back at its end.
+/// Sets the number of threads, and restores the previous number in its destructor.
 class Threads {
  public:
   explicit Threads(Index threads) { set_num_threads(threads); }

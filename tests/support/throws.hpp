@@ -11,7 +11,7 @@
 
 namespace nprf::test {
 
-/// Checks that call() throws InvalidArgument, and that its message contains every piece.
+/// Checks that call() throws InvalidArgument and that the message contains every piece.
 template <class F>
 void check_invalid(F&& call, std::initializer_list<std::string_view> pieces) {
   bool thrown = false;
@@ -30,7 +30,7 @@ void check_invalid(F&& call, std::initializer_list<std::string_view> pieces) {
   }
 }
 
-/// What the BackendError of call() says.
+/// The message of the BackendError that call() throws.
 template <class F>
 std::string backend_error(F&& call) {
   try {

@@ -132,21 +132,21 @@ class RowBlocks {
     m_x = x.data();
     m_stride = x.outerStride();
     m_depth = depth;
-    m_whole = x.rows() - rest;
-    for (Index i = 0; i < rest; ++i) std::copy_n(m_x + (m_whole + i) * m_stride, depth, m_last + i * depth);
+    m_whole_rows = x.rows() - rest;
+    for (Index i = 0; i < rest; ++i) std::copy_n(m_x + (m_whole_rows + i) * m_stride, depth, m_last + i * depth);
     std::fill(m_last + rest * depth, m_last + Block<T>::rows * depth, T(0));
   }
 
   /// The block of rows i, i + 1, ...
   LeftFactor<T, Index, Step<1>> block(Index i) const {
-    if (i < m_whole) return {m_x + i * m_stride, m_stride, {}};
+    if (i < m_whole_rows) return {m_x + i * m_stride, m_stride, {}};
     return {m_last, m_depth, {}};
   }
 
  private:
   T* m_last;
   const T* m_x = nullptr;
-  Index m_stride = 0, m_depth = 0, m_whole = 0;
+  Index m_stride = 0, m_depth = 0, m_whole_rows = 0;
 };
 
 /// x^T (depth,cols) of row-major x (cols,depth) as a right factor: a copy, padded with columns of zeros.
@@ -189,14 +189,16 @@ class RightRows {
  public:
   /// `most` is the largest number of rows of x.
   RightRows(Index cols, Index most, Workspace& scratch)
-      : m_cols(cols), m_most(packs_for<T>(most) * Pack<T>::size), m_last(scratch.take<T>((cols - whole()) * m_most)) {}
+      : m_cols(cols),
+        m_most(packs_for<T>(most) * Pack<T>::size),
+        m_last(scratch.take<T>((cols - packed_cols()) * m_most)) {}
 
   void set(const MatrixView<T>& x) {
     m_x = x.data();
     m_stride = x.outerStride();
     m_depth = x.rows();
     T* to = m_last;
-    for (Index q = whole(); q < m_cols; ++q, to += m_most) {
+    for (Index q = packed_cols(); q < m_cols; ++q, to += m_most) {
       for (Index k = 0; k < m_depth; ++k) to[k] = m_x[k * m_stride + q];
       std::fill(to + m_depth, to + packs_for<T>(m_depth) * Pack<T>::size, T(0));
     }
@@ -211,7 +213,7 @@ class RightRows {
                      if (i < rows) (Pack<T>::load(to) + y).store(to);
                    });
     const T* x = m_last;
-    for (Index q = whole(); q < m_cols; ++q, x += m_most) {
+    for (Index q = packed_cols(); q < m_cols; ++q, x += m_most) {
       Pack<T> sum[Block<T>::rows];
       for (Pack<T>& each : sum) each = Pack<T>::all(0);
       for (Index k = 0; k < m_depth; k += Pack<T>::size) {
@@ -225,7 +227,7 @@ class RightRows {
   }
 
  private:
-  Index whole() const { return m_cols / Pack<T>::size * Pack<T>::size; }
+  Index packed_cols() const { return m_cols / Pack<T>::size * Pack<T>::size; }
 
   Index m_cols, m_most;
   T* m_last;

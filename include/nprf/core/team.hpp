@@ -50,7 +50,7 @@ class Team {
         std::size_t most = 0;
         for (Index task; (task = next++) < tasks;)
           most = std::max(most, run_task(task, m_workspaces[static_cast<std::size_t>(worker)], body));
-        for (std::size_t seen = largest; seen < most && !largest.compare_exchange_weak(seen, most);) continue;
+        for (std::size_t old = largest; old < most && !largest.compare_exchange_weak(old, most);) continue;
       } catch (...) {
         next = tasks;
         const std::scoped_lock lock(error_mutex);
@@ -63,27 +63,28 @@ class Team {
     for (Workspace& each : m_workspaces) each.reserve(largest);
   }
 
-  /// The number of rows in a tile: the rows that share the first two levels of cache.
+  /// The default number of rows in a tile, chosen so that a tile fits into the first two levels of cache.
   static constexpr Index tile = 128;
 
-  /// Runs body(i0, count, scratch) for each tile of rows i0..i0+count-1; `of` is the number of rows in a tile.
+  /// Calls body(i0, count, scratch) for each tile of rows i0..i0+count-1, of tile_rows rows or fewer.
   template <class Body>
-  void run_tiles(Index rows, Index of, Body&& body) const {
-    run((rows + of - 1) / of,
-        [&](Index task, Workspace& scratch) { body(task * of, std::min(of, rows - task * of), scratch); });
+  void run_tiles(Index rows, Index tile_rows, Body&& body) const {
+    run((rows + tile_rows - 1) / tile_rows, [&](Index task, Workspace& scratch) {
+      body(task * tile_rows, std::min(tile_rows, rows - task * tile_rows), scratch);
+    });
   }
   template <class Body>
   void run_tiles(Index rows, Body&& body) const {
     run_tiles(rows, tile, body);
   }
 
-  /// Calls body(task, team) for each task; a body may run the team that it gets. As long as there is a task for each
-  /// thread, every task gets one thread. The remaining tasks run one after another, each with all threads.
+  /// Calls body(task, team) for each task; a body may run the team that it gets. The first tasks / size() * size()
+  /// tasks get one thread each. The remaining tasks run one after another, each with all threads.
   template <class Body>
   void run_nested(Index tasks, Body&& body) const {
-    const Index alone = size() == 1 ? 0 : tasks / size() * size();
-    run(alone, [&](Index task, Workspace& scratch) { body(task, Team(scratch)); });
-    for (Index task = alone; task < tasks; ++task) {
+    const Index single_threaded = size() == 1 ? 0 : tasks / size() * size();
+    run(single_threaded, [&](Index task, Workspace& scratch) { body(task, Team(scratch)); });
+    for (Index task = single_threaded; task < tasks; ++task) {
       const Workspace::Scope scope(workspace());
       body(task, *this);
     }

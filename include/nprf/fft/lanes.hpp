@@ -73,7 +73,7 @@ inline constexpr int block_lanes = 16 / static_cast<int>(sizeof(T));
 
 // the lanes from(0), from(1), ... of the concatenation of a and b
 template <Real T, class From, std::size_t... k>
-NPRF_ALWAYS_INLINE Lanes<T> shuffle(const Lanes<T>& a, const Lanes<T>& b, From, std::index_sequence<k...>) {
+NPRF_ALWAYS_INLINE Lanes<T> shuffle_lanes(const Lanes<T>& a, const Lanes<T>& b, From, std::index_sequence<k...>) {
 #ifdef __CUDACC__  // nvcc drops the expansion of a parameter pack in the arguments of a builtin
   constexpr int W = lane_count<T>;
   Lanes<T> y;
@@ -90,7 +90,7 @@ template <Real T, int odd, std::size_t... k>
 NPRF_ALWAYS_INLINE Lanes<T> every_other_lane(const Lanes<T>& a, const Lanes<T>& b, std::index_sequence<k...> lanes) {
   constexpr int W = lane_count<T>, E = block_lanes<T>;
   constexpr auto from = [](int l) { return l / E * E + l % E * 2 % E + odd + (l % E * 2 < E ? 0 : W); };
-  return shuffle<T>(a, b, from, lanes);
+  return shuffle_lanes<T>(a, b, from, lanes);
 }
 
 // the even or odd blocks of a, followed by those of b
@@ -98,7 +98,7 @@ template <Real T, int odd, std::size_t... k>
 NPRF_ALWAYS_INLINE Lanes<T> every_other_block(const Lanes<T>& a, const Lanes<T>& b, std::index_sequence<k...> lanes) {
   constexpr int E = block_lanes<T>;
   constexpr auto from = [](int l) { return (l / E * 2 + odd) * E + l % E; };
-  return shuffle<T>(a, b, from, lanes);
+  return shuffle_lanes<T>(a, b, from, lanes);
 }
 
 }  // namespace detail
@@ -189,9 +189,9 @@ struct Turn {
 };
 constexpr Turn operator*(Index k, const Turn& turn) { return {k * turn.part, turn.whole}; }
 
-/// e^(2 pi i part / whole), correct to one rounding where long double has more digits than double, and about so where
-/// it has not. The angle is reduced in integers to at most an eighth of a turn from a multiple of a quarter turn, so
-/// that the rounding of pi does not affect the reduction. Twice the error in the roots gives rows with twice the error.
+/// e^(2 pi i part / whole). It is rounded once if long double is wider than double; otherwise its error is about one
+/// rounding. The angle is reduced in integers to at most an eighth of a turn from a multiple of a quarter turn, so that
+/// the rounding of pi does not affect the reduction. The error of a row is proportional to the error of the roots.
 struct UnitRoot {
   double re, im;
 
