@@ -23,6 +23,7 @@ set(levels
   "attention/scaling"
   "attention/fallback"
   "attention/head.hpp"
+  "attention/forward_pass.hpp attention/backward_pass.hpp"
   "attention/batch"
   "attention"
   "multi_head reference"

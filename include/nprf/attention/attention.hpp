@@ -86,7 +86,7 @@ class Attention {
   Gradients<T> backward(const Saved<T>& saved, const MatrixView<T>& dy) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
     require(saved.m_attention && saved.m_attention == m_identity,
-            "saved: expected what forward of this attention has filled, got another's");
+            "saved: expected one filled by forward of this attention, got another's");
     const auto [n_q, n_k, d, d_v] = saved.m_sizes;
     require(dy.rows() == n_q && dy.cols() == d_v, "dy: expected ", n_q, " x ", d_v, ", got ", dy.rows(), " x ",
             dy.cols());
@@ -129,7 +129,7 @@ class Attention {
   Matrix<T> features_of(const MatrixView<T>& x, Use&& use) const {
     Vector<T> scale(x.rows());
     return filled<T>(x.rows(), m_features.output_dim(), [&](auto& phi, const Team& team) {
-      use(Head<T>(m_features, m_options.normalization, nullptr), scale, phi, team);
+      use(Head<T>{m_features, m_options.normalization, nullptr}, scale, phi, team);
     });
   }
 

@@ -8,9 +8,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "nprf/attention/backward_pass.hpp"
 #include "nprf/attention/batch/check_finite.hpp"
 #include "nprf/attention/batch/head_matrices.hpp"
 #include "nprf/attention/batch/head_models.hpp"
+#include "nprf/attention/forward_pass.hpp"
 #include "nprf/attention/head.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
@@ -64,7 +66,7 @@ class Batch {
     return {head / heads, head % heads, static_cast<std::size_t>(s)};
   }
 
-  Head<T> head(const HeadModels<T>& heads, Index h, std::size_t segment) const {
+  Head<T> head_of(const HeadModels<T>& heads, Index h, std::size_t segment) const {
     return {heads.feature_map(h), heads.options().normalization, &m_weights[heads.position_of(h)][segment]};
   }
 
@@ -152,13 +154,16 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
     const auto mask = call.key_mask.empty()
                           ? std::span<const bool>()
                           : call.key_mask.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(x.n_k));
-    const MatrixView<T> queries = q(b, h).middleRows(x.q_begin, x.n_q), keys = k(b, h).middleRows(x.k_begin, x.n_k),
-                        values = v(b, h).middleRows(x.k_begin, x.n_k);
-    const Index length = std::min(x.n_k, end);
-    head(heads, h, s)
-        .forward(queries, keys, values, mask, length, tolerance, y(b, h).middleRows(x.q_begin, x.n_q),
-                 saved ? &saved->m_sequences[static_cast<std::size_t>(item)] : nullptr,
-                 m_reports[static_cast<std::size_t>(item)], part);
+    const SequenceInputs<T> inputs{q(b, h).middleRows(x.q_begin, x.n_q),
+                                   k(b, h).middleRows(x.k_begin, x.n_k),
+                                   v(b, h).middleRows(x.k_begin, x.n_k),
+                                   mask,
+                                   std::min(x.n_k, end),
+                                   tolerance};
+    const Head<T> head = head_of(heads, h, s);
+    const auto at = static_cast<std::size_t>(item);
+    ForwardPass<T>(head, inputs, y(b, h).middleRows(x.q_begin, x.n_q), saved ? &saved->m_sequences[at] : nullptr, part)
+        .run(m_reports[at]);
   });
   if (call.report) *call.report = report(team);
   if (saved) {
@@ -199,11 +204,13 @@ GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& sa
   team.run_nested(items, [&](Index item, const Team& part) {
     const auto [b, h, s] = place(item, saved.m_heads, segments);
     const Segment& x = saved.m_segments[s];
-    head(heads, h, s)
-        .backward(saved.m_sequences[static_cast<std::size_t>(item)], dy(b, h).middleRows(x.q_begin, x.n_q),
-                  saved.m_tolerance, dq(b, h).middleRows(x.q_begin, x.n_q), dk(b, h).middleRows(x.k_begin, x.n_k),
-                  dv(b, h).middleRows(x.k_begin, x.n_k), m_bias_gradients[static_cast<std::size_t>(item)],
-                  m_gradient_reports[static_cast<std::size_t>(item)], part);
+    const Head<T> head = head_of(heads, h, s);
+    const auto at = static_cast<std::size_t>(item);
+    const MatrixView<T> dy_rows = dy(b, h).middleRows(x.q_begin, x.n_q);
+    BackwardPass<T>(head, saved.m_sequences[at], dy_rows, saved.m_tolerance, part)
+        .run({dq(b, h).middleRows(x.q_begin, x.n_q), dk(b, h).middleRows(x.k_begin, x.n_k),
+              dv(b, h).middleRows(x.k_begin, x.n_k)},
+             m_bias_gradients[at], m_gradient_reports[at]);
   });
 
   m_dbias.resize(n_heads);

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <optional>
+#include <span>
+
+#include "nprf/attention/fallback/non_finite.hpp"
+#include "nprf/attention/fallback/row_error_bound.hpp"
+#include "nprf/attention/fallback/row_recompute.hpp"
+#include "nprf/attention/head.hpp"
+#include "nprf/attention/options.hpp"
+#include "nprf/attention/saved.hpp"
+#include "nprf/attention/scaling/key_log_scales.hpp"
+#include "nprf/attention/scaling/value_scaling.hpp"
+#include "nprf/core/long_sums.hpp"
+#include "nprf/core/power_of_two.hpp"
+#include "nprf/core/resize.hpp"
+#include "nprf/core/scale_rows.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/toeplitz/factors.hpp"
+
+namespace nprf {
+
+/// Queries, keys and values of one sequence of a head. Keys from `length` on, and keys that the mask hides, take no
+/// part.
+template <Real T>
+struct SequenceInputs {
+  MatrixView<T> q, k, v;       // (n_q,d) (n_k,d) (n_k,d_v)
+  std::span<const bool> mask;  // (n_k); empty: hides none
+  Index length;
+  double tolerance;
+};
+
+/// One head's attention over one sequence, y (n_q,d_v) = N / D with [N D] = W [v 1], W = (A B^T) o C, in stages:
+///
+///     compute_features    A = phi(q), B = phi(k), without the keys that are not finite
+///     scale_values        v in a power-of-two scale, without the values that are not finite
+///     contract            numerators and denominators by the engine, and bounds of its rounding errors
+///     normalize           y = N / D, for the rows whose bound is within the tolerance
+///     recompute_rows      the other rows, by tiles, in double or in the log domain
+///     save_for_backward
+///
+/// Half of the tolerance is for the engine's rounding errors, the other half for those that any engine has.
+template <Real T>
+class ForwardPass {
+ public:
+  /// Refers to all of them. `saved` may be null; else forward keeps in it what backward needs. Scratch memory is the
+  /// team's workspace.
+  ForwardPass(const Head<T>& head, const SequenceInputs<T>& x, MatrixRef<T> y, SavedSequence<T>* saved,
+              const Team& team)
+      : m_head(head),
+        m_position(*head.position),
+        m_x(x),
+        m_y(y),
+        m_saved(saved),
+        m_team(team),
+        m_workspace(team.workspace()),
+        m_scope(m_workspace),
+        m_keys(m_position.keys(x.mask, x.length, m_workspace)),
+        m_n_q(x.q.rows()),
+        m_n_k(m_keys.count()),
+        m_product(m_position.products().product(m_keys, m_workspace)),
+        m_A(storage(&SavedSequence<T>::A, m_n_q)),
+        m_B(storage(&SavedSequence<T>::B, m_n_k)),
+        m_q_scale(storage(&SavedSequence<T>::q_scale, m_n_q)),
+        m_k_scale(storage(&SavedSequence<T>::k_scale, m_n_k)),
+        m_denominator(storage(&SavedSequence<T>::denominator, m_n_q)),
+        m_q(head.lifted(x.q, m_q_scale, team)),
+        m_k(head.lifted(rows_of(m_keys, x.k, team), m_k_scale, team)),
+        m_v(rows_of(m_keys, x.v, team)),
+        m_value_sizes(m_workspace.template vector<T>(m_n_k)),
+        m_attends(m_workspace.template take<bool>(m_n_q)),
+        m_rows(m_workspace.template take<Row>(m_n_q)) {}
+
+  /// Computes y, and adds to the report.
+  void run(Report& report) {
+    compute_features();
+    scale_values();
+    contract();
+    normalize(report);
+    recompute_rows(report);
+    m_non_finite->spread(m_v, m_head.features.is_positive(), m_y, m_team);
+    if (m_n_q > 0 && m_n_k > 0) report.engine = m_product.engine();
+    if (m_saved) save_for_backward();
+    if (m_scale != 1) m_y *= m_scale;
+  }
+
+ private:
+  using Rounding = toeplitz::Rounding;
+  static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
+
+  enum class State : char { normalized, indefinite, empty, non_finite, to_recompute };
+
+  struct Row {
+    State state;
+    double fft_error, condition, bound;  // of the row; 0 unless it is normalized or indefinite
+  };
+
+  void compute_features() {
+    const FeatureMapView<T>& features = m_head.features;
+    features.queries(m_q.rows(), Head<T>::as_span(m_q_scale), m_A, m_team);
+    m_log_scales = scaled_key_features<T>(features, m_k.rows(), Head<T>::as_span(m_k_scale), m_B, m_team);
+    m_non_finite.emplace(m_position, m_keys, m_B, m_log_scales, m_team);
+  }
+
+  void scale_values() {
+    const MatrixView<T> finite = m_non_finite->values(m_v, m_value_sizes.data(), m_team);
+    m_largest_value = m_n_k > 0 ? m_value_sizes.maxCoeff() : T(0);
+    // y keeps this scale until the end. With rounding per block no bit of a row may depend on later values
+    m_scale = m_product.rounding() == Rounding::per_block ? T(1) : extreme_unit(m_largest_value);
+    if (m_scale != 1) m_value_sizes /= m_scale;
+    m_scaled_v.emplace(in_units(finite, m_scale, m_team));
+  }
+
+  void contract() {
+    m_position.attendance().attending_queries(m_keys, m_attends, m_workspace);
+    const bool accepts_log_scales = m_product.accepts_key_log_scales();
+    if (!accepts_log_scales) m_log_scales = merge_close_log_scales<T>(m_B, m_log_scales, m_team);
+    const bool multiplies_log_scales = m_log_scales && !accepts_log_scales;
+    const MatrixView<T> B = multiplies_log_scales ? with_log_scales<T>(m_B, m_log_scales, m_team) : MatrixView<T>(m_B);
+    m_factors.emplace(toeplitz::Factors<T>{m_A, B, *m_scaled_v, m_position.queries(), m_keys,
+                                           accepts_log_scales ? m_log_scales : nullptr});
+    m_errors.emplace(m_position, m_product, *m_factors, m_value_sizes.data(), m_head.features.is_positive(), m_team);
+    T* D = m_denominator.data();
+    // If features are positive, the denominators alone decide which rows fail their bound. If most rows do, all rows
+    // fall back to the direct engine. Not if gradients need the scale of each row, nor with rounding per block, where
+    // no row may depend on others
+    if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved) {
+      contract(m_product, m_scaled_v->leftCols(0), m_y.leftCols(0), D);
+      m_all_direct = 2 * count_failed_bounds() > m_n_q;
+      if (m_all_direct)
+        contract(m_position.products().direct_product(m_A.cols(), m_x.v.cols(), m_team), *m_scaled_v, m_y, D);
+      else
+        contract(m_product, *m_scaled_v, m_y, nullptr);
+    } else {
+      contract(m_product, *m_scaled_v, m_y, D);
+    }
+  }
+  void contract(const toeplitz::BorderedProduct<T>& product, const MatrixView<T>& values, MatrixRef<T> N, T* D) const {
+    product.contract(m_factors->with_values(values), N, m_team, D);
+  }
+
+  Index count_failed_bounds() const {
+    Index failed = 0;
+    for (Index i = 0; i < m_n_q; ++i)
+      failed +=
+          m_attends[i] && !is_non_finite(i) && !within_tolerance(m_errors->fft_error(i, m_y.row(i), denominator(i)));
+    return failed;
+  }
+
+  // m_y holds numerators until here
+  void normalize(Report& report) {
+    const Head<T>& head = m_head;
+    const double of_weights = error_of_weights<T>(m_position.problem().bias_spread()) +
+                              m_position.products().deviation() +
+                              head.features.relative_error(head.largest_norm(m_q.rows())) +
+                              head.features.relative_error(head.largest_norm(m_k.rows()));
+    m_direct_error = of_weights + error_of_sums<T>(m_A.cols(), keys_in_turn(m_n_k));
+    m_error = m_all_direct ? m_direct_error : of_weights + error_of_sums<T>(m_A.cols(), m_product.keys_in_turn(m_n_k));
+    // Backward uses one scale for all saved values. Rows that only attend to much smaller ones would be lost in an FFT,
+    // so they are recomputed
+    m_saved_scale = m_saved ? unit_above(m_largest_value / m_scale) : T(0);
+    const T least_value = m_product.rounding() != Rounding::per_row ? m_saved_scale / most_apart<T> : T(0);
+    m_team.run_tiles(m_n_q, [&](Index i0, Index count, Workspace&) {
+      for (Index i = i0; i < i0 + count; ++i) normalize_row(i, least_value);
+    });
+    for (Index i = 0; i < m_n_q; ++i) {
+      report.empty_rows += m_rows[i].state == State::empty;
+      report.indefinite_rows += m_rows[i].state == State::indefinite;
+      if (m_all_direct) report.repaired_rows += m_rows[i].state != State::empty;
+    }
+  }
+
+  void normalize_row(Index i, T least_value) {
+    Row& row = m_rows[i];
+    const T D = denominator(i), largest_value = m_errors->largest_values()[i];
+    const double fft_error = m_all_direct ? 0 : m_errors->fft_error(i, m_y.row(i), D);
+    row = {state_of(i, fft_error, largest_value < least_value), 0, 0, 0};
+    switch (row.state) {
+      case State::empty:
+        m_y.row(i).setZero();
+        m_denominator[i] = 0;
+        return;
+      case State::non_finite:
+        m_y.row(i).setConstant(nan);
+        m_denominator[i] = nan;
+        return;
+      case State::to_recompute: return;
+      case State::normalized:
+      case State::indefinite: break;
+    }
+    row.fft_error = fft_error;
+    row.condition = m_errors->condition(i, m_y.row(i), D);
+    row.bound = fft_error + m_error * row.condition;
+    m_y.row(i) /= D;
+  }
+
+  State state_of(Index i, double fft_error, bool has_tiny_values) const {
+    const T D = denominator(i);
+    if (!m_attends[i]) return State::empty;
+    if (is_non_finite(i)) return State::non_finite;
+    const bool keeps_precision = is_sound(D, m_errors->largest_values()[i], m_n_k, m_head.features.is_positive());
+    if (!keeps_precision || !within_tolerance(fft_error) || has_tiny_values) return State::to_recompute;
+    return D <= 0 ? State::indefinite : State::normalized;
+  }
+
+  // whether the formula gives NaN: the query is not finite, or attends to a key that is not. D is 0 if all weights
+  // underflow
+  bool is_non_finite(Index i) const {
+    const T D = denominator(i);
+    return m_non_finite->touches(i) || ((!std::isfinite(D) || D == 0) && !is_finite_row(m_A.row(i)));
+  }
+
+  bool within_tolerance(double fft_error) const { return fft_error <= m_x.tolerance / 2; }
+  T denominator(Index i) const { return m_denominator[i]; }
+
+  void recompute_rows(Report& report) {
+    Index *numbers = m_workspace.template take<Index>(m_n_q), count = 0;
+    for (Index i = 0; i < m_n_q; ++i) {
+      m_own_bound = std::max(m_own_bound, m_error * m_rows[i].condition);
+      m_condition = std::max(m_condition, m_rows[i].condition);
+      if (m_rows[i].state == State::to_recompute) numbers[count++] = i;
+    }
+    const std::span<const Index> recomputed(numbers, static_cast<std::size_t>(count));
+    if (!m_all_direct) report.repaired_rows += count;
+    if (m_saved) m_saved->repaired.assign(recomputed.begin(), recomputed.end());
+    if (count > 0) recompute(recomputed, report);
+    for (Index i = 0; i < m_n_q; ++i) report.error_bound = std::max(report.error_bound, m_rows[i].bound);
+  }
+
+  void recompute(std::span<const Index> rows, Report& report) {
+    const MatrixView<T> q = m_q.rows(), k = m_k.rows();
+    const FeatureInputs<T> inputs{q, k, Head<T>::as_span(m_q_scale), Head<T>::as_span(m_k_scale)};
+    auto* outcomes = m_workspace.template take<typename RowRepair<T>::Outcome>(static_cast<Index>(rows.size()));
+    RowRepair<T>(rows, m_position.problem(), m_keys, m_head.features, inputs, m_A, m_B, m_log_scales, m_team)
+        .forward(*m_scaled_v, m_errors->largest_values(), std::max(m_saved_scale, T(1)), m_y, m_denominator, outcomes);
+    for (std::size_t at = 0; at < rows.size(); ++at) {
+      const Index i = rows[at];
+      // backward has the gradient of such a row by the logarithms of its features
+      if (denominator(i) == 0 && m_head.features.has_logs()) m_A.row(i).setOnes();
+      report.indefinite_rows += !outcomes[at].positive;
+      const double condition = m_errors->condition_of(i, m_y.row(i), outcomes[at].terms);
+      m_rows[i].bound = m_direct_error * condition;
+      m_own_bound = std::max(m_own_bound, m_rows[i].bound);
+      m_condition = std::max(m_condition, condition);
+    }
+  }
+
+  void save_for_backward() {
+    SavedSequence<T>& saved = *m_saved;
+    resize(saved.q, m_n_q, m_x.q.cols());
+    resize(saved.k, m_n_k, m_x.q.cols());
+    scale_rows<T>(m_q.rows(), Head<T>::as_span(m_q_scale), saved.q, m_team);
+    scale_rows<T>(m_k.rows(), Head<T>::as_span(m_k_scale), saved.k, m_team);
+    saved.lifted_queries.assign(m_q.numbers().begin(), m_q.numbers().end());
+    saved.lifted_keys.assign(m_k.numbers().begin(), m_k.numbers().end());
+    saved.rows_have_exponents = m_factors->key_log_scales != nullptr;
+    assign(saved.exponents, Eigen::Map<const Vector<double>>(m_log_scales, m_log_scales ? m_n_k : 0));
+    saved.own_bound = m_own_bound;
+    saved.condition = m_condition;
+    saved.noise = 0;
+    for (Index i = 0; i < m_n_q; ++i) saved.noise = std::max(saved.noise, m_rows[i].fft_error);
+    resize(saved.mask, static_cast<Index>(m_x.mask.size()));
+    std::copy(m_x.mask.begin(), m_x.mask.end(), saved.mask.data());
+    saved.length = m_x.length;
+    clear_rows_without_gradient();
+    save_values();
+  }
+
+  // a query that attends to no key has the gradient 0, whatever it holds; one that is not finite affects no other
+  void clear_rows_without_gradient() {
+    for (Index i = 0; i < m_n_q; ++i) {
+      const State state = m_rows[i].state;
+      if (state == State::empty) m_saved->q.row(i).setZero(), m_q_scale[i] = 0;
+      if (state == State::empty || (state == State::non_finite && !is_finite_row(m_A.row(i)))) m_A.row(i).setZero();
+    }
+    bool* attended = m_workspace.template take<bool>(m_n_k);
+    m_position.attendance().attended_keys(m_keys, attended, m_workspace);
+    m_saved->unseen.clear();
+    for (Index j = 0; j < m_n_k; ++j)
+      if (!attended[j]) m_saved->unseen.push_back(j);
+  }
+
+  void save_values() {
+    const Index d_v = m_x.v.cols();
+    const T scale = unit_that_keeps_digits<T>(m_value_sizes), to_scale = 1 / scale;
+    resize(m_saved->U, m_n_k, d_v + 1);
+    m_team.run_tiles(m_n_k, [&](Index j0, Index rows, Workspace&) {
+      m_saved->U.block(j0, 0, rows, d_v) = m_scaled_v->middleRows(j0, rows) * to_scale;
+      m_saved->U.block(j0, d_v, rows, 1).setOnes();
+    });
+    assign(m_saved->y, m_y * to_scale);
+    assign(m_saved->largest_values, Eigen::Map<const Vector<T>>(m_errors->largest_values(), m_n_q) * to_scale);
+    m_saved->largest_value = m_largest_value / m_scale * to_scale;
+    m_saved->unit = exponent_of(m_scale) + exponent_of(scale);
+  }
+
+  // (rows,r), saved for backward or in the workspace
+  MatrixRef<T> storage(Matrix<T> SavedSequence<T>::*member, Index rows) const {
+    const Index r = m_head.features.output_dim();
+    if (!m_saved) return m_workspace.template matrix<T>(rows, r);
+    resize(m_saved->*member, rows, r);
+    return m_saved->*member;
+  }
+  Eigen::Ref<Vector<T>> storage(Vector<T> SavedSequence<T>::*member, Index size) const {
+    if (!m_saved) return m_workspace.template vector<T>(size);
+    resize(m_saved->*member, size);
+    return m_saved->*member;
+  }
+
+  const Head<T>& m_head;
+  const PreparedPosition<T>& m_position;
+  const SequenceInputs<T>& m_x;
+  MatrixRef<T> m_y;
+  SavedSequence<T>* m_saved;
+  const Team& m_team;
+  Workspace& m_workspace;
+  Workspace::Scope m_scope;
+
+  Placement m_keys;  // those that take part
+  Index m_n_q, m_n_k;
+  const toeplitz::BorderedProduct<T>& m_product;
+  MatrixRef<T> m_A, m_B;                                      // (n_q,r) (n_k,r)
+  Eigen::Ref<Vector<T>> m_q_scale, m_k_scale, m_denominator;  // (n_q) (n_k) (n_q)
+  LiftedRows<T> m_q, m_k;
+  MatrixView<T> m_v;  // (n_k,d_v)
+  double* m_log_scales = nullptr;
+  std::optional<NonFinite<T>> m_non_finite;
+
+  VectorMap<T> m_value_sizes;  // (n_k)  the largest finite |v| of each key, in the scale
+  T m_largest_value = 0, m_scale = 1, m_saved_scale = 0;
+  std::optional<MatrixView<T>> m_scaled_v;  // (n_k,d_v)
+
+  bool* m_attends;  // (n_q)  whether a query attends to any key
+  std::optional<toeplitz::Factors<T>> m_factors;
+  std::optional<RowErrors<T>> m_errors;
+  bool m_all_direct = false;  // all rows fell back to the direct engine
+
+  Row* m_rows;                              // (n_q)
+  double m_error = 0, m_direct_error = 0;   // of the sums of a row with condition 1: by the engine, and by tiles
+  double m_own_bound = 0, m_condition = 0;  // the largest of all rows, rounding errors of an FFT excluded
+};
+
+}  // namespace nprf

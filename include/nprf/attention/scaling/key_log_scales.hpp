@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/feature_map/feature_map_view.hpp"
+#include "nprf/toeplitz/block_causal/running_key_max.hpp"
+
+/// Features of keys that are each scaled by their own maximum, e^(log-scale) times a row of B (toeplitz/factors.hpp).
+namespace nprf {
+
+/// phi of keys x (n,d) with their normalisation factors, into B (n,r). Returns their log-scales (n), in the team's
+/// workspace; null if the feature map has none, and the rows of B share one factor.
+template <Real T>
+double* scaled_key_features(const FeatureMapView<T>& features, const MatrixView<T>& x, RowScale<T> scale,
+                            MatrixRef<T> B, const Team& team) {
+  if (!features.has_factors()) {
+    features.keys(x, scale, B, team);
+    return nullptr;
+  }
+  double* log_scales = team.workspace().template take<double>(x.rows());
+  const Workspace::Scope scope(team.workspace());
+  auto log_factor = team.workspace().template vector<T>(x.rows());
+  features.with_factors(x, scale, B, log_factor.data(), team);
+  std::copy(log_factor.begin(), log_factor.end(), log_scales);
+  return log_scales;
+}
+
+/// `scaled` becomes the rows of B (n,r) times e^(log-scale - the largest log-scale); it may be B.
+template <Real T>
+void scale_by_log_scales(const MatrixView<T>& B, const double* log_scales, MatrixRef<T> scaled, const Team& team) {
+  if (B.rows() == 0) return;
+  const double largest = *std::max_element(log_scales, log_scales + B.rows());
+  team.run_tiles(B.rows(), [&](Index j0, Index rows, Workspace&) {
+    for (Index j = j0; j < j0 + rows; ++j)
+      scaled.row(j) = B.row(j) * static_cast<T>(toeplitz::ratio(log_scales[j], largest));
+  });
+}
+
+/// B with the log-scales as factors, for an engine that does not accept log-scales; in the team's workspace.
+template <Real T>
+MatrixView<T> with_log_scales(const MatrixView<T>& B, const double* log_scales, const Team& team) {
+  auto scaled = team.workspace().template matrix<T>(B.rows(), B.cols());
+  scale_by_log_scales<T>(B, log_scales, scaled, team);
+  return scaled;
+}
+
+/// If the log-scales are close to each other, the rows of B are scaled to the largest one without loss of precision,
+/// and null is returned; else the log-scales. Rows with log-scale -infinity, which are zero, are close to any.
+template <Real T>
+double* merge_close_log_scales(MatrixRef<T> B, double* log_scales, const Team& team) {
+  constexpr double most = sizeof(T) == sizeof(float) ? 20 : 200, none = -std::numeric_limits<double>::infinity();
+  if (!log_scales || B.rows() == 0) return nullptr;
+  double least = -none, largest = none;
+  for (Index j = 0; j < B.rows(); ++j)
+    if (log_scales[j] > none) least = std::min(least, log_scales[j]), largest = std::max(largest, log_scales[j]);
+  if (largest - least > most) return log_scales;
+  scale_by_log_scales<T>(B, log_scales, B, team);
+  return nullptr;
+}
+
+}  // namespace nprf
