@@ -4,6 +4,8 @@
 /// The umbrella header: all public headers of nprf except nprf/cuda.hpp.
 
 #include "nprf/attention/attention.hpp"
+#include "nprf/attention/heads_view.hpp"
+#include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/config.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/feature_map/elu.hpp"
@@ -11,8 +13,6 @@
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 #include "nprf/instances.hpp"
-#include "nprf/multi_head/heads_view.hpp"
-#include "nprf/multi_head/multi_head_attention.hpp"
 #include "nprf/position/alibi.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/position.hpp"

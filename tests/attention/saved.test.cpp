@@ -20,11 +20,11 @@ Plain make() { return Plain(orf<double>(3, 4, 7), {}); }
 
 }  // namespace
 
-TEST_CASE("backward refuses what another attention saved, or nobody", "[attention]") {
+TEST_CASE("backward rejects what another attention saved, and what nobody has", "[attention]") {
   const Tokens<double> x = random_tokens<double>(5, 6, 3, 2);
   const Plain attention = make(), other = make();
   Saved<double> saved;
-  check_invalid([&] { attention.backward(saved, Matrix<double>(0, 0)); }, {"saved", "got another's"});
+  check_invalid([&] { attention.backward(saved, Matrix<double>(0, 0)); }, {"saved", "call forward first"});
   const Matrix<double> y = other.forward(x.q, x.k, x.v, saved);
   check_invalid([&] { attention.backward(saved, y); }, {"saved", "got another's"});
   const Plain copy = other;

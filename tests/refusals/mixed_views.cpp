@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // expected: nprf: all arrays of a call must have the scalar of its feature map
+#include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/feature_map/elu.hpp"
-#include "nprf/multi_head/multi_head_attention.hpp"
 
 using namespace nprf;
 

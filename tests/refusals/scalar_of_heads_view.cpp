@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
 // expected: nprf: the scalar of a view of heads must be float or double, or const
-#include "nprf/multi_head/heads_view.hpp"
+#include "nprf/attention/heads_view.hpp"
 
 nprf::HeadsView<int> view{nullptr, 0, 0, 0, 0};

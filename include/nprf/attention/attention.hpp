@@ -2,22 +2,19 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
-#include "nprf/attention/batch/batch.hpp"
-#include "nprf/attention/batch/head_matrices.hpp"
-#include "nprf/attention/batch/head_models.hpp"
 #include "nprf/attention/head.hpp"
+#include "nprf/attention/heads_view.hpp"
+#include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/mixed_scalars.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/feature_map/feature_map.hpp"
 #include "nprf/position/position.hpp"
-#include "nprf/toeplitz/product.hpp"
 
 namespace nprf {
 
@@ -25,8 +22,9 @@ namespace nprf {
 ///
 ///     y_i = sum_j phi(q_i).phi(k_j) exp(b[j-i]) v_j / sum_j phi(q_i).phi(k_j) exp(b[j-i])
 ///
-/// over all j (bidirectional) or the keys at or before query i (causal). An Attention is immutable; threads may share
-/// it.
+/// over all j (bidirectional) or the keys at or before query i (causal). The object keeps the scratch memory of its
+/// calls: a call of the same shapes as an earlier one allocates y alone. It is otherwise immutable, and threads may
+/// share it.
 ///
 ///     Attention attention(orf<float>(64, 32), AlibiPosition<float>(0.1f), {.direction = Direction::causal});
 ///     Matrix<float> y = attention(q, k, v);
@@ -41,25 +39,23 @@ class Attention {
   using Scalar = typename F::Scalar;
   using T = Scalar;
 
-  /// Throws InvalidArgument for an engine that this build does not have, for options out of their enumerations and for
-  /// a position whose bias is NaN or +infinity somewhere.
+  /// Throws InvalidArgument if this build does not have the engine, if an option is not in its enumeration, or if a
+  /// bias of the position is NaN or +infinity.
   Attention(F features, P position, AttentionOptions options = {})
-      : m_features(std::move(features)), m_position(std::move(position)), m_options(options) {
-    check_direction(options.direction);
-    toeplitz::require_available(options.engine);
-    check_bias(m_position.bias());
-  }
+      : m_heads(std::move(features), std::move(position), options) {}
 
-  const F& features() const { return m_features; }
-  const P& position() const { return m_position; }
-  const AttentionOptions& options() const { return m_options; }
+  const F& features() const { return m_heads.features()[0]; }
+  const P& position() const { return m_heads.positions()[0]; }
+  const AttentionOptions& options() const { return m_heads.options(); }
 
-  /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v), by all threads. A row that sees no key is zero.
-  /// Throws InvalidArgument for shapes that do not fit, std::bad_alloc. Memory O(n (r + d_v)), time by the engine
+  /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v), by all threads. A row that attends to no key is zero. Throws
+  /// InvalidArgument if the shapes do not match, and std::bad_alloc. Memory O(n (r + d_v)); time by the engine
   /// (product.hpp).
   Matrix<T> operator()(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                        const CallOptions& call = {}) const {
-    return evaluate(q, k, v, call, nullptr);
+    Matrix<T> y = result(q, k, v);
+    m_heads(one_head(q), one_head(k), one_head(v), one_head(y), call);
+    return y;
   }
   template <class Q, class K, class V>
     requires detail::MixedScalars<T, Q, K, V>
@@ -67,12 +63,12 @@ class Attention {
     detail::refuse<T, Q, K, V>();
   }
 
-  /// The same within the tolerance (CallOptions), and keeps in `saved` what backward needs. Bit for bit the same by any
-  /// engine but the automatic one where no row is repaired.
+  /// The same as operator(), within the tolerance (CallOptions), and saves in `saved` what backward needs. The result
+  /// is bitwise equal to that of operator() if the engine is not automatic and no row is recomputed.
   Matrix<T> forward(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, Saved<T>& saved,
                     const CallOptions& call = {}) const {
-    Matrix<T> y = evaluate(q, k, v, call, &saved);
-    saved.m_attention = m_identity;
+    Matrix<T> y = result(q, k, v);
+    m_heads.forward(one_head(q), one_head(k), one_head(v), one_head(y), saved, call);
     return y;
   }
   template <class Q, class K, class V>
@@ -81,27 +77,27 @@ class Attention {
     detail::refuse<T, Q, K, V>();
   }
 
-  /// The gradients of L for dy (n_q,d_v) = dL/dy of the forward that filled `saved`. About twice forward's time,
-  /// memory O(n (r + d_v)). Throws InvalidArgument if another attention filled it, or dy has another shape.
+  /// The gradients for dy (n_q,d_v) = dL/dy of the forward that filled `saved`. About twice forward's time, memory
+  /// O(n (r + d_v)). Throws InvalidArgument if another attention filled `saved`, or if dy has another shape.
   Gradients<T> backward(const Saved<T>& saved, const MatrixView<T>& dy) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
-    require(saved.m_attention && saved.m_attention == m_identity,
-            "saved: expected one filled by forward of this attention, got another's");
+    m_heads.check_saved(saved);
     const auto [n_q, n_k, d, d_v] = saved.m_sizes;
     require(dy.rows() == n_q && dy.cols() == d_v, "dy: expected ", n_q, " x ", d_v, ", got ", dy.rows(), " x ",
             dy.cols());
     Gradients<T> g{Matrix<T>(n_q, d), Matrix<T>(n_k, d), Matrix<T>(n_k, d_v), {}, {}, {}};
-    Batch<T> batch;
-    g.report = batch.backward(heads(), saved, one_head(dy), one_head(g.queries), one_head(g.keys), one_head(g.values));
-    g.bias = batch.dbias(0).template cast<T>();
-    g.extra = batch.dextra(0).template cast<T>();
+    std::vector<Matrix<T>> bias, extra;
+    m_heads.backward(saved, one_head(dy), one_head(g.queries), one_head(g.keys), one_head(g.values), bias, &extra,
+                     &g.report);
+    g.bias = std::move(bias[0]);
+    g.extra = std::move(extra[0]);
     return g;
   }
 
   /// The same attention with a feature map drawn from another seed, as training does between steps. Queries and keys
-  /// share it: there is no way to redraw it for one of them. What the old one saved is not the new one's.
+  /// share the map. The new attention does not accept what the old one saved.
   [[nodiscard]] Attention redraw(std::uint64_t seed) const {
-    return Attention(redrawn(m_features, seed), m_position, m_options);
+    return Attention(redrawn(features(), seed), position(), options());
   }
 
   /// phi of normalised queries (n_q,d) -> (n_q,r), up to a positive factor a row.
@@ -115,28 +111,24 @@ class Attention {
   }
 
  private:
-  HeadModels<T> heads() const { return {std::span(&m_features, 1), std::span(&m_position, 1), m_options}; }
-
-  Matrix<T> evaluate(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, const CallOptions& call,
-                     Saved<T>* saved) const {
+  // where y goes
+  Matrix<T> result(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v) const {
+    const Index input_dim = features().input_dim();
+    require(q.cols() == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
+            q.cols());
     const AttentionShape shape = attention_shape<T>(q, k, v);
-    Matrix<T> y(shape.n_q, shape.d_v);
-    Batch<T>().forward(heads(), {1, 1, shape}, one_head(q), one_head(k), one_head(v), one_head(y), call, saved);
-    return y;
+    return Matrix<T>(shape.n_q, shape.d_v);
   }
 
   template <class Use>
   Matrix<T> features_of(const MatrixView<T>& x, Use&& use) const {
     Vector<T> scale(x.rows());
-    return filled<T>(x.rows(), m_features.output_dim(), [&](auto& phi, const Team& team) {
-      use(Head<T>{m_features, m_options.normalization, nullptr}, scale, phi, team);
+    return filled<T>(x.rows(), features().output_dim(), [&](auto& phi, const Team& team) {
+      use(Head<T>{features(), options().normalization, nullptr}, scale, phi, team);
     });
   }
 
-  F m_features;
-  P m_position;
-  AttentionOptions m_options;
-  std::shared_ptr<const char> m_identity = std::make_shared<const char>();  // shared by copies
+  MultiHeadAttention<F, P> m_heads;  // of one head
 };
 
 }  // namespace nprf

@@ -49,7 +49,7 @@ class Saved {
 
   std::shared_ptr<const char> m_attention;  // whose forward filled this; null: nobody's
   AttentionShape m_sizes{0, 0, 0, 0};
-  Index m_batch = 0, m_heads = 0, m_offset = 0;
+  Index m_batch = 0, m_heads = 0, m_kv_heads = 0, m_offset = 0;
   double m_tolerance = 0;
   std::vector<Segment> m_segments;
   std::vector<SavedSequence<T>> m_sequences;  // by sequence of the batch, head, segment

@@ -28,11 +28,11 @@ struct Rows {
       : all(normal<double>(batch * n_heads * tokens, channels, seed)), heads(n_heads), n(tokens) {}
 
   template <class T>
-  HeadMatrices<T> matrices(T* data) const {
-    return {data, n, all.cols(), all.cols(), n * all.cols(), heads * n * all.cols()};
+  HeadsView<T> view_of(T* data) const {
+    return {data, n > 0 ? all.rows() / (heads * n) : 0, heads, n, all.cols()};
   }
-  operator HeadMatrices<double>() { return matrices(all.data()); }
-  operator HeadMatrices<const double>() const { return matrices(all.data()); }
+  operator HeadsView<double>() { return view_of(all.data()); }
+  operator HeadsView<const double>() const { return view_of(all.data()); }
   Matrix<double> operator()(Index b, Index h) const { return all.middleRows((b * heads + h) * n, n); }
 
   Matrix<double> all;
@@ -55,7 +55,7 @@ struct Model {
 void run(Batch<double>& batch, const Model& model, Data& x, const CallOptions& call) {
   const HeadModels<double> heads(std::span(model.features), std::span(model.positions), model.options);
   Saved<double> saved;
-  batch.forward(heads, {x.batch, x.heads, {x.n_q, x.n_k, d, d_v}}, x.q, x.k, x.v, x.y, call, &saved);
+  batch.forward(heads, {x.batch, x.heads, x.heads, {x.n_q, x.n_k, d, d_v}}, x.q, x.k, x.v, x.y, call, &saved);
   batch.backward(heads, saved, x.dy, x.dq, x.dk, x.dv);
 }
 

@@ -23,16 +23,14 @@ struct Arrays {
   Matrix<double> q = normal<double>(batch * heads * n_q, d, 1), k = normal<double>(batch * heads * n_k, d, 2),
                  v = normal<double>(batch * heads * n_k, d_v, 3);
 
-  static HeadMatrices<const double> matrices(const Matrix<double>& x) {
-    const Index n = x.rows() / (batch * heads);
-    return {x.data(), n, x.cols(), x.cols(), n * x.cols(), heads * n * x.cols()};
+  static HeadsView<const double> view_of(const Matrix<double>& x) {
+    return {x.data(), batch, heads, x.rows() / (batch * heads), x.cols()};
   }
   void require(const CallOptions& call = {}) const {
     std::vector<Workspace> workspaces(4);
     for (const Index threads : {1, 4}) {
       const std::span<Workspace> all(workspaces);
-      require_finite(matrices(q), matrices(k), matrices(v), batch, heads, call,
-                     Team(all.first(static_cast<std::size_t>(threads))));
+      require_finite(view_of(q), view_of(k), view_of(v), call, Team(all.first(static_cast<std::size_t>(threads))));
     }
   }
 };
@@ -88,9 +86,9 @@ TEST_CASE("padding may hold anything, and a query is none", "[attention]") {
 TEST_CASE("one head of one sequence is not numbered", "[attention]") {
   Matrix<double> x = normal<double>(6, 3, 1);
   x(4, 1) = nan;
-  const HeadMatrices<const double> all = one_head<double>(MatrixView<double>(x));
+  const HeadsView<const double> all = one_head<double>(MatrixView<double>(x));
   Workspace workspace;
-  check_invalid([&] { require_finite(all, all, all, 1, 1, {}, Team(workspace)); },
+  check_invalid([&] { require_finite(all, all, all, {}, Team(workspace)); },
                 {"queries: expected finite numbers (check_finite), got nan in row 4, column 1"});
 }
 

@@ -10,10 +10,10 @@
 
 #include "nprf/attention/backward_pass.hpp"
 #include "nprf/attention/batch/check_finite.hpp"
-#include "nprf/attention/batch/head_matrices.hpp"
 #include "nprf/attention/batch/head_models.hpp"
 #include "nprf/attention/forward_pass.hpp"
 #include "nprf/attention/head.hpp"
+#include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/weights/prepared_segments.hpp"
@@ -28,19 +28,19 @@ namespace nprf {
 template <Real T>
 class Batch {
  public:
+  /// Heads of keys and values are shared by groups of heads of queries.
   struct Sizes {
-    Index batch, heads;
+    Index batch, heads, kv_heads;
     AttentionShape each;
   };
 
   /// y of q, k and v, of the rows that `sizes` says. Throws InvalidArgument before it writes anything.
-  void forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadMatrices<const T>& q,
-               const HeadMatrices<const T>& k, const HeadMatrices<const T>& v, const HeadMatrices<T>& y,
-               const CallOptions& call, Saved<T>* saved);
+  void forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadsView<const T>& q, const HeadsView<const T>& k,
+               const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call, Saved<T>* saved);
 
   /// dq, dk and dv of dy, for the forward that filled `saved`. The positions must have gradient().
-  GradientReport backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadMatrices<const T>& dy,
-                          const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv);
+  GradientReport backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadsView<const T>& dy,
+                          const HeadsView<T>& dq, const HeadsView<T>& dk, const HeadsView<T>& dv);
 
   /// After backward: the gradients of head h's position, in the shape of its parameters, and of its extra tokens.
   const Matrix<double>& dbias(Index h) const { return m_dbias[static_cast<std::size_t>(h)]; }
@@ -89,6 +89,25 @@ class Batch {
       m_weights[p].build(heads.position(p), heads.options(), segments, r, d_v + 1, offset, pass, team, most_deviation);
   }
 
+  // where each head of queries writes its gradient of keys or values: into `out`, or if heads share keys and values
+  // into an array of its own
+  static HeadsView<T> share_of_heads(const HeadsView<T>& out, const Saved<T>& saved, Workspace& workspace) {
+    if (saved.m_kv_heads == saved.m_heads) return out;
+    HeadsView<T> all{nullptr, out.batch, saved.m_heads, out.tokens, out.channels};
+    all.data = workspace.template take<T>(all.size());
+    return all;
+  }
+  // out = the sums over the heads of queries that share a head of keys and values
+  static void add_shares(const HeadsView<T>& shares, const HeadsView<T>& out, const Team& team) {
+    const Index group = shares.heads / std::max<Index>(out.heads, 1);
+    team.run(out.batch * out.heads, [&](Index item, Workspace&) {
+      const Index b = item / out.heads, h = item % out.heads;
+      auto sum = out(b, h);
+      sum = shares(b, h * group);
+      for (Index g = 1; g < group; ++g) sum += shares(b, h * group + g);
+    });
+  }
+
   Report report(const Team& team) const {
     Report sum;
     for (const Report& one : m_reports) {
@@ -120,8 +139,8 @@ class Batch {
 
 // not inline: see instances.hpp
 template <Real T>
-void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadMatrices<const T>& q,
-                       const HeadMatrices<const T>& k, const HeadMatrices<const T>& v, const HeadMatrices<T>& y,
+void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadsView<const T>& q,
+                       const HeadsView<const T>& k, const HeadsView<const T>& v, const HeadsView<T>& y,
                        const CallOptions& call, Saved<T>* saved) {
   const Index n_k = sizes.each.n_k, d = sizes.each.d, d_v = sizes.each.d_v;
   const Index input_dim = heads.feature_map(0).input_dim();
@@ -136,12 +155,12 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
   const bool may_deviate = !saved && heads.feature_map(0).is_positive();
   build_weights(heads, m_segments, d_v, call.offset, Pass::forward, team, may_deviate ? tolerance / 4 : 0);
   const std::size_t segments = m_segments.size();
-  const Index sequences = sizes.batch * sizes.heads;
+  const Index sequences = sizes.batch * sizes.heads, group = sizes.heads / std::max<Index>(sizes.kv_heads, 1);
   if (static_cast<Index>(segments) > std::numeric_limits<Index>::max() / std::max<Index>(sequences, 1))
     throw std::length_error("nprf: the number of packed sequences, batch x heads x cumulative lengths, overflows");
   const Index items = sequences * static_cast<Index>(segments);
   m_reports.assign(static_cast<std::size_t>(items), Report{});
-  if (call.check_finite) require_finite(q, k, v, sizes.batch, sizes.heads, call, team);
+  if (call.check_finite) require_finite(q, k, v, call, team);
   if (saved) {
     saved->m_attention = nullptr;  // from here on it is nobody's until all is there
     saved->m_sequences.resize(static_cast<std::size_t>(items));
@@ -155,8 +174,8 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
                           ? std::span<const bool>()
                           : call.key_mask.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(x.n_k));
     const SequenceInputs<T> inputs{q(b, h).middleRows(x.q_begin, x.n_q),
-                                   k(b, h).middleRows(x.k_begin, x.n_k),
-                                   v(b, h).middleRows(x.k_begin, x.n_k),
+                                   k(b, h / group).middleRows(x.k_begin, x.n_k),
+                                   v(b, h / group).middleRows(x.k_begin, x.n_k),
                                    mask,
                                    std::min(x.n_k, end),
                                    tolerance};
@@ -170,6 +189,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
     saved->m_sizes = sizes.each;
     saved->m_batch = sizes.batch;
     saved->m_heads = sizes.heads;
+    saved->m_kv_heads = sizes.kv_heads;
     saved->m_offset = call.offset;
     saved->m_tolerance = tolerance;
     saved->m_segments = m_segments;
@@ -177,14 +197,16 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
 }
 
 template <Real T>
-GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadMatrices<const T>& dy,
-                                  const HeadMatrices<T>& dq, const HeadMatrices<T>& dk, const HeadMatrices<T>& dv) {
+GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadsView<const T>& dy,
+                                  const HeadsView<T>& dq, const HeadsView<T>& dk, const HeadsView<T>& dv) {
   const Team team = gather_team(heads, saved.m_batch * saved.m_heads, saved.m_segments, saved.m_sizes.d_v);
   const Settle settle{*this};
   const Workspace::Scope scope(team.workspace());
   const std::size_t segments = saved.m_segments.size(), n_heads = static_cast<std::size_t>(saved.m_heads);
   build_weights(heads, saved.m_segments, saved.m_sizes.d_v, saved.m_offset, Pass::backward, team);
 
+  const HeadsView<T> of_keys = share_of_heads(dk, saved, team.workspace()),
+                     of_values = share_of_heads(dv, saved, team.workspace());
   const Index items = static_cast<Index>(saved.m_sequences.size());
   m_gradient_reports.assign(saved.m_sequences.size(), GradientReport{});
   m_bias_gradients.resize(saved.m_sequences.size());
@@ -208,11 +230,15 @@ GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& sa
     const auto at = static_cast<std::size_t>(item);
     const MatrixView<T> dy_rows = dy(b, h).middleRows(x.q_begin, x.n_q);
     BackwardPass<T>(head, saved.m_sequences[at], dy_rows, saved.m_tolerance, part)
-        .run({dq(b, h).middleRows(x.q_begin, x.n_q), dk(b, h).middleRows(x.k_begin, x.n_k),
-              dv(b, h).middleRows(x.k_begin, x.n_k)},
+        .run({dq(b, h).middleRows(x.q_begin, x.n_q), of_keys(b, h).middleRows(x.k_begin, x.n_k),
+              of_values(b, h).middleRows(x.k_begin, x.n_k)},
              m_bias_gradients[at], m_gradient_reports[at]);
   });
 
+  if (saved.m_kv_heads < saved.m_heads) {
+    add_shares(of_keys, dk, team);
+    add_shares(of_values, dv, team);
+  }
   m_dbias.resize(n_heads);
   m_dextra.resize(n_heads);
   for (Index h = 0; h < saved.m_heads; ++h) {

@@ -8,8 +8,8 @@
 #include <span>
 #include <string>
 
-#include "nprf/attention/batch/head_matrices.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
+#include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/team.hpp"
@@ -33,19 +33,21 @@ Index first_non_finite(const X& x, std::span<const bool> mask, Index rows) {
 /// Throws InvalidArgument if queries, keys or values hold a NaN or an infinity that is not padding, for the first in
 /// the order of sequences, heads, and queries, keys, values: it names all of them. O(n (d + d_v)) a head, by the team.
 template <Real T>
-void require_finite(const HeadMatrices<const T>& q, const HeadMatrices<const T>& k, const HeadMatrices<const T>& v,
-                    Index batch, Index heads, const CallOptions& call, const Team& team) {
+void require_finite(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+                    const CallOptions& call, const Team& team) {
+  const Index batch = q.batch, heads = q.heads;
   struct Part {
     const char* name;
-    const HeadMatrices<const T>& x;
+    const HeadsView<const T>& x;
   };
   const Part parts[] = {{"queries", q}, {"keys", k}, {"values", v}};
-  struct Place {
+  struct Task {
     Index part, h, b;
   };
-  const auto place = [&](Index task) { return Place{task % 3, task / 3 % heads, task / 3 / heads}; };
+  const auto place = [&](Index task) { return Task{task % 3, task / 3 % heads, task / 3 / heads}; };
   const auto first_row = [&](Index task) {
     const auto [part, h, b] = place(task);
+    if (h >= parts[part].x.heads) return Index{-1};  // shared by heads of queries
     const auto x = parts[part].x(b, h);
     if (part == 0) return detail::first_non_finite(x, {}, x.rows());
     const Index seen = call.lengths.empty() ? x.rows() : call.lengths[static_cast<std::size_t>(b)];

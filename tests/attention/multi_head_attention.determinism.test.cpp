@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/core/buffer.hpp"
 #include "nprf/feature_map/paper_names.hpp"
-#include "nprf/multi_head/multi_head_attention.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/multi_head/heads_view.hpp"
+#include "nprf/attention/heads_view.hpp"
 
 #include <concepts>
 #include <limits>
@@ -12,7 +12,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-namespace nprf::test::multi_head_heads_view {
+namespace nprf::test::attention_heads_view {
 
 namespace {
 
@@ -64,8 +64,8 @@ TEST_CASE("a view of heads converts to a read-only view, but not the reverse", "
   static_assert(!std::convertible_to<HeadsView<const double>, HeadsView<double>>);
   static_assert(!std::convertible_to<HeadsView<double>, HeadsView<const float>>);
   static_assert(std::same_as<HeadsView<const double>::Scalar, double>);
-  static_assert(std::same_as<decltype(x(0, 0)), Eigen::Map<Matrix<double>>>);
-  static_assert(std::same_as<decltype(read(0, 0)), Eigen::Map<const Matrix<double>>>);
+  static_assert(std::is_assignable_v<decltype(x(0, 0)(0, 0)), double>);
+  static_assert(!std::is_assignable_v<decltype(read(0, 0)(0, 0)), double>);
 }
 
 TEST_CASE("a view of heads of a wrong shape is rejected", "[multi_head]") {
@@ -126,18 +126,60 @@ TEST_CASE("a view of heads without data is rejected unless it is empty", "[multi
   CHECK_NOTHROW(check(1, 1, 1, 0));
 }
 
-TEST_CASE("a view of heads converts to the matrices of its heads", "[multi_head]") {
+TEST_CASE("a view with strides reads the tokens where they are", "[multi_head]") {
   std::vector<double> values = numbered();
-  const HeadsView<double> x{values.data(), batch, heads, tokens, channels};
-  const HeadMatrices<double> write = x;
-  const HeadMatrices<const double> read = HeadsView<const double>(x);
+  const HeadsView<double> x = tokens_first(values.data(), batch, tokens, heads, channels);
+  const HeadsView<const double> shared{values.data(), batch, heads, tokens, channels, {channels, 0, 60}};
+  CHECK_NOTHROW(check_output(x, "x", batch, heads, tokens, channels));
+  CHECK_NOTHROW(check_heads(shared, "x", batch, heads, tokens, channels));
   for (Index b = 0; b < batch; ++b)
-    for (Index h = 0; h < heads; ++h) {
-      CHECK(write(b, h).data() == x(b, h).data());
-      CHECK(write(b, h) == x(b, h));
-      CHECK(read(b, h).data() == x(b, h).data());
-      CHECK(read(b, h) == x(b, h));
-    }
+    for (Index h = 0; h < heads; ++h)
+      for (Index i = 0; i < tokens; ++i) {
+        CHECK(x(b, h)(i, 1) == static_cast<double>(((b * tokens + i) * heads + h) * channels + 1));
+        CHECK(shared(b, h)(i, 1) == static_cast<double>(b * 60 + i * channels + 1));
+      }
 }
 
-}  // namespace nprf::test::multi_head_heads_view
+TEST_CASE("strides that overlap, are negative or overflow are rejected", "[multi_head]") {
+  std::vector<double> values = numbered();
+  const auto check = [&](HeadStrides strides) {
+    check_heads(HeadsView<double>{values.data(), batch, heads, tokens, channels, strides}, "x", batch, heads, tokens,
+                channels);
+  };
+  check_invalid([&] { check({4, 20, 60}); }, {"x: expected strides of at least 5, 0 and 0", "got 4, 20 and 60"});
+  check_invalid([&] { check({5, -20, 60}); }, {"x: expected strides of at least 5", "got 5, -20 and 60"});
+  check_invalid(
+      [&] {
+        check({5, 20, std::numeric_limits<Index>::max() / 8});
+      },
+      {"x: expected strides whose array does not overflow"});
+  const auto check_out = [&](HeadStrides strides) {
+    check_output(HeadsView<double>{values.data(), batch, heads, tokens, channels, strides}, "y", batch, heads, tokens,
+                 channels);
+  };
+  CHECK_NOTHROW(check_out({15, 5, 60}));
+  CHECK_NOTHROW(check_out({5, 40, 20}));  // [heads, batch, tokens, channels]
+  check_invalid([&] { check_out({5, 0, 60}); }, {"y: expected strides that keep tokens apart", "got 5, 0 and 60"});
+  check_invalid([&] { check_out({14, 5, 60}); }, {"y: expected strides that keep tokens apart"});
+  check_invalid([&] { check_out({5, 20, 40}); }, {"y: expected strides that keep tokens apart"});
+}
+
+TEST_CASE("views of one array may overlap unless their channels are apart", "[multi_head]") {
+  std::vector<double> values(1000);
+  const auto view = [&](Index offset, HeadStrides strides) {
+    return HeadsView<double>{values.data() + offset, 2, 3, 4, 5, strides};
+  };
+  using detail::may_overlap;
+  CHECK(may_overlap(view(0, {}), view(0, {})));
+  CHECK(may_overlap(view(0, {}), view(119, {})));
+  CHECK_FALSE(may_overlap(view(0, {}), view(120, {})));
+  CHECK_FALSE(may_overlap(view(120, {}), view(0, {})));
+  // queries and keys side by side in [batch, tokens, 2, heads, channels]
+  CHECK_FALSE(may_overlap(view(0, {30, 5, 120}), view(15, {30, 5, 120})));
+  CHECK(may_overlap(view(0, {30, 5, 120}), view(14, {30, 5, 120})));
+  CHECK(may_overlap(view(0, {30, 5, 120}), view(15, {})));
+  const HeadsView<double> empty{nullptr, 0, 3, 4, 5};
+  CHECK_FALSE(may_overlap(view(0, {}), empty));
+}
+
+}  // namespace nprf::test::attention_heads_view

@@ -15,15 +15,15 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/feature_map/paper_names.hpp"
-#include "nprf/multi_head/multi_head_attention.hpp"
 #include "nprf/position/alibi.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-namespace nprf::test::multi_head_attention_exceptions {
+namespace nprf::test::attention_multi_head_attention_exceptions {
 
 namespace {
 
@@ -169,10 +169,10 @@ TEST_CASE("multi-head: a rejected call leaves y, the report and the saved data u
 TEST_CASE("multi-head: sizes that overflow and offsets out of range are rejected", "[multi_head]") {
   const MultiHeadAttention attention(EluFeatures<double>(1), AlibiPosition<double>(0.1));
   constexpr Index most = std::numeric_limits<Index>::max();
-  double one = 1;
+  double one[2] = {1, 1};
   const auto call = [&](Index batch, Index heads, Index tokens, const CallOptions& options = {}) {
-    const HeadsView<double> x{&one, batch, heads, tokens, 1};
-    attention(x, x, x, x, options);
+    const HeadsView<double> x{one, batch, heads, tokens, 1}, y{one + 1, batch, heads, tokens, 1};
+    attention(x, x, x, y, options);
   };
   check_invalid([&] { call(most, 1, 1); }, {"queries: expected sizes whose product does not overflow"});
   check_invalid([&] { call(most / 2, 4, 0); }, {"queries: expected sizes whose product does not overflow"});
@@ -187,4 +187,4 @@ TEST_CASE("multi-head: sizes that overflow and offsets out of range are rejected
   for (const Index offset : {most, -most - 1}) check_invalid([&] { call(1, 1, 1, {.offset = offset}); }, {"offset"});
 }
 
-}  // namespace nprf::test::multi_head_attention_exceptions
+}  // namespace nprf::test::attention_multi_head_attention_exceptions

@@ -12,13 +12,13 @@
 
 #include "nprf/attention/batch/batch.hpp"
 #include "nprf/attention/batch/head_models.hpp"
+#include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/mixed_scalars.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/feature_map/feature_map.hpp"
-#include "nprf/multi_head/heads_view.hpp"
 #include "nprf/position/position.hpp"
 #include "nprf/toeplitz/product.hpp"
 
@@ -80,10 +80,11 @@ class MultiHeadAttention {
   const std::vector<P>& positions() const { return m_positions; }
   const AttentionOptions& options() const { return m_options; }
 
-  /// q [b,h,n_q,d] k [b,h,n_k,d] v [b,h,n_k,d_v] -> y [b,h,n_q,d_v], which must not overlap the inputs. key_mask has
-  /// batch x n_k entries, and lengths one entry for each sequence; cumulative lengths apply to every sequence of the
-  /// batch. Throws InvalidArgument if shapes or options do not match (CallOptions), and then writes nothing; throws
-  /// std::bad_alloc.
+  /// q [b,h,n_q,d] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] -> y [b,h,n_q,d_v], in arrays of any strides, where y must not
+  /// overlap the inputs. h is a multiple of h_k: with fewer heads of keys and values (grouped queries) h / h_k heads of
+  /// queries next to each other share one. key_mask has batch x n_k entries, and lengths one entry for each sequence;
+  /// cumulative lengths apply to every sequence of the batch. Throws InvalidArgument if shapes or options do not match
+  /// (CallOptions), and then writes nothing; throws std::bad_alloc.
   void operator()(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                   const CallOptions& call = {}) const {
     evaluate(q, k, v, y, call, nullptr);
@@ -115,13 +116,12 @@ class MultiHeadAttention {
                 std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra = nullptr,
                 GradientReport* report = nullptr) const {
     static_assert(LearnedPosition<P>, "nprf: backward needs a position with gradient() (position.hpp)");
-    require(saved.m_attention && saved.m_attention == m_identity,
-            "saved: expected one filled by forward of this attention, got another's");
+    check_saved(saved);
     const auto [n_q, n_k, d, d_v] = saved.m_sizes;
     check_heads(dy, "dy", saved.m_batch, saved.m_heads, n_q, d_v);
-    check_heads(dq, "dq", saved.m_batch, saved.m_heads, n_q, d);
-    check_heads(dk, "dk", saved.m_batch, saved.m_heads, n_k, d);
-    check_heads(dv, "dv", saved.m_batch, saved.m_heads, n_k, d_v);
+    check_output(dq, "dq", saved.m_batch, saved.m_heads, n_q, d);
+    check_output(dk, "dk", saved.m_batch, saved.m_kv_heads, n_k, d);
+    check_output(dv, "dv", saved.m_batch, saved.m_kv_heads, n_k, d_v);
     const Lease batch(*m_pool);
     const GradientReport found = batch->backward(heads(), saved, dy, dq, dk, dv);
     if (report) *report = found;
@@ -143,6 +143,9 @@ class MultiHeadAttention {
   }
 
  private:
+  template <class F2, class P2>
+  friend class Attention;
+
   // the scratch memory of finished calls
   struct Pool {
     std::mutex mutex;
@@ -179,17 +182,31 @@ class MultiHeadAttention {
 
   HeadModels<T> heads() const { return {std::span(m_features), std::span(m_positions), m_options}; }
 
+  void check_saved(const Saved<T>& saved) const {
+    require(saved.m_attention != nullptr,
+            "saved: expected one filled by forward of this attention, got an empty one: call forward first");
+    require(saved.m_attention == m_identity, "saved: expected one filled by forward of this attention, got another's");
+  }
+
   void evaluate(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                 const CallOptions& call, Saved<T>* saved) const {
+    check_heads(q, "queries", q.batch, q.heads, q.tokens, q.channels);
+    const Index input_dim = m_features[0].input_dim();
+    require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
+            q.channels);
     const auto most = static_cast<Index>(std::max(m_features.size(), m_positions.size()));
     require(most == 1 || q.heads == most, "queries: expected ", most,
             " heads (the number of feature maps or positions), got ", q.heads);
-    check_heads(q, "queries", q.batch, q.heads, q.tokens, q.channels);
-    check_heads(k, "keys", q.batch, q.heads, k.tokens, q.channels);
-    check_heads(v, "values", q.batch, q.heads, k.tokens, v.channels);
-    check_heads(y, "y", q.batch, q.heads, q.tokens, v.channels);
+    require(q.heads == 0 ? k.heads == 0 : k.heads > 0 && q.heads % k.heads == 0,
+            "keys: expected a number of heads that ", q.heads, " (of queries) is a multiple of, got ", k.heads);
+    check_heads(k, "keys", q.batch, k.heads, k.tokens, q.channels);
+    check_heads(v, "values", q.batch, k.heads, k.tokens, v.channels);
+    check_output(y, "y", q.batch, q.heads, q.tokens, v.channels);
+    require(!detail::may_overlap(y, q) && !detail::may_overlap(y, k) && !detail::may_overlap(y, v),
+            "y: expected an array that shares no memory with queries, keys and values, got one that does");
     const Lease batch(*m_pool);
-    batch->forward(heads(), {q.batch, q.heads, {q.tokens, k.tokens, q.channels, v.channels}}, q, k, v, y, call, saved);
+    batch->forward(heads(), {q.batch, q.heads, k.heads, {q.tokens, k.tokens, q.channels, v.channels}}, q, k, v, y, call,
+                   saved);
   }
 
   std::vector<F> m_features;
