@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <concepts>
-#include <span>
 
 #include "nprf/core/engine.hpp"
 #include "nprf/core/lag_weights.hpp"
@@ -58,7 +57,7 @@ concept ToeplitzEngine =
     std::constructible_from<E, LagWeightsView<T>, const ProductShape&, const Team&> &&
     requires(const E& engine, const Factors<T>& x, const MatrixView<T>& G, MatrixRef<T> Y, T* sums, GradientRefs<T> out,
              const GradientSizes<T>& sizes, const CostInputs<T>& inputs, const Team& team) {
-      { std::span(E::names).front() } -> std::convertible_to<Engine>;
+      { E::names[0] } -> std::same_as<const Engine&>;
       { E::rounding } -> std::convertible_to<Rounding>;
       { E::accepts_key_log_scales } -> std::convertible_to<bool>;
       { E::is_automatic } -> std::convertible_to<bool>;  // whether Engine::automatic may choose it
