@@ -383,7 +383,7 @@ cudaError_t cudaFree(void* pointer) {
   if (at == allocations().end()) return with_device(cudaErrorInvalidValue);
   ++counts().frees;
 #ifdef STAND_IN_ASAN
-  ASAN_UNPOISON_MEMORY_REGION(pointer, (at->second_slots + 255) / 256 * 256);
+  ASAN_UNPOISON_MEMORY_REGION(pointer, (at->second + 255) / 256 * 256);
 #endif
   allocations().erase(at);
   std::free(pointer);
