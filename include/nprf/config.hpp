@@ -3,6 +3,13 @@
 
 /// Version and build switches. Every header of nprf may include this one; this one includes nothing.
 
+#if defined(_MSC_VER) && !defined(__clang__)
+#error "nprf does not support MSVC: compile with g++ 12, clang 16 or newer"
+#elif __cplusplus < 202002L
+#error "nprf needs C++20: compile with -std=c++20"
+#include <nprf_needs_c++20>  // there is no such file, so the compiler stops here
+#endif
+
 #define NPRF_VERSION_MAJOR 0
 #define NPRF_VERSION_MINOR 1
 #define NPRF_VERSION_PATCH 0
@@ -27,10 +34,6 @@
 /// (instances.hpp).
 #ifndef NPRF_EXTERN_INSTANCES
 #define NPRF_EXTERN_INSTANCES 0
-#endif
-
-#if defined(_MSC_VER) && !defined(__clang__)
-#error "nprf does not support MSVC: compile with g++ 12, clang 16 or newer"
 #endif
 
 #ifndef __cpp_exceptions
