@@ -10,6 +10,7 @@
 
 #include "nprf/attention/attention.hpp"
 #include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/alibi.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
@@ -87,6 +88,24 @@ TEST_CASE("a table that is too far from lines stays as it is", "[attention]") {
     attention(x.q, x.k, x.v, {.tolerance = 1e-4, .report = &report});
     CHECK(report.engine == table.engine);
   }
+}
+
+TEMPLATE_TEST_CASE("a line far from zero, where its biases are rounded coarsely, keeps its slope", "[attention]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Tokens<T> x = random_tokens<T>(n, n, d, d_v);
+  for (const T slope : {T(-0.3), T(0.3), T(-2 + 0x1p-30)})
+    for (const Index offset : {-(Index{1} << 40), Index{1} << 40}) {
+      INFO("slope " << slope << ", offset " << offset);
+      const auto run = [&](Engine engine, Report& report) {
+        const Attention attention(orf<T>(d, m, 7), AlibiPosition<T>(slope), {.engine = engine});
+        return attention(x.q, x.k, x.v, {.offset = offset, .report = &report});
+      };
+      Report by_line, by_tiles;
+      const Matrix<T> y = run(Engine::automatic, by_line), expected = run(Engine::direct, by_tiles);
+      if (std::abs(slope) < 1) CHECK(by_line.engine == Engine::recurrence);
+      CHECK(worst_error<T>(y, expected, x.v) <= by_line.error_bound + by_tiles.error_bound);
+    }
 }
 
 TEST_CASE("no engine but the automatic one, no gradient and no feature of both signs takes lines for a table",

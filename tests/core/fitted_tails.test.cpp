@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "nprf/core/lag_bias.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
@@ -24,9 +25,9 @@ LagBias<T> table(Index n, auto&& b) {
 template <class T>
 FittedTails fit(const LagBias<T>& bias, double within = most) {
   const LagRange all{bias.first, bias.last()};
-  std::vector<double> b(static_cast<std::size_t>(all.size()));
-  bias.fill(all, b.data());
-  return fitted_tails<T>(b, bias.max(all), within);
+  std::vector<double> log_weights(static_cast<std::size_t>(all.size()), minus_infinity);
+  if (bias.max(all) > minus_infinity) bias.fill_differences(all, bias.largest(all), log_weights.data());
+  return fitted_tails<T>(log_weights, within);
 }
 
 // the largest distance of the lines from the biases whose weights do not underflow
@@ -116,7 +117,7 @@ TEST_CASE("a tail does not rise outwards, contains no -infinity, and restores no
 TEST_CASE("tables without linear ends have no tails", "[core]") {
   CHECK(fit(table(0, [](double) { return 1.0; })).tails.before == 0);
   CHECK(fit(table(5, [](double) { return minus_infinity; })).tails.before == 0);
-  CHECK(fitted_tails<double>({}, 0, most).tails.before == 0);
+  CHECK(fitted_tails<double>({}, most).tails.before == 0);
   const Vector<double> noise = normal_vector<double>(201, 3);
   const FittedTails random = fit(table(100, [&](double lag) { return noise[static_cast<Index>(lag) + 100]; }));
   CHECK((random.tails.before <= 2 && random.tails.after <= 2));

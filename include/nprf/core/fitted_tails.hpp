@@ -53,15 +53,15 @@ FittedLine fitted_line(Index lags, double underflow, double most, B&& b) {
 
 }  // namespace detail
 
-/// The longest tails of a range of lags, given its biases, that stay within `most` of a line that does not rise
-/// outwards. An example is ALiBi given as a table. Weights exp(b - largest) below the normal numbers of T only need to
-/// stay below them. No tail contains a lag with b = -infinity. O(range).
+/// The longest tails of a range of lags, given b - max b for each of them, that stay within `most` of a line that does
+/// not rise outwards. An example is ALiBi given as a table. Weights exp(b - max b) below the normal numbers of T only
+/// need to stay below them. No tail contains a lag with b = -infinity. O(range).
 template <Real T>
-FittedTails fitted_tails(std::span<const double> biases, double largest, double most) {
-  if (biases.empty() || !(largest > -std::numeric_limits<double>::infinity())) return {};
-  const double underflow = largest + std::log(static_cast<double>(std::numeric_limits<T>::min()));
-  const Index lags = static_cast<Index>(biases.size());
-  const double *first = biases.data(), *last = first + lags - 1;
+FittedTails fitted_tails(std::span<const double> log_weights, double most) {
+  if (log_weights.empty()) return {};
+  const double underflow = std::log(static_cast<double>(std::numeric_limits<T>::min()));
+  const Index lags = static_cast<Index>(log_weights.size());
+  const double *first = log_weights.data(), *last = first + lags - 1;
   const detail::FittedLine before = detail::fitted_line(lags, underflow, most, [=](Index k) { return first[k]; });
   const detail::FittedLine after =
       detail::fitted_line(lags - before.lags, underflow, most, [=](Index k) { return last[-k]; });

@@ -48,7 +48,7 @@ struct LagProblem {
   LagRange reach;                        // the lags that the direction allows
   const double* biases = nullptr;        // (lags) b; -infinity: not attended, as outside of `reach`
   double largest_bias = minus_infinity;  // of these
-  const double* log_weights = nullptr;   // (lags) b - largest_bias; not filled in if all b are -infinity
+  const double* log_weights = nullptr;   // (lags) b - largest_bias; -infinity if all b are
   LagRange table;                        // before and after these lags b is linear
   double slope_before = 0, slope_after = 0;
   LagWeightsView<T> weights;     // exp(b - max b) of `reach`, 1 at the largest unless the border has it

@@ -98,9 +98,9 @@ class ProductChoice {
   Engine cheapest_with_fitted_tails(Engine engine, double most_deviation) {
     double least = toeplitz::cost_of<T>(engine, {m_weights, m_shape, m_span});
     const LagRange& reach = m_problem.reach;
-    const std::span<const double> biases(m_problem.biases + (reach.first - m_problem.lags.first),
-                                         static_cast<std::size_t>(reach.size()));
-    const FittedTails fitted = fitted_tails<T>(biases, m_problem.largest_bias, most_deviation);
+    const std::span<const double> log_weights(m_problem.log_weights + (reach.first - m_problem.lags.first),
+                                              static_cast<std::size_t>(reach.size()));
+    const FittedTails fitted = fitted_tails<T>(log_weights, most_deviation);
     const Tails& both = fitted.tails;
     for (const Tails& tails :
          {Tails{both.before, 0, both.slope_before, 0}, Tails{0, both.after, 0, both.slope_after}, both}) {
