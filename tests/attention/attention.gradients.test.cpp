@@ -53,11 +53,11 @@ template <class F>
 void check_positions(const F& features) {
   const auto none = [](const Vector<double>&) { return NoPosition<double>(); };
   const auto relative = [](const Vector<double>& b) { return RelativePosition<double>(b); };
-  const auto t5 = [](const Vector<double>& w) { return t5_position<double>(w, Direction::bidirectional, 8); };
-  const auto t5_causal = [](const Vector<double>& w) { return t5_position<double>(w, Direction::causal, 5); };
   const auto alibi = [](const Vector<double>& slope) { return AlibiPosition<double>(slope[0]); };
   for (const Engine engine : engines())
-    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      const auto t5 = [=](const Vector<double>& w) { return t5_position<double>(w, direction, 8); };
+      const auto t5_near = [=](const Vector<double>& w) { return t5_position<double>(w, direction, 5); };
       for (const Normalization& normalization :
            {Normalization::unit(1), Normalization::unit(1.5), Normalization::none()})
         for (const Sizes& s : {Sizes{6, 6, 2, 0}, Sizes{4, 7, 1, 2}, Sizes{7, 4, 3, -1}}) {
@@ -66,9 +66,10 @@ void check_positions(const F& features) {
           check_gradients(features, normal_vector<double>(5, 50), relative, options, s);
           check_gradients(features, normal_vector<double>(25, 51), relative, options, s);
           check_gradients(features, normal_vector<double>(8, 52), t5, options, s);
-          check_gradients(features, normal_vector<double>(4, 53), t5_causal, options, s);
+          check_gradients(features, normal_vector<double>(4, 53), t5_near, options, s);
           check_gradients(features, Vector<double>::Constant(1, 0.3), alibi, options, s);
         }
+    }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/alibi.hpp"
 #include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
@@ -543,6 +544,22 @@ TEST_CASE("a number that is no engine and no direction is refused", "[attention]
                 {"engine: expected one of nprf::Engine, got number 99"});
   check_invalid([] { Attention(features(), table(3), {.direction = static_cast<Direction>(-1)}); },
                 {"direction: expected bidirectional or causal, got number -1"});
+}
+
+TEST_CASE("a position that was built for another direction is refused", "[attention]") {
+  const auto t5 = t5_position(normal_vector<double>(8, 1), Direction::causal);
+  CHECK_NOTHROW(Attention(features(), t5, {.direction = Direction::causal}));
+  check_invalid([&] { Attention(features(), t5); }, {"position: expected one for bidirectional attention, got"});
+}
+
+TEST_CASE("an attention without a position has the bias 0", "[attention]") {
+  const auto x = random_tokens<double>(20, 20, 3, 2);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    const AttentionOptions options{.direction = direction};
+    const Attention bare(features(), options), with(features(), NoPosition<double>(), options);
+    CHECK(bare(x.q, x.k, x.v) == with(x.q, x.k, x.v));
+  }
+  CHECK(Attention(features())(x.q, x.k, x.v) == Attention(features(), NoPosition<double>())(x.q, x.k, x.v));
 }
 
 TEST_CASE("an engine that cannot serve is refused by name", "[attention]") {

@@ -308,6 +308,24 @@ TEST_CASE("multi-head: the object returns its feature maps, positions and option
   CHECK(Heads<float>(maps<float>(1), tables<float>(1)).options().direction == Direction::bidirectional);
 }
 
+TEST_CASE("multi-head: without a position the bias is 0", "[multi_head]") {
+  const AttentionOptions causal{.direction = Direction::causal};
+  const auto check = [&](const auto& bare, const auto& with) {
+    Array<float> q(2, 2, 9, d), k(2, 2, 9, d), v(2, 2, 9, d_v), y(2, 2, 9, d_v), expected = y;
+    q.fill(1), k.fill(2), v.fill(3);
+    bare(q.view(), k.view(), v.view(), y.view());
+    with(q.view(), k.view(), v.view(), expected.view());
+    CHECK(same(y, expected));
+  };
+  const auto one = orf<float>(d, m, 1);
+  const std::vector<PositiveFeatures<float>> each{orf<float>(d, m, 1), orf<float>(d, m, 2)};
+  check(MultiHeadAttention(one), MultiHeadAttention(one, NoPosition<float>()));
+  check(MultiHeadAttention(one, causal), MultiHeadAttention(one, NoPosition<float>(), causal));
+  check(MultiHeadAttention(each), MultiHeadAttention(each, NoPosition<float>()));
+  check(MultiHeadAttention(each, {.direction = Direction::causal}),
+        MultiHeadAttention(each, NoPosition<float>(), causal));
+}
+
 TEST_CASE("multi-head: each sequence of a batch has its own padding", "[multi_head]") {
   const Inputs<float> x(3, 2, 10, 14);
   const Mask mask = random_mask(3 * 14);

@@ -67,7 +67,7 @@ inline Bias random_table(Draw& draw, Index n) {
 inline Bias random_t5(Draw& draw, bool causal) {
   Bias bias;
   bias.place = Place::t5;
-  const bool both = draw.one_in(5) ? draw.one_in(2) : !causal;
+  const bool both = !causal;
   bias.direction = both ? Direction::bidirectional : Direction::causal;
   const Index buckets = both ? 2 * draw.between(2, 16) : draw.between(2, 32);
   const Index near = (both ? buckets / 2 : buckets) / 2;

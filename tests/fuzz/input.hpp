@@ -153,11 +153,7 @@ class Input {
         Vector<T> b = bias<T>(2 * size(310) + 1 - number(0, 31) / 31, 1);
         return RelativePosition<T>(flag() ? resize_bias(b, 2 * size(310) + 1) : b);
       }
-      case 2: {
-        const Direction buckets =
-            size_near(1) == 1 ? options.direction : one_of<Direction>({Direction::bidirectional, Direction::causal});
-        return T5Position<T>(bias<T>(2 * up_to(20) + number(0, 31) / 31, 1), buckets, up_to(200));
-      }
+      case 2: return T5Position<T>(bias<T>(2 * up_to(20) + number(0, 31) / 31, 1), options.direction, up_to(200));
       case 3: return AlibiPosition<T>(scalar<T>());
       case 4: {
         const Index height = 1 + size(16), width = 1 + size(16), extra = number(0, 3);

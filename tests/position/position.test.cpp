@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/position/position.hpp"
 
+#include <limits>
 #include <span>
 #include <vector>
 
 #include "support/catch.hpp"
+#include "support/throws.hpp"
 
 namespace nprf::test::position_position {
 
@@ -53,12 +55,22 @@ struct Placed : Window {
   Matrix<double> none;
 };
 
+// a position that is built for one direction
+struct CausalWindow : Window {
+  Direction direction() const { return Direction::causal; }
+};
+
+struct Unbounded : Window {
+  LagBias<double> bias() const { return {0, Vector<double>::Constant(1, std::numeric_limits<double>::infinity())}; }
+};
+
 struct NoExtra : Window {
   Index tokens() const { return 5; }
   Index slot(Index i) const { return 2 * i; }
 };
 
 static_assert(LearnedPosition<Learned> && !LearnedPosition<Window> && !LearnedPosition<Returning>);
+static_assert(DirectedPosition<CausalWindow> && !DirectedPosition<Window>);
 static_assert(Position<Placed> && PlacedPosition<Placed>);
 static_assert(!PlacedPosition<Window> && !PlacedPosition<NoExtra> && !PlacedPosition<NoPosition<float>>);
 static_assert(Position<NoPosition<float>> && Position<NoPosition<double>> && Position<Window>);
@@ -80,6 +92,17 @@ TEST_CASE("NoPosition has no parameters", "[position]") {
   CHECK(d.rows() == 0);
   CHECK(d.cols() == 0);
   STATIC_REQUIRE(LearnedPosition<NoPosition<float>>);
+}
+
+TEST_CASE("a position is refused for the direction that it was not built for, and if its bias is not valid",
+          "[position]") {
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    CHECK_NOTHROW(check_position(Window(), direction));
+  CHECK_NOTHROW(check_position(CausalWindow(), Direction::causal));
+  check_invalid([] { check_position(CausalWindow(), Direction::bidirectional); },
+                {"position: expected one for bidirectional attention, got one that was built for causal"});
+  check_invalid([] { check_position(Window(), static_cast<Direction>(2)); }, {"direction", "got number 2"});
+  check_invalid([] { check_position(Unbounded(), Direction::causal); }, {"bias.table[0]", "got inf"});
 }
 
 TEST_CASE("bias_between is the bias of the lag, or that of the tokens for a placed position", "[position]") {

@@ -288,6 +288,9 @@ TEST_CASE("softmax attention rejects wrong shapes and directions", "[reference]"
         softmax_attention<double>(x, x, x, NoPosition<double>(), static_cast<Direction>(2), Normalization::none());
       },
       {"direction", "got number 2"});
+  const auto both = t5_position(normal_vector<double>(8, 1), Direction::bidirectional);
+  check_invalid([&] { softmax_attention<double>(x, x, x, both, Direction::causal, Normalization::none()); },
+                {"position: expected one for causal attention, got one that was built for bidirectional"});
 }
 
 TEST_CASE("a NaN in a query makes only that row of softmax attention NaN", "[reference]") {

@@ -39,10 +39,15 @@ class Attention {
   using Scalar = typename F::Scalar;
   using T = Scalar;
 
-  /// Throws InvalidArgument if this build does not have the engine, if an option is not in its enumeration, or if a
-  /// bias of the position is NaN or +infinity.
+  /// Throws InvalidArgument if this build does not have the engine, if an option is not in its enumeration, if a bias
+  /// of the position is NaN or +infinity, or if the position is built for another direction (T5Position).
   Attention(F features, P position, AttentionOptions options = {})
       : m_heads(std::move(features), std::move(position), options) {}
+
+  /// Without a position bias.
+  explicit Attention(F features, AttentionOptions options = {})
+    requires std::is_same_v<P, NoPosition<Scalar>>
+      : Attention(std::move(features), P(), options) {}
 
   const F& features() const { return m_heads.features()[0]; }
   const P& position() const { return m_heads.positions()[0]; }
@@ -130,5 +135,8 @@ class Attention {
 
   MultiHeadAttention<F, P> m_heads;  // of one head
 };
+
+template <FeatureMap F>
+Attention(F, AttentionOptions = {}) -> Attention<F, NoPosition<typename F::Scalar>>;
 
 }  // namespace nprf

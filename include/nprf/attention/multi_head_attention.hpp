@@ -61,9 +61,8 @@ class MultiHeadAttention {
       require(f.input_dim() == m_features[0].input_dim() && f.output_dim() == m_features[0].output_dim(),
               "feature_maps: expected ", m_features[0].input_dim(), " -> ", m_features[0].output_dim(),
               " of all heads, got ", f.input_dim(), " -> ", f.output_dim());
-    check_direction(options.direction);
     toeplitz::require_available(options.engine);
-    for (const P& position : m_positions) check_bias(position.bias());
+    for (const P& position : m_positions) check_position(position, options.direction);
   }
   MultiHeadAttention(F features, std::vector<P> positions, AttentionOptions options = {})
       : MultiHeadAttention(std::vector<F>{std::move(features)}, std::move(positions), options) {}
@@ -71,6 +70,14 @@ class MultiHeadAttention {
       : MultiHeadAttention(std::move(features), std::vector<P>{std::move(position)}, options) {}
   MultiHeadAttention(F features, P position, AttentionOptions options = {})
       : MultiHeadAttention(std::vector<F>{std::move(features)}, std::vector<P>{std::move(position)}, options) {}
+
+  /// Without a position bias.
+  explicit MultiHeadAttention(std::vector<F> features, AttentionOptions options = {})
+    requires std::is_same_v<P, NoPosition<Scalar>>
+      : MultiHeadAttention(std::move(features), P(), options) {}
+  explicit MultiHeadAttention(F features, AttentionOptions options = {})
+    requires std::is_same_v<P, NoPosition<Scalar>>
+      : MultiHeadAttention(std::move(features), P(), options) {}
 
   // declared so that there is no move: a moved-from object would not be usable
   MultiHeadAttention(const MultiHeadAttention&) = default;
@@ -215,5 +222,10 @@ class MultiHeadAttention {
   std::shared_ptr<Pool> m_pool = std::make_shared<Pool>();                  // shared by copies
   std::shared_ptr<const char> m_identity = std::make_shared<const char>();  // shared by copies
 };
+
+template <FeatureMap F>
+MultiHeadAttention(std::vector<F>, AttentionOptions = {}) -> MultiHeadAttention<F, NoPosition<typename F::Scalar>>;
+template <FeatureMap F>
+MultiHeadAttention(F, AttentionOptions = {}) -> MultiHeadAttention<F, NoPosition<typename F::Scalar>>;
 
 }  // namespace nprf

@@ -28,6 +28,12 @@ PositiveFeatures<T> orf(Index d, Index m, std::uint64_t seed = 0) {
   return PositiveFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::orthogonal, .seed = seed});
 }
 
+/// Hyperbolic features with Gaussian rows. Each row gives two features, so that there are 2m.
+template <OnlyReal T>
+HyperbolicFeatures<T> hyperbolic(Index d, Index m, std::uint64_t seed = 0) {
+  return HyperbolicFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::gaussian, .seed = seed});
+}
+
 /// Positive features with rows on the sphere of radius sqrt(d).
 template <OnlyReal T>
 PositiveFeatures<T> sphere_prf(Index d, Index m, std::uint64_t seed = 0) {

@@ -10,7 +10,8 @@
 
 namespace nprf {
 
-/// ALiBi: b = -slope |lag| (Press et al. 2022).
+/// ALiBi: b = -slope |lag| (Press et al. 2022). A negative slope is accepted: training may pass through it, and then
+/// the weights grow with distance.
 template <OnlyReal T>
 class AlibiPosition {
  public:

@@ -4,6 +4,8 @@
 #include <concepts>
 #include <span>
 
+#include "nprf/core/engine.hpp"
+#include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
 
 namespace nprf {
@@ -30,6 +32,25 @@ concept PlacedPosition = Position<P> && requires(const P& position, Index i) {
   { position.extra() } -> std::convertible_to<const Matrix<typename P::Scalar>&>;
   { position.bias(i, i) } -> std::convertible_to<double>;
 };
+
+/// A position that is built for one direction: T5Position (t5.hpp).
+template <class P>
+concept DirectedPosition = Position<P> && requires(const P& position) {
+  { position.direction() } -> std::convertible_to<Direction>;
+};
+
+/// Throws InvalidArgument if `direction` is not one of the enumerators, if the position was built for the other one,
+/// or if its bias is not valid (check_bias).
+template <Position P>
+void check_position(const P& position, Direction direction) {
+  check_direction(direction);
+  check_bias(position.bias());
+  if constexpr (DirectedPosition<P>) {
+    const auto word = [](Direction x) { return x == Direction::causal ? "causal" : "bidirectional"; };
+    require(position.direction() == direction, "position: expected one for ", word(direction),
+            " attention, got one that was built for ", word(position.direction()));
+  }
+}
 
 /// The bias of query token i and key token j, where the query's position is i + offset; a placed position ignores the
 /// offset.

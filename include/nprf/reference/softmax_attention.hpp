@@ -20,14 +20,15 @@ namespace nprf::reference {
 /// q and k (Normalization::none() divides the logits by sqrt(d)). Kernelized attention is measured against it.
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). It uses tiles
-/// with a running maximum (Milakov and Gimelshein 2018) and all threads. Throws InvalidArgument if shapes do not match.
+/// with a running maximum (Milakov and Gimelshein 2018) and all threads. Throws InvalidArgument if shapes do not match
+/// or the position is built for another direction (T5Position).
 template <OnlyReal T, Position P>
 Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
                             Normalization normalization) {
   constexpr Index tile_rows = 128, tile_cols = 256;
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
-  check_direction(direction);
+  check_position(position, direction);
   const AttentionShape shape = attention_shape<T>(q, k, v);
   const Index n_q = shape.n_q, n_k = shape.n_k, d_v = shape.d_v;
 
