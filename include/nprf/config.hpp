@@ -17,7 +17,7 @@
 /// 1: Engine::fftw is compiled, and the program must link FFTW 3 (fftw3 and fftw3f). 0: no header of FFTW is included.
 /// All translation units of a program must use the same value.
 #ifndef NPRF_USE_FFTW
-#define NPRF_USE_FFTW 1
+#define NPRF_USE_FFTW 0
 #endif
 
 /// 1: nprf runs its threads with OpenMP. 0: with std::thread. All translation units of a program must use the same

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 #
-# Builds and runs the consumer against nprf as found by WAY: find_package, add_subdirectory (with and without
-# FFTW and OpenMP) or pkg_config.
+# Builds and runs the consumer against nprf as found by WAY. install: find_package after the README's commands.
+# find_package and pkg_config: the build BUILD, installed; it has FFTW. add_subdirectory: with FFTW. bare:
+# add_subdirectory without OpenMP.
 
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
@@ -11,9 +12,15 @@ set(consumer ${SOURCE}/tests/consumer)
 file(REMOVE_RECURSE ${WORK})
 
 if(WAY STREQUAL "add_subdirectory")
-  set(arguments -D NPRF_SOURCE=${SOURCE})
+  set(arguments -D NPRF_SOURCE=${SOURCE} -D NPRF_USE_FFTW=ON)
 elseif(WAY STREQUAL "bare")
-  set(arguments -D NPRF_SOURCE=${SOURCE} -D NPRF_USE_FFTW=OFF -D NPRF_USE_OPENMP=OFF)
+  set(arguments -D NPRF_SOURCE=${SOURCE} -D NPRF_USE_OPENMP=OFF)
+  set(unwanted "fftw|gomp")
+elseif(WAY STREQUAL "install")
+  run(${CMAKE_COMMAND} -S ${SOURCE} --preset install -B ${WORK}/install -D CMAKE_CXX_COMPILER=${CXX})
+  run(${CMAKE_COMMAND} --install ${WORK}/install --prefix ${WORK}/prefix)
+  set(arguments -D CMAKE_PREFIX_PATH=${WORK}/prefix)
+  set(unwanted "fftw")
 else()
   run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
   set(arguments -D CMAKE_PREFIX_PATH=${WORK}/prefix)
@@ -31,9 +38,9 @@ else()
 endif()
 run(${WORK}/build/consumer)
 
-if(WAY STREQUAL "bare")
+if(unwanted)
   execute_process(COMMAND ldd ${WORK}/build/consumer OUTPUT_VARIABLE libraries COMMAND_ERROR_IS_FATAL ANY)
-  if(libraries MATCHES "fftw|gomp")
-    message(FATAL_ERROR "built without FFTW and OpenMP, but linked to them:\n${libraries}")
+  if(libraries MATCHES "${unwanted}")
+    message(FATAL_ERROR "linked to a library that was not asked for (${unwanted}):\n${libraries}")
   endif()
 endif()

@@ -69,7 +69,7 @@ constexpr EngineProperties properties_of(Engine name) {
 inline void require_available(Engine engine) {
   check_engine(engine);
   require(engine == Engine::automatic || with_engine<float>(engine, [](auto) {}),
-          "engine: expected one that this build has (it is without FFTW), got ", name(engine));
+          "engine: expected one that this build has, got ", name(engine), ", which needs NPRF_USE_FFTW=1");
 }
 
 }  // namespace nprf::toeplitz
