@@ -16,7 +16,7 @@ namespace {
 
 using Plain = Attention<PositiveFeatures<double>, NoPosition<double>>;
 
-Plain make() { return Plain(orf<double>(3, 4, 7), {}); }
+Plain make() { return Plain(orf<double>(3, 4, 7)); }
 
 }  // namespace
 

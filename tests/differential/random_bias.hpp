@@ -87,6 +87,7 @@ inline Bias random_alibi(Draw& draw) {
   bias.place = Place::alibi;
   bias.slope = draw.of({1e-3, 0.01, 0.05, 0.2, 0.37, 0.5, 1., 3., 10., 100., 1e4});
   if (draw.one_in(8)) bias.slope = -draw.of({1e-3, 0.05, 0.3, 2.});
+  if (draw.one_in(4)) bias.slope *= 1 - std::ldexp(1., -static_cast<int>(draw.between(8, 45)));
   std::ostringstream name;
   name << "alibi " << bias.slope;
   bias.name = name.str();

@@ -99,7 +99,8 @@ inline Case random_case(std::uint64_t seed) {
   detail::draw_sizes(draw, c, place, grid);
   if (place != Place::grid && draw.one_in(4))
     c.offset = draw.one_in(2) ? draw.between(-c.n_q, c.n_k)
-                              : draw.of<Index>({1000, 100000, 1000000, Index{1} << 30}) * (draw.one_in(2) ? 1 : -1);
+                              : draw.of<Index>({1000, 100000, 1000000, Index{1} << 30, Index{1} << 40}) *
+                                    (draw.one_in(2) ? 1 : -1);
   detail::draw_padding(draw, c, grid);
   detail::draw_tokens(draw, c);
   c.values_are_steps = draw.one_in(8);
