@@ -199,7 +199,7 @@ TEST_CASE("by running sums neither errors nor bounds grow with the keys that a r
   check([](Direction direction) { return t5_position(normal_vector<float>(32, 3), direction); }, Engine::banded);
   check([](Direction) { return AlibiPosition<float>(1e-5f); }, Engine::recurrence);
   check([](Direction) { return AlibiPosition<float>(0.1f); }, Engine::recurrence);
-  check(NoPosition<float>(), Engine::banded);
+  check([](Direction) { return NoPosition<float>(); }, Engine::banded);
 }
 
 TEST_CASE("by tiles neither errors nor bounds grow with the keys that a row adds up", "[attention]") {
