@@ -21,7 +21,7 @@ auto with_feature_map(std::string_view name, nprf::Index d, nprf::Index m, std::
   if (name == "sphere") return use(nprf::sphere_prf<float>(d, m, seed));
   if (name == "elu") return use(nprf::EluFeatures<float>(d));
   nprf::require(name == "hyperbolic", "map: expected one of those of random_maps or elu, got ", name);
-  return use(nprf::HyperbolicFeatures<float>(nprf::FeatureOptions{.input_dim = d, .num_features = m, .seed = seed}));
+  return use(nprf::hyperbolic<float>(d, m, seed));
 }
 
 }  // namespace demo

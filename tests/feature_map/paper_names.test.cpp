@@ -22,14 +22,14 @@ TEMPLATE_TEST_CASE("each of the paper's names gives the map with its projection"
   };
   CHECK(prf<T>(d, m, 9).projection() == rows(Projection::gaussian, 9));
   CHECK(trf<T>(d, m, 9).projection() == rows(Projection::gaussian, 9));
-  CHECK(hyperbolic<T>(d, m, 9).projection() == rows(Projection::gaussian, 9));
+  CHECK(hyperbolic<T>(d, m, 9).projection() == rows(Projection::orthogonal, 9));
   CHECK(hyperbolic<T>(d, m).output_dim() == 2 * m);
   CHECK(orf<T>(d, m, 9).projection() == rows(Projection::orthogonal, 9));
   CHECK(sphere_prf<T>(d, m, 9).projection() == rows(Projection::sphere, 9));
 
   CHECK(prf<T>(d, m).projection() == rows(Projection::gaussian, 0));
   CHECK(trf<T>(d, m).projection() == rows(Projection::gaussian, 0));
-  CHECK(hyperbolic<T>(d, m).projection() == rows(Projection::gaussian, 0));
+  CHECK(hyperbolic<T>(d, m).projection() == rows(Projection::orthogonal, 0));
   CHECK(orf<T>(d, m).projection() == rows(Projection::orthogonal, 0));
   CHECK(sphere_prf<T>(d, m).projection() == rows(Projection::sphere, 0));
 }

@@ -6,7 +6,8 @@
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 
-/// The feature maps under the names that Luo et al. 2021 use, for vectors of d scalars and m random rows.
+/// The feature maps under the names that Luo et al. 2021 use (and hyperbolic features), for vectors of d scalars and m
+/// random rows.
 namespace nprf {
 
 /// Positive features with Gaussian rows.
@@ -28,10 +29,11 @@ PositiveFeatures<T> orf(Index d, Index m, std::uint64_t seed = 0) {
   return PositiveFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::orthogonal, .seed = seed});
 }
 
-/// Hyperbolic features with Gaussian rows. Each row gives two features, so that there are 2m.
+/// Hyperbolic features (Choromanski et al. 2021) with orthogonal rows. Each row gives two features, so that there are
+/// 2m.
 template <OnlyReal T>
 HyperbolicFeatures<T> hyperbolic(Index d, Index m, std::uint64_t seed = 0) {
-  return HyperbolicFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::gaussian, .seed = seed});
+  return HyperbolicFeatures<T>({.input_dim = d, .num_features = m, .projection = Projection::orthogonal, .seed = seed});
 }
 
 /// Positive features with rows on the sphere of radius sqrt(d).
