@@ -10,6 +10,7 @@
 #include <iostream>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "bench/support/curve.hpp"
 #include "bench/support/positions.hpp"
@@ -83,12 +84,12 @@ struct Choice {
 // the curves of one case; key: the engine, automatic included
 using Curves = std::map<Engine, Curve>;
 
-// exact softmax, bidirectional and with a bias for every lag, is the same yardstick for all cases of a d_v: once an n
-Curve::Point softmax_at(Index n, Index d_v, Curve& curve) {
+// exact softmax with a bias for every lag, of the case's direction: once an n for all cases of a direction and d_v
+Curve::Point softmax_at(Index n, const Case& at, Curve& curve) {
   for (const Curve::Point& point : curve.points())
     if (point.n == n) return point;
   if (!curve.too_long(n)) {
-    const Race race({[&p = problem(n), d_v] { keep(softmax(p, d_v)); }},
+    const Race race({[&p = problem(n), at] { keep(softmax(p, at.d_v, at.direction)); }},
                     {.budget = 0.2, .longest_repeated = longest_repeated});
     curve.measured(n, race.seconds(0));
   }
@@ -151,7 +152,7 @@ nlohmann::json points(const Curve& curve) {
 
 // the rows of the table of targets, and the curves of the pictures
 nlohmann::json choices(Grid grid) {
-  std::printf("\nWhole forward calls, ms; softmax bidirectional; ~ extrapolated: more than %g s\n\n", longest_measured);
+  std::printf("\nWhole forward calls, ms; ~ extrapolated: more than %g s\n\n", longest_measured);
   std::printf(
       "| %-33s | %6s | %10s | %10s | %-12s | %10s | %-12s | %6s | %7s |\n|---|---|---|---|---|---|---|---|---|\n",
       "position", "n", "softmax", "automatic", "takes", "best", "which is", "/ best", "/ soft.");
@@ -167,13 +168,13 @@ nlohmann::json choices(Grid grid) {
     worst.ratio = ratio;
     worst.extrapolated = rival.extrapolated;
   };
-  std::map<Index, Curve> softmax;  // key: d_v
+  std::map<std::pair<Index, Direction>, Curve> softmax;  // key: d_v and direction
   nlohmann::json measured = nlohmann::json::array(), speed, ratios;
   for (const Case& at : cases(grid)) {
     Curves curves;
     nlohmann::json of_best = nlohmann::json::array();
     for (const Index n : lengths(grid, at)) {
-      const Choice x = measure(at, n, softmax_at(n, at.d_v, softmax[at.d_v]), curves);
+      const Choice x = measure(at, n, softmax_at(n, at, softmax[{at.d_v, at.direction}]), curves);
       print(at, x);
       note(over_best, x.over_best, at, x, x.least);
       if (n >= 256) note(over_softmax, x.over_softmax, at, x, x.softmax);
@@ -201,7 +202,7 @@ nlohmann::json choices(Grid grid) {
       case PositionKind::none: speed["linear"] = points(curves[Engine::banded]);
     }
   }
-  speed["softmax"] = points(softmax[head_dim]);
+  speed["softmax"] = points(softmax[{head_dim, Direction::bidirectional}]);
   return {{"rows", to_json(std::vector{over_best, over_softmax})},
           {"choices", measured},
           {"pictures", {{"speed", speed}, {"planner", ratios}}}};

@@ -45,9 +45,10 @@ auto make_attention(P position, Index m, Engine engine, Direction direction = Di
 }
 
 /// Exact softmax attention, of the first d_v columns of values.
-inline Matrix<float> softmax(const Problem& problem, Index d_v = head_dim) {
-  return reference::softmax_attention<float>(problem.q, problem.k, problem.v.leftCols(d_v), problem.position,
-                                             Direction::bidirectional, Normalization::unit(1));
+inline Matrix<float> softmax(const Problem& problem, Index d_v = head_dim,
+                             Direction direction = Direction::bidirectional) {
+  return reference::softmax_attention<float>(problem.q, problem.k, problem.v.leftCols(d_v), problem.position, direction,
+                                             Normalization::unit(1));
 }
 
 /// The factors of Y = ((A B^T) o C) U that attention over a problem hands to its engine, with weights of any position.
