@@ -16,7 +16,8 @@ namespace {
 constexpr Index keys = 1024;
 constexpr std::uint64_t draws = 20;
 constexpr std::array radii{1, 2, 4};
-constexpr std::array<const char*, 4> maps{"PRF", "orthogonal PRF", "TRF", "orthogonal hyperbolic"};
+// the last one attends to all keys alike: what a map must be better than
+constexpr std::array<const char*, 5> maps{"PRF", "orthogonal PRF", "TRF", "orthogonal hyperbolic", "uniform"};
 
 // one trial: a query (1,d) and keys (1024,d) of norm R, and the row that softmax makes of them
 struct Trial {
@@ -34,8 +35,11 @@ struct Trial {
   template <class F>
   double error(const F& features) const {
     const Matrix<double> scores = features.queries(q) * features.keys(k).transpose();  // (1,n)
-    return (row_of(scores) - softmax).lpNorm<1>();
+    return distance(row_of(scores));
   }
+  double error_of_uniform() const { return distance(Matrix<double>::Constant(1, keys, 1 / static_cast<double>(keys))); }
+
+  double distance(const Matrix<double>& row) const { return (row - softmax).lpNorm<1>(); }
 
   Matrix<double> q, k, softmax;
 };
@@ -45,11 +49,11 @@ std::array<double, maps.size()> errors(double R, Index m) {
   std::array<double, maps.size()> sum{};
   for (std::uint64_t i = 0; i < draws; ++i) {
     const Trial trial(R, i);
-    const FeatureOptions orthogonal{.input_dim = head_dim, .num_features = m, .seed = i};
     sum[0] += trial.error(prf<double>(head_dim, m, i));
     sum[1] += trial.error(orf<double>(head_dim, m, i));
     sum[2] += trial.error(trf<double>(head_dim, m, i));
-    sum[3] += trial.error(HyperbolicFeatures<double>(orthogonal));
+    sum[3] += trial.error(hyperbolic<double>(head_dim, m, i));
+    sum[4] += trial.error_of_uniform();
   }
   for (double& x : sum) x /= static_cast<double>(draws);
   return sum;
@@ -60,7 +64,7 @@ nlohmann::json print_samples() {
               static_cast<int>(draws), head_dim);
   std::printf("| R | %4s |", "m");
   for (const char* map : maps) std::printf(" %21s |", map);
-  std::printf("\n|---|---|---|---|---|---|\n");
+  std::printf("\n|---|---|---|---|---|---|---|\n");
   nlohmann::json curves;
   for (const int R : radii)
     for (Index m = 4; m <= 1024; m *= 2) {

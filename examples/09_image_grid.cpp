@@ -43,6 +43,7 @@ bool filter(const std::filesystem::path& source, const std::filesystem::path& fo
   pnm::write_ppm(folder / "smooth.ppm", {height, width, smooth});
   pnm::write_ppm(folder / "blurred.ppm", {height, width, blurred});
   pnm::write_pgm(folder / "weights.pgm", b.array().exp());
+  std::printf("smooth.ppm, blurred.ppm and weights.pgm are in %s\n", std::filesystem::absolute(folder).c_str());
 
   // how much of the differences between a pixel and the one below it is left, the largest counting most
   const auto edges = [&](const Matrix<float>& y) -> Matrix<float> {

@@ -8,7 +8,6 @@ set ylabel "ratio"
 set yrange [0.8:1.8]
 set xrange [56:150000]
 eval "set xtics ".lengths
-set key top right
 
 kinds = "dense T5 ALiBi 'no position'"
 colours = "#0072b2 #009e73 #d55e00 #56b4e9"

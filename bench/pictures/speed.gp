@@ -9,7 +9,6 @@ set logscale y 10
 set format y '%g'
 set xrange [56:150000]
 eval "set xtics ".lengths
-set key top left
 
 curves = "softmax fftw lanes automatic banded recurrence linear"
 colours = "#222222 #e69f00 #0072b2 #cc79a7 #009e73 #d55e00 #56b4e9"
@@ -20,4 +19,6 @@ plot for [i=1:7] points index word(curves, i) using 1:2 with lines lw 2.5 dt 1+(
      for [i=1:7] points index word(curves, i) using 1:($3 == 0 ? $2 : NaN) with points pt 7 ps 0.7 lc rgb word(colours, i) \
        notitle, \
      for [i=1:7] points index word(curves, i) using 1:($3 == 1 ? $2 : NaN) with points pt 6 ps 0.9 lc rgb word(colours, i) \
-       notitle
+       notitle, \
+     1.5e-5*x**2 with lines lw 1 dt 3 lc rgb '#888888' title 'slope 2', \
+     4e-4*x with lines lw 1 dt 2 lc rgb '#888888' title 'slope 1'

@@ -29,7 +29,10 @@ inline std::string gnuplot_script(const std::vector<SpeedRow>& rows, const Speed
       if (row.position == position) script += fmt::format("{} {:.4g} {:.4g}\n", row.n, row.softmax_ms, row.ours_ms);
     script += "end\n\n";
   }
-  return script + fmt::format(R"(set terminal svg size 860,560 dynamic background rgb 'white' font 'sans-serif,15'
+  const SpeedRow& last = rows.back();
+  const auto n = static_cast<double>(last.n);
+  return script +
+         fmt::format(R"(set terminal svg size 1080,560 dynamic background rgb 'white' font 'sans-serif,15' name 'nprf'
 set title "Attention with a bias for distance, one head, one thread: d = {}, m = {}, float"
 set xlabel "tokens n"
 set ylabel "milliseconds a call"
@@ -41,14 +44,16 @@ set format y "%g"
 set grid xtics ytics lc rgb '#dddddd' lw 1 lt 1
 set border 3 lc rgb '#444444'
 set tics nomirror
-set key top left reverse Left samplen 3 spacing 1.2
+set key outside right top reverse Left samplen 3 spacing 1.2
 
 plot $data_dense using 1:2 with linespoints lw 2.5 pt 7 ps 0.7      lc rgb '#222222' title 'exact softmax', \
      $data_t5    using 1:3 with linespoints lw 2.5 pt 7 ps 0.7      lc rgb '#0072b2' title 'nprf, T5 bias', \
-     $data_dense using 1:3 with linespoints lw 2   pt 6 ps 1.1 dt 2 lc rgb '#d55e00' title 'nprf, a bias for every lag'
+     $data_dense using 1:3 with linespoints lw 2   pt 6 ps 1.1 dt 2 lc rgb '#d55e00' title 'nprf, a bias for every lag', \
+     {:.3g}*x**2 with lines lw 1 dt 3 lc rgb '#888888' title 'slope 2', {:.3g}*x with lines lw 1 dt 2 lc rgb '#888888' title 'slope 1'
 )",
-                              d, plan.num_features, 0.8 * static_cast<double>(plan.lengths.front()),
-                              1.25 * static_cast<double>(plan.lengths.back()));
+                     d, plan.num_features, 0.8 * static_cast<double>(plan.lengths.front()),
+                     1.25 * static_cast<double>(plan.lengths.back()), 2 * last.softmax_ms / (n * n),
+                     last.ours_ms / (2 * n));
 }
 
 /// Runs gnuplot on a script, its standard output into a file; false if there is no gnuplot.

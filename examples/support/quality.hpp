@@ -118,20 +118,22 @@ inline void print_errors(const Errors& own, const Errors& unit, const QualityPla
 
   const auto cells = [](const std::vector<double>& errors) {
     std::string row;
-    for (const double error : errors) row += fmt::format("{:>9.3g}", error);
+    for (const double error : errors) row += fmt::format("{:>9.1f}", 100 * error);
     return row;
   };
   for (std::size_t i = 0; i < random_maps.size(); ++i)
     fmt::print("{:<12}{}    {}\n", random_maps[i], cells(own.of_map[i]), cells(unit.of_map[i]));
-  fmt::print("{:<12}{:>{}.3g}    {:>{}.3g}\n\n", "mean of v", own.mean_value, width, unit.mean_value, width);
+  fmt::print("{:<12}{:>{}.1f}    {:>{}.1f}\n\n", "mean of v", 100 * own.mean_value, width, 100 * unit.mean_value,
+             width);
 }
 
 /// Prints how far each feature map is from softmax attention, at the arrays' own norms and normalised.
 inline void print_quality(const Arrays& arrays, const QualityPlan& plan) {
   fmt::print(
       "1. Random features against exact softmax\n\n"
-      "Relative error of the output, mean over {} heads and {} seeds. trf and hyperbolic make two features of each\n"
-      "of the m random vectors. Mean of v: no attention at all, the same row for every query.\n\n",
+      "Relative error of the output in per cent, mean over {} heads and {} seeds. trf and hyperbolic make two "
+      "features\n"
+      "of each of the m random vectors. Mean of v: no attention at all, the same row for every query.\n\n",
       arrays.queries.size(), plan.seeds);
   const Target own_target(arrays, nprf::Normalization::none()), unit_target(arrays, nprf::Normalization::unit(1));
   Progress progress("feature maps", static_cast<Index>(2 * random_maps.size() * plan.nums_features.size()));
