@@ -3,6 +3,7 @@
 
 #include "nprf/attention/batch/batch.hpp"
 #include "nprf/config.hpp"
+#include "nprf/core/compiled_flags.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/feature_map/positive.hpp"
@@ -17,9 +18,12 @@
 ///     #include <nprf/instances.hpp>
 ///     NPRF_INSTANCES(, float)
 ///
+/// The CMake target nprf::compiled does this. All files must be compiled with the same -march flags (CompiledFlags).
+///
 /// The members of these classes are defined after the class, not inline: the compiler compiles an inline member
 /// wherever it is called, even if its class is declared extern.
 #define NPRF_INSTANCES(PREFIX, T)                                                                 \
+  PREFIX template struct nprf::CompiledFlags<T>;                                                  \
   PREFIX template class nprf::toeplitz::Product<T>;                                               \
   PREFIX template class nprf::Batch<T>;                                                           \
   PREFIX template nprf::RandomFeatures<T>::RandomFeatures(const nprf::FeatureOptions&);           \

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 #
 # Builds and runs the consumer against nprf as found by WAY. install: find_package after the README's commands.
-# find_package and pkg_config: the build BUILD, installed; it has FFTW. add_subdirectory: with FFTW. bare:
+# compiled: the same, with nprf::compiled. find_package and pkg_config: the build BUILD, installed; it has FFTW. add_subdirectory: with FFTW. bare:
 # add_subdirectory without OpenMP.
 
 function(run)
@@ -16,10 +16,13 @@ if(WAY STREQUAL "add_subdirectory")
 elseif(WAY STREQUAL "bare")
   set(arguments -D NPRF_SOURCE=${SOURCE} -D NPRF_USE_OPENMP=OFF)
   set(unwanted "fftw|gomp")
-elseif(WAY STREQUAL "install")
+elseif(WAY MATCHES "^(install|compiled)$")
   run(${CMAKE_COMMAND} -S ${SOURCE} --preset install -B ${WORK}/install -D CMAKE_CXX_COMPILER=${CXX})
   run(${CMAKE_COMMAND} --install ${WORK}/install --prefix ${WORK}/prefix)
   set(arguments -D CMAKE_PREFIX_PATH=${WORK}/prefix)
+  if(WAY STREQUAL "compiled")
+    list(APPEND arguments -D nprf=nprf::compiled)
+  endif()
   set(unwanted "fftw")
 else()
   run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
@@ -37,6 +40,17 @@ else()
   run(${CMAKE_COMMAND} --build ${WORK}/build)
 endif()
 run(${WORK}/build/consumer)
+
+if(WAY STREQUAL "compiled")
+  # files with other build switches do not link with the instances
+  execute_process(COMMAND ${CXX} -std=c++20 -O1 -DNPRF_EXTERN_INSTANCES=1 -DNPRF_USE_OPENMP=0 -pthread
+      -I${WORK}/prefix/include -isystem ${EIGEN} ${consumer}/main.cpp ${consumer}/second.cpp
+      ${WORK}/build/libnprf_compiled.a -o ${WORK}/build/mixed
+    RESULT_VARIABLE result OUTPUT_VARIABLE said ERROR_VARIABLE said)
+  if(result EQUAL 0 OR NOT said MATCHES "CompiledFlags.*same_flags")
+    message(FATAL_ERROR "expected the linker to miss same_flags(), got ${result}:\n${said}")
+  endif()
+endif()
 
 if(unwanted)
   execute_process(COMMAND ldd ${WORK}/build/consumer OUTPUT_VARIABLE libraries COMMAND_ERROR_IS_FATAL ANY)

@@ -15,6 +15,7 @@
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
+#include "nprf/core/compiled_flags.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/mixed_scalars.hpp"
 #include "nprf/core/resize.hpp"
@@ -53,6 +54,7 @@ class MultiHeadAttention {
   /// their dimensions, and in the cases in which Attention does.
   MultiHeadAttention(std::vector<F> features, std::vector<P> positions, AttentionOptions options = {})
       : m_features(std::move(features)), m_positions(std::move(positions)), m_options(options) {
+    CompiledFlags<T>::same_flags();
     require(!m_features.empty(), "feature_maps: expected one, or one for each head, got none");
     require(!m_positions.empty(), "positions: expected one, or one for each head, got none");
     require(m_features.size() == 1 || m_positions.size() == 1 || m_features.size() == m_positions.size(),
