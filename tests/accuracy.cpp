@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// Prints how far each engine is from the formula in long double, over n, as the tables of tests/README.md.
+// Prints how far each engine is from the formula in long double, over n, as the tables of tests/accuracy.md.
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 #
-# The program in the README is the first example, word for word: cmake -D SOURCE=<dir> -P readme.cmake
+# README.md quotes the first example word for word, its program for training compiles, and its table of feature maps is
+# what the demo prints:
+# cmake -D SOURCE=<dir> -D WORK=<dir> -D DEMO=<program> -D COMPILE=<command> -P readme.cmake
 
 file(READ ${SOURCE}/README.md readme)
 file(READ ${SOURCE}/examples/01_attention.cpp example)
@@ -8,4 +10,43 @@ string(REPLACE "// SPDX-License-Identifier: MIT\n\n" "" example "${example}")
 string(FIND "${readme}" "```cpp\n${example}```" place)
 if(place EQUAL -1)
   message(FATAL_ERROR "README.md does not quote examples/01_attention.cpp as it stands")
+endif()
+
+file(MAKE_DIRECTORY ${WORK})
+string(REGEX MATCH "## Train with it\n+```cpp\n([^`]*)```" _ "${readme}")
+set(training "${CMAKE_MATCH_1}")
+file(WRITE ${WORK}/training.cpp "#include <nprf/nprf.hpp>
+
+using namespace nprf;
+
+void train(Index heads, const float* q_data, HeadsView<const float> k, HeadsView<const float> v, HeadsView<float> y,
+           HeadsView<const float> dy, HeadsView<float> dq, HeadsView<float> dk, HeadsView<float> dv) {
+${training}}
+")
+separate_arguments(COMPILE UNIX_COMMAND "${COMPILE}")
+execute_process(COMMAND ${COMPILE} ${WORK}/training.cpp COMMAND_ERROR_IS_FATAL ANY)
+
+execute_process(COMMAND ${DEMO} --picture ${WORK}/demo.svg OUTPUT_VARIABLE output ERROR_QUIET COMMAND_ERROR_IS_FATAL ANY)
+set(number " +([0-9]+\\.[0-9])")
+foreach(map hyperbolic orf sphere prf trf)
+  # three errors at the model's own norms, and three at norm 1
+  if(NOT output MATCHES "\n${map}${number}${number}${number}${number}${number}${number}\n")
+    message(FATAL_ERROR "the demo printed no errors of ${map}:\n${output}")
+  endif()
+  set(expected "| ${CMAKE_MATCH_4} | ${CMAKE_MATCH_5} | ${CMAKE_MATCH_6} |")
+  if(NOT readme MATCHES "\n\\| `${map}(_prf)?` \\| 2?m ([^\n]*)\n")
+    message(FATAL_ERROR "README.md has no row of ${map}")
+  endif()
+  string(FIND "${CMAKE_MATCH_2}" "${expected}" place)
+  if(NOT place EQUAL 0)
+    message(FATAL_ERROR "README.md's row of ${map}: expected ${expected}, as the demo prints, got ${CMAKE_MATCH_2}")
+  endif()
+endforeach()
+if(NOT output MATCHES "\nmean of v${number}${number}\n")
+  message(FATAL_ERROR "the demo printed no error of the mean of v:\n${output}")
+endif()
+set(expected "mean of v | | ${CMAKE_MATCH_2} |")
+string(FIND "${readme}" "${expected}" place)
+if(place EQUAL -1)
+  message(FATAL_ERROR "README.md's table: expected ${expected}")
 endif()

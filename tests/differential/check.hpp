@@ -13,7 +13,7 @@
 #include "differential/run.hpp"
 #include "differential/twin.hpp"
 
-/// What is promised: tests/README.md has the words, and the names of what stands here.
+/// What is promised: tests/accuracy.md has the words, and the names of what stands here.
 namespace nprf::test::differential {
 
 enum class Kind {

@@ -74,7 +74,7 @@ void check_later(const Inputs<T>& x, const Runner<T>& runner, const std::vector<
 
 }  // namespace detail
 
-/// What no bit may depend on: see tests/README.md.
+/// What no bit may depend on: see tests/accuracy.md.
 template <Real T>
 void check_stability(const Inputs<T>& x, const Runner<T>& runner, Engine engine, const Result<T>& result,
                      std::vector<Failure>& failures) {

@@ -54,7 +54,7 @@ enum class Row : char {
   ill          // a signed denominator that is not positive, or far less than its terms
 };
 
-/// What is exact, and what errors are relative to: see tests/README.md.
+/// What is exact, and what errors are relative to: see tests/accuracy.md.
 struct Truth {
   std::vector<Row> rows;                            // [batch, heads, n_q]
   std::vector<Exact> y, dq, dk, dv;                 // as the problem's arrays
