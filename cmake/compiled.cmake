@@ -4,10 +4,12 @@
 # must have the same -march flags: set them for the directory (add_compile_options, CMAKE_CXX_FLAGS), not for a target.
 
 if(NOT TARGET nprf_compiled)
-  add_library(nprf_compiled STATIC EXCLUDE_FROM_ALL
-    ${CMAKE_CURRENT_LIST_DIR}/instances_float.cpp ${CMAKE_CURRENT_LIST_DIR}/instances_double.cpp)
+  add_library(nprf_compiled STATIC EXCLUDE_FROM_ALL)
+  foreach(name attention_float attention_double product_float product_double)
+    target_sources(nprf_compiled PRIVATE ${CMAKE_CURRENT_LIST_DIR}/instances/${name}.cpp)
+  endforeach()
   add_library(nprf::compiled ALIAS nprf_compiled)
   target_link_libraries(nprf_compiled PUBLIC nprf::nprf)
-  target_compile_definitions(nprf_compiled INTERFACE NPRF_EXTERN_INSTANCES=1)
-  set_target_properties(nprf_compiled PROPERTIES UNITY_BUILD OFF)  # two files, so that two cores compile them
+  target_compile_definitions(nprf_compiled PUBLIC NPRF_EXTERN_INSTANCES=1)
+  set_target_properties(nprf_compiled PROPERTIES UNITY_BUILD OFF)  # so that several cores compile them
 endif()

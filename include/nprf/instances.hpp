@@ -22,9 +22,14 @@
 ///
 /// The members of these classes are defined after the class, not inline: the compiler compiles an inline member
 /// wherever it is called, even if its class is declared extern.
-#define NPRF_INSTANCES(PREFIX, T)                                                                 \
+#define NPRF_INSTANCES(PREFIX, T)   \
+  NPRF_PRODUCT_INSTANCES(PREFIX, T) \
+  NPRF_ATTENTION_INSTANCES(PREFIX, T)
+
+/// The two halves of NPRF_INSTANCES, for two files.
+#define NPRF_PRODUCT_INSTANCES(PREFIX, T) PREFIX template class nprf::toeplitz::Product<T>;
+#define NPRF_ATTENTION_INSTANCES(PREFIX, T)                                                       \
   PREFIX template struct nprf::CompiledFlags<T>;                                                  \
-  PREFIX template class nprf::toeplitz::Product<T>;                                               \
   PREFIX template class nprf::Batch<T>;                                                           \
   PREFIX template nprf::RandomFeatures<T>::RandomFeatures(const nprf::FeatureOptions&);           \
   PREFIX template class nprf::ExponentialFeatures<T, 1>;                                          \

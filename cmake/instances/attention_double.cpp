@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/instances.hpp"
 
-NPRF_INSTANCES(, float)
+NPRF_ATTENTION_INSTANCES(, double)

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/instances.hpp"
 
-NPRF_INSTANCES(, double)
+NPRF_ATTENTION_INSTANCES(, float)
