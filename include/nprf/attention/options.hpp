@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 
+#include "nprf/core/option_span.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/normalize/normalization.hpp"
 
@@ -50,14 +50,14 @@ struct Report {
 /// Only where memory runs out, or a feature map or position of the user's own throws or returns another shape, y may be
 /// written in part, and `saved` is nobody's until the next forward.
 struct CallOptions {
-  std::span<const bool> key_mask = {};  // one a key (and sequence of the batch): false is padding; empty: none is
-  std::span<const Index> lengths = {};  // one a sequence of the batch: keys from there on are padding; empty: none is
-  std::span<const Index> cumulative_lengths = {};      // packed: 0, n_1, n_1 + n_2, ..., n; empty: one sequence
-  std::span<const Index> key_cumulative_lengths = {};  // the keys' own, for cross attention; empty: the same
-  Index offset = 0;                                    // query i stands at position i + offset, key j at position j
-  double tolerance = 0;                                // 0: 1e-4 in float, 1e-10 in double
-  bool check_finite = false;                           // throw InvalidArgument for a NaN or an infinity
-  Report* report = nullptr;                            // filled in where given
+  OptionSpan<bool> key_mask = {};  // one a key (and sequence of the batch): false is padding; empty: none is
+  OptionSpan<Index> lengths = {};  // one a sequence of the batch: keys from there on are padding; empty: none is
+  OptionSpan<Index> cumulative_lengths = {};      // packed: 0, n_1, n_1 + n_2, ..., n; empty: one sequence
+  OptionSpan<Index> key_cumulative_lengths = {};  // the keys' own, for cross attention; empty: the same
+  Index offset = 0;                               // query i stands at position i + offset, key j at position j
+  double tolerance = 0;                           // 0: 1e-4 in float, 1e-10 in double
+  bool check_finite = false;                      // throw InvalidArgument for a NaN or an infinity
+  Report* report = nullptr;                       // filled in where given
 };
 
 }  // namespace nprf

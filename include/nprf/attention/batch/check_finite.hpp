@@ -51,9 +51,8 @@ void require_finite(const HeadsView<const T>& q, const HeadsView<const T>& k, co
     const auto x = parts[part].x(b, h);
     if (part == 0) return detail::first_non_finite(x, {}, x.rows());
     const Index seen = call.lengths.empty() ? x.rows() : call.lengths[static_cast<std::size_t>(b)];
-    const auto mask = call.key_mask.empty() ? call.key_mask
-                                            : call.key_mask.subspan(static_cast<std::size_t>(b * x.rows()),
-                                                                    static_cast<std::size_t>(x.rows()));
+    std::span<const bool> mask = call.key_mask;
+    if (!mask.empty()) mask = mask.subspan(static_cast<std::size_t>(b * x.rows()), static_cast<std::size_t>(x.rows()));
     return detail::first_non_finite(x, mask, seen);
   };
 

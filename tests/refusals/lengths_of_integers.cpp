@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: MIT
+// expected: nprf: lengths are nprf::Index: give a std::vector<nprf::Index>
+#include "nprf/attention/options.hpp"
+
+const std::vector<int> lengths{3, 4};
+const nprf::CallOptions call{.lengths = lengths};

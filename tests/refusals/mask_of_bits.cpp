@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: MIT
+// expected: nprf: key_mask is an array of bool, and std::vector<bool> is none
+#include "nprf/attention/options.hpp"
+
+const std::vector<bool> mask(10, true);
+const nprf::CallOptions call{.key_mask = mask};
