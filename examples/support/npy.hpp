@@ -103,7 +103,7 @@ class HeaderParser {
       if (accept_key("'descr'", has_descr)) {
         header.item_size = parse_item_size();
       } else if (accept_key("'fortran_order'", has_order)) {
-        if (!accept("False")) fail("C order, 'fortran_order': False");
+        if (!accept("False")) fail("C order, 'fortran_order': False (np.save of np.ascontiguousarray(x))");
       } else if (accept_key("'shape'", has_shape)) {
         header.shape = parse_shape();
       } else {
