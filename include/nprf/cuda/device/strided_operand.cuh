@@ -49,18 +49,29 @@ __device__ __forceinline__ T* row_of(const DeviceMatrixView<T>& x, std::ptrdiff_
   return x.data + z / x.heads * x.batch_stride + z % x.heads * x.head_stride + i * x.token_stride;
 }
 
-/// tile[t token_step + k channel_step] = x[t0 + t][k0 + k] for t < tokens and k < channels, zero beyond the end of x.
-/// All threads of the block take part.
+/// A tile in shared memory: the entry of token t and channel k is values[t token_step + k channel_step].
+struct TileLayout {
+  float* values;
+  int token_step, channel_step;
+};
+
+struct TileRange {
+  int first, count;
+};
+
+/// Loads a range of tokens and channels of x, the matrix at `data` of its matrices, into a tile; zero beyond the end of
+/// x. All threads of the block take part.
 template <class S>
-__device__ __forceinline__ void load_tile(float* tile, int token_step, int channel_step, const Operand<S>& x,
-                                          const S* data, int t0, int tokens, int k0, int channels) {
+__device__ __forceinline__ void load_tile(const TileLayout& tile, const Operand<S>& x, const S* data, TileRange tokens,
+                                          TileRange channels) {
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const bool along_tokens = x.token_stride == 1;
-  for (int e = thread; e < tokens * channels; e += threads) {
-    const int t = along_tokens ? e % tokens : e / channels, k = along_tokens ? e / tokens : e % channels;
-    const bool inside = t0 + t < x.tokens && k0 + k < x.channels;
-    tile[t * token_step + k * channel_step] =
-        inside ? to_float(data[(t0 + t) * x.token_stride + (k0 + k) * x.channel_stride]) : 0.0f;
+  for (int e = thread; e < tokens.count * channels.count; e += threads) {
+    const int t = along_tokens ? e % tokens.count : e / channels.count,
+              k = along_tokens ? e / tokens.count : e % channels.count;
+    const bool inside = tokens.first + t < x.tokens && channels.first + k < x.channels;
+    tile.values[t * tile.token_step + k * tile.channel_step] =
+        inside ? to_float(data[(tokens.first + t) * x.token_stride + (channels.first + k) * x.channel_stride]) : 0.0f;
   }
 }
 

@@ -200,7 +200,7 @@ __device__ __forceinline__ void compute_features(const FeatureTask<S, Feature>& 
   const int z = static_cast<int>(blockIdx.y), t0 = static_cast<int>(blockIdx.x) * Shape::tokens;
   const int token = t0 + static_cast<int>(threadIdx.x) % Shape::tokens, n = task.x.tokens, m = task.m, r = task.r();
   if (t0 >= task.tokens()) return;
-  load_tile(x, 1, Shape::stride, task.x, task.x.of(z), t0, Shape::tokens, 0, task.d_padded);
+  load_tile({x, 1, Shape::stride}, task.x, task.x.of(z), {t0, Shape::tokens}, {0, task.d_padded});
   __syncthreads();
   const NormalisedToken own_token = normalise(task, x, scratch);
   float half_square = own_token.half_square,
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) log_scales_kernel(Featu
   float *x = shared_memory<float>(), *scratch = x + Shape::stride * task.d_padded;
   const int z = static_cast<int>(blockIdx.y), t0 = static_cast<int>(blockIdx.x) * Shape::tokens;
   const int thread = static_cast<int>(threadIdx.x), token = t0 + thread % Shape::tokens, n = task.x.tokens;
-  load_tile(x, 1, Shape::stride, task.x, task.x.of(z), t0, Shape::tokens, 0, task.d_padded);
+  load_tile({x, 1, Shape::stride}, task.x, task.x.of(z), {t0, Shape::tokens}, {0, task.d_padded});
   __syncthreads();
   const float half_square = normalise(task, x, scratch).half_square;
   __syncthreads();

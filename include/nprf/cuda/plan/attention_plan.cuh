@@ -256,7 +256,7 @@ void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, con
   check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
   check_output(gradients.dk, "dk", batch, heads, n_k, m_model.d());
   check_output(gradients.dv, "dv", batch, heads, n_k, d_v);
-  m_backward->queue(m_model, m_product, m_checked_product, q, k, v, dy, call.key_mask, gradients,
+  m_backward->queue(m_model, m_product, m_checked_product, {q, k, v, dy, call.key_mask}, gradients,
                     arrays_of(call).backward, stream);
 }
 

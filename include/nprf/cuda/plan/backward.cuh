@@ -21,6 +21,13 @@
 
 namespace nprf::cuda {
 
+/// The inputs of AttentionPlan::backward.
+template <Storage S>
+struct BackwardInputs {
+  DeviceMatrixView<const S> q, k, v, dy;
+  const bool* key_mask;  // [batch, n_k]: false is padding; null: no padding
+};
+
 /// The outputs of AttentionPlan::backward.
 template <Storage S>
 struct PlanGradients {
@@ -61,7 +68,7 @@ class Backward {
     m_lags = LagGradients(device, z, positions, n_q, n_k,
                           engine == Engine::banded ? band : Band{c.first, c.first + c.size - 1}, c);
     if (m_has_tiles) return;
-    m_correlation = CorrelationEngine(n_q, n_k, r, model.d_v(), z, positions, c, slab_bytes);
+    m_correlation = CorrelationEngine(n_q, n_k, r, model.d_v(), z, model.toeplitz(), slab_bytes);
     m_parts_of_dA = parts_of_keys(device, TileShape::tiles(n_q), n_k, r, z);
     m_extra_parts = parts_of_keys(device, TileShape::tiles(n_k), n_q, r, z);
     m_blocks = 2 * device.multiprocessors;
@@ -131,9 +138,9 @@ class Backward {
 
   /// Queues all gradients.
   void queue(const DeviceModel& model, const Product<S>& forward, const CheckedProduct<S>& checked_product,
-             const DeviceMatrixView<const S>& q, const DeviceMatrixView<const S>& k, const DeviceMatrixView<const S>& v,
-             const DeviceMatrixView<const S>& dy, const bool* key_mask, const PlanGradients<S>& gradients,
-             const Arrays& arrays, cudaStream_t stream) const {
+             const BackwardInputs<S>& inputs, const PlanGradients<S>& gradients, const Arrays& arrays,
+             cudaStream_t stream) const {
+    const auto& [q, k, v, dy, key_mask] = inputs;
     const Product<S>& Y = in_float(forward);
     const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = Y.stride(n_q), tokens_k = Y.stride(n_k);
     const auto& [phi_q, phi_k, max_log_scale, rows, recomputed, G, H, U, db, log_domain, log_domain_scratch, product,
@@ -155,8 +162,8 @@ class Backward {
     const SelectedQueries selected = m_has_tiles ? SelectedQueries{} : SelectedQueries{recomputed, failed_rows.sizes};
     const bool has_db = gradients.parameters && model.parameter_count() > 0;
     if (has_db)
-      m_lags.queue(A, B, m_has_tiles ? G_c : H_c, U_c, selected, product.before, product.after, db, lags, stream);
-    if (has_db && !m_has_tiles) m_correlation.queue(A, B, G_c, U_c, checks.counters.largest, db, correlation, stream);
+      m_lags.queue({A, B, m_has_tiles ? G_c : H_c, U_c}, selected, product.before, product.after, db, lags, stream);
+    if (has_db && !m_has_tiles) m_correlation.queue({A, B, G_c, U_c}, checks.counters.largest, db, correlation, stream);
     if (log_domain.is_log_domain)
       queue_log_domain_gradients(
           LogDomainGradientTask<S>{queries, keys, Operand<S>(dy), U_c, model.bias(), z, model.positions(), log_domain,

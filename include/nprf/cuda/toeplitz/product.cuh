@@ -162,18 +162,18 @@ class Product {
   /// Queues arrays.sums, from features in the layout of operand().
   void queue(const float* A, const float* B, const Columns<S>& U, const Arrays& arrays, cudaStream_t stream) const {
     const TileTask<S> task{operand(A, m_shape.n_q), operand(B, m_shape.n_k), U, m_weights.c};
+    const Spectra spectra{m_spectrum, m_weights.positions > 1 ? static_cast<std::ptrdiff_t>(spectrum_size()) : 0};
     const int z = m_shape.z;
     float *N = arrays.sums.N, *D = arrays.sums.D;
     switch (m_engine) {
       case Engine::cufft: {
         const std::scoped_lock lock(*m_mutex);
-        m_cufft.queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.cufft, stream);
+        m_cufft.queue(task, z, spectra, N, D, arrays.cufft, stream);
         break;
       }
       case Engine::fused:
-        if (m_shared_memory)
-          m_shared_memory->queue(task, z, m_spectrum, spectrum_stride(), N, D, arrays.shared_memory, stream);
-        if (m_two_pass) m_two_pass->queue(task, m_spectrum, spectrum_stride(), N, D, arrays.two_pass, stream);
+        if (m_shared_memory) m_shared_memory->queue(task, z, spectra, N, D, arrays.shared_memory, stream);
+        if (m_two_pass) m_two_pass->queue(task, spectra, N, D, arrays.two_pass, stream);
         break;
       default: queue_tiles(task, arrays, stream);
     }
@@ -217,9 +217,6 @@ class Product {
   std::size_t spectrum_size() const {
     if (m_engine == Engine::fused) return 2 * static_cast<std::size_t>(stride(m_shape.n_q));
     return m_engine == Engine::cufft ? static_cast<std::size_t>(m_cufft.length()) : 0;
-  }
-  std::ptrdiff_t spectrum_stride() const {
-    return m_weights.positions > 1 ? static_cast<std::ptrdiff_t>(spectrum_size()) : 0;
   }
 
   std::size_t take_tables(Scratch scratch) {

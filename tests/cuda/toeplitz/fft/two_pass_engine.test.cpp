@@ -60,7 +60,7 @@ class Case {
                                      {cuda::DeviceMatrixView<const float>(V.data(), batch, heads, n_k, p),
                                       reinterpret_cast<const bool*>(mask.data())},
                                      weights};
-    engine.queue(task, spectrum.data(), 2 * length, N.data(), D.data(), engine.take(scratch), nullptr);
+    engine.queue(task, {spectrum.data(), 2 * length}, N.data(), D.data(), engine.take(scratch), nullptr);
     return {N.fetch(), D.fetch()};
   }
 

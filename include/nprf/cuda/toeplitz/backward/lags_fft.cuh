@@ -13,6 +13,7 @@
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/toeplitz/backward/lag_factors.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/cuda/toeplitz/fft/cufft_engine.cuh"
 #include "nprf/fft/length.hpp"
@@ -78,16 +79,15 @@ class CorrelationEngine {
   CorrelationEngine() = default;
   /// For z matrices of p + 1 columns and r features. `most_bytes` limits both slabs, which hold at least one transform
   /// each.
-  CorrelationEngine(int n_q, int n_k, int r, int p, int z, int positions, const DeviceWeights& c,
-                    std::size_t most_bytes)
+  CorrelationEngine(int n_q, int n_k, int r, int p, int z, const ToeplitzWeights& weights, std::size_t most_bytes)
       : m_length(nprf::fft::smooth_length(n_q + n_k - 1)),
         m_pairs(column_pairs(p)),
         m_z(z),
-        m_positions(positions),
-        m_c(c),
+        m_positions(weights.positions),
+        m_c(weights.c),
         m_slab(SlabShape::of(m_length, r, static_cast<std::ptrdiff_t>(z) * m_pairs, most_bytes / 2)),
         m_columns(m_length, m_slab.slots()),
-        m_sums(m_length, positions) {}
+        m_sums(m_length, weights.positions) {}
 
   struct Arrays {
     float2 *w, *u, *sum;
@@ -99,10 +99,10 @@ class CorrelationEngine {
     return {w, u, sum, scratch.take<std::byte>(std::max(m_columns.workspace_bytes(), m_sums.workspace_bytes()))};
   }
 
-  /// Adds to db [position, lags]. A, G are columns (tokens,channels) of queries, B, U of keys. `largest` [z] is
-  /// SignalNorms::largest.
-  void queue(const Operand<float>& A, const Operand<float>& B, const Operand<float>& G, const Operand<float>& U,
-             const int* largest, float* db, const Arrays& arrays, cudaStream_t stream) const {
+  /// Adds to db [position, lags]. `largest` [z] is SignalNorms::largest.
+  void queue(const LagFactors& factors, const int* largest, float* db, const Arrays& arrays,
+             cudaStream_t stream) const {
+    const auto& [A, B, G, U] = factors;
     const std::size_t sums = static_cast<std::size_t>(m_positions) * static_cast<std::size_t>(m_length);
     const int all_pairs = m_z * m_pairs, r = A.channels;
     const unsigned positions = static_cast<unsigned>(m_positions), slots = static_cast<unsigned>(m_slab.slots());

@@ -6,6 +6,7 @@
 
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/toeplitz/backward/lag_factors.cuh"
 #include "nprf/cuda/toeplitz/backward/selected_queries.cuh"
 #include "nprf/cuda/toeplitz/banded/kernel.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
@@ -45,8 +46,8 @@ __device__ __forceinline__ void multiply_tiles(float (&s)[4][4], const Operand<f
   const int row = static_cast<int>(threadIdx.x) / 16 * 4, column = static_cast<int>(threadIdx.x) % 16 * 4;
   for (int k0 = 0; k0 < x.channels; k0 += k_tile) {
     __syncthreads();
-    load_tile(a, 1, stride, x, x_z, i0, tile, k0, k_tile);
-    load_tile(b, 1, stride, y, y_z, j0, tile, k0, k_tile);
+    load_tile({a, 1, stride}, x, x_z, {i0, tile}, {k0, k_tile});
+    load_tile({b, 1, stride}, y, y_z, {j0, tile}, {k0, k_tile});
     __syncthreads();
     const int depth = min(k_tile, x.channels - k0);
     for (int k = 0; k < depth; ++k) add_outer(s, a + k * stride + row, b + k * stride + column);
@@ -123,8 +124,8 @@ __global__ void __launch_bounds__(threads) tail_gradients_kernel(LagGradientTask
   for (int f0 = 0; f0 < r; f0 += tile)
     for (int c0 = 0; c0 < columns; c0 += tile) {
       __syncthreads();
-      load_tile(a, stride, 1, task.A, task.A.of(z), I * tile, tile, f0, tile);
-      load_tile(g, stride, 1, task.G, task.G.of(z), I * tile, tile, c0, tile);
+      load_tile({a, stride, 1}, task.A, task.A.of(z), {I * tile, tile}, {f0, tile});
+      load_tile({g, stride, 1}, task.G, task.G.of(z), {I * tile, tile}, {c0, tile});
       __syncthreads();
       float outer[4][4] = {};
       for (int k = 0; k < tile; ++k) add_outer(outer, a + k * stride + row, g + k * stride + column);
@@ -199,11 +200,11 @@ class LagGradients {
     return {diagonal_sums, tails, scratch.take<float>(2, m_positions)};
   }
 
-  /// Queues db [position, lags]. A, G are columns (tokens,channels) of queries, B, U of keys. `before` and `after` are
-  /// ChunkTask's sums, or null. `selected` limits the sum to queries outside of which G is zero.
-  void queue(const Operand<float>& A, const Operand<float>& B, const Operand<float>& G, const Operand<float>& U,
-             const SelectedQueries& selected, const float* before, const float* after, float* db, const Arrays& arrays,
-             cudaStream_t stream) const {
+  /// Queues db [position, lags]. `before` and `after` are ChunkTask's sums, or null. `selected` limits the sum to
+  /// queries outside of which G is zero.
+  void queue(const LagFactors& factors, const SelectedQueries& selected, const float* before, const float* after,
+             float* db, const Arrays& arrays, cudaStream_t stream) const {
+    const auto& [A, B, G, U] = factors;
     constexpr int threads = TileShape::threads;
     if (m_c.size == 0) return;
     if (m_z == 0) before = after = nullptr;

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S>
   float sum[4][4] = {};
   for (int j0 = chunk * task.chunk; j0 < (chunk + 1) * task.chunk; j0 += tile) {
     __syncthreads();
-    load_tile(b, stride, 1, task.B, B, j0, tile, f0, tile);
+    load_tile({b, stride, 1}, task.B, B, {j0, tile}, {f0, tile});
     load_columns(u, stride, U, j0, tile, p0, tile);
     __syncthreads();
     for (int k = 0; k < tile; ++k) add_outer(sum, b + k * stride + row, u + k * stride + column);

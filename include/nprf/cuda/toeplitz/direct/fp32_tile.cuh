@@ -203,7 +203,7 @@ class Tile {
     if (m_has_queries && m_task.A.channels <= k_tile) return;
     m_has_queries = true;
     if constexpr (Rows::consecutive) {
-      load_tile(a(), 1, stride, m_task.A, m_A, m_rows.i0, tile, k0, k_tile);
+      load_tile({a(), 1, stride}, m_task.A, m_A, {m_rows.i0, tile}, {k0, k_tile});
     } else {
       for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
         const int t = e % tile, k = k0 + e / tile, row = m_rows(t);
@@ -227,7 +227,7 @@ class Tile {
     for (int k0 = 0; k0 < r; k0 += k_tile) {
       __syncthreads();
       load_queries(k0);
-      load_tile(b(), 1, stride, m_task.B, m_B, j0, tile, k0, k_tile);
+      load_tile({b(), 1, stride}, m_task.B, m_B, {j0, tile}, {k0, k_tile});
       if (k0 == 0) {
         if constexpr (Rows::consecutive)
           for (int e = static_cast<int>(threadIdx.x); e < 2 * tile - 1; e += TileShape::threads)

@@ -9,6 +9,7 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/fft/spectra.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/fft/length.hpp"
 
@@ -149,10 +150,10 @@ class CufftEngine {
     m_weights.run(spectrum, CUFFT_FORWARD, workspace, stream);
   }
 
-  /// Queues N [z, n_q, p] and D [z, n_q] of z matrices. The spectra of two heads are `stride` apart.
+  /// Queues N [z, n_q, p] and D [z, n_q] of z matrices.
   template <Storage S>
-  void queue(const TileTask<S>& x, int z, const float2* spectrum, std::ptrdiff_t stride, float* N, float* D,
-             const Arrays& arrays, cudaStream_t stream) const {
+  void queue(const TileTask<S>& x, int z, const Spectra& spectra, float* N, float* D, const Arrays& arrays,
+             cudaStream_t stream) const {
     const auto& [A, B, U, c] = x;
     const int p = U.V.channels, r = A.channels;
     const std::size_t rows = static_cast<std::size_t>(z) * static_cast<std::size_t>(A.tokens);
@@ -163,8 +164,12 @@ class CufftEngine {
     const dim3 block{threads, 1, 1};
     for (int pair = 0; pair < z * m_pairs; pair += m_slab.pairs)
       for (int f = 0; f < r; f += m_slab.features) {
-        const SlabTask<S> task{
-            {B, U, m_length, m_pairs, z * m_pairs, pair, f, m_slab.features, arrays.slab}, A, spectrum, stride, N, D};
+        const SlabTask<S> task{{B, U, m_length, m_pairs, z * m_pairs, pair, f, m_slab.features, arrays.slab},
+                               A,
+                               spectra.values,
+                               spectra.stride,
+                               N,
+                               D};
         launch("spread", spread_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream,
                static_cast<const SpreadTask<S>&>(task));
         m_columns.run(arrays.slab, CUFFT_FORWARD, arrays.cufft, stream);

@@ -8,6 +8,7 @@
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/fft/spectra.cuh"
 #include "nprf/cuda/toeplitz/fft/shared_memory_kernel.cuh"
 
 namespace nprf::cuda {
@@ -103,8 +104,8 @@ class SharedMemoryEngine {
 
   /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z, r, N].
   template <Storage S>
-  void queue(const TileTask<S>& x, int z, const float2* spectrum, std::ptrdiff_t stride, float* out, float* sums,
-             const Arrays& arrays, cudaStream_t stream) const {
+  void queue(const TileTask<S>& x, int z, const Spectra& spectra, float* out, float* sums, const Arrays& arrays,
+             cudaStream_t stream) const {
     if (x.A.tokens == 0 || z == 0) return;
     const int residues = 2 * m_variant->folds;
     const unsigned pairs = static_cast<unsigned>(m_pairs), all = static_cast<unsigned>(z);
@@ -114,8 +115,8 @@ class SharedMemoryEngine {
            0, stream, TwiddleTask<S>{x.U, length(), residues, m_pairs, arrays.U});
     launch("FFT in shared memory", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->shared, stream,
-           SharedMemoryTask{x.A.data, x.B.data, arrays.U, spectrum, stride, x.A.heads, x.A.channels, m_pairs, m_groups,
-                            m_features, arrays.Y});
+           SharedMemoryTask{x.A.data, x.B.data, arrays.U, spectra.values, spectra.stride, x.A.heads, x.A.channels,
+                            m_pairs, m_groups, m_features, arrays.Y});
     launch("FFT in shared memory: sums", collect_kernel<threads>, dim3{blocks_of<threads>(x.A.tokens), pairs, all},
            block, 0, stream,
            CollectTask{arrays.Y, length(), residues, m_pairs, m_groups, x.A.tokens, x.U.V.channels, out, sums});

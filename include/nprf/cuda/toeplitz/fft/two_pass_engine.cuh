@@ -8,6 +8,7 @@
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/fft/spectra.cuh"
 #include "nprf/cuda/toeplitz/fft/shared_memory_engine.cuh"
 #include "nprf/cuda/toeplitz/fft/two_pass_kernel.cuh"
 
@@ -127,15 +128,15 @@ class TwoPassEngine {
 
   /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z, r, N].
   template <Storage S>
-  void queue(const TileTask<S>& x, const float2* spectrum, std::ptrdiff_t stride, float* out, float* sums,
-             const Arrays& arrays, cudaStream_t stream) const {
+  void queue(const TileTask<S>& x, const Spectra& spectra, float* out, float* sums, const Arrays& arrays,
+             cudaStream_t stream) const {
     if (x.A.tokens == 0) return;
     const TwoPassVariant& v = *m_variant;
     const unsigned pairs = static_cast<unsigned>(m_pairs), slots = pairs * residues(), L1 = static_cast<unsigned>(v.L1);
     TwoPassTask task{.A = x.A.data,
                      .B = x.B.data,
-                     .spectrum = spectrum,
-                     .stride = stride,
+                     .spectrum = spectra.values,
+                     .stride = spectra.stride,
                      .roots = roots(),
                      .heads = x.A.heads,
                      .r = x.A.channels,

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/cuda/device/strided_operand.cuh"
+
+namespace nprf::cuda {
+
+/// What dL/db of the lags is computed from, as columns (tokens,channels): A and G = dL/dY of queries, B and U of keys.
+struct LagFactors {
+  Operand<float> A, B, G, U;
+};
+
+}  // namespace nprf::cuda
