@@ -253,7 +253,7 @@ TEMPLATE_TEST_CASE("a bordered product: no bit depends on the number of threads"
 }
 
 TEST_CASE("a bordered product: errors of a token outside do not grow with the keys", "[toeplitz]") {
-  const Index n_k = 100 * keys_in_chunk + 5;
+  const Index n_k = 100 * chunk_keys + 5;
   Workspace workspace;
   const Team team(workspace);
   const Matrix<float> border = Matrix<float>::Ones(1, 3), A = Matrix<float>::Ones(3, 1),
@@ -264,11 +264,11 @@ TEST_CASE("a bordered product: errors of a token outside do not grow with the ke
   Vector<float> sums(3);
   product.contract({A, B, U, Placement({2}, 1), Placement({n_k - 1}, 1)}, Y, team, sums.data());
   // equal terms, by tiles of 128 keys
-  const double roundings = 128 + static_cast<double>(keys_in_chunk) / 64 + 3;
+  const double roundings = 128 + static_cast<double>(chunk_keys) / 64 + 3;
   const double exact = static_cast<double>(0.1f) * static_cast<double>(n_k);
   CHECK(worst_ratio(Y, Matrix<double>::Constant(3, 1, exact), epsilon<float> / 2 * roundings * exact) <= 1);
   CHECK(worst_ratio(sums, Vector<float>::Constant(3, static_cast<float>(n_k)), 0) <= 1);
-  CHECK(product.keys_in_turn(n_k) == keys_in_chunk + 1);
+  CHECK(product.longest_plain_sum(n_k) == chunk_keys + 1);
 }
 
 TEST_CASE("without tokens outside a bordered product is a product with certified gradients, bit for bit",
@@ -290,7 +290,7 @@ TEST_CASE("without tokens outside a bordered product is a product with certified
     const toeplitz::Product<double> product = make(inner.c.view(), inner.span, team);
     toeplitz::Gradients<double> d({q.count(), k.count(), 3, 2});
     d.dc.resize(product.num_lags());
-    toeplitz::CertifiedGradients<double>(product, factors, g, {ones.data(), ones.data(), false, 1}, team)
+    toeplitz::CheckedGradients<double>(product, factors, g, {ones.data(), ones.data(), false, 1}, team)
         .find({d.dA, d.dB, d.dU, d.dc});
     CHECK((same_bits(got.dA, d.dA) && same_bits(got.dB, d.dB) && same_bits(got.dU, d.dU) && got.dc == d.dc));
   }

@@ -16,7 +16,7 @@
 
 namespace nprf::test::toeplitz_fftw_engine {
 
-using toeplitz::ResidueClasses;
+using toeplitz::SegmentedFft;
 
 namespace {
 
@@ -42,7 +42,7 @@ double error(const LagWeights<T>& c, const Matrix<T>& A, const Matrix<T>& B, con
 
 TEST_CASE("residue classes make a transform that is long enough and not much longer", "[toeplitz]") {
   for (Index n = 1; n < 70000; n += n < 300 || (n + 100) % 4096 < 200 ? 1 : 97) {
-    const ResidueClasses classes = ResidueClasses::of(n);
+    const SegmentedFft classes = SegmentedFft::of(n);
     INFO("n " << n << ": " << classes.count << " classes of " << classes.length);
     CHECK(classes.period() >= n);
     CHECK(classes.period() == classes.count * classes.length);

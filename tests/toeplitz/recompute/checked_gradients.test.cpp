@@ -15,7 +15,7 @@
 
 namespace nprf::test::toeplitz_recompute_checked_gradients {
 
-using toeplitz::CertifiedGradients;
+using toeplitz::CheckedGradients;
 using toeplitz::GradientChecks;
 
 namespace {
@@ -86,8 +86,8 @@ struct Case {
     Found<T> found{toeplitz::Gradients<T>({x.A.rows(), x.B.rows(), x.A.cols(), x.U.cols()}), {}};
     found.d.dA.setConstant(17), found.d.dB.setConstant(17), found.d.dU.setConstant(17);
     found.d.dc = Vector<T>::Constant(with_lags ? product.num_lags() : 0, 17);
-    found.checks = CertifiedGradients<T>(product, {a, b, u, queries, keys, x.e.size() > 0 ? x.e.data() : nullptr}, g,
-                                         {x.sizes.data(), rows.data(), x.all_positive, tolerance}, team)
+    found.checks = CheckedGradients<T>(product, {a, b, u, queries, keys, x.e.size() > 0 ? x.e.data() : nullptr}, g,
+                                       {x.sizes.data(), rows.data(), x.all_positive, tolerance}, team)
                        .find({found.d.dA, found.d.dB, found.d.dU, found.d.dc});
     return found;
   }
@@ -327,7 +327,7 @@ TEST_CASE("certified gradients: nobody's gradients are zero", "[toeplitz]") {
     d.dc.setZero(product.num_lags());
     d.dB.setConstant(17), d.dU.setConstant(17), d.dc.setConstant(17);
     const GradientChecks checks =
-        CertifiedGradients<double>(product, {a, b, u, Slots{0}, Slots{30}}, g, {nullptr, nullptr, true, 0}, team)
+        CheckedGradients<double>(product, {a, b, u, Slots{0}, Slots{30}}, g, {nullptr, nullptr, true, 0}, team)
             .find({d.dA, d.dB, d.dU, d.dc});
     CHECK((checks.queries == 0 && checks.keys == 0 && checks.lags == 0 && checks.noise == 0));
     CHECK((d.dB.isZero(0) && d.dU.isZero(0) && d.dc.isZero(0)));

@@ -20,11 +20,11 @@ namespace nprf::toeplitz {
 /// its own block in their family, of each level, and a lag that of the pairs of blocks at its offsets. O(n r) time and
 /// O(n r / 128) memory a level.
 template <Real T>
-class CausalGradientNoise {
+class CausalBackwardErrorBound {
  public:
   /// Refers to all of them.
-  CausalGradientNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const Factors<T>& x,
-                      const GradientScales<T>& of, const Team& team)
+  CausalBackwardErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& exponents, const Factors<T>& x,
+                           const GradientScales<T>& of, const Team& team)
       : m_levels(levels),
         m_exponents(exponents),
         m_x(x),
@@ -122,7 +122,7 @@ class CausalGradientNoise {
   }
 
   const CausalLevels<T>& m_levels;
-  const KeyExponents<T>& m_exponents;
+  const RunningKeyMax<T>& m_exponents;
   const Factors<T>& m_x;
   const T* m_lag_sums;
   BlockNorms *m_w, *m_b;  // one a level: of targets, times e^(before(block) - M_i), and of sources

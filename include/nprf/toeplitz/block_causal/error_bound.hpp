@@ -53,11 +53,11 @@ struct BlockNorms {
 /// with the weights g_s from source s to the row's block, and none of what is later; and what underflows. O(n r) time
 /// and O(n r / 128) memory a level.
 template <Real T>
-class CausalNoise {
+class CausalErrorBound {
  public:
   /// For keys whose largest |U_j.| are sizes (n_k). Refers to all of them.
-  CausalNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const Factors<T>& x, const T* sizes,
-              const Team& team)
+  CausalErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& exponents, const Factors<T>& x,
+                   const T* sizes, const Team& team)
       : m_levels(levels),
         m_exponents(exponents),
         m_x(x),
@@ -129,7 +129,7 @@ class CausalNoise {
   }
 
   const CausalLevels<T>& m_levels;
-  const KeyExponents<T>& m_exponents;
+  const RunningKeyMax<T>& m_exponents;
   const Factors<T>& m_x;
   BlockNorms* m_blocks;  // of keys' rows of B, one a level
 };

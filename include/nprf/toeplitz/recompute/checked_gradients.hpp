@@ -44,11 +44,11 @@ struct GradientChecks {
 /// The gradients of a product with U = [V 1] for G (n_q,p), those recomputed that the rounding of transforms may put
 /// farther off than half the tolerance; if most are, all of them.
 template <Real T>
-class CertifiedGradients {
+class CheckedGradients {
  public:
   /// Refers to all of them; lists lie in the team's workspace.
-  CertifiedGradients(const Product<T>& product, const Factors<T>& x, const MatrixView<T>& G,
-                     const GradientMeasure<T>& by, const Team& team)
+  CheckedGradients(const Product<T>& product, const Factors<T>& x, const MatrixView<T>& G, const GradientMeasure<T>& by,
+                   const Team& team)
       : m_product(product), m_x(x), m_G(G), m_by(by), m_team(team) {}
 
   /// Into out; out.dc may be empty. Throws as Product::gradients().
