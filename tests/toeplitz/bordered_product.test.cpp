@@ -137,14 +137,14 @@ class Case {
     const double growth = direct_growth<T>(A.cols() + U.cols(), q.count() + k.count());
     const Matrix<T> As = in_slots(A, q), Bs = in_slots(B, k), Us = in_slots(U, k), Gs = in_slots(G, q);
     const LagWeights<T> back = transposed(c);
-    const auto worst = [&](const Matrix<T>& x, const Sums& sums, const Matrix<double>& noise) {
-      return worst_ratio(x, sums.values, growth * sums.magnitude + noise);
+    const auto worst = [&](const Matrix<T>& x, const Sums& sums, const Matrix<double>& bounds) {
+      return worst_ratio(x, sums.values, growth * sums.magnitude + bounds);
     };
-    return std::max({worst(got.Y, Y, noise(engine, c, As, Bs, Us, q)),
-                     worst(got.with_ones, Y1, noise(engine, c, As, Bs, in_slots(with_ones(U), k), q)),
-                     worst(got.dA, dA, noise(engine, c, Gs, Us, Bs, q)),
-                     worst(got.dB, dB, noise(engine, back, Us, Gs, As, k)),
-                     worst(got.dU, dU, noise(engine, back, Bs, As, Gs, k)),
+    return std::max({worst(got.Y, Y, bounds(engine, c, As, Bs, Us, q)),
+                     worst(got.with_ones, Y1, bounds(engine, c, As, Bs, in_slots(with_ones(U), k), q)),
+                     worst(got.dA, dA, bounds(engine, c, Gs, Us, Bs, q)),
+                     worst(got.dB, dB, bounds(engine, back, Us, Gs, As, k)),
+                     worst(got.dU, dU, bounds(engine, back, Bs, As, Gs, k)),
                      worst(got.dborder, dborder, Matrix<double>::Zero(E, E + 2)),
                      q.span * k.span == 0 ? 0 : lag_error(engine, As, Bs, Us, Gs, got.dc)});
   }
@@ -182,8 +182,8 @@ class Case {
   }
 
   // what an FFT adds in the slots
-  static Matrix<double> noise(Engine engine, const LagWeights<T>& lags, const Matrix<T>& X, const Matrix<T>& Y,
-                              const Matrix<T>& Z, const Side& side) {
+  static Matrix<double> bounds(Engine engine, const LagWeights<T>& lags, const Matrix<T>& X, const Matrix<T>& Y,
+                               const Matrix<T>& Z, const Side& side) {
     Matrix<double> tokens = Matrix<double>::Zero(side.count(), Z.cols());
     if (engine == Engine::direct || X.size() == 0 || Y.size() == 0) return tokens;
     const std::vector<Index> rows = all_rows(X.rows());

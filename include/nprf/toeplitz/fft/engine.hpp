@@ -91,18 +91,19 @@ class LanesEngine {
 
   /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
-    row_noises(m_norms, 2 * m_tree->length(), x, sizes, out, team,
-               [&](const SignalNorms& norms, const SignalScale&, SignalNorms::Row& Y, SignalNorms::Row& sums) {
-                 const double lost = Underflow<T>::of_signals(2 * m_tree->length());
-                 Y += lost * norms.largest_size() * norms.largest();
-                 sums += lost * norms.largest();
-               });
+    fft_row_error_bounds(
+        m_norms, 2 * m_tree->length(), x, sizes, out, team,
+        [&](const SignalNorms& norms, const SignalScale&, SignalNorms::Row& Y, SignalNorms::Row& sums) {
+          const double lost = Underflow<T>::of_signals(2 * m_tree->length());
+          Y += lost * norms.largest_size() * norms.largest();
+          sums += lost * norms.largest();
+        });
   }
 
   /// The same of gradients().
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
-    gradient_noises(m_norms, 2 * m_tree->length(), 1, x, of, out, team);
+    fft_gradient_error_bounds(m_norms, 2 * m_tree->length(), 1, x, of, out, team);
   }
 
   /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.

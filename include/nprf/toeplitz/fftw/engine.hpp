@@ -88,19 +88,20 @@ class FftwEngine {
   /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key. Two columns of
   /// U share theirs, and a partner's may be as large as the largest at every key.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
-    row_noises(m_norms, classes().period(), x, sizes, out, team,
-               [this](const SignalNorms& norms, const SignalScale& scale, SignalNorms::Row& Y, SignalNorms::Row& sums) {
-                 if (Y.maxCoeff() > 0) Y = (Y.square() + (2 * sums).square()).sqrt();
-                 const double lost = Underflow<T>::of_signals(classes().period()) / scale.B;  // features have no unit
-                 Y += lost * norms.largest_size();
-                 sums += lost;
-               });
+    fft_row_error_bounds(
+        m_norms, classes().period(), x, sizes, out, team,
+        [this](const SignalNorms& norms, const SignalScale& scale, SignalNorms::Row& Y, SignalNorms::Row& sums) {
+          if (Y.maxCoeff() > 0) Y = (Y.square() + (2 * sums).square()).sqrt();
+          const double lost = Underflow<T>::of_signals(classes().period()) / scale.B;  // features have no unit
+          Y += lost * norms.largest_size();
+          sums += lost;
+        });
   }
 
   /// The same of gradients().
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
-    gradient_noises(m_norms, classes().period(), 2, x, of, out, team);
+    fft_gradient_error_bounds(m_norms, classes().period(), 2, x, of, out, team);
   }
 
   /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.
