@@ -46,7 +46,7 @@ Matrix<T> sum(const Matrix<T>& terms, T before) {
 }  // namespace
 
 TEST_CASE("keys are divided into chunks that begin at the origin", "[core]") {
-  const Index n = keys_in_chunk;
+  const Index n = chunk_keys;
   CHECK(ranges(0, 0, 0).empty());
   CHECK(ranges(7, 9, 8).empty());
   CHECK(ranges(0, 5, n) == Ranges{{5, n}});
@@ -54,17 +54,17 @@ TEST_CASE("keys are divided into chunks that begin at the origin", "[core]") {
   CHECK(ranges(0, 0, n + 1) == Ranges{{0, n}, {n, n + 1}});
   CHECK(ranges(0, n - 1, 2 * n + 1) == Ranges{{n - 1, n}, {n, 2 * n}, {2 * n, 2 * n + 1}});
   CHECK(ranges(n - 1, n - 1, 2 * n + 1) == Ranges{{n - 1, 2 * n - 1}, {2 * n - 1, 2 * n + 1}});
-  CHECK(keys_in_turn(5) == 5);
-  CHECK(keys_in_turn(1000 * n) == n);
+  CHECK(longest_plain_sum(5) == 5);
+  CHECK(longest_plain_sum(1000 * n) == n);
 }
 
 TEMPLATE_TEST_CASE("the error of a long sum does not grow with the number of chunks", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index chunks : {1, 2, 30, 300}) {
-    const Index n = chunks * keys_in_chunk - 3;
+    const Index n = chunks * chunk_keys - 3;
     const Matrix<T> terms = Matrix<T>::Constant(n, 2, T(0.1)), got = sum<T>(terms, T(7));
     const long double exact = static_cast<long double>(T(0.1)) * static_cast<long double>(n) + 7;
-    const double tolerance = epsilon<T> / 2 * (static_cast<double>(keys_in_chunk) + 2);
+    const double tolerance = epsilon<T> / 2 * (static_cast<double>(chunk_keys) + 2);
     CHECK(std::abs(static_cast<double>(got(0, 0) / exact - 1)) <= tolerance);
     CHECK(std::abs(static_cast<double>(got(0, 1) / exact - 1)) <= tolerance);
     CHECK(got(1, 0) == static_cast<T>(n + 7));
@@ -77,15 +77,15 @@ TEMPLATE_TEST_CASE("compensation recovers the rounding error whether the sum or 
   const T tiny = std::numeric_limits<T>::epsilon() / 8;
   const std::vector<T> terms{1, tiny, -1, T(1e10), tiny, T(-1e10)};
   T total = 0, compensation = 0;
-  for (const T each : terms) add_exactly(Index{1}, &each, &total, &compensation);
-  add_lost(Index{1}, &compensation, &total);
+  for (const T each : terms) add_compensated(Index{1}, &each, &total, &compensation);
+  add_compensation(Index{1}, &compensation, &total);
   CHECK(total == 2 * tiny);
 }
 
 TEST_CASE("chunks of zeros change no bit, and a sum that overflows is infinite", "[core]") {
-  Matrix<double> terms = Matrix<double>::Zero(4 * keys_in_chunk, 2);
-  terms.middleRows(keys_in_chunk, keys_in_chunk) = normal<double>(keys_in_chunk, 2, 3);
-  Matrix<double> alone = terms.middleRows(keys_in_chunk, keys_in_chunk);
+  Matrix<double> terms = Matrix<double>::Zero(4 * chunk_keys, 2);
+  terms.middleRows(chunk_keys, chunk_keys) = normal<double>(chunk_keys, 2, 3);
+  Matrix<double> alone = terms.middleRows(chunk_keys, chunk_keys);
   CHECK(same_bits<double>(sum<double>(terms, 0).topRows(1), sum<double>(alone, 0).topRows(1)));
   terms.setConstant(1e305);
   CHECK(sum<double>(terms, 0)(0, 0) == std::numeric_limits<double>::infinity());

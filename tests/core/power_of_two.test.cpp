@@ -51,7 +51,7 @@ TEMPLATE_TEST_CASE("the scale is a power of two, and the largest magnitude divid
                    "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const T largest : maxima<T>()) {
-    const T scale = unit_of(largest);
+    const T scale = power_of_two_scale(largest);
     INFO("largest magnitude " << largest << ", scale " << scale);
     int exponent = 0;
     CHECK(std::frexp(scale, &exponent) == T(0.5));
@@ -75,11 +75,11 @@ TEMPLATE_TEST_CASE("the scale is a power of two, and the largest magnitude divid
 TEMPLATE_TEST_CASE("the scale of zero is infinity, and the scale of a non-finite number is 1", "[core]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
-  CHECK(unit_of(T(0)) == Limits<T>::infinity());
-  CHECK(unit_of(-T(0)) == Limits<T>::infinity());
-  CHECK(unit_of(Limits<T>::infinity()) == 1);
-  CHECK(unit_of(Limits<T>::quiet_NaN()) == 1);
-  CHECK(unit_of(-Limits<T>::quiet_NaN()) == 1);
+  CHECK(power_of_two_scale(T(0)) == Limits<T>::infinity());
+  CHECK(power_of_two_scale(-T(0)) == Limits<T>::infinity());
+  CHECK(power_of_two_scale(Limits<T>::infinity()) == 1);
+  CHECK(power_of_two_scale(Limits<T>::quiet_NaN()) == 1);
+  CHECK(power_of_two_scale(-Limits<T>::quiet_NaN()) == 1);
 }
 
 TEMPLATE_TEST_CASE("a row is scaled by powers of two outside the range of normal numbers", "[core]",

@@ -142,7 +142,7 @@ TEST_CASE("the peak is the largest number of bytes in use at once", "[core]") {
   workspace.take<double>(100);  // less than was released
   CHECK(workspace.peak_bytes() == all);
 
-  workspace.forget_peak();
+  workspace.reset_peak();
   const std::size_t held = line + in_lines(100 * sizeof(double));
   CHECK(workspace.peak_bytes() == held);
   workspace.take<float>(1);
@@ -248,7 +248,7 @@ TEST_CASE("a workspace rejects a size that overflows and is then unchanged", "[c
   CHECK(workspace.take<std::byte>(1) == next);
 }
 
-TEST_CASE("settle merges all blocks, so that calls of growing sizes do not accumulate memory", "[core]") {
+TEST_CASE("merge_blocks merges all blocks, so that calls of growing sizes do not accumulate memory", "[core]") {
   Workspace workspace;
   std::size_t largest = 0;
   for (std::size_t size = 70000; size < 1000000; size += 1111) {
@@ -258,15 +258,15 @@ TEST_CASE("settle merges all blocks, so that calls of growing sizes do not accum
       workspace.reserve(size);
       largest = in_lines(2 * size);
     }
-    workspace.settle();
+    workspace.merge_blocks();
     CHECK(workspace.allocated_bytes() >= size);
     CHECK(workspace.allocated_bytes() <= 4 * largest);
   }
-  // while memory is in use, settle does nothing
+  // while memory is in use, merge_blocks does nothing
   std::byte* taken = workspace.take<std::byte>(10);
   *taken = std::byte{7};
   workspace.reserve(10 * workspace.allocated_bytes());
-  workspace.settle();
+  workspace.merge_blocks();
   CHECK(*taken == std::byte{7});
 }
 

@@ -53,9 +53,9 @@ inline std::vector<Index> seen_keys(const Mask& mask) {
 /// The tolerance of each entry of y relative to the reference attention. Let c_ij = exp(b_ij - max b), or 0 if query i
 /// does not attend to key j. The errors of the numerator N and the denominator D of row i are at most
 ///     dN = growth sum_j |A_i|.|B_j| c_ij |v_j|      dD = growth sum_j |A_i|.|B_j| c_ij
-/// plus fft_noise over the slots for engines that use an FFT. The error of y = N/D is at most (dN + |y| dD) / (|D| -
-/// dD). For features of both signs |D| is small where terms cancel, which increases the tolerance. It is infinite where
-/// dD exceeds half of |D|, and zero for rows that attend to no key. An empty mask excludes no key.
+/// plus fft_error_bound over the slots for engines that use an FFT. The error of y = N/D is at most (dN + |y| dD) /
+/// (|D| - dD). For features of both signs |D| is small where terms cancel, which increases the tolerance. It is
+/// infinite where dD exceeds half of |D|, and zero for rows that attend to no key. An empty mask excludes no key.
 template <class F, class P>
 Matrix<double> attention_tolerance(const Attention<F, P>& attention, Engine engine, const Tokens<typename F::Scalar>& x,
                                    const Matrix<typename F::Scalar>& y, Index offset = 0, const Mask& mask = {}) {

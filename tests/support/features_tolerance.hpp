@@ -58,11 +58,11 @@ Matrix<double> features_tolerance(const Matrix<T>& A, const Matrix<T>& B, const 
         Bs.row(slot(key)) = B.row(j);
         U.row(slot(key)) << v.row(j), T(1);
       }
-    const Vector<double> noise = 2 * fft_margin * fft_noise(c, As, Bs, U);  // 2: see product_tolerance()
+    const Vector<double> bounds = 2 * fft_margin * fft_error_bound(c, As, Bs, U);  // 2: see product_tolerance()
     const Vector<double> v_max = U.leftCols(d_v).cwiseAbs().colwise().maxCoeff().transpose().template cast<double>();
     for (Index i = E; i < n_q; ++i) {
-      dD[i] += noise[slot(i)];
-      dN.row(i) += noise[slot(i)] * v_max.transpose();
+      dD[i] += bounds[slot(i)];
+      dN.row(i) += bounds[slot(i)] * v_max.transpose();
     }
   }
   for (Index i = 0; i < n_q; ++i) {

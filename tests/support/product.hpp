@@ -112,7 +112,7 @@ double direct_growth(Index r, Index n_k) {
 ///     E_i = eps sqrt(log2 N) sum_r |A_ir| max_p (|c| |x_rp| + |y_rp|) / sqrt(N)
 /// times sqrt(2), because two columns share a transform. It does not depend on the magnitude of row i of Y.
 template <Real T>
-Vector<double> fft_noise(const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U) {
+Vector<double> fft_error_bound(const LagWeights<T>& lags, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U) {
   const Index n_q = A.rows(), n_k = B.rows();
   const double N = static_cast<double>(n_q + n_k - 1);
   const Vector<double> c = lags.window({-(n_q - 1), n_k - 1}).template cast<double>();  // c[j - i] at n_q - 1 + j - i
@@ -121,7 +121,7 @@ Vector<double> fft_noise(const LagWeights<T>& lags, const Matrix<T>& A, const Ma
     if (const double largest = unit.col(p).cwiseAbs().maxCoeff(); largest > 0) unit.col(p) /= largest;
 
   const std::vector<Index> rows = some_rows(n_q, 64);  // a sample for the mean of |y_rp|^2
-  Vector<double> noise = Vector<double>::Zero(n_q);
+  Vector<double> bounds = Vector<double>::Zero(n_q);
   for (Index r = 0; r < A.cols(); ++r) {
     const Matrix<double> x = B.col(r).template cast<double>().asDiagonal() * unit;  // (n_k,p)
     Vector<double> y_square = Vector<double>::Zero(U.cols());
@@ -130,9 +130,9 @@ Vector<double> fft_noise(const LagWeights<T>& lags, const Matrix<T>& A, const Ma
     double largest = 0;
     for (Index p = 0; p < U.cols(); ++p)
       largest = std::max(largest, c.norm() * x.col(p).norm() / std::sqrt(N) + std::sqrt(y_square[p]));
-    noise += A.col(r).template cast<double>().cwiseAbs() * largest;
+    bounds += A.col(r).template cast<double>().cwiseAbs() * largest;
   }
-  return noise * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(N + 1));
+  return bounds * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(N + 1));
 }
 
 /// Measured errors are below 1.5 E.
@@ -144,11 +144,11 @@ Matrix<double> product_tolerance(Engine engine, const LagWeights<T>& lags, const
                                  const Matrix<T>& U, const std::vector<Index>& rows, const Product& reference) {
   Matrix<double> tolerance = direct_growth<T>(A.cols(), B.rows()) * reference.magnitude;
   if (!is_fft(engine) || B.rows() == 0) return tolerance;
-  const Vector<double> noise = fft_noise(lags, A, B, U);
+  const Vector<double> bounds = fft_error_bound(lags, A, B, U);
   // 2: columns that share a transform are scaled by powers of two, so their scaled maxima differ by up to a factor of 2
   for (Index i = 0; i < tolerance.rows(); ++i)
     for (Index p = 0; p < U.cols(); ++p)
-      tolerance(i, p) = 2 * fft_margin * noise[rows[static_cast<std::size_t>(i)]] *
+      tolerance(i, p) = 2 * fft_margin * bounds[rows[static_cast<std::size_t>(i)]] *
                         static_cast<double>(U.col(p).cwiseAbs().maxCoeff());
   return tolerance;
 }

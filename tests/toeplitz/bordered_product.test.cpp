@@ -137,14 +137,14 @@ class Case {
     const double growth = direct_growth<T>(A.cols() + U.cols(), q.count() + k.count());
     const Matrix<T> As = in_slots(A, q), Bs = in_slots(B, k), Us = in_slots(U, k), Gs = in_slots(G, q);
     const LagWeights<T> back = transposed(c);
-    const auto worst = [&](const Matrix<T>& x, const Sums& sums, const Matrix<double>& noise) {
-      return worst_ratio(x, sums.values, growth * sums.magnitude + noise);
+    const auto worst = [&](const Matrix<T>& x, const Sums& sums, const Matrix<double>& bounds) {
+      return worst_ratio(x, sums.values, growth * sums.magnitude + bounds);
     };
-    return std::max({worst(got.Y, Y, noise(engine, c, As, Bs, Us, q)),
-                     worst(got.with_ones, Y1, noise(engine, c, As, Bs, in_slots(with_ones(U), k), q)),
-                     worst(got.dA, dA, noise(engine, c, Gs, Us, Bs, q)),
-                     worst(got.dB, dB, noise(engine, back, Us, Gs, As, k)),
-                     worst(got.dU, dU, noise(engine, back, Bs, As, Gs, k)),
+    return std::max({worst(got.Y, Y, bounds(engine, c, As, Bs, Us, q)),
+                     worst(got.with_ones, Y1, bounds(engine, c, As, Bs, in_slots(with_ones(U), k), q)),
+                     worst(got.dA, dA, bounds(engine, c, Gs, Us, Bs, q)),
+                     worst(got.dB, dB, bounds(engine, back, Us, Gs, As, k)),
+                     worst(got.dU, dU, bounds(engine, back, Bs, As, Gs, k)),
                      worst(got.dborder, dborder, Matrix<double>::Zero(E, E + 2)),
                      q.span * k.span == 0 ? 0 : lag_error(engine, As, Bs, Us, Gs, got.dc)});
   }
@@ -182,8 +182,8 @@ class Case {
   }
 
   // what an FFT adds in the slots
-  static Matrix<double> noise(Engine engine, const LagWeights<T>& lags, const Matrix<T>& X, const Matrix<T>& Y,
-                              const Matrix<T>& Z, const Side& side) {
+  static Matrix<double> bounds(Engine engine, const LagWeights<T>& lags, const Matrix<T>& X, const Matrix<T>& Y,
+                               const Matrix<T>& Z, const Side& side) {
     Matrix<double> tokens = Matrix<double>::Zero(side.count(), Z.cols());
     if (engine == Engine::direct || X.size() == 0 || Y.size() == 0) return tokens;
     const std::vector<Index> rows = all_rows(X.rows());
@@ -253,7 +253,7 @@ TEMPLATE_TEST_CASE("a bordered product: no bit depends on the number of threads"
 }
 
 TEST_CASE("a bordered product: errors of a token outside do not grow with the keys", "[toeplitz]") {
-  const Index n_k = 100 * keys_in_chunk + 5;
+  const Index n_k = 100 * chunk_keys + 5;
   Workspace workspace;
   const Team team(workspace);
   const Matrix<float> border = Matrix<float>::Ones(1, 3), A = Matrix<float>::Ones(3, 1),
@@ -264,11 +264,11 @@ TEST_CASE("a bordered product: errors of a token outside do not grow with the ke
   Vector<float> sums(3);
   product.contract({A, B, U, Placement({2}, 1), Placement({n_k - 1}, 1)}, Y, team, sums.data());
   // equal terms, by tiles of 128 keys
-  const double roundings = 128 + static_cast<double>(keys_in_chunk) / 64 + 3;
+  const double roundings = 128 + static_cast<double>(chunk_keys) / 64 + 3;
   const double exact = static_cast<double>(0.1f) * static_cast<double>(n_k);
   CHECK(worst_ratio(Y, Matrix<double>::Constant(3, 1, exact), epsilon<float> / 2 * roundings * exact) <= 1);
   CHECK(worst_ratio(sums, Vector<float>::Constant(3, static_cast<float>(n_k)), 0) <= 1);
-  CHECK(product.keys_in_turn(n_k) == keys_in_chunk + 1);
+  CHECK(product.longest_plain_sum(n_k) == chunk_keys + 1);
 }
 
 TEST_CASE("without tokens outside a bordered product is a product with certified gradients, bit for bit",
@@ -290,7 +290,7 @@ TEST_CASE("without tokens outside a bordered product is a product with certified
     const toeplitz::Product<double> product = make(inner.c.view(), inner.span, team);
     toeplitz::Gradients<double> d({q.count(), k.count(), 3, 2});
     d.dc.resize(product.num_lags());
-    toeplitz::CertifiedGradients<double>(product, factors, g, {ones.data(), ones.data(), false, 1}, team)
+    toeplitz::CheckedGradients<double>(product, factors, g, {ones.data(), ones.data(), false, 1}, team)
         .find({d.dA, d.dB, d.dU, d.dc});
     CHECK((same_bits(got.dA, d.dA) && same_bits(got.dB, d.dB) && same_bits(got.dU, d.dU) && got.dc == d.dc));
   }

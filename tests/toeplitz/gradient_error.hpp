@@ -34,15 +34,15 @@ Vector<double> lag_tolerance(Engine engine, const Matrix<T>& A, const Matrix<T>&
   if (!is_fft(engine))
     return direct_growth<T>(A.cols() + U.cols(), std::min(n_q, n_k)) *
            lag_sums<T>(A.cwiseAbs(), B.cwiseAbs(), U.cwiseAbs(), G.cwiseAbs());
-  // the noise of a correlation is eps sqrt(log N) |w| |x| at every lag, for each pair of columns w = A_r o G_p, x =
-  // B_r o U_p
+  // the error bound of a correlation is eps sqrt(log N) |w| |x| at every lag, for each pair of columns w = A_r o G_p, x
+  // = B_r o U_p
   const auto wide = [](const auto& column) { return column.template cast<double>(); };
-  double noise = 0;
+  double bound = 0;
   for (Index r = 0; r < A.cols(); ++r)
     for (Index p = 0; p < U.cols(); ++p)
-      noise += wide(A.col(r)).cwiseProduct(wide(G.col(p))).norm() * wide(B.col(r)).cwiseProduct(wide(U.col(p))).norm();
+      bound += wide(A.col(r)).cwiseProduct(wide(G.col(p))).norm() * wide(B.col(r)).cwiseProduct(wide(U.col(p))).norm();
   return Vector<double>::Constant(
-      n_q + n_k - 1, fft_margin * epsilon<T> * std::sqrt(std::log2(static_cast<double>(n_q + n_k))) * noise);
+      n_q + n_k - 1, fft_margin * epsilon<T> * std::sqrt(std::log2(static_cast<double>(n_q + n_k))) * bound);
 }
 
 /// The worst |dc - its double sum| over what the engine may be off.

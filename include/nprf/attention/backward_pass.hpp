@@ -217,7 +217,7 @@ class BackwardPass {
     const bool plain_sums = m_product.rounding() == Rounding::per_row || checks.queries + checks.keys + checks.lags > 0;
     const double sums = error_of_sums<T>(m_dy.cols() + m_dA.cols(), plain_sums ? std::max(m_n_q, m_n_k) : of_fft);
     const double own = 6 * m_saved.own_bound + 2 * m_saved.condition * sums;
-    report.error_bound = std::max(report.error_bound, checks.noise + 3 * m_saved.noise + own);
+    report.error_bound = std::max(report.error_bound, checks.error_bound + 3 * m_saved.noise + own);
   }
 
   const Head<T>& m_head;

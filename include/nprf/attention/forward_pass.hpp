@@ -159,8 +159,9 @@ class ForwardPass {
                               m_position.products().deviation() +
                               head.features.relative_error(head.largest_norm(m_q.rows())) +
                               head.features.relative_error(head.largest_norm(m_k.rows()));
-    m_direct_error = of_weights + error_of_sums<T>(m_A.cols(), keys_in_turn(m_n_k));
-    m_error = m_all_direct ? m_direct_error : of_weights + error_of_sums<T>(m_A.cols(), m_product.keys_in_turn(m_n_k));
+    m_direct_error = of_weights + error_of_sums<T>(m_A.cols(), longest_plain_sum(m_n_k));
+    m_error =
+        m_all_direct ? m_direct_error : of_weights + error_of_sums<T>(m_A.cols(), m_product.longest_plain_sum(m_n_k));
     // Backward uses one scale for all saved values. Rows that only attend to much smaller ones would be lost in an FFT,
     // so they are recomputed
     m_saved_scale = m_saved ? unit_above(m_largest_value / m_scale) : T(0);

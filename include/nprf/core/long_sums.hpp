@@ -14,15 +14,15 @@
 namespace nprf {
 
 /// The number of keys in a chunk.
-inline constexpr Index keys_in_chunk = 4096;
+inline constexpr Index chunk_keys = 4096;
 
 /// The largest number of terms that are summed plainly, so that rounding errors accumulate, in a sum over n_k keys.
-constexpr Index keys_in_turn(Index n_k) { return std::min(n_k, keys_in_chunk); }
+constexpr Index longest_plain_sum(Index n_k) { return std::min(n_k, chunk_keys); }
 
 /// sums (n) += terms (n); compensation (n) += the exact rounding errors of these additions (Knuth 1969). Terms that are
 /// zero change no bit.
 template <Real T>
-void add_exactly(Index n, const T* terms, T* sums, T* compensation) {
+void add_compensated(Index n, const T* terms, T* sums, T* compensation) {
   NPRF_INDEPENDENT_ITERATIONS
   for (Index k = 0; k < n; ++k) {
     const T sum = sums[k] + terms[k], added = sum - sums[k];
@@ -33,17 +33,17 @@ void add_exactly(Index n, const T* terms, T* sums, T* compensation) {
 
 /// sums (n) += compensation (n). A non-finite compensation is skipped: it belongs to a non-finite sum.
 template <Real T>
-void add_lost(Index n, const T* compensation, T* sums) {
+void add_compensation(Index n, const T* compensation, T* sums) {
   for (Index k = 0; k < n; ++k) sums[k] += std::isfinite(compensation[k]) ? compensation[k] : T(0);
 }
 
 /// Adds to Y (rows,p), and to sums (rows) unless it is null, the terms of the keys begin..end-1, chunk by chunk and
 /// with compensation. add(j, j_end, Y', sums') adds the terms of the keys j..j_end-1 to Y' and sums', which are zero.
 /// If there is only one chunk, they are Y and sums themselves. Chunks begin at `origin` and at multiples of
-/// keys_in_chunk from there. Scratch memory O(rows p).
+/// chunk_keys from there. Scratch memory O(rows p).
 template <Real T, class Add>
 void add_in_chunks(Index origin, Index begin, Index end, MatrixRef<T> Y, T* sums, Workspace& scratch, Add&& add) {
-  const auto chunk_end = [=](Index j) { return std::min(end, j - (j - origin) % keys_in_chunk + keys_in_chunk); };
+  const auto chunk_end = [=](Index j) { return std::min(end, j - (j - origin) % chunk_keys + chunk_keys); };
   if (begin >= end) return;
   if (chunk_end(begin) == end) {
     add(begin, end, Y, sums);
@@ -60,11 +60,11 @@ void add_in_chunks(Index origin, Index begin, Index end, MatrixRef<T> Y, T* sums
     chunk_sums.setZero();
     add(j, chunk_end(j), MatrixRef<T>(chunk), sums ? chunk_sums.data() : nullptr);
     for (Index i = 0; i < rows; ++i)
-      add_exactly(p, chunk.data() + i * p, Y.data() + i * Y.outerStride(), compensation.data() + i * p);
-    if (sums) add_exactly(rows, chunk_sums.data(), sums, sums_compensation.data());
+      add_compensated(p, chunk.data() + i * p, Y.data() + i * Y.outerStride(), compensation.data() + i * p);
+    if (sums) add_compensated(rows, chunk_sums.data(), sums, sums_compensation.data());
   }
-  for (Index i = 0; i < rows; ++i) add_lost(p, compensation.data() + i * p, Y.data() + i * Y.outerStride());
-  if (sums) add_lost(rows, sums_compensation.data(), sums);
+  for (Index i = 0; i < rows; ++i) add_compensation(p, compensation.data() + i * p, Y.data() + i * Y.outerStride());
+  if (sums) add_compensation(rows, sums_compensation.data(), sums);
 }
 
 }  // namespace nprf

@@ -41,7 +41,7 @@ constexpr int exponent_of(T x) {
 /// are finite. 1 for infinity and NaN. Infinity for 0: callers replace it and its inverse by the factor 0, so that a
 /// column of zeros gives exact zeros even if it shares rounding errors with other columns.
 template <Real T>
-T unit_of(T largest) {
+T power_of_two_scale(T largest) {
   using Limits = std::numeric_limits<T>;
   if (largest == 0) return Limits::infinity();
   if (!std::isfinite(largest)) return 1;

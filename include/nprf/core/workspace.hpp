@@ -76,7 +76,7 @@ class Workspace {
 
   /// Replaces all blocks by one of their total size, so that calls of different sizes do not accumulate blocks. Does
   /// nothing while memory is in use.
-  void settle() noexcept {
+  void merge_blocks() noexcept {
     if (m_blocks.size() <= 1 || m_mark.taken > 0) return;
     const std::size_t size = m_allocated;
     m_blocks.clear();
@@ -92,9 +92,9 @@ class Workspace {
   /// The size of all blocks in bytes.
   std::size_t allocated_bytes() const { return m_allocated; }
 
-  /// The largest number of bytes in use at once since forget_peak() or since the innermost open scope began.
+  /// The largest number of bytes in use at once since reset_peak() or since the innermost open scope began.
   std::size_t peak_bytes() const { return m_high; }
-  void forget_peak() { m_high = m_mark.taken; }
+  void reset_peak() { m_high = m_mark.taken; }
 
  private:
   static constexpr std::size_t line = 64, smallest_block = std::size_t{1} << 16, largest_step = std::size_t{1} << 26;

@@ -39,9 +39,9 @@ class BorderedProduct {
 
   /// How many of n_k keys are added up in turn at most, each rounding being one of all before. Those outside of the
   /// axis come after all others.
-  Index keys_in_turn(Index n_k) const {
-    const Index in_slots = m_product.keys_in_turn(n_k) + m_border.count;
-    return std::min(n_k, m_border.count > 0 ? std::max(in_slots, nprf::keys_in_turn(n_k)) : in_slots);
+  Index longest_plain_sum(Index n_k) const {
+    const Index in_slots = m_product.longest_plain_sum(n_k) + m_border.count;
+    return std::min(n_k, m_border.count > 0 ? std::max(in_slots, nprf::longest_plain_sum(n_k)) : in_slots);
   }
 
   /// Y (n_q,p); sums (n_q), unless it is null, are those for values of 1. Throws InvalidArgument for log-scales that it
@@ -92,7 +92,7 @@ class BorderedProduct {
     const Factors<T> factors = in_slots(x);
     const MatrixView<T> g = G.bottomRows(q.slots.count);
     const GradientMeasure<T> measure{by.sizes + q.outside, by.rows + q.outside, by.all_positive, by.tolerance};
-    const GradientChecks checks = CertifiedGradients<T>(m_product, factors, g, measure, team)
+    const GradientChecks checks = CheckedGradients<T>(m_product, factors, g, measure, team)
                                       .find({out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
                                              out.dU.bottomRows(k.slots.count), out.dc});
     // forward: S = A B^T, Y += (S o C) U; so with P = G U^T as in DirectEngine

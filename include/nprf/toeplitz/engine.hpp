@@ -62,7 +62,7 @@ concept ToeplitzEngine =
       { E::accepts_key_log_scales } -> std::convertible_to<bool>;
       { E::is_automatic } -> std::convertible_to<bool>;  // whether Engine::automatic may choose it
       { E::cost(inputs) } -> std::same_as<double>;
-      { engine.keys_in_turn(Index{}) } -> std::same_as<Index>;
+      { engine.longest_plain_sum(Index{}) } -> std::same_as<Index>;
       engine.contract(x, Y, team, sums);         // sums (n_q), unless null: the same for a column of ones
       engine.gradients(x, G, out, sizes, team);  // sizes: GradientSizes, or none
     } &&

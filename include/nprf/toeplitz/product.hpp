@@ -60,8 +60,8 @@ class Product {
   }
 
   /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
-  Index keys_in_turn(Index n_k) const {
-    return visit([n_k](const auto& engine) { return engine.keys_in_turn(n_k); }, n_k);
+  Index longest_plain_sum(Index n_k) const {
+    return visit([n_k](const auto& engine) { return engine.longest_plain_sum(n_k); }, n_k);
   }
 
   /// Bounds of the rounding errors of contract(); zeros where rounding is per row. `sizes` (n_k) are the largest |U_j.|

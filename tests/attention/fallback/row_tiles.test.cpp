@@ -123,7 +123,7 @@ TEMPLATE_TEST_CASE("no bit of a row depends on the others, nor on what it does n
 TEMPLATE_TEST_CASE("rows over many keys: errors do not grow, and no bit depends on the others", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
-  const Index many = 50 * keys_in_chunk + 77, offset = 2 * keys_in_chunk - 1;
+  const Index many = 50 * chunk_keys + 77, offset = 2 * chunk_keys - 1;
   Workspace workspace;
   const Team team(workspace);
   const NoPosition<T> position;
@@ -149,7 +149,7 @@ TEMPLATE_TEST_CASE("rows over many keys: errors do not grow, and no bit depends 
     CHECK(same_bits<T>(got.row(k), contract(alone)));
     CHECK(got(k, 1) == static_cast<T>(seen));
     CHECK(std::abs(static_cast<double>(got(k, 0)) / (seen * static_cast<double>(T(0.1))) - 1) <=
-          epsilon<T> / 2 * (64 + static_cast<double>(keys_in_chunk) / 64 + 2));
+          epsilon<T> / 2 * (64 + static_cast<double>(chunk_keys) / 64 + 2));
   }
 }
 

@@ -24,7 +24,7 @@ struct Parts {
 
 template <class T>
 struct ByParts {
-  toeplitz::BandedWeights<T> weights;
+  toeplitz::BandDecomposition<T> weights;
   Parts parts;
 
   void gradients(const toeplitz::Factors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
@@ -41,7 +41,7 @@ struct ByParts {
 
 auto make(Parts parts = {}) {
   return [=]<class T>(LagWeightsView<T> c, const ProductShape& span, const Team& team) {
-    return ByParts<T>{toeplitz::BandedWeights<T>(c, span, team.workspace()), parts};
+    return ByParts<T>{toeplitz::BandDecomposition<T>(c, span, team.workspace()), parts};
   };
 }
 
@@ -83,7 +83,7 @@ TEMPLATE_TEST_CASE("a query alone has its tails' keys from the tails, and those 
       InSlots<T> x(200, 300, {120}, random_slots(300, 0.8, 2), 3, 2);
       x.c = weights_of<T>(bias, 200, 300);
       const toeplitz::Gradients<T> d = x.gradients(make({band, !band}), team);
-      const toeplitz::BandedWeights<T> parts(x.c.view(), x.span, workspace);
+      const toeplitz::BandDecomposition<T> parts(x.c.view(), x.span, workspace);
       LagWeights<T> part = x.c;  // zeros instead of the other part's
       for (Index lag = part.first; lag <= part.last(); ++lag)
         if ((parts.band.first <= lag && lag <= parts.band.last) != band) part.values[lag - part.first] = 0;
@@ -106,7 +106,7 @@ TEMPLATE_TEST_CASE("two lags of a tail stand for all of them", "[toeplitz]", NPR
   for (const NamedBias& bias : some_biases()) {
     InSlots<T> x(300, 260, Slots{300}, Slots{260}, 3, 2);
     x.c = weights_of<T>(bias, 300, 260);
-    const toeplitz::BandedWeights<T> parts(x.c.view(), x.span, workspace);
+    const toeplitz::BandDecomposition<T> parts(x.c.view(), x.span, workspace);
     const Vector<T> dc = x.gradients(make({false, true}), team).dc;
     Index before = 0, after = 0, others = 0;
     for (Index lag = -299; lag < 260; ++lag)

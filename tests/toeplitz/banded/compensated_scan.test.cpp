@@ -11,7 +11,7 @@
 
 namespace nprf::test::toeplitz_banded_compensated_scan {
 
-using toeplitz::DecayedSums;
+using toeplitz::CompensatedScan;
 using toeplitz::Windows;
 
 TEST_CASE("windows hold each tile once, as many as stay in cache", "[toeplitz]") {
@@ -32,7 +32,7 @@ TEST_CASE("windows hold each tile once, as many as stay in cache", "[toeplitz]")
 TEMPLATE_TEST_CASE("running sums from either end are the sums of what has decayed on its way", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
-  using From = typename DecayedSums<T>::From;
+  using From = typename CompensatedScan<T>::From;
   const Index tiles = 75, rows = 3, cols = 7;
   const Windows windows{tiles, 20};
   const Matrix<T> X = normal<T>(tiles * rows, cols, 1);
@@ -43,7 +43,7 @@ TEMPLATE_TEST_CASE("running sums from either end are the sums of what has decaye
     for (const From from : {From::first, From::last}) {
       Workspace workspace;
       const Team team(workspace);
-      DecayedSums<T> sums(from, windows, rows, cols, slope, workspace);
+      CompensatedScan<T> sums(from, windows, rows, cols, slope, workspace);
       const auto add = [&](Index I, MatrixMap<T> S, Workspace&) { S += X.middleRows(I * rows, rows); };
       const auto distance = [&](Index I) {
         const Index J = from == From::first ? I - 1 : I + 1;
@@ -74,7 +74,7 @@ TEST_CASE("slow decay does not pile up its rounding over very many tiles", "[toe
   Workspace workspace;
   const Team team(workspace);
   const Windows windows = Windows::of(tiles, 1);
-  DecayedSums<float> sums(DecayedSums<float>::From::first, windows, 1, 1, slope, workspace);
+  CompensatedScan<float> sums(CompensatedScan<float>::From::first, windows, 1, 1, slope, workspace);
   const auto add = [](Index I, MatrixMap<float> S, Workspace&) { S(0, 0) += I == 0 ? 1.0f : 0.0f; };
   for (Index window = 0; window < windows.count(); ++window)
     sums.fill(window, team, add, [](Index I) { return I > 0 ? 1 : 0; });
@@ -87,7 +87,7 @@ TEST_CASE("what rounding has taken decays with its sum", "[toeplitz]") {
   const Team team(workspace);
   const std::vector<float> terms{1.0f / 3, 0.7f, 0};
   const std::vector<Index> steps{0, 4, 400};
-  DecayedSums<float> sums(DecayedSums<float>::From::first, {3, 3}, 1, 1, -0.1, workspace);
+  CompensatedScan<float> sums(CompensatedScan<float>::From::first, {3, 3}, 1, 1, -0.1, workspace);
   sums.fill(
       0, team, [&](Index I, MatrixMap<float> S, Workspace&) { S(0, 0) += terms[static_cast<std::size_t>(I)]; },
       [&](Index I) { return steps[static_cast<std::size_t>(I)]; });
@@ -96,14 +96,14 @@ TEST_CASE("what rounding has taken decays with its sum", "[toeplitz]") {
 }
 
 TEST_CASE("equal terms, whose rounding is alike, do not pile it up over very many tiles", "[toeplitz]") {
-  using From = DecayedSums<float>::From;
+  using From = CompensatedScan<float>::From;
   const Index tiles = 300000;
   const Windows windows = Windows::of(tiles, 3000);
   for (const double slope : {0.0, -1e-6})
     for (const From from : {From::first, From::last}) {
       Workspace workspace;
       const Team team(workspace);
-      DecayedSums<float> sums(from, windows, 1, 1, slope, workspace);
+      CompensatedScan<float> sums(from, windows, 1, 1, slope, workspace);
       const auto add = [](Index, MatrixMap<float> S, Workspace&) { S(0, 0) += 0.7f; };
       const auto distance = [](Index) { return 1; };
       sums.prepare(team, add, distance);

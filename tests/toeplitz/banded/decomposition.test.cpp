@@ -13,7 +13,7 @@
 
 namespace nprf::test::toeplitz_banded_decomposition {
 
-using toeplitz::BandedWeights;
+using toeplitz::BandDecomposition;
 
 namespace {
 
@@ -49,14 +49,14 @@ std::vector<LagWeights<double>> tables() {
 TEST_CASE("a lag of some weight is in a tail or in the band, and weighs there what it weighs", "[toeplitz]") {
   for (const LagWeights<double>& c : tables()) {
     Workspace workspace;
-    const BandedWeights<double> w(c.view(), {60, 70, 2, 2}, workspace);
+    const BandDecomposition<double> w(c.view(), {60, 70, 2, 2}, workspace);
     INFO("lags " << c.first << " to " << c.last() << ", tails " << w.before.lags << " and " << w.after.lags);
     for (Index lag = w.table.lags().first; lag <= w.table.lags().last; ++lag) {
       const bool before = w.before.lags > 0 && lag <= w.before.edge, after = w.after.lags > 0 && lag >= w.after.edge,
                  band = lag >= w.band.first && lag <= w.band.last;
       INFO("lag " << lag);
       CHECK(before + after + band == (c[lag] != 0 || band));
-      const toeplitz::Tail<double>& tail = before ? w.before : w.after;
+      const toeplitz::ExponentialTail<double>& tail = before ? w.before : w.after;
       if (before || after)
         CHECK(std::abs(tail.weight * tail.power(std::abs(lag - tail.edge)) / c[lag] - 1) <= 16 * epsilon<double>);
     }
@@ -72,7 +72,7 @@ TEST_CASE("a tile's band keys are those that not all of its queries see in one t
     for (const Slots& keys : {Slots{70}, Slots{1, 69}, Slots{static_cast<Index>(k.size()), 0, k.data()}, Slots{0}})
       for (const LagWeights<double>& c : tables()) {
         Workspace workspace;
-        const BandedWeights<double> w(c.view(), {60, 70, 2, 2}, workspace);
+        const BandDecomposition<double> w(c.view(), {60, 70, 2, 2}, workspace);
         const toeplitz::Factors<double> x{no, no, no, queries, keys};
         for (const Index tile : {1, 7, 30})
           for (Index i0 = 0; i0 < queries.count; i0 += tile) {
@@ -100,7 +100,7 @@ TEST_CASE("weights are constant if those of all lags are one number, and not not
     LagWeights<double> c{range.first, Vector<double>::Constant(range.size(), value)};
     if (other < 1000) c.values[other - range.first] *= 1 + epsilon<double>;
     Workspace workspace;
-    return BandedWeights<double>(c.view(), {5, 7, 2, 2}, workspace).constant;
+    return BandDecomposition<double>(c.view(), {5, 7, 2, 2}, workspace).constant;
   };
   CHECK(constant({-4, 6}, 0.7) == 0.7);
   CHECK(constant({-9, 9}, -3) == -3);
@@ -112,7 +112,7 @@ TEST_CASE("weights are constant if those of all lags are one number, and not not
   CHECK(constant({0, -1}, 0) == 0);
   Workspace workspace;
   const LagWeights<double> single{0, Vector<double>::Constant(1, 2)};
-  CHECK(BandedWeights<double>(single.view(), {1, 1, 2, 2}, workspace).constant == 2);
+  CHECK(BandDecomposition<double>(single.view(), {1, 1, 2, 2}, workspace).constant == 2);
 }
 
 }  // namespace nprf::test::toeplitz_banded_decomposition

@@ -11,8 +11,8 @@
 namespace nprf::test::toeplitz_banded_exponential_tail {
 
 using toeplitz::band_between;
+using toeplitz::ExponentialTail;
 using toeplitz::Side;
-using toeplitz::Tail;
 using toeplitz::TailTiles;
 
 namespace {
@@ -36,7 +36,7 @@ TEST_CASE("a tail begins beside the band and ends at the farthest lag in reach",
                         Case{weights(-29, 0, 0, 0), -4, 26, 0, 0},        // one-sided
                         Case{weights(-29, 39, 0.1, -0.1), 0, 0, 5, 35}})  // weights that rise outwards
   {
-    const Tail<double> before(Side::before, x.c.view(), span), after(Side::after, x.c.view(), span);
+    const ExponentialTail<double> before(Side::before, x.c.view(), span), after(Side::after, x.c.view(), span);
     CHECK(before.lags == x.before_lags);
     CHECK(after.lags == x.after_lags);
     if (before.lags > 0) CHECK((before.edge == x.before_edge && before.weight == x.c[before.edge]));
@@ -48,19 +48,19 @@ TEST_CASE("a tail begins beside the band and ends at the farthest lag in reach",
   // a band out of reach: the tail begins at the nearest lag that is not
   LagWeights<double> c = weights(-200, 200, -0.01, -0.01);
   c.first += 100;
-  const Tail<double> before(Side::before, c.view(), span), after(Side::after, c.view(), span);
+  const ExponentialTail<double> before(Side::before, c.view(), span), after(Side::after, c.view(), span);
   CHECK((before.edge == 39 && before.lags == 69 && after.lags == 0));
   // weights of zero are no tail
   c.values.setZero();
-  CHECK(Tail<double>(Side::before, c.view(), span).lags == 0);
+  CHECK(ExponentialTail<double>(Side::before, c.view(), span).lags == 0);
 }
 
 TEST_CASE("a tail's powers are the same from its table and beyond it", "[toeplitz]") {
   const ProductShape span{5000, 5000, 2, 2};
   const LagWeights<double> c = weights(-4999, 4999, -0.01, 0);
-  Tail<double> before(Side::before, c.view(), span), after(Side::after, c.view(), span);
+  ExponentialTail<double> before(Side::before, c.view(), span), after(Side::after, c.view(), span);
   Workspace workspace;
-  const Tail<double> plain = before;
+  const ExponentialTail<double> plain = before;
   before.tabulate(workspace);
   after.tabulate(workspace);
   for (const Index k : {0, 1, 700, 1023, 1024, 4000}) {
@@ -86,7 +86,7 @@ TEST_CASE("a tile's factors make the weight of each query and key, and the tiles
   const MatrixView<double> a = A, b = B;
   const toeplitz::Factors<double> x{a, b, b, Slots{a.rows(), 0, q.data()}, Slots{b.rows(), 0, k.data()}};
   for (const Side side : {Side::before, Side::after}) {
-    const Tail<double> tail(side, c.view(), span);
+    const ExponentialTail<double> tail(side, c.view(), span);
     const TailTiles<double> tiles(tail, x, 16);
     for (Index I = 0; I < tiles.tiles(); ++I) {
       const auto [begin, end] = tiles.queries(I);

@@ -11,9 +11,9 @@
 
 namespace nprf::test::toeplitz_banded_tail_states {
 
+using toeplitz::ExponentialTail;
 using toeplitz::Side;
-using toeplitz::Tail;
-using toeplitz::TailSums;
+using toeplitz::TailStates;
 using toeplitz::TailTiles;
 using toeplitz::Windows;
 
@@ -93,7 +93,7 @@ TEMPLATE_TEST_CASE("a tile's sums are those over its keys in the tail, and over 
       const bool before = side == Side::before;
       INFO((before ? "before" : "after") << ", slope " << slope);
       const LagWeights<T> c = exp_weights(LagBias<T>{-3, normal_vector<T>(8, 7), T(slope), T(slope)}, {-229, 310});
-      const Tail<T> tail(side, c.view(), {n_q, n_k, r, p});
+      const ExponentialTail<T> tail(side, c.view(), {n_q, n_k, r, p});
       const TailTiles<T> at(tail, {a, b, u, queries, keys}, 7);
       const auto power = [&](Index distance) { return std::exp(tail.slope * static_cast<double>(std::abs(distance))); };
       const auto of_keys = [&](Index I) {
@@ -112,14 +112,14 @@ TEMPLATE_TEST_CASE("a tile's sums are those over its keys in the tail, and over 
             sum.add(A, G, i, power(queries[i] - at.pivot(I)));
         return sum;
       };
-      const auto check = [&](const TailSums<T>& sums, Index I, const Sum& expected) {
+      const auto check = [&](const TailStates<T>& sums, Index I, const Sum& expected) {
         const double tolerance = growth<T>(keys.count, at.tiles());
         INFO("tile " << I << " of " << at.tiles());
         CHECK(worst_ratio(sums.at(I), expected.values, tolerance * expected.magnitude) <= 1);
       };
       const Windows windows{at.tiles(), 5};
-      TailSums<T> S(TailSums<T>::Of::keys, at, b, u, windows, team, 1),
-          N(TailSums<T>::Of::queries, at, a, g, windows, team);
+      TailStates<T> S(TailStates<T>::Of::keys, at, b, u, windows, team, 1),
+          N(TailStates<T>::Of::queries, at, a, g, windows, team);
       for (Index window = 0; window < windows.count(); ++window) {
         S.fill(window, team);
         N.fill(window, team);
@@ -143,7 +143,7 @@ TEST_CASE("a tile that has very many keys in its tail sums all of them, and pile
   for (const Side side : {Side::before, Side::after}) {
     const bool before = side == Side::before;
     const LagWeights<float> c = exp_weights(LagBias<float>{}, {-n_k, n_k});
-    const Tail<float> tail(side, c.view(), {n_q, n_k, r, p});
+    const ExponentialTail<float> tail(side, c.view(), {n_q, n_k, r, p});
     // queries behind all keys, or before them
     std::vector<Index> slots(static_cast<std::size_t>(n_q)), at_keys(static_cast<std::size_t>(n_k));
     for (Index i = 0; i < n_q; ++i) slots[static_cast<std::size_t>(i)] = before ? n_k + i : i;
@@ -151,7 +151,7 @@ TEST_CASE("a tile that has very many keys in its tail sums all of them, and pile
     const Slots queries{n_q, 0, slots.data()}, keys{n_k, 0, at_keys.data()};
     const TailTiles<float> at(tail, {a, b, u, queries, keys}, n_q);
     const Windows windows{at.tiles(), 1};
-    TailSums<float> S(TailSums<float>::Of::keys, at, b, u, windows, team);
+    TailStates<float> S(TailStates<float>::Of::keys, at, b, u, windows, team);
     S.fill(0, team);
     CHECK(std::abs(static_cast<double>(S.at(0)(0, 0)) / (0.7f * static_cast<double>(n_k)) - 1) <= 20 * epsilon<float>);
   }

@@ -80,8 +80,8 @@ TEMPLATE_TEST_CASE("block-causal: gradients know exponents, and so do their size
   plain.U.rightCols(1).setOnes();
   const Vector<T> rows = sizes_of(plain.G, T(1));
   for (Matrix<T>* X : {&plain.A, &plain.B, &plain.G}) X->col(1) *= T(1e-12);  // beside columns of size 1
-  // that of an FFT (fft_noise) beside the largest row of each column
-  const double noise = 2 * fft_margin * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(2.0 * n));
+  // that of an FFT (fft_error_bound) beside the largest row of each column
+  const double bound = 2 * fft_margin * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(2.0 * n));
   for_each_spread(n, [&](const char* name, const Vector<double>& e) {
     INFO(name);
     Case<T> x = plain;
@@ -119,19 +119,19 @@ TEMPLATE_TEST_CASE("block-causal: gradients know exponents, and so do their size
       const auto right = [&](const Matrix<T>& of, const Matrix<double>& sum, const Matrix<double>& size) {
         for (Index k = 0; k < of.cols(); ++k) {
           INFO("column " << k);
-          CHECK(worst_ratio(of.col(k), sum.col(k), noise * size.col(k).maxCoeff()) <= 1);
+          CHECK(worst_ratio(of.col(k), sum.col(k), bound * size.col(k).maxCoeff()) <= 1);
         }
       };
       right(got.dA, sums.d.dA, sizes.d.dA);
       right(got.dB, sums.d.dB, sizes.d.dB);
       right(got.dU, sums.d.dU, sizes.d.dU);
-      CHECK(worst_ratio(got.dc, sums.d.dc, noise * sizes.d.dc.maxCoeff()) <= 1);
+      CHECK(worst_ratio(got.dc, sums.d.dc, bound * sizes.d.dc.maxCoeff()) <= 1);
     };
     check(x.gradients());
     const SizedGradients<T> got = x.gradients(rows);
     check(got.d);
-    CHECK(worst_ratio(got.keys, sums.keys, noise * sizes.keys.maxCoeff()) <= 1);
-    CHECK(worst_ratio(got.lags, sums.lags, noise * sizes.lags.maxCoeff()) <= 1);
+    CHECK(worst_ratio(got.keys, sums.keys, bound * sizes.keys.maxCoeff()) <= 1);
+    CHECK(worst_ratio(got.lags, sums.lags, bound * sizes.lags.maxCoeff()) <= 1);
   });
 }
 

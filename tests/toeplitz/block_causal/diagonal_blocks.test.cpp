@@ -50,8 +50,8 @@ struct Case {
     const MatrixView<T> a = A, b = B, u = U, g = G;
     const toeplitz::CausalLevels<T> levels(c.view(), axis, team);
     const double* given = e.size() > 0 ? e.data() : nullptr;
-    const toeplitz::KeyExponents<T> exponents({a, b, u, Slots{shape.n_q}, Slots{shape.n_k}, given}, levels, team);
-    const toeplitz::DiagonalTiles<T> tiles(c.view(), axis, team);
+    const toeplitz::RunningKeyMax<T> exponents({a, b, u, Slots{shape.n_q}, Slots{shape.n_k}, given}, levels, team);
+    const toeplitz::DiagonalBlocks<T> tiles(c.view(), axis, team);
     Matrix<T> Y = Matrix<T>::Constant(shape.n_q, shape.p, 17);
     tiles.contract(a, b, u, exponents, Y, team);
     SizedGradients<T> got({axis.queries.end, axis.keys.end, shape.r, shape.p}, shape.n_q + shape.n_k - 1);

@@ -22,7 +22,7 @@ using Case = BlockCausalCase<T>;
 // The twin: the product as an obvious loop, each row with its own exponent, and how far its entries may be off.
 //
 // A row is a sum over keys, rounded as in the direct engine, and for each source block whose transform it has a part in
-// the noise of an FFT of that block and its target alone. A pair of features may share its rounding when one has
+// the error bound of an FFT of that block and its target alone. A pair of features may share its rounding when one has
 // 4 times the other's maximum, and twice that by powers of two.
 template <class T>
 struct Twin {
@@ -59,7 +59,8 @@ struct Twin {
     for (Index level = 0; level < levels.count(); ++level) {
       const Index size = levels[level].size, family = levels[level].family * size;
       for (Index target = 0; target < axis.length(); target += size)
-        for (Index source = target / family * family; source < target; source += size) add_noise(size, source, target);
+        for (Index source = target / family * family; source < target; source += size)
+          add_error_bound(size, source, target);
     }
   }
 
@@ -67,7 +68,7 @@ struct Twin {
 
   double exponent(Index j) const { return x.exponents() ? x.e[j] : 0; }
 
-  void add_noise(Index size, Index source, Index target) {
+  void add_error_bound(Index size, Index source, Index target) {
     const auto cut = [size](const toeplitz::CausalAxis::Side& side, Index place) {
       const Index first = std::max(side.first, place), end = std::min(side.end, place + size);
       return std::pair{first - side.first, std::max<Index>(end - first, 0)};
@@ -80,10 +81,10 @@ struct Twin {
     Matrix<T> b = x.B.middleRows(j0, cols);
     const Matrix<T> a = x.A.middleRows(i0, rows), u = x.U.middleRows(j0, cols);
     for (Index j = 0; j < cols; ++j) b.row(j) *= static_cast<T>(std::exp(exponent(j0 + j) - largest));
-    const Vector<double> noise = fft_noise<T>(LagWeights<T>{x.c.first - (j0 - i0), x.c.values}, a, b, u);
+    const Vector<double> bounds = fft_error_bound<T>(LagWeights<T>{x.c.first - (j0 - i0), x.c.values}, a, b, u);
     for (Index i = 0; i < rows; ++i)
       for (Index p = 0; p < u.cols(); ++p)
-        tolerance(i0 + i, p) += 2 * 4 * fft_margin * noise[i] * std::exp(largest - row_exponents[i0 + i]) *
+        tolerance(i0 + i, p) += 2 * 4 * fft_margin * bounds[i] * std::exp(largest - row_exponents[i0 + i]) *
                                 static_cast<double>(u.col(p).cwiseAbs().maxCoeff());
   }
 

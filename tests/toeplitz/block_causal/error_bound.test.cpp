@@ -9,10 +9,10 @@
 #include "support/product.hpp"
 #include "support/random.hpp"
 
-// how large it is beside errors is row_noise.test.cpp's, of all engines at once
+// how large it is beside errors is fft/error_bound.test.cpp's, of all engines at once
 namespace nprf::test::toeplitz_block_causal_error_bound {
 
-TEMPLATE_TEST_CASE("block_causal: a row's noise is of what came before it", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block_causal: a row's error bound is of what came before it", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 700, past = 400;
   Workspace workspace;
@@ -23,21 +23,21 @@ TEMPLATE_TEST_CASE("block_causal: a row's noise is of what came before it", "[to
   Matrix<T> B = normal<T>(n, 3, 2);
   Vector<T> sizes = U.cwiseAbs().rowwise().maxCoeff();
   const toeplitz::Product<T> product(Engine::block_causal, c.view(), {n, n, 3, 2}, team);
-  const auto noise = [&] {
+  const auto bounds = [&] {
     Matrix<double> both(2, n);
     const MatrixView<T> a = A, b = B, u = U;
     product.row_error_bounds({a, b, u, Slots{n}, Slots{n}}, sizes.data(), {&both(0, 0), &both(1, 0)}, team);
     return both;
   };
-  const Matrix<double> before = noise();
+  const Matrix<double> before = bounds();
   B.bottomRows(n - past).setConstant(T(1e18));
   sizes.tail(n - past).setConstant(T(1e30));
-  const Matrix<double> after = noise();
+  const Matrix<double> after = bounds();
   CHECK((before.leftCols(past).array() == after.leftCols(past).array()).all());
   CHECK((before.rightCols(100).array() < after.rightCols(100).array()).all());
 }
 
-TEST_CASE("block_causal: noise is of keys with their exponents, relative to the largest that a row sees",
+TEST_CASE("block_causal: error bound is of keys with their exponents, relative to the largest that a row sees",
           "[toeplitz]") {
   const Index n = 1300;
   Workspace workspace;
@@ -47,7 +47,7 @@ TEST_CASE("block_causal: noise is of keys with their exponents, relative to the 
   const Matrix<double> A = normal<double>(n, 3, 1), B = normal<double>(n, 3, 2), U = normal<double>(n, 2, 3);
   const Vector<double> sizes = U.cwiseAbs().rowwise().maxCoeff();
   const toeplitz::Product<double> product(Engine::block_causal, c.view(), {n, n, 3, 2}, team);
-  const auto noise = [&](const Matrix<double>& keys, const double* exponents) {
+  const auto bounds = [&](const Matrix<double>& keys, const double* exponents) {
     Matrix<double> both(2, n);
     const MatrixView<double> a = A, b = keys, u = U;
     product.row_error_bounds({a, b, u, Slots{n}, Slots{n}, exponents}, sizes.data(), {&both(0, 0), &both(1, 0)}, team);
@@ -57,13 +57,13 @@ TEST_CASE("block_causal: noise is of keys with their exponents, relative to the 
   for (Index j = 1; j < n; ++j) walk[j] += walk[j - 1];
   for (const Vector<double>& e : {rising, Vector<double>(rising.reverse()), walk}) {
     const Matrix<double> scaled = e.array().exp().matrix().asDiagonal() * B;
-    Matrix<double> expected = noise(scaled, nullptr);
+    Matrix<double> expected = bounds(scaled, nullptr);
     double largest = e[0];
     for (Index i = 0; i < n; ++i) {
       largest = std::max(largest, e[i]);
       expected.col(i) *= std::exp(-largest);
     }
-    CHECK(worst_ratio(noise(B, e.data()), expected, 1e-9 * expected) <= 1);
+    CHECK(worst_ratio(bounds(B, e.data()), expected, 1e-9 * expected) <= 1);
   }
 }
 

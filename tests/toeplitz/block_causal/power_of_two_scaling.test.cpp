@@ -14,7 +14,7 @@
 namespace nprf::test::toeplitz_block_causal_power_of_two_scaling {
 
 using toeplitz::SourceLargest;
-using toeplitz::SourceUnits;
+using toeplitz::SourceScales;
 
 namespace {
 
@@ -71,7 +71,7 @@ TEMPLATE_TEST_CASE("the largest of two is that of each number, whatever exponent
 TEMPLATE_TEST_CASE("sources' units are powers of two, and serve them while nothing grows too far above its unit",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
-  const SourceUnits<T> units(largest<T>(-3, T(1.5), T(7)));
+  const SourceScales<T> units(largest<T>(-3, T(1.5), T(7)));
   CHECK(units.exponent == -3);
   for (Index l = 0; l < W<T>; ++l) CHECK((units.b[l] == 2 && units.u[l] == 8));
   const auto serve = [&](T feature, T value, double exponent = -3) {
@@ -103,12 +103,12 @@ TEMPLATE_TEST_CASE("sources' units are powers of two, and serve them while nothi
 TEMPLATE_TEST_CASE("units of zeros serve zeros alone", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T least = std::numeric_limits<T>::denorm_min();
-  const SourceUnits<T> units(largest<T>(0, T(0), T(0)));
+  const SourceScales<T> units(largest<T>(0, T(0), T(0)));
   CHECK(units.serve(largest<T>(0, T(0), T(0))));
   CHECK_FALSE(units.serve(largest<T>(0, least, T(0))));
   CHECK_FALSE(units.serve(largest<T>(0, T(0), least)));
   // without any key so far
-  const SourceUnits<T> nothing(SourceLargest<T>::none());
+  const SourceScales<T> nothing(SourceLargest<T>::none());
   CHECK(nothing.serve(SourceLargest<T>::none()));
   CHECK_FALSE(nothing.serve(largest<T>(-700, T(1), T(0))));
 }
@@ -134,7 +134,7 @@ TEMPLATE_TEST_CASE("the largest of a source block are those of its keys, of each
     Vector<double> e = spread * normal_vector<double>(axis.keys.end, 3);
     if (spread > 0) e.head(7).setConstant(none);
     const double* given = spread > 0 ? e.data() + 7 : nullptr;
-    const toeplitz::KeyExponents<T> exponents({b, b, u, Slots{n}, Slots{n}, given}, levels, team);
+    const toeplitz::RunningKeyMax<T> exponents({b, b, u, Slots{n}, Slots{n}, given}, levels, team);
     const toeplitz::Sources<T> sources(b, u, exponents, levels, team);
     for (Index level = 0; level < levels.count(); ++level)
       for (Index k = 0; k * levels[level].size < axis.length(); ++k) {

@@ -15,8 +15,8 @@ namespace nprf::test::toeplitz_block_causal_running_key_max {
 
 using toeplitz::CausalAxis;
 using toeplitz::CausalLevels;
-using toeplitz::KeyExponents;
 using toeplitz::ratio;
+using toeplitz::RunningKeyMax;
 
 namespace {
 
@@ -70,7 +70,7 @@ TEMPLATE_TEST_CASE("without exponents all factors are 1", "[toeplitz]", NPRF_TES
   const MatrixView<T> no = nothing;
   for_each_axis<T>([&](const CausalLevels<T>& levels, const Slots& keys) {
     Workspace workspace;
-    const KeyExponents<T> got({no, no, no, keys, keys}, levels, Team(workspace));
+    const RunningKeyMax<T> got({no, no, no, keys, keys}, levels, Team(workspace));
     const Index n = levels.axis().length();
     CHECK(got.exponents() == nullptr);
     const auto ones = [n](const T* x) { return std::all_of(x, x + n, [](T each) { return each == 1; }); };
@@ -91,7 +91,7 @@ TEMPLATE_TEST_CASE("factors are relative to the largest exponent of a block, or 
     for_each_exponents(n, [&](const Vector<double>& e) {
       const Team team(workspaces);
       const Workspace::Scope scope(team.workspace());
-      const KeyExponents<T> got({no, no, no, keys, keys, e.data()}, levels, team);
+      const RunningKeyMax<T> got({no, no, no, keys, keys, e.data()}, levels, team);
       Vector<double> at = Vector<double>::Constant(n, none), so_far(n + 1);  // by place; of the places before it
       for (Index j = 0; j < keys.count; ++j) at[levels.axis().keys.first + keys[j]] = e[j];
       so_far[0] = none;

@@ -22,7 +22,7 @@ struct ByTiles {
   void gradients(const toeplitz::Factors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
                  const toeplitz::GradientSizes<T>&, const Team& team) const {
     out.set_zero();
-    toeplitz::GradientTile<T> tile(x, G, c, team.workspace());
+    toeplitz::BackwardTile<T> tile(x, G, c, team.workspace());
     for (Index i = 0; i < x.queries.slots.count; i += rows) {
       tile.set_queries(i, std::min(rows, x.queries.slots.count - i));
       for (Index j = 0; j < x.keys.slots.count; j += keys)
@@ -36,7 +36,7 @@ struct ByTiles {
 TEMPLATE_TEST_CASE("gradients by tiles of any size add up, with gaps and without", "[toeplitz]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   const Team team(workspace);
-  const Index most = toeplitz::GradientTile<TestType>::keys;
+  const Index most = toeplitz::BackwardTile<TestType>::keys;
   const auto check = [&](const InSlots<TestType>& x) {
     for (const Index rows : {Index{1}, Index{5}, Index{6}, Index{13}, most})
       for (const Index keys : {Index{1}, Index{7}, Index{16}, most - 1, most}) {

@@ -34,7 +34,7 @@ double error(const LagWeights<double>& c, const Matrix<double>& A, const Matrix<
 }  // namespace
 
 TEST_CASE("the direct engine is right at the edges of its tiles", "[toeplitz]") {
-  const Index rows = toeplitz::QueryTile<double>::rows, keys = toeplitz::QueryTile<double>::keys;
+  const Index rows = toeplitz::ForwardTile<double>::rows, keys = toeplitz::ForwardTile<double>::keys;
   for (const Index n_q : {Index{1}, rows - 1, rows, rows + 1, 2 * rows, 2 * rows + 1})
     for (const Index n_k : {Index{1}, keys - 1, keys, keys + 1, 2 * keys - 1}) {
       INFO("n_q " << n_q << " n_k " << n_k);
@@ -58,7 +58,7 @@ TEST_CASE("the direct engine skips no tile that holds a weight", "[toeplitz]") {
 
 TEMPLATE_TEST_CASE("the direct engine: errors do not grow with the keys", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
-  const Index n_q = 7, n_k = 100 * keys_in_chunk + 5;
+  const Index n_q = 7, n_k = 100 * chunk_keys + 5;
   const Matrix<T> A = Matrix<T>::Ones(n_q, 1), B = Matrix<T>::Ones(n_k, 1), U = Matrix<T>::Constant(n_k, 3, T(0.1));
   const LagWeights<T> c{-(n_q - 1), Vector<T>::Ones(n_q + n_k - 1)};
   Workspace workspace;
@@ -68,9 +68,9 @@ TEMPLATE_TEST_CASE("the direct engine: errors do not grow with the keys", "[toep
   const MatrixView<T> a = A, b = B, u = U;
   const auto engine = make_direct(c.view(), {n_q, n_k, 1, 3}, team);
   engine.contract({a, b, u, Slots{n_q}, Slots{n_k}}, Y, team, sums.data());
-  CHECK(engine.keys_in_turn(n_k) == keys_in_chunk);
+  CHECK(engine.longest_plain_sum(n_k) == chunk_keys);
   // equal terms, by tiles of 64 keys
-  const double roundings = 64 + static_cast<double>(keys_in_chunk) / 64 + 2;
+  const double roundings = 64 + static_cast<double>(chunk_keys) / 64 + 2;
   const double exact = static_cast<double>(T(0.1)) * static_cast<double>(n_k);
   CHECK(worst_ratio(Y, Matrix<double>::Constant(n_q, 3, exact), epsilon<T> / 2 * roundings * exact) <= 1);
   CHECK(worst_ratio(sums, Vector<T>::Constant(n_q, static_cast<T>(n_k)), 0) <= 1);
@@ -140,7 +140,7 @@ TEST_CASE("the direct engine's scratch memory is a table of lags, and tiles of o
   CHECK(std::abs(peak(2000, 1001, true) - peak(1000, 501, true) - 9 * lags) <= 2 * line);
   CHECK(peak(1000, 501, false) <= 2 * lags);
   CHECK(peak(1000, 501, true) <=
-        9 * lags + 3 * toeplitz::GradientTile<double>::rows * toeplitz::GradientTile<double>::keys);
+        9 * lags + 3 * toeplitz::BackwardTile<double>::rows * toeplitz::BackwardTile<double>::keys);
 }
 
 TEMPLATE_TEST_CASE("the direct engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]",

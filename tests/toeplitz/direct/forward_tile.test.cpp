@@ -25,7 +25,7 @@ struct ByTiles {
     if (sums) std::fill_n(sums, Y.rows(), T(0));
     for (Index i = 0; i < x.queries.slots.count; i += rows) {
       const Index count = std::min(rows, x.queries.slots.count - i);
-      toeplitz::QueryTile<T> tile(x, c, i, count, team.workspace());
+      toeplitz::ForwardTile<T> tile(x, c, i, count, team.workspace());
       for (Index j = 0; j < x.keys.slots.count; j += keys)
         tile.add(j, std::min(keys, x.keys.slots.count - j), Y.middleRows(i, count), sums ? sums + i : nullptr);
     }
@@ -42,7 +42,7 @@ auto make(Index rows, Index keys) {
 TEMPLATE_TEST_CASE("tiles of any size add up to the product, with gaps and without", "[toeplitz]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   const Team team(workspace);
-  const Index most = toeplitz::QueryTile<TestType>::keys;
+  const Index most = toeplitz::ForwardTile<TestType>::keys;
   const auto check = [&](const InSlots<TestType>& x) {
     for (const Index rows : {Index{1}, Index{5}, Index{6}, Index{13}, Index{200}})
       for (const Index keys : {Index{1}, Index{7}, Index{16}, most - 1, most}) {

@@ -19,7 +19,7 @@ namespace nprf::test::toeplitz_fft_backward {
 
 using toeplitz::ColumnSignals;
 using toeplitz::GroupSignals;
-using toeplitz::SignalGradients;
+using toeplitz::SignalBackward;
 
 namespace {
 
@@ -43,7 +43,7 @@ struct Case : InSlots<T> {
     const toeplitz::GradientSizes<T> of = sizes.size() > 0
                                               ? toeplitz::GradientSizes<T>{sizes.data(), got.keys.data(), nullptr}
                                               : toeplitz::GradientSizes<T>{};
-    SignalGradients<T> frame(a, b, u, g, of, length, lags(), team);
+    SignalBackward<T> frame(a, b, u, g, of, length, lags(), team);
     const auto add_to = [&](const auto& x, Workspace&) { add(x); };
     frame.run(out, team, add_to, add_to);
     d.dc = Vector<T>::Map(frame.correlation(), lags());
@@ -170,7 +170,7 @@ TEMPLATE_TEST_CASE("each feature meets each column once, those of G and sizes of
     for (Index k = 0; k < p; ++k) x.G.col(k) *= std::ldexp(T(1), static_cast<int>(k) - 9);
     if (sized) x.take_sizes(9);  // far above the last column, so that their units differ
     const auto unit = [&](Index k) {
-      return unit_of<T>(sized && k == p - 1 ? x.sizes.maxCoeff() : x.G.col(k).cwiseAbs().maxCoeff());
+      return power_of_two_scale<T>(sized && k == p - 1 ? x.sizes.maxCoeff() : x.G.col(k).cwiseAbs().maxCoeff());
     };
     // whether a signal is what is expected, and zero behind its last token
     const auto is = [&](const auto& at, const auto& expected) {

@@ -10,23 +10,23 @@
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
-#include "toeplitz/noise_case.hpp"
+#include "toeplitz/error_bound_case.hpp"
 
 namespace nprf::test::toeplitz_fft_backward_error_bound {
 
-TEMPLATE_TEST_CASE("no gradient is off by more than its own rounding and its noise, and a quarter", "[toeplitz]",
+TEMPLATE_TEST_CASE("no gradient is off by more than its own rounding and its error bound, and a quarter", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 230, n_k = 250;
   std::vector<Engine> noisy = engines();
   std::erase_if(noisy, [](Engine engine) { return !is_fft(engine) || engine == Engine::block_causal; });
   std::vector<std::vector<double>> all(noisy.size());
-  for (const NoiseCase<T>& x : noise_cases<T>(n_q, n_k, 5, 4))
+  for (const ErrorBoundCase<T>& x : error_bound_cases<T>(n_q, n_k, 5, 4))
     for (const HostileBias& bias : hostile_biases()) {
       const LagWeights<T> c = bias.weights<T>(n_q, n_k, n_k);
       const ExactGradients<T> exact(c, x);
       for (std::size_t e = 0; e < noisy.size(); ++e) {
-        const NoiseErrors found = exact.errors(noisy[e]);
+        const BoundRatios found = exact.errors(noisy[e]);
         INFO(name(noisy[e]) << ", " << x.name << ", " << bias.name << ": " << found.where);
         CHECK(found.most <= 1.25);
         all[e].insert(all[e].end(), found.all.begin(), found.all.end());
@@ -39,24 +39,24 @@ TEMPLATE_TEST_CASE("no gradient is off by more than its own rounding and its noi
   }
 }
 
-TEMPLATE_TEST_CASE("two columns that share a signal make the noise of both", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("two columns that share a signal make the error bound of both", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 30, n_k = 40, N = 80;
   Workspace workspace;
   toeplitz::WeightNorms c;
   for (Index lag = 1 - n_q; lag < n_k; ++lag) c.add(1);
-  for (const NoiseCase<T>& x : noise_cases<T>(n_q, n_k, 5, 4)) {
+  for (const ErrorBoundCase<T>& x : error_bound_cases<T>(n_q, n_k, 5, 4)) {
     const MatrixView<T> A = x.A, B = x.B, U = x.U;
     const Vector<T> values = U.rowwise().norm(), lags = Vector<T>::Zero(n_q + n_k - 1);  // no images
-    const auto noise = [&](Index columns) {
+    const auto bounds = [&](Index columns) {
       Vector<double> all(2 * n_k + 2 * lags.size());
       double *keys = all.data(), *of_lags = keys + 2 * n_k;
-      toeplitz::gradient_noises<T>(c, N, columns, {A, B, U, Slots{n_q}, Slots{n_k}},
-                                   {x.sizes.data(), values.data(), lags.data()},
-                                   {keys, keys + n_k, of_lags, of_lags + lags.size(), lags.size()}, Team(workspace));
+      toeplitz::fft_gradient_error_bounds<T>(
+          c, N, columns, {A, B, U, Slots{n_q}, Slots{n_k}}, {x.sizes.data(), values.data(), lags.data()},
+          {keys, keys + n_k, of_lags, of_lags + lags.size(), lags.size()}, Team(workspace));
       return all;
     };
-    const Vector<double> one = noise(1), two = noise(2);
+    const Vector<double> one = bounds(1), two = bounds(2);
     const auto ratio = [&](Index at) { return two[at] / one[at] / std::sqrt(2.0); };
     const double growth = 100 * epsilon<double>;
     for (Index j = 0; j < 2 * n_k; ++j) CHECK(std::abs(ratio(j) - 1) <= growth);

@@ -41,10 +41,10 @@ struct Factors {
   Matrix<T> A, B, U;
 };
 
-// entries that are off by more than what their own terms are rounded by, over their row's noise
+// entries that are off by more than what their own terms are rounded by, over their row's error bound
 struct Errors {
   double most = 0;
-  std::vector<double> all;  // each row's largest error, all of it, over its noise
+  std::vector<double> all;  // each row's largest error, all of it, over its error bound
 };
 
 std::vector<Engine> noisy_engines() {
@@ -55,12 +55,12 @@ std::vector<Engine> noisy_engines() {
 
 template <class T>
 void add_errors(Errors& found, const Matrix<T>& got, const Product& expected, double growth,
-                const Vector<double>& noise) {
+                const Vector<double>& bounds) {
   for (Index i = 0; i < got.rows(); ++i) {
     const auto error = (got.row(i).template cast<double>() - expected.values.row(i)).cwiseAbs().eval();
     const double beyond = (error - growth * expected.magnitude.row(i)).maxCoeff();
-    if (beyond > 0) found.most = std::max(found.most, beyond / noise[i]);
-    if (noise[i] > 0) found.all.push_back(error.maxCoeff() / noise[i]);
+    if (beyond > 0) found.most = std::max(found.most, beyond / bounds[i]);
+    if (bounds[i] > 0) found.all.push_back(error.maxCoeff() / bounds[i]);
   }
 }
 
@@ -79,21 +79,21 @@ std::vector<Errors> errors(const LagWeights<T>& c, const Factors<T>& x) {
     Workspace workspace;
     const Team team(workspace);
     Matrix<T> Y(n_q, p), sums(n_q, 1);
-    Vector<double> noise(n_q), sums_noise(n_q);
+    Vector<double> bounds(n_q), sums_bound(n_q);
     const toeplitz::Product<T> product(engine, c.view(), {n_q, n_k, r, p}, team);
     REQUIRE((product.rounding() != toeplitz::Rounding::per_row));
     product.contract(factors, Y, team, sums.data());
-    product.row_error_bounds(factors, sizes.data(), {noise.data(), sums_noise.data()}, team);
+    product.row_error_bounds(factors, sizes.data(), {bounds.data(), sums_bound.data()}, team);
     Errors& found = all.emplace_back();
-    add_errors(found, Y, Y_expected, direct_growth<T>(r, n_k), noise);
-    add_errors(found, sums, sums_expected, direct_growth<T>(r, n_k), sums_noise);
+    add_errors(found, Y, Y_expected, direct_growth<T>(r, n_k), bounds);
+    add_errors(found, sums, sums_expected, direct_growth<T>(r, n_k), sums_bound);
   }
   return all;
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("no entry is off by more than its own rounding and the noise of its row, and a quarter",
+TEMPLATE_TEST_CASE("no entry is off by more than its own rounding and the error bound of its row, and a quarter",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 290, n_k = 310, r = 5, p = 9;
@@ -127,7 +127,7 @@ TEMPLATE_TEST_CASE("no entry is off by more than its own rounding and the noise 
   }
 }
 
-TEMPLATE_TEST_CASE("what underflows beside values that no row has is noise", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("what underflows beside values that no row has is error bound", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   const Index n_q = 420, n_k = 410, r = 4, p = 3;
@@ -159,7 +159,7 @@ TEST_CASE("weights whose squares underflow have norms", "[toeplitz]") {
   CHECK(tiny.two() <= 1.5e-170);
 }
 
-TEMPLATE_TEST_CASE("zeros have no noise", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("zeros have no error bound", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 300;
   Workspace workspace;
@@ -171,16 +171,16 @@ TEMPLATE_TEST_CASE("zeros have no noise", "[toeplitz]", NPRF_TEST_SCALARS) {
   const toeplitz::Factors<T> x{a, b, u, Slots{n}, Slots{n}};
   for (const Engine engine : engines()) {
     INFO(name(engine));
-    Vector<double> noise = Vector<double>::Constant(n, 7), sums_noise = noise;
+    Vector<double> bounds = Vector<double>::Constant(n, 7), sums_bound = bounds;
     const toeplitz::Product<T> product(engine, c.view(), {n, n, 3, 2}, team);
-    product.row_error_bounds(x, sizes.data(), {noise.data(), sums_noise.data()}, team);
+    product.row_error_bounds(x, sizes.data(), {bounds.data(), sums_bound.data()}, team);
     CHECK((product.rounding() != toeplitz::Rounding::per_row) == is_fft(engine));
-    CHECK(noise.maxCoeff() == 0);
-    if (engine == Engine::lanes || engine == Engine::fftw) CHECK(sums_noise.minCoeff() > 0);
+    CHECK(bounds.maxCoeff() == 0);
+    if (engine == Engine::lanes || engine == Engine::fftw) CHECK(sums_bound.minCoeff() > 0);
   }
 }
 
-TEMPLATE_TEST_CASE("row noise: a row's norm holds if its squares underflow or overflow", "[toeplitz]",
+TEMPLATE_TEST_CASE("row error bound: a row's norm holds if its squares underflow or overflow", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   using toeplitz::SignalNorms;
@@ -188,13 +188,13 @@ TEMPLATE_TEST_CASE("row noise: a row's norm holds if its squares underflow or ov
   SignalNorms::Row sizes = SignalNorms::row(5, workspace);
   sizes.setOnes();
   const Matrix<T> rows = normal<T>(1, 5, 1);
-  const double expected = toeplitz::noise_of_row<T>(rows.row(0), sizes, true);
+  const double expected = toeplitz::row_error_bound<T>(rows.row(0), sizes, true);
   for (const int exponent : {-3, 3}) {
     const int shift = exponent * (std::numeric_limits<T>::max_exponent / 4);
     const Matrix<T> far = rows * std::ldexp(T(1), shift);
     INFO("times 2^" << shift);
-    const double noise = std::ldexp(toeplitz::noise_of_row<T>(far.row(0), sizes, true), -shift);
-    CHECK(std::abs(noise - expected) <= 16 * static_cast<double>(std::numeric_limits<T>::epsilon()) * expected);
+    const double bound = std::ldexp(toeplitz::row_error_bound<T>(far.row(0), sizes, true), -shift);
+    CHECK(std::abs(bound - expected) <= 16 * static_cast<double>(std::numeric_limits<T>::epsilon()) * expected);
   }
 }
 

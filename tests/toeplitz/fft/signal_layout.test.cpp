@@ -71,17 +71,17 @@ TEMPLATE_TEST_CASE("each column has its own unit, that of its largest absolute v
   X(12, 7) = -power<T>(90);
   const MatrixView<T> view = inner(X);
   auto unit = workspace.vector<T>(view.cols());
-  toeplitz::column_units(view, unit);
+  toeplitz::column_scales(view, unit);
   for (Index r = 0; r < view.cols(); ++r) {
     INFO("column " << r);
-    CHECK(unit[r] == unit_of<T>(view.col(r).cwiseAbs().maxCoeff()));
+    CHECK(unit[r] == power_of_two_scale<T>(view.col(r).cwiseAbs().maxCoeff()));
   }
   CHECK(unit[3] == Limits<T>::infinity());
   CHECK(unit[4] == Limits<T>::infinity());
   CHECK(unit[5] >= power<T>(90));
 
   const Matrix<T> nothing(0, 9);
-  toeplitz::column_units<T>(nothing, unit);
+  toeplitz::column_scales<T>(nothing, unit);
   for (Index r = 0; r < unit.size(); ++r) CHECK(unit[r] == Limits<T>::infinity());
 }
 
@@ -94,17 +94,17 @@ TEMPLATE_TEST_CASE("a column scaled by its unit has maximum 1, zeros stay zeros"
   X.col(5).setZero();
   const MatrixView<T> view = inner(X);
   for (Index column = 0; column < view.cols(); ++column) {
-    const toeplitz::UnitColumn<T> u(view, column, workspace);
+    const toeplitz::ScaledColumn<T> u(view, column, workspace);
     const T largest = view.col(column).cwiseAbs().maxCoeff();
     INFO("column " << column);
-    CHECK(u.unit == unit_of(largest));
+    CHECK(u.unit == power_of_two_scale(largest));
     for (Index j = 0; j < view.rows(); ++j) {
       CHECK(std::abs(u.values[j]) <= 1);
       CHECK(u.values[j] * toeplitz::finite(u.unit) == view(j, column));
     }
   }
   const Matrix<T> nothing(0, 2);
-  CHECK(toeplitz::UnitColumn<T>(nothing, 1, workspace).unit == Limits<T>::infinity());
+  CHECK(toeplitz::ScaledColumn<T>(nothing, 1, workspace).unit == Limits<T>::infinity());
 }
 
 TEST_CASE("staggered arrays start in different sets of a cache", "[toeplitz]") {
@@ -267,7 +267,7 @@ TEMPLATE_TEST_CASE("a panel's units are its columns', and scaling by their inver
     panel.values[n] = fft::Lanes<T>{} + power<T>(100);  // rows beyond n do not count
     const fft::Lanes<T> unit = panel.units();
     for (Index l = 0; l < W; ++l)
-      CHECK(unit[l] == (l < width ? unit_of<T>(X.col(l).cwiseAbs().maxCoeff()) : Limits<T>::infinity()));
+      CHECK(unit[l] == (l < width ? power_of_two_scale<T>(X.col(l).cwiseAbs().maxCoeff()) : Limits<T>::infinity()));
     panel.scale(toeplitz::inverse<T>(unit));
     for (Index i = 0; i < n; ++i)
       for (Index l = 0; l < W; ++l) CHECK(std::abs(panel.values[i][l]) <= 1);

@@ -16,7 +16,7 @@
 
 namespace nprf::test::toeplitz_fftw_engine {
 
-using toeplitz::ResidueClasses;
+using toeplitz::SegmentedFft;
 
 namespace {
 
@@ -42,7 +42,7 @@ double error(const LagWeights<T>& c, const Matrix<T>& A, const Matrix<T>& B, con
 
 TEST_CASE("residue classes make a transform that is long enough and not much longer", "[toeplitz]") {
   for (Index n = 1; n < 70000; n += n < 300 || (n + 100) % 4096 < 200 ? 1 : 97) {
-    const ResidueClasses classes = ResidueClasses::of(n);
+    const SegmentedFft classes = SegmentedFft::of(n);
     INFO("n " << n << ": " << classes.count << " classes of " << classes.length);
     CHECK(classes.period() >= n);
     CHECK(classes.period() == classes.count * classes.length);
@@ -169,7 +169,7 @@ TEST_CASE("an fftw engine serves one product after the other, of other tokens to
   engine.contract({a_part, b_part, u_part, Slots{7}, Slots{11}}, part.topRows(7), team);
   CHECK(same_bits(first, multiply(c, A, B, U)));
   CHECK(second == -first);
-  // an FFT's noise is that of the whole span
+  // an FFT's error bound is that of the whole span
   Matrix<double> A_all = Matrix<double>::Zero(150, 2), B_all = Matrix<double>::Zero(140, 2), U_all(B_all.rows(), 3);
   U_all.setZero(), part.bottomRows(143).setZero();
   A_all.topRows(7) = A.topRows(7), B_all.topRows(11) = B.topRows(11), U_all.topRows(11) = U.topRows(11);

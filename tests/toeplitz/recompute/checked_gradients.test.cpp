@@ -10,12 +10,12 @@
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
+#include "toeplitz/error_bound_case.hpp"
 #include "toeplitz/in_slots.hpp"
-#include "toeplitz/noise_case.hpp"
 
 namespace nprf::test::toeplitz_recompute_checked_gradients {
 
-using toeplitz::CertifiedGradients;
+using toeplitz::CheckedGradients;
 using toeplitz::GradientChecks;
 
 namespace {
@@ -35,7 +35,7 @@ struct Found {
 
   bool same(const Found& other) const {
     return same_bits(d, other.d) && checks.queries == other.checks.queries && checks.keys == other.checks.keys &&
-           checks.lags == other.checks.lags && checks.noise == other.checks.noise;
+           checks.lags == other.checks.lags && checks.error_bound == other.checks.error_bound;
   }
 };
 
@@ -86,8 +86,8 @@ struct Case {
     Found<T> found{toeplitz::Gradients<T>({x.A.rows(), x.B.rows(), x.A.cols(), x.U.cols()}), {}};
     found.d.dA.setConstant(17), found.d.dB.setConstant(17), found.d.dU.setConstant(17);
     found.d.dc = Vector<T>::Constant(with_lags ? product.num_lags() : 0, 17);
-    found.checks = CertifiedGradients<T>(product, {a, b, u, queries, keys, x.e.size() > 0 ? x.e.data() : nullptr}, g,
-                                         {x.sizes.data(), rows.data(), x.all_positive, tolerance}, team)
+    found.checks = CheckedGradients<T>(product, {a, b, u, queries, keys, x.e.size() > 0 ? x.e.data() : nullptr}, g,
+                                       {x.sizes.data(), rows.data(), x.all_positive, tolerance}, team)
                        .find({found.d.dA, found.d.dB, found.d.dU, found.d.dc});
     return found;
   }
@@ -130,7 +130,7 @@ struct Case {
 
   LagWeights<T> c;
   Slots queries, keys;
-  NoiseCase<T> x;
+  ErrorBoundCase<T> x;
   Vector<T> rows;
 };
 
@@ -174,8 +174,8 @@ TEMPLATE_TEST_CASE("certified gradients: no more than the tolerance and direct r
         INFO(name(engine) << ", " << bias.name << ", last lag " << last << ", " << kind << ": dA " << e.queries
                           << ", dB " << e.keys << ", dU " << e.values << ", dc " << e.lags << "; recomputed "
                           << found.checks.queries << ", " << found.checks.keys << ", " << found.checks.lags);
-        CHECK(e.most() <= found.checks.noise + 2 * direct_growth<T>(4 + p, n_q + n_k) * x.condition());
-        CHECK(found.checks.noise <= tolerance_of<T> / 2);
+        CHECK(e.most() <= found.checks.error_bound + 2 * direct_growth<T>(4 + p, n_q + n_k) * x.condition());
+        CHECK(found.checks.error_bound <= tolerance_of<T> / 2);
         sum.queries += found.checks.queries, sum.keys += found.checks.keys, sum.lags += found.checks.lags;
       }
     }
@@ -192,17 +192,17 @@ TEMPLATE_TEST_CASE("certified gradients: none that counts is recomputed where no
     const Found<T> found = x.find(engine, tolerance_of<T>), engines_own = x.find(engine, never);
     CHECK((found.checks.queries == 0 && found.checks.keys == 0));
     CHECK(found.checks.lags <= (sizeof(T) == 4 ? 4 : 0));  // of a pair or two, beside lags of many
-    CHECK((found.checks.noise > 0 && found.checks.noise <= tolerance_of<T> / 2));
+    CHECK((found.checks.error_bound > 0 && found.checks.error_bound <= tolerance_of<T> / 2));
     CHECK(same_bits(found.d.dA, engines_own.d.dA));
     CHECK(same_bits(found.d.dB, engines_own.d.dB));
     CHECK(same_bits(found.d.dU, engines_own.d.dU));
     if (found.checks.lags == 0) CHECK(found.same(engines_own));
     // what is noted is what decides
-    const double most = engines_own.checks.noise;
+    const double most = engines_own.checks.error_bound;
     CHECK(x.find(engine, 2 * most).same(engines_own));
     const GradientChecks stricter = x.find(engine, 1.99 * most).checks;
     CHECK(stricter.queries + stricter.keys + stricter.lags > 0);
-    CHECK(stricter.noise < most);
+    CHECK(stricter.error_bound < most);
   }
 }
 
@@ -232,7 +232,7 @@ TEMPLATE_TEST_CASE("certified gradients: few that are lost are recomputed alone"
       for (Index i = 0; i < X.rows(); ++i) count += !(X.row(i).array() == Y.row(i).array()).all();
       return count;
     };
-    CHECK(x.errors(found).most() <= found.checks.noise + 2 * direct_growth<T>(7, 2 * n));
+    CHECK(x.errors(found).most() <= found.checks.error_bound + 2 * direct_growth<T>(7, 2 * n));
     CHECK(changed(found.d.dA, own.d.dA) <= found.checks.queries);
     CHECK(changed(found.d.dB, own.d.dB) <= found.checks.keys);
     CHECK(changed(found.d.dU, own.d.dU) <= found.checks.keys);
@@ -260,7 +260,7 @@ TEMPLATE_TEST_CASE("certified gradients: features of both signs whose squares ov
     const Found<T> found = x.find(engine, tolerance_of<T>, false);
     const auto e = x.errors(found);
     INFO(name(engine) << ": dB " << e.keys << ", dU " << e.values << "; recomputed " << found.checks.keys);
-    CHECK(std::max(e.keys, e.values) <= found.checks.noise + 2 * direct_growth<T>(7, 2 * n));
+    CHECK(std::max(e.keys, e.values) <= found.checks.error_bound + 2 * direct_growth<T>(7, 2 * n));
   }
 }
 
@@ -290,7 +290,7 @@ TEMPLATE_TEST_CASE("certified gradients: by a tolerance of nothing all are as th
       CHECK(found.checks.queries == n_q);
       CHECK(found.checks.keys == n_k);
       CHECK(found.checks.lags == (with_lags ? n_q + n_k - 1 : 0));
-      CHECK(found.checks.noise == 0);
+      CHECK(found.checks.error_bound == 0);
       CHECK(x.errors(found).most() <= direct_growth<T>(7, n_q + n_k));
     }
 }
@@ -310,7 +310,8 @@ TEST_CASE("certified gradients: engines that keep every digit have nothing to re
   const Case<double> x(150, 170, hostile_biases()[1], 170);
   for (const Engine engine : {Engine::direct, Engine::banded}) {
     const Found<double> found = x.find(engine, 0);
-    CHECK((found.checks.queries == 0 && found.checks.keys == 0 && found.checks.lags == 0 && found.checks.noise == 0));
+    CHECK((found.checks.queries == 0 && found.checks.keys == 0 && found.checks.lags == 0 &&
+           found.checks.error_bound == 0));
     CHECK(x.errors(found).most() <= direct_growth<double>(7, 320));
   }
 }
@@ -327,9 +328,9 @@ TEST_CASE("certified gradients: nobody's gradients are zero", "[toeplitz]") {
     d.dc.setZero(product.num_lags());
     d.dB.setConstant(17), d.dU.setConstant(17), d.dc.setConstant(17);
     const GradientChecks checks =
-        CertifiedGradients<double>(product, {a, b, u, Slots{0}, Slots{30}}, g, {nullptr, nullptr, true, 0}, team)
+        CheckedGradients<double>(product, {a, b, u, Slots{0}, Slots{30}}, g, {nullptr, nullptr, true, 0}, team)
             .find({d.dA, d.dB, d.dU, d.dc});
-    CHECK((checks.queries == 0 && checks.keys == 0 && checks.lags == 0 && checks.noise == 0));
+    CHECK((checks.queries == 0 && checks.keys == 0 && checks.lags == 0 && checks.error_bound == 0));
     CHECK((d.dB.isZero(0) && d.dU.isZero(0) && d.dc.isZero(0)));
   }
 }

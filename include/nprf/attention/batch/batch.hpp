@@ -51,7 +51,7 @@ class Batch {
   struct Settle {
     ~Settle() {
       for (PreparedSegments<T>& weights : batch.m_weights) weights.clear();
-      for (Workspace& workspace : batch.m_workspaces) workspace.settle();
+      for (Workspace& workspace : batch.m_workspaces) workspace.merge_blocks();
     }
     Batch& batch;
   };
@@ -77,7 +77,7 @@ class Batch {
     const auto threads =
         static_cast<std::size_t>(toeplitz::worthwhile_threads(static_cast<double>(sequences) * operations));
     if (m_workspaces.size() < threads) m_workspaces.resize(threads);
-    for (Workspace& workspace : m_workspaces) workspace.forget_peak();
+    for (Workspace& workspace : m_workspaces) workspace.reset_peak();
     return Team(std::span(m_workspaces).first(threads));
   }
 

@@ -37,11 +37,11 @@ class DirectRow {
       const double weight = dot(a, B.row(j)) * e(j);
       if (weight == 0) continue;
       term = weight * v.row(j).transpose().template cast<double>();
-      add_exactly(d_v, term.data(), numerator.data(), lost.data());
-      add_exactly(Index{1}, &weight, &denominator, &denominator_lost);
+      add_compensated(d_v, term.data(), numerator.data(), lost.data());
+      add_compensated(Index{1}, &weight, &denominator, &denominator_lost);
     }
-    add_lost(d_v, lost.data(), numerator.data());
-    add_lost(Index{1}, &denominator_lost, &denominator);
+    add_compensation(d_v, lost.data(), numerator.data());
+    add_compensation(Index{1}, &denominator_lost, &denominator);
     y = (numerator / denominator).transpose().template cast<typename std::remove_reference_t<RowY>::Scalar>();
     return denominator;
   }

@@ -94,7 +94,7 @@ class RowTiles {
 
   /// Their Y (rows,p) and sums (rows) for A (rows,r), B (n_k,r), U (n_k,p).
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y, T* sums) const {
-    using Tile = toeplitz::QueryTile<T, RowWeights<T>>;
+    using Tile = toeplitz::ForwardTile<T, RowWeights<T>>;
     const auto x = toeplitz::Factors<T>::without_gaps(A, B, U);
     m_team.run_tiles(A.rows(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
       auto y = Y.middleRows(i0, rows);  // (rows,p)
@@ -113,7 +113,7 @@ class RowTiles {
   void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
                  MatrixRef<T> dA, MatrixRef<T> dB, MatrixRef<T> dU, std::span<double> db_lags,
                  std::span<double> db_border) const {
-    using Tile = toeplitz::GradientTile<T, RowWeights<T>>;
+    using Tile = toeplitz::BackwardTile<T, RowWeights<T>>;
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const auto x = toeplitz::Factors<T>::without_gaps(A, B, U);

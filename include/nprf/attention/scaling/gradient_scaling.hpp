@@ -147,13 +147,13 @@ class GradientUnits {
       of_values = 1;  // only dv is left, which knows of no values
       if (!std::isfinite(of_ones)) of_ones = 0;
     }
-    const T unit_of_D = unit_of(std::abs(D)), mantissa = D / unit_of_D;  // of 1/2 to 1
+    const T unit_of_D = power_of_two_scale(std::abs(D)), mantissa = D / unit_of_D;  // of 1/2 to 1
     const T largest = std::max(of_row.largest * to_unit, of_ones) / std::abs(mantissa);
     row.has_gradient = largest > 0 && std::isfinite(largest);
     row.is_finite = row.is_finite && std::isfinite(largest);
     T unit = 1;
     if (row.has_gradient) {
-      unit = unit_of(largest);
+      unit = power_of_two_scale(largest);
       m_factors[i] = exponent_of(unit) - exponent_of(unit_of_D);
       m_sums[i] = std::abs(mantissa) * unit;
       m_sizes[i] = std::max(sum / m_sums[i] * of_values, of_ones / m_sums[i]);

@@ -40,7 +40,7 @@ RowSize<T> row_size(const T* x, Index d) {
 /// A power of two above a largest size, at most twice it; 1 for 0.
 template <Real T>
 T unit_above(T largest) {
-  return largest > 0 ? unit_of(largest) : T(1);
+  return largest > 0 ? power_of_two_scale(largest) : T(1);
 }
 
 /// The same if the largest of all values is so large or small that sums of a row overflow or lose digits; else 1.

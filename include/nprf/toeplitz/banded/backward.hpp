@@ -19,7 +19,7 @@ template <Real T>
 class BandedGradients {
  public:
   /// Refers to all three.
-  BandedGradients(const BandedWeights<T>& weights, const Factors<T>& x, const MatrixView<T>& G)
+  BandedGradients(const BandDecomposition<T>& weights, const Factors<T>& x, const MatrixView<T>& G)
       : m_weights(weights), m_x(x), m_G(G) {}
 
   /// Adds what the pairs give that a tile of queries does not see in its tails: as DirectEngine does.
@@ -64,14 +64,14 @@ class BandedGradients {
   // with N_I = dL/dS_I / w, the same sum over the queries that have key j: dA_i = w f_i G_i S_I^T,
   // dB_j = w h_j U_j N_I^T, dU_j = w h_j B_j N_I
   /// Adds what a tail gives that the tiles' sums carry.
-  void add_tail(const Tail<T>& tail, GradientRefs<T>& out, const Team& team) const {
+  void add_tail(const ExponentialTail<T>& tail, GradientRefs<T>& out, const Team& team) const {
     if (tail.lags == 0) return;
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
     const TailTiles<T> at(tail, m_x, tile);
     const Windows windows = Windows::of(tiles(), m_x.B.cols() * m_x.U.cols());
-    TailSums<T> key_sums(TailSums<T>::Of::keys, at, m_x.B, m_x.U, windows, team);
-    TailSums<T> query_sums(TailSums<T>::Of::queries, at, m_x.A, m_G, windows, team);
+    TailStates<T> key_sums(TailStates<T>::Of::keys, at, m_x.B, m_x.U, windows, team);
+    TailStates<T> query_sums(TailStates<T>::Of::queries, at, m_x.A, m_G, windows, team);
     Moments* moments = workspace.take<Moments>(tiles());
     for (Index window = 0; window < windows.count(); ++window) {
       key_sums.fill(window, team);
@@ -120,7 +120,7 @@ class BandedGradients {
   void add_queries(const TailTiles<T>& at, Index I, const MatrixMap<T>& S, GradientRefs<T>& out, Moments& moments,
                    Workspace& scratch) const {
     const Workspace::Scope scope(scratch);
-    const Tail<T>& tail = at.tail();
+    const ExponentialTail<T>& tail = at.tail();
     auto D = scratch.matrix<T>(rows(I), S.rows());
     set_product(D, m_G.middleRows(first(I), rows(I)), S.transpose());  // (rows,r)
     for (Index row = 0; row < rows(I); ++row) {
@@ -136,7 +136,7 @@ class BandedGradients {
   // dB_j += w h_j U_j N^T, dU_j += w h_j B_j N
   void add_keys(const TailTiles<T>& at, Index I, const MatrixMap<T>& N, GradientRefs<T>& out, Moments& moments,
                 Workspace& scratch) const {
-    const Tail<T>& tail = at.tail();
+    const ExponentialTail<T>& tail = at.tail();
     const auto [begin, end] = at.new_keys(I);
     for (Index j0 = begin; j0 < end; j0 += piece) {
       const Workspace::Scope scope(scratch);
@@ -157,7 +157,7 @@ class BandedGradients {
 
   // Two lags stand for all: their dc has the same moments. The second is about the mean distance away, where neither
   // has to cancel the other
-  void add_moments(const Tail<T>& tail, const Moments& sum, GradientRefs<T>& out) const {
+  void add_moments(const ExponentialTail<T>& tail, const Moments& sum, GradientRefs<T>& out) const {
     const Index outwards = tail.side == Side::before ? -1 : 1, edge = tail.edge - m_weights.table.lags().first;
     double nearest = sum.zeroth;
     if (tail.lags > 1) {
@@ -172,7 +172,7 @@ class BandedGradients {
     out.dc[edge] += static_cast<T>(nearest);
   }
 
-  const BandedWeights<T>& m_weights;
+  const BandDecomposition<T>& m_weights;
   const Factors<T>& m_x;
   const MatrixView<T>& m_G;
 };

@@ -34,12 +34,12 @@ struct Windows {
 /// What rounding takes from a sum is added to its next (Kahan 1965), so that errors do not grow with the tiles. Memory
 /// O(rows cols (a window's tiles + windows)).
 template <Real T>
-class DecayedSums {
+class CompensatedScan {
  public:
   enum class From { first, last };
 
   /// Its memory lies in the workspace.
-  DecayedSums(From from, const Windows& windows, Index rows, Index cols, double slope, Workspace& workspace)
+  CompensatedScan(From from, const Windows& windows, Index rows, Index cols, double slope, Workspace& workspace)
       : m_from(from),
         m_windows(windows),
         m_rows(rows),

@@ -14,8 +14,8 @@ namespace nprf::toeplitz {
 
 /// Weights taken apart: two tails, either of which may be empty, and the band between them.
 template <Real T>
-struct BandedWeights {
-  BandedWeights(LagWeightsView<T> c, const ProductShape& span, Workspace& workspace)
+struct BandDecomposition {
+  BandDecomposition(LagWeightsView<T> c, const ProductShape& span, Workspace& workspace)
       : table(c, span, workspace),
         before(Side::before, c, span),
         after(Side::after, c, span),
@@ -35,7 +35,7 @@ struct BandedWeights {
   }
 
   LagTiles<T> table;
-  Tail<T> before, after;
+  ExponentialTail<T> before, after;
   LagRange band;
   T constant;  // the weight of all lags, if it is one; else 0
 };

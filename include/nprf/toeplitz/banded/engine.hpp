@@ -46,7 +46,7 @@ class BandedEngine {
   /// Infinite where there are no tails.
   static double cost(const CostInputs<T>& x) {
     constexpr double beside_band = 24, tail_state = 2, sum_of_outer = 2;
-    const Tail<T> before(Side::before, x.weights, x.span), after(Side::after, x.weights, x.span);
+    const ExponentialTail<T> before(Side::before, x.weights, x.span), after(Side::after, x.weights, x.span);
     const int tails = (before.lags > 0) + (after.lags > 0);
     if (x.tokens.empty() || tails == 0) return std::numeric_limits<double>::infinity();
     const double r = static_cast<double>(x.tokens.r), p = static_cast<double>(x.tokens.p),
@@ -65,12 +65,12 @@ class BandedEngine {
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (m_weights.constant != T(0)) return contract_constant(x, Y, team, sums);
     const Workspace::Scope scope(team.workspace());
-    const Tail<T>&b = m_weights.before, &a = m_weights.after;
+    const ExponentialTail<T>&b = m_weights.before, &a = m_weights.after;
     const Index tiles = (x.queries.slots.count + tile - 1) / tile, ones = sums ? 1 : 0;
     const Windows windows = Windows::of(tiles, x.B.cols() * (x.U.cols() + ones));
-    std::optional<TailSums<T>> before, after;
-    if (b.lags > 0) before.emplace(TailSums<T>::Of::keys, TailTiles<T>(b, x, tile), x.B, x.U, windows, team, ones);
-    if (a.lags > 0) after.emplace(TailSums<T>::Of::keys, TailTiles<T>(a, x, tile), x.B, x.U, windows, team, ones);
+    std::optional<TailStates<T>> before, after;
+    if (b.lags > 0) before.emplace(TailStates<T>::Of::keys, TailTiles<T>(b, x, tile), x.B, x.U, windows, team, ones);
+    if (a.lags > 0) after.emplace(TailStates<T>::Of::keys, TailTiles<T>(a, x, tile), x.B, x.U, windows, team, ones);
     for (Index window = 0; window < windows.count(); ++window) {
       if (before) before->fill(window, team);
       if (after) after->fill(window, team);
@@ -98,9 +98,9 @@ class BandedEngine {
 
   /// How many of n_k keys are added up in turn at most, each rounding being one of all before: those of the band, up to
   /// a chunk. Of a tail it is a tile's alone, whose sum's rounding does not grow (banded/compensated_scan.hpp).
-  Index keys_in_turn(Index n_k) const {
+  Index longest_plain_sum(Index n_k) const {
     constexpr Index of_tile = 2048;
-    return std::min(n_k, of_tile + (m_weights.constant != T(0) ? 0 : nprf::keys_in_turn(m_weights.band.size())));
+    return std::min(n_k, of_tile + (m_weights.constant != T(0) ? 0 : nprf::longest_plain_sum(m_weights.band.size())));
   }
 
   /// The gradients for G (n_q,p) = dL/dY; out.dc may be empty. In a tail, out.dc stands in two lags for all
@@ -131,10 +131,10 @@ class BandedEngine {
 
   // y_i += weight exp(slope |s_i - pivot|) A_i S
   template <class Y>
-  static void add_tail(const Factors<T>& x, const TailSums<T>& of, Index I, Y& y, T* sums, Workspace& scratch) {
+  static void add_tail(const Factors<T>& x, const TailStates<T>& of, Index I, Y& y, T* sums, Workspace& scratch) {
     if (!of.tiles().any_keys(I)) return;
     const Workspace::Scope scope(scratch);
-    const Tail<T>& tail = of.tiles().tail();
+    const ExponentialTail<T>& tail = of.tiles().tail();
     const auto Z = scaled_rows<T>(x.A, I * tile, y.rows(), scratch,
                                   [&](Index i) { return tail.weight * tail.power(of.tiles().query_distance(I, i)); });
     add_rows(Z, of.at(I), y, sums, scratch);
@@ -174,7 +174,7 @@ class BandedEngine {
     });
   }
 
-  BandedWeights<T> m_weights;
+  BandDecomposition<T> m_weights;
 };
 
 }  // namespace nprf::toeplitz

@@ -21,8 +21,8 @@ enum class Side { before, after };
 /// k = 0..lags-1, of the lags that can be reached. Empty (lags == 0) where there is none: where the weights do not go
 /// on to the farthest lag, or are all zero.
 template <Real T>
-struct Tail {
-  Tail(Side of, LagWeightsView<T> c, const ProductShape& span) : side(of) {
+struct ExponentialTail {
+  ExponentialTail(Side of, LagWeightsView<T> c, const ProductShape& span) : side(of) {
     const Index least = -(span.n_q - 1), most = span.n_k - 1;
     const bool is_before = side == Side::before;
     slope = is_before ? c.tails.slope_before : c.tails.slope_after;
@@ -61,7 +61,7 @@ struct Tail {
 
 /// The lags that tiles cannot leave to tails: the band between those there are.
 template <Real T>
-LagRange band_between(const Tail<T>& before, const Tail<T>& after, LagWeightsView<T> c) {
+LagRange band_between(const ExponentialTail<T>& before, const ExponentialTail<T>& after, LagWeightsView<T> c) {
   LagRange band = c.support();
   if (before.lags > 0) band.first = before.edge + 1;
   if (after.lags > 0) band.last = after.edge - 1;
@@ -84,10 +84,10 @@ template <Real T>
 class TailTiles {
  public:
   /// Refers to the tail.
-  TailTiles(const Tail<T>& tail, const Factors<T>& x, Index tile)
+  TailTiles(const ExponentialTail<T>& tail, const Factors<T>& x, Index tile)
       : m_tail(&tail), m_queries(x.queries.slots), m_keys(x.keys.slots), m_tile(tile) {}
 
-  const Tail<T>& tail() const { return *m_tail; }
+  const ExponentialTail<T>& tail() const { return *m_tail; }
   bool before() const { return m_tail->side == Side::before; }
   Index tiles() const { return (m_queries.count + m_tile - 1) / m_tile; }
   Index first(Index I) const { return I * m_tile; }
@@ -120,7 +120,7 @@ class TailTiles {
   }
 
  private:
-  const Tail<T>* m_tail;
+  const ExponentialTail<T>* m_tail;
   Slots m_queries, m_keys;
   Index m_tile;
 };

@@ -55,14 +55,14 @@ void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S
 ///     of queries   S_I = sum of exp(slope |s_i - pivot_J|) exp(slope |pivot_J - pivot_I|) P_i^T Q_i
 ///                  over the tiles J that have tile I's keys in their tail, and their queries i
 template <Real T>
-class TailSums {
+class TailStates {
  public:
   enum class Of { keys, queries };
 
   /// P (n,r), Q (n,p), to which it refers; `ones` is how many columns of ones, 0 or 1, stand beside Q. Its memory lies
   /// in the team's workspace.
-  TailSums(Of of, const TailTiles<T>& tiles, const MatrixView<T>& P, const MatrixView<T>& Q, const Windows& windows,
-           const Team& team, Index ones = 0)
+  TailStates(Of of, const TailTiles<T>& tiles, const MatrixView<T>& P, const MatrixView<T>& Q, const Windows& windows,
+             const Team& team, Index ones = 0)
       : m_of(of),
         m_tiles(tiles),
         m_P(P),
@@ -81,7 +81,7 @@ class TailSums {
   MatrixMap<T> at(Index I) const { return m_sums.at(I); }
 
  private:
-  using From = typename DecayedSums<T>::From;
+  using From = typename CompensatedScan<T>::From;
   static constexpr Index piece = 128, in_turn = 32 * piece;
 
   auto adder() const {
@@ -100,7 +100,7 @@ class TailSums {
   // up
   template <class Distance>
   void add(RowRange range, MatrixMap<T>& S, Workspace& scratch, Distance&& distance) const {
-    const Tail<T>& tail = m_tiles.tail();
+    const ExponentialTail<T>& tail = m_tiles.tail();
     if (range.end - range.begin > in_turn) {
       const Index middle = range.begin + (range.end - range.begin) / 2;
       const Workspace::Scope scope(scratch);
@@ -126,7 +126,7 @@ class TailSums {
   Of m_of;
   TailTiles<T> m_tiles;
   const MatrixView<T>&m_P, &m_Q;
-  DecayedSums<T> m_sums;
+  CompensatedScan<T> m_sums;
 };
 
 }  // namespace nprf::toeplitz

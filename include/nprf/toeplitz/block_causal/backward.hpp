@@ -25,9 +25,9 @@ class BlockCausalGradients {
   /// Adds them for G (n_q,p) = dL/dY, and what they are sums of, rows in their places; the first lag of dc and of the
   /// lags' sizes is `first`.
   void add(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-           const KeyExponents<T>& exponents, GradientRefs<T> out, const GradientSizes<T>& sizes, Index first,
+           const RunningKeyMax<T>& exponents, GradientRefs<T> out, const GradientSizes<T>& sizes, Index first,
            const Team& team) const {
-    SignalGradients<T> frame(A, B, U, G, sizes, m_levels.axis().length(), m_levels.numbers(), team);
+    SignalBackward<T> frame(A, B, U, G, sizes, m_levels.axis().length(), m_levels.numbers(), team);
     const auto for_ranges = [&](Workspace& scratch, auto&& add_range) {
       Scratch with(m_levels, scratch);
       m_levels.for_each_family([&](const Family& family) {
@@ -65,7 +65,7 @@ class BlockCausalGradients {
   };
 
   template <class Use>
-  void for_each_range(const Family& family, const KeyExponents<T>& exponents, Use&& use) const {
+  void for_each_range(const Family& family, const RunningKeyMax<T>& exponents, Use&& use) const {
     constexpr double most = sizeof(T) == 4 ? 14 : 110;  // e^most squared, and more, is far from overflow
     const Index S = m_levels[family.level].size;
     const auto before = [&](Index s) { return exponents.largest(family.first + s * S, S); };
@@ -89,7 +89,7 @@ class BlockCausalGradients {
     }
 
     // later sources than the range's are zeros, and so are other targets
-    void read(const Family& family, const Range& range, const KeyExponents<T>& exponents, const Levels& levels,
+    void read(const Family& family, const Range& range, const RunningKeyMax<T>& exponents, const Levels& levels,
               Index queries_end) {
       const Index S = levels[family.level].size;
       for (Index s = 0; s < family.count; ++s) {

@@ -16,15 +16,15 @@
 
 namespace nprf::toeplitz {
 
-/// The noise of the block-causal engine's gradients (fft/backward_error_bound.hpp): a key has that of the targets after
-/// its own block in their family, of each level, and a lag that of the pairs of blocks at its offsets. O(n r) time and
-/// O(n r / 128) memory a level.
+/// The error bound of the block-causal engine's gradients (fft/backward_error_bound.hpp): a key has that of the targets
+/// after its own block in their family, of each level, and a lag that of the pairs of blocks at its offsets. O(n r)
+/// time and O(n r / 128) memory a level.
 template <Real T>
-class CausalGradientNoise {
+class CausalBackwardErrorBound {
  public:
   /// Refers to all of them.
-  CausalGradientNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const Factors<T>& x,
-                      const GradientScales<T>& of, const Team& team)
+  CausalBackwardErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& exponents, const Factors<T>& x,
+                           const GradientScales<T>& of, const Team& team)
       : m_levels(levels),
         m_exponents(exponents),
         m_x(x),
@@ -90,8 +90,8 @@ class CausalGradientNoise {
     const Index j_end = m_x.keys.slots.below(place + block - first);
     for (Index j = m_x.keys.slots.below(place - first); j < j_end; ++j) {
       const double factor = static_cast<double>(m_exponents.keys()[first + m_x.keys.slots[j]]);
-      out.keys[j] += factor * noise_of_row<T>(m_x.B.row(j), ones, out.by_norms);
-      out.key_sizes[j] += factor * noise_of_row<T>(m_x.B.row(j), sized, out.by_norms);
+      out.keys[j] += factor * row_error_bound<T>(m_x.B.row(j), ones, out.by_norms);
+      out.key_sizes[j] += factor * row_error_bound<T>(m_x.B.row(j), sized, out.by_norms);
     }
   }
 
@@ -115,14 +115,14 @@ class CausalGradientNoise {
       const Index first = axis.lags.last - (end - 1) + n_q - 1, count = end - begin;
       const double images = images_of(m_lag_sums + first, count);
       for (Index at = first; at < first + count; ++at) {
-        out.lags[at] += eps * (noise_of_columns(m_x.U.cols()) * ones + 2 * images);
+        out.lags[at] += eps * (column_error_factor(m_x.U.cols()) * ones + 2 * images);
         out.lag_sizes[at] += eps * (sized + images);
       }
     }
   }
 
   const CausalLevels<T>& m_levels;
-  const KeyExponents<T>& m_exponents;
+  const RunningKeyMax<T>& m_exponents;
   const Factors<T>& m_x;
   const T* m_lag_sums;
   BlockNorms *m_w, *m_b;  // one a level: of targets, times e^(before(block) - M_i), and of sources

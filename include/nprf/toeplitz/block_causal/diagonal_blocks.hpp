@@ -19,11 +19,11 @@ namespace nprf::toeplitz {
 /// No row's bits depend on later keys. Their weights are zero, and zero times anything finite adds nothing; values that
 /// are not finite are taken for zeros in the rows before them.
 template <Real T>
-class DiagonalTiles {
+class DiagonalBlocks {
  public:
   static constexpr Index block = CausalLevels<T>::block;
 
-  DiagonalTiles(LagWeightsView<T> c, const CausalAxis& axis, const Team& team) : m_axis(axis) {
+  DiagonalBlocks(LagWeightsView<T> c, const CausalAxis& axis, const Team& team) : m_axis(axis) {
     T* weights = team.workspace().take<T>(2 * block);
     for (Index k = 0; k < 2 * block; ++k) weights[k] = axis.weight(c, block - 1 - k);
     m_weights = weights;
@@ -31,7 +31,7 @@ class DiagonalTiles {
 
   /// Y's rows, of the slots of queries; A, B, U by place.
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U,
-                const KeyExponents<T>& exponents, MatrixRef<T> Y, const Team& team) const {
+                const RunningKeyMax<T>& exponents, MatrixRef<T> Y, const Team& team) const {
     team.run((m_axis.queries.end + strip - 1) / strip, [&](Index task, Workspace& scratch) {
       const Index first = task * strip, end = std::min(first + strip, m_axis.queries.end);
       const Index i0 = std::max(first, m_axis.queries.first), rows = end - i0;
@@ -55,8 +55,8 @@ class DiagonalTiles {
   /// The gradients for G and what they are sums of, by place as A, B, U and the gradients are; `first` is the lag of
   /// dc[0].
   void add_gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-                     const KeyExponents<T>& exponents, GradientRefs<T>& out, const GradientSizes<T>& sizes, Index first,
-                     const Team& team) const {
+                     const RunningKeyMax<T>& exponents, GradientRefs<T>& out, const GradientSizes<T>& sizes,
+                     Index first, const Team& team) const {
     const Index blocks = (m_axis.queries.end + block - 1) / block;
     const Workspace::Scope scope(team.workspace());
     auto dc = team.workspace().matrix<T>(blocks, block), size_of_lags = team.workspace().matrix<T>(blocks, block);
@@ -109,7 +109,7 @@ class DiagonalTiles {
 
   // row i and key j by e^(e_j - M_i), M_i the largest exponent up to the row
   template <class M>
-  static void multiply_by_exponents(M& S, Index i0, Index j0, const KeyExponents<T>& exponents, Workspace& scratch) {
+  static void multiply_by_exponents(M& S, Index i0, Index j0, const RunningKeyMax<T>& exponents, Workspace& scratch) {
     const double* e = exponents.exponents();
     if (!e) return;
     const Workspace::Scope scope(scratch);

@@ -69,7 +69,7 @@ class BlockCausalEngine {
     const MatrixView<T> A = in_places(x.A, x.queries.slots, m_axis.queries, team),
                         B = in_places(x.B, x.keys.slots, m_axis.keys, team),
                         U = in_places(x.U, x.keys.slots, m_axis.keys, team);
-    const KeyExponents<T> exponents(x, m_levels, team);
+    const RunningKeyMax<T> exponents(x, m_levels, team);
     if (x.queries.slots.count == m_n_q) return contract(A, B, U, exponents, Y, team);
     auto all = workspace.matrix<T>(m_n_q, Y.cols());
     contract(A, B, U, exponents, all, team);
@@ -80,16 +80,16 @@ class BlockCausalEngine {
   /// are the largest |U_j.| of each key.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     const Workspace::Scope scope(team.workspace());
-    const KeyExponents<T> exponents(x, m_levels, team);
-    CausalNoise<T>(m_levels, exponents, x, sizes, team).rows(out, team);
+    const RunningKeyMax<T> exponents(x, m_levels, team);
+    CausalErrorBound<T>(m_levels, exponents, x, sizes, team).rows(out, team);
   }
 
   /// The same of gradients().
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
     const Workspace::Scope scope(team.workspace());
-    const KeyExponents<T> exponents(x, m_levels, team);
-    CausalGradientNoise<T>(m_levels, exponents, x, of, team).find(out, m_n_q, team);
+    const RunningKeyMax<T> exponents(x, m_levels, team);
+    CausalBackwardErrorBound<T>(m_levels, exponents, x, of, team).find(out, m_n_q, team);
   }
 
   /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of, the exponents taken for constants; out.dc may be
@@ -102,7 +102,7 @@ class BlockCausalEngine {
                         B = in_places(x.B, x.keys.slots, m_axis.keys, team),
                         U = in_places(x.U, x.keys.slots, m_axis.keys, team),
                         G = in_places(G_, x.queries.slots, m_axis.queries, team);
-    const KeyExponents<T> exponents(x, m_levels, team);
+    const RunningKeyMax<T> exponents(x, m_levels, team);
     SlotGradients<T> slots(x, {m_axis.queries.end, m_axis.queries.first}, {m_axis.keys.end, m_axis.keys.first}, out,
                            sizes, team);
     auto unrequested = workspace.template vector<T>(out.dc.size() == 0 ? m_num_lags : 0);
@@ -119,7 +119,7 @@ class BlockCausalEngine {
   }
 
   /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
-  Index keys_in_turn(Index n_k) const { return std::min<Index>(n_k, 512); }
+  Index longest_plain_sum(Index n_k) const { return std::min<Index>(n_k, 512); }
 
  private:
   using Levels = CausalLevels<T>;
@@ -137,7 +137,7 @@ class BlockCausalEngine {
   }
 
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U,
-                const KeyExponents<T>& exponents, MatrixRef<T> Y, const Team& team) const {
+                const RunningKeyMax<T>& exponents, MatrixRef<T> Y, const Team& team) const {
     m_tiles.contract(A, B, U, exponents, Y, team);
     if (m_levels.count() == 0) return;
     const Index r = A.cols(), p = U.cols(), n = m_axis.length();
@@ -182,7 +182,7 @@ class BlockCausalEngine {
   // targets begin..end-1 of a family, and what their sources are measured in
   struct Run {
     Index begin, end;
-    SourceUnits<T> units;
+    SourceScales<T> units;
   };
 
   // use(run): each as long as its units serve; largest(k) of source block k
@@ -192,7 +192,7 @@ class BlockCausalEngine {
     auto seen = SourceLargest<T>::none();
     for (Index begin = 0, end; begin < family.count; begin = end) {
       if (begin == 0) seen.include(largest(k0));
-      const SourceUnits<T> units(seen);
+      const SourceScales<T> units(seen);
       for (end = begin + 1; end < family.count; ++end) {
         seen.include(largest(k0 + end));
         if (!units.serve(seen)) break;
@@ -213,7 +213,7 @@ class BlockCausalEngine {
     static Index stride(Index size) { return staggered<Z>(size); }
 
     // later sources than the run's are zeros, other targets than its are left out
-    void read(const Family& family, const Run& run, const T* from_a, const T* from_b, const KeyExponents<T>& exponents,
+    void read(const Family& family, const Run& run, const T* from_a, const T* from_b, const RunningKeyMax<T>& exponents,
               const Levels& levels, Index queries_end) {
       const auto& level = levels[family.level];
       const Index S = level.size, middle = run.end * S;
@@ -259,7 +259,7 @@ class BlockCausalEngine {
 
   // one column of Y, W features at a time
   void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, Index column,
-                       const KeyExponents<T>& exponents, const Sources<T>& sources, MatrixRef<T>& Y,
+                       const RunningKeyMax<T>& exponents, const Sources<T>& sources, MatrixRef<T>& Y,
                        Workspace& scratch) const {
     const Index n = m_axis.length();
     auto y = scratch.vector<T>(n), u = scratch.vector<T>(n);
@@ -286,7 +286,7 @@ class BlockCausalEngine {
   }
 
   void add_column(const Family& family, const Run& run, const Features& a, const Features& b, const T* u,
-                  const KeyExponents<T>& exponents, T* y, const Scratch& with) const {
+                  const RunningKeyMax<T>& exponents, T* y, const Scratch& with) const {
     const auto& level = m_levels[family.level];
     const Index S = level.size, begin = run.begin * S;
     const Index rows = std::min(run.end * S, m_axis.queries.end - family.first - S) - begin;
@@ -313,7 +313,7 @@ class BlockCausalEngine {
   Index m_n_q, m_num_lags;
   CausalAxis m_axis;
   CausalLevels<T> m_levels;
-  DiagonalTiles<T> m_tiles;
+  DiagonalBlocks<T> m_tiles;
 };
 
 }  // namespace nprf::toeplitz

@@ -45,19 +45,19 @@ struct BlockNorms {
   SignalNorms* norms;
 };
 
-/// The noise of the block-causal engine (fft/error_bound.hpp): a row has that of the sources before its own block in
-/// their family, of each level,
+/// The error bound of the block-causal engine (fft/error_bound.hpp): a row has that of the sources before its own block
+/// in their family, of each level,
 ///
-///     noise_i = eps sum_r |A_ir| sum_s (sqrt(log2 N / N) (|g_s|_2 |x_sr|_2 + |T(g_s) x_sr|_2) + 3/2 |T(g_s) x_sr|_max)
+///     bound_i = eps sum_r |A_ir| sum_s (sqrt(log2 N / N) (|g_s|_2 |x_sr|_2 + |T(g_s) x_sr|_2) + 3/2 |T(g_s) x_sr|_max)
 ///
 /// with the weights g_s from source s to the row's block, and none of what is later; and what underflows. O(n r) time
 /// and O(n r / 128) memory a level.
 template <Real T>
-class CausalNoise {
+class CausalErrorBound {
  public:
   /// For keys whose largest |U_j.| are sizes (n_k). Refers to all of them.
-  CausalNoise(const CausalLevels<T>& levels, const KeyExponents<T>& exponents, const Factors<T>& x, const T* sizes,
-              const Team& team)
+  CausalErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& exponents, const Factors<T>& x,
+                   const T* sizes, const Team& team)
       : m_levels(levels),
         m_exponents(exponents),
         m_x(x),
@@ -123,13 +123,13 @@ class CausalNoise {
     for (Index i = i0; i < end; ++i) {
       const Index at = m_levels.axis().queries.first + m_x.queries.slots[i];
       const double row = factor * static_cast<double>(m_exponents.rows(of)[at]);
-      out.Y[i] += row * noise_of_row<T>(m_x.A.row(i), Y, out.by_norms) + value * of_row;
-      out.sums[i] += row * noise_of_row<T>(m_x.A.row(i), sums, out.by_norms) + of_row;
+      out.Y[i] += row * row_error_bound<T>(m_x.A.row(i), Y, out.by_norms) + value * of_row;
+      out.sums[i] += row * row_error_bound<T>(m_x.A.row(i), sums, out.by_norms) + of_row;
     }
   }
 
   const CausalLevels<T>& m_levels;
-  const KeyExponents<T>& m_exponents;
+  const RunningKeyMax<T>& m_exponents;
   const Factors<T>& m_x;
   BlockNorms* m_blocks;  // of keys' rows of B, one a level
 };

@@ -43,13 +43,13 @@ struct SourceLargest {
 /// not when they make a number underflow. A run begins with the units of the sources so far, and goes on as long as
 /// they serve: nothing grows near overflow.
 template <Real T>
-struct SourceUnits {
+struct SourceScales {
   using Lanes = fft::Lanes<T>;
 
-  explicit SourceUnits(const SourceLargest<T>& sources) : exponent(sources.exponent), b(sources.b), u(sources.u) {
+  explicit SourceScales(const SourceLargest<T>& sources) : exponent(sources.exponent), b(sources.b), u(sources.u) {
     for (Index l = 0; l < fft::lane_count<T>; ++l) {
-      b[l] = unit_of<T>(b[l]);
-      u[l] = unit_of<T>(u[l]);
+      b[l] = power_of_two_scale<T>(b[l]);
+      u[l] = power_of_two_scale<T>(u[l]);
     }
   }
 
@@ -78,7 +78,7 @@ class Sources {
   using Lanes = fft::Lanes<T>;
 
   /// Of B and U, whose rows are places.
-  Sources(const MatrixView<T>& B, const MatrixView<T>& U, const KeyExponents<T>& exponents,
+  Sources(const MatrixView<T>& B, const MatrixView<T>& U, const RunningKeyMax<T>& exponents,
           const CausalLevels<T>& levels, const Team& team)
       : m_r(B.cols()), m_p(U.cols()), m_levels(team.workspace().take<Of>(levels.count())) {
     for (Index level = 0; level < levels.count(); ++level) {
@@ -127,7 +127,7 @@ class Sources {
     }
   }
 
-  void measure(const MatrixView<T>& B, const MatrixView<T>& U, const KeyExponents<T>& exponents, Index k,
+  void measure(const MatrixView<T>& B, const MatrixView<T>& U, const RunningKeyMax<T>& exponents, Index k,
                const Of& of) const {
     T *b = of.b + k * m_r, *u = of.u + k * m_p;
     std::fill_n(b, m_r, T(0));

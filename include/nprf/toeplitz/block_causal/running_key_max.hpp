@@ -21,9 +21,9 @@ inline double ratio(double exponent, double reference) {
 /// relative to the largest in its block of 128, a row's relative to the largest before its block of a level. Without
 /// exponents all factors are 1. O(n) time and memory a level.
 template <Real T>
-class KeyExponents {
+class RunningKeyMax {
  public:
-  KeyExponents(const Factors<T>& x, const CausalLevels<T>& levels, const Team& team)
+  RunningKeyMax(const Factors<T>& x, const CausalLevels<T>& levels, const Team& team)
       : m_given(x.key_log_scales != nullptr), m_levels(levels.count()), m_length(levels.axis().length()) {
     const auto& axis = levels.axis();
     Workspace& workspace = team.workspace();

@@ -37,16 +37,16 @@ struct AddDiagonals {
   Index first;
 };
 
-/// The gradients of Y = ((A B^T) o C) U for a few queries and a few keys at a time; weights as QueryTile's.
+/// The gradients of Y = ((A B^T) o C) U for a few queries and a few keys at a time; weights as ForwardTile's.
 template <Real T, class Weights = BlockWeights<T>>
-class GradientTile {
+class BackwardTile {
  public:
   /// Queries and keys that go through the second cache together, at most.
   static constexpr Index rows = 96, keys = 96;
   static_assert(rows % Block<T>::rows == 0 && keys % Block<T>::rows == 0 && keys % Pack<T>::size == 0);
 
   /// For G (n_q,p) = dL/dY, and weights of runs of so many keys.
-  GradientTile(const Factors<T>& x, const MatrixView<T>& G, Weights c, Workspace& scratch)
+  BackwardTile(const Factors<T>& x, const MatrixView<T>& G, Weights c, Workspace& scratch)
       : m_x(x),
         m_G(G),
         m_A_blocks(x.A.cols(), scratch),
@@ -60,9 +60,9 @@ class GradientTile {
         m_sums(scratch.take<T>(keys)) {}
 
   /// With weights that hold every lag between the queries and keys to come.
-  GradientTile(const Factors<T>& x, const MatrixView<T>& G, LagWeightsView<T> c, Workspace& scratch)
+  BackwardTile(const Factors<T>& x, const MatrixView<T>& G, LagWeightsView<T> c, Workspace& scratch)
     requires std::same_as<Weights, BlockWeights<T>>
-      : GradientTile(x, G, Weights(x, c, keys, scratch), scratch) {}
+      : BackwardTile(x, G, Weights(x, c, keys, scratch), scratch) {}
 
   /// Queries i0..i0+count-1 from here on.
   void set_queries(Index i0, Index count) {

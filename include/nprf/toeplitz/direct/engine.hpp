@@ -65,7 +65,7 @@ class DirectEngine {
 
   /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, are those for values of 1.
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
-    using Tile = QueryTile<T>;
+    using Tile = ForwardTile<T>;
     team.run_tiles(x.queries.slots.count, Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
       auto y = Y.middleRows(i0, rows);  // (rows,p)
       T* tile_sums = sums ? sums + i0 : nullptr;
@@ -80,12 +80,12 @@ class DirectEngine {
   }
 
   /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
-  Index keys_in_turn(Index n_k) const { return nprf::keys_in_turn(n_k); }
+  Index longest_plain_sum(Index n_k) const { return nprf::longest_plain_sum(n_k); }
 
   /// The gradients for G (n_q,p) = dL/dY; out.dc may be empty.
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>&,
                  const Team& team) const {
-    using Tile = GradientTile<T>;
+    using Tile = BackwardTile<T>;
     static_assert(Tile::rows == Tile::keys);
     out.set_zero();
     const Index n_q = x.queries.slots.count, n_k = x.keys.slots.count;

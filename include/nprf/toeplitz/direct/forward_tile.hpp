@@ -52,14 +52,14 @@ class BlockWeights {
 /// Y = ((A B^T) o C) U for a few queries, a run of keys at a time. The scores of a block of queries and a run of keys
 /// never leave the first cache. The weights C are those of lags, or any that have set() and row() as BlockWeights.
 template <Real T, class Weights = BlockWeights<T>>
-class QueryTile {
+class ForwardTile {
  public:
   /// Queries that share a copy of B^T, and keys in a run, at most.
   static constexpr Index rows = 22 * Block<T>::rows, keys = 64;
   static_assert(keys % Pack<T>::size == 0);
 
   /// For queries i0..i0+count-1, and weights of runs of so many keys.
-  QueryTile(const Factors<T>& x, Weights c, Index i0, Index count, Workspace& scratch)
+  ForwardTile(const Factors<T>& x, Weights c, Index i0, Index count, Workspace& scratch)
       : m_x(x),
         m_i0(i0),
         m_count(count),
@@ -72,9 +72,9 @@ class QueryTile {
   }
 
   /// With weights that hold every lag between them and the keys to come.
-  QueryTile(const Factors<T>& x, LagWeightsView<T> c, Index i0, Index count, Workspace& scratch)
+  ForwardTile(const Factors<T>& x, LagWeightsView<T> c, Index i0, Index count, Workspace& scratch)
     requires std::same_as<Weights, BlockWeights<T>>
-      : QueryTile(x, Weights(x, c, keys, scratch), i0, count, scratch) {}
+      : ForwardTile(x, Weights(x, c, keys, scratch), i0, count, scratch) {}
 
   /// Y (count,p) += what keys j0..j0+cols-1 give; and sums (count), unless it is null, what they give for values of 1.
   void add(Index j0, Index cols, MatrixRef<T> Y, T* sums = nullptr) {

@@ -34,7 +34,7 @@ class LagTiles {
   /// unless it is null, the same for values of 1.
   void add(const Factors<T>& x, Index i0, Index j_begin, Index j_end, MatrixRef<T> y, Workspace& scratch,
            T* sums = nullptr) const {
-    using Tile = QueryTile<T>;
+    using Tile = ForwardTile<T>;
     if (j_begin >= j_end) return;
     const Workspace::Scope scope(scratch);
     Tile tile(x, weights(), i0, y.rows(), scratch);
@@ -43,11 +43,11 @@ class LagTiles {
     });
   }
 
-  /// Adds what these tokens give, at most GradientTile<T>::rows queries, to out.dA (n_q,r), out.dB (n_k,r) and out.dU
+  /// Adds what these tokens give, at most BackwardTile<T>::rows queries, to out.dA (n_q,r), out.dB (n_k,r) and out.dU
   /// (n_k,p), and, unless it is null, to dc, whose first lag is dc_first.
   void add_gradients(const Factors<T>& x, const MatrixView<T>& G, Index i0, Index rows, Index j_begin, Index j_end,
                      GradientRefs<T>& out, T* dc, Index dc_first, Workspace& scratch) const {
-    using Tile = GradientTile<T>;
+    using Tile = BackwardTile<T>;
     if (j_begin >= j_end) return;
     const Workspace::Scope scope(scratch);
     Tile tile(x, G, weights(), scratch);

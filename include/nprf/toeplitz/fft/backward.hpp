@@ -43,13 +43,13 @@ struct ColumnSignals {
 /// The frame around them that FFT engines share: each column of G is scaled to maximum 1 by a power of two and the same
 /// column of U by the inverse, lest products over- or underflow, so that only dU has to be scaled back.
 template <Real T>
-class SignalGradients {
+class SignalBackward {
  public:
   static constexpr Index blocks = 8;  // of features and of groups, that threads work on
 
   /// For signals of a length, at least the rows of A and B, and correlations of a size; rows are places.
-  SignalGradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-                  const GradientSizes<T>& sizes, Index length, Index correlation_size, const Team& team)
+  SignalBackward(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
+                 const GradientSizes<T>& sizes, Index length, Index correlation_size, const Team& team)
       : m_A(A),
         m_B(B),
         m_U(U),
@@ -65,9 +65,9 @@ class SignalGradients {
         m_da(team.workspace().matrix<T>(m_r, staggered<T>(length))),
         m_db(team.workspace().matrix<T>(m_r, staggered<T>(length))),
         m_correlations(team.workspace().take<T>((blocks + 1) * m_size)) {
-    column_units(G, m_unit);
+    column_scales(G, m_unit);
     if (sizes && G.rows() > 0)  // the last column is never larger
-      m_unit[U.cols() - 1] = unit_of(*std::max_element(sizes.rows, sizes.rows + G.rows()));
+      m_unit[U.cols() - 1] = power_of_two_scale(*std::max_element(sizes.rows, sizes.rows + G.rows()));
     team.run_tiles(length, [&](Index j0, Index rows, Workspace&) {
       for (Index r = 0; r < m_r; ++r) {
         m_a.read(r, A, r, 1, j0, rows);

@@ -16,18 +16,18 @@
 /// with the roles exchanged: with w_r = A_r o g for a column g of G, and N_r(g) what fft/error_bound.hpp says of T(c)^T
 /// w_r,
 ///
-///     noise of dU_j = eps sum_r |B_jr| N_r(1)    noise of sum_r |B_jr dB_jr| <= |U_j|_1 times that
+///     error bound of dU_j = eps sum_r |B_jr| N_r(1)    error bound of sum_r |B_jr dB_jr| <= |U_j|_1 times that
 ///
 /// and for a column that is smaller than the rows' sizes s_i (gradients.hpp) with N_r(s) in N_r(1)'s place. Two columns
-/// that share a signal, each scaled to maximum 1, make sqrt 2 times the noise. The correlations of w_r and x_r = B_r o
-/// u, whose sum is dc, are off at each lag by eps sqrt(log2 N / N) |w_r|_2 |x_r|_2. Each of the three transforms leaves
-/// images of the others, of eps / 2 of the largest where all is alike: with S_l as in GradientSizes, and |G_i.U_j| <= 2
-/// s_i, all together of 3/2 eps max S_l in the sizes, and twice that in dc.
+/// that share a signal, each scaled to maximum 1, make sqrt 2 times the error bound. The correlations of w_r and x_r =
+/// B_r o u, whose sum is dc, are off at each lag by eps sqrt(log2 N / N) |w_r|_2 |x_r|_2. Each of the three transforms
+/// leaves images of the others, of eps / 2 of the largest where all is alike: with S_l as in GradientSizes, and
+/// |G_i.U_j| <= 2 s_i, all together of 3/2 eps max S_l in the sizes, and twice that in dc.
 namespace nprf::toeplitz {
 
-/// By how much the noise of p columns of G of at most 1, with |U_j|_2 for U's rows, is above that of one: their errors
-/// are taken as if all were alike.
-inline double noise_of_columns(Index p) { return std::sqrt(static_cast<double>(p)); }
+/// By how much the error bound of p columns of G of at most 1, with |U_j|_2 for U's rows, is above that of one: their
+/// errors are taken as if all were alike.
+inline double column_error_factor(Index p) { return std::sqrt(static_cast<double>(p)); }
 
 /// What the images in the sizes of some lags are, over eps.
 template <Real T>
@@ -35,10 +35,10 @@ double images_of(const T* lags, Index count) {
   return 1.5 * static_cast<double>(*std::max_element(lags, lags + count));
 }
 
-/// The noise by transforms of one length N, of signals that are one column or two. O(n r).
+/// The error bound by transforms of one length N, of signals that are one column or two. O(n r).
 template <Real T>
-void gradient_noises(const WeightNorms& c, Index N, Index columns, const Factors<T>& x, const GradientScales<T>& of,
-                     GradientErrorBounds noise, const Team& team) {
+void fft_gradient_error_bounds(const WeightNorms& c, Index N, Index columns, const Factors<T>& x,
+                               const GradientScales<T>& of, GradientErrorBounds bounds, const Team& team) {
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);
   const Index r = x.A.cols();
@@ -52,20 +52,20 @@ void gradient_noises(const WeightNorms& c, Index N, Index columns, const Factors
   sized *= of_A.B * of_A.size;
   team.run_tiles(x.B.rows(), [&](Index j0, Index rows, Workspace&) {
     for (Index j = j0; j < j0 + rows; ++j) {
-      noise.keys[j] = noise_of_row<T>(x.B.row(j), ones, noise.by_norms);
-      noise.key_sizes[j] = noise_of_row<T>(x.B.row(j), sized, noise.by_norms);
+      bounds.keys[j] = row_error_bound<T>(x.B.row(j), ones, bounds.by_norms);
+      bounds.key_sizes[j] = row_error_bound<T>(x.B.row(j), sized, bounds.by_norms);
     }
   });
-  if (noise.num_lags == 0) return;
+  if (bounds.num_lags == 0) return;
   const SignalScale of_B(x.B, of.values);
   const SignalNorms b = signal_norms<T>(x.B, of.values, of_B, team);
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon()), of_features = of_A.B * of_B.B;
-  const double images = images_of(of.lags, noise.num_lags);
+  const double images = images_of(of.lags, bounds.num_lags);
   const Index signals = (x.U.cols() - 1 + columns - 1) / columns + 1;  // the last column has one by itself
-  const double of_dc = of_B.size * noise_of_columns(columns * signals) * w.correlate_ones(b, N),
+  const double of_dc = of_B.size * column_error_factor(columns * signals) * w.correlate_ones(b, N),
                of_sizes = of_A.size * of_signal * w.correlate_sized(b, N);
-  std::fill_n(noise.lags, noise.num_lags, eps * (of_features * of_dc + 2 * images));
-  std::fill_n(noise.lag_sizes, noise.num_lags, eps * (of_features * of_sizes + images));
+  std::fill_n(bounds.lags, bounds.num_lags, eps * (of_features * of_dc + 2 * images));
+  std::fill_n(bounds.lag_sizes, bounds.num_lags, eps * (of_features * of_sizes + images));
 }
 
 }  // namespace nprf::toeplitz

@@ -91,18 +91,19 @@ class LanesEngine {
 
   /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
-    row_noises(m_norms, 2 * m_tree->length(), x, sizes, out, team,
-               [&](const SignalNorms& norms, const SignalScale&, SignalNorms::Row& Y, SignalNorms::Row& sums) {
-                 const double lost = Underflow<T>::of_signals(2 * m_tree->length());
-                 Y += lost * norms.largest_size() * norms.largest();
-                 sums += lost * norms.largest();
-               });
+    fft_row_error_bounds(
+        m_norms, 2 * m_tree->length(), x, sizes, out, team,
+        [&](const SignalNorms& norms, const SignalScale&, SignalNorms::Row& Y, SignalNorms::Row& sums) {
+          const double lost = Underflow<T>::of_signals(2 * m_tree->length());
+          Y += lost * norms.largest_size() * norms.largest();
+          sums += lost * norms.largest();
+        });
   }
 
   /// The same of gradients().
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
-    gradient_noises(m_norms, 2 * m_tree->length(), 1, x, of, out, team);
+    fft_gradient_error_bounds(m_norms, 2 * m_tree->length(), 1, x, of, out, team);
   }
 
   /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.
@@ -118,14 +119,14 @@ class LanesEngine {
   }
 
   /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
-  Index keys_in_turn(Index n_k) const { return std::min<Index>(n_k, 512); }
+  Index longest_plain_sum(Index n_k) const { return std::min<Index>(n_k, 512); }
 
  private:
   using Tree = fft::PolynomialTree<T>;
   using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>;
-  using Column = UnitColumn<T>;
+  using Column = ScaledColumn<T>;
   using Features = FeatureLanes<T>;
 
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y,
@@ -133,7 +134,7 @@ class LanesEngine {
     const Index r = A.cols(), p = U.cols(), L = m_tree->length();
     Workspace& workspace = team.workspace();
     auto unit = workspace.vector<T>(r);
-    column_units(B, unit);
+    column_scales(B, unit);
     // features whose columns are laid out at a time: each time costs a pass over U and Y, and each column memory
     const Index block = L <= (Index{1} << 17) ? 16 : 4;
     const FeatureColumns<T> b(workspace, block, L), a(workspace, block, L, m_tree->twist());
@@ -200,7 +201,7 @@ class LanesEngine {
     const Index L = m_tree->length();
     out.set_zero();
     if (sizes) std::fill_n(sizes.keys, B.rows(), T(0));
-    SignalGradients<T> frame(A, B, U, G, sizes, L, 2 * L, team);
+    SignalBackward<T> frame(A, B, U, G, sizes, L, 2 * L, team);
     const auto add = [this](const auto& x, Workspace& scratch) {
       const Index size = staggered<Z>(m_tree->length());
       add_gradients(x, {scratch.take<Z>(size), scratch.take<Z>(size)});
@@ -258,7 +259,7 @@ class LanesEngine {
   // dc[l] at l + n_q - 1, from w and x correlated modulo z^2L + 1, where lag l < 0 is minus that of l + 2L: the residue
   // modulo z^L - i has the lags l >= 0 as real parts, minus those of l - L as imaginary ones. That of the sizes
   // likewise.
-  void lag_gradient(const SignalGradients<T>& frame, Eigen::Ref<Vector<T>> dc, T* sizes, Workspace& workspace) const {
+  void lag_gradient(const SignalBackward<T>& frame, Eigen::Ref<Vector<T>> dc, T* sizes, Workspace& workspace) const {
     const Index L = m_tree->length();
     const T scale = 1 / static_cast<T>(L);
     const T* from[] = {frame.correlation(), frame.size_correlation()};

@@ -20,7 +20,7 @@
 /// Constants that are rounded alike in all butterflies leave images of Y some way off, and real and imaginary part of a
 /// number share their rounding. With x_r = B_r o u for a column u of U, and eps the distance from 1 to the next number,
 ///
-///     noise_i = eps sum_r |A_ir| (sqrt(log2 N / N) (|c|_2 |x_r|_2 + |T(c) x_r|_2) + 3/2 |T(c) x_r|_max)
+///     bound_i = eps sum_r |A_ir| (sqrt(log2 N / N) (|c|_2 |x_r|_2 + |T(c) x_r|_2) + 3/2 |T(c) x_r|_max)
 ///
 ///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
 ///
@@ -93,7 +93,7 @@ class SignalNorms {
   double correlate_ones(const SignalNorms& others, Index N) const { return m_ones.correlate(others.m_sized, N); }
   double correlate_sized(const SignalNorms& others, Index N) const { return m_sized.correlate(others.m_ones, N); }
 
-  /// sizes_r += factor times what the noise of a transform of length N is relative to, by the formula above.
+  /// sizes_r += factor times what the error bound of a transform of length N is relative to, by the formula above.
   void add_ones(const WeightNorms& c, Index N, double factor, Row& sizes) const { m_ones.add_to(sizes, c, N, factor); }
   void add_sized(const WeightNorms& c, Index N, double factor, Row& sizes) const {
     m_sized.add_to(sizes, c, N, factor);
@@ -176,9 +176,9 @@ struct SignalScale {
   static double of(double largest) { return largest > 0 ? std::max(largest, 0x1p-1000) : 1; }
 };
 
-/// The noise of a row a (r) of A, for the sizes of signals; of norms as RowErrorBounds says.
+/// The error bound of a row a (r) of A, for the sizes of signals; of norms as RowErrorBounds says.
 template <Real T, class RowA>
-double noise_of_row(const RowA& a, const SignalNorms::Row& sizes, bool by_norms = false) {
+double row_error_bound(const RowA& a, const SignalNorms::Row& sizes, bool by_norms = false) {
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
   if (by_norms) return eps * static_cast<double>(a.stableNorm()) * sizes.matrix().stableNorm();
   constexpr Index parts = 8;  // sums side by side: in a single one each addition would wait for the one before it
@@ -227,12 +227,12 @@ SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalSca
   return all;
 }
 
-/// The noise of a product by transforms of one length N; sizes (n_k) are the largest |U_j.| of each key. O(n r).
+/// The error bound of a product by transforms of one length N; sizes (n_k) are the largest |U_j.| of each key. O(n r).
 /// share(norms, scale, Y, sums) makes the sizes of signals those of what shares their transforms, and adds what
 /// underflows in these; all are in the units of the scale.
 template <Real T, class Share>
-void row_noises(const WeightNorms& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds noise,
-                const Team& team, Share&& share) {
+void fft_row_error_bounds(const WeightNorms& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds bounds,
+                          const Team& team, Share&& share) {
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);
   const Index r = x.B.cols();
@@ -247,8 +247,8 @@ void row_noises(const WeightNorms& c, Index N, const Factors<T>& x, const T* siz
   const double lost_sums = Underflow<T>::of_row(r), lost_Y = all.largest_size() * scale.size * lost_sums;
   team.run_tiles(x.A.rows(), [&](Index i0, Index rows, Workspace&) {
     for (Index i = i0; i < i0 + rows; ++i) {
-      noise.Y[i] = noise_of_row<T>(x.A.row(i), Y, noise.by_norms) + lost_Y;
-      noise.sums[i] = noise_of_row<T>(x.A.row(i), sums, noise.by_norms) + lost_sums;
+      bounds.Y[i] = row_error_bound<T>(x.A.row(i), Y, bounds.by_norms) + lost_Y;
+      bounds.sums[i] = row_error_bound<T>(x.A.row(i), sums, bounds.by_norms) + lost_sums;
     }
   });
 }

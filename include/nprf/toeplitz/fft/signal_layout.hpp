@@ -28,10 +28,10 @@ T finite(T unit) {
 
 /// The unit of each column of X (n,r), into `unit` (r).
 template <Real T>
-void column_units(const MatrixView<T>& X, VectorMap<T>& unit) {
+void column_scales(const MatrixView<T>& X, VectorMap<T>& unit) {
   unit.setZero();
   for (Index i = 0; i < X.rows(); ++i) unit = unit.cwiseMax(X.row(i).transpose().cwiseAbs());
-  for (Index r = 0; r < unit.size(); ++r) unit[r] = unit_of(unit[r]);
+  for (Index r = 0; r < unit.size(); ++r) unit[r] = power_of_two_scale(unit[r]);
 }
 
 /// X's rows, each in row `first` + its slot of n, zeros in the gaps: X itself where there are none, else a copy in the
@@ -88,7 +88,7 @@ struct Panel {
       const Lanes x = values[i], size = x < 0 ? -x : x;
       largest = size > largest ? size : largest;
     }
-    for (Index l = 0; l < fft::lane_count<T>; ++l) largest[l] = unit_of<T>(largest[l]);
+    for (Index l = 0; l < fft::lane_count<T>; ++l) largest[l] = power_of_two_scale<T>(largest[l]);
     return largest;
   }
 
@@ -192,9 +192,10 @@ class FeatureColumns {
 
 /// One column, scaled to maximum 1.
 template <Real T>
-struct UnitColumn {
-  UnitColumn(const MatrixView<T>& X, Index column, Workspace& scratch)
-      : unit(unit_of(X.rows() > 0 ? X.col(column).cwiseAbs().maxCoeff() : T(0))), values(scratch.take<T>(X.rows())) {
+struct ScaledColumn {
+  ScaledColumn(const MatrixView<T>& X, Index column, Workspace& scratch)
+      : unit(power_of_two_scale(X.rows() > 0 ? X.col(column).cwiseAbs().maxCoeff() : T(0))),
+        values(scratch.take<T>(X.rows())) {
     for (Index j = 0; j < X.rows(); ++j) values[j] = X(j, column) * finite(1 / unit);
   }
   T unit;

@@ -74,7 +74,8 @@ class FftwEngine {
       const Work work(scratch, classes().length);
       const Index p = 2 * pair;
       auto U = Ut.middleRows(p, 2), Y2 = Yt.middleRows(p, 2);
-      const T unit[2] = {unit_of(U.row(0).cwiseAbs().maxCoeff()), unit_of(U.row(1).cwiseAbs().maxCoeff())};
+      const T unit[2] = {power_of_two_scale(U.row(0).cwiseAbs().maxCoeff()),
+                         power_of_two_scale(U.row(1).cwiseAbs().maxCoeff())};
       for (Index k : {0, 1}) U.row(k) *= finite(1 / unit[k]);
       Y2.setZero();
       for (Index r = 0; r < r_end; ++r)
@@ -87,19 +88,20 @@ class FftwEngine {
   /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key. Two columns of
   /// U share theirs, and a partner's may be as large as the largest at every key.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
-    row_noises(m_norms, classes().period(), x, sizes, out, team,
-               [this](const SignalNorms& norms, const SignalScale& scale, SignalNorms::Row& Y, SignalNorms::Row& sums) {
-                 if (Y.maxCoeff() > 0) Y = (Y.square() + (2 * sums).square()).sqrt();
-                 const double lost = Underflow<T>::of_signals(classes().period()) / scale.B;  // features have no unit
-                 Y += lost * norms.largest_size();
-                 sums += lost;
-               });
+    fft_row_error_bounds(
+        m_norms, classes().period(), x, sizes, out, team,
+        [this](const SignalNorms& norms, const SignalScale& scale, SignalNorms::Row& Y, SignalNorms::Row& sums) {
+          if (Y.maxCoeff() > 0) Y = (Y.square() + (2 * sums).square()).sqrt();
+          const double lost = Underflow<T>::of_signals(classes().period()) / scale.B;  // features have no unit
+          Y += lost * norms.largest_size();
+          sums += lost;
+        });
   }
 
   /// The same of gradients().
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
-    gradient_noises(m_norms, classes().period(), 2, x, of, out, team);
+    fft_gradient_error_bounds(m_norms, classes().period(), 2, x, of, out, team);
   }
 
   /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.
@@ -130,7 +132,7 @@ class FftwEngine {
     gather_pairs(x.U, x.keys.slots, Ut);
     gather_pairs(G, x.queries.slots, Gt);
     for (Index i = 0; sizes && i < x.queries.slots.count; ++i) Gt(2 * pairs - 1, x.queries.slots[i]) = sizes.rows[i];
-    for (Index p = 0; p < 2 * pairs; ++p) unit[p] = unit_of(Gt.row(p).cwiseAbs().maxCoeff());
+    for (Index p = 0; p < 2 * pairs; ++p) unit[p] = power_of_two_scale(Gt.row(p).cwiseAbs().maxCoeff());
     if (sizes) unit[2 * pairs - 2] = unit[2 * pairs - 1];  // they share their rounding, and none is larger
     team.run(2 * pairs, [&](Index p, Workspace&) {
       Gt.row(p) *= finite(1 / unit[p]);
@@ -169,7 +171,7 @@ class FftwEngine {
   }
 
   /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
-  Index keys_in_turn(Index n_k) const { return std::min<Index>(n_k, 512); }
+  Index longest_plain_sum(Index n_k) const { return std::min<Index>(n_k, 512); }
 
  private:
   using Complex = std::complex<T>;
@@ -182,7 +184,7 @@ class FftwEngine {
     Complex *X, *W, *z;  // (L)
   };
 
-  const ResidueClasses& classes() const { return m_transform.classes(); }
+  const SegmentedFft& classes() const { return m_transform.classes(); }
   const Complex* spectrum(Index q) const { return m_spectrum + q * classes().length; }
   static Index edge(Index block, Index n) { return n * block / blocks; }
 

@@ -24,13 +24,13 @@ namespace nprf::toeplitz {
 ///     X[Q s + q] = sum_l e^(-2 pi i l s / L) e^(-2 pi i l q / N) sum_f e^(-2 pi i f q / Q) x[L f + l]
 /// so that a class folds the segments f of x, twists, and transforms L points; the way back reverses each step. Classes
 /// exchange nothing, segments of zeros are never stored, and L stays in the first-level cache.
-struct ResidueClasses {
+struct SegmentedFft {
   Index count;   // Q
   Index length;  // L
 
   /// Q and L for N >= n. 4096 points are the longest that FFTW_ESTIMATE plans well; beyond 8 classes folding costs
   /// more.
-  static ResidueClasses of(Index n) {
+  static SegmentedFft of(Index n) {
     Index count = 1;
     while (count < 8 && n > 4096 * count) count *= 2;
     return {count, fft::smooth_length((n + count - 1) / count)};
@@ -49,7 +49,7 @@ class ResidueTransform {
 
   /// Of a length N >= least.
   ResidueTransform(Index least, const Team& team)
-      : m_classes(ResidueClasses::of(least)), m_plan(fft::ComplexPlan<T>::shared(m_classes.length)) {
+      : m_classes(SegmentedFft::of(least)), m_plan(fft::ComplexPlan<T>::shared(m_classes.length)) {
     const Index L = m_classes.length;
     Complex* twist = team.workspace().take<Complex>(m_classes.period());
     team.run(m_classes.count, [&](Index q, Workspace&) {
@@ -58,7 +58,7 @@ class ResidueTransform {
     m_twist = twist;
   }
 
-  const ResidueClasses& classes() const { return m_classes; }
+  const SegmentedFft& classes() const { return m_classes; }
 
   /// The bins of class q, as X[s] (L), of x_j = b_j (u1_j + i u2_j) for j < n.
   void forward(Index q, Index n, const T* b, const T* u1, const T* u2, Complex* z, Complex* X) const {
@@ -138,7 +138,7 @@ class ResidueTransform {
     }
   }
 
-  ResidueClasses m_classes;
+  SegmentedFft m_classes;
   std::shared_ptr<const fft::ComplexPlan<T>> m_plan;
   const Complex* m_twist = nullptr;  // (Q,L)  e^(-2 pi i l q / N)
 };

@@ -19,8 +19,8 @@
 
 namespace nprf::toeplitz {
 
-/// What the rounding of gradients is measured by, of an engine that has noise. Every entry of G is at most 1 in size,
-/// and its last column, beside U's ones, at most s_i. Then for features of one sign, with K_j and S_l as in
+/// What the rounding of gradients is measured by, of an engine that has error bound. Every entry of G is at most 1 in
+/// size, and its last column, beside U's ones, at most s_i. Then for features of one sign, with K_j and S_l as in
 /// GradientSizes,
 ///
 ///     dA_i: sum_r |A_ir dA_ir| <= rows_i s_i    dB_j: sum_r |B_jr dB_jr| <= 2 K_j
@@ -38,17 +38,17 @@ struct GradientMeasure {
 /// What came of it.
 struct GradientChecks {
   Index queries = 0, keys = 0, lags = 0;  // recomputed
-  double noise = 0;                       // the largest that transforms may have left in any other, relative to its sum
+  double error_bound = 0;                // the largest that transforms may have left in any other, relative to its sum
 };
 
 /// The gradients of a product with U = [V 1] for G (n_q,p), those recomputed that the rounding of transforms may put
 /// farther off than half the tolerance; if most are, all of them.
 template <Real T>
-class CertifiedGradients {
+class CheckedGradients {
  public:
   /// Refers to all of them; lists lie in the team's workspace.
-  CertifiedGradients(const Product<T>& product, const Factors<T>& x, const MatrixView<T>& G,
-                     const GradientMeasure<T>& by, const Team& team)
+  CheckedGradients(const Product<T>& product, const Factors<T>& x, const MatrixView<T>& G, const GradientMeasure<T>& by,
+                   const Team& team)
       : m_product(product), m_x(x), m_G(G), m_by(by), m_team(team) {}
 
   /// Into out; out.dc may be empty. Throws as Product::gradients().
@@ -64,26 +64,26 @@ class CertifiedGradients {
     find_with_sums(out, sums);
 
     const Index asked = out.dc.size();
-    const GradientErrorBounds noise{workspace.template take<double>(n_k),
-                                    workspace.template take<double>(n_k),
-                                    workspace.template take<double>(asked),
-                                    workspace.template take<double>(asked),
-                                    asked,
-                                    !m_by.all_positive};
+    const GradientErrorBounds bounds{workspace.template take<double>(n_k),
+                                     workspace.template take<double>(n_k),
+                                     workspace.template take<double>(asked),
+                                     workspace.template take<double>(asked),
+                                     asked,
+                                     !m_by.all_positive};
     const ValueNorms values = value_norms();
-    m_product.gradient_error_bounds(m_x, {m_by.sizes, values.two, sums.lags}, noise, m_team);
+    m_product.gradient_error_bounds(m_x, {m_by.sizes, values.two, sums.lags}, bounds, m_team);
 
     GradientChecks checks;
     const auto far = flagged_queries(values.max, checks);
     const auto far_keys = flagged(n_k, checks, [&](Index j) {
-      const double of_dU = noise.keys[j], of_sum = noise.key_sizes[j], one = static_cast<double>(values.one[j]);
+      const double of_dU = bounds.keys[j], of_sum = bounds.key_sizes[j], one = static_cast<double>(values.one[j]);
       return over(std::max(1.0, one) * of_dU + of_sum, static_cast<double>(sums.keys[j]) - margin * of_sum);
     });
     const PairWeights<T> weights(m_product.weights(), m_x, m_team);
     const Index first = m_product.first_lag();
     const auto far_lags = flagged(asked, checks, [&](Index l) {
       if (weights.at_lag(first + l) == T(0)) return 0.0;
-      return over(noise.lags[l], static_cast<double>(sums.lags[l]) - margin * noise.lag_sizes[l]);
+      return over(bounds.lags[l], static_cast<double>(sums.lags[l]) - margin * bounds.lag_sizes[l]);
     });
 
     const RecomputedGradients<T> again(weights, m_x, m_G, out, m_team);
@@ -105,7 +105,7 @@ class CertifiedGradients {
   }
 
  private:
-  static constexpr double margin = 1.25;  // errors were seen up to the noise
+  static constexpr double margin = 1.25;  // errors were seen up to the error bound
 
   // the engine's gradients, and the sums of sizes by the same transforms
   void find_with_sums(GradientRefs<T>& out, const GradientSizes<T>& sums) const {
@@ -157,20 +157,20 @@ class CertifiedGradients {
   std::span<Index> flagged_queries(const T* sizes, GradientChecks& checks) const {
     Workspace& workspace = m_team.workspace();
     const Index n_q = m_x.A.rows(), values = m_x.U.cols() - 1;
-    const RowErrorBounds noise{workspace.template take<double>(n_q), workspace.template take<double>(n_q),
-                               !m_by.all_positive};
-    m_product.row_error_bounds(m_x, sizes, noise, m_team);
+    const RowErrorBounds bounds{workspace.template take<double>(n_q), workspace.template take<double>(n_q),
+                                !m_by.all_positive};
+    m_product.row_error_bounds(m_x, sizes, bounds, m_team);
     return flagged(n_q, checks, [&](Index i) {
       const double of_values = static_cast<double>(m_G.row(i).head(values).cwiseAbs().sum());
       const double of_ones = std::abs(static_cast<double>(m_G(i, values)));
-      return over(std::sqrt(2.0) * (of_values * noise.Y[i] + of_ones * noise.sums[i]),
+      return over(std::sqrt(2.0) * (of_values * bounds.Y[i] + of_ones * bounds.sums[i]),
                   static_cast<double>(m_by.rows[i]) * static_cast<double>(m_by.sizes[i]));
     });
   }
 
   // infinity where nothing is known of the sum, or it has overflowed
-  static double over(double noise, double sum) {
-    return noise == 0 ? 0 : sum > 0 && std::isfinite(sum) ? noise / sum : std::numeric_limits<double>::infinity();
+  static double over(double bound, double sum) {
+    return bound == 0 ? 0 : sum > 0 && std::isfinite(sum) ? bound / sum : std::numeric_limits<double>::infinity();
   }
 
   // those of n whose error(k) may be beyond half the tolerance, in the workspace; the largest of the others is noted
@@ -180,7 +180,7 @@ class CertifiedGradients {
     for (Index k = 0; k < n; ++k) {
       const double off = margin * error(k);
       if (off <= m_by.tolerance / 2)
-        checks.noise = std::max(checks.noise, off);
+        checks.error_bound = std::max(checks.error_bound, off);
       else
         list[count++] = k;
     }

@@ -65,7 +65,7 @@ class RecomputedGradients {
 
   /// All of them, as the direct engine does. O(n_q n_k (r + p)).
   void all(Index first) const {
-    using Tile = GradientTile<T, TilePairWeights<T>>;
+    using Tile = BackwardTile<T, TilePairWeights<T>>;
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const Index n_q = m_x.queries.slots.count, n_k = m_x.keys.slots.count, lags = m_out.dc.size();
@@ -118,7 +118,7 @@ class RecomputedGradients {
   template <class Range>
   void contract(typename TilePairWeights<T>::Rows rows, std::span<const Index> numbers, const MatrixView<T>& X,
                 const MatrixView<T>& Y, const MatrixView<T>& Z, Range&& range, MatrixRef<T>& out) const {
-    using Tile = QueryTile<T, TilePairWeights<T>>;
+    using Tile = ForwardTile<T, TilePairWeights<T>>;
     const Index count = static_cast<Index>(numbers.size());
     const Workspace::Scope scope(m_team.workspace());
     auto x = m_team.workspace().template matrix<T>(count, X.cols());

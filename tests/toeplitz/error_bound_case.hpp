@@ -18,7 +18,7 @@
 #include "support/random.hpp"
 #include "toeplitz/gradient_error.hpp"
 
-/// Gradients beside obvious sums in more digits: by how much rounding is beyond their own, over the noise that an
+/// Gradients beside obvious sums in more digits: by how much rounding is beyond their own, over the error bound that an
 /// engine says of them.
 namespace nprf::test {
 
@@ -54,7 +54,7 @@ inline std::vector<HostileBias> hostile_biases() {
 
 /// Factors whose last column of U is ones, G of at most 1, and the rows' sizes: no G_i.U_j is above twice its own.
 template <Real T>
-struct NoiseCase {
+struct ErrorBoundCase {
   std::string name;
   Matrix<T> A, B, U, G;
   Vector<T> sizes;
@@ -64,18 +64,18 @@ struct NoiseCase {
 
 /// All that is known to make roundings large or alike.
 template <Real T>
-std::vector<NoiseCase<T>> noise_cases(Index n_q, Index n_k, Index r, Index p) {
+std::vector<ErrorBoundCase<T>> error_bound_cases(Index n_q, Index n_k, Index r, Index p) {
   const auto features = [](Index n, Index cols, double spread, std::uint64_t seed) {
     return Matrix<T>((spread * normal<double>(n, cols, seed)).array().exp().template cast<T>());
   };
   const auto make = [&](std::string name, const auto& change, bool all_positive = true) {
-    NoiseCase<T> x{std::move(name),
-                   features(n_q, r, 1, 1),
-                   features(n_k, r, 1, 2),
-                   normal<T>(n_k, p, 3),
-                   normal<T>(n_q, p, 5),
-                   (2 * normal<double>(n_q, 1, 8)).array().exp().matrix().template cast<T>(),
-                   all_positive};
+    ErrorBoundCase<T> x{std::move(name),
+                        features(n_q, r, 1, 1),
+                        features(n_k, r, 1, 2),
+                        normal<T>(n_k, p, 3),
+                        normal<T>(n_q, p, 5),
+                        (2 * normal<double>(n_q, 1, 8)).array().exp().matrix().template cast<T>(),
+                        all_positive};
     x.U /= x.U.cwiseAbs().maxCoeff();
     x.U.col(p - 1).setOnes();
     x.G /= x.G.cwiseAbs().maxCoeff();
@@ -86,8 +86,8 @@ std::vector<NoiseCase<T>> noise_cases(Index n_q, Index n_k, Index r, Index p) {
     return x;
   };
   const Index i = n_q / 3, j = n_k / 2;
-  const auto signs = [&](NoiseCase<T>& x) { x.A = normal<T>(n_q, r, 1), x.B = normal<T>(n_k, r, 2); };
-  std::vector<NoiseCase<T>> all;
+  const auto signs = [&](ErrorBoundCase<T>& x) { x.A = normal<T>(n_q, r, 1), x.B = normal<T>(n_k, r, 2); };
+  std::vector<ErrorBoundCase<T>> all;
   all.push_back(make("benign", [](auto&) {}));
   all.push_back(
       make("features of all sizes", [&](auto& x) { x.A = features(n_q, r, 4, 1), x.B = features(n_k, r, 4, 2); }));
@@ -132,11 +132,11 @@ std::vector<NoiseCase<T>> noise_cases(Index n_q, Index n_k, Index r, Index p) {
   return all;
 }
 
-/// Of gradients that an engine has found: those of them beyond their own rounding, over their noise.
-struct NoiseErrors {
+/// Of gradients that an engine has found: those of them beyond their own rounding, over their error bound.
+struct BoundRatios {
   double most = 0;
   std::string where;        // the most
-  std::vector<double> all;  // of each that has noise, all of its error
+  std::vector<double> all;  // of each that has error bound, all of its error
 };
 
 /// The sums, and the same of their terms' sizes.
@@ -146,7 +146,7 @@ class ExactGradients {
   using W = Wide<T>;
 
   /// O(r + p) for each pair that a lag of the weights' support lies between.
-  ExactGradients(const LagWeights<T>& c, const NoiseCase<T>& x)
+  ExactGradients(const LagWeights<T>& c, const ErrorBoundCase<T>& x)
       : m_x(x), m_c(c), A(wide(x.A)), B(wide(x.B)), G(wide(x.G)), U(wide(x.U)) {
     const Index n_q = A.rows(), n_k = B.rows();
     dA.setZero(n_q, A.cols());
@@ -187,7 +187,7 @@ class ExactGradients {
   }
 
   /// What an engine of transforms is off.
-  NoiseErrors errors(Engine engine) const {
+  BoundRatios errors(Engine engine) const {
     const Index n_q = A.rows(), n_k = B.rows(), r = A.cols(), p = U.cols(), num_lags = n_q + n_k - 1;
     Workspace workspace;
     const Team team(workspace);
@@ -209,37 +209,38 @@ class ExactGradients {
       product.gradients({a2, b2, u2, Slots{n_q}, Slots{n_k}, e}, g2, {none.dA, none.dB, none.dU, none.dc}, sums, team);
     }
     const Vector<T> values = m_x.U.rowwise().norm();
-    Vector<double> noise(n_k), key_noise(n_k), lag_noise(num_lags), lag_size_noise(num_lags);
+    Vector<double> bounds(n_k), key_bounds(n_k), lag_bounds(num_lags), lag_size_bounds(num_lags);
     product.gradient_error_bounds(
         x, {m_x.sizes.data(), values.data(), of_lags.data()},
-        {noise.data(), key_noise.data(), lag_noise.data(), lag_size_noise.data(), num_lags, !m_x.all_positive}, team);
+        {bounds.data(), key_bounds.data(), lag_bounds.data(), lag_size_bounds.data(), num_lags, !m_x.all_positive},
+        team);
 
-    NoiseErrors found;
+    BoundRatios found;
     const double growth = direct_growth<T>(r + p, std::max(n_q, n_k));
-    const auto add = [&](std::string what, Index at, W error, W own, double noise_of_it) {
+    const auto add = [&](std::string what, Index at, W error, W own, double its_bound) {
       const double beyond = static_cast<double>(error - growth * own);
-      if (!(beyond <= found.most * noise_of_it)) {
-        found.most = noise_of_it > 0 ? beyond / noise_of_it : std::numeric_limits<double>::infinity();
+      if (!(beyond <= found.most * its_bound)) {
+        found.most = its_bound > 0 ? beyond / its_bound : std::numeric_limits<double>::infinity();
         found.where = what + " " + std::to_string(at);
       }
-      if (noise_of_it > 0) found.all.push_back(static_cast<double>(error) / noise_of_it);
+      if (its_bound > 0) found.all.push_back(static_cast<double>(error) / its_bound);
     };
     for (Index j = 0; j < n_k; ++j) {
       const auto off = (d.dU.row(j).template cast<W>() - dU.row(j)).cwiseAbs().eval();
-      for (Index k = 0; k < p; ++k) add("dU of key", j, off[k], dU_size(j, k), k + 1 < p ? noise[j] : key_noise[j]);
+      for (Index k = 0; k < p; ++k) add("dU of key", j, off[k], dU_size(j, k), k + 1 < p ? bounds[j] : key_bounds[j]);
       const auto dB_off = (d.dB.row(j).template cast<W>() - dB.row(j)).cwiseAbs().eval();
-      const double of_dB = static_cast<double>(U.row(j).head(p - 1).cwiseAbs().sum()) * noise[j] + key_noise[j];
+      const double of_dB = static_cast<double>(U.row(j).head(p - 1).cwiseAbs().sum()) * bounds[j] + key_bounds[j];
       if (m_x.all_positive)
         add("dB of key", j, dB_off.dot(B.row(j).cwiseAbs()), dB_size.row(j).dot(B.row(j).cwiseAbs()), of_dB);
       else
         add("dB of key", j, dB_off.norm() * B.row(j).norm(), dB_size.row(j).norm() * B.row(j).norm(), of_dB);
-      add("size of key", j, std::abs(static_cast<W>(of_keys[j]) - keys[j]), keys[j], key_noise[j]);
+      add("size of key", j, std::abs(static_cast<W>(of_keys[j]) - keys[j]), keys[j], key_bounds[j]);
     }
     const LagRange support = m_c.support();
     for (Index lag = support.first; lag <= support.last; ++lag) {
       const Index l = lag + n_q - 1;
-      add("dc of lag", lag, std::abs(static_cast<W>(d.dc[l]) - dc[l]), dc_size[l], lag_noise[l]);
-      add("size of lag", lag, std::abs(static_cast<W>(of_lags[l]) - lags[l]), lags[l], lag_size_noise[l]);
+      add("dc of lag", lag, std::abs(static_cast<W>(d.dc[l]) - dc[l]), dc_size[l], lag_bounds[l]);
+      add("size of lag", lag, std::abs(static_cast<W>(of_lags[l]) - lags[l]), lags[l], lag_size_bounds[l]);
     }
     return found;
   }
@@ -247,7 +248,7 @@ class ExactGradients {
  private:
   static Matrix<W> wide(const Matrix<T>& X) { return X.template cast<W>(); }
 
-  const NoiseCase<T>& m_x;
+  const ErrorBoundCase<T>& m_x;
   const LagWeights<T>& m_c;
   Matrix<W> A, B, G, U;
 
