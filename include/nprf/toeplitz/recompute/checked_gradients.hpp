@@ -38,7 +38,7 @@ struct GradientMeasure {
 /// What came of it.
 struct GradientChecks {
   Index queries = 0, keys = 0, lags = 0;  // recomputed
-  double error_bound = 0;                // the largest that transforms may have left in any other, relative to its sum
+  double error_bound = 0;                 // the largest that transforms may have left in any other, relative to its sum
 };
 
 /// The gradients of a product with U = [V 1] for G (n_q,p), those recomputed that the rounding of transforms may put
