@@ -10,16 +10,22 @@ namespace nprf {
 
 namespace detail {
 
+template <class T>
+struct StridedArray {
+  T* data;
+  Index stride;  // of rows, or of columns
+};
+
 // C += A B on raw arrays. C is row-major; order_a and order_b are the storage orders of A and B. It calls the Eigen
 // function (3.4 and 5.0) that Eigen's own threads call, because the callers already distribute the work over threads.
 // Eigen's own threads would split a matrix in a way that depends on their number.
 template <Real T, int order_a, int order_b>
-void add_product(Index rows, Index cols, Index depth, const T* a, Index a_stride, const T* b, Index b_stride, T* c,
-                 Index c_stride) {
+void add_product(Index rows, Index cols, Index depth, StridedArray<const T> a, StridedArray<const T> b,
+                 StridedArray<T> c) {
   Eigen::internal::gemm_blocking_space<Eigen::RowMajor, T, T, Eigen::Dynamic, Eigen::Dynamic, Eigen::Dynamic> blocking(
       rows, cols, depth, 1, true);
   Eigen::internal::general_matrix_matrix_product<Index, T, order_a, false, T, order_b, false, Eigen::RowMajor, 1>::run(
-      rows, cols, depth, a, a_stride, b, b_stride, c, 1, c_stride, T(1), blocking, nullptr);
+      rows, cols, depth, a.data, a.stride, b.data, b.stride, c.data, 1, c.stride, T(1), blocking, nullptr);
 }
 
 template <class M>
@@ -45,8 +51,9 @@ void add_product(C&& c, const A& a, const B& b) {
     for (Index j = 0; j < c.cols(); j += wide)
       for (Index k = 0; k < a.cols(); k += deep)
         detail::add_product<T, detail::storage_order<A>, detail::storage_order<B>>(
-            std::min(wide, c.rows() - i), std::min(wide, c.cols() - j), std::min(deep, a.cols() - k), at(a, i, k),
-            a.outerStride(), at(b, k, j), b.outerStride(), c.data() + i * c.outerStride() + j, c.outerStride());
+            std::min(wide, c.rows() - i), std::min(wide, c.cols() - j), std::min(deep, a.cols() - k),
+            {at(a, i, k), a.outerStride()}, {at(b, k, j), b.outerStride()},
+            {c.data() + i * c.outerStride() + j, c.outerStride()});
 }
 
 /// C = A B.
