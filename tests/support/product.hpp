@@ -116,14 +116,14 @@ Vector<double> fft_error_bound(const LagWeights<T>& lags, const Matrix<T>& A, co
   const Index n_q = A.rows(), n_k = B.rows();
   const double N = static_cast<double>(n_q + n_k - 1);
   const Vector<double> c = lags.window({-(n_q - 1), n_k - 1}).template cast<double>();  // c[j - i] at n_q - 1 + j - i
-  Matrix<double> unit = U.template cast<double>();                                      // (n_k,p), maximum 1
+  Matrix<double> scaled = U.template cast<double>();                                    // (n_k,p), maximum 1
   for (Index p = 0; p < U.cols(); ++p)
-    if (const double largest = unit.col(p).cwiseAbs().maxCoeff(); largest > 0) unit.col(p) /= largest;
+    if (const double largest = scaled.col(p).cwiseAbs().maxCoeff(); largest > 0) scaled.col(p) /= largest;
 
   const std::vector<Index> rows = some_rows(n_q, 64);  // a sample for the mean of |y_rp|^2
   Vector<double> bounds = Vector<double>::Zero(n_q);
   for (Index r = 0; r < A.cols(); ++r) {
-    const Matrix<double> x = B.col(r).template cast<double>().asDiagonal() * unit;  // (n_k,p)
+    const Matrix<double> x = B.col(r).template cast<double>().asDiagonal() * scaled;  // (n_k,p)
     Vector<double> y_square = Vector<double>::Zero(U.cols());
     for (const Index i : rows)
       y_square += (x.transpose() * c.segment(n_q - 1 - i, n_k)).cwiseAbs2() / static_cast<double>(rows.size());

@@ -13,7 +13,7 @@
 
 namespace nprf::test::toeplitz_block_causal_power_of_two_scaling {
 
-using toeplitz::SourceLargest;
+using toeplitz::BlockMaxima;
 using toeplitz::SourceScales;
 
 namespace {
@@ -25,12 +25,12 @@ constexpr double none = -std::numeric_limits<double>::infinity();
 
 // the same in all lanes
 template <class T>
-SourceLargest<T> largest(double exponent, T feature, T value) {
+BlockMaxima<T> largest(double exponent, T feature, T value) {
   const fft::Lanes<T> zeros{};
   return {exponent, zeros + feature, zeros + value};
 }
 
-// the growth above a unit that no longer serves
+// the growth above a scale that no longer serves
 template <class T>
 T most() {
   return std::ldexp(T(1), sizeof(T) == 4 ? 20 : 160);
@@ -49,8 +49,8 @@ TEMPLATE_TEST_CASE("the largest of two is that of each number, whatever exponent
   const Vector<T> x = normal_vector<T>(4 * W<T>, 1).cwiseAbs();
   const auto part = [&](Index k) { return fft::load_lanes(&x[k * W<T>]); };
   for (const double e : {0.0, 3.0, -40.0, 700.0, -700.0, none}) {
-    const SourceLargest<T> one{2.5, part(0), part(1)}, other{e, part(2), part(3)};
-    SourceLargest<T> both = one;
+    const BlockMaxima<T> one{2.5, part(0), part(1)}, other{e, part(2), part(3)};
+    BlockMaxima<T> both = one;
     both.include(other);
     INFO("exponents 2.5 and " << e);
     CHECK(both.exponent == std::max(2.5, e));
@@ -61,56 +61,56 @@ TEMPLATE_TEST_CASE("the largest of two is that of each number, whatever exponent
       CHECK(both.u[l] == std::max(one.u[l], other.u[l]));
     }
     // nothing is less than anything
-    SourceLargest<T> alone = SourceLargest<T>::none();
+    BlockMaxima<T> alone = BlockMaxima<T>::none();
     alone.include(other);
     CHECK(alone.exponent == e);
     for (Index l = 0; l < W<T>; ++l) CHECK((alone.b[l] == other.b[l] && alone.u[l] == other.u[l]));
   }
 }
 
-TEMPLATE_TEST_CASE("sources' units are powers of two, and serve them while nothing grows too far above its unit",
+TEMPLATE_TEST_CASE("sources' scales are powers of two, and serve them while nothing grows too far above its scale",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
-  const SourceScales<T> units(largest<T>(-3, T(1.5), T(7)));
-  CHECK(units.exponent == -3);
-  for (Index l = 0; l < W<T>; ++l) CHECK((units.b[l] == 2 && units.u[l] == 8));
+  const SourceScales<T> scales(largest<T>(-3, T(1.5), T(7)));
+  CHECK(scales.exponent == -3);
+  for (Index l = 0; l < W<T>; ++l) CHECK((scales.b[l] == 2 && scales.u[l] == 8));
   const auto serve = [&](T feature, T value, double exponent = -3) {
-    return units.serve(largest(exponent, feature, value));
+    return scales.fit(largest(exponent, feature, value));
   };
-  CHECK(serve(T(1.5), T(7)));
-  CHECK(serve(T(1.5), 8 * most<T>()));
-  CHECK_FALSE(serve(T(1.5), above(8 * most<T>())));
-  CHECK(serve(2 * most<T>(), T(7)));
-  CHECK_FALSE(serve(above(2 * most<T>()), T(7)));
+  CHECK(fit(T(1.5), T(7)));
+  CHECK(fit(T(1.5), 8 * most<T>()));
+  CHECK_FALSE(fit(T(1.5), above(8 * most<T>())));
+  CHECK(fit(2 * most<T>(), T(7)));
+  CHECK_FALSE(fit(above(2 * most<T>()), T(7)));
   // exponents grow too
   const double growth = std::log(static_cast<double>(most<T>()));
-  CHECK(serve(T(1e-3), T(7), -3 + 0.999 * growth));
-  CHECK_FALSE(serve(T(1e-3), T(7), -3 + 1.001 * growth));
-  CHECK_FALSE(serve(T(2.1), T(7), -3 + 0.9999 * growth));
+  CHECK(fit(T(1e-3), T(7), -3 + 0.999 * growth));
+  CHECK_FALSE(fit(T(1e-3), T(7), -3 + 1.001 * growth));
+  CHECK_FALSE(fit(T(2.1), T(7), -3 + 0.9999 * growth));
   for (const T never : {std::numeric_limits<T>::infinity(), std::numeric_limits<T>::quiet_NaN()}) {
-    CHECK_FALSE(serve(never, T(7)));
-    CHECK_FALSE(serve(T(1.5), never));
+    CHECK_FALSE(fit(never, T(7)));
+    CHECK_FALSE(fit(T(1.5), never));
   }
   // one lane is enough
-  SourceLargest<T> other = largest<T>(-3, T(1.5), T(7));
+  BlockMaxima<T> other = largest<T>(-3, T(1.5), T(7));
   other.u[W<T> - 1] = above(8 * most<T>());
-  CHECK_FALSE(units.serve(other));
+  CHECK_FALSE(scales.fit(other));
   other = largest<T>(-3, T(1.5), T(7));
   other.b[W<T> - 1] = above(2 * most<T>());
-  CHECK_FALSE(units.serve(other));
+  CHECK_FALSE(scales.fit(other));
 }
 
-TEMPLATE_TEST_CASE("units of zeros serve zeros alone", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("scales of zeros serve zeros alone", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T least = std::numeric_limits<T>::denorm_min();
-  const SourceScales<T> units(largest<T>(0, T(0), T(0)));
-  CHECK(units.serve(largest<T>(0, T(0), T(0))));
-  CHECK_FALSE(units.serve(largest<T>(0, least, T(0))));
-  CHECK_FALSE(units.serve(largest<T>(0, T(0), least)));
+  const SourceScales<T> scales(largest<T>(0, T(0), T(0)));
+  CHECK(scales.fit(largest<T>(0, T(0), T(0))));
+  CHECK_FALSE(scales.fit(largest<T>(0, least, T(0))));
+  CHECK_FALSE(scales.fit(largest<T>(0, T(0), least)));
   // without any key so far
-  const SourceScales<T> nothing(SourceLargest<T>::none());
-  CHECK(nothing.serve(SourceLargest<T>::none()));
-  CHECK_FALSE(nothing.serve(largest<T>(-700, T(1), T(0))));
+  const SourceScales<T> nothing(BlockMaxima<T>::none());
+  CHECK(nothing.fit(BlockMaxima<T>::none()));
+  CHECK_FALSE(nothing.fit(largest<T>(-700, T(1), T(0))));
 }
 
 TEMPLATE_TEST_CASE("the largest of a source block are those of its keys, of each level, and NaN is not among them",
@@ -135,7 +135,7 @@ TEMPLATE_TEST_CASE("the largest of a source block are those of its keys, of each
     if (spread > 0) e.head(7).setConstant(none);
     const double* given = spread > 0 ? e.data() + 7 : nullptr;
     const toeplitz::RunningKeyMax<T> exponents({b, b, u, Slots{n}, Slots{n}, given}, levels, team);
-    const toeplitz::Sources<T> sources(b, u, exponents, levels, team);
+    const toeplitz::LevelMaxima<T> sources(b, u, exponents, levels, team);
     for (Index level = 0; level < levels.count(); ++level)
       for (Index k = 0; k * levels[level].size < axis.length(); ++k) {
         const Index first = k * levels[level].size, end = std::min(first + levels[level].size, axis.keys.end);
@@ -150,7 +150,7 @@ TEMPLATE_TEST_CASE("the largest of a source block are those of its keys, of each
         const auto near = [](T x, double y) {
           return static_cast<double>(x) == y || std::abs(static_cast<double>(x) - y) <= 4 * epsilon<T> * y;
         };
-        const auto is = [&](const SourceLargest<T>& got, Index l, Index feature, double value) {
+        const auto is = [&](const BlockMaxima<T>& got, Index l, Index feature, double value) {
           return got.exponent == top && near(got.b[l], b_top[feature]) && static_cast<double>(got.u[l]) == value;
         };
         bool right = true;

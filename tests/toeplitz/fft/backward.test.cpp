@@ -168,8 +168,8 @@ TEMPLATE_TEST_CASE("each feature meets each column once, those of G and sizes of
   for (const bool sized : {false, true}) {
     Case<T> x(20, 24, r, p);
     for (Index k = 0; k < p; ++k) x.G.col(k) *= std::ldexp(T(1), static_cast<int>(k) - 9);
-    if (sized) x.take_sizes(9);  // far above the last column, so that their units differ
-    const auto unit = [&](Index k) {
+    if (sized) x.take_sizes(9);  // far above the last column, so that their scales differ
+    const auto scale = [&](Index k) {
       return power_of_two_scale<T>(sized && k == p - 1 ? x.sizes.maxCoeff() : x.G.col(k).cwiseAbs().maxCoeff());
     };
     // whether a signal is what is expected, and zero behind its last token
@@ -178,15 +178,15 @@ TEMPLATE_TEST_CASE("each feature meets each column once, those of G and sizes of
         if (at(i) != (i < expected.size() ? expected[i] : T(0))) return false;
       return true;
     };
-    const auto in_units = [&](Index k) {
-      return std::pair((x.U.col(k) * unit(k)).eval(), (x.G.col(k) / unit(k)).eval());
+    const auto scaled = [&](Index k) {
+      return std::pair((x.U.col(k) * scale(k)).eval(), (x.G.col(k) / scale(k)).eval());
     };
     Matrix<int> met = Matrix<int>::Zero(r, p);
     int met_sizes = 0;
     const auto group = [&](const GroupSignals<T>& s) {
       for (Index f = 0; f < r; ++f)
         for (Index k = 0; k < W; ++k) {
-          const auto [u, g] = in_units(k);
+          const auto [u, g] = scaled(k);
           met(f, k) += is([&](Index i) { return s.a[i]; }, x.A.col(f)) &&
                        is([&](Index j) { return s.b[j]; }, x.B.col(f)) && is([&](Index j) { return s.u[j][k]; }, u) &&
                        is([&](Index i) { return s.g[i][k]; }, g);
@@ -197,10 +197,10 @@ TEMPLATE_TEST_CASE("each feature meets each column once, those of G and sizes of
       const bool of_sizes = s.da == nullptr;
       CHECK(of_sizes == (s.db == nullptr));
       for (Index k = W; k < p; ++k) {
-        const auto [u, g] = in_units(k);
+        const auto [u, g] = scaled(k);
         if (!is(of(s.u), u)) continue;
         if (of_sizes) {
-          met_sizes += is(of(s.g), (x.sizes / unit(k)).eval());
+          met_sizes += is(of(s.g), (x.sizes / scale(k)).eval());
           continue;
         }
         for (Index l = 0; l < W; ++l) {

@@ -51,16 +51,16 @@ TEMPLATE_TEST_CASE("what is infinite multiplies as 0", "[toeplitz]", NPRF_TEST_S
   CHECK(toeplitz::finite(T(8)) == 8);
 
   constexpr Index W = fft::lane_count<T>;
-  fft::Lanes<T> unit;
-  for (Index l = 0; l < W; ++l) unit[l] = l % 2 == 0 ? power<T>(static_cast<int>(l) - 3) : Limits<T>::infinity();
-  const fft::Lanes<T> inverse = toeplitz::inverse<T>(unit), finite = toeplitz::finite_lanes<T>(unit);
+  fft::Lanes<T> scale;
+  for (Index l = 0; l < W; ++l) scale[l] = l % 2 == 0 ? power<T>(static_cast<int>(l) - 3) : Limits<T>::infinity();
+  const fft::Lanes<T> inverse = toeplitz::inverse<T>(scale), finite = toeplitz::finite_lanes<T>(scale);
   for (Index l = 0; l < W; ++l) {
-    CHECK(inverse[l] == (l % 2 == 0 ? 1 / unit[l] : T(0)));
-    CHECK(finite[l] == (l % 2 == 0 ? unit[l] : T(0)));
+    CHECK(inverse[l] == (l % 2 == 0 ? 1 / scale[l] : T(0)));
+    CHECK(finite[l] == (l % 2 == 0 ? scale[l] : T(0)));
   }
 }
 
-TEMPLATE_TEST_CASE("each column has its own unit, that of its largest absolute value", "[toeplitz]",
+TEMPLATE_TEST_CASE("each column has its own scale, that of its largest absolute value", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
@@ -70,22 +70,22 @@ TEMPLATE_TEST_CASE("each column has its own unit, that of its largest absolute v
   X.col(6).setConstant(-T(0));
   X(12, 7) = -power<T>(90);
   const MatrixView<T> view = inner(X);
-  auto unit = workspace.vector<T>(view.cols());
-  toeplitz::column_scales(view, unit);
+  auto scale = workspace.vector<T>(view.cols());
+  toeplitz::column_scales(view, scale);
   for (Index r = 0; r < view.cols(); ++r) {
     INFO("column " << r);
-    CHECK(unit[r] == power_of_two_scale<T>(view.col(r).cwiseAbs().maxCoeff()));
+    CHECK(scale[r] == power_of_two_scale<T>(view.col(r).cwiseAbs().maxCoeff()));
   }
-  CHECK(unit[3] == Limits<T>::infinity());
-  CHECK(unit[4] == Limits<T>::infinity());
-  CHECK(unit[5] >= power<T>(90));
+  CHECK(scale[3] == Limits<T>::infinity());
+  CHECK(scale[4] == Limits<T>::infinity());
+  CHECK(scale[5] >= power<T>(90));
 
   const Matrix<T> nothing(0, 9);
-  toeplitz::column_scales<T>(nothing, unit);
-  for (Index r = 0; r < unit.size(); ++r) CHECK(unit[r] == Limits<T>::infinity());
+  toeplitz::column_scales<T>(nothing, scale);
+  for (Index r = 0; r < scale.size(); ++r) CHECK(scale[r] == Limits<T>::infinity());
 }
 
-TEMPLATE_TEST_CASE("a column scaled by its unit has maximum 1, zeros stay zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a column scaled by its scale has maximum 1, zeros stay zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   Matrix<T> X = normal<T>(20, 12, 2);
@@ -97,14 +97,14 @@ TEMPLATE_TEST_CASE("a column scaled by its unit has maximum 1, zeros stay zeros"
     const toeplitz::ScaledColumn<T> u(view, column, workspace);
     const T largest = view.col(column).cwiseAbs().maxCoeff();
     INFO("column " << column);
-    CHECK(u.unit == power_of_two_scale(largest));
+    CHECK(u.scale == power_of_two_scale(largest));
     for (Index j = 0; j < view.rows(); ++j) {
       CHECK(std::abs(u.values[j]) <= 1);
-      CHECK(u.values[j] * toeplitz::finite(u.unit) == view(j, column));
+      CHECK(u.values[j] * toeplitz::finite(u.scale) == view(j, column));
     }
   }
   const Matrix<T> nothing(0, 2);
-  CHECK(toeplitz::ScaledColumn<T>(nothing, 1, workspace).unit == Limits<T>::infinity());
+  CHECK(toeplitz::ScaledColumn<T>(nothing, 1, workspace).scale == Limits<T>::infinity());
 }
 
 TEST_CASE("staggered arrays start in different sets of a cache", "[toeplitz]") {
@@ -252,7 +252,7 @@ TEMPLATE_TEST_CASE("a panel is written and added to its columns, and to nothing 
       }
 }
 
-TEMPLATE_TEST_CASE("a panel's units are its columns', and scaling by their inverses loses nothing", "[toeplitz]",
+TEMPLATE_TEST_CASE("a panel's scales are its columns', and scaling by their inverses loses nothing", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>, n = 20;
@@ -265,14 +265,14 @@ TEMPLATE_TEST_CASE("a panel's units are its columns', and scaling by their inver
     toeplitz::Panel<T> panel(workspace, n, n + 4, width);
     panel.read(X, 0);
     panel.values[n] = fft::Lanes<T>{} + power<T>(100);  // rows beyond n do not count
-    const fft::Lanes<T> unit = panel.units();
+    const fft::Lanes<T> scale = panel.scales();
     for (Index l = 0; l < W; ++l)
-      CHECK(unit[l] == (l < width ? power_of_two_scale<T>(X.col(l).cwiseAbs().maxCoeff()) : Limits<T>::infinity()));
-    panel.scale(toeplitz::inverse<T>(unit));
+      CHECK(scale[l] == (l < width ? power_of_two_scale<T>(X.col(l).cwiseAbs().maxCoeff()) : Limits<T>::infinity()));
+    panel.scale(toeplitz::inverse<T>(scale));
     for (Index i = 0; i < n; ++i)
       for (Index l = 0; l < W; ++l) CHECK(std::abs(panel.values[i][l]) <= 1);
     CHECK(panel.values[n][0] == power<T>(100));
-    panel.scale(toeplitz::finite_lanes<T>(unit));
+    panel.scale(toeplitz::finite_lanes<T>(scale));
     Matrix<T> back = Matrix<T>::Zero(n, W);
     MatrixRef<T> to = back;
     panel.write(to, 0);
@@ -294,13 +294,13 @@ TEMPLATE_TEST_CASE("a panel's NaN or infinity is its own column's affair", "[toe
       X(4, l) = sick;
       toeplitz::Panel<T> panel(workspace, 9, 12, W);
       panel.read(X, 0);
-      const fft::Lanes<T> unit = panel.units();
+      const fft::Lanes<T> scale = panel.scales();
       for (Index k = 0; k < W; ++k) {
-        CHECK(std::isfinite(unit[k]));
-        CHECK(unit[k] > 0);
-        if (k != l) CHECK(unit[k] == 8);
+        CHECK(std::isfinite(scale[k]));
+        CHECK(scale[k] > 0);
+        if (k != l) CHECK(scale[k] == 8);
       }
-      panel.scale(toeplitz::inverse<T>(unit));
+      panel.scale(toeplitz::inverse<T>(scale));
       CHECK_FALSE(std::isfinite(panel.values[4][l]));
     }
 }

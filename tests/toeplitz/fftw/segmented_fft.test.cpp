@@ -14,14 +14,14 @@
 
 namespace nprf::test::toeplitz_fftw_segmented_fft {
 
-using toeplitz::ResidueTransform;
+using toeplitz::SegmentedTransform;
 
 TEST_CASE("each residue class holds its own bins of the whole transform, and adds its share of the way back",
           "[toeplitz]") {
   // 1, 2, 4 and 8 classes, of 60 and of the whole length
   for (const Index n : {60, 4100, 8200, 16400}) {
     Workspace workspace;
-    const ResidueTransform<double> transform(n, Team(workspace));
+    const SegmentedTransform<double> transform(n, Team(workspace));
     const Index N = transform.classes().period(), L = transform.classes().length, points = n - 7;
     const Vector<double> b = normal_vector<double>(points, 1), u1 = normal_vector<double>(points, 2),
                          u2 = normal_vector<double>(points, 3);
@@ -56,7 +56,7 @@ TEST_CASE("a transform's tables do not depend on the number of threads", "[toepl
   for (const std::size_t size : {1u, 2u, 3u, 5u}) {
     std::vector<Workspace> workspaces(size);
     const Team team(workspaces);
-    const ResidueTransform<double> transform(n, team);
+    const SegmentedTransform<double> transform(n, team);
     const Index L = transform.classes().length;
     const Vector<double> x = normal_vector<double>(n, 1), ones = Vector<double>::Ones(n);
     auto *const X = team.workspace().take<std::complex<double>>(L), *const z =

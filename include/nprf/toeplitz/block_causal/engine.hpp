@@ -58,7 +58,7 @@ class BlockCausalEngine {
         m_num_lags(span.n_q + span.n_k - 1),
         m_axis(lags.support(), span),
         m_levels(lags, m_axis, team),
-        m_tiles(lags, m_axis, team) {}
+        m_diagonal(lags, m_axis, team) {}
 
   /// Y (n_q,p) = ((A B^T) o C) U, rows divided by what their keys' exponents say; sums (n_q), unless null, the same
   /// for a column of ones.
@@ -113,7 +113,7 @@ class BlockCausalEngine {
       std::fill_n(of.keys, m_axis.keys.end, T(0));
       std::fill_n(of.lags, m_num_lags, T(0));
     }
-    m_tiles.add_gradients(A, B, U, G, exponents, d, of, 1 - m_n_q, team);
+    m_diagonal.add_gradients(A, B, U, G, exponents, d, of, 1 - m_n_q, team);
     if (m_levels.count() > 0) BlockCausalGradients<T>(m_levels).add(A, B, U, G, exponents, d, of, 1 - m_n_q, team);
     slots.put_back(team);
   }
@@ -138,11 +138,11 @@ class BlockCausalEngine {
 
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U,
                 const RunningKeyMax<T>& exponents, MatrixRef<T> Y, const Team& team) const {
-    m_tiles.contract(A, B, U, exponents, Y, team);
+    m_diagonal.contract(A, B, U, exponents, Y, team);
     if (m_levels.count() == 0) return;
     const Index r = A.cols(), p = U.cols(), n = m_axis.length();
     Workspace& workspace = team.workspace();
-    const Sources<T> sources(B, U, exponents, m_levels, team);
+    const LevelMaxima<T> sources(B, U, exponents, m_levels, team);
     const FeatureColumns<T> a(workspace, features_at_a_time, n), b(workspace, features_at_a_time, n);
     const ColumnGroups<T> groups(r, p);
     for (Index r0 = 0; r0 < r; r0 += features_at_a_time) {
@@ -182,22 +182,22 @@ class BlockCausalEngine {
   // targets begin..end-1 of a family, and what their sources are measured in
   struct Run {
     Index begin, end;
-    SourceScales<T> units;
+    SourceScales<T> scales;
   };
 
-  // use(run): each as long as its units serve; largest(k) of source block k
+  // use(run): each as long as its scales fit; largest(k) of source block k
   template <class Find, class Use>
   void for_each_run(const Family& family, Find&& largest, Use&& use) const {
     const Index k0 = family.first / m_levels[family.level].size;
-    auto seen = SourceLargest<T>::none();
+    auto maxima = BlockMaxima<T>::none();
     for (Index begin = 0, end; begin < family.count; begin = end) {
-      if (begin == 0) seen.include(largest(k0));
-      const SourceScales<T> units(seen);
+      if (begin == 0) maxima.include(largest(k0));
+      const SourceScales<T> scales(maxima);
       for (end = begin + 1; end < family.count; ++end) {
-        seen.include(largest(k0 + end));
-        if (!units.serve(seen)) break;
+        maxima.include(largest(k0 + end));
+        if (!scales.fit(maxima)) break;
       }
-      use(Run{begin, end, units});
+      use(Run{begin, end, scales});
     }
   }
 
@@ -217,10 +217,10 @@ class BlockCausalEngine {
               const Levels& levels, Index queries_end) {
       const auto& level = levels[family.level];
       const Index S = level.size, middle = run.end * S;
-      const T unit = run.units.b[0], back = finite(1 / unit);
+      const T scale = run.scales.b[0], back = finite(1 / scale);
       for (Index j0 = 0; j0 < middle; j0 += Levels::block) {
         const Index place = family.first + j0;
-        const T factor = static_cast<T>(ratio(exponents.largest(place / Levels::block), run.units.exponent));
+        const T factor = static_cast<T>(ratio(exponents.largest(place / Levels::block), run.scales.exponent));
         for (Index j = 0; j < Levels::block; ++j)
           b[j0 + j] = from_b[place + j] * back * (exponents.keys()[place + j] * factor);
       }
@@ -228,7 +228,7 @@ class BlockCausalEngine {
       const T *rows = exponents.rows(family.level), *twist = level.tree->twist();
       for (Index s = run.begin; s < run.end; ++s) {
         const Index place = family.first + (s + 1) * S, end = std::min(S, queries_end - place);
-        const T factor = finite(unit) * static_cast<T>(ratio(run.units.exponent, exponents.before(place)));
+        const T factor = finite(scale) * static_cast<T>(ratio(run.scales.exponent, exponents.before(place)));
         for (Index i = 0; i < end; ++i) {
           const T value = from_a[place + i] * (factor * rows[place + i]);
           for (const Index part : {0, 1}) a[2 * (s * S + i) + part] = value * twist[2 * i + part];
@@ -245,7 +245,7 @@ class BlockCausalEngine {
     const auto& level = m_levels[family.level];
     const Index S = level.size, begin = run.begin * S;
     const Index rows = std::min(run.end * S, m_axis.queries.end - family.first - S) - begin;
-    const Lanes back = inverse<T>(run.units.u), forth = finite_lanes<T>(run.units.u);
+    const Lanes back = inverse<T>(run.scales.u), forth = finite_lanes<T>(run.scales.u);
     level.tree->template convolve<Levels::most>(
         with.z, Scratch::stride(S), family.count,
         [=, b = with.b, u = u + family.first](Index s, Index j) { return b[s * S + j] * (u[s * S + j] * back); },
@@ -259,7 +259,7 @@ class BlockCausalEngine {
 
   // one column of Y, W features at a time
   void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, Index column,
-                       const RunningKeyMax<T>& exponents, const Sources<T>& sources, MatrixRef<T>& Y,
+                       const RunningKeyMax<T>& exponents, const LevelMaxima<T>& sources, MatrixRef<T>& Y,
                        Workspace& scratch) const {
     const Index n = m_axis.length();
     auto y = scratch.vector<T>(n), u = scratch.vector<T>(n);
@@ -272,10 +272,10 @@ class BlockCausalEngine {
             family, [&](Index k) { return sources.column(family.level, k, b, column); },
             [&](const Run& run) {
               const Index S = m_levels[family.level].size, begin = family.first, end = begin + run.end * S;
-              const T back = finite(1 / run.units.u[0]);
+              const T back = finite(1 / run.scales.u[0]);
               u.segment(begin, family.count * S).setZero();
               for (Index j = begin; j < std::min(end, m_axis.keys.end); ++j) {
-                const double e = ratio(exponents.largest(j / Levels::block), run.units.exponent);
+                const double e = ratio(exponents.largest(j / Levels::block), run.scales.exponent);
                 u[j] = U(j, column) * back * (exponents.keys()[j] * static_cast<T>(e));
               }
               add_column(family, run, a, b, u.data(), exponents, y.data(), with);
@@ -290,11 +290,11 @@ class BlockCausalEngine {
     const auto& level = m_levels[family.level];
     const Index S = level.size, begin = run.begin * S;
     const Index rows = std::min(run.end * S, m_axis.queries.end - family.first - S) - begin;
-    const Lanes back = inverse<T>(run.units.b), forth = finite_lanes<T>(run.units.b);
+    const Lanes back = inverse<T>(run.scales.b), forth = finite_lanes<T>(run.scales.b);
     T factor[Levels::most];
     for (Index s = run.begin; s < run.end; ++s)
-      factor[s] = finite(run.units.u[0]) *
-                  static_cast<T>(ratio(run.units.exponent, exponents.before(family.first + (s + 1) * S)));
+      factor[s] = finite(run.scales.u[0]) *
+                  static_cast<T>(ratio(run.scales.exponent, exponents.before(family.first + (s + 1) * S)));
     level.tree->template convolve<Levels::most>(
         with.z, Scratch::stride(S), family.count,
         [&, end = run.end * S, keys_end = m_axis.keys.end](Index s, Index j) {
@@ -313,7 +313,7 @@ class BlockCausalEngine {
   Index m_n_q, m_num_lags;
   CausalAxis m_axis;
   CausalLevels<T> m_levels;
-  DiagonalBlocks<T> m_tiles;
+  DiagonalBlocks<T> m_diagonal;
 };
 
 }  // namespace nprf::toeplitz

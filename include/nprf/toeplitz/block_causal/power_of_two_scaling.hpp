@@ -17,12 +17,12 @@ namespace nprf::toeplitz {
 /// The largest of some source blocks: features relative to e^exponent, and values; lanes are columns of values with one
 /// feature (the same in all lanes), or features with one column.
 template <Real T>
-struct SourceLargest {
+struct BlockMaxima {
   using Lanes = fft::Lanes<T>;
 
-  static SourceLargest none() { return {-std::numeric_limits<double>::infinity(), Lanes{}, Lanes{}}; }
+  static BlockMaxima none() { return {-std::numeric_limits<double>::infinity(), Lanes{}, Lanes{}}; }
 
-  void include(const SourceLargest& other) {
+  void include(const BlockMaxima& other) {
     const double top = std::max(exponent, other.exponent);
     const T mine = static_cast<T>(ratio(exponent, top)), its = static_cast<T>(ratio(other.exponent, top));
     b = larger(b * mine, other.b * its);
@@ -37,27 +37,26 @@ struct SourceLargest {
   static Lanes larger(const Lanes& x, const Lanes& y) { return x > y ? x : y; }
 };
 
-/// The units (fft/signal_layout.hpp) and the exponent that a run of targets shares.
+/// The scales (fft/signal_layout.hpp) and the exponent that a run of targets shares.
 ///
 /// A target's must depend on its sources alone, so that nothing later changes a bit of it: powers of two are exact, but
-/// not when they make a number underflow. A run begins with the units of the sources so far, and goes on as long as
+/// not when they make a number underflow. A run begins with the scales of the sources so far, and goes on as long as
 /// they serve: nothing grows near overflow.
 template <Real T>
 struct SourceScales {
   using Lanes = fft::Lanes<T>;
 
-  explicit SourceScales(const SourceLargest<T>& sources) : exponent(sources.exponent), b(sources.b), u(sources.u) {
+  explicit SourceScales(const BlockMaxima<T>& sources) : exponent(sources.exponent), b(sources.b), u(sources.u) {
     for (Index l = 0; l < fft::lane_count<T>; ++l) {
       b[l] = power_of_two_scale<T>(b[l]);
       u[l] = power_of_two_scale<T>(u[l]);
     }
   }
 
-  bool serve(const SourceLargest<T>& sources) const {
+  bool fit(const BlockMaxima<T>& sources) const {
     const T grown = static_cast<T>(ratio(sources.exponent, exponent));
     bool all = grown <= most_growth;
-    for (Index l = 0; l < fft::lane_count<T>; ++l)
-      all &= holds(sources.b[l] * grown, b[l]) && holds(sources.u[l], u[l]);
+    for (Index l = 0; l < fft::lane_count<T>; ++l) all &= fits(sources.b[l] * grown, b[l]) && fits(sources.u[l], u[l]);
     return all;
   }
 
@@ -67,19 +66,19 @@ struct SourceScales {
  private:
   static constexpr T most_growth = static_cast<T>(sizeof(T) == 4 ? 0x1p20 : 0x1p160);
 
-  // no more than that much above the unit; a column of zeros still one
-  static bool holds(T largest, T unit) { return std::isfinite(unit) ? largest <= most_growth * unit : largest == 0; }
+  // no more than that much above the scale; a column of zeros still one
+  static bool fits(T largest, T scale) { return std::isfinite(scale) ? largest <= most_growth * scale : largest == 0; }
 };
 
-/// The largest of each source block of each level, and what units a family's targets take. O(n (r + p)).
+/// The largest of each source block of each level, and what scales a family's targets take. O(n (r + p)).
 template <Real T>
-class Sources {
+class LevelMaxima {
  public:
   using Lanes = fft::Lanes<T>;
 
   /// Of B and U, whose rows are places.
-  Sources(const MatrixView<T>& B, const MatrixView<T>& U, const RunningKeyMax<T>& exponents,
-          const CausalLevels<T>& levels, const Team& team)
+  LevelMaxima(const MatrixView<T>& B, const MatrixView<T>& U, const RunningKeyMax<T>& exponents,
+              const CausalLevels<T>& levels, const Team& team)
       : m_r(B.cols()), m_p(U.cols()), m_levels(team.workspace().take<Of>(levels.count())) {
     for (Index level = 0; level < levels.count(); ++level) {
       const Index blocks = (levels.axis().length() + levels[level].size - 1) / levels[level].size;
@@ -95,12 +94,12 @@ class Sources {
   }
 
   /// Of a block: feature r, and `width` columns from p on.
-  SourceLargest<T> feature(Index level, Index k, Index r, Index p, Index width) const {
+  BlockMaxima<T> feature(Index level, Index k, Index r, Index p, Index width) const {
     const Of& of = m_levels[level];
     return {of.exponents[k], Lanes{} + of.b[k * m_r + r], fft::load_lanes(of.u + k * m_p + p, width)};
   }
   /// The same for features as lanes and one column.
-  SourceLargest<T> column(Index level, Index k, const FeatureLanes<T>& features, Index p) const {
+  BlockMaxima<T> column(Index level, Index k, const FeatureLanes<T>& features, Index p) const {
     const Of& of = m_levels[level];
     return {of.exponents[k], features.load(of.b + k * m_r), Lanes{} + of.u[k * m_p + p]};
   }

@@ -59,15 +59,15 @@ class SignalBackward {
         m_length(length),
         m_size(correlation_size),
         m_groups(m_r, U.cols() - 1),
-        m_unit(team.workspace().vector<T>(U.cols())),
+        m_scales(team.workspace().vector<T>(U.cols())),
         m_a(team.workspace(), m_r, length),
         m_b(team.workspace(), m_r, length),
         m_da(team.workspace().matrix<T>(m_r, staggered<T>(length))),
         m_db(team.workspace().matrix<T>(m_r, staggered<T>(length))),
         m_correlations(team.workspace().take<T>((blocks + 1) * m_size)) {
-    column_scales(G, m_unit);
+    column_scales(G, m_scales);
     if (sizes && G.rows() > 0)  // the last column is never larger
-      m_unit[U.cols() - 1] = power_of_two_scale(*std::max_element(sizes.rows, sizes.rows + G.rows()));
+      m_scales[U.cols() - 1] = power_of_two_scale(*std::max_element(sizes.rows, sizes.rows + G.rows()));
     team.run_tiles(length, [&](Index j0, Index rows, Workspace&) {
       for (Index r = 0; r < m_r; ++r) {
         m_a.read(r, A, r, 1, j0, rows);
@@ -117,14 +117,16 @@ class SignalBackward {
         return Panel<T>(values + group * size, rows, m_length, m_groups.width(group));
       };
     };
-    const auto unit = [this](Index group) { return fft::load_lanes(m_unit.data() + group * W, m_groups.width(group)); };
+    const auto scale = [this](Index group) {
+      return fft::load_lanes(m_scales.data() + group * W, m_groups.width(group));
+    };
     const auto us = panels(m_B.rows()), gs = panels(m_A.rows()), dus = panels(m_B.rows());
     team.run(m_groups.count, [&](Index group, Workspace&) {
       Panel<T> u = us(group), g = gs(group);
       u.read(m_U, group * W);
-      u.scale(finite_lanes<T>(unit(group)));
+      u.scale(finite_lanes<T>(scale(group)));
       g.read(m_G, group * W);
-      g.scale(inverse<T>(unit(group)));
+      g.scale(inverse<T>(scale(group)));
       dus(group).set_zero();
     });
     team.run_pairs(blocks, [&](Index i, Index j, Workspace& scratch) {
@@ -138,7 +140,7 @@ class SignalBackward {
     });
     team.run(m_groups.count, [&](Index group, Workspace&) {
       Panel<T> du = dus(group);
-      du.scale(finite_lanes<T>(unit(group)));
+      du.scale(finite_lanes<T>(scale(group)));
       du.add_to(out.dU, group * W);
     });
   }
@@ -149,7 +151,7 @@ class SignalBackward {
                   const Team& team, AddColumn&& add) {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    const T forth = finite(m_unit[p]), back = finite(1 / m_unit[p]);
+    const T forth = finite(m_scales[p]), back = finite(1 / m_scales[p]);
     auto u = workspace.vector<T>(m_length), scaled_g = workspace.vector<T>(m_length),
          sums = workspace.vector<T>(m_length);
     u.setZero(), scaled_g.setZero(), sums.setZero();
@@ -173,7 +175,7 @@ class SignalBackward {
   GradientSizes<T> m_sizes;
   Index m_r, m_length, m_size;
   ColumnGroups<T> m_groups;
-  VectorMap<T> m_unit;
+  VectorMap<T> m_scales;
   FeatureColumns<T> m_a, m_b;
   MatrixMap<T> m_da, m_db;
   T* m_correlations;

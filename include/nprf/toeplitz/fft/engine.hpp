@@ -133,8 +133,8 @@ class LanesEngine {
                 const Team& team) const {
     const Index r = A.cols(), p = U.cols(), L = m_tree->length();
     Workspace& workspace = team.workspace();
-    auto unit = workspace.vector<T>(r);
-    column_scales(B, unit);
+    auto scales = workspace.vector<T>(r);
+    column_scales(B, scales);
     // features whose columns are laid out at a time: each time costs a pass over U and Y, and each column memory
     const Index block = L <= (Index{1} << 17) ? 16 : 4;
     const FeatureColumns<T> b(workspace, block, L), a(workspace, block, L, m_tree->twist());
@@ -143,24 +143,24 @@ class LanesEngine {
       const Index features = std::min(block, r - r0);
       team.run_tiles(groups.count > 0 ? L : 0, [&](Index j0, Index rows, Workspace&) {
         for (Index k = 0; k < features; ++k) {
-          b.read(k, B, r0 + k, finite(1 / unit[r0 + k]), j0, rows);
-          a.read(k, A, r0 + k, finite(unit[r0 + k]), j0, rows);
+          b.read(k, B, r0 + k, finite(1 / scales[r0 + k]), j0, rows);
+          a.read(k, A, r0 + k, finite(scales[r0 + k]), j0, rows);
         }
       });
       team.run(groups.count + (r0 == 0 ? groups.left_over : 0), [&](Index task, Workspace& scratch) {
         Z* z = scratch.take<Z>(staggered<Z>(L));
         if (task >= groups.count) {
           const Index column = p - groups.left_over + task - groups.count;
-          return contract_column(A, B, unit, U, column, Y, z, scratch);
+          return contract_column(A, B, scales, U, column, Y, z, scratch);
         }
         const Index p0 = task * W, width = groups.width(task);
         Panel<T> u(scratch, m_n_k, L, width), y(scratch, m_n_q, L, width);
         u.read(U, p0);
-        const Lanes u_unit = u.units();
-        u.scale(inverse<T>(u_unit));
+        const Lanes u_scales = u.scales();
+        u.scale(inverse<T>(u_scales));
         y.set_zero();
         for (Index k = 0; k < features; ++k) add(b[k], u.values, a[k], y.values, z);
-        y.scale(finite_lanes<T>(u_unit));
+        y.scale(finite_lanes<T>(u_scales));
         if (r0 == 0)
           y.write(Y, p0);
         else
@@ -178,14 +178,14 @@ class LanesEngine {
   }
 
   // one column of Y, W features at a time
-  void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const VectorMap<T>& unit, const MatrixView<T>& U,
-                       Index column, MatrixRef<T>& Y, Z* z, Workspace& scratch) const {
+  void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const VectorMap<T>& scales,
+                       const MatrixView<T>& U, Index column, MatrixRef<T>& Y, Z* z, Workspace& scratch) const {
     const Column u(U, column, scratch);
     auto y = scratch.vector<T>(m_n_q);
     y.setZero();
     for (Index f = 0; f < A.cols(); f += W) {
       const Features a(A, f), b(B, f);
-      const Lanes by = a.load(unit.data()), back = inverse<T>(by), forth = finite_lanes<T>(by);
+      const Lanes by = a.load(scales.data()), back = inverse<T>(by), forth = finite_lanes<T>(by);
       m_tree->template convolve<1>(
           {z}, [&, n = m_n_k](auto, Index j) { return j < n ? b.row(j) * back * u.values[j] : Lanes{}; },
           [g = m_spectrum](Index k, Z(&x)[1][8]) { multiply(x[0], g + 16 * k); },
@@ -193,7 +193,7 @@ class LanesEngine {
             if (i < n) y[i] += fft::sum_lanes<T>(a.row(i) * forth * real_part(t, m_tree->twist() + 2 * i));
           });
     }
-    Y.col(column) = y * finite(u.unit);
+    Y.col(column) = y * finite(u.scale);
   }
 
   void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,

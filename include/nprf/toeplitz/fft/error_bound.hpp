@@ -206,7 +206,7 @@ struct Underflow {
   static double of_row(Index r) { return static_cast<double>(r) * number; }
 };
 
-/// The norms of the signals of all rows of B (n,r) and their sizes (n), in the units of the scale; in the team's
+/// The norms of the signals of all rows of B (n,r) and their sizes (n), divided by the scale; in the team's
 /// workspace. O(n r).
 template <Real T>
 SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalScale& scale, const Team& team) {
@@ -229,7 +229,7 @@ SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalSca
 
 /// The error bound of a product by transforms of one length N; sizes (n_k) are the largest |U_j.| of each key. O(n r).
 /// share(norms, scale, Y, sums) makes the sizes of signals those of what shares their transforms, and adds what
-/// underflows in these; all are in the units of the scale.
+/// underflows in these; all are divided by the scale.
 template <Real T, class Share>
 void fft_row_error_bounds(const WeightNorms& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds bounds,
                           const Team& team, Share&& share) {

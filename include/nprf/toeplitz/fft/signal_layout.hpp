@@ -20,18 +20,18 @@ constexpr Index staggered(Index n) {
   return n + (17 * 64 + size - 1) / size;
 }
 
-/// 0 for infinity: what a column of zeros is multiplied by.
+/// The scale as a factor: 0 for infinity, which is the scale of a column of zeros.
 template <Real T>
-T finite(T unit) {
-  return std::isfinite(unit) ? unit : T(0);
+T finite(T scale) {
+  return std::isfinite(scale) ? scale : T(0);
 }
 
-/// The unit of each column of X (n,r), into `unit` (r).
+/// The power-of-two scale of each column of X (n,r), into `scales` (r); infinity for a column of zeros. O(n r).
 template <Real T>
-void column_scales(const MatrixView<T>& X, VectorMap<T>& unit) {
-  unit.setZero();
-  for (Index i = 0; i < X.rows(); ++i) unit = unit.cwiseMax(X.row(i).transpose().cwiseAbs());
-  for (Index r = 0; r < unit.size(); ++r) unit[r] = power_of_two_scale(unit[r]);
+void column_scales(const MatrixView<T>& X, VectorMap<T>& scales) {
+  scales.setZero();
+  for (Index i = 0; i < X.rows(); ++i) scales = scales.cwiseMax(X.row(i).transpose().cwiseAbs());
+  for (Index r = 0; r < scales.size(); ++r) scales[r] = power_of_two_scale(scales[r]);
 }
 
 /// X's rows, each in row `first` + its slot of n, zeros in the gaps: X itself where there are none, else a copy in the
@@ -81,8 +81,8 @@ struct Panel {
     for (Index i = 0; i < rows; ++i) fft::store_lanes(fft::load_lanes(&X(i, p0), width) + values[i], &X(i, p0), width);
   }
 
-  /// Each column's unit.
-  Lanes units() const {
+  /// The power-of-two scale of each column; infinity for a column of zeros.
+  Lanes scales() const {
     Lanes largest{};
     for (Index i = 0; i < rows; ++i) {
       const Lanes x = values[i], size = x < 0 ? -x : x;
@@ -101,16 +101,16 @@ struct Panel {
   Lanes* values;
 };
 
-/// 1 / unit and unit as factors, 0 for a column of zeros.
+/// 1 / scale and scale as factors, 0 for a column of zeros.
 template <Real T>
-fft::Lanes<T> inverse(fft::Lanes<T> unit) {
-  for (Index l = 0; l < fft::lane_count<T>; ++l) unit[l] = finite(1 / unit[l]);
-  return unit;
+fft::Lanes<T> inverse(fft::Lanes<T> scale) {
+  for (Index l = 0; l < fft::lane_count<T>; ++l) scale[l] = finite(1 / scale[l]);
+  return scale;
 }
 template <Real T>
-fft::Lanes<T> finite_lanes(fft::Lanes<T> unit) {
-  for (Index l = 0; l < fft::lane_count<T>; ++l) unit[l] = finite(unit[l]);
-  return unit;
+fft::Lanes<T> finite_lanes(fft::Lanes<T> scale) {
+  for (Index l = 0; l < fft::lane_count<T>; ++l) scale[l] = finite(scale[l]);
+  return scale;
 }
 
 /// The p columns of U: how many go side by side in groups, and how many are left over and take features as lanes.
@@ -194,11 +194,11 @@ class FeatureColumns {
 template <Real T>
 struct ScaledColumn {
   ScaledColumn(const MatrixView<T>& X, Index column, Workspace& scratch)
-      : unit(power_of_two_scale(X.rows() > 0 ? X.col(column).cwiseAbs().maxCoeff() : T(0))),
+      : scale(power_of_two_scale(X.rows() > 0 ? X.col(column).cwiseAbs().maxCoeff() : T(0))),
         values(scratch.take<T>(X.rows())) {
-    for (Index j = 0; j < X.rows(); ++j) values[j] = X(j, column) * finite(1 / unit);
+    for (Index j = 0; j < X.rows(); ++j) values[j] = X(j, column) * finite(1 / scale);
   }
-  T unit;
+  T scale;
   T* values;
 };
 

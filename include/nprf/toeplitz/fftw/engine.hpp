@@ -74,13 +74,13 @@ class FftwEngine {
       const Work work(scratch, classes().length);
       const Index p = 2 * pair;
       auto U = Ut.middleRows(p, 2), Y2 = Yt.middleRows(p, 2);
-      const T unit[2] = {power_of_two_scale(U.row(0).cwiseAbs().maxCoeff()),
-                         power_of_two_scale(U.row(1).cwiseAbs().maxCoeff())};
-      for (Index k : {0, 1}) U.row(k) *= finite(1 / unit[k]);
+      const T scales[2] = {power_of_two_scale(U.row(0).cwiseAbs().maxCoeff()),
+                           power_of_two_scale(U.row(1).cwiseAbs().maxCoeff())};
+      for (Index k : {0, 1}) U.row(k) *= finite(1 / scales[k]);
       Y2.setZero();
       for (Index r = 0; r < r_end; ++r)
         add(&At(r, 0), &Bt(r, 0), &Ut(p, 0), &Ut(p + 1, 0), &Yt(p, 0), &Yt(p + 1, 0), work);
-      for (Index k : {0, 1}) Y2.row(k) *= finite(unit[k]);
+      for (Index k : {0, 1}) Y2.row(k) *= finite(scales[k]);
     });
     scatter(Yt, x.queries.slots, Y, team);
   }
@@ -92,7 +92,7 @@ class FftwEngine {
         m_norms, classes().period(), x, sizes, out, team,
         [this](const SignalNorms& norms, const SignalScale& scale, SignalNorms::Row& Y, SignalNorms::Row& sums) {
           if (Y.maxCoeff() > 0) Y = (Y.square() + (2 * sums).square()).sqrt();
-          const double lost = Underflow<T>::of_signals(classes().period()) / scale.B;  // features have no unit
+          const double lost = Underflow<T>::of_signals(classes().period()) / scale.B;  // features are not scaled
           Y += lost * norms.largest_size();
           sums += lost;
         });
@@ -116,7 +116,7 @@ class FftwEngine {
     auto Bt = workspace.matrix<T>(r_end, m_n_k), dBt = workspace.matrix<T>(r_end, m_n_k);
     auto Ut = workspace.matrix<T>(2 * pairs, m_n_k), dUt = workspace.matrix<T>(2 * pairs, m_n_k);
     auto Gt = workspace.matrix<T>(2 * pairs, m_n_q);
-    auto unit = workspace.vector<T>(2 * pairs);
+    auto scales = workspace.vector<T>(2 * pairs);
     // one for each block of features, and that of the last pair
     Complex* correlations = workspace.take<Complex>((blocks + 1) * period);
     gather(x.A, x.queries.slots, At, team);
@@ -132,11 +132,11 @@ class FftwEngine {
     gather_pairs(x.U, x.keys.slots, Ut);
     gather_pairs(G, x.queries.slots, Gt);
     for (Index i = 0; sizes && i < x.queries.slots.count; ++i) Gt(2 * pairs - 1, x.queries.slots[i]) = sizes.rows[i];
-    for (Index p = 0; p < 2 * pairs; ++p) unit[p] = power_of_two_scale(Gt.row(p).cwiseAbs().maxCoeff());
-    if (sizes) unit[2 * pairs - 2] = unit[2 * pairs - 1];  // they share their rounding, and none is larger
+    for (Index p = 0; p < 2 * pairs; ++p) scales[p] = power_of_two_scale(Gt.row(p).cwiseAbs().maxCoeff());
+    if (sizes) scales[2 * pairs - 2] = scales[2 * pairs - 1];  // they share their rounding, and none is larger
     team.run(2 * pairs, [&](Index p, Workspace&) {
-      Gt.row(p) *= finite(1 / unit[p]);
-      Ut.row(p) *= finite(unit[p]);
+      Gt.row(p) *= finite(1 / scales[p]);
+      Ut.row(p) *= finite(scales[p]);
       dUt.row(p).setZero();
     });
     team.run(blocks + 1, [&](Index block, Workspace&) {
@@ -159,7 +159,7 @@ class FftwEngine {
     });
     const Work work(workspace, classes().length);
     for (Index r = 0; r < r_end; ++r) add(pairs - 1, r, correlations + blocks * period, work);
-    team.run(2 * pairs, [&](Index p, Workspace&) { dUt.row(p) *= finite(unit[p]); });
+    team.run(2 * pairs, [&](Index p, Workspace&) { dUt.row(p) *= finite(scales[p]); });
     scatter(dAt, x.queries.slots, out.dA, team);
     scatter(dBt, x.keys.slots, out.dB, team);
     scatter(dUt, x.keys.slots, out.dU.leftCols(last), team);
@@ -277,7 +277,7 @@ class FftwEngine {
   }
 
   Index m_n_q, m_n_k;
-  ResidueTransform<T> m_transform;
+  SegmentedTransform<T> m_transform;
   WeightNorms m_norms;
   const Complex* m_spectrum = nullptr;  // (Q,L)  of g / N
 };

@@ -43,12 +43,12 @@ struct SegmentedFft {
 /// The transforms of one N, class by class, of pairs of real columns as real and imaginary part of one signal. Its
 /// tables lie in the workspace that it was made with. Threads may share it; each brings its own z (L).
 template <Real T>
-class ResidueTransform {
+class SegmentedTransform {
  public:
   using Complex = std::complex<T>;
 
   /// Of a length N >= least.
-  ResidueTransform(Index least, const Team& team)
+  SegmentedTransform(Index least, const Team& team)
       : m_classes(SegmentedFft::of(least)), m_plan(fft::ComplexPlan<T>::shared(m_classes.length)) {
     const Index L = m_classes.length;
     Complex* twist = team.workspace().take<Complex>(m_classes.period());
