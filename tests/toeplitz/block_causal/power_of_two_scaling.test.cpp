@@ -68,28 +68,28 @@ TEMPLATE_TEST_CASE("the largest of two is that of each number, whatever exponent
   }
 }
 
-TEMPLATE_TEST_CASE("sources' scales are powers of two, and serve them while nothing grows too far above its scale",
+TEMPLATE_TEST_CASE("sources' scales are powers of two, and fit until a maximum grows too far above its scale",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const SourceScales<T> scales(largest<T>(-3, T(1.5), T(7)));
   CHECK(scales.exponent == -3);
   for (Index l = 0; l < W<T>; ++l) CHECK((scales.b[l] == 2 && scales.u[l] == 8));
-  const auto serve = [&](T feature, T value, double exponent = -3) {
+  const auto fits = [&](T feature, T value, double exponent = -3) {
     return scales.fit(largest(exponent, feature, value));
   };
-  CHECK(fit(T(1.5), T(7)));
-  CHECK(fit(T(1.5), 8 * most<T>()));
-  CHECK_FALSE(fit(T(1.5), above(8 * most<T>())));
-  CHECK(fit(2 * most<T>(), T(7)));
-  CHECK_FALSE(fit(above(2 * most<T>()), T(7)));
+  CHECK(fits(T(1.5), T(7)));
+  CHECK(fits(T(1.5), 8 * most<T>()));
+  CHECK_FALSE(fits(T(1.5), above(8 * most<T>())));
+  CHECK(fits(2 * most<T>(), T(7)));
+  CHECK_FALSE(fits(above(2 * most<T>()), T(7)));
   // exponents grow too
   const double growth = std::log(static_cast<double>(most<T>()));
-  CHECK(fit(T(1e-3), T(7), -3 + 0.999 * growth));
-  CHECK_FALSE(fit(T(1e-3), T(7), -3 + 1.001 * growth));
-  CHECK_FALSE(fit(T(2.1), T(7), -3 + 0.9999 * growth));
+  CHECK(fits(T(1e-3), T(7), -3 + 0.999 * growth));
+  CHECK_FALSE(fits(T(1e-3), T(7), -3 + 1.001 * growth));
+  CHECK_FALSE(fits(T(2.1), T(7), -3 + 0.9999 * growth));
   for (const T never : {std::numeric_limits<T>::infinity(), std::numeric_limits<T>::quiet_NaN()}) {
-    CHECK_FALSE(fit(never, T(7)));
-    CHECK_FALSE(fit(T(1.5), never));
+    CHECK_FALSE(fits(never, T(7)));
+    CHECK_FALSE(fits(T(1.5), never));
   }
   // one lane is enough
   BlockMaxima<T> other = largest<T>(-3, T(1.5), T(7));
@@ -100,7 +100,7 @@ TEMPLATE_TEST_CASE("sources' scales are powers of two, and serve them while noth
   CHECK_FALSE(scales.fit(other));
 }
 
-TEMPLATE_TEST_CASE("scales of zeros serve zeros alone", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("scales of zeros fit zeros alone", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T least = std::numeric_limits<T>::denorm_min();
   const SourceScales<T> scales(largest<T>(0, T(0), T(0)));
