@@ -107,7 +107,7 @@ TEST_CASE("Engine::grid is rejected for a position that is not a grid", "[attent
       [&] {
         PreparedPosition<double>(relative, {.engine = Engine::grid}, {5, 6, 4, 2}, 0, Pass::forward, team);
       },
-      {"engine: expected grid for a position of two dimensions"});
+      {"engine: expected another than grid"});
 }
 
 }  // namespace nprf::test::attention_weights_prepared_position
