@@ -16,7 +16,7 @@ namespace nprf::test::attention_fallback_double_row {
 
 namespace {
 
-constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 struct Row {
   Matrix<double> a = normal<double>(1, 3, 1).cwiseAbs(), B = normal<double>(9, 3, 2).cwiseAbs(),
@@ -47,7 +47,7 @@ TEST_CASE("a row in double equals the formula, with biases of any common offset"
       for (const double shift : {0.0, -5000.0}) {
         const LagBias<double> bias{-3, normal_vector<double>(7, 4).array() + shift, -0.5, 0.25};
         const auto b = [&](Index j) {
-          return direction == Direction::causal && j > position ? never : bias[j - position];
+          return direction == Direction::causal && j > position ? minus_infinity : bias[j - position];
         };
         Eigen::RowVectorXd expected = Eigen::RowVectorXd::Zero(2);
         double D = 0;
@@ -66,7 +66,7 @@ TEST_CASE("a row in double equals the formula, with biases of any common offset"
 
 TEST_CASE("a row in double does not depend on keys that it does not attend to", "[attention]") {
   Row x;
-  const auto b = [](Index j) { return j % 3 == 1 ? never : 0.1 * static_cast<double>(j); };
+  const auto b = [](Index j) { return j % 3 == 1 ? minus_infinity : 0.1 * static_cast<double>(j); };
   Matrix<double> y, changed;
   const double D = forward(x, b, y);
   for (const Index j : {1, 4, 7}) {
@@ -85,10 +85,10 @@ TEST_CASE("gradients of a row in double are central differences, and are added",
     const auto loss = [&](const Row& row, const Matrix<double>& t) {
       Matrix<double> y;
       forward(
-          row, [&](Index j) { return j == 2 ? never : t(j, 0) + shift; }, y);
+          row, [&](Index j) { return j == 2 ? minus_infinity : t(j, 0) + shift; }, y);
       return y.cwiseProduct(dy).sum();
     };
-    const auto b = [&](Index j) { return j == 2 ? never : table(j, 0) + shift; };
+    const auto b = [&](Index j) { return j == 2 ? minus_infinity : table(j, 0) + shift; };
     Matrix<double> y;
     forward(x, b, y);
     Matrix<double> da = Matrix<double>::Ones(1, 3), dB = Matrix<double>::Ones(9, 3), dU = Matrix<double>::Ones(9, 3);

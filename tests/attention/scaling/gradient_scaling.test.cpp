@@ -17,7 +17,7 @@ using toeplitz::Rounding;
 
 constexpr Index n_q = 6, n_k = 6, r = 3, d_v = 2;
 
-// causal attention with made-up rows
+// causal attention with random saved rows
 template <class T>
 struct Rows {
   Rows() {
@@ -53,7 +53,7 @@ struct Rows {
   const MatrixView<T> dy_view{dy};
 };
 
-// A' and G are A and [dy -dy.y] / D, all but for the units: in long double, the largest difference
+// the largest difference of A' and G, without their scales, from A and [dy -dy.y] / D in long double
 template <class T>
 double scaling_error(Rows<T>& x, Rounding rounding = Rounding::global) {
   const GradientScaling<T> scaling = x.scaling(rounding);
@@ -90,7 +90,7 @@ constexpr double growth = 400 * epsilon<T>;
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("rows of dy of any size have factors of their own, and nothing is lost", "[attention]",
+TEMPLATE_TEST_CASE("rows of dy of any magnitude are scaled without loss of precision", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const T tiny = sizeof(T) == 4 ? T(1e-30) : T(1e-290), huge = sizeof(T) == 4 ? T(1e30) : T(1e290);
@@ -108,7 +108,7 @@ TEMPLATE_TEST_CASE("rows of dy of any size have factors of their own, and nothin
   }
 }
 
-TEMPLATE_TEST_CASE("values that were saved as they are have their unit now", "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("values that were saved without a scale are divided by one", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Rows<T> x;
   x.v() *= T(1000), x.saved.y *= T(1000);
@@ -120,7 +120,7 @@ TEMPLATE_TEST_CASE("values that were saved as they are have their unit now", "[a
   CHECK(scaling_error(x) <= growth<T>);
 }
 
-TEMPLATE_TEST_CASE("a row that is summed by tiles has A' of at most 1, though its weights are small", "[attention]",
+TEMPLATE_TEST_CASE("with rounding per row A' is at most 1, even if weights are small", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   Rows<T> x;
@@ -129,28 +129,28 @@ TEMPLATE_TEST_CASE("a row that is summed by tiles has A' of at most 1, though it
   const GradientScaling<T> global = x.scaling(), per_row = x.scaling(Rounding::per_row);
   for (Index i = 0; i < n_q; ++i) CHECK((global.exponents()[i] > 0 && per_row.A().row(i).maxCoeff() <= 1));
   CHECK(scaling_error(x, Rounding::per_row) <= growth<T>);
-  // a row that was repaired is, whatever the others
+  // the rounding of a recomputed row is per row, even if that of the others is global
   x.saved.recomputed_rows = {2};
   const GradientScaling<T> recomputed = x.scaling();
   for (Index i = 0; i < n_q; ++i)
     CHECK(recomputed.exponents()[i] == (i == 2 ? per_row.exponents()[i] : global.exponents()[i]));
   x.saved.recomputed_rows = {};
-  // where features make D small, G stays what it is by transforms
+  // where features make D small, G is the same as with global rounding
   const T smaller = small / 1000;
   x.saved.A *= smaller;
   CHECK(x.scaling(Rounding::per_row).G() == x.scaling().G());
-  // and where D is smaller than any that is sound, G is far from overflow
+  // and where D is smaller than any sound one, G is far from overflow
   x.saved.A /= smaller;
   x.saved.denominator *= small;
   CHECK(scaling_error(x, Rounding::per_row) <= growth<T>);
 }
 
-TEMPLATE_TEST_CASE("units are of what counts: of rows with a gradient and what these attend to", "[attention]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("scales depend only on rows with a finite gradient and on the values that they attend to",
+                   "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T huge = sizeof(T) == 4 ? T(1e30) : T(1e290), small = 1 / max_scale_ratio<T> / 16;
   Rows<T> x;
-  // the last key is seen by the last row alone, which has no gradient; the first row sees nothing; one is not finite
+  // only the last row, which has no gradient, attends to the last key; the first row is empty; the second non-finite
   x.v().topRows(n_k - 1) *= small;
   x.saved.y *= small;
   x.dy.row(n_q - 1).setZero();
@@ -168,7 +168,7 @@ TEMPLATE_TEST_CASE("units are of what counts: of rows with a gradient and what t
   CHECK(scaling.U().col(d_v).isOnes(0));
   CHECK((scaling.is_finite(0) && !scaling.is_finite(1) && scaling.is_finite(2) && scaling.is_finite(n_q - 1)));
   CHECK((scaling.A().row(1).isZero(0) && scaling.A().row(n_q - 1).isZero(0)));
-  // computed one by one, the first row counts again
+  // if it was recomputed in double, the first row has a gradient
   x.saved.recomputed_rows = {0};
   const GradientScaling<T> recomputed = x.scaling();
   CHECK(recomputed.dy_scale() == scale_above(x.dy.row(0).cwiseAbs().maxCoeff()));
@@ -176,26 +176,27 @@ TEMPLATE_TEST_CASE("units are of what counts: of rows with a gradient and what t
   CHECK(recomputed.A().row(0) == x.saved.A.row(0));
   CHECK(recomputed.G().row(0).isZero(0));
   x.saved.recomputed_rows = {};
-  // entries that are not finite leave the others what they are, in their units
+  // non-finite entries change neither the other entries nor their scales
   x.saved.y(2, 1) = std::numeric_limits<T>::quiet_NaN();
   x.dy(3, 1) = std::numeric_limits<T>::infinity();
-  const GradientScaling<T> bad = x.scaling();
-  CHECK((!bad.is_finite(2) && !bad.is_finite(3) && bad.is_finite(4)));
-  CHECK(std::isnan(bad.G()(2, d_v)));
-  const T ratio = std::ldexp(T(1), bad.exponents()[2] - scaling.exponents()[2]);
-  CHECK(bad.A().row(2) / ratio == scaling.A().row(2));
-  CHECK(bad.G().row(2).head(d_v) * ratio == scaling.G().row(2).head(d_v));
-  CHECK((std::isfinite(bad.G()(3, 0)) && std::isinf(bad.G()(3, 1)) && !std::isfinite(bad.G()(3, d_v))));
-  CHECK((bad.A().row(3).allFinite() && !bad.A().row(3).isZero(0)));
-  for (const Index i : {2, 3}) CHECK((std::isfinite(bad.sizes()[i]) && bad.sizes()[i] > 0));
+  const GradientScaling<T> non_finite = x.scaling();
+  CHECK((!non_finite.is_finite(2) && !non_finite.is_finite(3) && non_finite.is_finite(4)));
+  CHECK(std::isnan(non_finite.G()(2, d_v)));
+  const T ratio = std::ldexp(T(1), non_finite.exponents()[2] - scaling.exponents()[2]);
+  CHECK(non_finite.A().row(2) / ratio == scaling.A().row(2));
+  CHECK(non_finite.G().row(2).head(d_v) * ratio == scaling.G().row(2).head(d_v));
+  CHECK((std::isfinite(non_finite.G()(3, 0)) && std::isinf(non_finite.G()(3, 1)) &&
+         !std::isfinite(non_finite.G()(3, d_v))));
+  CHECK((non_finite.A().row(3).allFinite() && !non_finite.A().row(3).isZero(0)));
+  for (const Index i : {2, 3}) CHECK((std::isfinite(non_finite.sizes()[i]) && non_finite.sizes()[i] > 0));
   x.dy(3, 0) = 1000;
   CHECK(x.scaling().dy_scale() >= 1000);
-  // and values that no other row attends to have no part in what rows are measured by
+  // values that only a non-finite row attends to do not enter its size
   x.dy.row(n_q - 1).setOnes();
   x.saved.y(n_q - 1, 0) = std::numeric_limits<T>::quiet_NaN();
   CHECK(x.scaling().value_scale() == scaling.value_scale());
   CHECK(x.scaling().sizes()[n_q - 1] <= 2 * d_v);
-  // without gradients all is one
+  // without gradients the scale is 1
   x.dy.setZero();
   CHECK(x.scaling().dy_scale() == 1);
 }
