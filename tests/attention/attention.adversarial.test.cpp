@@ -8,15 +8,14 @@
 #include "support/adversarial.hpp"
 #include "support/catch.hpp"
 
-/// No row is ever silently wrong: by every engine the error is below the bound that the report gives, and that is below
-/// the tolerance.
+/// With every engine the error of each row is below the reported bound, and that is below the tolerance.
 namespace nprf::test::attention_adversarial {
 
 namespace {
 
 using namespace adversarial;
 
-// each bias with all norms and all sides, and some of the values: those that follow from the number of the case
+// each bias with all norms and all sides; the other choices vary with the number of the case
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (std::size_t bias = 0; bias < biases().size(); ++bias)
@@ -45,7 +44,7 @@ double median(std::vector<T> x) {
   return *middle;
 }
 
-// bounds over errors
+// ratios of bounds to errors
 template <class T>
 void check(std::vector<double>& ratios) {
   const std::vector<Engine> all = all_engines();
@@ -58,7 +57,7 @@ void check(std::vector<double>& ratios) {
       INFO(message(c, sizeof(T) == 4 ? "float" : "double", engine, x));
       CHECK(x.ok);
       repaired += x.report.repaired_rows;
-      // errors of identical keys cancel, and no bound can know
+      // errors of identical keys cancel, which no bound can use
       if (x.error > 0 && c.keys != Keys::alike) ratios.push_back(x.bound / x.error);
     }
   }
@@ -67,7 +66,7 @@ void check(std::vector<double>& ratios) {
 
 }  // namespace
 
-TEST_CASE("no row of any engine is beyond the bound, nor the bound beyond the tolerance", "[attention]") {
+TEST_CASE("errors are below the bound, and the bound is below the tolerance, with every engine", "[attention]") {
   REQUIRE(cases().size() >= 400);
   std::vector<double> ratios;
   check<float>(ratios);

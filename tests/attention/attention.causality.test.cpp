@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// By every engine a causal row is the past's, whatever the future holds; by block_causal to the last bit.
+// Causal rows do not depend on later tokens: within the tolerance with every engine, bitwise with block_causal.
 
 #include <cmath>
 #include <limits>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr Index d = 4, m = 8, d_v = 3;
 
-// from token `now` on other keys and values, and other queries too
+// other queries, keys and values from token `now` on
 template <Real T>
 Tokens<T> other_future(Tokens<T> x, Index now, T value, bool queries) {
   const Index later = x.q.rows() - now;
@@ -29,7 +29,7 @@ Tokens<T> other_future(Tokens<T> x, Index now, T value, bool queries) {
   return x;
 }
 
-// the tolerance of each entry before `now`: relative to the largest value that its row sees; zero where it sees none
+// the tolerance of each entry before `now`: relative to the largest value that its row attends to; 0 for empty rows
 template <Real T>
 Matrix<double> row_tolerance(const Matrix<T>& v, Index now, const CallOptions& call) {
   Matrix<double> allowed(now, v.cols());
@@ -66,21 +66,20 @@ void check(const AttentionOptions& options, const Vector<T>& table, Index n, con
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("causal rows keep what they are, within the tolerance, whatever comes after them", "[attention]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("causal rows do not depend on later tokens", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Engine engine : all_engines())
     for (const Normalization normalization : {Normalization::unit(), Normalization::none()})
-      for (const Index n : {97, 300, 387}) {  // a prime, and more than one and than three tiles
+      for (const Index n : {97, 300, 387}) {  // a prime, and more than one and three tiles
         const AttentionOptions options{
             .direction = Direction::causal, .normalization = normalization, .engine = engine};
         check<T>(options, random_table<T>(n, 40), n, {});
-        // constant beyond some lags: sums of all that came before are carried along
+        // constant beyond some lags, so that the engine carries sums over all earlier keys
         check<T>(options, random_table<T>(20, 41), n, {});
       }
 }
 
-TEMPLATE_TEST_CASE("causal rows of masked keys and packed sequences keep what they are too", "[attention]",
+TEMPLATE_TEST_CASE("causal rows of masked keys and of packed sequences do not depend on later tokens", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 211;

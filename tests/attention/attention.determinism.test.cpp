@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// The same call gives the same bits, wherever its arrays lie and whatever was called before it.
+// A call gives the same bits for any addresses and strides of its arrays, and after any other calls.
 
 #include <string>
 #include <vector>
@@ -57,7 +57,7 @@ Outcome<T> run(const A& attention, const Tokens<T>& x) {
   return run(attention, x, saved);
 }
 
-// a copy of a matrix whose rows and columns lie apart, so many scalars behind the start of a 64-byte line
+// a copy of a matrix with gaps between rows and columns, `shift` scalars after a multiple of 64 bytes
 template <Real T>
 class Laid {
  public:
@@ -77,8 +77,7 @@ class Laid {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("no bit of y or of a gradient depends on how the arrays lie in memory", "[attention]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("no bit of y or of a gradient depends on addresses or strides", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index line = 64 / sizeof(T);
   const Index n_q = 150, n_k = 131;
@@ -88,7 +87,7 @@ TEMPLATE_TEST_CASE("no bit of y or of a gradient depends on how the arrays lie i
     const auto attention = make<T>(options, n_q);
     const Outcome<T> expected = run(attention, x);
     for (const Index shift : {Index{1}, Index{2}, Index{3}, line / 2, line - 1})
-      for (const Index step : {1, 2})  // every second column is no row-major matrix's: it is copied
+      for (const Index step : {1, 2})  // an inner stride of 2 is copied
         for (const Index gap : {0, 1, 3}) {
           if (step == 2 && gap > 0) continue;
           const Laid<T> q(x.q, shift, gap, step), k(x.k, (shift + 1) % line, gap, step),
@@ -96,7 +95,7 @@ TEMPLATE_TEST_CASE("no bit of y or of a gradient depends on how the arrays lie i
           Saved<T> saved;
           Outcome<T> out;
           if (step == 1) {
-            // read in place
+            // read in place, without a copy
             const auto in_place = [](const Laid<T>& laid) {
               return MatrixView<T>(Eigen::Map<const Matrix<T>, 0, Eigen::OuterStride<>>(
                   (*laid).data(), (*laid).rows(), (*laid).cols(), Eigen::OuterStride<>((*laid).outerStride())));
@@ -113,7 +112,7 @@ TEMPLATE_TEST_CASE("no bit of y or of a gradient depends on how the arrays lie i
   });
 }
 
-TEMPLATE_TEST_CASE("no bit depends on which sizes and engines were called before", "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("no bit depends on the sizes and engines of earlier calls", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const std::vector<Index> sizes{97, 450};
   std::vector<Outcome<T>> first;
@@ -128,7 +127,7 @@ TEMPLATE_TEST_CASE("no bit depends on which sizes and engines were called before
     first.push_back(run(used.back(), x, saved.emplace_back()));
   });
 
-  // the same objects and the same memory for what is saved, for other sizes
+  // the same objects, and the same saved data, for other sizes
   for (std::size_t object = 0; object < used.size(); ++object)
     for (const Index n : {1, 2, 7, 64, 130, 251}) {
       const Tokens<T> x = random_tokens<T>(n + 3 * static_cast<Index>(object), n, d, 5, object);

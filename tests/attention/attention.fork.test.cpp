@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// What threads and processes of a program's own may do with an attention.
+// Attention in forked processes and on threads of small stacks.
 
 #include "nprf/config.hpp"
 
@@ -32,11 +32,11 @@ Attention<PositiveFeatures<float>, RelativePosition<float>> attention(Engine eng
 
 }  // namespace
 
-TEST_CASE("a forked child attends on one thread of its own", "[attention][threads]") {
+TEST_CASE("a forked child computes attention on one thread", "[attention][threads]") {
   const Threads two(2);
   const auto a = attention(Engine::lanes);
   const Tokens<float> x = random_tokens<float>(n, n, d, d);
-  const Matrix<float> y = a(x.q, x.k, x.v);  // starts threads, which a child does not have
+  const Matrix<float> y = a(x.q, x.k, x.v);  // starts threads, which the child does not inherit
   const pid_t child = fork();
   if (child == 0) {
     alarm(60);
@@ -49,9 +49,9 @@ TEST_CASE("a forked child attends on one thread of its own", "[attention][thread
   CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
 
-#if !NPRF_TEST_SANITIZED  // whose frames are several times as large
+#if !NPRF_TEST_SANITIZED  // sanitizers make frames several times as large
 
-TEST_CASE("a call takes less than 256 KiB of its thread's stack", "[attention][threads]") {
+TEST_CASE("a call uses less than 256 KiB of its thread's stack", "[attention][threads]") {
   struct Call {
     Engine engine;
     bool done = false;

@@ -16,7 +16,7 @@
 #include "support/catch.hpp"
 #include "support/gradient_errors.hpp"
 
-/// Gradients by transforms are no farther off than they are said to be.
+/// The errors of gradients by FFT are below the reported bound.
 namespace nprf::test::attention_gradient_errors {
 
 namespace {
@@ -31,7 +31,7 @@ Index recomputed(const GradientReport& report) {
   return report.recomputed_queries + report.recomputed_keys + report.recomputed_lags;
 }
 
-// dy of a size; of a row, or of columns, far above the others; falling; of halves far apart
+// dy of one magnitude; with a large row or large columns; decreasing; with halves of different magnitudes
 template <class T>
 Matrix<T> hostile_dy(Index n, Index d_v, std::uint64_t seed) {
   Matrix<T> dy = normal<T>(n, d_v, seed);
@@ -55,27 +55,26 @@ void check_bound(const adversarial::Case& c, const Features<T>& features, const 
   const CheckedGradients<Features, T> checked(features, problem.table, problem.x, dy,
                                               {causal ? Direction::causal : Direction::bidirectional,
                                                c.normalised ? Normalization::unit(c.norm) : Normalization::none()});
-  // in double that which they are compared with is off, too
+  // in double the reference has errors of its own
   const double of_expected = sizeof(T) == 8 ? checked.expected().report.error_bound : 0;
   for (const Engine engine : engines()) {
     const Gradients<T> g = checked.by(engine);
     const GradientErrors e = checked.errors(g);
     INFO(name(engine) << ", " << c.name() << ": dq " << e.queries << ", dk " << e.keys << ", dv " << e.values << ", db "
                       << e.bias << ", bound " << g.report.error_bound);
-    // a bound of about 1 says that nothing is known
+    // a bound of about 1 would be useless
     if (g.report.error_bound < 0.1) CHECK(e.most() <= g.report.error_bound + of_expected);
   }
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("gradients have no size at which values or dy are too small or too large", "[attention]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("gradients are exact for values and dy of any power of two", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   const Index n = 24, d = 4, d_v = 3;
   const Matrix<T> q = normal<T>(n, d, 1), k = normal<T>(n, d, 2), dy = normal<T>(n, d_v, 4);
-  // whole numbers of a few bits: no digit is lost, whatever the power of two
+  // integers of a few bits, so that multiplication by powers of two is exact
   Matrix<T> v = normal<T>(n, d_v, 3).unaryExpr([](T x) { return std::round(2 * x); });
   const int least = Limits::min_exponent - Limits::digits, most = Limits::max_exponent - 4;
   const RelativePosition<T> table(random_table<T>(n, 5));
@@ -90,7 +89,7 @@ TEMPLATE_TEST_CASE("gradients have no size at which values or dy are too small o
     const auto is_near = [&](const Matrix<T>& got, const Matrix<T>& to) {
       return (got - to).cwiseAbs().maxCoeff() <= static_cast<T>(10 * default_tolerance<T>) * to.cwiseAbs().maxCoeff();
     };
-    // block_causal knows of no unit of values that come later
+    // block_causal must not scale by later values
     for (const int of_v : {engine == Engine::block_causal ? Limits::min_exponent + Limits::digits : least, 0, most}) {
       const int of_dy = of_v < 0 ? most - 10 : of_v > 0 ? 10 - most : 0;
       const Gradients<T> g = gradients(v * std::ldexp(T(1), of_v), dy * std::ldexp(T(1), of_dy));
@@ -100,7 +99,7 @@ TEMPLATE_TEST_CASE("gradients have no size at which values or dy are too small o
       CHECK(is_near(g.keys * back, expected.keys));
       CHECK(is_near(g.values * std::ldexp(T(1), -of_dy), expected.values));
     }
-    // beside a value that no row attends to which has a gradient
+    // beside a large value that no row with a gradient attends to
     const int far = Limits::min_exponent + 12;
     Matrix<T> small = v * std::ldexp(T(1), far), of_y = dy;
     small.row(n - 1).setConstant(std::ldexp(T(1), 30));
@@ -112,7 +111,7 @@ TEMPLATE_TEST_CASE("gradients have no size at which values or dy are too small o
   }
 }
 
-TEMPLATE_TEST_CASE("small features beside large ones overflow no gradient", "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("small features beside large ones do not overflow gradients", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const bool is_float = sizeof(T) == 4;
   Matrix<T> q(1, 2), k(3, 2);
@@ -125,13 +124,13 @@ TEMPLATE_TEST_CASE("small features beside large ones overflow no gradient", "[at
   Saved<T> saved;
   attention.forward(q, k, v, saved);
   const Gradients<T> g = attention.backward(saved, dy);
-  // all keys are alike: the mean is y, whatever the query
+  // all keys are equal, so that y is the mean for any query
   CHECK(g.queries.isZero(8 * epsilon<T>));
   CHECK((g.keys.allFinite() && g.values.isApprox((Matrix<T>::Ones(3, 1) * dy) / T(3))));
 }
 
-TEST_CASE("small weights beside large features of a map without factors lose no gradient", "[attention]") {
-  // later rows see their keys by small weights alone, and those of the second half see far smaller values
+TEST_CASE("small weights beside large features of a map without factors do not underflow gradients", "[attention]") {
+  // later rows attend to their keys with small weights, and those of the second half to far smaller values
   const Index n = 160, d = 4, half = 100, near = 8;
   Mask mask(n);
   for (Index j = 0; j < n; ++j) mask[j] = j % half < near;
@@ -164,10 +163,10 @@ TEST_CASE("small weights beside large features of a map without factors lose no 
     }
 }
 
-TEMPLATE_TEST_CASE("gradients of hostile inputs are within their bound, by any engine", "[attention]",
+TEMPLATE_TEST_CASE("gradients of adversarial inputs are within their bound, with every engine", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
-  // these were beyond it while it did not know of what transforms had left in rows
+  // these exceeded the bound before it contained the FFT errors of the rows
   std::vector<std::uint64_t> seeds{114, 152, 162, 277, 574, 653, 670, 674, 954};
   for (std::uint64_t seed = 1; seed <= 30; ++seed) seeds.push_back(seed);
   for (const std::uint64_t seed : seeds) {
@@ -180,7 +179,7 @@ TEMPLATE_TEST_CASE("gradients of hostile inputs are within their bound, by any e
   }
 }
 
-TEMPLATE_TEST_CASE("gradients of long queries and keys are sure, by blocks and by other transforms", "[attention]",
+TEMPLATE_TEST_CASE("gradients of queries and keys of large norms are within their bound", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 400, d = 16, d_v = 4;
@@ -203,13 +202,13 @@ TEMPLATE_TEST_CASE("gradients of long queries and keys are sure, by blocks and b
   }
 }
 
-TEMPLATE_TEST_CASE("gradients of small keys are sure, though sines are small beside cosines", "[attention]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("gradients of keys of small norms are within their bound: sines are small beside cosines",
+                   "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 200, d_v = 16;
   const Vector<T> table = random_table<T>(n, 9) / T(4);
   const Matrix<T> dy = normal<T>(n, d_v, 6);
-  // a register's pairs of columns leave one over; sines and cosines are partners, or stand a register apart
+  // numbers of columns that do not fill a register; sines and cosines share an FFT, or are in different registers
   for (const auto& [d, m] : {std::pair<Index, Index>{16, 32}, {64, 4}, {64, 8}, {64, 16}})
     for (const double size : {1.0, 1e-2, 1e-4, 1e-9, 1e-20}) {
       const TrigonometricFeatures<T> features = trf<T>(d, m, 1);
@@ -223,13 +222,13 @@ TEMPLATE_TEST_CASE("gradients of small keys are sure, though sines are small bes
         INFO(name(engine) << ", d " << d << ", m " << m << ", keys of " << size << ": dq " << e.queries << ", dk "
                           << e.keys << ", dv " << e.values << ", db " << e.bias << ", bound " << g.report.error_bound);
         CHECK(e.most() <= g.report.error_bound);
-        // features of long tokens alone cancel
+        // only features of tokens of large norms cancel
         if (size < 1) CHECK(e.most() <= default_tolerance<T>);
       }
     }
 }
 
-TEST_CASE("gradients of values and of dy of any size are finite and sure", "[attention]") {
+TEST_CASE("gradients of values and dy of any magnitude are finite and within their bound", "[attention]") {
   const Index n = 200, d = 4, d_v = 2;
   const PositiveFeatures<float> features = orf<float>(d, 8, 1);
   Vector<float> alibi(2 * n + 1);
@@ -258,8 +257,8 @@ TEST_CASE("gradients of values and of dy of any size are finite and sure", "[att
   }
 }
 
-TEMPLATE_TEST_CASE("a report of gradients: on benign input nothing is recomputed but a few lags of few pairs",
-                   "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a gradient report: of benign inputs only a few lags of few pairs are recomputed", "[attention]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 300, d = 4, d_v = 3;
   const PositiveFeatures<T> features = orf<T>(d, 6, 7);
@@ -281,14 +280,15 @@ TEMPLATE_TEST_CASE("a report of gradients: on benign input nothing is recomputed
   }
 }
 
-TEMPLATE_TEST_CASE("a report of gradients: what transforms may have spoilt is recomputed, unless all is tolerated",
-                   "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE(
+    "a gradient report: gradients that fail their error bound are recomputed, unless the tolerance is infinite",
+    "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 300, d = 4, d_v = 3, few = 10;
   const PositiveFeatures<T> features = orf<T>(d, 6, 7);
   const Tokens<T> x = random_tokens<T>(n, n, d, d_v);
   const Matrix<T> dy = normal<T>(n, d_v, 6);
-  // the last keys are seen next to nothing of, beside others
+  // the last keys have tiny weights beside others
   Vector<T> table = Vector<T>::Zero(2 * n + 1);
   table.segment(n - few + 1, few).setConstant(sizeof(T) == 4 ? T(-7) : T(-18));
   const CheckedGradients<PositiveFeatures, T> checked(features, table, x, dy, {Direction::causal});
@@ -298,7 +298,7 @@ TEMPLATE_TEST_CASE("a report of gradients: what transforms may have spoilt is re
                       << g.report.recomputed_lags);
     CHECK(checked.errors(g).most() <= g.report.error_bound);
     CHECK(g.report.error_bound <= 3 * default_tolerance<T>);
-    // these are in one block: block_causal has no transforms for them
+    // these are in one block, for which block_causal uses no FFT
     if (engine == Engine::block_causal) continue;
     CHECK((g.report.recomputed_keys >= few / 2 && g.report.recomputed_keys <= 4 * few));
     const Gradients<T> left = checked.by(engine, nullptr, std::numeric_limits<double>::infinity());

@@ -24,7 +24,7 @@ struct Sizes {
   Index n_q, n_k, d_v, offset;
 };
 
-// L = <weights, y>: all its gradients against central differences
+// compares all gradients of L = <weights, y> with central differences
 template <class F, class Make>
 void check_gradients(const F& features, const Vector<double>& parameters, Make&& position,
                      const AttentionOptions& options, const Sizes& s) {
@@ -83,15 +83,15 @@ TEST_CASE("gradients are central differences: hyperbolic features", "[attention]
 }
 
 TEST_CASE("gradients are central differences: trigonometric features", "[attention]") {
-  // 64 vectors: enough for denominators that keep away from zero
+  // 64 vectors are enough to keep denominators away from zero
   check_positions(trf<double>(d, 64, 7));
 }
 
 TEST_CASE("gradients are central differences: elu", "[attention]") { check_positions(EluFeatures<double>(d)); }
 
-TEST_CASE("gradients of rows whose weights underflow", "[attention]") {
-  // steps of 400 every 4 tokens back: a row's farthest keys decide, up to 4 at a time, and the first rows' weights are
-  // e^-2000 of the last row's
+TEST_CASE("gradients of rows whose weights underflow are central differences", "[attention]") {
+  // the bias rises by 400 every 4 tokens back: up to 4 farthest keys have all the weight of a row, and the weights of
+  // the first rows are e^-2000 of those of the last
   const Index n = 24;
   Vector<double> b = normal_vector<double>(2 * n - 1, 5);
   for (Index lag = -(n - 1); lag < n; ++lag) b[n - 1 + lag] += 400 * std::floor(static_cast<double>(-lag) / 4);
@@ -109,7 +109,7 @@ TEST_CASE("gradients of rows whose weights underflow", "[attention]") {
   }
 }
 
-TEST_CASE("a shift of all biases changes nothing: their gradients sum to 0", "[attention]") {
+TEST_CASE("the gradients of the biases sum to 0, because a common offset changes nothing", "[attention]") {
   const Index n = 300;
   const Tokens<float> x = random_tokens<float>(n, n, d, 5);
   for (const Engine engine : engines()) {
@@ -119,13 +119,13 @@ TEST_CASE("a shift of all biases changes nothing: their gradients sum to 0", "[a
     attention.forward(x.q, x.k, x.v, saved);
     const Gradients<float> g = attention.backward(saved, normal<float>(n, 5, 9));
     INFO(std::string(name(engine)));
-    // each of the 2n - 1 sums has the rounding of its n terms
+    // each of the 2n - 1 sums has the rounding errors of n terms
     CHECK(std::abs(g.bias.cast<double>().sum()) <=
           epsilon<float> * std::sqrt(static_cast<double>(n)) * g.bias.cast<double>().cwiseAbs().sum());
   }
 }
 
-TEST_CASE("the gradient of the values is adjoint to attention, which is linear in them", "[attention]") {
+TEST_CASE("the gradient of the values is the adjoint of attention, which is linear in them", "[attention]") {
   const Index n_q = 300, n_k = 200;
   const Tokens<float> x = random_tokens<float>(n_q, n_k, d, 5);
   const Matrix<float> direction = normal<float>(n_k, 5, 8), dy = normal<float>(n_q, 5, 9);
@@ -144,7 +144,7 @@ TEST_CASE("the gradient of the values is adjoint to attention, which is linear i
   }
 }
 
-TEST_CASE("in float too each gradient is adjoint to attention's derivative", "[attention]") {
+TEST_CASE("in float each gradient is the adjoint of the derivative of attention", "[attention]") {
   const Index n_q = 300, n_k = 200, d_v = 5;
   const Tokens<float> x = random_tokens<float>(n_q, n_k, d, d_v);
   const Vector<float> b = normal_vector<float>(n_q + n_k - 1, 3);
@@ -153,12 +153,13 @@ TEST_CASE("in float too each gradient is adjoint to attention's derivative", "[a
   const Vector<double> b_to = normal_vector<double>(b.size(), 23);
   for (const Engine engine : engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
-      const bool feels_later = is_fft(engine) && engine != Engine::block_causal;
-      if (feels_later && direction == Direction::causal) continue;  // early rows drown in late ones' rounding
+      const bool has_global_rounding = is_fft(engine) && engine != Engine::block_causal;
+      if (has_global_rounding && direction == Direction::causal)
+        continue;  // early rows are far below the rounding errors of late ones
       const auto position = [&](const auto& table) { return RelativePosition(table.eval()); };
       const AttentionOptions options{.direction = direction, .engine = engine};
-      // dL of L = <dy, y> along (to, b_to) by a central difference in double; what it costs, h^2 and eps / h, is far
-      // below a float's rounding
+      // dL of L = <dy, y> along (to, b_to) by a central difference in double; its errors, h^2 and eps / h, are far
+      // below the rounding errors of float
       const auto loss = [&](double q, double k, double v, double t) {
         const Attention attention(PositiveFeatures<double>(rows.cast<double>()), position(b.cast<double>() + t * b_to),
                                   options);
@@ -177,7 +178,7 @@ TEST_CASE("in float too each gradient is adjoint to attention's derivative", "[a
       const auto check = [&](const char* name, const Matrix<float>& dx, const Matrix<double>& along, double expected) {
         INFO(std::string(nprf::name(engine)) << (direction == Direction::causal ? " causal, " : ", ") << name);
         const double got = dx.cast<double>().cwiseProduct(along).sum();
-        // rounding of either sign: over all entries little more is left than that of one as large as all together
+        // rounding errors of both signs: their sum is little more than that of one entry as large as the norm of all
         CHECK(std::abs(got - expected) <= epsilon<float> * dx.cast<double>().norm() * along.norm());
       };
       check("queries", g.queries, to.q, slope(1, 0, 0, 0));
@@ -187,7 +188,7 @@ TEST_CASE("in float too each gradient is adjoint to attention's derivative", "[a
     }
 }
 
-TEST_CASE("a row of zeros and a row that sees no key have no gradient", "[attention]") {
+TEST_CASE("a zero query and a query that attends to no key have the gradient 0", "[attention]") {
   Tokens<double> x = random_tokens<double>(6, 6, d, 2);
   x.q.row(2).setZero();
   x.k.row(4).setZero();
@@ -197,13 +198,13 @@ TEST_CASE("a row of zeros and a row that sees no key have no gradient", "[attent
   const Gradients<double> g = attention.backward(saved, normal<double>(6, 2, 9));
   CHECK(g.queries.row(2).isZero(0));
   CHECK(g.keys.row(4).isZero(0));
-  CHECK(g.queries.row(0).isZero(0));  // position -1 sees nothing
-  CHECK(g.values.row(5).isZero(0));   // nobody sees the last key
+  CHECK(g.queries.row(0).isZero(0));  // position -1 precedes all keys
+  CHECK(g.values.row(5).isZero(0));   // no query attends to the last key
   CHECK(g.queries.allFinite());
   CHECK(g.keys.allFinite());
 }
 
-TEST_CASE("a query that is no number and sees no key touches no gradient", "[attention]") {
+TEST_CASE("a non-finite query that attends to no key changes no gradient", "[attention]") {
   const Index n = 70;
   for (const Engine engine : engines())
     for (const double hole : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
@@ -226,11 +227,12 @@ TEST_CASE("a query that is no number and sees no key touches no gradient", "[att
     }
 }
 
-TEST_CASE("a table for more tokens serves fewer by its middle, one for fewer serves more by its ends", "[attention]") {
+TEST_CASE("a table for more tokens has gradients in its middle; one for fewer sums those of far lags in its ends",
+          "[attention]") {
   const Index n_q = 12, n_k = 9;
   const Tokens<double> x = random_tokens<double>(n_q, n_k, d, 2);
   const Matrix<double> dy = normal<double>(n_q, 2, 9);
-  // L = 30 tokens: 11 to each side of its middle are reached; L = 4: scalars beyond lag 3 are those of lag 3
+  // L = 30 tokens: lags up to 11 to each side are used; L = 4: the biases beyond lag 3 are those of lag 3
   const Vector<double> b = normal_vector<double>(59, 3), middle = b.segment(29 - 11, 23),
                        few = normal_vector<double>(7, 4);
   Vector<double> extended(23);

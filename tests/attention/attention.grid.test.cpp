@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Attention between the cells of a picture and tokens outside of it: GridPosition.
+// GridPosition: attention between the cells of a grid and extra tokens.
 
 #include <cmath>
 #include <limits>
@@ -34,7 +34,7 @@ struct Setting {
   Index tokens() const { return E + H * W; }
 };
 
-// every engine and direction; grids of all forms, without and with extra tokens
+// body for every engine and direction, grids of several shapes, without and with extra tokens
 template <class Body>
 void for_each_setting(const std::vector<std::pair<Index, Index>>& sizes, Body&& body) {
   for (const Engine engine : engines())
@@ -53,7 +53,7 @@ struct Weights {
   Matrix<double> b, extra;
 };
 
-// N(0,1); with holes, every third scalar of the table is -infinity, and every fourth of the extra tokens'
+// biases N(0,1); with holes, every third of the table and every fourth of the extra tokens is -infinity
 Weights weights(Index H, Index W, Index E, bool holes = false) {
   Weights x{normal<double>(2 * H - 1, 2 * W - 1, 40), normal<double>(E, E + 2, 41)};
   if (!holes) return x;
@@ -67,7 +67,7 @@ Picture<T> make(const Setting& s, const Weights& x) {
   return Picture<T>(orf<T>(d, m, 7), GridPosition<T>(s.H, s.W, x.b.cast<T>(), x.extra.cast<T>()), s.options);
 }
 
-// none masked (empty), random, only extra tokens, only cells, one cell, nothing, all but the first token
+// masks: empty, random, only extra tokens, only cells, one cell, no key, all but the first token
 std::vector<Mask> masks(const Setting& s) {
   const Index n = s.tokens();
   std::vector<Mask> masks(7);
@@ -83,16 +83,17 @@ std::vector<Mask> masks(const Setting& s) {
   return masks;
 }
 
-// key by key
+// counted by a loop over keys
 template <class T>
 Index empty_rows(const Picture<T>& attention, const Setting& s, const Mask& mask) {
   Index empty = 0;
   for (Index i = 0; i < s.tokens(); ++i) {
-    bool sees = false;
+    bool attends = false;
     for (Index j = 0; j < s.tokens(); ++j)
-      sees = sees || ((mask.size() == 0 || mask[j]) && (s.options.direction == Direction::bidirectional || j <= i) &&
+      attends =
+          attends || ((mask.size() == 0 || mask[j]) && (s.options.direction == Direction::bidirectional || j <= i) &&
                       std::isfinite(attention.position().bias(i, j)));
-    empty += !sees;
+    empty += !attends;
   }
   return empty;
 }
@@ -103,19 +104,19 @@ void check_twin(const Setting& s, const Weights& weights) {
   const Tokens<T> x = random_tokens<T>(n, n, d, 2);
   const Picture<T> attention = make<T>(s, weights);
   for (const Mask& mask : masks(s)) {
-    const auto sees = [&](Index, Index j) { return mask.size() == 0 || mask[j]; };
+    const auto attends = [&](Index, Index j) { return mask.size() == 0 || mask[j]; };
     Tokens<T> clean = x, filled = x;
     for (Index j = 0; j < n; ++j)
-      if (!sees(0, j)) {
+      if (!attends(0, j)) {
         clean.k.row(j).setZero();
         filled.k.row(j).setConstant(std::numeric_limits<T>::quiet_NaN());
         filled.v.row(j).setConstant(std::numeric_limits<T>::infinity());
       }
     Report report;
     const Matrix<T> y = attention(filled.q, filled.k, filled.v, {.key_mask = view(mask), .report = &report});
-    const Matrix<T> twin = reference::kernelized_attention(attention, clean.q, clean.k, clean.v, 0, sees);
+    const Matrix<T> expected = reference::kernelized_attention(attention, clean.q, clean.k, clean.v, 0, attends);
     INFO((sizeof(T) == 4 ? "float, " : "double, ") << mask.count() << " keys");
-    CHECK(worst_ratio(y, twin, 2 * attention_tolerance(attention, s.options.engine, x, twin, 0, mask)) <= 1);
+    CHECK(worst_ratio(y, expected, 2 * attention_tolerance(attention, s.options.engine, x, expected, 0, mask)) <= 1);
     CHECK(report.empty_rows == empty_rows(attention, s, mask));
     if (sizeof(T) == 8) CHECK(report.repaired_rows == 0);
   }
@@ -123,14 +124,14 @@ void check_twin(const Setting& s, const Weights& weights) {
 
 }  // namespace
 
-TEST_CASE("attention over a grid is its twin", "[attention]") {
+TEST_CASE("attention over a grid equals the reference, in double", "[attention]") {
   for_each_setting(sizes, [](const Setting& s) {
     check_twin<double>(s, weights(s.H, s.W, s.E));
     check_twin<double>(s, weights(s.H, s.W, s.E, true));
   });
 }
 
-TEST_CASE("attention over a grid is its twin in float", "[attention]") {
+TEST_CASE("attention over a grid equals the reference, in float", "[attention]") {
   for_each_setting({{1, 4}, {5, 7}}, [](const Setting& s) {
     check_twin<float>(s, weights(s.H, s.W, s.E));
     check_twin<float>(s, weights(s.H, s.W, s.E, true));
@@ -146,7 +147,7 @@ TEST_CASE("a grid of more tokens than a tile has", "[attention]") {
     }
 }
 
-TEST_CASE("automatic keeps an FFT from a table that leaves a picture's edge far less than others see", "[attention]") {
+TEST_CASE("automatic selects no FFT for a table that gives the edge of a grid far smaller weights", "[attention]") {
   const Index H = 64, n = H * H;
   const Tokens<float> x = random_tokens<float>(n, n, d, 2);
   for (const float slope : {0.0f, 0.3f})
@@ -164,7 +165,7 @@ TEST_CASE("automatic keeps an FFT from a table that leaves a picture's edge far 
     }
 }
 
-TEST_CASE("an extra token's own row has a scale of its own", "[attention]") {
+TEST_CASE("the row of an extra token has its own scale", "[attention]") {
   const Setting s{5, 7, 1, {.engine = Engine::direct}};
   const Weights plain = weights(s.H, s.W, s.E);
   Weights shifted = plain;
@@ -177,11 +178,11 @@ TEST_CASE("an extra token's own row has a scale of its own", "[attention]") {
           .cast<double>();
   CHECK(report.repaired_rows == 0);
   const Matrix<double> expected = make<double>(s, plain)(x.q, x.k, x.v);
-  // float's rounding of inputs, features and sums; the shift itself costs 64 eps in the extra row's biases
+  // the rounding errors of inputs, features and sums in float; the offset adds 64 eps in the biases of the extra row
   CHECK(largest_row_error(y, expected) <= 256 * epsilon<float>);
 }
 
-TEST_CASE("a picture turned by half a turn gives turned rows", "[attention]") {
+TEST_CASE("a grid rotated by 180 degrees gives rotated rows", "[attention]") {
   for (const Engine engine : engines()) {
     const Setting s{5, 7, 0, {.engine = engine}};
     const Weights w = weights(s.H, s.W, 0);
@@ -194,7 +195,7 @@ TEST_CASE("a picture turned by half a turn gives turned rows", "[attention]") {
   }
 }
 
-TEST_CASE("the columns of a grid may be its rows", "[attention]") {
+TEST_CASE("a transposed grid gives transposed rows", "[attention]") {
   for (const Engine engine : engines()) {
     const Index H = 4, W = 6;
     const Setting s{H, W, 2, {.engine = engine}}, transposed{W, H, 2, {.engine = engine}};
@@ -210,7 +211,7 @@ TEST_CASE("the columns of a grid may be its rows", "[attention]") {
   }
 }
 
-TEST_CASE("a grid of one row is a relative position", "[attention]") {
+TEST_CASE("a grid of one row equals a relative position", "[attention]") {
   for (const Engine engine : engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       const Index n = 40;
@@ -257,7 +258,7 @@ void check_gradients(const Setting& s, const Weights& w, const Mask& mask, Index
   CHECK(difference_error(x.v, g.values, [&](const auto& v) { return loss(x.q, x.k, v, w); }) <= 1e-6);
   CHECK(difference_error(w.b, g.bias, [&](const auto& b) { return loss(x.q, x.k, x.v, {b, w.extra}); }) <= 1e-6);
   CHECK(difference_error(w.extra, g.extra, [&](const auto& e) { return loss(x.q, x.k, x.v, {w.b, e}); }) <= 1e-6);
-  // a shift of all biases changes nothing
+  // a common offset of all biases changes nothing
   const double sum = g.bias.sum() + g.extra.sum();
   const double size = g.bias.cwiseAbs().sum() + g.extra.cwiseAbs().sum();
   CHECK(std::abs(sum) <= 100 * epsilon<double> * (1 + size));
@@ -283,9 +284,9 @@ TEST_CASE("gradients over a larger grid are central differences", "[attention]")
     }
 }
 
-TEST_CASE("gradients of a grid's rows whose weights underflow", "[attention]") {
-  // the displacements (0, 0) and (1, -1), and what extra token 0 sees of the cells, weigh e^800 of all else; masks hide
-  // such keys, so that rows without one are computed one by one
+TEST_CASE("gradients of a grid's rows whose weights underflow are central differences", "[attention]") {
+  // the displacements (0, 0) and (1, -1), and the cells for extra token 0, have e^800 times the weight of all others.
+  // Masks exclude such keys, so that the rows without one are recomputed
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
     for (const Index E : {0, 2}) {
       const Setting s{3, 4, E, {.direction = direction, .engine = Engine::direct}};
@@ -300,14 +301,14 @@ TEST_CASE("gradients of a grid's rows whose weights underflow", "[attention]") {
       const Picture<double> attention = make<double>(s, w);
       const Tokens<double> x = random_tokens<double>(s.tokens(), s.tokens(), d, 2);
       const Matrix<double> y = attention(x.q, x.k, x.v, {.key_mask = view(mask)});
-      const Matrix<double> twin =
+      const Matrix<double> expected =
           reference::kernelized_attention(attention, x.q, x.k, x.v, 0, [&](Index, Index j) { return mask[j]; });
-      // values are at most 4, exponents of up to 800 carry 800 eps
-      CHECK(worst_ratio(y, twin, 4 * 800 * epsilon<double>) <= 1);
+      // values are at most 4, and exponents of up to 800 have errors of 800 eps
+      CHECK(worst_ratio(y, expected, 4 * 800 * epsilon<double>) <= 1);
     }
 }
 
-TEST_CASE("packed pictures are what each is alone", "[attention]") {
+TEST_CASE("packed grids equal separate calls", "[attention]") {
   for (const Engine engine : engines()) {
     const Setting s{3, 4, 2, {.engine = engine}};
     const Index n = s.tokens();
@@ -338,7 +339,7 @@ TEST_CASE("packed pictures are what each is alone", "[attention]") {
   }
 }
 
-TEST_CASE("a grid refuses other numbers of tokens, and an offset", "[attention]") {
+TEST_CASE("a grid rejects other numbers of tokens, and an offset", "[attention]") {
   const Setting s{3, 4, 2, {}};
   const Picture<double> attention = make<double>(s, weights(3, 4, 2));
   const auto call = [&](Index n_q, Index n_k, const CallOptions& options = {}) {

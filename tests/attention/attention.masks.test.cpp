@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Padding: key_mask and lengths, forwards and backwards.
+// Padding: key_mask and lengths, forward and backward.
 
 #include <array>
 #include <cmath>
@@ -33,7 +33,7 @@ struct Setting {
   AttentionOptions options;
 };
 
-// every engine and direction; self and cross attention, with and without an offset
+// body for every engine and direction, self and cross attention, with and without an offset
 template <class Body>
 void for_each_setting(Body&& body) {
   for (const Engine engine : engines())
@@ -46,14 +46,14 @@ void for_each_setting(Body&& body) {
       }
 }
 
-// a table for all lags; a clipped one; a window of 4 keys back to 2 ahead with a hole
+// a table for all lags; a clipped one; a window from 4 keys back to 2 ahead, with a hole
 std::vector<Vector<double>> tables() {
   Vector<double> window = random_table<double>(5, 42);
   window[0] = window[4] = window[8] = window[9] = window[10] = never;
   return {random_table<double>(160, 40), random_table<double>(3, 41), window};
 }
 
-// random, none at the end, none at the start, every other, one key
+// masks: random, padding at the end, at the start, every other key, all but one key
 std::vector<Mask> masks(Index n_k) {
   std::vector<Mask> masks(5, Mask::Constant(n_k, false));
   const Vector<double> coin = normal_vector<double>(n_k, 90);
@@ -67,7 +67,7 @@ std::vector<Mask> masks(Index n_k) {
   return masks;
 }
 
-Matrix<double> twin(const Padded& attention, Tokens<double> x, const Mask& mask, Index offset) {
+Matrix<double> masked_reference(const Padded& attention, Tokens<double> x, const Mask& mask, Index offset) {
   for (Index j = 0; j < mask.size(); ++j)
     if (!mask[j]) x.k.row(j).setZero(), x.v.row(j).setZero();
   return reference::kernelized_attention(attention, x.q, x.k, x.v, offset, [&](Index, Index j) { return mask[j]; });
@@ -76,11 +76,11 @@ Matrix<double> twin(const Padded& attention, Tokens<double> x, const Mask& mask,
 Index empty_rows(const Padded& attention, const Setting& s, const Mask& mask) {
   Index empty = 0;
   for (Index i = 0; i < s.n_q; ++i) {
-    bool sees = false;
+    bool attends = false;
     for (Index j = 0; j < s.n_k; ++j)
-      sees = sees || (mask[j] && (s.options.direction == Direction::bidirectional || j <= i + s.offset) &&
-                      attention.position().bias()[j - i - s.offset] > never);
-    empty += !sees;
+      attends = attends || (mask[j] && (s.options.direction == Direction::bidirectional || j <= i + s.offset) &&
+                            attention.position().bias()[j - i - s.offset] > never);
+    empty += !attends;
   }
   return empty;
 }
@@ -111,7 +111,7 @@ bool same_bits(const Result& a, const Result& b) { return same_bits(a.y, b.y) &&
 
 }  // namespace
 
-TEST_CASE("a masked key takes no part", "[attention]") {
+TEST_CASE("attention with a mask equals the reference without the masked keys", "[attention]") {
   for_each_setting([](const Setting& s) {
     const Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
     for (const Vector<double>& b : tables()) {
@@ -120,9 +120,9 @@ TEST_CASE("a masked key takes no part", "[attention]") {
         Report report;
         const Matrix<double> y =
             attention(x.q, x.k, x.v, {.key_mask = view(mask), .offset = s.offset, .report = &report});
-        const Matrix<double> expected = twin(attention, x, mask, s.offset);
+        const Matrix<double> expected = masked_reference(attention, x, mask, s.offset);
         INFO("table of " << b.size() << ", " << mask.count() << " keys of " << s.n_k);
-        // 2: the twin's features leave out another factor
+        // 2: the features of the reference omit another factor
         CHECK(worst_ratio(y, expected,
                           2 * attention_tolerance(attention, s.options.engine, x, expected, s.offset, mask)) <= 1);
         CHECK(report.empty_rows == empty_rows(attention, s, mask));
@@ -133,20 +133,20 @@ TEST_CASE("a masked key takes no part", "[attention]") {
   });
 }
 
-TEST_CASE("without a position a masked key is one that is not there", "[attention]") {
+TEST_CASE("without a position masked keys can be removed", "[attention]") {
   const Tokens<float> x = random_tokens<float>(300, 200, d, 2);
   for (const Engine engine : engines()) {
     const Attention attention(orf<float>(d, m, 7), NoPosition<float>(), {.engine = engine});
     for (const Mask& mask : masks(200)) {
       const Matrix<float> y = attention(x.q, x.k, x.v, {.key_mask = view(mask)});
-      const Matrix<float> expected = attention(x.q, pick(x.k, seen_keys(mask)), pick(x.v, seen_keys(mask)));
+      const Matrix<float> expected = attention(x.q, pick(x.k, unmasked_keys(mask)), pick(x.v, unmasked_keys(mask)));
       INFO(std::string(name(engine)) << " " << mask.count());
       CHECK(worst_ratio(y, expected, 2 * attention_tolerance(attention, engine, x, expected, 0, mask)) <= 1);
     }
   }
 }
 
-TEST_CASE("what padding holds is never read, and has no gradient", "[attention]") {
+TEST_CASE("padding is not read and has the gradient 0", "[attention]") {
   const std::vector<std::pair<double, double>> fillings{{NAN, NAN}, {-never, never}, {1e300, 1e300}, {0, 0}};
   for_each_setting([&](const Setting& s) {
     const Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
@@ -168,7 +168,7 @@ TEST_CASE("what padding holds is never read, and has no gradient", "[attention]"
   });
 }
 
-TEST_CASE("a length is the mask of a prefix", "[attention]") {
+TEST_CASE("a length equals the mask of a prefix", "[attention]") {
   for_each_setting([](const Setting& s) {
     Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
     const Padded attention(orf<double>(d, m, 7), Relative(tables()[0]), s.options);
@@ -187,7 +187,7 @@ TEST_CASE("a length is the mask of a prefix", "[attention]") {
   });
 }
 
-TEST_CASE("the length of the padding does not matter", "[attention]") {
+TEST_CASE("results do not depend on the length of the padding", "[attention]") {
   for (const Engine engine : engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       const Index n = 50;
@@ -204,12 +204,12 @@ TEST_CASE("the length of the padding does not matter", "[attention]") {
         const Matrix<double> y = attention(q, k, v, {.lengths = lengths});
         INFO(std::string(name(engine)) << " padding " << padding);
         CHECK(worst_ratio(y.topRows(n), alone, 2 * tolerance) <= 1);
-        CHECK(y.allFinite());  // padded queries see the keys too
+        CHECK(y.allFinite());  // queries beside padded keys attend to the others too
       }
     }
 }
 
-TEST_CASE("a mask that hides nothing changes no bit", "[attention]") {
+TEST_CASE("a mask that is all true changes no bit", "[attention]") {
   for_each_setting([](const Setting& s) {
     const Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
     for (const Vector<double>& b : tables()) {
@@ -223,7 +223,7 @@ TEST_CASE("a mask that hides nothing changes no bit", "[attention]") {
   });
 }
 
-TEST_CASE("all keys masked: rows of zeros, counted, and no gradient", "[attention]") {
+TEST_CASE("if all keys are masked, rows are zero and counted, and gradients are zero", "[attention]") {
   for_each_setting([](const Setting& s) {
     Tokens<double> x = random_tokens<double>(s.n_q, s.n_k, d, 2);
     const Mask none = Mask::Constant(s.n_k, false);
@@ -284,8 +284,8 @@ TEST_CASE("gradients with padding are central differences", "[attention]") {
         }
 }
 
-TEST_CASE("a mask that hides the keys which decided a row leaves the others their digits", "[attention]") {
-  // keys a multiple of 6 away weigh e^800 of the others, and those are masked: all rows' sums vanish beside the scale
+TEST_CASE("rows keep their precision if the keys with almost all weight are masked", "[attention]") {
+  // keys at multiples of 6 have e^800 times the weight of the others, and are masked: all sums underflow in that scale
   const Index n = 24;
   Vector<double> b = normal_vector<double>(2 * n - 1, 5);
   for (Index lag = -(n - 1); lag < n; ++lag)
@@ -299,18 +299,18 @@ TEST_CASE("a mask that hides the keys which decided a row leaves the others thei
       const Tokens<double> x = random_tokens<double>(n, n, d, 2);
       Report report;
       const Matrix<double> y = attention(x.q, x.k, x.v, {.key_mask = view(mask), .offset = offset, .report = &report});
-      // every sixth position sees a key at a lag that is a multiple of 6; causal positions 0 and 1 see none at all
-      const Index blind = direction == Direction::causal && offset == 0 ? 2 : 0;
+      // every sixth position attends to a key at a multiple of 6; causal positions 0 and 1 attend to no key
+      const Index num_empty = direction == Direction::causal && offset == 0 ? 2 : 0;
       INFO("offset " << offset << (direction == Direction::causal ? " causal" : ""));
-      CHECK(report.empty_rows == blind);
-      CHECK(report.repaired_rows == n - 4 - blind);
-      // values are at most 4, exponents of up to 800 carry 800 eps
-      CHECK(worst_ratio(y, twin(attention, x, mask, offset), 4 * 800 * epsilon<double>) <= 1);
+      CHECK(report.empty_rows == num_empty);
+      CHECK(report.repaired_rows == n - 4 - num_empty);
+      // values are at most 4, and exponents of up to 800 have errors of 800 eps
+      CHECK(worst_ratio(y, masked_reference(attention, x, mask, offset), 4 * 800 * epsilon<double>) <= 1);
       check_gradients(b, s, mask, n - 6);
     }
 }
 
-TEST_CASE("padding that the call describes wrongly is refused", "[attention]") {
+TEST_CASE("masks and lengths of wrong sizes are rejected", "[attention]") {
   const Tokens<double> x = random_tokens<double>(5, 6, d, 2);
   const Padded attention(orf<double>(d, m, 7), Relative(tables()[1]));
   const auto call = [&](const CallOptions& options) { attention(x.q, x.k, x.v, options); };
@@ -329,7 +329,7 @@ TEST_CASE("padding that the call describes wrongly is refused", "[attention]") {
   }
 }
 
-TEST_CASE("a forward that is refused leaves what was saved before", "[attention]") {
+TEST_CASE("a rejected forward leaves the saved data unchanged", "[attention]") {
   const Tokens<double> x = random_tokens<double>(5, 6, d, 2);
   const Padded attention(orf<double>(d, m, 7), Relative(tables()[1]));
   Saved<double> saved;
@@ -341,8 +341,8 @@ TEST_CASE("a forward that is refused leaves what was saved before", "[attention]
   CHECK(same_bits<double>(attention.backward(saved, y).keys, attention.backward(fresh, y).keys));
 }
 
-// weights that fall with distance leave queries far from all keys that remain next to nothing of what others see
-TEST_CASE("automatic keeps an FFT from keys whose gaps leave some rows far less than others", "[attention]") {
+// weights decrease with distance: queries far from all remaining keys have tiny weights beside others
+TEST_CASE("automatic selects no FFT if gaps between keys give some rows far smaller weights", "[attention]") {
   const Index n = 3000;
   const Tokens<float> x = random_tokens<float>(n, n, d, 2);
   Mask gap = Mask::Constant(n, true);
@@ -350,7 +350,7 @@ TEST_CASE("automatic keeps an FFT from keys whose gaps leave some rows far less 
   const std::array<Index, 1> length{600};
   const auto map = orf<float>(d, 4, 7);
   for (const float slope : {1e-4f, 0.02f}) {
-    // as a table, which hides from automatic that there are engines for it
+    // as a table, for which the linear engines are not admissible
     Vector<float> b(2 * n - 1);
     for (Index k = 0; k < b.size(); ++k) b[k] = -slope * static_cast<float>(std::abs(k - (n - 1)));
     const RelativePosition<float> position(b);

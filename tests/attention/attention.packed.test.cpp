@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Several sequences in one array: cumulative_lengths and key_cumulative_lengths, forwards and backwards.
+// Packed sequences: cumulative_lengths and key_cumulative_lengths, forward and backward.
 
 #include <cmath>
 #include <limits>
@@ -27,12 +27,12 @@ using Packed = Attention<PositiveFeatures<double>, Relative>;
 using Lengths = std::vector<Index>;
 
 struct Packing {
-  Lengths q, k;  // k empty: the same
+  Lengths q, k;  // k empty: as q
 
   const Lengths& keys() const { return k.empty() ? q : k; }
 };
 
-// one sequence, several, of one token, of none at the start, in between and at the end, all of none but one
+// one sequence; several; of one token; empty ones at the start, between others and at the end; all but one empty
 std::vector<Packing> packings() {
   return {{{0, 20}, {}},
           {{0, 5, 6, 30, 171, 200}, {}},
@@ -44,7 +44,7 @@ std::vector<Packing> packings() {
 
 Packed make(const AttentionOptions& options, Index reach) {
   Vector<double> b = random_table<double>(reach, 40);
-  b[reach + 1] = b[reach - 1] = never;  // nobody sees its neighbours
+  b[reach + 1] = b[reach - 1] = never;  // no token attends to its neighbours
   return Packed(orf<double>(d, m, 7), Relative(b), options);
 }
 
@@ -67,7 +67,7 @@ Tokens<double> tokens(const Packing& packing) {
   return random_tokens<double>(packing.q.back(), packing.keys().back(), d, 2);
 }
 
-// the sequence s alone
+// sequence s as a separate call
 struct Alone {
   Alone(const Packing& packing, std::size_t s)
       : q0(packing.q[s]), n_q(packing.q[s + 1] - q0), k0(packing.keys()[s]), n_k(packing.keys()[s + 1] - k0) {}
@@ -128,20 +128,20 @@ void check_alike(const Packed& attention, const Packing& packing, Index offset, 
 
 }  // namespace
 
-TEST_CASE("packed sequences are what each is alone", "[attention]") {
+TEST_CASE("packed sequences equal separate calls", "[attention]") {
   for_each_packing([](const Packing& packing, Index offset, const AttentionOptions& options) {
     check_alike(make(options, 12), packing, offset, {});
   });
 }
 
-TEST_CASE("packed sequences with padding are what each is alone", "[attention]") {
+TEST_CASE("packed sequences with padding equal separate calls", "[attention]") {
   for_each_packing([](const Packing& packing, Index offset, const AttentionOptions& options) {
     const Vector<double> coin = normal_vector<double>(packing.keys().back(), 90);
     check_alike(make(options, 12), packing, offset, (coin.array() > -0.3).eval());
   });
 }
 
-TEST_CASE("one packed sequence is one that is not packed", "[attention]") {
+TEST_CASE("one packed sequence equals a sequence that is not packed", "[attention]") {
   const Index n = 150;
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);
   const Lengths one{0, n};
@@ -153,7 +153,7 @@ TEST_CASE("one packed sequence is one that is not packed", "[attention]") {
   }
 }
 
-TEST_CASE("packed sequences see nothing of each other", "[attention]") {
+TEST_CASE("packed sequences do not attend to each other", "[attention]") {
   const Lengths lengths{0, 10, 40, 75};
   const Tokens<double> x = random_tokens<double>(75, 75, d, 2);
   Tokens<double> changed = x;
@@ -177,7 +177,7 @@ TEST_CASE("gradients of packed sequences are central differences", "[attention]"
       for (const Packing& packing : {Packing{{0, 4, 5, 5, 11}, {}}, Packing{{0, 4, 5, 5, 11}, {0, 2, 5, 6, 9}}}) {
         const Tokens<double> x = tokens(packing);
         const Matrix<double> weights = normal<double>(11, 2, 77);
-        const Vector<double> b = normal_vector<double>(7, 51);  // clipped: all sequences add to its ends
+        const Vector<double> b = normal_vector<double>(7, 51);  // clipped, so that all sequences add to its ends
         Mask mask = Mask::Constant(x.k.rows(), true);
         mask[1] = mask[8] = false;
         const CallOptions call{
@@ -199,7 +199,7 @@ TEST_CASE("gradients of packed sequences are central differences", "[attention]"
       }
 }
 
-TEST_CASE("no tokens at all, packed in none or in empty sequences", "[attention]") {
+TEST_CASE("no tokens, without or with empty packed sequences", "[attention]") {
   const Packed attention = make({}, 4);
   const Matrix<double> none(0, d), values(0, 2);
   for (const Lengths& lengths : {Lengths{0}, Lengths{0, 0}, Lengths{0, 0, 0}}) {
@@ -212,7 +212,7 @@ TEST_CASE("no tokens at all, packed in none or in empty sequences", "[attention]
   }
 }
 
-TEST_CASE("a packing that does not fit is refused", "[attention]") {
+TEST_CASE("cumulative lengths that do not fit the arrays are rejected", "[attention]") {
   const Tokens<double> x = random_tokens<double>(9, 9, d, 2), cross = random_tokens<double>(9, 6, d, 2);
   const Packed attention = make({}, 4);
   const auto call = [&](const Tokens<double>& t, const Lengths& q, const Lengths& k) {
@@ -241,7 +241,7 @@ TEST_CASE("a packing that does not fit is refused", "[attention]") {
 
 namespace {
 
-// a table that counts how often its gradient is asked for
+// a table that counts the calls of its gradient()
 struct Counted {
   using Scalar = double;
   const LagBias<double>& bias() const { return table.bias(); }
@@ -255,7 +255,7 @@ struct Counted {
 
 }  // namespace
 
-TEST_CASE("a position is asked for its gradient as often for a thousand sequences as for two", "[attention]") {
+TEST_CASE("gradient() of a position is called as often for a thousand sequences as for two", "[attention]") {
   const Index n = 1000;
   int calls = 0;
   const Attention attention(orf<double>(d, m, 7), Counted{Relative(random_table<double>(5, 40)), &calls});

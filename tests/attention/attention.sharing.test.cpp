@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// One attention, many threads: each gets the bits that it would get alone.
+// Threads that share an attention get the same bits as one thread.
 
 #include <algorithm>
 #include <array>
@@ -54,7 +54,7 @@ Outcome<T> run(const Shared<T>& attention, const Tokens<T>& x, Saved<T>& saved) 
   return out;
 }
 
-// another number of tokens for each thread and round, one in eight worth several threads of its own
+// a number of tokens for each thread and round; one in eight is large enough to use several threads itself
 template <Real T>
 Tokens<T> tokens_of(std::size_t thread, std::size_t round) {
   const auto turn = static_cast<Index>(thread + round);
@@ -71,7 +71,7 @@ void together(Body&& body) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("threads run one attention forward and backward, each over other tokens", "[attention][threads]",
+TEMPLATE_TEST_CASE("threads share an attention, forward and backward, for different inputs", "[attention][threads]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr std::size_t rounds = 3;
@@ -80,7 +80,7 @@ TEMPLATE_TEST_CASE("threads run one attention forward and backward, each over ot
       const Shared<T> attention = make<T>({.direction = direction, .engine = engine});
       std::array<std::array<Outcome<T>, rounds>, crowd> outcomes;
       together([&](std::size_t t) {
-        Saved<T> saved;  // one for all rounds
+        Saved<T> saved;  // reused in all rounds
         for (std::size_t round = 0; round < rounds; ++round)
           outcomes[t][round] = run(attention, tokens_of<T>(t, round), saved);
       });
@@ -94,7 +94,7 @@ TEMPLATE_TEST_CASE("threads run one attention forward and backward, each over ot
     }
 }
 
-TEMPLATE_TEST_CASE("threads read what one of them has saved", "[attention][threads]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("threads share saved data", "[attention][threads]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Engine engine : engines()) {
     const Shared<T> attention = make<T>({.direction = Direction::causal, .engine = engine});
@@ -111,7 +111,7 @@ TEMPLATE_TEST_CASE("threads read what one of them has saved", "[attention][threa
 
 namespace {
 
-// a program's own use of FFTW: a real transform and back, in doubles; whether the signal is what it was
+// whether a program's own transform and inverse transform by FFTW return the signal
 bool transforms(int n, unsigned effort) {
   const auto size = static_cast<std::size_t>(n);
   std::vector<double> x(size), y(size);
@@ -139,14 +139,14 @@ bool transforms(int n, unsigned effort) {
 
 }  // namespace
 
-TEST_CASE("a program plans and transforms with FFTW itself while others run attention", "[attention][threads]") {
+TEST_CASE("a program uses FFTW itself while other threads run attention", "[attention][threads]") {
   constexpr std::size_t rounds = 6;
   const Shared<double> doubles = make<double>({.engine = Engine::fftw});
   const Shared<float> floats = make<float>({.direction = Direction::causal, .engine = Engine::fftw});
   std::array<std::array<Outcome<double>, rounds>, crowd> of_doubles;
   std::array<std::array<Outcome<float>, rounds>, crowd> of_floats;
   std::array<int, crowd> right{};
-  // new lengths in each round, so that plans are made
+  // new lengths in each round, so that new plans are made
   const auto n = [](std::size_t t, std::size_t round) { return static_cast<Index>(20 + 29 * t + 233 * round % 230); };
   const auto tokens = [&]<Real T>(T, std::size_t t, std::size_t round) {
     return random_tokens<T>(n(t, round), n(t, round), d, d_v);

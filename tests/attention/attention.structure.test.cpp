@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-// A table of biases that comes near lines is computed as such by Engine::automatic, and says how far off it may be.
+// Engine::automatic replaces the ends of a table that are nearly linear by lines; the error bound contains the
+// deviation.
 
 #include <cmath>
 #include <functional>
@@ -57,7 +58,8 @@ double worst_error(const Matrix<T>& y, const Matrix<T>& expected, const Matrix<T
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a table that comes near lines takes the linear engine", "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a table with nearly linear ends is computed by the linear engine", "[attention]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Tokens<T> x = random_tokens<T>(n, n, d, d_v);
   for (const double part : {0.0, 0.05})  // of the tolerance
@@ -69,7 +71,7 @@ TEMPLATE_TEST_CASE("a table that comes near lines takes the linear engine", "[at
         const Matrix<T> y = attention(x.q, x.k, x.v, {.report = &report});
         CHECK(report.engine == table.engine);
         const double error = worst_error<T>(y, reference::kernelized_attention(attention, x.q, x.k, x.v), x.v);
-        // the twin computes features and sums in T itself
+        // the reference computes features and sums in T too
         CHECK(error <= report.error_bound);
         CHECK(report.error_bound <= default_tolerance<T>);
         if (part > 0) CHECK(report.error_bound >= part / 2 * default_tolerance<T>);
@@ -77,7 +79,7 @@ TEMPLATE_TEST_CASE("a table that comes near lines takes the linear engine", "[at
       }
 }
 
-TEST_CASE("a table that is too far from lines stays as it is", "[attention]") {
+TEST_CASE("a table whose ends are not linear enough is not changed", "[attention]") {
   const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
   for (const Table& table : tables(1e-6)) {
     INFO(table.name);
@@ -90,7 +92,7 @@ TEST_CASE("a table that is too far from lines stays as it is", "[attention]") {
   }
 }
 
-TEMPLATE_TEST_CASE("a line far from zero, where its biases are rounded coarsely, keeps its slope", "[attention]",
+TEMPLATE_TEST_CASE("the slope of a line is precise even if biases far from zero are rounded coarsely", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Tokens<T> x = random_tokens<T>(n, n, d, d_v);
@@ -108,8 +110,7 @@ TEMPLATE_TEST_CASE("a line far from zero, where its biases are rounded coarsely,
     }
 }
 
-TEST_CASE("no engine but the automatic one, no gradient and no feature of both signs takes lines for a table",
-          "[attention]") {
+TEST_CASE("only Engine::automatic, without gradients and with positive features, changes biases", "[attention]") {
   const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
   const Table table = tables(5e-12)[1];
   Report report;

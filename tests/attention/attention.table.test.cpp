@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-// Attention against its twin, over every feature map, projection, direction, position, engine, shape and normalisation.
+// Attention equals the reference for every feature map, projection, direction, position, engine, shape and
+// normalisation.
 
 #include <array>
 #include <cmath>
@@ -31,7 +32,7 @@ struct Shape {
   Index n_q, n_k;
 };
 
-// a number for the value of each axis
+// the index of the value of each axis
 struct Case {
   int map, direction, position, engine, width, normalization, shape;
 };
@@ -60,20 +61,20 @@ HeldPosition<T> position(int kind, const Shape& s) {
     case 5: return {AlibiPosition<T>(T(0.03125)).bias()};
     default: break;
   }
-  Vector<T> b = random_table<T>(6, 25);  // lags -6..6; beyond 6 tokens back nothing is seen
+  Vector<T> b = random_table<T>(6, 25);  // lags -6..6; no key more than 6 tokens back is attended to
   b[0] = b[3] = b[7] = b[8] = never;
   return {RelativePosition<T>(b).bias()};
 }
 
-// rows that see no key, counted key by key
+// the number of rows that attend to no key, by a loop over pairs
 template <class T>
 Index empty_rows(const Shape& s, const LagBias<T>& b, Direction direction) {
   Index empty = 0;
   for (Index i = 0; i < s.n_q; ++i) {
-    bool sees = false;
+    bool attends = false;
     for (Index j = 0; j < s.n_k; ++j)
-      sees = sees || ((direction == Direction::bidirectional || j <= i) && std::isfinite(b[j - i]));
-    empty += !sees;
+      attends = attends || ((direction == Direction::bidirectional || j <= i) && std::isfinite(b[j - i]));
+    empty += !attends;
   }
   return empty;
 }
@@ -87,7 +88,8 @@ void check(const Case& x, const Shape& s) {
   const auto engine = std::array{Engine::direct, NPRF_USE_FFTW ? Engine::fftw : Engine::direct, Engine::lanes,
                                  Engine::banded, Engine::automatic}[static_cast<std::size_t>(x.engine)];
   Tokens<T> tokens = random_tokens<T>(s.n_q, s.n_k, d, widths_of_v[x.width]);
-  if (tokens.v.cols() > 1) tokens.v.col(1) *= T(1e4);  // far larger than the ones column that it may share an FFT with
+  if (tokens.v.cols() > 1)
+    tokens.v.col(1) *= T(1e4);  // far larger than the column of ones, with which it may share an FFT
   with_features<T>(x.map, [&](const auto& features) {
     INFO((sizeof(T) == 4 ? "float" : "double")
          << " map " << x.map << " direction " << x.direction << " position " << x.position << " engine "
@@ -98,12 +100,12 @@ void check(const Case& x, const Shape& s) {
         {.direction = direction, .normalization = normalization[x.normalization], .engine = engine});
     Report report;
     const Matrix<T> y = attention(tokens.q, tokens.k, tokens.v, {.report = &report});
-    const Matrix<T> twin = reference::kernelized_attention(attention, tokens.q, tokens.k, tokens.v);
-    const Matrix<double> tolerance = attention_tolerance(attention, report.engine, tokens, twin);
-    CHECK(worst_ratio(y, twin, tolerance) <= 1);
+    const Matrix<T> expected = reference::kernelized_attention(attention, tokens.q, tokens.k, tokens.v);
+    const Matrix<double> tolerance = attention_tolerance(attention, report.engine, tokens, expected);
+    CHECK(worst_ratio(y, expected, tolerance) <= 1);
     CHECK(report.empty_rows == empty_rows(s, attention.position().bias(), direction));
     CHECK((engine == Engine::automatic ? report.engine != engine : report.engine == engine));
-    // a tolerance that knows nothing of a row must stay the exception
+    // only few rows may have an infinite tolerance
     Index unknown = 0;
     for (Index i = 0; i < s.n_q; ++i) unknown += std::isinf(tolerance(i, 0));
     CHECK(unknown <= (sizeof(T) == 4 && x.map / 3 == 1 ? 1 + s.n_q / 20 : 0));
@@ -112,7 +114,7 @@ void check(const Case& x, const Shape& s) {
   });
 }
 
-// Every value of every axis has met every value of every other.
+// whether each pair of values of two axes has occurred
 class Pairs {
  public:
   void saw(const Case& x) {
@@ -133,7 +135,7 @@ class Pairs {
   std::set<std::array<int, 4>> m_seen;
 };
 
-// the full product of the axes but the widths and the normalisations, which take turns
+// the full product of the axes, except that widths and normalisations alternate
 template <class T>
 void check_all(const std::vector<Shape>& shapes) {
   Pairs pairs;
@@ -151,7 +153,7 @@ void check_all(const std::vector<Shape>& shapes) {
   CHECK(pairs.complete(static_cast<int>(shapes.size())));
 }
 
-// shapes x maps x positions, the other axes take turns
+// shapes x maps x positions; the other axes alternate
 template <class T>
 void check_pairs(const std::vector<Shape>& shapes) {
   Pairs pairs;
@@ -169,19 +171,19 @@ void check_pairs(const std::vector<Shape>& shapes) {
 
 }  // namespace
 
-TEST_CASE("attention is its twin for few tokens", "[attention]") {
+TEST_CASE("attention equals the reference for few tokens", "[attention]") {
   check_all<double>({{1, 1}, {2, 2}, {3, 3}, {5, 5}, {16, 16}, {17, 17}, {63, 63}, {64, 64}, {65, 65}});
 }
 
-TEST_CASE("attention is its twin for different numbers of queries and keys", "[attention]") {
+TEST_CASE("attention equals the reference for different numbers of queries and keys", "[attention]") {
   check_all<double>({{1, 17}, {17, 1}, {3, 9}, {9, 3}, {30, 129}, {129, 30}});
 }
 
-TEST_CASE("attention is its twin for more tokens", "[attention]") {
+TEST_CASE("attention equals the reference for more tokens", "[attention]") {
   check_pairs<double>({{127, 127}, {128, 130}, {257, 257}, {65, 300}, {300, 65}, {521, 521}});
 }
 
-TEST_CASE("attention is its twin in float", "[attention]") {
+TEST_CASE("attention equals the reference in float", "[attention]") {
   check_pairs<float>({{1, 1}, {5, 5}, {17, 17}, {64, 64}, {127, 127}, {40, 200}, {200, 40}});
 }
 

@@ -32,7 +32,7 @@ using Held = HeldPosition<double>;
 Features features() { return orf<double>(d, m, 7); }
 Relative table(Index reach, std::uint64_t seed = 40) { return Relative(random_table<double>(reach, seed)); }
 
-// every engine and direction
+// body for every engine and direction
 template <class Body>
 void for_each_kind(Body&& body) {
   for (const Engine engine : engines())
@@ -47,7 +47,7 @@ Matrix<double> run(const Attention<F, P>& attention, const Tokens<double>& x, In
   return attention(x.q, x.k, x.v, {.offset = offset});
 }
 
-// two ways to the same y: the worst difference over what both may be off
+// the largest difference of two results for the same y, relative to their tolerances
 template <class F, class P>
 double difference(const Attention<F, P>& attention, const Tokens<double>& x, const Matrix<double>& got,
                   const Matrix<double>& expected, Index offset = 0) {
@@ -57,7 +57,7 @@ double difference(const Attention<F, P>& attention, const Tokens<double>& x, con
 
 }  // namespace
 
-TEST_CASE("values of 1 give 1", "[attention]") {
+TEST_CASE("values of 1 give rows of 1", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     for (const Index n : {1, 2, 63, 130}) {
       Tokens<double> x = random_tokens<double>(n, n, d, 3);
@@ -72,7 +72,7 @@ TEST_CASE("a constant added to the bias changes nothing", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     const Index n = 70;
     const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-    const Vector<double> b = random_table<double>(n, 41);  // multiples of 2^-10: the sums below are exact
+    const Vector<double> b = random_table<double>(n, 41);  // multiples of 2^-10, so that the sums below are exact
     const Matrix<double> y = run(Attention(features(), Relative(b), options), x);
     for (const double constant : {1., -3.5, 1e6, -1e6})
       CHECK(same_bits(run(Attention(features(), Relative((b.array() + constant).matrix()), options), x), y));
@@ -89,7 +89,7 @@ TEST_CASE("reversed tokens with a reversed bias give reversed rows", "[attention
         const Attention forward(features(), Relative(b), {.engine = engine});
         const Attention back(features(), Relative(mirrored), {.engine = engine});
         const Matrix<double> y = run(forward, x, offset);
-        // lag j - i - offset becomes its negative: the other offset is n_k - n_q - offset
+        // the lag j - i - offset changes sign, so that the offset becomes n_k - n_q - offset
         const Matrix<double> turned = run(back, reversed, n_k - n_q - offset).colwise().reverse();
         INFO(std::string(name(engine)) << " n_q " << n_q << " n_k " << n_k << " offset " << offset);
         CHECK(difference(forward, x, turned, y, offset) <= 1);
@@ -110,7 +110,7 @@ TEST_CASE("attention is linear in the values", "[attention]") {
   });
 }
 
-TEST_CASE("an impulse in the values returns a column of the attention matrix", "[attention]") {
+TEST_CASE("an impulse in the values gives a column of the attention matrix", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     const Index n_q = 40, n_k = 70;
     Tokens<double> x = random_tokens<double>(n_q, n_k, d, 1);
@@ -129,7 +129,7 @@ TEST_CASE("an impulse in the values returns a column of the attention matrix", "
   });
 }
 
-TEST_CASE("the future leaves a causal past untouched", "[attention]") {
+TEST_CASE("causal rows do not depend on later tokens", "[attention]") {
   const Index n = 200, now = 131;
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);
   Tokens<double> changed = x;
@@ -139,19 +139,19 @@ TEST_CASE("the future leaves a causal past untouched", "[attention]") {
   for (const Engine engine : engines()) {
     const AttentionOptions options{.direction = Direction::causal, .engine = engine};
     INFO(std::string(name(engine)));
-    // the factor that positive keys leave out is their maximum, the future's too: equal to rounding
+    // positive features of keys omit a factor, their maximum, to which later keys contribute: equal up to rounding
     const Attention positive(features(), table(n), options);
     const Matrix<double> before = run(positive, x), after = run(positive, changed);
     const Matrix<double> tolerance = attention_tolerance(positive, engine, changed, after);
     CHECK(worst_ratio(after.topRows(now), before.topRows(now), 2 * tolerance.topRows(now)) <= 1);
     CHECK(largest_row_error(after.middleRows(now, 1), before.middleRows(now, 1)) > 1e-3);
-    // elu's keys leave out nothing
+    // elu features omit no factor
     const Attention elu(EluFeatures<double>(d), table(n), options);
     if (engine == Engine::direct) CHECK(same_bits<double>(run(elu, changed).topRows(now), run(elu, x).topRows(now)));
   }
 }
 
-TEST_CASE("block-causal attention: no bit depends on later tokens, whatever they are", "[attention]") {
+TEST_CASE("block-causal attention: no bit depends on later tokens", "[attention]") {
   const Index n = 700;
   const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);
@@ -184,7 +184,7 @@ TEST_CASE("block-causal attention: no bit depends on later tokens, whatever they
     check(Attention(orf<double>(d, m, 7), table(n), options));
     check(Attention(trf<double>(d, m, 7), table(n), options));
     check(Attention(EluFeatures<double>(d), table(n), options));
-    // so steep that the first rows are computed one by one
+    // so steep that the first rows are recomputed in double
     const Attention steep(orf<double>(d, m, 7), Relative(Vector<double>::LinSpaced(2 * n - 1, 2 * n, -2 * n)), options);
     Report report;
     steep(x.q, x.k, x.v, {.report = &report});
@@ -193,10 +193,10 @@ TEST_CASE("block-causal attention: no bit depends on later tokens, whatever they
   }
 }
 
-TEST_CASE("block-causal attention: a long key costs the rows before it nothing", "[attention]") {
+TEST_CASE("block-causal attention: a key of large norm does not affect the precision of earlier rows", "[attention]") {
   const Index n = 700;
   Tokens<double> x = random_tokens<double>(n, n, d, 2);
-  x.k.row(400) *= 40;  // its features are e^hundreds times the others'
+  x.k.row(400) *= 40;  // its features are e^100 times the others' and more
   const AttentionOptions options{
       .direction = Direction::causal, .normalization = Normalization::none(), .engine = Engine::block_causal};
   const Attention attention(orf<double>(d, 16, 7), table(n), options);
@@ -208,7 +208,7 @@ TEST_CASE("block-causal attention: a long key costs the rows before it nothing",
   CHECK(difference(attention, before, y.topRows(400), run(attention, before)) <= 1);
 }
 
-TEST_CASE("row i of causal attention is the last row of attention over i + 1 tokens", "[attention]") {
+TEST_CASE("row i of causal attention equals the last row of attention over i + 1 tokens", "[attention]") {
   const Index n = 140;
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);
   for (const Engine engine : engines()) {
@@ -223,7 +223,7 @@ TEST_CASE("row i of causal attention is the last row of attention over i + 1 tok
   }
 }
 
-TEST_CASE("a query's row depends on no other query", "[attention]") {
+TEST_CASE("the row of a query does not depend on other queries", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     const Index n = 90;
     const Tokens<double> x = random_tokens<double>(n, n, d, 2);
@@ -236,7 +236,7 @@ TEST_CASE("a query's row depends on no other query", "[attention]") {
   });
 }
 
-TEST_CASE("without a position the order of the keys plays no part", "[attention]") {
+TEST_CASE("without a position results do not depend on the order of the keys", "[attention]") {
   const Index n = 66;
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);
   const Tokens<double> reversed{x.q, x.k.colwise().reverse(), x.v.colwise().reverse()};
@@ -246,22 +246,22 @@ TEST_CASE("without a position the order of the keys plays no part", "[attention]
   }
 }
 
-TEST_CASE("positive features average: every row lies among the values that it sees", "[attention]") {
+TEST_CASE("with positive features each row is within the range of the values that it attends to", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     Tokens<double> x = random_tokens<double>(100, 100, d, 2);
     const Attention attention(features(), table(8), options);
     const Matrix<double> y = run(attention, x), tolerance = attention_tolerance(attention, options.engine, x, y);
     for (Index i = 0; i < 100; ++i) {
-      const Matrix<double> seen = x.v.topRows(options.direction == Direction::causal ? i + 1 : 100);
+      const Matrix<double> values = x.v.topRows(options.direction == Direction::causal ? i + 1 : 100);
       for (Index p = 0; p < 2; ++p) {
-        CHECK(y(i, p) <= seen.col(p).maxCoeff() + tolerance(i, p));
-        CHECK(y(i, p) >= seen.col(p).minCoeff() - tolerance(i, p));
+        CHECK(y(i, p) <= values.col(p).maxCoeff() + tolerance(i, p));
+        CHECK(y(i, p) >= values.col(p).minCoeff() - tolerance(i, p));
       }
     }
   });
 }
 
-TEST_CASE("rows of unit norm: the length of a query or a key plays no part, and zero rows are legal", "[attention]") {
+TEST_CASE("with rows of unit norm results do not depend on the norms of the inputs, which may be zero", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     const Tokens<double> x = random_tokens<double>(50, 60, d, 2);
     const Attention attention(features(), table(60), options);
@@ -274,16 +274,16 @@ TEST_CASE("rows of unit norm: the length of a query or a key plays no part, and 
     zeros.q.row(3).setZero();
     zeros.k.row(0).setZero();
     zeros.k.row(20).setZero();
-    const Matrix<double> twin = reference::kernelized_attention(attention, zeros.q, zeros.k, zeros.v);
-    CHECK(difference(attention, zeros, run(attention, zeros), twin) <= 1);
+    const Matrix<double> expected = reference::kernelized_attention(attention, zeros.q, zeros.k, zeros.v);
+    CHECK(difference(attention, zeros, run(attention, zeros), expected) <= 1);
   });
 }
 
-TEST_CASE("a bias of -infinity outside a band is a window", "[attention]") {
+TEST_CASE("a bias of -infinity outside of a band equals a window", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     const Index n = 150, back = 5, ahead = 3;
     const Tokens<double> x = random_tokens<double>(n, n, d, 2);
-    Vector<double> b = random_table<double>(6, 45);  // lags -6..6, of which -5..3 are seen
+    Vector<double> b = random_table<double>(6, 45);  // lags -6..6, of which -5..3 are attended
     b[0] = never;
     b.tail(3).setConstant(never);
     const Attention attention(features(), Relative(b), options);
@@ -305,7 +305,7 @@ TEST_CASE("a bias of -infinity outside a band is a window", "[attention]") {
   });
 }
 
-TEST_CASE("a table that is clipped is a table with its ends repeated", "[attention]") {
+TEST_CASE("a clipped table equals a table with its ends repeated", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     const Index n = 70;
     const Tokens<double> x = random_tokens<double>(n, n, d, 2);
@@ -314,14 +314,14 @@ TEST_CASE("a table that is clipped is a table with its ends repeated", "[attenti
     for (Index k = 0; k < repeated.size(); ++k) repeated[k] = b[std::clamp<Index>(k - n + 4, 0, 8)];
     const Attention attention(features(), Relative(b), options);
     const Matrix<double> y = run(attention, x), expected = run(Attention(features(), Relative(repeated), options), x);
-    if (options.engine == Engine::banded)  // a table's end and what lies beyond it are summed in another order
+    if (options.engine == Engine::banded)  // sums the ends of a table and the lags beyond in another order
       CHECK(difference(attention, x, y, expected) <= 1);
     else
       CHECK(same_bits(y, expected));
   });
 }
 
-TEST_CASE("an offset gives the rows of more queries", "[attention]") {
+TEST_CASE("an offset gives the last rows of more queries", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     const Index n_k = 100;
     const Attention attention(features(), table(150), options);
@@ -336,13 +336,13 @@ TEST_CASE("an offset gives the rows of more queries", "[attention]") {
   });
 }
 
-TEST_CASE("an offset moves the bias: causal or not, forwards or backwards", "[attention]") {
+TEST_CASE("an offset shifts the bias, in both directions", "[attention]") {
   for_each_kind([](const AttentionOptions& options) {
     const Index n_q = 40, n_k = 60;
     const Tokens<double> x = random_tokens<double>(n_q, n_k, d, 2);
     const Vector<double> b = random_table<double>(130, 47);
     for (const Index offset : {0, 1, 17, 59, -1, -17, -38}) {
-      // b'[lag + offset] = b[lag], and -infinity for the future
+      // b'[lag + offset] = b[lag], and -infinity for later keys
       LagBias<double> moved{-130 + offset, b, 0, 0};
       if (options.direction == Direction::causal) moved.table.tail(130).setConstant(never);
       const Attention attention(features(), Relative(b), options);
@@ -353,28 +353,28 @@ TEST_CASE("an offset moves the bias: causal or not, forwards or backwards", "[at
       INFO("offset " << offset);
       CHECK(difference(attention, x, y, expected, offset) <= 1);
       CHECK(report.empty_rows == report_by_bias.empty_rows);
-      const Index blind = options.direction == Direction::causal && offset < 0 ? -offset : 0;
-      CHECK(report.empty_rows == blind);
-      CHECK(y.topRows(blind).isZero(0));
+      const Index num_empty = options.direction == Direction::causal && offset < 0 ? -offset : 0;
+      CHECK(report.empty_rows == num_empty);
+      CHECK(y.topRows(num_empty).isZero(0));
       CHECK(difference(attention, x, y, reference::kernelized_attention(attention, x.q, x.k, x.v, offset), offset) <=
             1);
     }
   });
 }
 
-TEST_CASE("queries that stand before or after all keys", "[attention]") {
+TEST_CASE("queries before or after all keys", "[attention]") {
   const Tokens<double> x = random_tokens<double>(20, 30, d, 2);
   for_each_kind([&](const AttentionOptions& options) {
     const Attention attention(features(), table(3), options);
     for (const Index offset : {-1000, -20, 30, 1000, 1000000000}) {
       Report report;
       const Matrix<double> y = attention(x.q, x.k, x.v, {.offset = offset, .report = &report});
-      const bool blind = options.direction == Direction::causal && offset < 0;
+      const bool num_empty = options.direction == Direction::causal && offset < 0;
       INFO("offset " << offset);
-      CHECK(report.empty_rows == (blind ? 20 : 0));
+      CHECK(report.empty_rows == (num_empty ? 20 : 0));
       CHECK(difference(attention, x, y, reference::kernelized_attention(attention, x.q, x.k, x.v, offset), offset) <=
             1);
-      if (blind) CHECK(y.isZero(0));
+      if (num_empty) CHECK(y.isZero(0));
     }
   });
 }
@@ -402,20 +402,20 @@ TEST_CASE("empty inputs give empty or zero rows", "[attention]") {
   });
 }
 
-TEST_CASE("rows that see no key are zero and counted", "[attention]") {
+TEST_CASE("rows that attend to no key are zero and counted", "[attention]") {
   const Index n = 40;
   for_each_kind([&](const AttentionOptions& options) {
     const Tokens<double> x = random_tokens<double>(n, n, d, 2);
     Report report;
     const CallOptions call{.report = &report};
 
-    const Attention blind(features(), Relative(Vector<double>::Constant(1, never)), options);
-    CHECK(same_bits<double>(blind(x.q, x.k, x.v, call), Matrix<double>::Zero(n, 2)));
+    const Attention num_empty(features(), Relative(Vector<double>::Constant(1, never)), options);
+    CHECK(same_bits<double>(num_empty(x.q, x.k, x.v, call), Matrix<double>::Zero(n, 2)));
     CHECK(report.empty_rows == n);
     CHECK(report.indefinite_rows == 0);
     CHECK(report.repaired_rows == 0);
 
-    // only what is 7 to 9 tokens back: queries 0..6 see nothing
+    // only keys 7 to 9 tokens back, so that queries 0..6 attend to none
     Vector<double> b = Vector<double>::Constant(21, never);
     b.segment(1, 3) << 0.5, -1, 2;
     const Attention far(features(), Relative(b), options);
@@ -424,14 +424,14 @@ TEST_CASE("rows that see no key are zero and counted", "[attention]") {
     CHECK(y.topRows(7).isZero(0));
     CHECK(difference(far, x, y, reference::kernelized_attention(far, x.q, x.k, x.v)) <= 1);
 
-    // signed features too, whose rounding could have either sign
+    // also with features of both signs, whose rounding errors have any sign
     const Attention waves(trf<double>(d, m, 7), Relative(b), options);
     CHECK(waves(x.q, x.k, x.v, call).topRows(7).isZero(0));
     CHECK(report.empty_rows == 7);
   });
 }
 
-TEST_CASE("rows lost to underflow are repaired, and there is no NaN", "[attention]") {
+TEST_CASE("rows that underflow are recomputed and finite", "[attention]") {
   const Index n = 2048;
   const Tokens<float> x = random_tokens<float>(n, n, d, 2);
   for (const Engine engine : engines()) {
@@ -449,16 +449,16 @@ TEST_CASE("rows lost to underflow are repaired, and there is no NaN", "[attentio
     const double tolerance = 16 * epsilon<float>;  // a row in double over features in float
     for (const Index i : {0, 1, 2, 500, 1000}) {
       const Tokens<float> row{x.q.row(i), x.k, x.v};
-      const Matrix<float> twin = reference::kernelized_attention(attention, row.q, row.k, row.v, i);
+      const Matrix<float> expected = reference::kernelized_attention(attention, row.q, row.k, row.v, i);
       INFO("row " << i);
-      CHECK(worst_ratio(y.row(i), twin, tolerance) <= 1);
+      CHECK(worst_ratio(y.row(i), expected, tolerance) <= 1);
     }
   }
 }
 
-TEST_CASE("a repaired row has its own place, side and maximum", "[attention]") {
-  // 50 a token back, 30 a token ahead: a row's weights are e^-50 of the next row's, and below sqrt(min) = e^-354, which
-  // is the 8th row from the last, too small to keep
+TEST_CASE("recomputed rows with an offset, both directions and an increasing bias equal the reference", "[attention]") {
+  // The bias rises by 50 for each token back and by 30 for each token ahead. The weights of a row are e^-50 times those
+  // of the next one. From the 8th row from the end on they are below sqrt(min) = e^-354, so that rows are recomputed
   const Index n = 60;
   const LagBias<double> steep{0, Vector<double>::Zero(1), 50, 30};
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);
@@ -467,20 +467,20 @@ TEST_CASE("a repaired row has its own place, side and maximum", "[attention]") {
       const Attention attention(features(), Held{steep}, {.direction = direction, .engine = Engine::direct});
       Report report;
       const Matrix<double> y = attention(x.q, x.k, x.v, {.offset = offset, .report = &report});
-      const Matrix<double> twin = reference::kernelized_attention(attention, x.q, x.k, x.v, offset);
+      const Matrix<double> expected = reference::kernelized_attention(attention, x.q, x.k, x.v, offset);
       INFO("offset " << offset << (direction == Direction::causal ? " causal" : ""));
-      // values are at most 4, features are the same
-      CHECK(worst_ratio(y, twin, 4 * direct_growth<double>(m, n)) <= 1);
+      // values are at most 4; both compute the same features
+      CHECK(worst_ratio(y, expected, 4 * direct_growth<double>(m, n)) <= 1);
       CHECK(report.empty_rows == (direction == Direction::causal && offset < 0 ? -offset : 0));
       CHECK(report.repaired_rows == n - 8 - report.empty_rows);
     }
 }
 
-TEST_CASE("features of both signs report the rows whose denominator is not positive", "[attention]") {
+TEST_CASE("a report counts rows whose denominator is not positive", "[attention]") {
   const Index n = 60;
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);
   for_each_kind([&](AttentionOptions options) {
-    options.normalization = Normalization::unit(4);  // where trigonometric features explode
+    options.normalization = Normalization::unit(4);  // trigonometric features have a large variance here
     const Attention attention(trf<double>(d, 2, 7), table(n), options);
     const Matrix<double> A = attention.query_features(x.q), B = attention.key_features(x.k);
     Index negative = 0;
@@ -495,12 +495,12 @@ TEST_CASE("features of both signs report the rows whose denominator is not posit
     CHECK(negative > 0);
     CHECK(report.indefinite_rows == negative);
     CHECK(report.repaired_rows == 0);
-    const Matrix<double> twin = reference::kernelized_attention(attention, x.q, x.k, x.v);
-    CHECK(difference(attention, x, y, twin) <= 1);
+    const Matrix<double> expected = reference::kernelized_attention(attention, x.q, x.k, x.v);
+    CHECK(difference(attention, x, y, expected) <= 1);
   });
 }
 
-TEST_CASE("a report says what a call did", "[attention]") {
+TEST_CASE("a report of a call", "[attention]") {
   const Index n = 50;
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);
   for_each_kind([&](const AttentionOptions& options) {
@@ -513,7 +513,7 @@ TEST_CASE("a report says what a call did", "[attention]") {
     CHECK(report.indefinite_rows == 0);
     CHECK(report.repaired_rows == 0);
     CHECK(report.empty_rows == 0);
-    // at least the features of queries and keys, and the product
+    // at least the features of queries and keys and the product
     CHECK(report.workspace_bytes >= sizeof(double) * static_cast<std::size_t>(2 * n * m + n * 3));
   });
   Report report;
@@ -521,7 +521,7 @@ TEST_CASE("a report says what a call did", "[attention]") {
   CHECK(report.engine == Engine::direct);
 }
 
-TEST_CASE("automatic takes an FFT for many tokens, by blocks for causal attention", "[attention]") {
+TEST_CASE("automatic selects an FFT for many tokens, and block_causal for causal attention", "[attention]") {
   const Index n = 3000;
   const Tokens<double> x = random_tokens<double>(n, n, d, 1);
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
@@ -533,26 +533,26 @@ TEST_CASE("automatic takes an FFT for many tokens, by blocks for causal attentio
     for (const Index i : {0, 1, 1023, 1500, 2998, 2999}) {
       const Tokens<double> row{x.q.row(i), x.k, x.v};
       INFO("row " << i);
-      const Matrix<double> twin = reference::kernelized_attention(attention, row.q, row.k, row.v, i);
-      CHECK(worst_ratio(y.row(i), twin, 1e4 * epsilon<double>) <= 1);
+      const Matrix<double> expected = reference::kernelized_attention(attention, row.q, row.k, row.v, i);
+      CHECK(worst_ratio(y.row(i), expected, 1e4 * epsilon<double>) <= 1);
     }
   }
 }
 
-TEST_CASE("a number that is no engine and no direction is refused", "[attention]") {
+TEST_CASE("numbers outside of the enumerations are rejected", "[attention]") {
   check_invalid([] { Attention(features(), table(3), {.engine = static_cast<Engine>(99)}); },
                 {"engine: expected one of nprf::Engine, got number 99"});
   check_invalid([] { Attention(features(), table(3), {.direction = static_cast<Direction>(-1)}); },
                 {"direction: expected bidirectional or causal, got number -1"});
 }
 
-TEST_CASE("a position that was built for another direction is refused", "[attention]") {
+TEST_CASE("a position for another direction is rejected", "[attention]") {
   const auto t5 = t5_position(normal_vector<double>(8, 1), Direction::causal);
   CHECK_NOTHROW(Attention(features(), t5, {.direction = Direction::causal}));
   check_invalid([&] { Attention(features(), t5); }, {"position: expected one for bidirectional attention, got"});
 }
 
-TEST_CASE("an attention without a position has the bias 0", "[attention]") {
+TEST_CASE("without a position the bias is 0", "[attention]") {
   const auto x = random_tokens<double>(20, 20, 3, 2);
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const AttentionOptions options{.direction = direction};
@@ -562,20 +562,20 @@ TEST_CASE("an attention without a position has the bias 0", "[attention]") {
   CHECK(Attention(features())(x.q, x.k, x.v) == Attention(features(), NoPosition<double>())(x.q, x.k, x.v));
 }
 
-TEST_CASE("an engine that cannot serve is refused by name", "[attention]") {
+TEST_CASE("an engine that does not support the position, or is not in this build, is rejected by name", "[attention]") {
   const Tokens<double> x = random_tokens<double>(5, 5, d, 2);
   check_invalid([&] { run(Attention(features(), table(3), {.engine = Engine::grid}), x); }, {"engine", "grid"});
   if (!NPRF_USE_FFTW)
     check_invalid([&] { run(Attention(features(), table(3), {.engine = Engine::fftw}), x); }, {"engine", "fftw"});
 }
 
-TEST_CASE("a wrong shape is refused: the argument, what was expected and what came", "[attention]") {
+TEST_CASE("a wrong shape is rejected: the message has the argument, the expected and the actual shape", "[attention]") {
   const Attention attention(features(), table(3));
   const auto matrix = [](Index rows, Index cols) { return normal<double>(rows, cols, 1); };
   check_invalid([&] { attention(matrix(5, 4), matrix(6, 4), matrix(6, 2)); }, {"queries", "3 columns", "got 4"});
   check_invalid([&] { attention(matrix(5, 3), matrix(6, 2), matrix(6, 2)); }, {"keys", "3 columns", "got 2"});
   check_invalid([&] { attention(matrix(5, 3), matrix(6, 3), matrix(7, 2)); }, {"values", "6 rows", "got 7"});
-  // also where there is nothing to compute
+  // also for empty inputs
   check_invalid([&] { attention(matrix(0, 4), matrix(0, 4), matrix(0, 2)); }, {"queries", "3 columns", "got 4"});
   check_invalid([&] { attention(matrix(5, 3), matrix(0, 3), matrix(7, 2)); }, {"values", "0 rows", "got 7"});
 }
@@ -596,7 +596,7 @@ TEST_CASE("row-major matrices, maps and blocks are viewed in place", "[attention
   CHECK(MatrixView<float>(columns).data() != columns.data());
 }
 
-TEST_CASE("the bits do not depend on how the inputs lie in memory", "[attention]") {
+TEST_CASE("results are bitwise equal for any memory layout of the inputs", "[attention]") {
   using Strided = Eigen::Map<Matrix<double>, 0, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
   const Index n = 75, d_v = 3;
   const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
@@ -618,7 +618,7 @@ TEST_CASE("the bits do not depend on how the inputs lie in memory", "[attention]
     CHECK(same_bits(attention(read_only.block(1, 1, n, d), read_only.block(2, 5, n, d), read_only.block(0, 11, n, d_v)),
                     y));
     CHECK(same_bits(attention(q_strided, x.k, v_strided), y));
-    // maps that start at every place of a 64-byte line
+    // maps at every alignment within 64 bytes
     for (Index shift = 0; shift < 8; ++shift) {
       std::vector<double> q_memory(static_cast<std::size_t>(n * d + 8)), k_memory = q_memory;
       std::vector<double> v_memory(static_cast<std::size_t>(n * d_v + 8));
@@ -630,7 +630,7 @@ TEST_CASE("the bits do not depend on how the inputs lie in memory", "[attention]
       INFO("shift " << shift);
       CHECK(same_bits(attention(q_map, k_map, v_map), y));
     }
-    // one column of values, as a vector, or cut out of a matrix
+    // one column of values, as a vector or as a column of a matrix
     const Matrix<double> column = x.v.col(1);
     const Vector<double> vector = x.v.col(1);
     const Matrix<double> single = attention(x.q, x.k, column);
@@ -646,7 +646,7 @@ TEST_CASE("the bits do not depend on how the inputs lie in memory", "[attention]
 
 namespace {
 
-// the smallest map and position that a user may write
+// the smallest feature map and position that model the concepts
 struct Squares {
   using Scalar = double;
   Index input_dim() const { return d; }
@@ -702,7 +702,7 @@ TEST_CASE("a user's own feature map and position", "[attention]") {
   });
 }
 
-TEST_CASE("a feature map that returns a wrong shape is refused", "[attention]") {
+TEST_CASE("a feature map that returns a wrong shape is rejected", "[attention]") {
   const Tokens<double> x = random_tokens<double>(5, 6, d, 2);
   Wrong rows, columns;
   rows.extra_rows = 1;
@@ -738,7 +738,7 @@ TEST_CASE("eight threads share one attention", "[attention][threads]") {
 
 namespace {
 
-struct Undeclared {  // positive features that do not say so
+struct Undeclared {  // positive features without is_positive
   using Scalar = float;
   Index input_dim() const { return d; }
   Index output_dim() const { return d; }
@@ -750,9 +750,9 @@ struct Undeclared {  // positive features that do not say so
 };
 }  // namespace
 
-TEST_CASE("weights that underflow: each row is as accurate as if it were alone", "[attention]") {
-  // a bias that rises by 0.1 with each token of distance: the first rows' weights are e^-200 of the last row's, and
-  // those around row 1100 lie where floats have no digits left
+TEST_CASE("rows are precise even if their weights underflow beside those of others", "[attention]") {
+  // The bias rises by 0.1 with each token of distance. The weights of the first rows are e^-200 of those of the last
+  // row, and those around row 1100 are subnormal
   const Index n = 2048;
   const Tokens<float> x = random_tokens<float>(n, n, d, 2);
   const auto check = [&](const char* map, const auto& features) {
@@ -763,11 +763,11 @@ TEST_CASE("weights that underflow: each row is as accurate as if it were alone",
     CHECK(report.repaired_rows >= 1000);
     for (Index i = 0; i<n; i += i> 950 && i < 1250 ? 1 : 97) {
       const Tokens<float> row{x.q.row(i), x.k, x.v};
-      const Matrix<float> twin = reference::kernelized_attention(attention, row.q, row.k, row.v, i);
-      // the row alone: its weights are relative to their own maximum, and its tolerance knows of its cancellation
-      const Matrix<double> tolerance = attention_tolerance(attention, Engine::direct, row, twin, i);
+      const Matrix<float> expected = reference::kernelized_attention(attention, row.q, row.k, row.v, i);
+      // a separate call for the row, with weights relative to its own maximum; the tolerance allows for cancellation
+      const Matrix<double> tolerance = attention_tolerance(attention, Engine::direct, row, expected, i);
       INFO(map << ", row " << i);
-      CHECK(worst_ratio(y.row(i), twin, 2 * tolerance) <= 1);
+      CHECK(worst_ratio(y.row(i), expected, 2 * tolerance) <= 1);
     }
   };
   check("prf", orf<float>(d, 6, 7));
@@ -775,8 +775,8 @@ TEST_CASE("weights that underflow: each row is as accurate as if it were alone",
   check("a user's", Undeclared());
 }
 
-TEST_CASE("causal attention keeps its early rows with an offset too", "[attention]") {
-  // N(0, 3^2) biases over 4096 tokens: a denominator of the first rows may be 1e-6 of the last rows'
+TEST_CASE("early rows of causal attention with an offset are precise", "[attention]") {
+  // with N(0, 3^2) biases over 4096 tokens a denominator of the first rows may be 1e-6 of those of the last rows
   const Index n = 4096;
   const Tokens<float> x = random_tokens<float>(n, n, d, 2);
   const RelativePosition<float> position(3 * normal_vector<float>(2 * n + 1, 5));
@@ -785,28 +785,28 @@ TEST_CASE("causal attention keeps its early rows with an offset too", "[attentio
     const Matrix<float> y = attention(x.q, x.k, x.v, {.offset = offset});
     for (const Index i : {0, 1, 2, 3, 10, 100, 1000, 4095}) {
       const Tokens<float> row{x.q.row(i), x.k, x.v};
-      const Matrix<float> twin = reference::kernelized_attention(attention, row.q, row.k, row.v, i + offset);
+      const Matrix<float> expected = reference::kernelized_attention(attention, row.q, row.k, row.v, i + offset);
       INFO("offset " << offset << " row " << i);
-      CHECK(largest_row_error(y.row(i), twin) <= 1e-4);  // the tolerance of design.md for float
+      CHECK(largest_row_error(y.row(i), expected) <= 1e-4);  // the default tolerance
     }
   }
 }
 
-TEST_CASE("an offset beyond 2^40 is refused", "[attention]") {
+TEST_CASE("an offset beyond 2^40 is rejected", "[attention]") {
   const Tokens<double> x = random_tokens<double>(3, 3, d, 2);
   const Attention attention(features(), Held{{0, Vector<double>::Zero(1), -1, -1}});
   for (const Index offset : {(Index{1} << 40) + 1, -(Index{1} << 40) - 1, std::numeric_limits<Index>::max()})
     check_invalid([&] { run(attention, x, offset); }, {"offset: expected -2^40 to 2^40", "got "});
 }
 
-TEST_CASE("a user's position is checked when an attention is built", "[attention]") {
+TEST_CASE("the bias of a user's position is checked by the constructor", "[attention]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   check_invalid([&] { Attention(features(), Held{{0, Vector<double>{{0, nan}}, 0, 0}}); }, {"bias.table[1]", "got "});
   check_invalid([&] { Attention(features(), Held{{0, Vector<double>(0), 0, 0}}); }, {"bias.table", "got none"});
   check_invalid([&] { Attention(features(), Held{{0, Vector<double>::Zero(1), nan, 0}}); }, {"bias slope", "got nan"});
 }
 
-TEST_CASE("a denominator that overflows is computed again", "[attention]") {
+TEST_CASE("a row whose denominator overflows is recomputed", "[attention]") {
   const Index n = 40;
   const Tokens<float> x = random_tokens<float>(n, n, d, 2);
   Matrix<float> large = x.k.cwiseAbs() * 1e30f;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// No bit depends on the number of threads.
+// Results are bitwise equal for any thread count.
 
 #include <string>
 #include <vector>
@@ -43,12 +43,12 @@ void check(const Attention<F, P>& attention, Index n_q, Index n_k, const CallOpt
          << n_q << " n_k " << n_k << (call.cumulative_lengths.empty() ? "" : ", packed"));
     CHECK(same_bits(y_now, y));
     CHECK(same_bits(g_now, g));
-    // forward without saving too
+    // also without saved data
     CHECK(same_bits(attention(x.q, x.k, x.v, call), y));
   }
 }
 
-// whether so many tokens are worth four threads: a call with little to do has fewer
+// whether a call of n tokens is large enough to use four threads
 bool busy(Index n_q, Index n_k) {
   return toeplitz::worthwhile_threads(toeplitz::dense_cost<float>({n_q, n_k, m, d_v + 1})) >= 4;
 }
@@ -62,7 +62,7 @@ void for_each_kind(Body&& body) {
 
 }  // namespace
 
-TEST_CASE("the bits do not depend on the number of threads", "[attention][threads]") {
+TEST_CASE("results are bitwise equal for any thread count", "[attention][threads]") {
   {
     const Threads four(4);
     REQUIRE(busy(1500, 1500));
@@ -70,7 +70,7 @@ TEST_CASE("the bits do not depend on the number of threads", "[attention][thread
     REQUIRE(!busy(50, 50));
   }
   for_each_kind([](const AttentionOptions& options) {
-    // 1500 tokens are 12 tiles, more than the 8 blocks that share the gradients
+    // 1500 tokens are 12 tiles, more than the 8 blocks into which gradients are divided
     for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 1}, {50, 50}, {1500, 1500}, {400, 1500}}) {
       const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(random_table<float>(900, 3)), options);
       Mask mask = (normal_vector<double>(n_k, 90).array() > -0.5).eval();
@@ -80,7 +80,7 @@ TEST_CASE("the bits do not depend on the number of threads", "[attention][thread
   });
 }
 
-TEST_CASE("the bits of packed sequences do not depend on the number of threads", "[attention][threads]") {
+TEST_CASE("results of packed sequences are bitwise equal for any thread count", "[attention][threads]") {
   const std::vector<Index> lengths{0, 600, 600, 601, 1280, 1290, 1300, 1600};
   for_each_kind([&](const AttentionOptions& options) {
     const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(random_table<float>(50, 3)), options);
@@ -88,7 +88,7 @@ TEST_CASE("the bits of packed sequences do not depend on the number of threads",
   });
 }
 
-TEST_CASE("the bits of a grid do not depend on the number of threads", "[attention][threads]") {
+TEST_CASE("results of a grid are bitwise equal for any thread count", "[attention][threads]") {
   for_each_kind([](const AttentionOptions& options) {
     const Index H = 31, W = 40, E = 2, n = E + H * W;
     const Attention attention(
@@ -101,7 +101,7 @@ TEST_CASE("the bits of a grid do not depend on the number of threads", "[attenti
   });
 }
 
-TEST_CASE("the bits of rows that are computed one by one do not depend on the number of threads",
+TEST_CASE("results of rows that are recomputed in double are bitwise equal for any thread count",
           "[attention][threads]") {
   const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(Vector<float>::LinSpaced(2401, 600, -600)),
                             {.direction = Direction::causal, .engine = Engine::direct});

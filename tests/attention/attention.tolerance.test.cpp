@@ -22,7 +22,7 @@
 #include "support/gradient_errors.hpp"
 #include "support/throws.hpp"
 
-/// Rows that an engine's rounding may drown are computed again.
+/// Rows that fail the engine's error bound are recomputed.
 namespace nprf::test::attention_tolerance_option {
 
 namespace {
@@ -35,11 +35,11 @@ using Held = Attention<PositiveFeatures<T>, HeldPosition<T>>;
 
 struct Bias {
   std::string name;
-  std::function<double(Index)> of;  // a lag
+  std::function<double(Index)> of;  // by lag
 };
 
-// what an FFT's rounding is known to drown rows of
-std::vector<Bias> hostile() {
+// biases with which an FFT without error bounds gives wrong rows
+std::vector<Bias> difficult_biases() {
   std::vector<Bias> all;
   for (const double step : {-0.1, 0.01, 0.03, 0.5})
     all.push_back({"rising by " + std::to_string(step), [step](Index l) { return step * static_cast<double>(l); }});
@@ -63,7 +63,7 @@ HeldPosition<T> position(const Bias& bias, Index n) {
   return {b};
 }
 
-// the largest error of a row, relative to the largest |v| that it sees
+// the largest error of a row, relative to the largest |v| that it attends to
 template <Real T>
 double row_error(const Held<T>& attention, const Tokens<T>& x, const Matrix<T>& y) {
   const Matrix<T> expected = reference::kernelized_attention(attention, x.q, x.k, x.v);
@@ -82,10 +82,10 @@ double row_error(const Held<T>& attention, const Tokens<T>& x, const Matrix<T>& 
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("no row of lanes is beyond the tolerance, whatever the bias", "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("errors of lanes are within the tolerance for any bias", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Index repaired = 0;
-  for (const Bias& bias : hostile())
+  for (const Bias& bias : difficult_biases())
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
       for (const double norm : {1.0, 6.0})
         for (const Index n : {97, 211}) {
@@ -103,7 +103,7 @@ TEMPLATE_TEST_CASE("no row of lanes is beyond the tolerance, whatever the bias",
   CHECK(repaired > 1000);
 }
 
-TEMPLATE_TEST_CASE("benign rows are left as they are", "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("benign rows are not recomputed", "[attention]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 300;
   const Tokens<T> x = random_tokens<T>(n, n, d, d_v);
@@ -111,11 +111,12 @@ TEMPLATE_TEST_CASE("benign rows are left as they are", "[attention]", NPRF_TEST_
   Report report;
   const Matrix<T> y = attention(x.q, x.k, x.v, {.report = &report});
   CHECK(report.repaired_rows == 0);
-  // by any tolerance that they keep
+  // with a larger tolerance too
   CHECK(same_bits<T>(attention(x.q, x.k, x.v, {.tolerance = 1}), y));
 }
 
-TEMPLATE_TEST_CASE("all rows are computed again where nothing less will do", "[attention]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("all rows are recomputed if the tolerance is below their error bounds", "[attention]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 70, n_k = 90, offset = 15;
   const Tokens<T> x = random_tokens<T>(n_q, n_k, d, d_v);
@@ -136,7 +137,7 @@ TEMPLATE_TEST_CASE("all rows are computed again where nothing less will do", "[a
   }
 }
 
-TEMPLATE_TEST_CASE("where most rows would be computed again, tiles make all of them at once", "[attention]",
+TEMPLATE_TEST_CASE("if most rows fail their error bound, all rows fall back to the direct engine", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 211;
@@ -148,7 +149,7 @@ TEMPLATE_TEST_CASE("where most rows would be computed again, tiles make all of t
   CHECK((report.repaired_rows == n && report.engine == Engine::lanes));
   CHECK(same_bits<T>(y, by(Engine::direct)(x.q, x.k, x.v)));
   CHECK(report.error_bound <= default_tolerance<T> / 10);
-  // not if they have gradients: then each has a scale of its own
+  // not if data are saved for backward: then each row is recomputed with its own scale
   Saved<T> saved;
   const auto lanes = by(Engine::lanes);
   const Matrix<T> z = lanes.forward(x.q, x.k, x.v, saved, {.report = &report});
@@ -158,12 +159,12 @@ TEMPLATE_TEST_CASE("where most rows would be computed again, tiles make all of t
 
 namespace {
 
-// the bound of a call for n_q queries and n_k keys, which holds
+// the error bound of a call for n_q queries and n_k keys, after a check that the error is below it
 template <class Position>
 double bound_for(const Position& position, AttentionOptions options, Index n_q, Index n_k) {
   INFO(name(options.engine) << ", n_q " << n_q << ", n_k " << n_k);
   Tokens<float> x = random_tokens<float>(n_q, n_k, d, 1);
-  x.v.setConstant(0.7f);  // equal terms, which round alike; and so is y
+  x.v.setConstant(0.7f);  // equal terms have correlated rounding errors; y is 0.7
   Report report;
   const Matrix<float> y = Attention(orf<float>(d, m, 7), position, options)(x.q, x.k, x.v, {.report = &report});
   CHECK(worst_ratio(y, Matrix<float>::Constant(n_q, 1, 0.7f), 0.7 * report.error_bound) <= 1);
@@ -173,7 +174,7 @@ double bound_for(const Position& position, AttentionOptions options, Index n_q, 
 
 }  // namespace
 
-TEST_CASE("by an FFT neither errors nor bounds grow with the keys that a row adds up", "[attention]") {
+TEST_CASE("FFT: neither errors nor bounds grow with the number of keys", "[attention]") {
   for (const Engine engine : engines()) {
     if (!is_fft(engine)) continue;
     const auto bound = [&](Index n) {
@@ -186,7 +187,7 @@ TEST_CASE("by an FFT neither errors nor bounds grow with the keys that a row add
   }
 }
 
-TEST_CASE("by running sums neither errors nor bounds grow with the keys that a row adds up", "[attention]") {
+TEST_CASE("linear engines: neither errors nor bounds grow with the number of keys", "[attention]") {
   const auto check = [](auto&& make_position, Engine engine) {
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       const auto position = make_position(direction);
@@ -202,7 +203,7 @@ TEST_CASE("by running sums neither errors nor bounds grow with the keys that a r
   check([](Direction) { return NoPosition<float>(); }, Engine::banded);
 }
 
-TEST_CASE("by tiles neither errors nor bounds grow with the keys that a row adds up", "[attention]") {
+TEST_CASE("tiles: neither errors nor bounds grow with the number of keys", "[attention]") {
   const auto check = [](const auto& position, Engine engine) {
     const AttentionOptions options{.engine = engine};
     CHECK(bound_for(position, options, 3, 1000000) <= 1.01 * bound_for(position, options, 3, 10000));
@@ -210,11 +211,11 @@ TEST_CASE("by tiles neither errors nor bounds grow with the keys that a row adds
   };
   check(NoPosition<float>(), Engine::direct);
   check(RelativePosition<float>(normal_vector<float>(201, 3)), Engine::direct);
-  check(RelativePosition<float>(normal_vector<float>(200001, 3)), Engine::banded);  // most of it a band
+  check(RelativePosition<float>(normal_vector<float>(200001, 3)), Engine::banded);  // most of the table is a band
 }
 
-TEST_CASE("rows over many keys that are computed again keep the tolerance", "[attention]") {
-  // one weight above all others, beside which an FFT loses the rows that do not have it
+TEST_CASE("recomputed rows over many keys are within the tolerance", "[attention]") {
+  // one weight is far above all others, so that rows without it fail the error bound of an FFT
   const Index n_q = 2, n_k = 200000;
   Tokens<float> x = random_tokens<float>(n_q, n_k, d, 1);
   x.v.setConstant(0.7f);
@@ -228,10 +229,10 @@ TEST_CASE("rows over many keys that are computed again keep the tolerance", "[at
   CHECK(worst_ratio(y, Matrix<float>::Constant(n_q, 1, 0.7f), 0.7 * report.error_bound) <= 1);
 }
 
-TEST_CASE("rows that are computed again have their gradients", "[attention]") {
+TEST_CASE("gradients of recomputed rows are central differences", "[attention]") {
   const Index n = 24;
   Vector<double> b = normal_vector<double>(2 * n - 1, 5);
-  b[n - 1 - 20] = 25;  // of four rows only, beside which the others are drowned
+  b[n - 1 - 20] = 25;  // only four rows have it; the others fail the error bound
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
     for (const double tolerance : {1e-10, 1e-100}) {
       const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
@@ -266,9 +267,9 @@ TEST_CASE("rows that are computed again have their gradients", "[attention]") {
     }
 }
 
-// Rows that are repaired leave the transforms of backward, and the rest has a certificate of its own: that a row keeps
-// its digits says nothing of a key that few rows see, or of a lag that few pairs have.
-TEMPLATE_TEST_CASE("gradients are as sure as their report says, of rows that are repaired and of others", "[attention]",
+// Recomputed rows are left out of the FFTs of backward, and all gradients are checked by bounds of their own: precise
+// rows do not imply precise gradients of a key that few rows attend to, or of a lag of few pairs.
+TEMPLATE_TEST_CASE("gradients are within the reported bound, with and without recomputed rows", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 150;
@@ -277,7 +278,7 @@ TEMPLATE_TEST_CASE("gradients are as sure as their report says, of rows that are
   Matrix<T> dy = normal<T>(n, d_v, 6);
   dy.row(n / 3) *= T(1e3);
   Index repaired = 0, left = 0, recomputed = 0;
-  for (const Bias& bias : hostile())
+  for (const Bias& bias : difficult_biases())
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       const Vector<T> table = position<T>(bias, n).bias().table;
       const CheckedGradients<PositiveFeatures, T> checked(features, table, x, dy, {direction});
@@ -290,7 +291,7 @@ TEMPLATE_TEST_CASE("gradients are as sure as their report says, of rows that are
                        << ", dk " << e.keys << ", dv " << e.values << ", db " << e.bias << ", bound "
                        << g.report.error_bound);
         CHECK(e.most() <= g.report.error_bound);
-        CHECK(g.report.error_bound <= 3 * default_tolerance<T>);  // that of rows counts, too
+        CHECK(g.report.error_bound <= 3 * default_tolerance<T>);  // it contains the bound of the rows
         repaired += report.repaired_rows, left += n - report.repaired_rows;
         recomputed += g.report.recomputed_queries + g.report.recomputed_keys + g.report.recomputed_lags;
       }
@@ -298,10 +299,10 @@ TEMPLATE_TEST_CASE("gradients are as sure as their report says, of rows that are
   CHECK((repaired > 1000 && left > 1000 && recomputed > 1000));
 }
 
-TEST_CASE("rows of a grid with extra tokens are computed again", "[attention]") {
+TEST_CASE("rows of a grid with extra tokens are recomputed", "[attention]") {
   const Index height = 5, width = 6, E = 2, n = E + height * width;
   Matrix<double> b = normal<double>(2 * height - 1, 2 * width - 1, 5);
-  b(2 * height - 2, 2 * width - 2) = 40;  // of one pair of corners
+  b(2 * height - 2, 2 * width - 2) = 40;  // the bias of one pair of corners
   const GridPosition<double> grid(height, width, b, normal<double>(E, E + 2, 8));
   const Tokens<double> x = random_tokens<double>(n, n, d, d_v);
   const auto by = [&](Engine engine) { return Attention(orf<double>(d, m, 7), grid, {.engine = engine}); };
@@ -325,32 +326,32 @@ TEST_CASE("rows of a grid with extra tokens are computed again", "[attention]") 
   CHECK(same(g.extra, h.extra));
 }
 
-TEST_CASE("features of both signs are no less sure of their rows", "[attention]") {
+TEST_CASE("features of both signs: errors are within the bound", "[attention]") {
   const Index n = 211;
-  for (const Bias& bias : hostile())
+  for (const Bias& bias : difficult_biases())
     for (const std::uint64_t seed : {1u, 2u, 3u}) {
       INFO(bias.name << ", seed " << seed);
       const Tokens<double> x = random_tokens<double>(n, n, d, d_v, seed);
-      // few features, so that some denominators are near zero, and some rows beyond all values
+      // few features, so that some denominators are near zero, and some rows exceed all values
       const Attention attention(trf<double>(d, 2, seed), position<double>(bias, 200), {.engine = Engine::lanes});
       Report report;
       const Matrix<double> y = attention(x.q, x.k, x.v, {.report = &report});
       const Matrix<double> expected = reference::kernelized_attention(attention, x.q, x.k, x.v);
-      // what the features' own cancellation costs the rows that were computed again
+      // the cancellation of features affects recomputed rows too
       const Matrix<double> own = attention_tolerance(attention, Engine::direct, x, expected);
       const Matrix<double> shared = Matrix<double>::Constant(n, d_v, 1e-10 * x.v.cwiseAbs().maxCoeff());
       CHECK(worst_ratio(y, expected, own + shared) <= 1);
     }
 }
 
-TEST_CASE("without values there is nothing to be off", "[attention]") {
+TEST_CASE("values without columns are accepted", "[attention]") {
   const Tokens<double> x = random_tokens<double>(40, 40, d, 0);
   const Attention attention(orf<double>(d, m, 7), RelativePosition<double>(random_table<double>(40, 3)),
                             {.engine = Engine::lanes});
   CHECK(attention(x.q, x.k, x.v).cols() == 0);
 }
 
-TEST_CASE("a tolerance below zero is refused", "[attention]") {
+TEST_CASE("a negative tolerance is rejected", "[attention]") {
   const Attention attention{EluFeatures<double>(d), NoPosition<double>()};
   const Tokens<double> x = random_tokens<double>(3, 3, d, 1);
   for (const double tolerance : {-1e-3, std::numeric_limits<double>::quiet_NaN()})

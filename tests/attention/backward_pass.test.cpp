@@ -15,7 +15,7 @@ using namespace sequence_case;
 
 namespace {
 
-// squares; a map without a team
+// squares: a user's map without the overloads that use a team
 struct Squares {
   using Scalar = double;
   Index input_dim() const { return d; }
@@ -30,7 +30,7 @@ struct Squares {
 
 }  // namespace
 
-TEST_CASE("a backward pass writes its rows and no others, in the bits of Attention", "[attention]") {
+TEST_CASE("a backward pass writes only its rows, and they are bitwise equal to those of Attention", "[attention]") {
   Fixture f;
   Matrix<double> y(n_q, d_v);
   Framed dq(n_q, d), dk(n_k, d), dv(n_k, d_v);
@@ -51,10 +51,10 @@ TEST_CASE("a backward pass writes its rows and no others, in the bits of Attenti
   Matrix<double> d_table;
   f.position.gradient(f.prepared.problem().lags.first - offset, db, d_table);
   CHECK(same_bits<double>(d_table, g.bias));
-  for (Framed* x : {&dq, &dk, &dv}) CHECK(x->frame_is_whole());
+  for (Framed* x : {&dq, &dk, &dv}) CHECK(x->frame_is_unchanged());
 }
 
-TEST_CASE("gradients do not depend on what an earlier call has saved", "[attention]") {
+TEST_CASE("gradients do not depend on the data that an earlier call saved in the same object", "[attention]") {
   Fixture f;
   Matrix<double> y(n_q, d_v), dq(n_q, d), dk(n_k, d), dv(n_k, d_v), first_dk(n_k, d);
   SavedSequence<double> saved, fresh;
@@ -89,7 +89,7 @@ TEST_CASE("a backward pass adds to the gradient of the bias", "[attention]") {
   CHECK(sum > 0.01);
 }
 
-TEST_CASE("a backward pass returns its memory to the workspace", "[attention]") {
+TEST_CASE("a backward pass releases its scratch memory", "[attention]") {
   Fixture f;
   Matrix<double> y(n_q, d_v), dq(n_q, d), dk(n_k, d), dv(n_k, d_v);
   SavedSequence<double> saved;

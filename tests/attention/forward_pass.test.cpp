@@ -13,7 +13,7 @@ namespace nprf::test::attention_forward_pass {
 
 using namespace sequence_case;
 
-TEST_CASE("a forward pass writes its rows and no others, in the bits of Attention", "[attention]") {
+TEST_CASE("a forward pass writes only its rows, and they are bitwise equal to those of Attention", "[attention]") {
   Fixture f;
   Framed y(n_q, d_v);
   Report report;
@@ -21,17 +21,17 @@ TEST_CASE("a forward pass writes its rows and no others, in the bits of Attentio
   const Attention attention(f.features, f.position, options);
   const Matrix<double> expected = attention(f.x.q, f.x.k, f.x.v, {.key_mask = view(f.mask), .offset = offset});
   CHECK(same_bits<double>(y.block(), expected));
-  CHECK(y.frame_is_whole());
+  CHECK(y.frame_is_unchanged());
 }
 
-TEST_CASE("y does not depend on whether the forward pass saves", "[attention]") {
+TEST_CASE("y does not depend on whether the forward pass saves data for backward", "[attention]") {
   Fixture f;
-  Matrix<double> y(n_q, d_v), again(n_q, d_v);
+  Matrix<double> y(n_q, d_v), saving_y(n_q, d_v);
   SavedSequence<double> saved;
   Report report;
   f.forward({}, n_k, y, nullptr, report);
-  f.forward({}, n_k, again, &saved, report);
-  CHECK(same_bits(y, again));
+  f.forward({}, n_k, saving_y, &saved, report);
+  CHECK(same_bits(y, saving_y));
 }
 
 TEST_CASE("a forward pass adds to its report", "[attention]") {
@@ -49,7 +49,7 @@ TEST_CASE("a forward pass adds to its report", "[attention]") {
   CHECK(report.engine == Engine::direct);
 }
 
-TEST_CASE("a forward pass returns its memory to the workspace", "[attention]") {
+TEST_CASE("a forward pass releases its scratch memory", "[attention]") {
   Fixture f;
   Matrix<double> y(n_q, d_v);
   SavedSequence<double> saved;

@@ -12,7 +12,7 @@ namespace nprf::test::attention_head {
 
 using namespace sequence_case;
 
-TEST_CASE("the features of a head are those of normalised rows", "[attention]") {
+TEST_CASE("the features of a head are the features of normalised rows", "[attention]") {
   Fixture f;
   for (const Normalization& normalization : {Normalization::unit(2), Normalization::none()}) {
     const Head<double> head{f.features, normalization, nullptr};
@@ -25,7 +25,7 @@ TEST_CASE("the features of a head are those of normalised rows", "[attention]") 
             4 * epsilon<double> * q_scale[i]);
     xs = q_scale.asDiagonal() * f.x.q;
     ks = k_scale.asDiagonal() * f.x.k;
-    // exponents w.x are a few times the rows' length
+    // exponents w.x are a few times the norm of a row
     CHECK(worst_ratio(A, f.features.queries(xs), 32 * epsilon<double>) <= 1);
     CHECK(worst_ratio(B, f.features.keys(ks), 32 * epsilon<double>) <= 1);
   }

@@ -379,7 +379,7 @@ TEST_CASE("multi-head: cumulative lengths apply to every sequence of a batch", "
 }
 
 TEST_CASE("multi-head: a report counts the rows of all heads of all sequences", "[multi_head]") {
-  // steep tables, with which most rows are recomputed one by one; the first query precedes all keys
+  // steep tables, with which most rows are recomputed in double; the first query precedes all keys
   std::vector<RelativePosition<float>> steep;
   for (const float top : {400.0f, 800.0f}) steep.emplace_back(Vector<float>::LinSpaced(61, top, -top));
   const MultiHeadAttention attention(maps<float>(1)[0], steep, {.direction = Direction::causal});

@@ -7,7 +7,7 @@
 
 namespace nprf::test::attention_options {
 
-TEST_CASE("attention is bidirectional over rows of norm 1 unless it is told otherwise", "[attention]") {
+TEST_CASE("the defaults are bidirectional attention over rows of norm 1", "[attention]") {
   const AttentionOptions options;
   CHECK(options.direction == Direction::bidirectional);
   CHECK(options.normalization.is_unit());
@@ -15,7 +15,7 @@ TEST_CASE("attention is bidirectional over rows of norm 1 unless it is told othe
   CHECK(options.engine == Engine::automatic);
 }
 
-TEST_CASE("options are set by name, in the order of their declaration", "[attention]") {
+TEST_CASE("options are designated initialisers in the order of their declaration", "[attention]") {
   const AttentionOptions options{
       .direction = Direction::causal, .normalization = Normalization::none(), .engine = Engine::direct};
   CHECK(options.direction == Direction::causal);
@@ -28,12 +28,12 @@ TEST_CASE("options are set by name, in the order of their declaration", "[attent
   CHECK(call.report == &report);
 }
 
-TEST_CASE("a call without options starts at position 0 and reports to nobody", "[attention]") {
+TEST_CASE("the default options of a call are offset 0 and no report", "[attention]") {
   CHECK(CallOptions{}.offset == 0);
   CHECK(CallOptions{}.report == nullptr);
 }
 
-TEST_CASE("a report that nobody filled in claims nothing", "[attention]") {
+TEST_CASE("a default report has no engine and zero counts", "[attention]") {
   const Report report;
   CHECK(report.engine == Engine::automatic);
   CHECK(report.repaired_rows == 0);

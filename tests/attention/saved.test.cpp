@@ -20,7 +20,7 @@ Plain make() { return Plain(orf<double>(3, 4, 7)); }
 
 }  // namespace
 
-TEST_CASE("backward rejects what another attention saved, and what nobody has", "[attention]") {
+TEST_CASE("backward rejects data of another attention, and an object that was never filled", "[attention]") {
   const Tokens<double> x = random_tokens<double>(5, 6, 3, 2);
   const Plain attention = make(), other = make();
   Saved<double> saved;
@@ -31,7 +31,7 @@ TEST_CASE("backward rejects what another attention saved, and what nobody has", 
   CHECK(same_bits<double>(copy.backward(saved, y).values, other.backward(saved, y).values));
 }
 
-TEST_CASE("backward refuses dy of another shape", "[attention]") {
+TEST_CASE("backward rejects dy of a wrong shape", "[attention]") {
   const Tokens<double> x = random_tokens<double>(5, 6, 3, 2);
   const Plain attention = make();
   Saved<double> saved;
@@ -40,7 +40,7 @@ TEST_CASE("backward refuses dy of another shape", "[attention]") {
   check_invalid([&] { attention.backward(saved, Matrix<double>::Zero(5, 3)); }, {"dy: expected 5 x 2", "got 5 x 3"});
 }
 
-TEST_CASE("what is saved is a copy, and serves again for another call", "[attention]") {
+TEST_CASE("saved data are copies, and the object can be reused for another call", "[attention]") {
   Tokens<double> x = random_tokens<double>(5, 6, 3, 2);
   const Plain attention = make();
   Saved<double> saved, fresh;
@@ -57,7 +57,7 @@ TEST_CASE("what is saved is a copy, and serves again for another call", "[attent
   CHECK(same_bits<double>(attention.backward(saved, again).queries, attention.backward(fresh, again).queries));
 }
 
-TEST_CASE("what an earlier call saved outlives one that is refused", "[attention]") {
+TEST_CASE("a rejected call leaves the saved data of an earlier one unchanged", "[attention]") {
   Tokens<double> x = random_tokens<double>(5, 6, 3, 2);
   const Plain attention = make();
   Saved<double> saved;
@@ -74,7 +74,7 @@ TEST_CASE("what an earlier call saved outlives one that is refused", "[attention
   refused({.check_finite = true}, "got inf in row 5, column 1");
 }
 
-TEST_CASE("no queries or no keys have gradients of their shapes, all zero", "[attention]") {
+TEST_CASE("without queries or without keys all gradients have their shapes and are zero", "[attention]") {
   const Plain attention = make();
   for (const auto& [n_q, n_k] : {std::pair<Index, Index>{0, 4}, {4, 0}, {0, 0}}) {
     const Tokens<double> x = random_tokens<double>(n_q, n_k, 3, 2);

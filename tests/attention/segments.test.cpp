@@ -14,7 +14,7 @@ namespace {
 using Lengths = std::vector<Index>;
 
 std::vector<Segment> segments(const CallOptions& call, Index batch, Index n_q, Index n_k) {
-  std::vector<Segment> found{{7, 7, 7, 7}};  // another call's
+  std::vector<Segment> found{{7, 7, 7, 7}};  // of an earlier call
   find_segments(call, batch, n_q, n_k, found);
   return found;
 }
@@ -36,7 +36,7 @@ TEST_CASE("an array that is not packed is one sequence", "[attention]") {
   }
 }
 
-TEST_CASE("packed sequences lie between one cumulative length and the next, but for those of nothing", "[attention]") {
+TEST_CASE("packed sequences are the ranges between cumulative lengths, without empty ones", "[attention]") {
   const Lengths q{0, 4, 4, 9}, k{0, 1, 7, 7};
   const std::vector<Segment> self = segments({.cumulative_lengths = q}, 2, 9, 9);
   REQUIRE(self.size() == 2);
@@ -50,7 +50,7 @@ TEST_CASE("packed sequences lie between one cumulative length and the next, but 
   CHECK(segments({.cumulative_lengths = Lengths{0}}, 1, 0, 0).empty());
 }
 
-TEST_CASE("masks and lengths are those of the whole batch", "[attention]") {
+TEST_CASE("masks and lengths are for the whole batch", "[attention]") {
   const bool mask[24] = {};
   CHECK(segments({.key_mask = mask}, 4, 5, 6).size() == 1);
   check_invalid([&] { segments({.key_mask = mask}, 3, 5, 6); }, {"key_mask: expected 18 entries", "batch", "got 24"});
@@ -61,7 +61,7 @@ TEST_CASE("masks and lengths are those of the whole batch", "[attention]") {
   check_invalid([&] { segments({.lengths = Lengths{6, 2, -1}}, 3, 9, 6); }, {"lengths[2]: expected 0 to 6", "got -1"});
 }
 
-TEST_CASE("cumulative lengths start at 0, rise, and end at the number of tokens", "[attention]") {
+TEST_CASE("cumulative lengths start at 0, do not decrease, and end at the number of tokens", "[attention]") {
   const auto packed = [](const Lengths& q, const Lengths& k) {
     segments({.cumulative_lengths = q, .key_cumulative_lengths = k}, 1, 9, 6);
   };
@@ -75,13 +75,13 @@ TEST_CASE("cumulative lengths start at 0, rise, and end at the number of tokens"
   check_invalid([&] { packed(good, {0, 4, 7}); }, {"key_cumulative_lengths: expected to end at 6", "got 7"});
   check_invalid([&] { packed(good, {0, 6}); }, {"key_cumulative_lengths: expected 3 entries", "got 2"});
   check_invalid([&] { packed({}, good_keys); }, {"key_cumulative_lengths: expected none", "got 3"});
-  // where keys have no lengths of their own, the queries' must fit them too
+  // without lengths of the keys, those of the queries must fit the keys too
   check_invalid([&] { packed(good, {}); }, {"cumulative_lengths: expected to end at 6", "got 9"});
   check_invalid([&] { segments({.lengths = Lengths{6}, .cumulative_lengths = good}, 1, 9, 9); },
                 {"lengths: expected none for packed sequences", "got 1"});
 }
 
-TEST_CASE("an offset beyond 2^40 tokens is no offset", "[attention]") {
+TEST_CASE("an offset beyond 2^40 is rejected", "[attention]") {
   constexpr Index farthest = Index{1} << 40;
   CHECK_NOTHROW(segments({.offset = farthest}, 1, 2, 2));
   CHECK_NOTHROW(segments({.offset = -farthest}, 1, 2, 2));

@@ -10,7 +10,7 @@
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
 
-/// The two passes of one head over one short sequence.
+/// Forward and backward of one head over one short sequence.
 namespace nprf::test::sequence_case {
 
 constexpr Index d = 3, m = 6, d_v = 2, n_q = 9, n_k = 12, offset = 2;
@@ -42,11 +42,11 @@ struct Fixture {
   std::size_t num_lags() const { return static_cast<std::size_t>(prepared.problem().lags.size()); }
 };
 
-/// A block inside a larger matrix of other numbers.
+/// A block inside a larger matrix, to check that nothing around it is written.
 struct Framed {
   Framed(Index n, Index p) : all(Matrix<double>::Constant(n + 4, p + 3, 5)), rows(n), cols(p) {}
   auto block() { return all.block(3, 1, rows, cols); }
-  bool frame_is_whole() {
+  bool frame_is_unchanged() {
     Matrix<double> rest = all;
     rest.block(3, 1, rows, cols).setConstant(5);
     return (rest.array() == 5).all();

@@ -14,30 +14,30 @@ namespace nprf::test::differential {
 
 using Exact = long double;
 
-inline constexpr Exact never = -std::numeric_limits<Exact>::infinity();
+inline constexpr Exact minus_infinity = -std::numeric_limits<Exact>::infinity();
 
 enum class Place { none, table, t5, alibi, grid };
 
-/// The parameters of one position, and its biases by their published formulas.
+/// The parameters of a position. RowBias has its biases by the published formulas.
 struct Bias {
   Place place = Place::none;
   std::string name = "none";
   std::vector<Exact> weights;  // table: lags -R..R; t5: buckets; grid: (2H-1) x (2W-1), row by row
   Exact slope = 0;             // alibi
   Direction direction = Direction::bidirectional;
-  Index max_distance = 128;                       // t5, as the direction
+  Index max_distance = 128;                       // t5, like the direction
   Index height = 1, width = 1, extra_tokens = 0;  // grid
   std::vector<Exact> extra;                       // E x (E+2)
 
-  /// All parameters in a row: the position's own, then those of extra tokens.
+  /// All parameters in order: those of the position, then those of extra tokens.
   Index num_own() const { return place == Place::alibi ? 1 : static_cast<Index>(weights.size()); }
   Index num_parameters() const { return num_own() + static_cast<Index>(extra.size()); }
 
-  /// Tokens of a grid.
+  /// The number of tokens of a grid.
   Index tokens() const { return extra_tokens + height * width; }
 };
 
-/// Raffel et al. 2020, as published: in single precision.
+/// The bucket of a lag, Raffel et al. 2020; in single precision, as published.
 inline Index bucket_of(Index lag, Index buckets, Direction direction, Index max_distance) {
   Index start = 0, distance = std::max<Index>(-lag, 0);
   if (direction == Direction::bidirectional) {
@@ -54,19 +54,19 @@ inline Index bucket_of(Index lag, Index buckets, Direction direction, Index max_
   return start + std::min(buckets - 1, near + static_cast<Index>(beyond));
 }
 
-/// The bias of a query for a key, the parameter that it is, and its derivative by that parameter. A row's biases may
-/// all be less by one constant, which attention does not feel.
+/// The bias of a query and a key up to RowBias::common_offset(), the parameter on which it depends, and its derivative
+/// with respect to this parameter.
 struct Pair {
   Exact bias;
   Index parameter;  // -1: none
   Exact derivative;
 };
 
-/// The biases of query i, `offset` further on, for keys 0..n_k-1.
+/// The biases of query i, at position i + offset, for the keys 0..n_k-1.
 class RowBias {
  public:
   RowBias(const Bias& bias, Index i, Index offset, Index n_k) : m_bias(bias), m_i(i), m_offset(offset) {
-    // ALiBi far from lag 0: distances beyond the nearest are exact
+    // for ALiBi far from lag 0, differences of distances are exact
     const Index first = -i - offset, last = n_k - 1 - i - offset;
     m_nearest = first <= 0 && last >= 0 ? 0 : std::min(std::abs(first), std::abs(last));
   }
@@ -88,8 +88,10 @@ class RowBias {
     return {0, -1, 0};
   }
 
-  /// What the biases of this row are less by.
-  Exact left_out() const { return m_bias.place == Place::alibi ? -m_bias.slope * static_cast<Exact>(m_nearest) : 0; }
+  /// The constant that is subtracted from all biases of this row; attention does not depend on it.
+  Exact common_offset() const {
+    return m_bias.place == Place::alibi ? -m_bias.slope * static_cast<Exact>(m_nearest) : 0;
+  }
 
  private:
   Pair own(Index at) const { return {m_bias.weights[static_cast<std::size_t>(at)], at, 1}; }

@@ -17,38 +17,38 @@ enum class Padding { none, lengths, mask, packed };
 enum class Masked { none, random, every_second, all_but_one, prefix };
 enum class Tokens { normal, alike, along_rows, opposed, one_long, few_long, some_tiny, some_zero };
 enum class Scaled { all, one_column, one_row, half_of_rows, first_rows, last_rows, nothing };
-enum class Poison { none, query, key, value, gradient };
+enum class NonFiniteIn { none, query, key, value, gradient };
 
-/// How a matrix of values or of dy is made from N(0,1).
+/// Which entries of a matrix of values or of dy, N(0,1), are multiplied by what.
 struct Scaling {
   Scaled what = Scaled::nothing;
   double by = 1;
 };
 
-/// Everything about a call but the numbers in its arrays, which the same seed gives.
+/// A call, without its arrays, which are drawn from the same seed (inputs.hpp).
 struct Case {
   std::uint64_t seed = 0;
   bool in_double = false;
   Map map = Map::orf;
   Index d = 4, m = 8, d_v = 3, n_q = 1, n_k = 1, batch = 1, heads = 1;
   bool by_heads = false;  // MultiHeadAttention
-  bool own_map = false;   // one a head
+  bool own_map = false;   // one for each head
   bool causal = false;
   Index offset = 0;
-  double radius = 0, norm = 1;  // rows are scaled to radius; or it is 0, and they have about that norm
+  double radius = 0, norm = 1;  // rows are scaled to `radius`; if it is 0, their norm is about `norm`
   double q_scale = 1, k_scale = 1;
   Tokens queries = Tokens::normal, keys = Tokens::normal;
-  bool values_are_steps = false;  // all terms of a sum are alike, and so is their rounding
+  bool values_are_steps = false;  // two sizes, so that terms are equal and rounding errors correlated
   Scaling values, gradients;
   Padding padding = Padding::none;
   Masked masked = Masked::none;
-  bool padding_is_wild = false;  // what padding holds is not finite
-  Poison poison = Poison::none;
-  double poison_value = 0;
+  bool has_non_finite_padding = false;  // some of the masked keys and values
+  NonFiniteIn non_finite_in = NonFiniteIn::none;
+  double non_finite_value = 0;
   Index gradient_rows = 0;                  // 0: all
-  std::vector<Bias> biases;                 // one, or one a head
+  std::vector<Bias> biases;                 // one, or one for each head
   std::vector<Index> query_ends, key_ends;  // packed: 0, ..., n
-  std::vector<Index> lengths;               // one a sequence of the batch
+  std::vector<Index> lengths;               // one for each sequence of the batch
 
   bool has_signs() const { return map == Map::trf; }
 
@@ -60,11 +60,11 @@ struct Case {
     static const char* const tokens[] = {"normal",   "alike",    "along rows", "opposed",
                                          "one long", "few long", "some tiny",  "some zero"};
     static const char* const scaled[] = {"all x ", "column x ", "row x ", "half x ", "first x ", "last x ", ""};
-    static const char* const poisons[] = {"", "query", "key", "value", "dy"};
+    static const char* const inputs[] = {"", "query", "key", "value", "dy"};
     std::ostringstream out;
     out << (in_double ? "double " : "float ") << maps[static_cast<int>(map)] << " d " << d << " m " << m << " d_v "
         << d_v << " n_q " << n_q << " n_k " << n_k;
-    if (by_heads) out << " batch " << batch << " heads " << heads << (own_map ? " with maps of their own" : "");
+    if (by_heads) out << " batch " << batch << " heads " << heads << (own_map ? " with a map for each" : "");
     out << (causal ? " causal" : " bidirectional") << ", offset " << offset;
     radius > 0 ? out << ", unit " << radius : out << ", norms " << norm;
     out << ", queries " << tokens[static_cast<int>(queries)] << " x " << q_scale << ", keys "
@@ -74,10 +74,11 @@ struct Case {
       of.what == Scaled::nothing ? out << "plain" : out << of.by;
     }
     if (values_are_steps) out << ", values of two sizes";
-    out << masks[static_cast<int>(masked)] << (padding_is_wild ? " that hides what is not finite" : "");
+    out << masks[static_cast<int>(masked)] << (has_non_finite_padding ? " of non-finite padding" : "");
     if (padding == Padding::lengths) list(out, ", lengths", lengths);
     if (padding == Padding::packed) list(out, ", queries end", query_ends), list(out, ", keys end", key_ends);
-    if (poison != Poison::none) out << ", a " << poisons[static_cast<int>(poison)] << " is " << poison_value;
+    if (non_finite_in != NonFiniteIn::none)
+      out << ", a " << inputs[static_cast<int>(non_finite_in)] << " is " << non_finite_value;
     if (gradient_rows > 0) out << ", " << gradient_rows << " rows have a gradient";
     for (const Bias& bias : biases) out << ", " << bias.name;
     return out.str();

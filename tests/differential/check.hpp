@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "differential/inputs.hpp"
+#include "differential/reference.hpp"
 #include "differential/run.hpp"
-#include "differential/twin.hpp"
 
-/// What is promised: tests/accuracy.md has the words, and the names of what stands here.
+/// Checks of results against the promises in tests/accuracy.md, whose notation is used here.
 namespace nprf::test::differential {
 
 enum class Kind {
@@ -42,11 +42,11 @@ struct Failure {
   std::string where;
 };
 
-/// What was checked of all cases.
+/// Statistics of all cases.
 struct Tally {
   std::array<double, num_kinds> worst{};  // error over bound
-  std::uint64_t gradients = 0, rows = 0, ill_rows = 0, unrepresentable = 0;
-  double largest_gradient_bound = 0;  // over what is allowed where none is reported
+  std::uint64_t gradients = 0, rows = 0, ill_conditioned_rows = 0, unrepresentable = 0;
+  double largest_gradient_bound = 0;  // relative to what is allowed if none is reported
 };
 
 template <Real T>
@@ -80,7 +80,7 @@ class Checker {
  private:
   static constexpr Exact smallest = Limits::min(), largest = Limits::max();
 
-  // of failures of a kind the worst is kept
+  // stores the worst failure of each kind
   void fail(Kind kind, double error, double bound, const std::string& where) {
     const auto same = [&](const Failure& f) { return f.kind == kind; };
     if (const auto it = std::ranges::find_if(m_failures, same); it == m_failures.end())
@@ -100,10 +100,12 @@ class Checker {
     fail(kind, e, static_cast<double>(bound), std::string(what) + " " + std::to_string(at));
   }
 
-  // what weights below the root of the smallest number may make
-  Exact lost(const std::vector<Exact>& whole, std::size_t at) const { return std::sqrt(smallest) * whole[at]; }
+  // the error of weights below the square root of the smallest normal number
+  Exact underflow_error(const std::vector<Exact>& unweighted, std::size_t at) const {
+    return std::sqrt(smallest) * unweighted[at];
+  }
 
-  // sizes of terms, results, or what they may be off by, that overflow leave nothing to check
+  // whether the magnitudes of terms, results and bounds do not overflow, so that the results can be checked
   bool is_representable(Exact size, Exact bound, const Exact* exact, Index n) {
     const auto fits_in = [](Exact x) { return std::abs(x) <= largest / 4; };
     const bool fits = fits_in(size) && fits_in(bound) && std::all_of(exact, exact + n, fits_in);
@@ -117,15 +119,16 @@ class Checker {
   }
 
   void check_report(const Report& report) {
-    const bool poisoned = m.c.poison != Poison::none;
+    const bool has_non_finite_inputs = m.c.non_finite_in != NonFiniteIn::none;
     if (m_all_rows) {
       if (const Index empty = m_truth.count(Row::empty); report.empty_rows != empty)
         fail(Kind::empty_rows, static_cast<double>(report.empty_rows), static_cast<double>(empty), "report");
     }
     if (m.c.has_signs()) return;
-    if (!poisoned && report.indefinite_rows > 0)
+    if (!has_non_finite_inputs && report.indefinite_rows > 0)
       fail(Kind::indefinite_rows, static_cast<double>(report.indefinite_rows), 0, "report");
-    if (!poisoned && !(report.error_bound <= m_allowed)) fail(Kind::bound, report.error_bound, m_allowed, "report");
+    if (!has_non_finite_inputs && !(report.error_bound <= m_allowed))
+      fail(Kind::bound, report.error_bound, m_allowed, "report");
   }
 
   void check_rows(Kind kind, const std::vector<T>& got, const Report& report) {
@@ -134,7 +137,7 @@ class Checker {
     for (std::size_t at = 0; at < m.v.size(); ++at)
       if (m.v[at] != 0) is_zero[at % is_zero.size()] = false;
     double bound = report.error_bound;
-    if (m.c.poison != Poison::none && !m.c.has_signs() && !(bound <= m_allowed)) bound = m_allowed;
+    if (m.c.non_finite_in != NonFiniteIn::none && !m.c.has_signs() && !(bound <= m_allowed)) bound = m_allowed;
     for (Index row = 0; row < static_cast<Index>(m_truth.rows.size()); ++row) {
       const T* y = got.data() + row * d_v;
       const Exact* exact = m_truth.y.data() + row * d_v;
@@ -143,13 +146,14 @@ class Checker {
       const Row is = m_truth.rows[static_cast<std::size_t>(row)];
       if (is == Row::unknown) continue;
       if (is == Row::empty && !all_zero(y, d_v)) fail(Kind::zero, 1, 0, "empty row " + std::to_string(row));
-      if (kind == Kind::y) m_tally.rows += is != Row::empty, m_tally.ill_rows += is == Row::ill;
+      if (kind == Kind::y) m_tally.rows += is != Row::empty, m_tally.ill_conditioned_rows += is == Row::ill_conditioned;
       for (Index p = 0; p < d_v; ++p) {
-        if ((is == Row::regular || is == Row::ill) && (is_zero[static_cast<std::size_t>(p)] || v_max == 0) && y[p] != 0)
+        if ((is == Row::regular || is == Row::ill_conditioned) &&
+            (is_zero[static_cast<std::size_t>(p)] || v_max == 0) && y[p] != 0)
           fail(Kind::zero, static_cast<double>(std::abs(y[p])), 0, "zero values in row " + std::to_string(row));
         if (is == Row::non_finite && !std::isfinite(exact[p])) {
           if (std::isfinite(y[p])) fail(Kind::not_finite, static_cast<double>(y[p]), 0, "row " + std::to_string(row));
-        } else if (is == Row::regular || (is == Row::ill && condition < 1e-2 / Limits::epsilon()) ||
+        } else if (is == Row::regular || (is == Row::ill_conditioned && condition < 1e-2 / Limits::epsilon()) ||
                    (is == Row::non_finite && std::isfinite(v_max) && !m.c.has_signs())) {
           compare(kind, std::abs(y[p] - exact[p]), bound * v_max + smallest, "row", row);
         }
@@ -175,7 +179,8 @@ class Checker {
       const Exact steepness = std::max<Exact>(m_truth.q_steepness[static_cast<std::size_t>(row)], 1);
       ++m_tally.gradients;
       const Exact* exact = m_truth.dq.data() + row * d;
-      const Exact bound = G * size + lost(m_truth.dq_whole, static_cast<std::size_t>(row)) + smallest * steepness;
+      const Exact bound =
+          G * size + underflow_error(m_truth.dq_unweighted, static_cast<std::size_t>(row)) + smallest * steepness;
       if (is_representable(size, bound, exact, d)) compare(Kind::dq, distance(dq, exact, d), bound, "row", row);
     }
   }
@@ -191,13 +196,13 @@ class Checker {
       m_tally.gradients += 2;
       const Exact *exact_dk = m_truth.dk.data() + row * d, *exact_dv = m_truth.dv.data() + row * d_v;
       const Exact dk_size = m_truth.dk_size[at], dv_size = m_truth.dv_size[at],
-                  dk_bound = G * dk_size + lost(m_truth.dk_whole, at) + smallest * steepness,
-                  dv_bound = G * dv_size + lost(m_truth.dv_whole, at) + smallest;
-      if (!m_truth.is_tainted[at] && is_representable(dk_size, dk_bound, exact_dk, d))
+                  dk_bound = G * dk_size + underflow_error(m_truth.dk_unweighted, at) + smallest * steepness,
+                  dv_bound = G * dv_size + underflow_error(m_truth.dv_unweighted, at) + smallest;
+      if (!m_truth.is_non_finite[at] && is_representable(dk_size, dk_bound, exact_dk, d))
         compare(Kind::dk, distance(dk, exact_dk, d), dk_bound, "key", row);
       if (is_representable(dv_size, dv_bound, exact_dv, d_v))
         for (Index p = 0; p < d_v; ++p)
-          if (!m_truth.dv_tainted[static_cast<std::size_t>(row * d_v + p)])
+          if (!m_truth.dv_is_non_finite[static_cast<std::size_t>(row * d_v + p)])
             compare(Kind::dv, std::abs(dv[p] - exact_dv[p]), dv_bound, "key", row);
     }
   }
@@ -209,10 +214,10 @@ class Checker {
         continue;
       }
       for (std::size_t l = 0; l < got[h].size(); ++l) {
-        if (m_truth.db_tainted[h][l]) continue;
+        if (m_truth.db_is_non_finite[h][l]) continue;
         ++m_tally.gradients;
         const Exact size = m_truth.db_size[h][l], exact = m_truth.db[h][l],
-                    bound = G * size + lost(m_truth.db_whole[h], l) +
+                    bound = G * size + underflow_error(m_truth.db_unweighted[h], l) +
                             smallest * std::max<Exact>(m_truth.db_factor[h][l], 1);
         if (is_representable(size, bound, &exact, 1))
           compare(Kind::db, std::abs(got[h][l] - exact), bound, "parameter", static_cast<Index>(l));

@@ -10,7 +10,7 @@
 
 namespace nprf::test::differential {
 
-/// Random choices of one seed, the same on every platform: integers alone are drawn, and what is made of them is exact.
+/// Random choices from a seed, equal on every platform: only integers are drawn, and the arithmetic on them is exact.
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : m_bits(seed) {}
@@ -24,15 +24,15 @@ class Draw {
   bool one_in(Index n) { return below(n) == 0; }
 
   template <class X>
-  X of(std::initializer_list<X> all) {
+  X one_of(std::initializer_list<X> all) {
     return *(all.begin() + below(static_cast<Index>(all.size())));
   }
 
-  /// 1, ..., most; often small, and often beside a width of vector registers.
+  /// 1, ..., most; often small, and often a width of vector registers or next to it.
   Index size(Index most) {
     switch (below(3)) {
       case 0: return between(1, std::max<Index>(most / 8, 1));
-      case 1: return std::min(of<Index>({1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65}), most);
+      case 1: return std::min(one_of<Index>({1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65}), most);
       default: return between(1, most);
     }
   }

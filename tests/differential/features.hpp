@@ -11,8 +11,8 @@ namespace nprf::test::differential {
 
 enum class Kernel { positive, hyperbolic, trigonometric, elu };
 
-/// Normalised rows x' = scale x and their features by the published formulas: phi(x') = e^exponent times the row of
-/// `phi`, but for a factor that all rows share.
+/// Normalised rows x' = scale x and their features by the published formulas: phi(x') is e^exponent times the row of
+/// `phi`, up to a factor that is common to all rows.
 ///
 ///     positive        exp(w.x' - |x'|^2/2)             hyperbolic   exp(+-w.x' - |x'|^2/2)
 ///     trigonometric   e^(|x'|^2/2) [sin w.x', cos w.x']     elu     x' + 1 for x' > 0, exp(x') else
@@ -22,7 +22,7 @@ class Features {
   Vector<Exact> exponent;   // (n)
   Vector<Exact> scale;      // (n)
   Vector<Exact> size;       // (n)  |phi|
-  Vector<Exact> steepness;  // (n)  how fast log phi changes with the row as it was given, at most
+  Vector<Exact> steepness;  // (n)  a bound of the derivative of log phi with respect to the input row
   Exact radius = 0;         // 0: rows are scaled by d^(-1/4), or by 1 for elu
 
   Features(Kernel kernel, const Matrix<Exact>& w, Exact radius_of_rows, const Exact* rows, Index n, Index d)
@@ -38,8 +38,7 @@ class Features {
     }
   }
 
-  /// dL/d(row i as it was given) from dL/dphi, for phi as it stands here; exponents count as constants but in their
-  /// part of log phi.
+  /// dL/d(input row i) from dL/dphi, where phi is the member, with its exponents as constants.
   void backward(Index i, const Exact* dphi, Exact* dx) const {
     const Index d = x.cols(), m = m_kernel == Kernel::elu ? d : m_w.rows();
     std::fill_n(dx, d, Exact(0));
@@ -92,7 +91,7 @@ class Features {
     }
     const Index m = m_w.rows();
     const Exact half = x.row(i).squaredNorm() / 2;
-    Exact most = never;
+    Exact most = minus_infinity;
     for (Index r = 0; r < m; ++r) {
       Exact z = 0;
       for (Index c = 0; c < d; ++c) z += m_w(r, c) * x(i, c);

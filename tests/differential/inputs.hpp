@@ -9,12 +9,12 @@
 
 #include "differential/case.hpp"
 #include "differential/draw.hpp"
-#include "differential/twin.hpp"
+#include "differential/reference.hpp"
 #include "nprf/nprf.hpp"
 
 namespace nprf::test::differential {
 
-/// What the library is given in a case.
+/// The arguments of the library for a case.
 template <Real T>
 struct Inputs {
   using AnyMap = std::variant<PositiveFeatures<T>, HyperbolicFeatures<T>, TrigonometricFeatures<T>, EluFeatures<T>>;
@@ -30,13 +30,13 @@ struct Inputs {
   Eigen::Array<bool, Eigen::Dynamic, 1> mask;
   std::vector<char> is_checked;
 
-  /// Whether a key is none of the padding.
+  /// Whether a key is not padding.
   bool takes_part(Index b, Index j) const {
     return (mask.size() == 0 || mask[b * c.n_k + j]) &&
            (c.lengths.empty() || j < c.lengths[static_cast<std::size_t>(b)]);
   }
 
-  /// The same call, as the twin sees it.
+  /// The same call for the reference implementation.
   Problem problem() const;
 
  private:
@@ -47,8 +47,8 @@ struct Inputs {
   void draw_tokens(Draw& draw, std::vector<T>& x, Index n, Tokens kind, double scale, bool may_oppose) const;
   void draw_values(Draw& draw, std::vector<T>& x, Index n, const Scaling& scaling, bool of_steps) const;
   void draw_mask(Draw& draw);
-  void hide_padding(Draw& draw);
-  void poison(Draw& draw);
+  void fill_padding(Draw& draw);
+  void set_non_finite_input(Draw& draw);
 
   static Bias rounded(Bias bias) {
     for (auto* all : {&bias.weights, &bias.extra})
@@ -78,8 +78,8 @@ Inputs<T>::Inputs(const Case& of) : c(of) {
   draw_values(draw, v, c.n_k, c.values, c.values_are_steps);
   draw_values(draw, dy, c.n_q, c.gradients, false);
   draw_mask(draw);
-  if (c.padding_is_wild) hide_padding(draw);
-  if (c.poison != Poison::none) poison(draw);
+  if (c.has_non_finite_padding) fill_padding(draw);
+  if (c.non_finite_in != NonFiniteIn::none) set_non_finite_input(draw);
   const auto some = [&](Index rows) {
     std::vector<char> chosen(static_cast<std::size_t>(c.n_q), rows == 0);
     for (Index row = 0; row < rows; ++row) chosen[static_cast<std::size_t>(draw.below(c.n_q))] = true;
@@ -131,7 +131,7 @@ typename Inputs<T>::AnyPosition Inputs<T>::position(const Bias& bias) const {
 
 template <Real T>
 void Inputs<T>::draw_tokens(Draw& draw, std::vector<T>& x, Index n, Tokens kind, double scale, bool may_oppose) const {
-  // norms as the feature map shall see them: it is given d^(-1/4) of each row, but for elu
+  // the norms that the feature map gets: rows are multiplied by d^(-1/4), except for elu
   const double d = static_cast<double>(c.d), given = c.map == Map::elu ? 1 : std::sqrt(std::sqrt(d));
   x.reserve(static_cast<std::size_t>(c.batch * c.heads * n * c.d));
   for (Index item = 0; item < c.batch * c.heads; ++item) {
@@ -149,7 +149,7 @@ void Inputs<T>::draw_tokens(Draw& draw, std::vector<T>& x, Index n, Tokens kind,
       rows.row(i) *= norm > 0 ? wanted / norm : 0;
       if (kind == Tokens::one_long && i != chosen) rows.row(i) *= 0.25;
       if (kind == Tokens::few_long && i != chosen && i != other) rows.row(i) *= 0.05;
-      if (kind == Tokens::some_tiny && draw.one_in(3)) rows.row(i) *= draw.of({1e-3, 1e-8, 1e-20, 1e-35});
+      if (kind == Tokens::some_tiny && draw.one_in(3)) rows.row(i) *= draw.one_of({1e-3, 1e-8, 1e-20, 1e-35});
       if (kind == Tokens::some_zero && draw.one_in(3)) rows.row(i).setZero();
     }
     rows *= scale;
@@ -191,26 +191,29 @@ void Inputs<T>::draw_mask(Draw& draw) {
 }
 
 template <Real T>
-void Inputs<T>::hide_padding(Draw& draw) {
+void Inputs<T>::fill_padding(Draw& draw) {
   using Limits = std::numeric_limits<T>;
   for (Index item = 0; item < c.batch * c.heads; ++item)
     for (Index j = 0; j < c.n_k; ++j) {
       if (takes_part(item / c.heads, j)) continue;
-      const T wild = draw.of({Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity(), Limits::max()});
+      const T value = draw.one_of({Limits::quiet_NaN(), Limits::infinity(), -Limits::infinity(), Limits::max()});
       const Index row = item * c.n_k + j;
-      if (!draw.one_in(3)) k[static_cast<std::size_t>(row * c.d + draw.below(c.d))] = wild;
-      if (!draw.one_in(3)) v[static_cast<std::size_t>(row * c.d_v + draw.below(c.d_v))] = wild;
+      if (!draw.one_in(3)) k[static_cast<std::size_t>(row * c.d + draw.below(c.d))] = value;
+      if (!draw.one_in(3)) v[static_cast<std::size_t>(row * c.d_v + draw.below(c.d_v))] = value;
     }
 }
 
 template <Real T>
-void Inputs<T>::poison(Draw& draw) {
-  std::vector<T>& x = c.poison == Poison::query ? q : c.poison == Poison::key ? k : c.poison == Poison::value ? v : dy;
-  const Index channels = c.poison == Poison::query || c.poison == Poison::key ? c.d : c.d_v,
+void Inputs<T>::set_non_finite_input(Draw& draw) {
+  std::vector<T>& x = c.non_finite_in == NonFiniteIn::query   ? q
+                      : c.non_finite_in == NonFiniteIn::key   ? k
+                      : c.non_finite_in == NonFiniteIn::value ? v
+                                                              : dy;
+  const Index channels = c.non_finite_in == NonFiniteIn::query || c.non_finite_in == NonFiniteIn::key ? c.d : c.d_v,
               n = static_cast<Index>(x.size()) / channels;
-  // often a late one, which few causal rows attend to
+  // often a late key, to which few causal rows attend
   const Index row = draw.one_in(2) ? n - 1 - draw.below(1 + n / 8) : draw.below(n);
-  x[static_cast<std::size_t>(row * channels + draw.below(channels))] = static_cast<T>(c.poison_value);
+  x[static_cast<std::size_t>(row * channels + draw.below(channels))] = static_cast<T>(c.non_finite_value);
 }
 
 template <Real T>

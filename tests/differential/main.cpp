@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
-// Looks for calls of which the library breaks a promise (check.hpp), among all that it takes (random_case.hpp), by a
-// twin of its own (twin.hpp):
+// Searches among random calls of all kinds (random_case.hpp) for those whose results violate what tests/accuracy.md
+// promises (check.hpp), in comparison with a reference implementation (reference.hpp):
 //
-//     nprf_search SECONDS [SEED] [--keep-going]    cases of the seeds SEED, SEED + 1, ...; 0 seconds: of SEED alone
+//     nprf_search SECONDS [SEED] [--keep-going]    cases of the seeds SEED, SEED + 1, ...; 0 seconds: only of SEED
 //
-// It stops at 20 failing cases, unless it is told to keep going. What it finds becomes a named test.
+// It stops at 20 failed cases, unless --keep-going is given. The seeds of failures become regression tests
+// (search.hpp).
 
 #include <algorithm>
 #include <chrono>
@@ -35,16 +36,16 @@ void search(std::uint64_t seed, Found& found) {
   const Case c = random_case(seed);
   ++found.cases;
   found.runs += engines_of(c).size();
-  const std::vector<Broken> all = broken_by(c, found.tally);
+  const std::vector<FailedEngine> all = failed_engines(c, found.tally);
   found.failed_cases += !all.empty();
-  for (const Broken& by : all) {
-    std::cout << "nprf_search 0 " << seed << "    " << name(by.asked);
-    if (by.taken != by.asked) std::cout << " (" << name(by.taken) << ")";
+  for (const FailedEngine& by : all) {
+    std::cout << "nprf_search 0 " << seed << "    " << name(by.requested);
+    if (by.used != by.requested) std::cout << " (" << name(by.used) << ")";
     for (const Failure& f : by.failures) {
       ++found.failures;
       const char* kind = kind_names[static_cast<std::size_t>(f.kind)];
-      ++found.by_engine[std::string(name(by.asked)) + " " + kind +
-                        (c.poison == Poison::none ? "" : " beside what is not finite")];
+      ++found.by_engine[std::string(name(by.requested)) + " " + kind +
+                        (c.non_finite_in == NonFiniteIn::none ? "" : " with non-finite inputs")];
       std::cout << ", " << kind << " of " << f.where << " off by " << f.error << " (bound " << f.bound << ")";
     }
     std::cout << ": " << c.name() << "\n";
@@ -54,8 +55,8 @@ void search(std::uint64_t seed, Found& found) {
 void print(const Found& found, double seconds) {
   const Tally& t = found.tally;
   std::cout << found.cases << " cases (" << static_cast<double>(found.cases) / seconds << " a second), " << found.runs
-            << " runs, " << t.rows << " rows, " << t.gradients << " gradients, " << t.ill_rows << " ill rows, "
-            << t.unrepresentable << " too large; errors up to";
+            << " runs, " << t.rows << " rows, " << t.gradients << " gradients, " << t.ill_conditioned_rows
+            << " ill-conditioned rows, " << t.unrepresentable << " too large; errors up to";
   for (const Kind kind : {Kind::y, Kind::saved_y, Kind::dq, Kind::dk, Kind::dv, Kind::db})
     std::cout << " " << t.worst[static_cast<std::size_t>(kind)] << " (" << kind_names[static_cast<std::size_t>(kind)]
               << ")";

@@ -16,7 +16,7 @@ inline constexpr double amplitudes[] = {0, 0.1, 0.5, 1, 2, 4, 8};
 
 inline double amplitude(Draw& draw) { return amplitudes[draw.below(7)]; }
 
-/// The lags -R..R: numbers of one size, with ramps, peaks and lags that are hidden.
+/// A table for the lags -R..R: N(0,size^2), with ramps, peaks and entries of -infinity.
 inline Bias random_table(Draw& draw, Index n) {
   Bias bias;
   bias.place = Place::table;
@@ -25,8 +25,8 @@ inline Bias random_table(Draw& draw, Index n) {
                                        : n - 1;
   const double size = amplitude(draw);
   const Index kind = draw.below(18);
-  const double step = draw.of({0.002, 0.01, 0.03, 0.1, 0.5}) * (draw.one_in(2) ? 1 : -1);
-  const double height = draw.of({5., 20., 40., 60.});
+  const double step = draw.one_of({0.002, 0.01, 0.03, 0.1, 0.5}) * (draw.one_in(2) ? 1 : -1);
+  const double height = draw.one_of({5., 20., 40., 60.});
   const Index near = draw.between(0, 6), start = draw.between(-n, n), length = draw.between(1, n), stride = 1 + near;
   const Index most = std::max<Index>(reach, 1);
   for (Index lag = -reach; lag <= reach; ++lag) {
@@ -36,15 +36,15 @@ inline Bias random_table(Draw& draw, Index n) {
       case 1: b += step * static_cast<double>(lag); break;
       case 2: b += lag == start ? height : 0; break;
       case 3: b += lag == -near ? height : 0; break;
-      case 4: b = std::abs(lag) <= near ? b : never; break;                 // a window
-      case 5: b = start <= lag && lag < start + length ? never : b; break;  // a hole
-      case 6: b = lag % 2 != 0 ? never : b; break;
-      case 7: b = draw.one_in(4) ? b : never; break;
-      case 8: b = lag == -near || lag == start ? b : never; break;                   // two lags
-      case 9: b = lag == start ? height : std::abs(lag) <= near ? b : never; break;  // a window beside a peak
-      case 10: b = lag > near ? never : b; break;                                    // causal, by the table
+      case 4: b = std::abs(lag) <= near ? b : minus_infinity; break;                 // a window
+      case 5: b = start <= lag && lag < start + length ? minus_infinity : b; break;  // a hole
+      case 6: b = lag % 2 != 0 ? minus_infinity : b; break;
+      case 7: b = draw.one_in(4) ? b : minus_infinity; break;
+      case 8: b = lag == -near || lag == start ? b : minus_infinity; break;                   // two lags
+      case 9: b = lag == start ? height : std::abs(lag) <= near ? b : minus_infinity; break;  // a window beside a peak
+      case 10: b = lag > near ? minus_infinity : b; break;                                    // causal by the table
       case 11: b -= 4 * std::floor(std::log2(static_cast<double>(std::abs(lag) + 1))); break;
-      case 12: b = std::abs(lag) >= most ? never : b; break;  // nothing beyond the table
+      case 12: b = std::abs(lag) >= most ? minus_infinity : b; break;  // nothing beyond the table
       case 13: b += lag % stride == 0 ? height / 2 : 0; break;
       case 14: b = -step * static_cast<double>(std::abs(lag)); break;  // ALiBi, written out
       default: break;
@@ -71,13 +71,14 @@ inline Bias random_t5(Draw& draw, bool causal) {
   bias.direction = both ? Direction::bidirectional : Direction::causal;
   const Index buckets = both ? 2 * draw.between(2, 16) : draw.between(2, 32);
   const Index near = (both ? buckets / 2 : buckets) / 2;
-  bias.max_distance = std::max(near + 1, draw.of<Index>({1, 20, 128, 1000}));
+  bias.max_distance = std::max(near + 1, draw.one_of<Index>({1, 20, 128, 1000}));
   const double size = amplitude(draw);
-  const bool hides = draw.one_in(6);
-  for (Index l = 0; l < buckets; ++l) bias.weights.push_back(hides && draw.one_in(4) ? never : size * draw.normal());
+  const bool has_holes = draw.one_in(6);
+  for (Index l = 0; l < buckets; ++l)
+    bias.weights.push_back(has_holes && draw.one_in(4) ? minus_infinity : size * draw.normal());
   std::ostringstream name;
   name << "t5 " << (both ? "bidirectional" : "causal") << " of " << buckets << " to " << bias.max_distance << " N(0,"
-       << size << "^2)" << (hides ? ", some hidden" : "");
+       << size << "^2)" << (has_holes ? ", some -infinity" : "");
   bias.name = name.str();
   return bias;
 }
@@ -85,8 +86,8 @@ inline Bias random_t5(Draw& draw, bool causal) {
 inline Bias random_alibi(Draw& draw) {
   Bias bias;
   bias.place = Place::alibi;
-  bias.slope = draw.of({1e-3, 0.01, 0.05, 0.2, 0.37, 0.5, 1., 3., 10., 100., 1e4});
-  if (draw.one_in(8)) bias.slope = -draw.of({1e-3, 0.05, 0.3, 2.});
+  bias.slope = draw.one_of({1e-3, 0.01, 0.05, 0.2, 0.37, 0.5, 1., 3., 10., 100., 1e4});
+  if (draw.one_in(8)) bias.slope = -draw.one_of({1e-3, 0.05, 0.3, 2.});
   if (draw.one_in(4)) bias.slope *= 1 - std::ldexp(1., -static_cast<int>(draw.between(8, 45)));
   std::ostringstream name;
   name << "alibi " << bias.slope;
@@ -97,21 +98,21 @@ inline Bias random_alibi(Draw& draw) {
 inline Bias random_grid(Draw& draw, const Bias& shape) {
   Bias bias = shape;
   const double size = amplitude(draw), extra_size = amplitude(draw);
-  const bool hides = draw.one_in(6), hides_extra = draw.one_in(6);
+  const bool has_holes = draw.one_in(6), extra_has_holes = draw.one_in(6);
   for (Index l = 0; l < (2 * bias.height - 1) * (2 * bias.width - 1); ++l)
-    bias.weights.push_back(hides && draw.one_in(3) ? never : size * draw.normal());
+    bias.weights.push_back(has_holes && draw.one_in(3) ? minus_infinity : size * draw.normal());
   for (Index l = 0; l < bias.extra_tokens * (bias.extra_tokens + 2); ++l)
-    bias.extra.push_back(hides_extra && draw.one_in(3) ? never : extra_size * draw.normal());
+    bias.extra.push_back(extra_has_holes && draw.one_in(3) ? minus_infinity : extra_size * draw.normal());
   std::ostringstream name;
   name << "grid " << bias.height << " x " << bias.width << " and " << bias.extra_tokens << " N(0," << size
-       << "^2) and N(0," << extra_size << "^2)" << (hides || hides_extra ? ", some hidden" : "");
+       << "^2) and N(0," << extra_size << "^2)" << (has_holes || extra_has_holes ? ", some -infinity" : "");
   bias.name = name.str();
   return bias;
 }
 
 }  // namespace detail
 
-/// A position of that kind for n tokens; grids of the shape given.
+/// A position of a kind for n tokens; a grid has the shape of `grid`.
 inline Bias random_bias(Draw& draw, Place place, Index n, bool causal, const Bias& grid) {
   switch (place) {
     case Place::none: return {};

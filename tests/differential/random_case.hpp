@@ -57,21 +57,21 @@ inline void draw_padding(Draw& draw, Case& c, const Bias& grid) {
     for (Index b = 0; b < c.batch; ++b) c.lengths.push_back(draw.between(0, c.n_k));
   }
   if (draw.one_in(3)) c.masked = static_cast<Masked>(draw.between(1, 4));
-  c.padding_is_wild = (c.masked != Masked::none || c.padding == Padding::lengths) && draw.one_in(3);
+  c.has_non_finite_padding = (c.masked != Masked::none || c.padding == Padding::lengths) && draw.one_in(3);
 }
 
 inline void draw_tokens(Draw& draw, Case& c) {
-  const bool small = c.has_signs();  // e^(|q|^2/2 + |k|^2/2) must leave a denominator its digits
+  const bool small = c.has_signs();  // or cancellation makes denominators imprecise
   if (draw.one_in(3))
-    c.norm = small ? draw.of({0.1, 0.3, 1., 2.}) : draw.of({0.3, 1., 3., 6., 9., 12.});
+    c.norm = small ? draw.one_of({0.1, 0.3, 1., 2.}) : draw.one_of({0.3, 1., 3., 6., 9., 12.});
   else
-    c.radius = small ? draw.of({0.3, 1., 2., 3.}) : draw.of({0.3, 1., 2., 3., 6., 8., 12.});
+    c.radius = small ? draw.one_of({0.3, 1., 2., 3.}) : draw.one_of({0.3, 1., 2., 3., 6., 8., 12.});
   const auto kind = [&] { return draw.one_in(2) ? Tokens::normal : static_cast<Tokens>(draw.below(8)); };
   c.queries = kind(), c.keys = kind();
   const auto scale = [&] {
     if (!draw.one_in(6)) return 1.;
     const double tiny = c.in_double ? 1e-300 : 1e-35, subnormal = c.in_double ? 1e-310 : 1e-40;
-    const double chosen = draw.of({0.1, 1e-2, 1e-4, 1e-8, 1e-20, tiny, subnormal, 1e4, 1e18});
+    const double chosen = draw.one_of({0.1, 1e-2, 1e-4, 1e-8, 1e-20, tiny, subnormal, 1e4, 1e18});
     return c.radius == 0 ? std::min(chosen, 1.) : chosen;
   };
   c.q_scale = scale(), c.k_scale = scale();
@@ -79,14 +79,15 @@ inline void draw_tokens(Draw& draw, Case& c) {
 
 inline Scaling draw_scaling(Draw& draw, bool in_double) {
   if (draw.one_in(2)) return {};
-  Scaling scaling{static_cast<Scaled>(draw.below(6)), draw.of({0., 1e-30, 1e-20, 1e-18, 1e-6, 1e6, 1e10, 1e20, 1e30})};
-  if (in_double && draw.one_in(2)) scaling.by = draw.of({1e-290, 1e-200, 1e-150, 1e150, 1e200, 1e290});
+  Scaling scaling{static_cast<Scaled>(draw.below(6)),
+                  draw.one_of({0., 1e-30, 1e-20, 1e-18, 1e-6, 1e6, 1e10, 1e20, 1e30})};
+  if (in_double && draw.one_in(2)) scaling.by = draw.one_of({1e-290, 1e-200, 1e-150, 1e150, 1e200, 1e290});
   return scaling;
 }
 
 }  // namespace detail
 
-/// Any case of the space; the same for the same seed everywhere.
+/// A random case; the same seed gives the same case on every platform.
 inline Case random_case(std::uint64_t seed) {
   Draw draw(seed);
   Case c;
@@ -99,7 +100,7 @@ inline Case random_case(std::uint64_t seed) {
   detail::draw_sizes(draw, c, place, grid);
   if (place != Place::grid && draw.one_in(4))
     c.offset = draw.one_in(2) ? draw.between(-c.n_q, c.n_k)
-                              : draw.of<Index>({1000, 100000, 1000000, Index{1} << 30, Index{1} << 40}) *
+                              : draw.one_of<Index>({1000, 100000, 1000000, Index{1} << 30, Index{1} << 40}) *
                                     (draw.one_in(2) ? 1 : -1);
   detail::draw_padding(draw, c, grid);
   detail::draw_tokens(draw, c);
@@ -107,9 +108,9 @@ inline Case random_case(std::uint64_t seed) {
   c.values = detail::draw_scaling(draw, c.in_double);
   c.gradients = detail::draw_scaling(draw, c.in_double);
   if (draw.one_in(10)) {
-    c.poison = static_cast<Poison>(draw.between(1, 4));
-    c.poison_value = draw.of({std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
-                              -std::numeric_limits<double>::infinity()});
+    c.non_finite_in = static_cast<NonFiniteIn>(draw.between(1, 4));
+    c.non_finite_value = draw.one_of({std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+                                      -std::numeric_limits<double>::infinity()});
   }
   c.own_map = c.heads > 1 && draw.one_in(2);
   const bool own_bias = c.heads > 1 && draw.one_in(2);

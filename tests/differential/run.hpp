@@ -13,14 +13,14 @@
 
 namespace nprf::test::differential {
 
-/// What the library made of a case. Arrays are [batch, heads, tokens, channels].
+/// The results of the library for a case. Arrays are [batch, heads, tokens, channels].
 template <Real T>
 struct Result {
   Report report, saved_report;
-  std::vector<T> y, saved_y;  // of a call, and of the forward that keeps what backward needs
+  std::vector<T> y, saved_y;  // of a call, and of forward with saved data
   std::vector<T> dq, dk, dv;
-  std::vector<std::vector<T>> db;  // one a head: all parameters
-  double gradient_bound = -1;      // as reported; -1: not
+  std::vector<std::vector<T>> db;  // for each head: all parameters
+  double gradient_bound = -1;      // of GradientReport; -1: there is none
 };
 
 template <Real T>
@@ -34,14 +34,14 @@ CallOptions call_options(const Inputs<T>& x, Report* report) {
   return call;
 }
 
-/// An attention of any map and position.
+/// A type-erased attention with any map and position.
 template <Real T>
 class Runner {
  public:
   virtual ~Runner() = default;
-  /// y alone.
+  /// Only y.
   virtual std::vector<T> forward(const Inputs<T>& x, Report& report) const = 0;
-  /// Everything.
+  /// All results.
   virtual Result<T> run(const Inputs<T>& x) const = 0;
 };
 
@@ -53,7 +53,7 @@ void append(std::vector<T>& all, const Matrix& x) {
     for (Index j = 0; j < x.cols(); ++j) all.push_back(x(i, j));
 }
 
-// a report of gradients, where the library has it
+// GradientReport, if the library has it
 template <class G>
 struct GradientReportOf {
   using type = Report;
@@ -157,7 +157,7 @@ std::vector<X> of_type(const std::vector<Any>& all) {
 
 }  // namespace detail
 
-/// The attention of a case by an engine.
+/// The attention of a case with an engine.
 template <Real T>
 std::unique_ptr<Runner<T>> make_runner(const Inputs<T>& x, Engine engine) {
   const Case& c = x.c;

@@ -8,15 +8,15 @@
 
 #include "differential/check.hpp"
 #include "differential/inputs.hpp"
+#include "differential/reference.hpp"
 #include "differential/run.hpp"
 #include "differential/stability.hpp"
-#include "differential/twin.hpp"
 #include "nprf/nprf.hpp"
 
 namespace nprf::test::differential {
 
-/// Seeds of cases that were wrong once, or looked so.
-inline constexpr std::uint64_t once_wrong[] = {
+/// Seeds of cases that have failed once.
+inline constexpr std::uint64_t regression_seeds[] = {
     950,      995,      1611,     1776,     2019,     2880,      3108,      3579,      6310,      7385,
     7760,     12364,    12619,    20346,    201814,   205922,    218972,    222490,    3001211,   3001859,
     3003283,  3004663,  3004797,  3005642,  3013621,  3014406,   3016299,   3017978,   3018821,   3022031,
@@ -24,14 +24,14 @@ inline constexpr std::uint64_t once_wrong[] = {
     20067008, 20081924, 30062584, 60012346, 90083120, 110050389, 140089488, 180025667, 230032923,
 };
 
-/// What an engine broke in a case.
-struct Broken {
-  Engine asked, taken;
+/// The failures of a case with one engine.
+struct FailedEngine {
+  Engine requested, used;
   std::vector<Failure> failures;
 };
 
 inline std::vector<Engine> engines_of(const Case& c) {
-  // recurrence is banded's other name
+  // recurrence and banded are the same engine
   std::vector<Engine> all{Engine::automatic, Engine::direct, Engine::lanes, Engine::block_causal,
                           c.seed % 4 == 0 ? Engine::recurrence : Engine::banded};
   if (NPRF_USE_FFTW) all.push_back(Engine::fftw);
@@ -42,34 +42,34 @@ inline std::vector<Engine> engines_of(const Case& c) {
 namespace detail {
 
 template <Real T>
-std::vector<Broken> broken_by(const Case& c, Tally& tally) {
+std::vector<FailedEngine> failed_engines(const Case& c, Tally& tally) {
   Inputs<T> inputs(c);
   Problem problem = inputs.problem();
   const Truth truth = solve(problem);
   std::transform(problem.dy.begin(), problem.dy.end(), inputs.dy.begin(), [](Exact x) { return static_cast<T>(x); });
   Checker<T> check(inputs, truth, tally);
-  std::vector<Broken> all;
+  std::vector<FailedEngine> all;
   for (const Engine engine : engines_of(c)) {
-    Broken broken{engine, engine, {}};
+    FailedEngine failed{engine, engine, {}};
     try {
       const auto runner = make_runner(inputs, engine);
       const Result<T> result = runner->run(inputs);
-      broken.taken = result.report.engine;
-      broken.failures = check(result);
-      check_stability(inputs, *runner, engine, result, broken.failures);
+      failed.used = result.report.engine;
+      failed.failures = check(result);
+      check_stability(inputs, *runner, engine, result, failed.failures);
     } catch (const std::exception& e) {
-      broken.failures.push_back({Kind::thrown, 0, 0, e.what()});
+      failed.failures.push_back({Kind::thrown, 0, 0, e.what()});
     }
-    if (!broken.failures.empty()) all.push_back(broken);
+    if (!failed.failures.empty()) all.push_back(failed);
   }
   return all;
 }
 
 }  // namespace detail
 
-/// By every engine that does not keep what is promised in a case.
-inline std::vector<Broken> broken_by(const Case& c, Tally& tally) {
-  return c.in_double ? detail::broken_by<double>(c, tally) : detail::broken_by<float>(c, tally);
+/// The engines with which a case fails.
+inline std::vector<FailedEngine> failed_engines(const Case& c, Tally& tally) {
+  return c.in_double ? detail::failed_engines<double>(c, tally) : detail::failed_engines<float>(c, tally);
 }
 
 }  // namespace nprf::test::differential

@@ -41,7 +41,7 @@ void check_repeat(const Inputs<T>& x, const Runner<T>& runner, const Result<T>& 
   if (!same) failures.push_back({Kind::repeat, 1, 0, "a second call"});
 }
 
-/// Rows up to `now` of each sequence, with other keys and values behind it.
+/// Checks the rows up to `now` of each sequence, with other keys and values after it.
 template <Real T>
 void check_later(const Inputs<T>& x, const Runner<T>& runner, const std::vector<T>& y, std::vector<Failure>& failures) {
   const Case& c = x.c;
@@ -49,8 +49,8 @@ void check_later(const Inputs<T>& x, const Runner<T>& runner, const std::vector<
   Draw draw(c.seed + 77);
   const Index now = draw.below(c.n_q);
   const T nan = std::numeric_limits<T>::quiet_NaN();
-  const T by_key = draw.of({T(-1), T(0), T(1e-3), T(0.5), T(3), nan});
-  const T by_value = draw.of({T(-1), T(0), T(1e-6), T(1e6), nan});
+  const T by_key = draw.one_of({T(-1), T(0), T(1e-3), T(0.5), T(3), nan});
+  const T by_value = draw.one_of({T(-1), T(0), T(1e-6), T(1e6), nan});
   Inputs<T> other = x;
   for (Index item = 0; item < c.batch * c.heads; ++item)
     for (const Packed& s : problem.sequences)
@@ -74,7 +74,7 @@ void check_later(const Inputs<T>& x, const Runner<T>& runner, const std::vector<
 
 }  // namespace detail
 
-/// What no bit may depend on: see tests/accuracy.md.
+/// Checks that results do not depend on the number of threads, nor causal rows on later tokens: see tests/accuracy.md.
 template <Real T>
 void check_stability(const Inputs<T>& x, const Runner<T>& runner, Engine engine, const Result<T>& result,
                      std::vector<Failure>& failures) {

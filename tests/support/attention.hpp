@@ -43,7 +43,7 @@ using Mask = Eigen::Array<bool, Eigen::Dynamic, 1>;
 inline std::span<const bool> view(const Mask& mask) { return {mask.data(), static_cast<std::size_t>(mask.size())}; }
 
 /// The keys whose entry of the mask is true.
-inline std::vector<Index> seen_keys(const Mask& mask) {
+inline std::vector<Index> unmasked_keys(const Mask& mask) {
   std::vector<Index> keys;
   for (Index j = 0; j < mask.size(); ++j)
     if (mask[j]) keys.push_back(j);
@@ -60,7 +60,7 @@ template <class F, class P>
 Matrix<double> attention_tolerance(const Attention<F, P>& attention, Engine engine, const Tokens<typename F::Scalar>& x,
                                    const Matrix<typename F::Scalar>& y, Index offset = 0, const Mask& mask = {}) {
   using T = typename F::Scalar;
-  const std::vector<Index> keys = mask.size() == 0 ? all_rows(x.k.rows()) : seen_keys(mask);
+  const std::vector<Index> keys = mask.size() == 0 ? all_rows(x.k.rows()) : unmasked_keys(mask);
   if (x.q.rows() == 0 || keys.empty()) return Matrix<double>::Zero(x.q.rows(), x.v.cols());
   return features_tolerance<T>(attention.query_features(x.q), attention.key_features(pick(x.k, keys)), keys, x.v, y,
                                attention.position(), attention.options().direction, engine, offset);

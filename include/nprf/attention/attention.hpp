@@ -116,7 +116,7 @@ class Attention {
   }
 
  private:
-  // where y goes
+  // y, uninitialised; checks the shapes
   Matrix<T> result(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v) const {
     const Index input_dim = features().input_dim();
     require(q.cols() == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
@@ -133,7 +133,7 @@ class Attention {
     });
   }
 
-  MultiHeadAttention<F, P> m_heads;  // of one head
+  MultiHeadAttention<F, P> m_heads;  // with one head
 };
 
 template <FeatureMap F>

@@ -25,31 +25,32 @@
 
 namespace nprf {
 
-/// Queries, keys and values of one sequence of a head. Keys from `length` on, and keys that the mask hides, take no
-/// part.
+/// The queries, keys and values of one sequence of a head. Keys from `length` on and keys whose mask is false are
+/// padding, which is not read.
 template <Real T>
 struct SequenceInputs {
   MatrixView<T> q, k, v;       // (n_q,d) (n_k,d) (n_k,d_v)
-  std::span<const bool> mask;  // (n_k); empty: hides none
+  std::span<const bool> mask;  // (n_k); empty: all true
   Index length;
   double tolerance;
 };
 
 /// One head's attention over one sequence, y (n_q,d_v) = N / D with [N D] = W [v 1], W = (A B^T) o C, in stages:
 ///
-///     compute_features    A = phi(q), B = phi(k), without the keys that are not finite
-///     scale_values        v in a power-of-two scale, without the values that are not finite
-///     contract            numerators and denominators by the engine, and bounds of its rounding errors
-///     normalize           y = N / D, for the rows whose bound is within the tolerance
+///     compute_features    A = phi(q), B = phi(k), with zeros for non-finite keys
+///     scale_values        v divided by a power of two, with zeros for non-finite values
+///     contract            N and D by the engine, and bounds of its rounding errors
+///     normalize           y = N / D for the rows whose error bound is within half of the tolerance
 ///     recompute_rows      the other rows, by tiles, in double or in the log domain
-///     save_for_backward
+///     propagate           the non-finite keys and values to the rows that attend to them
+///     save_for_backward   if requested
 ///
-/// Half of the tolerance is for the engine's rounding errors, the other half for those that any engine has.
+/// The other half of the tolerance is for the rounding errors that any engine has.
 template <Real T>
 class ForwardPass {
  public:
-  /// Refers to all of them. `saved` may be null; else forward keeps in it what backward needs. Scratch memory is the
-  /// team's workspace.
+  /// Refers to all of them. If `saved` is not null, run() saves in it what backward needs. Scratch memory is the team's
+  /// workspace.
   ForwardPass(const Head<T>& head, const SequenceInputs<T>& x, MatrixRef<T> y, SavedSequence<T>* saved,
               const Team& team)
       : m_head(head),
@@ -69,21 +70,21 @@ class ForwardPass {
         m_q_scale(storage(&SavedSequence<T>::q_scale, m_n_q)),
         m_k_scale(storage(&SavedSequence<T>::k_scale, m_n_k)),
         m_denominator(storage(&SavedSequence<T>::denominator, m_n_q)),
-        m_q(head.lifted(x.q, m_q_scale, team)),
-        m_k(head.lifted(rows_of(m_keys, x.k, team), m_k_scale, team)),
+        m_q(head.normalize(x.q, m_q_scale, team)),
+        m_k(head.normalize(rows_of(m_keys, x.k, team), m_k_scale, team)),
         m_v(rows_of(m_keys, x.v, team)),
-        m_value_sizes(m_workspace.template vector<T>(m_n_k)),
+        m_value_maxima(m_workspace.template vector<T>(m_n_k)),
         m_attends(m_workspace.template take<bool>(m_n_q)),
         m_rows(m_workspace.template take<Row>(m_n_q)) {}
 
-  /// Computes y, and adds to the report.
+  /// Sets y and adds to the report.
   void run(Report& report) {
     compute_features();
     scale_values();
     contract();
     normalize(report);
     recompute_rows(report);
-    m_non_finite->spread(m_v, m_head.features.is_positive(), m_y, m_team);
+    m_non_finite->propagate(m_v, m_head.features.is_positive(), m_y, m_team);
     if (m_n_q > 0 && m_n_k > 0) report.engine = m_product.engine();
     if (m_saved) save_for_backward();
     if (m_scale != 1) m_y *= m_scale;
@@ -97,7 +98,7 @@ class ForwardPass {
 
   struct Row {
     State state;
-    double fft_error, condition, bound;  // of the row; 0 unless it is normalized or indefinite
+    double fft_error, condition, bound;  // see RowErrorBound; 0 unless the row is normalized or indefinite
   };
 
   void compute_features() {
@@ -108,12 +109,12 @@ class ForwardPass {
   }
 
   void scale_values() {
-    const MatrixView<T> finite = m_non_finite->values(m_v, m_value_sizes.data(), m_team);
-    m_largest_value = m_n_k > 0 ? m_value_sizes.maxCoeff() : T(0);
-    // y keeps this scale until the end. With rounding per block no bit of a row may depend on later values
-    m_scale = m_product.rounding() == Rounding::per_block ? T(1) : extreme_unit(m_largest_value);
-    if (m_scale != 1) m_value_sizes /= m_scale;
-    m_scaled_v.emplace(in_units(finite, m_scale, m_team));
+    const MatrixView<T> finite = m_non_finite->finite_values(m_v, m_value_maxima.data(), m_team);
+    m_largest_value = m_n_k > 0 ? m_value_maxima.maxCoeff() : T(0);
+    // y is divided by this scale until the end. With rounding per block no bit of a row may depend on later values
+    m_scale = m_product.rounding() == Rounding::per_block ? T(1) : extreme_scale(m_largest_value);
+    if (m_scale != 1) m_value_maxima /= m_scale;
+    m_scaled_v.emplace(divided_by_scale(finite, m_scale, m_team));
   }
 
   void contract() {
@@ -124,11 +125,11 @@ class ForwardPass {
     const MatrixView<T> B = multiplies_log_scales ? with_log_scales<T>(m_B, m_log_scales, m_team) : MatrixView<T>(m_B);
     m_factors.emplace(toeplitz::Factors<T>{m_A, B, *m_scaled_v, m_position.queries(), m_keys,
                                            accepts_log_scales ? m_log_scales : nullptr});
-    m_errors.emplace(m_position, m_product, *m_factors, m_value_sizes.data(), m_head.features.is_positive(), m_team);
+    m_errors.emplace(m_position, m_product, *m_factors, m_value_maxima.data(), m_head.features.is_positive(), m_team);
     T* D = m_denominator.data();
-    // If features are positive, the denominators alone decide which rows fail their bound. If most rows do, all rows
-    // fall back to the direct engine. Not if gradients need the scale of each row, nor with rounding per block, where
-    // no row may depend on others
+    // With positive features the denominators alone decide which rows fail their error bound. If more than half do, all
+    // rows fall back to the direct engine; but not if backward is to use the engine's denominators, nor with rounding
+    // per block, where no row may depend on later ones
     if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved) {
       contract(m_product, m_scaled_v->leftCols(0), m_y.leftCols(0), D);
       m_all_direct = 2 * count_failed_bounds() > m_n_q;
@@ -152,20 +153,20 @@ class ForwardPass {
     return failed;
   }
 
-  // m_y holds numerators until here
+  // m_y has the numerators until here
   void normalize(Report& report) {
     const Head<T>& head = m_head;
-    const double of_weights = error_of_weights<T>(m_position.problem().bias_spread()) +
-                              m_position.products().deviation() +
-                              head.features.relative_error(head.largest_norm(m_q.rows())) +
-                              head.features.relative_error(head.largest_norm(m_k.rows()));
-    m_direct_error = of_weights + error_of_sums<T>(m_A.cols(), longest_plain_sum(m_n_k));
+    const double input_error = error_of_weights<T>(m_position.problem().bias_spread()) +
+                               m_position.products().deviation() +
+                               head.features.relative_error(head.largest_norm(m_q.rows())) +
+                               head.features.relative_error(head.largest_norm(m_k.rows()));
+    m_direct_error = input_error + error_of_sums<T>(m_A.cols(), longest_plain_sum(m_n_k));
     m_error =
-        m_all_direct ? m_direct_error : of_weights + error_of_sums<T>(m_A.cols(), m_product.longest_plain_sum(m_n_k));
-    // Backward uses one scale for all saved values. Rows that only attend to much smaller ones would be lost in an FFT,
-    // so they are recomputed
-    m_saved_scale = m_saved ? unit_above(m_largest_value / m_scale) : T(0);
-    const T least_value = m_product.rounding() != Rounding::per_row ? m_saved_scale / most_apart<T> : T(0);
+        m_all_direct ? m_direct_error : input_error + error_of_sums<T>(m_A.cols(), m_product.longest_plain_sum(m_n_k));
+    // Backward divides all values by one scale. The gradients of a row that only attends to far smaller values would
+    // fail their error bound in an FFT, so such a row is recomputed
+    m_saved_scale = m_saved ? scale_above(m_largest_value / m_scale) : T(0);
+    const T least_value = m_product.rounding() != Rounding::per_row ? m_saved_scale / max_scale_ratio<T> : T(0);
     m_team.run_tiles(m_n_q, [&](Index i0, Index count, Workspace&) {
       for (Index i = i0; i < i0 + count; ++i) normalize_row(i, least_value);
     });
@@ -209,44 +210,45 @@ class ForwardPass {
     return D <= 0 ? State::indefinite : State::normalized;
   }
 
-  // whether the formula gives NaN: the query is not finite, or attends to a key that is not. D is 0 if all weights
-  // underflow
+  // whether the formula gives NaN, because the query is non-finite or attends to a non-finite key. If all weights
+  // underflow, D is 0 even for a non-finite query
   bool is_non_finite(Index i) const {
     const T D = denominator(i);
-    return m_non_finite->touches(i) || ((!std::isfinite(D) || D == 0) && !is_finite_row(m_A.row(i)));
+    return m_non_finite->attends_to_non_finite_key(i) || ((!std::isfinite(D) || D == 0) && !is_finite_row(m_A.row(i)));
   }
 
   bool within_tolerance(double fft_error) const { return fft_error <= m_x.tolerance / 2; }
   T denominator(Index i) const { return m_denominator[i]; }
 
   void recompute_rows(Report& report) {
-    Index *numbers = m_workspace.template take<Index>(m_n_q), count = 0;
+    Index *indices = m_workspace.template take<Index>(m_n_q), count = 0;
     for (Index i = 0; i < m_n_q; ++i) {
-      m_own_bound = std::max(m_own_bound, m_error * m_rows[i].condition);
+      m_other_error = std::max(m_other_error, m_error * m_rows[i].condition);
       m_condition = std::max(m_condition, m_rows[i].condition);
-      if (m_rows[i].state == State::to_recompute) numbers[count++] = i;
+      if (m_rows[i].state == State::to_recompute) indices[count++] = i;
     }
-    const std::span<const Index> recomputed(numbers, static_cast<std::size_t>(count));
+    const std::span<const Index> rows(indices, static_cast<std::size_t>(count));
     if (!m_all_direct) report.repaired_rows += count;
-    if (m_saved) m_saved->repaired.assign(recomputed.begin(), recomputed.end());
-    if (count > 0) recompute(recomputed, report);
+    if (m_saved) m_saved->recomputed_rows.assign(rows.begin(), rows.end());
+    if (count > 0) recompute(rows, report);
     for (Index i = 0; i < m_n_q; ++i) report.error_bound = std::max(report.error_bound, m_rows[i].bound);
   }
 
   void recompute(std::span<const Index> rows, Report& report) {
     const MatrixView<T> q = m_q.rows(), k = m_k.rows();
     const FeatureInputs<T> inputs{q, k, Head<T>::as_span(m_q_scale), Head<T>::as_span(m_k_scale)};
-    auto* outcomes = m_workspace.template take<typename RowRepair<T>::Outcome>(static_cast<Index>(rows.size()));
-    RowRepair<T>(rows, m_position.problem(), m_keys, m_head.features, inputs, m_A, m_B, m_log_scales, m_team)
-        .forward(*m_scaled_v, m_errors->largest_values(), std::max(m_saved_scale, T(1)), m_y, m_denominator, outcomes);
+    const toeplitz::Factors<T> factors{m_A, m_B, *m_scaled_v, m_position.queries(), m_keys, m_log_scales};
+    auto* outcomes = m_workspace.template take<typename RowRecompute<T>::Outcome>(static_cast<Index>(rows.size()));
+    RowRecompute<T>(rows, m_position.problem(), factors, m_head.features, inputs, m_team)
+        .forward(m_errors->largest_values(), std::max(m_saved_scale, T(1)), m_y, m_denominator, outcomes);
     for (std::size_t at = 0; at < rows.size(); ++at) {
       const Index i = rows[at];
-      // backward has the gradient of such a row by the logarithms of its features
+      // backward computes the gradient by log A of such a row: it is the gradient by A at A = 1
       if (denominator(i) == 0 && m_head.features.has_logs()) m_A.row(i).setOnes();
       report.indefinite_rows += !outcomes[at].positive;
       const double condition = m_errors->condition_of(i, m_y.row(i), outcomes[at].terms);
       m_rows[i].bound = m_direct_error * condition;
-      m_own_bound = std::max(m_own_bound, m_rows[i].bound);
+      m_other_error = std::max(m_other_error, m_rows[i].bound);
       m_condition = std::max(m_condition, condition);
     }
   }
@@ -257,14 +259,14 @@ class ForwardPass {
     resize(saved.k, m_n_k, m_x.q.cols());
     scale_rows<T>(m_q.rows(), Head<T>::as_span(m_q_scale), saved.q, m_team);
     scale_rows<T>(m_k.rows(), Head<T>::as_span(m_k_scale), saved.k, m_team);
-    saved.lifted_queries.assign(m_q.numbers().begin(), m_q.numbers().end());
-    saved.lifted_keys.assign(m_k.numbers().begin(), m_k.numbers().end());
-    saved.rows_have_exponents = m_factors->key_log_scales != nullptr;
-    assign(saved.exponents, Eigen::Map<const Vector<double>>(m_log_scales, m_log_scales ? m_n_k : 0));
-    saved.own_bound = m_own_bound;
+    saved.short_queries.assign(m_q.numbers().begin(), m_q.numbers().end());
+    saved.short_keys.assign(m_k.numbers().begin(), m_k.numbers().end());
+    saved.engine_used_log_scales = m_factors->key_log_scales != nullptr;
+    assign(saved.key_log_scales, Eigen::Map<const Vector<double>>(m_log_scales, m_log_scales ? m_n_k : 0));
     saved.condition = m_condition;
-    saved.noise = 0;
-    for (Index i = 0; i < m_n_q; ++i) saved.noise = std::max(saved.noise, m_rows[i].fft_error);
+    saved.other_error = m_other_error;
+    saved.fft_error = 0;
+    for (Index i = 0; i < m_n_q; ++i) saved.fft_error = std::max(saved.fft_error, m_rows[i].fft_error);
     resize(saved.mask, static_cast<Index>(m_x.mask.size()));
     std::copy(m_x.mask.begin(), m_x.mask.end(), saved.mask.data());
     saved.length = m_x.length;
@@ -272,7 +274,8 @@ class ForwardPass {
     save_values();
   }
 
-  // a query that attends to no key has the gradient 0, whatever it holds; one that is not finite affects no other
+  // A query that attends to no key has the gradient 0, even if it is non-finite. A non-finite query changes no gradient
+  // by its features
   void clear_rows_without_gradient() {
     for (Index i = 0; i < m_n_q; ++i) {
       const State state = m_rows[i].state;
@@ -281,26 +284,26 @@ class ForwardPass {
     }
     bool* attended = m_workspace.template take<bool>(m_n_k);
     m_position.attendance().attended_keys(m_keys, attended, m_workspace);
-    m_saved->unseen.clear();
+    m_saved->unattended_keys.clear();
     for (Index j = 0; j < m_n_k; ++j)
-      if (!attended[j]) m_saved->unseen.push_back(j);
+      if (!attended[j]) m_saved->unattended_keys.push_back(j);
   }
 
   void save_values() {
     const Index d_v = m_x.v.cols();
-    const T scale = unit_that_keeps_digits<T>(m_value_sizes), to_scale = 1 / scale;
+    const T scale = lossless_scale<T>(m_value_maxima), inverse_scale = 1 / scale;
     resize(m_saved->U, m_n_k, d_v + 1);
     m_team.run_tiles(m_n_k, [&](Index j0, Index rows, Workspace&) {
-      m_saved->U.block(j0, 0, rows, d_v) = m_scaled_v->middleRows(j0, rows) * to_scale;
+      m_saved->U.block(j0, 0, rows, d_v) = m_scaled_v->middleRows(j0, rows) * inverse_scale;
       m_saved->U.block(j0, d_v, rows, 1).setOnes();
     });
-    assign(m_saved->y, m_y * to_scale);
-    assign(m_saved->largest_values, Eigen::Map<const Vector<T>>(m_errors->largest_values(), m_n_q) * to_scale);
-    m_saved->largest_value = m_largest_value / m_scale * to_scale;
-    m_saved->unit = exponent_of(m_scale) + exponent_of(scale);
+    assign(m_saved->y, m_y * inverse_scale);
+    assign(m_saved->largest_values, Eigen::Map<const Vector<T>>(m_errors->largest_values(), m_n_q) * inverse_scale);
+    m_saved->largest_value = m_largest_value / m_scale * inverse_scale;
+    m_saved->value_exponent = exponent_of(m_scale) + exponent_of(scale);
   }
 
-  // (rows,r), saved for backward or in the workspace
+  // (rows,r): in `saved`, or in the workspace if there is none
   MatrixRef<T> storage(Matrix<T> SavedSequence<T>::*member, Index rows) const {
     const Index r = m_head.features.output_dim();
     if (!m_saved) return m_workspace.template matrix<T>(rows, r);
@@ -322,7 +325,7 @@ class ForwardPass {
   Workspace& m_workspace;
   Workspace::Scope m_scope;
 
-  Placement m_keys;  // those that take part
+  Placement m_keys;  // without padding
   Index m_n_q, m_n_k;
   const toeplitz::BorderedProduct<T>& m_product;
   MatrixRef<T> m_A, m_B;                                      // (n_q,r) (n_k,r)
@@ -332,18 +335,20 @@ class ForwardPass {
   double* m_log_scales = nullptr;
   std::optional<NonFinite<T>> m_non_finite;
 
-  VectorMap<T> m_value_sizes;  // (n_k)  the largest finite |v| of each key, in the scale
-  T m_largest_value = 0, m_scale = 1, m_saved_scale = 0;
+  VectorMap<T> m_value_maxima;              // (n_k)  the largest finite |v| of each key, divided by m_scale
+  T m_largest_value = 0;                    // of all keys, before it is divided
+  T m_scale = 1;                            // of m_scaled_v and of y
+  T m_saved_scale = 0;                      // by which backward divides m_scaled_v; 0 without backward
   std::optional<MatrixView<T>> m_scaled_v;  // (n_k,d_v)
 
   bool* m_attends;  // (n_q)  whether a query attends to any key
   std::optional<toeplitz::Factors<T>> m_factors;
-  std::optional<RowErrors<T>> m_errors;
+  std::optional<RowErrorBound<T>> m_errors;
   bool m_all_direct = false;  // all rows fell back to the direct engine
 
-  Row* m_rows;                              // (n_q)
-  double m_error = 0, m_direct_error = 0;   // of the sums of a row with condition 1: by the engine, and by tiles
-  double m_own_bound = 0, m_condition = 0;  // the largest of all rows, rounding errors of an FFT excluded
+  Row* m_rows;                                // (n_q)
+  double m_error = 0, m_direct_error = 0;     // of a row of condition 1, without an FFT: by the engine, and recomputed
+  double m_other_error = 0, m_condition = 0;  // maxima over the rows: the error without an FFT's, and the condition
 };
 
 }  // namespace nprf

@@ -17,29 +17,31 @@
 
 namespace nprf {
 
-/// What one head computes with: its feature map and normalisation, and its position prepared for the numbers of tokens.
-/// `position` is null where only features are requested.
+/// The feature map and the normalisation of one head, and its position, prepared for the numbers of tokens. `position`
+/// may be null if only features are computed.
 template <Real T>
 struct Head {
   FeatureMapView<T> features;
   const Normalization& normalization;
   const PreparedPosition<T>* position;
 
-  /// phi of the normalised rows of x (n,d), into phi (n,r); `scale` (n) becomes the normalisation factors.
+  /// Sets phi (n,r) to the features of the normalised rows of x (n,d), and `scale` (n) to the normalisation factors.
   void query_features(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi, const Team& team) const {
     const Workspace::Scope scope(team.workspace());
-    features.queries(lifted(x, scale, team).rows(), as_span(scale), phi, team);
+    features.queries(normalize(x, scale, team).rows(), as_span(scale), phi, team);
   }
   void key_features(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, MatrixRef<T> phi, const Team& team) const {
     const Workspace::Scope scope(team.workspace());
-    features.keys(lifted(x, scale, team).rows(), as_span(scale), phi, team);
+    features.keys(normalize(x, scale, team).rows(), as_span(scale), phi, team);
   }
 
-  LiftedRows<T> lifted(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, const Team& team) const {
+  /// Sets `scale` (n) to the normalisation factors of the rows that it returns: those of x (n,d), but very short rows
+  /// multiplied by a power of two (normalize/lifted_rows.hpp).
+  LiftedRows<T> normalize(const MatrixView<T>& x, Eigen::Ref<Vector<T>> scale, const Team& team) const {
     return {normalization, features.estimates_exp(), x, scale, team};
   }
 
-  /// The largest norm of the finite rows of x, normalised.
+  /// The largest norm of the finite rows of x after normalisation.
   double largest_norm(const MatrixView<T>& x) const {
     if (normalization.is_unit()) return normalization.radius();
     const double scale = features.estimates_exp() ? std::pow(static_cast<double>(x.cols()), -0.25) : 1;
@@ -54,7 +56,8 @@ struct Head {
   }
 };
 
-/// The rows of x (all keys) of these keys: a view, or a copy in the workspace if the mask hides keys in between.
+/// The rows of these keys in x, which has all keys: a view, or a copy in the workspace if there are masked keys between
+/// them.
 template <Real T>
 MatrixView<T> rows_of(const Placement& keys, const MatrixView<T>& x, const Team& team) {
   if (!keys.numbers) return x.topRows(keys.count());

@@ -13,18 +13,17 @@
 
 namespace nprf {
 
-/// The distances, in scalars, between the tokens, the heads and the sequences of an array. Channels are next to each
-/// other. All zero: the array [batch, heads, tokens, channels] without gaps.
+/// The distances, in scalars, between successive tokens, heads and sequences of an array. Channels are contiguous. All
+/// zero: a contiguous array [batch, heads, tokens, channels].
 struct HeadStrides {
   Index token = 0, head = 0, batch = 0;
 };
 
-/// A view of the caller's array of tokens, for each head of each sequence of a batch.
+/// A view of the caller's array of the tokens of all heads and sequences of a batch.
 ///
-///     HeadsView<float> q{data, batch, heads, tokens, channels};                        // [batch, heads, tokens,
-///     channels] HeadsView<float> q = tokens_first(data, batch, tokens, heads, channels);         // [batch, tokens,
-///     heads, channels] HeadsView<const float> k{data, batch, heads, tokens, channels, {1024, 0, 65536}};  // one head
-///     for all
+///     HeadsView<float> q{data, batch, heads, tokens, channels};                 // [batch, heads, tokens, channels]
+///     HeadsView<float> q = tokens_first(data, batch, tokens, heads, channels);  // [batch, tokens, heads, channels]
+///     HeadsView<const float> k{data, 2, 8, 64, 32, {32, 0, 2048}};              // all heads are the same array
 template <class T>
 struct HeadsView {
   using Scalar = std::remove_const_t<T>;
@@ -38,7 +37,7 @@ struct HeadsView {
 
   Index size() const { return batch * heads * tokens * channels; }
 
-  /// The strides, those of an array without gaps too.
+  /// The strides; those of a contiguous array if all are zero.
   HeadStrides all_strides() const {
     if (strides.token != 0 || strides.head != 0 || strides.batch != 0) return strides;
     return {channels, tokens * channels, heads * tokens * channels};
@@ -57,13 +56,13 @@ struct HeadsView {
   }
 };
 
-/// A view of an array [batch, tokens, heads, channels] without gaps, as a projection of all heads returns it.
+/// A view of a contiguous array [batch, tokens, heads, channels], as a joint projection of all heads returns it.
 template <class T>
 HeadsView<T> tokens_first(T* data, Index batch, Index tokens, Index heads, Index channels) {
   return {data, batch, heads, tokens, channels, {heads * channels, channels, tokens * heads * channels}};
 }
 
-/// One head of one sequence, in the matrix's own memory.
+/// A view of a matrix as one head of one sequence.
 template <class T>
 HeadsView<const T> one_head(const MatrixView<T>& x) {
   return {x.data(), 1, 1, x.rows(), x.cols(), {x.rows() > 1 ? x.outerStride() : x.cols()}};
@@ -75,7 +74,7 @@ HeadsView<T> one_head(Matrix<T>& x) {
 
 namespace detail {
 
-/// The scalars from the first to the one after the last that a view may touch.
+/// The distance from a view's first scalar to one past its last.
 template <class T>
 Index extent(const HeadsView<T>& x) {
   if (x.size() == 0) return 0;
@@ -83,8 +82,8 @@ Index extent(const HeadsView<T>& x) {
   return (x.batch - 1) * by.batch + (x.heads - 1) * by.head + (x.tokens - 1) * by.token + x.channels;
 }
 
-/// Whether two views may share a scalar. Views of one array whose tokens are at the same distance do not, if the
-/// channels of all heads of a token are apart.
+/// Whether two views may share a scalar. Views of one array with equal token strides do not if their columns, the
+/// channels of all heads of a token, are disjoint.
 template <class T, class S>
 bool may_overlap(const HeadsView<T>& x, const HeadsView<S>& y) {
   const auto begin = [](const auto& of) { return static_cast<Index>(reinterpret_cast<std::uintptr_t>(of.data)); };
@@ -103,8 +102,8 @@ bool may_overlap(const HeadsView<T>& x, const HeadsView<S>& y) {
 
 }  // namespace detail
 
-/// Throws InvalidArgument unless the view has this shape, whose size in bytes must not overflow; strides that are not
-/// negative, and at least `channels` from token to token; and data if the size is not zero.
+/// Throws InvalidArgument unless the view has this shape; its size in bytes does not overflow; its strides are not
+/// negative, and that of tokens is at least `channels`; and its data are not null, or its size is zero.
 template <class T>
 void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index heads, Index tokens, Index channels) {
   require(x.batch == batch && x.heads == heads && x.tokens == tokens && x.channels == channels, name, ": expected ",
@@ -112,8 +111,8 @@ void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index hea
           " x ", x.heads, " x ", x.tokens, " x ", x.channels);
   require(batch >= 0 && heads >= 0 && tokens >= 0 && channels >= 0, name, ": expected no negative size, got ", batch,
           " x ", heads, " x ", tokens, " x ", channels);
-  constexpr Index most = std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T));
-  Index room = most;
+  constexpr Index max_size = std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T));
+  Index room = max_size;
   for (const Index extent : {batch, heads, tokens, channels})
     room /= std::max<Index>(extent, 1);  // the other sizes must not overflow even if one is zero
   require(room > 0, name, ": expected sizes whose product does not overflow, got ", batch, " x ", heads, " x ", tokens,
@@ -121,7 +120,7 @@ void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index hea
   const HeadStrides by = x.all_strides();
   require(by.token >= channels && by.head >= 0 && by.batch >= 0, name, ": expected strides of at least ", channels,
           ", 0 and 0 (token, head, batch), got ", by.token, ", ", by.head, " and ", by.batch);
-  room = most - channels;
+  room = max_size - channels;
   for (const auto& [count, stride] : {std::pair{tokens, by.token}, {heads, by.head}, {batch, by.batch}}) {
     require(count <= 1 || stride <= room / (count - 1), name, ": expected strides whose array does not overflow, got ",
             by.token, ", ", by.head, " and ", by.batch);
@@ -130,7 +129,7 @@ void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index hea
   require(x.data != nullptr || x.size() == 0, name, ": expected data, got a null pointer");
 }
 
-/// The same for a view that is written: its tokens must also be apart from each other.
+/// The same for a view that is written: its tokens must not overlap either.
 template <class T>
 void check_output(const HeadsView<T>& x, const char* name, Index batch, Index heads, Index tokens, Index channels) {
   check_heads(x, name, batch, heads, tokens, channels);

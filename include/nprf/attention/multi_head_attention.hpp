@@ -81,7 +81,7 @@ class MultiHeadAttention {
     requires std::is_same_v<P, NoPosition<Scalar>>
       : MultiHeadAttention(std::move(features), P(), options) {}
 
-  // declared so that there is no move: a moved-from object would not be usable
+  // declared so that there is no move: a moved-from object would have no scratch memory and no identity
   MultiHeadAttention(const MultiHeadAttention&) = default;
   MultiHeadAttention& operator=(const MultiHeadAttention&) = default;
 
@@ -132,8 +132,8 @@ class MultiHeadAttention {
     check_output(dk, "dk", saved.m_batch, saved.m_kv_heads, n_k, d);
     check_output(dv, "dv", saved.m_batch, saved.m_kv_heads, n_k, d_v);
     const Lease batch(*m_pool);
-    const GradientReport found = batch->backward(heads(), saved, dy, dq, dk, dv);
-    if (report) *report = found;
+    const GradientReport call_report = batch->backward(heads(), saved, dy, dq, dk, dv);
+    if (report) *report = call_report;
     dbias.resize(static_cast<std::size_t>(saved.m_heads));
     if (dextra) dextra->resize(dbias.size());
     for (std::size_t h = 0; h < dbias.size(); ++h) {
@@ -203,8 +203,8 @@ class MultiHeadAttention {
     const Index input_dim = m_features[0].input_dim();
     require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
             q.channels);
-    const auto most = static_cast<Index>(std::max(m_features.size(), m_positions.size()));
-    require(most == 1 || q.heads == most, "queries: expected ", most,
+    const auto num_heads = static_cast<Index>(std::max(m_features.size(), m_positions.size()));
+    require(num_heads == 1 || q.heads == num_heads, "queries: expected ", num_heads,
             " heads (the number of feature maps or positions), got ", q.heads);
     require(q.heads == 0 ? k.heads == 0 : k.heads > 0 && q.heads % k.heads == 0,
             "keys: expected a number of heads that ", q.heads, " (of queries) is a multiple of, got ", k.heads);
@@ -214,8 +214,7 @@ class MultiHeadAttention {
     require(!detail::may_overlap(y, q) && !detail::may_overlap(y, k) && !detail::may_overlap(y, v),
             "y: expected an array that shares no memory with queries, keys and values, got one that does");
     const Lease batch(*m_pool);
-    batch->forward(heads(), {q.batch, q.heads, k.heads, {q.tokens, k.tokens, q.channels, v.channels}}, q, k, v, y, call,
-                   saved);
+    batch->forward(heads(), q, k, v, y, call, saved);
   }
 
   std::vector<F> m_features;

@@ -9,55 +9,58 @@
 
 namespace nprf {
 
-/// What an attention is; fixed when it is built.
+/// Options of an attention, fixed when it is built.
 struct AttentionOptions {
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
   Engine engine = Engine::automatic;
 };
 
-/// What one call did. The error bound is of what rounding does, in features, weights and sums, by the formula for these
-/// features in exact arithmetic; features of a map that does not tell its own rounding (feature_map.hpp) count as
-/// exact.
+/// A report of one call.
+///
+/// error_bound is relative to the largest |v| that a row attends to. It bounds the rounding errors in features, weights
+/// and sums: the difference from the same formula, for the same feature map, in exact arithmetic. Features of a map
+/// without relative_error() (feature_map.hpp) count as exact.
 struct Report {
-  Engine engine = Engine::automatic;  // that ran, of the first sequence; automatic if there was nothing to compute
-  Index repaired_rows = 0;            // computed again: by the engine's rounding or underflow they may have been off
-  Index indefinite_rows = 0;          // their denominator is not positive: features of both signs, or all of them lost
-  Index empty_rows = 0;               // they see no key, and are zero
-  double error_bound = 0;             // the largest that remains possible of a row, relative to the largest |v| it sees
-  std::size_t workspace_bytes = 0;    // scratch memory of all threads at its peak; what forward saves does not count
+  Engine engine = Engine::automatic;  // of the first sequence; automatic if there was nothing to compute
+  Index repaired_rows = 0;            // rows that failed the engine's error bound or underflowed, and were recomputed
+  Index indefinite_rows = 0;          // rows whose denominator is not positive, by cancellation or by underflow
+  Index empty_rows = 0;               // rows that attend to no key; they are zero
+  double error_bound = 0;             // of the rows that are returned
+  std::size_t workspace_bytes = 0;    // peak scratch memory of all threads, without what forward saves
 };
 
-/// What one call adds.
+/// Options of one call.
 ///
-/// Padding is of keys; every query has a row. A key that is padding takes no part: it leaves numerator and denominator,
-/// and whatever it holds is never read; its gradients are zero. Sequences packed into one array see nothing of each
-/// other; positions start anew in each.
+/// Padding: only keys can be padding; each query has a row. A key that is padding is not read, adds nothing to
+/// numerators and denominators, and its gradients are zero. Packed sequences do not attend to each other, and positions
+/// start at 0 in each.
 ///
-/// Where the rounding of an engine may put a row of y farther off than half the tolerance, relative to the largest |v|
-/// that the row sees, that row is computed again by itself, for up to 1.5 times what it costs the direct engine; or
-/// where most are, all rows at once by tiles. Infinity leaves them all. The other half is for what no engine changes,
-/// see Report::error_bound.
+/// Tolerance: a row of y whose bound of the engine's rounding error exceeds half of the tolerance, relative to the
+/// largest |v| that the row attends to, is recomputed. This takes up to 1.5 times as long as the row does by the direct
+/// engine. If more than half of the rows fail, all rows are computed by the direct engine. With an infinite tolerance
+/// no row is recomputed for its rounding error. The other half of the tolerance is for the errors that any engine has
+/// (Report::error_bound).
 ///
-/// Where nothing is saved for gradients and features are positive, Engine::automatic may compute with biases that are
-/// off by a quarter of the tolerance, if they then lie on straight lines and take an engine that is faster: those of a
-/// table that ALiBi or T5 has been written out to.
+/// Approximate biases: if nothing is saved for backward and features are positive, Engine::automatic may change biases
+/// by up to a quarter of the tolerance, if they are then linear in the lag beyond some lags and admit a faster engine.
+/// This is for tables to which ALiBi or T5 was written out.
 ///
-/// A NaN or an infinity in a query is its own row's; in a key or a value it touches the rows that see it, as it does in
-/// the formula, and no other. So do their gradients; a key that no query sees has the gradient 0, whatever it holds.
+/// Non-finite inputs propagate as in the formula: a query to its own row, a key or value only to the rows that attend
+/// to it; and gradients likewise. A key that no query attends to has the gradient 0, even if it is non-finite.
 ///
-/// A call is refused, by InvalidArgument, before anything is written: y, the report and what was saved before stay.
-/// Only where memory runs out, or a feature map or position of the user's own throws or returns another shape, y may be
-/// written in part, and `saved` is nobody's until the next forward.
+/// Errors: a call that throws InvalidArgument for its arguments writes nothing; y, the report and `saved` stay as they
+/// were. If memory runs out, or a user's own feature map or position throws or returns a wrong shape, y may be written
+/// in part, and `saved` is invalid until the next forward.
 struct CallOptions {
-  OptionSpan<bool> key_mask = {};  // one a key (and sequence of the batch): false is padding; empty: none is
-  OptionSpan<Index> lengths = {};  // one a sequence of the batch: keys from there on are padding; empty: none is
-  OptionSpan<Index> cumulative_lengths = {};      // packed: 0, n_1, n_1 + n_2, ..., n; empty: one sequence
-  OptionSpan<Index> key_cumulative_lengths = {};  // the keys' own, for cross attention; empty: the same
-  Index offset = 0;                               // query i stands at position i + offset, key j at position j
+  OptionSpan<bool> key_mask = {};  // one for each key of each sequence of the batch: false is padding; empty: all true
+  OptionSpan<Index> lengths = {};  // one for each sequence of the batch: later keys are padding; empty: no padding
+  OptionSpan<Index> cumulative_lengths = {};      // packed sequences: 0, n_1, n_1 + n_2, ..., n; empty: not packed
+  OptionSpan<Index> key_cumulative_lengths = {};  // of the keys, for cross attention; empty: as for queries
+  Index offset = 0;                               // query i has position i + offset, key j has position j
   double tolerance = 0;                           // 0: 1e-4 in float, 1e-10 in double
-  bool check_finite = false;                      // throw InvalidArgument for a NaN or an infinity
-  Report* report = nullptr;                       // filled in where given
+  bool check_finite = false;                      // throw InvalidArgument if an input is non-finite
+  Report* report = nullptr;                       // is set, unless null
 };
 
 }  // namespace nprf

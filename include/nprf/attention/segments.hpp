@@ -10,7 +10,7 @@
 
 namespace nprf {
 
-/// The rows of one of the sequences that are packed into one array.
+/// The rows of one of the sequences that are packed in an array.
 struct Segment {
   Index q_begin, n_q, k_begin, n_k;
 };
@@ -27,8 +27,8 @@ inline void check_cumulative(std::span<const Index> lengths, Index n, const char
 
 }  // namespace detail
 
-/// Sets `segments` to the sequences of an array of n_q queries and n_k keys, but for packed ones without queries and
-/// keys; checks all that a call says of them, for a batch of such arrays. Throws InvalidArgument.
+/// Sets `segments` to the sequences of an array of n_q queries and n_k keys. Packed sequences without queries and keys
+/// are left out. Throws InvalidArgument if the masks, lengths or offset of the call do not fit a batch of such arrays.
 inline void find_segments(const CallOptions& call, Index batch, Index n_q, Index n_k, std::vector<Segment>& segments) {
   constexpr Index farthest = Index{1} << 40;
   require(-farthest <= call.offset && call.offset <= farthest, "offset: expected -2^40 to 2^40, got ", call.offset);

@@ -22,7 +22,7 @@ using Features = PositiveFeatures<double>;
 using Relative = RelativePosition<double>;
 using Lengths = std::vector<Index>;
 
-// the rows of all heads of all sequences one below the other
+// [batch, heads, tokens, channels] as one matrix of all rows
 struct Rows {
   Rows(Index batch, Index n_heads, Index tokens, Index channels, std::uint64_t seed = 1)
       : all(normal<double>(batch * n_heads * tokens, channels, seed)), heads(n_heads), n(tokens) {}
@@ -47,19 +47,19 @@ struct Data {
 };
 
 struct Model {
-  std::vector<Features> features;   // one, or one a head
-  std::vector<Relative> positions;  // one, or one a head
+  std::vector<Features> features;   // one, or one for each head
+  std::vector<Relative> positions;  // one, or one for each head
   AttentionOptions options;
 };
 
 void run(Batch<double>& batch, const Model& model, Data& x, const CallOptions& call) {
   const HeadModels<double> heads(std::span(model.features), std::span(model.positions), model.options);
   Saved<double> saved;
-  batch.forward(heads, {x.batch, x.heads, x.heads, {x.n_q, x.n_k, d, d_v}}, x.q, x.k, x.v, x.y, call, &saved);
+  batch.forward(heads, x.q, x.k, x.v, x.y, call, &saved);
   batch.backward(heads, saved, x.dy, x.dq, x.dk, x.dv);
 }
 
-// each sequence of each head by an Attention of its own
+// whether each sequence of each head equals a separate Attention
 void check(Batch<double>& batch, const Model& model, Data& x, CallOptions call) {
   Report report, sum;
   call.report = &report;
@@ -106,8 +106,8 @@ Model model(std::size_t maps, std::size_t positions, const AttentionOptions& opt
 
 }  // namespace
 
-TEST_CASE("each sequence of each head is an attention of its own", "[attention]") {
-  Batch<double> batch;  // the same for all calls: its memory is no matter
+TEST_CASE("each sequence of each head equals a separate Attention", "[attention]") {
+  Batch<double> batch;  // one object, because results do not depend on its earlier calls
   for (const Engine engine : engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
       for (const auto& [maps, positions] :
@@ -126,7 +126,7 @@ TEST_CASE("each sequence of each head is an attention of its own", "[attention]"
       }
 }
 
-TEST_CASE("a batch of more tasks than threads, and of none", "[attention]") {
+TEST_CASE("a batch of more work items than threads, and an empty batch", "[attention]") {
   Batch<double> batch;
   const Model heads = model(1, 1, {});
   Data many{7, 3, 5, 5}, one{1, 3, 140, 140}, none{0, 3, 5, 5};
@@ -138,7 +138,7 @@ TEST_CASE("a batch of more tasks than threads, and of none", "[attention]") {
   CHECK(report.engine == Engine::automatic);
 }
 
-TEST_CASE("a batch refuses what does not fit it", "[attention]") {
+TEST_CASE("a batch rejects masks and lengths of wrong sizes", "[attention]") {
   Batch<double> batch;
   const Model heads = model(1, 1, {});
   Data x{2, 1, 5, 6};
@@ -148,7 +148,7 @@ TEST_CASE("a batch refuses what does not fit it", "[attention]") {
   check_invalid([&] { run(batch, heads, x, {.lengths = lengths}); }, {"lengths: expected 2", "got 1"});
 }
 
-TEST_CASE("a batch that is like an earlier one takes the same memory", "[attention]") {
+TEST_CASE("a call of the same shapes uses the same scratch memory", "[attention]") {
   Batch<double> batch;
   const Model heads = model(1, 1, {});
   Data x{2, 3, 40, 40};

@@ -18,7 +18,7 @@ namespace {
 constexpr Index batch = 3, heads = 2, n_q = 9, n_k = 7, d = 4, d_v = 5;
 constexpr double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
 
-// the rows of all heads of all sequences one below the other
+// [batch, heads, tokens, channels] as one matrix of all rows
 struct Arrays {
   Matrix<double> q = normal<double>(batch * heads * n_q, d, 1), k = normal<double>(batch * heads * n_k, d, 2),
                  v = normal<double>(batch * heads * n_k, d_v, 3);
@@ -37,23 +37,23 @@ struct Arrays {
 
 }  // namespace
 
-TEST_CASE("the sequence, the head, the row and the column of what is not finite are named", "[attention]") {
-  for (const double poison : {nan, infinity, -infinity})
+TEST_CASE("the message names the sequence, head, row and column of a non-finite entry", "[attention]") {
+  for (const double non_finite_value : {nan, infinity, -infinity})
     for (const auto& [part, name] :
          {std::pair(&Arrays::q, "queries"), std::pair(&Arrays::k, "keys"), std::pair(&Arrays::v, "values")}) {
       Arrays x;
       CHECK_NOTHROW(x.require());
       const Index n = (x.*part).rows() / (batch * heads);
-      (x.*part)((1 * heads + 1) * n + 6, 3) = poison;
+      (x.*part)((1 * heads + 1) * n + 6, 3) = non_finite_value;
       check_invalid([&] { x.require(); }, {name + std::string(": expected finite numbers (check_finite), got ") +
-                                           (poison > 0   ? "inf"
-                                            : poison < 0 ? "-inf"
-                                                         : "nan") +
+                                           (non_finite_value > 0   ? "inf"
+                                            : non_finite_value < 0 ? "-inf"
+                                                                   : "nan") +
                                            " in batch 1, head 1, row 6, column 3"});
     }
 }
 
-TEST_CASE("of several that are not finite the first is named, whatever the threads", "[attention]") {
+TEST_CASE("the message names the first of several non-finite entries, for any thread count", "[attention]") {
   Arrays x;
   x.v((2 * heads + 0) * n_k + 1, 0) = nan;
   x.q((2 * heads + 1) * n_q + 0, 0) = nan;
@@ -67,7 +67,7 @@ TEST_CASE("of several that are not finite the first is named, whatever the threa
   check_invalid([&] { x.require(); }, {"queries", "batch 0, head 0, row 8, column 3"});
 }
 
-TEST_CASE("padding may hold anything, and a query is none", "[attention]") {
+TEST_CASE("padding may be non-finite, but a query is never padding", "[attention]") {
   Arrays x;
   for (Index h = 0; h < heads; ++h) {
     x.k.row((1 * heads + h) * n_k + 4).setConstant(nan);
@@ -83,7 +83,7 @@ TEST_CASE("padding may hold anything, and a query is none", "[attention]") {
   check_invalid([&] { x.require({.lengths = lengths}); }, {"queries", "batch 1, head 0, row 4, column 0"});
 }
 
-TEST_CASE("one head of one sequence is not numbered", "[attention]") {
+TEST_CASE("the message for one head of one sequence names neither", "[attention]") {
   Matrix<double> x = normal<double>(6, 3, 1);
   x(4, 1) = nan;
   const HeadsView<const double> all = one_head<double>(MatrixView<double>(x));

@@ -12,7 +12,7 @@
 
 namespace nprf::test::attention_batch_head_models {
 
-TEST_CASE("heads share one feature map and one position, or have their own", "[attention]") {
+TEST_CASE("heads share one feature map and one position, or each has its own", "[attention]") {
   const AttentionOptions options{.direction = Direction::causal};
   for (const std::size_t maps : {std::size_t{1}, std::size_t{3}})
     for (const std::size_t positions : {std::size_t{1}, std::size_t{3}}) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "nprf/core/lag_bias.hpp"
 #include "nprf/core/workspace.hpp"
@@ -17,7 +16,7 @@ namespace nprf::test::attention_fallback_double_row {
 
 namespace {
 
-constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 struct Row {
   Matrix<double> a = normal<double>(1, 3, 1).cwiseAbs(), B = normal<double>(9, 3, 2).cwiseAbs(),
@@ -25,15 +24,22 @@ struct Row {
 };
 
 template <class Bias>
+VectorMap<double> biases(const Row& x, const Bias& b, Workspace& workspace) {
+  auto all = workspace.vector<double>(x.B.rows());
+  for (Index j = 0; j < all.size(); ++j) all[j] = b(j);
+  return all;
+}
+
+template <class Bias>
 double forward(const Row& x, const Bias& b, Matrix<double>& y) {
   Workspace workspace;
   y.resize(1, x.v.cols());
-  return DirectRow(x.B.rows(), b).forward(x.a.row(0), x.B, x.v, workspace.vector<double>(3 * x.v.cols()), y.row(0));
+  return DoubleRow<double>(x.a, x.B, x.v, biases(x, b, workspace)).forward(y, workspace);
 }
 
 }  // namespace
 
-TEST_CASE("a row alone is its formula, whatever the common scale of its weights", "[attention]") {
+TEST_CASE("a row in double equals the formula, with biases of any common offset", "[attention]") {
   const Row x;
   const Index n_k = x.B.rows();
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
@@ -41,7 +47,7 @@ TEST_CASE("a row alone is its formula, whatever the common scale of its weights"
       for (const double shift : {0.0, -5000.0}) {
         const LagBias<double> bias{-3, normal_vector<double>(7, 4).array() + shift, -0.5, 0.25};
         const auto b = [&](Index j) {
-          return direction == Direction::causal && j > position ? never : bias[j - position];
+          return direction == Direction::causal && j > position ? minus_infinity : bias[j - position];
         };
         Eigen::RowVectorXd expected = Eigen::RowVectorXd::Zero(2);
         double D = 0;
@@ -53,25 +59,25 @@ TEST_CASE("a row alone is its formula, whatever the common scale of its weights"
         Matrix<double> y;
         CHECK(forward(x, b, y) > 0);
         INFO("position " << position << " shift " << shift);
-        // exponents of up to 5000 carry 5000 eps
+        // the errors of exponents of up to 5000 are 5000 eps
         CHECK(worst_ratio(y, expected / D, 4 * (16 - shift) * epsilon<double>) <= 1);
       }
 }
 
-TEST_CASE("a row alone never reads a key that it does not see", "[attention]") {
+TEST_CASE("a row in double does not depend on keys that it does not attend to", "[attention]") {
   Row x;
-  const auto b = [](Index j) { return j % 3 == 1 ? never : 0.1 * static_cast<double>(j); };
-  Matrix<double> y, again;
+  const auto b = [](Index j) { return j % 3 == 1 ? minus_infinity : 0.1 * static_cast<double>(j); };
+  Matrix<double> y, changed;
   const double D = forward(x, b, y);
   for (const Index j : {1, 4, 7}) {
     x.B.row(j).setConstant(std::numeric_limits<double>::quiet_NaN());
     x.v.row(j).setConstant(std::numeric_limits<double>::infinity());
   }
-  CHECK(forward(x, b, again) == D);
-  CHECK(same_bits(again, y));
+  CHECK(forward(x, b, changed) == D);
+  CHECK(same_bits(changed, y));
 }
 
-TEST_CASE("a row alone adds its gradients, and they are central differences", "[attention]") {
+TEST_CASE("gradients of a row in double are central differences, and are added", "[attention]") {
   const Row x;
   const Matrix<double> dy = normal<double>(1, 2, 5);
   for (const double shift : {0.0, -5000.0}) {
@@ -79,20 +85,19 @@ TEST_CASE("a row alone adds its gradients, and they are central differences", "[
     const auto loss = [&](const Row& row, const Matrix<double>& t) {
       Matrix<double> y;
       forward(
-          row, [&](Index j) { return j == 2 ? never : t(j, 0) + shift; }, y);
+          row, [&](Index j) { return j == 2 ? minus_infinity : t(j, 0) + shift; }, y);
       return y.cwiseProduct(dy).sum();
     };
-    const auto b = [&](Index j) { return j == 2 ? never : table(j, 0) + shift; };
+    const auto b = [&](Index j) { return j == 2 ? minus_infinity : table(j, 0) + shift; };
     Matrix<double> y;
     forward(x, b, y);
     Matrix<double> da = Matrix<double>::Ones(1, 3), dB = Matrix<double>::Ones(9, 3), dU = Matrix<double>::Ones(9, 3);
-    Matrix<double> db = Matrix<double>::Zero(9, 1);
+    Matrix<double> db = Matrix<double>::Constant(9, 1, 7);
     Workspace workspace;
-    const double factor = 4;  // of all gradients but the row's own
-    DirectRow(9, b).backward(x.a.row(0), x.B, x.v, std::as_const(y).row(0), dy.row(0), factor,
-                             workspace.vector<double>(3), da.row(0), dB, dU,
-                             [&](Index j, double gradient) { db(j, 0) += gradient; });
-    // h = 1e-5 beside 5000 keeps 1e-7 of its digits
+    const double factor = 4;  // of all gradients but da
+    DoubleRow<double>(x.a, x.B, x.v, biases(x, b, workspace))
+        .backward(y, dy, {factor, da, dB, dU, db.data()}, workspace);
+    // 5000 + h with h = 1e-5 has a relative rounding error of 1e-7 in h
     const double tolerance = shift == 0 ? 1e-6 : 1e-4;
     Row moved = x;
     CHECK(difference_error(x.a, (da.array() - 1).matrix(), [&](const auto& a) {
@@ -111,7 +116,7 @@ TEST_CASE("a row alone adds its gradients, and they are central differences", "[
           }) <= tolerance);
     CHECK(difference_error(table, db / factor, [&](const auto& t) { return loss(x, t); }) <= tolerance);
     CHECK(db(2, 0) == 0);
-    CHECK(dU.col(2).isOnes(0));  // the column of ones has no gradient in a row of its own
+    CHECK(dU.col(2).isOnes(0));  // the column of ones has no gradient
   }
 }
 

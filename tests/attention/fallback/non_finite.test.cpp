@@ -19,7 +19,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-/// A NaN or an infinity touches the rows of its own formula, and no other, by every engine.
+/// With every engine a non-finite input propagates to exactly those results that depend on it in the formula.
 namespace nprf::test::attention_fallback_non_finite {
 
 namespace {
@@ -31,57 +31,57 @@ constexpr T infinity = std::numeric_limits<T>::infinity();
 template <class T>
 constexpr T nan = std::numeric_limits<T>::quiet_NaN();
 
-// y is finite where the twin is, and near what it is without the poison
+// whether y is non-finite in the same entries as the reference, and within the tolerance of it elsewhere
 template <class T, class A>
-void check_touched(const A& attention, const Tokens<T>& poisoned, const Tokens<T>& clean) {
-  const Matrix<T> y = attention(poisoned.q, poisoned.k, poisoned.v),
-                  twin = reference::kernelized_attention(attention, poisoned.q, poisoned.k, poisoned.v);
-  Index wrong = 0, touched = 0;
+void check_propagation(const A& attention, const Tokens<T>& x, const Tokens<T>& clean) {
+  const Matrix<T> y = attention(x.q, x.k, x.v), expected = reference::kernelized_attention(attention, x.q, x.k, x.v);
+  Index wrong = 0, non_finite = 0;
   double worst = 0;
   for (Index i = 0; i < y.rows(); ++i)
     for (Index p = 0; p < y.cols(); ++p) {
-      wrong += std::isfinite(y(i, p)) != std::isfinite(twin(i, p));
-      touched += !std::isfinite(y(i, p));
-      if (std::isfinite(y(i, p)) && std::isfinite(twin(i, p)))
-        worst = std::max(worst, static_cast<double>(std::abs(y(i, p) - twin(i, p))));
+      wrong += std::isfinite(y(i, p)) != std::isfinite(expected(i, p));
+      non_finite += !std::isfinite(y(i, p));
+      if (std::isfinite(y(i, p)) && std::isfinite(expected(i, p)))
+        worst = std::max(worst, static_cast<double>(std::abs(y(i, p) - expected(i, p))));
     }
   CHECK(wrong == 0);
-  CHECK(touched > 0);
-  CHECK(touched < y.size());
+  CHECK(non_finite > 0);
+  CHECK(non_finite < y.size());
   CHECK(worst <= default_tolerance<T> * static_cast<double>(clean.v.cwiseAbs().maxCoeff()));
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a query, key or value that is not finite touches the rows of the formula", "[attention]",
+TEMPLATE_TEST_CASE("a non-finite query, key or value propagates to the rows of the formula", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 260;
   Vector<T> b = random_table<T>(n, 3);
-  for (Index l = 0; l < b.size(); ++l)  // a window, so that not all rows see a key
+  for (Index l = 0; l < b.size(); ++l)  // a window, so that some rows attend to no key
     if (std::abs(l - (n - 1)) > 110) b[l] = -infinity<T>;
   const RelativePosition<T> position(b);
   const Tokens<T> clean = random_tokens<T>(n, n, d, d_v);
   for (const Engine engine : all_engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
-      for (const T poison : {nan<T>, infinity<T>, -infinity<T>})
+      for (const T non_finite_value : {nan<T>, infinity<T>, -infinity<T>})
         for (const Index at : {Index{5}, Index{130}}) {
-          INFO(name(engine) << (direction == Direction::causal ? ", causal" : "") << ", " << poison << " at " << at);
+          INFO(name(engine) << (direction == Direction::causal ? ", causal" : "") << ", " << non_finite_value << " at "
+                            << at);
           const auto with = [&](const auto& features, Normalization normalization) {
             const Attention attention(features, position, {direction, normalization, engine});
             for (Matrix<T> Tokens<T>::*part : {&Tokens<T>::q, &Tokens<T>::k, &Tokens<T>::v}) {
               Tokens<T> x = clean;
-              (x.*part)(at, 1) = poison;
-              check_touched(attention, x, clean);
+              (x.*part)(at, 1) = non_finite_value;
+              check_propagation(attention, x, clean);
             }
           };
           with(orf<T>(d, m, 7), Normalization::unit());
-          if (poison != -infinity<T>) with(orf<T>(d, m, 7), Normalization::none());
-          if (std::isnan(poison)) with(EluFeatures<T>(d), Normalization::unit());
+          if (non_finite_value != -infinity<T>) with(orf<T>(d, m, 7), Normalization::none());
+          if (std::isnan(non_finite_value)) with(EluFeatures<T>(d), Normalization::unit());
         }
 }
 
-TEST_CASE("infinities of a column keep their sign, and those of both signs are none", "[attention]") {
+TEST_CASE("infinities of a column keep their sign, and those of both signs give NaN", "[attention]") {
   const Index n = 40;
   Tokens<double> x = random_tokens<double>(n, n, d, d_v);
   const Attention attention(orf<double>(d, m, 7), RelativePosition<double>(random_table<double>(n, 3)),
@@ -100,7 +100,7 @@ TEST_CASE("infinities of a column keep their sign, and those of both signs are n
 
 namespace {
 
-// the gradients that the formula gives, infinite or NaN where they are; of dy with a NaN, too
+// the gradients by the formula, with its non-finite entries
 struct Formula {
   template <class A>
   Formula(const A& attention, const Tokens<double>& x, const Matrix<double>& dy)
@@ -136,7 +136,7 @@ struct Formula {
 
 }  // namespace
 
-TEST_CASE("gradients are not finite where those of the formula are not", "[attention]") {
+TEST_CASE("gradients are non-finite exactly where those of the formula are", "[attention]") {
   const Index n = 150;
   Vector<double> b = random_table<double>(n, 3);
   for (Index l = 0; l < b.size(); ++l)  // a window with holes
@@ -162,13 +162,13 @@ TEST_CASE("gradients are not finite where those of the formula are not", "[atten
           const auto near = [](const auto& got, const auto& expected, const Matrix<double>& all) {
             return worst_ratio(got, expected, 1e-9 * all.cwiseAbs().maxCoeff()) <= 1;
           };
-          Index wrong = 0, touched = 0;
+          Index wrong = 0, non_finite = 0;
           for (Index i = 0; i < n; ++i) {
             wrong += g.queries.row(i).allFinite() != formula.rows.row(i).allFinite();
             wrong += g.keys.row(i).allFinite() != formula.keys.row(i).allFinite();
-            touched += !g.keys.row(i).allFinite();
-            // what is not touched is what it was, and values' gradients are those of the formula; noise is that of the
-            // largest
+            non_finite += !g.keys.row(i).allFinite();
+            // finite gradients of queries and keys are those of the finite inputs, and of values those of the formula,
+            // up to errors relative to the largest
             if (formula.rows.row(i).allFinite()) wrong += !near(g.queries.row(i), h.queries.row(i), h.queries);
             if (formula.keys.row(i).allFinite()) wrong += !near(g.keys.row(i), h.keys.row(i), h.keys);
             for (Index p = 0; p < d_v; ++p) {
@@ -179,12 +179,12 @@ TEST_CASE("gradients are not finite where those of the formula are not", "[atten
           }
           for (Index l = 0; l < b.size(); ++l) wrong += std::isfinite(g.bias(l, 0)) != std::isfinite(formula.lags[l]);
           CHECK(wrong == 0);
-          CHECK(touched > 0);
-          CHECK(touched < n);
+          CHECK(non_finite > 0);
+          CHECK(non_finite < n);
         }
 }
 
-TEST_CASE("rows that the formula makes NaN are not computed again", "[attention]") {
+TEST_CASE("rows that are NaN in the formula are not recomputed", "[attention]") {
   const Index n = 60;
   for (const Engine engine : all_engines())
     for (Matrix<double> Tokens<double>::*part : {&Tokens<double>::q, &Tokens<double>::k}) {
@@ -204,26 +204,26 @@ TEST_CASE("rows that the formula makes NaN are not computed again", "[attention]
     }
 }
 
-TEST_CASE("a key that no query sees has no gradient, whatever it holds", "[attention]") {
+TEST_CASE("a key that no query attends to has the gradient 0, even if it is non-finite", "[attention]") {
   const Index n_q = 40, n_k = 90;
   Vector<double> b = random_table<double>(n_k, 3);
   for (Index l = 0; l < b.size(); ++l)
     if (l % 5 == 0) b[l] = -infinity<double>;
-  b.head(n_k - 30).setConstant(-infinity<double>);  // no query sees a key more than 30 before it
+  b.head(n_k - 30).setConstant(-infinity<double>);  // no query attends to keys more than 30 before it
   const Tokens<double> clean = random_tokens<double>(n_q, n_k, d, d_v);
   const Matrix<double> dy = normal<double>(n_q, d_v, 6);
   Mask mask = Mask::Constant(n_k, true);
   mask[3] = mask[20] = mask[70] = false;
   for (const Engine engine : all_engines())
     for (const bool masked : {false, true})
-      for (const double poison : {nan<double>, infinity<double>, 1e300}) {
-        INFO(name(engine) << (masked ? ", masked, " : ", ") << poison);
+      for (const double non_finite_value : {nan<double>, infinity<double>, 1e300}) {
+        INFO(name(engine) << (masked ? ", masked, " : ", ") << non_finite_value);
         const Attention attention(EluFeatures<double>(d), RelativePosition<double>(b),
                                   {Direction::causal, Normalization::none(), engine});
         const CallOptions call{.key_mask = masked ? view(mask) : std::span<const bool>(), .offset = 1};
         Tokens<double> x = clean;
-        x.k.bottomRows(n_k - n_q - 1).setConstant(poison);
-        x.v.bottomRows(n_k - n_q - 1).setConstant(poison);
+        x.k.bottomRows(n_k - n_q - 1).setConstant(non_finite_value);
+        x.v.bottomRows(n_k - n_q - 1).setConstant(non_finite_value);
         Saved<double> saved;
         CHECK(attention.forward(x.q, x.k, x.v, saved, call).allFinite());
         const Gradients<double> g = attention.backward(saved, dy);
@@ -234,7 +234,7 @@ TEST_CASE("a key that no query sees has no gradient, whatever it holds", "[atten
       }
 }
 
-TEST_CASE("the bound is of the rows that are finite", "[attention]") {
+TEST_CASE("the error bound is that of the finite rows", "[attention]") {
   const Index n = 60;
   const Tokens<float> clean = random_tokens<float>(n, n, d, d_v);
   for (const Engine engine : all_engines()) {
@@ -243,21 +243,21 @@ TEST_CASE("the bound is of the rows that are finite", "[attention]") {
     Report report, without;
     attention(clean.q, clean.k, clean.v, {.report = &without});
     for (Matrix<float> Tokens<float>::*part : {&Tokens<float>::q, &Tokens<float>::k})
-      for (const float poison : {nan<float>, infinity<float>})
+      for (const float non_finite_value : {nan<float>, infinity<float>})
         for (const Index at : {Index{0}, Index{30}}) {
-          INFO(name(engine) << ", " << poison << " at " << at);
+          INFO(name(engine) << ", " << non_finite_value << " at " << at);
           Tokens<float> x = clean;
-          (x.*part)(at, 1) = poison;
+          (x.*part)(at, 1) = non_finite_value;
           attention(x.q, x.k, x.v, {.report = &report});
-          if (part == &Tokens<float>::k && at == 0) continue;  // all rows see it
+          if (part == &Tokens<float>::k && at == 0) continue;  // all rows attend to it
           CHECK(report.error_bound >= without.error_bound / 10);
           CHECK(report.error_bound <= default_tolerance<float>);
         }
   }
 }
 
-TEST_CASE("numbers that are not finite cost no more than n log n", "[attention]") {
-  // each of these takes milliseconds; pair by pair it would be minutes
+TEST_CASE("non-finite inputs take time O(n log n)", "[attention]") {
+  // each call takes milliseconds; a loop over pairs would take minutes
   const Index n = 20000, wide = 32;
   const Tokens<float> clean = random_tokens<float>(n, n, d, wide);
   Vector<float> holes = Vector<float>::Zero(2 * n - 1);
@@ -274,9 +274,9 @@ TEST_CASE("numbers that are not finite cost no more than n log n", "[attention]"
     const double finite = seconds([&] { attention(clean.q, clean.k, clean.v, call); });
     for (int part = 0; part < 3; ++part) {
       Tokens<float> x = clean;
-      Matrix<float>& bad = part == 0 ? x.q : part == 1 ? x.k : x.v;
+      Matrix<float>& changed = part == 0 ? x.q : part == 1 ? x.k : x.v;
       for (Index j = 0; j < n; ++j)
-        if (j % 3 == 0 || j > n / 2) bad.row(j).setConstant(j % 2 == 0 ? nan<float> : infinity<float>);
+        if (j % 3 == 0 || j > n / 2) changed.row(j).setConstant(j % 2 == 0 ? nan<float> : infinity<float>);
       INFO(name(engine) << ", part " << part);
       CHECK(seconds([&] { attention(x.q, x.k, x.v, call); }) <= 30 * finite + 1);
     }
@@ -286,7 +286,7 @@ TEST_CASE("numbers that are not finite cost no more than n log n", "[attention]"
   check(RelativePosition<float>(holes), Engine::block_causal, {.key_mask = view(odd)});
 }
 
-TEST_CASE("a grid's tokens that are not finite touch the rows that see them", "[attention]") {
+TEST_CASE("a grid's non-finite tokens propagate to the rows that attend to them", "[attention]") {
   const Index height = 5, width = 6, E = 2, n = E + height * width;
   Matrix<double> b = normal<double>(2 * height - 1, 2 * width - 1, 5);
   b.row(0).setConstant(-infinity<double>);
@@ -297,11 +297,11 @@ TEST_CASE("a grid's tokens that are not finite touch the rows that see them", "[
       INFO(name(engine));
       Tokens<double> x = clean;
       (x.*part)(E + 1, 1) = nan<double>;
-      check_touched(Attention(orf<double>(d, m, 7), grid, {.engine = engine}), x, clean);
+      check_propagation(Attention(orf<double>(d, m, 7), grid, {.engine = engine}), x, clean);
     }
 }
 
-TEST_CASE("finite numbers can be asked for", "[attention]") {
+TEST_CASE("check_finite rejects non-finite inputs", "[attention]") {
   const Index n = 12;
   const Tokens<double> clean = random_tokens<double>(n, n, d, d_v);
   const Attention attention(orf<double>(d, m, 7), RelativePosition<double>(random_table<double>(n, 3)));
@@ -312,15 +312,15 @@ TEST_CASE("finite numbers can be asked for", "[attention]") {
   const std::array<const char*, 3> names{"queries", "keys", "values"};
   const std::array parts{&Tokens<double>::q, &Tokens<double>::k, &Tokens<double>::v};
   for (std::size_t part = 0; part < 3; ++part)
-    for (const double poison : {nan<double>, infinity<double>}) {
+    for (const double non_finite_value : {nan<double>, infinity<double>}) {
       Tokens<double> x = clean;
-      (x.*parts[part])(7, 2) = poison;
+      (x.*parts[part])(7, 2) = non_finite_value;
       attention(x.q, x.k, x.v);
       check_invalid([&] { attention(x.q, x.k, x.v, call); },
                     {names[part], "expected finite numbers", "in row 7, column 2"});
-      // what padding holds is never read
+      // padding is not read
       x = clean;
-      (x.*parts[part])(4, 2) = poison;
+      (x.*parts[part])(4, 2) = non_finite_value;
       if (part > 0) attention(x.q, x.k, x.v, call);
     }
 }

@@ -8,26 +8,26 @@
 
 namespace nprf::test::attention_fallback_row_subset {
 
-TEST_CASE("some queries and their rows", "[attention]") {
+TEST_CASE("the rows of a subset of the queries can be copied from and to a matrix", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
   const std::vector<Index> numbers{2, 3, 6};
-  const RowSubset some(numbers, team);
-  CHECK(some.count() == 3);
-  CHECK((some.number(0) == 2 && some.number(2) == 6));
+  const RowSubset subset(numbers, team);
+  CHECK(subset.count() == 3);
+  CHECK((subset.number(0) == 2 && subset.number(2) == 6));
 
   Matrix<double> x = Matrix<double>::Random(7, 4);
-  const Matrix<double> rows = some.of<double>(x);
+  const Matrix<double> rows = subset.of<double>(x);
   for (Index i = 0; i < 3; ++i) CHECK(same_bits<double>(rows.row(i), x.row(numbers[static_cast<std::size_t>(i)])));
 
   Matrix<double> expected = x;
   for (const Index i : numbers) expected.row(i) *= 2;
   const Matrix<double> twice = 2 * rows;
-  some.put<double>(twice, x);
+  subset.put<double>(twice, x);
   CHECK(same_bits(x, expected));
 }
 
-TEST_CASE("no queries have no rows", "[attention]") {
+TEST_CASE("an empty subset has no rows", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
   const RowSubset none({}, team);

@@ -42,12 +42,10 @@ struct Fixture {
     return b;
   }
 
-  DirectRow<std::function<double(Index)>> one(Index i) const {
-    return {n_k, [i, from = bias.largest(i), this](Index j) {
-              double b;
-              bias(i, from, j, 1, &b);
-              return b;
-            }};
+  VectorMap<double> biases(Index i, Workspace& scratch) const {
+    auto b = scratch.vector<double>(n_k);
+    bias(i, bias.largest(i), 0, n_k, b.data());
+    return b;
   }
 };
 
@@ -89,7 +87,8 @@ TEMPLATE_TEST_CASE("rows by tiles are rows one by one", "[attention]", NPRF_TEST
     Workspace workspace;
     for (Index k = 0; k < rows.count(); ++k) {
       Matrix<T> y(1, p);
-      f.one(some[static_cast<std::size_t>(k)]).forward(A.row(k), f.B, f.v, workspace.vector<double>(3 * p), y.row(0));
+      const auto b = f.biases(some[static_cast<std::size_t>(k)], workspace);
+      DoubleRow<T>(A.middleRows(k, 1), f.B, f.v, b).forward(y, workspace);
       CHECK(worst_ratio(N.row(k) / D[k], y.row(0), 50 * epsilon<T> * f.v.cwiseAbs().maxCoeff()) <= 1);
     }
   }
@@ -173,8 +172,10 @@ TEST_CASE("gradients by tiles are those of rows one by one", "[attention]") {
     const Index i = some[static_cast<std::size_t>(k)];
     const Matrix<double> y = N.row(k) / D[k];
     G.row(k) << dy.row(k) / D[k], -dy.row(k).dot(y.row(0)) / D[k];
-    f.one(i).backward(A.row(k), f.B, f.v, y.row(0), dy.row(k), 1, workspace.vector<double>(r), dA_one.row(k), dB_one,
-                      dU_one, [&](Index j, double g) { db_one[static_cast<std::size_t>(j - i + n_q - 1)] += g; });
+    auto db_row = workspace.vector<double>(n_k);
+    DoubleRow<double>(A.middleRows(k, 1), f.B, f.v, f.biases(i, workspace))
+        .backward(y, dy.middleRows(k, 1), {1, dA_one.middleRows(k, 1), dB_one, dU_one, db_row.data()}, workspace);
+    for (Index j = 0; j < n_k; ++j) db_one[static_cast<std::size_t>(j - i + n_q - 1)] += db_row[j];
   }
   tiles.gradients(A, f.B, U, G, dA, dB, dU, db, {});
   const auto same = [](const Matrix<double>& got, const Matrix<double>& expected) {

@@ -18,25 +18,25 @@ namespace nprf::test::attention_weights_lower {
 
 namespace {
 
-constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 using Relative = RelativePosition<double>;
 using Grid = GridPosition<double>;
 
-// the holes of a window, N(0,1) elsewhere
+// N(0,1), with holes
 Grid grid(Index E) {
   Matrix<double> b = normal<double>(5, 7, 1), extra = normal<double>(E, E + 2, 2);
-  b(0, 0) = b(2, 4) = b(3, 3) = never;
-  if (E > 0) extra(0, 0) = extra(E - 1, 1) = extra(0, 2) = never;
+  b(0, 0) = b(2, 4) = b(3, 3) = minus_infinity;
+  if (E > 0) extra(0, 0) = extra(E - 1, 1) = extra(0, 2) = minus_infinity;
   return {3, 4, b, extra};
 }
 
 }  // namespace
 
-TEST_CASE("weights are relative to the largest bias that the direction reaches", "[attention]") {
+TEST_CASE("weights are relative to the largest bias of the lags that the direction allows", "[attention]") {
   Vector<double> b = random_table<double>(4, 3);
   b[8] = 100;   // the lag 4 and beyond: no causal query attends to it
-  b[0] = 1000;  // the lag -4 and before: out of reach of so few queries
+  b[0] = 1000;  // the lag -4 and before: no query is so far from a key
   const Relative position(b);
   Workspace workspace;
   const Index offset = 1;
@@ -50,7 +50,7 @@ TEST_CASE("weights are relative to the largest bias that the direction reaches",
       CHECK(x.weights[lag + offset] == (causal && lag > 0 ? 0 : std::exp(position.bias()[lag] - largest)));
     for (Index i = 0; i < 3; ++i)
       for (Index j = 0; j < 9; ++j)
-        CHECK(x.bias_between(i, j) == (causal && j > i + offset ? never : position.bias()[j - i - offset]));
+        CHECK(x.bias_between(i, j) == (causal && j > i + offset ? minus_infinity : position.bias()[j - i - offset]));
     CHECK((x.border.count == 0 && x.queries.count() == 3 && x.keys.count() == 9));
   }
 }
@@ -60,7 +60,8 @@ TEST_CASE("the weights of all cells share a scale, and the row of an extra token
   const Grid position = grid(2);
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const LagProblem<double> x = lower<double>(position, direction, 0, 14, 14, Pass::forward, workspace);
-    std::array<double, 3> largest{never, never, never};  // of extra token 0, of 1, and of all cells
+    std::array<double, 3> largest{minus_infinity, minus_infinity,
+                                  minus_infinity};  // of extra token 0, of 1, and of all cells
     for (Index i = 0; i < 14; ++i)
       for (Index j = 0; j < 14; ++j) {
         double& top = largest[static_cast<std::size_t>(std::min<Index>(i, 2))];
@@ -70,7 +71,7 @@ TEST_CASE("the weights of all cells share a scale, and the row of an extra token
     for (Index i = 0; i < 14; ++i)
       for (Index j = 0; j < 14; ++j) {
         const double b = x.bias_between(i, j), top = largest[static_cast<std::size_t>(std::min<Index>(i, 2))];
-        const double expected = b > never ? std::exp(b - top) : 0;
+        const double expected = b > minus_infinity ? std::exp(b - top) : 0;
         const bool inside = i >= 2 && j >= 2;
         const double got = inside ? x.weights[position.slot(j - 2) - position.slot(i - 2)] : x.border(i, j);
         CHECK(got == expected);
@@ -78,11 +79,12 @@ TEST_CASE("the weights of all cells share a scale, and the row of an extra token
   }
 }
 
-TEST_CASE("biases that are all -infinity give weights of zero, and nothing is attended", "[attention]") {
+TEST_CASE("if all biases are -infinity, all weights are zero", "[attention]") {
   Workspace workspace;
-  const Relative blind(Vector<double>::Constant(1, never));
-  const LagProblem<double> x = lower<double>(blind, Direction::bidirectional, 0, 5, 6, Pass::forward, workspace);
-  for (Index lag = -4; lag <= 5; ++lag) CHECK((x.weights[lag] == 0 && !x.attends(lag) && x.bias(lag) == never));
+  const Relative all_masked(Vector<double>::Constant(1, minus_infinity));
+  const LagProblem<double> x = lower<double>(all_masked, Direction::bidirectional, 0, 5, 6, Pass::forward, workspace);
+  for (Index lag = -4; lag <= 5; ++lag)
+    CHECK((x.weights[lag] == 0 && !x.attends(lag) && x.bias(lag) == minus_infinity));
   CHECK((!x.attends(0, 0) && x.bias_spread() == 0));
 }
 
@@ -98,16 +100,16 @@ TEST_CASE("a position with slots of its own rejects other numbers of tokens", "[
   check_invalid([&] { make(14, 14, 1); }, {"offset: expected 0", "got 1"});
 }
 
-TEST_CASE("lags of a problem include the offset, and are out of reach where the direction hides them", "[attention]") {
+TEST_CASE("lags of a problem include the offset, and the direction limits those that are attended", "[attention]") {
   Workspace workspace;
   const AlibiPosition<double> alibi(0.5);
   const LagProblem<double> x = lower<double>(alibi, Direction::causal, 4, 3, 10, Pass::forward, workspace);
   CHECK((x.lags.first == -2 && x.lags.last == 9 && x.reach.last == 4));
   for (Index lag = -2; lag <= 9; ++lag) {
     CHECK(x.attends(lag) == (lag <= 4));
-    CHECK(x.bias(lag) == (lag <= 4 ? -0.5 * static_cast<double>(4 - lag) : never));
+    CHECK(x.bias(lag) == (lag <= 4 ? -0.5 * static_cast<double>(4 - lag) : minus_infinity));
   }
-  CHECK((x.bias(-3) == never && x.bias(10) == never));
+  CHECK((x.bias(-3) == minus_infinity && x.bias(10) == minus_infinity));
   CHECK((x.largest_bias == 0 && x.bias_spread() == 3));
   CHECK(x.weights.tails.before == 6);
   // far from the table a difference is that of the lags

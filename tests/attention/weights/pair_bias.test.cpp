@@ -18,24 +18,24 @@ namespace nprf::test::attention_weights_pair_bias {
 
 namespace {
 
-constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
-// body(weights, keys) for positions and masks of n tokens
+// calls body(weights, keys) for positions and masks of n tokens
 template <class Body>
 void for_each_case(Body&& body) {
   const Index n = 14;
   Workspace workspace;
   const Team team(workspace);
   Vector<double> b = random_table<double>(n, 3);
-  b[n + 2] = b[n - 6] = never;
+  b[n + 2] = b[n - 6] = minus_infinity;
   const RelativePosition<double> relative(b);
   const Mask mask = (normal_vector<double>(n, 90).array() > -0.5).eval();
   const auto with = [&](const auto& position, Index offset) {
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       const PreparedPosition<double> weights(position, {.direction = direction}, {n, n, 4, 2}, offset, Pass::forward,
                                              team);
-      for (const auto seen : {std::span<const bool>(), view(mask)})
-        for (const Index length : {n, Index{5}}) body(weights, weights.keys(seen, length, workspace));
+      for (const auto key_mask : {std::span<const bool>(), view(mask)})
+        for (const Index length : {n, Index{5}}) body(weights, weights.keys(key_mask, length, workspace));
     }
   };
   for (const Index offset : {0, 3, -2}) with(relative, offset);
@@ -45,38 +45,38 @@ void for_each_case(Body&& body) {
 
 }  // namespace
 
-TEST_CASE("the bias of a query's pairs is the position's, and the keys' exponents", "[attention]") {
+TEST_CASE("the bias of a pair is that of the position plus the key's log-scale", "[attention]") {
   Index pairs = 0;
   for_each_case([&](const PreparedPosition<double>& weights, const Placement& keys) {
     Workspace workspace;
     const Index n_k = keys.count();
-    const Vector<double> exponents = normal_vector<double>(n_k, 5);
-    const PairBias<double> bias(weights.problem(), keys, nullptr), raised(weights.problem(), keys, exponents.data());
+    const Vector<double> log_scales = normal_vector<double>(n_k, 5);
+    const PairBias<double> bias(weights.problem(), keys, nullptr), scaled(weights.problem(), keys, log_scales.data());
     for (Index i = 0; i < weights.queries().count(); ++i) {
       const auto [first, end] = bias.reach(i, i);
       const auto largest = bias.largest(i);
-      double most = never;
+      double most = minus_infinity;
       for (Index j = 0; j < n_k; ++j) most = std::max(most, weights.problem().bias_between(i, keys.number(j)));
-      if (most == never) {
-        CHECK(largest.bias == never);
+      if (most == minus_infinity) {
+        CHECK(largest.bias == minus_infinity);
         continue;
       }
       CHECK(std::abs(largest.bias - most) <= 16 * epsilon<double>);  // a sum of two numbers below 8
       for (Index j = 0; j < n_k; ++j) {
         const double expected = weights.problem().bias_between(i, keys.number(j));
-        pairs += expected > never;
-        if (j < first || j >= end) CHECK(expected == never);
+        pairs += expected > minus_infinity;
+        if (j < first || j >= end) CHECK(expected == minus_infinity);
         for (const Index count : {Index{1}, n_k - j}) {
           Vector<double> b(count), r(count);
           bias(i, largest, j, count, b.data());
-          raised(i, raised.largest(i), j, count, r.data());
+          scaled(i, scaled.largest(i), j, count, r.data());
           // differences of numbers below 8, and sums of two of them
           const auto is = [](double got, double wanted) {
             return got == wanted || std::abs(got - wanted) <= 64 * epsilon<double>;
           };
           CHECK(is(b[0], expected - most));
           CHECK(is(b[count - 1], weights.problem().bias_between(i, keys.number(j + count - 1)) - most));
-          CHECK(is(r[0], expected - most + exponents[j]));
+          CHECK(is(r[0], expected - most + log_scales[j]));
         }
       }
     }
@@ -84,8 +84,8 @@ TEST_CASE("the bias of a query's pairs is the position's, and the keys' exponent
   CHECK(pairs > 1000);
 }
 
-TEST_CASE("biases far from zero are relative to their row's largest without loss", "[attention]") {
-  // ALiBi far from lag 0, and so steep that biases have no digits after the point
+TEST_CASE("differences of biases far from zero are precise", "[attention]") {
+  // ALiBi far from lag 0, and so steep that biases have no fractional bits
   const Index n = 9;
   Workspace workspace;
   const Team team(workspace);
@@ -102,14 +102,14 @@ TEST_CASE("biases far from zero are relative to their row's largest without loss
       for (Index j = 1; j < n; ++j) nearest = std::min(nearest, distance(j));
       for (Index j = 0; j < n; ++j) {
         const double expected = -slope * static_cast<double>(distance(j) - nearest);
-        // of differences of a few times the slope, where that is not large
+        // differences of multiples of the slope
         CHECK(std::abs(b[j] - expected) <= epsilon<double> * (std::abs(expected) + 16));
       }
     }
   }
 }
 
-TEST_CASE("what the pairs add goes to the scalar that their bias came from", "[attention]") {
+TEST_CASE("the gradient of a pair is added to that of its lag or of its entry of the border", "[attention]") {
   for_each_case([&](const PreparedPosition<double>& weights, const Placement& keys) {
     Workspace workspace;
     const PairBias<double> bias(weights.problem(), keys, nullptr);
@@ -132,7 +132,7 @@ TEST_CASE("what the pairs add goes to the scalar that their bias came from", "[a
     }
     CHECK(at_lags == expected_lags);
     CHECK(at_border == expected_border);
-    // nobody asks for lags
+    // the gradients of lags may be not requested
     double* nowhere = nullptr;
     bias.add_gradient(
         0, 0, n_k, [](Index) { return 1.0; }, nowhere, at_border.data());

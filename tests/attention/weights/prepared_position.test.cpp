@@ -18,7 +18,7 @@ namespace nprf::test::attention_weights_prepared_position {
 
 namespace {
 
-constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 using Relative = RelativePosition<double>;
 using Grid = GridPosition<double>;
@@ -41,17 +41,17 @@ Mask mask_of(Index n, const std::vector<Index>& keys) {
   return mask;
 }
 
-// the holes of a window, N(0,1) elsewhere
+// N(0,1), with holes
 Grid grid(Index E) {
   Matrix<double> b = normal<double>(5, 7, 1), extra = normal<double>(E, E + 2, 2);
-  b(0, 0) = b(2, 4) = b(3, 3) = never;
-  if (E > 0) extra(0, 0) = extra(E - 1, 1) = extra(0, 2) = never;
+  b(0, 0) = b(2, 4) = b(3, 3) = minus_infinity;
+  if (E > 0) extra(0, 0) = extra(E - 1, 1) = extra(0, 2) = minus_infinity;
   return {3, 4, b, extra};
 }
 
 }  // namespace
 
-TEST_CASE("the keys of a call are those before its length that the mask does not hide", "[attention]") {
+TEST_CASE("the keys of a call are those before its length whose mask is true", "[attention]") {
   const Relative position(random_table<double>(4, 3));
   Workspace workspace;
   const PreparedPosition<double> weights(position, {}, {5, 6, 4, 2}, 0, Pass::forward, Team(workspace));
@@ -70,14 +70,14 @@ TEST_CASE("the keys of a call are those before its length that the mask does not
   CHECK(keys({4, 5}, 4).empty());
   CHECK(keys({}, 6).empty());
 
-  // padding at the end alone needs no numbers, so that keys are read in place
+  // with padding only at the end there are no arrays, so that keys are read in place
   const Mask prefix = mask_of(6, {0, 1, 2}), gap = mask_of(6, {0, 2});
   CHECK(weights.keys(view(prefix), 6, workspace).numbers == nullptr);
   CHECK(weights.keys(view(prefix), 6, workspace).slots.at == nullptr);
   CHECK(slots(weights.keys(view(gap), 6, workspace)) == std::vector<Index>{0, 2});
 }
 
-TEST_CASE("the keys of a grid are its extra tokens and then its cells, each in its slot", "[attention]") {
+TEST_CASE("the keys of a grid are its extra tokens, without slots, and then its cells in their slots", "[attention]") {
   const Grid position = grid(2);
   Workspace workspace;
   const PreparedPosition<double> weights(position, {}, {14, 14, 4, 2}, 0, Pass::forward, Team(workspace));
@@ -107,7 +107,7 @@ TEST_CASE("Engine::grid is rejected for a position that is not a grid", "[attent
       [&] {
         PreparedPosition<double>(relative, {.engine = Engine::grid}, {5, 6, 4, 2}, 0, Pass::forward, team);
       },
-      {"engine: expected grid for a position of two dimensions"});
+      {"engine: expected another than grid"});
 }
 
 }  // namespace nprf::test::attention_weights_prepared_position

@@ -9,7 +9,7 @@
 
 namespace nprf::test::attention_weights_prepared_segments {
 
-TEST_CASE("sequences of one size share their weights, and each has those of its size", "[attention]") {
+TEST_CASE("sequences of equal sizes share a prepared position, and others have their own", "[attention]") {
   const RelativePosition<double> position(random_table<double>(20, 3));
   const AttentionOptions options{.direction = Direction::causal};
   const std::vector<Segment> segments{{0, 5, 0, 5},   {5, 3, 5, 3},   {8, 5, 8, 5},  {13, 5, 13, 3},
@@ -19,7 +19,7 @@ TEST_CASE("sequences of one size share their weights, and each has those of its 
   const Team team(workspace);
   PreparedSegments<double> weights;
   for (int round = 0; round < 2; ++round) {
-    weights.build(position, options, segments, 4, 3, offset, Pass::forward, team);
+    weights.build(position, options, segments, 4, 3, {offset}, team);
     CHECK(&weights[0] == &weights[2]);
     CHECK(&weights[1] == &weights[4]);
     for (const auto& [s, t] : std::vector<std::pair<std::size_t, std::size_t>>{{0, 1}, {0, 3}, {1, 3}, {3, 5}, {1, 5}})
@@ -34,8 +34,8 @@ TEST_CASE("sequences of one size share their weights, and each has those of its 
     }
     CHECK((weights.distances().first == -4 - offset && weights.distances().last == 4 - offset));
   }
-  // another call has its own
-  weights.build(position, options, std::vector<Segment>{{0, 9, 0, 9}}, 4, 3, offset, Pass::forward, team);
+  // build() replaces those of an earlier call
+  weights.build(position, options, std::vector<Segment>{{0, 9, 0, 9}}, 4, 3, {offset}, team);
   CHECK(weights.distances().first == -8 - offset);
 }
 

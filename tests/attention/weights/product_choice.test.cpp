@@ -19,18 +19,18 @@ namespace nprf::test::attention_weights_product_choice {
 
 namespace {
 
-constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 using Relative = RelativePosition<double>;
 using Grid = GridPosition<double>;
 
 }  // namespace
 
-TEST_CASE("backward accepts the log-scales of keys that forward has saved", "[attention]") {
+TEST_CASE("if forward's engine accepts log-scales of keys, so does backward's", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
-  // forward, weights that are alike at the last two distances in reach, -1 and -2, are a tail: for some of these tables
-  // banded is the cheaper engine without it, block_causal with it
+  // In forward, equal weights at the last two attended lags, -1 and -2, are a tail. For some of these tables banded is
+  // the cheaper engine without this tail, and block_causal with it
   const Index n = 16384;
   Index saves = 0;
   for (Index reach = 9200; reach < 15200; reach += 25) {
@@ -49,25 +49,25 @@ TEST_CASE("backward accepts the log-scales of keys that forward has saved", "[at
   CHECK(saves > 0);
 }
 
-TEST_CASE("weights that hide later keys count as one-sided in either direction", "[attention]") {
+TEST_CASE("weights that are zero for later keys count as causal in bidirectional attention too", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
   const Index n = 16384;
   Vector<double> b = random_table<double>(n - 1, 3);
-  b.tail(n - 1).setConstant(never);
+  b.tail(n - 1).setConstant(minus_infinity);
   const Relative position(b);
   const PreparedPosition<double> weights(position, {}, {n, n, 32, 65}, 0, Pass::forward, team);
   CHECK(weights.products().product().engine() == Engine::block_causal);
 }
 
-TEST_CASE("the direct engine takes over where few keys are left", "[attention]") {
+TEST_CASE("the direct engine is selected if a mask leaves few keys", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
   const Index n = 16384;
   const Relative position(random_table<double>(n - 1, 3));
   const PreparedPosition<double> weights(position, {.direction = Direction::causal}, {n, n, 32, 65}, 0, Pass::forward,
                                          team);
-  const auto engine_for = [&](Index left) {  // that many keys, evenly spread
+  const auto engine_for = [&](Index left) {  // for `left` keys at equal distances
     Mask mask = Mask::Constant(n, false);
     for (Index j = 0; j < left; ++j) mask[j * n / left] = true;
     return weights.products().product(weights.keys(view(mask), n, workspace), workspace).engine();
@@ -76,7 +76,7 @@ TEST_CASE("the direct engine takes over where few keys are left", "[attention]")
   CHECK(engine_for(n - 100) == Engine::block_causal);
   CHECK(engine_for(n / 64) == Engine::direct);
 
-  // so it does for other engines, and on a grid
+  // also instead of other engines, and on a grid
   const AlibiPosition<double> alibi(0.01);
   const PreparedPosition<double> by_states(alibi, {}, {1000, 1000, 32, 65}, 0, Pass::forward, team);
   Mask first = Mask::Constant(1000, false);
@@ -95,8 +95,8 @@ TEST_CASE("the direct engine takes over where few keys are left", "[attention]")
 TEST_CASE("weights of zero need no engine", "[attention]") {
   Workspace workspace;
   const Team team(workspace);
-  const Relative blind(Vector<double>::Constant(1, never));
-  const PreparedPosition<double> weights(blind, {}, {5, 6, 4, 2}, 0, Pass::forward, team);
+  const Relative all_masked(Vector<double>::Constant(1, minus_infinity));
+  const PreparedPosition<double> weights(all_masked, {}, {5, 6, 4, 2}, 0, Pass::forward, team);
   CHECK(weights.products().product().engine() == Engine::automatic);
 }
 

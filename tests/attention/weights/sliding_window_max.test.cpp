@@ -9,7 +9,7 @@
 
 namespace nprf::test::attention_weights_sliding_window_max {
 
-TEST_CASE("the largest of the keys that a query sees, at least", "[attention]") {
+TEST_CASE("the maximum of the sizes in the window, or the earlier value if that is larger", "[attention]") {
   const std::vector<Index> gaps{0, 3, 4, 9, 10, 11, 17, 30}, early{2}, late{29};
   const auto at = [](const std::vector<Index>& slots) {
     return Slots{static_cast<Index>(slots.size()), 0, slots.data()};
@@ -34,7 +34,7 @@ TEST_CASE("the largest of the keys that a query sees, at least", "[attention]") 
       }
 }
 
-TEST_CASE("powers of two of sizes: each once, the largest first", "[attention]") {
+TEST_CASE("exponents of sizes: each once, in decreasing order", "[attention]") {
   const auto powers = [](const std::vector<float>& sizes) {
     std::vector<int> all(sizes.size());
     all.resize(static_cast<std::size_t>(exponents_of(sizes.data(), static_cast<Index>(sizes.size()), all.data())));

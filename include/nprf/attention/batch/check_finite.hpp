@@ -19,8 +19,8 @@ namespace nprf {
 
 namespace detail {
 
-/// The first of x's first rows that the mask leaves and that holds a NaN or an infinity, -1 if there is none; an empty
-/// mask leaves all.
+/// The first non-finite row of x among the first `rows` rows whose mask is true, -1 if there is none. An empty mask is
+/// all true.
 template <class X>
 Index first_non_finite(const X& x, std::span<const bool> mask, Index rows) {
   for (Index i = 0; i < rows; ++i)
@@ -30,8 +30,8 @@ Index first_non_finite(const X& x, std::span<const bool> mask, Index rows) {
 
 }  // namespace detail
 
-/// Throws InvalidArgument if queries, keys or values hold a NaN or an infinity that is not padding, for the first in
-/// the order of sequences, heads, and queries, keys, values: it names all of them. O(n (d + d_v)) a head, by the team.
+/// Throws InvalidArgument if an entry of queries, keys or values that is not padding is non-finite. The message names
+/// the first one, in the order of sequences, heads, and queries, keys, values. O(n (d + d_v)) for each head.
 template <Real T>
 void require_finite(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
                     const CallOptions& call, const Team& team) {
@@ -47,20 +47,20 @@ void require_finite(const HeadsView<const T>& q, const HeadsView<const T>& k, co
   const auto place = [&](Index task) { return Task{task % 3, task / 3 % heads, task / 3 / heads}; };
   const auto first_row = [&](Index task) {
     const auto [part, h, b] = place(task);
-    if (h >= parts[part].x.heads) return Index{-1};  // shared by heads of queries
+    if (h >= parts[part].x.heads) return Index{-1};  // keys and values have fewer heads than queries
     const auto x = parts[part].x(b, h);
     if (part == 0) return detail::first_non_finite(x, {}, x.rows());
-    const Index seen = call.lengths.empty() ? x.rows() : call.lengths[static_cast<std::size_t>(b)];
+    const Index length = call.lengths.empty() ? x.rows() : call.lengths[static_cast<std::size_t>(b)];
     std::span<const bool> mask = call.key_mask;
     if (!mask.empty()) mask = mask.subspan(static_cast<std::size_t>(b * x.rows()), static_cast<std::size_t>(x.rows()));
-    return detail::first_non_finite(x, mask, seen);
+    return detail::first_non_finite(x, mask, length);
   };
 
   const Index tasks = 3 * batch * heads;
   std::atomic<Index> first = tasks;
   team.run(tasks, [&](Index task, Workspace&) {
     if (task > first || first_row(task) < 0) return;
-    for (Index seen = first; task < seen && !first.compare_exchange_weak(seen, task);) continue;
+    for (Index current = first; task < current && !first.compare_exchange_weak(current, task);) continue;
   });
   if (first == tasks) return;
   const auto [part, h, b] = place(first);

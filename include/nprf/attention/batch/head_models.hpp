@@ -11,12 +11,12 @@
 
 namespace nprf {
 
-/// The feature maps and the positions of all heads, one for all or one a head, known by their scalar alone. It refers
+/// Type-erased references to the feature maps and the positions of all heads, one for all heads or one for each. Refers
 /// to them and to the options.
 template <Real T>
 class HeadModels {
  public:
-  /// At least one of each.
+  /// Requires at least one of each.
   template <FeatureMap F, Position P>
     requires std::same_as<typename F::Scalar, T> && std::same_as<typename P::Scalar, T>
   HeadModels(std::span<const F> features, std::span<const P> positions, const AttentionOptions& options)
@@ -29,15 +29,15 @@ class HeadModels {
         m_position([](const void* all, std::size_t at) { return PositionView<T>(static_cast<const P*>(all)[at]); }),
         m_options(options) {}
 
-  /// That of head h.
+  /// The feature map of head h.
   FeatureMapView<T> feature_map(Index h) const {
     return m_feature_map(m_features, m_num_features == 1 ? 0 : static_cast<std::size_t>(h));
   }
 
   std::size_t num_positions() const { return m_num_positions; }
-  /// Which of the positions is that of head h.
+  /// The index of head h's position among the positions.
   std::size_t position_of(Index h) const { return m_num_positions == 1 ? 0 : static_cast<std::size_t>(h); }
-  PositionView<T> position(std::size_t number) const { return m_position(m_positions, number); }
+  PositionView<T> position(std::size_t index) const { return m_position(m_positions, index); }
 
   const AttentionOptions& options() const { return m_options; }
 

@@ -13,51 +13,53 @@
 
 namespace nprf {
 
-/// What sums of a few features and keys, added up in turn, are off by, relative to the sum of their terms' sizes. Of k
-/// roundings, k eps / 2 at most; rounding that does not know of each other goes with sqrt(k), but that of equal terms
-/// is alike, and an eighth of them was seen to add up.
+/// The rounding error of a row's sums over r features and over `keys` keys that are summed plainly, relative to the sum
+/// of the terms' magnitudes. k roundings are at most k eps / 2. Independent ones grow with sqrt(k), but those of equal
+/// terms are correlated: the most that was measured is k / 8.
 template <Real T>
 double error_of_sums(Index r, Index keys) {
   const auto growth = [](Index k) {
     const double all = static_cast<double>(k);
     return std::min(all, 1.5 * std::sqrt(all) + all / 8);
   };
-  // scores, which numerators and denominators share, and sums over tiles of 64 keys, which they do not
+  // numerator and denominator share the scores, but not the sums over tiles of 64 keys
   const double roundings = growth(r) + 2 * growth(std::min<Index>(keys, 64) + keys / 16) + 4;
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
 }
 
-/// What the weights exp(b - max b) are off by, relative to themselves: in double, b may be as far from its maximum as
-/// leaves a row its digits.
+/// The relative error of the weights exp(b - max b), of which b - max b is computed in double: 0 in float. A row whose
+/// biases are all farther from the maximum than is_sound() allows is recomputed.
 template <Real T>
 double error_of_weights(double bias_spread) {
-  constexpr double digits = 354;  // -ln sqrt(min): the least that is_sound() leaves a row of all
-  return sizeof(T) == sizeof(double) ? std::numeric_limits<double>::epsilon() / 2 * std::min(bias_spread, digits) : 0;
+  constexpr double max_spread = 354;  // -ln sqrt(min)
+  return sizeof(T) == sizeof(double) ? std::numeric_limits<double>::epsilon() / 2 * std::min(bias_spread, max_spread)
+                                     : 0;
 }
 
-/// How far off the rows y = N / D of one product may be, relative to the largest |v| that a row sees.
+/// Bounds of the errors of the rows y = N / D of a product, relative to v_max(i), the largest |v| that query i attends
+/// to. With the engine's row_error_bounds() E(N_i) and E(D_i), and a relative error e of weights and sums,
 ///
-///     noise_i = 2 (noise(N_i) + |y_i| noise(D_i)) / (v_max(i) |D_i|)    what an FFT's rounding leaves in a row
-///     bound_i = noise_i + error condition_i (1 + |y_i| / v_max(i))      the row's own rounding
+///     bound_i = fft_error_i + e condition_i
+///     fft_error_i = 1.25 (E(N_i) / v_max(i) + E(D_i) max(1, |y_i| / v_max(i))) / |D_i|
 ///
-/// With weights of one sign |y_i| <= v_max(i), the condition is 1 and an error in all weights moves y by no more than
-/// that: the mean distance of values from their mean is at most v_max. With features of both signs the condition is
-/// |A_i| sum_j c_ij |B_j| / |D_i|. O((n_q + n_k) r) to build, in the team's workspace.
+/// With positive features the condition is 1: |y_i| <= v_max(i), and an error e of all weights changes y by at most
+/// e v_max(i), because the mean distance of values from their mean is at most v_max(i). With features of both signs it
+/// is |A_i| sum_j c_ij |B_j| / |D_i| (1 + max(1, |y_i| / v_max(i))). O((n_q + n_k) r), in the team's workspace.
 template <Real T>
-class RowErrors {
+class RowErrorBound {
  public:
-  /// For the product of factors whose values are v (n_k,d_v), the largest |v| of each row in `sizes` (n_k).
-  RowErrors(const PreparedPosition<T>& weights, const toeplitz::BorderedProduct<T>& product,
-            const toeplitz::Factors<T>& x, const T* sizes, bool all_positive, const Team& team) {
+  /// For the product of x with values v (n_k,d_v), where `value_maxima` (n_k) are the largest |v| of each key.
+  RowErrorBound(const PreparedPosition<T>& position, const toeplitz::BorderedProduct<T>& product,
+                const toeplitz::Factors<T>& x, const T* value_maxima, bool all_positive, const Team& team) {
     Workspace& workspace = team.workspace();
     const Index n_q = x.queries.count(), n_k = x.keys.count();
     if (product.rounding() != toeplitz::Rounding::per_row)
-      m_noise = {workspace.take<double>(n_q), workspace.take<double>(n_q)};
-    m_seen = workspace.take<T>(n_q);
+      m_fft_errors = {workspace.take<double>(n_q), workspace.take<double>(n_q)};
+    m_largest_values = workspace.take<T>(n_q);
     if (!all_positive) m_terms = workspace.take<T>(n_q);
     const Workspace::Scope scope(workspace);
-    weights.attendance().largest_attended(sizes, x.keys, m_seen, workspace);
-    if (m_noise.Y) product.row_error_bounds(x, sizes, m_noise, team);
+    position.attendance().largest_attended(value_maxima, x.keys, m_largest_values, workspace);
+    if (m_fft_errors.Y) product.row_error_bounds(x, value_maxima, m_fft_errors, team);
     if (m_terms) {
       auto a = workspace.template matrix<T>(n_q, 1), b = workspace.template matrix<T>(n_k, 1),
            none = workspace.template matrix<T>(n_k, 0), nothing = workspace.template matrix<T>(n_q, 0);
@@ -67,43 +69,44 @@ class RowErrors {
     }
   }
 
-  /// Of row i, from its numerators and its denominator; infinity where nothing is known.
+  /// The bound of the FFT's error in row i, from its numerators and its denominator; infinity if it is NaN.
   template <class RowN>
   double fft_error(Index i, const RowN& N, T D) const {
-    constexpr double margin = 1.25;  // errors were seen up to the noise
-    if (!m_noise.Y || m_noise.sums[i] == 0) return 0;
+    constexpr double margin = 1.25;  // measured errors reach the engine's bounds
+    if (!m_fft_errors.Y || m_fft_errors.sums[i] == 0) return 0;
     const double d = std::abs(static_cast<double>(D));
-    const double of_N = m_noise.Y[i] == 0 ? 0 : m_noise.Y[i] / static_cast<double>(m_seen[i]);
-    const double off = margin * (of_N + m_noise.sums[i] * (m_terms ? size(i, N, d) : 1)) / d;
-    return std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
+    const double of_N = m_fft_errors.Y[i] == 0 ? 0 : m_fft_errors.Y[i] / static_cast<double>(m_largest_values[i]);
+    const double error = margin * (of_N + m_fft_errors.sums[i] * (m_terms ? magnitude(i, N, d) : 1)) / d;
+    return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
   }
 
-  /// (n_q)  the largest |v| that each row sees.
-  const T* largest_values() const { return m_seen; }
+  /// (n_q)  v_max(i).
+  const T* largest_values() const { return m_largest_values; }
 
-  /// How many times the error of its weights a row may be off, from the same.
+  /// The condition of row i, from its numerators and its denominator.
   template <class RowN>
   double condition(Index i, const RowN& N, T D) const {
     if (!m_terms) return 1;
-    const double d = std::abs(static_cast<double>(D)), lost = m_noise.Y ? m_noise.sums[i] : 0;
-    return (std::abs(static_cast<double>(m_terms[i])) + lost) / d * (1 + size(i, N, d));
+    const double d = std::abs(static_cast<double>(D)), error = m_fft_errors.Y ? m_fft_errors.sums[i] : 0;
+    return (std::abs(static_cast<double>(m_terms[i])) + error) / d * (1 + magnitude(i, N, d));
   }
-  /// The same from the row itself and the sum of its terms' sizes over |D|.
+  /// The condition of row i, from y and from terms = |A_i| sum_j c_ij |B_j| / |D_i|.
   template <class RowY>
   double condition_of(Index i, const RowY& y, double terms) const {
-    return m_terms ? terms * (1 + size(i, y, 1)) : 1;
+    return m_terms ? terms * (1 + magnitude(i, y, 1)) : 1;
   }
 
  private:
-  // |N| / d over v_max(i), at least 1
+  // max(1, |N / d| / v_max(i))
   template <class RowN>
-  double size(Index i, const RowN& N, double d) const {
-    const double v_max = static_cast<double>(m_seen[i]);
+  double magnitude(Index i, const RowN& N, double d) const {
+    const double v_max = static_cast<double>(m_largest_values[i]);
     return v_max == 0 ? 1 : std::max(1.0, static_cast<double>(N.cwiseAbs().maxCoeff()) / (d * v_max));
   }
 
-  toeplitz::RowErrorBounds m_noise{nullptr, nullptr};
-  T *m_seen, *m_terms = nullptr;  // (n_q)
+  toeplitz::RowErrorBounds m_fft_errors{nullptr, nullptr};  // null if the engine's rounding is per row
+  T* m_largest_values;                                      // (n_q)
+  T* m_terms = nullptr;  // (n_q)  |A_i| sum_j c_ij |B_j|; null if features are positive
 };
 
 }  // namespace nprf

@@ -15,11 +15,12 @@
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
+#include "nprf/toeplitz/factors.hpp"
 
 namespace nprf {
 
-/// Whether y = N / D keeps its digits, for a row whose largest |v| over so many keys is known: neither D nor a
-/// numerator that counts is lost to underflow or beyond all numbers.
+/// Whether y = N / D keeps its precision: neither D nor N overflows or underflows. `largest_value` is the largest |v|
+/// of the keys.
 template <Real T>
 bool is_sound(T D, T largest_value, Index keys, bool all_positive) {
   constexpr T least = std::numeric_limits<T>::min();
@@ -28,168 +29,186 @@ bool is_sound(T D, T largest_value, Index keys, bool all_positive) {
   return largest_value == 0 || std::abs(D) * largest_value >= static_cast<T>(keys) * least;
 }
 
-/// Queries and keys, and what they are scaled by: empty for 1.
+/// The inputs of the feature map: rows and their normalisation factors, where an empty scale means that all are 1.
 template <Real T>
 struct FeatureInputs {
   const MatrixView<T>&q, &k;
   RowScale<T> q_scale, k_scale;
 };
 
-/// Rows of attention computed by themselves, forwards and backwards: by tiles, or where that leaves a row no digits
-/// either, one by one in double, from the logarithms of the features where the map tells them.
+/// Recomputes some rows of attention, forward and backward. First by tiles, with weights relative to the largest of
+/// each row. A row that still loses its precision is computed in double; if the feature map has logarithms, from these.
 template <Real T>
-class RowRepair {
+class RowRecompute {
  public:
-  /// Refers to all of them: the rows' numbers, the inputs, and A (n_q,r), B (n_k,r) with the keys' exponents, which may
-  /// be null.
-  RowRepair(std::span<const Index> numbers, const LagProblem<T>& problem, const Placement& keys,
-            const FeatureMapView<T>& features, const FeatureInputs<T>& x, const MatrixView<T>& A,
-            const MatrixView<T>& B, const double* exponents, const Team& team)
-      : m_rows(numbers, team),
-        m_features(features),
+  /// For the queries `rows`, increasing. x has the features of all queries and of the keys, with the keys' log-scales.
+  /// Refers to all of them.
+  RowRecompute(std::span<const Index> rows, const LagProblem<T>& problem, const toeplitz::Factors<T>& x,
+               const FeatureMapView<T>& features, const FeatureInputs<T>& inputs, const Team& team)
+      : m_rows(rows, team),
         m_x(x),
-        m_bias(problem, keys, nullptr),
-        m_raised(problem, keys, exponents),
-        m_B(B),
+        m_features(features),
+        m_inputs(inputs),
+        m_bias(problem, x.keys, nullptr),
+        m_scaled_bias(problem, x.keys, x.key_log_scales),
         m_team(team),
-        m_A(m_rows.of<T>(A)),
-        m_tiles(m_raised, m_rows, team) {}
+        m_A(m_rows.of<T>(x.A)),
+        m_tiles(m_scaled_bias, m_rows, team) {}
 
-  /// What became of a row: whether its denominator is positive, and the sum of its terms' sizes over it, |A_i| |B_j|
-  /// for a weight A_i.B_j; 1 if all are positive.
+  /// Of a recomputed row: whether its denominator is positive, and the sum of the magnitudes of its terms,
+  /// |A_i| |B_j| for A_i.B_j, over |D|; 1 if all features are positive.
   struct Outcome {
     bool positive;
     double terms;
   };
 
-  /// Their y of v (n_k,d_v), their denominators, 0 for those that were computed one by one, and outcomes (rows);
-  /// largest_values (n_q) are the largest |v| that each query sees; a row must keep its digits in this unit.
-  void forward(const MatrixView<T>& v, const T* largest_values, T unit, MatrixRef<T> y,
-               Eigen::Ref<Vector<T>> denominator, Outcome* outcomes) const {
+  /// Sets their rows of y (n_q,d_v) for x.U = v, their denominators (n_q), 0 if computed in double, and `outcomes`, one
+  /// for each. A query's largest |v| is in largest_values (n_q). Numerators must not underflow when v is divided by
+  /// `scale`, as backward does.
+  void forward(const T* largest_values, T scale, MatrixRef<T> y, Eigen::Ref<Vector<T>> denominator,
+               Outcome* outcomes) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const Index rows = m_rows.count();
     const bool all_positive = m_features.is_positive();
-    auto N = workspace.template matrix<T>(rows, v.cols());
+    auto N = workspace.template matrix<T>(rows, m_x.U.cols());
     auto D = workspace.template vector<T>(rows), terms = workspace.template vector<T>(rows);
-    m_tiles.contract(m_A, m_B, v, N, D.data());
-    if (!all_positive) {
-      auto a = workspace.template matrix<T>(rows, 1), b = workspace.template matrix<T>(m_B.rows(), 1);
-      a = m_A.rowwise().norm();
-      b = m_B.rowwise().norm();
-      auto nothing = workspace.template matrix<T>(rows, 0);
-      m_tiles.contract(a, b, v.leftCols(0), nothing, terms.data());
-    }
-    Index lost = 0;
+    m_tiles.contract(m_A, m_x.B, m_x.U, N, D.data());
+    if (!all_positive) sum_term_magnitudes(terms.data());
+    Index in_double = 0;
     for (Index k = 0; k < rows; ++k) {
       const Index i = m_rows.number(k);
-      denominator[i] = is_sound(D[k], largest_values[i] / unit, m_B.rows(), all_positive) ? D[k] : T(0);
-      lost += denominator[i] == 0;
+      denominator[i] = is_sound(D[k], largest_values[i] / scale, m_x.B.rows(), all_positive) ? D[k] : T(0);
+      in_double += denominator[i] == 0;
       if (denominator[i] != 0) y.row(i) = N.row(k) / D[k];
       outcomes[k] = {D[k] > 0, all_positive ? 1 : static_cast<double>(terms[k]) / std::abs(static_cast<double>(D[k]))};
     }
-    if (lost == 0) return;
-    const MatrixView<T> logs = logs_of(m_x.k, m_x.k_scale);
+    if (in_double == 0) return;
+    const MatrixView<T> log_B = key_logs();
     m_team.run(rows, [&](Index k, Workspace& scratch) {
       const Index i = m_rows.number(k);
       if (denominator[i] != 0) return;
-      const double exact = with_row(k, logs, scratch, [&](const auto& row, const auto& a, const auto& B) {
-        return row.forward(a, B, v, scratch.vector<double>(3 * v.cols()), y.row(i));
-      });
+      const RowFactors x = row_factors(k, log_B, scratch);
+      const double exact = DoubleRow<T>(x.a, x.B, m_x.U, x.biases).forward(y.middleRows(i, 1), scratch);
       outcomes[k] = {exact > 0, all_positive ? 1 : static_cast<double>(terms[k]) / std::abs(exact)};
     });
   }
 
-  /// Adds their share for dy (n_q,d_v) times 2^factors (n_q), where U = [v 1] (n_k,d_v+1) and G (n_q,d_v+1) is dL/dU's,
-  /// zero for those that were computed one by one. dA's rows become theirs, without the factor. Of rows from
-  /// logarithms, dA (n_q,r) and d_logs (n_k,r) are the gradients by those; returns whether there are any.
-  bool backward(const MatrixView<T>& U, const MatrixView<T>& G, const MatrixView<T>& y, const MatrixView<T>& dy,
-                const int* factors, const Eigen::Ref<const Vector<T>>& denominator, MatrixRef<T> dA, MatrixRef<T> dB,
-                MatrixRef<T> d_logs, MatrixRef<T> dU, std::span<double> db_lags, std::span<double> db_border) const {
+  /// The outputs of forward and their gradients, by query; only those of the recomputed rows are read.
+  struct OutputGradients {
+    MatrixView<T> G;       // (n_q,d_v+1) dL/d[N D]; zero for rows in double
+    MatrixView<T> y, dy;   // (n_q,d_v)
+    const int* exponents;  // (n_q) a row's shares in dB, dU and db get the factor 2^exponent
+    const T* denominator;  // (n_q) 0 for rows in double
+  };
+
+  /// The gradients of the factors. Those by the logarithms of A and B are of rows in double, if the map has logarithms.
+  struct FactorGradients {
+    MatrixRef<T> dA;           // (n_q,r) the recomputed rows are set: by A, or by its logarithms
+    MatrixRef<T> dB, d_log_B;  // (n_k,r) added to: by B, and by its logarithms
+    MatrixRef<T> dU;           // (n_k,d_v+1) added to
+    BiasGradient db;           // added to
+  };
+
+  /// For x.U = [v 1]. Returns whether gradients by logarithms were added.
+  bool backward(const OutputGradients& of, FactorGradients out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const Index rows = m_rows.count();
-    auto own = workspace.template matrix<T>(rows, dA.cols());
-    m_tiles.gradients(m_A, m_B, U, m_rows.of<T>(G), own, dB, dU, db_lags, db_border);
-    Index lost = 0;
-    for (Index k = 0; k < rows; ++k) lost += denominator[m_rows.number(k)] == 0;
-    if (lost > 0) {
-      const bool by_logs = m_features.has_logs();
-      const MatrixView<T> logs = logs_of(m_x.k, m_x.k_scale), v = U.leftCols(y.cols());
-      auto dB_row = workspace.template matrix<T>(by_logs ? dB.rows() : 0, dB.cols());
-      for (Index k = 0; k < rows; ++k) {
-        const Index i = m_rows.number(k);
-        if (denominator[i] != 0) continue;
-        const Workspace::Scope row_scope(workspace);
-        const auto add_db = [&](Index j, double gradient) {
-          m_bias.add_gradient(
-              i, j, 1, [=](Index) { return gradient; }, db_lags.empty() ? nullptr : db_lags.data(), db_border.data());
-        };
-        dB_row.setZero();
-        MatrixRef<T> dB_to = by_logs ? MatrixRef<T>(dB_row) : dB;
-        with_row(k, logs, workspace, [&](const auto& row, const auto& a, const auto& B) {
-          row.backward(a, B, v, y.row(i), dy.row(i), std::ldexp(1.0, factors[i]), workspace.vector<double>(dA.cols()),
-                       own.row(k), dB_to, dU, add_db);
-          // B = exp(log a + log b - top): its gradient times itself is that by log b
-          if (by_logs) d_logs += dB_row.cwiseProduct(B);
-          return 0.0;
-        });
-      }
+    auto dA = workspace.template matrix<T>(rows, out.dA.cols());  // of these rows
+    m_tiles.gradients(m_A, m_x.B, m_x.U, m_rows.of<T>(of.G), dA, out.dB, out.dU, out.db.lags, out.db.border);
+    Index in_double = 0;
+    for (Index k = 0; k < rows; ++k) in_double += of.denominator[m_rows.number(k)] == 0;
+    if (in_double > 0) {
+      const MatrixView<T> log_B = key_logs();
+      for (Index k = 0; k < rows; ++k)
+        if (of.denominator[m_rows.number(k)] == 0) add_in_double(k, log_B, of, dA.middleRows(k, 1), out);
     }
-    m_rows.put<T>(own, dA);
-    return lost > 0 && m_features.has_logs();
+    m_rows.put<T>(dA, out.dA);
+    return in_double > 0 && m_features.has_logs();
   }
 
  private:
-  // (n,r), or nothing
-  MatrixView<T> logs_of(const MatrixView<T>& x, RowScale<T> scale) const {
-    auto z = m_team.workspace().template matrix<T>(m_features.has_logs() ? x.rows() : 0, m_A.cols());
-    if (m_features.has_logs()) m_features.logs(x, scale, z, m_team);
-    return z;
-  }
+  static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
-  // use(DirectRow, a, B) for the k-th row: of its features, or of ones and exp(log a + log b - top) for each key, whose
-  // bias then has its top
-  template <class Use>
-  double with_row(Index k, const MatrixView<T>& logs, Workspace& scratch, Use&& use) const {
+  // The features and biases of one row in double. If the map has logarithms, a = 1 and B_j = exp(log A_i + log B_j -
+  // top_j), where top_j is the largest of the exponents and a part of the bias of key j
+  struct RowFactors {
+    MatrixView<T> a, B;        // (1,r) (n_k,r)
+    VectorMap<double> biases;  // (n_k)
+  };
+
+  RowFactors row_factors(Index k, const MatrixView<T>& log_B, Workspace& scratch) const {
     const Index i = m_rows.number(k), n_k = m_bias.num_keys(), r = m_A.cols();
-    if (!m_features.has_logs()) return use(DirectRow(n_k, bias_of(m_raised, i)), m_A.row(k), m_B);
-    auto B = scratch.template matrix<T>(n_k, r);
-    auto biases = scratch.template vector<double>(n_k), z = scratch.template vector<double>(r);
-    auto own = scratch.template matrix<T>(1, r), ones = scratch.template matrix<T>(1, r);
-    m_features.logs(m_x.q.middleRows(i, 1),
-                    m_x.q_scale.empty() ? m_x.q_scale : m_x.q_scale.subspan(static_cast<std::size_t>(i), 1), own,
-                    Team(scratch));
+    auto b = scratch.template vector<double>(n_k);
+    if (!m_features.has_logs()) {
+      m_scaled_bias(i, m_scaled_bias.largest(i), 0, n_k, b.data());
+      return {m_A.middleRows(k, 1), m_x.B, b};
+    }
+    auto B = scratch.template matrix<T>(n_k, r), log_a = scratch.template matrix<T>(1, r),
+         ones = scratch.template matrix<T>(1, r);
+    auto z = scratch.template vector<double>(r);
+    const RowScale<T> scale = m_inputs.q_scale;
+    m_features.logs(m_inputs.q.middleRows(i, 1), scale.empty() ? scale : scale.subspan(static_cast<std::size_t>(i), 1),
+                    log_a, Team(scratch));
     ones.setOnes();
-    constexpr double never = -std::numeric_limits<double>::infinity();
-    const auto of = bias_of(m_bias, i);
+    m_bias(i, m_bias.largest(i), 0, n_k, b.data());
     for (Index j = 0; j < n_k; ++j) {
-      z = (own.row(0).template cast<double>() + logs.row(j).template cast<double>()).transpose();
-      const double b = of(j), top = z.maxCoeff();
-      biases[j] = b > never ? b + top : never;
-      if (biases[j] == never)
-        B.row(j).setZero();  // of weight 0: left out, whatever the key holds
+      z = (log_a.row(0).template cast<double>() + log_B.row(j).template cast<double>()).transpose();
+      const double top = z.maxCoeff();
+      b[j] = b[j] > minus_infinity ? b[j] + top : minus_infinity;
+      if (b[j] == minus_infinity)
+        B.row(j).setZero();  // a key of weight 0, whose features may be non-finite
       else
         B.row(j) = (z.array() - top).exp().matrix().transpose().template cast<T>();
     }
-    return use(DirectRow(n_k, [biases](Index j) { return biases[j]; }), ones.row(0), B);
+    return {ones, B, b};
   }
 
-  static auto bias_of(const PairBias<T>& bias, Index i) {
-    return [i, &bias, from = bias.largest(i)](Index j) {
-      double b;
-      bias(i, from, j, 1, &b);
-      return b;
-    };
+  // the gradients of the k-th row
+  void add_in_double(Index k, const MatrixView<T>& log_B, const OutputGradients& of, MatrixRef<T> da,
+                     FactorGradients& out) const {
+    Workspace& workspace = m_team.workspace();
+    const Workspace::Scope scope(workspace);
+    const Index i = m_rows.number(k), n_k = m_bias.num_keys();
+    const bool by_logs = m_features.has_logs();
+    const RowFactors x = row_factors(k, log_B, workspace);
+    auto dB = workspace.template matrix<T>(by_logs ? n_k : 0, out.dB.cols());
+    dB.setZero();
+    double* db = workspace.template take<double>(n_k);
+    DoubleRow<T>(x.a, x.B, m_x.U.leftCols(of.y.cols()), x.biases)
+        .backward(of.y.middleRows(i, 1), of.dy.middleRows(i, 1),
+                  {std::ldexp(1.0, of.exponents[i]), da, by_logs ? MatrixRef<T>(dB) : out.dB, out.dU, db}, workspace);
+    if (by_logs) out.d_log_B += dB.cwiseProduct(x.B);  // dL/d(log B) = B dL/dB
+    m_bias.add_gradient(
+        i, 0, n_k, [=](Index j) { return db[j]; }, out.db.lags.empty() ? nullptr : out.db.lags.data(),
+        out.db.border.data());
+  }
+
+  // sum_j |A_i| |B_j| c_ij of each row
+  void sum_term_magnitudes(T* terms) const {
+    Workspace& workspace = m_team.workspace();
+    const Workspace::Scope scope(workspace);
+    auto a = workspace.template matrix<T>(m_rows.count(), 1), b = workspace.template matrix<T>(m_x.B.rows(), 1);
+    a = m_A.rowwise().norm();
+    b = m_x.B.rowwise().norm();
+    m_tiles.contract(a, b, m_x.U.leftCols(0), workspace.template matrix<T>(m_rows.count(), 0), terms);
+  }
+
+  // log B (n_k,r), empty if the map has no logarithms
+  MatrixView<T> key_logs() const {
+    auto z = m_team.workspace().template matrix<T>(m_features.has_logs() ? m_inputs.k.rows() : 0, m_A.cols());
+    if (m_features.has_logs()) m_features.logs(m_inputs.k, m_inputs.k_scale, z, m_team);
+    return z;
   }
 
   RowSubset m_rows;
+  const toeplitz::Factors<T>& m_x;
   const FeatureMapView<T>& m_features;
-  const FeatureInputs<T>& m_x;
-  PairBias<T> m_bias, m_raised;  // without the keys' exponents, and with them
-  const MatrixView<T>& m_B;
+  const FeatureInputs<T>& m_inputs;
+  PairBias<T> m_bias, m_scaled_bias;  // without and with the keys' log-scales
   const Team& m_team;
-  MatrixMap<T> m_A;
+  MatrixMap<T> m_A;  // (rows,r)
   RowTiles<T> m_tiles;
 };
 

@@ -8,16 +8,17 @@
 
 namespace nprf {
 
-/// Some of the queries, and their rows of what all queries have. It refers to their numbers.
+/// A subset of the queries, and its rows of matrices that have a row for each query.
 class RowSubset {
  public:
-  /// Those with these numbers, rising.
+  /// The queries with these indices, increasing. Refers to them.
   RowSubset(std::span<const Index> numbers, const Team& team) : m_numbers(numbers), m_team(team) {}
 
   Index count() const { return static_cast<Index>(m_numbers.size()); }
+  /// The index of the i-th query of the subset among all queries.
   Index number(Index i) const { return m_numbers[static_cast<std::size_t>(i)]; }
 
-  /// Their rows of x, in the team's workspace.
+  /// A copy of their rows of x, in the team's workspace.
   template <Real T>
   MatrixMap<T> of(const MatrixView<T>& x) const {
     auto rows = m_team.workspace().matrix<T>(count(), x.cols());
@@ -27,7 +28,7 @@ class RowSubset {
     return rows;
   }
 
-  /// Their rows of x become `rows`.
+  /// Copies `rows` to their rows of x.
   template <Real T>
   void put(const MatrixView<T>& rows, MatrixRef<T> x) const {
     m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {

@@ -52,12 +52,13 @@ MatrixView<T> with_log_scales(const MatrixView<T>& B, const double* log_scales, 
 /// and null is returned; else the log-scales. Rows with log-scale -infinity, which are zero, are close to any.
 template <Real T>
 double* merge_close_log_scales(MatrixRef<T> B, double* log_scales, const Team& team) {
-  constexpr double most = sizeof(T) == sizeof(float) ? 20 : 200, none = -std::numeric_limits<double>::infinity();
+  constexpr double max_difference = sizeof(T) == sizeof(float) ? 20 : 200,
+                   none = -std::numeric_limits<double>::infinity();
   if (!log_scales || B.rows() == 0) return nullptr;
   double least = -none, largest = none;
   for (Index j = 0; j < B.rows(); ++j)
     if (log_scales[j] > none) least = std::min(least, log_scales[j]), largest = std::max(largest, log_scales[j]);
-  if (largest - least > most) return log_scales;
+  if (largest - least > max_difference) return log_scales;
   scale_by_log_scales<T>(B, log_scales, B, team);
   return nullptr;
 }

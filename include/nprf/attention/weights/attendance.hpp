@@ -12,8 +12,8 @@
 
 namespace nprf {
 
-/// Which queries of a LagProblem attend to which keys, for sets of queries and keys at once. Where a call masks keys,
-/// `keys` are those that are left.
+/// Which queries of a LagProblem attend to which keys, for sets of queries and keys at once. `keys` are the keys that
+/// are not masked.
 template <Real T>
 class Attendance {
  public:
@@ -27,16 +27,12 @@ class Attendance {
   /// else 0. O((n_q + n_k) p log n), and O(E n_k p) for E tokens without a slot.
   template <class Mark>
   void attending_queries(const Placement& keys, const Mark& mark, MatrixMap<double> out, Workspace& workspace) const {
-    find(
-        Side::queries, m_x.queries, keys, m_x.key_slots, mark,
-        [&](Index i, Index j) { return m_x.attends(i, keys.number(j)); }, out, workspace);
+    find(Side::queries, keys, mark, out, workspace);
   }
   /// out (n_k,p) becomes 1 where a key is attended to by a query that mark(i, x) marks, else 0; likewise.
   template <class Mark>
   void attended_keys(const Placement& keys, const Mark& mark, MatrixMap<double> out, Workspace& workspace) const {
-    find(
-        Side::keys, keys, m_x.queries, m_x.query_slots, mark,
-        [&](Index j, Index i) { return m_x.attends(i, keys.number(j)); }, out, workspace);
+    find(Side::keys, keys, mark, out, workspace);
   }
 
   /// Whether each query (n_q) attends to any of the keys; whether each of the keys (n_k) is attended to by any query.
@@ -107,17 +103,21 @@ class Attendance {
  private:
   enum class Side { queries, keys };
 
-  // the rows of one side that attend to, or are attended to by, a marked token of the other side
-  template <class Mark, class Attends>
-  void find(Side side, const Placement& rows, const Placement& marked, Index marked_slots, const Mark& mark,
-            const Attends& attends, MatrixMap<double>& out, Workspace& workspace) const {
+  // marks the tokens of one side that attend to, or are attended to by, a marked token of the other side
+  template <class Mark>
+  void find(Side side, const Placement& keys, const Mark& mark, MatrixMap<double>& out, Workspace& workspace) const {
     const Workspace::Scope scope(workspace);
-    const Index p = out.cols();
+    const bool of_queries = side == Side::queries;
+    const Placement &rows = of_queries ? m_x.queries : keys, &marked = of_queries ? keys : m_x.queries;
+    const Index p = out.cols(), marked_slots = of_queries ? m_x.key_slots : m_x.query_slots;
+    const auto attends = [&](Index row, Index other) {
+      return of_queries ? m_x.attends(row, keys.number(other)) : m_x.attends(other, keys.number(row));
+    };
     auto X = workspace.template matrix<double>(marked_slots, p), x = workspace.template matrix<double>(1, p);
     auto in_slots = workspace.template matrix<double>(rows.slots.count, p);
     X.setZero();
     for (Index j = 0; j < marked.slots.count; ++j) mark(marked.outside + j, X.row(marked.slots[j]));
-    if (side == Side::queries)
+    if (of_queries)
       m_lags.connect(rows.slots, X, in_slots, workspace);
     else
       m_lags.connect_transposed(rows.slots, X, in_slots, workspace);

@@ -90,15 +90,15 @@ class LagSet {
     if (m_runs == 0 || rows.count == 0 || X.rows() == 0) return;
     const auto oriented = [=](LagRange lags) { return transposed ? LagRange{-lags.last, -lags.first} : lags; };
     // a transform costs about as much a row as this many runs
-    const Index most = 4 * static_cast<Index>(std::log2(static_cast<double>(X.rows() + rows[rows.count - 1] + 1)));
+    const Index max_runs = 4 * static_cast<Index>(std::log2(static_cast<double>(X.rows() + rows[rows.count - 1] + 1)));
     Index marked = 0;
     for_each_marked_run(X, [&](Index, Index, Index) { ++marked; });
-    if (marked <= std::min(m_runs, most) * X.cols()) {
+    if (marked <= std::min(m_runs, max_runs) * X.cols()) {
       for_each_marked_run(X, [&](Index p, Index first, Index last) {
         for (Index i = 0; i < rows.count; ++i)
           if (count(oriented({first - rows[i], last - rows[i]})) > 0) y(i, p) = 1;
       });
-    } else if (m_runs <= most) {
+    } else if (m_runs <= max_runs) {
       for (Index t = 1; t < X.rows(); ++t) X.row(t) += X.row(t - 1);  // the number of marks up to slot t
       for_each_run([&](LagRange run) {
         const auto [first, last] = oriented(run);

@@ -24,7 +24,7 @@ Placement place_tokens(const PositionView<T>& position, Index n, Index offset, c
   if (!position.is_placed()) return Slots{n};
   const Index E = position.extra().rows();
   require(n == position.tokens(), name, ": expected ", position.tokens(), " rows (the position's tokens), got ", n);
-  require(offset == 0, "offset: expected 0 for a position with places of its own, got ", offset);
+  require(offset == 0, "offset: expected 0 for a position that assigns slots, got ", offset);
   Index* at = workspace.take<Index>(n - E);
   for (Index cell = 0; cell < n - E; ++cell) at[cell] = position.slot(cell);
   return Placement({n - E, 0, at}, E);

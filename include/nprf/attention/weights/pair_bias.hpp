@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "nprf/core/lag_problem.hpp"
@@ -10,6 +11,12 @@
 #include "nprf/core/types.hpp"
 
 namespace nprf {
+
+/// dL/db of one sequence, summed in double.
+struct BiasGradient {
+  std::span<double> lags;    // (LagProblem::lags); empty if not requested
+  std::span<double> border;  // (E,E+2)
+};
 
 /// The bias of every query and key, relative to the largest bias of the query, plus the log-scale of the key
 /// (toeplitz/factors.hpp). -infinity for a key that the query does not attend to.
@@ -34,7 +41,7 @@ class PairBias {
 
   Index num_keys() const { return m_keys.count(); }
 
-  /// The first key that any query from i to i_last may attend to, and the one after the last.
+  /// The first key that any query from i to i_last may attend to, and one past the last.
   std::pair<Index, Index> reach(Index i, Index i_last) const {
     const Placement& queries = m_x.queries;
     if (i < queries.outside || m_keys.outside > 0) return {0, m_keys.count()};
@@ -42,7 +49,7 @@ class PairBias {
             m_keys.slots.below(queries.slots[i_last - queries.outside] + m_x.reach.last + 1)};
   }
 
-  /// Of query i. O(n_k).
+  /// The largest bias of query i. O(n_k).
   Largest largest(Index i) const {
     const Placement& queries = m_x.queries;
     Largest found{never, 0, true};
@@ -61,7 +68,7 @@ class PairBias {
     return found;
   }
 
-  /// Of query i and keys j0..j0+count-1, relative to largest(i), into b (count).
+  /// Sets b (count) to the biases of query i and keys j0..j0+count-1, relative to largest(i).
   void operator()(Index i, const Largest& from, Index j0, Index count, double* b) const {
     const Placement& queries = m_x.queries;
     Index j = j0;
@@ -85,8 +92,8 @@ class PairBias {
     for (j = j0; j < end; ++j) b[j - j0] = b[j - j0] > never ? b[j - j0] + m_log_scales[j] : never;
   }
 
-  /// Adds what belongs to query i and keys j0..j0+count-1 to the lags, by their number from the problem's first one, or
-  /// to the border (E,E+2). `lags` may be null.
+  /// Adds of(k), the gradient of the bias of query i and key j0 + k, for k < count, to that of its lag in `lags`
+  /// (LagProblem::lags), which may be null, or in the border (E,E+2).
   template <class Of, Real S>
   void add_gradient(Index i, Index j0, Index count, const Of& of, S* lags, S* border) const {
     const Placement& queries = m_x.queries;
@@ -106,7 +113,7 @@ class PairBias {
 
  private:
   static constexpr double never = -std::numeric_limits<double>::infinity();
-  static constexpr double few = 512;  // differences of two such numbers are precise enough for weights that matter
+  static constexpr double few = 512;  // a difference of two log-weights above -few has an error of at most 512 eps
 
   const LagProblem<T>& m_x;
   const Placement& m_keys;

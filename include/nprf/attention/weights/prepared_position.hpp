@@ -16,21 +16,21 @@
 
 namespace nprf {
 
-/// What depends on a position and on the numbers of tokens alone: the lowered problem, who attends to whom, and the
-/// product. It serves all sequences of n_q queries and n_k keys. Its tables lie in the workspace of the team that it
-/// was made with.
+/// What depends only on a position and on the numbers of tokens: the lowered problem, which queries attend to which
+/// keys, and the product. All sequences of n_q queries and n_k keys share it. Its tables are in the workspace of the
+/// team that it was made with.
 template <Real T>
 class PreparedPosition {
  public:
-  /// `most_deviation` as in ProductChoice. Throws InvalidArgument if the position is for other numbers of tokens, or if
+  /// `max_deviation` as in ProductChoice. Throws InvalidArgument if the position is for other numbers of tokens, or if
   /// Engine::grid is requested for a position that is not a grid.
   PreparedPosition(const PositionView<T>& position, const AttentionOptions& options, const ProductShape& shape,
-                   Index offset, Pass pass, const Team& team, double most_deviation = 0)
+                   Index offset, Pass pass, const Team& team, double max_deviation = 0)
       : m_problem(lower(position, options.direction, offset, shape.n_q, shape.n_k, pass, team.workspace())),
         m_attendance(m_problem, team.workspace()),
-        m_products(m_problem, options.engine, shape, pass, most_deviation, team) {
+        m_products(m_problem, options.engine, shape, pass, max_deviation, team) {
     require(options.engine != Engine::grid || m_problem.has_own_slots,
-            "engine: expected grid for a position of two dimensions only, got it for one of one");
+            "engine: expected another than grid for a one-dimensional position, got grid");
   }
 
   const LagProblem<T>& problem() const { return m_problem; }
@@ -39,7 +39,7 @@ class PreparedPosition {
 
   /// All queries.
   const Placement& queries() const { return m_problem.queries; }
-  /// The keys before `length` that the mask does not hide; an empty mask hides none. Their numbers are in the
+  /// The keys before `length` whose mask is true; an empty mask is all true. The placement's arrays are in the
   /// workspace.
   Placement keys(std::span<const bool> mask, Index length, Workspace& workspace) const {
     const Placement& all = m_problem.keys;
@@ -49,8 +49,8 @@ class PreparedPosition {
     for (Index j = 0; j < length; ++j)
       if (mask.empty() || mask[static_cast<std::size_t>(j)]) numbers[count++] = j;
     if (!m_problem.has_own_slots) {
-      const bool hidden_at_the_end = count == 0 || numbers[count - 1] == count - 1;
-      return hidden_at_the_end ? Placement(Slots{count}) : Placement({count, 0, numbers}, 0, numbers);
+      const bool has_no_gaps = count == 0 || numbers[count - 1] == count - 1;
+      return has_no_gaps ? Placement(Slots{count}) : Placement({count, 0, numbers}, 0, numbers);
     }
     const Index outside = std::lower_bound(numbers, numbers + count, all.outside) - numbers;
     Index* at = workspace.take<Index>(count - outside);

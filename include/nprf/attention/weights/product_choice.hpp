@@ -16,25 +16,26 @@
 namespace nprf {
 
 /// The product with the weights of a LagProblem, by the engine that was chosen. For Engine::automatic also the products
-/// that are taken instead where masked keys make that engine slow or inaccurate. Tables lie in the team's workspace.
+/// that replace it if masked keys make that engine slow or inaccurate. Tables are in the team's workspace.
 template <Real T>
 class ProductChoice {
  public:
-  /// For products of a shape; of its weights only the last one may change (keep_last_weight()). In the forward pass
-  /// Engine::automatic may take biases that are off by `most_deviation`, if a cheaper engine accepts them.
-  ProductChoice(const LagProblem<T>& problem, Engine engine, const ProductShape& shape, Pass pass,
-                double most_deviation, const Team& team)
+  /// For products of a shape. May change the problem's last weight (keep_last_weight()). In the forward pass
+  /// Engine::automatic may replace biases by others that differ by at most `max_deviation`, if that admits a cheaper
+  /// engine.
+  ProductChoice(const LagProblem<T>& problem, Engine engine, const ProductShape& shape, Pass pass, double max_deviation,
+                const Team& team)
       : m_problem(problem),
         m_shape(shape),
         m_span{problem.query_slots, problem.key_slots, shape.r, shape.p},
         m_weights(problem.weights),
-        m_product(choose(engine, pass, most_deviation, team)) {}
+        m_product(choose(engine, pass, max_deviation, team)) {}
 
   /// The product for all keys.
   const toeplitz::BorderedProduct<T>& product() const { return m_product; }
 
-  /// The product for these keys. Engine::automatic takes another engine if the keys are few, or if missing keys leave
-  /// some rows much smaller weights than others.
+  /// The product for these keys. Engine::automatic selects another engine if the keys are few, or if without the masked
+  /// keys some rows have much smaller weights than others.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
     if (!m_per_row[0] || keys.count() == m_problem.keys.count()) return m_product;
     const Slots& queries = m_problem.queries.slots;
@@ -62,10 +63,10 @@ class ProductChoice {
     return {engine, m_weights, m_problem.border, m_shape, m_span, team};
   }
 
-  toeplitz::BorderedProduct<T> choose(Engine engine, Pass pass, double most_deviation, const Team& team) {
+  toeplitz::BorderedProduct<T> choose(Engine engine, Pass pass, double max_deviation, const Team& team) {
     if (engine != Engine::automatic || m_weights.support().size() == 0) return make(engine, team);
     engine = cheapest_admissible(pass, team.workspace());
-    if (most_deviation > 0 && !m_problem.has_own_slots) engine = cheapest_with_fitted_tails(engine, most_deviation);
+    if (max_deviation > 0 && !m_problem.has_own_slots) engine = cheapest_with_fitted_tails(engine, max_deviation);
     std::size_t others = 0;
     for (const Engine other : {cheapest(m_weights, Rounding::per_row), Engine::direct})
       if (other != engine && (others == 0 || other != m_per_row[0]->engine()))
@@ -87,7 +88,7 @@ class ProductChoice {
                               workspace);
     };
     if (pass == Pass::forward) return choose(m_weights);
-    // forward may have saved log-scales of keys: then backward takes forward's engine, which accepts them
+    // forward may have saved log-scales of keys: then backward needs forward's engine, which accepts them
     const Engine of_forward = choose(m_weights.with_equal_ends());
     if (toeplitz::properties_of(of_forward).accepts_key_log_scales) return of_forward;
     m_use = toeplitz::Use::gradients;
@@ -95,12 +96,12 @@ class ProductChoice {
   }
 
   // replaces the tails of the weights by fitted ones where a linear engine is cheaper with them
-  Engine cheapest_with_fitted_tails(Engine engine, double most_deviation) {
+  Engine cheapest_with_fitted_tails(Engine engine, double max_deviation) {
     double least = toeplitz::cost_of<T>(engine, {m_weights, m_shape, m_span});
     const LagRange& reach = m_problem.reach;
     const std::span<const double> log_weights(m_problem.log_weights + (reach.first - m_problem.lags.first),
                                               static_cast<std::size_t>(reach.size()));
-    const FittedTails fitted = fitted_tails<T>(log_weights, most_deviation);
+    const FittedTails fitted = fitted_tails<T>(log_weights, max_deviation);
     const Tails& both = fitted.tails;
     for (const Tails& tails :
          {Tails{both.before, 0, both.slope_before, 0}, Tails{0, both.after, 0, both.slope_after}, both}) {
@@ -119,7 +120,7 @@ class ProductChoice {
   LagWeightsView<T> m_weights;   // the problem's, or with fitted tails
   double m_deviation = 0;
   toeplitz::Use m_use = toeplitz::Use::rows;
-  // what Engine::automatic takes for some keys: engines that are admissible for any
+  // what Engine::automatic may select for some keys: engines that are admissible for any keys
   std::array<std::optional<toeplitz::BorderedProduct<T>>, 2> m_per_row;
   toeplitz::BorderedProduct<T> m_product;
 };

@@ -11,7 +11,8 @@
 #include "differential/features.hpp"
 #include "nprf/core/types.hpp"
 
-/// Attention and its gradients by the formula, in long double; of the library it knows the name Index alone.
+/// Attention and its gradients by the formula, in long double. From the library it uses only types
+/// (nprf/core/types.hpp).
 namespace nprf::test::differential {
 
 struct Model {
@@ -20,27 +21,27 @@ struct Model {
   Bias bias;
 };
 
-/// One of the sequences that are packed into an array.
+/// One of the sequences that are packed in an array.
 struct Packed {
   Index first_query, queries, first_key, keys;
 };
 
-/// One call, as the formula sees it: arrays are [batch, heads, tokens, channels].
+/// One call. Arrays are [batch, heads, tokens, channels].
 struct Problem {
   Index batch = 1, heads = 1, n_q = 0, n_k = 0, d = 0, d_v = 0;
   bool causal = false;
   Index offset = 0;
-  Exact radius = 0;              // 0: norms are kept
-  Exact largest = 0;             // what dy_i.v_j must stay below for its gradients to be checked; 0: no matter
-  Exact root = 0;                // of the smallest number
-  std::vector<Model> models;     // one a head
+  Exact radius = 0;              // 0: rows are not normalised
+  Exact largest = 0;             // gradients are checked if dy_i.v_j is below this; 0: always
+  Exact root = 0;                // square root of the smallest normal number
+  std::vector<Model> models;     // one for each head
   std::vector<char> takes_part;  // [batch, n_k]
   std::vector<Packed> sequences;
   std::vector<char> is_checked;  // (n_q): other rows are not computed, and their dy is zero
   std::vector<Exact> q, k, v, dy;
 
   bool is_signed() const { return models[0].kernel == Kernel::trigonometric; }
-  /// Whether query i may attend to key j of its sequence as far as direction and padding say.
+  /// Whether the direction and the padding allow query i to attend to key j of its sequence.
   bool may_attend(Index b, const Packed& x, Index i, Index j) const {
     return (!causal || j <= i + offset) && takes_part[static_cast<std::size_t>(b * n_k + x.first_key + j)];
   }
@@ -50,32 +51,33 @@ enum class Row : char {
   unknown,  // not checked
   empty,    // attends to no key
   regular,
-  non_finite,  // it, or a key or value that it attends to, holds a NaN or an infinity
-  ill          // a signed denominator that is not positive, or far less than its terms
+  non_finite,      // the query, or a key or value that it attends to, is non-finite
+  ill_conditioned  // a denominator of both signs that is not positive, or far smaller than its terms
 };
 
-/// What is exact, and what errors are relative to: see tests/accuracy.md.
+/// The exact results, and the magnitudes that errors are relative to: see tests/accuracy.md.
 struct Truth {
-  std::vector<Row> rows;                            // [batch, heads, n_q]
-  std::vector<Exact> y, dq, dk, dv;                 // as the problem's arrays
-  std::vector<Exact> y_condition;                   // [batch, heads, n_q]  the sum of sizes over D; infinity for D <= 0
-  std::vector<Exact> y_size, dq_size;               // [batch, heads, n_q]
-  std::vector<Exact> dq_whole, dk_whole, dv_whole;  // of all rows of the sequence, each p_ij taken for 1
+  std::vector<Row> rows;             // [batch, heads, n_q]
+  std::vector<Exact> y, dq, dk, dv;  // shapes as in Problem
+  std::vector<Exact> y_condition;  // [batch, heads, n_q]  the sum of the terms' magnitudes over D; infinity for D <= 0
+  std::vector<Exact> y_size, dq_size;  // [batch, heads, n_q]
+  std::vector<Exact> dq_unweighted, dk_unweighted,
+      dv_unweighted;  // the sizes for all rows of the sequence with p_ij = 1
   std::vector<Exact> q_steepness, k_steepness;
-  std::vector<Exact> dk_size, dv_size;          // [batch, heads, n_k]
-  std::vector<char> is_attended, is_tainted;    // [batch, heads, n_k]: by any checked row; by one that is not finite
-  std::vector<char> dv_tainted;                 // [batch, heads, n_k, d_v]: by such a weight, or entry of dy
-  std::vector<std::vector<Exact>> db, db_size;  // one a head: all parameters
-  std::vector<std::vector<Exact>> db_whole, db_factor;  // the sum of the derivatives' sizes
-  std::vector<std::vector<char>> db_tainted;
+  std::vector<Exact> dk_size, dv_size;           // [batch, heads, n_k]
+  std::vector<char> is_attended, is_non_finite;  // [batch, heads, n_k]  by any checked row; the gradient of the key
+  std::vector<char> dv_is_non_finite;            // [batch, heads, n_k, d_v]
+  std::vector<std::vector<Exact>> db, db_size;   // for each head: all parameters
+  std::vector<std::vector<Exact>> db_unweighted, db_factor;  // the sum of the magnitudes of the derivatives
+  std::vector<std::vector<char>> db_is_non_finite;
   Exact longest_row = 0, longest_w = 0, largest_bias = 0;
-  Exact condition = 1;  // of rows of both signs: the largest of sum of sizes / D (1 + |y| / v_max) / 2
+  Exact condition = 1;  // with features of both signs: the largest y_condition (1 + |y| / v_max) / 2
   Index count(Row kind) const { return std::count(rows.begin(), rows.end(), kind); }
 };
 
 namespace detail {
 
-/// Rows whose terms exceed their sum by more than that are ill.
+/// Rows with a larger condition are ill-conditioned.
 inline constexpr Exact worst_condition = 1e6L;
 
 /// One sequence of one head, row by row.
@@ -94,11 +96,11 @@ class Sequence {
         m_keys(m_model.kernel, m_model.w, m.radius, m.k.data() + m_first_k * m.d, sequence.keys, m.d),
         m_dkeys(Matrix<Exact>::Zero(sequence.keys, m_keys.phi.cols())),
         m_factors(truth.db[static_cast<std::size_t>(h)].size(), 0) {
-    for (Index i = 0; i < sequence.queries; ++i) note(m_queries, i, m_truth.q_steepness, m_first_q);
+    for (Index i = 0; i < sequence.queries; ++i) set_steepness(m_queries, i, m_truth.q_steepness, m_first_q);
     for (Index j = 0; j < sequence.keys; ++j) {
       if (!m.takes_part[static_cast<std::size_t>(b * m.n_k + sequence.first_key + j)]) continue;
-      note(m_keys, j, m_truth.k_steepness, m_first_k);
-      if (!is_finite(j)) m_tainting.push_back(j);
+      set_steepness(m_keys, j, m_truth.k_steepness, m_first_k);
+      if (!is_finite(j)) m_non_finite_keys.push_back(j);
     }
   }
 
@@ -107,24 +109,24 @@ class Sequence {
       if (m.is_checked[static_cast<std::size_t>(m_at.first_query + i)])
         solve_row(i);
       else
-        spread_taint(i);
+        propagate_non_finite(i);
     m_sizes += m.root * static_cast<Exact>(m_at.queries) * m_largest_dy * m_largest_v;
     for (Index j = 0; j < m_at.keys; ++j) {
       if (!at(m_truth.is_attended, m_first_k + j)) continue;
       m_keys.backward(j, &m_dkeys(j, 0), m_truth.dk.data() + (m_first_k + j) * m.d);
       at(m_truth.dk_size, m_first_k + j) *= m_keys.steepness[j];
-      at(m_truth.dk_whole, m_first_k + j) = m_sizes * m_keys.steepness[j];
-      at(m_truth.dv_whole, m_first_k + j) = m_dy_sizes;
+      at(m_truth.dk_unweighted, m_first_k + j) = m_sizes * m_keys.steepness[j];
+      at(m_truth.dv_unweighted, m_first_k + j) = m_dy_sizes;
     }
     for (std::size_t l = 0; l < m_factors.size(); ++l)
-      if (m_factors[l] > 0) m_truth.db_whole[static_cast<std::size_t>(m_h)][l] += m_sizes * m_factors[l];
+      if (m_factors[l] > 0) m_truth.db_unweighted[static_cast<std::size_t>(m_h)][l] += m_sizes * m_factors[l];
   }
 
  private:
   struct Term {
     Index j;
     Pair pair;
-    Exact factor, weight, size;  // exp(b) of the pair, phi.phi exp(b), and what that is a sum of
+    Exact factor, weight, size;  // exp(b) of the pair, phi.phi exp(b), and its magnitude without cancellation
   };
 
   template <class X>
@@ -136,7 +138,7 @@ class Sequence {
     return of[static_cast<std::size_t>(m_h)][static_cast<std::size_t>(i)];
   }
 
-  void note(const Features& of, Index i, std::vector<Exact>& steepness, Index first) {
+  void set_steepness(const Features& of, Index i, std::vector<Exact>& steepness, Index first) {
     at(steepness, first + i) = of.steepness[i];
     const Exact norm = of.x.row(i).norm();
     if (std::isfinite(norm)) m_truth.longest_row = std::max(m_truth.longest_row, norm);
@@ -160,21 +162,22 @@ class Sequence {
         y[p] += t.weight * value(t.j)[p];
         largest = std::max(largest, std::abs(value(t.j)[p]));
       }
-      finite = finite && std::isfinite(t.weight) && std::ranges::find(m_tainting, t.j) == m_tainting.end();
+      finite =
+          finite && std::isfinite(t.weight) && std::ranges::find(m_non_finite_keys, t.j) == m_non_finite_keys.end();
     }
     for (Index p = 0; p < m.d_v; ++p) y[p] /= D;
     at(m_truth.y_size, m_first_q + i) = largest;
-    at(m_truth.y_condition, m_first_q + i) = D > 0 ? size / D : -never;
+    at(m_truth.y_condition, m_first_q + i) = D > 0 ? size / D : -minus_infinity;
     if (!finite)
       kind = Row::non_finite;
     else if (!(D > 0) || size > worst_condition * D)
-      kind = Row::ill;
-    if (kind == Row::ill) std::fill_n(m.dy.begin() + (m_first_q + i) * m.d_v, m.d_v, Exact(0));
+      kind = Row::ill_conditioned;
+    if (kind == Row::ill_conditioned) std::fill_n(m.dy.begin() + (m_first_q + i) * m.d_v, m.d_v, Exact(0));
     const Exact* dy = m.dy.data() + (m_first_q + i) * m.d_v;
     const bool dy_finite = std::all_of(dy, dy + m.d_v, [](Exact x) { return std::isfinite(x); });
     for (const Term& t : m_terms) {
       at(m_truth.is_attended, m_first_k + t.j) = true;
-      if (kind == Row::non_finite || !dy_finite) taint(t);
+      if (kind == Row::non_finite || !dy_finite) mark_non_finite(t);
     }
     if (kind == Row::regular && dy_finite)
       add_gradients(i, y, D);
@@ -189,12 +192,12 @@ class Sequence {
                                [&](const Term& t) { return std::isfinite(t.weight) && m_keys.x.row(t.j).allFinite(); });
   }
 
-  void taint(const Term& t) {
-    at(m_truth.is_tainted, m_first_k + t.j) = true;
-    if (t.pair.parameter >= 0) parameter(m_truth.db_tainted, t.pair.parameter) = true;
+  void mark_non_finite(const Term& t) {
+    at(m_truth.is_non_finite, m_first_k + t.j) = true;
+    if (t.pair.parameter >= 0) parameter(m_truth.db_is_non_finite, t.pair.parameter) = true;
   }
 
-  // of a row of which a value or an entry of dy is not finite: dv_j = p_ij dy_i has its own columns alone
+  // of a row with a non-finite value or entry of dy: column c of dv_j = p_ij dy_i depends only on column c of dy
   void add_value_gradients(Index i, Exact D, Exact size) {
     at(m_truth.dq_size, m_first_q + i) = std::numeric_limits<Exact>::quiet_NaN();
     const bool is_sound = m_has_weights && D > 0 && size <= worst_condition * D;
@@ -211,7 +214,7 @@ class Sequence {
         if (is_sound && std::isfinite(dy[c]))
           at(m_truth.dv, place) += t.weight / D * dy[c];
         else
-          at(m_truth.dv_tainted, place) = true;
+          at(m_truth.dv_is_non_finite, place) = true;
       }
     }
   }
@@ -221,30 +224,30 @@ class Sequence {
            std::all_of(value(j), value(j) + m.d_v, [](Exact v) { return std::isfinite(v); });
   }
 
-  // a row that is not checked: whether it holds or attends to what is not finite
-  void spread_taint(Index i) {
+  // propagates non-finite inputs to the gradients of a row that is not checked
+  void propagate_non_finite(Index i) {
     const bool is_own = !m_queries.x.row(i).allFinite();
-    if (!is_own && m_tainting.empty()) return;
+    if (!is_own && m_non_finite_keys.empty()) return;
     const RowBias bias(m_model.bias, i, m.offset, m_at.keys);
-    const auto attends = [&](Index j) { return m.may_attend(m_b, m_at, i, j) && bias(j).bias > never; };
-    if (!is_own && std::ranges::none_of(m_tainting, attends)) return;
+    const auto attends = [&](Index j) { return m.may_attend(m_b, m_at, i, j) && bias(j).bias > minus_infinity; };
+    if (!is_own && std::ranges::none_of(m_non_finite_keys, attends)) return;
     for (Index j = 0; j < m_at.keys; ++j) {
       if (!attends(j)) continue;
-      at(m_truth.is_tainted, m_first_k + j) = true;
-      std::fill_n(m_truth.dv_tainted.begin() + (m_first_k + j) * m.d_v, m.d_v, true);
-      if (const Index l = bias(j).parameter; l >= 0) parameter(m_truth.db_tainted, l) = true;
+      at(m_truth.is_non_finite, m_first_k + j) = true;
+      std::fill_n(m_truth.dv_is_non_finite.begin() + (m_first_k + j) * m.d_v, m.d_v, true);
+      if (const Index l = bias(j).parameter; l >= 0) parameter(m_truth.db_is_non_finite, l) = true;
     }
   }
 
   void find_terms(Index i) {
     m_terms.clear();
     const RowBias bias(m_model.bias, i, m.offset, m_at.keys);
-    Exact most = never;
+    Exact most = minus_infinity;
     for (Index j = 0; j < m_at.keys; ++j) {
       if (!m.may_attend(m_b, m_at, i, j)) continue;
       const Pair pair = bias(j);
-      if (pair.bias == never) continue;
-      m_truth.largest_bias = std::max(m_truth.largest_bias, std::abs(pair.bias + bias.left_out()));
+      if (pair.bias == minus_infinity) continue;
+      m_truth.largest_bias = std::max(m_truth.largest_bias, std::abs(pair.bias + bias.common_offset()));
       const Exact exponent = pair.bias + m_keys.exponent[j];
       if (exponent > most) most = exponent;
       m_terms.push_back({j, pair, exponent, 0, 0});
@@ -267,9 +270,9 @@ class Sequence {
     Exact dy_y = 0, dy_size = 0;
     for (Index p = 0; p < m.d_v; ++p) dy_y += dy[p] * y[p], dy_size += std::abs(dy[p]);
     if (dy_size == 0) return;
-    if (m.is_signed()) note_condition(i, y, D);
+    if (m.is_signed()) update_condition(i, y, D);
     Exact s = dy_size * at(m_truth.y_size, m_first_q + i);
-    if (m.largest > 0 && s > m.largest) s = -never;
+    if (m.largest > 0 && s > m.largest) s = -minus_infinity;
     m_sizes += s, m_dy_sizes += dy_size;
     m_largest_dy = std::max(m_largest_dy, dy_size);
     m_largest_v = std::max(m_largest_v, at(m_truth.y_size, m_first_q + i));
@@ -298,10 +301,10 @@ class Sequence {
     }
     m_queries.backward(i, m_dquery.data(), m_truth.dq.data() + (m_first_q + i) * m.d);
     at(m_truth.dq_size, m_first_q + i) = s * sum * m_queries.steepness[i];
-    at(m_truth.dq_whole, m_first_q + i) = s * static_cast<Exact>(m_terms.size()) * m_queries.steepness[i];
+    at(m_truth.dq_unweighted, m_first_q + i) = s * static_cast<Exact>(m_terms.size()) * m_queries.steepness[i];
   }
 
-  void note_condition(Index i, const Exact* y, Exact D) {
+  void update_condition(Index i, const Exact* y, Exact D) {
     Exact sizes = 0, most = 0;
     for (const Term& t : m_terms) sizes += t.size;
     for (Index p = 0; p < m.d_v; ++p) most = std::max(most, std::abs(y[p]));
@@ -318,18 +321,18 @@ class Sequence {
   Features m_queries, m_keys;
   Matrix<Exact> m_dkeys;
   std::vector<Term> m_terms;
-  bool m_has_weights = false;     // the terms' are finite
-  std::vector<Index> m_tainting;  // keys that are not finite, or whose values are not
+  bool m_has_weights = false;            // all weights of the row are finite
+  std::vector<Index> m_non_finite_keys;  // with a non-finite key or value
   std::vector<Exact> m_dquery;
-  Exact m_sizes = 0, m_dy_sizes = 0;  // of s_i and |dy_i|_1, the sums over the sequence
+  Exact m_sizes = 0, m_dy_sizes = 0;  // the sums of s_i and of |dy_i|_1 over the sequence
   Exact m_largest_dy = 0, m_largest_v = 0;
-  std::vector<Exact> m_factors;  // of the derivatives' sizes, one a parameter
+  std::vector<Exact> m_factors;  // the sums of the magnitudes of the derivatives, one for each parameter
 };
 
 }  // namespace detail
 
-/// y and gradients of the rows that are to be checked. dy of an ill row becomes zero, so that all gradients but its own
-/// can be checked.
+/// y and the gradients of the checked rows. Sets dy of ill-conditioned rows to zero, so that only their own gradients
+/// cannot be checked.
 inline Truth solve(Problem& x) {
   Truth truth;
   const auto of = [](Index n) { return static_cast<std::size_t>(n); };
@@ -337,17 +340,17 @@ inline Truth solve(Problem& x) {
   truth.rows.assign(of(queries), Row::unknown);
   truth.y.assign(of(queries * x.d_v), 0), truth.dq.assign(of(queries * x.d), 0);
   truth.dk.assign(of(keys * x.d), 0), truth.dv.assign(of(keys * x.d_v), 0);
-  for (auto* sizes : {&truth.y_condition, &truth.y_size, &truth.dq_size, &truth.dq_whole, &truth.q_steepness})
+  for (auto* sizes : {&truth.y_condition, &truth.y_size, &truth.dq_size, &truth.dq_unweighted, &truth.q_steepness})
     sizes->assign(of(queries), 0);
-  for (auto* sizes : {&truth.dk_size, &truth.dv_size, &truth.dk_whole, &truth.dv_whole, &truth.k_steepness})
+  for (auto* sizes : {&truth.dk_size, &truth.dv_size, &truth.dk_unweighted, &truth.dv_unweighted, &truth.k_steepness})
     sizes->assign(of(keys), 0);
-  for (auto* flags : {&truth.is_attended, &truth.is_tainted}) flags->assign(of(keys), false);
-  truth.dv_tainted.assign(of(keys * x.d_v), false);
+  for (auto* flags : {&truth.is_attended, &truth.is_non_finite}) flags->assign(of(keys), false);
+  truth.dv_is_non_finite.assign(of(keys * x.d_v), false);
   for (const Model& model : x.models) {
     const std::size_t parameters = of(model.bias.num_parameters());
-    for (auto* each : {&truth.db, &truth.db_size, &truth.db_whole, &truth.db_factor})
+    for (auto* each : {&truth.db, &truth.db_size, &truth.db_unweighted, &truth.db_factor})
       each->emplace_back(parameters, Exact(0));
-    truth.db_tainted.emplace_back(parameters, false);
+    truth.db_is_non_finite.emplace_back(parameters, false);
     if (model.w.size() > 0) truth.longest_w = std::max(truth.longest_w, model.w.rowwise().norm().maxCoeff());
   }
   for (Index i = 0; i < x.n_q; ++i)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-#include "differential/twin.hpp"
+#include "differential/reference.hpp"
 
 #include <string>
 #include <vector>
@@ -29,7 +29,7 @@ Case small_case(Map map, Place place, std::uint64_t seed) {
   return c;
 }
 
-// the worst difference of dx and central differences of dy.y by the numbers x of a problem, over the largest of both
+// the largest difference of dx from central differences of dy.y with respect to x, relative to the largest gradient
 template <class Numbers>
 double difference_error(const Problem& problem, const std::vector<Exact>& dx, Numbers&& numbers) {
   constexpr Exact h = 1e-6L;
@@ -60,7 +60,7 @@ const std::vector<Place> places{Place::none, Place::table, Place::t5, Place::ali
 
 }  // namespace
 
-TEST_CASE("the twin's gradients are its derivatives", "[differential]") {
+TEST_CASE("the gradients of the reference are central differences", "[differential]") {
   std::uint64_t seed = 40;
   for (const Map map : maps)
     for (const Place place : places) {
@@ -75,7 +75,7 @@ TEST_CASE("the twin's gradients are its derivatives", "[differential]") {
     }
 }
 
-TEST_CASE("the twin is the reference, where that is accurate", "[differential]") {
+TEST_CASE("the reference of the search equals nprf::reference where that is precise", "[differential]") {
   std::uint64_t seed = 80;
   for (const Map map : maps)
     for (const Place place : places) {
@@ -105,7 +105,7 @@ TEST_CASE("the twin is the reference, where that is accurate", "[differential]")
     }
 }
 
-TEST_CASE("an entry that is off is found, whichever it is", "[differential]") {
+TEST_CASE("the checks find an error in any result", "[differential]") {
   const Case c = small_case(Map::orf, Place::table, 7);
   const Inputs<double> inputs(c);
   Problem problem = inputs.problem();
