@@ -110,7 +110,7 @@ class RowRepair {
     const Workspace::Scope scope(workspace);
     const Index rows = m_rows.count();
     auto own = workspace.template matrix<T>(rows, dA.cols());
-    m_tiles.gradients(m_A, m_B, U, m_rows.of<T>(G), own, dB, dU, db_lags, db_border);
+    m_tiles.gradients(m_A, m_B, U, m_rows.of<T>(G), {own, dB, dU, db_lags, db_border});
     Index lost = 0;
     for (Index k = 0; k < rows; ++k) lost += denominator[m_rows.number(k)] == 0;
     if (lost > 0) {
