@@ -21,7 +21,7 @@ TEST_CASE("factors refer to the caller's matrices, copies of them too", "[toepli
   CHECK((other.A.data() == A.data() && other.B.data() == B.data() && other.U.data() == ones.data()));
 }
 
-TEST_CASE("factors in slots are those without the tokens outside of the axis", "[toeplitz]") {
+TEST_CASE("factors in slots leave out the tokens that have no slot", "[toeplitz]") {
   const Matrix<float> A = normal<float>(5, 2, 1), B = normal<float>(4, 2, 2), U = normal<float>(4, 3, 3);
   const Index at[] = {3, 8};
   const Vector<double> log_scales = Vector<double>::Zero(4);

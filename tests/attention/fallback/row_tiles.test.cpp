@@ -17,7 +17,7 @@ namespace {
 
 constexpr Index n_q = 150, n_k = 200, r = 5, p = 11;
 
-// weights that rise by e^20 a lag and keys as far from each other as e^400, or by less
+// weights that grow by e^20 a lag, and log-scales of keys with a standard deviation of 100; or `steepness` times that
 template <class T>
 struct Fixture {
   double steepness;
@@ -61,14 +61,14 @@ TEST_CASE("tiles of no features and of no values", "[attention]") {
   std::vector<float> sums(3, 1);
   tiles.contract(f.A.topLeftCorner(3, 0), none, f.v, Y, sums.data());
   CHECK((Y.isZero(0) && sums == std::vector<float>(3)));
-  tiles.gradients(f.A.topLeftCorner(3, 0), none, f.v, Matrix<float>::Ones(3, p), dA, dB, dU, {}, {});
+  tiles.gradients(f.A.topLeftCorner(3, 0), none, f.v, Matrix<float>::Ones(3, p), {dA, dB, dU, {}, {}});
   CHECK(dU.isZero(0));
 
   Matrix<float> no_values(3, 0);
   tiles.contract(f.A.topRows(3), f.B, none, no_values, sums.data());
   CHECK(std::all_of(sums.begin(), sums.end(), [](float sum) { return sum > 0; }));
   dA = Matrix<float>::Ones(3, r), dB = Matrix<float>::Zero(n_k, r), dU.resize(n_k, 0);
-  tiles.gradients(f.A.topRows(3), f.B, none, no_values, dA, dB, dU, {}, {});
+  tiles.gradients(f.A.topRows(3), f.B, none, no_values, {dA, dB, dU, {}, {}});
   CHECK((dA.isZero(0) && dB.isZero(0)));
 }
 
@@ -94,7 +94,7 @@ TEMPLATE_TEST_CASE("rows by tiles are rows one by one", "[attention]", NPRF_TEST
   }
 }
 
-TEMPLATE_TEST_CASE("no bit of a row depends on the others, nor on what it does not see", "[attention]",
+TEMPLATE_TEST_CASE("no bit of a row depends on the other rows, nor on keys that it does not attend to", "[attention]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   Fixture<T> f(Direction::causal);
@@ -131,7 +131,7 @@ TEMPLATE_TEST_CASE("rows over many keys: errors do not grow, and no bit depends 
   const Placement keys = weights.keys({}, many, workspace);
   const PairBias<T> bias(weights.problem(), keys, nullptr);
   const Matrix<T> B = Matrix<T>::Ones(many, 1), v = Matrix<T>::Constant(many, 1, T(0.1));
-  // the rows sees 2 chunks, one key more, and so on
+  // the rows attend to 2 chunks, one key more, and so on
   const auto contract = [&](const std::vector<Index>& some) {
     const RowSubset rows(some, team);
     Matrix<T> both(rows.count(), 2), N(rows.count(), 1);
@@ -177,7 +177,7 @@ TEST_CASE("gradients by tiles are those of rows one by one", "[attention]") {
         .backward(y, dy.middleRows(k, 1), {1, dA_one.middleRows(k, 1), dB_one, dU_one, db_row.data()}, workspace);
     for (Index j = 0; j < n_k; ++j) db_one[static_cast<std::size_t>(j - i + n_q - 1)] += db_row[j];
   }
-  tiles.gradients(A, f.B, U, G, dA, dB, dU, db, {});
+  tiles.gradients(A, f.B, U, G, {dA, dB, dU, db, {}});
   const auto same = [](const Matrix<double>& got, const Matrix<double>& expected) {
     return worst_ratio(got, expected, 1e-12 * expected.cwiseAbs().maxCoeff()) <= 1;
   };

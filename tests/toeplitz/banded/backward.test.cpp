@@ -16,7 +16,7 @@ namespace nprf::test::toeplitz_banded_backward {
 
 namespace {
 
-// All parts, or those of the band or of the tails alone, added to what there is.
+// The shares of the band and of the tails, or one of them, added to a constant.
 struct Parts {
   bool band = true, tails = true;
   double before = 0;
@@ -31,7 +31,7 @@ struct ByParts {
                  const toeplitz::GradientSizes<T>&, const Team& team) const {
     const T before = static_cast<T>(parts.before);
     out.dA.setConstant(before), out.dB.setConstant(before), out.dU.setConstant(before), out.dc.setConstant(before);
-    const toeplitz::BandedGradients<T> gradients(weights, x, G);
+    const toeplitz::BandedBackward<T> gradients(weights, x, G);
     if (parts.band) gradients.add_band(out, team);
     if (!parts.tails) return;
     gradients.add_tail(weights.before, out, team);
@@ -73,8 +73,8 @@ TEMPLATE_TEST_CASE("band and tails add up to all gradients", "[toeplitz]", NPRF_
   check({600, 500, std::vector<Index>(), random_slots(500, 0.1, 2), 5, 9});
 }
 
-TEMPLATE_TEST_CASE("a query alone has its tails' keys from the tails, and those between them from the band",
-                   "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a tile of one query has each key either in a tail or in the band", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
@@ -84,7 +84,7 @@ TEMPLATE_TEST_CASE("a query alone has its tails' keys from the tails, and those 
       x.c = weights_of<T>(bias, 200, 300);
       const toeplitz::Gradients<T> d = x.gradients(make({band, !band}), team);
       const toeplitz::BandDecomposition<T> parts(x.c.view(), x.span, workspace);
-      LagWeights<T> part = x.c;  // zeros instead of the other part's
+      LagWeights<T> part = x.c;  // with zeros in the other part
       for (Index lag = part.first; lag <= part.last(); ++lag)
         if ((parts.band.first <= lag && lag <= parts.band.last) != band) part.values[lag - part.first] = 0;
       const LagWeights<T> part_t = transposed(part);
@@ -99,7 +99,8 @@ TEMPLATE_TEST_CASE("a query alone has its tails' keys from the tails, and those 
     }
 }
 
-TEMPLATE_TEST_CASE("two lags of a tail stand for all of them", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the gradients of two lags of a tail have the moments of all of its lags", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
@@ -121,7 +122,7 @@ TEMPLATE_TEST_CASE("two lags of a tail stand for all of them", "[toeplitz]", NPR
   }
 }
 
-TEST_CASE("band and tails are added to what there is, and without dc they are the same", "[toeplitz]") {
+TEST_CASE("the shares of band and tails are added, and do not depend on whether dc is requested", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   for (const double end : {0.0, -1.0}) {  // whole numbers, and weights 1 and 1/2: all sums are exact

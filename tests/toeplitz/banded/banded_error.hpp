@@ -16,12 +16,12 @@
 #include "toeplitz/gradient_error.hpp"
 #include "toeplitz/in_slots.hpp"
 
-/// Weights with tails, and how far the banded engine may be from the sums that define its results.
+/// Weights with tails, and the tolerance of the results of the banded engine.
 namespace nprf::test {
 
 inline constexpr double never = -std::numeric_limits<double>::infinity();
 
-/// A bias with N(0,1) between its straight lines.
+/// A bias with N(0,1) between its linear ends.
 inline LagBias<double> random_bias(Index first, Index size, double slope_before, double slope_after) {
   return {first, normal_vector<double>(size, 11), slope_before, slope_after};
 }
@@ -59,7 +59,7 @@ inline std::vector<NamedBias> biases() {
   return all;
 }
 
-/// Its weights in a table by difference of slots.
+/// The weights of a bias for all lags of slots.
 template <class T>
 LagWeights<T> weights_of(const NamedBias& x, Index n_q, Index n_k) {
   const LagBias<T> b{x.bias.first, x.bias.table.cast<T>(), static_cast<T>(x.bias.slope_before),
@@ -69,8 +69,8 @@ LagWeights<T> weights_of(const NamedBias& x, Index n_q, Index n_k) {
   return c;
 }
 
-/// How far a table may be from a geometric sequence in its tails: a logarithm x has an error of 2^-53 |x|, and below
-/// T's smallest number nothing is left.
+/// The error of a table relative to a geometric sequence in its tails: a logarithm x has an error of 2^-53 |x|, and
+/// below the smallest number of T it is 0.
 template <class T>
 LagWeights<double> table_error(const LagWeights<T>& c) {
   LagWeights<double> error{c.first, Vector<double>::Zero(c.values.size())};
@@ -86,18 +86,18 @@ LagWeights<double> table_error(const LagWeights<T>& c) {
   return error;
 }
 
-/// The worst |got - Y| over what the engine may be off, for the given rows of got.
+/// The largest ratio of |got - Y| to its tolerance, for the given rows.
 template <class T>
 double rows_error(const LagWeights<T>& c, const LagWeights<double>& c_error, const Matrix<T>& A, const Matrix<T>& B,
                   const Matrix<T>& U, const Matrix<T>& got, const std::vector<Index>& rows) {
   const Product reference = reference_product(c, A, B, U, rows);
-  // a tail's sum is rounded twice in each tile of 30 tokens that it passes
+  // the sum of a tail is rounded twice in each tile of 30 tokens
   const Index passes = (A.rows() + B.rows()) / 15;
   Matrix<double> tolerance = direct_growth<T>(A.cols(), B.rows() + passes) * reference.magnitude;
   if (!c_error.values.isZero(0)) {
     const Matrix<double> a = A.template cast<double>(), b = B.template cast<double>(), u = U.template cast<double>();
     tolerance += reference_product(c_error, a, b, u, rows).magnitude;
-    // a sum of keys that has decayed to T's smallest numbers is off by some of them
+    // a sum that has decayed to subnormal numbers has an error of some of them
     const double least = 8 * static_cast<double>(std::numeric_limits<T>::denorm_min());
     for (Index i = 0; i < tolerance.rows(); ++i)
       tolerance.row(i).array() += least * (1 + a.row(rows[static_cast<std::size_t>(i)]).cwiseAbs().sum());
@@ -105,7 +105,7 @@ double rows_error(const LagWeights<T>& c, const LagWeights<double>& c_error, con
   return worst_ratio(pick(got, rows), reference.values, tolerance);
 }
 
-/// The same of dc in the band, and of what two of a tail's lags say of all.
+/// The same for dc in the band, and for the moments of dc in the tails.
 template <class T>
 double moments_error(const LagWeights<T>& c, const LagWeights<double>& c_error, const Matrix<T>& A, const Matrix<T>& B,
                      const Matrix<T>& U, const Matrix<T>& G, const Vector<T>& dc) {
@@ -153,7 +153,7 @@ double moments_error(const LagWeights<T>& c, const LagWeights<double>& c_error, 
   return std::isnan(worst) ? std::numeric_limits<double>::infinity() : worst;
 }
 
-/// The worst error of all results over what the engine may be off, for so many rows of each; the product may be that
+/// The largest ratio of error to tolerance of all results, for at most that many rows of each; the product may be that
 /// with U or with [U 1].
 template <class T>
 double banded_error(const InSlots<T>& x, const Matrix<T>& Y, Index rows = 40) {

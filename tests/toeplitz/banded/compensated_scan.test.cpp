@@ -14,7 +14,7 @@ namespace nprf::test::toeplitz_banded_compensated_scan {
 using toeplitz::CompensatedScan;
 using toeplitz::Windows;
 
-TEST_CASE("windows hold each tile once, as many as stay in cache", "[toeplitz]") {
+TEST_CASE("windows have each tile once, as many as fit into the cache", "[toeplitz]") {
   for (const Index tiles : {0, 1, 16, 17, 500})
     for (const Index scalars : {1, 2080, 100000}) {
       const Windows windows = Windows::of(tiles, scalars);
@@ -29,8 +29,7 @@ TEST_CASE("windows hold each tile once, as many as stay in cache", "[toeplitz]")
     }
 }
 
-TEMPLATE_TEST_CASE("running sums from either end are the sums of what has decayed on its way", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("running sums from either end are the sums of the decayed terms", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using From = typename CompensatedScan<T>::From;
   const Index tiles = 75, rows = 3, cols = 7;
@@ -67,7 +66,7 @@ TEMPLATE_TEST_CASE("running sums from either end are the sums of what has decaye
     }
 }
 
-TEST_CASE("slow decay does not pile up its rounding over very many tiles", "[toeplitz]") {
+TEST_CASE("errors of a decay near 1 do not grow over very many tiles", "[toeplitz]") {
   // exp(slope) rounded to float would be off by 3e-8 in each of 20000 steps
   const Index tiles = 20000;
   const double slope = -1e-4 / 3;
@@ -82,7 +81,7 @@ TEST_CASE("slow decay does not pile up its rounding over very many tiles", "[toe
   CHECK(std::abs(static_cast<double>(sums.at(tiles - 1)(0, 0)) / expected - 1) <= epsilon<float> * std::sqrt(20000.0));
 }
 
-TEST_CASE("what rounding has taken decays with its sum", "[toeplitz]") {
+TEST_CASE("the compensation decays with its sum", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   const std::vector<float> terms{1.0f / 3, 0.7f, 0};
@@ -95,7 +94,7 @@ TEST_CASE("what rounding has taken decays with its sum", "[toeplitz]") {
   CHECK(std::abs(static_cast<double>(sums.at(2)(0, 0)) / expected - 1) <= 4 * epsilon<float>);
 }
 
-TEST_CASE("equal terms, whose rounding is alike, do not pile it up over very many tiles", "[toeplitz]") {
+TEST_CASE("errors of equal terms do not grow over very many tiles", "[toeplitz]") {
   using From = CompensatedScan<float>::From;
   const Index tiles = 300000;
   const Windows windows = Windows::of(tiles, 3000);

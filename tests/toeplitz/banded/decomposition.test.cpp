@@ -29,10 +29,10 @@ std::vector<LagWeights<double>> tables() {
   const LagRange all{-59, 69};
   std::vector<LagWeights<double>> tables{
       weights(-3, 8, 0, -0.1, all),              // both
-      weights(0, 1, -0.2, -0.1, {-100, 200}),    // both, and the table goes on
+      weights(0, 1, -0.2, -0.1, {-100, 200}),    // both, and the table has more lags
       weights(-3, 8, 0.1, 0, all),               // one: the other line rises outwards
       weights(-3, 8, 0, 0, {-59, 0}),            // one: causal
-      weights(-3, 8, -0.1, -0.1, {-40, 30}),     // none: the table stops short
+      weights(-3, 8, -0.1, -0.1, {-40, 30}),     // none: the table ends before the farthest lag
       weights(-100, 200, 0, 0, {-100, 99}),      // none in reach
       weights(-100, 20, -0.1, -0.1, {-100, 99})  // all lags in one tail
   };
@@ -46,12 +46,12 @@ std::vector<LagWeights<double>> tables() {
 
 }  // namespace
 
-TEST_CASE("a lag of some weight is in a tail or in the band, and weighs there what it weighs", "[toeplitz]") {
+TEST_CASE("each lag of non-zero weight is in a tail or in the band, with its weight", "[toeplitz]") {
   for (const LagWeights<double>& c : tables()) {
     Workspace workspace;
     const BandDecomposition<double> w(c.view(), {60, 70, 2, 2}, workspace);
     INFO("lags " << c.first << " to " << c.last() << ", tails " << w.before.lags << " and " << w.after.lags);
-    for (Index lag = w.table.lags().first; lag <= w.table.lags().last; ++lag) {
+    for (Index lag = w.table.first; lag <= w.table.last(); ++lag) {
       const bool before = w.before.lags > 0 && lag <= w.before.edge, after = w.after.lags > 0 && lag >= w.after.edge,
                  band = lag >= w.band.first && lag <= w.band.last;
       INFO("lag " << lag);
@@ -63,8 +63,7 @@ TEST_CASE("a lag of some weight is in a tail or in the band, and weighs there wh
   }
 }
 
-TEST_CASE("a tile's band keys are those that not all of its queries see in one tail, if any weight is left for them",
-          "[toeplitz]") {
+TEST_CASE("the band keys of a tile are those that are in neither of its tails", "[toeplitz]") {
   const std::vector<Index> q = random_slots(60, 0.6, 1), k = random_slots(70, 0.7, 2);
   const Matrix<double> none(0, 0);
   const MatrixView<double> no = none;
@@ -77,7 +76,7 @@ TEST_CASE("a tile's band keys are those that not all of its queries see in one t
         for (const Index tile : {1, 7, 30})
           for (Index i0 = 0; i0 < queries.count; i0 += tile) {
             const Index rows = std::min(tile, queries.count - i0);
-            const auto [begin, end] = w.band_keys(x, i0, rows);
+            const auto [begin, end] = w.band_weights(x).keys(i0, rows, 64);
             REQUIRE((0 <= begin && begin <= end && end <= keys.count));
             for (Index j = 0; j < keys.count; ++j) {
               bool before = w.before.lags > 0, after = w.after.lags > 0, weight = false;
@@ -95,7 +94,7 @@ TEST_CASE("a tile's band keys are those that not all of its queries see in one t
       }
 }
 
-TEST_CASE("weights are constant if those of all lags are one number, and not nothing", "[toeplitz]") {
+TEST_CASE("weights are constant if those of all lags are equal and not zero", "[toeplitz]") {
   const auto constant = [](LagRange range, double value, Index other = 1000) {
     LagWeights<double> c{range.first, Vector<double>::Constant(range.size(), value)};
     if (other < 1000) c.values[other - range.first] *= 1 + epsilon<double>;
@@ -104,7 +103,7 @@ TEST_CASE("weights are constant if those of all lags are one number, and not not
   };
   CHECK(constant({-4, 6}, 0.7) == 0.7);
   CHECK(constant({-9, 9}, -3) == -3);
-  CHECK(constant({-9, 9}, 0.7, 7) == 0.7);  // nobody is so far away
+  CHECK(constant({-9, 9}, 0.7, 7) == 0.7);  // no slot is so far away
   for (const Index lag : {-4, 0, 6}) CHECK(constant({-4, 6}, 0.7, lag) == 0);
   CHECK(constant({-3, 6}, 0.7) == 0);  // the farthest lag is not in the table
   CHECK(constant({-4, 5}, 0.7) == 0);

@@ -31,7 +31,7 @@ void check(const InSlots<T>& x, const Team& team, Index rows = 40) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("the banded engine computes the product and its gradients, whatever the tails", "[toeplitz]",
+TEMPLATE_TEST_CASE("the banded engine computes the product and its gradients for all kinds of tails", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(2);
@@ -47,8 +47,7 @@ TEMPLATE_TEST_CASE("the banded engine computes the product and its gradients, wh
     }
 }
 
-TEMPLATE_TEST_CASE("the banded engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the banded engine: empty slots are like tokens of zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(3);
   const Team team(workspaces);
@@ -63,7 +62,7 @@ TEMPLATE_TEST_CASE("the banded engine: tokens that leave slots empty are as if z
   });
 }
 
-TEST_CASE("the banded engine: a tail that stops short of the farthest lag is part of the band", "[toeplitz]") {
+TEST_CASE("the banded engine: a tail that does not extend to the farthest lag is part of the band", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   for (const LagRange range : {LagRange{-50, 400}, LagRange{-400, 60}, LagRange{-50, 60}, LagRange{10, 400}}) {
@@ -75,7 +74,7 @@ TEST_CASE("the banded engine: a tail that stops short of the farthest lag is par
   }
 }
 
-TEST_CASE("the banded engine: weights of one side leave the past untouched by the future, bit for bit", "[toeplitz]") {
+TEST_CASE("the banded engine: with one-sided weights later tokens change no bit of earlier rows", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   const Index n = 300, now = 137;
@@ -91,7 +90,7 @@ TEST_CASE("the banded engine: weights of one side leave the past untouched by th
   }
 }
 
-TEST_CASE("the banded engine keeps each row's own digits", "[toeplitz]") {
+TEST_CASE("the banded engine: rounding errors are per row", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   const Index n = 260;
@@ -100,7 +99,7 @@ TEST_CASE("the banded engine keeps each row's own digits", "[toeplitz]") {
       InSlots<double> x(n, n, Slots{n}, Slots{n}, 3, 2);
       x.c = weights_of<double>({"", random_bias(-3, 7, slope, slope), 0, direction}, n, n);
       for (Index i = 0; i < n; ++i) x.A.row(i) *= std::pow(10., static_cast<double>(i % 9) * 25 - 100);
-      // keys that grow by e from one to the next, and so do the sums
+      // each key is e times the one before, and so are the sums
       for (Index j = 0; j < n; ++j) x.B.row(j) *= std::exp(static_cast<double>(j));
       CHECK(banded_error(x, x.contract(make_banded, team), n) <= 1);
     }
@@ -124,7 +123,7 @@ TEMPLATE_TEST_CASE("the banded engine: sums over several windows of tiles", "[to
   }
 }
 
-TEST_CASE("the banded engine: with runs of equal weights for tails, T5's buckets", "[toeplitz]") {
+TEST_CASE("the banded engine: runs of equal weights as tails, as of T5", "[toeplitz]") {
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
@@ -136,7 +135,7 @@ TEST_CASE("the banded engine: with runs of equal weights for tails, T5's buckets
   }
 }
 
-TEMPLATE_TEST_CASE("the banded engine: one weight for all lags needs no band", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the banded engine: equal weights for all lags need no band", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
@@ -199,7 +198,7 @@ TEMPLATE_TEST_CASE("the banded engine: no bit depends on the number of threads",
   check_bits({2300, 2500, Slots{2300}, Slots{2500}, 130, 65});
 }
 
-TEST_CASE("the banded engine's scratch memory is linear in the tokens, and kept", "[toeplitz]") {
+TEST_CASE("the scratch memory of the banded engine is linear in the tokens, and reused", "[toeplitz]") {
   const auto peak = [](const NamedBias& bias, Index n) {
     Workspace workspace;
     const Team team(workspace);
@@ -216,7 +215,7 @@ TEST_CASE("the banded engine's scratch memory is linear in the tokens, and kept"
   for (const NamedBias& each :
        {NamedBias{"clipped", random_bias(-30, 70, 0, 0)}, NamedBias{"ALiBi", random_bias(0, 1, -0.003, -0.003)}}) {
     INFO(each.name);
-    // beyond a window's sums: a table of 2 n weights, and for each tile and each window some numbers
+    // besides the sums of a window: a table of 2 n weights, and some numbers for each tile and each window
     const double once = peak(each, 20000), twice = peak(each, 40000);
     CHECK(twice - once <= 20000 * (2 + 1) * sizeof(float));
   }

@@ -23,15 +23,15 @@ LagWeights<double> weights(Index first, Index last, double before, double after)
 
 }  // namespace
 
-TEST_CASE("a tail begins beside the band and ends at the farthest lag in reach", "[toeplitz]") {
+TEST_CASE("a tail begins at the band and ends at the farthest reachable lag", "[toeplitz]") {
   const ProductShape span{30, 40, 2, 2};
   struct Case {
     LagWeights<double> c;
     Index before_edge, before_lags, after_edge, after_lags;
   };
   for (const Case& x : {Case{weights(-29, 39, 0, -0.1), -4, 26, 5, 35},   //
-                        Case{weights(-50, 60, 0, -0.1), -4, 26, 5, 35},   // the table goes on beyond
-                        Case{weights(-28, 39, 0, -0.1), 0, 0, 5, 35},     // it stops short
+                        Case{weights(-50, 60, 0, -0.1), -4, 26, 5, 35},   // the table has more lags
+                        Case{weights(-28, 39, 0, -0.1), 0, 0, 5, 35},     // the table ends before the farthest lag
                         Case{weights(-29, 38, 0, -0.1), -4, 26, 0, 0},    //
                         Case{weights(-29, 0, 0, 0), -4, 26, 0, 0},        // one-sided
                         Case{weights(-29, 39, 0.1, -0.1), 0, 0, 5, 35}})  // weights that rise outwards
@@ -55,7 +55,7 @@ TEST_CASE("a tail begins beside the band and ends at the farthest lag in reach",
   CHECK(ExponentialTail<double>(Side::before, c.view(), span).lags == 0);
 }
 
-TEST_CASE("a tail's powers are the same from its table and beyond it", "[toeplitz]") {
+TEST_CASE("powers of a tail are right within its table and beyond", "[toeplitz]") {
   const ProductShape span{5000, 5000, 2, 2};
   const LagWeights<double> c = weights(-4999, 4999, -0.01, 0);
   ExponentialTail<double> before(Side::before, c.view(), span), after(Side::after, c.view(), span);
@@ -71,8 +71,9 @@ TEST_CASE("a tail's powers are the same from its table and beyond it", "[toeplit
   CHECK((!before.flat() && after.flat()));
 }
 
-TEST_CASE("a tile's factors make the weight of each query and key, and the tiles' keys are those of the tail",
-          "[toeplitz]") {
+TEST_CASE(
+    "the weight of a query and a key in a tail is the product of their factors, and tiles have the keys of the tail",
+    "[toeplitz]") {
   const Index n_q = 90, n_k = 110;
   const LagWeights<double> c = weights(-(n_q - 1), n_k - 1, -0.05, -0.02);
   const ProductShape span{n_q, n_k, 1, 1};
@@ -106,7 +107,7 @@ TEST_CASE("a tile's factors make the weight of each query and key, and the tiles
         }
       }
       CHECK(tiles.any_keys(I) == (side == Side::before ? cut > 0 : cut < x.keys.slots.count));
-      // what is new beside the inner tile's keys
+      // the keys that the inner tile does not have
       const Index inner = tiles.inner(I);
       const bool none = inner < 0 || inner >= tiles.tiles();
       const auto [new_begin, new_end] = tiles.new_keys(I);

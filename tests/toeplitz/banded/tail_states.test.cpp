@@ -19,13 +19,13 @@ using toeplitz::Windows;
 
 namespace {
 
-// a sum of n terms, each of them decayed and rounded in up to so many tiles
+// the tolerance of a sum of n terms, each decayed and rounded in up to `tiles` tiles
 template <class T>
 double growth(Index n, Index tiles = 0) {
   return epsilon<T> * std::sqrt(static_cast<double>(16 + n + 2 * tiles));
 }
 
-// factor P_i^T Q_i, and the same of absolute values
+// factor P_i^T Q_i, and the same with absolute values
 struct Sum {
   Sum(Index r, Index p) : values(Matrix<double>::Zero(r, p)), magnitude(values) {}
 
@@ -41,7 +41,7 @@ struct Sum {
 
 }  // namespace
 
-TEST_CASE("rows are scaled each by its own factor", "[toeplitz]") {
+TEST_CASE("each row is scaled by its factor", "[toeplitz]") {
   Workspace workspace;
   const Matrix<double> X = normal<double>(11, 3, 1);
   const auto factor = [](Index i) { return static_cast<double>(i + 1); };
@@ -76,9 +76,10 @@ TEMPLATE_TEST_CASE("a sum over all rows is P^T Q or P^T [Q 1], and no bit of it 
 
 //     of keys      S_I = sum of exp(slope |t_j - (pivot_I + edge)|) P_j^T Q_j
 //     of queries   S_I = sum of exp(slope |s_i - pivot_I|) P_i^T Q_i: on the way to pivot_I lies pivot_J
-// with a column of ones beside the keys' Q
-TEMPLATE_TEST_CASE("a tile's sums are those over its keys in the tail, and over the queries that have its keys there",
-                   "[toeplitz]", NPRF_TEST_SCALARS) {
+// with a column of ones after Q for keys
+TEMPLATE_TEST_CASE(
+    "the sums of a tile are those over its keys in the tail, and over the queries with these keys in their tail",
+    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 230, n_k = 311, r = 3, p = 2;
   const std::vector<Index> q = random_slots(n_q, 0.6, 1), k = random_slots(n_k, 0.8, 2);
@@ -125,7 +126,7 @@ TEMPLATE_TEST_CASE("a tile's sums are those over its keys in the tail, and over 
         N.fill(window, team);
         const Index begin = windows.begin(window), end = windows.end(window);
         for (Index I = begin; I < end; ++I) check(S, I, of_keys(I)), check(N, I, of_queries(I));
-        // the tiles from which the sums go on, nothing if there are none
+        // the tile before the window in the order of the sum, zeros if there is none
         const Index inner = before ? begin - 1 : end, outer = before ? end : begin - 1;
         check(S, inner, of_keys(inner));
         check(N, outer, of_queries(outer));
@@ -133,7 +134,7 @@ TEMPLATE_TEST_CASE("a tile's sums are those over its keys in the tail, and over 
     }
 }
 
-TEST_CASE("a tile that has very many keys in its tail sums all of them, and piles up no rounding", "[toeplitz]") {
+TEST_CASE("a tile sums very many keys in its tail, and errors do not grow with their number", "[toeplitz]") {
   const Index n_q = 3, n_k = 40011, r = 1, p = 1;
   const Matrix<float> A = Matrix<float>::Ones(n_q, r), B = Matrix<float>::Constant(n_k, r, 0.7f),
                       U = Matrix<float>::Ones(n_k, p);
@@ -144,7 +145,7 @@ TEST_CASE("a tile that has very many keys in its tail sums all of them, and pile
     const bool before = side == Side::before;
     const LagWeights<float> c = exp_weights(LagBias<float>{}, {-n_k, n_k});
     const ExponentialTail<float> tail(side, c.view(), {n_q, n_k, r, p});
-    // queries behind all keys, or before them
+    // queries after all keys, or before them
     std::vector<Index> slots(static_cast<std::size_t>(n_q)), at_keys(static_cast<std::size_t>(n_k));
     for (Index i = 0; i < n_q; ++i) slots[static_cast<std::size_t>(i)] = before ? n_k + i : i;
     for (Index j = 0; j < n_k; ++j) at_keys[static_cast<std::size_t>(j)] = before ? j : n_q + 1 + j;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "nprf/toeplitz/direct/toeplitz_weights.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
@@ -12,6 +13,9 @@
 namespace nprf::test::toeplitz_direct_backward_tile {
 
 namespace {
+
+template <class T>
+using Tile = toeplitz::BackwardTile<T, toeplitz::ToeplitzBlockWeights<T>>;
 
 // gradients by tiles of any size: so many queries and keys at a time
 template <class T>
@@ -22,11 +26,13 @@ struct ByTiles {
   void gradients(const toeplitz::Factors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
                  const toeplitz::GradientSizes<T>&, const Team& team) const {
     out.set_zero();
-    toeplitz::BackwardTile<T> tile(x, G, c, team.workspace());
+    const toeplitz::ToeplitzWeights<T> weights{x, c, {c.first, c.last()}};
+    Tile<T> tile(x, G, weights.block_weights(Tile<T>::keys, team.workspace()), team.workspace());
+    const auto add_dc = [&](const toeplitz::PairRow<T>& pairs) { weights.add_gradient(pairs, &out.dc[0], c.first); };
     for (Index i = 0; i < x.queries.slots.count; i += rows) {
-      tile.set_queries(i, std::min(rows, x.queries.slots.count - i));
+      tile.set_queries({i, std::min(i + rows, x.queries.slots.count)});
       for (Index j = 0; j < x.keys.slots.count; j += keys)
-        tile.add(j, std::min(keys, x.keys.slots.count - j), out, toeplitz::AddDiagonals<T>{x, &out.dc[0], c.first});
+        tile.add({j, std::min(j + keys, x.keys.slots.count)}, out, add_dc);
     }
   }
 };
@@ -36,10 +42,10 @@ struct ByTiles {
 TEMPLATE_TEST_CASE("gradients by tiles of any size add up, with gaps and without", "[toeplitz]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   const Team team(workspace);
-  const Index most = toeplitz::BackwardTile<TestType>::keys;
+  const Index most = Tile<TestType>::keys;
   const auto check = [&](const InSlots<TestType>& x) {
     for (const Index rows : {Index{1}, Index{5}, Index{6}, Index{13}, most})
-      for (const Index keys : {Index{1}, Index{7}, Index{16}, most - 1, most}) {
+      for (const Index keys : {Index{1}, Index{7}, Index{16}, most - 1, most, 2 * most + 3}) {
         INFO(x.name() << ", tiles of " << rows << " x " << keys);
         const auto make = [=](LagWeightsView<TestType> c, const ProductShape&, const Team&) {
           return ByTiles<TestType>{c, rows, keys};

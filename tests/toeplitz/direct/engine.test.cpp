@@ -34,7 +34,8 @@ double error(const LagWeights<double>& c, const Matrix<double>& A, const Matrix<
 }  // namespace
 
 TEST_CASE("the direct engine is right at the edges of its tiles", "[toeplitz]") {
-  const Index rows = toeplitz::ForwardTile<double>::rows, keys = toeplitz::ForwardTile<double>::keys;
+  using Tile = toeplitz::ForwardTile<double, toeplitz::ToeplitzBlockWeights<double>>;
+  const Index rows = Tile::rows, keys = Tile::keys;
   for (const Index n_q : {Index{1}, rows - 1, rows, rows + 1, 2 * rows, 2 * rows + 1})
     for (const Index n_k : {Index{1}, keys - 1, keys, keys + 1, 2 * keys - 1}) {
       INFO("n_q " << n_q << " n_k " << n_k);
@@ -56,7 +57,7 @@ TEST_CASE("the direct engine skips no tile that holds a weight", "[toeplitz]") {
   }
 }
 
-TEMPLATE_TEST_CASE("the direct engine: errors do not grow with the keys", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the direct engine: errors do not grow with the number of keys", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 7, n_k = 100 * chunk_keys + 5;
   const Matrix<T> A = Matrix<T>::Ones(n_q, 1), B = Matrix<T>::Ones(n_k, 1), U = Matrix<T>::Constant(n_k, 3, T(0.1));
@@ -76,7 +77,7 @@ TEMPLATE_TEST_CASE("the direct engine: errors do not grow with the keys", "[toep
   CHECK(worst_ratio(sums, Vector<T>::Constant(n_q, static_cast<T>(n_k)), 0) <= 1);
 }
 
-TEST_CASE("the direct engine keeps each row's own digits", "[toeplitz]") {
+TEST_CASE("the direct engine: rounding errors are per row", "[toeplitz]") {
   // rows of A from 1e-100 to 1e100, and weights growing by e with each lag of distance
   const Index n = 260;
   Matrix<double> A = normal<double>(n, 3, 1);
@@ -86,7 +87,7 @@ TEST_CASE("the direct engine keeps each row's own digits", "[toeplitz]") {
   CHECK(error(c, A, normal<double>(n, 3, 2), normal<double>(n, 2, 3)) <= 1);
 }
 
-TEST_CASE("with one-sided weights the future does not touch a bit of the past", "[toeplitz]") {
+TEST_CASE("with one-sided weights later tokens change no bit of earlier rows", "[toeplitz]") {
   const Index n = 300, now = 137;
   const auto A = normal<double>(n, 3, 1);
   Matrix<double> B = normal<double>(n, 3, 2), U = normal<double>(n, 2, 3);
@@ -105,7 +106,7 @@ TEST_CASE("the direct engine gives zero for no features and for no weights", "[t
   CHECK(multiply({0, Vector<double>()}, normal<double>(5, 2, 1), normal<double>(4, 2, 2), U).isZero(0));
 }
 
-TEST_CASE("a direct engine serves one product after the other, of other tokens too", "[toeplitz]") {
+TEST_CASE("a direct engine computes several products, with other tokens too", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   const auto A = normal<double>(150, 2, 1), B = normal<double>(140, 2, 2), U = normal<double>(140, 3, 3);
@@ -123,7 +124,7 @@ TEST_CASE("a direct engine serves one product after the other, of other tokens t
   CHECK(product_error<double>(Engine::direct, c, A.topRows(7), B.topRows(11), U.topRows(11), part) <= 1);
 }
 
-TEST_CASE("the direct engine's scratch memory is a table of lags, and tiles of one size", "[toeplitz]") {
+TEST_CASE("the scratch memory of the direct engine is a table of lags, and tiles of constant size", "[toeplitz]") {
   const auto peak = [](Index n_q, Index n_k, bool backward) {
     Workspace workspace;
     const Team team(workspace);
@@ -139,12 +140,11 @@ TEST_CASE("the direct engine's scratch memory is a table of lags, and tiles of o
   CHECK(std::abs(peak(2000, 1001, false) - peak(1000, 501, false) - lags) <= line);
   CHECK(std::abs(peak(2000, 1001, true) - peak(1000, 501, true) - 9 * lags) <= 2 * line);
   CHECK(peak(1000, 501, false) <= 2 * lags);
-  CHECK(peak(1000, 501, true) <=
-        9 * lags + 3 * toeplitz::BackwardTile<double>::rows * toeplitz::BackwardTile<double>::keys);
+  using Tile = toeplitz::BackwardTile<double, toeplitz::ToeplitzBlockWeights<double>>;
+  CHECK(peak(1000, 501, true) <= 9 * lags + 3 * Tile::rows * Tile::keys);
 }
 
-TEMPLATE_TEST_CASE("the direct engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the direct engine: empty slots are like tokens of zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
   std::vector<Workspace> workspaces(3);
   const Team team(workspaces);
   with_gaps<TestType>([&](const InSlots<TestType>& x) {
@@ -179,7 +179,7 @@ TEST_CASE("the direct engine skips no tile of tokens with gaps that holds a weig
   }
 }
 
-TEST_CASE("the direct engine: what stands in a gap's place does not matter, bit for bit", "[toeplitz]") {
+TEST_CASE("the direct engine: the weights of empty slots change no bit", "[toeplitz]") {
   // the same tokens once in slots 0..n-1 of a small span, once as part of a larger one
   Workspace workspace;
   const Team team(workspace);
@@ -201,7 +201,7 @@ TEMPLATE_TEST_CASE("the direct engine: no bit depends on the number of threads",
 
 TEST_CASE("the direct engine: no bit depends on the number of threads, with very many features too",
           "[toeplitz][threads]") {
-  // so many that a matrix product takes them in parts, which must not depend on the threads either
+  // so many that a matrix product divides them into parts, which must not depend on the threads either
   check_thread_bits(InSlots<double>(400, 300, Slots{400}, Slots{300}, 700, 5), make_direct);
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "nprf/toeplitz/direct/toeplitz_weights.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
@@ -13,6 +14,9 @@
 namespace nprf::test::toeplitz_direct_forward_tile {
 
 namespace {
+
+template <class T>
+using Tile = toeplitz::ForwardTile<T, toeplitz::ToeplitzBlockWeights<T>>;
 
 // a product by tiles of any size: so many queries and keys at a time
 template <class T>
@@ -25,9 +29,9 @@ struct ByTiles {
     if (sums) std::fill_n(sums, Y.rows(), T(0));
     for (Index i = 0; i < x.queries.slots.count; i += rows) {
       const Index count = std::min(rows, x.queries.slots.count - i);
-      toeplitz::ForwardTile<T> tile(x, c, i, count, team.workspace());
+      Tile<T> tile(x, {x, c, Tile<T>::keys, team.workspace()}, {i, i + count}, team.workspace());
       for (Index j = 0; j < x.keys.slots.count; j += keys)
-        tile.add(j, std::min(keys, x.keys.slots.count - j), Y.middleRows(i, count), sums ? sums + i : nullptr);
+        tile.add({j, std::min(j + keys, x.keys.slots.count)}, Y.middleRows(i, count), sums ? sums + i : nullptr);
     }
   }
 };
@@ -42,10 +46,10 @@ auto make(Index rows, Index keys) {
 TEMPLATE_TEST_CASE("tiles of any size add up to the product, with gaps and without", "[toeplitz]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   const Team team(workspace);
-  const Index most = toeplitz::ForwardTile<TestType>::keys;
+  const Index most = Tile<TestType>::keys;
   const auto check = [&](const InSlots<TestType>& x) {
     for (const Index rows : {Index{1}, Index{5}, Index{6}, Index{13}, Index{200}})
-      for (const Index keys : {Index{1}, Index{7}, Index{16}, most - 1, most}) {
+      for (const Index keys : {Index{1}, Index{7}, Index{16}, most - 1, most, 2 * most + 3}) {
         INFO(x.name() << ", tiles of " << rows << " x " << keys);
         CHECK(x.error(Engine::direct, x.contract(make<TestType>(rows, keys), team)) <= 1);
         CHECK(x.error(Engine::direct, x.contract_with_ones(make<TestType>(rows, keys), team)) <= 1);
@@ -65,7 +69,7 @@ TEMPLATE_TEST_CASE("tiles of any size add up to the product, with gaps and witho
   }
 }
 
-TEMPLATE_TEST_CASE("a weight of 0 hides a key that is not finite from its query, and from no other", "[toeplitz]",
+TEMPLATE_TEST_CASE("a weight of 0 hides a non-finite key from its query, and from no other", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   Workspace workspace;
   const Team team(workspace);
@@ -81,7 +85,7 @@ TEMPLATE_TEST_CASE("a weight of 0 hides a key that is not finite from its query,
   }
 }
 
-TEST_CASE("a weight that is not a number is no weight of 0", "[toeplitz]") {
+TEST_CASE("a weight of NaN is not treated as a weight of 0", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   InSlots<double> x(40, 40, Slots{40}, Slots{40}, 3, 5);
@@ -90,7 +94,7 @@ TEST_CASE("a weight that is not a number is no weight of 0", "[toeplitz]") {
   CHECK_FALSE(x.contract_with_ones(make<double>(40, 40), team).array().isFinite().any());
 }
 
-TEMPLATE_TEST_CASE("no bit of a tile depends on where its factors lie", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("no bit of a tile depends on the addresses of its factors", "[toeplitz]", NPRF_TEST_SCALARS) {
   const Index n = 70, r = 11, p = 13;
   const auto A = normal<TestType>(n, r, 1), B = normal<TestType>(n, r, 2), U = normal<TestType>(n, p, 3);
   const LagWeights<TestType> c = random_weights<TestType>(n, n, 4);

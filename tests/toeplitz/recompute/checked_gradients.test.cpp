@@ -65,7 +65,7 @@ struct Case {
         rows[i] += static_cast<T>(c[keys[j] - queries[i]]) * std::abs(x.A.row(i).dot(x.B.row(j)));
   }
 
-  // what rows of both signs are sums of, over what they are, at most: a sum by tiles is rounded relative to its terms
+  // the largest ratio of the sum of magnitudes to the sum: a sum by tiles is rounded relative to its terms
   double condition() const {
     double worst = 1;
     for (Index i = 0; i < x.A.rows() && !x.all_positive; ++i) {
@@ -96,7 +96,7 @@ struct Case {
     return find(engine, tolerance, Team(workspace), with_lags);
   }
 
-  // the largest errors of dA, dB, dU and dc relative to their sums, as GradientMeasure says, of lags with a weight
+  // the largest errors of dA, dB, dU and dc relative to their sums (GradientMeasure), for lags with a weight
   struct Errors {
     double queries = 0, keys = 0, values = 0, lags = 0;
     double most() const { return std::max({queries, keys, values, lags}); }
@@ -139,7 +139,7 @@ constexpr double tolerance_of = sizeof(T) == 4 ? 1e-4 : 1e-10;
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("certified gradients: no more than the tolerance and direct rounding off, whatever the bias",
+TEMPLATE_TEST_CASE("checked gradients: errors are at most the tolerance and direct rounding, whatever the bias",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 170, n_k = 150;
@@ -183,7 +183,7 @@ TEMPLATE_TEST_CASE("certified gradients: no more than the tolerance and direct r
   CHECK((sum.queries > 500 && sum.keys > 500 && sum.lags > 50));
 }
 
-TEMPLATE_TEST_CASE("certified gradients: none that counts is recomputed where nothing is lost", "[toeplitz]",
+TEMPLATE_TEST_CASE("checked gradients: none is recomputed if the weights are balanced", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Engine engine : noisy_engines()) {
@@ -191,13 +191,13 @@ TEMPLATE_TEST_CASE("certified gradients: none that counts is recomputed where no
     const Case<T> x(170, 150, hostile_biases()[0], 150);
     const Found<T> found = x.find(engine, tolerance_of<T>), engines_own = x.find(engine, never);
     CHECK((found.checks.queries == 0 && found.checks.keys == 0));
-    CHECK(found.checks.lags <= (sizeof(T) == 4 ? 4 : 0));  // of a pair or two, beside lags of many
+    CHECK(found.checks.lags <= (sizeof(T) == 4 ? 4 : 0));  // lags of one or two pairs
     CHECK((found.checks.error_bound > 0 && found.checks.error_bound <= tolerance_of<T> / 2));
     CHECK(same_bits(found.d.dA, engines_own.d.dA));
     CHECK(same_bits(found.d.dB, engines_own.d.dB));
     CHECK(same_bits(found.d.dU, engines_own.d.dU));
     if (found.checks.lags == 0) CHECK(found.same(engines_own));
-    // what is noted is what decides
+    // the reported bound is the one that decides
     const double most = engines_own.checks.error_bound;
     CHECK(x.find(engine, 2 * most).same(engines_own));
     const GradientChecks stricter = x.find(engine, 1.99 * most).checks;
@@ -206,7 +206,7 @@ TEMPLATE_TEST_CASE("certified gradients: none that counts is recomputed where no
   }
 }
 
-TEMPLATE_TEST_CASE("certified gradients: keys are measured by norms of features whose sum is nothing", "[toeplitz]",
+TEMPLATE_TEST_CASE("checked gradients: keys whose features cancel are measured by norms", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   Case<T> x(170, 150, hostile_biases()[0], 150);
@@ -216,17 +216,18 @@ TEMPLATE_TEST_CASE("certified gradients: keys are measured by norms of features 
   for (const Engine engine : noisy_engines()) CHECK(x.find(engine, tolerance_of<T>).checks.keys == 0);
 }
 
-TEMPLATE_TEST_CASE("certified gradients: few that are lost are recomputed alone", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("checked gradients: if few fail their bound, only these are recomputed", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 300, few = 10;
-  // the first queries and the last keys see next to nothing, beside the others
+  // the first queries and the last keys have very small weights
   const double small = sizeof(T) == 4 ? 1e-3 : 1e-8;
   const HostileBias bias{"a gap", [=](double lag) { return lag > -few ? std::log(small) : 0; }};
   const Case<T> x(n, n, bias, 0);
   for (const Engine engine : noisy_engines()) {
     const Found<T> found = x.find(engine, tolerance_of<T>), own = x.find(engine, never);
     INFO(name(engine) << ": " << found.checks.queries << ", " << found.checks.keys << ", " << found.checks.lags);
-    // rows that are not the engine's
+    // rows that differ from those of the engine
     const auto changed = [](const Matrix<T>& X, const Matrix<T>& Y) {
       Index count = 0;
       for (Index i = 0; i < X.rows(); ++i) count += !(X.row(i).array() == Y.row(i).array()).all();
@@ -246,8 +247,8 @@ TEMPLATE_TEST_CASE("certified gradients: few that are lost are recomputed alone"
   }
 }
 
-TEMPLATE_TEST_CASE("certified gradients: features of both signs whose squares overflow have a measure too",
-                   "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("checked gradients: features of both signs whose squares overflow are measured too", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 166;
   // early rows have small weights and large features
@@ -264,7 +265,7 @@ TEMPLATE_TEST_CASE("certified gradients: features of both signs whose squares ov
   }
 }
 
-TEMPLATE_TEST_CASE("certified gradients: of most all are recomputed at once", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("checked gradients: if most fail their bound, all are recomputed", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 170, n_k = 150;
   const HostileBias steep{"steep", [](double lag) { return 0.3 * lag; }};
@@ -278,7 +279,7 @@ TEMPLATE_TEST_CASE("certified gradients: of most all are recomputed at once", "[
   }
 }
 
-TEMPLATE_TEST_CASE("certified gradients: by a tolerance of nothing all are as the direct engine's", "[toeplitz]",
+TEMPLATE_TEST_CASE("checked gradients: with tolerance 0 they are those of the direct engine", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 150, n_k = 170;
@@ -295,7 +296,7 @@ TEMPLATE_TEST_CASE("certified gradients: by a tolerance of nothing all are as th
     }
 }
 
-TEMPLATE_TEST_CASE("certified gradients: a tolerance of infinity leaves the engine's", "[toeplitz]",
+TEMPLATE_TEST_CASE("checked gradients: with an infinite tolerance they are those of the engine", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const HostileBias& bias : hostile_biases())
@@ -306,7 +307,7 @@ TEMPLATE_TEST_CASE("certified gradients: a tolerance of infinity leaves the engi
     }
 }
 
-TEST_CASE("certified gradients: engines that keep every digit have nothing to recompute", "[toeplitz]") {
+TEST_CASE("checked gradients: with rounding per row none is recomputed", "[toeplitz]") {
   const Case<double> x(150, 170, hostile_biases()[1], 170);
   for (const Engine engine : {Engine::direct, Engine::banded}) {
     const Found<double> found = x.find(engine, 0);
@@ -316,7 +317,7 @@ TEST_CASE("certified gradients: engines that keep every digit have nothing to re
   }
 }
 
-TEST_CASE("certified gradients: nobody's gradients are zero", "[toeplitz]") {
+TEST_CASE("checked gradients: without queries or keys they are zero", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   const LagWeights<double> c = random_weights<double>(20, 30, 4);
@@ -335,7 +336,7 @@ TEST_CASE("certified gradients: nobody's gradients are zero", "[toeplitz]") {
   }
 }
 
-TEMPLATE_TEST_CASE("certified gradients: no bit depends on the number of threads", "[toeplitz][threads]",
+TEMPLATE_TEST_CASE("checked gradients: no bit depends on the number of threads", "[toeplitz][threads]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const bool all_positive : {true, false})

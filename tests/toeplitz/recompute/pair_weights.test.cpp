@@ -13,14 +13,15 @@
 
 namespace nprf::test::toeplitz_recompute_pair_weights {
 
+using toeplitz::PairBlockWeights;
 using toeplitz::PairWeights;
-using toeplitz::TilePairWeights;
+using toeplitz::TileRows;
 
 namespace {
 
 constexpr double never = -std::numeric_limits<double>::infinity();
 
-// weights of tokens with gaps, up to a last lag, and the same by hand
+// weights of tokens with gaps, up to a last lag, and the expected ones
 template <class T>
 struct Case {
   explicit Case(Index last_lag, bool with_exponents = false)
@@ -32,7 +33,7 @@ struct Case {
     }
   }
 
-  // the largest exponent of the keys up to the last slot that row i has a weight for
+  // the largest log-scale of the keys up to the last slot that row i has a weight for
   double largest(Index i) const {
     double most = never;
     for (Index j = 0; j < x.B.rows(); ++j)
@@ -65,11 +66,34 @@ void with_weights(Use&& use) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("weights of pairs are those of their lags and exponents", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("weights of pairs are those of their lags and log-scales", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   with_weights<T>([](const Case<T>& of, const PairWeights<T>& weights) {
-    const LagRange support = of.x.c.support();
-    CHECK((weights.support().first == support.first && weights.support().last == support.last));
+    // all pairs of non-zero weight are between these
+    const auto attends = [&](Index i, Index j) {
+      const LagRange support = of.x.c.support();
+      const Index lag = of.x.keys[j] - of.x.queries[i];
+      return support.first <= lag && lag <= support.last;
+    };
+    const auto count = [&](Index i, Index i_last, Index j, Index j_last) {
+      Index pairs = 0;
+      for (Index k = i; k <= i_last; ++k)
+        for (Index l = j; l <= j_last; ++l) pairs += attends(k, l);
+      return pairs;
+    };
+    const Index n_q = of.x.A.rows(), n_k = of.x.B.rows();
+    for (Index i = 0; i < n_q; i += 5)
+      for (Index i_last = i; i_last < std::min(n_q, i + 4); ++i_last) {
+        const toeplitz::RowRange keys = weights.keys_of(i, i_last);
+        CHECK(count(i, i_last, 0, keys.begin - 1) + count(i, i_last, keys.end, n_k - 1) == 0);
+        if (keys.size() > 0) CHECK((attends(i, keys.begin) && attends(i_last, keys.end - 1)));
+      }
+    for (Index j = 0; j < n_k; j += 5)
+      for (Index j_last = j; j_last < std::min(n_k, j + 4); ++j_last) {
+        const toeplitz::RowRange queries = weights.queries_of(j, j_last);
+        CHECK(count(0, queries.begin - 1, j, j_last) + count(queries.end, n_q - 1, j, j_last) == 0);
+        if (queries.size() > 0) CHECK((attends(queries.begin, j) && attends(queries.end - 1, j_last)));
+      }
     for (Index lag = -80; lag < 100; ++lag) CHECK(weights.at_lag(lag) == of.x.c[lag]);
     const double lost = 4 * static_cast<double>(std::numeric_limits<T>::denorm_min());
     for (Index i = 0; i < of.x.A.rows(); ++i)
@@ -83,7 +107,8 @@ TEMPLATE_TEST_CASE("weights of pairs are those of their lags and exponents", "[t
   });
 }
 
-TEMPLATE_TEST_CASE("a key that no query attends to has no factor, however large", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the factor of a key that no query attends to is 0, however large its log-scale", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   Case<T> of(0, true);
   const Index last = of.x.B.rows() - 1;
@@ -96,15 +121,15 @@ TEMPLATE_TEST_CASE("a key that no query attends to has no factor, however large"
   for (Index i = 0; i < of.x.A.rows(); ++i) CHECK(weights.factor(i, last) == 0);
 }
 
-TEMPLATE_TEST_CASE("tiles of some queries and keys have their weights, and zeros behind the last column", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("blocks of queries or keys have the weights of their pairs, and zeros after the last column",
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
-  using Tile = TilePairWeights<T>;
+  using Tile = PairBlockWeights<T>;
   with_weights<T>([](const Case<T>&, const PairWeights<T>& weights) {
     constexpr Index rows = Block<T>::rows, pack = Pack<T>::size;
     Workspace scratch;
     const std::vector<Index> numbers{0, 1, 4, 9, 10, 11, 17, 20, 30, 31};
-    for (const auto of : {Tile::Rows::queries, Tile::Rows::keys}) {
+    for (const auto of : {TileRows::queries, TileRows::keys}) {
       Tile tile(of, weights, numbers, 4 * pack, scratch);
       for (const Index k0 : {Index{0}, Index{3}})
         for (const Index count : {Index{1}, pack, pack + 1}) {
@@ -114,9 +139,9 @@ TEMPLATE_TEST_CASE("tiles of some queries and keys have their weights, and zeros
           for (Index k = 0; k < of_them; ++k)
             for (Index j = 0; j < packs * pack; ++j) {
               const Index number = numbers[static_cast<std::size_t>(k0 + k)];
-              const T expected = j >= count                  ? T(0)
-                                 : of == Tile::Rows::queries ? weights(number, j0 + j)
-                                                             : weights(j0 + j, number);
+              const T expected = j >= count                ? T(0)
+                                 : of == TileRows::queries ? weights(number, j0 + j)
+                                                           : weights(j0 + j, number);
               CHECK(tile.row(k)[j] == expected);
             }
         }

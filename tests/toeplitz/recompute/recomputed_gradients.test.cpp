@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/core/long_sums.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
@@ -19,7 +20,7 @@ using toeplitz::RecomputedGradients;
 
 namespace {
 
-// sums, and the same of their terms' sizes
+// sums, and the sums of the magnitudes of their terms
 struct Sums {
   Sums(Index rows, Index cols) : values(Matrix<double>::Zero(rows, cols)), magnitude(values) {}
   template <class Row>
@@ -30,7 +31,7 @@ struct Sums {
   Matrix<double> values, magnitude;
 };
 
-// tokens in slots, their exponents, and what their gradients are
+// tokens in slots, their log-scales, and their gradients
 template <class T>
 struct Case {
   Case(std::vector<Index> q, std::vector<Index> k, Index span, LagRange support, bool with_exponents)
@@ -67,7 +68,7 @@ struct Case {
 
   Index first_lag() const { return 1 - x.span.n_q; }
 
-  // recompute(gradients) of numbers that stand for no result
+  // the results of recompute(gradients), which are 17 before
   template <class Recompute>
   toeplitz::Gradients<T> after(const Team& team, Recompute&& recompute) const {
     const Workspace::Scope scope(team.workspace());
@@ -86,7 +87,7 @@ struct Case {
   double error(const Matrix<T>& got, const Sums& sums, const std::vector<Index>& rows) const {
     Matrix<double> expected = Matrix<double>::Constant(got.rows(), got.cols(), 17),
                    tolerance = Matrix<double>::Zero(got.rows(), got.cols());
-    // and what is below the smallest normal number may be lost
+    // numbers below the smallest normal number may be lost
     const double lost =
         static_cast<double>(x.A.rows() + x.B.rows()) * static_cast<double>(std::numeric_limits<T>::min());
     for (const Index row : rows)
@@ -100,7 +101,7 @@ struct Case {
   double growth;
 };
 
-// use(case) of tokens with and without gaps, of weights for the past, the future and both, with and without exponents
+// use(case) of tokens with and without gaps, of weights for the past, the future and both, with and without log-scales
 template <class T, class Use>
 void with_cases(Use&& use) {
   for (const Index span : {1, 7, 130, 210})
@@ -116,20 +117,21 @@ void with_cases(Use&& use) {
       }
 }
 
-// some of n numbers, not evenly
+// some of n numbers, unevenly
 std::vector<Index> some_of(Index n) { return n < 4 ? all_rows(n) : random_slots(n, 0.2, 11); }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("gradients of some queries, keys and lags are their sums, and the others are left", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE(
+    "gradients of some queries, keys and lags are the sums that define them, and the others do not change",
+    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
   with_cases<T>([&](const Case<T>& of) {
     const std::vector<Index> queries = some_of(of.x.A.rows()), keys = some_of(of.x.B.rows());
     std::vector<Index> at = some_of(of.dc.values.rows());
-    // exponents are relative to keys that have a weight
+    // log-scales are relative to keys that have a weight
     if (of.e.size() > 0) std::erase_if(at, [&](Index l) { return l + of.first_lag() > of.x.c.support().last; });
     std::vector<Index> lags = at;
     for (Index& lag : lags) lag += of.first_lag();
@@ -151,8 +153,8 @@ TEMPLATE_TEST_CASE("gradients of some queries, keys and lags are their sums, and
   });
 }
 
-TEMPLATE_TEST_CASE("all gradients at once are their sums, those of lags without weight zero", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("all gradients recomputed at once are the sums that define them, and zero for lags without weight",
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
@@ -201,6 +203,28 @@ TEMPLATE_TEST_CASE("recomputed gradients: no bit depends on the number of thread
     if (team.size() == 1) first = now;
     for (std::size_t k = 0; k < now.size(); ++k) CHECK(same_bits(now[k], first[k]));
   });
+}
+
+TEMPLATE_TEST_CASE("recomputed gradients: errors do not grow with the number of keys", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
+  using T = TestType;
+  const Index n_q = 7, n_k = 50 * chunk_keys + 5;
+  const Matrix<T> A = Matrix<T>::Ones(n_q, 1), B = Matrix<T>::Ones(n_k, 1), U = Matrix<T>::Constant(n_k, 1, T(0.1)),
+                  G = Matrix<T>::Ones(n_q, 1);
+  const LagWeights<T> c{-(n_q - 1), Vector<T>::Ones(n_q + n_k - 1)};
+  Workspace workspace;
+  const Team team(workspace);
+  const MatrixView<T> a = A, b = B, u = U, g = G;
+  const toeplitz::Factors<T> factors{a, b, u, Slots{n_q}, Slots{n_k}};
+  Matrix<T> dA(n_q, 1), dB(n_k, 1), dU(n_k, 1);
+  Vector<T> dc(0);
+  toeplitz::GradientRefs<T> out{dA, dB, dU, dc};
+  const PairWeights<T> weights(c.view(), factors, team);
+  RecomputedGradients<T>(weights, factors, g, out, team).queries(all_rows(n_q));
+  // equal terms, by tiles of 64 keys
+  const double roundings = 64 + static_cast<double>(chunk_keys) / 64 + 2;
+  const double exact = static_cast<double>(T(0.1)) * static_cast<double>(n_k);
+  CHECK(worst_ratio(dA, Matrix<double>::Constant(n_q, 1, exact), epsilon<T> / 2 * roundings * exact) <= 1);
 }
 
 }  // namespace nprf::test::toeplitz_recompute_recomputed_gradients

@@ -116,7 +116,7 @@ class RowRecompute {
     const Workspace::Scope scope(workspace);
     const Index rows = m_rows.count();
     auto dA = workspace.template matrix<T>(rows, out.dA.cols());  // of these rows
-    m_tiles.gradients(m_A, m_x.B, m_x.U, m_rows.of<T>(of.G), dA, out.dB, out.dU, out.db.lags, out.db.border);
+    m_tiles.gradients(m_A, m_x.B, m_x.U, m_rows.of<T>(of.G), {dA, out.dB, out.dU, out.db.lags, out.db.border});
     Index in_double = 0;
     for (Index k = 0; k < rows; ++k) in_double += of.denominator[m_rows.number(k)] == 0;
     if (in_double > 0) {

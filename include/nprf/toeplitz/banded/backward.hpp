@@ -9,61 +9,51 @@
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/banded/decomposition.hpp"
 #include "nprf/toeplitz/banded/tail_states.hpp"
+#include "nprf/toeplitz/direct/backward_tile.hpp"
+#include "nprf/toeplitz/direct/toeplitz_weights.hpp"
 #include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
 
-/// The gradients of BandedEngine's product for G (n_q,p) = dL/dY, in parts that are added up.
+/// The gradients of BandedEngine's product for G (n_q,p) = dL/dY: the shares of the band and of the tails.
 template <Real T>
-class BandedGradients {
+class BandedBackward {
  public:
   /// Refers to all three.
-  BandedGradients(const BandDecomposition<T>& weights, const Factors<T>& x, const MatrixView<T>& G)
+  BandedBackward(const BandDecomposition<T>& weights, const Factors<T>& x, const MatrixView<T>& G)
       : m_weights(weights), m_x(x), m_G(G) {}
 
-  /// Adds what the pairs give that a tile of queries does not see in its tails: as DirectEngine does.
+  /// Adds the share of the band, by tiles of the n_q x n_k matrix.
   void add_band(GradientRefs<T>& out, const Team& team) const {
     if (tiles() == 0) return;
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    // Blocks of tiles, such that those of even number share no key, nor those of odd number
-    Index* starts = workspace.take<Index>(most_blocks + 2);
-    Index blocks = 0, before_last_end = 0;
-    LagRange lags{m_weights.table.lags().last, m_weights.table.lags().first};  // that the band's tiles touch
-    const Index least = (tiles() + most_blocks - 1) / most_blocks;
-    starts[0] = 0;
-    for (Index I = 0; I < tiles(); ++I) {
-      const auto [begin, end] = keys(I);
-      if (I - starts[blocks] >= least && begin >= before_last_end) {
-        before_last_end = keys(I - 1).end;
-        starts[++blocks] = I;
-      }
-      if (begin == end) continue;
-      lags.first = std::min(lags.first, m_x.keys.slots[begin] - m_x.queries.slots[first(I) + rows(I) - 1]);
-      lags.last = std::max(lags.last, m_x.keys.slots[end - 1] - m_x.queries.slots[first(I)]);
-    }
-    starts[++blocks] = tiles();
-    const bool asked = out.dc.size() > 0;
-    auto dc = workspace.matrix<T>(asked ? blocks : 0, lags.size());  // the share of each block
+    const BandBlocks band = blocks(workspace);
+    const bool has_dc = out.dc.size() > 0;
+    auto dc = workspace.matrix<T>(has_dc ? band.count : 0, band.lags.size());  // the share of each block
     dc.setZero();
+    const ToeplitzWeights<T> weights = m_weights.band_weights(m_x);
     for (const Index parity : {0, 1})
-      team.run((blocks + 1 - parity) / 2, [&](Index task, Workspace& scratch) {
+      team.run((band.count + 1 - parity) / 2, [&](Index task, Workspace& scratch) {
+        using Tile = BackwardTile<T, ToeplitzBlockWeights<T>>;
         const Index block = 2 * task + parity;
-        for (Index I = starts[block]; I < starts[block + 1]; ++I) {
-          const auto [begin, end] = keys(I);
-          m_weights.table.add_gradients(m_x, m_G, first(I), rows(I), begin, end, out,
-                                        asked ? dc.data() + block * dc.cols() : nullptr, lags.first, scratch);
+        Tile band_tile(m_x, m_G, weights.block_weights(Tile::keys, scratch), scratch);
+        for (Index I = band.starts[block]; I < band.starts[block + 1]; ++I) {
+          band_tile.set_queries({first(I), first(I) + rows(I)});
+          band_tile.add(keys(I), out, [&](const PairRow<T>& pairs) {
+            if (has_dc) weights.add_gradient(pairs, dc.data() + block * dc.cols(), band.lags.first);
+          });
         }
       });
     for (Index block = 0; block < dc.rows(); ++block)
-      out.dc.segment(lags.first - m_weights.table.lags().first, dc.cols()) += dc.row(block).transpose();
+      out.dc.segment(band.lags.first - m_weights.table.first, dc.cols()) += dc.row(block).transpose();
   }
 
   // forward: y_i += w f_i A_i S_I, S_I = sum_j h_j B_j^T U_j with f_i = exp(slope |s_i - pivot|) and h_j likewise. So
-  // with N_I = dL/dS_I / w, the same sum over the queries that have key j: dA_i = w f_i G_i S_I^T,
+  // with N_I = dL/dS_I / w, the same sum over the queries with key j in their tail: dA_i = w f_i G_i S_I^T,
   // dB_j = w h_j U_j N_I^T, dU_j = w h_j B_j N_I
-  /// Adds what a tail gives that the tiles' sums carry.
+  /// Adds the share of a tail.
   void add_tail(const ExponentialTail<T>& tail, GradientRefs<T>& out, const Team& team) const {
     if (tail.lags == 0) return;
     Workspace& workspace = team.workspace();
@@ -84,7 +74,7 @@ class BandedGradients {
         add_queries(at, I, key_sums.at(I), out, moments[I], scratch);
         add_keys(at, I, query_sums.at(I), out, moments[I], scratch);
         if (const Index distance = at.distance(I, at.inner(I)); distance > 0) {
-          // the pairs that reach over from the inner tile
+          // the keys of the inner tile, for the queries of this tile and of the tiles outside
           const double flow = inner_product(key_sums.at(at.inner(I)), query_sums.at(I));
           moments[I].first += static_cast<double>(distance) * static_cast<double>(tail.power(distance)) * flow;
         }
@@ -107,7 +97,33 @@ class BandedGradients {
   Index tiles() const { return (m_x.queries.slots.count + tile - 1) / tile; }
   Index first(Index I) const { return I * tile; }
   Index rows(Index I) const { return std::min(tile, m_x.queries.slots.count - first(I)); }
-  RowRange keys(Index I) const { return m_weights.band_keys(m_x, first(I), rows(I)); }
+  RowRange keys(Index I) const { return m_weights.band_weights(m_x).keys(first(I), rows(I), tile); }
+
+  // Blocks of tiles: those of even number share no key, nor do those of odd number, so that threads can work on them
+  struct BandBlocks {
+    Index count = 0;
+    Index* starts;  // (count+1)  the first tile of each
+    LagRange lags;  // between the queries and the keys of all tiles
+  };
+  BandBlocks blocks(Workspace& workspace) const {
+    const LagRange all{m_weights.table.first, m_weights.table.last()};
+    BandBlocks band{0, workspace.take<Index>(most_blocks + 2), {all.last, all.first}};
+    Index before_last_end = 0;
+    const Index least = (tiles() + most_blocks - 1) / most_blocks;
+    band.starts[0] = 0;
+    for (Index I = 0; I < tiles(); ++I) {
+      const auto [begin, end] = keys(I);
+      if (I - band.starts[band.count] >= least && begin >= before_last_end) {
+        before_last_end = keys(I - 1).end;
+        band.starts[++band.count] = I;
+      }
+      if (begin == end) continue;
+      band.lags.first = std::min(band.lags.first, m_x.keys.slots[begin] - m_x.queries.slots[first(I) + rows(I) - 1]);
+      band.lags.last = std::max(band.lags.last, m_x.keys.slots[end - 1] - m_x.queries.slots[first(I)]);
+    }
+    band.starts[++band.count] = tiles();
+    return band;
+  }
 
   static double inner_product(const MatrixMap<T>& X, const MatrixMap<T>& Y) {
     double sum = 0;
@@ -115,8 +131,8 @@ class BandedGradients {
     return sum;
   }
 
-  // dA_i += w f_i G_i S^T. A pair's distance k is |s_i - pivot| + the tiles between + |t_j - (pivot + edge)|: a part
-  // for each of the moments' three summands, all of one sign
+  // dA_i += w f_i G_i S^T. The distance of a pair is k = |s_i - pivot| + the distance of the pivots
+  // + |t_j - (pivot' + edge)|. Each of these non-negative terms has its share of the first moment
   void add_queries(const TailTiles<T>& at, Index I, const MatrixMap<T>& S, GradientRefs<T>& out, Moments& moments,
                    Workspace& scratch) const {
     const Workspace::Scope scope(scratch);
@@ -155,10 +171,10 @@ class BandedGradients {
     }
   }
 
-  // Two lags stand for all: their dc has the same moments. The second is about the mean distance away, where neither
-  // has to cancel the other
+  // Two lags stand for all: their dc has the same moments. The second is about as far as the mean distance, so that the
+  // two do not cancel each other
   void add_moments(const ExponentialTail<T>& tail, const Moments& sum, GradientRefs<T>& out) const {
-    const Index outwards = tail.side == Side::before ? -1 : 1, edge = tail.edge - m_weights.table.lags().first;
+    const Index outwards = tail.side == Side::before ? -1 : 1, edge = tail.edge - m_weights.table.first;
     double nearest = sum.zeroth;
     if (tail.lags > 1) {
       const double mean = std::min(1 / std::max(-tail.slope, 1e-18), static_cast<double>(tail.lags - 1));

@@ -9,11 +9,11 @@
 
 namespace nprf::toeplitz {
 
-/// Tiles in windows of consecutive ones, whose running sums stay in cache together.
+/// Windows of consecutive tiles, whose running sums fit into a cache together.
 struct Windows {
   Index tiles, size;
 
-  /// For sums of so many scalars a tile.
+  /// For running sums of `scalars` numbers a tile.
   static Windows of(Index tiles, Index scalars) {
     constexpr Index in_cache = Index{1} << 17;
     return {tiles, std::clamp<Index>(in_cache / std::max<Index>(scalars, 1), 16, 256)};
@@ -24,21 +24,21 @@ struct Windows {
   Index end(Index window) const { return std::min(tiles, (window + 1) * size); }
 };
 
-/// The running sums of matrices X_I (rows,cols), one a tile,
+/// The running sums of matrices X_I (rows,cols), one for each tile,
 ///
 ///     S_I = exp(slope d_I) S_{I-1} + X_I      from the first tile on,   or
 ///     S_I = exp(slope d_I) S_{I+1} + X_I      from the last one on,
 ///
-/// a window of tiles at a time, from the first window on. Sums from the last tile on are computed by a pass from there,
-/// never as a difference, which would cancel: with several windows each X_I but those of the first is computed twice.
-/// What rounding takes from a sum is added to its next (Kahan 1965), so that errors do not grow with the tiles. Memory
-/// O(rows cols (a window's tiles + windows)).
+/// one window of tiles at a time, from the first window on. Sums from the last tile on are computed by a pass from the
+/// last tile, not as a difference, which would cancel. So with several windows each X_I but those of the first window
+/// is computed twice. The sums are Kahan-compensated (1965), so that errors do not grow with the number of tiles.
+/// Memory O(rows cols (tiles of a window + windows)).
 template <Real T>
 class CompensatedScan {
  public:
   enum class From { first, last };
 
-  /// Its memory lies in the workspace.
+  /// Its memory is in the workspace.
   CompensatedScan(From from, const Windows& windows, Index rows, Index cols, double slope, Workspace& workspace)
       : m_from(from),
         m_windows(windows),
@@ -48,10 +48,10 @@ class CompensatedScan {
         m_slope(slope),
         m_sums(workspace.take<T>((std::min(windows.size, windows.tiles) + 1) * m_stride)),
         m_decays(workspace.take<Decay>(windows.size)),
-        m_lost(workspace.take<T>(m_stride)),
+        m_compensation(workspace.take<T>(m_stride)),
         m_carries(from == From::last ? workspace.take<T>(windows.count() * 2 * m_stride) : nullptr) {}
 
-  /// Call it before all else: add(I, S, scratch) adds X_I to S (rows,cols), distance(I) is d_I >= 0.
+  /// To be called first. add(I, S, scratch) adds X_I to S (rows,cols); distance(I) is d_I >= 0.
   template <class Add, class Distance>
   void prepare(const Team& team, Add&& add, Distance&& distance) {
     if (m_from == From::first) return;
@@ -59,31 +59,31 @@ class CompensatedScan {
     if (last >= 0) std::fill_n(carry(last), 2 * m_stride, T(0));
     for (Index window = last; window > 0; --window) {
       fill(window, team, add, distance);
-      T* lost = std::copy_n(sum(m_windows.begin(window)), m_stride, carry(window - 1));
-      std::copy_n(m_lost, m_stride, lost);
+      T* compensation = std::copy_n(sum(m_windows.begin(window)), m_stride, carry(window - 1));
+      std::copy_n(m_compensation, m_stride, compensation);
     }
   }
 
-  /// The sums of a window's tiles; windows in their order.
+  /// Computes the sums of the tiles of a window; to be called for one window after the other.
   template <class Add, class Distance>
   void fill(Index window, const Team& team, Add&& add, Distance&& distance) {
     const Index begin = m_windows.begin(window), end = m_windows.end(window);
     if (m_from == From::last) {
       std::copy_n(carry(window), m_stride, m_sums + (end - begin) * m_stride);
-      std::copy_n(carry(window) + m_stride, m_stride, m_lost);
+      std::copy_n(carry(window) + m_stride, m_stride, m_compensation);
     } else if (window > 0) {
       std::copy_n(m_sums + m_windows.size * m_stride, m_stride, m_sums);
     } else {
       std::fill_n(m_sums, m_stride, T(0));
-      std::fill_n(m_lost, m_stride, T(0));
+      std::fill_n(m_compensation, m_stride, T(0));
     }
     m_begin = begin;
     team.run(end - begin, [&](Index task, Workspace& scratch) {
       std::fill_n(sum(begin + task), m_stride, T(0));
       add(begin + task, at(begin + task), scratch);
     });
-    // Slow decay exp(x) as 1 + (exp(x) - 1), which keeps the digits of x: the rounding of a number near 1 would pile up
-    // from tile to tile. Fast decay as it is: 1 + (exp(x) - 1) would cancel
+    // A decay exp(x) near 1 as 1 + (exp(x) - 1): the rounding error of a number near 1 would accumulate from tile to
+    // tile. A small decay as it is: 1 + (exp(x) - 1) would cancel
     for (Index I = begin; I < end; ++I) {
       const double x = m_slope * static_cast<double>(distance(I));
       m_decays[I - begin] = x > -0.5 ? Decay{1, static_cast<T>(std::expm1(x))} : Decay{0, static_cast<T>(std::exp(x))};
@@ -91,7 +91,7 @@ class CompensatedScan {
     constexpr Index piece = 1024;
     team.run((m_stride + piece - 1) / piece, [&](Index task, Workspace&) {
       const Index from = task * piece, count = std::min(piece, m_stride - from);
-      T* lost = m_lost + from;
+      T* compensation = m_compensation + from;
       for (Index step = 0; step < end - begin; ++step) {
         const Index I = m_from == From::first ? begin + step : end - 1 - step;
         const auto [whole, part] = m_decays[I - begin];
@@ -99,24 +99,26 @@ class CompensatedScan {
         const T* before = sum(m_from == From::first ? I - 1 : I + 1) + from;
         NPRF_INDEPENDENT_ITERATIONS
         for (Index k = 0; k < count; ++k) {
-          const T more = s[k] + (part * (before[k] + lost[k]) + whole * lost[k]);
+          const T more = s[k] + (part * (before[k] + compensation[k]) + whole * compensation[k]);
           const T from_whole = whole * before[k], sum = from_whole + more;
-          lost[k] = more - (sum - from_whole);
+          compensation[k] = more - (sum - from_whole);
           s[k] = sum;
         }
       }
     });
   }
 
-  /// S_I (rows,cols) of the window's tiles, and of the tile from which it goes on: zeros if there is none.
+  /// S_I (rows,cols) of the tiles of the window, and of the tile before them in the order of the sum; zeros if there is
+  /// none.
   MatrixMap<T> at(Index I) const { return MatrixMap<T>(sum(I), m_rows, m_cols); }
 
  private:
-  static constexpr Index line = 64 / static_cast<Index>(sizeof(T));  // scalars of a cache line: sums are aligned
+  static constexpr Index line =
+      64 / static_cast<Index>(sizeof(T));  // scalars of a cache line, to which sums are aligned
 
   T* sum(Index I) const { return m_sums + (I - m_begin + (m_from == From::first ? 1 : 0)) * m_stride; }
 
-  // (2,m_stride)  what comes from the next window: a sum, and what rounding has taken from it
+  // (2,m_stride)  the sum of the next window, and its compensation
   T* carry(Index window) const { return m_carries + window * 2 * m_stride; }
 
   struct Decay {
@@ -130,7 +132,7 @@ class CompensatedScan {
   Index m_begin = 0;  // of the window
   T* m_sums;          // (tiles of a window + 1,m_stride)
   Decay* m_decays;    // (tiles of a window)
-  T* m_lost;          // (m_stride)  what rounding has taken from the last sum
+  T* m_compensation;  // (m_stride)  the compensation of the last sum
   T* m_carries;       // (windows,2,m_stride)
 };
 

@@ -1,43 +1,37 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/banded/exponential_tail.hpp"
-#include "nprf/toeplitz/direct/lag_tiles.hpp"
+#include "nprf/toeplitz/direct/toeplitz_weights.hpp"
 #include "nprf/toeplitz/factors.hpp"
 
 namespace nprf::toeplitz {
 
-/// Weights taken apart: two tails, either of which may be empty, and the band between them.
+/// Weights as the sum of two tails, either of which may be empty, and the band between them.
 template <Real T>
 struct BandDecomposition {
   BandDecomposition(LagWeightsView<T> c, const ProductShape& span, Workspace& workspace)
-      : table(c, span, workspace),
+      : table(tabulate(c, span, workspace)),
         before(Side::before, c, span),
         after(Side::after, c, span),
         band(band_between(before, after, c)) {
     before.tabulate(workspace);
     after.tabulate(workspace);
-    const LagRange lags = table.lags();
-    constant = c[lags.first];
-    for (Index lag = lags.first; lag <= lags.last && constant != T(0); ++lag)
+    constant = c[table.first];
+    for (Index lag = table.first; lag <= table.last() && constant != T(0); ++lag)
       if (c[lag] != constant) constant = T(0);
   }
 
-  /// The keys that a tile of queries, rows i0, i0 + 1, ... (`rows`), does not see in its tails.
-  RowRange band_keys(const Factors<T>& x, Index i0, Index rows) const {
-    const Index begin = x.keys.slots.below(x.queries.slots[i0] + band.first);
-    return {begin, std::max(begin, x.keys.slots.below(x.queries.slots[i0 + rows - 1] + band.last + 1))};
-  }
+  /// The band, for tiles of queries: each tile has the keys that are in neither of its tails.
+  ToeplitzWeights<T> band_weights(const Factors<T>& x) const { return {x, table, band}; }
 
-  LagTiles<T> table;
+  LagWeightsView<T> table;  // of all lags that the slots can reach
   ExponentialTail<T> before, after;
   LagRange band;
-  T constant;  // the weight of all lags, if it is one; else 0
+  T constant;  // the weight of all lags, if they are equal; else 0
 };
 
 }  // namespace nprf::toeplitz

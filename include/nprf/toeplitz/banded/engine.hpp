@@ -14,6 +14,8 @@
 #include "nprf/toeplitz/banded/backward.hpp"
 #include "nprf/toeplitz/banded/decomposition.hpp"
 #include "nprf/toeplitz/banded/tail_states.hpp"
+#include "nprf/toeplitz/direct/tiled_product.hpp"
+#include "nprf/toeplitz/direct/toeplitz_weights.hpp"
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
@@ -23,14 +25,15 @@ namespace nprf::toeplitz {
 /// Y = ((A B^T) o C) U for weights with tails (lag_weights.hpp), exact to rounding and linear in the tokens: T5's
 /// buckets, clipped tables, ALiBi, no position at all.
 ///
-/// Between the tails, tiles of the quadratic matrix as in DirectEngine. In a tail, a tile of queries needs of all its
-/// keys but one matrix S (r,p), their sum decayed to the tile's pivot (banded/exponential_tail.hpp):
+/// The band between the tails is computed by tiles of the n_q x n_k matrix, as in DirectEngine. For a tail, a tile of
+/// queries needs one matrix S (r,p), the sum over all its keys there, decayed to the pivot of the tile
+/// (banded/exponential_tail.hpp):
 ///
 ///     y_i += weight exp(slope |s_i - pivot|) A_i S        S = sum_j exp(slope |t_j - (pivot + edge)|) B_j^T U_j
 ///
 /// Time O(n_q (r + p) (tile + R) + (n_q + n_k) r p) for R lags between the tails; workspace O(n_q + n_k) and the sums
-/// of a window (banded/compensated_scan.hpp). Threads take tiles of queries. Without tails it is DirectEngine with
-/// smaller tiles.
+/// of a window (banded/compensated_scan.hpp). Threads share out tiles of queries. Without tails it is DirectEngine
+/// with smaller tiles.
 template <Real T>
 class BandedEngine {
  public:
@@ -41,9 +44,9 @@ class BandedEngine {
     return c.tails.slope_before == 0 && c.tails.slope_after == 0 ? Engine::banded : Engine::recurrence;
   }
 
-  /// band pairs (r + p + weight) + n_q 24 (r + p + cut weight), what tiles add to each row of the band,
-  /// + tails 2 (n_q + n_k) r (p + 2W) for W lanes of a register; where all weights are equal 2 (n_q + n_k) r p alone.
-  /// Infinite where there are no tails.
+  /// band pairs (r + p + weight) + n_q 24 (r + p + cut weight), for the pairs of a tile that are outside the band,
+  /// + tails 2 (n_q + n_k) r (p + 2W) for W lanes of a register. If all weights are equal, 2 (n_q + n_k) r p alone.
+  /// Infinite without tails.
   static double cost(const CostInputs<T>& x) {
     constexpr double beside_band = 24, tail_state = 2, sum_of_outer = 2;
     const ExponentialTail<T> before(Side::before, x.weights, x.span), after(Side::after, x.weights, x.span);
@@ -57,15 +60,17 @@ class BandedEngine {
     return n_q * (band * (r + p + weight_cost) + beside_band * (r + p + cut_weight_cost)) + tails * states * tail_state;
   }
 
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables lie in the team's workspace.
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its tables are in the team's workspace.
   BandedEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_weights(lags, span, team.workspace()) {}
 
-  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, are those for values of 1.
+  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, the same for a column of ones.
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (m_weights.constant != T(0)) return contract_constant(x, Y, team, sums);
     const Workspace::Scope scope(team.workspace());
     const ExponentialTail<T>&b = m_weights.before, &a = m_weights.after;
+    const ToeplitzWeights<T> band_weights = m_weights.band_weights(x);
+    const TiledProduct<T, ToeplitzWeights<T>> band(x, band_weights);
     const Index tiles = (x.queries.slots.count + tile - 1) / tile, ones = sums ? 1 : 0;
     const Windows windows = Windows::of(tiles, x.B.cols() * (x.U.cols() + ones));
     std::optional<TailStates<T>> before, after;
@@ -82,34 +87,30 @@ class BandedEngine {
         y.setZero();
         if (sums) std::fill_n(tile_sums, rows, T(0));
         if (before && after && b.flat() && a.flat()) {
-          const Workspace::Scope tile_scope(scratch);
-          auto S = scratch.matrix<T>(x.B.cols(), x.U.cols() + ones);
-          S = b.weight * before->at(I) + a.weight * after->at(I);  // (r,p + ones)
-          add_rows(x.A.middleRows(i0, rows), S, y, tile_sums, scratch);
+          add_flat_tails(x, *before, *after, I, y, tile_sums, scratch);
         } else {
           if (before) add_tail(x, *before, I, y, tile_sums, scratch);
           if (after) add_tail(x, *after, I, y, tile_sums, scratch);
         }
-        const auto [j_begin, j_end] = m_weights.band_keys(x, i0, rows);
-        m_weights.table.add(x, i0, j_begin, j_end, y, scratch, tile_sums);
+        band.add(i0, y, tile_sums, scratch);
       });
     }
   }
 
-  /// How many of n_k keys are added up in turn at most, each rounding being one of all before: those of the band, up to
-  /// a chunk. Of a tail it is a tile's alone, whose sum's rounding does not grow (banded/compensated_scan.hpp).
+  /// The keys of the band, up to a chunk, and of a tail those of one tile: the sums of tiles are compensated
+  /// (banded/compensated_scan.hpp).
   Index longest_plain_sum(Index n_k) const {
     constexpr Index of_tile = 2048;
     return std::min(n_k, of_tile + (m_weights.constant != T(0) ? 0 : nprf::longest_plain_sum(m_weights.band.size())));
   }
 
-  /// The gradients for G (n_q,p) = dL/dY; out.dc may be empty. In a tail, out.dc stands in two lags for all
+  /// The gradients for G (n_q,p) = dL/dY; out.dc may be empty. In a tail, dc of two lags stands for all
   /// (gradients.hpp).
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>&,
                  const Team& team) const {
     if (m_weights.constant != T(0) && out.dc.size() == 0) return gradients_of_constant(x, G, out, team);
     out.set_zero();
-    const BandedGradients<T> gradients(m_weights, x, G);
+    const BandedBackward<T> gradients(m_weights, x, G);
     gradients.add_band(out, team);
     gradients.add_tail(m_weights.before, out, team);
     gradients.add_tail(m_weights.after, out, team);
@@ -118,7 +119,7 @@ class BandedEngine {
  private:
   static constexpr Index tile = 5 * Block<T>::rows;
 
-  // y += Z S, and the sums by S's column for them
+  // y += Z S, for the first p columns of S; sums += Z S for its last column, unless they are null
   template <class M, class Y>
   static void add_rows(const M& Z, const MatrixMap<T>& S, Y& y, T* sums, Workspace& scratch) {
     add_product(y, Z, S.leftCols(y.cols()));  // (rows,p)
@@ -140,7 +141,18 @@ class BandedEngine {
     add_rows(Z, of.at(I), y, sums, scratch);
   }
 
-  // all weights alike: Y = A (c B^T U)
+  // y += A (b.weight S_before + a.weight S_after), for tails of slope 0
+  template <class Y>
+  static void add_flat_tails(const Factors<T>& x, const TailStates<T>& before, const TailStates<T>& after, Index I,
+                             Y& y, T* sums, Workspace& scratch) {
+    const Workspace::Scope scope(scratch);
+    const ExponentialTail<T>&b = before.tiles().tail(), &a = after.tiles().tail();
+    auto S = scratch.matrix<T>(x.B.cols(), x.U.cols() + (sums ? 1 : 0));
+    S = b.weight * before.at(I) + a.weight * after.at(I);
+    add_rows(x.A.middleRows(I * tile, y.rows()), S, y, sums, scratch);
+  }
+
+  // all weights equal: Y = A (c B^T U)
   void contract_constant(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums) const {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);

@@ -14,12 +14,12 @@ namespace nprf::toeplitz {
 
 enum class Side { before, after };
 
-/// One tail of a table of weights, seen from the band outwards:
+/// One tail of a table of weights, from the band outwards:
 ///
 ///     c[edge - k] = weight exp(k slope)   before the band,    c[edge + k] = weight exp(k slope)   after it,
 ///
-/// k = 0..lags-1, of the lags that can be reached. Empty (lags == 0) where there is none: where the weights do not go
-/// on to the farthest lag, or are all zero.
+/// k = 0..lags-1, of the lags that slots can reach. Empty (lags == 0) if the tail does not extend to the farthest of
+/// these lags, or its weights are zero.
 template <Real T>
 struct ExponentialTail {
   ExponentialTail(Side of, LagWeightsView<T> c, const ProductShape& span) : side(of) {
@@ -33,12 +33,12 @@ struct ExponentialTail {
     lags = std::max<Index>(is_before ? edge - least + 1 : most - edge + 1, 0);
   }
 
-  /// Near powers from a table in the workspace.
+  /// Makes a table of the first powers in the workspace.
   void tabulate(Workspace& workspace) {
     if (flat()) return;
-    m_known = std::min<Index>(lags, 1024);
-    T* powers = workspace.take<T>(m_known);
-    for (Index k = 0; k < m_known; ++k) powers[k] = static_cast<T>(std::exp(static_cast<double>(k) * slope));
+    m_tabulated = std::min<Index>(lags, 1024);
+    T* powers = workspace.take<T>(m_tabulated);
+    for (Index k = 0; k < m_tabulated; ++k) powers[k] = static_cast<T>(std::exp(static_cast<double>(k) * slope));
     m_powers = powers;
   }
 
@@ -46,7 +46,7 @@ struct ExponentialTail {
 
   /// exp(k slope)
   T power(Index k) const {
-    return k < m_known ? m_powers[k] : static_cast<T>(std::exp(static_cast<double>(k) * slope));
+    return k < m_tabulated ? m_powers[k] : static_cast<T>(std::exp(static_cast<double>(k) * slope));
   }
 
   Side side;
@@ -55,11 +55,11 @@ struct ExponentialTail {
   T weight = 0;
 
  private:
-  Index m_known = 0;
-  const T* m_powers = nullptr;  // (m_known)
+  Index m_tabulated = 0;
+  const T* m_powers = nullptr;  // (m_tabulated)
 };
 
-/// The lags that tiles cannot leave to tails: the band between those there are.
+/// The lags of non-zero weight that are in no tail.
 template <Real T>
 LagRange band_between(const ExponentialTail<T>& before, const ExponentialTail<T>& after, LagWeightsView<T> c) {
   LagRange band = c.support();
@@ -68,18 +68,13 @@ LagRange band_between(const ExponentialTail<T>& before, const ExponentialTail<T>
   return band;
 }
 
-/// The rows begin..end-1.
-struct RowRange {
-  Index begin, end;
-};
-
-/// Queries in tiles of consecutive ones, and the keys that a tail has for each: those that all queries of the tile see
-/// in the tail. With the pivot of a tile, its first slot before the band and its last after it, and with |.| the number
-/// of slots between,
+/// Tiles of consecutive queries, and the keys of each tile in a tail: those whose lags are in the tail for all queries
+/// of the tile. The pivot of a tile is its first slot for the tail before the band, and its last slot for the tail
+/// after it. With |.| the number of slots between,
 ///
 ///     c[t - s] = weight exp(slope |s - pivot|) exp(slope |t - (pivot + edge)|)
 ///
-/// for a query in slot s of the tile and such a key in slot t: factors of at most 1, none of which can overflow.
+/// for a query in slot s of the tile and such a key in slot t. Both factors are at most 1, so that neither overflows.
 template <Real T>
 class TailTiles {
  public:
@@ -93,19 +88,19 @@ class TailTiles {
   Index first(Index I) const { return I * m_tile; }
   Index rows(Index I) const { return std::min(m_tile, m_queries.count - first(I)); }
 
-  /// The tile all of whose keys I has too, and the one that has I's; -1 or tiles() where there is none.
+  /// The neighbour whose keys tile I has too, and the one that has the keys of tile I; -1 or tiles() if there is none.
   Index inner(Index I) const { return before() ? I - 1 : I + 1; }
   Index outer(Index I) const { return before() ? I + 1 : I - 1; }
 
   Index pivot(Index I) const { return m_queries[before() ? first(I) : first(I) + rows(I) - 1]; }
 
-  /// Where the tail's keys end, before the band, or begin, after it.
+  /// The end of the keys in the tail before the band, or the begin of those in the tail after it.
   Index cut(Index I) const { return m_keys.below(pivot(I) + m_tail->edge + (before() ? 1 : 0)); }
 
-  /// Whether the tail has any key for tile I.
+  /// Whether tile I has keys in the tail.
   bool any_keys(Index I) const { return before() ? cut(I) > 0 : cut(I) < m_keys.count; }
   RowRange queries(Index I) const { return {first(I), first(I) + rows(I)}; }
-  /// The keys that tile I has and inner(I) has not.
+  /// The keys of tile I that inner(I) does not have.
   RowRange new_keys(Index I) const {
     if (before()) return {I > 0 ? cut(I - 1) : 0, cut(I)};
     return {cut(I), I + 1 < tiles() ? cut(I + 1) : m_keys.count};
@@ -113,7 +108,7 @@ class TailTiles {
 
   Index query_distance(Index I, Index i) const { return std::abs(m_queries[i] - pivot(I)); }
   Index key_distance(Index I, Index j) const { return std::abs(m_keys[j] - (pivot(I) + m_tail->edge)); }
-  /// Between the pivots of two tiles; 0 where one of them does not exist.
+  /// Between the pivots of two tiles; 0 if one of them does not exist.
   Index distance(Index I, Index J) const {
     if (std::min(I, J) < 0 || std::max(I, J) >= tiles()) return 0;
     return std::abs(pivot(I) - pivot(J));

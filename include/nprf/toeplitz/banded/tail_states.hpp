@@ -11,7 +11,7 @@
 
 namespace nprf::toeplitz {
 
-/// The rows i0, i0 + 1, ... of X (n,r), each times factor(i), in scratch memory.
+/// Rows i0..i0+rows-1 of X (n,r), row i times factor(i), in scratch memory.
 template <Real T, class Factor>
 MatrixMap<T> scaled_rows(const MatrixView<T>& X, Index i0, Index rows, Workspace& scratch, Factor&& factor) {
   auto Z = scratch.matrix<T>(rows, X.cols());
@@ -19,14 +19,14 @@ MatrixMap<T> scaled_rows(const MatrixView<T>& X, Index i0, Index rows, Workspace
   return Z;
 }
 
-/// S (r,p) += P^T Q; a column of S beyond those of Q is for ones.
+/// S (r,p) += P^T Q. If S has one more column than Q, as if Q had a last column of ones.
 template <class M, class X, class Y>
 void add_outer(M&& S, const X& P, const Y& Q) {
   add_product(S.leftCols(Q.cols()), P.transpose(), Q);  // (r,p)
   if (S.cols() > Q.cols()) S.col(Q.cols()) += P.colwise().sum().transpose();
 }
 
-/// The same over all rows of P (n,r) and Q (n,p), set, not added; in parts that do not depend on the number of threads.
+/// S = P^T Q for all rows of P (n,r) and Q (n,p), summed in parts that do not depend on the number of threads.
 template <Real T>
 void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S, const Team& team) {
   constexpr Index most_parts = 32;
@@ -48,19 +48,19 @@ void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S
   for (Index part = 0; part < parts; ++part) S += sums.middleRows(part * r, r);
 }
 
-/// What the tiles of queries and the keys in their tail tell each other, as matrices (r,p) a tile, which may have one
-/// more column for values of 1:
+/// The sums over a tail that a tile of queries needs, in contract() those of keys, in gradients() both: one matrix
+/// (r,p) a tile, which may have one more column for a column of ones,
 ///
 ///     of keys      S_I = sum of exp(slope |t_j - (pivot_I + edge)|) P_j^T Q_j     over the tail's keys j of tile I
 ///     of queries   S_I = sum of exp(slope |s_i - pivot_J|) exp(slope |pivot_J - pivot_I|) P_i^T Q_i
-///                  over the tiles J that have tile I's keys in their tail, and their queries i
+///                  over the tiles J that have the keys of tile I in their tail, and the queries i of J
 template <Real T>
 class TailStates {
  public:
   enum class Of { keys, queries };
 
-  /// P (n,r), Q (n,p), to which it refers; `ones` is how many columns of ones, 0 or 1, stand beside Q. Its memory lies
-  /// in the team's workspace.
+  /// Refers to P (n,r) and Q (n,p); `ones` is the number of columns of ones after those of Q, 0 or 1. Its memory is in
+  /// the team's workspace.
   TailStates(Of of, const TailTiles<T>& tiles, const MatrixView<T>& P, const MatrixView<T>& Q, const Windows& windows,
              const Team& team, Index ones = 0)
       : m_of(of),
@@ -74,15 +74,15 @@ class TailStates {
 
   const TailTiles<T>& tiles() const { return m_tiles; }
 
-  /// The sums of a window's tiles; windows in their order.
+  /// Computes the sums of the tiles of a window; to be called for one window after the other.
   void fill(Index window, const Team& team) { m_sums.fill(window, team, adder(), distances()); }
 
-  /// S_I (r,p + ones), of the window's tiles and of the one before, in the order of the sum.
+  /// S_I (r,p + ones) of the tiles of the window, and of the tile before them in the order of the sum.
   MatrixMap<T> at(Index I) const { return m_sums.at(I); }
 
  private:
   using From = typename CompensatedScan<T>::From;
-  static constexpr Index piece = 128, in_turn = 32 * piece;
+  static constexpr Index piece = 128, most_in_sequence = 32 * piece;
 
   auto adder() const {
     return [this](Index I, MatrixMap<T> S, Workspace& scratch) {
@@ -96,12 +96,12 @@ class TailStates {
     return [this](Index I) { return m_tiles.distance(I, m_of == Of::keys ? m_tiles.inner(I) : m_tiles.outer(I)); };
   }
 
-  // S += sum over the rows of exp(slope distance(i)) P_i^T Q_i; very many rows in halves, whose rounding does not pile
-  // up
+  // S += sum over the rows of exp(slope distance(i)) P_i^T Q_i. Many rows are summed in halves, so that rounding errors
+  // do not grow with their number
   template <class Distance>
   void add(RowRange range, MatrixMap<T>& S, Workspace& scratch, Distance&& distance) const {
     const ExponentialTail<T>& tail = m_tiles.tail();
-    if (range.end - range.begin > in_turn) {
+    if (range.end - range.begin > most_in_sequence) {
       const Index middle = range.begin + (range.end - range.begin) / 2;
       const Workspace::Scope scope(scratch);
       auto half = scratch.matrix<T>(S.rows(), S.cols());

@@ -19,39 +19,39 @@
 
 namespace nprf::toeplitz {
 
-/// What the rounding of gradients is measured by, of an engine that has error bound. Every entry of G is at most 1 in
-/// size, and its last column, beside U's ones, at most s_i. Then for features of one sign, with K_j and S_l as in
-/// GradientSizes,
+/// What the rounding errors of gradients are compared with, for an engine with error bounds. Every entry of G is at
+/// most 1 in magnitude, and its last column, for the column of ones of U, at most s_i. Then for positive features, with
+/// K_j and S_l as in GradientSizes,
 ///
 ///     dA_i: sum_r |A_ir dA_ir| <= rows_i s_i    dB_j: sum_r |B_jr dB_jr| <= 2 K_j
 ///     dU_j: <= K_j                              c_l dc_l: <= 2 c_l S_l
 ///
-/// where no value is above 1. With features of both signs |A_i| |B_j| stands for A_i.B_j, in K and S too.
+/// if no value is above 1. With features of both signs |A_i| |B_j| replaces A_i.B_j, in K and S too.
 template <Real T>
 struct GradientMeasure {
   const T* sizes;  // s_i (n_q)
   const T* rows;   // sum_j c[j-i] A_i.B_j (n_q), or less
   bool all_positive;
-  double tolerance;  // relative to these sums
+  double tolerance;  // relative to these sums: the right-hand sides
 };
 
-/// What came of it.
+/// How many gradients were recomputed, and the error bound of the others.
 struct GradientChecks {
   Index queries = 0, keys = 0, lags = 0;  // recomputed
-  double error_bound = 0;                 // the largest that transforms may have left in any other, relative to its sum
+  double error_bound = 0;                 // the largest bound of those that were not recomputed, relative to their sums
 };
 
-/// The gradients of a product with U = [V 1] for G (n_q,p), those recomputed that the rounding of transforms may put
-/// farther off than half the tolerance; if most are, all of them.
+/// The gradients of a product with U = [V 1] for G (n_q,p). Those whose error bound exceeds half of the tolerance are
+/// recomputed; if these are most, all gradients are.
 template <Real T>
 class CheckedGradients {
  public:
-  /// Refers to all of them; lists lie in the team's workspace.
+  /// Refers to all of them; scratch memory is the team's workspace.
   CheckedGradients(const Product<T>& product, const Factors<T>& x, const MatrixView<T>& G, const GradientMeasure<T>& by,
                    const Team& team)
       : m_product(product), m_x(x), m_G(G), m_by(by), m_team(team) {}
 
-  /// Into out; out.dc may be empty. Throws as Product::gradients().
+  /// Writes them to out; out.dc may be empty. Throws like Product::gradients().
   GradientChecks find(GradientRefs<T> out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
@@ -63,51 +63,51 @@ class CheckedGradients {
     const GradientSizes<T> sums{m_by.sizes, workspace.template take<T>(n_k), workspace.template take<T>(lags)};
     find_with_sums(out, sums);
 
-    const Index asked = out.dc.size();
+    const Index num_dc = out.dc.size();
     const GradientErrorBounds bounds{workspace.template take<double>(n_k),
                                      workspace.template take<double>(n_k),
-                                     workspace.template take<double>(asked),
-                                     workspace.template take<double>(asked),
-                                     asked,
+                                     workspace.template take<double>(num_dc),
+                                     workspace.template take<double>(num_dc),
+                                     num_dc,
                                      !m_by.all_positive};
     const ValueNorms values = value_norms();
     m_product.gradient_error_bounds(m_x, {m_by.sizes, values.two, sums.lags}, bounds, m_team);
 
     GradientChecks checks;
-    const auto far = flagged_queries(values.max, checks);
-    const auto far_keys = flagged(n_k, checks, [&](Index j) {
+    const auto failed_queries = flagged_queries(values.max, checks);
+    const auto failed_keys = flagged(n_k, checks, [&](Index j) {
       const double of_dU = bounds.keys[j], of_sum = bounds.key_sizes[j], one = static_cast<double>(values.one[j]);
       return over(std::max(1.0, one) * of_dU + of_sum, static_cast<double>(sums.keys[j]) - margin * of_sum);
     });
     const PairWeights<T> weights(m_product.weights(), m_x, m_team);
     const Index first = m_product.first_lag();
-    const auto far_lags = flagged(asked, checks, [&](Index l) {
+    const auto failed_lags = flagged(num_dc, checks, [&](Index l) {
       if (weights.at_lag(first + l) == T(0)) return 0.0;
       return over(bounds.lags[l], static_cast<double>(sums.lags[l]) - margin * bounds.lag_sizes[l]);
     });
 
-    const RecomputedGradients<T> again(weights, m_x, m_G, out, m_team);
-    const auto count = [](std::span<const Index> of) { return static_cast<double>(of.size()); };
-    const double pairs = count(far) * static_cast<double>(n_k) + 2 * count(far_keys) * static_cast<double>(n_q) +
-                         4 * pairs_of(far_lags, first, lags);
+    const RecomputedGradients<T> recomputed(weights, m_x, m_G, out, m_team);
+    const auto count = [](std::span<const Index> failed) { return static_cast<double>(failed.size()); };
+    const double pairs = count(failed_queries) * static_cast<double>(n_k) +
+                         2 * count(failed_keys) * static_cast<double>(n_q) + 4 * pairs_of(failed_lags, first, lags);
     if (pairs > 3 * static_cast<double>(n_q) * static_cast<double>(n_k)) {
-      again.all(first);
-      return {n_q, n_k, asked, 0};
+      recomputed.all(first);
+      return {n_q, n_k, num_dc, 0};
     }
-    if (!far.empty()) again.queries(far);
-    if (!far_keys.empty()) again.keys(far_keys);
-    for (Index& l : far_lags) l += first;
-    if (!far_lags.empty()) again.lags(far_lags, first);
-    checks.queries = static_cast<Index>(far.size());
-    checks.keys = static_cast<Index>(far_keys.size());
-    checks.lags = static_cast<Index>(far_lags.size());
+    if (!failed_queries.empty()) recomputed.queries(failed_queries);
+    if (!failed_keys.empty()) recomputed.keys(failed_keys);
+    for (Index& l : failed_lags) l += first;
+    if (!failed_lags.empty()) recomputed.lags(failed_lags, first);
+    checks.queries = static_cast<Index>(failed_queries.size());
+    checks.keys = static_cast<Index>(failed_keys.size());
+    checks.lags = static_cast<Index>(failed_lags.size());
     return checks;
   }
 
  private:
-  static constexpr double margin = 1.25;  // errors were seen up to the error bound
+  static constexpr double margin = 1.25;  // the largest measured errors reach the bound
 
-  // the engine's gradients, and the sums of sizes by the same transforms
+  // the gradients by the engine, and the sums of the sizes with the same rounding errors
   void find_with_sums(GradientRefs<T>& out, const GradientSizes<T>& sums) const {
     if (m_by.all_positive) return m_product.gradients(m_x, m_G, out, sums, m_team);
     m_product.gradients(m_x, m_G, out, {}, m_team);
@@ -127,7 +127,7 @@ class CheckedGradients {
     m_product.gradients({A, B, U, m_x.queries, m_x.keys, m_x.key_log_scales}, zeros, {dA, dB, dU, dc}, sums, m_team);
   }
 
-  // of each key's V_j, |V_j|_1 and the largest, and |[V_j 1]|_2 (n_k)
+  // |V_j|_1, |[V_j 1]|_2 and max |V_j| of each key (n_k)
   struct ValueNorms {
     T *one, *two, *max;
   };
@@ -153,7 +153,7 @@ class CheckedGradients {
     return norms;
   }
 
-  // as Attention's rows (attention/fallback/row_error_bound.hpp), with G_i in place of the row itself
+  // the bound of a row as in attention/fallback/row_error_bound.hpp, with G_i in place of the output
   std::span<Index> flagged_queries(const T* sizes, GradientChecks& checks) const {
     Workspace& workspace = m_team.workspace();
     const Index n_q = m_x.A.rows(), values = m_x.U.cols() - 1;
@@ -168,29 +168,29 @@ class CheckedGradients {
     });
   }
 
-  // infinity where nothing is known of the sum, or it has overflowed
+  // bound / sum; infinity if the sum may be 0, or has overflowed
   static double over(double bound, double sum) {
     return bound == 0 ? 0 : sum > 0 && std::isfinite(sum) ? bound / sum : std::numeric_limits<double>::infinity();
   }
 
-  // those of n whose error(k) may be beyond half the tolerance, in the workspace; the largest of the others is noted
+  // those k < n whose error(k) may exceed half of the tolerance; checks.error_bound becomes the largest of the others
   template <class Error>
   std::span<Index> flagged(Index n, GradientChecks& checks, Error&& error) const {
     Index *list = m_team.workspace().template take<Index>(n), count = 0;
     for (Index k = 0; k < n; ++k) {
-      const double off = margin * error(k);
-      if (off <= m_by.tolerance / 2)
-        checks.error_bound = std::max(checks.error_bound, off);
+      const double bound = margin * error(k);
+      if (bound <= m_by.tolerance / 2)
+        checks.error_bound = std::max(checks.error_bound, bound);
       else
         list[count++] = k;
     }
     return {list, static_cast<std::size_t>(count)};
   }
 
-  // the pairs of queries and keys in slots that are so far apart
-  static double pairs_of(std::span<const Index> far, Index first, Index lags) {
+  // the number of pairs of slots at these lags
+  static double pairs_of(std::span<const Index> numbers, Index first, Index lags) {
     double pairs = 0;
-    for (const Index l : far) pairs += static_cast<double>(std::min({l + 1, lags - l, 1 - first, lags + first}));
+    for (const Index l : numbers) pairs += static_cast<double>(std::min({l + 1, lags - l, 1 - first, lags + first}));
     return pairs;
   }
 

@@ -15,69 +15,78 @@
 
 namespace nprf::toeplitz {
 
-/// The weight c[t_j - s_i] e^(e_j - M_i) of each pair of a query and a key (shapes.hpp), looked up one by one.
+/// The weight c[t_j - s_i] e^(e_j - M_i) of each pair of a query and a key, with the key log-scales e (factors.hpp).
 template <Real T>
 class PairWeights {
  public:
-  /// Refers to the weights' table and to the factors' slots and exponents; its own table lies in the team's workspace.
+  /// Refers to the table of c and to the slots and log-scales of the factors; its own table is in the team's workspace.
   PairWeights(LagWeightsView<T> c, const Factors<T>& x, const Team& team)
-      : m_c(c), m_queries(x.queries.slots), m_keys(x.keys.slots), m_exponents(x.key_log_scales) {
-    if (!m_exponents) return;
-    const Index last = c.support().last;
+      : m_c(c),
+        m_support(c.support()),
+        m_queries(x.queries.slots),
+        m_keys(x.keys.slots),
+        m_log_scales(x.key_log_scales) {
+    if (!m_log_scales) return;
     m_largest = team.workspace().template take<double>(m_queries.count);
     double largest = -std::numeric_limits<double>::infinity();
     for (Index i = 0, j = 0; i < m_queries.count; ++i) {
-      for (const Index end = m_keys.below(m_queries[i] + last + 1); j < end; ++j)
-        largest = std::max(largest, m_exponents[j]);
+      for (const Index end = m_keys.below(m_queries[i] + m_support.last + 1); j < end; ++j)
+        largest = std::max(largest, m_log_scales[j]);
       m_largest[i] = largest;
     }
   }
 
   T operator()(Index i, Index j) const { return m_c[m_keys[j] - m_queries[i]] * factor(i, j); }
 
-  /// e^(e_j - M_i), and 0 where that is above 1: then the query does not attend to the key.
+  /// e^(e_j - M_i). It is 0 if e_j > M_i: then the query does not attend to the key.
   T factor(Index i, Index j) const {
-    if (!m_exponents) return 1;
-    const double exponent = m_exponents[j] - m_largest[i];
+    if (!m_log_scales) return 1;
+    const double exponent = m_log_scales[j] - m_largest[i];
     return exponent <= 0 ? static_cast<T>(std::exp(exponent)) : T(0);
   }
 
-  const Slots& queries() const { return m_queries; }
-  const Slots& keys() const { return m_keys; }
-  /// The lags of non-zero weight.
-  LagRange support() const { return m_c.support(); }
   T at_lag(Index lag) const { return m_c[lag]; }
+
+  /// The keys that queries i..i_last may have non-zero weights for, and the queries that may have them for keys
+  /// j..j_last.
+  RowRange keys_of(Index i, Index i_last) const {
+    return {m_keys.below(m_queries[i] + m_support.first), m_keys.below(m_queries[i_last] + m_support.last + 1)};
+  }
+  RowRange queries_of(Index j, Index j_last) const {
+    return {m_queries.below(m_keys[j] - m_support.last), m_queries.below(m_keys[j_last] - m_support.first + 1)};
+  }
 
  private:
   LagWeightsView<T> m_c;
+  LagRange m_support;
   Slots m_queries, m_keys;
-  const double* m_exponents;
+  const double* m_log_scales;
   double* m_largest = nullptr;  // M (n_q)
 };
 
-/// Weights of a tile (direct/forward_tile.hpp) whose rows are some queries and whose columns are keys, or the other way
-/// round.
-template <Real T>
-class TilePairWeights {
- public:
-  enum class Rows { queries, keys };
+/// Which tokens are the rows of a tile; the others are its columns.
+enum class TileRows { queries, keys };
 
-  /// For the rows of these numbers, and runs of at most `most` columns.
-  TilePairWeights(Rows rows, const PairWeights<T>& weights, std::span<const Index> numbers, Index most,
-                  Workspace& scratch)
+/// The weights of a block of rows and a run of columns (direct/forward_tile.hpp).
+template <Real T>
+class PairBlockWeights {
+ public:
+  /// For the rows with these numbers, and runs of at most `most` columns, padded to whole packs.
+  PairBlockWeights(TileRows rows, const PairWeights<T>& weights, std::span<const Index> numbers, Index most,
+                   Workspace& scratch)
       : m_rows(rows),
         m_weights(weights),
         m_numbers(numbers),
         m_most(most),
         m_values(scratch.take<T>(Block<T>::rows * most)) {}
 
-  /// Of rows k0..k0+rows-1 of them and columns j0..j0+count-1, zeros beside the last column.
+  /// For rows k0..k0+rows-1 of them and columns j0..j0+count-1.
   void set(Index k0, Index rows, Index j0, Index count, Index packs) {
     for (Index k = 0; k < Block<T>::rows; ++k) {
       const Index number = m_numbers[static_cast<std::size_t>(k0 + std::min(k, rows - 1))];
       T* row = m_values + k * m_most;
       for (Index j = 0; j < count; ++j)
-        row[j] = m_rows == Rows::queries ? m_weights(number, j0 + j) : m_weights(j0 + j, number);
+        row[j] = m_rows == TileRows::queries ? m_weights(number, j0 + j) : m_weights(j0 + j, number);
       std::fill(row + count, row + packs * Pack<T>::size, T(0));
     }
   }
@@ -85,11 +94,31 @@ class TilePairWeights {
   const T* row(Index k) const { return m_values + k * m_most; }
 
  private:
-  Rows m_rows;
+  TileRows m_rows;
   const PairWeights<T>& m_weights;
   std::span<const Index> m_numbers;
   Index m_most;
   T* m_values;
+};
+
+/// The weights of some queries and all keys, or of some keys and all queries. A TileWeights (direct/tiled_product.hpp),
+/// in which rows are called queries and columns keys.
+template <Real T>
+struct SelectedPairWeights {
+  TileRows rows;
+  const PairWeights<T>& weights;
+  std::span<const Index> numbers;  // of the rows, increasing
+
+  PairBlockWeights<T> block_weights(Index run, Workspace& scratch) const {
+    return {rows, weights, numbers, run, scratch};
+  }
+
+  RowRange keys(Index k0, Index count, Index) const {
+    const Index first = numbers[static_cast<std::size_t>(k0)], last = numbers[static_cast<std::size_t>(k0 + count - 1)];
+    return rows == TileRows::queries ? weights.keys_of(first, last) : weights.queries_of(first, last);
+  }
+
+  Index chunk_origin(Index begin) const { return begin; }
 };
 
 }  // namespace nprf::toeplitz

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/toeplitz/direct/lag_tiles.hpp"
+#include "nprf/toeplitz/direct/tiled_product.hpp"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "nprf/toeplitz/direct/toeplitz_weights.hpp"
 #include "support/catch.hpp"
 #include "support/product.hpp"
 #include "support/random.hpp"
 #include "toeplitz/in_slots.hpp"
 
-namespace nprf::test::toeplitz_direct_lag_tiles {
+namespace nprf::test::toeplitz_direct_tiled_product {
 
 namespace {
 
@@ -19,10 +21,21 @@ struct Cut {
   Index i_begin = 0, i_end = 1000, j_begin = 0, j_end = 1000;
 };
 
-// A product and its gradients by such tiles. Each has dc from the first lag on that it meets, or none of it.
+// weights of some keys alone: the others are left out, whatever their weights
+template <class T>
+struct SomeKeys {
+  toeplitz::ToeplitzWeights<T> all;
+  Index begin, end;
+
+  auto block_weights(Index run, Workspace& scratch) const { return all.block_weights(run, scratch); }
+  toeplitz::RowRange keys(Index, Index, Index) const { return {begin, end}; }
+  Index chunk_origin(Index) const { return begin; }
+};
+
+// A product and its gradients by such tiles.
 template <class T>
 struct ByTiles {
-  toeplitz::LagTiles<T> tiles;
+  LagWeightsView<T> c;
   Cut cut;
   bool with_dc;
 
@@ -38,31 +51,39 @@ struct ByTiles {
     if (sums) std::fill_n(sums, Y.rows(), T(0));
     for_each(x, [&](Index i, Index rows, Index begin, Index end) {
       T* tile_sums = sums ? sums + i : nullptr;
-      tiles.add(x, i, begin, begin, Y.middleRows(i, rows), team.workspace(), tile_sums);  // no keys, nothing to add
-      tiles.add(x, i, begin, end, Y.middleRows(i, rows), team.workspace(), tile_sums);
+      for (const SomeKeys<T>& keys : {SomeKeys<T>{weights(x), begin, begin}, SomeKeys<T>{weights(x), begin, end}})
+        toeplitz::TiledProduct<T, SomeKeys<T>>(x, keys).add(i, Y.middleRows(i, rows), tile_sums, team.workspace());
     });
   }
   void gradients(const toeplitz::Factors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
                  const toeplitz::GradientSizes<T>&, const Team& team) const {
+    using Tile = toeplitz::BackwardTile<T, toeplitz::ToeplitzBlockWeights<T>>;
     out.set_zero();
+    const toeplitz::ToeplitzWeights<T> of = weights(x);
     for_each(x, [&](Index i, Index rows, Index begin, Index end) {
+      const Workspace::Scope scope(team.workspace());
       const Index first = x.keys.slots[begin] - x.queries.slots[i + rows - 1];
-      T* dc = with_dc ? out.dc.data() + first - tiles.lags().first : nullptr;
-      tiles.add_gradients(x, G, i, rows, end, end, out, dc, first, team.workspace());
-      tiles.add_gradients(x, G, i, rows, begin, end, out, dc, first, team.workspace());
+      const auto add_dc = [&](const toeplitz::PairRow<T>& pairs) {
+        if (with_dc) of.add_gradient(pairs, out.dc.data() + first - c.first, first);
+      };
+      Tile tile(x, G, of.block_weights(Tile::keys, team.workspace()), team.workspace());
+      tile.set_queries({i, i + rows});
+      tile.add({end, end}, out, add_dc);  // no keys, nothing to add
+      tile.add({begin, end}, out, add_dc);
     });
   }
+  toeplitz::ToeplitzWeights<T> weights(const toeplitz::Factors<T>& x) const { return {x, c, {c.first, c.last()}}; }
 };
 
 auto make(Cut cut, bool with_dc = true) {
   return [=]<class T>(LagWeightsView<T> c, const ProductShape& span, const Team& team) {
-    return ByTiles<T>{toeplitz::LagTiles<T>(c, span, team.workspace()), cut, with_dc};
+    return ByTiles<T>{toeplitz::tabulate(c, span, team.workspace()), cut, with_dc};
   };
 }
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("tiles of queries and runs of keys, short ones and long, add up to the product and its gradients",
+TEMPLATE_TEST_CASE("tiles of queries and runs of keys, short or long, add up to the product and its gradients",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   Workspace workspace;
   const Team team(workspace);
@@ -81,7 +102,7 @@ TEMPLATE_TEST_CASE("tiles of queries and runs of keys, short ones and long, add 
   check({103, 211, random_slots(103, 0.6, 1), random_slots(211, 0.7, 2), 3, 2});
 }
 
-TEST_CASE("a tile reads and changes nothing but its own queries and its run of keys", "[toeplitz]") {
+TEST_CASE("a tile reads and changes only its queries and its run of keys", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   for (const Cut& cut : {Cut{23, 1000, 11, 34, 17, 183}, Cut{1, 1000, 89, 90, 0, 1}, Cut{96, 1000, 0, 90, 199, 200}}) {
@@ -106,19 +127,38 @@ TEST_CASE("without dc the other gradients are the same, bit for bit", "[toeplitz
   CHECK((without.dc.isZero(0) && !with.dc.isZero(0)));
 }
 
-TEST_CASE("tiles know all lags that there can be, and lags outside the weights' table weigh nothing", "[toeplitz]") {
+TEST_CASE("gradients over a range of keys are those of these keys alone", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
-  for (const LagRange range :
-       {LagRange{-200, 300}, LagRange{-9, 14}, LagRange{-200, -60}, LagRange{0, -1}, LagRange{80, 300}}) {
-    InSlots<double> x(90, 110, Slots{90}, Slots{110}, 2, 3);
-    x.c = {range.first, normal_vector<double>(range.size(), 6)};
-    INFO("lags " << range.first << " to " << range.last);
-    const LagRange all = toeplitz::LagTiles<double>(x.c.view(), x.span, workspace).lags();
-    CHECK((all.first == -89 && all.last == 109));
-    CHECK(x.error(Engine::direct, x.contract(make({30, 64}), team)) <= 1);
-    CHECK(x.error(Engine::direct, x.gradients(make({30, 64}), team)) <= 1);
+  const Index n_q = 250, n_k = 400;  // several tiles, and more than one block of each
+  for (const auto& [begin, end] : {std::pair<Index, Index>{0, 400}, {0, 96}, {95, 97}, {17, 333}, {50, 50}}) {
+    INFO("keys " << begin << " to " << end);
+    const auto make_some = [&, begin = begin, end = end](LagWeightsView<double> c, const ProductShape&, const Team&) {
+      struct Some {
+        LagWeightsView<double> c;
+        Index begin, end;
+        void gradients(const toeplitz::Factors<double>& x, const MatrixView<double>& G,
+                       toeplitz::GradientRefs<double> out, const toeplitz::GradientSizes<double>&,
+                       const Team& of) const {
+          out.set_zero();
+          const SomeKeys<double> keys{{x, c, {c.first, c.last()}}, begin, end};
+          const auto dc = toeplitz::TiledProduct<double, SomeKeys<double>>(x, keys).add_gradients(
+              G, out, c.size, of, [&](const toeplitz::PairRow<double>& pairs, double* share) {
+                keys.all.add_gradient(pairs, share, c.first);
+              });
+          out.dc = dc.colwise().sum().transpose();
+        }
+      };
+      return Some{c, begin, end};
+    };
+    const InSlots<double> x(n_q, n_k, Slots{n_q}, Slots{n_k}, 3, 2);
+    InSlots<double> part(n_q, n_k, Slots{n_q}, Slots{n_k}, 3, 2);  // the same with zeros for all other keys
+    for (Index j = 0; j < n_k; ++j)
+      if (j < begin || j >= end) part.B.row(j).setZero(), part.U.row(j).setZero();
+    const auto d = x.gradients(make_some, team);
+    CHECK(part.error(Engine::direct, d) <= 1);
+    CHECK((d.dB.topRows(begin).isZero(0) && d.dB.bottomRows(n_k - end).isZero(0)));
   }
 }
 
-}  // namespace nprf::test::toeplitz_direct_lag_tiles
+}  // namespace nprf::test::toeplitz_direct_tiled_product
