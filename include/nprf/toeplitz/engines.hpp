@@ -25,7 +25,7 @@ struct EngineTypes {
   /// One of them, or none.
   using Variant = std::variant<std::monostate, E...>;
 
-  /// use(std::type_identity<E>()) for each.
+  /// Calls use(std::type_identity<E>()) for each.
   template <class Use>
   static constexpr void for_each(Use&& use) {
     (use(std::type_identity<E>()), ...);
@@ -34,16 +34,16 @@ struct EngineTypes {
 
 }  // namespace detail
 
-/// The engines of this build. Engine::automatic takes the first of several that cost the same.
+/// The engines of this build. Of several that cost the same, Engine::automatic chooses the first.
 template <Real T>
-using EngineList = detail::EngineTypes<T, DirectEngine<T>, BandedEngine<T>, LanesEngine<T>, BlockCausalEngine<T>
+using EngineList = detail::EngineTypes<T, DirectEngine<T>, BandedEngine<T>, FftEngine<T>, BlockCausalEngine<T>
 #if NPRF_USE_FFTW
                                        ,
                                        FftwEngine<T>
 #endif
                                        >;
 
-/// use(std::type_identity<E>()) for the engine of that name; returns whether this build has it.
+/// Calls use(std::type_identity<E>()) for the engine of that name. Returns whether this build has it.
 template <Real T, class Use>
 constexpr bool with_engine(Engine name, Use&& use) {
   bool found = false;
@@ -53,7 +53,7 @@ constexpr bool with_engine(Engine name, Use&& use) {
   return found;
 }
 
-/// What an engine states of itself.
+/// Properties of an engine (engine.hpp).
 struct EngineProperties {
   Rounding rounding = Rounding::per_row;
   bool accepts_key_log_scales = false;
@@ -65,7 +65,7 @@ constexpr EngineProperties properties_of(Engine name) {
   return found;
 }
 
-/// Throws InvalidArgument for an engine that this build does not have, and for a number that is none.
+/// Throws InvalidArgument for an engine that this build does not have, and for a number that is not an Engine.
 inline void require_available(Engine engine) {
   check_engine(engine);
   require(engine == Engine::automatic || with_engine<float>(engine, [](auto) {}),

@@ -25,7 +25,7 @@ void check(const Case<T>& x) {
   INFO("n_q " << x.A.rows() << ", n_k " << x.B.rows() << ", r " << x.A.cols() << ", p " << x.U.cols() << ", last lag "
               << x.c.support().last);
   toeplitz::Gradients<T> d = x.gradients();
-  // lags without a weight have no gradient here, where the twin has one
+  // lags without a weight have no gradient here, but in the plain loop
   for (Index lag = x.c.support().last + 1; lag < x.B.rows(); ++lag) {
     T& dc = d.dc[lag + x.A.rows() - 1];
     CHECK(dc == 0);
@@ -53,8 +53,7 @@ TEMPLATE_TEST_CASE("block-causal gradients: the last weight may be of any lag", 
     check(Case<TestType>(300, 300, 2, 3, last));
 }
 
-TEMPLATE_TEST_CASE("block-causal gradients: those of keys and lags come with what they are sums of", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block-causal gradients: the sums of sizes are right", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const auto make = [](LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
     return toeplitz::BlockCausalEngine<T>(lags, span, team);
@@ -68,25 +67,26 @@ TEMPLATE_TEST_CASE("block-causal gradients: those of keys and lags come with wha
   }
 }
 
-TEMPLATE_TEST_CASE("block-causal gradients: no column loses its digits to a neighbour's", "[toeplitz]",
+TEMPLATE_TEST_CASE("block-causal gradients: small columns beside large ones keep their digits", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   check_mixed_scales<TestType>(Engine::block_causal, 180, 190, 0);
 }
 
-TEMPLATE_TEST_CASE("block-causal: gradients know exponents, and so do their sizes", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block-causal: gradients and sums of sizes with key log-scales are right", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 1100;
   Case<T> plain(n, n, 3, 4);
   plain.U.rightCols(1).setOnes();
   const Vector<T> rows = sizes_of(plain.G, T(1));
   for (Matrix<T>* X : {&plain.A, &plain.B, &plain.G}) X->col(1) *= T(1e-12);  // beside columns of size 1
-  // that of an FFT (fft_error_bound) beside the largest row of each column
+  // the bound of an FFT (fft_error_bound) and the largest row of each column
   const double bound = 2 * fft_margin * std::sqrt(2.0) * epsilon<T> * std::sqrt(std::log2(2.0 * n));
   for_each_spread(n, [&](const char* name, const Vector<double>& e) {
     INFO(name);
     Case<T> x = plain;
     x.e = e;
-    // the obvious sums, with w_ij = e^(e_j - M_i)
+    // plain sums, with w_ij = e^(e_j - M_i)
     SizedGradients<double> sums(x.shape(), 2 * n - 1), sizes(x.shape(), 2 * n - 1);
     for (SizedGradients<double>* to : {&sums, &sizes}) {
       toeplitz::GradientRefs<double>{to->d.dA, to->d.dB, to->d.dU, to->d.dc}.set_zero();

@@ -16,7 +16,7 @@ namespace nprf::test::toeplitz_block_causal_backward_error_bound {
 
 namespace {
 
-// none, and exponents of n keys over some range, in all orders
+// no log-scales, and log-scales of n keys over some range, in all orders
 std::vector<Vector<double>> exponents(Index n, double range) {
   const Vector<double> rising = Vector<double>::LinSpaced(n, -range / 2, range / 2);
   Vector<double> walk = normal_vector<double>(n, 7);
@@ -52,7 +52,7 @@ bool same(const X& a, const X& b) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("block_causal: no gradient is off by more than its own rounding and its error bound, and a quarter",
+TEMPLATE_TEST_CASE("block_causal: errors of gradients beyond direct rounding are at most 1.25 times their bound",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<double> all;
@@ -64,7 +64,7 @@ TEMPLATE_TEST_CASE("block_causal: no gradient is off by more than its own roundi
   };
   const std::vector<HostileBias> biases = hostile_biases();
   const double range = 50;  // nothing underflows
-  std::size_t turn = 0;     // not each with each
+  std::size_t turn = 0;     // so that not all combinations are tested
   for (ErrorBoundCase<T>& x : error_bound_cases<T>(430, 410, 3, 3))
     for (const std::size_t k : {std::size_t{0}, std::size_t{1}}) {
       const std::size_t which = (turn + 2 * k) % 4;
@@ -89,14 +89,14 @@ TEMPLATE_TEST_CASE("block_causal: no gradient is off by more than its own roundi
   CHECK(*middle > 0.003);
 }
 
-TEST_CASE("block_causal: a key's error bound is of the queries after its block, a lag's of the pairs so far apart",
+TEST_CASE("block_causal: the error bound of a key depends on the queries after its block, that of a lag on its pairs",
           "[toeplitz]") {
   const Index n = 700, early = 200, late = 640;
   const LagWeights<double> c = hostile_biases()[0].weights<double>(n, n, 0);
   const Vector<double> of_lags = Vector<double>::Constant(2 * n - 1, 1e-30);
   ErrorBoundCase<double> x = error_bound_cases<double>(n, n, 3, 3)[0];
   const Bounds before = error_bounds_of(c, x, of_lags);
-  // all pairs of a key and a query in one block of 128 are computed one by one
+  // pairs of a key and a query in one block of 128 have no FFT
   CHECK(before.keys.tail(n - late).isZero(0));
   CHECK(before.keys.head(late).minCoeff() > 0);
   CHECK(before.key_sizes.tail(n - late).isZero(0));
@@ -123,7 +123,7 @@ TEST_CASE("block_causal: a key's error bound is of the queries after its block, 
   CHECK(of_first.lags[0] > 1e6 * before.lags[0]);
 }
 
-TEST_CASE("block_causal: error bound of gradients is of keys with their exponents", "[toeplitz]") {
+TEST_CASE("block_causal: the error bound of gradients includes key log-scales", "[toeplitz]") {
   const Index n = 1300;
   const LagWeights<double> c = hostile_biases()[0].weights<double>(n, n, 0);
   const Vector<double> of_lags = Vector<double>::Constant(2 * n - 1, 1e-30);

@@ -21,7 +21,7 @@ LagWeights<T> weights_up_to(Index last, Index n_q, Index n_k) {
   return c;
 }
 
-/// Factors of a product whose causal weights end at a lag, and what the engine makes of them.
+/// Factors of a product whose weights end at a last lag, and the results of the engine.
 template <class T>
 struct BlockCausalCase {
   BlockCausalCase(Index n_q, Index n_k, Index r, Index p, Index last_lag = 0)
@@ -54,7 +54,7 @@ struct BlockCausalCase {
     return d;
   }
 
-  /// And with sizes, beside a column of ones.
+  /// The same with sizes, and a column of ones.
   SizedGradients<T> gradients(const Vector<T>& sizes) const {
     Workspace workspace;
     const Team team(workspace);
@@ -67,10 +67,10 @@ struct BlockCausalCase {
 
   Matrix<T> A, B, U, G;
   LagWeights<T> c;
-  Vector<double> e;  // one a key, or none
+  Vector<double> e;  // one for each key, or empty
 };
 
-/// use(exponents) for n keys: spreads that no one factor would survive, in all orders.
+/// Calls use(log_scales) for n keys: ranges that exceed that of one common factor, in all orders.
 template <class Use>
 void for_each_spread(Index n, Use&& use) {
   Vector<double> e(n);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr double none = -std::numeric_limits<double>::infinity();
 
-// Factors by place; those before the first query or key, whom nobody asks, are NaN.
+// Factors by place; those before the first query or key, which are not used, are NaN.
 template <class T>
 struct Case {
   Case(Index n_q, Index n_k, Index last_lag, Index r = 3, Index p = 2)
@@ -50,17 +50,18 @@ struct Case {
     const MatrixView<T> a = A, b = B, u = U, g = G;
     const toeplitz::CausalLevels<T> levels(c.view(), axis, team);
     const double* given = e.size() > 0 ? e.data() : nullptr;
-    const toeplitz::RunningKeyMax<T> exponents({a, b, u, Slots{shape.n_q}, Slots{shape.n_k}, given}, levels, team);
-    const toeplitz::DiagonalBlocks<T> tiles(c.view(), axis, team);
+    const toeplitz::RunningKeyMax<T> key_max({a, b, u, Slots{shape.n_q}, Slots{shape.n_k}, given}, levels, team);
+    const auto x = toeplitz::Factors<T>::without_gaps(a, b, u);
+    const toeplitz::DiagonalBlocks<T> blocks(c.view(), axis, team);
     Matrix<T> Y = Matrix<T>::Constant(shape.n_q, shape.p, 17);
-    tiles.contract(a, b, u, exponents, Y, team);
+    blocks.contract(x, key_max, Y, team);
     SizedGradients<T> got({axis.queries.end, axis.keys.end, shape.r, shape.p}, shape.n_q + shape.n_k - 1);
     toeplitz::GradientRefs<T> out{got.d.dA, got.d.dB, got.d.dU, got.d.dc};
     out.set_zero();
     got.keys.setZero(), got.lags.setZero();
     toeplitz::GradientSizes<T> sizes;
     if (sized) sizes = {rows.data(), got.keys.data(), got.lags.data()};
-    tiles.add_gradients(a, b, u, g, exponents, out, sizes, 1 - shape.n_q, team);
+    blocks.add_gradients(x, g, key_max, out, sizes, 1 - shape.n_q, team);
     return {Y, got};
   }
 
@@ -74,14 +75,14 @@ struct Case {
   LagWeights<T> c;
   toeplitz::CausalAxis axis;
   Matrix<T> A, B, U, G, rows;  // rows (.,1): sizes
-  Vector<double> e;            // one a key, or none
+  Vector<double> e;            // one for each key, or empty
 };
 
-// The twin: with w_ij = e^(e_j - M_i), M_i the largest exponent up to row i,
+// Plain loops: with w_ij = e^(e_j - M_i), M_i the largest log-scale up to row i,
 //     Y_i = sum w_ij c (A_i.B_j) U_j    dA_i = sum w_ij c (G_i.U_j) B_j    dB_j, dU_j likewise
 //     dc[l] = sum over j - i = l of w_ij (A_i.B_j)(G_i.U_j)
 //     keys_j = sum w_ij c (A_i.B_j) s_i    lags_l = sum over j - i = l of w_ij (A_i.B_j) s_i
-// over the pairs of places j <= i in one block of 128; or the same of all absolute values.
+// over the pairs of places j <= i in one block of 128; or the same with all absolute values.
 template <class T>
 struct Sums {
   using Wide = Matrix<long double>;
@@ -122,7 +123,8 @@ struct Sums {
   Wide Y, dA, dB, dU, dc, keys, lags;
 };
 
-// use(x) for sizes around those of strips and blocks, for weights up to lags on either side of 0, and for exponents
+// use(x) for sizes around those of strips and blocks, for weights up to lags on either side of 0, with and without
+// log-scales
 template <class T, class Use>
 void for_each_case(Use&& use) {
   const auto both = [&](Case<T>&& x) {
@@ -141,7 +143,7 @@ void for_each_case(Use&& use) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("diagonal tiles hold the pairs of a block that do not look ahead, in the product and its gradients",
+TEMPLATE_TEST_CASE("diagonal blocks have the pairs of a block without later keys, in the product and its gradients",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   for_each_case<TestType>([](const Case<TestType>& x) {
     const auto [Y, got] = x.run();
@@ -156,15 +158,14 @@ TEMPLATE_TEST_CASE("diagonal tiles hold the pairs of a block that do not look ah
     CHECK(worst_ratio(d.dc, sum.dc, growth_of_lags * size.dc) <= 1);
     CHECK(worst_ratio(got.keys, sum.keys, growth * size.keys) <= 1);
     CHECK(worst_ratio(got.lags, sum.lags, growth_of_lags * size.lags) <= 1);
-    // none of them is wanted: no bit of the gradients changes
+    // without sizes: no bit of the gradients changes
     const SizedGradients<TestType> without = x.run(1, false).second;
     CHECK(same_bits(without.d, d));
     CHECK((without.keys.isZero(0) && without.lags.isZero(0)));
   });
 }
 
-TEMPLATE_TEST_CASE("in diagonal tiles nothing that is later changes a bit, NaN neither", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("in diagonal blocks later tokens change no bit, not even by NaN", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Case<T> x(260, 260, 0);
   x.e = x.exponents();
@@ -184,7 +185,7 @@ TEMPLATE_TEST_CASE("in diagonal tiles nothing that is later changes a bit, NaN n
     }
 }
 
-TEMPLATE_TEST_CASE("a value that is not finite reaches the rows of its block that see it, in its own column",
+TEMPLATE_TEST_CASE("a non-finite value reaches the rows of its block that attend to it, in its column only",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Case<T> x(260, 260, 0);
@@ -195,7 +196,7 @@ TEMPLATE_TEST_CASE("a value that is not finite reaches the rows of its block tha
   for (Index i = 0; i < 260; ++i) CHECK(std::isnan(Y(i, 1)) == (i >= 150 && i < 256));
 }
 
-TEST_CASE("no bit of diagonal tiles depends on the number of threads", "[toeplitz][threads]") {
+TEST_CASE("no bit of diagonal blocks depends on the number of threads", "[toeplitz][threads]") {
   Case<double> x(500, 450, 3);
   x.e = x.exponents();
   const auto first = x.run();

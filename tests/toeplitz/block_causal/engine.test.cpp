@@ -19,10 +19,10 @@ namespace {
 template <class T>
 using Case = BlockCausalCase<T>;
 
-// The twin: the product as an obvious loop, each row with its own exponent, and how far its entries may be off.
+// The product by a plain loop, with a log-scale for each row, and the tolerance of its entries.
 //
-// A row is a sum over keys, rounded as in the direct engine, and for each source block whose transform it has a part in
-// the error bound of an FFT of that block and its target alone. A pair of features may share its rounding when one has
+// A row is a sum over keys, rounded as in the direct engine, and has for each of its source blocks
+// the error bound of an FFT of that block and its target alone. Two features may share their rounding errors if one has
 // 4 times the other's maximum, and twice that by powers of two.
 template <class T>
 struct Twin {
@@ -103,8 +103,7 @@ void check(const Case<T>& x) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("the block-causal product is that of the obvious loop, row by row", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the block-causal product is that of a plain loop, row by row", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (const Index n : {1, 2, 7, 127, 128, 129, 255, 256, 257, 1000, 1024, 1025, 1300, 2100})
@@ -147,7 +146,7 @@ TEMPLATE_TEST_CASE("block-causal: no bit depends on the number of threads", "[to
   check_thread_bits(InSlots<TestType>(1100, 1100, Slots{1100}, Slots{1100}, 5, 65), make_block_causal);
 }
 
-TEMPLATE_TEST_CASE("block-causal: nothing that is later changes a bit", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block-causal: later tokens change no bit", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 1300, r = 5, p = fft::lane_count<T> + 1;
   const T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
@@ -184,7 +183,7 @@ TEMPLATE_TEST_CASE("block-causal: nothing that is later changes a bit", "[toepli
   }
 }
 
-TEST_CASE("block-causal: after what is not finite, columns that are finite still come out", "[toeplitz]") {
+TEST_CASE("block-causal: finite columns beside non-finite ones are right", "[toeplitz]") {
   Case<float> x(700, 700, 3, fft::lane_count<float> + 1);
   const Twin<float> twin(x);
   x.U(150, 2) = std::numeric_limits<float>::quiet_NaN();
@@ -200,7 +199,7 @@ TEST_CASE("block-causal: after what is not finite, columns that are finite still
   CHECK(worst_ratio(finite, values, twin.tolerance) <= 1);
 }
 
-TEST_CASE("block-causal: rough biases cost no row its digits", "[toeplitz]") {
+TEST_CASE("block-causal: irregular biases cost no row its digits", "[toeplitz]") {
   Case<float> x(2048, 2048, 8, 9);
   x.A = x.A.array().exp();
   x.B = x.B.array().exp();
@@ -214,7 +213,7 @@ TEST_CASE("block-causal: rough biases cost no row its digits", "[toeplitz]") {
   CHECK_FALSE(twin.error(lanes) <= 1);
 }
 
-TEMPLATE_TEST_CASE("block-causal: keys' exponents may spread over more than the range of numbers", "[toeplitz]",
+TEMPLATE_TEST_CASE("block-causal: key log-scales may differ by more than the range of T", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index last : {0, -3, 60}) {

@@ -12,7 +12,8 @@
 // how large it is beside errors is fft/error_bound.test.cpp's, of all engines at once
 namespace nprf::test::toeplitz_block_causal_error_bound {
 
-TEMPLATE_TEST_CASE("block_causal: a row's error bound is of what came before it", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block_causal: the error bound of a row depends on earlier keys only", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 700, past = 400;
   Workspace workspace;
@@ -37,7 +38,7 @@ TEMPLATE_TEST_CASE("block_causal: a row's error bound is of what came before it"
   CHECK((before.rightCols(100).array() < after.rightCols(100).array()).all());
 }
 
-TEST_CASE("block_causal: error bound is of keys with their exponents, relative to the largest that a row sees",
+TEST_CASE("block_causal: the error bound includes key log-scales relative to the largest that a row attends to",
           "[toeplitz]") {
   const Index n = 1300;
   Workspace workspace;

@@ -21,7 +21,7 @@ namespace {
 template <class T>
 using Z = fft::ComplexLanes<T>;
 
-// N(0,1) weights for a range of lags, of those that n_q queries and n_k keys reach
+// N(0,1) weights for a range of lags, within those of n_q queries and n_k keys
 template <class T>
 LagWeights<T> weights(Index n_q, Index n_k, LagRange range) {
   LagWeights<T> c = random_weights<T>(n_q, n_k, 4);
@@ -46,7 +46,7 @@ void for_each_span(Use&& use) {
 
 }  // namespace
 
-TEST_CASE("on the causal axis no weight looks ahead, and the distance of two places has their lag's weight",
+TEST_CASE("on the causal axis no later key has a weight, and the distance of two places has the weight of their lag",
           "[toeplitz]") {
   for_each_span([](const LagWeights<double>& c, const ProductShape& span) {
     const CausalAxis axis(c.support(), span);
@@ -97,8 +97,10 @@ TEST_CASE("families take each pair of blocks that some weight joins once, source
   });
 }
 
-TEMPLATE_TEST_CASE("at a leaf targets get from sources what spectra say, sources from targets by their conjugates",
-                   "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE(
+    "spectra multiply the values of sources to those of targets, and their conjugates those of targets to those of "
+    "sources",
+    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index window : {4000, 300}) {  // all offsets, and two
     std::vector<Workspace> workspaces(2);
@@ -157,7 +159,8 @@ TEMPLATE_TEST_CASE("at a leaf targets get from sources what spectra say, sources
 
 //     y_i = sum_j weight(i - j) x_j    z_j = sum_i weight(i - j) w_i    dc[l] = sum over lag l of w_i x_j
 // for queries i and keys j in different blocks of 128; rows are lanes
-TEST_CASE("the transforms of all families make the sums over their pairs, and over those of each lag", "[toeplitz]") {
+TEST_CASE("the transforms of all families add up to the sums over their pairs, and over those of each lag",
+          "[toeplitz]") {
   using T = double;
   constexpr std::size_t most = CausalLevels<T>::most;
   constexpr Index W = fft::lane_count<T>;
@@ -219,7 +222,7 @@ TEST_CASE("the transforms of all families make the sums over their pairs, and ov
   }
 }
 
-TEST_CASE("what a product costs is what the transforms of its families cost, and their products", "[toeplitz]") {
+TEST_CASE("the cost of a product is that of the transforms and the products of its families", "[toeplitz]") {
   const auto operations = [](Index n) { return CausalLevels<double>::operations(n); };
   for (const Index n : {0, 1, 128}) CHECK(operations(n) == 0);
   CHECK(operations(129) == 128 * (3 * 7 - 4) + 128);          // one source

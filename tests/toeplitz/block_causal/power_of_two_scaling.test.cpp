@@ -30,7 +30,7 @@ BlockMaxima<T> largest(double exponent, T feature, T value) {
   return {exponent, zeros + feature, zeros + value};
 }
 
-// the growth above a scale that no longer serves
+// the growth above a scale that no longer fits
 template <class T>
 T most() {
   return std::ldexp(T(1), sizeof(T) == 4 ? 20 : 160);
@@ -43,8 +43,8 @@ T above(T x) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("the largest of two is that of each number, whatever exponents they are relative to", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the maxima of two blocks are those of each entry, whatever log-scales they are relative to",
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Vector<T> x = normal_vector<T>(4 * W<T>, 1).cwiseAbs();
   const auto part = [&](Index k) { return fft::load_lanes(&x[k * W<T>]); };
@@ -53,26 +53,26 @@ TEMPLATE_TEST_CASE("the largest of two is that of each number, whatever exponent
     BlockMaxima<T> both = one;
     both.include(other);
     INFO("exponents 2.5 and " << e);
-    CHECK(both.exponent == std::max(2.5, e));
+    CHECK(both.log_scale == std::max(2.5, e));
     for (Index l = 0; l < W<T>; ++l) {
-      const double expected = std::max(static_cast<double>(one.b[l]) * std::exp(2.5 - both.exponent),
-                                       static_cast<double>(other.b[l]) * std::exp(e - both.exponent));
+      const double expected = std::max(static_cast<double>(one.b[l]) * std::exp(2.5 - both.log_scale),
+                                       static_cast<double>(other.b[l]) * std::exp(e - both.log_scale));
       CHECK(std::abs(static_cast<double>(both.b[l]) - expected) <= epsilon<T> * expected);
       CHECK(both.u[l] == std::max(one.u[l], other.u[l]));
     }
-    // nothing is less than anything
+    // none() is less than any other
     BlockMaxima<T> alone = BlockMaxima<T>::none();
     alone.include(other);
-    CHECK(alone.exponent == e);
+    CHECK(alone.log_scale == e);
     for (Index l = 0; l < W<T>; ++l) CHECK((alone.b[l] == other.b[l] && alone.u[l] == other.u[l]));
   }
 }
 
-TEMPLATE_TEST_CASE("sources' scales are powers of two, and fit until a maximum grows too far above its scale",
+TEMPLATE_TEST_CASE("scales of sources are powers of two, and fit while no maximum is too far above its scale",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const SourceScales<T> scales(largest<T>(-3, T(1.5), T(7)));
-  CHECK(scales.exponent == -3);
+  CHECK(scales.log_scale == -3);
   for (Index l = 0; l < W<T>; ++l) CHECK((scales.b[l] == 2 && scales.u[l] == 8));
   const auto fits = [&](T feature, T value, double exponent = -3) {
     return scales.fit(largest(exponent, feature, value));
@@ -82,7 +82,7 @@ TEMPLATE_TEST_CASE("sources' scales are powers of two, and fit until a maximum g
   CHECK_FALSE(fits(T(1.5), above(8 * most<T>())));
   CHECK(fits(2 * most<T>(), T(7)));
   CHECK_FALSE(fits(above(2 * most<T>()), T(7)));
-  // exponents grow too
+  // log-scales grow too
   const double growth = std::log(static_cast<double>(most<T>()));
   CHECK(fits(T(1e-3), T(7), -3 + 0.999 * growth));
   CHECK_FALSE(fits(T(1e-3), T(7), -3 + 1.001 * growth));
@@ -100,7 +100,7 @@ TEMPLATE_TEST_CASE("sources' scales are powers of two, and fit until a maximum g
   CHECK_FALSE(scales.fit(other));
 }
 
-TEMPLATE_TEST_CASE("scales of zeros fit zeros alone", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("scales of zeros only fit zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const T least = std::numeric_limits<T>::denorm_min();
   const SourceScales<T> scales(largest<T>(0, T(0), T(0)));
@@ -113,12 +113,12 @@ TEMPLATE_TEST_CASE("scales of zeros fit zeros alone", "[toeplitz]", NPRF_TEST_SC
   CHECK_FALSE(nothing.fit(largest<T>(-700, T(1), T(0))));
 }
 
-TEMPLATE_TEST_CASE("the largest of a source block are those of its keys, of each level, and NaN is not among them",
-                   "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the maxima of a source block are those of its keys, at each level, ignoring NaN", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 4100, r = 2 * W<T> + 3, p = W<T> + 2;
   LagWeights<T> c = random_weights<T>(n, n, 4);
-  c.values.tail(n - 1 + 7).setZero();  // the last lag is -7: keys stand 7 places on
+  c.values.tail(n - 1 + 7).setZero();  // the last lag is -7: keys are moved by 7 places
   std::vector<Workspace> workspaces(2);
   const Team team(workspaces);
   const toeplitz::CausalAxis axis(c.support(), {n, n, r, p});
@@ -142,7 +142,7 @@ TEMPLATE_TEST_CASE("the largest of a source block are those of its keys, of each
         const double top = e.segment(first, end - first).maxCoeff();
         // and zeros for features beyond r, values beyond p
         Vector<double> b_top = Vector<double>::Zero(r + 2 * W<T>), u_top = Vector<double>::Zero(p + W<T>);
-        for (Index j = first; j < end; ++j) {  // a NaN is not the larger one
+        for (Index j = first; j < end; ++j) {  // a NaN is ignored
           for (Index f = 0; f < r; ++f)
             b_top[f] = std::max(b_top[f], std::exp(e[j] - top) * std::abs(static_cast<double>(B(j, f))));
           for (Index f = 0; f < p; ++f) u_top[f] = std::max(u_top[f], std::abs(static_cast<double>(U(j, f))));
@@ -151,7 +151,7 @@ TEMPLATE_TEST_CASE("the largest of a source block are those of its keys, of each
           return static_cast<double>(x) == y || std::abs(static_cast<double>(x) - y) <= 4 * epsilon<T> * y;
         };
         const auto is = [&](const BlockMaxima<T>& got, Index l, Index feature, double value) {
-          return got.exponent == top && near(got.b[l], b_top[feature]) && static_cast<double>(got.u[l]) == value;
+          return got.log_scale == top && near(got.b[l], b_top[feature]) && static_cast<double>(got.u[l]) == value;
         };
         bool right = true;
         for (Index l = 0; l < W<T>; ++l) {

@@ -23,13 +23,13 @@ namespace {
 constexpr double none = -std::numeric_limits<double>::infinity();
 constexpr Index block = 128;
 
-// use(exponents) for up to n keys: of all kinds
+// calls use(log_scales) for up to n keys: of all kinds
 template <class Use>
 void for_each_exponents(Index n, Use&& use) {
   Vector<double> e = 300 * normal_vector<double>(n, 1);
   use(e);
   for (Index j = 0; j < n; ++j)
-    if (j % 3 == 0 || j / 200 % 2 == 0) e[j] = none;  // the first block has none, and so have others
+    if (j % 3 == 0 || j / 200 % 2 == 0) e[j] = none;  // -infinity for the first block and others
   use(e);
   use(Vector<double>(Vector<double>::Constant(n, none)));
   use(Vector<double>(Vector<double>::Constant(n, -1e6)));
@@ -56,7 +56,7 @@ void for_each_axis(Use&& use) {
 
 }  // namespace
 
-TEST_CASE("a ratio of exponentials is 1 where both exponents are -infinity, and 0 for -infinity alone", "[toeplitz]") {
+TEST_CASE("a ratio is 1 if both log-scales are -infinity, and 0 if only the first is", "[toeplitz]") {
   CHECK(ratio(3, 3) == 1);
   CHECK(ratio(1.25, -0.5) == std::exp(1.75));
   CHECK(ratio(none, none) == 1);
@@ -64,7 +64,7 @@ TEST_CASE("a ratio of exponentials is 1 where both exponents are -infinity, and 
   CHECK(ratio(-1e300, 1e300) == 0);
 }
 
-TEMPLATE_TEST_CASE("without exponents all factors are 1", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("without log-scales all factors are 1", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Matrix<T> nothing(0, 0);
   const MatrixView<T> no = nothing;
@@ -72,7 +72,7 @@ TEMPLATE_TEST_CASE("without exponents all factors are 1", "[toeplitz]", NPRF_TES
     Workspace workspace;
     const RunningKeyMax<T> got({no, no, no, keys, keys}, levels, Team(workspace));
     const Index n = levels.axis().length();
-    CHECK(got.exponents() == nullptr);
+    CHECK(got.log_scales() == nullptr);
     const auto ones = [n](const T* x) { return std::all_of(x, x + n, [](T each) { return each == 1; }); };
     CHECK(ones(got.keys()));
     for (Index level = 0; level < levels.count(); ++level) CHECK(ones(got.rows(level)));
@@ -80,7 +80,7 @@ TEMPLATE_TEST_CASE("without exponents all factors are 1", "[toeplitz]", NPRF_TES
   });
 }
 
-TEMPLATE_TEST_CASE("factors are relative to the largest exponent of a block, or of all keys so far", "[toeplitz]",
+TEMPLATE_TEST_CASE("factors are relative to the largest log-scale of a block, or of all keys so far", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Matrix<T> nothing(0, 0);
@@ -99,7 +99,7 @@ TEMPLATE_TEST_CASE("factors are relative to the largest exponent of a block, or 
       const auto largest = [&](Index first, Index count) {
         return at.segment(first, std::min(count, n - first)).maxCoeff();
       };
-      CHECK(std::equal(at.begin(), at.end(), got.exponents()));
+      CHECK(std::equal(at.begin(), at.end(), got.log_scales()));
       bool blocks = true, factors = true;
       for (Index first = 0; first < n; first += block) {
         blocks = blocks && got.largest(first / block) == largest(first, block) && got.before(first) == so_far[first];

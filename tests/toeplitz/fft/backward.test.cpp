@@ -31,7 +31,8 @@ struct Case : InSlots<T> {
 
   Index lags() const { return A.rows() + B.rows() - 1; }
 
-  // What the frame makes of add(x), added to what there is; correlations are of all lags.
+  // The gradients that SignalBackward adds to `before`, with the shares that add(signals) adds; correlations are of all
+  // lags.
   template <class Add>
   SizedGradients<T> run(const Team& team, Add&& add, T before = 0) const {
     const Workspace::Scope scope(team.workspace());
@@ -43,15 +44,16 @@ struct Case : InSlots<T> {
     const toeplitz::GradientSizes<T> of = sizes.size() > 0
                                               ? toeplitz::GradientSizes<T>{sizes.data(), got.keys.data(), nullptr}
                                               : toeplitz::GradientSizes<T>{};
-    SignalBackward<T> frame(a, b, u, g, of, length, lags(), team);
-    const auto add_to = [&](const auto& x, Workspace&) { add(x); };
-    frame.run(out, team, add_to, add_to);
-    d.dc = Vector<T>::Map(frame.correlation(), lags());
-    got.lags = Vector<T>::Map(frame.size_correlation(), lags());
+    const auto x = toeplitz::Factors<T>::without_gaps(a, b, u);
+    SignalBackward<T> backward(x, g, of, length, lags(), team);
+    const auto add_to = [&](const auto& signals, Workspace&) { add(signals); };
+    backward.run(out, team, add_to, add_to);
+    d.dc = Vector<T>::Map(backward.correlation(), lags());
+    got.lags = Vector<T>::Map(backward.size_correlation(), lags());
     return got;
   }
 
-  // The sums that signals are to add, as obvious loops.
+  // The same with the shares computed by plain loops.
   SizedGradients<T> run_loops(const Team& team, T before = 0) const {
     return run(
         team, [&](const auto& x) { add(x); }, before);
@@ -80,17 +82,17 @@ struct Case : InSlots<T> {
       }
   }
 
-  // with a column of ones beside U
+  // with a column of ones after U
   void take_sizes(T factor = 1) {
     U.rightCols(1).setOnes();
     sizes = sizes_of(G, factor);
   }
 
   Index length = std::max(A.rows(), B.rows()) + 5;
-  Vector<T> sizes;  // one a query, or none
+  Vector<T> sizes;  // one for each query, or empty
 };
 
-// Memory that is no number wherever it was taken before.
+// Scratch memory filled with NaN.
 void make_dirty(Workspace& workspace) {
   const Workspace::Scope scope(workspace);
   std::fill_n(workspace.take<double>(1 << 20), 1 << 20, std::numeric_limits<double>::quiet_NaN());
@@ -103,8 +105,7 @@ double error(const Case<T>& x, const SizedGradients<T>& got) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("features and columns make all gradients, and what they are sums of", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("features and columns add up to all gradients and sums of sizes", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   Workspace workspace;
@@ -127,7 +128,7 @@ TEMPLATE_TEST_CASE("features and columns make all gradients, and what they are s
   check({150, 140, 5, 3});
 }
 
-TEMPLATE_TEST_CASE("signals may be of any length that holds all places", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("signals may have any length of at least the number of places", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   for (Index n = 1; n < 20; ++n)
@@ -143,7 +144,7 @@ TEMPLATE_TEST_CASE("signals may be of any length that holds all places", "[toepl
     }
 }
 
-TEMPLATE_TEST_CASE("gradients of signals are added to what there is", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("gradients of signals are added", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   Case<T> x(13, 11, 5, 2 * fft::lane_count<T> + 3);
@@ -160,19 +161,19 @@ TEMPLATE_TEST_CASE("gradients of signals are added to what there is", "[toeplitz
   CHECK(from_one.lags == from_zero.lags);
 }
 
-TEMPLATE_TEST_CASE("each feature meets each column once, those of G and sizes of maximum 1", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("each feature is combined with each column once, with columns of G and sizes of maximum 1",
+                   "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>, r = W + 2, p = W + 3;
   Workspace workspace;
   for (const bool sized : {false, true}) {
     Case<T> x(20, 24, r, p);
     for (Index k = 0; k < p; ++k) x.G.col(k) *= std::ldexp(T(1), static_cast<int>(k) - 9);
-    if (sized) x.take_sizes(9);  // far above the last column, so that their scales differ
+    if (sized) x.take_sizes(9);  // far above the last column of G, so that their scales differ
     const auto scale = [&](Index k) {
       return power_of_two_scale<T>(sized && k == p - 1 ? x.sizes.maxCoeff() : x.G.col(k).cwiseAbs().maxCoeff());
     };
-    // whether a signal is what is expected, and zero behind its last token
+    // whether a signal is as expected, with zeros after its last token
     const auto is = [&](const auto& at, const auto& expected) {
       for (Index i = 0; i < x.length; ++i)
         if (at(i) != (i < expected.size() ? expected[i] : T(0))) return false;
@@ -226,7 +227,7 @@ TEMPLATE_TEST_CASE("each feature meets each column once, those of G and sizes of
   }
 }
 
-TEMPLATE_TEST_CASE("columns of zeros get no gradient, whatever is summed up", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("columns of zeros get no gradient", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   Workspace workspace;
@@ -241,7 +242,7 @@ TEMPLATE_TEST_CASE("columns of zeros get no gradient, whatever is summed up", "[
   }
 }
 
-TEMPLATE_TEST_CASE("no bit of signals' gradients depends on the number of threads", "[toeplitz][threads]",
+TEMPLATE_TEST_CASE("no bit of the gradients of signals depends on the number of threads", "[toeplitz][threads]",
                    NPRF_TEST_SCALARS) {
   for (const Index p : {4, 40}) {
     Case<TestType> x(150, 140, 37, p);

@@ -14,7 +14,7 @@
 
 namespace nprf::test::toeplitz_fft_backward_error_bound {
 
-TEMPLATE_TEST_CASE("no gradient is off by more than its own rounding and its error bound, and a quarter", "[toeplitz]",
+TEMPLATE_TEST_CASE("errors of gradients beyond direct rounding are at most 1.25 times their bound", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 230, n_k = 250;
@@ -39,7 +39,7 @@ TEMPLATE_TEST_CASE("no gradient is off by more than its own rounding and its err
   }
 }
 
-TEMPLATE_TEST_CASE("two columns that share a signal make the error bound of both", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("two columns that share a signal share their error bound", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 30, n_k = 40, N = 80;
   Workspace workspace;

@@ -45,7 +45,7 @@ void for_each_case(Use&& use) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("the lanes engine's product is that of the obvious loop", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the product of the lanes engine is that of a plain loop", "[toeplitz]", NPRF_TEST_SCALARS) {
   for_each_case<TestType>([](const Case<TestType>& x) {
     INFO("n_q " << x.A.rows() << ", n_k " << x.B.rows() << ", r " << x.A.cols() << ", p " << x.U.cols());
     CHECK(product_error(Engine::lanes, x.c, x.A, x.B, x.U, x.contract()) <= 1);
@@ -68,18 +68,17 @@ TEMPLATE_TEST_CASE("lanes: tokens may leave slots empty", "[toeplitz]", NPRF_TES
   });
 }
 
-TEMPLATE_TEST_CASE("lanes: keys' and lags' gradients come with what they are sums of", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("lanes: the sums of sizes are right", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   check_sizes<T>(
       Engine::lanes,
       [](LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
-        return toeplitz::LanesEngine<T>(lags, span, team);
+        return toeplitz::FftEngine<T>(lags, span, team);
       },
       20, 24);
 }
 
-TEMPLATE_TEST_CASE("lanes: no column loses its digits to a neighbour's", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("lanes: small columns beside large ones keep their digits", "[toeplitz]", NPRF_TEST_SCALARS) {
   check_mixed_scales<TestType>(Engine::lanes, 90, 110, 109);
 }
 
@@ -89,7 +88,7 @@ TEMPLATE_TEST_CASE("lanes: no bit depends on the number of threads", "[toeplitz]
   check_thread_bits(InSlots<TestType>(200, 200, Slots{200}, Slots{200}, 5, 65), make_lanes);
 }
 
-TEMPLATE_TEST_CASE("lanes: a column's scale is not its neighbour's", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("lanes: columns have separate scales", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Case<T> x(60, 70, 6, 19);
   const Matrix<T> Y = x.contract();
@@ -105,8 +104,7 @@ TEMPLATE_TEST_CASE("lanes: a column's scale is not its neighbour's", "[toeplitz]
   CHECK(same_bits(scaled, Y));
 }
 
-TEMPLATE_TEST_CASE("lanes: columns of zeros stay zero, and have gradients all the same", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("lanes: columns of zeros stay zero, and have gradients", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Case<T> x(60, 70, 5, 19);
   x.U.col(3).setZero();
@@ -121,8 +119,7 @@ TEMPLATE_TEST_CASE("lanes: columns of zeros stay zero, and have gradients all th
   CHECK(gradients_error(Engine::lanes, x.c, x.A, x.B, x.U, x.G, x.gradients()) <= 1);
 }
 
-TEMPLATE_TEST_CASE("lanes: values near the ends of the range of numbers are not lost", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("lanes: values near the ends of the range of T keep their digits", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   for (const int exponent : {Limits::min_exponent + 4, Limits::max_exponent - 20}) {

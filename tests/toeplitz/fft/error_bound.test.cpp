@@ -41,10 +41,10 @@ struct Factors {
   Matrix<T> A, B, U;
 };
 
-// entries that are off by more than what their own terms are rounded by, over their row's error bound
+// the errors of entries beyond the rounding of their terms, over the error bound of their row
 struct Errors {
   double most = 0;
-  std::vector<double> all;  // each row's largest error, all of it, over its error bound
+  std::vector<double> all;  // the largest whole error of each row over its error bound
 };
 
 std::vector<Engine> noisy_engines() {
@@ -93,7 +93,7 @@ std::vector<Errors> errors(const LagWeights<T>& c, const Factors<T>& x) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("no entry is off by more than its own rounding and the error bound of its row, and a quarter",
+TEMPLATE_TEST_CASE("errors of entries beyond direct rounding are at most 1.25 times the bound of their row",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 290, n_k = 310, r = 5, p = 9;
@@ -119,7 +119,7 @@ TEMPLATE_TEST_CASE("no entry is off by more than its own rounding and the error 
             all[e].all.insert(all[e].all.end(), here[e].all.begin(), here[e].all.end());
           }
         }
-  // nor is it beyond all measure
+  // nor is the bound too large
   for (Errors& each : all) {
     const auto middle = each.all.begin() + static_cast<std::ptrdiff_t>(each.all.size() / 2);
     std::ranges::nth_element(each.all, middle);
@@ -127,7 +127,8 @@ TEMPLATE_TEST_CASE("no entry is off by more than its own rounding and the error 
   }
 }
 
-TEMPLATE_TEST_CASE("what underflows beside values that no row has is error bound", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the error bound includes the underflow beside values that no row attends to", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   using Limits = std::numeric_limits<T>;
   const Index n_q = 420, n_k = 410, r = 4, p = 3;
@@ -151,7 +152,7 @@ TEMPLATE_TEST_CASE("what underflows beside values that no row has is error bound
   }
 }
 
-TEST_CASE("weights whose squares underflow have norms", "[toeplitz]") {
+TEST_CASE("norms of weights are right if squares underflow", "[toeplitz]") {
   toeplitz::WeightNorms norms, tiny;
   for (const double c : {1.0, 0.5, 0.25}) norms.add(c), tiny.add(c * 1e-170);
   CHECK(std::abs(norms.two() - std::sqrt(1.3125)) < 1e-15);
@@ -180,7 +181,7 @@ TEMPLATE_TEST_CASE("zeros have no error bound", "[toeplitz]", NPRF_TEST_SCALARS)
   }
 }
 
-TEMPLATE_TEST_CASE("row error bound: a row's norm holds if its squares underflow or overflow", "[toeplitz]",
+TEMPLATE_TEST_CASE("row error bound: norms of rows are right if squares underflow or overflow", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   using toeplitz::SignalNorms;

@@ -28,7 +28,7 @@ T power(int exponent) {
   return std::ldexp(T(1), exponent);
 }
 
-// numbers that differ from each other in every place, and are exact in any type
+// numbers that all differ, and are exact in any type
 template <class T>
 Matrix<T> counted(Index rows, Index cols) {
   Matrix<T> X(rows, cols);
@@ -36,7 +36,7 @@ Matrix<T> counted(Index rows, Index cols) {
   return X;
 }
 
-// a view whose rows do not lie side by side
+// a view whose rows are not contiguous
 template <class T>
 MatrixView<T> inner(const Matrix<T>& X) {
   return X.block(1, 2, X.rows() - 2, X.cols() - 5);
@@ -44,7 +44,7 @@ MatrixView<T> inner(const Matrix<T>& X) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("what is infinite multiplies as 0", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("an infinite scale is 0 as a factor", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   CHECK(toeplitz::finite(Limits<T>::infinity()) == 0);
   CHECK(toeplitz::finite(1 / Limits<T>::infinity()) == 0);
@@ -60,8 +60,7 @@ TEMPLATE_TEST_CASE("what is infinite multiplies as 0", "[toeplitz]", NPRF_TEST_S
   }
 }
 
-TEMPLATE_TEST_CASE("each column has its own scale, that of its largest absolute value", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the scale of a column is that of its largest absolute value", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   Matrix<T> X = normal<T>(30, 14, 1);
@@ -85,7 +84,7 @@ TEMPLATE_TEST_CASE("each column has its own scale, that of its largest absolute 
   for (Index r = 0; r < scale.size(); ++r) CHECK(scale[r] == Limits<T>::infinity());
 }
 
-TEMPLATE_TEST_CASE("a column scaled by its scale has maximum 1, zeros stay zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a column divided by its scale has maximum 1, zeros stay zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   Matrix<T> X = normal<T>(20, 12, 2);
@@ -129,7 +128,7 @@ TEST_CASE("staggered arrays start in different sets of a cache", "[toeplitz]") {
   check(fft::Lanes<float>{}), check(fft::ComplexLanes<float>{}), check(fft::ComplexLanes<double>{});
 }
 
-TEMPLATE_TEST_CASE("rows stand in their slots, zeros in the gaps, and go back where they were", "[toeplitz]",
+TEMPLATE_TEST_CASE("rows are copied to their slots, with zeros in the gaps, and back", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   std::vector<Workspace> workspaces(3);
@@ -148,7 +147,7 @@ TEMPLATE_TEST_CASE("rows stand in their slots, zeros in the gaps, and go back wh
     const MatrixView<T> X = inner(all);  // (count,4)
     const Slots slots{count, 0, c.at.data()};
     const Workspace::Scope scope(team.workspace());
-    const MatrixView<T> spread = toeplitz::in_slots(X, slots, c.n, team);
+    const MatrixView<T> spread = toeplitz::in_slots(X, slots, {c.n}, team);
     INFO(count << " tokens in " << c.n << " slots");
     REQUIRE(spread.rows() == c.n);
     REQUIRE(spread.cols() == X.cols());
@@ -170,19 +169,19 @@ TEMPLATE_TEST_CASE("rows stand in their slots, zeros in the gaps, and go back wh
   }
 }
 
-TEMPLATE_TEST_CASE("slots in a row from anywhere on leave gaps at both ends", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("consecutive slots may leave gaps at both ends", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
   const Matrix<T> all = counted<T>(302, 7);
   const MatrixView<T> X = inner(all);  // (300,2)
-  const MatrixView<T> spread = toeplitz::in_slots(X, Slots{300, 140}, 700, team);
+  const MatrixView<T> spread = toeplitz::in_slots(X, Slots{300, 140}, {700}, team);
   CHECK(spread.topRows(140).isZero(0));
   CHECK((spread.middleRows(140, 300) == X));
   CHECK(spread.bottomRows(260).isZero(0));
 }
 
-TEMPLATE_TEST_CASE("slots that begin later are left and found there", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a later row of slot 0 shifts all slots", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
@@ -191,7 +190,7 @@ TEMPLATE_TEST_CASE("slots that begin later are left and found there", "[toeplitz
   const Matrix<T> all = counted<T>(8, 9);
   const MatrixView<T> X = inner(all);  // (6,4)
   const Slots slots{X.rows(), 0, at.data()};
-  const MatrixView<T> spread = toeplitz::in_slots(X, slots, n, team, first);
+  const MatrixView<T> spread = toeplitz::in_slots(X, slots, {n, first}, team);
   Matrix<T> expected = Matrix<T>::Zero(n, X.cols());
   for (Index i = 0; i < X.rows(); ++i) expected.row(first + at[static_cast<std::size_t>(i)]) = X.row(i);
   CHECK(same_bits(Matrix<T>(spread), expected));
@@ -203,7 +202,8 @@ TEMPLATE_TEST_CASE("slots that begin later are left and found there", "[toeplitz
   CHECK((back == X));
 }
 
-TEMPLATE_TEST_CASE("a panel reads its columns, and zeros beyond rows and columns", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("column lanes read their columns, and zeros after the last row and column", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   Workspace workspace;
@@ -211,19 +211,19 @@ TEMPLATE_TEST_CASE("a panel reads its columns, and zeros beyond rows and columns
     for (Index width = 1; width <= W; ++width)
       for (const Index p0 : {0, 1, 3}) {
         const Workspace::Scope scope(workspace);
-        // the last of the columns is the last that there is
+        // up to the last column of the matrix
         const Matrix<T> X = counted<T>(n, p0 + width);
-        toeplitz::Panel<T> panel(workspace, n, n + 3, width);
-        for (Index i = 0; i < n + 3; ++i) panel.values[i] = fft::Lanes<T>{} + nan_of<T>;
-        panel.read(X, p0);
+        toeplitz::ColumnLanes<T> lanes(workspace, n, n + 3, width);
+        for (Index i = 0; i < n + 3; ++i) lanes.values[i] = fft::Lanes<T>{} + nan_of<T>;
+        lanes.read(X, p0);
         INFO(n << " rows, " << width << " columns from " << p0);
         for (Index i = 0; i < n + 3; ++i)
-          for (Index l = 0; l < W; ++l) CHECK(panel.values[i][l] == (i < n && l < width ? X(i, p0 + l) : T(0)));
-        CHECK(toeplitz::Panel<T>::size(n + 3) >= n + 3);
+          for (Index l = 0; l < W; ++l) CHECK(lanes.values[i][l] == (i < n && l < width ? X(i, p0 + l) : T(0)));
+        CHECK(toeplitz::ColumnLanes<T>::size(n + 3) >= n + 3);
       }
 }
 
-TEMPLATE_TEST_CASE("a panel is written and added to its columns, and to nothing else", "[toeplitz]",
+TEMPLATE_TEST_CASE("column lanes are written and added to their columns, and to no others", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>, n = 6;
@@ -232,15 +232,15 @@ TEMPLATE_TEST_CASE("a panel is written and added to its columns, and to nothing 
     for (const Index p0 : {0, 1, 3})
       for (const Index beyond : {0, 2}) {
         const Workspace::Scope scope(workspace);
-        toeplitz::Panel<T> panel(workspace, n, n + 2, width);
+        toeplitz::ColumnLanes<T> lanes(workspace, n, n + 2, width);
         for (Index i = 0; i < n + 2; ++i)
-          for (Index l = 0; l < W; ++l) panel.values[i][l] = static_cast<T>(100 * i + l + 1);
+          for (Index l = 0; l < W; ++l) lanes.values[i][l] = static_cast<T>(100 * i + l + 1);
         // in a matrix with other rows and columns around
         const Matrix<T> before = counted<T>(n + 2, p0 + width + beyond);
         Matrix<T> written = before, added = before;
         MatrixRef<T> to_write = written.middleRows(1, n), to_add = added.middleRows(1, n);
-        panel.write(to_write, p0);
-        panel.add_to(to_add, p0);
+        lanes.write(to_write, p0);
+        lanes.add_to(to_add, p0);
         INFO(width << " columns from " << p0);
         for (Index i = 0; i < n + 2; ++i)
           for (Index p = 0; p < before.cols(); ++p) {
@@ -252,7 +252,7 @@ TEMPLATE_TEST_CASE("a panel is written and added to its columns, and to nothing 
       }
 }
 
-TEMPLATE_TEST_CASE("a panel's scales are its columns', and scaling by their inverses loses nothing", "[toeplitz]",
+TEMPLATE_TEST_CASE("column lanes have the scales of their columns, and dividing by them is exact", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>, n = 20;
@@ -262,28 +262,28 @@ TEMPLATE_TEST_CASE("a panel's scales are its columns', and scaling by their inve
   X.col(W - 1).setZero();
   for (Index width = 1; width <= W; ++width) {
     const Workspace::Scope scope(workspace);
-    toeplitz::Panel<T> panel(workspace, n, n + 4, width);
-    panel.read(X, 0);
-    panel.values[n] = fft::Lanes<T>{} + power<T>(100);  // rows beyond n do not count
-    const fft::Lanes<T> scale = panel.scales();
+    toeplitz::ColumnLanes<T> lanes(workspace, n, n + 4, width);
+    lanes.read(X, 0);
+    lanes.values[n] = fft::Lanes<T>{} + power<T>(100);  // rows beyond n do not count
+    const fft::Lanes<T> scale = lanes.scales();
     for (Index l = 0; l < W; ++l)
       CHECK(scale[l] == (l < width ? power_of_two_scale<T>(X.col(l).cwiseAbs().maxCoeff()) : Limits<T>::infinity()));
-    panel.scale(toeplitz::inverse<T>(scale));
+    lanes.scale(toeplitz::inverse<T>(scale));
     for (Index i = 0; i < n; ++i)
-      for (Index l = 0; l < W; ++l) CHECK(std::abs(panel.values[i][l]) <= 1);
-    CHECK(panel.values[n][0] == power<T>(100));
-    panel.scale(toeplitz::finite_lanes<T>(scale));
+      for (Index l = 0; l < W; ++l) CHECK(std::abs(lanes.values[i][l]) <= 1);
+    CHECK(lanes.values[n][0] == power<T>(100));
+    lanes.scale(toeplitz::finite_lanes<T>(scale));
     Matrix<T> back = Matrix<T>::Zero(n, W);
     MatrixRef<T> to = back;
-    panel.write(to, 0);
+    lanes.write(to, 0);
     CHECK((back.leftCols(width) == X.leftCols(width)));
-    panel.set_zero();
+    lanes.set_zero();
     for (Index i = 0; i < n + 4; ++i)
-      for (Index l = 0; l < W; ++l) CHECK(panel.values[i][l] == 0);
+      for (Index l = 0; l < W; ++l) CHECK(lanes.values[i][l] == 0);
   }
 }
 
-TEMPLATE_TEST_CASE("a panel's NaN or infinity is its own column's affair", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("a NaN or an infinity in a column changes no other lane", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   Workspace workspace;
@@ -292,16 +292,16 @@ TEMPLATE_TEST_CASE("a panel's NaN or infinity is its own column's affair", "[toe
       const Workspace::Scope scope(workspace);
       Matrix<T> X = Matrix<T>::Constant(9, W, T(5));
       X(4, l) = sick;
-      toeplitz::Panel<T> panel(workspace, 9, 12, W);
-      panel.read(X, 0);
-      const fft::Lanes<T> scale = panel.scales();
+      toeplitz::ColumnLanes<T> lanes(workspace, 9, 12, W);
+      lanes.read(X, 0);
+      const fft::Lanes<T> scale = lanes.scales();
       for (Index k = 0; k < W; ++k) {
         CHECK(std::isfinite(scale[k]));
         CHECK(scale[k] > 0);
         if (k != l) CHECK(scale[k] == 8);
       }
-      panel.scale(toeplitz::inverse<T>(scale));
-      CHECK_FALSE(std::isfinite(panel.values[4][l]));
+      lanes.scale(toeplitz::inverse<T>(scale));
+      CHECK_FALSE(std::isfinite(lanes.values[4][l]));
     }
 }
 
@@ -322,14 +322,14 @@ TEMPLATE_TEST_CASE("each column is in one group, or left over", "[toeplitz]", NP
       REQUIRE(right_width);
       REQUIRE(std::count(taken.begin(), taken.end(), 1) == p);
       REQUIRE(groups.left_over < W);
-      // of both ways to do those that fill no group, the one with fewer transforms
+      // of the two ways for the last columns, the one with fewer transforms
       const Index rest = p % W, alone = rest * ((r + W - 1) / W), together = r;
       REQUIRE((groups.left_over == rest ? alone : together) == std::min(alone, together));
     }
 }
 
-TEMPLATE_TEST_CASE("a block of features is read as lanes, zeros beyond the last, and added to its own columns",
-                   "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("features are read as lanes, with zeros after the last, and added to their columns", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   for (Index r = 1; r <= 2 * W + 1; ++r) {
@@ -362,7 +362,7 @@ TEMPLATE_TEST_CASE("a block of features is read as lanes, zeros beyond the last,
   }
 }
 
-TEMPLATE_TEST_CASE("features lie each by itself, scaled, twisted or not, zeros behind the last token", "[toeplitz]",
+TEMPLATE_TEST_CASE("features are contiguous, scaled, twisted or not, with zeros after the last token", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index L = 40;
@@ -376,7 +376,7 @@ TEMPLATE_TEST_CASE("features lie each by itself, scaled, twisted or not, zeros b
       const toeplitz::FeatureColumns<T> columns(workspace, r, L, twisted ? twist.data() : nullptr);
       const Index numbers = twisted ? 2 : 1;
       for (Index k = 0; k < r; ++k) std::fill_n(columns[k], numbers * L, nan_of<T>);
-      // tiles end before, at and behind the last token
+      // tiles end before, at and after the last token
       for (const auto& [j0, rows] : std::vector<std::pair<Index, Index>>{{0, 7}, {7, 3}, {10, 16}, {26, 14}}) {
         for (Index k = 0; k < r; ++k) columns.read(k, X, k + 1, power<T>(static_cast<int>(k) - 1), j0, rows);
         for (Index k = 0; k < r; ++k)
@@ -393,7 +393,7 @@ TEMPLATE_TEST_CASE("features lie each by itself, scaled, twisted or not, zeros b
     }
 }
 
-TEST_CASE("signals are counted that fill up a register", "[toeplitz]") {
+TEST_CASE("empty lanes count as signals", "[toeplitz]") {
   constexpr Index W = fft::lane_count<double>;
   const auto count = [](Index r, Index p) { return toeplitz::signals<double>(r, p, 1); };
   CHECK(count(6, W) == 6 * W);
@@ -402,7 +402,7 @@ TEST_CASE("signals are counted that fill up a register", "[toeplitz]") {
   CHECK(count(2 * W, W + 1) == 2 * W * (W + 1));
   CHECK(count(2 * W + 1, 1) == 3 * W);
   CHECK(toeplitz::signals<double>(2 * W, W + 1, 3) == 2 * W * (W + 3));
-  // or a panel that is not full, where that is less
+  // or a group that is not full, if that is less
   CHECK(count(1, W - 1) == W);
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr Index r = 3, p = 2;
 
-// Tokens in slots, and room for their gradients.
+// Tokens in slots, and storage for their gradients.
 template <class T>
 struct Case {
   Case(std::vector<Index> q_at, std::vector<Index> k_at)
@@ -51,7 +51,7 @@ struct Case {
   SizedGradients<T> to;
 };
 
-// other numbers in each row, which are no number that was there before
+// numbers that differ in each row, and from those before
 template <class M>
 void count_up(M&& X, int from) {
   for (Index i = 0; i < X.rows(); ++i)
@@ -60,7 +60,7 @@ void count_up(M&& X, int from) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("gradients of tokens without gaps lie in the caller's storage", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("gradients of tokens without gaps are in the caller's storage", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
   const Team team(workspace);
@@ -73,7 +73,7 @@ TEMPLATE_TEST_CASE("gradients of tokens without gaps lie in the caller's storage
     const toeplitz::GradientSizes<T> of = slots.sizes();
     CHECK((of.rows == sizes.rows && of.keys == sizes.keys && of.lags == sizes.lags));
     d.dA.setConstant(5);
-    slots.put_back(team);
+    slots.copy_back(team);
     CHECK((x.to.d.dA.array() == 5).all());
     CHECK((x.to.d.dB.array() == 17).all());
     CHECK((x.to.keys.array() == 17).all());
@@ -91,7 +91,7 @@ TEMPLATE_TEST_CASE("gradients of tokens with gaps come from their slots, on eith
   };
   std::vector<Index> many;  // over several tiles
   for (Index s = 0; s < 400; s += 1 + s % 3) many.push_back(s);
-  // without gaps; with gaps everywhere; without, but with slot 0 in a later row; nobody there
+  // without gaps; with gaps; without, but with slot 0 in a later row; without tokens
   const std::vector<Side> sides{{{0, 1, 2}, 3, 0}, {{1, 4, 5, 9}, 12, 0}, {{0, 2}, 8, 5},
                                 {{0, 1, 2}, 7, 4}, {many, 500, 60},       {{}, 3, 0}};
   for (const Side& q : sides)
@@ -120,7 +120,7 @@ TEMPLATE_TEST_CASE("gradients of tokens with gaps come from their slots, on eith
             count_up(keys, 4);
             std::copy_n(keys.data(), k.rows, of.keys);
           }
-          slots.put_back(team);
+          slots.copy_back(team);
           const auto row = [](const Side& side, Index i) { return side.first + side.at[static_cast<std::size_t>(i)]; };
           for (Index i = 0; i < x.A.rows(); ++i) CHECK(x.to.d.dA.row(i) == dA.row(row(q, i)));
           for (Index j = 0; j < x.B.rows(); ++j) {

@@ -12,7 +12,7 @@ namespace nprf::test::toeplitz_fft_spectral_ops {
 
 namespace {
 
-// a leaf's values, other ones in each lane
+// eight values, different in each lane
 template <class T>
 struct Leaf {
   explicit Leaf(std::uint64_t seed) { std::copy_n(normal_lanes<T>(8, seed).data(), 8, z); }
@@ -49,7 +49,7 @@ TEMPLATE_TEST_CASE("a leaf's values are multiplied by a spectrum or by its conju
     }
 }
 
-TEMPLATE_TEST_CASE("a correlation is conj(w) x, real parts first, set whatever was there, or added to it", "[toeplitz]",
+TEMPLATE_TEST_CASE("a correlation is conj(w) x, real parts first, and is set or added", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Leaf<T> w(1), x(2), v(3), y(4);
@@ -68,8 +68,7 @@ TEMPLATE_TEST_CASE("a correlation is conj(w) x, real parts first, set whatever w
     }
 }
 
-TEMPLATE_TEST_CASE("products are summed over lanes, and their sums added to what there is", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("products are summed over lanes and added", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   fft::Lanes<T> products[16];  // small whole numbers: every sum is exact
@@ -81,8 +80,7 @@ TEMPLATE_TEST_CASE("products are summed over lanes, and their sums added to what
   for (Index s = 0; s < 18; ++s) CHECK(sums[s] == expected[s]);
 }
 
-TEMPLATE_TEST_CASE("eight products are summed over lanes, and their sums added to what there is", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("eight products are summed over lanes and added", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   constexpr Index W = fft::lane_count<T>;
   fft::Lanes<T> products[8];  // small whole numbers: every sum is exact
@@ -93,7 +91,7 @@ TEMPLATE_TEST_CASE("eight products are summed over lanes, and their sums added t
   toeplitz::add_lane_sums_of_eight<T>(products, sums + 1);
   for (Index s = 0; s < 10; ++s) CHECK(sums[s] == expected[s]);
 
-  for (Index s = 0; s < 8; ++s)  // each its own
+  for (Index s = 0; s < 8; ++s)  // different sums
     for (Index l = 0; l < W; ++l) {
       std::fill_n(products, 8, fft::Lanes<T>{});
       products[s][l] = nan_of<T>;
@@ -103,7 +101,7 @@ TEMPLATE_TEST_CASE("eight products are summed over lanes, and their sums added t
     }
 }
 
-TEMPLATE_TEST_CASE("numbers are turned back by the angle of their twist", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("untwisting multiplies by the conjugate of the twist factor", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Leaf<T> z(1);
   for (Index j = 0; j < 8; ++j) {

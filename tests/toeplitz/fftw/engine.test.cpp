@@ -101,7 +101,7 @@ TEST_CASE("an impulse moves by exactly its lag in every class and segment", "[to
     }
 }
 
-TEST_CASE("the fftw engine gathers columns in panels", "[toeplitz]") {
+TEST_CASE("the fftw engine gathers columns tile by tile", "[toeplitz]") {
   const Index n_q = 45, n_k = 50;
   for (const Index r : {1, 2, 17})
     for (const Index p : {1, 2, 3, 15, 16, 17, 31, 32, 33, 48, 49}) {
@@ -124,7 +124,7 @@ TEST_CASE("columns are scaled by powers of two, which changes no bit", "[toeplit
     scaled.col(p) *= factors[p];
     expected.col(p) *= factors[p];
   }
-  // the sign of a column is part of the signal that it shares with its partner; it rides alone here
+  // a column shares its signal with another one; here it is alone
   CHECK(same_bits(multiply(c, A, B, scaled), expected));
 }
 
@@ -154,7 +154,7 @@ TEST_CASE("threads that plan and run at a time get the bits of one alone", "[toe
   }
 }
 
-TEST_CASE("an fftw engine serves one product after the other, of other tokens too", "[toeplitz]") {
+TEST_CASE("an fftw engine computes several products, with other tokens too", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   const auto A = normal<double>(150, 2, 1), B = normal<double>(140, 2, 2), U = normal<double>(140, 3, 3);
@@ -176,7 +176,7 @@ TEST_CASE("an fftw engine serves one product after the other, of other tokens to
   CHECK(product_error(Engine::fftw, c, A_all, B_all, U_all, part) <= 1);
 }
 
-TEST_CASE("the fftw engine's scratch memory is that of its documentation", "[toeplitz]") {
+TEST_CASE("the scratch memory of the fftw engine is as documented", "[toeplitz]") {
   const auto peak = [](Index n, Index r, Index p, bool backward) {
     Workspace workspace;
     const Team team(workspace);
@@ -197,8 +197,7 @@ TEST_CASE("the fftw engine's scratch memory is that of its documentation", "[toe
   CHECK(std::abs(peak(n, 8, 4, true) - peak(n, 8, 2, true) - 3 * tokens) <= 8 * line);
 }
 
-TEMPLATE_TEST_CASE("the fftw engine: tokens that leave slots empty are as if zeros stood there", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the fftw engine: empty slots are like tokens of zeros", "[toeplitz]", NPRF_TEST_SCALARS) {
   std::vector<Workspace> workspaces(3);
   const Team team(workspaces);
   with_gaps<TestType>([&](const InSlots<TestType>& x) {
@@ -224,8 +223,7 @@ TEMPLATE_TEST_CASE("the fftw engine: gaps over several residue classes", "[toepl
     }
 }
 
-TEMPLATE_TEST_CASE("the fftw engine: keys' and lags' gradients come with what they are sums of", "[toeplitz]",
-                   NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the fftw engine: the sums of sizes are right", "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const auto make = [](LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
     return toeplitz::FftwEngine<T>(lags, span, team);
@@ -238,7 +236,8 @@ TEMPLATE_TEST_CASE("the fftw engine: keys' and lags' gradients come with what th
                 team);
 }
 
-TEMPLATE_TEST_CASE("the fftw engine: no column loses its digits to a neighbour's", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the fftw engine: small columns beside large ones keep their digits", "[toeplitz]",
+                   NPRF_TEST_SCALARS) {
   check_mixed_scales<TestType>(Engine::fftw, 90, 110, 109);
 }
 

@@ -16,8 +16,7 @@ namespace nprf::test::toeplitz_fftw_segmented_fft {
 
 using toeplitz::SegmentedTransform;
 
-TEST_CASE("each residue class holds its own bins of the whole transform, and adds its share of the way back",
-          "[toeplitz]") {
+TEST_CASE("each residue class has its bins of the whole transform, and adds its share of the inverse", "[toeplitz]") {
   // 1, 2, 4 and 8 classes, of 60 and of the whole length
   for (const Index n : {60, 4100, 8200, 16400}) {
     Workspace workspace;

@@ -128,8 +128,8 @@ class LagSet {
     ones.setOnes();
     const MatrixView<double> a = ones.topRows(rows.count), b = ones.topRows(X.rows()), x = X;
     const Team alone(workspace);
-    const toeplitz::LanesEngine<double> engine({transposed ? -m_lags.last : m_lags.first, c, m_lags.size()},
-                                               {rows[rows.count - 1] + 1, X.rows(), 1, X.cols()}, alone);
+    const toeplitz::FftEngine<double> engine({transposed ? -m_lags.last : m_lags.first, c, m_lags.size()},
+                                             {rows[rows.count - 1] + 1, X.rows(), 1, X.cols()}, alone);
     engine.contract({a, b, x, rows, Slots{X.rows()}}, y, alone);
   }
 

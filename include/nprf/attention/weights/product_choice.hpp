@@ -70,7 +70,7 @@ class ProductChoice {
     for (const Engine other : {cheapest(m_weights, Rounding::per_row), Engine::direct})
       if (other != engine && (others == 0 || other != m_per_row[0]->engine()))
         m_per_row[others++].emplace(make(other, team));
-    const bool is_grid = m_problem.has_own_slots && toeplitz::has_name<toeplitz::LanesEngine<T>>(engine);
+    const bool is_grid = m_problem.has_own_slots && toeplitz::has_name<toeplitz::FftEngine<T>>(engine);
     return make(is_grid ? Engine::grid : engine, team);
   }
 

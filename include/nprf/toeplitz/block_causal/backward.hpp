@@ -8,6 +8,7 @@
 #include "nprf/fft/lanes.hpp"
 #include "nprf/toeplitz/block_causal/levels.hpp"
 #include "nprf/toeplitz/block_causal/running_key_max.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/backward.hpp"
 #include "nprf/toeplitz/fft/signal_layout.hpp"
 #include "nprf/toeplitz/fft/spectral_ops.hpp"
@@ -15,41 +16,40 @@
 
 namespace nprf::toeplitz {
 
-/// The gradients of BlockCausalEngine's product, the share of the blocks below the diagonal.
+/// The gradients of BlockCausalEngine's product: the share of the blocks below the diagonal.
 template <Real T>
-class BlockCausalGradients {
+class BlockCausalBackward {
  public:
   /// Refers to the levels.
-  explicit BlockCausalGradients(const CausalLevels<T>& levels) : m_levels(levels) {}
+  explicit BlockCausalBackward(const CausalLevels<T>& levels) : m_levels(levels) {}
 
-  /// Adds them for G (n_q,p) = dL/dY, and what they are sums of, rows in their places; the first lag of dc and of the
-  /// lags' sizes is `first`.
-  void add(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-           const RunningKeyMax<T>& exponents, GradientRefs<T> out, const GradientSizes<T>& sizes, Index first,
-           const Team& team) const {
-    SignalBackward<T> frame(A, B, U, G, sizes, m_levels.axis().length(), m_levels.numbers(), team);
+  /// Adds the gradients for G = dL/dY and the sums of `sizes`. The factors, G, the gradients and the sizes have one row
+  /// for each place; `first` is the lag of dc[0] and of the first sum of the lags.
+  void add(const Factors<T>& x, const MatrixView<T>& G, const RunningKeyMax<T>& key_max, GradientRefs<T> out,
+           const GradientSizes<T>& sizes, Index first, const Team& team) const {
+    SignalBackward<T> backward(x, G, sizes, m_levels.axis().length(), m_levels.numbers(), team);
     const auto for_ranges = [&](Workspace& scratch, auto&& add_range) {
       Scratch with(m_levels, scratch);
       m_levels.for_each_family([&](const Family& family) {
-        for_each_range(family, exponents, [&](const Range& range) {
-          with.read(family, range, exponents, m_levels, m_levels.axis().queries.end);
+        for_each_range(family, key_max, [&](const Range& range) {
+          with.read(family, range, key_max, m_levels, m_levels.axis().queries.end);
           add_range(family, with);
         });
       });
     };
-    frame.run(
+    backward.run(
         out, team,
-        [&](const GroupSignals<T>& x, Workspace& scratch) {
+        [&](const GroupSignals<T>& signals, Workspace& scratch) {
           for_ranges(scratch, [&](const Family& family, Scratch& with) {
-            with.read(family, x, m_levels[family.level].size);
-            add_gradients(family, x, with);
+            with.read(family, signals, m_levels[family.level].size);
+            add_gradients(family, signals, with);
           });
         },
-        [&](const ColumnSignals<T>& x, Workspace& scratch) {
-          for_ranges(scratch, [&](const Family& family, const Scratch& with) { add_gradients(family, x, with); });
+        [&](const ColumnSignals<T>& signals, Workspace& scratch) {
+          for_ranges(scratch, [&](const Family& family, const Scratch& with) { add_gradients(family, signals, with); });
         });
-    m_levels.add_lag_gradient(frame.correlation(), first, out.dc.data(), team.workspace());
-    if (sizes) m_levels.add_lag_gradient(frame.size_correlation(), first, sizes.lags, team.workspace());
+    m_levels.add_lag_gradient(backward.correlation(), first, out.dc.data(), team.workspace());
+    if (sizes) m_levels.add_lag_gradient(backward.size_correlation(), first, sizes.lags, team.workspace());
   }
 
  private:
@@ -58,29 +58,30 @@ class BlockCausalGradients {
   using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
 
-  // targets begin..end-1 of a family, whose sources' exponents are near enough to one
+  // targets begin..end-1 of a family, whose sources have log-scales near enough to one
   struct Range {
     Index begin, end;
-    double exponent;
+    double log_scale;
   };
 
   template <class Use>
-  void for_each_range(const Family& family, const RunningKeyMax<T>& exponents, Use&& use) const {
+  void for_each_range(const Family& family, const RunningKeyMax<T>& key_max, Use&& use) const {
     constexpr double most = sizeof(T) == 4 ? 14 : 110;  // e^most squared, and more, is far from overflow
     const Index S = m_levels[family.level].size;
-    const auto before = [&](Index s) { return exponents.largest(family.first + s * S, S); };
-    double seen = before(0);
+    const auto before = [&](Index s) { return key_max.largest(family.first + s * S, S); };
+    double largest = before(0);
     for (Index begin = 0, end; begin < family.count; begin = end) {
-      const double reference = seen;
+      const double reference = largest;
       for (end = begin + 1; end < family.count; ++end) {
-        seen = std::max(seen, before(end));
-        if (seen != reference && !(seen - reference <= most)) break;
+        largest = std::max(largest, before(end));
+        if (largest != reference && !(largest - reference <= most)) break;
       }
       use(Range{begin, end, reference});
     }
   }
 
-  // the signals of a family, the exponents' factors of its targets and sources, and a feature's columns times these
+  // the signals of a family, the factors of its targets (rows) and sources (keys) from the log-scales, and a feature's
+  // entries of A and B times these factors
   struct Scratch {
     Scratch(const Levels& levels, Workspace& workspace) {
       const Index n = levels.family_length();
@@ -88,21 +89,21 @@ class BlockCausalGradients {
       for (T** x : {&a, &b, &rows, &keys}) *x = workspace.take<T>(staggered<T>(n));
     }
 
-    // later sources than the range's are zeros, and so are other targets
-    void read(const Family& family, const Range& range, const RunningKeyMax<T>& exponents, const Levels& levels,
+    // the factors of sources after the range and of targets outside the range are 0
+    void read(const Family& family, const Range& range, const RunningKeyMax<T>& key_max, const Levels& levels,
               Index queries_end) {
       const Index S = levels[family.level].size;
       for (Index s = 0; s < family.count; ++s) {
         const Index target = family.first + (s + 1) * S, end = std::min(S, queries_end - target);
         const T factor =
-            range.begin <= s && s < range.end ? static_cast<T>(ratio(range.exponent, exponents.before(target))) : T(0);
-        for (Index i = 0; i < end; ++i) rows[s * S + i] = factor * exponents.rows(family.level)[target + i];
+            range.begin <= s && s < range.end ? static_cast<T>(ratio(range.log_scale, key_max.before(target))) : T(0);
+        for (Index i = 0; i < end; ++i) rows[s * S + i] = factor * key_max.rows(family.level)[target + i];
         std::fill(rows + s * S + end, rows + (s + 1) * S, T(0));
         for (Index j0 = s * S; j0 < (s + 1) * S; j0 += Levels::block) {
           const Index place = family.first + j0;
           const T e =
-              s < range.end ? static_cast<T>(ratio(exponents.largest(place / Levels::block), range.exponent)) : T(0);
-          for (Index j = 0; j < Levels::block; ++j) keys[j0 + j] = exponents.keys()[place + j] * e;
+              s < range.end ? static_cast<T>(ratio(key_max.largest(place / Levels::block), range.log_scale)) : T(0);
+          for (Index j = 0; j < Levels::block; ++j) keys[j0 + j] = key_max.keys()[place + j] * e;
         }
       }
       targets = std::min(family.count * S, queries_end - family.first - S);
@@ -115,10 +116,10 @@ class BlockCausalGradients {
 
     Z* z;
     T *a, *b, *rows, *keys;
-    Index targets = 0;  // that there are
+    Index targets = 0;  // places of targets
   };
 
-  // signals are the sources' x, then the targets' w
+  // the signals are x of the sources, then w of the targets
   void add_gradients(const Family& family, const GroupSignals<T>& x, const Scratch& with) const {
     const auto& level = m_levels[family.level];
     const Index S = level.size, count = family.count, targets = with.targets;
@@ -149,12 +150,13 @@ class BlockCausalGradients {
         });
   }
 
-  // the same for one column and features as lanes
+  // the share of one column and features as lanes
   void add_gradients(const Family& family, const ColumnSignals<T>& x, const Scratch& with) const {
     const auto& level = m_levels[family.level];
     const Index S = level.size, count = family.count;
     const Index sources = std::min(count * S, m_levels.axis().keys.end - family.first);
-    // of signal s: whether it is a target, the first of its places in the family, and how many there are
+    // the rows that signal s is made of, or that its result belongs to: from `first` on, up to `end`, counted from
+    // `place`
     struct Part {
       bool target;
       Index first, end, place;

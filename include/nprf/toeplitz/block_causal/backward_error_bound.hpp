@@ -16,17 +16,17 @@
 
 namespace nprf::toeplitz {
 
-/// The error bound of the block-causal engine's gradients (fft/backward_error_bound.hpp): a key has that of the targets
-/// after its own block in their family, of each level, and a lag that of the pairs of blocks at its offsets. O(n r)
-/// time and O(n r / 128) memory a level.
+/// The error bound of the gradients of the block-causal engine (fft/backward_error_bound.hpp): for a key the sum over
+/// the levels of that of the targets after its block in their family, and for a lag that of the pairs of blocks at its
+/// offsets. O(n r) time and O(n r / 128) memory a level.
 template <Real T>
-class CausalBackwardErrorBound {
+class BlockCausalBackwardErrorBound {
  public:
   /// Refers to all of them.
-  CausalBackwardErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& exponents, const Factors<T>& x,
-                           const GradientScales<T>& of, const Team& team)
+  BlockCausalBackwardErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& key_max, const Factors<T>& x,
+                                const GradientScales<T>& of, const Team& team)
       : m_levels(levels),
-        m_exponents(exponents),
+        m_key_max(key_max),
         m_x(x),
         m_lag_sums(of.lags),
         m_w(BlockNorms::of_levels(levels, x.A.cols(), team.workspace())),
@@ -34,10 +34,10 @@ class CausalBackwardErrorBound {
     for (Index level = 0; level < levels.count(); ++level) {
       team.run(m_w[level].count, [&](Index k, Workspace&) {
         if (level == 0) {
-          m_w[0].exponents[k] = exponents.before(k * block);
-          m_w[0].measure(k, x.A, x.queries.slots, levels.axis().queries.first, exponents.rows(0), of.sizes);
-          m_b[0].exponents[k] = exponents.largest(k);
-          m_b[0].measure(k, x.B, x.keys.slots, levels.axis().keys.first, exponents.keys(), of.values);
+          m_w[0].log_scales[k] = key_max.before(k * block);
+          m_w[0].measure(k, x.A, x.queries.slots, levels.axis().queries.first, key_max.rows(0), of.sizes);
+          m_b[0].log_scales[k] = key_max.largest(k);
+          m_b[0].measure(k, x.B, x.keys.slots, levels.axis().keys.first, key_max.keys(), of.values);
         } else {
           merge(level, k);
         }
@@ -45,7 +45,7 @@ class CausalBackwardErrorBound {
     }
   }
 
-  /// Into out, lag l at l + n_q - 1 of the slots.
+  /// Writes the bounds to out, that of lag l at l + n_q - 1.
   void find(GradientErrorBounds out, Index n_q, const Team& team) const {
     const auto& side = m_levels.axis().keys;
     std::fill_n(out.keys, m_x.B.rows(), 0.0);
@@ -66,15 +66,15 @@ class CausalBackwardErrorBound {
     const Index family = m_levels[level - 1].family, first = k * family;
     const BlockNorms &w = m_w[level - 1], &b = m_b[level - 1];
     const Index end = std::min(first + family, w.count);
-    m_w[level].exponents[k] = m_exponents.before(k * m_levels[level].size);
-    m_b[level].exponents[k] = *std::max_element(b.exponents + first, b.exponents + end);
+    m_w[level].log_scales[k] = m_key_max.before(k * m_levels[level].size);
+    m_b[level].log_scales[k] = *std::max_element(b.log_scales + first, b.log_scales + end);
     for (Index fine = first; fine < end; ++fine) {
-      m_w[level].norms[k].add(w.norms[fine], ratio(m_w[level].exponents[k], w.exponents[fine]));
-      m_b[level].norms[k].add(b.norms[fine], ratio(b.exponents[fine], m_b[level].exponents[k]));
+      m_w[level].norms[k].add(w.norms[fine], ratio(m_w[level].log_scales[k], w.log_scales[fine]));
+      m_b[level].norms[k].add(b.norms[fine], ratio(b.log_scales[fine], m_b[level].log_scales[k]));
     }
   }
 
-  // what the keys of the block of 128 at a place have of a level
+  // adds the share of a level to the keys of the block of 128 at a place
   void add_keys(Index of, Index place, GradientErrorBounds out, Workspace& scratch) const {
     const auto& level = m_levels[of];
     const Index source = place / level.size, r = m_x.B.cols(), first = m_levels.axis().keys.first;
@@ -83,19 +83,19 @@ class CausalBackwardErrorBound {
     SignalNorms::Row ones = SignalNorms::row(r, scratch), sized = SignalNorms::row(r, scratch);
     for (Index target = source + 1; target < end; ++target) {
       const auto& c = level.norms[target - source - 1];
-      const double factor = ratio(m_exponents.largest(place / block), m_w[of].exponents[target]);
+      const double factor = ratio(m_key_max.largest(place / block), m_w[of].log_scales[target]);
       m_w[of].norms[target].add_ones(c, 2 * level.size, factor, ones);
       m_w[of].norms[target].add_sized(c, 2 * level.size, factor, sized);
     }
     const Index j_end = m_x.keys.slots.below(place + block - first);
     for (Index j = m_x.keys.slots.below(place - first); j < j_end; ++j) {
-      const double factor = static_cast<double>(m_exponents.keys()[first + m_x.keys.slots[j]]);
+      const double factor = static_cast<double>(m_key_max.keys()[first + m_x.keys.slots[j]]);
       out.keys[j] += factor * row_error_bound<T>(m_x.B.row(j), ones, out.by_norms);
       out.key_sizes[j] += factor * row_error_bound<T>(m_x.B.row(j), sized, out.by_norms);
     }
   }
 
-  // what the lags at each of a level's offsets have of it
+  // adds the share of a level to the lags at its offsets
   void add_lags(Index of, GradientErrorBounds out, Index n_q) const {
     const auto& level = m_levels[of];
     const auto& axis = m_levels.axis();
@@ -105,7 +105,7 @@ class CausalBackwardErrorBound {
       for (Index source = 0; source + D < m_w[of].count; ++source) {
         const Index target = source + D;
         if (source / level.family != target / level.family) continue;
-        const double factor = ratio(m_b[of].exponents[source], m_w[of].exponents[target]);
+        const double factor = ratio(m_b[of].log_scales[source], m_w[of].log_scales[target]);
         if (factor == 0) continue;
         ones += factor * m_w[of].norms[target].correlate_ones(m_b[of].norms[source], 2 * level.size);
         sized += factor * m_w[of].norms[target].correlate_sized(m_b[of].norms[source], 2 * level.size);
@@ -122,10 +122,10 @@ class CausalBackwardErrorBound {
   }
 
   const CausalLevels<T>& m_levels;
-  const RunningKeyMax<T>& m_exponents;
+  const RunningKeyMax<T>& m_key_max;
   const Factors<T>& m_x;
   const T* m_lag_sums;
-  BlockNorms *m_w, *m_b;  // one a level: of targets, times e^(before(block) - M_i), and of sources
+  BlockNorms *m_w, *m_b;  // (levels)  of targets, times e^(before(block) - M_i), and of sources
 };
 
 }  // namespace nprf::toeplitz

@@ -9,15 +9,16 @@
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/block_causal/levels.hpp"
 #include "nprf/toeplitz/block_causal/running_key_max.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
 
-/// The diagonal blocks that CausalLevels leaves out, by the quadratic matrix: a strip of 32 queries times the keys of
-/// its block up to the strip's end. O(n 128 (r + p)).
+/// The diagonal blocks, which CausalLevels leaves out, as dense products: strips of 32 queries times the keys of their
+/// block up to the end of the strip. O(n 128 (r + p)).
 ///
-/// No row's bits depend on later keys. Their weights are zero, and zero times anything finite adds nothing; values that
-/// are not finite are taken for zeros in the rows before them.
+/// No bit of a row depends on later keys. Their weights are zero, and zero times a finite number adds nothing;
+/// non-finite values are replaced by zeros in the rows before them.
 template <Real T>
 class DiagonalBlocks {
  public:
@@ -29,9 +30,8 @@ class DiagonalBlocks {
     m_weights = weights;
   }
 
-  /// Y's rows, of the slots of queries; A, B, U by place.
-  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U,
-                const RunningKeyMax<T>& exponents, MatrixRef<T> Y, const Team& team) const {
+  /// Y has one row for each slot of the queries; the factors have one for each place (levels.hpp).
+  void contract(const Factors<T>& x, const RunningKeyMax<T>& key_max, MatrixRef<T> Y, const Team& team) const {
     team.run((m_axis.queries.end + strip - 1) / strip, [&](Index task, Workspace& scratch) {
       const Index first = task * strip, end = std::min(first + strip, m_axis.queries.end);
       const Index i0 = std::max(first, m_axis.queries.first), rows = end - i0;
@@ -43,39 +43,39 @@ class DiagonalBlocks {
         return;
       }
       auto S = scratch.matrix<T>(rows, cols);
-      set_product(S, A.middleRows(i0, rows), B.middleRows(j0, cols).transpose());  // (rows,cols)
+      set_product(S, x.A.middleRows(i0, rows), x.B.middleRows(j0, cols).transpose());  // (rows,cols)
       multiply_by_weights(S, i0, j0);
-      multiply_by_exponents(S, i0, j0, exponents, scratch);
-      multiply_values(S, U.middleRows(j0, cols), i0 - j0, y, scratch);
+      multiply_by_key_scales(S, i0, j0, key_max, scratch);
+      multiply_values(S, x.U.middleRows(j0, cols), i0 - j0, y, scratch);
     });
   }
 
   // forward: S = A B^T, Y = (S o C) U; so with P = G U^T: dA = (P o C) B, dB = (P o C)^T A, dU = (S o C)^T G,
   // and dc[l] sums S o P over the diagonal l
-  /// The gradients for G and what they are sums of, by place as A, B, U and the gradients are; `first` is the lag of
-  /// dc[0].
-  void add_gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-                     const RunningKeyMax<T>& exponents, GradientRefs<T>& out, const GradientSizes<T>& sizes,
-                     Index first, const Team& team) const {
+  /// Adds the gradients for G and the sums of `sizes`. The factors, G, the gradients and the sizes have one row for
+  /// each place; `first` is the lag of dc[0].
+  void add_gradients(const Factors<T>& x, const MatrixView<T>& G, const RunningKeyMax<T>& key_max, GradientRefs<T>& out,
+                     const GradientSizes<T>& sizes, Index first, const Team& team) const {
     const Index blocks = (m_axis.queries.end + block - 1) / block;
     const Workspace::Scope scope(team.workspace());
+    // the shares of each block, by distance
     auto dc = team.workspace().matrix<T>(blocks, block), size_of_lags = team.workspace().matrix<T>(blocks, block);
-    team.run(blocks, [&](Index k, Workspace& scratch) {  // both by distance
+    team.run(blocks, [&](Index k, Workspace& scratch) {
       dc.row(k).setZero();
       size_of_lags.row(k).setZero();
       const Index end = (k + 1) * block;
       const Index i0 = std::max(k * block, m_axis.queries.first), rows = std::min(end, m_axis.queries.end) - i0;
       const Index j0 = std::max(k * block, m_axis.keys.first), cols = std::min(end, m_axis.keys.end) - j0;
       if (rows <= 0 || cols <= 0) return;
-      const auto a = A.middleRows(i0, rows), g = G.middleRows(i0, rows);
-      const auto b = B.middleRows(j0, cols), u = U.middleRows(j0, cols);
+      const auto a = x.A.middleRows(i0, rows), g = G.middleRows(i0, rows);
+      const auto b = x.B.middleRows(j0, cols), u = x.U.middleRows(j0, cols);
       auto S = scratch.matrix<T>(rows, cols), P = scratch.matrix<T>(rows, cols);
       set_product(S, a, b.transpose());  // (rows,cols)
       set_product(P, g, u.transpose());  // (rows,cols)
-      multiply_by_exponents(P, i0, j0, exponents, scratch);
+      multiply_by_key_scales(P, i0, j0, key_max, scratch);
       for (Index i = 0; i < rows; ++i)
         for (Index j = 0; j < std::min(i0 + i + 1 - j0, cols); ++j) dc(k, i0 + i - j0 - j) += S(i, j) * P(i, j);
-      multiply_by_exponents(S, i0, j0, exponents, scratch);
+      multiply_by_key_scales(S, i0, j0, key_max, scratch);
       for (Index i = 0; sizes && i < rows; ++i)
         for (Index j = 0; j < std::min(i0 + i + 1 - j0, cols); ++j)
           size_of_lags(k, i0 + i - j0 - j) += S(i, j) * sizes.rows[i0 + i];
@@ -107,26 +107,26 @@ class DiagonalBlocks {
     }
   }
 
-  // row i and key j by e^(e_j - M_i), M_i the largest exponent up to the row
+  // row i and key j by e^(e_j - M_i), where M_i is the largest log-scale up to the row
   template <class M>
-  static void multiply_by_exponents(M& S, Index i0, Index j0, const RunningKeyMax<T>& exponents, Workspace& scratch) {
-    const double* e = exponents.exponents();
+  static void multiply_by_key_scales(M& S, Index i0, Index j0, const RunningKeyMax<T>& key_max, Workspace& scratch) {
+    const double* e = key_max.log_scales();
     if (!e) return;
     const Workspace::Scope scope(scratch);
     auto factors = scratch.vector<T>(S.cols());
-    double largest = exponents.before(j0);
-    for (Index i = 0, known = 0; i < S.rows(); ++i) {  // known factors for that largest
-      const Index seen = std::clamp<Index>(i0 + i + 1 - j0, 0, S.cols());
-      if (seen == 0) continue;
-      const double running = std::max(largest, *std::max_element(e + j0, e + j0 + seen));
-      if (running != largest) known = 0;
+    double largest = key_max.before(j0);
+    for (Index i = 0, valid = 0; i < S.rows(); ++i) {  // the first `valid` factors are relative to `largest`
+      const Index keys = std::clamp<Index>(i0 + i + 1 - j0, 0, S.cols());  // that the row attends to
+      if (keys == 0) continue;
+      const double running = std::max(largest, *std::max_element(e + j0, e + j0 + keys));
+      if (running != largest) valid = 0;
       largest = running;
-      for (; known < seen; ++known) factors[known] = static_cast<T>(ratio(e[j0 + known], largest));
-      S.row(i).head(seen).array() *= factors.head(seen).transpose().array();
+      for (; valid < keys; ++valid) factors[valid] = static_cast<T>(ratio(e[j0 + valid], largest));
+      S.row(i).head(keys).array() *= factors.head(keys).transpose().array();
     }
   }
 
-  // Y = S U; row i sees key `lead` + i and those before it
+  // Y = S U; row i attends to the keys up to `lead` + i
   template <class M, class V, class R>
   static void multiply_values(const M& S, const V& U, Index lead, R& y, Workspace& scratch) {
     if (U.allFinite()) {
@@ -134,7 +134,7 @@ class DiagonalBlocks {
       return;
     }
     auto finite_rows = scratch.matrix<T>(U.rows(), U.cols());
-    Index first = U.rows();  // that is not finite
+    Index first = U.rows();  // the first non-finite row
     for (Index j = U.rows(); j-- > 0;)
       if (U.row(j).allFinite())
         finite_rows.row(j) = U.row(j);
@@ -148,7 +148,7 @@ class DiagonalBlocks {
   }
 
   CausalAxis m_axis;
-  const T* m_weights = nullptr;  // (2 block)  that of distance d at block - 1 - d
+  const T* m_weights = nullptr;  // (2 block)  the weight of distance d at block - 1 - d
 };
 
 }  // namespace nprf::toeplitz

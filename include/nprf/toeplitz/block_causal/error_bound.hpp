@@ -14,9 +14,9 @@
 
 namespace nprf::toeplitz {
 
-/// What the signals of each block of a level measure, relative to e^exponent of the block.
+/// The norms of the signals of each block of a level, relative to e^log_scale of the block.
 struct BlockNorms {
-  /// Those of each level, of r features and no signal yet, in the workspace.
+  /// For all levels and r features, of no signal yet, in the workspace.
   template <Real T>
   static BlockNorms* of_levels(const CausalLevels<T>& levels, Index r, Workspace& workspace) {
     auto* all = workspace.take<BlockNorms>(levels.count());
@@ -28,8 +28,8 @@ struct BlockNorms {
     return all;
   }
 
-  /// Adds to block k, of the first level, the rows of X (n,r) whose places lie in it: slot s has place first + s. Each
-  /// counts times the factor of its place, with its size. O(128 r).
+  /// Adds to block k of the first level the rows of X (n,r) whose places are in it, each times the factor of its place,
+  /// with its size. Slot s has place first + s. O(128 r).
   template <Real T>
   void measure(Index k, const MatrixView<T>& X, const Slots& slots, Index first, const T* factors,
                const T* sizes) const {
@@ -41,35 +41,35 @@ struct BlockNorms {
   }
 
   Index count;
-  double* exponents;
+  double* log_scales;
   SignalNorms* norms;
 };
 
-/// The error bound of the block-causal engine (fft/error_bound.hpp): a row has that of the sources before its own block
-/// in their family, of each level,
+/// The error bound of the block-causal engine (fft/error_bound.hpp): the sum over the levels of that of the sources
+/// before the block of a row in their family,
 ///
 ///     bound_i = eps sum_r |A_ir| sum_s (sqrt(log2 N / N) (|g_s|_2 |x_sr|_2 + |T(g_s) x_sr|_2) + 3/2 |T(g_s) x_sr|_max)
 ///
-/// with the weights g_s from source s to the row's block, and none of what is later; and what underflows. O(n r) time
-/// and O(n r / 128) memory a level.
+/// with the weights g_s from source s to the block of the row, and the bound of the underflow. No later key is in it.
+/// O(n r) time and O(n r / 128) memory a level.
 template <Real T>
-class CausalErrorBound {
+class BlockCausalErrorBound {
  public:
   /// For keys whose largest |U_j.| are sizes (n_k). Refers to all of them.
-  CausalErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& exponents, const Factors<T>& x,
-                   const T* sizes, const Team& team)
+  BlockCausalErrorBound(const CausalLevels<T>& levels, const RunningKeyMax<T>& key_max, const Factors<T>& x,
+                        const T* sizes, const Team& team)
       : m_levels(levels),
-        m_exponents(exponents),
+        m_key_max(key_max),
         m_x(x),
         m_blocks(BlockNorms::of_levels(levels, x.B.cols(), team.workspace())) {
     for (Index level = 0; level < levels.count(); ++level) {
       const BlockNorms& of = m_blocks[level];
       team.run(of.count, [&](Index k, Workspace&) {
         if (level == 0) {
-          of.exponents[k] = exponents.largest(k);
-          of.measure(k, x.B, x.keys.slots, levels.axis().keys.first, exponents.keys(), sizes);
+          of.log_scales[k] = key_max.largest(k);
+          of.measure(k, x.B, x.keys.slots, levels.axis().keys.first, key_max.keys(), sizes);
         } else {
-          for_each(m_blocks[level - 1], k * levels[level - 1].family, levels[level - 1].family, of.exponents[k],
+          for_each(m_blocks[level - 1], k * levels[level - 1].family, levels[level - 1].family, of.log_scales[k],
                    [&](const SignalNorms& norms, double factor, Index) { of.norms[k].add(norms, factor); });
         }
       });
@@ -91,47 +91,49 @@ class CausalErrorBound {
  private:
   static constexpr Index block = CausalLevels<T>::block;
 
-  // use(norms, factor, block) for up to so many blocks from the first on, relative to the largest exponent
+  // calls use(norms, factor, block) for up to `count` blocks from the first on; sets the largest log-scale, which the
+  // factors are relative to
   template <class Use>
-  static void for_each(const BlockNorms& blocks, Index first, Index count, double& exponent, Use&& use) {
+  static void for_each(const BlockNorms& blocks, Index first, Index count, double& log_scale, Use&& use) {
     const Index end = std::min(first + count, blocks.count);
-    exponent = *std::max_element(blocks.exponents + first, blocks.exponents + end);
-    for (Index k = first; k < end; ++k) use(blocks.norms[k], ratio(blocks.exponents[k], exponent), k);
+    log_scale = *std::max_element(blocks.log_scales + first, blocks.log_scales + end);
+    for (Index k = first; k < end; ++k) use(blocks.norms[k], ratio(blocks.log_scales[k], log_scale), k);
   }
 
-  // what the queries i0..end-1, in the block of 128 at a place, have of a level
+  // adds the share of a level to the queries i0..end-1, which are in the block of 128 at a place
   void add(Index of, Index place, Index i0, Index end, RowErrorBounds out, Workspace& scratch) const {
     const auto& level = m_levels[of];
     const Index target = place / level.size, first = target / level.family * level.family, r = m_x.B.cols();
     if (target == first) return;
     SignalNorms::Row largest = SignalNorms::row(r, scratch), Y = SignalNorms::row(r, scratch),
                      sums = SignalNorms::row(r, scratch);
-    double exponent, value = 0;
-    for_each(m_blocks[of], first, target - first, exponent, [&](const SignalNorms& norms, double factor, Index source) {
-      largest = largest.max(factor * norms.largest());
-      value = std::max(value, norms.largest_size());
-      if (target - source > level.offsets) return;
-      norms.add_sized(level.norms[target - source - 1], 2 * level.size, factor, Y);
-      norms.add_ones(level.norms[target - source - 1], 2 * level.size, factor, sums);
-    });
+    double log_scale, value = 0;
+    for_each(m_blocks[of], first, target - first, log_scale,
+             [&](const SignalNorms& norms, double factor, Index source) {
+               largest = largest.max(factor * norms.largest());
+               value = std::max(value, norms.largest_size());
+               if (target - source > level.offsets) return;
+               norms.add_sized(level.norms[target - source - 1], 2 * level.size, factor, Y);
+               norms.add_ones(level.norms[target - source - 1], 2 * level.size, factor, sums);
+             });
     if (!(Y.maxCoeff() > 0)) value = 0;
     const double sources = static_cast<double>(std::min(target - first, level.offsets)),
                  of_signals = sources * Underflow<T>::of_signals(2 * level.size), of_row = Underflow<T>::of_row(r);
     Y += of_signals * value * largest;
     sums += of_signals * largest;
-    const double factor = ratio(exponent, m_exponents.before(target * level.size));
+    const double factor = ratio(log_scale, m_key_max.before(target * level.size));
     for (Index i = i0; i < end; ++i) {
       const Index at = m_levels.axis().queries.first + m_x.queries.slots[i];
-      const double row = factor * static_cast<double>(m_exponents.rows(of)[at]);
+      const double row = factor * static_cast<double>(m_key_max.rows(of)[at]);
       out.Y[i] += row * row_error_bound<T>(m_x.A.row(i), Y, out.by_norms) + value * of_row;
       out.sums[i] += row * row_error_bound<T>(m_x.A.row(i), sums, out.by_norms) + of_row;
     }
   }
 
   const CausalLevels<T>& m_levels;
-  const RunningKeyMax<T>& m_exponents;
+  const RunningKeyMax<T>& m_key_max;
   const Factors<T>& m_x;
-  BlockNorms* m_blocks;  // of keys' rows of B, one a level
+  BlockNorms* m_blocks;  // (levels)  of the rows of B
 };
 
 }  // namespace nprf::toeplitz

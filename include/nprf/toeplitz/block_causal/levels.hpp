@@ -20,8 +20,9 @@
 
 namespace nprf::toeplitz {
 
-/// Where queries and keys stand so that no weight looks ahead: with o the last lag of non-zero weight, queries o later
-/// than their slots, or keys -o later. Then c[o - d] is the weight at distance d >= 0.
+/// A common axis of queries and keys on which every key with a non-zero weight comes no later than its query. With o
+/// the last lag of non-zero weight, the place of a query is its slot plus o, or that of a key its slot plus -o,
+/// whichever is positive. Then the weight at distance d >= 0, from the place of a key to that of a query, is c[o - d].
 struct CausalAxis {
   struct Side {
     Index first, end;  // the places of slot 0 and of the slot after the last
@@ -37,53 +38,54 @@ struct CausalAxis {
 
   Index length() const { return std::max(queries.end, keys.end); }
 
-  /// The weight at distance d; 0 beyond what the two sides reach.
+  /// The weight at distance d; 0 beyond the lags that the two sides reach.
   template <Real T>
   T weight(const LagWeightsView<T>& c, Index d) const {
     return d < 0 || d >= lags.size() ? T(0) : c[lags.last - d];
   }
 
-  LagRange lags;  // those of the support that the two sides reach
+  LagRange lags;  // of the support, as far as the two sides reach
   Side queries, keys;
 
  private:
   Index ahead(Index by) const { return lags.size() > 0 ? std::max<Index>(by, 0) : 0; }
 };
 
-/// A lower triangular Toeplitz matrix but for its diagonal blocks, cut into blocks that grow with their distance:
+/// A lower triangular Toeplitz matrix without its diagonal blocks, divided into blocks whose size grows with the
+/// distance from the diagonal:
 ///
-///     D . . . . . . . .     D   diagonal blocks of 128 places: not dealt with here
+///     D . . . . . . . .     D   diagonal blocks of 128 places (diagonal_blocks.hpp)
 ///     1 D . . . . . . .     1   level 0: within a family of blocks of 128, each target with each earlier source
-///     1 1 D . . . . . .     2   level 1: the same for families of blocks that are as large as a family of level 0
+///     1 1 D . . . . . .     2   level 1: the same for families of blocks of the size of a family of level 0
 ///     2 2 2 D . . . . .
 ///     2 2 2 1 D . . . .     (drawn for families of 3; the cheapest have 4 to 32 blocks)
 ///     2 2 2 1 1 D . . .
 ///
-/// Blocks of size S at offset D, target minus source, have the weights of distances D S - S + 1 .. D S + S - 1 in them:
-/// a product modulo z^2S + 1 (polynomial_tree.hpp). A family needs one transform a source and one a target, between
-/// which target I is
+/// A source is a block of keys, a target a block of queries. Blocks of size S at offset D, target minus source, have
+/// the weights of distances D S - S + 1 .. D S + S - 1: a product modulo z^2S + 1 (polynomial_tree.hpp). A family needs
+/// one transform for each source and for each target. In the transformed values, target I is
 ///
 ///     Y_I = sum over J < I of g_(I-J) X_J
 ///
-/// No source feeds a target that is not wholly later. Its tables lie in the team's workspace; threads share it.
+/// A source only contributes to later targets. Its tables are in the team's workspace; threads share it.
 template <Real T>
 class CausalLevels {
  public:
   using Tree = fft::PolynomialTree<T>;
   using Z = fft::ComplexLanes<T>;
-  static constexpr Index block = 128, most = 31;  // sources in a family, and targets
+  static constexpr Index block = 128, most = 31;  // `most` sources in a family, and as many targets
   static constexpr std::size_t most_levels = 32;  // each is at least four times as large as the one before
 
   struct Level {
     Index size;     // S
-    Index family;   // blocks in one
-    Index offsets;  // the weights of those beyond are zero
+    Index family;   // the number of blocks in a family
+    Index offsets;  // 1..offsets; the weights of larger offsets are zero
     std::shared_ptr<const Tree> tree;
     const T* spectra;          // (S/8,offsets,8) of g_D / S, real and imaginary parts
     const WeightNorms* norms;  // (offsets)
-    Index before;              // how many numbers the levels before it have in their spectra
+    Index before;              // the size of the spectra of the levels before it
 
-    /// Where the numbers of a leaf begin.
+    /// The index of the first number of a leaf.
     Index at_leaf(Index k) const { return k * offsets * 16; }
     Index end() const { return before + 2 * size * offsets; }
   };
@@ -118,7 +120,7 @@ class CausalLevels {
   const Level& operator[](Index level) const { return m_levels[static_cast<std::size_t>(level)]; }
   const CausalAxis& axis() const { return m_axis; }
 
-  /// The most places that sources of a family have.
+  /// The largest number of places of the sources of a family.
   Index family_length() const {
     Index most_places = 0;
     for (const Level& level : levels()) {
@@ -128,13 +130,13 @@ class CausalLevels {
     return most_places;
   }
 
-  /// What two signals cost over n places, in steps of a product of spectra.
+  /// The cost of the transforms and products of two signals over n places, relative to one product of spectral values.
   static double operations(Index n) { return plan(n, block).cost; }
 
-  /// How many numbers all spectra have.
+  /// The size of all spectra.
   Index numbers() const { return m_count == 0 ? 0 : levels().back().end(); }
 
-  /// use(family) for each that has queries after keys.
+  /// Calls use(family) for each family that has queries after keys.
   template <class Use>
   void for_each_family(Use&& use) const {
     for (Index level = 0; level < count(); ++level) {
@@ -152,7 +154,7 @@ class CausalLevels {
   /// At a leaf: the values of the sources become those of the targets, z_s <- sum over t <= s of g_(s-t+1) z_t.
   void multiply(const Level& level, Index k, Index count, Z (*z)[8]) const {
     const T* g = level.spectra + level.at_leaf(k);
-    // two targets at a time, which share g; the last first: none overwrites what an earlier one needs
+    // Two targets at a time, which share g; the last first, so that no source is overwritten before its last use
     for (Index s = count - 1; s >= 0; s -= 2)
       for (Index f = 0; f < 8; ++f) {
         Product later, earlier;
@@ -170,8 +172,8 @@ class CausalLevels {
       }
   }
 
-  /// The way back: the values w_s of targets become those of their sources, w_s <- sum over t >= s of conj(g_(t-s+1))
-  /// w_t.
+  /// The transposed operation: w_s <- sum over t >= s of conj(g_(t-s+1)) w_t, from the values of targets to those of
+  /// sources.
   void multiply_transposed(const Level& level, Index k, Index count, Z (*w)[8]) const {
     const T* g = level.spectra + level.at_leaf(k);
     for (Index s = 0; s < count; s += 2)
@@ -191,8 +193,8 @@ class CausalLevels {
       }
   }
 
-  /// For each offset, sum over targets of conj(w_t) x_(t-D+1), summed over lanes, is added to the correlations, which
-  /// lie as all spectra do, but real parts first.
+  /// Adds, for each offset D, the sum over targets t and lanes of conj(w_t) x_(t-D+1) to the correlations. They have
+  /// the layout of the spectra, except that eight real parts come before eight imaginary parts.
   void correlate(const Level& level, Index k, Index count, const Z (*x)[8], const Z (*w)[8], T* correlations) const {
     for (Index D = 0; D < std::min(count, level.offsets); ++D) {
       Lanes products[16];
@@ -202,8 +204,8 @@ class CausalLevels {
     }
   }
 
-  /// dc of all lags that the axis has: the inverse transforms of the correlations, those of block sizes and offsets
-  /// added up. `first` is the lag of dc[0].
+  /// Adds to dc of all lags of the axis the inverse transforms of the correlations of all levels and offsets. `first`
+  /// is the lag of dc[0].
   void add_lag_gradient(const T* correlations, Index first, T* dc, Workspace& workspace) const {
     for (const Level& level : levels())
       for (Index D0 = 0; D0 < level.offsets; D0 += W) {
@@ -223,8 +225,8 @@ class CausalLevels {
     Index family;
   };
 
-  // How many blocks of a size go into a family, and what that level and those above it cost, by measurement: with m
-  // sources of S places, transforms m S (3 log2 S - 4), and m (m+1)/2 products of S values between them.
+  // The number of blocks of a size in a family, and the cost of this level and of those above it. By measurement, m
+  // sources of S places cost m S (3 log2 S - 4) for their transforms, and S for each of the m (m+1)/2 products.
   static Plan plan(Index n, Index size) {
     if (size >= n) return {0, 0};
     Plan best{std::numeric_limits<double>::infinity(), 0};
@@ -265,7 +267,7 @@ class CausalLevels {
       }
   }
 
-  // w_i x_j is of distance D S - (j - i), and lies at j - i, or minus it at j - i + 2S
+  // w_i x_j has distance D S - (j - i). It is in coefficient j - i, or with the opposite sign in j - i + 2S
   void add_lag_gradient(const Level& level, Index D0, const T* correlations, Index first, T* dc, Z* z) const {
     const Index S = level.size, width = std::min(W, level.offsets - D0);
     const T scale = 1 / static_cast<T>(S);
@@ -290,7 +292,7 @@ class CausalLevels {
         });
   }
 
-  // sums of x g: four chains of multiply-adds, none of which waits for another
+  // a sum of products x g in four independent chains of multiply-adds
   struct Product {
     NPRF_ALWAYS_INLINE void add(const Z& x, const T* g) {
       rr += x.re * g[0];

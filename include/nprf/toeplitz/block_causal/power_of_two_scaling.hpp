@@ -14,8 +14,8 @@
 
 namespace nprf::toeplitz {
 
-/// The largest of some source blocks: features relative to e^exponent, and values; lanes are columns of values with one
-/// feature (the same in all lanes), or features with one column.
+/// The largest |B| and |U| in some source blocks, B relative to e^log_scale. The lanes are columns of U with one
+/// feature, the same in all lanes, or features with one column.
 template <Real T>
 struct BlockMaxima {
   using Lanes = fft::Lanes<T>;
@@ -23,61 +23,61 @@ struct BlockMaxima {
   static BlockMaxima none() { return {-std::numeric_limits<double>::infinity(), Lanes{}, Lanes{}}; }
 
   void include(const BlockMaxima& other) {
-    const double top = std::max(exponent, other.exponent);
-    const T mine = static_cast<T>(ratio(exponent, top)), its = static_cast<T>(ratio(other.exponent, top));
-    b = larger(b * mine, other.b * its);
+    const double most = std::max(log_scale, other.log_scale);
+    b = larger(b * static_cast<T>(ratio(log_scale, most)), other.b * static_cast<T>(ratio(other.log_scale, most)));
     u = larger(u, other.u);
-    exponent = top;
+    log_scale = most;
   }
 
-  double exponent;
+  double log_scale;
   Lanes b, u;
 
  private:
   static Lanes larger(const Lanes& x, const Lanes& y) { return x > y ? x : y; }
 };
 
-/// The scales (fft/signal_layout.hpp) and the exponent that a run of targets shares.
+/// The power-of-two scales and the log-scale that a run of targets shares.
 ///
-/// A target's must depend on its sources alone, so that nothing later changes a bit of it: powers of two are exact, but
-/// not when they make a number underflow. A run begins with the scales of the sources so far, and goes on as long as
-/// they serve: nothing grows near overflow.
+/// The scales of a target may only depend on its sources. Otherwise later keys could change bits of it: multiplying by
+/// a power of two is exact, unless the result is subnormal. A run begins with the scales of the sources so far, and it
+/// continues while no source is so large relative to them that products might overflow.
 template <Real T>
 struct SourceScales {
   using Lanes = fft::Lanes<T>;
 
-  explicit SourceScales(const BlockMaxima<T>& sources) : exponent(sources.exponent), b(sources.b), u(sources.u) {
+  explicit SourceScales(const BlockMaxima<T>& sources) : log_scale(sources.log_scale), b(sources.b), u(sources.u) {
     for (Index l = 0; l < fft::lane_count<T>; ++l) {
       b[l] = power_of_two_scale<T>(b[l]);
       u[l] = power_of_two_scale<T>(u[l]);
     }
   }
 
+  /// Whether these scales can be used for some sources.
   bool fit(const BlockMaxima<T>& sources) const {
-    const T grown = static_cast<T>(ratio(sources.exponent, exponent));
+    const T grown = static_cast<T>(ratio(sources.log_scale, log_scale));
     bool all = grown <= most_growth;
     for (Index l = 0; l < fft::lane_count<T>; ++l) all &= fits(sources.b[l] * grown, b[l]) && fits(sources.u[l], u[l]);
     return all;
   }
 
-  double exponent;
+  double log_scale;
   Lanes b, u;
 
  private:
   static constexpr T most_growth = static_cast<T>(sizeof(T) == 4 ? 0x1p20 : 0x1p160);
 
-  // no more than that much above the scale; a column of zeros still one
+  // at most most_growth times the scale; a column of zeros must remain zeros
   static bool fits(T largest, T scale) { return std::isfinite(scale) ? largest <= most_growth * scale : largest == 0; }
 };
 
-/// The largest of each source block of each level, and what scales a family's targets take. O(n (r + p)).
+/// The largest entries of each source block of each level. O(n (r + p)).
 template <Real T>
 class LevelMaxima {
  public:
   using Lanes = fft::Lanes<T>;
 
-  /// Of B and U, whose rows are places.
-  LevelMaxima(const MatrixView<T>& B, const MatrixView<T>& U, const RunningKeyMax<T>& exponents,
+  /// Of B and U, with one row for each place.
+  LevelMaxima(const MatrixView<T>& B, const MatrixView<T>& U, const RunningKeyMax<T>& key_max,
               const CausalLevels<T>& levels, const Team& team)
       : m_r(B.cols()), m_p(U.cols()), m_levels(team.workspace().take<Of>(levels.count())) {
     for (Index level = 0; level < levels.count(); ++level) {
@@ -88,37 +88,37 @@ class LevelMaxima {
         if (finer)
           merge(*finer, k, levels[level - 1].family, of);
         else
-          measure(B, U, exponents, k, of);
+          measure(B, U, key_max, k, of);
       });
     }
   }
 
-  /// Of a block: feature r, and `width` columns from p on.
+  /// Of source block k: feature r, and `width` columns from p on.
   BlockMaxima<T> feature(Index level, Index k, Index r, Index p, Index width) const {
     const Of& of = m_levels[level];
-    return {of.exponents[k], Lanes{} + of.b[k * m_r + r], fft::load_lanes(of.u + k * m_p + p, width)};
+    return {of.log_scales[k], Lanes{} + of.b[k * m_r + r], fft::load_lanes(of.u + k * m_p + p, width)};
   }
-  /// The same for features as lanes and one column.
+  /// Of source block k: features as lanes, and one column.
   BlockMaxima<T> column(Index level, Index k, const FeatureLanes<T>& features, Index p) const {
     const Of& of = m_levels[level];
-    return {of.exponents[k], features.load(of.b + k * m_r), Lanes{} + of.u[k * m_p + p]};
+    return {of.log_scales[k], features.load(of.b + k * m_r), Lanes{} + of.u[k * m_p + p]};
   }
 
  private:
   static constexpr Index block = CausalLevels<T>::block;
 
-  // of all blocks of one level
+  // the blocks of a level
   struct Of {
     Index blocks;
-    double* exponents;  // (blocks)
-    T *b, *u;           // (blocks,r) relative to e^exponent, (blocks,p)
+    double* log_scales;  // (blocks)
+    T *b, *u;            // (blocks,r) relative to e^log_scale, (blocks,p)
   };
 
   Of take(Index blocks, Workspace& workspace) const {
     return {blocks, workspace.take<double>(blocks), workspace.take<T>(blocks * m_r), workspace.take<T>(blocks * m_p)};
   }
 
-  // largest <- max(largest, |row| factor), which NaN does not enter
+  // largest <- max(largest, |row| factor), ignoring NaN
   static void include(T* largest, const T* row, T factor, Index n) {
     for (Index c = 0; c < n; ++c) {
       const T x = std::abs(row[c]) * factor;
@@ -126,14 +126,14 @@ class LevelMaxima {
     }
   }
 
-  void measure(const MatrixView<T>& B, const MatrixView<T>& U, const RunningKeyMax<T>& exponents, Index k,
+  void measure(const MatrixView<T>& B, const MatrixView<T>& U, const RunningKeyMax<T>& key_max, Index k,
                const Of& of) const {
     T *b = of.b + k * m_r, *u = of.u + k * m_p;
     std::fill_n(b, m_r, T(0));
     std::fill_n(u, m_p, T(0));
-    of.exponents[k] = exponents.largest(k);
+    of.log_scales[k] = key_max.largest(k);
     for (Index j = k * block; j < std::min((k + 1) * block, B.rows()); ++j) {
-      include(b, B.row(j).data(), exponents.keys()[j], m_r);
+      include(b, B.row(j).data(), key_max.keys()[j], m_r);
       include(u, U.row(j).data(), T(1), m_p);
     }
   }
@@ -143,9 +143,9 @@ class LevelMaxima {
     std::fill_n(b, m_r, T(0));
     std::fill_n(u, m_p, T(0));
     const Index first = k * family, end = std::min(first + family, finer.blocks);
-    of.exponents[k] = *std::max_element(finer.exponents + first, finer.exponents + end);
+    of.log_scales[k] = *std::max_element(finer.log_scales + first, finer.log_scales + end);
     for (Index j = first; j < end; ++j) {
-      include(b, finer.b + j * m_r, static_cast<T>(ratio(finer.exponents[j], of.exponents[k])), m_r);
+      include(b, finer.b + j * m_r, static_cast<T>(ratio(finer.log_scales[j], of.log_scales[k])), m_r);
       include(u, finer.u + j * m_p, T(1), m_p);
     }
   }

@@ -12,14 +12,14 @@
 
 namespace nprf::toeplitz {
 
-/// e^(exponent - reference), 1 where both are -infinity.
-inline double ratio(double exponent, double reference) {
-  return exponent == reference ? 1 : std::exp(exponent - reference);
+/// e^(log_scale - reference), 1 if both are -infinity.
+inline double ratio(double log_scale, double reference) {
+  return log_scale == reference ? 1 : std::exp(log_scale - reference);
 }
 
-/// Keys' exponents e_j (shapes.hpp), place after place, as factors that neither overflow nor look ahead: a key's
-/// relative to the largest in its block of 128, a row's relative to the largest before its block of a level. Without
-/// exponents all factors are 1. O(n) time and memory a level.
+/// The key log-scales e_j (factors.hpp) by place (levels.hpp), as factors that cannot overflow and that no later key
+/// changes: the factor of a key is relative to the largest log-scale in its block of 128, that of a row to the largest
+/// before its block of a level. Without log-scales all factors are 1. O(n) time and memory a level.
 template <Real T>
 class RunningKeyMax {
  public:
@@ -37,14 +37,15 @@ class RunningKeyMax {
       return;
     }
     constexpr double none = -std::numeric_limits<double>::infinity();
-    m_exponents = workspace.take<double>(n);
-    std::fill_n(m_exponents, n, none);
-    for (Index j = 0; j < x.keys.slots.count; ++j) m_exponents[axis.keys.first + x.keys.slots[j]] = x.key_log_scales[j];
+    m_log_scales = workspace.take<double>(n);
+    std::fill_n(m_log_scales, n, none);
+    for (Index j = 0; j < x.keys.slots.count; ++j)
+      m_log_scales[axis.keys.first + x.keys.slots[j]] = x.key_log_scales[j];
     m_rows = workspace.take<T>(m_levels * n);
     team.run(blocks, [&](Index k, Workspace&) {
       const Index first = k * block, end = std::min(first + block, n);
-      m_largest[k] = *std::max_element(m_exponents + first, m_exponents + end);
-      for (Index j = first; j < end; ++j) m_keys[j] = static_cast<T>(ratio(m_exponents[j], m_largest[k]));
+      m_largest[k] = *std::max_element(m_log_scales + first, m_log_scales + end);
+      for (Index j = first; j < end; ++j) m_keys[j] = static_cast<T>(ratio(m_log_scales[j], m_largest[k]));
     });
     double largest = none;
     for (Index k = 0; k < blocks; ++k) {
@@ -55,26 +56,26 @@ class RunningKeyMax {
       const Index level = task / blocks, first = task % blocks * block, size = levels[level].size;
       double running = before(first);
       for (Index i = first; i < std::min(first + block, n); ++i) {
-        running = std::max(running, m_exponents[i]);
+        running = std::max(running, m_log_scales[i]);
         m_rows[level * n + i] = static_cast<T>(ratio(before(i / size * size), running));
       }
     });
   }
 
-  /// All by place; null without exponents.
-  const double* exponents() const { return m_exponents; }
+  /// The log-scales by place; null if there are none.
+  const double* log_scales() const { return m_log_scales; }
 
-  /// The largest exponent in a block of 128, and that of all keys before the block that begins at a place.
-  double largest(Index of) const { return m_largest[of]; }
+  /// The largest log-scale in a block of 128, and before the block that begins at a place.
+  double largest(Index k) const { return m_largest[k]; }
   double before(Index place) const { return m_before[place / block]; }
-  /// That of the blocks of 128 from a place on.
+  /// The largest in `count` places, whole blocks of 128, from a place on.
   double largest(Index place, Index count) const {
     return *std::max_element(m_largest + place / block, m_largest + (place + count) / block);
   }
 
   /// e^(e_j - largest(block of j)), by place.
   const T* keys() const { return m_keys; }
-  /// e^(before(i's block of the level) - M_i), by place.
+  /// e^(before(block of i in the level) - M_i), by place.
   const T* rows(Index level) const { return m_given ? m_rows + level * m_length : m_keys; }
 
  private:
@@ -82,7 +83,7 @@ class RunningKeyMax {
 
   bool m_given;
   Index m_levels, m_length;
-  double *m_exponents = nullptr, *m_largest, *m_before;
+  double *m_log_scales = nullptr, *m_largest, *m_before;
   T *m_keys, *m_rows = nullptr;
 };
 

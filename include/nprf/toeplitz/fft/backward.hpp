@@ -7,71 +7,73 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
+#include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/signal_layout.hpp"
 #include "nprf/toeplitz/fft/spectral_ops.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf::toeplitz {
 
-/// One feature and up to lane_count columns of U and G, each column a signal of its own:
+/// One feature, and up to lane_count columns of U and G as lanes. Each column gives two signals:
 ///     x = b o u    w = a o g    t = T(c) x    z = T(c)^T w
 /// The gradients are sums over columns:
-///     da += g t    db += u z    du += b z    dc += w-x correlation
+///     da += g t    db += u z    du += b z    dc += correlation of w and x
 template <Real T>
 struct GroupSignals {
   using Lanes = fft::Lanes<T>;
 
-  const T *a, *b;      // of one feature, token after token
-  const Lanes *u, *g;  // rows of tokens
+  const T *a, *b;      // (tokens) of one feature
+  const Lanes *u, *g;  // (tokens)
   Lanes* du;           // (tokens)
-  T *da, *db;          // of the feature, token after token
+  T *da, *db;          // (tokens) of the feature
   T* correlation;
 };
 
-/// One column and up to lane_count features as lanes: the same sums, where a group of columns would leave most of its
-/// lanes empty. Beside U's last column there are the sizes of rows (gradients.hpp) in place of G's, whose du and
-/// correlation are the sizes of keys and lags, and whose da and db nobody asks for.
+/// One column, and up to lane_count features as lanes: the same sums, for columns that would leave most lanes empty.
+/// For GradientSizes (gradients.hpp) g is the sizes of the rows, and u the last column of U; then du and correlation
+/// are the sums of keys and lags, and there are no da and db.
 template <Real T>
 struct ColumnSignals {
   FeatureLanes<T> a, b;  // rows of tokens
-  const T *u, *g;        // token after token
-  T* du;                 // likewise
-  MatrixRef<T>*da, *db;  // rows of tokens, all features; null for sizes
+  const T *u, *g;        // (tokens)
+  T* du;                 // (tokens)
+  MatrixRef<T>*da, *db;  // (tokens,r), all features; null for sizes
   T* correlation;
 };
 
-/// The frame around them that FFT engines share: each column of G is scaled to maximum 1 by a power of two and the same
-/// column of U by the inverse, lest products over- or underflow, so that only dU has to be scaled back.
+/// The part of the gradients that FFT engines share: it lays out the signals, calls the engine for each pair of a
+/// feature and a group of columns, and sums the results. Against overflow and underflow each column of G is divided by
+/// its power-of-two scale and the same column of U is multiplied by it, so that only dU has to be scaled back.
 template <Real T>
 class SignalBackward {
  public:
-  static constexpr Index blocks = 8;  // of features and of groups, that threads work on
+  /// Blocks of features and of groups of columns that threads work on.
+  static constexpr Index blocks = 8;
 
-  /// For signals of a length, at least the rows of A and B, and correlations of a size; rows are places.
-  SignalBackward(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-                 const GradientSizes<T>& sizes, Index length, Index correlation_size, const Team& team)
-      : m_A(A),
-        m_B(B),
-        m_U(U),
+  /// For factors with one row for each slot, signals of `length` >= n_q, n_k, and correlations of a size. Refers to x
+  /// and G.
+  SignalBackward(const Factors<T>& x, const MatrixView<T>& G, const GradientSizes<T>& sizes, Index length,
+                 Index correlation_size, const Team& team)
+      : m_x(x),
         m_G(G),
         m_sizes(sizes),
-        m_r(A.cols()),
+        m_r(x.A.cols()),
         m_length(length),
         m_size(correlation_size),
-        m_groups(m_r, U.cols() - 1),
-        m_scales(team.workspace().vector<T>(U.cols())),
+        m_groups(m_r, x.U.cols() - 1),
+        m_scales(team.workspace().vector<T>(x.U.cols())),
         m_a(team.workspace(), m_r, length),
         m_b(team.workspace(), m_r, length),
         m_da(team.workspace().matrix<T>(m_r, staggered<T>(length))),
         m_db(team.workspace().matrix<T>(m_r, staggered<T>(length))),
         m_correlations(team.workspace().take<T>((blocks + 1) * m_size)) {
     column_scales(G, m_scales);
-    if (sizes && G.rows() > 0)  // the last column is never larger
-      m_scales[U.cols() - 1] = power_of_two_scale(*std::max_element(sizes.rows, sizes.rows + G.rows()));
+    if (sizes && G.rows() > 0)  // the last column of G is no larger than the sizes
+      m_scales[x.U.cols() - 1] = power_of_two_scale(*std::max_element(sizes.rows, sizes.rows + G.rows()));
     team.run_tiles(length, [&](Index j0, Index rows, Workspace&) {
       for (Index r = 0; r < m_r; ++r) {
-        m_a.read(r, A, r, 1, j0, rows);
-        m_b.read(r, B, r, 1, j0, rows);
+        m_a.read(r, x.A, r, 1, j0, rows);
+        m_b.read(r, x.B, r, 1, j0, rows);
       }
     });
     team.run(blocks + 1, [&](Index i, Workspace&) {
@@ -83,24 +85,24 @@ class SignalBackward {
     });
   }
 
-  /// add(GroupSignals, scratch) for all features and groups of columns, add_column(ColumnSignals, scratch) for
-  /// all features and the columns that are left over; dA, dB, dU and the keys' sizes are added to.
+  /// Calls add(GroupSignals, scratch) for all features and groups of columns, and add_column(ColumnSignals, scratch)
+  /// for all features and each left-over column. Adds to dA, dB, dU and the sums of keys.
   template <class Add, class AddColumn>
   void run(GradientRefs<T>& out, const Team& team, Add&& add, AddColumn&& add_column) {
     run_groups(out, team, add);
-    const Index last = m_U.cols() - 1;
+    const Index last = m_x.U.cols() - 1;
     for (Index p = last - m_groups.left_over; p <= last; ++p)
-      run_column(p, m_G.col(p), &out.dA, &out.dB, out.dU.col(p), m_correlations, team, add_column);
+      run_column({p, &out.dA, &out.dB, m_correlations}, m_G.col(p), out.dU.col(p), team, add_column);
     if (m_sizes)
-      run_column(last, Vector<T>::Map(m_sizes.rows, m_G.rows()), nullptr, nullptr,
-                 Vector<T>::Map(m_sizes.keys, m_B.rows()), m_correlations + blocks * m_size, team, add_column);
-    team.run_tiles(m_A.rows(), [&](Index i0, Index rows, Workspace&) { add_rows(m_da, i0, rows, out.dA); });
-    team.run_tiles(m_B.rows(), [&](Index j0, Index rows, Workspace&) { add_rows(m_db, j0, rows, out.dB); });
+      run_column({last, nullptr, nullptr, m_correlations + blocks * m_size}, Vector<T>::Map(m_sizes.rows, m_G.rows()),
+                 Vector<T>::Map(m_sizes.keys, m_x.B.rows()), team, add_column);
+    team.run_tiles(m_x.A.rows(), [&](Index i0, Index rows, Workspace&) { add_rows(m_da, i0, rows, out.dA); });
+    team.run_tiles(m_x.B.rows(), [&](Index j0, Index rows, Workspace&) { add_rows(m_db, j0, rows, out.dB); });
     for (Index i = 1; i < blocks; ++i)
       for (Index k = 0; k < m_size; ++k) m_correlations[k] += m_correlations[i * m_size + k];
   }
 
-  /// After run: the correlation of all columns, and that of the sizes.
+  /// After run(): the correlation of all columns, and that of the sizes.
   const T* correlation() const { return m_correlations; }
   const T* size_correlation() const { return m_correlations + blocks * m_size; }
 
@@ -111,19 +113,19 @@ class SignalBackward {
   template <class Add>
   void run_groups(GradientRefs<T>& out, const Team& team, Add&& add) {
     const Workspace::Scope scope(team.workspace());
-    const auto panels = [&](Index rows) {
-      const Index size = Panel<T>::size(m_length);
+    const auto all_groups = [&](Index rows) {
+      const Index size = ColumnLanes<T>::size(m_length);
       return [&, this, rows, size, values = team.workspace().take<Lanes>(m_groups.count * size)](Index group) {
-        return Panel<T>(values + group * size, rows, m_length, m_groups.width(group));
+        return ColumnLanes<T>(values + group * size, rows, m_length, m_groups.width(group));
       };
     };
     const auto scale = [this](Index group) {
       return fft::load_lanes(m_scales.data() + group * W, m_groups.width(group));
     };
-    const auto us = panels(m_B.rows()), gs = panels(m_A.rows()), dus = panels(m_B.rows());
+    const auto us = all_groups(m_x.B.rows()), gs = all_groups(m_x.A.rows()), dus = all_groups(m_x.B.rows());
     team.run(m_groups.count, [&](Index group, Workspace&) {
-      Panel<T> u = us(group), g = gs(group);
-      u.read(m_U, group * W);
+      ColumnLanes<T> u = us(group), g = gs(group);
+      u.read(m_x.U, group * W);
       u.scale(finite_lanes<T>(scale(group)));
       g.read(m_G, group * W);
       g.scale(inverse<T>(scale(group)));
@@ -139,29 +141,36 @@ class SignalBackward {
         }
     });
     team.run(m_groups.count, [&](Index group, Workspace&) {
-      Panel<T> du = dus(group);
+      ColumnLanes<T> du = dus(group);
       du.scale(finite_lanes<T>(scale(group)));
       du.add_to(out.dU, group * W);
     });
   }
 
-  // column p of U with a column of G
-  template <class Column, class Sums, class AddColumn>
-  void run_column(Index p, const Column& g, MatrixRef<T>* da, MatrixRef<T>* db, Sums du, T* correlation,
-                  const Team& team, AddColumn&& add) {
+  // column p of U, and where the gradients of its product with a column of G are added
+  struct Column {
+    Index p;
+    MatrixRef<T>*dA, *dB;  // null for sizes
+    T* correlation;
+  };
+  template <class ColumnOfG, class ColumnOfDU, class AddColumn>
+  void run_column(const Column& of, const ColumnOfG& g, ColumnOfDU du, const Team& team, AddColumn&& add) {
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    const T forth = finite(m_scales[p]), back = finite(1 / m_scales[p]);
+    const T scale = finite(m_scales[of.p]), inverse_scale = finite(1 / m_scales[of.p]);
     auto u = workspace.vector<T>(m_length), scaled_g = workspace.vector<T>(m_length),
          sums = workspace.vector<T>(m_length);
     u.setZero(), scaled_g.setZero(), sums.setZero();
-    u.head(m_U.rows()) = m_U.col(p) * forth;
-    scaled_g.head(m_G.rows()) = g * back;
+    u.head(m_x.U.rows()) = m_x.U.col(of.p) * scale;
+    scaled_g.head(m_G.rows()) = g * inverse_scale;
     for (Index f = 0; f < m_r; f += W) {
       const Workspace::Scope features_scope(workspace);
-      add(ColumnSignals<T>{{m_A, f}, {m_B, f}, u.data(), scaled_g.data(), sums.data(), da, db, correlation}, workspace);
+      add(
+          ColumnSignals<T>{
+              {m_x.A, f}, {m_x.B, f}, u.data(), scaled_g.data(), sums.data(), of.dA, of.dB, of.correlation},
+          workspace);
     }
-    du += sums.head(m_B.rows()) * forth;
+    du += sums.head(m_x.B.rows()) * scale;
   }
 
   void add_rows(const MatrixMap<T>& sums, Index i0, Index rows, MatrixRef<T>& d) const {
@@ -171,7 +180,8 @@ class SignalBackward {
 
   static Index edge(Index block, Index n) { return n * block / blocks; }
 
-  const MatrixView<T>&m_A, &m_B, &m_U, &m_G;
+  const Factors<T>& m_x;
+  const MatrixView<T>& m_G;
   GradientSizes<T> m_sizes;
   Index m_r, m_length, m_size;
   ColumnGroups<T> m_groups;

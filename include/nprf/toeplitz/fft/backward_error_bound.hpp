@@ -10,32 +10,32 @@
 #include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/fft/error_bound.hpp"
 
-/// What the rounding of an FFT leaves in the gradients of Y = ((A B^T) o C) U, for columns of G of at most 1.
+/// Bounds of the rounding errors of an FFT in the gradients of Y = ((A B^T) o C) U, for columns of G of at most 1.
 ///
-/// dA is the product itself with G in A's place, so that fft/error_bound.hpp speaks for it. dB and dU are the product
-/// with the roles exchanged: with w_r = A_r o g for a column g of G, and N_r(g) what fft/error_bound.hpp says of T(c)^T
-/// w_r,
+/// dA is the product with G in place of A, so that fft/error_bound.hpp applies to it. dB and dU are the product with
+/// the roles exchanged. With w_r = A_r o g for a column g of G, and N_r(g) the bracket of the bound in
+/// fft/error_bound.hpp for T(c)^T w_r,
 ///
 ///     error bound of dU_j = eps sum_r |B_jr| N_r(1)    error bound of sum_r |B_jr dB_jr| <= |U_j|_1 times that
 ///
-/// and for a column that is smaller than the rows' sizes s_i (gradients.hpp) with N_r(s) in N_r(1)'s place. Two columns
-/// that share a signal, each scaled to maximum 1, make sqrt 2 times the error bound. The correlations of w_r and x_r =
-/// B_r o u, whose sum is dc, are off at each lag by eps sqrt(log2 N / N) |w_r|_2 |x_r|_2. Each of the three transforms
-/// leaves images of the others, of eps / 2 of the largest where all is alike: with S_l as in GradientSizes, and
-/// |G_i.U_j| <= 2 s_i, all together of 3/2 eps max S_l in the sizes, and twice that in dc.
+/// For a column that is smaller than the sizes s_i of the rows (gradients.hpp), N_r(s) replaces N_r(1). For two columns
+/// that share a signal, each scaled to maximum 1, the bound grows by sqrt 2. dc is the sum of the correlations of w_r
+/// and x_r = B_r o u, whose error is eps sqrt(log2 N / N) |w_r|_2 |x_r|_2 at each lag. Each of the three transforms
+/// causes images of the other lags of up to eps / 2 of the largest. With S_l as in GradientSizes, and |G_i.U_j| <= 2
+/// s_i, these are 3/2 eps max S_l in the sums of the sizes, and twice that in dc.
 namespace nprf::toeplitz {
 
-/// By how much the error bound of p columns of G of at most 1, with |U_j|_2 for U's rows, is above that of one: their
-/// errors are taken as if all were alike.
+/// The factor of the error bound of dc for p columns of G of at most 1 and |U_j|_2 as the sizes of keys, relative to
+/// one column: the bound for columns of equal magnitude.
 inline double column_error_factor(Index p) { return std::sqrt(static_cast<double>(p)); }
 
-/// What the images in the sizes of some lags are, over eps.
+/// The images in the sums of the sizes at some lags, over eps.
 template <Real T>
 double images_of(const T* lags, Index count) {
   return 1.5 * static_cast<double>(*std::max_element(lags, lags + count));
 }
 
-/// The error bound by transforms of one length N, of signals that are one column or two. O(n r).
+/// The error bound for transforms of length N, of signals of one or two columns. O(n r).
 template <Real T>
 void fft_gradient_error_bounds(const WeightNorms& c, Index N, Index columns, const Factors<T>& x,
                                const GradientScales<T>& of, GradientErrorBounds bounds, const Team& team) {
@@ -61,7 +61,7 @@ void fft_gradient_error_bounds(const WeightNorms& c, Index N, Index columns, con
   const SignalNorms b = signal_norms<T>(x.B, of.values, of_B, team);
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon()), of_features = of_A.B * of_B.B;
   const double images = images_of(of.lags, bounds.num_lags);
-  const Index signals = (x.U.cols() - 1 + columns - 1) / columns + 1;  // the last column has one by itself
+  const Index signals = (x.U.cols() - 1 + columns - 1) / columns + 1;  // the last column has a separate signal
   const double of_dc = of_B.size * column_error_factor(columns * signals) * w.correlate_ones(b, N),
                of_sizes = of_A.size * of_signal * w.correlate_sized(b, N);
   std::fill_n(bounds.lags, bounds.num_lags, eps * (of_features * of_dc + 2 * images));

@@ -24,37 +24,40 @@
 
 namespace nprf::toeplitz {
 
-/// Y = ((A B^T) o C) U by our own FFT (polynomial_tree.hpp), lane_count columns of U at a time.
+/// Y = ((A B^T) o C) U by the library's own FFT (fft/polynomial_tree.hpp), for lane_count columns of U at a time. Its
+/// name among the engines that users choose from is Engine::lanes, since a transform has a column in each lane of a
+/// register; Engine::grid is the same engine for images, whose slots have gaps.
 ///
-/// Each feature makes a signal of its own with each column, x = B_r o U_p: neither features nor columns share their
-/// rounding. Lest it overflow or underflow, each column of B and of U is scaled to maximum 1 by a power of two, which
-/// is exact, and A's and Y's by the inverse. Columns of U that are left over, as the ones column often is, take
-/// features as lanes instead.
+/// Each pair of a feature and a column is a signal x = B_r o U_p with its own transform, so that no two share their
+/// rounding errors. Against overflow and underflow each column of B and of U is divided by its power-of-two scale,
+/// which is exact, and each column of A and of Y is multiplied by it. Left-over columns of U (ColumnGroups), often the
+/// column of ones, have features as lanes instead.
 ///
-/// Time O(r p n log n); workspace O(n (16 + lane_count a thread)), for gradients O(n (r + p)); tokens with gaps are
-/// copied into their slots first. Rounding is relative to the largest row of Y. Threads take groups of columns.
+/// Time O(r p n log n); workspace O(n (16 + lane_count a thread)), for gradients O(n (r + p)). If slots are empty, the
+/// factors are copied to one row for each slot first. Rounding errors are relative to the largest row of Y. Threads
+/// share out groups of columns.
 template <Real T>
-class LanesEngine {
+class FftEngine {
  public:
   static constexpr Engine names[] = {Engine::lanes, Engine::grid};
   static constexpr Rounding rounding = Rounding::global;
   static constexpr bool accepts_key_log_scales = false, is_automatic = true;
   static Engine name_for(const LagWeightsView<T>&) { return names[0]; }
 
-  /// 2n (signals + W) (3 log2(2n) + 25) for n = max(n_q, n_k) slots, of which W, the lanes of a register, for the
-  /// weights.
+  /// 2n (signals + W) (3 log2(2n) + 25) for n = max(n_q, n_k) slots. The weights count as W signals, the lanes of a
+  /// register.
   static double cost(const CostInputs<T>& x) {
     if (x.tokens.empty()) return 0;
     constexpr double left_over = 1.4, level = 3, point = 25;
     const double length = static_cast<double>(2 * std::max(x.span.n_q, x.span.n_k));
-    // the column of ones, the last, is a product of its own
+    // the column of ones, the last, is a separate product
     const double columns = signals<T>(x.span.r, std::max<Index>(x.span.p - 1, 0), left_over),
                  ones = signals<T>(x.span.r, 1, left_over), weights = static_cast<double>(W);
     return length * (columns + ones + weights) * (level * std::log2(length) + point);
   }
 
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table lies in the team's workspace.
-  LanesEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table is in the team's workspace.
+  FftEngine(LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : m_n_q(span.n_q), m_n_k(span.n_k), m_tree(Tree::shared(Tree::length_for(std::max(span.n_q, span.n_k)))) {
     // y[i] = sum_j c[j-i] x[j] is the product of x and g modulo z^2L + 1, g[-lag] = c[lag], g[2L - lag] = -c[lag]
     const Index L = m_tree->length();
@@ -76,49 +79,46 @@ class LanesEngine {
     for (Index lag = -(m_n_q - 1); lag < m_n_k; ++lag) m_norms.add(static_cast<double>(lags[lag]));
   }
 
-  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless null, the same for a column of ones.
+  /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, the same for a column of ones.
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     if (sums) contract_ones(*this, x, team, sums);
     Workspace& workspace = team.workspace();
     const Workspace::Scope scope(workspace);
-    const MatrixView<T> A = in_slots(x.A, x.queries.slots, m_n_q, team), B = in_slots(x.B, x.keys.slots, m_n_k, team),
-                        U = in_slots(x.U, x.keys.slots, m_n_k, team);
-    if (x.queries.slots.count == m_n_q) return contract(A, B, U, Y, team);
+    const Factors<T> by_slot = in_slots(x, {m_n_q}, {m_n_k}, team);
+    if (x.queries.slots.count == m_n_q) return contract_slots(by_slot, Y, team);
     auto all = workspace.matrix<T>(m_n_q, Y.cols());
-    contract(A, B, U, all, team);
+    contract_slots(by_slot, all, team);
     from_slots(all, x.queries.slots, Y, team);
   }
 
-  /// What its rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key.
+  /// Bounds of the rounding errors of contract(); sizes (n_k) are the largest |U_j.| of each key.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     fft_row_error_bounds(
         m_norms, 2 * m_tree->length(), x, sizes, out, team,
         [&](const SignalNorms& norms, const SignalScale&, SignalNorms::Row& Y, SignalNorms::Row& sums) {
-          const double lost = Underflow<T>::of_signals(2 * m_tree->length());
-          Y += lost * norms.largest_size() * norms.largest();
-          sums += lost * norms.largest();
+          const double underflow = Underflow<T>::of_signals(2 * m_tree->length());
+          Y += underflow * norms.largest_size() * norms.largest();
+          sums += underflow * norms.largest();
         });
   }
 
-  /// The same of gradients().
+  /// Bounds of the rounding errors of gradients().
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
     fft_gradient_error_bounds(m_norms, 2 * m_tree->length(), 1, x, of, out, team);
   }
 
-  /// Its gradients for G (n_q,p) = dL/dY, and what they are sums of. Four transforms a column, where contract has two.
-  void gradients(const Factors<T>& x, const MatrixView<T>& G_, GradientRefs<T> out, const GradientSizes<T>& sizes,
+  /// The gradients for G (n_q,p) = dL/dY, and the sums of `sizes`. Four transforms a signal; contract() has two.
+  void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
                  const Team& team) const {
-    Workspace& workspace = team.workspace();
-    const Workspace::Scope scope(workspace);
-    const MatrixView<T> A = in_slots(x.A, x.queries.slots, m_n_q, team), B = in_slots(x.B, x.keys.slots, m_n_k, team),
-                        U = in_slots(x.U, x.keys.slots, m_n_k, team), G = in_slots(G_, x.queries.slots, m_n_q, team);
+    const Workspace::Scope scope(team.workspace());
+    const Factors<T> by_slot = in_slots(x, {m_n_q}, {m_n_k}, team);
+    const MatrixView<T> G_by_slot = in_slots(G, x.queries.slots, {m_n_q}, team);
     SlotGradients<T> slots(x, {m_n_q}, {m_n_k}, out, sizes, team);
-    gradients(A, B, U, G, slots.refs(), slots.sizes(), team);
-    slots.put_back(team);
+    slot_gradients(by_slot, G_by_slot, slots.refs(), slots.sizes(), team);
+    slots.copy_back(team);
   }
 
-  /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
   Index longest_plain_sum(Index n_k) const { return std::min<Index>(n_k, 512); }
 
  private:
@@ -126,16 +126,14 @@ class LanesEngine {
   using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>;
-  using Column = ScaledColumn<T>;
-  using Features = FeatureLanes<T>;
 
-  void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y,
-                const Team& team) const {
-    const Index r = A.cols(), p = U.cols(), L = m_tree->length();
+  // contract() for factors with one row for each slot
+  void contract_slots(const Factors<T>& x, MatrixRef<T> Y, const Team& team) const {
+    const Index r = x.A.cols(), p = x.U.cols(), L = m_tree->length();
     Workspace& workspace = team.workspace();
     auto scales = workspace.vector<T>(r);
-    column_scales(B, scales);
-    // features whose columns are laid out at a time: each time costs a pass over U and Y, and each column memory
+    column_scales(x.B, scales);
+    // Features in a block: each block costs a pass over U and Y, each feature of it memory
     const Index block = L <= (Index{1} << 17) ? 16 : 4;
     const FeatureColumns<T> b(workspace, block, L), a(workspace, block, L, m_tree->twist());
     const ColumnGroups<T> groups(r, p);
@@ -143,19 +141,19 @@ class LanesEngine {
       const Index features = std::min(block, r - r0);
       team.run_tiles(groups.count > 0 ? L : 0, [&](Index j0, Index rows, Workspace&) {
         for (Index k = 0; k < features; ++k) {
-          b.read(k, B, r0 + k, finite(1 / scales[r0 + k]), j0, rows);
-          a.read(k, A, r0 + k, finite(scales[r0 + k]), j0, rows);
+          b.read(k, x.B, r0 + k, finite(1 / scales[r0 + k]), j0, rows);
+          a.read(k, x.A, r0 + k, finite(scales[r0 + k]), j0, rows);
         }
       });
       team.run(groups.count + (r0 == 0 ? groups.left_over : 0), [&](Index task, Workspace& scratch) {
         Z* z = scratch.take<Z>(staggered<Z>(L));
         if (task >= groups.count) {
           const Index column = p - groups.left_over + task - groups.count;
-          return contract_column(A, B, scales, U, column, Y, z, scratch);
+          return contract_column(x, scales, column, Y, z, scratch);
         }
         const Index p0 = task * W, width = groups.width(task);
-        Panel<T> u(scratch, m_n_k, L, width), y(scratch, m_n_q, L, width);
-        u.read(U, p0);
+        ColumnLanes<T> u(scratch, m_n_k, L, width), y(scratch, m_n_q, L, width);
+        u.read(x.U, p0);
         const Lanes u_scales = u.scales();
         u.scale(inverse<T>(u_scales));
         y.set_zero();
@@ -169,7 +167,7 @@ class LanesEngine {
     }
   }
 
-  // y += a o T(c) (b o u), a twisted
+  // y += a o T(c) (b o u), for a twisted a
   void add(const T* b, const Lanes* u, const T* a, Lanes* y, Z* z) const {
     m_tree->template convolve<1>(
         {z}, [=](auto, Index j) { return b[j] * u[j]; },
@@ -178,39 +176,40 @@ class LanesEngine {
   }
 
   // one column of Y, W features at a time
-  void contract_column(const MatrixView<T>& A, const MatrixView<T>& B, const VectorMap<T>& scales,
-                       const MatrixView<T>& U, Index column, MatrixRef<T>& Y, Z* z, Workspace& scratch) const {
-    const Column u(U, column, scratch);
+  void contract_column(const Factors<T>& x, const VectorMap<T>& scales, Index column, MatrixRef<T>& Y, Z* z,
+                       Workspace& scratch) const {
+    const ScaledColumn<T> u(x.U, column, scratch);
     auto y = scratch.vector<T>(m_n_q);
     y.setZero();
-    for (Index f = 0; f < A.cols(); f += W) {
-      const Features a(A, f), b(B, f);
-      const Lanes by = a.load(scales.data()), back = inverse<T>(by), forth = finite_lanes<T>(by);
+    for (Index f = 0; f < x.A.cols(); f += W) {
+      const FeatureLanes<T> a(x.A, f), b(x.B, f);
+      const Lanes scale = a.load(scales.data()), of_b = inverse<T>(scale), of_a = finite_lanes<T>(scale);
       m_tree->template convolve<1>(
-          {z}, [&, n = m_n_k](auto, Index j) { return j < n ? b.row(j) * back * u.values[j] : Lanes{}; },
-          [g = m_spectrum](Index k, Z(&x)[1][8]) { multiply(x[0], g + 16 * k); },
+          {z}, [&, n = m_n_k](auto, Index j) { return j < n ? b.row(j) * of_b * u.values[j] : Lanes{}; },
+          [g = m_spectrum](Index k, Z(&values)[1][8]) { multiply(values[0], g + 16 * k); },
           [&, n = m_n_q](auto, Index i, const Z& t) {
-            if (i < n) y[i] += fft::sum_lanes<T>(a.row(i) * forth * real_part(t, m_tree->twist() + 2 * i));
+            if (i < n) y[i] += fft::sum_lanes<T>(a.row(i) * of_a * real_part(t, m_tree->twist() + 2 * i));
           });
     }
     Y.col(column) = y * finite(u.scale);
   }
 
-  void gradients(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, const MatrixView<T>& G,
-                 GradientRefs<T> out, const GradientSizes<T>& sizes, const Team& team) const {
+  // gradients() for factors with one row for each slot
+  void slot_gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
+                      const Team& team) const {
     const Index L = m_tree->length();
     out.set_zero();
-    if (sizes) std::fill_n(sizes.keys, B.rows(), T(0));
-    SignalBackward<T> frame(A, B, U, G, sizes, L, 2 * L, team);
-    const auto add = [this](const auto& x, Workspace& scratch) {
+    if (sizes) std::fill_n(sizes.keys, x.B.rows(), T(0));
+    SignalBackward<T> backward(x, G, sizes, L, 2 * L, team);
+    const auto add = [this](const auto& signals, Workspace& scratch) {
       const Index size = staggered<Z>(m_tree->length());
-      add_gradients(x, {scratch.take<Z>(size), scratch.take<Z>(size)});
+      add_gradients(signals, {scratch.take<Z>(size), scratch.take<Z>(size)});
     };
-    frame.run(out, team, add, add);
-    lag_gradient(frame, out.dc, sizes.lags, team.workspace());
+    backward.run(out, team, add, add);
+    lag_gradient(backward, out.dc, sizes.lags, team.workspace());
   }
 
-  // the share of a group of columns and one feature: signals are x and w
+  // the share of one feature and a group of columns; the two signals are x and w
   void add_gradients(const GroupSignals<T>& x, const std::array<Z*, 2>& z) const {
     m_tree->template convolve<2>(
         z, [x](auto s, Index j) { return s == 0 ? x.b[j] * x.u[j] : x.a[j] * x.g[j]; }, correlating(x.correlation),
@@ -225,7 +224,7 @@ class LanesEngine {
         });
   }
 
-  // the same for one column and features as lanes
+  // the share of one column and features as lanes
   void add_gradients(const ColumnSignals<T>& x, const std::array<Z*, 2>& z) const {
     m_tree->template convolve<2>(
         z,
@@ -245,7 +244,7 @@ class LanesEngine {
         });
   }
 
-  // at a leaf: correlation += conj(w) x summed over lanes, x *= spectrum, w *= its conjugate
+  // for eight values of the spectra: correlation += conj(w) x summed over lanes, x *= g, w *= conj(g)
   auto correlating(T* correlation) const {
     return [g = m_spectrum, correlation](Index k, Z(&z)[2][8]) {
       Lanes products[16];
@@ -256,13 +255,13 @@ class LanesEngine {
     };
   }
 
-  // dc[l] at l + n_q - 1, from w and x correlated modulo z^2L + 1, where lag l < 0 is minus that of l + 2L: the residue
-  // modulo z^L - i has the lags l >= 0 as real parts, minus those of l - L as imaginary ones. That of the sizes
-  // likewise.
-  void lag_gradient(const SignalBackward<T>& frame, Eigen::Ref<Vector<T>> dc, T* sizes, Workspace& workspace) const {
+  // dc[l] at l + n_q - 1, by the inverse transform of the correlation of w and x. It is a polynomial modulo z^2L + 1,
+  // where lag l < 0 has the coefficient l + 2L with the opposite sign: the residue modulo z^L - i has lag j >= 0 as
+  // real part j, and minus lag j - L as imaginary part j. The correlation of the sizes is in the second lane.
+  void lag_gradient(const SignalBackward<T>& backward, Eigen::Ref<Vector<T>> dc, T* sizes, Workspace& workspace) const {
     const Index L = m_tree->length();
     const T scale = 1 / static_cast<T>(L);
-    const T* from[] = {frame.correlation(), frame.size_correlation()};
+    const T* from[] = {backward.correlation(), backward.size_correlation()};
     T* to[] = {dc.size() > 0 ? dc.data() : nullptr, sizes};
     m_tree->coefficients(
         workspace.take<Z>(L),
@@ -286,7 +285,7 @@ class LanesEngine {
   Index m_n_q, m_n_k;
   std::shared_ptr<const Tree> m_tree;
   WeightNorms m_norms;
-  const T* m_spectrum = nullptr;  // (L) of g / L, as the tree orders it, real and imaginary parts
+  const T* m_spectrum = nullptr;  // (L) of g / L, in the order of the tree, real and imaginary parts
 };
 
 }  // namespace nprf::toeplitz

@@ -14,22 +14,25 @@
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/factors.hpp"
 
-/// What the rounding of an FFT leaves in each row of Y = ((A B^T) o C) U.
+/// A bound of the rounding errors of an FFT in each row of Y = ((A B^T) o C) U.
 ///
-/// What roundings leave that know nothing of each other spreads evenly over a transform's N values, whatever they hold.
-/// Constants that are rounded alike in all butterflies leave images of Y some way off, and real and imaginary part of a
-/// number share their rounding. With x_r = B_r o u for a column u of U, and eps the distance from 1 to the next number,
+/// Independent rounding errors spread evenly over the N values of a transform, whatever the values are. Rounded twiddle
+/// factors, which all butterflies share, cause images of Y at other rows, and the real and the imaginary part of a
+/// number share rounding errors. With x_r = B_r o u for a column u of U, and eps the distance from 1 to the next
+/// number,
 ///
 ///     bound_i = eps sum_r |A_ir| (sqrt(log2 N / N) (|c|_2 |x_r|_2 + |T(c) x_r|_2) + 3/2 |T(c) x_r|_max)
 ///
 ///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
 ///
-/// which grow with |u|: one look at B serves all columns. No entry was ever seen beyond it. To it is added what
-/// underflow loses, for weights of at most 1: x_r is computed in units of the largest |B_r| and of the largest |u|, and
-/// may be below the smallest number in them, even if no row sees the keys that are so large.
+/// These grow with |u|, so that one pass over B with the largest |u| of each key bounds all columns. The bound is
+/// empirical: no larger error has been measured. A bound of the underflow is added, for weights of at most 1: x_r is
+/// computed relative to the largest |B_r| and |u|, and may underflow there, even if no row attends to these largest
+/// keys.
 namespace nprf::toeplitz {
 
-/// Sums of squares beyond these have overflowed or lost their digits: |x|_2 is at most the root of |x|_1 |x|_max then.
+/// Sums of squares outside of this range have overflowed, or have lost digits to underflow. Then the bound sqrt(|x|_1
+/// |x|_max) replaces |x|_2.
 inline constexpr double least_square = 0x1p-960, most_square = std::numeric_limits<double>::max();
 
 /// Norms of the weights.
@@ -42,7 +45,7 @@ class WeightNorms {
   }
 
   double one() const { return m_one; }
-  /// |c|_2, or what it is at most.
+  /// |c|_2, or a bound of it.
   double two() const {
     const bool has_digits = m_square >= least_square && m_square <= most_square;
     return has_digits ? std::sqrt(m_square) : std::sqrt(m_one) * std::sqrt(m_max);
@@ -53,13 +56,13 @@ class WeightNorms {
   double m_one = 0, m_square = 0, m_max = 0;
 };
 
-/// The norms of the signals x_r = B_r o u of some keys, where u is 1, or a size for each key, such as the largest
-/// |U_j.|.
+/// The norms of the signals x_r = B_r o u over some keys, for u = 1 ("ones") and for u = a size of each key, such as
+/// the largest |U_j.| ("sized").
 class SignalNorms {
  public:
   using Row = Eigen::Map<Eigen::Array<double, 1, Eigen::Dynamic>>;  // (r)
 
-  /// For so many features, in the workspace; for no key.
+  /// For r features and no keys, in the workspace.
   SignalNorms(Index r, Workspace& workspace) : m_ones(zeros(r, workspace)), m_sized(zeros(r, workspace)) {}
 
   static Row row(Index r, Workspace& workspace) {
@@ -68,7 +71,7 @@ class SignalNorms {
     return x;
   }
 
-  /// Keys begin..end-1 more: factor(j) times row j of B (n,r), with size(j).
+  /// Adds keys begin..end-1: factor(j) times row j of B (n,r), with size(j).
   template <Real T, class Factor, class Size>
   void add(const MatrixView<T>& B, Index begin, Index end, Factor&& factor, Size&& size) {
     constexpr int columns = 4;  // whose sums stay in registers
@@ -77,7 +80,7 @@ class SignalNorms {
     for (Index r = whole; r < B.cols(); ++r) add_columns<1>(B, r, begin, end, factor, size);
     for (Index j = begin; j < end; ++j) m_largest_size = std::max(m_largest_size, size(j));
   }
-  /// Some keys more, all times a factor.
+  /// Adds other keys, all times a factor.
   void add(const SignalNorms& other, double factor) {
     m_ones.add(other.m_ones, factor);
     m_sized.add(other.m_sized, factor);
@@ -88,12 +91,11 @@ class SignalNorms {
   const Row& largest() const { return m_ones.max; }
   double largest_size() const { return m_largest_size; }
 
-  /// sqrt(log2 N / N) times the products of these signals' and others' norms, over all features: those of ones with the
-  /// others' sized ones, and the other way round.
+  /// sqrt(log2 N / N) sum_r |x_r|_2 |z_r|_2 for other signals z: these with ones and z sized, or the other way round.
   double correlate_ones(const SignalNorms& others, Index N) const { return m_ones.correlate(others.m_sized, N); }
   double correlate_sized(const SignalNorms& others, Index N) const { return m_sized.correlate(others.m_ones, N); }
 
-  /// sizes_r += factor times what the error bound of a transform of length N is relative to, by the formula above.
+  /// sizes_r += factor times the bracket of the formula above, for transforms of length N.
   void add_ones(const WeightNorms& c, Index N, double factor, Row& sizes) const { m_ones.add_to(sizes, c, N, factor); }
   void add_sized(const WeightNorms& c, Index N, double factor, Row& sizes) const {
     m_sized.add_to(sizes, c, N, factor);
@@ -123,7 +125,7 @@ class SignalNorms {
       auto all = max.template segment<columns>(r);
       all = all.max(some.max);
     }
-    // |x_r|_2, or what it is at most
+    // |x_r|_2, or a bound of it
     auto two() const {
       return (square >= least_square && square <= most_square).select(square.sqrt(), one.sqrt() * max.sqrt());
     }
@@ -162,8 +164,8 @@ class SignalNorms {
   double m_largest_size = 0;
 };
 
-/// The largest of B and of the sizes, but no less than 2^-1000, whose inverse is finite; 1 for zeros. Relative to them
-/// no square overflows.
+/// The largest entry of B and the largest size, at least 2^-1000, so that the inverses are finite; 1 for zeros. Squares
+/// of numbers relative to them do not overflow.
 struct SignalScale {
   template <Real T>
   SignalScale(const MatrixView<T>& B_, const T* sizes)
@@ -176,12 +178,12 @@ struct SignalScale {
   static double of(double largest) { return largest > 0 ? std::max(largest, 0x1p-1000) : 1; }
 };
 
-/// The error bound of a row a (r) of A, for the sizes of signals; of norms as RowErrorBounds says.
+/// The error bound of a row a (r) of A for the sizes of signals: eps sum_r |a_r| sizes_r, or by norms (RowErrorBounds).
 template <Real T, class RowA>
 double row_error_bound(const RowA& a, const SignalNorms::Row& sizes, bool by_norms = false) {
   const double eps = static_cast<double>(std::numeric_limits<T>::epsilon());
   if (by_norms) return eps * static_cast<double>(a.stableNorm()) * sizes.matrix().stableNorm();
-  constexpr Index parts = 8;  // sums side by side: in a single one each addition would wait for the one before it
+  constexpr Index parts = 8;  // independent sums: in a single sum each addition would wait for the one before it
   std::array<double, parts> sums{};
   const Index whole = a.size() / parts * parts;
   const auto term = [x = a.data(), size = sizes.data()](Index r) {
@@ -193,8 +195,8 @@ double row_error_bound(const RowA& a, const SignalNorms::Row& sizes, bool by_nor
   return eps * std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-/// What underflow loses of Y, over the largest |u| and, of signals, over the largest |B_r|: both are computed in units
-/// of at most twice these.
+/// Bounds of the errors of Y from underflow, relative to the largest |u|, and those of signals also to the largest
+/// |B_r|. Both are scaled by powers of two of at most twice their largest entries.
 template <Real T>
 struct Underflow {
   static constexpr double number = 4 * static_cast<double>(std::numeric_limits<T>::denorm_min()),
@@ -206,11 +208,11 @@ struct Underflow {
   static double of_row(Index r) { return static_cast<double>(r) * number; }
 };
 
-/// The norms of the signals of all rows of B (n,r) and their sizes (n), divided by the scale; in the team's
-/// workspace. O(n r).
+/// The norms of the signals of all rows of B (n,r) and their sizes (n), divided by the scale. In the team's workspace.
+/// O(n r).
 template <Real T>
 SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalScale& scale, const Team& team) {
-  constexpr Index blocks = 8;  // of keys, whose norms are added up in their order
+  constexpr Index blocks = 8;  // of keys, whose norms are summed in their order
   Workspace& workspace = team.workspace();
   const Index n = B.rows(), r = B.cols();
   SignalNorms all(r, workspace);
@@ -227,9 +229,9 @@ SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalSca
   return all;
 }
 
-/// The error bound of a product by transforms of one length N; sizes (n_k) are the largest |U_j.| of each key. O(n r).
-/// share(norms, scale, Y, sums) makes the sizes of signals those of what shares their transforms, and adds what
-/// underflows in these; all are divided by the scale.
+/// The error bound of a product by transforms of length N; sizes (n_k) are the largest |U_j.| of each key. O(n r).
+/// share(norms, scale, Y, sums) adjusts the sizes of signals if several share a transform, and adds the underflow of
+/// signals; all are relative to the scale.
 template <Real T, class Share>
 void fft_row_error_bounds(const WeightNorms& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds bounds,
                           const Team& team, Share&& share) {
@@ -244,11 +246,11 @@ void fft_row_error_bounds(const WeightNorms& c, Index N, const Factors<T>& x, co
   share(all, scale, Y, sums);
   Y *= scale.B * scale.size;
   sums *= scale.B;
-  const double lost_sums = Underflow<T>::of_row(r), lost_Y = all.largest_size() * scale.size * lost_sums;
+  const double underflow_sums = Underflow<T>::of_row(r), underflow_Y = all.largest_size() * scale.size * underflow_sums;
   team.run_tiles(x.A.rows(), [&](Index i0, Index rows, Workspace&) {
     for (Index i = i0; i < i0 + rows; ++i) {
-      bounds.Y[i] = row_error_bound<T>(x.A.row(i), Y, bounds.by_norms) + lost_Y;
-      bounds.sums[i] = row_error_bound<T>(x.A.row(i), sums, bounds.by_norms) + lost_sums;
+      bounds.Y[i] = row_error_bound<T>(x.A.row(i), Y, bounds.by_norms) + underflow_Y;
+      bounds.sums[i] = row_error_bound<T>(x.A.row(i), sums, bounds.by_norms) + underflow_sums;
     }
   });
 }

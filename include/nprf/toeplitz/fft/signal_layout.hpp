@@ -8,19 +8,21 @@
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/fft/lanes.hpp"
+#include "nprf/toeplitz/factors.hpp"
 
-/// How FFT engines lay out their factors: each token in its slot, columns scaled by powers of two, some side by side.
+/// The memory layout of the factors in FFT engines: one row for each slot, columns scaled by powers of two, and some
+/// columns or features in the lanes of a register.
 namespace nprf::toeplitz {
 
-/// n values, and 17 cache lines more (18 for a type of two lines): arrays that are walked side by side must not lie a
-/// power of two apart, or a cache has room for a few of them only.
+/// n values and 17 cache lines of padding (18 for a type of two lines). Arrays that are read together must not be a
+/// power of two bytes apart: a cache holds only a few lines at such a distance.
 template <class X>
 constexpr Index staggered(Index n) {
   constexpr Index size = static_cast<Index>(sizeof(X));
   return n + (17 * 64 + size - 1) / size;
 }
 
-/// The scale as a factor: 0 for infinity, which is the scale of a column of zeros.
+/// A scale, or its inverse, as a factor: 0 for infinity. A column of zeros has the scale infinity (power_of_two.hpp).
 template <Real T>
 T finite(T scale) {
   return std::isfinite(scale) ? scale : T(0);
@@ -34,21 +36,34 @@ void column_scales(const MatrixView<T>& X, VectorMap<T>& scales) {
   for (Index r = 0; r < scales.size(); ++r) scales[r] = power_of_two_scale(scales[r]);
 }
 
-/// X's rows, each in row `first` + its slot of n, zeros in the gaps: X itself where there are none, else a copy in the
-/// workspace.
+/// The rows of a matrix that has one for each slot of the queries or of the keys.
+struct SlotRows {
+  Index count;
+  Index first = 0;  // that of slot 0
+};
+
+/// The rows of X, each in the row of its slot, and zeros for empty slots (rows.count,X.cols): X itself if no slot is
+/// empty, else a copy in the workspace.
 template <Real T>
-MatrixView<T> in_slots(const MatrixView<T>& X, const Slots& slots, Index n, const Team& team, Index first = 0) {
-  if (slots.count == n) return X;
-  auto all = team.workspace().matrix<T>(n, X.cols());
-  team.run_tiles(n, [&](Index s0, Index size, Workspace&) {
+MatrixView<T> in_slots(const MatrixView<T>& X, const Slots& slots, const SlotRows& rows, const Team& team) {
+  if (slots.count == rows.count) return X;
+  auto all = team.workspace().matrix<T>(rows.count, X.cols());
+  team.run_tiles(rows.count, [&](Index s0, Index size, Workspace&) {
     all.middleRows(s0, size).setZero();
-    for (Index i = slots.below(s0 - first), end = slots.below(s0 + size - first); i < end; ++i)
-      all.row(first + slots[i]) = X.row(i);
+    for (Index i = slots.below(s0 - rows.first), end = slots.below(s0 + size - rows.first); i < end; ++i)
+      all.row(rows.first + slots[i]) = X.row(i);
   });
   return all;
 }
 
-/// The way back: row i of X is that of its slot.
+/// The same of A, B and U, without log-scales.
+template <Real T>
+Factors<T> in_slots(const Factors<T>& x, const SlotRows& queries, const SlotRows& keys, const Team& team) {
+  return Factors<T>::without_gaps(in_slots(x.A, x.queries.slots, queries, team),
+                                  in_slots(x.B, x.keys.slots, keys, team), in_slots(x.U, x.keys.slots, keys, team));
+}
+
+/// The inverse of in_slots(): copies the rows of the slots to the rows of X.
 template <Real T>
 void from_slots(const MatrixMap<T>& all, const Slots& slots, MatrixRef<T> X, const Team& team, Index first = 0) {
   team.run_tiles(slots.count, [&](Index i0, Index rows, Workspace&) {
@@ -56,16 +71,16 @@ void from_slots(const MatrixMap<T>& all, const Slots& slots, MatrixRef<T> X, con
   });
 }
 
-/// Up to lane_count columns of a matrix of n rows side by side; zeros in the rows from n to length.
+/// Up to lane_count columns of a matrix as lanes; zeros from its last row to `length`.
 template <Real T>
-struct Panel {
+struct ColumnLanes {
   using Lanes = fft::Lanes<T>;
 
   static Index size(Index length) { return staggered<Lanes>(length); }
 
-  Panel(Lanes* of, Index n, Index all, Index columns) : rows(n), length(all), width(columns), values(of) {}
-  Panel(Workspace& workspace, Index n, Index all, Index columns)
-      : Panel(workspace.take<Lanes>(size(all)), n, all, columns) {}
+  ColumnLanes(Lanes* of, Index n, Index all, Index columns) : rows(n), length(all), width(columns), values(of) {}
+  ColumnLanes(Workspace& workspace, Index n, Index all, Index columns)
+      : ColumnLanes(workspace.take<Lanes>(size(all)), n, all, columns) {}
 
   void set_zero() { std::fill_n(values, length, Lanes{}); }
 
@@ -92,7 +107,7 @@ struct Panel {
     return largest;
   }
 
-  /// Each column times its factor.
+  /// Multiplies each column by its factor.
   void scale(const Lanes& by) {
     for (Index i = 0; i < rows; ++i) values[i] *= by;
   }
@@ -101,7 +116,7 @@ struct Panel {
   Lanes* values;
 };
 
-/// 1 / scale and scale as factors, 0 for a column of zeros.
+/// 1 / scale and scale as factors (finite()).
 template <Real T>
 fft::Lanes<T> inverse(fft::Lanes<T> scale) {
   for (Index l = 0; l < fft::lane_count<T>; ++l) scale[l] = finite(1 / scale[l]);
@@ -113,7 +128,8 @@ fft::Lanes<T> finite_lanes(fft::Lanes<T> scale) {
   return scale;
 }
 
-/// The p columns of U: how many go side by side in groups, and how many are left over and take features as lanes.
+/// The p columns of U in groups of lane_count, whose columns are lanes. If the last group would leave most lanes empty,
+/// its columns are left over: they are processed one at a time, with features as lanes.
 template <Real T>
 struct ColumnGroups {
   static constexpr Index W = fft::lane_count<T>;
@@ -126,8 +142,8 @@ struct ColumnGroups {
   Index count, left_over, p;
 };
 
-/// How many signals B_r o U_p a product of r features and p columns transforms, lanes of registers that are not filled
-/// included. One of a column that is left over (ColumnGroups) counts as `left_over` others.
+/// The number of signals B_r o U_p of r features and p columns, including the empty lanes of registers. Signals of a
+/// left-over column (ColumnGroups) count `left_over` times.
 template <Real T>
 double signals(Index r, Index p, double left_over) {
   const ColumnGroups<T> groups(r, p);
@@ -136,7 +152,7 @@ double signals(Index r, Index p, double left_over) {
          left_over * static_cast<double>(groups.left_over * ((r + W - 1) / W) * W);
 }
 
-/// lane_count features from one on, as lanes; zeros beyond the last.
+/// Up to lane_count features of a matrix as lanes, from one on; zeros after the last.
 template <Real T>
 struct FeatureLanes {
   using Lanes = fft::Lanes<T>;
@@ -144,11 +160,11 @@ struct FeatureLanes {
   FeatureLanes(const MatrixView<T>& of, Index from)
       : x(of.data()), stride(of.outerStride()), first(from), width(std::min(fft::lane_count<T>, of.cols() - from)) {}
 
-  /// Those of an array that has an entry for every feature.
+  /// Of an array with an entry for each feature of the matrix.
   Lanes load(const T* all) const { return fft::load_lanes(all + first, width); }
   Lanes row(Index i) const { return load(x + i * stride); }
 
-  /// Adds them to row i of a matrix of all features.
+  /// Adds lanes to these features of row i of a matrix.
   void add(const Lanes& lanes, MatrixRef<T>& to, Index i) const {
     T* at = to.data() + i * to.outerStride() + first;
     fft::store_lanes<T>(fft::load_lanes(at, width) + lanes, at, width);
@@ -158,19 +174,19 @@ struct FeatureLanes {
   Index stride, first, width;
 };
 
-/// Columns of a matrix, each by itself, token after token; zeros from the last token to L. Of a twisted column, token
-/// j is two numbers, the column's times (cos, sin)(pi j / 2L): that of the coefficient that a tree leaves
-/// (fft/spectral_ops.hpp).
+/// Columns of a matrix, each contiguous; zeros from the last token to L. A twisted column has two numbers for token j:
+/// the entry times cos(pi j / 2L) and sin(pi j / 2L), the factor that the inverse transform leaves to the caller
+/// (fft/polynomial_tree.hpp).
 template <Real T>
 class FeatureColumns {
  public:
-  /// `count` at a time, as they are, or with a twist (L).
+  /// For `count` columns, twisted by `twist` (2 L) unless it is null.
   FeatureColumns(Workspace& workspace, Index count, Index L, const T* twist = nullptr)
       : m_twist(twist), m_stride(staggered<T>(twist ? 2 * L : L)), m_values(workspace.take<T>(count * m_stride)) {}
 
   T* operator[](Index k) const { return m_values + k * m_stride; }
 
-  /// Tokens j0, j0 + 1, ... of column r of X, times a scale, into column k.
+  /// Reads tokens j0..j0+rows-1 of column r of X, times a scale, into column k.
   void read(Index k, const MatrixView<T>& X, Index r, T scale, Index j0, Index rows) const {
     const Index end = std::clamp(X.rows(), j0, j0 + rows);
     T* x = (*this)[k];
@@ -190,7 +206,7 @@ class FeatureColumns {
   T* m_values;
 };
 
-/// One column, scaled to maximum 1.
+/// A column, divided by its power-of-two scale.
 template <Real T>
 struct ScaledColumn {
   ScaledColumn(const MatrixView<T>& X, Index column, Workspace& scratch)

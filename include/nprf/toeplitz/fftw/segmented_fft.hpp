@@ -20,16 +20,17 @@ namespace nprf::toeplitz {
 
 /// A transform of length N = Q L as Q transforms of length L.
 ///
-/// Residue class q owns the bins k = Q s + q of the length-N transform. With j = L f + l,
+/// Residue class q has the bins k = Q s + q of the transform of length N. With j = L f + l,
 ///     X[Q s + q] = sum_l e^(-2 pi i l s / L) e^(-2 pi i l q / N) sum_f e^(-2 pi i f q / Q) x[L f + l]
-/// so that a class folds the segments f of x, twists, and transforms L points; the way back reverses each step. Classes
-/// exchange nothing, segments of zeros are never stored, and L stays in the first-level cache.
+/// so that a class sums the segments f of x, multiplies by twiddle factors, and transforms L points. The inverse
+/// reverses each step. Classes are independent, segments of zeros are never stored, and L points stay in the
+/// first-level cache.
 struct SegmentedFft {
   Index count;   // Q
   Index length;  // L
 
-  /// Q and L for N >= n. 4096 points are the longest that FFTW_ESTIMATE plans well; beyond 8 classes folding costs
-  /// more.
+  /// Q and L for N >= n. FFTW_ESTIMATE finds good plans up to 4096 points. With more than 8 classes the sums of
+  /// segments cost more than shorter transforms save.
   static SegmentedFft of(Index n) {
     Index count = 1;
     while (count < 8 && n > 4096 * count) count *= 2;
@@ -37,11 +38,11 @@ struct SegmentedFft {
   }
 
   Index period() const { return count * length; }                      // N
-  Index segments(Index n) const { return (n + length - 1) / length; }  // how many f hold n points
+  Index segments(Index n) const { return (n + length - 1) / length; }  // the number of segments f of n points
 };
 
-/// The transforms of one N, class by class, of pairs of real columns as real and imaginary part of one signal. Its
-/// tables lie in the workspace that it was made with. Threads may share it; each brings its own z (L).
+/// Transforms of length N, class by class, of two real columns as real and imaginary part of one signal. Its tables are
+/// in the team's workspace. Threads may share it, each with its own scratch memory z (L).
 template <Real T>
 class SegmentedTransform {
  public:
@@ -60,14 +61,14 @@ class SegmentedTransform {
 
   const SegmentedFft& classes() const { return m_classes; }
 
-  /// The bins of class q, as X[s] (L), of x_j = b_j (u1_j + i u2_j) for j < n.
+  /// X[s] (L): the bins of class q of x_j = b_j (u1_j + i u2_j), j < n.
   void forward(Index q, Index n, const T* b, const T* u1, const T* u2, Complex* z, Complex* X) const {
     fold(q, n, b, u1, u2, reinterpret_cast<T*>(z));
     if (q > 0) multiply(z, m_twist + q * m_classes.length, m_classes.length);
     m_plan->forward(z, X);
   }
 
-  /// emit(j, re, im) for j < n: what class q adds to N times the inverse transform. Overwrites X.
+  /// Calls emit(j, re, im) for j < n with the share of class q in N times the inverse transform. Overwrites X.
   template <class Emit>
   void backward(Index q, Index n, Complex* X, Complex* z_, Emit emit) const {
     m_plan->backward(X, z_);
@@ -84,7 +85,7 @@ class SegmentedTransform {
     }
   }
 
-  // std::complex's own product looks for NaN, which stops the compiler from vectorising
+  // the product of std::complex checks for NaN, so that compilers do not vectorise it
   /// z_l *= w_l
   static void multiply(Complex* z, const Complex* w, Index n) { multiply<1>(z, w, n); }
   /// z_l *= conj(w_l)
@@ -125,7 +126,7 @@ class SegmentedTransform {
     }
   }
 
-  // e^(2 pi i k / n), computed in double; whole quarters are turned exactly, so that the angle has few digits to lose
+  // e^(2 pi i k / n), computed in double. Whole quarter turns are exact, so that the angle is small and precise
   static Complex root(Index k, Index n) {
     const Index quarters = 4 * ((k % n + n) % n), turns = (quarters + n / 2) / n;
     const double angle = std::numbers::pi / 2 * static_cast<double>(quarters - turns * n) / static_cast<double>(n);

@@ -23,7 +23,7 @@ double product_cost(Engine engine, const CostInputs<T>& x) {
   return cost;
 }
 
-/// The same with the bounds of its rounding errors, where rows share their rounding.
+/// The same with the bounds of its rounding errors, unless its rounding is per row.
 template <Real T>
 double cost_of(Engine engine, const CostInputs<T>& x) {
   const bool is_per_row = properties_of(engine).rounding == Rounding::per_row;
@@ -34,11 +34,11 @@ double cost_of(Engine engine, const CostInputs<T>& x) {
 template <Real T>
 double dense_cost(const ProductShape& shape) {
   if (shape.empty()) return 0;
-  return std::min(DirectEngine<T>::dense_cost(shape), LanesEngine<T>::cost({{}, shape, shape}));
+  return std::min(DirectEngine<T>::dense_cost(shape), FftEngine<T>::cost({{}, shape, shape}));
 }
 
-/// What the weights allow: bidirectional weights an FFT over all rows; one-sided weights one by blocks, so that no row
-/// depends on later keys.
+/// The rounding that the weights allow besides per row: global for bidirectional weights; per block for one-sided
+/// weights, so that no row depends on later keys.
 inline Rounding allowed_rounding(const LagRange& support) {
   return support.first < 0 && support.last > 0 ? Rounding::global : Rounding::per_block;
 }
@@ -56,11 +56,11 @@ Engine cheapest(const CostInputs<T>& x, Rounding allowed) {
   return best;
 }
 
-/// What an engine is chosen for: the rows of the product alone, or its gradients too, which are sums over queries.
+/// The use of an engine: the rows of the product alone, or its gradients too, which are sums over queries.
 enum class Use { rows, gradients };
 
-/// Whether an engine of such rounding may be chosen: whether no row of Y (or of a block) has so much smaller weights
-/// than another that the rounding error of the larger one would be large beside it.
+/// Whether an engine with such rounding may be chosen: not if some row of Y (or of a block) has so much smaller weights
+/// than another row that the rounding errors of the other row would be large relative to it.
 template <Real T>
 bool is_admissible(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys,
                    Workspace& workspace) {
