@@ -20,7 +20,7 @@ using toeplitz::BorderedProduct;
 
 namespace {
 
-// the tokens of one side that take part: some of the E outside, some of the slots
+// the tokens of one side: some of the E without a slot, some of the slots
 struct Side {
   std::vector<Index> outside, slots;
   Index span = 0;  // of the slots
@@ -31,7 +31,7 @@ struct Side {
   Index slot(Index i) const { return slots[static_cast<std::size_t>(i) - outside.size()]; }
 };
 
-// the sums of one kind, and the same with the absolute value of each term
+// sums, and the same with the absolute value of each term
 struct Sums {
   Sums(Index rows, Index cols) : values(Matrix<double>::Zero(rows, cols)), magnitude(values) {}
   void add(Index row, long double weight, long double size, const Matrix<double>& factors, Index factor_row) {
@@ -65,7 +65,7 @@ class Case {
         c(q.span + k.span > 0 ? random_weights<T>(q.span, k.span, 4) : LagWeights<T>()),
         m_q_numbers(numbers(q)),
         m_k_numbers(numbers(k)) {
-    // weights only where a pair of tokens has use for one: the rest may be anything
+    // the weights that pairs of tokens need are set; the others may have any value
     const Matrix<T> weights = normal<T>(E, E + 2, 6);
     for (Index i = 0; i < q.count(); ++i)
       for (Index j = 0; j < k.count(); ++j)
@@ -98,7 +98,7 @@ class Case {
     product.contract(x, out.Y, team);
     auto db = team.workspace().template matrix<T>(E, E + 2);
     db = before;
-    const Vector<T> ones = Vector<T>::Ones(q.count());  // a measure by which no gradient is far off
+    const Vector<T> ones = Vector<T>::Ones(q.count());  // a measure for which no gradient is recomputed
     product.gradients(x, G, {ones.data(), ones.data(), false, 1}, {out.dA, out.dB, out.dU, out.dc}, db, team);
     out.dborder = db;
     return out;
@@ -110,7 +110,7 @@ class Case {
     return c[k.slot(j) - q.slot(i)];
   }
 
-  // what every result is off, over what it may be
+  // the ratio of error to tolerance of each result
   double error(Engine engine, const Results<T>& got) const {
     const Matrix<double> a = A.template cast<double>(), b = B.template cast<double>(), u = U.template cast<double>(),
                          g = G.template cast<double>();
@@ -156,14 +156,14 @@ class Case {
   const LagWeights<T> c;
 
  private:
-  // where the border's weight of query i and key j stands; -1 for two tokens in slots
+  // the index of the weight of query i and key j in the border; -1 for two tokens in slots
   std::pair<Index, Index> place(Index i, Index j) const {
     if (q.is_outside(i)) return {q.extra(i), k.is_outside(j) ? 2 + k.extra(j) : 0};
     if (k.is_outside(j)) return {k.extra(j), 1};
     return {-1, -1};
   }
 
-  // which of all tokens they are: those outside, then a grid's, one a slot
+  // their numbers among all tokens: those without a slot, then one for each slot
   std::vector<Index> numbers(const Side& side) const {
     std::vector<Index> all = side.outside;
     for (const Index slot : side.slots) all.push_back(E + slot);
@@ -181,7 +181,7 @@ class Case {
     return spread<T>(X.bottomRows(n), {n, 0, side.slots.data()}, side.span);
   }
 
-  // what an FFT adds in the slots
+  // the error bound of an FFT in the slots
   static Matrix<double> bounds(Engine engine, const LagWeights<T>& lags, const Matrix<T>& X, const Matrix<T>& Y,
                                const Matrix<T>& Z, const Side& side) {
     Matrix<double> tokens = Matrix<double>::Zero(side.count(), Z.cols());
@@ -196,7 +196,7 @@ class Case {
   const std::vector<Index> m_q_numbers, m_k_numbers;
 };
 
-// use(x) for tokens outside, in slots and missing on either side
+// calls use(x) for tokens without slots, in slots and missing on either side
 template <class T, class Use>
 void with_cases(Use&& use) {
   const auto some = [](Index n, std::uint64_t seed) { return random_slots(n, 0.6, seed); };
@@ -209,12 +209,12 @@ void with_cases(Use&& use) {
     use(Case<T>(3, {{0, 1, 2}, all_rows(n_q), n_q}, {{0, 1, 2}, all_rows(n_k), n_k}));
     use(Case<T>(3, {{0, 2}, some(n_q, 1), n_q}, {{1, 2}, some(n_k, 2), n_k}));
     use(Case<T>(3, {{1}, some(n_q, 1), n_q}, {{2}, all_rows(n_k), n_k}, 2, 3));
-    // nobody in the slots of a side, or of both
+    // no tokens in the slots of one side, or of both
     use(Case<T>(3, {{0, 2}, {}, n_q}, {{1, 2}, some(n_k, 2), n_k}));
     use(Case<T>(3, {{0, 2}, some(n_q, 1), n_q}, {{1, 2}, {}, n_k}));
     use(Case<T>(3, {{0, 1, 2}, {}, n_q}, {{2}, {}, n_k}));
   }
-  // tokens outside alone
+  // only tokens without a slot
   use(Case<T>(3, {{0, 1, 2}, {}, 0}, {{0, 1, 2}, {}, 0}));
 }
 
@@ -252,7 +252,7 @@ TEMPLATE_TEST_CASE("a bordered product: no bit depends on the number of threads"
   }
 }
 
-TEST_CASE("a bordered product: errors of a token outside do not grow with the keys", "[toeplitz]") {
+TEST_CASE("a bordered product: errors of a token without a slot do not grow with the number of keys", "[toeplitz]") {
   const Index n_k = 100 * chunk_keys + 5;
   Workspace workspace;
   const Team team(workspace);
@@ -271,7 +271,7 @@ TEST_CASE("a bordered product: errors of a token outside do not grow with the ke
   CHECK(product.longest_plain_sum(n_k) == chunk_keys + 1);
 }
 
-TEST_CASE("without tokens outside a bordered product is a product with certified gradients, bit for bit",
+TEST_CASE("if all tokens have slots, a bordered product is a product with checked gradients, bit for bit",
           "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
@@ -296,7 +296,7 @@ TEST_CASE("without tokens outside a bordered product is a product with certified
   }
 }
 
-TEST_CASE("a bordered product names the engine that works in the slots", "[toeplitz]") {
+TEST_CASE("a bordered product reports the engine of the slots", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   const LagWeights<double> c = random_weights<double>(7, 5, 4);
@@ -305,7 +305,7 @@ TEST_CASE("a bordered product names the engine that works in the slots", "[toepl
   CHECK(BorderedProduct<double>(Engine::automatic, c.view(), {}, {7, 5, 2, 3}, team).engine() == Engine::direct);
 }
 
-TEST_CASE("a bordered product takes keys' exponents by blocks, without tokens outside, and refuses them else",
+TEST_CASE("a bordered product accepts key log-scales if the engine is block_causal and all tokens have slots",
           "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);

@@ -64,7 +64,7 @@ TEST_CASE("every engine computes the product that a double loop computes", "[toe
   }
 }
 
-TEST_CASE("every engine copes with very different numbers of queries and keys", "[toeplitz]") {
+TEST_CASE("every engine is right for very different numbers of queries and keys", "[toeplitz]") {
   for (const Shape& s : std::vector<Shape>{{1, 5000, 2, 3}, {5000, 1, 2, 3}, {2, 9000, 1, 2}, {9000, 3, 3, 1}}) {
     check_against_reference<double>(s);
     check_against_reference<float>(s);
@@ -81,7 +81,7 @@ TEST_CASE("every engine is right at the lengths where the fftw engine changes it
   }
 }
 
-TEST_CASE("columns of very different size keep their own accuracy", "[toeplitz]") {
+TEST_CASE("columns of very different magnitudes keep their accuracy", "[toeplitz]") {
   const Index n_q = 150, n_k = 190, r = 4;
   Matrix<float> U = normal<float>(n_k, 7, 3);
   const float sizes[] = {1e-30f, 1e6f, 1e30f, 1, 1e-38f, 1e35f, 1e-3f};
@@ -128,7 +128,7 @@ TEST_CASE("a lag outside the table has weight 0", "[toeplitz]") {
     }
 }
 
-TEST_CASE("without a weight in reach the product is zero", "[toeplitz]") {
+TEST_CASE("without weights at reachable lags the product is zero", "[toeplitz]") {
   const auto A = normal<double>(9, 3, 1), B = normal<double>(7, 3, 2), U = normal<double>(7, 2, 3);
   const std::vector<LagWeights<double>> none{{0, Vector<double>()},
                                              {-8, Vector<double>::Zero(15)},
@@ -199,7 +199,7 @@ TEST_CASE("the factors exchange their roles", "[toeplitz]") {
   }
 }
 
-TEST_CASE("a block of a larger matrix can be written, and nothing beside it is", "[toeplitz]") {
+TEST_CASE("a block of a larger matrix can be written, and no entry around it changes", "[toeplitz]") {
   const Index n_q = 20, n_k = 30;
   const auto A = normal<float>(n_q, 3, 1), B = normal<float>(n_k, 3, 2), U = normal<float>(n_k, 4, 3);
   const LagWeights<float> c = random_weights<float>(n_q, n_k, 4);
@@ -302,7 +302,7 @@ TEST_CASE("a zero column stays zero beside others", "[toeplitz]") {
   }
 }
 
-TEST_CASE("a column of subnormal numbers is not lost", "[toeplitz]") {
+TEST_CASE("a column of subnormal numbers keeps its digits", "[toeplitz]") {
   const auto A = normal<float>(30, 4, 1), B = normal<float>(50, 4, 2);
   Matrix<float> U = Matrix<float>::Constant(50, 2, std::ldexp(1.0f, -130));
   U.col(1).setOnes();

@@ -23,7 +23,7 @@ TEST_CASE("the pairs whose lag is in a range are counted", "[toeplitz]") {
   CHECK(pairs_in({-5, 5}, 0, 3) == 0);
 }
 
-TEST_CASE("a product has as many threads as it is worth, at least one and at most those that are set", "[toeplitz]") {
+TEST_CASE("the number of threads grows with the cost of a product, from one to the number that is set", "[toeplitz]") {
   struct Kept {
     ~Kept() { set_num_threads(before); }
     const Index before = num_threads();

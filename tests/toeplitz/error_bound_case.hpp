@@ -18,20 +18,20 @@
 #include "support/random.hpp"
 #include "toeplitz/gradient_error.hpp"
 
-/// Gradients beside obvious sums in more digits: by how much rounding is beyond their own, over the error bound that an
-/// engine says of them.
+/// Gradients compared with plain sums of higher precision: their errors beyond direct rounding, over the error bound of
+/// an engine.
 namespace nprf::test {
 
-/// More digits than T has.
+/// A type with more digits than T.
 template <Real T>
 using Wide = std::conditional_t<std::is_same_v<T, float>, double, long double>;
 
-/// A bias that some rows of a product drown in, or none.
+/// A bias for which some rows of a product fail the error bound of an FFT, or none does.
 struct HostileBias {
   std::string name;
   std::function<double(double)> of;  // a lag
 
-  /// exp(b) of all lags that n_q queries and n_k keys reach, up to a last one.
+  /// exp(b) of all lags of n_q queries and n_k keys, up to a last one.
   template <Real T>
   LagWeights<T> weights(Index n_q, Index n_k, Index last) const {
     LagWeights<T> c{-(n_q - 1), Vector<T>(n_q + n_k - 1)};
@@ -52,17 +52,17 @@ inline std::vector<HostileBias> hostile_biases() {
   return all;
 }
 
-/// Factors whose last column of U is ones, G of at most 1, and the rows' sizes: no G_i.U_j is above twice its own.
+/// Factors with ones as last column of U, G of at most 1, and the sizes of rows: |G_i.U_j| is at most twice the size.
 template <Real T>
 struct ErrorBoundCase {
   std::string name;
   Matrix<T> A, B, U, G;
   Vector<T> sizes;
   bool all_positive = true;
-  Vector<double> e = {};  // exponents of keys, or none
+  Vector<double> e = {};  // log-scales of keys, or empty
 };
 
-/// All that is known to make roundings large or alike.
+/// Inputs that are known to make rounding errors large or correlated.
 template <Real T>
 std::vector<ErrorBoundCase<T>> error_bound_cases(Index n_q, Index n_k, Index r, Index p) {
   const auto features = [](Index n, Index cols, double spread, std::uint64_t seed) {
@@ -132,14 +132,14 @@ std::vector<ErrorBoundCase<T>> error_bound_cases(Index n_q, Index n_k, Index r, 
   return all;
 }
 
-/// Of gradients that an engine has found: those of them beyond their own rounding, over their error bound.
+/// The errors of the gradients of an engine beyond direct rounding, over their error bound.
 struct BoundRatios {
   double most = 0;
   std::string where;        // the most
-  std::vector<double> all;  // of each that has error bound, all of its error
+  std::vector<double> all;  // of each gradient with an error bound, its whole error
 };
 
-/// The sums, and the same of their terms' sizes.
+/// The sums, and the sums of the magnitudes of their terms.
 template <Real T>
 class ExactGradients {
  public:
@@ -186,7 +186,7 @@ class ExactGradients {
     }
   }
 
-  /// What an engine of transforms is off.
+  /// The errors of an FFT engine.
   BoundRatios errors(Engine engine) const {
     const Index n_q = A.rows(), n_k = B.rows(), r = A.cols(), p = U.cols(), num_lags = n_q + n_k - 1;
     Workspace workspace;
@@ -254,7 +254,7 @@ class ExactGradients {
 
  public:
   Matrix<W> dA, dB, dB_size, dU, dU_size;
-  Vector<W> dc, dc_size, keys, lags;  // keys and lags: what the others are sums of
+  Vector<W> dc, dc_size, keys, lags;  // keys and lags: the sums of sizes
 };
 
 }  // namespace nprf::test

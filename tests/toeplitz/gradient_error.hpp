@@ -7,7 +7,7 @@
 #include "nprf/toeplitz/gradients.hpp"
 #include "support/product.hpp"
 
-/// How far each engine's gradients may be from the sums that define them.
+/// The tolerances of the gradients of each engine.
 namespace nprf::test {
 
 template <class T>
@@ -15,7 +15,7 @@ LagWeights<T> transposed(const LagWeights<T>& c) {
   return {-c.last(), c.values.reverse()};
 }
 
-/// dc as an obvious loop in double.
+/// dc by a plain loop in double.
 template <class T>
 Vector<double> lag_sums(const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U, const Matrix<T>& G) {
   const auto wide = [](const Matrix<T>& x) { return Matrix<double>(x.template cast<double>()); };
@@ -26,7 +26,7 @@ Vector<double> lag_sums(const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>&
   return sums;
 }
 
-/// How far dc may be from it.
+/// The tolerance of dc.
 template <class T>
 Vector<double> lag_tolerance(Engine engine, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U,
                              const Matrix<T>& G) {
@@ -45,14 +45,14 @@ Vector<double> lag_tolerance(Engine engine, const Matrix<T>& A, const Matrix<T>&
       n_q + n_k - 1, fft_margin * epsilon<T> * std::sqrt(std::log2(static_cast<double>(n_q + n_k))) * bound);
 }
 
-/// The worst |dc - its double sum| over what the engine may be off.
+/// The largest ratio of |dc - its sum in double| to its tolerance.
 template <class T>
 double lag_error(Engine engine, const Matrix<T>& A, const Matrix<T>& B, const Matrix<T>& U, const Matrix<T>& G,
                  const Vector<T>& got) {
   return worst_ratio(got, lag_sums(A, B, U, G), lag_tolerance(engine, A, B, U, G));
 }
 
-/// The worst of all four gradients over what the engine may be off: each is the product with the roles exchanged.
+/// The largest ratio of error to tolerance of all four gradients: each is the product with the roles exchanged.
 template <class T>
 double gradients_error(Engine engine, const LagWeights<T>& c, const Matrix<T>& A, const Matrix<T>& B,
                        const Matrix<T>& U, const Matrix<T>& G, const toeplitz::Gradients<T>& d) {

@@ -58,7 +58,7 @@ TEST_CASE("gradients over several residue classes", "[toeplitz]") {
     check<double>(s);
 }
 
-TEST_CASE("a gradient's columns of very different size keep their own digits", "[toeplitz]") {
+TEST_CASE("columns of a gradient with very different magnitudes keep their digits", "[toeplitz]") {
   const Index n = 100;
   const auto A = normal<double>(n, 3, 1), B = normal<double>(n, 3, 2);
   Matrix<double> U = normal<double>(n, 4, 3), G = normal<double>(n, 4, 5);
@@ -75,7 +75,7 @@ TEST_CASE("a gradient's columns of very different size keep their own digits", "
   }
 }
 
-TEST_CASE("gradients of nothing are zero and have their shapes", "[toeplitz]") {
+TEST_CASE("gradients without tokens are zero and have their shapes", "[toeplitz]") {
   for (const Shape& s : std::vector<Shape>{{0, 3, 2, 2}, {3, 0, 2, 2}, {3, 4, 0, 2}, {3, 4, 2, 0}}) {
     const toeplitz::Gradients<double> d =
         gradients<double>(Engine::automatic, {}, Matrix<double>::Ones(s.n_q, s.r), Matrix<double>::Ones(s.n_k, s.r),

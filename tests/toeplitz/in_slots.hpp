@@ -17,17 +17,17 @@
 #include "support/random.hpp"
 #include "toeplitz/gradient_error.hpp"
 
-/// Products of tokens that leave slots empty, and their twin: the product of all slots, with zeros in the gaps.
+/// Products of tokens that leave slots empty, compared with the product of all slots with zeros in the gaps.
 namespace nprf::test {
 
-/// What makes an engine's product from (lags, span, team).
+/// Returns a function that makes a product by an engine from (lags, span, team).
 constexpr auto make_product(Engine engine) {
   return [=]<class T>(LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
     return toeplitz::Product<T>(engine, lags, span, team);
   };
 }
 
-/// Some of the slots 0..n-1, each with the same chance.
+/// Random slots of 0..n-1, each with the same probability.
 inline std::vector<Index> random_slots(Index n, double chance, std::uint64_t seed) {
   std::vector<Index> slots;
   const Matrix<double> draw = normal<double>(n, 2, seed);  // a pair's angle is uniform
@@ -36,7 +36,7 @@ inline std::vector<Index> random_slots(Index n, double chance, std::uint64_t see
   return slots;
 }
 
-/// X's rows, each in its slot of n; zeros in the gaps.
+/// The rows of X in their slots 0..n-1; zeros in the gaps.
 template <class T>
 Matrix<T> spread(const Matrix<T>& X, const Slots& slots, Index n) {
   Matrix<T> all = Matrix<T>::Zero(n, X.cols());
@@ -65,7 +65,7 @@ struct InSlots {
     m_q_at = std::move(q_at), m_k_at = std::move(k_at);
     queries = {A.rows(), 0, m_q_at.data()}, keys = {B.rows(), 0, m_k_at.data()};
   }
-  /// Without gaps, from a slot on.
+  /// Without gaps.
   InSlots(Index span_q, Index span_k, Slots q, Slots k, Index r, Index p)
       : InSlots(span_q, span_k, r, p, q.count, k.count) {
     queries = q, keys = k;
@@ -89,7 +89,7 @@ struct InSlots {
     return Y;
   }
 
-  /// The product with [U 1], by values and sums.
+  /// The product with [U 1], as Y and sums.
   template <class MakeEngine>
   Matrix<T> contract_with_ones(MakeEngine&& make, const Team& team) const {
     const Workspace::Scope scope(team.workspace());
@@ -113,7 +113,7 @@ struct InSlots {
     return d;
   }
 
-  /// The worst error over what the engine may be off, of the product with U, or with [U 1].
+  /// The largest ratio of error to tolerance, of the product with U or with [U 1].
   double error(Engine engine, const Matrix<T>& Y) const {
     if (Y.rows() != A.rows()) return std::numeric_limits<double>::infinity();
     return product_error(engine, c, in_q(A), in_k(B), in_k(Y.cols() > U.cols() ? with_ones(U) : U), in_q(Y));
@@ -145,7 +145,7 @@ struct InSlots {
   std::vector<Index> m_q_at, m_k_at;
 };
 
-/// use(x) for tokens that leave gaps of every kind, on spans that fill one tile of the direct engine and several.
+/// Calls use(x) for tokens with all kinds of gaps, on spans of one tile of the direct engine and of several.
 template <class T, class Use>
 void with_gaps(Use&& use) {
   struct Span {

@@ -10,7 +10,7 @@
 #include "toeplitz/gradient_error.hpp"
 #include "toeplitz/in_slots.hpp"
 
-/// Columns of very different sizes side by side: none may lose its digits to a neighbour's.
+/// Columns of very different magnitudes: small ones beside large ones must keep their digits.
 namespace nprf::test {
 
 /// The worst error of a product of which columns of A share their rounding: each row of a column of Y may be as far off

@@ -31,7 +31,7 @@ TEST_CASE("a product by an engine that this build does not have is refused by na
   Workspace workspace;
   const LagWeights<double> c = random_weights<double>(5, 4, 4);
   check_invalid([] { require_available(Engine::fftw); }, {"engine:", "without FFTW", "fftw"});
-  // for a product of nothing too
+  // for an empty product too
   for (const Index p : {3, 0})
     check_invalid(
         [&] {
@@ -40,7 +40,7 @@ TEST_CASE("a product by an engine that this build does not have is refused by na
         {"engine:", "fftw"});
 }
 
-TEST_CASE("keys have exponents for the block-causal engine alone", "[toeplitz]") {
+TEST_CASE("only the block-causal engine accepts key log-scales", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   const LagWeights<double> c = random_weights<double>(5, 4, 4);
@@ -58,20 +58,20 @@ TEST_CASE("keys have exponents for the block-causal engine alone", "[toeplitz]")
   }
 }
 
-TEST_CASE("a product names the engine that works", "[toeplitz]") {
+TEST_CASE("a product reports its engine", "[toeplitz]") {
   Workspace workspace;
   const LagWeights<double> c = random_weights<double>(700, 700, 4);
   for (const Engine engine : engines()) CHECK(engine_of(engine, c, {700, 700, 1, 2}) == engine);
   for (const ProductShape& span : {ProductShape{700, 700, 1, 2}, {700, 700, 9, 9}, {20, 700, 1, 2}})
     CHECK(engine_of(Engine::automatic, c, span) == toeplitz::choose(c.view(), span, {span.n_q}, {span.n_k}, workspace));
-  // where all products are zero none works
+  // if all products are zero there is no engine
   for (const Engine engine : {Engine::automatic, Engine::direct})
     for (const ProductShape& span : {ProductShape{0, 7, 1, 2}, {7, 0, 1, 2}, {7, 7, 0, 2}})
       CHECK(engine_of(engine, c, span) == engine);
   CHECK(engine_of(Engine::automatic, {0, Vector<double>::Zero(3)}, {7, 7, 1, 2}) == Engine::automatic);
 }
 
-TEMPLATE_TEST_CASE("each engine rounds in its own way: it is the one that was asked for", "[toeplitz]",
+TEMPLATE_TEST_CASE("engines differ in their rounding errors: the requested engine is used", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   Workspace workspace;
@@ -91,7 +91,7 @@ TEMPLATE_TEST_CASE("each engine rounds in its own way: it is the one that was as
   }
 }
 
-TEST_CASE("a product without weights in reach, or without tokens, is zero, and so are its gradients", "[toeplitz]") {
+TEST_CASE("without weights at reachable lags, or without tokens, a product and its gradients are zero", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   const auto check = [&](const InSlots<double>& x) {
@@ -131,7 +131,7 @@ TEMPLATE_TEST_CASE("a product gives numerators and denominators at once", "[toep
   }
 }
 
-TEST_CASE("the gradients of the factors have the same bits where nobody asks for those of the weights", "[toeplitz]") {
+TEST_CASE("the gradients of the factors have the same bits if those of the weights are not requested", "[toeplitz]") {
   Workspace workspace;
   const Team team(workspace);
   InSlots<double> x(200, 150, random_slots(200, 0.5, 1), random_slots(150, 0.5, 2), 3, 2);

@@ -16,12 +16,12 @@
 
 namespace nprf::toeplitz {
 
-/// Y = ((A B^T) o C) U where C is Toeplitz in the tokens' slots, with a border of the tokens outside of the axis:
+/// Y = ((A B^T) o C) U for a C that is Toeplitz in the slots, with a border for the tokens without a slot:
 ///
 ///     C = [ between    to_slots ]
 ///         [ from_slots c[t - s] ]
 ///
-/// Time and memory of Product, and O(E (n_q + n_k)(r + p)).
+/// Time and memory of Product, and O(E (n_q + n_k)(r + p)) for E tokens without a slot.
 template <Real T>
 class BorderedProduct {
  public:
@@ -34,18 +34,18 @@ class BorderedProduct {
 
   Engine engine() const { return m_product.engine(); }
 
-  /// Whether keys may have exponents (shapes.hpp): by the block-causal engine, if no token is outside of the axis.
+  /// Whether keys may have log-scales (factors.hpp): if the engine accepts them and all tokens have slots.
   bool accepts_key_log_scales() const { return m_product.accepts_key_log_scales() && m_border.count == 0; }
 
-  /// How many of n_k keys are added up in turn at most, each rounding being one of all before. Those outside of the
-  /// axis come after all others.
+  /// The largest number of n_k keys whose terms are summed without compensation (long_sums.hpp). Those without a slot
+  /// are added last.
   Index longest_plain_sum(Index n_k) const {
     const Index in_slots = m_product.longest_plain_sum(n_k) + m_border.count;
     return std::min(n_k, m_border.count > 0 ? std::max(in_slots, nprf::longest_plain_sum(n_k)) : in_slots);
   }
 
-  /// Y (n_q,p); sums (n_q), unless it is null, are those for values of 1. Throws InvalidArgument for log-scales that it
-  /// does not accept.
+  /// Y (n_q,p); sums (n_q), unless it is null, the same for a column of ones. Throws InvalidArgument for log-scales
+  /// unless accepts_key_log_scales().
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
     const Placement &q = x.queries, &k = x.keys;
     m_product.contract(in_slots(x), Y.bottomRows(q.slots.count), team, sums ? sums + q.outside : nullptr);
@@ -73,19 +73,19 @@ class BorderedProduct {
       }
   }
 
-  /// What the rounding errors of rows in slots are relative to.
+  /// Of rows in slots.
   Rounding rounding() const { return m_product.rounding(); }
 
-  /// What the engine's rounding leaves in the rows of contract(); sizes (n_k) are the largest |U_j.| of each key.
+  /// Bounds of the rounding errors of the engine in contract(); sizes (n_k) are the largest |U_j.| of each key.
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     const Index outside = x.queries.outside;
     for (double* of : {out.Y, out.sums}) std::fill_n(of, outside, 0.0);
     m_product.row_error_bounds(in_slots(x), sizes + x.keys.outside, {out.Y + outside, out.sums + outside}, team);
   }
 
-  /// The gradients for G (n_q,p) = dL/dY: out.dc of the lags, and those of the border added to `border` (E,E+2). Those
-  /// that the rounding of transforms may spoil are recomputed (recompute/checked_gradients.hpp); the measure is of all
-  /// queries.
+  /// The gradients for G (n_q,p) = dL/dY: out.dc of the lags; those of the weights of the border are added to `border`
+  /// (E,E+2). Gradients that fail their error bound are recomputed (recompute/checked_gradients.hpp); the measure is
+  /// for all queries.
   GradientChecks gradients(const Factors<T>& x, const MatrixView<T>& G, const GradientMeasure<T>& by,
                            GradientRefs<T> out, MatrixMap<T> border, const Team& team) const {
     const Placement &q = x.queries, &k = x.keys;
@@ -95,7 +95,7 @@ class BorderedProduct {
     const GradientChecks checks = CheckedGradients<T>(m_product, factors, g, measure, team)
                                       .find({out.dA.bottomRows(q.slots.count), out.dB.bottomRows(k.slots.count),
                                              out.dU.bottomRows(k.slots.count), out.dc});
-    // forward: S = A B^T, Y += (S o C) U; so with P = G U^T as in DirectEngine
+    // forward: S = A B^T, Y += (S o C) U; so with P = G U^T as in BackwardTile
     Workspace& scratch = team.workspace();
     out.dA.topRows(q.outside).setZero();
     out.dB.topRows(k.outside).setZero();
@@ -122,11 +122,11 @@ class BorderedProduct {
 
   Factors<T> in_slots(const Factors<T>& x) const {
     require(!x.key_log_scales || accepts_key_log_scales(), "key_log_scales: expected none, by ", name(engine()),
-            " with ", m_border.count, " tokens outside of the axis");
+            " with ", m_border.count, " tokens without a slot");
     return x.in_slots();
   }
 
-  // tiles of the border: all keys for the queries outside, the keys outside for the queries in slots
+  // tiles of the border: queries without a slot with all keys, queries in slots with the keys without a slot
   template <class Body>
   static void for_each_strip(const Placement& q, const Placement& k, Body&& body) {
     if (q.outside > 0)

@@ -17,7 +17,7 @@ namespace nprf::toeplitz {
 
 namespace detail {
 
-// use(product, factors, team) for tokens that fill their slots
+// calls use(product, factors, team) for tokens without gaps
 template <Real T, class Use>
 void with_product(Engine engine, LagWeightsView<T> lags, const MatrixView<T>& A, const MatrixView<T>& B,
                   const MatrixView<T>& U, Use&& use) {
@@ -30,20 +30,20 @@ void with_product(Engine engine, LagWeightsView<T> lags, const MatrixView<T>& A,
 
 }  // namespace detail
 
-/// Y (n_q,p) = ((A B^T) o C) U with A (n_q,r), B (n_k,r), U (n_k,p), by all threads; a lag outside the weights' table
-/// has weight 0. Throws InvalidArgument for shapes that do not fit and for engines that this build does not have.
+/// Y (n_q,p) = ((A B^T) o C) U with A (n_q,r), B (n_k,r), U (n_k,p), on all threads; a lag outside the table has weight
+/// 0. Throws InvalidArgument for shapes that do not fit and for engines that this build does not have.
 template <Real T>
 void contract(Engine engine, const LagWeights<T>& lags, const MatrixView<T>& A, const MatrixView<T>& B,
               const MatrixView<T>& U, MatrixRef<T> Y) {
   require(Y.rows() == A.rows() && Y.cols() == U.cols(), "Y: expected ", A.rows(), " x ", U.cols(), ", got ", Y.rows(),
           " x ", Y.cols());
-  // weights alike at an end are one tail; but each has a gradient of its own
+  // equal weights at an end are a tail here, but not in gradients(), where each has its own dc
   detail::with_product<T>(
       engine, lags.view().with_equal_ends(), A, B, U,
       [&](const auto& product, const auto& factors, const Team& team) { product.contract(factors, Y, team); });
 }
 
-/// The same, with Y returned.
+/// The same, returning Y.
 template <class T>
 Matrix<T> contract(Engine engine, const LagWeights<T>& lags, const std::type_identity_t<MatrixView<T>>& A,
                    const std::type_identity_t<MatrixView<T>>& B, const std::type_identity_t<MatrixView<T>>& U) {

@@ -12,9 +12,9 @@ namespace nprf::toeplitz {
 ///     dA = ((G U^T) o C) B    dB = ((U G^T) o C^T) A    dU = ((B A^T) o C^T) G
 ///     dc[l] = sum over j - i = l of (A_i.B_j)(G_i.U_j)
 ///
-/// Outside the support of c an engine may leave dc zero. In a tail (lag_weights.hpp) two of its lags may stand for all:
-/// their dc is such that the sums of c dc and of k c dc over the tail's lags e + k are right, which is all that the
-/// parameters of a straight line can ask.
+/// Outside the support of c an engine may leave dc zero. In a tail (lag_weights.hpp) it may set dc of two lags only,
+/// such that the sums of c dc and of k c dc over the lags e + k of the tail are right. The gradients of the parameters
+/// of a linear bias depend on these two sums alone.
 template <Real T>
 struct Gradients {
   explicit Gradients(const ProductShape& shape)
@@ -27,7 +27,7 @@ struct Gradients {
   Vector<T> dc;          // of the lag l at l + n_q - 1
 };
 
-/// The same in the caller's storage; dc may be empty, where nobody asks for it.
+/// The gradients in the caller's storage; dc may be empty, if it is not requested.
 template <Real T>
 struct GradientRefs {
   MatrixRef<T> dA, dB, dU;
@@ -41,17 +41,19 @@ struct GradientRefs {
   }
 };
 
-/// What the gradients of keys and lags are sums of, in the caller's storage: of positive sizes s_i, one a query,
+/// The sums that the gradients of keys and lags are compared with, in the caller's storage. For positive sizes s_i, one
+/// for each query,
 ///
 ///     keys_j = sum_i c[j-i] (A_i.B_j) s_i    lags_l = sum over j - i = l of (A_i.B_j) s_i
 ///
-/// by the same engine, as its gradients for a column of ones beside U and the sizes beside G. U's last column must be
-/// ones, and that of G no larger than the sizes: they may share their rounding in dB, dU and dc, though not in dA.
+/// They are computed by the same engine, as the dU and dc of one more column: ones after U, and the sizes after G. The
+/// last column of U must be ones, and that of G no larger than the sizes: these two may share their rounding errors in
+/// dB, dU and dc, but not in dA.
 template <Real T>
 struct GradientSizes {
   const T* rows = nullptr;  // (n_q)
   T* keys = nullptr;        // (n_k)
-  T* lags = nullptr;        // (n_q + n_k - 1) of the slots
+  T* lags = nullptr;        // (n_q + n_k - 1) of all lags of the slots
 
   explicit operator bool() const { return rows != nullptr; }
 };

@@ -5,8 +5,8 @@
 #include "nprf/core/types.hpp"
 #include "nprf/toeplitz/factors.hpp"
 
-/// The denominators of attention are the product for a column of ones, its numerators that for the values. Each engine
-/// computes both in one call, contract(x, Y, team, sums). An engine that has no shorter way does it by one of these.
+/// The denominators of attention are the product for a column of ones, its numerators the product for the values. Each
+/// engine computes both in one call, contract(x, Y, team, sums). These are two ways to do it for any engine.
 namespace nprf::toeplitz {
 
 /// [U 1] (n,p+1), in the team's workspace.
@@ -26,7 +26,7 @@ Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>> as_column(T* sums, Index n_q) {
   return {sums, n_q, 1, Eigen::OuterStride<>(1)};
 }
 
-/// sums (n_q) = ((A B^T) o C) 1, a product of its own.
+/// sums (n_q) = ((A B^T) o C) 1, as a separate product.
 template <class E, Real T>
 void contract_ones(const E& engine, const Factors<T>& x, const Team& team, T* sums) {
   const Workspace::Scope scope(team.workspace());

@@ -17,26 +17,26 @@
 #include "nprf/toeplitz/ones.hpp"
 #include "nprf/toeplitz/plan/choose.hpp"
 
-/// The one product under every attention and every gradient:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
+/// The product that attention and its gradients are computed by:  Y = ((A B^T) o C) U,  C[i,j] = c[j-i].
 ///
 /// | engine       | time                 | good for                                                             |
 /// |--------------|----------------------|----------------------------------------------------------------------|
-/// | direct       | n_q n_k (r + p)      | short n; keeps every digit                                           |
-/// | banded       | n ((r + p) R + r p)  | weights that are constant beyond R lags; keeps every digit           |
-/// | recurrence   | the same             | weights that fall exponentially beyond R lags; likewise              |
-/// | lanes        | r p n log n          | long n and weights that leave all rows of a size                     |
-/// | grid         | the same             | lanes, where the slots are a picture's                               |
-/// | block_causal | r p n log^2 n        | long n and one-sided weights: no bit depends on what is later        |
-/// | fftw         | r p n log n          | what lanes does, by FFTW: a rival                                    |
+/// | direct       | n_q n_k (r + p)      | short n; rounding errors per row                                     |
+/// | banded       | n ((r + p) R + r p)  | weights that are constant beyond R lags; rounding errors per row     |
+/// | recurrence   | the same             | weights that decay exponentially beyond R lags; likewise             |
+/// | lanes        | r p n log n          | long n and weights for which all rows have similar magnitudes        |
+/// | grid         | the same             | lanes, for the slots of an image                                     |
+/// | block_causal | r p n log^2 n        | long n and one-sided weights: no bit depends on later tokens         |
+/// | fftw         | r p n log n          | the same as lanes, by FFTW, for comparison                           |
 namespace nprf::toeplitz {
 
-/// The product with one set of weights, by one engine, ready for any factors: what depends on the weights alone is
-/// computed once. Its tables lie in the workspace of the team that it was made with; threads may share it.
+/// The product with one set of weights by one engine, for any factors: what depends on the weights alone is computed
+/// once. Its tables are in the workspace of the team that it is built with. Threads may share it.
 template <Real T>
 class Product {
  public:
-  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1 of `span`; `tokens` is how many there will be in them,
-  /// which Engine::automatic reckons with. Throws InvalidArgument for engines that this build does not have.
+  /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1 of `span`; `tokens` are the sizes without empty slots,
+  /// for the cost model of Engine::automatic. Throws InvalidArgument for engines that this build does not have.
   Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span,
           const Team& team);
 
@@ -44,14 +44,14 @@ class Product {
   Product(Engine engine, LagWeightsView<T> lags, const ProductShape& span, const Team& team)
       : Product(engine, lags, span, span, team) {}
 
-  /// The engine that works; Engine::automatic if that was asked for and all products are zero.
+  /// The engine in use; Engine::automatic if that was requested and all products are zero.
   Engine engine() const { return m_name; }
 
-  /// Y (n_q,p) = ((A B^T) o C) U, and sums (n_q), unless it is null, that for a column of ones: numerators and
-  /// denominators at once. Throws InvalidArgument for keys with exponents unless by Engine::block_causal.
+  /// Y (n_q,p) = ((A B^T) o C) U, and sums (n_q), unless it is null, the same for a column of ones: numerators and
+  /// denominators of attention. Throws InvalidArgument for key log-scales unless accepts_key_log_scales().
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const;
 
-  /// What rounding errors are relative to; per row if all products are zero.
+  /// Per row if all products are zero.
   Rounding rounding() const {
     return visit([]<class E>(const E&) { return E::rounding; }, Rounding::per_row);
   }
@@ -59,12 +59,12 @@ class Product {
     return visit([]<class E>(const E&) { return E::accepts_key_log_scales; }, false);
   }
 
-  /// How many of n_k keys are added up in turn at most, each rounding being one of all before.
+  /// The largest number of n_k keys whose terms are summed without compensation (long_sums.hpp).
   Index longest_plain_sum(Index n_k) const {
     return visit([n_k](const auto& engine) { return engine.longest_plain_sum(n_k); }, n_k);
   }
 
-  /// Bounds of the rounding errors of contract(); zeros where rounding is per row. `sizes` (n_k) are the largest |U_j.|
+  /// Bounds of the rounding errors of contract(); zeros if rounding is per row. `sizes` (n_k) are the largest |U_j.|
   /// of each key. O((n_q + n_k) r).
   void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
     for (double* of : {out.Y, out.sums}) std::fill_n(of, x.A.rows(), 0.0);
@@ -75,11 +75,11 @@ class Product {
   }
 
   /// The gradients for G (n_q,p) = dL/dY; out.dc for the num_lags() lags of the slots from first_lag() on, or empty.
-  /// With the sums that they are relative to, if `sizes` are given and rounding is not per row. Throws as contract().
+  /// Also the sums of `sizes`, unless they are empty or rounding is per row. Throws like contract().
   void gradients(const Factors<T>& x, const MatrixView<T>& G, GradientRefs<T> out, const GradientSizes<T>& sizes,
                  const Team& team) const;
 
-  /// Bounds of the rounding errors of gradients(); nothing where rounding is per row.
+  /// Bounds of the rounding errors of gradients(); writes nothing if rounding is per row.
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
                              const Team& team) const {
     visit([&]<class E>(const E& engine) {
@@ -95,7 +95,7 @@ class Product {
  private:
   using Engines = EngineList<T>;
 
-  // use(engine), or nothing and `none` if all products are zero
+  // returns use(engine), or `none` if all products are zero
   template <class Use, class Result>
   Result visit(Use&& use, Result none) const {
     return std::visit(
@@ -122,11 +122,11 @@ class Product {
 
   Engine m_name;
   LagWeightsView<T> m_weights;
-  Index m_first, m_lags;  // that the slots reach
+  Index m_first, m_lags;  // of the lags that the slots can reach
   typename Engines::Variant m_engine;
 };
 
-// not inline: see instances.hpp
+// not inline, so that it can be compiled once (instances.hpp)
 template <Real T>
 Product<T>::Product(Engine engine, LagWeightsView<T> lags, const ProductShape& tokens, const ProductShape& span,
                     const Team& team)

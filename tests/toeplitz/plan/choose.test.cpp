@@ -19,7 +19,7 @@ using toeplitz::Rounding;
 
 namespace {
 
-/// Weights that differ from lag to lag, of one size.
+/// Weights that differ from lag to lag, of similar magnitude.
 LagWeights<float> uneven(Index first, Index last) {
   return {first, Vector<float>::LinSpaced(last - first + 1, 1.0f, 2.0f)};
 }
@@ -32,16 +32,17 @@ Engine choose(const LagWeights<T>& c, const ProductShape& x) {
 
 }  // namespace
 
-TEST_CASE("automatic is direct for short products, an FFT for long ones, by blocks for weights of one side",
+TEST_CASE("automatic is direct for short products, an FFT for long ones, and block_causal for long one-sided ones",
           "[toeplitz]") {
   const ProductShape small{64, 64, 8, 9}, large{16384, 16384, 32, 65};
   CHECK(choose(uneven(-63, 63), small) == Engine::direct);
   CHECK(choose(uneven(-16383, 0), large) == Engine::block_causal);
-  // the last rows see a few keys, the first ones all, in the same blocks
+  // the last rows attend to a few keys, the first ones to all, in the same blocks
   CHECK(choose(uneven(0, 16383), large) == Engine::direct);
   CHECK(choose(uneven(-16383, 16383), large) == Engine::lanes);
 
-  // zeros on one side are no weights: an FFT would drown the early rows in the rounding of the late ones
+  // zeros on one side do not count as weights: the rounding errors of late rows in an FFT would be large relative to
+  // early rows
   LagWeights<float> past = uneven(-16383, 16383);
   past.values.tail(16383).setZero();
   CHECK(choose(past, large) == Engine::block_causal);
@@ -52,9 +53,9 @@ TEST_CASE("automatic is direct for short products, an FFT for long ones, by bloc
   CHECK(choose(past, large) == Engine::direct);
 }
 
-TEST_CASE("automatic: the longer the product, the more features direct takes", "[toeplitz]") {
-  // direct once, direct for all more features: an FFT's cost is a product of r and p, direct's is a sum; but for few,
-  // which do not fill registers
+TEST_CASE("automatic: the longer the product, the more features are needed for direct to be chosen", "[toeplitz]") {
+  // if direct is chosen, it is for more features too: the cost of an FFT is a product of r and p, that of direct a sum;
+  // but for few, which do not fill registers
   for (const Index n : {1000, 4000, 16000}) {
     const LagWeights<float> c = uneven(-(n - 1), n - 1);
     bool was_direct = false;
@@ -68,10 +69,10 @@ TEST_CASE("automatic: the longer the product, the more features direct takes", "
   }
 }
 
-TEST_CASE("automatic keeps an FFT from weights that leave some rows far less than others", "[toeplitz]") {
+TEST_CASE("automatic chooses no FFT if some rows have far smaller weights than others", "[toeplitz]") {
   const Index n_q = 12000, n_k = 6000;
   const ProductShape shape{n_q, n_k, 8, 9};
-  // ALiBi in cross attention, its tails not told: queries beyond the last key see it from afar
+  // ALiBi in cross attention without tails: queries beyond the last key are far from it
   const auto alibi = [&](double slope) {
     LagWeights<float> c{-(n_q - 1), Vector<float>(n_q + n_k - 1)};
     for (Index k = 0; k < c.values.size(); ++k)
@@ -106,12 +107,12 @@ TEST_CASE("costs grow with every size", "[toeplitz]") {
   CHECK(half < 0.501 + 64.0 / 500);
   CHECK(cost(Engine::direct, all, tokens) == Direct::dense_cost(tokens));
   CHECK(cost(Engine::lanes, all, few) == lanes(tokens));
-  // but for the weights, which then do not lie side by side
+  // except for the weights, which are then not contiguous
   CHECK(cost(Engine::direct, all, few) > Direct::dense_cost(few));
   CHECK(cost(Engine::direct, all, few) < 2 * Direct::dense_cost(few));
 }
 
-TEST_CASE("the cost of an FFT contains that of its error bounds", "[toeplitz]") {
+TEST_CASE("the cost of an FFT includes its error bounds", "[toeplitz]") {
   const LagWeights<float> c = uneven(-499, 499);
   const ProductShape tokens{500, 500, 30, 20};
   const CostInputs<float> x{c.view(), tokens, tokens};
@@ -139,7 +140,7 @@ TEST_CASE("automatic: weights below the normal numbers are slow in tiles", "[toe
   CHECK(toeplitz::cheapest<float>({c.view(), tokens, slots}, Rounding::per_row) == Engine::recurrence);
 }
 
-TEST_CASE("automatic: few columns and features fill no register, and an FFT is the dearer for it", "[toeplitz]") {
+TEST_CASE("automatic: an FFT costs more if few columns and features leave lanes empty", "[toeplitz]") {
   if (fft::lane_count<float> < 8) return;
   for (const Index r : {4, 8}) {
     CHECK(choose(uneven(-199, 0), {200, 200, r, 2}) == Engine::direct);
@@ -149,7 +150,7 @@ TEST_CASE("automatic: few columns and features fill no register, and an FFT is t
   }
 }
 
-TEST_CASE("automatic takes the engine that is linear where weights have tails, and tokens are many", "[toeplitz]") {
+TEST_CASE("automatic chooses the linear engine for weights with tails and many tokens", "[toeplitz]") {
   const auto choice = [](const LagBias<float>& bias, Index n, Direction direction) {
     return choose(exp_weights(bias, reachable_lags(n, n, 0, direction)), {n, n, 32, 65});
   };
@@ -160,7 +161,7 @@ TEST_CASE("automatic takes the engine that is linear where weights have tails, a
     CHECK(choice({}, 8192, direction) == Engine::banded);
     CHECK(choice(clipped, 64, direction) == Engine::direct);
   }
-  // a table as wide as the tokens are many has no tails
+  // a table of all lags has no tails
   CHECK(choice({-8191, Vector<float>::Random(16383)}, 8192, Direction::bidirectional) == Engine::lanes);
   const LagWeights<float> no_tails = uneven(-99, 99);
   CHECK(std::isinf(product_cost<float>(Engine::banded, {no_tails.view(), {100, 100, 8, 9}, {100, 100, 8, 9}})));

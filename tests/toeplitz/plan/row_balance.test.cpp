@@ -13,7 +13,7 @@ namespace nprf::test::toeplitz_plan_row_balance {
 
 using toeplitz::row_balance;
 
-TEST_CASE("the balance of rows is that of sums over every window", "[toeplitz]") {
+TEST_CASE("the balance of rows is that of the sums of their weights", "[toeplitz]") {
   Workspace workspace;
   for (const auto& [n_q, n_k] :
        std::vector<std::pair<Index, Index>>{{7, 4}, {4, 7}, {1, 5}, {5, 1}, {1, 1}, {30, 30}}) {
@@ -37,7 +37,7 @@ TEST_CASE("the balance of rows is that of sums over every window", "[toeplitz]")
   CHECK(row_balance(LagWeightsView<double>(), Slots{5}, Slots{4}, workspace) == 0);
 }
 
-TEST_CASE("the balance of rows counts the keys that there are", "[toeplitz]") {
+TEST_CASE("the balance of rows counts only slots with keys", "[toeplitz]") {
   Workspace workspace;
   const Index span = 40;
   const LagWeights<double> c = random_weights<double>(span, span, 1);
@@ -67,7 +67,7 @@ TEST_CASE("the balance of rows counts the keys that there are", "[toeplitz]") {
   CHECK(row_balance(c.view(), Slots{span}, Slots{}, workspace) == 0);
 }
 
-TEST_CASE("among many gaps a row's sum is that of a row near by", "[toeplitz]") {
+TEST_CASE("with many gaps a row has the sum of a row near it", "[toeplitz]") {
   Workspace workspace;
   const Index n = 8192;
   std::vector<Index> even;
@@ -81,19 +81,19 @@ TEST_CASE("among many gaps a row's sum is that of a row near by", "[toeplitz]") 
   CHECK(worst < n / 32);
 }
 
-TEST_CASE("blocks of rows are balanced where none sees far less than another of its block", "[toeplitz]") {
+TEST_CASE("blocks are balanced unless a row has far smaller weights than another of its block", "[toeplitz]") {
   Workspace workspace;
   const Index n = 1000;
   const auto balance = [&](const LagWeights<double>& c, const Slots& queries, const Slots& keys) {
     return toeplitz::block_balance(c.view(), queries, keys, workspace);
   };
-  // weights of 1: row i sees i + 1 keys, and the rows of the block from 256 on 257 to 512
+  // weights of 1: row i attends to i + 1 keys, and the rows of the block from 256 on 257 to 512
   const LagWeights<double> ones{-(n - 1), Vector<double>::Ones(n)};
   CHECK(std::abs(balance(ones, {n}, {n}) - 257.0 / 512) <= 1e-12);
-  // rows before the first key see nothing, and are no worse for it; the first of the others see a few
+  // rows before the first key attend to no key and do not count; the first of the others attend to a few
   CHECK(std::abs(balance(ones, {n}, {n - 200, 200}) - 1.0 / 56) <= 1e-12);
   CHECK(std::abs(balance(ones, {n - 512, 512}, {n - 500, 500}) - 13.0 / 500) <= 1e-12);
-  // weights that rise with distance leave the early rows of a block nothing, even where sums cannot tell it from 0
+  // with weights that rise with distance the early rows of a block have sums near 0, even if they are lost to rounding
   LagWeights<double> rising = ones;
   for (Index k = 0; k < n; ++k) rising.values[k] = std::exp(-0.1 * static_cast<double>(k));
   CHECK(balance(rising, {n}, {n}) < 1e-10);

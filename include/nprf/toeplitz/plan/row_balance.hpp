@@ -13,9 +13,9 @@
 
 namespace nprf::toeplitz {
 
-/// The sum of the weights' absolute values that each query sees over the keys that there are, (n_q) in the workspace: 0
-/// only if all of them are. O(n_q + n_k): among keys with many gaps a query stands for those near it. There must be a
-/// query and a key.
+/// The sum of the absolute values of the weights of each query over all keys, (n_q) in the workspace. It is 0 only if
+/// all of these weights are 0. O(n_q + n_k): if the keys have many gaps, some queries get the sum of a query near them.
+/// There must be a query and a key.
 template <Real T>
 std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   double* sums = workspace.take<double>(queries.count);
@@ -42,7 +42,7 @@ std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, cons
     const Index from = last + keys[j], to = last + keys[end - 1] + 1;
     for (Index i = 0; i < queries.count; i += step) {
       const Index at = queries[i];
-      // what is lost beside larger weights is not nothing
+      // weights whose sum is lost to rounding still count as non-zero
       if (nonzero[to - at] > nonzero[from - at])
         sums[i] += std::max(before[to - at] - before[from - at], std::numeric_limits<double>::min());
     }
@@ -51,8 +51,8 @@ std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, cons
   return {sums, static_cast<std::size_t>(queries.count)};
 }
 
-/// The smallest over the largest of the rows' sums: where it is small, an FFT's rounding, which is relative to the
-/// largest rows, drowns the smallest. As row_sums().
+/// The smallest over the largest of the row sums. If it is small, the rounding errors of an FFT, which are relative to
+/// the largest rows, are large relative to the smallest. Time and memory of row_sums().
 template <Real T>
 double row_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   if (queries.count == 0 || keys.count == 0) return 0;
@@ -62,8 +62,8 @@ double row_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys,
   return *largest > 0 ? *smallest / *largest : 0;
 }
 
-/// The same within blocks of rows that CausalLevels may work at once: of any power of two from 128 on, but the first
-/// ones. Rows that see nothing take no part. As row_sums().
+/// The smallest balance within any block of rows that CausalLevels may use: blocks of 128 times any power of two,
+/// except the first of each size. Rows without non-zero weights are left out. Time and memory of row_sums().
 template <Real T>
 double block_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   if (queries.count == 0 || keys.count == 0) return 0;
@@ -97,7 +97,7 @@ double block_balance(LagWeightsView<T> c, const Slots& queries, const Slots& key
   return balance;
 }
 
-/// Where weights are less balanced than that, Engine::automatic does not take an FFT: a third of the digits may go.
+/// The least balance for which Engine::automatic chooses an FFT: a third of the digits may be lost.
 template <Real T>
 double least_balance() {
   return std::cbrt(static_cast<double>(std::numeric_limits<T>::epsilon()));
