@@ -186,7 +186,7 @@ class FftEngine {
       const Lanes scale = a.load(scales.data()), of_b = inverse<T>(scale), of_a = finite_lanes<T>(scale);
       m_tree->template convolve<1>(
           {z}, [&, n = m_n_k](auto, Index j) { return j < n ? b.row(j) * of_b * u.values[j] : Lanes{}; },
-          [g = m_spectrum](Index k, Z(&x)[1][8]) { multiply(x[0], g + 16 * k); },
+          [g = m_spectrum](Index k, Z(&values)[1][8]) { multiply(values[0], g + 16 * k); },
           [&, n = m_n_q](auto, Index i, const Z& t) {
             if (i < n) y[i] += fft::sum_lanes<T>(a.row(i) * of_a * real_part(t, m_tree->twist() + 2 * i));
           });
