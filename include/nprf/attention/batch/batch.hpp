@@ -34,6 +34,9 @@ class Batch {
     AttentionShape each;
   };
 
+  Batch() = default;
+  ~Batch();
+
   /// y of q, k and v, of the rows that `sizes` says. Throws InvalidArgument before it writes anything.
   void forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadsView<const T>& q, const HeadsView<const T>& k,
                const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call, Saved<T>* saved);
@@ -138,6 +141,9 @@ class Batch {
 };
 
 // not inline: see instances.hpp
+template <Real T>
+Batch<T>::~Batch() = default;
+
 template <Real T>
 void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadsView<const T>& q,
                        const HeadsView<const T>& k, const HeadsView<const T>& v, const HeadsView<T>& y,
