@@ -15,8 +15,9 @@ configure_package_config_file(cmake/nprfConfig.cmake.in ${CMAKE_CURRENT_BINARY_D
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/nprfConfigVersion.cmake
   COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/nprfConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/nprfConfigVersion.cmake
-  cmake/FindFFTW3.cmake cmake/threads.cmake cmake/cuda.cmake cmake/compiled.cmake DESTINATION ${package})
-install(DIRECTORY cmake/instances DESTINATION ${package})
+  cmake/FindFFTW3.cmake cmake/threads.cmake cmake/cuda.cmake cmake/compiled.cmake cmake/levels.cmake
+  DESTINATION ${package})
+install(DIRECTORY cmake/instances cmake/levels DESTINATION ${package})
 
 if(NPRF_USE_FFTW)
   set(pkgconfig_requires "eigen3 fftw3 fftw3f")

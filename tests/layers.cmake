@@ -36,7 +36,7 @@ set(levels
   "cuda/toeplitz/backward cuda/feature_map"
   "cuda/attention"
   "cuda/plan"
-  "instances.hpp"
+  "levels.hpp instances.hpp"
   "nprf.hpp cuda.hpp")
 
 set(level 0)
@@ -92,7 +92,7 @@ foreach(header ${headers})
     endif()
     if(target_room STREQUAL "reference" AND NOT room MATCHES "^(reference|nprf.hpp)$")
       list(APPEND errors "${header} includes ${target}, which only nprf.hpp does")
-    elseif(target MATCHES "^cuda" AND room MATCHES "^(nprf|instances).hpp$")
+    elseif(target MATCHES "^cuda" AND room MATCHES "^(nprf|instances|levels).hpp$")
       list(APPEND errors "${header} includes ${target}")
     elseif(header MATCHES "[.]cuh$" AND NOT target MATCHES "^(cuda/|core/(engine|error)[.]hpp|fft/length[.]hpp)" OR
            header MATCHES "^cuda/" AND target STREQUAL "cuda/plan/model_of.hpp")

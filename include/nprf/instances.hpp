@@ -29,19 +29,26 @@
 /// The two halves of NPRF_INSTANCES, for two files.
 #define NPRF_PRODUCT_INSTANCES(PREFIX, T) PREFIX template class nprf::toeplitz::Product<T>;
 #define NPRF_ATTENTION_INSTANCES(PREFIX, T)                                                       \
-  PREFIX template struct nprf::CompiledFlags<T>;                                                  \
+  NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                                           \
   PREFIX template class nprf::Batch<T>;                                                           \
-  PREFIX template nprf::RandomFeatures<T>::RandomFeatures(const nprf::FeatureOptions&);           \
-  PREFIX template class nprf::ExponentialFeatures<T, 1>;                                          \
-  PREFIX template class nprf::ExponentialFeatures<T, 2>;                                          \
-  PREFIX template class nprf::TrigonometricFeatures<T>;                                           \
-  PREFIX template class nprf::EluFeatures<T>;                                                     \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::PositiveFeatures<T>&);      \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::HyperbolicFeatures<T>&);    \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::TrigonometricFeatures<T>&); \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::EluFeatures<T>&);
 
-#if NPRF_EXTERN_INSTANCES
+/// Of the latter, what a program that links nprf::levels does not call through LevelFunctions (levels.hpp).
+#define NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                           \
+  PREFIX template struct nprf::CompiledFlags<T>;                                        \
+  PREFIX template nprf::RandomFeatures<T>::RandomFeatures(const nprf::FeatureOptions&); \
+  PREFIX template class nprf::ExponentialFeatures<T, 1>;                                \
+  PREFIX template class nprf::ExponentialFeatures<T, 2>;                                \
+  PREFIX template class nprf::TrigonometricFeatures<T>;                                 \
+  PREFIX template class nprf::EluFeatures<T>;
+
+#if NPRF_X86_64_LEVELS
+NPRF_FEATURE_MAP_INSTANCES(extern, float)
+NPRF_FEATURE_MAP_INSTANCES(extern, double)
+#elif NPRF_EXTERN_INSTANCES
 NPRF_INSTANCES(extern, float)
 NPRF_INSTANCES(extern, double)
 #endif

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 #
 # Builds and runs the consumer against nprf as found by WAY. install: find_package after the README's commands.
-# compiled: the same, with nprf::compiled. find_package and pkg_config: the build BUILD, installed; it has FFTW. add_subdirectory: with FFTW. bare:
+# compiled, levels: the same, with nprf::compiled or nprf::levels. find_package and pkg_config: the build BUILD, installed; it has FFTW. add_subdirectory: with FFTW. bare:
 # add_subdirectory without OpenMP.
 
 function(run)
@@ -16,12 +16,14 @@ if(WAY STREQUAL "add_subdirectory")
 elseif(WAY STREQUAL "bare")
   set(arguments -D NPRF_SOURCE=${SOURCE} -D NPRF_USE_OPENMP=OFF)
   set(unwanted "fftw|gomp")
-elseif(WAY MATCHES "^(install|compiled)$")
+elseif(WAY MATCHES "^(install|compiled|levels)$")
   run(${CMAKE_COMMAND} -S ${SOURCE} --preset install -B ${WORK}/install -D CMAKE_CXX_COMPILER=${CXX})
   run(${CMAKE_COMMAND} --install ${WORK}/install --prefix ${WORK}/prefix)
   set(arguments -D CMAKE_PREFIX_PATH=${WORK}/prefix)
   if(WAY STREQUAL "compiled")
     list(APPEND arguments -D nprf=nprf::compiled)
+  elseif(WAY STREQUAL "levels")
+    list(APPEND arguments -D nprf=nprf::levels -D CMAKE_CXX_FLAGS=-O1)
   endif()
   set(unwanted "fftw")
 else()
@@ -50,6 +52,29 @@ if(WAY STREQUAL "compiled")
   if(result EQUAL 0 OR NOT said MATCHES "CompiledFlags.*same_flags")
     message(FATAL_ERROR "expected the linker to miss same_flags(), got ${result}:\n${said}")
   endif()
+endif()
+
+if(WAY STREQUAL "levels")
+  foreach(level baseline v3 v4)
+    # of the code of a level the linker sees the table alone, so that it cannot take a function of it for the program's
+    execute_process(COMMAND nm --extern-only --defined-only --format=posix ${WORK}/build/nprf_level_${level}.o
+      OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+    if(NOT symbols MATCHES "nprf_level_${level} [DR] " OR symbols MATCHES " [TWtwui] ")
+      message(FATAL_ERROR "expected no global function of level ${level}, got\n${symbols}")
+    endif()
+    execute_process(COMMAND ${CMAKE_COMMAND} -E env NPRF_CPU_LEVEL=${level} ${WORK}/build/levels times
+      RESULT_VARIABLE result OUTPUT_VARIABLE of_level ERROR_VARIABLE error)
+    if(error MATCHES "expected at most [a-z0-9]+ on this processor")
+      message("level ${level} is not run: this processor does not support it")
+      continue()
+    endif()
+    execute_process(COMMAND ${WORK}/build/only_${level} times OUTPUT_VARIABLE alone COMMAND_ERROR_IS_FATAL ANY)
+    message("nprf::levels, ${of_level}${level} alone, ${alone}")
+    string(REGEX MATCH "hash [0-9]+" expected "${alone}")
+    if(NOT result EQUAL 0 OR NOT of_level MATCHES "level ${level}\n${expected}\n")
+      message(FATAL_ERROR "expected level ${level} and the results of a program for it alone, got\n${of_level}${error}")
+    endif()
+  endforeach()
 endif()
 
 if(unwanted)

@@ -23,6 +23,28 @@ TEST_CASE("the pairs whose lag is in a range are counted", "[toeplitz]") {
   CHECK(pairs_in({-5, 5}, 0, 3) == 0);
 }
 
+TEST_CASE("transforms and sums of tails cost fewer multiply-adds with NEON than with AVX, by their registers",
+          "[toeplitz]") {
+  using toeplitz::CostFactors, toeplitz::cost_factors_of;
+  const auto all = [](const CostFactors& x) {
+    return std::vector{x.fft_level, x.fft_point, x.causal_operation, x.tail_state};
+  };
+  const std::vector<double> avx512 = all(cost_factors_of(64, true)), avx2 = all(cost_factors_of(32, true)),
+                            sse2 = all(cost_factors_of(16, false)), neon = all(cost_factors_of(16, true));
+  CHECK(avx512 == std::vector<double>{3, 25, 5, 2});
+  CHECK(avx2 == avx512);
+  CHECK(sse2 == avx512);
+  for (std::size_t k = 0; k < neon.size(); ++k) {
+    CHECK(neon[k] < avx512[k]);
+    CHECK(neon[k] > avx512[k] / 2);
+  }
+#if defined(__aarch64__)
+  CHECK(all(toeplitz::cost_factors) == neon);
+#elif defined(__x86_64__)
+  CHECK(all(toeplitz::cost_factors) == avx512);
+#endif
+}
+
 TEST_CASE("the number of threads grows with the cost of a product, from one to the number that is set", "[toeplitz]") {
   struct Kept {
     ~Kept() { set_num_threads(before); }

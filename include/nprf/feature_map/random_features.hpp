@@ -71,7 +71,7 @@ class RandomFeatures {
     require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
             " factors (rows of x), got ", scale.size());
     constexpr Index W = Pack<T>::size;
-    const Index d = x.cols(), d_packs = packs_for<T>(d), m_packs = m_wt.cols() / W;
+    const Index d = x.cols(), d_packs = packs_for<T>(d), m_packs = packs_for<T>(num_features());
     team.run_tiles(x.rows(), tile, [&](Index i0, Index rows, Workspace& scratch) {
       auto xs = scratch.matrix<T>(rows, d_packs * W), z = scratch.matrix<T>(rows, m_packs * W);
       auto h = scratch.vector<T>(rows);
@@ -114,9 +114,11 @@ class RandomFeatures {
   }
 
  private:
-  // W^T (d,m), padded to whole packs of columns; the padding repeats the last column
+  // W^T (d,m), padded to whole packs of columns; the padding repeats the last column. Packs are those of the widest
+  // registers, because code that is compiled for other registers may draw the projection (levels.hpp).
   static Matrix<T> in_packs(const Matrix<T>& w) {
-    const Index m = w.rows(), most = packs_for<T>(m) * Pack<T>::size;
+    constexpr Index widest = std::max<Index>(64 / sizeof(T), Pack<T>::size);
+    const Index m = w.rows(), most = (m + widest - 1) / widest * widest;
     Matrix<T> wt(w.cols(), most);
     for (Index j = 0; j < most; ++j) wt.col(j) = w.row(std::min(j, m - 1)).transpose();
     return wt;

@@ -6,10 +6,11 @@
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/threads.hpp"
+#include "nprf/fft/lanes.hpp"
 
 /// The unit of cost is the time of one multiply-add in the direct engine's tiles. Each engine has a formula, cost(),
 /// that counts its operations. The factors of the formulas were measured with AVX2 and AVX-512; `bench/planner` prints
-/// the measured time over the modelled cost.
+/// the measured time over the modelled cost. Those that depend on the registers are CostFactors.
 namespace nprf::toeplitz {
 
 /// What the cost of a product depends on: the weights, how many tokens there are, and how many slots they stand in.
@@ -21,6 +22,30 @@ struct CostInputs {
 
 /// A weight costs as many multiply-adds in a tile; and in a tile that is cut at the edge of a band or block.
 inline constexpr double weight_cost = 16, cut_weight_cost = 112;
+
+/// What an operation of an engine costs in multiply-adds of a tile.
+struct CostFactors {
+  double fft_level, fft_point;  // LanesEngine: of a value in each level of a transform, and once
+  double causal_operation;      // BlockCausalEngine: a step of a product of spectra
+  double tail_state;            // BandedEngine: an addition to the sum of a tail
+};
+
+/// The factors for registers of that many bytes, with or without fused multiply-adds. In registers of 16 bytes a fused
+/// multiply-add of a tile, which is limited by arithmetic, takes twice as long for each scalar as in 32 bytes. What
+/// else an FFT and the sums do for each scalar, as loads, stores and shuffles, grows less. So they cost less in this
+/// unit.
+///
+/// NEON's factors (16, fused) are those of AVX2 and AVX-512, reduced by the ratios to the direct engine's time that x86
+/// code of NEON's shape showed, with 32 registers of 128 bits and fused multiply-adds: 0.68 to 0.75 for LanesEngine
+/// beside 0.76 to 0.89; 0.67 to 0.84 for BlockCausalEngine beside 0.80 to 1.10; 0.73 to 0.92 for tails beside 0.83 to
+/// 1.26. They were not measured on an ARM processor. SSE2 has no fused multiply-adds, and keeps the common factors.
+constexpr CostFactors cost_factors_of(int register_bytes, bool has_fused_multiply_add) {
+  if (register_bytes == 16 && has_fused_multiply_add) return {2.6, 21.5, 4.1, 1.6};
+  return {3, 25, 5, 2};
+}
+
+/// Those of the instruction set that the compiler flags select.
+inline constexpr CostFactors cost_factors = cost_factors_of(fft::register_bytes, fft::has_fused_multiply_add);
 
 /// The pairs of a query and a key, in all slots, whose lag is in a range.
 inline double pairs_in(LagRange range, Index n_q, Index n_k) {

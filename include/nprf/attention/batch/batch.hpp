@@ -29,6 +29,9 @@ namespace nprf {
 template <Real T>
 class Batch {
  public:
+  Batch() = default;
+  ~Batch();
+
   /// Sets y for q, k and v, whose shapes must match; groups of query heads share a head of keys and values. Throws
   /// InvalidArgument before it writes anything.
   void forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k,
@@ -151,6 +154,9 @@ class Batch {
 };
 
 // not inline: see instances.hpp
+template <Real T>
+Batch<T>::~Batch() = default;
+
 template <Real T>
 void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k,
                        const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call, Saved<T>* saved) {

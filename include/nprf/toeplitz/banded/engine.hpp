@@ -45,10 +45,10 @@ class BandedEngine {
   }
 
   /// band pairs (r + p + weight) + n_q 24 (r + p + cut weight), for the pairs of a tile that are outside the band,
-  /// + tails 2 (n_q + n_k) r (p + 2W) for W lanes of a register. If all weights are equal, 2 (n_q + n_k) r p alone.
-  /// Infinite without tails.
+  /// + tails tail_state (n_q + n_k) r (p + 2W) for W lanes of a register. If all weights are equal, 2 (n_q + n_k) r p
+  /// alone. Infinite without tails.
   static double cost(const CostInputs<T>& x) {
-    constexpr double beside_band = 24, tail_state = 2, sum_of_outer = 2;
+    constexpr double beside_band = 24, tail_state = cost_factors.tail_state, sum_of_outer = 2;
     const ExponentialTail<T> before(Side::before, x.weights, x.span), after(Side::after, x.weights, x.span);
     const int tails = (before.lags > 0) + (after.lags > 0);
     if (x.tokens.empty() || tails == 0) return std::numeric_limits<double>::infinity();

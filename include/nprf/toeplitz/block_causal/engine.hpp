@@ -42,10 +42,11 @@ class BlockCausalEngine {
   static constexpr bool accepts_key_log_scales = true, is_automatic = true;
   static Engine name_for(const LagWeightsView<T>&) { return names[0]; }
 
-  /// n 64 (r + p + cut weight) + 5 operations signals, for n places and CausalLevels::operations.
+  /// n 64 (r + p + cut weight) + causal_operation operations signals, for n places and
+  /// CausalLevels::operations.
   static double cost(const CostInputs<T>& x) {
     if (x.tokens.empty()) return 0;
-    constexpr double left_over = 2.5, operation = 5;
+    constexpr double left_over = 2.5, operation = cost_factors.causal_operation;
     const Index length = CausalAxis(x.weights.support(), x.span).length();
     const double r = static_cast<double>(x.tokens.r), p = static_cast<double>(x.tokens.p);
     return static_cast<double>(length) * static_cast<double>(Levels::block) / 2 * (r + p + cut_weight_cost) +

@@ -44,11 +44,11 @@ class FftEngine {
   static constexpr bool accepts_key_log_scales = false, is_automatic = true;
   static Engine name_for(const LagWeightsView<T>&) { return names[0]; }
 
-  /// 2n (signals + W) (3 log2(2n) + 25) for n = max(n_q, n_k) slots. The weights count as W signals, the lanes of a
-  /// register.
+  /// 2n (signals + W) (fft_level log2(2n) + fft_point) for n = max(n_q, n_k) slots. The weights count as W signals, the
+  /// lanes of a register.
   static double cost(const CostInputs<T>& x) {
     if (x.tokens.empty()) return 0;
-    constexpr double left_over = 1.4, level = 3, point = 25;
+    constexpr double left_over = 1.4, level = cost_factors.fft_level, point = cost_factors.fft_point;
     const double length = static_cast<double>(2 * std::max(x.span.n_q, x.span.n_k));
     // the column of ones, the last, is a separate product
     const double columns = signals<T>(x.span.r, std::max<Index>(x.span.p - 1, 0), left_over),
