@@ -5,16 +5,18 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
 
+#include "nprf/core/lower_lags.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/forward.cuh"
 #include "nprf/cuda/model.hpp"
+#include "nprf/cuda/plan/position_tables.hpp"
 #include "nprf/cuda/position/backward.cuh"
+#include "nprf/cuda/position/band.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
 #include "nprf/cuda/position/visibility.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
@@ -36,7 +38,12 @@ class DeviceModel {
     check_shape();
     check_model();
     find_shift();
-    find_band();
+    m_lags = place_lags<float>(Slots{m_shape.n_q}, Slots{m_shape.n_k}, m_model.direction, m_shape.offset,
+                               table_range(position()));
+    const int last_lag = static_cast<int>(m_lags.lags.last);
+    if (lags() > 0)
+      m_band = position().linear ? Band{first_lag() + 1, std::min(last_attended(), last_lag - 1)}
+                                 : band_of(m_lags, false);
     send(gradients, stream);
   }
 
@@ -54,22 +61,16 @@ class DeviceModel {
   int r() const { return map().features(); }
   int positions() const { return static_cast<int>(m_model.positions.size()); }
   int parameter_count() const { return static_cast<int>(position().parameters.size()); }
-  /// The band of lags j - i, without offset, outside of which weights are constant.
+  /// The band of lags j - i outside of which the bias is linear.
   const Band& band() const { return m_band; }
   /// exp(b - max b) of the lags -(n_q - 1) .. n_k - 1 for one position of model(), with its parameters at construction.
   std::vector<double> weights_of(const PositionModel& one) const {
-    constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-    std::vector<double> c(static_cast<std::size_t>(lags()), minus_infinity);
-    double max_bias = minus_infinity;
-    for (int lag = first_lag(); lag <= last_attended(); ++lag) {
-      const double b =
-          one.linear ? -static_cast<double>(one.parameters[0]) * std::abs(static_cast<double>(lag - offset()))
-          : one.parameters.empty() ? 0
-                                   : static_cast<double>(one.parameters[static_cast<std::size_t>(parameter_of(lag))]);
-      c[static_cast<std::size_t>(lag - first_lag())] = b;
-      max_bias = std::max(max_bias, b);
-    }
-    for (double& x : c) x = max_bias > minus_infinity ? std::exp(x - max_bias) : 0;
+    std::vector<double> c(static_cast<std::size_t>(lags()));
+    if (c.empty()) return c;
+    PositionTables tables;
+    LagProblem<float> x = m_lags;
+    weigh_lags(x, tables.bias_of(one), static_cast<const float*>(nullptr), Pass::backward, tables);
+    std::transform(x.log_weights, x.log_weights + lags(), c.begin(), [](double b) { return std::exp(b); });
     return c;
   }
   /// Whether all features are non-negative, and whether they are exponentials.
@@ -134,15 +135,11 @@ class DeviceModel {
   const PositionModel& position() const { return m_model.positions.front(); }
 
   // lags between indices, j - i, and between positions, j - i - offset
-  int lags() const { return n_q() == 0 || n_k() == 0 ? 0 : n_q() + n_k() - 1; }
-  int first_lag() const { return -(n_q() - 1); }
-  int last_lag() const { return n_k() - 1; }
-  int offset() const { return static_cast<int>(m_shape.offset); }
-  int last_attended() const {
-    return m_model.direction == Direction::causal ? std::min(last_lag(), offset()) : last_lag();
-  }
-  int first_position_lag() const { return first_lag() - offset(); }
-  int last_position_lag() const { return last_attended() - offset(); }
+  int lags() const { return n_q() == 0 || n_k() == 0 ? 0 : static_cast<int>(m_lags.lags.size()); }
+  int first_lag() const { return static_cast<int>(m_lags.lags.first); }
+  int last_attended() const { return static_cast<int>(m_lags.reach.last); }
+  int first_position_lag() const { return first_lag() - static_cast<int>(m_lags.offset); }
+  int last_position_lag() const { return last_attended() - static_cast<int>(m_lags.offset); }
 
   void check_shape() const {
     const auto& [batch, heads, n_q, n_k, d_v, offset] = m_shape;
@@ -208,25 +205,14 @@ class DeviceModel {
     m_shift = static_cast<float>(trigonometric ? half : most - half);
   }
 
-  // the parameter index of the lag j - i
-  std::int32_t parameter_of(int lag) const {
-    const std::ptrdiff_t last = static_cast<std::ptrdiff_t>(position().index.size()) - 1;
-    const std::ptrdiff_t at = std::clamp<std::ptrdiff_t>(lag - m_shape.offset - position().first, 0, last);
-    return position().index[static_cast<std::size_t>(at)];
-  }
-
-  // strips lags from both ends as long as they share one parameter, or are not attended
-  void find_band() {
-    const auto kind = [&](int lag) {
-      return lag > last_attended()    ? -1
-             : position().linear      ? lag - first_lag()
-             : parameter_count() == 0 ? 0
-                                      : parameter_of(lag);
-    };
-    m_band = {first_lag(), last_lag()};
-    if (lags() == 0) return;
-    while (m_band.first <= m_band.last && kind(m_band.first) == kind(first_lag())) ++m_band.first;
-    while (m_band.first <= m_band.last && kind(m_band.last) == kind(last_lag())) --m_band.last;
+  // the parameter of each lag j - i; none if the bias is linear or 0
+  std::vector<std::int32_t> parameter_indices() const {
+    std::vector<std::int32_t> index(position().index.empty() ? 0 : static_cast<std::size_t>(lags()));
+    for (std::size_t k = 0; k < index.size(); ++k) {
+      const Index lag = std::clamp(m_lags.lags.first + static_cast<Index>(k), m_lags.table.first, m_lags.table.last);
+      index[k] = position().index[static_cast<std::size_t>(lag - m_lags.table.first)];
+    }
+    return index;
   }
 
   void send(bool gradients, cudaStream_t stream) {
@@ -238,10 +224,7 @@ class DeviceModel {
       }
     for (const PositionModel& one : m_model.positions)
       parameters.insert(parameters.end(), one.parameters.begin(), one.parameters.end());
-    std::vector<std::int32_t> index;
-    if (!position().index.empty())
-      for (int k = 0; k < lags(); ++k) index.push_back(parameter_of(first_lag() + k));
-
+    const std::vector<std::int32_t> index = parameter_indices();
     std::vector<std::int32_t> order, start;
     if (gradients && !index.empty()) sort_lags(index, order, start);
 
@@ -284,6 +267,7 @@ class DeviceModel {
 
   AttentionModel m_model;
   PlanShape m_shape;
+  LagProblem<float> m_lags;  // of j - i, without biases, since parameters may change on the device
   Band m_band{};
   bool m_needs_log_scales = false;
   float m_shift = 0;  // replaces the largest log-scale of the keys, unless that is computed

@@ -6,6 +6,7 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/position/band.cuh"
 
 namespace nprf::cuda {
 
@@ -36,11 +37,6 @@ struct DeviceWeights {
   __device__ __forceinline__ float in_circulant(int head, int k, int length) const {
     return (*this)(head, k <= -first ? -k : length - k);
   }
-};
-
-/// The lags first..last, both included. All lags before the band share one weight, and so do all lags after it.
-struct Band {
-  int first, last;
 };
 
 /// The matrices C of all heads.
