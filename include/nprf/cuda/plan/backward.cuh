@@ -63,10 +63,10 @@ class Backward {
     const std::size_t shared = FeatureGradientShape::shared(model.d_padded());
     require(shared <= device.shared_bytes, "input_dim: expected a size that fits in ", device.shared_bytes,
             " bytes of shared memory with gradients, got ", model.d());
-    const auto& [c, band, positions] = model.toeplitz();
+    ToeplitzWeights weights = model.toeplitz();
+    if (engine != Engine::banded) weights.band = {weights.c.first, weights.c.first + weights.c.size - 1};
     const int z = model.z(), n_q = model.n_q(), n_k = model.n_k(), r = model.r();
-    m_lags = LagGradients(device, z, positions, n_q, n_k,
-                          engine == Engine::banded ? band : Band{c.first, c.first + c.size - 1}, c);
+    m_lags = LagGradients(device, forward.shape(), weights, model.d_v() + 1);
     if (m_has_tiles) return;
     m_correlation = CorrelationEngine(n_q, n_k, r, model.d_v(), z, model.toeplitz(), slab_bytes);
     m_parts_of_dA = parts_of_keys(device, TileShape::tiles(n_q), n_k, r, z);
@@ -170,7 +170,9 @@ class Backward {
                                    log_domain_scratch, has_db ? db : nullptr},
           stream);
     if (has_db)
-      queue_parameter_gradients(model.parameter_gradients(db, gradients.parameters), model.positions(), stream);
+      queue_parameter_gradients(
+          model.parameter_gradients(db, m_lags.moments(lags, product.before), gradients.parameters), model.positions(),
+          stream);
 
     const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
     m_dA.queue(G, U, columns_of_B, to_dA, stream);

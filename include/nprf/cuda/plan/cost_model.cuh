@@ -29,7 +29,8 @@ Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, 
   const double tile_flops = on_tensor_cores ? 300e12 : flops;
   const double band = std::min<double>(n_k, model.band().last - model.band().first + 1 + 3 * TileShape::tile);
   const double direct = (causal ? 1 : 2) * pairs * (r + columns) / tile_flops;
-  const double banded = (2 * n_q * band * (r + columns) + 4 * tokens * r * columns) / tile_flops;
+  const double states = model.tail_slope().is_zero() ? 1 : 2;  // the sides have sums of their own
+  const double banded = (2 * n_q * band * (r + columns) + states * 4 * tokens * r * columns) / tile_flops;
 
   const SharedMemoryVariant* in_shared = SharedMemoryEngine::variant_for(device, n);
   const TwoPassVariant* two_pass = TwoPassEngine::variant_for(n);

@@ -40,10 +40,7 @@ class DeviceModel {
     find_shift();
     m_lags = place_lags<float>(Slots{m_shape.n_q}, Slots{m_shape.n_k}, m_model.direction, m_shape.offset,
                                table_range(position()));
-    const int last_lag = static_cast<int>(m_lags.lags.last);
-    if (lags() > 0)
-      m_band = position().linear ? Band{first_lag() + 1, std::min(last_attended(), last_lag - 1)}
-                                 : band_of(m_lags, false);
+    if (lags() > 0) m_band = band_of(m_lags, position().linear);
     send(gradients, stream);
   }
 
@@ -63,6 +60,10 @@ class DeviceModel {
   int parameter_count() const { return static_cast<int>(position().parameters.size()); }
   /// The band of lags j - i outside of which the bias is linear.
   const Band& band() const { return m_band; }
+  /// The slope of the bias outside of the band, with the parameters on the device.
+  TailSlope tail_slope() const {
+    return position().linear ? TailSlope{m_parameters, positions() > 1 ? 1 : 0} : TailSlope{};
+  }
   /// exp(b - max b) of the lags -(n_q - 1) .. n_k - 1 for one position of model(), with its parameters at construction.
   std::vector<double> weights_of(const PositionModel& one) const {
     std::vector<double> c(static_cast<std::size_t>(lags()));
@@ -97,12 +98,12 @@ class DeviceModel {
     return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_attended()};
   }
 
-  ToeplitzWeights toeplitz() const { return {weights(), m_band, positions()}; }
+  ToeplitzWeights toeplitz() const { return {weights(), m_band, tail_slope(), positions()}; }
 
-  /// The gradients [position, parameter] from those of the lags [position, lag]. The model must have been made for
-  /// gradients.
-  ParameterGradientTask parameter_gradients(const float* db, float* gradients) const {
-    return {db, m_order, m_start, parameter_count(), lags(), first_position_lag(), gradients};
+  /// The gradients [position, parameter] from those of the lags [position, lag], and from LagGradients::moments(). The
+  /// model must have been made for gradients.
+  ParameterGradientTask parameter_gradients(const float* db, const float* moments, float* gradients) const {
+    return {db, moments, m_order, m_start, parameter_count(), lags(), first_position_lag(), gradients};
   }
 
   /// The features of queries or of keys. The largest log-scales of keys go to max_log_scale [z] if they are needed.

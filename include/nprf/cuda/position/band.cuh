@@ -1,21 +1,36 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <algorithm>
+#include <cstddef>
 
 #include "nprf/core/lag_problem.hpp"
 
 namespace nprf::cuda {
 
 /// The lags first..last, both included; empty if last = first - 1. Before and after the band the bias is linear in the
-/// lag.
+/// lag, with the slopes of a TailSlope.
 struct Band {
   int first, last;
 };
 
+/// How much the bias b changes with each lag further away from the band, on both sides. b then falls by the position's
+/// parameter per lag (ALiBi).
+struct TailSlope {
+  const float* parameters = nullptr;  // [position]; null: the slope is 0, the weights of a tail are constant
+  std::ptrdiff_t stride = 0;          // 0: one position for all heads
+
+  __host__ __device__ bool is_zero() const { return parameters == nullptr; }
+  __device__ __forceinline__ double operator()(int head) const {
+    return parameters ? -static_cast<double>(parameters[head * stride]) : 0.0;
+  }
+};
+
 /// The smallest band of j - i such that b is linear before and after it for any values of the parameters, where b of
-/// lags beyond those attended counts as a constant -infinity. The lags at the ends of the position's table belong to the
-/// tails.
+/// lags beyond those attended counts as a constant -infinity. The lags at the ends of the position's table belong to
+/// the tails.
 template <Real T>
 Band band_of(const LagProblem<T>& x, bool is_linear) {
   const bool has_one_scalar = x.table.size() == 1, ends_early = x.reach.last < x.lags.last;

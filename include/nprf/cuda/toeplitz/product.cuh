@@ -20,10 +20,10 @@
 
 namespace nprf::cuda {
 
-/// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables or no position,
-/// in linear time. fused: any position in O(n log n), by FFTs in shared memory up to 16384 tokens, and by FFTs in two
-/// passes through memory up to 2^20 tokens. cufft: any position in O(n log n), by cuFFT, in about ten passes through
-/// memory.
+/// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, ALiBi or no
+/// position, in linear time. fused: any position in O(n log n), by FFTs in shared memory up to 16384 tokens, and by
+/// FFTs in two passes through memory up to 2^20 tokens. cufft: any position in O(n log n), by cuFFT, in about ten
+/// passes through memory.
 ///
 /// direct and banded use tensor cores if the storage type has 16 bits and the device supports bfloat16 products (8.0
 /// and newer); the precision is then that of bfloat16 (toeplitz/direct/bf16_mma_tile.cuh). All other arithmetic is in
@@ -191,7 +191,9 @@ class Product {
   void queue_tiles(const TileTask<S, Feature>& task, const Arrays& arrays, cudaStream_t stream) const {
     float *N = arrays.sums.N, *D = arrays.sums.D;
     if (m_engine == Engine::banded)
-      queue_banded<S, Feature>({{task, arrays.before, arrays.after}, m_weights.band, m_parts, N, D}, m_shape.z, stream);
+      queue_banded<S, Feature>(
+          {{task, arrays.before, arrays.after, m_weights.tail_slope}, m_weights.band, m_parts, N, D}, m_shape.z,
+          stream);
     else
       queue_direct<S, Feature>({task, m_parts, N, D}, m_shape.z, stream);
   }

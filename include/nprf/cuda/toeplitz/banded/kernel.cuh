@@ -25,6 +25,11 @@ struct BandChunks {
     return end > begin ? end : begin;
   }
 
+  /// The key that the weights of the state beside chunk k are relative to.
+  __device__ __forceinline__ int anchor(TailSide side, int k, double slope) const {
+    return tail_anchor(side, k, n_k, slope);
+  }
+
  private:
   // (key + more) / chunk, clamped to 0..most
   static __host__ __device__ int clamped_chunk(int most, int key, int more) {
@@ -33,20 +38,45 @@ struct BandChunks {
   }
 };
 
-/// Y = ((A B^T) o C) [V 1] for weights that are constant before a band of lags and constant after it: T5 buckets,
-/// clipped tables, no position. The keys outside the band contribute through two matrices (r,p + 1),
+/// Y = ((A B^T) o C) [V 1] for weights with tails: log c is linear in the lag before a band of lags and after it. They
+/// are constant there (T5 buckets, clipped tables, no position), or exponential (ALiBi). The keys outside of the band
+/// contribute through two states S of whole chunks of keys (ChunkTask), matrices (r,p + 1) that are relative to the
+/// keys anchor_before and anchor_after:
 ///
-///     y_i += A_i (c_before sum_{j < j_1} B_j^T [V 1]_j + c_after sum_{j >= j_2} B_j^T [V 1]_j)
+///     y_i += c[anchor_before - i] A_i S_before + c[anchor_after - i] A_i S_after
 ///
-/// which are sums over whole chunks of keys (ChunkTask). Y is a sum over parts. Each part has a share of the band, and
-/// the first part also has the two matrices. Rounding errors are those of the tiles. O((n_q + n_k) r p + n_q R (r + p))
-/// for a band of R lags.
+/// Y is a sum over parts. Each part has a share of the band, and the first part also has the two states. Rounding
+/// errors are those of the tiles. O((n_q + n_k) r p + n_q R (r + p)) for a band of R lags.
 template <Storage S, class Feature = float>
 struct BandedTask : ChunkTask<S, Feature> {
   Band band;
   int parts;
   float *N, *D;  // [part, z, n_q, p] [part, z, n_q]
+
+  /// The weights of queries in the tail beside chunk k: factor(i) = c[anchor - i].
+  struct TailFactor {
+    const DeviceWeights& c;
+    int head, anchor;
+
+    __device__ __forceinline__ float operator()(int i) const { return c(head, anchor - i); }
+  };
+  __device__ __forceinline__ TailFactor tail_factor(TailSide side, int head, int k) const {
+    return {this->c, head, this->anchor(side, k, this->slope(head))};
+  }
 };
+
+/// Adds the contributions of the tail beside chunk k to the rows i0 to last_row of y.
+template <class Y, class Task>
+__device__ __forceinline__ void add_tail(Y& y, const Task& task, TailSide side, int z, int k, int i0, int last_row) {
+  const auto factor = task.tail_factor(side, z % task.A.heads, k);
+  const bool has_keys = side == TailSide::before ? k > 0 : k < task.chunks();
+  // factors are monotone in i
+  if (!has_keys || (factor(i0) == 0 && factor(last_row) == 0)) return;
+  const std::ptrdiff_t columns = task.U.V.channels + 1;
+  const float* state = (side == TailSide::before ? task.before : task.after) +
+                       (static_cast<std::ptrdiff_t>(z) * (task.chunks() + 1) + k) * task.matrix();
+  y.add_scaled_product([&](int f, int column) { return state[f * columns + column]; }, factor);
+}
 
 /// Blocks (tiles of queries, parts, z and tiles of columns).
 template <Storage S, class Feature>
@@ -60,12 +90,16 @@ __global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feat
     const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles;
     const int i0 = static_cast<int>(blockIdx.x) * Y::queries;
     const BandChunks keys{task.B.tokens, task.band};
-    const int chunks = task.chunks(), before = keys.before(i0), after = keys.after(i0, min(i0 + Y::queries, n_q) - 1);
+    const int last_row = min(i0 + Y::queries, n_q) - 1;
+    const int chunks = task.chunks(), before = keys.before(i0), after = keys.after(i0, last_row);
     const int first = before * tiles_of_chunk;
     const int count = max(0, min(after * tiles_of_chunk, TileShape::tiles(task.B.tokens)) - first);
 
     Y y(task, z, i0, p0 * Y::columns);
-    if (part == 0) {
+    if (part == 0 && !task.slope.is_zero()) {
+      add_tail(y, task, TailSide::before, z, before, i0, last_row);
+      add_tail(y, task, TailSide::after, z, after, i0, last_row);
+    } else if (part == 0) {
       const int head = z % task.A.heads;
       const float c_before = task.c(head, max(task.c.first, task.band.first - 1));
       const float c_after = task.c(head, min(task.c.first + task.c.size - 1, task.band.last + 1));
