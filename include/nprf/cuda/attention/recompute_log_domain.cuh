@@ -94,7 +94,10 @@ class LogDomainTile {
   __device__ void store_row() const {
     const int column = m_p0 + m_t;
     if (m_row < 0) return;
-    if (column == 0) atomicAdd(m_D == 0 ? &m_task.counts->empty_rows : &m_task.counts->rescued_rows, 1);
+    if (column == 0 && m_D == m_D) {
+      atomicAdd(&m_task.counts->repaired_rows, 1);
+      atomicAdd(&m_task.counts->log_domain_rows, 1);
+    }
     if (column >= m_task.U.V.channels) return;
     store(row_of(m_task.y, m_z, m_row) + column, m_D == 0 ? 0.0f : m_N / m_D);
   }

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
   }
   bound = over_warp(fails ? 0.0f : bound, [](float a, float b) { return fmaxf(a, b); });
   if (threadIdx.x % 32 == 0 && bound > 0)
-    atomicMax(reinterpret_cast<int*>(&task.counts->error_bound), magnitude(bound));
+    atomicMax(reinterpret_cast<int*>(&task.counts->fft_error_bound), magnitude(bound));
 }
 
 inline void queue_row_bounds(const RowBoundTask& task, int z, cudaStream_t stream) {
