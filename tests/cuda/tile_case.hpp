@@ -118,7 +118,8 @@ struct TileCase {
 
   /// The result by direct or by banded kernels, as the sum over `parts` parts.
   Matrix<double> result(const Data& x, int parts, bool banded = false) const {
-    return result_of(x, parts, [&](const cuda::TileTask<S, Feature>& task, float* N, float* D) {
+    const bool has_part_of_tail = banded && !slopes.empty() && last_attended == n_k - 1;
+    return result_of(x, parts + has_part_of_tail, [&](const cuda::TileTask<S, Feature>& task, float* N, float* D) {
       if (!banded) return cuda::queue_direct<S, Feature>({task, parts, N, D}, z(), nullptr);
       const std::size_t sums =
           static_cast<std::size_t>(z() * (cuda::ChunkTask<S>::chunks_of(n_k) + 1) * stored_features() * (p + 1));

@@ -144,7 +144,7 @@ class Product {
   /// Allocates the arrays, with room for `extra_parts` additional parts of the sums.
   Arrays take(Scratch& scratch, int extra_parts = 0) const {
     const auto& [z, heads, n_q, n_k, r, p] = m_shape;
-    const int parts = m_parts + extra_parts;
+    const int parts = engine_parts() + extra_parts;
     Arrays arrays{};
     float* N = scratch.take<float>(parts, z, n_q, p);
     arrays.sums = {N, scratch.take<float>(parts, z, n_q), parts, p, static_cast<std::ptrdiff_t>(z) * n_q};
@@ -196,6 +196,10 @@ class Product {
           stream);
     else
       queue_direct<S, Feature>({task, m_parts, N, D}, m_shape.z, stream);
+  }
+
+  int engine_parts() const {
+    return m_engine == Engine::banded ? parts_with_tails(m_weights.c, m_weights.tail_slope, m_parts) : m_parts;
   }
 
   // features per row of A and B, with padding

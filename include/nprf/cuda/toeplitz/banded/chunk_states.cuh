@@ -19,6 +19,17 @@ __device__ __forceinline__ int tail_anchor(TailSide side, int k, int n_k, double
   return slope > 0 ? n_k - 1 : k * keys_of_chunk;
 }
 
+/// weights[t] = exp(-|slope| distance), or distance times that, for the keys of
+/// a chunk at first, first + 1, .. from the anchor. All threads of the block
+/// take part. Not inlined, since the double exponential needs many registers.
+inline __device__ __attribute__((noinline)) void compute_tail_weights(float* weights, int first, double slope,
+                                                                      bool times_distance) {
+  for (int t = static_cast<int>(threadIdx.x); t < keys_of_chunk; t += static_cast<int>(blockDim.x)) {
+    const double distance = fabs(static_cast<double>(first + t)), weight = exp(-fabs(slope) * distance);
+    weights[t] = static_cast<float>(times_distance ? distance * weight : weight);
+  }
+}
+
 /// The states of a chunked product: weighted sums over chunks of keys,
 ///
 ///     before[k] = sum exp(-|slope| |j - anchor|) B_j^T [V 1]_j   (r,p + 1)   over the keys j of all chunks before
@@ -52,13 +63,6 @@ struct ChunkTask : TileTask<S, Feature> {
     return tail_anchor(side, k, this->B.tokens, of_slope);
   }
 
-  /// The weight of key t of chunk k in the chunk's own sum.
-  __device__ __forceinline__ float weight(TailSide side, int k, int t, double of_slope) const {
-    const int apart = k * chunk + t - anchor(side, side == TailSide::before ? k + 1 : k, of_slope);
-    const double distance = apart < 0 ? -apart : apart;
-    return static_cast<float>((unscaled_before ? distance : 1.0) * exp(-fabs(of_slope) * distance));
-  }
-
   /// Stores the sum of chunk k alone in before[k + 1] or after[k], from which running_sums_kernel computes the states.
   __device__ __forceinline__ void put(TailSide side, int z, int k, int f, int column, float sum) const {
     const int columns = this->U.V.channels + 1;
@@ -90,8 +94,9 @@ struct ChunkOfBlock {
   template <class Task>
   __device__ __forceinline__ void compute_weights(const Task& task, int z, float* weights) const {
     const double slope = task.slope(z % task.B.heads);
-    for (int t = static_cast<int>(threadIdx.x); t < Task::chunk; t += static_cast<int>(blockDim.x))
-      weights[t] = task.weight(has_before ? TailSide::before : TailSide::after, chunk, t, slope);
+    const int anchor =
+        has_before ? task.anchor(TailSide::before, chunk + 1, slope) : task.anchor(TailSide::after, chunk, slope);
+    compute_tail_weights(weights, chunk * Task::chunk - anchor, slope, task.unscaled_before != nullptr);
   }
 };
 

@@ -50,25 +50,42 @@ class TensorTile {
   /// this adds no more error than rounding B and P: |A (bf16(M) - M)| <= 2^-8 A |M| <= 2^-8 max |v| A B^T 1.
   template <class Entries>
   __device__ __forceinline__ void add_product(Entries&& at) {
-    add_product(m_y, m_sum, at);
+    const int r = m_task.A.channels, p = m_U.p;
+    Feature* sums = reinterpret_cast<Feature*>(c());  // the last column of M
+    for (int k0 = 0; k0 < r; k0 += k_tile) {
+      __syncthreads();
+      load_queries(k0);
+      const int depth = min(k_tile, r - k0);
+#pragma unroll 8
+      for (int e = static_cast<int>(threadIdx.x); e < depth * columns; e += threads) {
+        const int f = e / columns, column = m_p0 + e % columns;
+        cuda::store(u() + f * stride + e % columns, column < p ? at(k0 + f, column) : 0.0f);
+      }
+      for (int f = static_cast<int>(threadIdx.x); f < depth; f += threads) cuda::store(sums + f, at(k0 + f, p));
+      __syncthreads();
+#pragma unroll 1
+      for (int k = 0; k < depth; k += 16) {
+        LeftFragment q[2];
+        for (int m = 0; m < 2; ++m) q[m] = load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
+        add_columns(q, k);
+        for (int m = 0; m < 2; ++m) multiply_add(m_sum[m], q[m], load_right_column(sums + k));
+      }
+    }
   }
-  /// Adds A bf16(M) with each row i multiplied by factor(i); a row whose factor is 0 stays as it is, even if M is not
-  /// finite.
-  template <class Entries, class Factor>
-  __device__ __forceinline__ void add_scaled_product(Entries&& at, Factor&& factor) {
-    SumFragment y[2][columns / 8] = {}, sum[2] = {};
-    add_product(y, sum, at);
+
+  /// Multiplies each row i by factor(i); a row whose factor is 0 becomes 0, even if it is not finite.
+  template <class Factor>
+  __device__ __forceinline__ void scale_rows(Factor&& factor) {
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float c = factor(m_i0 + row_of_warp() + 16 * m + 8 * h + SumFragment::row());
-        if (c == 0) continue;
 #pragma unroll
         for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          m_sum[m].x[e] = fmaf(c, sum[m].x[e], m_sum[m].x[e]);
+          m_sum[m].x[e] = c == 0 ? 0.0f : c * m_sum[m].x[e];
 #pragma unroll
-          for (int n = 0; n < columns / 8; ++n) m_y[m][n].x[e] = fmaf(c, y[m][n].x[e], m_y[m][n].x[e]);
+          for (int n = 0; n < columns / 8; ++n) m_y[m][n].x[e] = c == 0 ? 0.0f : c * m_y[m][n].x[e];
         }
       }
   }
@@ -105,31 +122,6 @@ class TensorTile {
   __device__ __forceinline__ static Feature* u() { return b() + keys * stride; }       // (keys,columns)
   __device__ __forceinline__ static float* c() {                                       // queries + keys lags
     return reinterpret_cast<float*>(u() + keys * stride);
-  }
-
-  template <class Entries>
-  __device__ __forceinline__ void add_product(SumFragment (&y)[2][columns / 8], SumFragment (&sum)[2], Entries&& at) {
-    const int r = m_task.A.channels, p = m_U.p;
-    Feature* sums = reinterpret_cast<Feature*>(c());  // the last column of M
-    for (int k0 = 0; k0 < r; k0 += k_tile) {
-      __syncthreads();
-      load_queries(k0);
-      const int depth = min(k_tile, r - k0);
-#pragma unroll 8
-      for (int e = static_cast<int>(threadIdx.x); e < depth * columns; e += threads) {
-        const int f = e / columns, column = m_p0 + e % columns;
-        cuda::store(u() + f * stride + e % columns, column < p ? at(k0 + f, column) : 0.0f);
-      }
-      for (int f = static_cast<int>(threadIdx.x); f < depth; f += threads) cuda::store(sums + f, at(k0 + f, p));
-      __syncthreads();
-#pragma unroll 1
-      for (int k = 0; k < depth; k += 16) {
-        LeftFragment q[2];
-        for (int m = 0; m < 2; ++m) q[m] = load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
-        add_columns(y, q, k);
-        for (int m = 0; m < 2; ++m) multiply_add(sum[m], q[m], load_right_column(sums + k));
-      }
-    }
   }
 
   // loads into registers what a step of add_tile needs: features k0.. of tile J, and for k0 = 0 its values and weights
@@ -186,7 +178,7 @@ class TensorTile {
           const float* weight = weight_of(m, e % 2, k / 8 + e / 2);
           p[m].x[e] = pack(weight[0] * x.x[e % 2 * 2], weight[1] * x.x[e % 2 * 2 + 1]);
         }
-      add_columns(m_y, p, k);
+      add_columns(p, k);
       for (int m = 0; m < 2; ++m) multiply_add(m_sum[m], p[m], right_ones());
     }
   }
@@ -228,8 +220,7 @@ class TensorTile {
   }
 
   // y += p u for 16 rows of u
-  __device__ __forceinline__ void add_columns(SumFragment (&y)[2][columns / 8], const LeftFragment (&p)[2],
-                                              int k) const {
+  __device__ __forceinline__ void add_columns(const LeftFragment (&p)[2], int k) {
 #pragma unroll
     for (int column = 0; column < columns; column += 16) {
       RightFragment value[2];
@@ -237,7 +228,7 @@ class TensorTile {
 #pragma unroll
       for (int m = 0; m < 2; ++m)
 #pragma unroll
-        for (int n = 0; n < 2; ++n) multiply_add(y[m][column / 8 + n], p[m], value[n]);
+        for (int n = 0; n < 2; ++n) multiply_add(m_y[m][column / 8 + n], p[m], value[n]);
     }
   }
 

@@ -147,18 +147,34 @@ class Tile {
   /// Adds A M, for a matrix M (r,p + 1) with the entries at(f, column).
   template <class Entries>
   __device__ __forceinline__ void add_product(Entries&& at) {
-    add_product(m_y, m_sum, at);
+    const int r = m_task.A.channels, p = m_U.p;
+    for (int k0 = 0; k0 < r; k0 += k_tile) {
+      __syncthreads();
+      load_queries(k0);
+      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
+        const int f = k0 + e / tile, column = m_p0 + e % tile;
+        u()[e / tile * stride + e % tile] = f < r && column < p ? at(f, column) : 0.0f;
+      }
+      if (threadIdx.x < k_tile) {
+        const int f = k0 + static_cast<int>(threadIdx.x);
+        c()[threadIdx.x] = f < r ? at(f, p) : 0.0f;
+      }
+      __syncthreads();
+      for (int k = 0; k < k_tile; ++k) {
+        add_outer(m_y, a() + k * stride + m_row, u() + k * stride + m_column);
+        if (m_column == 0)
+          for (int i = 0; i < 4; ++i) m_sum[i] = fmaf(a()[k * stride + m_row + i], c()[k], m_sum[i]);
+      }
+    }
   }
-  /// Adds A M with each row i multiplied by factor(i); a row whose factor is 0 stays as it is, even if M is not finite.
-  template <class Entries, class Factor>
-  __device__ __forceinline__ void add_scaled_product(Entries&& at, Factor&& factor) {
-    float y[4][4] = {}, sum[4] = {};
-    add_product(y, sum, at);
+
+  /// Multiplies each row i by factor(i); a row whose factor is 0 becomes 0, even if it is not finite.
+  template <class Factor>
+  __device__ __forceinline__ void scale_rows(Factor&& factor) {
     for (int i = 0; i < 4; ++i) {
       const float c = factor(m_rows.i0 + m_row + i);
-      if (c == 0) continue;
-      m_sum[i] = fmaf(c, sum[i], m_sum[i]);
-      for (int j = 0; j < 4; ++j) m_y[i][j] = fmaf(c, y[i][j], m_y[i][j]);
+      m_sum[i] = c == 0 ? 0.0f : c * m_sum[i];
+      for (int j = 0; j < 4; ++j) m_y[i][j] = c == 0 ? 0.0f : c * m_y[i][j];
     }
   }
 
@@ -188,29 +204,6 @@ class Tile {
   __device__ __forceinline__ static float* scores() { return b() + k_tile * stride; }  // (keys,queries)
   __device__ __forceinline__ static float* u() { return scores() + tile * stride; }    // (keys,columns)
   __device__ __forceinline__ static float* c() { return u() + tile * stride; }         // 2 tile - 1 lags
-
-  template <class Entries>
-  __device__ __forceinline__ void add_product(float (&y)[4][4], float (&sum)[4], Entries&& at) {
-    const int r = m_task.A.channels, p = m_U.p;
-    for (int k0 = 0; k0 < r; k0 += k_tile) {
-      __syncthreads();
-      load_queries(k0);
-      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
-        const int f = k0 + e / tile, column = m_p0 + e % tile;
-        u()[e / tile * stride + e % tile] = f < r && column < p ? at(f, column) : 0.0f;
-      }
-      if (threadIdx.x < k_tile) {
-        const int f = k0 + static_cast<int>(threadIdx.x);
-        c()[threadIdx.x] = f < r ? at(f, p) : 0.0f;
-      }
-      __syncthreads();
-      for (int k = 0; k < k_tile; ++k) {
-        add_outer(y, a() + k * stride + m_row, u() + k * stride + m_column);
-        if (m_column == 0)
-          for (int i = 0; i < 4; ++i) sum[i] = fmaf(a()[k * stride + m_row + i], c()[k], sum[i]);
-      }
-    }
-  }
 
   // loads features k0.. of the queries; they stay in shared memory if one step has all features
   __device__ __forceinline__ void load_queries(int k0) {
