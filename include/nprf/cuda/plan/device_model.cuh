@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/position/band.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
+#include "nprf/cuda/position/token_places.cuh"
 #include "nprf/cuda/position/visibility.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
@@ -38,8 +40,7 @@ class DeviceModel {
     check_shape();
     check_model();
     find_shift();
-    m_lags = place_lags<float>(Slots{m_shape.n_q}, Slots{m_shape.n_k}, m_model.direction, m_shape.offset,
-                               table_range(position()));
+    place_tokens();
     if (lags() > 0) m_band = band_of(m_lags, position().linear);
     send(gradients, stream);
   }
@@ -60,6 +61,10 @@ class DeviceModel {
   int parameter_count() const { return static_cast<int>(position().parameters.size()); }
   /// The band of lags j - i outside of which the bias is linear.
   const Band& band() const { return m_band; }
+  /// Where the tokens of a grid stand.
+  const TokenPlaces& places() const { return m_places; }
+  /// The number of biases with gradients of their own: of lags, and of the border of a grid.
+  int entries() const { return lags() + m_places.border_size(); }
   /// The slope of the bias outside of the band, with the parameters on the device.
   TailSlope tail_slope() const {
     return position().linear ? TailSlope{m_parameters, positions() > 1 ? 1 : 0} : TailSlope{};
@@ -70,7 +75,8 @@ class DeviceModel {
     if (c.empty()) return c;
     PositionTables tables;
     LagProblem<float> x = m_lags;
-    weigh_lags(x, tables.bias_of(one), static_cast<const float*>(nullptr), Pass::backward, tables);
+    const float* border = one.parameters.data() + (one.parameters.size() - one.border_size());
+    weigh_lags(x, tables.bias_of(one), border, Pass::backward, tables);
     std::transform(x.log_weights, x.log_weights + lags(), c.begin(), [](double b) { return std::exp(b); });
     return c;
   }
@@ -90,12 +96,17 @@ class DeviceModel {
     queue_weights({bias(), m_weights}, stream);
   }
 
-  /// Of the lags j - i = -(n_q - 1) .. n_k - 1.
+  /// Of the lags j - i = -(n_q - 1) .. n_k - 1, or of all differences of slots.
   DeviceBias bias() const {
-    return {m_parameters, m_index, positions(), parameter_count(), lags(), first_position_lag(), last_position_lag()};
+    return {m_parameters,        m_index, positions(), parameter_count(), lags(), first_position_lag(),
+            last_position_lag(), n_q(),   m_places,    is_causal()};
   }
   DeviceWeights weights() const {
-    return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_attended()};
+    DeviceWeights c{m_weights, positions() > 1 ? entries() : 0, lags(), first_lag(), 1, first_lag(), last_attended()};
+    if (!m_places.is_grid()) return c;
+    c.first_attended = 1 - n_q(), c.last_attended = is_causal() ? 0 : n_k() - 1;  // of tokens
+    c.places = m_places, c.border = m_weights + lags();
+    return c;
   }
 
   ToeplitzWeights toeplitz() const { return {weights(), m_band, tail_slope(), positions()}; }
@@ -103,7 +114,7 @@ class DeviceModel {
   /// The gradients [position, parameter] from those of the lags [position, lag], and from LagGradients::moments(). The
   /// model must have been made for gradients.
   ParameterGradientTask parameter_gradients(const float* db, const float* moments, float* gradients) const {
-    return {db, moments, m_order, m_start, parameter_count(), lags(), first_position_lag(), gradients};
+    return {db, moments, m_order, m_start, parameter_count(), entries(), first_position_lag(), gradients};
   }
 
   /// The features of queries or of keys. The largest log-scales of keys go to max_log_scale [z] if they are needed.
@@ -134,6 +145,8 @@ class DeviceModel {
  private:
   const FeatureModel& map() const { return m_model.features.front(); }
   const PositionModel& position() const { return m_model.positions.front(); }
+
+  bool is_causal() const { return m_model.direction == Direction::causal; }
 
   // lags between indices, j - i, and between positions, j - i - offset
   int lags() const { return n_q() == 0 || n_k() == 0 ? 0 : static_cast<int>(m_lags.lags.size()); }
@@ -169,7 +182,8 @@ class DeviceModel {
               "feature maps: expected all of one kind and shape");
     for (const PositionModel& one : positions)
       require(one.linear == position().linear && one.first == position().first && one.index == position().index &&
-                  one.parameters.size() == position().parameters.size(),
+                  one.parameters.size() == position().parameters.size() && one.slots == position().slots &&
+                  one.outside == position().outside,
               "positions: expected all of one kind and shape");
     require(d() >= 1 && d() <= 256, "input_dim: expected 1 to 256 on a GPU, got ", d());
     for (const FeatureModel& one : features)
@@ -183,9 +197,39 @@ class DeviceModel {
     for (const std::int32_t at : position().index)
       require(at >= 0 && static_cast<std::size_t>(at) < parameters, "index: expected parameters 0 to ", parameters,
               " - 1, got ", at);
+    if (position().is_grid()) check_grid();
     require(map().kind == FeatureKind::elu ? map().m == 0 : map().m >= 1,
             "num_features: expected 0 for elu and at least 1 for others, got ", map().m);
     require(r() <= 1024, "features: expected at most 1024 on a GPU, got ", r());
+  }
+
+  void check_grid() const {
+    const PositionModel& one = position();
+    const std::size_t lags = 2 * static_cast<std::size_t>(std::max(one.slots.back(), 0)) + 1;
+    require(one.outside >= 0 && one.slots.front() == 0 &&
+                std::adjacent_find(one.slots.begin(), one.slots.end(), std::greater_equal<>()) == one.slots.end(),
+            "slots: expected ascending numbers from 0 on");
+    require(one.index.size() == lags && one.first == -static_cast<std::ptrdiff_t>(one.slots.back()) &&
+                one.parameters.size() == lags + one.border_size(),
+            "position: expected a parameter for each of the ", lags, " differences of two slots and for each of the ",
+            one.border_size(), " entries of the border, got ", one.parameters.size());
+    const auto tokens = static_cast<std::ptrdiff_t>(one.slots.size()) + one.outside;
+    for (const auto& [name, size] : {std::pair{"queries", m_shape.n_q}, {"keys", m_shape.n_k}})
+      require(size == tokens, name, ": expected ", tokens, " rows (the position's tokens), got ", size);
+    require(m_shape.offset == 0, "offset: expected 0 for a position with places of its own, got ", m_shape.offset);
+  }
+
+  void place_tokens() {
+    m_slots.assign(position().slots.begin(), position().slots.end());
+    const auto placement = [&](std::ptrdiff_t n) -> nprf::Placement {
+      if (!position().is_grid()) return Slots{n};
+      return {Slots{static_cast<Index>(m_slots.size()), 0, m_slots.data()}, position().outside};
+    };
+    m_lags = place_lags<float>(placement(m_shape.n_q), placement(m_shape.n_k), m_model.direction, m_shape.offset,
+                               table_range(position()));
+    m_lags.has_own_slots = position().is_grid();
+    m_places.outside = position().outside, m_places.cells = static_cast<int>(m_slots.size());
+    m_places.end = position().is_grid() ? static_cast<int>(m_lags.key_slots) : 0;
   }
 
   // if all keys have one norm, a bound |w.x| <= |w| radius replaces the search for their largest log-scale
@@ -206,13 +250,15 @@ class DeviceModel {
     m_shift = static_cast<float>(trigonometric ? half : most - half);
   }
 
-  // the parameter of each lag j - i; none if the bias is linear or 0
+  // the parameter of each lag, and of each entry of the border; none if the bias is linear or 0
   std::vector<std::int32_t> parameter_indices() const {
     std::vector<std::int32_t> index(position().index.empty() ? 0 : static_cast<std::size_t>(lags()));
     for (std::size_t k = 0; k < index.size(); ++k) {
       const Index lag = std::clamp(m_lags.lags.first + static_cast<Index>(k), m_lags.table.first, m_lags.table.last);
       index[k] = position().index[static_cast<std::size_t>(lag - m_lags.table.first)];
     }
+    for (std::size_t k = position().border_size(); k > 0; --k)
+      index.push_back(static_cast<std::int32_t>(position().parameters.size() - k));
     return index;
   }
 
@@ -226,16 +272,23 @@ class DeviceModel {
     for (const PositionModel& one : m_model.positions)
       parameters.insert(parameters.end(), one.parameters.begin(), one.parameters.end());
     const std::vector<std::int32_t> index = parameter_indices();
+    const std::vector<std::int32_t>& slots = position().slots;
+    std::vector<std::int32_t> tokens(slots.empty() ? 0 : static_cast<std::size_t>(slots.back()) + 1, -1);
+    for (std::size_t cell = 0; cell < slots.size(); ++cell)
+      tokens[static_cast<std::size_t>(slots[cell])] = static_cast<std::int32_t>(cell);
+
     std::vector<std::int32_t> order, start;
     if (gradients && !index.empty()) sort_lags(index, order, start);
 
     const auto take = [&](Scratch scratch) {
       m_w = scratch.take<float>(w.size());
-      m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(lags()));
+      m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(entries()));
       m_index = index.empty() ? nullptr : scratch.take<std::int32_t>(index.size());
       m_order = order.empty() ? nullptr : scratch.take<std::int32_t>(order.size());
       m_start = start.empty() ? nullptr : scratch.take<std::int32_t>(start.size());
       m_parameters = scratch.take<float>(parameters.size());
+      m_slots_on_device = slots.empty() ? nullptr : scratch.take<std::int32_t>(slots.size());
+      m_tokens = slots.empty() ? nullptr : scratch.take<std::int32_t>(tokens.size());
       return scratch.bytes();
     };
     m_memory = DeviceMemory(take(Scratch()));
@@ -250,6 +303,9 @@ class DeviceModel {
     copy(m_order, order);
     copy(m_start, start);
     copy(m_parameters, parameters);
+    copy(m_slots_on_device, slots);
+    copy(m_tokens, tokens);
+    m_places.slots = m_slots_on_device, m_places.tokens = m_tokens;
     queue_weights({bias(), m_weights}, stream);
     check(cudaStreamSynchronize(stream), "sending the model to the device");
   }
@@ -268,16 +324,19 @@ class DeviceModel {
 
   AttentionModel m_model;
   PlanShape m_shape;
-  LagProblem<float> m_lags;  // of j - i, without biases, since parameters may change on the device
+  LagProblem<float> m_lags;    // of j - i, without biases, since parameters may change on the device
+  std::vector<Index> m_slots;  // that m_lags refers to
+  TokenPlaces m_places{};
   Band m_band{};
   bool m_needs_log_scales = false;
   float m_shift = 0;  // replaces the largest log-scale of the keys, unless that is computed
   DeviceMemory m_memory;
-  float* m_w = nullptr;                                 // [map, m, d_padded]
-  float* m_weights = nullptr;                           // [position, lags]
-  float* m_parameters = nullptr;                        // [position, parameter]
-  std::int32_t* m_index = nullptr;                      // [lags]
-  std::int32_t *m_order = nullptr, *m_start = nullptr;  // [lags] [parameters + 1], for gradients
+  float* m_w = nullptr;                                            // [map, m, d_padded]
+  float* m_weights = nullptr;                                      // [position, entries]
+  float* m_parameters = nullptr;                                   // [position, parameter]
+  std::int32_t* m_index = nullptr;                                 // [entries]
+  std::int32_t *m_order = nullptr, *m_start = nullptr;             // [entries] [parameters + 1], for gradients
+  std::int32_t *m_slots_on_device = nullptr, *m_tokens = nullptr;  // as in TokenPlaces
 };
 
 }  // namespace nprf::cuda
