@@ -30,7 +30,8 @@ set(levels
   "attention"
   "reference"
   "cuda/model.hpp cuda/device"
-  "cuda/fft cuda/position cuda/toeplitz/direct"
+  "cuda/fft cuda/position"
+  "cuda/toeplitz/direct"
   "cuda/toeplitz/banded cuda/toeplitz/fft cuda/error_bound"
   "cuda/toeplitz"
   "cuda/toeplitz/backward cuda/feature_map"
@@ -94,7 +95,7 @@ foreach(header ${headers})
       list(APPEND errors "${header} includes ${target}, which only nprf.hpp does")
     elseif(target MATCHES "^cuda" AND room MATCHES "^(nprf|instances|levels).hpp$")
       list(APPEND errors "${header} includes ${target}")
-    elseif(header MATCHES "[.]cuh$" AND NOT target MATCHES "^(cuda/|core/(engine|error)[.]hpp|fft/length[.]hpp)" OR
+    elseif(header MATCHES "[.]cuh$" AND NOT target MATCHES "^(cuda/|core/(engine|error|index|lag_bias_view|lag_problem|lag_range|lower_lags|slots)[.]hpp|fft/length[.]hpp)" OR
            header MATCHES "^cuda/" AND target STREQUAL "cuda/plan/model_of.hpp")
       list(APPEND errors "${header} includes ${target}, but device code is compiled without a matrix library")
     endif()

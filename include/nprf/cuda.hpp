@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// Kernelized attention on NVIDIA GPUs.
+/// Kernelized attention on NVIDIA GPUs, with nprf's own feature maps and positions: none, tables, T5, ALiBi and grids
+/// with extra tokens. plan/attention_plan.cuh is where to start; toeplitz/product.cuh lists the engines, and which of
+/// them a position needs.
 
 #ifndef NPRF_ENABLE_CUDA
 #error \

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -12,7 +14,7 @@ namespace nprf::test {
 /// The largest magnitude of each gradient, with all terms of its sum replaced by their absolute values. Rounding errors
 /// are relative to it.
 struct GradientMagnitudes {
-  double queries, keys, values, bias;
+  double queries, keys, values, bias, extra;
 };
 
 /// Computed from the absolute values of Y = ((A B^T) o C) [V 1] and G = dL/dY, with |dphi/dx| <= phi (|w| + |x|).
@@ -29,12 +31,14 @@ GradientMagnitudes gradient_magnitudes(const Attention<F, P>& attention, const M
   const Vector<T> q_factors = factors(q), k_factors = factors(k);
   const Matrix<double> A = map.queries(q_factors.asDiagonal() * q).template cast<double>(),
                        B = map.keys(k_factors.asDiagonal() * k).template cast<double>();
-  const auto bias = attention.position().bias();
-  const LagRange lags = reachable_lags(n_q, n_k, offset, attention.options().direction);
-  Matrix<double> C = Matrix<double>::Zero(n_q, n_k);
+  const auto& position = attention.position();
+  const bool causal = attention.options().direction == Direction::causal;
+  Matrix<double> C(n_q, n_k);  // first b
   for (Index i = 0; i < n_q; ++i)
-    for (Index j = 0; j < n_k && j - i - offset <= lags.last; ++j)
-      C(i, j) = std::exp(bias[j - i - offset] - bias.max(lags));
+    for (Index j = 0; j < n_k; ++j)
+      C(i, j) = causal && j - i - offset > 0 ? -std::numeric_limits<double>::infinity()
+                                             : bias_between(position, i, j, offset);
+  C = (C.array() - C.maxCoeff()).exp().matrix().eval();
   const Eigen::ArrayXd D = ((A * B.transpose()).cwiseProduct(C)).rowwise().sum().cwiseAbs();
   const Matrix<double> S = (A.cwiseAbs() * B.cwiseAbs().transpose()).cwiseProduct(C),
                        V = v.template cast<double>().cwiseAbs(), dY = dy.template cast<double>().cwiseAbs();
@@ -62,15 +66,30 @@ GradientMagnitudes gradient_magnitudes(const Attention<F, P>& attention, const M
     }
     return largest;
   };
-  std::vector<double> db(static_cast<std::size_t>(lags.size()));
   const Matrix<double> of_pairs = W.cwiseProduct(A.cwiseAbs() * B.cwiseAbs().transpose());
-  for (Index i = 0; i < n_q; ++i)
-    for (Index j = 0; j < n_k && j - i - offset <= lags.last; ++j)
-      db[static_cast<std::size_t>(j - i - offset - lags.first)] += of_pairs(i, j);
   Matrix<double> parameters;
-  attention.position().gradient(lags.first, db, parameters);
+  double extra = 0;
+  if constexpr (PlacedPosition<P>) {
+    const Index E = position.extra().rows(), slots = position.slot(n_q - E - 1) + 1;
+    std::vector<double> db(static_cast<std::size_t>(2 * slots - 1));
+    for (Index i = E; i < n_q; ++i)
+      for (Index j = E; j < n_k; ++j)
+        db[static_cast<std::size_t>(position.slot(j - E) - position.slot(i - E) + slots - 1)] += of_pairs(i, j);
+    position.gradient(1 - slots, db, parameters);
+    for (Index e = 0; e < E; ++e)  // the sums over cells, and single pairs
+      extra = std::max({extra, of_pairs.row(e).tail(n_k - E).sum(), of_pairs.col(e).tail(n_q - E).sum(),
+                        of_pairs.row(e).head(E).maxCoeff()});
+  } else {
+    const LagRange lags = reachable_lags(n_q, n_k, offset, attention.options().direction);
+    std::vector<double> db(static_cast<std::size_t>(lags.size()));
+    for (Index i = 0; i < n_q; ++i)
+      for (Index j = 0; j < n_k && j - i - offset <= lags.last; ++j)
+        db[static_cast<std::size_t>(j - i - offset - lags.first)] += of_pairs(i, j);
+    position.gradient(lags.first, db, parameters);
+  }
   return {of_tokens(W * B.cwiseAbs(), A, q_factors, q), of_tokens(W.transpose() * A.cwiseAbs(), B, k_factors, k),
-          (S.transpose() * G).leftCols(d_v).maxCoeff(), parameters.size() == 0 ? 0 : parameters.cwiseAbs().maxCoeff()};
+          (S.transpose() * G).leftCols(d_v).maxCoeff(), parameters.size() == 0 ? 0 : parameters.cwiseAbs().maxCoeff(),
+          extra};
 }
 
 }  // namespace nprf::test

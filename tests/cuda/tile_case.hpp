@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <random>
@@ -33,6 +35,10 @@ struct TileCase {
   float before = 1, after = 1;
   int last_attended = n_k - 1;  // lags beyond have weight 0
   bool masked = false;
+  // if not empty, one for each head: all weights are exp(slope |lag - origin|), but for those beyond last_attended, and
+  // relative to the largest
+  std::vector<float> slopes = {};
+  int origin = 0;
 
   int z() const { return batch * heads; }
   int lags() const { return n_q + n_k - 1; }
@@ -59,6 +65,15 @@ struct TileCase {
                     : lag > band.last   ? after
                                         : weights[random() % weights.size()];
       }
+    for (int h = 0; h < heads && !slopes.empty(); ++h) {
+      const double slope = static_cast<double>(slopes[static_cast<std::size_t>(h)]);
+      const auto exponent = [&](int lag) { return slope * std::abs(lag - origin); };
+      double largest = -std::numeric_limits<double>::infinity();
+      for (int lag = 1 - n_q; lag <= std::min(n_k - 1, last_attended); ++lag)
+        largest = std::max(largest, exponent(lag));
+      for (int lag = 1 - n_q; lag < n_k; ++lag)
+        x.c(h, lag + n_q - 1) = lag > last_attended ? 0.0f : static_cast<float>(std::exp(exponent(lag) - largest));
+    }
     if (masked)
       for (int k = 0; k < batch * n_k; ++k)
         if (random() % 3 == 0) {
@@ -103,13 +118,21 @@ struct TileCase {
 
   /// The result by direct or by banded kernels, as the sum over `parts` parts.
   Matrix<double> result(const Data& x, int parts, bool banded = false) const {
-    return result_of(x, parts, [&](const cuda::TileTask<S, Feature>& task, float* N, float* D) {
+    const bool has_part_of_tail = banded && !slopes.empty() && last_attended == n_k - 1;
+    return result_of(x, parts + has_part_of_tail, [&](const cuda::TileTask<S, Feature>& task, float* N, float* D) {
       if (!banded) return cuda::queue_direct<S, Feature>({task, parts, N, D}, z(), nullptr);
       const std::size_t sums =
           static_cast<std::size_t>(z() * (cuda::ChunkTask<S>::chunks_of(n_k) + 1) * stored_features() * (p + 1));
-      const DeviceArray<float> left(sums), right(sums);
-      cuda::queue_banded<S, Feature>({{task, left.data(), right.data()}, band, parts, N, D}, z(), nullptr);
+      const DeviceArray<float> left(sums), right(sums), parameters(fallen());
+      const cuda::TailSlope slope{slopes.empty() ? nullptr : parameters.data(), 1};
+      cuda::queue_banded<S, Feature>({{task, left.data(), right.data(), slope}, band, parts, N, D}, z(), nullptr);
     });
+  }
+  // how much b falls with each lag, as a position's parameter
+  std::vector<float> fallen() const {
+    std::vector<float> parameters = slopes;
+    for (float& x : parameters) x = -x;
+    return parameters;
   }
   /// The result of kernels that queue(task, N, D) queues.
   template <class Queue>

@@ -45,21 +45,10 @@ void exp_weights(const LagBias<T>& bias, LagRange range, double largest, T* c) {
     c[k] = static_cast<T>(std::exp(bias.difference(range.first + k, from) + below));
 }
 
-/// The tails of the weights over a range: the lags beyond the table of the bias, where the bias is linear. A bias that
-/// rises outwards gives no tail: the recurrence would start from an innermost weight that may have underflowed.
-template <Real T>
-Tails tails(const LagBias<T>& bias, LagRange range) {
-  if (range.size() == 0) return {};
-  const auto tail = [](T slope, Index lags, Index most) { return slope > 0 ? 0 : std::clamp<Index>(lags, 0, most); };
-  const Index before = tail(bias.slope_before, bias.first - range.first, range.size() - 1);
-  const Index after = tail(bias.slope_after, range.last - bias.last(), range.size() - 1 - before);
-  return {before, after, before > 0 ? bias.slope_before : 0.0, after > 0 ? bias.slope_after : 0.0};
-}
-
 /// c = exp(b - max b) over a range: the largest weight is 1. All weights are zero if all b are -infinity.
 template <Real T>
 LagWeights<T> exp_weights(const LagBias<T>& bias, LagRange range) {
-  LagWeights<T> c{range.first, Vector<T>(range.size()), tails(bias, range)};
+  LagWeights<T> c{range.first, Vector<T>(range.size()), tails(bias.view(), range)};
   exp_weights(bias, range, bias.max(range), c.values.data());
   return c;
 }

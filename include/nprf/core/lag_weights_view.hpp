@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+
+#include "nprf/core/lag_bias_view.hpp"
 #include "nprf/core/lag_range.hpp"
 
 namespace nprf {
@@ -47,5 +50,16 @@ struct LagWeightsView {
     return c;
   }
 };
+
+/// The tails of the weights over a range: the lags beyond the table of the bias, where the bias is linear. A bias that
+/// rises outwards gives no tail: the recurrence would start from an innermost weight that may have underflowed.
+template <Real T>
+Tails tails(const LagBiasView<T>& bias, LagRange range) {
+  if (range.size() == 0) return {};
+  const auto tail = [](T slope, Index lags, Index most) { return slope > 0 ? 0 : std::clamp<Index>(lags, 0, most); };
+  const Index before = tail(bias.slope_before, bias.first - range.first, range.size() - 1);
+  const Index after = tail(bias.slope_after, range.last - bias.last(), range.size() - 1 - before);
+  return {before, after, before > 0 ? bias.slope_before : 0.0, after > 0 ? bias.slope_after : 0.0};
+}
 
 }  // namespace nprf

@@ -27,11 +27,19 @@ struct FeatureModel {
 
 /// The position of one head: b[lag] = parameters[index[lag - first]], or b[lag] = -parameters[0] |lag| if linear. A lag
 /// beyond either end of `index` uses the index at that end.
+///
+/// In a grid tokens have slots of their own, and lags are differences of slots. The first `outside` tokens E have no
+/// slot; the last E (E + 2) parameters are the biases of the border, in the order of Border (core/lag_problem.hpp).
 struct PositionModel {
   std::vector<float> parameters;  // in any order; empty: b = 0
   std::ptrdiff_t first = 0;
-  std::vector<std::int32_t> index;  // of each lag, from lag `first` on; empty if linear
-  bool linear = false;              // ALiBi: b = -parameters[0] |lag|
+  std::vector<std::int32_t> index;       // of each lag, from lag `first` on; empty if linear
+  bool linear = false;                   // ALiBi: b = -parameters[0] |lag|
+  std::vector<std::int32_t> slots = {};  // of tokens outside, outside + 1, ..., ascending; empty: token i has slot i
+  int outside = 0;
+
+  bool is_grid() const { return !slots.empty(); }
+  std::size_t border_size() const { return static_cast<std::size_t>(outside) * static_cast<std::size_t>(outside + 2); }
 };
 
 /// An attention of one or more heads.

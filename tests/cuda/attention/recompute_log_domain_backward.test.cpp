@@ -52,7 +52,7 @@ struct Heads {
 /// log domain.
 template <class S>
 Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model, cuda::Engine engine,
-                              int& rescued_rows) {
+                              int& log_domain_rows) {
   const cuda::AttentionPlan<S> plan(model, x.shape, {.engine = engine, .gradients = true});
   const auto poisoned = [](const Matrix<float>& like) {
     return stored<S>(Matrix<float>::Constant(like.rows(), like.cols(), nan));
@@ -73,7 +73,7 @@ Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model,
   cuda::Counts counts{};
   cuda::check(cudaMemcpyAsync(&counts, plan.counts(call), sizeof(counts), cudaMemcpyDeviceToHost, nullptr), "counts");
   cuda::check(cudaStreamSynchronize(nullptr), "counts");
-  rescued_rows = counts.rescued_rows;
+  log_domain_rows = counts.log_domain_rows;
   plan.backward(view(q, n_q, d), view(k, n_k, d), view(v, n_k, d_v), view(dy, n_q, d_v),
                 {view(dq, n_q, d), view(dk, n_k, d), view(dv, n_k, d_v), count == 0 ? nullptr : parameters.data()},
                 call, nullptr);
@@ -89,18 +89,18 @@ Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model,
 /// The largest error of any gradient, relative to the sum of the magnitudes of its terms. The expected values
 /// come from attentions in double, one per head or one for all. If `shared`, all heads use the first one's position.
 template <class S = float, class F, class P>
-double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cuda::Engine engine, int min_rescued_rows,
-             bool shared = false) {
+double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cuda::Engine engine,
+             int min_log_domain_rows, bool shared = false) {
   static_assert(std::is_same_v<typename F::Scalar, double>);
   cuda::AttentionModel model = cuda::model_of(attentions.front());
   for (std::size_t h = 1; h < attentions.size(); ++h) {
     model.features.push_back(cuda::model_of(attentions[h].features()));
     if (!shared) model.positions.push_back(cuda::model_of(attentions[h].position()));
   }
-  int rescued_rows = 0;
-  const Gradients<float> got = gradients_of<S>(x, model, engine, rescued_rows);
-  INFO(name(engine) << ", rescued rows " << rescued_rows);
-  CHECK(rescued_rows >= min_rescued_rows);
+  int log_domain_rows = 0;
+  const Gradients<float> got = gradients_of<S>(x, model, engine, log_domain_rows);
+  INFO(name(engine) << ", rows in the log domain " << log_domain_rows);
+  CHECK(log_domain_rows >= min_log_domain_rows);
 
   LargestDifference worst;
   Matrix<double> bias = Matrix<double>::Zero(got.bias.rows(), got.bias.cols());
@@ -128,8 +128,8 @@ double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cud
   return worst.value();
 }
 template <class S = float, class F, class P>
-double error(const Heads& x, const Attention<F, P>& attention, cuda::Engine engine, int min_rescued_rows) {
-  return error<S>(x, std::vector{attention}, engine, min_rescued_rows);
+double error(const Heads& x, const Attention<F, P>& attention, cuda::Engine engine, int min_log_domain_rows) {
+  return error<S>(x, std::vector{attention}, engine, min_log_domain_rows);
 }
 
 /// The tolerance for exponents that are not small: it adds the rounding errors of the features of queries and keys, in
@@ -234,14 +234,14 @@ TEST_CASE("gradients in the log domain support many heads, padding and shared po
     CHECK(error(x, different, engine, 60) <= tolerance);
     CHECK(error(x, equal, engine, 100, true) <= tolerance);
   }
-  int rescued_rows = 0;
+  int log_domain_rows = 0;
   const cuda::AttentionModel model = cuda::model_of(different.front());
-  const Gradients<float> before = gradients_of<float>(x, model, cuda::Engine::direct, rescued_rows);
+  const Gradients<float> before = gradients_of<float>(x, model, cuda::Engine::direct, log_domain_rows);
   for (Index h = 3; h < 6; ++h) {
     x.k.middleRows(50 * h + 5, 20).setConstant(nan);
     x.v.middleRows(50 * h + 5, 20).setConstant(nan);
   }
-  const Gradients<float> after = gradients_of<float>(x, model, cuda::Engine::direct, rescued_rows);
+  const Gradients<float> after = gradients_of<float>(x, model, cuda::Engine::direct, log_domain_rows);
   CHECK(after.queries == before.queries);
   CHECK(after.keys == before.keys);
   CHECK(after.values == before.values);
@@ -257,12 +257,12 @@ TEST_CASE("gradients in the log domain can be stored in half precision", "[cuda]
 TEST_CASE("gradients in the log domain are affected only by keys that the row attends to", "[cuda]") {
   Heads x({.n_q = 90, .n_k = 90, .d_v = 5}, 6);
   const cuda::AttentionModel model = cuda::model_of(Attention(positive(6, 16), stairs(90, 30, -1), causal));
-  int rescued_rows = 0;
-  const Gradients<float> before = gradients_of<float>(x, model, cuda::Engine::direct, rescued_rows);
+  int log_domain_rows = 0;
+  const Gradients<float> before = gradients_of<float>(x, model, cuda::Engine::direct, log_domain_rows);
   x.k.bottomRows(60).setConstant(nan);
   x.v.bottomRows(60).setConstant(nan);
-  const Gradients<float> after = gradients_of<float>(x, model, cuda::Engine::direct, rescued_rows);
-  CHECK(rescued_rows >= 30);  // rows at the start
+  const Gradients<float> after = gradients_of<float>(x, model, cuda::Engine::direct, log_domain_rows);
+  CHECK(log_domain_rows >= 30);  // rows at the start
   CHECK(!before.queries.topRows(30).isZero(0));
   CHECK(after.queries.topRows(30) == before.queries.topRows(30));
   CHECK(after.queries.bottomRows(60).array().isNaN().all());
@@ -271,11 +271,11 @@ TEST_CASE("gradients in the log domain are affected only by keys that the row at
 TEST_CASE("rows that underflow have zero gradients if the features are not exponential", "[cuda]") {
   const Heads x({.n_q = 70, .n_k = 70, .d_v = 5}, 6);
   for (const cuda::Engine engine : cuda_engines) {
-    int rescued_rows = 0;
+    int log_domain_rows = 0;
     const Attention attention(EluFeatures<double>(6), stairs(70, 20, 1));
-    const Gradients<float> g = gradients_of<float>(x, cuda::model_of(attention), engine, rescued_rows);
+    const Gradients<float> g = gradients_of<float>(x, cuda::model_of(attention), engine, log_domain_rows);
     INFO(name(engine));
-    CHECK(rescued_rows == 0);
+    CHECK(log_domain_rows == 0);
     CHECK((g.keys.allFinite() && g.values.allFinite() && g.bias.allFinite()));
     CHECK(!g.queries.topRows(20).isZero(0));
     CHECK(g.queries.bottomRows(40).isZero(0));
@@ -286,9 +286,9 @@ TEST_CASE("gradients in the log domain are zero without keys, queries or columns
   for (const auto& [n_q, n_k, d_v] : std::vector<std::array<Index, 3>>{{7, 0, 5}, {0, 7, 5}, {70, 70, 0}}) {
     const Heads x({.n_q = n_q, .n_k = n_k, .d_v = d_v}, 6);
     INFO("n_q " << n_q << ", n_k " << n_k << ", d_v " << d_v);
-    int rescued_rows = 0;
+    int log_domain_rows = 0;
     const Gradients<float> g = gradients_of<float>(x, cuda::model_of(Attention(positive(6, 16), stairs(70, 20, 1))),
-                                                   cuda::Engine::direct, rescued_rows);
+                                                   cuda::Engine::direct, log_domain_rows);
     CHECK((g.queries.isZero(0) && g.keys.isZero(0) && g.values.isZero(0) && g.bias.isZero(0)));
   }
 }

@@ -72,13 +72,17 @@ class CheckedProduct {
     U.largest = arrays.counters.largest;  // scales the values to at most 1
     product.queue(A, B, U, sums, stream);
     const auto [N, D, parts, p, rows] = sums.sums;
+    const float *N_border = parts > 1 ? N + rows * p : nullptr, *D_border = parts > 1 ? D + rows : nullptr;
+    DeviceWeights c = m_weights.c;
+    c.pairs = DeviceWeights::Pairs::in_slots;  // the border is another part of
+                                               // the sums
     queue_row_bounds(
-        {of_queries, N, D, norms(), m_weights.positions, m_weights.c.first_attended, arrays.signals, m_length, p,
-         m_positive, m_tolerance, arrays.recomputed, arrays.failed_rows, arrays.counters.counts},
+        {of_queries, N, D, N_border, D_border, norms(), m_weights.positions, c.first_lag(), c.places, arrays.signals,
+         m_length, p, m_positive, m_tolerance, arrays.recomputed, arrays.failed_rows, arrays.counters.counts},
         m_shape.z, stream);
     queue_recompute_tiled(
         RecomputeTiledTask<S>{
-            {of_queries, of_keys, U, m_weights.c}, arrays.failed_rows, m_parts, N, D, arrays.extra.N, arrays.extra.D},
+            {of_queries, of_keys, U, c}, arrays.failed_rows, m_parts, N, D, arrays.extra.N, arrays.extra.D},
         m_shape.z, m_blocks, stream);
     return {sums.sums, arrays.recomputed, arrays.extra, U.largest};
   }

@@ -22,6 +22,28 @@ struct NormalizeTask {
   Counts* counts;
 };
 
+/// Counts a row with the denominator D, or lists it to be recomputed in the log domain.
+template <Storage S>
+__device__ void classify_row(const NormalizeTask<S>& task, int z, int i, std::ptrdiff_t row, float D) {
+  if (D != D) return;
+  const bool has_precision = has_full_precision(D, task.positive);
+  if (!has_precision && !task.visibility.attends_any(z, i)) {
+    atomicAdd(&task.counts->empty_rows, 1);
+    return;
+  }
+  if (!has_precision && task.log_domain_rows.rows) {
+    task.log_domain_rows.append(z, i);
+    return;
+  }
+  if (has_precision && D > 0 && !task.sums.is_recomputed(row)) return;
+  bool is_finite = true;
+  for (int c = 0; c < task.sums.sums.p; ++c) is_finite &= fabsf(task.sums.numerator(row, c)) <= largest_float;
+  if (!is_finite) return;
+  if (D <= 0) atomicAdd(&task.counts->indefinite_rows, 1);
+  if (!has_precision) atomicAdd(&task.counts->imprecise_rows, 1);
+  if (task.sums.is_recomputed(row)) atomicAdd(&task.counts->repaired_rows, 1);
+}
+
 /// One thread per scalar of y, or one per row if y has no columns.
 template <Storage S>
 __global__ void __launch_bounds__(256) normalize_kernel(NormalizeTask<S> task) {
@@ -31,21 +53,9 @@ __global__ void __launch_bounds__(256) normalize_kernel(NormalizeTask<S> task) {
   const int column = static_cast<int>(at % max(p, 1)), z = static_cast<int>(row / n_q), i = static_cast<int>(row % n_q);
   if (row >= task.sums.sums.rows) return;
   const float denominator = task.sums.denominator(row);
-  const bool empty = denominator == 0;
-  if (column == 0) {
-    const bool is_number = denominator == denominator;
-    if (task.log_domain_rows.rows && is_number && !has_full_precision(denominator, task.positive) &&
-        task.visibility.attends_any(z, i))
-      task.log_domain_rows.append(z, i);
-    else if (empty)
-      atomicAdd(&task.counts->empty_rows, 1);
-    else if (!has_full_precision(denominator, true))
-      atomicAdd(&task.counts->indefinite_rows, 1);
-    else if (task.sums.is_recomputed(row))
-      atomicAdd(&task.counts->repaired_rows, 1);
-  }
+  if (column == 0) classify_row(task, z, i, row, denominator);
   if (column >= p) return;
-  store(row_of(task.y, z, i) + column, empty ? 0.0f : task.sums.quotient(z, row, column, denominator));
+  store(row_of(task.y, z, i) + column, denominator == 0 ? 0.0f : task.sums.quotient(z, row, column, denominator));
 }
 
 template <Storage S>

@@ -23,8 +23,8 @@ template <Storage S>
 struct LogDomainTask {
   FeatureTask<S> q, k;  // the phi of both are not read
   Columns<S> U;         // (n_k,p + 1)
-  DeviceBias b;         // of lags j - i, from -(n_q - 1) on
-  int last_attended;    // the last attended lag
+  DeviceBias b;
+  int last_attended;  // the last attended j - i
   RowList rows;
   DeviceMatrixView<S> y;
   Counts* counts;
@@ -94,7 +94,10 @@ class LogDomainTile {
   __device__ void store_row() const {
     const int column = m_p0 + m_t;
     if (m_row < 0) return;
-    if (column == 0) atomicAdd(m_D == 0 ? &m_task.counts->empty_rows : &m_task.counts->rescued_rows, 1);
+    if (column == 0 && m_D == m_D) {
+      atomicAdd(&m_task.counts->repaired_rows, 1);
+      atomicAdd(&m_task.counts->log_domain_rows, 1);
+    }
     if (column >= m_task.U.V.channels) return;
     store(row_of(m_task.y, m_z, m_row) + column, m_D == 0 ? 0.0f : m_N / m_D);
   }
@@ -110,9 +113,7 @@ class LogDomainTile {
   __device__ float* scratch() const { return x() + FeatureShape::stride * m_task.q.d_padded; }
 
   __device__ static double minus_infinity() { return -1.0 / 0.0; }
-  __device__ double bias(int j) const {
-    return m_row < 0 ? minus_infinity() : m_task.b(m_head, j - m_row + m_task.q.x.tokens - 1);
-  }
+  __device__ double bias(int j) const { return m_row < 0 ? minus_infinity() : m_task.b.between(m_head, m_row, j); }
   __device__ bool attends_to(int j) const {
     return j < m_task.k.x.tokens &&
            !(m_task.U.mask &&

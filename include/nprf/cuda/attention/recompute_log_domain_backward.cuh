@@ -74,11 +74,11 @@ struct LogDomainGradientTask {
   FeatureTask<S> q, k;  // the phi of both are not read
   Operand<S> dy;        // (n_q,p)
   Operand<float> U;     // (n_k,p + 1), by channel
-  DeviceBias b;         // of lags j - i, from -(n_q - 1) on
+  DeviceBias b;
   int z, positions;
   LogDomainGradients to;
   LogDomainScratch scratch;
-  float* db;  // [position, lags], added to; null: not requested
+  float* db;  // [position, entries], added to: lags, then the border of a grid; null: not requested
 };
 
 struct LogDomainGradientShape {
@@ -115,7 +115,7 @@ class LogDomainRows {
 
   __device__ __forceinline__ LogPair pair(int i, int j) const {
     const bool attended = j >= 0 && j < n_k() && !(m_task.k.mask && !m_task.k.mask[mask_at(j)]);
-    const double b = attended ? m_task.b(m_z % m_task.q.x.heads, j - i + n_q() - 1) : minus_infinity();
+    const double b = attended ? m_task.b.between(m_z % m_task.q.x.heads, i, j) : minus_infinity();
     if (b == minus_infinity()) return {0, 1, minus_infinity(), 0};
     LogPair pair{-largest_float, 0, 0, 0};
     for (int f = 0; f < m_task.q.m; ++f) {
@@ -375,6 +375,30 @@ __global__ void __launch_bounds__(FeatureShape::threads) log_domain_lags_kernel(
   if (thread < Shape::keys && at < size) task.db[static_cast<std::ptrdiff_t>(position) * size + at] += sum;
 }
 
+/// Adds to db of a grid. Blocks (entries, positions).
+template <Storage S>
+__global__ void __launch_bounds__(FeatureShape::threads) log_domain_entries_kernel(LogDomainGradientTask<S> task) {
+  using Shape = LogDomainGradientShape;
+  const int thread = static_cast<int>(threadIdx.x), position = static_cast<int>(blockIdx.y);
+  const PairsOfEntry pairs{task.b.places, task.b.first, task.b.size, static_cast<int>(blockIdx.x)};
+  float sum = 0;
+  for (int z = position; z < task.z; z += task.positions) {
+    if (task.to.counts[z] == 0) continue;
+    const LogDomainRows<S> rows(task, z);
+    for (int k = thread; k < pairs.count(); k += Shape::threads) {
+      const auto [i, j] = pairs[k];
+      if (i >= 0 && task.to.is_log_domain[rows.of_query(i)]) sum += rows.gradients(i, rows.pair(i, j)).y;
+    }
+  }
+  float* sums = shared_memory<float>();
+  sums[thread] = sum;
+  for (int half = Shape::threads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (thread < half) sums[thread] += sums[thread + half];
+  }
+  if (thread == 0) task.db[static_cast<std::ptrdiff_t>(position) * gridDim.x + blockIdx.x] += sums[0];
+}
+
 /// Queues all gradients of rows in the log domain.
 template <Storage S>
 void queue_log_domain_gradients(const LogDomainGradientTask<S>& task, cudaStream_t stream) {
@@ -391,10 +415,14 @@ void queue_log_domain_gradients(const LogDomainGradientTask<S>& task, cudaStream
          block, Shape::shared, stream, task);
   launch("gradients in the log domain: keys", log_domain_keys_kernel<S>, dim3{blocks_of<Shape::keys>(n_k), z, 1}, block,
          Shape::shared, stream, task);
-  if (task.db)
-    launch("gradients in the log domain: lags", log_domain_lags_kernel<S>,
-           dim3{blocks_of<Shape::keys>(task.b.size), static_cast<unsigned>(task.positions), 1}, block, Shape::shared,
+  const unsigned positions = static_cast<unsigned>(task.positions);
+  if (task.db && task.b.places.is_grid())
+    launch("gradients in the log domain: entries", log_domain_entries_kernel<S>,
+           dim3{static_cast<unsigned>(task.b.size + task.b.places.border_size()), positions, 1}, block, Shape::shared,
            stream, task);
+  else if (task.db)
+    launch("gradients in the log domain: lags", log_domain_lags_kernel<S>,
+           dim3{blocks_of<Shape::keys>(task.b.size), positions, 1}, block, Shape::shared, stream, task);
 }
 
 }  // namespace nprf::cuda

@@ -11,14 +11,16 @@
 
 namespace nprf::cuda {
 
-/// Statistics of a call. They lie on the device, and are valid when the call's stream has completed it. A row is
-/// counted in at most one of the four fields. A row that is not counted is as the engine computed it.
+/// Statistics of a call. They lie on the device, and are valid when the call's stream has completed it. The first three
+/// fields have the meaning of the fields of Report with the same names (attention/options.hpp); the others do not exist
+/// there. A row that is NaN, since its query or a key that it attends to is not finite, is not counted.
 struct Counts {
-  int empty_rows;       // zero rows: they attend to no key, or D underflows and the features have no log domain
-  int indefinite_rows;  // denominator is negative, NaN, infinite, or too small to have full precision
-  int repaired_rows;    // recomputed by tiles: they fail the FFT error bound
-  int rescued_rows;     // recomputed in the log domain: their denominator underflows
-  float error_bound;    // largest bound of an accepted row, relative to the largest |v| that it attends to
+  int empty_rows;         // attend to no key, and are zero
+  int indefinite_rows;    // their denominator is not positive
+  int repaired_rows;      // recomputed, since rounding or underflow may have made them inaccurate
+  int log_domain_rows;    // of these, the rows recomputed in the log domain: their denominator underflows
+  int imprecise_rows;     // not recomputed, although D underflows or overflows: the features have no log domain
+  float fft_error_bound;  // largest bound of what an FFT's rounding leaves in a row, relative to its largest |v|
 };
 
 /// For each matrix z, the rows to recompute, in no particular order.

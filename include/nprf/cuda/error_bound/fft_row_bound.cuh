@@ -12,6 +12,7 @@
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/error_bound/signal_norms.cuh"
 #include "nprf/cuda/error_bound/weight_norms.cuh"
+#include "nprf/cuda/position/token_places.cuh"
 
 namespace nprf::cuda {
 
@@ -43,10 +44,13 @@ constexpr float fft_error_factor = 1.25f * std::numeric_limits<float>::epsilon()
 /// is odd. If B or V is not finite, all rows fail. v_max(i) is the maximum over the longest run of lags with nonzero
 /// weights only, so it may be too small, but never too large. O(n_q r).
 struct RowBoundTask {
-  Operand<float> A;            // (n_q,r)
-  const float *N, *D;          // [z, n_q, p] [z, n_q], of values divided by power_of_two_scale(signals.largest)
-  const WeightNorms* weights;  // [position]
-  int positions, first_lag;    // first_lag: the first attended lag
+  Operand<float> A;                  // (n_q,r)
+  const float *N, *D;                // [z, n_q, p] [z, n_q], of values divided by power_of_two_scale(signals.largest)
+  const float *N_border, *D_border;  // terms of N and D that are not computed by FFT; null: none
+  const WeightNorms* weights;        // [position]
+  int positions, first_lag;          // first_lag: the first lag that `weights` has
+  TokenPlaces places;                // the rows of tokens outside of a grid are computed
+                                     // without an FFT
   SignalNorms signals;
   int length, p;  // of the FFT
   bool positive;  // whether the features are
@@ -84,21 +88,29 @@ __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
       ones = fmaf(a, one_scales[f], ones);
     }
     const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + i;
-    const int first = max(0, i + task.first_lag + c.longest_run_first),
-              end = min(task.signals.n_k, i + task.first_lag + c.longest_run_first + c.longest_run);
-    const float D = task.D[row], v_max = task.signals.largest_value(z, first, end) / scale;
+    const bool by_fft = task.places.slot_of(i) >= 0;
+    const int first_slot = max(0, task.places.slot_of(i)) + task.first_lag + c.longest_run_first;
+    const int first = max(0, task.places.first_from(first_slot)),
+              end = min(task.signals.n_k, task.places.first_from(first_slot + c.longest_run));
+    const float D = task.D[row] + (task.D_border ? task.D_border[row] : 0.0f),
+                v_max = task.signals.largest_value(z, first, end) / scale;
     float y_ratio = 1;
+    const auto N = [&](int k) {
+      return task.N[row * task.p + k] + (task.N_border ? task.N_border[row * task.p + k] : 0.0f);
+    };
     if (!task.positive && v_max > 0)
-      for (int k = 0; k < task.p; ++k) y_ratio = fmaxf(y_ratio, fabsf(task.N[row * task.p + k] / (D * v_max)));
+      for (int k = 0; k < task.p; ++k) y_ratio = fmaxf(y_ratio, fabsf(N(k) / (D * v_max)));
     bound = fft_error_factor * ((values > 0 ? values / v_max : 0.0f) + ones * y_ratio) / fabsf(D);
     if (!(bound >= 0)) bound = largest_float;  // a NaN
-    fails = largest >= infinite_magnitude || !has_full_precision(D, task.positive) || !(bound <= task.tolerance / 2);
+    if (!by_fft) bound = 0;
+    fails = by_fft &&
+            (largest >= infinite_magnitude || !has_full_precision(D, task.positive) || !(bound <= task.tolerance / 2));
     task.recomputed[row] = fails;
     if (fails) task.failed_rows.append(z, i);
   }
   bound = over_warp(fails ? 0.0f : bound, [](float a, float b) { return fmaxf(a, b); });
   if (threadIdx.x % 32 == 0 && bound > 0)
-    atomicMax(reinterpret_cast<int*>(&task.counts->error_bound), magnitude(bound));
+    atomicMax(reinterpret_cast<int*>(&task.counts->fft_error_bound), magnitude(bound));
 }
 
 inline void queue_row_bounds(const RowBoundTask& task, int z, cudaStream_t stream) {

@@ -42,8 +42,8 @@ struct WeightNormsTask {
 template <int threads>
 __global__ void __launch_bounds__(threads) weight_norms_kernel(WeightNormsTask task) {
   auto* norms = shared_memory<WeightNorms>();
-  const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.x), first = task.c.first_attended;
-  const int size = max(0, task.c.last_attended - first + 1), share = (size + threads - 1) / threads;
+  const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.x), first = task.c.first_lag();
+  const int size = max(0, task.c.last_lag() - first + 1), share = (size + threads - 1) / threads;
   WeightNorms of_thread{};
   for (int k = t * share; k < min(size, (t + 1) * share); ++k)
     of_thread = WeightNorms::join(of_thread, WeightNorms::of(task.c(head, first + k)));

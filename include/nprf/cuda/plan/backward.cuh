@@ -15,6 +15,7 @@
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/toeplitz/backward/gradients.cuh"
 #include "nprf/cuda/toeplitz/backward/lags_fft.cuh"
+#include "nprf/cuda/toeplitz/backward/lags_of_grid.cuh"
 #include "nprf/cuda/toeplitz/backward/lags_tiled.cuh"
 #include "nprf/cuda/toeplitz/backward/selected_queries.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
@@ -63,10 +64,10 @@ class Backward {
     const std::size_t shared = FeatureGradientShape::shared(model.d_padded());
     require(shared <= device.shared_bytes, "input_dim: expected a size that fits in ", device.shared_bytes,
             " bytes of shared memory with gradients, got ", model.d());
-    const auto& [c, band, positions] = model.toeplitz();
+    ToeplitzWeights weights = model.toeplitz();
+    if (engine != Engine::banded) weights.band = {weights.c.first, weights.c.first + weights.c.size - 1};
     const int z = model.z(), n_q = model.n_q(), n_k = model.n_k(), r = model.r();
-    m_lags = LagGradients(device, z, positions, n_q, n_k,
-                          engine == Engine::banded ? band : Band{c.first, c.first + c.size - 1}, c);
+    if (!model.places().is_grid()) m_lags = LagGradients(device, forward.shape(), weights, model.d_v() + 1);
     if (m_has_tiles) return;
     m_correlation = CorrelationEngine(n_q, n_k, r, model.d_v(), z, model.toeplitz(), slab_bytes);
     m_parts_of_dA = parts_of_keys(device, TileShape::tiles(n_q), n_k, r, z);
@@ -87,7 +88,7 @@ class Backward {
     int *max_log_scale, *rows;      // [z] [z, n_q]
     bool* recomputed;               // [z, n_q]
     float *G, *H, *U;               // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
-    float* db;                      // [position, lags]
+    float* db;                      // [position, entries]: of lags, then of the border of a grid
     LogDomainGradients log_domain;  // of exponential features
     LogDomainScratch log_domain_scratch;
     typename Product<S>::Arrays Y;
@@ -112,7 +113,7 @@ class Backward {
     arrays.G = scratch.take<float>(z, p + 1, tokens_q);
     if (!m_has_tiles) arrays.H = scratch.take<float>(z, p + 1, tokens_q);
     arrays.U = scratch.take<float>(z, p + 1, tokens_k);
-    arrays.db = scratch.take<float>(model.positions(), model.weights().size);
+    arrays.db = scratch.take<float>(model.positions(), model.entries());
     if (model.exponential())
       arrays.log_domain =
           LogDomainGradients::take(scratch, counters.log_domain_rows, z, model.n_q(), model.n_k(), model.m(), p);
@@ -161,7 +162,9 @@ class Backward {
     const RowList& failed_rows = checks.failed_rows;
     const SelectedQueries selected = m_has_tiles ? SelectedQueries{} : SelectedQueries{recomputed, failed_rows.sizes};
     const bool has_db = gradients.parameters && model.parameter_count() > 0;
-    if (has_db)
+    if (has_db && model.places().is_grid())
+      queue_grid_lag_gradients({A, B, G_c, U_c, H_c, selected, model.weights(), z, model.positions(), db}, stream);
+    else if (has_db)
       m_lags.queue({A, B, m_has_tiles ? G_c : H_c, U_c}, selected, product.before, product.after, db, lags, stream);
     if (has_db && !m_has_tiles) m_correlation.queue({A, B, G_c, U_c}, checks.counters.largest, db, correlation, stream);
     if (log_domain.is_log_domain)
@@ -170,7 +173,9 @@ class Backward {
                                    log_domain_scratch, has_db ? db : nullptr},
           stream);
     if (has_db)
-      queue_parameter_gradients(model.parameter_gradients(db, gradients.parameters), model.positions(), stream);
+      queue_parameter_gradients(
+          model.parameter_gradients(db, m_lags.moments(lags, product.before), gradients.parameters), model.positions(),
+          stream);
 
     const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
     m_dA.queue(G, U, columns_of_B, to_dA, stream);

@@ -5,17 +5,21 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <functional>
 #include <numeric>
 #include <utility>
 #include <vector>
 
+#include "nprf/core/lower_lags.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/forward.cuh"
 #include "nprf/cuda/model.hpp"
+#include "nprf/cuda/plan/position_tables.hpp"
 #include "nprf/cuda/position/backward.cuh"
+#include "nprf/cuda/position/band.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
+#include "nprf/cuda/position/token_places.cuh"
 #include "nprf/cuda/position/visibility.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
@@ -36,7 +40,8 @@ class DeviceModel {
     check_shape();
     check_model();
     find_shift();
-    find_band();
+    place_tokens();
+    if (lags() > 0) m_band = band_of(m_lags, position().linear);
     send(gradients, stream);
   }
 
@@ -54,22 +59,25 @@ class DeviceModel {
   int r() const { return map().features(); }
   int positions() const { return static_cast<int>(m_model.positions.size()); }
   int parameter_count() const { return static_cast<int>(position().parameters.size()); }
-  /// The band of lags j - i, without offset, outside of which weights are constant.
+  /// The band of lags j - i outside of which the bias is linear.
   const Band& band() const { return m_band; }
+  /// Where the tokens of a grid stand.
+  const TokenPlaces& places() const { return m_places; }
+  /// The number of biases with gradients of their own: of lags, and of the border of a grid.
+  int entries() const { return lags() + m_places.border_size(); }
+  /// The slope of the bias outside of the band, with the parameters on the device.
+  TailSlope tail_slope() const {
+    return position().linear ? TailSlope{m_parameters, positions() > 1 ? 1 : 0} : TailSlope{};
+  }
   /// exp(b - max b) of the lags -(n_q - 1) .. n_k - 1 for one position of model(), with its parameters at construction.
   std::vector<double> weights_of(const PositionModel& one) const {
-    constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-    std::vector<double> c(static_cast<std::size_t>(lags()), minus_infinity);
-    double max_bias = minus_infinity;
-    for (int lag = first_lag(); lag <= last_attended(); ++lag) {
-      const double b =
-          one.linear ? -static_cast<double>(one.parameters[0]) * std::abs(static_cast<double>(lag - offset()))
-          : one.parameters.empty() ? 0
-                                   : static_cast<double>(one.parameters[static_cast<std::size_t>(parameter_of(lag))]);
-      c[static_cast<std::size_t>(lag - first_lag())] = b;
-      max_bias = std::max(max_bias, b);
-    }
-    for (double& x : c) x = max_bias > minus_infinity ? std::exp(x - max_bias) : 0;
+    std::vector<double> c(static_cast<std::size_t>(lags()));
+    if (c.empty()) return c;
+    PositionTables tables;
+    LagProblem<float> x = m_lags;
+    const float* border = one.parameters.data() + (one.parameters.size() - one.border_size());
+    weigh_lags(x, tables.bias_of(one), border, Pass::backward, tables);
+    std::transform(x.log_weights, x.log_weights + lags(), c.begin(), [](double b) { return std::exp(b); });
     return c;
   }
   /// Whether all features are non-negative, and whether they are exponentials.
@@ -88,20 +96,25 @@ class DeviceModel {
     queue_weights({bias(), m_weights}, stream);
   }
 
-  /// Of the lags j - i = -(n_q - 1) .. n_k - 1.
+  /// Of the lags j - i = -(n_q - 1) .. n_k - 1, or of all differences of slots.
   DeviceBias bias() const {
-    return {m_parameters, m_index, positions(), parameter_count(), lags(), first_position_lag(), last_position_lag()};
+    return {m_parameters,        m_index, positions(), parameter_count(), lags(), first_position_lag(),
+            last_position_lag(), n_q(),   m_places,    is_causal()};
   }
   DeviceWeights weights() const {
-    return {m_weights, positions() > 1 ? lags() : 0, lags(), first_lag(), 1, first_lag(), last_attended()};
+    DeviceWeights c{m_weights, positions() > 1 ? entries() : 0, lags(), first_lag(), 1, first_lag(), last_attended()};
+    if (!m_places.is_grid()) return c;
+    c.first_attended = 1 - n_q(), c.last_attended = is_causal() ? 0 : n_k() - 1;  // of tokens
+    c.places = m_places, c.border = m_weights + lags();
+    return c;
   }
 
-  ToeplitzWeights toeplitz() const { return {weights(), m_band, positions()}; }
+  ToeplitzWeights toeplitz() const { return {weights(), m_band, tail_slope(), positions()}; }
 
-  /// The gradients [position, parameter] from those of the lags [position, lag]. The model must have been made for
-  /// gradients.
-  ParameterGradientTask parameter_gradients(const float* db, float* gradients) const {
-    return {db, m_order, m_start, parameter_count(), lags(), first_position_lag(), gradients};
+  /// The gradients [position, parameter] from those of the lags [position, lag], and from LagGradients::moments(). The
+  /// model must have been made for gradients.
+  ParameterGradientTask parameter_gradients(const float* db, const float* moments, float* gradients) const {
+    return {db, moments, m_order, m_start, parameter_count(), entries(), first_position_lag(), gradients};
   }
 
   /// The features of queries or of keys. The largest log-scales of keys go to max_log_scale [z] if they are needed.
@@ -133,16 +146,14 @@ class DeviceModel {
   const FeatureModel& map() const { return m_model.features.front(); }
   const PositionModel& position() const { return m_model.positions.front(); }
 
+  bool is_causal() const { return m_model.direction == Direction::causal; }
+
   // lags between indices, j - i, and between positions, j - i - offset
-  int lags() const { return n_q() == 0 || n_k() == 0 ? 0 : n_q() + n_k() - 1; }
-  int first_lag() const { return -(n_q() - 1); }
-  int last_lag() const { return n_k() - 1; }
-  int offset() const { return static_cast<int>(m_shape.offset); }
-  int last_attended() const {
-    return m_model.direction == Direction::causal ? std::min(last_lag(), offset()) : last_lag();
-  }
-  int first_position_lag() const { return first_lag() - offset(); }
-  int last_position_lag() const { return last_attended() - offset(); }
+  int lags() const { return n_q() == 0 || n_k() == 0 ? 0 : static_cast<int>(m_lags.lags.size()); }
+  int first_lag() const { return static_cast<int>(m_lags.lags.first); }
+  int last_attended() const { return static_cast<int>(m_lags.reach.last); }
+  int first_position_lag() const { return first_lag() - static_cast<int>(m_lags.offset); }
+  int last_position_lag() const { return last_attended() - static_cast<int>(m_lags.offset); }
 
   void check_shape() const {
     const auto& [batch, heads, n_q, n_k, d_v, offset] = m_shape;
@@ -171,7 +182,8 @@ class DeviceModel {
               "feature maps: expected all of one kind and shape");
     for (const PositionModel& one : positions)
       require(one.linear == position().linear && one.first == position().first && one.index == position().index &&
-                  one.parameters.size() == position().parameters.size(),
+                  one.parameters.size() == position().parameters.size() && one.slots == position().slots &&
+                  one.outside == position().outside,
               "positions: expected all of one kind and shape");
     require(d() >= 1 && d() <= 256, "input_dim: expected 1 to 256 on a GPU, got ", d());
     for (const FeatureModel& one : features)
@@ -185,9 +197,39 @@ class DeviceModel {
     for (const std::int32_t at : position().index)
       require(at >= 0 && static_cast<std::size_t>(at) < parameters, "index: expected parameters 0 to ", parameters,
               " - 1, got ", at);
+    if (position().is_grid()) check_grid();
     require(map().kind == FeatureKind::elu ? map().m == 0 : map().m >= 1,
             "num_features: expected 0 for elu and at least 1 for others, got ", map().m);
     require(r() <= 1024, "features: expected at most 1024 on a GPU, got ", r());
+  }
+
+  void check_grid() const {
+    const PositionModel& one = position();
+    const std::size_t lags = 2 * static_cast<std::size_t>(std::max(one.slots.back(), 0)) + 1;
+    require(one.outside >= 0 && one.slots.front() == 0 &&
+                std::adjacent_find(one.slots.begin(), one.slots.end(), std::greater_equal<>()) == one.slots.end(),
+            "slots: expected ascending numbers from 0 on");
+    require(one.index.size() == lags && one.first == -static_cast<std::ptrdiff_t>(one.slots.back()) &&
+                one.parameters.size() == lags + one.border_size(),
+            "position: expected a parameter for each of the ", lags, " differences of two slots and for each of the ",
+            one.border_size(), " entries of the border, got ", one.parameters.size());
+    const auto tokens = static_cast<std::ptrdiff_t>(one.slots.size()) + one.outside;
+    for (const auto& [name, size] : {std::pair{"queries", m_shape.n_q}, {"keys", m_shape.n_k}})
+      require(size == tokens, name, ": expected ", tokens, " rows (the position's tokens), got ", size);
+    require(m_shape.offset == 0, "offset: expected 0 for a position with places of its own, got ", m_shape.offset);
+  }
+
+  void place_tokens() {
+    m_slots.assign(position().slots.begin(), position().slots.end());
+    const auto placement = [&](std::ptrdiff_t n) -> nprf::Placement {
+      if (!position().is_grid()) return Slots{n};
+      return {Slots{static_cast<Index>(m_slots.size()), 0, m_slots.data()}, position().outside};
+    };
+    m_lags = place_lags<float>(placement(m_shape.n_q), placement(m_shape.n_k), m_model.direction, m_shape.offset,
+                               table_range(position()));
+    m_lags.has_own_slots = position().is_grid();
+    m_places.outside = position().outside, m_places.cells = static_cast<int>(m_slots.size());
+    m_places.end = position().is_grid() ? static_cast<int>(m_lags.key_slots) : 0;
   }
 
   // if all keys have one norm, a bound |w.x| <= |w| radius replaces the search for their largest log-scale
@@ -208,25 +250,16 @@ class DeviceModel {
     m_shift = static_cast<float>(trigonometric ? half : most - half);
   }
 
-  // the parameter index of the lag j - i
-  std::int32_t parameter_of(int lag) const {
-    const std::ptrdiff_t last = static_cast<std::ptrdiff_t>(position().index.size()) - 1;
-    const std::ptrdiff_t at = std::clamp<std::ptrdiff_t>(lag - m_shape.offset - position().first, 0, last);
-    return position().index[static_cast<std::size_t>(at)];
-  }
-
-  // strips lags from both ends as long as they share one parameter, or are not attended
-  void find_band() {
-    const auto kind = [&](int lag) {
-      return lag > last_attended()    ? -1
-             : position().linear      ? lag - first_lag()
-             : parameter_count() == 0 ? 0
-                                      : parameter_of(lag);
-    };
-    m_band = {first_lag(), last_lag()};
-    if (lags() == 0) return;
-    while (m_band.first <= m_band.last && kind(m_band.first) == kind(first_lag())) ++m_band.first;
-    while (m_band.first <= m_band.last && kind(m_band.last) == kind(last_lag())) --m_band.last;
+  // the parameter of each lag, and of each entry of the border; none if the bias is linear or 0
+  std::vector<std::int32_t> parameter_indices() const {
+    std::vector<std::int32_t> index(position().index.empty() ? 0 : static_cast<std::size_t>(lags()));
+    for (std::size_t k = 0; k < index.size(); ++k) {
+      const Index lag = std::clamp(m_lags.lags.first + static_cast<Index>(k), m_lags.table.first, m_lags.table.last);
+      index[k] = position().index[static_cast<std::size_t>(lag - m_lags.table.first)];
+    }
+    for (std::size_t k = position().border_size(); k > 0; --k)
+      index.push_back(static_cast<std::int32_t>(position().parameters.size() - k));
+    return index;
   }
 
   void send(bool gradients, cudaStream_t stream) {
@@ -238,20 +271,24 @@ class DeviceModel {
       }
     for (const PositionModel& one : m_model.positions)
       parameters.insert(parameters.end(), one.parameters.begin(), one.parameters.end());
-    std::vector<std::int32_t> index;
-    if (!position().index.empty())
-      for (int k = 0; k < lags(); ++k) index.push_back(parameter_of(first_lag() + k));
+    const std::vector<std::int32_t> index = parameter_indices();
+    const std::vector<std::int32_t>& slots = position().slots;
+    std::vector<std::int32_t> tokens(slots.empty() ? 0 : static_cast<std::size_t>(slots.back()) + 1, -1);
+    for (std::size_t cell = 0; cell < slots.size(); ++cell)
+      tokens[static_cast<std::size_t>(slots[cell])] = static_cast<std::int32_t>(cell);
 
     std::vector<std::int32_t> order, start;
     if (gradients && !index.empty()) sort_lags(index, order, start);
 
     const auto take = [&](Scratch scratch) {
       m_w = scratch.take<float>(w.size());
-      m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(lags()));
+      m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(entries()));
       m_index = index.empty() ? nullptr : scratch.take<std::int32_t>(index.size());
       m_order = order.empty() ? nullptr : scratch.take<std::int32_t>(order.size());
       m_start = start.empty() ? nullptr : scratch.take<std::int32_t>(start.size());
       m_parameters = scratch.take<float>(parameters.size());
+      m_slots_on_device = slots.empty() ? nullptr : scratch.take<std::int32_t>(slots.size());
+      m_tokens = slots.empty() ? nullptr : scratch.take<std::int32_t>(tokens.size());
       return scratch.bytes();
     };
     m_memory = DeviceMemory(take(Scratch()));
@@ -266,6 +303,9 @@ class DeviceModel {
     copy(m_order, order);
     copy(m_start, start);
     copy(m_parameters, parameters);
+    copy(m_slots_on_device, slots);
+    copy(m_tokens, tokens);
+    m_places.slots = m_slots_on_device, m_places.tokens = m_tokens;
     queue_weights({bias(), m_weights}, stream);
     check(cudaStreamSynchronize(stream), "sending the model to the device");
   }
@@ -284,15 +324,19 @@ class DeviceModel {
 
   AttentionModel m_model;
   PlanShape m_shape;
+  LagProblem<float> m_lags;    // of j - i, without biases, since parameters may change on the device
+  std::vector<Index> m_slots;  // that m_lags refers to
+  TokenPlaces m_places{};
   Band m_band{};
   bool m_needs_log_scales = false;
   float m_shift = 0;  // replaces the largest log-scale of the keys, unless that is computed
   DeviceMemory m_memory;
-  float* m_w = nullptr;                                 // [map, m, d_padded]
-  float* m_weights = nullptr;                           // [position, lags]
-  float* m_parameters = nullptr;                        // [position, parameter]
-  std::int32_t* m_index = nullptr;                      // [lags]
-  std::int32_t *m_order = nullptr, *m_start = nullptr;  // [lags] [parameters + 1], for gradients
+  float* m_w = nullptr;                                            // [map, m, d_padded]
+  float* m_weights = nullptr;                                      // [position, entries]
+  float* m_parameters = nullptr;                                   // [position, parameter]
+  std::int32_t* m_index = nullptr;                                 // [entries]
+  std::int32_t *m_order = nullptr, *m_start = nullptr;             // [entries] [parameters + 1], for gradients
+  std::int32_t *m_slots_on_device = nullptr, *m_tokens = nullptr;  // as in TokenPlaces
 };
 
 }  // namespace nprf::cuda

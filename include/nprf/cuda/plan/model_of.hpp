@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <vector>
 
 #include "nprf/attention/attention.hpp"
 #include "nprf/cuda/model.hpp"
@@ -13,6 +14,7 @@
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 #include "nprf/position/alibi.hpp"
+#include "nprf/position/grid.hpp"
 #include "nprf/position/position.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
@@ -83,6 +85,19 @@ PositionModel model_of(const AlibiPosition<T>& position) {
   return model;
 }
 
+/// Its parameters are those of the table, row by row, and then those of the extra tokens.
+template <Real T>
+PositionModel model_of(const GridPosition<T>& position) {
+  PositionModel model{detail::floats(position.bias().table), position.bias().first, {}};
+  for (std::size_t k = 0; k < model.parameters.size(); ++k) model.index.push_back(static_cast<std::int32_t>(k));
+  const std::vector<float> border = detail::floats(position.extra().template reshaped<Eigen::RowMajor>());
+  model.parameters.insert(model.parameters.end(), border.begin(), border.end());
+  model.outside = static_cast<int>(position.extra().rows());
+  for (Index cell = 0; cell < position.height() * position.width(); ++cell)
+    model.slots.push_back(static_cast<std::int32_t>(position.slot(cell)));
+  return model;
+}
+
 /// Of one head. The engine of the CPU attention is ignored; the plan chooses its own.
 template <class F, class P>
 AttentionModel model_of(const Attention<F, P>& attention) {
@@ -91,7 +106,7 @@ AttentionModel model_of(const Attention<F, P>& attention) {
       "nprf: on a GPU the feature map must be one of nprf's own: positive, hyperbolic, trigonometric or elu");
   static_assert(
       requires { model_of(attention.position()); },
-      "nprf: on a GPU the position must be one of nprf's own: none, relative, T5 or ALiBi");
+      "nprf: on a GPU the position must be one of nprf's own: none, relative, T5, ALiBi or a grid");
   const AttentionOptions& options = attention.options();
   AttentionModel model{options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}};
   model.features.push_back(model_of(attention.features()));

@@ -11,7 +11,9 @@ namespace nprf::cuda {
 /// dL/dparameters of every position from the gradients db of the lags: the transpose of b[lag] =
 /// parameters[index[lag]], or of b[lag] = -parameters[0] |lag|. Sums are in double, in a fixed order.
 struct ParameterGradientTask {
-  const float* db;            // [position, size]
+  const float* db;       // [position, size]
+  const float* moments;  // [before or after, position]: sums of |lag - edge| db[lag] over lags that db has at an edge
+                         // (toeplitz/backward/lags_tiled.cuh), for a linear bias; null: none
   const std::int32_t* order;  // [size]: lag indices sorted by parameter; null if the bias is linear
   const std::int32_t* start;  // [count + 1]: where the lags of each parameter begin in `order`
   int count, size, first;     // first: the first lag between positions; |lag| is the factor of a linear bias
@@ -31,6 +33,9 @@ __global__ void __launch_bounds__(threads) parameter_gradients_kernel(ParameterG
     const int lag = task.first + k;
     sum += task.order ? db[task.order[k]] : -static_cast<double>(lag < 0 ? -lag : lag) * db[k];
   }
+  if (thread == 0 && task.moments)
+    for (int side = 0; side < 2; ++side)
+      sum -= static_cast<double>(task.moments[side * static_cast<int>(gridDim.y) + position]);
   sums[thread] = sum;
   for (int half = threads / 2; half > 0; half /= 2) {
     __syncthreads();

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/position/token_places.cuh"
 
 namespace nprf::cuda {
 
@@ -13,11 +14,14 @@ namespace nprf::cuda {
 ///     b[lag] = parameters[index[lag]]   or   -parameters[0] |lag|   or   0
 ///
 /// and -infinity for lags beyond last_attended. In double, so that the linear bias of distant lags keeps full
-/// precision.
+/// precision. In a grid the last parameters are the biases of the border.
 struct DeviceBias {
   const float* parameters;    // [head, count]
   const std::int32_t* index;  // [size]; null: the bias is linear, or 0 if there are no parameters
   int heads, count, size, first, last_attended;
+  int n_q;  // lag first + k is that of tokens j - i = k - (n_q - 1), but in a grid
+  TokenPlaces places = {};
+  bool is_causal = false;  // whether queries outside of a grid attend to tokens up to their own only
 
   /// The bias of lag first + k. `head` is ignored if one position is shared by all heads.
   __device__ __forceinline__ double operator()(int head, int k) const {
@@ -28,12 +32,28 @@ struct DeviceBias {
     const int lag = first + k;
     return -static_cast<double>(of_head[0]) * (lag < 0 ? -lag : lag);
   }
+
+  /// The bias of row e and column f of the border.
+  __device__ __forceinline__ double border(int head, int e, int f) const {
+    if (is_causal && (f == 0 || f - 2 > e)) return -1.0 / 0.0;
+    const float* of_head = parameters + static_cast<std::ptrdiff_t>(heads > 1 ? head : 0) * count;
+    return static_cast<double>(of_head[count - places.border_size() + e * (places.outside + 2) + f]);
+  }
+
+  /// The bias of query i and key j.
+  __device__ __forceinline__ double between(int head, int i, int j) const {
+    if (!places.is_grid()) return (*this)(head, j - i + n_q - 1);
+    if (!places.is_border(i, j)) return (*this)(head, places.lag(i, j) - first);
+    const int entry = places.border_entry(i, j);
+    return border(head, entry / (places.outside + 2), entry % (places.outside + 2));
+  }
 };
 
-/// The weights c[lag] = exp(b[lag] - max b) of every head, 0 for lags that are not attended. O(size) per head.
+/// The weights c[lag] = exp(b[lag] - max b) of every head, 0 for lags that are not attended. Those of the border
+/// follow; the ones of a query outside of the grid are relative to its largest bias instead. O(size) per head.
 struct WeightsTask {
   DeviceBias b;
-  float* values;  // [head, size]
+  float* values;  // [head, size + border]
 };
 
 /// One block per head.
@@ -41,10 +61,12 @@ template <int threads>
 __global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
   double* largest = shared_memory<double>();
   const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.x), size = task.b.size;
-  float* values = task.values + static_cast<std::ptrdiff_t>(head) * size;
+  const int outside = task.b.places.outside;
+  float* values = task.values + static_cast<std::ptrdiff_t>(head) * (size + task.b.places.border_size());
   const double minus_infinity = -1.0 / 0.0;
   double max_bias = minus_infinity;
   for (int k = t; k < size; k += threads) max_bias = fmax(max_bias, task.b(head, k));
+  for (int e = t; e < outside; e += threads) max_bias = fmax(max_bias, task.b.border(head, e, 1));
   largest[t] = max_bias;
   for (int half = threads / 2; half > 0; half /= 2) {
     __syncthreads();
@@ -54,6 +76,16 @@ __global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
   max_bias = largest[0];
   for (int k = t; k < size; k += threads)
     values[k] = max_bias > minus_infinity ? static_cast<float>(exp(task.b(head, k) - max_bias)) : 0.0f;
+  for (int e = t; e < outside; e += threads) {
+    double max_of_row = minus_infinity;
+    for (int f = 0; f < outside + 2; ++f)
+      if (f != 1) max_of_row = fmax(max_of_row, task.b.border(head, e, f));
+    for (int f = 0; f < outside + 2; ++f) {
+      const double b = task.b.border(head, e, f);
+      values[size + e * (outside + 2) + f] =
+          b > minus_infinity ? static_cast<float>(exp(b - (f == 1 ? max_bias : max_of_row))) : 0.0f;
+    }
+  }
 }
 
 inline void queue_weights(const WeightsTask& task, cudaStream_t stream) {

@@ -9,7 +9,7 @@ namespace nprf::cuda {
 
 /// Which keys a query attends to: those that are not padding, at lags whose bias is not -infinity.
 struct Visibility {
-  DeviceBias b;      // of lags j - i, from -(n_q - 1) on
+  DeviceBias b;
   const bool* mask;  // [sequence, n_k]: false is padding; null: no padding
   int heads, n_q, n_k;
 
@@ -17,7 +17,7 @@ struct Visibility {
   __device__ __forceinline__ bool attends_any(int z, int i) const {
     const bool* own_mask = mask ? mask + static_cast<std::ptrdiff_t>(z / heads) * n_k : nullptr;
     for (int j = 0; j < n_k; ++j)
-      if (!(own_mask && !own_mask[j]) && b(z % heads, j - i + n_q - 1) > -1.0 / 0.0) return true;
+      if (!(own_mask && !own_mask[j]) && b.between(z % heads, i, j) > -1.0 / 0.0) return true;
     return false;
   }
 
@@ -25,7 +25,7 @@ struct Visibility {
   /// O(n_q) if there is none.
   __device__ __forceinline__ bool is_attended(int z, int j) const {
     for (int i = 0; i < n_q; ++i)
-      if (b(z % heads, j - i + n_q - 1) > -1.0 / 0.0) return true;
+      if (b.between(z % heads, i, j) > -1.0 / 0.0) return true;
     return false;
   }
 };

@@ -20,14 +20,14 @@
 
 namespace nprf::cuda {
 
-/// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables or no position,
-/// in linear time. fused: any position in O(n log n), by FFTs in shared memory up to 16384 tokens, and by FFTs in two
-/// passes through memory up to 2^20 tokens. cufft: any position in O(n log n), by cuFFT, in about ten passes through
-/// memory.
+/// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, ALiBi or no
+/// position, in linear time. fused: any position but a grid in O(n log n), by FFTs in shared memory up to 16384 tokens,
+/// and by FFTs in two passes through memory up to 2^20 tokens. cufft: any position in O(n log n), by cuFFT, in about
+/// ten passes through memory. A grid needs direct or cufft.
 ///
-/// direct and banded use tensor cores if the storage type has 16 bits and the device supports bfloat16 products (8.0
-/// and newer); the precision is then that of bfloat16 (toeplitz/direct/bf16_mma_tile.cuh). All other arithmetic is in
-/// float.
+/// direct and banded use tensor cores if the storage type has 16 bits, the position is no grid, and the device supports
+/// bfloat16 products (8.0 and newer); the precision is then that of bfloat16 (toeplitz/direct/bf16_mma_tile.cuh). All
+/// other arithmetic is in float.
 ///
 /// The rounding error of an FFT is relative to the largest rows. If the bias rises, if it is sharp, or if the weights
 /// are causal, small rows may fail the error bound. Those rows are found and recomputed by tiles
@@ -67,11 +67,15 @@ class Product {
   Product(const Device& device, Engine engine, const ProductShape& shape, const ToeplitzWeights& weights,
           std::size_t slab_bytes, bool tensor_cores = true)
       : m_engine(engine),
-        m_on_tensor_cores(tensor_cores && uses_tensor_cores(device, engine)),
+        m_on_tensor_cores(tensor_cores && !weights.c.places.is_grid() && uses_tensor_cores(device, engine)),
         m_shape(shape),
         m_weights(weights) {
     require(name(engine) != "unknown", "engine: expected one of nprf::cuda::Engine, got number ",
             static_cast<int>(engine));
+    const TokenPlaces& places = weights.c.places;
+    require(!places.is_grid() || engine == Engine::direct || engine == Engine::cufft,
+            "engine: expected direct or cufft for a grid on a GPU, got ", name(engine));
+    m_has_border_part = engine == Engine::cufft && places.outside > 0;
     const auto& [z, heads, n_q, n_k, r, p] = shape;
     constexpr std::ptrdiff_t most_blocks = 65535;
     require(static_cast<std::ptrdiff_t>(z) * TileShape::column_tiles(p) <= most_blocks,
@@ -79,7 +83,10 @@ class Product {
             " with the tiles of 64 of d_v, and with gradients of features, got ", z, " and ", p);
     switch (engine) {
       case Engine::fused: choose_fft(device, slab_bytes); break;
-      case Engine::cufft: m_cufft = CufftEngine(n_q, n_k, r, p, z, weights.positions, slab_bytes); break;
+      case Engine::cufft:
+        m_cufft = CufftEngine(places.is_grid() ? places.end : n_q, places.is_grid() ? places.end : n_k, r, p, z,
+                              weights.positions, slab_bytes);
+        break;
       case Engine::banded:
         m_parts = parts_of_keys(device, tiles(),
                                 std::min(n_k, weights.band.last - weights.band.first + 1 + queries_of_tile()), p, z);
@@ -144,7 +151,7 @@ class Product {
   /// Allocates the arrays, with room for `extra_parts` additional parts of the sums.
   Arrays take(Scratch& scratch, int extra_parts = 0) const {
     const auto& [z, heads, n_q, n_k, r, p] = m_shape;
-    const int parts = m_parts + extra_parts;
+    const int parts = engine_parts() + m_has_border_part + extra_parts;
     Arrays arrays{};
     float* N = scratch.take<float>(parts, z, n_q, p);
     arrays.sums = {N, scratch.take<float>(parts, z, n_q), parts, p, static_cast<std::ptrdiff_t>(z) * n_q};
@@ -169,6 +176,7 @@ class Product {
       case Engine::cufft: {
         const std::scoped_lock lock(*m_mutex);
         m_cufft.queue(task, z, spectra, N, D, arrays.cufft, stream);
+        if (m_has_border_part) queue_border(task, arrays.sums, stream);
         break;
       }
       case Engine::fused:
@@ -191,9 +199,23 @@ class Product {
   void queue_tiles(const TileTask<S, Feature>& task, const Arrays& arrays, cudaStream_t stream) const {
     float *N = arrays.sums.N, *D = arrays.sums.D;
     if (m_engine == Engine::banded)
-      queue_banded<S, Feature>({{task, arrays.before, arrays.after}, m_weights.band, m_parts, N, D}, m_shape.z, stream);
+      queue_banded<S, Feature>(
+          {{task, arrays.before, arrays.after, m_weights.tail_slope}, m_weights.band, m_parts, N, D}, m_shape.z,
+          stream);
     else
       queue_direct<S, Feature>({task, m_parts, N, D}, m_shape.z, stream);
+  }
+
+  // the contributions of tokens outside of a grid, as the part of the sums
+  // after the engine's
+  void queue_border(TileTask<S> task, const Sums& sums, cudaStream_t stream) const {
+    task.c.pairs = DeviceWeights::Pairs::of_border;
+    queue_direct<S, float>({task, 1, sums.N + m_parts * sums.rows * sums.p, sums.D + m_parts * sums.rows}, m_shape.z,
+                           stream);
+  }
+
+  int engine_parts() const {
+    return m_engine == Engine::banded ? parts_with_tails(m_weights.c, m_weights.tail_slope, m_parts) : m_parts;
   }
 
   // features per row of A and B, with padding
@@ -230,6 +252,7 @@ class Product {
   ProductShape m_shape;
   ToeplitzWeights m_weights;
   int m_parts = 1;
+  bool m_has_border_part = false;
   std::optional<SharedMemoryEngine> m_shared_memory;  // Engine::fused has one of the two
   std::optional<TwoPassEngine> m_two_pass;
   CufftEngine m_cufft;

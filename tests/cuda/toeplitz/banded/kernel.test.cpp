@@ -2,7 +2,9 @@
 #include "nprf/cuda/toeplitz/banded/kernel.cuh"
 
 #include <limits>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cuda/tile_case.hpp"
 #include "support/catch.hpp"
@@ -71,6 +73,56 @@ TEST_CASE("running sums over many chunks are compensated for rounding errors", "
   data.V.setOnes();
   for (int chunk = 1; chunk < 40; ++chunk) data.B(128 * chunk, 0) = chunk == 39 ? 0x1p24f : 1;
   CHECK(x.result(data, 1, true)(0, 0) == 0x1p24 + 38);
+}
+
+TEMPLATE_TEST_CASE("banded products with exponential tails are those of the formula, whatever the slope", "[cuda]",
+                   (TileTypes<float, float>), (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
+                   (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
+  using Feature = typename TestType::Feature;
+  using Case = TileCase<typename TestType::S, Feature>;
+  constexpr bool is_float = std::is_same_v<Feature, float>;
+  const auto check = [&](Case x, int parts) {
+    INFO("n_q " << x.n_q << ", n_k " << x.n_k << ", r " << x.r << ", p " << x.p << ", slope " << x.slopes.front()
+                << ", band " << x.band.first << " to " << x.band.last << ", " << parts << " parts");
+    auto data = x.data();
+    const Matrix<double> got = x.result(data, parts, true), expected = x.expected(data);
+    data.V = data.V.cwiseAbs();
+    const Matrix<double> terms = x.expected(data);  // A and B are not negative
+    // float: sums over r features, over a tile of keys and over a chunk, each rounded to half an eps. Tensor cores: A
+    // and B are exact; weighted B and M, or P, are rounded to bfloat16
+    const double tolerance = is_float ? (x.r + 64 + 128 + 10) * 0x1p-24 : 2.01 * 0x1p-8 + 400 * 0x1p-24;
+    // weights below the normal numbers have the precision of the smallest
+    const double underflow = 200.0 * x.r * 8 * 0x1p-126;
+    CHECK(((got - expected).array().abs() <= tolerance * terms.array() + underflow).all());
+  };
+  for (const float slope : {0.0f, -1e-7f, -1e-3f, -0.03f, -0.7f, -20.0f, -1e30f, 1e-3f, 0.5f, 1e30f})
+    for (const auto& [n_q, n_k] : {std::pair{1, 1}, {300, 300}, {40, 500}, {500, 40}})
+      check({.n_q = n_q, .n_k = n_k, .p = 8, .band = {1, 0}, .slopes = {slope}}, 1);
+  for (const float slope : {-0.02f, 0.02f}) {
+    // causal, and queries far before and after all keys
+    check({.n_q = 400, .n_k = 400, .p = 8, .band = {1, 0}, .last_attended = 0, .slopes = {slope}}, 2);
+    check({.n_q = 300, .n_k = 300, .p = 8, .band = {301, 300}, .slopes = {slope}, .origin = 400}, 1);
+    check({.n_q = 300, .n_k = 300, .p = 8, .band = {-298, -299}, .slopes = {slope}, .origin = -350}, 1);
+    check({.n_q = 300, .n_k = 300, .p = 8, .band = {-99, -100}, .last_attended = -100, .slopes = {slope}}, 1);
+    check({.n_q = 300, .n_k = 300, .p = 8, .band = {-7, 5}, .slopes = {slope}}, 3);
+    for (const int r : {5, 70})
+      for (const int p : {0, 7, 72})
+        check({.n_q = 200, .n_k = 300, .r = r, .p = p, .band = {1, 0}, .slopes = {slope}}, 1);
+    check(
+        {.batch = 2, .heads = 2, .n_q = 150, .n_k = 290, .p = 9, .band = {1, 0}, .masked = true, .slopes = {slope, 0}},
+        1);
+  }
+}
+
+TEST_CASE("keys that no query of a tile attends to contribute nothing to exponential tails", "[cuda]") {
+  const TileCase<float, float> x{
+      .n_q = 500, .n_k = 500, .p = 3, .band = {1, 0}, .last_attended = 0, .slopes = {-0.01f}};
+  auto data = x.data();
+  const Matrix<double> before = x.result(data, 1, true);
+  data.V(300, 1) = data.B(300, 2) = std::numeric_limits<float>::quiet_NaN();
+  const Matrix<double> after = x.result(data, 1, true);
+  CHECK(after.topRows(300) == before.topRows(300));
+  CHECK(after.bottomRows(200).array().isNaN().rowwise().any().all());
 }
 
 }  // namespace nprf::test::cuda_toeplitz_banded_kernel

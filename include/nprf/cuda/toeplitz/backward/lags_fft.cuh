@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(threads) correlation_kernel(CorrelationTask ta
 struct CorrelatedLagsTask {
   const float2* correlation;  // [position, length]
   DeviceWeights c;
-  int length;
-  float* db;  // [position, lags]
+  int length, stride;
+  float* db;  // db[position stride + lag]
 };
 
 /// Blocks (lags, positions).
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(threads) correlated_lags_kernel(CorrelatedLags
   const float c = task.c(position, lag), scale = 1.0f / static_cast<float>(task.length);
   const std::ptrdiff_t k = lag < 0 ? task.length + lag : lag;
   if (c != 0)
-    task.db[static_cast<std::ptrdiff_t>(position) * task.c.size + at] +=
+    task.db[static_cast<std::ptrdiff_t>(position) * task.stride + at] +=
         c * (scale * task.correlation[static_cast<std::ptrdiff_t>(position) * task.length + k].x);
 }
 
@@ -80,7 +80,7 @@ class CorrelationEngine {
   /// For z matrices of p + 1 columns and r features. `most_bytes` limits both slabs, which hold at least one transform
   /// each.
   CorrelationEngine(int n_q, int n_k, int r, int p, int z, const ToeplitzWeights& weights, std::size_t most_bytes)
-      : m_length(nprf::fft::smooth_length(n_q + n_k - 1)),
+      : m_length(nprf::fft::smooth_length(weights.c.places.is_grid() ? 2 * weights.c.places.end - 1 : n_q + n_k - 1)),
         m_pairs(column_pairs(p)),
         m_z(z),
         m_positions(weights.positions),
@@ -99,7 +99,8 @@ class CorrelationEngine {
     return {w, u, sum, scratch.take<std::byte>(std::max(m_columns.workspace_bytes(), m_sums.workspace_bytes()))};
   }
 
-  /// Adds to db [position, lags]. `largest` [z] is SignalNorms::largest.
+  /// Adds to db [position, entries]: those of lags come first, those of a
+  /// grid's border are left as they are. `largest` [z] is SignalNorms::largest.
   void queue(const LagFactors& factors, const int* largest, float* db, const Arrays& arrays,
              cudaStream_t stream) const {
     const auto& [A, B, G, U] = factors;
@@ -113,8 +114,8 @@ class CorrelationEngine {
     for (int pair = 0; pair < all_pairs; pair += m_slab.pairs)
       for (int f = 0; f < r; f += m_slab.features) {
         const auto transform = [&](const Operand<float>& x, const Operand<float>& y, float2* slab) {
-          const SpreadTask<float> task{x, {y, nullptr, nullptr, 0}, m_length, m_pairs, all_pairs, pair,
-                                       f, m_slab.features,          slab};
+          const SpreadTask<float> task{x, {y, nullptr, nullptr, 0}, m_length, m_pairs,   all_pairs, pair,
+                                       f, m_slab.features,          slab,     m_c.places};
           launch("gradients: products", spread_kernel<float>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0,
                  stream, task);
           m_columns.run(slab, CUFFT_FORWARD, arrays.cufft, stream);
@@ -128,7 +129,7 @@ class CorrelationEngine {
       }
     m_sums.run(arrays.sum, CUFFT_INVERSE, arrays.cufft, stream);
     launch("gradients: lags", correlated_lags_kernel<threads>, dim3{blocks_of<threads>(m_c.size), positions, 1}, block,
-           0, stream, CorrelatedLagsTask{arrays.sum, m_c, m_length, db});
+           0, stream, CorrelatedLagsTask{arrays.sum, m_c, m_length, m_c.size + m_c.places.border_size(), db});
   }
 
  private:

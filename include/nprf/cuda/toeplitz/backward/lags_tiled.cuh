@@ -10,6 +10,7 @@
 #include "nprf/cuda/toeplitz/backward/selected_queries.cuh"
 #include "nprf/cuda/toeplitz/banded/kernel.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
 
@@ -17,22 +18,28 @@ namespace nprf::cuda {
 ///
 ///     db[lag] = c[lag] sum_{j - i = lag} (A_i.B_j) (G_i.U_j)
 ///
-/// summed along diagonals of tiles. Lags on one side of the band share one weight, so only the sum of their gradients
-/// is computed. It is stored at the lag next to the band. It uses the sums M over chunks of keys of
-/// toeplitz/banded/kernel.cuh:
+/// summed along diagonals of tiles. Of the lags on one side of the band only the sum of their gradients is computed. It
+/// is stored at the lag next to the band, the edge. It uses the states S of toeplitz/banded/kernel.cuh:
 ///
-///     sum_{j < j_1} sum_i (A_i.B_j) (G_i.U_j) = sum_i A_i^T M G_i.
+///     sum_{lags of the tail} db[lag] = sum_i c[anchor - i] A_i^T S G_i.
+///
+/// If the tails have a slope, its gradient also needs the first moments. With the states S' of weights multiplied by
+/// |j - anchor|, which lie further outside than the anchor if the tail falls, and further inside if it rises:
+///
+///     sum_{lags} |lag - edge| db[lag] = sum_i c[anchor - i] A_i^T (|anchor - i - edge| S +- S') G_i.
 struct LagGradientTask {
   Operand<float> A, B, G, U;  // (n_q,r) (n_k,r) (n_q,p + 1) (n_k,p + 1)
   DeviceWeights c;
   BandChunks keys;
   SelectedQueries selected;  // queries that are summed over
   int z, positions, first_diagonal, diagonals, segments;
-  const float *before, *after;  // ChunkTask's sums; null: no lag is outside the band
-  float* diagonal_sums;         // [z, segment, diagonal, 2 tile]: sums for the lags of a diagonal of tiles
-  float* tails;                 // [before or after, z, tile of queries]
-  float* tail_sums;             // [before or after, position]
-  float* db;                    // [position, lags]
+  TailSlope slope;
+  const float *before, *after;                  // ChunkTask's states; null: no lag is outside the band
+  const float *moments_before, *moments_after;  // those with factors |j - anchor|; null: without a slope
+  float* diagonal_sums;                         // [z, segment, diagonal, 2 tile]: for the lags of a diagonal of tiles
+  float* tails;      // [sum or first moment, before or after, z, tile of queries]; without weights if there is no slope
+  float* tail_sums;  // [sum or first moment, before or after, position]
+  float* db;         // [position, lags]
 
   // the last query of tile I
   __device__ int last_row(int I) const { return min((I + 1) * TileShape::tile, A.tokens) - 1; }
@@ -108,6 +115,29 @@ __global__ void __launch_bounds__(threads) lag_gradients_kernel(LagGradientTask 
   task.diagonal_sums[block * 2 * tile + thread] = of_lag;
 }
 
+/// The weights of a tile of queries in a tail, relative to a state, and the distance of its anchor from the edge.
+struct TailRows {
+  const DeviceWeights& c;
+  int head, anchor, edge;
+
+  __device__ __forceinline__ float weight(int i) const { return c(head, anchor - i); }
+  __device__ __forceinline__ float distance(int i) const {
+    const int lag = anchor - i - edge;
+    return static_cast<float>(lag < 0 ? -lag : lag);
+  }
+};
+
+/// tile[t] *= factor(first + t) for a tile (queries,channels). All threads of the block take part.
+template <class Factor>
+__device__ __forceinline__ void scale_rows(float* tile, int first, Factor&& factor) {
+  constexpr int size = TileShape::tile;
+  for (int e = static_cast<int>(threadIdx.x); e < size * size; e += static_cast<int>(blockDim.x)) {
+    float& x = tile[e / size * TileShape::stride + e % size];
+    const float by = factor(first + e / size);
+    x = by == 0 ? 0.0f : by * x;
+  }
+}
+
 /// Blocks (tiles of queries, before or after, z).
 template <int threads>
 __global__ void __launch_bounds__(threads) tail_gradients_kernel(LagGradientTask task) {
@@ -115,35 +145,58 @@ __global__ void __launch_bounds__(threads) tail_gradients_kernel(LagGradientTask
   float *a = shared_memory<float>(), *g = a + tile * stride;  // (queries,features) (queries,columns)
   const int I = static_cast<int>(blockIdx.x), side = static_cast<int>(blockIdx.y), z = static_cast<int>(blockIdx.z);
   const int r = task.A.channels, columns = task.G.channels, thread = static_cast<int>(threadIdx.x);
-  const int row = thread / 16 * 4, column = thread % 16 * 4;
-  const std::ptrdiff_t sums = static_cast<std::ptrdiff_t>(z) * (task.keys.count() + 1);
-  const std::ptrdiff_t chunk =
-      sums + (side == 0 ? task.keys.before(I * tile) : task.keys.after(I * tile, task.last_row(I)));
-  const float* M = (side == 0 ? task.before : task.after) + chunk * r * columns;
-  float sum = 0;
-  for (int f0 = 0; f0 < r; f0 += tile)
+  const int row = thread / 16 * 4, column = thread % 16 * 4, head = z % task.A.heads;
+  const int k = side == 0 ? task.keys.before(I * tile) : task.keys.after(I * tile, task.last_row(I));
+  const std::ptrdiff_t first = (static_cast<std::ptrdiff_t>(z) * (task.keys.count() + 1) + k) * r * columns;
+  const float* S = (side == 0 ? task.before : task.after) + first;
+  const double slope = task.slope(head);
+  const TailRows rows{task.c, head, task.keys.anchor(side == 0 ? TailSide::before : TailSide::after, k, slope),
+                      side == 0 ? task.keys.band.first - 1 : task.keys.band.last + 1};
+  const bool has_slope = !task.slope.is_zero(), has_keys = side == 0 ? k > 0 : k < task.keys.count();
+  const bool is_zero = has_slope && (!has_keys || (rows.weight(I * tile) == 0 && rows.weight(task.last_row(I)) == 0));
+  float sum = 0, moment = 0;
+  for (int f0 = 0; !is_zero && f0 < r; f0 += tile)
     for (int c0 = 0; c0 < columns; c0 += tile) {
+      const auto add = [&](float& to, const float* X, float sign) {
+        float outer[4][4] = {};
+        for (int t = 0; t < tile; ++t) add_outer(outer, a + t * stride + row, g + t * stride + column);
+        for (int i = 0; i < 4; ++i)
+          for (int j = 0; j < 4; ++j) {
+            const int f = f0 + row + i, c = c0 + column + j;
+            if (f < r && c < columns)
+              to = fmaf(sign * X[static_cast<std::ptrdiff_t>(f) * columns + c], outer[i][j], to);
+          }
+      };
       __syncthreads();
       load_tile({a, stride, 1}, task.A, task.A.of(z), {I * tile, tile}, {f0, tile});
       load_tile({g, stride, 1}, task.G, task.G.of(z), {I * tile, tile}, {c0, tile});
       __syncthreads();
-      float outer[4][4] = {};
-      for (int k = 0; k < tile; ++k) add_outer(outer, a + k * stride + row, g + k * stride + column);
-      for (int i = 0; i < 4; ++i)
-        for (int j = 0; j < 4; ++j) {
-          const int f = f0 + row + i, c = c0 + column + j;
-          if (f < r && c < columns) sum = fmaf(M[static_cast<std::ptrdiff_t>(f) * columns + c], outer[i][j], sum);
-        }
+      if (has_slope) {
+        scale_rows(a, I * tile, [&](int i) { return rows.weight(i); });
+        __syncthreads();
+      }
+      add(sum, S, 1);
+      if (!has_slope) continue;
+      add(moment, (side == 0 ? task.moments_before : task.moments_after) + first, slope > 0 ? -1.0f : 1.0f);
+      __syncthreads();
+      scale_rows(a, I * tile, [&](int i) { return rows.distance(i); });
+      __syncthreads();
+      add(moment, S, 1);
     }
-  const float all = sum_of_block<threads>(a, sum);
-  if (thread == 0) task.tails[(static_cast<std::ptrdiff_t>(side) * task.z + z) * gridDim.x + I] = all;
+  const auto store = [&](int what, float x) {
+    const float all = sum_of_block<threads>(a, x);
+    const std::ptrdiff_t at = (static_cast<std::ptrdiff_t>(what) * 2 + side) * task.z + z;
+    if (thread == 0) task.tails[at * gridDim.x + I] = all;
+  };
+  store(0, sum);
+  if (has_slope) store(1, moment);
 }
 
-/// Blocks (before or after, positions).
+/// Blocks (before or after, positions, sum or first moment).
 template <int threads>
 __global__ void __launch_bounds__(threads) tail_sums_kernel(LagGradientTask task) {
-  const int side = static_cast<int>(blockIdx.x), position = static_cast<int>(blockIdx.y);
-  const int tiles = TileShape::tiles(task.A.tokens);
+  const int side = static_cast<int>(blockIdx.z) * 2 + static_cast<int>(blockIdx.x);
+  const int position = static_cast<int>(blockIdx.y), tiles = TileShape::tiles(task.A.tokens);
   float sum = 0;
   for (int z = position; z < task.z; z += task.positions)
     for (int I = static_cast<int>(threadIdx.x); I < tiles; I += threads)
@@ -169,38 +222,61 @@ __global__ void __launch_bounds__(threads) lag_sums_kernel(LagGradientTask task)
             (static_cast<std::ptrdiff_t>(z) * task.segments + segment) * task.diagonals + diagonal;
         sum += task.diagonal_sums[block * 2 * tile + place];
       }
-  if (task.before && lag == task.keys.band.first - 1) sum += task.tail_sums[position];
-  if (task.after && lag == task.keys.band.last + 1) sum += task.tail_sums[task.positions + position];
+  float of_tails = 0;
+  if (task.before && lag == task.keys.band.first - 1) of_tails += task.tail_sums[position];
+  if (task.after && lag == task.keys.band.last + 1) of_tails += task.tail_sums[task.positions + position];
+  const bool is_weighted = !task.slope.is_zero();
+  if (!is_weighted) sum += of_tails;
   const float c = task.c(position, lag);
-  task.db[static_cast<std::ptrdiff_t>(position) * task.c.size + at] = c == 0 ? 0.0f : c * sum;
+  task.db[static_cast<std::ptrdiff_t>(position) * task.c.size + at] =
+      (c == 0 ? 0.0f : c * sum) + (is_weighted ? of_tails : 0.0f);
 }
 
-/// Computes dL/db by tiles, for weights that are constant before a band of lags and constant after it.
+/// Computes dL/db by tiles, for weights with tails outside of a band.
 class LagGradients {
  public:
   LagGradients() = default;
-  LagGradients(const Device& device, int z, int positions, int n_q, int n_k, const Band& band, const DeviceWeights& c)
-      : m_z(z), m_positions(positions), m_tiles(TileShape::tiles(n_q)), m_keys{n_k, band}, m_c(c) {
+  /// `columns` is that of G.
+  LagGradients(const Device& device, const ProductShape& shape, const ToeplitzWeights& weights, int columns)
+      : m_z(shape.z),
+        m_positions(weights.positions),
+        m_tiles(TileShape::tiles(shape.n_q)),
+        m_state(static_cast<std::size_t>(shape.r) * static_cast<std::size_t>(columns)),
+        m_keys{shape.n_k, weights.band},
+        m_c(weights.c),
+        m_slope(weights.tail_slope) {
     constexpr int tile = TileShape::tile, chunk = BandChunks::chunk;
-    m_first = std::max(-(m_tiles - 1), (band.first - chunk) / tile - 1);
-    const int last = std::min(TileShape::tiles(n_k) - 1, (band.last + chunk + tile) / tile + 1);
+    m_first = std::max(-(m_tiles - 1), (weights.band.first - chunk) / tile - 1);
+    const int last = std::min(TileShape::tiles(shape.n_k) - 1, (weights.band.last + chunk + tile) / tile + 1);
     m_diagonals = std::max(0, last - m_first + 1);
-    const std::ptrdiff_t blocks = std::max<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(m_diagonals) * z, 1);
+    const std::ptrdiff_t blocks = std::max<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(m_diagonals) * m_z, 1);
     m_segments =
         static_cast<int>(std::clamp<std::ptrdiff_t>(2 * device.multiprocessors / blocks, 1, std::max(m_tiles / 4, 1)));
   }
 
   /// Scratch memory of a call.
   struct Arrays {
-    float *diagonal_sums, *tails, *tail_sums;
+    float *diagonal_sums, *tails, *tail_sums, *moments_before, *moments_after;
   };
   Arrays take(Scratch& scratch) const {
-    float* diagonal_sums = scratch.take<float>(m_z, m_segments, m_diagonals, 2 * TileShape::tile);
-    float* tails = scratch.take<float>(2, m_z, m_tiles);
-    return {diagonal_sums, tails, scratch.take<float>(2, m_positions)};
+    Arrays arrays{};
+    arrays.diagonal_sums = scratch.take<float>(m_z, m_segments, m_diagonals, 2 * TileShape::tile);
+    arrays.tails = scratch.take<float>(4, m_z, m_tiles);
+    arrays.tail_sums = scratch.take<float>(4, m_positions);
+    if (m_slope.is_zero()) return arrays;
+    const std::size_t states = static_cast<std::size_t>(m_z) * static_cast<std::size_t>(m_keys.count() + 1) * m_state;
+    arrays.moments_before = scratch.take<float>(states);
+    arrays.moments_after = scratch.take<float>(states);
+    return arrays;
   }
 
-  /// Queues db [position, lags]. `before` and `after` are ChunkTask's sums, or null. `selected` limits the sum to
+  /// The first moments [before or after, position] of the tails, which a slope's gradient needs besides db; valid after
+  /// queue(). Null if there are none.
+  const float* moments(const Arrays& arrays, const float* before) const {
+    return before && m_z > 0 && m_c.size > 0 && !m_slope.is_zero() ? arrays.tail_sums + 2 * m_positions : nullptr;
+  }
+
+  /// Queues db [position, lags]. `before` and `after` are ChunkTask's states, or null. `selected` limits the sum to
   /// queries outside of which G is zero.
   void queue(const LagFactors& factors, const SelectedQueries& selected, const float* before, const float* after,
              float* db, const Arrays& arrays, cudaStream_t stream) const {
@@ -208,6 +284,14 @@ class LagGradients {
     constexpr int threads = TileShape::threads;
     if (m_c.size == 0) return;
     if (m_z == 0) before = after = nullptr;
+    const bool has_moments = before && !m_slope.is_zero();
+    if (has_moments) {
+      Operand<float> V = U;
+      --V.channels;  // the last one has the ones
+      queue_chunks<float, float>(
+          {{A, B, {V, nullptr}, m_c}, arrays.moments_before, arrays.moments_after, m_slope, before, after}, m_z,
+          stream);
+    }
     const LagGradientTask task{A,
                                B,
                                G,
@@ -220,8 +304,11 @@ class LagGradients {
                                m_first,
                                m_diagonals,
                                m_segments,
+                               m_slope,
                                before,
                                after,
+                               arrays.moments_before,
+                               arrays.moments_after,
                                arrays.diagonal_sums,
                                arrays.tails,
                                arrays.tail_sums,
@@ -235,8 +322,8 @@ class LagGradients {
     if (before) {
       launch("gradients: lags beyond the band", tail_gradients_kernel<threads>,
              dim3{static_cast<unsigned>(m_tiles), 2, all}, block, tail_shared, stream, task);
-      launch("gradients: sums beyond the band", tail_sums_kernel<threads>, dim3{2, positions, 1}, block,
-             threads * sizeof(float), stream, task);
+      launch("gradients: sums beyond the band", tail_sums_kernel<threads>, dim3{2, positions, has_moments ? 2u : 1u},
+             block, threads * sizeof(float), stream, task);
     }
     launch("gradients: sums of lags", lag_sums_kernel<threads>, dim3{blocks_of<threads>(m_c.size), positions, 1}, block,
            0, stream, task);
@@ -247,8 +334,10 @@ class LagGradients {
                                lags_shared = tile_bytes, tail_shared = 2 * tile_bytes;
 
   int m_z = 0, m_positions = 1, m_tiles = 0;
+  std::size_t m_state = 0;  // scalars of a state
   BandChunks m_keys{};
   DeviceWeights m_c{};
+  TailSlope m_slope{};
   int m_first = 0, m_diagonals = 0, m_segments = 1;
 };
 

@@ -8,13 +8,49 @@
 
 namespace nprf::cuda {
 
-/// Sums over chunks of keys. M = sum_j B_j^T [V 1]_j (r,p + 1) over all chunks before chunk k is before[k], over chunk
-/// k and all later ones after[k]. Sums are float; on tensor cores values are rounded to bfloat16. O(n_k r p).
+enum class TailSide { before, after };
+
+constexpr int keys_of_chunk = 128;
+
+/// The key that the weights of a state beside chunk k of n_k keys are relative to: the one next to the chunk if the
+/// weights of the tail fall outwards, else the outermost one.
+__device__ __forceinline__ int tail_anchor(TailSide side, int k, int n_k, double slope) {
+  if (side == TailSide::before) return slope > 0 ? 0 : k * keys_of_chunk - 1;
+  return slope > 0 ? n_k - 1 : k * keys_of_chunk;
+}
+
+/// weights[t] = exp(-|slope| distance), or distance times that, for the keys of
+/// a chunk at first, first + 1, .. from the anchor. All threads of the block
+/// take part. Not inlined, since the double exponential needs many registers.
+inline __device__ __attribute__((noinline)) void compute_tail_weights(float* weights, int first, double slope,
+                                                                      bool times_distance) {
+  for (int t = static_cast<int>(threadIdx.x); t < keys_of_chunk; t += static_cast<int>(blockDim.x)) {
+    const double distance = fabs(static_cast<double>(first + t)), weight = exp(-fabs(slope) * distance);
+    weights[t] = static_cast<float>(times_distance ? distance * weight : weight);
+  }
+}
+
+/// The states of a chunked product: weighted sums over chunks of keys,
+///
+///     before[k] = sum exp(-|slope| |j - anchor|) B_j^T [V 1]_j   (r,p + 1)   over the keys j of all chunks before
+///     chunk k after[k]                                                               over those of chunk k and all
+///     later ones
+///
+/// Weights c[j - i] that change by a factor exp(slope) with each lag further away are c[anchor - i] times those of the
+/// sum. If they fall, the anchor is the key next to chunk k; if they rise, the first or the last key of all. So no
+/// factor exceeds 1 or the largest weight: none overflows, and one underflows only if the weight does. The weights of a
+/// chunk's own sum are relative to one key, and a state decays by exp(chunk slope) from chunk to chunk. Without a slope
+/// all weights of the sum are 1.
+///
+/// Sums are float; on tensor cores values, and weighted features, are rounded to bfloat16. O(n_k r p).
 template <Storage S, class Feature = float>
 struct ChunkTask : TileTask<S, Feature> {
-  static constexpr int chunk = 128;
+  static constexpr int chunk = keys_of_chunk;
 
   float *before, *after;  // [z, chunks + 1, r, p + 1]
+  TailSlope slope = {};
+  // if not null, each weight is multiplied by |j - anchor|, and these are the sums without that factor
+  const float *unscaled_before = nullptr, *unscaled_after = nullptr;
 
   static __host__ __device__ constexpr int chunks_of(int n) { return (n + chunk - 1) / chunk; }
   __host__ __device__ int chunks() const { return chunks_of(this->B.tokens); }
@@ -22,14 +58,45 @@ struct ChunkTask : TileTask<S, Feature> {
     return static_cast<std::ptrdiff_t>(this->B.channels) * (this->U.V.channels + 1);
   }
 
-  /// Stores the sum of chunk k alone in before[k + 1] and after[k]. running_sums_kernel accumulates them.
-  __device__ __forceinline__ void put(int z, int k, int f, int column, float sum) const {
+  /// The key that the weights of before[k] or after[k] are relative to.
+  __device__ __forceinline__ int anchor(TailSide side, int k, double of_slope) const {
+    return tail_anchor(side, k, this->B.tokens, of_slope);
+  }
+
+  /// Stores the sum of chunk k alone in before[k + 1] or after[k], from which running_sums_kernel computes the states.
+  __device__ __forceinline__ void put(TailSide side, int z, int k, int f, int column, float sum) const {
     const int columns = this->U.V.channels + 1;
     if (f >= this->B.channels || column >= columns) return;
     const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(f) * columns + column;
     const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(z) * (chunks() + 1) + k;
-    before[(first + 1) * matrix() + at] = sum;
-    after[first * matrix() + at] = sum;
+    (side == TailSide::before ? before + matrix() : after)[first * matrix() + at] = sum;
+  }
+};
+
+/// The chunk of a block, and the sides that it computes: both at once without a slope, since their sums are then equal.
+/// Else blocks 0 to chunks - 1 compute those of `before`, and the others those of `after`.
+struct ChunkOfBlock {
+  int chunk;
+  bool has_before, has_after;
+
+  __device__ __forceinline__ ChunkOfBlock(int chunks, bool has_slope)
+      : chunk(static_cast<int>(blockIdx.x) % chunks),
+        has_before(static_cast<int>(blockIdx.x) < chunks),
+        has_after(!has_slope || static_cast<int>(blockIdx.x) >= chunks) {}
+
+  template <class Task>
+  __device__ __forceinline__ void put(const Task& task, int z, int f, int column, float sum) const {
+    if (has_before) task.put(TailSide::before, z, chunk, f, column, sum);
+    if (has_after) task.put(TailSide::after, z, chunk, f, column, sum);
+  }
+
+  /// Computes the weights of the chunk's keys. All threads of the block take part, and must wait before they read them.
+  template <class Task>
+  __device__ __forceinline__ void compute_weights(const Task& task, int z, float* weights) const {
+    const double slope = task.slope(z % task.B.heads);
+    const int anchor =
+        has_before ? task.anchor(TailSide::before, chunk + 1, slope) : task.anchor(TailSide::after, chunk, slope);
+    compute_tail_weights(weights, chunk * Task::chunk - anchor, slope, task.unscaled_before != nullptr);
   }
 };
 
@@ -37,24 +104,33 @@ struct ChunkTask : TileTask<S, Feature> {
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S> task) {
   constexpr int tile = TileShape::tile, stride = TileShape::stride;
-  float *b = shared_memory<float>(), *u = b + tile * stride;  // (keys,features) (keys,columns)
-  const int column_tiles = TileShape::tiles(task.U.V.channels + 1);
-  const int z = static_cast<int>(blockIdx.z), chunk = static_cast<int>(blockIdx.x);
+  float *b = shared_memory<float>(), *u = b + tile * stride, *weights = u + tile * stride;  // (keys,features)
+                                                                                            // (keys,columns) (chunk)
+  const int column_tiles = TileShape::tiles(task.U.V.channels + 1), z = static_cast<int>(blockIdx.z);
+  const bool has_slope = !task.slope.is_zero();
+  const ChunkOfBlock of_block(task.chunks(), has_slope);
   const int f0 = static_cast<int>(blockIdx.y) / column_tiles * tile,
             p0 = static_cast<int>(blockIdx.y) % column_tiles * tile;
   const int row = static_cast<int>(threadIdx.x) / 16 * 4, column = static_cast<int>(threadIdx.x) % 16 * 4;
   const float* B = task.B.of(z);
   const ColumnsOf<S> U = task.U.of(z);
   float sum[4][4] = {};
-  for (int j0 = chunk * task.chunk; j0 < (chunk + 1) * task.chunk; j0 += tile) {
+  if (has_slope) of_block.compute_weights(task, z, weights);
+  for (int t0 = 0; t0 < task.chunk; t0 += tile) {
+    const int j0 = of_block.chunk * task.chunk + t0;
     __syncthreads();
     load_tile({b, stride, 1}, task.B, B, {j0, tile}, {f0, tile});
     load_columns(u, stride, U, j0, tile, p0, tile);
     __syncthreads();
+    if (has_slope) {
+      for (int e = static_cast<int>(threadIdx.x); e < tile * tile; e += TileShape::threads)
+        b[e / tile * stride + e % tile] *= weights[t0 + e / tile];
+      __syncthreads();
+    }
     for (int k = 0; k < tile; ++k) add_outer(sum, b + k * stride + row, u + k * stride + column);
   }
   for (int i = 0; i < 4; ++i)
-    for (int j = 0; j < 4; ++j) task.put(z, chunk, f0 + row + i, p0 + column + j, sum[i][j]);
+    for (int j = 0; j < 4; ++j) of_block.put(task, z, f0 + row + i, p0 + column + j, sum[i][j]);
 }
 
 /// The same on tensor cores. Each of 4 warps has 16 of 64 columns; the first warp also has the column of ones.
@@ -63,8 +139,11 @@ __global__ void __launch_bounds__(Bf16TileShape::threads) tensor_chunks_kernel(C
   if constexpr (has_mma) {
     constexpr int keys = task.chunk, tile = Bf16TileShape::channels, stride = Bf16TileShape::stride;
     __nv_bfloat16 *b = shared_memory<__nv_bfloat16>(), *u = b + keys * stride;  // (keys,features) (keys,columns)
-    const int p = task.U.V.channels, column_tiles = TileShape::column_tiles(p);
-    const int z = static_cast<int>(blockIdx.z), chunk = static_cast<int>(blockIdx.x);
+    float* weights = reinterpret_cast<float*>(u + keys * stride);               // (keys)
+    const int p = task.U.V.channels, column_tiles = TileShape::column_tiles(p), z = static_cast<int>(blockIdx.z);
+    const bool has_slope = !task.slope.is_zero();
+    const ChunkOfBlock of_block(task.chunks(), has_slope);
+    const int chunk = of_block.chunk;
     const int f0 = static_cast<int>(blockIdx.y) / column_tiles * tile,
               p0 = static_cast<int>(blockIdx.y) % column_tiles * tile;
     const int depth = min(tile, task.B.channels - f0), column = static_cast<int>(threadIdx.x) / 32 * 16;
@@ -79,6 +158,14 @@ __global__ void __launch_bounds__(Bf16TileShape::threads) tensor_chunks_kernel(C
       load_columns(u, stride, U, chunk * keys, keys, p0, tile);
     }
     features.put(b);
+    if (has_slope) {
+      of_block.compute_weights(task, z, weights);
+      __syncthreads();
+      for (int e = static_cast<int>(threadIdx.x); e < keys * tile; e += Bf16TileShape::threads) {
+        __nv_bfloat16& feature = b[e / tile * stride + e % tile];
+        store(&feature, weights[e / tile] * to_float(feature));
+      }
+    }
     __syncthreads();
     SumFragment sum[tile / 16][2] = {}, ones[tile / 16] = {};
     for (int k = 0; k < keys; k += 16) {
@@ -99,37 +186,66 @@ __global__ void __launch_bounds__(Bf16TileShape::threads) tensor_chunks_kernel(C
       for (int e = 0; e < 4; ++e) {
         const int row = f0 + f + SumFragment::row() + e / 2 * 8, k = p0 + column + SumFragment::column() + e % 2;
         for (int n = 0; n < 2; ++n)
-          if (k + 8 * n < p) task.put(z, chunk, row, k + 8 * n, sum[f / 16][n].x[e]);
-        if (has_ones && SumFragment::column() + e % 2 == 0) task.put(z, chunk, row, p, ones[f / 16].x[e]);
+          if (k + 8 * n < p) of_block.put(task, z, row, k + 8 * n, sum[f / 16][n].x[e]);
+        if (has_ones && SumFragment::column() + e % 2 == 0) of_block.put(task, z, row, p, ones[f / 16].x[e]);
       }
   }
 }
 
-/// Accumulates the sums of chunks, forward for `before` and backward for `after`, by Kahan-compensated summation (Kahan
-/// 1965). Threads (entries of a matrix), blocks (.., before or after, z).
+/// exp(chunk slope) of a falling tail as the sum of two numbers: if it is near 1, its difference from 1 keeps the
+/// digits of the slope, and the rounding error of a number near 1 does not grow from chunk to chunk. (1,0) without a
+/// slope or if the tail rises.
+struct ChunkDecay {
+  float whole = 1, part = 0;
+
+  __device__ __forceinline__ ChunkDecay(int chunk, double slope) {
+    if (slope >= 0) return;
+    const double exponent = chunk * slope;
+    if (exponent <= -0.5) whole = 0;
+    part = static_cast<float>(exponent > -0.5 ? expm1(exponent) : exp(exponent));
+  }
+};
+
+/// Computes the states from the sums of chunks, forward for `before` and backward for `after`, by Kahan-compensated
+/// summation (Kahan 1965): s_k = exp(chunk slope) s_{k-1} + x_k. With the factors |j - anchor|, which grow by `chunk`
+/// from chunk to chunk: s'_k = exp(chunk slope) (s'_{k-1} + chunk s_{k-1}) + x'_k. Threads (entries of a matrix),
+/// blocks
+/// (.., before or after, z).
 template <Storage S, class Feature>
 __global__ void __launch_bounds__(256) running_sums_kernel(ChunkTask<S, Feature> task) {
   const std::ptrdiff_t entry = static_cast<std::ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x, step = task.matrix();
   if (entry >= step) return;
   const bool forward = blockIdx.y == 0;
   const int chunks = task.chunks();
-  float* sums =
-      (forward ? task.before : task.after) + static_cast<std::ptrdiff_t>(blockIdx.z) * (chunks + 1) * step + entry;
+  const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(blockIdx.z) * (chunks + 1) * step + entry;
+  float* sums = (forward ? task.before : task.after) + first;
+  const double slope = task.slope(static_cast<int>(blockIdx.z) % task.B.heads);
+  const ChunkDecay decay(task.chunk, slope);
+  const float* unscaled = forward ? task.unscaled_before : task.unscaled_after;
+  const float more = slope > 0 ? 0.0f : static_cast<float>(task.chunk) * (decay.whole + decay.part);
   float sum = 0, compensation = 0;
   sums[(forward ? 0 : chunks) * step] = 0;
-  const auto place = [&](int k) { return sums + (forward ? k + 1 : chunks - 1 - k) * step; };
+  const auto place = [&](int k) { return (forward ? k + 1 : chunks - 1 - k) * step; };
   // loads a batch of chunks at once, since a load would otherwise wait for the store before it
   constexpr int batch = 32;
   for (int k0 = 0; k0 < chunks; k0 += batch) {
     float of_chunk[batch];
 #pragma unroll
-    for (int k = 0; k < batch; ++k) of_chunk[k] = k0 + k < chunks ? *place(k0 + k) : 0.0f;
+    for (int k = 0; k < batch; ++k) of_chunk[k] = k0 + k < chunks ? sums[place(k0 + k)] : 0.0f;
+    if (unscaled && more > 0) {
+#pragma unroll
+      for (int k = 0; k < batch; ++k)
+        if (k0 + k < chunks) of_chunk[k] = fmaf(more, unscaled[first + place(k0 + k - 1)], of_chunk[k]);
+    }
 #pragma unroll
     for (int k = 0; k < batch; ++k) {
-      const float compensated = of_chunk[k] + compensation, next = sum + compensated;
-      compensation = compensated - (next - sum);
-      sum = next;
-      if (k0 + k < chunks) *place(k0 + k) = sum;
+      // without a slope: of_chunk + compensation, and sum + that
+      const float lost = decay.whole == 0 ? 0.0f : compensation;
+      const float small = decay.part == 0 ? 0.0f : decay.part * (sum + compensation);
+      const float compensated = of_chunk[k] + small + lost, kept = decay.whole == 0 ? 0.0f : sum;
+      sum = kept + compensated;
+      compensation = compensated - (sum - kept);
+      if (k0 + k < chunks) sums[place(k0 + k)] = sum;
     }
   }
 }
@@ -138,15 +254,18 @@ __global__ void __launch_bounds__(256) running_sums_kernel(ChunkTask<S, Feature>
 template <Storage S, class Feature>
 void queue_chunks(const ChunkTask<S, Feature>& task, int z, cudaStream_t stream) {
   const int r = task.B.channels, p = task.U.V.channels;
-  const unsigned all = static_cast<unsigned>(z), chunks = static_cast<unsigned>(task.chunks());
+  const unsigned all = static_cast<unsigned>(z), sides = task.slope.is_zero() ? 1 : 2,
+                 blocks = sides * static_cast<unsigned>(task.chunks());
+  constexpr std::size_t weights = sizeof(float) * static_cast<std::size_t>(task.chunk);
   const auto tiles = [&](int columns) { return static_cast<unsigned>(TileShape::tiles(r) * columns); };
-  if (chunks > 0) {
+  if (blocks > 0) {
     if constexpr (std::is_same_v<Feature, float>)
-      launch("chunks", chunks_kernel<S>, dim3{chunks, tiles(TileShape::tiles(p + 1)), all},
-             dim3{TileShape::threads, 1, 1}, sizeof(float) * 2 * TileShape::tile * TileShape::stride, stream, task);
+      launch("chunks", chunks_kernel<S>, dim3{blocks, tiles(TileShape::tiles(p + 1)), all},
+             dim3{TileShape::threads, 1, 1}, sizeof(float) * 2 * TileShape::tile * TileShape::stride + weights, stream,
+             task);
     else
-      launch("chunks", tensor_chunks_kernel<S>, dim3{chunks, tiles(TileShape::column_tiles(p)), all},
-             dim3{Bf16TileShape::threads, 1, 1}, Bf16TileShape::bytes(2 * task.chunk), stream, task);
+      launch("chunks", tensor_chunks_kernel<S>, dim3{blocks, tiles(TileShape::column_tiles(p)), all},
+             dim3{Bf16TileShape::threads, 1, 1}, Bf16TileShape::bytes(2 * task.chunk) + weights, stream, task);
   }
   constexpr int threads = 256;
   launch("running sums", running_sums_kernel<S, Feature>, dim3{blocks_of<threads>(task.matrix()), 2, all},

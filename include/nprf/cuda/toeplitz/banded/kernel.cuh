@@ -25,6 +25,11 @@ struct BandChunks {
     return end > begin ? end : begin;
   }
 
+  /// The key that the weights of the state beside chunk k are relative to.
+  __device__ __forceinline__ int anchor(TailSide side, int k, double slope) const {
+    return tail_anchor(side, k, n_k, slope);
+  }
+
  private:
   // (key + more) / chunk, clamped to 0..most
   static __host__ __device__ int clamped_chunk(int most, int key, int more) {
@@ -33,20 +38,60 @@ struct BandChunks {
   }
 };
 
-/// Y = ((A B^T) o C) [V 1] for weights that are constant before a band of lags and constant after it: T5 buckets,
-/// clipped tables, no position. The keys outside the band contribute through two matrices (r,p + 1),
+/// Whether there is a tail with attended lags.
+__host__ __device__ inline bool has_tail(const DeviceWeights& c, TailSide side) {
+  return side == TailSide::before ? c.first_attended <= c.first : c.last_attended >= c.first + c.size - 1;
+}
+
+/// The number of parts of a banded product whose band has `parts` shares.
+__host__ __device__ inline int parts_with_tails(const DeviceWeights& c, const TailSlope& slope, int parts) {
+  return parts + (!slope.is_zero() && has_tail(c, TailSide::before) && has_tail(c, TailSide::after));
+}
+
+/// Y = ((A B^T) o C) [V 1] for weights with tails: log c is linear in the lag before a band of lags and after it. They
+/// are constant there (T5 buckets, clipped tables, no position), or exponential (ALiBi). The keys outside of the band
+/// contribute through two states S of whole chunks of keys (ChunkTask), matrices (r,p + 1) that are relative to the
+/// keys anchor_before and anchor_after:
 ///
-///     y_i += A_i (c_before sum_{j < j_1} B_j^T [V 1]_j + c_after sum_{j >= j_2} B_j^T [V 1]_j)
+///     y_i += c[anchor_before - i] A_i S_before + c[anchor_after - i] A_i S_after
 ///
-/// which are sums over whole chunks of keys (ChunkTask). Y is a sum over parts. Each part has a share of the band, and
-/// the first part also has the two matrices. Rounding errors are those of the tiles. O((n_q + n_k) r p + n_q R (r + p))
-/// for a band of R lags.
+/// Y is a sum over parts. Each part has a share of the band, and the first part also has the states. With a slope rows
+/// are multiplied by weights after the product, so that S_after has a part of its own, the last one, if both tails
+/// exist. Rounding errors are those of the tiles. O((n_q + n_k) r p + n_q R (r + p)) for a band of R lags.
 template <Storage S, class Feature = float>
 struct BandedTask : ChunkTask<S, Feature> {
   Band band;
-  int parts;
-  float *N, *D;  // [part, z, n_q, p] [part, z, n_q]
+  int parts;     // that have shares of the band
+  float *N, *D;  // [part, z, n_q, p] [part, z, n_q], for all_parts() parts
+
+  /// The number of parts; one more than `parts` with a slope and two tails.
+  __host__ __device__ int all_parts() const { return parts_with_tails(this->c, this->slope, parts); }
+
+  /// The weights of queries in the tail beside chunk k: factor(i) = c[anchor - i].
+  struct TailFactor {
+    const DeviceWeights& c;
+    int head, anchor;
+
+    __device__ __forceinline__ float operator()(int i) const { return c(head, anchor - i); }
+  };
+  __device__ __forceinline__ TailFactor tail_factor(TailSide side, int head, int k) const {
+    return {this->c, head, this->anchor(side, k, this->slope(head))};
+  }
 };
+
+/// y = the contributions of the tail beside chunk k to the rows i0 to last_row, for y that is still zero.
+template <class Y, class Task>
+__device__ __forceinline__ void add_tail(Y& y, const Task& task, TailSide side, int z, int k, int i0, int last_row) {
+  const auto factor = task.tail_factor(side, z % task.A.heads, k);
+  const bool has_keys = side == TailSide::before ? k > 0 : k < task.chunks();
+  // factors are monotone in i
+  if (!has_keys || (factor(i0) == 0 && factor(last_row) == 0)) return;
+  const std::ptrdiff_t columns = task.U.V.channels + 1;
+  const float* state = (side == TailSide::before ? task.before : task.after) +
+                       (static_cast<std::ptrdiff_t>(z) * (task.chunks() + 1) + k) * task.matrix();
+  y.add_product([&](int f, int column) { return state[f * columns + column]; });
+  y.scale_rows(factor);
+}
 
 /// Blocks (tiles of queries, parts, z and tiles of columns).
 template <Storage S, class Feature>
@@ -60,12 +105,18 @@ __global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feat
     const int z = static_cast<int>(blockIdx.z) / column_tiles, p0 = static_cast<int>(blockIdx.z) % column_tiles;
     const int i0 = static_cast<int>(blockIdx.x) * Y::queries;
     const BandChunks keys{task.B.tokens, task.band};
-    const int chunks = task.chunks(), before = keys.before(i0), after = keys.after(i0, min(i0 + Y::queries, n_q) - 1);
+    const int last_row = min(i0 + Y::queries, n_q) - 1;
+    const int chunks = task.chunks(), before = keys.before(i0), after = keys.after(i0, last_row);
     const int first = before * tiles_of_chunk;
-    const int count = max(0, min(after * tiles_of_chunk, TileShape::tiles(task.B.tokens)) - first);
+    const int count =
+        part >= task.parts ? 0 : max(0, min(after * tiles_of_chunk, TileShape::tiles(task.B.tokens)) - first);
 
     Y y(task, z, i0, p0 * Y::columns);
-    if (part == 0) {
+    if (!task.slope.is_zero()) {
+      const bool is_before = part == 0 && has_tail(task.c, TailSide::before);
+      if (part == 0 || part == task.parts)
+        add_tail(y, task, is_before ? TailSide::before : TailSide::after, z, is_before ? before : after, i0, last_row);
+    } else if (part == 0) {
       const int head = z % task.A.heads;
       const float c_before = task.c(head, max(task.c.first, task.band.first - 1));
       const float c_after = task.c(head, min(task.c.first + task.c.size - 1, task.band.last + 1));
@@ -89,7 +140,7 @@ void queue_banded(const BandedTask<S, Feature>& task, int z, cudaStream_t stream
   using Y = TileOf<S, Feature>;
   if (task.A.tokens == 0 || z == 0) return;
   queue_chunks<S, Feature>(task, z, stream);
-  const dim3 grid{blocks_of<Y::queries>(task.A.tokens), static_cast<unsigned>(task.parts),
+  const dim3 grid{blocks_of<Y::queries>(task.A.tokens), static_cast<unsigned>(task.all_parts()),
                   static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels))};
   launch("banded", banded_kernel<S, Feature>, grid, dim3{Y::threads, 1, 1}, Y::shared, stream, task);
 }

@@ -17,8 +17,9 @@ namespace nprf::cuda {
 ///
 /// Features are rows of bfloat16, padded with zeros to a multiple of 16. P is rounded to bfloat16, and so are values
 /// that are stored as half. Sums are float. For positive features the relative error of a weight is at most 3 2^-8,
-/// from rounding A, B and P. The error of y is at most 6 2^-8 max |v|, usually far less, since the errors of many keys
-/// average out. Rounding the values adds 2^-8 max |v|. D sums the rounded scores, so that the weights add up to 1.
+/// from rounding A, B and P (in a tail with a slope 4 2^-8, from A, B, weighted B and M). The error of y is at most 6
+/// 2^-8 max |v|, usually far less, since the errors of many keys average out. Rounding the values adds 2^-8 max |v|. D
+/// sums the rounded scores, so that the weights add up to 1.
 template <Storage S>
 class TensorTile {
  public:
@@ -70,6 +71,23 @@ class TensorTile {
         for (int m = 0; m < 2; ++m) multiply_add(m_sum[m], q[m], load_right_column(sums + k));
       }
     }
+  }
+
+  /// Multiplies each row i by factor(i); a row whose factor is 0 becomes 0, even if it is not finite.
+  template <class Factor>
+  __device__ __forceinline__ void scale_rows(Factor&& factor) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float c = factor(m_i0 + row_of_warp() + 16 * m + 8 * h + SumFragment::row());
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          m_sum[m].x[e] = c == 0 ? 0.0f : c * m_sum[m].x[e];
+#pragma unroll
+          for (int n = 0; n < columns / 8; ++n) m_y[m][n].x[e] = c == 0 ? 0.0f : c * m_y[m][n].x[e];
+        }
+      }
   }
 
   /// Writes the rows to Y (n_q,p). The block of the first columns also writes the sums (n_q).

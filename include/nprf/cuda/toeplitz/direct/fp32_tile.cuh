@@ -6,19 +6,36 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/position/band.cuh"
+#include "nprf/cuda/position/token_places.cuh"
 
 namespace nprf::cuda {
 
-/// The weights of a Toeplitz matrix on the device. c[lag] of head h is values[h stride + (lag - first) step].
+/// The weights of a Toeplitz matrix on the device. c[lag] of head h is values[h stride + (lag - first) step]. Lags are
+/// differences of tokens, or in a grid of slots, and those of the border are stored apart.
 struct DeviceWeights {
+  enum class Pairs { all, in_slots, of_border };
+
   const float* values;
   std::ptrdiff_t stride;              // 0: all heads share one table
   int size, first, step;              // of the table; step = -1 for a transposed matrix
-  int first_attended, last_attended;  // weights of lags outside are zero
+  int first_attended, last_attended;  // weights of j - i outside are zero
+  TokenPlaces places = {};
+  const float* border = nullptr;  // of head h: border[h stride + entry]
+  Pairs pairs = Pairs::all;       // all other pairs of a grid have weight 0
 
   __device__ __forceinline__ float operator()(int head, int lag) const {
     const int at = lag - first;
     return at >= 0 && at < size ? values[head * stride + at * step] : 0.0f;
+  }
+
+  /// The weight of row i and column j, which are both in range.
+  __device__ __forceinline__ float between(int head, int i, int j) const {
+    if (!places.is_grid()) return (*this)(head, j - i);
+    const bool is_border = places.is_border(i, j);
+    if (pairs == (is_border ? Pairs::in_slots : Pairs::of_border)) return 0.0f;
+    if (!is_border) return (*this)(head, places.lag(i, j));
+    return border[head * stride + (step > 0 ? places.border_entry(i, j) : places.border_entry(j, i))];
   }
 
   /// The weights of the transposed matrix.
@@ -29,8 +46,15 @@ struct DeviceWeights {
             1 - first - size,
             -step,
             -last_attended,
-            -first_attended};
+            -first_attended,
+            places,
+            border,
+            pairs};
   }
+
+  /// The first and the last lag whose weight may not be zero.
+  __host__ __device__ int first_lag() const { return places.is_grid() ? first : first_attended; }
+  __host__ __device__ int last_lag() const { return places.is_grid() ? first + size - 1 : last_attended; }
 
   /// Entry k of the first column of a circulant matrix that contains C: c[lag] is entry -lag modulo the length.
   __device__ __forceinline__ float in_circulant(int head, int k, int length) const {
@@ -38,19 +62,15 @@ struct DeviceWeights {
   }
 };
 
-/// The lags first..last, both included. All lags before the band share one weight, and so do all lags after it.
-struct Band {
-  int first, last;
-};
-
 /// The matrices C of all heads.
 struct ToeplitzWeights {
   DeviceWeights c;
-  Band band;
+  Band band;  // before and after it log c is linear in the lag
+  TailSlope tail_slope;
   int positions;  // 1, or the number of heads
 
   /// The matrices C^T.
-  ToeplitzWeights transposed() const { return {c.transposed(), {-band.last, -band.first}, positions}; }
+  ToeplitzWeights transposed() const { return {c.transposed(), {-band.last, -band.first}, tail_slope, positions}; }
 };
 
 /// The operands of Y = ((A B^T) o C) [V 1]. A block of threads computes a tile of queries and a tile of columns.
@@ -102,6 +122,8 @@ struct KeyTiles {
   int first, end;
 
   __device__ __forceinline__ static KeyTiles attended(const DeviceWeights& c, int first_row, int last_row, int n_k) {
+    if (c.pairs == DeviceWeights::Pairs::of_border && first_row >= c.places.outside)
+      return {0, TileShape::tiles(c.places.outside)};
     const int first = max(0, first_row + c.first_attended) / TileShape::tile;
     return {first, max(first, TileShape::tiles(min(n_k, max(0, last_row + c.last_attended + 1))))};
   }
@@ -171,6 +193,16 @@ class Tile {
     }
   }
 
+  /// Multiplies each row i by factor(i); a row whose factor is 0 becomes 0, even if it is not finite.
+  template <class Factor>
+  __device__ __forceinline__ void scale_rows(Factor&& factor) {
+    for (int i = 0; i < 4; ++i) {
+      const float c = factor(m_rows.i0 + m_row + i);
+      m_sum[i] = c == 0 ? 0.0f : c * m_sum[i];
+      for (int j = 0; j < 4; ++j) m_y[i][j] = c == 0 ? 0.0f : c * m_y[i][j];
+    }
+  }
+
   /// Writes the rows to Y (n_q,p). The block of the first columns also writes the sums (n_q).
   __device__ __forceinline__ void store(float* Y, float* sums) const {
     const int p = m_U.p;
@@ -215,8 +247,13 @@ class Tile {
 
   // the weight of this thread's row i and key k of the tile
   __device__ __forceinline__ float weight(int i, int k) const {
+    const int key = m_j0 + k;
+    if (m_task.c.places.is_grid()) {
+      const int query = m_rows(m_row + i);
+      return query < 0 || key >= m_task.B.tokens ? 0.0f : m_task.c.between(m_head, query, key);
+    }
     if constexpr (Rows::consecutive) return c()[k - m_row - i + tile - 1];
-    return m_task.c(m_head, m_j0 + k - m_query_index[i]);
+    return m_task.c(m_head, key - m_query_index[i]);
   }
 
   __device__ __forceinline__ void add_tile(int J) {

@@ -57,6 +57,7 @@ struct SpreadTask {
   int length, pairs_of_z, all_pairs;
   int first_pair, first_feature, features;
   float2* slab;
+  TokenPlaces places = {};
 };
 
 /// Computes N and D from the slab.
@@ -68,18 +69,20 @@ struct SlabTask : SpreadTask<S> {
   float *N, *D;            // [z, n_q, p] [z, n_q]
 };
 
-/// slab = B_f U_c, padded with zeros. Blocks (tokens, slots).
+/// slab = B_f U_c, padded with zeros, with the tokens of a grid in their slots.
+/// Blocks (tokens, slots).
 template <Storage S>
 __global__ void __launch_bounds__(256) spread_kernel(SpreadTask<S> task) {
-  const int j = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), slot = static_cast<int>(blockIdx.y);
+  const int t = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), slot = static_cast<int>(blockIdx.y);
   const int pair = task.first_pair + slot / task.features, f = task.first_feature + slot % task.features;
-  if (j >= task.length) return;
+  if (t >= task.length) return;
   float2 value = make_float2(0, 0);
-  if (j < task.B.tokens && pair < task.all_pairs && f < task.B.channels) {
+  const int j = task.places.token_in(t);
+  if (j >= 0 && j < task.B.tokens && pair < task.all_pairs && f < task.B.channels) {
     const int z = pair / task.pairs_of_z;
     value = task.B.of(z)[f * task.B.channel_stride + j] * task.U.of(z).pair(j, pair % task.pairs_of_z);
   }
-  task.slab[static_cast<std::ptrdiff_t>(slot) * task.length + j] = value;
+  task.slab[static_cast<std::ptrdiff_t>(slot) * task.length + t] = value;
 }
 
 /// slab = spectrum slab / length. Blocks (frequencies, slots).
@@ -99,9 +102,11 @@ __global__ void __launch_bounds__(256) gather_kernel(SlabTask<S> task) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), slot = static_cast<int>(blockIdx.y);
   const int pair = task.first_pair + slot, n_q = task.A.tokens, p = task.U.V.channels;
   if (i >= n_q || pair >= task.all_pairs) return;
+  const int t = task.places.slot_of(i);
+  if (t < 0) return;
   const int z = pair / task.pairs_of_z, features = min(task.features, task.A.channels - task.first_feature);
   const float* A = task.A.of(z) + task.first_feature * task.A.channel_stride + i;
-  const float2* slab = task.slab + static_cast<std::ptrdiff_t>(slot) * task.features * task.length + i;
+  const float2* slab = task.slab + static_cast<std::ptrdiff_t>(slot) * task.features * task.length + t;
   float2 sum = make_float2(0, 0);
   for (int f = 0; f < features; ++f)
     sum = sum + A[f * task.A.channel_stride] * slab[static_cast<std::ptrdiff_t>(f) * task.length];
@@ -119,8 +124,8 @@ __global__ void __launch_bounds__(256) gather_kernel(SlabTask<S> task) {
 class CufftEngine {
  public:
   CufftEngine() = default;
-  /// For z matrices of p columns and r features. `most_bytes` limits the slab, which holds at least one transform.
-  /// Throws BackendError if cuFFT refuses.
+  /// For z matrices of p columns and r features; of a grid, n_q and n_k are the numbers of slots. `most_bytes` limits
+  /// the slab, which holds at least one transform. Throws BackendError if cuFFT refuses.
   CufftEngine(int n_q, int n_k, int r, int p, int z, int positions, std::size_t most_bytes)
       : m_length(nprf::fft::smooth_length(n_q + n_k - 1)), m_pairs(column_pairs(p)) {
     m_slab = SlabShape::of(m_length, r, static_cast<std::ptrdiff_t>(z) * m_pairs, most_bytes);
@@ -164,7 +169,7 @@ class CufftEngine {
     const dim3 block{threads, 1, 1};
     for (int pair = 0; pair < z * m_pairs; pair += m_slab.pairs)
       for (int f = 0; f < r; f += m_slab.features) {
-        const SlabTask<S> task{{B, U, m_length, m_pairs, z * m_pairs, pair, f, m_slab.features, arrays.slab},
+        const SlabTask<S> task{{B, U, m_length, m_pairs, z * m_pairs, pair, f, m_slab.features, arrays.slab, c.places},
                                A,
                                spectra.values,
                                spectra.stride,

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "nprf/core/index.hpp"
+#include "nprf/core/lag_bias_view.hpp"
+#include "nprf/core/lag_range.hpp"
+#include "nprf/cuda/model.hpp"
+
+namespace nprf::cuda {
+
+/// The lags of a position's table. Beyond them the bias is linear: constant, or that of a linear position.
+inline LagRange table_range(const PositionModel& position) {
+  const Index size = static_cast<Index>(position.index.size());
+  return size == 0 ? LagRange{0, 0} : LagRange{position.first, position.first + size - 1};
+}
+
+/// Memory on the host for the tables of a LagProblem; all of it is freed together.
+class PositionTables {
+ public:
+  /// `count` uninitialised objects, never null.
+  template <class U>
+  U* take(Index count) {
+    const std::size_t bytes = sizeof(U) * static_cast<std::size_t>(std::max<Index>(count, 1));
+    m_memory.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));  // aligned as by operator new
+    return reinterpret_cast<U*>(m_memory.back().get());
+  }
+
+  /// The bias of lags of a position, as the CPU has it.
+  LagBiasView<float> bias_of(const PositionModel& position) {
+    const LagRange lags = table_range(position);
+    float* table = take<float>(lags.size());
+    table[0] = 0;
+    for (std::size_t k = 0; k < position.index.size(); ++k)
+      table[k] = position.parameters[static_cast<std::size_t>(position.index[k])];
+    const float slope = position.linear ? -position.parameters[0] : 0.0f;
+    return {lags.first, table, lags.size(), slope, slope};
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> m_memory;
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/position/token_places.cuh"
+#include "nprf/cuda/toeplitz/backward/lag_factors.cuh"
+#include "nprf/cuda/toeplitz/backward/lags_tiled.cuh"
+#include "nprf/cuda/toeplitz/backward/selected_queries.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+
+namespace nprf::cuda {
+
+/// dL/db of a grid's lags and of its border, where Y = ((A B^T) o C) U, c = exp(b) and G = dL/dY: for each entry
+///
+///     db[entry] = c[entry] sum (A_i.B_j) (G_i.U_j)    over the pairs (i, j) of the entry.
+///
+/// If H is not null, G is zero for the selected queries, and H for all others.
+/// Lags then get the part of H alone, since CorrelationEngine adds that of G,
+/// and the border gets both. O(n^2 (r + p)) for n tokens.
+struct GridLagGradientTask {
+  Operand<float> A, B, G, U;  // (n,r) (n,r) (n,p + 1) (n,p + 1)
+  Operand<float> H;           // (n,p + 1)
+  SelectedQueries selected;
+  DeviceWeights c;
+  int z, positions;
+  float* db;  // [position, entries]
+};
+
+/// Blocks (entries, positions).
+template <int threads>
+__global__ void __launch_bounds__(threads) grid_lag_gradients_kernel(GridLagGradientTask task) {
+  const int entry = static_cast<int>(blockIdx.x), position = static_cast<int>(blockIdx.y);
+  const PairsOfEntry pairs{task.c.places, task.c.first, task.c.size, entry};
+  const auto dot = [](const Operand<float>& x, const float* x_i, const Operand<float>& y, const float* y_j) {
+    float sum = 0;
+    for (int k = 0; k < x.channels; ++k) sum = fmaf(x_i[k * x.channel_stride], y_j[k * y.channel_stride], sum);
+    return sum;
+  };
+  const float c = entry < task.c.size ? task.c(position, task.c.first + entry)
+                                      : task.c.border[position * task.c.stride + entry - task.c.size];
+  float sum = 0;
+  for (int z = position; c != 0 && z < task.z; z += task.positions) {
+    const float *A = task.A.of(z), *B = task.B.of(z), *U = task.U.of(z);
+    const bool* selected = task.selected.selected;
+    if (selected) selected += static_cast<std::ptrdiff_t>(z) * task.A.tokens;
+    for (int k = static_cast<int>(threadIdx.x); k < pairs.count(); k += threads) {
+      const auto [i, j] = pairs[k];
+      if (i < 0 || (selected && !selected[i] && entry < task.c.size)) continue;
+      const Operand<float>& g = selected && selected[i] ? task.H : task.G;
+      const float score = dot(task.A, A + i * task.A.token_stride, task.B, B + j * task.B.token_stride);
+      sum = fmaf(score, dot(g, g.of(z) + i * g.token_stride, task.U, U + j * task.U.token_stride), sum);
+    }
+  }
+  sum = sum_of_block<threads>(shared_memory<float>(), sum);
+  if (threadIdx.x == 0) task.db[static_cast<std::ptrdiff_t>(position) * gridDim.x + entry] = c * sum;
+}
+
+inline void queue_grid_lag_gradients(const GridLagGradientTask& task, cudaStream_t stream) {
+  constexpr int threads = 128;
+  launch(
+      "gradients: lags of a grid", grid_lag_gradients_kernel<threads>,
+      dim3{static_cast<unsigned>(task.c.size + task.c.places.border_size()), static_cast<unsigned>(task.positions), 1},
+      dim3{threads, 1, 1}, threads * sizeof(float), stream, task);
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "cuda/gradient_case.hpp"
+#include "cuda/gradient_magnitudes.hpp"
+#include "cuda/plan_case.hpp"
+#include "nprf/cuda/plan/attention_plan.cuh"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+/// ALiBi by the banded engine, in linear time.
+namespace nprf::test::cuda_plan_attention_plan_alibi {
+
+namespace {
+
+// of y, relative to the largest |v|, and of gradients, relative to the magnitude of the terms that they are sums of
+constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon()), tolerance = 20 * eps,
+                 gradient_tolerance = 10 * eps;
+
+struct Sizes {
+  Index n_q, n_k, offset;
+};
+const std::vector<Sizes> sizes{{1, 1, 0},      {300, 300, 0},    {70, 600, 500},
+                               {600, 70, -20}, {260, 260, -300}, {260, 130, 140}};
+
+auto attention(float slope, Direction direction) {
+  return Attention(orf<float>(6, 16, 7), AlibiPosition<float>(slope), {.direction = direction});
+}
+
+PlanCase plan_case(const Sizes& s, bool gradients = false) {
+  return {{.n_q = s.n_q, .n_k = s.n_k, .d_v = 5, .offset = s.offset},
+          {.engine = cuda::Engine::banded, .gradients = gradients},
+          6};
+}
+
+}  // namespace
+
+TEST_CASE("the banded engine computes ALiBi of any slope", "[cuda]") {
+  for (const float slope : {0.0f, 1e-6f, 0.004f, 0.1f, 1.0f, 30.0f, 1e30f, -1e-3f, -0.2f, -1e30f})
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const Sizes& s : sizes) {
+        INFO("slope " << slope << ", n_q " << s.n_q << ", n_k " << s.n_k << ", offset " << s.offset
+                      << (direction == Direction::causal ? ", causal" : ""));
+        const PlanCase x = plan_case(s);
+        CHECK(x.error(attention(slope, direction)) <= tolerance);
+        // both A and B, their weighted product and M are rounded to bfloat16, and so is y; see TensorTile
+        if (std::abs(slope) < 1) CHECK(x.error<__half>(attention(slope, direction)) <= (4 * 2 + 1 + 1) * 0x1p-8);
+      }
+}
+
+TEST_CASE("the gradients of ALiBi by the banded engine agree with the CPU's", "[cuda]") {
+  for (const float slope : {0.0f, 1e-6f, 0.004f, 0.1f, 1.0f, -1e-3f, -0.1f})
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const Sizes& s : {Sizes{2, 3, 0}, sizes[1], sizes[3], sizes[5]}) {
+        INFO("slope " << slope << ", n_q " << s.n_q << ", n_k " << s.n_k << ", offset " << s.offset
+                      << (direction == Direction::causal ? ", causal" : ""));
+        const PlanCase x = plan_case(s, true);
+        const auto on_cpu = attention(slope, direction);
+        const Matrix<float> dy = normal<float>(s.n_q, 5, 9);
+        Saved<float> saved;
+        on_cpu.forward(x.q, x.k, x.v, saved, {.offset = s.offset, .tolerance = 1e-6});
+        const Gradients<float> expected = on_cpu.backward(saved, dy), got = gradients_of(x, *x.plan(on_cpu), dy);
+        CHECK(difference(got, expected, gradient_magnitudes(on_cpu, x.q, x.k, x.v, dy, s.offset)) <=
+              gradient_tolerance);
+      }
+}
+
+TEST_CASE("a slope may change its sign on the device, for each head", "[cuda]") {
+  const Index n = 300, d = 6, d_v = 5, heads = 2;
+  const std::vector<float> slopes{0.05f, -0.02f};
+  cuda::AttentionModel model = cuda::model_of(attention(1, Direction::bidirectional));
+  model.positions.push_back(cuda::model_of(AlibiPosition<float>(2)));
+  cuda::AttentionPlan<float> plan(model, {.heads = heads, .n_q = n, .n_k = n, .d_v = d_v},
+                                  {.engine = cuda::Engine::banded, .gradients = true});
+  plan.set_parameters(DeviceArray<float>(slopes).data(), nullptr);
+  const PlanCase x = plan_case({heads * n, heads * n, 0});
+  const Matrix<float> dy = normal<float>(heads * n, d_v, 9);
+  const DeviceArray<float> q(stored<float>(x.q)), k(stored<float>(x.k)), v(stored<float>(x.v)),
+      device_dy(stored<float>(dy)), y(static_cast<std::size_t>(x.v.size())), dq(static_cast<std::size_t>(x.q.size())),
+      dk(static_cast<std::size_t>(x.k.size())), dv(static_cast<std::size_t>(x.v.size())), dslopes(std::size_t{2});
+  const auto view = [&](const DeviceArray<float>& a, Index channels) {
+    return cuda::DeviceMatrixView<float>(a.data(), 1, heads, n, channels);
+  };
+  plan.forward(view(q, d), view(k, d), view(v, d_v), view(y, d_v));
+  plan.backward(view(q, d), view(k, d), view(v, d_v), view(device_dy, d_v),
+                {view(dq, d), view(dk, d), view(dv, d_v), dslopes.data()}, {}, nullptr);
+  const Matrix<float> got_y = as_floats(y.fetch(), heads * n, d_v), got_slopes = as_floats(dslopes.fetch(), 2, 1);
+  for (Index h = 0; h < heads; ++h) {
+    const auto rows = [&](const Matrix<float>& a) -> Matrix<float> { return a.middleRows(h * n, n); };
+    const auto on_cpu = attention(slopes[static_cast<std::size_t>(h)], Direction::bidirectional);
+    Saved<float> saved;
+    const Matrix<float> expected = on_cpu.forward(rows(x.q), rows(x.k), rows(x.v), saved, {.tolerance = 1e-6});
+    INFO("head " << h);
+    CHECK((rows(got_y) - expected).cwiseAbs().maxCoeff() <= static_cast<float>(tolerance) * x.v.cwiseAbs().maxCoeff());
+    const double magnitude = gradient_magnitudes(on_cpu, rows(x.q), rows(x.k), rows(x.v), rows(dy), 0).bias;
+    CHECK(std::abs(static_cast<double>(got_slopes(h, 0) - on_cpu.backward(saved, rows(dy)).bias(0, 0))) <=
+          gradient_tolerance * magnitude);
+  }
+}
+
+TEST_CASE("padding and non-finite inputs affect the rows of ALiBi as with the direct engine", "[cuda]") {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    PlanCase x = plan_case({400, 400, 0}, true);
+    std::vector<unsigned char> key_mask(400, 1);
+    for (std::size_t j = 100; j < 250; ++j) key_mask[j] = 0;
+    x.k.row(130).setConstant(nan), x.v.row(131).setConstant(nan);  // padding
+    const DeviceArray<unsigned char> mask(key_mask);
+    const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(mask.data())};
+    const auto on_cpu = attention(0.02f, direction);
+    const auto banded = x.plan(on_cpu);
+    x.options.engine = cuda::Engine::direct;
+    const auto direct = x.plan(on_cpu);
+    INFO((direction == Direction::causal ? "causal" : "bidirectional"));
+    const float largest = 5;  // of |v| that takes part
+    CHECK((x.result(*banded, call) - x.result(*direct, call)).cwiseAbs().maxCoeff() <=
+          static_cast<float>(tolerance) * largest);
+    const Matrix<float> dy = normal<float>(400, 5, 9);
+    const Gradients<float> a = gradients_of(x, *banded, dy, call), b = gradients_of(x, *direct, dy, call);
+    Matrix<float> k = x.k, v = x.v;
+    k.row(130).setZero(), v.row(131).setZero();
+    CHECK(difference(a, b, gradient_magnitudes(on_cpu, x.q, k, v, dy, 0)) <= gradient_tolerance);
+    CHECK((a.keys.middleRows(100, 150).isZero(0) && a.values.middleRows(100, 150).isZero(0)));
+
+    x.v(300, 2) = nan;
+    const Matrix<float> y = x.result(*banded, call), by_direct = x.result(*direct, call);
+    CHECK(y.array().isNaN().matrix() == by_direct.array().isNaN().matrix());
+  }
+}
+
+TEST_CASE("the automatic engine is banded for ALiBi of long sequences", "[cuda]") {
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const bool gradients : {false, true}) {
+      const PlanCase x{{.n_q = 8192, .n_k = 8192, .d_v = 64}, {.gradients = gradients, .owns_workspace = false}, 16};
+      CHECK(x.plan(Attention(orf<float>(16, 32, 7), AlibiPosition<float>(0.1f), {.direction = direction}))->engine() ==
+            cuda::Engine::banded);
+      const PlanCase few{{.n_q = 100, .n_k = 100, .d_v = 64}, {.owns_workspace = false}, 16};
+      CHECK(
+          few.plan(Attention(orf<float>(16, 32, 7), AlibiPosition<float>(0.1f), {.direction = direction}))->engine() ==
+          cuda::Engine::direct);
+    }
+}
+
+}  // namespace nprf::test::cuda_plan_attention_plan_alibi
