@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
@@ -31,8 +32,8 @@ struct Windows {
 ///
 /// a window of tiles at a time, from the first window on. Sums from the last tile on are computed by a pass from there,
 /// never as a difference, which would cancel: with several windows each X_I but those of the first is computed twice.
-/// What rounding takes from a sum is added to its next (Kahan 1965), so that errors do not grow with the tiles. Memory
-/// O(rows cols (a window's tiles + windows)).
+/// The rounding error of each sum is added to the next one (Kahan 1965), so that errors do not grow with the number of
+/// tiles. Memory O(rows cols (a window's tiles + windows)).
 template <Real T>
 class CompensatedScan {
  public:
@@ -100,9 +101,7 @@ class CompensatedScan {
         NPRF_INDEPENDENT_ITERATIONS
         for (Index k = 0; k < count; ++k) {
           const T more = s[k] + (part * (before[k] + lost[k]) + whole * lost[k]);
-          const T from_whole = whole * before[k], sum = from_whole + more;
-          lost[k] = more - (sum - from_whole);
-          s[k] = sum;
+          s[k] = fast_two_sum(whole * before[k], more, lost[k]);
         }
       }
     });

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "nprf/core/compensated_sum.hpp"
 #include "nprf/cuda/toeplitz/direct/bf16_mma_tile.cuh"
 
 namespace nprf::cuda {
@@ -126,9 +127,7 @@ __global__ void __launch_bounds__(256) running_sums_kernel(ChunkTask<S, Feature>
     for (int k = 0; k < batch; ++k) of_chunk[k] = k0 + k < chunks ? *place(k0 + k) : 0.0f;
 #pragma unroll
     for (int k = 0; k < batch; ++k) {
-      const float compensated = of_chunk[k] + compensation, next = sum + compensated;
-      compensation = compensated - (next - sum);
-      sum = next;
+      sum = fast_two_sum(sum, of_chunk[k] + compensation, compensation);
       if (k0 + k < chunks) *place(k0 + k) = sum;
     }
   }
