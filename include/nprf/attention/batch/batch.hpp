@@ -17,6 +17,7 @@
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/weights/prepared_segments.hpp"
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/plan/choose.hpp"
@@ -150,7 +151,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const Hea
   const Team team = gather_team(heads, sizes.batch * sizes.heads, m_segments, d_v);
   const Settle settle{*this};
   const Workspace::Scope scope(team.workspace());
-  const double tolerance = call.tolerance > 0 ? call.tolerance : sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
+  const double tolerance = call.tolerance > 0 ? call.tolerance : default_tolerance<T>;
   // of weights of one sign; and gradients are of the table as it is
   const bool may_deviate = !saved && heads.feature_map(0).is_positive();
   build_weights(heads, m_segments, d_v, call.offset, Pass::forward, team, may_deviate ? tolerance / 4 : 0);

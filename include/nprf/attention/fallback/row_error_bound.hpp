@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -31,14 +32,15 @@ double error_of_sums(Index r, Index keys) {
 /// leaves a row its digits.
 template <Real T>
 double error_of_weights(double bias_spread) {
-  constexpr double digits = 354;  // -ln sqrt(min): the least that is_sound() leaves a row of all
+  constexpr double digits = 354;  // -ln sqrt(min): the smallest denominator that keeps its precision (row_quotient.hpp)
   return sizeof(T) == sizeof(double) ? std::numeric_limits<double>::epsilon() / 2 * std::min(bias_spread, digits) : 0;
 }
 
 /// How far off the rows y = N / D of one product may be, relative to the largest |v| that a row sees.
 ///
-///     noise_i = 2 (noise(N_i) + |y_i| noise(D_i)) / (v_max(i) |D_i|)    what an FFT's rounding leaves in a row
-///     bound_i = noise_i + error condition_i (1 + |y_i| / v_max(i))      the row's own rounding
+///     bound_i = fft_error_i + error condition_i (1 + |y_i| / v_max(i))
+///
+/// where fft_error_i is the rounding error of an FFT (row_quotient.hpp), and the second term is the row's own rounding.
 ///
 /// With weights of one sign |y_i| <= v_max(i), the condition is 1 and an error in all weights moves y by no more than
 /// that: the mean distance of values from their mean is at most v_max. With features of both signs the condition is
@@ -70,12 +72,10 @@ class RowErrors {
   /// Of row i, from its numerators and its denominator; infinity where nothing is known.
   template <class RowN>
   double fft_error(Index i, const RowN& N, T D) const {
-    constexpr double margin = 1.25;  // errors were seen up to the noise
     if (!m_noise.Y || m_noise.sums[i] == 0) return 0;
-    const double d = std::abs(static_cast<double>(D));
-    const double of_N = m_noise.Y[i] == 0 ? 0 : m_noise.Y[i] / static_cast<double>(m_seen[i]);
-    const double off = margin * (of_N + m_noise.sums[i] * (m_terms ? size(i, N, d) : 1)) / d;
-    return std::isnan(off) ? std::numeric_limits<double>::infinity() : off;
+    const double d = std::abs(static_cast<double>(D)), v_max = static_cast<double>(m_seen[i]);
+    const double error = quotient_error(m_noise.Y[i], m_noise.sums[i], d, v_max, m_terms ? size(i, N, d) : 1);
+    return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
   }
 
   /// (n_q)  the largest |v| that each row sees.
@@ -95,11 +95,10 @@ class RowErrors {
   }
 
  private:
-  // |N| / d over v_max(i), at least 1
   template <class RowN>
   double size(Index i, const RowN& N, double d) const {
     const double v_max = static_cast<double>(m_seen[i]);
-    return v_max == 0 ? 1 : std::max(1.0, static_cast<double>(N.cwiseAbs().maxCoeff()) / (d * v_max));
+    return relative_size(v_max == 0 ? 0 : static_cast<double>(N.cwiseAbs().maxCoeff()), d, v_max);
   }
 
   toeplitz::RowErrorBounds m_noise{nullptr, nullptr};

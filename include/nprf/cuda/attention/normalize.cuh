@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
@@ -34,12 +35,12 @@ __global__ void __launch_bounds__(256) normalize_kernel(NormalizeTask<S> task) {
   const bool empty = denominator == 0;
   if (column == 0) {
     const bool is_number = denominator == denominator;
-    if (task.log_domain_rows.rows && is_number && !has_full_precision(denominator, task.positive) &&
+    if (task.log_domain_rows.rows && is_number && !denominator_keeps_precision(denominator, task.positive) &&
         task.visibility.attends_any(z, i))
       task.log_domain_rows.append(z, i);
     else if (empty)
       atomicAdd(&task.counts->empty_rows, 1);
-    else if (!has_full_precision(denominator, true))
+    else if (!denominator_keeps_precision(denominator, true))
       atomicAdd(&task.counts->indefinite_rows, 1);
     else if (task.sums.is_recomputed(row))
       atomicAdd(&task.counts->repaired_rows, 1);

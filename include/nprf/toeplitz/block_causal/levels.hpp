@@ -79,9 +79,9 @@ class CausalLevels {
     Index family;   // blocks in one
     Index offsets;  // the weights of those beyond are zero
     std::shared_ptr<const Tree> tree;
-    const T* spectra;          // (S/8,offsets,8) of g_D / S, real and imaginary parts
-    const WeightNorms* norms;  // (offsets)
-    Index before;              // how many numbers the levels before it have in their spectra
+    const T* spectra;       // (S/8,offsets,8) of g_D / S, real and imaginary parts
+    const NormSums* norms;  // (offsets)
+    Index before;           // how many numbers the levels before it have in their spectra
 
     /// Where the numbers of a leaf begin.
     Index at_leaf(Index k) const { return k * offsets * 16; }
@@ -102,7 +102,7 @@ class CausalLevels {
       T* spectra = team.workspace().take<T>(2 * size * offsets);
       const Index before = numbers();
       Level& level = m_levels[static_cast<std::size_t>(m_count++)];
-      WeightNorms* norms = team.workspace().template take<WeightNorms>(offsets);
+      NormSums* norms = team.workspace().template take<NormSums>(offsets);
       level = {size, family, offsets, Tree::shared(size), spectra, norms, before};
       for (Index D = 1; D <= offsets; ++D) {
         norms[D - 1] = {};

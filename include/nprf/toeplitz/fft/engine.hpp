@@ -285,7 +285,7 @@ class LanesEngine {
 
   Index m_n_q, m_n_k;
   std::shared_ptr<const Tree> m_tree;
-  WeightNorms m_norms;
+  NormSums m_norms;
   const T* m_spectrum = nullptr;  // (L) of g / L, as the tree orders it, real and imaginary parts
 };
 

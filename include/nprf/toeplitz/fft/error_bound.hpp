@@ -13,45 +13,18 @@
 #include "nprf/core/types.hpp"
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/factors.hpp"
+#include "nprf/toeplitz/fft/convolution_error.hpp"
 
-/// What the rounding of an FFT leaves in each row of Y = ((A B^T) o C) U.
+/// Bounds of the rounding error of an FFT in each row of Y = ((A B^T) o C) U:
 ///
-/// What roundings leave that know nothing of each other spreads evenly over a transform's N values, whatever they hold.
-/// Constants that are rounded alike in all butterflies leave images of Y some way off, and real and imaginary part of a
-/// number share their rounding. With x_r = B_r o u for a column u of U, and eps the distance from 1 to the next number,
+///     bound_i = eps sum_r |A_ir| e_r
 ///
-///     bound_i = eps sum_r |A_ir| (sqrt(log2 N / N) (|c|_2 |x_r|_2 + |T(c) x_r|_2) + 3/2 |T(c) x_r|_max)
-///
-///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
-///
-/// which grow with |u|: one look at B serves all columns. No entry was ever seen beyond it. To it is added what
-/// underflow loses, for weights of at most 1: x_r is computed in units of the largest |B_r| and of the largest |u|, and
-/// may be below the smallest number in them, even if no row sees the keys that are so large.
+/// with eps the distance from 1 to the next number, and e_r the estimated error of the convolution of the weights c
+/// with x_r = B_r o u for a column u of U (convolution_error.hpp). e_r grows with |u|, so that one pass over B is
+/// enough for all columns. To it is added what underflow loses, for weights of at most 1: x_r is computed in units of
+/// the largest |B_r| and of the largest |u|, and may be below the smallest number in them, even if no row attends to
+/// the keys that are so large.
 namespace nprf::toeplitz {
-
-/// Sums of squares beyond these have overflowed or lost their digits: |x|_2 is at most the root of |x|_1 |x|_max then.
-inline constexpr double least_square = 0x1p-960, most_square = std::numeric_limits<double>::max();
-
-/// Norms of the weights.
-class WeightNorms {
- public:
-  void add(double c) {
-    m_one += std::abs(c);
-    m_square += c * c;
-    m_max = std::max(m_max, std::abs(c));
-  }
-
-  double one() const { return m_one; }
-  /// |c|_2, or what it is at most.
-  double two() const {
-    const bool has_digits = m_square >= least_square && m_square <= most_square;
-    return has_digits ? std::sqrt(m_square) : std::sqrt(m_one) * std::sqrt(m_max);
-  }
-  double max() const { return m_max; }
-
- private:
-  double m_one = 0, m_square = 0, m_max = 0;
-};
 
 /// The norms of the signals x_r = B_r o u of some keys, where u is 1, or a size for each key, such as the largest
 /// |U_j.|.
@@ -88,16 +61,14 @@ class SignalNorms {
   const Row& largest() const { return m_ones.max; }
   double largest_size() const { return m_largest_size; }
 
-  /// sqrt(log2 N / N) times the products of these signals' and others' norms, over all features: those of ones with the
-  /// others' sized ones, and the other way round.
+  /// fft_error_per_value(N) times the sum over all features of the products of these signals' and others' |x_r|_2:
+  /// those with u = 1 and the others' with sizes, and the other way round.
   double correlate_ones(const SignalNorms& others, Index N) const { return m_ones.correlate(others.m_sized, N); }
   double correlate_sized(const SignalNorms& others, Index N) const { return m_sized.correlate(others.m_ones, N); }
 
-  /// sizes_r += factor times what the error bound of a transform of length N is relative to, by the formula above.
-  void add_ones(const WeightNorms& c, Index N, double factor, Row& sizes) const { m_ones.add_to(sizes, c, N, factor); }
-  void add_sized(const WeightNorms& c, Index N, double factor, Row& sizes) const {
-    m_sized.add_to(sizes, c, N, factor);
-  }
+  /// sizes_r += factor times convolution_error() of x_r and the weights, by transforms of length N.
+  void add_ones(const NormSums& c, Index N, double factor, Row& sizes) const { m_ones.add_to(sizes, c, N, factor); }
+  void add_sized(const NormSums& c, Index N, double factor, Row& sizes) const { m_sized.add_to(sizes, c, N, factor); }
 
  private:
   template <class Numbers>
@@ -123,21 +94,17 @@ class SignalNorms {
       auto all = max.template segment<columns>(r);
       all = all.max(some.max);
     }
-    // |x_r|_2, or what it is at most
-    auto two() const {
-      return (square >= least_square && square <= most_square).select(square.sqrt(), one.sqrt() * max.sqrt());
-    }
+    Norms norms(Index r) const { return NormSums{one[r], square[r], max[r]}.norms(); }
 
-    double correlate(const Of& x, Index N) const { return spread(N) * (two() * x.two()).sum(); }
-    void add_to(Row& sizes, const WeightNorms& c, Index N, double factor) const {
-      const double spread = Of::spread(N);
-      sizes += factor * spread * (c.two() * two() + (c.one() * two()).min(c.two() * one));
-      sizes += 1.5 * factor * (c.one() * max).min(c.two() * two()).min(c.max() * one);
+    double correlate(const Of& x, Index N) const {
+      double sum = 0;
+      for (Index r = 0; r < one.size(); ++r) sum += norms(r).two * x.norms(r).two;
+      return fft_error_per_value(static_cast<double>(N)) * sum;
     }
-
-    static double spread(Index N) {
-      const double n = static_cast<double>(N);
-      return std::sqrt(std::log2(n) / n);
+    void add_to(Row& sizes, const NormSums& weights, Index N, double factor) const {
+      const Norms c = weights.norms();
+      const double per_value = fft_error_per_value(static_cast<double>(N));
+      for (Index r = 0; r < sizes.size(); ++r) sizes[r] += factor * convolution_error(c, norms(r), per_value);
     }
   };
 
@@ -231,7 +198,7 @@ SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalSca
 /// share(norms, scale, Y, sums) makes the sizes of signals those of what shares their transforms, and adds what
 /// underflows in these; all are divided by the scale.
 template <Real T, class Share>
-void fft_row_error_bounds(const WeightNorms& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds bounds,
+void fft_row_error_bounds(const NormSums& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds bounds,
                           const Team& team, Share&& share) {
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);
