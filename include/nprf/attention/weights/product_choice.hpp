@@ -33,8 +33,8 @@ class ProductChoice {
   /// The product for all keys.
   const toeplitz::BorderedProduct<T>& product() const { return m_product; }
 
-  /// The product for these keys. Engine::automatic takes another engine if the keys are few, or if missing keys leave
-  /// some rows much smaller weights than others.
+  /// The product for these keys. Engine::automatic chooses another engine if the keys are few, or if missing keys leave
+  /// many rows so small weights that they would have to be recomputed.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
     if (!m_per_row[0] || keys.count() == m_problem.keys.count()) return m_product;
     const Slots& queries = m_problem.queries.slots;
@@ -42,8 +42,9 @@ class ProductChoice {
     const auto cost = [&](const toeplitz::BorderedProduct<T>& by) { return toeplitz::cost_of(by.engine(), inputs); };
     const auto& per_row = m_per_row[1] && cost(*m_per_row[1]) < cost(*m_per_row[0]) ? *m_per_row[1] : *m_per_row[0];
     if (cost(per_row) < cost(m_product)) return per_row;
-    return toeplitz::is_admissible(m_product.rounding(), m_weights, queries, keys.slots, m_use, workspace) ? m_product
-                                                                                                           : per_row;
+    return toeplitz::is_admissible(m_product.engine(), inputs, cost(per_row), queries, keys.slots, m_use, workspace)
+               ? m_product
+               : per_row;
   }
 
   /// The product by the direct engine, whose rounding is per row, for factors of r features and p columns.
