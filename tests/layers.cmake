@@ -40,6 +40,10 @@ set(levels
   "levels.hpp instances.hpp"
   "nprf.hpp cuda.hpp")
 
+# headers that device code may include, which is compiled without a matrix library
+set(device_headers "config|core/(compensated_sum|engine|error|index|lag_bias_view|lag_problem|lag_range|lag_weights_view|lower_lags|row_quotient|slots)|fft/length")
+string(APPEND device_headers "|toeplitz/(fft/convolution_error|plan/failing_share)")
+
 set(level 0)
 foreach(rooms ${levels})
   string(REPLACE " " ";" rooms ${rooms})
@@ -95,7 +99,8 @@ foreach(header ${headers})
       list(APPEND errors "${header} includes ${target}, which only nprf.hpp does")
     elseif(target MATCHES "^cuda" AND room MATCHES "^(nprf|instances|levels).hpp$")
       list(APPEND errors "${header} includes ${target}")
-    elseif(header MATCHES "[.]cuh$" AND NOT target MATCHES "^(cuda/|core/(engine|error|index|lag_bias_view|lag_problem|lag_range|lower_lags|slots)[.]hpp|fft/length[.]hpp)" OR
+    elseif(header MATCHES "[.]cuh$" AND NOT target MATCHES "^(cuda/|(${device_headers})[.]hpp$)" OR
+            header MATCHES "^(${device_headers})[.]hpp$" AND NOT target MATCHES "^(${device_headers})[.]hpp$" OR
            header MATCHES "^cuda/" AND target STREQUAL "cuda/plan/model_of.hpp")
       list(APPEND errors "${header} includes ${target}, but device code is compiled without a matrix library")
     endif()

@@ -57,5 +57,12 @@
 #define NPRF_INDEPENDENT_ITERATIONS
 #endif
 
+/// For functions that run on the host and, where a CUDA compiler reads them, on the device.
+#ifdef __CUDACC__
+#define NPRF_HOST_DEVICE __host__ __device__
+#else
+#define NPRF_HOST_DEVICE
+#endif
+
 /// For small functions on vector registers, which must not become function calls.
 #define NPRF_ALWAYS_INLINE [[gnu::always_inline]] inline

@@ -19,6 +19,7 @@
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/resize.hpp"
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/factors.hpp"
@@ -205,7 +206,8 @@ class ForwardPass {
     const T D = denominator(i);
     if (!m_attends[i]) return State::empty;
     if (is_non_finite(i)) return State::non_finite;
-    const bool keeps_precision = is_sound(D, m_errors->largest_values()[i], m_n_k, m_head.features.is_positive());
+    const bool keeps_precision =
+        row_keeps_precision(D, m_errors->largest_values()[i], static_cast<T>(m_n_k), m_head.features.is_positive());
     if (!keeps_precision || !within_tolerance(fft_error) || has_tiny_values) return State::to_recompute;
     return D <= 0 ? State::indefinite : State::normalized;
   }
@@ -217,7 +219,7 @@ class ForwardPass {
     return m_non_finite->attends_to_non_finite_key(i) || ((!std::isfinite(D) || D == 0) && !is_finite_row(m_A.row(i)));
   }
 
-  bool within_tolerance(double fft_error) const { return fft_error <= m_x.tolerance / 2; }
+  bool within_tolerance(double fft_error) const { return passes_error_bound(fft_error, m_x.tolerance); }
   T denominator(Index i) const { return m_denominator[i]; }
 
   void recompute_rows(Report& report) {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "nprf/config.hpp"
+#include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 
@@ -19,15 +20,15 @@ inline constexpr Index chunk_keys = 4096;
 /// The largest number of terms that are summed plainly, so that rounding errors accumulate, in a sum over n_k keys.
 constexpr Index longest_plain_sum(Index n_k) { return std::min(n_k, chunk_keys); }
 
-/// sums (n) += terms (n); compensation (n) += the exact rounding errors of these additions (Knuth 1969). Terms that are
-/// zero change no bit.
+/// sums (n) += terms (n); compensation (n) += the exact rounding errors of these additions. Terms that are zero change
+/// no bit.
 template <Real T>
 void add_compensated(Index n, const T* terms, T* sums, T* compensation) {
   NPRF_INDEPENDENT_ITERATIONS
   for (Index k = 0; k < n; ++k) {
-    const T sum = sums[k] + terms[k], added = sum - sums[k];
-    compensation[k] += (sums[k] - (sum - added)) + (terms[k] - added);
-    sums[k] = sum;
+    T error;
+    sums[k] = two_sum(sums[k], terms[k], error);
+    compensation[k] += error;
   }
 }
 

@@ -66,6 +66,13 @@ inline double error_bound_cost(const ProductShape& x) {
   return static_cast<double>(x.n_q + x.n_k) * (static_cast<double>(x.r) * feature + token);
 }
 
+/// The cost of recomputing all rows of a product of such a cost by the direct engine: their weights are relative to
+/// each row, so that every pair needs its bias and an exponential of its own.
+inline double recomputation_cost(const ProductShape& x, double direct_cost) {
+  constexpr double weight = 200;
+  return direct_cost + weight * static_cast<double>(x.n_q) * static_cast<double>(x.n_k);
+}
+
 /// How many threads a product of such a cost is worth: waking one costs some microseconds, and more on a busy machine.
 inline Index worthwhile_threads(double cost) {
   constexpr double for_each_thread = 4e6;

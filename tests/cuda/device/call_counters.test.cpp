@@ -36,16 +36,4 @@ TEST_CASE("infinity and NaN have magnitudes above all finite numbers, and the sc
   }
 }
 
-TEST_CASE("denominators that are too small or non-finite do not have full precision", "[cuda]") {
-  for (const bool positive : {true, false}) {
-    CHECK(cuda::has_full_precision(1, positive));
-    CHECK(cuda::has_full_precision(0x1p-63f, positive));
-    CHECK(!cuda::has_full_precision(0x1p-64f, positive));
-    CHECK(!cuda::has_full_precision(0, positive));
-    CHECK(cuda::has_full_precision(-1, positive) == !positive);
-    CHECK(!cuda::has_full_precision(std::numeric_limits<float>::infinity(), positive));
-    CHECK(!cuda::has_full_precision(std::numeric_limits<float>::quiet_NaN(), positive));
-  }
-}
-
 }  // namespace nprf::test::cuda_device_call_counters

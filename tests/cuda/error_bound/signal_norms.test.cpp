@@ -42,7 +42,7 @@ struct Measured {
   DeviceArray<float> m_B;
 };
 
-void check(const cuda::Norms& got, const Vector<double>& x) {
+void check(const toeplitz::NormSums& got, const Vector<double>& x) {
   const double tolerance = 8 * eps;
   CHECK(std::abs(got.one - x.sum()) <= tolerance * x.sum());
   CHECK(std::abs(got.square - x.squaredNorm()) <= tolerance * x.squaredNorm());

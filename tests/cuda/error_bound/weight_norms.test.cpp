@@ -31,9 +31,9 @@ TEST_CASE("norms and longest nonzero run of weights agree with their definition"
         longest_run = std::max(longest_run, run);
       }
       INFO(size << " weights, zeros " << zeros);
-      CHECK(std::abs(got.one - one) <= 1e-12 * one);
-      CHECK(std::abs(got.square - square) <= 1e-12 * square);
-      CHECK(got.max == max);
+      CHECK(std::abs(got.sums.one - one) <= 1e-12 * one);
+      CHECK(std::abs(got.sums.square - square) <= 1e-12 * square);
+      CHECK(got.sums.max == max);
       CHECK(got.size == size);
       CHECK(got.longest_run == longest_run);
       const auto first = c.begin() + got.longest_run_first;

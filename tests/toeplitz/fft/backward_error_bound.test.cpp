@@ -43,7 +43,7 @@ TEMPLATE_TEST_CASE("two columns that share a signal share their error bound", "[
   using T = TestType;
   const Index n_q = 30, n_k = 40, N = 80;
   Workspace workspace;
-  toeplitz::WeightNorms c;
+  toeplitz::NormSums c;
   for (Index lag = 1 - n_q; lag < n_k; ++lag) c.add(1);
   for (const ErrorBoundCase<T>& x : error_bound_cases<T>(n_q, n_k, 5, 4)) {
     const MatrixView<T> A = x.A, B = x.B, U = x.U;

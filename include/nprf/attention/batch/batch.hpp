@@ -17,6 +17,7 @@
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/weights/prepared_segments.hpp"
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/plan/choose.hpp"
@@ -169,7 +170,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
   const Team team = make_team(heads, sequences, m_segments, d_v);
   const EndOfCall end_of_call{*this};
   const Workspace::Scope scope(team.workspace());
-  const double tolerance = call.tolerance > 0 ? call.tolerance : sizeof(T) == sizeof(float) ? 1e-4 : 1e-10;
+  const double tolerance = call.tolerance > 0 ? call.tolerance : default_tolerance<T>;
   // gradients are those of the biases as they are, and the effect of a deviation is bounded for positive weights alone
   const bool may_deviate = !saved && heads.feature_map(0).is_positive();
   prepare_positions(heads, m_segments, d_v, {call.offset, Pass::forward, may_deviate ? tolerance / 4 : 0}, team);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "nprf/attention/weights/prepared_position.hpp"
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -28,10 +29,11 @@ double error_of_sums(Index r, Index keys) {
 }
 
 /// The relative error of the weights exp(b - max b), of which b - max b is computed in double: 0 in float. A row whose
-/// biases are all farther from the maximum than is_sound() allows is recomputed.
+/// biases are all farther from the maximum than row_keeps_precision() allows is recomputed.
 template <Real T>
 double error_of_weights(double bias_spread) {
-  constexpr double max_spread = 354;  // -ln sqrt(min)
+  // -ln sqrt(min): the smallest denominator that keeps its precision (row_quotient.hpp)
+  constexpr double max_spread = 354;
   return sizeof(T) == sizeof(double) ? std::numeric_limits<double>::epsilon() / 2 * std::min(bias_spread, max_spread)
                                      : 0;
 }
@@ -40,7 +42,8 @@ double error_of_weights(double bias_spread) {
 /// to. With the engine's row_error_bounds() E(N_i) and E(D_i), and a relative error e of weights and sums,
 ///
 ///     bound_i = fft_error_i + e condition_i
-///     fft_error_i = 1.25 (E(N_i) / v_max(i) + E(D_i) max(1, |y_i| / v_max(i))) / |D_i|
+///
+/// where fft_error_i is the bound of quotient_error() (row_quotient.hpp), and the second term that of other errors.
 ///
 /// With positive features the condition is 1: |y_i| <= v_max(i), and an error e of all weights changes y by at most
 /// e v_max(i), because the mean distance of values from their mean is at most v_max(i). With features of both signs it
@@ -72,11 +75,10 @@ class RowErrorBound {
   /// The bound of the FFT's error in row i, from its numerators and its denominator; infinity if it is NaN.
   template <class RowN>
   double fft_error(Index i, const RowN& N, T D) const {
-    constexpr double margin = 1.25;  // measured errors reach the engine's bounds
     if (!m_fft_errors.Y || m_fft_errors.sums[i] == 0) return 0;
-    const double d = std::abs(static_cast<double>(D));
-    const double of_N = m_fft_errors.Y[i] == 0 ? 0 : m_fft_errors.Y[i] / static_cast<double>(m_largest_values[i]);
-    const double error = margin * (of_N + m_fft_errors.sums[i] * (m_terms ? magnitude(i, N, d) : 1)) / d;
+    const double d = std::abs(static_cast<double>(D)), v_max = static_cast<double>(m_largest_values[i]);
+    const double error =
+        quotient_error(m_fft_errors.Y[i], m_fft_errors.sums[i], d, v_max, m_terms ? magnitude(i, N, d) : 1);
     return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
   }
 
@@ -97,11 +99,10 @@ class RowErrorBound {
   }
 
  private:
-  // max(1, |N / d| / v_max(i))
   template <class RowN>
   double magnitude(Index i, const RowN& N, double d) const {
     const double v_max = static_cast<double>(m_largest_values[i]);
-    return v_max == 0 ? 1 : std::max(1.0, static_cast<double>(N.cwiseAbs().maxCoeff()) / (d * v_max));
+    return relative_size(v_max == 0 ? 0 : static_cast<double>(N.cwiseAbs().maxCoeff()), d, v_max);
   }
 
   toeplitz::RowErrorBounds m_fft_errors{nullptr, nullptr};  // null if the engine's rounding is per row

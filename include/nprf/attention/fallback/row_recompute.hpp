@@ -12,22 +12,13 @@
 #include "nprf/attention/fallback/row_tiles.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/toeplitz/factors.hpp"
 
 namespace nprf {
-
-/// Whether y = N / D keeps its precision: neither D nor N overflows or underflows. `largest_value` is the largest |v|
-/// of the keys.
-template <Real T>
-bool is_sound(T D, T largest_value, Index keys, bool all_positive) {
-  constexpr T least = std::numeric_limits<T>::min();
-  static const T smallest = std::sqrt(least);
-  if (std::abs(D) < smallest || std::isinf(D) || (all_positive && D <= 0)) return false;
-  return largest_value == 0 || std::abs(D) * largest_value >= static_cast<T>(keys) * least;
-}
 
 /// The inputs of the feature map: rows and their normalisation factors, where an empty scale means that all are 1.
 template <Real T>
@@ -78,7 +69,8 @@ class RowRecompute {
     Index in_double = 0;
     for (Index k = 0; k < rows; ++k) {
       const Index i = m_rows.number(k);
-      denominator[i] = is_sound(D[k], largest_values[i] / scale, m_x.B.rows(), all_positive) ? D[k] : T(0);
+      const T keys = static_cast<T>(m_x.B.rows());
+      denominator[i] = row_keeps_precision(D[k], largest_values[i] / scale, keys, all_positive) ? D[k] : T(0);
       in_double += denominator[i] == 0;
       if (denominator[i] != 0) y.row(i) = N.row(k) / D[k];
       outcomes[k] = {D[k] > 0, all_positive ? 1 : static_cast<double>(terms[k]) / std::abs(static_cast<double>(D[k]))};

@@ -35,7 +35,7 @@ class ProductChoice {
   const toeplitz::BorderedProduct<T>& product() const { return m_product; }
 
   /// The product for these keys. Engine::automatic selects another engine if the keys are few, or if without the masked
-  /// keys some rows have much smaller weights than others.
+  /// keys many rows have such small weights that they would have to be recomputed.
   const toeplitz::BorderedProduct<T>& product(const Placement& keys, Workspace& workspace) const {
     if (!m_per_row[0] || keys.count() == m_problem.keys.count()) return m_product;
     const Slots& queries = m_problem.queries.slots;
@@ -43,8 +43,9 @@ class ProductChoice {
     const auto cost = [&](const toeplitz::BorderedProduct<T>& by) { return toeplitz::cost_of(by.engine(), inputs); };
     const auto& per_row = m_per_row[1] && cost(*m_per_row[1]) < cost(*m_per_row[0]) ? *m_per_row[1] : *m_per_row[0];
     if (cost(per_row) < cost(m_product)) return per_row;
-    return toeplitz::is_admissible(m_product.rounding(), m_weights, queries, keys.slots, m_use, workspace) ? m_product
-                                                                                                           : per_row;
+    return toeplitz::is_admissible(m_product.engine(), inputs, cost(per_row), queries, keys.slots, m_use, workspace)
+               ? m_product
+               : per_row;
   }
 
   /// The product by the direct engine, whose rounding is per row, for factors of r features and p columns.

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
@@ -26,7 +27,7 @@ struct NormalizeTask {
 template <Storage S>
 __device__ void classify_row(const NormalizeTask<S>& task, int z, int i, std::ptrdiff_t row, float D) {
   if (D != D) return;
-  const bool has_precision = has_full_precision(D, task.positive);
+  const bool has_precision = denominator_keeps_precision(D, task.positive);
   if (!has_precision && !task.visibility.attends_any(z, i)) {
     atomicAdd(&task.counts->empty_rows, 1);
     return;

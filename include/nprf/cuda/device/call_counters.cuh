@@ -78,11 +78,4 @@ __device__ __forceinline__ T over_warp(T x, F&& f) {
   return x;
 }
 
-/// Whether y = N / D has full relative precision: D is finite and far above the smallest normal number, so that no
-/// significant term has underflowed.
-__device__ __forceinline__ bool has_full_precision(float D, bool positive) {
-  constexpr float smallest = 0x1p-63f;
-  return (positive ? D : fabsf(D)) >= smallest && fabsf(D) <= largest_float;
-}
-
 }  // namespace nprf::cuda

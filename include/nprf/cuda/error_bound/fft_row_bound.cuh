@@ -2,47 +2,33 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>
 
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/error_bound/signal_norms.cuh"
 #include "nprf/cuda/error_bound/weight_norms.cuh"
 #include "nprf/cuda/position/token_places.cuh"
+#include "nprf/toeplitz/fft/convolution_error.hpp"
+#include "nprf/toeplitz/plan/failing_share.hpp"
 
 namespace nprf::cuda {
 
-/// The rounding error of convolving a signal x with weights c by FFTs of length N, divided by eps:
-///
-///     sqrt(log2 N / N) (|c|_2 |x|_2 + |T(c) x|_2) + |T(c) x|_max / 2
-///
-///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
-///
-/// The formula is that of the CPU (toeplitz/fft/error_bound.hpp), but for the factor 1/2, which was measured for these
-/// FFTs.
-__host__ __device__ inline double fft_error_scale(const WeightNorms& c, const Norms& x, int length) {
-  const double N = length, root_factor = sqrt(log2(N) / N), c_two = sqrt(c.square), x_two = sqrt(x.square);
-  const double norm_terms = c_two * x_two + fmin(c.one * x_two, c_two * x.one);
-  return root_factor * norm_terms + fmin(fmin(c.one * x.max, c_two * x_two), c.max * x.one) / 2;
-}
-
-/// The rounding errors that were measured are at most eps fft_error_scale; this adds a quarter.
-constexpr float fft_error_factor = 1.25f * std::numeric_limits<float>::epsilon();
-
 /// Finds the rows y = N / D that fail the FFT error bound: those whose error may exceed half of the tolerance, relative
-/// to the largest |v| that the row attends to, and those whose denominator does not have full precision:
+/// to the largest |v| that the row attends to, and those whose denominator does not keep its precision. The bound is
+/// quotient_error() (core/row_quotient.hpp) of
 ///
-///     error_i = eps sum_f |A_if| scale_f            of N, with u_j = max |V_j.|, and of D, with u_j = 1
-///     bound_i = 5/4 (error(N_i) / v_max(i) + error(D_i) max(1, |y_i| / v_max(i))) / |D_i|
+///     error_i = eps sum_f |A_if| e_f    of N, with u_j = max |V_j.|, and of D, with u_j = 1
 ///
-/// where scale_f = fft_error_scale for x_f = B_f o u. Two columns of [V 1] are transformed together, so that their
-/// errors mix. The u of the values covers this for two columns of values. The ones share a transform with values if p
-/// is odd. If B or V is not finite, all rows fail. v_max(i) is the maximum over the longest run of lags with nonzero
-/// weights only, so it may be too small, but never too large. O(n_q r).
+/// where e_f is the estimated error of the convolution of the weights with x_f = B_f o u
+/// (toeplitz/fft/convolution_error.hpp). Two columns of [V 1] share a transform. The u of the values covers this for
+/// two columns of values. The ones share a transform with values if p is odd. If B or V is not finite, all rows fail.
+/// v_max(i) is the maximum over the longest run of lags with nonzero weights only, so it may be too small, but never
+/// too large. O(n_q r).
 struct RowBoundTask {
   Operand<float> A;                  // (n_q,r)
   const float *N, *D;                // [z, n_q, p] [z, n_q], of values divided by power_of_two_scale(signals.largest)
@@ -63,17 +49,21 @@ struct RowBoundTask {
 /// Blocks (rows, z).
 template <int threads>
 __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
-  float *value_scales = shared_memory<float>(), *one_scales = value_scales + task.A.channels;  // (r): scale_f
+  float *value_errors = shared_memory<float>(), *one_errors = value_errors + task.A.channels;  // (r): e_f
   const int z = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * threads + threadIdx.x);
   const int r = task.A.channels, n_q = task.A.tokens, largest = task.signals.largest[z];
-  const WeightNorms& c = task.weights[task.positions > 1 ? z % task.A.heads : 0];
+  const WeightNorms& weights = task.weights[task.positions > 1 ? z % task.A.heads : 0];
+  const toeplitz::Norms c = weights.sums.norms();
+  const double error_per_value = toeplitz::fft_error_per_value(task.length);
   const float scale = power_of_two_scale(largest).value;
   for (int f = static_cast<int>(threadIdx.x); f < r; f += threads) {
-    const double values = fft_error_scale(c, task.signals.of(z, f, true, static_cast<double>(scale)), task.length);
-    const double ones = fft_error_scale(c, task.signals.of(z, f, false, 1), task.length);
+    const toeplitz::Norms sized = task.signals.of(z, f, true, static_cast<double>(scale)).norms();
+    const double values = toeplitz::convolution_error(c, sized, error_per_value);
+    const double ones = toeplitz::convolution_error(c, task.signals.of(z, f, false, 1).norms(), error_per_value);
     const bool shared = task.p % 2 == 1;
-    value_scales[f] = static_cast<float>(shared && values > 0 ? hypot(values, ones) : values);
-    one_scales[f] = static_cast<float>(shared ? hypot(values, ones) : ones);
+    const double both = toeplitz::shared_transform_error(values, ones);
+    value_errors[f] = static_cast<float>(shared && values > 0 ? both : values);
+    one_errors[f] = static_cast<float>(shared ? both : ones);
   }
   __syncthreads();
 
@@ -84,8 +74,8 @@ __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
     const float* A = task.A.of(z) + i * task.A.token_stride;
     for (int f = 0; f < r; ++f) {
       const float a = fabsf(A[f * task.A.channel_stride]);
-      values = fmaf(a, value_scales[f], values);
-      ones = fmaf(a, one_scales[f], ones);
+      values = fmaf(a, value_errors[f], values);
+      ones = fmaf(a, one_errors[f], ones);
     }
     const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + i;
     const bool by_fft = task.places.slot_of(i) >= 0;
@@ -94,17 +84,18 @@ __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
               end = min(task.signals.n_k, task.places.first_from(first_slot + c.longest_run));
     const float D = task.D[row] + (task.D_border ? task.D_border[row] : 0.0f),
                 v_max = task.signals.largest_value(z, first, end) / scale;
-    float y_ratio = 1;
-    const auto N = [&](int k) {
-      return task.N[row * task.p + k] + (task.N_border ? task.N_border[row * task.p + k] : 0.0f);
-    };
-    if (!task.positive && v_max > 0)
-      for (int k = 0; k < task.p; ++k) y_ratio = fmaxf(y_ratio, fabsf(N(k) / (D * v_max)));
-    bound = fft_error_factor * ((values > 0 ? values / v_max : 0.0f) + ones * y_ratio) / fabsf(D);
+    float largest_N = 0;
+    if (!task.positive)
+      for (int k = 0; k < task.p; ++k) {
+        const float N = task.N[row * task.p + k] + (task.N_border ? task.N_border[row * task.p + k] : 0.0f);
+        largest_N = fmaxf(largest_N, fabsf(N));
+      }
+    constexpr float eps = 0x1p-23f;
+    bound = quotient_error(eps * values, eps * ones, fabsf(D), v_max, relative_size(largest_N, fabsf(D), v_max));
     if (!(bound >= 0)) bound = largest_float;  // a NaN
     if (!by_fft) bound = 0;
-    fails = by_fft &&
-            (largest >= infinite_magnitude || !has_full_precision(D, task.positive) || !(bound <= task.tolerance / 2));
+    fails = by_fft && (largest >= infinite_magnitude || !denominator_keeps_precision(D, task.positive) ||
+                       !passes_error_bound(bound, task.tolerance));
     task.recomputed[row] = fails;
     if (fails) task.failed_rows.append(z, i);
   }
@@ -121,24 +112,26 @@ inline void queue_row_bounds(const RowBoundTask& task, int z, cudaStream_t strea
          2 * sizeof(float) * static_cast<std::size_t>(task.A.channels), stream, task);
 }
 
-/// The share of rows that would fail the error bound of an FFT of some length if all keys had equal features and
-/// values, for the weights c of the lags -(n_q - 1) .. n_k - 1.
+/// The predicted share of rows that fail the error bound of an FFT of some length (toeplitz/plan/failing_share.hpp),
+/// for the weights c of the lags -(n_q - 1) .. n_k - 1.
 inline double failing_share(const std::vector<double>& c, int n_q, int n_k, int length, double tolerance) {
-  WeightNorms all{};
-  std::vector<double> before(1, 0);  // cumulative sums of c
+  toeplitz::NormSums weights;
+  std::vector<double> before(1, 0);       // cumulative sums of c
+  std::vector<int> nonzero_before(1, 0);  // cumulative numbers of nonzero weights
   for (const double x : c) {
-    all.one += x, all.square += x * x, all.max = std::max(all.max, x);
+    weights.add(x);
     before.push_back(before.back() + x);
+    nonzero_before.push_back(nonzero_before.back() + (x > 0));
   }
-  const double keys = n_k, error_scale = fft_error_scale(all, {keys, keys, 1}, length);
-  // smallest sum of weights with which a row passes
-  const double least = 2 * static_cast<double>(fft_error_factor) * error_scale / (tolerance / 2);
-  int failing = 0;
+  std::vector<double> row_sums;
   for (int i = 0; i < n_q; ++i) {
-    const auto first = static_cast<std::size_t>(n_q - 1 - i);
-    failing += !(before[first + static_cast<std::size_t>(n_k)] - before[first] >= least);
+    const auto first = static_cast<std::size_t>(n_q - 1 - i), end = first + static_cast<std::size_t>(n_k);
+    const bool attends_any = nonzero_before[end] > nonzero_before[first];
+    // a sum that is lost beside larger ones is not zero
+    row_sums.push_back(attends_any ? std::max(before[end] - before[first], std::numeric_limits<double>::min()) : 0);
   }
-  return n_q > 0 ? static_cast<double>(failing) / n_q : 0;
+  constexpr double eps = std::numeric_limits<float>::epsilon();
+  return toeplitz::failing_share(row_sums, weights, n_k, length, eps, tolerance);
 }
 
 }  // namespace nprf::cuda

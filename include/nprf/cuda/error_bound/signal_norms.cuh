@@ -7,13 +7,9 @@
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/toeplitz/fft/convolution_error.hpp"
 
 namespace nprf::cuda {
-
-/// Norms of a signal x: |x|_1, |x|_2^2 and |x|_max.
-struct Norms {
-  double one, square, max;
-};
 
 /// Norms of the signals x_f = B_f o u over chunks of keys, where u is 1 or the largest |V_j.| of each key, and the
 /// maxima of |V|.
@@ -45,17 +41,15 @@ struct SignalNorms {
     return chunk_norms + ((static_cast<std::ptrdiff_t>(z) * chunks + at) * 2 + with_values) * 3 * r;
   }
 
-  /// The norms of x_f over all keys, added in the order of the chunks. If with_values, u is the values' and divided by
-  /// scale.
-  __device__ Norms of(int z, int f, bool with_values, double scale) const {
-    Norms all{0, 0, 0};
+  /// The sums for the norms of x_f over all keys, added in the order of the chunks. If with_values, u is the values'
+  /// and divided by scale.
+  __device__ toeplitz::NormSums of(int z, int f, bool with_values, double scale) const {
+    toeplitz::NormSums all;
     for (int k = 0; k < chunks; ++k) {
       const float* x = norms_of_chunk(z, k, with_values) + f;
       const double u_max = with_values ? chunk_max[static_cast<std::ptrdiff_t>(z) * chunks + k] / scale : 1,
                    max = u_max * x[0];
-      all.max = fmax(all.max, max);
-      all.one += max * x[r];
-      all.square += max * max * x[2 * r];
+      all.add({x[r], x[2 * r], 1}, max);
     }
     return all;
   }

@@ -4,25 +4,27 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/error_bound/signal_norms.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/toeplitz/fft/convolution_error.hpp"
 
 namespace nprf::cuda {
 
 /// The norms of the weights of consecutive lags, and the longest run of nonzero weights.
 struct WeightNorms {
-  double one, square, max;
+  toeplitz::NormSums sums;
   int size, leading, trailing;  // number of weights, of nonzero ones before the first zero, and after the last zero
   int longest_run, longest_run_first;  // length and start
 
   static __device__ __forceinline__ WeightNorms of(float c) {
-    const double x = fabs(static_cast<double>(c));
     const int nonzero = c == 0 ? 0 : 1;
-    return {x, x * x, x, 1, nonzero, nonzero, nonzero, 0};
+    WeightNorms norms{{}, 1, nonzero, nonzero, nonzero, 0};
+    norms.sums.add(static_cast<double>(c));
+    return norms;
   }
 
   /// The norms of a followed by b.
   static __device__ WeightNorms join(const WeightNorms& a, const WeightNorms& b) {
-    WeightNorms c{a.one + b.one, a.square + b.square, fmax(a.max, b.max), a.size + b.size,
-                  a.leading,     b.trailing,          a.longest_run,      a.longest_run_first};
+    WeightNorms c{a.sums, a.size + b.size, a.leading, b.trailing, a.longest_run, a.longest_run_first};
+    c.sums.add(b.sums);
     if (a.leading == a.size) c.leading += b.leading;
     if (b.trailing == b.size) c.trailing += a.trailing;
     if (a.trailing + b.leading > c.longest_run)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 
@@ -100,9 +101,7 @@ class CompensatedScan {
         NPRF_INDEPENDENT_ITERATIONS
         for (Index k = 0; k < count; ++k) {
           const T more = s[k] + (part * (before[k] + compensation[k]) + whole * compensation[k]);
-          const T from_whole = whole * before[k], sum = from_whole + more;
-          compensation[k] = more - (sum - from_whole);
-          s[k] = sum;
+          s[k] = fast_two_sum(whole * before[k], more, compensation[k]);
         }
       }
     });

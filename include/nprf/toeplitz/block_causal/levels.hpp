@@ -81,9 +81,9 @@ class CausalLevels {
     Index family;   // the number of blocks in a family
     Index offsets;  // 1..offsets; the weights of larger offsets are zero
     std::shared_ptr<const Tree> tree;
-    const T* spectra;          // (S/8,offsets,8) of g_D / S, real and imaginary parts
-    const WeightNorms* norms;  // (offsets)
-    Index before;              // the size of the spectra of the levels before it
+    const T* spectra;       // (S/8,offsets,8) of g_D / S, real and imaginary parts
+    const NormSums* norms;  // (offsets)
+    Index before;           // the size of the spectra of the levels before it
 
     /// The index of the first number of a leaf.
     Index at_leaf(Index k) const { return k * offsets * 16; }
@@ -104,7 +104,7 @@ class CausalLevels {
       T* spectra = team.workspace().take<T>(2 * size * offsets);
       const Index before = numbers();
       Level& level = m_levels[static_cast<std::size_t>(m_count++)];
-      WeightNorms* norms = team.workspace().template take<WeightNorms>(offsets);
+      NormSums* norms = team.workspace().template take<NormSums>(offsets);
       level = {size, family, offsets, Tree::shared(size), spectra, norms, before};
       for (Index D = 1; D <= offsets; ++D) {
         norms[D - 1] = {};

@@ -37,7 +37,7 @@ double images_of(const T* lags, Index count) {
 
 /// The error bound for transforms of length N, of signals of one or two columns. O(n r).
 template <Real T>
-void fft_gradient_error_bounds(const WeightNorms& c, Index N, Index columns, const Factors<T>& x,
+void fft_gradient_error_bounds(const NormSums& c, Index N, Index columns, const Factors<T>& x,
                                const GradientScales<T>& of, GradientErrorBounds bounds, const Team& team) {
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);

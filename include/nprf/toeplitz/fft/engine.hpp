@@ -284,7 +284,7 @@ class FftEngine {
 
   Index m_n_q, m_n_k;
   std::shared_ptr<const Tree> m_tree;
-  WeightNorms m_norms;
+  NormSums m_norms;
   const T* m_spectrum = nullptr;  // (L) of g / L, in the order of the tree, real and imaginary parts
 };
 

@@ -13,48 +13,18 @@
 #include "nprf/core/types.hpp"
 #include "nprf/toeplitz/engine.hpp"
 #include "nprf/toeplitz/factors.hpp"
+#include "nprf/toeplitz/fft/convolution_error.hpp"
 
-/// A bound of the rounding errors of an FFT in each row of Y = ((A B^T) o C) U.
+/// A bound of the rounding errors of an FFT in each row of Y = ((A B^T) o C) U:
 ///
-/// Independent rounding errors spread evenly over the N values of a transform, whatever the values are. Rounded twiddle
-/// factors, which all butterflies share, cause images of Y at other rows, and the real and the imaginary part of a
-/// number share rounding errors. With x_r = B_r o u for a column u of U, and eps the distance from 1 to the next
-/// number,
+///     bound_i = eps sum_r |A_ir| e_r
 ///
-///     bound_i = eps sum_r |A_ir| (sqrt(log2 N / N) (|c|_2 |x_r|_2 + |T(c) x_r|_2) + 3/2 |T(c) x_r|_max)
-///
-///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
-///
-/// These grow with |u|, so that one pass over B with the largest |u| of each key bounds all columns. The bound is
-/// empirical: no larger error has been measured. A bound of the underflow is added, for weights of at most 1: x_r is
+/// with eps the distance from 1 to the next number, and e_r the estimated error of the convolution of the weights c
+/// with x_r = B_r o u for a column u of U (convolution_error.hpp). e_r grows with |u|, so that one pass over B with the
+/// largest |u| of each key bounds all columns. A bound of the underflow is added, for weights of at most 1: x_r is
 /// computed relative to the largest |B_r| and |u|, and may underflow there, even if no row attends to these largest
 /// keys.
 namespace nprf::toeplitz {
-
-/// Sums of squares outside of this range have overflowed, or have lost digits to underflow. Then the bound sqrt(|x|_1
-/// |x|_max) replaces |x|_2.
-inline constexpr double least_square = 0x1p-960, most_square = std::numeric_limits<double>::max();
-
-/// Norms of the weights.
-class WeightNorms {
- public:
-  void add(double c) {
-    m_one += std::abs(c);
-    m_square += c * c;
-    m_max = std::max(m_max, std::abs(c));
-  }
-
-  double one() const { return m_one; }
-  /// |c|_2, or a bound of it.
-  double two() const {
-    const bool has_digits = m_square >= least_square && m_square <= most_square;
-    return has_digits ? std::sqrt(m_square) : std::sqrt(m_one) * std::sqrt(m_max);
-  }
-  double max() const { return m_max; }
-
- private:
-  double m_one = 0, m_square = 0, m_max = 0;
-};
 
 /// The norms of the signals x_r = B_r o u over some keys, for u = 1 ("ones") and for u = a size of each key, such as
 /// the largest |U_j.| ("sized").
@@ -91,15 +61,14 @@ class SignalNorms {
   const Row& largest() const { return m_ones.max; }
   double largest_size() const { return m_largest_size; }
 
-  /// sqrt(log2 N / N) sum_r |x_r|_2 |z_r|_2 for other signals z: these with ones and z sized, or the other way round.
+  /// fft_error_per_value(N) sum_r |x_r|_2 |z_r|_2 for other signals z: these with ones and z sized, or the other way
+  /// round.
   double correlate_ones(const SignalNorms& others, Index N) const { return m_ones.correlate(others.m_sized, N); }
   double correlate_sized(const SignalNorms& others, Index N) const { return m_sized.correlate(others.m_ones, N); }
 
-  /// sizes_r += factor times the bracket of the formula above, for transforms of length N.
-  void add_ones(const WeightNorms& c, Index N, double factor, Row& sizes) const { m_ones.add_to(sizes, c, N, factor); }
-  void add_sized(const WeightNorms& c, Index N, double factor, Row& sizes) const {
-    m_sized.add_to(sizes, c, N, factor);
-  }
+  /// sizes_r += factor times convolution_error() of x_r and the weights, by transforms of length N.
+  void add_ones(const NormSums& c, Index N, double factor, Row& sizes) const { m_ones.add_to(sizes, c, N, factor); }
+  void add_sized(const NormSums& c, Index N, double factor, Row& sizes) const { m_sized.add_to(sizes, c, N, factor); }
 
  private:
   template <class Numbers>
@@ -125,21 +94,17 @@ class SignalNorms {
       auto all = max.template segment<columns>(r);
       all = all.max(some.max);
     }
-    // |x_r|_2, or a bound of it
-    auto two() const {
-      return (square >= least_square && square <= most_square).select(square.sqrt(), one.sqrt() * max.sqrt());
-    }
+    Norms norms(Index r) const { return NormSums{one[r], square[r], max[r]}.norms(); }
 
-    double correlate(const Of& x, Index N) const { return spread(N) * (two() * x.two()).sum(); }
-    void add_to(Row& sizes, const WeightNorms& c, Index N, double factor) const {
-      const double spread = Of::spread(N);
-      sizes += factor * spread * (c.two() * two() + (c.one() * two()).min(c.two() * one));
-      sizes += 1.5 * factor * (c.one() * max).min(c.two() * two()).min(c.max() * one);
+    double correlate(const Of& x, Index N) const {
+      double sum = 0;
+      for (Index r = 0; r < one.size(); ++r) sum += norms(r).two * x.norms(r).two;
+      return fft_error_per_value(static_cast<double>(N)) * sum;
     }
-
-    static double spread(Index N) {
-      const double n = static_cast<double>(N);
-      return std::sqrt(std::log2(n) / n);
+    void add_to(Row& sizes, const NormSums& weights, Index N, double factor) const {
+      const Norms c = weights.norms();
+      const double per_value = fft_error_per_value(static_cast<double>(N));
+      for (Index r = 0; r < sizes.size(); ++r) sizes[r] += factor * convolution_error(c, norms(r), per_value);
     }
   };
 
@@ -233,7 +198,7 @@ SignalNorms signal_norms(const MatrixView<T>& B, const T* sizes, const SignalSca
 /// share(norms, scale, Y, sums) adjusts the sizes of signals if several share a transform, and adds the underflow of
 /// signals; all are relative to the scale.
 template <Real T, class Share>
-void fft_row_error_bounds(const WeightNorms& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds bounds,
+void fft_row_error_bounds(const NormSums& c, Index N, const Factors<T>& x, const T* sizes, RowErrorBounds bounds,
                           const Team& team, Share&& share) {
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);

@@ -91,7 +91,8 @@ class FftwEngine {
     fft_row_error_bounds(
         m_norms, classes().period(), x, sizes, out, team,
         [this](const SignalNorms& norms, const SignalScale& scale, SignalNorms::Row& Y, SignalNorms::Row& sums) {
-          if (Y.maxCoeff() > 0) Y = (Y.square() + (2 * sums).square()).sqrt();
+          if (Y.maxCoeff() > 0)
+            for (Index r = 0; r < Y.size(); ++r) Y[r] = shared_transform_error(Y[r], 2 * sums[r]);
           const double underflow = Underflow<T>::of_signals(classes().period()) / scale.B;  // features are not scaled
           Y += underflow * norms.largest_size();
           sums += underflow;
@@ -313,7 +314,7 @@ class FftwEngine {
 
   Index m_n_q, m_n_k;
   SegmentedTransform<T> m_transform;
-  WeightNorms m_norms;
+  NormSums m_norms;
   const Complex* m_spectrum = nullptr;  // (Q,L)  of g / N
 };
 

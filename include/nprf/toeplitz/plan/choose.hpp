@@ -59,26 +59,28 @@ Engine cheapest(const CostInputs<T>& x, Rounding allowed) {
 /// The use of an engine: the rows of the product alone, or its gradients too, which are sums over queries.
 enum class Use { rows, gradients };
 
-/// Whether an engine with such rounding may be chosen: not if some row of Y (or of a block) has so much smaller weights
-/// than another row that the rounding errors of the other row would be large relative to it.
+/// The predicted share of rows that have to be recomputed after an engine of such rounding; infinity for an FFT by
+/// blocks in which the rounding errors of some rows would be large beside others.
 template <Real T>
-bool is_admissible(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys,
-                   Workspace& workspace) {
+double recomputed_share(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys,
+                        Workspace& workspace) {
   switch (rounding) {
-    case Rounding::global: return row_balance(lags, queries, keys, workspace) >= least_balance<T>();
-    case Rounding::per_block: return block_balance(lags, queries, keys, workspace) >= least_balance<T>();
+    case Rounding::global: return failing_share(lags, queries, keys, workspace);
+    case Rounding::per_block:
+      if (block_balance(lags, queries, keys, workspace) >= least_balance<T>()) break;
+      return std::numeric_limits<double>::infinity();
     case Rounding::per_row: break;
   }
-  return true;
+  return 0;
 }
 
 /// The same for a use. The gradients of keys are rows of the product with queries and keys exchanged and both axes
-/// reversed.
+/// reversed; the larger share counts.
 template <Real T>
-bool is_admissible(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys, Use use,
-                   Workspace& workspace) {
-  if (!is_admissible(rounding, lags, queries, keys, workspace)) return false;
-  if (use == Use::rows || queries.count == 0 || keys.count == 0) return true;
+double recomputed_share(Rounding rounding, LagWeightsView<T> lags, const Slots& queries, const Slots& keys, Use use,
+                        Workspace& workspace) {
+  const double of_rows = recomputed_share(rounding, lags, queries, keys, workspace);
+  if (use == Use::rows || queries.count == 0 || keys.count == 0) return of_rows;
   const Workspace::Scope scope(workspace);
   const auto reversed = [&](const Slots& x) {
     Index* at = workspace.take<Index>(x.count);
@@ -87,7 +89,15 @@ bool is_admissible(Rounding rounding, LagWeightsView<T> lags, const Slots& queri
     return Slots{x.count, 0, at};
   };
   lags.first += queries[queries.count - 1] - keys[keys.count - 1];
-  return is_admissible(rounding, lags, reversed(keys), reversed(queries), workspace);
+  return std::max(of_rows, recomputed_share(rounding, lags, reversed(keys), reversed(queries), workspace));
+}
+
+/// Whether an engine, with the rows that have to be recomputed after it, costs no more than `least`.
+template <Real T>
+bool is_admissible(Engine engine, const CostInputs<T>& x, double least, const Slots& queries, const Slots& keys,
+                   Use use, Workspace& workspace) {
+  const double share = recomputed_share(properties_of(engine).rounding, x.weights, queries, keys, use, workspace);
+  return cost_of(engine, x) + share * recomputation_cost(x.tokens, product_cost(Engine::direct, x)) <= least;
 }
 
 /// The cheapest admissible engine for these tokens.
@@ -96,10 +106,9 @@ Engine choose(LagWeightsView<T> lags, const ProductShape& tokens, const Slots& q
               Rounding allowed, Use use, Workspace& workspace) {
   const auto slots_of = [](const Slots& x) { return x.count == 0 ? 0 : x[x.count - 1] + 1; };
   const CostInputs<T> inputs{lags, tokens, {slots_of(queries), slots_of(keys), tokens.r, tokens.p}};
-  const Engine engine = cheapest(inputs, allowed);
-  return is_admissible(properties_of(engine).rounding, lags, queries, keys, use, workspace)
-             ? engine
-             : cheapest(inputs, Rounding::per_row);
+  const Engine engine = cheapest(inputs, allowed), per_row = cheapest(inputs, Rounding::per_row);
+  if (engine == per_row) return engine;
+  return is_admissible(engine, inputs, cost_of(per_row, inputs), queries, keys, use, workspace) ? engine : per_row;
 }
 
 /// The engine that Engine::automatic stands for.

@@ -7,9 +7,12 @@
 #include <span>
 
 #include "nprf/core/lag_weights.hpp"
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/toeplitz/block_causal/levels.hpp"
+#include "nprf/toeplitz/fft/convolution_error.hpp"
+#include "nprf/toeplitz/plan/failing_share.hpp"
 
 namespace nprf::toeplitz {
 
@@ -51,15 +54,18 @@ std::span<const double> row_sums(LagWeightsView<T> c, const Slots& queries, cons
   return {sums, static_cast<std::size_t>(queries.count)};
 }
 
-/// The smallest over the largest of the row sums. If it is small, the rounding errors of an FFT, which are relative to
-/// the largest rows, are large relative to the smallest. Time and memory of row_sums().
+/// The predicted share of rows that an FFT over all rows makes fail the error bound (failing_share.hpp), with the
+/// default tolerance. As row_sums().
 template <Real T>
-double row_balance(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
+double failing_share(LagWeightsView<T> c, const Slots& queries, const Slots& keys, Workspace& workspace) {
   if (queries.count == 0 || keys.count == 0) return 0;
   const Workspace::Scope scope(workspace);
-  const auto sums = row_sums(c, queries, keys, workspace);
-  const auto [smallest, largest] = std::minmax_element(sums.begin(), sums.end());
-  return *largest > 0 ? *smallest / *largest : 0;
+  const Index n_q = queries[queries.count - 1] + 1, n_k = keys[keys.count - 1] + 1;
+  NormSums weights;
+  for (Index lag = 1 - n_q; lag < n_k; ++lag) weights.add(static_cast<double>(c[lag]));
+  const double N = 2 * static_cast<double>(std::max(n_q, n_k)), eps = std::numeric_limits<T>::epsilon();
+  return failing_share(row_sums(c, queries, keys, workspace), weights, static_cast<double>(keys.count), N, eps,
+                       default_tolerance<T>);
 }
 
 /// The smallest balance within any block of rows that CausalLevels may use: blocks of 128 times any power of two,
@@ -97,7 +103,8 @@ double block_balance(LagWeightsView<T> c, const Slots& queries, const Slots& key
   return balance;
 }
 
-/// The least balance for which Engine::automatic chooses an FFT: a third of the digits may be lost.
+/// If the rows of a block are less balanced than that, Engine::automatic does not choose an FFT by blocks: the smallest
+/// would lose more than a third of their digits.
 template <Real T>
 double least_balance() {
   return std::cbrt(static_cast<double>(std::numeric_limits<T>::epsilon()));

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "nprf/core/pack.hpp"
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/toeplitz/factors.hpp"
@@ -77,13 +78,13 @@ class CheckedGradients {
     const auto failed_queries = flagged_queries(values.max, checks);
     const auto failed_keys = flagged(n_k, checks, [&](Index j) {
       const double of_dU = bounds.keys[j], of_sum = bounds.key_sizes[j], one = static_cast<double>(values.one[j]);
-      return over(std::max(1.0, one) * of_dU + of_sum, static_cast<double>(sums.keys[j]) - margin * of_sum);
+      return over(std::max(1.0, one) * of_dU + of_sum, static_cast<double>(sums.keys[j]) - error_margin * of_sum);
     });
     const PairWeights<T> weights(m_product.weights(), m_x, m_team);
     const Index first = m_product.first_lag();
     const auto failed_lags = flagged(num_dc, checks, [&](Index l) {
       if (weights.at_lag(first + l) == T(0)) return 0.0;
-      return over(bounds.lags[l], static_cast<double>(sums.lags[l]) - margin * bounds.lag_sizes[l]);
+      return over(bounds.lags[l], static_cast<double>(sums.lags[l]) - error_margin * bounds.lag_sizes[l]);
     });
 
     const RecomputedGradients<T> recomputed(weights, m_x, m_G, out, m_team);
@@ -105,8 +106,6 @@ class CheckedGradients {
   }
 
  private:
-  static constexpr double margin = 1.25;  // the largest measured errors reach the bound
-
   // the gradients by the engine, and the sums of the sizes with the same rounding errors
   void find_with_sums(GradientRefs<T>& out, const GradientSizes<T>& sums) const {
     if (m_by.all_positive) return m_product.gradients(m_x, m_G, out, sums, m_team);
@@ -178,8 +177,8 @@ class CheckedGradients {
   std::span<Index> flagged(Index n, GradientChecks& checks, Error&& error) const {
     Index *list = m_team.workspace().template take<Index>(n), count = 0;
     for (Index k = 0; k < n; ++k) {
-      const double bound = margin * error(k);
-      if (bound <= m_by.tolerance / 2)
+      const double bound = error_margin * error(k);
+      if (passes_error_bound(bound, m_by.tolerance))
         checks.error_bound = std::max(checks.error_bound, bound);
       else
         list[count++] = k;

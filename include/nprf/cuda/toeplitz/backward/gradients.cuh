@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
   if (t >= task.stride_q) return;
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + t;
   const float D = t < n_q ? task.sums.denominator(row) : 0.0f;
-  const bool has_gradients = D != D || has_full_precision(D, task.positive);
+  const bool has_gradients = D != D || denominator_keeps_precision(D, task.positive);
   const bool recomputed_row = task.H && t < n_q && task.sums.is_recomputed(row);
   const auto put_gradient = [&](int column, float value) {
     put(task.G, task.stride_q, column, recomputed_row ? 0.0f : value);

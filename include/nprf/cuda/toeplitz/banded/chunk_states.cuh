@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "nprf/core/compensated_sum.hpp"
 #include "nprf/cuda/toeplitz/direct/bf16_mma_tile.cuh"
 
 namespace nprf::cuda {
@@ -240,11 +241,9 @@ __global__ void __launch_bounds__(256) running_sums_kernel(ChunkTask<S, Feature>
 #pragma unroll
     for (int k = 0; k < batch; ++k) {
       // without a slope: of_chunk + compensation, and sum + that
-      const float lost = decay.whole == 0 ? 0.0f : compensation;
+      const float all = decay.whole == 0 ? 0.0f : compensation, kept = decay.whole == 0 ? 0.0f : sum;
       const float small = decay.part == 0 ? 0.0f : decay.part * (sum + compensation);
-      const float compensated = of_chunk[k] + small + lost, kept = decay.whole == 0 ? 0.0f : sum;
-      sum = kept + compensated;
-      compensation = compensated - (sum - kept);
+      sum = fast_two_sum(kept, of_chunk[k] + small + all, compensation);
       if (k0 + k < chunks) sums[place(k0 + k)] = sum;
     }
   }
