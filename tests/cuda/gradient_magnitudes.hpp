@@ -14,7 +14,7 @@ namespace nprf::test {
 /// The largest magnitude of each gradient, with all terms of its sum replaced by their absolute values. Rounding errors
 /// are relative to it.
 struct GradientMagnitudes {
-  double queries, keys, values, bias, extra;
+  double queries, keys, values, bias, extra = 0;
 };
 
 /// Computed from the absolute values of Y = ((A B^T) o C) [V 1] and G = dL/dY, with |dphi/dx| <= phi (|w| + |x|).

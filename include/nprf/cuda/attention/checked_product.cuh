@@ -74,8 +74,7 @@ class CheckedProduct {
     const auto [N, D, parts, p, rows] = sums.sums;
     const float *N_border = parts > 1 ? N + rows * p : nullptr, *D_border = parts > 1 ? D + rows : nullptr;
     DeviceWeights c = m_weights.c;
-    c.pairs = DeviceWeights::Pairs::in_slots;  // the border is another part of
-                                               // the sums
+    c.pairs = DeviceWeights::Pairs::in_slots;  // the border is another part of the sums
     queue_row_bounds(
         {of_queries, N, D, N_border, D_border, norms(), m_weights.positions, c.first_lag(), c.places, arrays.signals,
          m_length, p, m_positive, m_tolerance, arrays.recomputed, arrays.failed_rows, arrays.counters.counts},

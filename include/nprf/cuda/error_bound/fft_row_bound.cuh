@@ -35,8 +35,7 @@ struct RowBoundTask {
   const float *N_border, *D_border;  // terms of N and D that are not computed by FFT; null: none
   const WeightNorms* weights;        // [position]
   int positions, first_lag;          // first_lag: the first lag that `weights` has
-  TokenPlaces places;                // the rows of tokens outside of a grid are computed
-                                     // without an FFT
+  TokenPlaces places;                // rows of tokens outside of a grid are computed without an FFT
   SignalNorms signals;
   int length, p;  // of the FFT
   bool positive;  // whether the features are

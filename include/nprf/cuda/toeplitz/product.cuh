@@ -206,8 +206,7 @@ class Product {
       queue_direct<S, Feature>({task, m_parts, N, D}, m_shape.z, stream);
   }
 
-  // the contributions of tokens outside of a grid, as the part of the sums
-  // after the engine's
+  // the contributions of tokens outside of a grid, as the part of the sums after the engine's
   void queue_border(TileTask<S> task, const Sums& sums, cudaStream_t stream) const {
     task.c.pairs = DeviceWeights::Pairs::of_border;
     queue_direct<S, float>({task, 1, sums.N + m_parts * sums.rows * sums.p, sums.D + m_parts * sums.rows}, m_shape.z,

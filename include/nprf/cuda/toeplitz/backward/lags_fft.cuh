@@ -99,8 +99,8 @@ class CorrelationEngine {
     return {w, u, sum, scratch.take<std::byte>(std::max(m_columns.workspace_bytes(), m_sums.workspace_bytes()))};
   }
 
-  /// Adds to db [position, entries]: those of lags come first, those of a
-  /// grid's border are left as they are. `largest` [z] is SignalNorms::largest.
+  /// Adds to db [position, entries]: those of lags come first, those of a grid's border are left as they are. `largest`
+  /// [z] is SignalNorms::largest.
   void queue(const LagFactors& factors, const int* largest, float* db, const Arrays& arrays,
              cudaStream_t stream) const {
     const auto& [A, B, G, U] = factors;

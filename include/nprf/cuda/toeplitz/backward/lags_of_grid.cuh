@@ -16,9 +16,8 @@ namespace nprf::cuda {
 ///
 ///     db[entry] = c[entry] sum (A_i.B_j) (G_i.U_j)    over the pairs (i, j) of the entry.
 ///
-/// If H is not null, G is zero for the selected queries, and H for all others.
-/// Lags then get the part of H alone, since CorrelationEngine adds that of G,
-/// and the border gets both. O(n^2 (r + p)) for n tokens.
+/// If H is not null, G is zero for the selected queries, and H for all others. Lags then get the part of H alone, since
+/// CorrelationEngine adds that of G, and the border gets both. O(n^2 (r + p)) for n tokens.
 struct GridLagGradientTask {
   Operand<float> A, B, G, U;  // (n,r) (n,r) (n,p + 1) (n,p + 1)
   Operand<float> H;           // (n,p + 1)

@@ -20,9 +20,8 @@ __device__ __forceinline__ int tail_anchor(TailSide side, int k, int n_k, double
   return slope > 0 ? n_k - 1 : k * keys_of_chunk;
 }
 
-/// weights[t] = exp(-|slope| distance), or distance times that, for the keys of
-/// a chunk at first, first + 1, .. from the anchor. All threads of the block
-/// take part. Not inlined, since the double exponential needs many registers.
+/// weights[t] = exp(-|slope| distance), or distance times that, for the keys of a chunk at first, first + 1, .. from
+/// the anchor. All threads of the block take part. Not inlined, since the double exponential needs many registers.
 inline __device__ __attribute__((noinline)) void compute_tail_weights(float* weights, int first, double slope,
                                                                       bool times_distance) {
   for (int t = static_cast<int>(threadIdx.x); t < keys_of_chunk; t += static_cast<int>(blockDim.x)) {
@@ -255,7 +254,7 @@ void queue_chunks(const ChunkTask<S, Feature>& task, int z, cudaStream_t stream)
   const int r = task.B.channels, p = task.U.V.channels;
   const unsigned all = static_cast<unsigned>(z), sides = task.slope.is_zero() ? 1 : 2,
                  blocks = sides * static_cast<unsigned>(task.chunks());
-  constexpr std::size_t weights = sizeof(float) * static_cast<std::size_t>(task.chunk);
+  constexpr std::size_t weights = sizeof(float) * keys_of_chunk;
   const auto tiles = [&](int columns) { return static_cast<unsigned>(TileShape::tiles(r) * columns); };
   if (blocks > 0) {
     if constexpr (std::is_same_v<Feature, float>)
