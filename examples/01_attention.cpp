@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// Attention with a bias for distance, without an n x n matrix; and how far it is from exact softmax.
+// Attention with a position bias, without an n x n matrix, and its error against exact softmax.
 
 #include <iostream>
 #include <nprf/nprf.hpp>

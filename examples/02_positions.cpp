@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-// What a position does to attention. All queries and keys are zero here, so that nothing but distance decides; with the
-// identity for values, y is the attention matrix itself. We print its middle column: who looks at the token in the
-// middle?
+// The effect of a position on attention. All queries and keys are zero here, so that attention depends on distance
+// alone. The values are the identity matrix, so that y is the attention matrix. Its middle column is printed: the
+// weight of the middle token for each query.
 
 #include <cmath>
 #include <cstdio>
@@ -20,7 +20,7 @@ Matrix<double> attention_matrix(const P& position) {
 }
 
 int main() {
-  // b[lag] for lag = key position - query position = -2..2; what is farther has the bias of the ends, here weight 0
+  // b[lag] for lag = key position - query position = -2..2; lags beyond have the bias of the ends, here weight 0
   const Vector<double> window{{-INFINITY, 0, 1, 0, -INFINITY}};
   // T5: buckets for the distances 0, 1, 2-3, 4 and more; first those of keys at or before the query, then those after
   // it

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 
 // Random features estimate exp(q.k). Which map, and how many random vectors m? The error against exact softmax falls
-// like 1/sqrt(m), and orthogonal vectors lower it a little. The trigonometric and the hyperbolic map make two features
-// of each vector; the trigonometric ones have both signs, so that with few of them a denominator may come near zero.
+// like 1/sqrt(m); orthogonal vectors make it a little smaller. The trigonometric and the hyperbolic map compute two
+// features from each vector. Trigonometric features have both signs, so that with few of them a denominator may be near
+// zero.
 
 #include <cstdint>
 #include <cstdio>
@@ -16,7 +17,7 @@ int main() {
   const Matrix<float> exact = reference::softmax_attention<float>(q, k, v, NoPosition<float>{},
                                                                   Direction::bidirectional, Normalization::unit(1));
 
-  // make(m, seed) gives a feature map; its error is averaged over a few seeds
+  // make(m, seed) returns a feature map; its error is averaged over a few seeds
   const auto error = [&](auto make, Index m) {
     constexpr std::uint64_t seeds = 16;
     float sum = 0;

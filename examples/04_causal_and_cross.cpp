@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-// Causal attention sees no future; a query may stand anywhere (offset); queries and keys may be of different number.
+// Causal attention: a query does not attend to later keys. Queries may have any position (offset). Cross attention: the
+// numbers of queries and keys differ.
 
 #include <cstdio>
 #include <nprf/nprf.hpp>
@@ -15,19 +16,19 @@ int main() {
                          {.direction = Direction::causal});
   const Matrix<float> y = causal(q, k, v);
 
-  // other values from token 200 on leave the first 200 rows alone
+  // other values from token 200 on do not change the first 200 rows
   Matrix<float> other_future = v;
   other_future.bottomRows(100).setRandom();
   const Matrix<float> change = causal(q, k, other_future) - y;
   const float past = change.topRows(200).norm(), future = change.bottomRows(100).norm();
   std::printf("the future changed:  past rows by %g, future rows by %g\n", past, future);
 
-  // the last query alone, told where it stands, gets the row that it got among all
+  // the last query alone, with its position as the offset, has the same row as among all queries
   const Matrix<float> last = causal(q.bottomRows(1), k, v, {.offset = n - 1});
   const float apart = (last - y.bottomRows(1)).norm();
   std::printf("the last query alone: differs by %g\n", apart);
 
-  // cross attention: 10 queries read 300 keys with values of 5 columns
+  // cross attention: 10 queries attend to 300 keys with values of 5 columns
   const Attention cross(orf<float>(d, 64), NoPosition<float>{});
   const Matrix<float> read = cross(q.topRows(10), k, v.leftCols(5));
   std::printf("cross attention: %d x %d\n", static_cast<int>(read.rows()), static_cast<int>(read.cols()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-// One formula, several engines. They agree up to rounding; Engine::automatic, the default, takes the cheapest. A Report
-// tells which one ran, how much memory it took, and what happened to unusual rows.
+// One formula, several engines. They agree up to rounding; Engine::automatic, the default, chooses the cheapest. A
+// Report has the engine that ran, its memory, and the numbers of rows that were recomputed or attend to no key.
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,7 @@ int main() {
 #endif
   std::printf("largest difference between them: %.1g\n", apart);
 
-  // a window of one key to either side, moved beyond the last key: 3 of 4 queries see nothing, and their rows are zero
+  // a window of one key to either side, moved beyond the last key: 3 of 4 queries attend to no key; their rows are zero
   const Vector<float> window{{-INFINITY, 0, 0, 0, -INFINITY}};
   const Attention local(orf<float>(d, 16), RelativePosition<float>(window));
   const Matrix<float> y = local(q.topRows(4), k, v, {.offset = n, .report = &report});

@@ -50,7 +50,7 @@ int main() {
   const auto error = [&](const auto& map) { return (Attention(map, position)(q, k, v) - exact).norm() / exact.norm(); };
   const float taylor = error(TaylorFeatures{d}), random = error(orf<float>(d, 1 + d + d * d));
 
-  // its gradient: L = |y|^2 / 2 along a direction, by the layer and by a difference of two losses
+  // the gradient of L = |y|^2 / 2 along a direction of the keys: by backward, and by a difference of two losses
   const Attention attention(TaylorFeatures{d}, position);
   Saved<float> saved;
   const Matrix<float> direction = Matrix<float>::Random(n, d), y = attention.forward(q, k, v, saved);

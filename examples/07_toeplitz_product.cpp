@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 
-// The product under every attention, used alone:  Y = ((A B^T) o C) U  with C[i,j] = c[j-i].
-// With columns of ones for A and B it is a filter: here a Gaussian window that smooths a noisy wave. As in attention, a
-// column of ones beside the signal collects the weights, and dividing by it puts the two edges right.
+// The product inside every attention, used alone:  Y = ((A B^T) o C) U  with C[i,j] = c[j-i].
+// If A and B are columns of ones, it is a filter: here a Gaussian window that smooths a noisy wave. As in attention, a
+// column of ones beside the signal gives the sums of the weights. Dividing by them normalises the filter, at both ends
+// of the signal too.
 
 #include <cmath>
 #include <cstdio>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-// Trains one attention layer to repeat the token of five steps ago. No content tells which key that is; a bias for each
-// lag does, learned together with the projections of queries, keys and values.
+// Trains one attention layer to output the token of five steps before. The right key cannot be found by its content,
+// but by a bias for each lag, which is learned together with the projections of queries, keys and values.
 
 #include <cmath>
 #include <cstdio>
@@ -10,7 +10,7 @@
 
 using namespace nprf;
 
-/// A matrix that learns by Adam (Kingma and Ba 2015).
+/// A matrix that is trained by Adam (Kingma and Ba 2015).
 struct Parameter {
   Matrix<float> value;
   Matrix<float> mean = 0 * value, square = 0 * value;  // of the gradients so far
@@ -50,7 +50,7 @@ int main() {
     if (step == 0) first = loss;
     if (step % 50 == 0) std::printf("step %3d: loss %.5f\n", step, loss);
 
-    // from the gradient dq of q = x W_q comes dW_q = x^T dq
+    // q = x W_q, so dW_q = x^T dq
     const Gradients<float> g = attention.backward(saved, dy * (2.0f / (n - back)));
     b.learn(g.bias);
     W_q.learn(x.transpose() * g.queries);

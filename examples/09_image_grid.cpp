@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 
-// Attention over a picture whose pixels are tokens, with a bias for their distance in two dimensions. Similar colours
-// times near places make the bilateral filter (Tomasi and Manduchi 1998), which smooths fur and keeps edges; near
-// places alone make a blur.
+// Attention over a picture whose pixels are tokens, with a bias for their distance in two dimensions. If weights depend
+// on similar colours and on distance, this is the bilateral filter (Tomasi and Manduchi 1998), which smooths fur and
+// keeps edges. If they depend on distance alone, it is a blur.
 //
 //     09_image_grid [PICTURE.ppm [FOLDER]]     writes smooth.ppm, blurred.ppm and weights.pgm
 
@@ -45,7 +45,7 @@ bool filter(const std::filesystem::path& source, const std::filesystem::path& fo
   pnm::write_pgm(folder / "weights.pgm", b.array().exp());
   std::printf("smooth.ppm, blurred.ppm and weights.pgm are in %s\n", std::filesystem::absolute(folder).c_str());
 
-  // how much of the differences between a pixel and the one below it is left, the largest counting most
+  // the part that is left of the differences between a pixel and the one below it, weighted by these differences
   const auto edges = [&](const Matrix<float>& y) -> Matrix<float> {
     return y.bottomRows(y.rows() - picture.width) - y.topRows(y.rows() - picture.width);
   };

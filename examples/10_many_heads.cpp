@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-// Many heads of a batch of padded sequences, on all threads: each head with a slope of its own, as in ALiBi. And
-// sequences packed into one array instead, which pads nothing.
+// Many heads of a batch of padded sequences, on all threads, with ALiBi's bias of a different slope for each head; and
+// sequences packed into one array, without padding.
 
 #include <array>
 #include <cmath>
@@ -23,7 +23,7 @@ int main() {
   for (Index h = 0; h < heads; ++h) positions.emplace_back(std::exp2(-2.0f * static_cast<float>(h + 1)));
   const MultiHeadAttention attention(orf<float>(d, 32), positions, {.direction = Direction::causal});
 
-  // a training step: forward keeps what backward needs
+  // a training step: forward saves what backward needs
   Saved<float> saved;
   attention.forward(view(q), view(k), view(v), view(y), saved, {.lengths = lengths});
   Vector<float> dq = array(), dk = array(), dv = array();
@@ -35,7 +35,7 @@ int main() {
   const float padding = view(dv)(1, 0).bottomRows(n - 90).norm();
   std::printf("gradient of the padding: %g\n", padding);
 
-  // head 0 of both sequences, one after the other in one array: nothing is padded, and neither sees the other
+  // head 0 of both sequences, one after the other in one array: without padding, and neither attends to the other
   Matrix<float> packed_q(n + 90, d), packed_k(n + 90, d), packed_v(n + 90, d);
   packed_q << view(q)(0, 0), view(q)(1, 0).topRows(90);
   packed_k << view(k)(0, 0), view(k)(1, 0).topRows(90);

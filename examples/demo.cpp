@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-// The demo: how well and how fast nprf attends to the queries, keys and values of a real encoder, or to your own.
+// The demo: errors and times of nprf's attention on the queries, keys and values of a trained encoder, or on your own.
 
 #include <fmt/core.h>
 
@@ -57,9 +57,9 @@ void describe(CLI::App& app, Options& options) {
   demo::OwnFiles& own = options.own;
   app.get_formatter()->column_width(36);
   app.footer(
-      "\nWithout arrays of yours the demo takes a tour: feature maps against exact softmax on the queries, keys and\n"
-      "values of a real encoder, then the time of both on longer and longer sequences, and a picture of the times.\n"
-      "With them (all three) it computes their attention and tells how far that is from exact softmax. Lag = position\n"
+      "\nThe tour, without your own arrays: the errors of feature maps against exact softmax on the queries, keys and\n"
+      "values of a trained encoder, then the times of both on longer and longer sequences, and a picture of these.\n"
+      "With your own arrays (all three): their attention, and its error against exact softmax. Lag = position\n"
       "of the key minus that of the query; lags beyond -R..R have the bias of the ends, and -inf is weight 0.");
   app.add_option("--seed", own.seed, "Seed of all random numbers")->capture_default_str();
 
@@ -81,11 +81,11 @@ void describe(CLI::App& app, Options& options) {
       ->capture_default_str()
       ->group(own_arrays);
   app.add_option("--normalization", own.normalization,
-                 "unit: q and k of length 1; none: as they are, q.k over sqrt(channels)")
+                 "unit: q and k scaled to norm 1; none: not scaled, q.k over sqrt(channels)")
       ->check(CLI::IsMember({"unit", "none"}))
       ->capture_default_str()
       ->group(own_arrays);
-  app.add_flag("--causal", own.causal, "A query sees the keys at or before its position")->group(own_arrays);
+  app.add_flag("--causal", own.causal, "A query attends to the keys at or before its position")->group(own_arrays);
 }
 
 // an option of the other way to run would be ignored

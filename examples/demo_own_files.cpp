@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 
-// demo_own_files DEMO DATA WORK: runs the demo on good and bad .npy files, made in the folder WORK, and checks its
-// answers.
+// demo_own_files DEMO DATA WORK: writes valid and invalid .npy files to the folder WORK, runs the demo on them, and
+// checks its output.
 
 #include <sys/wait.h>
 
