@@ -76,7 +76,7 @@ class DeviceModel {
     PositionTables tables;
     LagProblem<float> x = m_lags;
     const float* border = one.parameters.data() + (one.parameters.size() - one.border_size());
-    weigh_lags(x, tables.bias_of(one), border, Pass::backward, tables);
+    add_biases_and_weights(x, tables.bias_of(one), border, Pass::backward, tables);
     std::transform(x.log_weights, x.log_weights + lags(), c.begin(), [](double b) { return std::exp(b); });
     return c;
   }
@@ -225,8 +225,8 @@ class DeviceModel {
       if (!position().is_grid()) return Slots{n};
       return {Slots{static_cast<Index>(m_slots.size()), 0, m_slots.data()}, position().outside};
     };
-    m_lags = place_lags<float>(placement(m_shape.n_q), placement(m_shape.n_k), m_model.direction, m_shape.offset,
-                               table_range(position()));
+    m_lags = problem_without_biases<float>(placement(m_shape.n_q), placement(m_shape.n_k), m_model.direction,
+                                           m_shape.offset, table_range(position()));
     m_lags.has_own_slots = position().is_grid();
     m_places.outside = position().outside, m_places.cells = static_cast<int>(m_slots.size());
     m_places.end = position().is_grid() ? static_cast<int>(m_lags.key_slots) : 0;
