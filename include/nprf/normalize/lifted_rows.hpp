@@ -12,9 +12,9 @@
 
 namespace nprf {
 
-/// Rows x (n,d) and their normalisation factors. The factor of a very short row overflows T. If there are such rows, x
-/// is copied, and in the copy they are lifted: multiplied by the power of two `lift`. The gradient with respect to a
-/// lifted row must be multiplied by `lift` too.
+/// Rows x (n,d) and their normalisation factors. For a row of very small norm, the factor radius / norm overflows T. If
+/// there are such rows, x is copied, and in the copy they are lifted: multiplied by the power of two `lift`. The
+/// gradient with respect to a lifted row must be multiplied by `lift` too.
 template <Real T>
 class LiftedRows {
  public:
