@@ -18,7 +18,7 @@ struct NormalizeTask {
   CheckedSums sums;
   bool positive;            // whether the features are
   DeviceMatrixView<S> y;    // [.., n_q, p]
-  RowList log_domain_rows;  // rows without full precision, to be recomputed in the log domain; null memory: none
+  RowList log_domain_rows;  // rows without full precision, to be recomputed in the log domain; null `rows`: none
   Visibility visibility;
   Counts* counts;
 };

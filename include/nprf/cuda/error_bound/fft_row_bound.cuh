@@ -126,7 +126,7 @@ inline double failing_share(const std::vector<double>& c, int n_q, int n_k, int 
   for (int i = 0; i < n_q; ++i) {
     const auto first = static_cast<std::size_t>(n_q - 1 - i), end = first + static_cast<std::size_t>(n_k);
     const bool attends_any = nonzero_before[end] > nonzero_before[first];
-    // a sum that is lost beside larger ones is not zero
+    // a small sum may round to zero in the difference of cumulative sums, but must not count as zero
     row_sums.push_back(attends_any ? std::max(before[end] - before[first], std::numeric_limits<double>::min()) : 0);
   }
   constexpr double eps = std::numeric_limits<float>::epsilon();

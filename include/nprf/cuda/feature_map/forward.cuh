@@ -268,10 +268,10 @@ __global__ void __launch_bounds__(FeatureShape::threads) log_scales_kernel(Featu
       token >= n || (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]);
   const float log_scale =
       task.kind == FeatureKind::trigonometric ? half_square : largest_projection(task, x) - half_square;
-  const bool counts = !padding && fabsf(log_scale) < largest_float;
+  const bool is_counted = !padding && fabsf(log_scale) < largest_float;
   float* token_log_scales = scratch + Shape::groups * Shape::tokens;
   const float of_token =
-      over_groups(scratch, counts ? log_scale : -largest_float, [](float a, float b) { return fmaxf(a, b); });
+      over_groups(scratch, is_counted ? log_scale : -largest_float, [](float a, float b) { return fmaxf(a, b); });
   if (thread < Shape::tokens) token_log_scales[thread] = of_token;
   __syncthreads();
   if (thread > 0) return;
