@@ -9,7 +9,7 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/model.hpp"
-#include "nprf/cuda/position/visibility.cuh"
+#include "nprf/cuda/position/attention_mask.cuh"
 
 namespace nprf::cuda {
 
@@ -41,7 +41,7 @@ struct FeatureTask {
   int* max_log_scale;  // [z]: the largest log-scale (logarithm of a feature) of keys, as ordered(); null: use `shift`
   Feature* phi;
   int stride;  // at least n, or at least r
-  Visibility visibility;
+  AttentionMask attention_mask;
 
   // including zero padding
   __host__ __device__ int tokens() const { return by_token<Feature> ? x.tokens : stride; }
@@ -216,7 +216,7 @@ __device__ __forceinline__ void compute_features(const FeatureTask<S, Feature>& 
   const bool has_zero_features =
       token >= n || (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]) ||
       (!own_token.finite &&
-       !(task.queries ? task.visibility.attends_any(z, token) : task.visibility.is_attended(z, token)));
+       !(task.queries ? task.attention_mask.attends_any(z, token) : task.attention_mask.is_attended(z, token)));
   Feature* phi = task.phi + (by_token<Feature> ? (static_cast<std::ptrdiff_t>(z) * n + token) * task.stride
                                                : static_cast<std::ptrdiff_t>(z) * r * task.stride + token);
   const float factor = task.queries ? 1.0f : expf(half_square - shift);  // of trigonometric features

@@ -126,7 +126,7 @@ class AttentionPlan {
       m_product.queue(phi_q, phi_k, U, arrays.product, stream);
     const RowList log_domain_rows{m_model.exponential() ? arrays.rows : nullptr, counters.log_domain_rows, n_q};
     queue_normalize(
-        NormalizeTask<S>{sums, m_model.positive(), y, log_domain_rows, m_model.visibility(U.mask), counters.counts},
+        NormalizeTask<S>{sums, m_model.positive(), y, log_domain_rows, m_model.attention_mask(U.mask), counters.counts},
         stream);
     if (log_domain_rows.rows)
       queue_log_domain(

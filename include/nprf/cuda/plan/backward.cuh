@@ -155,7 +155,7 @@ class Backward {
     const CheckedSums sums = checked_product.queue(Y, phi_q, phi_k, V, product, checks, stream);
     queue_gradient_columns(
         GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G, H, U, recomputed,
-                               log_domain.is_log_domain, log_domain.counts, model.visibility(key_mask)},
+                               log_domain.is_log_domain, log_domain.counts, model.attention_mask(key_mask)},
         stream);
 
     auto G_c = m_dA.operand(G, n_q), H_c = m_dA.operand(H, n_q), U_c = m_dA.operand(U, n_k);  // (n,p + 1)

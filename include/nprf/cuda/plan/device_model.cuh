@@ -16,11 +16,11 @@
 #include "nprf/cuda/feature_map/forward.cuh"
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/plan/position_tables.hpp"
+#include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/position/band.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
 #include "nprf/cuda/position/token_places.cuh"
-#include "nprf/cuda/position/visibility.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
 namespace nprf::cuda {
@@ -137,10 +137,10 @@ class DeviceModel {
             !queries && m_needs_log_scales ? max_log_scale : nullptr,
             phi,
             stride,
-            visibility(key_mask)};
+            attention_mask(key_mask)};
   }
 
-  Visibility visibility(const bool* key_mask) const { return {bias(), key_mask, heads(), n_q(), n_k()}; }
+  AttentionMask attention_mask(const bool* key_mask) const { return {bias(), key_mask, heads(), n_q(), n_k()}; }
 
  private:
   const FeatureModel& map() const { return m_model.features.front(); }
