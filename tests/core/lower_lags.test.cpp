@@ -29,14 +29,14 @@ struct Storage {
 }  // namespace
 
 TEST_CASE("lags are differences of slots, and the direction allows those up to the offset", "[core]") {
-  const LagProblem<double> x = place_lags<double>(Slots{3}, Slots{9}, Direction::causal, 1, {-4, 4});
+  const LagProblem<double> x = problem_without_biases<double>(Slots{3}, Slots{9}, Direction::causal, 1, {-4, 4});
   CHECK((x.query_slots == 3 && x.key_slots == 9));
   CHECK((x.lags.first == -2 && x.lags.last == 8));
   CHECK((x.reach.first == -2 && x.reach.last == 1));
   CHECK((x.table.first == -3 && x.table.last == 5));
   const Index slots[] = {0, 1, 5, 6};  // two rows of two cells
   const Placement cells({4, 0, slots}, 2);
-  const LagProblem<double> grid = place_lags<double>(cells, cells, Direction::bidirectional, 0, {-7, 7});
+  const LagProblem<double> grid = problem_without_biases<double>(cells, cells, Direction::bidirectional, 0, {-7, 7});
   CHECK((grid.query_slots == 7 && grid.lags.first == -6 && grid.lags.last == 6 && grid.reach.size() == 13));
 }
 
@@ -47,11 +47,11 @@ TEST_CASE("weights are the same whatever the tables are stored in", "[core]") {
   for (const Direction direction : {Direction::bidirectional, Direction::causal})
     for (const double slope : {0.0, -0.5}) {
       const LagBiasView<double> bias{-2, table.data(), 5, slope, slope};
-      LagProblem<double> x = place_lags<double>(cells, cells, direction, 0, {-2, 2}), y = x;
+      LagProblem<double> x = problem_without_biases<double>(cells, cells, direction, 0, {-2, 2}), y = x;
       Storage storage;
       Workspace workspace;
-      weigh_lags(x, bias, extra.data(), Pass::backward, storage);
-      weigh_lags(y, bias, extra.data(), Pass::backward, workspace);
+      add_biases_and_weights(x, bias, extra.data(), Pass::backward, storage);
+      add_biases_and_weights(y, bias, extra.data(), Pass::backward, workspace);
       CHECK(std::equal(x.biases, x.biases + x.lags.size(), y.biases));
       CHECK(std::equal(x.weights.values, x.weights.values + x.weights.size, y.weights.values));
       for (Index lag = x.lags.first; lag <= x.lags.last; ++lag) {
@@ -76,9 +76,10 @@ TEST_CASE("runs of equal weights are tails in the forward pass alone", "[core]")
   const std::vector<double> table{1, 1, 1, 0, 2, 2};
   const LagBiasView<double> bias{-3, table.data(), 6, 0, 0};
   Storage storage;
-  LagProblem<double> x = place_lags<double>(Slots{6}, Slots{6}, Direction::bidirectional, 0, {-3, 2}), y = x;
-  weigh_lags(x, bias, static_cast<const double*>(nullptr), Pass::forward, storage);
-  weigh_lags(y, bias, static_cast<const double*>(nullptr), Pass::backward, storage);
+  LagProblem<double> x = problem_without_biases<double>(Slots{6}, Slots{6}, Direction::bidirectional, 0, {-3, 2}),
+                     y = x;
+  add_biases_and_weights(x, bias, static_cast<const double*>(nullptr), Pass::forward, storage);
+  add_biases_and_weights(y, bias, static_cast<const double*>(nullptr), Pass::backward, storage);
   CHECK((x.weights.tails.before == 4 && x.weights.tails.after == 4));
   CHECK((y.weights.tails.before == 2 && y.weights.tails.after == 3));
 }

@@ -66,8 +66,8 @@ TEST_CASE("a placement counts the tokens without slots too, and gives the number
   CHECK(all.count() == 5);
   CHECK(some.count() == 5);
   for (Index i = 0; i < 5; ++i) {
-    CHECK(all.number(i) == i);
-    CHECK(some.number(i) == numbers[static_cast<std::size_t>(i)]);
+    CHECK(all.token_index(i) == i);
+    CHECK(some.token_index(i) == numbers[static_cast<std::size_t>(i)]);
   }
 }
 

@@ -103,10 +103,10 @@ TEMPLATE_TEST_CASE("a view of a feature map gives the results of the map", "[fea
   view.keys(data.x, data.factors(), phi, data.team);
   map.keys(data.x, data.factors(), expected, data.team);
   CHECK(error(phi, expected) <= 1);
-  REQUIRE(view.has_factors() == !std::is_same_v<TestType, EluFeatures<double>>);
+  REQUIRE(view.has_log_factors() == !std::is_same_v<TestType, EluFeatures<double>>);
   if constexpr (!std::is_same_v<TestType, EluFeatures<double>>) {
     Vector<double> log_factor(n), expected_log_factor;
-    view.with_factors(data.x, data.factors(), phi, log_factor.data(), data.team);
+    view.with_log_factors(data.x, data.factors(), phi, log_factor.data(), data.team);
     CHECK(error(phi, map.queries(data.x, data.factors(), &expected_log_factor)) <= 1);
     CHECK(error(log_factor, expected_log_factor) <= 1);
   }
@@ -123,7 +123,7 @@ TEST_CASE("a view passes scaled rows to a map that returns matrices", "[feature_
   CHECK(view.output_dim() == 2 * d);
   CHECK(view.estimates_exp());
   CHECK(!view.is_positive());
-  CHECK(!view.has_factors());
+  CHECK(!view.has_log_factors());
 
   const Data data;
   Matrix<double> all = Matrix<double>::Constant(n + 2, 2 * d + 3, 5);

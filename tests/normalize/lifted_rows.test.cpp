@@ -35,7 +35,7 @@ TEMPLATE_TEST_CASE("rows of ordinary norms are not copied", "[normalize]", float
     Vector<TestType> scale(5), expected(5);
     normalization.row_scale<TestType>(x, true, expected, team);
     const LiftedRows<TestType> lifted(normalization, true, x, scale, team);
-    CHECK(lifted.numbers().empty());
+    CHECK(lifted.indices().empty());
     CHECK(lifted.rows().data() == x.data());
     CHECK(scale == expected);
   }
@@ -52,9 +52,9 @@ TEMPLATE_TEST_CASE("only rows whose factor overflows are multiplied by a power o
   x.row(4).setZero();
   Vector<T> scale(6);
   const LiftedRows<T> lifted(Normalization::unit(2), true, x, scale, team);
-  REQUIRE(lifted.numbers().size() == 2);
-  CHECK(lifted.numbers()[0] == 1);
-  CHECK(lifted.numbers()[1] == 3);
+  REQUIRE(lifted.indices().size() == 2);
+  CHECK(lifted.indices()[0] == 1);
+  CHECK(lifted.indices()[1] == 3);
   for (Index i = 0; i < 6; ++i) {
     const bool is_short = i == 1 || i == 3;
     const Vector<T> expected = x.row(i) * (is_short ? LiftedRows<T>::lift : T(1));
@@ -76,8 +76,8 @@ TEMPLATE_TEST_CASE("short rows of a block of a wider matrix are lifted", "[norma
   wide.row(2).segment(2, 3).setConstant(std::numeric_limits<T>::denorm_min());
   Vector<T> scale(4);
   const LiftedRows<T> lifted(Normalization::unit(1), true, wide.middleCols(2, 3), scale, team);
-  REQUIRE(lifted.numbers().size() == 1);
-  CHECK(lifted.numbers()[0] == 2);
+  REQUIRE(lifted.indices().size() == 1);
+  CHECK(lifted.indices()[0] == 2);
   CHECK(lifted.rows().row(3) == wide.row(3).segment(2, 3));
   CHECK(lifted.rows()(2, 1) == LiftedRows<T>::lift * std::numeric_limits<T>::denorm_min());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// expected: nprf: lengths are nprf::Index: give a std::vector<nprf::Index>
+// expected: nprf: lengths must be nprf::Index: pass a std::vector<nprf::Index>
 #include "nprf/attention/options.hpp"
 
 const std::vector<int> lengths{3, 4};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// expected: nprf: all arrays of a call must have the scalar of its feature map
+// expected: nprf: all arrays of a call must have the scalar type of its feature map
 #include "nprf/attention/attention.hpp"
 #include "nprf/feature_map/elu.hpp"
 

@@ -65,7 +65,7 @@ class Attention {
   template <class Q, class K, class V>
     requires detail::MixedScalars<T, Q, K, V>
   void operator()(const Q&, const K&, const V&, const CallOptions& = {}) const {
-    detail::refuse<T, Q, K, V>();
+    detail::reject_mixed_scalars<T, Q, K, V>();
   }
 
   /// The same as operator(), within the tolerance (CallOptions), and saves in `saved` what backward needs. The result
@@ -79,7 +79,7 @@ class Attention {
   template <class Q, class K, class V>
     requires detail::MixedScalars<T, Q, K, V>
   void forward(const Q&, const K&, const V&, Saved<T>&, const CallOptions& = {}) const {
-    detail::refuse<T, Q, K, V>();
+    detail::reject_mixed_scalars<T, Q, K, V>();
   }
 
   /// The gradients for dy (n_q,d_v) = dL/dy of the forward that filled `saved`. About twice forward's time, memory

@@ -163,7 +163,7 @@ class BackwardPass {
     m_head.features.backward(m_saved.q, m_saved.A, m_dA, out.dq, m_team);
     through_normalization(m_saved.q, m_saved.q_scale, m_scaled.exponents(), out.dq);
     for (const Index i : m_saved.short_queries) out.dq.row(i) *= LiftedRows<T>::lift;
-    const bool has_gaps = m_keys.numbers || m_n_k < out.dk.rows();
+    const bool has_gaps = m_keys.token_indices || m_n_k < out.dk.rows();
     auto compact = m_workspace.template matrix<T>(has_gaps ? m_n_k : 0, out.dk.cols());
     MatrixRef<T> dk = has_gaps ? MatrixRef<T>(compact) : out.dk;
     m_head.features.backward(m_saved.k, m_saved.B, m_dB, dk, m_team);
@@ -174,8 +174,8 @@ class BackwardPass {
       out.dk.setZero();
       out.dv.setZero();
       for (Index j = 0; j < m_n_k; ++j) {
-        out.dk.row(m_keys.number(j)) = dk.row(j);
-        out.dv.row(m_keys.number(j)) = m_dU.row(j).head(d_v) * m_scaled.dy_scale();
+        out.dk.row(m_keys.token_index(j)) = dk.row(j);
+        out.dv.row(m_keys.token_index(j)) = m_dU.row(j).head(d_v) * m_scaled.dy_scale();
       }
     } else {
       m_team.run_tiles(m_n_k, [&](Index j0, Index count, Workspace&) {
@@ -184,7 +184,7 @@ class BackwardPass {
     }
     // a key that no query attends to has the gradient 0, even if it is non-finite
     for (const Index j : m_saved.unattended_keys)
-      out.dk.row(m_keys.number(j)).setZero(), out.dv.row(m_keys.number(j)).setZero();
+      out.dk.row(m_keys.token_index(j)).setZero(), out.dv.row(m_keys.token_index(j)).setZero();
   }
 
   // d_log_B is dL/d(log phi), which is dL/dphi at phi = 1

@@ -261,8 +261,8 @@ class ForwardPass {
     resize(saved.k, m_n_k, m_x.q.cols());
     scale_rows<T>(m_q.rows(), Head<T>::as_span(m_q_scale), saved.q, m_team);
     scale_rows<T>(m_k.rows(), Head<T>::as_span(m_k_scale), saved.k, m_team);
-    saved.short_queries.assign(m_q.numbers().begin(), m_q.numbers().end());
-    saved.short_keys.assign(m_k.numbers().begin(), m_k.numbers().end());
+    saved.short_queries.assign(m_q.indices().begin(), m_q.indices().end());
+    saved.short_keys.assign(m_k.indices().begin(), m_k.indices().end());
     saved.engine_used_log_scales = m_factors->key_log_scales != nullptr;
     assign(saved.key_log_scales, Eigen::Map<const Vector<double>>(m_log_scales, m_log_scales ? m_n_k : 0));
     saved.condition = m_condition;

@@ -60,10 +60,10 @@ struct Head {
 /// them.
 template <Real T>
 MatrixView<T> rows_of(const Placement& keys, const MatrixView<T>& x, const Team& team) {
-  if (!keys.numbers) return x.topRows(keys.count());
+  if (!keys.token_indices) return x.topRows(keys.count());
   auto rows = team.workspace().template matrix<T>(keys.count(), x.cols());
   team.run_tiles(keys.count(), [&](Index j0, Index count, Workspace&) {
-    for (Index j = j0; j < j0 + count; ++j) rows.row(j) = x.row(keys.number(j));
+    for (Index j = j0; j < j0 + count; ++j) rows.row(j) = x.row(keys.token_index(j));
   });
   return rows;
 }

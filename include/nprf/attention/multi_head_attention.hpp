@@ -101,7 +101,7 @@ class MultiHeadAttention {
   template <class Q, class K, class V, class Y>
     requires detail::MixedScalars<T, Q, K, V, Y>
   void operator()(const Q&, const K&, const V&, const Y&, const CallOptions& = {}) const {
-    detail::refuse<T, Q, K, V, Y>();
+    detail::reject_mixed_scalars<T, Q, K, V, Y>();
   }
 
   /// The same as operator(), within the tolerance (CallOptions), and saves in `saved` what backward needs. The result
@@ -114,7 +114,7 @@ class MultiHeadAttention {
   template <class Q, class K, class V, class Y>
     requires detail::MixedScalars<T, Q, K, V, Y>
   void forward(const Q&, const K&, const V&, const Y&, Saved<T>&, const CallOptions& = {}) const {
-    detail::refuse<T, Q, K, V, Y>();
+    detail::reject_mixed_scalars<T, Q, K, V, Y>();
   }
 
   /// The gradients for dy [b,h,n_q,d_v]: dq, dk and dv have the shapes of q, k and v, and dbias gets one matrix for

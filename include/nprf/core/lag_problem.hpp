@@ -12,16 +12,17 @@
 
 namespace nprf {
 
-/// A matrix (E,E+2) about E tokens without a slot, in the caller's storage. Row e has the entry of query e and every
-/// key with a slot; the entry of every query with a slot and key e; and the entries of query e and each key without a
-/// slot.
+/// The biases or the weights of E tokens without a slot (the extra tokens of a grid): a matrix (E,E+2) in the caller's
+/// storage. In row e, column 0 is for query e and every key with a slot, column 1 for every query with a slot and key
+/// e, and column 2 + f for query e and key f, both without a slot.
 template <class T>
 struct Border {
   Index count = 0;            // E
   const T* values = nullptr;  // (E,E+2)
 
   Index size() const { return count * (count + 2); }
-  /// Where the entry of a query and a key is, by their numbers; one of them at least has no slot.
+  /// The index in `values` of the entry of a query and a key, given by their token indices. At least one of them has no
+  /// slot.
   Index index(Index query, Index key) const {
     if (query >= count) return key * (count + 2) + 1;
     return query * (count + 2) + (key < count ? 2 + key : 0);
@@ -29,12 +30,12 @@ struct Border {
   T operator()(Index query, Index key) const { return values[index(query, key)]; }
 };
 
-/// Where the queries and the keys of a call stand, which keys each query attends to, and by which bias: a position, a
-/// direction and an offset, lowered to tables. Engines, error bounds and fallbacks all work from it. It needs no matrix
-/// library, and refers to tables in the caller's storage.
+/// The slots of the queries and keys of a call (slots.hpp), which keys each query attends to, and with which bias: a
+/// position, a direction and an offset, lowered to tables. Engines, error bounds and fallbacks all work from it. It
+/// needs no matrix library, and refers to tables in the caller's storage.
 ///
-/// Lags are differences of slots here: t - s for a key in slot t and a query in slot s. They include the offset: the
-/// lag that the position is given is smaller by it.
+/// Lags are differences of slots here: t - s for a key in slot t and a query in slot s. The lag for which the position
+/// defines the bias is t - s - offset.
 template <Real T>
 struct LagProblem {
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
@@ -47,12 +48,12 @@ struct LagProblem {
   LagRange lags;                         // between any two slots: 1 - query_slots .. key_slots - 1
   LagRange reach;                        // the lags that the direction allows
   const double* biases = nullptr;        // (lags) b; -infinity: not attended, as outside of `reach`
-  double largest_bias = minus_infinity;  // of these
+  double largest_bias = minus_infinity;  // the largest of `biases`
   const double* log_weights = nullptr;   // (lags) b - largest_bias; -infinity if all b are
   LagRange table;                        // before and after these lags b is linear
   double slope_before = 0, slope_after = 0;
-  LagWeightsView<T> weights;     // exp(b - max b) of `reach`, 1 at the largest unless the border has it
-  T* weight_values = nullptr;    // those of `weights`
+  LagWeightsView<T> weights;     // exp(b - max b) of `reach`; max b is also over column 1 of the border
+  T* weight_values = nullptr;    // the same array as in `weights`, writable
   Border<T> border;              // the weights of tokens without a slot
   Border<double> border_biases;  // their biases; -infinity where a query does not attend to a key
 
@@ -62,7 +63,7 @@ struct LagProblem {
   }
   bool attends(Index lag) const { return bias(lag) > minus_infinity; }
 
-  /// The bias of a query and a key, by their numbers among all tokens.
+  /// The bias of a query and a key, given by their token indices.
   double bias_between(Index query, Index key) const {
     if (query < queries.outside || key < keys.outside) return border_biases(query, key);
     return bias(keys.slots[key - keys.outside] - queries.slots[query - queries.outside]);

@@ -9,15 +9,16 @@
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 
-/// Sums over any number of keys, in two levels. The terms of a chunk of keys are summed plainly. The sums of the chunks
-/// are added with compensation: the rounding error of each addition is summed separately (Ogita, Rump, Oishi 2005), so
-/// that the error does not grow with the number of chunks.
+/// Sums over any number of keys, in two levels. The terms of a chunk of keys are summed without compensation. The
+/// sums of the chunks are added with compensation: the rounding error of each addition is summed separately (Ogita,
+/// Rump, Oishi 2005), so that the error does not grow with the number of chunks.
 namespace nprf {
 
 /// The number of keys in a chunk.
 inline constexpr Index chunk_keys = 4096;
 
-/// The largest number of terms that are summed plainly, so that rounding errors accumulate, in a sum over n_k keys.
+/// The largest number of terms in a sum over n_k keys that are added without compensation, so that their rounding
+/// errors accumulate.
 constexpr Index longest_plain_sum(Index n_k) { return std::min(n_k, chunk_keys); }
 
 /// sums (n) += terms (n); compensation (n) += the exact rounding errors of these additions. Terms that are zero change

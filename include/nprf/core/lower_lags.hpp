@@ -10,28 +10,28 @@
 #include "nprf/core/lag_range.hpp"
 #include "nprf/core/slots.hpp"
 
-/// Makes a LagProblem of tokens that have their places, and of the biases of a position, without a matrix library. The
-/// CPU's attention calls it by attention/weights/lower.hpp, and a GPU's plan by cuda/plan/device_model.cuh.
+/// Builds a LagProblem from the slots of tokens and the biases of a position, without a matrix library. The CPU's
+/// attention uses it through attention/weights/lower.hpp, and a GPU's plan through cuda/plan/device_model.cuh.
 namespace nprf {
 
-/// In the forward pass, runs of equal weights at the ends of a table count as tails. In the backward pass each weight
-/// of the table has a gradient of its own.
+/// In the forward pass, runs of equal weights at the ends of a table count as tails. In the backward pass they do not,
+/// because each weight of the table has a gradient of its own.
 enum class Pass { forward, backward };
 
-/// The part of a LagProblem that does not depend on the values of biases: where tokens stand, which lags exist, which
-/// of them the direction allows, and outside of which b is linear. `table` is the range of the position's own table,
-/// whose lags do not include the offset.
+/// The part of a LagProblem that does not depend on the values of biases: the slots of tokens, the range of their lags,
+/// the part of it that the direction allows, and the range outside of which b is linear. `table` is the range of the
+/// position's own table, whose lags do not include the offset.
 template <Real T>
-LagProblem<T> place_lags(const Placement& queries, const Placement& keys, Direction direction, Index offset,
-                         LagRange table) {
+LagProblem<T> problem_without_biases(const Placement& queries, const Placement& keys, Direction direction, Index offset,
+                                     LagRange table) {
   const auto slots_of = [](const Placement& x) { return x.slots.count == 0 ? 0 : x.slots[x.slots.count - 1] + 1; };
   LagProblem<T> x;
   x.direction = direction, x.offset = offset;
   x.queries = queries, x.keys = keys;
   x.query_slots = slots_of(queries), x.key_slots = slots_of(keys);
   x.lags = {1 - x.query_slots, x.key_slots - 1};
-  const LagRange distances = reachable_lags(x.query_slots, x.key_slots, offset, direction);  // as the position has them
-  x.reach = {distances.first + offset, distances.last + offset};
+  const LagRange position_lags = reachable_lags(x.query_slots, x.key_slots, offset, direction);  // without the offset
+  x.reach = {position_lags.first + offset, position_lags.last + offset};
   x.table = {table.first + offset, table.last + offset};
   return x;
 }
@@ -68,24 +68,24 @@ Border<T> border_weights(const Border<double>& biases, double largest, Storage& 
 
 }  // namespace detail
 
-/// Adds the biases and the weights to a LagProblem by place_lags. `extra` (E,E+2) has the biases of the E tokens
-/// without a slot. The tables are taken from the storage: storage.take<U>(n) returns n uninitialised objects, as
+/// Adds the biases and the weights to a LagProblem from problem_without_biases. `extra` (E,E+2) has the biases of the E
+/// tokens without a slot. The tables are taken from the storage: storage.take<U>(n) returns n uninitialised objects, as
 /// Workspace does. O(lags + E^2), with one exponential for each lag.
 template <Real T, class Storage>
-void weigh_lags(LagProblem<T>& x, const LagBiasView<T>& bias, const T* extra, Pass pass, Storage& storage) {
-  const LagRange distances{x.reach.first - x.offset, x.reach.last - x.offset};
+void add_biases_and_weights(LagProblem<T>& x, const LagBiasView<T>& bias, const T* extra, Pass pass, Storage& storage) {
+  const LagRange position_lags{x.reach.first - x.offset, x.reach.last - x.offset};
   x.slope_before = bias.slope_before, x.slope_after = bias.slope_after;
 
   double *biases = storage.template take<double>(x.lags.size()),
          *log_weights = storage.template take<double>(x.lags.size());
   for (double* values : {biases, log_weights}) std::fill_n(values, x.lags.size(), LagProblem<T>::minus_infinity);
   const Index from = x.reach.size() > 0 ? x.reach.first - x.lags.first : 0;
-  bias.fill(distances, biases + from);
+  bias.fill(position_lags, biases + from);
   x.biases = biases, x.log_weights = log_weights;
-  const Index largest_at = bias.largest(distances);
-  x.largest_bias = bias.max(distances);
+  const Index largest_at = bias.largest(position_lags);
+  x.largest_bias = bias.max(position_lags);
   const bool any = x.largest_bias > LagProblem<T>::minus_infinity;
-  if (any) bias.fill_differences(distances, largest_at, log_weights + from);
+  if (any) bias.fill_differences(position_lags, largest_at, log_weights + from);
 
   const Index E = x.keys.outside;
   x.border_biases = detail::border_biases(extra, E, x.direction, storage);
@@ -96,7 +96,7 @@ void weigh_lags(LagProblem<T>& x, const LagBiasView<T>& bias, const T* extra, Pa
   const double below = x.largest_bias - largest;
   for (Index k = 0; k < x.reach.size(); ++k)
     x.weight_values[k] = any ? static_cast<T>(std::exp(log_weights[from + k] + below)) : T(0);
-  x.weights = {x.reach.first, x.weight_values, x.reach.size(), tails(bias, distances)};
+  x.weights = {x.reach.first, x.weight_values, x.reach.size(), tails(bias, position_lags)};
   if (pass == Pass::forward) x.weights = x.weights.with_equal_ends();
 }
 

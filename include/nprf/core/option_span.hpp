@@ -8,8 +8,8 @@
 
 namespace nprf {
 
-/// A std::span<const T>, made from what such a span can be made from. A vector of other scalars, and std::vector<bool>,
-/// which is no array, are refused by one sentence at compile time.
+/// A std::span<const T> with the same constructors. A vector of another scalar type is rejected at compile time with a
+/// readable message, and so is std::vector<bool>, which packs its elements into bits and has no array of bool.
 template <class T>
 class OptionSpan : public std::span<const T> {
  public:
@@ -22,10 +22,10 @@ class OptionSpan : public std::span<const T> {
   OptionSpan(const std::vector<X, Allocator>&) {
     if constexpr (std::same_as<T, bool>)
       static_assert(!std::same_as<T, bool>,
-                    "nprf: key_mask is an array of bool, and std::vector<bool> is none: give {data, size} of a "
+                    "nprf: key_mask must be an array of bool, and std::vector<bool> has none: pass {data, size} of a "
                     "std::unique_ptr<bool[]> or of an Eigen::Array<bool, Eigen::Dynamic, 1>");
     else
-      static_assert(std::same_as<T, bool>, "nprf: lengths are nprf::Index: give a std::vector<nprf::Index>");
+      static_assert(std::same_as<T, bool>, "nprf: lengths must be nprf::Index: pass a std::vector<nprf::Index>");
   }
 };
 

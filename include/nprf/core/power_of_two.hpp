@@ -28,8 +28,8 @@ constexpr T power_of_two(int exponent) {
   return std::bit_cast<T>(static_cast<detail::Bits<T>>(exponent + Limits::max_exponent - 1) << (Limits::digits - 1));
 }
 
-/// floor(log2 x) of a positive normal x; every finite scale is one. Zero and subnormal x give a value below that of any
-/// normal number, infinity one above. x must not be negative.
+/// floor(log2 x) of a positive normal x; finite scales are always positive and normal. Zero and subnormal x give a
+/// value below that of any normal number, infinity one above. x must not be negative.
 template <Real T>
 constexpr int exponent_of(T x) {
   using Limits = std::numeric_limits<T>;

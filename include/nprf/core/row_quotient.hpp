@@ -42,15 +42,16 @@ NPRF_HOST_DEVICE inline T relative_size(T largest_N, T abs_D, T v_max) {
   return size > T(1) ? size : T(1);
 }
 
-/// What estimated rounding errors of FFTs are multiplied by before they are compared with a tolerance. Measured errors
-/// are below the estimate; this adds a quarter.
+/// The factor by which estimated rounding errors of FFTs are multiplied before they are compared with a tolerance.
+/// Measured errors are below the estimate; the factor adds a margin of 25 %.
 inline constexpr double error_margin = 1.25;
 
 /// The bound of the error of y = N / D relative to v_max, from bounds of the errors of N and of D:
 ///
 ///     5/4 (error(N) / v_max + error(D) max(1, |y| / v_max)) / |D|
 ///
-/// This is the first-order error of a quotient, with error_margin. `size` is relative_size(). NaN if nothing is known.
+/// This is the first-order error of a quotient, with error_margin. `size` is relative_size(). NaN means that there is
+/// no bound.
 template <class T>
 NPRF_HOST_DEVICE inline T quotient_error(T error_of_N, T error_of_D, T abs_D, T v_max, T size) {
   const T of_N = error_of_N == 0 ? T(0) : error_of_N / v_max;

@@ -27,18 +27,18 @@ struct Slots {
 };
 
 /// The queries or the keys that take part in attention, in order: first the tokens without a slot (the extra tokens of
-/// a grid), then the tokens with slots. The caller owns the array `numbers`.
+/// a grid), then the tokens with slots. The caller owns the array `token_indices`.
 struct Placement {
   Placement() = default;
-  Placement(const Slots& in_slots, Index without_slot = 0, const Index* token_numbers = nullptr)
-      : slots(in_slots), outside(without_slot), numbers(token_numbers) {}
+  Placement(const Slots& in_slots, Index without_slot = 0, const Index* indices_of_tokens = nullptr)
+      : slots(in_slots), outside(without_slot), token_indices(indices_of_tokens) {}
 
   Slots slots;
-  Index outside = 0;               // the number of tokens without a slot
-  const Index* numbers = nullptr;  // the index of each among all tokens of the call, increasing; null: 0, 1, ...
+  Index outside = 0;                     // the number of tokens without a slot
+  const Index* token_indices = nullptr;  // the index of each among all tokens of the call, increasing; null: 0, 1, ...
 
   Index count() const { return outside + slots.count; }
-  Index number(Index i) const { return numbers ? numbers[i] : i; }
+  Index token_index(Index i) const { return token_indices ? token_indices[i] : i; }
 };
 
 }  // namespace nprf

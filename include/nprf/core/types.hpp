@@ -12,7 +12,8 @@
 namespace nprf {
 
 static_assert(std::same_as<Eigen::Index, Index> && sizeof(Index) == 8,
-              "nprf: Eigen::Index must have 64 bits: leave EIGEN_DEFAULT_DENSE_INDEX_TYPE alone, on a 64-bit platform");
+              "nprf: Eigen::Index must have 64 bits: do not define EIGEN_DEFAULT_DENSE_INDEX_TYPE, and build for a "
+              "64-bit platform");
 
 /// A row-major matrix; each row is a token.
 template <class T>

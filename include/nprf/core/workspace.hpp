@@ -23,18 +23,18 @@ class Workspace {
   class Scope {
    public:
     explicit Scope(Workspace& workspace)
-        : m_workspace(workspace), m_mark(workspace.m_mark), m_outer_high(workspace.m_high) {
-      workspace.m_high = m_mark.taken;
+        : m_workspace(workspace), m_mark(workspace.m_mark), m_outer_peak(workspace.m_peak) {
+      workspace.m_peak = m_mark.taken;
     }
     ~Scope() {
       m_workspace.m_mark = m_mark;
-      m_workspace.m_high = std::max(m_workspace.m_high, m_outer_high);
+      m_workspace.m_peak = std::max(m_workspace.m_peak, m_outer_peak);
     }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
     /// The largest number of bytes in use at once that were taken in this scope.
-    std::size_t peak_bytes() const { return m_workspace.m_high - m_mark.taken; }
+    std::size_t peak_bytes() const { return m_workspace.m_peak - m_mark.taken; }
 
    private:
     friend class Workspace;
@@ -42,16 +42,16 @@ class Workspace {
     struct Mark {
       std::size_t block = 0, used = 0, taken = 0;
     } m_mark;
-    std::size_t m_outer_high;
+    std::size_t m_outer_peak;
   };
 
   /// `size` uninitialised objects, aligned to 64 bytes, never null. Throws std::bad_alloc, or std::length_error if the
   /// size is negative or overflows.
   template <class T>
   T* take(Index size) {
-    if (size < 0 || static_cast<std::size_t>(size) > (std::numeric_limits<std::size_t>::max() - line) / sizeof(T))
+    if (size < 0 || static_cast<std::size_t>(size) > (std::numeric_limits<std::size_t>::max() - alignment) / sizeof(T))
       throw std::length_error("nprf: a workspace's size overflows");
-    return reinterpret_cast<T*>(bytes(static_cast<std::size_t>(size) * sizeof(T)));
+    return reinterpret_cast<T*>(take_bytes(static_cast<std::size_t>(size) * sizeof(T)));
   }
 
   template <Real T>
@@ -71,7 +71,7 @@ class Workspace {
   void reserve(std::size_t size) {
     for (std::size_t block = m_mark.block, used = m_mark.used; block < m_blocks.size(); ++block, used = 0)
       if (m_blocks[block].size - used >= size) return;
-    add_block(grown(size));
+    add_block(block_size_for(size));
   }
 
   /// Replaces all blocks by one of their total size, so that calls of different sizes do not accumulate blocks. Does
@@ -93,30 +93,31 @@ class Workspace {
   std::size_t allocated_bytes() const { return m_allocated; }
 
   /// The largest number of bytes in use at once since reset_peak() or since the innermost open scope began.
-  std::size_t peak_bytes() const { return m_high; }
-  void reset_peak() { m_high = m_mark.taken; }
+  std::size_t peak_bytes() const { return m_peak; }
+  void reset_peak() { m_peak = m_mark.taken; }
 
  private:
-  static constexpr std::size_t line = 64, smallest_block = std::size_t{1} << 16, largest_step = std::size_t{1} << 26;
+  static constexpr std::size_t alignment = 64, smallest_block = std::size_t{1} << 16,
+                               largest_step = std::size_t{1} << 26;
 
   struct Block {
     Buffer<std::byte> memory;
     std::size_t size;
   };
 
-  std::byte* bytes(std::size_t size) {
-    size = std::max(line, (size + line - 1) / line * line);
+  std::byte* take_bytes(std::size_t size) {
+    size = std::max(alignment, (size + alignment - 1) / alignment * alignment);
     Scope::Mark at = m_mark;
     while (at.block < m_blocks.size() && m_blocks[at.block].size - at.used < size) ++at.block, at.used = 0;
-    if (at.block == m_blocks.size()) add_block(grown(size));
+    if (at.block == m_blocks.size()) add_block(block_size_for(size));
     std::byte* memory = m_blocks[at.block].memory.data() + at.used;
     m_mark = {at.block, at.used + size, at.taken + size};
-    m_high = std::max(m_high, m_mark.taken);
+    m_peak = std::max(m_peak, m_mark.taken);
     return memory;
   }
 
   // a new block is as large as all blocks before it (at most 64 MiB, unless `size` is more), so that there are few
-  std::size_t grown(std::size_t size) const {
+  std::size_t block_size_for(std::size_t size) const {
     return std::max(size, std::clamp(m_allocated, smallest_block, largest_step));
   }
 
@@ -128,7 +129,7 @@ class Workspace {
   std::vector<Block> m_blocks;
   Scope::Mark m_mark;
   std::size_t m_allocated = 0;
-  std::size_t m_high = 0;  // the maximum of m_mark.taken since the innermost scope began
+  std::size_t m_peak = 0;  // the maximum of m_mark.taken since the innermost scope began
 };
 
 }  // namespace nprf

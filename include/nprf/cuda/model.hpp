@@ -7,7 +7,7 @@
 
 #include "nprf/core/engine.hpp"
 
-/// A description of an attention by plain numbers. model_of (plan/model_of.hpp) makes it from a CPU attention, and an
+/// A description of an attention in plain numbers. model_of (plan/model_of.hpp) makes it from a CPU attention, and an
 /// AttentionPlan (plan/attention_plan.cuh) reads it. It includes no matrix library, so that device code compiles
 /// without one.
 namespace nprf::cuda {
@@ -28,7 +28,7 @@ struct FeatureModel {
 /// The position of one head: b[lag] = parameters[index[lag - first]], or b[lag] = -parameters[0] |lag| if linear. A lag
 /// beyond either end of `index` uses the index at that end.
 ///
-/// In a grid tokens have slots of their own, and lags are differences of slots. The first `outside` tokens E have no
+/// In a grid tokens have slots of their own, and lags are differences of slots. The first E = `outside` tokens have no
 /// slot; the last E (E + 2) parameters are the biases of the border, in the order of Border (core/lag_problem.hpp).
 struct PositionModel {
   std::vector<float> parameters;  // in any order; empty: b = 0
@@ -45,8 +45,8 @@ struct PositionModel {
 /// An attention of one or more heads.
 struct AttentionModel {
   Direction direction = Direction::bidirectional;
-  double radius = 1;                   // norm of queries and keys. 0: they are scaled by d^(-1/4) instead, but for elu
-  std::vector<FeatureModel> features;  // one for all heads, or one per head; all of the same kind and shape
+  double radius = 1;  // norm of queries and keys. 0: they are multiplied by d^(-1/4) instead, except for elu
+  std::vector<FeatureModel> features;    // one for all heads, or one per head; all of the same kind and shape
   std::vector<PositionModel> positions;  // one for all heads, or one per head; all with the same number of parameters
 };
 

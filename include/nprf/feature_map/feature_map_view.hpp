@@ -15,9 +15,8 @@ namespace detail {
 
 // separate concepts, because nvcc does not find T in a requires-expression inside a member function
 template <class F, class T>
-concept HasFactors = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> phi, const Team& team, T* log_factor) {
-  f.queries(x, RowScale<T>(), phi, team, log_factor);
-};
+concept HasLogFactors = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> phi, const Team& team,
+                                 T* log_factor) { f.queries(x, RowScale<T>(), phi, team, log_factor); };
 template <class F, class T>
 concept HasLogs = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> z, const Team& team) {
   f.logs(x, RowScale<T>(), z, team);
@@ -54,13 +53,13 @@ class FeatureMapView {
     m_functions->keys(m_map, x, scale, phi, team);
   }
 
-  /// Whether the map can report the factors that its queries omit.
-  bool has_factors() const { return m_functions->with_factors != nullptr; }
+  /// Whether the map can report the logarithms of the factors that its queries omit.
+  bool has_log_factors() const { return m_functions->with_log_factors != nullptr; }
   /// Writes phi (n,r) and log_factor (n), where phi(scale_i x_i) = exp(log_factor_i) times row i of phi. No row depends
-  /// on another. Requires has_factors().
-  void with_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
-                    const Team& team) const {
-    m_functions->with_factors(m_map, x, scale, phi, log_factor, team);
+  /// on another. Requires has_log_factors().
+  void with_log_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
+                        const Team& team) const {
+    m_functions->with_log_factors(m_map, x, scale, phi, log_factor, team);
   }
 
   /// Whether the map can compute the logarithms of its features. The backward of such a map depends only on the
@@ -82,12 +81,12 @@ class FeatureMapView {
   using Backward = void(const void*, const MatrixView<T>&, const MatrixView<T>&, const MatrixView<T>&, MatrixRef<T>,
                         const Team&);
 
-  using WithFactors = void(const void*, const MatrixView<T>&, RowScale<T>, MatrixRef<T>, T*, const Team&);
+  using WithLogFactors = void(const void*, const MatrixView<T>&, RowScale<T>, MatrixRef<T>, T*, const Team&);
 
   struct Functions {
     Features *queries, *keys;
-    WithFactors* with_factors;  // null if the map has none
-    Features* logs;             // null if the map has none
+    WithLogFactors* with_log_factors;  // null if the map has none
+    Features* logs;                    // null if the map has none
     Backward* backward;
     double (*relative_error)(const void*, double);
     bool estimates_exp, is_positive;
@@ -131,8 +130,8 @@ class FeatureMapView {
   }
 
   template <class F>
-  static constexpr WithFactors* with_factors_of() {
-    if constexpr (detail::HasFactors<F, T>)
+  static constexpr WithLogFactors* with_log_factors_of() {
+    if constexpr (detail::HasLogFactors<F, T>)
       return [](const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
                 const Team& team) { static_cast<const F*>(map)->queries(x, scale, phi, team, log_factor); };
     else
@@ -151,7 +150,7 @@ class FeatureMapView {
 
   template <class F>
   static constexpr Functions functions_of{
-      &queries_of<F>,  &keys_of<F>,           with_factors_of<F>(),     logs_of<F>(),
+      &queries_of<F>,  &keys_of<F>,           with_log_factors_of<F>(), logs_of<F>(),
       &backward_of<F>, &relative_error_of<F>, nprf::estimates_exp<F>(), nprf::is_positive<F>()};
 
   template <class Use>

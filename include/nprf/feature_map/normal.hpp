@@ -11,7 +11,8 @@
 
 namespace nprf {
 
-/// A generator of independent N(0,1) deviates in double, by the method of Box and Muller (1958) on words of Philox.
+/// A generator of independent N(0,1) deviates in double, by the method of Box and Muller (1958) from random words of
+/// Philox.
 ///
 /// The seed and the stream determine the random integers on every platform. Streams of one seed are independent.
 class NormalDeviates {

@@ -31,7 +31,7 @@ class RandomFeatures {
   template <class Rows>
   explicit RandomFeatures(const Eigen::MatrixBase<Rows>& rows) : m_w(rows) {
     static_assert(std::same_as<typename Rows::Scalar, T>,
-                  "nprf: the rows of a projection must have the scalar of their feature map");
+                  "nprf: the rows of a projection must have the scalar type of their feature map");
     require(m_w.rows() >= 1 && m_w.cols() >= 1, "rows: expected an m x d projection with m and d at least 1, got ",
             m_w.rows(), " x ", m_w.cols());
     require(m_w.allFinite(), "rows: expected finite scalars, got a NaN or an infinity");

@@ -102,7 +102,7 @@ class PolynomialTree {
   const T* twist() const { return m_table.data() + m_twist; }
 
   /// Writes the values of the residue with the coefficients load(j), j < L, at the roots of z^L = i into x (L), in the
-  /// order of the tree.
+  /// order of the tree: that in which the splits leave them.
   template <class Load>
   void values(Load&& load, Z* x) const {
     transform<true, false>(

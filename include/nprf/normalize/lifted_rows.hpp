@@ -12,9 +12,9 @@
 
 namespace nprf {
 
-/// Rows x (n,d) and their normalisation factors. The factor of a very short row overflows T. If there are such rows, x
-/// is copied, and in the copy they are lifted: multiplied by the power of two `lift`. The gradient with respect to a
-/// lifted row must be multiplied by `lift` too.
+/// Rows x (n,d) and their normalisation factors. For a row of very small norm, the factor radius / norm overflows T. If
+/// there are such rows, x is copied, and in the copy they are lifted: multiplied by the power of two `lift`. The
+/// gradient with respect to a lifted row must be multiplied by `lift` too.
 template <Real T>
 class LiftedRows {
  public:
@@ -30,12 +30,12 @@ class LiftedRows {
     Index count = 0;
     for (Index i = 0; i < x.rows(); ++i) count += is_short(i);
     if (count == 0) return;
-    Index* numbers = team.workspace().template take<Index>(count);
-    m_numbers = {numbers, static_cast<std::size_t>(count)};
+    Index* indices = team.workspace().template take<Index>(count);
+    m_indices = {indices, static_cast<std::size_t>(count)};
     auto lifted = team.workspace().template matrix<T>(x.rows(), x.cols());
     lifted = x;
     for (Index i = 0; i < x.rows(); ++i)
-      if (is_short(i)) lifted.row(i) *= lift, *numbers++ = i;
+      if (is_short(i)) lifted.row(i) *= lift, *indices++ = i;
     new (&m_rows) Rows(lifted.data(), x.rows(), x.cols(), Eigen::OuterStride<>(x.cols()));
     normalization.row_scale<T>(lifted, softmax_scale, scale, team);
   }
@@ -43,13 +43,13 @@ class LiftedRows {
   /// The rows, some of them lifted.
   MatrixView<T> rows() const { return m_rows; }
   /// The indices of the lifted rows, increasing.
-  std::span<const Index> numbers() const { return m_numbers; }
+  std::span<const Index> indices() const { return m_indices; }
 
  private:
   using Rows = Eigen::Map<const Matrix<T>, 0, Eigen::OuterStride<>>;
 
   Rows m_rows;
-  std::span<const Index> m_numbers;
+  std::span<const Index> m_indices;
 };
 
 }  // namespace nprf

@@ -22,9 +22,9 @@ template <class P>
 concept LearnedPosition = Position<P> && requires(const P& position, Index first, std::span<const double> db,
                                                   Matrix<double>& d) { position.gradient(first, db, d); };
 
-/// A position that assigns slots to tokens: GridPosition (grid.hpp). Its first tokens, the extra tokens, have no slots;
-/// extra() holds their biases. The other tokens are cells; slot(i) increases with the cell i, with gaps. bias(i, j) is
-/// the bias of query token i and key token j.
+/// A position that assigns slots (core/slots.hpp) to tokens: GridPosition (grid.hpp). Its first tokens, the extra
+/// tokens, have no slots; extra() holds their biases. The other tokens are cells; slot(i) increases with the cell i,
+/// with gaps. bias(i, j) is the bias of query token i and key token j.
 template <class P>
 concept PlacedPosition = Position<P> && requires(const P& position, Index i) {
   { position.tokens() } -> std::convertible_to<Index>;

@@ -47,8 +47,8 @@ inline Index t5_bucket(Index lag, Index num_buckets, Direction direction, Index 
   return bucket + std::min(far, num_buckets - 1);
 }
 
-/// T5's relative position: one learned scalar for each bucket of lags. It is for attention of the same direction;
-/// attention of the other one refuses it.
+/// T5's relative position: one learned scalar for each bucket of lags. An attention of another direction
+/// than the position's throws InvalidArgument.
 template <OnlyReal T>
 class T5Position {
  public:

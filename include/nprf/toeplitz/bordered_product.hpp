@@ -107,7 +107,7 @@ class BorderedProduct {
       set_product(P, G.middleRows(i0, rows), x.U.middleRows(j0, cols).transpose());    // (rows,cols)
       for (Index i = 0; i < rows; ++i)
         for (Index j = 0; j < cols; ++j)
-          border.data()[m_border.index(q.number(i0 + i), k.number(j0 + j))] += S(i, j) * P(i, j);
+          border.data()[m_border.index(q.token_index(i0 + i), k.token_index(j0 + j))] += S(i, j) * P(i, j);
       multiply_by_c(q, i0, k, j0, S);
       multiply_by_c(q, i0, k, j0, P);
       add_product(out.dA.middleRows(i0, rows), P, x.B.middleRows(j0, cols));              // (rows,r)
@@ -139,7 +139,7 @@ class BorderedProduct {
   void multiply_by_c(const Placement& q, Index i0, const Placement& k, Index j0, M& S) const {
     for (Index i = 0; i < S.rows(); ++i)
       for (Index j = 0; j < S.cols(); ++j) {
-        const T c = m_border(q.number(i0 + i), k.number(j0 + j));
+        const T c = m_border(q.token_index(i0 + i), k.token_index(j0 + j));
         S(i, j) = c == T(0) ? T(0) : S(i, j) * c;
       }
   }

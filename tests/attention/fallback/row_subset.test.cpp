@@ -14,7 +14,7 @@ TEST_CASE("the rows of a subset of the queries can be copied from and to a matri
   const std::vector<Index> numbers{2, 3, 6};
   const RowSubset subset(numbers, team);
   CHECK(subset.count() == 3);
-  CHECK((subset.number(0) == 2 && subset.number(2) == 6));
+  CHECK((subset.index(0) == 2 && subset.index(2) == 6));
 
   Matrix<double> x = Matrix<double>::Random(7, 4);
   const Matrix<double> rows = subset.of<double>(x);

@@ -61,7 +61,8 @@ TEST_CASE("a query attends to a key if the bias is not -infinity", "[attention]"
       }
       for (Index j = 0; j < placed.count(); ++j) {
         bool any = false;
-        for (Index i = 0; i < n; ++i) any = any || weights.problem().bias_between(i, placed.number(j)) > minus_infinity;
+        for (Index i = 0; i < n; ++i)
+          any = any || weights.problem().bias_between(i, placed.token_index(j)) > minus_infinity;
         wrong += attended[j] != any;
       }
     }
@@ -94,13 +95,13 @@ TEST_CASE("the largest attended size is found up to a factor of two, and never e
       const PreparedPosition<double> weights(position, {}, {n, n, 4, 2}, 0, Pass::forward, team);
       const Placement keys = weights.keys(view(mask), n, workspace);
       Vector<double> sizes(keys.count()), got(n);
-      for (Index j = 0; j < sizes.size(); ++j) sizes[j] = all_sizes[keys.number(j)];
+      for (Index j = 0; j < sizes.size(); ++j) sizes[j] = all_sizes[keys.token_index(j)];
       weights.attendance().largest_attended(sizes.data(), keys, got.data(), workspace);
       Index wrong = 0;
       for (Index i = 0; i < n; ++i) {
         double largest = 0;
         for (Index j = 0; j < keys.count(); ++j)
-          if (weights.problem().attends(i, keys.number(j))) largest = std::max(largest, sizes[j]);
+          if (weights.problem().attends(i, keys.token_index(j))) largest = std::max(largest, sizes[j]);
         wrong += got[i] > largest || (largest > 0 && got[i] <= largest / 2);  // a power of two above half of it
       }
       INFO("every " << hole << "th lag, every " << period << "th key");

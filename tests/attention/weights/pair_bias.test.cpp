@@ -56,14 +56,14 @@ TEST_CASE("the bias of a pair is that of the position plus the key's log-scale",
       const auto [first, end] = bias.reach(i, i);
       const auto largest = bias.largest(i);
       double most = minus_infinity;
-      for (Index j = 0; j < n_k; ++j) most = std::max(most, weights.problem().bias_between(i, keys.number(j)));
+      for (Index j = 0; j < n_k; ++j) most = std::max(most, weights.problem().bias_between(i, keys.token_index(j)));
       if (most == minus_infinity) {
         CHECK(largest.bias == minus_infinity);
         continue;
       }
       CHECK(std::abs(largest.bias - most) <= 16 * epsilon<double>);  // a sum of two numbers below 8
       for (Index j = 0; j < n_k; ++j) {
-        const double expected = weights.problem().bias_between(i, keys.number(j));
+        const double expected = weights.problem().bias_between(i, keys.token_index(j));
         pairs += expected > minus_infinity;
         if (j < first || j >= end) CHECK(expected == minus_infinity);
         for (const Index count : {Index{1}, n_k - j}) {
@@ -75,7 +75,7 @@ TEST_CASE("the bias of a pair is that of the position plus the key's log-scale",
             return got == wanted || std::abs(got - wanted) <= 64 * epsilon<double>;
           };
           CHECK(is(b[0], expected - most));
-          CHECK(is(b[count - 1], weights.problem().bias_between(i, keys.number(j + count - 1)) - most));
+          CHECK(is(b[count - 1], weights.problem().bias_between(i, keys.token_index(j + count - 1)) - most));
           CHECK(is(r[0], expected - most + log_scales[j]));
         }
       }
@@ -122,7 +122,7 @@ TEST_CASE("the gradient of a pair is added to that of its lag or of its entry of
       bias.add_gradient(
           i, 0, n_k, [&](Index k) { return share(i, k); }, at_lags.data(), at_border.data());
       for (Index j = 0; j < n_k; ++j) {
-        const Index key = keys.number(j);
+        const Index key = keys.token_index(j);
         if (i < E || key < E)
           expected_border[weights.problem().border.index(i, key)] += share(i, j);
         else

@@ -25,7 +25,7 @@ using Grid = GridPosition<double>;
 
 std::vector<Index> numbers(const Placement& keys) {
   std::vector<Index> all;
-  for (Index j = 0; j < keys.count(); ++j) all.push_back(keys.number(j));
+  for (Index j = 0; j < keys.count(); ++j) all.push_back(keys.token_index(j));
   return all;
 }
 
@@ -72,7 +72,7 @@ TEST_CASE("the keys of a call are those before its length whose mask is true", "
 
   // with padding only at the end there are no arrays, so that keys are read in place
   const Mask prefix = mask_of(6, {0, 1, 2}), gap = mask_of(6, {0, 2});
-  CHECK(weights.keys(view(prefix), 6, workspace).numbers == nullptr);
+  CHECK(weights.keys(view(prefix), 6, workspace).token_indices == nullptr);
   CHECK(weights.keys(view(prefix), 6, workspace).slots.at == nullptr);
   CHECK(slots(weights.keys(view(gap), 6, workspace)) == std::vector<Index>{0, 2});
 }

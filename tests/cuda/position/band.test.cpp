@@ -16,7 +16,7 @@ struct Shape {
 };
 
 LagProblem<float> lags_of(const Shape& s, Direction direction, LagRange table) {
-  return place_lags<float>(Slots{s.n_q}, Slots{s.n_k}, direction, s.offset, table);
+  return problem_without_biases<float>(Slots{s.n_q}, Slots{s.n_k}, direction, s.offset, table);
 }
 
 }  // namespace

@@ -89,8 +89,8 @@ class NonFiniteGradients {
     const LagProblem<T>& problem = m_position.problem();
     for (const Index i : m_rows)
       for (Index j = 0; j < (i < m_position.queries().outside ? m_keys.count() : m_keys.outside); ++j)
-        if (problem.attends(i, m_keys.number(j)))
-          db[static_cast<std::size_t>(problem.border.index(i, m_keys.number(j)))] = static_cast<double>(nan);
+        if (problem.attends(i, m_keys.token_index(j)))
+          db[static_cast<std::size_t>(problem.border.index(i, m_keys.token_index(j)))] = static_cast<double>(nan);
   }
 
   // the index of query i in m_rows; -1: its row is finite

@@ -68,7 +68,7 @@ class RowRecompute {
     if (!all_positive) sum_term_magnitudes(terms.data());
     Index in_double = 0;
     for (Index k = 0; k < rows; ++k) {
-      const Index i = m_rows.number(k);
+      const Index i = m_rows.index(k);
       const T keys = static_cast<T>(m_x.B.rows());
       denominator[i] = row_keeps_precision(D[k], largest_values[i] / scale, keys, all_positive) ? D[k] : T(0);
       in_double += denominator[i] == 0;
@@ -78,7 +78,7 @@ class RowRecompute {
     if (in_double == 0) return;
     const MatrixView<T> log_B = key_logs();
     m_team.run(rows, [&](Index k, Workspace& scratch) {
-      const Index i = m_rows.number(k);
+      const Index i = m_rows.index(k);
       if (denominator[i] != 0) return;
       const RowFactors x = row_factors(k, log_B, scratch);
       const double exact = DoubleRow<T>(x.a, x.B, m_x.U, x.biases).forward(y.middleRows(i, 1), scratch);
@@ -110,11 +110,11 @@ class RowRecompute {
     auto dA = workspace.template matrix<T>(rows, out.dA.cols());  // of these rows
     m_tiles.gradients(m_A, m_x.B, m_x.U, m_rows.of<T>(of.G), {dA, out.dB, out.dU, out.db.lags, out.db.border});
     Index in_double = 0;
-    for (Index k = 0; k < rows; ++k) in_double += of.denominator[m_rows.number(k)] == 0;
+    for (Index k = 0; k < rows; ++k) in_double += of.denominator[m_rows.index(k)] == 0;
     if (in_double > 0) {
       const MatrixView<T> log_B = key_logs();
       for (Index k = 0; k < rows; ++k)
-        if (of.denominator[m_rows.number(k)] == 0) add_in_double(k, log_B, of, dA.middleRows(k, 1), out);
+        if (of.denominator[m_rows.index(k)] == 0) add_in_double(k, log_B, of, dA.middleRows(k, 1), out);
     }
     m_rows.put<T>(dA, out.dA);
     return in_double > 0 && m_features.has_logs();
@@ -131,7 +131,7 @@ class RowRecompute {
   };
 
   RowFactors row_factors(Index k, const MatrixView<T>& log_B, Workspace& scratch) const {
-    const Index i = m_rows.number(k), n_k = m_bias.num_keys(), r = m_A.cols();
+    const Index i = m_rows.index(k), n_k = m_bias.num_keys(), r = m_A.cols();
     auto b = scratch.template vector<double>(n_k);
     if (!m_features.has_logs()) {
       m_scaled_bias(i, m_scaled_bias.largest(i), 0, n_k, b.data());
@@ -162,7 +162,7 @@ class RowRecompute {
                      FactorGradients& out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
-    const Index i = m_rows.number(k), n_k = m_bias.num_keys();
+    const Index i = m_rows.index(k), n_k = m_bias.num_keys();
     const bool by_logs = m_features.has_logs();
     const RowFactors x = row_factors(k, log_B, workspace);
     auto dB = workspace.template matrix<T>(by_logs ? n_k : 0, out.dB.cols());

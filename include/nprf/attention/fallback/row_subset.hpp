@@ -12,18 +12,18 @@ namespace nprf {
 class RowSubset {
  public:
   /// The queries with these indices, increasing. Refers to them.
-  RowSubset(std::span<const Index> numbers, const Team& team) : m_numbers(numbers), m_team(team) {}
+  RowSubset(std::span<const Index> indices, const Team& team) : m_indices(indices), m_team(team) {}
 
-  Index count() const { return static_cast<Index>(m_numbers.size()); }
+  Index count() const { return static_cast<Index>(m_indices.size()); }
   /// The index of the i-th query of the subset among all queries.
-  Index number(Index i) const { return m_numbers[static_cast<std::size_t>(i)]; }
+  Index index(Index i) const { return m_indices[static_cast<std::size_t>(i)]; }
 
   /// A copy of their rows of x, in the team's workspace.
   template <Real T>
   MatrixMap<T> of(const MatrixView<T>& x) const {
     auto rows = m_team.workspace().matrix<T>(count(), x.cols());
     m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {
-      for (Index i = i0; i < i0 + n; ++i) rows.row(i) = x.row(number(i));
+      for (Index i = i0; i < i0 + n; ++i) rows.row(i) = x.row(index(i));
     });
     return rows;
   }
@@ -32,12 +32,12 @@ class RowSubset {
   template <Real T>
   void put(const MatrixView<T>& rows, MatrixRef<T> x) const {
     m_team.run_tiles(count(), [&](Index i0, Index n, Workspace&) {
-      for (Index i = i0; i < i0 + n; ++i) x.row(number(i)) = rows.row(i);
+      for (Index i = i0; i < i0 + n; ++i) x.row(index(i)) = rows.row(i);
     });
   }
 
  private:
-  std::span<const Index> m_numbers;
+  std::span<const Index> m_indices;
   const Team& m_team;
 };
 

@@ -42,7 +42,7 @@ class RowBlockWeights {
     for (Index k = 0; k < Block<T>::rows; ++k) {
       T* row = m_values + k * m_most;
       const Index of = i + std::min(k, rows - 1);
-      m_bias(m_rows.number(of), m_largest.bias[of], j0, count, m_b);
+      m_bias(m_rows.index(of), m_largest.bias[of], j0, count, m_b);
       for (Index j = 0; j < count; ++j) row[j] = static_cast<T>(m_b[j] - m_largest.scaled[of]);
       std::fill(row + count, row + packs * Pack<T>::size, -std::numeric_limits<T>::infinity());
       for (Index j = 0; j < packs * Pack<T>::size; j += Pack<T>::size) exp(Pack<T>::load(row + j)).store(row + j);
@@ -72,7 +72,7 @@ struct RowWeights {
   RowBlockWeights<T> block_weights(Index run, Workspace& scratch) const { return {bias, rows, largest, run, scratch}; }
 
   toeplitz::RowRange keys(Index i0, Index count, Index run) const {
-    const auto [begin, end] = bias.reach(rows.number(i0), rows.number(i0 + count - 1));
+    const auto [begin, end] = bias.reach(rows.index(i0), rows.index(i0 + count - 1));
     return {begin / run * run, end};
   }
 
@@ -116,7 +116,7 @@ class RowTiles {
     out.dA.setZero();
     const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
       const auto of = [=](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.S[j] * pairs.P[j] * pairs.C[j]; };
-      m_bias.add_gradient(m_rows.number(pairs.i), pairs.j0, pairs.count, of, lags > 0 ? share : nullptr, share + lags);
+      m_bias.add_gradient(m_rows.index(pairs.i), pairs.j0, pairs.count, of, lags > 0 ? share : nullptr, share + lags);
     };
     const auto db =
         toeplitz::TiledProduct<T, RowWeights<T>>(x, m_weights).add_gradients(G, factors, lags + border, m_team, add_db);
@@ -137,7 +137,7 @@ class RowTiles {
     m_team.run_tiles(m_rows.count(), [&](Index i0, Index count, Workspace& scratch) {
       double* b = scratch.take<double>(run);
       for (Index i = i0; i < i0 + count; ++i) {
-        const Index query = m_rows.number(i);
+        const Index query = m_rows.index(i);
         bias[i] = m_bias.largest(query);
         scaled[i] = -std::numeric_limits<double>::infinity();
         const auto [begin, end] = m_bias.reach(query, query);

@@ -17,14 +17,14 @@ namespace nprf {
 template <Real T>
 double* scaled_key_features(const FeatureMapView<T>& features, const MatrixView<T>& x, RowScale<T> scale,
                             MatrixRef<T> B, const Team& team) {
-  if (!features.has_factors()) {
+  if (!features.has_log_factors()) {
     features.keys(x, scale, B, team);
     return nullptr;
   }
   double* log_scales = team.workspace().template take<double>(x.rows());
   const Workspace::Scope scope(team.workspace());
   auto log_factor = team.workspace().template vector<T>(x.rows());
-  features.with_factors(x, scale, B, log_factor.data(), team);
+  features.with_log_factors(x, scale, B, log_factor.data(), team);
   std::copy(log_factor.begin(), log_factor.end(), log_scales);
   return log_scales;
 }

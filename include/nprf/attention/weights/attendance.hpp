@@ -89,11 +89,11 @@ class Attendance {
     for (Index i = 0; i < queries.outside; ++i) {
       largest[i] = 0;
       for (Index j = 0; j < keys.count(); ++j)
-        if (m_x.attends(i, keys.number(j))) largest[i] = std::max(largest[i], sizes[j]);
+        if (m_x.attends(i, keys.token_index(j))) largest[i] = std::max(largest[i], sizes[j]);
     }
     T outside = 0;  // all queries with a slot attend to the same keys without one
     for (Index j = 0; j < keys.outside; ++j)
-      if (m_x.attends(queries.outside, keys.number(j))) outside = std::max(outside, sizes[j]);
+      if (m_x.attends(queries.outside, keys.token_index(j))) outside = std::max(outside, sizes[j]);
     T* in_slots = largest + queries.outside;
     std::fill_n(in_slots, queries.slots.count, outside);
     sliding_window_max(sizes + keys.outside, queries.slots, keys.slots, m_lags.longest_run(), in_slots, workspace);
@@ -111,7 +111,7 @@ class Attendance {
     const Placement &rows = of_queries ? m_x.queries : keys, &marked = of_queries ? keys : m_x.queries;
     const Index p = out.cols(), marked_slots = of_queries ? m_x.key_slots : m_x.query_slots;
     const auto attends = [&](Index row, Index other) {
-      return of_queries ? m_x.attends(row, keys.number(other)) : m_x.attends(other, keys.number(row));
+      return of_queries ? m_x.attends(row, keys.token_index(other)) : m_x.attends(other, keys.token_index(row));
     };
     auto X = workspace.template matrix<double>(marked_slots, p), x = workspace.template matrix<double>(1, p);
     auto in_slots = workspace.template matrix<double>(rows.slots.count, p);

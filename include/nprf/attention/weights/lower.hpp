@@ -35,9 +35,9 @@ LagProblem<T> lower(const PositionView<T>& position, Direction direction, Index 
   const LagBias<T>& bias = position.bias();
   const Placement queries = detail::place_tokens(position, n_q, offset, "queries", workspace),
                   keys = detail::place_tokens(position, n_k, offset, "keys", workspace);
-  LagProblem<T> x = place_lags<T>(queries, keys, direction, offset, {bias.first, bias.last()});
+  LagProblem<T> x = problem_without_biases<T>(queries, keys, direction, offset, {bias.first, bias.last()});
   x.has_own_slots = position.is_placed();
-  weigh_lags(x, bias.view(), position.extra().data(), pass, workspace);
+  add_biases_and_weights(x, bias.view(), position.extra().data(), pass, workspace);
   return x;
 }
 

@@ -54,7 +54,8 @@ class PairBias {
     const Placement& queries = m_x.queries;
     Largest found{never, 0, true};
     const Index one_by_one = i < queries.outside ? m_keys.count() : m_keys.outside;
-    for (Index j = 0; j < one_by_one; ++j) found.bias = std::max(found.bias, m_x.bias_between(i, m_keys.number(j)));
+    for (Index j = 0; j < one_by_one; ++j)
+      found.bias = std::max(found.bias, m_x.bias_between(i, m_keys.token_index(j)));
     if (one_by_one == m_keys.count() || m_x.largest_bias == never) return found;
     const Index at = queries.slots[i - queries.outside];
     Index best = -1;
@@ -73,7 +74,7 @@ class PairBias {
     const Placement& queries = m_x.queries;
     Index j = j0;
     const Index end = j0 + count, one_by_one = i < queries.outside ? end : std::min(m_keys.outside, end);
-    for (; j < one_by_one; ++j) b[j - j0] = m_x.bias_between(i, m_keys.number(j)) - from.bias;
+    for (; j < one_by_one; ++j) b[j - j0] = m_x.bias_between(i, m_keys.token_index(j)) - from.bias;
     const Slots& slots = m_keys.slots;
     if (j < end) {
       const Index at = queries.slots[i - queries.outside];
@@ -99,7 +100,7 @@ class PairBias {
     const Placement& queries = m_x.queries;
     Index j = j0;
     const Index end = j0 + count, one_by_one = i < queries.outside ? end : std::min(m_keys.outside, end);
-    for (; j < one_by_one; ++j) border[m_x.border.index(i, m_keys.number(j))] += of(j - j0);
+    for (; j < one_by_one; ++j) border[m_x.border.index(i, m_keys.token_index(j))] += of(j - j0);
     if (j == end || !lags) return;
     S* to = lags - m_x.lags.first - queries.slots[i - queries.outside];
     const Slots& slots = m_keys.slots;

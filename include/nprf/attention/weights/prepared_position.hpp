@@ -44,18 +44,18 @@ class PreparedPosition {
   Placement keys(std::span<const bool> mask, Index length, Workspace& workspace) const {
     const Placement& all = m_problem.keys;
     if (mask.empty() && length == all.count()) return all;
-    Index* numbers = workspace.take<Index>(length);
+    Index* token_indices = workspace.take<Index>(length);
     Index count = 0;
     for (Index j = 0; j < length; ++j)
-      if (mask.empty() || mask[static_cast<std::size_t>(j)]) numbers[count++] = j;
+      if (mask.empty() || mask[static_cast<std::size_t>(j)]) token_indices[count++] = j;
     if (!m_problem.has_own_slots) {
-      const bool has_no_gaps = count == 0 || numbers[count - 1] == count - 1;
-      return has_no_gaps ? Placement(Slots{count}) : Placement({count, 0, numbers}, 0, numbers);
+      const bool has_no_gaps = count == 0 || token_indices[count - 1] == count - 1;
+      return has_no_gaps ? Placement(Slots{count}) : Placement({count, 0, token_indices}, 0, token_indices);
     }
-    const Index outside = std::lower_bound(numbers, numbers + count, all.outside) - numbers;
+    const Index outside = std::lower_bound(token_indices, token_indices + count, all.outside) - token_indices;
     Index* at = workspace.take<Index>(count - outside);
-    for (Index j = outside; j < count; ++j) at[j - outside] = all.slots[numbers[j] - all.outside];
-    return Placement({count - outside, 0, at}, outside, numbers);
+    for (Index j = outside; j < count; ++j) at[j - outside] = all.slots[token_indices[j] - all.outside];
+    return Placement({count - outside, 0, at}, outside, token_indices);
   }
 
  private:

@@ -16,7 +16,7 @@ namespace nprf::cuda {
 template <Storage S>
 class CheckedProduct {
  public:
-  /// `length` is that of the FFT; 0 if there is none. Throws BackendError if CUDA refuses.
+  /// `length` is that of the FFT; 0 if there is none. Throws BackendError if CUDA reports an error.
   CheckedProduct(const Device& device, const ProductShape& shape, const ToeplitzWeights& weights, int length,
                  bool positive, double tolerance)
       : m_shape(shape),
@@ -25,14 +25,14 @@ class CheckedProduct {
         m_positive(positive),
         m_tolerance(static_cast<float>(tolerance)),
         m_blocks(2 * device.multiprocessors) {
-    if (!active()) return;
+    if (!uses_fft()) return;
     m_parts = parts_of_keys(device, TileShape::tiles(shape.n_q), shape.n_k, shape.p, shape.z);
     m_norms = DeviceMemory(sizeof(WeightNorms) * static_cast<std::size_t>(weights.positions));
   }
 
   /// Must be called after the weights have changed.
   void queue_weights(cudaStream_t stream) const {
-    if (active()) queue_weight_norms({m_weights.c, norms()}, m_weights.positions, stream);
+    if (uses_fft()) queue_weight_norms({m_weights.c, norms()}, m_weights.positions, stream);
   }
 
   /// Scratch memory of a call.
@@ -49,7 +49,7 @@ class CheckedProduct {
     arrays.recomputed = recomputed;
     arrays.counters = counters;
     arrays.failed_rows = {rows, counters.failed_rows, m_shape.n_q};
-    if (!active()) return arrays;
+    if (!uses_fft()) return arrays;
     const auto [z, heads, n_q, n_k, r, p] = m_shape;
     const std::size_t of_part = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
     arrays.signals = SignalNorms::take(scratch, z, n_k, r, counters.largest);
@@ -63,7 +63,7 @@ class CheckedProduct {
   /// recomputation.
   CheckedSums queue(const Product<S>& product, const float* A, const float* B, Columns<S> U,
                     const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
-    if (!active()) {
+    if (!uses_fft()) {
       product.queue(A, B, U, sums, stream);
       return {sums.sums};
     }
@@ -87,7 +87,7 @@ class CheckedProduct {
   }
 
  private:
-  bool active() const { return m_length > 0; }
+  bool uses_fft() const { return m_length > 0; }
   WeightNorms* norms() const { return static_cast<WeightNorms*>(m_norms.data()); }
 
   ProductShape m_shape;

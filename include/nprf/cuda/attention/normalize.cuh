@@ -7,7 +7,7 @@
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
-#include "nprf/cuda/position/visibility.cuh"
+#include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/toeplitz/row_sums.cuh"
 
 namespace nprf::cuda {
@@ -18,8 +18,8 @@ struct NormalizeTask {
   CheckedSums sums;
   bool positive;            // whether the features are
   DeviceMatrixView<S> y;    // [.., n_q, p]
-  RowList log_domain_rows;  // rows without full precision, to be recomputed in the log domain; null memory: none
-  Visibility visibility;
+  RowList log_domain_rows;  // rows without full precision, to be recomputed in the log domain; null `rows`: none
+  AttentionMask attention_mask;
   Counts* counts;
 };
 
@@ -28,7 +28,7 @@ template <Storage S>
 __device__ void classify_row(const NormalizeTask<S>& task, int z, int i, std::ptrdiff_t row, float D) {
   if (D != D) return;
   const bool has_precision = denominator_keeps_precision(D, task.positive);
-  if (!has_precision && !task.visibility.attends_any(z, i)) {
+  if (!has_precision && !task.attention_mask.attends_any(z, i)) {
     atomicAdd(&task.counts->empty_rows, 1);
     return;
   }

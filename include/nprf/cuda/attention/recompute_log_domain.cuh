@@ -105,11 +105,13 @@ class LogDomainTile {
  private:
   static constexpr int rows = LogDomainShape::rows, keys = LogDomainShape::keys, k_tile = LogDomainShape::k_tile;
 
-  __device__ double* log_weights() const { return shared_memory<double>(); }                       // (rows,keys)
-  __device__ float* e_k() const { return reinterpret_cast<float*>(log_weights() + rows * keys); }  // (k_tile,keys)
-  __device__ float* weights() const { return e_k() + k_tile * keys; }                              // (rows,keys)
-  __device__ float* e_q() const { return weights() + rows * keys; }                                // (m,rows)
-  __device__ float* x() const { return e_q() + rows * m_task.q.m; }                                // (d_padded,tokens)
+  __device__ double* log_weights() const { return shared_memory<double>(); }  // (rows,keys)
+  __device__ float* e_k() const {
+    return reinterpret_cast<float*>(log_weights() + rows * keys);
+  }                                                                    // (k_tile,keys)  w_f.k_j
+  __device__ float* weights() const { return e_k() + k_tile * keys; }  // (rows,keys)
+  __device__ float* e_q() const { return weights() + rows * keys; }    // (m,rows)  w_f.q_i
+  __device__ float* x() const { return e_q() + rows * m_task.q.m; }    // (d_padded,tokens)
   __device__ float* scratch() const { return x() + FeatureShape::stride * m_task.q.d_padded; }
 
   __device__ static double minus_infinity() { return -1.0 / 0.0; }

@@ -11,7 +11,7 @@
 
 namespace nprf::cuda {
 
-/// Statistics of a call. They lie on the device, and are valid when the call's stream has completed it. The first three
+/// Statistics of a call, in device memory. They are valid when the call's stream has completed it. The first three
 /// fields have the meaning of the fields of Report with the same names (attention/options.hpp); the others do not exist
 /// there. A row that is NaN, since its query or a key that it attends to is not finite, is not counted.
 struct Counts {
@@ -19,8 +19,8 @@ struct Counts {
   int indefinite_rows;    // their denominator is not positive
   int repaired_rows;      // recomputed, since rounding or underflow may have made them inaccurate
   int log_domain_rows;    // of these, the rows recomputed in the log domain: their denominator underflows
-  int imprecise_rows;     // not recomputed, although D underflows or overflows: the features have no log domain
-  float fft_error_bound;  // largest bound of what an FFT's rounding leaves in a row, relative to its largest |v|
+  int imprecise_rows;     // not recomputed, although D underflows or overflows: the features have no logarithms
+  float fft_error_bound;  // largest FFT error bound of the rows that were not recomputed, relative to their largest |v|
 };
 
 /// For each matrix z, the rows to recompute, in no particular order.

@@ -20,7 +20,7 @@ inline void check(cufftResult status, const char* what) {
 class CufftPlan {
  public:
   CufftPlan() = default;
-  /// Throws BackendError if cuFFT refuses the plan.
+  /// Throws BackendError if cuFFT cannot make the plan.
   CufftPlan(int length, int batch) : CufftPlan() {  // delegates, so that the destructor runs if this throws
     check(cufftCreate(&m_handle), "making a plan");
     m_exists = true;

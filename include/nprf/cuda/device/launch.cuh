@@ -35,7 +35,7 @@ void allow_shared(void (*kernel)(P...), std::size_t bytes) {
         "setting the shared memory limit");
 }
 
-/// Queues kernel(args...). Throws BackendError if the launch is refused.
+/// Queues kernel(args...). Throws BackendError if the launch fails.
 template <class... P, class... A>
 void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream,
             A&&... args) {

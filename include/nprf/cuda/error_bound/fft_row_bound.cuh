@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
     }
     const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + i;
     const bool by_fft = task.places.slot_of(i) >= 0;
-    const int first_slot = max(0, task.places.slot_of(i)) + task.first_lag + c.longest_run_first;
+    const int first_slot = max(0, task.places.slot_of(i)) + task.first_lag + weights.longest_run_first;
     const int first = max(0, task.places.first_from(first_slot)),
-              end = min(task.signals.n_k, task.places.first_from(first_slot + c.longest_run));
+              end = min(task.signals.n_k, task.places.first_from(first_slot + weights.longest_run));
     const float D = task.D[row] + (task.D_border ? task.D_border[row] : 0.0f),
                 v_max = task.signals.largest_value(z, first, end) / scale;
     float largest_N = 0;
@@ -126,7 +126,7 @@ inline double failing_share(const std::vector<double>& c, int n_q, int n_k, int 
   for (int i = 0; i < n_q; ++i) {
     const auto first = static_cast<std::size_t>(n_q - 1 - i), end = first + static_cast<std::size_t>(n_k);
     const bool attends_any = nonzero_before[end] > nonzero_before[first];
-    // a sum that is lost beside larger ones is not zero
+    // a small sum may round to zero in the difference of cumulative sums, but must not count as zero
     row_sums.push_back(attends_any ? std::max(before[end] - before[first], std::numeric_limits<double>::min()) : 0);
   }
   constexpr double eps = std::numeric_limits<float>::epsilon();

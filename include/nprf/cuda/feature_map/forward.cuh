@@ -9,7 +9,7 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/model.hpp"
-#include "nprf/cuda/position/visibility.cuh"
+#include "nprf/cuda/position/attention_mask.cuh"
 
 namespace nprf::cuda {
 
@@ -41,7 +41,7 @@ struct FeatureTask {
   int* max_log_scale;  // [z]: the largest log-scale (logarithm of a feature) of keys, as ordered(); null: use `shift`
   Feature* phi;
   int stride;  // at least n, or at least r
-  Visibility visibility;
+  AttentionMask attention_mask;
 
   // including zero padding
   __host__ __device__ int tokens() const { return by_token<Feature> ? x.tokens : stride; }
@@ -216,7 +216,7 @@ __device__ __forceinline__ void compute_features(const FeatureTask<S, Feature>& 
   const bool has_zero_features =
       token >= n || (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]) ||
       (!own_token.finite &&
-       !(task.queries ? task.visibility.attends_any(z, token) : task.visibility.is_attended(z, token)));
+       !(task.queries ? task.attention_mask.attends_any(z, token) : task.attention_mask.is_attended(z, token)));
   Feature* phi = task.phi + (by_token<Feature> ? (static_cast<std::ptrdiff_t>(z) * n + token) * task.stride
                                                : static_cast<std::ptrdiff_t>(z) * r * task.stride + token);
   const float factor = task.queries ? 1.0f : expf(half_square - shift);  // of trigonometric features
@@ -268,10 +268,10 @@ __global__ void __launch_bounds__(FeatureShape::threads) log_scales_kernel(Featu
       token >= n || (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]);
   const float log_scale =
       task.kind == FeatureKind::trigonometric ? half_square : largest_projection(task, x) - half_square;
-  const bool counts = !padding && fabsf(log_scale) < largest_float;
+  const bool is_counted = !padding && fabsf(log_scale) < largest_float;
   float* token_log_scales = scratch + Shape::groups * Shape::tokens;
   const float of_token =
-      over_groups(scratch, counts ? log_scale : -largest_float, [](float a, float b) { return fmaxf(a, b); });
+      over_groups(scratch, is_counted ? log_scale : -largest_float, [](float a, float b) { return fmaxf(a, b); });
   if (thread < Shape::tokens) token_log_scales[thread] = of_token;
   __syncthreads();
   if (thread > 0) return;

@@ -77,8 +77,8 @@ class AttentionPlan {
   void set_parameters(const float* parameters, cudaStream_t stream);
 
   /// q [batch, heads, n_q, d], k [.., n_k, d], v [.., n_k, d_v] -> y [.., n_q, d_v]. A row that attends to no key is
-  /// zero. Throws InvalidArgument if the views do not have these shapes, BackendError if CUDA refuses, for example
-  /// because the stream belongs to another device.
+  /// zero. Throws InvalidArgument if the views do not have these shapes, BackendError if CUDA reports an error, for
+  /// example because the stream belongs to another device.
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
                cudaStream_t stream) const;
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
@@ -126,7 +126,7 @@ class AttentionPlan {
       m_product.queue(phi_q, phi_k, U, arrays.product, stream);
     const RowList log_domain_rows{m_model.exponential() ? arrays.rows : nullptr, counters.log_domain_rows, n_q};
     queue_normalize(
-        NormalizeTask<S>{sums, m_model.positive(), y, log_domain_rows, m_model.visibility(U.mask), counters.counts},
+        NormalizeTask<S>{sums, m_model.positive(), y, log_domain_rows, m_model.attention_mask(U.mask), counters.counts},
         stream);
     if (log_domain_rows.rows)
       queue_log_domain(

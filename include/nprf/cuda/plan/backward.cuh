@@ -52,7 +52,7 @@ class Backward {
   /// `forward` is the product of the plan's forward pass; all calls must pass the same one.
   Backward(const Device& device, Engine engine, const DeviceModel& model, const Product<S>& forward,
            std::size_t slab_bytes)
-      : m_has_tiles(engine == Engine::direct || engine == Engine::banded),
+      : m_is_tiled(engine == Engine::direct || engine == Engine::banded),
         m_dA(device, engine, {model.z(), model.heads(), model.n_q(), model.n_k(), model.d_v() + 1, model.r()},
              model.toeplitz(), slab_bytes),
         m_dB(device, engine, {model.z(), model.heads(), model.n_k(), model.n_q(), model.d_v() + 1, model.r()},
@@ -68,7 +68,7 @@ class Backward {
     if (engine != Engine::banded) weights.band = {weights.c.first, weights.c.first + weights.c.size - 1};
     const int z = model.z(), n_q = model.n_q(), n_k = model.n_k(), r = model.r();
     if (!model.places().is_grid()) m_lags = LagGradients(device, forward.shape(), weights, model.d_v() + 1);
-    if (m_has_tiles) return;
+    if (m_is_tiled) return;
     m_correlation = CorrelationEngine(n_q, n_k, r, model.d_v(), z, model.toeplitz(), slab_bytes);
     m_parts_of_dA = parts_of_keys(device, TileShape::tiles(n_q), n_k, r, z);
     m_extra_parts = parts_of_keys(device, TileShape::tiles(n_k), n_q, r, z);
@@ -111,7 +111,7 @@ class Backward {
     arrays.recomputed = scratch.take<bool>(z, model.n_q());
     const Counters counters = Counters::take(scratch, z);
     arrays.G = scratch.take<float>(z, p + 1, tokens_q);
-    if (!m_has_tiles) arrays.H = scratch.take<float>(z, p + 1, tokens_q);
+    if (!m_is_tiled) arrays.H = scratch.take<float>(z, p + 1, tokens_q);
     arrays.U = scratch.take<float>(z, p + 1, tokens_k);
     arrays.db = scratch.take<float>(model.positions(), model.entries());
     if (model.exponential())
@@ -122,7 +122,7 @@ class Backward {
           arrays.Y = Y.take(area);
           arrays.checks = checked_product.take(area, arrays.recomputed, arrays.rows, counters);
           arrays.lags = m_lags.take(area);
-          if (!m_has_tiles) arrays.correlation = m_correlation.take(area);
+          if (!m_is_tiled) arrays.correlation = m_correlation.take(area);
           if (model.exponential())
             arrays.log_domain_scratch = LogDomainScratch::take(area, z, model.n_q(), model.n_k(), model.m());
         },
@@ -155,18 +155,18 @@ class Backward {
     const CheckedSums sums = checked_product.queue(Y, phi_q, phi_k, V, product, checks, stream);
     queue_gradient_columns(
         GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G, H, U, recomputed,
-                               log_domain.is_log_domain, log_domain.counts, model.visibility(key_mask)},
+                               log_domain.is_log_domain, log_domain.counts, model.attention_mask(key_mask)},
         stream);
 
     auto G_c = m_dA.operand(G, n_q), H_c = m_dA.operand(H, n_q), U_c = m_dA.operand(U, n_k);  // (n,p + 1)
     const RowList& failed_rows = checks.failed_rows;
-    const SelectedQueries selected = m_has_tiles ? SelectedQueries{} : SelectedQueries{recomputed, failed_rows.sizes};
+    const SelectedQueries selected = m_is_tiled ? SelectedQueries{} : SelectedQueries{recomputed, failed_rows.sizes};
     const bool has_db = gradients.parameters && model.parameter_count() > 0;
     if (has_db && model.places().is_grid())
       queue_grid_lag_gradients({A, B, G_c, U_c, H_c, selected, model.weights(), z, model.positions(), db}, stream);
     else if (has_db)
-      m_lags.queue({A, B, m_has_tiles ? G_c : H_c, U_c}, selected, product.before, product.after, db, lags, stream);
-    if (has_db && !m_has_tiles) m_correlation.queue({A, B, G_c, U_c}, checks.counters.largest, db, correlation, stream);
+      m_lags.queue({A, B, m_is_tiled ? G_c : H_c, U_c}, selected, product.before, product.after, db, lags, stream);
+    if (has_db && !m_is_tiled) m_correlation.queue({A, B, G_c, U_c}, checks.counters.largest, db, correlation, stream);
     if (log_domain.is_log_domain)
       queue_log_domain_gradients(
           LogDomainGradientTask<S>{queries, keys, Operand<S>(dy), U_c, model.bias(), z, model.positions(), log_domain,
@@ -179,7 +179,7 @@ class Backward {
 
     const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
     m_dA.queue(G, U, columns_of_B, to_dA, stream);
-    if (!m_has_tiles)
+    if (!m_is_tiled)
       queue_recompute_tiled(RecomputeTiledTask<float>{{H_c, U_c, columns_of_B, m_dA.weights().c},
                                                       failed_rows,
                                                       m_parts_of_dA,
@@ -203,7 +203,7 @@ class Backward {
   // adds the contributions of selected queries, as the last parts of the sums
   void add_selected_queries(const TileTask<float>& task, const SelectedQueries& queries, const Sums& sums, int z,
                             cudaStream_t stream) const {
-    if (m_has_tiles) return;
+    if (m_is_tiled) return;
     const std::ptrdiff_t first = (sums.parts - m_extra_parts) * sums.rows;
     queue_selected_queries({task, queries, m_extra_parts, sums.N + first * sums.p, sums.D + first}, z, stream);
   }
@@ -211,7 +211,7 @@ class Backward {
   // the forward product with float features
   const Product<S>& in_float(const Product<S>& forward) const { return m_in_float ? *m_in_float : forward; }
 
-  bool m_has_tiles;
+  bool m_is_tiled;  // whether the engine computes tiles and has no FFT
   std::optional<Product<S>> m_in_float;
   Product<float> m_dA, m_dB, m_dU;
   LagGradients m_lags;

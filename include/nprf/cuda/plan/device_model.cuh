@@ -16,11 +16,11 @@
 #include "nprf/cuda/feature_map/forward.cuh"
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/plan/position_tables.hpp"
+#include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/position/band.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
 #include "nprf/cuda/position/token_places.cuh"
-#include "nprf/cuda/position/visibility.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
 namespace nprf::cuda {
@@ -34,7 +34,7 @@ struct PlanShape {
 /// An AttentionModel on the device, for one shape: its projections, and the weights of all lags of the shape.
 class DeviceModel {
  public:
-  /// Throws InvalidArgument if the model does not fit the shape, BackendError if CUDA refuses.
+  /// Throws InvalidArgument if the model does not fit the shape, BackendError if CUDA reports an error.
   DeviceModel(AttentionModel model, const PlanShape& shape, bool gradients, cudaStream_t stream)
       : m_model(std::move(model)), m_shape(shape) {
     check_shape();
@@ -42,7 +42,7 @@ class DeviceModel {
     find_shift();
     place_tokens();
     if (lags() > 0) m_band = band_of(m_lags, position().linear);
-    send(gradients, stream);
+    copy_to_device(gradients, stream);
   }
 
   const AttentionModel& model() const { return m_model; }
@@ -61,7 +61,7 @@ class DeviceModel {
   int parameter_count() const { return static_cast<int>(position().parameters.size()); }
   /// The band of lags j - i outside of which the bias is linear.
   const Band& band() const { return m_band; }
-  /// Where the tokens of a grid stand.
+  /// The slots of the tokens of a grid.
   const TokenPlaces& places() const { return m_places; }
   /// The number of biases with gradients of their own: of lags, and of the border of a grid.
   int entries() const { return lags() + m_places.border_size(); }
@@ -76,7 +76,7 @@ class DeviceModel {
     PositionTables tables;
     LagProblem<float> x = m_lags;
     const float* border = one.parameters.data() + (one.parameters.size() - one.border_size());
-    weigh_lags(x, tables.bias_of(one), border, Pass::backward, tables);
+    add_biases_and_weights(x, tables.bias_of(one), border, Pass::backward, tables);
     std::transform(x.log_weights, x.log_weights + lags(), c.begin(), [](double b) { return std::exp(b); });
     return c;
   }
@@ -137,10 +137,10 @@ class DeviceModel {
             !queries && m_needs_log_scales ? max_log_scale : nullptr,
             phi,
             stride,
-            visibility(key_mask)};
+            attention_mask(key_mask)};
   }
 
-  Visibility visibility(const bool* key_mask) const { return {bias(), key_mask, heads(), n_q(), n_k()}; }
+  AttentionMask attention_mask(const bool* key_mask) const { return {bias(), key_mask, heads(), n_q(), n_k()}; }
 
  private:
   const FeatureModel& map() const { return m_model.features.front(); }
@@ -163,8 +163,9 @@ class DeviceModel {
     require(d_v >= 0 && d_v <= 16384, "d_v: expected 0 to 16384, got ", d_v);
     require(batch >= 0 && heads >= 1 && batch <= most_blocks && heads <= most_blocks &&
                 batch * heads * TileShape::column_tiles(static_cast<int>(d_v)) <= most_blocks,
-            "batch and heads: expected a batch of 0 or more, one head or more, and a product of at most ", most_blocks,
-            " with the tiles of 64 of d_v, got ", batch, ", ", heads, " and ", d_v);
+            "batch and heads: expected a batch of 0 or more, one head or more, and batch heads ceil(d_v / 64) of at "
+            "most ",
+            most_blocks, ", got ", batch, ", ", heads, " and d_v = ", d_v);
     require(offset >= -most && offset <= most, "offset: expected -2^28 to 2^28, got ", offset);
   }
 
@@ -216,7 +217,8 @@ class DeviceModel {
     const auto tokens = static_cast<std::ptrdiff_t>(one.slots.size()) + one.outside;
     for (const auto& [name, size] : {std::pair{"queries", m_shape.n_q}, {"keys", m_shape.n_k}})
       require(size == tokens, name, ": expected ", tokens, " rows (the position's tokens), got ", size);
-    require(m_shape.offset == 0, "offset: expected 0 for a position with places of its own, got ", m_shape.offset);
+    require(m_shape.offset == 0, "offset: expected 0 for a position that assigns slots to tokens, got ",
+            m_shape.offset);
   }
 
   void place_tokens() {
@@ -225,8 +227,8 @@ class DeviceModel {
       if (!position().is_grid()) return Slots{n};
       return {Slots{static_cast<Index>(m_slots.size()), 0, m_slots.data()}, position().outside};
     };
-    m_lags = place_lags<float>(placement(m_shape.n_q), placement(m_shape.n_k), m_model.direction, m_shape.offset,
-                               table_range(position()));
+    m_lags = problem_without_biases<float>(placement(m_shape.n_q), placement(m_shape.n_k), m_model.direction,
+                                           m_shape.offset, table_range(position()));
     m_lags.has_own_slots = position().is_grid();
     m_places.outside = position().outside, m_places.cells = static_cast<int>(m_slots.size());
     m_places.end = position().is_grid() ? static_cast<int>(m_lags.key_slots) : 0;
@@ -262,7 +264,7 @@ class DeviceModel {
     return index;
   }
 
-  void send(bool gradients, cudaStream_t stream) {
+  void copy_to_device(bool gradients, cudaStream_t stream) {
     std::vector<float> w, parameters;  // rows of w are padded with zeros
     for (const FeatureModel& one : m_model.features)
       for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d) {
@@ -296,7 +298,7 @@ class DeviceModel {
     const auto copy = [&](auto* to, const auto& from) {
       if (!from.empty())
         check(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice, stream),
-              "sending the model to the device");
+              "copying the model to the device");
     };
     copy(m_w, w);
     copy(m_index, index);
@@ -307,7 +309,7 @@ class DeviceModel {
     copy(m_tokens, tokens);
     m_places.slots = m_slots_on_device, m_places.tokens = m_tokens;
     queue_weights({bias(), m_weights}, stream);
-    check(cudaStreamSynchronize(stream), "sending the model to the device");
+    check(cudaStreamSynchronize(stream), "copying the model to the device");
   }
 
   // sorts lags by parameter; start[k] is where the lags of parameter k begin

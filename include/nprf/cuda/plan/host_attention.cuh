@@ -28,17 +28,18 @@ std::vector<S> attend(const AttentionModel& model, const PlanShape& shape, const
   const auto size = [&](std::ptrdiff_t tokens, std::ptrdiff_t channels) {
     return static_cast<std::size_t>(shape.batch * shape.heads * tokens * channels);
   };
-  const auto send = [&](const std::vector<S>& x, const char* name, std::ptrdiff_t tokens, std::ptrdiff_t channels) {
+  const auto copy_to_device = [&](const std::vector<S>& x, const char* name, std::ptrdiff_t tokens,
+                                  std::ptrdiff_t channels) {
     require(x.size() == size(tokens, channels), name, ": expected ", size(tokens, channels),
             " scalars (batch heads tokens channels), got ", x.size());
     DeviceMemory memory(x.size() * sizeof(S));
     if (!x.empty())
       check(cudaMemcpyAsync(memory.data(), x.data(), x.size() * sizeof(S), cudaMemcpyHostToDevice, nullptr),
-            "sending a vector");
+            "copying a vector to the device");
     return memory;
   };
-  const DeviceMemory device_q = send(q, "q", shape.n_q, d), device_k = send(k, "k", shape.n_k, d),
-                     device_v = send(v, "v", shape.n_k, shape.d_v);
+  const DeviceMemory device_q = copy_to_device(q, "q", shape.n_q, d), device_k = copy_to_device(k, "k", shape.n_k, d),
+                     device_v = copy_to_device(v, "v", shape.n_k, shape.d_v);
   std::vector<S> y(size(shape.n_q, shape.d_v));
   const DeviceMemory device_y(y.size() * sizeof(S));
   const auto view = [&](const DeviceMemory& memory, std::ptrdiff_t tokens, std::ptrdiff_t channels) {
@@ -48,7 +49,7 @@ std::vector<S> attend(const AttentionModel& model, const PlanShape& shape, const
                view(device_y, shape.n_q, shape.d_v));
   if (!y.empty())
     check(cudaMemcpyAsync(y.data(), device_y.data(), y.size() * sizeof(S), cudaMemcpyDeviceToHost, nullptr),
-          "fetching a vector");
+          "copying a vector to the host");
   check(cudaStreamSynchronize(nullptr), "computing attention");
   return y;
 }

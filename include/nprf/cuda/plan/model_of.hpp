@@ -19,7 +19,7 @@
 #include "nprf/position/relative.hpp"
 #include "nprf/position/t5.hpp"
 
-/// Describes a CPU attention by plain numbers (model.hpp): the same features, from the same seed, and the same
+/// Describes a CPU attention in plain numbers (model.hpp): the same features, from the same seed, and the same
 /// position.
 namespace nprf::cuda {
 

@@ -31,7 +31,7 @@ class PositionTables {
     return reinterpret_cast<U*>(m_memory.back().get());
   }
 
-  /// The bias of lags of a position, as the CPU has it.
+  /// The bias of each lag of a position, in the form that the CPU uses.
   LagBiasView<float> bias_of(const PositionModel& position) {
     const LagRange lags = table_range(position);
     float* table = take<float>(lags.size());

@@ -19,9 +19,9 @@ struct DeviceBias {
   const float* parameters;    // [head, count]
   const std::int32_t* index;  // [size]; null: the bias is linear, or 0 if there are no parameters
   int heads, count, size, first, last_attended;
-  int n_q;  // lag first + k is that of tokens j - i = k - (n_q - 1), but in a grid
+  int n_q;  // lag first + k is that of tokens j - i = k - (n_q - 1), except in a grid
   TokenPlaces places = {};
-  bool is_causal = false;  // whether queries outside of a grid attend to tokens up to their own only
+  bool is_causal = false;  // whether queries without a slot attend only to tokens up to their own
 
   /// The bias of lag first + k. `head` is ignored if one position is shared by all heads.
   __device__ __forceinline__ double operator()(int head, int k) const {

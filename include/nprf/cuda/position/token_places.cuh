@@ -8,19 +8,19 @@
 
 namespace nprf::cuda {
 
-/// Where tokens stand. In a sequence token i has slot i. In a grid the first `outside` tokens have no slot, and lags
-/// are differences of the slots of the others. Pairs of a query and a key with one of them outside have entries of
-/// their own, the border (core/lag_problem.hpp): row e has the entry of query e and every key with a slot; the entry of
-/// every query with a slot and key e; and the entries of query e and each key without a slot.
+/// The slots of tokens. In a sequence token i has slot i. In a grid the first `outside` tokens have no slot, and lags
+/// are differences of the slots of the others. Pairs of a query and a key, of which at least one has no slot, have
+/// entries of their own, the border (core/lag_problem.hpp). In its row e, column 0 is for query e and every key with a
+/// slot, column 1 for every query with a slot and key e, and column 2 + f for query e and key f, both without a slot.
 struct TokenPlaces {
   const std::int32_t* slots = nullptr;   // [cells], ascending; null: a sequence
-  const std::int32_t* tokens = nullptr;  // [end]: which token, not counting those outside; -1: none
+  const std::int32_t* tokens = nullptr;  // [end]: the token in each slot, not counting those outside; -1: none
   int outside = 0, cells = 0, end = 0;   // end: the last slot + 1
 
   __host__ __device__ bool is_grid() const { return slots != nullptr; }
   __host__ __device__ int border_size() const { return outside * (outside + 2); }
   __device__ __forceinline__ bool is_border(int query, int key) const { return query < outside || key < outside; }
-  /// The entry of the border of a query and a key, one of them outside.
+  /// The border entry of a query and a key, of which at least one has no slot.
   __device__ __forceinline__ int border_entry(int query, int key) const {
     if (query >= outside) return key * (outside + 2) + 1;
     return query * (outside + 2) + (key < outside ? 2 + key : 0);

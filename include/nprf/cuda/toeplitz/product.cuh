@@ -29,8 +29,8 @@ namespace nprf::cuda {
 /// bfloat16 products (8.0 and newer); the precision is then that of bfloat16 (toeplitz/direct/bf16_mma_tile.cuh). All
 /// other arithmetic is in float.
 ///
-/// The rounding error of an FFT is relative to the largest rows. If the bias rises, if it is sharp, or if the weights
-/// are causal, small rows may fail the error bound. Those rows are found and recomputed by tiles
+/// The rounding error of an FFT is relative to the largest rows. If the bias rises with the distance, if it has narrow
+/// peaks, or if attention is causal, small rows may fail the error bound. Those rows are found and recomputed by tiles
 /// (attention/checked_product.cuh). The automatic engine does not choose an FFT if too many rows would fail.
 enum class Engine { automatic, direct, banded, fused, cufft };
 
@@ -45,9 +45,9 @@ constexpr std::string_view name(Engine engine) {
   return "unknown";
 }
 
-/// The sizes of Y = ((A B^T) o C) [V 1] for every z: A (n_q,r), B (n_k,r), V (n_k,p).
+/// The sizes of Y = ((A B^T) o C) [V 1] for every z = (sequence, head): A (n_q,r), B (n_k,r), V (n_k,p).
 struct ProductShape {
-  int z, heads, n_q, n_k, r, p;
+  int z, heads, n_q, n_k, r, p;  // z: the number of sequences times heads
 };
 
 /// Y = ((A B^T) o C) [V 1] of one shape by one engine. It refers to the weights, whose values may change between calls.
@@ -62,7 +62,7 @@ class Product {
            compiled_for(direct_kernel<S, OnTensorCores<S>>) >= 80;
   }
 
-  /// Throws InvalidArgument if the engine does not support the shape, BackendError if CUDA refuses. Without
+  /// Throws InvalidArgument if the engine does not support the shape, BackendError if CUDA reports an error. Without
   /// `tensor_cores` all arithmetic is in float.
   Product(const Device& device, Engine engine, const ProductShape& shape, const ToeplitzWeights& weights,
           std::size_t slab_bytes, bool tensor_cores = true)
@@ -79,8 +79,9 @@ class Product {
     const auto& [z, heads, n_q, n_k, r, p] = shape;
     constexpr std::ptrdiff_t most_blocks = 65535;
     require(static_cast<std::ptrdiff_t>(z) * TileShape::column_tiles(p) <= most_blocks,
-            "batch and heads: expected a product of at most ", most_blocks,
-            " with the tiles of 64 of d_v, and with gradients of features, got ", z, " and ", p);
+            "batch and heads: expected batch heads ceil(columns / 64) of at most ", most_blocks,
+            ", where columns is d_v or, with gradients, the number of features, got batch heads = ", z, " and ", p,
+            " columns");
     switch (engine) {
       case Engine::fused: choose_fft(device, slab_bytes); break;
       case Engine::cufft:

@@ -7,7 +7,7 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
-#include "nprf/cuda/position/visibility.cuh"
+#include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 #include "nprf/cuda/toeplitz/row_sums.cuh"
 
@@ -34,7 +34,7 @@ struct GradientColumnsTask {
   bool* recomputed;      // the flags in `sums`, if H is not null; cleared for rows whose H is zero
   bool* log_domain;      // [z, n_q]: rows whose gradients are computed in the log domain; null: none
   int* log_domain_rows;  // [z]: how many; 0 before the launch
-  Visibility visibility;
+  AttentionMask attention_mask;
 };
 
 /// Blocks (tokens, queries or keys, z).
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
     if (t >= task.stride_k) return;
     bool finite = true;
     for (int c = 0; c < p; ++c) finite &= fabsf(V(t, c)) <= largest_float;
-    const bool ignored = !finite && !task.visibility.is_attended(z, t);  // must not affect any gradient
+    const bool ignored = !finite && !task.attention_mask.is_attended(z, t);  // must not affect any gradient
     for (int c = 0; c <= p; ++c) put(task.U, task.stride_k, c, ignored ? 0.0f : V(t, c));
     return;
   }
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTa
   };
   if (recomputed_row && !has_gradients) task.recomputed[row] = false;
   if (task.log_domain && t < n_q) {
-    const bool log_domain = !has_gradients && task.visibility.attends_any(z, t);
+    const bool log_domain = !has_gradients && task.attention_mask.attends_any(z, t);
     task.log_domain[row] = log_domain;
     if (log_domain) atomicAdd(task.log_domain_rows + z, 1);
   }

@@ -5,7 +5,7 @@
 
 namespace nprf::cuda {
 
-/// What dL/db of the lags is computed from, as columns (tokens,channels): A and G = dL/dY of queries, B and U of keys.
+/// The operands of dL/db of the lags, as matrices (tokens,channels): A and G = dL/dY of queries, B and U of keys.
 struct LagFactors {
   Operand<float> A, B, G, U;
 };

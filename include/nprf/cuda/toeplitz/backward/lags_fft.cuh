@@ -20,7 +20,7 @@
 
 namespace nprf::cuda {
 
-/// sum += conj(w) u over the slots of each position, in a fixed order.
+/// sum += conj(w) u over the signals (pair, feature) of each position, in a fixed order.
 struct CorrelationTask {
   const float2 *w, *u;  // [pair, feature, length]
   int length, pairs_of_z, all_pairs, first_pair, pairs, features, positions;
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(threads) correlation_kernel(CorrelationTask ta
     const int z = (task.first_pair + pair) / task.pairs_of_z;
     if (z % task.positions != position || task.largest[z] >= infinite_magnitude) continue;
     for (int f = 0; f < task.features; ++f) {
-      const std::ptrdiff_t slot = static_cast<std::ptrdiff_t>(pair) * task.features + f;
-      sum = sum + multiply_conjugate(task.u[slot * task.length + k], task.w[slot * task.length + k]);
+      const std::ptrdiff_t signal = static_cast<std::ptrdiff_t>(pair) * task.features + f;
+      sum = sum + multiply_conjugate(task.u[signal * task.length + k], task.w[signal * task.length + k]);
     }
   }
   at = sum;
@@ -86,7 +86,7 @@ class CorrelationEngine {
         m_positions(weights.positions),
         m_c(weights.c),
         m_slab(SlabShape::of(m_length, r, static_cast<std::ptrdiff_t>(z) * m_pairs, most_bytes / 2)),
-        m_columns(m_length, m_slab.slots()),
+        m_columns(m_length, m_slab.signals()),
         m_sums(m_length, weights.positions) {}
 
   struct Arrays {
@@ -94,7 +94,7 @@ class CorrelationEngine {
     std::byte* cufft;
   };
   Arrays take(Scratch& scratch) const {
-    float2 *w = scratch.take<float2>(m_slab.slots(), m_length), *u = scratch.take<float2>(m_slab.slots(), m_length);
+    float2 *w = scratch.take<float2>(m_slab.signals(), m_length), *u = scratch.take<float2>(m_slab.signals(), m_length);
     float2* sum = scratch.take<float2>(m_positions, m_length);
     return {w, u, sum, scratch.take<std::byte>(std::max(m_columns.workspace_bytes(), m_sums.workspace_bytes()))};
   }
@@ -106,7 +106,7 @@ class CorrelationEngine {
     const auto& [A, B, G, U] = factors;
     const std::size_t sums = static_cast<std::size_t>(m_positions) * static_cast<std::size_t>(m_length);
     const int all_pairs = m_z * m_pairs, r = A.channels;
-    const unsigned positions = static_cast<unsigned>(m_positions), slots = static_cast<unsigned>(m_slab.slots());
+    const unsigned positions = static_cast<unsigned>(m_positions), signals = static_cast<unsigned>(m_slab.signals());
     const dim3 block{threads, 1, 1};
     if (m_c.size == 0) return;
     const std::scoped_lock lock(*m_mutex);
@@ -116,7 +116,7 @@ class CorrelationEngine {
         const auto transform = [&](const Operand<float>& x, const Operand<float>& y, float2* slab) {
           const SpreadTask<float> task{x, {y, nullptr, nullptr, 0}, m_length, m_pairs,   all_pairs, pair,
                                        f, m_slab.features,          slab,     m_c.places};
-          launch("gradients: products", spread_kernel<float>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0,
+          launch("gradients: products", spread_kernel<float>, dim3{blocks_of<threads>(m_length), signals, 1}, block, 0,
                  stream, task);
           m_columns.run(slab, CUFFT_FORWARD, arrays.cufft, stream);
         };

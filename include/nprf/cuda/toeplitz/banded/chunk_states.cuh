@@ -32,9 +32,8 @@ inline __device__ __attribute__((noinline)) void compute_tail_weights(float* wei
 
 /// The states of a chunked product: weighted sums over chunks of keys,
 ///
-///     before[k] = sum exp(-|slope| |j - anchor|) B_j^T [V 1]_j   (r,p + 1)   over the keys j of all chunks before
-///     chunk k after[k]                                                               over those of chunk k and all
-///     later ones
+///     before[k] (r,p + 1) = sum over the keys j before chunk k            exp(-|slope| |j - anchor|) B_j^T [V 1]_j
+///     after[k]  (r,p + 1) = sum over the keys j of chunk k and after it   exp(-|slope| |j - anchor|) B_j^T [V 1]_j
 ///
 /// Weights c[j - i] that change by a factor exp(slope) with each lag further away are c[anchor - i] times those of the
 /// sum. If they fall, the anchor is the key next to chunk k; if they rise, the first or the last key of all. So no
@@ -104,8 +103,8 @@ struct ChunkOfBlock {
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S> task) {
   constexpr int tile = TileShape::tile, stride = TileShape::stride;
-  float *b = shared_memory<float>(), *u = b + tile * stride, *weights = u + tile * stride;  // (keys,features)
-                                                                                            // (keys,columns) (chunk)
+  // (keys,features) (keys,columns) (chunk)
+  float *b = shared_memory<float>(), *u = b + tile * stride, *weights = u + tile * stride;
   const int column_tiles = TileShape::tiles(task.U.V.channels + 1), z = static_cast<int>(blockIdx.z);
   const bool has_slope = !task.slope.is_zero();
   const ChunkOfBlock of_block(task.chunks(), has_slope);
@@ -208,9 +207,8 @@ struct ChunkDecay {
 
 /// Computes the states from the sums of chunks, forward for `before` and backward for `after`, by Kahan-compensated
 /// summation (Kahan 1965): s_k = exp(chunk slope) s_{k-1} + x_k. With the factors |j - anchor|, which grow by `chunk`
-/// from chunk to chunk: s'_k = exp(chunk slope) (s'_{k-1} + chunk s_{k-1}) + x'_k. Threads (entries of a matrix),
-/// blocks
-/// (.., before or after, z).
+/// from chunk to chunk: s'_k = exp(chunk slope) (s'_{k-1} + chunk s_{k-1}) + x'_k. Threads (entries of
+/// a matrix), blocks (.., before or after, z).
 template <Storage S, class Feature>
 __global__ void __launch_bounds__(256) running_sums_kernel(ChunkTask<S, Feature> task) {
   const std::ptrdiff_t entry = static_cast<std::ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x, step = task.matrix();

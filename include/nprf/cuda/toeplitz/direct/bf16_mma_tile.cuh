@@ -10,16 +10,16 @@
 
 namespace nprf::cuda {
 
-/// Tile on tensor cores, for values of 16 bits. 4 warps have 32 rows each, and hold their scores, their sums and 64
-/// columns of Y in registers.
+/// Tile (fp32_tile.cuh) on tensor cores, for values of 16 bits. 4 warps have 32 rows each, and hold their scores, their
+/// sums and 64 columns of Y in registers.
 ///
 ///     P = bf16((A B^T) o C)        N += P bf16(V)        D += P 1
 ///
 /// Features are rows of bfloat16, padded with zeros to a multiple of 16. P is rounded to bfloat16, and so are values
 /// that are stored as half. Sums are float. For positive features the relative error of a weight is at most 3 2^-8,
-/// from rounding A, B and P (in a tail with a slope 4 2^-8, from A, B, weighted B and M). The error of y is at most
-/// 6 (8) 2^-8 max |v|, usually far less, since the errors of many keys average out. Rounding the values adds 2^-8 max
-/// |v|. D sums the rounded scores, so that the weights add up to 1.
+/// from rounding A, B and P (in a tail with a slope 4 2^-8, from A, B, weighted B and the M of add_product). The error
+/// of y is at most 6 (8) 2^-8 max |v|, usually far less, since the errors of many keys average out. Rounding the values
+/// adds 2^-8 max |v|. D sums the rounded scores, so that the weights add up to 1.
 template <Storage S>
 class TensorTile {
  public:

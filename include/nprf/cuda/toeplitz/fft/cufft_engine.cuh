@@ -30,11 +30,11 @@ __global__ void __launch_bounds__(threads) circulant_kernel(CirculantTask task) 
       make_float2(task.c.in_circulant(head, k, task.length), 0);
 }
 
-/// How many columns (pair, feature) are transformed together.
+/// How many signals (pair, feature) are transformed together.
 struct SlabShape {
   int pairs, features;
 
-  int slots() const { return pairs * features; }
+  int signals() const { return pairs * features; }
 
   /// As many of the r features and of all pairs as fit in `most_bytes`; at least one of each.
   static SlabShape of(int length, int r, std::ptrdiff_t all_pairs, std::size_t most_bytes) {
@@ -48,8 +48,9 @@ struct SlabShape {
   }
 };
 
-/// A slab: a buffer of columns B_f U_c that are transformed together. Two columns c of U form one complex column, a
-/// pair. Pairs are counted over all z. Slot (pair, feature) starts at slab + (pair features + feature) length.
+/// Computes a slab: a buffer of signals B_f U_c that are transformed together. Two columns c of U form one complex
+/// column, a pair. Pairs are numbered over all z. Signal (pair, feature) starts at slab + (pair features + feature)
+/// length.
 template <Storage S>
 struct SpreadTask {
   Operand<float> B;  // (n_k,r)
@@ -70,11 +71,11 @@ struct SlabTask : SpreadTask<S> {
 };
 
 /// slab = B_f U_c, padded with zeros, with the tokens of a grid in their slots.
-/// Blocks (tokens, slots).
+/// Blocks (values of a signal, signals).
 template <Storage S>
 __global__ void __launch_bounds__(256) spread_kernel(SpreadTask<S> task) {
-  const int t = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), slot = static_cast<int>(blockIdx.y);
-  const int pair = task.first_pair + slot / task.features, f = task.first_feature + slot % task.features;
+  const int t = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), signal = static_cast<int>(blockIdx.y);
+  const int pair = task.first_pair + signal / task.features, f = task.first_feature + signal % task.features;
   if (t >= task.length) return;
   float2 value = make_float2(0, 0);
   const int j = task.places.token_in(t);
@@ -82,16 +83,16 @@ __global__ void __launch_bounds__(256) spread_kernel(SpreadTask<S> task) {
     const int z = pair / task.pairs_of_z;
     value = task.B.of(z)[f * task.B.channel_stride + j] * task.U.of(z).pair(j, pair % task.pairs_of_z);
   }
-  task.slab[static_cast<std::ptrdiff_t>(slot) * task.length + t] = value;
+  task.slab[static_cast<std::ptrdiff_t>(signal) * task.length + t] = value;
 }
 
-/// slab = spectrum slab / length. Blocks (frequencies, slots).
+/// slab = spectrum slab / length. Blocks (frequencies, signals).
 template <Storage S>
 __global__ void __launch_bounds__(256) filter_kernel(SlabTask<S> task) {
   const int k = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  const int slot = static_cast<int>(blockIdx.y), pair = task.first_pair + slot / task.features;
+  const int signal = static_cast<int>(blockIdx.y), pair = task.first_pair + signal / task.features;
   if (k >= task.length || pair >= task.all_pairs) return;
-  float2& value = task.slab[static_cast<std::ptrdiff_t>(slot) * task.length + k];
+  float2& value = task.slab[static_cast<std::ptrdiff_t>(signal) * task.length + k];
   const float2 c = task.spectrum[pair / task.pairs_of_z % task.A.heads * task.stride + k];
   value = multiply(value, (1.0f / static_cast<float>(task.length)) * c);
 }
@@ -99,14 +100,15 @@ __global__ void __launch_bounds__(256) filter_kernel(SlabTask<S> task) {
 /// N and D += sum_f A_f slab, in the order of the features. Blocks (queries, pairs).
 template <Storage S>
 __global__ void __launch_bounds__(256) gather_kernel(SlabTask<S> task) {
-  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), slot = static_cast<int>(blockIdx.y);
-  const int pair = task.first_pair + slot, n_q = task.A.tokens, p = task.U.V.channels;
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const int pair_of_slab = static_cast<int>(blockIdx.y), pair = task.first_pair + pair_of_slab, n_q = task.A.tokens,
+            p = task.U.V.channels;
   if (i >= n_q || pair >= task.all_pairs) return;
   const int t = task.places.slot_of(i);
   if (t < 0) return;
   const int z = pair / task.pairs_of_z, features = min(task.features, task.A.channels - task.first_feature);
   const float* A = task.A.of(z) + task.first_feature * task.A.channel_stride + i;
-  const float2* slab = task.slab + static_cast<std::ptrdiff_t>(slot) * task.features * task.length + t;
+  const float2* slab = task.slab + static_cast<std::ptrdiff_t>(pair_of_slab) * task.features * task.length + t;
   float2 sum = make_float2(0, 0);
   for (int f = 0; f < features; ++f)
     sum = sum + A[f * task.A.channel_stride] * slab[static_cast<std::ptrdiff_t>(f) * task.length];
@@ -125,11 +127,11 @@ class CufftEngine {
  public:
   CufftEngine() = default;
   /// For z matrices of p columns and r features; of a grid, n_q and n_k are the numbers of slots. `most_bytes` limits
-  /// the slab, which holds at least one transform. Throws BackendError if cuFFT refuses.
+  /// the slab, which holds at least one transform. Throws BackendError if cuFFT reports an error.
   CufftEngine(int n_q, int n_k, int r, int p, int z, int positions, std::size_t most_bytes)
       : m_length(nprf::fft::smooth_length(n_q + n_k - 1)), m_pairs(column_pairs(p)) {
     m_slab = SlabShape::of(m_length, r, static_cast<std::ptrdiff_t>(z) * m_pairs, most_bytes);
-    m_columns = CufftPlan(m_length, m_slab.slots());
+    m_columns = CufftPlan(m_length, m_slab.signals());
     m_weights = CufftPlan(m_length, positions);
   }
 
@@ -141,7 +143,7 @@ class CufftEngine {
     std::byte* cufft;
   };
   Arrays take(Scratch& scratch) const {
-    return {scratch.take<float2>(static_cast<std::size_t>(m_slab.slots()) * static_cast<std::size_t>(m_length)),
+    return {scratch.take<float2>(static_cast<std::size_t>(m_slab.signals()) * static_cast<std::size_t>(m_length)),
             scratch.take<std::byte>(m_columns.workspace_bytes())};
   }
   std::byte* take_for_spectrum(Scratch& scratch) const { return scratch.take<std::byte>(m_weights.workspace_bytes()); }
@@ -165,7 +167,7 @@ class CufftEngine {
     check(cudaMemsetAsync(N, 0, rows * static_cast<std::size_t>(p) * sizeof(float), stream), "clearing sums");
     check(cudaMemsetAsync(D, 0, rows * sizeof(float), stream), "clearing sums");
     if (rows == 0 || B.tokens == 0) return;
-    const unsigned slots = static_cast<unsigned>(m_slab.slots()), pairs = static_cast<unsigned>(m_slab.pairs);
+    const unsigned signals = static_cast<unsigned>(m_slab.signals()), pairs = static_cast<unsigned>(m_slab.pairs);
     const dim3 block{threads, 1, 1};
     for (int pair = 0; pair < z * m_pairs; pair += m_slab.pairs)
       for (int f = 0; f < r; f += m_slab.features) {
@@ -175,10 +177,10 @@ class CufftEngine {
                                spectra.stride,
                                N,
                                D};
-        launch("spread", spread_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream,
+        launch("spread", spread_kernel<S>, dim3{blocks_of<threads>(m_length), signals, 1}, block, 0, stream,
                static_cast<const SpreadTask<S>&>(task));
         m_columns.run(arrays.slab, CUFFT_FORWARD, arrays.cufft, stream);
-        launch("filter", filter_kernel<S>, dim3{blocks_of<threads>(m_length), slots, 1}, block, 0, stream, task);
+        launch("filter", filter_kernel<S>, dim3{blocks_of<threads>(m_length), signals, 1}, block, 0, stream, task);
         m_columns.run(arrays.slab, CUFFT_INVERSE, arrays.cufft, stream);
         launch("gather", gather_kernel<S>, dim3{blocks_of<threads>(A.tokens), pairs, 1}, block, 0, stream, task);
       }

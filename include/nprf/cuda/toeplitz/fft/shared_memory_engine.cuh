@@ -124,13 +124,13 @@ class SharedMemoryEngine {
 
  private:
   // chooses the number of groups of features that minimises the time: rounds of blocks, times features per block
-  void choose_groups(int r, int slots) {
+  void choose_groups(int r, int concurrent_blocks) {
     constexpr int most = 32;
     long long best = std::numeric_limits<long long>::max();
     for (int groups = 1; groups <= std::min(r, most); ++groups) {
       const int features = (r + groups - 1) / groups;
       const long long all = static_cast<long long>(m_pairs) * 2 * m_variant->folds * groups * std::max(m_z, 1);
-      const long long time = (all + slots - 1) / slots * features;
+      const long long time = (all + concurrent_blocks - 1) / concurrent_blocks * features;
       if (time >= best) continue;
       best = time;
       m_groups = groups;

@@ -177,15 +177,16 @@ class TwoPassEngine {
   dim3 rows_block() const { return {static_cast<unsigned>(m_variant->row_threads), 1, 1}; }
   float2* roots() const { return static_cast<float2*>(m_roots.data()); }
 
-  // chooses the pairs and features of a slab of at most `fit` slots such that the time is least. The blocks of the last
-  // pass run in rounds; the time of a round is the number of its features, plus one for U and Y
-  void choose_slab(int r, int slots, int fit) {
+  // chooses the numbers of pairs and of features of a slab, whose product is at most `fit`, such that the time is
+  // least. The blocks of the last pass run in rounds; the time of a round is the number of its features, plus one for U
+  // and Y
+  void choose_slab(int r, int concurrent_blocks, int fit) {
     const auto parts = [](long long all, long long each) { return (all + each - 1) / each; };
     const int all = std::max(m_all_pairs, 1);
     long long best = std::numeric_limits<long long>::max();
     for (int features = 1; features <= std::clamp(r, 1, fit); ++features) {
       const long long slabs = parts(all, fit / features), pairs = parts(all, slabs);
-      const long long time = slabs * parts(r, features) * parts(pairs * tiles(), slots) * (features + 1);
+      const long long time = slabs * parts(r, features) * parts(pairs * tiles(), concurrent_blocks) * (features + 1);
       if (time >= best) continue;
       best = time;
       m_features = features;

@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
   }
 }
 
-/// Convolves the rows of the slab with the weights, in place. Slots are processed in reverse order, since those that
-/// were written last may still be in the cache. Blocks (rows, pairs and residue classes).
+/// Convolves the rows of the slab with the weights, in place. Pairs and residue classes are processed in reverse
+/// order, since those that were written last may still be in the cache. Blocks (rows, pairs and residue classes).
 template <class Shape>
 __global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) two_pass_rows_kernel(TwoPassTask task) {
   constexpr int P = Shape::P, L2 = Shape::L;

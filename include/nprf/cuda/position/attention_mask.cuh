@@ -8,14 +8,14 @@
 namespace nprf::cuda {
 
 /// Which keys a query attends to: those that are not padding, at lags whose bias is not -infinity.
-struct Visibility {
+struct AttentionMask {
   DeviceBias b;
-  const bool* mask;  // [sequence, n_k]: false is padding; null: no padding
+  const bool* key_mask;  // [sequence, n_k]: false is padding; null: no padding
   int heads, n_q, n_k;
 
   /// Whether query i of matrix z attends to any key. The search stops at the first one; O(n_k) if there is none.
   __device__ __forceinline__ bool attends_any(int z, int i) const {
-    const bool* own_mask = mask ? mask + static_cast<std::ptrdiff_t>(z / heads) * n_k : nullptr;
+    const bool* own_mask = key_mask ? key_mask + static_cast<std::ptrdiff_t>(z / heads) * n_k : nullptr;
     for (int j = 0; j < n_k; ++j)
       if (!(own_mask && !own_mask[j]) && b.between(z % heads, i, j) > -1.0 / 0.0) return true;
     return false;

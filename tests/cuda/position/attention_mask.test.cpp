@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/position/visibility.cuh"
+#include "nprf/cuda/position/attention_mask.cuh"
 
 #include <limits>
 #include <memory>
@@ -13,7 +13,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-namespace nprf::test::cuda_position_visibility {
+namespace nprf::test::cuda_position_attention_mask {
 
 namespace {
 
@@ -70,4 +70,4 @@ TEST_CASE("a query of NaNs that attends to no key has a zero row, and affects no
     }
 }
 
-}  // namespace nprf::test::cuda_position_visibility
+}  // namespace nprf::test::cuda_position_attention_mask
