@@ -30,24 +30,27 @@ struct FittedLine {
 // narrow it. The parallel of such a line through the innermost bias stays within `most` of every bias.
 template <class B>
 FittedLine fitted_line(Index lags, double underflow, double most, B&& b) {
-  Index end = 0;
-  for (; end < lags && b(end) < underflow; ++end)
-    if (b(end) == -std::numeric_limits<double>::infinity()) return {};
-  double least = 0, largest = std::numeric_limits<double>::infinity();
-  Index edge = end;
-  for (Index k = end + 1; k < lags; edge = k++) {
-    const double rise = b(k) - b(end), steps = static_cast<double>(k - end);
-    const double above = std::max(least, (rise - most / 2) / steps),
-                 below = std::min(largest, (rise + most / 2) / steps);
-    if (!(above <= below)) break;
-    least = above, largest = below;
+  Index outermost = 0;
+  for (; outermost < lags && b(outermost) < underflow; ++outermost)
+    if (b(outermost) == -std::numeric_limits<double>::infinity()) return {};
+  double least_slope = 0, largest_slope = std::numeric_limits<double>::infinity();
+  Index innermost = outermost;
+  for (Index k = outermost + 1; k < lags; innermost = k++) {
+    const double rise = b(k) - b(outermost), steps = static_cast<double>(k - outermost);
+    const double new_least = std::max(least_slope, (rise - most / 2) / steps),
+                 new_largest = std::min(largest_slope, (rise + most / 2) / steps);
+    if (!(new_least <= new_largest)) break;
+    least_slope = new_least, largest_slope = new_largest;
   }
-  if (edge == end) return {};
-  FittedLine line{edge, 0};
-  if (least > 0) line.slope = -std::clamp((b(edge) - b(end)) / static_cast<double>(edge - end), least, largest);
-  const auto at = [&](Index k) { return b(edge) + static_cast<double>(edge - k) * line.slope; };
-  if (end > 0 && !(at(end - 1) < underflow + most)) return {};  // the line would make an underflowed weight normal
-  for (Index k = end; k < edge; ++k) line.deviation = std::max(line.deviation, std::abs(b(k) - at(k)));
+  if (innermost == outermost) return {};
+  FittedLine line{innermost, 0};
+  if (least_slope > 0)
+    line.slope = -std::clamp((b(innermost) - b(outermost)) / static_cast<double>(innermost - outermost), least_slope,
+                             largest_slope);
+  const auto at = [&](Index k) { return b(innermost) + static_cast<double>(innermost - k) * line.slope; };
+  // such a line would make an underflowed weight normal
+  if (outermost > 0 && !(at(outermost - 1) < underflow + most)) return {};
+  for (Index k = outermost; k < innermost; ++k) line.deviation = std::max(line.deviation, std::abs(b(k) - at(k)));
   return line;
 }
 

@@ -40,7 +40,7 @@ template <Real T>
 class PolynomialTree {
  public:
   using Z = ComplexLanes<T>;
-  static constexpr Index leaf = 8;
+  static constexpr Index leaf = 8;  // the number of points of a leaf, a block that is transformed in registers
 
   /// The cheapest length >= n, of the form 8 2^a 3^b 5^c.
   static Index length_for(Index n) {

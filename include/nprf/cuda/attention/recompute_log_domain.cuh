@@ -172,7 +172,9 @@ class LogDomainTile {
   }
 
   const LogDomainTask<S>& m_task;
-  int m_z, m_head, m_p0, m_t, m_g, m_row, m_last = -1;
+  int m_z, m_head, m_p0;
+  int m_t, m_g;            // of this thread: its key of the tile or column of y; its row among those of the block
+  int m_row, m_last = -1;  // the query of this thread's row, -1 if there is none; the last query of the block
   const float* m_w;
   double m_max_log = minus_infinity();
   float m_N = 0, m_D = 0;

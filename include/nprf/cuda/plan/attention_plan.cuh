@@ -108,10 +108,11 @@ class AttentionPlan {
     typename Backward<S>::Arrays backward;
   };
 
-  // queues the engine, the recomputation by tiles of rows that fail the error bound, and that of rows in the log domain
+  // queues the features, the product with its recomputed rows, y = N / D, and the rows that are recomputed in the log
+  // domain
   template <class Feature>
-  void queue_rows(const View& q, const View& k, const Columns<S>& U, const DeviceMatrixView<S>& y, const Arrays& arrays,
-                  cudaStream_t stream) const {
+  void queue_forward(const View& q, const View& k, const Columns<S>& U, const DeviceMatrixView<S>& y,
+                     const Arrays& arrays, cudaStream_t stream) const {
     const int n_q = m_model.n_q(), n_k = m_model.n_k(), z = m_model.z();
     Feature *phi_q = reinterpret_cast<Feature*>(arrays.phi_q), *phi_k = reinterpret_cast<Feature*>(arrays.phi_k);
     const Counters& counters = arrays.checks.counters;
@@ -240,9 +241,9 @@ void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, cons
   check_output(y, "y", batch, heads, n_q, d_v);
   const Arrays arrays = arrays_of(call);
   if (m_product.on_tensor_cores())
-    queue_rows<OnTensorCores<S>>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
+    queue_forward<OnTensorCores<S>>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
   else
-    queue_rows<float>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
+    queue_forward<float>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
 }
 
 template <Storage S>

@@ -31,8 +31,8 @@ struct LagGradientTask {
   Operand<float> A, B, G, U;  // (n_q,r) (n_k,r) (n_q,p + 1) (n_k,p + 1)
   DeviceWeights c;
   BandChunks keys;
-  SelectedQueries selected;  // queries that are summed over
-  int z, positions, first_diagonal, diagonals, segments;
+  SelectedQueries selected;                               // queries that are summed over
+  int z, positions, first_diagonal, diagonals, segments;  // diagonals of tiles, each summed in `segments` parts
   TailSlope slope;
   const float *before, *after;                  // ChunkTask's states; null: no lag is outside the band
   const float *moments_before, *moments_after;  // those with factors |j - anchor|; null: without a slope
