@@ -25,18 +25,17 @@ inline constexpr double weight_cost = 16, cut_weight_cost = 112;
 
 /// What an operation of an engine costs in multiply-adds of a tile.
 struct CostFactors {
-  double fft_level, fft_point;  // LanesEngine: of a value in each level of a transform, and once
+  double fft_level, fft_point;  // FftEngine: of a value in each level of a transform, and once
   double causal_operation;      // BlockCausalEngine: a step of a product of spectra
   double tail_state;            // BandedEngine: an addition to the sum of a tail
 };
 
-/// The factors for registers of that many bytes, with or without fused multiply-adds. In registers of 16 bytes a fused
-/// multiply-add of a tile, which is limited by arithmetic, takes twice as long for each scalar as in 32 bytes. What
-/// else an FFT and the sums do for each scalar, as loads, stores and shuffles, grows less. So they cost less in this
-/// unit.
+/// The factors for registers of that many bytes, with or without fused multiply-adds. Registers of 16 bytes double the
+/// time of a multiply-add of a tile, compared with 32 bytes, because arithmetic limits it. FFTs and tail sums also
+/// load, store and shuffle, and their time grows less. So their cost in multiply-adds is smaller.
 ///
 /// NEON's factors (16, fused) are those of AVX2 and AVX-512, reduced by the ratios to the direct engine's time that x86
-/// code of NEON's shape showed, with 32 registers of 128 bits and fused multiply-adds: 0.68 to 0.75 for LanesEngine
+/// code of NEON's shape showed, with 32 registers of 128 bits and fused multiply-adds: 0.68 to 0.75 for FftEngine
 /// beside 0.76 to 0.89; 0.67 to 0.84 for BlockCausalEngine beside 0.80 to 1.10; 0.73 to 0.92 for tails beside 0.83 to
 /// 1.26. They were not measured on an ARM processor. SSE2 has no fused multiply-adds, and keeps the common factors.
 constexpr CostFactors cost_factors_of(int register_bytes, bool has_fused_multiply_add) {

@@ -27,8 +27,8 @@ struct RowErrorBounds {
   bool by_norms = false;
 };
 
-/// Bounds of the rounding errors of dU_j (times |U_j|_1: of sum_r |B_jr dB_jr|) and of the sum K_j, (n_k) each; of dc
-/// and of the sums S_l, (num_lags) each. K and S as in GradientSizes.
+/// Bounds of rounding errors: `keys` of dU_j, and, multiplied by |U_j|_1, of sum_r |B_jr dB_jr|; `key_sizes` of the sum
+/// K_j, (n_k) each; `lags` of dc, and `lag_sizes` of the sums S_l, (num_lags) each. K and S as in GradientSizes.
 struct GradientErrorBounds {
   double *keys, *key_sizes, *lags, *lag_sizes;
   Index num_lags;         // 0 if the bounds of lags are not requested

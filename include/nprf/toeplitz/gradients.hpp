@@ -12,9 +12,9 @@ namespace nprf::toeplitz {
 ///     dA = ((G U^T) o C) B    dB = ((U G^T) o C^T) A    dU = ((B A^T) o C^T) G
 ///     dc[l] = sum over j - i = l of (A_i.B_j)(G_i.U_j)
 ///
-/// Outside the support of c an engine may leave dc zero. In a tail (lag_weights.hpp) it may set dc of two lags only,
-/// such that the sums of c dc and of k c dc over the lags e + k of the tail are right. The gradients of the parameters
-/// of a linear bias depend on these two sums alone.
+/// Outside the support of c an engine may leave dc zero. The gradients of the parameters of a linear bias depend only
+/// on the sums of c dc and of k c dc over the lags e + k of a tail (lag_weights.hpp). So in a tail an engine may set dc
+/// at two lags only, to values that give these two sums.
 template <Real T>
 struct Gradients {
   explicit Gradients(const ProductShape& shape)

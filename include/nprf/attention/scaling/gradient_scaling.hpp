@@ -23,9 +23,9 @@ namespace nprf {
 ///
 ///     A'_i = f_i A_i    G_i = [dy_i  -(dy_i.y_i)] / (D_i f_i)    dA_i = f_i dA'_i
 ///
-/// If rows share an FFT's rounding errors, f_i makes the largest entry of G_i at most 1. If rounding is per row, A'_i
-/// is at most 1 too, as far as G_i may grow: D_i may be small because all weights c[j-i] are small, and then c[j-i]
-/// (G_i.U_j) would underflow beside a large A'_i.
+/// If rows share an FFT's rounding errors, f_i makes the largest entry of G_i at most 1. If rounding is per row, f_i is
+/// reduced further until A'_i is at most 1, but not so far that G_i could overflow: if D_i is small because all weights
+/// c[j-i] are small, c[j-i] (G_i.U_j) would underflow beside a large A'_i.
 ///
 /// Rows without a gradient are zero. The rows that were recomputed in double (fallback/row_recompute.hpp) have a zero
 /// G_i but keep their features, and their factor is that of dy alone. Non-finite entries of G affect no scale.

@@ -171,8 +171,8 @@ class BandedBackward {
     }
   }
 
-  // Two lags stand for all: their dc has the same moments. The second is about as far as the mean distance, so that the
-  // two do not cancel each other
+  // Sets dc at two lags of the tail, such that the sums of c dc and of k c dc are those of the whole tail. The second
+  // lag is near the mean distance, so that the two values do not nearly cancel
   void add_moments(const ExponentialTail<T>& tail, const Moments& sum, GradientRefs<T>& out) const {
     const Index outwards = tail.side == Side::before ? -1 : 1, edge = tail.edge - m_weights.table.first;
     double nearest = sum.zeroth;

@@ -88,7 +88,8 @@ class TailTiles {
   Index first(Index I) const { return I * m_tile; }
   Index rows(Index I) const { return std::min(m_tile, m_queries.count - first(I)); }
 
-  /// The neighbour whose keys tile I has too, and the one that has the keys of tile I; -1 or tiles() if there is none.
+  /// The adjacent tile whose tail is a part of that of tile I, and the one whose tail contains that of tile I; -1 or
+  /// tiles() if there is none.
   Index inner(Index I) const { return before() ? I - 1 : I + 1; }
   Index outer(Index I) const { return before() ? I + 1 : I - 1; }
 

@@ -53,7 +53,7 @@ void sum_of_outer(const MatrixView<T>& P, const MatrixView<T>& Q, MatrixMap<T> S
 ///
 ///     of keys      S_I = sum of exp(slope |t_j - (pivot_I + edge)|) P_j^T Q_j     over the tail's keys j of tile I
 ///     of queries   S_I = sum of exp(slope |s_i - pivot_J|) exp(slope |pivot_J - pivot_I|) P_i^T Q_i
-///                  over the tiles J that have the keys of tile I in their tail, and the queries i of J
+///                  over the tiles J whose tails contain the keys of tile I, and over the queries i of J
 template <Real T>
 class TailStates {
  public:

@@ -20,9 +20,10 @@
 
 namespace nprf::toeplitz {
 
-/// A common axis of queries and keys on which every key with a non-zero weight comes no later than its query. With o
-/// the last lag of non-zero weight, the place of a query is its slot plus o, or that of a key its slot plus -o,
-/// whichever is positive. Then the weight at distance d >= 0, from the place of a key to that of a query, is c[o - d].
+/// A common axis of queries and keys on which every key with a non-zero weight comes no later than its query. Let o be
+/// the last lag with a non-zero weight. If o > 0, the place of a query on the axis is its slot plus o, and that of a
+/// key is its slot. Otherwise the place of a key is its slot plus |o|, and that of a query is its slot. A key at
+/// distance d >= 0 before a query then has the weight c[o - d].
 struct CausalAxis {
   struct Side {
     Index first, end;  // the places of slot 0 and of the slot after the last
@@ -90,7 +91,8 @@ class CausalLevels {
     Index end() const { return before + 2 * size * offsets; }
   };
 
-  /// `count` sources from place `first` on; target s follows source s.
+  /// `count` blocks of keys, the sources, from place `first` on. Target s is the block of queries directly after source
+  /// s, and needs the sources 0..s.
   struct Family {
     Index level, first, count;
   };

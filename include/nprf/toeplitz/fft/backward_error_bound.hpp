@@ -21,8 +21,8 @@
 /// For a column that is smaller than the sizes s_i of the rows (gradients.hpp), N_r(s) replaces N_r(1). For two columns
 /// that share a signal, each scaled to maximum 1, the bound grows by sqrt 2. dc is the sum of the correlations of w_r
 /// and x_r = B_r o u, whose error is eps sqrt(log2 N / N) |w_r|_2 |x_r|_2 at each lag. Each of the three transforms
-/// causes images of the other lags of up to eps / 2 of the largest. With S_l as in GradientSizes, and |G_i.U_j| <= 2
-/// s_i, these are 3/2 eps max S_l in the sums of the sizes, and twice that in dc.
+/// adds spurious copies of the other lags, of up to eps / 2 of the largest (convolution_error.hpp). With S_l as in
+/// GradientSizes, and |G_i.U_j| <= 2 s_i, these are 3/2 eps max S_l in the sums of the sizes, and twice that in dc.
 namespace nprf::toeplitz {
 
 /// The factor of the error bound of dc for p columns of G of at most 1 and |U_j|_2 as the sizes of keys, relative to

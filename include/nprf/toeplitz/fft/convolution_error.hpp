@@ -55,12 +55,12 @@ NPRF_HOST_DEVICE inline double fft_error_per_value(double N) { return std::sqrt(
 ///
 ///     |T(c) x|_2 <= min(|c|_1 |x|_2, |c|_2 |x|_1)    |T(c) x|_max <= min(|c|_1 |x|_max, |c|_2 |x|_2, |c|_max |x|_1)
 ///
-/// The first term is for independent rounding errors. The second one is for those that are not: constants that are
-/// rounded alike in all butterflies, and real and imaginary parts that share their rounding, leave images of T(c) x
-/// elsewhere, each of the three transforms some of eps / 2. Measured errors of the CPU's FFTs and of the GPU's were at
-/// most 0.94 times this, for up to 5000 tokens, with sharp, rising, random and causal weights, and with values of one
-/// frequency or of very different sizes; with 1/2 in place of 3/2 they would be up to 2.1 (CPU) and 2.6 (GPU) times as
-/// large. `error_per_value` is fft_error_per_value(N).
+/// The first term is for independent rounding errors, the second for those that are not: twiddle factors have the same
+/// rounding error in all butterflies, and real and imaginary parts share rounding errors. These add spurious copies of
+/// T(c) x at other positions, of up to eps / 2 in each of the three transforms. Measured errors of the CPU's FFTs and
+/// of the GPU's were at most 0.94 times this, for up to 5000 tokens, with sharp, rising, random and causal weights, and
+/// with values of one frequency or of very different sizes; with 1/2 in place of 3/2 they would be up to 2.1 (CPU)
+/// and 2.6 (GPU) times as large. `error_per_value` is fft_error_per_value(N).
 NPRF_HOST_DEVICE inline double convolution_error(const Norms& c, const Norms& x, double error_per_value) {
   const auto smaller = [](double a, double b) { return b < a ? b : a; };
   const double spread = c.two * x.two + smaller(c.one * x.two, c.two * x.one);
