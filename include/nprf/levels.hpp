@@ -54,7 +54,9 @@ NPRF_CALLED_BY_LEVEL(double)
 ///
 /// Both sides share objects of these classes. Their layout must not depend on the level, hence they have no members of
 /// Pack or Lanes; and all levels are compiled with Eigen's alignment of the baseline, so that either side may free what
-/// the other allocated. What a user's own feature map or position computes is compiled with the program.
+/// the other allocated. What a user's own feature map or position
+/// computes is compiled with the program, and so is the drawing of a projection, whose bits are then the same for all
+/// levels.
 namespace nprf {
 
 /// What a program calls of a level's code.
