@@ -93,40 +93,40 @@ NPRF_FEATURE_MAP_INSTANCES(, float)
 NPRF_FEATURE_MAP_INSTANCES(, double)
 
 // a table that could not be chosen leaves a batch empty
-#define NPRF_CALL_LEVEL(T)                                                                                      \
-  template <>                                                                                                   \
-  nprf::Batch<T>::~Batch() {                                                                                    \
-    try {                                                                                                       \
-      nprf::functions<T>().clear(*this);                                                                        \
-    } catch (const std::logic_error&) {                                                                         \
-    }                                                                                                           \
-  }                                                                                                             \
-  template <>                                                                                                   \
-  void nprf::Batch<T>::forward(const HeadModels<T>& heads, const Sizes& sizes, const HeadsView<const T>& q,     \
-                               const HeadsView<const T>& k, const HeadsView<const T>& v, const HeadsView<T>& y, \
-                               const CallOptions& call, Saved<T>* saved) {                                      \
-    (this->*functions<T>().forward)(heads, sizes, q, k, v, y, call, saved);                                     \
-  }                                                                                                             \
-  template <>                                                                                                   \
-  nprf::GradientReport nprf::Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved,              \
-                                                const HeadsView<const T>& dy, const HeadsView<T>& dq,           \
-                                                const HeadsView<T>& dk, const HeadsView<T>& dv) {               \
-    return (this->*functions<T>().backward)(heads, saved, dy, dq, dk, dv);                                      \
-  }                                                                                                             \
-  template <>                                                                                                   \
-  template <>                                                                                                   \
-  nprf::FeatureMapView<T>::FeatureMapView(const PositiveFeatures<T>& map)                                       \
-      : FeatureMapView(functions<T>().positive(map)) {}                                                         \
-  template <>                                                                                                   \
-  template <>                                                                                                   \
-  nprf::FeatureMapView<T>::FeatureMapView(const HyperbolicFeatures<T>& map)                                     \
-      : FeatureMapView(functions<T>().hyperbolic(map)) {}                                                       \
-  template <>                                                                                                   \
-  template <>                                                                                                   \
-  nprf::FeatureMapView<T>::FeatureMapView(const TrigonometricFeatures<T>& map)                                  \
-      : FeatureMapView(functions<T>().trigonometric(map)) {}                                                    \
-  template <>                                                                                                   \
-  template <>                                                                                                   \
+#define NPRF_CALL_LEVEL(T)                                                                                           \
+  template <>                                                                                                        \
+  nprf::Batch<T>::~Batch() {                                                                                         \
+    try {                                                                                                            \
+      nprf::functions<T>().clear(*this);                                                                             \
+    } catch (const std::logic_error&) {                                                                              \
+    }                                                                                                                \
+  }                                                                                                                  \
+  template <>                                                                                                        \
+  void nprf::Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, const HeadsView<const T>& k, \
+                               const HeadsView<const T>& v, const HeadsView<T>& y, const CallOptions& call,          \
+                               Saved<T>* saved) {                                                                    \
+    (this->*functions<T>().forward)(heads, q, k, v, y, call, saved);                                                 \
+  }                                                                                                                  \
+  template <>                                                                                                        \
+  nprf::GradientReport nprf::Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved,                   \
+                                                const HeadsView<const T>& dy, const HeadsView<T>& dq,                \
+                                                const HeadsView<T>& dk, const HeadsView<T>& dv) {                    \
+    return (this->*functions<T>().backward)(heads, saved, dy, dq, dk, dv);                                           \
+  }                                                                                                                  \
+  template <>                                                                                                        \
+  template <>                                                                                                        \
+  nprf::FeatureMapView<T>::FeatureMapView(const PositiveFeatures<T>& map)                                            \
+      : FeatureMapView(functions<T>().positive(map)) {}                                                              \
+  template <>                                                                                                        \
+  template <>                                                                                                        \
+  nprf::FeatureMapView<T>::FeatureMapView(const HyperbolicFeatures<T>& map)                                          \
+      : FeatureMapView(functions<T>().hyperbolic(map)) {}                                                            \
+  template <>                                                                                                        \
+  template <>                                                                                                        \
+  nprf::FeatureMapView<T>::FeatureMapView(const TrigonometricFeatures<T>& map)                                       \
+      : FeatureMapView(functions<T>().trigonometric(map)) {}                                                         \
+  template <>                                                                                                        \
+  template <>                                                                                                        \
   nprf::FeatureMapView<T>::FeatureMapView(const EluFeatures<T>& map) : FeatureMapView(functions<T>().elu(map)) {}
 
 NPRF_CALL_LEVEL(float)

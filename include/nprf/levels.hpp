@@ -21,9 +21,8 @@
   template <>                                                                                                     \
   nprf::Batch<T>::~Batch();                                                                                       \
   template <>                                                                                                     \
-  void nprf::Batch<T>::forward(const HeadModels<T>&, const Sizes&, const HeadsView<const T>&,                     \
-                               const HeadsView<const T>&, const HeadsView<const T>&, const HeadsView<T>&,         \
-                               const CallOptions&, Saved<T>*);                                                    \
+  void nprf::Batch<T>::forward(const HeadModels<T>&, const HeadsView<const T>&, const HeadsView<const T>&,        \
+                               const HeadsView<const T>&, const HeadsView<T>&, const CallOptions&, Saved<T>*);    \
   template <>                                                                                                     \
   nprf::GradientReport nprf::Batch<T>::backward(const HeadModels<T>&, const Saved<T>&, const HeadsView<const T>&, \
                                                 const HeadsView<T>&, const HeadsView<T>&, const HeadsView<T>&);   \
@@ -53,10 +52,9 @@ NPRF_CALLED_BY_LEVEL(double)
 /// chooses a table (CpuLevel), and calls these functions through it.
 ///
 /// Both sides share objects of these classes. Their layout must not depend on the level, hence they have no members of
-/// Pack or Lanes; and all levels are compiled with Eigen's alignment of the baseline, so that either side may free what
-/// the other allocated. What a user's own feature map or position
-/// computes is compiled with the program, and so is the drawing of a projection, whose bits are then the same for all
-/// levels.
+/// Pack or Lanes. All levels are compiled with the baseline's Eigen alignment, so that either side may free what the
+/// other allocated. A user's own feature map or position is compiled with the program, and so is the drawing of a
+/// projection, whose bits are then the same for all levels.
 namespace nprf {
 
 /// What a program calls of a level's code.

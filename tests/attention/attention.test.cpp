@@ -792,7 +792,7 @@ TEST_CASE("early rows of causal attention with an offset are precise", "[attenti
   }
 }
 
-TEST_CASE("an offset beyond 2^40 is rejected", "[attention]") {
+TEST_CASE("a call with an offset beyond 2^40 is rejected", "[attention]") {
   const Tokens<double> x = random_tokens<double>(3, 3, d, 2);
   const Attention attention(features(), Held{{0, Vector<double>::Zero(1), -1, -1}});
   for (const Index offset : {(Index{1} << 40) + 1, -(Index{1} << 40) - 1, std::numeric_limits<Index>::max()})

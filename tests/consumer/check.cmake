@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 #
 # Builds and runs the consumer against nprf as found by WAY. install: find_package after the README's commands.
-# compiled, levels: the same, with nprf::compiled or nprf::levels. find_package and pkg_config: the build BUILD, installed; it has FFTW. add_subdirectory: with FFTW. bare:
-# add_subdirectory without OpenMP.
+# compiled, levels: the same, with nprf::compiled or nprf::levels. find_package and pkg_config: the build BUILD,
+# installed; it has FFTW. add_subdirectory: with FFTW. bare: add_subdirectory without OpenMP.
 
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
