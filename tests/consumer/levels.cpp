@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// levels: prints the level that runs, a hash of results and gradients of both scalars, and the times of a call. The
+// levels: prints the level that runs, a hash of results and gradients of both scalars, and with an argument times. The
 // program is built for any x86-64 processor with nprf::levels, and for one level without.
 
 #include <algorithm>
