@@ -220,7 +220,8 @@ TEMPLATE_TEST_CASE("positive: a strided view and its copy have bitwise equal fea
 
 TEMPLATE_TEST_CASE("positive: backward is the derivative of the features", "[feature_map]", PositiveFeatures<double>,
                    HyperbolicFeatures<double>) {
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
+  for (const Projection projection :
+       {Projection::gaussian, Projection::orthogonal, Projection::sphere, Projection::simplex})
     for (const double size : {0.2, 1.0, 1.5}) {
       const TestType features = make<TestType>(5, 11, projection);
       const Matrix<double> x = size * normal<double>(4, 5, 21);
@@ -251,7 +252,7 @@ TEMPLATE_TEST_CASE("positive: arguments of wrong shapes are rejected", "[feature
 TEMPLATE_TEST_CASE("positive: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]",
                    NPRF_ALL_MAPS) {
   using T = typename TestType::Scalar;
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal})
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::simplex})
     for (const Index d : {1, 6})
       for (const Index m : {4, 9}) {
         const std::vector<Matrix<T>> v = two_vectors<T>(d, 0.7);
@@ -332,6 +333,47 @@ TEST_CASE("positive features with Gaussian rows have the variance of the formula
     CHECK(prf.variance_error <= 0.1 * prf.variance);
     CHECK(hyperbolic.variance_error <= 0.1 * hyperbolic.variance);
   }
+}
+
+TEST_CASE("positive features of one block have the variance of its coupling", "[feature_map][monte_carlo]") {
+  // Two rows of a block have independent chi(d) norms a and b and the cosine c; with s = |w_1 + w_2|^2 = a^2 + b^2 +
+  // 2abc,
+  //     Var = K^2 [exp(rho) - 1 + (m - 1) (exp(-rho) E[0F1(; d/2; rho s / 4)] - 1)] / m,  rho = |x + y|^2
+  const Index d = 6;
+  const auto moment = [](int k) {  // E[a^k]
+    const double half = static_cast<double>(d) / 2;
+    return std::exp(k * std::log(2.0) / 2 + std::lgamma(half + k / 2.0) - std::lgamma(half));
+  };
+  const auto moment_of_s = [&](int k, double c) {
+    double sum = 0;
+    for (int p = 0; p <= k; ++p)
+      for (int q = 0; p + q <= k; ++q) {
+        const int r = k - p - q;
+        const double ways = std::tgamma(k + 1.0) / (std::tgamma(p + 1.0) * std::tgamma(q + 1.0) * std::tgamma(r + 1.0));
+        sum += ways * moment(2 * p + r) * moment(2 * q + r) * std::pow(2 * c, r);
+      }
+    return sum;
+  };
+  const std::vector<Matrix<double>> v = two_vectors<double>(d, 0.4);
+  for (const Projection projection : {Projection::orthogonal, Projection::simplex})
+    for (const Index m : {2, 4, 6})
+      for (const Matrix<double>& y : {v[0], v[1]}) {
+        const double rho = (v[0] + y).squaredNorm();
+        const double cosine = projection == Projection::simplex ? -1 / static_cast<double>(m - 1) : 0;
+        double mean_0f1 = 0, term = 1;
+        for (int k = 0; k < 25; ++k) {  // terms fall like (rho / 2)^k / k!, and rho < 1
+          mean_0f1 += term * moment_of_s(k, cosine);
+          term *= rho / 4 / ((static_cast<double>(d) / 2 + k) * (k + 1));
+        }
+        const double K = exp_xy(v[0], y), rows = static_cast<double>(m);
+        const double expected = K * K * (std::exp(rho) - 1 + (rows - 1) * (std::exp(-rho) * mean_0f1 - 1)) / rows;
+        const Statistics prf(
+            estimates([&](std::uint64_t seed) { return make<PositiveFeatures<double>>(d, m, projection, seed); }, v[0],
+                      y, 20000));
+        INFO("projection " << static_cast<int>(projection) << " m " << m << " rho " << rho);
+        CHECK(prf.variance_sigmas(expected) <= five_sigma);
+        CHECK(prf.variance_error <= 0.1 * prf.variance);
+      }
 }
 
 TEST_CASE("orthogonal rows have less variance than Gaussian ones", "[feature_map][monte_carlo]") {

@@ -17,6 +17,8 @@ namespace nprf::test::feature_map_projection {
 namespace {
 
 constexpr double epsilon = std::numeric_limits<double>::epsilon();
+constexpr Projection all_projections[] = {Projection::gaussian, Projection::orthogonal, Projection::sphere,
+                                          Projection::simplex};
 
 Matrix<double> draw(Index m, Index d, Projection projection, std::uint64_t seed = 1) {
   return draw_projection<double>({.input_dim = d, .num_features = m, .projection = projection, .seed = seed});
@@ -41,7 +43,7 @@ void check_moments(const Matrix<double>& w, double fourth) {
 }  // namespace
 
 TEST_CASE("a projection has m rows of d finite scalars", "[feature_map]") {
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
+  for (const Projection projection : all_projections)
     for (const Index d : {1, 2, 7, 16})
       for (const Index m : {1, 2, 6, 7, 8, 16, 17, 33}) {
         const Matrix<double> w = draw(m, d, projection);
@@ -55,7 +57,7 @@ TEST_CASE("a projection has m rows of d finite scalars", "[feature_map]") {
 }
 
 TEST_CASE("another seed changes the direction of every row of a projection", "[feature_map]") {
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
+  for (const Projection projection : all_projections) {
     const Matrix<double> w = draw(8, 4, projection, 1), other = draw(8, 4, projection, 2);
     for (Index r = 0; r < 8; ++r)
       CHECK((w.row(r).normalized() - other.row(r).normalized()).cwiseAbs().maxCoeff() > 1e-3);
@@ -67,7 +69,7 @@ TEST_CASE("the default projection is orthogonal with seed 0", "[feature_map]") {
 }
 
 TEST_CASE("a projection rejects sizes below 1", "[feature_map]") {
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
+  for (const Projection projection : all_projections)
     for (const Index wrong : {0, -1}) {
       const std::string got = "got " + std::to_string(wrong);
       check_invalid([&] { draw(4, wrong, projection); }, {"input_dim: expected at least 1", got});
@@ -76,13 +78,13 @@ TEST_CASE("a projection rejects sizes below 1", "[feature_map]") {
 }
 
 TEST_CASE("draw_projection rejects a kind that is not an enumerator", "[feature_map]") {
-  check_invalid([&] { draw(4, 4, static_cast<Projection>(3)); },
-                {"projection: expected gaussian, orthogonal or sphere, got number 3"});
+  check_invalid([&] { draw(4, 4, static_cast<Projection>(4)); },
+                {"projection: expected gaussian, orthogonal, sphere or simplex, got number 4"});
 }
 
 TEST_CASE("a projection rejects sizes whose product overflows", "[feature_map]") {
   constexpr Index most = std::numeric_limits<Index>::max();
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
+  for (const Projection projection : all_projections) {
     check_invalid([&] { draw(most / 8 + 1, 1, projection); }, {"num_features: expected at most", "an input_dim of 1"});
     check_invalid([&] { draw(1, most, projection); }, {"num_features: expected at most 0"});
     check_invalid([&] { draw(Index{1} << 32, Index{1} << 32, projection); }, {"num_features: expected at most"});
@@ -106,6 +108,28 @@ TEST_CASE("the rows of each block are orthogonal, including an incomplete last b
     }
 }
 
+TEST_CASE("the rows of each block point to the corners of a regular simplex", "[feature_map]") {
+  for (const Index d : {1, 2, 8, 31, 64})
+    for (const Index m : {Index{1}, d - 1, d, d + 1, 2 * d, 3 * d - 1}) {
+      if (m < 1) continue;
+      const Matrix<double> w = draw(m, d, Projection::simplex);
+      for (Index r = 0; r < m; r += d) {
+        const Matrix<double> block = w.middleRows(r, std::min(d, m - r)).rowwise().normalized();
+        const Index rows = block.rows();
+        const double cosine = rows > 1 ? -1 / static_cast<double>(rows - 1) : 0;
+        const Matrix<double> expected =
+            Matrix<double>::Constant(rows, rows, cosine) + (1 - cosine) * Matrix<double>::Identity(rows, rows);
+        INFO("d " << d << " m " << m << " block at " << r);
+        // orthogonality to (d + 4) eps, and the subtraction of the mean, which is 1 / sqrt(rows) of a row
+        CHECK((block * block.transpose() - expected).cwiseAbs().maxCoeff() <= 4 * epsilon * static_cast<double>(d + 4));
+      }
+      if (m > d && d > 2) {  // blocks are rotated independently
+        const double cosine = w.row(0).normalized().dot(w.row(d).normalized());
+        CHECK(std::abs(cosine + 1 / static_cast<double>(d - 1)) > 1e-6);
+      }
+    }
+}
+
 TEST_CASE("rows on the sphere have norm sqrt(d)", "[feature_map]") {
   for (const Index d : {1, 2, 8, 64}) {
     const Matrix<double> w = draw(50, d, Projection::sphere);
@@ -114,8 +138,9 @@ TEST_CASE("rows on the sphere have norm sqrt(d)", "[feature_map]") {
   }
 }
 
-TEST_CASE("the norms of Gaussian and of orthogonal rows are independent and chi(d) distributed", "[feature_map]") {
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal})
+TEST_CASE("the norms of Gaussian, orthogonal and simplex rows are independent and chi(d) distributed",
+          "[feature_map]") {
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::simplex})
     for (const Index d : {1, 3, 16}) {
       std::vector<double> norms, products;
       for (std::uint64_t seed = 0; seed < 400; ++seed) {
@@ -137,6 +162,10 @@ TEST_CASE("entries of Gaussian rows and of rows on the sphere have the moments o
   check_moments(draw(20000, 5, Projection::gaussian), 3);
   check_moments(draw(20000, 5, Projection::sphere), 3 * 5.0 / 7.0);
   check_moments(draw(20000, 2, Projection::sphere), 3 * 2.0 / 4.0);
+}
+
+TEST_CASE("entries of simplex rows have the moments of a normal distribution", "[feature_map]") {
+  for (const Index d : {1, 2, 5}) check_moments(draw(4000 * d, d, Projection::simplex), 3);
 }
 
 TEST_CASE("every entry of an orthogonal block has mean zero, as in a Haar distributed matrix", "[feature_map]") {

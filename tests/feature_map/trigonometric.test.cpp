@@ -205,7 +205,8 @@ TEMPLATE_TEST_CASE("TRF: a strided view and its copy have bitwise equal features
 }
 
 TEST_CASE("TRF: backward is the derivative of the features", "[feature_map]") {
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere})
+  for (const Projection projection :
+       {Projection::gaussian, Projection::orthogonal, Projection::sphere, Projection::simplex})
     for (const double size : {0.2, 1.0, 1.5}) {
       const TrigonometricFeatures<double> features = make<double>(5, 11, projection);
       const Matrix<double> x = size * normal<double>(4, 5, 21);
@@ -231,7 +232,7 @@ TEST_CASE("TRF: arguments of wrong shapes are rejected", "[feature_map]") {
 TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[feature_map][monte_carlo]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal})
+  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::simplex})
     for (const Index d : {1, 6})
       for (const Index m : {4, 9}) {
         const std::vector<Matrix<T>> v = two_vectors<T>(d, 0.8);
@@ -248,7 +249,8 @@ TEMPLATE_TEST_CASE("TRF: the mean of phi(x).phi(y) over seeds is exp(x.y)", "[fe
 TEST_CASE("TRF: phi(x).phi(x) is exp of the squared norm of x for any projection", "[feature_map]") {
   // because sin^2 + cos^2 = 1, phi(x).phi(x) = exp(|x|^2)
   const Matrix<double> x = normal<double>(6, 5, 4);
-  for (const Projection projection : {Projection::gaussian, Projection::orthogonal, Projection::sphere}) {
+  for (const Projection projection :
+       {Projection::gaussian, Projection::orthogonal, Projection::sphere, Projection::simplex}) {
     const Matrix<double> k = kernel(make<double>(5, 3, projection), x, x);
     for (Index i = 0; i < 6; ++i) {
       const double square = x.row(i).squaredNorm();

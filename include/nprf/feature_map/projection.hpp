@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
@@ -19,7 +20,10 @@ namespace nprf {
 ///             marginally N(0, I_d), so unbiased, with less variance (Choromanski et al. 2021).
 /// sphere:     independent and uniform on the sphere of radius sqrt(d); biased: E[exp(w.z)] = 0F1(; d/2; d|z|^2/4),
 ///             where Gaussian rows have exp(|z|^2/2).
-enum class Projection { gaussian, orthogonal, sphere };
+/// simplex:    blocks of d rows that point to the corners of a randomly rotated regular simplex, so that the cosine of
+///             two rows is -1/(rows of the block - 1); marginally N(0, I_d), so unbiased, and of positive features the
+///             one with the least variance (Reid et al. 2023).
+enum class Projection { gaussian, orthogonal, sphere, simplex };
 
 struct FeatureOptions {
   Index input_dim;
@@ -44,17 +48,28 @@ inline Matrix<double> haar_orthogonal(Matrix<double> q) {
   return q;  // (m,d)
 }
 
+// Turns m orthonormal rows (m,d) into the m corners of a regular simplex around 0, of norm 1: the rows minus their
+// mean, which has the norm 1 / sqrt(m). A single row stays.
+inline Matrix<double> simplex_corners(Matrix<double> q) {
+  const double m = static_cast<double>(q.rows());
+  if (q.rows() < 2) return q;
+  const Matrix<double> mean = q.colwise().mean();  // (1,d)
+  for (Index i = 0; i < q.rows(); ++i) q.row(i) = std::sqrt(m / (m - 1)) * (q.row(i) - mean);
+  return q;  // (m,d)
+}
+
 }  // namespace detail
 
-/// Draws the m x d projection in double, then rounds it to T. O(m d), for orthogonal rows O(m d^2). Throws
+/// Draws the m x d projection in double, then rounds it to T. O(m d), for orthogonal and simplex rows O(m d^2). Throws
 /// InvalidArgument for sizes below 1 or whose product overflows, and for a projection that is not one of the
 /// enumerators.
 template <Real T>
 Matrix<T> draw_projection(const FeatureOptions& options) {
   const Index d = options.input_dim, m = options.num_features;
   require(options.projection == Projection::gaussian || options.projection == Projection::orthogonal ||
-              options.projection == Projection::sphere,
-          "projection: expected gaussian, orthogonal or sphere, got number ", static_cast<int>(options.projection));
+              options.projection == Projection::sphere || options.projection == Projection::simplex,
+          "projection: expected gaussian, orthogonal, sphere or simplex, got number ",
+          static_cast<int>(options.projection));
   require(d >= 1, "input_dim: expected at least 1, got ", d);
   require(m >= 1, "num_features: expected at least 1, got ", m);
   const Index most = std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(double)) / d;
@@ -64,11 +79,12 @@ Matrix<T> draw_projection(const FeatureOptions& options) {
   Matrix<double> w = normal.matrix(m, d);  // (m,d)
   if (options.projection == Projection::sphere) {
     for (Index r = 0; r < m; ++r) w.row(r) *= std::sqrt(static_cast<double>(d)) / w.row(r).norm();
-  } else if (options.projection == Projection::orthogonal) {
+  } else if (options.projection != Projection::gaussian) {
     NormalDeviates directions(options.seed, 1);
     for (Index r = 0; r < m; r += d) {
       const Index rows = std::min(d, m - r);
-      const Matrix<double> q = detail::haar_orthogonal(directions.matrix(rows, d));  // (rows,d)
+      Matrix<double> q = detail::haar_orthogonal(directions.matrix(rows, d));  // (rows,d)
+      if (options.projection == Projection::simplex) q = detail::simplex_corners(std::move(q));
       for (Index i = 0; i < rows; ++i) w.row(r + i) = w.row(r + i).norm() * q.row(i);
     }
   }
