@@ -9,8 +9,9 @@
 
 using namespace nprf;
 
-/// phi(x) = [1, x, x (x) x / sqrt(2)], 1 + d + d^2 features.
-struct TaylorFeatures {
+/// phi(x) = [1, x, x (x) x / sqrt(2)], 1 + d + d^2 features. nprf::TaylorFeatures has each product of two channels
+/// once.
+struct SecondOrderFeatures {
   using Scalar = float;
   Index d;
 
@@ -38,7 +39,7 @@ struct TaylorFeatures {
     return dx;
   }
 };
-static_assert(FeatureMap<TaylorFeatures>);
+static_assert(FeatureMap<SecondOrderFeatures>);
 
 int main() {
   const Index n = 200, d = 16;
@@ -48,10 +49,10 @@ int main() {
       reference::softmax_attention<float>(q, k, v, position, Direction::bidirectional, Normalization::unit(1));
 
   const auto error = [&](const auto& map) { return (Attention(map, position)(q, k, v) - exact).norm() / exact.norm(); };
-  const float taylor = error(TaylorFeatures{d}), random = error(orf<float>(d, 1 + d + d * d));
+  const float taylor = error(SecondOrderFeatures{d}), random = error(orf<float>(d, 1 + d + d * d));
 
   // the gradient of L = |y|^2 / 2 along a direction of the keys: by backward, and by a difference of two losses
-  const Attention attention(TaylorFeatures{d}, position);
+  const Attention attention(SecondOrderFeatures{d}, position);
   Saved<float> saved;
   const Matrix<float> direction = Matrix<float>::Random(n, d), y = attention.forward(q, k, v, saved);
   const float slope = attention.backward(saved, y).keys.cwiseProduct(direction).sum(), h = 0.05f;

@@ -166,7 +166,7 @@ class BackwardPass {
     const bool has_gaps = m_keys.token_indices || m_n_k < out.dk.rows();
     auto compact = m_workspace.template matrix<T>(has_gaps ? m_n_k : 0, out.dk.cols());
     MatrixRef<T> dk = has_gaps ? MatrixRef<T>(compact) : out.dk;
-    m_head.features.backward(m_saved.k, m_saved.B, m_dB, dk, m_team);
+    m_head.features.backward_keys(m_saved.k, m_saved.B, m_dB, dk, m_team);
     if (m_has_d_log_B) add_gradient_of_logarithms(dk);
     through_normalization(m_saved.k, m_saved.k_scale, nullptr, dk);
     for (const Index j : m_saved.short_keys) dk.row(j) *= LiftedRows<T>::lift;
@@ -193,7 +193,7 @@ class BackwardPass {
     auto ones = m_workspace.template matrix<T>(m_dB.rows(), m_dB.cols()),
          more = m_workspace.template matrix<T>(dk.rows(), dk.cols());
     ones.setOnes();
-    m_head.features.backward(m_saved.k, ones, m_d_log_B, more, m_team);
+    m_head.features.backward_keys(m_saved.k, ones, m_d_log_B, more, m_team);
     dk += more;
   }
 

@@ -44,6 +44,13 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 ///     void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team&) const;
 /// Attention uses them for rows whose features underflow relative to those of other rows. A map with logs must have a
 /// backward that depends only on the products of phi and dphi.
+///
+/// A map whose keys have other features than queries, as Centred (centred.hpp) has, also has
+///     void keys_by_row(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team&, T* log_factor) const;
+///     void backward_keys(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
+///                        MatrixRef<T> dx, const Team&) const;
+///     void key_logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team&) const;
+/// which are for keys what queries with log_factor, backward and logs are for queries; the last only if it has logs.
 template <class F>
 concept FeatureMap = Real<typename F::Scalar> && requires(const F& f, const MatrixView<typename F::Scalar>& x) {
   { f.input_dim() } -> std::convertible_to<Index>;

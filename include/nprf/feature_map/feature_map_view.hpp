@@ -21,6 +21,18 @@ template <class F, class T>
 concept HasLogs = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> z, const Team& team) {
   f.logs(x, RowScale<T>(), z, team);
 };
+// maps whose keys have other features than queries (feature_map.hpp)
+template <class F, class T>
+concept HasKeyFactors = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> phi, const Team& team,
+                                 T* log_factor) { f.keys_by_row(x, RowScale<T>(), phi, team, log_factor); };
+template <class F, class T>
+concept HasKeyLogs = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> z, const Team& team) {
+  f.key_logs(x, RowScale<T>(), z, team);
+};
+template <class F, class T>
+concept HasKeyBackward = requires(const F& f, const MatrixView<T>& x, MatrixRef<T> dx, const Team& team) {
+  f.backward_keys(x, x, x, dx, team);
+};
 
 }  // namespace detail
 
@@ -53,27 +65,42 @@ class FeatureMapView {
     m_functions->keys(m_map, x, scale, phi, team);
   }
 
-  /// Whether the map can report the logarithms of the factors that its queries omit.
+  /// Whether the map can report the factor that it omits from each row.
   bool has_log_factors() const { return m_functions->with_log_factors != nullptr; }
-  /// Writes phi (n,r) and log_factor (n), where phi(scale_i x_i) = exp(log_factor_i) times row i of phi. No row depends
-  /// on another. Requires has_log_factors().
+  /// Writes phi (n,r) and log_factor (n), where phi(scale_i x_i) = exp(log_factor_i) times row i of phi, for queries.
+  /// No row depends on another. Requires has_log_factors().
   void with_log_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
                         const Team& team) const {
     m_functions->with_log_factors(m_map, x, scale, phi, log_factor, team);
+  }
+  /// The same for keys.
+  void keys_with_log_factors(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
+                             const Team& team) const {
+    m_functions->keys_with_log_factors(m_map, x, scale, phi, log_factor, team);
   }
 
   /// Whether the map can compute the logarithms of its features. The backward of such a map depends only on the
   /// products of phi and dphi.
   bool has_logs() const { return m_functions->logs != nullptr; }
-  /// Writes log phi(scale_i x_i), up to a common constant, into z (n,r). Requires has_logs().
+  /// Writes log phi(scale_i x_i), up to a common constant, into z (n,r), for queries. Requires has_logs().
   void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const {
     m_functions->logs(m_map, x, scale, z, team);
   }
+  /// The same for keys.
+  void key_logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) const {
+    m_functions->key_logs(m_map, x, scale, z, team);
+  }
 
-  /// dx (n,d) from the scaled rows x (n,d), phi (n,r) and dphi (n,r). Throws InvalidArgument as queries does.
+  /// dx (n,d) of queries from the scaled rows x (n,d), phi (n,r) and dphi (n,r). Throws InvalidArgument as queries
+  /// does.
   void backward(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
                 const Team& team) const {
     m_functions->backward(m_map, x, phi, dphi, dx, team);
+  }
+  /// The same for keys.
+  void backward_keys(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi, MatrixRef<T> dx,
+                     const Team& team) const {
+    m_functions->backward_keys(m_map, x, phi, dphi, dx, team);
   }
 
  private:
@@ -85,9 +112,9 @@ class FeatureMapView {
 
   struct Functions {
     Features *queries, *keys;
-    WithLogFactors* with_log_factors;  // null if the map has none
-    Features* logs;                    // null if the map has none
-    Backward* backward;
+    WithLogFactors *with_log_factors, *keys_with_log_factors;  // null if the map has none
+    Features *logs, *key_logs;                                 // null if the map has none
+    Backward *backward, *backward_keys;
     double (*relative_error)(const void*, double);
     bool estimates_exp, is_positive;
   };
@@ -120,6 +147,15 @@ class FeatureMapView {
   }
 
   template <class F>
+  static void backward_keys_of(const void* map, const MatrixView<T>& x, const MatrixView<T>& phi,
+                               const MatrixView<T>& dphi, MatrixRef<T> dx, const Team& team) {
+    if constexpr (detail::HasKeyBackward<F, T>)
+      static_cast<const F*>(map)->backward_keys(x, phi, dphi, dx, team);
+    else
+      backward_of<F>(map, x, phi, dphi, dx, team);
+  }
+
+  template <class F>
   static double relative_error_of(const void* map, double norm) {
     if constexpr (requires(const F& f) {
                     { f.relative_error(norm) } -> std::convertible_to<double>;
@@ -139,6 +175,15 @@ class FeatureMapView {
   }
 
   template <class F>
+  static constexpr WithLogFactors* keys_with_log_factors_of() {
+    if constexpr (detail::HasKeyFactors<F, T>)
+      return [](const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, T* log_factor,
+                const Team& team) { static_cast<const F*>(map)->keys_by_row(x, scale, phi, team, log_factor); };
+    else
+      return with_log_factors_of<F>();
+  }
+
+  template <class F>
   static constexpr Features* logs_of() {
     if constexpr (detail::HasLogs<F, T>)
       return [](const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) {
@@ -149,9 +194,27 @@ class FeatureMapView {
   }
 
   template <class F>
-  static constexpr Functions functions_of{
-      &queries_of<F>,  &keys_of<F>,           with_log_factors_of<F>(), logs_of<F>(),
-      &backward_of<F>, &relative_error_of<F>, nprf::estimates_exp<F>(), nprf::is_positive<F>()};
+  static constexpr Features* key_logs_of() {
+    if constexpr (detail::HasKeyLogs<F, T>)
+      return [](const void* map, const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team& team) {
+        static_cast<const F*>(map)->key_logs(x, scale, z, team);
+      };
+    else
+      return logs_of<F>();
+  }
+
+  template <class F>
+  static constexpr Functions functions_of{&queries_of<F>,
+                                          &keys_of<F>,
+                                          with_log_factors_of<F>(),
+                                          keys_with_log_factors_of<F>(),
+                                          logs_of<F>(),
+                                          key_logs_of<F>(),
+                                          &backward_of<F>,
+                                          &backward_keys_of<F>,
+                                          &relative_error_of<F>,
+                                          nprf::estimates_exp<F>(),
+                                          nprf::is_positive<F>()};
 
   template <class Use>
   static void with_scaled(const MatrixView<T>& x, RowScale<T> scale, const Team& team, Use&& use) {

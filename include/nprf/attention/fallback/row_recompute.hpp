@@ -190,7 +190,7 @@ class RowRecompute {
   // log B (n_k,r), empty if the map has no logarithms
   MatrixView<T> key_logs() const {
     auto z = m_team.workspace().template matrix<T>(m_features.has_logs() ? m_inputs.k.rows() : 0, m_A.cols());
-    if (m_features.has_logs()) m_features.logs(m_inputs.k, m_inputs.k_scale, z, m_team);
+    if (m_features.has_logs()) m_features.key_logs(m_inputs.k, m_inputs.k_scale, z, m_team);
     return z;
   }
 

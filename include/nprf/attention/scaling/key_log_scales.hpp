@@ -24,7 +24,7 @@ double* scaled_key_features(const FeatureMapView<T>& features, const MatrixView<
   double* log_scales = team.workspace().template take<double>(x.rows());
   const Workspace::Scope scope(team.workspace());
   auto log_factor = team.workspace().template vector<T>(x.rows());
-  features.with_log_factors(x, scale, B, log_factor.data(), team);
+  features.keys_with_log_factors(x, scale, B, log_factor.data(), team);
   std::copy(log_factor.begin(), log_factor.end(), log_scales);
   return log_scales;
 }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <Eigen/Eigenvalues>
+#include <algorithm>
+#include <cmath>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/feature_map/centred.hpp"
+
+namespace nprf {
+
+/// Constants that centre and balance queries and keys, and the variances (d) of both along the common axes, the largest
+/// first.
+template <Real T>
+struct Balance {
+  Centring<T> constants;
+  Vector<double> variances;
+};
+
+namespace detail {
+
+using SymmetricMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic>;
+using EigenDecomposition = Eigen::SelfAdjointEigenSolver<SymmetricMatrix>;
+
+// the covariance (d,d) of the rows of x, with `shrinkage` of the mean variance in every direction
+inline SymmetricMatrix covariance(const Matrix<double>& x, const Vector<double>& mean, double shrinkage) {
+  const Matrix<double> centred = x.rowwise() - mean.transpose();
+  SymmetricMatrix s = centred.transpose() * centred / static_cast<double>(x.rows());
+  const double variance = s.trace() / static_cast<double>(s.rows());
+  s *= 1 - shrinkage;
+  s.diagonal().array() += variance > 0 ? shrinkage * variance : 1;
+  return s;
+}
+
+// S^power of a symmetric positive matrix, by its eigenvectors
+inline SymmetricMatrix power(const SymmetricMatrix& s, double exponent) {
+  const EigenDecomposition e(s);
+  const Vector<double> values = e.eigenvalues().array().pow(exponent);
+  return e.eigenvectors() * values.asDiagonal() * e.eigenvectors().transpose();
+}
+
+}  // namespace detail
+
+/// The means of samples q (n,d) of queries and k (n',d) of keys, normalised as attention normalises them, and axes
+/// along which both have the same, diagonal covariance:
+///
+///     A^T A = S_q^-1/2 (S_q^1/2 S_k S_q^1/2)^1/2 S_q^-1/2
+///
+/// S_q and S_k are the samples' covariances, to which a part of their mean variance, `shrinkage`, is added, so that few
+/// tokens are enough. O((n + n') d^2 + d^3), in double. Throws InvalidArgument if the samples have different numbers of
+/// columns, no rows, or a NaN or an infinity, or unless 0 < shrinkage <= 1.
+template <Real T>
+Balance<T> balance(const MatrixView<T>& q, const MatrixView<T>& k, double shrinkage = 0.05) {
+  require(q.rows() >= 1 && k.rows() >= 1, "queries and keys: expected at least one row each, got ", q.rows(), " and ",
+          k.rows());
+  require(q.cols() >= 1 && k.cols() == q.cols(), "keys: expected ", q.cols(), " columns (those of the queries), got ",
+          k.cols());
+  require(q.allFinite() && k.allFinite(), "queries and keys: expected finite scalars, got a NaN or an infinity");
+  require(shrinkage > 0 && shrinkage <= 1, "shrinkage: expected more than 0 and at most 1, got ", shrinkage);
+  using detail::EigenDecomposition, detail::SymmetricMatrix;
+  const Matrix<double> queries = q.template cast<double>(), keys = k.template cast<double>();
+  const Vector<double> nu = queries.colwise().mean(), mu = keys.colwise().mean();
+  const SymmetricMatrix S_q = detail::covariance(queries, nu, shrinkage), S_k = detail::covariance(keys, mu, shrinkage);
+  const SymmetricMatrix root = detail::power(S_q, 0.5), inverse_root = detail::power(S_q, -0.5);
+  const EigenDecomposition metric(inverse_root * detail::power(root * S_k * root, 0.5) * inverse_root);  // of A^T A
+  const Vector<double> lengths = metric.eigenvalues().array().sqrt();
+  const SymmetricMatrix A = lengths.asDiagonal() * metric.eigenvectors().transpose(),
+                        inverse = lengths.cwiseInverse().asDiagonal() * metric.eigenvectors().transpose();  // A^-T
+  // the axes turn to those of the common covariance; eigenvalues are in increasing order
+  const EigenDecomposition common(A * S_q * A.transpose());
+  const SymmetricMatrix turn = common.eigenvectors().rowwise().reverse().transpose();
+  return {{nu.cast<T>(), mu.cast<T>(), (turn * A).template cast<T>(), (turn * inverse).template cast<T>()},
+          common.eigenvalues().reverse()};
+}
+
+}  // namespace nprf

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <utility>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// The constants of a quadratic feature map of coordinates z (d).
+template <Real T>
+struct QuadraticTerms {
+  Index first = 0;        // first-order features, of the coordinates 0..first-1
+  Index second = 0;       // coordinates with second-order features, at most `first`
+  Vector<T> mean_square;  // (second)  subtracted from z_l^2
+  Vector<T> curvature;    // (d), or empty for zeros: the row's factor is exp(sum_l curvature_l z_l^2 / 2)
+
+  Index output_dim() const { return 1 + first + second * (second + 1) / 2; }
+};
+
+/// The features of one row of coordinates z, up to a factor of the row,
+///
+///     phi(z) = e^(g(z)) [1,  z_l,  (z_l^2 - s_l) / sqrt(2),  z_l z_l' for l < l']     g(z) = sum_l curvature_l z_l^2 /
+///     2
+///
+/// and their gradient. Second-order features are ordered by l, then by l' >= l. O(d + r) a row.
+template <Real T>
+class QuadraticRow {
+ public:
+  explicit QuadraticRow(const QuadraticTerms<T>& terms) : m_terms(terms) {}
+
+  /// g(z). Writes the features without e^g into phi (r).
+  T features(const T* z, Index d, T* phi) const {
+    const Index first = m_terms.first, s = m_terms.second;
+    phi[0] = 1;
+    std::copy_n(z, first, phi + 1);
+    T* pair = phi + 1 + first;
+    for (Index l = 0; l < s; pair += s - l, ++l) {
+      for (Index k = l + 1; k < s; ++k) pair[k - l] = z[l] * z[k];
+      pair[0] = (z[l] * z[l] - m_terms.mean_square[l]) * half_root;
+    }
+    return log_factor(z, d);
+  }
+
+  /// dz (d) from z, from phi with the row's factor left out, dphi (r) and the sum dphi.phi, which is the gradient of g.
+  void backward(const T* z, Index d, const T* dphi, T dg, T* dz) const {
+    const Index first = m_terms.first, s = m_terms.second;
+    for (Index l = 0; l < d; ++l) {
+      const T through_g = m_terms.curvature.size() > 0 ? dg * m_terms.curvature[l] * z[l] : T(0);
+      dz[l] = through_g + (l < first ? dphi[1 + l] : T(0));
+    }
+    const T* pair = dphi + 1 + first;
+    for (Index l = 0; l < s; pair += s - l, ++l) {
+      T sum = 2 * half_root * pair[0] * z[l];
+      for (Index k = l + 1; k < s; ++k) {
+        sum += pair[k - l] * z[k];
+        dz[k] += pair[k - l] * z[l];
+      }
+      dz[l] += sum;
+    }
+  }
+
+ private:
+  static constexpr T half_root = std::numbers::sqrt2_v<T> / 2;
+
+  T log_factor(const T* z, Index d) const {
+    T sum = 0;
+    if (m_terms.curvature.size() > 0)
+      for (Index l = 0; l < d; ++l) sum += m_terms.curvature[l] * z[l] * z[l];
+    return sum / 2;
+  }
+
+  const QuadraticTerms<T>& m_terms;
+};
+
+}  // namespace nprf
