@@ -37,7 +37,7 @@ struct Report {
 /// start at 0 in each.
 ///
 /// Tolerance: a row of y whose bound of the engine's rounding error exceeds half of the tolerance, relative to the
-/// largest |v| that the row attends to, is recomputed. This takes up to 1.5 times as long as the row does by the direct
+/// largest |v| that the row attends to, is recomputed. This takes several times as long as the row does by the direct
 /// engine. If more than half of the rows fail, all rows are computed by the direct engine. With an infinite tolerance
 /// no row is recomputed for its rounding error. The other half of the tolerance is for the errors that any engine has
 /// (Report::error_bound).

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cmath>
-#include <limits>
+#include <algorithm>
 #include <numbers>
-#include <utility>
 
-#include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 
 namespace nprf {
@@ -24,8 +21,8 @@ struct QuadraticTerms {
 
 /// The features of one row of coordinates z, up to a factor of the row,
 ///
-///     phi(z) = e^(g(z)) [1,  z_l,  (z_l^2 - s_l) / sqrt(2),  z_l z_l' for l < l']     g(z) = sum_l curvature_l z_l^2 /
-///     2
+///     phi(z) = exp(g(z)) [1,  z_l,  (z_l^2 - mean_square_l) / sqrt(2),  z_l z_l' for l < l']
+///     g(z) = sum_l curvature_l z_l^2 / 2
 ///
 /// and their gradient. Second-order features are ordered by l, then by l' >= l. O(d + r) a row.
 template <Real T>
@@ -33,7 +30,7 @@ class QuadraticRow {
  public:
   explicit QuadraticRow(const QuadraticTerms<T>& terms) : m_terms(terms) {}
 
-  /// g(z). Writes the features without e^g into phi (r).
+  /// Returns g(z) of z (d). Sets phi (r) to the features without exp(g).
   T features(const T* z, Index d, T* phi) const {
     const Index first = m_terms.first, s = m_terms.second;
     phi[0] = 1;
@@ -46,7 +43,7 @@ class QuadraticRow {
     return log_factor(z, d);
   }
 
-  /// dz (d) from z, from phi with the row's factor left out, dphi (r) and the sum dphi.phi, which is the gradient of g.
+  /// Sets dz (d) for z (d), dphi (r), the gradient of the features without exp(g), and dg, that of g(z).
   void backward(const T* z, Index d, const T* dphi, T dg, T* dz) const {
     const Index first = m_terms.first, s = m_terms.second;
     for (Index l = 0; l < d; ++l) {
