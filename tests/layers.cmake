@@ -22,6 +22,7 @@ set(levels
   "attention/weights"
   "attention/scaling"
   "attention/fallback"
+  "attention/exact"
   "attention/head.hpp"
   "attention/forward_pass.hpp attention/backward_pass.hpp"
   "attention/heads_view.hpp"

@@ -7,6 +7,9 @@
 #include <limits>
 #include <span>
 
+#include "nprf/attention/exact/finite_rows.hpp"
+#include "nprf/attention/exact/near_field.hpp"
+#include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/non_finite_gradients.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/attention/fallback/row_recompute.hpp"
@@ -33,7 +36,8 @@ struct SequenceGradients {
 ///                              non-finite entries (in the constructor)
 ///     contract                 dA, dB, dU and dc of the product for G by the engine; those that fail their error bound
 ///                              are recomputed
-///     recompute_rows           adds the shares of the rows that forward recomputed
+///     recompute_rows           adds the shares of the rows that forward recomputed by features
+///     add_exact_pairs          adds the shares of the near field and of the rows by exact softmax
 ///     add_bias_gradients       db, multiplied by the scale
 ///     propagate                the non-finite entries of G to the gradients that depend on them
 ///     compute_input_gradients  dq, dk and dv
@@ -65,13 +69,18 @@ class BackwardPass {
         m_dA(m_workspace.template matrix<T>(m_n_q, saved.A.cols())),
         m_dB(m_workspace.template matrix<T>(m_n_k, saved.A.cols())),
         m_dU(m_workspace.template matrix<T>(m_n_k, dy.cols() + 1)),
-        m_d_log_B(m_workspace.template matrix<T>(saved.recomputed_rows.empty() ? 0 : m_n_k, saved.A.cols())) {}
+        m_d_log_B(m_workspace.template matrix<T>(saved.recomputed_rows.empty() ? 0 : m_n_k, saved.A.cols())),
+        m_exact_dq(m_workspace.template matrix<T>(has_exact_pairs() ? m_n_q : 0, saved.q.cols())),
+        m_exact_dk(m_workspace.template matrix<T>(has_exact_pairs() ? m_n_k : 0, saved.q.cols())) {}
 
   /// Sets dq, dk and dv; adds to db and to the report.
   void run(SequenceGradients<T> out, const BiasGradient& db, GradientReport& report) {
     const BiasGradient scaled{zeros(db.lags.size()), zeros(db.border.size())};
     const toeplitz::GradientChecks checks = contract(scaled);
-    if (!m_saved.recomputed_rows.empty()) recompute_rows(scaled);
+    if (has_exact_pairs())
+      add_exact_pairs(scaled);
+    else if (!m_saved.recomputed_rows.empty())
+      recompute_rows(scaled);
     add_bias_gradients(scaled, db);
     m_non_finite.propagate(m_dA, m_dB, m_dU, db, m_team);
     compute_input_gradients(out);
@@ -152,6 +161,24 @@ class BackwardPass {
                                        {m_dA, m_dB, m_d_log_B, m_dU, db});
   }
 
+  bool has_exact_pairs() const { return m_saved.row_log_scales.size() > 0; }
+
+  void add_exact_pairs(const BiasGradient& db) {
+    const Workspace::Scope scope(m_workspace);
+    const MatrixView<T> q = finite_rows<T>(m_saved.q, m_team), k = finite_rows<T>(m_saved.k, m_team);
+    const MatrixView<T> U = m_scaled.U();
+    const double* log_scales = m_saved.row_log_scales.data();
+    m_exact_dq.setZero();
+    m_exact_dk.setZero();
+    if (m_position.problem().near.width > 0)
+      NearField<T>(m_position.problem(), m_keys, q, k, m_team)
+          .add_gradients(U, rows_of_engine().G, log_scales, m_scaled.exponents(),
+                         {m_exact_dq, m_exact_dk, m_dU, db.lags});
+    if (!m_saved.recomputed_rows.empty())
+      SoftmaxRows<T>(m_saved.recomputed_rows, m_position.problem(), m_keys, q, k, m_team)
+          .backward(U, m_scaled.G(), log_scales, m_scaled.exponents(), {m_exact_dq, m_exact_dk, m_dU, db});
+  }
+
   void add_bias_gradients(const BiasGradient& scaled, const BiasGradient& db) const {
     for (std::size_t l = 0; l < db.lags.size(); ++l) db.lags[l] += std::ldexp(scaled.lags[l], m_scaled.exponent());
     for (std::size_t at = 0; at < db.border.size(); ++at)
@@ -161,12 +188,17 @@ class BackwardPass {
   void compute_input_gradients(SequenceGradients<T>& out) {
     const Index d_v = m_dy.cols();
     m_head.features.backward(m_saved.q, m_saved.A, m_dA, out.dq, m_team);
+    for (Index i = 0; i < m_exact_dq.rows(); ++i) {  // which have the factor 2^exponent already
+      scale_by_power_of_two<T>(-m_scaled.exponents()[i], m_exact_dq.row(i));
+      out.dq.row(i) += m_exact_dq.row(i);
+    }
     through_normalization(m_saved.q, m_saved.q_scale, m_scaled.exponents(), out.dq);
     for (const Index i : m_saved.short_queries) out.dq.row(i) *= LiftedRows<T>::lift;
     const bool has_gaps = m_keys.token_indices || m_n_k < out.dk.rows();
     auto compact = m_workspace.template matrix<T>(has_gaps ? m_n_k : 0, out.dk.cols());
     MatrixRef<T> dk = has_gaps ? MatrixRef<T>(compact) : out.dk;
     m_head.features.backward_keys(m_saved.k, m_saved.B, m_dB, dk, m_team);
+    if (has_exact_pairs()) dk += m_exact_dk;
     if (m_has_d_log_B) add_gradient_of_logarithms(dk);
     through_normalization(m_saved.k, m_saved.k_scale, nullptr, dk);
     for (const Index j : m_saved.short_keys) dk.row(j) *= LiftedRows<T>::lift;
@@ -249,6 +281,7 @@ class BackwardPass {
   GradientScaling<T> m_scaled;
   NonFiniteGradients<T> m_non_finite;
   MatrixMap<T> m_dA, m_dB, m_dU, m_d_log_B;  // (n_q,r) (n_k,r) (n_k,d_v+1) (n_k,r) dL/d(log B)
+  MatrixMap<T> m_exact_dq, m_exact_dk;       // (n_q,d) (n_k,d) of exact pairs; no rows: there are none
   bool m_has_d_log_B = false;
 };
 

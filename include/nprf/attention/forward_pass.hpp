@@ -8,6 +8,9 @@
 #include <optional>
 #include <span>
 
+#include "nprf/attention/exact/finite_rows.hpp"
+#include "nprf/attention/exact/near_field.hpp"
+#include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/attention/fallback/row_recompute.hpp"
@@ -41,8 +44,11 @@ struct SequenceInputs {
 ///     compute_features    A = phi(q), B = phi(k), with zeros for non-finite keys
 ///     scale_values        v divided by a power of two, with zeros for non-finite values
 ///     contract            N and D by the engine, and bounds of its rounding errors
+///     add_near            the near field's share of N and D, if there is one
 ///     normalize           y = N / D for the rows whose error bound is within half of the tolerance
-///     recompute_rows      the other rows, by tiles, in double or in the log domain
+///     recompute_rows      the other rows, by tiles, in double or in the log domain; or all by exact softmax, if there
+///     is
+///                         a near field or the feature map is a series
 ///     propagate           the non-finite keys and values to the rows that attend to them
 ///     save_for_backward   if requested
 ///
@@ -83,6 +89,7 @@ class ForwardPass {
     compute_features();
     scale_values();
     contract();
+    if (has_near()) add_near();
     normalize(report);
     recompute_rows(report);
     m_non_finite->propagate(m_v, m_head.features.is_positive(), m_y, m_team);
@@ -104,7 +111,15 @@ class ForwardPass {
 
   void compute_features() {
     const FeatureMapView<T>& features = m_head.features;
-    features.queries(m_q.rows(), Head<T>::as_span(m_q_scale), m_A, m_team);
+    if (is_exact_fallback()) m_row_log_scales = m_workspace.template take<double>(m_n_q);
+    if (has_near()) {
+      const Workspace::Scope scope(m_workspace);
+      auto log_factors = m_workspace.template vector<T>(m_n_q);
+      features.with_log_factors(m_q.rows(), Head<T>::as_span(m_q_scale), m_A, log_factors.data(), m_team);
+      std::copy(log_factors.begin(), log_factors.end(), m_row_log_scales);
+    } else {
+      features.queries(m_q.rows(), Head<T>::as_span(m_q_scale), m_A, m_team);
+    }
     m_log_scales = scaled_key_features<T>(features, m_k.rows(), Head<T>::as_span(m_k_scale), m_B, m_team);
     m_non_finite.emplace(m_position, m_keys, m_B, m_log_scales, m_team);
   }
@@ -121,6 +136,7 @@ class ForwardPass {
   void contract() {
     m_position.attendance().attending_queries(m_keys, m_attends, m_workspace);
     const bool accepts_log_scales = m_product.accepts_key_log_scales();
+    if (has_near()) add_key_log_scales(accepts_log_scales);
     if (!accepts_log_scales) m_log_scales = merge_close_log_scales<T>(m_B, m_log_scales, m_team);
     const bool multiplies_log_scales = m_log_scales && !accepts_log_scales;
     const MatrixView<T> B = multiplies_log_scales ? with_log_scales<T>(m_B, m_log_scales, m_team) : MatrixView<T>(m_B);
@@ -131,7 +147,7 @@ class ForwardPass {
     // With positive features the denominators alone decide which rows fail their error bound. If more than half do, all
     // rows fall back to the direct engine; but not if backward is to use the engine's denominators, nor with rounding
     // per block, where no row may depend on later ones
-    if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved) {
+    if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved && !has_near()) {
       contract(m_product, m_scaled_v->leftCols(0), m_y.leftCols(0), D);
       m_all_direct = 2 * count_failed_bounds() > m_n_q;
       if (m_all_direct)
@@ -157,10 +173,12 @@ class ForwardPass {
   // m_y has the numerators until here
   void normalize(Report& report) {
     const Head<T>& head = m_head;
-    const double input_error = error_of_weights<T>(m_position.problem().bias_spread()) +
-                               m_position.products().deviation() +
-                               head.features.relative_error(head.largest_norm(m_q.rows())) +
-                               head.features.relative_error(head.largest_norm(m_k.rows()));
+    const double q_norm = head.largest_norm(m_q.rows()), k_norm = head.largest_norm(m_k.rows()),
+                 spread = m_position.problem().bias_spread();
+    m_softmax_error = error_of_softmax<T>(m_x.q.cols(), q_norm * k_norm, spread, m_n_k);
+    const double input_error = error_of_weights<T>(spread) + m_position.products().deviation() +
+                               head.features.relative_error(q_norm) + head.features.relative_error(k_norm) +
+                               (has_near() ? m_softmax_error : 0);
     m_direct_error = input_error + error_of_sums<T>(m_A.cols(), longest_plain_sum(m_n_k));
     m_error =
         m_all_direct ? m_direct_error : input_error + error_of_sums<T>(m_A.cols(), m_product.longest_plain_sum(m_n_k));
@@ -208,8 +226,15 @@ class ForwardPass {
     if (is_non_finite(i)) return State::non_finite;
     const bool keeps_precision =
         row_keeps_precision(D, m_errors->largest_values()[i], static_cast<T>(m_n_k), m_head.features.is_positive());
-    if (!keeps_precision || !within_tolerance(fft_error) || has_tiny_values) return State::to_recompute;
+    if (!keeps_precision || !within_tolerance(fft_error) || has_tiny_values || cancels(i)) return State::to_recompute;
     return D <= 0 ? State::indefinite : State::normalized;
+  }
+
+  // whether exact softmax replaces the row because the terms of its features cancel, or did not add up to a weight
+  bool cancels(Index i) const {
+    constexpr double most = 16;
+    const double D = static_cast<double>(denominator(i));
+    return is_exact_fallback() && (D <= 0 || m_errors->size_of_terms(i, denominator(i)) > most * D);
   }
 
   // whether the formula gives NaN, because the query is non-finite or attends to a non-finite key. If all weights
@@ -237,6 +262,7 @@ class ForwardPass {
   }
 
   void recompute(std::span<const Index> rows, Report& report) {
+    if (is_exact_fallback()) return recompute_by_softmax(rows);
     const MatrixView<T> q = m_q.rows(), k = m_k.rows();
     const FeatureInputs<T> inputs{q, k, Head<T>::as_span(m_q_scale), Head<T>::as_span(m_k_scale)};
     const toeplitz::Factors<T> factors{m_A, m_B, *m_scaled_v, m_position.queries(), m_keys, m_log_scales};
@@ -255,12 +281,62 @@ class ForwardPass {
     }
   }
 
+  bool has_near() const { return m_position.problem().near.width > 0; }
+  bool is_exact_fallback() const { return has_near() || m_head.features.is_series(); }
+
+  // the largest log-scale of the keys that an engine scales each row by (toeplitz/factors.hpp)
+  void add_key_log_scales(bool accepted) {
+    double running = -std::numeric_limits<double>::infinity();
+    if (!accepted) {
+      for (Index j = 0; j < m_n_k; ++j) running = std::max(running, m_log_scales[j]);
+      for (Index i = 0; i < m_n_q; ++i) m_row_log_scales[i] += running;
+      return;
+    }
+    const Slots &queries = m_position.queries().slots, &keys = m_keys.slots;
+    const Index last = m_position.problem().weights.support().last;
+    for (Index i = 0, j = 0; i < m_n_q; ++i) {
+      for (; j < m_n_k && keys[j] <= queries[i] + last; ++j) running = std::max(running, m_log_scales[j]);
+      m_row_log_scales[i] += running;
+    }
+  }
+
+  // normalised rows, in `saved` or in the workspace
+  MatrixView<T> normalized_rows(const LiftedRows<T>& x, const Eigen::Ref<Vector<T>>& scale,
+                                Matrix<T> SavedSequence<T>::*member) const {
+    MatrixRef<T> rows = matrix_storage(member, scale.size(), m_x.q.cols());
+    scale_rows<T>(x.rows(), Head<T>::as_span(scale), rows, m_team);
+    return rows;
+  }
+
+  // N and D are in m_y and m_denominator
+  void add_near() {
+    const Workspace::Scope scope(m_workspace);
+    const MatrixView<T> q = normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q),
+                        k = finite_rows<T>(normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k), m_team);
+    NearField<T>(m_position.problem(), m_keys, q, k, m_team)
+        .add(*m_scaled_v, {m_A, m_y, m_denominator.data(), m_row_log_scales}, *m_errors);
+  }
+
+  void recompute_by_softmax(std::span<const Index> rows) {
+    const Workspace::Scope scope(m_workspace);
+    const MatrixView<T> q = normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q),
+                        k = finite_rows<T>(normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k), m_team);
+    SoftmaxRows<T>(rows, m_position.problem(), m_keys, q, k, m_team)
+        .forward(*m_scaled_v, [this](Index i, const auto& y, double log_scale) {
+          m_y.row(i) = y;
+          m_denominator[i] = 1;
+          m_row_log_scales[i] = log_scale;
+          m_rows[i].bound = m_softmax_error;
+        });
+    m_other_error = std::max(m_other_error, m_softmax_error);
+    m_condition = std::max(m_condition, 1.0);
+  }
+
   void save_for_backward() {
     SavedSequence<T>& saved = *m_saved;
-    resize(saved.q, m_n_q, m_x.q.cols());
-    resize(saved.k, m_n_k, m_x.q.cols());
-    scale_rows<T>(m_q.rows(), Head<T>::as_span(m_q_scale), saved.q, m_team);
-    scale_rows<T>(m_k.rows(), Head<T>::as_span(m_k_scale), saved.k, m_team);
+    normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q);
+    normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k);
+    save_row_log_scales();
     saved.short_queries.assign(m_q.indices().begin(), m_q.indices().end());
     saved.short_keys.assign(m_k.indices().begin(), m_k.indices().end());
     saved.engine_used_log_scales = m_factors->key_log_scales != nullptr;
@@ -274,6 +350,15 @@ class ForwardPass {
     saved.length = m_x.length;
     clear_rows_without_gradient();
     save_values();
+  }
+
+  // infinity for rows whose exact pairs have no gradient
+  void save_row_log_scales() {
+    Vector<double>& saved = m_saved->row_log_scales;
+    assign(saved, Eigen::Map<const Vector<double>>(m_row_log_scales, is_exact_fallback() ? m_n_q : 0));
+    for (Index i = 0; i < saved.size(); ++i)
+      if (m_rows[i].state == State::empty || m_rows[i].state == State::non_finite || !std::isfinite(saved[i]))
+        saved[i] = std::numeric_limits<double>::infinity();
   }
 
   // A query that attends to no key has the gradient 0, even if it is non-finite. A non-finite query changes no gradient
@@ -305,12 +390,14 @@ class ForwardPass {
     m_saved->value_exponent = exponent_of(m_scale) + exponent_of(scale);
   }
 
-  // (rows,r): in `saved`, or in the workspace if there is none
-  MatrixRef<T> storage(Matrix<T> SavedSequence<T>::*member, Index rows) const {
-    const Index r = m_head.features.output_dim();
-    if (!m_saved) return m_workspace.template matrix<T>(rows, r);
-    resize(m_saved->*member, rows, r);
+  // in `saved`, or in the workspace if there is none
+  MatrixRef<T> matrix_storage(Matrix<T> SavedSequence<T>::*member, Index rows, Index cols) const {
+    if (!m_saved) return m_workspace.template matrix<T>(rows, cols);
+    resize(m_saved->*member, rows, cols);
     return m_saved->*member;
+  }
+  MatrixRef<T> storage(Matrix<T> SavedSequence<T>::*member, Index rows) const {  // (rows,r)
+    return matrix_storage(member, rows, m_head.features.output_dim());
   }
   Eigen::Ref<Vector<T>> storage(Vector<T> SavedSequence<T>::*member, Index size) const {
     if (!m_saved) return m_workspace.template vector<T>(size);
@@ -335,6 +422,7 @@ class ForwardPass {
   LiftedRows<T> m_q, m_k;
   MatrixView<T> m_v;  // (n_k,d_v)
   double* m_log_scales = nullptr;
+  double* m_row_log_scales = nullptr;  // (n_q), as SavedSequence has them; null: none
   std::optional<NonFinite<T>> m_non_finite;
 
   VectorMap<T> m_value_maxima;              // (n_k)  the largest finite |v| of each key, divided by m_scale
@@ -350,6 +438,7 @@ class ForwardPass {
 
   Row* m_rows;                                // (n_q)
   double m_error = 0, m_direct_error = 0;     // of a row of condition 1, without an FFT: by the engine, and recomputed
+  double m_softmax_error = 0;                 // of a row of exact softmax
   double m_other_error = 0, m_condition = 0;  // maxima over the rows: the error without an FFT's, and the condition
 };
 

@@ -10,10 +10,16 @@
 namespace nprf {
 
 /// Options of an attention, fixed when it is built.
+///
+/// Near field: pairs of a query and a key less than `near` tokens apart have the weight exp(q.k + b) of softmax, and
+/// only the other pairs that of features. It needs a map that estimates exp and reports its factors (feature_map.hpp).
+/// It takes time O(n near (d + d_v)). On a grid, pairs are near if they are less than `near` cells apart in each of its
+/// dimensions; pairs with an extra token are never near. A position with slots of its own must have pitch().
 struct AttentionOptions {
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
   Engine engine = Engine::automatic;
+  Index near = 0;  // the width of the near field; 0: none
 };
 
 /// A report of one call.

@@ -22,6 +22,10 @@ struct SavedSequence {
   std::vector<Index> short_queries, short_keys;  // rows whose factor would overflow (normalize/lifted_rows.hpp)
   Matrix<T> A, B, U;                             // (n_q,r) (n_k,r) (n_k,d_v+1): [v 1], with zeros for non-finite values
   Vector<double> key_log_scales;                 // (n_k), as toeplitz::Factors has them; empty: none
+  // (n_q): the exact pairs of row i have the weights exp(q_i.k_j + b_ij - row_log_scales_i) beside those of its far
+  // pairs, of sum D_i; empty if there are none. b_ij is relative to LagProblem::weight_bias, and in a recomputed row to
+  // the largest of the row
+  Vector<double> row_log_scales;
   bool engine_used_log_scales = false;  // denominators are relative to the log-scales of the keys that a query attends
                                         // to; else to the largest of all
   Matrix<T> y;                          // (n_q,d_v)

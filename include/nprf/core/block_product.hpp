@@ -182,6 +182,40 @@ class Transposed {
   T* m_data;
 };
 
+/// x^T (depth,cols) of row-major x (cols,depth) as right factors that begin at any pack of columns: a copy, padded with
+/// columns of zeros to whole packs.
+template <Real T>
+class TransposedRows {
+ public:
+  /// `most` is the largest number of rows of x.
+  TransposedRows(Index depth, Index most, Workspace& scratch)
+      : m_depth(depth),
+        // an odd number of packs: rows at steps of a power of two would share few sets of a cache
+        m_step((packs_for<T>(most) | 1) * Pack<T>::size),
+        m_data(scratch.take<T>(depth * m_step)) {}
+
+  void set(const MatrixView<T>& x) {
+    constexpr Index W = Pack<T>::size;
+    const Index stride = x.outerStride();
+    for (Index j = 0; j < x.rows(); j += W) {
+      const T* from = x.data() + j * stride;
+      const Index count = std::min(x.rows() - j, W);
+      Index k = 0;
+      if (count == W)
+        for (; k + W <= m_depth; k += W) transpose_square(from + k, stride, m_data + k * m_step + j, m_step);
+      for (; k < m_depth; ++k)
+        for (Index u = 0; u < W; ++u) m_data[k * m_step + j + u] = u < count ? from[u * stride + k] : T(0);
+    }
+  }
+
+  /// The columns from this pack on.
+  RightFactor<T> from(Index pack) const { return RightFactor<T>::in_place(m_data + pack * Pack<T>::size, m_step); }
+
+ private:
+  Index m_depth, m_step;
+  T* m_data;
+};
+
 /// Row-major x (depth,cols) as the right factor of a product that is added to a result. Whole packs of columns are read
 /// in place. Each remaining column is copied.
 template <Real T>

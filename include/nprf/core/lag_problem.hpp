@@ -8,6 +8,7 @@
 #include "nprf/core/index.hpp"
 #include "nprf/core/lag_range.hpp"
 #include "nprf/core/lag_weights_view.hpp"
+#include "nprf/core/near_lags.hpp"
 #include "nprf/core/slots.hpp"
 
 namespace nprf {
@@ -52,10 +53,12 @@ struct LagProblem {
   const double* log_weights = nullptr;   // (lags) b - largest_bias; -infinity if all b are
   LagRange table;                        // before and after these lags b is linear
   double slope_before = 0, slope_after = 0;
-  LagWeightsView<T> weights;     // exp(b - max b) of `reach`; max b is also over column 1 of the border
-  T* weight_values = nullptr;    // the same array as in `weights`, writable
-  Border<T> border;              // the weights of tokens without a slot
-  Border<double> border_biases;  // their biases; -infinity where a query does not attend to a key
+  NearLags near;                        // lags whose pairs are computed exactly: `weights` are 0 there
+  double weight_bias = minus_infinity;  // the bias at which a weight is 1: the largest, also of column 1 of the border
+  LagWeightsView<T> weights;            // exp(b - weight_bias) of `reach`
+  T* weight_values = nullptr;           // the same array as in `weights`, writable
+  Border<T> border;                     // the weights of tokens without a slot
+  Border<double> border_biases;         // their biases; -infinity where a query does not attend to a key
 
   /// The bias of a lag; -infinity if it is not attended.
   double bias(Index lag) const {
@@ -88,12 +91,13 @@ struct LagProblem {
     return std::max(most - least, 0.0);
   }
 
-  /// Keeps the weight of the last attended lag above zero: engines with log-scales of keys scale a row by the keys up
-  /// to that lag (toeplitz/factors.hpp), even if its weight underflows.
+  /// Keeps the weight of the last attended lag that is not near above zero: engines with log-scales of keys scale a row
+  /// by the keys up to that lag (toeplitz/factors.hpp), even if its weight underflows.
   void keep_last_weight() {
     Index last = reach.last;
-    while (last > reach.first && !attends(last)) --last;
-    if (reach.size() == 0 || !attends(last)) return;
+    const auto has_weight = [this](Index lag) { return attends(lag) && !near.contains(lag); };
+    while (last > reach.first && !has_weight(last)) --last;
+    if (reach.size() == 0 || !has_weight(last)) return;
     T& weight = weight_values[last - reach.first];
     weight = std::max(weight, std::numeric_limits<T>::min());
   }

@@ -51,6 +51,16 @@ Border<double> border_biases(const T* extra, Index E, Direction direction, Stora
   return {E, b};
 }
 
+// tails of the weights of `reach` that end before they get to a range of lags
+inline Tails tails_outside(LagRange near, LagRange reach, Tails tails) {
+  if (near.size() == 0 || near.last < reach.first || near.first > reach.last) return tails;
+  tails.before = std::min(tails.before, std::max<Index>(near.first - 1 - reach.first, 0));
+  tails.after = std::min(tails.after, std::max<Index>(reach.last - near.last - 1, 0));
+  if (tails.before == 0) tails.slope_before = 0;
+  if (tails.after == 0) tails.slope_after = 0;
+  return tails;
+}
+
 // exp(b - largest), but the row of a query without a slot is relative to its own largest
 template <Real T, class Storage>
 Border<T> border_weights(const Border<double>& biases, double largest, Storage& storage) {
@@ -68,9 +78,9 @@ Border<T> border_weights(const Border<double>& biases, double largest, Storage& 
 
 }  // namespace detail
 
-/// Adds the biases and the weights to a LagProblem from problem_without_biases. `extra` (E,E+2) has the biases of the E
-/// tokens without a slot. The tables are taken from the storage: storage.take<U>(n) returns n uninitialised objects, as
-/// Workspace does. O(lags + E^2), with one exponential for each lag.
+/// Adds the biases and the weights to a LagProblem from problem_without_biases, whose `near` may have been set. `extra`
+/// (E,E+2) has the biases of the E tokens without a slot. The tables are taken from the storage: storage.take<U>(n)
+/// returns n uninitialised objects, as Workspace does. O(lags + E^2), with one exponential for each lag.
 template <Real T, class Storage>
 void add_biases_and_weights(LagProblem<T>& x, const LagBiasView<T>& bias, const T* extra, Pass pass, Storage& storage) {
   const LagRange position_lags{x.reach.first - x.offset, x.reach.last - x.offset};
@@ -89,14 +99,17 @@ void add_biases_and_weights(LagProblem<T>& x, const LagBiasView<T>& bias, const 
 
   const Index E = x.keys.outside;
   x.border_biases = detail::border_biases(extra, E, x.direction, storage);
-  double largest = x.largest_bias;
-  for (Index e = 0; e < E; ++e) largest = std::max(largest, x.border_biases.values[e * (E + 2) + 1]);
-  x.border = detail::border_weights<T>(x.border_biases, largest, storage);
+  x.weight_bias = x.largest_bias;
+  for (Index e = 0; e < E; ++e) x.weight_bias = std::max(x.weight_bias, x.border_biases.values[e * (E + 2) + 1]);
+  x.border = detail::border_weights<T>(x.border_biases, x.weight_bias, storage);
   x.weight_values = storage.template take<T>(x.reach.size());
-  const double below = x.largest_bias - largest;
-  for (Index k = 0; k < x.reach.size(); ++k)
-    x.weight_values[k] = any ? static_cast<T>(std::exp(log_weights[from + k] + below)) : T(0);
-  x.weights = {x.reach.first, x.weight_values, x.reach.size(), tails(bias, position_lags)};
+  const double below = x.largest_bias - x.weight_bias;
+  for (Index k = 0; k < x.reach.size(); ++k) {
+    const bool has_weight = any && !x.near.contains(x.reach.first + k);
+    x.weight_values[k] = has_weight ? static_cast<T>(std::exp(log_weights[from + k] + below)) : T(0);
+  }
+  x.weights = {x.reach.first, x.weight_values, x.reach.size(),
+               detail::tails_outside(x.near.range(), x.reach, tails(bias, position_lags))};
   if (pass == Pass::forward) x.weights = x.weights.with_equal_ends();
 }
 

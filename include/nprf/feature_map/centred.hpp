@@ -40,7 +40,7 @@ class Centred {
  public:
   using Scalar = typename F::Scalar;
   using T = Scalar;
-  static constexpr bool is_positive = nprf::is_positive<F>();
+  static constexpr bool is_positive = nprf::is_positive<F>(), is_series = nprf::is_series<F>();
 
   /// Throws InvalidArgument if the constants do not have the shapes of Centring for d = features.input_dim(), or are
   /// not finite.

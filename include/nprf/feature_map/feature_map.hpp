@@ -80,4 +80,15 @@ constexpr bool is_positive() {
     return false;
 }
 
+/// True if phi(x).phi(y) is the beginning of a series of exp(x.y) with terms of both signs. Where such terms cancel,
+/// the omitted ones count: attention then computes the row by exact softmax. Such a map declares `static constexpr bool
+/// is_series = true;`.
+template <class F>
+constexpr bool is_series() {
+  if constexpr (requires { F::is_series; })
+    return F::is_series;
+  else
+    return false;
+}
+
 }  // namespace nprf

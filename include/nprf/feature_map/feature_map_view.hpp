@@ -52,6 +52,7 @@ class FeatureMapView {
   Index output_dim() const { return m_output_dim; }
   bool estimates_exp() const { return m_functions->estimates_exp; }
   bool is_positive() const { return m_functions->is_positive; }
+  bool is_series() const { return m_functions->is_series; }
 
   /// The map's bound on the relative error of its features, for rows of at most that norm; 0 if the map has none.
   double relative_error(double norm) const { return m_functions->relative_error(m_map, norm); }
@@ -116,7 +117,7 @@ class FeatureMapView {
     Features *logs, *key_logs;                                 // null if the map has none
     Backward *backward, *backward_keys;
     double (*relative_error)(const void*, double);
-    bool estimates_exp, is_positive;
+    bool estimates_exp, is_positive, is_series;
   };
 
   template <class F>
@@ -214,7 +215,8 @@ class FeatureMapView {
                                           &backward_keys_of<F>,
                                           &relative_error_of<F>,
                                           nprf::estimates_exp<F>(),
-                                          nprf::is_positive<F>()};
+                                          nprf::is_positive<F>(),
+                                          nprf::is_series<F>()};
 
   template <class Use>
   static void with_scaled(const MatrixView<T>& x, RowScale<T> scale, const Team& team, Use&& use) {

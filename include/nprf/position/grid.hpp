@@ -53,7 +53,9 @@ class GridPosition {
   const Matrix<T>& extra() const { return m_extra; }
 
   /// The slot of the cell r W + c.
-  Index slot(Index cell) const { return cell / m_width * (2 * m_width - 1) + cell % m_width; }
+  Index slot(Index cell) const { return cell / m_width * pitch() + cell % m_width; }
+  /// The difference of the slots of a cell and of the one below it.
+  Index pitch() const { return 2 * m_width - 1; }
   /// b as a function of the difference of two slots.
   const LagBias<T>& bias() const { return m_bias; }
 

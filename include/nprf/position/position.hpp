@@ -24,7 +24,8 @@ concept LearnedPosition = Position<P> && requires(const P& position, Index first
 
 /// A position that assigns slots (core/slots.hpp) to tokens: GridPosition (grid.hpp). Its first tokens, the extra
 /// tokens, have no slots; extra() holds their biases. The other tokens are cells; slot(i) increases with the cell i,
-/// with gaps. bias(i, j) is the bias of query token i and key token j.
+/// with gaps. bias(i, j) is the bias of query token i and key token j. For a near field (AttentionOptions) it also has
+/// pitch(), the difference of the slots of cells that are one row apart.
 template <class P>
 concept PlacedPosition = Position<P> && requires(const P& position, Index i) {
   { position.tokens() } -> std::convertible_to<Index>;

@@ -68,6 +68,8 @@ class PositionView {
   Index tokens() const { return m_functions->tokens(m_position); }
   /// The slot of a cell, a token that is not an extra one.
   Index slot(Index cell) const { return is_placed() ? m_functions->slot(m_position, cell) : cell; }
+  /// The difference of the slots of cells that are one row of a grid apart; 0 if the position has no pitch().
+  Index pitch() const { return m_functions->pitch != nullptr ? m_functions->pitch(m_position) : 0; }
   /// The biases of the E extra tokens (E,E+2); 0 x 0 if the position is not placed.
   const Matrix<T>& extra() const { return *m_extra; }
 
@@ -82,6 +84,7 @@ class PositionView {
   struct Functions {
     Index (*tokens)(const void*) = nullptr;
     Index (*slot)(const void*, Index) = nullptr;
+    Index (*pitch)(const void*) = nullptr;
     double (*bias)(const void*, Index, Index) = nullptr;
     void (*gradient)(const void*, Index, std::span<const double>, Matrix<double>&) = nullptr;
   };
@@ -94,6 +97,8 @@ class PositionView {
       functions.slot = [](const void* p, Index cell) -> Index { return static_cast<const P*>(p)->slot(cell); };
       functions.bias = [](const void* p, Index i, Index j) -> double { return static_cast<const P*>(p)->bias(i, j); };
     }
+    if constexpr (requires(const P& p) { p.pitch(); })
+      functions.pitch = [](const void* p) -> Index { return static_cast<const P*>(p)->pitch(); };
     if constexpr (LearnedPosition<P>)
       functions.gradient = [](const void* p, Index first, std::span<const double> db, Matrix<double>& d) {
         static_cast<const P*>(p)->gradient(first, db, d);

@@ -6,11 +6,93 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
+#include "nprf/attention/head.hpp"
+#include "nprf/core/near_lags.hpp"
+#include "nprf/position/position_view.hpp"
 
 namespace nprf::reference {
 
-/// The reference implementation of Attention: its formula as two plain loops in long double. The weights exp(b) of each
-/// row are relative to the largest of the row.
+namespace detail {
+
+/// The weights of attention without exp(b): phi(q_i).phi(k_j), or exp(q_i.k_j) of a near pair, up to a factor of the
+/// query.
+template <class F, class P>
+class PairWeights {
+ public:
+  using T = typename F::Scalar;
+
+  template <class Attends>
+  PairWeights(const Attention<F, P>& attention, const MatrixView<T>& q, const MatrixView<T>& k, Index offset,
+              const Attends& attends)
+      : m_position(attention.position()), m_near{attention.options().near, m_position.pitch(), 0} {
+    if (!m_position.is_placed()) m_near.offset = offset;
+    if (m_near.width > 0) {
+      set_with_log_factors(attention, q, k);
+      return;
+    }
+    m_A = attention.query_features(q);
+    m_B = Matrix<T>::Zero(k.rows(), m_A.cols());
+    std::vector<Index> attended;
+    for (Index j = 0; j < k.rows(); ++j) {
+      Index i = 0;
+      while (i < q.rows() && !attends(i, j)) ++i;
+      if (i < q.rows()) attended.push_back(j);
+    }
+    m_B(attended, Eigen::indexing::all) = attention.key_features(k(attended, Eigen::indexing::all));
+  }
+
+  /// The logarithm of the size of a weight, with a near field.
+  double log_scale(Index i, Index j) const {
+    if (m_near.width == 0) return 0;
+    return is_near(i, j) ? static_cast<double>(dot(m_q, i, m_k, j)) - m_a[i] : m_b[j];
+  }
+
+  /// The weight divided by exp(log_unit).
+  long double operator()(Index i, Index j, long double log_unit) const {
+    if (m_near.width == 0) return dot(m_A, i, m_B, j);
+    if (is_near(i, j)) return std::exp(dot(m_q, i, m_k, j) - m_a[i] - log_unit);
+    return dot(m_A, i, m_B, j) * std::exp(m_b[j] - log_unit);
+  }
+
+ private:
+  void set_with_log_factors(const Attention<F, P>& attention, const MatrixView<T>& q, const MatrixView<T>& k) {
+    const auto normalized = [&](const MatrixView<T>& x) {
+      return Matrix<T>(attention.options().normalization.template row_scale<T>(x).asDiagonal() * x);
+    };
+    m_q = normalized(q), m_k = normalized(k);
+    m_A.resize(q.rows(), attention.features().output_dim());
+    m_B.resize(k.rows(), m_A.cols());
+    m_a.resize(q.rows());
+    m_b.resize(k.rows());
+    Workspace workspace;
+    const FeatureMapView<T> features(attention.features());
+    features.with_log_factors(m_q, {}, m_A, m_a.data(), Team(workspace));
+    features.keys_with_log_factors(m_k, {}, m_B, m_b.data(), Team(workspace));
+  }
+
+  static long double dot(const Matrix<T>& x, Index i, const Matrix<T>& y, Index j) {
+    long double sum = 0;
+    for (Index l = 0; l < x.cols(); ++l) sum += static_cast<long double>(x(i, l)) * y(j, l);
+    return sum;
+  }
+
+  // pairs with an extra token are never near
+  bool is_near(Index i, Index j) const {
+    const Index extra = m_position.extra().rows();
+    return i >= extra && j >= extra && m_near.contains(m_position.slot(j - extra) - m_position.slot(i - extra));
+  }
+
+  PositionView<T> m_position;
+  NearLags m_near;
+  Matrix<T> m_q, m_k;  // normalised; empty without a near field
+  Matrix<T> m_A, m_B;
+  Vector<T> m_a, m_b;  // logarithms of the factors of the rows of A and B, with a near field
+};
+
+}  // namespace detail
+
+/// The reference implementation of Attention: its formula as two plain loops in long double, with the near field of its
+/// options. The weights exp(b) of each row are relative to the largest of the row.
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (r + d_v)). Throws InvalidArgument if shapes do not match.
 /// attends(i, j) states whether query i may attend to key j, in addition to direction and bias: for masks, lengths and
@@ -24,15 +106,7 @@ Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention
   using T = typename F::Scalar;
   const AttentionShape shape = attention_shape<T>(q, k, v);
   const bool causal = attention.options().direction == Direction::causal;
-  const Matrix<T> A = attention.query_features(q);  // (n_q,r)
-  Matrix<T> B = Matrix<T>::Zero(shape.n_k, A.cols());
-  std::vector<Index> attended;
-  for (Index j = 0; j < shape.n_k; ++j) {
-    Index i = 0;
-    while (i < shape.n_q && !attends(i, j)) ++i;
-    if (i < shape.n_q) attended.push_back(j);
-  }
-  B(attended, Eigen::indexing::all) = attention.key_features(k(attended, Eigen::indexing::all));  // (n_k,r)
+  const detail::PairWeights<F, P> weights(attention, q, k, offset, attends);
 
   Matrix<T> y = Matrix<T>::Zero(shape.n_q, shape.d_v);
   for (Index i = 0; i < shape.n_q; ++i) {
@@ -43,14 +117,15 @@ Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention
     double largest = -INFINITY;
     for (Index j = 0; j < shape.n_k; ++j) largest = std::max(largest, b(j));
     if (largest == -INFINITY) continue;
+    double unit = -INFINITY;
+    for (Index j = 0; j < shape.n_k; ++j)
+      if (b(j) > -INFINITY) unit = std::max(unit, weights.log_scale(i, j));
 
     Vector<long double> numerator = Vector<long double>::Zero(shape.d_v);
     long double denominator = 0;
     for (Index j = 0; j < shape.n_k; ++j) {
       if (b(j) == -INFINITY) continue;
-      long double weight = 0;
-      for (Index r = 0; r < A.cols(); ++r) weight += static_cast<long double>(A(i, r)) * B(j, r);
-      weight *= std::exp(static_cast<long double>(b(j)) - largest);
+      const long double weight = weights(i, j, unit) * std::exp(static_cast<long double>(b(j)) - largest);
       for (Index p = 0; p < shape.d_v; ++p) numerator[p] += weight * v(j, p);
       denominator += weight;
     }

@@ -14,17 +14,19 @@
 
 namespace nprf {
 
+/// The error of k roundings of a sum, in eps / 2. They are at most k. Independent ones grow with sqrt(k), but those of
+/// equal terms are correlated: the most that was measured is k / 8.
+inline double growth_of_roundings(Index k) {
+  const double all = static_cast<double>(k);
+  return std::min(all, 1.5 * std::sqrt(all) + all / 8);
+}
+
 /// The rounding error of a row's sums over r features and over `keys` keys that are summed plainly, relative to the sum
-/// of the terms' magnitudes. k roundings are at most k eps / 2. Independent ones grow with sqrt(k), but those of equal
-/// terms are correlated: the most that was measured is k / 8.
+/// of the terms' magnitudes.
 template <Real T>
 double error_of_sums(Index r, Index keys) {
-  const auto growth = [](Index k) {
-    const double all = static_cast<double>(k);
-    return std::min(all, 1.5 * std::sqrt(all) + all / 8);
-  };
   // numerator and denominator share the scores, but not the sums over tiles of 64 keys
-  const double roundings = growth(r) + 2 * growth(std::min<Index>(keys, 64) + keys / 16) + 4;
+  const double roundings = growth_of_roundings(r) + 2 * growth_of_roundings(std::min<Index>(keys, 64) + keys / 16) + 4;
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
 }
 
@@ -36,6 +38,18 @@ double error_of_weights(double bias_spread) {
   constexpr double max_spread = 354;
   return sizeof(T) == sizeof(double) ? std::numeric_limits<double>::epsilon() / 2 * std::min(bias_spread, max_spread)
                                      : 0;
+}
+
+/// The rounding error of rows of exact softmax over `keys` keys, relative to the largest |v|: that of the weights
+/// exp(q.k + b), for d channels, norms of q and k with the product `norms`, and biases up to `bias_spread` apart, and
+/// that of the sums over runs of 256 keys.
+template <Real T>
+double error_of_softmax(Index d, double norms, double bias_spread, Index keys) {
+  // weights of a smaller logarithm are nothing beside 1
+  constexpr double least = sizeof(T) == sizeof(float) ? 104 : 745;
+  const double scores = growth_of_roundings(d) * norms + 2 * (norms + std::min(bias_spread, least));
+  const double roundings = scores + 2 * growth_of_roundings(std::min<Index>(keys, 256) + keys / 256) + 8;
+  return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
 }
 
 /// Bounds of the errors of the rows y = N / D of a product, relative to v_max(i), the largest |v| that query i attends
@@ -84,6 +98,19 @@ class RowErrorBound {
 
   /// (n_q)  v_max(i).
   const T* largest_values() const { return m_largest_values; }
+
+  /// The sum of the magnitudes of the terms of row i, and what an FFT may have added to it.
+  double size_of_terms(Index i, T D) const {
+    return std::abs(static_cast<double>(m_terms ? m_terms[i] : D)) + (m_fft_errors.Y ? m_fft_errors.sums[i] : 0);
+  }
+  /// Adds positive terms to row i that are computed without an FFT, or replaces all its terms by such.
+  void add_exact(Index i, T terms) {
+    if (m_terms) m_terms[i] = std::abs(m_terms[i]) + terms;
+  }
+  void set_exact(Index i, T terms) {
+    if (m_terms) m_terms[i] = terms;
+    if (m_fft_errors.Y) m_fft_errors.Y[i] = m_fft_errors.sums[i] = 0;
+  }
 
   /// The condition of row i, from its numerators and its denominator.
   template <class RowN>

@@ -26,17 +26,21 @@ Placement place_tokens(const PositionView<T>& position, Index n, Index offset, c
 
 }  // namespace detail
 
-/// Lowers a position, a direction and an offset to the tables of a LagProblem, for n_q queries and n_k keys. The tables
-/// are in the workspace. Throws InvalidArgument if the position is for other numbers of tokens. O(n_q + n_k + E^2) for
+/// Lowers a position, a direction, an offset and the width of a near field to the tables of a LagProblem, for n_q
+/// queries and n_k keys. The tables are in the workspace. Throws InvalidArgument if the position is for other numbers
+/// of tokens, or if it has slots of its own and no pitch() for a near field. O(n_q + n_k + E^2) for
 /// E tokens without a slot, with one exponential for each lag.
 template <Real T>
 LagProblem<T> lower(const PositionView<T>& position, Direction direction, Index offset, Index n_q, Index n_k, Pass pass,
-                    Workspace& workspace) {
+                    Workspace& workspace, Index near = 0) {
   const LagBias<T>& bias = position.bias();
   const Placement queries = detail::place_tokens(position, n_q, offset, "queries", workspace),
                   keys = detail::place_tokens(position, n_k, offset, "keys", workspace);
   LagProblem<T> x = problem_without_biases<T>(queries, keys, direction, offset, {bias.first, bias.last()});
   x.has_own_slots = position.is_placed();
+  require(near == 0 || !x.has_own_slots || position.pitch() > 0,
+          "near: expected 0 for a position with slots but without pitch(), got ", near);
+  x.near = {near, x.has_own_slots ? position.pitch() : 0, offset};
   add_biases_and_weights(x, bias.view(), position.extra().data(), pass, workspace);
   return x;
 }

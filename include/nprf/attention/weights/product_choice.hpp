@@ -67,7 +67,8 @@ class ProductChoice {
   toeplitz::BorderedProduct<T> choose(Engine engine, Pass pass, double max_deviation, const Team& team) {
     if (engine != Engine::automatic || m_weights.support().size() == 0) return make(engine, team);
     engine = cheapest_admissible(pass, team.workspace());
-    if (max_deviation > 0 && !m_problem.has_own_slots) engine = cheapest_with_fitted_tails(engine, max_deviation);
+    if (max_deviation > 0 && !m_problem.has_own_slots)
+      engine = cheapest_with_fitted_tails(engine, max_deviation, team.workspace());
     std::size_t others = 0;
     for (const Engine other : {cheapest(m_weights, Rounding::per_row), Engine::direct})
       if (other != engine && (others == 0 || other != m_per_row[0]->engine()))
@@ -96,13 +97,21 @@ class ProductChoice {
     return choose(m_weights);
   }
 
-  // replaces the tails of the weights by fitted ones where a linear engine is cheaper with them
-  Engine cheapest_with_fitted_tails(Engine engine, double max_deviation) {
-    double least = toeplitz::cost_of<T>(engine, {m_weights, m_shape, m_span});
+  // the logarithms of the weights of `reach`; -infinity where a weight is 0 because its lag is near
+  std::span<const double> far_log_weights(Workspace& workspace) const {
     const LagRange& reach = m_problem.reach;
-    const std::span<const double> log_weights(m_problem.log_weights + (reach.first - m_problem.lags.first),
-                                              static_cast<std::size_t>(reach.size()));
-    const FittedTails fitted = fitted_tails<T>(log_weights, max_deviation);
+    double* far = workspace.take<double>(reach.size());
+    for (Index lag = reach.first; lag <= reach.last; ++lag)
+      far[lag - reach.first] = m_problem.near.contains(lag) ? LagProblem<T>::minus_infinity
+                                                            : m_problem.log_weights[lag - m_problem.lags.first];
+    return {far, static_cast<std::size_t>(reach.size())};
+  }
+
+  // replaces the tails of the weights by fitted ones where a linear engine is cheaper with them
+  Engine cheapest_with_fitted_tails(Engine engine, double max_deviation, Workspace& workspace) {
+    double least = toeplitz::cost_of<T>(engine, {m_weights, m_shape, m_span});
+    const Workspace::Scope scope(workspace);
+    const FittedTails fitted = fitted_tails<T>(far_log_weights(workspace), max_deviation);
     const Tails& both = fitted.tails;
     for (const Tails& tails :
          {Tails{both.before, 0, both.slope_before, 0}, Tails{0, both.after, 0, both.slope_after}, both}) {

@@ -21,7 +21,8 @@ struct PairRow {
 };
 
 // forward: S = A B^T, Y = (S o C) U; so with P = G U^T: dA = (P o C) B, dB = (P o C)^T A, dU = (S o C)^T G, dC = S o P
-/// The gradients of Y = ((A B^T) o C) U for the queries of one tile; weights as in ForwardTile.
+/// The gradients of Y = ((A B^T) o C) U for the queries of one tile; weights as in ForwardTile. Weights with
+/// replace_scores(S, stride, packs) get the scores of a block and may change both.
 template <Real T, BlockWeights<T> Weights>
 class BackwardTile {
  public:
@@ -73,6 +74,7 @@ class BackwardTile {
       multiply_block(m_G.cols(), packs, m_G_blocks.block(i), m_Ut.factor(),
                      [=](Index k, Index j, const Pack<T>& p) { p.store(P + k * keys + j); });  // (block,cols)
       m_c.set(i0, block, j0, cols, packs);
+      if constexpr (requires { m_c.replace_scores(S, keys, packs); }) m_c.replace_scores(S, keys, packs);
       for (Index k = 0; k < block; ++k) add_dc(PairRow<T>{i0 + k, j0, cols, S + k * keys, P + k * keys, m_c.row(k)});
       for (T* x : {S, P})
         for (Index k = 0; k < Block<T>::rows; ++k)

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "nprf/attention/exact/softmax_tile.hpp"
+#include "nprf/core/block_product.hpp"
+#include "nprf/core/pack.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/factors.hpp"
+
+namespace nprf {
+
+/// The weights exp(s_ij + b_ij + a_i) of a block of queries and a run of keys, with scores s_ij = q_i.k_j and a
+/// constant a_i of each query. As a factor C of a tiled product of scores S (toeplitz/direct/backward_tile.hpp) they
+/// replace S by ones: with C = exp(S + b + a) the gradients of C U by S are those of (S o C) U at S = 1.
+template <Real T, ScoreBiases<T> Biases>
+class ExponentialBlockWeights {
+ public:
+  /// For runs of at most `most` keys, padded to whole packs. `constants` has an a_i for each query.
+  ExponentialBlockWeights(const Biases& biases, const T* constants, Index most, Workspace& scratch)
+      : m_biases(biases), m_constants(constants), m_most(most), m_values(scratch.take<T>(Block<T>::rows * most)) {}
+
+  /// For queries i..i+rows-1 and keys j0..j0+count-1: s + b + a without s, until replace_scores() is called.
+  void set(Index i, Index rows, Index j0, Index count, Index packs) {
+    for (Index k = 0; k < Block<T>::rows; ++k) {
+      T* row = m_values + k * m_most;
+      const Index given = k < rows ? count : 0;
+      if (given > 0) m_biases.set(i + k, j0, count, row);
+      for (Index j = 0; j < given; ++j) row[j] += m_constants[i + k];
+      std::fill(row + given, row + packs * Pack<T>::size, -std::numeric_limits<T>::infinity());
+    }
+  }
+
+  /// Completes the weights by the scores S (Block<T>::rows,stride), which become ones.
+  void replace_scores(T* S, Index stride, Index packs) {
+    for (Index k = 0; k < Block<T>::rows; ++k)
+      for (Index j = 0; j < packs * Pack<T>::size; j += Pack<T>::size) {
+        T *s = S + k * stride + j, *weight = m_values + k * m_most + j;
+        exp(Pack<T>::load(s) + Pack<T>::load(weight)).store(weight);
+        Pack<T>::all(1).store(s);
+      }
+  }
+
+  const T* row(Index k) const { return m_values + k * m_most; }
+
+ private:
+  const Biases& m_biases;
+  const T* m_constants;
+  Index m_most;
+  T* m_values;
+};
+
+/// The same weights for a tiled product. A TileWeights (toeplitz/direct/tiled_product.hpp) of its gradients.
+template <Real T, ScoreBiases<T> Biases>
+struct ExponentialWeights {
+  const Biases& biases;
+  const T* constants;  // one for each query
+
+  ExponentialBlockWeights<T, Biases> block_weights(Index run, Workspace& scratch) const {
+    return {biases, constants, run, scratch};
+  }
+
+  toeplitz::RowRange keys(Index i0, Index rows, Index) const { return biases.keys(i0, rows); }
+
+  Index chunk_origin(Index begin) const { return begin; }
+};
+
+}  // namespace nprf

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/lag_range.hpp"
+#include "nprf/core/slots.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/factors.hpp"
+
+namespace nprf {
+
+/// The biases of the pairs of the near field (core/near_lags.hpp), relative to the largest of them; -infinity for other
+/// pairs. A ScoreBiases (softmax_tile.hpp).
+template <Real T>
+class NearBiases {
+ public:
+  /// Refers to both; the table is in the workspace. O(lags of the near field).
+  NearBiases(const LagProblem<T>& problem, const Placement& keys, Workspace& workspace)
+      : m_queries(problem.queries), m_keys(keys) {
+    const LagRange near = problem.near.range();
+    m_lags = {std::max(near.first, problem.reach.first), std::min(near.last, problem.reach.last)};
+    if (problem.largest_bias == -infinity || m_lags.size() <= 0) m_lags = {0, -1};
+    double* b = workspace.take<double>(m_lags.size());
+    double largest = -infinity;
+    for (Index lag = m_lags.first; lag <= m_lags.last; ++lag) {
+      double& bias = b[lag - m_lags.first];
+      bias = problem.near.contains(lag) ? problem.log_weights[lag - problem.lags.first] : -infinity;
+      largest = std::max(largest, bias);
+    }
+    if (largest == -infinity) m_lags = {0, -1};
+    m_table = workspace.take<T>(m_lags.size());
+    for (Index l = 0; l < m_lags.size(); ++l) m_table[l] = static_cast<T>(b[l] - largest);
+    m_reference = largest + (problem.largest_bias - problem.weight_bias);
+    for (Index l = 0; l < m_lags.size(); ++l)
+      if (b[l] > -infinity) m_spread = std::max(m_spread, largest - b[l]);
+  }
+
+  /// Whether there is any near lag.
+  bool empty() const { return m_lags.size() == 0; }
+  /// The largest bias, less the bias at which the weights of far lags are 1. A log-weight of a near pair is this plus
+  /// its bias.
+  double reference() const { return m_reference; }
+  /// The largest difference of two finite biases.
+  double spread() const { return m_spread; }
+  /// The lags from the first near one to the last.
+  LagRange lags() const { return m_lags; }
+
+  toeplitz::RowRange keys(Index i0, Index rows) const {
+    const Index first = std::max(i0, m_queries.outside) - m_queries.outside, last = i0 + rows - 1 - m_queries.outside;
+    if (empty() || last < first) return {0, 0};
+    return {m_keys.outside + m_keys.slots.below(m_queries.slots[first] + m_lags.first),
+            m_keys.outside + m_keys.slots.below(m_queries.slots[last] + m_lags.last + 1)};
+  }
+
+  void set(Index i, Index j0, Index count, T* b) const {
+    std::fill_n(b, count, T(-infinity));
+    if (i < m_queries.outside) return;
+    for_each_near(i, j0, count, [&](Index j, Index lag) { b[j] = m_table[lag]; });
+  }
+
+  /// Adds of(j), the gradient of the bias of query i and key j0 + j, for j < count, to db of the lags().
+  template <class Of>
+  void add_gradient(Index i, Index j0, Index count, const Of& of, T* db) const {
+    if (i >= m_queries.outside) for_each_near(i, j0, count, [&](Index j, Index lag) { db[lag] += of(j); });
+  }
+
+ private:
+  static constexpr double infinity = std::numeric_limits<double>::infinity();
+
+  // calls use(j, lag) for each key j0 + j of `count` keys whose lag is one of lags(), counted from the first of these
+  template <class Use>
+  void for_each_near(Index i, Index j0, Index count, const Use& use) const {
+    const Slots& slots = m_keys.slots;
+    const Index at = m_queries.slots[i - m_queries.outside] + m_lags.first,
+                skipped = std::max(m_keys.outside - j0, Index{0});
+    if (!slots.at) {
+      const Index lag = slots.first + j0 - m_keys.outside - at;  // of key j0
+      const Index end = std::min(count, m_lags.size() - lag);
+      for (Index j = std::max(skipped, -lag); j < end; ++j) use(j, lag + j);
+    } else {
+      for (Index j = skipped; j < count; ++j)
+        if (const Index lag = slots.at[j0 + j - m_keys.outside] - at; 0 <= lag && lag < m_lags.size()) use(j, lag);
+    }
+  }
+
+  const Placement &m_queries, &m_keys;
+  LagRange m_lags;
+  T* m_table;  // (lags)
+  double m_reference = 0, m_spread = 0;
+};
+
+}  // namespace nprf

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "nprf/attention/exact/exponential_weights.hpp"
+#include "nprf/attention/exact/near_biases.hpp"
+#include "nprf/attention/exact/softmax_tile.hpp"
+#include "nprf/attention/fallback/row_error_bound.hpp"
+#include "nprf/attention/weights/pair_bias.hpp"
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/slots.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/toeplitz/direct/tiled_product.hpp"
+#include "nprf/toeplitz/factors.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+
+namespace nprf {
+
+/// The sums of the far pairs of each query, N (n_q,d_v) and D (n_q), where far weights are exp(log_scales_i) A_i.B_j c.
+template <Real T>
+struct FarSums {
+  MatrixRef<T> A, N;   // (n_q,r) (n_q,d_v)
+  T* D;                // (n_q)
+  double* log_scales;  // (n_q)
+};
+
+/// The gradients of the near field by q, k, U = [v 1] and b, in the caller's storage. All are added to.
+template <Real T>
+struct NearGradients {
+  MatrixRef<T> dq, dk, dU;  // (n_q,d) (n_k,d) (n_k,d_v+1)
+  std::span<double> db;     // (LagProblem::lags); empty if not requested
+};
+
+/// The pairs of near tokens (core/near_lags.hpp), whose weights are those of exact softmax:
+///
+///     y_i = (N_i + sum_near w_ij v_j) / (D_i + sum_near w_ij)     w_ij = exp(q_i.k_j + b_ij - log_scale_i)
+///
+/// where N and D are the sums of the far pairs, in units of exp(log_scale_i). O(n w (d + d_v)) for w near lags.
+template <Real T>
+class NearField {
+ public:
+  /// For normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite. Refers to all of them; its tables
+  /// are in the team's workspace.
+  NearField(const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q, const MatrixView<T>& k,
+            const Team& team)
+      : m_lags(problem.lags), m_biases(problem, keys, team.workspace()), m_q(q), m_k(k), m_team(team) {}
+
+  /// The largest difference of biases.
+  double bias_spread() const { return m_biases.spread(); }
+
+  /// Adds the terms of near pairs for values v (n_k,d_v), and to the terms of `errors` likewise. Far pairs whose sum is
+  /// less than a rounding error beside the near ones are left out: then A_i becomes zero, and the log-scale that of the
+  /// near pairs, so that no near weight overflows.
+  void add(const MatrixView<T>& v, FarSums<T> far, RowErrorBound<T>& errors) const {
+    if (m_biases.empty()) return;
+    using Tile = SoftmaxTile<T, NearBiases<T>>;
+    m_team.run_tiles(m_q.rows(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
+      auto N = scratch.matrix<T>(rows, v.cols());
+      SoftmaxSums<T> near{N, scratch.take<T>(rows), scratch.take<T>(rows)};
+      Tile(m_k, v, m_biases, scratch).contract(i0, m_q.middleRows(i0, rows), near);
+      for (Index i = 0; i < rows; ++i) add_row(i0 + i, near.N.row(i), near.D[i], near.largest[i], far, errors);
+    });
+  }
+
+  // with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
+  /// For G (n_q,d_v+1) = dL/d[N D] and U = [v 1] (n_k,d_v+1). The gradients of row i get the factor 2^exponents_i.
+  void add_gradients(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
+                     NearGradients<T> out) const {
+    if (m_biases.empty()) return;
+    Workspace& workspace = m_team.workspace();
+    const Workspace::Scope scope(workspace);
+    T* constants = workspace.take<T>(m_q.rows());
+    for (Index i = 0; i < m_q.rows(); ++i)
+      constants[i] = static_cast<T>(m_biases.reference() - log_scales[i] + exponents[i] * std::numbers::ln2);
+    const ExponentialWeights<T, NearBiases<T>> weights{m_biases, constants};
+    const auto x = toeplitz::Factors<T>::without_gaps(m_q, m_k, U);
+    toeplitz::GradientRefs<T> factors{out.dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
+    const Index lags = out.db.empty() ? 0 : m_biases.lags().size();
+    const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
+      const auto of = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j]; };
+      if (lags > 0) m_biases.add_gradient(pairs.i, pairs.j0, pairs.count, of, share);
+    };
+    const auto db = toeplitz::TiledProduct<T, ExponentialWeights<T, NearBiases<T>>>(x, weights)
+                        .add_gradients(G, factors, lags, m_team, add_db);
+    const Index first = m_biases.lags().first - m_lags.first;
+    for (Index block = 0; block < db.rows(); ++block)
+      for (Index l = 0; l < lags; ++l) out.db[static_cast<std::size_t>(first + l)] += static_cast<double>(db(block, l));
+  }
+
+ private:
+  template <class RowN>
+  void add_row(Index i, const RowN& N, T D, T largest, FarSums<T>& far, RowErrorBound<T>& errors) const {
+    constexpr T negligible = std::numeric_limits<T>::epsilon() / 8;
+    if (D == 0) return;  // no near key
+    const double log_scale = static_cast<double>(largest) + m_biases.reference(), rise = log_scale - far.log_scales[i];
+    const double far_size = errors.size_of_terms(i, far.D[i]);
+    if (rise + std::log(static_cast<double>(D * negligible)) > std::log(far_size)) {
+      far.A.row(i).setZero();
+      far.N.row(i) = N;
+      far.D[i] = D;
+      far.log_scales[i] = log_scale;
+      errors.set_exact(i, D);
+    } else {
+      const T factor = static_cast<T>(std::exp(rise));
+      far.N.row(i) += factor * N;
+      far.D[i] += factor * D;
+      errors.add_exact(i, factor * D);
+    }
+  }
+
+  LagRange m_lags;  // of all pairs
+  NearBiases<T> m_biases;
+  const MatrixView<T>&m_q, &m_k;
+  const Team& m_team;
+};
+
+}  // namespace nprf

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <span>
+
+#include "nprf/attention/exact/exponential_weights.hpp"
+#include "nprf/attention/exact/softmax_tile.hpp"
+#include "nprf/attention/fallback/row_subset.hpp"
+#include "nprf/attention/weights/pair_bias.hpp"
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/slots.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/toeplitz/direct/tiled_product.hpp"
+#include "nprf/toeplitz/factors.hpp"
+#include "nprf/toeplitz/gradients.hpp"
+
+namespace nprf {
+
+/// The biases of some queries and all keys, relative to the largest of each query. A ScoreBiases (softmax_tile.hpp).
+template <Real T>
+class SubsetBiases {
+ public:
+  /// Refers to both; tables are in the team's workspace. O(rows n_k).
+  SubsetBiases(const PairBias<T>& bias, const RowSubset& rows, const Team& team)
+      : m_bias(bias), m_rows(rows), m_largest(team.workspace().template take<Largest>(rows.count())) {
+    team.run_tiles(rows.count(), [&](Index i0, Index count, Workspace&) {
+      for (Index i = i0; i < i0 + count; ++i) m_largest[i] = bias.largest(rows.index(i));
+    });
+  }
+
+  toeplitz::RowRange keys(Index i0, Index rows) const {
+    const auto [begin, end] = m_bias.reach(m_rows.index(i0), m_rows.index(i0 + rows - 1));
+    return {begin, end};
+  }
+
+  void set(Index i, Index j0, Index count, T* b) const {
+    constexpr Index run = 256;
+    double exact[run];
+    for (Index j = 0; j < count; j += run) {
+      const Index keys = std::min(run, count - j);
+      m_bias(m_rows.index(i), m_largest[i], j0 + j, keys, exact);
+      for (Index k = 0; k < keys; ++k) b[j + k] = static_cast<T>(exact[k]);
+    }
+  }
+
+ private:
+  using Largest = typename PairBias<T>::Largest;
+
+  const PairBias<T>& m_bias;
+  const RowSubset& m_rows;
+  Largest* m_largest;  // (rows)
+};
+
+/// Some rows of attention by exact softmax: those whose features cannot be trusted, and those that are compared with
+/// it. O(rows n_k (d + d_v)).
+template <Real T>
+class SoftmaxRows {
+ public:
+  /// For the queries `rows`, increasing, each of which attends to a key; normalised queries q (n_q,d) and keys k
+  /// (n_k,d), which must be finite. Refers to all of them; its tables are in the team's workspace.
+  SoftmaxRows(std::span<const Index> rows, const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q,
+              const MatrixView<T>& k, const Team& team)
+      : m_rows(rows, team),
+        m_bias(problem, keys, nullptr),
+        m_biases(m_bias, m_rows, team),
+        m_q(m_rows.template of<T>(q)),
+        m_k(k),
+        m_team(team) {}
+
+  /// Calls emit(i, y_i, log_scale) for each row i of `rows`, with y_i (1,d_v) for values v (n_k,d_v), and the logarithm
+  /// of its sum of exp(s_ij + b_ij - max_j b_ij). May call it from several threads.
+  template <class Emit>
+  void forward(const MatrixView<T>& v, Emit&& emit) const {
+    using Tile = SoftmaxTile<T, SubsetBiases<T>>;
+    m_team.run_tiles(m_rows.count(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
+      auto N = scratch.matrix<T>(rows, v.cols());
+      SoftmaxSums<T> sums{N, scratch.take<T>(rows), scratch.take<T>(rows)};
+      Tile(m_k, v, m_biases, scratch).contract(i0, m_q.middleRows(i0, rows), sums);
+      for (Index i = 0; i < rows; ++i) {
+        N.row(i) /= sums.D[i];
+        emit(m_rows.index(i0 + i), N.row(i),
+             static_cast<double>(sums.largest[i]) + std::log(static_cast<double>(sums.D[i])));
+      }
+    });
+  }
+
+  /// Where backward() adds to, by query and key.
+  struct Gradients {
+    MatrixRef<T> dq, dk, dU;  // (n_q,d) (n_k,d) (n_k,d_v+1)
+    BiasGradient db;
+  };
+
+  /// For U = [v 1] (n_k,d_v+1), G (n_q,d_v+1) = dL/d[N D] where D is 1, and the log_scales of forward (n_q). The
+  /// gradients of row i get the factor 2^exponents_i.
+  void backward(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
+                Gradients out) const {
+    Workspace& workspace = m_team.workspace();
+    const Workspace::Scope scope(workspace);
+    const Index count = m_rows.count();
+    T* constants = workspace.take<T>(count);
+    for (Index i = 0; i < count; ++i) {
+      const Index query = m_rows.index(i);
+      constants[i] = static_cast<T>(exponents[query] * std::numbers::ln2 - log_scales[query]);
+    }
+    auto dq = workspace.template matrix<T>(count, m_q.cols());  // of these rows
+    dq.setZero();
+    const ExponentialWeights<T, SubsetBiases<T>> weights{m_biases, constants};
+    const MatrixView<T> q = m_q;
+    const auto x = toeplitz::Factors<T>::without_gaps(q, m_k, U);
+    toeplitz::GradientRefs<T> factors{dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
+    const Index lags = static_cast<Index>(out.db.lags.size()), border = static_cast<Index>(out.db.border.size());
+    const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
+      const auto of = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j]; };
+      m_bias.add_gradient(m_rows.index(pairs.i), pairs.j0, pairs.count, of, lags > 0 ? share : nullptr, share + lags);
+    };
+    const auto db = toeplitz::TiledProduct<T, ExponentialWeights<T, SubsetBiases<T>>>(x, weights)
+                        .add_gradients(m_rows.template of<T>(G), factors, lags + border, m_team, add_db);
+    for (Index block = 0; block < db.rows(); ++block) {
+      for (Index l = 0; l < lags; ++l) out.db.lags[static_cast<std::size_t>(l)] += static_cast<double>(db(block, l));
+      for (Index e = 0; e < border; ++e)
+        out.db.border[static_cast<std::size_t>(e)] += static_cast<double>(db(block, lags + e));
+    }
+    for (Index i = 0; i < count; ++i) out.dq.row(m_rows.index(i)) += dq.row(i);
+  }
+
+ private:
+  RowSubset m_rows;
+  PairBias<T> m_bias;
+  SubsetBiases<T> m_biases;
+  MatrixMap<T> m_q;  // (rows,d)
+  const MatrixView<T>& m_k;
+  const Team& m_team;
+};
+
+}  // namespace nprf

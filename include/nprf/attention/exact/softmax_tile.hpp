@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <limits>
+
+#include "nprf/core/block_product.hpp"
+#include "nprf/core/pack.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/factors.hpp"
+
+namespace nprf {
+
+/// The biases b of some queries and keys for exact softmax:
+///
+///     keys(i0, rows)          the keys that queries i0..i0+rows-1 attend to, and maybe others between them
+///     set(i, j0, count, b)    b (count) becomes the biases of query i and keys j0..j0+count-1, up to a constant of the
+///                             query; -infinity for a key that it does not attend to
+template <class B, class T>
+concept ScoreBiases = requires(const B& biases, Index i, T* b) {
+  { biases.keys(i, i) } -> std::same_as<toeplitz::RowRange>;
+  biases.set(i, i, i, b);
+};
+
+/// Sums of exact softmax, relative to the largest exponent of a row. A query that attends to no key has the largest
+/// -infinity and sums of 0; one with a NaN among its exponents has NaN.
+template <Real T>
+struct SoftmaxSums {
+  MatrixRef<T> N;  // (rows,d_v)  sum_j exp(s_ij + b_ij - largest_i) v_j
+  T *D, *largest;  // (rows)      the same for values of 1; max_j (s_ij + b_ij)
+};
+
+/// Exact softmax of the scores s_ij = q_i.k_j of a tile of queries, with a running maximum (Milakov and Gimelshein
+/// 2018). O(d + d_v) a pair of `Biases::keys`, in runs of keys whose scores stay in the first-level cache.
+template <Real T, ScoreBiases<T> Biases>
+class SoftmaxTile {
+ public:
+  /// The largest number of queries, which share a copy of k^T, and of keys in a run.
+  static constexpr Index rows = 16 * Block<T>::rows, keys = 256;
+
+  /// For keys k (n_k,d) and values v (n_k,d_v). Refers to all of them.
+  SoftmaxTile(const MatrixView<T>& k, const MatrixView<T>& v, const Biases& biases, Workspace& scratch)
+      : m_k(k),
+        m_v(v),
+        m_biases(biases),
+        m_q_blocks(k.cols(), scratch),
+        m_kt(k.cols(), keys, scratch),
+        m_values(v.cols(), keys, scratch),
+        m_S(scratch.take<T>(Block<T>::rows * keys)),
+        m_b(scratch.take<T>(keys)) {}
+
+  /// Sets `out` for the queries i0, i0 + 1, ..., whose rows are q (rows,d).
+  void contract(Index i0, const MatrixView<T>& q, SoftmaxSums<T> out) {
+    out.N.setZero();
+    std::fill_n(out.D, q.rows(), T(0));
+    std::fill_n(out.largest, q.rows(), -infinity);
+    m_q_blocks.set(q);
+    const toeplitz::RowRange all = m_biases.keys(i0, q.rows());
+    for (Index j0 = all.begin; j0 < all.end; j0 += keys) {
+      const toeplitz::RowRange run{j0, std::min(j0 + keys, all.end)};
+      m_kt.set(m_k.middleRows(j0, run.size()));
+      for (Index i = 0; i < q.rows(); i += Block<T>::rows)
+        add_block(i0, i, std::min(Block<T>::rows, q.rows() - i), run, out);
+    }
+  }
+
+ private:
+  static constexpr T infinity = std::numeric_limits<T>::infinity();
+  static constexpr Index W = Pack<T>::size;
+
+  // adds the terms of a run of keys to the rows i..i+count-1 of the tile
+  void add_block(Index i0, Index i, Index count, toeplitz::RowRange run, SoftmaxSums<T>& out) {
+    const auto [begin, end] = m_biases.keys(i0 + i, count);
+    const Index first = (std::max(begin, run.begin) - run.begin) / W * W, last = std::min(end, run.end) - run.begin;
+    if (first >= last) return;
+    const Index packs = packs_for<T>(last - first), cols = std::min(packs * W, run.size() - first);
+    multiply_block(m_k.cols(), packs, m_q_blocks.block(i), m_kt.from(first / W),
+                   [this](Index k, Index j, const Pack<T>& s) { s.store(m_S + k * keys + j); });  // (count,cols)
+    for (Index k = 0; k < count; ++k) {
+      m_biases.set(i0 + i + k, run.begin + first, cols, m_b);
+      std::fill(m_b + cols, m_b + packs * W, -infinity);
+      exponentials(i + k, m_S + k * keys, packs, out);
+    }
+    m_values.set(m_v.middleRows(run.begin + first, cols));
+    m_values.add_product(LeftFactor<T, Step<keys>, Step<1>>{m_S, {}, {}}, count, out.N.data() + i * out.N.outerStride(),
+                         out.N.outerStride());  // (count,d_v)
+  }
+
+  // S = exp(S + b - largest) of a row, whose sums so far are divided by exp of the rise of the largest
+  void exponentials(Index i, T* S, Index packs, SoftmaxSums<T>& out) const {
+    Pack<T> max = Pack<T>::all(-infinity);
+    for (Index j = 0; j < packs * W; j += W) {
+      const Pack<T> s = Pack<T>::load(S + j) + Pack<T>::load(m_b + j);
+      s.store(S + j);
+      max = larger_or_nan(max, s);
+    }
+    const T most = max.largest_or_nan(), before = out.largest[i], largest = most <= before ? before : most;
+    if (largest == -infinity) {
+      std::fill_n(S, packs * W, T(0));
+      return;
+    }
+    if (largest != before) {
+      const T factor = std::exp(before - largest);
+      out.N.row(i) *= factor, out.D[i] *= factor;
+      out.largest[i] = largest;
+    }
+    Pack<T> sum = Pack<T>::all(0);
+    for (Index j = 0; j < packs * W; j += W) {
+      const Pack<T> weight = exp(Pack<T>::load(S + j) - Pack<T>::all(largest));
+      weight.store(S + j);
+      sum = sum + weight;
+    }
+    out.D[i] += sum.sum();
+  }
+
+  const MatrixView<T>&m_k, &m_v;
+  const Biases& m_biases;
+  RowBlocks<T> m_q_blocks;
+  TransposedRows<T> m_kt;
+  RightRows<T> m_values;
+  T *m_S, *m_b;  // (block,keys) (keys)
+};
+
+}  // namespace nprf

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/core/index.hpp"
+#include "nprf/core/lag_range.hpp"
+
+namespace nprf {
+
+/// The lags of the near field, the pairs of tokens whose weights attention computes exactly: those of tokens less than
+/// `width` apart, on a grid in each of its two dimensions. Lags are differences of slots, and include the offset of the
+/// queries.
+struct NearLags {
+  Index width = 0;   // 0: none
+  Index pitch = 0;   // of a grid: the difference of the slots of one cell and of the one below it; 0: no grid
+  Index offset = 0;  // the lag of a token to itself
+
+  bool contains(Index lag) const {
+    Index distance = magnitude(lag - offset);
+    if (pitch == 0) return distance < width;
+    // the nearest multiple of the pitch
+    const Index rows = (distance + pitch / 2) / pitch;
+    distance = magnitude(distance - rows * pitch);
+    return rows < width && distance < width;
+  }
+
+  /// From the first near lag to the last; on a grid there are others between them.
+  LagRange range() const {
+    if (width == 0) return {0, -1};
+    const Index most = (width - 1) * (pitch + 1);
+    return {offset - most, offset + most};
+  }
+
+ private:
+  static Index magnitude(Index x) { return x < 0 ? -x : x; }
+};
+
+}  // namespace nprf

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: MIT
+//
+// Attention with a near field.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/balance.hpp"
+#include "nprf/feature_map/centred.hpp"
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/feature_map/positive.hpp"
+#include "nprf/feature_map/taylor.hpp"
+#include "nprf/feature_map/trigonometric.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/grid.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+#include "nprf/reference/kernelized_attention.hpp"
+#include "nprf/reference/softmax_attention.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/error.hpp"
+#include "support/random.hpp"
+#include "support/threads.hpp"
+#include "support/throws.hpp"
+
+namespace nprf::test::attention_attention_near {
+
+namespace {
+
+constexpr Index n = 150, d = 5, d_v = 3;
+constexpr Index widths[] = {1, 2, 17, 64, 400};
+
+template <Real T>
+PositiveFeatures<T> positive() {
+  return PositiveFeatures<T>({.input_dim = d, .num_features = 12});
+}
+
+template <Real T>
+Centred<TaylorFeatures<T>> taylor() {
+  const Matrix<T> q = normal<T>(60, d, 90), k = normal<T>(60, d, 91);
+  return {TaylorFeatures<T>({.input_dim = d, .directions = 3}), balance<T>(q, k).constants};
+}
+
+// whether a call agrees with the reference within its error bound, but for the rows that it recomputed by exact softmax
+template <class F, class P>
+bool agrees(const Attention<F, P>& attention, const Tokens<typename F::Scalar>& x, Index offset = 0,
+            const Mask& mask = {}) {
+  using T = typename F::Scalar;
+  Report report;
+  const Matrix<T> y = attention(x.q, x.k, x.v, {.key_mask = view(mask), .offset = offset, .report = &report});
+  const Matrix<T> expected = reference::kernelized_attention(
+      attention, x.q, x.k, x.v, offset, [&](Index, Index j) { return mask.size() == 0 || mask[j]; });
+  const double bound = report.error_bound * static_cast<double>(x.v.cwiseAbs().maxCoeff());
+  Index different = 0;
+  for (Index i = 0; i < y.rows(); ++i)
+    different += !((y.row(i) - expected.row(i)).template cast<double>().cwiseAbs().maxCoeff() <= bound);
+  return different <= report.repaired_rows && 20 * report.repaired_rows <= y.rows();
+}
+
+template <Real T, class F>
+void check_engines(const F& map, std::uint64_t seed) {
+  const Tokens<T> x = random_tokens<T>(n, n, d, d_v, seed), cross = random_tokens<T>(n, 97, d, d_v, seed + 1);
+  Mask mask = Mask::Constant(n, true);
+  for (Index j = 0; j < n; ++j) mask[j] = j % 7 != 2 && j % 11 != 3;
+  const Vector<T> table = T(0.3) * random_table<T>(40, seed), buckets = normal<T>(1, 32, seed).row(0);
+  const auto check = [&](const auto& position, Direction direction) {
+    for (const Engine engine : {Engine::automatic, Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal})
+      for (const Index near : widths) {
+        const Attention attention(
+            map, position,
+            {.direction = direction, .normalization = Normalization::unit(1.2), .engine = engine, .near = near});
+        INFO("engine " << static_cast<int>(engine) << " near " << near << " direction " << static_cast<int>(direction));
+        CHECK(agrees(attention, x));
+        CHECK(agrees(attention, x, 0, mask));
+        CHECK(agrees(attention, cross, -20));
+        CHECK(agrees(attention, cross, 9));
+      }
+  };
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    check(RelativePosition<T>(table), direction);
+    check(NoPosition<T>(), direction);
+    check(AlibiPosition<T>(T(0.05)), direction);
+    check(T5Position<T>(buckets, direction), direction);
+  }
+}
+
+// a table of biases that decay, and of which some are -infinity
+template <Real T>
+Vector<T> decaying(Index reach) {
+  Vector<T> b(2 * reach + 1);
+  for (Index l = -reach; l <= reach; ++l)
+    b[l + reach] = l % 13 == 5 ? -std::numeric_limits<T>::infinity() : T(-0.03) * static_cast<T>(std::abs(l));
+  return b;
+}
+
+}  // namespace
+
+TEST_CASE("attention with a near field equals the formula, by every engine", "[attention]") {
+  check_engines<double>(positive<double>(), 1);
+  check_engines<float>(positive<float>(), 2);
+  check_engines<double>(taylor<double>(), 3);
+}
+
+TEST_CASE("a near field with masked lags equals the formula", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(n, n, d, d_v, 4);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Index near : widths)
+      CHECK(agrees(Attention(positive<double>(), RelativePosition<double>(decaying<double>(n)),
+                             {.direction = direction, .near = near}),
+                   x));
+}
+
+TEST_CASE("the near field of a grid is a square of cells", "[attention]") {
+  constexpr Index height = 7, width = 9, E = 2;
+  const Tokens<double> x = random_tokens<double>(E + height * width, E + height * width, d, d_v, 5);
+  Mask mask = Mask::Constant(x.k.rows(), true);
+  for (Index j = 0; j < mask.size(); ++j) mask[j] = j % 5 != 1;
+  const GridPosition<double> grid(height, width, normal<double>(2 * height - 1, 2 * width - 1, 6),
+                                  normal<double>(E, E + 2, 7));
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Engine engine : {Engine::automatic, Engine::direct, Engine::grid})
+      for (const Index near : {1, 2, 3, 7, 20}) {
+        const Attention attention(positive<double>(), grid, {.direction = direction, .engine = engine, .near = near});
+        CHECK(agrees(attention, x));
+        CHECK(agrees(attention, x, 0, mask));
+      }
+}
+
+TEST_CASE("a near field of all lags is softmax attention", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(n, n, d, d_v, 8);
+  const RelativePosition<double> position(decaying<double>(n));
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Normalization normalization : {Normalization::unit(8), Normalization::none()}) {
+      const Matrix<double> expected =
+          reference::softmax_attention<double>(x.q, x.k, x.v, position, direction, normalization);
+      const Matrix<double> y =
+          Attention(taylor<double>(), position, {.direction = direction, .normalization = normalization, .near = n})(
+              x.q, x.k, x.v);
+      CHECK((y - expected).cwiseAbs().maxCoeff() <= 256 * epsilon<double> * x.v.cwiseAbs().maxCoeff());
+    }
+}
+
+TEST_CASE("without a near field no bit changes", "[attention]") {
+  const Tokens<float> x = random_tokens<float>(n, n, d, d_v, 9);
+  const RelativePosition<float> position(random_table<float>(n, 10));
+  CHECK(same_bits(Attention(positive<float>(), position)(x.q, x.k, x.v),
+                  Attention(positive<float>(), position, {.near = 0})(x.q, x.k, x.v)));
+}
+
+TEST_CASE("near weights of very large exponents do not overflow", "[attention]") {
+  // near exponents are up to 64 and far ones down to -64: in float exp(128) overflows
+  const Tokens<float> x = random_tokens<float>(n, n, d, d_v, 11);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Engine engine : {Engine::direct, Engine::block_causal, Engine::lanes}) {
+      const Attention attention(
+          positive<float>(), RelativePosition<float>(random_table<float>(n, 12)),
+          {.direction = direction, .normalization = Normalization::unit(8), .engine = engine, .near = 10});
+      Report report;
+      const Matrix<float> y = attention(x.q, x.k, x.v, {.report = &report});
+      CHECK(y.allFinite());
+      CHECK(y.cwiseAbs().maxCoeff() <= 1.0001F * x.v.cwiseAbs().maxCoeff());
+      if (engine == Engine::direct) CHECK(agrees(attention, x));
+    }
+}
+
+TEST_CASE("gradients with a near field are central differences", "[attention]") {
+  constexpr Index few = 23;
+  const Matrix<double> dy = normal<double>(few, 2, 20);
+  Mask mask = Mask::Constant(few, true);
+  for (Index j = 0; j < few; ++j) mask[j] = j % 6 != 4;
+  const auto check = [&](const auto& map, const auto& make_position, const Matrix<double>& parameters,
+                         Direction direction, Engine engine, const Mask& keys) {
+    const Tokens<double> x = random_tokens<double>(few, few, d, 2, 21);
+    const auto attention_of = [&](const Matrix<double>& b) {
+      return Attention(
+          map, make_position(b),
+          {.direction = direction, .normalization = Normalization::unit(1.5), .engine = engine, .near = 4});
+    };
+    const auto attention = attention_of(parameters);
+    Saved<double> saved;
+    attention.forward(x.q, x.k, x.v, saved, {.key_mask = view(keys)});
+    const Gradients<double> g = attention.backward(saved, dy);
+    const auto loss = [&](const Tokens<double>& at, const auto& by) {
+      return by(at.q, at.k, at.v, {.key_mask = view(keys)}).cwiseProduct(dy).sum();
+    };
+    INFO("engine " << static_cast<int>(engine) << " direction " << static_cast<int>(direction));
+    CHECK(difference_error(x.q, g.queries, [&](const auto& q) { return loss({q, x.k, x.v}, attention); }) < 1e-6);
+    CHECK(difference_error(x.k, g.keys, [&](const auto& k) { return loss({x.q, k, x.v}, attention); }) < 1e-6);
+    CHECK(difference_error(x.v, g.values, [&](const auto& v) { return loss({x.q, x.k, v}, attention); }) < 1e-6);
+    CHECK(difference_error(parameters, g.bias, [&](const auto& b) { return loss(x, attention_of(b)); }) < 1e-6);
+  };
+  const auto relative = [](const Matrix<double>& b) { return RelativePosition<double>(Vector<double>(b.col(0))); };
+  const Matrix<double> table = normal<double>(2 * few - 1, 1, 22);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const Engine engine : {Engine::automatic, Engine::direct, Engine::lanes, Engine::block_causal})
+      for (const Mask& keys : {Mask(), mask}) {
+        check(positive<double>(), relative, table, direction, engine, keys);
+        check(taylor<double>(), relative, table, direction, engine, keys);
+      }
+  const auto grid = [](const Matrix<double>& b) { return GridPosition<double>(4, 5, b, normal<double>(3, 5, 23)); };
+  check(positive<double>(), grid, normal<double>(7, 9, 24), Direction::bidirectional, Engine::automatic, mask);
+}
+
+TEST_CASE("rows whose features cancel become those of exact softmax, and so do their gradients", "[attention]") {
+  // key i + 7 mod n is the opposite of query i and has the largest bias: 1 + q.k = -8 makes every denominator negative
+  const TaylorFeatures<double> map({.input_dim = d});
+  Tokens<double> x = random_tokens<double>(n, n, d, d_v, 25);
+  for (Index i = 0; i < n; ++i) x.k.row((i + 7) % n) = -x.q.row(i);
+  Vector<double> b = random_table<double>(n - 1, 26);
+  b[7 + n - 1] = b[7 - n + n - 1] = 12;
+  const RelativePosition<double> position(b);
+  const Matrix<double> dy = normal<double>(n, d_v, 27);
+  const Normalization normalization = Normalization::unit(3);
+  const Matrix<double> exact =
+      reference::softmax_attention<double>(x.q, x.k, x.v, position, Direction::bidirectional, normalization);
+  const Attention all_near(map, position, {.normalization = normalization, .near = n});
+  Saved<double> saved;
+  all_near.forward(x.q, x.k, x.v, saved);
+  const Gradients<double> expected = all_near.backward(saved, dy);
+  for (const Index near : {0, 5}) {
+    const Attention attention(map, position, {.normalization = normalization, .near = near});
+    Report report;
+    const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved, {.report = &report});
+    CHECK(report.repaired_rows == n);
+    CHECK(report.indefinite_rows == 0);
+    CHECK((y - exact).cwiseAbs().maxCoeff() <= report.error_bound * x.v.cwiseAbs().maxCoeff());
+    const Gradients<double> g = attention.backward(saved, dy);
+    const auto close = [](const Matrix<double>& got, const Matrix<double>& want) {
+      return (got - want).norm() <= 1024 * epsilon<double> * want.norm();
+    };
+    CHECK(close(g.queries, expected.queries));
+    CHECK(close(g.keys, expected.keys));
+    CHECK(close(g.values, expected.values));
+    CHECK(close(g.bias, expected.bias));
+  }
+}
+
+TEST_CASE("a non-finite token changes only the rows that attend to it, with a near field", "[attention]") {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  const Tokens<double> clean = random_tokens<double>(n, n, d, d_v, 28);
+  const Attention attention(positive<double>(), RelativePosition<double>(random_table<double>(n, 29)),
+                            {.direction = Direction::causal, .near = 8});
+  const Matrix<double> expected = attention(clean.q, clean.k, clean.v), dy = normal<double>(n, d_v, 30);
+  Tokens<double> x = clean;
+  x.k(100, 1) = nan;
+  x.q(40, 2) = nan;
+  Saved<double> saved;
+  const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
+  const Gradients<double> g = attention.backward(saved, dy);
+  for (Index i = 0; i < n; ++i) {
+    const bool affected = i >= 100 || i == 40;
+    CHECK(y.row(i).array().isNaN().all() == affected);
+    if (!affected) CHECK((y.row(i) - expected.row(i)).cwiseAbs().maxCoeff() <= 1e-12);
+    CHECK(g.queries.row(i).array().isNaN().all() == affected);
+  }
+  // key 41 and later ones are attended to by row 40 not at all, and key 120 by rows that attend to key 100
+  CHECK(g.keys.row(41).array().isNaN().all());
+  CHECK(g.values.row(120).array().isNaN().all());
+}
+
+TEST_CASE("no bit of a row depends on later tokens, with a near field", "[attention]") {
+  const Tokens<float> x = random_tokens<float>(n, n, d, d_v, 31);
+  const Attention attention(positive<float>(), RelativePosition<float>(random_table<float>(n, 32)),
+                            {.direction = Direction::causal, .engine = Engine::block_causal, .near = 20});
+  const Matrix<float> y = attention(x.q, x.k, x.v);
+  for (const Index kept : {1, 64, 97, 149}) {
+    Tokens<float> other = random_tokens<float>(n, n, d, d_v, 33);
+    other.q.topRows(kept) = x.q.topRows(kept);
+    other.k.topRows(kept) = x.k.topRows(kept);
+    other.v.topRows(kept) = x.v.topRows(kept);
+    CHECK(same_bits<float>(attention(other.q, other.k, other.v).topRows(kept), y.topRows(kept)));
+  }
+}
+
+TEST_CASE("a near field gives the same bits for any number of threads", "[attention]") {
+  const Tokens<float> x = random_tokens<float>(700, 700, d, d_v, 34);
+  const Attention attention(positive<float>(), RelativePosition<float>(random_table<float>(700, 35)), {.near = 30});
+  const auto run = [&](int threads) {
+    const Threads some(threads);
+    Saved<float> saved;
+    const Matrix<float> y = attention.forward(x.q, x.k, x.v, saved);
+    return std::pair(y, attention.backward(saved, y));
+  };
+  const auto one = run(1), four = run(4);
+  CHECK(same_bits(one.first, four.first));
+  CHECK(same_bits(one.second, four.second));
+}
+
+TEST_CASE("what has no near field is refused", "[attention]") {
+  check_invalid([] { Attention(positive<float>(), {.near = -1}); }, {"near", "expected 0 or more", "got -1"});
+  check_invalid([] { Attention(EluFeatures<float>(d), {.near = 3}); }, {"near", "does not estimate exp", "got 3"});
+}
+
+}  // namespace nprf::test::attention_attention_near
