@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
 
 #include "nprf/attention/exact/finite_rows.hpp"
 #include "nprf/attention/exact/near_field.hpp"
+#include "nprf/attention/exact/softmax_comparison.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
@@ -37,6 +39,8 @@ struct SequenceInputs {
   std::span<const bool> mask;  // (n_k); empty: all true
   Index length;
   double tolerance;
+  Index compared_rows = 0;             // to be compared with exact softmax
+  std::uint64_t seed = 0, stream = 0;  // of the draw of these rows
 };
 
 /// One head's attention over one sequence, y (n_q,d_v) = N / D with [N D] = W [v 1], W = (A B^T) o C, in stages:
@@ -50,6 +54,7 @@ struct SequenceInputs {
 ///     is
 ///                         a near field or the feature map is a series
 ///     propagate           the non-finite keys and values to the rows that attend to them
+///     compare             some rows with those of exact softmax, if requested
 ///     save_for_backward   if requested
 ///
 /// The other half of the tolerance is for the rounding errors that any engine has.
@@ -84,8 +89,8 @@ class ForwardPass {
         m_attends(m_workspace.template take<bool>(m_n_q)),
         m_rows(m_workspace.template take<Row>(m_n_q)) {}
 
-  /// Sets y and adds to the report.
-  void run(Report& report) {
+  /// Sets y, adds to the report, and returns the comparison of the requested rows.
+  SoftmaxComparison run(Report& report) {
     compute_features();
     scale_values();
     contract();
@@ -94,8 +99,10 @@ class ForwardPass {
     recompute_rows(report);
     m_non_finite->propagate(m_v, m_head.features.is_positive(), m_y, m_team);
     if (m_n_q > 0 && m_n_k > 0) report.engine = m_product.engine();
+    const SoftmaxComparison comparison = compare();
     if (m_saved) save_for_backward();
     if (m_scale != 1) m_y *= m_scale;
+    return comparison;
   }
 
  private:
@@ -317,17 +324,42 @@ class ForwardPass {
         .add(*m_scaled_v, {m_A, m_y, m_denominator.data(), m_row_log_scales}, *m_errors);
   }
 
-  void recompute_by_softmax(std::span<const Index> rows) {
+  // calls emit(i, y_i, log_scale) for these rows of exact softmax (SoftmaxRows)
+  template <class Emit>
+  void for_each_softmax_row(std::span<const Index> rows, Emit&& emit) const {
     const Workspace::Scope scope(m_workspace);
     const MatrixView<T> q = normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q),
                         k = finite_rows<T>(normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k), m_team);
-    SoftmaxRows<T>(rows, m_position.problem(), m_keys, q, k, m_team)
-        .forward(*m_scaled_v, [this](Index i, const auto& y, double log_scale) {
-          m_y.row(i) = y;
-          m_denominator[i] = 1;
-          m_row_log_scales[i] = log_scale;
-          m_rows[i].bound = m_softmax_error;
-        });
+    SoftmaxRows<T>(rows, m_position.problem(), m_keys, q, k, m_team).forward(*m_scaled_v, emit);
+  }
+
+  SoftmaxComparison compare() const {
+    SoftmaxComparison sum;
+    if (m_x.compared_rows == 0) return sum;
+    const Workspace::Scope scope(m_workspace);
+    const Index count = std::min(m_x.compared_rows, m_n_q);
+    const std::span<Index> rows(m_workspace.template take<Index>(count), static_cast<std::size_t>(count));
+    draw_rows(m_n_q, m_x.seed, m_x.stream, rows);
+    const auto unusable = std::ranges::remove_if(rows, [this](Index i) {
+      return m_rows[i].state == State::empty || m_rows[i].state == State::non_finite || !is_finite_row(m_y.row(i));
+    });
+    const std::span<const Index> usable(rows.begin(), unusable.begin());
+    double *differences = m_workspace.template take<double>(m_n_q), *sizes = m_workspace.template take<double>(m_n_q);
+    for_each_softmax_row(usable, [&](Index i, const auto& y, double) {
+      differences[i] = (m_y.row(i) - y).template cast<double>().squaredNorm();
+      sizes[i] = y.template cast<double>().squaredNorm();
+    });
+    for (const Index i : usable) sum += {1, differences[i], sizes[i]};
+    return sum;
+  }
+
+  void recompute_by_softmax(std::span<const Index> rows) {
+    for_each_softmax_row(rows, [this](Index i, const auto& y, double log_scale) {
+      m_y.row(i) = y;
+      m_denominator[i] = 1;
+      m_row_log_scales[i] = log_scale;
+      m_rows[i].bound = m_softmax_error;
+    });
     m_other_error = std::max(m_other_error, m_softmax_error);
     m_condition = std::max(m_condition, 1.0);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "nprf/core/option_span.hpp"
 #include "nprf/core/types.hpp"
@@ -33,6 +34,8 @@ struct Report {
   Index indefinite_rows = 0;          // rows whose denominator is not positive, by cancellation or by underflow
   Index empty_rows = 0;               // rows that attend to no key; they are zero
   double error_bound = 0;             // of the rows that are returned
+  Index compared_rows = 0;            // rows that were compared with exact softmax (CallOptions::compared_rows)
+  double softmax_error = 0;           // their difference from it, relative by the Frobenius norm
   std::size_t workspace_bytes = 0;    // peak scratch memory of all threads, without what forward saves
 };
 
@@ -52,6 +55,11 @@ struct Report {
 /// by up to a quarter of the tolerance, if they are then linear in the lag beyond some lags and admit a faster engine.
 /// This is for tables to which ALiBi or T5 was written out.
 ///
+/// Comparison with softmax: the call also computes compared_rows rows of each sequence of each head by exact softmax,
+/// or all rows if there are fewer, and reports how far its own rows are from these (Report::softmax_error): the error
+/// of the features. O(compared_rows n_k (d + d_v)). The rows are drawn from comparison_seed; empty rows and non-finite
+/// ones are left out. It needs a feature map that estimates exp.
+///
 /// Non-finite inputs propagate as in the formula: a query to its own row, a key or value only to the rows that attend
 /// to it; and gradients likewise. A key that no query attends to has the gradient 0, even if it is non-finite.
 ///
@@ -65,6 +73,8 @@ struct CallOptions {
   OptionSpan<Index> key_cumulative_lengths = {};  // of the keys, for cross attention; empty: as for queries
   Index offset = 0;                               // query i has position i + offset, key j has position j
   double tolerance = 0;                           // 0: 1e-4 in float, 1e-10 in double
+  Index compared_rows = 0;                        // to be compared with exact softmax; needs a report
+  std::uint64_t comparison_seed = 0;              // which rows these are
   bool check_finite = false;                      // throw InvalidArgument if an input is non-finite
   Report* report = nullptr;                       // is set, unless null
 };

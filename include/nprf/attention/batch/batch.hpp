@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -122,6 +123,10 @@ class Batch {
       sum.empty_rows += one.empty_rows;
       sum.error_bound = std::max(sum.error_bound, one.error_bound);
     }
+    SoftmaxComparison comparison;
+    for (const SoftmaxComparison& one : m_comparisons) comparison += one;
+    sum.compared_rows = comparison.rows;
+    sum.softmax_error = comparison.relative_error();
     sum.workspace_bytes = workspace_bytes(team);
     return sum;
   }
@@ -147,7 +152,8 @@ class Batch {
   std::vector<Workspace> m_workspaces;
   std::vector<Segment> m_segments;
   std::vector<PreparedSegments<T>> m_positions;  // one for each position
-  std::vector<Report> m_reports;                 // one for each item, as the next two
+  std::vector<Report> m_reports;                 // one for each item, as the next three
+  std::vector<SoftmaxComparison> m_comparisons;
   std::vector<GradientReport> m_gradient_reports;
   std::vector<BiasGradient> m_bias_gradients;
   std::vector<Matrix<double>> m_dbias, m_dextra;  // one for each head
@@ -165,6 +171,9 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
   require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
           q.channels);
   require(call.tolerance >= 0, "tolerance: expected 0 or more, got ", call.tolerance);
+  require(call.compared_rows >= 0, "compared_rows: expected 0 or more, got ", call.compared_rows);
+  require(call.compared_rows == 0 || heads.feature_map(0).estimates_exp(),
+          "compared_rows: expected 0 for a feature map that does not estimate exp, got ", call.compared_rows);
   find_segments(call, q.batch, q.tokens, n_k, m_segments);
   const Index sequences = q.batch * q.heads, group = q.heads / std::max<Index>(k.heads, 1);
   const Team team = make_team(heads, sequences, m_segments, d_v);
@@ -179,6 +188,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
     throw std::length_error("nprf: the number of packed sequences, batch x heads x cumulative lengths, overflows");
   const Index items = sequences * static_cast<Index>(segments);
   m_reports.assign(static_cast<std::size_t>(items), Report{});
+  m_comparisons.assign(m_reports.size(), SoftmaxComparison{});
   if (call.check_finite) require_finite(q, k, v, call, team);
   if (saved) {
     saved->m_attention = nullptr;  // invalid until the call has succeeded
@@ -198,11 +208,15 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
                                    v(b, h / group).middleRows(x.k_begin, x.n_k),
                                    mask,
                                    std::min(x.n_k, end),
-                                   tolerance};
+                                   tolerance,
+                                   call.report ? call.compared_rows : 0,
+                                   call.comparison_seed,
+                                   static_cast<std::uint64_t>(index)};
     const Head<T> head = head_of(heads, item);
     const auto at = static_cast<std::size_t>(index);
-    ForwardPass<T>(head, inputs, y(b, h).middleRows(x.q_begin, x.n_q), saved ? &saved->m_sequences[at] : nullptr, part)
-        .run(m_reports[at]);
+    SavedSequence<T>* one = saved ? &saved->m_sequences[at] : nullptr;
+    m_comparisons[at] =
+        ForwardPass<T>(head, inputs, y(b, h).middleRows(x.q_begin, x.n_q), one, part).run(m_reports[at]);
   });
   if (call.report) *call.report = report(team);
   if (saved) {

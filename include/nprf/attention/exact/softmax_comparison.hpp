@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "nprf/core/types.hpp"
+#include "nprf/feature_map/philox.hpp"
+
+namespace nprf {
+
+/// Some rows of attention compared with those of exact softmax: the squares of their differences and of the latter,
+/// summed.
+struct SoftmaxComparison {
+  Index rows = 0;
+  double difference = 0, size = 0;
+
+  SoftmaxComparison& operator+=(const SoftmaxComparison& other) {
+    rows += other.rows;
+    difference += other.difference;
+    size += other.size;
+    return *this;
+  }
+
+  /// The relative error by the Frobenius norm; 0 if no row was compared.
+  double relative_error() const { return difference == 0 ? 0 : std::sqrt(difference / size); }
+};
+
+/// Sets `rows` to some of n queries, increasing: one in each of rows.size() parts of equal length, which must not be
+/// more than n, drawn from the seed and the stream (Philox).
+inline void draw_rows(Index n, std::uint64_t seed, std::uint64_t stream, std::span<Index> rows) {
+  const auto word = [](std::uint64_t x, int part) { return static_cast<std::uint32_t>(x >> (32 * part)); };
+  const Index count = static_cast<Index>(rows.size());
+  for (Index at = 0; at < count; ++at) {
+    const Index first = n / count * at + std::min(at, n % count), length = n / count + (at < n % count ? 1 : 0);
+    const auto counter = static_cast<std::uint64_t>(at);
+    const Philox::Words w = Philox::block({word(counter, 0), word(counter, 1), word(stream, 0), word(stream, 1)},
+                                          {word(seed, 0), word(seed, 1)});
+    const std::uint64_t drawn = (std::uint64_t{w[0]} << 32 | w[1]) % static_cast<std::uint64_t>(length);
+    rows[static_cast<std::size_t>(at)] = first + static_cast<Index>(drawn);
+  }
+}
+
+}  // namespace nprf
