@@ -13,7 +13,7 @@
 namespace nprf {
 
 /// phi(x) = exp(-|x|^2/2) / sqrt(r) [exp(s w_1.x) ... exp(s w_m.x)], r = signs m. s is +1 if signs is 1, and +1 and -1
-/// if signs is 2.
+/// if signs is 2. With a tilt (tilt.hpp) rows are w' and exponents s w'.x + o.
 ///
 /// E[phi(x).phi(y)] = exp(x.y), and every feature is positive (Choromanski et al. 2021).
 template <Real T, Index signs>
@@ -55,26 +55,40 @@ class ExponentialFeatures : public RandomFeatures<T> {
  private:
   static_assert(signs == 1 || signs == 2);
 
-  // the largest entry of [z] or [z, -z], ignoring NaN
+  // calls use(f, offset) for each pack of features from feature f on, with their offsets
+  template <class Use>
+  void for_each_pack(Use&& use) const {
+    const Index m = this->num_features();
+    const auto offsets = this->offsets();
+    if (offsets.size() == 0)
+      for (Index f = 0; f < m; f += Pack<T>::size) use(f, NoOffset());
+    else
+      for (Index f = 0; f < m; f += Pack<T>::size) use(f, Pack<T>::load(offsets.data() + f));
+  }
+  struct NoOffset {
+    friend Pack<T> operator+(const Pack<T>& exponent, NoOffset) { return exponent; }
+  };
+
+  // the largest entry of [z + o] or [z + o, -z + o], ignoring NaN
   T largest_exponent(const T* z) const {
     auto largest = Pack<T>::all(-std::numeric_limits<T>::infinity());
-    for (Index f = 0; f < this->num_features(); f += Pack<T>::size) {
+    for_each_pack([&](Index f, const auto& offset) {
       const auto exponent = Pack<T>::load(z + f);
-      largest = larger(exponent, largest);
-      if constexpr (signs == 2) largest = larger(-exponent, largest);
-    }
+      largest = larger(exponent + offset, largest);
+      if constexpr (signs == 2) largest = larger(-exponent + offset, largest);
+    });
     return largest.largest();
   }
 
-  // phi = f([z]) or f([z, -z])
+  // phi = f([z + o]) or f([z + o, -z + o])
   template <class F>
   void map_exponents(const T* z, T* phi, F&& f) const {
     const Index m = this->num_features();
-    for (Index k = 0; k < m; k += Pack<T>::size) {
+    for_each_pack([&](Index k, const auto& offset) {
       const auto exponent = Pack<T>::load(z + k);
-      f(exponent).store(phi + k, m - k);
-      if constexpr (signs == 2) f(-exponent).store(phi + m + k, m - k);
-    }
+      f(exponent + offset).store(phi + k, m - k);
+      if constexpr (signs == 2) f(-exponent + offset).store(phi + m + k, m - k);
+    });
   }
 
   T log_sqrt_r() const { return std::log(static_cast<T>(output_dim())) / 2; }

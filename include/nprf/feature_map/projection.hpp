@@ -10,6 +10,7 @@
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/normal.hpp"
+#include "nprf/feature_map/tilt.hpp"
 
 namespace nprf {
 
@@ -30,6 +31,7 @@ struct FeatureOptions {
   Index num_features;
   Projection projection = Projection::orthogonal;
   std::uint64_t seed = 0;
+  Tilt tilt = {};  // of positive and hyperbolic features
 };
 
 namespace detail {
@@ -60,11 +62,10 @@ inline Matrix<double> simplex_corners(Matrix<double> q) {
 
 }  // namespace detail
 
-/// Draws the m x d projection in double, then rounds it to T. O(m d), for orthogonal and simplex rows O(m d^2). Throws
+/// Draws the m x d projection in double, without a tilt. O(m d), for orthogonal and simplex rows O(m d^2). Throws
 /// InvalidArgument for sizes below 1 or whose product overflows, and for a projection that is not one of the
 /// enumerators.
-template <Real T>
-Matrix<T> draw_projection(const FeatureOptions& options) {
+inline Matrix<double> draw_untilted_rows(const FeatureOptions& options) {
   const Index d = options.input_dim, m = options.num_features;
   require(options.projection == Projection::gaussian || options.projection == Projection::orthogonal ||
               options.projection == Projection::sphere || options.projection == Projection::simplex,
@@ -88,7 +89,39 @@ Matrix<T> draw_projection(const FeatureOptions& options) {
       for (Index i = 0; i < rows; ++i) w.row(r + i) = w.row(r + i).norm() * q.row(i);
     }
   }
-  return w.template cast<T>();
+  return w;
+}
+
+/// Rows W (m,d) and offsets o (m): with a tilt, exponents of features are W x + o. Without one there are no offsets.
+template <Real T>
+struct DrawnProjection {
+  Matrix<T> rows;
+  Vector<T> offsets;
+};
+
+/// Draws the rows in double, tilts them, and rounds the result to T. Throws InvalidArgument as draw_untilted_rows does,
+/// and for a tilt of another size, or with an a_l that is not below 1/4.
+template <Real T>
+DrawnProjection<T> draw_tilted_projection(const FeatureOptions& options) {
+  const Index d = options.input_dim;
+  const auto& [axes, a] = options.tilt;
+  require(axes.size() == 0 || (axes.rows() == d && axes.cols() == d), "tilt: expected axes of ", d, " x ", d, ", got ",
+          axes.rows(), " x ", axes.cols());
+  require(a.size() == axes.rows(), "tilt: expected ", axes.rows(), " constants a, got ", a.size());
+  require((a.array() < 0.25).all() && axes.allFinite() && a.allFinite(),
+          "tilt: expected finite axes and constants below 1/4, got others");
+  Matrix<double> w = draw_untilted_rows(options);  // (m,d)
+  if (axes.size() == 0) return {w.template cast<T>(), {}};
+  const Vector<double> stretch = (1 - 4 * a.array()).sqrt();
+  const Vector<double> offsets = (w.array().square().matrix() * a).array() + stretch.array().log().sum() / 2;  // (m)
+  const Matrix<double> tilted = w * stretch.asDiagonal() * axes.transpose();                                   // (m,d)
+  return {tilted.template cast<T>(), offsets.template cast<T>()};
+}
+
+/// The rows of draw_tilted_projection().
+template <Real T>
+Matrix<T> draw_projection(const FeatureOptions& options) {
+  return draw_tilted_projection<T>(options).rows;
 }
 
 }  // namespace nprf

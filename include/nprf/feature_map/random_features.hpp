@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/error.hpp"
@@ -42,13 +43,18 @@ class RandomFeatures {
   Index input_dim() const { return m_w.cols(); }
   Index num_features() const { return m_w.rows(); }
   const Matrix<T>& projection() const { return m_w; }
+  /// The offsets of a tilt (m): exponents of features are projection() x plus these. Empty without one.
+  Eigen::Map<const Vector<T>> offsets() const {
+    return {m_offsets.data(), m_offsets.size() > 0 ? num_features() : Index{0}};
+  }
 
   /// The error bound of a feature for rows of at most that norm, relative to the feature, or to |phi| if features can
   /// be negative. It covers the rounding of w.x, a sum of d terms, and of |x|^2/2. The measured root mean square error
   /// is a third of it for random rows, and two thirds for rows parallel to a row of W.
   double relative_error(double norm) const {
     const double d = static_cast<double>(input_dim());
-    const double roundings = 3 + (1 + std::sqrt(d) / 15) * m_longest * norm + norm * norm;
+    const double offset = m_offsets.size() > 0 ? static_cast<double>(m_offsets.cwiseAbs().maxCoeff()) : 0;
+    const double roundings = 3 + (1 + std::sqrt(d) / 15) * m_longest * norm + norm * norm + 2 * offset;
     return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
   }
 
@@ -117,25 +123,42 @@ class RandomFeatures {
   // W^T (d,m), padded to whole packs of columns; the padding repeats the last column. Packs are those of the widest
   // registers, because code that is compiled for other registers may draw the projection (levels.hpp).
   static Matrix<T> in_packs(const Matrix<T>& w) {
-    constexpr Index widest = std::max<Index>(64 / sizeof(T), Pack<T>::size);
-    const Index m = w.rows(), most = (m + widest - 1) / widest * widest;
+    const Index m = w.rows(), most = padded(m);
     Matrix<T> wt(w.cols(), most);
     for (Index j = 0; j < most; ++j) wt.col(j) = w.row(std::min(j, m - 1)).transpose();
     return wt;
   }
+  static Vector<T> in_packs(const Vector<T>& offsets) {
+    const Index m = offsets.size();
+    Vector<T> all(padded(m));
+    for (Index j = 0; j < all.size(); ++j) all[j] = offsets[std::min(j, m - 1)];
+    return all;
+  }
+  static Index padded(Index m) {
+    constexpr Index widest = std::max<Index>(64 / sizeof(T), Pack<T>::size);
+    return (m + widest - 1) / widest * widest;
+  }
 
   static double longest_row(const Matrix<T>& w) { return static_cast<double>(w.rowwise().norm().maxCoeff()); }
 
-  Matrix<T> m_w;   // (m,d)
-  Matrix<T> m_wt;  // (d,m), padded
+  explicit RandomFeatures(DrawnProjection<T> drawn)
+      : m_w(std::move(drawn.rows)),
+        m_offsets(in_packs(drawn.offsets)),
+        m_wt(in_packs(m_w)),
+        m_longest(longest_row(m_w)) {}
+
+  Matrix<T> m_w;        // (m,d)
+  Vector<T> m_offsets;  // padded as the columns of m_wt; empty without a tilt
+  Matrix<T> m_wt;       // (d,m), padded
   double m_longest = 0;
   std::optional<FeatureOptions> m_options;
 };
 
 // not inline: see instances.hpp
 template <Real T>
-RandomFeatures<T>::RandomFeatures(const FeatureOptions& options)
-    : m_w(draw_projection<T>(options)), m_wt(in_packs(m_w)), m_longest(longest_row(m_w)), m_options(options) {}
+RandomFeatures<T>::RandomFeatures(const FeatureOptions& options) : RandomFeatures(draw_tilted_projection<T>(options)) {
+  m_options = options;
+}
 
 /// The same map with a projection drawn from another seed, for training that redraws projections between steps
 /// (Choromanski et al. 2021). Throws InvalidArgument if the caller gave the projection.

@@ -21,7 +21,12 @@ class TrigonometricFeatures : public RandomFeatures<T> {
  public:
   static constexpr bool is_positive = false;
 
-  using RandomFeatures<T>::RandomFeatures;
+  /// As those of RandomFeatures. Throws InvalidArgument for a tilt, too.
+  explicit TrigonometricFeatures(const FeatureOptions& options) : RandomFeatures<T>(options) {
+    require(options.tilt.axes.size() == 0, "tilt: expected none for trigonometric features, got one");
+  }
+  template <class Rows>
+  explicit TrigonometricFeatures(const Eigen::MatrixBase<Rows>& rows) : RandomFeatures<T>(rows) {}
 
   Index output_dim() const { return 2 * this->num_features(); }
 

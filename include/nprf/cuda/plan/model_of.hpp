@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
+#include "nprf/core/error.hpp"
 #include "nprf/cuda/model.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/positive.hpp"
@@ -27,6 +28,7 @@ namespace detail {
 
 template <Real T>
 FeatureModel random_features(FeatureKind kind, const RandomFeatures<T>& features) {
+  require(features.offsets().size() == 0, "features: expected a map without a tilt, which a GPU's plan does not have");
   const Matrix<T>& w = features.projection();  // (m,d)
   FeatureModel model{kind, static_cast<int>(w.cols()), static_cast<int>(w.rows()), {}};
   model.projection.resize(static_cast<std::size_t>(w.size()));

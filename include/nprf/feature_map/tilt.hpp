@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// Constants Q (d,d), orthogonal, and a (d) that change positive features without a change of their mean (dense
+/// exponential random features, Likhosherstov et al. 2023):
+///
+///     phi(x) = exp(-|x|^2/2) / sqrt(m) [exp(w'_1.x + o_1) ...]
+///     w'_f = Q diag(sqrt(1 - 4 a)) w_f     o_f = sum_l (a_l w_fl^2 + log(1 - 4 a_l) / 4)
+///
+/// For any a_l < 1/4, Gaussian rows w_f give E[phi(x).phi(y)] = exp(x.y). With K = exp(x.y), u = Q^T (x + y) and
+/// a_l < 1/8, the variance for m independent rows is
+///
+///     K^2 (prod_l (1 - 4 a_l) / sqrt(1 - 8 a_l) exp(u_l^2 / (1 - 8 a_l)) - 1) / m
+struct Tilt {
+  Matrix<double> axes;  // Q; 0 x 0: no change
+  Vector<double> a;
+};
+
+/// The a_l for which the logarithm of the variance is least on average over pairs with the mean square l of u_l.
+inline double best_tilt(double mean_square) {
+  const double l = mean_square;
+  return (1 - 2 * l - std::sqrt((2 * l + 1) * (2 * l + 1) + 8 * l)) / 16;
+}
+
+/// The best one with equal a_l (optimal positive random features), for pairs x, y of d scalars with the mean
+/// `mean_square` of |x + y|^2. Throws InvalidArgument unless d is at least 1 and mean_square positive and finite.
+inline Tilt oprf_tilt(Index d, double mean_square) {
+  require(d >= 1, "d: expected at least 1, got ", d);
+  require(mean_square > 0 && std::isfinite(mean_square), "mean_square: expected a positive finite number, got ",
+          mean_square);
+  const double a = best_tilt(mean_square / static_cast<double>(d));
+  return {Matrix<double>::Identity(d, d), Vector<double>::Constant(d, a)};
+}
+
+}  // namespace nprf
