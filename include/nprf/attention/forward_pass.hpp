@@ -11,7 +11,7 @@
 
 #include "nprf/attention/exact/finite_rows.hpp"
 #include "nprf/attention/exact/near_field.hpp"
-#include "nprf/attention/exact/softmax_comparison.hpp"
+#include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
@@ -90,7 +90,7 @@ class ForwardPass {
         m_rows(m_workspace.template take<Row>(m_n_q)) {}
 
   /// Sets y, adds to the report, and returns the comparison of the requested rows.
-  SoftmaxComparison run(Report& report) {
+  SoftmaxDifference run(Report& report) {
     compute_features();
     scale_values();
     contract();
@@ -99,7 +99,7 @@ class ForwardPass {
     recompute_rows(report);
     m_non_finite->propagate(m_v, m_head.features.is_positive(), m_y, m_team);
     if (m_n_q > 0 && m_n_k > 0) report.engine = m_product.engine();
-    const SoftmaxComparison comparison = compare();
+    const SoftmaxDifference comparison = compare();
     if (m_saved) save_for_backward();
     if (m_scale != 1) m_y *= m_scale;
     return comparison;
@@ -333,8 +333,8 @@ class ForwardPass {
     SoftmaxRows<T>(rows, m_position.problem(), m_keys, q, k, m_team).forward(*m_scaled_v, emit);
   }
 
-  SoftmaxComparison compare() const {
-    SoftmaxComparison sum;
+  SoftmaxDifference compare() const {
+    SoftmaxDifference sum;
     if (m_x.compared_rows == 0) return sum;
     const Workspace::Scope scope(m_workspace);
     const Index count = std::min(m_x.compared_rows, m_n_q);
