@@ -16,11 +16,12 @@ namespace nprf::test::differential {
 
 namespace {
 
-Case small_case(Map map, Place place, std::uint64_t seed) {
+Case small_case(Map map, Place place, std::uint64_t seed, Index near = 0) {
   Draw draw(seed);
   Case c;
   c.seed = seed, c.in_double = true, c.map = map, c.causal = seed % 3 == 0;
   c.d = 3, c.m = 4, c.d_v = 2, c.n_q = 5, c.n_k = 6;
+  c.near = near;
   c.radius = seed % 2 == 0 ? 1.5 : 0;
   Bias grid;
   grid.place = Place::grid, grid.height = 2, grid.width = 2, grid.extra_tokens = 1;
