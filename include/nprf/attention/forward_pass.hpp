@@ -51,8 +51,7 @@ struct SequenceInputs {
 ///     add_near            the near field's share of N and D, if there is one
 ///     normalize           y = N / D for the rows whose error bound is within half of the tolerance
 ///     recompute_rows      the other rows, by tiles, in double or in the log domain; or all by exact softmax, if there
-///     is
-///                         a near field or the feature map is a series
+///                         is a near field or the feature map is a series
 ///     propagate           the non-finite keys and values to the rows that attend to them
 ///     compare             some rows with those of exact softmax, if requested
 ///     save_for_backward   if requested
@@ -118,7 +117,10 @@ class ForwardPass {
 
   void compute_features() {
     const FeatureMapView<T>& features = m_head.features;
-    if (is_exact_fallback()) m_row_log_scales = m_workspace.template take<double>(m_n_q);
+    if (is_exact_fallback()) {
+      m_row_log_scales = m_workspace.template take<double>(m_n_q);
+      std::fill_n(m_row_log_scales, m_n_q, 0.0);
+    }
     if (has_near()) {
       const Workspace::Scope scope(m_workspace);
       auto log_factors = m_workspace.template vector<T>(m_n_q);
