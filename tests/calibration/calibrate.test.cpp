@@ -188,7 +188,7 @@ TEST_CASE("calibrate: cross attention, and tokens in a grid", "[calibration]") {
   const GridPosition<double> grid(8, 12, 0.5 * normal<double>(15, 23, 1));
   const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
   const auto c = calibrate<double>(q, k, v, grid, {.num_features = 5, .near = 2});
-  SampleTokens half = sample_tokens<double>(q, k, v, Normalization::unit(1), 0).quarters(2, 4);
+  SampleTokens half = sample_tokens<double>(q, k, v, Normalization::unit(1), 0).half(1);
   const std::function<double(Index, Index)> bias = [&](Index i, Index j) { return grid.bias(i, j); };
   CHECK(c.softmax_error == SoftmaxComparison(half, bias, {.near = 2}).differences({&c.features, 1})[0].relative());
   check_invalid([&] { calibrate<double>(gaussian(n - 4, 1), k, v, grid, {.num_features = 5}); },
@@ -234,6 +234,31 @@ TEST_CASE("calibrate: heads have maps of equal size and constants of their own",
   if (first_sequence.features[3].output_dim() == one.features.output_dim())
     CHECK(saved(first_sequence.features[3]) == saved(one.features));
   CHECK(saved(first_sequence.features[3]) != saved(all.features[3]));  // two sequences give other constants
+}
+
+TEST_CASE("calibrate: of several sequences the last ones measure the error, whole", "[calibration]") {
+  Vector<double> q(3 * n * d), k(3 * n * d), v(3 * n * d_v);
+  for (Index b = 0; b < 3; ++b) {
+    Eigen::Map<Matrix<double>>(q.data() + b * n * d, n, d) = gaussian(n, 1 + static_cast<std::uint64_t>(b));
+    Eigen::Map<Matrix<double>>(k.data() + b * n * d, n, d) = gaussian(n, 11 + static_cast<std::uint64_t>(b));
+    Eigen::Map<Matrix<double>>(v.data() + b * n * d_v, n, d_v) =
+        normal<double>(n, d_v, 21 + static_cast<std::uint64_t>(b));
+  }
+  const RelativePosition<double> position = table();
+  const auto calibrated = [&] {
+    return calibrate_heads<double>(heads_view(q, 3, 1, d), heads_view(k, 3, 1, d), heads_view(v, 3, 1, d_v),
+                                   std::span(&position, 1), {.num_features = 8, .near = 2});
+  };
+  const auto all = calibrated();
+  const SampleTokens last = sample_tokens<double>(heads_view(q, 3, 1, d)(2, 0), heads_view(k, 3, 1, d)(2, 0),
+                                                  heads_view(v, 3, 1, d_v)(2, 0), Normalization::unit(1), 0);
+  const std::function<double(Index, Index)> bias = [&](Index i, Index j) { return position.bias()[j - i]; };
+  CHECK(all.softmax_error ==
+        SoftmaxComparison(last, bias, {.near = 2}).differences({&all.features[0], 1})[0].relative());
+  q.tail(n * d) *= -2, v.tail(n * d_v).setOnes();
+  CHECK(saved(calibrated().features[0]) == saved(all.features[0]));
+  q.segment(n * d, n * d) *= -2;  // the second one is used for the constants
+  CHECK(saved(calibrated().features[0]) != saved(all.features[0]));
 }
 
 TEST_CASE("calibrate: the same sample gives the same bits", "[calibration]") {

@@ -39,17 +39,27 @@ TEST_CASE("sample: rows are normalised as attention normalises them", "[calibrat
   CHECK(std::abs(lifted.q.row(1).norm() - 1) <= 1e-12);
 }
 
-TEST_CASE("sample: quarters are consecutive tokens with their positions", "[calibration]") {
+TEST_CASE("sample: the halves of a sequence are consecutive tokens with their positions", "[calibration]") {
   const SampleTokens all = tokens(11, 14);
-  const SampleTokens part = all.quarters(1, 3).quarters(2, 4);  // queries 2..7, of these 3..5; keys 3..9, of these 3..6
+  const SampleTokens part = all.half(1).half(0);  // queries 5..10, of these 5..7; keys 7..13, of these 7..9
   CHECK(part.first_query == 5);
-  CHECK(part.first_key == 6);
+  CHECK(part.first_key == 7);
   CHECK(same_bits<double>(part.q, all.q.middleRows(5, 3)));
-  CHECK(same_bits<double>(part.k, all.k.middleRows(6, 4)));
-  CHECK(same_bits<double>(part.v, all.v.middleRows(6, 4)));
-  Index rows = 0;
-  for (Index quarter = 0; quarter < 4; ++quarter) rows += all.quarters(quarter, quarter + 1).q.rows();
-  CHECK(rows == 11);
+  CHECK(same_bits<double>(part.k, all.k.middleRows(7, 3)));
+  CHECK(same_bits<double>(part.v, all.v.middleRows(7, 3)));
+  const SampleTokens last = all.half(1).half(1);
+  CHECK(last.first_query == 8);
+  CHECK(same_bits<double>(last.k, all.k.bottomRows(4)));
+  CHECK(all.half(0).q.rows() + all.half(1).q.rows() == 11);
+}
+
+TEST_CASE("sample: the halves of several sequences are whole sequences", "[calibration]") {
+  const HeadSample three{{tokens(9, 12, 1), tokens(8, 10, 11), tokens(10, 9, 21)}, {}};
+  REQUIRE(three.half(0).sequences.size() == 2);
+  REQUIRE(three.half(1).sequences.size() == 1);
+  CHECK(same_bits<double>(three.half(0).sequences[1].k, three.sequences[1].k));
+  CHECK(same_bits<double>(three.half(1).sequences[0].q, three.sequences[2].q));
+  CHECK(three.half(1).half(1).sequences[0].first_query == 5);  // one sequence: of its tokens
 }
 
 TEST_CASE("sample: the balance of several sequences is that of all their rows", "[calibration]") {

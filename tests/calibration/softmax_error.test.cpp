@@ -131,6 +131,23 @@ TEST_CASE("large exponents do not overflow", "[calibration]") {
                   x, map_of(x), [](Index, Index) { return 0.0; }, 3, Direction::bidirectional));
 }
 
+TEST_CASE("the relative error of a row counts as at most max_row_error", "[calibration]") {
+  const SampleTokens x = tokens(30, 30, d_v, 2);
+  const CalibratedFeatures<double> map = map_of(x, 0);
+  Vector<double> own(30), exact(30);
+  for (Index i = 0; i < 30; ++i) {
+    SampleTokens row = x;
+    row.q = x.q.middleRows(i, 1), row.first_query += i;
+    const SquaredError error = compared(row, map, decaying, {.near = 2});
+    own[i] = error.relative(), exact[i] = error.exact;
+  }
+  for (const double most : {10 * own.maxCoeff(), own.mean(), 0.1 * own.minCoeff()}) {
+    const double expected = (own.cwiseMin(most).cwiseAbs2().array() * exact.array()).sum();
+    const double got = compared(x, map, decaying, {.near = 2, .max_row_error = most}).difference;
+    CHECK(std::abs(got - expected) <= 1e-10 * expected);
+  }
+}
+
 TEST_CASE("several maps are compared at a time, and by chosen queries if there are many", "[calibration]") {
   const SampleTokens x = tokens(300, 50);
   const std::vector<CalibratedFeatures<double>> maps{map_of(x, 0), map_of(x, 2)};

@@ -68,17 +68,18 @@ inline std::vector<CalibratedFeatures<double>> candidate_features(const Balance<
   return maps;
 }
 
-// Sets the candidates' errors: each quarter of the first half is compared with maps of the other quarter
+// Sets the candidates' errors: each half of the first half is compared with maps of its other half
 inline void estimate_errors(std::span<const HeadSample> heads, const CalibrationOptions& options,
                             const ComparisonOptions& comparison, std::vector<CalibrationCandidate>& candidates) {
   std::vector<SquaredError> sum(candidates.size());
-  for (const HeadSample& head : heads)
+  for (const HeadSample& head : heads) {
+    const HeadSample used = head.half(0);
     for (const Index tested : {0, 1}) {
-      const Balance<double> balance = head.quarters(1 - tested, 2 - tested).balance(options.shrinkage);
-      const auto each =
-          softmax_differences(head.quarters(tested, tested + 1), candidate_features(balance, candidates), comparison);
+      const Balance<double> balance = used.half(1 - tested).balance(options.shrinkage);
+      const auto each = softmax_differences(used.half(tested), candidate_features(balance, candidates), comparison);
       for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += each[c];
     }
+  }
   for (std::size_t c = 0; c < sum.size(); ++c) candidates[c].error = sum[c].relative();
 }
 
@@ -98,14 +99,16 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample> heads, const C
   const ComparisonOptions comparison{options.near, options.direction, options.max_queries, options.seed};
   HeadsCalibration<T> result;
   result.candidates = calibration_candidates(heads[0].input_dim(), options.num_features);
-  estimate_errors(heads, options, comparison, result.candidates);
+  ComparisonOptions limited = comparison;
+  limited.max_row_error = 1;  // as if y were 0: a few denominators that are nearly 0 must not decide
+  estimate_errors(heads, options, limited, result.candidates);
   const CalibrationCandidate& choice = chosen(result.candidates, options.target_error);
   SquaredError sum;
   for (const HeadSample& head : heads) {
-    const Balance<double> balance = head.quarters(0, 2).balance(options.shrinkage);
+    const Balance<double> balance = head.half(0).balance(options.shrinkage);
     result.features.push_back(hermite_features(balance, choice.first, choice.second).template cast<T>());
     const CalibratedFeatures<double> returned = result.features.back().template cast<double>();
-    const SquaredError error = softmax_differences(head.quarters(2, 4), {&returned, 1}, comparison)[0];
+    const SquaredError error = softmax_differences(head.half(1), {&returned, 1}, comparison)[0];
     result.head_errors.push_back(error.relative());
     sum += error;
   }
@@ -180,10 +183,15 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
 ///     calibration.softmax_error;   // the relative error of y that can be expected
 ///
 /// The maps that are compared are Hermite features (hermite_features.hpp) with more and more features: of first order,
-/// then of second order too. Each quarter of the first half of the sample is compared with exact softmax attention,
-/// with constants from the other quarter; the map of least error is chosen, with fewer features if more lower the error
-/// by less than a hundredth. Its constants are then those of the first half. The second half measures its error, alone.
-/// Later tokens of the sample do not attend to those of earlier parts, and lags are those of the sample's positions.
+/// then of second order too. Each half of the first half of the sample is compared with exact softmax attention, with
+/// constants from its other half, where the relative error of a row counts as at most 1. The map of least error is
+/// chosen, with fewer features if more lower the error by less than a hundredth. Its constants are then those of the
+/// first half. The second half measures its error, alone. Tokens of a half attend to those of the same half, at the
+/// positions that they have in the sample.
+///
+/// The sample should have the positions and the lengths of the sequences on which the map is used. In a model with
+/// absolute positions the means change along a text, so that constants of a text's first half have a several times
+/// larger error on the second: for such a model call calibrate_heads() with several whole sequences.
 ///
 /// O(n (n + d) r) for each map that is compared, and of n at most max_queries queries. Throws InvalidArgument if shapes
 /// do not match, if a scalar is not finite, if there are fewer than 8 queries or keys or no more than 4 near, if the

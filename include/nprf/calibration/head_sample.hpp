@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstddef>
 #include <functional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,11 +19,11 @@ struct SampleTokens {
   Matrix<double> q, k, v;                // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values
   Index first_query = 0, first_key = 0;  // their positions in the sequence
 
-  /// Quarters begin..end-1 of the queries and of the keys.
-  SampleTokens quarters(Index begin, Index end) const {
-    const Index i0 = q.rows() * begin / 4, i1 = q.rows() * end / 4, j0 = k.rows() * begin / 4, j1 = k.rows() * end / 4;
-    return {q.middleRows(i0, i1 - i0), k.middleRows(j0, j1 - j0), v.middleRows(j0, j1 - j0), first_query + i0,
-            first_key + j0};
+  /// The first half (0) or the second (1) of the queries and of the keys.
+  SampleTokens half(Index which) const {
+    const Index i0 = q.rows() / 2 * which, j0 = k.rows() / 2 * which, n_q = which == 0 ? q.rows() / 2 : q.rows() - i0,
+                n_k = which == 0 ? k.rows() / 2 : k.rows() - j0;
+    return {q.middleRows(i0, n_q), k.middleRows(j0, n_k), v.middleRows(j0, n_k), first_query + i0, first_key + j0};
   }
 };
 
@@ -34,10 +34,12 @@ struct HeadSample {
 
   Index input_dim() const { return sequences.at(0).q.cols(); }
 
-  HeadSample quarters(Index begin, Index end) const {
-    HeadSample part{{}, bias};
-    for (const SampleTokens& each : sequences) part.sequences.push_back(each.quarters(begin, end));
-    return part;
+  /// The first half (0) or the second (1): of the sequences, the first half being the larger one, or of the tokens if
+  /// there is one sequence.
+  HeadSample half(Index which) const {
+    if (sequences.size() == 1) return {{sequences[0].half(which)}, bias};
+    const auto middle = sequences.begin() + static_cast<std::ptrdiff_t>((sequences.size() + 1) / 2);
+    return {which == 0 ? std::vector(sequences.begin(), middle) : std::vector(middle, sequences.end()), bias};
   }
 
   /// Means, axes and variances of all its queries and keys (feature_map/balance.hpp).

@@ -38,6 +38,8 @@ struct ComparisonOptions {
   Direction direction = Direction::bidirectional;
   Index max_queries = 1024;  // of each sequence; if there are more, so many are chosen at random
   std::uint64_t seed = 0;
+  double max_row_error =
+      std::numeric_limits<double>::infinity();  // |y - exact| / |exact| of a row counts as at most this
 };
 
 namespace detail {
@@ -66,7 +68,7 @@ inline std::vector<Index> chosen_rows(Index n, Index count, std::uint64_t seed) 
 ///                                                 phi(q_i).phi(k_j) exp(b_ij)  otherwise
 ///
 /// Without values it compares the weights W_ij / sum_j W_ij. No denominator is treated specially: if it is 0, the
-/// difference is infinite. A row that attends to no key is left out.
+/// difference is infinite, or what max_row_error allows. A row that attends to no key is left out.
 class SoftmaxComparison {
  public:
   /// Refers to all of them.
@@ -172,10 +174,13 @@ class SoftmaxComparison {
             is_near(i0 + i, j) ? std::exp(tile.logits(i, j) - largest) : W(i, j) * std::exp(log_factor(j) - largest);
     }
     const Matrix<double> y = quotients(W);
-    Vector<double> difference(rows);
+    Vector<double> difference = Vector<double>::Zero(rows);
     for (Index i = 0; i < rows; ++i) {
-      difference[i] = tile.largest[i] == -infinity ? 0 : (y.row(i) - tile.y.row(i)).squaredNorm();
-      if (!std::isfinite(difference[i])) difference[i] = infinity;
+      if (tile.largest[i] == -infinity) continue;
+      const double error = (y.row(i) - tile.y.row(i)).norm(), exact = tile.y.row(i).norm();
+      const bool is_limited = m_options.max_row_error < infinity && !(error <= m_options.max_row_error * exact);
+      const double counts = is_limited ? m_options.max_row_error * exact : error;
+      difference[i] = std::isfinite(counts) ? counts * counts : infinity;
     }
     return difference;
   }
