@@ -79,14 +79,14 @@ class NearField {
     }
     const ExponentialWeights<T, NearBiases<T>> weights{m_biases, constants, factors};
     const auto x = toeplitz::Factors<T>::without_gaps(m_q, m_k, U);
-    toeplitz::GradientRefs<T> factors{out.dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
+    toeplitz::GradientRefs<T> gradients{out.dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
     const Index lags = out.db.empty() ? 0 : m_biases.lags().size();
     const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
       const auto of = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j]; };
       if (lags > 0) m_biases.add_gradient(pairs.i, pairs.j0, pairs.count, of, share);
     };
     const auto db = toeplitz::TiledProduct<T, ExponentialWeights<T, NearBiases<T>>>(x, weights)
-                        .add_gradients(G, factors, lags, m_team, add_db);
+                        .add_gradients(G, gradients, lags, m_team, add_db);
     const Index first = m_biases.lags().first - m_lags.first;
     for (Index block = 0; block < db.rows(); ++block)
       for (Index l = 0; l < lags; ++l) out.db[static_cast<std::size_t>(first + l)] += static_cast<double>(db(block, l));

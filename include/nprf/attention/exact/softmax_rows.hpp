@@ -111,14 +111,14 @@ class SoftmaxRows {
     const ExponentialWeights<T, SubsetBiases<T>> weights{m_biases, constants, factors};
     const MatrixView<T> q = m_q;
     const auto x = toeplitz::Factors<T>::without_gaps(q, m_k, U);
-    toeplitz::GradientRefs<T> factors{dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
+    toeplitz::GradientRefs<T> gradients{dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
     const Index lags = static_cast<Index>(out.db.lags.size()), border = static_cast<Index>(out.db.border.size());
     const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
       const auto of = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j]; };
       m_bias.add_gradient(m_rows.index(pairs.i), pairs.j0, pairs.count, of, lags > 0 ? share : nullptr, share + lags);
     };
     const auto db = toeplitz::TiledProduct<T, ExponentialWeights<T, SubsetBiases<T>>>(x, weights)
-                        .add_gradients(m_rows.template of<T>(G), factors, lags + border, m_team, add_db);
+                        .add_gradients(m_rows.template of<T>(G), gradients, lags + border, m_team, add_db);
     for (Index block = 0; block < db.rows(); ++block) {
       for (Index l = 0; l < lags; ++l) out.db.lags[static_cast<std::size_t>(l)] += static_cast<double>(db(block, l));
       for (Index e = 0; e < border; ++e)
