@@ -88,8 +88,8 @@ class Checker {
   double error_of_exact_pairs(double eps, double R) const {
     const double d = static_cast<double>(m.c.d), of_products = std::min(d, 1.5 * std::sqrt(d) + d / 8),
                  largest_exponent = sizeof(T) == 4 ? 104 : 745;
-    return eps * (R * R * (1 + of_products / 2) +
-                  std::min(2 * static_cast<double>(m_truth.largest_bias), largest_exponent));
+    return eps *
+           (R * R * (1 + of_products / 2) + std::min(2 * static_cast<double>(m_truth.largest_bias), largest_exponent));
   }
 
   // stores the worst failure of each kind

@@ -287,6 +287,12 @@ class Sequence {
     }
   }
 
+  // q'.k'; NaN for a non-finite row, even if all products are infinities of one sign
+  Exact score(Index i, Index j) const {
+    const bool is_finite = m_queries.x.row(i).allFinite() && m_keys.x.row(j).allFinite();
+    return is_finite ? m_queries.x.row(i).dot(m_keys.x.row(j)) : std::numeric_limits<Exact>::quiet_NaN();
+  }
+
   void find_terms(Index i, bool is_softmax) {
     m_terms.clear();
     // of a pair of features, beside exp(q'.k')
@@ -299,8 +305,7 @@ class Sequence {
       if (pair.bias == minus_infinity) continue;
       m_truth.largest_bias = std::max(m_truth.largest_bias, std::abs(pair.bias + bias.common_offset()));
       const bool is_exact = is_softmax || bias.is_near(j, m.near);
-      const Exact exponent =
-          pair.bias + (is_exact ? m_queries.x.row(i).dot(m_keys.x.row(j)) : of_features + m_keys.exponent[j]);
+      const Exact exponent = pair.bias + (is_exact ? score(i, j) : of_features + m_keys.exponent[j]);
       if (exponent > most) most = exponent;
       m_terms.push_back({j, pair, exponent, 0, 0, is_exact});
     }

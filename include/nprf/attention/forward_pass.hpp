@@ -19,12 +19,15 @@
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/lag_range.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/engines.hpp"
 #include "nprf/toeplitz/factors.hpp"
 
 namespace nprf {
@@ -129,8 +132,10 @@ class ForwardPass {
   void scale_values() {
     const MatrixView<T> finite = m_non_finite->finite_values(m_v, m_value_maxima.data(), m_team);
     m_largest_value = m_n_k > 0 ? m_value_maxima.maxCoeff() : T(0);
-    // y is divided by this scale until the end. With rounding per block no bit of a row may depend on later values
-    m_scale = m_product.rounding() == Rounding::per_block ? T(1) : extreme_scale(m_largest_value);
+    // y is divided by this scale until the end. With rounding per block no bit of a row may depend on later values,
+    // even if the product is zero because all pairs are near
+    const bool per_block = toeplitz::properties_of(m_product.engine()).rounding == Rounding::per_block;
+    m_scale = per_block ? T(1) : extreme_scale(m_largest_value);
     if (m_scale != 1) m_value_maxima /= m_scale;
     m_scaled_v.emplace(divided_by_scale(finite, m_scale, m_team));
   }
@@ -286,18 +291,20 @@ class ForwardPass {
   bool has_near() const { return m_position.problem().near.width > 0; }
   bool is_exact_fallback() const { return has_near() || m_head.features.is_series(); }
 
-  // the largest log-scale of the keys that an engine scales each row by (toeplitz/factors.hpp)
+  // the largest log-scale of the keys that an engine scales each row by (toeplitz/factors.hpp). If the product is zero,
+  // any is right, and this one does not depend on later keys
   void add_key_log_scales(bool accepted) {
+    const LagProblem<T>& problem = m_position.problem();
+    const LagRange support = problem.weights.support();
     double running = -std::numeric_limits<double>::infinity();
-    if (!accepted) {
+    if (!accepted && (support.size() > 0 || problem.border.count > 0)) {
       for (Index j = 0; j < m_n_k; ++j) running = std::max(running, m_log_scales[j]);
       for (Index i = 0; i < m_n_q; ++i) m_row_log_scales[i] += running;
       return;
     }
     const Slots &queries = m_position.queries().slots, &keys = m_keys.slots;
-    const Index last = m_position.problem().weights.support().last;
     for (Index i = 0, j = 0; i < m_n_q; ++i) {
-      for (; j < m_n_k && keys[j] <= queries[i] + last; ++j) running = std::max(running, m_log_scales[j]);
+      for (; j < m_n_k && keys[j] <= queries[i] + support.last; ++j) running = std::max(running, m_log_scales[j]);
       m_row_log_scales[i] += running;
     }
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
+#include "nprf/core/error.hpp"
 #include "nprf/cuda/model.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/positive.hpp"
@@ -108,6 +109,7 @@ AttentionModel model_of(const Attention<F, P>& attention) {
       requires { model_of(attention.position()); },
       "nprf: on a GPU the position must be one of nprf's own: none, relative, T5, ALiBi or a grid");
   const AttentionOptions& options = attention.options();
+  require(options.near == 0, "near: expected 0 on a GPU, got ", options.near);
   AttentionModel model{options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}};
   model.features.push_back(model_of(attention.features()));
   model.positions.push_back(model_of(attention.position()));
