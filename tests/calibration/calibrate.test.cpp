@@ -145,6 +145,22 @@ TEST_CASE("calibrate: more features only if they lower the error", "[calibration
   }
 }
 
+TEST_CASE("calibrate: each half of the first half is compared with maps of its other half", "[calibration]") {
+  const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
+  const auto c = calibrate<double>(q, k, v, table(), {.num_features = 8, .near = 2});
+  const RelativePosition<double> position = table();
+  const HeadSample used{{sample_tokens<double>(q, k, v, Normalization::unit(1), 0).half(0)},
+                        [&](Index i, Index j) { return position.bias()[j - i]; }};
+  for (const CalibrationCandidate& each : c.candidates) {
+    SquaredError sum;
+    for (const Index tested : {0, 1}) {
+      const auto map = hermite_features(used.half(1 - tested).balance(0.05), each.first, each.second);
+      sum += softmax_differences(used.half(tested), {&map, 1}, {.near = 2, .max_row_error = 1})[0];
+    }
+    CHECK(each.error == sum.relative());
+  }
+}
+
 TEST_CASE("calibrate: a budget of any size, with its candidates in increasing order", "[calibration]") {
   for (const Index budget : {1, 2, 4, 5, 6, 15, 99}) {
     const auto c = calibrate<double>(gaussian(n, 1), gaussian(n, 2), {.num_features = budget});
@@ -220,20 +236,20 @@ TEST_CASE("calibrate: heads have maps of equal size and constants of their own",
   CHECK(all.softmax_error <= *std::max_element(all.head_errors.begin(), all.head_errors.end()));
   CHECK(all.softmax_error >= *std::min_element(all.head_errors.begin(), all.head_errors.end()));
 
-  // one head of one sequence: as calibrate, and each head as with its own keys
-  const Vector<double> q3 = q.segment(3 * n * d, n * d), k1 = k.segment(n * d, n * d), v1 = v.segment(n * d_v, n * d_v);
-  const auto one = calibrate<double>(rows(q, 3, d), rows(k, 1, d), rows(v, 1, d_v), positions[3], options);
-  const auto same = calibrate_heads<double>(heads_view(q3, 1, 1, d), heads_view(k1, 1, 1, d), heads_view(v1, 1, 1, d_v),
-                                            std::span<const AlibiPosition<double>>(&positions[3], 1), options);
+  // one head of one sequence: as calibrate, and each head as with the keys that it shares
+  const Vector<double> q2 = q.segment(2 * n * d, n * d), k1 = k.segment(n * d, n * d), v1 = v.segment(n * d_v, n * d_v);
+  const auto one = calibrate<double>(rows(q, 2, d), rows(k, 1, d), rows(v, 1, d_v), positions[2], options);
+  const auto same = calibrate_heads<double>(heads_view(q2, 1, 1, d), heads_view(k1, 1, 1, d), heads_view(v1, 1, 1, d_v),
+                                            std::span<const AlibiPosition<double>>(&positions[2], 1), options);
   CHECK(saved(same.features[0]) == saved(one.features));
   CHECK(same.softmax_error == one.softmax_error);
-  const auto first_sequence = calibrate_heads<double>(
-      HeadsView<const double>{q.data(), 1, heads, n, d}, HeadsView<const double>{k.data(), 1, kv_heads, n, d},
-      HeadsView<const double>{v.data(), 1, kv_heads, n, d_v}, std::span<const AlibiPosition<double>>(positions),
-      CalibrationOptions{.num_features = one.features.output_dim(), .near = 3, .direction = Direction::causal});
-  if (first_sequence.features[3].output_dim() == one.features.output_dim())
-    CHECK(saved(first_sequence.features[3]) == saved(one.features));
-  CHECK(saved(first_sequence.features[3]) != saved(all.features[3]));  // two sequences give other constants
+  const auto first_sequence = calibrate_heads<double>({q.data(), 1, heads, n, d}, {k.data(), 1, kv_heads, n, d},
+                                                      {v.data(), 1, kv_heads, n, d_v},
+                                                      std::span<const AlibiPosition<double>>(positions), options);
+  const Centring<double>&got = first_sequence.features[2].constants(), &expected = one.features.constants();
+  CHECK(same_bits<double>(got.query_mean, expected.query_mean));
+  CHECK(same_bits<double>(got.key_mean, expected.key_mean));
+  CHECK(saved(first_sequence.features[2]) != saved(all.features[2]));  // two sequences give other constants
 }
 
 TEST_CASE("calibrate: of several sequences the last ones measure the error, whole", "[calibration]") {
