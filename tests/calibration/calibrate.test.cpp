@@ -152,12 +152,12 @@ TEST_CASE("calibrate: each half of the first half is compared with maps of its o
   const HeadSample used{{sample_tokens<double>(q, k, v, Normalization::unit(1), 0).half(0)},
                         [&](Index i, Index j) { return position.bias()[j - i]; }};
   for (const CalibrationCandidate& each : c.candidates) {
-    SquaredError sum;
+    SoftmaxDifference sum;
     for (const Index tested : {0, 1}) {
       const auto map = hermite_features(used.half(1 - tested).balance(0.05), each.first, each.second);
       sum += softmax_differences(used.half(tested), {&map, 1}, {.near = 2, .max_row_error = 1})[0];
     }
-    CHECK(each.error == sum.relative());
+    CHECK(each.error == sum.relative_error());
   }
 }
 
@@ -206,7 +206,8 @@ TEST_CASE("calibrate: cross attention, and tokens in a grid", "[calibration]") {
   const auto c = calibrate<double>(q, k, v, grid, {.num_features = 5, .near = 2});
   SampleTokens half = sample_tokens<double>(q, k, v, Normalization::unit(1), 0).half(1);
   const std::function<double(Index, Index)> bias = [&](Index i, Index j) { return grid.bias(i, j); };
-  CHECK(c.softmax_error == SoftmaxComparison(half, bias, {.near = 2}).differences({&c.features, 1})[0].relative());
+  CHECK(c.softmax_error ==
+        SoftmaxComparison(half, bias, {.near = 2}).differences({&c.features, 1})[0].relative_error());
   check_invalid([&] { calibrate<double>(gaussian(n - 4, 1), k, v, grid, {.num_features = 5}); },
                 {"expected 96 rows each (the position's tokens)", "got 92 and 96"});
 }
@@ -270,7 +271,7 @@ TEST_CASE("calibrate: of several sequences the last ones measure the error, whol
                                                   heads_view(v, 3, 1, d_v)(2, 0), Normalization::unit(1), 0);
   const std::function<double(Index, Index)> bias = [&](Index i, Index j) { return position.bias()[j - i]; };
   CHECK(all.softmax_error ==
-        SoftmaxComparison(last, bias, {.near = 2}).differences({&all.features[0], 1})[0].relative());
+        SoftmaxComparison(last, bias, {.near = 2}).differences({&all.features[0], 1})[0].relative_error());
   q.tail(n * d) *= -2, v.tail(n * d_v).setOnes();
   CHECK(saved(calibrated().features[0]) == saved(all.features[0]));
   q.segment(n * d, n * d) *= -2;  // the second one is used for the constants

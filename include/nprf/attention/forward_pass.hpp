@@ -246,9 +246,8 @@ class ForwardPass {
 
   // whether exact softmax replaces the row because the terms of its features cancel, or did not add up to a weight
   bool cancels(Index i) const {
-    constexpr double most = 16;
-    const double D = static_cast<double>(denominator(i));
-    return is_exact_fallback() && (D <= 0 || m_errors->size_of_terms(i, denominator(i)) > most * D);
+    return is_exact_fallback() &&
+           terms_cancel(static_cast<double>(denominator(i)), m_errors->size_of_terms(i, denominator(i)));
   }
 
   // whether the formula gives NaN, because the query is non-finite or attends to a non-finite key. If all weights

@@ -71,7 +71,7 @@ inline std::vector<CalibratedFeatures<double>> candidate_features(const Balance<
 // Sets the candidates' errors: each half of the first half is compared with maps of its other half
 inline void estimate_errors(std::span<const HeadSample> heads, const CalibrationOptions& options,
                             const ComparisonOptions& comparison, std::vector<CalibrationCandidate>& candidates) {
-  std::vector<SquaredError> sum(candidates.size());
+  std::vector<SoftmaxDifference> sum(candidates.size());
   for (const HeadSample& head : heads) {
     const HeadSample used = head.half(0);
     for (const Index tested : {0, 1}) {
@@ -80,7 +80,7 @@ inline void estimate_errors(std::span<const HeadSample> heads, const Calibration
       for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += each[c];
     }
   }
-  for (std::size_t c = 0; c < sum.size(); ++c) candidates[c].error = sum[c].relative();
+  for (std::size_t c = 0; c < sum.size(); ++c) candidates[c].error = sum[c].relative_error();
 }
 
 // The first candidate within the target, if there is one; otherwise that of least error, where more features must
@@ -103,16 +103,16 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample> heads, const C
   limited.max_row_error = 1;  // as if y were 0: a few denominators that are nearly 0 must not decide
   estimate_errors(heads, options, limited, result.candidates);
   const CalibrationCandidate& choice = chosen(result.candidates, options.target_error);
-  SquaredError sum;
+  SoftmaxDifference sum;
   for (const HeadSample& head : heads) {
     const Balance<double> balance = head.half(0).balance(options.shrinkage);
     result.features.push_back(hermite_features(balance, choice.first, choice.second).template cast<T>());
     const CalibratedFeatures<double> returned = result.features.back().template cast<double>();
-    const SquaredError error = softmax_differences(head.half(1), {&returned, 1}, comparison)[0];
-    result.head_errors.push_back(error.relative());
+    const SoftmaxDifference error = softmax_differences(head.half(1), {&returned, 1}, comparison)[0];
+    result.head_errors.push_back(error.relative_error());
     sum += error;
   }
-  result.softmax_error = sum.relative();
+  result.softmax_error = sum.relative_error();
   return result;
 }
 

@@ -10,27 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/calibration/calibrated_features.hpp"
 #include "nprf/calibration/head_sample.hpp"
 #include "nprf/core/gemm.hpp"
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/feature_map/philox.hpp"
 
 namespace nprf {
-
-/// Squared Frobenius norms: of the difference from exact softmax attention, and of the latter.
-struct SquaredError {
-  double difference = 0, exact = 0;
-
-  SquaredError& operator+=(const SquaredError& other) {
-    difference += other.difference, exact += other.exact;
-    return *this;
-  }
-  /// |y - exact| / |exact|; 0 if both are 0.
-  double relative() const { return difference == 0 ? 0 : std::sqrt(difference / exact); }
-};
 
 /// Which attention is compared: the exact near field of lags -near < lag < near, the direction, and which queries.
 struct ComparisonOptions {
@@ -42,33 +31,14 @@ struct ComparisonOptions {
       std::numeric_limits<double>::infinity();  // |y - exact| / |exact| of a row counts as at most this
 };
 
-namespace detail {
-
-// `count` of 0..n-1 at random, increasing (Knuth, The Art of Computer Programming 2, 3.4.2, algorithm S)
-inline std::vector<Index> chosen_rows(Index n, Index count, std::uint64_t seed) {
-  std::vector<Index> rows;
-  for (Index i = 0; i < n; ++i) {
-    const auto at = static_cast<std::uint64_t>(i);
-    const std::uint32_t random =
-        Philox::block({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32), 0, 0},
-                      {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)})[0];
-    const Index wanted = count - static_cast<Index>(rows.size());
-    if (static_cast<double>(random) * 0x1p-32 * static_cast<double>(n - i) < static_cast<double>(wanted))
-      rows.push_back(i);
-  }
-  return rows;
-}
-
-}  // namespace detail
-
 /// Exact softmax attention of consecutive tokens, and the difference of attention with feature maps from it, by dense
 /// matrices in double:
 ///
 ///     y_i = sum_j W_ij v_j / sum_j W_ij,   W_ij = exp(q_i.k_j + b_ij)         if the lag is near
 ///                                                 phi(q_i).phi(k_j) exp(b_ij)  otherwise
 ///
-/// Without values it compares the weights W_ij / sum_j W_ij. No denominator is treated specially: if it is 0, the
-/// difference is infinite, or what max_row_error allows. A row that attends to no key is left out.
+/// Without values it compares the weights W_ij / sum_j W_ij. A row whose terms cancel (terms_cancel) has no difference,
+/// because attention computes it by exact softmax. A row that attends to no key is left out.
 class SoftmaxComparison {
  public:
   /// Refers to all of them.
@@ -77,12 +47,14 @@ class SoftmaxComparison {
       : m_tokens(tokens),
         m_bias(bias),
         m_options(options),
-        m_rows(detail::chosen_rows(tokens.q.rows(), std::min(tokens.q.rows(), options.max_queries), options.seed)),
-        m_keys(tokens.k.transpose()) {}
+        m_rows(static_cast<std::size_t>(std::min(tokens.q.rows(), options.max_queries))),
+        m_keys(tokens.k.transpose()) {
+    draw_rows(tokens.q.rows(), options.seed, 0, m_rows);
+  }
 
   /// One for each map. O(n_k (d + d_v + sum r)) for each query that is compared, and memory O(n_k) for each thread, by
   /// all threads; bitwise reproducible for any number of them.
-  std::vector<SquaredError> differences(std::span<const CalibratedFeatures<double>> maps) const {
+  std::vector<SoftmaxDifference> differences(std::span<const CalibratedFeatures<double>> maps) const {
     std::vector<Features> features;
     for (const auto& map : maps) features.push_back(features_of(map));
     const Index n = static_cast<Index>(m_rows.size()), count = static_cast<Index>(maps.size());
@@ -95,8 +67,8 @@ class SoftmaxComparison {
       for (Index m = 0; m < count; ++m)
         difference.block(i0, m, rows, 1) = tile_differences(tile, i0, features[static_cast<std::size_t>(m)]);
     });
-    std::vector<SquaredError> all;
-    for (Index m = 0; m < count; ++m) all.push_back({difference.col(m).sum(), exact.sum()});
+    std::vector<SoftmaxDifference> all;
+    for (Index m = 0; m < count; ++m) all.push_back({n, difference.col(m).sum(), exact.sum()});
     return all;
   }
 
@@ -108,6 +80,7 @@ class SoftmaxComparison {
   struct Features {
     Matrix<double> queries, keys;          // (rows,r) (r,n_k)
     Vector<double> log_queries, log_keys;  // (rows) (n_k)
+    Vector<double> key_norms;              // (n_k)
   };
 
   struct Tile {
@@ -118,12 +91,13 @@ class SoftmaxComparison {
   Features features_of(const CalibratedFeatures<double>& map) const {
     const Matrix<double> q = m_tokens.q(m_rows, Eigen::indexing::all);
     const Index n_k = m_tokens.k.rows(), r = map.output_dim();
-    Features f{Matrix<double>(q.rows(), r), {}, Vector<double>(q.rows()), Vector<double>(n_k)};
+    Features f{Matrix<double>(q.rows(), r), {}, Vector<double>(q.rows()), Vector<double>(n_k), {}};
     Workspace workspace;
     map.queries(q, {}, f.queries, Team(workspace), f.log_queries.data());
     Matrix<double> keys(n_k, r);
     map.keys_by_row(m_tokens.k, {}, keys, Team(workspace), f.log_keys.data());
     f.keys = keys.transpose();
+    f.key_norms = keys.rowwise().norm();
     return f;
   }
 
@@ -157,8 +131,10 @@ class SoftmaxComparison {
   Vector<double> tile_differences(const Tile& tile, Index i0, const Features& features) const {
     const Index rows = tile.y.rows(), n_k = m_tokens.k.rows();
     Matrix<double> W(rows, n_k);
+    Vector<double> magnitudes = Vector<double>::Zero(rows);  // sum_j |phi(q_i)| |phi(k_j)| exp(b_ij), or W_ij
     set_product(W, features.queries.middleRows(i0, rows), features.keys);  // (rows,n_k)
     for (Index i = 0; i < rows; ++i) {
+      const double query_norm = features.queries.row(i0 + i).norm();
       if (tile.largest[i] == -infinity) {
         W.row(i).setZero();
         continue;
@@ -169,14 +145,17 @@ class SoftmaxComparison {
       };
       double largest = tile.largest[i];
       for (Index j = 0; j < n_k; ++j) largest = std::max(largest, log_factor(j));
-      for (Index j = 0; j < n_k; ++j)
-        W(i, j) =
-            is_near(i0 + i, j) ? std::exp(tile.logits(i, j) - largest) : W(i, j) * std::exp(log_factor(j) - largest);
+      for (Index j = 0; j < n_k; ++j) {
+        const bool near = is_near(i0 + i, j);
+        const double factor = std::exp((near ? tile.logits(i, j) : log_factor(j)) - largest);
+        W(i, j) = near ? factor : W(i, j) * factor;
+        magnitudes[i] += near ? factor : query_norm * features.key_norms[j] * factor;
+      }
     }
     const Matrix<double> y = quotients(W);
     Vector<double> difference = Vector<double>::Zero(rows);
     for (Index i = 0; i < rows; ++i) {
-      if (tile.largest[i] == -infinity) continue;
+      if (tile.largest[i] == -infinity || terms_cancel(W.row(i).sum(), magnitudes[i])) continue;
       const double error = (y.row(i) - tile.y.row(i)).norm(), exact = tile.y.row(i).norm();
       const bool is_limited = m_options.max_row_error < infinity && !(error <= m_options.max_row_error * exact);
       const double counts = is_limited ? m_options.max_row_error * exact : error;
@@ -205,12 +184,12 @@ class SoftmaxComparison {
 };
 
 /// The differences of all sequences of a sample, one for each map.
-inline std::vector<SquaredError> softmax_differences(const HeadSample& sample,
-                                                     std::span<const CalibratedFeatures<double>> maps,
-                                                     const ComparisonOptions& options) {
-  std::vector<SquaredError> sum(maps.size());
+inline std::vector<SoftmaxDifference> softmax_differences(const HeadSample& sample,
+                                                          std::span<const CalibratedFeatures<double>> maps,
+                                                          const ComparisonOptions& options) {
+  std::vector<SoftmaxDifference> sum(maps.size());
   for (const SampleTokens& tokens : sample.sequences) {
-    const std::vector<SquaredError> each = SoftmaxComparison(tokens, sample.bias, options).differences(maps);
+    const std::vector<SoftmaxDifference> each = SoftmaxComparison(tokens, sample.bias, options).differences(maps);
     for (std::size_t m = 0; m < sum.size(); ++m) sum[m] += each[m];
   }
   return sum;
