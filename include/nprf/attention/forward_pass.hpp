@@ -9,18 +9,18 @@
 #include <optional>
 #include <span>
 
-#include "nprf/attention/exact/finite_rows.hpp"
-#include "nprf/attention/exact/near_field.hpp"
+#include "nprf/attention/exact/exact_pairs.hpp"
 #include "nprf/attention/exact/softmax_difference.hpp"
-#include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
 #include "nprf/attention/fallback/row_recompute.hpp"
 #include "nprf/attention/head.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
+#include "nprf/attention/saved_storage.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
+#include "nprf/attention/sequence_inputs.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/lag_range.hpp"
 #include "nprf/core/long_sums.hpp"
@@ -33,18 +33,6 @@
 #include "nprf/toeplitz/factors.hpp"
 
 namespace nprf {
-
-/// The queries, keys and values of one sequence of a head. Keys from `length` on and keys whose mask is false are
-/// padding, which is not read.
-template <Real T>
-struct SequenceInputs {
-  MatrixView<T> q, k, v;       // (n_q,d) (n_k,d) (n_k,d_v)
-  std::span<const bool> mask;  // (n_k); empty: all true
-  Index length;
-  double tolerance;
-  Index compared_rows = 0;             // to be compared with exact softmax
-  std::uint64_t seed = 0, stream = 0;  // of the draw of these rows
-};
 
 /// One head's attention over one sequence, y (n_q,d_v) = N / D with [N D] = W [v 1], W = (A B^T) o C, in stages:
 ///
@@ -79,11 +67,12 @@ class ForwardPass {
         m_n_q(x.q.rows()),
         m_n_k(m_keys.count()),
         m_product(m_position.products().product(m_keys, m_workspace)),
-        m_A(storage(&SavedSequence<T>::A, m_n_q)),
-        m_B(storage(&SavedSequence<T>::B, m_n_k)),
-        m_q_scale(storage(&SavedSequence<T>::q_scale, m_n_q)),
-        m_k_scale(storage(&SavedSequence<T>::k_scale, m_n_k)),
-        m_denominator(storage(&SavedSequence<T>::denominator, m_n_q)),
+        m_storage(saved, m_workspace),
+        m_A(m_storage.matrix(&SavedSequence<T>::A, m_n_q, head.features.output_dim())),
+        m_B(m_storage.matrix(&SavedSequence<T>::B, m_n_k, head.features.output_dim())),
+        m_q_scale(m_storage.vector(&SavedSequence<T>::q_scale, m_n_q)),
+        m_k_scale(m_storage.vector(&SavedSequence<T>::k_scale, m_n_k)),
+        m_denominator(m_storage.vector(&SavedSequence<T>::denominator, m_n_q)),
         m_q(head.normalize(x.q, m_q_scale, team)),
         m_k(head.normalize(rows_of(m_keys, x.k, team), m_k_scale, team)),
         m_v(rows_of(m_keys, x.v, team)),
@@ -150,7 +139,8 @@ class ForwardPass {
   void contract() {
     m_position.attendance().attending_queries(m_keys, m_attends, m_workspace);
     const bool accepts_log_scales = m_product.accepts_key_log_scales();
-    if (has_near()) add_key_log_scales(accepts_log_scales);
+    if (has_near())
+      add_largest_log_scales(m_position.problem(), m_keys, m_log_scales, accepts_log_scales, m_row_log_scales);
     if (!accepts_log_scales) m_log_scales = merge_close_log_scales<T>(m_B, m_log_scales, m_team);
     const bool multiplies_log_scales = m_log_scales && !accepts_log_scales;
     const MatrixView<T> B = multiplies_log_scales ? with_log_scales<T>(m_B, m_log_scales, m_team) : MatrixView<T>(m_B);
@@ -297,53 +287,31 @@ class ForwardPass {
   bool has_near() const { return m_position.problem().near.width > 0; }
   bool is_exact_fallback() const { return has_near() || m_head.features.is_series(); }
 
-  // the largest log-scale of the keys that an engine scales each row by (toeplitz/factors.hpp). If the product is zero,
-  // any is right, and this one does not depend on later keys
-  void add_key_log_scales(bool accepted) {
-    const LagProblem<T>& problem = m_position.problem();
-    const LagRange support = problem.weights.support();
-    double running = -std::numeric_limits<double>::infinity();
-    if (!accepted && (support.size() > 0 || problem.border.count > 0)) {
-      for (Index j = 0; j < m_n_k; ++j) running = std::max(running, m_log_scales[j]);
-      for (Index i = 0; i < m_n_q; ++i) m_row_log_scales[i] += running;
-      return;
-    }
-    const Slots &queries = m_position.queries().slots, &keys = m_keys.slots;
-    for (Index i = 0, j = 0; i < m_n_q; ++i) {
-      for (; j < m_n_k && keys[j] <= queries[i] + support.last; ++j) running = std::max(running, m_log_scales[j]);
-      m_row_log_scales[i] += running;
-    }
-  }
-
   // normalised rows, in `saved` or in the workspace
   MatrixView<T> normalized_rows(const LiftedRows<T>& x, const Eigen::Ref<Vector<T>>& scale,
                                 Matrix<T> SavedSequence<T>::*member) const {
-    MatrixRef<T> rows = matrix_storage(member, scale.size(), m_x.q.cols());
+    MatrixRef<T> rows = m_storage.matrix(member, scale.size(), m_x.q.cols());
     scale_rows<T>(x.rows(), Head<T>::as_span(scale), rows, m_team);
     return rows;
+  }
+
+  ExactPairs<T> exact_pairs() const {
+    return {m_position.problem(),
+            m_keys,
+            normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q),
+            normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k),
+            *m_scaled_v,
+            m_team};
   }
 
   // N and D are in m_y and m_denominator
   void add_near() {
     const Workspace::Scope scope(m_workspace);
-    const MatrixView<T> q = normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q),
-                        k = finite_rows<T>(normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k), m_team);
-    NearField<T>(m_position.problem(), m_keys, q, k, m_team)
-        .add(*m_scaled_v, {m_A, m_y, m_denominator.data(), m_row_log_scales}, *m_errors);
-  }
-
-  // calls emit(i, y_i, log_scale) for these rows of exact softmax (SoftmaxRows)
-  template <class Emit>
-  void for_each_softmax_row(std::span<const Index> rows, Emit&& emit) const {
-    const Workspace::Scope scope(m_workspace);
-    const MatrixView<T> q = normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q),
-                        k = finite_rows<T>(normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k), m_team);
-    SoftmaxRows<T>(rows, m_position.problem(), m_keys, q, k, m_team).forward(*m_scaled_v, emit);
+    exact_pairs().add_near({m_A, m_y, m_denominator.data(), m_row_log_scales}, *m_errors);
   }
 
   SoftmaxDifference compare() const {
-    SoftmaxDifference sum;
-    if (m_x.compared_rows == 0) return sum;
+    if (m_x.compared_rows == 0) return {};
     const Workspace::Scope scope(m_workspace);
     const Index count = std::min(m_x.compared_rows, m_n_q);
     const std::span<Index> rows(m_workspace.template take<Index>(count), static_cast<std::size_t>(count));
@@ -351,18 +319,12 @@ class ForwardPass {
     const auto unusable = std::ranges::remove_if(rows, [this](Index i) {
       return m_rows[i].state == State::empty || m_rows[i].state == State::non_finite || !is_finite_row(m_y.row(i));
     });
-    const std::span<const Index> usable(rows.begin(), unusable.begin());
-    double *differences = m_workspace.template take<double>(m_n_q), *sizes = m_workspace.template take<double>(m_n_q);
-    for_each_softmax_row(usable, [&](Index i, const auto& y, double) {
-      differences[i] = (m_y.row(i) - y).template cast<double>().squaredNorm();
-      sizes[i] = y.template cast<double>().squaredNorm();
-    });
-    for (const Index i : usable) sum += {1, differences[i], sizes[i]};
-    return sum;
+    return exact_pairs().difference({rows.begin(), unusable.begin()}, m_y);
   }
 
   void recompute_by_softmax(std::span<const Index> rows) {
-    for_each_softmax_row(rows, [this](Index i, const auto& y, double log_scale) {
+    const Workspace::Scope scope(m_workspace);
+    exact_pairs().for_each_softmax_row(rows, [this](Index i, const auto& y, double log_scale) {
       m_y.row(i) = y;
       m_denominator[i] = 1;
       m_row_log_scales[i] = log_scale;
@@ -430,21 +392,6 @@ class ForwardPass {
     m_saved->value_exponent = exponent_of(m_scale) + exponent_of(scale);
   }
 
-  // in `saved`, or in the workspace if there is none
-  MatrixRef<T> matrix_storage(Matrix<T> SavedSequence<T>::*member, Index rows, Index cols) const {
-    if (!m_saved) return m_workspace.template matrix<T>(rows, cols);
-    resize(m_saved->*member, rows, cols);
-    return m_saved->*member;
-  }
-  MatrixRef<T> storage(Matrix<T> SavedSequence<T>::*member, Index rows) const {  // (rows,r)
-    return matrix_storage(member, rows, m_head.features.output_dim());
-  }
-  Eigen::Ref<Vector<T>> storage(Vector<T> SavedSequence<T>::*member, Index size) const {
-    if (!m_saved) return m_workspace.template vector<T>(size);
-    resize(m_saved->*member, size);
-    return m_saved->*member;
-  }
-
   const Head<T>& m_head;
   const PreparedPosition<T>& m_position;
   const SequenceInputs<T>& m_x;
@@ -457,6 +404,7 @@ class ForwardPass {
   Placement m_keys;  // without padding
   Index m_n_q, m_n_k;
   const toeplitz::BorderedProduct<T>& m_product;
+  SavedStorage<T> m_storage;
   MatrixRef<T> m_A, m_B;                                      // (n_q,r) (n_k,r)
   Eigen::Ref<Vector<T>> m_q_scale, m_k_scale, m_denominator;  // (n_q) (n_k) (n_q)
   LiftedRows<T> m_q, m_k;

@@ -41,7 +41,8 @@ TEST_CASE("weights are relative to the largest bias of the lags that the directi
   Workspace workspace;
   const Index offset = 1;
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
-    const LagProblem<double> x = lower<double>(position, direction, offset, 3, 9, Pass::forward, workspace);
+    const LagProblem<double> x =
+        lower<double>(position, {.direction = direction}, offset, 3, 9, Pass::forward, workspace);
     const bool causal = direction == Direction::causal;
     CHECK((x.lags.first == -2 && x.lags.last == 8));
     CHECK((x.reach.first == -2 && x.reach.last == (causal ? offset : 8)));
@@ -59,7 +60,7 @@ TEST_CASE("the weights of all cells share a scale, and the row of an extra token
   Workspace workspace;
   const Grid position = grid(2);
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
-    const LagProblem<double> x = lower<double>(position, direction, 0, 14, 14, Pass::forward, workspace);
+    const LagProblem<double> x = lower<double>(position, {.direction = direction}, 0, 14, 14, Pass::forward, workspace);
     std::array<double, 3> largest{minus_infinity, minus_infinity,
                                   minus_infinity};  // of extra token 0, of 1, and of all cells
     for (Index i = 0; i < 14; ++i)
@@ -82,7 +83,8 @@ TEST_CASE("the weights of all cells share a scale, and the row of an extra token
 TEST_CASE("if all biases are -infinity, all weights are zero", "[attention]") {
   Workspace workspace;
   const Relative all_masked(Vector<double>::Constant(1, minus_infinity));
-  const LagProblem<double> x = lower<double>(all_masked, Direction::bidirectional, 0, 5, 6, Pass::forward, workspace);
+  const LagProblem<double> x =
+      lower<double>(all_masked, {.direction = Direction::bidirectional}, 0, 5, 6, Pass::forward, workspace);
   for (Index lag = -4; lag <= 5; ++lag)
     CHECK((x.weights[lag] == 0 && !x.attends(lag) && x.bias(lag) == minus_infinity));
   CHECK((!x.attends(0, 0) && x.bias_spread() == 0));
@@ -92,7 +94,7 @@ TEST_CASE("a position with slots of its own rejects other numbers of tokens", "[
   Workspace workspace;
   const Grid position = grid(2);
   const auto make = [&](Index n_q, Index n_k, Index offset) {
-    lower<double>(position, Direction::bidirectional, offset, n_q, n_k, Pass::forward, workspace);
+    lower<double>(position, {.direction = Direction::bidirectional}, offset, n_q, n_k, Pass::forward, workspace);
   };
   CHECK_NOTHROW(make(14, 14, 0));
   check_invalid([&] { make(13, 14, 0); }, {"queries: expected 14 rows", "got 13"});
@@ -103,7 +105,8 @@ TEST_CASE("a position with slots of its own rejects other numbers of tokens", "[
 TEST_CASE("lags of a problem include the offset, and the direction limits those that are attended", "[attention]") {
   Workspace workspace;
   const AlibiPosition<double> alibi(0.5);
-  const LagProblem<double> x = lower<double>(alibi, Direction::causal, 4, 3, 10, Pass::forward, workspace);
+  const LagProblem<double> x =
+      lower<double>(alibi, {.direction = Direction::causal}, 4, 3, 10, Pass::forward, workspace);
   CHECK((x.lags.first == -2 && x.lags.last == 9 && x.reach.last == 4));
   for (Index lag = -2; lag <= 9; ++lag) {
     CHECK(x.attends(lag) == (lag <= 4));
@@ -114,7 +117,7 @@ TEST_CASE("lags of a problem include the offset, and the direction limits those 
   CHECK(x.weights.tails.before == 6);
   // far from the table a difference is that of the lags
   const LagProblem<double> far =
-      lower<double>(alibi, Direction::bidirectional, Index{1} << 40, 2, 10, Pass::forward, workspace);
+      lower<double>(alibi, {.direction = Direction::bidirectional}, Index{1} << 40, 2, 10, Pass::forward, workspace);
   CHECK((far.bias_difference(3, 8) == -2.5 && far.log_weights[9 + 1] == 0 && far.log_weights[8 + 1] == -0.5));
 }
 
@@ -123,7 +126,8 @@ TEST_CASE("the last attended weight is kept above zero on request", "[attention]
   Vector<float> b = Vector<float>::Zero(9);
   b[6] = -1000, b.tail(2).setConstant(-std::numeric_limits<float>::infinity());
   const RelativePosition<float> position(b);
-  LagProblem<float> x = lower<float>(position, Direction::bidirectional, 0, 5, 5, Pass::forward, workspace);
+  LagProblem<float> x =
+      lower<float>(position, {.direction = Direction::bidirectional}, 0, 5, 5, Pass::forward, workspace);
   CHECK((x.weights[2] == 0 && x.weights[3] == 0));
   x.keep_last_weight();
   CHECK((x.weights[2] == std::numeric_limits<float>::min() && x.weights[3] == 0 && x.weights[1] == 1));

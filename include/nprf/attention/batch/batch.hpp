@@ -17,6 +17,7 @@
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
+#include "nprf/attention/sequence_inputs.hpp"
 #include "nprf/attention/weights/prepared_segments.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/shapes.hpp"
@@ -69,6 +70,19 @@ class Batch {
 
   Head<T> head_of(const HeadModels<T>& heads, const Item& item) const {
     return {heads.feature_map(item.h), heads.options().normalization, &position_of(heads, item)};
+  }
+  // one packed sequence of a head of sequence b, whose queries, keys and values are q, k and v
+  static SequenceInputs<T> inputs_of(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
+                                     const Segment& x, Index b, const CallOptions& call) {
+    const Index n_k = k.rows(), end = call.lengths.empty() ? n_k : call.lengths[static_cast<std::size_t>(b)];
+    const auto first = static_cast<std::size_t>(b * n_k + x.k_begin), count = static_cast<std::size_t>(x.n_k);
+    return {.q = q.middleRows(x.q_begin, x.n_q),
+            .k = k.middleRows(x.k_begin, x.n_k),
+            .v = v.middleRows(x.k_begin, x.n_k),
+            .mask = call.key_mask.empty() ? std::span<const bool>() : call.key_mask.subspan(first, count),
+            .length = std::min(x.n_k, end),
+            .compared_rows = call.report ? call.compared_rows : 0,
+            .seed = call.comparison_seed};
   }
   const PreparedPosition<T>& position_of(const HeadModels<T>& heads, const Item& item) const {
     return m_positions[heads.position_of(item.h)][item.s];
@@ -198,20 +212,9 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
     const Item item = item_at(index, q.heads, segments);
     const auto [b, h, s] = item;
     const Segment& x = m_segments[s];
-    const Index begin = b * n_k + x.k_begin,
-                end = call.lengths.empty() ? n_k : call.lengths[static_cast<std::size_t>(b)];
-    const auto mask = call.key_mask.empty()
-                          ? std::span<const bool>()
-                          : call.key_mask.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(x.n_k));
-    const SequenceInputs<T> inputs{q(b, h).middleRows(x.q_begin, x.n_q),
-                                   k(b, h / group).middleRows(x.k_begin, x.n_k),
-                                   v(b, h / group).middleRows(x.k_begin, x.n_k),
-                                   mask,
-                                   std::min(x.n_k, end),
-                                   tolerance,
-                                   call.report ? call.compared_rows : 0,
-                                   call.comparison_seed,
-                                   static_cast<std::uint64_t>(index)};
+    SequenceInputs<T> inputs = inputs_of(q(b, h), k(b, h / group), v(b, h / group), x, b, call);
+    inputs.tolerance = tolerance;
+    inputs.stream = static_cast<std::uint64_t>(index);
     const Head<T> head = head_of(heads, item);
     const auto at = static_cast<std::size_t>(index);
     SavedSequence<T>* one = saved ? &saved->m_sequences[at] : nullptr;

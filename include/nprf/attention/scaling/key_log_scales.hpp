@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/lag_range.hpp"
+#include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
@@ -61,6 +64,27 @@ double* merge_close_log_scales(MatrixRef<T> B, double* log_scales, const Team& t
   if (largest - least > max_difference) return log_scales;
   scale_by_log_scales<T>(B, log_scales, B, team);
   return nullptr;
+}
+
+/// Adds to `of_rows` (n_q) the log-scale by which an engine divides each row: with log-scales of keys in its factors
+/// (toeplitz/factors.hpp) the largest of the keys that it counts for the row, otherwise the largest of all. If the
+/// product is zero, any is right, and the former does not depend on later keys. O(n_q + n_k).
+template <Real T>
+void add_largest_log_scales(const LagProblem<T>& problem, const Placement& keys, const double* log_scales,
+                            bool engine_accepts_them, double* of_rows) {
+  const LagRange support = problem.weights.support();
+  const Index n_q = problem.queries.count(), n_k = keys.count();
+  double running = -std::numeric_limits<double>::infinity();
+  if (!engine_accepts_them && (support.size() > 0 || problem.border.count > 0)) {
+    for (Index j = 0; j < n_k; ++j) running = std::max(running, log_scales[j]);
+    for (Index i = 0; i < n_q; ++i) of_rows[i] += running;
+    return;
+  }
+  const Slots &query_slots = problem.queries.slots, &key_slots = keys.slots;
+  for (Index i = 0, j = 0; i < n_q; ++i) {
+    for (; j < n_k && key_slots[j] <= query_slots[i] + support.last; ++j) running = std::max(running, log_scales[j]);
+    of_rows[i] += running;
+  }
 }
 
 }  // namespace nprf

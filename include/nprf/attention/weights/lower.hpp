@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "nprf/attention/options.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
@@ -29,22 +30,22 @@ Placement place_tokens(const PositionView<T>& position, Index n, Index offset, c
 
 }  // namespace detail
 
-/// Lowers a position, a direction, an offset and the width of a near field to the tables of a LagProblem, for n_q
+/// Lowers a position, the direction and the near field of options, and an offset to the tables of a LagProblem, for n_q
 /// queries and n_k keys. The tables are in the workspace. Throws InvalidArgument if the position is for other numbers
 /// of tokens, or if it has slots of its own and no pitch() for a near field. O(n_q + n_k + E^2) for
 /// E tokens without a slot, with one exponential for each lag.
 template <Real T>
-LagProblem<T> lower(const PositionView<T>& position, Direction direction, Index offset, Index n_q, Index n_k, Pass pass,
-                    Workspace& workspace, Index near = 0) {
+LagProblem<T> lower(const PositionView<T>& position, const AttentionOptions& options, Index offset, Index n_q,
+                    Index n_k, Pass pass, Workspace& workspace) {
   const LagBias<T>& bias = position.bias();
   const Placement queries = detail::place_tokens(position, n_q, offset, "queries", workspace),
                   keys = detail::place_tokens(position, n_k, offset, "keys", workspace);
-  LagProblem<T> x = problem_without_biases<T>(queries, keys, direction, offset, {bias.first, bias.last()});
+  LagProblem<T> x = problem_without_biases<T>(queries, keys, options.direction, offset, {bias.first, bias.last()});
   x.has_own_slots = position.is_placed();
-  require(near == 0 || !x.has_own_slots || position.pitch() > 0,
-          "near: expected 0 for a position with slots but without pitch(), got ", near);
+  require(options.near == 0 || !x.has_own_slots || position.pitch() > 0,
+          "near: expected 0 for a position with slots but without pitch(), got ", options.near);
   const Index farthest = x.query_slots + x.key_slots + std::abs(offset);  // so that no sum with the width overflows
-  x.near = {std::min(near, farthest), x.has_own_slots ? position.pitch() : 0, offset};
+  x.near = {std::min(options.near, farthest), x.has_own_slots ? position.pitch() : 0, offset};
   add_biases_and_weights(x, bias.view(), position.extra().data(), pass, workspace);
   return x;
 }

@@ -26,8 +26,7 @@ class PreparedPosition {
   /// Engine::grid is requested for a position that is not a grid.
   PreparedPosition(const PositionView<T>& position, const AttentionOptions& options, const ProductShape& shape,
                    Index offset, Pass pass, const Team& team, double max_deviation = 0)
-      : m_problem(
-            lower(position, options.direction, offset, shape.n_q, shape.n_k, pass, team.workspace(), options.near)),
+      : m_problem(lower(position, options, offset, shape.n_q, shape.n_k, pass, team.workspace())),
         m_attendance(m_problem, team.workspace()),
         m_products(m_problem, options.engine, shape, pass, max_deviation, team) {
     require(options.engine != Engine::grid || m_problem.has_own_slots,

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <span>
+
+#include "nprf/attention/exact/finite_rows.hpp"
+#include "nprf/attention/exact/near_field.hpp"
+#include "nprf/attention/exact/softmax_difference.hpp"
+#include "nprf/attention/exact/softmax_rows.hpp"
+#include "nprf/attention/fallback/row_error_bound.hpp"
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/slots.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// The pairs of a sequence that have the weights of exact softmax: the near field, and all pairs of some rows.
+template <Real T>
+class ExactPairs {
+ public:
+  /// For normalised queries q (n_q,d) and keys k (n_k,d), and values v (n_k,d_v), which must be finite. Refers to all
+  /// of them; copies without non-finite keys are in the team's workspace.
+  ExactPairs(const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q, const MatrixView<T>& k,
+             const MatrixView<T>& v, const Team& team)
+      : m_problem(problem), m_keys(keys), m_q(q), m_k(finite_rows<T>(k, team)), m_v(v), m_team(team) {}
+
+  /// Adds the near field to the sums of far pairs (NearField::add).
+  void add_near(FarSums<T> far, RowErrorBound<T>& errors) const {
+    NearField<T>(m_problem, m_keys, m_q, m_k, m_team).add(m_v, far, errors);
+  }
+
+  /// Calls emit(i, y_i, log_scale) for these rows of exact softmax (SoftmaxRows::forward).
+  template <class Emit>
+  void for_each_softmax_row(std::span<const Index> rows, Emit&& emit) const {
+    SoftmaxRows<T>(rows, m_problem, m_keys, m_q, m_k, m_team).forward(m_v, emit);
+  }
+
+  /// The difference of these rows of y (n_q,d_v) from exact softmax.
+  SoftmaxDifference difference(std::span<const Index> rows, const MatrixView<T>& y) const {
+    const Workspace::Scope scope(m_team.workspace());
+    double *differences = m_team.workspace().template take<double>(y.rows()),
+           *sizes = m_team.workspace().template take<double>(y.rows());
+    for_each_softmax_row(rows, [&](Index i, const auto& exact, double) {
+      differences[i] = (y.row(i) - exact).template cast<double>().squaredNorm();
+      sizes[i] = exact.template cast<double>().squaredNorm();
+    });
+    SoftmaxDifference sum;
+    for (const Index i : rows) sum += {1, differences[i], sizes[i]};
+    return sum;
+  }
+
+ private:
+  const LagProblem<T>& m_problem;
+  const Placement& m_keys;
+  MatrixView<T> m_q, m_k, m_v;
+  const Team& m_team;
+};
+
+}  // namespace nprf
