@@ -25,8 +25,9 @@ namespace nprf::cuda {
 ///     de_if = sum_j g_ij pi_ijf    de_jf = sum_i g_ij pi_ijf    dv_j = sum_i p_ij dy_i    db[lag] = sum_{j-i=lag} g_ij
 ///
 /// From these follow dq_i = sum_f de_if w_f and dk_j = sum_f de_jf w_f - (sum_i g_ij) k_j (feature_map/backward.cuh).
-/// All sums have a fixed order. O(rows (n_q + n_k) (m + d_v)), plus the projections. For a matrix without such rows the
-/// blocks return at once.
+/// Of centred features q and k are the coordinates, and the factor of the centring is added to l. All sums have a fixed
+/// order. O(rows (n_q + n_k) (m + d_v)), plus the projections. For a matrix without such rows the blocks return at
+/// once.
 struct LogDomainGradients {
   bool* is_log_domain;  // [z, n_q]: which rows; null: none, since the features are not exponential
   int* counts;          // [z]: number of such rows
@@ -51,18 +52,18 @@ struct LogDomainGradients {
 
 /// Scratch memory of the gradients in the log domain.
 struct LogDomainScratch {
-  int* rows;           // [z, n_q]: the rows, ascending
-  float *e_q, *e_k;    // [z, m, n_q] [z, m, n_k]
-  float* half_square;  // [z, n_k]: |k_j|^2 / 2
-  double* sum;         // [z, n_q]: log sum_j exp(l_ij)
-  float* dy_y;         // [z, n_q]: dy_i.y_i
+  int* rows;          // [z, n_q]: the rows, ascending
+  float *e_q, *e_k;   // [z, m, n_q] [z, m, n_k]
+  float* log_factor;  // [z, n_k]: -|k_j|^2 / 2, plus that of a centring
+  double* sum;        // [z, n_q]: log sum_j exp(l_ij)
+  float* dy_y;        // [z, n_q]: dy_i.y_i
 
   static LogDomainScratch take(Scratch& scratch, int z, int n_q, int n_k, int m) {
     LogDomainScratch all{};
     all.rows = scratch.take<int>(z, n_q);
     all.e_q = scratch.take<float>(z, m, n_q);
     all.e_k = scratch.take<float>(z, m, n_k);
-    all.half_square = scratch.take<float>(z, n_k);
+    all.log_factor = scratch.take<float>(z, n_k);
     all.sum = scratch.take<double>(z, n_q);
     all.dy_y = scratch.take<float>(z, n_q);
     return all;
@@ -127,8 +128,8 @@ class LogDomainRows {
       pair.sum += expf(x - pair.max_exponent);
       if (m_both) pair.sum += expf(-x - pair.max_exponent);
     }
-    pair.log = static_cast<double>(pair.max_exponent) + log(static_cast<double>(pair.sum)) -
-               static_cast<double>(m_task.scratch.half_square[of_key(j)]) + b;
+    pair.log = static_cast<double>(pair.max_exponent) + log(static_cast<double>(pair.sum)) +
+               static_cast<double>(m_task.scratch.log_factor[of_key(j)]) + b;
     const float* v = m_task.U.of(m_z) + j;
     for (int c = 0; c < p(); ++c) pair.dy_v = fmaf(dy(i, c), v[c * m_task.U.channel_stride], pair.dy_v);
     return pair;
@@ -249,27 +250,26 @@ class PairTile {
   }
 };
 
-/// Computes e_f of a tile of tokens. If requested, also stores |x'|^2 / 2, and clears the sums of gradients.
+/// Computes e_f of a tile of tokens. If requested, also stores the logarithms of their factors, and clears the sums of
+/// gradients.
 template <Storage S>
-__device__ __forceinline__ void project_tokens(const FeatureTask<S>& task, float* e, float* half_square, float* zeros) {
+__device__ __forceinline__ void project_tokens(const FeatureTask<S>& task, float* e, float* log_factor, float* zeros) {
   using Shape = FeatureShape;
-  float *x = shared_memory<float>(), *scratch = x + Shape::stride * task.d_padded;
+  float *x = shared_memory<float>(), *scratch = x + task.tiles() * task.tile_size();
   const int z = static_cast<int>(blockIdx.y), t0 = static_cast<int>(blockIdx.x) * Shape::tokens, n = task.x.tokens;
   const int token = t0 + static_cast<int>(threadIdx.x) % Shape::tokens;
   if (t0 >= n) return;
   load_tile({x, 1, Shape::stride}, task.x, task.x.of(z), {t0, Shape::tokens}, {0, task.d_padded});
   __syncthreads();
-  const NormalisedToken all = normalise(task, x, scratch);
-  __syncthreads();
+  const TokenCoordinates at = coordinates_of(task, z % task.x.heads, x, scratch, normalise(task, x, scratch));
   if (token >= n) return;
-  if (half_square && threadIdx.x < Shape::tokens)
-    half_square[static_cast<std::ptrdiff_t>(z) * n + token] = all.half_square;
-  project(task, x, [&](int f, int count, const float(&e_f)[Shape::at_once]) {
+  if (log_factor && threadIdx.x < Shape::tokens) log_factor[static_cast<std::ptrdiff_t>(z) * n + token] = at.log_factor;
+  project(task, at.z, [&](int f, int count, const float(&e_f)[Shape::at_once]) {
 #pragma unroll
     for (int k = 0; k < Shape::at_once; ++k) {
-      const std::ptrdiff_t at = (static_cast<std::ptrdiff_t>(z) * task.m + f + k) * n + token;
-      if (k < count) e[at] = e_f[k];
-      if (k < count && zeros) zeros[at] = 0;
+      const std::ptrdiff_t to = (static_cast<std::ptrdiff_t>(z) * task.m + f + k) * n + token;
+      if (k < count) e[to] = e_f[k];
+      if (k < count && zeros) zeros[to] = 0;
     }
   });
 }
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) log_domain_projections_
   const int z = static_cast<int>(blockIdx.y), n_q = task.q.x.tokens;
   if (task.to.counts[z] == 0) return;
   if (blockIdx.z == 0) project_tokens(task.q, task.scratch.e_q, nullptr, task.to.de_q);
-  if (blockIdx.z == 1) project_tokens(task.k, task.scratch.e_k, task.scratch.half_square, nullptr);
+  if (blockIdx.z == 1) project_tokens(task.k, task.scratch.e_k, task.scratch.log_factor, nullptr);
   const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(z) * n_q;
   if (blockIdx.z == 2 && blockIdx.x == 0) list_rows(task.to.is_log_domain + at, n_q, task.scratch.rows + at);
 }
@@ -408,8 +408,7 @@ void queue_log_domain_gradients(const LogDomainGradientTask<S>& task, cudaStream
   const dim3 block{Shape::threads, 1, 1};
   if (n_q == 0 || z == 0) return;
   launch("gradients in the log domain: projections", log_domain_projections_kernel<S>,
-         dim3{blocks_of<Shape::keys>(std::max(n_q, n_k)), z, 3}, block, FeatureShape::shared(task.q.d_padded), stream,
-         task);
+         dim3{blocks_of<Shape::keys>(std::max(n_q, n_k)), z, 3}, block, task.q.shared(), stream, task);
   if (n_k == 0) return;
   launch("gradients in the log domain: queries", log_domain_queries_kernel<S>, dim3{blocks_of<Shape::rows>(n_q), z, 1},
          block, Shape::shared, stream, task);
