@@ -58,8 +58,9 @@ struct FeatureGradientShape {
   }
 };
 
-/// The work of a block: 16 x 16 threads, each with 4 tokens and 4 of every 64 channels.
-template <Storage S, int tiles>
+/// The work of a block: 16 x 16 threads, each with 4 tokens and 4 of every 64 channels. Centred and quadratic features
+/// need the functions of has_gradient_tile.
+template <Storage S, int tiles, bool has_gradient_tile>
 class FeatureGradients {
  public:
   __device__ __forceinline__ explicit FeatureGradients(const FeatureGradientTask<S>& task)
@@ -73,7 +74,12 @@ class FeatureGradients {
     __syncthreads();
     const NormalisedToken token = normalise(f, x(), scratch());
     if (threadIdx.x < tile) factors()[threadIdx.x] = token.factor;
-    m_z_tile = coordinates_of(f, head(), x(), scratch(), token).z;
+    if constexpr (has_gradient_tile) {
+      m_z_tile = coordinates_of(f, head(), x(), scratch(), token).z;
+    } else {
+      __syncthreads();
+      if (task.exact) for_each_entry([&](float& dx, int i, int k) { dx = exact(i, k); });
+    }
   }
 
   /// Computes dx' of exponential and trigonometric features.
@@ -135,7 +141,9 @@ class FeatureGradients {
     for (int l = group; l < d; l += Shape::groups)
       dz()[l * Shape::stride + t] += gradient_times(g_phi, constants.curvature[l] * m_z_tile[l * Shape::stride + t]);
     __syncthreads();
-    for_each_entry([&](float& dx, int i, int k) { dx = dz()[k * Shape::stride + m_row + i]; });
+    const bool is_centred = m_task.features.centring.values;
+    for_each_entry(
+        [&](float& dx, int i, int k) { dx = dz()[k * Shape::stride + m_row + i] + (is_centred ? 0.0f : exact(i, k)); });
   }
 
   /// Turns the gradient of the coordinates into dx', if there is a centring.
@@ -144,26 +152,24 @@ class FeatureGradients {
     if (!f.centring.values) return;
     const CentringConstants constants = f.centring.of(head(), f.x.channels, f.d_padded);
     __syncthreads();
-    for_each_entry([&](float& dx, int i, int k) {
-      dz()[k * Shape::stride + m_row + i] = dx;
-      dx = 0;
-    });
-    for (int l0 = 0; l0 < f.x.channels; l0 += k_tile) {
-      __syncthreads();
-      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
-        const int l = l0 + e / tile, t = e % tile;
-        g()[e / tile * stride + t] = l < f.x.channels ? dz()[l * Shape::stride + t] : 0.0f;
-      }
+    for_each_entry([&](float& dx, int i, int k) { dz()[k * Shape::stride + m_row + i] = dx; });
 #pragma unroll
-      for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
+    for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
+      for_each_entry(tile_of_d, [&](float& dx, int i, int k) { dx = exact(i, k); });
+      for (int l0 = 0; l0 < f.x.channels; l0 += k_tile) {
         __syncthreads();
+        for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
+          const int l = l0 + e / tile, t = e % tile;
+          g()[e / tile * stride + t] = l < f.x.channels ? dz()[l * Shape::stride + t] : 0.0f;
+        }
         load_rows(constants.axes, f.x.channels, l0, tile_of_d * tile);
         __syncthreads();
         for (int l = 0; l < k_tile; ++l)
           add_outer(m_dx[tile_of_d], g() + l * stride + m_row, w() + l * stride + m_column);
       }
+      for_each_entry(tile_of_d,
+                     [&](float& dx, int i, int k) { dx += gradient_times(sums()[m_row + i], constants.linear[k]); });
     }
-    for_each_entry([&](float& dx, int i, int k) { dx += gradient_times(sums()[m_row + i], constants.linear[k]); });
   }
 
   /// Computes dx' of elu features.
@@ -185,13 +191,6 @@ class FeatureGradients {
   /// Computes dx from dx', and writes it.
   __device__ __forceinline__ void store_all() {
     const float radius = m_task.features.radius;
-    if (m_task.exact)
-      for_each_entry([&](float& dx, int i, int k) {
-        if (m_t0 + m_row + i < n())
-          dx +=
-              m_task
-                  .exact[(static_cast<std::ptrdiff_t>(m_z) * n() + m_t0 + m_row + i) * m_task.features.x.channels + k];
-      });
     float dx_x[4] = {};
     for_each_entry([&](float dx, int i, int k) { dx_x[i] += gradient_times(dx, at(i, k)); });
 #pragma unroll
@@ -225,7 +224,14 @@ class FeatureGradients {
 
   // x' of this thread's token i, and its coordinates
   __device__ __forceinline__ float at(int i, int k) const { return x()[k * Shape::stride + m_row + i]; }
-  __device__ __forceinline__ float coordinate(int i, int k) const { return m_z_tile[k * Shape::stride + m_row + i]; }
+  __device__ __forceinline__ float coordinate(int i, int k) const {
+    return has_gradient_tile ? m_z_tile[k * Shape::stride + m_row + i] : at(i, k);
+  }
+  // the gradient of x' by exact pairs
+  __device__ __forceinline__ float exact(int i, int k) const {
+    const int t = m_t0 + m_row + i, d = m_task.features.x.channels;
+    return m_task.exact && t < n() ? m_task.exact[(static_cast<std::ptrdiff_t>(m_z) * n() + t) * d + k] : 0.0f;
+  }
   __device__ __forceinline__ int head() const { return m_z % m_task.features.x.heads; }
   __device__ __forceinline__ int n() const { return m_task.features.x.tokens; }
   __device__ __forceinline__ int r() const { return m_task.features.r(); }
@@ -296,37 +302,39 @@ class FeatureGradients {
 
   const FeatureGradientTask<S>& m_task;
   int m_z, m_t0, m_row, m_column;
-  const float* m_z_tile;  // (d_padded,tile): the coordinates of the tokens
+  const float* m_z_tile = nullptr;  // (d_padded,tile): the coordinates of the tokens, of centred and quadratic features
   float m_dx[tiles][4][4] = {};
 };
 
 /// For heads of at most 64 tiles channels. Blocks (tiles of tokens, z).
-template <Storage S, int tiles>
+template <Storage S, int tiles, bool has_gradient_tile>
 __global__ void __launch_bounds__(FeatureShape::threads) feature_gradients_kernel(FeatureGradientTask<S> task) {
-  FeatureGradients<S, tiles> gradients(task);
+  FeatureGradients<S, tiles, has_gradient_tile> gradients(task);
   if (task.features.kind == FeatureKind::elu)
     gradients.add_elu();
-  else if (task.features.kind == FeatureKind::quadratic)
+  else if (has_gradient_tile && task.features.kind == FeatureKind::quadratic)
     gradients.add_quadratic();
   else
     gradients.add_projections();
-  gradients.propagate_centring();
+  if constexpr (has_gradient_tile) gradients.propagate_centring();
   gradients.store_all();
 }
 
 /// The kernel for heads of d channels.
-template <Storage S>
+template <Storage S, bool has_gradient_tile>
 auto feature_gradients_for(int d) -> void (*)(FeatureGradientTask<S>) {
-  return d <= 64    ? feature_gradients_kernel<S, 1>
-         : d <= 128 ? feature_gradients_kernel<S, 2>
-                    : feature_gradients_kernel<S, 4>;
+  return d <= 64    ? feature_gradients_kernel<S, 1, has_gradient_tile>
+         : d <= 128 ? feature_gradients_kernel<S, 2, has_gradient_tile>
+                    : feature_gradients_kernel<S, 4, has_gradient_tile>;
 }
 
 template <Storage S>
 void queue_feature_gradients(const FeatureGradientTask<S>& task, cudaStream_t stream) {
   const int n = task.features.x.tokens;
   if (n == 0 || task.z == 0) return;
-  launch("gradients: features", feature_gradients_for<S>(task.features.x.channels),
+  const int d = task.features.x.channels;
+  launch("gradients: features",
+         task.features.has_gradient_tile() ? feature_gradients_for<S, true>(d) : feature_gradients_for<S, false>(d),
          dim3{blocks_of<FeatureShape::tokens>(n), static_cast<unsigned>(task.z), 1}, dim3{FeatureShape::threads, 1, 1},
          FeatureGradientShape::shared(task.features.d_padded, task.features.tiles(), task.features.has_gradient_tile()),
          stream, task);

@@ -162,23 +162,27 @@ class Backward {
     const DeviceModel& model = forward.model;
     const Product<S>& Y = in_float(forward.product);
     const int n_q = model.n_q(), n_k = model.n_k();
-    FeatureTask<S> queries = model.features<S>(inputs.q, true, inputs.key_mask, nullptr, arrays.phi_q, Y.stride(n_q));
-    const FeatureTask<S> keys =
-        model.features<S>(inputs.k, false, inputs.key_mask, arrays.max_log_scale, arrays.phi_k, Y.stride(n_k));
-    queries.log_factors = arrays.exact.log_factors;
+    TokenFeatures tokens{
+        model.features<S>(inputs.q, true, inputs.key_mask, nullptr, arrays.phi_q, Y.stride(n_q)),
+        model.features<S>(inputs.k, false, inputs.key_mask, arrays.max_log_scale, arrays.phi_k, Y.stride(n_k))};
+    tokens.queries.log_factors = arrays.exact.log_factors;
     arrays.checks.counters.queue_clear(model.z(), stream);
-    queue_features(queries, keys, model.z(), stream);
-    const CheckedSums sums = queue_columns(forward, inputs, queries, keys, arrays, stream);
-    queue_parameters(forward, inputs, queries, keys, sums, gradients.parameters, arrays, stream);
-    queue_inputs(forward, queries, keys, gradients, arrays, stream);
+    queue_features(tokens.queries, tokens.keys, model.z(), stream);
+    const CheckedSums sums = queue_columns(forward, inputs, tokens, arrays, stream);
+    queue_parameters(forward, inputs, tokens, sums, gradients.parameters, arrays, stream);
+    queue_inputs(forward, tokens, gradients, arrays, stream);
   }
 
  private:
+  struct TokenFeatures {
+    FeatureTask<S> queries, keys;
+  };
+
   // the sums of the forward pass, and the columns G, H and U
   CheckedSums queue_columns(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs,
-                            const FeatureTask<S>& queries, const FeatureTask<S>& keys, const Arrays& arrays,
-                            cudaStream_t stream) const {
+                            const TokenFeatures& tokens, const Arrays& arrays, cudaStream_t stream) const {
     const auto& [model, product, checked_product, exact] = forward;
+    const auto& [queries, keys] = tokens;
     const Product<S>& Y = in_float(product);
     const Columns<S> V{Operand<S>(inputs.v), inputs.key_mask};
     const int z = model.z();
@@ -200,9 +204,8 @@ class Backward {
   }
 
   // the gradients of parameters, unless they are null, and the rows that features alone do not compute
-  void queue_parameters(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs, const FeatureTask<S>& queries,
-                        const FeatureTask<S>& keys, const CheckedSums& sums, float* parameters, const Arrays& arrays,
-                        cudaStream_t stream) const {
+  void queue_parameters(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs, const TokenFeatures& tokens,
+                        const CheckedSums& sums, float* parameters, const Arrays& arrays, cudaStream_t stream) const {
     const DeviceModel& model = forward.model;
     const auto [A, B, G, U, H] = factors(forward, arrays);
     const int z = model.z();
@@ -217,8 +220,8 @@ class Backward {
     if (has_db && !m_is_tiled) m_correlation.queue({A, B, G, U}, counters.largest, db, arrays.correlation, stream);
     if (arrays.log_domain.is_log_domain)
       queue_log_domain_gradients(
-          LogDomainGradientTask<S>{queries, keys, Operand<S>(inputs.dy), U, model.bias(), z, model.positions(),
-                                   arrays.log_domain, arrays.log_domain_scratch, requested},
+          LogDomainGradientTask<S>{tokens.queries, tokens.keys, Operand<S>(inputs.dy), U, model.bias(), z,
+                                   model.positions(), arrays.log_domain, arrays.log_domain_scratch, requested},
           stream);
     if (forward.exact)
       queue_exact_gradients(
@@ -233,8 +236,9 @@ class Backward {
   }
 
   // dq, dk and dv
-  void queue_inputs(const ForwardParts<S>& forward, const FeatureTask<S>& queries, const FeatureTask<S>& keys,
-                    const PlanGradients<S>& gradients, const Arrays& arrays, cudaStream_t stream) const {
+  void queue_inputs(const ForwardParts<S>& forward, const TokenFeatures& tokens, const PlanGradients<S>& gradients,
+                    const Arrays& arrays, cudaStream_t stream) const {
+    const auto& [queries, keys] = tokens;
     const auto [A, B, G_c, U_c, H_c] = factors(forward, arrays);
     const Product<float>::Arrays &to_dA = arrays.dA, &to_dB = arrays.dB, &to_dU = arrays.dU;
     const int z = forward.model.z(), p = forward.model.d_v();
