@@ -34,6 +34,8 @@ enum class Who {
   alibi,
   alibi_table,
   no_position,
+  near_dense,
+  near_t5,
   bare_gemms,
   features,
   bare_projections,
@@ -53,6 +55,8 @@ const char* name(Who who) {
     case Who::alibi: return "recurrence, ALiBi";
     case Who::alibi_table: return "automatic, ALiBi as a table";
     case Who::no_position: return "no position, the product";
+    case Who::near_dense: return "first-order Taylor, near 32, dense";
+    case Who::near_t5: return "first-order Taylor, near 32, T5";
     case Who::bare_gemms: return "phi(k)^T U, phi(q) S";
     case Who::features: return "phi(q), phi(k), normalised";
     case Who::bare_projections: return "q W^T, k W^T";
@@ -73,6 +77,10 @@ constexpr std::array targets{
     Target{Who::direct, 512, 1.0, 0.7, Who::softmax},
     Target{Who::direct, 1024, 1.0, 0.7, Who::softmax},
     Target{Who::lanes, 1024, 1.0, 0.8, Who::softmax},
+    Target{Who::near_dense, 1024, 1.0, 0.7, Who::softmax},
+    Target{Who::near_t5, 1024, 0.6, 0.4, Who::softmax},
+    Target{Who::near_dense, 8192, 1.0 / 3, 1.0 / 4, Who::softmax},
+    Target{Who::near_t5, 8192, 1.0 / 12, 1.0 / 20, Who::softmax},
     Target{Who::lanes, 8192, 0.36, 0.25, Who::bare_fftw},
     Target{Who::lanes, 8192, 1.0 / 7, {}, Who::softmax},
     Target{Who::lanes_backward, 8192, 2.2, 2.0, Who::lanes},
@@ -86,6 +94,8 @@ constexpr std::array targets{
     Target{Who::softmax, 8192, 1.1, {}, Who::hand_tiled},  // or the yardstick would flatter us
     Target{Who::lanes, 32768, 0.38, 0.28, Who::bare_fftw},
     Target{Who::lanes, 32768, 1.0 / 20, {}, Who::softmax},
+    Target{Who::near_dense, 32768, 1.0 / 9, {}, Who::softmax},
+    Target{Who::near_t5, 32768, 1.0 / 48, {}, Who::softmax},
 };
 
 // a whole forward call
@@ -108,6 +118,13 @@ Race::Contender alibi_table(Index n) {
   Vector<float> b(2 * n - 1);
   for (Index lag = -(n - 1); lag < n; ++lag) b[n - 1 + lag] = static_cast<float>(alibi[lag]);
   const auto attention = make_attention(RelativePosition<float>(b), m, Engine::automatic);
+  return [&p = problem(n), attention] { keep(attention(p.q, p.k, p.v)); };
+}
+
+// d + 1 deterministic features, and exact weights for the nearest 63 keys
+Race::Contender near_field(Index n, PositionKind kind) {
+  const Attention attention(TaylorFeatures<float>({.input_dim = head_dim}),
+                            make_position(kind, Direction::bidirectional, n), {.near = 32});
   return [&p = problem(n), attention] { keep(attention(p.q, p.k, p.v)); };
 }
 
@@ -163,6 +180,8 @@ Race::Contender contender(Who who, Index n) {
     case Who::alibi: return forward(n, PositionKind::alibi, Engine::recurrence);
     case Who::alibi_table: return alibi_table(n);
     case Who::no_position: return no_position(n);
+    case Who::near_dense: return near_field(n, PositionKind::dense);
+    case Who::near_t5: return near_field(n, PositionKind::t5);
     case Who::bare_gemms: return bare_gemms(n);
     case Who::features: return features(n);
     case Who::bare_projections: return bare_projections(n);
@@ -200,7 +219,7 @@ std::vector<Row> measure(Index n, std::map<Who, Curve>& curves) {
     rows.push_back({.ours = name(ours),
                     .rival = name(rival),
                     .n = n,
-                    .m = m,
+                    .m = ours == Who::near_dense || ours == Who::near_t5 ? head_dim + 1 : m,
                     .ours_ms = 1e3 * a.seconds,
                     .rival_ms = 1e3 * b.seconds,
                     .ratio = extrapolated ? a.seconds / b.seconds : race.ratio(*places[ours], *places[rival]),

@@ -13,6 +13,7 @@
 #include <string>
 #include <system_error>
 
+#include "examples/support/calibrated.hpp"
 #include "examples/support/own_files.hpp"
 #include "examples/support/picture.hpp"
 #include "examples/support/quality.hpp"
@@ -35,7 +36,10 @@ void run_tour(const Options& options) {
   Arrays arrays = read_arrays(options.data / "queries.npy", options.data / "keys.npy", options.data / "values.npy");
   QualityPlan quality{.nums_features = {16, 64, 256}, .seeds = 3, .first_seed = options.own.seed};
   SpeedPlan speed{.lengths = {512, 1024, 2048, 4096, 8192, 16384, 32768}, .num_features = 32, .seed = options.own.seed};
+  CalibratedPlan calibrated{.near = 32, .length = 8192, .seed = options.own.seed};
   if (options.quick) {
+    calibrated.near = 8;
+    calibrated.length = 512;
     arrays = {arrays.queries.first(2, 128), arrays.keys.first(2, 128), arrays.values.first(2, 128)};
     quality.nums_features = {16, 64};
     quality.seeds = 2;
@@ -46,6 +50,7 @@ void run_tour(const Options& options) {
              NPRF_VERSION_MINOR, NPRF_VERSION_PATCH, arrays.queries.size(), arrays.queries.tokens(),
              arrays.queries.channels(), options.data.string());
   print_quality(arrays, quality);
+  print_calibrated(arrays, calibrated);
   const auto rows = print_speed(arrays, speed);
   draw_picture(options.picture, rows, speed, arrays.queries.channels());
 }
@@ -58,7 +63,8 @@ void describe(CLI::App& app, Options& options) {
   app.get_formatter()->column_width(36);
   app.footer(
       "\nThe tour, without your own arrays: the errors of feature maps against exact softmax on the queries, keys and\n"
-      "values of a trained encoder, then the times of both on longer and longer sequences, and a picture of these.\n"
+      "values of a trained encoder, also of calibrated maps with a near field, then the times of both on longer and "
+      "longer sequences, and a picture of these.\n"
       "With your own arrays (all three): their attention, and its error against exact softmax. Lag = position\n"
       "of the key minus that of the query; lags beyond -R..R have the bias of the ends, and -inf is weight 0.");
   app.add_option("--seed", own.seed, "Seed of all random numbers")->capture_default_str();

@@ -30,6 +30,7 @@ set(levels
   "attention/multi_head_attention.hpp"
   "attention"
   "reference"
+  "calibration"
   "cuda/model.hpp cuda/device"
   "cuda/fft cuda/position"
   "cuda/toeplitz/direct"

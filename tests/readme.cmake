@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 #
-# README.md quotes the first example word for word, its program for training compiles, and its table of feature maps is
-# what the demo prints:
+# README.md quotes the first example word for word, its program for training compiles, and the errors in its tables of
+# feature maps are what the demo prints:
 # cmake -D SOURCE=<dir> -D WORK=<dir> -D DEMO=<program> -D COMPILE=<command> -P readme.cmake
 
 file(READ ${SOURCE}/README.md readme)
@@ -49,4 +49,28 @@ set(expected "mean of v | | ${CMAKE_MATCH_2} |")
 string(FIND "${readme}" "${expected}" place)
 if(place EQUAL -1)
   message(FATAL_ERROR "README.md's table: expected ${expected}")
+endif()
+
+# map, features, near, and the errors at norm 1 and at the model's own norms, in the words of both
+set(error " +([0-9]+\\.[0-9]+)")
+foreach(row "orf;32;0" "orf;128;0" "calibrated;33;0" "calibrated;33;32" "calibrated;69;32" "calibrated;69;64")
+  list(GET row 0 map)
+  list(GET row 1 features)
+  list(GET row 2 near)
+  if(NOT output MATCHES "\n${map} +${features} +${near}${error}${error} ")
+    message(FATAL_ERROR "the demo printed no errors of ${map} with ${features} features and near ${near}:\n${output}")
+  endif()
+  set(expected "| ${features} | ${near} | ${CMAKE_MATCH_1} | ${CMAKE_MATCH_2} |")
+  string(FIND "${readme}" "${expected}" place)
+  if(place EQUAL -1)
+    message(FATAL_ERROR "README.md's table of calibrated maps: expected ${expected}")
+  endif()
+endforeach()
+if(NOT output MATCHES "\nmean of v${error}${error}\nexact softmax")
+  message(FATAL_ERROR "the demo printed no error of the mean of v beside calibrated maps:\n${output}")
+endif()
+set(expected "| mean of v | | | ${CMAKE_MATCH_1} | ${CMAKE_MATCH_2} |")
+string(FIND "${readme}" "${expected}" place)
+if(place EQUAL -1)
+  message(FATAL_ERROR "README.md's table of calibrated maps: expected ${expected}")
 endif()

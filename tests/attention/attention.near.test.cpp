@@ -169,6 +169,99 @@ TEST_CASE("near weights of very large exponents do not overflow", "[attention]")
     }
 }
 
+TEST_CASE("far pairs count in a row that does not attend to the largest bias", "[attention]") {
+  // beside the peak at lag 0 the weights of all other lags underflow, and their biases have few digits or none in float
+  const auto check = []<Real T>(T peak) {
+    constexpr Index keys = 60;
+    const Tokens<T> x = random_tokens<T>(n, keys, d, d_v, 36);
+    Vector<T> b = random_table<T>(n - 1, 37);
+    b[n - 1] = peak;
+    const RelativePosition<T> position(b);
+    const auto in_double = [](const auto& m) { return m.template cast<double>().eval(); };
+    const Matrix<double> exact = reference::softmax_attention<double>(in_double(x.q), in_double(x.k), in_double(x.v),
+                                                                      RelativePosition<double>(in_double(b)),
+                                                                      Direction::bidirectional, Normalization::unit(1));
+    for (const Engine engine : {Engine::direct, Engine::lanes, Engine::block_causal})
+      for (const Index near : {4, 100}) {
+        Report report;
+        const Matrix<T> y =
+            Attention(positive<T>(), position, {.engine = engine, .near = near})(x.q, x.k, x.v, {.report = &report});
+        const double bound = report.error_bound * static_cast<double>(x.v.cwiseAbs().maxCoeff());
+        CHECK(report.repaired_rows == n - keys);
+        CHECK((in_double(y) - exact).bottomRows(n - keys).cwiseAbs().maxCoeff() <= bound);
+      }
+  };
+  check(200.0F);
+  check(1e6F);
+  check(2000.0);
+}
+
+TEST_CASE("far pairs of small weights have gradients beside large near ones", "[attention]") {
+  // the near weight of each row is about exp(60) times as large as that of any far pair
+  const Tokens<double> x = random_tokens<double>(n, n, d, d_v, 38);
+  const Vector<double> b = random_table<double>(n - 1, 39);
+  const Matrix<double> dy = normal<double>(n, d_v, 40);
+  const auto gradient = [&](double at, Index near) {
+    Vector<double> biases = b;
+    biases[n - 1] = at;
+    const Attention attention(positive<double>(), RelativePosition<double>(biases),
+                              {.direction = Direction::causal, .engine = Engine::direct, .near = near});
+    Saved<double> saved;
+    attention.forward(x.q, x.k, x.v, saved);
+    return attention.backward(saved, dy);
+  };
+  // gradients by biases before lag 0 are proportional to exp(-b_0) there
+  const Gradients<double> large = gradient(60, 1), larger = gradient(62, 1);
+  for (Index lag = 1; lag < n; ++lag) {
+    const double far = large.bias(n - 1 - lag, 0), farther = larger.bias(n - 1 - lag, 0) * std::exp(2.0);
+    CHECK(far != 0);
+    CHECK(std::abs(far - farther) <= 1e-8 * std::abs(far));
+  }
+}
+
+TEST_CASE("the gradient of a query has its precision beside far larger ones, with a near field", "[attention]") {
+  // row 3 has a gradient that is 1e-280 times as large as those of others
+  constexpr double tiny = 1e-280;
+  const Tokens<double> x = random_tokens<double>(n, n, d, d_v, 41);
+  const Attention attention(positive<double>(), RelativePosition<double>(random_table<double>(n, 42)), {.near = n});
+  Saved<double> saved;
+  attention.forward(x.q, x.k, x.v, saved);
+  Matrix<double> dy = normal<double>(n, d_v, 43);
+  const Matrix<double> expected = attention.backward(saved, dy).queries;
+  dy.row(3) *= tiny;
+  const Matrix<double> got = attention.backward(saved, dy).queries;
+  CHECK((got.row(3) / tiny - expected.row(3)).norm() <= 1e-12 * expected.row(3).norm());
+}
+
+TEST_CASE("calls without tokens or channels of values have a near field too", "[attention]") {
+  const Attention attention(positive<double>(), RelativePosition<double>(random_table<double>(9, 47)), {.near = 3});
+  for (const Index n_q : {0, 4})
+    for (const Index n_k : {0, 5})
+      for (const Index channels : {0, 2}) {
+        const Tokens<double> x = random_tokens<double>(n_q, n_k, d, channels, 48);
+        Saved<double> saved;
+        const Matrix<double> y = attention.forward(x.q, x.k, x.v, saved);
+        CHECK(y.rows() == n_q);
+        CHECK((n_k > 0 || y.isZero(0)));
+        const Gradients<double> g = attention.backward(saved, Matrix<double>::Ones(n_q, channels));
+        CHECK(g.queries.allFinite());
+        CHECK(g.keys.allFinite());
+      }
+}
+
+TEST_CASE("a near field may be wider than any sequence", "[attention]") {
+  const Tokens<double> x = random_tokens<double>(21, 21, d, d_v, 44);
+  const auto check = [&](const auto& position, Index offset) {
+    const auto y_of = [&](Index near) {
+      return Attention(positive<double>(), position, {.near = near})(x.q, x.k, x.v, {.offset = offset});
+    };
+    CHECK(same_bits(y_of(std::numeric_limits<Index>::max()), y_of(21 + std::abs(offset))));
+  };
+  check(RelativePosition<double>(random_table<double>(21, 45)), 0);
+  check(RelativePosition<double>(random_table<double>(21, 45)), -5);
+  check(GridPosition<double>(3, 7, normal<double>(5, 13, 46)), 0);
+}
+
 TEST_CASE("gradients with a near field are central differences", "[attention]") {
   constexpr Index few = 23;
   const Matrix<double> dy = normal<double>(few, 2, 20);

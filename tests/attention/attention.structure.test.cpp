@@ -62,7 +62,8 @@ TEMPLATE_TEST_CASE("a table with nearly linear ends is computed by the linear en
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Tokens<T> x = random_tokens<T>(n, n, d, d_v);
-  for (const double part : {0.0, 0.05})  // of the tolerance
+  // of the tolerance
+  for (const double part : NPRF_TEST_SANITIZED ? std::vector<double>{0.05} : std::vector<double>{0, 0.05})
     for (const Table& table : tables(part * default_tolerance<T>))
       for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
         INFO(table.name << (direction == Direction::causal ? ", causal" : "") << ", noise " << part);

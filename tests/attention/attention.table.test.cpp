@@ -180,7 +180,9 @@ TEST_CASE("attention equals the reference for different numbers of queries and k
 }
 
 TEST_CASE("attention equals the reference for more tokens", "[attention]") {
-  check_pairs<double>({{127, 127}, {128, 130}, {257, 257}, {65, 300}, {300, 65}, {521, 521}});
+  std::vector<Shape> shapes{{127, 127}, {128, 130}, {257, 257}, {65, 300}, {300, 65}};
+  if (!NPRF_TEST_SANITIZED) shapes.push_back({521, 521});
+  check_pairs<double>(shapes);
 }
 
 TEST_CASE("attention equals the reference in float", "[attention]") {

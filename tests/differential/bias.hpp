@@ -88,6 +88,13 @@ class RowBias {
     return {0, -1, 0};
   }
 
+  /// Whether key j is less than `width` tokens from the query; on a grid in each of its dimensions, and both are cells.
+  bool is_near(Index j, Index width) const {
+    if (m_bias.place != Place::grid) return std::abs(j - m_i - m_offset) < width;
+    const Index E = m_bias.extra_tokens, W = m_bias.width, query = m_i - E, key = j - E;
+    return query >= 0 && key >= 0 && std::abs(key / W - query / W) < width && std::abs(key % W - query % W) < width;
+  }
+
   /// The constant that is subtracted from all biases of this row; attention does not depend on it.
   Exact common_offset() const {
     return m_bias.place == Place::alibi ? -m_bias.slope * static_cast<Exact>(m_nearest) : 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <sstream>
 #include <string>
@@ -12,7 +13,7 @@
 
 namespace nprf::test::differential {
 
-enum class Map { prf, orf, sphere_prf, trf, hyperbolic, elu, own_rows, long_row };
+enum class Map { prf, orf, sphere_prf, trf, hyperbolic, elu, own_rows, long_row, taylor, centred_taylor };
 enum class Padding { none, lengths, mask, packed };
 enum class Masked { none, random, every_second, all_but_one, prefix };
 enum class Tokens { normal, alike, along_rows, opposed, one_long, few_long, some_tiny, some_zero };
@@ -35,6 +36,7 @@ struct Case {
   bool own_map = false;   // one for each head
   bool causal = false;
   Index offset = 0;
+  Index near = 0;               // the width of the near field
   double radius = 0, norm = 1;  // rows are scaled to `radius`; if it is 0, their norm is about `norm`
   double q_scale = 1, k_scale = 1;
   Tokens queries = Tokens::normal, keys = Tokens::normal;
@@ -50,11 +52,16 @@ struct Case {
   std::vector<Index> query_ends, key_ends;  // packed: 0, ..., n
   std::vector<Index> lengths;               // one for each sequence of the batch
 
-  bool has_signs() const { return map == Map::trf; }
+  bool is_series() const { return map == Map::taylor || map == Map::centred_taylor; }
+  bool has_signs() const { return map == Map::trf || is_series(); }
+  /// Whether rows may be those of exact softmax.
+  bool has_softmax_rows() const { return near > 0 || is_series(); }
+  /// Of a series: the coordinates with second-order features.
+  Index directions() const { return std::min({m, d, Index{12}}); }
 
   std::string name() const {
-    static const char* const maps[] = {"prf",        "orf", "sphere_prf", "trf",
-                                       "hyperbolic", "elu", "own rows",   "a long row"};
+    static const char* const maps[] = {"prf", "orf",      "sphere_prf", "trf",    "hyperbolic",
+                                       "elu", "own rows", "a long row", "taylor", "centred taylor"};
     static const char* const masks[] = {"", ", mask random", ", mask every second", ", mask all but one",
                                         ", mask prefix"};
     static const char* const tokens[] = {"normal",   "alike",    "along rows", "opposed",
@@ -66,6 +73,7 @@ struct Case {
         << d_v << " n_q " << n_q << " n_k " << n_k;
     if (by_heads) out << " batch " << batch << " heads " << heads << (own_map ? " with a map for each" : "");
     out << (causal ? " causal" : " bidirectional") << ", offset " << offset;
+    if (near > 0) out << ", near " << near;
     radius > 0 ? out << ", unit " << radius : out << ", norms " << norm;
     out << ", queries " << tokens[static_cast<int>(queries)] << " x " << q_scale << ", keys "
         << tokens[static_cast<int>(keys)] << " x " << k_scale;

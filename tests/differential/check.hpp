@@ -30,10 +30,12 @@ enum class Kind {
   not_finite,
   later,
   repeat,
-  thrown
+  thrown,
+  cancelled
 };
-inline constexpr std::array kind_names{"y",  "saved y", "bound", "empty rows", "indefinite rows", "dq",     "dk",
-                                       "dv", "db",      "zero",  "not finite", "later tokens",    "repeat", "thrown"};
+inline constexpr std::array kind_names{"y",          "saved y",      "bound",  "empty rows", "indefinite rows",
+                                       "dq",         "dk",           "dv",     "db",         "zero",
+                                       "not finite", "later tokens", "repeat", "thrown",     "cancelled"};
 inline constexpr std::size_t num_kinds = kind_names.size();
 
 struct Failure {
@@ -46,7 +48,8 @@ struct Failure {
 struct Tally {
   std::array<double, num_kinds> worst{};  // error over bound
   std::uint64_t gradients = 0, rows = 0, ill_conditioned_rows = 0, unrepresentable = 0;
-  double largest_gradient_bound = 0;  // relative to what is allowed if none is reported
+  std::uint64_t mixed_rows = 0, softmax_rows = 0;  // where rows may be those of exact softmax
+  double largest_gradient_bound = 0;               // relative to what is allowed if none is reported
 };
 
 template <Real T>
@@ -58,6 +61,7 @@ class Checker {
     const double eps = static_cast<double>(Limits::epsilon()), R = static_cast<double>(truth.longest_row);
     m_allowed = (sizeof(T) == 4 ? 1e-4 : 1e-10) + 4 * eps * R * (R + static_cast<double>(truth.longest_w)) +
                 1e-15 * static_cast<double>(truth.largest_bias);
+    if (x.c.near > 0) m_allowed += error_of_exact_pairs(eps, R);
     m_all_rows = std::ranges::all_of(x.is_checked, [](char is) { return is; });
     m_allowed_gradient =
         3 * (m_allowed + static_cast<double>(std::max(x.c.n_q, x.c.n_k)) * eps) * static_cast<double>(truth.condition);
@@ -79,6 +83,14 @@ class Checker {
 
  private:
   static constexpr Exact smallest = Limits::min(), largest = Limits::max();
+
+  // of scores of d channels and of biases, whose weights are not negligible
+  double error_of_exact_pairs(double eps, double R) const {
+    const double d = static_cast<double>(m.c.d), of_products = std::min(d, 1.5 * std::sqrt(d) + d / 8),
+                 largest_exponent = sizeof(T) == 4 ? 104 : 745;
+    return eps *
+           (R * R * (1 + of_products / 2) + std::min(2 * static_cast<double>(m_truth.largest_bias), largest_exponent));
+  }
 
   // stores the worst failure of each kind
   void fail(Kind kind, double error, double bound, const std::string& where) {
@@ -124,10 +136,10 @@ class Checker {
       if (const Index empty = m_truth.count(Row::empty); report.empty_rows != empty)
         fail(Kind::empty_rows, static_cast<double>(report.empty_rows), static_cast<double>(empty), "report");
     }
-    if (m.c.has_signs()) return;
+    if (m.c.has_signs() && !m.c.has_softmax_rows()) return;
     if (!has_non_finite_inputs && report.indefinite_rows > 0)
       fail(Kind::indefinite_rows, static_cast<double>(report.indefinite_rows), 0, "report");
-    if (!has_non_finite_inputs && !(report.error_bound <= m_allowed))
+    if (!has_non_finite_inputs && !m.c.has_signs() && !(report.error_bound <= m_allowed))
       fail(Kind::bound, report.error_bound, m_allowed, "report");
   }
 
@@ -138,14 +150,16 @@ class Checker {
       if (m.v[at] != 0) is_zero[at % is_zero.size()] = false;
     double bound = report.error_bound;
     if (m.c.non_finite_in != NonFiniteIn::none && !m.c.has_signs() && !(bound <= m_allowed)) bound = m_allowed;
+    Index softmax_rows = 0;
     for (Index row = 0; row < static_cast<Index>(m_truth.rows.size()); ++row) {
       const T* y = got.data() + row * d_v;
-      const Exact* exact = m_truth.y.data() + row * d_v;
       const Exact v_max = m_truth.y_size[static_cast<std::size_t>(row)];
       const Exact condition = m_truth.y_condition[static_cast<std::size_t>(row)];
       const Row is = m_truth.rows[static_cast<std::size_t>(row)];
       if (is == Row::unknown) continue;
       if (is == Row::empty && !all_zero(y, d_v)) fail(Kind::zero, 1, 0, "empty row " + std::to_string(row));
+      if (kind == Kind::saved_y && m.c.has_softmax_rows()) check_choice(row);
+      const Exact* exact = exact_row(kind, y, row, bound * v_max + smallest, softmax_rows);
       if (kind == Kind::y) m_tally.rows += is != Row::empty, m_tally.ill_conditioned_rows += is == Row::ill_conditioned;
       for (Index p = 0; p < d_v; ++p) {
         if ((is == Row::regular || is == Row::ill_conditioned) &&
@@ -159,6 +173,36 @@ class Checker {
         }
       }
     }
+    if (softmax_rows > report.repaired_rows)
+      fail(kind, static_cast<double>(softmax_rows), static_cast<double>(report.repaired_rows),
+           "recomputed rows, of which the report has fewer");
+  }
+
+  // where rows may be those of exact softmax, those whose terms cancel are
+  void check_choice(Index row) {
+    const auto at = static_cast<std::size_t>(row);
+    const Row is = m_truth.rows[at];
+    if (is != Row::regular && is != Row::ill_conditioned) return;
+    ++(m_truth.is_softmax[at] ? m_tally.softmax_rows : m_tally.mixed_rows);
+    constexpr Exact margin = 1.01L;  // for the library's rounding errors
+    if (const Exact condition = m_truth.y_condition[at];
+        !m_truth.is_softmax[at] && !(condition <= margin * detail::worst_sum_of_features))
+      fail(Kind::cancelled, static_cast<double>(condition), static_cast<double>(detail::worst_sum_of_features),
+           "row " + std::to_string(row));
+  }
+
+  // m_truth has the formulas of the rows of forward with saved data; a call without may recompute others. A row near
+  // the other formula is compared with that, and counted if that is exact softmax
+  const Exact* exact_row(Kind kind, const T* y, Index row, Exact bound, Index& softmax_rows) const {
+    const Exact* exact = m_truth.y.data() + row * m.c.d_v;
+    if (kind != Kind::y || !m.c.has_softmax_rows()) return exact;
+    const auto is_near = [&](const Exact* x) {
+      return std::equal(y, y + m.c.d_v, x, [&](Exact a, Exact b) { return !(std::abs(a - b) > bound); });
+    };
+    const Exact* other = m_truth.other_y.data() + row * m.c.d_v;
+    if (is_near(exact) || !is_near(other)) return exact;
+    softmax_rows += !m_truth.is_softmax[static_cast<std::size_t>(row)];
+    return other;
   }
 
   // |got - exact| of a row of d entries

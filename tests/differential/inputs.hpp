@@ -17,7 +17,8 @@ namespace nprf::test::differential {
 /// The arguments of the library for a case.
 template <Real T>
 struct Inputs {
-  using AnyMap = std::variant<PositiveFeatures<T>, HyperbolicFeatures<T>, TrigonometricFeatures<T>, EluFeatures<T>>;
+  using AnyMap = std::variant<PositiveFeatures<T>, HyperbolicFeatures<T>, TrigonometricFeatures<T>, EluFeatures<T>,
+                              TaylorFeatures<T>, Centred<TaylorFeatures<T>>>;
   using AnyPosition =
       std::variant<NoPosition<T>, RelativePosition<T>, T5Position<T>, AlibiPosition<T>, GridPosition<T>>;
 
@@ -43,6 +44,7 @@ struct Inputs {
   using Drawn = Matrix<double>;
 
   AnyMap draw_map(Draw& draw) const;
+  Centring<T> draw_centring(Draw& draw) const;
   AnyPosition position(const Bias& bias) const;
   void draw_tokens(Draw& draw, std::vector<T>& x, Index n, Tokens kind, double scale, bool may_oppose) const;
   void draw_values(Draw& draw, std::vector<T>& x, Index n, const Scaling& scaling, bool of_steps) const;
@@ -66,6 +68,7 @@ struct Inputs {
         },
         map);
   }
+  static Model model(const AnyMap& map, const Bias& bias);
 };
 
 template <Real T>
@@ -101,6 +104,10 @@ typename Inputs<T>::AnyMap Inputs<T>::draw_map(Draw& draw) const {
     case Map::trf: return trf<T>(c.d, c.m, seed);
     case Map::hyperbolic: return HyperbolicFeatures<T>({.input_dim = c.d, .num_features = c.m, .seed = seed});
     case Map::elu: return EluFeatures<T>(c.d);
+    case Map::taylor: return TaylorFeatures<T>({.input_dim = c.d, .directions = c.directions()});
+    case Map::centred_taylor:
+      return Centred<TaylorFeatures<T>>(TaylorFeatures<T>({.input_dim = c.d, .directions = c.directions()}),
+                                        draw_centring(draw));
     case Map::own_rows:
     case Map::long_row: break;
   }
@@ -108,6 +115,43 @@ typename Inputs<T>::AnyMap Inputs<T>::draw_map(Draw& draw) const {
   for (Index at = 0; at < w.size(); ++at) w.data()[at] = static_cast<T>(draw.normal());
   if (c.map == Map::long_row) w.row(draw.below(c.m)) *= T(12);
   return PositiveFeatures<T>(w);
+}
+
+// means of at most a third of the rows' norms; A = S H with a diagonal S and a reflection H
+template <Real T>
+Centring<T> Inputs<T>::draw_centring(Draw& draw) const {
+  const auto drawn = [&] {
+    Vector<double> x(c.d);
+    for (Index l = 0; l < c.d; ++l) x[l] = draw.normal();
+    return x;
+  };
+  const auto mean = [&] {
+    const Vector<double> x = drawn();
+    return Vector<double>(x * (draw.uniform() / 3 * (c.radius > 0 ? c.radius : c.norm) / x.norm()));
+  };
+  const Vector<double> query_mean = mean(), key_mean = mean(), u = drawn(), stretch = (0.3 * drawn().array()).exp();
+  const Matrix<double> H = Matrix<double>::Identity(c.d, c.d) - 2 / u.squaredNorm() * u * u.transpose();
+  return {query_mean.template cast<T>(), key_mean.template cast<T>(),
+          Matrix<double>(stretch.asDiagonal() * H).template cast<T>(),
+          Matrix<double>(stretch.cwiseInverse().asDiagonal() * H).template cast<T>()};
+}
+
+template <Real T>
+Model Inputs<T>::model(const AnyMap& map, const Bias& bias) {
+  static constexpr Kernel kernels[] = {Kernel::positive, Kernel::hyperbolic, Kernel::trigonometric,
+                                       Kernel::elu,      Kernel::taylor,     Kernel::taylor};
+  Side side;
+  side.w = rows_of(map);
+  if (const auto* taylor = std::get_if<TaylorFeatures<T>>(&map)) side.directions = taylor->directions();
+  Model model{kernels[map.index()], side, side, bias};
+  if (const auto* centred = std::get_if<Centred<TaylorFeatures<T>>>(&map)) {
+    const auto exact = [](const auto& x) { return x.template cast<Exact>().eval(); };
+    const auto& [nu, mu, A, A_inverse] = centred->constants();
+    const Index directions = centred->features().directions();
+    model.queries = {{}, directions, exact(A), exact(nu), exact(mu), 0};
+    model.keys = {{}, directions, exact(A_inverse), exact(mu), exact(nu), -exact(nu).dot(exact(mu))};
+  }
+  return model;
 }
 
 template <Real T>
@@ -220,14 +264,12 @@ template <Real T>
 Problem Inputs<T>::problem() const {
   Problem x;
   x.batch = c.batch, x.heads = c.heads, x.n_q = c.n_q, x.n_k = c.n_k, x.d = c.d, x.d_v = c.d_v;
-  x.causal = c.causal, x.offset = c.offset, x.radius = c.radius, x.is_checked = is_checked;
+  x.causal = c.causal, x.offset = c.offset, x.near = c.near, x.radius = c.radius, x.is_checked = is_checked;
   x.largest = std::numeric_limits<T>::max() / 4;
   x.root = std::sqrt(static_cast<Exact>(std::numeric_limits<T>::min()));
   for (Index h = 0; h < c.heads; ++h) {
     const AnyMap& map = maps[c.own_map ? static_cast<std::size_t>(h) : 0];
-    static constexpr Kernel kernels[] = {Kernel::positive, Kernel::hyperbolic, Kernel::trigonometric, Kernel::elu};
-    x.models.push_back(
-        {kernels[map.index()], rows_of(map), rounded(c.biases[c.biases.size() > 1 ? static_cast<std::size_t>(h) : 0])});
+    x.models.push_back(model(map, rounded(c.biases[c.biases.size() > 1 ? static_cast<std::size_t>(h) : 0])));
   }
   for (Index b = 0; b < c.batch; ++b)
     for (Index j = 0; j < c.n_k; ++j) x.takes_part.push_back(takes_part(b, j));

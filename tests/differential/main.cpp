@@ -5,6 +5,7 @@
 //
 //     nprf_search SECONDS [SEED] [--keep-going]    cases of the seeds SEED, SEED + 1, ...; 0 seconds: only of SEED
 //
+// After each of these comes a case with a near field or a series, of SEED + first_seed_of_softmax_pairs, ...
 // It stops at 20 failed cases, unless --keep-going is given. The seeds of failures become regression tests
 // (search.hpp).
 
@@ -56,7 +57,8 @@ void print(const Found& found, double seconds) {
   const Tally& t = found.tally;
   std::cout << found.cases << " cases (" << static_cast<double>(found.cases) / seconds << " a second), " << found.runs
             << " runs, " << t.rows << " rows, " << t.gradients << " gradients, " << t.ill_conditioned_rows
-            << " ill-conditioned rows, " << t.unrepresentable << " too large; errors up to";
+            << " ill-conditioned rows, " << t.softmax_rows << " by exact softmax beside " << t.mixed_rows
+            << " with exact pairs or a series, " << t.unrepresentable << " too large; errors up to";
   for (const Kind kind : {Kind::y, Kind::saved_y, Kind::dq, Kind::dk, Kind::dv, Kind::db})
     std::cout << " " << t.worst[static_cast<std::size_t>(kind)] << " (" << kind_names[static_cast<std::size_t>(kind)]
               << ")";
@@ -88,7 +90,9 @@ int main(int argc, char** argv) {
   std::uint64_t seed = words.size() > 1 ? std::stoull(words[1]) : 1;
   Found found;
   do {
-    search(seed++, found);
+    search(seed, found);
+    if (seconds > 0 && seed < first_seed_of_softmax_pairs) search(seed + first_seed_of_softmax_pairs, found);
+    ++seed;
   } while (passed() < seconds && (keep_going || found.failed_cases < 20));
   print(found, passed());
   return found.failures > 0 ? 1 : 0;

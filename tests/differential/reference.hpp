@@ -17,7 +17,7 @@ namespace nprf::test::differential {
 
 struct Model {
   Kernel kernel;
-  Matrix<Exact> w;  // (m,d)
+  Side queries, keys;
   Bias bias;
 };
 
@@ -31,6 +31,7 @@ struct Problem {
   Index batch = 1, heads = 1, n_q = 0, n_k = 0, d = 0, d_v = 0;
   bool causal = false;
   Index offset = 0;
+  Index near = 0;                // the width of the near field
   Exact radius = 0;              // 0: rows are not normalised
   Exact largest = 0;             // gradients are checked if dy_i.v_j is below this; 0: always
   Exact root = 0;                // square root of the smallest normal number
@@ -39,8 +40,13 @@ struct Problem {
   std::vector<Packed> sequences;
   std::vector<char> is_checked;  // (n_q): other rows are not computed, and their dy is zero
   std::vector<Exact> q, k, v, dy;
+  // [batch, heads, n_q]  the rows that are those of exact softmax; empty: those whose terms cancel
+  std::vector<char> is_softmax;
 
-  bool is_signed() const { return models[0].kernel == Kernel::trigonometric; }
+  bool is_signed() const { return models[0].kernel == Kernel::trigonometric || is_series(); }
+  bool is_series() const { return models[0].kernel == Kernel::taylor; }
+  /// Whether rows may be those of exact softmax.
+  bool has_softmax_rows() const { return near > 0 || is_series(); }
   /// Whether the direction and the padding allow query i to attend to key j of its sequence.
   bool may_attend(Index b, const Packed& x, Index i, Index j) const {
     return (!causal || j <= i + offset) && takes_part[static_cast<std::size_t>(b * n_k + x.first_key + j)];
@@ -59,6 +65,8 @@ enum class Row : char {
 struct Truth {
   std::vector<Row> rows;             // [batch, heads, n_q]
   std::vector<Exact> y, dq, dk, dv;  // shapes as in Problem
+  std::vector<char> is_softmax;      // [batch, heads, n_q]  the rows of exact softmax
+  std::vector<Exact> other_y;        // y by the other formula, if rows may be those of exact softmax; else empty
   std::vector<Exact> y_condition;  // [batch, heads, n_q]  the sum of the terms' magnitudes over D; infinity for D <= 0
   std::vector<Exact> y_size, dq_size;  // [batch, heads, n_q]
   std::vector<Exact> dq_unweighted, dk_unweighted,
@@ -80,6 +88,9 @@ namespace detail {
 /// Rows with a larger condition are ill-conditioned.
 inline constexpr Exact worst_condition = 1e6L;
 
+/// Where rows may be those of exact softmax, those with a larger condition are.
+inline constexpr Exact worst_sum_of_features = 16;
+
 /// One sequence of one head, row by row.
 class Sequence {
  public:
@@ -92,10 +103,11 @@ class Sequence {
         m_model(problem.models[static_cast<std::size_t>(h)]),
         m_first_q((b * m.heads + h) * m.n_q + sequence.first_query),
         m_first_k((b * m.heads + h) * m.n_k + sequence.first_key),
-        m_queries(m_model.kernel, m_model.w, m.radius, m.q.data() + m_first_q * m.d, sequence.queries, m.d),
-        m_keys(m_model.kernel, m_model.w, m.radius, m.k.data() + m_first_k * m.d, sequence.keys, m.d),
+        m_queries(m_model.kernel, m_model.queries, m.radius, m.q.data() + m_first_q * m.d, sequence.queries, m.d),
+        m_keys(m_model.kernel, m_model.keys, m.radius, m.k.data() + m_first_k * m.d, sequence.keys, m.d),
         m_dkeys(Matrix<Exact>::Zero(sequence.keys, m_keys.phi.cols())),
         m_factors(truth.db[static_cast<std::size_t>(h)].size(), 0) {
+    if (m.has_softmax_rows()) add_steepness_of_softmax();
     for (Index i = 0; i < sequence.queries; ++i) set_steepness(m_queries, i, m_truth.q_steepness, m_first_q);
     for (Index j = 0; j < sequence.keys; ++j) {
       if (!m.takes_part[static_cast<std::size_t>(b * m.n_k + sequence.first_key + j)]) continue;
@@ -127,6 +139,7 @@ class Sequence {
     Index j;
     Pair pair;
     Exact factor, weight, size;  // exp(b) of the pair, phi.phi exp(b), and its magnitude without cancellation
+    bool is_exact;               // weight = factor = exp(q'.k' + b)
   };
 
   template <class X>
@@ -144,28 +157,63 @@ class Sequence {
     if (std::isfinite(norm)) m_truth.longest_row = std::max(m_truth.longest_row, norm);
   }
 
+  // the derivative of q'.k' with respect to an input row is at most its scale times the largest norm on the other side
+  void add_steepness_of_softmax() {
+    const auto longest = [](Exact most, const auto& row) {
+      const Exact norm = row.norm();
+      return std::isfinite(norm) ? std::max(most, norm) : most;
+    };
+    Exact query = 0, key = 0;
+    for (Index i = 0; i < m_at.queries; ++i) query = longest(query, m_queries.x.row(i));
+    for (Index j = 0; j < m_at.keys; ++j)
+      if (m.takes_part[static_cast<std::size_t>(m_b * m.n_k + m_at.first_key + j)]) key = longest(key, m_keys.x.row(j));
+    m_queries.steepness += key * m_queries.scale;
+    m_keys.steepness += query * m_keys.scale;
+  }
+
   const Exact* value(Index j) const { return m.v.data() + (m_first_k + j) * m.d_v; }
 
-  // y_i = sum_j w_ij v_j / sum_j w_ij, w_ij = phi(q_i).phi(k_j) exp(b_ij)
+  // the terms of the row's formula, after y by the other one
+  void find_terms_of_formula(Index i) {
+    if (!m.has_softmax_rows()) return find_terms(i, false);
+    find_terms(i, false);
+    Exact D = 0, size = 0;
+    for (const Term& t : m_terms) D += t.weight, size += t.size;
+    if (m_terms.empty()) return;
+    char& is_softmax = at(m_truth.is_softmax, m_first_q + i);
+    is_softmax = m.is_softmax.empty() ? !(D > 0 && size <= worst_sum_of_features * D) : at(m.is_softmax, m_first_q + i);
+    if (!is_softmax) find_terms(i, true);
+    set_mean(m_truth.other_y.data() + (m_first_q + i) * m.d_v);
+    find_terms(i, is_softmax);
+  }
+
+  // y = sum of weight v / sum of weight
+  void set_mean(Exact* y) const {
+    Exact D = 0;
+    for (const Term& t : m_terms) {
+      D += t.weight;
+      for (Index p = 0; p < m.d_v; ++p) y[p] += t.weight * value(t.j)[p];
+    }
+    for (Index p = 0; p < m.d_v; ++p) y[p] /= D;
+  }
+
+  // y_i = sum_j w_ij v_j / sum_j w_ij, w_ij = phi(q_i).phi(k_j) exp(b_ij), or exp(q_i'.k_j' + b_ij)
   void solve_row(Index i) {
-    find_terms(i);
+    find_terms_of_formula(i);
     m_has_weights = has_weights(i);
     Row& kind = at(m_truth.rows, m_first_q + i);
     kind = m_terms.empty() ? Row::empty : Row::regular;
     if (m_terms.empty()) return;
     Exact* y = m_truth.y.data() + (m_first_q + i) * m.d_v;
+    set_mean(y);
     Exact D = 0, size = 0, largest = 0;
     bool finite = m_queries.x.row(i).allFinite() && m_queries.phi.row(i).allFinite();
     for (const Term& t : m_terms) {
       D += t.weight, size += t.size;
-      for (Index p = 0; p < m.d_v; ++p) {
-        y[p] += t.weight * value(t.j)[p];
-        largest = std::max(largest, std::abs(value(t.j)[p]));
-      }
+      for (Index p = 0; p < m.d_v; ++p) largest = std::max(largest, std::abs(value(t.j)[p]));
       finite =
           finite && std::isfinite(t.weight) && std::ranges::find(m_non_finite_keys, t.j) == m_non_finite_keys.end();
     }
-    for (Index p = 0; p < m.d_v; ++p) y[p] /= D;
     at(m_truth.y_size, m_first_q + i) = largest;
     at(m_truth.y_condition, m_first_q + i) = D > 0 ? size / D : -minus_infinity;
     if (!finite)
@@ -239,8 +287,16 @@ class Sequence {
     }
   }
 
-  void find_terms(Index i) {
+  // q'.k'; NaN for a non-finite row, even if all products are infinities of one sign
+  Exact score(Index i, Index j) const {
+    const bool is_finite = m_queries.x.row(i).allFinite() && m_keys.x.row(j).allFinite();
+    return is_finite ? m_queries.x.row(i).dot(m_keys.x.row(j)) : std::numeric_limits<Exact>::quiet_NaN();
+  }
+
+  void find_terms(Index i, bool is_softmax) {
     m_terms.clear();
+    // of a pair of features, beside exp(q'.k')
+    const Exact of_features = m.has_softmax_rows() ? m_queries.exponent[i] - std::log(m_queries.num_random()) : 0;
     const RowBias bias(m_model.bias, i, m.offset, m_at.keys);
     Exact most = minus_infinity;
     for (Index j = 0; j < m_at.keys; ++j) {
@@ -248,14 +304,19 @@ class Sequence {
       const Pair pair = bias(j);
       if (pair.bias == minus_infinity) continue;
       m_truth.largest_bias = std::max(m_truth.largest_bias, std::abs(pair.bias + bias.common_offset()));
-      const Exact exponent = pair.bias + m_keys.exponent[j];
+      const bool is_exact = is_softmax || bias.is_near(j, m.near);
+      const Exact exponent = pair.bias + (is_exact ? score(i, j) : of_features + m_keys.exponent[j]);
       if (exponent > most) most = exponent;
-      m_terms.push_back({j, pair, exponent, 0, 0});
+      m_terms.push_back({j, pair, exponent, 0, 0, is_exact});
     }
     const Index r = m_keys.phi.cols();
     const Exact* a = &m_queries.phi(i, 0);
     for (Term& t : m_terms) {
       t.factor = std::exp(t.factor - most);
+      if (t.is_exact) {
+        t.weight = t.size = t.factor;
+        continue;
+      }
       const Exact* b = &m_keys.phi(t.j, 0);
       Exact score = 0;
       for (Index f = 0; f < r; ++f) score += a[f] * b[f];
@@ -279,6 +340,7 @@ class Sequence {
     const Index r = m_keys.phi.cols();
     const Exact* a = &m_queries.phi(i, 0);
     m_dquery.assign(static_cast<std::size_t>(r), 0);
+    Exact* dx = m_truth.dq.data() + (m_first_q + i) * m.d;  // of q', until the end
     Exact sum = 0;
     for (const Term& t : m_terms) {
       const Exact p = t.weight / D, size = t.size / D;
@@ -289,7 +351,13 @@ class Sequence {
       const Exact dw = (dy_v - dy_y) / D, dscore = dw * t.factor;
       const Exact* b = &m_keys.phi(t.j, 0);
       Exact* db = &m_dkeys(t.j, 0);
-      for (Index f = 0; f < r; ++f) m_dquery[static_cast<std::size_t>(f)] += dscore * b[f], db[f] += dscore * a[f];
+      if (t.is_exact)
+        for (Index c = 0; c < m.d; ++c) {
+          dx[c] += dw * t.weight * m_keys.x(t.j, c);
+          m_truth.dk[static_cast<std::size_t>((m_first_k + t.j) * m.d + c)] += dw * t.weight * m_queries.x(i, c);
+        }
+      else
+        for (Index f = 0; f < r; ++f) m_dquery[static_cast<std::size_t>(f)] += dscore * b[f], db[f] += dscore * a[f];
       sum += size;
       at(m_truth.dk_size, m_first_k + t.j) += size * s;
       at(m_truth.dv_size, m_first_k + t.j) += size * dy_size;
@@ -299,7 +367,7 @@ class Sequence {
       parameter(m_truth.db_factor, t.pair.parameter) += std::abs(t.pair.derivative);
       at(m_factors, t.pair.parameter) += std::abs(t.pair.derivative);
     }
-    m_queries.backward(i, m_dquery.data(), m_truth.dq.data() + (m_first_q + i) * m.d);
+    m_queries.backward(i, m_dquery.data(), dx);
     at(m_truth.dq_size, m_first_q + i) = s * sum * m_queries.steepness[i];
     at(m_truth.dq_unweighted, m_first_q + i) = s * static_cast<Exact>(m_terms.size()) * m_queries.steepness[i];
   }
@@ -340,6 +408,8 @@ inline Truth solve(Problem& x) {
   truth.rows.assign(of(queries), Row::unknown);
   truth.y.assign(of(queries * x.d_v), 0), truth.dq.assign(of(queries * x.d), 0);
   truth.dk.assign(of(keys * x.d), 0), truth.dv.assign(of(keys * x.d_v), 0);
+  truth.is_softmax.assign(of(queries), false);
+  if (x.has_softmax_rows()) truth.other_y.assign(of(queries * x.d_v), 0);
   for (auto* sizes : {&truth.y_condition, &truth.y_size, &truth.dq_size, &truth.dq_unweighted, &truth.q_steepness})
     sizes->assign(of(queries), 0);
   for (auto* sizes : {&truth.dk_size, &truth.dv_size, &truth.dk_unweighted, &truth.dv_unweighted, &truth.k_steepness})
@@ -351,7 +421,8 @@ inline Truth solve(Problem& x) {
     for (auto* each : {&truth.db, &truth.db_size, &truth.db_unweighted, &truth.db_factor})
       each->emplace_back(parameters, Exact(0));
     truth.db_is_non_finite.emplace_back(parameters, false);
-    if (model.w.size() > 0) truth.longest_w = std::max(truth.longest_w, model.w.rowwise().norm().maxCoeff());
+    if (const Matrix<Exact>& w = model.queries.w; w.size() > 0)
+      truth.longest_w = std::max(truth.longest_w, w.rowwise().norm().maxCoeff());
   }
   for (Index i = 0; i < x.n_q; ++i)
     if (!x.is_checked[of(i)])

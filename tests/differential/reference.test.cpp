@@ -16,11 +16,12 @@ namespace nprf::test::differential {
 
 namespace {
 
-Case small_case(Map map, Place place, std::uint64_t seed) {
+Case small_case(Map map, Place place, std::uint64_t seed, Index near = 0) {
   Draw draw(seed);
   Case c;
   c.seed = seed, c.in_double = true, c.map = map, c.causal = seed % 3 == 0;
   c.d = 3, c.m = 4, c.d_v = 2, c.n_q = 5, c.n_k = 6;
+  c.near = near;
   c.radius = seed % 2 == 0 ? 1.5 : 0;
   Bias grid;
   grid.place = Place::grid, grid.height = 2, grid.width = 2, grid.extra_tokens = 1;
@@ -55,53 +56,62 @@ Exact& parameter(Problem& x, std::size_t at) {
   return at < bias.weights.size() ? bias.weights[at] : bias.extra[at - bias.weights.size()];
 }
 
-const std::vector<Map> maps{Map::orf, Map::hyperbolic, Map::trf, Map::elu};
+const std::vector<Map> maps{Map::orf, Map::hyperbolic, Map::trf, Map::elu, Map::taylor, Map::centred_taylor};
 const std::vector<Place> places{Place::none, Place::table, Place::t5, Place::alibi, Place::grid};
 
 }  // namespace
 
 TEST_CASE("the gradients of the reference are central differences", "[differential]") {
   std::uint64_t seed = 40;
+  const auto check = [&](Map map, Place place, Index near) {
+    const Case c = small_case(map, place, ++seed, near);
+    INFO(c.name());
+    Problem problem = Inputs<double>(c).problem();
+    const Truth truth = solve(problem);
+    CHECK(difference_error(problem, truth.dq, [](Problem& x, std::size_t i) -> Exact& { return x.q[i]; }) < 1e-8);
+    CHECK(difference_error(problem, truth.dk, [](Problem& x, std::size_t i) -> Exact& { return x.k[i]; }) < 1e-8);
+    CHECK(difference_error(problem, truth.dv, [](Problem& x, std::size_t i) -> Exact& { return x.v[i]; }) < 1e-8);
+    CHECK(difference_error(problem, truth.db[0], parameter) < 1e-8);
+  };
   for (const Map map : maps)
     for (const Place place : places) {
-      const Case c = small_case(map, place, ++seed);
-      INFO(c.name());
-      Problem problem = Inputs<double>(c).problem();
-      const Truth truth = solve(problem);
-      CHECK(difference_error(problem, truth.dq, [](Problem& x, std::size_t i) -> Exact& { return x.q[i]; }) < 1e-8);
-      CHECK(difference_error(problem, truth.dk, [](Problem& x, std::size_t i) -> Exact& { return x.k[i]; }) < 1e-8);
-      CHECK(difference_error(problem, truth.dv, [](Problem& x, std::size_t i) -> Exact& { return x.v[i]; }) < 1e-8);
-      CHECK(difference_error(problem, truth.db[0], parameter) < 1e-8);
+      check(map, place, 0);
+      if (map != Map::elu) check(map, place, 2);
     }
 }
 
 TEST_CASE("the reference of the search equals nprf::reference where that is precise", "[differential]") {
   std::uint64_t seed = 80;
+  const auto check = [&](Map map, Place place, Index near) {
+    const Case c = small_case(map, place, ++seed, near);
+    INFO(c.name());
+    const Inputs<double> inputs(c);
+    Problem problem = inputs.problem();
+    const Truth truth = solve(problem);
+    const auto rows = [](const std::vector<double>& x, Index n) {
+      return Eigen::Map<const Matrix<double>>(x.data(), n, static_cast<Index>(x.size()) / n);
+    };
+    const AttentionOptions options{c.causal ? Direction::causal : Direction::bidirectional,
+                                   c.radius > 0 ? Normalization::unit(c.radius) : Normalization::none(),
+                                   Engine::automatic, near};
+    const Matrix<double> y = std::visit(
+        [&](const auto& map_of, const auto& position) {
+          return reference::kernelized_attention(Attention(map_of, position, options), rows(inputs.q, c.n_q),
+                                                 rows(inputs.k, c.n_k), rows(inputs.v, c.n_k));
+        },
+        inputs.maps[0], inputs.positions[0]);
+    double worst = 0;
+    for (Index i = 0; i < c.n_q; ++i)
+      if (truth.rows[static_cast<std::size_t>(i)] == Row::regular && !truth.is_softmax[static_cast<std::size_t>(i)])
+        for (Index p = 0; p < c.d_v; ++p)
+          worst = std::max(worst,
+                           std::abs(y(i, p) - static_cast<double>(truth.y[static_cast<std::size_t>(i * c.d_v + p)])));
+    CHECK(worst < 1e-10);
+  };
   for (const Map map : maps)
     for (const Place place : places) {
-      const Case c = small_case(map, place, ++seed);
-      INFO(c.name());
-      const Inputs<double> inputs(c);
-      Problem problem = inputs.problem();
-      const Truth truth = solve(problem);
-      const auto rows = [](const std::vector<double>& x, Index n) {
-        return Eigen::Map<const Matrix<double>>(x.data(), n, static_cast<Index>(x.size()) / n);
-      };
-      const AttentionOptions options{c.causal ? Direction::causal : Direction::bidirectional,
-                                     c.radius > 0 ? Normalization::unit(c.radius) : Normalization::none()};
-      const Matrix<double> y = std::visit(
-          [&](const auto& map_of, const auto& position) {
-            return reference::kernelized_attention(Attention(map_of, position, options), rows(inputs.q, c.n_q),
-                                                   rows(inputs.k, c.n_k), rows(inputs.v, c.n_k));
-          },
-          inputs.maps[0], inputs.positions[0]);
-      double worst = 0;
-      for (Index i = 0; i < c.n_q; ++i)
-        if (truth.rows[static_cast<std::size_t>(i)] == Row::regular)
-          for (Index p = 0; p < c.d_v; ++p)
-            worst = std::max(worst,
-                             std::abs(y(i, p) - static_cast<double>(truth.y[static_cast<std::size_t>(i * c.d_v + p)])));
-      CHECK(worst < 1e-10);
+      check(map, place, 0);
+      if (map != Map::elu) check(map, place, 2);
     }
 }
 

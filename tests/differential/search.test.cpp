@@ -30,10 +30,16 @@ void check(std::uint64_t seed) {
 
 TEST_CASE("random calls that have failed once", "[differential]") {
   for (const std::uint64_t seed : regression_seeds) check(seed);
+  for (const std::uint64_t seed : regression_seeds_of_softmax_pairs) check(first_seed_of_softmax_pairs + seed);
 }
 
 TEST_CASE("a few random calls of all kinds", "[differential]") {
   for (std::uint64_t seed = 1; seed <= (NPRF_TEST_SANITIZED ? 50 : 400); ++seed) check(seed);
+}
+
+TEST_CASE("a few random calls with a near field or a series", "[differential]") {
+  for (std::uint64_t seed = 1; seed <= (NPRF_TEST_SANITIZED ? 30 : 200); ++seed)
+    check(first_seed_of_softmax_pairs + seed);
 }
 
 }  // namespace nprf::test::differential

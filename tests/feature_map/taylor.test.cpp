@@ -2,6 +2,7 @@
 #include "nprf/feature_map/taylor.hpp"
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "feature_map/check_backward.hpp"
@@ -31,7 +32,8 @@ Matrix<double> unit_rows(Index n, Index d, std::uint64_t seed) {
 }
 
 QuadraticFeatures<double> with_curvature(Index d, Index first, Index second) {
-  return {d, {first, second, 0.3 * normal_vector<double>(second, 3).cwiseAbs(), 0.2 * normal_vector<double>(d, 4)}};
+  return {d,
+          {first, second, 0.3 * normal_vector<double>(second, 3).cwiseAbs(), 0.2 * normal_vector<double>(d, 4), -0.7}};
 }
 
 }  // namespace
@@ -91,8 +93,8 @@ TEST_CASE("quadratic features have the factor of their curvature", "[feature_map
   Vector<double> log_factor;
   const Matrix<double> q = features.queries(x, {}, &log_factor);
   for (Index i = 0; i < 5; ++i) {
-    const double expected = (x.row(i).transpose().cwiseAbs2().cwiseProduct(features.terms().curvature)).sum() / 2;
-    CHECK(std::abs(log_factor[i] - expected) <= 16 * epsilon<double> * x.row(i).squaredNorm());
+    const double expected = (x.row(i).transpose().cwiseAbs2().cwiseProduct(features.terms().curvature)).sum() / 2 - 0.7;
+    CHECK(std::abs(log_factor[i] - expected) <= 16 * epsilon<double> * (x.row(i).squaredNorm() + 0.7));
   }
   double log_key;
   const Matrix<double> k = features.keys(x, {}, &log_key);
@@ -134,6 +136,11 @@ TEST_CASE("Taylor: options that do not fit together are rejected", "[feature_map
         QuadraticFeatures<float>(4, {4, 0, {}, Vector<float>::Zero(3)});
       },
       {"curvature: expected 4 scalars or none, got 3"});
+  check_invalid(
+      [] {
+        QuadraticFeatures<float>(4, {4, 0, {}, {}, std::numeric_limits<float>::infinity()});
+      },
+      {"terms: expected finite scalars"});
 }
 
 TEST_CASE("Taylor: arguments of wrong shapes are rejected", "[feature_map]") {

@@ -14,6 +14,7 @@
 
 #include "nprf/attention/attention.hpp"
 #include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
 #include "support/product.hpp"
 

@@ -188,10 +188,7 @@ class BackwardPass {
   void compute_input_gradients(SequenceGradients<T>& out) {
     const Index d_v = m_dy.cols();
     m_head.features.backward(m_saved.q, m_saved.A, m_dA, out.dq, m_team);
-    for (Index i = 0; i < m_exact_dq.rows(); ++i) {  // which have the factor 2^exponent already
-      scale_by_power_of_two<T>(-m_scaled.exponents()[i], m_exact_dq.row(i));
-      out.dq.row(i) += m_exact_dq.row(i);
-    }
+    if (has_exact_pairs()) out.dq += m_exact_dq;
     through_normalization(m_saved.q, m_saved.q_scale, m_scaled.exponents(), out.dq);
     for (const Index i : m_saved.short_queries) out.dq.row(i) *= LiftedRows<T>::lift;
     const bool has_gaps = m_keys.token_indices || m_n_k < out.dk.rows();

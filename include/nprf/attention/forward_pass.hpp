@@ -11,7 +11,7 @@
 
 #include "nprf/attention/exact/finite_rows.hpp"
 #include "nprf/attention/exact/near_field.hpp"
-#include "nprf/attention/exact/softmax_comparison.hpp"
+#include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
@@ -21,12 +21,15 @@
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/lag_range.hpp"
 #include "nprf/core/long_sums.hpp"
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/resize.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/scale_rows.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/engines.hpp"
 #include "nprf/toeplitz/factors.hpp"
 
 namespace nprf {
@@ -51,8 +54,7 @@ struct SequenceInputs {
 ///     add_near            the near field's share of N and D, if there is one
 ///     normalize           y = N / D for the rows whose error bound is within half of the tolerance
 ///     recompute_rows      the other rows, by tiles, in double or in the log domain; or all by exact softmax, if there
-///     is
-///                         a near field or the feature map is a series
+///                         is a near field or the feature map is a series
 ///     propagate           the non-finite keys and values to the rows that attend to them
 ///     compare             some rows with those of exact softmax, if requested
 ///     save_for_backward   if requested
@@ -90,7 +92,7 @@ class ForwardPass {
         m_rows(m_workspace.template take<Row>(m_n_q)) {}
 
   /// Sets y, adds to the report, and returns the comparison of the requested rows.
-  SoftmaxComparison run(Report& report) {
+  SoftmaxDifference run(Report& report) {
     compute_features();
     scale_values();
     contract();
@@ -99,7 +101,7 @@ class ForwardPass {
     recompute_rows(report);
     m_non_finite->propagate(m_v, m_head.features.is_positive(), m_y, m_team);
     if (m_n_q > 0 && m_n_k > 0) report.engine = m_product.engine();
-    const SoftmaxComparison comparison = compare();
+    const SoftmaxDifference comparison = compare();
     if (m_saved) save_for_backward();
     if (m_scale != 1) m_y *= m_scale;
     return comparison;
@@ -118,7 +120,10 @@ class ForwardPass {
 
   void compute_features() {
     const FeatureMapView<T>& features = m_head.features;
-    if (is_exact_fallback()) m_row_log_scales = m_workspace.template take<double>(m_n_q);
+    if (is_exact_fallback()) {
+      m_row_log_scales = m_workspace.template take<double>(m_n_q);
+      std::fill_n(m_row_log_scales, m_n_q, 0.0);
+    }
     if (has_near()) {
       const Workspace::Scope scope(m_workspace);
       auto log_factors = m_workspace.template vector<T>(m_n_q);
@@ -134,8 +139,10 @@ class ForwardPass {
   void scale_values() {
     const MatrixView<T> finite = m_non_finite->finite_values(m_v, m_value_maxima.data(), m_team);
     m_largest_value = m_n_k > 0 ? m_value_maxima.maxCoeff() : T(0);
-    // y is divided by this scale until the end. With rounding per block no bit of a row may depend on later values
-    m_scale = m_product.rounding() == Rounding::per_block ? T(1) : extreme_scale(m_largest_value);
+    // y is divided by this scale until the end. With rounding per block no bit of a row may depend on later values,
+    // even if the product is zero because all pairs are near
+    const bool per_block = toeplitz::properties_of(m_product.engine()).rounding == Rounding::per_block;
+    m_scale = per_block ? T(1) : extreme_scale(m_largest_value);
     if (m_scale != 1) m_value_maxima /= m_scale;
     m_scaled_v.emplace(divided_by_scale(finite, m_scale, m_team));
   }
@@ -239,9 +246,8 @@ class ForwardPass {
 
   // whether exact softmax replaces the row because the terms of its features cancel, or did not add up to a weight
   bool cancels(Index i) const {
-    constexpr double most = 16;
-    const double D = static_cast<double>(denominator(i));
-    return is_exact_fallback() && (D <= 0 || m_errors->size_of_terms(i, denominator(i)) > most * D);
+    return is_exact_fallback() &&
+           terms_cancel(static_cast<double>(denominator(i)), m_errors->size_of_terms(i, denominator(i)));
   }
 
   // whether the formula gives NaN, because the query is non-finite or attends to a non-finite key. If all weights
@@ -291,18 +297,20 @@ class ForwardPass {
   bool has_near() const { return m_position.problem().near.width > 0; }
   bool is_exact_fallback() const { return has_near() || m_head.features.is_series(); }
 
-  // the largest log-scale of the keys that an engine scales each row by (toeplitz/factors.hpp)
+  // the largest log-scale of the keys that an engine scales each row by (toeplitz/factors.hpp). If the product is zero,
+  // any is right, and this one does not depend on later keys
   void add_key_log_scales(bool accepted) {
+    const LagProblem<T>& problem = m_position.problem();
+    const LagRange support = problem.weights.support();
     double running = -std::numeric_limits<double>::infinity();
-    if (!accepted) {
+    if (!accepted && (support.size() > 0 || problem.border.count > 0)) {
       for (Index j = 0; j < m_n_k; ++j) running = std::max(running, m_log_scales[j]);
       for (Index i = 0; i < m_n_q; ++i) m_row_log_scales[i] += running;
       return;
     }
     const Slots &queries = m_position.queries().slots, &keys = m_keys.slots;
-    const Index last = m_position.problem().weights.support().last;
     for (Index i = 0, j = 0; i < m_n_q; ++i) {
-      for (; j < m_n_k && keys[j] <= queries[i] + last; ++j) running = std::max(running, m_log_scales[j]);
+      for (; j < m_n_k && keys[j] <= queries[i] + support.last; ++j) running = std::max(running, m_log_scales[j]);
       m_row_log_scales[i] += running;
     }
   }
@@ -333,8 +341,8 @@ class ForwardPass {
     SoftmaxRows<T>(rows, m_position.problem(), m_keys, q, k, m_team).forward(*m_scaled_v, emit);
   }
 
-  SoftmaxComparison compare() const {
-    SoftmaxComparison sum;
+  SoftmaxDifference compare() const {
+    SoftmaxDifference sum;
     if (m_x.compared_rows == 0) return sum;
     const Workspace::Scope scope(m_workspace);
     const Index count = std::min(m_x.compared_rows, m_n_q);

@@ -14,8 +14,10 @@ namespace nprf {
 ///
 /// Near field: pairs of a query and a key less than `near` tokens apart have the weight exp(q.k + b) of softmax, and
 /// only the other pairs that of features. It needs a map that estimates exp and reports its factors (feature_map.hpp).
-/// It takes time O(n near (d + d_v)). On a grid, pairs are near if they are less than `near` cells apart in each of its
-/// dimensions; pairs with an extra token are never near. A position with slots of its own must have pitch().
+/// It takes time O(n near (d + d_v)). Rows that have to be recomputed (CallOptions) then have the weights of softmax
+/// for all pairs; so they have without a near field for a map that is a series (feature_map.hpp). On a grid, pairs are
+/// near if they are less than `near` cells apart in each of its dimensions; pairs with an extra token are never near. A
+/// position with slots of its own must have pitch().
 struct AttentionOptions {
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);

@@ -68,10 +68,10 @@ class Saved {
 ///
 /// the magnitudes are s_i for dq_i; sum_i p_ij s_i for dk_j; sum_i p_ij |dy_i|_1 for dv_j; the sum of p_ij s_i over the
 /// pairs of a lag for its bias. Those of dq and dk are also multiplied by the largest derivative of the logarithm of a
-/// feature. For features of both signs, p_ij has |phi(q_i)| |phi(k_j)| in place of phi(q_i).phi(k_j), and |D_i| in
-/// place of D_i. Because of underflow, the magnitudes count every p_ij, of any key of the sequence, as at least the
-/// square root of the smallest normal number, and every p_ij s_i as at least the smallest normal number times the
-/// largest |dy_i|_1 and |v_j| of the sequence.
+/// feature; where pairs may be those of exact softmax, by the sum of it and of that of q.k. For features of both signs,
+/// p_ij has |phi(q_i)| |phi(k_j)| in place of phi(q_i).phi(k_j), and |D_i| in place of D_i. Because of underflow, the
+/// magnitudes count every p_ij, of any key of the sequence, as at least the square root of the smallest normal number,
+/// and every p_ij s_i as at least the smallest normal number times the largest |dy_i|_1 and |v_j| of the sequence.
 struct GradientReport {
   Engine engine = Engine::automatic;  // of the first sequence; automatic if there was nothing to compute
   Index recomputed_queries = 0;       // gradients of queries, keys and lags that failed their error bound, and were

@@ -14,7 +14,8 @@ struct QuadraticTerms {
   Index first = 0;        // first-order features, of the coordinates 0..first-1
   Index second = 0;       // coordinates with second-order features, at most `first`
   Vector<T> mean_square;  // (second)  subtracted from z_l^2
-  Vector<T> curvature;    // (d), or empty for zeros: the row's factor is exp(sum_l curvature_l z_l^2 / 2)
+  Vector<T> curvature;    // (d), or empty for zeros: the row's factor is exp(log_scale + sum_l curvature_l z_l^2 / 2)
+  T log_scale = 0;
 
   Index output_dim() const { return 1 + first + second * (second + 1) / 2; }
 };
@@ -22,7 +23,7 @@ struct QuadraticTerms {
 /// The features of one row of coordinates z, up to a factor of the row,
 ///
 ///     phi(z) = exp(g(z)) [1,  z_l,  (z_l^2 - mean_square_l) / sqrt(2),  z_l z_l' for l < l']
-///     g(z) = sum_l curvature_l z_l^2 / 2
+///     g(z) = log_scale + sum_l curvature_l z_l^2 / 2
 ///
 /// and their gradient. Second-order features are ordered by l, then by l' >= l. O(d + r) a row.
 template <Real T>
@@ -68,7 +69,7 @@ class QuadraticRow {
     T sum = 0;
     if (m_terms.curvature.size() > 0)
       for (Index l = 0; l < d; ++l) sum += m_terms.curvature[l] * z[l] * z[l];
-    return sum / 2;
+    return m_terms.log_scale + sum / 2;
   }
 
   const QuadraticTerms<T>& m_terms;

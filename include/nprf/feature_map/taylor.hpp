@@ -33,6 +33,8 @@ class QuadraticFeatures {
             m_terms.mean_square.size());
     require(m_terms.curvature.size() == 0 || m_terms.curvature.size() == m_d, "curvature: expected ", m_d,
             " scalars or none, got ", m_terms.curvature.size());
+    require(m_terms.mean_square.allFinite() && m_terms.curvature.allFinite() && std::isfinite(m_terms.log_scale),
+            "terms: expected finite scalars, got a NaN or an infinity");
   }
 
   Index input_dim() const { return m_d; }
@@ -44,7 +46,8 @@ class QuadraticFeatures {
   double relative_error(double norm) const {
     const double curvature =
         m_terms.curvature.size() > 0 ? static_cast<double>(m_terms.curvature.cwiseAbs().maxCoeff()) : 0;
-    return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * (4 + 3 * curvature * norm * norm);
+    const double log_scale = std::abs(static_cast<double>(m_terms.log_scale));
+    return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * (4 + 3 * curvature * norm * norm + log_scale);
   }
 
   /// (n,d) -> (n,r) without the factor of each row: phi(scale_i x_i) = exp(log_factor_i) times the returned row.

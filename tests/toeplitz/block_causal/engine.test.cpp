@@ -216,7 +216,7 @@ TEST_CASE("block-causal: irregular biases cost no row its digits", "[toeplitz]")
 TEMPLATE_TEST_CASE("block-causal: key log-scales may differ by more than the range of T", "[toeplitz]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
-  for (const Index last : {0, -3, 60}) {
+  for (const Index last : NPRF_TEST_SANITIZED ? std::vector<Index>{60} : std::vector<Index>{0, -3, 60}) {
     Case<T> x(1300, 1300, 4, fft::lane_count<T> + 1, last);
     for_each_spread(1300, [&](const char* name, const Vector<double>& e) {
       x.e = e;

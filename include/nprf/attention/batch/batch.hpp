@@ -123,8 +123,8 @@ class Batch {
       sum.empty_rows += one.empty_rows;
       sum.error_bound = std::max(sum.error_bound, one.error_bound);
     }
-    SoftmaxComparison comparison;
-    for (const SoftmaxComparison& one : m_comparisons) comparison += one;
+    SoftmaxDifference comparison;
+    for (const SoftmaxDifference& one : m_differences) comparison += one;
     sum.compared_rows = comparison.rows;
     sum.softmax_error = comparison.relative_error();
     sum.workspace_bytes = workspace_bytes(team);
@@ -153,7 +153,7 @@ class Batch {
   std::vector<Segment> m_segments;
   std::vector<PreparedSegments<T>> m_positions;  // one for each position
   std::vector<Report> m_reports;                 // one for each item, as the next three
-  std::vector<SoftmaxComparison> m_comparisons;
+  std::vector<SoftmaxDifference> m_differences;
   std::vector<GradientReport> m_gradient_reports;
   std::vector<BiasGradient> m_bias_gradients;
   std::vector<Matrix<double>> m_dbias, m_dextra;  // one for each head
@@ -188,7 +188,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
     throw std::length_error("nprf: the number of packed sequences, batch x heads x cumulative lengths, overflows");
   const Index items = sequences * static_cast<Index>(segments);
   m_reports.assign(static_cast<std::size_t>(items), Report{});
-  m_comparisons.assign(m_reports.size(), SoftmaxComparison{});
+  m_differences.assign(m_reports.size(), SoftmaxDifference{});
   if (call.check_finite) require_finite(q, k, v, call, team);
   if (saved) {
     saved->m_attention = nullptr;  // invalid until the call has succeeded
@@ -215,7 +215,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
     const Head<T> head = head_of(heads, item);
     const auto at = static_cast<std::size_t>(index);
     SavedSequence<T>* one = saved ? &saved->m_sequences[at] : nullptr;
-    m_comparisons[at] =
+    m_differences[at] =
         ForwardPass<T>(head, inputs, y(b, h).middleRows(x.q_begin, x.n_q), one, part).run(m_reports[at]);
   });
   if (call.report) *call.report = report(team);

@@ -12,19 +12,25 @@
 
 namespace nprf {
 
-/// The weights exp(s_ij + b_ij + a_i) of a block of queries and a run of keys, with scores s_ij = q_i.k_j and a
-/// constant a_i of each query. As a factor C of a tiled product of scores S (toeplitz/direct/backward_tile.hpp) they
-/// replace S by ones: with C = exp(S + b + a) the gradients of C U by S are those of (S o C) U at S = 1.
+/// The weights exp(s_ij + b_ij + a_i) of a block of queries and a run of keys, with scores s_ij = q_i.k_j and constants
+/// a_i and f_i of each query. As a factor C of a tiled product of scores S (toeplitz/direct/backward_tile.hpp) they
+/// replace S by f: with C = exp(S + b + a) the gradients of C U by S are those of (S o C) U at S = 1. The gradients of
+/// keys, values and biases are multiplied by f_i, but not those of queries, which could underflow.
 template <Real T, ScoreBiases<T> Biases>
 class ExponentialBlockWeights {
  public:
-  /// For runs of at most `most` keys, padded to whole packs. `constants` has an a_i for each query.
-  ExponentialBlockWeights(const Biases& biases, const T* constants, Index most, Workspace& scratch)
-      : m_biases(biases), m_constants(constants), m_most(most), m_values(scratch.take<T>(Block<T>::rows * most)) {}
+  /// For runs of at most `most` keys, padded to whole packs. `constants` and `factors` have a_i and f_i of each query.
+  ExponentialBlockWeights(const Biases& biases, const T* constants, const T* factors, Index most, Workspace& scratch)
+      : m_biases(biases),
+        m_constants(constants),
+        m_factors(factors),
+        m_most(most),
+        m_values(scratch.take<T>(Block<T>::rows * most)) {}
 
   /// For queries i..i+rows-1 and keys j0..j0+count-1: s + b + a without s, until replace_scores() is called.
   void set(Index i, Index rows, Index j0, Index count, Index packs) {
     for (Index k = 0; k < Block<T>::rows; ++k) {
+      m_block_factors[k] = k < rows ? m_factors[i + k] : T(0);
       T* row = m_values + k * m_most;
       const Index given = k < rows ? count : 0;
       if (given > 0) m_biases.set(i + k, j0, count, row);
@@ -33,13 +39,22 @@ class ExponentialBlockWeights {
     }
   }
 
-  /// Completes the weights by the scores S (Block<T>::rows,stride), which become ones.
+  /// Completes the weights by the scores S (Block<T>::rows,stride), which become f.
   void replace_scores(T* S, Index stride, Index packs) {
     for (Index k = 0; k < Block<T>::rows; ++k)
       for (Index j = 0; j < packs * Pack<T>::size; j += Pack<T>::size) {
         T *s = S + k * stride + j, *weight = m_values + k * m_most + j;
         exp(Pack<T>::load(s) + Pack<T>::load(weight)).store(weight);
-        Pack<T>::all(1).store(s);
+        Pack<T>::all(m_block_factors[k]).store(s);
+      }
+  }
+
+  /// Multiplies the rows of P (Block<T>::rows,stride) by f.
+  void multiply_by_factors(T* P, Index stride, Index packs) const {
+    for (Index k = 0; k < Block<T>::rows; ++k)
+      for (Index j = 0; j < packs * Pack<T>::size; j += Pack<T>::size) {
+        T* p = P + k * stride + j;
+        (Pack<T>::load(p) * Pack<T>::all(m_block_factors[k])).store(p);
       }
   }
 
@@ -47,7 +62,8 @@ class ExponentialBlockWeights {
 
  private:
   const Biases& m_biases;
-  const T* m_constants;
+  const T *m_constants, *m_factors;
+  T m_block_factors[Block<T>::rows] = {};
   Index m_most;
   T* m_values;
 };
@@ -56,10 +72,10 @@ class ExponentialBlockWeights {
 template <Real T, ScoreBiases<T> Biases>
 struct ExponentialWeights {
   const Biases& biases;
-  const T* constants;  // one for each query
+  const T *constants, *factors;  // one for each query
 
   ExponentialBlockWeights<T, Biases> block_weights(Index run, Workspace& scratch) const {
-    return {biases, constants, run, scratch};
+    return {biases, constants, factors, run, scratch};
   }
 
   toeplitz::RowRange keys(Index i0, Index rows, Index) const { return biases.keys(i0, rows); }

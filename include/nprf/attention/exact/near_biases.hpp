@@ -34,8 +34,6 @@ class NearBiases {
     m_table = workspace.take<T>(m_lags.size());
     for (Index l = 0; l < m_lags.size(); ++l) m_table[l] = static_cast<T>(b[l] - largest);
     m_reference = largest + (problem.largest_bias - problem.weight_bias);
-    for (Index l = 0; l < m_lags.size(); ++l)
-      if (b[l] > -infinity) m_spread = std::max(m_spread, largest - b[l]);
   }
 
   /// Whether there is any near lag.
@@ -43,8 +41,6 @@ class NearBiases {
   /// The largest bias, less the bias at which the weights of far lags are 1. A log-weight of a near pair is this plus
   /// its bias.
   double reference() const { return m_reference; }
-  /// The largest difference of two finite biases.
-  double spread() const { return m_spread; }
   /// The lags from the first near one to the last.
   LagRange lags() const { return m_lags; }
 
@@ -89,7 +85,7 @@ class NearBiases {
   const Placement &m_queries, &m_keys;
   LagRange m_lags;
   T* m_table;  // (lags)
-  double m_reference = 0, m_spread = 0;
+  double m_reference = 0;
 };
 
 }  // namespace nprf

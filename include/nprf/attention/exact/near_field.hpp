@@ -3,15 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numbers>
+#include <span>
 
 #include "nprf/attention/exact/exponential_weights.hpp"
 #include "nprf/attention/exact/near_biases.hpp"
 #include "nprf/attention/exact/softmax_tile.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
-#include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
+#include "nprf/core/row_quotient.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
@@ -50,12 +49,10 @@ class NearField {
             const Team& team)
       : m_lags(problem.lags), m_biases(problem, keys, team.workspace()), m_q(q), m_k(k), m_team(team) {}
 
-  /// The largest difference of biases.
-  double bias_spread() const { return m_biases.spread(); }
-
-  /// Adds the terms of near pairs for values v (n_k,d_v), and to the terms of `errors` likewise. Far pairs whose sum is
-  /// less than a rounding error beside the near ones are left out: then A_i becomes zero, and the log-scale that of the
-  /// near pairs, so that no near weight overflows.
+  /// Adds the terms of near pairs for values v (n_k,d_v), and to the terms of `errors` likewise. Where they are larger
+  /// than the sum of the far pairs, the log-scale becomes that of the near pairs, so that no near weight overflows, and
+  /// A_i, N_i and D_i change with it. A row that has to be recomputed, because far weights underflow or because its
+  /// near biases are rounded too coarsely, keeps or gets a D_i that has lost its precision (row_quotient.hpp).
   void add(const MatrixView<T>& v, FarSums<T> far, RowErrorBound<T>& errors) const {
     if (m_biases.empty()) return;
     using Tile = SoftmaxTile<T, NearBiases<T>>;
@@ -68,25 +65,28 @@ class NearField {
   }
 
   // with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
-  /// For G (n_q,d_v+1) = dL/d[N D] and U = [v 1] (n_k,d_v+1). The gradients of row i get the factor 2^exponents_i.
+  /// For G (n_q,d_v+1) = dL/d[N D] and U = [v 1] (n_k,d_v+1). The share of row i in dk, dU and db gets the factor
+  /// 2^exponents_i.
   void add_gradients(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
                      NearGradients<T> out) const {
     if (m_biases.empty()) return;
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
-    T* constants = workspace.take<T>(m_q.rows());
-    for (Index i = 0; i < m_q.rows(); ++i)
-      constants[i] = static_cast<T>(m_biases.reference() - log_scales[i] + exponents[i] * std::numbers::ln2);
-    const ExponentialWeights<T, NearBiases<T>> weights{m_biases, constants};
+    T *constants = workspace.take<T>(m_q.rows()), *factors = workspace.take<T>(m_q.rows());
+    for (Index i = 0; i < m_q.rows(); ++i) {
+      constants[i] = static_cast<T>(m_biases.reference() - log_scales[i]);
+      factors[i] = std::ldexp(T(1), exponents[i]);
+    }
+    const ExponentialWeights<T, NearBiases<T>> weights{m_biases, constants, factors};
     const auto x = toeplitz::Factors<T>::without_gaps(m_q, m_k, U);
-    toeplitz::GradientRefs<T> factors{out.dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
+    toeplitz::GradientRefs<T> gradients{out.dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
     const Index lags = out.db.empty() ? 0 : m_biases.lags().size();
     const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
-      const auto of = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j]; };
+      const auto of = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j]; };
       if (lags > 0) m_biases.add_gradient(pairs.i, pairs.j0, pairs.count, of, share);
     };
     const auto db = toeplitz::TiledProduct<T, ExponentialWeights<T, NearBiases<T>>>(x, weights)
-                        .add_gradients(G, factors, lags, m_team, add_db);
+                        .add_gradients(G, gradients, lags, m_team, add_db);
     const Index first = m_biases.lags().first - m_lags.first;
     for (Index block = 0; block < db.rows(); ++block)
       for (Index l = 0; l < lags; ++l) out.db[static_cast<std::size_t>(first + l)] += static_cast<double>(db(block, l));
@@ -95,22 +95,34 @@ class NearField {
  private:
   template <class RowN>
   void add_row(Index i, const RowN& N, T D, T largest, FarSums<T>& far, RowErrorBound<T>& errors) const {
-    constexpr T negligible = std::numeric_limits<T>::epsilon() / 8;
-    if (D == 0) return;  // no near key
+    if (D == 0) return;                    // no near key
+    if (largest < -largest_exponent<T>) {  // its biases are relative to one that the row does not attend to
+      far.D[i] = 0;
+      return;
+    }
     const double log_scale = static_cast<double>(largest) + m_biases.reference(), rise = log_scale - far.log_scales[i];
-    const double far_size = errors.size_of_terms(i, far.D[i]);
-    if (rise + std::log(static_cast<double>(D * negligible)) > std::log(far_size)) {
-      far.A.row(i).setZero();
-      far.N.row(i) = N;
-      far.D[i] = D;
+    const double far_size = std::max(errors.size_of_terms(i, far.D[i]), smallest_sum(errors.largest_values()[i]));
+    if (rise + std::log(static_cast<double>(D)) > std::log(far_size)) {
+      const T factor = static_cast<T>(std::exp(-rise));
+      far.A.row(i) *= factor;
+      far.N.row(i) = factor * far.N.row(i) + N;
+      far.D[i] = factor * far.D[i] + D;
       far.log_scales[i] = log_scale;
-      errors.set_exact(i, D);
+      errors.scale(i, factor);
+      errors.add_exact(i, D);
     } else {
       const T factor = static_cast<T>(std::exp(rise));
       far.N.row(i) += factor * N;
       far.D[i] += factor * D;
       errors.add_exact(i, factor * D);
     }
+  }
+
+  // the smallest D of row_keeps_precision(): beside a smaller one, far terms that underflowed would matter
+  double smallest_sum(T v_max) const {
+    constexpr double of_D = static_cast<double>(smallest_denominator<T>),
+                     of_N = static_cast<double>(smallest_normal_number<T>);
+    return v_max == 0 ? of_D : std::max(of_D, of_N * static_cast<double>(m_k.rows()) / static_cast<double>(v_max));
   }
 
   LagRange m_lags;  // of all pairs

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <span>
 
 #include "nprf/attention/exact/exponential_weights.hpp"
@@ -94,31 +93,32 @@ class SoftmaxRows {
     BiasGradient db;
   };
 
-  /// For U = [v 1] (n_k,d_v+1), G (n_q,d_v+1) = dL/d[N D] where D is 1, and the log_scales of forward (n_q). The
-  /// gradients of row i get the factor 2^exponents_i.
+  /// For U = [v 1] (n_k,d_v+1), G (n_q,d_v+1) = dL/d[N D] where D is 1, and the log_scales of forward (n_q). The share
+  /// of row i in dk, dU and db gets the factor 2^exponents_i.
   void backward(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
                 Gradients out) const {
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     const Index count = m_rows.count();
-    T* constants = workspace.take<T>(count);
+    T *constants = workspace.take<T>(count), *factors = workspace.take<T>(count);
     for (Index i = 0; i < count; ++i) {
       const Index query = m_rows.index(i);
-      constants[i] = static_cast<T>(exponents[query] * std::numbers::ln2 - log_scales[query]);
+      constants[i] = static_cast<T>(-log_scales[query]);
+      factors[i] = std::ldexp(T(1), exponents[query]);
     }
     auto dq = workspace.template matrix<T>(count, m_q.cols());  // of these rows
     dq.setZero();
-    const ExponentialWeights<T, SubsetBiases<T>> weights{m_biases, constants};
+    const ExponentialWeights<T, SubsetBiases<T>> weights{m_biases, constants, factors};
     const MatrixView<T> q = m_q;
     const auto x = toeplitz::Factors<T>::without_gaps(q, m_k, U);
-    toeplitz::GradientRefs<T> factors{dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
+    toeplitz::GradientRefs<T> gradients{dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
     const Index lags = static_cast<Index>(out.db.lags.size()), border = static_cast<Index>(out.db.border.size());
     const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
-      const auto of = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j]; };
+      const auto of = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j]; };
       m_bias.add_gradient(m_rows.index(pairs.i), pairs.j0, pairs.count, of, lags > 0 ? share : nullptr, share + lags);
     };
     const auto db = toeplitz::TiledProduct<T, ExponentialWeights<T, SubsetBiases<T>>>(x, weights)
-                        .add_gradients(m_rows.template of<T>(G), factors, lags + border, m_team, add_db);
+                        .add_gradients(m_rows.template of<T>(G), gradients, lags + border, m_team, add_db);
     for (Index block = 0; block < db.rows(); ++block) {
       for (Index l = 0; l < lags; ++l) out.db.lags[static_cast<std::size_t>(l)] += static_cast<double>(db(block, l));
       for (Index e = 0; e < border; ++e)

@@ -40,14 +40,16 @@ double error_of_weights(double bias_spread) {
                                      : 0;
 }
 
+/// A weight exp(-largest_exponent) is nothing beside 1.
+template <Real T>
+inline constexpr double largest_exponent = sizeof(T) == sizeof(float) ? 104 : 745;
+
 /// The rounding error of rows of exact softmax over `keys` keys, relative to the largest |v|: that of the weights
-/// exp(q.k + b), for d channels, norms of q and k with the product `norms`, and biases up to `bias_spread` apart, and
-/// that of the sums over runs of 256 keys.
+/// exp(q.k + b), for d channels, norms of q and k with the product `norms`, and biases up to `bias_spread` apart, of
+/// which the row attends to one within largest_exponent of the largest; and that of the sums over runs of 256 keys.
 template <Real T>
 double error_of_softmax(Index d, double norms, double bias_spread, Index keys) {
-  // weights of a smaller logarithm are nothing beside 1
-  constexpr double least = sizeof(T) == sizeof(float) ? 104 : 745;
-  const double scores = growth_of_roundings(d) * norms + 2 * (norms + std::min(bias_spread, least));
+  const double scores = growth_of_roundings(d) * norms + 2 * (norms + std::min(bias_spread, largest_exponent<T>));
   const double roundings = scores + 2 * growth_of_roundings(std::min<Index>(keys, 256) + keys / 256) + 8;
   return static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * roundings;
 }
@@ -103,13 +105,15 @@ class RowErrorBound {
   double size_of_terms(Index i, T D) const {
     return std::abs(static_cast<double>(m_terms ? m_terms[i] : D)) + (m_fft_errors.Y ? m_fft_errors.sums[i] : 0);
   }
-  /// Adds positive terms to row i that are computed without an FFT, or replaces all its terms by such.
+  /// Multiplies the terms of row i by a factor.
+  void scale(Index i, T factor) {
+    if (m_terms) m_terms[i] *= factor;
+    if (m_fft_errors.Y)
+      m_fft_errors.Y[i] *= static_cast<double>(factor), m_fft_errors.sums[i] *= static_cast<double>(factor);
+  }
+  /// Adds positive terms to row i that are computed without an FFT.
   void add_exact(Index i, T terms) {
     if (m_terms) m_terms[i] = std::abs(m_terms[i]) + terms;
-  }
-  void set_exact(Index i, T terms) {
-    if (m_terms) m_terms[i] = terms;
-    if (m_fft_errors.Y) m_fft_errors.Y[i] = m_fft_errors.sums[i] = 0;
   }
 
   /// The condition of row i, from its numerators and its denominator.

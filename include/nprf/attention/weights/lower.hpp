@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
@@ -40,7 +43,8 @@ LagProblem<T> lower(const PositionView<T>& position, Direction direction, Index 
   x.has_own_slots = position.is_placed();
   require(near == 0 || !x.has_own_slots || position.pitch() > 0,
           "near: expected 0 for a position with slots but without pitch(), got ", near);
-  x.near = {near, x.has_own_slots ? position.pitch() : 0, offset};
+  const Index farthest = x.query_slots + x.key_slots + std::abs(offset);  // so that no sum with the width overflows
+  x.near = {std::min(near, farthest), x.has_own_slots ? position.pitch() : 0, offset};
   add_biases_and_weights(x, bias.view(), position.extra().data(), pass, workspace);
   return x;
 }

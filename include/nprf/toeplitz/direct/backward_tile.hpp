@@ -22,7 +22,8 @@ struct PairRow {
 
 // forward: S = A B^T, Y = (S o C) U; so with P = G U^T: dA = (P o C) B, dB = (P o C)^T A, dU = (S o C)^T G, dC = S o P
 /// The gradients of Y = ((A B^T) o C) U for the queries of one tile; weights as in ForwardTile. Weights with
-/// replace_scores(S, stride, packs) get the scores of a block and may change both.
+/// replace_scores(S, stride, packs) get the scores of a block and may change both, and by multiply_by_factors(P,
+/// stride, packs) the terms P o C of dB, after those of dA.
 template <Real T, BlockWeights<T> Weights>
 class BackwardTile {
  public:
@@ -84,6 +85,7 @@ class BackwardTile {
           }
       m_B.add_product(LeftFactor<T, Step<keys>, Step<1>>{P, {}, {}}, block, out.dA.data() + i0 * out.dA.outerStride(),
                       out.dA.outerStride());  // (block,r)
+      if constexpr (requires { m_c.multiply_by_factors(P, keys, packs); }) m_c.multiply_by_factors(P, keys, packs);
     }
     add_transposed_product(m_P, m_x.A.middleRows(m_queries.begin, m_queries.size()),
                            out.dB.middleRows(j0, cols));  // (cols,r)

@@ -17,7 +17,8 @@ namespace nprf::cuda {
 ///     db[entry] = c[entry] sum (A_i.B_j) (G_i.U_j)    over the pairs (i, j) of the entry.
 ///
 /// If H is not null, G is zero for the selected queries, and H for all others. Lags then get the part of H alone, since
-/// CorrelationEngine adds that of G, and the border gets both. O(n^2 (r + p)) for n tokens.
+/// CorrelationEngine adds that of G, and the border gets both. O(n^2 (r + p)) for n tokens; with H O(n (r + p)) per
+/// token without a slot, O(n (r + p)) per selected query, and O(n^2) comparisons for a matrix that has any.
 struct GridLagGradientTask {
   Operand<float> A, B, G, U;  // (n,r) (n,r) (n,p + 1) (n,p + 1)
   Operand<float> H;           // (n,p + 1)
@@ -41,6 +42,7 @@ __global__ void __launch_bounds__(threads) grid_lag_gradients_kernel(GridLagGrad
                                       : task.c.border[position * task.c.stride + entry - task.c.size];
   float sum = 0;
   for (int z = position; c != 0 && z < task.z; z += task.positions) {
+    if (entry < task.c.size && !task.selected.any_in_matrix(z)) continue;
     const float *A = task.A.of(z), *B = task.B.of(z), *U = task.U.of(z);
     const bool* selected = task.selected.selected;
     if (selected) selected += static_cast<std::ptrdiff_t>(z) * task.A.tokens;

@@ -142,34 +142,84 @@ constexpr std::size_t shared_memory_bytes() {
 template <class Shape, int folds>
 constexpr int shared_memory_blocks = (folds * Shape::P <= 16 ? 512 : 256) / Shape::threads;
 
+/// The columns u_q and the sums Y_q over features of a block. A thread stores the entries of its own indices alone, so
+/// that no barrier is needed between its writes and its reads.
+template <class Shape, int folds, Placement columns, Placement sums>
+class FoldedColumns {
+ public:
+  static constexpr int P = Shape::P, L = Shape::L, N = folds * L;
+
+  /// kept: shared memory of (folds,L) for columns, for sums, or for both.
+  __device__ __forceinline__ FoldedColumns(const float2* U, float2* kept)
+      : m_U(U), m_kept(kept), m_sum_shared(kept + (columns == Placement::in_shared_memory ? N : 0)) {
+    for_each([&](auto f, auto i, int at) {
+      if constexpr (columns == Placement::in_shared_memory) m_kept[at] = m_U[at];
+      sum(f, i, at) = make_float2(0, 0);
+    });
+  }
+
+  /// v_l = sum_f B_r[l + L f] u_q[l + L f]
+  __device__ __forceinline__ void fold(const float* B, float2 (&v)[P]) {
+    prevent_hoisting(m_U);
+    for_each([&](auto f, auto i, int at) {
+      const float b = __ldg(B + at);
+      const float2 u = columns == Placement::in_shared_memory ? m_kept[at] : __ldg(m_U + at);
+      if constexpr (decltype(f)::value == 0)
+        v[i] = b * u;
+      else
+        v[i] = make_float2(fmaf(b, u.x, v[i].x), fmaf(b, u.y, v[i].y));
+    });
+  }
+
+  /// Y_q[j] += A_r[j] v[j mod L]
+  __device__ __forceinline__ void add_product(const float* A, const float2 (&v)[P]) {
+    for_each([&](auto f, auto i, int at) {
+      const float a = __ldg(A + at);
+      float2& y = sum(f, i, at);
+      y = make_float2(fmaf(a, v[i].x, y.x), fmaf(a, v[i].y, y.y));
+    });
+  }
+
+  __device__ __forceinline__ void store_sums(float2* Y) {
+    for_each([&](auto f, auto i, int at) { Y[at] = sum(f, i, at); });
+  }
+
+ private:
+  // f(fold, i, index) for each index of the thread
+  template <class F>
+  __device__ __forceinline__ static void for_each(F&& f) {
+    const int thread = static_cast<int>(threadIdx.x);
+    fft::unrolled<folds>([&](auto fold) {
+      fft::unrolled<P>([&](auto i) { f(fold, i, fold * L + Shape::template index<1>(thread, i)); });
+    });
+  }
+  template <class Fold, class I>
+  __device__ __forceinline__ float2& sum(Fold fold, I i, int at) {
+    if constexpr (sums == Placement::in_shared_memory)
+      return m_sum_shared[at];
+    else
+      return m_sum[fold * P + i];
+  }
+
+  const float2* m_U;
+  float2 *m_kept, *m_sum_shared;
+  float2 m_sum[sums == Placement::in_registers ? folds * P : 1];
+};
+
 /// Blocks (pairs, residue classes and groups of features, z).
 template <class Shape, int folds, Placement columns, Placement sums>
 __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, folds>))
     shared_memory_kernel(SharedMemoryTask task) {
-  constexpr int P = Shape::P, L = Shape::L, N = folds * L;
+  constexpr int P = Shape::P, N = folds * Shape::L;
   using Transform = fft::BlockTransform<Shape>;
   const int thread = static_cast<int>(threadIdx.x), z = static_cast<int>(blockIdx.z),
             pair = static_cast<int>(blockIdx.x);
   const int q = static_cast<int>(blockIdx.y) % (2 * folds), group = static_cast<int>(blockIdx.y) / (2 * folds);
   const Transform transform(shared_memory<float2>());
-  float2* kept = shared_memory<float2>() + Transform::shared;  // (folds,L) for columns, for sums, or for both
-  const float2* U = task.U + ((static_cast<std::ptrdiff_t>(z) * 2 * folds + q) * task.pairs + pair) * N;
-  const float2* spectrum = task.spectrum + z % task.heads * task.stride + static_cast<std::ptrdiff_t>(q) * L;
-  float2* sum_shared = kept + (columns == Placement::in_shared_memory ? N : 0);
-  float2 sum[sums == Placement::in_registers ? folds * P : 1];
-  const auto place = [thread](auto f, auto i) { return f * L + Shape::template index<1>(thread, i); };
-
-  // no barrier is needed, since each thread accesses only its own indices of `kept`
-  fft::unrolled<folds>([&](auto f) {
-    fft::unrolled<P>([&](auto i) {
-      const int at = place(f, i);
-      if constexpr (columns == Placement::in_shared_memory) kept[at] = U[at];
-      if constexpr (sums == Placement::in_shared_memory)
-        sum_shared[at] = make_float2(0, 0);
-      else
-        sum[f * P + i] = make_float2(0, 0);
-    });
-  });
+  const float2* spectrum = task.spectrum + z % task.heads * task.stride + static_cast<std::ptrdiff_t>(q) * Shape::L;
+  FoldedColumns<Shape, folds, columns, sums> signals(
+      task.U + ((static_cast<std::ptrdiff_t>(z) * 2 * folds + q) * task.pairs + pair) * N,
+      shared_memory<float2>() + Transform::shared);
   __syncthreads();
 
   const int r = task.r, begin = group * task.features, end = min(r, begin + task.features);
@@ -178,41 +228,15 @@ __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, f
 #pragma unroll 1
   for (int feature = begin; feature < end; ++feature, A += N, B += N) {
     float2 v[P];
-    prevent_hoisting(U);
     prevent_hoisting(spectrum);
-    fft::unrolled<folds>([&](auto f) {
-      fft::unrolled<P>([&](auto i) {
-        const int at = place(f, i);
-        const float b = __ldg(B + at);
-        const float2 u = columns == Placement::in_shared_memory ? kept[at] : __ldg(U + at);
-        if constexpr (decltype(f)::value == 0)
-          v[i] = b * u;
-        else
-          v[i] = make_float2(fmaf(b, u.x, v[i].x), fmaf(b, u.y, v[i].y));
-      });
-    });
+    signals.fold(B, v);
     transform.forward(v);
     fft::unrolled<P>([&](auto i) { v[i] = multiply(v[i], __ldg(spectrum + i * Shape::threads + thread)); });
     transform.inverse(v);
-    fft::unrolled<folds>([&](auto f) {
-      fft::unrolled<P>([&](auto i) {
-        const int at = place(f, i);
-        const float a = __ldg(A + at);
-        float2& y =
-            sums == Placement::in_shared_memory ? sum_shared[at] : sum[sums == Placement::in_registers ? f * P + i : 0];
-        y = make_float2(fmaf(a, v[i].x, y.x), fmaf(a, v[i].y, y.y));
-      });
-    });
+    signals.add_product(A, v);
   }
-  float2* Y =
-      task.Y + (((static_cast<std::ptrdiff_t>(z) * task.groups + group) * 2 * folds + q) * task.pairs + pair) * N;
-  fft::unrolled<folds>([&](auto f) {
-    fft::unrolled<P>([&](auto i) {
-      const int at = place(f, i);
-      Y[at] =
-          sums == Placement::in_shared_memory ? sum_shared[at] : sum[sums == Placement::in_registers ? f * P + i : 0];
-    });
-  });
+  signals.store_sums(
+      task.Y + (((static_cast<std::ptrdiff_t>(z) * task.groups + group) * 2 * folds + q) * task.pairs + pair) * N);
 }
 
 }  // namespace nprf::cuda

@@ -14,11 +14,11 @@ namespace nprf {
 
 /// Some rows of attention compared with those of exact softmax: the squares of their differences and of the latter,
 /// summed.
-struct SoftmaxComparison {
+struct SoftmaxDifference {
   Index rows = 0;
   double difference = 0, size = 0;
 
-  SoftmaxComparison& operator+=(const SoftmaxComparison& other) {
+  SoftmaxDifference& operator+=(const SoftmaxDifference& other) {
     rows += other.rows;
     difference += other.difference;
     size += other.size;

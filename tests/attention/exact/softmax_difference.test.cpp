@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 
-#include "nprf/attention/exact/softmax_comparison.hpp"
+#include "nprf/attention/exact/softmax_difference.hpp"
 
 #include <set>
 #include <vector>
@@ -15,7 +15,7 @@
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
-namespace nprf::test::attention_exact_softmax_comparison {
+namespace nprf::test::attention_exact_softmax_difference {
 
 TEST_CASE("drawn rows are one in each part of the queries", "[attention]") {
   for (const Index n : {1, 7, 64, 1000})
@@ -122,4 +122,4 @@ TEST_CASE("comparisons that are not defined are refused", "[attention]") {
                 {"compared_rows", "does not estimate exp", "got 2"});
 }
 
-}  // namespace nprf::test::attention_exact_softmax_comparison
+}  // namespace nprf::test::attention_exact_softmax_difference

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT
+//
+// softmax_error OUT.json: how far attention is from exact softmax, over its time. The error is that of the demo's heads
+// at norm 1, with calibrated maps from the first half of the text and over its second half; the time is that of one
+// head of 8192 tokens. The bias falls by 0.08 a token up to a distance of 40.
+
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/support/problem.hpp"
+#include "bench/support/race.hpp"
+#include "bench/support/row.hpp"
+#include "examples/support/npy.hpp"
+
+namespace nprf::bench {
+namespace {
+
+constexpr Index tokens = 8192;
+
+// [1,h,n,d] of a file of the demo
+struct Heads {
+  explicit Heads(const std::string& name) : array(npy::read<float>(std::string(NPRF_DEMO_DATA) + "/" + name)) {}
+
+  Index size() const { return static_cast<Index>(array.shape[0]); }
+  Index count() const { return static_cast<Index>(array.shape[1]); }
+  Index channels() const { return static_cast<Index>(array.shape[2]); }
+
+  HeadsView<const float> from(Index first) const {
+    const Index d = channels(), n = count();
+    return {array.values.data() + first * d, 1, size(), n - first, d, {d, n * d, size() * n * d}};
+  }
+  // head 0, repeated
+  Matrix<float> repeated() const {
+    Matrix<float> all(tokens, channels());
+    for (Index i = 0; i < tokens; ++i) all.row(i) = from(0)(0, 0).row(i % count());
+    return all;
+  }
+
+  npy::Array<float> array;
+};
+
+RelativePosition<float> falling_bias() {
+  Vector<float> b(81);
+  for (Index lag = -40; lag <= 40; ++lag) b[lag + 40] = -0.08f * static_cast<float>(std::abs(lag));
+  return RelativePosition<float>(b);
+}
+
+class Text {
+ public:
+  template <class F>
+  double error(const std::vector<F>& features, Index near) const {
+    const Index half = m_q.count() / 2, n = m_q.count() - half;
+    std::vector<float> y(static_cast<std::size_t>(m_q.size() * n * m_v.channels()));
+    Report report;
+    const MultiHeadAttention attention(features, falling_bias(), {.near = near});
+    attention(m_q.from(half), m_k.from(half), m_v.from(half), {y.data(), 1, m_q.size(), n, m_v.channels()},
+              {.compared_rows = n, .report = &report});
+    return report.softmax_error;
+  }
+
+  // the time of one head in milliseconds
+  template <class F>
+  double time(const F& features, Index near) const {
+    const Attention attention(features, falling_bias(), {.near = near});
+    return 1e3 * Race({[&] { keep(attention(m_long_q, m_long_k, m_long_v)); }}, {.budget = 1}).seconds(0);
+  }
+  double softmax_time() const {
+    return 1e3 * Race({[&] {
+                        keep(reference::softmax_attention<float>(m_long_q, m_long_k, m_long_v, falling_bias(),
+                                                                 Direction::bidirectional, Normalization::unit(1)));
+                      }},
+                      {.budget = 1})
+                     .seconds(0);
+  }
+
+  std::vector<CalibratedFeatures<float>> calibrated(Index num_features, Index near) const {
+    const RelativePosition<float> position = falling_bias();
+    return calibrate_heads<float>(m_q.from(0), m_k.from(0), m_v.from(0), std::span(&position, 1),
+                                  {.num_features = num_features, .near = near})
+        .features;
+  }
+
+  Index channels() const { return m_q.channels(); }
+
+ private:
+  Heads m_q{"queries.npy"}, m_k{"keys.npy"}, m_v{"values.npy"};
+  Matrix<float> m_long_q = m_q.repeated(), m_long_k = m_k.repeated(), m_long_v = m_v.repeated();
+};
+
+nlohmann::json print_errors() {
+  const Text text;
+  const Index d = text.channels();
+  nlohmann::json curves;
+  std::printf("\nError against exact softmax at norm 1, and the time of one head of %td tokens, d = %td\n\n", tokens,
+              d);
+  std::printf("| %-24s | features | near | error %% | ms |\n|---|---|---|---|---|\n", "map");
+  const auto add = [&](const std::string& curve, const auto& features, Index near) {
+    const double ms = text.time(features[0], near), error = text.error(features, near);
+    std::printf("| %-24s | %td | %td | %.3f | %.1f |\n", curve.c_str(), features[0].output_dim(), near, 100 * error,
+                ms);
+    curves[curve].push_back({ms, 100 * error});
+  };
+  for (Index m = 16; m <= 256; m *= 2) {
+    add("orthogonal", std::vector{orf<float>(d, m)}, 0);
+    add("simplex",
+        std::vector{PositiveFeatures<float>({.input_dim = d, .num_features = m, .projection = Projection::simplex})},
+        0);
+    add("hyperbolic", std::vector{hyperbolic<float>(d, m / 2)}, 0);
+    add("orthogonal, near 32", std::vector{orf<float>(d, m)}, 32);
+  }
+  add("Taylor", std::vector{TaylorFeatures<float>({.input_dim = d})}, 0);
+  for (const Index directions : {0, 8, 16})
+    add("Taylor, near 32", std::vector{TaylorFeatures<float>({.input_dim = d, .directions = directions})}, 32);
+  for (const Index near : {0, 16, 32, 64})
+    for (const Index features : {d / 4 + 1, d + 1, d + 37})
+      add(near == 0 ? "calibrated" : "calibrated, near " + std::to_string(near), text.calibrated(features, near), near);
+  const double softmax_ms = text.softmax_time();
+  std::printf("| exact softmax            | | | 0 | %.1f |\n", softmax_ms);
+  curves["exact softmax"] = {{softmax_ms, 0.01}, {softmax_ms, 30}};  // a vertical line
+  std::fflush(stdout);
+  return curves;
+}
+
+}  // namespace
+}  // namespace nprf::bench
+
+int main(int argc, char** argv) {
+  using namespace nprf::bench;
+  if (argc != 2) {
+    std::cerr << "usage: softmax_error OUT.json\n";
+    return EXIT_FAILURE;
+  }
+  try {
+    write_json(argv[1], {{"pictures", {{"softmax_error", print_errors()}}}});
+  } catch (const std::exception& error) {
+    std::cerr << "softmax_error: " << error.what() << '\n';
+    return EXIT_FAILURE;
+  }
+  return EXIT_SUCCESS;
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "nprf/attention/heads_view.hpp"
+#include "nprf/calibration/calibrated_features.hpp"
+#include "nprf/calibration/calibration.hpp"
+#include "nprf/calibration/head_sample.hpp"
+#include "nprf/calibration/hermite_features.hpp"
+#include "nprf/calibration/softmax_error.hpp"
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/normalize/normalization.hpp"
+#include "nprf/position/position.hpp"
+
+namespace nprf {
+
+/// Options of calibrate(). `near`, `direction` and `normalization` are those of the attention that will use the map.
+struct CalibrationOptions {
+  Index num_features;  // the most features of the map
+  Index near = 0;      // lags -near < lag < near are compared with exact softmax weights on both sides
+  Direction direction = Direction::bidirectional;
+  Normalization normalization = Normalization::unit(1);
+  std::uint64_t seed = 0;    // of the choice of queries that are compared, if there are more than max_queries
+  double target_error = 0;   // if positive: the fewest features with which the estimated error is at most this
+  double shrinkage = 0.05;   // the part of the mean variance that is added to covariances (balance.hpp)
+  Index max_queries = 1024;  // the most queries of a sequence that are compared with exact softmax at a time
+};
+
+namespace detail {
+
+inline void check_calibration(const CalibrationOptions& options) {
+  check_direction(options.direction);
+  require(options.num_features >= 1, "num_features: expected at least 1, got ", options.num_features);
+  require(options.near >= 0, "near: expected at least 0, got ", options.near);
+  require(options.max_queries >= 1, "max_queries: expected at least 1, got ", options.max_queries);
+  require(options.target_error >= 0, "target_error: expected at least 0, got ", options.target_error);
+}
+
+// first-order features of 0, 1, 2, 4, 8, ... and all coordinates, then second-order features of 1, 2, 3, ... too
+inline std::vector<CalibrationCandidate> calibration_candidates(Index d, Index num_features) {
+  std::vector<CalibrationCandidate> all;
+  const auto add = [&](Index first, Index second) {
+    const CalibrationCandidate one{first, second, 0};
+    if (one.num_features() <= num_features) all.push_back(one);
+  };
+  const Index most = std::min(d, num_features - 1);
+  for (Index first = 0; first < most; first = std::max<Index>(1, 2 * first)) add(first, 0);
+  add(most, 0);
+  for (Index second = 1; most == d && second <= d; ++second) add(d, second);
+  return all;
+}
+
+inline std::vector<CalibratedFeatures<double>> candidate_features(const Balance<double>& balance,
+                                                                  std::span<const CalibrationCandidate> candidates) {
+  std::vector<CalibratedFeatures<double>> maps;
+  for (const CalibrationCandidate& each : candidates)
+    maps.push_back(hermite_features(balance, each.first, each.second));
+  return maps;
+}
+
+// Sets the candidates' errors: each half of the first half is compared with maps of its other half
+inline void estimate_errors(std::span<const HeadSample> heads, const CalibrationOptions& options,
+                            const ComparisonOptions& comparison, std::vector<CalibrationCandidate>& candidates) {
+  std::vector<SoftmaxDifference> sum(candidates.size());
+  for (const HeadSample& head : heads) {
+    const HeadSample used = head.half(0);
+    for (const Index tested : {0, 1}) {
+      const Balance<double> balance = used.half(1 - tested).balance(options.shrinkage);
+      const auto each = softmax_differences(used.half(tested), candidate_features(balance, candidates), comparison);
+      for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += each[c];
+    }
+  }
+  for (std::size_t c = 0; c < sum.size(); ++c) candidates[c].error = sum[c].relative_error();
+}
+
+// The first candidate within the target, if there is one; otherwise that of least error, where more features must
+// lower the error by a hundredth
+inline const CalibrationCandidate& chosen(const std::vector<CalibrationCandidate>& candidates, double target_error) {
+  const CalibrationCandidate* best = &candidates[0];
+  for (const CalibrationCandidate& each : candidates) {
+    if (each.error <= target_error) return each;
+    if (each.error < 0.99 * best->error) best = &each;
+  }
+  return *best;
+}
+
+template <Real T>
+HeadsCalibration<T> calibrate_samples(std::span<const HeadSample> heads, const CalibrationOptions& options) {
+  const ComparisonOptions comparison{options.near, options.direction, options.max_queries, options.seed};
+  HeadsCalibration<T> result;
+  result.candidates = calibration_candidates(heads[0].input_dim(), options.num_features);
+  ComparisonOptions limited = comparison;
+  limited.max_row_error = 1;  // as if y were 0: a few denominators that are nearly 0 must not decide
+  estimate_errors(heads, options, limited, result.candidates);
+  const CalibrationCandidate& choice = chosen(result.candidates, options.target_error);
+  SoftmaxDifference sum;
+  for (const HeadSample& head : heads) {
+    const Balance<double> balance = head.half(0).balance(options.shrinkage);
+    result.features.push_back(hermite_features(balance, choice.first, choice.second).template cast<T>());
+    const CalibratedFeatures<double> returned = result.features.back().template cast<double>();
+    const SoftmaxDifference error = softmax_differences(head.half(1), {&returned, 1}, comparison)[0];
+    result.head_errors.push_back(error.relative_error());
+    sum += error;
+  }
+  result.softmax_error = sum.relative_error();
+  return result;
+}
+
+// the position must outlive the function that is returned
+template <Position P>
+std::function<double(Index, Index)> bias_function(const P& position) {
+  return [&position](Index i, Index j) { return bias_between(position, i, j, 0); };
+}
+
+inline void check_samples(const auto& q, const auto& k, const auto& v) {
+  require(q.batch >= 1 && q.heads >= 1, "queries: expected at least one sequence and head, got ", q.batch, " and ",
+          q.heads);
+  require(k.batch == q.batch && v.batch == q.batch, "keys and values: expected ", q.batch,
+          " sequences (those of the queries), got ", k.batch, " and ", v.batch);
+  require(k.heads >= 1 && q.heads % k.heads == 0, "keys: expected a number of heads that divides ", q.heads,
+          " (the heads of queries), got ", k.heads);
+  require(v.heads == k.heads, "values: expected ", k.heads, " heads (those of the keys), got ", v.heads);
+}
+
+template <Position P>
+void check_sample_position(const P& position, Direction direction, Index n_q, Index n_k) {
+  check_position(position, direction);
+  if constexpr (PlacedPosition<P>)
+    require(n_q == position.tokens() && n_k == n_q, "queries and keys: expected ", position.tokens(),
+            " rows each (the position's tokens), got ", n_q, " and ", n_k);
+}
+
+template <Real T>
+Calibration<T> first_head(HeadsCalibration<T> all) {
+  return {std::move(all.features[0]), all.softmax_error, std::move(all.candidates)};
+}
+
+}  // namespace detail
+
+/// Feature maps for all heads of an attention, from samples q [b,h,n_q,d] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] of one or
+/// several sequences, as calibrate() does for one head and sequence; v may have 0 channels. h is a multiple of h_k.
+/// Each map has constants of its own, and the errors of all heads together choose their number of features. positions:
+/// one for all heads, or one for each. Throws InvalidArgument in the same cases.
+template <OnlyReal T, Position P>
+  requires std::same_as<typename P::Scalar, T>
+HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
+                                    std::type_identity_t<HeadsView<const T>> k,
+                                    std::type_identity_t<HeadsView<const T>> v, std::span<const P> positions,
+                                    const CalibrationOptions& options) {
+  detail::check_calibration(options);
+  detail::check_samples(q, k, v);
+  const auto num_positions = static_cast<Index>(positions.size());
+  require(num_positions == 1 || num_positions == q.heads, "positions: expected 1 or ", q.heads,
+          " (the number of heads of queries), got ", num_positions);
+  std::vector<HeadSample> heads;
+  for (Index h = 0; h < q.heads; ++h) {
+    const P& position = positions[num_positions == 1 ? 0 : static_cast<std::size_t>(h)];
+    detail::check_sample_position(position, options.direction, q.tokens, k.tokens);
+    HeadSample head{{}, detail::bias_function(position)};
+    const Index kv = h / (q.heads / k.heads);
+    for (Index b = 0; b < q.batch; ++b)
+      head.sequences.push_back(sample_tokens<T>(q(b, h), k(b, kv), v(b, kv), options.normalization, options.near));
+    heads.push_back(std::move(head));
+  }
+  return detail::calibrate_samples<T>(heads, options);
+}
+
+/// A feature map for one head, from a sample of its queries q (n_q,d), keys k (n_k,d) and values v (n_k,d_v) of one
+/// sequence in the order of the text, as the model gives them: they are normalised as the attention normalises them.
+///
+///     const auto calibration = calibrate<float>(q, k, v, position, {.num_features = 72, .near = 32});
+///     Attention attention(calibration.features, position, {.near = 32});
+///     calibration.softmax_error;   // the relative error of y that can be expected
+///
+/// The maps that are compared are Hermite features (hermite_features.hpp) with more and more features: of first order,
+/// then of second order too. Each half of the first half of the sample is compared with exact softmax attention, with
+/// constants from its other half, where the relative error of a row counts as at most 1. The map of least error is
+/// chosen, with fewer features if more lower the error by less than a hundredth. Its constants are then those of the
+/// first half. The second half measures its error, alone. Tokens of a half attend to those of the same half, at the
+/// positions that they have in the sample.
+///
+/// The sample should have the positions and the lengths of the sequences on which the map is used. In a model with
+/// absolute positions the means change along a text, so that constants of a text's first half have a several times
+/// larger error on the second: for such a model call calibrate_heads() with several whole sequences.
+///
+/// O(n (n + d) r) for each map that is compared, and of n at most max_queries queries. Throws InvalidArgument if shapes
+/// do not match, if a scalar is not finite, if there are fewer than 8 queries or keys or no more than 4 near, if the
+/// position is for other numbers of tokens or another direction, or if an option is out of its range.
+template <OnlyReal T, Position P>
+  requires std::same_as<typename P::Scalar, T>
+Calibration<T> calibrate(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
+                         const std::type_identity_t<MatrixView<T>>& v, const P& position,
+                         const CalibrationOptions& options) {
+  return detail::first_head(
+      calibrate_heads<T>(one_head<T>(q), one_head<T>(k), one_head<T>(v), std::span(&position, 1), options));
+}
+
+/// The same without values: the error is that of the attention weights, which is the larger one as a rule.
+template <OnlyReal T, Position P>
+  requires std::same_as<typename P::Scalar, T>
+Calibration<T> calibrate(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
+                         const P& position, const CalibrationOptions& options) {
+  return calibrate<T>(q, k, Matrix<T>(k.rows(), 0), position, options);
+}
+template <OnlyReal T>
+Calibration<T> calibrate(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
+                         const CalibrationOptions& options) {
+  return calibrate<T>(q, k, NoPosition<T>(), options);
+}
+
+}  // namespace nprf

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/feature_map/balance.hpp"
+#include "nprf/normalize/lifted_rows.hpp"
+#include "nprf/normalize/normalization.hpp"
+
+namespace nprf {
+
+/// Consecutive tokens of one head of one sequence, in double, with normalised queries and keys.
+struct SampleTokens {
+  Matrix<double> q, k, v;                // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values
+  Index first_query = 0, first_key = 0;  // their positions in the sequence
+
+  /// The first half (0) or the second (1) of the queries and of the keys.
+  SampleTokens half(Index which) const {
+    const Index i0 = q.rows() / 2 * which, j0 = k.rows() / 2 * which, n_q = which == 0 ? q.rows() / 2 : q.rows() - i0,
+                n_k = which == 0 ? k.rows() / 2 : k.rows() - j0;
+    return {q.middleRows(i0, n_q), k.middleRows(j0, n_k), v.middleRows(j0, n_k), first_query + i0, first_key + j0};
+  }
+};
+
+/// A sample of one head: one or several sequences, in the order of the text, and the bias of query i and key j.
+struct HeadSample {
+  std::vector<SampleTokens> sequences;
+  std::function<double(Index i, Index j)> bias;
+
+  Index input_dim() const { return sequences.at(0).q.cols(); }
+
+  /// The first half (0) or the second (1): of the sequences, the first half being the larger one, or of the tokens if
+  /// there is one sequence.
+  HeadSample half(Index which) const {
+    if (sequences.size() == 1) return {{sequences[0].half(which)}, bias};
+    const auto middle = sequences.begin() + static_cast<std::ptrdiff_t>((sequences.size() + 1) / 2);
+    return {which == 0 ? std::vector(sequences.begin(), middle) : std::vector(middle, sequences.end()), bias};
+  }
+
+  /// Means, axes and variances of all its queries and keys (feature_map/balance.hpp).
+  Balance<double> balance(double shrinkage) const {
+    Index n_q = 0, n_k = 0;
+    for (const SampleTokens& each : sequences) n_q += each.q.rows(), n_k += each.k.rows();
+    Matrix<double> q(n_q, input_dim()), k(n_k, input_dim());
+    n_q = n_k = 0;
+    for (const SampleTokens& each : sequences) {
+      q.middleRows(n_q, each.q.rows()) = each.q;
+      k.middleRows(n_k, each.k.rows()) = each.k;
+      n_q += each.q.rows(), n_k += each.k.rows();
+    }
+    return nprf::balance<double>(q, k, shrinkage);
+  }
+};
+
+namespace detail {
+
+// the rows of x (n,d), normalised as attention normalises those of a map that estimates exp
+template <Real T>
+Matrix<double> normalised_rows(const Normalization& normalization, const MatrixView<T>& x) {
+  const Matrix<double> rows = x.template cast<double>();
+  Workspace workspace;
+  Vector<double> scale(x.rows());
+  const LiftedRows<double> lifted(normalization, true, rows, scale, Team(workspace));
+  return scale.asDiagonal() * lifted.rows();
+}
+
+}  // namespace detail
+
+/// One sequence of a sample, from q (n_q,d) k (n_k,d) v (n_k,d_v) as the model gives them. Throws InvalidArgument if
+/// shapes do not match, if a scalar is not finite, or if there are too few tokens: each quarter must have at least two
+/// queries and keys, and more keys than `near`.
+template <Real T>
+SampleTokens sample_tokens(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
+                           const Normalization& normalization, Index near) {
+  require(q.cols() >= 1, "queries: expected at least 1 column, got 0");
+  require(k.cols() == q.cols(), "keys: expected ", q.cols(), " columns (those of the queries), got ", k.cols());
+  require(v.cols() == 0 || v.rows() == k.rows(), "values: expected ", k.rows(), " rows (the number of keys), got ",
+          v.rows());
+  require(q.rows() >= 8, "queries: expected at least 8 rows, got ", q.rows());
+  require(k.rows() >= 8, "keys: expected at least 8 rows, got ", k.rows());
+  require(k.rows() / 4 > near && q.rows() / 4 > near, "queries and keys: expected at least ", 4 * (near + 1),
+          " rows each (more than 4 near, so that a quarter of the sample has lags that are not near), got ", q.rows(),
+          " and ", k.rows());
+  require(q.allFinite() && k.allFinite() && v.allFinite(), "sample: expected finite scalars, got a NaN or an infinity");
+  Matrix<double> values(k.rows(), v.cols());
+  if (v.cols() > 0) values = v.template cast<double>();
+  return {detail::normalised_rows<T>(normalization, q), detail::normalised_rows<T>(normalization, k),
+          std::move(values)};
+}
+
+}  // namespace nprf

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "nprf/calibration/calibrated_features.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/feature_map/balance.hpp"
+
+namespace nprf {
+
+/// The features of exp(q.k) with the least mean squared error for Gaussian queries and keys. Let a and b be balanced
+/// coordinates of a query and a key, of variance lambda. Mehler's formula is
+///
+///     exp(a b) = sqrt(1 - rho^2) exp(rho (a^2 + b^2) / 2) sum_n rho^n / n! He_n(a / sqrt(lambda)) He_n(b /
+///     sqrt(lambda)) lambda = rho / (1 - rho^2),   rho = 2 lambda / (1 + sqrt(1 + 4 lambda^2))
+///
+/// with Hermite polynomials He_n: 1, x, x^2 - 1. In z = sqrt(rho / lambda) a the features are 1, z, (z^2 - rho) /
+/// sqrt(2) and z z' of two coordinates, and the row's factor has the curvature lambda. They are for the coordinates of
+/// largest variance: first-order features of the first `first`, second-order ones of the first `second`.
+///
+/// As lambda tends to 0 the features tend to those of the Taylor series. Source: F. G. Mehler, J. reine angew. Math. 66
+/// (1866). O(d^2). Throws InvalidArgument unless 0 <= second <= first <= d.
+inline CalibratedFeatures<double> hermite_features(const Balance<double>& balance, Index first, Index second) {
+  const Index d = balance.variances.size();
+  const auto lambda = balance.variances.array().max(0).eval();
+  const auto root = (1 + (1 + 4 * lambda.square()).sqrt()).eval();
+  const auto rho = (2 * lambda / root).eval();
+  const Vector<double> lengths = (2 / root).sqrt();  // sqrt(rho / lambda)
+  // half of the constant sqrt(1 - rho^2) belongs to the queries
+  QuadraticTerms<double> terms{first, second, rho.head(std::clamp<Index>(second, 0, d)), lambda,
+                               (1 - rho.square()).log().sum() / 4};
+  const Centring<double>& c = balance.constants;
+  return {QuadraticFeatures<double>(d, std::move(terms)),
+          {c.query_mean, c.key_mean, lengths.asDiagonal() * c.query_axes, lengths.asDiagonal() * c.key_axes}};
+}
+
+}  // namespace nprf

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "nprf/attention/exact/softmax_difference.hpp"
+#include "nprf/calibration/calibrated_features.hpp"
+#include "nprf/calibration/head_sample.hpp"
+#include "nprf/core/gemm.hpp"
+#include "nprf/core/row_quotient.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/threads.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// Which attention is compared: the exact near field of lags -near < lag < near, the direction, and which queries.
+struct ComparisonOptions {
+  Index near = 0;
+  Direction direction = Direction::bidirectional;
+  Index max_queries = 1024;  // of each sequence; if there are more, so many are chosen at random
+  std::uint64_t seed = 0;
+  double max_row_error =
+      std::numeric_limits<double>::infinity();  // |y - exact| / |exact| of a row counts as at most this
+};
+
+/// Exact softmax attention of consecutive tokens, and the difference of attention with feature maps from it, by dense
+/// matrices in double:
+///
+///     y_i = sum_j W_ij v_j / sum_j W_ij,   W_ij = exp(q_i.k_j + b_ij)         if the lag is near
+///                                                 phi(q_i).phi(k_j) exp(b_ij)  otherwise
+///
+/// Without values it compares the weights W_ij / sum_j W_ij. A row whose terms cancel (terms_cancel) has no difference,
+/// because attention computes it by exact softmax. A row that attends to no key is left out.
+class SoftmaxComparison {
+ public:
+  /// Refers to all of them.
+  SoftmaxComparison(const SampleTokens& tokens, const std::function<double(Index, Index)>& bias,
+                    const ComparisonOptions& options)
+      : m_tokens(tokens),
+        m_bias(bias),
+        m_options(options),
+        m_rows(static_cast<std::size_t>(std::min(tokens.q.rows(), options.max_queries))),
+        m_keys(tokens.k.transpose()) {
+    draw_rows(tokens.q.rows(), options.seed, 0, m_rows);
+  }
+
+  /// One for each map. O(n_k (d + d_v + sum r)) for each query that is compared, and memory O(n_k) for each thread, by
+  /// all threads; bitwise reproducible for any number of them.
+  std::vector<SoftmaxDifference> differences(std::span<const CalibratedFeatures<double>> maps) const {
+    std::vector<Features> features;
+    for (const auto& map : maps) features.push_back(features_of(map));
+    const Index n = static_cast<Index>(m_rows.size()), count = static_cast<Index>(maps.size());
+    Matrix<double> difference = Matrix<double>::Zero(n, count);
+    Vector<double> exact = Vector<double>::Zero(n);
+    std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads()));
+    Team(workspaces).run_tiles(n, tile_rows, [&](Index i0, Index rows, Workspace&) {
+      const Tile tile = exact_tile(i0, rows);
+      for (Index i = 0; i < rows; ++i) exact[i0 + i] = tile.y.row(i).squaredNorm();
+      for (Index m = 0; m < count; ++m)
+        difference.block(i0, m, rows, 1) = tile_differences(tile, i0, features[static_cast<std::size_t>(m)]);
+    });
+    std::vector<SoftmaxDifference> all;
+    for (Index m = 0; m < count; ++m) all.push_back({n, difference.col(m).sum(), exact.sum()});
+    return all;
+  }
+
+ private:
+  static constexpr Index tile_rows = 32;
+  static constexpr double infinity = std::numeric_limits<double>::infinity();
+
+  // phi without the factors exp(log_factor) of rows; keys are transposed
+  struct Features {
+    Matrix<double> queries, keys;          // (rows,r) (r,n_k)
+    Vector<double> log_queries, log_keys;  // (rows) (n_k)
+    Vector<double> key_norms;              // (n_k)
+  };
+
+  struct Tile {
+    Matrix<double> bias, logits, y;  // (rows,n_k) (rows,n_k) (rows,d_v); the bias of a key that is not attended: -inf
+    Vector<double> largest;          // of the logits of a row
+  };
+
+  Features features_of(const CalibratedFeatures<double>& map) const {
+    const Matrix<double> q = m_tokens.q(m_rows, Eigen::indexing::all);
+    const Index n_k = m_tokens.k.rows(), r = map.output_dim();
+    Features f{Matrix<double>(q.rows(), r), {}, Vector<double>(q.rows()), Vector<double>(n_k), {}};
+    Workspace workspace;
+    map.queries(q, {}, f.queries, Team(workspace), f.log_queries.data());
+    Matrix<double> keys(n_k, r);
+    map.keys_by_row(m_tokens.k, {}, keys, Team(workspace), f.log_keys.data());
+    f.keys = keys.transpose();
+    f.key_norms = keys.rowwise().norm();
+    return f;
+  }
+
+  Index query(Index i) const { return m_tokens.first_query + m_rows[static_cast<std::size_t>(i)]; }
+  Index key(Index j) const { return m_tokens.first_key + j; }
+  bool is_near(Index i, Index j) const { return std::abs(key(j) - query(i)) < m_options.near; }
+
+  Tile exact_tile(Index i0, Index rows) const {
+    const Index n_k = m_tokens.k.rows();
+    Tile tile{Matrix<double>(rows, n_k), Matrix<double>(rows, n_k), {}, Vector<double>(rows)};
+    const std::vector<Index> indices(m_rows.begin() + i0, m_rows.begin() + i0 + rows);
+    const Matrix<double> q = m_tokens.q(indices, Eigen::indexing::all);
+    set_product(tile.logits, q, m_keys);  // (rows,n_k)
+    Matrix<double> W(rows, n_k);
+    for (Index i = 0; i < rows; ++i) {
+      for (Index j = 0; j < n_k; ++j) {
+        const bool masked = m_options.direction == Direction::causal && key(j) > query(i0 + i);
+        tile.bias(i, j) = masked ? -infinity : m_bias(query(i0 + i), key(j));
+      }
+      tile.logits.row(i) += tile.bias.row(i);
+      tile.largest[i] = tile.logits.row(i).maxCoeff();
+      if (tile.largest[i] > -infinity)
+        for (Index j = 0; j < n_k; ++j) W(i, j) = std::exp(tile.logits(i, j) - tile.largest[i]);
+      else
+        W.row(i).setZero();
+    }
+    tile.y = quotients(W);
+    return tile;
+  }
+
+  Vector<double> tile_differences(const Tile& tile, Index i0, const Features& features) const {
+    const Index rows = tile.y.rows(), n_k = m_tokens.k.rows();
+    Matrix<double> W(rows, n_k);
+    Vector<double> magnitudes = Vector<double>::Zero(rows);  // sum_j |phi(q_i)| |phi(k_j)| exp(b_ij), or W_ij
+    set_product(W, features.queries.middleRows(i0, rows), features.keys);  // (rows,n_k)
+    for (Index i = 0; i < rows; ++i) {
+      const double query_norm = features.queries.row(i0 + i).norm();
+      if (tile.largest[i] == -infinity) {
+        W.row(i).setZero();
+        continue;
+      }
+      // one scale for near and far
+      const auto log_factor = [&](Index j) {
+        return features.log_queries[i0 + i] + features.log_keys[j] + tile.bias(i, j);
+      };
+      double largest = tile.largest[i];
+      for (Index j = 0; j < n_k; ++j) largest = std::max(largest, log_factor(j));
+      for (Index j = 0; j < n_k; ++j) {
+        const bool near = is_near(i0 + i, j);
+        const double factor = std::exp((near ? tile.logits(i, j) : log_factor(j)) - largest);
+        W(i, j) = near ? factor : W(i, j) * factor;
+        magnitudes[i] += near ? factor : query_norm * features.key_norms[j] * factor;
+      }
+    }
+    const Matrix<double> y = quotients(W);
+    Vector<double> difference = Vector<double>::Zero(rows);
+    for (Index i = 0; i < rows; ++i) {
+      if (tile.largest[i] == -infinity || terms_cancel(W.row(i).sum(), magnitudes[i])) continue;
+      const double error = (y.row(i) - tile.y.row(i)).norm(), exact = tile.y.row(i).norm();
+      const bool is_limited = m_options.max_row_error < infinity && !(error <= m_options.max_row_error * exact);
+      const double counts = is_limited ? m_options.max_row_error * exact : error;
+      difference[i] = std::isfinite(counts) ? counts * counts : infinity;
+    }
+    return difference;
+  }
+
+  // W v / (W 1), or without values W / (W 1); a row of zeros stays so
+  Matrix<double> quotients(const Matrix<double>& W) const {
+    Matrix<double> y = W;
+    if (m_tokens.v.cols() > 0) {
+      y.resize(W.rows(), m_tokens.v.cols());
+      set_product(y, W, m_tokens.v);  // (rows,d_v)
+    }
+    for (Index i = 0; i < W.rows(); ++i)
+      if (!W.row(i).isZero(0)) y.row(i) /= W.row(i).sum();
+    return y;
+  }
+
+  const SampleTokens& m_tokens;
+  const std::function<double(Index, Index)>& m_bias;
+  ComparisonOptions m_options;
+  std::vector<Index> m_rows;  // the queries that are compared
+  Matrix<double> m_keys;      // k^T (d,n_k)
+};
+
+/// The differences of all sequences of a sample, one for each map.
+inline std::vector<SoftmaxDifference> softmax_differences(const HeadSample& sample,
+                                                          std::span<const CalibratedFeatures<double>> maps,
+                                                          const ComparisonOptions& options) {
+  std::vector<SoftmaxDifference> sum(maps.size());
+  for (const SampleTokens& tokens : sample.sequences) {
+    const std::vector<SoftmaxDifference> each = SoftmaxComparison(tokens, sample.bias, options).differences(maps);
+    for (std::size_t m = 0; m < sum.size(); ++m) sum[m] += each[m];
+  }
+  return sum;
+}
+
+}  // namespace nprf
