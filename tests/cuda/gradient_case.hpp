@@ -73,4 +73,17 @@ inline double difference(const Gradients<float>& got, const Gradients<float>& ex
   return worst.value();
 }
 
+/// The largest error of any gradient, relative to the magnitude of the terms that it is a sum of.
+template <class S = float, class F, class P>
+double gradient_error(const PlanCase& x, const Attention<F, P>& attention) {
+  const auto as_stored = [](const Matrix<float>& a) { return as_floats(stored<S>(a), a.rows(), a.cols()); };
+  const Matrix<float> dy = as_stored(normal<float>(x.shape.n_q, x.shape.d_v, 9)), q = as_stored(x.q),
+                      k = as_stored(x.k), v = as_stored(x.v);
+  Saved<float> saved;
+  attention.forward(q, k, v, saved, {.offset = x.shape.offset, .tolerance = 1e-6});
+  const Gradients<float> expected = attention.backward(saved, dy);
+  const Gradients<float> got = gradients_of<S>(x, *x.plan<S>(attention), dy);
+  return difference(got, expected, gradient_magnitudes(attention, q, k, v, dy, x.shape.offset));
+}
+
 }  // namespace nprf::test

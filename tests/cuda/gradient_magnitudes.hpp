@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <span>
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/centred.hpp"
 
 namespace nprf::test {
 
@@ -16,6 +18,29 @@ namespace nprf::test {
 struct GradientMagnitudes {
   double queries, keys, values, bias, extra = 0;
 };
+
+/// A bound of |dphi_f/dx| for a row x of queries, or of keys, relative to phi_f, or to the largest feature of the row
+/// if features have both signs.
+template <class F, class Row>
+double slope_of(const F& map, const Row& x, bool queries) {
+  const auto largest = [](const auto& a) { return static_cast<double>(a.cwiseAbs().maxCoeff()); };
+  if constexpr (requires { map.constants(); }) {
+    const auto& [nu, mu, A, A_inverse] = map.constants();
+    const auto& axes = queries ? A : A_inverse;
+    const auto& mean = queries ? nu : mu;
+    const auto& linear = queries ? mu : nu;
+    const Matrix<typename F::Scalar> z = (x - mean.transpose()) * axes.transpose();
+    return slope_of(map.features(), z, queries) * static_cast<double>(axes.cwiseAbs().colwise().sum().maxCoeff()) +
+           largest(linear);
+  } else if constexpr (requires { map.projection(); }) {
+    return largest(map.projection()) + largest(x);
+  } else if constexpr (requires { map.terms(); }) {
+    const double curvature = map.terms().curvature.size() > 0 ? largest(map.terms().curvature) : 0;
+    return 1 + (std::numbers::sqrt2 + curvature) * largest(x);
+  } else {
+    return 1;
+  }
+}
 
 /// Computed from the absolute values of Y = ((A B^T) o C) [V 1] and G = dL/dY, with |dphi/dx| <= phi (|w| + |x|).
 template <class F, class P>
@@ -50,18 +75,15 @@ GradientMagnitudes gradient_magnitudes(const Attention<F, P>& attention, const M
   const Matrix<double> W = (G * U.transpose()).cwiseProduct(C);  // (n_q,n_k)
 
   const auto of_tokens = [&](const Matrix<double>& dphi, const Matrix<double>& phi, const Vector<T>& factor,
-                             const Matrix<T>& x) {
+                             const Matrix<T>& x, bool queries) {
     double largest = 0;
     for (Index i = 0; i < phi.rows(); ++i) {
-      double slope = 1;
+      const double slope = slope_of(map, Matrix<T>(factor[i] * x.row(i)), queries);
       Vector<double> size = phi.row(i).cwiseAbs();
-      if constexpr (requires { map.projection(); }) {
-        slope =
-            static_cast<double>(map.projection().cwiseAbs().maxCoeff() + factor[i] * x.row(i).cwiseAbs().maxCoeff());
-        if (!is_positive<F>()) size.setConstant(size.maxCoeff());
-      } else {
+      if constexpr (!estimates_exp<F>())
         size = size.cwiseMax(1);
-      }
+      else if (!is_positive<F>())
+        size.setConstant(size.maxCoeff());
       largest = std::max(largest, static_cast<double>(factor[i]) * slope * dphi.row(i).cwiseAbs().dot(size));
     }
     return largest;
@@ -87,9 +109,9 @@ GradientMagnitudes gradient_magnitudes(const Attention<F, P>& attention, const M
         db[static_cast<std::size_t>(j - i - offset - lags.first)] += of_pairs(i, j);
     position.gradient(lags.first, db, parameters);
   }
-  return {of_tokens(W * B.cwiseAbs(), A, q_factors, q), of_tokens(W.transpose() * A.cwiseAbs(), B, k_factors, k),
-          (S.transpose() * G).leftCols(d_v).maxCoeff(), parameters.size() == 0 ? 0 : parameters.cwiseAbs().maxCoeff(),
-          extra};
+  return {of_tokens(W * B.cwiseAbs(), A, q_factors, q, true),
+          of_tokens(W.transpose() * A.cwiseAbs(), B, k_factors, k, false), (S.transpose() * G).leftCols(d_v).maxCoeff(),
+          parameters.size() == 0 ? 0 : parameters.cwiseAbs().maxCoeff(), extra};
 }
 
 }  // namespace nprf::test

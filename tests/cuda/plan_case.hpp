@@ -16,6 +16,10 @@ namespace nprf::test {
 inline const std::vector<cuda::Engine> cuda_engines{cuda::Engine::direct, cuda::Engine::banded, cuda::Engine::fused,
                                                     cuda::Engine::cufft};
 
+/// Whether rows of an engine may fail the FFT error bound. With a near field and with features that are a series, exact
+/// softmax replaces such rows, which are others on the CPU.
+inline bool uses_fft(cuda::Engine engine) { return engine == cuda::Engine::fused || engine == cuda::Engine::cufft; }
+
 /// The queries, keys and values of one head, for a plan and for the CPU.
 struct PlanCase {
   PlanCase(const cuda::PlanShape& shape_, const cuda::PlanOptions& options_, Index d)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include "nprf/config.hpp"
 #include "nprf/core/index.hpp"
 #include "nprf/core/lag_range.hpp"
 
@@ -14,7 +15,7 @@ struct NearLags {
   Index pitch = 0;   // of a grid: the difference of the slots of one cell and of the one below it; 0: no grid
   Index offset = 0;  // the lag of a token to itself
 
-  bool contains(Index lag) const {
+  NPRF_HOST_DEVICE bool contains(Index lag) const {
     Index distance = magnitude(lag - offset);
     if (pitch == 0) return distance < width;
     // the nearest multiple of the pitch
@@ -24,14 +25,14 @@ struct NearLags {
   }
 
   /// From the first near lag to the last; on a grid there are others between them.
-  LagRange range() const {
+  NPRF_HOST_DEVICE LagRange range() const {
     if (width == 0) return {0, -1};
     const Index most = (width - 1) * (pitch + 1);
     return {offset - most, offset + most};
   }
 
  private:
-  static Index magnitude(Index x) { return x < 0 ? -x : x; }
+  NPRF_HOST_DEVICE static Index magnitude(Index x) { return x < 0 ? -x : x; }
 };
 
 }  // namespace nprf

@@ -12,17 +12,36 @@
 /// without one.
 namespace nprf::cuda {
 
-enum class FeatureKind { positive, hyperbolic, trigonometric, elu };
+enum class FeatureKind { positive, hyperbolic, trigonometric, elu, quadratic };
+
+/// The constants of centred queries and keys (feature_map/centred.hpp): nu, mu (d), A and A^-T (d,d). Empty: none.
+struct CentringModel {
+  std::vector<float> query_mean, key_mean, query_axes, key_axes;
+
+  bool is_empty() const { return query_axes.empty(); }
+};
 
 /// The feature map of one head; see feature_map/.
 struct FeatureModel {
   FeatureKind kind = FeatureKind::positive;
   int d = 0;                      // dimension of queries and keys
-  int m = 0;                      // rows of the projection; 0 for elu
+  int m = 0;                      // rows of the projection; 0 for elu and quadratic
   std::vector<float> projection;  // (m,d)
+  // of quadratic features (feature_map/quadratic_row.hpp)
+  int first = 0, second = 0;         // coordinates with features of first and of second order
+  std::vector<float> mean_square{};  // (second)
+  std::vector<float> curvature{};    // (d), or empty for zeros
+  CentringModel centring{};          // of queries and keys, before their features
 
   /// r, the number of features of a token.
-  int features() const { return kind == FeatureKind::positive ? m : kind == FeatureKind::elu ? d : 2 * m; }
+  int features() const {
+    switch (kind) {
+      case FeatureKind::positive: return m;
+      case FeatureKind::elu: return d;
+      case FeatureKind::quadratic: return 1 + first + second * (second + 1) / 2;
+      default: return 2 * m;
+    }
+  }
 };
 
 /// The position of one head: b[lag] = parameters[index[lag - first]], or b[lag] = -parameters[0] |lag| if linear. A lag
@@ -37,6 +56,7 @@ struct PositionModel {
   bool linear = false;                   // ALiBi: b = -parameters[0] |lag|
   std::vector<std::int32_t> slots = {};  // of tokens outside, outside + 1, ..., ascending; empty: token i has slot i
   int outside = 0;
+  std::int32_t pitch = 0;  // of a grid: the difference of the slots of one cell and of the one below it; 0: unknown
 
   bool is_grid() const { return !slots.empty(); }
   std::size_t border_size() const { return static_cast<std::size_t>(outside) * static_cast<std::size_t>(outside + 2); }
@@ -48,6 +68,7 @@ struct AttentionModel {
   double radius = 1;  // norm of queries and keys. 0: they are multiplied by d^(-1/4) instead, except for elu
   std::vector<FeatureModel> features;    // one for all heads, or one per head; all of the same kind and shape
   std::vector<PositionModel> positions;  // one for all heads, or one per head; all with the same number of parameters
+  std::ptrdiff_t near = 0;               // the width of the near field (AttentionOptions::near); 0: none
 };
 
 }  // namespace nprf::cuda

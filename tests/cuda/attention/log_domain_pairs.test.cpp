@@ -49,7 +49,7 @@ __global__ void pairs_kernel(cuda::LogDomainGradientTask<float> task, PairOutput
 // rows of two heads, of which all exponents are given
 struct Case {
   Matrix<float> e_q = normal<float>(heads * m, n_q, 1), e_k = normal<float>(heads * m, n_k, 2);
-  Matrix<float> half_square = normal<float>(heads, n_k, 3).cwiseAbs();
+  Matrix<float> log_factor = -normal<float>(heads, n_k, 3).cwiseAbs();
   Matrix<float> b = 30 * normal<float>(heads, lags, 4), dy = normal<float>(heads * n_q, p, 5);
   Matrix<float> U = normal<float>(heads * (p + 1), n_k, 6);
   std::vector<std::vector<int>> rows{{0, 3, 4, 5, 9, 10, 11, 12, 13, 20, 21, 22, 23, 24, 25, 26, 30, 31, 39}, {7, 38}};
@@ -71,7 +71,7 @@ struct Expected {
         pi(f, j) = hyperbolic ? 2 * std::sinh(e) : std::exp(e);
       }
       pi.col(j) /= sum;
-      l[j] = std::log(sum) - static_cast<double>(x.half_square(z, j)) + static_cast<double>(x.b(z, j - i + n_q - 1));
+      l[j] = std::log(sum) + static_cast<double>(x.log_factor(z, j)) + static_cast<double>(x.b(z, j - i + n_q - 1));
     }
     weights = (l.array() - l.maxCoeff()).exp();
     weights /= weights.sum();
@@ -92,7 +92,7 @@ cuda::DeviceMatrixView<const float> view(const DeviceArray<float>& x, Index toke
 
 std::vector<PairOutput> pairs_of(const Case& x, bool hyperbolic) {
   const DeviceArray<float> e_q(stored<float>(x.e_q)), e_k(stored<float>(x.e_k)), b(stored<float>(x.b)),
-      half_square(stored<float>(x.half_square)), dy(stored<float>(x.dy)), U(stored<float>(x.U)), none(0);
+      log_factor(stored<float>(x.log_factor)), dy(stored<float>(x.dy)), U(stored<float>(x.U)), none(0);
   std::vector<int> list(heads * n_q), counts;
   std::vector<std::int32_t> identity(lags);
   std::iota(identity.begin(), identity.end(), 0);
@@ -124,7 +124,7 @@ std::vector<PairOutput> pairs_of(const Case& x, bool hyperbolic) {
       heads,
       heads,
       {nullptr, device_counts.data(), nullptr, nullptr, nullptr, nullptr},
-      {rows.data(), e_q.data(), e_k.data(), half_square.data(), sum.data(), dy_y.data()},
+      {rows.data(), e_q.data(), e_k.data(), log_factor.data(), sum.data(), dy_y.data()},
       nullptr};
   cuda::launch("test", pairs_kernel, dim3{1, heads, 1}, dim3{Shape::threads, 1, 1}, Shape::shared, nullptr, task,
                out.data());

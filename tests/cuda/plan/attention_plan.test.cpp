@@ -248,7 +248,8 @@ TEST_CASE("inconsistent models are refused", "[cuda]") {
           "position: expected parameters and an index for each lag");
   refused([](auto& m) { m.positions[0].index[3] = 41; }, "index: expected parameters 0 to 41 - 1, got 41");
   refused([](auto& m) { m.positions[0].linear = true; }, "position: expected parameters and an index for each lag");
-  refused([](auto& m) { m.features[0].kind = cuda::FeatureKind::elu; }, "num_features: expected 0 for elu");
+  refused([](auto& m) { m.features[0].kind = cuda::FeatureKind::elu; },
+          "num_features: expected 0 for elu and quadratic");
   refused([](auto& m) { m.direction = static_cast<Direction>(2); }, "direction: expected bidirectional or causal");
   refused([](auto& m) { m.features.clear(); }, "feature maps: expected 1 or 1 (heads), got 0");
 }

@@ -27,19 +27,6 @@ RelativePosition<float> clipped(Index reach = 20) {
   return RelativePosition<float>(normal_vector<float>(2 * reach + 1, 5));
 }
 
-/// The largest error of any gradient, relative to the magnitude of the terms that it is a sum of.
-template <class S = float, class F, class P>
-double error(const PlanCase& x, const Attention<F, P>& attention) {
-  const auto as_stored = [](const Matrix<float>& a) { return as_floats(stored<S>(a), a.rows(), a.cols()); };
-  const Matrix<float> dy = as_stored(normal<float>(x.shape.n_q, x.shape.d_v, 9)), q = as_stored(x.q),
-                      k = as_stored(x.k), v = as_stored(x.v);
-  Saved<float> saved;
-  attention.forward(q, k, v, saved, {.offset = x.shape.offset, .tolerance = 1e-6});
-  const Gradients<float> expected = attention.backward(saved, dy);
-  const Gradients<float> got = gradients_of<S>(x, *x.plan<S>(attention), dy);
-  return difference(got, expected, gradient_magnitudes(attention, q, k, v, dy, x.shape.offset));
-}
-
 // for sums of terms of one sign: the rounding errors of features, of three products and of the CPU's float arithmetic
 constexpr double tolerance = 10 * static_cast<double>(std::numeric_limits<float>::epsilon());
 
@@ -52,11 +39,12 @@ TEST_CASE("gradients agree with the CPU's for every engine", "[cuda]") {
       for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 1}, {65, 65}, {40, 300}}) {
         INFO("n_q " << n_q << ", n_k " << n_k);
         const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 20}, {.engine = engine, .gradients = true}, 16};
-        CHECK(error(x, Attention(orf<float>(16, 24, 7), clipped(), {.direction = direction})) <= tolerance);
+        CHECK(gradient_error(x, Attention(orf<float>(16, 24, 7), clipped(), {.direction = direction})) <= tolerance);
       }
       const PlanCase with_offset{
           {.n_q = 150, .n_k = 40, .d_v = 70, .offset = 3}, {.engine = engine, .gradients = true}, 7};
-      CHECK(error(with_offset, Attention(orf<float>(7, 20, 7), clipped(), {.direction = direction})) <= tolerance);
+      CHECK(gradient_error(with_offset, Attention(orf<float>(7, 20, 7), clipped(), {.direction = direction})) <=
+            tolerance);
     }
 }
 
@@ -64,17 +52,19 @@ TEST_CASE("a plan supports the gradients of all feature maps and positions", "[c
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
     INFO(name(engine));
-    CHECK(error(x, Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped())) <= tolerance);
-    CHECK(error(x, Attention(EluFeatures<float>(6), clipped())) <= tolerance);
-    CHECK(error(x, Attention(TrigonometricFeatures<float>({.input_dim = 6, .num_features = 200}), clipped())) <=
+    CHECK(gradient_error(x, Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped())) <=
           tolerance);
-    CHECK(error(x, Attention(orf<float>(6, 16, 7), NoPosition<float>())) <= tolerance);
-    CHECK(error(x, Attention(orf<float>(6, 16, 7), AlibiPosition<float>(0.02f))) <= tolerance);
-    CHECK(error(x, Attention(orf<float>(6, 16, 7), t5_position<float>(normal_vector<float>(32, 3),
-                                                                      Direction::bidirectional, 40))) <= tolerance);
+    CHECK(gradient_error(x, Attention(EluFeatures<float>(6), clipped())) <= tolerance);
+    CHECK(gradient_error(x, Attention(TrigonometricFeatures<float>({.input_dim = 6, .num_features = 200}),
+                                      clipped())) <= tolerance);
+    CHECK(gradient_error(x, Attention(orf<float>(6, 16, 7), NoPosition<float>())) <= tolerance);
+    CHECK(gradient_error(x, Attention(orf<float>(6, 16, 7), AlibiPosition<float>(0.02f))) <= tolerance);
+    CHECK(gradient_error(x, Attention(orf<float>(6, 16, 7),
+                                      t5_position<float>(normal_vector<float>(32, 3), Direction::bidirectional, 40))) <=
+          tolerance);
     const AttentionOptions none{.normalization = Normalization::none()};
-    CHECK(error(x, Attention(orf<float>(6, 16, 7), clipped(), none)) <= tolerance);
-    CHECK(error(x, Attention(EluFeatures<float>(6), clipped(), none)) <= tolerance);
+    CHECK(gradient_error(x, Attention(orf<float>(6, 16, 7), clipped(), none)) <= tolerance);
+    CHECK(gradient_error(x, Attention(EluFeatures<float>(6), clipped(), none)) <= tolerance);
   }
 }
 
@@ -88,7 +78,7 @@ TEST_CASE("the gradients of recomputed rows are computed by tiles", "[cuda]") {
         const Attention steep(orf<float>(16, 24, 7),
                               RelativePosition<float>(Vector<float>::LinSpaced(399, 0, last_bias)),
                               {.direction = direction});
-        CHECK(error(x, steep) <= tolerance);
+        CHECK(gradient_error(x, steep) <= tolerance);
       }
 }
 
@@ -97,7 +87,7 @@ TEST_CASE("heads may have 256 channels: gradients", "[cuda]") {
     for (const Index d : {Index{65}, Index{256}}) {
       const PlanCase x{{.n_q = 40, .n_k = 70, .d_v = 150}, {.engine = engine, .gradients = true}, d};
       INFO(name(engine) << ", d " << d);
-      CHECK(error(x, Attention(orf<float>(d, 100, 7), clipped())) <= 2 * tolerance);
+      CHECK(gradient_error(x, Attention(orf<float>(d, 100, 7), clipped())) <= 2 * tolerance);
     }
 }
 
@@ -106,9 +96,10 @@ TEST_CASE("gradients of lags outside a band are exact", "[cuda]") {
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
     const PlanCase x{
         {.n_q = 700, .n_k = 900, .d_v = 3, .offset = 100}, {.engine = cuda::Engine::banded, .gradients = true}, 4};
-    CHECK(error(x, Attention(orf<float>(4, 5, 7), clipped(3), {.direction = direction})) <= tolerance);
-    CHECK(error(x, Attention(orf<float>(4, 5, 7), t5_position<float>(normal_vector<float>(32, 3), direction, 100),
-                             {.direction = direction})) <= tolerance);
+    CHECK(gradient_error(x, Attention(orf<float>(4, 5, 7), clipped(3), {.direction = direction})) <= tolerance);
+    CHECK(gradient_error(x,
+                         Attention(orf<float>(4, 5, 7), t5_position<float>(normal_vector<float>(32, 3), direction, 100),
+                                   {.direction = direction})) <= tolerance);
   }
 }
 
@@ -117,15 +108,15 @@ TEST_CASE("correlations work with slabs of any size", "[cuda]") {
     const PlanCase x{
         {.n_q = 40, .n_k = 50, .d_v = 5}, {.engine = cuda::Engine::cufft, .gradients = true, .slab_bytes = bytes}, 6};
     INFO(bytes << " bytes");
-    CHECK(error(x, Attention(orf<float>(6, 7, 7), clipped())) <= tolerance);
+    CHECK(gradient_error(x, Attention(orf<float>(6, 7, 7), clipped())) <= tolerance);
   }
 }
 
 TEST_CASE("gradients support 16-bit storage", "[cuda]") {
   const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = cuda::Engine::direct, .gradients = true}, 6};
   const Attention attention(orf<float>(6, 16, 7), clipped());
-  CHECK(error<__half>(x, attention) <= 0x1p-11);
-  CHECK(error<__nv_bfloat16>(x, attention) <= 0x1p-8);
+  CHECK(gradient_error<__half>(x, attention) <= 0x1p-11);
+  CHECK(gradient_error<__nv_bfloat16>(x, attention) <= 0x1p-8);
 }
 
 TEST_CASE("gradients are affected only by keys that the row attends to", "[cuda]") {
@@ -153,7 +144,7 @@ TEST_CASE("gradients are zero for rows that attend to no key, and for padding", 
   for (const cuda::Engine engine : cuda_engines) {
     PlanCase x{{.n_q = 70, .n_k = 60, .d_v = 5, .offset = -10}, {.engine = engine, .gradients = true}, 6};
     INFO(name(engine));
-    CHECK(error(x, causal) <= tolerance);
+    CHECK(gradient_error(x, causal) <= tolerance);
     x.k.row(7).setConstant(nan);
     x.v.row(7).setConstant(nan);
     std::vector<unsigned char> key_mask(60, 1);

@@ -30,9 +30,9 @@ class CheckedProduct {
     m_norms = DeviceMemory(sizeof(WeightNorms) * static_cast<std::size_t>(weights.positions));
   }
 
-  /// Must be called after the weights have changed.
-  void queue_weights(cudaStream_t stream) const {
-    if (uses_fft()) queue_weight_norms({m_weights.c, norms()}, m_weights.positions, stream);
+  /// Must be called after the weights have changed, with the biases that they are computed from.
+  void queue_weights(const DeviceBias& bias, cudaStream_t stream) const {
+    if (uses_fft()) queue_weight_norms({m_weights.c, norms(), bias}, m_weights.positions, stream);
   }
 
   /// Scratch memory of a call.
@@ -63,31 +63,50 @@ class CheckedProduct {
   /// recomputation.
   CheckedSums queue(const Product<S>& product, const float* A, const float* B, Columns<S> U,
                     const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
-    if (!uses_fft()) {
-      product.queue(A, B, U, sums, stream);
-      return {sums.sums};
-    }
+    U = queue_product(product, A, B, U, sums, arrays, stream);
+    if (!uses_fft()) return {sums.sums};
+    queue_bounds(product, A, sums, arrays, stream);
+    DeviceWeights c = m_weights.c;
+    c.pairs = DeviceWeights::Pairs::in_slots;  // the border is another part of the sums
     const auto of_queries = product.operand(A, m_shape.n_q), of_keys = product.operand(B, m_shape.n_k);
-    queue_signal_norms(SignalTask<S>{of_keys, U, arrays.signals}, m_shape.z, stream);
-    U.largest = arrays.counters.largest;  // scales the values to at most 1
+    queue_recompute_tiled(RecomputeTiledTask<S>{{of_queries, of_keys, U, c},
+                                                arrays.failed_rows,
+                                                m_parts,
+                                                sums.sums.N,
+                                                sums.sums.D,
+                                                arrays.extra.N,
+                                                arrays.extra.D},
+                          m_shape.z, m_blocks, stream);
+    return {sums.sums, arrays.recomputed, arrays.extra, U.largest};
+  }
+
+  /// Its parts, without the recomputation: the product, which returns U with the scale of its values,
+  Columns<S> queue_product(const Product<S>& product, const float* A, const float* B, Columns<S> U,
+                           const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
+    if (uses_fft()) {
+      queue_signal_norms(SignalTask<S>{product.operand(B, m_shape.n_k), U, arrays.signals}, m_shape.z, stream);
+      U.largest = arrays.counters.largest;  // scales the values to at most 1
+    }
     product.queue(A, B, U, sums, stream);
+    return U;
+  }
+  /// and the checks, which find the rows arrays.recomputed. They do nothing without an FFT.
+  void queue_bounds(const Product<S>& product, const float* A, const typename Product<S>::Arrays& sums,
+                    const Arrays& arrays, cudaStream_t stream) const {
+    if (!uses_fft()) return;
     const auto [N, D, parts, p, rows] = sums.sums;
     const float *N_border = parts > 1 ? N + rows * p : nullptr, *D_border = parts > 1 ? D + rows : nullptr;
     DeviceWeights c = m_weights.c;
     c.pairs = DeviceWeights::Pairs::in_slots;  // the border is another part of the sums
-    queue_row_bounds(
-        {of_queries, N, D, N_border, D_border, norms(), m_weights.positions, c.first_lag(), c.places, arrays.signals,
-         m_length, p, m_positive, m_tolerance, arrays.recomputed, arrays.failed_rows, arrays.counters.counts},
-        m_shape.z, stream);
-    queue_recompute_tiled(
-        RecomputeTiledTask<S>{
-            {of_queries, of_keys, U, c}, arrays.failed_rows, m_parts, N, D, arrays.extra.N, arrays.extra.D},
-        m_shape.z, m_blocks, stream);
-    return {sums.sums, arrays.recomputed, arrays.extra, U.largest};
+    queue_row_bounds({product.operand(A, m_shape.n_q), N, D, N_border, D_border, norms(), m_weights.positions,
+                      c.first_lag(), c.places, arrays.signals, m_length, p, m_positive, m_tolerance, arrays.recomputed,
+                      arrays.failed_rows, arrays.counters.counts},
+                     m_shape.z, stream);
   }
 
- private:
   bool uses_fft() const { return m_length > 0; }
+
+ private:
   WeightNorms* norms() const { return static_cast<WeightNorms*>(m_norms.data()); }
 
   ProductShape m_shape;

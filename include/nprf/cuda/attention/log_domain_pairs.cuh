@@ -23,8 +23,9 @@ namespace nprf::cuda {
 ///     de_if = sum_j g_ij pi_ijf    de_jf = sum_i g_ij pi_ijf    dv_j = sum_i p_ij dy_i    db[lag] = sum_{j-i=lag} g_ij
 ///
 /// From these follow dq_i = sum_f de_if w_f and dk_j = sum_f de_jf w_f - (sum_i g_ij) k_j (feature_map/backward.cuh).
-/// All sums have a fixed order. O(rows (n_q + n_k) (m + d_v)), plus the projections. For a matrix without such rows the
-/// blocks return at once.
+/// Of centred features q and k are the coordinates, and the factor of the centring is added to l. All sums have a fixed
+/// order. O(rows (n_q + n_k) (m + d_v)), plus the projections. For a matrix without such rows the blocks return at
+/// once.
 struct LogDomainGradients {
   bool* is_log_domain;  // [z, n_q]: which rows; null: none, since the features are not exponential
   int* counts;          // [z]: number of such rows
@@ -49,18 +50,18 @@ struct LogDomainGradients {
 
 /// Scratch memory of the gradients in the log domain.
 struct LogDomainScratch {
-  int* rows;           // [z, n_q]: the rows, ascending
-  float *e_q, *e_k;    // [z, m, n_q] [z, m, n_k]
-  float* half_square;  // [z, n_k]: |k_j|^2 / 2
-  double* sum;         // [z, n_q]: log sum_j exp(l_ij)
-  float* dy_y;         // [z, n_q]: dy_i.y_i
+  int* rows;          // [z, n_q]: the rows, ascending
+  float *e_q, *e_k;   // [z, m, n_q] [z, m, n_k]
+  float* log_factor;  // [z, n_k]: -|k_j|^2 / 2, plus that of a centring
+  double* sum;        // [z, n_q]: log sum_j exp(l_ij)
+  float* dy_y;        // [z, n_q]: dy_i.y_i
 
   static LogDomainScratch take(Scratch& scratch, int z, int n_q, int n_k, int m) {
     LogDomainScratch all{};
     all.rows = scratch.take<int>(z, n_q);
     all.e_q = scratch.take<float>(z, m, n_q);
     all.e_k = scratch.take<float>(z, m, n_k);
-    all.half_square = scratch.take<float>(z, n_k);
+    all.log_factor = scratch.take<float>(z, n_k);
     all.sum = scratch.take<double>(z, n_q);
     all.dy_y = scratch.take<float>(z, n_q);
     return all;
@@ -125,8 +126,8 @@ class LogDomainRows {
       pair.sum += expf(x - pair.max_exponent);
       if (m_both) pair.sum += expf(-x - pair.max_exponent);
     }
-    pair.log = static_cast<double>(pair.max_exponent) + log(static_cast<double>(pair.sum)) -
-               static_cast<double>(m_task.scratch.half_square[of_key(j)]) + b;
+    pair.log = static_cast<double>(pair.max_exponent) + log(static_cast<double>(pair.sum)) +
+               static_cast<double>(m_task.scratch.log_factor[of_key(j)]) + b;
     const float* v = m_task.U.of(m_z) + j;
     for (int c = 0; c < p(); ++c) pair.dy_v = fmaf(dy(i, c), v[c * m_task.U.channel_stride], pair.dy_v);
     return pair;

@@ -17,8 +17,9 @@ namespace nprf::cuda {
 ///     l_ij = log sum_f,s exp(s w_f.(q_i + k_j)) - |k_j|^2 / 2 + b[j - i]
 ///     y_i  = sum_j exp(l_ij - max_j l_ij) v_j / sum_j exp(l_ij - max_j l_ij)
 ///
-/// with s = 1 for positive and s = +-1 for hyperbolic features. A block recomputes the keys' projections for a few rows
-/// at a time. O(rows n_k (m d + d_v)).
+/// with s = 1 for positive and s = +-1 for hyperbolic features; of centred ones q and k are the coordinates, and the
+/// factor of the centring is added to l. A block recomputes the keys' projections for a few rows at a time. O(rows n_k
+/// (m d + d_v)).
 template <Storage S>
 struct LogDomainTask {
   FeatureTask<S> q, k;  // the phi of both are not read
@@ -34,8 +35,8 @@ struct LogDomainShape {
   static constexpr int rows = FeatureShape::groups, keys = FeatureShape::tokens, columns = keys;
   static constexpr int k_tile = FeatureShape::groups * FeatureShape::at_once;  // projections per step
 
-  static std::size_t shared(int d_padded, int m) {
-    return FeatureShape::shared(d_padded) +
+  static std::size_t shared(int d_padded, int tiles, int m) {
+    return FeatureShape::shared(d_padded, tiles) +
            sizeof(float) * static_cast<std::size_t>((k_tile + rows) * keys + rows * m) + sizeof(double) * rows * keys;
   }
 };
@@ -66,11 +67,10 @@ class LogDomainTile {
               : 0.0f;
     }
     __syncthreads();
-    normalise(task.q, x(), scratch());
-    __syncthreads();
+    const float* coordinates = coordinates_of(task.q, m_head, x(), scratch(), normalise(task.q, x(), scratch())).z;
     for (int f0 = m_g * FeatureShape::at_once; f0 < task.q.m; f0 += k_tile) {
       float sum[FeatureShape::at_once] = {};
-      project(task.q, m_w, x() + m_t, f0, sum);
+      project(task.q, m_w, coordinates + m_t, f0, sum);
       for (int f = 0; f < FeatureShape::at_once && f0 + f < task.q.m; ++f)
         if (m_t < rows) e_q()[(f0 + f) * rows + m_t] = sum[f];
     }
@@ -82,9 +82,8 @@ class LogDomainTile {
       __syncthreads();  // all threads have read the previous tile
       load_tile({x(), 1, FeatureShape::stride}, m_task.k.x, m_task.k.x.of(m_z), {j0, keys}, {0, m_task.k.d_padded});
       __syncthreads();
-      const float half_square = normalise(m_task.k, x(), scratch()).half_square;
-      __syncthreads();
-      const double log = log_of_features() - static_cast<double>(half_square);
+      const TokenCoordinates at = coordinates_of(m_task.k, m_head, x(), scratch(), normalise(m_task.k, x(), scratch()));
+      const double log = log_of_features(at.z) + static_cast<double>(at.log_factor);
       const double b = attends_to(j0 + m_t) ? bias(j0 + m_t) : minus_infinity();
       // a NaN becomes +infinity, which makes the row NaN
       add_keys(j0, b == minus_infinity() ? minus_infinity() : log == log ? log + b : -minus_infinity());
@@ -111,8 +110,8 @@ class LogDomainTile {
   }                                                                    // (k_tile,keys)  w_f.k_j
   __device__ float* weights() const { return e_k() + k_tile * keys; }  // (rows,keys)
   __device__ float* e_q() const { return weights() + rows * keys; }    // (m,rows)  w_f.q_i
-  __device__ float* x() const { return e_q() + rows * m_task.q.m; }    // (d_padded,tokens)
-  __device__ float* scratch() const { return x() + FeatureShape::stride * m_task.q.d_padded; }
+  __device__ float* x() const { return e_q() + rows * m_task.q.m; }    // (d_padded,tokens), or two
+  __device__ float* scratch() const { return x() + m_task.q.tiles() * m_task.q.tile_size(); }
 
   __device__ static double minus_infinity() { return -1.0 / 0.0; }
   __device__ double bias(int j) const { return m_row < 0 ? minus_infinity() : m_task.b.between(m_head, m_row, j); }
@@ -122,15 +121,15 @@ class LogDomainTile {
              !m_task.U.mask[static_cast<std::ptrdiff_t>(m_z / m_task.U.V.heads) * m_task.U.V.tokens + j]);
   }
 
-  // log sum_f exp(+-w_f.(q + k)) of this thread's row and key; x() must hold the x' of the keys. All threads must call
+  // log sum_f exp(+-w_f.(q + k)) of this thread's row and key, from the coordinates of the keys. All threads must call
   // it
-  __device__ double log_of_features() const {
+  __device__ double log_of_features(const float* coordinates) const {
     const bool both = m_task.k.kind == FeatureKind::hyperbolic;
     float max_exponent = -largest_float, sum = 0;
     for (int f0 = 0; f0 < m_task.k.m; f0 += k_tile) {
       float part[FeatureShape::at_once] = {};
       const int first = m_g * FeatureShape::at_once, count = min(k_tile, m_task.k.m - f0);
-      project(m_task.k, m_w, x() + m_t, f0 + first, part);
+      project(m_task.k, m_w, coordinates + m_t, f0 + first, part);
       for (int f = 0; f < FeatureShape::at_once; ++f) e_k()[(first + f) * keys + m_t] = part[f];
       __syncthreads();
       const auto exponent = [&](int f) { return e_q()[(f0 + f) * rows + m_g] + e_k()[f * keys + m_t]; };
@@ -204,7 +203,7 @@ void queue_log_domain(const LogDomainTask<S>& task, int z, int blocks, cudaStrea
       std::min((task.q.x.tokens + LogDomainShape::rows - 1) / LogDomainShape::rows, (blocks + others - 1) / others);
   launch("recomputing rows in the log domain", log_domain_kernel<S>,
          dim3{static_cast<unsigned>(turns), static_cast<unsigned>(others), 1}, dim3{FeatureShape::threads, 1, 1},
-         LogDomainShape::shared(task.q.d_padded, task.q.m), stream, task);
+         LogDomainShape::shared(task.q.d_padded, task.q.tiles(), task.q.m), stream, task);
 }
 
 }  // namespace nprf::cuda

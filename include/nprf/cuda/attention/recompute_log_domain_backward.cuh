@@ -13,27 +13,26 @@
 
 namespace nprf::cuda {
 
-/// Computes e_f of a tile of tokens. If requested, also stores |x'|^2 / 2, and clears the sums of gradients.
+/// Computes e_f of a tile of tokens. If requested, also stores the logarithms of their factors, and clears the sums of
+/// gradients.
 template <Storage S>
-__device__ __forceinline__ void project_tokens(const FeatureTask<S>& task, float* e, float* half_square, float* zeros) {
+__device__ __forceinline__ void project_tokens(const FeatureTask<S>& task, float* e, float* log_factor, float* zeros) {
   using Shape = FeatureShape;
-  float *x = shared_memory<float>(), *scratch = x + Shape::stride * task.d_padded;
+  float *x = shared_memory<float>(), *scratch = x + task.tiles() * task.tile_size();
   const int z = static_cast<int>(blockIdx.y), t0 = static_cast<int>(blockIdx.x) * Shape::tokens, n = task.x.tokens;
   const int token = t0 + static_cast<int>(threadIdx.x) % Shape::tokens;
   if (t0 >= n) return;
   load_tile({x, 1, Shape::stride}, task.x, task.x.of(z), {t0, Shape::tokens}, {0, task.d_padded});
   __syncthreads();
-  const NormalisedToken all = normalise(task, x, scratch);
-  __syncthreads();
+  const TokenCoordinates at = coordinates_of(task, z % task.x.heads, x, scratch, normalise(task, x, scratch));
   if (token >= n) return;
-  if (half_square && threadIdx.x < Shape::tokens)
-    half_square[static_cast<std::ptrdiff_t>(z) * n + token] = all.half_square;
-  project(task, x, [&](int f, int count, const float(&e_f)[Shape::at_once]) {
+  if (log_factor && threadIdx.x < Shape::tokens) log_factor[static_cast<std::ptrdiff_t>(z) * n + token] = at.log_factor;
+  project(task, at.z, [&](int f, int count, const float(&e_f)[Shape::at_once]) {
 #pragma unroll
     for (int k = 0; k < Shape::at_once; ++k) {
-      const std::ptrdiff_t at = (static_cast<std::ptrdiff_t>(z) * task.m + f + k) * n + token;
-      if (k < count) e[at] = e_f[k];
-      if (k < count && zeros) zeros[at] = 0;
+      const std::ptrdiff_t to = (static_cast<std::ptrdiff_t>(z) * task.m + f + k) * n + token;
+      if (k < count) e[to] = e_f[k];
+      if (k < count && zeros) zeros[to] = 0;
     }
   });
 }
@@ -58,7 +57,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) log_domain_projections_
   const int z = static_cast<int>(blockIdx.y), n_q = task.q.x.tokens;
   if (task.to.counts[z] == 0) return;
   if (blockIdx.z == 0) project_tokens(task.q, task.scratch.e_q, nullptr, task.to.de_q);
-  if (blockIdx.z == 1) project_tokens(task.k, task.scratch.e_k, task.scratch.half_square, nullptr);
+  if (blockIdx.z == 1) project_tokens(task.k, task.scratch.e_k, task.scratch.log_factor, nullptr);
   const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(z) * n_q;
   if (blockIdx.z == 2 && blockIdx.x == 0) list_rows(task.to.is_log_domain + at, n_q, task.scratch.rows + at);
 }
@@ -172,8 +171,7 @@ void queue_log_domain_gradients(const LogDomainGradientTask<S>& task, cudaStream
   const dim3 block{Shape::threads, 1, 1};
   if (n_q == 0 || z == 0) return;
   launch("gradients in the log domain: projections", log_domain_projections_kernel<S>,
-         dim3{blocks_of<Shape::keys>(std::max(n_q, n_k)), z, 3}, block, FeatureShape::shared(task.q.d_padded), stream,
-         task);
+         dim3{blocks_of<Shape::keys>(std::max(n_q, n_k)), z, 3}, block, task.q.shared(), stream, task);
   if (n_k == 0) return;
   launch("gradients in the log domain: queries", log_domain_queries_kernel<S>, dim3{blocks_of<Shape::rows>(n_q), z, 1},
          block, Shape::shared, stream, task);

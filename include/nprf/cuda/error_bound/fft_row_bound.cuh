@@ -27,8 +27,8 @@ namespace nprf::cuda {
 /// where e_f is the estimated error of the convolution of the weights with x_f = B_f o u
 /// (toeplitz/fft/convolution_error.hpp). Two columns of [V 1] share a transform. The u of the values covers this for
 /// two columns of values. The ones share a transform with values if p is odd. If B or V is not finite, all rows fail.
-/// v_max(i) is the maximum over the longest run of lags with nonzero weights only, so it may be too small, but never
-/// too large. O(n_q r).
+/// v_max(i) is the maximum over the longest run of lags with nonzero weights, or of near ones, only, so it may be too
+/// small, but never too large. O(n_q r).
 struct RowBoundTask {
   Operand<float> A;                  // (n_q,r)
   const float *N, *D;                // [z, n_q, p] [z, n_q], of values divided by power_of_two_scale(signals.largest)

@@ -3,6 +3,7 @@
 
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/error_bound/signal_norms.cuh"
+#include "nprf/cuda/position/lag_weights.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/toeplitz/fft/convolution_error.hpp"
 
@@ -14,8 +15,9 @@ struct WeightNorms {
   int size, leading, trailing;  // number of weights, of nonzero ones before the first zero, and after the last zero
   int longest_run, longest_run_first;  // length and start
 
-  static __device__ __forceinline__ WeightNorms of(float c) {
-    const int nonzero = c == 0 ? 0 : 1;
+  /// A weight that counts as nonzero in runs if `attended`.
+  static __device__ __forceinline__ WeightNorms of(float c, bool attended) {
+    const int nonzero = attended ? 1 : 0;
     WeightNorms norms{{}, 1, nonzero, nonzero, nonzero, 0};
     norms.sums.add(static_cast<double>(c));
     return norms;
@@ -37,7 +39,8 @@ struct WeightNorms {
 
 struct WeightNormsTask {
   DeviceWeights c;
-  WeightNorms* norms;  // [head], of the attended lags
+  WeightNorms* norms;    // [head], of the attended lags
+  DeviceBias bias = {};  // of c; near lags that are attended count as nonzero in runs
 };
 
 /// One block per head.
@@ -47,8 +50,12 @@ __global__ void __launch_bounds__(threads) weight_norms_kernel(WeightNormsTask t
   const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.x), first = task.c.first_lag();
   const int size = max(0, task.c.last_lag() - first + 1), share = (size + threads - 1) / threads;
   WeightNorms of_thread{};
-  for (int k = t * share; k < min(size, (t + 1) * share); ++k)
-    of_thread = WeightNorms::join(of_thread, WeightNorms::of(task.c(head, first + k)));
+  for (int k = t * share; k < min(size, (t + 1) * share); ++k) {
+    const float c = task.c(head, first + k);
+    const int at = first + k - task.c.first;
+    const bool attended = c != 0 || (task.bias.is_near(at) && task.bias(head, at) > -1.0 / 0.0);
+    of_thread = WeightNorms::join(of_thread, WeightNorms::of(c, attended));
+  }
   norms[t] = of_thread;
   for (int step = 1; step < threads; step *= 2) {
     __syncthreads();

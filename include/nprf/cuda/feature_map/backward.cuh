@@ -25,10 +25,13 @@ struct LogDomainTerms {
 ///     positive, hyperbolic   dx' = sum_f s_f w_f - (g.phi) x'   s_f = g_f phi_f - g_{m+f} phi_{m+f}
 ///     trigonometric          dx' = sum_f s_f w_f + (g.phi) x'   s_f = g_f phi_{m+f} - g_{m+f} phi_f
 ///     elu                    dx' = g where x' > 0, else g phi
+///     quadratic              dx' = phi_0 sum_f g_f dphi_f/dx' + (g.phi) curvature o x'
 ///
-/// dx = factor dx'. If tokens are normalised to one norm, the component of dx' along x' is removed first. The scale
-/// that the features are divided by is treated as a constant, since y does not depend on it. If g is zero, dx is zero
-/// even for a non-finite token. O(n d m).
+/// where quadratic phi_f and their derivatives are those without the row's factor, which phi_0 is. With a centring x'
+/// and dx' are those of the coordinates z, and dx' = axes^T dz + (g.phi) linear (feature_map/centred.hpp). dx = factor
+/// dx'. If tokens are normalised to one norm, the component of dx' along x' is removed first. The scale that the
+/// features are divided by is treated as a constant, since y does not depend on it. If g is zero, dx is zero even for a
+/// non-finite token. O(n d m).
 template <Storage S>
 struct FeatureGradientTask {
   FeatureTask<S> features;  // as in the forward pass; phi is read
@@ -36,6 +39,7 @@ struct FeatureGradientTask {
   LogDomainTerms log_domain;
   int z;
   DeviceMatrixView<S> dx;
+  const float* exact = nullptr;  // [z, n, d]: added to dx', the gradients of exact pairs (attention/exact); null: none
 };
 
 /// gradient * factor; 0 if the gradient is 0, even if the factor is not finite.
@@ -47,13 +51,16 @@ struct FeatureGradientShape {
   static constexpr int tokens = FeatureShape::tokens, k_tile = 32, stride = TileShape::stride;
   static_assert(tokens == TileShape::tile && FeatureShape::threads == TileShape::threads);
 
-  static std::size_t shared(int d_padded) {
-    return FeatureShape::shared(d_padded) + sizeof(float) * (3 * k_tile * stride + 2 * tokens);
+  /// `tiles` of FeatureTask; centred and quadratic features need one more for the gradient of the coordinates.
+  static std::size_t shared(int d_padded, int tiles, bool has_gradient_tile) {
+    return FeatureShape::shared(d_padded, tiles + has_gradient_tile) +
+           sizeof(float) * (3 * k_tile * stride + 2 * tokens);
   }
 };
 
-/// The work of a block: 16 x 16 threads, each with 4 tokens and 4 of every 64 channels.
-template <Storage S, int tiles>
+/// The work of a block: 16 x 16 threads, each with 4 tokens and 4 of every 64 channels. Centred and quadratic features
+/// need the functions of has_gradient_tile.
+template <Storage S, int tiles, bool has_gradient_tile>
 class FeatureGradients {
  public:
   __device__ __forceinline__ explicit FeatureGradients(const FeatureGradientTask<S>& task)
@@ -67,7 +74,12 @@ class FeatureGradients {
     __syncthreads();
     const NormalisedToken token = normalise(f, x(), scratch());
     if (threadIdx.x < tile) factors()[threadIdx.x] = token.factor;
-    __syncthreads();
+    if constexpr (has_gradient_tile) {
+      m_z_tile = coordinates_of(f, head(), x(), scratch(), token).z;
+    } else {
+      __syncthreads();
+      if (task.exact) for_each_entry([&](float& dx, int i, int k) { dx = exact(i, k); });
+    }
   }
 
   /// Computes dx' of exponential and trigonometric features.
@@ -99,12 +111,65 @@ class FeatureGradients {
       }
     }
     g_phi = over_groups(scratch(), g_phi, [](float a, float b) { return a + b; });
-    if (threadIdx.x < tile) {
-      g_phi += log_domain_g_phi(static_cast<int>(threadIdx.x));
-      sums()[threadIdx.x] = trigonometric ? g_phi : -g_phi;
-    }
+    if (threadIdx.x < tile) sums()[threadIdx.x] = g_phi + log_domain_g_phi(static_cast<int>(threadIdx.x));
     __syncthreads();
-    for_each_entry([&](float& dx, int i, int k) { dx += gradient_times(sums()[m_row + i], at(i, k)); });
+    const float sign = trigonometric ? 1.0f : -1.0f;
+    for_each_entry([&](float& dx, int i, int k) { dx += gradient_times(sign * sums()[m_row + i], coordinate(i, k)); });
+  }
+
+  /// Computes dx' of quadratic features.
+  __device__ __forceinline__ void add_quadratic() {
+    const QuadraticConstants constants = m_task.features.quadratic.of(head());
+    const int t = static_cast<int>(threadIdx.x) % tile, group = static_cast<int>(threadIdx.x) / tile;
+    const int d = m_task.features.x.channels;
+    const auto owns = [=](unsigned l) { return static_cast<int>(l) % Shape::groups == group; };
+    for (int l = group; l < m_task.features.d_padded; l += Shape::groups) dz()[l * Shape::stride + t] = 0;
+    const float factor = phi(0, t);
+    float g_phi = 0;
+    for (int f0 = 0; f0 < r(); f0 += k_tile) {
+      __syncthreads();
+      load_gradients(g(), f0);
+      __syncthreads();
+      for (int k = 0; k < min(k_tile, r() - f0); ++k) {
+        const float g_f = g()[k * stride + t];
+        if (group == 0) g_phi += gradient_times(g_f, phi(f0 + k, t));
+        if (g_f != 0) constants.add_gradient(f0 + k, factor * g_f, m_z_tile + t, dz() + t, owns);
+      }
+    }
+    g_phi = over_groups(scratch(), g_phi, [](float a, float b) { return a + b; });
+    if (group == 0) sums()[t] = g_phi;
+    for (int l = group; l < d; l += Shape::groups)
+      dz()[l * Shape::stride + t] += gradient_times(g_phi, constants.curvature[l] * m_z_tile[l * Shape::stride + t]);
+    __syncthreads();
+    const bool is_centred = m_task.features.centring.values;
+    for_each_entry(
+        [&](float& dx, int i, int k) { dx = dz()[k * Shape::stride + m_row + i] + (is_centred ? 0.0f : exact(i, k)); });
+  }
+
+  /// Turns the gradient of the coordinates into dx', if there is a centring.
+  __device__ __forceinline__ void propagate_centring() {
+    const FeatureTask<S>& f = m_task.features;
+    if (!f.centring.values) return;
+    const CentringConstants constants = f.centring.of(head(), f.x.channels, f.d_padded);
+    __syncthreads();
+    for_each_entry([&](float& dx, int i, int k) { dz()[k * Shape::stride + m_row + i] = dx; });
+#pragma unroll
+    for (int tile_of_d = 0; tile_of_d < tiles; ++tile_of_d) {
+      for_each_entry(tile_of_d, [&](float& dx, int i, int k) { dx = exact(i, k); });
+      for (int l0 = 0; l0 < f.x.channels; l0 += k_tile) {
+        __syncthreads();
+        for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
+          const int l = l0 + e / tile, t = e % tile;
+          g()[e / tile * stride + t] = l < f.x.channels ? dz()[l * Shape::stride + t] : 0.0f;
+        }
+        load_rows(constants.axes, f.x.channels, l0, tile_of_d * tile);
+        __syncthreads();
+        for (int l = 0; l < k_tile; ++l)
+          add_outer(m_dx[tile_of_d], g() + l * stride + m_row, w() + l * stride + m_column);
+      }
+      for_each_entry(tile_of_d,
+                     [&](float& dx, int i, int k) { dx += gradient_times(sums()[m_row + i], constants.linear[k]); });
+    }
   }
 
   /// Computes dx' of elu features.
@@ -150,11 +215,24 @@ class FeatureGradients {
   __device__ __forceinline__ float* w() const { return g() + 2 * k_tile * stride; }    // (k_tile,tile)
   __device__ __forceinline__ float* factors() const { return w() + k_tile * stride; }  // (tile)
   __device__ __forceinline__ float* sums() const { return factors() + tile; }          // (tile)
-  __device__ __forceinline__ float* x() const { return sums() + tile; }                // (d_padded,tile)
-  __device__ __forceinline__ float* scratch() const { return x() + Shape::stride * m_task.features.d_padded; }
+  __device__ __forceinline__ float* x() const { return sums() + tile; }                // (d_padded,tile), or two
+  __device__ __forceinline__ float* scratch() const {
+    return x() + m_task.features.tiles() * m_task.features.tile_size();
+  }
+  // (d_padded,tile): the gradient of the coordinates, of centred and quadratic features
+  __device__ __forceinline__ float* dz() const { return scratch() + (Shape::groups + 1) * tile; }
 
-  // x' of this thread's token i
+  // x' of this thread's token i, and its coordinates
   __device__ __forceinline__ float at(int i, int k) const { return x()[k * Shape::stride + m_row + i]; }
+  __device__ __forceinline__ float coordinate(int i, int k) const {
+    return has_gradient_tile ? m_z_tile[k * Shape::stride + m_row + i] : at(i, k);
+  }
+  // the gradient of x' by exact pairs
+  __device__ __forceinline__ float exact(int i, int k) const {
+    const int t = m_t0 + m_row + i, d = m_task.features.x.channels;
+    return m_task.exact && t < n() ? m_task.exact[(static_cast<std::ptrdiff_t>(m_z) * n() + t) * d + k] : 0.0f;
+  }
+  __device__ __forceinline__ int head() const { return m_z % m_task.features.x.heads; }
   __device__ __forceinline__ int n() const { return m_task.features.x.tokens; }
   __device__ __forceinline__ int r() const { return m_task.features.r(); }
 
@@ -193,11 +271,15 @@ class FeatureGradients {
   // w()[k][c] = channel k0 + c of projection f0 + k
   __device__ __forceinline__ void load_weights(int f0, int k0) const {
     const FeatureTask<S>& f = m_task.features;
-    const float* from = f.w + m_z % f.x.heads * f.w_stride;
+    load_rows(f.w + head() * f.w_stride, f.m, f0, k0);
+  }
+  // w()[k][c] = channel k0 + c of row f0 + k of a matrix (count,d_padded)
+  __device__ __forceinline__ void load_rows(const float* from, int count, int f0, int k0) const {
+    const int d_padded = m_task.features.d_padded;
     for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
       const int k = e / tile, c = e % tile;
-      const bool inside = f0 + k < f.m && k0 + c < f.d_padded;
-      w()[k * stride + c] = inside ? from[static_cast<std::ptrdiff_t>(f0 + k) * f.d_padded + k0 + c] : 0.0f;
+      const bool inside = f0 + k < count && k0 + c < d_padded;
+      w()[k * stride + c] = inside ? from[static_cast<std::ptrdiff_t>(f0 + k) * d_padded + k0 + c] : 0.0f;
     }
   }
 
@@ -220,35 +302,42 @@ class FeatureGradients {
 
   const FeatureGradientTask<S>& m_task;
   int m_z, m_t0, m_row, m_column;
+  const float* m_z_tile = nullptr;  // (d_padded,tile): the coordinates of the tokens, of centred and quadratic features
   float m_dx[tiles][4][4] = {};
 };
 
 /// For heads of at most 64 tiles channels. Blocks (tiles of tokens, z).
-template <Storage S, int tiles>
+template <Storage S, int tiles, bool has_gradient_tile>
 __global__ void __launch_bounds__(FeatureShape::threads) feature_gradients_kernel(FeatureGradientTask<S> task) {
-  FeatureGradients<S, tiles> gradients(task);
+  FeatureGradients<S, tiles, has_gradient_tile> gradients(task);
   if (task.features.kind == FeatureKind::elu)
     gradients.add_elu();
+  else if (has_gradient_tile && task.features.kind == FeatureKind::quadratic)
+    gradients.add_quadratic();
   else
     gradients.add_projections();
+  if constexpr (has_gradient_tile) gradients.propagate_centring();
   gradients.store_all();
 }
 
 /// The kernel for heads of d channels.
-template <Storage S>
+template <Storage S, bool has_gradient_tile>
 auto feature_gradients_for(int d) -> void (*)(FeatureGradientTask<S>) {
-  return d <= 64    ? feature_gradients_kernel<S, 1>
-         : d <= 128 ? feature_gradients_kernel<S, 2>
-                    : feature_gradients_kernel<S, 4>;
+  return d <= 64    ? feature_gradients_kernel<S, 1, has_gradient_tile>
+         : d <= 128 ? feature_gradients_kernel<S, 2, has_gradient_tile>
+                    : feature_gradients_kernel<S, 4, has_gradient_tile>;
 }
 
 template <Storage S>
 void queue_feature_gradients(const FeatureGradientTask<S>& task, cudaStream_t stream) {
   const int n = task.features.x.tokens;
   if (n == 0 || task.z == 0) return;
-  launch("gradients: features", feature_gradients_for<S>(task.features.x.channels),
+  const int d = task.features.x.channels;
+  launch("gradients: features",
+         task.features.has_gradient_tile() ? feature_gradients_for<S, true>(d) : feature_gradients_for<S, false>(d),
          dim3{blocks_of<FeatureShape::tokens>(n), static_cast<unsigned>(task.z), 1}, dim3{FeatureShape::threads, 1, 1},
-         FeatureGradientShape::shared(task.features.d_padded), stream, task);
+         FeatureGradientShape::shared(task.features.d_padded, task.features.tiles(), task.features.has_gradient_tile()),
+         stream, task);
 }
 
 }  // namespace nprf::cuda

@@ -8,6 +8,9 @@
 
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
+#include "nprf/cuda/feature_map/centring.cuh"
+#include "nprf/cuda/feature_map/quadratic.cuh"
+#include "nprf/cuda/feature_map/token_tile.cuh"
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/position/attention_mask.cuh"
 
@@ -21,10 +24,15 @@ constexpr bool by_token = std::is_same_v<Feature, __nv_bfloat16>;
 ///
 ///     phi   phi(x') of x' = radius x / |x|, or of x' = scale x
 ///
+/// or e^(linear.x' + offset) phi(z) of the coordinates z = axes (x' - mean) of a centring (centring.cuh); below, x' is
+/// then z. The logarithm of a row's factor is -|x'|^2 / 2 of exponential, |x'|^2 / 2 of trigonometric and
+/// sum_l curvature_l x'_l^2 / 2 of quadratic features, plus that of the centring.
+///
 /// Features are float by channel, [z, r, stride], zero from n on; or bfloat16 by token, [z, n, stride], zero from r on.
 ///
-/// Queries: exponential features of a row are divided by the largest one, trigonometric ones by exp(|x'|^2 / 2). Keys:
-/// all features of one z are divided by exp(shift), or by the largest one. Elu features are not divided. The features
+/// Queries: exponential features of a row are divided by the largest one, trigonometric and quadratic ones by the row's
+/// factor. Keys: all features of one z are divided by exp(shift), or by the largest one, or the largest factor if they
+/// are trigonometric or quadratic. Elu features are not divided. The features
 /// of a non-finite query that attends to no key, and of a non-finite key that no query attends to, are zero, so that
 /// they affect no row. O(n d m) time; the only scratch memory is max_log_scale.
 template <Storage S, class Feature = float>
@@ -42,12 +50,31 @@ struct FeatureTask {
   Feature* phi;
   int stride;  // at least n, or at least r
   AttentionMask attention_mask;
+  DeviceCentring centring = {};
+  DeviceQuadratic quadratic = {};
+  float* log_factors = nullptr;  // [z, n] of queries: the logarithm that the features of a row are divided by; null:
+                                 // not requested. Without the normalisation of the map by a power of r
 
   // including zero padding
   __host__ __device__ int tokens() const { return by_token<Feature> ? x.tokens : stride; }
   __host__ __device__ int r() const {
-    return kind == FeatureKind::elu ? x.channels : kind == FeatureKind::positive ? m : 2 * m;
+    switch (kind) {
+      case FeatureKind::positive: return m;
+      case FeatureKind::elu: return x.channels;
+      case FeatureKind::quadratic: return quadratic.r;
+      default: return 2 * m;
+    }
   }
+  __host__ __device__ bool is_exponential() const {
+    return kind == FeatureKind::positive || kind == FeatureKind::hyperbolic;
+  }
+
+  /// Tiles of tokens in shared memory: x', and z if there is a centring.
+  __host__ __device__ int tiles() const { return centring.values ? 2 : 1; }
+  __host__ __device__ int tile_size() const { return FeatureShape::stride * d_padded; }
+  std::size_t shared() const { return FeatureShape::shared(d_padded, tiles()); }
+  /// Whether the backward pass needs a tile for the gradient of the coordinates.
+  bool has_gradient_tile() const { return centring.values || kind == FeatureKind::quadratic; }
 };
 
 /// Maps floats to ints of the same order.
@@ -56,28 +83,6 @@ __device__ __forceinline__ int ordered(float x) {
   return bits < 0 ? bits ^ 0x7fffffff : bits;
 }
 __device__ __forceinline__ float from_ordered(int x) { return __int_as_float(x < 0 ? x ^ 0x7fffffff : x); }
-
-struct FeatureShape {
-  static constexpr int tokens = 64, groups = 4, threads = tokens * groups, at_once = 4;
-  static constexpr int stride = tokens + 1;
-
-  static std::size_t shared(int d_padded) {
-    return sizeof(float) * static_cast<std::size_t>(stride * d_padded + (groups + 1) * tokens);
-  }
-};
-
-// the reduction by f over the groups of threads that share a token; all threads of the block must call it
-template <class F>
-__device__ __forceinline__ float over_groups(float* scratch, float x, F&& f) {
-  const int t = static_cast<int>(threadIdx.x) % FeatureShape::tokens,
-            g = static_cast<int>(threadIdx.x) / FeatureShape::tokens;
-  __syncthreads();
-  scratch[g * FeatureShape::tokens + t] = x;
-  __syncthreads();
-  float all = scratch[t];
-  for (int k = 1; k < FeatureShape::groups; ++k) all = f(all, scratch[k * FeatureShape::tokens + t]);
-  return all;
-}
 
 /// Of a token: x' = factor x, |x'|^2 / 2, and whether x is finite.
 struct NormalisedToken {
@@ -116,22 +121,47 @@ __device__ __forceinline__ NormalisedToken normalise(const FeatureTask<S, Featur
   return {s, 0.5f * square * (s * s), finite};
 }
 
+/// The coordinates of the tokens that their features are functions of, and the logarithm of the factor of this thread's
+/// token.
+struct TokenCoordinates {
+  const float* z;  // (d_padded,tokens)
+  float log_factor;
+};
+
+/// Of the normalised tile x' of a head, which the tile of z follows if there is a centring. All threads of the block
+/// must call it; they are synchronised at the end.
+template <Storage S, class Feature>
+__device__ __forceinline__ TokenCoordinates coordinates_of(const FeatureTask<S, Feature>& task, int head, float* x,
+                                                           float* scratch, const NormalisedToken& token) {
+  using Shape = FeatureShape;
+  const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
+  const int d = task.x.channels;
+  const float* z = x;
+  float of_centring = 0, half_square = token.half_square;
+  __syncthreads();
+  if (task.centring.values) {
+    float* centred = x + task.tile_size();
+    of_centring = centre(task.centring.of(head, d, task.d_padded), d, task.d_padded, x, centred, scratch);
+    __syncthreads();
+    float square = 0;
+    for (int k = g; k < d; k += Shape::groups) {
+      const float z_k = centred[k * Shape::stride + t];
+      square = fmaf(z_k, z_k, square);
+    }
+    half_square = 0.5f * over_groups(scratch, square, [](float a, float b) { return a + b; });
+    z = centred;
+  }
+  float log_factor = task.kind == FeatureKind::trigonometric ? half_square : -half_square;
+  if (task.kind == FeatureKind::quadratic) log_factor = task.quadratic.of(head).log_factor(d, z, scratch);
+  __syncthreads();
+  return {z, log_factor + of_centring};
+}
+
 /// z[i] = w_{first + i}.x' of a token, whose channels are Shape::stride apart in memory.
 template <Storage S, class Feature>
 __device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, const float* w, const float* x, int first,
                                         float (&z)[FeatureShape::at_once]) {
-  for (int k = 0; k < task.d_padded; k += 4) {
-    float part[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) part[e] = x[(k + e) * FeatureShape::stride];
-#pragma unroll
-    for (int i = 0; i < FeatureShape::at_once; ++i) {
-      if (first + i >= task.m) break;
-      const float4 row =
-          *reinterpret_cast<const float4*>(w + static_cast<std::ptrdiff_t>(first + i) * task.d_padded + k);
-      z[i] = fmaf(part[0], row.x, fmaf(part[1], row.y, fmaf(part[2], row.z, fmaf(part[3], row.w, z[i]))));
-    }
-  }
+  multiply_rows(w, task.m, task.d_padded, x, nullptr, first, z);
 }
 
 /// Calls f(first, count, z) for the projections z[i] = w_{first + i}.x' of this thread's token and group, up to
@@ -192,26 +222,71 @@ __device__ __forceinline__ void store_features(const FeatureTask<S, Feature>& ta
     if (k < count) phi[(i + k) * (by_token<Feature> ? 1 : static_cast<std::ptrdiff_t>(task.stride))] = rounded[k];
 }
 
+/// Stores the features of a token whose first feature is at phi, from its coordinates z (d_padded,tokens), as
+/// exp(log_factor - shift) times those of z. If `is_zero`, they are zero.
+template <Storage S, class Feature>
+__device__ __forceinline__ void store_projected(const FeatureTask<S, Feature>& task, Feature* phi, const float* z,
+                                                float log_factor, float shift, bool is_zero) {
+  using Shape = FeatureShape;
+  const int m = task.m;
+  const float factor = task.queries ? 1.0f : expf(log_factor - shift);  // of trigonometric features
+  project(task, z, [&](int i, int count, const float(&z_i)[Shape::at_once]) {
+    float first[Shape::at_once] = {}, second[Shape::at_once] = {};
+#pragma unroll
+    for (int k = 0; k < Shape::at_once; ++k) {
+      if (is_zero) continue;
+      switch (task.kind) {
+        case FeatureKind::hyperbolic: second[k] = expf(-z_i[k] + log_factor - shift); [[fallthrough]];
+        case FeatureKind::positive: first[k] = expf(z_i[k] + log_factor - shift); break;
+        case FeatureKind::trigonometric:
+          first[k] = factor * sinf(z_i[k]);
+          second[k] = factor * cosf(z_i[k]);
+          break;
+        case FeatureKind::elu: first[k] = z_i[k] > 0 ? z_i[k] + 1 : expf(z_i[k]); break;
+        case FeatureKind::quadratic: break;
+      }
+    }
+    store_features(task, phi, i, count, first);
+    if (task.r() == 2 * m) store_features(task, phi, m + i, count, second);
+  });
+}
+
+/// The same for quadratic features, with a factor of the row.
+template <Storage S, class Feature>
+__device__ __forceinline__ void store_quadratic(const FeatureTask<S, Feature>& task, int head, Feature* phi,
+                                                const float* z, float factor, bool is_zero) {
+  using Shape = FeatureShape;
+  const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
+  const QuadraticConstants constants = task.quadratic.of(head);
+  for (int i = g * Shape::at_once; i < task.r(); i += Shape::groups * Shape::at_once) {
+    float values[Shape::at_once] = {};
+    const int count = min(Shape::at_once, task.r() - i);
+    for (int k = 0; k < count && !is_zero; ++k) values[k] = factor * constants.feature(i + k, z + t);
+    store_features(task, phi, i, count, values);
+  }
+}
+
 /// Computes the features of a tile of tokens. All threads of the block take part.
 template <Storage S, class Feature>
 __device__ __forceinline__ void compute_features(const FeatureTask<S, Feature>& task) {
   using Shape = FeatureShape;
-  float *x = shared_memory<float>(), *scratch = x + Shape::stride * task.d_padded;
+  float *x = shared_memory<float>(), *scratch = x + task.tiles() * task.tile_size();
   const int z = static_cast<int>(blockIdx.y), t0 = static_cast<int>(blockIdx.x) * Shape::tokens;
-  const int token = t0 + static_cast<int>(threadIdx.x) % Shape::tokens, n = task.x.tokens, m = task.m, r = task.r();
+  const int token = t0 + static_cast<int>(threadIdx.x) % Shape::tokens, n = task.x.tokens, r = task.r();
   if (t0 >= task.tokens()) return;
   load_tile({x, 1, Shape::stride}, task.x, task.x.of(z), {t0, Shape::tokens}, {0, task.d_padded});
   __syncthreads();
   const NormalisedToken own_token = normalise(task, x, scratch);
-  float half_square = own_token.half_square,
-        shift = task.max_log_scale ? from_ordered(task.max_log_scale[z]) : task.shift;
-  __syncthreads();
-  const bool exponential = task.kind == FeatureKind::positive || task.kind == FeatureKind::hyperbolic;
-  if (task.queries && exponential) {
-    half_square = 0;
-    shift = over_groups(scratch, largest_projection(task, x), [](float a, float b) { return fmaxf(a, b); });
+  const TokenCoordinates at = coordinates_of(task, z % task.x.heads, x, scratch, own_token);
+  float log_factor = at.log_factor, shift = task.max_log_scale ? from_ordered(task.max_log_scale[z]) : task.shift;
+  if (task.queries && task.is_exponential()) {
+    log_factor = 0;
+    shift = over_groups(scratch, largest_projection(task, at.z), [](float a, float b) { return fmaxf(a, b); });
   }
   if (token >= task.tokens()) return;
+  if (task.log_factors && token < n && threadIdx.x < Shape::tokens)
+    task.log_factors[static_cast<std::ptrdiff_t>(z) * n + token] =
+        task.is_exponential() ? at.log_factor + shift : at.log_factor;
 
   const bool has_zero_features =
       token >= n || (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]) ||
@@ -219,25 +294,12 @@ __device__ __forceinline__ void compute_features(const FeatureTask<S, Feature>& 
        !(task.queries ? task.attention_mask.attends_any(z, token) : task.attention_mask.is_attended(z, token)));
   Feature* phi = task.phi + (by_token<Feature> ? (static_cast<std::ptrdiff_t>(z) * n + token) * task.stride
                                                : static_cast<std::ptrdiff_t>(z) * r * task.stride + token);
-  const float factor = task.queries ? 1.0f : expf(half_square - shift);  // of trigonometric features
-  project(task, x, [&](int i, int count, const float(&z_i)[Shape::at_once]) {
-    float first[Shape::at_once] = {}, second[Shape::at_once] = {};
-#pragma unroll
-    for (int k = 0; k < Shape::at_once; ++k) {
-      if (has_zero_features) continue;
-      switch (task.kind) {
-        case FeatureKind::hyperbolic: second[k] = expf(-z_i[k] - half_square - shift); [[fallthrough]];
-        case FeatureKind::positive: first[k] = expf(z_i[k] - half_square - shift); break;
-        case FeatureKind::trigonometric:
-          first[k] = factor * sinf(z_i[k]);
-          second[k] = factor * cosf(z_i[k]);
-          break;
-        case FeatureKind::elu: first[k] = z_i[k] > 0 ? z_i[k] + 1 : expf(z_i[k]);
-      }
-    }
-    store_features(task, phi, i, count, first);
-    if (r == 2 * m) store_features(task, phi, m + i, count, second);
-  });
+  if (task.kind == FeatureKind::quadratic) {
+    const float factor = !own_token.finite ? 0.0f / 0.0f : task.queries ? 1.0f : expf(log_factor - shift);
+    store_quadratic(task, z % task.x.heads, phi, at.z, factor, has_zero_features);
+  } else {
+    store_projected(task, phi, at.z, log_factor, shift, has_zero_features);
+  }
   if constexpr (by_token<Feature>)
     if (threadIdx.x < Shape::tokens)
       for (int i = r; i < task.stride; ++i) store(phi + i, 0.0f);
@@ -257,17 +319,15 @@ __global__ void __launch_bounds__(FeatureShape::threads)
 template <Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureShape::threads) log_scales_kernel(FeatureTask<S, Feature> task) {
   using Shape = FeatureShape;
-  float *x = shared_memory<float>(), *scratch = x + Shape::stride * task.d_padded;
+  float *x = shared_memory<float>(), *scratch = x + task.tiles() * task.tile_size();
   const int z = static_cast<int>(blockIdx.y), t0 = static_cast<int>(blockIdx.x) * Shape::tokens;
   const int thread = static_cast<int>(threadIdx.x), token = t0 + thread % Shape::tokens, n = task.x.tokens;
   load_tile({x, 1, Shape::stride}, task.x, task.x.of(z), {t0, Shape::tokens}, {0, task.d_padded});
   __syncthreads();
-  const float half_square = normalise(task, x, scratch).half_square;
-  __syncthreads();
+  const TokenCoordinates at = coordinates_of(task, z % task.x.heads, x, scratch, normalise(task, x, scratch));
   const bool padding =
       token >= n || (task.mask && !task.mask[static_cast<std::ptrdiff_t>(z / task.x.heads) * n + token]);
-  const float log_scale =
-      task.kind == FeatureKind::trigonometric ? half_square : largest_projection(task, x) - half_square;
+  const float log_scale = task.is_exponential() ? largest_projection(task, at.z) + at.log_factor : at.log_factor;
   const bool is_counted = !padding && fabsf(log_scale) < largest_float;
   float* token_log_scales = scratch + Shape::groups * Shape::tokens;
   const float of_token =
@@ -288,7 +348,7 @@ void queue_log_scales(const FeatureTask<S, Feature>& task, int z, cudaStream_t s
         "clearing log-scales");
   launch("features: log-scales", log_scales_kernel<S, Feature>,
          dim3{blocks_of<FeatureShape::tokens>(task.x.tokens), static_cast<unsigned>(z), 1},
-         dim3{FeatureShape::threads, 1, 1}, FeatureShape::shared(task.d_padded), stream, task);
+         dim3{FeatureShape::threads, 1, 1}, task.shared(), stream, task);
 }
 
 /// Queues the features of two tasks, such as queries and keys. Both must have the same z and d.
@@ -301,7 +361,7 @@ void queue_features(const FeatureTask<S, Feature>& first, const FeatureTask<S, F
   if (tokens == 0 || z == 0) return;
   launch("features", features_kernel<S, Feature>,
          dim3{blocks_of<FeatureShape::tokens>(tokens), static_cast<unsigned>(z), 2}, dim3{FeatureShape::threads, 1, 1},
-         FeatureShape::shared(first.d_padded), stream, first, second);
+         first.shared(), stream, first, second);
 }
 
 }  // namespace nprf::cuda

@@ -18,6 +18,7 @@
 #include "nprf/cuda/plan/backward.cuh"
 #include "nprf/cuda/plan/cost_model.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
+#include "nprf/cuda/plan/exact_pairs.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
@@ -46,8 +47,10 @@ struct PlanCall {
 ///
 /// If the rounding error of an FFT may exceed half of the tolerance in a row of y, relative to the largest |v| that the
 /// row attends to, the row is recomputed by tiles; an infinite tolerance disables this. With any engine, rows whose
-/// denominator underflows are recomputed in the log domain if the features are exponential. A NaN or an infinity in a
-/// query affects only its own row; in a key or a value it affects only the rows that attend to it.
+/// denominator underflows are recomputed in the log domain if the features are exponential. With a near field, and with
+/// quadratic features, such rows and those whose terms cancel are computed by exact softmax instead, as on the CPU. The
+/// near field and these rows are in float for any storage type. A NaN or an infinity in a query affects only its own
+/// row; in a key or a value it affects only the rows that attend to it.
 ///
 /// S is the storage type of queries, keys, values and y. Arithmetic is in float. For half and bfloat16 some engines use
 /// tensor cores, with the precision of bfloat16 (toeplitz/product.cuh). A plan belongs to the device that was current
@@ -105,6 +108,7 @@ class AttentionPlan {
     int* rows;                 // [z, n_q]: rows to recompute
     typename Product<S>::Arrays product;
     typename CheckedProduct<S>::Arrays checks;
+    typename ExactPlan<S>::Arrays exact;
     typename Backward<S>::Arrays backward;
   };
 
@@ -117,15 +121,21 @@ class AttentionPlan {
     Feature *phi_q = reinterpret_cast<Feature*>(arrays.phi_q), *phi_k = reinterpret_cast<Feature*>(arrays.phi_k);
     const Counters& counters = arrays.checks.counters;
     counters.queue_clear(z, stream);
-    queue_features(m_model.features<S>(q, true, U.mask, nullptr, phi_q, m_product.stride(n_q)),
-                   m_model.features<S>(k, false, U.mask, arrays.max_log_scale, phi_k, m_product.stride(n_k)), z,
-                   stream);
+    FeatureTask<S, Feature> queries = m_model.features<S>(q, true, U.mask, nullptr, phi_q, m_product.stride(n_q)),
+                            keys = m_model.features<S>(k, false, U.mask, arrays.max_log_scale, phi_k,
+                                                       m_product.stride(n_k));
+    queries.log_factors = arrays.exact.log_factors;
+    queue_features(queries, keys, z, stream);
     CheckedSums sums{arrays.product.sums};
-    if constexpr (std::is_same_v<Feature, float>)
+    if (m_exact)
+      sums = m_exact->template queue<Feature>(
+          m_model, {q, k, queries, keys, U, m_product, arrays.product, m_checked_product, arrays.checks}, arrays.exact,
+          stream);
+    else if constexpr (std::is_same_v<Feature, float>)
       sums = m_checked_product.queue(m_product, phi_q, phi_k, U, arrays.product, arrays.checks, stream);
     else
       m_product.queue(phi_q, phi_k, U, arrays.product, stream);
-    const RowList log_domain_rows{m_model.exponential() ? arrays.rows : nullptr, counters.log_domain_rows, n_q};
+    const RowList log_domain_rows{m_model.has_log_domain() ? arrays.rows : nullptr, counters.log_domain_rows, n_q};
     queue_normalize(
         NormalizeTask<S>{sums, m_model.positive(), y, log_domain_rows, m_model.attention_mask(U.mask), counters.counts},
         stream);
@@ -147,9 +157,12 @@ class AttentionPlan {
   // recomputes everything that depends on the weights of lags
   void queue_weights(cudaStream_t stream) const {
     m_product.queue_spectrum(stream);
-    m_checked_product.queue_weights(stream);
+    m_checked_product.queue_weights(m_model.bias(), stream);
+    if (m_exact) m_exact->queue_weights(stream);
     if (m_backward) m_backward->queue_weights(stream);
   }
+
+  ForwardParts<S> parts() const { return {m_model, m_product, m_checked_product, m_exact ? &*m_exact : nullptr}; }
 
   void check_device() const {
     int current = 0;
@@ -170,9 +183,10 @@ class AttentionPlan {
       arrays.product = m_product.take(area);
       bool* recomputed = area.take<bool>(z, m_model.n_q());
       arrays.checks = m_checked_product.take(area, recomputed, arrays.rows, counters);
+      if (m_exact) arrays.exact = m_exact->take(m_model, area);
     };
     const auto backward = [&](Scratch& area) {
-      if (m_backward) arrays.backward = m_backward->take(m_model, m_product, m_checked_product, area);
+      if (m_backward) arrays.backward = m_backward->take(parts(), area);
     };
     scratch.overlap(forward, backward);
     return arrays;
@@ -193,6 +207,7 @@ class AttentionPlan {
   Engine m_engine;
   Product<S> m_product;
   CheckedProduct<S> m_checked_product;
+  std::optional<ExactPlan<S>> m_exact;
   std::optional<Backward<S>> m_backward;
   DeviceMemory m_workspace;
   std::size_t m_bytes = 0;
@@ -212,10 +227,12 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
       m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
                         options.tolerance) {
   require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
-  const std::size_t shared = m_model.exponential() ? LogDomainShape::shared(m_model.d_padded(), m_model.m())
-                                                   : FeatureShape::shared(m_model.d_padded());
+  const int tiles = m_model.is_centred() ? 2 : 1;
+  const std::size_t shared = m_model.has_log_domain() ? LogDomainShape::shared(m_model.d_padded(), tiles, m_model.m())
+                                                      : FeatureShape::shared(m_model.d_padded(), tiles);
   require(shared <= m_device.shared_bytes, "input_dim and num_features: expected sizes that fit in ",
           m_device.shared_bytes, " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
+  if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
   if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
   queue_weights(stream);
   check(cudaStreamSynchronize(stream), "transforming the weights");
@@ -257,8 +274,7 @@ void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, con
   check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
   check_output(gradients.dk, "dk", batch, heads, n_k, m_model.d());
   check_output(gradients.dv, "dv", batch, heads, n_k, d_v);
-  m_backward->queue(m_model, m_product, m_checked_product, {q, k, v, dy, call.key_mask}, gradients,
-                    arrays_of(call).backward, stream);
+  m_backward->queue(parts(), {q, k, v, dy, call.key_mask}, gradients, arrays_of(call).backward, stream);
 }
 
 }  // namespace nprf::cuda

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "nprf/cuda/attention/checked_product.cuh"
+#include "nprf/cuda/attention/exact/backward.cuh"
 #include "nprf/cuda/attention/recompute_log_domain_backward.cuh"
 #include "nprf/cuda/attention/recompute_tiled.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
@@ -12,6 +13,7 @@
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/backward.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
+#include "nprf/cuda/plan/exact_pairs.cuh"
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/toeplitz/backward/gradients.cuh"
 #include "nprf/cuda/toeplitz/backward/lags_fft.cuh"
@@ -29,6 +31,15 @@ struct BackwardInputs {
   const bool* key_mask;  // [batch, n_k]: false is padding; null: no padding
 };
 
+/// The parts of a plan that its backward pass uses.
+template <Storage S>
+struct ForwardParts {
+  const DeviceModel& model;
+  const Product<S>& product;
+  const CheckedProduct<S>& checked_product;
+  const ExactPlan<S>* exact;  // null: none
+};
+
 /// The outputs of AttentionPlan::backward.
 template <Storage S>
 struct PlanGradients {
@@ -44,8 +55,9 @@ struct PlanGradients {
 /// and the gradients of the lags. The backward pass takes about four times the time of the forward pass, which it
 /// repeats. With an FFT engine, the gradients of parameters add about twice the time of the forward pass. The gradients
 /// of recomputed rows of Y are computed by tiles from H, their part of G. The gradients of rows whose D underflows are
-/// computed in the log domain (attention/recompute_log_domain_backward.cuh). For all other rows the rounding error of
-/// an FFT is relative to the largest gradients of the head.
+/// computed in the log domain (attention/recompute_log_domain_backward.cuh). With an ExactPlan, the gradients of its
+/// exact pairs are added (attention/exact/backward.cuh). For all other rows the rounding error of an FFT is relative to
+/// the largest gradients of the head.
 template <Storage S>
 class Backward {
  public:
@@ -61,7 +73,8 @@ class Backward {
              model.toeplitz().transposed(), slab_bytes) {
     if (forward.on_tensor_cores())
       m_in_float.emplace(device, engine, forward.shape(), forward.weights(), slab_bytes, false);
-    const std::size_t shared = FeatureGradientShape::shared(model.d_padded());
+    const std::size_t shared = FeatureGradientShape::shared(model.d_padded(), model.is_centred() ? 2 : 1,
+                                                            model.is_centred() || model.is_quadratic());
     require(shared <= device.shared_bytes, "input_dim: expected a size that fits in ", device.shared_bytes,
             " bytes of shared memory with gradients, got ", model.d());
     ToeplitzWeights weights = model.toeplitz();
@@ -91,6 +104,8 @@ class Backward {
     float* db;                      // [position, entries]: of lags, then of the border of a grid
     LogDomainGradients log_domain;  // of exponential features
     LogDomainScratch log_domain_scratch;
+    typename ExactPlan<S>::Arrays exact;
+    ExactGradients exact_gradients;
     typename Product<S>::Arrays Y;
     typename CheckedProduct<S>::Arrays checks;
     LagGradients::Arrays lags;
@@ -98,9 +113,9 @@ class Backward {
     Product<float>::Arrays dA, dB, dU;
     Sums extra_dA;  // of recomputed rows, parts after the first one
   };
-  Arrays take(const DeviceModel& model, const Product<S>& forward, const CheckedProduct<S>& checked_product,
-              Scratch& scratch) const {
-    const Product<S>& Y = in_float(forward);
+  Arrays take(const ForwardParts<S>& forward, Scratch& scratch) const {
+    const auto& [model, product, checked_product, exact] = forward;
+    const Product<S>& Y = in_float(product);
     const int z = model.z(), r = model.r(), p = model.d_v(), tokens_q = Y.stride(model.n_q()),
               tokens_k = Y.stride(model.n_k());
     Arrays arrays{};
@@ -114,7 +129,11 @@ class Backward {
     if (!m_is_tiled) arrays.H = scratch.take<float>(z, p + 1, tokens_q);
     arrays.U = scratch.take<float>(z, p + 1, tokens_k);
     arrays.db = scratch.take<float>(model.positions(), model.entries());
-    if (model.exponential())
+    if (exact) {
+      arrays.exact = exact->take(model, scratch);
+      arrays.exact_gradients = ExactGradients::take(scratch, z, model.n_q(), model.n_k(), model.d(), p);
+    }
+    if (model.has_log_domain())
       arrays.log_domain =
           LogDomainGradients::take(scratch, counters.log_domain_rows, z, model.n_q(), model.n_k(), model.m(), p);
     scratch.overlap(
@@ -123,7 +142,7 @@ class Backward {
           arrays.checks = checked_product.take(area, arrays.recomputed, arrays.rows, counters);
           arrays.lags = m_lags.take(area);
           if (!m_is_tiled) arrays.correlation = m_correlation.take(area);
-          if (model.exponential())
+          if (model.has_log_domain())
             arrays.log_domain_scratch = LogDomainScratch::take(area, z, model.n_q(), model.n_k(), model.m());
         },
         [&](Scratch& area) {
@@ -138,47 +157,98 @@ class Backward {
   }
 
   /// Queues all gradients.
-  void queue(const DeviceModel& model, const Product<S>& forward, const CheckedProduct<S>& checked_product,
-             const BackwardInputs<S>& inputs, const PlanGradients<S>& gradients, const Arrays& arrays,
-             cudaStream_t stream) const {
-    const auto& [q, k, v, dy, key_mask] = inputs;
-    const Product<S>& Y = in_float(forward);
-    const int n_q = model.n_q(), n_k = model.n_k(), z = model.z(), tokens_q = Y.stride(n_q), tokens_k = Y.stride(n_k);
-    const auto& [phi_q, phi_k, max_log_scale, rows, recomputed, G, H, U, db, log_domain, log_domain_scratch, product,
-                 checks, lags, correlation, to_dA, to_dB, to_dU, extra_dA] = arrays;
-    const FeatureTask<S> queries = model.features<S>(q, true, key_mask, nullptr, phi_q, tokens_q);
-    const FeatureTask<S> keys = model.features<S>(k, false, key_mask, max_log_scale, phi_k, tokens_k);
-    const Columns<S> V{Operand<S>(v), key_mask};
-    const auto A = Y.operand(phi_q, n_q), B = Y.operand(phi_k, n_k);  // (n_q,r) (n_k,r)
-    checks.counters.queue_clear(z, stream);
-    queue_features(queries, keys, z, stream);
-    const CheckedSums sums = checked_product.queue(Y, phi_q, phi_k, V, product, checks, stream);
-    queue_gradient_columns(
-        GradientColumnsTask<S>{Operand<S>(dy), sums, model.positive(), V, z, tokens_q, tokens_k, G, H, U, recomputed,
-                               log_domain.is_log_domain, log_domain.counts, model.attention_mask(key_mask)},
-        stream);
+  void queue(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs, const PlanGradients<S>& gradients,
+             const Arrays& arrays, cudaStream_t stream) const {
+    const DeviceModel& model = forward.model;
+    const Product<S>& Y = in_float(forward.product);
+    const int n_q = model.n_q(), n_k = model.n_k();
+    TokenFeatures tokens{
+        model.features<S>(inputs.q, true, inputs.key_mask, nullptr, arrays.phi_q, Y.stride(n_q)),
+        model.features<S>(inputs.k, false, inputs.key_mask, arrays.max_log_scale, arrays.phi_k, Y.stride(n_k))};
+    tokens.queries.log_factors = arrays.exact.log_factors;
+    arrays.checks.counters.queue_clear(model.z(), stream);
+    queue_features(tokens.queries, tokens.keys, model.z(), stream);
+    const CheckedSums sums = queue_columns(forward, inputs, tokens, arrays, stream);
+    queue_parameters(forward, inputs, tokens, sums, gradients.parameters, arrays, stream);
+    queue_inputs(forward, tokens, gradients, arrays, stream);
+  }
 
-    auto G_c = m_dA.operand(G, n_q), H_c = m_dA.operand(H, n_q), U_c = m_dA.operand(U, n_k);  // (n,p + 1)
-    const RowList& failed_rows = checks.failed_rows;
-    const SelectedQueries selected = m_is_tiled ? SelectedQueries{} : SelectedQueries{recomputed, failed_rows.sizes};
-    const bool has_db = gradients.parameters && model.parameter_count() > 0;
+ private:
+  struct TokenFeatures {
+    FeatureTask<S> queries, keys;
+  };
+
+  // the sums of the forward pass, and the columns G, H and U
+  CheckedSums queue_columns(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs,
+                            const TokenFeatures& tokens, const Arrays& arrays, cudaStream_t stream) const {
+    const auto& [model, product, checked_product, exact] = forward;
+    const auto& [queries, keys] = tokens;
+    const Product<S>& Y = in_float(product);
+    const Columns<S> V{Operand<S>(inputs.v), inputs.key_mask};
+    const int z = model.z();
+    CheckedSums sums;
+    if (exact) {
+      sums = exact->template queue<float>(
+          model, {inputs.q, inputs.k, queries, keys, V, Y, arrays.Y, checked_product, arrays.checks}, arrays.exact,
+          stream);
+      if (!m_is_tiled) clear_failed_rows(arrays.checks, z, model.n_q(), stream);
+    } else {
+      sums = checked_product.queue(Y, queries.phi, keys.phi, V, arrays.Y, arrays.checks, stream);
+    }
+    queue_gradient_columns(
+        GradientColumnsTask<S>{Operand<S>(inputs.dy), sums, model.positive(), V, z, queries.stride, keys.stride,
+                               arrays.G, arrays.H, arrays.U, arrays.recomputed, arrays.log_domain.is_log_domain,
+                               arrays.log_domain.counts, model.attention_mask(inputs.key_mask)},
+        stream);
+    return sums;
+  }
+
+  // the gradients of parameters, unless they are null, and the rows that features alone do not compute
+  void queue_parameters(const ForwardParts<S>& forward, const BackwardInputs<S>& inputs, const TokenFeatures& tokens,
+                        const CheckedSums& sums, float* parameters, const Arrays& arrays, cudaStream_t stream) const {
+    const DeviceModel& model = forward.model;
+    const auto [A, B, G, U, H] = factors(forward, arrays);
+    const int z = model.z();
+    const Counters& counters = arrays.checks.counters;
+    const SelectedQueries selected = selected_rows(arrays);
+    const bool has_db = parameters && model.parameter_count() > 0;
+    float *db = arrays.db, *requested = has_db ? db : nullptr;
     if (has_db && model.places().is_grid())
-      queue_grid_lag_gradients({A, B, G_c, U_c, H_c, selected, model.weights(), z, model.positions(), db}, stream);
+      queue_grid_lag_gradients({A, B, G, U, H, selected, model.weights(), z, model.positions(), db}, stream);
     else if (has_db)
-      m_lags.queue({A, B, m_is_tiled ? G_c : H_c, U_c}, selected, product.before, product.after, db, lags, stream);
-    if (has_db && !m_is_tiled) m_correlation.queue({A, B, G_c, U_c}, checks.counters.largest, db, correlation, stream);
-    if (log_domain.is_log_domain)
+      m_lags.queue({A, B, m_is_tiled ? G : H, U}, selected, arrays.Y.before, arrays.Y.after, db, arrays.lags, stream);
+    if (has_db && !m_is_tiled) m_correlation.queue({A, B, G, U}, counters.largest, db, arrays.correlation, stream);
+    if (arrays.log_domain.is_log_domain)
       queue_log_domain_gradients(
-          LogDomainGradientTask<S>{queries, keys, Operand<S>(dy), U_c, model.bias(), z, model.positions(), log_domain,
-                                   log_domain_scratch, has_db ? db : nullptr},
+          LogDomainGradientTask<S>{tokens.queries, tokens.keys, Operand<S>(inputs.dy), U, model.bias(), z,
+                                   model.positions(), arrays.log_domain, arrays.log_domain_scratch, requested},
+          stream);
+    if (forward.exact)
+      queue_exact_gradients(
+          ExactGradientTask<S>{forward.exact->pairs(model, inputs.key_mask, arrays.exact), Operand<S>(inputs.dy),
+                               with_channels(U, model.d_v()), sums, model.positive(), z, model.positions(),
+                               arrays.exact.log_scales, arrays.exact.is_exact, counters.log_domain_rows,
+                               arrays.exact_gradients, requested},
           stream);
     if (has_db)
-      queue_parameter_gradients(
-          model.parameter_gradients(db, m_lags.moments(lags, product.before), gradients.parameters), model.positions(),
-          stream);
+      queue_parameter_gradients(model.parameter_gradients(db, m_lags.moments(arrays.lags, arrays.Y.before), parameters),
+                                model.positions(), stream);
+  }
 
+  // dq, dk and dv
+  void queue_inputs(const ForwardParts<S>& forward, const TokenFeatures& tokens, const PlanGradients<S>& gradients,
+                    const Arrays& arrays, cudaStream_t stream) const {
+    const auto& [queries, keys] = tokens;
+    const auto [A, B, G_c, U_c, H_c] = factors(forward, arrays);
+    const Product<float>::Arrays &to_dA = arrays.dA, &to_dB = arrays.dB, &to_dU = arrays.dU;
+    const int z = forward.model.z(), p = forward.model.d_v();
+    const LogDomainGradients& log_domain = arrays.log_domain;
+    const ExactGradients& exact = arrays.exact_gradients;
+    const RowList& failed_rows = arrays.checks.failed_rows;
+    const Sums& extra_dA = arrays.extra_dA;
+    const SelectedQueries selected = selected_rows(arrays);
     const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
-    m_dA.queue(G, U, columns_of_B, to_dA, stream);
+    m_dA.queue(arrays.G, arrays.U, columns_of_B, to_dA, stream);
     if (!m_is_tiled)
       queue_recompute_tiled(RecomputeTiledTask<float>{{H_c, U_c, columns_of_B, m_dA.weights().c},
                                                       failed_rows,
@@ -189,17 +259,45 @@ class Backward {
                                                       extra_dA.D},
                             z, m_blocks, stream);
     const CheckedSums dA{to_dA.sums, selected.selected, extra_dA};
-    queue_feature_gradients(FeatureGradientTask<S>{queries, dA, log_domain.of_queries(), z, gradients.dq}, stream);
-    m_dB.queue(U, G, columns_of_A, to_dB, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{queries, dA, log_domain.of_queries(), z, gradients.dq, exact.dq},
+                            stream);
+    m_dB.queue(arrays.U, arrays.G, columns_of_A, to_dB, stream);
     add_selected_queries({U_c, H_c, columns_of_A, m_dB.weights().c}, selected, to_dB.sums, z, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{keys, {to_dB.sums}, log_domain.of_keys(), z, gradients.dk}, stream);
-    G_c.channels = H_c.channels = model.d_v();  // (n_q,p)
-    m_dU.queue(phi_k, phi_q, {G_c, nullptr, nullptr, 0}, to_dU, stream);
-    add_selected_queries({B, A, {H_c, nullptr, nullptr, 0}, m_dU.weights().c}, selected, to_dU.sums, z, stream);
-    queue_store(StoreTask<S>{to_dU.sums, log_domain.counts, log_domain.dv, gradients.dv}, stream);
+    queue_feature_gradients(FeatureGradientTask<S>{keys, {to_dB.sums}, log_domain.of_keys(), z, gradients.dk, exact.dk},
+                            stream);
+    const Columns<float> G{with_channels(G_c, p), nullptr, nullptr, 0}, H{with_channels(H_c, p), nullptr, nullptr, 0};
+    m_dU.queue(arrays.phi_k, arrays.phi_q, G, to_dU, stream);
+    add_selected_queries({B, A, H, m_dU.weights().c}, selected, to_dU.sums, z, stream);
+    queue_store(StoreTask<S>{to_dU.sums, exact.dv ? exact.dv : log_domain.dv, log_domain.counts, gradients.dv}, stream);
   }
 
- private:
+  // A (n_q,r), B (n_k,r), and G, U, H of p + 1 columns
+  struct Factors {
+    Operand<float> A, B, G, U, H;
+  };
+  Factors factors(const ForwardParts<S>& forward, const Arrays& arrays) const {
+    const Product<S>& Y = in_float(forward.product);
+    const int n_q = forward.model.n_q(), n_k = forward.model.n_k();
+    return {Y.operand(arrays.phi_q, n_q), Y.operand(arrays.phi_k, n_k), m_dA.operand(arrays.G, n_q),
+            m_dA.operand(arrays.U, n_k), m_dA.operand(arrays.H, n_q)};
+  }
+  // the first columns of a matrix
+  static Operand<float> with_channels(Operand<float> x, int channels) {
+    x.channels = channels;
+    return x;
+  }
+  SelectedQueries selected_rows(const Arrays& arrays) const {
+    return m_is_tiled ? SelectedQueries{} : SelectedQueries{arrays.recomputed, arrays.checks.failed_rows.sizes};
+  }
+
+  // exact softmax has replaced the rows that fail the FFT error bound, so that none is selected
+  static void clear_failed_rows(const typename CheckedProduct<S>::Arrays& checks, int z, int n_q, cudaStream_t stream) {
+    const std::size_t rows = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
+    check(cudaMemsetAsync(checks.recomputed, 0, rows, stream), "clearing flags");
+    check(cudaMemsetAsync(checks.failed_rows.sizes, 0, sizeof(int) * static_cast<std::size_t>(z), stream),
+          "clearing counts");
+  }
+
   // adds the contributions of selected queries, as the last parts of the sums
   void add_selected_queries(const TileTask<float>& task, const SelectedQueries& queries, const Sums& sums, int z,
                             cudaStream_t stream) const {

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/forward.cuh"
 #include "nprf/cuda/model.hpp"
+#include "nprf/cuda/plan/feature_constants.cuh"
 #include "nprf/cuda/plan/position_tables.hpp"
 #include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/position/backward.cuh"
@@ -41,7 +41,7 @@ class DeviceModel {
     check_model();
     find_shift();
     place_tokens();
-    if (lags() > 0) m_band = band_of(m_lags, position().linear);
+    if (lags() > 0) m_band = with_near(band_of(m_lags, position().linear), m_lags.near.range(), m_lags);
     copy_to_device(gradients, stream);
   }
 
@@ -69,7 +69,8 @@ class DeviceModel {
   TailSlope tail_slope() const {
     return position().linear ? TailSlope{m_parameters, positions() > 1 ? 1 : 0} : TailSlope{};
   }
-  /// exp(b - max b) of the lags -(n_q - 1) .. n_k - 1 for one position of model(), with its parameters at construction.
+  /// exp(b - max b), or 0 if it is near, of the lags -(n_q - 1) .. n_k - 1 for one position of model(), with its
+  /// parameters at construction.
   std::vector<double> weights_of(const PositionModel& one) const {
     std::vector<double> c(static_cast<std::size_t>(lags()));
     if (c.empty()) return c;
@@ -78,11 +79,27 @@ class DeviceModel {
     const float* border = one.parameters.data() + (one.parameters.size() - one.border_size());
     add_biases_and_weights(x, tables.bias_of(one), border, Pass::backward, tables);
     std::transform(x.log_weights, x.log_weights + lags(), c.begin(), [](double b) { return std::exp(b); });
+    for (int k = 0; k < lags(); ++k)
+      if (m_lags.near.contains(first_lag() + k)) c[static_cast<std::size_t>(k)] = 0;
     return c;
   }
   /// Whether all features are non-negative, and whether they are exponentials.
-  bool positive() const { return map().kind != FeatureKind::trigonometric; }
+  bool positive() const { return map().kind != FeatureKind::trigonometric && !is_quadratic(); }
   bool exponential() const { return map().kind == FeatureKind::positive || map().kind == FeatureKind::hyperbolic; }
+  bool is_quadratic() const { return map().kind == FeatureKind::quadratic; }
+  /// Whether failing rows are computed by exact softmax: with a near field, and by features that are a series.
+  bool has_exact_rows() const { return has_near() || is_quadratic(); }
+  /// Whether failing rows are computed in the log domain of exponential features.
+  bool has_log_domain() const { return exponential() && !has_exact_rows(); }
+  bool has_near() const { return m_model.near > 0; }
+  /// log |phi|^2 without the factors of rows: the normalisation of features by 1 / sqrt(r).
+  double log_normalisation() const {
+    const double m_or_r = map().kind == FeatureKind::hyperbolic ? r() : is_quadratic() ? 1 : m();
+    return -std::log(m_or_r);
+  }
+  /// The logarithm that the features of keys are divided by, unless that is computed on the device.
+  float shift() const { return m_shift; }
+  bool is_centred() const { return !map().centring.is_empty(); }
   /// Whether the largest log-scale of the keys must be computed on the device.
   bool needs_log_scales() const { return m_needs_log_scales; }
 
@@ -93,14 +110,25 @@ class DeviceModel {
     const std::size_t bytes = sizeof(float) * m_model.positions.size() * static_cast<std::size_t>(parameter_count());
     if (bytes > 0)
       check(cudaMemcpyAsync(m_parameters, parameters, bytes, cudaMemcpyDeviceToDevice, stream), "copying parameters");
-    queue_weights({bias(), m_weights}, stream);
+    queue_weights({bias(), m_weights, m_weight_bias}, stream);
   }
 
   /// Of the lags j - i = -(n_q - 1) .. n_k - 1, or of all differences of slots.
   DeviceBias bias() const {
-    return {m_parameters,        m_index, positions(), parameter_count(), lags(), first_position_lag(),
-            last_position_lag(), n_q(),   m_places,    is_causal()};
+    return {m_parameters,
+            m_index,
+            positions(),
+            parameter_count(),
+            lags(),
+            first_position_lag(),
+            last_position_lag(),
+            n_q(),
+            m_places,
+            is_causal(),
+            {m_lags.near.width, m_lags.near.pitch, 0}};
   }
+  /// [position]: the bias at which a weight is 1.
+  const double* weight_bias() const { return m_weight_bias; }
   DeviceWeights weights() const {
     DeviceWeights c{m_weights, positions() > 1 ? entries() : 0, lags(), first_lag(), 1, first_lag(), last_attended()};
     if (!m_places.is_grid()) return c;
@@ -137,7 +165,10 @@ class DeviceModel {
             !queries && m_needs_log_scales ? max_log_scale : nullptr,
             phi,
             stride,
-            attention_mask(key_mask)};
+            attention_mask(key_mask),
+            centring(queries),
+            quadratic(),
+            nullptr};
   }
 
   AttentionMask attention_mask(const bool* key_mask) const { return {bias(), key_mask, heads(), n_q(), n_k()}; }
@@ -145,6 +176,17 @@ class DeviceModel {
  private:
   const FeatureModel& map() const { return m_model.features.front(); }
   const PositionModel& position() const { return m_model.positions.front(); }
+
+  bool shares_map() const { return m_model.features.size() == 1; }
+  DeviceCentring centring(bool queries) const {
+    if (!is_centred()) return {};
+    const std::ptrdiff_t size = static_cast<std::ptrdiff_t>(DeviceCentring::size(d(), d_padded()));
+    return {m_centring + (queries ? 0 : size), shares_map() ? 0 : 2 * size};
+  }
+  DeviceQuadratic quadratic() const {
+    if (!is_quadratic()) return {};
+    return {m_coordinates, m_quadratic, shares_map() ? 0 : map().second + d(), r(), map().second};
+  }
 
   bool is_causal() const { return m_model.direction == Direction::causal; }
 
@@ -170,7 +212,7 @@ class DeviceModel {
   }
 
   void check_model() const {
-    const auto& [direction, radius, features, positions] = m_model;
+    const auto& [direction, radius, features, positions, near] = m_model;
     check_direction(direction);
     const auto one_or_heads = [&](std::size_t count, const char* what) {
       require(count == 1 || static_cast<std::ptrdiff_t>(count) == m_shape.heads, what, ": expected 1 or ",
@@ -179,12 +221,13 @@ class DeviceModel {
     one_or_heads(features.size(), "feature maps");
     one_or_heads(positions.size(), "positions");
     for (const FeatureModel& one : features)
-      require(one.kind == map().kind && one.d == map().d && one.m == map().m,
+      require(one.kind == map().kind && one.d == map().d && one.m == map().m && one.first == map().first &&
+                  one.second == map().second && one.centring.is_empty() == map().centring.is_empty(),
               "feature maps: expected all of one kind and shape");
     for (const PositionModel& one : positions)
       require(one.linear == position().linear && one.first == position().first && one.index == position().index &&
                   one.parameters.size() == position().parameters.size() && one.slots == position().slots &&
-                  one.outside == position().outside,
+                  one.pitch == position().pitch && one.outside == position().outside,
               "positions: expected all of one kind and shape");
     require(d() >= 1 && d() <= 256, "input_dim: expected 1 to 256 on a GPU, got ", d());
     for (const FeatureModel& one : features)
@@ -199,8 +242,13 @@ class DeviceModel {
       require(at >= 0 && static_cast<std::size_t>(at) < parameters, "index: expected parameters 0 to ", parameters,
               " - 1, got ", at);
     if (position().is_grid()) check_grid();
-    require(map().kind == FeatureKind::elu ? map().m == 0 : map().m >= 1,
-            "num_features: expected 0 for elu and at least 1 for others, got ", map().m);
+    require(
+        near == 0 || (near > 0 && map().kind != FeatureKind::elu && (!position().is_grid() || position().pitch > 0)),
+        "near: expected 0 or more, or 0 for elu features and for slots without a pitch, got ", near);
+    const bool has_projection = map().kind != FeatureKind::elu && !is_quadratic();
+    require(has_projection ? map().m >= 1 : map().m == 0,
+            "num_features: expected 0 for elu and quadratic and at least 1 for others, got ", map().m);
+    for (const FeatureModel& one : features) check_constants(one);
     require(r() <= 1024, "features: expected at most 1024 on a GPU, got ", r());
   }
 
@@ -230,12 +278,18 @@ class DeviceModel {
     m_lags = problem_without_biases<float>(placement(m_shape.n_q), placement(m_shape.n_k), m_model.direction,
                                            m_shape.offset, table_range(position()));
     m_lags.has_own_slots = position().is_grid();
+    m_lags.near = {std::min<std::ptrdiff_t>(m_model.near, 1 << 30), position().pitch, m_shape.offset};
     m_places.outside = position().outside, m_places.cells = static_cast<int>(m_slots.size());
     m_places.end = position().is_grid() ? static_cast<int>(m_lags.key_slots) : 0;
   }
 
   // if all keys have one norm, a bound |w.x| <= |w| radius replaces the search for their largest log-scale
   void find_shift() {
+    if (is_centred() || is_quadratic()) {
+      const auto has_factor = [](const FeatureModel& one) { return !one.curvature.empty(); };
+      m_needs_log_scales = is_centred() || std::any_of(m_model.features.begin(), m_model.features.end(), has_factor);
+      return;
+    }
     const double radius = m_model.radius;
     double longest = 0;
     for (const FeatureModel& one : m_model.features)
@@ -267,10 +321,11 @@ class DeviceModel {
   void copy_to_device(bool gradients, cudaStream_t stream) {
     std::vector<float> w, parameters;  // rows of w are padded with zeros
     for (const FeatureModel& one : m_model.features)
-      for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d) {
-        w.insert(w.end(), row, row + one.d);
-        w.resize(w.size() + static_cast<std::size_t>(d_padded() - one.d), 0.0f);
-      }
+      for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d)
+        append_padded(w, row, d(), d_padded());
+    const std::vector<float> centring = centring_values(m_model.features, d_padded()),
+                             quadratic = quadratic_values(m_model.features);
+    const std::vector<uint2> coordinates = quadratic_coordinates(map());
     for (const PositionModel& one : m_model.positions)
       parameters.insert(parameters.end(), one.parameters.begin(), one.parameters.end());
     const std::vector<std::int32_t> index = parameter_indices();
@@ -280,10 +335,14 @@ class DeviceModel {
       tokens[static_cast<std::size_t>(slots[cell])] = static_cast<std::int32_t>(cell);
 
     std::vector<std::int32_t> order, start;
-    if (gradients && !index.empty()) sort_lags(index, order, start);
+    if (gradients && !index.empty()) sort_lags(index, parameter_count(), order, start);
 
     const auto take = [&](Scratch scratch) {
       m_w = scratch.take<float>(w.size());
+      m_centring = scratch.take<float>(centring.size());
+      m_quadratic = scratch.take<float>(quadratic.size());
+      m_coordinates = scratch.take<uint2>(coordinates.size());
+      m_weight_bias = scratch.take<double>(m_model.positions.size());
       m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(entries()));
       m_index = index.empty() ? nullptr : scratch.take<std::int32_t>(index.size());
       m_order = order.empty() ? nullptr : scratch.take<std::int32_t>(order.size());
@@ -301,6 +360,9 @@ class DeviceModel {
               "copying the model to the device");
     };
     copy(m_w, w);
+    copy(m_centring, centring);
+    copy(m_quadratic, quadratic);
+    copy(m_coordinates, coordinates);
     copy(m_index, index);
     copy(m_order, order);
     copy(m_start, start);
@@ -308,20 +370,8 @@ class DeviceModel {
     copy(m_slots_on_device, slots);
     copy(m_tokens, tokens);
     m_places.slots = m_slots_on_device, m_places.tokens = m_tokens;
-    queue_weights({bias(), m_weights}, stream);
+    queue_weights({bias(), m_weights, m_weight_bias}, stream);
     check(cudaStreamSynchronize(stream), "copying the model to the device");
-  }
-
-  // sorts lags by parameter; start[k] is where the lags of parameter k begin
-  void sort_lags(const std::vector<std::int32_t>& index, std::vector<std::int32_t>& order,
-                 std::vector<std::int32_t>& start) const {
-    start.assign(static_cast<std::size_t>(parameter_count()) + 1, 0);
-    for (const std::int32_t at : index) ++start[static_cast<std::size_t>(at) + 1];
-    std::partial_sum(start.begin(), start.end(), start.begin());
-    order.resize(index.size());
-    std::vector<std::int32_t> next = start;
-    for (std::size_t k = 0; k < index.size(); ++k)
-      order[static_cast<std::size_t>(next[static_cast<std::size_t>(index[k])]++)] = static_cast<std::int32_t>(k);
   }
 
   AttentionModel m_model;
@@ -334,7 +384,10 @@ class DeviceModel {
   float m_shift = 0;  // replaces the largest log-scale of the keys, unless that is computed
   DeviceMemory m_memory;
   float* m_w = nullptr;                                            // [map, m, d_padded]
+  float *m_centring = nullptr, *m_quadratic = nullptr;             // as in DeviceCentring and DeviceQuadratic
+  uint2* m_coordinates = nullptr;                                  // [r]
   float* m_weights = nullptr;                                      // [position, entries]
+  double* m_weight_bias = nullptr;                                 // [position]
   float* m_parameters = nullptr;                                   // [position, parameter]
   std::int32_t* m_index = nullptr;                                 // [entries]
   std::int32_t *m_order = nullptr, *m_start = nullptr;             // [entries] [parameters + 1], for gradients

@@ -11,8 +11,10 @@
 #include "nprf/attention/attention.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/cuda/model.hpp"
+#include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/positive.hpp"
+#include "nprf/feature_map/taylor.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
 #include "nprf/position/alibi.hpp"
 #include "nprf/position/grid.hpp"
@@ -43,6 +45,11 @@ std::vector<float> floats(const Parameters& x) {
   return all;
 }
 
+template <Real T>
+std::vector<float> row_major(const Matrix<T>& x) {
+  return floats(x.template reshaped<Eigen::RowMajor>());
+}
+
 }  // namespace detail
 
 template <Real T>
@@ -60,6 +67,22 @@ FeatureModel model_of(const TrigonometricFeatures<T>& features) {
 template <Real T>
 FeatureModel model_of(const EluFeatures<T>& features) {
   return {FeatureKind::elu, static_cast<int>(features.input_dim()), 0, {}};
+}
+template <Real T>
+FeatureModel model_of(const QuadraticFeatures<T>& features) {
+  const QuadraticTerms<T>& terms = features.terms();
+  FeatureModel model{FeatureKind::quadratic, static_cast<int>(features.input_dim()), 0, {}};
+  model.first = static_cast<int>(terms.first), model.second = static_cast<int>(terms.second);
+  model.mean_square = detail::floats(terms.mean_square), model.curvature = detail::floats(terms.curvature);
+  return model;
+}
+/// Of a map of nprf's own with a centring.
+template <class F>
+FeatureModel model_of(const Centred<F>& centred) {
+  const auto& [nu, mu, A, A_inverse] = centred.constants();
+  FeatureModel model = model_of(centred.features());
+  model.centring = {detail::floats(nu), detail::floats(mu), detail::row_major(A), detail::row_major(A_inverse)};
+  return model;
 }
 
 template <Real T>
@@ -92,11 +115,12 @@ template <Real T>
 PositionModel model_of(const GridPosition<T>& position) {
   PositionModel model{detail::floats(position.bias().table), position.bias().first, {}};
   for (std::size_t k = 0; k < model.parameters.size(); ++k) model.index.push_back(static_cast<std::int32_t>(k));
-  const std::vector<float> border = detail::floats(position.extra().template reshaped<Eigen::RowMajor>());
+  const std::vector<float> border = detail::row_major(position.extra());
   model.parameters.insert(model.parameters.end(), border.begin(), border.end());
   model.outside = static_cast<int>(position.extra().rows());
   for (Index cell = 0; cell < position.height() * position.width(); ++cell)
     model.slots.push_back(static_cast<std::int32_t>(position.slot(cell)));
+  model.pitch = static_cast<std::int32_t>(position.pitch());
   return model;
 }
 
@@ -105,15 +129,17 @@ template <class F, class P>
 AttentionModel model_of(const Attention<F, P>& attention) {
   static_assert(
       requires { model_of(attention.features()); },
-      "nprf: on a GPU the feature map must be one of nprf's own: positive, hyperbolic, trigonometric or elu");
+      "nprf: on a GPU the feature map must be one of nprf's own: positive, hyperbolic, trigonometric, elu or "
+      "quadratic, "
+      "centred or not");
   static_assert(
       requires { model_of(attention.position()); },
       "nprf: on a GPU the position must be one of nprf's own: none, relative, T5, ALiBi or a grid");
   const AttentionOptions& options = attention.options();
-  require(options.near == 0, "near: expected 0 on a GPU, got ", options.near);
   AttentionModel model{options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}};
   model.features.push_back(model_of(attention.features()));
   model.positions.push_back(model_of(attention.position()));
+  model.near = options.near;
   return model;
 }
 

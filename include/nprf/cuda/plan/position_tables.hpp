@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "nprf/core/index.hpp"
@@ -45,5 +46,17 @@ class PositionTables {
  private:
   std::vector<std::unique_ptr<std::byte[]>> m_memory;
 };
+
+/// Sorts lags by their parameters, index[lag] < count: order[start[k]], ... are the lags of parameter k.
+inline void sort_lags(const std::vector<std::int32_t>& index, int count, std::vector<std::int32_t>& order,
+                      std::vector<std::int32_t>& start) {
+  start.assign(static_cast<std::size_t>(count) + 1, 0);
+  for (const std::int32_t at : index) ++start[static_cast<std::size_t>(at) + 1];
+  std::partial_sum(start.begin(), start.end(), start.begin());
+  order.resize(index.size());
+  std::vector<std::int32_t> next = start;
+  for (std::size_t k = 0; k < index.size(); ++k)
+    order[static_cast<std::size_t>(next[static_cast<std::size_t>(index[k])]++)] = static_cast<std::int32_t>(k);
+}
 
 }  // namespace nprf::cuda

@@ -43,4 +43,15 @@ Band band_of(const LagProblem<T>& x, bool is_linear) {
   return {static_cast<int>(before + 1), static_cast<int>(std::max(before + 1, after) - 1)};
 }
 
+/// The band with the lags `near` of j - i, which have the weight 0, so that it ends outside of them. They are clamped
+/// to the attended lags.
+template <Real T>
+Band with_near(Band band, LagRange near, const LagProblem<T>& x) {
+  const int first = static_cast<int>(std::max(near.first, x.reach.first)),
+            last = static_cast<int>(std::min(near.last, x.reach.last));
+  if (near.size() == 0 || first > last) return band;
+  if (band.first > band.last) return {first, last};
+  return {std::min(band.first, first), std::max(band.last, last)};
+}
+
 }  // namespace nprf::cuda

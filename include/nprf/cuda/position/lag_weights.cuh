@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nprf/core/near_lags.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/position/token_places.cuh"
 
@@ -22,6 +23,7 @@ struct DeviceBias {
   int n_q;  // lag first + k is that of tokens j - i = k - (n_q - 1), except in a grid
   TokenPlaces places = {};
   bool is_causal = false;  // whether queries without a slot attend only to tokens up to their own
+  NearLags near = {};      // whose pairs are computed exactly: their weights are 0
 
   /// The bias of lag first + k. `head` is ignored if one position is shared by all heads.
   __device__ __forceinline__ double operator()(int head, int k) const {
@@ -31,6 +33,13 @@ struct DeviceBias {
     if (index) return static_cast<double>(of_head[index[k]]);
     const int lag = first + k;
     return -static_cast<double>(of_head[0]) * (lag < 0 ? -lag : lag);
+  }
+
+  /// Whether lag first + k is near, and whether a query and a key are near tokens.
+  __device__ __forceinline__ bool is_near(int k) const { return near.width > 0 && near.contains(first + k); }
+  __device__ __forceinline__ bool is_near(int i, int j) const {
+    if (!places.is_grid()) return is_near(j - i + n_q - 1);
+    return !places.is_border(i, j) && is_near(places.lag(i, j) - first);
   }
 
   /// The bias of row e and column f of the border.
@@ -49,11 +58,12 @@ struct DeviceBias {
   }
 };
 
-/// The weights c[lag] = exp(b[lag] - max b) of every head, 0 for lags that are not attended. Those of the border
-/// follow; the ones of a query outside of the grid are relative to its largest bias instead. O(size) per head.
+/// The weights c[lag] = exp(b[lag] - max b) of every head, 0 for lags that are near or not attended. Those of the
+/// border follow; the ones of a query outside of the grid are relative to its largest bias instead. O(size) per head.
 struct WeightsTask {
   DeviceBias b;
-  float* values;  // [head, size + border]
+  float* values;    // [head, size + border]
+  double* largest;  // [head]: max b
 };
 
 /// One block per head.
@@ -74,8 +84,10 @@ __global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
   }
   __syncthreads();
   max_bias = largest[0];
+  if (t == 0) task.largest[head] = max_bias;
   for (int k = t; k < size; k += threads)
-    values[k] = max_bias > minus_infinity ? static_cast<float>(exp(task.b(head, k) - max_bias)) : 0.0f;
+    values[k] =
+        max_bias > minus_infinity && !task.b.is_near(k) ? static_cast<float>(exp(task.b(head, k) - max_bias)) : 0.0f;
   for (int e = t; e < outside; e += threads) {
     double max_of_row = minus_infinity;
     for (int f = 0; f < outside + 2; ++f)

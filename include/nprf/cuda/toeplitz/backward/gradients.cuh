@@ -91,13 +91,13 @@ void queue_gradient_columns(const GradientColumnsTask<S>& task, cudaStream_t str
          dim3{blocks_of<threads>(most), 2, static_cast<unsigned>(task.z)}, dim3{threads, 1, 1}, 0, stream, task);
 }
 
-/// x = N, plus log_domain_terms for matrices with rows in the log domain.
+/// x = N, plus terms of rows that features alone do not compute.
 template <Storage S>
 struct StoreTask {
   Sums sums;
-  const int* log_domain_rows;     // [z]: how many such rows; null: none
-  const float* log_domain_terms;  // [z, n, p], valid where there are such rows
-  DeviceMatrixView<S> x;          // [.., n, p]
+  const float* terms;     // [z, n, p]; null: none
+  const int* rows;        // [z]: how many such rows, where terms are valid only if there are any; null: terms are valid
+  DeviceMatrixView<S> x;  // [.., n, p]
 };
 
 /// One thread per scalar.
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
   const std::ptrdiff_t row = at / task.sums.p, n = task.x.tokens;
   const int column = static_cast<int>(at % task.sums.p);
   if (row >= task.sums.rows) return;
-  const float term = task.log_domain_rows && task.log_domain_rows[row / n] > 0 ? task.log_domain_terms[at] : 0.0f;
+  const float term = task.terms && (!task.rows || task.rows[row / n] > 0) ? task.terms[at] : 0.0f;
   store(row_of(task.x, row / n, row % n) + column, task.sums.numerator(row, column) + term);
 }
 

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/core/row_quotient.hpp"
+#include "nprf/cuda/attention/exact/pairs.cuh"
+#include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/position/token_places.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/toeplitz/row_sums.cuh"
+
+namespace nprf::cuda {
+
+/// The gradients of pairs with the weights of exact softmax: near pairs, and all pairs of rows by exact softmax. With
+/// the denominators D_i of all pairs, in units of exp(scale_i),
+///
+///     p_ij = exp(q_i.k_j + b_ij - scale_i) / D_i      g_ij = p_ij (dy_i.v_j - dy_i.y_i)
+///     dq_i = sum_j g_ij k_j    dk_j = sum_i g_ij q_i    dv_j = sum_i p_ij dy_i    db[lag] = sum_{j-i=lag} g_ij
+///
+/// of normalised queries and keys. All sums have a fixed order. O(n w (d + p)) for w near keys of a query, and O(n_k (d
+/// + p)) for each row by exact softmax. The lags also take O(n_q) each in a matrix that has such rows.
+struct ExactGradients {
+  double* log_D;        // [z, n_q]: scale_i + log D_i; +infinity for rows without gradients
+  float* dy_y;          // [z, n_q]: dy_i.y_i
+  float *dq, *dk, *dv;  // [z, n_q, d] [z, n_k, d] [z, n_k, p]
+
+  static ExactGradients take(Scratch& scratch, int z, int n_q, int n_k, int d, int p) {
+    ExactGradients all{};
+    all.log_D = scratch.take<double>(z, n_q);
+    all.dy_y = scratch.take<float>(z, n_q);
+    all.dq = scratch.take<float>(z, n_q, d);
+    all.dk = scratch.take<float>(z, n_k, d);
+    all.dv = scratch.take<float>(z, n_k, p);
+    return all;
+  }
+};
+
+template <Storage S>
+struct ExactGradientTask {
+  ExactPairs pairs;
+  Operand<S> dy;     // (n_q,p)
+  Operand<float> V;  // (n_k,p), by channel; zero for keys that affect no gradient
+  CheckedSums sums;  // of all pairs
+  bool positive;     // whether the features are
+  int z, positions;
+  const double* log_scales;  // [z, n_q]: scale_i
+  const bool* is_exact;      // [z, n_q]: rows by exact softmax
+  const int* exact_rows;     // [z]: how many
+  ExactGradients to;
+  float* db;  // [position, entries], added to: lags, then the border of a grid; null: not requested
+
+  __device__ __forceinline__ float dy_at(int matrix, int i, int c) const {
+    return to_float(dy.of(matrix)[i * dy.token_stride + c * dy.channel_stride]);
+  }
+  __device__ __forceinline__ std::ptrdiff_t row(int matrix, int i) const {
+    return static_cast<std::ptrdiff_t>(matrix) * pairs.q.tokens + i;
+  }
+
+  /// p and g of a pair, from s = q.k and dy.v.
+  __device__ __forceinline__ float2 gradients(int matrix, int i, int j, float s, float dy_v) const {
+    if (i >= pairs.q.tokens) return make_float2(0, 0);
+    const double bias = pairs.bias(matrix, i, j, !is_exact[row(matrix, i)]);
+    const double log_weight = ExactPairs::exponent(s, bias) - to.log_D[row(matrix, i)];
+    if (bias == ExactPairs::minus_infinity() || log_weight == ExactPairs::minus_infinity()) return make_float2(0, 0);
+    const float p = expf(static_cast<float>(log_weight));
+    return make_float2(p, p * (dy_v - to.dy_y[row(matrix, i)]));
+  }
+};
+
+/// Computes log_D and dy_y. One thread per row.
+template <Storage S>
+__global__ void __launch_bounds__(256) exact_rows_kernel(ExactGradientTask<S> task) {
+  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x, n_q = task.pairs.q.tokens;
+  if (row >= task.sums.sums.rows) return;
+  const int z = static_cast<int>(row / n_q), i = static_cast<int>(row % n_q);
+  const float D = task.sums.denominator(row);
+  const bool has_gradients = D != D || denominator_keeps_precision(D, task.positive);
+  float dy_y = 0;
+  for (int c = 0; has_gradients && c < task.dy.channels; ++c)
+    dy_y = fmaf(task.dy_at(z, i, c), task.sums.quotient(z, row, c, D), dy_y);
+  task.to.log_D[row] = has_gradients ? task.log_scales[row] + log(static_cast<double>(D)) : 1.0 / 0.0;
+  task.to.dy_y[row] = dy_y;
+}
+
+/// A tile of queries and one of keys: p and g of its pairs, and their products with other rows. All threads of the
+/// block must call all functions.
+template <Storage S>
+class ExactPairTile {
+ public:
+  static constexpr std::size_t shared =
+      sizeof(float) * (2 * TileShape::k_tile + 2 * TileShape::tile) * static_cast<std::size_t>(TileShape::stride);
+
+  __device__ __forceinline__ ExactPairTile(const ExactGradientTask<S>& task, int z, int i0, int j0)
+      : m_task(task), m_z(z), m_i0(i0), m_j0(j0) {
+    float s[4][4] = {}, dy_v[4][4] = {};
+    add_products(s, task.pairs.q, i0, task.pairs.k, j0);
+    add_products(dy_v, task.dy, i0, task.V, j0);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 of_pair = task.gradients(z, i0 + row() + i, j0 + column() + j, s[i][j], dy_v[i][j]);
+        p()[(row() + i) * stride + column() + j] = of_pair.x;
+        g()[(row() + i) * stride + column() + j] = of_pair.y;
+      }
+    __syncthreads();
+  }
+
+  /// dq_i += sum_j g_ij k_j
+  __device__ __forceinline__ void add_to_queries() const {
+    const Operand<float>& k = m_task.pairs.k;
+    float* dq = m_task.to.dq + m_task.row(m_z, 0) * k.channels;
+    add_rows(dq, m_i0, m_task.pairs.q.tokens, k, m_j0, [](int t, int s) { return g()[t * stride + s]; });
+  }
+  /// dk_j += sum_i g_ij q_i and dv_j += sum_i p_ij dy_i
+  __device__ __forceinline__ void add_to_keys() const {
+    const std::ptrdiff_t n_k = m_task.pairs.k.tokens;
+    const Operand<float>& q = m_task.pairs.q;
+    add_rows(m_task.to.dk + m_z * n_k * q.channels, m_j0, static_cast<int>(n_k), q, m_i0,
+             [](int t, int s) { return g()[s * stride + t]; });
+    add_rows(m_task.to.dv + m_z * n_k * m_task.dy.channels, m_j0, static_cast<int>(n_k), m_task.dy, m_i0,
+             [](int t, int s) { return p()[s * stride + t]; });
+  }
+
+ private:
+  static constexpr int tile = TileShape::tile, k_tile = TileShape::k_tile, stride = TileShape::stride;
+
+  __device__ __forceinline__ static float* a() { return shared_memory<float>(); }  // (k_tile,tile)
+  __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }   // (k_tile,tile)
+  __device__ __forceinline__ static float* p() { return b() + k_tile * stride; }   // (queries,keys)
+  __device__ __forceinline__ static float* g() { return p() + tile * stride; }     // (queries,keys)
+  __device__ __forceinline__ static int row() { return static_cast<int>(threadIdx.x) / 16 * 4; }
+  __device__ __forceinline__ static int column() { return static_cast<int>(threadIdx.x) % 16 * 4; }
+
+  // s += x y^T of a tile of x and a tile of y
+  template <class X>
+  __device__ __forceinline__ void add_products(float (&s)[4][4], const Operand<X>& x, int i0, const Operand<float>& y,
+                                               int j0) const {
+    for (int k0 = 0; k0 < x.channels; k0 += k_tile) {
+      __syncthreads();
+      load_tile({a(), 1, stride}, x, x.of(m_z), {i0, tile}, {k0, k_tile});
+      load_tile({b(), 1, stride}, y, y.of(m_z), {j0, tile}, {k0, k_tile});
+      __syncthreads();
+      for (int k = 0; k < min(k_tile, x.channels - k0); ++k)
+        add_outer(s, a() + k * stride + row(), b() + k * stride + column());
+    }
+  }
+
+  // row t of `to` += sum_s weight(t, s) x_{s0 + s}; pairs of weight 0 are left out, even if x is not finite
+  template <class X, class Weight>
+  __device__ __forceinline__ void add_rows(float* to, int t0, int n, const Operand<X>& x, int s0,
+                                           Weight&& weight) const {
+    const int channels = x.channels, count = min(tile, x.tokens - s0);
+    for (int e = static_cast<int>(threadIdx.x); e < tile * channels; e += TileShape::threads) {
+      const int t = e / channels, c = e % channels;
+      if (t0 + t >= n) continue;
+      float sum = 0;
+      for (int s = 0; s < count; ++s)
+        if (const float w = weight(t, s); w != 0)
+          sum = fmaf(w, to_float(x.of(m_z)[(s0 + s) * x.token_stride + c * x.channel_stride]), sum);
+      to[static_cast<std::ptrdiff_t>(t0 + t) * channels + c] += sum;
+    }
+  }
+
+  const ExactGradientTask<S>& m_task;
+  int m_z, m_i0, m_j0;
+};
+
+/// Whether a tile of queries has a row by exact softmax. All threads of the block must call it.
+template <Storage S>
+__device__ __forceinline__ bool has_exact_row(const ExactGradientTask<S>& task, int z, int i0) {
+  if (task.exact_rows[z] == 0) return false;
+  const int thread = static_cast<int>(threadIdx.x), i = i0 + thread;
+  return __syncthreads_or(thread < TileShape::tile && i < task.pairs.q.tokens && task.is_exact[task.row(z, i)]);
+}
+
+/// Computes dq. Blocks (tiles of queries, z).
+template <Storage S>
+__global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(ExactGradientTask<S> task) {
+  constexpr int tile = TileShape::tile;
+  const int z = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * tile, n_k = task.pairs.k.tokens;
+  ExactPairs::Keys keys = task.pairs.near_keys(i0, min(i0 + tile, task.pairs.q.tokens) - 1);
+  if (has_exact_row(task, z, i0)) keys = {0, n_k};
+  for (int J = keys.first / tile; J * tile < keys.end; ++J) ExactPairTile<S>(task, z, i0, J * tile).add_to_queries();
+}
+
+/// Computes dk and dv. Blocks (tiles of keys, z).
+template <Storage S>
+__global__ void __launch_bounds__(TileShape::threads) exact_keys_kernel(ExactGradientTask<S> task) {
+  constexpr int tile = TileShape::tile;
+  const int z = static_cast<int>(blockIdx.y), j0 = static_cast<int>(blockIdx.x) * tile, n_q = task.pairs.q.tokens;
+  const auto [first, end] = task.pairs.near_queries(j0, min(j0 + tile, task.pairs.k.tokens) - 1);
+  for (int i0 = 0; i0 < n_q; i0 += tile)
+    if (has_exact_row(task, z, i0) || (first < end && i0 + tile > first && i0 < end))
+      ExactPairTile<S>(task, z, i0, j0).add_to_keys();
+}
+
+/// Adds to db. Blocks (entries, positions).
+template <Storage S, int threads>
+__global__ void __launch_bounds__(threads) exact_entries_kernel(ExactGradientTask<S> task) {
+  const DeviceBias& b = task.pairs.b;
+  const int thread = static_cast<int>(threadIdx.x), position = static_cast<int>(blockIdx.y);
+  const int entry = static_cast<int>(blockIdx.x), n_q = task.pairs.q.tokens;
+  const bool is_near = entry < b.size && b.is_near(entry);
+  const PairsOfEntry of_grid{b.places, b.first, b.size, entry};
+  const int count = b.places.is_grid() ? of_grid.count() : n_q;
+  float sum = 0;
+  for (int z = position; z < task.z; z += task.positions) {
+    if (!is_near && task.exact_rows[z] == 0) continue;
+    for (int k = thread; k < count; k += threads) {
+      const TokenPair at = b.places.is_grid() ? of_grid[k] : TokenPair{k, entry + k - (n_q - 1)};
+      if (at.query < 0 || at.key < 0 || at.key >= task.pairs.k.tokens) continue;
+      if (!is_near && !task.is_exact[task.row(z, at.query)]) continue;
+      const float *q = task.pairs.q.of(z) + at.query * task.pairs.q.token_stride,
+                  *key = task.pairs.k.of(z) + at.key * task.pairs.k.token_stride,
+                  *v = task.V.of(z) + at.key * task.V.token_stride;
+      float s = 0, dy_v = 0;
+      for (int c = 0; c < task.pairs.q.channels; ++c) s = fmaf(q[c], key[c], s);
+      for (int c = 0; c < task.dy.channels; ++c)
+        dy_v = fmaf(task.dy_at(z, at.query, c), v[c * task.V.channel_stride], dy_v);
+      sum += task.gradients(z, at.query, at.key, s, dy_v).y;
+    }
+  }
+  float* sums = shared_memory<float>();
+  sums[thread] = sum;
+  for (int half = threads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (thread < half) sums[thread] += sums[thread + half];
+  }
+  if (thread == 0) task.db[static_cast<std::ptrdiff_t>(position) * gridDim.x + blockIdx.x] += sums[0];
+}
+
+/// Queues all gradients, after those of db by the engine.
+template <Storage S>
+void queue_exact_gradients(const ExactGradientTask<S>& task, cudaStream_t stream) {
+  const int n_q = task.pairs.q.tokens, n_k = task.pairs.k.tokens;
+  const unsigned z = static_cast<unsigned>(task.z);
+  const dim3 block{TileShape::threads, 1, 1};
+  const auto clear = [&](float* x, int n, int channels) {
+    check(cudaMemsetAsync(x, 0, sizeof(float) * z * static_cast<std::size_t>(n) * static_cast<std::size_t>(channels),
+                          stream),
+          "clearing gradients");
+  };
+  clear(task.to.dq, n_q, task.pairs.q.channels);
+  clear(task.to.dk, n_k, task.pairs.q.channels);
+  clear(task.to.dv, n_k, task.dy.channels);
+  if (n_q == 0 || n_k == 0 || z == 0) return;
+  launch("exact gradients: rows", exact_rows_kernel<S>, dim3{blocks_of<256>(task.sums.sums.rows), 1, 1}, block, 0,
+         stream, task);
+  launch("exact gradients: queries", exact_queries_kernel<S>, dim3{blocks_of<TileShape::tile>(n_q), z, 1}, block,
+         ExactPairTile<S>::shared, stream, task);
+  launch("exact gradients: keys", exact_keys_kernel<S>, dim3{blocks_of<TileShape::tile>(n_k), z, 1}, block,
+         ExactPairTile<S>::shared, stream, task);
+  constexpr int threads = 128;
+  if (task.db)
+    launch("exact gradients: lags", exact_entries_kernel<S, threads>,
+           dim3{static_cast<unsigned>(task.pairs.b.size + task.pairs.b.places.border_size()),
+                static_cast<unsigned>(task.positions), 1},
+           dim3{threads, 1, 1}, threads * sizeof(float), stream, task);
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/attention/exact/softmax_tile.cuh"
+#include "nprf/cuda/feature_map/forward.cuh"
+#include "nprf/cuda/toeplitz/row_sums.cuh"
+
+namespace nprf::cuda {
+
+/// Features of queries that may be changed, in the layout of FeatureTask::phi.
+template <class Feature>
+struct FeatureRows {
+  Feature* phi;  // [z, r, stride], or [z, n, stride]
+  int r, stride;
+
+  __device__ __forceinline__ Feature& at(int z, int n, int i, int f) const {
+    if constexpr (by_token<Feature>)
+      return phi[(static_cast<std::ptrdiff_t>(z) * n + i) * stride + f];
+    else
+      return phi[(static_cast<std::ptrdiff_t>(z) * r + f) * stride + i];
+  }
+  /// Multiplies row i by a factor, as thread `share` of 16. A row whose factor is 0 becomes 0.
+  __device__ __forceinline__ void scale(int z, int n, int i, float factor, int share) const {
+    for (int f = share; f < r; f += 16) {
+      Feature& x = at(z, n, i, f);
+      store(&x, factor == 0 ? 0.0f : factor * to_float(x));
+    }
+  }
+};
+
+/// The logarithms of what the far weights A_i.B_j c of a query have to be multiplied by, to get them in the units of
+/// exact weights exp(q_i.k_j + b_ij - weight_bias).
+struct FarLogScales {
+  const float* log_factors;  // [z, n_q]: FeatureTask::log_factors
+  const int* max_log_scale;  // [z]: FeatureTask::max_log_scale of the keys; null: `shift`
+  float shift;
+  double normalisation;  // DeviceModel::log_normalisation()
+
+  __device__ __forceinline__ double of(int z, int n_q, int i) const {
+    const float of_keys = max_log_scale ? from_ordered(max_log_scale[z]) : shift;
+    return static_cast<double>(log_factors[static_cast<std::ptrdiff_t>(z) * n_q + i]) + static_cast<double>(of_keys) +
+           normalisation;
+  }
+};
+
+/// Adds the near field to the sums of far pairs: with the far sums N_i, D_i of row i in units of exp(far_i),
+///
+///     N_i <- N_i exp(far_i - scale_i) + sum_near exp(q_i.k_j + b_ij - scale_i) v_j    and D_i with values of 1
+///
+/// where scale_i is far_i or the largest near exponent, whichever is larger, so that nothing overflows. Where it is the
+/// latter, the features A_i are multiplied by exp(far_i - scale_i) too. O(n_q w (d + p)) for w near keys.
+template <Storage S, class Feature>
+struct NearSumsTask {
+  ExactPairs pairs;
+  Columns<S> U;  // values divided as those of the far sums
+  FarLogScales far;
+  Sums sums;
+  FeatureRows<Feature> A;
+  double* log_scales;  // [z, n_q]: scale_i
+  float* near_D;       // [z, n_q]: the near part of D_i
+};
+
+/// Writes this thread's part of row i of a tile.
+template <Storage S, class Feature>
+__device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& task,
+                                             const SoftmaxTile<S, ConsecutiveRows>& near, int z, int i) {
+  const float near_D = near.denominator(i);
+  const int query = near.query(i), n_q = task.pairs.q.tokens, p = task.sums.p;
+  if (query < 0) return;
+  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + query;
+  const double far = task.far.of(z, n_q, query);
+  const bool is_empty = near.most(i) == ExactPairs::minus_infinity(), rises = !is_empty && !(near.most(i) <= far);
+  const float near_factor = is_empty ? 0.0f : rises ? 1.0f : expf(static_cast<float>(near.most(i) - far));
+  const float far_factor = rises ? expf(static_cast<float>(far - near.most(i))) : 1.0f;
+  const auto add = [&](float& first, std::ptrdiff_t part_stride, float more) {
+    if (rises)
+      for (int part = 0; part < task.sums.parts; ++part) (&first)[part * part_stride] *= far_factor;
+    if (!is_empty) first = fmaf(near_factor, more, first);
+  };
+  for (int j = 0; j < 4; ++j)
+    if (near.column(j) < p) add(task.sums.N[row * p + near.column(j)], task.sums.rows * p, near.numerator(i, j));
+  if (near.column(0) >= TileShape::tile) return;  // not the block of the first columns
+  if (rises) task.A.scale(z, n_q, query, far_factor, near.share());
+  if (near.share() > 0) return;
+  add(task.sums.D[row], task.sums.rows, near_D);
+  task.log_scales[row] = rises ? near.most(i) : far;
+  task.near_D[row] = is_empty ? 0.0f : near_factor * near_D;
+}
+
+/// Blocks (tiles of queries, z and tiles of columns).
+template <Storage S, class Feature>
+__global__ void __launch_bounds__(TileShape::threads) near_sums_kernel(NearSumsTask<S, Feature> task) {
+  const int column_tiles = TileShape::column_tiles(task.U.V.channels), z = static_cast<int>(blockIdx.y) / column_tiles;
+  const int i0 = static_cast<int>(blockIdx.x) * TileShape::tile, n_q = task.pairs.q.tokens;
+  const int p0 = static_cast<int>(blockIdx.y) % column_tiles * TileShape::tile;
+  SoftmaxTile<S, ConsecutiveRows> near(task.pairs, task.U, z, {i0, n_q}, p0, true);
+  const auto [first, end] = task.pairs.near_keys(i0, min(i0 + TileShape::tile, n_q) - 1);
+  if (first < end) near.add_keys(first, end);
+  for (int i = 0; i < 4; ++i) add_near_row(task, near, z, i);
+}
+
+/// Also sets log_scales and near_D where there is no near field.
+template <Storage S, class Feature>
+void queue_near_sums(const NearSumsTask<S, Feature>& task, int z, cudaStream_t stream) {
+  if (task.pairs.q.tokens == 0 || z == 0) return;
+  launch("near field", near_sums_kernel<S, Feature>,
+         dim3{blocks_of<TileShape::tile>(task.pairs.q.tokens),
+              static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels)), 1},
+         dim3{TileShape::threads, 1, 1}, SoftmaxTile<S, ConsecutiveRows>::shared, stream, task);
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/core/near_lags.hpp"
+#include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/device/strided_operand.cuh"
+#include "nprf/cuda/position/lag_weights.cuh"
+
+namespace nprf::cuda {
+
+/// Pairs of queries and keys that have the weights of exact softmax, exp(q_i.k_j + b_ij), of normalised rows: those of
+/// near tokens (core/near_lags.hpp), or all pairs of some queries. Biases are relative to the one at which the weight
+/// of a far pair is 1.
+struct ExactPairs {
+  Operand<float> q, k;  // (n_q,d) (n_k,d)
+  DeviceBias b;
+  const double* weight_bias;  // [position]
+  const bool* key_mask;       // [sequence, n_k]: false is padding; null: no padding
+
+  __device__ static double minus_infinity() { return -1.0 / 0.0; }
+
+  /// The bias of a query and a key; -infinity if the query does not attend to the key, or `near_only` and they are not
+  /// near.
+  __device__ __forceinline__ double bias(int z, int i, int j, bool near_only) const {
+    const bool is_present = i >= 0 && i < q.tokens && j >= 0 && j < k.tokens &&
+                            !(key_mask && !key_mask[static_cast<std::ptrdiff_t>(z / k.heads) * k.tokens + j]);
+    if (!is_present || (near_only && !b.is_near(i, j))) return minus_infinity();
+    const int head = z % q.heads;
+    return b.between(head, i, j) - weight_bias[b.heads > 1 ? head : 0];
+  }
+
+  /// The exponent of a pair whose score is s. A NaN becomes +infinity, which makes the sums of the row NaN.
+  __device__ __forceinline__ static double exponent(float s, double bias) {
+    if (bias == minus_infinity()) return bias;
+    return s == s ? static_cast<double>(s) + bias : -minus_infinity();
+  }
+
+  /// Keys first..end-1, among which are all that are near the queries first_row..last_row.
+  struct Keys {
+    int first, end;
+  };
+  __device__ __forceinline__ Keys near_keys(int first_row, int last_row) const {
+    if (b.near.width == 0) return {0, 0};
+    const Index reach = b.near.range().last;
+    if (b.places.is_grid()) {
+      if (last_row < b.places.outside) return {0, 0};
+      const int row = first_row < b.places.outside ? b.places.outside : first_row;
+      return {b.places.first_from(in_slots(b.places.slot_of(row) - reach)),
+              b.places.first_from(in_slots(b.places.slot_of(last_row) + reach + 1))};
+    }
+    const Index offset = -static_cast<Index>(b.first) - (b.n_q - 1);
+    return {clamped(first_row + offset - reach, k.tokens), clamped(last_row + offset + reach + 1, k.tokens)};
+  }
+  /// The same for queries that are near the keys first_key..last_key.
+  __device__ __forceinline__ Keys near_queries(int first_key, int last_key) const {
+    if (b.near.width == 0 || b.places.is_grid()) return near_keys(first_key, last_key);  // which are symmetric
+    const Index reach = b.near.range().last, offset = -static_cast<Index>(b.first) - (b.n_q - 1);
+    return {clamped(first_key - offset - reach, q.tokens), clamped(last_key - offset + reach + 1, q.tokens)};
+  }
+
+ private:
+  __device__ __forceinline__ static int clamped(Index x, int most) {
+    return static_cast<int>(x < 0 ? 0 : x > most ? most : x);
+  }
+  __device__ __forceinline__ int in_slots(Index slot) const { return clamped(slot, b.places.end); }
+};
+
+/// The sum of x, or the maximum, over the 16 threads that share a row of a tile.
+template <class T, class F>
+__device__ __forceinline__ T over_row(T x, F&& f) {
+  for (int step = 8; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/cuda/attention/exact/pairs.cuh"
+#include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+
+namespace nprf::cuda {
+
+/// Sums of exact softmax over some pairs of a tile of queries, with a running maximum (Milakov and Gimelshein 2018):
+///
+///     N_i = sum_j exp(e_ij - most_i) v_j    D_i = sum_j exp(e_ij - most_i)    e_ij = q_i.k_j + b_ij
+///
+/// A query without such pairs has the largest exponent -infinity and sums of 0. A block of 16 x 16 threads, each with
+/// 4 x 4 entries of N in registers.
+template <Storage S, class Rows>
+class SoftmaxTile {
+ public:
+  static constexpr std::size_t shared =
+      sizeof(float) * (2 * TileShape::k_tile + 2 * TileShape::tile) * static_cast<std::size_t>(TileShape::stride);
+
+  /// The tile of these queries and of the columns from p0 on, of matrix z.
+  __device__ __forceinline__ SoftmaxTile(const ExactPairs& pairs, const Columns<S>& U, int z, const Rows& rows, int p0,
+                                         bool near_only)
+      : m_pairs(pairs),
+        m_U(U.of(z)),
+        m_rows(rows),
+        m_z(z),
+        m_p0(p0),
+        m_near_only(near_only),
+        m_row(static_cast<int>(threadIdx.x) / 16 * 4),
+        m_column(static_cast<int>(threadIdx.x) % 16 * 4) {
+    for (double& most : m_most) most = ExactPairs::minus_infinity();
+  }
+
+  /// Adds the keys first..end-1, and others of their tiles.
+  __device__ __forceinline__ void add_keys(int first, int end) {
+    for (int J = first / tile; J * tile < end; ++J) add_tile(J * tile);
+  }
+
+  /// Of this thread: the query of its row i < 4, or -1, its column j < 4, and its sums. denominator() must be called by
+  /// all threads.
+  __device__ __forceinline__ int query(int i) const { return m_rows(m_row + i); }
+  __device__ __forceinline__ int column(int j) const { return m_p0 + m_column + j; }
+  __device__ __forceinline__ int share() const { return m_column / 4; }  // of 16 threads that share a row
+  __device__ __forceinline__ double most(int i) const { return m_most[i]; }
+  __device__ __forceinline__ float numerator(int i, int j) const { return m_N[i][j]; }
+  __device__ __forceinline__ float denominator(int i) const {
+    return over_row(m_D[i], [](float a, float b) { return a + b; });
+  }
+
+ private:
+  static constexpr int tile = TileShape::tile, k_tile = TileShape::k_tile, stride = TileShape::stride;
+
+  __device__ __forceinline__ static float* a() { return shared_memory<float>(); }       // (k_tile,queries)
+  __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }        // (k_tile,keys)
+  __device__ __forceinline__ static float* weights() { return b() + k_tile * stride; }  // (keys,queries)
+  __device__ __forceinline__ static float* u() { return weights() + tile * stride; }    // (keys,columns)
+
+  __device__ __forceinline__ void add_tile(int j0) {
+    float s[4][4] = {};
+    const float* q = m_pairs.q.of(m_z);
+    const int d = m_pairs.q.channels;
+    bool has_nonfinite = false;
+    for (int k0 = 0; k0 < d; k0 += k_tile) {
+      __syncthreads();  // all threads have read the previous tile
+      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
+        const int k = k0 + e % k_tile, t = e / k_tile, row = m_rows(t);
+        a()[e % k_tile * stride + t] = row >= 0 && k < d ? q[row * m_pairs.q.token_stride + k] : 0.0f;
+      }
+      load_tile({b(), 1, stride}, m_pairs.k, m_pairs.k.of(m_z), {j0, tile}, {k0, k_tile});
+      if (k0 == 0) has_nonfinite = load_columns(u(), stride, m_U, j0, tile, m_p0, tile);
+      __syncthreads();
+      for (int k = 0; k < min(k_tile, d - k0); ++k) add_outer(s, a() + k * stride + m_row, b() + k * stride + m_column);
+    }
+    has_nonfinite = __syncthreads_or(has_nonfinite);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) add_row(i, j0, s[i]);
+    __syncthreads();
+    const int count = min(tile, m_pairs.k.tokens - j0);
+    for (int k = 0; k < count; ++k) {
+      if (has_nonfinite)
+        add_present_key(j0, k);
+      else
+        add_outer(m_N, weights() + k * stride + m_row, u() + k * stride + m_column);
+    }
+  }
+
+  // the weights of this thread's row i and its four keys, from their scores
+  __device__ __forceinline__ void add_row(int i, int j0, const float (&s)[4]) {
+    double e[4], most = m_most[i];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      e[j] = ExactPairs::exponent(s[j], m_pairs.bias(m_z, query(i), j0 + m_column + j, m_near_only));
+      most = fmax(most, e[j]);
+    }
+    most = over_row(most, [](double a, double b) { return fmax(a, b); });
+    const bool is_empty = most == ExactPairs::minus_infinity();
+    const float factor = is_empty ? 1.0f : expf(static_cast<float>(m_most[i] - most));
+    m_D[i] *= factor;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float weight = e[j] == ExactPairs::minus_infinity() ? 0.0f : expf(static_cast<float>(e[j] - most));
+      m_D[i] += weight;
+      m_N[i][j] *= factor;
+      weights()[(m_column + j) * stride + m_row + i] = weight;
+    }
+    m_most[i] = most;
+  }
+
+  // adds key k of the tile to the rows that have a pair with it: its values may not be finite
+  __device__ __forceinline__ void add_present_key(int j0, int k) {
+    for (int i = 0; i < 4; ++i) {
+      if (m_pairs.bias(m_z, query(i), j0 + k, m_near_only) == ExactPairs::minus_infinity()) continue;
+      const float weight = weights()[k * stride + m_row + i];
+      for (int j = 0; j < 4; ++j) m_N[i][j] = fmaf(weight, u()[k * stride + m_column + j], m_N[i][j]);
+    }
+  }
+
+  const ExactPairs& m_pairs;
+  ColumnsOf<S> m_U;
+  Rows m_rows;
+  int m_z, m_p0;
+  bool m_near_only;
+  int m_row, m_column;
+  double m_most[4];
+  float m_N[4][4] = {}, m_D[4] = {};
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/feature_map/token_tile.cuh"
+
+namespace nprf::cuda {
+
+/// The constants of quadratic features (feature_map/quadratic_row.hpp) of one head.
+struct QuadraticConstants {
+  const uint2* coordinates;              // (r)
+  const float *mean_square, *curvature;  // (second) (d)
+
+  static constexpr unsigned none = ~0u;
+  static constexpr float half_root = 0.70710678118654752f;
+
+  /// Feature f of a token whose coordinates are FeatureShape::stride apart, without the row's factor.
+  __device__ __forceinline__ float feature(int f, const float* z) const {
+    const uint2 at = coordinates[f];
+    if (at.x == none) return 1;
+    const float z_1 = z[at.x * FeatureShape::stride];
+    if (at.y == none) return z_1;
+    if (at.x != at.y) return z_1 * z[at.y * FeatureShape::stride];
+    return (z_1 * z_1 - mean_square[at.x]) * half_root;
+  }
+
+  /// The logarithm of the factor of this thread's token, sum_l curvature_l z_l^2 / 2. All threads of the block must
+  /// call it.
+  __device__ __forceinline__ float log_factor(int d, const float* z, float* scratch) const {
+    using Shape = FeatureShape;
+    const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
+    float sum = 0;
+    for (int k = g; k < d; k += Shape::groups) {
+      const float z_k = z[k * Shape::stride + t];
+      sum = fmaf(curvature[k] * z_k, z_k, sum);
+    }
+    return over_groups(scratch, sum, [](float a, float b) { return a + b; }) / 2;
+  }
+
+  /// Adds what the gradient g_f of feature f, without the row's factor, contributes to those of the coordinates for
+  /// which owns(l) is true.
+  template <class Owns>
+  __device__ __forceinline__ void add_gradient(int f, float g_f, const float* z, float* dz, Owns&& owns) const {
+    constexpr int stride = FeatureShape::stride;
+    const auto [a, b] = coordinates[f];
+    if (a == none) return;
+    if (b == none) {
+      if (owns(a)) dz[a * stride] += g_f;
+    } else if (a == b) {
+      if (owns(a)) dz[a * stride] = fmaf(2 * half_root * g_f, z[a * stride], dz[a * stride]);
+    } else {
+      if (owns(a)) dz[a * stride] = fmaf(g_f, z[b * stride], dz[a * stride]);
+      if (owns(b)) dz[b * stride] = fmaf(g_f, z[a * stride], dz[b * stride]);
+    }
+  }
+};
+
+/// Those of all heads, on the device. The coordinates whose product a feature is are the same for all heads: two, one
+/// and QuadraticConstants::none, or none for the constant feature.
+struct DeviceQuadratic {
+  const uint2* coordinates = nullptr;  // [r]; null: no quadratic features
+  const float* values = nullptr;       // [head, second + d]: mean squares, curvature
+  std::ptrdiff_t stride = 0;           // between heads; 0: one for all
+  int r = 0, second = 0;
+
+  __device__ __forceinline__ QuadraticConstants of(int head) const {
+    const float* mean_square = values + head * stride;
+    return {coordinates, mean_square, mean_square + second};
+  }
+};
+
+}  // namespace nprf::cuda
