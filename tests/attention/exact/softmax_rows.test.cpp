@@ -77,7 +77,7 @@ TEST_CASE("softmax rows and their gradients are those of the formula", "[attenti
       const double factor = std::ldexp(1.0, exponents[static_cast<std::size_t>(i)]);
       for (Index j = 0; j < n_k; ++j) {
         const double ds = factor * p[j] * G.row(i).dot(U.row(j));
-        want_dq.row(i) += ds * x.k.row(j);
+        want_dq.row(i) += ds / factor * x.k.row(j);  // queries do not get the factor
         want_dk.row(j) += ds * x.q.row(i);
         want_dU.row(j) += factor * p[j] * G.row(i);
         want_db[static_cast<std::size_t>(j - i - problem.lags.first)] += ds;
