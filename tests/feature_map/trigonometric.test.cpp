@@ -204,6 +204,19 @@ TEMPLATE_TEST_CASE("TRF: a strided view and its copy have bitwise equal features
   }
 }
 
+TEMPLATE_TEST_CASE("TRF: no bit of a feature depends on the alignment of its storage", "[feature_map]",
+                   NPRF_TEST_SCALARS) {
+  constexpr Index n = 7, d = 4, m = 21;
+  const TrigonometricFeatures<TestType> features({.input_dim = d, .num_features = m});
+  const Matrix<TestType> x = normal<TestType>(n, d, 70), expected = features.queries(x);
+  Workspace workspace;
+  for (Index shift = 0; shift < 16; ++shift) {
+    Eigen::Map<Matrix<TestType>> phi(workspace.take<TestType>(n * 2 * m + shift) + shift, n, 2 * m);
+    features.queries(x, {}, phi, Team(workspace));
+    CHECK(same_bits<TestType>(phi, expected));
+  }
+}
+
 TEST_CASE("TRF: backward is the derivative of the features", "[feature_map]") {
   for (const Projection projection :
        {Projection::gaussian, Projection::orthogonal, Projection::sphere, Projection::simplex})

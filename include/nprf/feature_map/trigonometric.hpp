@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "nprf/core/gemm.hpp"
+#include "nprf/core/pack.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/feature_map/random_features.hpp"
@@ -55,11 +57,24 @@ class TrigonometricFeatures : public RandomFeatures<T> {
                 const Team& team) const;
 
  private:
-  // [sin(w.x)..., cos(w.x)...]
+  // [sin(w.x)..., cos(w.x)...], by whole packs of each row: the last bits of Eigen's functions of arrays depend on the
+  // alignment of their result
   template <class Z, class Phi>
   static void sin_cos(const Z& z, Phi phi) {
-    phi.leftCols(z.cols()) = z.array().sin();
-    phi.rightCols(z.cols()) = z.array().cos();
+    using P = Pack<T>;
+    using Traits = Eigen::internal::packet_traits<T>;
+    const Index m = z.cols();
+    for (Index i = 0; i < z.rows(); ++i)
+      for (Index k = 0; k < m; k += P::size) {
+        if constexpr (Traits::HasSin && Traits::HasCos) {
+          const P x = P::load(&z(i, k));  // rows of z are padded to whole packs
+          P{Eigen::internal::psin(x.x)}.store(&phi(i, k), m - k);
+          P{Eigen::internal::pcos(x.x)}.store(&phi(i, m + k), m - k);
+        } else {
+          for (Index f = k; f < std::min(m, k + P::size); ++f)
+            phi(i, f) = std::sin(z(i, f)), phi(i, m + f) = std::cos(z(i, f));
+        }
+      }
   }
 
   T log_sqrt_m() const { return std::log(static_cast<T>(this->num_features())) / 2; }
