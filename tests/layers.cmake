@@ -19,7 +19,7 @@ set(levels
   "attention/options.hpp"
   "attention/segments.hpp"
   "attention/saved.hpp"
-  "attention/saved_storage.hpp attention/sequence_inputs.hpp"
+  "attention/saved_storage.hpp"
   "attention/weights"
   "attention/scaling"
   "attention/fallback"

@@ -19,8 +19,8 @@
 #include "nprf/attention/saved.hpp"
 #include "nprf/attention/saved_storage.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
+#include "nprf/attention/scaling/scaled_values.hpp"
 #include "nprf/attention/scaling/value_scaling.hpp"
-#include "nprf/attention/sequence_inputs.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/lag_range.hpp"
 #include "nprf/core/long_sums.hpp"
@@ -76,7 +76,6 @@ class ForwardPass {
         m_q(head.normalize(x.q, m_q_scale, team)),
         m_k(head.normalize(rows_of(m_keys, x.k, team), m_k_scale, team)),
         m_v(rows_of(m_keys, x.v, team)),
-        m_value_maxima(m_workspace.template vector<T>(m_n_k)),
         m_attends(m_workspace.template take<bool>(m_n_q)),
         m_rows(m_workspace.template take<Row>(m_n_q)) {}
 
@@ -85,14 +84,15 @@ class ForwardPass {
     compute_features();
     scale_values();
     contract();
-    if (has_near()) add_near();
+    // N and D are in m_y and m_denominator
+    if (has_near()) exact_pairs().add_near({m_A, m_y, m_denominator.data(), m_row_log_scales}, *m_errors);
     normalize(report);
     recompute_rows(report);
     m_non_finite->propagate(m_v, m_head.features.is_positive(), m_y, m_team);
     if (m_n_q > 0 && m_n_k > 0) report.engine = m_product.engine();
     const SoftmaxDifference comparison = compare();
     if (m_saved) save_for_backward();
-    if (m_scale != 1) m_y *= m_scale;
+    if (m_values->scale() != 1) m_y *= m_values->scale();
     return comparison;
   }
 
@@ -126,14 +126,12 @@ class ForwardPass {
   }
 
   void scale_values() {
-    const MatrixView<T> finite = m_non_finite->finite_values(m_v, m_value_maxima.data(), m_team);
-    m_largest_value = m_n_k > 0 ? m_value_maxima.maxCoeff() : T(0);
-    // y is divided by this scale until the end. With rounding per block no bit of a row may depend on later values,
-    // even if the product is zero because all pairs are near
+    auto maxima = m_workspace.template vector<T>(m_n_k);
+    const MatrixView<T> finite = m_non_finite->finite_values(m_v, maxima.data(), m_team);
+    // y is divided by the scale until the end. With rounding per block no bit of a row may depend on later values, even
+    // if the product is zero because all pairs are near
     const bool per_block = toeplitz::properties_of(m_product.engine()).rounding == Rounding::per_block;
-    m_scale = per_block ? T(1) : extreme_scale(m_largest_value);
-    if (m_scale != 1) m_value_maxima /= m_scale;
-    m_scaled_v.emplace(divided_by_scale(finite, m_scale, m_team));
+    m_values.emplace(finite, maxima, !per_block, m_team);
   }
 
   void contract() {
@@ -144,22 +142,23 @@ class ForwardPass {
     if (!accepts_log_scales) m_log_scales = merge_close_log_scales<T>(m_B, m_log_scales, m_team);
     const bool multiplies_log_scales = m_log_scales && !accepts_log_scales;
     const MatrixView<T> B = multiplies_log_scales ? with_log_scales<T>(m_B, m_log_scales, m_team) : MatrixView<T>(m_B);
-    m_factors.emplace(toeplitz::Factors<T>{m_A, B, *m_scaled_v, m_position.queries(), m_keys,
+    m_factors.emplace(toeplitz::Factors<T>{m_A, B, m_values->rows(), m_position.queries(), m_keys,
                                            accepts_log_scales ? m_log_scales : nullptr});
-    m_errors.emplace(m_position, m_product, *m_factors, m_value_maxima.data(), m_head.features.is_positive(), m_team);
+    m_errors.emplace(m_position, m_product, *m_factors, m_values->maxima(), m_head.features.is_positive(), m_team);
+    const MatrixView<T>& v = m_values->rows();
     T* D = m_denominator.data();
     // With positive features the denominators alone decide which rows fail their error bound. If more than half do, all
     // rows fall back to the direct engine; but not if backward is to use the engine's denominators, nor with rounding
     // per block, where no row may depend on later ones
     if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved && !has_near()) {
-      contract(m_product, m_scaled_v->leftCols(0), m_y.leftCols(0), D);
+      contract(m_product, v.leftCols(0), m_y.leftCols(0), D);
       m_all_direct = 2 * count_failed_bounds() > m_n_q;
       if (m_all_direct)
-        contract(m_position.products().direct_product(m_A.cols(), m_x.v.cols(), m_team), *m_scaled_v, m_y, D);
+        contract(m_position.products().direct_product(m_A.cols(), m_x.v.cols(), m_team), v, m_y, D);
       else
-        contract(m_product, *m_scaled_v, m_y, nullptr);
+        contract(m_product, v, m_y, nullptr);
     } else {
-      contract(m_product, *m_scaled_v, m_y, D);
+      contract(m_product, v, m_y, D);
     }
   }
   void contract(const toeplitz::BorderedProduct<T>& product, const MatrixView<T>& values, MatrixRef<T> N, T* D) const {
@@ -188,7 +187,7 @@ class ForwardPass {
         m_all_direct ? m_direct_error : input_error + error_of_sums<T>(m_A.cols(), m_product.longest_plain_sum(m_n_k));
     // Backward divides all values by one scale. The gradients of a row that only attends to far smaller values would
     // fail their error bound in an FFT, so such a row is recomputed
-    m_saved_scale = m_saved ? scale_above(m_largest_value / m_scale) : T(0);
+    m_saved_scale = m_saved ? scale_above(m_values->largest()) : T(0);
     const T least_value = m_product.rounding() != Rounding::per_row ? m_saved_scale / max_scale_ratio<T> : T(0);
     m_team.run_tiles(m_n_q, [&](Index i0, Index count, Workspace&) {
       for (Index i = i0; i < i0 + count; ++i) normalize_row(i, least_value);
@@ -268,7 +267,7 @@ class ForwardPass {
     if (is_exact_fallback()) return recompute_by_softmax(rows);
     const MatrixView<T> q = m_q.rows(), k = m_k.rows();
     const FeatureInputs<T> inputs{q, k, Head<T>::as_span(m_q_scale), Head<T>::as_span(m_k_scale)};
-    const toeplitz::Factors<T> factors{m_A, m_B, *m_scaled_v, m_position.queries(), m_keys, m_log_scales};
+    const toeplitz::Factors<T> factors{m_A, m_B, m_values->rows(), m_position.queries(), m_keys, m_log_scales};
     auto* outcomes = m_workspace.template take<typename RowRecompute<T>::Outcome>(static_cast<Index>(rows.size()));
     RowRecompute<T>(rows, m_position.problem(), factors, m_head.features, inputs, m_team)
         .forward(m_errors->largest_values(), std::max(m_saved_scale, T(1)), m_y, m_denominator, outcomes);
@@ -295,24 +294,15 @@ class ForwardPass {
     return rows;
   }
 
-  ExactPairs<T> exact_pairs() const {
-    return {m_position.problem(),
-            m_keys,
-            normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q),
-            normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k),
-            *m_scaled_v,
-            m_team};
+  const ExactPairs<T>& exact_pairs() {
+    if (!m_exact_pairs)
+      m_exact_pairs.emplace(m_position.problem(), m_keys, normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q),
+                            normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k), m_values->rows(), m_team);
+    return *m_exact_pairs;
   }
 
-  // N and D are in m_y and m_denominator
-  void add_near() {
-    const Workspace::Scope scope(m_workspace);
-    exact_pairs().add_near({m_A, m_y, m_denominator.data(), m_row_log_scales}, *m_errors);
-  }
-
-  SoftmaxDifference compare() const {
+  SoftmaxDifference compare() {
     if (m_x.compared_rows == 0) return {};
-    const Workspace::Scope scope(m_workspace);
     const Index count = std::min(m_x.compared_rows, m_n_q);
     const std::span<Index> rows(m_workspace.template take<Index>(count), static_cast<std::size_t>(count));
     draw_rows(m_n_q, m_x.seed, m_x.stream, rows);
@@ -323,7 +313,6 @@ class ForwardPass {
   }
 
   void recompute_by_softmax(std::span<const Index> rows) {
-    const Workspace::Scope scope(m_workspace);
     exact_pairs().for_each_softmax_row(rows, [this](Index i, const auto& y, double log_scale) {
       m_y.row(i) = y;
       m_denominator[i] = 1;
@@ -336,8 +325,10 @@ class ForwardPass {
 
   void save_for_backward() {
     SavedSequence<T>& saved = *m_saved;
-    normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q);
-    normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k);
+    if (!m_exact_pairs) {  // which has saved them
+      normalized_rows(m_q, m_q_scale, &SavedSequence<T>::q);
+      normalized_rows(m_k, m_k_scale, &SavedSequence<T>::k);
+    }
     save_row_log_scales();
     saved.short_queries.assign(m_q.indices().begin(), m_q.indices().end());
     saved.short_keys.assign(m_k.indices().begin(), m_k.indices().end());
@@ -351,7 +342,9 @@ class ForwardPass {
     std::copy(m_x.mask.begin(), m_x.mask.end(), saved.mask.data());
     saved.length = m_x.length;
     clear_rows_without_gradient();
-    save_values();
+    const T inverse_scale = 1 / m_values->save(saved, m_team);
+    assign(saved.y, m_y * inverse_scale);
+    assign(saved.largest_values, Eigen::Map<const Vector<T>>(m_errors->largest_values(), m_n_q) * inverse_scale);
   }
 
   // infinity for rows whose exact pairs have no gradient
@@ -378,20 +371,6 @@ class ForwardPass {
       if (!attended[j]) m_saved->unattended_keys.push_back(j);
   }
 
-  void save_values() {
-    const Index d_v = m_x.v.cols();
-    const T scale = lossless_scale<T>(m_value_maxima), inverse_scale = 1 / scale;
-    resize(m_saved->U, m_n_k, d_v + 1);
-    m_team.run_tiles(m_n_k, [&](Index j0, Index rows, Workspace&) {
-      m_saved->U.block(j0, 0, rows, d_v) = m_scaled_v->middleRows(j0, rows) * inverse_scale;
-      m_saved->U.block(j0, d_v, rows, 1).setOnes();
-    });
-    assign(m_saved->y, m_y * inverse_scale);
-    assign(m_saved->largest_values, Eigen::Map<const Vector<T>>(m_errors->largest_values(), m_n_q) * inverse_scale);
-    m_saved->largest_value = m_largest_value / m_scale * inverse_scale;
-    m_saved->value_exponent = exponent_of(m_scale) + exponent_of(scale);
-  }
-
   const Head<T>& m_head;
   const PreparedPosition<T>& m_position;
   const SequenceInputs<T>& m_x;
@@ -413,20 +392,18 @@ class ForwardPass {
   double* m_row_log_scales = nullptr;  // (n_q), as SavedSequence has them; null: none
   std::optional<NonFinite<T>> m_non_finite;
 
-  VectorMap<T> m_value_maxima;              // (n_k)  the largest finite |v| of each key, divided by m_scale
-  T m_largest_value = 0;                    // of all keys, before it is divided
-  T m_scale = 1;                            // of m_scaled_v and of y
-  T m_saved_scale = 0;                      // by which backward divides m_scaled_v; 0 without backward
-  std::optional<MatrixView<T>> m_scaled_v;  // (n_k,d_v)
+  std::optional<ScaledValues<T>> m_values;
+  T m_saved_scale = 0;  // by which backward divides m_values; 0 without backward
+  std::optional<ExactPairs<T>> m_exact_pairs;
 
   bool* m_attends;  // (n_q)  whether a query attends to any key
   std::optional<toeplitz::Factors<T>> m_factors;
   std::optional<RowErrorBound<T>> m_errors;
   bool m_all_direct = false;  // all rows fell back to the direct engine
 
-  Row* m_rows;                                // (n_q)
-  double m_error = 0, m_direct_error = 0;     // of a row of condition 1, without an FFT: by the engine, and recomputed
-  double m_softmax_error = 0;                 // of a row of exact softmax
+  Row* m_rows;  // (n_q)
+  // of a row of condition 1, without an FFT: by the engine, recomputed, and by exact softmax
+  double m_error = 0, m_direct_error = 0, m_softmax_error = 0;
   double m_other_error = 0, m_condition = 0;  // maxima over the rows: the error without an FFT's, and the condition
 };
 

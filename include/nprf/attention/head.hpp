@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <span>
 
 #include "nprf/attention/fallback/non_finite.hpp"
@@ -54,6 +55,18 @@ struct Head {
   static RowScale<T> as_span(const Eigen::Ref<Vector<T>>& scale) {
     return {scale.data(), static_cast<std::size_t>(scale.size())};
   }
+};
+
+/// The queries, keys and values of one sequence of a head. Keys from `length` on and keys whose mask is false are
+/// padding, which is not read.
+template <Real T>
+struct SequenceInputs {
+  MatrixView<T> q, k, v;       // (n_q,d) (n_k,d) (n_k,d_v)
+  std::span<const bool> mask;  // (n_k); empty: all true
+  Index length;
+  double tolerance = 0;
+  Index compared_rows = 0;             // to be compared with exact softmax
+  std::uint64_t seed = 0, stream = 0;  // of the draw of these rows
 };
 
 /// The rows of these keys in x, which has all keys: a view, or a copy in the workspace if there are masked keys between

@@ -13,12 +13,14 @@ namespace nprf {
 /// The features of exp(q.k) with the least mean squared error for Gaussian queries and keys. Let a and b be balanced
 /// coordinates of a query and a key, of variance lambda. Mehler's formula is
 ///
-///     exp(a b) = sqrt(1 - rho^2) exp(rho (a^2 + b^2) / 2) sum_n rho^n / n! He_n(a / sqrt(lambda)) He_n(b /
-///     sqrt(lambda)) lambda = rho / (1 - rho^2),   rho = 2 lambda / (1 + sqrt(1 + 4 lambda^2))
+///     exp(a b) = sqrt(1 - rho^2) exp(lambda rho (x^2 + y^2) / 2) sum_n rho^n / n! He_n(x) He_n(y)
 ///
-/// with Hermite polynomials He_n: 1, x, x^2 - 1. In z = sqrt(rho / lambda) a the features are 1, z, (z^2 - rho) /
-/// sqrt(2) and z z' of two coordinates, and the row's factor has the curvature lambda. They are for the coordinates of
-/// largest variance: first-order features of the first `first`, second-order ones of the first `second`.
+///     x = a / sqrt(lambda)    y = b / sqrt(lambda)    rho = 2 lambda / (1 + sqrt(1 + 4 lambda^2))
+///
+/// (lambda is rho / (1 - rho^2)) with Hermite polynomials He_n: 1, x, x^2 - 1. In z = sqrt(rho / lambda) a the features
+/// are 1, z, (z^2 - rho) / sqrt(2) and z z' of two coordinates, and the row's factor has the curvature lambda. They are
+/// for the coordinates of largest variance: first-order features of the first `first`, second-order ones of the first
+/// `second`.
 ///
 /// As lambda tends to 0 the features tend to those of the Taylor series. Source: F. G. Mehler, J. reine angew. Math. 66
 /// (1866). O(d^2). Throws InvalidArgument unless 0 <= second <= first <= d.

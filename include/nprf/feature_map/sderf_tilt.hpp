@@ -13,9 +13,8 @@
 namespace nprf {
 
 /// The tilt (tilt.hpp) of symmetric dense exponential random features (Likhosherstov et al. 2023), the best one for all
-/// pairs of a row of q (n_q,d) and one of k (n_k,d):
-/// the axes are those of the mean of (x + y)(x + y)^T. O(n d^2 + d^3). Throws InvalidArgument unless both have rows of
-/// the same, non-zero length, and finite ones.
+/// pairs of a row of q (n_q,d) and one of k (n_k,d): its axes are those of the mean of (x + y)(x + y)^T.
+/// O(n d^2 + d^3). Throws InvalidArgument unless both have rows, of the same non-zero length and finite.
 template <OnlyReal T>
 Tilt sderf_tilt(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k) {
   require(q.rows() >= 1 && k.rows() >= 1, "queries and keys: expected at least 1 row each, got ", q.rows(), " and ",

@@ -9,23 +9,10 @@
 #include "nprf/core/workspace.hpp"
 #include "support/catch.hpp"
 #include "support/error.hpp"
+#include "support/held_biases.hpp"
 #include "support/random.hpp"
 
 namespace nprf::test::attention_exact_exponential_weights {
-
-namespace {
-
-// any biases; all keys in one range
-struct HeldBiases {
-  Matrix<double> b;  // (n_q,n_k)
-
-  toeplitz::RowRange keys(Index, Index) const { return {0, b.cols()}; }
-  void set(Index i, Index j0, Index count, double* to) const {
-    for (Index j = 0; j < count; ++j) to[j] = b(i, j0 + j);
-  }
-};
-
-}  // namespace
 
 TEST_CASE("exponential weights are exp(s + b + a), and scores become the factors of their rows", "[attention]") {
   constexpr Index n_q = 9, n_k = 21, most = 24, j0 = 2, count = 17;

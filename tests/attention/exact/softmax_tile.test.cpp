@@ -8,6 +8,7 @@
 #include "nprf/core/workspace.hpp"
 #include "support/catch.hpp"
 #include "support/error.hpp"
+#include "support/held_biases.hpp"
 #include "support/random.hpp"
 
 namespace nprf::test::attention_exact_softmax_tile {
@@ -15,16 +16,6 @@ namespace nprf::test::attention_exact_softmax_tile {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
-
-// any biases; all keys in one range
-struct HeldBiases {
-  Matrix<double> b;  // (n_q,n_k)
-
-  toeplitz::RowRange keys(Index, Index) const { return {0, b.cols()}; }
-  void set(Index i, Index j0, Index count, double* to) const {
-    for (Index j = 0; j < count; ++j) to[j] = b(i, j0 + j);
-  }
-};
 
 }  // namespace
 

@@ -17,7 +17,6 @@
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
 #include "nprf/attention/saved.hpp"
-#include "nprf/attention/sequence_inputs.hpp"
 #include "nprf/attention/weights/prepared_segments.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/shapes.hpp"

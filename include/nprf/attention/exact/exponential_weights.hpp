@@ -2,13 +2,18 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "nprf/attention/exact/softmax_tile.hpp"
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/pack.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/factors.hpp"
+#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf {
 
@@ -82,5 +87,39 @@ struct ExponentialWeights {
 
   Index chunk_origin(Index begin) const { return begin; }
 };
+
+/// The queries, keys and values of pairs with exponential weights, and the gradients of their sums. Row i of q and G is
+/// that of the biases' query i, which is query `index(i)` of all.
+template <Real T, class Indices>
+struct ExponentialSums {
+  const MatrixView<T>&q, &k, &U, &G;  // (rows,d) (n_k,d) (n_k,p) (rows,p)
+  double reference;                   // the largest bias, of which the biases are differences
+  const double* log_scales;           // by query: weights are relative to exp(log_scale)
+  const int* exponents;               // by query: the share of a row in dk, dU and db gets the factor 2^exponent
+  Indices index;
+};
+
+// with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
+/// Adds the gradients of w U, w_ij = exp(q_i.k_j + b_ij + reference - log_scale_i), to dq (rows,d), dk (n_k,d) and
+/// dU (n_k,p). add_db(i, j0, count, of, share) adds of(j), the gradient of the bias of row i and key j0 + j, to a share
+/// (size). Returns the shares (blocks,size), in the team's workspace.
+template <Real T, ScoreBiases<T> Biases, class Indices, class AddDb>
+MatrixMap<T> add_exponential_gradients(const Biases& biases, const ExponentialSums<T, Indices>& of, MatrixRef<T> dq,
+                                       MatrixRef<T> dk, MatrixRef<T> dU, Index size, const Team& team, AddDb&& add_db) {
+  const Index rows = of.q.rows();
+  T *constants = team.workspace().template take<T>(rows), *factors = team.workspace().template take<T>(rows);
+  for (Index i = 0; i < rows; ++i) {
+    constants[i] = static_cast<T>(of.reference - of.log_scales[of.index(i)]);
+    factors[i] = std::ldexp(T(1), of.exponents[of.index(i)]);
+  }
+  const ExponentialWeights<T, Biases> weights{biases, constants, factors};
+  const auto x = toeplitz::Factors<T>::without_gaps(of.q, of.k, of.U);
+  toeplitz::GradientRefs<T> gradients{dq, dk, dU, Eigen::Map<Vector<T>>(nullptr, 0)};
+  return toeplitz::TiledProduct<T, ExponentialWeights<T, Biases>>(x, weights)
+      .add_gradients(of.G, gradients, size, team, [&](const toeplitz::PairRow<T>& pairs, T* share) {
+        const auto db = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j]; };
+        add_db(pairs.i, pairs.j0, pairs.count, db, share);
+      });
+}
 
 }  // namespace nprf

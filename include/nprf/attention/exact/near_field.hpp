@@ -14,9 +14,6 @@
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/toeplitz/direct/tiled_product.hpp"
-#include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf {
 
@@ -64,30 +61,19 @@ class NearField {
     });
   }
 
-  // with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
   /// For G (n_q,d_v+1) = dL/d[N D] and U = [v 1] (n_k,d_v+1). The share of row i in dk, dU and db gets the factor
   /// 2^exponents_i.
   void add_gradients(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
                      NearGradients<T> out) const {
     if (m_biases.empty()) return;
-    Workspace& workspace = m_team.workspace();
-    const Workspace::Scope scope(workspace);
-    T *constants = workspace.take<T>(m_q.rows()), *factors = workspace.take<T>(m_q.rows());
-    for (Index i = 0; i < m_q.rows(); ++i) {
-      constants[i] = static_cast<T>(m_biases.reference() - log_scales[i]);
-      factors[i] = std::ldexp(T(1), exponents[i]);
-    }
-    const ExponentialWeights<T, NearBiases<T>> weights{m_biases, constants, factors};
-    const auto x = toeplitz::Factors<T>::without_gaps(m_q, m_k, U);
-    toeplitz::GradientRefs<T> gradients{out.dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
-    const Index lags = out.db.empty() ? 0 : m_biases.lags().size();
-    const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
-      const auto of = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j]; };
-      if (lags > 0) m_biases.add_gradient(pairs.i, pairs.j0, pairs.count, of, share);
-    };
-    const auto db = toeplitz::TiledProduct<T, ExponentialWeights<T, NearBiases<T>>>(x, weights)
-                        .add_gradients(G, gradients, lags, m_team, add_db);
-    const Index first = m_biases.lags().first - m_lags.first;
+    const Workspace::Scope scope(m_team.workspace());
+    const Index lags = out.db.empty() ? 0 : m_biases.lags().size(), first = m_biases.lags().first - m_lags.first;
+    const auto all = [](Index i) { return i; };
+    const auto db = add_exponential_gradients<T>(
+        m_biases, ExponentialSums<T, decltype(all)>{m_q, m_k, U, G, m_biases.reference(), log_scales, exponents, all},
+        out.dq, out.dk, out.dU, lags, m_team, [&](Index i, Index j0, Index count, const auto& of, T* share) {
+          if (lags > 0) m_biases.add_gradient(i, j0, count, of, share);
+        });
     for (Index block = 0; block < db.rows(); ++block)
       for (Index l = 0; l < lags; ++l) out.db[static_cast<std::size_t>(first + l)] += static_cast<double>(db(block, l));
   }

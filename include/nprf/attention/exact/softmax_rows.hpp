@@ -13,9 +13,7 @@
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/factors.hpp"
-#include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf {
 
@@ -97,34 +95,23 @@ class SoftmaxRows {
   /// of row i in dk, dU and db gets the factor 2^exponents_i.
   void backward(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
                 Gradients out) const {
-    Workspace& workspace = m_team.workspace();
-    const Workspace::Scope scope(workspace);
-    const Index count = m_rows.count();
-    T *constants = workspace.take<T>(count), *factors = workspace.take<T>(count);
-    for (Index i = 0; i < count; ++i) {
-      const Index query = m_rows.index(i);
-      constants[i] = static_cast<T>(-log_scales[query]);
-      factors[i] = std::ldexp(T(1), exponents[query]);
-    }
-    auto dq = workspace.template matrix<T>(count, m_q.cols());  // of these rows
+    const Workspace::Scope scope(m_team.workspace());
+    auto dq = m_team.workspace().template matrix<T>(m_rows.count(), m_q.cols());  // of these rows
     dq.setZero();
-    const ExponentialWeights<T, SubsetBiases<T>> weights{m_biases, constants, factors};
-    const MatrixView<T> q = m_q;
-    const auto x = toeplitz::Factors<T>::without_gaps(q, m_k, U);
-    toeplitz::GradientRefs<T> gradients{dq, out.dk, out.dU, Eigen::Map<Vector<T>>(nullptr, 0)};
+    const MatrixView<T> q = m_q, rows_of_G = m_rows.template of<T>(G);
     const Index lags = static_cast<Index>(out.db.lags.size()), border = static_cast<Index>(out.db.border.size());
-    const auto add_db = [&](const toeplitz::PairRow<T>& pairs, T* share) {
-      const auto of = [&](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.P[j] * pairs.C[j] * pairs.S[j]; };
-      m_bias.add_gradient(m_rows.index(pairs.i), pairs.j0, pairs.count, of, lags > 0 ? share : nullptr, share + lags);
-    };
-    const auto db = toeplitz::TiledProduct<T, ExponentialWeights<T, SubsetBiases<T>>>(x, weights)
-                        .add_gradients(m_rows.template of<T>(G), gradients, lags + border, m_team, add_db);
+    const auto index = [this](Index i) { return m_rows.index(i); };
+    const auto db = add_exponential_gradients<T>(
+        m_biases, ExponentialSums<T, decltype(index)>{q, m_k, U, rows_of_G, 0, log_scales, exponents, index}, dq,
+        out.dk, out.dU, lags + border, m_team, [&](Index i, Index j0, Index count, const auto& of, T* share) {
+          m_bias.add_gradient(index(i), j0, count, of, lags > 0 ? share : nullptr, share + lags);
+        });
     for (Index block = 0; block < db.rows(); ++block) {
       for (Index l = 0; l < lags; ++l) out.db.lags[static_cast<std::size_t>(l)] += static_cast<double>(db(block, l));
       for (Index e = 0; e < border; ++e)
         out.db.border[static_cast<std::size_t>(e)] += static_cast<double>(db(block, lags + e));
     }
-    for (Index i = 0; i < count; ++i) out.dq.row(m_rows.index(i)) += dq.row(i);
+    for (Index i = 0; i < m_rows.count(); ++i) out.dq.row(index(i)) += dq.row(i);
   }
 
  private:

@@ -40,8 +40,8 @@ void queue_feature_norms(const FeatureNormsTask<Feature>& task, int z, cudaStrea
 }
 
 /// Lists the rows that exact softmax replaces: those that fail the FFT error bound, those whose denominator does not
-/// keep its precision or is not positive, and those whose terms cancel: their magnitudes add up to more than 16 D. The
-/// sums of rows that attend to no key become zero.
+/// keep its precision or is not positive, and those whose terms cancel (terms_cancel). The sums of rows that attend to
+/// no key become zero.
 struct FailingRowsTask {
   Sums sums;
   bool positive;            // whether the features are
@@ -53,9 +53,8 @@ struct FailingRowsTask {
   double* log_scales;  // [z, n_q]: +infinity for rows that attend to no key
 
   __device__ __forceinline__ bool fails(std::ptrdiff_t row, float D) const {
-    constexpr float most = 16;
-    if ((fails_bound && fails_bound[row]) || !denominator_keeps_precision(D, positive) || D <= 0) return true;
-    return terms.D && fabsf(terms.denominator(row)) + near_D[row] > most * D;
+    if ((fails_bound && fails_bound[row]) || !denominator_keeps_precision(D, positive)) return true;
+    return terms_cancel(D, terms.D ? fabsf(terms.denominator(row)) + near_D[row] : D);
   }
 };
 

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+
+#include "nprf/attention/saved_storage.hpp"
+
+#include "nprf/core/workspace.hpp"
+#include "support/catch.hpp"
+
+namespace nprf::test::attention_saved_storage {
+
+TEST_CASE("storage is the member of what is saved, or scratch memory", "[attention]") {
+  Workspace workspace;
+  SavedSequence<float> saved;
+  const SavedStorage<float> in_saved(&saved, workspace), in_scratch(nullptr, workspace);
+  const auto A = in_saved.matrix(&SavedSequence<float>::A, 3, 5);
+  CHECK((A.data() == saved.A.data() && saved.A.rows() == 3 && saved.A.cols() == 5));
+  const auto scale = in_saved.vector(&SavedSequence<float>::q_scale, 7);
+  CHECK((scale.data() == saved.q_scale.data() && saved.q_scale.size() == 7));
+  CHECK(workspace.peak_bytes() == 0);
+  const auto B = in_scratch.matrix(&SavedSequence<float>::B, 2, 4);
+  CHECK((B.rows() == 2 && B.cols() == 4 && saved.B.size() == 0));
+  CHECK(in_scratch.vector(&SavedSequence<float>::k_scale, 6).size() == 6);
+  CHECK(workspace.peak_bytes() > 0);
+}
+
+}  // namespace nprf::test::attention_saved_storage
