@@ -4,11 +4,9 @@
 // keys uniform on the sphere of radius R; the L1 distance of the row of attention weights from softmax's.
 
 #include <array>
-#include <cstdlib>
-#include <iostream>
 
 #include "bench/support/problem.hpp"
-#include "bench/support/row.hpp"
+#include "bench/support/write_results.hpp"
 
 namespace nprf::bench {
 namespace {
@@ -85,15 +83,7 @@ nlohmann::json print_samples() {
 
 int main(int argc, char** argv) {
   using namespace nprf::bench;
-  if (argc != 2) {
-    std::cerr << "usage: samples OUT.json\n";
-    return EXIT_FAILURE;
-  }
-  try {
-    write_json(argv[1], {{"pictures", {{"samples", print_samples()}}}});
-  } catch (const std::exception& error) {
-    std::cerr << "samples: " << error.what() << '\n';
-    return EXIT_FAILURE;
-  }
-  return EXIT_SUCCESS;
+  return write_results(argc, argv, "samples", [] {
+    return nlohmann::json{{"pictures", {{"samples", print_samples()}}}};
+  });
 }

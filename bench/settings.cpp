@@ -4,8 +4,6 @@
 // heads and in the same direction.
 
 #include <array>
-#include <cstdlib>
-#include <iostream>
 #include <optional>
 #include <type_traits>
 
@@ -13,6 +11,7 @@
 #include "bench/support/positions.hpp"
 #include "bench/support/race.hpp"
 #include "bench/support/row.hpp"
+#include "bench/support/write_results.hpp"
 
 namespace nprf::bench {
 namespace {
@@ -142,15 +141,5 @@ nlohmann::json print_settings() {
 
 int main(int argc, char** argv) {
   using namespace nprf::bench;
-  if (argc != 2) {
-    std::cerr << "usage: settings OUT.json\n";
-    return EXIT_FAILURE;
-  }
-  try {
-    write_json(argv[1], {{"settings", print_settings()}});
-  } catch (const std::exception& error) {
-    std::cerr << "settings: " << error.what() << '\n';
-    return EXIT_FAILURE;
-  }
-  return EXIT_SUCCESS;
+  return write_results(argc, argv, "settings", [] { return nlohmann::json{{"settings", print_settings()}}; });
 }

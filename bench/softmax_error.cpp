@@ -4,9 +4,7 @@
 // at norm 1, with calibrated maps from the first half of the text and over its second half; the time is that of one
 // head of 8192 tokens. The bias falls by 0.08 a token up to a distance of 40.
 
-#include <cmath>
-#include <cstdlib>
-#include <iostream>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,51 +12,27 @@
 
 #include "bench/support/problem.hpp"
 #include "bench/support/race.hpp"
-#include "bench/support/row.hpp"
-#include "examples/support/npy.hpp"
+#include "bench/support/write_results.hpp"
+#include "examples/support/head_arrays.hpp"
 
 namespace nprf::bench {
 namespace {
 
 constexpr Index tokens = 8192;
 
-// [1,h,n,d] of a file of the demo
-struct Heads {
-  explicit Heads(const std::string& name) : array(npy::read<float>(std::string(NPRF_DEMO_DATA) + "/" + name)) {}
+using demo::falling_bias;
 
-  Index size() const { return static_cast<Index>(array.shape[0]); }
-  Index count() const { return static_cast<Index>(array.shape[1]); }
-  Index channels() const { return static_cast<Index>(array.shape[2]); }
-
-  HeadsView<const float> from(Index first) const {
-    const Index d = channels(), n = count();
-    return {array.values.data() + first * d, 1, size(), n - first, d, {d, n * d, size() * n * d}};
-  }
-  // head 0, repeated
-  Matrix<float> repeated() const {
-    Matrix<float> all(tokens, channels());
-    for (Index i = 0; i < tokens; ++i) all.row(i) = from(0)(0, 0).row(i % count());
-    return all;
-  }
-
-  npy::Array<float> array;
-};
-
-RelativePosition<float> falling_bias() {
-  Vector<float> b(81);
-  for (Index lag = -40; lag <= 40; ++lag) b[lag + 40] = -0.08f * static_cast<float>(std::abs(lag));
-  return RelativePosition<float>(b);
-}
+demo::HeadArray read(const char* name) { return demo::HeadArray(std::filesystem::path(NPRF_DEMO_DATA) / name); }
 
 class Text {
  public:
   template <class F>
   double error(const std::vector<F>& features, Index near) const {
-    const Index half = m_q.count() / 2, n = m_q.count() - half;
-    std::vector<float> y(static_cast<std::size_t>(m_q.size() * n * m_v.channels()));
+    const Index half = m_q.tokens() / 2, n = m_q.tokens() - half;
+    std::vector<float> y(static_cast<std::size_t>(m_q.heads() * n * m_v.channels()));
     Report report;
     const MultiHeadAttention attention(features, falling_bias(), {.near = near});
-    attention(m_q.from(half), m_k.from(half), m_v.from(half), {y.data(), 1, m_q.size(), n, m_v.channels()},
+    attention(m_q.from(half), m_k.from(half), m_v.from(half), {y.data(), 1, m_q.heads(), n, m_v.channels()},
               {.compared_rows = n, .report = &report});
     return report.softmax_error;
   }
@@ -88,8 +62,9 @@ class Text {
   Index channels() const { return m_q.channels(); }
 
  private:
-  Heads m_q{"queries.npy"}, m_k{"keys.npy"}, m_v{"values.npy"};
-  Matrix<float> m_long_q = m_q.repeated(), m_long_k = m_k.repeated(), m_long_v = m_v.repeated();
+  demo::HeadArray m_q = read("queries.npy"), m_k = read("keys.npy"), m_v = read("values.npy");
+  Matrix<float> m_long_q = m_q.repeated(0, tokens), m_long_k = m_k.repeated(0, tokens),
+                m_long_v = m_v.repeated(0, tokens);
 };
 
 nlohmann::json print_errors() {
@@ -131,15 +106,7 @@ nlohmann::json print_errors() {
 
 int main(int argc, char** argv) {
   using namespace nprf::bench;
-  if (argc != 2) {
-    std::cerr << "usage: softmax_error OUT.json\n";
-    return EXIT_FAILURE;
-  }
-  try {
-    write_json(argv[1], {{"pictures", {{"softmax_error", print_errors()}}}});
-  } catch (const std::exception& error) {
-    std::cerr << "softmax_error: " << error.what() << '\n';
-    return EXIT_FAILURE;
-  }
-  return EXIT_SUCCESS;
+  return write_results(argc, argv, "softmax_error", [] {
+    return nlohmann::json{{"pictures", {{"softmax_error", print_errors()}}}};
+  });
 }

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "examples/support/head_arrays.hpp"
 #include "examples/support/heads.hpp"
 #include "examples/support/measure.hpp"
 #include "examples/support/progress.hpp"
@@ -23,13 +24,6 @@ struct CalibratedPlan {
   Index length;  // of the sequence whose attention is timed
   std::uint64_t seed;
 };
-
-/// A bias that falls by 0.08 a token up to a distance of 40.
-inline nprf::RelativePosition<float> falling_bias() {
-  nprf::Vector<float> b(81);
-  for (Index lag = -40; lag <= 40; ++lag) b[lag + 40] = -0.08f * static_cast<float>(std::abs(lag));
-  return nprf::RelativePosition<float>(b);
-}
 
 /// Attention over the second half of the text, at one normalization, against exact softmax.
 class SecondHalf {
