@@ -32,7 +32,8 @@ struct AttentionOptions {
 /// without relative_error() (feature_map.hpp) count as exact.
 struct Report {
   Engine engine = Engine::automatic;  // of the first sequence; automatic if there was nothing to compute
-  Index repaired_rows = 0;            // rows that failed the engine's error bound or underflowed, and were recomputed
+  Index repaired_rows = 0;            // rows that failed the engine's error bound, underflowed, or whose terms cancel
+                                      // (a series or a near field), and were recomputed
   Index indefinite_rows = 0;          // rows whose denominator is not positive, by cancellation or by underflow
   Index empty_rows = 0;               // rows that attend to no key; they are zero
   double error_bound = 0;             // of the rows that are returned
@@ -49,9 +50,9 @@ struct Report {
 ///
 /// Tolerance: a row of y whose bound of the engine's rounding error exceeds half of the tolerance, relative to the
 /// largest |v| that the row attends to, is recomputed. This takes several times as long as the row does by the direct
-/// engine. If more than half of the rows fail, all rows are computed by the direct engine. With an infinite tolerance
-/// no row is recomputed for its rounding error. The other half of the tolerance is for the errors that any engine has
-/// (Report::error_bound).
+/// engine, or with a near field by softmax. If more than half of the rows fail, all rows are computed by the direct
+/// engine, unless there is a near field. With an infinite tolerance no row is recomputed for its rounding error. The
+/// other half of the tolerance is for the errors that any engine has (Report::error_bound).
 ///
 /// Approximate biases: if nothing is saved for backward and features are positive, Engine::automatic may change biases
 /// by up to a quarter of the tolerance, if they are then linear in the lag beyond some lags and admit a faster engine.
