@@ -51,6 +51,9 @@ struct FeatureGradientShape {
   static constexpr int tokens = FeatureShape::tokens, k_tile = 32, stride = TileShape::stride;
   static_assert(tokens == TileShape::tile && FeatureShape::threads == TileShape::threads);
 
+  /// Blocks per multiprocessor that must find registers: one for 256 channels, whose sums spill otherwise.
+  static constexpr int blocks(int tiles) { return tiles == 4 ? 1 : 2; }
+
   /// `tiles` of FeatureTask; centred and quadratic features need one more for the gradient of the coordinates.
   static std::size_t shared(int d_padded, int tiles, bool has_gradient_tile) {
     return FeatureShape::shared(d_padded, tiles + has_gradient_tile) +
@@ -308,7 +311,8 @@ class FeatureGradients {
 
 /// For heads of at most 64 tiles channels. Blocks (tiles of tokens, z).
 template <Storage S, int tiles, bool has_gradient_tile>
-__global__ void __launch_bounds__(FeatureShape::threads) feature_gradients_kernel(FeatureGradientTask<S> task) {
+__global__ void __launch_bounds__(FeatureShape::threads, FeatureGradientShape::blocks(tiles))
+    feature_gradients_kernel(FeatureGradientTask<S> task) {
   FeatureGradients<S, tiles, has_gradient_tile> gradients(task);
   if (task.features.kind == FeatureKind::elu)
     gradients.add_elu();
