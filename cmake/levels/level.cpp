@@ -3,7 +3,7 @@
 // The table of one level, NPRF_LEVEL. It is the only global symbol of the level's object, and constant: no code of the
 // level runs before it is chosen.
 
-#include "nprf/levels.hpp"
+#include "level.hpp"
 
 #include "nprf/instances.hpp"
 

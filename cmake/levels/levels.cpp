@@ -2,7 +2,7 @@
 //
 // The choice of a level, and the functions that call its code. Compiled with the program's flags.
 
-#include "nprf/levels.hpp"
+#include "level.hpp"
 
 #include <cpuid.h>
 

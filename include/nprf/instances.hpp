@@ -36,7 +36,7 @@
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::TrigonometricFeatures<T>&); \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::EluFeatures<T>&);
 
-/// Of the latter, what a program that links nprf::levels does not call through LevelFunctions (levels.hpp).
+/// Of the latter, what a program that links nprf::levels does not call through LevelFunctions (cmake/levels/level.hpp).
 #define NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                           \
   PREFIX template struct nprf::CompiledFlags<T>;                                        \
   PREFIX template nprf::RandomFeatures<T>::RandomFeatures(const nprf::FeatureOptions&); \

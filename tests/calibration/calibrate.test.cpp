@@ -149,8 +149,8 @@ TEST_CASE("calibrate: each half of the first half is compared with maps of its o
   const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
   const auto c = calibrate<double>(q, k, v, table(), {.num_features = 8, .near = 2});
   const RelativePosition<double> position = table();
-  const HeadSample used{{sample_tokens<double>(q, k, v, Normalization::unit(1), 0).half(0)},
-                        [&](Index i, Index j) { return position.bias()[j - i]; }};
+  const HeadSample<double> used{{sample_tokens<double>(q, k, v, Normalization::unit(1), 0).half(0)},
+                                [&](Index i, Index j) { return position.bias()[j - i]; }};
   for (const CalibrationCandidate& each : c.candidates) {
     SoftmaxDifference sum;
     for (const Index tested : {0, 1}) {
@@ -204,7 +204,7 @@ TEST_CASE("calibrate: cross attention, and tokens in a grid", "[calibration]") {
   const GridPosition<double> grid(8, 12, 0.5 * normal<double>(15, 23, 1));
   const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
   const auto c = calibrate<double>(q, k, v, grid, {.num_features = 5, .near = 2});
-  SampleTokens half = sample_tokens<double>(q, k, v, Normalization::unit(1), 0).half(1);
+  SampleTokens<double> half = sample_tokens<double>(q, k, v, Normalization::unit(1), 0).half(1);
   const std::function<double(Index, Index)> bias = [&](Index i, Index j) { return grid.bias(i, j); };
   CHECK(c.softmax_error ==
         SoftmaxComparison(half, bias, {.near = 2}).differences({&c.features, 1})[0].relative_error());
@@ -267,8 +267,8 @@ TEST_CASE("calibrate: of several sequences the last ones measure the error, whol
                                    std::span(&position, 1), {.num_features = 8, .near = 2});
   };
   const auto all = calibrated();
-  const SampleTokens last = sample_tokens<double>(heads_view(q, 3, 1, d)(2, 0), heads_view(k, 3, 1, d)(2, 0),
-                                                  heads_view(v, 3, 1, d_v)(2, 0), Normalization::unit(1), 0);
+  const SampleTokens<double> last = sample_tokens<double>(heads_view(q, 3, 1, d)(2, 0), heads_view(k, 3, 1, d)(2, 0),
+                                                          heads_view(v, 3, 1, d_v)(2, 0), Normalization::unit(1), 0);
   const std::function<double(Index, Index)> bias = [&](Index i, Index j) { return position.bias()[j - i]; };
   CHECK(all.softmax_error ==
         SoftmaxComparison(last, bias, {.near = 2}).differences({&all.features[0], 1})[0].relative_error());

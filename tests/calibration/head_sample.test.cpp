@@ -13,7 +13,7 @@ namespace nprf::test::calibration_head_sample {
 
 namespace {
 
-SampleTokens tokens(Index n_q, Index n_k, std::uint64_t seed = 1) {
+SampleTokens<double> tokens(Index n_q, Index n_k, std::uint64_t seed = 1) {
   return sample_tokens<double>(normal<double>(n_q, 3, seed), normal<double>(n_k, 3, seed + 1),
                                normal<double>(n_k, 2, seed + 2), Normalization::none(), 0);
 }
@@ -22,39 +22,40 @@ SampleTokens tokens(Index n_q, Index n_k, std::uint64_t seed = 1) {
 
 TEST_CASE("sample: rows are normalised as attention normalises them", "[calibration]") {
   const Matrix<float> q = normal<float>(12, 4, 1), k = normal<float>(10, 4, 2), v = normal<float>(10, 2, 3);
-  const SampleTokens unit = sample_tokens<float>(q, k, v, Normalization::unit(2), 0);
+  const SampleTokens<double> unit = sample_tokens<float>(q, k, v, Normalization::unit(2), 0);
   for (Index i = 0; i < 12; ++i) {
     const Matrix<double> expected = 2 * q.row(i).cast<double>().normalized();
     CHECK((unit.q.row(i) - expected).cwiseAbs().maxCoeff() <= 8 * epsilon<double>);
   }
   CHECK(same_bits<double>(unit.v, v.cast<double>()));
-  const SampleTokens none = sample_tokens<float>(q, k, v, Normalization::none(), 0);
+  const SampleTokens<double> none = sample_tokens<float>(q, k, v, Normalization::none(), 0);
   CHECK((none.k - k.cast<double>() / std::sqrt(2.0)).cwiseAbs().maxCoeff() <= 8 * epsilon<double> * 4);
   // a zero row stays zero, and a row whose factor overflows has the norm too
   Matrix<double> small = normal<double>(10, 4, 4);
   small.row(0).setZero();
   small.row(1) *= 1e-310;
-  const SampleTokens lifted = sample_tokens<double>(small, small, Matrix<double>(10, 0), Normalization::unit(1), 0);
+  const SampleTokens<double> lifted =
+      sample_tokens<double>(small, small, Matrix<double>(10, 0), Normalization::unit(1), 0);
   CHECK(lifted.q.row(0).isZero(0));
   CHECK(std::abs(lifted.q.row(1).norm() - 1) <= 1e-12);
 }
 
 TEST_CASE("sample: the halves of a sequence are consecutive tokens with their positions", "[calibration]") {
-  const SampleTokens all = tokens(11, 14);
-  const SampleTokens part = all.half(1).half(0);  // queries 5..10, of these 5..7; keys 7..13, of these 7..9
+  const SampleTokens<double> all = tokens(11, 14);
+  const SampleTokens<double> part = all.half(1).half(0);  // queries 5..10, of these 5..7; keys 7..13, of these 7..9
   CHECK(part.first_query == 5);
   CHECK(part.first_key == 7);
   CHECK(same_bits<double>(part.q, all.q.middleRows(5, 3)));
   CHECK(same_bits<double>(part.k, all.k.middleRows(7, 3)));
   CHECK(same_bits<double>(part.v, all.v.middleRows(7, 3)));
-  const SampleTokens last = all.half(1).half(1);
+  const SampleTokens<double> last = all.half(1).half(1);
   CHECK(last.first_query == 8);
   CHECK(same_bits<double>(last.k, all.k.bottomRows(4)));
   CHECK(all.half(0).q.rows() + all.half(1).q.rows() == 11);
 }
 
 TEST_CASE("sample: the halves of several sequences are whole sequences", "[calibration]") {
-  const HeadSample three{{tokens(9, 12, 1), tokens(8, 10, 11), tokens(10, 9, 21)}, {}};
+  const HeadSample<double> three{{tokens(9, 12, 1), tokens(8, 10, 11), tokens(10, 9, 21)}, {}};
   REQUIRE(three.half(0).sequences.size() == 2);
   REQUIRE(three.half(1).sequences.size() == 1);
   CHECK(same_bits<double>(three.half(0).sequences[1].k, three.sequences[1].k));
@@ -63,7 +64,7 @@ TEST_CASE("sample: the halves of several sequences are whole sequences", "[calib
 }
 
 TEST_CASE("sample: the balance of several sequences is that of all their rows", "[calibration]") {
-  const HeadSample head{{tokens(9, 12, 1), tokens(8, 10, 11)}, {}};
+  const HeadSample<double> head{{tokens(9, 12, 1), tokens(8, 10, 11)}, {}};
   Matrix<double> q(17, 3), k(22, 3);
   q << head.sequences[0].q, head.sequences[1].q;
   k << head.sequences[0].k, head.sequences[1].k;

@@ -20,16 +20,16 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 double decaying(Index i, Index j) { return -0.1 * static_cast<double>(std::abs(j - i)) + (j > i ? 0.2 : 0); }
 
-SampleTokens tokens(Index n_q, Index n_k, Index columns = d_v, double size = 0.8) {
+SampleTokens<double> tokens(Index n_q, Index n_k, Index columns = d_v, double size = 0.8) {
   return {size * normal<double>(n_q, d, 1), size * normal<double>(n_k, d, 2), normal<double>(n_k, columns, 3), 5, 7};
 }
 
-CalibratedFeatures<double> map_of(const SampleTokens& x, Index second = 1) {
+CalibratedFeatures<double> map_of(const SampleTokens<double>& x, Index second = 1) {
   return hermite_features(balance<double>(x.q, x.k), d, second);
 }
 
 // the formula as loops, one row at a time
-SoftmaxDifference naive(const SampleTokens& x, const CalibratedFeatures<double>& map,
+SoftmaxDifference naive(const SampleTokens<double>& x, const CalibratedFeatures<double>& map,
                         const std::function<double(Index, Index)>& bias, Index near, Direction direction) {
   Vector<double> log_q;
   double log_k;
@@ -61,7 +61,7 @@ SoftmaxDifference naive(const SampleTokens& x, const CalibratedFeatures<double>&
   return sum;
 }
 
-SoftmaxDifference compared(const SampleTokens& x, const CalibratedFeatures<double>& map,
+SoftmaxDifference compared(const SampleTokens<double>& x, const CalibratedFeatures<double>& map,
                            const std::function<double(Index, Index)>& bias, const ComparisonOptions& options) {
   return SoftmaxComparison(x, bias, options).differences({&map, 1})[0];
 }
@@ -80,7 +80,7 @@ TEST_CASE("the difference from softmax is that of the formula", "[calibration]")
     for (const Index columns : {d_v, Index{0}})
       for (const Direction direction : {Direction::bidirectional, Direction::causal})
         for (const Index near : {0, 1, 6, 200}) {
-          const SampleTokens x = tokens(n_q, n_k, columns);
+          const SampleTokens<double> x = tokens(n_q, n_k, columns);
           const CalibratedFeatures<double> map = map_of(tokens(40, 40));
           INFO(n_q << " queries, " << n_k << " keys, near " << near << ", causal " << (direction == Direction::causal));
           check_close(compared(x, map, decaying, {.near = near, .direction = direction}),
@@ -89,17 +89,17 @@ TEST_CASE("the difference from softmax is that of the formula", "[calibration]")
 }
 
 TEST_CASE("within the near field there is no difference from softmax", "[calibration]") {
-  const SampleTokens x = tokens(30, 30);
+  const SampleTokens<double> x = tokens(30, 30);
   const SoftmaxDifference near = compared(x, map_of(x), decaying, {.near = 100});
   CHECK(near.relative_error() <= 1e-14);
   CHECK(compared(x, map_of(x), decaying, {.near = 5}).relative_error() > 0.001);
 }
 
 TEST_CASE("causal: the difference does not depend on later keys", "[calibration]") {
-  const SampleTokens all = tokens(60, 60);
-  SampleTokens few = all;  // positions: query i is 5 + i, key j is 7 + j
+  const SampleTokens<double> all = tokens(60, 60);
+  SampleTokens<double> few = all;  // positions: query i is 5 + i, key j is 7 + j
   few.q = all.q.topRows(20);
-  SampleTokens fewer_keys = few;
+  SampleTokens<double> fewer_keys = few;
   fewer_keys.k = all.k.topRows(18), fewer_keys.v = all.v.topRows(18);
   const CalibratedFeatures<double> map = map_of(all);
   const ComparisonOptions options{.near = 4, .direction = Direction::causal};
@@ -110,7 +110,7 @@ TEST_CASE("causal: the difference does not depend on later keys", "[calibration]
 }
 
 TEST_CASE("masked keys and rows that attend to no key are left out", "[calibration]") {
-  const SampleTokens x = tokens(25, 30);
+  const SampleTokens<double> x = tokens(25, 30);
   const auto window = [](Index i, Index j) { return std::abs(j - i) > 3 || i == 12 ? -infinity : 0; };
   const CalibratedFeatures<double> map = map_of(x);
   const SoftmaxDifference got = compared(x, map, window, {.near = 2});
@@ -123,7 +123,7 @@ TEST_CASE("masked keys and rows that attend to no key are left out", "[calibrati
 }
 
 TEST_CASE("large exponents do not overflow", "[calibration]") {
-  SampleTokens x = tokens(20, 20, d_v, 25);  // q.k of some thousands
+  SampleTokens<double> x = tokens(20, 20, d_v, 25);  // q.k of some thousands
   const SoftmaxDifference got = compared(x, map_of(x), decaying, {.near = 3});
   CHECK(std::isfinite(got.size));
   CHECK(got.size > 0);
@@ -136,11 +136,11 @@ TEST_CASE("large exponents do not overflow", "[calibration]") {
 }
 
 TEST_CASE("the relative error of a row counts as at most max_row_error", "[calibration]") {
-  const SampleTokens x = tokens(30, 30, d_v, 2);
+  const SampleTokens<double> x = tokens(30, 30, d_v, 2);
   const CalibratedFeatures<double> map = map_of(x, 0);
   Vector<double> own(30), exact(30);
   for (Index i = 0; i < 30; ++i) {
-    SampleTokens row = x;
+    SampleTokens<double> row = x;
     row.q = x.q.middleRows(i, 1), row.first_query += i;
     const SoftmaxDifference error = compared(row, map, decaying, {.near = 2});
     own[i] = error.relative_error(), exact[i] = error.size;
@@ -153,7 +153,7 @@ TEST_CASE("the relative error of a row counts as at most max_row_error", "[calib
 }
 
 TEST_CASE("several maps are compared at a time, and by chosen queries if there are many", "[calibration]") {
-  const SampleTokens x = tokens(300, 50);
+  const SampleTokens<double> x = tokens(300, 50);
   const std::vector<CalibratedFeatures<double>> maps{map_of(x, 0), map_of(x, 2)};
   const std::function<double(Index, Index)> bias = decaying;
   const auto both = SoftmaxComparison(x, bias, {.near = 2}).differences(maps);
@@ -170,18 +170,18 @@ TEST_CASE("several maps are compared at a time, and by chosen queries if there a
 }
 
 TEST_CASE("the difference of several sequences is the sum of theirs", "[calibration]") {
-  const HeadSample head{{tokens(20, 20), tokens(30, 25)}, decaying};
+  const HeadSample<double> head{{tokens(20, 20), tokens(30, 25)}, decaying};
   const CalibratedFeatures<double> map = map_of(head.sequences[0]);
   const SoftmaxDifference sum = softmax_differences(head, {&map, 1}, {.near = 2})[0];
   SoftmaxDifference expected;
-  for (const SampleTokens& each : head.sequences) expected += compared(each, map, decaying, {.near = 2});
+  for (const SampleTokens<double>& each : head.sequences) expected += compared(each, map, decaying, {.near = 2});
   CHECK(sum.difference == expected.difference);
   CHECK(sum.size == expected.size);
   CHECK(sum.relative_error() == std::sqrt(expected.difference / expected.size));
 }
 
 TEST_CASE("the difference from softmax is bitwise equal for any number of threads", "[calibration][threads]") {
-  const SampleTokens x = tokens(200, 150);
+  const SampleTokens<double> x = tokens(200, 150);
   const CalibratedFeatures<double> map = map_of(x);
   const Index before = num_threads();
   set_num_threads(1);

@@ -60,22 +60,24 @@ inline std::vector<CalibrationCandidate> calibration_candidates(Index d, Index n
   return all;
 }
 
-inline std::vector<CalibratedFeatures<double>> candidate_features(const Balance<double>& balance,
-                                                                  std::span<const CalibrationCandidate> candidates) {
-  std::vector<CalibratedFeatures<double>> maps;
+template <Real T>
+std::vector<CalibratedFeatures<T>> candidate_features(const Balance<T>& balance,
+                                                      std::span<const CalibrationCandidate> candidates) {
+  std::vector<CalibratedFeatures<T>> maps;
   for (const CalibrationCandidate& each : candidates)
     maps.push_back(hermite_features(balance, each.first, each.second));
   return maps;
 }
 
 // Sets the candidates' errors: each half of the first half is compared with maps of its other half
-inline void estimate_errors(std::span<const HeadSample> heads, const CalibrationOptions& options,
-                            const ComparisonOptions& comparison, std::vector<CalibrationCandidate>& candidates) {
+template <Real T>
+void estimate_errors(std::span<const HeadSample<T>> heads, const CalibrationOptions& options,
+                     const ComparisonOptions& comparison, std::vector<CalibrationCandidate>& candidates) {
   std::vector<SoftmaxDifference> sum(candidates.size());
-  for (const HeadSample& head : heads) {
-    const HeadSample used = head.half(0);
+  for (const HeadSample<T>& head : heads) {
+    const HeadSample<T> used = head.half(0);
     for (const Index tested : {0, 1}) {
-      const Balance<double> balance = used.half(1 - tested).balance(options.shrinkage);
+      const Balance<T> balance = used.half(1 - tested).balance(options.shrinkage);
       const auto each = softmax_differences(used.half(tested), candidate_features(balance, candidates), comparison);
       for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += each[c];
     }
@@ -95,16 +97,16 @@ inline const CalibrationCandidate& chosen(const std::vector<CalibrationCandidate
 }
 
 template <Real T>
-HeadsCalibration<T> calibrate_samples(std::span<const HeadSample> heads, const CalibrationOptions& options) {
+HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads, const CalibrationOptions& options) {
   const ComparisonOptions comparison{options.near, options.direction, options.max_queries, options.seed};
   HeadsCalibration<T> result;
   result.candidates = calibration_candidates(heads[0].input_dim(), options.num_features);
   ComparisonOptions limited = comparison;
   limited.max_row_error = 1;  // as if y were 0: a few denominators that are nearly 0 must not decide
-  estimate_errors(heads, options, limited, result.candidates);
+  estimate_errors<double>(heads, options, limited, result.candidates);
   const CalibrationCandidate& choice = chosen(result.candidates, options.target_error);
   SoftmaxDifference sum;
-  for (const HeadSample& head : heads) {
+  for (const HeadSample<double>& head : heads) {
     const Balance<double> balance = head.half(0).balance(options.shrinkage);
     result.features.push_back(hermite_features(balance, choice.first, choice.second).template cast<T>());
     const CalibratedFeatures<double> returned = result.features.back().template cast<double>();
@@ -162,11 +164,11 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
   const auto num_positions = static_cast<Index>(positions.size());
   require(num_positions == 1 || num_positions == q.heads, "positions: expected 1 or ", q.heads,
           " (the number of heads of queries), got ", num_positions);
-  std::vector<HeadSample> heads;
+  std::vector<HeadSample<double>> heads;
   for (Index h = 0; h < q.heads; ++h) {
     const P& position = positions[num_positions == 1 ? 0 : static_cast<std::size_t>(h)];
     detail::check_sample_position(position, options.direction, q.tokens, k.tokens);
-    HeadSample head{{}, detail::bias_function(position)};
+    HeadSample<double> head{{}, detail::bias_function(position)};
     const Index kv = h / (q.heads / k.heads);
     for (Index b = 0; b < q.batch; ++b)
       head.sequences.push_back(sample_tokens<T>(q(b, h), k(b, kv), v(b, kv), options.normalization, options.near));

@@ -14,9 +14,10 @@
 
 namespace nprf {
 
-/// Consecutive tokens of one head of one sequence, in double, with normalised queries and keys.
+/// Consecutive tokens of one head of one sequence, with normalised queries and keys.
+template <Real T>
 struct SampleTokens {
-  Matrix<double> q, k, v;                // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values
+  Matrix<T> q, k, v;                     // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values
   Index first_query = 0, first_key = 0;  // their positions in the sequence
 
   /// The first half (0) or the second (1) of the queries and of the keys.
@@ -28,8 +29,9 @@ struct SampleTokens {
 };
 
 /// A sample of one head: one or several sequences, in the order of the text, and the bias of query i and key j.
+template <Real T>
 struct HeadSample {
-  std::vector<SampleTokens> sequences;
+  std::vector<SampleTokens<T>> sequences;
   std::function<double(Index i, Index j)> bias;
 
   Index input_dim() const { return sequences.at(0).q.cols(); }
@@ -43,17 +45,17 @@ struct HeadSample {
   }
 
   /// Means, axes and variances of all its queries and keys (feature_map/balance.hpp).
-  Balance<double> balance(double shrinkage) const {
+  Balance<T> balance(double shrinkage) const {
     Index n_q = 0, n_k = 0;
-    for (const SampleTokens& each : sequences) n_q += each.q.rows(), n_k += each.k.rows();
-    Matrix<double> q(n_q, input_dim()), k(n_k, input_dim());
+    for (const SampleTokens<T>& each : sequences) n_q += each.q.rows(), n_k += each.k.rows();
+    Matrix<T> q(n_q, input_dim()), k(n_k, input_dim());
     n_q = n_k = 0;
-    for (const SampleTokens& each : sequences) {
+    for (const SampleTokens<T>& each : sequences) {
       q.middleRows(n_q, each.q.rows()) = each.q;
       k.middleRows(n_k, each.k.rows()) = each.k;
       n_q += each.q.rows(), n_k += each.k.rows();
     }
-    return nprf::balance<double>(q, k, shrinkage);
+    return nprf::balance<T>(q, k, shrinkage);
   }
 };
 
@@ -71,12 +73,12 @@ Matrix<double> normalised_rows(const Normalization& normalization, const MatrixV
 
 }  // namespace detail
 
-/// One sequence of a sample, from q (n_q,d) k (n_k,d) v (n_k,d_v) as the model gives them. Throws InvalidArgument if
-/// shapes do not match, if a scalar is not finite, or if there are too few tokens: each quarter must have at least two
-/// queries and keys, and more keys than `near`.
+/// One sequence of a sample, in double, from q (n_q,d) k (n_k,d) v (n_k,d_v) as the model gives them. Throws
+/// InvalidArgument if shapes do not match, if a scalar is not finite, or if there are too few tokens: each quarter must
+/// have at least two queries and keys, and more keys than `near`.
 template <Real T>
-SampleTokens sample_tokens(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
-                           const Normalization& normalization, Index near) {
+SampleTokens<double> sample_tokens(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
+                                   const Normalization& normalization, Index near) {
   require(q.cols() >= 1, "queries: expected at least 1 column, got 0");
   require(k.cols() == q.cols(), "keys: expected ", q.cols(), " columns (those of the queries), got ", k.cols());
   require(v.cols() == 0 || v.rows() == k.rows(), "values: expected ", k.rows(), " rows (the number of keys), got ",

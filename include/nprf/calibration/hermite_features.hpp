@@ -24,17 +24,18 @@ namespace nprf {
 ///
 /// As lambda tends to 0 the features tend to those of the Taylor series. Source: F. G. Mehler, J. reine angew. Math. 66
 /// (1866). O(d^2). Throws InvalidArgument unless 0 <= second <= first <= d.
-inline CalibratedFeatures<double> hermite_features(const Balance<double>& balance, Index first, Index second) {
+template <Real T>
+CalibratedFeatures<T> hermite_features(const Balance<T>& balance, Index first, Index second) {
   const Index d = balance.variances.size();
   const auto lambda = balance.variances.array().max(0).eval();
   const auto root = (1 + (1 + 4 * lambda.square()).sqrt()).eval();
   const auto rho = (2 * lambda / root).eval();
-  const Vector<double> lengths = (2 / root).sqrt();  // sqrt(rho / lambda)
+  const Vector<T> lengths = (2 / root).sqrt().template cast<T>();  // sqrt(rho / lambda)
   // half of the constant sqrt(1 - rho^2) belongs to the queries
-  QuadraticTerms<double> terms{first, second, rho.head(std::clamp<Index>(second, 0, d)), lambda,
-                               (1 - rho.square()).log().sum() / 4};
-  const Centring<double>& c = balance.constants;
-  return {QuadraticFeatures<double>(d, std::move(terms)),
+  QuadraticTerms<T> terms{first, second, rho.head(std::clamp<Index>(second, 0, d)).template cast<T>(),
+                          lambda.template cast<T>(), static_cast<T>((1 - rho.square()).log().sum() / 4)};
+  const Centring<T>& c = balance.constants;
+  return {QuadraticFeatures<T>(d, std::move(terms)),
           {c.query_mean, c.key_mean, lengths.asDiagonal() * c.query_axes, lengths.asDiagonal() * c.key_axes}};
 }
 

@@ -32,17 +32,18 @@ struct ComparisonOptions {
 };
 
 /// Exact softmax attention of consecutive tokens, and the difference of attention with feature maps from it, by dense
-/// matrices in double:
+/// matrices:
 ///
 ///     y_i = sum_j W_ij v_j / sum_j W_ij,   W_ij = exp(q_i.k_j + b_ij)         if the lag is near
 ///                                                 phi(q_i).phi(k_j) exp(b_ij)  otherwise
 ///
 /// Without values it compares the weights W_ij / sum_j W_ij. A row whose terms cancel (terms_cancel) has no difference,
 /// because attention computes it by exact softmax. A row that attends to no key is left out.
+template <Real T>
 class SoftmaxComparison {
  public:
   /// Refers to all of them.
-  SoftmaxComparison(const SampleTokens& tokens, const std::function<double(Index, Index)>& bias,
+  SoftmaxComparison(const SampleTokens<T>& tokens, const std::function<double(Index, Index)>& bias,
                     const ComparisonOptions& options)
       : m_tokens(tokens),
         m_bias(bias),
@@ -54,12 +55,12 @@ class SoftmaxComparison {
 
   /// One for each map. O(n_k (d + d_v + sum r)) for each query that is compared, and memory O(n_k) for each thread, by
   /// all threads; bitwise reproducible for any number of them.
-  std::vector<SoftmaxDifference> differences(std::span<const CalibratedFeatures<double>> maps) const {
+  std::vector<SoftmaxDifference> differences(std::span<const CalibratedFeatures<T>> maps) const {
     std::vector<Features> features;
     for (const auto& map : maps) features.push_back(features_of(map));
     const Index n = static_cast<Index>(m_rows.size()), count = static_cast<Index>(maps.size());
-    Matrix<double> difference = Matrix<double>::Zero(n, count);
-    Vector<double> exact = Vector<double>::Zero(n);
+    Matrix<T> difference = Matrix<T>::Zero(n, count);
+    Vector<T> exact = Vector<T>::Zero(n);
     std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads()));
     Team(workspaces).run_tiles(n, tile_rows, [&](Index i0, Index rows, Workspace&) {
       const Tile tile = exact_tile(i0, rows);
@@ -78,23 +79,23 @@ class SoftmaxComparison {
 
   // phi without the factors exp(log_factor) of rows; keys are transposed
   struct Features {
-    Matrix<double> queries, keys;          // (rows,r) (r,n_k)
-    Vector<double> log_queries, log_keys;  // (rows) (n_k)
-    Vector<double> key_norms;              // (n_k)
+    Matrix<T> queries, keys;          // (rows,r) (r,n_k)
+    Vector<T> log_queries, log_keys;  // (rows) (n_k)
+    Vector<T> key_norms;              // (n_k)
   };
 
   struct Tile {
-    Matrix<double> bias, logits, y;  // (rows,n_k) (rows,n_k) (rows,d_v); the bias of a key that is not attended: -inf
-    Vector<double> largest;          // of the logits of a row
+    Matrix<T> bias, logits, y;  // (rows,n_k) (rows,n_k) (rows,d_v); the bias of a key that is not attended: -inf
+    Vector<T> largest;          // of the logits of a row
   };
 
-  Features features_of(const CalibratedFeatures<double>& map) const {
-    const Matrix<double> q = m_tokens.q(m_rows, Eigen::indexing::all);
+  Features features_of(const CalibratedFeatures<T>& map) const {
+    const Matrix<T> q = m_tokens.q(m_rows, Eigen::indexing::all);
     const Index n_k = m_tokens.k.rows(), r = map.output_dim();
-    Features f{Matrix<double>(q.rows(), r), {}, Vector<double>(q.rows()), Vector<double>(n_k), {}};
+    Features f{Matrix<T>(q.rows(), r), {}, Vector<T>(q.rows()), Vector<T>(n_k), {}};
     Workspace workspace;
     map.queries(q, {}, f.queries, Team(workspace), f.log_queries.data());
-    Matrix<double> keys(n_k, r);
+    Matrix<T> keys(n_k, r);
     map.keys_by_row(m_tokens.k, {}, keys, Team(workspace), f.log_keys.data());
     f.keys = keys.transpose();
     f.key_norms = keys.rowwise().norm();
@@ -107,11 +108,11 @@ class SoftmaxComparison {
 
   Tile exact_tile(Index i0, Index rows) const {
     const Index n_k = m_tokens.k.rows();
-    Tile tile{Matrix<double>(rows, n_k), Matrix<double>(rows, n_k), {}, Vector<double>(rows)};
+    Tile tile{Matrix<T>(rows, n_k), Matrix<T>(rows, n_k), {}, Vector<T>(rows)};
     const std::vector<Index> indices(m_rows.begin() + i0, m_rows.begin() + i0 + rows);
-    const Matrix<double> q = m_tokens.q(indices, Eigen::indexing::all);
+    const Matrix<T> q = m_tokens.q(indices, Eigen::indexing::all);
     set_product(tile.logits, q, m_keys);  // (rows,n_k)
-    Matrix<double> W(rows, n_k);
+    Matrix<T> W(rows, n_k);
     for (Index i = 0; i < rows; ++i) {
       for (Index j = 0; j < n_k; ++j) {
         const bool masked = m_options.direction == Direction::causal && key(j) > query(i0 + i);
@@ -128,10 +129,10 @@ class SoftmaxComparison {
     return tile;
   }
 
-  Vector<double> tile_differences(const Tile& tile, Index i0, const Features& features) const {
+  Vector<T> tile_differences(const Tile& tile, Index i0, const Features& features) const {
     const Index rows = tile.y.rows(), n_k = m_tokens.k.rows();
-    Matrix<double> W(rows, n_k);
-    Vector<double> magnitudes = Vector<double>::Zero(rows);  // sum_j |phi(q_i)| |phi(k_j)| exp(b_ij), or W_ij
+    Matrix<T> W(rows, n_k);
+    Vector<T> magnitudes = Vector<T>::Zero(rows);  // sum_j |phi(q_i)| |phi(k_j)| exp(b_ij), or W_ij
     set_product(W, features.queries.middleRows(i0, rows), features.keys);  // (rows,n_k)
     for (Index i = 0; i < rows; ++i) {
       const double query_norm = features.queries.row(i0 + i).norm();
@@ -152,8 +153,8 @@ class SoftmaxComparison {
         magnitudes[i] += near ? factor : query_norm * features.key_norms[j] * factor;
       }
     }
-    const Matrix<double> y = quotients(W);
-    Vector<double> difference = Vector<double>::Zero(rows);
+    const Matrix<T> y = quotients(W);
+    Vector<T> difference = Vector<T>::Zero(rows);
     for (Index i = 0; i < rows; ++i) {
       if (tile.largest[i] == -infinity || terms_cancel(W.row(i).sum(), magnitudes[i])) continue;
       const double error = (y.row(i) - tile.y.row(i)).norm(), exact = tile.y.row(i).norm();
@@ -165,8 +166,8 @@ class SoftmaxComparison {
   }
 
   // W v / (W 1), or without values W / (W 1); a row of zeros stays so
-  Matrix<double> quotients(const Matrix<double>& W) const {
-    Matrix<double> y = W;
+  Matrix<T> quotients(const Matrix<T>& W) const {
+    Matrix<T> y = W;
     if (m_tokens.v.cols() > 0) {
       y.resize(W.rows(), m_tokens.v.cols());
       set_product(y, W, m_tokens.v);  // (rows,d_v)
@@ -176,19 +177,20 @@ class SoftmaxComparison {
     return y;
   }
 
-  const SampleTokens& m_tokens;
+  const SampleTokens<T>& m_tokens;
   const std::function<double(Index, Index)>& m_bias;
   ComparisonOptions m_options;
   std::vector<Index> m_rows;  // the queries that are compared
-  Matrix<double> m_keys;      // k^T (d,n_k)
+  Matrix<T> m_keys;           // k^T (d,n_k)
 };
 
 /// The differences of all sequences of a sample, one for each map.
-inline std::vector<SoftmaxDifference> softmax_differences(const HeadSample& sample,
-                                                          std::span<const CalibratedFeatures<double>> maps,
-                                                          const ComparisonOptions& options) {
+template <Real T>
+std::vector<SoftmaxDifference> softmax_differences(const HeadSample<T>& sample,
+                                                   std::span<const std::type_identity_t<CalibratedFeatures<T>>> maps,
+                                                   const ComparisonOptions& options) {
   std::vector<SoftmaxDifference> sum(maps.size());
-  for (const SampleTokens& tokens : sample.sequences) {
+  for (const SampleTokens<T>& tokens : sample.sequences) {
     const std::vector<SoftmaxDifference> each = SoftmaxComparison(tokens, sample.bias, options).differences(maps);
     for (std::size_t m = 0; m < sum.size(); ++m) sum[m] += each[m];
   }

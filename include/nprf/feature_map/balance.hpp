@@ -21,23 +21,28 @@ struct Balance {
 
 namespace detail {
 
-using SymmetricMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic>;
-using EigenDecomposition = Eigen::SelfAdjointEigenSolver<SymmetricMatrix>;
+// templates, so that a program that balances nothing does not compile them
+template <Real T>
+using SymmetricMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic>;
+template <Real T>
+using EigenDecomposition = Eigen::SelfAdjointEigenSolver<SymmetricMatrix<T>>;
 
 // the covariance (d,d) of the rows of x, with `shrinkage` of the mean variance in every direction
-inline SymmetricMatrix covariance(const Matrix<double>& x, const Vector<double>& mean, double shrinkage) {
-  const Matrix<double> centred = x.rowwise() - mean.transpose();
-  SymmetricMatrix s = centred.transpose() * centred / static_cast<double>(x.rows());
-  const double variance = s.trace() / static_cast<double>(s.rows());
+template <Real T>
+SymmetricMatrix<T> covariance(const Matrix<T>& x, const Vector<T>& mean, T shrinkage) {
+  const Matrix<T> centred = x.rowwise() - mean.transpose();
+  SymmetricMatrix<T> s = centred.transpose() * centred / static_cast<T>(x.rows());
+  const T variance = s.trace() / static_cast<T>(s.rows());
   s *= 1 - shrinkage;
   s.diagonal().array() += variance > 0 ? shrinkage * variance : 1;
   return s;
 }
 
 // S^power of a symmetric positive matrix, by its eigenvectors
-inline SymmetricMatrix power(const SymmetricMatrix& s, double exponent) {
-  const EigenDecomposition e(s);
-  const Vector<double> values = e.eigenvalues().array().pow(exponent);
+template <Real T>
+SymmetricMatrix<T> power(const SymmetricMatrix<T>& s, T exponent) {
+  const EigenDecomposition<T> e(s);
+  const Vector<T> values = e.eigenvalues().array().pow(exponent);
   return e.eigenvectors() * values.asDiagonal() * e.eigenvectors().transpose();
 }
 
@@ -59,12 +64,14 @@ Balance<T> balance(const MatrixView<T>& q, const MatrixView<T>& k, double shrink
           k.cols());
   require(q.allFinite() && k.allFinite(), "queries and keys: expected finite scalars, got a NaN or an infinity");
   require(shrinkage > 0 && shrinkage <= 1, "shrinkage: expected more than 0 and at most 1, got ", shrinkage);
-  using detail::EigenDecomposition, detail::SymmetricMatrix;
+  using SymmetricMatrix = detail::SymmetricMatrix<double>;
+  using EigenDecomposition = detail::EigenDecomposition<double>;
   const Matrix<double> queries = q.template cast<double>(), keys = k.template cast<double>();
   const Vector<double> nu = queries.colwise().mean(), mu = keys.colwise().mean();
   const SymmetricMatrix S_q = detail::covariance(queries, nu, shrinkage), S_k = detail::covariance(keys, mu, shrinkage);
   const SymmetricMatrix root = detail::power(S_q, 0.5), inverse_root = detail::power(S_q, -0.5);
-  const EigenDecomposition metric(inverse_root * detail::power(root * S_k * root, 0.5) * inverse_root);  // of A^T A
+  const EigenDecomposition metric(inverse_root * detail::power<double>(root * S_k * root, 0.5) *
+                                  inverse_root);  // of A^T A
   const Vector<double> lengths = metric.eigenvalues().array().sqrt();
   const SymmetricMatrix A = lengths.asDiagonal() * metric.eigenvectors().transpose(),
                         inverse = lengths.cwiseInverse().asDiagonal() * metric.eigenvectors().transpose();  // A^-T
