@@ -34,7 +34,8 @@ void check_weights(const P& position, Direction direction) {
     INFO("n_q " << n_q << ", n_k " << n_k << ", offset " << offset
                 << (direction == Direction::causal ? ", causal" : ""));
     Workspace workspace;
-    const LagProblem<float> x = lower<float>(position, direction, offset, n_q, n_k, Pass::backward, workspace);
+    const LagProblem<float> x =
+        lower<float>(position, {.direction = direction}, offset, n_q, n_k, Pass::backward, workspace);
     const cuda::DeviceModel model(cuda::model_of(Attention(orf<float>(4, 5, 7), position, {.direction = direction})),
                                   {.n_q = n_q, .n_k = n_k, .d_v = 3, .offset = offset}, true, nullptr);
     const cuda::DeviceWeights c = model.weights();
