@@ -134,7 +134,8 @@ class FftEngine {
     auto scales = workspace.vector<T>(r);
     column_scales(x.B, scales);
     // Features in a block: each block costs a pass over U and Y, each feature of it memory
-    const Index block = L <= (Index{1} << 17) ? 16 : 4;
+    const Index about = L <= (Index{1} << 17) ? 16 : 4, blocks = std::max<Index>(1, (r + about / 2) / about),
+                block = (r + blocks - 1) / blocks;
     const FeatureColumns<T> b(workspace, block, L), a(workspace, block, L, m_tree->twist());
     const ColumnGroups<T> groups(r, p);
     for (Index r0 = 0; r0 < r; r0 += block) {
