@@ -99,16 +99,16 @@ def test_opcheck():
     function, (q, k, v, bias, extra) = case("t5 of heads")
     features = nprf.orf(D, 16)
     mask = torch.ones(B, N, dtype=torch.bool)
-    common = (features._identity, "t5:128", True, 2, 1.0, "automatic", False, 0)
+    options = _functional.Options(features._identity, "t5:128", True, 2, 1.0, "automatic", False, 0).text()
     for key_mask in (None, mask):
         for save in (True, False):
-            arguments = (q, k, v, bias, None, key_mask, *common, save)
+            arguments = (q, k, v, bias, None, key_mask, options, save)
             if not save:
                 arguments = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
             torch.library.opcheck(_functional.attention_op, arguments)
-    y, token = _functional.attention_op(q, k, v, bias, None, None, *common, True)
+    y, token = _functional.attention_op(q, k, v, bias, None, None, options, True)
     inputs = [x.detach() for x in (torch.ones_like(y), token, q, k, v, bias)]
-    torch.library.opcheck(_functional.backward_op, (*inputs, None, None, *common))
+    torch.library.opcheck(_functional.backward_op, (*inputs, None, None, options))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The operators nprf::attention and nprf::attention_backward, and the function that calls them.
 
-The operator's arguments that are not tensors are numbers and strings, so that a graph can hold them: a feature map is
-the integer under which it is registered. forward returns y and a `token`, a tensor of one byte whose storage is a part
+The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
+for each argument); a feature map is the integer under which it is registered. forward returns y and a `token`, a tensor of one byte whose storage is a part
 of what the C++ forward saved. It lives as long as autograd or a compiled graph keeps that tensor. If a hook has copied
 the tensor, there is nothing at its address, and backward computes forward again.
 """
@@ -10,7 +10,7 @@ the tensor, there is nothing at its address, and backward computes forward again
 from __future__ import annotations
 
 import weakref
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -75,15 +75,45 @@ def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor
     return native.Positions.grid(height, width, to_dlpack(rows), to_dlpack(borders), tokens)
 
 
-def _attention_of(
-    native: Native, bias: Any, extra: Any, features: int, position: str, causal: bool, near: int, radius: float, engine: str
-) -> Any:
-    found = by_identity.get(features)
+class Options(NamedTuple):
+    """The arguments of the operators that are not tensors, which a graph holds as one string."""
+
+    features: int  # the identity of a feature map
+    position: str
+    causal: bool
+    near: int
+    radius: float
+    engine: str
+    tokens_first: bool
+    offset: int
+
+    def text(self) -> str:
+        x = self
+        return f"{x.features} {x.position} {x.causal:d} {x.near} {x.radius} {x.engine} {x.tokens_first:d} {x.offset}"
+
+
+_parsed: dict[str, Options] = {}
+
+
+def _options_of(text: str) -> Options:
+    found = _parsed.get(text)
     if found is None:
+        if len(_parsed) > 1000:
+            _parsed.clear()
+        features, position, causal, near, radius, engine, tokens_first, offset = text.split(" ")
+        found = _parsed[text] = Options(
+            int(features), position, causal == "1", int(near), float(radius), engine, tokens_first == "1", int(offset)
+        )
+    return found
+
+
+def _attention_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor], options: Options) -> Any:
+    features = by_identity.get(options.features)
+    if features is None:
         raise RuntimeError("features: the feature map of this graph no longer exists")
-    maps = found._native(native)
+    positions = _positions_of(native, bias, extra, options.position, options.causal)
     return native.Attention.make(
-        maps, _positions_of(native, bias, extra, position, causal), causal, radius, engine, near
+        features._native(native), positions, options.causal, options.radius, options.engine, options.near
     )
 
 
@@ -114,13 +144,18 @@ def _native_of(q: Tensor) -> Native:
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], extra: Optional[Tensor], key_mask: Optional[Tensor],
-    features: int, position: str, causal: bool, near: int, radius: float, engine: str, tokens_first: bool, offset: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: Options,
     save: bool,
-) -> tuple[Tensor, Any]:  # fmt: skip
+) -> tuple[Tensor, Any]:
     native = _native_of(q)
-    attention = _attention_of(native, bias, extra, features, position, causal, near, radius, engine)
-    call = _call_of(key_mask, tokens_first, offset)
+    attention = _attention_of(native, bias, extra, options)
+    call = _call_of(key_mask, options.tokens_first, options.offset)
     y = q.new_empty((*q.shape[:-1], v.shape[-1]))
     arrays = (to_dlpack(q), to_dlpack(k), to_dlpack(v), to_dlpack(y))
     if not save:
@@ -131,13 +166,16 @@ def _forward(
 
 @torch.library.custom_op("nprf::attention", mutates_args=())
 def attention_op(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], extra: Optional[Tensor], key_mask: Optional[Tensor],
-    features: int, position: str, causal: bool, near: int, radius: float, engine: str, tokens_first: bool, offset: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: str,
     save: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    y, saved = _forward(
-        q, k, v, bias, extra, key_mask, features, position, causal, near, radius, engine, tokens_first, offset, save
-    )  # fmt: skip
+) -> tuple[Tensor, Tensor]:
+    y, saved = _forward(q, k, v, bias, extra, key_mask, _options_of(options), save)
     if saved is None:
         return y, torch.empty(0, dtype=torch.uint8)
     _saved[saved.address] = saved
@@ -145,29 +183,32 @@ def attention_op(
 
 
 @attention_op.register_fake
-def _(
-    q, k, v, bias, extra, key_mask, features, position, causal, near, radius, engine, tokens_first, offset, save
-):  # fmt: skip
+def _(q, k, v, bias, extra, key_mask, options, save):
     y = q.new_empty((*q.shape[:-1], v.shape[-1]))
     return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device)
 
 
 @torch.library.custom_op("nprf::attention_backward", mutates_args=())
 def backward_op(
-    dy: Tensor, token: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], extra: Optional[Tensor],
-    key_mask: Optional[Tensor], features: int, position: str, causal: bool, near: int, radius: float, engine: str,
-    tokens_first: bool, offset: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dy: Tensor,
+    token: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    parsed = _options_of(options)
     saved = _saved.get(token.data_ptr())
     if saved is None:
-        saved = _forward(
-            q, k, v, bias, extra, key_mask, features, position, causal, near, radius, engine, tokens_first, offset, True
-        )[1]  # fmt: skip
+        saved = _forward(q, k, v, bias, extra, key_mask, parsed, True)[1]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     by_head, extra_by_head, _ = saved.backward(
-        to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, tokens_first, offset)
+        to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, parsed.tokens_first, parsed.offset)
     )
-    dims = _dims[position.split(":")[0]]
+    dims = _dims[parsed.position.split(":")[0]]
     return dq, dk, dv, _like(by_head, bias, dims), _like(extra_by_head, extra, 2)
 
 
@@ -180,9 +221,7 @@ def _like(by_head: np.ndarray, x: Optional[Tensor], dims: int) -> Tensor:
 
 
 @backward_op.register_fake
-def _(
-    dy, token, q, k, v, bias, extra, key_mask, features, position, causal, near, radius, engine, tokens_first, offset
-):  # fmt: skip
+def _(dy, token, q, k, v, bias, extra, key_mask, options):
     def like(x: Optional[Tensor]) -> Tensor:
         return torch.empty(0) if x is None else x.new_empty(x.shape)
 
@@ -190,18 +229,18 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, bias, extra, key_mask, *options, save = inputs
+    q, k, v, bias, extra, key_mask, options, _ = inputs
     ctx.save_for_backward(output[1], q, k, v, bias, extra, key_mask)
     ctx.options = options
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, dy: Optional[Tensor], _: Any) -> tuple[Any, ...]:
-    none = (None,) * 15
+    none = (None,) * 8
     if dy is None:
         return none
     token, q, k, v, bias, extra, key_mask = ctx.saved_tensors
-    gradients = backward_op(dy, token, q, k, v, bias, extra, key_mask, *ctx.options)
+    gradients = backward_op(dy, token, q, k, v, bias, extra, key_mask, ctx.options)
     needed = ctx.needs_input_grad
     return (*(g if needed[i] else None for i, g in enumerate(gradients)), *none[5:])
 
@@ -282,8 +321,9 @@ def attention(
         or (bias is not None and bias.requires_grad)
         or (extra is not None and extra.requires_grad)
     )
-    y, _ = attention_op(
-        q, k, v, bias, extra, key_mask, features._identity, position_name(position), causal, near, normalization.radius,
-        engine, layout == "tokens_first", offset, save,
+    options = Options(
+        features._identity, position_name(position), causal, near, normalization.radius, engine,
+        layout == "tokens_first", offset,
     )  # fmt: skip
+    y, _ = attention_op(q, k, v, bias, extra, key_mask, options.text(), save)
     return y if y.dtype == dtype else y.to(dtype)
