@@ -202,6 +202,8 @@ class Attention(Value):
         like = None if position is None else position.parameters if of == "bias" else getattr(position, "extra", None)
         if like is None:
             return None
+        if by_head.shape[0] == 0:  # no heads
+            return np.zeros(like.shape, by_head.dtype)
         dims = position._dims if of == "bias" else 2  # type: ignore[union-attr]
         return by_head.sum(axis=0).reshape(like.shape) if like.ndim == dims else by_head.reshape(like.shape)
 

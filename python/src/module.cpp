@@ -416,7 +416,7 @@ void bind_calls(nb::module_& m) {
       },
       nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
       nb::arg(), nb::arg());
-  nb::class_<Report>(m, "Report")
+  nb::class_<Report>(m, "Report", "A description of one call; see Report in nprf/attention/options.hpp.")
       .def_prop_ro("engine", [](const Report& r) { return std::string(name(r.engine)); })
       .def_ro("repaired_rows", &Report::repaired_rows)
       .def_ro("indefinite_rows", &Report::indefinite_rows)
@@ -432,7 +432,8 @@ void bind_calls(nb::module_& m) {
                                       ", softmax_error=", r.softmax_error, ", workspace_bytes=", r.workspace_bytes,
                                       ")");
       });
-  nb::class_<GradientReport>(m, "GradientReport")
+  nb::class_<GradientReport>(m, "GradientReport",
+                             "A description of one backward; see GradientReport in nprf/attention/saved.hpp.")
       .def_prop_ro("engine", [](const GradientReport& r) { return std::string(name(r.engine)); })
       .def_ro("recomputed_queries", &GradientReport::recomputed_queries)
       .def_ro("recomputed_keys", &GradientReport::recomputed_keys)

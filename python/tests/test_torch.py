@@ -252,6 +252,8 @@ def test_errors():
     rejects(TypeError, "key_padding_mask: expected bool", q, k, v, key_padding_mask=torch.zeros(B, N))
     rejects(ValueError, "key_mask: expected", q, k, v, key_padding_mask=torch.zeros(B, N - 1, dtype=torch.bool))
     rejects(TypeError, "queries: expected float32 or float64", *(torch.ones(2, 3, 4, 8, dtype=torch.int64),) * 3)
+    rejects(TypeError, "keys: expected torch.float64, as the queries, got torch.int64", q, k.long(), v)
+    rejects(TypeError, "values: expected torch.float64, as the queries, got torch.float32", q, k, v.float())
     rejects(ValueError, "grid", q, k, v, torch.zeros(3, 3, dtype=torch.float64), position=("grid", 4, 4))
     y = nprf.torch.attention(q, k, v, features=f)
     (first,) = torch.autograd.grad(y.sum(), q, create_graph=True)

@@ -55,6 +55,8 @@ def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor
     dims = _dims[kind]
     if bias.dim() not in (dims, dims + 1):
         raise ValueError(f"bias: expected {dims} dimensions, or {dims + 1} with heads, got {bias.dim()}")
+    if bias.numel() == 0:
+        raise ValueError(f"bias: expected at least one number, got the shape {tuple(bias.shape)}")
     rows = bias.reshape(bias.shape[0] if bias.dim() > dims else 1, -1)
     if kind == "table":
         return native.Positions.relative(to_dlpack(rows))
@@ -216,6 +218,8 @@ def _like(by_head: np.ndarray, x: Optional[Tensor], dims: int) -> Tensor:
     """The gradient of `x` from that of each head [heads, p]; empty without x."""
     if x is None:
         return torch.empty(0)
+    if by_head.shape[0] == 0:  # no heads
+        return torch.zeros(x.shape, dtype=x.dtype)
     rows = torch.from_numpy(by_head)
     return (rows if x.dim() > dims and x.shape[0] > 1 else rows.sum(0)).reshape(x.shape)
 
@@ -246,6 +250,15 @@ def _backward(ctx: Any, dy: Optional[Tensor], _: Any) -> tuple[Any, ...]:
 
 
 attention_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _of_type(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+    """x in the type in which the call is computed: halves, and parameters of float32, become it."""
+    if x.dtype == dtype:
+        return x
+    if x.dtype in _halves or (x.dtype == torch.float32 and name in ("bias", "extra")):
+        return x.to(dtype)
+    raise TypeError(f"{name}: expected {dtype}, as the queries, got {x.dtype}")
 
 
 @attention_op.register_vmap
@@ -311,9 +324,9 @@ def attention(
     dtype = q.dtype
     if dtype in _halves:
         q = q.float()
-    k, v = k.to(q.dtype), v.to(q.dtype)
-    bias = bias if bias is None else bias.to(q.dtype)
-    extra = extra if extra is None else extra.to(q.dtype)
+    k, v = _of_type(k, "keys", q.dtype), _of_type(v, "values", q.dtype)
+    bias = bias if bias is None else _of_type(bias, "bias", q.dtype)
+    extra = extra if extra is None else _of_type(extra, "extra", q.dtype)
     save = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
