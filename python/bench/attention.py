@@ -95,7 +95,9 @@ def flex(case):
         case.flex = torch.compile(flex_attention)
     table = case.table().detach()
     n = case.n
-    return case.flex(*(x.detach() for x in case.arrays), score_mod=lambda score, b, h, i, j: score + table[h, j - i + n - 1])
+    return case.flex(
+        *(x.detach() for x in case.arrays), score_mod=lambda score, b, h, i, j: score + table[h, j - i + n - 1]
+    )
 
 
 def performer(case):

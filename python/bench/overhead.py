@@ -43,7 +43,9 @@ def main():
         with torch.no_grad():
             forward = microseconds(call)
         saving, both = microseconds(call), microseconds(lambda: call().backward(dy))
-        print(f"PyTorch, {n} tokens: forward {forward:.1f} us, to be followed by backward {saving:.1f}, both {both:.1f}")
+        print(
+            f"PyTorch, {n} tokens: forward {forward:.1f} us, to be followed by backward {saving:.1f}, both {both:.1f}"
+        )
 
 
 if __name__ == "__main__":

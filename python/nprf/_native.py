@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from . import _cpu
+from ._cpu import level as _cpu_level
 
 
 def _load() -> ModuleType:
-    if _cpu.level == 0:  # not x86-64
+    if _cpu_level == 0:  # not x86-64
         return importlib.import_module("._core_generic", __package__)
-    highest = _cpu.level
+    highest = _cpu_level
     variable = os.environ.get("NPRF_CPU_LEVEL")
     if variable is not None:
         if variable not in ("v2", "v3", "v4") or int(variable[1]) > highest:

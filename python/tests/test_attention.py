@@ -127,7 +127,8 @@ def test_padding(rng):
     none, report = attention(q, k, v, key_mask=np.zeros((B, N), bool), report=True)
     assert not none.any() and report.empty_rows == B * H * N
     assert np.array_equal(
-        attention(q[0], k[0], v[0], cumulative_lengths=[0, 10, N])[:, :10], attention(q[0, :, :10], k[0, :, :10], v[0, :, :10])
+        attention(q[0], k[0], v[0], cumulative_lengths=[0, 10, N])[:, :10],
+        attention(q[0, :, :10], k[0, :, :10], v[0, :, :10]),
     )
     causal = nprf.Attention(nprf.orf(D, 16), nprf.Alibi(0.05), causal=True)
     last = causal(q[:, :, -1:], k, v, offset=N - 1)
@@ -173,7 +174,9 @@ def test_gradients_of_a_grid(rng):
     for at, gradient in (((1, 2), g.bias), ((0, 1), g.extra)):
         step = np.zeros_like(gradient)
         step[at] = 1e-6
-        slopes = (loss(b + step, e) - loss(b - step, e)) if gradient is g.bias else (loss(b, e + step) - loss(b, e - step))
+        slopes = (
+            (loss(b + step, e) - loss(b - step, e)) if gradient is g.bias else (loss(b, e + step) - loss(b, e - step))
+        )
         assert abs(slopes / 2e-6 - gradient[at]) <= 1e-6
 
 
@@ -321,7 +324,14 @@ def test_errors(rng):
     rejects(TypeError, "unexpected keyword argument 'mask'", q, k, v, mask=None)
     wrong = q.copy()
     wrong[1, 2, 3, 4] = np.nan
-    rejects(ValueError, r"queries: expected finite numbers \(check_finite\), got nan in batch 1", wrong, k, v, check_finite=True)
+    rejects(
+        ValueError,
+        r"queries: expected finite numbers \(check_finite\), got nan in batch 1",
+        wrong,
+        k,
+        v,
+        check_finite=True,
+    )
     y = nprf.attention(wrong, k, v, features=f)
     assert np.isnan(y[1, 2, 3]).all() and np.isnan(y).sum() == V
 

@@ -35,7 +35,9 @@ def array(draw, shape, dtype):
     if special is not None and x.size and x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             x.flat[rng.integers(x.size)] = special
-    layout = draw(st.sampled_from(["C", "F", "reversed", "every second", "misaligned", "read-only", "broadcast", "swapped"]))
+    layout = draw(
+        st.sampled_from(["C", "F", "reversed", "every second", "misaligned", "read-only", "broadcast", "swapped"])
+    )
     if layout == "F":
         return np.asfortranarray(x)
     if layout == "reversed":
@@ -71,7 +73,9 @@ def cases(draw):
     if draw(st.integers(0, 3)) == 0:  # something wrong
         which = draw(st.integers(0, 2))
         if draw(st.booleans()):
-            dtypes[which] = draw(st.sampled_from(["float16", "float32", "float64", "int64", "bool", "complex64", "O", ">f4"]))
+            dtypes[which] = draw(
+                st.sampled_from(["float16", "float32", "float64", "int64", "bool", "complex64", "O", ">f4"])
+            )
         else:
             axis = draw(st.integers(0, dims - 1))
             shapes[which][axis] = draw(size)
@@ -97,7 +101,9 @@ def cases(draw):
         "causal": draw(st.booleans()),
         "near": draw(st.sampled_from([0, 0, 1, 3, 100])),
         "normalization": draw(st.sampled_from([nprf.Normalization.unit(1.5), nprf.Normalization.none()])),
-        "engine": draw(st.sampled_from(["automatic", "direct", "lanes", "banded", "recurrence", "block_causal", "grid"])),
+        "engine": draw(
+            st.sampled_from(["automatic", "direct", "lanes", "banded", "recurrence", "block_causal", "grid"])
+        ),
     }
     call = {"layout": "tokens_first" if tokens_first else "heads_first"}
     if draw(st.booleans()):

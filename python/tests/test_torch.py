@@ -392,6 +392,8 @@ def test_replace_attention():
         assert nprf.torch.replace_attention(model, near=30) == 2  # every pair has its exact weight
         torch.testing.assert_close(model(x, mask), expected, rtol=1e-4, atol=1e-5)
         assert "layers.0.relative_attention_bias.weight" in model.state_dict()
+    with pytest.raises(ValueError, match="past_key_values: expected None"):
+        model.layers[0](x, past_key_values=())
     with pytest.raises(ValueError, match="relative_attention_bias"):
         nprf.torch.replace_attention(encoder_without_bias())
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, Optional, Union
 
 import torch
@@ -46,6 +45,10 @@ def _named_features(name: str, d: int, num_features: Optional[int], seed: int) -
     raise ValueError(f"features: expected 'taylor', 'orf', 'hyperbolic' or a feature map, got {name!r}")
 
 
+def _redraw_loaded(layer: Attention, _: Any) -> None:
+    layer._features.features = layer.features.redraw(int(layer.features_seed) % 2**64)
+
+
 class Attention(nn.Module):
     """Takes the place of nn.MultiheadAttention(embed_dim, heads, batch_first=True), whose state dict it loads.
 
@@ -57,6 +60,9 @@ class Attention(nn.Module):
     Queries and keys are normalised to norm 1 by default, and then multiplied by sqrt(`scale`): q.k is between -scale and
     scale.
     """
+
+    position_slopes: Tensor
+    features_seed: Tensor
 
     def __init__(
         self,
@@ -118,8 +124,7 @@ class Attention(nn.Module):
             self.position_bias = nn.Parameter(torch.zeros(heads, *shape, **factory))
         if isinstance(made, RandomFeatures):
             self.register_buffer("features_seed", torch.tensor(made.seed - 2**64 * (made.seed >= 2**63)))
-            layer = weakref.ref(self)
-            self.register_load_state_dict_post_hook(lambda *_: layer()._redraw_loaded())  # type: ignore[union-attr]
+            self.register_load_state_dict_post_hook(_redraw_loaded)
 
     @property
     def features(self) -> Features:
@@ -134,9 +139,6 @@ class Attention(nn.Module):
         self._features.features = features.redraw(seed)
         if "features_seed" in self._buffers:
             self.features_seed.fill_(seed - 2**64 * (seed >= 2**63))
-
-    def _redraw_loaded(self) -> None:
-        self._features.features = self.features.redraw(int(self.features_seed) % 2**64)
 
     def forward(
         self,

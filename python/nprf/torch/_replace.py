@@ -21,9 +21,14 @@ class T5SelfAttention(nn.Module):
     features: a map of vectors of as many numbers as a head has, or one for each head. T5 does not divide q.k by sqrt(d).
     """
 
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+    o: nn.Linear
+
     def __init__(
         self,
-        replaced: nn.Module,
+        replaced: Any,
         bias: nn.Embedding,
         heads: int,
         features: Features,
@@ -39,11 +44,13 @@ class T5SelfAttention(nn.Module):
         # what code of the model reads
         self.n_heads, self.has_relative_attention_bias = heads, False
 
-    def forward(
-        self, hidden_states: Tensor, mask: Optional[Tensor] = None, *_: Any, position_bias: Any = None, **__: Any
-    ) -> tuple[Any, ...]:
-        """hidden_states [batch, n, channels] -> (y, None, position_bias). mask: additive, [batch, 1, 1, n] or with
-        queries, of which the last row counts: keys with less than -1 are padding."""
+    def forward(self, hidden_states: Tensor, mask: Optional[Tensor] = None, **others: Any) -> tuple[Any, ...]:
+        """hidden_states [batch, n, channels] -> (y, None, None). mask: additive, [batch, 1, 1, n] or with queries, of
+        which the last row counts: keys with less than -1 are padding. ValueError for other keys than those of
+        hidden_states: a cache (use_cache) or key_value_states. The position_bias of a layer before this is ignored."""
+        for name in ("key_value_states", "cache", "past_key_value", "past_key_values"):
+            if others.get(name) is not None:
+                raise ValueError(f"{name}: expected None (and use_cache=False), got {type(others[name]).__name__}")
         d = self.q.out_features // self.heads
         q, k, v = (layer(hidden_states).unflatten(-1, (self.heads, d)) for layer in (self.q, self.k, self.v))
         padding = None
@@ -63,7 +70,7 @@ class T5SelfAttention(nn.Module):
             key_padding_mask=padding,
             layout="tokens_first",
         )
-        return self.o(y.flatten(2)), None, position_bias
+        return self.o(y.flatten(2)), None, None
 
 
 def replace_attention(
@@ -78,7 +85,8 @@ def replace_attention(
     for each module, for example from nprf.calibrate of its queries and keys; None is TaylorFeatures.
     """
     replaced, bias, buckets = 0, None, {}
-    for name, module in list(model.named_modules()):
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    for name, module in modules:
         if not all(hasattr(module, part) for part in ("q", "k", "v", "o", "has_relative_attention_bias")):
             continue
         if name.rsplit(".", 1)[-1] == "EncDecAttention":
