@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """nprf.attention and nprf.Attention over NumPy arrays."""
 
+import os
 import pickle
 import signal
 import threading
@@ -204,6 +205,24 @@ def test_threads_do_not_change_bits(rng):
     threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
     [t.start() for t in threads], [t.join() for t in threads]
     assert all(np.array_equal(each, y) for each in results)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork of a process with threads
+def test_a_forked_process(rng):
+    """OpenMP's threads do not exist there: it computes on one."""
+    q = heads(rng, 2, 4, 300, 16, dtype=np.float32)
+    attention = nprf.Attention(nprf.orf(16, 32), nprf.Alibi(0.1))
+    y = attention(q, q, q, threads=2)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(attention(q, q, q), y) and nprf.num_threads() == 1 else 1)
+    end = time.monotonic() + 20
+    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    if found == (0, 0):
+        os.kill(child, signal.SIGKILL)
+    assert found == (child, 0)
 
 
 def test_reports(rng):

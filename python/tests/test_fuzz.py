@@ -152,7 +152,7 @@ def test_random_tensors(data):
     bias = data.draw(st.sampled_from([None, torch.randn(shape), torch.randn(shape, dtype=torch.float64)]))
     for flag in (True, False):
         try:
-            tensors = [torch.from_numpy(np.array(x) if x.dtype.isnative else x) for x in arrays]
+            tensors = [torch.from_numpy(np.array(x)) for x in arrays]
             tensors = [x.requires_grad_(flag and x.is_floating_point()) for x in tensors]
             y = nprf.torch.attention(
                 *tensors, bias, features=features, position=kind, layout=call["layout"],

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Feature maps, positions and options are values."""
 
+import importlib.metadata
+import os
 import pickle
+import re
+import subprocess
+import sys
 
 import nprf
 import numpy as np
@@ -121,3 +126,28 @@ def test_tilts():
 def test_alibi_slopes():
     assert np.array_equal(nprf.alibi_slopes(8), 2.0 ** -np.arange(1, 9))
     assert np.allclose(nprf.alibi_slopes(12)[8:], 2.0 ** -np.array([0.5, 1.5, 2.5, 3.5]))
+
+
+def test_the_level_of_the_processor():
+    """NPRF_CPU_LEVEL selects compiled code, and an unsuitable value is an error of the import."""
+
+    def imported(level):
+        command = [sys.executable, "-c", "import nprf; print(nprf._native.core.__name__)"]
+        return subprocess.run(command, env={**os.environ, "NPRF_CPU_LEVEL": level}, capture_output=True, text=True)
+
+    name = nprf._native.core.__name__
+    if name.endswith("generic"):
+        pytest.skip("not an x86-64 processor")
+    own = name.rsplit("_", 1)[1]
+    assert imported(own).stdout.strip() == name
+    assert "ImportError: NPRF_CPU_LEVEL: expected v2, v3 or v4" in imported("v5").stderr
+    lower = imported("v2")
+    assert own == "v2" or lower.stdout.strip().endswith("_core_v2") or "NPRF_PYTHON_LEVELS" in lower.stderr
+
+
+def test_the_version_is_that_of_the_headers():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", nprf.__version__)
+    try:
+        assert importlib.metadata.version("nprf") == nprf.__version__
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("not installed by pip")
