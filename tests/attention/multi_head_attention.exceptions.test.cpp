@@ -82,7 +82,47 @@ void check_throws(ThrowingMap::State& state, Call&& call) {
   CHECK(caught);
 }
 
+// a poll that throws at the given call, and its number of calls so far
+thread_local int polls = 0, stop_at = 0;
+
+void count_or_stop() {
+  if (++polls == stop_at) throw TestError{std::this_thread::get_id()};
+}
+
 }  // namespace
+
+TEST_CASE("multi-head: a poll ends a forward and a backward, and the attention works afterwards",
+          "[multi_head][threads]") {
+  constexpr Index batch = 4, heads = 2, n = 300, d = 24;
+  const Matrix<float> x = normal<float>(batch * heads * n, d, 3);
+  Matrix<float> y = x, dq = x, dk = x, dv = x;
+  const auto in = [](const Matrix<float>& a) { return HeadsView<const float>{a.data(), batch, heads, n, d}; };
+  const auto out = [](Matrix<float>& a) { return HeadsView<float>{a.data(), batch, heads, n, d}; };
+  const MultiHeadAttention attention(orf<float>(d, 8), AlibiPosition<float>(0.1f));
+  for (const Index threads : {1, 4}) {
+    const Threads some(threads);
+    Saved<float> saved;
+    std::vector<Matrix<float>> dbias;
+    const auto forward = [&] { attention.forward(in(x), in(x), in(x), out(y), saved, {.poll = count_or_stop}); };
+    const auto backward = [&] { attention.backward(saved, in(x), out(dq), out(dk), out(dv), dbias); };
+    polls = stop_at = 0;
+    forward();
+    const Matrix<float> expected = y;
+    CHECK(polls > 0);
+    const int before = polls;
+    backward();
+    CHECK(polls > before);
+    polls = 0, stop_at = 1;
+    CHECK_THROWS_AS(backward(), TestError);
+    polls = 0;
+    CHECK_THROWS_AS(forward(), TestError);
+    check_invalid(backward, {"saved: expected one filled by forward"});
+    stop_at = 0;
+    forward();
+    CHECK(same_bits(y, expected));
+    backward();
+  }
+}
 
 TEST_CASE("multi-head: an exception of a feature map on another thread reaches the caller", "[multi_head][threads]") {
   constexpr Index batch = 4, heads = 2, n = 400, d = 24, d_v = 16;

@@ -18,6 +18,7 @@
 #include "nprf/attention/attention.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/alibi.hpp"
 #include "nprf/position/grid.hpp"
 #include "nprf/position/relative.hpp"
 #include "nprf/toeplitz/plan/choose.hpp"
@@ -603,6 +604,24 @@ TEST_CASE("multi-head: a copy gives the same bits after the original is destroye
     backward(one, x, again, saved);
     CHECK(same(again, out));
   }
+}
+
+TEST_CASE("multi-head: attentions that share scratch memory have the results of those that do not", "[multi_head]") {
+  const Inputs<double> x(2, 3, 40, 37), larger(1, 3, 300, 300);
+  const Heads<double> alone(maps<double>(3), tables<double>(3));
+  const MultiHeadAttention first(maps<double>(1)[0], AlibiPosition<double>(0.1));
+  Heads<double> second(maps<double>(3), tables<double>(3));
+  second.share_scratch_memory(first);
+  const Outputs<double> expected = run(alone, x);
+  run(first, larger);
+  CHECK(same(run(second, x), expected));
+  first.free_scratch_memory();
+  CHECK(same(run(second, x), expected));
+  // what the other saved is still rejected
+  Outputs<double> out(x);
+  Saved<double> saved;
+  forward(first, x, out, saved);
+  check_invalid([&] { backward(second, x, out, saved); }, {"saved: expected one filled by", "got another's"});
 }
 
 TEST_CASE("multi-head: redraw gives all heads maps determined by the seed", "[multi_head]") {

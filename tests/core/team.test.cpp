@@ -198,6 +198,46 @@ TEST_CASE("one of several exceptions is rethrown to the caller, and the team can
   });
 }
 
+namespace {
+
+thread_local int polls = 0, polls_left = 0;
+
+struct Stopped {};
+
+void count_or_stop() {
+  ++polls;
+  if (--polls_left < 0) throw Stopped();
+}
+
+}  // namespace
+
+TEST_CASE("the calling thread polls between tasks, and what a poll throws ends the run", "[core]") {
+  for (const std::size_t size : {1, 4}) {
+    INFO(size << " threads");
+    std::vector<Workspace> workspaces(size);
+    const Team team(workspaces, count_or_stop);
+    Counts runs(50);
+    polls = 0, polls_left = 1000;
+    team.run(50, [&](Index task, Workspace&) {
+      sleep_briefly();
+      ++runs.at(at(task));
+    });
+    CHECK(each_is(runs, 1));
+    CHECK(polls >= 1);
+    if (size == 1) CHECK(polls == 50);
+
+    std::atomic<int> more = 0;
+    polls_left = 2;
+    CHECK_THROWS_AS(team.run(1000,
+                             [&](Index, Workspace&) {
+                               sleep_briefly();
+                               ++more;
+                             }),
+                    Stopped);
+    CHECK(more < 1000);
+  }
+}
+
 TEST_CASE("tiles cover every row once, and only the last tile may be smaller", "[core]") {
   with_teams([](const Team& team) {
     for (const Index rows : {0, 1, 6, 7, 8, 13, 14, 15, 100})

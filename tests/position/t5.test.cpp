@@ -177,6 +177,25 @@ TEST_CASE("t5: the gradient is the transpose of the map from the bucket weights 
   check_gradient(t5_position<double>(weights, Direction::bidirectional, 20), weights);
 }
 
+TEST_CASE("t5: with_weights is a new position with these weights", "[position]") {
+  for (const Setting& setting : settings()) {
+    const Vector<double> w = weights<double>(setting.num_buckets), other = w.reverse();
+    const T5Position<double> built(other, setting.direction, setting.max_distance);
+    const T5Position<double> changed =
+        T5Position<double>(w, setting.direction, setting.max_distance).with_weights(other);
+    CHECK(changed.bucket_weights() == other);
+    CHECK(changed.direction() == setting.direction);
+    CHECK(changed.bias().first == built.bias().first);
+    CHECK(changed.bias().table == built.bias().table);
+    check_gradient(changed, other);
+  }
+  const T5Position<float> position(weights<float>(32), Direction::causal);
+  check_invalid([&] { position.with_weights(weights<float>(31)); }, {"bucket_weights: expected 32 scalars", "got 31"});
+  Vector<float> wrong = weights<float>(32);
+  wrong[5] = std::numeric_limits<float>::infinity();
+  check_invalid([&] { position.with_weights(wrong); }, {"bucket_weights[5]: expected a finite number"});
+}
+
 TEST_CASE("t5: t5_bucket rejects too few buckets and too small distances", "[position]") {
   check_invalid([] { t5_bucket(1, 2, Direction::bidirectional, 128); }, {"num_buckets: expected at least 4", "2"});
   check_invalid([] { t5_bucket(1, 1, Direction::causal, 128); }, {"num_buckets: expected at least 2", "1"});

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "nprf/attention/batch/batch.hpp"
+#include "nprf/attention/batch/batch_pool.hpp"
 #include "nprf/attention/batch/head_models.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/options.hpp"
@@ -136,7 +136,7 @@ class MultiHeadAttention {
     check_output(dq, "dq", saved.m_batch, saved.m_heads, n_q, d);
     check_output(dk, "dk", saved.m_batch, saved.m_kv_heads, n_k, d);
     check_output(dv, "dv", saved.m_batch, saved.m_kv_heads, n_k, d_v);
-    const Lease batch(*m_pool);
+    const typename BatchPool<T>::Lease batch(*m_pool);
     const GradientReport call_report = batch->backward(heads(), saved, dy, dq, dk, dv);
     if (report) *report = call_report;
     dbias.resize(static_cast<std::size_t>(saved.m_heads));
@@ -146,6 +146,17 @@ class MultiHeadAttention {
       if (dextra) assign((*dextra)[h], batch->dextra(static_cast<Index>(h)).template cast<T>());
     }
   }
+
+  /// Keeps the scratch memory of its calls together with `other`, of any feature map and position, so that attentions
+  /// that are built for one step of training each do not allocate it anew. Not to be called during a call of this
+  /// attention.
+  template <class F2, class P2>
+    requires std::is_same_v<typename F2::Scalar, T>
+  void share_scratch_memory(const MultiHeadAttention<F2, P2>& other) {
+    m_pool = other.m_pool;
+  }
+  /// Frees the scratch memory of finished calls, also that of attentions that share it.
+  void free_scratch_memory() const { m_pool->clear(); }
 
   /// The same attention with feature maps drawn from another seed; several maps get different seeds derived from it.
   /// Queries and keys of a head share one map. The new attention does not accept what the old one saved.
@@ -159,40 +170,8 @@ class MultiHeadAttention {
  private:
   template <class F2, class P2>
   friend class Attention;
-
-  // the scratch memory of finished calls
-  struct Pool {
-    std::mutex mutex;
-    std::vector<std::unique_ptr<Batch<T>>> free;
-  };
-
-  class Lease {
-   public:
-    explicit Lease(Pool& pool) : m_pool(pool) {
-      const std::scoped_lock lock(pool.mutex);
-      if (!pool.free.empty()) {
-        m_batch = std::move(pool.free.back());
-        pool.free.pop_back();
-      } else {
-        m_batch = std::make_unique<Batch<T>>();
-      }
-    }
-    ~Lease() {
-      const std::scoped_lock lock(m_pool.mutex);
-      try {
-        m_pool.free.push_back(std::move(m_batch));
-      } catch (...) {
-        // no memory for the list: m_batch is freed instead of kept
-      }
-    }
-    Lease(const Lease&) = delete;
-    Lease& operator=(const Lease&) = delete;
-    Batch<T>* operator->() const { return m_batch.get(); }
-
-   private:
-    Pool& m_pool;
-    std::unique_ptr<Batch<T>> m_batch;
-  };
+  template <class F2, class P2>
+  friend class MultiHeadAttention;
 
   HeadModels<T> heads() const { return {std::span(m_features), std::span(m_positions), m_options}; }
 
@@ -218,14 +197,14 @@ class MultiHeadAttention {
     check_output(y, "y", q.batch, q.heads, q.tokens, v.channels);
     require(!detail::may_overlap(y, q) && !detail::may_overlap(y, k) && !detail::may_overlap(y, v),
             "y: expected an array that shares no memory with queries, keys and values, got one that does");
-    const Lease batch(*m_pool);
+    const typename BatchPool<T>::Lease batch(*m_pool);
     batch->forward(heads(), q, k, v, y, call, saved);
   }
 
   std::vector<F> m_features;
   std::vector<P> m_positions;
   AttentionOptions m_options;
-  std::shared_ptr<Pool> m_pool = std::make_shared<Pool>();                  // shared by copies
+  std::shared_ptr<BatchPool<T>> m_pool = std::make_shared<BatchPool<T>>();  // shared by copies
   std::shared_ptr<const char> m_identity = std::make_shared<const char>();  // shared by copies
 };
 

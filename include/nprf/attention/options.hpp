@@ -67,8 +67,11 @@ struct Report {
 /// to it; and gradients likewise. A key that no query attends to has the gradient 0, even if it is non-finite.
 ///
 /// Errors: a call that throws InvalidArgument for its arguments writes nothing; y, the report and `saved` stay as they
-/// were. If memory runs out, or a user's own feature map or position throws or returns a wrong shape, y may be written
-/// in part, and `saved` is invalid until the next forward.
+/// were. If memory runs out, if `poll` throws, or if a user's own feature map or position throws or returns a wrong
+/// shape, y may be written in part, and `saved` is invalid until the next forward.
+///
+/// Interruption: the calling thread calls `poll` between parts of the work, each at most a sequence of a head, and so
+/// does a later backward of what the call saved. What it throws, the call rethrows once its threads have stopped.
 struct CallOptions {
   OptionSpan<bool> key_mask = {};  // one for each key of each sequence of the batch: false is padding; empty: all true
   OptionSpan<Index> lengths = {};  // one for each sequence of the batch: later keys are padding; empty: no padding
@@ -80,6 +83,7 @@ struct CallOptions {
   std::uint64_t comparison_seed = 0;              // which rows these are
   bool check_finite = false;                      // throw InvalidArgument if an input is non-finite
   Report* report = nullptr;                       // is set, unless null
+  void (*poll)() = nullptr;                       // is called now and then; an exception from it ends the call
 };
 
 }  // namespace nprf

@@ -55,6 +55,7 @@ class Saved {
   AttentionShape m_sizes{0, 0, 0, 0};
   Index m_batch = 0, m_heads = 0, m_kv_heads = 0, m_offset = 0;
   double m_tolerance = 0;
+  void (*m_poll)() = nullptr;  // of the call's options
   std::vector<Segment> m_segments;
   std::vector<SavedSequence<T>> m_sequences;  // by sequence of the batch, head, segment
 };

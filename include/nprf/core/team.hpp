@@ -19,8 +19,9 @@ namespace nprf {
 ///     team.run(tasks, [&](Index task, Workspace& scratch) { ... });
 class Team {
  public:
-  /// One thread for each workspace; at least one.
-  explicit Team(std::span<Workspace> workspaces) : m_workspaces(workspaces) {}
+  /// One thread for each workspace; at least one. `poll`, unless null, is called by the calling thread between tasks;
+  /// what it throws ends a run as an exception of a task does.
+  explicit Team(std::span<Workspace> workspaces, void (*poll)() = nullptr) : m_workspaces(workspaces), m_poll(poll) {}
   /// Only the calling thread.
   explicit Team(Workspace& workspace) : m_workspaces(&workspace, 1) {}
 
@@ -35,9 +36,13 @@ class Team {
   template <class Body>
   void run(Index tasks, Body&& body) const {
     if (size() == 1 || tasks <= 1) {
-      for (Index task = 0; task < tasks; ++task) run_task(task, workspace(), body);
+      for (Index task = 0; task < tasks; ++task) {
+        if (m_poll) m_poll();
+        run_task(task, workspace(), body);
+      }
       return;
     }
+    if (m_poll) m_poll();  // the other threads may take all tasks
     std::atomic<Index> next{0};
     std::atomic<std::size_t> largest{0};  // the most scratch memory that a task took, in bytes
     std::exception_ptr error;
@@ -48,8 +53,10 @@ class Team {
     detail::on_threads(workers, [&](Index worker) {
       try {
         std::size_t most = 0;
-        for (Index task; (task = next++) < tasks;)
+        for (Index task; (task = next++) < tasks;) {
+          if (m_poll && worker == 0) m_poll();
           most = std::max(most, run_task(task, m_workspaces[static_cast<std::size_t>(worker)], body));
+        }
         for (std::size_t old = largest; old < most && !largest.compare_exchange_weak(old, most);) continue;
       } catch (...) {
         next = tasks;
@@ -108,6 +115,7 @@ class Team {
   }
 
   std::span<Workspace> m_workspaces;
+  void (*m_poll)() = nullptr;
 };
 
 /// The matrix (rows,cols) that write(matrix, team) fills, with a team of the calling thread only.

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "nprf/core/engine.hpp"
 #include "nprf/core/error.hpp"
@@ -66,16 +69,28 @@ class T5Position {
     const Index exact = (bidirectional ? n / 2 : n) / 2;
     require(max_distance > exact && max_distance <= Index{1} << 24, "max_distance: expected more than ", exact,
             " (the number of exact buckets) and at most 2^24, got ", max_distance);
-    for (Index l = 0; l < n; ++l)
-      require(m_weights[l] < std::numeric_limits<T>::infinity(), "bucket_weights[", l,
-              "]: expected a finite number or -infinity, got ", m_weights[l]);
+    check_weights(m_weights);
 
     // the last bucket starts at max_distance or before, and the bias is constant from there on
     Index reach = max_distance;
     while (reach > 1 && bucket(1 - reach) == bucket(-reach)) --reach;
     m_bias.first = -reach;
-    m_bias.table = Vector<T>(bidirectional ? 2 * reach + 1 : reach + 1);
-    for (Index l = 0; l < m_bias.table.size(); ++l) m_bias.table[l] = m_weights[bucket(m_bias.first + l)];
+    auto buckets = std::make_shared<std::vector<Index>>(bidirectional ? 2 * reach + 1 : reach + 1);
+    for (std::size_t l = 0; l < buckets->size(); ++l) (*buckets)[l] = bucket(m_bias.first + static_cast<Index>(l));
+    m_buckets = std::move(buckets);
+    set_bias();
+  }
+
+  /// The same position with other weights, for training that changes them at each step: it has the buckets of this one,
+  /// and computes no logarithms. Throws InvalidArgument for another number of weights, NaN or +infinity.
+  T5Position with_weights(Vector<T> bucket_weights) const {
+    require(bucket_weights.size() == num_buckets(), "bucket_weights: expected ", num_buckets(),
+            " scalars (those of the position), got ", bucket_weights.size());
+    check_weights(bucket_weights);
+    T5Position other = *this;
+    other.m_weights = std::move(bucket_weights);
+    other.set_bias();
+    return other;
   }
 
   Index num_buckets() const { return m_weights.size(); }
@@ -90,14 +105,28 @@ class T5Position {
     resize(d, num_buckets());
     d.setZero();
     for (std::size_t l = 0; l < db.size(); ++l)
-      d(bucket(std::clamp(first + static_cast<Index>(l), m_bias.first, -m_bias.first)), 0) += db[l];
+      d(bucket_in_table(std::clamp(first + static_cast<Index>(l), m_bias.first, m_bias.last())), 0) += db[l];
   }
 
  private:
+  static void check_weights(const Vector<T>& weights) {
+    for (Index l = 0; l < weights.size(); ++l)
+      require(weights[l] < std::numeric_limits<T>::infinity(), "bucket_weights[", l,
+              "]: expected a finite number or -infinity, got ", weights[l]);
+  }
+
+  Index bucket_in_table(Index lag) const { return (*m_buckets)[static_cast<std::size_t>(lag - m_bias.first)]; }
+
+  void set_bias() {
+    resize(m_bias.table, static_cast<Index>(m_buckets->size()));
+    for (Index l = 0; l < m_bias.table.size(); ++l) m_bias.table[l] = m_weights[bucket_in_table(m_bias.first + l)];
+  }
+
   Vector<T> m_weights;
   Direction m_direction;
   Index m_max_distance;
   LagBias<T> m_bias;
+  std::shared_ptr<const std::vector<Index>> m_buckets;  // of the lags of m_bias.table
 };
 
 template <OnlyReal T>

@@ -87,7 +87,8 @@ class Batch {
     return m_positions[heads.position_of(item.h)][item.s];
   }
 
-  Team make_team(const HeadModels<T>& heads, Index sequences, std::span<const Segment> segments, Index d_v) {
+  Team make_team(const HeadModels<T>& heads, Index sequences, std::span<const Segment> segments, Index d_v,
+                 void (*poll)()) {
     const Index r = heads.feature_map(0).output_dim();
     double operations = 0;
     for (const Segment& x : segments) operations += toeplitz::dense_cost<T>({x.n_q, x.n_k, r, d_v + 1});
@@ -95,7 +96,7 @@ class Batch {
         static_cast<std::size_t>(toeplitz::worthwhile_threads(static_cast<double>(sequences) * operations));
     if (m_workspaces.size() < threads) m_workspaces.resize(threads);
     for (Workspace& workspace : m_workspaces) workspace.reset_peak();
-    return Team(std::span(m_workspaces).first(threads));
+    return Team(std::span(m_workspaces).first(threads), poll);
   }
 
   void prepare_positions(const HeadModels<T>& heads, std::span<const Segment> segments, Index d_v,
@@ -189,7 +190,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
           "compared_rows: expected 0 for a feature map that does not estimate exp, got ", call.compared_rows);
   find_segments(call, q.batch, q.tokens, n_k, m_segments);
   const Index sequences = q.batch * q.heads, group = q.heads / std::max<Index>(k.heads, 1);
-  const Team team = make_team(heads, sequences, m_segments, d_v);
+  const Team team = make_team(heads, sequences, m_segments, d_v, call.poll);
   const EndOfCall end_of_call{*this};
   const Workspace::Scope scope(team.workspace());
   const double tolerance = call.tolerance > 0 ? call.tolerance : default_tolerance<T>;
@@ -228,6 +229,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
     saved->m_kv_heads = k.heads;
     saved->m_offset = call.offset;
     saved->m_tolerance = tolerance;
+    saved->m_poll = call.poll;
     saved->m_segments = m_segments;
   }
 }
@@ -235,7 +237,7 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
 template <Real T>
 GradientReport Batch<T>::backward(const HeadModels<T>& heads, const Saved<T>& saved, const HeadsView<const T>& dy,
                                   const HeadsView<T>& dq, const HeadsView<T>& dk, const HeadsView<T>& dv) {
-  const Team team = make_team(heads, saved.m_batch * saved.m_heads, saved.m_segments, saved.m_sizes.d_v);
+  const Team team = make_team(heads, saved.m_batch * saved.m_heads, saved.m_segments, saved.m_sizes.d_v, saved.m_poll);
   const EndOfCall end_of_call{*this};
   Workspace& workspace = team.workspace();
   const Workspace::Scope scope(workspace);

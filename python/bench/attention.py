@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: MIT
+"""attention.py [--threads N] [--sizes BxHxNxD ...] [--out OUT.json]: nprf.torch.attention beside PyTorch's attentions.
+
+Milliseconds of forward and of forward + backward, float32, with gradients of queries, keys, values and biases. Medians of
+rounds that run all rivals one after another, so that a change of the machine's speed meets all of them.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+
+import nprf
+import nprf.torch
+import torch
+import torch.nn.functional as F
+
+FEATURES, NEAR = 32, 0
+
+
+class Case:
+    """Arrays of one size, and a bias of one kind, as parameters."""
+
+    def __init__(self, size, kind):
+        b, h, n, d = size
+        self.size, self.kind, self.n, self.d = size, kind, n, d
+        self.arrays = [torch.randn(b, h, n, d, requires_grad=True) for _ in range(3)]
+        shape = {"dense": (h, 2 * n - 1), "t5": (h, 32), "alibi": (h,), "none": (0,)}[kind]
+        self.bias = torch.zeros(shape).uniform_(0.01, 0.1).requires_grad_()
+        self.features = nprf.orf(d, FEATURES)
+        lags = torch.arange(n)[None, :] - torch.arange(n)[:, None]
+        self.index = lags + n - 1
+        if kind == "t5":
+            table = [nprf._native.core.t5_bucket(lag, 32, False, 128) for lag in range(-n + 1, n)]
+            self.index = torch.tensor(table)[self.index]
+        self.distance = lags.abs().float()
+
+    def matrix(self):
+        """The bias of every pair [h, n, n], as a model with softmax computes it."""
+        if self.kind == "alibi":
+            return -self.bias[:, None, None] * self.distance
+        return self.bias[:, self.index]
+
+    def table(self):
+        """The bias of every lag [h, 2n-1]."""
+        if self.kind == "dense":
+            return self.bias
+        if self.kind == "alibi":
+            return -self.bias[:, None] * torch.arange(-self.n + 1, self.n).abs()
+        return self.bias[:, torch.cat([self.index[-1], self.index[0, 1:]])]
+
+
+def ours(case):
+    position = {"dense": "table", "none": "table"}.get(case.kind, case.kind)
+    bias = None if case.kind == "none" else case.bias
+    return nprf.torch.attention(*case.arrays, bias, features=case.features, near=NEAR, position=position)
+
+
+def scaled_dot_product(case):
+    return F.scaled_dot_product_attention(*case.arrays, attn_mask=None if case.kind == "none" else case.matrix()[None])
+
+
+def without_bias(case):
+    return F.scaled_dot_product_attention(*case.arrays)
+
+
+def transforms(case):
+    """The paper's formula by torch.fft (Luo et al. 2021)."""
+    q, k, v = case.arrays
+    n = case.n
+    w = torch.from_numpy(case.features.rows())
+
+    def phi(x):
+        return torch.exp(F.normalize(x, dim=-1) @ w.T)
+
+    u = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    x = phi(k)[..., :, None] * u[..., None, :]  # [b, h, n, m, d+1]
+    kernel = torch.exp(case.table()).flip(-1)  # of the lags n-1 .. -n+1, so that i - j increases
+    t = torch.fft.irfft(
+        torch.fft.rfft(x, 3 * n, dim=2) * torch.fft.rfft(kernel, 3 * n)[None, :, :, None, None], 3 * n, dim=2
+    )[:, :, n - 1 : 2 * n - 1]
+    y = torch.einsum("bhnm,bhnmp->bhnp", phi(q), t)
+    return y[..., :-1] / y[..., -1:]
+
+
+def flex(case):
+    """FlexAttention, compiled. On the CPU it has no gradients."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if torch.is_grad_enabled():
+        raise NotImplementedError("no gradients on the CPU")
+    if not hasattr(case, "flex"):
+        case.flex = torch.compile(flex_attention)
+    table = case.table().detach()
+    n = case.n
+    return case.flex(
+        *(x.detach() for x in case.arrays), score_mod=lambda score, b, h, i, j: score + table[h, j - i + n - 1]
+    )
+
+
+def performer(case):
+    """Without a bias."""
+    from performer_pytorch import FastAttention
+
+    if not hasattr(case, "performer"):
+        case.performer = FastAttention(case.d, nb_features=FEATURES)
+    return case.performer(*case.arrays)
+
+
+rivals = {
+    "nprf": ours,
+    "sdpa, attn_mask": scaled_dot_product,
+    "sdpa, no bias": without_bias,
+    "torch.fft": transforms,
+    "flex_attention": flex,
+    "performer-pytorch": performer,
+}
+
+
+def gibibytes(name, size):
+    """What a rival needs about, to skip what does not fit."""
+    b, h, n, d = size
+    if name == "torch.fft":
+        return b * h * n * FEATURES * (d + 1) * 4 * 10 / 2**30
+    return b * h * n * n * 4 * 4 / 2**30 if name == "sdpa, attn_mask" else 0
+
+
+def milliseconds(rival, case, backward):
+    start = time.perf_counter()
+    if backward:
+        rival(case).backward(torch.ones(()).expand(case.arrays[0].shape))
+        for x in (*case.arrays, case.bias):
+            x.grad = None
+    else:
+        with torch.no_grad():
+            rival(case)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def measure(size, kind, seconds):
+    case, rows = Case(size, kind), {}
+    for backward in (False, True):
+        working = {}
+        for name, rival in rivals.items():
+            if gibibytes(name, size) > 8 or (kind == "none" and name in ("torch.fft", "flex_attention")):
+                continue
+            try:
+                working[name] = [milliseconds(rival, case, backward)]  # it warms up
+            except Exception as error:  # a rival that is not installed, or that cannot do this
+                print(f"  {name}: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
+        first, end = True, time.perf_counter() + seconds
+        while first or time.perf_counter() < end:
+            for name, times in working.items():
+                if first or times[-1] < 1e3 * seconds / 3:
+                    times.append(milliseconds(rivals[name], case, backward))
+            first = False
+        rows["forward + backward" if backward else "forward"] = {
+            name: statistics.median(times[1:]) for name, times in working.items()
+        }
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sizes", nargs="+", default=["8x3x64x32", "8x4x512x64", "1x8x2048x64", "1x8x8192x64"])
+    parser.add_argument("--kinds", nargs="+", default=["none", "dense", "t5", "alibi"])
+    parser.add_argument("--seconds", type=float, default=5, help="of each measurement")
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    results = []
+    for text in options.sizes:
+        size = tuple(map(int, text.split("x")))
+        for kind in options.kinds:
+            for direction, row in measure(size, kind, options.seconds).items():
+                results.append({"size": size, "bias": kind, "pass": direction, "ms": row})
+                ratios = ", ".join(
+                    f"{name} {ms:.4g}" + (f" ({ms / row['nprf']:.2f}x)" if name != "nprf" else "")
+                    for name, ms in row.items()
+                )
+                print(f"{list(size)} {kind:5} {direction:18}: {ratios}", flush=True)
+    if options.out:
+        machine = {
+            "torch": torch.__version__,
+            "threads": options.threads,
+            "core": nprf._native.core.__name__,
+            "machine": platform.processor() or platform.machine(),
+            "load": os.getloadavg(),
+        }
+        with open(options.out, "w") as out:
+            json.dump({"machine": machine, "results": results}, out, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""Attention with relative position biases in O(n log n). See the README of the package.
+
+>>> y = nprf.attention(q, k, v, features=nprf.taylor(64), position=nprf.T5(weights), near=32)
+"""
+
+from . import reference
+from ._attention import (
+    Attention,
+    Calibration,
+    Gradients,
+    Normalization,
+    Saved,
+    attention,
+    calibrate,
+    free_memory,
+    num_threads,
+    set_num_threads,
+)
+from ._native import core as _core
+from .features import (
+    CalibratedFeatures,
+    EluFeatures,
+    Features,
+    HeadFeatures,
+    ProjectedFeatures,
+    RandomFeatures,
+    TaylorFeatures,
+    Tilt,
+    elu,
+    hyperbolic,
+    oprf_tilt,
+    orf,
+    prf,
+    sderf_tilt,
+    sphere_prf,
+    taylor,
+    trf,
+)
+from .positions import Alibi, Grid, NoPosition, Position, RelativePosition, T5, alibi_slopes, resize_bias
+
+Report = _core.Report
+GradientReport = _core.GradientReport
+__version__: str = _core.version
+
+__all__ = [
+    "Alibi",
+    "Attention",
+    "CalibratedFeatures",
+    "Calibration",
+    "EluFeatures",
+    "Features",
+    "GradientReport",
+    "Gradients",
+    "Grid",
+    "HeadFeatures",
+    "NoPosition",
+    "Normalization",
+    "Position",
+    "ProjectedFeatures",
+    "RandomFeatures",
+    "RelativePosition",
+    "Report",
+    "Saved",
+    "T5",
+    "TaylorFeatures",
+    "Tilt",
+    "alibi_slopes",
+    "attention",
+    "calibrate",
+    "elu",
+    "free_memory",
+    "hyperbolic",
+    "num_threads",
+    "oprf_tilt",
+    "orf",
+    "prf",
+    "reference",
+    "resize_bias",
+    "sderf_tilt",
+    "set_num_threads",
+    "sphere_prf",
+    "taylor",
+    "trf",
+]

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: MIT
+"""Attention over NumPy arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._native import Native, as_array, core, float32, float64, native_of
+from ._value import Value
+from .features import Features, FeaturesLike, features_of
+from .positions import NoPosition, Position
+
+
+class Normalization(Value):
+    """The scaling of queries and keys: Normalization.unit(r), every row to norm r; Normalization.none(), q.k / sqrt(d)
+    as in softmax attention."""
+
+    _arguments = ("radius",)
+
+    def __init__(self, radius: float = 1.0) -> None:
+        self.radius = float(radius)
+        if not (0 <= self.radius < math.inf):
+            raise ValueError(f"radius: expected a positive finite number, got {radius}")
+
+    @classmethod
+    def unit(cls, radius: float = 1.0) -> Normalization:
+        if not radius > 0:
+            raise ValueError(f"radius: expected a positive finite number, got {radius}")
+        return cls(radius)
+
+    @classmethod
+    def none(cls) -> Normalization:
+        return cls(0.0)
+
+    def __repr__(self) -> str:
+        return f"Normalization.unit({self.radius})" if self.radius > 0 else "Normalization.none()"
+
+
+_unit = Normalization.unit()
+_no_position = NoPosition()
+_layouts = {"heads_first": False, "tokens_first": True}
+
+
+class Gradients(NamedTuple):
+    """dL/dq, dL/dk, dL/dv, and dL/d(parameters of the position), or None without parameters; `extra` is that of a
+    grid's extra tokens."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    bias: np.ndarray | None
+    extra: np.ndarray | None
+    report: Any
+
+
+class Saved:
+    """What `Attention.forward` saves for `Attention.backward`."""
+
+    def __init__(self, native: Any, call: Any, shapes: Any, owner: Attention) -> None:
+        self._native, self._call, self._shapes, self._owner = native, call, shapes, owner
+
+
+def _call_of(
+    key_mask: Any = None,
+    lengths: Sequence[int] | None = None,
+    cumulative_lengths: Sequence[int] | None = None,
+    key_cumulative_lengths: Sequence[int] | None = None,
+    offset: int = 0,
+    tolerance: float = 0.0,
+    compared_rows: int = 0,
+    comparison_seed: int = 0,
+    check_finite: bool = False,
+    layout: str = "heads_first",
+    threads: int = 0,
+) -> Any:
+    if layout not in _layouts:
+        raise ValueError(f"layout: expected heads_first or tokens_first, got {layout!r}")
+    if key_mask is not None:
+        key_mask = as_array(key_mask, "key_mask")
+        if key_mask.dtype != np.bool_:
+            raise TypeError(f"key_mask: expected bool, got {key_mask.dtype}")
+        key_mask = np.ascontiguousarray(key_mask)
+
+    def indices(x: Any) -> list[int]:
+        return [] if x is None else [int(each) for each in x]
+
+    return core.Call(
+        key_mask,
+        indices(lengths),
+        indices(cumulative_lengths),
+        indices(key_cumulative_lengths),
+        int(offset),
+        float(tolerance),
+        int(compared_rows),
+        int(comparison_seed),
+        bool(check_finite),
+        _layouts[layout],
+        int(threads),
+    )
+
+
+_default_call = _call_of()
+
+
+class Attention(Value):
+    """Kernelized attention with a relative position bias for all heads of a batch:
+
+        y_i = sum_j phi(q_i).phi(k_j) exp(b[j-i]) v_j / sum_j phi(q_i).phi(k_j) exp(b[j-i])
+
+    features: a feature map, or one for each head. position: a Position; None is b = 0. causal: a query attends to the
+    keys at or before it. near: pairs less than `near` tokens apart have the exact weights of softmax. engine: how the
+    sums are computed, see the README.
+
+    Arrays are [tokens, d], [heads, tokens, d] or [batch, heads, tokens, d]; with layout="tokens_first"
+    [tokens, heads, d] or [batch, tokens, heads, d]; float32 or float64, of NumPy or with DLPack. They are read in place
+    if the d numbers of a token are contiguous. Keys and values may have fewer heads (grouped queries). A row that
+    attends to no key is zero.
+
+    Options of a call: key_mask, bool [batch, n_k] (or [n_k]), False is padding; lengths, one for each sequence, later
+    keys are padding; cumulative_lengths, 0, n_1, n_1 + n_2, ... of sequences packed into one; offset, query i has
+    position i + offset; tolerance, rounding errors above half of it are recomputed; compared_rows, rows of each head
+    that are compared with exact softmax; check_finite; threads. See CallOptions in options.hpp.
+
+    ValueError for shapes and options that do not fit, TypeError for other types. Calls release the GIL; Ctrl-C ends
+    them.
+    """
+
+    _arguments = ("features", "position", "causal", "normalization", "near", "engine")
+
+    def __init__(
+        self,
+        features: FeaturesLike,
+        position: Position | None = None,
+        causal: bool = False,
+        normalization: Normalization = _unit,
+        near: int = 0,
+        engine: str = "automatic",
+    ) -> None:
+        self.features = features_of(features)
+        if position is not None and not isinstance(position, Position):
+            raise TypeError(f"position: expected a Position, got {type(position).__name__}")
+        if not isinstance(normalization, Normalization):
+            raise TypeError(f"normalization: expected a Normalization, got {type(normalization).__name__}")
+        self.position = position
+        self.causal, self.normalization, self.near, self.engine = bool(causal), normalization, int(near), engine
+        self._by_scalar: dict[str, Any] = {}
+        # errors of the options are found now
+        self._native(float64 if position is not None and position.parameters.dtype == np.float64 else float32)
+
+    def _native(self, native: Native) -> Any:
+        made = self._by_scalar.get(native.name)
+        if made is None:
+            position = self.position if self.position is not None else _no_position
+            made = self._by_scalar[native.name] = native.Attention.make(
+                self.features._native(native),
+                position._native(native, self.causal),
+                self.causal,
+                self.normalization.radius,
+                self.engine,
+                self.near,
+            )
+        return made
+
+    def _inputs(self, q: Any, k: Any, v: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, Native, np.ndarray]:
+        q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
+        native = native_of(q.dtype, "queries")
+        if v.ndim == 0:
+            raise ValueError("values: expected 2, 3 or 4 dimensions, got 0")
+        return q, k, v, native, np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
+
+    def __call__(self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Any) -> Any:
+        """y, in q's shape with the channels of v; with report=True (y, Report)."""
+        call = _call_of(**options) if options else _default_call
+        q, k, v, native, y = self._inputs(q, k, v)
+        described = self._native(native)(q, k, v, y, call)
+        return (y, described) if report else y
+
+    def forward(self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Any) -> Any:
+        """(y, Saved) with what backward needs; with report=True (y, Saved, Report)."""
+        call = _call_of(**options) if options else _default_call
+        q, k, v, native, y = self._inputs(q, k, v)
+        saved, described = self._native(native).forward(q, k, v, y, call)
+        kept = Saved(saved, call, (q.shape, k.shape, v.shape, y.shape), self)
+        return (y, kept, described) if report else (y, kept)
+
+    def backward(self, saved: Saved, dy: Any) -> Gradients:
+        """The Gradients for dy = dL/dy of the forward that returned `saved`. ValueError for another attention's."""
+        if not isinstance(saved, Saved) or saved._owner is not self:
+            raise ValueError("saved: expected one that forward of this attention returned, got another's")
+        dy = as_array(dy, "dy")
+        q, k, v, _ = saved._shapes
+        dq, dk, dv = np.empty(q, dy.dtype), np.empty(k, dy.dtype), np.empty(v, dy.dtype)
+        bias, extra, report = saved._native.backward(dy, dq, dk, dv, saved._call)
+        return Gradients(dq, dk, dv, self._gradient(bias, "bias"), self._gradient(extra, "extra"), report)
+
+    def _gradient(self, by_head: np.ndarray, of: str) -> np.ndarray | None:
+        position = self.position
+        like = None if position is None else position.parameters if of == "bias" else getattr(position, "extra", None)
+        if like is None:
+            return None
+        if by_head.shape[0] == 0:  # no heads
+            return np.zeros(like.shape, by_head.dtype)
+        dims = position._dims if of == "bias" else 2  # type: ignore[union-attr]
+        return by_head.sum(axis=0).reshape(like.shape) if like.ndim == dims else by_head.reshape(like.shape)
+
+    def redraw(self, seed: int) -> Attention:
+        """The same attention with random vectors from another seed."""
+        features = self.features.redraw(seed)
+        return Attention(features, self.position, self.causal, self.normalization, self.near, self.engine)
+
+
+_attentions: dict[Any, Attention] = {}
+_most_attentions = 32
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    features: FeaturesLike,
+    position: Position | None = None,
+    causal: bool = False,
+    normalization: Normalization = _unit,
+    near: int = 0,
+    engine: str = "automatic",
+    report: bool = False,
+    **options: Any,
+) -> Any:
+    """y of Attention(features, position, ...)(q, k, v, ...), or (y, Report). The last attentions are kept, so that calls
+    with the same objects build nothing."""
+    features = features if isinstance(features, Features) else features_of(features)
+    key = (id(features), id(position), causal, id(normalization), near, engine)
+    found = _attentions.get(key)
+    # the objects of a key live as long as its attention, so that no other object has their ids
+    if found is None or found.features is not features:
+        found = Attention(features, position, causal, normalization, near, engine)
+        while len(_attentions) >= _most_attentions:
+            _attentions.pop(next(iter(_attentions)), None)
+        _attentions[key] = found
+    return found(q, k, v, report=report, **options)
+
+
+def free_memory() -> None:
+    """Frees the scratch memory of finished calls, which is kept for the next ones, and the attentions that are kept."""
+    _attentions.clear()
+    float32.free_memory()
+    float64.free_memory()
+
+
+class Calibration(NamedTuple):
+    """Feature maps for all heads (one CalibratedFeatures for a single head), their relative error |y - exact| / |exact|
+    on the second half of the sample, that of each head, and what was compared: (first, second, error)."""
+
+    features: Any
+    softmax_error: float
+    head_errors: list[float]
+    candidates: list[tuple[int, int, float]]
+
+
+def calibrate(
+    q: Any,
+    k: Any,
+    v: Any,
+    position: Position | None = None,
+    *,
+    num_features: int,
+    near: int = 0,
+    causal: bool = False,
+    normalization: Normalization = _unit,
+    seed: int = 0,
+    target_error: float = 0.0,
+    shrinkage: float = 0.05,
+    max_queries: int = 1024,
+) -> Calibration:
+    """Feature maps of at most num_features features, from a sample of queries [.., n, d], keys and values of one
+    or several sequences, with the near field, direction and normalization of the attention that will use them.
+    ValueError for shapes that do not fit, numbers that are not finite, or a sample that is too small."""
+    from .features import CalibratedFeatures, HeadFeatures
+
+    q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
+    native = native_of(q.dtype, "queries")
+    positions = (position if position is not None else _no_position)._native(native, bool(causal))
+    texts, error, head_errors, candidates = native.calibrate(
+        q, k, v, positions, bool(causal), normalization.radius, int(num_features), int(near), int(seed),
+        float(target_error), float(shrinkage), int(max_queries),
+    )  # fmt: skip
+    maps = [CalibratedFeatures(text) for text in texts]
+    features = maps[0] if q.ndim == 2 else HeadFeatures(maps)
+    return Calibration(features, error, head_errors, candidates)
+
+
+def softmax_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    position: Position | None = None,
+    *,
+    causal: bool = False,
+    normalization: Normalization = _unit,
+) -> np.ndarray:
+    """Exact softmax attention with the same bias and normalization, by tiles: O(n_q n_k), the yardstick."""
+    q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
+    native = native_of(q.dtype, "queries")
+    _check_shapes(q, k, v)
+    y = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
+    _check_heads(position, q)
+    positions = (position if position is not None else _no_position)._native(native, bool(causal))
+    native.softmax_attention(q, k, v, y, positions, bool(causal), normalization.radius)
+    return y
+
+
+def kernelized_attention(attention: Attention, q: Any, k: Any, v: Any, offset: int = 0) -> np.ndarray:
+    """The formula of `attention` as two plain loops in long double: O(n_q n_k (r + d_v)), for tests."""
+    q, k, v, native, y = attention._inputs(q, k, v)
+    _check_shapes(q, k, v)
+    _check_heads(attention.position, q)
+    attention._native(native).kernelized_attention(q, k, v, y, int(offset))
+    return y
+
+
+def _check_shapes(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    same = q.ndim == k.ndim == v.ndim and 2 <= q.ndim <= 4 and q.shape[:-3] == k.shape[:-3] == v.shape[:-3]
+    heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v)] if same else [0, 0, 0]
+    if not same or heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1] != 0:
+        raise ValueError(
+            "queries, keys and values: expected arrays [batch, heads, tokens, channels] with equal batches, and heads of "
+            f"queries a multiple of those of keys, got {q.shape}, {k.shape} and {v.shape}"
+        )
+
+
+def _check_heads(position: Position | None, q: np.ndarray) -> None:
+    if position is None or isinstance(position, NoPosition) or position.parameters.ndim == position._dims:
+        return
+    heads = q.shape[-3] if q.ndim > 2 else 1
+    if position.parameters.shape[0] not in (1, heads):
+        raise ValueError(f"positions: expected 1 or {heads} (heads), got {position.parameters.shape[0]}")
+
+
+def num_threads() -> int:
+    """The number of threads that a call may use."""
+    return core.num_threads()
+
+
+def set_num_threads(threads: int) -> None:
+    """Sets the number of threads of calls of this Python thread. Results do not depend on it."""
+    core.set_num_threads(int(threads))

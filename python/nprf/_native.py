@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""The extension module for this processor."""
+
+import importlib
+import importlib.util
+import os
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ._cpu import level as _cpu_level
+
+
+def _load() -> ModuleType:
+    if _cpu_level == 0:  # not x86-64
+        return importlib.import_module("._core_generic", __package__)
+    highest = _cpu_level
+    variable = os.environ.get("NPRF_CPU_LEVEL")
+    if variable is not None:
+        if variable not in ("v2", "v3", "v4") or int(variable[1]) > highest:
+            raise ImportError(f"NPRF_CPU_LEVEL: expected v2, v3 or v4, at most v{highest}, got {variable!r}")
+        highest = int(variable[1])
+    levels = [n for n in (4, 3, 2) if importlib.util.find_spec(f"._core_v{n}", __package__) is not None]
+    for level in levels:
+        if level <= highest:
+            return importlib.import_module(f"._core_v{level}", __package__)
+    raise ImportError(
+        f"nprf was compiled for x86-64-v{levels[-1] if levels else '?'} processors, and may run code of v{highest}: "
+        "install it with -C cmake.define.NPRF_PYTHON_LEVELS='v2;v3;v4'"
+    )
+
+
+core: Any = _load()
+
+
+class Native:
+    """The classes and functions of the extension for one scalar type."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dtype = np.dtype(name)
+        self.Features = getattr(core, f"Features_{name}")
+        self.Positions = getattr(core, f"Positions_{name}")
+        self.Attention = getattr(core, f"Attention_{name}")
+        self.Saved = getattr(core, f"Saved_{name}")
+        self.softmax_attention = getattr(core, f"softmax_attention_{name}")
+        self.calibrate = getattr(core, f"calibrate_{name}")
+        self.sderf_tilt = getattr(core, f"sderf_tilt_{name}")
+        self.free_memory = getattr(core, f"free_memory_{name}")
+
+
+float32, float64 = Native("float32"), Native("float64")
+_natives = {np.dtype("float32"): float32, np.dtype("float64"): float64}
+
+
+def native_of(dtype: Any, name: str) -> Native:
+    """That of arrays of this type; TypeError for another than float32 and float64."""
+    try:
+        return _natives[dtype]
+    except KeyError:
+        raise TypeError(f"{name}: expected float32 or float64, got {dtype}") from None
+
+
+def as_array(x: Any, name: str) -> np.ndarray:
+    """`x`, or a NumPy view of another array in the memory of the host."""
+    if isinstance(x, np.ndarray):
+        return x
+    if hasattr(x, "__dlpack__"):
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise TypeError(f"{name}: expected an array that NumPy can read in place: {error}") from error
+    if hasattr(x, "__array__"):
+        return np.asarray(x)
+    raise TypeError(f"{name}: expected an array, got {type(x).__name__}")
+
+
+# an extension's own threads do not survive a fork: the child computes on its one thread
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: core.set_num_threads(1))

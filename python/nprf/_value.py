@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Immutable values: repr, equality, hash and pickling from the arguments of the constructor."""
+
+from typing import Any
+
+import numpy as np
+
+
+def frozen_array(x: Any, name: str, dims: tuple[int, ...]) -> np.ndarray:
+    """A read-only copy in float32 or float64."""
+    array = np.asarray(x)
+    if array.dtype != np.float32:
+        if array.dtype.kind not in "fiu":
+            raise TypeError(f"{name}: expected numbers, got {array.dtype}")
+        array = array.astype(np.float64)
+    if array.ndim not in dims:
+        raise ValueError(f"{name}: expected {' or '.join(map(str, dims))} dimensions, got {array.ndim}")
+    array = np.array(array, order="C", copy=True)
+    array.flags.writeable = False
+    return array
+
+
+def _key(x: Any) -> Any:
+    return (x.shape, x.dtype.str, x.tobytes()) if isinstance(x, np.ndarray) else x
+
+
+class Value:
+    """A class whose constructor has the arguments `_arguments`, which are also its attributes."""
+
+    _arguments: tuple[str, ...] = ()
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self._arguments)
+
+    def _hash_key(self) -> Any:
+        return (type(self), *map(_key, self._values()))
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._hash_key() == other._hash_key()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self._hash_key())
+
+    def __reduce__(self) -> Any:
+        return type(self), self._values()
+
+    def __repr__(self) -> str:
+        def text(x: Any) -> str:
+            return f"<{x.dtype} {list(x.shape)}>" if isinstance(x, np.ndarray) else repr(x)
+
+        return f"{type(self).__name__}({', '.join(f'{n}={text(getattr(self, n))}' for n in self._arguments)})"

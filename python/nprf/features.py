@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: MIT
+"""Feature maps: phi(q).phi(k) estimates exp(q.k)."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable
+from typing import Any, Union
+
+import numpy as np
+
+from ._native import Native, as_array, core, native_of
+from ._value import Value, frozen_array
+
+
+_identities = itertools.count()
+by_identity: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def register(x: Any) -> int:
+    """An integer by which a compiled graph refers to `x` (by_identity)."""
+    identity = next(_identities)
+    by_identity[identity] = x
+    return identity
+
+
+class Features(Value):
+    """A feature map of vectors of `input_dim` numbers. It is immutable; queries and keys share it."""
+
+    input_dim: int
+
+    def __init__(self) -> None:
+        self._by_scalar: dict[str, Any] = {}
+        self._identity = register(self)
+
+    def _make(self, native: Native) -> Any:
+        raise NotImplementedError
+
+    def _native(self, native: Native) -> Any:
+        made = self._by_scalar.get(native.name)
+        if made is None:
+            made = self._by_scalar[native.name] = self._make(native)
+        return made
+
+    @property
+    def output_dim(self) -> int:
+        """The number of features of a vector."""
+        return self._native(native_of(np.dtype("float32"), "features")).output_dim
+
+    def redraw(self, seed: int) -> Features:
+        """The same map with random vectors from another seed. ValueError if it has none."""
+        raise ValueError("features: expected random vectors that were drawn from a seed, got a map without them")
+
+
+class Tilt(Value):
+    """Constants that lower the variance of positive features: orthogonal axes [d, d], and a [d], below 1/4."""
+
+    _arguments = ("axes", "a")
+
+    def __init__(self, axes: Any, a: Any) -> None:
+        self.axes = frozen_array(np.asarray(axes, dtype=np.float64), "axes", (2,))
+        self.a = frozen_array(np.asarray(a, dtype=np.float64), "a", (1,))
+
+
+def oprf_tilt(d: int, mean_square: float) -> Tilt:
+    """The best tilt with equal constants, for pairs with the mean `mean_square` of |q + k|^2."""
+    if d < 1:
+        raise ValueError(f"d: expected at least 1, got {d}")
+    if not 0 < mean_square < np.inf:
+        raise ValueError(f"mean_square: expected a positive finite number, got {mean_square}")
+    return Tilt(np.eye(d), np.full(d, core.best_tilt(mean_square / d)))
+
+
+def sderf_tilt(q: Any, k: Any) -> Tilt:
+    """The best tilt for all pairs of a query q [n_q, d] and a key k [n_k, d], normalised as attention does."""
+    q, k = as_array(q, "queries"), as_array(k, "keys")
+    return Tilt(*native_of(q.dtype, "queries").sderf_tilt(q, k))
+
+
+class RandomFeatures(Features):
+    """Features of random vectors. ValueError for sizes below 1 and unknown names.
+
+    kind: "positive" (m features, all positive), "hyperbolic" (2m, all positive) or "trigonometric" (2m, of both signs).
+    projection: "orthogonal", "gaussian", "sphere" or "simplex" random vectors. The same seed gives the same vectors on
+    every machine. tilt: for positive and hyperbolic features.
+    """
+
+    _arguments = ("kind", "input_dim", "num_features", "projection", "seed", "tilt")
+
+    def __init__(
+        self,
+        kind: str,
+        input_dim: int,
+        num_features: int,
+        projection: str = "orthogonal",
+        seed: int = 0,
+        tilt: Tilt | None = None,
+    ) -> None:
+        super().__init__()
+        self.kind, self.input_dim, self.num_features = kind, int(input_dim), int(num_features)
+        self.projection, self.seed, self.tilt = projection, int(seed), tilt
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed: expected 0 to 2^64 - 1, got {seed}")
+        self._native(native_of(np.dtype("float32"), "features"))
+
+    def _make(self, native: Native) -> Any:
+        arguments = (self.kind, self.input_dim, self.num_features, self.projection, self.seed)
+        if self.tilt is None:
+            return native.Features.random(*arguments)
+        return native.Features.tilted(*arguments, self.tilt.axes, self.tilt.a[None, :])
+
+    def redraw(self, seed: int) -> RandomFeatures:
+        return RandomFeatures(self.kind, self.input_dim, self.num_features, self.projection, seed, self.tilt)
+
+    def rows(self, dtype: Any = np.float32) -> np.ndarray:
+        """The random vectors [m, d]."""
+        return self._native(native_of(np.dtype(dtype), "dtype")).projection()
+
+
+class ProjectedFeatures(Features):
+    """Features of the caller's vectors `rows` [m, d]; `kind` as in RandomFeatures."""
+
+    _arguments = ("kind", "rows")
+
+    def __init__(self, kind: str, rows: Any) -> None:
+        super().__init__()
+        self.kind, self.rows = kind, frozen_array(rows, "rows", (2,))
+        self.input_dim = self.rows.shape[1]
+        self._native(native_of(self.rows.dtype, "rows"))
+
+    def _make(self, native: Native) -> Any:
+        return native.Features.of_rows(self.kind, self.rows.astype(native.dtype))
+
+
+class TaylorFeatures(Features):
+    """The Taylor series of exp: 1, the d coordinates and, of the first `directions` coordinates, their products.
+
+    1 + d + s (s + 1) / 2 features for s directions, of both signs; for rows of norm 1, with a near field.
+    """
+
+    _arguments = ("input_dim", "directions")
+
+    def __init__(self, input_dim: int, directions: int = 0) -> None:
+        super().__init__()
+        self.input_dim, self.directions = int(input_dim), int(directions)
+        self._native(native_of(np.dtype("float32"), "features"))
+
+    def _make(self, native: Native) -> Any:
+        return native.Features.taylor(self.input_dim, self.directions)
+
+
+class EluFeatures(Features):
+    """elu(x) + 1, a kernel of its own that does not estimate exp(q.k)."""
+
+    _arguments = ("input_dim",)
+
+    def __init__(self, input_dim: int) -> None:
+        super().__init__()
+        self.input_dim = int(input_dim)
+        self._native(native_of(np.dtype("float32"), "features"))
+
+    def _make(self, native: Native) -> Any:
+        return native.Features.elu(self.input_dim)
+
+
+class CalibratedFeatures(Features):
+    """The map of one head that calibrate() returns. `text` has its constants; str(text) can be stored."""
+
+    _arguments = ("text",)
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+        self.input_dim = self._native(native_of(np.dtype("float32"), "features")).input_dim
+
+    def _make(self, native: Native) -> Any:
+        return native.Features.calibrated(self.text)
+
+    def __repr__(self) -> str:
+        return f"CalibratedFeatures(<{self.input_dim} -> {self.output_dim}>)"
+
+
+FeaturesLike = Union[Features, Iterable[Features]]
+
+
+class HeadFeatures(Features):
+    """One map for each head, all of one kind and of the same dimensions."""
+
+    _arguments = ("maps",)
+
+    def __init__(self, maps: Iterable[Features]) -> None:
+        super().__init__()
+        self.maps = tuple(maps)
+        for each in self.maps:
+            if not isinstance(each, Features) or isinstance(each, HeadFeatures):
+                raise TypeError(f"features: expected feature maps, got {type(each).__name__}")
+        if not self.maps:
+            raise ValueError("features: expected one map, or one for each head, got none")
+        self.input_dim = self.maps[0].input_dim
+
+    def _make(self, native: Native) -> Any:
+        return native.Features.joined([each._native(native) for each in self.maps])
+
+    def redraw(self, seed: int) -> HeadFeatures:
+        return HeadFeatures(each.redraw(seed * len(self.maps) + h) for h, each in enumerate(self.maps))
+
+
+def features_of(features: FeaturesLike) -> Features:
+    if isinstance(features, Features):
+        return features
+    if isinstance(features, Iterable) and not isinstance(features, str):
+        return HeadFeatures(features)
+    raise TypeError(f"features: expected a feature map, or one for each head, got {type(features).__name__}")
+
+
+def prf(d: int, m: int, seed: int = 0) -> RandomFeatures:
+    """m positive features of independent Gaussian vectors."""
+    return RandomFeatures("positive", d, m, "gaussian", seed)
+
+
+def orf(d: int, m: int, seed: int = 0) -> RandomFeatures:
+    """m positive features of orthogonal vectors."""
+    return RandomFeatures("positive", d, m, "orthogonal", seed)
+
+
+def sphere_prf(d: int, m: int, seed: int = 0) -> RandomFeatures:
+    """m positive features of vectors on the sphere of radius sqrt(d)."""
+    return RandomFeatures("positive", d, m, "sphere", seed)
+
+
+def hyperbolic(d: int, m: int, seed: int = 0) -> RandomFeatures:
+    """2m positive features of m orthogonal vectors: the most accurate random ones."""
+    return RandomFeatures("hyperbolic", d, m, "orthogonal", seed)
+
+
+def trf(d: int, m: int, seed: int = 0) -> RandomFeatures:
+    """2m trigonometric features of m Gaussian vectors, of both signs."""
+    return RandomFeatures("trigonometric", d, m, "gaussian", seed)
+
+
+def taylor(d: int, directions: int = 0) -> TaylorFeatures:
+    """TaylorFeatures: d + 1 features for queries and keys of norm 1, with a near field."""
+    return TaylorFeatures(d, directions)
+
+
+def elu(d: int) -> EluFeatures:
+    """EluFeatures, of the Linear Transformer."""
+    return EluFeatures(d)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""Relative position biases: b[j - i] is added to the logit of query i and key j. -infinity means weight 0.
+
+The parameters of each class may have a leading axis of heads, which gives each head a bias of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._native import Native, core
+from ._value import Value, frozen_array
+
+
+class Position(Value):
+    """A relative position bias; immutable."""
+
+    _parameters: str  # the attribute that gradients are of
+    _dims: int  # its dimensions without heads
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, bool], Any] = {}
+
+    def _make(self, native: Native, causal: bool) -> Any:
+        raise NotImplementedError
+
+    def _native(self, native: Native, causal: bool) -> Any:
+        made = self._made.get((native.name, causal))
+        if made is None:
+            made = self._made[native.name, causal] = self._make(native, causal)
+        return made
+
+    @property
+    def parameters(self) -> np.ndarray:
+        """What `Gradients.bias` is the gradient of."""
+        return getattr(self, self._parameters)
+
+    def _rows(self, native: Native) -> np.ndarray:
+        """The parameters [heads, p]."""
+        x = self.parameters
+        heads = x.shape[0] if x.ndim > self._dims else 1
+        return np.ascontiguousarray(x.reshape(heads, -1), dtype=native.dtype)
+
+
+class RelativePosition(Position):
+    """A learned bias for each lag: b [2R + 1] or [heads, 2R + 1]; b[R + lag] is that of a lag = key - query position.
+
+    Lags beyond R have the bias of that end. ValueError for an even length, NaN and +infinity.
+    """
+
+    _arguments, _parameters, _dims = ("b",), "b", 1
+
+    def __init__(self, b: Any) -> None:
+        super().__init__()
+        self.b = frozen_array(b, "b", (1, 2))
+        self._native(_native_of(self.b), False)
+
+    def _make(self, native: Native, causal: bool) -> Any:
+        return native.Positions.relative(self._rows(native))
+
+
+class T5(Position):
+    """T5's learned bias for each bucket of lags: weights [buckets] or [heads, buckets].
+
+    Half of the buckets are for later keys, unless the attention is causal. ValueError for too few buckets.
+    """
+
+    _arguments, _parameters, _dims = ("weights", "max_distance"), "weights", 1
+
+    def __init__(self, weights: Any, max_distance: int = 128) -> None:
+        super().__init__()
+        self.weights, self.max_distance = frozen_array(weights, "weights", (1, 2)), int(max_distance)
+        self._native(_native_of(self.weights), True)
+
+    def _make(self, native: Native, causal: bool) -> Any:
+        return native.Positions.t5(self._rows(native), causal, self.max_distance)
+
+
+class Alibi(Position):
+    """ALiBi: b = -slope |lag|, for a slope, or slopes [heads]. ValueError unless |slope| <= 1e30."""
+
+    _arguments, _parameters, _dims = ("slope",), "slope", 0
+
+    def __init__(self, slope: Any) -> None:
+        super().__init__()
+        self.slope = frozen_array(slope, "slope", (0, 1))
+        self._native(_native_of(self.slope), False)
+
+    def _make(self, native: Native, causal: bool) -> Any:
+        return native.Positions.alibi(self._rows(native))
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+    """The slopes [heads] of Press et al. 2022: 2^(-8 h / heads) for a power of two, else interleaved."""
+    if heads < 1:
+        raise ValueError(f"heads: expected at least 1, got {heads}")
+    power = 1 << (heads.bit_length() - 1)
+    slopes = 2.0 ** (-8.0 / power * np.arange(1, power + 1))
+    more = 2.0 ** (-4.0 / power * np.arange(1, 2 * power + 1, 2))
+    return np.concatenate([slopes, more[: heads - power]])
+
+
+class Grid(Position):
+    """A learned bias for each displacement of two cells of a height x width picture.
+
+    b [2H - 1, 2W - 1] or [heads, 2H - 1, 2W - 1], indexed by key minus query. Tokens are E extra ones, such as CLS, then
+    the cells row by row; extra [E, E + 2] or [heads, E, E + 2] has their biases: from extra query e to cells, from cells
+    to extra key e, and to each extra key.
+    """
+
+    _arguments, _parameters, _dims = ("height", "width", "b", "extra"), "b", 2
+
+    def __init__(self, height: int, width: int, b: Any, extra: Any = None) -> None:
+        super().__init__()
+        self.height, self.width = int(height), int(width)
+        self.b = frozen_array(b, "b", (2, 3))
+        self.extra = None if extra is None else frozen_array(extra, "extra", (2, 3))
+        self._native(_native_of(self.b), False)
+
+    def _make(self, native: Native, causal: bool) -> Any:
+        rows = self._rows(native)
+        if self.b.shape[-2:] != (2 * self.height - 1, 2 * self.width - 1):
+            raise ValueError(
+                f"b: expected {2 * self.height - 1} x {2 * self.width - 1} (2H-1 x 2W-1 for a grid of {self.height} x "
+                f"{self.width}), got {self.b.shape[-2]} x {self.b.shape[-1]}"
+            )
+        if self.extra is None:
+            return native.Positions.grid(self.height, self.width, rows, np.zeros((1, 1), native.dtype), 0)
+        tokens, columns = self.extra.shape[-2:]
+        if columns != tokens + 2:
+            raise ValueError(f"extra: expected E x E+2 for E extra tokens, got {tokens} x {columns}")
+        extra = np.broadcast_to(self.extra, (rows.shape[0], tokens, columns)).reshape(rows.shape[0], -1)
+        return native.Positions.grid(
+            self.height, self.width, rows, np.ascontiguousarray(extra, dtype=native.dtype), tokens
+        )
+
+
+class NoPosition(Position):
+    """b = 0."""
+
+    _parameters, _dims = "_none", 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._none = np.zeros((0,))
+
+    def _make(self, native: Native, causal: bool) -> Any:
+        return native.Positions.none()
+
+
+def _native_of(array: np.ndarray) -> Native:
+    from ._native import native_of
+
+    return native_of(array.dtype, "position")
+
+
+def resize_bias(b: Any, *size: int) -> np.ndarray:
+    """A table [2R + 1] for another length, resize_bias(b, 2 R' + 1), or [2H - 1, 2W - 1] for another grid,
+    resize_bias(b, height, width), by linear or bicubic interpolation, in float64. ValueError for -infinity."""
+    table = frozen_array(b, "b", (len(size),)).astype(np.float64)
+    return core.resize_bias(table[None, :], *size) if len(size) == 1 else core.resize_grid(table, *size)

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: MIT
+"""nprf for PyTorch, on the CPU: `attention`, with gradients and under torch.compile, and the module `Attention`."""
+
+from ._functional import attention
+from ._module import Attention
+from ._replace import T5SelfAttention, replace_attention
+
+__all__ = ["Attention", "T5SelfAttention", "attention", "replace_attention"]

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""A layer of attention."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from .._attention import Normalization
+from ..features import Features, RandomFeatures, hyperbolic, orf, register, taylor
+from ..positions import alibi_slopes
+from ._functional import attention, position_name
+
+
+class _Slot(Features):
+    """The feature map of a layer, under one identity: a new one needs no new graph of torch.compile."""
+
+    def __init__(self, features: Features) -> None:
+        self.features = features
+        self._identity = register(self)
+
+    @property
+    def input_dim(self) -> int:  # type: ignore[override]
+        return self.features.input_dim
+
+    def _native(self, native: Any) -> Any:
+        return self.features._native(native)
+
+    def __reduce__(self) -> Any:
+        return _Slot, (self.features,)
+
+    def __deepcopy__(self, memo: Any) -> _Slot:
+        return _Slot(self.features)
+
+
+def _named_features(name: str, d: int, num_features: Optional[int], seed: int) -> Features:
+    if name == "taylor":
+        return taylor(d)
+    if name == "orf":
+        return orf(d, num_features or d, seed)
+    if name == "hyperbolic":
+        return hyperbolic(d, num_features or d, seed)
+    raise ValueError(f"features: expected 'taylor', 'orf', 'hyperbolic' or a feature map, got {name!r}")
+
+
+def _redraw_loaded(layer: Attention, _: Any) -> None:
+    layer._features.features = layer.features.redraw(int(layer.features_seed) % 2**64)
+
+
+class Attention(nn.Module):
+    """Takes the place of nn.MultiheadAttention(embed_dim, heads, batch_first=True), whose state dict it loads.
+
+    position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
+    ("grid", H, W) (learned). All have a bias for each head, the parameter `position_bias`, initially 0; `position_slopes`
+    for ALiBi. features: "taylor" with a near field, "orf", "hyperbolic" (num_features random vectors), or a feature map of
+    vectors of embed_dim / heads numbers. near: pairs less than `near` tokens apart have exact weights.
+
+    Queries and keys are normalised to norm 1 by default, and then multiplied by sqrt(`scale`): q.k is between -scale and
+    scale.
+    """
+
+    position_slopes: Tensor
+    features_seed: Tensor
+
+    def __init__(
+        self,
+        embed_dim: int,
+        heads: int,
+        *,
+        position: Union[None, str, tuple[Any, ...]] = None,
+        features: Union[str, Features] = "taylor",
+        num_features: Optional[int] = None,
+        near: int = 32,
+        causal: bool = False,
+        scale: float = 1.0,
+        normalization: Optional[Normalization] = None,
+        engine: str = "automatic",
+        bias: bool = True,
+        buckets: int = 32,
+        reach: int = 128,
+        seed: int = 0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or embed_dim % heads != 0:
+            raise ValueError(f"embed_dim: expected a multiple of {heads} (heads), got {embed_dim}")
+        factory = {"device": device, "dtype": dtype}
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, heads, embed_dim // heads
+        self.causal, self.near, self.engine = causal, near, engine
+        self.normalization = Normalization.unit(scale**0.5) if normalization is None else normalization
+        made = features
+        if isinstance(features, str):
+            made = _named_features(features, self.head_dim, num_features, seed)
+        if not isinstance(made, Features) or made.input_dim != self.head_dim:
+            raise ValueError(f"features: expected a map of vectors of {self.head_dim} numbers, got {made!r}")
+        self._features = _Slot(made)
+
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **factory))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim, **factory)) if bias else None
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
+
+        self.position_bias: Optional[nn.Parameter] = None
+        self._position = "table" if position is None else position_name(position)
+        kind = self._position.split(":")[0]
+        shape: tuple[int, ...] = ()
+        if position is None:
+            shape = ()
+        elif kind == "t5":
+            shape = (buckets,)
+        elif kind == "table":
+            shape = (2 * reach + 1,)
+        elif kind == "grid":
+            height, width = map(int, self._position.split(":")[1:])
+            shape = (2 * height - 1, 2 * width - 1)
+        if kind == "alibi":
+            self.register_buffer("position_slopes", torch.tensor(alibi_slopes(heads), dtype=dtype or torch.float32))
+        elif position is not None:
+            self.position_bias = nn.Parameter(torch.zeros(heads, *shape, **factory))
+        if isinstance(made, RandomFeatures):
+            self.register_buffer("features_seed", torch.tensor(made.seed - 2**64 * (made.seed >= 2**63)))
+            self.register_load_state_dict_post_hook(_redraw_loaded)
+
+    @property
+    def features(self) -> Features:
+        """The feature map."""
+        return self._features.features
+
+    def redraw(self, seed: Optional[int] = None) -> None:
+        """Draws new random vectors: with the next seed, or this one. ValueError for a map without random vectors."""
+        features = self.features
+        if seed is None:
+            seed = features.seed + 1 if isinstance(features, RandomFeatures) else 0
+        self._features.features = features.redraw(seed)
+        if "features_seed" in self._buffers:
+            self.features_seed.fill_(seed - 2**64 * (seed >= 2**63))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor] = None,
+        value: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+        need_weights: bool = False,
+        attn_mask: Optional[Tensor] = None,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """query [batch, n_q, embed_dim], key and value [batch, n_k, embed_dim], by default the query -> (y, None).
+
+        key_padding_mask: bool [batch, n_k], True is padding. There are no attention weights to return, and no other mask
+        than `causal`: ValueError for need_weights, and for an attn_mask unless the layer is causal and so is the mask
+        (is_causal).
+        """
+        if need_weights:
+            raise ValueError("need_weights: expected False, since no n x n matrix is formed, got True")
+        if attn_mask is not None and not (is_causal and self.causal):
+            raise ValueError("attn_mask: expected none, or a causal one (is_causal) for a causal layer, got another")
+        if is_causal and not self.causal:
+            raise ValueError("is_causal: expected False for a layer that is not causal, got True")
+        q, k, v = self._project(query, query if key is None else key, value)
+        bias = self.position_slopes if self._position == "alibi" else self.position_bias
+        y = attention(
+            q,
+            k,
+            v,
+            bias,
+            features=self._features,
+            position=self._position,
+            causal=self.causal,
+            near=self.near,
+            normalization=self.normalization,
+            engine=self.engine,
+            key_padding_mask=key_padding_mask,
+            layout="tokens_first",
+        )
+        return self.out_proj(y.flatten(2)), None
+
+    def _project(self, query: Tensor, key: Tensor, value: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """[batch, tokens, heads, head_dim] of each."""
+        value = key if value is None else value
+        split = (self.num_heads, self.head_dim)
+        if query is key and key is value:
+            all_three = nn.functional.linear(query, self.in_proj_weight, self.in_proj_bias)
+            q, k, v = (x.unflatten(-1, split) for x in all_three.chunk(3, dim=-1))
+            return q, k, v
+        weights = self.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        q, k, v = (
+            nn.functional.linear(x, w, b).unflatten(-1, split) for x, w, b in zip((query, key, value), weights, biases)
+        )
+        return q, k, v
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.embed_dim}, {self.num_heads}, position={self._position if self._has_position() else None!r}, "
+            f"features={self.features}, near={self.near}, causal={self.causal}"
+        )
+
+    def _has_position(self) -> bool:
+        return self.position_bias is not None or "position_slopes" in self._buffers

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "models.hpp"
+#include "nprf/attention/attention.hpp"
+#include "nprf/attention/multi_head_attention.hpp"
+#include "nprf/reference/kernelized_attention.hpp"
+#include "nprf/reference/softmax_attention.hpp"
+
+namespace nprf::python {
+
+/// A MultiHeadAttention of any feature map and position. All of one scalar share the scratch memory of their calls, so
+/// that one that is built for one step of training allocates nothing that an earlier one had.
+template <Real T>
+class AnyAttention {
+ public:
+  virtual ~AnyAttention() = default;
+
+  virtual void run(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y, Saved<T>* saved,
+                   const CallOptions& call) const = 0;
+  virtual void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
+                        std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>& dextra,
+                        GradientReport& report) const = 0;
+  /// The formula as two plain loops, for head h.
+  virtual Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
+                              Index offset) const = 0;
+};
+
+/// The attention whose scratch memory all others use.
+template <Real T>
+const MultiHeadAttention<EluFeatures<T>, NoPosition<T>>& scratch_memory() {
+  static const MultiHeadAttention<EluFeatures<T>, NoPosition<T>> owner{EluFeatures<T>(1)};
+  return owner;
+}
+
+template <FeatureMap F, Position P>
+class AttentionOf : public AnyAttention<typename F::Scalar> {
+ public:
+  using T = typename F::Scalar;
+
+  AttentionOf(std::vector<F> features, std::vector<P> positions, const AttentionOptions& options)
+      : m_attention(std::move(features), std::move(positions), options) {
+    m_attention.share_scratch_memory(scratch_memory<T>());
+  }
+
+  void run(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y, Saved<T>* saved,
+           const CallOptions& call) const override {
+    if (saved)
+      m_attention.forward(q, k, v, y, *saved, call);
+    else
+      m_attention(q, k, v, y, call);
+  }
+
+  void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
+                std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>& dextra, GradientReport& report) const override {
+    m_attention.backward(saved, dy, dq, dk, dv, dbias, &dextra, &report);
+  }
+
+  Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
+                      Index offset) const override {
+    const auto of_head = [&](const auto& all) { return all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)]; };
+    const Attention<F, P> one(of_head(m_attention.features()), of_head(m_attention.positions()), m_attention.options());
+    return nprf::reference::kernelized_attention(one, q, k, v, offset);
+  }
+
+ private:
+  MultiHeadAttention<F, P> m_attention;
+};
+
+template <Real T>
+std::shared_ptr<const AnyAttention<T>> make_attention(const Features<T>& features, const Positions<T>& positions,
+                                                      const AttentionOptions& options) {
+  return std::visit(
+      [&](const auto& maps, const auto& all) -> std::shared_ptr<const AnyAttention<T>> {
+        using F = typename std::remove_cvref_t<decltype(maps)>::value_type;
+        using P = typename std::remove_cvref_t<decltype(all)>::value_type;
+        return std::make_shared<const AttentionOf<F, P>>(maps, all, options);
+      },
+      features.maps, positions.positions);
+}
+
+}  // namespace nprf::python

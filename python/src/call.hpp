@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <chrono>
+
+#include "nprf/core/threads.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf::python {
+
+namespace nb = nanobind;
+
+/// The exception that interrupted a call, for example KeyboardInterrupt, is the current one of Python.
+struct Interrupted {};
+
+namespace detail {
+
+inline thread_local std::chrono::steady_clock::time_point last_poll;
+
+/// Runs the handlers of signals that have arrived, at most every 20 ms. Python runs them in its main thread only.
+inline void poll_signals() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_poll < std::chrono::milliseconds(20)) return;
+  last_poll = now;
+  const nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw Interrupted();
+}
+
+/// For one call, another number of threads; 0: as many as before.
+class ThreadsOfCall {
+ public:
+  explicit ThreadsOfCall(Index threads) : m_before(threads > 0 ? num_threads() : 0) {
+    if (m_before == threads) m_before = 0;
+    if (m_before > 0) set_num_threads(threads);
+  }
+  ~ThreadsOfCall() {
+    if (m_before > 0) set_num_threads(m_before);
+  }
+  ThreadsOfCall(const ThreadsOfCall&) = delete;
+  ThreadsOfCall& operator=(const ThreadsOfCall&) = delete;
+
+ private:
+  Index m_before;
+};
+
+}  // namespace detail
+
+/// Runs `body` without the GIL, on `threads` threads.
+template <class Body>
+void without_gil(Index threads, Body&& body) {
+  detail::last_poll = std::chrono::steady_clock::now();
+  try {
+    const nb::gil_scoped_release release;
+    const detail::ThreadsOfCall scope(threads);
+    body();
+  } catch (const Interrupted&) {
+    throw nb::python_error();
+  }
+}
+
+}  // namespace nprf::python

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: MIT
+//
+// nprf._cpu: the x86-64 level of this processor. Compiled for any processor.
+
+#include <nanobind/nanobind.h>
+
+#include "cpu_level.h"
+
+NB_MODULE(_cpu, m) { m.attr("level") = nprf_cpu_level(); }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "nprf/calibration/calibrated_features.hpp"
+#include "nprf/feature_map/elu.hpp"
+#include "nprf/feature_map/positive.hpp"
+#include "nprf/feature_map/taylor.hpp"
+#include "nprf/feature_map/trigonometric.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/grid.hpp"
+#include "nprf/position/position.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+
+namespace nprf::python {
+
+/// The feature maps of an attention: one, or one for each head.
+template <Real T>
+struct Features {
+  std::variant<std::vector<PositiveFeatures<T>>, std::vector<HyperbolicFeatures<T>>,
+               std::vector<TrigonometricFeatures<T>>, std::vector<EluFeatures<T>>, std::vector<TaylorFeatures<T>>,
+               std::vector<CalibratedFeatures<T>>>
+      maps;
+
+  template <class F>
+  static Features one(F map) {
+    std::vector<F> maps;
+    maps.push_back(std::move(map));
+    return {std::move(maps)};
+  }
+};
+
+/// Any position of a sequence. One class, so that an attention is compiled once for all of them.
+template <Real T>
+class SequencePosition {
+ public:
+  using Scalar = T;
+  using Any = std::variant<NoPosition<T>, RelativePosition<T>, T5Position<T>, AlibiPosition<T>>;
+
+  SequencePosition(Any position) : m_position(std::move(position)) {}
+
+  const LagBias<T>& bias() const {
+    return std::visit([](const auto& position) -> const LagBias<T>& { return position.bias(); }, m_position);
+  }
+  void gradient(Index first, std::span<const double> db, Matrix<double>& d) const {
+    std::visit([&](const auto& position) { position.gradient(first, db, d); }, m_position);
+  }
+
+  /// The same kind of position with other parameters (p).
+  SequencePosition with_parameters(Vector<T> parameters) const {
+    if (const auto* t5 = std::get_if<T5Position<T>>(&m_position)) return {t5->with_weights(std::move(parameters))};
+    if (std::holds_alternative<RelativePosition<T>>(m_position)) return {RelativePosition<T>(std::move(parameters))};
+    if (std::holds_alternative<AlibiPosition<T>>(m_position)) return {AlibiPosition<T>(parameters[0])};
+    return *this;
+  }
+
+ private:
+  Any m_position;
+};
+
+/// The positions of an attention: one, or one for each head.
+template <Real T>
+struct Positions {
+  std::variant<std::vector<SequencePosition<T>>, std::vector<GridPosition<T>>> positions;
+};
+
+}  // namespace nprf::python

@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: MIT
+//
+// The extension module: nprf's classes for arrays of float and double. The Python files of the package check types,
+// choose between the two, and document what users call.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "array.hpp"
+#include "attention.hpp"
+#include "call.hpp"
+#include "models.hpp"
+#include "nprf/calibration/calibrate.hpp"
+#include "nprf/feature_map/sderf_tilt.hpp"
+#include "nprf/instances.hpp"
+#include "nprf/position/resize_bias.hpp"
+
+namespace nprf::python {
+
+namespace {
+
+using Mask = nb::ndarray<const bool, nb::c_contig, nb::device::cpu>;
+
+AttentionOptions options_of(bool causal, double radius, const std::string& engine, Index near) {
+  AttentionOptions options{.direction = causal ? Direction::causal : Direction::bidirectional,
+                           .normalization = radius > 0 ? Normalization::unit(radius) : Normalization::none(),
+                           .near = near};
+  for (const Engine each : {Engine::automatic, Engine::direct, Engine::fftw, Engine::lanes, Engine::block_causal,
+                            Engine::banded, Engine::recurrence, Engine::grid})
+    if (engine == name(each)) {
+      options.engine = each;
+      return options;
+    }
+  throw InvalidArgument(
+      nprf::detail::sentence("engine: expected automatic, direct, lanes, block_causal, banded, "
+                             "recurrence or grid, got ",
+                             engine));
+}
+
+/// Options of one call, and the arrays that nprf::CallOptions refers to.
+struct Call {
+  std::optional<Mask> key_mask;
+  std::vector<Index> lengths, cumulative_lengths, key_cumulative_lengths;
+  Index offset = 0;
+  double tolerance = 0;
+  Index compared_rows = 0;
+  std::uint64_t comparison_seed = 0;
+  bool check_finite = false;
+  bool tokens_first = false;
+  Index threads = 0;
+
+  Axes axes() const { return tokens_first ? Axes::tokens_first : Axes::heads_first; }
+  CallOptions options(Report* report) const {
+    CallOptions options{.lengths = lengths,
+                        .cumulative_lengths = cumulative_lengths,
+                        .key_cumulative_lengths = key_cumulative_lengths,
+                        .offset = offset,
+                        .tolerance = tolerance,
+                        .compared_rows = compared_rows,
+                        .comparison_seed = comparison_seed,
+                        .check_finite = check_finite,
+                        .report = report,
+                        .poll = detail::poll_signals};
+    if (key_mask) options.key_mask = std::span<const bool>(key_mask->data(), key_mask->size());
+    return options;
+  }
+};
+
+/// What forward saved, and the attention that it belongs to. `token` is what a tensor refers to that keeps it alive.
+template <Real T>
+struct SavedCall {
+  Saved<T> saved;
+  std::shared_ptr<const AnyAttention<T>> attention;
+  std::uint8_t token = 0;
+};
+
+template <Real T>
+Report run(const AnyAttention<T>& attention, const InputArray& q, const InputArray& k, const InputArray& v,
+           const OutputArray& y, const Call& call, Saved<T>* saved) {
+  const Tokens<T> queries(q, "queries", call.axes()), keys(k, "keys", call.axes()), values(v, "values", call.axes());
+  const HeadsView<T> out = output_view<T>(y, "y", call.axes());
+  Report report;
+  const CallOptions options = call.options(&report);
+  without_gil(call.threads, [&] { attention.run(queries.view(), keys.view(), values.view(), out, saved, options); });
+  return report;
+}
+
+// dL/d(parameters) of each head, (heads,p)
+template <Real T>
+nb::ndarray<nb::numpy, T> by_head(const std::vector<Matrix<T>>& all) {
+  const Index p = all.empty() ? 0 : all[0].size();
+  Matrix<T> rows(static_cast<Index>(all.size()), p);
+  for (std::size_t h = 0; h < all.size(); ++h)
+    rows.row(static_cast<Index>(h)) = Eigen::Map<const Matrix<T>>(all[h].data(), 1, p);
+  return numpy_array<T>(rows);
+}
+
+template <Real T>
+nb::tuple backward(const SavedCall<T>& saved, const InputArray& dy, const OutputArray& dq, const OutputArray& dk,
+                   const OutputArray& dv, const Call& call) {
+  const Tokens<T> gradient(dy, "dy", call.axes());
+  const HeadsView<T> queries = output_view<T>(dq, "dq", call.axes()), keys = output_view<T>(dk, "dk", call.axes()),
+                     values = output_view<T>(dv, "dv", call.axes());
+  std::vector<Matrix<T>> dbias, dextra;
+  GradientReport report;
+  without_gil(call.threads, [&] {
+    saved.attention->backward(saved.saved, gradient.view(), queries, keys, values, dbias, dextra, report);
+  });
+  return nb::make_tuple(by_head<T>(dbias), by_head<T>(dextra), report);
+}
+
+Projection projection_of(const std::string& name) {
+  if (name == "gaussian") return Projection::gaussian;
+  if (name == "orthogonal") return Projection::orthogonal;
+  if (name == "sphere") return Projection::sphere;
+  if (name == "simplex") return Projection::simplex;
+  throw InvalidArgument(
+      nprf::detail::sentence("projection: expected gaussian, orthogonal, sphere or simplex, got ", name));
+}
+
+// with(map) for the class of random maps of this name
+template <Real T, class From>
+Features<T> random_map(const std::string& kind, const From& from) {
+  if (kind == "positive") return Features<T>::one(PositiveFeatures<T>(from));
+  if (kind == "hyperbolic") return Features<T>::one(HyperbolicFeatures<T>(from));
+  if (kind == "trigonometric") return Features<T>::one(TrigonometricFeatures<T>(from));
+  throw InvalidArgument(nprf::detail::sentence("kind: expected positive, hyperbolic or trigonometric, got ", kind));
+}
+
+template <Real T>
+Features<T> joined(const std::vector<const Features<T>*>& each) {
+  require(!each.empty(), "features: expected one map, or one for each head, got none");
+  Features<T> all = *each[0];
+  for (std::size_t h = 1; h < each.size(); ++h) {
+    require(each[h]->maps.index() == all.maps.index(), "features: expected maps of one kind for all heads, got others");
+    std::visit(
+        [&](auto& maps) {
+          const auto& more = std::get<std::remove_cvref_t<decltype(maps)>>(each[h]->maps);
+          maps.insert(maps.end(), more.begin(), more.end());
+        },
+        all.maps);
+  }
+  return all;
+}
+
+// a calibrated map from the text of either scalar
+template <Real T>
+Features<T> calibrated(const std::string& text) {
+  std::istringstream in(text);
+  const bool is_double = text.substr(0, text.find('\n')).find("double") != std::string::npos;
+  return is_double ? Features<T>::one(CalibratedFeatures<double>::load(in).template cast<T>())
+                   : Features<T>::one(CalibratedFeatures<float>::load(in).template cast<T>());
+}
+
+template <Real T>
+Features<T> tilted(const std::string& kind, Index d, Index m, const std::string& projection, std::uint64_t seed,
+                   const InputArray& axes, const InputArray& a) {
+  FeatureOptions options{.input_dim = d, .num_features = m, .projection = projection_of(projection), .seed = seed};
+  options.tilt.axes = matrix_of<double>(axes, "axes");
+  options.tilt.a = matrix_of<double>(a, "a").transpose();
+  return random_map<T>(kind, options);
+}
+
+template <Real T>
+nb::ndarray<nb::numpy, T> projection_rows(const Features<T>& features) {
+  return std::visit(
+      [](const auto& maps) -> nb::ndarray<nb::numpy, T> {
+        if constexpr (requires { maps[0].projection(); })
+          return numpy_array<T>(maps[0].projection());
+        else
+          throw InvalidArgument("features: expected random features, got a map without a projection");
+      },
+      features.maps);
+}
+
+// positions of the rows of b (h,p)
+template <Real T, class Make>
+Positions<T> of_rows(const InputArray& b, const char* name, Make&& make) {
+  const Matrix<T> rows = matrix_of<T>(b, name);
+  std::vector<SequencePosition<T>> all;
+  for (Index h = 0; h < rows.rows(); ++h) all.emplace_back(make(Vector<T>(rows.row(h).transpose())));
+  return {std::move(all)};
+}
+
+template <Real T>
+Positions<T> grids(Index height, Index width, const InputArray& b, const InputArray& extra, Index extra_tokens) {
+  const Matrix<T> tables = matrix_of<T>(b, "b"), borders = matrix_of<T>(extra, "extra");
+  require(tables.cols() == (2 * height - 1) * (2 * width - 1), "b: expected ", 2 * height - 1, " x ", 2 * width - 1,
+          " (2H-1 x 2W-1 for a grid of ", height, " x ", width, "), got ", tables.cols(), " numbers");
+  std::vector<GridPosition<T>> all;
+  for (Index h = 0; h < tables.rows(); ++h) {
+    const Matrix<T> table = Eigen::Map<const Matrix<T>>(tables.row(h).data(), 2 * height - 1, 2 * width - 1);
+    Matrix<T> border(extra_tokens, extra_tokens + 2);
+    if (extra_tokens > 0) border = Eigen::Map<const Matrix<T>>(borders.row(h).data(), extra_tokens, extra_tokens + 2);
+    all.emplace_back(height, width, table, std::move(border));
+  }
+  return {std::move(all)};
+}
+
+template <Real T>
+Positions<T> with_parameters(const Positions<T>& positions, const InputArray& b) {
+  const auto* all = std::get_if<std::vector<SequencePosition<T>>>(&positions.positions);
+  require(all != nullptr, "positions: expected those of a sequence, got those of a grid");
+  Index h = 0;
+  return of_rows<T>(b, "bias", [&](Vector<T> parameters) {
+    const std::size_t at = all->size() == 1 ? 0 : static_cast<std::size_t>(h++);
+    return all->at(at).with_parameters(std::move(parameters));
+  });
+}
+
+template <Real T>
+void softmax_attention(const InputArray& q, const InputArray& k, const InputArray& v, const OutputArray& y,
+                       const Positions<T>& positions, bool causal, double radius) {
+  const Tokens<T> queries(q, "queries", Axes::heads_first), keys(k, "keys", Axes::heads_first),
+      values(v, "values", Axes::heads_first);
+  const HeadsView<T> out = output_view<T>(y, "y", Axes::heads_first);
+  const AttentionOptions options = options_of(causal, radius, "automatic", 0);
+  const HeadsView<const T> a = queries.view(), b = keys.view(), c = values.view();
+  const Index group = a.heads / std::max<Index>(b.heads, 1);
+  without_gil(0, [&] {
+    std::visit(
+        [&](const auto& all) {
+          for (Index s = 0; s < a.batch; ++s)
+            for (Index h = 0; h < a.heads; ++h) {
+              detail::poll_signals();
+              out(s, h) = nprf::reference::softmax_attention<T>(a(s, h), b(s, h / group), c(s, h / group),
+                                                                all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)],
+                                                                options.direction, options.normalization);
+            }
+        },
+        positions.positions);
+  });
+}
+
+template <Real T>
+void kernelized_attention(const AnyAttention<T>& attention, const InputArray& q, const InputArray& k,
+                          const InputArray& v, const OutputArray& y, Index offset) {
+  const Tokens<T> queries(q, "queries", Axes::heads_first), keys(k, "keys", Axes::heads_first),
+      values(v, "values", Axes::heads_first);
+  const HeadsView<T> out = output_view<T>(y, "y", Axes::heads_first);
+  const HeadsView<const T> a = queries.view(), b = keys.view(), c = values.view();
+  const Index group = a.heads / std::max<Index>(b.heads, 1);
+  without_gil(0, [&] {
+    for (Index s = 0; s < a.batch; ++s)
+      for (Index h = 0; h < a.heads; ++h) {
+        detail::poll_signals();
+        out(s, h) = attention.reference(h, a(s, h), b(s, h / group), c(s, h / group), offset);
+      }
+  });
+}
+
+template <Real T>
+nb::tuple calibrate(const InputArray& q, const InputArray& k, const InputArray& v, const Positions<T>& positions,
+                    bool causal, double radius, Index num_features, Index near, std::uint64_t seed, double target_error,
+                    double shrinkage, Index max_queries) {
+  const Tokens<T> queries(q, "queries", Axes::heads_first), keys(k, "keys", Axes::heads_first),
+      values(v, "values", Axes::heads_first);
+  const AttentionOptions of_attention = options_of(causal, radius, "automatic", near);
+  const CalibrationOptions options{.num_features = num_features,
+                                   .near = near,
+                                   .direction = of_attention.direction,
+                                   .normalization = of_attention.normalization,
+                                   .seed = seed,
+                                   .target_error = target_error,
+                                   .shrinkage = shrinkage,
+                                   .max_queries = max_queries};
+  HeadsCalibration<T> result;
+  without_gil(0, [&] {
+    result = std::visit(
+        [&](const auto& all) {
+          return calibrate_heads<T>(queries.view(), keys.view(), values.view(), std::span(all), options);
+        },
+        positions.positions);
+  });
+  nb::list texts, candidates;
+  for (const CalibratedFeatures<T>& each : result.features) {
+    std::ostringstream text;
+    each.save(text);
+    texts.append(text.str());
+  }
+  for (const CalibrationCandidate& each : result.candidates)
+    candidates.append(nb::make_tuple(each.first, each.second, each.error));
+  return nb::make_tuple(texts, result.softmax_error, result.head_errors, candidates);
+}
+
+template <Real T>
+void bind_features(nb::module_& m, const char* name) {
+  nb::class_<Features<T>>(m, name)
+      .def_static(
+          "random",
+          [](const std::string& kind, Index d, Index features, const std::string& projection, std::uint64_t seed) {
+            return random_map<T>(
+                kind,
+                FeatureOptions{
+                    .input_dim = d, .num_features = features, .projection = projection_of(projection), .seed = seed});
+          })
+      .def_static("tilted", &tilted<T>)
+      .def_static("of_rows", [](const std::string& kind,
+                                const InputArray& rows) { return random_map<T>(kind, matrix_of<T>(rows, "rows")); })
+      .def_static("elu", [](Index d) { return Features<T>::one(EluFeatures<T>(d)); })
+      .def_static("taylor",
+                  [](Index d, Index directions) {
+                    return Features<T>::one(TaylorFeatures<T>({.input_dim = d, .directions = directions}));
+                  })
+      .def_static("calibrated", &calibrated<T>)
+      .def_static("joined", &joined<T>)
+      .def_prop_ro(
+          "input_dim",
+          [](const Features<T>& f) { return std::visit([](const auto& maps) { return maps[0].input_dim(); }, f.maps); })
+      .def_prop_ro("output_dim",
+                   [](const Features<T>& f) {
+                     return std::visit([](const auto& maps) { return maps[0].output_dim(); }, f.maps);
+                   })
+      .def("projection", &projection_rows<T>);
+}
+
+template <Real T>
+void bind_positions(nb::module_& m, const char* name) {
+  nb::class_<Positions<T>>(m, name)
+      .def_static("none", [] { return Positions<T>{std::vector{SequencePosition<T>(NoPosition<T>())}}; })
+      .def_static("relative",
+                  [](const InputArray& b) {
+                    return of_rows<T>(b, "b", [](Vector<T> row) { return RelativePosition<T>(std::move(row)); });
+                  })
+      .def_static("t5",
+                  [](const InputArray& weights, bool causal, Index max_distance) {
+                    const Direction direction = causal ? Direction::causal : Direction::bidirectional;
+                    return of_rows<T>(weights, "weights", [&](Vector<T> row) {
+                      return T5Position<T>(std::move(row), direction, max_distance);
+                    });
+                  })
+      .def_static("alibi",
+                  [](const InputArray& slopes) {
+                    return of_rows<T>(slopes, "slope", [](Vector<T> row) {
+                      require(row.size() == 1, "slope: expected one number, got ", row.size());
+                      return AlibiPosition<T>(row[0]);
+                    });
+                  })
+      .def_static("grid", &grids<T>)
+      .def("with_parameters", &with_parameters<T>);
+}
+
+template <Real T>
+void bind_attention(nb::module_& m, const char* name, const char* saved_name) {
+  using Attention = AnyAttention<T>;
+  nb::class_<SavedCall<T>>(m, saved_name, nb::is_weak_referenceable())
+      .def("backward", &backward<T>)
+      .def_prop_ro("address", [](SavedCall<T>& x) { return reinterpret_cast<std::uintptr_t>(&x.token); })
+      .def("token", [](nb::handle self) {
+        auto* x = nb::cast<SavedCall<T>*>(self);
+        return nb::ndarray<std::uint8_t, nb::device::cpu>(&x->token, {1}, self);
+      });
+  nb::class_<Attention>(m, name)
+      .def_static("make",
+                  [](const Features<T>& features, const Positions<T>& positions, bool causal, double radius,
+                     const std::string& engine, Index near) {
+                    return std::const_pointer_cast<Attention>(
+                        make_attention<T>(features, positions, options_of(causal, radius, engine, near)));
+                  })
+      .def("__call__", [](const Attention& self, const InputArray& q, const InputArray& k, const InputArray& v,
+                          const OutputArray& y, const Call& call) { return run<T>(self, q, k, v, y, call, nullptr); })
+      .def("forward",
+           [](const std::shared_ptr<Attention>& self, const InputArray& q, const InputArray& k, const InputArray& v,
+              const OutputArray& y, const Call& call) {
+             auto saved = std::make_unique<SavedCall<T>>();
+             saved->attention = self;
+             const Report report = run<T>(*self, q, k, v, y, call, &saved->saved);
+             return nb::make_tuple(nb::cast(saved.release(), nb::rv_policy::take_ownership), report);
+           })
+      .def("kernelized_attention", &kernelized_attention<T>);
+}
+
+template <Real T>
+void bind_functions(nb::module_& m, const std::string& suffix) {
+  const auto name = [&](const char* base) { return base + suffix; };
+  m.def(name("softmax_attention_").c_str(), &softmax_attention<T>);
+  m.def(name("calibrate_").c_str(), &calibrate<T>);
+  m.def(name("sderf_tilt_").c_str(), [](const InputArray& q, const InputArray& k) {
+    const Tilt tilt = sderf_tilt<T>(matrix_of<T>(q, "queries"), matrix_of<T>(k, "keys"));
+    return nb::make_tuple(numpy_array<double>(tilt.axes),
+                          numpy_array<double>(tilt.a.data(), {static_cast<std::size_t>(tilt.a.size())}));
+  });
+  m.def(name("free_memory_").c_str(), [] { scratch_memory<T>().free_scratch_memory(); });
+}
+
+void bind_calls(nb::module_& m) {
+  nb::class_<Call>(m, "Call").def(
+      "__init__",
+      [](Call* self, std::optional<Mask> key_mask, std::vector<Index> lengths, std::vector<Index> cumulative,
+         std::vector<Index> key_cumulative, Index offset, double tolerance, Index compared_rows,
+         std::uint64_t comparison_seed, bool check_finite, bool tokens_first, Index threads) {
+        new (self) Call{std::move(key_mask),
+                        std::move(lengths),
+                        std::move(cumulative),
+                        std::move(key_cumulative),
+                        offset,
+                        tolerance,
+                        compared_rows,
+                        comparison_seed,
+                        check_finite,
+                        tokens_first,
+                        threads};
+      },
+      nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+      nb::arg(), nb::arg());
+  nb::class_<Report>(m, "Report", "A description of one call; see Report in nprf/attention/options.hpp.")
+      .def_prop_ro("engine", [](const Report& r) { return std::string(name(r.engine)); })
+      .def_ro("repaired_rows", &Report::repaired_rows)
+      .def_ro("indefinite_rows", &Report::indefinite_rows)
+      .def_ro("empty_rows", &Report::empty_rows)
+      .def_ro("error_bound", &Report::error_bound)
+      .def_ro("compared_rows", &Report::compared_rows)
+      .def_ro("softmax_error", &Report::softmax_error)
+      .def_ro("workspace_bytes", &Report::workspace_bytes)
+      .def("__repr__", [](const Report& r) {
+        return nprf::detail::sentence("Report(engine='", name(r.engine), "', repaired_rows=", r.repaired_rows,
+                                      ", indefinite_rows=", r.indefinite_rows, ", empty_rows=", r.empty_rows,
+                                      ", error_bound=", r.error_bound, ", compared_rows=", r.compared_rows,
+                                      ", softmax_error=", r.softmax_error, ", workspace_bytes=", r.workspace_bytes,
+                                      ")");
+      });
+  nb::class_<GradientReport>(m, "GradientReport",
+                             "A description of one backward; see GradientReport in nprf/attention/saved.hpp.")
+      .def_prop_ro("engine", [](const GradientReport& r) { return std::string(name(r.engine)); })
+      .def_ro("recomputed_queries", &GradientReport::recomputed_queries)
+      .def_ro("recomputed_keys", &GradientReport::recomputed_keys)
+      .def_ro("recomputed_lags", &GradientReport::recomputed_lags)
+      .def_ro("error_bound", &GradientReport::error_bound)
+      .def_ro("workspace_bytes", &GradientReport::workspace_bytes)
+      .def("__repr__", [](const GradientReport& r) {
+        return nprf::detail::sentence("GradientReport(engine='", name(r.engine),
+                                      "', recomputed_queries=", r.recomputed_queries,
+                                      ", recomputed_keys=", r.recomputed_keys, ", recomputed_lags=", r.recomputed_lags,
+                                      ", error_bound=", r.error_bound, ", workspace_bytes=", r.workspace_bytes, ")");
+      });
+}
+
+template <Real T>
+void bind(nb::module_& m, const std::string& suffix) {
+  bind_features<T>(m, ("Features_" + suffix).c_str());
+  bind_positions<T>(m, ("Positions_" + suffix).c_str());
+  bind_attention<T>(m, ("Attention_" + suffix).c_str(), ("Saved_" + suffix).c_str());
+  bind_functions<T>(m, suffix);
+}
+
+}  // namespace
+
+}  // namespace nprf::python
+
+NB_MODULE(NPRF_MODULE, m) {
+  using namespace nprf;
+  using namespace nprf::python;
+  nb::set_leak_warnings(false);  // objects that globals of Python keep
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const InvalidArgument& error) {
+      PyErr_SetString(PyExc_ValueError, error.what());
+    }
+  });
+  bind_calls(m);
+  bind<float>(m, "float32");
+  bind<double>(m, "float64");
+  m.def("resize_bias", [](const InputArray& b, Index size) {
+    const Matrix<double> table = matrix_of<double>(b, "b");
+    const Vector<double> resized = nprf::resize_bias<double>(Vector<double>(table.transpose()), size);
+    return numpy_array<double>(resized.data(), {static_cast<std::size_t>(resized.size())});
+  });
+  m.def("resize_grid", [](const InputArray& b, Index height, Index width) {
+    return numpy_array<double>(nprf::resize_bias<double>(matrix_of<double>(b, "b"), height, width));
+  });
+  m.def("t5_bucket", [](Index lag, Index num_buckets, bool causal, Index max_distance) {
+    return t5_bucket(lag, num_buckets, causal ? Direction::causal : Direction::bidirectional, max_distance);
+  });
+  m.def("best_tilt", &best_tilt);
+  m.def("num_threads", &num_threads);
+  m.def("set_num_threads", &set_num_threads);
+  m.attr("version") = nprf::detail::sentence(NPRF_VERSION_MAJOR, '.', NPRF_VERSION_MINOR, '.', NPRF_VERSION_PATCH);
+}

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: MIT
+"""nprf.attention and nprf.Attention over NumPy arrays."""
+
+import os
+import pickle
+import signal
+import threading
+import time
+
+import nprf
+import numpy as np
+import pytest
+from conftest import heads, positions
+
+B, H, N, D, V = 2, 3, 33, 8, 5
+eps = np.finfo(np.float64).eps
+
+
+def maps():
+    return {
+        "orf": nprf.orf(D, 16, seed=7),
+        "prf": nprf.prf(D, 16, seed=7),
+        "sphere": nprf.sphere_prf(D, 16, seed=7),
+        "hyperbolic": nprf.hyperbolic(D, 8, seed=7),
+        "elu": nprf.elu(D),
+        "taylor": nprf.taylor(D),
+        "own rows": nprf.ProjectedFeatures("positive", np.eye(D)),
+        "tilted": nprf.RandomFeatures("hyperbolic", D, 8, "simplex", 3, nprf.oprf_tilt(D, 2.0)),
+        "one for each head": nprf.HeadFeatures([nprf.orf(D, 16, seed=s) for s in range(H)]),
+    }
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", maps())
+def test_equals_the_formula(rng, name, causal):
+    q, k, v = heads(rng, B, H, N, D), heads(rng, B, H, N + 4, D), heads(rng, B, H, N + 4, V)
+    for position_name, position in positions(rng, H).items():
+        attention = nprf.Attention(maps()[name], position, causal)
+        y, report = attention(q, k, v, report=True)
+        expected = nprf.reference.kernelized_attention(attention, q, k, v)
+        # an error of a few hundred units in the last place of the largest value, as the report bounds it
+        assert np.abs(y - expected).max() <= report.error_bound * np.abs(v).max() + 8 * eps, position_name
+        assert 0 < report.error_bound < 1e-10
+        assert np.array_equal(y, nprf.attention(q, k, v, features=maps()[name], position=position, causal=causal))
+
+
+def test_the_formula_in_numpy(rng):
+    """The reference itself, for positive features, beside five lines of NumPy."""
+    n = 20
+    q, k, v = heads(rng, n, D), heads(rng, n, D), heads(rng, n, V)
+    b = rng.standard_normal(2 * n - 1)
+    features = nprf.orf(D, 16, seed=3)
+    w = features.rows(np.float64)
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)  # noqa: E731
+    phi_q, phi_k = np.exp(unit(q) @ w.T), np.exp(unit(k) @ w.T)
+    lag = np.arange(n)[None, :] - np.arange(n)[:, None]
+    weights = (phi_q @ phi_k.T) * np.exp(b[lag + n - 1])
+    expected = weights @ v / weights.sum(axis=1, keepdims=True)
+    y = nprf.attention(q, k, v, features=features, position=nprf.RelativePosition(b))
+    assert np.abs(y - expected).max() <= 1000 * eps * np.abs(v).max()
+
+
+def test_grids(rng):
+    h, w, extra = 3, 4, 2
+    n = h * w + extra
+    position = nprf.Grid(h, w, rng.standard_normal((H, 2 * h - 1, 2 * w - 1)), rng.standard_normal((extra, extra + 2)))
+    q, k, v = heads(rng, B, H, n, D), heads(rng, B, H, n, D), heads(rng, B, H, n, V)
+    attention = nprf.Attention(nprf.orf(D, 16), position)
+    y, report = attention(q, k, v, report=True)
+    expected = nprf.reference.kernelized_attention(attention, q, k, v)
+    assert np.abs(y - expected).max() <= report.error_bound * np.abs(v).max() + 8 * eps
+    cells = nprf.Grid(h, w, position.b)
+    q, k, v = (x[..., extra:, :] for x in (q, k, v))
+    near = nprf.Attention(nprf.taylor(D), cells, near=max(h, w))(q, k, v)
+    softmax = nprf.reference.softmax_attention(q, k, v, cells)
+    assert np.abs(near - softmax).max() <= 1000 * eps * np.abs(v).max()
+
+
+def test_softmax_of_a_complete_near_field(rng):
+    q, k, v = heads(rng, H, N, D), heads(rng, H, N, D), heads(rng, H, N, V)
+    for position in positions(rng, H).values():
+        for normalization in (nprf.Normalization.unit(1.5), nprf.Normalization.none()):
+            y = nprf.attention(q, k, v, features=nprf.taylor(D), position=position, near=N, normalization=normalization)
+            softmax = nprf.reference.softmax_attention(q, k, v, position, normalization=normalization)
+            assert np.abs(y - softmax).max() <= 1000 * eps * np.abs(v).max()
+
+
+def test_layouts_have_the_same_bits(rng):
+    q, k, v = (heads(rng, B, H, N, D, dtype=np.float32) for _ in range(3))
+    features, position = nprf.orf(D, 16), nprf.T5(rng.standard_normal((H, 32)))
+    attention = nprf.Attention(features, position, causal=True)
+    y = attention(q, k, v)
+    tokens_first = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (q, k, v)]
+    assert np.array_equal(attention(*tokens_first, layout="tokens_first").transpose(0, 2, 1, 3), y)
+    assert np.array_equal(attention(*(x.transpose(0, 2, 1, 3) for x in tokens_first)), y)
+    for copied in (
+        lambda x: np.asfortranarray(x),
+        lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+        lambda x: np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :],
+        lambda x: np.frombuffer(b"x" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(x.shape),
+    ):
+        assert np.array_equal(attention(copied(q), copied(k), copied(v)), y)
+    read_only = q.copy()
+    read_only.flags.writeable = False
+    assert np.array_equal(attention(read_only, k, v), y)
+    assert np.array_equal(attention(q[0], k[0], v[0]), y[0])
+    one = nprf.Attention(features, nprf.T5(position.weights[1]), causal=True)
+    assert np.array_equal(one(q[0, 1], k[0, 1], v[0, 1]), y[0, 1])
+    broadcast = np.broadcast_to(q[:1], q.shape)
+    assert np.array_equal(attention(broadcast, k, v)[0], y[0])
+
+
+def test_grouped_queries(rng):
+    q, k, v = heads(rng, B, 6, N, D), heads(rng, B, 2, N, D), heads(rng, B, 2, N, V)
+    attention = nprf.Attention(nprf.orf(D, 16), nprf.Alibi(nprf.alibi_slopes(6)))
+    assert np.array_equal(attention(q, k, v), attention(q, np.repeat(k, 3, axis=1), np.repeat(v, 3, axis=1)))
+
+
+def test_padding(rng):
+    q, k, v = heads(rng, B, H, N, D), heads(rng, B, H, N, D), heads(rng, B, H, N, V)
+    attention = nprf.Attention(nprf.orf(D, 16), nprf.Alibi(0.05))
+    lengths = [N, 9]
+    mask = np.arange(N)[None, :] < np.array(lengths)[:, None]
+    y = attention(q, k, v, lengths=lengths)
+    assert np.array_equal(attention(q, k, v, key_mask=mask), y)
+    assert np.array_equal(attention(q, k, v, key_mask=np.asfortranarray(mask)), y)
+    np.testing.assert_allclose(y[1], attention(q[1], k[1, :, :9], v[1, :, :9]), atol=1e-13)
+    none, report = attention(q, k, v, key_mask=np.zeros((B, N), bool), report=True)
+    assert not none.any() and report.empty_rows == B * H * N
+    assert np.array_equal(
+        attention(q[0], k[0], v[0], cumulative_lengths=[0, 10, N])[:, :10],
+        attention(q[0, :, :10], k[0, :, :10], v[0, :, :10]),
+    )
+    causal = nprf.Attention(nprf.orf(D, 16), nprf.Alibi(0.05), causal=True)
+    last = causal(q[:, :, -1:], k, v, offset=N - 1)
+    np.testing.assert_allclose(last, causal(q, k, v)[:, :, -1:], atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["table", "table of heads", "t5", "t5 of heads", "alibi", "alibi of heads"])
+def test_gradients_are_difference_quotients(rng, name):
+    n = 12
+    position = positions(rng, H)[name]
+    q, k, v, dy = (heads(rng, B, H, n, D) for _ in range(4))
+    features = nprf.orf(D, 16)
+
+    def loss(q, k, v, parameters):
+        kind = type(position)
+        more = (position.max_distance,) if kind is nprf.T5 else ()
+        return (nprf.attention(q, k, v, features=features, position=kind(parameters, *more), near=3) * dy).sum()
+
+    attention = nprf.Attention(features, position, near=3)
+    y, saved = attention.forward(q, k, v)
+    g = attention.backward(saved, dy)
+    arrays, step = [q, k, v, position.parameters], 1e-6
+    for i, gradient in enumerate(g[:4]):
+        assert gradient.shape == arrays[i].shape
+        direction = rng.standard_normal(arrays[i].shape)
+        moved = [[x + sign * step * direction if j == i else x for j, x in enumerate(arrays)] for sign in (1, -1)]
+        slope = (loss(*moved[0]) - loss(*moved[1])) / (2 * step)
+        # the loss's rounding error over the step, and the step's square
+        assert abs(slope - (gradient * direction).sum()) <= 1e-7 * (1 + np.abs(gradient * direction).sum())
+    assert g.extra is None
+
+
+def test_gradients_of_a_grid(rng):
+    h, w, extra = 3, 2, 1
+    n = h * w + extra
+    b, e = rng.standard_normal((2 * h - 1, 2 * w - 1)), rng.standard_normal((extra, extra + 2))
+    q, k, v, dy = (heads(rng, H, n, D) for _ in range(4))
+    attention = nprf.Attention(nprf.orf(D, 16), nprf.Grid(h, w, b, e))
+    _, saved = attention.forward(q, k, v)
+    g = attention.backward(saved, dy)
+    assert g.bias.shape == b.shape and g.extra.shape == e.shape
+    loss = lambda b, e: (nprf.attention(q, k, v, features=nprf.orf(D, 16), position=nprf.Grid(h, w, b, e)) * dy).sum()  # noqa: E731
+    for at, gradient in (((1, 2), g.bias), ((0, 1), g.extra)):
+        step = np.zeros_like(gradient)
+        step[at] = 1e-6
+        slopes = (
+            (loss(b + step, e) - loss(b - step, e)) if gradient is g.bias else (loss(b, e + step) - loss(b, e - step))
+        )
+        assert abs(slopes / 2e-6 - gradient[at]) <= 1e-6
+
+
+def test_saved_of_another_attention(rng):
+    q = heads(rng, N, D)
+    one, other = nprf.Attention(nprf.orf(D, 16)), nprf.Attention(nprf.orf(D, 16))
+    y, saved = one.forward(q, q, q)
+    with pytest.raises(ValueError, match="saved: expected one that forward of this attention returned"):
+        other.backward(saved, y)
+    assert np.array_equal(one.backward(saved, y).queries, one.backward(saved, y).queries)
+
+
+def test_threads_do_not_change_bits(rng):
+    q, k, v = (heads(rng, 2, 4, 300, 16, dtype=np.float32) for _ in range(3))
+    attention = nprf.Attention(nprf.orf(16, 32), nprf.T5(rng.standard_normal(32)))
+    before = nprf.num_threads()
+    y = attention(q, k, v, threads=1)
+    assert np.array_equal(attention(q, k, v, threads=3), y)
+    assert nprf.num_threads() == before
+    results = [None] * 4
+
+    def run(i):
+        results[i] = attention(q, k, v)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    [t.start() for t in threads], [t.join() for t in threads]
+    assert all(np.array_equal(each, y) for each in results)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork of a process with threads
+def test_a_forked_process(rng):
+    """OpenMP's threads do not exist there: it computes on one."""
+    q = heads(rng, 2, 4, 300, 16, dtype=np.float32)
+    attention = nprf.Attention(nprf.orf(16, 32), nprf.Alibi(0.1))
+    y = attention(q, q, q, threads=2)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if np.array_equal(attention(q, q, q), y) and nprf.num_threads() == 1 else 1)
+    end = time.monotonic() + 20
+    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    if found == (0, 0):
+        os.kill(child, signal.SIGKILL)
+    assert found == (child, 0)
+
+
+def test_reports(rng):
+    q, k, v = (heads(rng, H, 200, D, dtype=np.float32) for _ in range(3))
+    attention = nprf.Attention(nprf.taylor(D), nprf.Alibi(0.05), near=16)
+    y, report = attention(q, k, v, report=True, compared_rows=50)
+    assert report.engine in {"direct", "banded"} and report.compared_rows == 150
+    softmax = nprf.reference.softmax_attention(q, k, v, nprf.Alibi(0.05))
+    error = np.linalg.norm(y - softmax) / np.linalg.norm(softmax)
+    assert 0.2 * error < report.softmax_error < 5 * error < 0.2
+    assert repr(report).startswith("Report(engine='")
+    _, saved = attention.forward(q, k, v)
+    assert repr(attention.backward(saved, y).report).startswith("GradientReport(engine='")
+
+
+def test_calibration(rng):
+    scale = np.linspace(0.1, 2, D)
+    q, k, v = heads(rng, H, 400, D) * scale + 0.5, heads(rng, H, 400, D) * scale, heads(rng, H, 400, V)
+    position = nprf.Alibi(0.02)
+    found = nprf.calibrate(q, k, v, position, num_features=D + 1, near=8)
+    assert len(found.head_errors) == H and found.candidates[0][:2] == (0, 0)
+    y = nprf.attention(q, k, v, features=found.features, position=position, near=8)
+    softmax = nprf.reference.softmax_attention(q, k, v, position)
+    assert np.linalg.norm(y - softmax) / np.linalg.norm(softmax) < 2 * found.softmax_error < found.candidates[0][2] / 2
+    again = pickle.loads(pickle.dumps(found.features))
+    assert again == found.features
+    assert np.array_equal(nprf.attention(q, k, v, features=again, position=position, near=8), y)
+    as_float = [x.astype(np.float32) for x in (q, k, v)]
+    z = nprf.attention(*as_float, features=again, position=position, near=8)
+    assert z.dtype == np.float32 and np.abs(z - y).max() < 1e-4
+    one = nprf.calibrate(q[0], k[0], v[0], position, num_features=D + 1, near=8)
+    assert isinstance(one.features, nprf.CalibratedFeatures) and one.features.output_dim <= D + 1
+
+
+def test_dlpack(rng):
+    class Array:
+        def __init__(self, x):
+            self.x = x
+
+        def __dlpack__(self, **options):
+            return self.x.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.x.__dlpack_device__()
+
+    q = heads(rng, H, N, D)
+    features = nprf.orf(D, 16)
+    y = nprf.attention(q, q, q, features=features)
+    assert np.array_equal(nprf.attention(Array(q), Array(q), Array(q), features=features), y)
+
+
+def test_ctrl_c_ends_a_long_call(rng):
+    q = heads(rng, 1, 64, 4096, 64, dtype=np.float32)
+    attention = nprf.Attention(nprf.orf(64, 128), engine="direct")
+    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    start = time.monotonic()
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(20):
+                attention(q, q, q)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+    # one call takes seconds; a part of it, a head, a twentieth of that
+    assert time.monotonic() - start < 5
+
+
+def test_the_gil_is_released(rng):
+    q = heads(rng, 1, 8, 4096, 64, dtype=np.float32)
+    attention = nprf.Attention(nprf.orf(64, 128), engine="direct")
+    ticks = 0
+    stop = threading.Event()
+
+    def tick():
+        nonlocal ticks
+        while not stop.wait(0.001):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    attention(q, q, q)
+    stop.set()
+    thread.join()
+    assert ticks > 5
+
+
+def test_errors(rng):
+    q, k, v = heads(rng, B, H, N, D), heads(rng, B, H, N, D), heads(rng, B, H, N, V)
+    f = nprf.orf(D, 16)
+
+    def rejects(error, text, *arrays, **options):
+        with pytest.raises(error, match=text):
+            nprf.attention(*arrays, **{"features": f, **options})
+
+    rejects(ValueError, "keys: expected 2 x 3 x 33 x 8", q, k[..., :3], v)
+    rejects(ValueError, "values: expected", q, k, v[:, :, 1:])
+    rejects(ValueError, "queries: expected 8 columns", q[..., :5], k[..., :5], v)
+    rejects(ValueError, "queries: expected 2, 3 or 4 dimensions, got 1", q[0, 0, 0], k, v)
+    rejects(ValueError, "values: expected 2, 3 or 4 dimensions, got 5", q, k, v[None])
+    rejects(ValueError, "keys: expected", q, k[0], v)
+    rejects(ValueError, "keys: expected float64, as the other arrays", q, k.astype(np.float32), v)
+    rejects(TypeError, "queries: expected float32 or float64, got float16", q.astype(np.float16), k, v)
+    rejects(TypeError, "queries: expected float32 or float64, got object", np.array([[None]]), k, v)
+    rejects(TypeError, "queries: expected an array, got list", q.tolist(), k, v)
+    rejects(TypeError, "key_mask: expected bool", q, k, v, key_mask=np.ones((B, N)))
+    rejects(ValueError, "key_mask: expected 66 entries", q, k, v, key_mask=np.ones((B, N - 1), bool))
+    rejects(ValueError, "lengths", q, k, v, lengths=[1, 99])
+    rejects(ValueError, "layout", q, k, v, layout="bhnd")
+    rejects(ValueError, "engine: expected automatic", q, k, v, engine="fast")
+    rejects(ValueError, "near", q, k, v, near=-1)
+    rejects(ValueError, "near", q, k, v, near=4, features=nprf.elu(D))
+    rejects(ValueError, "heads", q, k, v, position=nprf.RelativePosition(np.zeros((2, 5))))
+    rejects(TypeError, "position: expected a Position", q, k, v, position=np.zeros(5))
+    rejects(TypeError, "features: expected a feature map", q, k, v, features=3)
+    rejects(TypeError, "normalization", q, k, v, normalization=1.0)
+    rejects(TypeError, "unexpected keyword argument 'mask'", q, k, v, mask=None)
+    wrong = q.copy()
+    wrong[1, 2, 3, 4] = np.nan
+    rejects(
+        ValueError,
+        r"queries: expected finite numbers \(check_finite\), got nan in batch 1",
+        wrong,
+        k,
+        v,
+        check_finite=True,
+    )
+    y = nprf.attention(wrong, k, v, features=f)
+    assert np.isnan(y[1, 2, 3]).all() and np.isnan(y).sum() == V
+
+
+def test_empty_arrays():
+    f = nprf.orf(D, 16)
+    for shape in ((0, D), (H, 0, D), (0, H, N, D), (B, 0, N, D)):
+        x = np.zeros(shape)
+        assert nprf.attention(x, x, x, features=f).shape == shape
+        y, saved = nprf.Attention(f).forward(x, x, x)
+    assert not nprf.attention(np.ones((4, D)), np.zeros((0, D)), np.zeros((0, D)), features=f).any()
+
+
+def test_free_memory(rng):
+    q = heads(rng, H, N, D)
+    f = nprf.orf(D, 16)
+    y = nprf.attention(q, q, q, features=f)
+    nprf.free_memory()
+    assert np.array_equal(nprf.attention(q, q, q, features=f), y)

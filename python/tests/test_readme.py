@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""The programs of the README run."""
+
+import pathlib
+import re
+
+import nprf
+import pytest
+
+readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+
+
+@pytest.mark.parametrize("program", programs, ids=["numpy", "torch"])
+def test_program(program, capsys):
+    if "torch" in program:
+        pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    exec(compile(program, "README.md", "exec"), {})
+    if "torch" not in program:
+        printed = capsys.readouterr().out
+        assert printed.startswith("Report(engine=")
+        assert 0.002 < float(printed.split()[-1]) < 0.03  # about 0.01
+
+
+def test_the_public_names():
+    for name in nprf.__all__:
+        assert getattr(nprf, name).__doc__, name

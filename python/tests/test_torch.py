@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: MIT
+"""nprf.torch on the CPU."""
+
+import copy
+import io
+
+import nprf
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+import nprf.torch  # noqa: E402
+from nprf.torch import _functional  # noqa: E402
+
+B, H, N, D = 2, 3, 17, 8
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(5)
+
+
+def tensors(*shape, dtype=torch.float64):
+    return [torch.randn(*shape, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+def biases():
+    """Names of positions and the shape of their parameters."""
+    h, w = 3, 5
+    return {
+        "table": (11,),
+        "t5": (32,),
+        "alibi": (),
+        "grid": (2 * h - 1, 2 * w - 1),
+        "table of heads": (H, 11),
+        "t5 of heads": (H, 32),
+        "alibi of heads": (H,),
+        "grid of heads": (H, 2 * h - 1, 2 * w - 1),
+    }
+
+
+def case(name, **options):
+    """(function of q, k, v, bias and extra, its arguments)"""
+    kind = name.split()[0]
+    q, k, v = tensors(B, H, N, D)
+    bias = torch.randn(biases()[name], dtype=torch.float64, requires_grad=True)
+    extra = torch.randn(2, 4, dtype=torch.float64, requires_grad=True) if kind == "grid" else None
+    position = ("grid", 3, 5) if kind == "grid" else kind
+    features = nprf.orf(D, 16, seed=1)
+
+    def function(q, k, v, bias, extra):
+        return nprf.torch.attention(
+            q, k, v, bias, extra=extra, features=features, position=position, **{"near": 2, **options}
+        )
+
+    return function, (q, k, v, bias, extra)
+
+
+@pytest.mark.parametrize("name", biases())
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_numpy_and_gradcheck(name, causal):
+    function, arguments = case(name, causal=causal)
+    y = function(*arguments)
+    q, k, v, bias, extra = (None if x is None else x.detach().numpy() for x in arguments)
+    kind = name.split()[0]
+    position = {
+        "table": lambda: nprf.RelativePosition(bias),
+        "t5": lambda: nprf.T5(bias),
+        "alibi": lambda: nprf.Alibi(bias),
+        "grid": lambda: nprf.Grid(3, 5, bias, extra),
+    }[kind]()
+    attention = nprf.Attention(nprf.orf(D, 16, seed=1), position, causal, near=2)
+    assert np.array_equal(y.detach().numpy(), attention.forward(q, k, v)[0])
+    assert torch.autograd.gradcheck(function, arguments, fast_mode=True)
+
+
+def test_without_a_position():
+    q, k, v = tensors(B, H, N, D)
+    function = lambda q, k, v: nprf.torch.attention(q, k, v, features=nprf.taylor(D), near=4)  # noqa: E731
+    assert torch.autograd.gradcheck(function, (q, k, v), fast_mode=True)
+
+
+def test_padding_grouped_queries_and_cross_attention():
+    q, _, _ = tensors(B, 4, N, D)
+    k, v, _ = tensors(B, 2, N + 3, D)
+    bias = torch.randn(4, 11, dtype=torch.float64, requires_grad=True)
+    padding = torch.arange(N + 3)[None, :] >= torch.tensor([[N], [6]])
+    features = nprf.orf(D, 16)
+
+    def function(q, k, v, bias):
+        return nprf.torch.attention(q, k, v, bias, features=features, key_padding_mask=padding, offset=2)
+
+    assert torch.autograd.gradcheck(function, (q, k, v, bias), fast_mode=True)
+    function(q, k, v, bias).sum().backward()
+    assert not k.grad[1, :, 6:].any() and k.grad[1, :, :6].any()
+
+
+def test_opcheck():
+    function, (q, k, v, bias, extra) = case("t5 of heads")
+    features = nprf.orf(D, 16)
+    mask = torch.ones(B, N, dtype=torch.bool)
+    options = _functional.Options(features._identity, "t5:128", True, 2, 1.0, "automatic", False, 0).text()
+    for key_mask in (None, mask):
+        for save in (True, False):
+            arguments = (q, k, v, bias, None, key_mask, options, save)
+            if not save:
+                arguments = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
+            torch.library.opcheck(_functional.attention_op, arguments)
+    y, token = _functional.attention_op(q, k, v, bias, None, None, options, True)
+    inputs = [x.detach() for x in (torch.ones_like(y), token, q, k, v, bias)]
+    torch.library.opcheck(_functional.backward_op, (*inputs, None, None, options))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile_without_graph_breaks(backend):
+    function, arguments = case("t5 of heads", causal=True)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    try:
+        y = compiled(*arguments)
+    except torch._inductor.exc.InductorError as error:  # no compiler for its own kernels
+        pytest.skip(f"torch.compile does not work here: {error}")
+    (y * y).sum().backward()
+    found = [x.grad for x in arguments[:4]]
+    for x in arguments[:4]:
+        x.grad = None
+    expected = function(*arguments)
+    (expected * expected).sum().backward()
+    assert torch.equal(y, expected)
+    for x, gradient in zip(arguments[:4], found):
+        torch.testing.assert_close(gradient, x.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_saved_state_is_freed_and_may_be_lost():
+    function, arguments = case("table")
+    before = len(_functional._saved)
+    y = function(*arguments)
+    assert len(_functional._saved) == before + 1
+    y.sum().backward()
+    del y
+    assert len(_functional._saved) == before
+    with torch.no_grad():
+        function(*arguments)
+    assert len(_functional._saved) == before
+    expected = [x.grad.clone() for x in arguments[:4]]
+    for x in arguments[:4]:
+        x.grad = None
+    # hooks that copy what is saved: forward is computed again
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        y = function(*arguments)
+    assert len(_functional._saved) == before
+    y.sum().backward()
+    assert all(torch.equal(x.grad, e) for x, e in zip(arguments[:4], expected))
+    # twice
+    y = function(*arguments)
+    first = torch.autograd.grad(y.sum(), arguments[:4], retain_graph=True)
+    second = torch.autograd.grad(y.sum(), arguments[:4])
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    checkpointed = torch.utils.checkpoint.checkpoint(function, *arguments, use_reentrant=False)
+    assert all(torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(checkpointed.sum(), arguments[:4])))
+
+
+def test_layouts_and_strides():
+    q, k, v = tensors(B, H, N, D)
+    bias = torch.randn(H, 11, dtype=torch.float64)
+    features = nprf.orf(D, 16)
+    y = nprf.torch.attention(q, k, v, bias, features=features)
+    first = nprf.torch.attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), bias, features=features, layout="tokens_first"
+    )
+    assert torch.equal(first.transpose(1, 2), y) and first.is_contiguous()
+    for other in (
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+        lambda x: torch.cat([x, x], dim=-1)[..., :D],
+        lambda x: x.repeat_interleave(2, dim=-1)[..., ::2],
+    ):
+        assert torch.equal(nprf.torch.attention(other(q), other(k), other(v), bias, features=features), y)
+    gradient = torch.randn_like(y)
+    expected = torch.autograd.grad(y, q, gradient)[0]
+    y = nprf.torch.attention(q, k, v, bias, features=features)
+    strided = gradient.transpose(2, 3).contiguous().transpose(2, 3)
+    assert torch.equal(torch.autograd.grad(y, q, strided)[0], expected)
+    y = nprf.torch.attention(q, k, v, bias, features=features)
+    broadcast = torch.ones(1, dtype=torch.float64).expand(y.shape)
+    assert torch.isfinite(torch.autograd.grad(y, q, broadcast)[0]).all()
+
+
+def test_halves_and_autocast():
+    features = nprf.orf(D, 16)
+    for dtype in (torch.bfloat16, torch.float16):
+        q, k, v = (x.detach().to(dtype).requires_grad_() for x in tensors(B, H, N, D))
+        bias = torch.zeros(11, requires_grad=True)
+        y = nprf.torch.attention(q, k, v, bias, features=features)
+        exact = nprf.torch.attention(q.double(), k.double(), v.double(), bias.double(), features=features)
+        assert y.dtype == dtype
+        # y is rounded once to the half
+        assert (y - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
+        y.float().sum().backward()
+        assert q.grad.dtype == dtype and bias.grad.dtype == torch.float32
+    layer = nprf.torch.Attention(32, 4, position="t5")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, _ = layer(torch.randn(2, 9, 32))
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert layer.position_bias.grad.dtype == torch.float32
+
+
+def test_threads_are_those_of_torch():
+    q, k, v = tensors(B, H, 300, D, dtype=torch.float32)
+    function = lambda: nprf.torch.attention(q, k, v, features=nprf.orf(D, 16))  # noqa: E731
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        y = function()
+        assert nprf.num_threads() in (1, before)
+        torch.set_num_threads(3)
+        assert torch.equal(function(), y)
+    finally:
+        torch.set_num_threads(before)
+    # one OpenMP in the process
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split()[-1] for line in maps if "libgomp" in line}
+    assert len(libraries) == 1, libraries
+
+
+def test_vmap():
+    q, k, v = tensors(3, H, N, D)
+    function = lambda q, k, v: nprf.torch.attention(q, k, v, features=nprf.orf(D, 16))  # noqa: E731
+    y = torch.func.vmap(function)(q, k, v)
+    assert torch.equal(y, function(q, k, v))
+    bias = torch.randn(3, H, 11, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="bias"):
+        torch.func.vmap(lambda q, bias: nprf.torch.attention(q, q, q, bias, features=nprf.orf(D, 16)))(q, bias)
+
+
+def test_errors():
+    q, k, v = tensors(B, H, N, D)
+    f = nprf.orf(D, 16)
+
+    def rejects(error, text, *arrays, **options):
+        with pytest.raises(error, match=text):
+            nprf.torch.attention(*arrays, **{"features": f, **options})
+
+    bias = torch.zeros(11, dtype=torch.float64)
+    rejects(ValueError, "keys: expected", q, k[..., :3], v)
+    rejects(ValueError, "queries: expected 8 columns", q[..., :5], k[..., :5], v)
+    rejects(ValueError, "b: expected an odd number", q, k, v, bias[:4])
+    rejects(ValueError, "heads", q, k, v, bias.expand(2, 11))
+    rejects(ValueError, "bias: expected 1 dimensions, or 2 with heads, got 0", q, k, v, bias[0])
+    rejects(ValueError, "position: expected 'table'", q, k, v, bias, position="rope")
+    rejects(ValueError, "layout", q, k, v, layout="x")
+    rejects(TypeError, "key_padding_mask: expected bool", q, k, v, key_padding_mask=torch.zeros(B, N))
+    rejects(ValueError, "key_mask: expected", q, k, v, key_padding_mask=torch.zeros(B, N - 1, dtype=torch.bool))
+    rejects(TypeError, "queries: expected float32 or float64", *(torch.ones(2, 3, 4, 8, dtype=torch.int64),) * 3)
+    rejects(TypeError, "keys: expected torch.float64, as the queries, got torch.int64", q, k.long(), v)
+    rejects(TypeError, "values: expected torch.float64, as the queries, got torch.float32", q, k, v.float())
+    rejects(ValueError, "grid", q, k, v, torch.zeros(3, 3, dtype=torch.float64), position=("grid", 4, 4))
+    y = nprf.torch.attention(q, k, v, features=f)
+    (first,) = torch.autograd.grad(y.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        first.sum().backward()
+
+
+def layers():
+    return {
+        "none": {},
+        "t5": {"position": "t5"},
+        "table": {"position": "table", "reach": 5, "causal": True},
+        "alibi": {"position": "alibi", "features": "orf", "near": 0},
+        "grid": {"position": ("grid", 3, 4), "near": 2},
+        "hyperbolic": {"position": "t5", "features": "hyperbolic", "num_features": 16, "near": 0},
+    }
+
+
+@pytest.mark.parametrize("name", layers())
+def test_the_module(name):
+    layer = nprf.torch.Attention(24, 3, **layers()[name])
+    if layer.position_bias is not None:
+        torch.nn.init.normal_(layer.position_bias)
+    x = torch.randn(2, 12, 24)
+    y, weights = layer(x)
+    assert y.shape == x.shape and weights is None
+    y.sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())
+    torch.testing.assert_close(layer(x, x.clone(), x.clone())[0], y)
+    state = io.BytesIO()
+    torch.save(layer.state_dict(), state)
+    state.seek(0)
+    other = nprf.torch.Attention(24, 3, **{"seed": 99, **layers()[name]})
+    other.load_state_dict(torch.load(state))
+    assert torch.equal(other(x)[0], y)
+    assert torch.equal(copy.deepcopy(layer)(x)[0], y)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0], y)
+    assert name in repr(layer) or name in ("none", "hyperbolic")
+
+
+def test_the_module_loads_and_approximates_multihead_attention():
+    theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    # every pair is near, so that weights are those of softmax
+    ours = nprf.torch.Attention(32, 4, near=50, normalization=nprf.Normalization.none())
+    ours.load_state_dict(theirs.state_dict())
+    x, memory = torch.randn(2, 20, 32), torch.randn(2, 14, 32)
+    padding = torch.arange(20)[None, :] >= torch.tensor([[20], [11]])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours(x, x, x, key_padding_mask=padding)[0],
+            theirs(x, x, x, key_padding_mask=padding, need_weights=False)[0],
+            rtol=1e-4,
+            atol=1e-5,
+        )
+        torch.testing.assert_close(ours(x, memory, memory)[0], theirs(x, memory, memory)[0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="need_weights"):
+        ours(x, need_weights=True)
+    with pytest.raises(ValueError, match="attn_mask"):
+        ours(x, attn_mask=torch.zeros(20, 20))
+
+
+def test_redraw():
+    layer = nprf.torch.Attention(24, 3, position="alibi", features="orf", near=0, seed=4)
+    x = torch.randn(2, 12, 24)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    before = compiled(x)[0]
+    layer.redraw()
+    assert layer.features == nprf.orf(8, 8, seed=5) and int(layer.features_seed) == 5
+    after = compiled(x)[0]  # no new graph
+    assert torch.equal(after, layer(x)[0]) and not torch.equal(after, before)
+    with pytest.raises(ValueError, match="random vectors"):
+        nprf.torch.Attention(24, 3).redraw()
+
+
+def test_a_layer_learns():
+    """To attend three tokens back, by its bias."""
+    layer = nprf.torch.Attention(16, 2, position="table", reach=6, near=0, features="orf", num_features=32)
+    optimizer = torch.optim.Adam(layer.parameters(), 0.03)
+    losses = []
+    for _ in range(150):
+        x = torch.randn(8, 24, 16)
+        loss = (layer(x)[0][:, 3:] - x[:, :-3]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+
+
+class T5Attention(torch.nn.Module):
+    """Self-attention as in T5."""
+
+    def __init__(self, channels, heads, has_bias):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(channels, channels, bias=False) for _ in range(4))
+        self.n_heads, self.has_relative_attention_bias, self.is_decoder = heads, has_bias, False
+        self.relative_attention_max_distance = 20
+        if has_bias:
+            self.relative_attention_bias = torch.nn.Embedding(16, heads)
+
+    def forward(self, hidden_states, mask=None, position_bias=None):
+        b, n, _ = hidden_states.shape
+        q, k, v = (f(hidden_states).view(b, n, self.n_heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        if position_bias is None:
+            lags = torch.arange(n)[None, :] - torch.arange(n)[:, None]
+            core = nprf._native.core
+            buckets = lags.clone().apply_(lambda lag: core.t5_bucket(lag, 16, False, 20))
+            position_bias = self.relative_attention_bias(buckets).permute(2, 0, 1)[None]
+        logits = q @ k.transpose(2, 3) + position_bias
+        if mask is not None:
+            logits = logits + mask
+        y = torch.softmax(logits, dim=-1) @ v
+        return self.o(y.transpose(1, 2).flatten(2)), None, position_bias
+
+
+class T5Encoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(T5Attention(24, 3, i == 0) for i in range(2))
+
+    def forward(self, x, mask=None):
+        position_bias = None
+        for layer in self.layers:
+            y, _, position_bias = layer(x, mask=mask, position_bias=position_bias)
+            x = x + y
+        return x
+
+
+def test_replace_attention():
+    model = T5Encoder()
+    x = torch.randn(2, 30, 24)
+    mask = torch.zeros(2, 1, 1, 30)
+    mask[1, :, :, 12:] = torch.finfo(torch.float32).min
+    with torch.no_grad():
+        expected = model(x, mask)
+        assert nprf.torch.replace_attention(model, near=30) == 2  # every pair has its exact weight
+        torch.testing.assert_close(model(x, mask), expected, rtol=1e-4, atol=1e-5)
+        assert "layers.0.relative_attention_bias.weight" in model.state_dict()
+    with pytest.raises(ValueError, match="past_key_values: expected None"):
+        model.layers[0](x, past_key_values=())
+    with pytest.raises(ValueError, match="relative_attention_bias"):
+        nprf.torch.replace_attention(encoder_without_bias())
+
+
+def encoder_without_bias():
+    model = T5Encoder()
+    model.layers = model.layers[1:]
+    return model

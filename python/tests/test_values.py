@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""Feature maps, positions and options are values."""
+
+import importlib.metadata
+import os
+import pickle
+import re
+import subprocess
+import sys
+
+import nprf
+import numpy as np
+import pytest
+
+
+def values():
+    b = np.arange(5.0)
+    return [
+        nprf.orf(8, 16, seed=3),
+        nprf.prf(8, 16, seed=3),
+        nprf.trf(8, 16),
+        nprf.sphere_prf(8, 16),
+        nprf.hyperbolic(8, 16),
+        nprf.elu(8),
+        nprf.taylor(8),
+        nprf.taylor(8, 3),
+        nprf.ProjectedFeatures("positive", np.eye(8)),
+        nprf.ProjectedFeatures("hyperbolic", np.eye(8)),
+        nprf.RandomFeatures("positive", 8, 16, "simplex", 2**64 - 1, nprf.oprf_tilt(8, 1.5)),
+        nprf.HeadFeatures([nprf.orf(8, 16, seed=s) for s in range(3)]),
+        nprf.RelativePosition(b),
+        nprf.RelativePosition(b.astype(np.float32)),
+        nprf.T5(np.zeros(32)),
+        nprf.T5(np.zeros(32), 64),
+        nprf.Alibi(0.25),
+        nprf.Alibi([0.25, 0.5]),
+        nprf.Grid(2, 2, np.zeros((3, 3))),
+        nprf.Grid(2, 2, np.zeros((3, 3)), np.zeros((1, 3))),
+        nprf.NoPosition(),
+        nprf.Normalization.none(),
+        nprf.Normalization.unit(2),
+        nprf.Attention(nprf.orf(8, 16), nprf.Alibi(0.25), causal=True, near=3),
+        nprf.Attention(nprf.orf(8, 16), nprf.Alibi(0.25), causal=True),
+        nprf.oprf_tilt(8, 1.5),
+    ]
+
+
+def test_equality_hash_and_pickling():
+    one, other = values(), values()
+    for i, x in enumerate(one):
+        for j, y in enumerate(other):
+            assert (x == y) == (i == j), (x, y)
+        copy = pickle.loads(pickle.dumps(x))
+        assert copy == x and hash(copy) == hash(x) and repr(copy) == repr(x)
+        assert type(x).__name__ in repr(x)
+
+
+def test_values_are_not_changed_by_their_arguments():
+    b = np.zeros(5)
+    position = nprf.RelativePosition(b)
+    b[0] = 7
+    assert position.b[0] == 0
+    with pytest.raises(ValueError, match="read-only"):
+        position.b[0] = 1
+
+
+def test_random_features_are_those_of_every_machine():
+    assert nprf.orf(8, 16, seed=3).output_dim == 16 and nprf.hyperbolic(8, 16).output_dim == 32
+    rows = nprf.orf(8, 16, seed=3).rows(np.float64)
+    assert rows.shape == (16, 8)
+    norms = np.linalg.norm(rows[:8], axis=1)
+    assert np.abs(rows[:8] @ rows[:8].T - np.diag(norms**2)).max() < 1e-13
+    assert np.array_equal(nprf.orf(8, 16, seed=3).rows(np.float32), rows.astype(np.float32))
+    assert nprf.orf(8, 16, seed=3).redraw(9) == nprf.orf(8, 16, seed=9)
+    assert nprf.HeadFeatures([nprf.orf(8, 16)] * 2).redraw(5).maps[1] == nprf.orf(8, 16, seed=11)
+
+
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: nprf.orf(0, 3), "input_dim"),
+        (lambda: nprf.orf(3, 0), "num_features"),
+        (lambda: nprf.orf(3, 3, -1), "seed"),
+        (lambda: nprf.RandomFeatures("cosine", 3, 3), "kind"),
+        (lambda: nprf.RandomFeatures("positive", 3, 3, "lattice"), "projection"),
+        (lambda: nprf.RandomFeatures("trigonometric", 3, 3, tilt=nprf.oprf_tilt(3, 1.0)), "tilt"),
+        (lambda: nprf.ProjectedFeatures("positive", np.full((2, 2), np.nan)), "finite"),
+        (lambda: nprf.HeadFeatures([]), "features"),
+        (lambda: nprf.HeadFeatures([nprf.orf(3, 3), nprf.elu(3)]).output_dim, "one kind"),
+        (lambda: nprf.elu(3).redraw(1), "random vectors"),
+        (lambda: nprf.CalibratedFeatures("nonsense"), "nprf-calibrated-features"),
+        (lambda: nprf.RelativePosition(np.zeros(4)), "odd"),
+        (lambda: nprf.RelativePosition([0, np.nan, 0]), "finite"),
+        (lambda: nprf.RelativePosition(np.zeros((1, 1, 5))), "dimensions"),
+        (lambda: nprf.T5(np.zeros(32), 8), "max_distance"),
+        (lambda: nprf.Alibi(np.inf), "slope"),
+        (lambda: nprf.Grid(2, 2, np.zeros((3, 4))), "3 x 3"),
+        (lambda: nprf.Grid(2, 2, np.zeros((3, 3)), np.zeros((1, 4))), "extra"),
+        (lambda: nprf.Normalization.unit(0), "radius"),
+        (lambda: nprf.oprf_tilt(0, 1.0), "d:"),
+        (lambda: nprf.resize_bias(np.zeros(4), 3), "odd"),
+        (lambda: nprf.set_num_threads(0), "threads"),
+        (lambda: nprf.Attention(nprf.orf(3, 3), engine="grid")(*(np.ones((2, 3)),) * 3), "grid"),
+        (lambda: nprf.Attention(nprf.orf(3, 3), nprf.T5(np.zeros(3))), "even"),
+    ],
+)
+def test_invalid_arguments(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_resize_bias():
+    b = np.sin(np.arange(9.0))
+    assert np.array_equal(nprf.resize_bias(b, 9), b)
+    assert nprf.resize_bias(b, 17)[8] == b[4]
+    assert nprf.resize_bias(np.ones((3, 5)), 4, 4).shape == (7, 7)
+
+
+def test_tilts():
+    x = np.random.default_rng(0).standard_normal((50, 8))
+    tilt = nprf.sderf_tilt(x, x)
+    assert np.abs(tilt.axes.T @ tilt.axes - np.eye(8)).max() < 1e-12 and (tilt.a < 0.25).all()
+    assert np.ptp(nprf.oprf_tilt(8, 1.5).a) == 0
+
+
+def test_alibi_slopes():
+    assert np.array_equal(nprf.alibi_slopes(8), 2.0 ** -np.arange(1, 9))
+    assert np.allclose(nprf.alibi_slopes(12)[8:], 2.0 ** -np.array([0.5, 1.5, 2.5, 3.5]))
+
+
+def test_the_level_of_the_processor():
+    """NPRF_CPU_LEVEL selects compiled code, and an unsuitable value is an error of the import."""
+
+    def imported(level):
+        command = [sys.executable, "-c", "import nprf; print(nprf._native.core.__name__)"]
+        return subprocess.run(command, env={**os.environ, "NPRF_CPU_LEVEL": level}, capture_output=True, text=True)
+
+    name = nprf._native.core.__name__
+    if name.endswith("generic"):
+        pytest.skip("not an x86-64 processor")
+    own = name.rsplit("_", 1)[1]
+    assert imported(own).stdout.strip() == name
+    assert "ImportError: NPRF_CPU_LEVEL: expected v2, v3 or v4" in imported("v5").stderr
+    lower = imported("v2")
+    assert own == "v2" or lower.stdout.strip().endswith("_core_v2") or "NPRF_PYTHON_LEVELS" in lower.stderr
+
+
+def test_the_version_is_that_of_the_headers():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", nprf.__version__)
+    try:
+        assert importlib.metadata.version("nprf") == nprf.__version__
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("not installed by pip")
