@@ -212,7 +212,7 @@ void count_or_stop() {
 }  // namespace
 
 TEST_CASE("the calling thread polls between tasks, and what a poll throws ends the run", "[core]") {
-  for (const std::size_t size : {1, 4}) {
+  for (const std::size_t size : {std::size_t{1}, std::size_t{4}}) {
     INFO(size << " threads");
     std::vector<Workspace> workspaces(size);
     const Team team(workspaces, count_or_stop);
