@@ -66,7 +66,7 @@ void check(std::vector<double>& ratios) {
 
 }  // namespace
 
-TEST_CASE("errors are below the bound, and the bound is below the tolerance, with every engine", "[attention]") {
+TEST_CASE("errors are below the bound, and the bound is below the tolerance, with every engine", "[attention][long]") {
   REQUIRE(cases().size() >= 400);
   std::vector<double> ratios;
   check<float>(ratios);

@@ -58,7 +58,7 @@ double worst_error(const Matrix<T>& y, const Matrix<T>& expected, const Matrix<T
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("a table with nearly linear ends is computed by the linear engine", "[attention]",
+TEMPLATE_TEST_CASE("a table with nearly linear ends is computed by the linear engine", "[attention][long]",
                    NPRF_TEST_SCALARS) {
   using T = TestType;
   const Tokens<T> x = random_tokens<T>(n, n, d, d_v);

@@ -187,7 +187,7 @@ TEST_CASE("FFT: neither errors nor bounds grow with the number of keys", "[atten
   }
 }
 
-TEST_CASE("linear engines: neither errors nor bounds grow with the number of keys", "[attention]") {
+TEST_CASE("linear engines: neither errors nor bounds grow with the number of keys", "[attention][long]") {
   const auto check = [](auto&& make_position, Engine engine) {
     for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
       const auto position = make_position(direction);
@@ -203,7 +203,7 @@ TEST_CASE("linear engines: neither errors nor bounds grow with the number of key
   check([](Direction) { return NoPosition<float>(); }, Engine::banded);
 }
 
-TEST_CASE("tiles: neither errors nor bounds grow with the number of keys", "[attention]") {
+TEST_CASE("tiles: neither errors nor bounds grow with the number of keys", "[attention][long]") {
   const auto check = [](const auto& position, Engine engine) {
     const AttentionOptions options{.engine = engine};
     CHECK(bound_for(position, options, 3, 1000000) <= 1.01 * bound_for(position, options, 3, 10000));

@@ -256,7 +256,7 @@ TEST_CASE("the error bound is that of the finite rows", "[attention]") {
   }
 }
 
-TEST_CASE("non-finite inputs take time O(n log n)", "[attention]") {
+TEST_CASE("non-finite inputs take time O(n log n)", "[attention][long]") {
   // each call takes milliseconds; a loop over pairs would take minutes
   const Index n = 20000, wide = 32;
   const Tokens<float> clean = random_tokens<float>(n, n, d, wide);

@@ -94,7 +94,7 @@ std::vector<Errors> errors(const LagWeights<T>& c, const Factors<T>& x) {
 }  // namespace
 
 TEMPLATE_TEST_CASE("errors of entries beyond direct rounding are at most 1.25 times the bound of their row",
-                   "[toeplitz]", NPRF_TEST_SCALARS) {
+                   "[toeplitz][long]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n_q = 290, n_k = 310, r = 5, p = 9;
   std::vector<Errors> all(noisy_engines().size());
