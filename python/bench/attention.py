@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""attention.py [--threads N] [--sizes BxHxNxD ...] [--out OUT.json]: nprf.torch.attention beside PyTorch's attentions.
+"""attention.py [--threads N] [--sizes BxHxNxD ...] [--kinds ...] [--rivals ...] [--out OUT.json]: nprf.torch.attention beside PyTorch's attentions.
 
 Milliseconds of forward and of forward + backward, float32, with gradients of queries, keys, values and biases. Medians of
 rounds that run all rivals one after another, so that a change of the machine's speed meets all of them.
@@ -139,12 +139,13 @@ def milliseconds(rival, case, backward):
     return 1e3 * (time.perf_counter() - start)
 
 
-def measure(size, kind, seconds):
+def measure(size, kind, names, seconds):
     case, rows = Case(size, kind), {}
     for backward in (False, True):
         working = {}
-        for name, rival in rivals.items():
-            if gibibytes(name, size) > 8 or (kind == "none" and name in ("torch.fft", "flex_attention")):
+        for name in names:
+            rival = rivals[name]
+            if gibibytes(name, size) > 12 or (kind == "none" and name in ("torch.fft", "flex_attention")):
                 continue
             try:
                 working[name] = [milliseconds(rival, case, backward)]  # it warms up
@@ -167,6 +168,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--sizes", nargs="+", default=["8x3x64x32", "8x4x512x64", "1x8x2048x64", "1x8x8192x64"])
     parser.add_argument("--kinds", nargs="+", default=["none", "dense", "t5", "alibi"])
+    parser.add_argument("--rivals", nargs="+", default=list(rivals), choices=list(rivals))
     parser.add_argument("--seconds", type=float, default=5, help="of each measurement")
     parser.add_argument("--out")
     options = parser.parse_args()
@@ -176,7 +178,7 @@ def main():
     for text in options.sizes:
         size = tuple(map(int, text.split("x")))
         for kind in options.kinds:
-            for direction, row in measure(size, kind, options.seconds).items():
+            for direction, row in measure(size, kind, options.rivals, options.seconds).items():
                 results.append({"size": size, "bias": kind, "pass": direction, "ms": row})
                 ratios = ", ".join(
                     f"{name} {ms:.4g}" + (f" ({ms / row['nprf']:.2f}x)" if name != "nprf" else "")
