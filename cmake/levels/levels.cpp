@@ -4,8 +4,6 @@
 
 #include "level.hpp"
 
-#include <cpuid.h>
-
 #include <cstddef>
 #include <cstdlib>
 #include <limits>
@@ -14,6 +12,7 @@
 
 #include "nprf/core/error.hpp"
 #include "nprf/instances.hpp"
+#include "processor_level.h"
 
 static_assert(EIGEN_MAX_ALIGN_BYTES == 16 && EIGEN_MALLOC_ALREADY_ALIGNED,
               "nprf::levels is for programs whose Eigen aligns to 16 bytes and calls malloc, which it does for any "
@@ -35,22 +34,11 @@ namespace nprf {
 
 namespace {
 
-// clang 16 has no __builtin_cpu_supports("x86-64-v3")
-bool supports_v3() {
-  unsigned a, b, c = 0, d, extended_c = 0;
-  __get_cpuid(1, &a, &b, &c, &d);
-  __get_cpuid(0x80000001, &a, &b, &extended_c, &d);
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-         __builtin_cpu_supports("bmi2") && (c & bit_F16C) && (c & bit_MOVBE) && (extended_c & bit_LZCNT);
-}
-bool supports_v4() {
-  return supports_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-
 CpuLevel choose_level() {
-  __builtin_cpu_init();
-  const CpuLevel best = supports_v4() ? CpuLevel::v4 : supports_v3() ? CpuLevel::v3 : CpuLevel::baseline;
+  const long level_of_processor = nprf_processor_level();
+  const CpuLevel best = level_of_processor >= 4   ? CpuLevel::v4
+                        : level_of_processor == 3 ? CpuLevel::v3
+                                                  : CpuLevel::baseline;
   const char* const variable = std::getenv("NPRF_CPU_LEVEL");
   if (!variable) return best;
   constexpr std::string_view names[] = {"baseline", "v3", "v4"};

@@ -11,7 +11,7 @@ import numpy as np
 
 from ._native import Native, as_array, core, float32, float64, native_of
 from ._value import Value
-from .features import Features, FeaturesLike, features_of
+from .features import CalibratedFeatures, Features, FeaturesLike, HeadFeatures, features_of
 from .positions import NoPosition, Position
 
 
@@ -280,8 +280,6 @@ def calibrate(
     """Feature maps of at most num_features features, from a sample of queries [.., n, d], keys and values of one
     or several sequences, with the near field, direction and normalization of the attention that will use them.
     ValueError for shapes that do not fit, numbers that are not finite, or a sample that is too small."""
-    from .features import CalibratedFeatures, HeadFeatures
-
     q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
     native = native_of(q.dtype, "queries")
     positions = (position if position is not None else _no_position)._native(native, bool(causal))

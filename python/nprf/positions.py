@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ._native import Native, core
+from ._native import Native, core, native_of
 from ._value import Value, frozen_array
 
 
@@ -55,7 +55,7 @@ class RelativePosition(Position):
     def __init__(self, b: Any) -> None:
         super().__init__()
         self.b = frozen_array(b, "b", (1, 2))
-        self._native(_native_of(self.b), False)
+        self._native(native_of(self.b.dtype, "position"), False)
 
     def _make(self, native: Native, causal: bool) -> Any:
         return native.Positions.relative(self._rows(native))
@@ -72,7 +72,7 @@ class T5(Position):
     def __init__(self, weights: Any, max_distance: int = 128) -> None:
         super().__init__()
         self.weights, self.max_distance = frozen_array(weights, "weights", (1, 2)), int(max_distance)
-        self._native(_native_of(self.weights), True)
+        self._native(native_of(self.weights.dtype, "position"), True)
 
     def _make(self, native: Native, causal: bool) -> Any:
         return native.Positions.t5(self._rows(native), causal, self.max_distance)
@@ -86,7 +86,7 @@ class Alibi(Position):
     def __init__(self, slope: Any) -> None:
         super().__init__()
         self.slope = frozen_array(slope, "slope", (0, 1))
-        self._native(_native_of(self.slope), False)
+        self._native(native_of(self.slope.dtype, "position"), False)
 
     def _make(self, native: Native, causal: bool) -> Any:
         return native.Positions.alibi(self._rows(native))
@@ -117,7 +117,7 @@ class Grid(Position):
         self.height, self.width = int(height), int(width)
         self.b = frozen_array(b, "b", (2, 3))
         self.extra = None if extra is None else frozen_array(extra, "extra", (2, 3))
-        self._native(_native_of(self.b), False)
+        self._native(native_of(self.b.dtype, "position"), False)
 
     def _make(self, native: Native, causal: bool) -> Any:
         rows = self._rows(native)
@@ -148,12 +148,6 @@ class NoPosition(Position):
 
     def _make(self, native: Native, causal: bool) -> Any:
         return native.Positions.none()
-
-
-def _native_of(array: np.ndarray) -> Native:
-    from ._native import native_of
-
-    return native_of(array.dtype, "position")
 
 
 def resize_bias(b: Any, *size: int) -> np.ndarray:

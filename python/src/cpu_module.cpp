@@ -4,6 +4,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include "cpu_level.h"
+#include "processor_level.h"
 
-NB_MODULE(_cpu, m) { m.attr("level") = nprf_cpu_level(); }
+NB_MODULE(_cpu, m) { m.attr("level") = nprf_processor_level(); }

@@ -198,8 +198,10 @@ Positions<T> of_rows(const InputArray& b, const char* name, Make&& make) {
 template <Real T>
 Positions<T> grids(Index height, Index width, const InputArray& b, const InputArray& extra, Index extra_tokens) {
   const Matrix<T> tables = matrix_of<T>(b, "b"), borders = matrix_of<T>(extra, "extra");
-  require(tables.cols() == (2 * height - 1) * (2 * width - 1), "b: expected ", 2 * height - 1, " x ", 2 * width - 1,
-          " (2H-1 x 2W-1 for a grid of ", height, " x ", width, "), got ", tables.cols(), " numbers");
+  require(height >= 1 && width >= 1 && height <= tables.cols() && width <= tables.cols() &&
+              tables.cols() == (2 * height - 1) * (2 * width - 1),
+          "b: expected ", 2 * height - 1, " x ", 2 * width - 1, " (2H-1 x 2W-1 for a grid of ", height, " x ", width,
+          "), got ", tables.cols(), " numbers");
   std::vector<GridPosition<T>> all;
   for (Index h = 0; h < tables.rows(); ++h) {
     const Matrix<T> table = Eigen::Map<const Matrix<T>>(tables.row(h).data(), 2 * height - 1, 2 * width - 1);

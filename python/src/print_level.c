@@ -5,6 +5,6 @@
 
 #include <stdio.h>
 
-#include "cpu_level.h"
+#include "processor_level.h"
 
-int main(void) { return printf("%ld", nprf_cpu_level()) < 0; }
+int main(void) { return printf("%ld", nprf_processor_level()) < 0; }

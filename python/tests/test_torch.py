@@ -255,6 +255,7 @@ def test_errors():
     rejects(TypeError, "keys: expected torch.float64, as the queries, got torch.int64", q, k.long(), v)
     rejects(TypeError, "values: expected torch.float64, as the queries, got torch.float32", q, k, v.float())
     rejects(ValueError, "grid", q, k, v, torch.zeros(3, 3, dtype=torch.float64), position=("grid", 4, 4))
+    rejects(ValueError, "grid", q, k, v, torch.zeros(1, 1, dtype=torch.float64), position=("grid", 0, 0))
     y = nprf.torch.attention(q, k, v, features=f)
     (first,) = torch.autograd.grad(y.sum(), q, create_graph=True)
     with pytest.raises(RuntimeError):

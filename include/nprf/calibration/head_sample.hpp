@@ -14,7 +14,8 @@
 
 namespace nprf {
 
-/// Consecutive tokens of one head of one sequence, with normalised queries and keys.
+/// Consecutive tokens of one head of one sequence, with normalised queries and keys. Samples are in double; they and
+/// what works on them are templates so that a program that calibrates nothing does not compile them.
 template <Real T>
 struct SampleTokens {
   Matrix<T> q, k, v;                     // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values

@@ -2,9 +2,9 @@
 """The operators nprf::attention and nprf::attention_backward, and the function that calls them.
 
 The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
-for each argument); a feature map is the integer under which it is registered. forward returns y and a `token`, a tensor of one byte whose storage is a part
-of what the C++ forward saved. It lives as long as autograd or a compiled graph keeps that tensor. If a hook has copied
-the tensor, there is nothing at its address, and backward computes forward again.
+for each argument); a feature map is the integer under which it is registered. forward returns y and a `token`, a tensor
+of one byte whose storage is a part of what the C++ forward saved. It lives as long as autograd or a compiled graph keeps
+that tensor. If a hook has copied the tensor, there is nothing at its address, and backward computes forward again.
 """
 
 from __future__ import annotations
@@ -123,16 +123,18 @@ _calls: dict[Any, Any] = {}
 
 
 def _call_of(key_mask: Optional[Tensor], tokens_first: bool, offset: int) -> Any:
-    threads = torch.get_num_threads()
+    key = (tokens_first, offset, torch.get_num_threads())
+
+    def made(mask: Any) -> Any:
+        return core.Call(mask, [], [], [], offset, 0.0, 0, 0, False, tokens_first, key[2])
+
     if key_mask is not None:
-        mask = to_dlpack(key_mask.contiguous())
-        return core.Call(mask, [], [], [], offset, 0.0, 0, 0, False, tokens_first, threads)
-    key = (tokens_first, offset, threads)
+        return made(to_dlpack(key_mask.contiguous()))
     call = _calls.get(key)
     if call is None:
         if len(_calls) > 1000:
             _calls.clear()
-        call = _calls[key] = core.Call(None, [], [], [], offset, 0.0, 0, 0, False, tokens_first, threads)
+        call = _calls[key] = made(None)
     return call
 
 

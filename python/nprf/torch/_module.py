@@ -45,6 +45,11 @@ def _named_features(name: str, d: int, num_features: Optional[int], seed: int) -
     raise ValueError(f"features: expected 'taylor', 'orf', 'hyperbolic' or a feature map, got {name!r}")
 
 
+def _int64_of(seed: int) -> int:
+    """The 64 bits of a seed as the signed integer that a tensor can hold."""
+    return seed - 2**64 * (seed >= 2**63)
+
+
 def _redraw_loaded(layer: Attention, _: Any) -> None:
     layer._features.features = layer.features.redraw(int(layer.features_seed) % 2**64)
 
@@ -109,9 +114,7 @@ class Attention(nn.Module):
         self._position = "table" if position is None else position_name(position)
         kind = self._position.split(":")[0]
         shape: tuple[int, ...] = ()
-        if position is None:
-            shape = ()
-        elif kind == "t5":
+        if kind == "t5":
             shape = (buckets,)
         elif kind == "table":
             shape = (2 * reach + 1,)
@@ -123,7 +126,7 @@ class Attention(nn.Module):
         elif position is not None:
             self.position_bias = nn.Parameter(torch.zeros(heads, *shape, **factory))
         if isinstance(made, RandomFeatures):
-            self.register_buffer("features_seed", torch.tensor(made.seed - 2**64 * (made.seed >= 2**63)))
+            self.register_buffer("features_seed", torch.tensor(_int64_of(made.seed)))
             self.register_load_state_dict_post_hook(_redraw_loaded)
 
     @property
@@ -138,7 +141,7 @@ class Attention(nn.Module):
             seed = features.seed + 1 if isinstance(features, RandomFeatures) else 0
         self._features.features = features.redraw(seed)
         if "features_seed" in self._buffers:
-            self.features_seed.fill_(seed - 2**64 * (seed >= 2**63))
+            self.features_seed.fill_(_int64_of(seed))
 
     def forward(
         self,

@@ -6,7 +6,7 @@
 #endif
 
 /* The x86-64 level of this processor, 1 to 4; 0 on other architectures. */
-static long nprf_cpu_level(void) {
+static long nprf_processor_level(void) {
 #if defined(__x86_64__)
   unsigned a, b, c = 0, d, extended = 0;
   __builtin_cpu_init();
