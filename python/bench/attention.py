@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""attention.py [--threads N] [--sizes BxHxNxD ...] [--kinds ...] [--rivals ...] [--out OUT.json]: nprf.torch.attention beside PyTorch's attentions.
+"""nprf.torch.attention beside PyTorch's attentions.
+
+attention.py [--threads N] [--sizes BxHxNxD ...] [--kinds ...] [--rivals ...] [--seconds S] [--out OUT.json]
 
 Milliseconds of forward and of forward + backward, float32, with gradients of queries, keys, values and biases. Medians of
 rounds that run all rivals one after another, so that a change of the machine's speed meets all of them.
