@@ -2,6 +2,7 @@
 #pragma once
 
 #include "nprf/attention/batch/batch.hpp"
+#include "nprf/calibration/calibrate.hpp"
 #include "nprf/config.hpp"
 #include "nprf/core/compiled_flags.hpp"
 #include "nprf/feature_map/elu.hpp"
@@ -22,12 +23,17 @@
 ///
 /// The members of these classes are defined after the class, not inline: the compiler compiles an inline member
 /// wherever it is called, even if its class is declared extern.
-#define NPRF_INSTANCES(PREFIX, T)   \
-  NPRF_PRODUCT_INSTANCES(PREFIX, T) \
-  NPRF_ATTENTION_INSTANCES(PREFIX, T)
+#define NPRF_INSTANCES(PREFIX, T)     \
+  NPRF_PRODUCT_INSTANCES(PREFIX, T)   \
+  NPRF_ATTENTION_INSTANCES(PREFIX, T) \
+  NPRF_CALIBRATION_INSTANCES(PREFIX, T)
 
-/// The two halves of NPRF_INSTANCES, for two files.
+/// The parts of NPRF_INSTANCES, for several files.
 #define NPRF_PRODUCT_INSTANCES(PREFIX, T) PREFIX template class nprf::toeplitz::Product<T>;
+#define NPRF_CALIBRATION_INSTANCES(PREFIX, T)                                                  \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&); \
+  PREFIX template nprf::HeadsCalibration<T> nprf::detail::calibrate_samples<T>(                \
+      std::span<const nprf::HeadSample<double>>, const nprf::CalibrationOptions&);
 #define NPRF_ATTENTION_INSTANCES(PREFIX, T)                                                       \
   NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                                           \
   PREFIX template class nprf::Batch<T>;                                                           \

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 #
-# Builds and runs the consumer against nprf as found by WAY. install: find_package after the README's commands.
-# compiled, levels: the same, with nprf::compiled or nprf::levels. find_package and pkg_config: the build BUILD,
-# installed; it has FFTW. add_subdirectory: with FFTW. bare: add_subdirectory without OpenMP.
+# Builds and runs a consumer against nprf as found by WAY. install: find_package after the README's commands, and a
+# program that calls attention. compiled, levels: the same, with nprf::compiled or nprf::levels. The others are for a
+# program that uses what nprf links: find_package and pkg_config with the build BUILD, installed, which has FFTW,
+# add_subdirectory with FFTW, bare by add_subdirectory without OpenMP.
 
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
@@ -10,6 +11,7 @@ endfunction()
 
 set(consumer ${SOURCE}/tests/consumer)
 file(REMOVE_RECURSE ${WORK})
+set(program linked)
 
 if(WAY STREQUAL "add_subdirectory")
   set(arguments -D NPRF_SOURCE=${SOURCE} -D NPRF_USE_FFTW=ON)
@@ -19,6 +21,7 @@ elseif(WAY STREQUAL "bare")
 elseif(WAY MATCHES "^(install|compiled|levels)$")
   run(${CMAKE_COMMAND} -S ${SOURCE} --preset install -B ${WORK}/install -D CMAKE_CXX_COMPILER=${CXX})
   run(${CMAKE_COMMAND} --install ${WORK}/install --prefix ${WORK}/prefix)
+  set(program main)
   set(arguments -D CMAKE_PREFIX_PATH=${WORK}/prefix)
   if(WAY STREQUAL "compiled")
     list(APPEND arguments -D nprf=nprf::compiled)
@@ -36,9 +39,9 @@ if(WAY STREQUAL "pkg_config")
   execute_process(COMMAND pkg-config --cflags --libs nprf OUTPUT_VARIABLE flags COMMAND_ERROR_IS_FATAL ANY)
   separate_arguments(flags UNIX_COMMAND "${flags}")
   file(MAKE_DIRECTORY ${WORK}/build)
-  run(${CXX} -std=c++20 ${consumer}/main.cpp ${consumer}/second.cpp ${flags} -o ${WORK}/build/consumer)
+  run(${CXX} -std=c++20 ${consumer}/${program}.cpp ${consumer}/second.cpp ${flags} -o ${WORK}/build/consumer)
 else()
-  run(${CMAKE_COMMAND} -S ${consumer} -B ${WORK}/build -G Ninja -D CMAKE_CXX_COMPILER=${CXX} ${arguments})
+  run(${CMAKE_COMMAND} -S ${consumer} -B ${WORK}/build -G Ninja -D CMAKE_CXX_COMPILER=${CXX} -D program=${program} ${arguments})
   run(${CMAKE_COMMAND} --build ${WORK}/build)
 endif()
 run(${WORK}/build/consumer)
