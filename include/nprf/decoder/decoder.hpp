@@ -332,6 +332,7 @@ void Decoder<T>::check(const HeadsView<const T>& q, const HeadsView<const T>& k,
           call.key_mask.size(), " entries");
   require(call.cumulative_lengths.empty() && call.key_cumulative_lengths.empty(),
           "cumulative_lengths: expected none for a decoder, got some");
+  require(call.tolerance >= 0, "tolerance: expected 0 or more, got ", call.tolerance);
   require(call.offset == 0, "offset: expected 0 for a decoder, got ", call.offset);
   require(call.lengths.empty() || static_cast<Index>(call.lengths.size()) == batch(), "lengths: expected ", batch(),
           " entries (one a sequence), got ", call.lengths.size());
