@@ -88,7 +88,10 @@ TEST_CASE("arguments: calls that are refused change nothing", "[decoder]") {
 
 TEST_CASE("arguments: a feature map that throws", "[decoder]") {
   for (const Index rollback : {0, 3}) {
-    Decoder decoder(MultiHeadAttention(Throwing(), AlibiPosition<T>(0.1f), causal), {.batch = 2, .rollback = rollback});
+    AttentionOptions options = causal;
+    options.normalization = Normalization::none();
+    Decoder decoder(MultiHeadAttention(Throwing(), AlibiPosition<T>(0.1f), options),
+                    {.batch = 2, .rollback = rollback});
     TokenBatch<T> x(2, 2, 2, n, d, d_v);
     x.prefill(decoder, 0, 10);
     const T key = x.k(1, 1)(11, 0);
