@@ -155,14 +155,16 @@ class Decoder {
   }
 
   /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the
-  /// states that are selected more than once. Throws InvalidArgument unless `from` has one sequence for each.
+  /// states that are selected more than once. Throws InvalidArgument unless `from` has one sequence for each. If memory
+  /// runs out, sequences that are not selected may be reset.
   void reorder(std::span<const Index> from) {
     require(static_cast<Index>(from.size()) == batch(), "from: expected ", batch(), " sequences (the batch), got ",
             from.size());
     for (const Index sequence : from) check_sequence(sequence, "from");
     m_states.reorder(from);
   }
-  /// Sequence `to` becomes a copy of sequence `from`. Throws InvalidArgument if one of them does not exist.
+  /// Sequence `to` becomes a copy of sequence `from`. Throws InvalidArgument if one of them does not exist. If memory
+  /// runs out, `to` is reset.
   void fork(Index from, Index to) {
     check_sequence(from, "from");
     check_sequence(to, "to");
