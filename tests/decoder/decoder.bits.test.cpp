@@ -80,7 +80,8 @@ TEST_CASE("bits: any division of the tokens", "[decoder]") {
 TEST_CASE("bits: any batch and number of threads", "[decoder][threads]") {
   constexpr Index batch = 3, heads = 4;
   for (const Held& position : positions()) {
-    const std::vector<PositiveFeatures<T>> maps(heads, orf<T>(d, 12, 3));
+    // steps of 40 tokens with 200 features are worth three threads
+    const std::vector<PositiveFeatures<T>> maps(heads, orf<T>(d, 200, 3));
     const MultiHeadAttention attention(maps, position, {.direction = Direction::causal});
     TokenBatch<T> x(batch, heads, 2, n, d, d_v);
     const std::vector<Index> prompts{40, 7, 0};
@@ -90,7 +91,7 @@ TEST_CASE("bits: any batch and number of threads", "[decoder][threads]") {
       const Threads some(threads);
       Decoder decoder(attention, {.batch = batch});
       x.prefill(decoder, 0, 40, {.lengths = prompts});
-      for (Index i = 40; i < n; ++i) x.step(decoder, i, 1);
+      for (Index i = 40; i < n; i += 40) x.step(decoder, i, 40);
       CHECK(decoder.tokens(1) == n - 33);
       Matrix<T> rows(all.rows(), d_v);
       for (Index b = 0; b < batch; ++b)
