@@ -7,6 +7,7 @@
 #include "nprf/attention/attention.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/decoder/decoder.hpp"
+#include "nprf/feature_map/centred.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
 #include "support/attention.hpp"
 #include "support/error.hpp"
@@ -36,6 +37,14 @@ struct TokenArray {
   Matrix<T> values;
   HeadsView<T> view;
 };
+
+/// Constants for Centred: small means, and axes of other lengths.
+template <Real T>
+Centring<T> centring(Index d) {
+  const Vector<T> lengths = Vector<T>::LinSpaced(d, T(0.8), T(1.3));
+  return {T(0.2) * normal_vector<T>(d, 90), T(0.2) * normal_vector<T>(d, 91), Matrix<T>(lengths.asDiagonal()),
+          Matrix<T>(lengths.cwiseInverse().asDiagonal())};
+}
 
 /// The queries, keys, values and rows of a batch.
 template <Real T>
