@@ -30,6 +30,7 @@ set(levels
   "attention/batch"
   "attention/multi_head_attention.hpp"
   "attention"
+  "decoder"
   "reference"
   "calibration"
   "cuda/model.hpp cuda/device"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-/// A small language model of characters: an embedding, two blocks of causal attention and a hidden layer, and logits.
+/// A small language model of characters: an embedding, two layers of causal attention and of hidden units, and logits.
 namespace demo {
 
 using nprf::HeadsView;
@@ -43,12 +43,12 @@ class Parameter {
 
 /// h = x + attention(x W_q, x W_k, x W_v) W_o, then h + max(h W_1, 0) W_2. A row is a token; rows are those of one
 /// sequence after the other. T5's biases are learned for each head.
-class Block {
+class Layer {
  public:
   static constexpr Index heads = 4, head_dim = 16, width = heads * head_dim, hidden = 4 * width, buckets = 32, m = 32;
   using Attention = nprf::MultiHeadAttention<nprf::PositiveFeatures<float>, nprf::T5Position<float>>;
 
-  explicit Block(std::uint64_t seed)
+  explicit Layer(std::uint64_t seed)
       : m_features(nprf::orf<float>(head_dim, m, seed)),
         m_W_q(width, width, seed + 1),
         m_W_k(width, width, seed + 2),
@@ -120,19 +120,19 @@ struct Text {
 class CharacterModel {
  public:
   explicit CharacterModel(Index characters)
-      : m_E(characters, Block::width, 1), m_W(Block::width, characters, 2), m_blocks{Block(100), Block(200)} {
+      : m_E(characters, Layer::width, 1), m_W(Layer::width, characters, 2), m_layers{Layer(100), Layer(200)} {
     m_E.value *= std::sqrt(static_cast<float>(characters));  // rows of N(0,1)
   }
 
-  std::vector<Block>& blocks() { return m_blocks; }
+  std::vector<Layer>& layers() { return m_layers; }
 
-  /// The logits (n,characters) of the characters that follow each of n; attend(block, q, k, v, y) is the attention.
+  /// The logits (n,characters) of the characters that follow each of n; attend(layer, q, k, v, y) is the attention.
   template <class Attend>
   Matrix<float> logits(const std::vector<Index>& characters, Attend&& attend) {
     m_characters = characters;
     Matrix<float> x = m_E.value(characters, Eigen::all);  // (n,width)
-    for (std::size_t b = 0; b < m_blocks.size(); ++b)
-      x = m_blocks[b].forward(x, [&](auto&... matrices) { attend(b, matrices...); });
+    for (std::size_t b = 0; b < m_layers.size(); ++b)
+      x = m_layers[b].forward(x, [&](auto&... matrices) { attend(b, matrices...); });
     m_last = x;
     return x * m_W.value;
   }
@@ -142,33 +142,33 @@ class CharacterModel {
   void learn(const Matrix<float>& dlogits, AttendBackward&& attend_backward) {
     Matrix<float> dx = dlogits * m_W.value.transpose(), dE = 0 * m_E.value;
     m_W.learn(m_last.transpose() * dlogits);
-    for (std::size_t b = m_blocks.size(); b-- > 0;)
-      dx = m_blocks[b].backward(dx, [&](auto&... matrices) { attend_backward(b, matrices...); });
+    for (std::size_t b = m_layers.size(); b-- > 0;)
+      dx = m_layers[b].backward(dx, [&](auto&... matrices) { attend_backward(b, matrices...); });
     for (std::size_t i = 0; i < m_characters.size(); ++i) dE.row(m_characters[i]) += dx.row(static_cast<Index>(i));
     m_E.learn(dE);
   }
 
  private:
   Parameter m_E, m_W;  // (characters,width) (width,characters)
-  std::vector<Block> m_blocks;
+  std::vector<Layer> m_layers;
   std::vector<Index> m_characters;  // of the last logits
   Matrix<float> m_last;
 };
 
 /// Rows of matrices as [batch, tokens, heads, channels].
 inline HeadsView<float> of_heads(Matrix<float>& x, Index batch) {
-  return nprf::tokens_first(x.data(), batch, x.rows() / batch, Block::heads, Block::head_dim);
+  return nprf::tokens_first(x.data(), batch, x.rows() / batch, Layer::heads, Layer::head_dim);
 }
 inline HeadsView<const float> of_heads(const Matrix<float>& x, Index batch) {
-  return nprf::tokens_first(x.data(), batch, x.rows() / batch, Block::heads, Block::head_dim);
+  return nprf::tokens_first(x.data(), batch, x.rows() / batch, Layer::heads, Layer::head_dim);
 }
 
 /// One step of training on `batch` sequences of n characters, of which each is to be predicted from those before it.
 /// Returns the mean negative log-likelihood of a character.
 inline float train_step(CharacterModel& model, const std::vector<Index>& in, const std::vector<Index>& next,
                         Index batch) {
-  std::vector<Block::Attention> attentions;
-  for (const Block& block : model.blocks()) attentions.push_back(block.attention());
+  std::vector<Layer::Attention> attentions;
+  for (const Layer& layer : model.layers()) attentions.push_back(layer.attention());
   std::vector<nprf::Saved<float>> saved(attentions.size());
   Matrix<float> p = model.logits(in, [&](std::size_t b, const auto& q, const auto& k, const auto& v, auto& y) {
     attentions[b].forward(of_heads(q, batch), of_heads(k, batch), of_heads(v, batch), of_heads(y, batch), saved[b]);

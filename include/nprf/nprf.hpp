@@ -10,6 +10,7 @@
 #include "nprf/config.hpp"
 #include "nprf/core/cpu_level.hpp"
 #include "nprf/core/threads.hpp"
+#include "nprf/decoder/decoder.hpp"
 #include "nprf/feature_map/balance.hpp"
 #include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/elu.hpp"
