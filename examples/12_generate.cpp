@@ -4,7 +4,7 @@
 // of constant size (Decoder), where softmax attention needs the keys and values of all tokens: tokens a second of both,
 // after longer and longer texts.
 //
-//     12_generate [STEPS [TOKENS]]     600 steps of training; tokens a second after up to 65536 tokens
+//     12_generate [STEPS [TOKENS]]     1000 steps of training; tokens a second after up to 65536 tokens
 
 #include <algorithm>
 #include <chrono>
@@ -57,7 +57,7 @@ struct States {
 struct Caches {
   explicit Caches(CharacterModel& model) {
     for (const Layer& layer : model.layers())
-      for (const auto& position : layer.attention().positions())
+      for (const T5Position<float>& position : layer.positions())
         heads.emplace_back(position, Layer::normalization(), Layer::head_dim, Layer::head_dim);
   }
   // a prompt's keys and values; its queries are not needed to measure the time of later tokens
@@ -77,7 +77,7 @@ struct Caches {
 };
 
 /// A character drawn from softmax(logits / temperature).
-Index draw(const Matrix<float>& logits, std::mt19937& random, float temperature = 0.5f) {
+Index draw(const Matrix<float>& logits, std::mt19937& random, float temperature = 0.4f) {
   const Vector<float> p = ((logits.row(0).array() - logits.maxCoeff()) / temperature).exp().matrix().transpose();
   float left = p.sum() * static_cast<float>(random()) / 4294967296.0f;
   Index c = 0;
@@ -143,7 +143,7 @@ void print_speeds(CharacterModel& model, const Text& text, std::size_t most) {
 
 int main(int argc, char** argv) {
   try {
-    const int steps = argc > 1 ? std::atoi(argv[1]) : 600;
+    const int steps = argc > 1 ? std::atoi(argv[1]) : 1000;
     const Text text(std::string(NPRF_DEMO_DATA) + "/text.txt");
     CharacterModel model(static_cast<Index>(text.alphabet.size()));
     const float before = train(model, text, 0), after = train(model, text, steps);

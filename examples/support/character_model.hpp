@@ -22,8 +22,9 @@ using nprf::Vector;
 /// A matrix that is trained by Adam (Kingma and Ba 2015), from N(0,1) / sqrt(rows) on.
 class Parameter {
  public:
-  Parameter(Index rows, Index cols, std::uint64_t seed)
-      : value(nprf::NormalDeviates(seed).matrix(rows, cols).cast<float>() / std::sqrt(static_cast<float>(rows))) {}
+  Parameter(Index rows, Index cols, std::uint64_t seed, float rate = 0.003f)
+      : value(nprf::NormalDeviates(seed).matrix(rows, cols).cast<float>() / std::sqrt(static_cast<float>(rows))),
+        m_rate(rate) {}
 
   void learn(const Matrix<float>& gradient) {
     if (m_steps == 0) m_mean = m_square = 0 * value;
@@ -31,14 +32,14 @@ class Parameter {
     m_mean += 0.1f * (gradient - m_mean);
     m_square += 0.01f * (gradient.cwiseAbs2() - m_square);
     const float of_mean = 1 - std::pow(0.9f, m_steps), of_square = 1 - std::pow(0.99f, m_steps);
-    value.array() -= 0.003f * (m_mean.array() / of_mean) / ((m_square.array() / of_square).sqrt() + 1e-8f);
+    value.array() -= m_rate * (m_mean.array() / of_mean) / ((m_square.array() / of_square).sqrt() + 1e-8f);
   }
 
   Matrix<float> value;
 
  private:
   Matrix<float> m_mean, m_square;  // of the gradients so far
-  float m_steps = 0;
+  float m_rate, m_steps = 0;
 };
 
 /// h = x + attention(x W_q, x W_k, x W_v) W_o, then h + max(h W_1, 0) W_2. A row is a token; rows are those of one
@@ -56,13 +57,16 @@ class Layer {
         m_W_o(width, width, seed + 4),
         m_W_1(width, hidden, seed + 5),
         m_W_2(hidden, width, seed + 6),
-        m_b(buckets, heads, seed + 7) {}
+        m_b(buckets, heads, seed + 7, 0.03f) {}
 
-  /// The attention with the biases as they are now.
+  /// T5's biases as they are now, of each head, and the attention with them.
+  std::vector<nprf::T5Position<float>> positions() const {
+    std::vector<nprf::T5Position<float>> all;
+    for (Index h = 0; h < heads; ++h) all.emplace_back(m_b.value.col(h), nprf::Direction::causal);
+    return all;
+  }
   Attention attention() const {
-    std::vector<nprf::T5Position<float>> positions;
-    for (Index h = 0; h < heads; ++h) positions.emplace_back(m_b.value.col(h), nprf::Direction::causal);
-    return {m_features, positions, {.direction = nprf::Direction::causal, .normalization = normalization()}};
+    return {m_features, positions(), {.direction = nprf::Direction::causal, .normalization = normalization()}};
   }
   static nprf::Normalization normalization() { return nprf::Normalization::unit(2); }
 
