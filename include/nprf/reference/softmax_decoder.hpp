@@ -8,7 +8,10 @@
 
 #include "nprf/core/error.hpp"
 #include "nprf/core/lag_bias.hpp"
+#include "nprf/core/resize.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
 #include "nprf/normalize/normalization.hpp"
 #include "nprf/position/position.hpp"
 
@@ -47,7 +50,7 @@ class SoftmaxDecoder {
     require(v.cols() == m_d_v, "values: expected ", m_d_v, " columns, got ", v.cols());
     require(v.rows() == k.rows(), "values: expected ", k.rows(), " rows (those of the keys), got ", v.rows());
     if (m_tokens + k.rows() > m_keys.rows()) reserve(std::max(2 * m_keys.rows(), m_tokens + k.rows()));
-    m_keys.middleRows(m_tokens, k.rows()) = m_normalization.row_scale<T>(k).asDiagonal() * k;
+    m_keys.middleRows(m_tokens, k.rows()) = scale_of(k).asDiagonal() * k;
     m_values.middleRows(m_tokens, k.rows()) = v;
     m_tokens += k.rows();
   }
@@ -62,8 +65,8 @@ class SoftmaxDecoder {
             " x ", y.cols());
     const Index before = m_tokens;
     append(k, v);
-    const Matrix<T> scaled = m_normalization.row_scale<T>(q).asDiagonal() * q;  // (n,d)
-    for (Index i = 0; i < q.rows(); ++i) attend(scaled.row(i), before + i + 1, y.row(i));
+    assign(m_queries, scale_of(q).asDiagonal() * q);  // (n,d)
+    for (Index i = 0; i < q.rows(); ++i) attend(m_queries.row(i), before + i + 1, y.row(i));
   }
 
  private:
@@ -88,6 +91,13 @@ class SoftmaxDecoder {
     y /= s.sum();
   }
 
+  // the factors of rows (n,d) that normalise them
+  const Vector<T>& scale_of(const MatrixView<T>& x) {
+    resize(m_scale, x.rows());
+    m_normalization.row_scale<T>(x, true, m_scale, Team(m_workspace));
+    return m_scale;
+  }
+
   void reserve(Index capacity) {
     m_keys.conservativeResize(capacity, m_d);
     m_values.conservativeResize(capacity, m_d_v);
@@ -102,6 +112,9 @@ class SoftmaxDecoder {
   Index m_d, m_d_v, m_tokens = 0;
   Matrix<T> m_keys, m_values;       // (capacity,d) normalised, (capacity,d_v); the first m_tokens rows are used
   Vector<T> m_scores, m_bias_rows;  // (capacity) of one row; of the lags 1 - capacity, ..., 0
+  Vector<T> m_scale;                // (n) of the tokens of a call
+  Matrix<T> m_queries;              // (n,d) of a call, normalised
+  Workspace m_workspace;
   bool m_any_masked = false;
 };
 
