@@ -172,6 +172,8 @@ class MultiHeadAttention {
   friend class Attention;
   template <class F2, class P2>
   friend class MultiHeadAttention;
+  template <class F2, class P2>
+  friend class DecoderModelOf;
 
   HeadModels<T> heads() const { return {std::span(m_features), std::span(m_positions), m_options}; }
 

@@ -36,6 +36,7 @@ struct Report {
                                       // (a series or a near field), and were recomputed
   Index indefinite_rows = 0;          // rows whose denominator is not positive, by cancellation or by underflow
   Index empty_rows = 0;               // rows that attend to no key; they are zero
+  Index failing_rows = 0;             // of a step of a Decoder: rows that would be recomputed if all keys were stored
   double error_bound = 0;             // of the rows that are returned
   Index compared_rows = 0;            // rows that were compared with exact softmax (CallOptions::compared_rows)
   double softmax_error = 0;           // their difference from it, relative by the Frobenius norm

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <istream>
 #include <memory>
 #include <ostream>
@@ -10,145 +12,452 @@
 #include <utility>
 #include <vector>
 
+#include "nprf/attention/batch/check_finite.hpp"
 #include "nprf/attention/heads_view.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/attention/options.hpp"
+#include "nprf/core/compiled_flags.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/mixed_scalars.hpp"
+#include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/decoder/fingerprint.hpp"
+#include "nprf/decoder/head_state.hpp"
+#include "nprf/decoder/model.hpp"
+#include "nprf/decoder/state_stream.hpp"
+#include "nprf/toeplitz/cost.hpp"
 
 namespace nprf {
 
 /// Options of a decoder, fixed when it is built.
 struct DecoderOptions {
   Index batch = 1;     // the number of sequences
-  Index rollback = 0;  // how many of its last tokens a sequence can take back at once
+  Index rollback = 0;  // how many of its last tokens a sequence can take back
 };
 
-/// Causal attention (multi_head_attention.hpp) of sequences that grow token by token.
+/// Causal attention (multi_head_attention.hpp) of sequences that grow token by token, as a language model generates
+/// them. A step computes the rows of the new tokens alone: those that the attention would compute for the whole
+/// sequence, up to rounding errors within both error bounds.
 ///
 ///     MultiHeadAttention attention(orf<float>(64, 32), positions, {.direction = Direction::causal});
 ///     Decoder decoder(attention, {.batch = 2, .rollback = 8});   // Decoder<float>
 ///     decoder.prefill(q, k, v, y);                               // the prompts: [batch, heads, tokens, channels]
 ///     decoder.step(q, k, v, y);                                  // one token, or a few, of each sequence
+///     decoder.rollback(0, 3);                                    // sequence 0 takes back its last 3 tokens
+///
+/// The state. Each head of each sequence has the sums over its old tokens and a ring of its last ones. Let K be the
+/// reach of the position (step_bias.hpp): from K tokens on, b is a straight line of the distance, and the weights of
+/// two old keys keep their ratio. With S (r,d_v), z (r) and R = DecoderOptions::rollback:
+///
+///     append     phi(k), v and log-scale of the new token go to the ring.
+///     commit     A token that is K + R tokens old leaves the ring:  S += w phi(k)^T v,  z += w phi(k).
+///                Without a tail, b = -infinity from K on, it is dropped instead.
+///     attend     N = phi(q) (S w_S + sum_ring c phi(k)^T v),  D likewise with z, and y = N / D.
+///                Of the near field (AttentionOptions), the last `near` tokens, the weights are exp(q.k + b).
+///     rollback   The number of tokens decreases; the ring still has all tokens that are less than K old for the
+///                shorter sequence. Nothing is subtracted from the sums.
+///
+/// Weights are relative to the largest of a row, and w to a running maximum, which S and z follow by powers of two. The
+/// rounding errors of S and z are summed separately, so that they do not grow with the number of tokens. A head takes,
+/// with p = d_v + 1 and r features,
+///
+///     position                          time of a step               memory of a state
+///     none, ALiBi                       O(r (d + p) + R (r + p))     r p + R (r + p)
+///     T5, clipped table                 the same with K + R for R    the same
+///     table of which a line             the same, for the K of       the same
+///     approximates the outer part       that line
+///     any other table                   O(r d + t (r + p)) for t     t (r + p), which grows; it is allocated in
+///                                       tokens, at most K + R        blocks, each as large as all before
+///
+/// Bits: the same tokens give the same bits of the rows of steps, however they were divided between prefill and steps,
+/// and for any other sequences beside them and any number of threads. After a rollback sums may have tokens that they
+/// would not have otherwise: then rows agree within their error bounds. Rows of prefill are those of the attention.
+///
+/// Report (CallOptions::report) of a step: error_bound, empty_rows and indefinite_rows as of the attention, with the
+/// engine `recurrence`. A row that the attention would recompute, because its denominator underflowed or, for a series
+/// or with a near field, because its terms cancel, needs all keys. With a series or a near field the ring has them:
+/// while no token has left it, the row is recomputed by exact softmax, and counts in repaired_rows. Otherwise it is
+/// returned as it is, NaN if its denominator is 0, and counts in failing_rows.
+///
+/// Non-finite tokens: as in the formula, a query changes its own row, and a key or a value the rows that attend to it:
+/// with K finite and no tail, the next ones; with a tail, all later ones until reset. They are counted, but not added
+/// to the sums, so a rollback undoes them while they are in the ring. Values above 1e30 in float may overflow.
+///
+/// A decoder does not allocate memory in a step that is like an earlier one, except for tables without a tail as
+/// above. It can be moved, but not copied. Threads may not share it during a call.
 template <OnlyReal T>
 class Decoder {
  public:
   using Scalar = T;
 
   /// Keeps a copy of the attention. Throws InvalidArgument unless it is causal, if a position assigns slots to tokens
-  /// (GridPosition), if batch < 1 or if rollback < 0.
+  /// (GridPosition), if batch < 1 or if rollback is not in 0..2^24.
   template <class F, class P>
     requires std::is_same_v<typename F::Scalar, T>
   explicit Decoder(const MultiHeadAttention<F, P>& attention, DecoderOptions options = {})
-      : m_model(std::make_unique<Model<F, P>>(attention)), m_options(options) {
+      : m_model(std::make_unique<DecoderModelOf<F, P>>(attention)), m_options(options) {
+    constexpr Index most_rollback = Index{1} << 24;
     require(attention.options().direction == Direction::causal,
             "attention: expected one with Direction::causal, got a bidirectional one");
     require(options.batch >= 1, "batch: expected at least 1, got ", options.batch);
-    require(options.rollback >= 0, "rollback: expected 0 or more, got ", options.rollback);
-    m_sequences.resize(static_cast<std::size_t>(options.batch));
+    require(0 <= options.rollback && options.rollback <= most_rollback, "rollback: expected 0 to ", most_rollback,
+            ", got ", options.rollback);
+    m_models = step_models(*m_model, options.rollback);
+    m_place.resize(static_cast<std::size_t>(options.batch));
+    for (std::size_t b = 0; b < m_place.size(); ++b) m_place[b] = static_cast<Index>(b);
   }
 
   const DecoderOptions& options() const { return m_options; }
   Index batch() const { return m_options.batch; }
 
-  /// Appends the tokens of q [b,h,n,d] k [b,h_k,n,d] v [b,h_k,n,d_v] to the sequences, and sets y [b,h,n,d_v].
-  /// With CallOptions::lengths, sequence b gets only its first lengths[b] tokens; later rows of y are zero.
+  /// Appends the tokens of q [b,h,n,d] k [b,h_k,n,d] v [b,h_k,n,d_v] to the sequences, and sets y [b,h,n,d_v], by the
+  /// attention's engines if all sequences are empty, and otherwise by steps. With CallOptions::lengths sequence b gets
+  /// only its first lengths[b] tokens; later rows of y are zero. h is a multiple of h_k, as in MultiHeadAttention; the
+  /// numbers of heads and d_v are those of the first call.
+  ///
+  /// Throws InvalidArgument for other shapes, for a key_mask, packed sequences or an offset, and with check_finite for
+  /// non-finite inputs; then it changes nothing. If memory runs out, or if `poll` or a user's own feature map throws,
+  /// sequences take back the tokens of the call if they can, and are reset if they cannot.
   void prefill(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                const CallOptions& call = {}) {
-    step(q, k, v, y, call);
+    bool all_empty = true;
+    for (Index b = 0; b < batch(); ++b) all_empty = all_empty && tokens(b) == 0;
+    if (!all_empty) return step(q, k, v, y, call);
+    check(q, k, v, y, call);
+    prepare(q, k, v, call);
+    m_model->attend(q, k, v, y, call);
+    run(q, k, v, y, call, Pass::append);
+  }
+  template <class Q, class K, class V, class Y>
+    requires detail::MixedScalars<T, Q, K, V, Y>
+  void prefill(const Q&, const K&, const V&, const Y&, const CallOptions& = {}) {
+    detail::reject_mixed_scalars<T, Q, K, V, Y>();
   }
 
-  /// The same, for one token or a few.
+  /// The same by steps, for one token or a few: the rows do not depend on later tokens.
   void step(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
             const CallOptions& call = {}) {
-    for (Index b = 0; b < batch(); ++b) {
-      Sequence& x = m_sequences[static_cast<std::size_t>(b)];
-      const Index n = call.lengths.empty() ? k.tokens : call.lengths[static_cast<std::size_t>(b)];
-      x.keys.resize(static_cast<std::size_t>(k.heads)), x.values.resize(static_cast<std::size_t>(k.heads));
-      for (Index h = 0; h < q.heads; ++h) y(b, h).setZero();
-      for (Index t = 0; t < n; ++t) append(x, b, q, k, v, y, t);
-    }
+    check(q, k, v, y, call);
+    require(call.compared_rows == 0, "compared_rows: expected 0 for steps, got ", call.compared_rows);
+    prepare(q, k, v, call);
+    run(q, k, v, y, call, Pass::attend);
+    if (call.report) *call.report = report();
+  }
+  template <class Q, class K, class V, class Y>
+    requires detail::MixedScalars<T, Q, K, V, Y>
+  void step(const Q&, const K&, const V&, const Y&, const CallOptions& = {}) {
+    detail::reject_mixed_scalars<T, Q, K, V, Y>();
   }
 
-  /// Takes back the last tokens of a sequence. Throws InvalidArgument if there is no such sequence, or if it cannot
-  /// take back as many: it has fewer, or they are more than DecoderOptions::rollback before its longest length.
-  void rollback(Index sequence, Index tokens) { m_sequences.at(static_cast<std::size_t>(sequence)).tokens -= tokens; }
+  /// Takes back the last tokens of a sequence. O(heads). Throws InvalidArgument if there is no such sequence, or if it
+  /// has fewer tokens, or if they are more than DecoderOptions::rollback before the most that it had, and old ones
+  /// have left the ring since.
+  void rollback(Index sequence, Index tokens) {
+    check_sequence(sequence, "sequence");
+    const Index most = this->tokens(sequence);
+    require(0 <= tokens && tokens <= most, "tokens: expected 0 to ", most, " (those of the sequence), got ", tokens);
+    for (Index s = 0; s < m_shape.states; ++s)
+      require(state(sequence, s).can_roll_back(model_of(s), tokens), "tokens: expected at most ", m_options.rollback,
+              " (DecoderOptions::rollback) less than the sequence ever had, got ", tokens, " less than ", most);
+    for (Index s = 0; s < m_shape.states; ++s) state(sequence, s).roll_back(tokens);
+  }
 
-  /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams.
+  /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the
+  /// states that are selected more than once. Throws InvalidArgument unless `from` has one sequence for each.
   void reorder(std::span<const Index> from) {
-    std::vector<Sequence> all;
-    for (const Index b : from) all.push_back(m_sequences.at(static_cast<std::size_t>(b)));
-    m_sequences = std::move(all);
+    require(static_cast<Index>(from.size()) == batch(), "from: expected ", batch(), " sequences (the batch), got ",
+            from.size());
+    for (const Index sequence : from) check_sequence(sequence, "from");
+    std::vector<Index> place(from.size(), -1);
+    std::vector<bool> used(from.size(), false);
+    for (std::size_t b = 0; b < place.size(); ++b)
+      if (const auto at = static_cast<std::size_t>(m_place[static_cast<std::size_t>(from[b])]); !used[at])
+        used[at] = true, place[b] = static_cast<Index>(at);
+    std::size_t unused = 0;
+    for (std::size_t b = 0; b < place.size(); ++b) {
+      if (place[b] >= 0) continue;
+      while (used[unused]) ++unused;
+      used[unused] = true, place[b] = static_cast<Index>(unused);
+      copy(m_place[static_cast<std::size_t>(from[b])], place[b]);
+    }
+    m_place = std::move(place);
   }
-  /// Sequence `to` becomes a copy of sequence `from`.
+  /// Sequence `to` becomes a copy of sequence `from`. Throws InvalidArgument if one of them does not exist.
   void fork(Index from, Index to) {
-    m_sequences.at(static_cast<std::size_t>(to)) = m_sequences.at(static_cast<std::size_t>(from));
+    check_sequence(from, "from");
+    check_sequence(to, "to");
+    if (from != to) copy(m_place[static_cast<std::size_t>(from)], m_place[static_cast<std::size_t>(to)]);
   }
+
   /// Removes all tokens of a sequence; of all sequences.
-  void reset(Index sequence) { m_sequences.at(static_cast<std::size_t>(sequence)) = {}; }
+  void reset(Index sequence) {
+    check_sequence(sequence, "sequence");
+    for (Index s = 0; s < m_shape.states; ++s) state(sequence, s).clear();
+  }
   void reset() {
     for (Index b = 0; b < batch(); ++b) reset(b);
   }
 
   /// The number of tokens of a sequence.
-  Index tokens(Index sequence) const { return m_sequences.at(static_cast<std::size_t>(sequence)).tokens; }
-  /// The memory of the states of all sequences, in bytes.
-  std::size_t bytes() const { return 0; }
-
-  /// Writes the states of all sequences in binary form.
-  void save(std::ostream&) const {}
-  /// Replaces the states by those of a file that a decoder of the same attention and options has saved.
-  void load(std::istream&) {}
-
- private:
-  struct Base {
-    virtual ~Base() = default;
-    virtual void attend(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
-                        const CallOptions& call) const = 0;
-  };
-  template <class F, class P>
-  struct Model : Base {
-    explicit Model(const MultiHeadAttention<F, P>& x) : attention(x) {}
-    void attend(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
-                const CallOptions& call) const override {
-      attention(q, k, v, y, call);
-    }
-    MultiHeadAttention<F, P> attention;
-  };
-  struct Sequence {
-    Index tokens = 0;
-    std::vector<std::vector<T>> keys, values;  // of each head
-  };
-
-  void append(Sequence& x, Index b, const HeadsView<const T>& q, const HeadsView<const T>& k,
-              const HeadsView<const T>& v, const HeadsView<T>& y, Index t) {
-    std::vector<T> keys, values;
-    for (std::size_t h = 0; h < x.keys.size(); ++h) {
-      const T *key = k(b, static_cast<Index>(h)).row(t).data(), *value = v(b, static_cast<Index>(h)).row(t).data();
-      x.keys[h].resize(static_cast<std::size_t>(x.tokens * k.channels));
-      x.values[h].resize(static_cast<std::size_t>(x.tokens * v.channels));
-      x.keys[h].insert(x.keys[h].end(), key, key + k.channels);
-      x.values[h].insert(x.values[h].end(), value, value + v.channels);
-      keys.insert(keys.end(), x.keys[h].begin(), x.keys[h].end());
-      values.insert(values.end(), x.values[h].begin(), x.values[h].end());
-    }
-    ++x.tokens;
-    const auto row = [&](auto of) {
-      const HeadStrides by = of.all_strides();
-      of.data += b * by.batch + t * by.token, of.batch = 1, of.tokens = 1, of.strides = by;
-      return of;
-    };
-    m_model->attend(row(q), {keys.data(), 1, k.heads, x.tokens, k.channels},
-                    {values.data(), 1, v.heads, x.tokens, v.channels}, row(y), {.offset = x.tokens - 1});
+  Index tokens(Index sequence) const {
+    check_sequence(sequence, "sequence");
+    return m_shape.states == 0 ? 0 : state(sequence, 0).tokens();
   }
 
-  std::unique_ptr<const Base> m_model;
+  /// The memory of the states of all sequences, in bytes.
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const HeadState<T>& one : m_states) sum += one.bytes();
+    return sum;
+  }
+
+  /// Writes the states of all sequences in binary form, for a machine of the same byte order. Throws InvalidArgument
+  /// if the stream fails.
+  void save(std::ostream& stream) const;
+  /// Replaces the states by those of a file that a decoder of the same attention and options saved. Throws
+  /// InvalidArgument if the file is of another decoder, was cut or has changed; then it changes nothing.
+  void load(std::istream& stream);
+
+ private:
+  enum class Pass { append, attend };
+  static constexpr std::uint64_t version = 1;
+
+  // the heads of the first call; without one all are 0
+  struct Shape {
+    Index heads = 0, kv_heads = 0, d_v = 0;
+    Index states = 0;  // of a sequence: one for each head of keys, or of queries if these have models of their own
+
+    Index group() const { return heads / kv_heads; }
+    bool operator==(const Shape&) const = default;
+  };
+  Shape shape_of(Index heads, Index kv_heads, Index d_v) const {
+    return {heads, kv_heads, d_v, m_models.size() == 1 ? kv_heads : heads};
+  }
+
+  const StepModel<T>& model_of(Index s) const {
+    return m_models[m_models.size() == 1 ? 0 : static_cast<std::size_t>(s)];
+  }
+  const HeadState<T>& state(Index sequence, Index s) const {
+    const Index place = m_place[static_cast<std::size_t>(sequence)];
+    return m_states[static_cast<std::size_t>(place * m_shape.states + s)];
+  }
+  HeadState<T>& state(Index sequence, Index s) {
+    return const_cast<HeadState<T>&>(std::as_const(*this).state(sequence, s));
+  }
+
+  void check_sequence(Index sequence, const char* name) const {
+    require(0 <= sequence && sequence < batch(), name, ": expected 0 to ", batch() - 1,
+            " (a sequence of the batch), got ", sequence);
+  }
+
+  void check(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+             const HeadsView<T>& y, const CallOptions& call) const;
+  void prepare(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+               const CallOptions& call);
+  std::vector<HeadState<T>> empty_states(const Shape& shape) const {
+    std::vector<HeadState<T>> all;
+    all.reserve(static_cast<std::size_t>(batch() * shape.states));
+    for (Index b = 0; b < batch(); ++b)
+      for (Index s = 0; s < shape.states; ++s) all.emplace_back(model_of(s), shape.d_v);
+    return all;
+  }
+  void run(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v, const HeadsView<T>& y,
+           const CallOptions& call, Pass pass);
+  void take_back(std::span<const Index> tokens);
+
+  static Index length_of(const CallOptions& call, Index b, Index n) {
+    return call.lengths.empty() ? n : call.lengths[static_cast<std::size_t>(b)];
+  }
+  Team make_team(Index n, void (*poll)()) {
+    const TokenShape x = model_of(0).shape(m_shape.d_v);
+    const double token = static_cast<double>(x.r * (x.d_v + 1) + (model_of(0).pending() + 1) * (x.r + x.d_v));
+    const double operations = token * static_cast<double>(batch() * m_shape.heads * n);
+    const auto threads = static_cast<std::size_t>(toeplitz::worthwhile_threads(operations));
+    if (m_workspaces.size() < threads) m_workspaces.resize(threads);
+    for (Workspace& workspace : m_workspaces) workspace.reset_peak();
+    return Team(std::span(m_workspaces).first(threads), poll);
+  }
+  Report report() const {
+    Report sum{.engine = Engine::recurrence};
+    for (const Report& one : m_reports) {
+      sum.repaired_rows += one.repaired_rows;
+      sum.indefinite_rows += one.indefinite_rows;
+      sum.empty_rows += one.empty_rows;
+      sum.failing_rows += one.failing_rows;
+      sum.error_bound = std::max(sum.error_bound, one.error_bound);
+    }
+    for (const Workspace& one : m_workspaces) sum.workspace_bytes += one.peak_bytes();
+    return sum;
+  }
+
+  // between places
+  void copy(Index from, Index to) {
+    for (Index s = 0; s < m_shape.states; ++s)
+      m_states[static_cast<std::size_t>(to * m_shape.states + s)] =
+          m_states[static_cast<std::size_t>(from * m_shape.states + s)];
+  }
+
+  std::unique_ptr<const DecoderModel<T>> m_model;
   DecoderOptions m_options;
-  std::vector<Sequence> m_sequences;
+  std::vector<StepModel<T>> m_models;  // one, or one for each head
+  Shape m_shape;
+  std::vector<HeadState<T>> m_states;  // (batch,states)  by place
+  std::vector<Index> m_place;          // (batch)  where the states of a sequence are
+  std::vector<Index> m_before;         // (batch)  the tokens before the call
+  std::vector<Report> m_reports;       // (batch,states)
+  std::vector<Workspace> m_workspaces;
 };
 
 template <class F, class P>
 Decoder(const MultiHeadAttention<F, P>&, DecoderOptions = {}) -> Decoder<typename F::Scalar>;
+
+template <OnlyReal T>
+void Decoder<T>::check(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+                       const HeadsView<T>& y, const CallOptions& call) const {
+  const Index input_dim = m_models[0].features.map().input_dim(), models = static_cast<Index>(m_models.size());
+  check_heads(q, "queries", batch(), q.heads, q.tokens, input_dim);
+  require(q.heads >= 1 && (models == 1 || q.heads == models), "queries: expected ", models == 1 ? 1 : models,
+          models == 1 ? " head at least" : " heads (the number of feature maps or positions)", ", got ", q.heads);
+  require(k.heads >= 1 && q.heads % k.heads == 0, "keys: expected a number of heads that ", q.heads,
+          " (of queries) is a multiple of, got ", k.heads);
+  check_heads(k, "keys", batch(), k.heads, q.tokens, input_dim);
+  check_heads(v, "values", batch(), k.heads, q.tokens, v.channels);
+  check_output(y, "y", batch(), q.heads, q.tokens, v.channels);
+  require(!detail::may_overlap(y, q) && !detail::may_overlap(y, k) && !detail::may_overlap(y, v),
+          "y: expected an array that shares no memory with queries, keys and values, got one that does");
+  require(m_shape.states == 0 || m_shape == shape_of(q.heads, k.heads, v.channels),
+          "queries, keys and values: expected ", m_shape.heads, " and ", m_shape.kv_heads, " heads and ", m_shape.d_v,
+          " channels of values (as in the first call), got ", q.heads, ", ", k.heads, " and ", v.channels);
+  require(call.key_mask.empty(), "key_mask: expected none for a decoder, whose padding is at the end (lengths), got ",
+          call.key_mask.size(), " entries");
+  require(call.cumulative_lengths.empty() && call.key_cumulative_lengths.empty(),
+          "cumulative_lengths: expected none for a decoder, got some");
+  require(call.offset == 0, "offset: expected 0 for a decoder, got ", call.offset);
+  require(call.lengths.empty() || static_cast<Index>(call.lengths.size()) == batch(), "lengths: expected ", batch(),
+          " entries (one a sequence), got ", call.lengths.size());
+  for (std::size_t b = 0; b < call.lengths.size(); ++b)
+    require(0 <= call.lengths[b] && call.lengths[b] <= q.tokens, "lengths[", b, "]: expected 0 to ", q.tokens,
+            " (the number of tokens), got ", call.lengths[b]);
+  if (call.check_finite) {
+    Workspace workspace;
+    require_finite<T>(q, k, v, call, Team(workspace));
+  }
+}
+
+// allocates all memory of the states
+template <OnlyReal T>
+void Decoder<T>::prepare(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+                         const CallOptions& call) {
+  if (m_shape.states == 0) {
+    const Shape shape = shape_of(q.heads, k.heads, v.channels);
+    m_states = empty_states(shape);
+    m_shape = shape;
+  }
+  m_before.resize(m_place.size());
+  for (Index b = 0; b < batch(); ++b) {
+    m_before[static_cast<std::size_t>(b)] = tokens(b);
+    for (Index s = 0; s < m_shape.states; ++s) state(b, s).reserve(tokens(b) + length_of(call, b, q.tokens));
+  }
+  m_reports.assign(m_states.size(), Report{});
+}
+
+template <OnlyReal T>
+void Decoder<T>::run(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+                     const HeadsView<T>& y, const CallOptions& call, Pass pass) {
+  const Index n = q.tokens, states = m_shape.states;
+  const bool shared = m_models.size() == 1;  // a state serves all query heads of its group
+  const Index group = shared ? m_shape.group() : 1;
+  const auto one_state = [&](Index item, Workspace& scratch) {
+    const Index b = item / states, s = item % states, length = length_of(call, b, n);
+    const Index head = s * group, kv_head = shared ? s : s / m_shape.group();
+    const auto of_q = q(b, head);
+    const auto of_k = k(b, kv_head), of_v = v(b, kv_head);
+    auto of_y = y(b, head);
+    HeadState<T>& state_of_item = state(b, s);
+    for (Index t = 0; t < length; ++t) {
+      state_of_item.append(model_of(s), of_k.row(t).data(), of_v.row(t).data(), scratch);
+      if (pass == Pass::attend)
+        state_of_item.attend(
+            model_of(s), {of_q.row(t).data(), of_y.row(t).data(), group, q.all_strides().head, y.all_strides().head},
+            m_reports[static_cast<std::size_t>(item)], scratch);
+    }
+    for (Index g = 0; g < group; ++g) y(b, head + g).bottomRows(n - length).setZero();
+  };
+  try {
+    make_team(n, pass == Pass::append ? call.poll : nullptr).run(batch() * states, one_state);
+  } catch (...) {
+    take_back(m_before);
+    throw;
+  }
+}
+
+// to these numbers of tokens; a sequence that cannot is reset
+template <OnlyReal T>
+void Decoder<T>::take_back(std::span<const Index> tokens) {
+  for (Index b = 0; b < batch(); ++b) {
+    const Index before = tokens[static_cast<std::size_t>(b)];
+    bool can = true;
+    for (Index s = 0; s < m_shape.states; ++s) {
+      const HeadState<T>& one = state(b, s);
+      can = can && one.can_roll_back(model_of(s), one.tokens() - before);
+    }
+    for (Index s = 0; s < m_shape.states; ++s) {
+      HeadState<T>& one = state(b, s);
+      if (can)
+        one.roll_back(one.tokens() - before);
+      else
+        one.clear();
+    }
+  }
+}
+
+template <OnlyReal T>
+void Decoder<T>::save(std::ostream& stream) const {
+  StateWriter out;
+  out(version);
+  for (const Index size : {static_cast<Index>(sizeof(T)), batch(), m_shape.heads, m_shape.kv_heads, m_shape.d_v,
+                           static_cast<Index>(m_models.size())})
+    out(size);
+  for (const StepModel<T>& model : m_models) Fingerprint<T>(model).save(out);
+  // transfer only reads what it gives to a writer
+  for (Index b = 0; b < batch(); ++b)
+    for (Index s = 0; s < m_shape.states; ++s) const_cast<HeadState<T>&>(state(b, s)).transfer(model_of(s), out);
+  out.write(stream);
+}
+
+template <OnlyReal T>
+void Decoder<T>::load(std::istream& stream) {
+  StateReader in(stream);
+  const auto saved_version = in.next<std::uint64_t>();
+  require(saved_version == version, "state: expected version ", version, ", got ", saved_version);
+  const auto check = [&](Index expected, const char* of) {
+    const auto saved = in.next<Index>();
+    require(saved == expected, "state: expected ", expected, " ", of, ", got ", saved);
+  };
+  check(static_cast<Index>(sizeof(T)), "bytes of a scalar");
+  check(batch(), "sequences (DecoderOptions::batch)");
+  const auto heads = in.next<Index>(), kv_heads = in.next<Index>(), d_v = in.next<Index>();
+  check(static_cast<Index>(m_models.size()), "feature maps or positions");
+  for (const StepModel<T>& model : m_models) Fingerprint<T>(model).require_same(in);
+  const bool is_empty = heads == 0 && kv_heads == 0 && d_v == 0;
+  const auto most = static_cast<Index>(in.rest());
+  require(is_empty || (0 < kv_heads && kv_heads <= heads && heads <= most && heads % kv_heads == 0 && 0 <= d_v &&
+                       d_v <= most && (m_models.size() == 1 || heads == static_cast<Index>(m_models.size()))),
+          "state: expected numbers of heads and channels of this attention, got ", heads, ", ", kv_heads, " and ", d_v);
+  const Shape shape = is_empty ? Shape{} : shape_of(heads, kv_heads, d_v);
+  std::vector<HeadState<T>> states = empty_states(shape);
+  std::vector<Index> place(m_place.size());
+  for (Index b = 0; b < batch(); ++b) {
+    place[static_cast<std::size_t>(b)] = b;
+    for (Index s = 0; s < shape.states; ++s) {
+      HeadState<T>& one = states[static_cast<std::size_t>(b * shape.states + s)];
+      one.transfer(model_of(s), in);
+      require(one.tokens() == states[static_cast<std::size_t>(b * shape.states)].tokens(),
+              "state: expected as many tokens of all heads, got ", one.tokens());
+    }
+  }
+  require(in.rest() == 0, "state: expected no further bytes, got ", in.rest());
+  m_shape = shape, m_states = std::move(states), m_place = std::move(place);
+}
 
 }  // namespace nprf

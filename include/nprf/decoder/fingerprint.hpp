@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/decoder/model.hpp"
+#include "nprf/decoder/state_stream.hpp"
+
+namespace nprf {
+
+/// What tells the models of two heads apart: the sizes and biases by a hash, and the feature map by the features of
+/// one query and one key. Other processors may round features differently, so these are compared with a tolerance.
+template <Real T>
+class Fingerprint {
+ public:
+  explicit Fingerprint(const StepModel<T>& model) {
+    const FeatureMapView<T>& map = model.features.map();
+    Checksum sum;
+    for (const Index size : {map.input_dim(), map.output_dim(), model.near, model.rollback, model.bias.reach()})
+      sum.add(size);
+    sum.add(model.bias.has_tail()), sum.add(model.bias.slope()), sum.add(model.features.normalization().radius());
+    for (Index age = 0; age <= model.bias.reach(); ++age) sum.add(model.bias(age));
+    m_hash = sum.value();
+
+    Workspace scratch;
+    const Index d = map.input_dim(), r = map.output_dim();
+    T *x = scratch.take<T>(d), *normalized = scratch.take<T>(d), *phi = scratch.take<T>(padded_to_lanes(r));
+    for (Index l = 0; l < d; ++l) x[l] = static_cast<T>(std::sin(static_cast<double>(l + 1)));
+    const auto dot = [&] {
+      double all = 0;
+      for (Index k = 0; k < r; ++k) all += std::cos(static_cast<double>(k + 1)) * static_cast<double>(phi[k]);
+      return all;
+    };
+    m_values[0] = model.features.query(x, normalized, phi, scratch), m_values[1] = dot();
+    m_values[2] = model.features.key(x, normalized, phi, scratch), m_values[3] = dot();
+    m_tolerance = 1e3 * static_cast<double>(std::numeric_limits<T>::epsilon()) * std::sqrt(static_cast<double>(r));
+  }
+
+  void save(StateWriter& out) const {
+    out(m_hash);
+    out(m_values);
+  }
+  /// Throws InvalidArgument if the saved model is another one.
+  void require_same(StateReader& in) const {
+    require(in.next<std::uint64_t>() == m_hash,
+            "state: expected one of this attention, got one of other sizes, biases or options");
+    for (const double value : m_values) {
+      const double saved = in.next<double>();
+      require(std::abs(saved - value) <= m_tolerance * (1 + std::abs(value)),
+              "state: expected one of this attention, got one of another feature map");
+    }
+  }
+
+ private:
+  std::uint64_t m_hash = 0;
+  std::array<double, 4> m_values{};  // log-factors, and sums of features, of a query and of a key
+  double m_tolerance = 0;
+};
+
+}  // namespace nprf

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "nprf/attention/options.hpp"
+#include "nprf/attention/scaling/value_scaling.hpp"
+#include "nprf/core/pack.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/decoder/model.hpp"
+#include "nprf/decoder/row.hpp"
+#include "nprf/decoder/running_sums.hpp"
+#include "nprf/decoder/step_weights.hpp"
+#include "nprf/decoder/token_ring.hpp"
+
+namespace nprf {
+
+/// The queries of one token that share a head of keys and values, and where their results go.
+template <Real T>
+struct QueryGroup {
+  const T* q;
+  T* y;
+  Index count;
+  Index q_step, y_step;  // between the heads of the group
+};
+
+/// The state of one head of one sequence: the ring of its last tokens and the sums over the older ones. See Decoder.
+template <Real T>
+class HeadState {
+ public:
+  HeadState() = default;
+  HeadState(const StepModel<T>& model, Index d_v)
+      : m_d_v(d_v),
+        m_ring(model.shape(d_v), model.pending() + 1),
+        m_sums(model.bias.has_tail() ? model.features.map().output_dim() : 0, d_v) {}
+
+  Index tokens() const { return m_tokens; }
+
+  /// Allocates memory for a sequence of that many tokens. Throws std::bad_alloc, and then changes nothing.
+  void reserve(Index tokens) { m_ring.reserve(tokens); }
+
+  /// Whether `tokens` can be taken back: the state still has all that a shorter sequence needs.
+  bool can_roll_back(const StepModel<T>& model, Index tokens) const {
+    const Index left = m_tokens - tokens;
+    return left >= 0 && (m_left_ring == 0 || left >= m_left_ring + model.bias.reach());
+  }
+  /// Takes back the last tokens. O(1).
+  void roll_back(Index tokens) { m_tokens -= tokens; }
+
+  void clear() {
+    m_tokens = m_left_ring = 0;
+    m_largest_norm = 0;
+    m_all_finite = true;
+    m_sums.clear();
+  }
+
+  /// Appends a token (d) (d_v); a token leaves the ring once it is more than `pending` tokens old.
+  void append(const StepModel<T>& model, const T* key, const T* value, Workspace& scratch) {
+    const Workspace::Scope scope(scratch);
+    const FeatureMapView<T>& map = model.features.map();
+    const Index r = map.output_dim();
+    T *normalized = scratch.take<T>(map.input_dim()), *phi = scratch.take<T>(padded_to_lanes(r)),
+      *finite = scratch.take<T>(m_d_v);
+    const double log_scale = model.features.key(key, normalized, phi, scratch);
+    const RowMax<T> values = row_max(value, m_d_v);
+    StateToken<T> token{phi, 1, value, log_scale, T(0), values.largest, row_max(phi, r).is_finite, values.is_finite};
+    token.has_finite_key = token.has_finite_key && log_scale < std::numeric_limits<double>::infinity();
+    if (!token.has_finite_key) {
+      std::fill_n(phi, r, T(0));
+      token.log_scale = -std::numeric_limits<double>::infinity();
+    } else {
+      m_largest_norm = std::max(m_largest_norm, model.features.norm(normalized));
+    }
+    if (!model.is_positive()) token.norm = Eigen::Map<const Vector<T>>(phi, r).norm();
+    m_all_finite = m_all_finite && token.has_finite_key && token.has_finite_value;
+    m_ring.put(m_tokens++, token, normalized);
+    for (; m_tokens - m_left_ring > model.pending(); ++m_left_ring)
+      if (model.bias.has_tail()) m_sums.add(m_ring.token(m_left_ring), model.bias.slope(), finite);
+  }
+
+  /// Sets the rows of y (d_v) of the queries (d) of the last token, and counts them in the report.
+  void attend(const StepModel<T>& model, const QueryGroup<T>& group, Report& report, Workspace& scratch) const {
+    const Workspace::Scope scope(scratch);
+    if (!model.bias.attends(m_tokens)) {
+      for (Index g = 0; g < group.count; ++g) std::fill_n(group.y + g * group.y_step, m_d_v, T(0));
+      report.empty_rows += group.count;
+      return;
+    }
+    if (attends_to_non_finite_key(model)) {
+      for (Index g = 0; g < group.count; ++g)
+        std::fill_n(group.y + g * group.y_step, m_d_v, std::numeric_limits<T>::quiet_NaN());
+      return;
+    }
+    const StepWeights<T> weights(model, m_ring, m_sums, m_tokens, m_left_ring, scratch);
+    StepRow<T> row(model, m_ring, m_sums, weights, {m_tokens, m_left_ring, m_largest_norm, m_all_finite}, scratch);
+    for (Index g = 0; g < group.count; ++g)
+      row.compute(group.q + g * group.q_step, group.y + g * group.y_step, report, scratch);
+  }
+
+  std::size_t bytes() const { return sizeof(*this) + m_ring.bytes() + m_sums.bytes(); }
+
+  /// Calls archive(x) for each part of the state, to write or to read it; the memory of the ring is reserved between.
+  template <class Archive>
+  void transfer(const StepModel<T>& model, Archive&& archive) {
+    archive(m_tokens), archive(m_left_ring), archive(m_largest_norm), archive(m_all_finite);
+    require(0 <= m_left_ring && m_left_ring <= m_tokens && m_tokens - m_left_ring <= model.pending(),
+            "state: expected at most ", model.pending(), " tokens in the ring, got ", m_left_ring, " to ", m_tokens);
+    reserve(m_tokens);
+    m_sums.transfer(archive);
+    for (Index j = m_left_ring; j < m_tokens; ++j) m_ring.transfer(j, archive);
+  }
+
+ private:
+  bool attends_to_non_finite_key(const StepModel<T>& model) const {
+    if (m_all_finite) return false;
+    if (model.bias.has_tail() && m_sums.non_finite_keys() > 0) return true;
+    for (Index j = m_left_ring; j < m_tokens; ++j)
+      if (!m_ring.has_finite_key(m_ring.slot(j)) && model.bias(m_tokens - 1 - j) > StepBias<T>::minus_infinity)
+        return true;
+    return false;
+  }
+
+  Index m_d_v = 0;
+  Index m_tokens = 0;
+  Index m_left_ring = 0;      // the tokens before this one are in the sums, or have no weight any more
+  double m_largest_norm = 0;  // of all finite keys
+  bool m_all_finite = true;   // of all keys and values
+  TokenRing<T> m_ring;
+  RunningSums<T> m_sums;
+};
+
+}  // namespace nprf

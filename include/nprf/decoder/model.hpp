@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "nprf/attention/batch/head_models.hpp"
+#include "nprf/attention/fallback/row_error_bound.hpp"
+#include "nprf/attention/heads_view.hpp"
+#include "nprf/attention/multi_head_attention.hpp"
+#include "nprf/attention/options.hpp"
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/decoder/step_bias.hpp"
+#include "nprf/decoder/step_features.hpp"
+#include "nprf/decoder/token_ring.hpp"
+
+namespace nprf {
+
+/// What the steps of a head need of its attention. Refers to the attention.
+template <Real T>
+struct StepModel {
+  StepFeatures<T> features;
+  StepBias<T> bias;
+  Index near;      // the width of the near field
+  Index rollback;  // how many tokens can be taken back
+
+  StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
+            Index of_rollback)
+      : features(map, options.normalization),
+        bias(position, options.near, of_rollback, map.is_positive()),
+        near(options.near),
+        rollback(of_rollback) {}
+
+  bool is_positive() const { return features.map().is_positive(); }
+  /// Whether rows whose terms cancel are those of exact softmax, as in MultiHeadAttention.
+  bool is_exact_fallback() const { return near > 0 || features.map().is_series(); }
+  /// A token older than this is in the sums.
+  Index pending() const { return bias.reach() + rollback; }
+  TokenShape shape(Index d_v) const {
+    return {features.map().output_dim(), d_v, is_exact_fallback() ? features.map().input_dim() : 0};
+  }
+
+  /// The error of a row of softmax, and that of a row of condition 1, for norms of its query and of the keys.
+  double error_of_softmax_row(double q_norm, double k_norm, Index keys) const {
+    return error_of_softmax<T>(features.map().input_dim(), q_norm * k_norm, largest_exponent<T>, keys);
+  }
+  double error_of_row(double q_norm, double k_norm, Index keys, Index slots) const {
+    const FeatureMapView<T>& map = features.map();
+    const double exact_pairs = near > 0 ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near)) : 0;
+    return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + map.relative_error(q_norm) +
+           map.relative_error(k_norm) + error_of_sums<T>(map.output_dim(), slots + 1) + exact_pairs;
+  }
+};
+
+/// An attention of any feature map and position, for a decoder.
+template <Real T>
+class DecoderModel {
+ public:
+  virtual ~DecoderModel() = default;
+
+  /// MultiHeadAttention::operator().
+  virtual void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+                      const HeadsView<T>& y, const CallOptions& call) const = 0;
+  virtual HeadModels<T> heads() const = 0;
+  /// The number of feature maps or positions: 1, or the number of heads.
+  virtual Index count() const = 0;
+};
+
+/// Holds a copy of the attention, which shares its scratch memory.
+template <class F, class P>
+class DecoderModelOf final : public DecoderModel<typename F::Scalar> {
+ public:
+  using T = typename F::Scalar;
+
+  explicit DecoderModelOf(const MultiHeadAttention<F, P>& attention) : m_attention(attention) {}
+
+  void attend(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
+              const HeadsView<T>& y, const CallOptions& call) const override {
+    m_attention(q, k, v, y, call);
+  }
+  HeadModels<T> heads() const override { return m_attention.heads(); }
+  Index count() const override {
+    return static_cast<Index>(std::max(m_attention.features().size(), m_attention.positions().size()));
+  }
+
+ private:
+  MultiHeadAttention<F, P> m_attention;
+};
+
+/// The model of each of the attention's heads, or one for all.
+template <Real T>
+std::vector<StepModel<T>> step_models(const DecoderModel<T>& model, Index rollback) {
+  const HeadModels<T> heads = model.heads();
+  std::vector<StepModel<T>> all;
+  for (Index h = 0; h < model.count(); ++h) {
+    const PositionView<T> position = heads.position(heads.position_of(h));
+    require(!position.is_placed(),
+            "position: expected one by the distance of tokens, got one that assigns slots to tokens (a grid), whose "
+            "number is fixed");
+    all.emplace_back(heads.feature_map(h), position, heads.options(), rollback);
+  }
+  return all;
+}
+
+}  // namespace nprf

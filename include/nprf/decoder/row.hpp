@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "nprf/attention/options.hpp"
+#include "nprf/attention/scaling/value_scaling.hpp"
+#include "nprf/core/pack.hpp"
+#include "nprf/core/row_quotient.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/decoder/model.hpp"
+#include "nprf/decoder/running_sums.hpp"
+#include "nprf/decoder/step_weights.hpp"
+#include "nprf/decoder/token_ring.hpp"
+
+namespace nprf {
+
+/// The rows y = N / D of a step, for the queries that share keys and values: sums over the ring, the running sums and
+/// the near field, and their certificate.
+template <Real T>
+class StepRow {
+ public:
+  /// What the state has.
+  struct Tokens {
+    Index count, first;   // all; those from `first` on are in the ring
+    double largest_norm;  // of the keys
+    bool all_finite;
+  };
+
+  /// Refers to all of them.
+  StepRow(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums,
+          const StepWeights<T>& weights, const Tokens& tokens, Workspace& scratch)
+      : m_model(model),
+        m_ring(ring),
+        m_sums(sums),
+        m_weights(weights),
+        m_tokens(tokens),
+        m_d_v(sums.non_finite_values().size()),
+        m_query(scratch.take<T>(model.features.map().input_dim())),
+        m_A(scratch.take<T>(padded_to_lanes(model.features.map().output_dim()))),
+        m_N(scratch.take<T>(padded_to_lanes(m_d_v))),
+        m_scores(scratch.take<T>(weights.slots())),
+        m_exponents(scratch.take<double>(exact_keys())) {}
+
+  /// Sets y (d_v) for a query (d), and counts it in the report.
+  void compute(const T* query, T* y, Report& report, Workspace& scratch) {
+    m_log_factor = m_model.features.query(query, m_query, m_A, scratch);
+    const bool finite_query = row_max(m_A, m_model.features.map().output_dim()).is_finite &&
+                              m_log_factor < std::numeric_limits<double>::infinity();
+    if (!finite_query) {
+      std::fill_n(y, m_d_v, nan);
+      return;
+    }
+    const double q_norm = m_model.features.norm(m_query);
+    sum_far();
+    if (m_model.near > 0) sum_near();
+    divide(q_norm, y, report);
+    if (!m_tokens.all_finite) propagate_non_finite_values(y);
+  }
+
+ private:
+  using P = Pack<T>;
+  static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
+  static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+
+  Index near_first() const { return std::max(m_tokens.first, m_tokens.count - m_model.near); }
+  // the most keys that have the weights of softmax
+  Index exact_keys() const { return m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0; }
+  double bias(Index j) const { return m_model.bias(m_tokens.count - 1 - j); }
+
+  // N, D and the sum of the terms' magnitudes, in units of exp(reference)
+  void sum_far() {
+    std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
+    m_D = m_terms = 0;
+    m_reference = m_weights.reference();
+    m_largest_value = m_weights.largest_value();
+    const Index slots = m_weights.slots();
+    T norms = 0;
+    if (m_weights.any_pending()) {
+      m_ring.scores(m_A, slots, m_scores);
+      P sum = P::all(0), sum_of_norms = P::all(0);
+      for (Index s = 0; s < slots; s += P::size) {
+        const P c = P::load(m_weights.weights() + s), w = weighted(P::load(m_scores + s), c);
+        w.store(m_scores + s);
+        sum = sum + w;
+        sum_of_norms = multiply_add(weighted(P::load(m_ring.norms() + s), c), P::all(1), sum_of_norms);
+      }
+      m_D = sum.sum(), norms = sum_of_norms.sum();
+      if (!m_tokens.all_finite) add_finite_parts();
+      m_ring.add_values(m_scores, 0, slots, m_N);
+    }
+    if (m_weights.of_sums() > 0) {
+      m_D += m_sums.add_product(m_A, m_weights.of_sums(), m_N);
+      norms += m_weights.of_sums() * m_sums.norms();
+    }
+    m_terms = m_model.is_positive() ? m_D : norms * norm_of_features();
+  }
+
+  T norm_of_features() const { return Eigen::Map<const Vector<T>>(m_A, m_model.features.map().output_dim()).norm(); }
+
+  // adds the finite entries of values that are not all finite, and clears their weights
+  void add_finite_parts() {
+    for (Index s = 0; s < m_weights.slots(); ++s)
+      if (m_scores[s] != 0 && !m_ring.has_finite_value(s)) {
+        add_finite_entries(m_scores[s], m_ring.value(s));
+        m_scores[s] = 0;
+      }
+  }
+  void add_finite_entries(T weight, const T* value) {
+    for (Index p = 0; p < m_d_v; ++p)
+      if (std::isfinite(value[p])) m_N[p] += weight * value[p];
+  }
+
+  // adds the exact pairs, whose weights are exp(q.k + b - log_factor)
+  void sum_near() {
+    const Index first = near_first();
+    const double largest = set_exponents(first, m_log_factor);
+    if (largest > m_reference) {
+      const T factor = static_cast<T>(std::exp(m_reference - largest));
+      m_D *= factor, m_terms *= factor;
+      for (Index p = 0; p < padded_to_lanes(m_d_v); ++p) m_N[p] *= factor;
+      m_reference = largest;
+    }
+    m_terms += add_exact(first);
+  }
+
+  // exponents of the exact pairs of keys `first`, ..., less a constant; returns the largest
+  double set_exponents(Index first, double constant) {
+    const Index d = m_model.features.map().input_dim();
+    double largest = minus_infinity;
+    for (Index j = first; j < m_tokens.count; ++j) {
+      const T* key = m_ring.key(m_ring.slot(j));
+      P sum = P::all(0);
+      for (Index l = 0; l < d; l += P::size)
+        sum = multiply_add(P::load(m_query + l, d - l), P::load(key + l, d - l), sum);
+      const double b = bias(j), exponent = b > minus_infinity ? static_cast<double>(sum.sum()) + b - constant : b;
+      m_exponents[j - first] = exponent;
+      largest = std::max(largest, exponent);
+    }
+    return largest;
+  }
+
+  // adds the keys `first`, ... with weights exp(exponent - reference) to N and D; returns their sum
+  T add_exact(Index first) {
+    T sum = 0;
+    for (Index j = first; j < m_tokens.count; ++j) {
+      if (m_exponents[j - first] == minus_infinity) continue;
+      const T weight = static_cast<T>(std::exp(m_exponents[j - first] - m_reference));
+      const Index s = m_ring.slot(j);
+      m_largest_value = std::max(m_largest_value, m_ring.largest_values()[s]);
+      sum += weight;
+      if (weight == 0) continue;
+      if (!m_ring.has_finite_value(s)) {
+        add_finite_entries(weight, m_ring.value(s));
+        continue;
+      }
+      const P w = P::all(weight);
+      for (Index p = 0; p < padded_to_lanes(m_d_v); p += P::size)
+        multiply_add(w, P::load(m_ring.value(s) + p), P::load(m_N + p)).store(m_N + p);
+    }
+    m_D += sum;
+    return sum;
+  }
+
+  void divide(double q_norm, T* y, Report& report) {
+    const bool keeps_precision =
+        row_keeps_precision(m_D, m_largest_value, static_cast<T>(m_tokens.count), m_model.is_positive());
+    const bool cancels =
+        m_model.is_exact_fallback() && terms_cancel(static_cast<double>(m_D), std::abs(static_cast<double>(m_terms)));
+    double bound = 0;
+    if ((!keeps_precision || cancels) && has_all_keys()) {
+      compute_by_softmax();
+      ++report.repaired_rows;
+      bound = m_model.error_of_softmax_row(q_norm, m_tokens.largest_norm, m_tokens.count);
+    } else {
+      report.failing_rows += !keeps_precision || cancels;
+      report.indefinite_rows += m_D <= 0;
+      bound = keeps_precision
+                  ? condition() * m_model.error_of_row(q_norm, m_tokens.largest_norm, m_tokens.count, m_weights.slots())
+                  : std::numeric_limits<double>::infinity();
+    }
+    report.error_bound = std::max(report.error_bound, bound);
+    if (m_D == 0) {
+      std::fill_n(y, m_d_v, nan);
+      return;
+    }
+    for (Index p = 0; p < m_d_v; ++p) y[p] = m_N[p] / m_D;
+  }
+
+  // RowErrorBound::condition
+  double condition() const {
+    if (m_model.is_positive()) return 1;
+    const double D = std::abs(static_cast<double>(m_D)), v_max = static_cast<double>(m_largest_value),
+                 N = static_cast<double>(row_max(m_N, m_d_v).largest);
+    return std::abs(static_cast<double>(m_terms)) / D * (1 + relative_size(N, D, v_max));
+  }
+
+  // whether exact softmax can replace the row: its keys are stored, and no older key has a weight
+  bool has_all_keys() const { return m_model.is_exact_fallback() && (m_tokens.first == 0 || !m_model.bias.has_tail()); }
+  void compute_by_softmax() {
+    std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
+    m_D = 0;
+    m_reference = set_exponents(m_tokens.first, 0);
+    add_exact(m_tokens.first);
+  }
+
+  // an entry of y becomes NaN, or with positive weights the infinity, if the query attends to such a value
+  void propagate_non_finite_values(T* y) const {
+    const auto add = [&](const T* value) {
+      for (Index p = 0; p < m_d_v; ++p)
+        if (!std::isfinite(value[p])) y[p] += m_model.is_positive() && std::isinf(value[p]) ? value[p] : nan;
+    };
+    if (m_model.bias.has_tail() && !m_sums.has_finite_values()) {
+      for (Index p = 0; p < m_d_v; ++p)
+        if (const T x = m_sums.non_finite_values()[p]; x != 0) y[p] += m_model.is_positive() ? x : nan;
+    }
+    for (Index j = m_tokens.first; j < m_tokens.count; ++j)
+      if (const Index s = m_ring.slot(j); !m_ring.has_finite_value(s) && bias(j) > minus_infinity) add(m_ring.value(s));
+  }
+
+  const StepModel<T>& m_model;
+  const TokenRing<T>& m_ring;
+  const RunningSums<T>& m_sums;
+  const StepWeights<T>& m_weights;
+  const Tokens m_tokens;
+  const Index m_d_v;
+  T *m_query, *m_A, *m_N, *m_scores;
+  double* m_exponents;  // of exact pairs
+  double m_log_factor = 0, m_reference = 0;
+  T m_D = 0, m_terms = 0, m_largest_value = 0;
+};
+
+}  // namespace nprf

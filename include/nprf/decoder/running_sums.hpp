@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <numbers>
+
+#include "nprf/core/compensated_sum.hpp"
+#include "nprf/core/pack.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// Rows of a state are padded with zeros to multiples of this number of scalars, for any instruction set.
+inline constexpr Index state_lanes = 16;
+constexpr Index padded_to_lanes(Index n) { return (n + state_lanes - 1) / state_lanes * state_lanes; }
+
+/// One token of a state.
+template <Real T>
+struct StateToken {
+  const T* features;   // phi of its key (r), without the factor exp(log_scale); zeros if the key is non-finite
+  Index feature_step;  // the distance of two features in memory
+  const T* value;      // (d_v)
+  double log_scale;    // -infinity if the key is non-finite
+  T norm;              // of the features, if they can be negative
+  T largest_value;     // the largest finite |v|
+  bool has_finite_key, has_finite_value;
+};
+
+/// The sums over the tokens that have left the ring of a state (token_ring.hpp),
+///
+///     S = sum_j w_j phi(k_j)^T v_j   (r,d_v)      z = sum_j w_j phi(k_j)   (r)
+///
+/// with weights w_j = exp(log_scale_j + slope (age of j - age of the last token)). Both are divided by
+/// exp(log_scale()), which follows the largest of the weights by powers of two, as the running maximum of an online
+/// softmax does: S and z change by an addition for each token, and rarely by an exact scaling. The rounding errors of
+/// the additions are summed separately (compensated_sum.hpp), so that their sum does not grow with the number of
+/// tokens.
+template <Real T>
+class RunningSums {
+ public:
+  RunningSums() = default;
+  RunningSums(Index r, Index d_v)
+      : m_r(r),
+        m_d_v(d_v),
+        m_stride(padded_to_lanes(d_v)),
+        m_S(Vector<T>::Zero(2 * r * m_stride)),
+        m_z(Vector<T>::Zero(2 * padded_to_lanes(r))),
+        m_non_finite_values(Vector<T>::Zero(d_v)) {}
+
+  /// Adds a token, one younger than the last one. Non-finite keys and values are counted instead of added. `finite`
+  /// is scratch memory (d_v). O(r d_v).
+  void add(const StateToken<T>& token, double slope, T* finite) {
+    m_log_scale += slope;
+    m_largest_value = std::max(m_largest_value, token.largest_value);
+    const T* value = token.value;
+    if (!token.has_finite_value) {
+      for (Index p = 0; p < m_d_v; ++p) {
+        const bool is_finite = std::isfinite(value[p]);
+        finite[p] = is_finite ? value[p] : T(0);
+        if (!is_finite) m_non_finite_values[p] += value[p], m_has_finite_values = false;
+      }
+      value = finite;
+    }
+    if (!token.has_finite_key) {
+      ++m_non_finite_keys;
+      return;
+    }
+    if (token.log_scale > m_log_scale) raise_log_scale(token.log_scale);
+    if (!(m_log_scale > minus_infinity)) return;
+    const T weight = static_cast<T>(std::exp(token.log_scale - m_log_scale));
+    m_norms += weight * token.norm;
+    T *z = m_z.data(), *z_errors = z + m_z.size() / 2;
+    for (Index k = 0; k < m_r; ++k) {
+      const T b = weight * token.features[k * token.feature_step];
+      T error;
+      z[k] = two_sum(z[k], b, error);
+      z_errors[k] += error;
+      add_row(b, value, m_S.data() + k * m_stride, m_S.data() + (m_r + k) * m_stride);
+    }
+  }
+
+  /// The logarithm of the weight of S and z, relative to that of the last token: -infinity if they are empty.
+  double log_scale() const { return m_log_scale; }
+
+  /// N (padded d_v) += factor A S and returns factor A z, for A (r) padded with zeros. O(r d_v).
+  T add_product(const T* A, T factor, T* N) const {
+    constexpr Index W = Pack<T>::size, wide = 8;
+    for (Index p = 0; p < m_stride; p += wide * W) {
+      const Index packs = std::min(wide, (m_stride - p) / W);
+      if (packs == wide)
+        add_columns<wide>(A, factor, p, N);
+      else
+        for (Index at = 0; at < packs; ++at) add_columns<1>(A, factor, p + at * W, N);
+    }
+    Pack<T> sum = Pack<T>::all(0);
+    const T *z = m_z.data(), *z_errors = z + m_z.size() / 2;
+    for (Index k = 0; k < m_z.size() / 2; k += W)
+      sum = multiply_add(Pack<T>::load(A + k), Pack<T>::load(z + k) + Pack<T>::load(z_errors + k), sum);
+    return factor * sum.sum();
+  }
+
+  /// The sum of w_j |phi(k_j)|, if features can be negative.
+  T norms() const { return m_norms; }
+  T largest_value() const { return m_largest_value; }
+  Index non_finite_keys() const { return m_non_finite_keys; }
+  bool has_finite_values() const { return m_has_finite_values; }
+  /// (d_v)  The sum of the non-finite entries of values, else 0.
+  const Vector<T>& non_finite_values() const { return m_non_finite_values; }
+
+  void clear() {
+    m_S.setZero(), m_z.setZero(), m_non_finite_values.setZero();
+    m_log_scale = minus_infinity;
+    m_norms = m_largest_value = 0;
+    m_non_finite_keys = 0;
+    m_has_finite_values = true;
+  }
+
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(m_S.size() + m_z.size() + m_non_finite_values.size()) * sizeof(T);
+  }
+
+  /// Calls archive(x) for each part of the state: an array or a number, to be written or read.
+  template <class Archive>
+  void transfer(Archive&& archive) {
+    archive(m_S), archive(m_z), archive(m_non_finite_values);
+    archive(m_log_scale), archive(m_norms), archive(m_largest_value);
+    archive(m_non_finite_keys), archive(m_has_finite_values);
+  }
+
+ private:
+  static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+
+  // by a power of two, so that weights are at most 1 and further increases do not rescale soon
+  void raise_log_scale(double to) {
+    if (!(m_log_scale > minus_infinity)) {
+      m_log_scale = to;
+      return;
+    }
+    constexpr double step = 16 * std::numbers::ln2;
+    const double steps = std::ceil((to - m_log_scale) / step);
+    const T factor = steps < 100 ? std::ldexp(T(1), -16 * static_cast<int>(steps)) : T(0);
+    m_log_scale = std::max(m_log_scale + steps * step, to);
+    m_S *= factor, m_z *= factor, m_norms *= factor;
+  }
+
+  void add_row(T b, const T* value, T* sums, T* errors) const {
+    using P = Pack<T>;
+    const P factor = P::all(b);
+    for (Index p = 0; p < m_d_v; p += P::size) {
+      const P old = P::load(sums + p), term = factor * P::load(value + p, m_d_v - p), sum = old + term,
+              added = sum - old;
+      sum.store(sums + p);
+      (P::load(errors + p) + ((old - (sum - added)) + (term - added))).store(errors + p);
+    }
+  }
+
+  template <Index packs>
+  void add_columns(const T* A, T factor, Index p, T* N) const {
+    using P = Pack<T>;
+    P sum[packs];
+    for (P& each : sum) each = P::all(0);
+    const T *S = m_S.data() + p, *errors = S + m_r * m_stride;
+    for (Index k = 0; k < m_r; ++k, S += m_stride, errors += m_stride) {
+      const P a = P::all(A[k]);
+      for (Index at = 0; at < packs; ++at)
+        sum[at] = multiply_add(a, P::load(S + at * P::size) + P::load(errors + at * P::size), sum[at]);
+    }
+    for (Index at = 0; at < packs; ++at) {
+      T* to = N + p + at * P::size;
+      multiply_add(P::all(factor), sum[at], P::load(to)).store(to);
+    }
+  }
+
+  Index m_r = 0, m_d_v = 0, m_stride = 0;
+  Vector<T> m_S;                  // (2,r,padded d_v)  sums, and the errors of their additions
+  Vector<T> m_z;                  // (2,padded r)  likewise
+  Vector<T> m_non_finite_values;  // (d_v)
+  double m_log_scale = minus_infinity;
+  T m_norms = 0, m_largest_value = 0;
+  Index m_non_finite_keys = 0;
+  bool m_has_finite_values = true;
+};
+
+}  // namespace nprf

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "nprf/core/pack.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/decoder/running_sums.hpp"
+
+namespace nprf {
+
+/// The sizes of the tokens of a state.
+struct TokenShape {
+  Index r, d_v;
+  Index d;  // channels of the stored keys; 0: keys are not stored
+};
+
+/// The last tokens of a head: features, log-scales and values, and for exact pairs the normalised keys. A token is in
+/// slot (position mod capacity). The memory grows with the tokens, up to the capacity.
+///
+/// Features are stored by tiles of 16 slots, with the slots of a feature next to each other: the scores of a tile are r
+/// multiply-adds of registers. No sum depends on how much memory there is, or on slots without a token.
+template <Real T>
+class TokenRing {
+ public:
+  static constexpr Index tile = state_lanes;
+
+  TokenRing() = default;
+  /// For at least `tokens` tokens.
+  TokenRing(TokenShape shape, Index tokens)
+      : m_shape(shape), m_stride(padded_to_lanes(shape.d_v)), m_capacity(padded_to_lanes(tokens)) {}
+
+  Index capacity() const { return m_capacity; }
+  Index slot(Index position) const { return position % m_capacity; }
+  /// The number of slots to be considered, a multiple of `tile`, if there are `tokens` tokens in all.
+  Index used_slots(Index tokens) const { return std::min(m_capacity, padded_to_lanes(tokens)); }
+
+  /// Allocates memory for sequences of `tokens` tokens, and at least twice as much as before. Throws std::bad_alloc,
+  /// and then changes nothing.
+  void reserve(Index tokens) {
+    if (used_slots(tokens) <= m_slots) return;
+    const Index slots = std::min(m_capacity, std::max(2 * m_slots, used_slots(tokens)));
+    TokenRing larger = *this;
+    for_each_array(larger, [&](auto& x, Index each) {
+      const Index old = x.size();
+      x.conservativeResize(slots * each);
+      x.tail(x.size() - old).setZero();
+    });
+    larger.m_slots = slots;
+    *this = std::move(larger);
+  }
+
+  /// Stores a token, over the one that was in its slot. Requires memory for it.
+  void put(Index position, const StateToken<T>& token, const T* key) {
+    const Index s = slot(position);
+    T* features = m_features.data() + s / tile * tile * m_shape.r + s % tile;
+    for (Index k = 0; k < m_shape.r; ++k) features[k * tile] = token.features[k * token.feature_step];
+    std::copy_n(token.value, m_shape.d_v, m_values.data() + s * m_stride);
+    if (m_shape.d > 0) std::copy_n(key, m_shape.d, m_keys.data() + s * m_shape.d);
+    m_log_scales[s] = token.log_scale;
+    m_norms[s] = token.norm, m_largest_values[s] = token.largest_value;
+    m_finite_keys[s] = token.has_finite_key, m_finite_values[s] = token.has_finite_value;
+  }
+
+  StateToken<T> token(Index position) const {
+    const Index s = slot(position);
+    return {m_features.data() + s / tile * tile * m_shape.r + s % tile,
+            tile,
+            m_values.data() + s * m_stride,
+            m_log_scales[s],
+            m_norms[s],
+            m_largest_values[s],
+            m_finite_keys[s] != 0,
+            m_finite_values[s] != 0};
+  }
+  const T* key(Index s) const { return m_keys.data() + s * m_shape.d; }
+  const T* value(Index s) const { return m_values.data() + s * m_stride; }
+  bool has_finite_key(Index s) const { return m_finite_keys[s] != 0; }
+  bool has_finite_value(Index s) const { return m_finite_values[s] != 0; }
+  const double* log_scales() const { return m_log_scales.data(); }     // (slots)
+  const T* norms() const { return m_norms.data(); }                    // (slots)  of features that can be negative
+  const T* largest_values() const { return m_largest_values.data(); }  // (slots)  the largest finite |v|
+
+  /// scores (slots) = the products of A (r) and the features of the slots. O(slots r).
+  void scores(const T* A, Index slots, T* scores) const {
+    using P = Pack<T>;
+    constexpr Index packs = tile / P::size, wide = packs >= 4 ? 1 : 4 / packs;  // tiles at a time
+    const Index tile_size = tile * m_shape.r;
+    Index s = 0;
+    for (; s + wide * tile <= slots; s += wide * tile)
+      tile_scores<wide>(A, m_features.data() + s * m_shape.r, tile_size, scores + s);
+    for (; s < slots; s += tile) tile_scores<1>(A, m_features.data() + s * m_shape.r, tile_size, scores + s);
+  }
+
+  /// N (padded d_v) += the sum of the values of the slots first..last-1 with these weights. A slot of weight 0 is not
+  /// read.
+  void add_values(const T* weights, Index first, Index last, T* N) const {
+    constexpr Index W = Pack<T>::size, wide = 8;
+    for (Index p = 0; p < m_stride; p += wide * W) {
+      const Index packs = std::min(wide, (m_stride - p) / W);
+      if (packs == wide)
+        add_columns<wide>(weights, first, last, p, N);
+      else if (packs == wide / 2)
+        add_columns<wide / 2>(weights, first, last, p, N);
+      else
+        for (Index at = 0; at < packs; ++at) add_columns<1>(weights, first, last, p + at * W, N);
+    }
+  }
+
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for_each_array(*this, [&](const auto& x, Index) { sum += static_cast<std::size_t>(x.size()) * sizeof(x[0]); });
+    return sum;
+  }
+
+  /// Calls archive(first, count) for each array of a stored token: features, value, key, and numbers.
+  template <class Archive>
+  void transfer(Index position, Archive&& archive) {
+    const Index s = slot(position);
+    T* features = m_features.data() + s / tile * tile * m_shape.r + s % tile;
+    for (Index k = 0; k < m_shape.r; ++k) archive(features[k * tile]);
+    for (Index p = 0; p < m_shape.d_v; ++p) archive(m_values[s * m_stride + p]);
+    for (Index l = 0; l < m_shape.d; ++l) archive(m_keys[s * m_shape.d + l]);
+    archive(m_log_scales[s]), archive(m_norms[s]), archive(m_largest_values[s]);
+    archive(m_finite_keys[s]), archive(m_finite_values[s]);
+  }
+
+ private:
+  // calls use(array, scalars of a slot)
+  template <class Ring, class Use>
+  static void for_each_array(Ring& x, Use&& use) {
+    use(x.m_features, x.m_shape.r);
+    use(x.m_values, x.m_stride);
+    use(x.m_keys, x.m_shape.d);
+    use(x.m_log_scales, Index{1});
+    use(x.m_norms, Index{1});
+    use(x.m_largest_values, Index{1});
+    use(x.m_finite_keys, Index{1});
+    use(x.m_finite_values, Index{1});
+  }
+
+  template <Index tiles>
+  void tile_scores(const T* A, const T* features, Index tile_size, T* scores) const {
+    using P = Pack<T>;
+    constexpr Index packs = tile / P::size;
+    P sum[tiles][packs];
+    for (auto& row : sum)
+      for (P& each : row) each = P::all(0);
+    for (Index k = 0; k < m_shape.r; ++k, features += tile) {
+      const P a = P::all(A[k]);
+      for (Index t = 0; t < tiles; ++t)
+        for (Index at = 0; at < packs; ++at)
+          sum[t][at] = multiply_add(a, P::load(features + t * tile_size + at * P::size), sum[t][at]);
+    }
+    for (Index t = 0; t < tiles; ++t)
+      for (Index at = 0; at < packs; ++at) sum[t][at].store(scores + t * tile + at * P::size);
+  }
+
+  template <Index packs>
+  void add_columns(const T* weights, Index first, Index last, Index p, T* N) const {
+    using P = Pack<T>;
+    P sum[packs];
+    for (Index at = 0; at < packs; ++at) sum[at] = P::load(N + p + at * P::size);
+    for (Index s = first; s < last; ++s) {
+      if (weights[s] == T(0)) continue;
+      const P weight = P::all(weights[s]);
+      const T* v = m_values.data() + s * m_stride + p;
+      for (Index at = 0; at < packs; ++at) sum[at] = multiply_add(weight, P::load(v + at * P::size), sum[at]);
+    }
+    for (Index at = 0; at < packs; ++at) sum[at].store(N + p + at * P::size);
+  }
+
+  TokenShape m_shape{};
+  Index m_stride = 0, m_capacity = 0, m_slots = 0;
+  Vector<T> m_features;                                 // (slots / tile,r,tile)
+  Vector<T> m_values;                                   // (slots,padded d_v)
+  Vector<T> m_keys;                                     // (slots,d)
+  Vector<double> m_log_scales;                          // (slots)
+  Vector<T> m_norms, m_largest_values;                  // (slots)
+  Vector<std::uint8_t> m_finite_keys, m_finite_values;  // (slots)
+};
+
+}  // namespace nprf
