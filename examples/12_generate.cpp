@@ -144,6 +144,7 @@ void print_speeds(CharacterModel& model, const Text& text, std::size_t most) {
 int main(int argc, char** argv) {
   try {
     const int steps = argc > 1 ? std::atoi(argv[1]) : 1000;
+    Eigen::setNbThreads(1);  // the model's matrices are small; nprf divides attention over threads itself
     const Text text(std::string(NPRF_DEMO_DATA) + "/text.txt");
     CharacterModel model(static_cast<Index>(text.alphabet.size()));
     const float before = train(model, text, 0), after = train(model, text, steps);
