@@ -62,7 +62,7 @@ void check(const F& map, const P& position, Index n, AttentionOptions options = 
   CHECK(bound < (sizeof(T) == sizeof(float) ? 1e-3 : 1e-11));
 }
 
-// each position, for one map
+// each position, for one map; all as one type, to compile once
 template <class F>
 void check_positions(const F& map, AttentionOptions options = {}, Index others = 0) {
   using T = typename F::Scalar;
@@ -73,7 +73,7 @@ void check_positions(const F& map, AttentionOptions options = {}, Index others =
   for (Index l = 0; l < falling.size(); ++l) falling[l] = T(-0.5) * static_cast<T>(std::abs(l - 400));
   const auto check_one = [&](const char* name, const auto& position) {
     INFO(name);
-    check(map, position, n, options, others);
+    check(map, HeldPosition<T>{position.bias()}, n, options, others);
   };
   check_one("none", NoPosition<T>());
   check_one("ALiBi", AlibiPosition<T>(T(0.2)));

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+//
+// The bits of the rows of steps do not depend on how the tokens were divided between calls, on the other sequences of
+// the batch, or on the number of threads.
+#include <algorithm>
+#include <vector>
+
+#include "decoder/tokens.hpp"
+#include "nprf/decoder/decoder.hpp"
+#include "nprf/feature_map/balance.hpp"
+#include "nprf/feature_map/centred.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/feature_map/taylor.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+#include "support/catch.hpp"
+#include "support/threads.hpp"
+
+namespace nprf::test::decoder_decoder_bits {
+
+namespace {
+
+constexpr Index d = 6, d_v = 5, n = 120;
+using T = float;
+using Held = HeldPosition<T>;
+
+std::vector<Held> positions() {
+  Vector<T> window = T(0.5) * random_table<T>(20, 3);
+  window.head(4).setConstant(-std::numeric_limits<T>::infinity());
+  return {{NoPosition<T>().bias()},
+          {AlibiPosition<T>(0.3f).bias()},
+          {t5_position<T>(normal<T>(1, 16, 2).row(0), Direction::causal, 40).bias()},
+          {RelativePosition<T>(window).bias()},
+          {RelativePosition<T>(random_table<T>(n + 20, 4)).bias()}};
+}
+
+// the rows from `from` on, of one sequence
+Matrix<T> rows_from(const TokenBatch<T>& x, Index from) {
+  Matrix<T> rows(x.y.view.heads * (n - from), d_v);
+  for (Index h = 0; h < x.y.view.heads; ++h)
+    rows.middleRows(h * (n - from), n - from) = x.y.view(0, h).bottomRows(n - from);
+  return rows;
+}
+
+template <class F>
+void check_splits(const F& map, AttentionOptions options) {
+  options.direction = Direction::causal;
+  for (const Held& position : positions()) {
+    const MultiHeadAttention attention(map, position, options);
+    TokenBatch<T> x(1, 4, 2, n, d, d_v);
+    Decoder by_one(attention, {.rollback = 5});
+    for (Index i = 0; i < n; ++i) x.step(by_one, i, 1);
+    for (const Index prompt : {1, 17, 64, 100})
+      for (const Index count : {1, 3, 20}) {
+        TokenBatch<T> y(1, 4, 2, n, d, d_v);
+        Decoder decoder(attention, {.rollback = 5});
+        y.prefill(decoder, 0, prompt);
+        for (Index first = prompt; first < n; first += count) y.step(decoder, first, std::min(count, n - first));
+        INFO("prompt " << prompt << " steps of " << count);
+        CHECK(same_bits(rows_from(x, prompt), rows_from(y, prompt)));
+        // a prompt in pieces, all but the first of which are steps
+        TokenBatch<T> z(1, 4, 2, n, d, d_v);
+        decoder.reset();
+        z.prefill(decoder, 0, prompt);
+        z.prefill(decoder, prompt, n - prompt);
+        CHECK(same_bits(rows_from(x, prompt), rows_from(z, prompt)));
+      }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("bits: any division of the tokens", "[decoder]") {
+  check_splits(orf<T>(d, 12, 3), {});
+  const Matrix<T> q = normal<T>(60, d, 90), k = normal<T>(60, d, 91);
+  check_splits(Centred(TaylorFeatures<T>({.input_dim = d, .directions = 3}), balance<T>(q, k).constants), {.near = 9});
+}
+
+TEST_CASE("bits: any batch and number of threads", "[decoder][threads]") {
+  constexpr Index batch = 3, heads = 4;
+  for (const Held& position : positions()) {
+    const std::vector<PositiveFeatures<T>> maps(heads, orf<T>(d, 12, 3));
+    const MultiHeadAttention attention(maps, position, {.direction = Direction::causal});
+    TokenBatch<T> x(batch, heads, 2, n, d, d_v);
+    const std::vector<Index> prompts{40, 7, 0};
+    // sequences of different lengths, by three threads
+    Matrix<T> all(batch * heads * (n - 40), d_v);
+    for (const Index threads : {1, 3}) {
+      const Threads some(threads);
+      Decoder decoder(attention, {.batch = batch});
+      x.prefill(decoder, 0, 40, {.lengths = prompts});
+      for (Index i = 40; i < n; ++i) x.step(decoder, i, 1);
+      CHECK(decoder.tokens(1) == n - 33);
+      Matrix<T> rows(all.rows(), d_v);
+      for (Index b = 0; b < batch; ++b)
+        for (Index h = 0; h < heads; ++h)
+          rows.middleRows((b * heads + h) * (n - 40), n - 40) = x.y(b, h).bottomRows(n - 40);
+      if (threads == 1) all = rows;
+      CHECK(same_bits(all, rows));
+    }
+    // each sequence alone
+    for (Index b = 0; b < batch; ++b) {
+      const Index prompt = prompts[static_cast<std::size_t>(b)];
+      TokenBatch<T> alone(1, heads, 2, n, d, d_v);
+      for (Index h = 0; h < heads; ++h) alone.q(0, h) = x.q(b, h);
+      for (Index h = 0; h < 2; ++h) alone.k(0, h) = x.k(b, h), alone.v(0, h) = x.v(b, h);
+      Decoder decoder(attention);
+      alone.prefill(decoder, 0, prompt);
+      for (Index i = 40; i < n; ++i) alone.step(decoder, i, 1);
+      CHECK(same_bits(rows_from(alone, 40), Matrix<T>(all.middleRows(b * heads * (n - 40), heads * (n - 40)))));
+    }
+  }
+}
+
+}  // namespace nprf::test::decoder_decoder_bits

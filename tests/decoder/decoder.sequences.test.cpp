@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+//
+// Rollback, fork, reorder and reset against a twin that keeps all tokens.
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "decoder/tokens.hpp"
+#include "nprf/decoder/decoder.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+namespace nprf::test::decoder_decoder_sequences {
+
+namespace {
+
+constexpr Index d = 5, d_v = 3, heads = 2, batch = 3, rollback = 6;
+using T = float;
+using Held = HeldPosition<T>;
+
+std::vector<Held> positions() {
+  Vector<T> window = T(0.5) * random_table<T>(11, 3);
+  window.head(4).setConstant(-std::numeric_limits<T>::infinity());
+  return {{NoPosition<T>().bias()},
+          {AlibiPosition<T>(0.3f).bias()},
+          {t5_position<T>(normal<T>(1, 8, 2).row(0), Direction::causal, 14).bias()},
+          {RelativePosition<T>(window).bias()},
+          {RelativePosition<T>(random_table<T>(500, 4)).bias()}};
+}
+
+// the tokens of the sequences: indices of rows of a fixed array
+struct Twin {
+  std::vector<Index> tokens;
+  Index most = 0;  // that it ever had: rollback is limited relative to it
+};
+
+class Storm {
+ public:
+  Storm(const Held& position, std::uint32_t seed)
+      : m_attention(orf<T>(d, 10, 3), position, {.direction = Direction::causal}),
+        m_decoder(MultiHeadAttention(orf<T>(d, 10, 3), position, {.direction = Direction::causal}),
+                  {.batch = batch, .rollback = rollback}),
+        m_random(seed) {}
+
+  void run(int calls) {
+    step(2);
+    for (int call = 0; call < calls; ++call) {
+      const Index b = below(batch);
+      switch (below(12)) {
+        case 0: m_decoder.fork(b, (b + 1) % batch), m_twins[(b + 1) % batch] = m_twins[b]; break;
+        case 1: {
+          const std::vector<Index> from{below(batch), below(batch), below(batch)};
+          m_decoder.reorder(from);
+          m_twins = {m_twins[from[0]], m_twins[from[1]], m_twins[from[2]]};
+          break;
+        }
+        case 2:
+          if (below(3) == 0) m_decoder.reset(b), m_twins[b] = {};
+          break;
+        case 3:
+        case 4:
+        case 5: take_back(b); break;
+        default: step(1 + below(3));
+      }
+      for (Index s = 0; s < batch; ++s)
+        REQUIRE(m_decoder.tokens(s) == static_cast<Index>(m_twins[static_cast<std::size_t>(s)].tokens.size()));
+    }
+    CHECK(m_worst <= 1);
+    CHECK(m_worst > 0);
+  }
+
+ private:
+  Index below(Index n) { return static_cast<Index>(m_random() % static_cast<std::uint32_t>(n)); }
+
+  void take_back(Index b) {
+    Twin& twin = m_twins[static_cast<std::size_t>(b)];
+    const Index count = static_cast<Index>(twin.tokens.size()), most = std::min(count, rollback - (twin.most - count));
+    if (most < 0) return;
+    const Index tokens = below(most + 1);
+    m_decoder.rollback(b, tokens);
+    twin.tokens.resize(static_cast<std::size_t>(count - tokens));
+  }
+
+  // appends random rows of the array, a different number to each sequence
+  void step(Index n) {
+    TokenBatch<T> x(batch, heads, heads, n, d, d_v);
+    std::vector<Index> lengths;
+    for (Index b = 0; b < batch; ++b) {
+      lengths.push_back(below(n + 1));
+      for (Index t = 0; t < lengths.back(); ++t) {
+        const Index token = below(m_q.rows());
+        m_twins[static_cast<std::size_t>(b)].tokens.push_back(token);
+        for (Index h = 0; h < heads; ++h) {
+          x.q(b, h).row(t) = (h == 0 ? 1 : -1) * m_q.row(token);
+          x.k(b, h).row(t) = m_k.row(token), x.v(b, h).row(t) = m_v.row(token);
+        }
+      }
+      Twin& twin = m_twins[static_cast<std::size_t>(b)];
+      twin.most = std::max(twin.most, static_cast<Index>(twin.tokens.size()));
+    }
+    Report report;
+    x.step(m_decoder, 0, n, {.lengths = lengths, .report = &report});
+    for (Index b = 0; b < batch; ++b)
+      for (Index h = 0; h < heads; ++h) {
+        const std::vector<Index>& tokens = m_twins[static_cast<std::size_t>(b)].tokens;
+        const Index length = lengths[static_cast<std::size_t>(b)], all = static_cast<Index>(tokens.size());
+        const std::vector<Index> last(tokens.end() - length, tokens.end());
+        const Matrix<T> expected = reference::kernelized_attention(
+            m_attention, (h == 0 ? T(1) : T(-1)) * pick(m_q, last), pick(m_k, tokens), pick(m_v, tokens), all - length);
+        const Matrix<T> y = x.y(b, h).topRows(length);
+        m_worst = std::max(m_worst, ratio_to_bound(y, expected, report.error_bound, m_v));
+        CHECK(all_zero(x.y(b, h).bottomRows(n - length)));
+      }
+  }
+
+  Matrix<T> m_q = normal<T>(40, d, 11), m_k = normal<T>(40, d, 12), m_v = normal<T>(40, d_v, 13);
+  Attention<PositiveFeatures<T>, Held> m_attention;
+  Decoder<T> m_decoder;
+  std::vector<Twin> m_twins = std::vector<Twin>(batch);
+  std::mt19937 m_random;
+  double m_worst = 0;
+};
+
+}  // namespace
+
+TEST_CASE("sequences: random calls give the rows of the tokens that are left", "[decoder]") {
+  std::uint32_t seed = 1;
+  for (const Held& position : positions()) Storm(position, seed++).run(NPRF_TEST_SANITIZED ? 60 : 200);
+}
+
+TEST_CASE("sequences: a fork has the bits of its origin", "[decoder]") {
+  for (const Held& position : positions()) {
+    const MultiHeadAttention attention(orf<T>(d, 10, 3), position, {.direction = Direction::causal});
+    Decoder decoder(attention, {.batch = 3, .rollback = 2});
+    TokenBatch<T> x(3, heads, heads, 60, d, d_v);
+    x.prefill(decoder, 0, 40);
+    decoder.fork(1, 0);
+    decoder.reorder(std::vector<Index>{1, 0, 0});
+    for (Index h = 0; h < heads; ++h)
+      for (Index b = 1; b < 3; ++b)
+        x.q(b, h) = x.q(0, h).eval(), x.k(b, h) = x.k(0, h).eval(), x.v(b, h) = x.v(0, h).eval();
+    for (Index i = 40; i < 60; ++i) x.step(decoder, i, 1);
+    for (Index h = 0; h < heads; ++h)
+      for (Index b = 1; b < 3; ++b)
+        CHECK(same_bits(Matrix<T>(x.y(b, h).bottomRows(20)), Matrix<T>(x.y(0, h).bottomRows(20))));
+  }
+}
+
+TEST_CASE("sequences: wrong arguments", "[decoder]") {
+  const MultiHeadAttention attention(orf<T>(d, 10, 3), AlibiPosition<T>(0.1f), {.direction = Direction::causal});
+  Decoder decoder(attention, {.batch = 2, .rollback = 3});
+  check_invalid([&] { decoder.rollback(0, 1); }, {"tokens", "expected 0 to 0", "got 1"});
+  TokenBatch<T> x(2, heads, heads, 30, d, d_v);
+  x.prefill(decoder, 0, 20);
+  check_invalid([&] { decoder.rollback(2, 1); }, {"sequence", "expected 0 to 1", "got 2"});
+  check_invalid([&] { decoder.rollback(0, -1); }, {"tokens", "expected 0 to 20", "got -1"});
+  check_invalid([&] { decoder.rollback(0, 4); }, {"tokens", "at most 3", "got 4"});
+  decoder.rollback(0, 2);
+  check_invalid([&] { decoder.rollback(0, 2); }, {"tokens", "at most 3", "got 2"});
+  decoder.rollback(0, 1);
+  CHECK(decoder.tokens(0) == 17);
+  check_invalid([&] { decoder.fork(0, 5); }, {"to", "expected 0 to 1", "got 5"});
+  check_invalid([&] { decoder.reset(-1); }, {"sequence", "got -1"});
+  check_invalid([&] { decoder.reorder(std::vector<Index>{0}); }, {"from", "expected 2", "got 1"});
+  check_invalid([&] { decoder.reorder(std::vector<Index>{0, 2}); }, {"from", "got 2"});
+  check_invalid([&] { (void)decoder.tokens(7); }, {"sequence", "got 7"});
+  CHECK(decoder.tokens(1) == 20);
+}
+
+}  // namespace nprf::test::decoder_decoder_sequences
