@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+//
+// Saved states continue with the same bits; files of other decoders, cut and changed files are refused.
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "decoder/tokens.hpp"
+#include "nprf/decoder/decoder.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/feature_map/taylor.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+#include "support/catch.hpp"
+#include "support/throws.hpp"
+
+namespace nprf::test::decoder_decoder_save {
+
+namespace {
+
+constexpr Index d = 4, d_v = 3, heads = 2, n = 60;
+using T = float;
+using Held = HeldPosition<T>;
+
+Held t5() { return {t5_position<T>(normal<T>(1, 8, 2).row(0), Direction::causal, 14).bias()}; }
+
+template <class F>
+MultiHeadAttention<F, Held> attention_of(const F& map, const Held& position = t5(), Index near = 0) {
+  return {map, position, {.direction = Direction::causal, .near = near}};
+}
+
+std::string saved(const Decoder<T>& decoder) {
+  std::ostringstream out;
+  decoder.save(out);
+  return out.str();
+}
+
+void load(Decoder<T>& decoder, const std::string& file) {
+  std::istringstream in(file);
+  decoder.load(in);
+}
+
+}  // namespace
+
+TEST_CASE("save: a loaded decoder continues with the same bits", "[decoder]") {
+  const auto check = [](const auto& attention) {
+    for (const Index prompt : {0, 5, 40}) {
+      TokenBatch<T> x(2, heads, 1, n, d, d_v), y(2, heads, 1, n, d, d_v);
+      Decoder decoder(attention, {.batch = 2, .rollback = 2}), other(attention, {.batch = 2, .rollback = 2});
+      const std::vector<Index> lengths{prompt, prompt / 2};
+      x.prefill(decoder, 0, prompt, {.lengths = lengths});
+      decoder.reorder(std::vector<Index>{1, 0});
+      y.prefill(other, 0, 30);  // is replaced
+      load(other, saved(decoder));
+      CHECK(other.tokens(0) == prompt / 2);
+      CHECK(other.tokens(1) == prompt);
+      CHECK(saved(other) == saved(decoder));
+      if (prompt == 40) other.rollback(0, 2), decoder.rollback(0, 2);
+      for (Index i = 40; i < n; ++i) x.step(decoder, i, 1), y.step(other, i, 1);
+      for (Index b = 0; b < 2; ++b)
+        for (Index h = 0; h < heads; ++h)
+          CHECK(same_bits(Matrix<T>(x.y(b, h).bottomRows(n - 40)), Matrix<T>(y.y(b, h).bottomRows(n - 40))));
+    }
+  };
+  check(attention_of(orf<T>(d, 6, 1)));
+  check(attention_of(orf<T>(d, 6, 1), {AlibiPosition<T>(0.1f).bias()}, 5));
+  check(attention_of(TaylorFeatures<T>({.input_dim = d}), {RelativePosition<T>(random_table<T>(50, 3)).bias()}));
+}
+
+TEST_CASE("save: a file of another decoder is refused", "[decoder]") {
+  const auto attention = attention_of(orf<T>(d, 6, 1));
+  Decoder decoder(attention, {.batch = 2, .rollback = 2});
+  TokenBatch<T> x(2, heads, heads, n, d, d_v);
+  x.prefill(decoder, 0, 30);
+  const std::string file = saved(decoder);
+  const auto refused = [&](auto other, std::string_view piece) {
+    check_invalid([&] { load(other, file); }, {"expected", piece});
+  };
+  refused(Decoder(attention, {.batch = 1, .rollback = 2}), "sequences");
+  refused(Decoder(attention, {.batch = 2, .rollback = 3}), "options");
+  refused(Decoder(attention_of(orf<T>(d, 6, 2)), {.batch = 2, .rollback = 2}), "feature map");
+  refused(Decoder(attention_of(orf<T>(d, 7, 1)), {.batch = 2, .rollback = 2}), "sizes");
+  refused(Decoder(attention_of(orf<T>(d, 6, 1), {AlibiPosition<T>(0.1f).bias()}), {.batch = 2, .rollback = 2}),
+          "biases");
+  refused(Decoder(attention_of(orf<T>(d, 6, 1), t5(), 1), {.batch = 2, .rollback = 2}), "options");
+  refused(Decoder(MultiHeadAttention(std::vector(heads, orf<T>(d, 6, 1)), t5(), attention.options()),
+                  {.batch = 2, .rollback = 2}),
+          "feature maps");
+  Held changed = t5();
+  changed.held.table[2] += T(1e-3);
+  refused(Decoder(attention_of(orf<T>(d, 6, 1), changed), {.batch = 2, .rollback = 2}), "biases");
+  check_invalid([&] { load(decoder, "a text that is longer than the head of a file"); }, {"stream", "another file"});
+  check_invalid([&] { load(decoder, ""); }, {"stream", "got 0"});
+  std::ostringstream full;
+  full.setstate(std::ios::badbit);
+  check_invalid([&] { decoder.save(full); }, {"stream", "fails"});
+  CHECK(saved(decoder) == file);
+}
+
+TEST_CASE("save: each changed and each cut file is refused and changes nothing", "[decoder]") {
+  const MultiHeadAttention attention(orf<T>(2, 2, 1), AlibiPosition<T>(0.1f), {.direction = Direction::causal});
+  Decoder decoder(attention, {.rollback = 1});
+  TokenBatch<T> x(1, 1, 1, 3, 2, 1);
+  x.prefill(decoder, 0, 3);
+  const std::string file = saved(decoder);
+  CHECK(file.size() < 1000);
+  TokenBatch<T> y(1, 1, 1, 5, 2, 1, 9);
+  Decoder other(attention, {.rollback = 1});
+  y.prefill(other, 0, 5);
+  const std::string before = saved(other);
+  const auto refused = [&](const std::string& changed) {
+    try {
+      load(other, changed);
+    } catch (const InvalidArgument&) {
+      return saved(other) == before;
+    }
+    return false;
+  };
+  for (std::size_t at = 0; at < file.size(); ++at) {
+    CHECK(refused(file.substr(0, at)));
+    for (const int bit : {0, 3, 7}) {
+      std::string changed = file;
+      changed[at] = static_cast<char>(changed[at] ^ (1 << bit));
+      CHECK(refused(changed));
+    }
+  }
+  CHECK_FALSE(refused(file));
+  CHECK(saved(other) == file);
+}
+
+}  // namespace nprf::test::decoder_decoder_save
