@@ -61,10 +61,9 @@ struct RightFactor {
 
 namespace detail {
 
-template <Index packs, Real T, class RowStep, class DepthStep, class Emit>
+template <Index rows, Index packs, Real T, class RowStep, class DepthStep, class Emit>
 [[gnu::always_inline]] inline void multiply_panel(Index depth, LeftFactor<T, RowStep, DepthStep> A, const T* b,
                                                   Index b_step, Emit&& emit) {
-  constexpr Index rows = Block<T>::rows;
   Pack<T> sum[rows][packs];
   NPRF_UNROLL
   for (Index i = 0; i < rows; ++i) {
@@ -105,19 +104,26 @@ template <Index most, class Use>
 
 }  // namespace detail
 
-/// Computes a block of C = A B of Block<T>::rows rows and `packs` packs of columns. Calls emit(i, j, pack) for each row
-/// i and each pack, which holds the columns j, j + 1, ...
-template <Real T, class RowStep, class DepthStep, class Emit>
-[[gnu::always_inline]] inline void multiply_block(Index depth, Index packs, LeftFactor<T, RowStep, DepthStep> A,
-                                                  RightFactor<T> B, Emit&& emit) {
+/// Computes a block of C = A B of `rows` rows and `packs` packs of columns. Calls emit(i, j, pack) for each row i and
+/// each pack, which holds the columns j, j + 1, ... The bits of a row do not depend on the number of rows.
+template <Index rows, Real T, class RowStep, class DepthStep, class Emit>
+[[gnu::always_inline]] inline void multiply_rows(Index depth, Index packs, LeftFactor<T, RowStep, DepthStep> A,
+                                                 RightFactor<T> B, Emit&& emit) {
   constexpr Index most = Block<T>::packs;
   const T* panel = B.data;
   Index j0 = 0;
   const auto shifted = [&](Index i, Index j, const Pack<T>& c) { emit(i, j0 + j, c); };
   for (; packs >= most; packs -= most, panel += B.panel_step, j0 += Block<T>::cols)
-    detail::multiply_panel<most>(depth, A, panel, B.depth_step, shifted);
+    detail::multiply_panel<rows, most>(depth, A, panel, B.depth_step, shifted);
   detail::with_constant<most - 1>(
-      packs, [&]<Index rest>() { detail::multiply_panel<rest>(depth, A, panel, B.depth_step, shifted); });
+      packs, [&]<Index rest>() { detail::multiply_panel<rows, rest>(depth, A, panel, B.depth_step, shifted); });
+}
+
+/// The same of Block<T>::rows rows.
+template <Real T, class RowStep, class DepthStep, class Emit>
+[[gnu::always_inline]] inline void multiply_block(Index depth, Index packs, LeftFactor<T, RowStep, DepthStep> A,
+                                                  RightFactor<T> B, Emit&& emit) {
+  multiply_rows<Block<T>::rows>(depth, packs, A, B, emit);
 }
 
 /// Row-major x (rows,depth) as left factors, one for each block of rows. Whole blocks are read in place. An incomplete

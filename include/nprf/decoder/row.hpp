@@ -91,7 +91,7 @@ class StepRow {
       }
       m_D = sum.sum(), norms = sum_of_norms.sum();
       if (!m_tokens.all_finite) add_finite_parts();
-      m_ring.add_values(m_scores, 0, slots, m_N);
+      m_ring.add_values(m_scores, slots, m_N);
     }
     if (m_weights.of_sums() > 0) {
       m_D += m_sums.add_product(m_A, m_weights.of_sums(), m_N);

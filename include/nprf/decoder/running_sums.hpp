@@ -17,6 +17,15 @@ namespace nprf {
 inline constexpr Index state_lanes = 16;
 constexpr Index padded_to_lanes(Index n) { return (n + state_lanes - 1) / state_lanes * state_lanes; }
 
+/// Calls use.operator()<count>(first) for pieces of 8, 4 or 1 of the packs 0..packs-1.
+template <class Use>
+void for_each_columns(Index packs, Use&& use) {
+  Index first = 0;
+  for (; first + 8 <= packs; first += 8) use.template operator()<8>(first);
+  for (; first + 4 <= packs; first += 4) use.template operator()<4>(first);
+  for (; first < packs; ++first) use.template operator()<1>(first);
+}
+
 /// One token of a state.
 template <Real T>
 struct StateToken {
@@ -75,9 +84,7 @@ class RunningSums {
     T *z = m_z.data(), *z_errors = z + m_z.size() / 2;
     for (Index k = 0; k < m_r; ++k) {
       const T b = weight * token.features[k * token.feature_step];
-      T error;
-      z[k] = two_sum(z[k], b, error);
-      z_errors[k] += error;
+      z[k] = fast_two_sum(z[k], b + z_errors[k], z_errors[k]);
       add_row(b, value, m_S.data() + k * m_stride, m_S.data() + (m_r + k) * m_stride);
     }
   }
@@ -87,18 +94,11 @@ class RunningSums {
 
   /// N (padded d_v) += factor A S and returns factor A z, for A (r) padded with zeros. O(r d_v).
   T add_product(const T* A, T factor, T* N) const {
-    constexpr Index W = Pack<T>::size, wide = 8;
-    for (Index p = 0; p < m_stride; p += wide * W) {
-      const Index packs = std::min(wide, (m_stride - p) / W);
-      if (packs == wide)
-        add_columns<wide>(A, factor, p, N);
-      else
-        for (Index at = 0; at < packs; ++at) add_columns<1>(A, factor, p + at * W, N);
-    }
+    constexpr Index W = Pack<T>::size;
+    for_each_columns(m_stride / W, [&]<Index packs>(Index first) { add_columns<packs>(A, factor, first * W, N); });
     Pack<T> sum = Pack<T>::all(0);
-    const T *z = m_z.data(), *z_errors = z + m_z.size() / 2;
     for (Index k = 0; k < m_z.size() / 2; k += W)
-      sum = multiply_add(Pack<T>::load(A + k), Pack<T>::load(z + k) + Pack<T>::load(z_errors + k), sum);
+      sum = multiply_add(Pack<T>::load(A + k), Pack<T>::load(m_z.data() + k), sum);
     return factor * sum.sum();
   }
 
@@ -150,10 +150,10 @@ class RunningSums {
     using P = Pack<T>;
     const P factor = P::all(b);
     for (Index p = 0; p < m_d_v; p += P::size) {
-      const P old = P::load(sums + p), term = factor * P::load(value + p, m_d_v - p), sum = old + term,
-              added = sum - old;
+      const P old = P::load(sums + p), term = multiply_add(factor, P::load(value + p, m_d_v - p), P::load(errors + p)),
+              sum = old + term;
       sum.store(sums + p);
-      (P::load(errors + p) + ((old - (sum - added)) + (term - added))).store(errors + p);
+      (term - (sum - old)).store(errors + p);
     }
   }
 
@@ -162,11 +162,10 @@ class RunningSums {
     using P = Pack<T>;
     P sum[packs];
     for (P& each : sum) each = P::all(0);
-    const T *S = m_S.data() + p, *errors = S + m_r * m_stride;
-    for (Index k = 0; k < m_r; ++k, S += m_stride, errors += m_stride) {
+    const T* S = m_S.data() + p;
+    for (Index k = 0; k < m_r; ++k, S += m_stride) {
       const P a = P::all(A[k]);
-      for (Index at = 0; at < packs; ++at)
-        sum[at] = multiply_add(a, P::load(S + at * P::size) + P::load(errors + at * P::size), sum[at]);
+      for (Index at = 0; at < packs; ++at) sum[at] = multiply_add(a, P::load(S + at * P::size), sum[at]);
     }
     for (Index at = 0; at < packs; ++at) {
       T* to = N + p + at * P::size;
@@ -175,7 +174,7 @@ class RunningSums {
   }
 
   Index m_r = 0, m_d_v = 0, m_stride = 0;
-  Vector<T> m_S;                  // (2,r,padded d_v)  sums, and the errors of their additions
+  Vector<T> m_S;                  // (2,r,padded d_v)  sums, and the errors of their last additions
   Vector<T> m_z;                  // (2,padded r)  likewise
   Vector<T> m_non_finite_values;  // (d_v)
   double m_log_scale = minus_infinity;

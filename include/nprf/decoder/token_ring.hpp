@@ -95,19 +95,10 @@ class TokenRing {
     for (; s < slots; s += tile) tile_scores<1>(A, m_features.data() + s * m_shape.r, tile_size, scores + s);
   }
 
-  /// N (padded d_v) += the sum of the values of the slots first..last-1 with these weights. A slot of weight 0 is not
-  /// read.
-  void add_values(const T* weights, Index first, Index last, T* N) const {
-    constexpr Index W = Pack<T>::size, wide = 8;
-    for (Index p = 0; p < m_stride; p += wide * W) {
-      const Index packs = std::min(wide, (m_stride - p) / W);
-      if (packs == wide)
-        add_columns<wide>(weights, first, last, p, N);
-      else if (packs == wide / 2)
-        add_columns<wide / 2>(weights, first, last, p, N);
-      else
-        for (Index at = 0; at < packs; ++at) add_columns<1>(weights, first, last, p + at * W, N);
-    }
+  /// N (padded d_v) += the sum of the values of the slots with these weights. A slot of weight 0 is not read.
+  void add_values(const T* weights, Index slots, T* N) const {
+    constexpr Index W = Pack<T>::size;
+    for_each_columns(m_stride / W, [&]<Index packs>(Index at) { add_columns<packs>(weights, slots, at * W, N); });
   }
 
   std::size_t bytes() const {
@@ -160,17 +151,19 @@ class TokenRing {
   }
 
   template <Index packs>
-  void add_columns(const T* weights, Index first, Index last, Index p, T* N) const {
+  void add_columns(const T* weights, Index slots, Index p, T* N) const {
     using P = Pack<T>;
-    P sum[packs];
-    for (Index at = 0; at < packs; ++at) sum[at] = P::load(N + p + at * P::size);
-    for (Index s = first; s < last; ++s) {
-      if (weights[s] == T(0)) continue;
+    // two sums, of even and of odd slots, hide the latency of an addition
+    P sums[2][packs];
+    for (Index at = 0; at < packs; ++at) sums[0][at] = P::load(N + p + at * P::size), sums[1][at] = P::all(0);
+    const auto add = [&](Index s, P(&sum)[packs]) {
+      if (weights[s] == T(0)) return;
       const P weight = P::all(weights[s]);
       const T* v = m_values.data() + s * m_stride + p;
       for (Index at = 0; at < packs; ++at) sum[at] = multiply_add(weight, P::load(v + at * P::size), sum[at]);
-    }
-    for (Index at = 0; at < packs; ++at) sum[at].store(N + p + at * P::size);
+    };
+    for (Index s = 0; s < slots; s += 2) add(s, sums[0]), add(s + 1, sums[1]);
+    for (Index at = 0; at < packs; ++at) (sums[0][at] + sums[1][at]).store(N + p + at * P::size);
   }
 
   TokenShape m_shape{};

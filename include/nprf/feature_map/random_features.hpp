@@ -92,13 +92,18 @@ class RandomFeatures {
         }
         h[i] = square.sum() / 2;
       }
-      RowBlocks<T> blocks(d, scratch);
-      blocks.set(xs.leftCols(d));
-      for (Index i = 0; i < rows; i += Block<T>::rows)
-        multiply_block(d, m_packs, blocks.block(i), RightFactor<T>::in_place(m_wt.data(), m_wt.cols()),
-                       [&](Index k, Index j, const Pack<T>& product) {
-                         if (i + k < rows) product.store(&z(i + k, j));
-                       });
+      const auto Wt = RightFactor<T>::in_place(m_wt.data(), m_wt.cols());
+      if (rows == 1) {  // a step of a decoder
+        multiply_rows<1>(d, m_packs, LeftFactor<T, Index, Step<1>>{xs.data(), 0, {}}, Wt,
+                         [&](Index, Index j, const Pack<T>& product) { product.store(&z(0, j)); });
+      } else {
+        RowBlocks<T> blocks(d, scratch);
+        blocks.set(xs.leftCols(d));
+        for (Index i = 0; i < rows; i += Block<T>::rows)
+          multiply_block(d, m_packs, blocks.block(i), Wt, [&](Index k, Index j, const Pack<T>& product) {
+            if (i + k < rows) product.store(&z(i + k, j));
+          });
+      }
       emit(i0, z.leftCols(num_features()), h);
     });
   }
