@@ -60,13 +60,11 @@ class Contenders {
   std::size_t bytes() const { return m_decoder.bytes(); }
   std::size_t cache_bytes() const { return m_cache.bytes(); }
 
-  /// The tokens up to n; the cache needs no queries of them.
+  /// The first n tokens; the cache needs no queries of them.
   void prefill(Index n) {
-    const Index t = m_cache.tokens();
-    if (n <= t) return;
-    Matrix<float> y(n - t, head_dim);
-    m_decoder.prefill(rows(m_tokens.q, t, n - t), rows(m_tokens.k, t, n - t), rows(m_tokens.v, t, n - t), one_head(y));
-    m_cache.append(m_tokens.k.middleRows(t, n - t), m_tokens.v.middleRows(t, n - t));
+    Matrix<float> y(n, head_dim);
+    m_decoder.prefill(rows(m_tokens.q, 0, n), rows(m_tokens.k, 0, n), rows(m_tokens.v, 0, n), one_head(y));
+    m_cache.append(m_tokens.k.topRows(n), m_tokens.v.topRows(n));
   }
 
   /// Seconds of a token, of both: the mean of the next `steps`.
@@ -118,7 +116,8 @@ struct Point {
 };
 
 // medians over rounds of 16 steps, in the middle of which t tokens have been decoded
-Point measure(Contenders& contenders, Index t) {
+Point measure(const Kind& kind, Index t, Index most_tokens) {
+  Contenders contenders(kind, most_tokens);
   contenders.prefill(t - rounds * steps / 2);
   std::vector<double> ours, cache, ratios;
   for (Index round = 0; round < rounds; ++round) {
@@ -234,8 +233,8 @@ Row step_beside_its_products() {
 nlohmann::json measure_all(Index most_tokens) {
   Curves curves;
   for (const Kind& kind : kinds) {
-    Contenders contenders(kind, most_tokens + rounds * steps);
-    for (Index t = 256; t <= most_tokens; t *= 2) curves[kind.name()].push_back(measure(contenders, t));
+    for (Index t = 256; t <= most_tokens; t *= 2)
+      curves[kind.name()].push_back(measure(kind, t, most_tokens + rounds * steps));
     std::cerr << kind.name() << " measured\n";
   }
   std::printf("\nOne head, d = d_v = 64, float, one thread; orf: %td features, Taylor: %td\n", m, head_dim + 1);
