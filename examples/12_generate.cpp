@@ -114,18 +114,18 @@ double speed(CharacterModel& model, const Text& text, Attend& attend) {
   return characters / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void print_speeds(CharacterModel& model, const Text& text, std::size_t most) {
+void print_speeds(CharacterModel& model, const Text& text, Index most) {
   std::printf("\n%9s %22s %12s %22s %12s\n", "tokens", "Decoder: tokens/s", "KiB", "exact softmax: tokens/s", "KiB");
   States states(model);
   Caches caches(model);
   std::vector<Index> prompt;
-  for (const std::size_t t : {1024, 8192, 65536}) {
+  for (const Index t : {1024, 8192, 65536}) {
     if (t > most) break;
     // the text again and again, in parts, so that the matrices of a part stay small
-    for (std::size_t at = static_cast<std::size_t>(states.decoders[0].tokens(0)); at < t; at += prompt.size()) {
+    for (Index at = states.decoders[0].tokens(0); at < t; at += static_cast<Index>(prompt.size())) {
       prompt.clear();
-      while (prompt.size() < std::min<std::size_t>(1024, t - at))
-        prompt.push_back(text.tokens[(at + prompt.size()) % text.tokens.size()]);
+      for (Index i = at; i < std::min(at + 1024, t); ++i)
+        prompt.push_back(text.tokens[static_cast<std::size_t>(i) % text.tokens.size()]);
       model.logits(prompt, [&](std::size_t b, auto& q, auto& k, auto& v, auto& y) {
         states.decoders[b].prefill(of_heads(q, 1), of_heads(k, 1), of_heads(v, 1), of_heads(y, 1));
         caches.append(b, k, v);
@@ -134,7 +134,7 @@ void print_speeds(CharacterModel& model, const Text& text, std::size_t most) {
     std::size_t state_bytes = 0, cache_bytes = 0;
     for (const auto& decoder : states.decoders) state_bytes += decoder.bytes();
     for (const auto& head : caches.heads) cache_bytes += head.bytes();
-    std::printf("%9zu %22.0f %12zu %22.0f %12zu\n", t, speed(model, text, states), state_bytes / 1024,
+    std::printf("%9td %22.0f %12zu %22.0f %12zu\n", t, speed(model, text, states), state_bytes / 1024,
                 speed(model, text, caches), cache_bytes / 1024);
   }
 }
@@ -152,7 +152,7 @@ int main(int argc, char** argv) {
                 text.tokens.size(), before, after);
     const float difference = generate(model, text, 40, 400);
     std::printf("\n\nlogits one by one and at once differ by %g\n", difference);
-    print_speeds(model, text, argc > 2 ? static_cast<std::size_t>(std::atol(argv[2])) : 65536);
+    print_speeds(model, text, argc > 2 ? std::atol(argv[2]) : 65536);
     return after < before && difference < 1e-2f ? 0 : 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "12_generate: %s\n", error.what());
