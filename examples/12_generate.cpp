@@ -14,6 +14,7 @@
 #include <nprf/nprf.hpp>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "examples/support/character_model.hpp"
@@ -23,10 +24,11 @@ using demo::Layer, demo::CharacterModel, demo::Text, demo::of_heads;
 
 namespace {
 
-float train(CharacterModel& model, const Text& text, int steps) {
+/// Returns the loss of the first and of the last step.
+std::pair<float, float> train(CharacterModel& model, const Text& text, int steps) {
   constexpr Index batch = 4, n = 128;
   std::mt19937 random(1);
-  float loss = 0;
+  float first = 0, loss = 0;
   for (int step = 0; step <= steps; ++step) {
     std::vector<Index> in, next;
     for (Index b = 0; b < batch; ++b) {
@@ -35,9 +37,10 @@ float train(CharacterModel& model, const Text& text, int steps) {
       next.insert(next.end(), from + 1, from + 1 + n);
     }
     loss = demo::train_step(model, in, next, batch);
+    if (step == 0) first = loss;
     if (step % 100 == 0 || step == steps) std::printf("step %4d: %.3f nats a character\n", step, loss);
   }
-  return loss;
+  return {first, loss};
 }
 
 /// The attention of generation: the states of each layer's heads after the tokens so far.
@@ -77,7 +80,7 @@ struct Caches {
 };
 
 /// A character drawn from softmax(logits / temperature).
-Index draw(const Matrix<float>& logits, std::mt19937& random, float temperature = 0.4f) {
+Index draw(const Matrix<float>& logits, std::mt19937& random, float temperature = 0.25f) {
   const Vector<float> p = ((logits.row(0).array() - logits.maxCoeff()) / temperature).exp().matrix().transpose();
   float left = p.sum() * static_cast<float>(random()) / 4294967296.0f;
   Index c = 0;
@@ -147,7 +150,7 @@ int main(int argc, char** argv) {
     Eigen::setNbThreads(1);  // the model's matrices are small; nprf divides attention over threads itself
     const Text text(std::string(NPRF_DEMO_DATA) + "/text.txt");
     CharacterModel model(static_cast<Index>(text.alphabet.size()));
-    const float before = train(model, text, 0), after = train(model, text, steps);
+    const auto [before, after] = train(model, text, steps);
     std::printf("\n%zu characters were learned: %.3f nats a character before, %.3f after. The first 40, continued:\n\n",
                 text.tokens.size(), before, after);
     const float difference = generate(model, text, 40, 400);
