@@ -25,7 +25,7 @@ class _OneCall:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError("decoder: expected one call at a time, got one during another")
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
 
 

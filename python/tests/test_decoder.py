@@ -30,12 +30,11 @@ def part(x, first, last):
     return tuple(each[..., first:last, :] for each in x)
 
 
-@pytest.mark.parametrize("near", [0, 3])
-@pytest.mark.parametrize("name", maps())
+@pytest.mark.parametrize(
+    "name, near", [(name, near) for name in maps() for near in (0, 3) if (name, near) != ("elu", 3)]
+)
 def test_steps_have_the_rows_of_attention(rng, name, near):
     x = tokens(rng)
-    if name == "elu" and near > 0:
-        pytest.skip("elu does not estimate exp")
     for position_name, position in positions(rng, H).items():
         expected, whole = nprf.attention(
             *x, features=maps()[name], position=position, causal=True, near=near, report=True
@@ -123,7 +122,9 @@ def test_saved_states(rng):
         assert other.tokens == [30, 30]
         assert np.array_equal(other.step(*part(x, 30, 35)), y)
 
-    for wrong in (state[:-1], state[:100] + b"\0" + state[101:] if state[100] else state[:100] + b"\1" + state[101:], b""):
+    changed = bytearray(state)
+    changed[100] ^= 1
+    for wrong in (state[:-1], bytes(changed), b""):
         with pytest.raises(ValueError, match="state"):
             decoder.load(wrong)
     with pytest.raises(ValueError, match="state"):
@@ -154,8 +155,16 @@ def test_the_state_does_not_grow(rng):
         (lambda: nprf.Decoder(nprf.orf(3, 3), dtype=np.int32), TypeError, "float32 or float64"),
         (lambda: nprf.Decoder(3), TypeError, "features"),
         (lambda: nprf.Decoder(nprf.orf(3, 3)).step(*(np.ones((2, 3)),) * 3), TypeError, "float32"),
-        (lambda: nprf.Decoder(nprf.orf(3, 3), heads=2).step(*(np.ones((1, 2, 3), "f"),) * 3), ValueError, "2 heads, got 1"),
-        (lambda: nprf.Decoder(nprf.orf(3, 3), heads=2).step(*(np.ones((2, 3), "f"),) * 3), ValueError, "2 heads, got 1"),
+        (
+            lambda: nprf.Decoder(nprf.orf(3, 3), heads=2).step(*(np.ones((1, 2, 3), "f"),) * 3),
+            ValueError,
+            "2 heads, got 1",
+        ),
+        (
+            lambda: nprf.Decoder(nprf.orf(3, 3), heads=2).step(*(np.ones((2, 3), "f"),) * 3),
+            ValueError,
+            "2 heads, got 1",
+        ),
         (lambda: nprf.Decoder(nprf.orf(3, 3)).step(*(np.ones((2, 4), "f"),) * 3), ValueError, "queries"),
         (lambda: nprf.Decoder(nprf.orf(3, 3)).step(*(np.ones((2, 3), "f"),) * 3, offset=1), ValueError, "offset"),
         (lambda: nprf.Decoder(nprf.orf(3, 3), batch=2).step(*(np.ones((2, 3), "f"),) * 3), ValueError, "2 x 1 x 2 x 3"),
