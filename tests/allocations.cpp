@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 //
-// A call of MultiHeadAttention that is like an earlier one allocates nothing: all of malloc's family is counted, so
+// A call of MultiHeadAttention or a step of a Decoder that is like an earlier one allocates nothing: all of malloc's family is counted, so
 // that Eigen's, FFTW's and OpenMP's own allocations count too. A program of its own, because it replaces malloc.
 
 #include <atomic>
@@ -98,6 +98,25 @@ void check_all(const std::string& what, const MultiHeadAttention<F, P>& attentio
   check(what + ", backward", [&] { attention.backward(saved, y.view, dq.view, dk.view, dv.view, dbias, &dextra); });
 }
 
+// steps in which tokens enter the ring and leave it, and prompts after a reset
+template <class P>
+void check_decoder(const std::string& what, const P& position, Index near) {
+  const MultiHeadAttention attention(orf<float>(d, 24, 1), position, {.direction = Direction::causal, .near = near});
+  Decoder decoder(attention, {.batch = batch, .rollback = 3});
+  Array q(100, d), k(100, d), v(100, d_v), y(100, d_v), q1(1, d), k1(1, d), v1(1, d_v), y1(1, d_v);
+  Report report;
+  check(what + ", prefill", [&] {
+    decoder.reset();
+    decoder.prefill(q.view, k.view, v.view, y.view);
+  });
+  const std::vector<Index> lengths{1, 0};
+  check(what + ", step", [&] {
+    decoder.step(q1.view, k1.view, v1.view, y1.view, {.lengths = lengths, .report = &report});
+    decoder.rollback(0, 1);
+    decoder.step(q1.view, k1.view, v1.view, y1.view);
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -148,6 +167,16 @@ int main() {
         check_all("many features, " + what, wide, n, {});
         cases += 15;
       }
+    }
+  }
+  for (const Index threads : {Index{1}, Index{3}}) {
+    if (threads > 1 && !NPRF_USE_OPENMP) continue;
+    set_num_threads(threads);
+    const std::string what = "decoder, " + std::to_string(threads) + " threads, ";
+    for (const Index near : {Index{0}, Index{9}}) {
+      check_decoder(what + "ALiBi", AlibiPosition<float>(0.1f), near);
+      check_decoder(what + "T5", t5_position<float>(Vector<float>::Random(16), Direction::causal, 40), near);
+      cases += 4;
     }
   }
   std::printf("%d cases, %d of them allocate\n", cases, failures);

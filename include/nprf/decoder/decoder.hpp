@@ -21,9 +21,9 @@
 #include "nprf/core/mixed_scalars.hpp"
 #include "nprf/core/team.hpp"
 #include "nprf/core/types.hpp"
-#include "nprf/decoder/fingerprint.hpp"
 #include "nprf/decoder/head_state.hpp"
 #include "nprf/decoder/model.hpp"
+#include "nprf/decoder/sequence_states.hpp"
 #include "nprf/decoder/state_stream.hpp"
 #include "nprf/toeplitz/cost.hpp"
 
@@ -95,17 +95,9 @@ class Decoder {
   template <class F, class P>
     requires std::is_same_v<typename F::Scalar, T>
   explicit Decoder(const MultiHeadAttention<F, P>& attention, DecoderOptions options = {})
-      : m_model(std::make_unique<DecoderModelOf<F, P>>(attention)), m_options(options) {
-    constexpr Index most_rollback = Index{1} << 24;
-    require(attention.options().direction == Direction::causal,
-            "attention: expected one with Direction::causal, got a bidirectional one");
-    require(options.batch >= 1, "batch: expected at least 1, got ", options.batch);
-    require(0 <= options.rollback && options.rollback <= most_rollback, "rollback: expected 0 to ", most_rollback,
-            ", got ", options.rollback);
-    m_models = step_models(*m_model, options.rollback);
-    m_place.resize(static_cast<std::size_t>(options.batch));
-    for (std::size_t b = 0; b < m_place.size(); ++b) m_place[b] = static_cast<Index>(b);
-  }
+      : m_model(std::make_unique<DecoderModelOf<F, P>>(attention)),
+        m_options(checked(options, attention.options().direction)),
+        m_states(step_models<T>(*m_model, options.rollback), options.batch) {}
 
   const DecoderOptions& options() const { return m_options; }
   Index batch() const { return m_options.batch; }
@@ -134,7 +126,7 @@ class Decoder {
     detail::reject_mixed_scalars<T, Q, K, V, Y>();
   }
 
-  /// The same by steps, for one token or a few: the rows do not depend on later tokens.
+  /// The same by steps, for one token or a few: the rows do not depend on later tokens. Does not call `poll`.
   void step(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
             const CallOptions& call = {}) {
     check(q, k, v, y, call);
@@ -156,10 +148,9 @@ class Decoder {
     check_sequence(sequence, "sequence");
     const Index most = this->tokens(sequence);
     require(0 <= tokens && tokens <= most, "tokens: expected 0 to ", most, " (those of the sequence), got ", tokens);
-    for (Index s = 0; s < m_shape.states; ++s)
-      require(state(sequence, s).can_roll_back(model_of(s), tokens), "tokens: expected at most ", m_options.rollback,
-              " (DecoderOptions::rollback) less than the sequence ever had, got ", tokens, " less than ", most);
-    for (Index s = 0; s < m_shape.states; ++s) state(sequence, s).roll_back(tokens);
+    require(m_states.can_roll_back_to(sequence, most - tokens), "tokens: expected at most ", m_options.rollback,
+            " (DecoderOptions::rollback) less than the sequence ever had, got ", tokens, " less than ", most);
+    m_states.roll_back_to(sequence, most - tokens);
   }
 
   /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the
@@ -168,31 +159,19 @@ class Decoder {
     require(static_cast<Index>(from.size()) == batch(), "from: expected ", batch(), " sequences (the batch), got ",
             from.size());
     for (const Index sequence : from) check_sequence(sequence, "from");
-    std::vector<Index> place(from.size(), -1);
-    std::vector<bool> used(from.size(), false);
-    for (std::size_t b = 0; b < place.size(); ++b)
-      if (const auto at = static_cast<std::size_t>(m_place[static_cast<std::size_t>(from[b])]); !used[at])
-        used[at] = true, place[b] = static_cast<Index>(at);
-    std::size_t unused = 0;
-    for (std::size_t b = 0; b < place.size(); ++b) {
-      if (place[b] >= 0) continue;
-      while (used[unused]) ++unused;
-      used[unused] = true, place[b] = static_cast<Index>(unused);
-      copy(m_place[static_cast<std::size_t>(from[b])], place[b]);
-    }
-    m_place = std::move(place);
+    m_states.reorder(from);
   }
   /// Sequence `to` becomes a copy of sequence `from`. Throws InvalidArgument if one of them does not exist.
   void fork(Index from, Index to) {
     check_sequence(from, "from");
     check_sequence(to, "to");
-    if (from != to) copy(m_place[static_cast<std::size_t>(from)], m_place[static_cast<std::size_t>(to)]);
+    m_states.copy(from, to);
   }
 
   /// Removes all tokens of a sequence; of all sequences.
   void reset(Index sequence) {
     check_sequence(sequence, "sequence");
-    for (Index s = 0; s < m_shape.states; ++s) state(sequence, s).clear();
+    m_states.clear(sequence);
   }
   void reset() {
     for (Index b = 0; b < batch(); ++b) reset(b);
@@ -201,48 +180,40 @@ class Decoder {
   /// The number of tokens of a sequence.
   Index tokens(Index sequence) const {
     check_sequence(sequence, "sequence");
-    return m_shape.states == 0 ? 0 : state(sequence, 0).tokens();
+    return m_states.tokens(sequence);
   }
 
   /// The memory of the states of all sequences, in bytes.
-  std::size_t bytes() const {
-    std::size_t sum = 0;
-    for (const HeadState<T>& one : m_states) sum += one.bytes();
-    return sum;
-  }
+  std::size_t bytes() const { return m_states.bytes(); }
 
   /// Writes the states of all sequences in binary form, for a machine of the same byte order. Throws InvalidArgument
   /// if the stream fails.
-  void save(std::ostream& stream) const;
+  void save(std::ostream& stream) const {
+    StateWriter out;
+    out(version);
+    m_states.save(out);
+    out.write(stream);
+  }
   /// Replaces the states by those of a file that a decoder of the same attention and options saved. Throws
   /// InvalidArgument if the file is of another decoder, was cut or has changed; then it changes nothing.
-  void load(std::istream& stream);
+  void load(std::istream& stream) {
+    StateReader in(stream);
+    const auto saved = in.next<std::uint64_t>();
+    require(saved == version, "state: expected version ", version, ", got ", saved);
+    m_states.load(in);
+  }
 
  private:
   enum class Pass { append, attend };
   static constexpr std::uint64_t version = 1;
 
-  // the heads of the first call; without one all are 0
-  struct Shape {
-    Index heads = 0, kv_heads = 0, d_v = 0;
-    Index states = 0;  // of a sequence: one for each head of keys, or of queries if these have models of their own
-
-    Index group() const { return heads / kv_heads; }
-    bool operator==(const Shape&) const = default;
-  };
-  Shape shape_of(Index heads, Index kv_heads, Index d_v) const {
-    return {heads, kv_heads, d_v, m_models.size() == 1 ? kv_heads : heads};
-  }
-
-  const StepModel<T>& model_of(Index s) const {
-    return m_models[m_models.size() == 1 ? 0 : static_cast<std::size_t>(s)];
-  }
-  const HeadState<T>& state(Index sequence, Index s) const {
-    const Index place = m_place[static_cast<std::size_t>(sequence)];
-    return m_states[static_cast<std::size_t>(place * m_shape.states + s)];
-  }
-  HeadState<T>& state(Index sequence, Index s) {
-    return const_cast<HeadState<T>&>(std::as_const(*this).state(sequence, s));
+  static const DecoderOptions& checked(const DecoderOptions& options, Direction direction) {
+    constexpr Index most_rollback = Index{1} << 24;
+    require(direction == Direction::causal, "attention: expected one with Direction::causal, got a bidirectional one");
+    require(options.batch >= 1, "batch: expected at least 1, got ", options.batch);
+    require(0 <= options.rollback && options.rollback <= most_rollback, "rollback: expected 0 to ", most_rollback,
+            ", got ", options.rollback);
+    return options;
   }
 
   void check_sequence(Index sequence, const char* name) const {
@@ -254,24 +225,18 @@ class Decoder {
              const HeadsView<T>& y, const CallOptions& call) const;
   void prepare(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
                const CallOptions& call);
-  std::vector<HeadState<T>> empty_states(const Shape& shape) const {
-    std::vector<HeadState<T>> all;
-    all.reserve(static_cast<std::size_t>(batch() * shape.states));
-    for (Index b = 0; b < batch(); ++b)
-      for (Index s = 0; s < shape.states; ++s) all.emplace_back(model_of(s), shape.d_v);
-    return all;
-  }
   void run(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v, const HeadsView<T>& y,
            const CallOptions& call, Pass pass);
-  void take_back(std::span<const Index> tokens);
+  void take_back();
 
   static Index length_of(const CallOptions& call, Index b, Index n) {
     return call.lengths.empty() ? n : call.lengths[static_cast<std::size_t>(b)];
   }
   Team make_team(Index n, void (*poll)()) {
-    const TokenShape x = model_of(0).shape(m_shape.d_v);
-    const double token = static_cast<double>(x.r * (x.d_v + 1) + (model_of(0).pending() + 1) * (x.r + x.d_v));
-    const double operations = token * static_cast<double>(batch() * m_shape.heads * n);
+    const StepModel<T>& model = m_states.model(0);
+    const TokenShape x = model.shape(m_states.shape().d_v);
+    const Index token = x.r * (x.d_v + 1) + (model.pending() + 1) * (x.r + x.d_v);
+    const double operations = static_cast<double>(token) * static_cast<double>(batch() * m_states.shape().heads * n);
     const auto threads = static_cast<std::size_t>(toeplitz::worthwhile_threads(operations));
     if (m_workspaces.size() < threads) m_workspaces.resize(threads);
     for (Workspace& workspace : m_workspaces) workspace.reset_peak();
@@ -290,21 +255,11 @@ class Decoder {
     return sum;
   }
 
-  // between places
-  void copy(Index from, Index to) {
-    for (Index s = 0; s < m_shape.states; ++s)
-      m_states[static_cast<std::size_t>(to * m_shape.states + s)] =
-          m_states[static_cast<std::size_t>(from * m_shape.states + s)];
-  }
-
   std::unique_ptr<const DecoderModel<T>> m_model;
   DecoderOptions m_options;
-  std::vector<StepModel<T>> m_models;  // one, or one for each head
-  Shape m_shape;
-  std::vector<HeadState<T>> m_states;  // (batch,states)  by place
-  std::vector<Index> m_place;          // (batch)  where the states of a sequence are
-  std::vector<Index> m_before;         // (batch)  the tokens before the call
-  std::vector<Report> m_reports;       // (batch,states)
+  SequenceStates<T> m_states;
+  std::vector<Index> m_before;    // (batch)  the tokens before the call
+  std::vector<Report> m_reports;  // of each state
   std::vector<Workspace> m_workspaces;
 };
 
@@ -314,7 +269,8 @@ Decoder(const MultiHeadAttention<F, P>&, DecoderOptions = {}) -> Decoder<typenam
 template <OnlyReal T>
 void Decoder<T>::check(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
                        const HeadsView<T>& y, const CallOptions& call) const {
-  const Index input_dim = m_models[0].features.map().input_dim(), models = static_cast<Index>(m_models.size());
+  const Index input_dim = m_states.model(0).features.map().input_dim(),
+              models = static_cast<Index>(m_states.models().size());
   check_heads(q, "queries", batch(), q.heads, q.tokens, input_dim);
   require(q.heads >= 1 && (models == 1 || q.heads == models), "queries: expected ", models == 1 ? 1 : models,
           models == 1 ? " head at least" : " heads (the number of feature maps or positions)", ", got ", q.heads);
@@ -325,13 +281,15 @@ void Decoder<T>::check(const HeadsView<const T>& q, const HeadsView<const T>& k,
   check_output(y, "y", batch(), q.heads, q.tokens, v.channels);
   require(!detail::may_overlap(y, q) && !detail::may_overlap(y, k) && !detail::may_overlap(y, v),
           "y: expected an array that shares no memory with queries, keys and values, got one that does");
-  require(m_shape.states == 0 || m_shape == shape_of(q.heads, k.heads, v.channels),
-          "queries, keys and values: expected ", m_shape.heads, " and ", m_shape.kv_heads, " heads and ", m_shape.d_v,
+  const DecoderShape& x = m_states.shape();
+  require(m_states.count() == 0 || x == DecoderShape{q.heads, k.heads, v.channels},
+          "queries, keys and values: expected ", x.heads, " and ", x.kv_heads, " heads and ", x.d_v,
           " channels of values (as in the first call), got ", q.heads, ", ", k.heads, " and ", v.channels);
   require(call.key_mask.empty(), "key_mask: expected none for a decoder, whose padding is at the end (lengths), got ",
           call.key_mask.size(), " entries");
   require(call.cumulative_lengths.empty() && call.key_cumulative_lengths.empty(),
           "cumulative_lengths: expected none for a decoder, got some");
+  require(call.tolerance >= 0, "tolerance: expected 0 or more, got ", call.tolerance);
   require(call.offset == 0, "offset: expected 0 for a decoder, got ", call.offset);
   require(call.lengths.empty() || static_cast<Index>(call.lengths.size()) == batch(), "lengths: expected ", batch(),
           " entries (one a sequence), got ", call.lengths.size());
@@ -348,116 +306,53 @@ void Decoder<T>::check(const HeadsView<const T>& q, const HeadsView<const T>& k,
 template <OnlyReal T>
 void Decoder<T>::prepare(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
                          const CallOptions& call) {
-  if (m_shape.states == 0) {
-    const Shape shape = shape_of(q.heads, k.heads, v.channels);
-    m_states = empty_states(shape);
-    m_shape = shape;
-  }
-  m_before.resize(m_place.size());
+  if (m_states.count() == 0) m_states.make({q.heads, k.heads, v.channels});
+  m_before.resize(static_cast<std::size_t>(batch()));
+  m_reports.assign(static_cast<std::size_t>(batch() * m_states.count()), Report{});
   for (Index b = 0; b < batch(); ++b) {
     m_before[static_cast<std::size_t>(b)] = tokens(b);
-    for (Index s = 0; s < m_shape.states; ++s) state(b, s).reserve(tokens(b) + length_of(call, b, q.tokens));
+    m_states.reserve(b, tokens(b) + length_of(call, b, q.tokens));
   }
-  m_reports.assign(m_states.size(), Report{});
 }
 
 template <OnlyReal T>
 void Decoder<T>::run(const HeadsView<const T>& q, const HeadsView<const T>& k, const HeadsView<const T>& v,
                      const HeadsView<T>& y, const CallOptions& call, Pass pass) {
-  const Index n = q.tokens, states = m_shape.states;
-  const bool shared = m_models.size() == 1;  // a state serves all query heads of its group
-  const Index group = shared ? m_shape.group() : 1;
+  const Index n = q.tokens, states = m_states.count();
+  const bool shared = m_states.has_one_model();  // a state serves all query heads of its group
+  const Index group = shared ? m_states.shape().group() : 1;
   const auto one_state = [&](Index item, Workspace& scratch) {
     const Index b = item / states, s = item % states, length = length_of(call, b, n);
-    const Index head = s * group, kv_head = shared ? s : s / m_shape.group();
+    const Index head = s * group, kv_head = shared ? s : s / m_states.shape().group();
     const auto of_q = q(b, head);
     const auto of_k = k(b, kv_head), of_v = v(b, kv_head);
     auto of_y = y(b, head);
-    HeadState<T>& state_of_item = state(b, s);
+    const StepModel<T>& model = m_states.model(s);
+    HeadState<T>& state = m_states(b, s);
     for (Index t = 0; t < length; ++t) {
-      state_of_item.append(model_of(s), of_k.row(t).data(), of_v.row(t).data(), scratch);
+      state.append(model, of_k.row(t).data(), of_v.row(t).data(), scratch);
       if (pass == Pass::attend)
-        state_of_item.attend(
-            model_of(s), {of_q.row(t).data(), of_y.row(t).data(), group, q.all_strides().head, y.all_strides().head},
-            m_reports[static_cast<std::size_t>(item)], scratch);
+        state.attend(model, {of_q.row(t).data(), of_y.row(t).data(), group, q.all_strides().head, y.all_strides().head},
+                     m_reports[static_cast<std::size_t>(item)], scratch);
     }
     for (Index g = 0; g < group; ++g) y(b, head + g).bottomRows(n - length).setZero();
   };
   try {
     make_team(n, pass == Pass::append ? call.poll : nullptr).run(batch() * states, one_state);
   } catch (...) {
-    take_back(m_before);
+    take_back();
     throw;
   }
 }
 
-// to these numbers of tokens; a sequence that cannot is reset
+// to the tokens before the call; a sequence that cannot is reset
 template <OnlyReal T>
-void Decoder<T>::take_back(std::span<const Index> tokens) {
-  for (Index b = 0; b < batch(); ++b) {
-    const Index before = tokens[static_cast<std::size_t>(b)];
-    bool can = true;
-    for (Index s = 0; s < m_shape.states; ++s) {
-      const HeadState<T>& one = state(b, s);
-      can = can && one.can_roll_back(model_of(s), one.tokens() - before);
-    }
-    for (Index s = 0; s < m_shape.states; ++s) {
-      HeadState<T>& one = state(b, s);
-      if (can)
-        one.roll_back(one.tokens() - before);
-      else
-        one.clear();
-    }
-  }
-}
-
-template <OnlyReal T>
-void Decoder<T>::save(std::ostream& stream) const {
-  StateWriter out;
-  out(version);
-  for (const Index size : {static_cast<Index>(sizeof(T)), batch(), m_shape.heads, m_shape.kv_heads, m_shape.d_v,
-                           static_cast<Index>(m_models.size())})
-    out(size);
-  for (const StepModel<T>& model : m_models) Fingerprint<T>(model).save(out);
-  // transfer only reads what it gives to a writer
+void Decoder<T>::take_back() {
   for (Index b = 0; b < batch(); ++b)
-    for (Index s = 0; s < m_shape.states; ++s) const_cast<HeadState<T>&>(state(b, s)).transfer(model_of(s), out);
-  out.write(stream);
-}
-
-template <OnlyReal T>
-void Decoder<T>::load(std::istream& stream) {
-  StateReader in(stream);
-  const auto saved_version = in.next<std::uint64_t>();
-  require(saved_version == version, "state: expected version ", version, ", got ", saved_version);
-  const auto check = [&](Index expected, const char* of) {
-    const auto saved = in.next<Index>();
-    require(saved == expected, "state: expected ", expected, " ", of, ", got ", saved);
-  };
-  check(static_cast<Index>(sizeof(T)), "bytes of a scalar");
-  check(batch(), "sequences (DecoderOptions::batch)");
-  const auto heads = in.next<Index>(), kv_heads = in.next<Index>(), d_v = in.next<Index>();
-  check(static_cast<Index>(m_models.size()), "feature maps or positions");
-  for (const StepModel<T>& model : m_models) Fingerprint<T>(model).require_same(in);
-  const bool is_empty = heads == 0 && kv_heads == 0 && d_v == 0;
-  const auto most = static_cast<Index>(in.rest());
-  require(is_empty || (0 < kv_heads && kv_heads <= heads && heads <= most && heads % kv_heads == 0 && 0 <= d_v &&
-                       d_v <= most && (m_models.size() == 1 || heads == static_cast<Index>(m_models.size()))),
-          "state: expected numbers of heads and channels of this attention, got ", heads, ", ", kv_heads, " and ", d_v);
-  const Shape shape = is_empty ? Shape{} : shape_of(heads, kv_heads, d_v);
-  std::vector<HeadState<T>> states = empty_states(shape);
-  std::vector<Index> place(m_place.size());
-  for (Index b = 0; b < batch(); ++b) {
-    place[static_cast<std::size_t>(b)] = b;
-    for (Index s = 0; s < shape.states; ++s) {
-      HeadState<T>& one = states[static_cast<std::size_t>(b * shape.states + s)];
-      one.transfer(model_of(s), in);
-      require(one.tokens() == states[static_cast<std::size_t>(b * shape.states)].tokens(),
-              "state: expected as many tokens of all heads, got ", one.tokens());
-    }
-  }
-  require(in.rest() == 0, "state: expected no further bytes, got ", in.rest());
-  m_shape = shape, m_states = std::move(states), m_place = std::move(place);
+    if (const Index before = m_before[static_cast<std::size_t>(b)]; m_states.can_roll_back_to(b, before))
+      m_states.roll_back_to(b, before);
+    else
+      m_states.clear(b);
 }
 
 }  // namespace nprf

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/decoder/fingerprint.hpp"
+#include "nprf/decoder/head_state.hpp"
+#include "nprf/decoder/model.hpp"
+#include "nprf/decoder/state_stream.hpp"
+
+namespace nprf {
+
+/// The heads of a decoder's sequences, as its first call has them; before it all are 0.
+struct DecoderShape {
+  Index heads = 0, kv_heads = 0, d_v = 0;
+
+  /// The number of heads of queries that share one of keys and values.
+  Index group() const { return heads / kv_heads; }
+  bool operator==(const DecoderShape&) const = default;
+};
+
+/// The states of all heads of all sequences of a decoder. Heads of queries that share keys share a state, unless they
+/// have models of their own.
+template <Real T>
+class SequenceStates {
+ public:
+  /// For one model, or one for each head.
+  SequenceStates(std::vector<StepModel<T>> models, Index batch)
+      : m_models(std::move(models)), m_place(static_cast<std::size_t>(batch)) {
+    std::iota(m_place.begin(), m_place.end(), Index{0});
+  }
+
+  Index batch() const { return static_cast<Index>(m_place.size()); }
+  const std::vector<StepModel<T>>& models() const { return m_models; }
+  bool has_one_model() const { return m_models.size() == 1; }
+  /// The model of state s.
+  const StepModel<T>& model(Index s) const { return m_models[has_one_model() ? 0 : static_cast<std::size_t>(s)]; }
+  const DecoderShape& shape() const { return m_shape; }
+  /// The number of states of a sequence.
+  Index count() const { return count(m_shape); }
+  HeadState<T>& operator()(Index sequence, Index s) { return m_states[index(sequence, s)]; }
+  const HeadState<T>& operator()(Index sequence, Index s) const { return m_states[index(sequence, s)]; }
+
+  /// Makes the states, without tokens. Throws std::bad_alloc, and then changes nothing.
+  void make(const DecoderShape& shape) {
+    m_states = empty_states(shape);
+    m_shape = shape;
+  }
+
+  Index tokens(Index sequence) const { return count() == 0 ? 0 : (*this)(sequence, 0).tokens(); }
+  /// Allocates memory for that many tokens of a sequence.
+  void reserve(Index sequence, Index tokens) {
+    for (Index s = 0; s < count(); ++s) (*this)(sequence, s).reserve(tokens);
+  }
+  /// Whether the sequence can become so short.
+  bool can_roll_back_to(Index sequence, Index tokens) const {
+    for (Index s = 0; s < count(); ++s)
+      if (const HeadState<T>& x = (*this)(sequence, s); !x.can_roll_back(model(s), x.tokens() - tokens)) return false;
+    return true;
+  }
+  /// Requires can_roll_back_to(). The states of an interrupted call may have different numbers of tokens before.
+  void roll_back_to(Index sequence, Index tokens) {
+    for (Index s = 0; s < count(); ++s)
+      if (HeadState<T>& x = (*this)(sequence, s); x.tokens() > tokens) x.roll_back(x.tokens() - tokens);
+  }
+  void clear(Index sequence) {
+    for (Index s = 0; s < count(); ++s) (*this)(sequence, s).clear();
+  }
+
+  /// Sequence `to` becomes a copy of sequence `from`.
+  void copy(Index from, Index to) {
+    if (from != to) copy_place(m_place[static_cast<std::size_t>(from)], m_place[static_cast<std::size_t>(to)]);
+  }
+  /// Sequence b becomes what sequence from[b] was. Copies the states that are selected again, over those that are not
+  /// selected.
+  void reorder(std::span<const Index> from) {
+    std::vector<Index> place(from.size(), -1);
+    std::vector<bool> used(from.size(), false);
+    for (std::size_t b = 0; b < place.size(); ++b)
+      if (const auto at = static_cast<std::size_t>(m_place[static_cast<std::size_t>(from[b])]); !used[at])
+        used[at] = true, place[b] = static_cast<Index>(at);
+    std::size_t unused = 0;
+    for (std::size_t b = 0; b < place.size(); ++b) {
+      if (place[b] >= 0) continue;
+      while (used[unused]) ++unused;
+      used[unused] = true, place[b] = static_cast<Index>(unused);
+      copy_place(m_place[static_cast<std::size_t>(from[b])], place[b]);
+    }
+    m_place = std::move(place);
+  }
+
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (const HeadState<T>& one : m_states) sum += one.bytes();
+    return sum;
+  }
+
+  /// Writes all states. O(bytes).
+  void save(StateWriter& out) const {
+    for (const Index size : {scalar_bytes, batch(), num_models(), m_shape.heads, m_shape.kv_heads, m_shape.d_v})
+      out(size);
+    for (const StepModel<T>& one : m_models) Fingerprint<T>(one).save(out);
+    // the states are written, not changed: transfer() serves both
+    for (Index b = 0; b < batch(); ++b)
+      for (Index s = 0; s < count(); ++s) const_cast<HeadState<T>&>((*this)(b, s)).transfer(model(s), out);
+  }
+
+  /// Replaces all states. Throws InvalidArgument if they are those of another decoder; then it changes nothing.
+  void load(StateReader& in) {
+    const auto check = [&](Index expected, const char* of) {
+      const auto saved = in.next<Index>();
+      require(saved == expected, "state: expected ", expected, " ", of, ", got ", saved);
+    };
+    check(scalar_bytes, "bytes of a scalar");
+    check(batch(), "sequences (DecoderOptions::batch)");
+    check(num_models(), "feature maps or positions");
+    DecoderShape shape;
+    in(shape.heads), in(shape.kv_heads), in(shape.d_v);
+    for (const StepModel<T>& one : m_models) Fingerprint<T>(one).require_same(in);
+    check_shape(shape, static_cast<Index>(in.rest()));
+    std::vector<HeadState<T>> states = empty_states(shape);
+    const Index of_sequence = count(shape);
+    for (std::size_t at = 0; at < states.size(); ++at) {
+      states[at].transfer(model(static_cast<Index>(at) % of_sequence), in);
+      const Index tokens = states[at - at % static_cast<std::size_t>(of_sequence)].tokens();
+      require(states[at].tokens() == tokens, "state: expected ", tokens,
+              " tokens, as of the sequence's first head, got ", states[at].tokens());
+    }
+    require(in.rest() == 0, "state: expected no further bytes, got ", in.rest());
+    m_shape = shape, m_states = std::move(states);
+    std::iota(m_place.begin(), m_place.end(), Index{0});
+  }
+
+ private:
+  std::size_t index(Index sequence, Index s) const {
+    return static_cast<std::size_t>(m_place[static_cast<std::size_t>(sequence)] * count() + s);
+  }
+
+  static constexpr Index scalar_bytes = sizeof(T);
+
+  Index num_models() const { return static_cast<Index>(m_models.size()); }
+  Index count(const DecoderShape& shape) const { return has_one_model() ? shape.kv_heads : shape.heads; }
+
+  // of a file; a size that the rest of the file cannot have must not allocate memory
+  void check_shape(const DecoderShape& x, Index rest) const {
+    const bool is_empty = x == DecoderShape{};
+    require(is_empty || (0 < x.kv_heads && x.kv_heads <= x.heads && x.heads <= rest && x.heads % x.kv_heads == 0 &&
+                         0 <= x.d_v && x.d_v <= rest && (has_one_model() || x.heads == num_models())),
+            "state: expected heads and channels of this attention, got ", x.heads, ", ", x.kv_heads, " and ", x.d_v);
+  }
+
+  std::vector<HeadState<T>> empty_states(const DecoderShape& shape) const {
+    std::vector<HeadState<T>> all;
+    all.reserve(static_cast<std::size_t>(batch() * count(shape)));
+    for (Index b = 0; b < batch(); ++b)
+      for (Index s = 0; s < count(shape); ++s) all.emplace_back(model(s), shape.d_v);
+    return all;
+  }
+
+  void copy_place(Index from, Index to) {
+    for (Index s = 0; s < count(); ++s)
+      m_states[static_cast<std::size_t>(to * count() + s)] = m_states[static_cast<std::size_t>(from * count() + s)];
+  }
+
+  std::vector<StepModel<T>> m_models;
+  DecoderShape m_shape;
+  std::vector<HeadState<T>> m_states;  // (batch,count)  by place
+  std::vector<Index> m_place;          // (batch)  where the states of a sequence are
+};
+
+}  // namespace nprf

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/decoder/step_weights.hpp"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/relative.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/error.hpp"
+
+namespace nprf::test::decoder_step_weights {
+
+TEMPLATE_TEST_CASE("step weights: those of the formula", "[decoder]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  constexpr Index n = 90, reach = 20, rollback = 9;
+  const auto map = orf<T>(4, 6, 1);
+  const RelativePosition<T> position(random_table<T>(reach, 3));
+  for (const Index near : {0, 5, 40})
+    for (const double spread : {1.0, 40.0}) {
+      const AttentionOptions options{.direction = Direction::causal, .near = near};
+      const StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), options, rollback);
+      const Vector<double> log_scales = spread * normal<double>(n, 1, 5).col(0);
+      const Vector<T> features = Vector<T>::Ones(6), value = Vector<T>::Ones(2), key = Vector<T>::Ones(4);
+      TokenRing<T> ring(model.shape(2), model.pending() + 1);
+      RunningSums<T> sums(6, 2);
+      Vector<T> finite(2);
+      Workspace scratch;
+      Index first = 0;
+      for (Index tokens = 1; tokens <= n; ++tokens) {
+        ring.reserve(tokens);
+        ring.put(tokens - 1,
+                 {features.data(), 1, value.data(), log_scales[tokens - 1], T(0), static_cast<T>(tokens), true, true},
+                 key.data());
+        for (; tokens - first > model.pending(); ++first)
+          sums.add(ring.token(first), model.bias.slope(), finite.data());
+        const StepWeights<T> weights(model, ring, sums, tokens, first, scratch);
+        // as of the formula, relative to the largest exponent
+        double of_sums = -std::numeric_limits<double>::infinity(), largest = of_sums;
+        if (first > 0) largest = of_sums = sums.log_scale() + model.bias(tokens - first);
+        const Index far = std::max(first, tokens - near);
+        for (Index j = first; j < far; ++j) largest = std::max(largest, log_scales[j] + model.bias(tokens - 1 - j));
+        CHECK(weights.any_pending() == (far > first));
+        CHECK(weights.reference() == largest);
+        if (first > 0) CHECK(weights.of_sums() == static_cast<T>(std::exp(of_sums - largest)));
+        Vector<double> expected = Vector<double>::Zero(weights.slots());
+        for (Index j = first; j < far; ++j)
+          expected[ring.slot(j)] = std::exp(log_scales[j] + model.bias(tokens - 1 - j) - largest);
+        const Eigen::Map<const Vector<T>> got(weights.weights(), weights.slots());
+        // relative to each weight, but for those below the normal numbers: two roundings of exp, and one of 1 + rest
+        const Vector<double> tolerance =
+            (4 * epsilon<T> + 100 * epsilon<double>)*expected.array() + std::numeric_limits<T>::min();
+        CHECK(worst_ratio(got, expected, tolerance) <= 1);
+        const T youngest = far > first ? static_cast<T>(far) : sums.largest_value();
+        if (spread == 1.0) CHECK(weights.largest_value() == youngest);
+      }
+    }
+}
+
+TEST_CASE("step weights: runs of slots", "[decoder]") {
+  TokenRing<float> ring({1, 1, 0}, 30);  // 32 slots
+  std::vector<Index> found;
+  const auto add = [&](Index j, Index s, Index count) { found.insert(found.end(), {j, s, count}); };
+  StepWeights<float>::for_each_run(ring, 3, 20, add);
+  CHECK(found == std::vector<Index>{3, 3, 17});
+  found.clear();
+  StepWeights<float>::for_each_run(ring, 90, 101, add);
+  CHECK(found == std::vector<Index>{90, 26, 6, 96, 0, 5});
+  found.clear();
+  StepWeights<float>::for_each_run(ring, 5, 5, add);
+  CHECK(found.empty());
+}
+
+}  // namespace nprf::test::decoder_step_weights
