@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //
-// A call of MultiHeadAttention or a step of a Decoder that is like an earlier one allocates nothing: all of malloc's family is counted, so
-// that Eigen's, FFTW's and OpenMP's own allocations count too. A program of its own, because it replaces malloc.
+// A call of MultiHeadAttention or a step of a Decoder that is like an earlier one allocates nothing: all of malloc's
+// family is counted, so that Eigen's, FFTW's and OpenMP's own allocations count too. A program of its own, because it
+// replaces malloc.
 
 #include <atomic>
 #include <cstddef>

@@ -220,6 +220,37 @@ void check_growth() {
   check("MultiHeadAttention, grown", make, [&](Object& x) { return run(x, n); });
 }
 
+// prompts, steps and copies of states, some of which grow
+template <class P>
+void check_decoder(const std::string& what, const P& position) {
+  constexpr Index batch = 2, heads = 2, n = 40;
+  const auto array = [](Index channels) -> Matrix<float> { return Matrix<float>::Random(batch * heads * n, channels); };
+  const auto view = [](auto& x, Index first, Index count) {
+    auto part = heads_view(x, batch, heads, n);
+    part.strides = part.all_strides();
+    part.data += first * x.cols();
+    part.tokens = count;
+    return part;
+  };
+  const Matrix<float> q = array(d), k = array(d), v = array(d_v);
+  const auto make = [&] {
+    const AttentionOptions options{.direction = Direction::causal, .near = 3};
+    return Decoder(MultiHeadAttention(orf<float>(d, 12, 1), position, options), {.batch = batch, .rollback = 2});
+  };
+  check("Decoder, " + what, make, [&](Decoder<float>& x) {
+    Matrix<float> y = Matrix<float>::Zero(v.rows(), d_v);
+    const std::vector<Index> lengths{5, 0};
+    x.reset();
+    x.prefill(view(q, 0, 5), view(k, 0, 5), view(v, 0, 5), view(y, 0, 5), {.lengths = lengths});
+    x.step(view(q, 5, 30), view(k, 5, 30), view(v, 5, 30), view(y, 5, 30), {.lengths = std::vector<Index>{30, 2}});
+    x.reorder(std::vector<Index>{1, 1});
+    x.rollback(0, 1);
+    x.fork(0, 1);
+    x.step(view(q, 35, 5), view(k, 35, 5), view(v, 35, 5), view(y, 35, 5));
+    return Results<float>{y};
+  });
+}
+
 template <class T>
 void check_construction(const std::string& scalar) {
   struct Nothing {};
@@ -321,6 +352,8 @@ int main() {
   check_plans();
 #endif
   check_growth();
+  check_decoder("ALiBi", AlibiPosition<float>(0.1f));
+  check_decoder("a table", RelativePosition<float>(Vector<float>::Random(81)));
   check_engines<float>("float", 100, 1);
   check_engines<double>("double", 40, 1);
   check_engines<float>("float", 300, 4);  // tokens that are worth four threads

@@ -58,8 +58,8 @@ struct DecoderOptions {
 ///                shorter sequence. Nothing is subtracted from the sums.
 ///
 /// Weights are relative to the largest of a row, and w to a running maximum, which S and z follow by powers of two. The
-/// rounding errors of S and z are summed separately, so that they do not grow with the number of tokens. A head takes,
-/// with p = d_v + 1 and r features,
+/// error of each addition to S and z goes to the next one, so that errors do not grow with the number of tokens. A head
+/// takes, with p = d_v + 1 and r features,
 ///
 ///     position                          time of a step               memory of a state
 ///     none, ALiBi                       O(r (d + p) + R (r + p))     r p + R (r + p)
@@ -79,12 +79,13 @@ struct DecoderOptions {
 /// while no token has left it, the row is recomputed by exact softmax, and counts in repaired_rows. Otherwise it is
 /// returned as it is, NaN if its denominator is 0, and counts in failing_rows.
 ///
-/// Non-finite tokens: as in the formula, a query changes its own row, and a key or a value the rows that attend to it:
-/// with K finite and no tail, the next ones; with a tail, all later ones until reset. They are counted, but not added
-/// to the sums, so a rollback undoes them while they are in the ring. Values above 1e30 in float may overflow.
+/// Non-finite tokens: as in the formula, a query changes its own row, and a key or a value the rows that attend to it.
+/// If the position has a tail, these are all later rows until the sequence is reset, or until a rollback takes the
+/// token back. Sums stay finite: of a non-finite token only that there was one is stored. Numerators are not scaled:
+/// in float values above 1e30 may overflow.
 ///
-/// A decoder does not allocate memory in a step that is like an earlier one, except for tables without a tail as
-/// above. It can be moved, but not copied. Threads may not share it during a call.
+/// A step of the same shapes as an earlier one allocates nothing, except where a state grows. A decoder can be moved,
+/// but not copied. Threads must not share it during a call.
 template <OnlyReal T>
 class Decoder {
  public:
@@ -154,14 +155,16 @@ class Decoder {
   }
 
   /// Sequence b becomes a copy of what sequence from[b] was, for all b, as beam search selects beams. Copies only the
-  /// states that are selected more than once. Throws InvalidArgument unless `from` has one sequence for each.
+  /// states that are selected more than once. Throws InvalidArgument unless `from` has one sequence for each. If memory
+  /// runs out, sequences that are not selected may be reset.
   void reorder(std::span<const Index> from) {
     require(static_cast<Index>(from.size()) == batch(), "from: expected ", batch(), " sequences (the batch), got ",
             from.size());
     for (const Index sequence : from) check_sequence(sequence, "from");
     m_states.reorder(from);
   }
-  /// Sequence `to` becomes a copy of sequence `from`. Throws InvalidArgument if one of them does not exist.
+  /// Sequence `to` becomes a copy of sequence `from`. Throws InvalidArgument if one of them does not exist. If memory
+  /// runs out, `to` is reset.
   void fork(Index from, Index to) {
     check_sequence(from, "from");
     check_sequence(to, "to");
@@ -236,7 +239,10 @@ class Decoder {
     const StepModel<T>& model = m_states.model(0);
     const TokenShape x = model.shape(m_states.shape().d_v);
     const Index token = x.r * (x.d_v + 1) + (model.pending() + 1) * (x.r + x.d_v);
-    const double operations = static_cast<double>(token) * static_cast<double>(batch() * m_states.shape().heads * n);
+    // a state is read once in a step, so that an operation takes longer than one of a product of matrices
+    constexpr double of_memory = 4;
+    const double operations =
+        of_memory * static_cast<double>(token) * static_cast<double>(batch() * m_states.shape().heads * n);
     const auto threads = static_cast<std::size_t>(toeplitz::worthwhile_threads(operations));
     if (m_workspaces.size() < threads) m_workspaces.resize(threads);
     for (Workspace& workspace : m_workspaces) workspace.reset_peak();

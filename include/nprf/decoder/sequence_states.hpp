@@ -75,12 +75,12 @@ class SequenceStates {
     for (Index s = 0; s < count(); ++s) (*this)(sequence, s).clear();
   }
 
-  /// Sequence `to` becomes a copy of sequence `from`.
+  /// Sequence `to` becomes a copy of sequence `from`. If memory runs out, std::bad_alloc, `to` has no tokens.
   void copy(Index from, Index to) {
     if (from != to) copy_place(m_place[static_cast<std::size_t>(from)], m_place[static_cast<std::size_t>(to)]);
   }
   /// Sequence b becomes what sequence from[b] was. Copies the states that are selected again, over those that are not
-  /// selected.
+  /// selected. If memory runs out, sequences that are not selected may have no tokens.
   void reorder(std::span<const Index> from) {
     std::vector<Index> place(from.size(), -1);
     std::vector<bool> used(from.size(), false);
@@ -165,9 +165,24 @@ class SequenceStates {
     return all;
   }
 
+  // without the tokens of `to` if memory runs out
   void copy_place(Index from, Index to) {
-    for (Index s = 0; s < count(); ++s)
-      m_states[static_cast<std::size_t>(to * count() + s)] = m_states[static_cast<std::size_t>(from * count() + s)];
+    const std::span<HeadState<T>> target = at_place(to);
+    try {
+      for (std::size_t s = 0; s < target.size(); ++s) {
+        const HeadState<T>& source = at_place(from)[s];
+        if (source.bytes() == target[s].bytes())
+          target[s] = source;  // into the same memory
+        else
+          target[s] = HeadState<T>(source);
+      }
+    } catch (...) {
+      for (HeadState<T>& state : target) state.clear();
+      throw;
+    }
+  }
+  std::span<HeadState<T>> at_place(Index place) {
+    return std::span(m_states).subspan(static_cast<std::size_t>(place * count()), static_cast<std::size_t>(count()));
   }
 
   std::vector<StepModel<T>> m_models;
