@@ -7,9 +7,9 @@
 #include <array>
 #include <cstdlib>
 #include <ctime>
+#include <functional>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -179,8 +179,8 @@ std::vector<Row> targets_of(const Curves& curves) {
 void print_memory_target(const Curves& curves) {
   for (const Point& point : curves.at(kinds[0].name()))
     if (point.t == 8192) {
-      const Row row{.ratio = static_cast<double>(point.bytes) / static_cast<double>(point.cache_bytes),
-                    .at_most = 1.0 / 30};
+      Row row = row_of(kinds[0], point, 1.0 / 30);
+      row.ratio = static_cast<double>(point.bytes) / static_cast<double>(point.cache_bytes);
       std::printf("\nState over cache, %s, t = %td: %s, at most %s: %s\n", kinds[0].name().c_str(), point.t,
                   format_ratio(row.ratio).c_str(), format_ratio(*row.at_most).c_str(), row.mark());
     }
