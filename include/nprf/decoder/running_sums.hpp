@@ -73,10 +73,7 @@ class RunningSums {
       }
       value = finite;
     }
-    if (!token.has_finite_key) {
-      ++m_non_finite_keys;
-      return;
-    }
+    m_non_finite_keys += !token.has_finite_key;  // its weight is 0
     if (token.log_scale > log_scale()) raise_log_scale(token.log_scale);
     if (!(m_log_scale > minus_infinity)) return;
     const T weight = static_cast<T>(std::exp((token.log_scale - m_log_scale) - m_log_scale_rest));
