@@ -53,33 +53,33 @@ class Storm {
     for (int call = 0; call < calls; ++call) {
       const Index b = below(batch);
       switch (below(12)) {
-        case 0: m_decoder.fork(b, (b + 1) % batch), m_twins[(b + 1) % batch] = m_twins[b]; break;
+        case 0: m_decoder.fork(b, (b + 1) % batch), twin_of((b + 1) % batch) = twin_of(b); break;
         case 1: {
           const std::vector<Index> from{below(batch), below(batch), below(batch)};
           m_decoder.reorder(from);
-          m_twins = {m_twins[from[0]], m_twins[from[1]], m_twins[from[2]]};
+          m_twins = {twin_of(from[0]), twin_of(from[1]), twin_of(from[2])};
           break;
         }
         case 2:
-          if (below(3) == 0) m_decoder.reset(b), m_twins[b] = {};
+          if (below(3) == 0) m_decoder.reset(b), twin_of(b) = {};
           break;
         case 3:
         case 4:
         case 5: take_back(b); break;
         default: step(1 + below(3));
       }
-      for (Index s = 0; s < batch; ++s)
-        REQUIRE(m_decoder.tokens(s) == static_cast<Index>(m_twins[static_cast<std::size_t>(s)].tokens.size()));
+      for (Index s = 0; s < batch; ++s) REQUIRE(m_decoder.tokens(s) == static_cast<Index>(twin_of(s).tokens.size()));
     }
     CHECK(m_worst <= 1);
     CHECK(m_worst > 0);
   }
 
  private:
+  Twin& twin_of(Index b) { return m_twins[static_cast<std::size_t>(b)]; }
   Index below(Index n) { return static_cast<Index>(m_random() % static_cast<std::uint32_t>(n)); }
 
   void take_back(Index b) {
-    Twin& twin = m_twins[static_cast<std::size_t>(b)];
+    Twin& twin = twin_of(b);
     const Index count = static_cast<Index>(twin.tokens.size()), most = std::min(count, rollback - (twin.most - count));
     if (most < 0) return;
     const Index tokens = below(most + 1);
@@ -95,20 +95,20 @@ class Storm {
       lengths.push_back(below(n + 1));
       for (Index t = 0; t < lengths.back(); ++t) {
         const Index token = below(m_q.rows());
-        m_twins[static_cast<std::size_t>(b)].tokens.push_back(token);
+        twin_of(b).tokens.push_back(token);
         for (Index h = 0; h < heads; ++h) {
           x.q(b, h).row(t) = (h == 0 ? 1 : -1) * m_q.row(token);
           x.k(b, h).row(t) = m_k.row(token), x.v(b, h).row(t) = m_v.row(token);
         }
       }
-      Twin& twin = m_twins[static_cast<std::size_t>(b)];
+      Twin& twin = twin_of(b);
       twin.most = std::max(twin.most, static_cast<Index>(twin.tokens.size()));
     }
     Report report;
     x.step(m_decoder, 0, n, {.lengths = lengths, .report = &report});
     for (Index b = 0; b < batch; ++b)
       for (Index h = 0; h < heads; ++h) {
-        const std::vector<Index>& tokens = m_twins[static_cast<std::size_t>(b)].tokens;
+        const std::vector<Index>& tokens = twin_of(b).tokens;
         const Index length = lengths[static_cast<std::size_t>(b)], all = static_cast<Index>(tokens.size());
         const std::vector<Index> last(tokens.end() - length, tokens.end());
         const Matrix<T> expected = reference::kernelized_attention(
