@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 #
-# README.md quotes the first example word for word, its program for training compiles, and the errors in its tables of
-# feature maps are what the demo prints:
+# README.md quotes the first example word for word, its programs for training and decoding compile, and the errors in its
+# tables of feature maps are what the demo prints:
 # cmake -D SOURCE=<dir> -D WORK=<dir> -D DEMO=<program> -D COMPILE=<command> -P readme.cmake
 
 file(READ ${SOURCE}/README.md readme)
@@ -13,18 +13,27 @@ if(place EQUAL -1)
 endif()
 
 file(MAKE_DIRECTORY ${WORK})
-string(REGEX MATCH "## Train with it\n+```cpp\n([^`]*)```" _ "${readme}")
-set(training "${CMAKE_MATCH_1}")
-file(WRITE ${WORK}/training.cpp "#include <nprf/nprf.hpp>
+separate_arguments(COMPILE UNIX_COMMAND "${COMPILE}")
+# compiles the program of a section as the body of a function with these arguments
+function(compile_section title arguments)
+  string(REGEX MATCH "## ${title}\n+```cpp\n([^`]*)```" _ "${readme}")
+  string(MAKE_C_IDENTIFIER "${title}" name)
+  file(WRITE ${WORK}/${name}.cpp "#include <nprf/nprf.hpp>
 
 using namespace nprf;
 
-void train(Index heads, const float* q_data, HeadsView<const float> k, HeadsView<const float> v, HeadsView<float> y,
-           HeadsView<const float> dy, HeadsView<float> dq, HeadsView<float> dk, HeadsView<float> dv) {
-${training}}
+void section(${arguments}) {
+${CMAKE_MATCH_1}}
 ")
-separate_arguments(COMPILE UNIX_COMMAND "${COMPILE}")
-execute_process(COMMAND ${COMPILE} ${WORK}/training.cpp COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND ${COMPILE} ${WORK}/${name}.cpp COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+compile_section("Train with it" "Index heads, const float* q_data, HeadsView<const float> k, HeadsView<const float> v,
+             HeadsView<float> y, HeadsView<const float> dy, HeadsView<float> dq, HeadsView<float> dk, HeadsView<float> dv")
+compile_section("Decoding" "std::vector<AlibiPosition<float>> positions, std::vector<Index> lengths, HeadsView<const float> q,
+             HeadsView<const float> k, HeadsView<const float> v, HeadsView<float> y, HeadsView<const float> next_q,
+             HeadsView<const float> next_k, HeadsView<const float> next_v, HeadsView<float> next_y,
+             std::vector<Index> best, std::iostream& file")
 
 # README.md has to contain a text
 function(expect_in_readme text)

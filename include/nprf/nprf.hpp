@@ -30,4 +30,5 @@
 #include "nprf/position/t5.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
 #include "nprf/reference/softmax_attention.hpp"
+#include "nprf/reference/softmax_decoder.hpp"
 #include "nprf/toeplitz/contract.hpp"

@@ -17,6 +17,7 @@ from ._attention import (
     num_threads,
     set_num_threads,
 )
+from ._decoder import Decoder
 from ._native import core as _core
 from .features import (
     CalibratedFeatures,
@@ -48,6 +49,7 @@ __all__ = [
     "Attention",
     "CalibratedFeatures",
     "Calibration",
+    "Decoder",
     "EluFeatures",
     "Features",
     "GradientReport",

@@ -43,6 +43,7 @@ class Native:
         self.Features = getattr(core, f"Features_{name}")
         self.Positions = getattr(core, f"Positions_{name}")
         self.Attention = getattr(core, f"Attention_{name}")
+        self.Decoder = getattr(core, f"Decoder_{name}")
         self.softmax_attention = getattr(core, f"softmax_attention_{name}")
         self.calibrate = getattr(core, f"calibrate_{name}")
         self.sderf_tilt = getattr(core, f"sderf_tilt_{name}")

@@ -11,6 +11,7 @@
 #include "models.hpp"
 #include "nprf/attention/attention.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
+#include "nprf/decoder/decoder.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
 #include "nprf/reference/softmax_attention.hpp"
 
@@ -28,6 +29,8 @@ class AnyAttention {
   virtual void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
                         std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>& dextra,
                         GradientReport& report) const = 0;
+  /// For sequences that grow token by token.
+  virtual Decoder<T> decoder(const DecoderOptions& options) const = 0;
   /// The formula as two plain loops, for head h.
   virtual Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                               Index offset) const = 0;
@@ -62,6 +65,8 @@ class AttentionOf : public AnyAttention<typename F::Scalar> {
                 std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>& dextra, GradientReport& report) const override {
     m_attention.backward(saved, dy, dq, dk, dv, dbias, &dextra, &report);
   }
+
+  Decoder<T> decoder(const DecoderOptions& options) const override { return Decoder<T>(m_attention, options); }
 
   Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                       Index offset) const override {

@@ -385,6 +385,48 @@ void bind_attention(nb::module_& m, const char* name, const char* saved_name) {
       .def("kernelized_attention", &kernelized_attention<T>);
 }
 
+// the tokens of one call: prefill or step
+template <Real T>
+Report append(Decoder<T>& decoder, const InputArray& q, const InputArray& k, const InputArray& v, const OutputArray& y,
+              const Call& call, bool prefill) {
+  const Tokens<T> queries(q, "queries", call.axes()), keys(k, "keys", call.axes()), values(v, "values", call.axes());
+  const HeadsView<T> out = output_view<T>(y, "y", call.axes());
+  Report report;
+  const CallOptions options = call.options(&report);
+  without_gil(call.threads, [&] {
+    if (prefill)
+      decoder.prefill(queries.view(), keys.view(), values.view(), out, options);
+    else
+      decoder.step(queries.view(), keys.view(), values.view(), out, options);
+  });
+  return report;
+}
+
+template <Real T>
+void bind_decoder(nb::module_& m, const char* name) {
+  nb::class_<Decoder<T>>(m, name)
+      .def_static("make", [](const AnyAttention<T>& attention, Index batch,
+                             Index rollback) { return attention.decoder({.batch = batch, .rollback = rollback}); })
+      .def("append", &append<T>)
+      .def("rollback", &Decoder<T>::rollback)
+      .def("reorder", [](Decoder<T>& self, const std::vector<Index>& from) { self.reorder(from); })
+      .def("fork", &Decoder<T>::fork)
+      .def("reset", [](Decoder<T>& self, Index sequence) { self.reset(sequence); })
+      .def("tokens", &Decoder<T>::tokens)
+      .def("bytes", &Decoder<T>::bytes)
+      .def("save",
+           [](const Decoder<T>& self) {
+             std::ostringstream stream;
+             self.save(stream);
+             const std::string state = stream.str();
+             return nb::bytes(state.data(), state.size());
+           })
+      .def("load", [](Decoder<T>& self, const nb::bytes& state) {
+        std::istringstream stream(std::string(state.c_str(), state.size()));
+        self.load(stream);
+      });
+}
+
 template <Real T>
 void bind_functions(nb::module_& m, const std::string& suffix) {
   const auto name = [&](const char* base) { return base + suffix; };
@@ -423,6 +465,7 @@ void bind_calls(nb::module_& m) {
       .def_ro("repaired_rows", &Report::repaired_rows)
       .def_ro("indefinite_rows", &Report::indefinite_rows)
       .def_ro("empty_rows", &Report::empty_rows)
+      .def_ro("failing_rows", &Report::failing_rows)
       .def_ro("error_bound", &Report::error_bound)
       .def_ro("compared_rows", &Report::compared_rows)
       .def_ro("softmax_error", &Report::softmax_error)
@@ -430,9 +473,9 @@ void bind_calls(nb::module_& m) {
       .def("__repr__", [](const Report& r) {
         return nprf::detail::sentence("Report(engine='", name(r.engine), "', repaired_rows=", r.repaired_rows,
                                       ", indefinite_rows=", r.indefinite_rows, ", empty_rows=", r.empty_rows,
-                                      ", error_bound=", r.error_bound, ", compared_rows=", r.compared_rows,
-                                      ", softmax_error=", r.softmax_error, ", workspace_bytes=", r.workspace_bytes,
-                                      ")");
+                                      ", failing_rows=", r.failing_rows, ", error_bound=", r.error_bound,
+                                      ", compared_rows=", r.compared_rows, ", softmax_error=", r.softmax_error,
+                                      ", workspace_bytes=", r.workspace_bytes, ")");
       });
   nb::class_<GradientReport>(m, "GradientReport",
                              "A description of one backward; see GradientReport in nprf/attention/saved.hpp.")
@@ -455,6 +498,7 @@ void bind(nb::module_& m, const std::string& suffix) {
   bind_features<T>(m, ("Features_" + suffix).c_str());
   bind_positions<T>(m, ("Positions_" + suffix).c_str());
   bind_attention<T>(m, ("Attention_" + suffix).c_str(), ("Saved_" + suffix).c_str());
+  bind_decoder<T>(m, ("Decoder_" + suffix).c_str());
   bind_functions<T>(m, suffix);
 }
 

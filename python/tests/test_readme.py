@@ -11,13 +11,16 @@ readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
 programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
 
 
-@pytest.mark.parametrize("program", programs, ids=["numpy", "torch"])
+@pytest.mark.parametrize("program", programs, ids=["numpy", "decoding", "torch"])
 def test_program(program, capsys):
     if "torch" in program:
         pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     exec(compile(program, "README.md", "exec"), {})
-    if "torch" not in program:
-        printed = capsys.readouterr().out
+    printed = capsys.readouterr().out
+    if "Decoder" in program:
+        assert printed.startswith("[1001, 1001] ")
+        assert 1.9 < float(printed.split()[-1]) / 2**20 < 2.3  # about 2.1 MiB
+    elif "torch" not in program:
         assert printed.startswith("Report(engine=")
         assert 0.002 < float(printed.split()[-1]) < 0.03  # about 0.01
 

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""Attention of sequences that grow token by token."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ._attention import Attention, Normalization, _call_of, _default_call, _unit
+from ._native import as_array, native_of
+from .features import FeaturesLike
+from .positions import Position
+
+
+class _OneCall:
+    """The lock of a decoder: a second call at the same time is an error instead of a wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("decoder: expected one call at a time, got one during another")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class Decoder:
+    """Causal attention (Attention) of a batch of sequences that grow token by token, as a language model generates
+    them. The state of a sequence has a fixed size for most positions, and so has the time of a step:
+
+    >>> decoder = nprf.Decoder(nprf.taylor(64), nprf.T5(weights), batch=2, near=32)
+    >>> y = decoder.prefill(q, k, v)       # the prompts, [batch, heads, tokens, d]
+    >>> y = decoder.step(q, k, v)          # the next token, [batch, heads, 1, d], or a few
+
+    features, position, normalization, near, engine: those of Attention. heads: the heads of queries; None: those of
+    the first call. batch: the number of sequences. rollback: how many of its last tokens a sequence can take back.
+    dtype: float32 or float64, of all arrays.
+
+    Arrays are [batch, heads, tokens, d], or for one sequence [heads, tokens, d] or [tokens, d]; with
+    layout="tokens_first" [batch, tokens, heads, d] or [tokens, heads, d]. Keys and values may have fewer heads. Options
+    of a call: lengths, the tokens that each sequence gets, later rows of y are zero; check_finite; threads; layout; for
+    prefill of empty sequences also tolerance and compared_rows.
+
+    A decoder is mutable: it can be pickled and copied with its state, and is equal only to itself. A call during another
+    one of the same decoder raises RuntimeError. ValueError for shapes and options that do not fit, which change
+    nothing, and TypeError for other types. If Ctrl-C ends a prefill, sequences take its tokens back, or are empty.
+    """
+
+    def __init__(
+        self,
+        features: FeaturesLike,
+        position: Position | None = None,
+        *,
+        heads: int | None = None,
+        batch: int = 1,
+        rollback: int = 0,
+        near: int = 0,
+        normalization: Normalization = _unit,
+        engine: str = "automatic",
+        dtype: Any = np.float32,
+    ) -> None:
+        self.attention = Attention(features, position, True, normalization, near, engine)
+        self.heads = None if heads is None else int(heads)
+        self.batch, self.rollback_tokens = int(batch), int(rollback)
+        self.dtype = np.dtype(dtype)
+        native = native_of(self.dtype, "dtype")
+        self._state = native.Decoder.make(self.attention._native(native), self.batch, self.rollback_tokens)
+        self._one_call = _OneCall()
+
+    def prefill(self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Any) -> Any:
+        """Appends the tokens, and returns y in q's shape with the channels of v, or with report=True (y, Report): by
+        Attention if all sequences are empty, in O(n log n) or O(n), and otherwise by steps."""
+        return self._append(q, k, v, report, options, True)
+
+    def step(self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Any) -> Any:
+        """The same by steps, for one token or a few."""
+        return self._append(q, k, v, report, options, False)
+
+    def _append(self, q: Any, k: Any, v: Any, report: bool, options: dict[str, Any], prefill: bool) -> Any:
+        call = _call_of(**options) if options else _default_call
+        q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
+        if q.dtype != self.dtype:
+            raise TypeError(f"queries: expected {self.dtype} (the decoder's dtype), got {q.dtype}")
+        if v.ndim == 0:
+            raise ValueError("values: expected 2, 3 or 4 dimensions, got 0")
+        if self.heads is not None:
+            heads = q.shape[-2 if options.get("layout") == "tokens_first" else -3] if q.ndim > 2 else 1
+            if heads != self.heads:
+                raise ValueError(f"queries: expected {self.heads} heads, got {heads}")
+        y = np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
+        with self._one_call:
+            described = self._state.append(q, k, v, y, call, prefill)
+        return (y, described) if report else y
+
+    def rollback(self, sequence: int, tokens: int) -> None:
+        """Takes back the last tokens of a sequence. ValueError if it has fewer, or if they are too many: more than
+        `rollback` less than the most that it had."""
+        with self._one_call:
+            self._state.rollback(int(sequence), int(tokens))
+
+    def reorder(self, sequences: Sequence[int]) -> None:
+        """Sequence b becomes a copy of what sequences[b] was, for all b, as beam search selects beams."""
+        with self._one_call:
+            self._state.reorder([int(each) for each in sequences])
+
+    def fork(self, source: int, target: int) -> None:
+        """The sequence `target` becomes a copy of the sequence `source`."""
+        with self._one_call:
+            self._state.fork(int(source), int(target))
+
+    def reset(self, sequence: int | None = None) -> None:
+        """Removes all tokens of a sequence, or of all sequences."""
+        with self._one_call:
+            for each in range(self.batch) if sequence is None else [int(sequence)]:
+                self._state.reset(each)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The number of tokens of each sequence."""
+        with self._one_call:
+            return [self._state.tokens(each) for each in range(self.batch)]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the states of all sequences, in bytes."""
+        with self._one_call:
+            return self._state.bytes()
+
+    def save(self) -> bytes:
+        """The states of all sequences, for `load` of a decoder with the same arguments."""
+        with self._one_call:
+            return self._state.save()
+
+    def load(self, state: bytes) -> None:
+        """Replaces the states by saved ones. ValueError, which changes nothing, if they are of another decoder, were cut
+        or have changed."""
+        if not isinstance(state, bytes):
+            raise TypeError(f"state: expected bytes, got {type(state).__name__}")
+        with self._one_call:
+            self._state.load(state)
+
+    def _options(self) -> dict[str, Any]:
+        attention = self.attention
+        return {
+            "heads": self.heads,
+            "batch": self.batch,
+            "rollback": self.rollback_tokens,
+            "near": attention.near,
+            "normalization": attention.normalization,
+            "engine": attention.engine,
+            "dtype": self.dtype.name,
+        }
+
+    def __reduce__(self) -> Any:
+        return _loaded, (self.attention.features, self.attention.position, self._options(), self.save())
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self._options().items())
+        return f"Decoder(features={self.attention.features!r}, position={self.attention.position!r}, {options})"
+
+
+def _loaded(features: Any, position: Any, options: dict[str, Any], state: bytes) -> Decoder:
+    decoder = Decoder(features, position, **options)
+    decoder.load(state)
+    return decoder

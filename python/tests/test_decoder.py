@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: MIT
+"""nprf.Decoder: attention of sequences that grow token by token."""
+
+import copy
+import pickle
+import threading
+
+import nprf
+import numpy as np
+import pytest
+from conftest import heads, positions
+
+B, H, N, D, V = 2, 4, 40, 8, 5
+
+
+def maps():
+    return {
+        "orf": nprf.orf(D, 16, seed=7),
+        "elu": nprf.elu(D),
+        "taylor": nprf.taylor(D),
+        "one for each head": nprf.HeadFeatures([nprf.orf(D, 16, seed=s) for s in range(H)]),
+    }
+
+
+def tokens(rng, n=N, batch=B, dtype=np.float64):
+    return heads(rng, batch, H, n, D, dtype=dtype), *(heads(rng, batch, H, n, c, dtype=dtype) for c in (D, V))
+
+
+def part(x, first, last):
+    return tuple(each[..., first:last, :] for each in x)
+
+
+@pytest.mark.parametrize(
+    "name, near", [(name, near) for name in maps() for near in (0, 3) if (name, near) != ("elu", 3)]
+)
+def test_steps_have_the_rows_of_attention(rng, name, near):
+    x = tokens(rng)
+    for position_name, position in positions(rng, H).items():
+        expected, whole = nprf.attention(
+            *x, features=maps()[name], position=position, causal=True, near=near, report=True
+        )
+        decoder = nprf.Decoder(maps()[name], position, heads=H, batch=B, near=near, dtype=np.float64)
+        prompt, first = decoder.prefill(*part(x, 0, 10), report=True)
+        rows, bounds, others = [prompt], [whole.error_bound, first.error_bound], first.repaired_rows
+        for begin, end in [(10, 11), (11, 12), (12, 17)] + [(i, i + 1) for i in range(17, N)]:
+            y, report = decoder.step(*part(x, begin, end), report=True)
+            rows.append(y)
+            bounds.append(report.error_bound)
+            others += report.repaired_rows + report.failing_rows
+        assert decoder.tokens == [N] * B and decoder.nbytes > 0
+        error = np.abs(np.concatenate(rows, axis=2) - expected).max(axis=-1)
+        # both have rounding errors; rows that cancel are counted, and are those of softmax or less accurate
+        different = (error > 2 * max(bounds) * np.abs(x[2]).max()).sum()
+        assert different <= others + whole.repaired_rows and max(bounds) < 1e-9, position_name
+
+
+def test_one_sequence_and_layouts(rng):
+    x = tokens(rng, batch=1, dtype=np.float32)
+    new = lambda: nprf.Decoder(nprf.orf(D, 16), nprf.Alibi(0.1))  # noqa: E731
+    y = new().step(*x)
+    assert y.shape == (1, H, N, V) and y.dtype == np.float32
+    assert np.array_equal(new().step(*(each[0] for each in x)), y[0])
+    assert np.array_equal(new().step(*(each[0, 1] for each in x)), y[0, 1])
+    first = [each.transpose(0, 2, 1, 3) for each in x]
+    assert np.array_equal(new().step(*first, layout="tokens_first").transpose(0, 2, 1, 3), y)
+    grouped = new().step(x[0], x[1][:, :2], x[2][:, :2])
+    assert np.array_equal(grouped, new().step(x[0], *(np.repeat(each[:, :2], 2, axis=1) for each in x[1:])))
+
+
+def test_lengths(rng):
+    x = tokens(rng)
+    decoder = nprf.Decoder(nprf.orf(D, 16), nprf.Alibi(0.1), batch=B, dtype=np.float64)
+    y = decoder.prefill(*part(x, 0, 9), lengths=[9, 4])
+    assert decoder.tokens == [9, 4] and not y[1, :, 4:].any()
+    y = decoder.step(*part(x, 9, 11), lengths=[0, 2])
+    assert decoder.tokens == [9, 6] and not y[0].any()
+    kept = [np.concatenate([each[1:, :, :4], each[1:, :, 9:11]], axis=2) for each in x]
+    expected = nprf.attention(*kept, features=nprf.orf(D, 16), position=nprf.Alibi(0.1), causal=True)
+    np.testing.assert_allclose(y[1], expected[0, :, 4:], atol=1e-12)
+
+
+def test_rollback_reorder_fork_and_reset(rng):
+    x = tokens(rng, batch=3)
+    position = nprf.T5(rng.standard_normal(8), max_distance=12)
+    decoder = nprf.Decoder(nprf.orf(D, 16), position, batch=3, rollback=4, dtype=np.float64)
+    decoder.prefill(*part(x, 0, 20))
+    y = decoder.step(*part(x, 20, 24))
+    for sequence in range(3):
+        decoder.rollback(sequence, 4)
+    np.testing.assert_allclose(decoder.step(*part(x, 20, 24)), y, atol=1e-12)
+    decoder.rollback(0, 2)
+    with pytest.raises(ValueError, match="at most 4"):
+        decoder.rollback(0, 3)
+    assert decoder.tokens == [22, 24, 24]
+
+    decoder.reorder([2, 0, 0])
+    assert decoder.tokens == [24, 22, 22]
+    decoder.fork(0, 1)
+    assert decoder.tokens == [24, 24, 22]
+    same = [np.repeat(each[:1, :, 30:31], 3, axis=0) for each in x]
+    y = decoder.step(*same)
+    assert np.array_equal(y[0], y[1]) and not np.array_equal(y[0], y[2])
+    decoder.reset(1)
+    assert decoder.tokens == [25, 0, 23]
+    decoder.reset()
+    assert decoder.tokens == [0, 0, 0]
+
+
+def test_saved_states(rng):
+    x = tokens(rng, dtype=np.float32)
+    arguments = {"batch": B, "rollback": 3, "near": 2, "normalization": nprf.Normalization.none()}
+    decoder = nprf.Decoder(nprf.taylor(D), nprf.Alibi(0.1), **arguments)
+    empty = decoder.save()
+    decoder.prefill(*part(x, 0, 30))
+    state = decoder.save()
+    others = [pickle.loads(pickle.dumps(decoder)), copy.deepcopy(decoder), copy.copy(decoder)]
+    others.append(nprf.Decoder(nprf.taylor(D), nprf.Alibi(0.1), **arguments))
+    others[-1].load(state)
+    y = decoder.step(*part(x, 30, 35))
+    for other in others:
+        assert other is not decoder and repr(other) == repr(decoder)
+        assert other.tokens == [30, 30]
+        assert np.array_equal(other.step(*part(x, 30, 35)), y)
+
+    changed = bytearray(state)
+    changed[100] ^= 1
+    for wrong in (state[:-1], bytes(changed), b""):
+        with pytest.raises(ValueError, match="state"):
+            decoder.load(wrong)
+    with pytest.raises(ValueError, match="state"):
+        nprf.Decoder(nprf.taylor(D), nprf.Alibi(0.2), **arguments).load(state)
+    with pytest.raises(TypeError, match="bytes"):
+        decoder.load("text")
+    assert decoder.tokens == [35, 35]
+    decoder.load(empty)
+    assert decoder.tokens == [0, 0]
+
+
+def test_the_state_does_not_grow(rng):
+    x = tokens(rng, n=600, batch=1, dtype=np.float32)
+    decoder = nprf.Decoder(nprf.orf(D, 16), nprf.T5(rng.standard_normal(32)))
+    decoder.prefill(*part(x, 0, 300))
+    size = decoder.nbytes
+    decoder.step(*part(x, 300, 600))
+    assert decoder.nbytes == size < 600 * H * (D + V) * 4
+
+
+@pytest.mark.parametrize(
+    "make, error, text",
+    [
+        (lambda: nprf.Decoder(nprf.orf(3, 3), batch=0), ValueError, "batch"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3), rollback=-1), ValueError, "rollback"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3), near=-1), ValueError, "near"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3), nprf.Grid(2, 2, np.zeros((3, 3)))), ValueError, "grid"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3), dtype=np.int32), TypeError, "float32 or float64"),
+        (lambda: nprf.Decoder(3), TypeError, "features"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3)).step(*(np.ones((2, 3)),) * 3), TypeError, "float32"),
+        (
+            lambda: nprf.Decoder(nprf.orf(3, 3), heads=2).step(*(np.ones((1, 2, 3), "f"),) * 3),
+            ValueError,
+            "2 heads, got 1",
+        ),
+        (
+            lambda: nprf.Decoder(nprf.orf(3, 3), heads=2).step(*(np.ones((2, 3), "f"),) * 3),
+            ValueError,
+            "2 heads, got 1",
+        ),
+        (lambda: nprf.Decoder(nprf.orf(3, 3)).step(*(np.ones((2, 4), "f"),) * 3), ValueError, "queries"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3)).step(*(np.ones((2, 3), "f"),) * 3, offset=1), ValueError, "offset"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3), batch=2).step(*(np.ones((2, 3), "f"),) * 3), ValueError, "2 x 1 x 2 x 3"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3)).rollback(1, 0), ValueError, "sequence"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3)).reorder([1]), ValueError, "from"),
+        (lambda: nprf.Decoder(nprf.orf(3, 3)).reset(1), ValueError, "sequence"),
+    ],
+)
+def test_invalid_arguments(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_one_call_at_a_time(rng):
+    """A call during another one, which releases the GIL, does not touch the same state."""
+    x = tokens(rng, batch=1, dtype=np.float32)
+    decoder = nprf.Decoder(nprf.orf(D, 16), nprf.Alibi(0.1))
+    calls = [
+        lambda: decoder.prefill(*x),
+        lambda: decoder.step(*x),
+        lambda: decoder.rollback(0, 0),
+        lambda: decoder.reorder([0]),
+        lambda: decoder.fork(0, 0),
+        lambda: decoder.reset(),
+        lambda: decoder.tokens,
+        lambda: decoder.nbytes,
+        lambda: decoder.save(),
+        lambda: decoder.load(b""),
+    ]
+    decoder.step(*x)
+    with decoder._one_call:
+        for call in calls:
+            with pytest.raises(RuntimeError, match="one call at a time"):
+                call()
+    with pytest.raises(ValueError, match="queries"):
+        decoder.step(*(np.ones((2, 3), "f"),) * 3)
+    assert decoder.tokens == [N]
+    decoder.step(*x)  # a call that failed is over
+    assert decoder.tokens == [2 * N]
+
+
+def test_threads_of_their_own_decoders(rng):
+    x = tokens(rng, n=300, batch=1, dtype=np.float32)
+    decoders = [nprf.Decoder(nprf.orf(D, 16), nprf.Alibi(0.1)) for _ in range(4)]
+    rows = [None] * len(decoders)
+
+    def generate(i):
+        rows[i] = np.concatenate([decoders[i].step(*part(x, t, t + 1)) for t in range(300)], axis=2)
+
+    threads = [threading.Thread(target=generate, args=(i,)) for i in range(len(decoders))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.array_equal(each, rows[0]) for each in rows) and rows[0].shape == (1, H, 300, V)
