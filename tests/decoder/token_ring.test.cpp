@@ -2,6 +2,7 @@
 #include "nprf/decoder/token_ring.hpp"
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -70,7 +71,7 @@ TEST_CASE("token ring: a slot of weight 0 is not read", "[decoder]") {
   TokenRing<T> ring({2, 3, 0}, 20);
   ring.reserve(2);
   const Vector<T> B = Vector<T>::Ones(2), v = Vector<T>::Constant(3, std::nanf(""));
-  ring.put(0, {B.data(), 1, v.data(), 0, 1, 1, true, false}, nullptr);
+  ring.put(0, {B.data(), 1, v.data(), 0, 1, 1, true, false}, v.data());
   Vector<T> weights = Vector<T>::Zero(16), N = Vector<T>::Zero(16);
   ring.add_values(weights.data(), 16, N.data());
   CHECK(N.isZero(0));
@@ -95,11 +96,39 @@ TEST_CASE("token ring: tokens are kept while it grows and wraps around", "[decod
       for (Index l = 0; l < d; ++l) REQUIRE(ring.key(s)[l] == x.k(i, l));
       REQUIRE(token.log_scale == static_cast<double>(i));
       REQUIRE(ring.log_scales()[s] == static_cast<double>(i));
+      REQUIRE(ring.scales()[s] == static_cast<T>(std::exp(static_cast<double>(i) - ring.scale_reference())));
       REQUIRE(token.has_finite_key == (i % 5 != 0));
       REQUIRE(ring.has_finite_value(s) == (i % 7 != 0));
     }
   }
   CHECK(growths == 4);  // 16, 32, 64 and 96 slots
+}
+
+TEST_CASE("token ring: the reference of scales follows the largest log-scale", "[decoder]") {
+  TokenRing<double> ring({1, 1, 0}, 16);
+  ring.reserve(16);
+  const double one = 1;
+  const auto put = [&](Index j, double log_scale) {
+    ring.put(j, {&one, 1, &one, log_scale, 0, 1, true, true}, &one);
+  };
+  put(0, -std::numeric_limits<double>::infinity());  // a non-finite key
+  CHECK(ring.scales()[0] == 0);
+  put(1, -300);
+  CHECK(ring.scale_reference() == -300);
+  put(2, -298.5);
+  put(3, -350);
+  CHECK(ring.scale_reference() == -300);
+  CHECK(ring.scales()[0] == 0);
+  CHECK(ring.scales()[2] == std::exp(1.5));
+  put(4, 200);
+  CHECK(ring.scale_reference() == 200);
+  CHECK(ring.scales()[4] == 1);
+  CHECK(ring.scales()[2] == std::exp(-498.5));
+  CHECK(ring.log_scale_spread() >= 550);
+  ring.clear();
+  put(5, 7);
+  CHECK(ring.scale_reference() == 7);
+  CHECK(ring.log_scale_spread() <= 2);
 }
 
 }  // namespace nprf::test::decoder_token_ring

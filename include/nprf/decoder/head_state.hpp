@@ -55,6 +55,7 @@ class HeadState {
     m_tokens = m_left_ring = 0;
     m_largest_norm = 0;
     m_all_finite = true;
+    m_ring.clear();
     m_sums.clear();
   }
 
@@ -111,6 +112,7 @@ class HeadState {
             "state: expected at most ", model.pending(), " tokens in the ring, got ", m_left_ring, " to ", m_tokens);
     reserve(m_tokens);
     m_sums.transfer(archive);
+    m_ring.transfer_references(archive);
     for (Index j = m_left_ring; j < m_tokens; ++j) m_ring.transfer(j, archive);
   }
 

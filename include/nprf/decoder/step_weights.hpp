@@ -16,7 +16,7 @@
 namespace nprf {
 
 /// The weights exp(log_scale_j + b - reference) of the far keys of a step, by slots of the ring, and that of the sums
-/// over older keys. The reference is the largest exponent. The queries of a group share them.
+/// over older keys, relative to a reference near the largest exponent. The queries of a group share them.
 template <Real T>
 class StepWeights {
  public:
@@ -29,14 +29,8 @@ class StepWeights {
     m_reference = m_of_sums;
     const Index far_end = std::max(first, tokens - model.near);
     if (far_end > first) {
-      double* exponents = scratch.take<double>(m_slots);
-      std::fill_n(exponents, m_slots, minus_infinity);
-      for_each_run(ring, first, far_end, [&](Index j, Index s, Index count) {
-        const double *b = model.bias.from(tokens - 1 - j), *log_scales = ring.log_scales() + s;
-        for (Index at = 0; at < count; ++at) exponents[s + at] = log_scales[at] + b[at];
-      });
-      m_reference = std::max(m_reference, largest(exponents));
-      set_weights(exponents, scratch);
+      if (!set_by_tables(model.bias, ring, tokens, first, far_end))
+        set_by_exponents(model.bias, ring, tokens, first, far_end, scratch);
       m_largest_value = std::max(m_largest_value, largest_weighted(ring.largest_values()));
       m_any_pending = m_reference > minus_infinity;
     }
@@ -67,6 +61,45 @@ class StepWeights {
  private:
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
   static constexpr Index lanes = state_lanes;
+
+  // weight = exp(b) exp(log_scale - reference), with the ring's reference, from the tables of both factors. False if a
+  // product may underflow, or if all are so small that the sums would lose precision.
+  bool set_by_tables(const StepBias<T>& bias, const TokenRing<T>& ring, Index tokens, Index first, Index last) {
+    constexpr double most_spread = 80, most_above = 16;
+    const double reference = ring.scale_reference();
+    if (!(bias.spread() + ring.log_scale_spread() <= most_spread) || m_of_sums > reference + most_above) return false;
+    std::fill_n(m_weights, m_slots, T(0));
+    T most[lanes] = {};
+    for_each_run(ring, first, last, [&](Index j, Index s, Index count) {
+      const T *b = bias.weights_from(tokens - 1 - j), *scales = ring.scales() + s;
+      T* weights = m_weights + s;
+      Index at = 0;
+      for (; at + lanes <= count; at += lanes)
+        for (Index l = 0; l < lanes; ++l) {
+          const T weight = scales[at + l] * b[at + l];
+          weights[at + l] = weight;
+          most[l] = weight > most[l] ? weight : most[l];
+        }
+      for (; at < count; ++at) most[0] = std::max(most[0], weights[at] = scales[at] * b[at]);
+    });
+    if (!(*std::max_element(most, most + lanes) >= T(0x1p-24))) return false;
+    m_reference = reference;
+    return true;
+  }
+
+  // weight = exp(log_scale + b - reference), where the reference is the largest exponent
+  void set_by_exponents(const StepBias<T>& bias, const TokenRing<T>& ring, Index tokens, Index first, Index last,
+                        Workspace& scratch) {
+    const Workspace::Scope scope(scratch);
+    double* exponents = scratch.take<double>(m_slots);
+    std::fill_n(exponents, m_slots, minus_infinity);
+    for_each_run(ring, first, last, [&](Index j, Index s, Index count) {
+      const double *b = bias.from(tokens - 1 - j), *log_scales = ring.log_scales() + s;
+      for (Index at = 0; at < count; ++at) exponents[s + at] = log_scales[at] + b[at];
+    });
+    m_reference = std::max(m_reference, largest(exponents));
+    set_weights(exponents, scratch);
+  }
 
   double largest(const double* exponents) const {
     double most[lanes];

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <utility>
 
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
@@ -61,6 +63,7 @@ class TokenRing {
     std::copy_n(token.value, m_shape.d_v, m_values.data() + s * m_stride);
     if (m_shape.d > 0) std::copy_n(key, m_shape.d, m_keys.data() + s * m_shape.d);
     m_log_scales[s] = token.log_scale;
+    set_scale(s);
     m_norms[s] = token.norm, m_largest_values[s] = token.largest_value;
     m_finite_keys[s] = token.has_finite_key, m_finite_values[s] = token.has_finite_value;
   }
@@ -81,8 +84,20 @@ class TokenRing {
   bool has_finite_key(Index s) const { return m_finite_keys[s] != 0; }
   bool has_finite_value(Index s) const { return m_finite_values[s] != 0; }
   const double* log_scales() const { return m_log_scales.data(); }     // (slots)
+  const T* scales() const { return m_scales.data(); }                  // (slots)  exp(log_scale - scale_reference())
   const T* norms() const { return m_norms.data(); }                    // (slots)  of features that can be negative
   const T* largest_values() const { return m_largest_values.data(); }  // (slots)  the largest finite |v|
+
+  /// It is at most headroom below the largest log-scale since clear(), and rises rarely.
+  double scale_reference() const { return m_scale_reference; }
+  /// A bound of the differences of finite log-scales since clear().
+  double log_scale_spread() const { return m_scale_reference + headroom - m_least_log_scale; }
+
+  /// For a new sequence, whose bits must not depend on the one before.
+  void clear() {
+    m_scale_reference = minus_infinity;
+    m_least_log_scale = -minus_infinity;
+  }
 
   /// scores (slots) = the products of A (r) and the features of the slots. O(slots r).
   void scores(const T* A, Index slots, T* scores) const {
@@ -107,7 +122,11 @@ class TokenRing {
     return sum;
   }
 
-  /// Calls archive(first, count) for each array of a stored token: features, value, key, and numbers.
+  /// Calls archive(x) for what all tokens have in common, and for each scalar of a stored token.
+  template <class Archive>
+  void transfer_references(Archive&& archive) {
+    archive(m_scale_reference), archive(m_least_log_scale);
+  }
   template <class Archive>
   void transfer(Index position, Archive&& archive) {
     const Index s = slot(position);
@@ -117,9 +136,25 @@ class TokenRing {
     for (Index l = 0; l < m_shape.d; ++l) archive(m_keys[s * m_shape.d + l]);
     archive(m_log_scales[s]), archive(m_norms[s]), archive(m_largest_values[s]);
     archive(m_finite_keys[s]), archive(m_finite_values[s]);
+    m_scales[s] = scale_of(s);
   }
 
  private:
+  static constexpr double minus_infinity = -std::numeric_limits<double>::infinity(), headroom = 2;
+
+  T scale_of(Index s) const {
+    return m_log_scales[s] > minus_infinity ? static_cast<T>(std::exp(m_log_scales[s] - m_scale_reference)) : T(0);
+  }
+  void set_scale(Index s) {
+    const double log_scale = m_log_scales[s];
+    if (log_scale > minus_infinity) m_least_log_scale = std::min(m_least_log_scale, log_scale);
+    if (log_scale > m_scale_reference + headroom) {
+      m_scale_reference = log_scale;
+      for (Index other = 0; other < m_slots; ++other) m_scales[other] = scale_of(other);
+    }
+    m_scales[s] = scale_of(s);
+  }
+
   // calls use(array, scalars of a slot)
   template <class Ring, class Use>
   static void for_each_array(Ring& x, Use&& use) {
@@ -127,6 +162,7 @@ class TokenRing {
     use(x.m_values, x.m_stride);
     use(x.m_keys, x.m_shape.d);
     use(x.m_log_scales, Index{1});
+    use(x.m_scales, Index{1});
     use(x.m_norms, Index{1});
     use(x.m_largest_values, Index{1});
     use(x.m_finite_keys, Index{1});
@@ -168,11 +204,12 @@ class TokenRing {
 
   TokenShape m_shape{};
   Index m_stride = 0, m_capacity = 0, m_slots = 0;
+  double m_scale_reference = minus_infinity, m_least_log_scale = -minus_infinity;
   Vector<T> m_features;                                 // (slots / tile,r,tile)
   Vector<T> m_values;                                   // (slots,padded d_v)
   Vector<T> m_keys;                                     // (slots,d)
   Vector<double> m_log_scales;                          // (slots)
-  Vector<T> m_norms, m_largest_values;                  // (slots)
+  Vector<T> m_scales, m_norms, m_largest_values;        // (slots)
   Vector<std::uint8_t> m_finite_keys, m_finite_values;  // (slots)
 };
 
