@@ -295,6 +295,46 @@ def test_the_module(name):
     assert name in repr(layer) or name in ("none", "hyperbolic")
 
 
+@pytest.mark.parametrize("name", ["none", "t5", "table", "alibi", "hyperbolic"])
+def test_a_layer_token_by_token(name):
+    layer = nprf.torch.Attention(24, 3, **{**layers()[name], "causal": True}, dtype=torch.float64)
+    if layer.position_bias is not None:
+        torch.nn.init.normal_(layer.position_bias)
+    x = torch.randn(2, 50, 24, dtype=torch.float64)
+    expected = layer(x)[0].detach()
+    # both are within their bounds, eps times at most 16 (the condition at which a row is recomputed) times the 50 sums
+    close = {"rtol": 0, "atol": 2 * 16 * 50 * np.finfo(float).eps * expected.abs().max().item()}
+    decoder = layer.decoder(batch=2, rollback=4)
+    pieces = [decoder(x[:, :20])] + [decoder(x[:, [i]]) for i in range(20, 40)]
+    decoder(torch.randn(2, 3, 24, dtype=torch.float64))
+    for sequence in (0, 1):
+        decoder.state.rollback(sequence, 3)
+    pieces.append(decoder(x[:, 40:]))
+    y = torch.cat(pieces, 1)
+    assert not y.requires_grad and decoder.state.tokens == [50, 50]
+    torch.testing.assert_close(y, expected, **close)
+    decoder.state.reset()
+    y = decoder(x, lengths=[50, 30])
+    torch.testing.assert_close(y[0], expected[0], **close)
+    torch.testing.assert_close(y[1, :30], expected[1, :30], **close)
+    assert decoder.state.tokens == [50, 30]
+
+
+def test_layers_that_cannot_go_token_by_token():
+    with pytest.raises(ValueError, match="expected a causal one"):
+        nprf.torch.Attention(24, 3).decoder()
+    with pytest.raises(ValueError, match="by the distance of tokens, got 'grid:3:4'"):
+        nprf.torch.Attention(24, 3, position=("grid", 3, 4), near=2, causal=True).decoder()
+    with pytest.raises(TypeError, match="float32 or float64, got torch.bfloat16"):
+        nprf.torch.Attention(24, 3, causal=True, dtype=torch.bfloat16).decoder()
+    decoder = nprf.torch.Attention(24, 3, causal=True).decoder(batch=2)
+    with pytest.raises(ValueError, match=r"x: expected \[batch, tokens, 24\], got \[2, 5, 8\]"):
+        decoder(torch.randn(2, 5, 8))
+    with pytest.raises(ValueError, match="expected 2"):
+        decoder(torch.randn(3, 5, 24))
+    assert decoder.state.tokens == [0, 0]
+
+
 def test_the_module_loads_and_approximates_multihead_attention():
     theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True).eval()
     # every pair is near, so that weights are those of softmax

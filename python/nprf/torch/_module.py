@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .._attention import Normalization
 from ..features import Features, RandomFeatures, hyperbolic, orf, register, taylor
 from ..positions import alibi_slopes
+from ._decoder import LayerDecoder
 from ._functional import attention, position_name
 
 
@@ -182,6 +183,11 @@ class Attention(nn.Module):
             layout="tokens_first",
         )
         return self.out_proj(y.flatten(2)), None
+
+    def decoder(self, batch: int = 1, rollback: int = 0) -> LayerDecoder:
+        """The same layer for `batch` sequences that grow token by token, each of which can take back its last `rollback`
+        tokens. ValueError unless the layer is causal, and for a grid."""
+        return LayerDecoder(self, batch, rollback)
 
     def _project(self, query: Tensor, key: Tensor, value: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """[batch, tokens, heads, head_dim] of each."""
