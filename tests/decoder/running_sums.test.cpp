@@ -41,10 +41,13 @@ TEMPLATE_TEST_CASE("running sums: sums of weighted terms", "[decoder]", NPRF_TES
         Vector<T> A = Vector<T>::Zero(padded_to_lanes(r));
         A.head(r) = normal<T>(1, r, 4).cwiseAbs().row(0);
         RunningSums<T> sums(r, d_v);
-        Vector<T> finite(d_v);
+        Workspace scratch;
         CHECK(sums.log_scale() == -infinity);
-        for (Index last = 0; last < n; ++last) {
-          sums.add(token_of(B, v, last, log_scales[last]), slope, finite.data());
+        Index last = -1;
+        for (Index count = 1; last + count < n; count = count % RunningSums<T>::block + 1) {
+          std::vector<StateToken<T>> tokens;
+          for (Index j = 0; j < count; ++j, ++last) tokens.push_back(token_of(B, v, last + 1, log_scales[last + 1]));
+          sums.add(tokens, slope, scratch);
           Vector<T> N = Vector<T>::Zero(padded_to_lanes(d_v));
           const T D = sums.add_product(A.data(), T(0.5), N.data());
           Vector<double> expected = Vector<double>::Zero(d_v + 1);
@@ -56,8 +59,8 @@ TEMPLATE_TEST_CASE("running sums: sums of weighted terms", "[decoder]", NPRF_TES
             expected[d_v] += weight;
             norms += c * B.row(j).norm();
           }
-          // the roundings of a weight, of a feature times it, of r products, and of the sums; and in double of
-          // exponents
+          // the roundings of a weight, of a feature times it, of r products, and of the sums, of which a block has
+          // those of its terms; and in double of exponents
           const double exponents = epsilon<double> * (8 * spread + 70 * std::abs(slope)),
                        growth = epsilon<T> * (8 + 2 * std::sqrt(static_cast<double>(r))) + exponents,
                        error = growth * expected[d_v];
@@ -81,9 +84,11 @@ TEST_CASE("running sums: the rounding errors of many terms do not add up", "[dec
   constexpr Index r = 4, n = 300000;
   const Matrix<T> B = Matrix<T>::Constant(1, r, T(0.1)), v = Matrix<T>::Constant(1, d_v, T(1.7));
   RunningSums<T> sums(r, d_v);
-  Vector<T> finite(d_v), N = Vector<T>::Zero(padded_to_lanes(d_v)), A = Vector<T>::Zero(padded_to_lanes(r));
+  Workspace scratch;
+  const StateToken<T> token = token_of(B, v, 0, 0);
+  Vector<T> N = Vector<T>::Zero(padded_to_lanes(d_v)), A = Vector<T>::Zero(padded_to_lanes(r));
   A.head(r).setOnes();
-  for (Index j = 0; j < n; ++j) sums.add(token_of(B, v, 0, 0), 0, finite.data());
+  for (Index j = 0; j < n; ++j) sums.add({&token, 1}, 0, scratch);
   const double D = sums.add_product(A.data(), 1, N.data()), exact = n * r * static_cast<double>(T(0.1));
   CHECK(std::abs(D - exact) <= 2 * epsilon<T> * exact);
   CHECK(std::abs(N[d_v - 1] - exact * static_cast<double>(T(1.7))) <= 4 * epsilon<T> * exact);
@@ -93,20 +98,22 @@ TEST_CASE("running sums: non-finite tokens are counted and not added", "[decoder
   using T = float;
   constexpr Index r = 3;
   Matrix<T> B = normal<T>(3, r, 1).cwiseAbs(), v = normal<T>(3, d_v, 2);
-  Vector<T> finite(d_v), A = Vector<T>::Zero(padded_to_lanes(r));
+  Workspace scratch;
+  Vector<T> A = Vector<T>::Zero(padded_to_lanes(r));
   A.head(r).setOnes();
   RunningSums<T> sums(r, d_v);
-  sums.add(token_of(B, v, 0, 0), 0, finite.data());
+  const StateToken<T> first = token_of(B, v, 0, 0);
+  sums.add({&first, 1}, 0, scratch);
   CHECK(sums.has_finite_values());
   StateToken<T> key = token_of(B, v, 1, -infinity);
   B.row(1).setZero();
   key.has_finite_key = false;
-  sums.add(key, 0, finite.data());
+  sums.add({&key, 1}, 0, scratch);
   CHECK(sums.non_finite_keys() == 1);
   v(2, 4) = std::numeric_limits<T>::infinity();
   StateToken<T> value = token_of(B, v, 2, 0);
   value.has_finite_value = false, value.largest_value = 1;
-  sums.add(value, 0, finite.data());
+  sums.add({&value, 1}, 0, scratch);
   CHECK_FALSE(sums.has_finite_values());
   CHECK(sums.non_finite_values()[4] == std::numeric_limits<T>::infinity());
   CHECK(sums.non_finite_values()[3] == 0);

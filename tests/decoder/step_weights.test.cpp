@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/decoder/step_weights.hpp"
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -27,7 +28,6 @@ TEMPLATE_TEST_CASE("step weights: those of the formula", "[decoder]", NPRF_TEST_
       const Vector<T> features = Vector<T>::Ones(6), value = Vector<T>::Ones(2), key = Vector<T>::Ones(4);
       TokenRing<T> ring(model.shape(2), model.pending() + 1);
       RunningSums<T> sums(6, 2);
-      Vector<T> finite(2);
       Workspace scratch;
       Index first = 0, by_tables = 0;
       for (Index tokens = 1; tokens <= n; ++tokens) {
@@ -36,7 +36,7 @@ TEMPLATE_TEST_CASE("step weights: those of the formula", "[decoder]", NPRF_TEST_
                  {features.data(), 1, value.data(), log_scales[tokens - 1], T(0), static_cast<T>(tokens), true, true},
                  key.data());
         for (; tokens - first > model.pending(); ++first)
-          sums.add(ring.token(first), model.bias.slope(), finite.data());
+          sums.add(std::array{ring.token(first)}, model.bias.slope(), scratch);
         const StepWeights<T> weights(model, ring, sums, tokens, first, scratch);
         // as of the formula; the reference is the largest exponent, or near it
         double of_sums = -std::numeric_limits<double>::infinity(), largest = of_sums;

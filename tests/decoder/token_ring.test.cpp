@@ -108,9 +108,7 @@ TEST_CASE("token ring: the reference of scales follows the largest log-scale", "
   TokenRing<double> ring({1, 1, 0}, 16);
   ring.reserve(16);
   const double one = 1;
-  const auto put = [&](Index j, double log_scale) {
-    ring.put(j, {&one, 1, &one, log_scale, 0, 1, true, true}, &one);
-  };
+  const auto put = [&](Index j, double log_scale) { ring.put(j, {&one, 1, &one, log_scale, 0, 1, true, true}, &one); };
   put(0, -std::numeric_limits<double>::infinity());  // a non-finite key
   CHECK(ring.scales()[0] == 0);
   put(1, -300);

@@ -50,8 +50,8 @@ struct DecoderOptions {
 /// two old keys keep their ratio. With S (r,d_v), z (r) and R = DecoderOptions::rollback:
 ///
 ///     append     phi(k), v and log-scale of the new token go to the ring.
-///     commit     A token that is K + R tokens old leaves the ring:  S += w phi(k)^T v,  z += w phi(k).
-///                Without a tail, b = -infinity from K on, it is dropped instead.
+///     commit     Tokens that are K + R tokens old leave the ring:  S += w phi(k)^T v,  z += w phi(k). They leave 8 at
+///                a time, at positions that 8 divides. Without a tail, b = -infinity from K on, they are dropped.
 ///     attend     N = phi(q) (S w_S + sum_ring c phi(k)^T v),  D likewise with z, and y = N / D.
 ///                Of the near field (AttentionOptions), the last `near` tokens, the weights are exp(q.k + b).
 ///     rollback   The number of tokens decreases; the ring still has all tokens that are less than K old for the
@@ -238,7 +238,7 @@ class Decoder {
   Team make_team(Index n, void (*poll)()) {
     const StepModel<T>& model = m_states.model(0);
     const TokenShape x = model.shape(m_states.shape().d_v);
-    const Index token = x.r * (x.d_v + 1) + (model.pending() + 1) * (x.r + x.d_v);
+    const Index token = x.r * (x.d_v + 1) + (model.pending() + RunningSums<T>::block) * (x.r + x.d_v);
     // a state is read once in a step, so that an operation takes longer than one of a product of matrices
     constexpr double of_memory = 4;
     const double operations =

@@ -35,7 +35,7 @@ class HeadState {
   HeadState() = default;
   HeadState(const StepModel<T>& model, Index d_v)
       : m_d_v(d_v),
-        m_ring(model.shape(d_v), model.pending() + 1),
+        m_ring(model.shape(d_v), model.pending() + block),
         m_sums(model.bias.has_tail() ? model.features.map().output_dim() : 0, d_v) {}
 
   Index tokens() const { return m_tokens; }
@@ -43,29 +43,30 @@ class HeadState {
   /// Allocates memory for a sequence of that many tokens. Throws std::bad_alloc, and then changes nothing.
   void reserve(Index tokens) { m_ring.reserve(tokens); }
 
-  /// Whether `tokens` can be taken back: the state still has all that a shorter sequence needs.
+  /// Whether `tokens` can be taken back: all, or if the state had more than `pending` tokens, to StepModel::rollback
+  /// less than the most that it had. Then the ring has all tokens that a shorter sequence needs.
   bool can_roll_back(const StepModel<T>& model, Index tokens) const {
     const Index left = m_tokens - tokens;
-    return left >= 0 && (m_left_ring == 0 || left >= m_left_ring + model.bias.reach());
+    return left >= 0 && (m_most_tokens <= model.pending() || left >= m_most_tokens - model.rollback);
   }
   /// Takes back the last tokens. O(1).
   void roll_back(Index tokens) { m_tokens -= tokens; }
 
   void clear() {
-    m_tokens = m_left_ring = 0;
+    m_tokens = m_most_tokens = m_left_ring = 0;
     m_largest_norm = 0;
     m_all_finite = true;
     m_ring.clear();
     m_sums.clear();
   }
 
-  /// Appends a token (d) (d_v); a token leaves the ring once it is more than `pending` tokens old.
+  /// Appends a token (d) (d_v). Tokens leave the ring by blocks, once all of a block are more than `pending` tokens
+  /// old.
   void append(const StepModel<T>& model, const T* key, const T* value, Workspace& scratch) {
     const Workspace::Scope scope(scratch);
     const FeatureMapView<T>& map = model.features.map();
     const Index r = map.output_dim();
-    T *normalized = scratch.take<T>(map.input_dim()), *phi = scratch.take<T>(padded_to_lanes(r)),
-      *finite = scratch.take<T>(m_d_v);
+    T *normalized = scratch.take<T>(map.input_dim()), *phi = scratch.take<T>(padded_to_lanes(r));
     const double log_scale = model.features.key(key, normalized, phi, scratch);
     const RowMax<T> values = row_max(value, m_d_v);
     StateToken<T> token{phi, 1, value, log_scale, T(0), values.largest, row_max(phi, r).is_finite, values.is_finite};
@@ -79,8 +80,13 @@ class HeadState {
     if (!model.is_positive()) token.norm = Eigen::Map<const Vector<T>>(phi, r).norm();
     m_all_finite = m_all_finite && token.has_finite_key && token.has_finite_value;
     m_ring.put(m_tokens++, token, normalized);
-    for (; m_tokens - m_left_ring > model.pending(); ++m_left_ring)
-      if (model.bias.has_tail()) m_sums.add(m_ring.token(m_left_ring), model.bias.slope(), finite);
+    m_most_tokens = std::max(m_most_tokens, m_tokens);
+    for (; m_tokens - m_left_ring >= model.pending() + block; m_left_ring += block) {
+      if (!model.bias.has_tail()) continue;
+      StateToken<T> tokens[block];
+      for (Index j = 0; j < block; ++j) tokens[j] = m_ring.token(m_left_ring + j);
+      m_sums.add(tokens, model.bias.slope(), scratch);
+    }
   }
 
   /// Sets the rows of y (d_v) of the queries (d) of the last token, and counts them in the report.
@@ -107,9 +113,12 @@ class HeadState {
   /// Calls archive(x) for each part of the state, to write or to read it; the memory of the ring is reserved between.
   template <class Archive>
   void transfer(const StepModel<T>& model, Archive&& archive) {
-    archive(m_tokens), archive(m_left_ring), archive(m_largest_norm), archive(m_all_finite);
-    require(0 <= m_left_ring && m_left_ring <= m_tokens && m_tokens - m_left_ring <= model.pending(),
-            "state: expected at most ", model.pending(), " tokens in the ring, got ", m_left_ring, " to ", m_tokens);
+    archive(m_tokens), archive(m_most_tokens), archive(m_left_ring), archive(m_largest_norm), archive(m_all_finite);
+    require(m_most_tokens >= m_tokens, "state: expected at least ", m_tokens, " tokens at most, got ", m_most_tokens);
+    require(0 <= m_left_ring && m_left_ring % block == 0 && m_left_ring <= m_tokens &&
+                m_tokens - m_left_ring < model.pending() + block,
+            "state: expected less than ", model.pending() + block, " tokens in the ring, from a multiple of ", block,
+            " on, got ", m_left_ring, " to ", m_tokens);
     reserve(m_tokens);
     m_sums.transfer(archive);
     m_ring.transfer_references(archive);
@@ -117,6 +126,8 @@ class HeadState {
   }
 
  private:
+  static constexpr Index block = RunningSums<T>::block;
+
   bool attends_to_non_finite_key(const StepModel<T>& model) const {
     if (m_all_finite) return false;
     if (model.bias.has_tail() && m_sums.non_finite_keys() > 0) return true;
@@ -128,6 +139,7 @@ class HeadState {
 
   Index m_d_v = 0;
   Index m_tokens = 0;
+  Index m_most_tokens = 0;    // since clear()
   Index m_left_ring = 0;      // the tokens before this one are in the sums, or have no weight any more
   double m_largest_norm = 0;  // of all finite keys
   bool m_all_finite = true;   // of all keys and values

@@ -12,6 +12,7 @@
 #include "nprf/attention/options.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/step_bias.hpp"
 #include "nprf/decoder/step_features.hpp"
 #include "nprf/decoder/token_ring.hpp"
@@ -29,14 +30,14 @@ struct StepModel {
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
             Index of_rollback)
       : features(map, options.normalization),
-        bias(position.bias().view(), options.near, of_rollback, map.is_positive()),
+        bias(position.bias().view(), options.near, of_rollback + RunningSums<T>::block, map.is_positive()),
         near(options.near),
         rollback(of_rollback) {}
 
   bool is_positive() const { return features.map().is_positive(); }
   /// Whether rows whose terms cancel are those of exact softmax, as in MultiHeadAttention.
   bool is_exact_fallback() const { return near > 0 || features.map().is_series(); }
-  /// A token older than this is in the sums.
+  /// Tokens up to this age are in the ring, and up to a block more (RunningSums).
   Index pending() const { return bias.reach() + rollback; }
   TokenShape shape(Index d_v) const {
     return {features.map().output_dim(), d_v, is_exact_fallback() ? features.map().input_dim() : 0};
@@ -50,7 +51,7 @@ struct StepModel {
     const FeatureMapView<T>& map = features.map();
     const double exact_pairs = near > 0 ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near)) : 0;
     return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + map.relative_error(q_norm) +
-           map.relative_error(k_norm) + error_of_sums<T>(map.output_dim(), slots + 1) + exact_pairs;
+           map.relative_error(k_norm) + error_of_sums<T>(map.output_dim(), slots + RunningSums<T>::block) + exact_pairs;
   }
 };
 

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
+#include <span>
 
 #include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
 #include "nprf/decoder/running_log_scale.hpp"
 
 namespace nprf {
@@ -58,31 +61,45 @@ class RunningSums {
         m_z(Vector<T>::Zero(2 * padded_to_lanes(r))),
         m_non_finite_values(Vector<T>::Zero(d_v)) {}
 
-  /// Adds a token, one younger than the last one. Non-finite keys and values are counted instead of added. `finite`
-  /// is scratch memory (d_v). O(r d_v).
-  void add(const StateToken<T>& token, double slope, T* finite) {
-    m_log_scale.shift(slope, 0);
-    m_largest_value = std::max(m_largest_value, token.largest_value);
-    const T* value = token.value;
-    if (!token.has_finite_value) {
-      for (Index p = 0; p < m_d_v; ++p) {
-        const bool is_finite = std::isfinite(value[p]);
-        finite[p] = is_finite ? value[p] : T(0);
-        if (!is_finite) m_non_finite_values[p] += value[p], m_has_finite_values = false;
-      }
-      value = finite;
+  /// The most tokens that are added at a time.
+  static constexpr Index block = 8;
+
+  /// Adds at most `block` tokens, each one younger than the one before. Non-finite keys and values are counted instead
+  /// of added. O(tokens r d_v), with one addition to S and z for all tokens.
+  void add(std::span<const StateToken<T>> tokens, double slope, Workspace& scratch) {
+    const Workspace::Scope scope(scratch);
+    const auto n = static_cast<Index>(tokens.size());
+    const double shift = slope * static_cast<double>(n);
+    m_log_scale.shift(shift, std::fma(slope, static_cast<double>(n), -shift));
+    double log_scales[block], largest = -std::numeric_limits<double>::infinity();
+    const T* values[block];
+    for (Index j = 0; j < n; ++j) {
+      const StateToken<T>& token = tokens[static_cast<std::size_t>(j)];
+      m_non_finite_keys += !token.has_finite_key;  // its weight is 0
+      m_largest_value = std::max(m_largest_value, token.largest_value);
+      values[j] = token.has_finite_value ? token.value : finite_part(token.value, scratch);
+      log_scales[j] = token.log_scale + slope * static_cast<double>(n - 1 - j);
+      largest = std::max(largest, log_scales[j]);
     }
-    m_non_finite_keys += !token.has_finite_key;  // its weight is 0
-    if (token.log_scale > log_scale()) scale_down(m_log_scale.raise(token.log_scale));
+    if (largest > log_scale()) scale_down(m_log_scale.raise(largest));
     if (m_log_scale.is_empty()) return;
-    const T weight = static_cast<T>(std::exp(m_log_scale.relative(token.log_scale)));
-    m_norms += weight * token.norm;
+    T* weighted_features = scratch.take<T>(m_r * block);  // (r,tokens)
+    for (Index j = 0; j < n; ++j) {
+      const StateToken<T>& token = tokens[static_cast<std::size_t>(j)];
+      const T weight = static_cast<T>(std::exp(m_log_scale.relative(log_scales[j])));
+      m_norms += weight * token.norm;
+      for (Index k = 0; k < m_r; ++k)
+        weighted_features[k * block + j] = weight * token.features[k * token.feature_step];
+    }
     T *z = m_z.data(), *z_errors = z + m_z.size() / 2;
     for (Index k = 0; k < m_r; ++k) {
-      const T b = weight * token.features[k * token.feature_step];
-      z[k] = fast_two_sum(z[k], b + z_errors[k], z_errors[k]);
-      add_row(b, value, m_S.data() + k * m_stride, m_S.data() + (m_r + k) * m_stride);
+      T sum = z_errors[k];
+      for (Index j = 0; j < n; ++j) sum += weighted_features[k * block + j];
+      z[k] = fast_two_sum(z[k], sum, z_errors[k]);
     }
+    Index k = 0;
+    for (; k + 4 <= m_r; k += 4) add_rows<4>(k, weighted_features + k * block, values, n);
+    for (; k < m_r; ++k) add_rows<1>(k, weighted_features + k * block, values, n);
   }
 
   /// The logarithm of the weight of S and z, relative to that of the last token: -infinity if they are empty.
@@ -132,14 +149,35 @@ class RunningSums {
     m_S *= factor, m_z *= factor, m_norms *= factor;
   }
 
-  void add_row(T b, const T* value, T* sums, T* errors) const {
+  // a copy without the non-finite entries, which are added to m_non_finite_values
+  const T* finite_part(const T* value, Workspace& scratch) {
+    T* finite = scratch.take<T>(m_d_v);
+    for (Index p = 0; p < m_d_v; ++p) {
+      const bool is_finite = std::isfinite(value[p]);
+      finite[p] = is_finite ? value[p] : T(0);
+      if (!is_finite) m_non_finite_values[p] += value[p], m_has_finite_values = false;
+    }
+    return finite;
+  }
+
+  // adds B^T V to the rows k, k + 1, ... of S, for B^T (rows,block) and n values
+  template <Index rows>
+  void add_rows(Index k, const T* Bt, const T* const* values, Index n) {
     using P = Pack<T>;
-    const P factor = P::all(b);
+    T *sums = m_S.data() + k * m_stride, *errors = sums + m_r * m_stride;
     for (Index p = 0; p < m_d_v; p += P::size) {
-      const P old = P::load(sums + p), term = multiply_add(factor, P::load(value + p, m_d_v - p), P::load(errors + p)),
-              sum = old + term;
-      sum.store(sums + p);
-      (term - (sum - old)).store(errors + p);
+      P term[rows];
+      for (Index i = 0; i < rows; ++i) term[i] = P::load(errors + i * m_stride + p);
+      for (Index j = 0; j < n; ++j) {
+        const P v = P::load(values[j] + p, m_d_v - p);
+        for (Index i = 0; i < rows; ++i) term[i] = multiply_add(P::all(Bt[i * block + j]), v, term[i]);
+      }
+      for (Index i = 0; i < rows; ++i) {
+        const Index at = i * m_stride + p;
+        const P old = P::load(sums + at), sum = old + term[i];
+        sum.store(sums + at);
+        (term[i] - (sum - old)).store(errors + at);
+      }
     }
   }
 
