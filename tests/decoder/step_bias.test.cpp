@@ -33,7 +33,8 @@ bool agrees(const StepBias<T>& b, const P& position, Index ages, double error = 
 }  // namespace
 
 TEST_CASE("step bias: the reach of each position", "[decoder]") {
-  const StepBias<T> none(NoPosition<T>(), 0, 0, true), alibi(AlibiPosition<T>(0.3f), 0, 2, true);
+  const StepBias<T> none(NoPosition<T>().bias().view(), 0, 0, true),
+      alibi(AlibiPosition<T>(0.3f).bias().view(), 0, 2, true);
   CHECK(none.reach() == 0);
   CHECK(none.slope() == 0);
   CHECK(agrees(none, NoPosition<T>(), 50));
@@ -42,7 +43,7 @@ TEST_CASE("step bias: the reach of each position", "[decoder]") {
   CHECK(agrees(alibi, AlibiPosition<T>(0.3f), 50));
 
   const auto t5 = t5_position<T>(normal<T>(1, 16, 2).row(0), Direction::causal, 40);
-  const StepBias<T> of_t5(t5, 0, 5, true);
+  const StepBias<T> of_t5(t5.bias().view(), 0, 5, true);
   CHECK(of_t5.reach() > 16);
   CHECK(of_t5.reach() <= 40);
   CHECK(of_t5.has_tail());
@@ -51,14 +52,14 @@ TEST_CASE("step bias: the reach of each position", "[decoder]") {
   Vector<T> table = random_table<T>(20, 3);
   table.head(6).setConstant(table[0]);  // equal biases from 15 tokens on
   const RelativePosition<T> clipped(table);
-  CHECK(StepBias<T>(clipped, 0, 0, true).reach() == 15);
-  CHECK(StepBias<T>(clipped, 18, 0, true).reach() == 18);
-  CHECK(agrees(StepBias<T>(clipped, 0, 0, true), clipped, 60));
-  CHECK(agrees(StepBias<T>(clipped, 33, 7, true), clipped, 60));
+  CHECK(StepBias<T>(clipped.bias().view(), 0, 0, true).reach() == 15);
+  CHECK(StepBias<T>(clipped.bias().view(), 18, 0, true).reach() == 18);
+  CHECK(agrees(StepBias<T>(clipped.bias().view(), 0, 0, true), clipped, 60));
+  CHECK(agrees(StepBias<T>(clipped.bias().view(), 33, 7, true), clipped, 60));
 
   table.head(6).setConstant(-std::numeric_limits<T>::infinity());
   const RelativePosition<T> window(table);
-  const StepBias<T> of_window(window, 0, 4, true);
+  const StepBias<T> of_window(window.bias().view(), 0, 4, true);
   CHECK(of_window.reach() == 15);
   CHECK_FALSE(of_window.has_tail());
   CHECK(agrees(of_window, window, 60));
@@ -66,15 +67,15 @@ TEST_CASE("step bias: the reach of each position", "[decoder]") {
 
 TEST_CASE("step bias: the table by decreasing age", "[decoder]") {
   const RelativePosition<T> position(random_table<T>(9, 3));
-  const StepBias<T> b(position, 0, 6, false);
+  const StepBias<T> b(position.bias().view(), 0, 6, false);
   for (Index oldest = 0; oldest < b.reach() + 6; ++oldest)
     for (Index age = 0; age <= oldest; ++age) CHECK(b.from(oldest)[oldest - age] == b(age));
 }
 
 TEST_CASE("step bias: a constant costs no precision", "[decoder]") {
   const Vector<T> table = random_table<T>(9, 3);
-  const StepBias<T> b(RelativePosition<T>(table), 0, 0, false),
-      shifted(RelativePosition<T>(table.array() + T(4096)), 0, 0, false);
+  const StepBias<T> b(RelativePosition<T>(table).bias().view(), 0, 0, false),
+      shifted(RelativePosition<T>(table.array() + T(4096)).bias().view(), 0, 0, false);
   for (Index age = 0; age < 20; ++age) CHECK(b(age) == shifted(age));
 }
 
@@ -83,7 +84,7 @@ TEST_CASE("step bias: a line for the outer part of a table", "[decoder]") {
   for (Index l = 0; l < falling.size(); ++l) falling[l] = T(-0.5) * static_cast<T>(std::abs(l - 400));
   for (Index l = -3; l <= 3; ++l) falling[400 + l] += T(l * l);
   const RelativePosition<T> position(falling);
-  const StepBias<T> fitted(position, 0, 0, true), exact(position, 0, 0, false);
+  const StepBias<T> fitted(position.bias().view(), 0, 0, true), exact(position.bias().view(), 0, 0, false);
   CHECK(fitted.reach() <= 5);
   CHECK(fitted.slope() == Approx(-0.5));
   CHECK(fitted.deviation() <= nprf::default_tolerance<T> / 4);
@@ -91,14 +92,14 @@ TEST_CASE("step bias: a line for the outer part of a table", "[decoder]") {
   CHECK(exact.reach() == 400);
   CHECK(agrees(exact, position, 500));
   // no line where the table ends with a normal weight, which is then that of all further lags
-  CHECK(StepBias<T>(RelativePosition<T>(falling.segment(300, 201)), 0, 0, true).reach() == 100);
+  CHECK(StepBias<T>(RelativePosition<T>(falling.segment(300, 201)).bias().view(), 0, 0, true).reach() == 100);
 }
 
 TEST_CASE("step bias: queries that attend to no key", "[decoder]") {
   Vector<T> table = Vector<T>::Constant(2 * 6 + 1, -std::numeric_limits<T>::infinity());
-  CHECK_FALSE(StepBias<T>(RelativePosition<T>(table), 0, 0, true).attends(100));
+  CHECK_FALSE(StepBias<T>(RelativePosition<T>(table).bias().view(), 0, 0, true).attends(100));
   table[6 - 4] = 1;
-  const StepBias<T> b(RelativePosition<T>(table), 0, 0, true);
+  const StepBias<T> b(RelativePosition<T>(table).bias().view(), 0, 0, true);
   CHECK(b.reach() == 5);
   CHECK_FALSE(b.attends(4));
   CHECK(b.attends(5));

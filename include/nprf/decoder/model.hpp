@@ -29,7 +29,7 @@ struct StepModel {
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
             Index of_rollback)
       : features(map, options.normalization),
-        bias(position, options.near, of_rollback, map.is_positive()),
+        bias(position.bias().view(), options.near, of_rollback, map.is_positive()),
         near(options.near),
         rollback(of_rollback) {}
 

@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <limits>
-#include <numbers>
 
 #include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/decoder/running_log_scale.hpp"
 
 namespace nprf {
 
@@ -62,7 +61,7 @@ class RunningSums {
   /// Adds a token, one younger than the last one. Non-finite keys and values are counted instead of added. `finite`
   /// is scratch memory (d_v). O(r d_v).
   void add(const StateToken<T>& token, double slope, T* finite) {
-    shift_log_scale(slope, 0);
+    m_log_scale.shift(slope, 0);
     m_largest_value = std::max(m_largest_value, token.largest_value);
     const T* value = token.value;
     if (!token.has_finite_value) {
@@ -74,9 +73,9 @@ class RunningSums {
       value = finite;
     }
     m_non_finite_keys += !token.has_finite_key;  // its weight is 0
-    if (token.log_scale > log_scale()) raise_log_scale(token.log_scale);
-    if (!(m_log_scale > minus_infinity)) return;
-    const T weight = static_cast<T>(std::exp((token.log_scale - m_log_scale) - m_log_scale_rest));
+    if (token.log_scale > log_scale()) scale_down(m_log_scale.raise(token.log_scale));
+    if (m_log_scale.is_empty()) return;
+    const T weight = static_cast<T>(std::exp(m_log_scale.relative(token.log_scale)));
     m_norms += weight * token.norm;
     T *z = m_z.data(), *z_errors = z + m_z.size() / 2;
     for (Index k = 0; k < m_r; ++k) {
@@ -87,7 +86,7 @@ class RunningSums {
   }
 
   /// The logarithm of the weight of S and z, relative to that of the last token: -infinity if they are empty.
-  double log_scale() const { return m_log_scale + m_log_scale_rest; }
+  double log_scale() const { return m_log_scale.sum(); }
 
   /// N (padded d_v) += factor A S and returns factor A z, for A (r) padded with zeros. O(r d_v).
   T add_product(const T* A, T factor, T* N) const {
@@ -109,7 +108,7 @@ class RunningSums {
 
   void clear() {
     m_S.setZero(), m_z.setZero(), m_non_finite_values.setZero();
-    m_log_scale = minus_infinity, m_log_scale_rest = 0;
+    m_log_scale = {};
     m_norms = m_largest_value = 0;
     m_non_finite_keys = 0;
     m_has_finite_values = true;
@@ -123,30 +122,12 @@ class RunningSums {
   template <class Archive>
   void transfer(Archive&& archive) {
     archive(m_S), archive(m_z), archive(m_non_finite_values);
-    archive(m_log_scale), archive(m_log_scale_rest), archive(m_norms), archive(m_largest_value);
+    archive(m_log_scale.value), archive(m_log_scale.rest), archive(m_norms), archive(m_largest_value);
     archive(m_non_finite_keys), archive(m_has_finite_values);
   }
 
  private:
-  static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-
-  // the logarithm is a sum of two numbers, so that the errors of many changes do not add up
-  void shift_log_scale(double by, double rest) {
-    if (!(m_log_scale > minus_infinity)) return;
-    double error;
-    m_log_scale = two_sum(m_log_scale, by, error);
-    m_log_scale_rest += error + rest;
-  }
-
-  // by a power of two, so that weights are at most 1 and further increases do not rescale soon
-  void raise_log_scale(double to) {
-    if (!(m_log_scale > minus_infinity)) {
-      m_log_scale = to;
-      return;
-    }
-    constexpr double ln2 = std::numbers::ln2, rest_of_ln2 = 0x1.abc9e3b39803fp-56;
-    const double exponent = 16 * std::ceil((to - log_scale()) / (16 * ln2)), by = exponent * ln2;
-    shift_log_scale(by, std::fma(exponent, ln2, -by) + exponent * rest_of_ln2);
+  void scale_down(double exponent) {
     const T factor = exponent < 4000 ? std::ldexp(T(1), -static_cast<int>(exponent)) : T(0);
     m_S *= factor, m_z *= factor, m_norms *= factor;
   }
@@ -182,7 +163,7 @@ class RunningSums {
   Vector<T> m_S;                  // (2,r,padded d_v)  sums, and the errors of their last additions
   Vector<T> m_z;                  // (2,padded r)  likewise
   Vector<T> m_non_finite_values;  // (d_v)
-  double m_log_scale = minus_infinity, m_log_scale_rest = 0;
+  RunningLogScale m_log_scale;
   T m_norms = 0, m_largest_value = 0;
   Index m_non_finite_keys = 0;
   bool m_has_finite_values = true;

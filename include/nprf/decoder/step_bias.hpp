@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "nprf/core/fitted_tails.hpp"
-#include "nprf/core/lag_bias.hpp"
+#include "nprf/core/index.hpp"
+#include "nprf/core/lag_bias_view.hpp"
 #include "nprf/core/row_quotient.hpp"
-#include "nprf/core/types.hpp"
-#include "nprf/position/position_view.hpp"
 
 namespace nprf {
 
@@ -25,7 +24,7 @@ namespace nprf {
 /// Sums over the keys of the tail can be updated token by token, because all of their weights change by one factor from
 /// a step to the next. K is 0 without a position and for ALiBi, and the distance from which biases are equal for a
 /// clipped table and for T5. All biases are relative to one of the largest of the table, so that a constant added to
-/// them costs no precision.
+/// them costs no precision. The same for the CPU and for plans of GPUs.
 template <Real T>
 class StepBias {
  public:
@@ -34,8 +33,7 @@ class StepBias {
   /// The reach is at least `least_reach`, and biases of `beyond` further ages are stored. If `may_fit`, a line may
   /// replace biases of the table that it approximates (fitted_tails.hpp), if the weights where the table ends are below
   /// the normal numbers. It changes biases by at most a quarter of the default tolerance. O(table).
-  StepBias(const PositionView<T>& position, Index least_reach, Index beyond, bool may_fit) {
-    const LagBias<T>& bias = position.bias();
+  StepBias(const LagBiasView<T>& bias, Index least_reach, Index beyond, bool may_fit) {
     const Index line = std::max<Index>(-bias.first, 0);  // b is linear from this age on
     const Index largest = bias.largest({-line, 0});
     const bool attends = bias[largest] > minus_infinity;
