@@ -12,6 +12,7 @@
 
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/plan/attention_plan.cuh"
+#include "nprf/cuda/plan/decode_plan.cuh"
 #include "nprf/cuda/plan/host_attention.cuh"
 #include "nprf/cuda/plan/model_of.hpp"
 
