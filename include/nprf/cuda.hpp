@@ -2,7 +2,8 @@
 #pragma once
 
 /// Kernelized attention on NVIDIA GPUs, with nprf's own feature maps and positions: none, tables, T5, ALiBi and grids
-/// with extra tokens. plan/attention_plan.cuh is where to start; toeplitz/product.cuh lists the engines, and which of
+/// with extra tokens. plan/attention_plan.cuh is where to start, plan/decode_plan.cuh for sequences that grow token by
+/// token; toeplitz/product.cuh lists the engines, and which of
 /// them a position needs.
 
 #ifndef NPRF_ENABLE_CUDA
