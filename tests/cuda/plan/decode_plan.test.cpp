@@ -92,6 +92,23 @@ Matrix<T> rows_of(const DecodeModel& model, const TokenBatch<T>& x) {
   return on_device.y();
 }
 
+// whether y is that of float, rounded to S, for inputs of S
+template <class S>
+bool rounds_only_storage(const DecodeModel& model, TokenBatch<T>& x) {
+  const Index n = x.q.view.tokens;
+  const auto as_stored = [](Matrix<T>& a) {
+    std::vector<S> values = stored<S>(a);
+    a = as_floats(values, a.rows(), a.cols());
+    return values;
+  };
+  const DeviceArray<S> q(as_stored(x.q.values)), k(as_stored(x.k.values)), v(as_stored(x.v.values)),
+      y(static_cast<std::size_t>(n * d_v));
+  cuda::DecodePlan<S> plan(model.model, {.d_v = d_v});
+  plan.step({q.data(), n, d}, {k.data(), n, d}, {v.data(), n, d_v}, {y.data(), n, d_v});
+  const Matrix<T> expected = rows_of(model, x);
+  return same_bits(as_floats(y.fetch(), n, d_v), as_floats(stored<S>(expected), n, d_v));
+}
+
 }  // namespace
 
 TEST_CASE("decoding on a GPU: the rows of each position", "[cuda]") {
@@ -270,6 +287,13 @@ TEST_CASE("decoding on a GPU: non-finite tokens", "[cuda]") {
       x.v.values(at, 2) = 0;
     }
   }
+}
+
+TEST_CASE("decoding on a GPU: arrays of half and bfloat16", "[cuda]") {
+  TokenBatch<T> x(1, 1, 1, 12, d, d_v, 7);
+  const DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {of_t5()});
+  CHECK(rounds_only_storage<__half>(model, x));
+  CHECK(rounds_only_storage<__nv_bfloat16>(model, x));
 }
 
 TEST_CASE("decoding on a GPU: what is refused", "[cuda]") {
