@@ -2,7 +2,8 @@
 #pragma once
 
 /// Kernelized attention on NVIDIA GPUs, with nprf's own feature maps and positions: none, tables, T5, ALiBi and grids
-/// with extra tokens. plan/attention_plan.cuh is where to start; toeplitz/product.cuh lists the engines, and which of
+/// with extra tokens. plan/attention_plan.cuh is where to start, plan/decode_plan.cuh for sequences that grow token by
+/// token; toeplitz/product.cuh lists the engines, and which of
 /// them a position needs.
 
 #ifndef NPRF_ENABLE_CUDA
@@ -12,6 +13,7 @@
 
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/plan/attention_plan.cuh"
+#include "nprf/cuda/plan/decode_plan.cuh"
 #include "nprf/cuda/plan/host_attention.cuh"
 #include "nprf/cuda/plan/model_of.hpp"
 

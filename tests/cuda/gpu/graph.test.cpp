@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include "cuda/decode_case.hpp"
 #include "cuda/device_case.hpp"
 #include "cuda/plan_case.hpp"
 #include "nprf/cuda.hpp"
@@ -54,6 +55,33 @@ TEST_CASE("a call captured in a graph computes the same as a direct call, also f
       x.q = normal<float>(300, 16, 40 + static_cast<std::uint64_t>(repeat));
       on_device.set_q(x.q, stream);
     }
+  }
+}
+
+TEST_CASE("a captured step of a decoder computes the next row each time it is launched", "[cuda]") {
+  constexpr Index d = 16, d_v = 64, n = 60;
+  const DecodeModel model(std::vector{orf<float>(d, 32, 7)},
+                          {{"table", RelativePosition<float>(random_table<float>(20, 5))}});
+  const TokenBatch<float> x(1, 1, 1, n, d, d_v, 7);
+  const DecodeCase on_device(x);
+  cuda::DecodePlan<float> direct(model.model, on_device.shape()), plan(model.model, on_device.shape());
+  on_device.step(direct, 0, n);
+  const Matrix<float> expected = on_device.y();
+  const DeviceArray<float> q(std::size_t{d}), k(std::size_t{d}), v(std::size_t{d_v}), y(std::size_t{d_v});
+  const Stream stream;
+  const Graph graph(stream, [&] {
+    plan.step({q.data(), 1, d}, {k.data(), 1, d}, {v.data(), 1, d_v}, {y.data(), 1, d_v}, stream);
+  });
+  const auto set = [&](const DeviceArray<float>& to, const Matrix<float>& from, Index t) {
+    cuda::check(cudaMemcpyAsync(to.data(), from.row(t).data(), static_cast<std::size_t>(from.cols()) * sizeof(float),
+                                cudaMemcpyHostToDevice, stream),
+                "sending");
+  };
+  for (Index t = 0; t < n; ++t) {
+    set(q, x.q.values, t), set(k, x.k.values, t), set(v, x.v.values, t);
+    graph.launch(stream);
+    stream.wait();
+    CHECK(same_bits<float>(as_floats(y.fetch(), 1, d_v), expected.row(t)));
   }
 }
 

@@ -7,3 +7,4 @@
 extern template class nprf::cuda::AttentionPlan<float>;
 extern template class nprf::cuda::AttentionPlan<__half>;
 extern template class nprf::cuda::AttentionPlan<__nv_bfloat16>;
+extern template class nprf::cuda::DecodePlan<float>;

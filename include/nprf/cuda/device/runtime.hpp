@@ -45,6 +45,13 @@ struct Device {
           "CUDA: expected a device of compute capability 7.0 (Volta) or newer, got ", major, ".", minor));
     return device;
   }
+
+  /// Throws InvalidArgument unless it is the current device.
+  void check_current() const {
+    int current = 0;
+    check(cudaGetDevice(&current), "querying the current device");
+    require(current == number, "device: expected ", number, ", the current device at construction, got ", current);
+  }
 };
 
 /// Memory on the current device, freed by the destructor.

@@ -32,16 +32,16 @@ struct DeviceCentring {
 
 /// Sets the tile z (d_padded,tokens) to the coordinates of the tile x, and returns the logarithm of the factor of this
 /// thread's token. All threads of the block must call it, and synchronise before they read z.
+template <class Shape = FeatureShape>
 __device__ __forceinline__ float centre(const CentringConstants& constants, int d, int d_padded, const float* x,
                                         float* z, float* scratch) {
-  using Shape = FeatureShape;
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
   float linear = 0;
   for (int k = g; k < d; k += Shape::groups) linear = fmaf(constants.linear[k], x[k * Shape::stride + t], linear);
-  linear = over_groups(scratch, linear, [](float a, float b) { return a + b; });
+  linear = over_groups<Shape>(scratch, linear, [](float a, float b) { return a + b; });
   for (int first = g * Shape::at_once; first < d_padded; first += Shape::groups * Shape::at_once) {
     float some[Shape::at_once] = {};
-    multiply_rows(constants.axes, d, d_padded, x + t, constants.mean, first, some);
+    multiply_rows<Shape>(constants.axes, d, d_padded, x + t, constants.mean, first, some);
 #pragma unroll
     for (int i = 0; i < Shape::at_once; ++i) z[(first + i) * Shape::stride + t] = some[i];  // 0 from d on
   }

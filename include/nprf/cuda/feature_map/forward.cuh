@@ -92,9 +92,8 @@ struct NormalisedToken {
 
 /// Normalises the tokens in place. Computing radius / |x| does not overflow or underflow. Returns the data of this
 /// thread's token.
-template <Storage S, class Feature>
+template <class Shape = FeatureShape, Storage S, class Feature>
 __device__ __forceinline__ NormalisedToken normalise(const FeatureTask<S, Feature>& task, float* x, float* scratch) {
-  using Shape = FeatureShape;
   constexpr int stride = Shape::stride;
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
   const int d = task.x.channels;
@@ -102,14 +101,14 @@ __device__ __forceinline__ NormalisedToken normalise(const FeatureTask<S, Featur
   if (task.radius > 0) {
     float largest = 0;
     for (int k = g; k < d; k += Shape::groups) largest = fmaxf(largest, fabsf(x[k * stride + t]));
-    largest = over_groups(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
+    largest = over_groups<Shape>(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
     if (largest > 0) divisor = largest;
   }
   for (int k = g; k < d; k += Shape::groups) {
     const float part = x[k * stride + t] / divisor;
     square = fmaf(part, part, square);
   }
-  square = over_groups(scratch, square, [](float a, float b) { return a + b; });
+  square = over_groups<Shape>(scratch, square, [](float a, float b) { return a + b; });
   float s = task.scale;
   if (task.radius > 0) {
     const float norm = sqrtf(square);
@@ -130,45 +129,44 @@ struct TokenCoordinates {
 
 /// Of the normalised tile x' of a head, which the tile of z follows if there is a centring. All threads of the block
 /// must call it; they are synchronised at the end.
-template <Storage S, class Feature>
+template <class Shape = FeatureShape, Storage S, class Feature>
 __device__ __forceinline__ TokenCoordinates coordinates_of(const FeatureTask<S, Feature>& task, int head, float* x,
                                                            float* scratch, const NormalisedToken& token) {
-  using Shape = FeatureShape;
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
   const int d = task.x.channels;
   const float* z = x;
   float of_centring = 0, half_square = token.half_square;
   __syncthreads();
   if (task.centring.values) {
-    float* centred = x + task.tile_size();
-    of_centring = centre(task.centring.of(head, d, task.d_padded), d, task.d_padded, x, centred, scratch);
+    float* centred = x + Shape::stride * task.d_padded;
+    of_centring = centre<Shape>(task.centring.of(head, d, task.d_padded), d, task.d_padded, x, centred, scratch);
     __syncthreads();
     float square = 0;
     for (int k = g; k < d; k += Shape::groups) {
       const float z_k = centred[k * Shape::stride + t];
       square = fmaf(z_k, z_k, square);
     }
-    half_square = 0.5f * over_groups(scratch, square, [](float a, float b) { return a + b; });
+    half_square = 0.5f * over_groups<Shape>(scratch, square, [](float a, float b) { return a + b; });
     z = centred;
   }
   float log_factor = task.kind == FeatureKind::trigonometric ? half_square : -half_square;
-  if (task.kind == FeatureKind::quadratic) log_factor = task.quadratic.of(head).log_factor(d, z, scratch);
+  if (task.kind == FeatureKind::quadratic)
+    log_factor = task.quadratic.of(head).template log_factor<Shape>(d, z, scratch);
   __syncthreads();
   return {z, log_factor + of_centring};
 }
 
 /// z[i] = w_{first + i}.x' of a token, whose channels are Shape::stride apart in memory.
-template <Storage S, class Feature>
+template <class Shape = FeatureShape, Storage S, class Feature>
 __device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, const float* w, const float* x, int first,
-                                        float (&z)[FeatureShape::at_once]) {
-  multiply_rows(w, task.m, task.d_padded, x, nullptr, first, z);
+                                        float (&z)[Shape::at_once]) {
+  multiply_rows<Shape>(w, task.m, task.d_padded, x, nullptr, first, z);
 }
 
 /// Calls f(first, count, z) for the projections z[i] = w_{first + i}.x' of this thread's token and group, up to
 /// `at_once` at a time. For elu features z is x' itself.
-template <Storage S, class Feature, class F>
+template <class Shape = FeatureShape, Storage S, class Feature, class F>
 __device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, const float* x, F&& f) {
-  using Shape = FeatureShape;
   constexpr int stride = Shape::stride, at_once = Shape::at_once;
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
   const bool is_elu = task.kind == FeatureKind::elu;
@@ -182,29 +180,29 @@ __device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, con
       for (int i = 0; i < at_once; ++i)
         if (i < count) z[i] = x[(first + i) * stride + t];
     } else {
-      project(task, w, x + t, first, z);
+      project<Shape>(task, w, x + t, first, z);
     }
     f(first, count, z);
   }
 }
 
 /// The largest projection of this thread's token and group; for hyperbolic features the largest absolute value.
-template <Storage S, class Feature>
+template <class Shape = FeatureShape, Storage S, class Feature>
 __device__ __forceinline__ float largest_projection(const FeatureTask<S, Feature>& task, const float* x) {
   float largest = -largest_float;
-  project(task, x, [&](int, int count, const float(&z)[FeatureShape::at_once]) {
+  project<Shape>(task, x, [&](int, int count, const float(&z)[Shape::at_once]) {
 #pragma unroll
-    for (int i = 0; i < FeatureShape::at_once; ++i)
+    for (int i = 0; i < Shape::at_once; ++i)
       if (i < count) largest = fmaxf(largest, task.kind == FeatureKind::hyperbolic ? fabsf(z[i]) : z[i]);
   });
   return largest;
 }
 
 /// Stores features i to i + count - 1 of a token, whose first feature is at phi.
-template <Storage S, class Feature>
+template <class Shape = FeatureShape, Storage S, class Feature>
 __device__ __forceinline__ void store_features(const FeatureTask<S, Feature>& task, Feature* phi, int i, int count,
-                                               const float (&values)[FeatureShape::at_once]) {
-  constexpr int at_once = FeatureShape::at_once;
+                                               const float (&values)[Shape::at_once]) {
+  constexpr int at_once = Shape::at_once;
   Feature rounded[at_once];
 #pragma unroll
   for (int k = 0; k < at_once; ++k) store(rounded + k, values[k]);
@@ -224,13 +222,12 @@ __device__ __forceinline__ void store_features(const FeatureTask<S, Feature>& ta
 
 /// Stores the features of a token whose first feature is at phi, from its coordinates z (d_padded,tokens), as
 /// exp(log_factor - shift) times those of z. If `is_zero`, they are zero.
-template <Storage S, class Feature>
+template <class Shape = FeatureShape, Storage S, class Feature>
 __device__ __forceinline__ void store_projected(const FeatureTask<S, Feature>& task, Feature* phi, const float* z,
                                                 float log_factor, float shift, bool is_zero) {
-  using Shape = FeatureShape;
   const int m = task.m;
   const float factor = task.queries ? 1.0f : expf(log_factor - shift);  // of trigonometric features
-  project(task, z, [&](int i, int count, const float(&z_i)[Shape::at_once]) {
+  project<Shape>(task, z, [&](int i, int count, const float(&z_i)[Shape::at_once]) {
     float first[Shape::at_once] = {}, second[Shape::at_once] = {};
 #pragma unroll
     for (int k = 0; k < Shape::at_once; ++k) {
@@ -246,23 +243,22 @@ __device__ __forceinline__ void store_projected(const FeatureTask<S, Feature>& t
         case FeatureKind::quadratic: break;
       }
     }
-    store_features(task, phi, i, count, first);
-    if (task.r() == 2 * m) store_features(task, phi, m + i, count, second);
+    store_features<Shape>(task, phi, i, count, first);
+    if (task.r() == 2 * m) store_features<Shape>(task, phi, m + i, count, second);
   });
 }
 
 /// The same for quadratic features, with a factor of the row.
-template <Storage S, class Feature>
+template <class Shape = FeatureShape, Storage S, class Feature>
 __device__ __forceinline__ void store_quadratic(const FeatureTask<S, Feature>& task, int head, Feature* phi,
                                                 const float* z, float factor, bool is_zero) {
-  using Shape = FeatureShape;
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
   const QuadraticConstants constants = task.quadratic.of(head);
   for (int i = g * Shape::at_once; i < task.r(); i += Shape::groups * Shape::at_once) {
     float values[Shape::at_once] = {};
     const int count = min(Shape::at_once, task.r() - i);
-    for (int k = 0; k < count && !is_zero; ++k) values[k] = factor * constants.feature(i + k, z + t);
-    store_features(task, phi, i, count, values);
+    for (int k = 0; k < count && !is_zero; ++k) values[k] = factor * constants.template feature<Shape>(i + k, z + t);
+    store_features<Shape>(task, phi, i, count, values);
   }
 }
 

@@ -15,27 +15,28 @@ struct QuadraticConstants {
   static constexpr unsigned none = ~0u;
   static constexpr float half_root = 0.70710678118654752f;
 
-  /// Feature f of a token whose coordinates are FeatureShape::stride apart, without the row's factor.
+  /// Feature f of a token whose coordinates are Shape::stride apart, without the row's factor.
+  template <class Shape = FeatureShape>
   __device__ __forceinline__ float feature(int f, const float* z) const {
     const uint2 at = coordinates[f];
     if (at.x == none) return 1;
-    const float z_1 = z[at.x * FeatureShape::stride];
+    const float z_1 = z[at.x * Shape::stride];
     if (at.y == none) return z_1;
-    if (at.x != at.y) return z_1 * z[at.y * FeatureShape::stride];
+    if (at.x != at.y) return z_1 * z[at.y * Shape::stride];
     return (z_1 * z_1 - mean_square[at.x]) * half_root;
   }
 
   /// The logarithm of the factor of this thread's token, sum_l curvature_l z_l^2 / 2. All threads of the block must
   /// call it.
+  template <class Shape = FeatureShape>
   __device__ __forceinline__ float log_factor(int d, const float* z, float* scratch) const {
-    using Shape = FeatureShape;
     const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
     float sum = 0;
     for (int k = g; k < d; k += Shape::groups) {
       const float z_k = z[k * Shape::stride + t];
       sum = fmaf(curvature[k] * z_k, z_k, sum);
     }
-    return over_groups(scratch, sum, [](float a, float b) { return a + b; }) / 2;
+    return over_groups<Shape>(scratch, sum, [](float a, float b) { return a + b; }) / 2;
   }
 
   /// Adds what the gradient g_f of feature f, without the row's factor, contributes to those of the coordinates for

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
 
 namespace nprf::cuda {
@@ -19,29 +20,47 @@ struct FeatureShape {
   }
 };
 
-/// The reduction by f over the groups of threads that share a token; all threads of the block must call it.
-template <class F>
+/// One token, which all threads of a block share. The functions that have a parameter Shape take this or FeatureShape.
+struct OneTokenShape {
+  static constexpr int tokens = 1, groups = 256, threads = groups, at_once = 1;
+  static constexpr int stride = 1, warps = threads / 32;
+};
+
+/// The reduction by f over the groups of threads that share a token; all threads of the block must call it. The scratch
+/// memory has a float for each thread, or for each warp if there is one token.
+template <class Shape = FeatureShape, class F>
 __device__ __forceinline__ float over_groups(float* scratch, float x, F&& f) {
-  const int t = static_cast<int>(threadIdx.x) % FeatureShape::tokens,
-            g = static_cast<int>(threadIdx.x) / FeatureShape::tokens;
-  __syncthreads();
-  scratch[g * FeatureShape::tokens + t] = x;
-  __syncthreads();
-  float all = scratch[t];
-  for (int k = 1; k < FeatureShape::groups; ++k) all = f(all, scratch[k * FeatureShape::tokens + t]);
-  return all;
+  const int thread = static_cast<int>(threadIdx.x);
+  if constexpr (Shape::tokens == 1) {
+    x = over_warp(x, f);
+    __syncthreads();
+    if (thread % 32 == 0) scratch[thread / 32] = x;
+    __syncthreads();
+    float all = scratch[0];
+    for (int k = 1; k < Shape::warps; ++k) all = f(all, scratch[k]);
+    return all;
+  } else {
+    const int t = thread % Shape::tokens, g = thread / Shape::tokens;
+    __syncthreads();
+    scratch[g * Shape::tokens + t] = x;
+    __syncthreads();
+    float all = scratch[t];
+    for (int k = 1; k < Shape::groups; ++k) all = f(all, scratch[k * Shape::tokens + t]);
+    return all;
+  }
 }
 
 /// z[i] = w_{first + i}.(x - mean) for the rows w (count,d_padded) from `first` on, of a token whose channels are
-/// FeatureShape::stride apart. A null mean is zero.
+/// Shape::stride apart. A null mean is zero.
+template <class Shape = FeatureShape>
 __device__ __forceinline__ void multiply_rows(const float* w, int count, int d_padded, const float* x,
-                                              const float* mean, int first, float (&z)[FeatureShape::at_once]) {
+                                              const float* mean, int first, float (&z)[Shape::at_once]) {
   for (int k = 0; k < d_padded; k += 4) {
     float part[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) part[e] = x[(k + e) * FeatureShape::stride] - (mean ? mean[k + e] : 0.0f);
+    for (int e = 0; e < 4; ++e) part[e] = x[(k + e) * Shape::stride] - (mean ? mean[k + e] : 0.0f);
 #pragma unroll
-    for (int i = 0; i < FeatureShape::at_once; ++i) {
+    for (int i = 0; i < Shape::at_once; ++i) {
       if (first + i >= count) break;
       const float4 row = *reinterpret_cast<const float4*>(w + static_cast<std::ptrdiff_t>(first + i) * d_padded + k);
       z[i] = fmaf(part[0], row.x, fmaf(part[1], row.y, fmaf(part[2], row.z, fmaf(part[3], row.w, z[i]))));

@@ -164,13 +164,6 @@ class AttentionPlan {
 
   ForwardParts<S> parts() const { return {m_model, m_product, m_checked_product, m_exact ? &*m_exact : nullptr}; }
 
-  void check_device() const {
-    int current = 0;
-    check(cudaGetDevice(&current), "querying the current device");
-    require(current == m_device.number, "device: expected ", m_device.number,
-            ", the current device at construction, got ", current);
-  }
-
   Arrays take(Scratch& scratch) const {
     Arrays arrays{};
     const int z = m_model.z();
@@ -244,7 +237,7 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
 
 template <Storage S>
 void AttentionPlan<S>::set_parameters(const float* parameters, cudaStream_t stream) {
-  check_device();
+  m_device.check_current();
   m_model.queue_parameters(parameters, stream);
   queue_weights(stream);
 }
@@ -252,7 +245,7 @@ void AttentionPlan<S>::set_parameters(const float* parameters, cudaStream_t stre
 template <Storage S>
 void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
                                const PlanCall& call, cudaStream_t stream) const {
-  check_device();
+  m_device.check_current();
   const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
   check_inputs(q, k, v);
   check_output(y, "y", batch, heads, n_q, d_v);
@@ -266,7 +259,7 @@ void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, cons
 template <Storage S>
 void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, const View& dy,
                                 const PlanGradients<S>& gradients, const PlanCall& call, cudaStream_t stream) const {
-  check_device();
+  m_device.check_current();
   require(m_backward.has_value(), "gradients: expected a plan with PlanOptions::gradients, got one without");
   const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
   check_inputs(q, k, v);

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/device/scratch.hpp"
+#include "nprf/decoder/running_log_scale.hpp"
+
+namespace nprf::cuda {
+
+/// Statistics of a DecodePlan since it was made, or since the last reset of all sequences, in device memory. A row of a
+/// head counts; a row that is NaN, since its query or a key that it attends to is not finite, does not.
+struct DecodeCounts {
+  int empty_rows;       // attend to no key, and are zero
+  int indefinite_rows;  // their denominator is not positive
+  int failing_rows;     // are NaN, since the denominator underflows or overflows; or the terms of a series cancel
+  int rejected_tokens;  // beyond DecodeShape::max_tokens: not appended, and their rows are NaN
+};
+
+/// The states of the heads z = (sequence, head), on the device. The last `slots` tokens of a head are in a ring: token
+/// j in slot j mod slots. The sums over the tokens that have left the reach of the position,
+///
+///     S = sum_j w_j phi(k_j)^T v_j   (r,d_v)      Z = sum_j w_j phi(k_j)   (r)
+///
+/// are those of the CPU (decoder/running_sums.hpp), in the same unit. Where a head has no token, only tokens[z] counts.
+struct DecodeStates {
+  int* tokens;                 // [z]
+  RunningLogScale* log_scale;  // [z]  of S and Z
+  float* norms;                // [z]  sum_j w_j |phi(k_j)|, if features can be negative
+  float *S, *S_errors;         // [z, r, d_v]  sums, and the errors of their last additions
+  float *Z, *Z_errors;         // [z, r]
+  float *features, *values;    // [z, slots, r] [z, slots, d_v]
+  float* log_scales;           // [z, slots]
+  float* feature_norms;        // [z, slots]  if features can be negative
+  float* weights;              // [z, slots]  of the query that is computed, by age
+  int slots, r, d_v;
+
+  /// Without sums, S and Z are empty.
+  static DecodeStates take(Scratch& scratch, int z, int slots, int r, int d_v, bool has_sums) {
+    const int of_sums = has_sums ? z : 0;
+    DecodeStates x{};
+    x.slots = slots, x.r = r, x.d_v = d_v;
+    x.tokens = scratch.take<int>(z);
+    x.log_scale = scratch.take<RunningLogScale>(z);
+    x.norms = scratch.take<float>(z);
+    x.S = scratch.take<float>(of_sums, r, d_v);
+    x.S_errors = scratch.take<float>(of_sums, r, d_v);
+    x.Z = scratch.take<float>(of_sums, r);
+    x.Z_errors = scratch.take<float>(of_sums, r);
+    x.features = scratch.take<float>(z, slots, r);
+    x.values = scratch.take<float>(z, slots, d_v);
+    x.log_scales = scratch.take<float>(z, slots);
+    x.feature_norms = scratch.take<float>(z, slots);
+    x.weights = scratch.take<float>(z, slots);
+    return x;
+  }
+};
+
+/// The biases of all positions by the age of a key (decoder/step_bias.hpp), on the device.
+struct DecodeBias {
+  const double* table;   // [position, reach + 1]  the last one is that of the tail; -infinity: no tail
+  const double* slopes;  // [position]  of the tail
+  int positions, reach;
+};
+
+}  // namespace nprf::cuda

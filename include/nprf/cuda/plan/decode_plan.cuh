@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "nprf/cuda/decoder/decode_kernel.cuh"
+#include "nprf/cuda/decoder/states.cuh"
+#include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/plan/device_model.cuh"
+#include "nprf/cuda/plan/position_tables.hpp"
+#include "nprf/decoder/step_bias.hpp"
+
+namespace nprf::cuda {
+
+/// The sizes of a DecodePlan.
+struct DecodeShape {
+  std::ptrdiff_t batch = 1, heads = 1, d_v = 0;
+  std::ptrdiff_t max_tokens = 0;  // of a sequence; 0: no limit
+};
+
+/// Options of a call.
+struct DecodeCall {
+  const int* lengths = nullptr;  // on the device, [batch]: sequence b gets its first lengths[b] tokens; null: all
+};
+
+/// Causal attention of sequences that grow token by token, on a GPU: the rows of Decoder (decoder/decoder.hpp).
+///
+///     DecodePlan<float> plan(model_of(attention), {.batch = 8, .heads = 16, .d_v = 64});
+///     plan.append(prompt_k, prompt_v, stream);      // [batch, heads, tokens, channels] on the device
+///     plan.step(q, k, v, y, stream);                // one token, or a few, of each sequence
+///
+/// A step is one launch, which allocates nothing and does not synchronise. The numbers of tokens are on the device and
+/// the kernel increments them, so that a CUDA graph of one step can be launched for each token. Let K be the reach of
+/// the position (decoder/step_bias.hpp): 0 without one and for ALiBi, the clipping distance of a table, or the distance
+/// from which T5 has one bucket. A head has sums over the tokens that are at least K old, and a ring of the others.
+/// With p = d_v + 1 and r features, a step takes O(r (d + p)) operations and O((K + 1) (r + p)) for the ring. A state
+/// takes 2 r p floats, and (K + 1) (r + p) for the ring, or max_tokens (r + p) if that is less: then it is a cache of
+/// all tokens. The plan allocates all of it.
+///
+/// Features may be of any kind, centred or not, with one map or position for all heads or for each. There is no near
+/// field, no grid, no rollback or reordering of sequences, and keys have as many heads as queries. A row whose
+/// denominator underflows is NaN, since there is no exact softmax as on the CPU; a row of a series whose terms cancel
+/// is returned as it is. Both count (DecodeCounts). A non-finite query makes its own row NaN, a non-finite key the rows
+/// that attend to it, and a non-finite value its channel of these rows: if the position has a tail, until the sequence
+/// is reset.
+///
+/// Bits: the same tokens give the same bits, however they were divided between append and steps, and for any other
+/// sequences beside them. Sums are in float and compensated, as on the CPU. S is the storage type of q, k, v and y; a
+/// state is in float. A plan belongs to the device that was current at construction. Calls must run one after another.
+template <Storage S>
+class DecodePlan {
+ public:
+  using View = DeviceMatrixView<const S>;
+
+  /// Waits until the model is on the device. All sequences are empty. Throws InvalidArgument if the sizes do not fit
+  /// together or are not supported, BackendError if there is no device of compute capability 7.0 or newer, or not
+  /// enough memory.
+  DecodePlan(AttentionModel model, const DecodeShape& shape, cudaStream_t stream = nullptr)
+      : m_device(Device::current()),
+        m_shape(checked(shape)),
+        m_model(checked(std::move(model)), {shape.batch, shape.heads, 1, 1, shape.d_v}, false, stream) {
+    const std::vector<StepBias<float>> biases = step_biases();
+    const auto take = [&](Scratch scratch) {
+      take_arrays(scratch, biases);
+      return scratch.bytes();
+    };
+    m_bytes = take(Scratch());
+    m_memory = DeviceMemory(m_bytes);
+    take(Scratch(m_memory.data()));
+    copy_biases(biases, stream);
+    reset(stream);
+    check(cudaStreamSynchronize(stream), "copying biases to the device");
+  }
+
+  const AttentionModel& model() const { return m_model.model(); }
+  const DecodeShape& shape() const { return m_shape; }
+
+  /// Appends the tokens of k [batch, heads, n, d] v [batch, heads, n, d_v], one after another: O(n) steps of a block of
+  /// threads for each head. Throws InvalidArgument if the views do not have these shapes, BackendError if CUDA reports
+  /// an error.
+  void append(const View& k, const View& v, const DecodeCall& call, cudaStream_t stream) {
+    m_device.check_current();
+    check_inputs(k, v);
+    queue(k, k, v, {}, call, stream);
+  }
+  void append(const View& k, const View& v, cudaStream_t stream = nullptr) { append(k, v, {}, stream); }
+
+  /// The same, and sets y [batch, heads, n, d_v] to the rows of q [batch, heads, n, d]. Rows from a sequence's length
+  /// on are zero.
+  void step(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const DecodeCall& call,
+            cudaStream_t stream) {
+    m_device.check_current();
+    check_inputs(k, v);
+    check_matrix(q, "q", m_shape.batch, m_shape.heads, k.tokens, m_model.d());
+    check_output(y, "y", m_shape.batch, m_shape.heads, k.tokens, m_shape.d_v);
+    queue(q, k, v, y, call, stream);
+  }
+  void step(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, cudaStream_t stream = nullptr) {
+    step(q, k, v, y, {}, stream);
+  }
+
+  /// Removes all tokens of a sequence. Throws InvalidArgument if there is no such sequence.
+  void reset(std::ptrdiff_t sequence, cudaStream_t stream) {
+    m_device.check_current();
+    require(0 <= sequence && sequence < m_shape.batch, "sequence: expected 0 to ", m_shape.batch - 1,
+            " (a sequence of the batch), got ", sequence);
+    queue_clear(m_states.tokens + sequence * m_shape.heads, static_cast<std::size_t>(m_shape.heads), stream);
+  }
+  /// Removes all tokens of all sequences, and clears the counts.
+  void reset(cudaStream_t stream = nullptr) {
+    m_device.check_current();
+    queue_clear(m_states.tokens, static_cast<std::size_t>(m_model.z()), stream);
+    queue_clear(m_counts, 1, stream);
+  }
+
+  /// The numbers of tokens [batch, heads], in device memory; those of a sequence's heads are equal.
+  const int* tokens() const { return m_states.tokens; }
+  /// In device memory.
+  const DecodeCounts* counts() const { return m_counts; }
+  /// The reach K of the position.
+  std::ptrdiff_t reach() const { return m_bias.reach; }
+  /// The memory of the states of all sequences, in bytes.
+  std::size_t bytes() const { return m_bytes; }
+
+ private:
+  static const DecodeShape& checked(const DecodeShape& shape) {
+    constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28;
+    require(shape.batch >= 1, "batch: expected at least 1, got ", shape.batch);
+    require(0 <= shape.max_tokens && shape.max_tokens <= most, "max_tokens: expected 0 (no limit) to 2^28, got ",
+            shape.max_tokens);
+    return shape;
+  }
+  static AttentionModel checked(AttentionModel model) {
+    require(model.direction == Direction::causal, "direction: expected causal for a DecodePlan, got bidirectional");
+    require(model.near == 0, "near: expected 0 for a DecodePlan, which has no near field, got ", model.near);
+    require(!model.features.empty() && !model.positions.empty(),
+            "model: expected feature maps and positions, got none");
+    require(!model.positions.front().is_grid(),
+            "position: expected one by the distance of tokens, got one that assigns slots to tokens (a grid), whose "
+            "number is fixed");
+    return model;
+  }
+
+  // of each position, with one reach for all
+  std::vector<StepBias<float>> step_biases() const {
+    PositionTables tables;
+    std::vector<LagBiasView<float>> positions;
+    for (const PositionModel& one : model().positions) positions.push_back(tables.bias_of(one));
+    Index reach = 0;
+    for (const LagBiasView<float>& one : positions)
+      reach = std::max(reach, StepBias<float>(one, 0, 0, m_model.positive()).reach());
+    std::vector<StepBias<float>> all;
+    for (const LagBiasView<float>& one : positions) all.emplace_back(one, reach, 1, m_model.positive());
+    return all;
+  }
+
+  int max_tokens() const {
+    return m_shape.max_tokens > 0 ? static_cast<int>(m_shape.max_tokens) : std::numeric_limits<int>::max();
+  }
+
+  void take_arrays(Scratch& scratch, const std::vector<StepBias<float>>& biases) {
+    const int reach = static_cast<int>(biases.front().reach());
+    const bool has_tail = std::any_of(biases.begin(), biases.end(), [](const auto& one) { return one.has_tail(); });
+    m_table = scratch.take<double>(biases.size(), reach + 1);
+    m_slopes = scratch.take<double>(biases.size());
+    m_bias = {m_table, m_slopes, static_cast<int>(biases.size()), reach};
+    m_counts = scratch.take<DecodeCounts>(1);
+    m_states = DecodeStates::take(scratch, m_model.z(), std::min(reach + 1, max_tokens()), m_model.r(), m_model.d_v(),
+                                  has_tail && max_tokens() > reach);
+  }
+
+  void copy_biases(const std::vector<StepBias<float>>& biases, cudaStream_t stream) const {
+    std::vector<double> table, slopes;
+    for (const StepBias<float>& one : biases) {
+      for (Index age = 0; age <= one.reach(); ++age) table.push_back(one(age));
+      slopes.push_back(one.slope());
+    }
+    const auto copy = [&](double* to, const std::vector<double>& from) {
+      check(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(double), cudaMemcpyHostToDevice, stream),
+            "copying biases to the device");
+    };
+    copy(m_table, table);
+    copy(m_slopes, slopes);
+    check(cudaStreamSynchronize(stream), "copying biases to the device");
+  }
+
+  void check_inputs(const View& k, const View& v) const {
+    const std::ptrdiff_t n = k.tokens;
+    require(0 <= n && n <= std::numeric_limits<int>::max(), "k: expected 0 tokens or more, got ", n);
+    check_matrix(k, "k", m_shape.batch, m_shape.heads, n, m_model.d());
+    check_matrix(v, "v", m_shape.batch, m_shape.heads, n, m_shape.d_v);
+  }
+
+  template <class T>
+  static void queue_clear(T* array, std::size_t size, cudaStream_t stream) {
+    check(cudaMemsetAsync(array, 0, size * sizeof(T), stream), "clearing a state");
+  }
+
+  void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const DecodeCall& call,
+             cudaStream_t stream) const {
+    const auto features = [&](const View& x, bool queries) {
+      return m_model.features<S, float>(x, queries, nullptr, nullptr, nullptr, 1);
+    };
+    queue_decode(DecodeTask<S>{features(q, true), features(k, false), v, y, call.lengths, m_states, m_bias,
+                               max_tokens(), m_model.positive(), m_model.is_quadratic(), m_counts},
+                 m_model.z(), stream);
+  }
+
+  Device m_device;
+  DecodeShape m_shape;
+  DeviceModel m_model;  // for one query and one key, since the weights of lags are not used
+  DeviceMemory m_memory;
+  std::size_t m_bytes = 0;
+  double *m_table = nullptr, *m_slopes = nullptr;
+  DecodeBias m_bias{};
+  DecodeStates m_states{};
+  DecodeCounts* m_counts = nullptr;
+};
+
+}  // namespace nprf::cuda
