@@ -63,7 +63,7 @@ TEST_CASE("features of one token", "[cuda]") {
           const auto r = static_cast<std::size_t>(model.r());
           const DeviceArray<float> phi(n * r), log_scales(std::size_t{n}), tile(n * r), log_factors(std::size_t{n});
           const DeviceArray<int> largest(std::size_t{1});
-          auto task = model.features<float, float>({on_device.data(), n, d}, queries, nullptr, nullptr, nullptr, n);
+          auto task = model.features<float, float>({on_device.data(), n, d}, queries, nullptr, nullptr, nullptr, 1);
           const std::size_t bytes =
               sizeof(float) * (static_cast<std::size_t>(task.d_padded + cuda::OneTokenShape::warps) + r);
           cuda::launch("features of tokens", kernel, dim3{1, 1, 1}, dim3{cuda::OneTokenShape::threads, 1, 1}, bytes,

@@ -158,6 +158,21 @@ TEST_CASE("decoding on a GPU: log-scales that change by hundreds", "[cuda]") {
     }
 }
 
+TEST_CASE("decoding on a GPU: the rounding errors of many tokens do not add up", "[cuda]") {
+  constexpr Index n = 1500;
+  constexpr T eps = std::numeric_limits<T>::epsilon();
+  TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
+  const Matrix<T> k = x.k.values.topRows(1), v = x.v.values.topRows(1);
+  x.k.values = k.replicate(n, 1), x.v.values = v.replicate(n, 1);
+  const DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {{"none", NoPosition<T>()}});
+  const DecodeCase on_device(x);
+  cuda::DecodePlan<T> plan(model.model, on_device.shape());
+  on_device.append(plan, 0, n - 1);
+  on_device.step(plan, n - 1, 1);
+  // the roundings of a term, and of sums over 16 features, in N and in D
+  CHECK((on_device.y().bottomRows(1) - v).cwiseAbs().maxCoeff() <= 16 * eps * v.cwiseAbs().maxCoeff());
+}
+
 TEST_CASE("decoding on a GPU: bits do not depend on the division of the tokens or on other sequences", "[cuda]") {
   constexpr Index n = 24;
   for (const DecodePosition& position : {of_t5(), of_alibi(T(0.1))}) {

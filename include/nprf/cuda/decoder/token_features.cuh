@@ -15,8 +15,8 @@ struct TokenScratch {
 
 /// Sets phi (r) to the features of a token of the matrix z, divided by exp(log-scale), and returns the log-scale: the
 /// logarithm of the largest of exponential features, that of the row's factor of trigonometric and quadratic ones, and
-/// 0 for elu. It is NaN for a non-finite token. All threads of a block of OneTokenShape must call it; phi is complete
-/// when it returns. O(d m).
+/// 0 for elu. It is NaN for a non-finite token. The task's stride must be 1. All threads of a block of OneTokenShape
+/// must call it; phi is complete when it returns. O(d m).
 template <Storage S>
 __device__ __forceinline__ float compute_token_features(const FeatureTask<S>& task, int z, int token,
                                                         const TokenScratch& shared, float* phi) {
