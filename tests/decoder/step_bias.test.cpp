@@ -72,6 +72,15 @@ TEST_CASE("step bias: the table by decreasing age", "[decoder]") {
     for (Index age = 0; age <= oldest; ++age) CHECK(b.from(oldest)[oldest - age] == b(age));
 }
 
+TEST_CASE("step bias: weights of the table, and their spread", "[decoder]") {
+  const StepBias<T> falling(AlibiPosition<T>(0.5f).bias().view(), 0, 9, true),
+      rising(AlibiPosition<T>(-0.5f).bias().view(), 0, 9, true);
+  CHECK(falling.spread() == 4);  // at age 8
+  CHECK(rising.spread() == infinity);
+  for (Index age = 0; age < 9; ++age) CHECK(*falling.weights_from(age) == static_cast<T>(std::exp(falling(age))));
+  CHECK(falling.weights_from(8) + 8 == falling.weights_from(0));
+}
+
 TEST_CASE("step bias: a constant costs no precision", "[decoder]") {
   const Vector<T> table = random_table<T>(9, 3);
   const StepBias<T> b(RelativePosition<T>(table).bias().view(), 0, 0, false),

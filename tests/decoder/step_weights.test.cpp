@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "nprf/feature_map/paper_names.hpp"
+#include "nprf/position/alibi.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
 #include "support/catch.hpp"
@@ -66,6 +67,27 @@ TEMPLATE_TEST_CASE("step weights: those of the formula", "[decoder]", NPRF_TEST_
       if (spread == 1.0 && near == 0) CHECK(by_tables > n / 2);
       if (spread == 40.0) CHECK(by_tables < n / 2);
     }
+}
+
+TEST_CASE("step weights: a line that rises steeply with the age of keys", "[decoder]") {
+  const auto map = orf<float>(4, 6, 1);
+  const AlibiPosition<float> position(-20);
+  const StepModel<float> model(FeatureMapView<float>(map), PositionView<float>(position),
+                               {.direction = Direction::causal}, 9);
+  TokenRing<float> ring(model.shape(2), model.pending() + RunningSums<float>::block);
+  const RunningSums<float> sums(6, 2);
+  const Vector<float> ones = Vector<float>::Ones(6);
+  Workspace scratch;
+  for (Index tokens = 1; tokens <= 9; ++tokens) {  // none of which is in the sums
+    ring.reserve(tokens);
+    ring.put(tokens - 1, {ones.data(), 1, ones.data(), 0, 0, 1, true, true}, ones.data());
+    const StepWeights<float> weights(model, ring, sums, tokens, 0, scratch);
+    CHECK(weights.reference() == 20.0 * static_cast<double>(tokens - 1));
+    CHECK(weights.weights()[0] == 1);
+    const double youngest = std::exp(-weights.reference());
+    CHECK(std::abs(weights.weights()[tokens - 1] - youngest) <=
+          4 * epsilon<float> * youngest + std::numeric_limits<float>::min());
+  }
 }
 
 TEST_CASE("step weights: runs of slots", "[decoder]") {

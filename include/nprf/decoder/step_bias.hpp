@@ -66,9 +66,9 @@ class StepBias {
   /// The stored biases of the ages age, age - 1, ..., 0. Requires age < reach() + `beyond`, or age = 0.
   const double* from(Index age) const { return m_reversed.data() + (m_stored - 1 - age); }
 
-  /// The difference of the largest and the smallest stored bias that is finite.
+  /// How far finite stored biases are below 0; infinity if one is above 0, as on a line that rises with the age.
   double spread() const { return m_spread; }
-  /// exp(b) of the ages age, age - 1, ..., 0, as from(). They are normal numbers or 0 if spread() is below 87.
+  /// exp(b) of the ages age, age - 1, ..., 0, as from(). If spread() is below 87, they are normal numbers or 0.
   const T* weights_from(Index age) const { return m_reversed_weights.data() + (m_stored - 1 - age); }
 
   /// Whether a query that has `tokens` keys, its own included, attends to any of them.
@@ -99,9 +99,12 @@ class StepBias {
     };
     for (Index age = 0; age < m_stored; ++age) m_reversed[static_cast<std::size_t>(m_stored - 1 - age)] = at(age);
     if (reach > m_reach) m_at_reach = at(reach), m_reach = reach;
-    for (const double each : m_reversed)
+    m_reversed_weights.reserve(m_reversed.size());
+    for (const double each : m_reversed) {
+      if (each > 0) m_spread = -minus_infinity;
       if (each > minus_infinity) m_spread = std::max(m_spread, -each);
-    for (const double each : m_reversed) m_reversed_weights.push_back(static_cast<T>(std::exp(each)));
+      m_reversed_weights.push_back(static_cast<T>(std::exp(each)));
+    }
   }
 
   Index m_reach = 0, m_stored = 0, m_first_attended = 0;

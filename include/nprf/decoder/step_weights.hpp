@@ -31,7 +31,9 @@ class StepWeights {
     if (far_end > first) {
       if (!set_by_tables(model.bias, ring, tokens, first, far_end))
         set_by_exponents(model.bias, ring, tokens, first, far_end, scratch);
-      m_largest_value = std::max(m_largest_value, largest_weighted(ring.largest_values()));
+      m_largest_value = std::max(m_largest_value, largest_of(T(0), [&, values = ring.largest_values()](Index s) {
+                                   return m_weights[s] > 0 ? values[s] : T(0);
+                                 }));
       m_any_pending = m_reference > minus_infinity;
     }
     if (!m_any_pending) std::fill_n(m_weights, m_slots, T(0));
@@ -69,20 +71,11 @@ class StepWeights {
     const double reference = ring.scale_reference();
     if (!(bias.spread() + ring.log_scale_spread() <= most_spread) || m_of_sums > reference + most_above) return false;
     std::fill_n(m_weights, m_slots, T(0));
-    T most[lanes] = {};
     for_each_run(ring, first, last, [&](Index j, Index s, Index count) {
-      const T *b = bias.weights_from(tokens - 1 - j), *scales = ring.scales() + s;
-      T* weights = m_weights + s;
-      Index at = 0;
-      for (; at + lanes <= count; at += lanes)
-        for (Index l = 0; l < lanes; ++l) {
-          const T weight = scales[at + l] * b[at + l];
-          weights[at + l] = weight;
-          most[l] = weight > most[l] ? weight : most[l];
-        }
-      for (; at < count; ++at) most[0] = std::max(most[0], weights[at] = scales[at] * b[at]);
+      const T *c = bias.weights_from(tokens - 1 - j), *scales = ring.scales() + s;
+      for (Index at = 0; at < count; ++at) m_weights[s + at] = scales[at] * c[at];
     });
-    if (!(*std::max_element(most, most + lanes) >= T(0x1p-24))) return false;
+    if (largest_of(T(0), [&](Index s) { return m_weights[s]; }) < T(0x1p-24)) return false;
     m_reference = reference;
     return true;
   }
@@ -97,15 +90,20 @@ class StepWeights {
       const double *b = bias.from(tokens - 1 - j), *log_scales = ring.log_scales() + s;
       for (Index at = 0; at < count; ++at) exponents[s + at] = log_scales[at] + b[at];
     });
-    m_reference = std::max(m_reference, largest(exponents));
+    m_reference = std::max(m_reference, largest_of(minus_infinity, [&](Index s) { return exponents[s]; }));
     set_weights(exponents, scratch);
   }
 
-  double largest(const double* exponents) const {
-    double most[lanes];
-    std::fill_n(most, lanes, minus_infinity);
+  // the largest x(s) of the slots that is above `least`, or `least`
+  template <class X, class F>
+  X largest_of(X least, F&& x) const {
+    X most[lanes];
+    std::fill_n(most, lanes, least);
     for (Index s = 0; s < m_slots; s += lanes)
-      for (Index l = 0; l < lanes; ++l) most[l] = exponents[s + l] > most[l] ? exponents[s + l] : most[l];
+      for (Index l = 0; l < lanes; ++l) {
+        const X each = x(s + l);
+        most[l] = each > most[l] ? each : most[l];
+      }
     return *std::max_element(most, most + lanes);
   }
 
@@ -125,16 +123,6 @@ class StepWeights {
       // infinity minus itself is NaN where there is no weight
       multiply_add(weighted(Pack<T>::load(rests + s), whole), Pack<T>::all(1), whole).store(m_weights + s);
     }
-  }
-
-  T largest_weighted(const T* values) const {
-    T most[lanes] = {};
-    for (Index s = 0; s < m_slots; s += lanes)
-      for (Index l = 0; l < lanes; ++l) {
-        const T value = m_weights[s + l] > 0 ? values[s + l] : T(0);
-        most[l] = value > most[l] ? value : most[l];
-      }
-    return *std::max_element(most, most + lanes);
   }
 
   Index m_slots;

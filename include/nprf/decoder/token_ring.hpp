@@ -88,7 +88,7 @@ class TokenRing {
   const T* norms() const { return m_norms.data(); }                    // (slots)  of features that can be negative
   const T* largest_values() const { return m_largest_values.data(); }  // (slots)  the largest finite |v|
 
-  /// It is at most headroom below the largest log-scale since clear(), and rises rarely.
+  /// Near the largest log-scale since clear(): at most 2 below it. It changes rarely.
   double scale_reference() const { return m_scale_reference; }
   /// A bound of the differences of finite log-scales since clear().
   double log_scale_spread() const { return m_scale_reference + headroom - m_least_log_scale; }
@@ -122,7 +122,7 @@ class TokenRing {
     return sum;
   }
 
-  /// Calls archive(x) for what all tokens have in common, and for each scalar of a stored token.
+  /// Calls archive(x) for the numbers that all tokens share; for each number of a token. These come first.
   template <class Archive>
   void transfer_references(Archive&& archive) {
     archive(m_scale_reference), archive(m_least_log_scale);
