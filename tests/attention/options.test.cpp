@@ -40,7 +40,24 @@ TEST_CASE("a default report has no engine and zero counts", "[attention]") {
   CHECK(report.indefinite_rows == 0);
   CHECK(report.empty_rows == 0);
   CHECK(report.error_bound == 0);
+  CHECK(report.failing_rows == 0);
   CHECK(report.workspace_bytes == 0);
+}
+
+TEST_CASE("a report adds the rows of a part, and has the larger bound", "[attention]") {
+  Report sum{.engine = Engine::direct, .repaired_rows = 1, .error_bound = 0.5};
+  sum.add_rows({.engine = Engine::banded,
+                .repaired_rows = 2,
+                .indefinite_rows = 3,
+                .empty_rows = 4,
+                .failing_rows = 5,
+                .error_bound = 0.25});
+  CHECK(sum.engine == Engine::direct);
+  CHECK(sum.repaired_rows == 3);
+  CHECK(sum.indefinite_rows == 3);
+  CHECK(sum.empty_rows == 4);
+  CHECK(sum.failing_rows == 5);
+  CHECK(sum.error_bound == 0.5);
 }
 
 }  // namespace nprf::test::attention_options

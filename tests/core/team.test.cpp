@@ -52,6 +52,24 @@ TEST_CASE("a team has one thread for each workspace, and the first workspace is 
   CHECK(&Team(workspaces).workspace() == &workspaces[0]);
 }
 
+TEST_CASE("a team of an object's workspaces makes those that are missing, and measures from then on", "[core]") {
+  std::vector<Workspace> workspaces(1);
+  {
+    const Workspace::Scope scope(workspaces[0]);
+    workspaces[0].take<char>(1000);
+  }
+  const Team three = team_of(workspaces, 3);
+  CHECK(three.size() == 3);
+  CHECK(workspaces.size() == 3);
+  CHECK(three.peak_bytes() == 0);
+  three.workspace().take<char>(64);
+  workspaces[2].take<char>(128);
+  CHECK(three.peak_bytes() == workspaces[0].peak_bytes() + workspaces[2].peak_bytes());
+  CHECK(three.peak_bytes() >= 192);
+  CHECK(team_of(workspaces, 2).size() == 2);
+  CHECK(workspaces.size() == 3);
+}
+
 TEST_CASE("a team runs every task once", "[core]") {
   with_teams([](const Team& team) {
     for (const Index tasks : {0, 1, 2, 3, 4, 5, 6, 7, 1000}) {

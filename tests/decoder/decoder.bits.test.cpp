@@ -10,9 +10,6 @@
 #include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/taylor.hpp"
-#include "nprf/position/alibi.hpp"
-#include "nprf/position/relative.hpp"
-#include "nprf/position/t5.hpp"
 #include "support/catch.hpp"
 #include "support/threads.hpp"
 
@@ -24,15 +21,7 @@ constexpr Index d = 6, d_v = 5, n = 120;
 using T = float;
 using Held = HeldPosition<T>;
 
-std::vector<Held> positions() {
-  Vector<T> window = T(0.5) * random_table<T>(20, 3);
-  window.head(4).setConstant(-std::numeric_limits<T>::infinity());
-  return {{NoPosition<T>().bias()},
-          {AlibiPosition<T>(0.3f).bias()},
-          {t5_position<T>(normal<T>(1, 16, 2).row(0), Direction::causal, 40).bias()},
-          {RelativePosition<T>(window).bias()},
-          {RelativePosition<T>(random_table<T>(n + 20, 4)).bias()}};
-}
+std::vector<Held> positions() { return kinds_of_positions<T>(16, 40, 20, n + 20); }
 
 // the rows from `from` on, of one sequence
 Matrix<T> rows_from(const TokenBatch<T>& x, Index from) {

@@ -2,7 +2,6 @@
 //
 // Rollback, fork, reorder and reset against a twin that keeps all tokens.
 #include <algorithm>
-#include <limits>
 #include <random>
 #include <utility>
 #include <vector>
@@ -11,8 +10,6 @@
 #include "nprf/decoder/decoder.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/alibi.hpp"
-#include "nprf/position/relative.hpp"
-#include "nprf/position/t5.hpp"
 #include "support/catch.hpp"
 #include "support/throws.hpp"
 
@@ -24,15 +21,7 @@ constexpr Index d = 5, d_v = 3, heads = 2, batch = 3, rollback = 6;
 using T = float;
 using Held = HeldPosition<T>;
 
-std::vector<Held> positions() {
-  Vector<T> window = T(0.5) * random_table<T>(11, 3);
-  window.head(4).setConstant(-std::numeric_limits<T>::infinity());
-  return {{NoPosition<T>().bias()},
-          {AlibiPosition<T>(0.3f).bias()},
-          {t5_position<T>(normal<T>(1, 8, 2).row(0), Direction::causal, 14).bias()},
-          {RelativePosition<T>(window).bias()},
-          {RelativePosition<T>(random_table<T>(500, 4)).bias()}};
-}
+std::vector<Held> positions() { return kinds_of_positions<T>(8, 14, 11, 500); }
 
 // the tokens of the sequences: indices of rows of a fixed array
 struct Twin {

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
 #include "nprf/decoder/decoder.hpp"
 #include "nprf/feature_map/centred.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
 #include "support/attention.hpp"
 #include "support/error.hpp"
@@ -64,6 +68,18 @@ struct TokenBatch {
 
   TokenArray<T> q, k, v, y;
 };
+
+/// No position, ALiBi, T5, a window of `reach` tokens, and a table for all lags of `tokens` tokens.
+template <Real T>
+std::vector<HeldPosition<T>> kinds_of_positions(Index buckets, Index max_distance, Index reach, Index tokens) {
+  Vector<T> window = T(0.5) * random_table<T>(reach, 3);
+  window.head(4).setConstant(-std::numeric_limits<T>::infinity());
+  return {{NoPosition<T>().bias()},
+          {AlibiPosition<T>(T(0.3)).bias()},
+          {t5_position<T>(normal<T>(1, buckets, 2).row(0), Direction::causal, max_distance).bias()},
+          {RelativePosition<T>(window).bias()},
+          {RelativePosition<T>(random_table<T>(tokens, 4)).bias()}};
+}
 
 /// The largest difference of y from `expected`, divided by the bound, which is relative to the largest value; infinity
 /// for a NaN.

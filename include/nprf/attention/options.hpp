@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -41,6 +42,15 @@ struct Report {
   Index compared_rows = 0;            // rows that were compared with exact softmax (CallOptions::compared_rows)
   double softmax_error = 0;           // their difference from it, relative by the Frobenius norm
   std::size_t workspace_bytes = 0;    // peak scratch memory of all threads, without what forward saves
+
+  /// Adds the rows of another part of the call, and their bound.
+  void add_rows(const Report& part) {
+    repaired_rows += part.repaired_rows;
+    indefinite_rows += part.indefinite_rows;
+    empty_rows += part.empty_rows;
+    failing_rows += part.failing_rows;
+    error_bound = std::max(error_bound, part.error_bound);
+  }
 };
 
 /// Options of one call.

@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "nprf/core/threads.hpp"
 #include "nprf/core/types.hpp"
@@ -26,6 +27,13 @@ class Team {
   explicit Team(Workspace& workspace) : m_workspaces(&workspace, 1) {}
 
   Index size() const { return static_cast<Index>(m_workspaces.size()); }
+
+  /// The most scratch memory of the threads in use at once, in bytes: the sum of Workspace::peak_bytes().
+  std::size_t peak_bytes() const {
+    std::size_t sum = 0;
+    for (const Workspace& each : m_workspaces) sum += each.peak_bytes();
+    return sum;
+  }
 
   /// The scratch memory of the calling thread.
   Workspace& workspace() const { return m_workspaces.front(); }
@@ -117,6 +125,15 @@ class Team {
   std::span<Workspace> m_workspaces;
   void (*m_poll)() = nullptr;
 };
+
+/// A team for one call of an object that keeps its workspaces: makes those that are missing for so many threads, and
+/// resets their peaks.
+inline Team team_of(std::vector<Workspace>& workspaces, Index threads, void (*poll)() = nullptr) {
+  const auto count = static_cast<std::size_t>(threads);
+  if (workspaces.size() < count) workspaces.resize(count);
+  for (Workspace& workspace : workspaces) workspace.reset_peak();
+  return Team(std::span(workspaces).first(count), poll);
+}
 
 /// The matrix (rows,cols) that write(matrix, team) fills, with a team of the calling thread only.
 template <Real T, class Write>

@@ -134,7 +134,6 @@ class Decoder {
     require(call.compared_rows == 0, "compared_rows: expected 0 for steps, got ", call.compared_rows);
     prepare(q, k, v, call);
     run(q, k, v, y, call, Pass::attend);
-    if (call.report) *call.report = report();
   }
   template <class Q, class K, class V, class Y>
     requires detail::MixedScalars<T, Q, K, V, Y>
@@ -243,21 +242,12 @@ class Decoder {
     constexpr double of_memory = 4;
     const double operations =
         of_memory * static_cast<double>(token) * static_cast<double>(batch() * m_states.shape().heads * n);
-    const auto threads = static_cast<std::size_t>(toeplitz::worthwhile_threads(operations));
-    if (m_workspaces.size() < threads) m_workspaces.resize(threads);
-    for (Workspace& workspace : m_workspaces) workspace.reset_peak();
-    return Team(std::span(m_workspaces).first(threads), poll);
+    return team_of(m_workspaces, toeplitz::worthwhile_threads(operations), poll);
   }
-  Report report() const {
+  Report report(const Team& team) const {
     Report sum{.engine = Engine::recurrence};
-    for (const Report& one : m_reports) {
-      sum.repaired_rows += one.repaired_rows;
-      sum.indefinite_rows += one.indefinite_rows;
-      sum.empty_rows += one.empty_rows;
-      sum.failing_rows += one.failing_rows;
-      sum.error_bound = std::max(sum.error_bound, one.error_bound);
-    }
-    for (const Workspace& one : m_workspaces) sum.workspace_bytes += one.peak_bytes();
+    for (const Report& one : m_reports) sum.add_rows(one);
+    sum.workspace_bytes = team.peak_bytes();
     return sum;
   }
 
@@ -344,7 +334,9 @@ void Decoder<T>::run(const HeadsView<const T>& q, const HeadsView<const T>& k, c
     for (Index g = 0; g < group; ++g) y(b, head + g).bottomRows(n - length).setZero();
   };
   try {
-    make_team(n, pass == Pass::append ? call.poll : nullptr).run(batch() * states, one_state);
+    const Team team = make_team(n, pass == Pass::append ? call.poll : nullptr);
+    team.run(batch() * states, one_state);
+    if (call.report && pass == Pass::attend) *call.report = report(team);
   } catch (...) {
     take_back();
     throw;

@@ -92,11 +92,7 @@ class Batch {
     const Index r = heads.feature_map(0).output_dim();
     double operations = 0;
     for (const Segment& x : segments) operations += toeplitz::dense_cost<T>({x.n_q, x.n_k, r, d_v + 1});
-    const auto threads =
-        static_cast<std::size_t>(toeplitz::worthwhile_threads(static_cast<double>(sequences) * operations));
-    if (m_workspaces.size() < threads) m_workspaces.resize(threads);
-    for (Workspace& workspace : m_workspaces) workspace.reset_peak();
-    return Team(std::span(m_workspaces).first(threads), poll);
+    return team_of(m_workspaces, toeplitz::worthwhile_threads(static_cast<double>(sequences) * operations), poll);
   }
 
   void prepare_positions(const HeadModels<T>& heads, std::span<const Segment> segments, Index d_v,
@@ -132,16 +128,13 @@ class Batch {
     Report sum;
     for (const Report& one : m_reports) {
       if (sum.engine == Engine::automatic) sum.engine = one.engine;
-      sum.repaired_rows += one.repaired_rows;
-      sum.indefinite_rows += one.indefinite_rows;
-      sum.empty_rows += one.empty_rows;
-      sum.error_bound = std::max(sum.error_bound, one.error_bound);
+      sum.add_rows(one);
     }
     SoftmaxDifference comparison;
     for (const SoftmaxDifference& one : m_differences) comparison += one;
     sum.compared_rows = comparison.rows;
     sum.softmax_error = comparison.relative_error();
-    sum.workspace_bytes = workspace_bytes(team);
+    sum.workspace_bytes = team.peak_bytes();
     return sum;
   }
   GradientReport gradient_report(const Team& team) const {
@@ -153,13 +146,7 @@ class Batch {
       sum.recomputed_lags += one.recomputed_lags;
       sum.error_bound = std::max(sum.error_bound, one.error_bound);
     }
-    sum.workspace_bytes = workspace_bytes(team);
-    return sum;
-  }
-
-  std::size_t workspace_bytes(const Team& team) const {
-    std::size_t sum = 0;
-    for (Index t = 0; t < team.size(); ++t) sum += m_workspaces[static_cast<std::size_t>(t)].peak_bytes();
+    sum.workspace_bytes = team.peak_bytes();
     return sum;
   }
 

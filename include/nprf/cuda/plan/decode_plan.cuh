@@ -73,9 +73,8 @@ class DecodePlan {
     m_bytes = take(Scratch());
     m_memory = DeviceMemory(m_bytes);
     take(Scratch(m_memory.data()));
-    copy_biases(biases, stream);
     reset(stream);
-    check(cudaStreamSynchronize(stream), "copying biases to the device");
+    copy_biases(biases, stream);
   }
 
   const AttentionModel& model() const { return m_model.model(); }
@@ -175,6 +174,7 @@ class DecodePlan {
                                   has_tail && max_tokens() > reach);
   }
 
+  // waits until they are on the device
   void copy_biases(const std::vector<StepBias<float>>& biases, cudaStream_t stream) const {
     std::vector<double> table, slopes;
     for (const StepBias<float>& one : biases) {
