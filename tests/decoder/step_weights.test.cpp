@@ -90,6 +90,23 @@ TEST_CASE("step weights: a line that rises steeply with the age of keys", "[deco
   }
 }
 
+TEST_CASE("step weights: keys with small factors, after a large one has left the ring", "[decoder]") {
+  const auto map = orf<float>(4, 6, 1);
+  const NoPosition<float> position;
+  const StepModel<float> model(FeatureMapView<float>(map), PositionView<float>(position),
+                               {.direction = Direction::causal}, 9);
+  TokenRing<float> ring(model.shape(2), model.pending() + RunningSums<float>::block);
+  ring.reserve(4);
+  const Vector<float> ones = Vector<float>::Ones(6);
+  for (const Index j : {0, 1, 2, 3})
+    ring.put(j, {ones.data(), 1, ones.data(), j == 0 ? 0.0 : -30.0, 0, 1, true, true}, ones.data());
+  Workspace scratch;
+  const StepWeights<float> weights(model, ring, RunningSums<float>(6, 2), 4, 1, scratch);
+  CHECK(weights.reference() == -30);
+  CHECK(weights.weights()[0] == 0);
+  for (const Index j : {1, 2, 3}) CHECK(weights.weights()[j] == 1);
+}
+
 TEST_CASE("step weights: runs of slots", "[decoder]") {
   TokenRing<float> ring({1, 1, 0}, 30);  // 32 slots
   std::vector<Index> found;
