@@ -17,6 +17,9 @@ separate_arguments(COMPILE UNIX_COMMAND "${COMPILE}")
 # compiles the program of a section as the body of a function with these arguments
 function(compile_section title arguments)
   string(REGEX MATCH "## ${title}\n+```cpp\n([^`]*)```" _ "${readme}")
+  if(NOT CMAKE_MATCH_1)
+    message(FATAL_ERROR "expected a program at the start of README.md's section ${title}")
+  endif()
   string(MAKE_C_IDENTIFIER "${title}" name)
   file(WRITE ${WORK}/${name}.cpp "#include <nprf/nprf.hpp>
 
