@@ -85,7 +85,7 @@ TEST_CASE("gradients are central differences: hyperbolic features", "[attention]
   check_positions(HyperbolicFeatures<double>({.input_dim = d, .num_features = 4, .seed = 7}));
 }
 
-TEST_CASE("gradients are central differences: trigonometric features", "[attention]") {
+TEST_CASE("gradients are central differences: trigonometric features", "[attention][long]") {
   // 64 vectors are enough to keep denominators away from zero
   check_positions(trf<double>(d, 64, 7));
 }

@@ -102,9 +102,9 @@ Vector<T> decaying(Index reach) {
 }  // namespace
 
 TEST_CASE("attention with a near field equals the formula, by every engine", "[attention]") {
-  check_engines<double>(positive<double>(), 1);
+  if (!NPRF_TEST_SANITIZED) check_engines<double>(positive<double>(), 1);
   check_engines<float>(positive<float>(), 2);
-  check_engines<double>(taylor<double>(), 3);
+  if (!NPRF_TEST_SANITIZED) check_engines<double>(taylor<double>(), 3);
 }
 
 TEST_CASE("a near field with masked lags equals the formula", "[attention]") {

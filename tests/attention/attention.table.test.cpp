@@ -172,17 +172,21 @@ void check_pairs(const std::vector<Shape>& shapes) {
 }  // namespace
 
 TEST_CASE("attention equals the reference for few tokens", "[attention]") {
-  check_all<double>({{1, 1}, {2, 2}, {3, 3}, {5, 5}, {16, 16}, {17, 17}, {63, 63}, {64, 64}, {65, 65}});
+  check_all<double>(
+      NPRF_TEST_SANITIZED
+          ? std::vector<Shape>{{1, 1}, {3, 3}, {17, 17}, {65, 65}}
+          : std::vector<Shape>{{1, 1}, {2, 2}, {3, 3}, {5, 5}, {16, 16}, {17, 17}, {63, 63}, {64, 64}, {65, 65}});
 }
 
 TEST_CASE("attention equals the reference for different numbers of queries and keys", "[attention]") {
-  check_all<double>({{1, 17}, {17, 1}, {3, 9}, {9, 3}, {30, 129}, {129, 30}});
+  check_all<double>(NPRF_TEST_SANITIZED ? std::vector<Shape>{{1, 17}, {9, 3}, {30, 129}}
+                                        : std::vector<Shape>{{1, 17}, {17, 1}, {3, 9}, {9, 3}, {30, 129}, {129, 30}});
 }
 
 TEST_CASE("attention equals the reference for more tokens", "[attention]") {
-  std::vector<Shape> shapes{{127, 127}, {128, 130}, {257, 257}, {65, 300}, {300, 65}};
-  if (!NPRF_TEST_SANITIZED) shapes.push_back({521, 521});
-  check_pairs<double>(shapes);
+  check_pairs<double>(NPRF_TEST_SANITIZED
+                          ? std::vector<Shape>{{128, 130}, {65, 300}, {300, 65}}
+                          : std::vector<Shape>{{127, 127}, {128, 130}, {257, 257}, {65, 300}, {300, 65}, {521, 521}});
 }
 
 TEST_CASE("attention equals the reference in float", "[attention]") {

@@ -151,7 +151,7 @@ TEST_CASE("causal rows do not depend on later tokens", "[attention]") {
   }
 }
 
-TEST_CASE("block-causal attention: no bit depends on later tokens", "[attention]") {
+TEST_CASE("block-causal attention: no bit depends on later tokens", "[attention][long]") {
   const Index n = 700;
   const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   const Tokens<double> x = random_tokens<double>(n, n, d, 2);

@@ -71,7 +71,9 @@ TEST_CASE("results are bitwise equal for any thread count", "[attention][threads
   }
   for_each_kind([](const AttentionOptions& options) {
     // 1500 tokens are 12 tiles, more than the 8 blocks into which gradients are divided
-    for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 1}, {50, 50}, {1500, 1500}, {400, 1500}}) {
+    for (const auto& [n_q, n_k] :
+         NPRF_TEST_SANITIZED ? std::vector<std::pair<Index, Index>>{{50, 50}, {400, 1500}}
+                             : std::vector<std::pair<Index, Index>>{{1, 1}, {50, 50}, {1500, 1500}, {400, 1500}}) {
       const Attention attention(orf<float>(d, m, 7), RelativePosition<float>(random_table<float>(900, 3)), options);
       Mask mask = (normal_vector<double>(n_k, 90).array() > -0.5).eval();
       check(attention, n_q, n_k, {});
@@ -94,7 +96,7 @@ TEST_CASE("results of a grid are bitwise equal for any thread count", "[attentio
     const Attention attention(
         orf<float>(d, m, 7),
         GridPosition<float>(H, W, normal<float>(2 * H - 1, 2 * W - 1, 3), normal<float>(E, E + 2, 4)), options);
-    check(attention, n, n, {});
+    if (!NPRF_TEST_SANITIZED) check(attention, n, n, {});
     Mask mask = (normal_vector<double>(n, 90).array() > -0.5).eval();
     mask[0] = false;
     check(attention, n, n, {.key_mask = view(mask)});

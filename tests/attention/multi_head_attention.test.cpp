@@ -487,7 +487,9 @@ TEST_CASE("multi-head: results are bitwise equal for any thread count", "[multi_
   constexpr Index values = 9;
   for (const Engine engine : engines())
     for (const Sizes& s :
-         {Sizes{2, 3, 720, 720}, Sizes{1, 1, 4000, 3900}, Sizes{1, 7, 500, 620}, Sizes{3, 1, 1400, 1450}}) {
+         NPRF_TEST_SANITIZED
+             ? std::vector<Sizes>{{2, 3, 720, 720}, {1, 7, 500, 620}}
+             : std::vector<Sizes>{{2, 3, 720, 720}, {1, 1, 4000, 3900}, {1, 7, 500, 620}, {3, 1, 1400, 1450}}) {
       const bool causal = s.heads == 3;
       const AttentionOptions options{.direction = causal ? Direction::causal : Direction::bidirectional,
                                      .engine = engine};

@@ -516,7 +516,7 @@ TEST_CASE("npy: a file cut anywhere is refused", "[npy]") {
   }
 }
 
-TEST_CASE("npy: a header with any one byte changed gives the same array or an error", "[npy]") {
+TEST_CASE("npy: a header with any one byte changed gives the same array or an error", "[npy][long]") {
   for (const Bytes& whole : {numpy_version_1, numpy_version_2, numpy_version_3}) {
     const npy::Array<double> expected = parse<double>(whole);
     const std::size_t header_end = whole.size() - whole.size() % 64;

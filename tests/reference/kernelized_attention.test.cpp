@@ -224,7 +224,7 @@ TEST_CASE("the reference attention rejects wrong shapes", "[reference]") {
 
 // The mean squared error of an estimate from m random vectors is proportional to 1/m: with 16 times as many, the root
 // mean square error falls by a factor of 4.
-TEST_CASE("the error of kernelized attention relative to softmax falls as 1 / sqrt(m)", "[reference]") {
+TEST_CASE("the error of kernelized attention relative to softmax falls as 1 / sqrt(m)", "[reference][monte_carlo]") {
   const Index n = 24, dim = 8;
   const auto q = normal<double>(n, dim, 1), k = normal<double>(n, dim, 2), v = normal<double>(n, 4, 3);
   const RelativePosition<double> position(normal_vector<double>(21, 4));

@@ -54,7 +54,9 @@ TEST_CASE("the gradients of a product are the same product with the roles exchan
 TEST_CASE("gradients over several residue classes", "[toeplitz]") {
   // 2, 4 and 8 classes; 4097 and 8193 are just over a switch
   for (const Shape& s :
-       std::vector<Shape>{{2049, 2049, 1, 2}, {1000, 5000, 2, 1}, {300, 8000, 1, 1}, {17000, 200, 1, 1}})
+       NPRF_TEST_SANITIZED
+           ? std::vector<Shape>{{2049, 200, 1, 2}, {300, 8000, 1, 1}}
+           : std::vector<Shape>{{2049, 2049, 1, 2}, {1000, 5000, 2, 1}, {300, 8000, 1, 1}, {17000, 200, 1, 1}})
     check<double>(s);
 }
 

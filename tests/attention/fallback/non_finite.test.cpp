@@ -64,7 +64,7 @@ TEMPLATE_TEST_CASE("a non-finite query, key or value propagates to the rows of t
   for (const Engine engine : all_engines())
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
       for (const T non_finite_value : {nan<T>, infinity<T>, -infinity<T>})
-        for (const Index at : {Index{5}, Index{130}}) {
+        for (const Index at : NPRF_TEST_SANITIZED ? std::vector<Index>{130} : std::vector<Index>{5, 130}) {
           INFO(name(engine) << (direction == Direction::causal ? ", causal" : "") << ", " << non_finite_value << " at "
                             << at);
           const auto with = [&](const auto& features, Normalization normalization) {

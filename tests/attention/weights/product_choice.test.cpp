@@ -26,7 +26,7 @@ using Grid = GridPosition<double>;
 
 }  // namespace
 
-TEST_CASE("if forward's engine accepts log-scales of keys, so does backward's", "[attention]") {
+TEST_CASE("if forward's engine accepts log-scales of keys, so does backward's", "[attention][long]") {
   Workspace workspace;
   const Team team(workspace);
   // In forward, equal weights at the last two attended lags, -1 and -2, are a tail. For some of these tables banded is

@@ -53,7 +53,7 @@ TEMPLATE_TEST_CASE("block-causal gradients: the last weight may be of any lag", 
     check(Case<TestType>(300, 300, 2, 3, last));
 }
 
-TEMPLATE_TEST_CASE("block-causal gradients: the sums of sizes are right", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block-causal gradients: the sums of sizes are right", "[toeplitz][long]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const auto make = [](LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
     return toeplitz::BlockCausalEngine<T>(lags, span, team);
@@ -67,7 +67,7 @@ TEMPLATE_TEST_CASE("block-causal gradients: the sums of sizes are right", "[toep
   }
 }
 
-TEMPLATE_TEST_CASE("block-causal gradients: small columns beside large ones keep their digits", "[toeplitz]",
+TEMPLATE_TEST_CASE("block-causal gradients: small columns beside large ones keep their digits", "[toeplitz][long]",
                    NPRF_TEST_SCALARS) {
   check_mixed_scales<TestType>(Engine::block_causal, 180, 190, 0);
 }

@@ -116,7 +116,7 @@ TEMPLATE_TEST_CASE("the block-causal product is that of a plain loop, row by row
   check(Case<T>(4100, 4100, 2, 1));     // two levels
 }
 
-TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block-causal: the last weight may be of any lag", "[toeplitz][long]", NPRF_TEST_SCALARS) {
   using T = TestType;
   for (const Index last : {-1100, -130, -128, -127, -1, 1, 5, 127, 128, 500, 1199}) {
     check(Case<T>(1200, 1200, 2, 3, last));
@@ -146,7 +146,7 @@ TEMPLATE_TEST_CASE("block-causal: no bit depends on the number of threads", "[to
   check_thread_bits(InSlots<TestType>(1100, 1100, Slots{1100}, Slots{1100}, 5, 65), make_block_causal);
 }
 
-TEMPLATE_TEST_CASE("block-causal: later tokens change no bit", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("block-causal: later tokens change no bit", "[toeplitz][long]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Index n = 1300, r = 5, p = fft::lane_count<T> + 1;
   const T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();

@@ -68,7 +68,7 @@ TEMPLATE_TEST_CASE("lanes: tokens may leave slots empty", "[toeplitz]", NPRF_TES
   });
 }
 
-TEMPLATE_TEST_CASE("lanes: the sums of sizes are right", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("lanes: the sums of sizes are right", "[toeplitz][long]", NPRF_TEST_SCALARS) {
   using T = TestType;
   check_sizes<T>(
       Engine::lanes,
@@ -78,7 +78,7 @@ TEMPLATE_TEST_CASE("lanes: the sums of sizes are right", "[toeplitz]", NPRF_TEST
       20, 24);
 }
 
-TEMPLATE_TEST_CASE("lanes: small columns beside large ones keep their digits", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("lanes: small columns beside large ones keep their digits", "[toeplitz][long]", NPRF_TEST_SCALARS) {
   check_mixed_scales<TestType>(Engine::lanes, 90, 110, 109);
 }
 

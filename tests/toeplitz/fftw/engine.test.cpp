@@ -223,7 +223,7 @@ TEMPLATE_TEST_CASE("the fftw engine: gaps over several residue classes", "[toepl
     }
 }
 
-TEMPLATE_TEST_CASE("the fftw engine: the sums of sizes are right", "[toeplitz]", NPRF_TEST_SCALARS) {
+TEMPLATE_TEST_CASE("the fftw engine: the sums of sizes are right", "[toeplitz][long]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const auto make = [](LagWeightsView<T> lags, const ProductShape& span, const Team& team) {
     return toeplitz::FftwEngine<T>(lags, span, team);
@@ -236,7 +236,7 @@ TEMPLATE_TEST_CASE("the fftw engine: the sums of sizes are right", "[toeplitz]",
                 team);
 }
 
-TEMPLATE_TEST_CASE("the fftw engine: small columns beside large ones keep their digits", "[toeplitz]",
+TEMPLATE_TEST_CASE("the fftw engine: small columns beside large ones keep their digits", "[toeplitz][long]",
                    NPRF_TEST_SCALARS) {
   check_mixed_scales<TestType>(Engine::fftw, 90, 110, 109);
 }

@@ -45,7 +45,7 @@ double error(const PlanCase& x, const Attention<F, P>& attention) {
 TEST_CASE("the gradients of a near field agree with the CPU's for every engine", "[cuda]") {
   for (const cuda::Engine engine : cuda_engines)
     for (const Direction direction : {Direction::bidirectional, Direction::causal})
-      for (const Index near : {1, 7, 1000}) {
+      for (const Index near : NPRF_TEST_SANITIZED ? std::vector<Index>{7} : std::vector<Index>{1, 7, 1000}) {
         // an FFT computes the first rows of causal attention with large errors
         if (uses_fft(engine) && direction == Direction::causal) continue;
         INFO(name(engine) << (direction == Direction::causal ? ", causal" : "") << ", near " << near);

@@ -95,7 +95,9 @@ TEMPLATE_TEST_CASE("banded products with exponential tails are those of the form
     const double underflow = 200.0 * x.r * 8 * 0x1p-126;
     CHECK(((got - expected).array().abs() <= tolerance * terms.array() + underflow).all());
   };
-  for (const float slope : {0.0f, -1e-7f, -1e-3f, -0.03f, -0.7f, -20.0f, -1e30f, 1e-3f, 0.5f, 1e30f})
+  for (const float slope : NPRF_TEST_SANITIZED
+                               ? std::vector<float>{0, -0.03f, -1e30f, 1e-3f, 1e30f}
+                               : std::vector<float>{0, -1e-7f, -1e-3f, -0.03f, -0.7f, -20, -1e30f, 1e-3f, 0.5f, 1e30f})
     for (const auto& [n_q, n_k] : {std::pair{1, 1}, {300, 300}, {40, 500}, {500, 40}})
       check({.n_q = n_q, .n_k = n_k, .p = 8, .band = {1, 0}, .slopes = {slope}}, 1);
   for (const float slope : {-0.02f, 0.02f}) {
