@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "nprf/calibration/calibrated_features.hpp"
+#include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/taylor.hpp"
@@ -26,7 +27,8 @@ template <Real T>
 struct Features {
   std::variant<std::vector<PositiveFeatures<T>>, std::vector<HyperbolicFeatures<T>>,
                std::vector<TrigonometricFeatures<T>>, std::vector<EluFeatures<T>>, std::vector<TaylorFeatures<T>>,
-               std::vector<CalibratedFeatures<T>>>
+               std::vector<CalibratedFeatures<T>>, std::vector<Centred<PositiveFeatures<T>>>,
+               std::vector<Centred<HyperbolicFeatures<T>>>>
       maps;
 
   template <class F>
@@ -45,6 +47,7 @@ class SequencePosition {
   using Any = std::variant<NoPosition<T>, RelativePosition<T>, T5Position<T>, AlibiPosition<T>>;
 
   SequencePosition(Any position) : m_position(std::move(position)) {}
+  const Any& any() const { return m_position; }
 
   const LagBias<T>& bias() const {
     return std::visit([](const auto& position) -> const LagBias<T>& { return position.bias(); }, m_position);
