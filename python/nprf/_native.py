@@ -4,8 +4,9 @@
 import importlib
 import importlib.util
 import os
+import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,7 +32,11 @@ def _load() -> ModuleType:
     )
 
 
-core: Any = _load()
+if TYPE_CHECKING:
+    from . import _core as core
+else:
+    core = _load()
+    sys.modules[f"{__package__}._core"] = core  # under one name, whatever the level
 
 
 class Native:

@@ -122,6 +122,7 @@ NB_MODULE(_cuda, m) {
   using namespace nprf::python;
   namespace nb = nanobind;
   nb::set_leak_warnings(false);  // plans that globals of Python keep
+  m.attr("on_host") = Device::value == nb::device::cpu::value;
   nb::class_<TypedPlan>(m, "Plan")
       .def(nb::init<const nb::capsule&, const std::string&, const Sizes&, const std::string&, bool, bool,
                     std::uintptr_t>(),

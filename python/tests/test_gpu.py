@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""Tensors on a GPU, beside those on the CPU. Where the module for GPUs was compiled over the stand-in for the CUDA runtime
+(NPRF_PYTHON_CUDA_ON_HOST), its kernels run on the host, for tensors in its memory."""
+
+import nprf
+import numpy as np
+import pytest
+from conftest import largest_exponent
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+import nprf.torch  # noqa: E402
+from nprf.torch import _functional, _gpu  # noqa: E402
+from nprf.torch._options import Options  # noqa: E402
+
+B, H, N, D, V = 2, 4, 21, 8, 5
+
+
+def gpu():
+    """The device, or a skip with what is missing."""
+    try:
+        from nprf import _cuda  # noqa: F401
+    except ImportError:
+        pytest.skip("nprf was not compiled for GPUs: -D NPRF_PYTHON_CUDA=ON, or NPRF_PYTHON_CUDA_ON_HOST=ON")
+    if _cuda.on_host:
+        return "cpu"
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no GPU")
+    return "cuda"
+
+
+def case(position, causal=False, features=None, near=0, kv_heads=H, tokens_first=False, offset=0, seed=3):
+    """(q, k, v), (bias, extra) and Options, float32."""
+    torch.manual_seed(seed)
+    n = 12 if position.startswith("grid") else N
+    shapes = [(B, H, n, D), (B, kv_heads, n, D), (B, kv_heads, n, V)]
+    arrays = [torch.randn(s).transpose(1, 2) if tokens_first else torch.randn(s) for s in shapes]
+    shape = {"table": (H, 11), "t5": (32,), "alibi": (H,), "grid": (H, 5, 7), "none": None}[position.split(":")[0]]
+    bias = None if shape is None else torch.rand(shape)
+    extra = torch.rand(2, 4) if position == "grid:3:4" else None
+    if extra is not None:
+        arrays = [torch.cat([x, x[..., :2, :]], -2) for x in arrays]
+    features = features or nprf.orf(D, 16, seed=1)
+    name = "table" if position == "none" else position
+    options = Options(features._identity, name, causal, near, 1.0, "automatic", tokens_first, offset)
+    return features, arrays, (bias, extra), options
+
+
+cases = {
+    **{f"{p}, causal {c}": {"position": p, "causal": c} for p in ("none", "table", "t5:128", "alibi") for c in (0, 1)},
+    "grid": {"position": "grid:3:4"},
+    "near": {"position": "t5:128", "near": 4, "features": nprf.taylor(D)},
+    "hyperbolic": {"position": "table", "features": nprf.hyperbolic(D, 8)},
+    "calibrated": {"position": "alibi", "near": 3, "features": "calibrated"},
+    "grouped queries": {"position": "table", "kv_heads": 2},
+    "tokens first": {"position": "table", "tokens_first": True, "causal": True},
+    "offset": {"position": "alibi", "causal": True, "offset": 2},
+}
+
+
+def made(name):
+    options = dict(cases[name])
+    if options.get("features") == "calibrated":
+        q, k, v = np.random.default_rng(0).standard_normal((3, 64, D))
+        options["features"] = nprf.calibrate(q, k, v, nprf.Alibi(0.1), num_features=D + 1, near=3).features
+    return case(**options)
+
+
+def on(device, tensors):
+    return [None if x is None else x.to(device) for x in tensors]
+
+
+@pytest.mark.parametrize("name", cases)
+def test_equals_the_cpu(name):
+    device = gpu()
+    features, arrays, parameters, options = made(name)
+    mask = None if options.position.startswith("grid") else torch.rand(B, N) < 0.8
+    y = _gpu.forward(*on(device, [*arrays, *parameters, mask]), options).cpu()
+    exact = [None if x is None else x.double() for x in (*arrays, *parameters)]
+    expected, saved = _functional._forward(*exact, mask, options, True)
+    # float32: 16 features or 2 * 16 tokens in each sum, of weights exp(x) with |x| up to the exponents of the features and
+    # the bias; twice since two rounding errors of an exponent are those of a query and of a key
+    exponent = largest_exponent(features) if hasattr(features, "rows") else 4
+    growth = 2 * (2 * N + 32 + (2 * D + 6) * (exponent + N * 1.0))
+    eps = torch.finfo(torch.float32).eps
+    assert (y - expected).abs().max() <= eps * growth * arrays[2].abs().max()
+
+    dy = torch.randn_like(y)
+    got = _gpu.backward(*on(device, [dy, *arrays, *parameters, mask]), options)
+    found = [*got[:3], *_functional._split(got[3], *on(device, parameters))]
+    wanted = _functional.backward_op(dy.double(), torch.empty(0, dtype=torch.uint8), *exact, mask, options.text())
+    for x, g, e, dims in zip((*arrays, *parameters), found, wanted, (0, 0, 0, options.bias_dims(), 2)):
+        if x is not None:
+            g = _functional._like(g, x.to(device), dims) if dims else g
+            g = g.cpu().reshape(x.shape)
+            # each is a sum over tokens of terms of the size of dy, the values and the largest |w|
+            size = dy.abs().max() * arrays[2].abs().max() * exponent * 2 * N
+            assert (g - e).abs().max() <= eps * growth * size, x.shape
+
+
+def test_plans_are_kept_and_parameters_are_those_of_the_call():
+    device = gpu()
+    _, arrays, (bias, _), options = made("table, causal 0")
+    arrays, bias = on(device, arrays), bias.to(device)
+    first = _gpu.forward(*arrays, bias, None, None, options)
+    plans = len(_gpu._plans)
+    other = _gpu.forward(*arrays, bias + torch.randn_like(bias), None, None, options)
+    assert not torch.equal(first, other)
+    assert torch.equal(_gpu.forward(*arrays, bias, None, None, options), first)
+    assert torch.equal(_gpu.forward(*(x.mT.contiguous().mT for x in arrays), bias, None, None, options), first)
+    assert len(_gpu._plans) == plans
+
+
+def test_errors_on_a_gpu():
+    device = gpu()
+    _, arrays, (bias, _), options = made("table, causal 0")
+    arrays, bias = on(device, arrays), bias.to(device)
+
+    def rejects(error, text, q, k, v, **changes):
+        with pytest.raises(error, match=text):
+            _gpu.forward(q, k, v, bias, None, None, options._replace(**changes))
+
+    q, k, v = arrays
+    rejects(TypeError, "float32, float16 or bfloat16 on a GPU", q.double(), k, v)
+    rejects(ValueError, "keys: expected the type", q, k.double(), v)
+    rejects(ValueError, "k: expected", q, k[..., :3], v)
+    rejects(ValueError, "engine: expected", q, k, v, engine="lanes")
+    rejects(ValueError, "input_dim|d:|columns", q[..., :3], k[..., :3], v)
+
+
+def test_empty_arrays_on_a_gpu():
+    device = gpu()
+    _, arrays, (bias, _), options = made("table, causal 0")
+    q, k, v = (x.to(device)[:, :, :0] for x in arrays)
+    assert _gpu.forward(q, k, v, bias.to(device), None, None, options).shape == (B, H, 0, V)
+    gradients = _gpu.backward(torch.empty(B, H, 0, V, device=device), q, k, v, bias.to(device), None, None, options)
+    assert [g.shape for g in gradients[:3]] == [x.shape for x in (q, k, v)] and not gradients[3].any()
+
+
+def test_autograd_on_a_gpu():
+    device = gpu()
+    if device == "cpu":
+        pytest.skip("autograd calls the module for tensors on a GPU alone")
+    features, arrays, (bias, _), _ = made("table, causal 0")
+    function = lambda q, k, v, bias: nprf.torch.attention(q, k, v, bias, features=features)  # noqa: E731
+    inputs = [x.to(device).requires_grad_() for x in (*arrays, bias)]
+    copies = [x.detach().cpu().requires_grad_() for x in inputs]
+    for x in (inputs, copies):
+        function(*x).square().sum().backward()
+    for x, y in zip(inputs, copies):
+        torch.testing.assert_close(x.grad.cpu(), y.grad)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*inputs), function(*inputs))
+
+
+def test_without_the_module(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "nprf._cuda", None)
+    with pytest.raises(RuntimeError, match="NPRF_PYTHON_CUDA=ON"):
+        _gpu._module()
