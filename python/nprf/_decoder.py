@@ -156,12 +156,13 @@ class Decoder:
     def nbytes(self) -> int:
         """The memory of the states of all sequences, in bytes."""
         with self._one_call:
-            return self._state.bytes()
+            return int(self._state.nbytes())
 
     def save(self) -> bytes:
         """The states of all sequences, for `load` of a decoder with the same arguments."""
         with self._one_call:
-            return self._state.save()
+            state: bytes = self._state.save()
+        return state
 
     def load(self, state: bytes) -> None:
         """Replaces the states by saved ones. ValueError, which changes nothing, if they are of another decoder, were cut

@@ -9,8 +9,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._cpu import level as _cpu_level
+
+__all__ = ["Native", "as_array", "core", "float32", "float64", "native_of"]
 
 
 def _load() -> ModuleType:
@@ -67,7 +70,7 @@ def native_of(dtype: Any, name: str) -> Native:
         raise TypeError(f"{name}: expected float32 or float64, got {dtype}") from None
 
 
-def as_array(x: Any, name: str) -> np.ndarray:
+def as_array(x: Any, name: str) -> NDArray[Any]:
     """`x`, or a NumPy view of another array in the memory of the host."""
     if isinstance(x, np.ndarray):
         return x

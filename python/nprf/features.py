@@ -47,7 +47,7 @@ class Features(Value):
     @property
     def output_dim(self) -> int:
         """The number of features of a vector."""
-        return self._native(native_of(np.dtype("float32"), "features")).output_dim
+        return int(self._native(native_of(np.dtype("float32"), "features")).output_dim)
 
     def redraw(self, seed: int) -> Features:
         """The same map with random vectors from another seed. ValueError if it has none."""
@@ -178,9 +178,10 @@ class RandomFeatures(Features):
     def redraw(self, seed: int) -> RandomFeatures:
         return RandomFeatures(self.kind, self.input_dim, self.num_features, self.projection, seed, self.tilt)
 
-    def rows(self, dtype: Any = np.float32) -> np.ndarray:
+    def rows(self, dtype: Any = np.float32) -> NDArray[Any]:
         """The random vectors [m, d]."""
-        return self._native(native_of(np.dtype(dtype), "dtype")).projection()
+        rows: NDArray[Any] = self._native(native_of(np.dtype(dtype), "dtype")).projection()
+        return rows
 
 
 class ProjectedFeatures(Features):

@@ -464,7 +464,7 @@ void bind_decoder(nb::module_& m, const char* name) {
       .def("fork", &Decoder<T>::fork)
       .def("reset", [](Decoder<T>& self, Index sequence) { self.reset(sequence); })
       .def("tokens", &Decoder<T>::tokens)
-      .def("bytes", &Decoder<T>::bytes)
+      .def("nbytes", &Decoder<T>::bytes)
       .def("save",
            [](const Decoder<T>& self) {
              std::ostringstream stream;

@@ -46,7 +46,11 @@ def case(position, causal=False, features=None, near=0, kv_heads=H, tokens_first
 
 
 cases = {
-    **{f"{p}, causal {c}": {"position": p, "causal": c} for p in ("none", "table", "t5:128", "alibi") for c in (False, True)},
+    **{
+        f"{p}, causal {c}": {"position": p, "causal": c}
+        for p in ("none", "table", "t5:128", "alibi")
+        for c in (False, True)
+    },
     "grid": {"position": "grid:3:4"},
     "near": {"position": "t5:128", "near": 4, "features": nprf.taylor(D)},
     "hyperbolic": {"position": "table", "features": nprf.hyperbolic(D, 8)},

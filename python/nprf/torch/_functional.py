@@ -98,7 +98,16 @@ def attention_op(
 
 
 @attention_op.register_fake
-def _(q, k, v, bias, extra, key_mask, options, save):
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
     y = q.new_empty((*q.shape[:-1], v.shape[-1]))
     return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device)
 
@@ -153,7 +162,17 @@ def _like(by_head: Optional[Tensor], x: Optional[Tensor], dims: int) -> Tensor:
 
 
 @backward_op.register_fake
-def _(dy, token, q, k, v, bias, extra, key_mask, options):
+def _(
+    dy: Tensor,
+    token: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     def like(x: Optional[Tensor]) -> Tensor:
         return torch.empty(0) if x is None else x.new_empty(x.shape)
 
@@ -268,5 +287,5 @@ def attention(
         features._identity, position_name(position), causal, near, normalization.radius, engine,
         layout == "tokens_first", offset,
     )  # fmt: skip
-    y, _ = attention_op(q, k, v, bias, extra, key_mask, options.text(), save)
+    y: Tensor = attention_op(q, k, v, bias, extra, key_mask, options.text(), save)[0]
     return y if y.dtype == dtype else y.to(dtype)

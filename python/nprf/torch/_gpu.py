@@ -60,8 +60,8 @@ def _plan_of(
     key = (others, scalar, sizes, shapes, gradients, q.device, _stream(q))
     entry = _plans.get(key)
     if entry is None:
-        parameters = (None if x is None else x.detach().to("cpu", torch.float32) for x in (bias, extra))
-        model = attention_of(float32, *parameters, options).cuda_model()
+        on_host = [None if x is None else x.detach().to("cpu", torch.float32) for x in (bias, extra)]
+        model = attention_of(float32, on_host[0], on_host[1], options).cuda_model()
         plan = _module().Plan(model, scalar, sizes, options.engine, gradients, options.tokens_first, _stream(q))
         entry = _plans[key] = _Entry(plan, features)
         if len(_plans) > _most_plans:
@@ -92,7 +92,8 @@ def _sum_of_groups(dx: Tensor, x: Tensor, options: Options) -> Tensor:
     if dx.shape == x.shape:
         return dx
     axis = -2 if options.tokens_first else -3
-    return dx.unflatten(axis, (x.shape[axis], -1)).sum(axis)
+    groups: Tensor = dx.unflatten(axis, (x.shape[axis], -1))
+    return groups.sum(axis)
 
 
 def _parameters(bias: Optional[Tensor], extra: Optional[Tensor], options: Options) -> Optional[Tensor]:
