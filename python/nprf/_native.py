@@ -51,6 +51,7 @@ class Native:
         self.Features = getattr(core, f"Features_{name}")
         self.Positions = getattr(core, f"Positions_{name}")
         self.Attention = getattr(core, f"Attention_{name}")
+        self.PlainAttention = getattr(core, f"PlainAttention_{name}")
         self.Decoder = getattr(core, f"Decoder_{name}")
         self.softmax_attention = getattr(core, f"softmax_attention_{name}")
         self.calibrate = getattr(core, f"calibrate_{name}")

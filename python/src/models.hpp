@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "nprf/calibration/calibrated_features.hpp"
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
 #include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/positive.hpp"
@@ -73,5 +75,18 @@ template <Real T>
 struct Positions {
   std::variant<std::vector<SequencePosition<T>>, std::vector<GridPosition<T>>> positions;
 };
+
+/// The same kinds of positions with the parameters rows (h,p), one row for each.
+template <Real T>
+Positions<T> with_parameters(const Positions<T>& positions, const Matrix<T>& rows) {
+  const auto* all = std::get_if<std::vector<SequencePosition<T>>>(&positions.positions);
+  require(all != nullptr, "positions: expected those of a sequence, got those of a grid");
+  std::vector<SequencePosition<T>> made;
+  for (Index h = 0; h < rows.rows(); ++h) {
+    const std::size_t at = all->size() == 1 ? 0 : static_cast<std::size_t>(h);
+    made.push_back(all->at(at).with_parameters(rows.row(h).transpose()));
+  }
+  return {std::move(made)};
+}
 
 }  // namespace nprf::python

@@ -30,6 +30,7 @@
 #include "nprf/feature_map/sderf_tilt.hpp"
 #include "nprf/instances.hpp"
 #include "nprf/position/resize_bias.hpp"
+#include "plain_attention.hpp"
 
 namespace nprf::python {
 
@@ -256,17 +257,6 @@ Positions<T> grids(Index height, Index width, const InputArray& b, const InputAr
 }
 
 template <Real T>
-Positions<T> with_parameters(const Positions<T>& positions, const InputArray& b) {
-  const auto* all = std::get_if<std::vector<SequencePosition<T>>>(&positions.positions);
-  require(all != nullptr, "positions: expected those of a sequence, got those of a grid");
-  Index h = 0;
-  return of_rows<T>(b, "bias", [&](Vector<T> parameters) {
-    const std::size_t at = all->size() == 1 ? 0 : static_cast<std::size_t>(h++);
-    return all->at(at).with_parameters(std::move(parameters));
-  });
-}
-
-template <Real T>
 void softmax_attention(const InputArray& q, const InputArray& k, const InputArray& v, const OutputArray& y,
                        const Positions<T>& positions, bool causal, double radius) {
   const Tokens<T> queries(q, "queries", Axes::heads_first), keys(k, "keys", Axes::heads_first),
@@ -396,7 +386,9 @@ void bind_positions(nb::module_& m, const char* name) {
                     });
                   })
       .def_static("grid", &grids<T>)
-      .def("with_parameters", &with_parameters<T>);
+      .def("with_parameters", [](const Positions<T>& positions, const InputArray& rows) {
+        return with_parameters<T>(positions, matrix_of<T>(rows, "bias"));
+      });
 }
 
 template <Real T>
@@ -433,6 +425,19 @@ void bind_attention(nb::module_& m, const char* name, const char* saved_name) {
                                   [](void* p) noexcept { delete static_cast<cuda::AttentionModel*>(p); });
         model.release();
         return capsule;
+      });
+}
+
+template <Real T>
+void bind_plain_attention(nb::module_& m, const char* name) {
+  using Plain = PlainAttentionOf<T>;
+  nb::class_<Plain>(m, name)
+      .def("__init__",
+           [](Plain* self, const Features<T>& features, const Positions<T>& positions, bool causal, double radius,
+              const std::string& engine,
+              Index near) { new (self) Plain(features, positions, options_of(causal, radius, engine, near)); })
+      .def_prop_ro("address", [](const Plain& self) {
+        return reinterpret_cast<std::intptr_t>(static_cast<const PlainAttention*>(&self));
       });
 }
 
@@ -549,6 +554,7 @@ void bind(nb::module_& m, const std::string& suffix) {
   bind_features<T>(m, ("Features_" + suffix).c_str());
   bind_positions<T>(m, ("Positions_" + suffix).c_str());
   bind_attention<T>(m, ("Attention_" + suffix).c_str(), ("Saved_" + suffix).c_str());
+  bind_plain_attention<T>(m, ("PlainAttention_" + suffix).c_str());
   bind_decoder<T>(m, ("Decoder_" + suffix).c_str());
   bind_functions<T>(m, suffix);
 }
