@@ -142,5 +142,5 @@ def attention(
         if mask.shape != (k.shape[0], k.shape[2]):
             raise ValueError(f"key_mask: expected {k.shape[0]} x {k.shape[2]}, got {mask.shape}")
     options = _Options(features_of(features), position, bool(causal), int(near), normalization.radius, engine)
-    y = _attention(q, k, v, rows, mask, options).astype(dtype)
+    y: jax.Array = _attention(q, k, v, rows, mask, options).astype(dtype)
     return y[0] if without_batch else y

@@ -137,7 +137,8 @@ def backward_op(
     by_head, extra_by_head, _ = saved.backward(
         to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, parsed.tokens_first, parsed.offset)
     )
-    of_bias, of_extra = torch.from_numpy(by_head), torch.from_numpy(extra_by_head)
+    of_bias = None if bias is None else torch.from_numpy(by_head)
+    of_extra = None if extra is None else torch.from_numpy(extra_by_head)
     return dq, dk, dv, _like(of_bias, bias, dims), _like(of_extra, extra, 2)
 
 
@@ -158,7 +159,7 @@ def _like(by_head: Optional[Tensor], x: Optional[Tensor], dims: int) -> Tensor:
     if by_head.shape[0] == 0:  # no heads
         return torch.zeros_like(x)
     rows = by_head if x.dim() > dims and x.shape[0] > 1 else by_head.sum(0)
-    return rows.reshape(x.shape).to(x.dtype)
+    return rows.reshape(x.shape)
 
 
 @backward_op.register_fake
