@@ -316,15 +316,19 @@ def test_ctrl_c_ends_a_call_within_a_head(rng, h, threads):
 
 
 def test_ctrl_c_ends_calibration_and_the_references(rng):
-    x = heads(rng, 1, 2**16, 8)
+    x = heads(rng, 2**20, 8)
     with interrupted():
-        nprf.calibrate(x, x, x, num_features=30, max_queries=2**16)
+        nprf.reference.softmax_attention(x, x, x)
+    attention = nprf.Attention(nprf.orf(8, 16))
     with interrupted():
-        nprf.reference.softmax_attention(*(np.concatenate([x] * 64),) * 3)
+        nprf.reference.kernelized_attention(attention, x, x, x)
+    x = x[: 2**15]
+    with interrupted():
+        nprf.calibrate(x, x, x, num_features=40, max_queries=2**15)
 
 
 def test_the_gil_is_released(rng):
-    q = heads(rng, 1, 8, 4096, 64, dtype=np.float32)
+    q = heads(rng, 1, 2, 4096, 64, dtype=np.float32)
     attention = nprf.Attention(nprf.orf(64, 128), engine="direct")
     ticks = 0
     stop = threading.Event()

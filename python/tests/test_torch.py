@@ -7,6 +7,7 @@ import io
 import nprf
 import numpy as np
 import pytest
+from conftest import interrupted
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 import nprf.torch  # noqa: E402
@@ -221,6 +222,13 @@ def test_threads_are_those_of_torch():
     with open("/proc/self/maps") as maps:
         libraries = {line.split()[-1] for line in maps if "libgomp" in line}
     assert len(libraries) == 1, libraries
+
+
+def test_ctrl_c_ends_a_call():
+    before, x = len(_functional._saved), torch.randn(1, 2**18, 8, requires_grad=True)
+    with interrupted():
+        nprf.torch.attention(x, x, x, features=nprf.orf(8, 64), engine="direct")
+    assert len(_functional._saved) == before
 
 
 def test_vmap():
