@@ -232,7 +232,7 @@ def main():
         machine = {
             "torch": torch.__version__,
             "threads": options.threads,
-            "core": nprf._native.core.__name__,
+            "cpu_level": nprf.cpu_level(),
             "machine": platform.processor() or platform.machine(),
             "load": os.getloadavg(),
         }

@@ -432,6 +432,11 @@ def _check_heads(position: Position | None, q: Array) -> None:
         raise ValueError(f"positions: expected 1 or {heads} (heads), got {position.parameters.shape[0]}")
 
 
+def cpu_level() -> str:
+    """The x86-64 level of the compiled code that runs, "v2", "v3" or "v4"; "generic" on other processors."""
+    return core.__name__.rsplit("_", 1)[1]
+
+
 def num_threads() -> int:
     """The number of threads that a call may use."""
     return core.num_threads()
