@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: MIT
 """nprf.torch.attention beside PyTorch's attentions.
 
-attention.py [--threads N] [--sizes BxHxNxD ...] [--kinds ...] [--rivals ...] [--seconds S] [--out OUT.json]
+attention.py [--threads N] [--sizes BxHxNxD ...] [--kinds ...] [--rivals ...] [--seconds S] [--out OUT.json] [--picture SVG]
 
 Milliseconds of forward and of forward + backward, float32, with gradients of queries, keys, values and biases. Medians of
 rounds that run all rivals one after another, so that a change of the machine's speed meets all of them.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ import nprf.torch
 import torch
 import torch.nn.functional as F
 
-FEATURES, NEAR = 32, 0
+FEATURES, NEAR = 32, 32
 
 
 class Case:
@@ -31,7 +32,7 @@ class Case:
         self.arrays = [torch.randn(b, h, n, d, requires_grad=True) for _ in range(3)]
         shape = {"dense": (h, 2 * n - 1), "t5": (h, 32), "alibi": (h,), "none": (0,)}[kind]
         self.bias = torch.zeros(shape).uniform_(0.01, 0.1).requires_grad_()
-        self.features = nprf.orf(d, FEATURES)
+        self.features, self.taylor = nprf.orf(d, FEATURES), nprf.taylor(d)
         lags = torch.arange(n)[None, :] - torch.arange(n)[:, None]
         self.index = lags + n - 1
         if kind == "t5":
@@ -54,10 +55,15 @@ class Case:
         return self.bias[:, torch.cat([self.index[-1], self.index[0, 1:]])]
 
 
-def ours(case):
-    position = {"dense": "table", "none": "table"}.get(case.kind, case.kind)
-    bias = None if case.kind == "none" else case.bias
-    return nprf.torch.attention(*case.arrays, bias, features=case.features, near=NEAR, position=position)
+def of_map(features, near):
+    """nprf with case.<features> and a near field."""
+
+    def ours(case):
+        position = {"dense": "table", "none": "table"}.get(case.kind, case.kind)
+        bias = None if case.kind == "none" else case.bias
+        return nprf.torch.attention(*case.arrays, bias, features=getattr(case, features), near=near, position=position)
+
+    return ours
 
 
 def scaled_dot_product(case):
@@ -112,7 +118,9 @@ def performer(case):
 
 
 rivals = {
-    "nprf": ours,
+    "nprf": of_map("features", 0),
+    "nprf, near": of_map("features", NEAR),
+    "nprf, taylor, near": of_map("taylor", NEAR),
     "sdpa, attn_mask": scaled_dot_product,
     "sdpa, no bias": without_bias,
     "torch.fft": transforms,
@@ -165,6 +173,40 @@ def measure(size, kind, names, seconds):
     return rows
 
 
+def draw(results, path):
+    """Times over tokens on logarithmic axes, a panel for each bias and pass; of sizes that differ in more than tokens, each
+    time is divided by batch and heads."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = sorted({(each["bias"], each["pass"]) for each in results})
+    passes = sorted({of for _, of in panels})
+    kinds = sorted({bias for bias, _ in panels})
+    figure, axes = pyplot.subplots(
+        len(passes), len(kinds), figsize=(4 * len(kinds), 3.5 * len(passes)), squeeze=False, sharex=True
+    )
+    for (row, of), (column, bias) in itertools.product(enumerate(passes), enumerate(kinds)):
+        panel = axes[row][column]
+        panel.set_title(f"{of}, bias: {bias}", fontsize=9)
+        for name in rivals:
+            points = sorted(
+                (each["size"][2], each["ms"][name] / each["size"][0] / each["size"][1])
+                for each in results
+                if (each["bias"], each["pass"]) == (bias, of) and name in each["ms"]
+            )
+            if points:
+                panel.loglog(*zip(*points), marker="o", markersize=3, label=name)
+        panel.grid(True, which="both", alpha=0.2)
+        if row == len(passes) - 1:
+            panel.set_xlabel("tokens")
+    axes[0][0].set_ylabel("ms of a head")
+    axes[0][0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
@@ -173,6 +215,7 @@ def main():
     parser.add_argument("--rivals", nargs="+", default=list(rivals), choices=list(rivals))
     parser.add_argument("--seconds", type=float, default=5, help="of each measurement")
     parser.add_argument("--out")
+    parser.add_argument("--picture", help="an SVG or PNG, by matplotlib")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -182,21 +225,21 @@ def main():
         for kind in options.kinds:
             for direction, row in measure(size, kind, options.rivals, options.seconds).items():
                 results.append({"size": size, "bias": kind, "pass": direction, "ms": row})
-                ratios = ", ".join(
-                    f"{name} {ms:.4g}" + (f" ({ms / row['nprf']:.2f}x)" if name != "nprf" else "")
-                    for name, ms in row.items()
-                )
+                first = next(iter(row.values()), None)  # nprf, unless it was left out
+                ratios = ", ".join(f"{name} {ms:.4g} ({ms / first:.2f}x)" for name, ms in row.items())
                 print(f"{list(size)} {kind:5} {direction:18}: {ratios}", flush=True)
     if options.out:
         machine = {
             "torch": torch.__version__,
             "threads": options.threads,
-            "core": nprf._native.core.__name__,
+            "cpu_level": nprf.cpu_level(),
             "machine": platform.processor() or platform.machine(),
             "load": os.getloadavg(),
         }
         with open(options.out, "w") as out:
             json.dump({"machine": machine, "results": results}, out, indent=1)
+    if options.picture:
+        draw(results, options.picture)
 
 
 if __name__ == "__main__":

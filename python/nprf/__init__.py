@@ -8,19 +8,25 @@ from . import reference
 from ._attention import (
     Attention,
     Calibration,
+    CallOptions,
     Gradients,
     Normalization,
     Saved,
     attention,
     calibrate,
+    cpu_level,
     free_memory,
     num_threads,
     set_num_threads,
 )
+from ._core import GradientReport, Report
 from ._decoder import Decoder
-from ._native import core as _core
+from ._native import core as _native_core
 from .features import (
+    Balance,
     CalibratedFeatures,
+    CentredFeatures,
+    Centring,
     EluFeatures,
     Features,
     HeadFeatures,
@@ -28,6 +34,7 @@ from .features import (
     RandomFeatures,
     TaylorFeatures,
     Tilt,
+    balance,
     elu,
     hyperbolic,
     oprf_tilt,
@@ -40,15 +47,17 @@ from .features import (
 )
 from .positions import Alibi, Grid, NoPosition, Position, RelativePosition, T5, alibi_slopes, resize_bias
 
-Report = _core.Report
-GradientReport = _core.GradientReport
-__version__: str = _core.version
+__version__: str = _native_core.version
 
 __all__ = [
     "Alibi",
     "Attention",
+    "Balance",
     "CalibratedFeatures",
     "Calibration",
+    "CallOptions",
+    "CentredFeatures",
+    "Centring",
     "Decoder",
     "EluFeatures",
     "Features",
@@ -69,7 +78,9 @@ __all__ = [
     "Tilt",
     "alibi_slopes",
     "attention",
+    "balance",
     "calibrate",
+    "cpu_level",
     "elu",
     "free_memory",
     "hyperbolic",

@@ -5,14 +5,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Union, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._native import Native, as_array, core, float32, float64, native_of
 from ._value import Value
 from .features import CalibratedFeatures, Features, FeaturesLike, HeadFeatures, features_of
 from .positions import NoPosition, Position
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._core import Call, GradientReport, Report
+
+Array = NDArray[Any]  # of float32 or float64
 
 
 class Normalization(Value):
@@ -49,19 +57,35 @@ class Gradients(NamedTuple):
     """dL/dq, dL/dk, dL/dv, and dL/d(parameters of the position), or None without parameters; `extra` is that of a
     grid's extra tokens."""
 
-    queries: np.ndarray
-    keys: np.ndarray
-    values: np.ndarray
-    bias: np.ndarray | None
-    extra: np.ndarray | None
-    report: Any
+    queries: Array
+    keys: Array
+    values: Array
+    bias: Array | None
+    extra: Array | None
+    report: GradientReport
 
 
 class Saved:
     """What `Attention.forward` saves for `Attention.backward`."""
 
-    def __init__(self, native: Any, call: Any, shapes: Any, owner: Attention) -> None:
+    def __init__(self, native: Any, call: Call, shapes: tuple[tuple[int, ...], ...], owner: Attention) -> None:
         self._native, self._call, self._shapes, self._owner = native, call, shapes, owner
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of a call; see Attention."""
+
+    key_mask: Any
+    lengths: Sequence[int] | None
+    cumulative_lengths: Sequence[int] | None
+    key_cumulative_lengths: Sequence[int] | None
+    offset: int
+    tolerance: float
+    compared_rows: int
+    comparison_seed: int
+    check_finite: bool
+    layout: str
+    threads: int
 
 
 def _call_of(
@@ -76,7 +100,7 @@ def _call_of(
     check_finite: bool = False,
     layout: str = "heads_first",
     threads: int = 0,
-) -> Any:
+) -> Call:
     if layout not in _layouts:
         raise ValueError(f"layout: expected heads_first or tokens_first, got {layout!r}")
     if key_mask is not None:
@@ -147,7 +171,7 @@ class Attention(Value):
             raise TypeError(f"normalization: expected a Normalization, got {type(normalization).__name__}")
         self.position = position
         self.causal, self.normalization, self.near, self.engine = bool(causal), normalization, int(near), engine
-        self._by_scalar: dict[str, Any] = {}
+        self._by_scalar: dict[str, Any] = {}  # the extension's attention for float32 and for float64
         # errors of the options are found now
         self._native(float64 if position is not None and position.parameters.dtype == np.float64 else float32)
 
@@ -165,21 +189,45 @@ class Attention(Value):
             )
         return made
 
-    def _inputs(self, q: Any, k: Any, v: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, Native, np.ndarray]:
+    def _inputs(self, q: Any, k: Any, v: Any) -> tuple[Array, Array, Array, Native, Array]:
         q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
         native = native_of(q.dtype, "queries")
         if v.ndim == 0:
             raise ValueError("values: expected 2, 3 or 4 dimensions, got 0")
         return q, k, v, native, np.empty(q.shape[:-1] + v.shape[-1:], q.dtype)
 
-    def __call__(self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Any) -> Any:
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, report: Literal[False] = False, **options: Unpack[CallOptions]
+    ) -> Array: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, report: Literal[True], **options: Unpack[CallOptions]
+    ) -> tuple[Array, Report]: ...
+    @overload
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, report: bool, **options: Unpack[CallOptions]
+    ) -> Union[Array, tuple[Array, Report]]: ...
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Unpack[CallOptions]
+    ) -> Union[Array, tuple[Array, Report]]:
         """y, in q's shape with the channels of v; with report=True (y, Report)."""
         call = _call_of(**options) if options else _default_call
         q, k, v, native, y = self._inputs(q, k, v)
         described = self._native(native)(q, k, v, y, call)
         return (y, described) if report else y
 
-    def forward(self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Any) -> Any:
+    @overload
+    def forward(
+        self, q: Any, k: Any, v: Any, *, report: Literal[False] = False, **options: Unpack[CallOptions]
+    ) -> tuple[Array, Saved]: ...
+    @overload
+    def forward(
+        self, q: Any, k: Any, v: Any, *, report: Literal[True], **options: Unpack[CallOptions]
+    ) -> tuple[Array, Saved, Report]: ...
+    def forward(
+        self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Unpack[CallOptions]
+    ) -> Union[tuple[Array, Saved], tuple[Array, Saved, Report]]:
         """(y, Saved) with what backward needs; with report=True (y, Saved, Report)."""
         call = _call_of(**options) if options else _default_call
         q, k, v, native, y = self._inputs(q, k, v)
@@ -197,7 +245,7 @@ class Attention(Value):
         bias, extra, report = saved._native.backward(dy, dq, dk, dv, saved._call)
         return Gradients(dq, dk, dv, self._gradient(bias, "bias"), self._gradient(extra, "extra"), report)
 
-    def _gradient(self, by_head: np.ndarray, of: str) -> np.ndarray | None:
+    def _gradient(self, by_head: Array, of: str) -> Array | None:
         position = self.position
         like = None if position is None else position.parameters if of == "bias" else getattr(position, "extra", None)
         if like is None:
@@ -217,6 +265,51 @@ _attentions: dict[Any, Attention] = {}
 _most_attentions = 32
 
 
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    features: FeaturesLike,
+    position: Position | None = ...,
+    causal: bool = ...,
+    normalization: Normalization = ...,
+    near: int = ...,
+    engine: str = ...,
+    report: Literal[False] = False,
+    **options: Unpack[CallOptions],
+) -> Array: ...
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    features: FeaturesLike,
+    position: Position | None = ...,
+    causal: bool = ...,
+    normalization: Normalization = ...,
+    near: int = ...,
+    engine: str = ...,
+    report: Literal[True],
+    **options: Unpack[CallOptions],
+) -> tuple[Array, Report]: ...
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    features: FeaturesLike,
+    position: Position | None = ...,
+    causal: bool = ...,
+    normalization: Normalization = ...,
+    near: int = ...,
+    engine: str = ...,
+    report: bool,
+    **options: Unpack[CallOptions],
+) -> Union[Array, tuple[Array, Report]]: ...
 def attention(
     q: Any,
     k: Any,
@@ -229,8 +322,8 @@ def attention(
     near: int = 0,
     engine: str = "automatic",
     report: bool = False,
-    **options: Any,
-) -> Any:
+    **options: Unpack[CallOptions],
+) -> Union[Array, tuple[Array, Report]]:
     """y of Attention(features, position, ...)(q, k, v, ...), or (y, Report). The last attentions are kept, so that calls
     with the same objects build nothing."""
     features = features if isinstance(features, Features) else features_of(features)
@@ -256,7 +349,7 @@ class Calibration(NamedTuple):
     """Feature maps for all heads (one CalibratedFeatures for a single head), their relative error |y - exact| / |exact|
     on the second half of the sample, that of each head, and what was compared: (first, second, error)."""
 
-    features: Any
+    features: Features
     softmax_error: float
     head_errors: list[float]
     candidates: list[tuple[int, int, float]]
@@ -300,7 +393,7 @@ def softmax_attention(
     *,
     causal: bool = False,
     normalization: Normalization = _unit,
-) -> np.ndarray:
+) -> Array:
     """Exact softmax attention with the same bias and normalization, by tiles: O(n_q n_k), the yardstick."""
     q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
     native = native_of(q.dtype, "queries")
@@ -312,7 +405,7 @@ def softmax_attention(
     return y
 
 
-def kernelized_attention(attention: Attention, q: Any, k: Any, v: Any, offset: int = 0) -> np.ndarray:
+def kernelized_attention(attention: Attention, q: Any, k: Any, v: Any, offset: int = 0) -> Array:
     """The formula of `attention` as two plain loops in long double: O(n_q n_k (r + d_v)), for tests."""
     q, k, v, native, y = attention._inputs(q, k, v)
     _check_shapes(q, k, v)
@@ -321,7 +414,7 @@ def kernelized_attention(attention: Attention, q: Any, k: Any, v: Any, offset: i
     return y
 
 
-def _check_shapes(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+def _check_shapes(q: Array, k: Array, v: Array) -> None:
     same = q.ndim == k.ndim == v.ndim and 2 <= q.ndim <= 4 and q.shape[:-3] == k.shape[:-3] == v.shape[:-3]
     heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v)] if same else [0, 0, 0]
     if not same or heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1] != 0:
@@ -331,12 +424,17 @@ def _check_shapes(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
         )
 
 
-def _check_heads(position: Position | None, q: np.ndarray) -> None:
+def _check_heads(position: Position | None, q: Array) -> None:
     if position is None or isinstance(position, NoPosition) or position.parameters.ndim == position._dims:
         return
     heads = q.shape[-3] if q.ndim > 2 else 1
     if position.parameters.shape[0] not in (1, heads):
         raise ValueError(f"positions: expected 1 or {heads} (heads), got {position.parameters.shape[0]}")
+
+
+def cpu_level() -> str:
+    """The x86-64 level of the compiled code that runs, "v2", "v3" or "v4"; "generic" on other processors."""
+    return core.__name__.rsplit("_", 1)[1]
 
 
 def num_threads() -> int:

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Union, overload
 
 import numpy as np
 
-from ._attention import Attention, Normalization, _call_of, _default_call, _unit
+from ._attention import Array, Attention, CallOptions, Normalization, _call_of, _default_call, _unit
 from ._native import as_array, native_of
 from .features import FeaturesLike
 from .positions import Position
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._core import Report
 
 
 class _OneCall:
@@ -72,16 +77,38 @@ class Decoder:
         self._state = native.Decoder.make(self.attention._native(native), self.batch, self.rollback_tokens)
         self._one_call = _OneCall()
 
-    def prefill(self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Any) -> Any:
+    @overload
+    def prefill(
+        self, q: Any, k: Any, v: Any, *, report: Literal[False] = False, **options: Unpack[CallOptions]
+    ) -> Array: ...
+    @overload
+    def prefill(
+        self, q: Any, k: Any, v: Any, *, report: Literal[True], **options: Unpack[CallOptions]
+    ) -> tuple[Array, Report]: ...
+    def prefill(
+        self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Unpack[CallOptions]
+    ) -> Union[Array, tuple[Array, Report]]:
         """Appends the tokens, and returns y in q's shape with the channels of v, or with report=True (y, Report): by
         Attention if all sequences are empty, in O(n log n) or O(n), and otherwise by steps."""
         return self._append(q, k, v, report, options, True)
 
-    def step(self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Any) -> Any:
+    @overload
+    def step(
+        self, q: Any, k: Any, v: Any, *, report: Literal[False] = False, **options: Unpack[CallOptions]
+    ) -> Array: ...
+    @overload
+    def step(
+        self, q: Any, k: Any, v: Any, *, report: Literal[True], **options: Unpack[CallOptions]
+    ) -> tuple[Array, Report]: ...
+    def step(
+        self, q: Any, k: Any, v: Any, *, report: bool = False, **options: Unpack[CallOptions]
+    ) -> Union[Array, tuple[Array, Report]]:
         """The same by steps, for one token or a few."""
         return self._append(q, k, v, report, options, False)
 
-    def _append(self, q: Any, k: Any, v: Any, report: bool, options: dict[str, Any], prefill: bool) -> Any:
+    def _append(
+        self, q: Any, k: Any, v: Any, report: bool, options: CallOptions, prefill: bool
+    ) -> Union[Array, tuple[Array, Report]]:
         call = _call_of(**options) if options else _default_call
         q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
         if q.dtype != self.dtype:
@@ -129,12 +156,13 @@ class Decoder:
     def nbytes(self) -> int:
         """The memory of the states of all sequences, in bytes."""
         with self._one_call:
-            return self._state.bytes()
+            return int(self._state.nbytes())
 
     def save(self) -> bytes:
         """The states of all sequences, for `load` of a decoder with the same arguments."""
         with self._one_call:
-            return self._state.save()
+            state: bytes = self._state.save()
+        return state
 
     def load(self, state: bytes) -> None:
         """Replaces the states by saved ones. ValueError, which changes nothing, if they are of another decoder, were cut

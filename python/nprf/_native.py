@@ -4,12 +4,16 @@
 import importlib
 import importlib.util
 import os
+import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._cpu import level as _cpu_level
+
+__all__ = ["Native", "as_array", "core", "float32", "float64", "native_of"]
 
 
 def _load() -> ModuleType:
@@ -31,7 +35,11 @@ def _load() -> ModuleType:
     )
 
 
-core: Any = _load()
+if TYPE_CHECKING:
+    from . import _core as core
+else:
+    core = _load()
+    sys.modules[f"{__package__}._core"] = core  # under one name, whatever the level
 
 
 class Native:
@@ -43,6 +51,7 @@ class Native:
         self.Features = getattr(core, f"Features_{name}")
         self.Positions = getattr(core, f"Positions_{name}")
         self.Attention = getattr(core, f"Attention_{name}")
+        self.PlainAttention = getattr(core, f"PlainAttention_{name}")
         self.Decoder = getattr(core, f"Decoder_{name}")
         self.softmax_attention = getattr(core, f"softmax_attention_{name}")
         self.calibrate = getattr(core, f"calibrate_{name}")
@@ -62,7 +71,7 @@ def native_of(dtype: Any, name: str) -> Native:
         raise TypeError(f"{name}: expected float32 or float64, got {dtype}") from None
 
 
-def as_array(x: Any, name: str) -> np.ndarray:
+def as_array(x: Any, name: str) -> NDArray[Any]:
     """`x`, or a NumPy view of another array in the memory of the host."""
     if isinstance(x, np.ndarray):
         return x

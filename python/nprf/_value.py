@@ -4,9 +4,10 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
-def frozen_array(x: Any, name: str, dims: tuple[int, ...]) -> np.ndarray:
+def frozen_array(x: Any, name: str, dims: tuple[int, ...]) -> NDArray[Any]:
     """A read-only copy in float32 or float64."""
     array = np.asarray(x)
     if array.dtype != np.float32:
@@ -36,7 +37,7 @@ class Value:
         return (type(self), *map(_key, self._values()))
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._hash_key() == other._hash_key()  # type: ignore[attr-defined]
+        return type(self) is type(other) and self._hash_key() == other._hash_key()
 
     def __hash__(self) -> int:
         return hash(self._hash_key())

@@ -6,9 +6,10 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterable
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._native import Native, as_array, core, native_of
 from ._value import Value, frozen_array
@@ -46,7 +47,7 @@ class Features(Value):
     @property
     def output_dim(self) -> int:
         """The number of features of a vector."""
-        return self._native(native_of(np.dtype("float32"), "features")).output_dim
+        return int(self._native(native_of(np.dtype("float32"), "features")).output_dim)
 
     def redraw(self, seed: int) -> Features:
         """The same map with random vectors from another seed. ValueError if it has none."""
@@ -76,6 +77,70 @@ def sderf_tilt(q: Any, k: Any) -> Tilt:
     """The best tilt for all pairs of a query q [n_q, d] and a key k [n_k, d], normalised as attention does."""
     q, k = as_array(q, "queries"), as_array(k, "keys")
     return Tilt(*native_of(q.dtype, "queries").sderf_tilt(q, k))
+
+
+class Centring(Value):
+    """Constants nu, mu [d] and A, A^-T [d, d] of centred queries A (q - nu) and keys A^-T (k - mu), whose dot products
+    are smaller than those of q and k where nu and mu are their means. See nprf/feature_map/centred.hpp."""
+
+    _arguments = ("query_mean", "key_mean", "query_axes", "key_axes")
+
+    def __init__(self, query_mean: Any, key_mean: Any, query_axes: Any, key_axes: Any) -> None:
+        self.query_mean, self.key_mean = (
+            frozen_array(x, name, (1,)) for x, name in ((query_mean, "query_mean"), (key_mean, "key_mean"))
+        )
+        self.query_axes, self.key_axes = (
+            frozen_array(x, name, (2,)) for x, name in ((query_axes, "query_axes"), (key_axes, "key_axes"))
+        )
+        if self.key_mean.shape != self.query_mean.shape:
+            raise ValueError(f"key_mean: expected {len(self.query_mean)} numbers, got {len(self.key_mean)}")
+
+
+class Balance(NamedTuple):
+    """The centring that balance() finds, and the variances [d] of queries and keys along its axes, the largest first."""
+
+    centring: Centring
+    variances: NDArray[np.float64]
+
+
+def balance(q: Any, k: Any, shrinkage: float = 0.05) -> Balance:
+    """The centring by the means of sample queries [n, d] and keys [n', d], normalised as attention normalises them, and
+    axes along which both have the same, diagonal covariance, to which a part of the mean variance, `shrinkage`, is added.
+    ValueError for other shapes, numbers that are not finite, and a shrinkage that is not above 0 and at most 1."""
+    q, k = (np.asarray(as_array(x, name), np.float64) for x, name in ((q, "queries"), (k, "keys")))
+    constants, variances = core.balance(q, k, float(shrinkage))
+    return Balance(Centring(*constants), variances)
+
+
+class CentredFeatures(Features):
+    """A map of centred queries and keys: RandomFeatures that are positive or hyperbolic, or TaylorFeatures, of
+    A (q - nu) and A^-T (k - mu), with factors that make the estimate of exp(q.k) as exact as the map's own is of the
+    smaller dot products.
+
+    >>> features = nprf.CentredFeatures(nprf.hyperbolic(64, 32), nprf.balance(q, k).centring)
+    """
+
+    _arguments = ("features", "centring")
+
+    def __init__(self, features: Features, centring: Centring) -> None:
+        super().__init__()
+        if not isinstance(features, Features) or isinstance(features, HeadFeatures):
+            raise TypeError(f"features: expected a feature map, got {type(features).__name__}")
+        if not isinstance(centring, Centring):
+            raise TypeError(f"centring: expected a Centring, got {type(centring).__name__}")
+        self.features, self.centring = features, centring
+        self.input_dim = features.input_dim
+        self._native(native_of(np.dtype("float32"), "features"))
+
+    def _make(self, native: Native) -> Any:
+        c = self.centring
+        means, query_axes, key_axes = (
+            x.astype(native.dtype) for x in (np.stack([c.query_mean, c.key_mean]), c.query_axes, c.key_axes)
+        )
+        return native.Features.centred(self.features._native(native), means, query_axes, key_axes)
+
+    def redraw(self, seed: int) -> CentredFeatures:
+        return CentredFeatures(self.features.redraw(seed), self.centring)
 
 
 class RandomFeatures(Features):
@@ -113,9 +178,10 @@ class RandomFeatures(Features):
     def redraw(self, seed: int) -> RandomFeatures:
         return RandomFeatures(self.kind, self.input_dim, self.num_features, self.projection, seed, self.tilt)
 
-    def rows(self, dtype: Any = np.float32) -> np.ndarray:
+    def rows(self, dtype: Any = np.float32) -> NDArray[Any]:
         """The random vectors [m, d]."""
-        return self._native(native_of(np.dtype(dtype), "dtype")).projection()
+        rows: NDArray[Any] = self._native(native_of(np.dtype(dtype), "dtype")).projection()
+        return rows
 
 
 class ProjectedFeatures(Features):
@@ -176,6 +242,11 @@ class CalibratedFeatures(Features):
 
     def _make(self, native: Native) -> Any:
         return native.Features.calibrated(self.text)
+
+    @property
+    def centring(self) -> Centring:
+        """The centring of queries and keys that calibrate() found."""
+        return Centring(*self._native(native_of(np.dtype("float64"), "features")).centring())
 
     def __repr__(self) -> str:
         return f"CalibratedFeatures(<{self.input_dim} -> {self.output_dim}>)"

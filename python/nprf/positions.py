@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._native import Native, core, native_of
 from ._value import Value, frozen_array
@@ -33,11 +34,12 @@ class Position(Value):
         return made
 
     @property
-    def parameters(self) -> np.ndarray:
+    def parameters(self) -> NDArray[Any]:
         """What `Gradients.bias` is the gradient of."""
-        return getattr(self, self._parameters)
+        parameters: NDArray[Any] = getattr(self, self._parameters)
+        return parameters
 
-    def _rows(self, native: Native) -> np.ndarray:
+    def _rows(self, native: Native) -> NDArray[Any]:
         """The parameters [heads, p]."""
         x = self.parameters
         heads = x.shape[0] if x.ndim > self._dims else 1
@@ -92,7 +94,7 @@ class Alibi(Position):
         return native.Positions.alibi(self._rows(native))
 
 
-def alibi_slopes(heads: int) -> np.ndarray:
+def alibi_slopes(heads: int) -> NDArray[Any]:
     """The slopes [heads] of Press et al. 2022: 2^(-8 h / heads) for a power of two, else interleaved."""
     if heads < 1:
         raise ValueError(f"heads: expected at least 1, got {heads}")
@@ -150,7 +152,7 @@ class NoPosition(Position):
         return native.Positions.none()
 
 
-def resize_bias(b: Any, *size: int) -> np.ndarray:
+def resize_bias(b: Any, *size: int) -> NDArray[Any]:
     """A table [2R + 1] for another length, resize_bias(b, 2 R' + 1), or [2H - 1, 2W - 1] for another grid,
     resize_bias(b, height, width), by linear or bicubic interpolation, in float64. ValueError for -infinity."""
     table = frozen_array(b, "b", (len(size),)).astype(np.float64)

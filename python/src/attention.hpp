@@ -8,14 +8,25 @@
 #include <variant>
 #include <vector>
 
+#include "call.hpp"
 #include "models.hpp"
 #include "nprf/attention/attention.hpp"
 #include "nprf/attention/multi_head_attention.hpp"
+#include "nprf/cuda/plan/model_of.hpp"
 #include "nprf/decoder/decoder.hpp"
 #include "nprf/reference/kernelized_attention.hpp"
 #include "nprf/reference/softmax_attention.hpp"
 
 namespace nprf::python {
+
+template <Real T>
+cuda::PositionModel model_of(const SequencePosition<T>& position) {
+  return std::visit([](const auto& each) { return cuda::model_of(each); }, position.any());
+}
+template <Real T>
+cuda::PositionModel model_of(const GridPosition<T>& position) {
+  return cuda::model_of(position);
+}
 
 /// A MultiHeadAttention of any feature map and position. All of one scalar share the scratch memory of their calls, so
 /// that one that is built for one step of training allocates nothing that an earlier one had.
@@ -31,6 +42,8 @@ class AnyAttention {
                         GradientReport& report) const = 0;
   /// For sequences that grow token by token.
   virtual Decoder<T> decoder(const DecoderOptions& options) const = 0;
+  /// What a plan for a GPU is made from.
+  virtual cuda::AttentionModel cuda_model() const = 0;
   /// The formula as two plain loops, for head h.
   virtual Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                               Index offset) const = 0;
@@ -68,11 +81,24 @@ class AttentionOf : public AnyAttention<typename F::Scalar> {
 
   Decoder<T> decoder(const DecoderOptions& options) const override { return Decoder<T>(m_attention, options); }
 
+  cuda::AttentionModel cuda_model() const override {
+    const AttentionOptions& options = m_attention.options();
+    cuda::AttentionModel model{
+        options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}, options.near};
+    for (const F& map : m_attention.features()) model.features.push_back(cuda::model_of(map));
+    for (const P& position : m_attention.positions()) model.positions.push_back(model_of(position));
+    return model;
+  }
+
   Matrix<T> reference(Index h, const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
                       Index offset) const override {
     const auto of_head = [&](const auto& all) { return all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)]; };
     const Attention<F, P> one(of_head(m_attention.features()), of_head(m_attention.positions()), m_attention.options());
-    return nprf::reference::kernelized_attention(one, q, k, v, offset);
+    const auto attends = [](Index, Index j) {
+      if (j == 0) detail::poll_signals();  // before each row
+      return true;
+    };
+    return nprf::reference::kernelized_attention(one, q, k, v, offset, attends);
   }
 
  private:

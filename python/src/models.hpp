@@ -9,6 +9,9 @@
 #include <vector>
 
 #include "nprf/calibration/calibrated_features.hpp"
+#include "nprf/core/error.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/taylor.hpp"
@@ -26,7 +29,8 @@ template <Real T>
 struct Features {
   std::variant<std::vector<PositiveFeatures<T>>, std::vector<HyperbolicFeatures<T>>,
                std::vector<TrigonometricFeatures<T>>, std::vector<EluFeatures<T>>, std::vector<TaylorFeatures<T>>,
-               std::vector<CalibratedFeatures<T>>>
+               std::vector<CalibratedFeatures<T>>, std::vector<Centred<PositiveFeatures<T>>>,
+               std::vector<Centred<HyperbolicFeatures<T>>>>
       maps;
 
   template <class F>
@@ -45,6 +49,7 @@ class SequencePosition {
   using Any = std::variant<NoPosition<T>, RelativePosition<T>, T5Position<T>, AlibiPosition<T>>;
 
   SequencePosition(Any position) : m_position(std::move(position)) {}
+  const Any& any() const { return m_position; }
 
   const LagBias<T>& bias() const {
     return std::visit([](const auto& position) -> const LagBias<T>& { return position.bias(); }, m_position);
@@ -70,5 +75,18 @@ template <Real T>
 struct Positions {
   std::variant<std::vector<SequencePosition<T>>, std::vector<GridPosition<T>>> positions;
 };
+
+/// The same kinds of positions with the parameters rows (h,p), one row for each.
+template <Real T>
+Positions<T> with_parameters(const Positions<T>& positions, const Matrix<T>& rows) {
+  const auto* all = std::get_if<std::vector<SequencePosition<T>>>(&positions.positions);
+  require(all != nullptr, "positions: expected those of a sequence, got those of a grid");
+  std::vector<SequencePosition<T>> made;
+  for (Index h = 0; h < rows.rows(); ++h) {
+    const std::size_t at = all->size() == 1 ? 0 : static_cast<std::size_t>(h);
+    made.push_back(all->at(at).with_parameters(rows.row(h).transpose()));
+  }
+  return {std::move(made)};
+}
 
 }  // namespace nprf::python

@@ -16,17 +16,21 @@
 #include <span>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "array.hpp"
 #include "attention.hpp"
 #include "call.hpp"
+#include "cuda/model_capsule.hpp"
 #include "models.hpp"
 #include "nprf/calibration/calibrate.hpp"
+#include "nprf/feature_map/balance.hpp"
 #include "nprf/feature_map/sderf_tilt.hpp"
 #include "nprf/instances.hpp"
 #include "nprf/position/resize_bias.hpp"
+#include "plain_attention.hpp"
 
 namespace nprf::python {
 
@@ -165,6 +169,46 @@ Features<T> calibrated(const std::string& text) {
                    : Features<T>::one(CalibratedFeatures<float>::load(in).template cast<T>());
 }
 
+// of queries A (q - nu) and keys A^-T (k - mu) (nprf/feature_map/centred.hpp)
+template <Real T>
+Features<T> centred(const Features<T>& features, const InputArray& means, const InputArray& query_axes,
+                    const InputArray& key_axes) {
+  const Matrix<T> rows = matrix_of<T>(means, "means");
+  require(rows.rows() == 2, "means: expected 2 rows, got ", rows.rows());
+  const Centring<T> constants{rows.row(0).transpose(), rows.row(1).transpose(), matrix_of<T>(query_axes, "query_axes"),
+                              matrix_of<T>(key_axes, "key_axes")};
+  const auto one = [&](const auto& map) -> Features<T> {
+    using F = std::remove_cvref_t<decltype(map)>;
+    if constexpr (std::is_same_v<F, TaylorFeatures<T>>)
+      return Features<T>::one(CalibratedFeatures<T>(map, constants));
+    else if constexpr (std::is_same_v<F, PositiveFeatures<T>> || std::is_same_v<F, HyperbolicFeatures<T>>)
+      return Features<T>::one(Centred<F>(map, constants));
+    else
+      throw InvalidArgument("features: expected positive, hyperbolic or Taylor features to be centred, got others");
+  };
+  return std::visit([&](const auto& maps) { return one(maps[0]); }, features.maps);
+}
+
+// query_mean, key_mean, query_axes, key_axes
+template <Real T>
+nb::tuple arrays_of(const Centring<T>& c) {
+  const auto vector = [](const Vector<T>& x) { return numpy_array<T>(x.data(), {static_cast<std::size_t>(x.size())}); };
+  return nb::make_tuple(vector(c.query_mean), vector(c.key_mean), numpy_array<T>(c.query_axes),
+                        numpy_array<T>(c.key_axes));
+}
+
+template <Real T>
+nb::tuple centring(const Features<T>& features) {
+  return std::visit(
+      [](const auto& maps) -> nb::tuple {
+        if constexpr (requires { maps[0].constants(); })
+          return arrays_of<T>(maps[0].constants());
+        else
+          throw InvalidArgument("features: expected a centred map, got one without a centring");
+      },
+      features.maps);
+}
+
 template <Real T>
 Features<T> tilted(const std::string& kind, Index d, Index m, const std::string& projection, std::uint64_t seed,
                    const InputArray& axes, const InputArray& a) {
@@ -213,17 +257,6 @@ Positions<T> grids(Index height, Index width, const InputArray& b, const InputAr
 }
 
 template <Real T>
-Positions<T> with_parameters(const Positions<T>& positions, const InputArray& b) {
-  const auto* all = std::get_if<std::vector<SequencePosition<T>>>(&positions.positions);
-  require(all != nullptr, "positions: expected those of a sequence, got those of a grid");
-  Index h = 0;
-  return of_rows<T>(b, "bias", [&](Vector<T> parameters) {
-    const std::size_t at = all->size() == 1 ? 0 : static_cast<std::size_t>(h++);
-    return all->at(at).with_parameters(std::move(parameters));
-  });
-}
-
-template <Real T>
 void softmax_attention(const InputArray& q, const InputArray& k, const InputArray& v, const OutputArray& y,
                        const Positions<T>& positions, bool causal, double radius) {
   const Tokens<T> queries(q, "queries", Axes::heads_first), keys(k, "keys", Axes::heads_first),
@@ -237,10 +270,10 @@ void softmax_attention(const InputArray& q, const InputArray& k, const InputArra
         [&](const auto& all) {
           for (Index s = 0; s < a.batch; ++s)
             for (Index h = 0; h < a.heads; ++h) {
-              detail::poll_signals();
-              out(s, h) = nprf::reference::softmax_attention<T>(a(s, h), b(s, h / group), c(s, h / group),
-                                                                all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)],
-                                                                options.direction, options.normalization);
+              const auto& position = all[all.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+              out(s, h) =
+                  nprf::reference::softmax_attention<T>(a(s, h), b(s, h / group), c(s, h / group), position,
+                                                        options.direction, options.normalization, detail::poll_signals);
             }
         },
         positions.positions);
@@ -257,10 +290,8 @@ void kernelized_attention(const AnyAttention<T>& attention, const InputArray& q,
   const Index group = a.heads / std::max<Index>(b.heads, 1);
   without_gil(0, [&] {
     for (Index s = 0; s < a.batch; ++s)
-      for (Index h = 0; h < a.heads; ++h) {
-        detail::poll_signals();
+      for (Index h = 0; h < a.heads; ++h)
         out(s, h) = attention.reference(h, a(s, h), b(s, h / group), c(s, h / group), offset);
-      }
   });
 }
 
@@ -278,7 +309,8 @@ nb::tuple calibrate(const InputArray& q, const InputArray& k, const InputArray& 
                                    .seed = seed,
                                    .target_error = target_error,
                                    .shrinkage = shrinkage,
-                                   .max_queries = max_queries};
+                                   .max_queries = max_queries,
+                                   .poll = detail::poll_signals};
   HeadsCalibration<T> result;
   without_gil(0, [&] {
     result = std::visit(
@@ -326,6 +358,8 @@ void bind_features(nb::module_& m, const char* name) {
                    [](const Features<T>& f) {
                      return std::visit([](const auto& maps) { return maps[0].output_dim(); }, f.maps);
                    })
+      .def_static("centred", &centred<T>)
+      .def("centring", &centring<T>)
       .def("projection", &projection_rows<T>);
 }
 
@@ -352,7 +386,9 @@ void bind_positions(nb::module_& m, const char* name) {
                     });
                   })
       .def_static("grid", &grids<T>)
-      .def("with_parameters", &with_parameters<T>);
+      .def("with_parameters", [](const Positions<T>& positions, const InputArray& rows) {
+        return with_parameters<T>(positions, matrix_of<T>(rows, "bias"));
+      });
 }
 
 template <Real T>
@@ -382,7 +418,27 @@ void bind_attention(nb::module_& m, const char* name, const char* saved_name) {
              const Report report = run<T>(*self, q, k, v, y, call, &saved->saved);
              return nb::make_tuple(nb::cast(saved.release(), nb::rv_policy::take_ownership), report);
            })
-      .def("kernelized_attention", &kernelized_attention<T>);
+      .def("kernelized_attention", &kernelized_attention<T>)
+      .def("cuda_model", [](const Attention& self) {
+        auto model = std::make_unique<cuda::AttentionModel>(self.cuda_model());
+        const nb::capsule capsule(model.get(), cuda_model_name,
+                                  [](void* p) noexcept { delete static_cast<cuda::AttentionModel*>(p); });
+        model.release();
+        return capsule;
+      });
+}
+
+template <Real T>
+void bind_plain_attention(nb::module_& m, const char* name) {
+  using Plain = PlainAttentionOf<T>;
+  nb::class_<Plain>(m, name)
+      .def("__init__",
+           [](Plain* self, const Features<T>& features, const Positions<T>& positions, bool causal, double radius,
+              const std::string& engine,
+              Index near) { new (self) Plain(features, positions, options_of(causal, radius, engine, near)); })
+      .def_prop_ro("address", [](const Plain& self) {
+        return reinterpret_cast<std::intptr_t>(static_cast<const PlainAttention*>(&self));
+      });
 }
 
 // the tokens of one call: prefill or step
@@ -413,7 +469,7 @@ void bind_decoder(nb::module_& m, const char* name) {
       .def("fork", &Decoder<T>::fork)
       .def("reset", [](Decoder<T>& self, Index sequence) { self.reset(sequence); })
       .def("tokens", &Decoder<T>::tokens)
-      .def("bytes", &Decoder<T>::bytes)
+      .def("nbytes", &Decoder<T>::bytes)
       .def("save",
            [](const Decoder<T>& self) {
              std::ostringstream stream;
@@ -498,6 +554,7 @@ void bind(nb::module_& m, const std::string& suffix) {
   bind_features<T>(m, ("Features_" + suffix).c_str());
   bind_positions<T>(m, ("Positions_" + suffix).c_str());
   bind_attention<T>(m, ("Attention_" + suffix).c_str(), ("Saved_" + suffix).c_str());
+  bind_plain_attention<T>(m, ("PlainAttention_" + suffix).c_str());
   bind_decoder<T>(m, ("Decoder_" + suffix).c_str());
   bind_functions<T>(m, suffix);
 }
@@ -520,6 +577,13 @@ NB_MODULE(NPRF_MODULE, m) {
   bind_calls(m);
   bind<float>(m, "float32");
   bind<double>(m, "float64");
+  m.def("balance", [](const InputArray& q, const InputArray& k, double shrinkage) {
+    const Balance<double> found =
+        balance<double>(matrix_of<double>(q, "queries"), matrix_of<double>(k, "keys"), shrinkage);
+    return nb::make_tuple(
+        arrays_of<double>(found.constants),
+        numpy_array<double>(found.variances.data(), {static_cast<std::size_t>(found.variances.size())}));
+  });
   m.def("resize_bias", [](const InputArray& b, Index size) {
     const Matrix<double> table = matrix_of<double>(b, "b");
     const Vector<double> resized = nprf::resize_bias<double>(Vector<double>(table.transpose()), size);

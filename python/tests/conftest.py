@@ -1,4 +1,11 @@
 # SPDX-License-Identifier: MIT
+"""What several test files use; above all the tolerances of comparisons: eps x magnitude x growth."""
+
+import contextlib
+import faulthandler
+import signal
+import threading
+
 import numpy as np
 import pytest
 
@@ -26,3 +33,66 @@ def positions(rng, h, d_bias=9):
         "alibi": nprf.Alibi(0.1),
         "alibi of heads": nprf.Alibi(nprf.alibi_slopes(h)),
     }
+
+
+def rounding(v, *, terms, exponent, channels):
+    """How far two computations of y = sum_j w_j v_j / sum_j w_j, with w_j > 0, may differ, in v's type.
+
+    The magnitude is the largest |v|, since y is a mean of values. The growth is, for each of the two and in halves of
+    eps, twice what the numerator and the denominator each lose: `terms`, the numbers that are added (the keys, and the
+    features if a weight is a sum over them), and what a weight loses as the exponential of a number up to `exponent`
+    that is a sum of `channels` products of rows that were scaled to a norm, (2 channels + 6) |exponent|, and 2 for exp.
+    """
+    growth = 2 * (terms + (2 * channels + 6) * exponent + 2)
+    return np.finfo(v.dtype).eps * np.abs(v).max() * growth
+
+
+def largest_exponent(features):
+    """The largest |w.(q + k)| of random features for queries and keys of norm 1."""
+    return 2 * np.linalg.norm(features.rows(np.float64), axis=1).max()
+
+
+# of a call: half of it for the engine's rounding errors, above which rows are recomputed, and half for those of any engine
+default_tolerance = {np.dtype(np.float32): 1e-4, np.dtype(np.float64): 1e-10}
+
+
+def assert_within_bounds(y, other, v, *reports):
+    """|y - other| is within the sum of the bounds that the calls report (Report.error_bound), relative to the largest |v|;
+    an array without a report is exact, but for one rounding of its numbers."""
+    bound = sum(report.error_bound for report in reports)
+    assert 0 < bound <= len(reports) * default_tolerance[v.dtype]
+    assert np.abs(y - other).max() <= (bound + np.finfo(v.dtype).eps) * np.abs(v).max()
+
+
+def assert_slope(f, expected, error):
+    """df/dt at t = 0 is `expected`, for a function f that has rounding errors of at most `error`.
+
+    The slope over the step h, (8 f(h) - 8 f(-h) - f(2h) + f(-2h)) / 12h, is exact up to the order h^4, and has 18/12 of
+    the rounding error over h. That over 2h is 16 times less exact, so that their difference is 15 times the error.
+    """
+
+    def slope(h):
+        return (8 * (f(h) - f(-h)) - (f(2 * h) - f(-2 * h))) / (12 * h)
+
+    h = np.finfo(np.float64).eps ** 0.2  # where both errors are about as large
+    fine = slope(h)
+    bound = abs(slope(2 * h) - fine) + 1.5 * error / h
+    assert bound <= 1e-5 * (1 + abs(expected))  # else it would say nothing
+    assert abs(fine - expected) <= bound
+
+
+@contextlib.contextmanager
+def interrupted():
+    """Ctrl-C after 0.3 seconds in the body, which would take hours and ends with KeyboardInterrupt; else the whole process
+    ends after two minutes."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    faulthandler.dump_traceback_later(120, exit=True)
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        timer.join()
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGINT, before)

@@ -7,6 +7,7 @@ import io
 import nprf
 import numpy as np
 import pytest
+from conftest import interrupted
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 import nprf.torch  # noqa: E402
@@ -127,7 +128,7 @@ def test_compile_without_graph_breaks(backend):
     (expected * expected).sum().backward()
     assert torch.equal(y, expected)
     for x, gradient in zip(arguments[:4], found):
-        torch.testing.assert_close(gradient, x.grad, rtol=1e-12, atol=1e-12)
+        assert torch.equal(gradient, x.grad)  # dy = y + y, by whichever kernel
 
 
 def test_saved_state_is_freed_and_may_be_lost():
@@ -223,6 +224,13 @@ def test_threads_are_those_of_torch():
     assert len(libraries) == 1, libraries
 
 
+def test_ctrl_c_ends_a_call():
+    before, x = len(_functional._saved), torch.randn(1, 2**18, 8, requires_grad=True)
+    with interrupted():
+        nprf.torch.attention(x, x, x, features=nprf.orf(8, 64), engine="direct")
+    assert len(_functional._saved) == before
+
+
 def test_vmap():
     q, k, v = tensors(3, H, N, D)
     function = lambda q, k, v: nprf.torch.attention(q, k, v, features=nprf.orf(D, 16))  # noqa: E731
@@ -273,6 +281,31 @@ def layers():
     }
 
 
+def rounding_of_layer(layer, x):
+    """How far two computations of a layer may differ by rounding: eps x magnitude x growth.
+
+    The magnitude is the largest output that the projections can make of x. The growth is, in halves of eps for each of
+    the two: embed_dim for each of two projections, and what attention loses (rounding of conftest.py), by its own sums and
+    by those of the queries and keys, which add embed_dim to the 2 head_dim of an exponent. The exponents of random features
+    w.x are at most |w|, and so are those of softmax, q.k / sqrt(d), of the norms of queries and keys.
+    """
+    d, n = layer.embed_dim, x.shape[1]
+    with torch.no_grad():
+        q, k, v = layer._project(x, x, None)
+        largest = v.abs().max() * layer.out_proj.weight.abs().sum(1).max()
+        if layer.normalization == nprf.Normalization.none():
+            exponent = float(q.norm(dim=-1).max() * k.norm(dim=-1).max()) / layer.head_dim**0.5
+        else:
+            rows = getattr(layer.features, "rows", lambda: np.eye(1))()
+            exponent = 2 * float(np.linalg.norm(rows, axis=1).max())
+        if layer.position_bias is not None:
+            exponent += float(layer.position_bias.abs().max())
+        if layer._position == "alibi":
+            exponent += n * float(layer.position_slopes.abs().max())
+    growth = 2 * (n + layer.features.output_dim + (2 * layer.head_dim + d + 6) * exponent + 2) + 2 * d
+    return torch.finfo(x.dtype).eps * float(largest) * growth
+
+
 @pytest.mark.parametrize("name", layers())
 def test_the_module(name):
     layer = nprf.torch.Attention(24, 3, **layers()[name])
@@ -283,7 +316,7 @@ def test_the_module(name):
     assert y.shape == x.shape and weights is None
     y.sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())
-    torch.testing.assert_close(layer(x, x.clone(), x.clone())[0], y)
+    assert (layer(x, x.clone(), x.clone())[0] - y).abs().max() <= rounding_of_layer(layer, x)
     state = io.BytesIO()
     torch.save(layer.state_dict(), state)
     state.seek(0)
@@ -302,8 +335,7 @@ def test_a_layer_token_by_token(name):
         torch.nn.init.normal_(layer.position_bias)
     x = torch.randn(2, 50, 24, dtype=torch.float64)
     expected = layer(x)[0].detach()
-    # both are within their bounds, eps times at most 16 (the condition at which a row is recomputed) times the 50 sums
-    close = {"rtol": 0, "atol": 2 * 16 * 50 * np.finfo(float).eps * expected.abs().max().item()}
+    close = {"rtol": 0, "atol": rounding_of_layer(layer, x)}
     decoder = layer.decoder(batch=2, rollback=4)
     pieces = [decoder(x[:, :20])] + [decoder(x[:, [i]]) for i in range(20, 40)]
     decoder(torch.randn(2, 3, 24, dtype=torch.float64))
@@ -342,14 +374,11 @@ def test_the_module_loads_and_approximates_multihead_attention():
     ours.load_state_dict(theirs.state_dict())
     x, memory = torch.randn(2, 20, 32), torch.randn(2, 14, 32)
     padding = torch.arange(20)[None, :] >= torch.tensor([[20], [11]])
+    close = rounding_of_layer(ours, torch.cat([x, memory], 1))
     with torch.no_grad():
-        torch.testing.assert_close(
-            ours(x, x, x, key_padding_mask=padding)[0],
-            theirs(x, x, x, key_padding_mask=padding, need_weights=False)[0],
-            rtol=1e-4,
-            atol=1e-5,
-        )
-        torch.testing.assert_close(ours(x, memory, memory)[0], theirs(x, memory, memory)[0], rtol=1e-4, atol=1e-5)
+        masked = theirs(x, x, x, key_padding_mask=padding, need_weights=False)[0]
+        assert (ours(x, x, x, key_padding_mask=padding)[0] - masked).abs().max() <= close
+        assert (ours(x, memory, memory)[0] - theirs(x, memory, memory)[0]).abs().max() <= close
     with pytest.raises(ValueError, match="need_weights"):
         ours(x, need_weights=True)
     with pytest.raises(ValueError, match="attn_mask"):
@@ -370,18 +399,20 @@ def test_redraw():
 
 
 def test_a_layer_learns():
-    """To attend three tokens back, by its bias."""
+    """To attend three tokens back, by its bias.
+
+    Of independent tokens of variance 1, weights w explain w_3^2 / sum_j w_j^2 of the variance of the third last one: with
+    less than half left, it has more weight than all others together.
+    """
     layer = nprf.torch.Attention(16, 2, position="table", reach=6, near=0, features="orf", num_features=32)
     optimizer = torch.optim.Adam(layer.parameters(), 0.03)
-    losses = []
-    for _ in range(150):
+    for _ in range(100):
         x = torch.randn(8, 24, 16)
         loss = (layer(x)[0][:, 3:] - x[:, :-3]).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.3 * losses[0]
+    assert loss < 0.5
 
 
 class T5Attention(torch.nn.Module):
@@ -430,8 +461,12 @@ def test_replace_attention():
     mask[1, :, :, 12:] = torch.finfo(torch.float32).min
     with torch.no_grad():
         expected = model(x, mask)
+        exact = model.double()(x.double(), mask.double())
+        loses = (expected - exact).abs().max()
+        model.float()
         assert nprf.torch.replace_attention(model, near=30) == 2  # every pair has its exact weight
-        torch.testing.assert_close(model(x, mask), expected, rtol=1e-4, atol=1e-5)
+        # in the same arithmetic it loses about as much: a tenfold more would be a fault
+        assert 0 < (model(x, mask) - exact).abs().max() <= 10 * loses
         assert "layers.0.relative_attention_bias.weight" in model.state_dict()
     with pytest.raises(ValueError, match="past_key_values: expected None"):
         model.layers[0](x, past_key_values=())

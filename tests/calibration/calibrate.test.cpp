@@ -335,4 +335,33 @@ TEST_CASE("calibrate: views of heads that do not fit together are rejected", "[c
   check_invalid(with({2, 3}, {2, 3}, {2, 3}, 2), {"positions: expected 1 or 3", "got 2"});
 }
 
+namespace {
+
+// a poll that throws at the given call, and its number of calls so far
+thread_local int polls = 0, stop_at = 0;
+
+struct Stopped {};
+
+void count_or_stop() {
+  if (++polls == stop_at) throw Stopped();
+}
+
+}  // namespace
+
+TEST_CASE("calibrate: a poll ends it at any part, and does not change the result", "[calibration]") {
+  const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
+  const auto calibrated = [&](void (*poll)()) {
+    return calibrate<double>(q, k, v, table(), {.num_features = 8, .poll = poll});
+  };
+  polls = stop_at = 0;
+  CHECK(saved(calibrated(count_or_stop).features) == saved(calibrated(nullptr).features));
+  const int all = polls;
+  CHECK(all >= 3);  // the two halves that errors are estimated by, and the measurement
+  for (stop_at = 1; stop_at <= 3; ++stop_at) {
+    polls = 0;
+    CHECK_THROWS_AS(calibrated(count_or_stop), Stopped);
+    CHECK(polls == stop_at);
+  }
+}
+
 }  // namespace nprf::test::calibration_calibrate

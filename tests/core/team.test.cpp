@@ -256,6 +256,38 @@ TEST_CASE("the calling thread polls between tasks, and what a poll throws ends t
   }
 }
 
+TEST_CASE("a poll or another exception ends the nested teams of all threads", "[core][threads]") {
+  constexpr Index inner_tasks = 20000;  // all of them would take seconds
+  for (const std::size_t size : {std::size_t{1}, std::size_t{4}}) {
+    INFO(size << " threads");
+    std::vector<Workspace> workspaces(size);
+    const Team polled(workspaces, count_or_stop), other(workspaces);
+    std::atomic<Index> done = 0;
+    const auto all_start = [&](const Team& team, bool one_throws) {
+      std::atomic<std::size_t> waiting = 0;
+      done = 0;
+      team.run_nested(static_cast<Index>(size), [&](Index task, const Team& inner) {
+        for (++waiting; waiting < size;) sleep_briefly();
+        inner.run(inner_tasks, [&](Index k, Workspace&) {
+          sleep_briefly();
+          ++done;
+          if (one_throws && task == 0 && k == 3) throw std::runtime_error("nested");
+        });
+      });
+    };
+    polls_left = 5;
+    CHECK_THROWS_AS(all_start(polled, false), Stopped);
+    CHECK(done < inner_tasks);
+    CHECK_THROWS_AS(all_start(other, true), std::runtime_error);
+    CHECK(done < inner_tasks);
+    polls_left = 1000;
+    Counts runs(40);
+    polled.run_nested(
+        40, [&](Index task, const Team& inner) { inner.run(1, [&](Index, Workspace&) { ++runs[at(task)]; }); });
+    CHECK(each_is(runs, 1));
+  }
+}
+
 TEST_CASE("tiles cover every row once, and only the last tile may be smaller", "[core]") {
   with_teams([](const Team& team) {
     for (const Index rows : {0, 1, 6, 7, 8, 13, 14, 15, 100})

@@ -81,8 +81,9 @@ struct Report {
 /// were. If memory runs out, if `poll` throws, or if a user's own feature map or position throws or returns a wrong
 /// shape, y may be written in part, and `saved` is invalid until the next forward.
 ///
-/// Interruption: the calling thread calls `poll` between parts of the work, each at most a sequence of a head, and so
-/// does a later backward of what the call saved. What it throws, the call rethrows once its threads have stopped.
+/// Interruption: the calling thread calls `poll` between parts of the work, such as tiles of rows of a head, and so
+/// does a later backward of what the call saved. What it throws ends the call: it is rethrown once the other threads
+/// have ended the parts that they were at.
 struct CallOptions {
   OptionSpan<bool> key_mask = {};  // one for each key of each sequence of the batch: false is padding; empty: all true
   OptionSpan<Index> lengths = {};  // one for each sequence of the batch: later keys are padding; empty: no padding

@@ -34,6 +34,7 @@ struct CalibrationOptions {
   double target_error = 0;   // if positive: the fewest features with which the estimated error is at most this
   double shrinkage = 0.05;   // the part of the mean variance that is added to covariances (balance.hpp)
   Index max_queries = 1024;  // the most queries of a sequence that are compared with exact softmax at a time
+  void (*poll)() = nullptr;  // is called now and then by the calling thread; an exception from it ends the call
 };
 
 namespace detail {
@@ -98,7 +99,11 @@ inline const CalibrationCandidate& chosen(const std::vector<CalibrationCandidate
 
 template <Real T>
 HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads, const CalibrationOptions& options) {
-  const ComparisonOptions comparison{options.near, options.direction, options.max_queries, options.seed};
+  const ComparisonOptions comparison{.near = options.near,
+                                     .direction = options.direction,
+                                     .max_queries = options.max_queries,
+                                     .seed = options.seed,
+                                     .poll = options.poll};
   HeadsCalibration<T> result;
   result.candidates = calibration_candidates(heads[0].input_dim(), options.num_features);
   ComparisonOptions limited = comparison;

@@ -29,6 +29,7 @@ struct ComparisonOptions {
   std::uint64_t seed = 0;
   double max_row_error =
       std::numeric_limits<double>::infinity();  // |y - exact| / |exact| of a row counts as at most this
+  void (*poll)() = nullptr;                     // is called between parts of the work (team.hpp)
 };
 
 /// Exact softmax attention of consecutive tokens, and the difference of attention with feature maps from it, by dense
@@ -62,7 +63,7 @@ class SoftmaxComparison {
     Matrix<T> difference = Matrix<T>::Zero(n, count);
     Vector<T> exact = Vector<T>::Zero(n);
     std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads()));
-    Team(workspaces).run_tiles(n, tile_rows, [&](Index i0, Index rows, Workspace&) {
+    Team(workspaces, m_options.poll).run_tiles(n, tile_rows, [&](Index i0, Index rows, Workspace&) {
       const Tile tile = exact_tile(i0, rows);
       for (Index i = 0; i < rows; ++i) exact[i0 + i] = tile.y.row(i).squaredNorm();
       for (Index m = 0; m < count; ++m)

@@ -20,8 +20,8 @@ namespace nprf {
 ///     team.run(tasks, [&](Index task, Workspace& scratch) { ... });
 class Team {
  public:
-  /// One thread for each workspace; at least one. `poll`, unless null, is called by the calling thread between tasks;
-  /// what it throws ends a run as an exception of a task does.
+  /// One thread for each workspace; at least one. `poll`, unless null, is called by the calling thread between tasks,
+  /// also those of nested teams (run_nested); what it throws ends a run as an exception of a task does.
   explicit Team(std::span<Workspace> workspaces, void (*poll)() = nullptr) : m_workspaces(workspaces), m_poll(poll) {}
   /// Only the calling thread.
   explicit Team(Workspace& workspace) : m_workspaces(&workspace, 1) {}
@@ -43,39 +43,7 @@ class Team {
   /// is rethrown after all threads have stopped. A body must not run the team again.
   template <class Body>
   void run(Index tasks, Body&& body) const {
-    if (size() == 1 || tasks <= 1) {
-      for (Index task = 0; task < tasks; ++task) {
-        if (m_poll) m_poll();
-        run_task(task, workspace(), body);
-      }
-      return;
-    }
-    if (m_poll) m_poll();  // the other threads may take all tasks
-    std::atomic<Index> next{0};
-    std::atomic<std::size_t> largest{0};  // the most scratch memory that a task took, in bytes
-    std::exception_ptr error;
-    std::mutex error_mutex;
-    // OpenMP allocates memory if a region has another number of threads than the previous one. So all threads run, even
-    // if there are fewer tasks.
-    const Index workers = NPRF_USE_OPENMP ? size() : std::min(size(), tasks);
-    detail::on_threads(workers, [&](Index worker) {
-      try {
-        std::size_t most = 0;
-        for (Index task; (task = next++) < tasks;) {
-          if (m_poll && worker == 0) m_poll();
-          most = std::max(most, run_task(task, m_workspaces[static_cast<std::size_t>(worker)], body));
-        }
-        for (std::size_t old = largest; old < most && !largest.compare_exchange_weak(old, most);) continue;
-      } catch (...) {
-        next = tasks;
-        const std::scoped_lock lock(error_mutex);
-        if (!error) error = std::current_exception();
-      }
-    });
-    if (error) std::rethrow_exception(error);
-    // The assignment of tasks to threads is random. Each workspace reserves memory for any task, so that an equal call
-    // allocates nothing.
-    for (Workspace& each : m_workspaces) each.reserve(largest);
+    run_until_error(tasks, [&](Index task, Workspace& scratch, const std::atomic<bool>*) { body(task, scratch); });
   }
 
   /// The default number of rows in a tile, chosen so that a tile fits into the first two levels of cache.
@@ -94,11 +62,15 @@ class Team {
   }
 
   /// Calls body(task, team) for each task; a body may run the team that it gets. The first tasks / size() * size()
-  /// tasks get one thread each. The remaining tasks run one after another, each with all threads.
+  /// tasks get one thread each. The remaining tasks run one after another, each with all threads. If a call throws, the
+  /// teams of the others throw at the start of their next task.
   template <class Body>
   void run_nested(Index tasks, Body&& body) const {
     const Index single_threaded = size() == 1 ? 0 : tasks / size() * size();
-    run(single_threaded, [&](Index task, Workspace& scratch) { body(task, Team(scratch)); });
+    run_until_error(single_threaded, [&](Index task, Workspace& scratch, const std::atomic<bool>* has_failed) {
+      const bool is_calling_thread = &scratch == &workspace();
+      body(task, Team(scratch, is_calling_thread ? m_poll : nullptr, has_failed));
+    });
     for (Index task = single_threaded; task < tasks; ++task) {
       const Workspace::Scope scope(workspace());
       body(task, *this);
@@ -115,15 +87,69 @@ class Team {
   }
 
  private:
+  // what ends the tasks of nested teams after an exception of another thread
+  struct OtherThreadFailed {};
+
+  Team(Workspace& workspace, void (*poll)(), const std::atomic<bool>* has_failed)
+      : m_workspaces(&workspace, 1), m_poll(poll), m_has_failed(has_failed) {}
+
+  // throws if the work is to end
+  void check() const {
+    if (m_has_failed && *m_has_failed) throw OtherThreadFailed();
+    if (m_poll) m_poll();
+  }
+
+  // body(task, scratch, has_failed), where *has_failed is whether a call has thrown; null if no other calls run
+  // meanwhile
   template <class Body>
-  static std::size_t run_task(Index task, Workspace& workspace, Body& body) {
+  void run_until_error(Index tasks, Body&& body) const {
+    if (size() == 1 || tasks <= 1) {
+      for (Index task = 0; task < tasks; ++task) {
+        check();
+        run_task(task, workspace(), body, m_has_failed);
+      }
+      return;
+    }
+    check();  // the other threads may take all tasks
+    std::atomic<Index> next{0};
+    std::atomic<std::size_t> largest{0};  // the most scratch memory that a task took, in bytes
+    std::atomic<bool> has_failed{false};
+    std::exception_ptr error;
+    std::mutex error_mutex;
+    // OpenMP allocates memory if a region has another number of threads than the previous one. So all threads run, even
+    // if there are fewer tasks.
+    const Index workers = NPRF_USE_OPENMP ? size() : std::min(size(), tasks);
+    detail::on_threads(workers, [&](Index worker) {
+      try {
+        std::size_t most = 0;
+        for (Index task; (task = next++) < tasks;) {
+          if (worker == 0) check();
+          most = std::max(most, run_task(task, m_workspaces[static_cast<std::size_t>(worker)], body, &has_failed));
+        }
+        for (std::size_t old = largest; old < most && !largest.compare_exchange_weak(old, most);) continue;
+      } catch (...) {
+        next = tasks;
+        const std::scoped_lock lock(error_mutex);
+        if (!error) error = std::current_exception();
+        has_failed = true;
+      }
+    });
+    if (error) std::rethrow_exception(error);
+    // The assignment of tasks to threads is random. Each workspace reserves memory for any task, so that an equal call
+    // allocates nothing.
+    for (Workspace& each : m_workspaces) each.reserve(largest);
+  }
+
+  template <class Body>
+  static std::size_t run_task(Index task, Workspace& workspace, Body& body, const std::atomic<bool>* has_failed) {
     const Workspace::Scope scope(workspace);
-    body(task, workspace);
+    body(task, workspace, has_failed);
     return scope.peak_bytes();
   }
 
   std::span<Workspace> m_workspaces;
   void (*m_poll)() = nullptr;
+  const std::atomic<bool>* m_has_failed = nullptr;  // whether a run that this team is nested in has failed
 };
 
 /// A team for one call of an object that keeps its workspaces: makes those that are missing for so many threads, and

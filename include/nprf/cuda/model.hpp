@@ -31,7 +31,8 @@ struct FeatureModel {
   int first = 0, second = 0;         // coordinates with features of first and of second order
   std::vector<float> mean_square{};  // (second)
   std::vector<float> curvature{};    // (d), or empty for zeros
-  CentringModel centring{};          // of queries and keys, before their features
+  float log_scale = 0;
+  CentringModel centring{};  // of queries and keys, before their features
 
   /// r, the number of features of a token.
   int features() const {

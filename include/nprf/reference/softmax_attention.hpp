@@ -20,12 +20,13 @@ namespace nprf::reference {
 /// q and k (Normalization::none() divides the logits by sqrt(d)). Kernelized attention is measured against it.
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). It uses tiles
-/// with a running maximum (Milakov and Gimelshein 2018) and all threads. Throws InvalidArgument if shapes do not match
-/// or the position is built for another direction (T5Position).
+/// with a running maximum (Milakov and Gimelshein 2018) and all threads; the calling thread calls `poll`, unless null,
+/// between tiles of rows, and an exception from it ends the call. Throws InvalidArgument if shapes do not match or the
+/// position is built for another direction (T5Position).
 template <OnlyReal T, Position P>
 Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
-                            Normalization normalization) {
+                            Normalization normalization, void (*poll)() = nullptr) {
   constexpr Index tile_rows = 128, tile_cols = 256;
   constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
   check_position(position, direction);
@@ -39,7 +40,7 @@ Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const 
 
   Matrix<T> y = Matrix<T>::Zero(n_q, d_v);
   std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads()));
-  Team(workspaces).run_tiles(n_q, tile_rows, [&](Index i0, Index rows, Workspace&) {
+  Team(workspaces, poll).run_tiles(n_q, tile_rows, [&](Index i0, Index rows, Workspace&) {
     Matrix<T> S;
     const Index end = direction == Direction::causal ? std::min(i0 + rows, n_k) : n_k;
     auto biases = b.tile(i0, rows, end);

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The operators nprf::attention and nprf::attention_backward, and the function that calls them.
+"""The operators nprf::attention and nprf::attention_backward, and the function that calls them. Tensors on a GPU go to
+_gpu.py.
 
 The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
 for each argument); a feature map is the integer under which it is registered. forward returns y and a `token`, a tensor
@@ -10,114 +11,21 @@ that tensor. If a hook has copied the tensor, there is nothing at its address, a
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from .._attention import Normalization
 from .._native import Native, core, float32, float64
-from ..features import Features, FeaturesLike, by_identity, features_of
+from ..features import Features, FeaturesLike, features_of
+from . import _gpu
+from ._options import Options, Position, attention_of, options_of, position_name
 
 _natives = {torch.float32: float32, torch.float64: float64}
 _halves = (torch.float16, torch.bfloat16)
 _saved: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-
-# what the parameters of each kind of position are without an axis of heads
-_dims = {"table": 1, "t5": 1, "alibi": 0, "grid": 2}
-
-Position = Union[str, tuple[Any, ...]]
-
-
-def position_name(position: Position) -> str:
-    """ "table", "alibi", "t5:128" or "grid:4:5" for ("t5", 128) and ("grid", 4, 5)."""
-    name = position if isinstance(position, str) else ":".join([str(each) for each in position])
-    if name == "t5":
-        return "t5:128"
-    kind = name.split(":")[0]
-    if kind not in _dims or name.count(":") != {"t5": 1, "grid": 2}.get(kind, 0):
-        raise ValueError(
-            f"position: expected 'table', 'alibi', 't5', ('t5', max_distance) or ('grid', height, width), got {position!r}"
-        )
-    return name
-
-
-_no_positions = {native.name: native.Positions.none() for native in (float32, float64)}
-_t5_buckets: dict[Any, Any] = {}  # positions that other weights are put into
-
-
-def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor], position: str, causal: bool) -> Any:
-    if bias is None:
-        return _no_positions[native.name]
-    kind, *sizes = position.split(":")
-    dims = _dims[kind]
-    if bias.dim() not in (dims, dims + 1):
-        raise ValueError(f"bias: expected {dims} dimensions, or {dims + 1} with heads, got {bias.dim()}")
-    if bias.numel() == 0:
-        raise ValueError(f"bias: expected at least one number, got the shape {tuple(bias.shape)}")
-    rows = bias.reshape(bias.shape[0] if bias.dim() > dims else 1, -1)
-    if kind == "table":
-        return native.Positions.relative(to_dlpack(rows))
-    if kind == "alibi":
-        return native.Positions.alibi(to_dlpack(rows))
-    if kind == "t5":
-        key = (native.name, rows.shape[1], causal, sizes[0])
-        buckets = _t5_buckets.get(key)
-        if buckets is None:
-            zeros = np.zeros((1, rows.shape[1]), native.dtype)
-            buckets = _t5_buckets[key] = native.Positions.t5(zeros, causal, int(sizes[0]))
-        return buckets.with_parameters(to_dlpack(rows))
-    height, width = map(int, sizes)
-    if extra is None:
-        return native.Positions.grid(height, width, to_dlpack(rows), np.zeros((1, 1), native.dtype), 0)
-    tokens = extra.shape[-2]
-    borders = extra.expand(rows.shape[0], tokens, tokens + 2).reshape(rows.shape[0], -1)
-    return native.Positions.grid(height, width, to_dlpack(rows), to_dlpack(borders), tokens)
-
-
-class Options(NamedTuple):
-    """The arguments of the operators that are not tensors, which a graph holds as one string."""
-
-    features: int  # the identity of a feature map
-    position: str
-    causal: bool
-    near: int
-    radius: float
-    engine: str
-    tokens_first: bool
-    offset: int
-
-    def text(self) -> str:
-        x = self
-        return f"{x.features} {x.position} {x.causal:d} {x.near} {x.radius} {x.engine} {x.tokens_first:d} {x.offset}"
-
-
-_parsed: dict[str, Options] = {}
-
-
-def _options_of(text: str) -> Options:
-    found = _parsed.get(text)
-    if found is None:
-        if len(_parsed) > 1000:
-            _parsed.clear()
-        features, position, causal, near, radius, engine, tokens_first, offset = text.split(" ")
-        found = _parsed[text] = Options(
-            int(features), position, causal == "1", int(near), float(radius), engine, tokens_first == "1", int(offset)
-        )
-    return found
-
-
-def _attention_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor], options: Options) -> Any:
-    features = by_identity.get(options.features)
-    if features is None:
-        raise RuntimeError("features: the feature map of this graph no longer exists")
-    positions = _positions_of(native, bias, extra, options.position, options.causal)
-    return native.Attention.make(
-        features._native(native), positions, options.causal, options.radius, options.engine, options.near
-    )
-
 
 _calls: dict[Any, Any] = {}
 
@@ -158,7 +66,7 @@ def _forward(
     save: bool,
 ) -> tuple[Tensor, Any]:
     native = _native_of(q)
-    attention = _attention_of(native, bias, extra, options)
+    attention = attention_of(native, bias, extra, options)
     call = _call_of(key_mask, options.tokens_first, options.offset)
     y = q.new_empty((*q.shape[:-1], v.shape[-1]))
     arrays = (to_dlpack(q), to_dlpack(k), to_dlpack(v), to_dlpack(y))
@@ -179,7 +87,10 @@ def attention_op(
     options: str,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    y, saved = _forward(q, k, v, bias, extra, key_mask, _options_of(options), save)
+    if q.device.type == "cuda":
+        y = _gpu.forward(q, k, v, bias, extra, key_mask, options_of(options))
+        return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device)
+    y, saved = _forward(q, k, v, bias, extra, key_mask, options_of(options), save)
     if saved is None:
         return y, torch.empty(0, dtype=torch.uint8)
     _saved[saved.address] = saved
@@ -187,7 +98,16 @@ def attention_op(
 
 
 @attention_op.register_fake
-def _(q, k, v, bias, extra, key_mask, options, save):
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: str,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
     y = q.new_empty((*q.shape[:-1], v.shape[-1]))
     return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device)
 
@@ -204,7 +124,12 @@ def backward_op(
     key_mask: Optional[Tensor],
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    parsed = _options_of(options)
+    parsed = options_of(options)
+    dims = parsed.bias_dims()
+    if q.device.type == "cuda":
+        dq, dk, dv, dparameters = _gpu.backward(dy, q, k, v, bias, extra, key_mask, parsed)
+        dbias, dextra = _split(dparameters, bias, extra)
+        return dq, dk, dv, _like(dbias, bias, dims), _like(dextra, extra, 2)
     saved = _saved.get(token.data_ptr())
     if saved is None:
         saved = _forward(q, k, v, bias, extra, key_mask, parsed, True)[1]
@@ -212,22 +137,43 @@ def backward_op(
     by_head, extra_by_head, _ = saved.backward(
         to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, parsed.tokens_first, parsed.offset)
     )
-    dims = _dims[parsed.position.split(":")[0]]
-    return dq, dk, dv, _like(by_head, bias, dims), _like(extra_by_head, extra, 2)
+    of_bias = None if bias is None else torch.from_numpy(by_head)
+    of_extra = None if extra is None else torch.from_numpy(extra_by_head)
+    return dq, dk, dv, _like(of_bias, bias, dims), _like(of_extra, extra, 2)
 
 
-def _like(by_head: np.ndarray, x: Optional[Tensor], dims: int) -> Tensor:
+def _split(
+    dparameters: Optional[Tensor], bias: Optional[Tensor], extra: Optional[Tensor]
+) -> tuple[Optional[Tensor], Optional[Tensor]]:
+    """The gradients of biases and of those of extra tokens from those of _gpu.backward."""
+    if dparameters is None or extra is None:
+        return dparameters, None
+    table = dparameters.shape[1] - extra.shape[-2] * extra.shape[-1]
+    return dparameters[:, :table], dparameters[:, table:]
+
+
+def _like(by_head: Optional[Tensor], x: Optional[Tensor], dims: int) -> Tensor:
     """The gradient of `x` from that of each head [heads, p]; empty without x."""
-    if x is None:
+    if x is None or by_head is None:
         return torch.empty(0)
     if by_head.shape[0] == 0:  # no heads
-        return torch.zeros(x.shape, dtype=x.dtype)
-    rows = torch.from_numpy(by_head)
-    return (rows if x.dim() > dims and x.shape[0] > 1 else rows.sum(0)).reshape(x.shape)
+        return torch.zeros_like(x)
+    rows = by_head if x.dim() > dims and x.shape[0] > 1 else by_head.sum(0)
+    return rows.reshape(x.shape)
 
 
 @backward_op.register_fake
-def _(dy, token, q, k, v, bias, extra, key_mask, options):
+def _(
+    dy: Tensor,
+    token: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     def like(x: Optional[Tensor]) -> Tensor:
         return torch.empty(0) if x is None else x.new_empty(x.shape)
 
@@ -306,7 +252,8 @@ def attention(
 
     q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v]; with
     layout="tokens_first" [batch, tokens, heads, d]. Any strides; tensors whose d numbers of a token are not contiguous
-    are copied. float32 and float64; float16 and bfloat16 are computed in float32, and y has q's type.
+    are copied. float32 and float64; float16 and bfloat16 are computed in float32, and y has q's type. On a GPU float32,
+    float16 and bfloat16 (see the README).
 
     bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or
     ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens.
@@ -324,11 +271,12 @@ def attention(
             raise TypeError(f"key_padding_mask: expected bool, got {key_padding_mask.dtype}")
         key_mask = ~key_padding_mask
     dtype = q.dtype
-    if dtype in _halves:
+    of_parameters = torch.float32 if dtype in _halves else dtype
+    if dtype in _halves and not q.is_cuda:
         q = q.float()
     k, v = _of_type(k, "keys", q.dtype), _of_type(v, "values", q.dtype)
-    bias = bias if bias is None else _of_type(bias, "bias", q.dtype)
-    extra = extra if extra is None else _of_type(extra, "extra", q.dtype)
+    bias = bias if bias is None else _of_type(bias, "bias", of_parameters)
+    extra = extra if extra is None else _of_type(extra, "extra", of_parameters)
     save = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -340,5 +288,5 @@ def attention(
         features._identity, position_name(position), causal, near, normalization.radius, engine,
         layout == "tokens_first", offset,
     )  # fmt: skip
-    y, _ = attention_op(q, k, v, bias, extra, key_mask, options.text(), save)
+    y: Tensor = attention_op(q, k, v, bias, extra, key_mask, options.text(), save)[0]
     return y if y.dtype == dtype else y.to(dtype)

@@ -12,7 +12,8 @@ from .._attention import Normalization
 from ..features import Features, RandomFeatures, hyperbolic, orf, register, taylor
 from ..positions import alibi_slopes
 from ._decoder import LayerDecoder
-from ._functional import attention, position_name
+from ._functional import attention
+from ._options import position_name
 
 
 class _Slot(Features):

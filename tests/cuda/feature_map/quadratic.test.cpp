@@ -19,8 +19,8 @@ constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon()
 
 RelativePosition<float> clipped() { return RelativePosition<float>(normal_vector<float>(41, 5)); }
 
-QuadraticFeatures<float> curved(Index d) {
-  return {d, {d - 1, 3, 0.1f * normal_vector<float>(3, 8).cwiseAbs(), 0.2f * normal_vector<float>(d, 9)}};
+QuadraticFeatures<float> curved(Index d, float log_scale = 0) {
+  return {d, {d - 1, 3, 0.1f * normal_vector<float>(3, 8).cwiseAbs(), 0.2f * normal_vector<float>(d, 9), log_scale}};
 }
 
 }  // namespace
@@ -43,6 +43,19 @@ TEST_CASE("quadratic features agree with the CPU's for every engine", "[cuda]") 
       CHECK(x.error(attention) <= 40 * eps);
       CHECK(gradient_error(x, attention) <= 10 * eps);
     }
+}
+
+TEST_CASE("quadratic features have their scale relative to the exact weights of a near field", "[cuda]") {
+  const PlanCase x{{.n_q = 90, .n_k = 130, .d_v = 5}, {.engine = cuda::Engine::direct, .gradients = true}, 6};
+  for (const float log_scale : {-1.0f, 0.0f, 0.5f}) {
+    INFO("log_scale " << log_scale);
+    const Attention attention(curved(6, log_scale), clipped(), {.near = 5});
+    CHECK(x.error(attention) <= 40 * eps);
+    CHECK(gradient_error(x, attention) <= 10 * eps);
+    const Attention of_constants(QuadraticFeatures<float>(6, {2, 1, Vector<float>::Ones(1), {}, log_scale}), clipped(),
+                                 {.near = 5});
+    CHECK(x.error(of_constants) <= 40 * eps);
+  }
 }
 
 TEST_CASE("16-bit storage of quadratic features has the precision of bfloat16", "[cuda]") {

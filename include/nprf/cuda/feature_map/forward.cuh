@@ -26,7 +26,7 @@ constexpr bool by_token = std::is_same_v<Feature, __nv_bfloat16>;
 ///
 /// or e^(linear.x' + offset) phi(z) of the coordinates z = axes (x' - mean) of a centring (centring.cuh); below, x' is
 /// then z. The logarithm of a row's factor is -|x'|^2 / 2 of exponential, |x'|^2 / 2 of trigonometric and
-/// sum_l curvature_l x'_l^2 / 2 of quadratic features, plus that of the centring.
+/// log_scale + sum_l curvature_l x'_l^2 / 2 of quadratic features, plus that of the centring.
 ///
 /// Features are float by channel, [z, r, stride], zero from n on; or bfloat16 by token, [z, n, stride], zero from r on.
 ///

@@ -11,6 +11,7 @@ namespace nprf::cuda {
 struct QuadraticConstants {
   const uint2* coordinates;              // (r)
   const float *mean_square, *curvature;  // (second) (d)
+  float log_scale;
 
   static constexpr unsigned none = ~0u;
   static constexpr float half_root = 0.70710678118654752f;
@@ -26,8 +27,8 @@ struct QuadraticConstants {
     return (z_1 * z_1 - mean_square[at.x]) * half_root;
   }
 
-  /// The logarithm of the factor of this thread's token, sum_l curvature_l z_l^2 / 2. All threads of the block must
-  /// call it.
+  /// The logarithm of the factor of this thread's token, log_scale + sum_l curvature_l z_l^2 / 2. All threads of the
+  /// block must call it.
   template <class Shape = FeatureShape>
   __device__ __forceinline__ float log_factor(int d, const float* z, float* scratch) const {
     const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
@@ -36,7 +37,7 @@ struct QuadraticConstants {
       const float z_k = z[k * Shape::stride + t];
       sum = fmaf(curvature[k] * z_k, z_k, sum);
     }
-    return over_groups<Shape>(scratch, sum, [](float a, float b) { return a + b; }) / 2;
+    return log_scale + over_groups<Shape>(scratch, sum, [](float a, float b) { return a + b; }) / 2;
   }
 
   /// Adds what the gradient g_f of feature f, without the row's factor, contributes to those of the coordinates for
@@ -61,13 +62,13 @@ struct QuadraticConstants {
 /// and QuadraticConstants::none, or none for the constant feature.
 struct DeviceQuadratic {
   const uint2* coordinates = nullptr;  // [r]; null: no quadratic features
-  const float* values = nullptr;       // [head, second + d]: mean squares, curvature
+  const float* values = nullptr;       // [head, 1 + second + d]: log_scale, mean squares, curvature
   std::ptrdiff_t stride = 0;           // between heads; 0: one for all
   int r = 0, second = 0;
 
   __device__ __forceinline__ QuadraticConstants of(int head) const {
-    const float* mean_square = values + head * stride;
-    return {coordinates, mean_square, mean_square + second};
+    const float* of_head = values + head * stride;
+    return {coordinates, of_head + 1, of_head + 1 + second, of_head[0]};
   }
 };
 

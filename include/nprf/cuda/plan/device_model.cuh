@@ -185,7 +185,7 @@ class DeviceModel {
   }
   DeviceQuadratic quadratic() const {
     if (!is_quadratic()) return {};
-    return {m_coordinates, m_quadratic, shares_map() ? 0 : map().second + d(), r(), map().second};
+    return {m_coordinates, m_quadratic, shares_map() ? 0 : 1 + map().second + d(), r(), map().second};
   }
 
   bool is_causal() const { return m_model.direction == Direction::causal; }
@@ -286,7 +286,7 @@ class DeviceModel {
   // if all keys have one norm, a bound |w.x| <= |w| radius replaces the search for their largest log-scale
   void find_shift() {
     if (is_centred() || is_quadratic()) {
-      const auto has_factor = [](const FeatureModel& one) { return !one.curvature.empty(); };
+      const auto has_factor = [](const FeatureModel& one) { return !one.curvature.empty() || one.log_scale != 0; };
       m_needs_log_scales = is_centred() || std::any_of(m_model.features.begin(), m_model.features.end(), has_factor);
       return;
     }

@@ -59,11 +59,12 @@ inline std::vector<float> centring_values(const std::vector<FeatureModel>& maps,
   return all;
 }
 
-/// [map, second + d], as DeviceQuadratic has them; empty for other features.
+/// [map, 1 + second + d], as DeviceQuadratic has them; empty for other features.
 inline std::vector<float> quadratic_values(const std::vector<FeatureModel>& maps) {
   std::vector<float> all;
   for (const FeatureModel& one : maps) {
     if (one.kind != FeatureKind::quadratic) continue;
+    all.push_back(one.log_scale);
     all.insert(all.end(), one.mean_square.begin(), one.mean_square.end());
     all.insert(all.end(), one.curvature.begin(), one.curvature.end());
     if (one.curvature.empty()) all.resize(all.size() + static_cast<std::size_t>(one.d), 0.0f);

@@ -74,6 +74,7 @@ FeatureModel model_of(const QuadraticFeatures<T>& features) {
   FeatureModel model{FeatureKind::quadratic, static_cast<int>(features.input_dim()), 0, {}};
   model.first = static_cast<int>(terms.first), model.second = static_cast<int>(terms.second);
   model.mean_square = detail::floats(terms.mean_square), model.curvature = detail::floats(terms.curvature);
+  model.log_scale = static_cast<float>(terms.log_scale);
   return model;
 }
 /// Of a map of nprf's own with a centring.

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""Tensors on a GPU: the plans of nprf's CUDA headers, by the extension module nprf._cuda, if it was compiled
+(NPRF_PYTHON_CUDA). A plan is for fixed sizes, and is kept for later calls of the same ones in the same stream."""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from types import ModuleType
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import to_dlpack
+
+from .._native import float32
+from ._options import Options, attention_of
+
+_scalars = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_alignment = 256  # of a workspace
+_most_plans = 64
+
+
+def _module() -> ModuleType:
+    try:
+        return importlib.import_module("nprf._cuda")
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            "queries: expected a tensor on the CPU, got one on a GPU, for which nprf was not compiled: install it with "
+            "-C cmake.define.NPRF_PYTHON_CUDA=ON, which needs CUDA's nvcc"
+        ) from error
+
+
+class _Entry(NamedTuple):
+    """A plan, with the feature map whose address is a part of its key."""
+
+    plan: Any
+    features: Any
+
+
+_plans: OrderedDict[Any, _Entry] = OrderedDict()
+
+
+def _stream(x: Tensor) -> int:
+    return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+
+
+def _plan_of(
+    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], extra: Optional[Tensor], options: Options, gradients: bool
+) -> Any:
+    scalar = _scalars.get(q.dtype)
+    if scalar is None:
+        raise TypeError(f"queries: expected float32, float16 or bfloat16 on a GPU, got {q.dtype}")
+    features = options.feature_map()._native(float32)
+    tokens, heads = (-3, -2) if options.tokens_first and q.dim() > 2 else (-2, -3)
+    batch = q.shape[0] if q.dim() == 4 else 1
+    sizes = (batch, q.shape[heads] if q.dim() > 2 else 1, q.shape[tokens], k.shape[tokens], v.shape[-1], options.offset)
+    shapes = tuple(None if x is None else x.shape for x in (bias, extra))
+    others = options._replace(features=id(features))
+    key = (others, scalar, sizes, shapes, gradients, q.device, _stream(q))
+    entry = _plans.get(key)
+    if entry is None:
+        on_host = [None if x is None else x.detach().to("cpu", torch.float32) for x in (bias, extra)]
+        model = attention_of(float32, on_host[0], on_host[1], options).cuda_model()
+        plan = _module().Plan(model, scalar, sizes, options.engine, gradients, options.tokens_first, _stream(q))
+        entry = _plans[key] = _Entry(plan, features)
+        if len(_plans) > _most_plans:
+            _plans.popitem(last=False)
+    _plans.move_to_end(key)
+    return entry.plan
+
+
+def _readable(x: Tensor) -> Tensor:
+    """x, or a copy unless its rows are contiguous and do not overlap."""
+    rows = x.stride(-1) == 1 and all(s >= x.shape[-1] or n == 1 for s, n in zip(x.stride()[:-1], x.shape[:-1]))
+    return x if rows else x.contiguous()
+
+
+def _for_each_query_head(x: Tensor, q: Tensor, options: Options) -> Tensor:
+    """x with its heads repeated for the heads of queries that share one."""
+    if x.dim() != q.dim() or x.dim() < 3:
+        return x
+    axis = -2 if options.tokens_first else -3
+    heads, of_keys = q.shape[axis], x.shape[axis]
+    if of_keys == heads or of_keys == 0 or heads % of_keys:
+        return x
+    return x.repeat_interleave(heads // of_keys, dim=axis)
+
+
+def _sum_of_groups(dx: Tensor, x: Tensor, options: Options) -> Tensor:
+    """The gradient of x from that of _for_each_query_head(x)."""
+    if dx.shape == x.shape:
+        return dx
+    axis = -2 if options.tokens_first else -3
+    groups: Tensor = dx.unflatten(axis, (x.shape[axis], -1))
+    return groups.sum(axis)
+
+
+def _parameters(bias: Optional[Tensor], extra: Optional[Tensor], options: Options) -> Optional[Tensor]:
+    """[position, parameter]: with extra tokens the rows of the table, then their biases."""
+    if bias is None:
+        return None
+    rows = bias.reshape(bias.shape[0] if bias.dim() > options.bias_dims() else 1, -1)
+    if extra is not None:
+        borders = extra.expand(rows.shape[0], *extra.shape[-2:]).reshape(rows.shape[0], -1)
+        rows = torch.cat([rows, borders], dim=1)
+    return rows.to(torch.float32).contiguous()
+
+
+def _workspace(plan: Any, q: Tensor) -> Tensor:
+    memory = torch.empty(plan.workspace_bytes + _alignment, dtype=torch.uint8, device=q.device)
+    return memory[-memory.data_ptr() % _alignment :]
+
+
+def _check_devices(q: Tensor, **others: Optional[Tensor]) -> None:
+    for name, x in others.items():
+        if x is not None and x.device != q.device:
+            raise ValueError(f"{name}: expected a tensor on {q.device}, as the queries, got one on {x.device}")
+
+
+def _pointers(*tensors: Optional[Tensor]) -> list[Any]:
+    return [None if x is None else to_dlpack(x) for x in tensors]
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: Options,
+) -> Tensor:
+    """y of attention for tensors on one GPU, queued in its current stream."""
+    _check_devices(q, keys=k, values=v, bias=bias, extra=extra, key_padding_mask=key_mask)
+    y = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    if y.numel() == 0:
+        return y
+    k, v = (_for_each_query_head(x, q, options) for x in (k, v))
+    with torch.cuda.device_of(q):
+        plan = _plan_of(q, k, v, bias, extra, options, False)
+        mask = None if key_mask is None else key_mask.contiguous()
+        arrays = _pointers(*map(_readable, (q, k, v)), y, _parameters(bias, extra, options), mask)
+        plan.forward(*arrays, to_dlpack(_workspace(plan, q)), _stream(q))
+    return y
+
+
+def backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    """dq, dk, dv and dL/d[position, parameter] (_parameters), or None without parameters."""
+    all_k, all_v = (_for_each_query_head(x, q, options) for x in (k, v))
+    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, all_k, all_v))
+    parameters = _parameters(bias, extra, options)
+    dparameters = None if parameters is None else torch.zeros_like(parameters)
+    if dy.numel() > 0:
+        with torch.cuda.device_of(q):
+            plan = _plan_of(q, all_k, all_v, bias, extra, options, True)
+            mask = None if key_mask is None else key_mask.contiguous()
+            inputs = map(_readable, (q, all_k, all_v, dy))
+            arrays = _pointers(*inputs, dq, dk, dv, dparameters, parameters, mask)
+            plan.backward(*arrays, to_dlpack(_workspace(plan, q)), _stream(q))
+    return dq, _sum_of_groups(dk, k, options), _sum_of_groups(dv, v, options), dparameters

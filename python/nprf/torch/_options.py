@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""The arguments of the operators that are not tensors, and the native attention that they and the biases describe."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+from torch import Tensor
+from torch.utils.dlpack import to_dlpack
+
+from .._native import Native, float32, float64
+from ..features import Features, by_identity
+
+# what the parameters of each kind of position are without an axis of heads
+_dims = {"table": 1, "t5": 1, "alibi": 0, "grid": 2}
+
+Position = Union[str, tuple[Any, ...]]
+
+
+def position_name(position: Position) -> str:
+    """ "table", "alibi", "t5:128" or "grid:4:5" for ("t5", 128) and ("grid", 4, 5)."""
+    name = position if isinstance(position, str) else ":".join([str(each) for each in position])
+    if name == "t5":
+        return "t5:128"
+    kind = name.split(":")[0]
+    if kind not in _dims or name.count(":") != {"t5": 1, "grid": 2}.get(kind, 0):
+        raise ValueError(
+            f"position: expected 'table', 'alibi', 't5', ('t5', max_distance) or ('grid', height, width), got {position!r}"
+        )
+    return name
+
+
+class Options(NamedTuple):
+    """What a graph holds as one string."""
+
+    features: int  # the identity of a feature map
+    position: str
+    causal: bool
+    near: int
+    radius: float
+    engine: str
+    tokens_first: bool
+    offset: int
+
+    def text(self) -> str:
+        x = self
+        return f"{x.features} {x.position} {x.causal:d} {x.near} {x.radius} {x.engine} {x.tokens_first:d} {x.offset}"
+
+    def feature_map(self) -> Features:
+        features: Optional[Features] = by_identity.get(self.features)
+        if features is None:
+            raise RuntimeError("features: the feature map of this graph no longer exists")
+        return features
+
+    def bias_dims(self) -> int:
+        """The dimensions of the parameters of the position without heads."""
+        return _dims[self.position.split(":")[0]]
+
+
+_parsed: dict[str, Options] = {}
+
+
+def options_of(text: str) -> Options:
+    found = _parsed.get(text)
+    if found is None:
+        if len(_parsed) > 1000:
+            _parsed.clear()
+        features, position, causal, near, radius, engine, tokens_first, offset = text.split(" ")
+        found = _parsed[text] = Options(
+            int(features), position, causal == "1", int(near), float(radius), engine, tokens_first == "1", int(offset)
+        )
+    return found
+
+
+_no_positions = {native.name: native.Positions.none() for native in (float32, float64)}
+_t5_buckets: dict[Any, Any] = {}  # positions that other weights are put into
+
+
+def _positions_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor], position: str, causal: bool) -> Any:
+    if bias is None:
+        return _no_positions[native.name]
+    kind, *sizes = position.split(":")
+    dims = _dims[kind]
+    if bias.dim() not in (dims, dims + 1):
+        raise ValueError(f"bias: expected {dims} dimensions, or {dims + 1} with heads, got {bias.dim()}")
+    if bias.numel() == 0:
+        raise ValueError(f"bias: expected at least one number, got the shape {tuple(bias.shape)}")
+    rows = bias.reshape(bias.shape[0] if bias.dim() > dims else 1, -1)
+    if kind == "table":
+        return native.Positions.relative(to_dlpack(rows))
+    if kind == "alibi":
+        return native.Positions.alibi(to_dlpack(rows))
+    if kind == "t5":
+        key = (native.name, rows.shape[1], causal, sizes[0])
+        buckets = _t5_buckets.get(key)
+        if buckets is None:
+            zeros = np.zeros((1, rows.shape[1]), native.dtype)
+            buckets = _t5_buckets[key] = native.Positions.t5(zeros, causal, int(sizes[0]))
+        return buckets.with_parameters(to_dlpack(rows))
+    height, width = map(int, sizes)
+    if extra is None:
+        return native.Positions.grid(height, width, to_dlpack(rows), np.zeros((1, 1), native.dtype), 0)
+    tokens = extra.shape[-2]
+    borders = extra.expand(rows.shape[0], tokens, tokens + 2).reshape(rows.shape[0], -1)
+    return native.Positions.grid(height, width, to_dlpack(rows), to_dlpack(borders), tokens)
+
+
+def attention_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor], options: Options) -> Any:
+    features = options.feature_map()
+    positions = _positions_of(native, bias, extra, options.position, options.causal)
+    return native.Attention.make(
+        features._native(native), positions, options.causal, options.radius, options.engine, options.near
+    )

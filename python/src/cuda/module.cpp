@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+//
+// nprf._cuda: plans for GPUs, for arrays in their memory. nprf/torch/_gpu.py is its only user.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "array.hpp"
+#include "cuda/model_capsule.hpp"
+#include "cuda/plan.hpp"
+
+namespace nprf::python {
+
+namespace {
+
+using Device = NPRF_PYTHON_DEVICE;  // nb::device::cuda, or nb::device::cpu over the stand-in
+using InputDevice = nb::ndarray<nb::ro, Device>;
+using OutputDevice = nb::ndarray<Device>;
+using Floats = nb::ndarray<float, nb::c_contig, Device>;
+using Mask = nb::ndarray<const bool, nb::c_contig, Device>;
+using Bytes = nb::ndarray<std::uint8_t, nb::c_contig, Device>;
+using Sizes = std::tuple<Index, Index, Index, Index, Index, Index>;  // batch, heads, n_q, n_k, d_v, offset
+
+nb::dlpack::dtype dtype_of(const std::string& scalar) {
+  constexpr auto code = [](nb::dlpack::dtype_code c) { return static_cast<std::uint8_t>(c); };
+  if (scalar == "float32") return {code(nb::dlpack::dtype_code::Float), 32, 1};
+  if (scalar == "float16") return {code(nb::dlpack::dtype_code::Float), 16, 1};
+  if (scalar == "bfloat16") return {code(nb::dlpack::dtype_code::Bfloat), 16, 1};
+  throw InvalidArgument(
+      nprf::detail::sentence("scalars: expected float32, float16 or bfloat16 on a GPU, got ", scalar));
+}
+
+std::unique_ptr<Plan> make_plan(const std::string& scalar, PlanProblem problem) {
+#if NPRF_PYTHON_CUDA_HALVES
+  if (scalar == "float16") return make_plan_float16(std::move(problem));
+  if (scalar == "bfloat16") return make_plan_bfloat16(std::move(problem));
+#endif
+  require(scalar == "float32", "scalars: expected float32 in this build of nprf, got ", scalar);
+  return make_plan_float32(std::move(problem));
+}
+
+/// A plan, and the type and layout of the arrays of its calls.
+class TypedPlan {
+ public:
+  TypedPlan(const nb::capsule& model, const std::string& scalar, const Sizes& sizes, const std::string& engine,
+            bool gradients, bool tokens_first, std::uintptr_t stream)
+      : m_dtype(dtype_of(scalar)), m_axes(tokens_first ? Axes::tokens_first : Axes::heads_first) {
+    const auto* described = static_cast<const cuda::AttentionModel*>(model.data(cuda_model_name));
+    if (!described) throw nb::python_error();
+    const auto& [batch, heads, n_q, n_k, d_v, offset] = sizes;
+    m_plan = make_plan(scalar, {*described, batch, heads, n_q, n_k, d_v, offset, engine, gradients, stream_of(stream)});
+  }
+
+  const Plan& plan() const { return *m_plan; }
+
+  void forward(const InputDevice& q, const InputDevice& k, const InputDevice& v, const OutputDevice& y,
+               const std::optional<Floats>& parameters, const std::optional<Mask>& key_mask, const Bytes& workspace,
+               std::uintptr_t stream) {
+    m_plan->forward(inputs(q, k, v), view(y, "y"), call(parameters, key_mask, workspace, stream));
+  }
+
+  void backward(const InputDevice& q, const InputDevice& k, const InputDevice& v, const InputDevice& dy,
+                const OutputDevice& dq, const OutputDevice& dk, const OutputDevice& dv,
+                const std::optional<Floats>& dparameters, const std::optional<Floats>& parameters,
+                const std::optional<Mask>& key_mask, const Bytes& workspace, std::uintptr_t stream) {
+    m_plan->backward(inputs(q, k, v), view(dy, "dy"),
+                     {view(dq, "dq"), view(dk, "dk"), view(dv, "dv"), dparameters ? dparameters->data() : nullptr},
+                     call(parameters, key_mask, workspace, stream));
+  }
+
+ private:
+  static void* stream_of(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
+
+  template <class Array>
+  DeviceArray view(const Array& x, const char* name) const {
+    require(x.dtype() == m_dtype, name, ": expected the type of the other arrays, got another");
+    const Layout layout = Layout::of(x, name, m_axes);
+    require(layout.size() == 0 || layout.is_view(), name,
+            ": expected an array whose channels are contiguous, got other strides");
+    return {const_cast<void*>(static_cast<const void*>(x.data())),
+            layout.batch,
+            layout.heads,
+            layout.tokens,
+            layout.channels,
+            layout.strides.batch,
+            layout.strides.head,
+            layout.strides.token};
+  }
+
+  DeviceInputs inputs(const InputDevice& q, const InputDevice& k, const InputDevice& v) const {
+    return {view(q, "queries"), view(k, "keys"), view(v, "values")};
+  }
+
+  DeviceCall call(const std::optional<Floats>& parameters, const std::optional<Mask>& key_mask, const Bytes& workspace,
+                  std::uintptr_t stream) const {
+    require(workspace.size() >= m_plan->workspace_bytes(), "workspace: expected ", m_plan->workspace_bytes(),
+            " bytes, got ", workspace.size());
+    return {parameters ? parameters->data() : nullptr, key_mask ? key_mask->data() : nullptr, workspace.data(),
+            stream_of(stream)};
+  }
+
+  nb::dlpack::dtype m_dtype;
+  Axes m_axes;
+  std::unique_ptr<Plan> m_plan;
+};
+
+}  // namespace
+
+}  // namespace nprf::python
+
+// Calls keep the GIL: they only queue work, and two of one plan must not run at the same time.
+NB_MODULE(_cuda, m) {
+  using namespace nprf::python;
+  namespace nb = nanobind;
+  nb::set_leak_warnings(false);  // plans that globals of Python keep
+  m.attr("on_host") = Device::value == nb::device::cpu::value;
+  nb::class_<TypedPlan>(m, "Plan")
+      .def(nb::init<const nb::capsule&, const std::string&, const Sizes&, const std::string&, bool, bool,
+                    std::uintptr_t>(),
+           nb::arg("model"), nb::arg("scalar"), nb::arg("sizes"), nb::arg("engine"), nb::arg("gradients"),
+           nb::arg("tokens_first"), nb::arg("stream"))
+      .def_prop_ro("workspace_bytes", [](const TypedPlan& x) { return x.plan().workspace_bytes(); })
+      .def_prop_ro("engine", [](const TypedPlan& x) { return x.plan().engine(); })
+      .def("forward", &TypedPlan::forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("y"),
+           nb::arg("parameters").none(), nb::arg("key_mask").none(), nb::arg("workspace"), nb::arg("stream"))
+      .def("backward", &TypedPlan::backward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("dy"), nb::arg("dq"),
+           nb::arg("dk"), nb::arg("dv"), nb::arg("dparameters").none(), nb::arg("parameters").none(),
+           nb::arg("key_mask").none(), nb::arg("workspace"), nb::arg("stream"));
+}
