@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/decoder/head_state.hpp"
 
+#include "decoder/tokens.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
@@ -24,7 +25,7 @@ TEST_CASE("head state: what can be taken back", "[decoder]") {
       Workspace scratch;
       for (Index j = 0; j < n; ++j) {
         state.reserve(j + 1);
-        state.append(model, k.row(j).data(), v.row(j).data(), scratch);
+        append(state, model, k.row(j).data(), v.row(j).data(), scratch);
         CHECK(state.tokens() == j + 1);
         CHECK_FALSE(state.can_roll_back(model, j + 2));
         // all tokens while none has left the ring

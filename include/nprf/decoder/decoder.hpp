@@ -207,6 +207,7 @@ class Decoder {
 
  private:
   enum class Pass { append, attend };
+  static constexpr Index tile = 64;  // tokens whose features are computed together
   static constexpr std::uint64_t version = 1;
 
   static const DecoderOptions& checked(const DecoderOptions& options, Direction direction) {
@@ -325,11 +326,19 @@ void Decoder<T>::run(const HeadsView<const T>& q, const HeadsView<const T>& k, c
     auto of_y = y(b, head);
     const StepModel<T>& model = m_states.model(s);
     HeadState<T>& state = m_states(b, s);
-    for (Index t = 0; t < length; ++t) {
-      state.append(model, of_k.row(t).data(), of_v.row(t).data(), scratch);
-      if (pass == Pass::attend)
-        state.attend(model, {of_q.row(t).data(), of_y.row(t).data(), group, q.all_strides().head, y.all_strides().head},
-                     m_reports[static_cast<std::size_t>(item)], scratch);
+    for (Index first = 0; first < length; first += tile) {
+      const Workspace::Scope scope(scratch);
+      const Index count = std::min(tile, length - first);
+      const TokenRows<T> keys{of_k.row(first).data(), count, k.all_strides().token};
+      TokenRows<T> queries{of_q.row(first).data(), count, q.all_strides().token, group, q.all_strides().head};
+      if (pass == Pass::append) queries.tokens = 0;
+      const FeatureRows<T> rows = model.features(keys, queries, scratch);
+      for (Index t = 0; t < count; ++t) {
+        state.append(model, rows(t), of_v.row(first + t).data(), scratch);
+        if (pass == Pass::attend)
+          state.attend(model, {rows, count + t * group, group, of_y.row(first + t).data(), y.all_strides().head},
+                       m_reports[static_cast<std::size_t>(item)], scratch);
+      }
     }
     for (Index g = 0; g < group; ++g) y(b, head + g).bottomRows(n - length).setZero();
   };

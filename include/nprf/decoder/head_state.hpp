@@ -22,10 +22,10 @@ namespace nprf {
 /// The queries of one token that share a head of keys and values, and where their results go.
 template <Real T>
 struct QueryGroup {
-  const T* q;
+  const FeatureRows<T>& features;
+  Index first, count;  // of these rows
   T* y;
-  Index count;
-  Index q_step, y_step;  // between the heads of the group
+  Index y_step;  // between the results
 };
 
 /// The state of one head of one sequence: the ring of its last tokens and the sums over the older ones. See Decoder.
@@ -60,26 +60,23 @@ class HeadState {
     m_sums.clear();
   }
 
-  /// Appends a token (d) (d_v). Tokens leave the ring by blocks, once all of a block are more than `pending` tokens
-  /// old.
-  void append(const StepModel<T>& model, const T* key, const T* value, Workspace& scratch) {
-    const Workspace::Scope scope(scratch);
-    const FeatureMapView<T>& map = model.features.map();
-    const Index r = map.output_dim();
-    T *normalized = scratch.take<T>(map.input_dim()), *phi = scratch.take<T>(padded_to_lanes(r));
-    const double log_scale = model.features.key(key, normalized, phi, scratch);
+  /// Appends a token with a value (d_v). Tokens leave the ring by blocks, once all of a block are more than `pending`
+  /// tokens old.
+  void append(const StepModel<T>& model, const FeatureRow<T>& key, const T* value, Workspace& scratch) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    const Index r = model.features.map().output_dim();
     const RowMax<T> values = row_max(value, m_d_v);
-    StateToken<T> token{phi, 1, value, log_scale, T(0), values.largest, row_max(phi, r).is_finite, values.is_finite};
-    token.has_finite_key = token.has_finite_key && log_scale < std::numeric_limits<double>::infinity();
+    StateToken<T> token{key.phi, 1, value, key.log_factor, T(0), values.largest, false, values.is_finite};
+    token.has_finite_key = row_max(key.phi, padded_to_lanes(r)).is_finite && key.log_factor < infinity;
     if (!token.has_finite_key) {
-      std::fill_n(phi, r, T(0));
-      token.log_scale = -std::numeric_limits<double>::infinity();
+      std::fill_n(key.phi, r, T(0));
+      token.log_scale = -infinity;
     } else {
-      m_largest_norm = std::max(m_largest_norm, model.features.norm(normalized));
+      m_largest_norm = std::max(m_largest_norm, model.features.norm(key.normalized));
     }
-    if (!model.is_positive()) token.norm = Eigen::Map<const Vector<T>>(phi, r).norm();
+    if (!model.is_positive()) token.norm = Eigen::Map<const Vector<T>>(key.phi, r).norm();
     m_all_finite = m_all_finite && token.has_finite_key && token.has_finite_value;
-    m_ring.put(m_tokens++, token, normalized);
+    m_ring.put(m_tokens++, token, key.normalized);
     m_most_tokens = std::max(m_most_tokens, m_tokens);
     for (; m_tokens - m_left_ring >= model.pending() + block; m_left_ring += block) {
       if (!model.bias.has_tail()) continue;
@@ -89,7 +86,7 @@ class HeadState {
     }
   }
 
-  /// Sets the rows of y (d_v) of the queries (d) of the last token, and counts them in the report.
+  /// Sets the rows of y (d_v) of the queries of the last token, and counts them in the report.
   void attend(const StepModel<T>& model, const QueryGroup<T>& group, Report& report, Workspace& scratch) const {
     const Workspace::Scope scope(scratch);
     if (!model.bias.attends(m_tokens)) {
@@ -105,7 +102,7 @@ class HeadState {
     const StepWeights<T> weights(model, m_ring, m_sums, m_tokens, m_left_ring, scratch);
     StepRow<T> row(model, m_ring, m_sums, weights, {m_tokens, m_left_ring, m_largest_norm, m_all_finite}, scratch);
     for (Index g = 0; g < group.count; ++g)
-      row.compute(group.q + g * group.q_step, group.y + g * group.y_step, report, scratch);
+      row.compute(group.features(group.first + g), group.y + g * group.y_step, report);
   }
 
   std::size_t bytes() const { return sizeof(*this) + m_ring.bytes() + m_sums.bytes(); }

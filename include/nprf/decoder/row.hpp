@@ -40,16 +40,15 @@ class StepRow {
         m_weights(weights),
         m_tokens(tokens),
         m_d_v(sums.non_finite_values().size()),
-        m_query(scratch.take<T>(model.features.map().input_dim())),
-        m_A(scratch.take<T>(padded_to_lanes(model.features.map().output_dim()))),
         m_N(scratch.take<T>(padded_to_lanes(m_d_v))),
         m_scores(scratch.take<T>(weights.slots())),
         m_exponents(scratch.take<double>(exact_keys())) {}
 
-  /// Sets y (d_v) for a query (d), and counts it in the report.
-  void compute(const T* query, T* y, Report& report, Workspace& scratch) {
-    m_log_factor = m_model.features.query(query, m_query, m_A, scratch);
-    const bool finite_query = row_max(m_A, m_model.features.map().output_dim()).is_finite &&
+  /// Sets y (d_v) for a query, and counts it in the report.
+  void compute(const FeatureRow<T>& query, T* y, Report& report) {
+    m_query = query.normalized, m_A = query.phi;
+    m_log_factor = query.log_factor;
+    const bool finite_query = row_max(m_A, padded_to_lanes(m_model.features.map().output_dim())).is_finite &&
                               m_log_factor < std::numeric_limits<double>::infinity();
     if (!finite_query) {
       std::fill_n(y, m_d_v, nan);
@@ -195,7 +194,7 @@ class StepRow {
   double condition() const {
     if (m_model.is_positive()) return 1;
     const double D = std::abs(static_cast<double>(m_D)), v_max = static_cast<double>(m_largest_value),
-                 N = static_cast<double>(row_max(m_N, m_d_v).largest);
+                 N = static_cast<double>(row_max(m_N, padded_to_lanes(m_d_v)).largest);
     return std::abs(static_cast<double>(m_terms)) / D * (1 + relative_size(N, D, v_max));
   }
 
@@ -228,7 +227,8 @@ class StepRow {
   const StepWeights<T>& m_weights;
   const Tokens m_tokens;
   const Index m_d_v;
-  T *m_query, *m_A, *m_N, *m_scores;
+  const T *m_query = nullptr, *m_A = nullptr;  // the row and its features
+  T *m_N, *m_scores;
   double* m_exponents;  // of exact pairs
   double m_log_factor = 0, m_reference = 0;
   T m_D = 0, m_terms = 0, m_largest_value = 0;

@@ -32,7 +32,7 @@ class StepWeights {
       if (!set_by_tables(model.bias, ring, tokens, first, far_end))
         set_by_exponents(model.bias, ring, tokens, first, far_end, scratch);
       m_largest_value = std::max(m_largest_value, largest_of(T(0), [&, values = ring.largest_values()](Index s) {
-                                   return m_weights[s] > 0 ? values[s] : T(0);
+                                   return where_not_zero(P::load(values + s), P::load(m_weights + s));
                                  }));
       m_any_pending = m_reference > minus_infinity;
     }
@@ -61,8 +61,8 @@ class StepWeights {
   }
 
  private:
+  using P = Pack<T>;
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-  static constexpr Index lanes = state_lanes;
 
   // weight = exp(b) exp(log_scale - reference), with the ring's reference, from the tables of both factors. False if a
   // product may underflow, or if all are so small that the sums would lose precision.
@@ -75,7 +75,7 @@ class StepWeights {
       const T *c = bias.weights_from(tokens - 1 - j), *scales = ring.scales() + s;
       for (Index at = 0; at < count; ++at) m_weights[s + at] = scales[at] * c[at];
     });
-    if (largest_of(T(0), [&](Index s) { return m_weights[s]; }) < T(0x1p-24)) return false;
+    if (largest_of(T(0), [&](Index s) { return P::load(m_weights + s); }) < T(0x1p-24)) return false;
     m_reference = reference;
     return true;
   }
@@ -90,21 +90,17 @@ class StepWeights {
       const double *b = bias.from(tokens - 1 - j), *log_scales = ring.log_scales() + s;
       for (Index at = 0; at < count; ++at) exponents[s + at] = log_scales[at] + b[at];
     });
-    m_reference = std::max(m_reference, largest_of(minus_infinity, [&](Index s) { return exponents[s]; }));
+    m_reference =
+        std::max(m_reference, largest_of(minus_infinity, [&](Index s) { return Pack<double>::load(exponents + s); }));
     set_weights(exponents, scratch);
   }
 
-  // the largest x(s) of the slots that is above `least`, or `least`
-  template <class X, class F>
+  // the largest scalar of the packs x(s) of the slots; at least `least`
+  template <Real X, class F>
   X largest_of(X least, F&& x) const {
-    X most[lanes];
-    std::fill_n(most, lanes, least);
-    for (Index s = 0; s < m_slots; s += lanes)
-      for (Index l = 0; l < lanes; ++l) {
-        const X each = x(s + l);
-        most[l] = each > most[l] ? each : most[l];
-      }
-    return *std::max_element(most, most + lanes);
+    auto most = Pack<X>::all(least);
+    for (Index s = 0; s < m_slots; s += Pack<X>::size) most = larger(x(s), most);
+    return most.largest();
   }
 
   // exp(e - reference) = exp(t) (1 + rest) with t = e - reference rounded to T
@@ -117,11 +113,10 @@ class StepWeights {
       m_weights[s] = static_cast<T>(e);
       rests[s] = static_cast<T>(e - static_cast<double>(m_weights[s]));
     }
-    constexpr Index W = Pack<T>::size;
-    for (Index s = 0; s < m_slots; s += W) {
-      const Pack<T> whole = exp(Pack<T>::load(m_weights + s));
+    for (Index s = 0; s < m_slots; s += P::size) {
+      const P whole = exp(P::load(m_weights + s));
       // infinity minus itself is NaN where there is no weight
-      multiply_add(weighted(Pack<T>::load(rests + s), whole), Pack<T>::all(1), whole).store(m_weights + s);
+      multiply_add(weighted(P::load(rests + s), whole), P::all(1), whole).store(m_weights + s);
     }
   }
 
