@@ -29,7 +29,7 @@ Report last_row(const F& map, const P& position, AttentionOptions options, const
   const StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), options, 0);
   HeadState<T> state(model, d_v);
   Workspace scratch;
-  state.reserve(k.rows());
+  state.reserve(model, k.rows());
   for (Index j = 0; j < k.rows(); ++j) append(state, model, k.row(j).data(), v.row(j).data(), scratch);
   Report report;
   y.setOnes(d_v);

@@ -31,8 +31,9 @@ namespace nprf {
 
 /// Options of a decoder, fixed when it is built.
 struct DecoderOptions {
-  Index batch = 1;     // the number of sequences
-  Index rollback = 0;  // how many of its last tokens a sequence can take back
+  Index batch = 1;             // the number of sequences
+  Index rollback = 0;          // how many of its last tokens a sequence can take back
+  WindowOptions windows = {};  // of the online convolution, for tables with a bias for every lag
 };
 
 /// Causal attention (multi_head_attention.hpp) of sequences that grow token by token, as a language model generates
@@ -98,7 +99,7 @@ class Decoder {
   explicit Decoder(const MultiHeadAttention<F, P>& attention, DecoderOptions options = {})
       : m_model(std::make_unique<DecoderModelOf<F, P>>(attention)),
         m_options(checked(options, attention.options().direction)),
-        m_states(step_models<T>(*m_model, options.rollback), options.batch) {}
+        m_states(step_models<T>(*m_model, options.rollback), options.batch, options.windows) {}
 
   const DecoderOptions& options() const { return m_options; }
   Index batch() const { return m_options.batch; }
@@ -208,7 +209,7 @@ class Decoder {
  private:
   enum class Pass { append, attend };
   static constexpr Index tile = 64;  // tokens whose features are computed together
-  static constexpr std::uint64_t version = 1;
+  static constexpr std::uint64_t version = 2;
 
   static const DecoderOptions& checked(const DecoderOptions& options, Direction direction) {
     constexpr Index most_rollback = Index{1} << 24;
@@ -335,9 +336,11 @@ void Decoder<T>::run(const HeadsView<const T>& q, const HeadsView<const T>& k, c
       const FeatureRows<T> rows = model.features(keys, queries, scratch);
       for (Index t = 0; t < count; ++t) {
         state.append(model, rows(t), of_v.row(first + t).data(), scratch);
+        if (pass == Pass::attend || first + t + 1 == length) state.advance(model, scratch);
         if (pass == Pass::attend)
-          state.attend(model, {rows, count + t * group, group, of_y.row(first + t).data(), y.all_strides().head},
-                       m_reports[static_cast<std::size_t>(item)], scratch);
+          state.attend(
+              model, {rows, count + t * group, group, of_y.row(first + t).data(), y.all_strides().head, call.tolerance},
+              m_reports[static_cast<std::size_t>(item)], scratch);
       }
     }
     for (Index g = 0; g < group; ++g) y(b, head + g).bottomRows(n - length).setZero();

@@ -81,12 +81,24 @@ class TokenRing {
   }
   const T* key(Index s) const { return m_keys.data() + s * m_shape.d; }
   const T* value(Index s) const { return m_values.data() + s * m_stride; }
+  Index value_step() const { return m_stride; }
+  T feature(Index s, Index k) const { return m_features[s / tile * tile * m_shape.r + k * tile + s % tile]; }
   bool has_finite_key(Index s) const { return m_finite_keys[s] != 0; }
   bool has_finite_value(Index s) const { return m_finite_values[s] != 0; }
   const double* log_scales() const { return m_log_scales.data(); }     // (slots)
   const T* scales() const { return m_scales.data(); }                  // (slots)  exp(log_scale - scale_reference())
   const T* norms() const { return m_norms.data(); }                    // (slots)  of features that can be negative
   const T* largest_values() const { return m_largest_values.data(); }  // (slots)  the largest finite |v|
+
+  /// Calls use(j, s, count) for the runs of slots of the tokens first..last-1: token j in slot s, j + 1 in s + 1, ...
+  template <class Use>
+  void for_each_run(Index first, Index last, Use&& use) const {
+    for (Index j = first; j < last;) {
+      const Index s = slot(j), count = std::min(last - j, m_capacity - s);
+      use(j, s, count);
+      j += count;
+    }
+  }
 
   /// Near the largest log-scale since clear(): at most 2 below it. It changes rarely.
   double scale_reference() const { return m_scale_reference; }
@@ -99,15 +111,18 @@ class TokenRing {
     m_least_log_scale = -minus_infinity;
   }
 
-  /// scores (slots) = the products of A (r) and the features of the slots. O(slots r).
-  void scores(const T* A, Index slots, T* scores) const {
-    scores_from<std::max<Index>(8 * Pack<T>::size / tile, 1)>(A, 0, slots, scores);
+  /// scores (slots) = the products of A (r) and the features of the slots from `first` on, a multiple of `tile`.
+  /// O(slots r).
+  void scores(const T* A, Index slots, T* scores, Index first = 0) const {
+    scores_from<std::max<Index>(8 * Pack<T>::size / tile, 1)>(A, m_features.data() + first * m_shape.r, slots, scores);
   }
 
-  /// N (padded d_v) += the sum of the values of the slots with these weights. A slot of weight 0 is not read.
-  void add_values(const T* weights, Index slots, T* N) const {
+  /// N (padded d_v) += the sum of the values of these slots with these weights. A slot of weight 0 is not read.
+  void add_values(const T* weights, Index slots, T* N, Index first = 0) const {
     constexpr Index W = Pack<T>::size;
-    for_each_columns(m_stride / W, [&]<Index packs>(Index at) { add_columns<packs>(weights, slots, at * W, N); });
+    for_each_columns(m_stride / W, [&]<Index packs>(Index at) {
+      add_columns<packs>(weights, slots, m_values.data() + first * m_stride + at * W, N + at * W);
+    });
   }
 
   std::size_t bytes() const {
@@ -163,12 +178,12 @@ class TokenRing {
     use(x.m_finite_values, Index{1});
   }
 
-  // the scores of the slots from s on: of `wide` tiles at a time, then of half as many, ...
+  // the scores of slots: of `wide` tiles at a time, then of half as many, ...
   template <Index wide>
-  void scores_from(const T* A, Index s, Index slots, T* scores) const {
-    for (; s + wide * tile <= slots; s += wide * tile)
-      scores_of<wide>(A, m_features.data() + s * m_shape.r, scores + s);
-    if constexpr (wide > 1) scores_from<wide / 2>(A, s, slots, scores);
+  void scores_from(const T* A, const T* features, Index slots, T* scores) const {
+    Index s = 0;
+    for (; s + wide * tile <= slots; s += wide * tile) scores_of<wide>(A, features + s * m_shape.r, scores + s);
+    if constexpr (wide > 1) scores_from<wide / 2>(A, features + s * m_shape.r, slots - s, scores + s);
   }
 
   // 8 sums hide the latency of an addition
@@ -191,19 +206,18 @@ class TokenRing {
   }
 
   template <Index packs>
-  void add_columns(const T* weights, Index slots, Index p, T* N) const {
+  void add_columns(const T* weights, Index slots, const T* v, T* N) const {
     using P = Pack<T>;
     // two sums, of even and of odd slots, hide the latency of an addition
     P even[packs], odd[packs];
     NPRF_UNROLL
-    for (Index at = 0; at < packs; ++at) even[at] = P::load(N + p + at * P::size), odd[at] = P::all(0);
-    const T* v = m_values.data() + p;
+    for (Index at = 0; at < packs; ++at) even[at] = P::load(N + at * P::size), odd[at] = P::all(0);
     for (Index s = 0; s < slots; s += 2, v += 2 * m_stride) {
       add_value<packs>(weights[s], v, even);
       add_value<packs>(weights[s + 1], v + m_stride, odd);
     }
     NPRF_UNROLL
-    for (Index at = 0; at < packs; ++at) (even[at] + odd[at]).store(N + p + at * P::size);
+    for (Index at = 0; at < packs; ++at) (even[at] + odd[at]).store(N + at * P::size);
   }
   template <Index packs>
   NPRF_ALWAYS_INLINE static void add_value(T weight, const T* v, Pack<T> (&sum)[packs]) {
