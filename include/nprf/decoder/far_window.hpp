@@ -202,13 +202,24 @@ class FarWindow {
     return {begin, size, begin + ring.capacity() - slot, slot - begin};
   }
 
+  // calls use(j, s, count) for runs of tokens j, j + 1, ... of a block in slots s, s + 1, ... of one tile
+  template <class Use>
+  static void for_each_run(const Block& block, Use&& use) {
+    for (Index j = block.begin; j < block.size;) {
+      const Index s = block.slot(j), count = std::min(tile - s % tile, block.size - j);
+      use(j, s, count);
+      j += count;
+    }
+  }
+
   // factors (size) = exp(log-scale - log_unit()) of the tokens of a block
   const T* token_factors(const Block& block, const TokenRing<T>& ring, Workspace& scratch) const {
     using P = Pack<T>;
     T* factors = scratch.take<T>(block.size);
     std::fill_n(factors, block.begin, -std::numeric_limits<T>::infinity());
-    for (Index j = block.begin; j < block.size; ++j)
-      factors[j] = static_cast<T>(ring.log_scales()[block.slot(j)] - m_log_unit);
+    for_each_run(block, [&](Index j, Index s, Index count) {
+      for (Index i = 0; i < count; ++i) factors[j + i] = static_cast<T>(ring.log_scales()[s + i] - m_log_unit);
+    });
     for (Index j = 0; j < block.size; j += P::size) exp(P::load(factors + j)).store(factors + j);
     return factors;
   }
@@ -235,13 +246,12 @@ class FarWindow {
     const T* factors = token_factors(block, ring, scratch);
     T* x = scratch.take<T>(block.size * W);
     std::fill_n(x, block.size * W, T(0));
-    for (Index l = 0; l < W && at * W + l < signals.lanes_of_ones; ++l) {
-      const Index f = at * W + l;
-      for (Index j = block.begin; j < block.size; ++j) {
-        const Index slot = block.slot(j);
-        x[j * W + l] = factors[j] * (f < signals.r ? ring.feature(slot, f) : ring.norms()[slot]);
+    for_each_run(block, [&](Index j, Index s, Index count) {
+      for (Index l = 0; l < W && at * W + l < signals.lanes_of_ones; ++l) {
+        const T* features = at * W + l < signals.r ? ring.feature(s, at * W + l) : ring.norms() + s;
+        for (Index i = 0; i < count; ++i) x[(j + i) * W + l] = factors[j + i] * features[i];
       }
-    }
+    });
     add_spectrum(
         kernels, k, sums, [x](Index j) { return fft::load_lanes(x + j * W); }, scratch);
     add_errors(kernels, signals, ring, at, k, block, x);
@@ -279,13 +289,19 @@ class FarWindow {
     const Index f = signal / signals.groups, g = signal % signals.groups;
     const Block block = block_of(kernels, ring, k);
     const T* factors = token_factors(block, ring, scratch);
+    constexpr Index ahead = 8;  // tokens: transforms read from many places, which processors do not foresee
     T* b = scratch.take<T>(block.size);
-    for (Index j = block.begin; j < block.size; ++j) b[j] = factors[j] * ring.feature(block.slot(j), f);
+    for_each_run(block, [&](Index j, Index s, Index count) {
+      const T* features = ring.feature(s, f);
+      for (Index i = 0; i < count; ++i) b[j + i] = factors[j + i] * features[i];
+    });
     add_spectrum(
         kernels, k, sums,
         [=, values = ring.value(0) + g * W, step = ring.value_step(), inverse = 1 / m_value_scale](Index j) {
           if (j < block.begin) return Lanes{};
-          const Lanes v = fft::load_lanes(values + block.slot(j) * step);
+          const T* at = values + block.slot(j) * step;
+          __builtin_prefetch(at + ahead * step);
+          const Lanes v = fft::load_lanes(at);
           return b[j] * (inverse * (v - v == 0 ? v : Lanes{}));  // non-finite entries count as zeros
         },
         scratch);

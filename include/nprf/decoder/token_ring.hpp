@@ -82,7 +82,10 @@ class TokenRing {
   const T* key(Index s) const { return m_keys.data() + s * m_shape.d; }
   const T* value(Index s) const { return m_values.data() + s * m_stride; }
   Index value_step() const { return m_stride; }
-  T feature(Index s, Index k) const { return m_features[s / tile * tile * m_shape.r + k * tile + s % tile]; }
+  /// Feature k of slot s, and of the next slots up to the end of its tile.
+  const T* feature(Index s, Index k) const {
+    return m_features.data() + s / tile * tile * m_shape.r + k * tile + s % tile;
+  }
   bool has_finite_key(Index s) const { return m_finite_keys[s] != 0; }
   bool has_finite_value(Index s) const { return m_finite_values[s] != 0; }
   const double* log_scales() const { return m_log_scales.data(); }     // (slots)
