@@ -16,10 +16,10 @@ void check(const WindowPlan& plan, Index positions) {
   CHECK(plan.at(next - 1).size == 0);
   for (Index position = next; position < positions; ++position) {
     const Window window = plan.at(position);
-    REQUIRE(window.size >= std::max<Index>(size, 1));
-    size = window.size;
-    CHECK(plan.has(size));
     if (position == next) {
+      CHECK(window.size >= std::max<Index>(size, 1));
+      size = window.size;
+      CHECK(plan.has(size));
       CHECK(window.first == next);
       CHECK(window == plan.after(next - 1));
       CHECK(window.far_end() >= 0);
@@ -28,8 +28,7 @@ void check(const WindowPlan& plan, Index positions) {
       CHECK(plan.begin_of_work(window, 0) < window.first);
       next = window.end();
     }
-    CHECK(window.first <= position);
-    CHECK(position < window.end());
+    REQUIRE((window.size == size && window.first <= position && position < window.end()));
   }
 }
 
@@ -51,7 +50,7 @@ TEST_CASE("window plan: none", "[decoder]") {
 
 TEST_CASE("window plan: by cost", "[decoder]") {
   WindowCosts costs{32, 64, 2080, Index{1} << 20, 4};
-  check(WindowPlan::cheapest(costs, 4), 300000);
+  check(WindowPlan::cheapest(costs, 4), 70000);
   const auto bytes = [&](const WindowPlan& plan, Index position) { return 2 * plan.at(position).size * costs.signals; };
   for (const double memory : {0.5, 1.0, 4.0}) {
     const WindowPlan plan = WindowPlan::cheapest(costs, memory);

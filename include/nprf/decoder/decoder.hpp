@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <istream>
@@ -98,7 +99,7 @@ class Decoder {
     requires std::is_same_v<typename F::Scalar, T>
   explicit Decoder(const MultiHeadAttention<F, P>& attention, DecoderOptions options = {})
       : m_model(std::make_unique<DecoderModelOf<F, P>>(attention)),
-        m_options(checked(options, attention.options().direction)),
+        m_options(checked(options, attention.options())),
         m_states(step_models<T>(*m_model, options.rollback), options.batch, options.windows) {}
 
   const DecoderOptions& options() const { return m_options; }
@@ -211,12 +212,22 @@ class Decoder {
   static constexpr Index tile = 64;  // tokens whose features are computed together
   static constexpr std::uint64_t version = 2;
 
-  static const DecoderOptions& checked(const DecoderOptions& options, Direction direction) {
+  static const DecoderOptions& checked(const DecoderOptions& options, const AttentionOptions& attention) {
     constexpr Index most_rollback = Index{1} << 24;
-    require(direction == Direction::causal, "attention: expected one with Direction::causal, got a bidirectional one");
+    require(attention.direction == Direction::causal,
+            "attention: expected one with Direction::causal, got a bidirectional one");
     require(options.batch >= 1, "batch: expected at least 1, got ", options.batch);
     require(0 <= options.rollback && options.rollback <= most_rollback, "rollback: expected 0 to ", most_rollback,
             ", got ", options.rollback);
+    const WindowOptions& windows = options.windows;
+    const Index least = std::max({Index{16}, attention.near, options.rollback + 1}), most = Index{1} << 24;
+    require(windows.size == -1 || windows.size == 0 ||
+                (least <= windows.size && windows.size <= most &&
+                 std::has_single_bit(static_cast<std::uint64_t>(windows.size))),
+            "windows.size: expected -1, 0 or a power of two of at least ", least,
+            " (16, AttentionOptions::near and 1 + ", "DecoderOptions::rollback) and at most ", most, ", got ",
+            windows.size);
+    require(windows.memory >= 0, "windows.memory: expected 0 or more, got ", windows.memory);
     return options;
   }
 

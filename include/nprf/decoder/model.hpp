@@ -44,7 +44,8 @@ struct StepModel {
   /// How many tokens the ring has; with windows, also those that other rows of a window than the last ones attend to.
   Index kept_tokens() const { return pending() + RunningSums<T>::block + 3 * windows.plan.largest(); }
 
-  /// Chooses windows for values of d_v columns: none unless all biases are finite and their exponentials normal.
+  /// Chooses windows for values of d_v columns: none unless all biases are finite, their exponentials
+  /// normal, and the table is long enough.
   void set_windows(const WindowOptions& options, Index d_v) {
     windows = {};
     bool may_convolve = options.size != 0 && bias.has_tail() && bias.spread() <= 80;
@@ -56,7 +57,8 @@ struct StepModel {
         options.size > 0 ? WindowPlan::fixed(options.size)
                          : WindowPlan::cheapest({signals.r, d_v, all, pending(), std::max(near, 4 * (rollback + 1))},
                                                 options.memory);
-    if (plan.any()) windows = WindowModel<T>(plan, signals, bias, pending());
+    // the tokens since the far end of a window are in the ring
+    if (plan.any() && 2 * plan.largest() <= pending()) windows = WindowModel<T>(plan, signals, bias, pending());
   }
 
   TokenShape shape(Index d_v) const {
