@@ -70,6 +70,16 @@ struct DecoderOptions {
 ///     approximates the outer part       that line
 ///     any other table                   O(r d + t (r + p)) for t     t (r + p), which grows; it is allocated in
 ///                                       tokens, at most K + R        blocks, each as large as all before
+///     the same with windows of M        O(r d + M (r + p) +          the same and 2 M r p
+///                                       (t / M) r p log M)
+///
+/// Windows (DecoderOptions::windows): for long tables the sums over keys of M and more tokens ago come from an online
+/// convolution by FFTs (far_window.hpp), for M queries at once, before these are known. Its work is divided evenly over
+/// the M steps before. By default M is chosen by cost for each position, and is 0 for short sequences, such that
+/// windows take no more memory than the tokens. A row whose bound of the FFT's error exceeds half of
+/// CallOptions::tolerance is computed from the tokens, and counts in repaired_rows. The first step after load(), and
+/// the first one after a rollback by more than R tokens, where the ring still has them, take longer: they compute a
+/// window at once. Tables with b = -infinity, or with biases that are more than 80 apart, have no windows.
 ///
 /// Bits: the same tokens give the same bits of the rows of steps, however they were divided between prefill and steps,
 /// and for any other sequences beside them and any number of threads. After a rollback sums may have tokens that they

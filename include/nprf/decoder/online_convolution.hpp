@@ -91,6 +91,9 @@ class OnlineConvolution {
   }
   void clear() { m_present.clear(), m_next.clear(); }
 
+  /// Units of work (far_window.hpp) that were done for the next window.
+  Index units_done() const { return m_next.done(); }
+
   std::size_t bytes() const {
     return m_present.bytes() + m_next.bytes() + static_cast<std::size_t>(m_sums.size()) * sizeof(T);
   }
