@@ -23,6 +23,25 @@
 
 namespace nprf {
 
+/// x rounded to T, and what that leaves.
+template <Real T>
+T rounded_with_rest(double x, T& rest) {
+  const T rounded = static_cast<T>(x);
+  rest = static_cast<T>(x - static_cast<double>(rounded));
+  return rounded;
+}
+
+/// x (n) = exp(x + rests), without the rounding error of x; n is a multiple of 16. exp(x + rest) = exp(x) (1 + rest).
+template <Real T>
+void exponentials(T* x, const T* rests, Index n) {
+  using P = Pack<T>;
+  for (Index s = 0; s < n; s += P::size) {
+    const P whole = exp(P::load(x + s));
+    // infinity minus itself is NaN where there is no weight
+    multiply_add(weighted(P::load(rests + s), whole), P::all(1), whole).store(x + s);
+  }
+}
+
 /// The signals of a state: pairs of a feature and a column of values, lane_count of them in a register. A group has
 /// one feature and the columns of a register; before the groups are those of the column of ones, with features as
 /// lanes. These also have |phi| as a last feature, if features can be negative.
@@ -214,13 +233,14 @@ class FarWindow {
 
   // factors (size) = exp(log-scale - log_unit()) of the tokens of a block
   const T* token_factors(const Block& block, const TokenRing<T>& ring, Workspace& scratch) const {
-    using P = Pack<T>;
-    T* factors = scratch.take<T>(block.size);
+    T *factors = scratch.take<T>(block.size), *rests = scratch.take<T>(block.size);
     std::fill_n(factors, block.begin, -std::numeric_limits<T>::infinity());
+    std::fill_n(rests, block.begin, T(0));
     for_each_run(block, [&](Index j, Index s, Index count) {
-      for (Index i = 0; i < count; ++i) factors[j + i] = static_cast<T>(ring.log_scales()[s + i] - m_log_unit);
+      for (Index i = 0; i < count; ++i)
+        factors[j + i] = rounded_with_rest(ring.log_scales()[s + i] - m_log_unit, rests[j + i]);
     });
-    for (Index j = 0; j < block.size; j += P::size) exp(P::load(factors + j)).store(factors + j);
+    exponentials(factors, rests, block.size);
     return factors;
   }
 

@@ -32,8 +32,10 @@ struct WindowModel {
   }
   /// For sequences of `tokens` tokens.
   void reserve(const StepBias<T>& bias, Index tokens) {
+    if (!plan.any()) return;
+    const Index largest = plan.after(tokens).size;
     for (WindowKernels<T>& each : kernels)
-      if (plan.any() && plan.after(tokens).size >= each.size()) each.reserve(bias, tokens + 2 * each.size());
+      if (each.size() <= largest) each.reserve(bias, tokens + 2 * each.size());
   }
 
   WindowPlan plan;

@@ -154,21 +154,13 @@ class StepWeights {
     return most.largest();
   }
 
-  // exp(e - reference) = exp(t) (1 + rest) with t = e - reference rounded to T
+  // exp(exponents - reference)
   void set_weights(const double* exponents, Workspace& scratch) {
     const double reference = m_reference > minus_infinity ? m_reference : 0;
     const Workspace::Scope scope(scratch);
     T* rests = scratch.take<T>(m_slots);
-    for (Index s = 0; s < m_slots; ++s) {
-      const double e = exponents[s] - reference;
-      m_weights[s] = static_cast<T>(e);
-      rests[s] = static_cast<T>(e - static_cast<double>(m_weights[s]));
-    }
-    for (Index s = 0; s < m_slots; s += P::size) {
-      const P whole = exp(P::load(m_weights + s));
-      // infinity minus itself is NaN where there is no weight
-      multiply_add(weighted(P::load(rests + s), whole), P::all(1), whole).store(m_weights + s);
-    }
+    for (Index s = 0; s < m_slots; ++s) m_weights[s] = rounded_with_rest(exponents[s] - reference, rests[s]);
+    exponentials(m_weights, rests, m_slots);
   }
 
   const FarWindow<T>* m_far;
