@@ -110,8 +110,9 @@ class StepRow {
   T add_pending(const StepWeights<T>& weights) {
     const Workspace::Scope scope(m_scratch);
     T* scores = m_scratch.take<T>(weights.slots());
-    P sum = P::all(0), sum_of_norms = P::all(0);
+    T D = 0, norms_of_keys = 0;
     weights.for_each_range([&](Index at, Index slot, Index count) {
+      P sum = P::all(0), sum_of_norms = P::all(0);
       m_ring.scores(m_A, count, scores + at, slot);
       const T *norms = m_ring.norms() + slot, *all = weights.weights() + at;
       for (Index s = 0; s < count; s += P::size) {
@@ -120,11 +121,12 @@ class StepRow {
         sum = sum + w;
         sum_of_norms = multiply_add(weighted(P::load(norms + s), c), P::all(1), sum_of_norms);
       }
+      D += sum.sum(), norms_of_keys += sum_of_norms.sum();
       if (!m_tokens.all_finite) add_finite_parts(slot, count, scores + at);
       m_ring.add_values(scores + at, count, m_N, slot);
     });
-    m_D = sum.sum();
-    return sum_of_norms.sum();
+    m_D = D;
+    return norms_of_keys;
   }
 
   // the bound of the error of the window's sums, relative to the largest |v|

@@ -137,13 +137,13 @@ class StepWeights {
   }
 
   void set_largest_value(const TokenRing<T>& ring) {
-    P most = P::all(m_largest_value);
     for_each_range([&](Index at, Index slot, Index count) {
+      P most = P::all(m_largest_value);
       const T *values = ring.largest_values() + slot, *weights = m_weights + at;
       for (Index s = 0; s < count; s += P::size)
         most = larger(where_not_zero(P::load(values + s), P::load(weights + s)), most);
+      m_largest_value = most.largest();
     });
-    m_largest_value = most.largest();
   }
 
   // the largest scalar of the packs x(s) of the slots; at least `least`

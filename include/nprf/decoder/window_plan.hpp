@@ -50,6 +50,7 @@ class WindowPlan {
     WindowPlan plan;
     for (std::size_t e = 0; e < plan.m_sizes.size(); ++e)
       if ((Index{1} << e) >= 2 * size) plan.m_sizes[e] = size;
+    plan.set_first();
     return plan;
   }
 
@@ -66,8 +67,9 @@ class WindowPlan {
         if (const double cost = window_cost(x, size, tokens); cost < best) best = cost, plan.m_sizes[e] = size;
       }
       least = std::max(least, plan.m_sizes[e]);
-      if (plan.m_sizes[e] == 0 && e > 0) plan.m_sizes[e] = plan.m_sizes[e - 1];
+      if (plan.m_sizes[e] == 0) plan.m_sizes[e] = plan.m_sizes[e - 1];
     }
+    plan.set_first();
     return plan;
   }
 
@@ -85,9 +87,7 @@ class WindowPlan {
   /// The first one that begins after a position. Requires any().
   Window after(Index position) const {
     if (const Window now = at(position); now.size > 0) return at(now.end());
-    Index first = 1;
-    while (at(first).size == 0) first *= 2;
-    return at(first);
+    return at(m_first);
   }
   /// The position from which on it is computed, for steps that can take back `rollback` tokens: the queries before are
   /// those of the window before, whose buffer may still be needed up to there.
@@ -97,6 +97,11 @@ class WindowPlan {
   }
 
  private:
+  void set_first() {
+    m_first = 1;
+    while (any() && at(m_first).size == 0) m_first *= 2;
+  }
+
   // in multiply-adds of a tile (toeplitz/cost.hpp)
   static double tokens_cost(const WindowCosts& x, double tokens) {
     constexpr double of_memory = 4;
@@ -112,6 +117,7 @@ class WindowPlan {
            static_cast<double>(x.signals) * (blocks * transform / static_cast<double>(size) + 4);
   }
 
+  Index m_first = 0;                // the first position in a window
   std::array<Index, 48> m_sizes{};  // of windows at positions 2^e .. 2^(e+1) - 1
 };
 
