@@ -27,7 +27,6 @@ struct StepModel {
   StepBias<T> bias;
   Index near;              // the width of the near field
   Index rollback;          // how many tokens can be taken back
-  double unit_error;       // of the features of rows of the radius of Normalization::unit()
   WindowModel<T> windows;  // of the online convolution; none before set_windows()
 
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
@@ -35,8 +34,7 @@ struct StepModel {
       : features(map, options.normalization),
         bias(position.bias().view(), options.near, of_rollback + RunningSums<T>::block, map.is_positive()),
         near(options.near),
-        rollback(of_rollback),
-        unit_error(map.relative_error(options.normalization.radius())) {}
+        rollback(of_rollback) {}
 
   bool is_positive() const { return features.map().is_positive(); }
   /// Whether rows whose terms cancel are those of exact softmax, as in MultiHeadAttention.
@@ -73,11 +71,9 @@ struct StepModel {
   }
   double error_of_row(double q_norm, double k_norm, Index keys, Index slots) const {
     const FeatureMapView<T>& map = features.map();
-    const double error_of_features =
-        features.normalization().is_unit() ? 2 * unit_error : map.relative_error(q_norm) + map.relative_error(k_norm);
     const double exact_pairs = near > 0 ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near)) : 0;
-    return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + error_of_features +
-           error_of_sums<T>(map.output_dim(), slots + RunningSums<T>::block) + exact_pairs;
+    return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + map.relative_error(q_norm) +
+           map.relative_error(k_norm) + error_of_sums<T>(map.output_dim(), slots + RunningSums<T>::block) + exact_pairs;
   }
 };
 
