@@ -57,7 +57,7 @@ class WindowPlan {
   /// The sizes of least cost whose two buffers take at most `memory` times what the stored tokens take.
   static WindowPlan cheapest(const WindowCosts& x, double memory) {
     WindowPlan plan;
-    Index least = std::bit_ceil(static_cast<std::uint64_t>(std::max<Index>(x.least, 64)));
+    auto least = static_cast<Index>(std::bit_ceil(static_cast<std::uint64_t>(std::max<Index>(x.least, 64))));
     for (std::size_t e = 8; e < plan.m_sizes.size(); ++e) {
       const Index tokens = std::min(Index{1} << e, x.tokens);
       const double of_tokens = static_cast<double>(tokens * (x.r + x.d_v));
