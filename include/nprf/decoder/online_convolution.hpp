@@ -69,7 +69,6 @@ class OnlineConvolution {
     const Window now = model.plan.at(tokens - 1), next = model.plan.after(tokens - 1);
     if (now.size > 0 && m_present.window() != now) std::swap(m_present, m_next);
     if (now.size > 0 && (m_present.window() != now || m_present.done() < units(model, now))) {
-      m_next.clear();  // its part would be lost: both need the sums of a signal
       if (m_present.window() != now) m_present.start(now);
       work(model, ring, m_present, units(model, now), scratch);
     }
