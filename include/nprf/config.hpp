@@ -66,3 +66,11 @@
 
 /// For small functions on vector registers, which must not become function calls.
 #define NPRF_ALWAYS_INLINE [[gnu::always_inline]] inline
+
+/// Unrolls the next loop, of at most 8 iterations, so that an array of vector registers stays in registers. Below -O3
+/// compilers unroll loops only by request.
+#ifdef __clang__
+#define NPRF_UNROLL _Pragma("unroll")
+#else
+#define NPRF_UNROLL _Pragma("GCC unroll 8")
+#endif

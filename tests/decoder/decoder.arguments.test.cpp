@@ -49,6 +49,11 @@ TEST_CASE("arguments: what a decoder cannot be built for", "[decoder]") {
   check_invalid([&] { Decoder(attention, {.batch = 0}); }, {"batch", "at least 1", "got 0"});
   check_invalid([&] { Decoder(attention, {.rollback = -1}); }, {"rollback", "got -1"});
   check_invalid([&] { Decoder(attention, {.rollback = Index{1} << 30}); }, {"rollback", "expected 0 to 16777216"});
+  check_invalid([&] { Decoder(attention, {.windows = {.size = 24}}); }, {"windows.size", "power of two", "got 24"});
+  check_invalid([&] { Decoder(attention, {.windows = {.size = 8}}); }, {"windows.size", "at least 16", "got 8"});
+  check_invalid([&] { Decoder(attention, {.rollback = 16, .windows = {.size = 16}}); },
+                {"windows.size", "at least 17"});
+  check_invalid([&] { Decoder(attention, {.windows = {.memory = -1}}); }, {"windows.memory", "got -1"});
 }
 
 TEST_CASE("arguments: calls that are refused change nothing", "[decoder]") {

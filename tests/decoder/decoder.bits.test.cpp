@@ -32,17 +32,17 @@ Matrix<T> rows_from(const TokenBatch<T>& x, Index from) {
 }
 
 template <class F>
-void check_splits(const F& map, AttentionOptions options) {
+void check_splits(const F& map, AttentionOptions options, WindowOptions windows = {}) {
   options.direction = Direction::causal;
   for (const Held& position : positions()) {
     const MultiHeadAttention attention(map, position, options);
     TokenBatch<T> x(1, 4, 2, n, d, d_v);
-    Decoder by_one(attention, {.rollback = 5});
+    Decoder by_one(attention, {.rollback = 5, .windows = windows});
     for (Index i = 0; i < n; ++i) x.step(by_one, i, 1);
     for (const Index prompt : {1, 17, 64, 100})
       for (const Index count : {1, 3, 20}) {
         TokenBatch<T> y(1, 4, 2, n, d, d_v);
-        Decoder decoder(attention, {.rollback = 5});
+        Decoder decoder(attention, {.rollback = 5, .windows = windows});
         y.prefill(decoder, 0, prompt);
         for (Index first = prompt; first < n; first += count) y.step(decoder, first, std::min(count, n - first));
         INFO("prompt " << prompt << " steps of " << count);
@@ -62,6 +62,9 @@ void check_splits(const F& map, AttentionOptions options) {
 TEST_CASE("bits: any division of the tokens", "[decoder]") {
   check_splits(orf<T>(d, 12, 3), {});
   check_splits(Centred(TaylorFeatures<T>({.input_dim = d, .directions = 3}), centring<T>(d)), {.near = 9});
+  check_splits(orf<T>(d, 12, 3), {}, {.size = 16});
+  check_splits(Centred(TaylorFeatures<T>({.input_dim = d, .directions = 3}), centring<T>(d)), {.near = 9},
+               {.size = 16});
 }
 
 TEST_CASE("bits: any batch and number of threads", "[decoder][threads]") {

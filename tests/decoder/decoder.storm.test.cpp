@@ -3,6 +3,8 @@
 // Random calls of every kind on random attentions: each row is that of the formula over the tokens that are left.
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <random>
@@ -93,6 +95,10 @@ class Storm {
     for (Index h = 0; h < m_kv_heads; ++h)
       m_k.push_back(normal<T>(pool, d, random.seed())), m_v.push_back(normal<T>(pool, d_v, random.seed()));
     m_k[0].row(1).setZero(), m_v[0].row(2) *= 1e4f;
+    // windows of an online convolution, as small as they may be, or none
+    m_windows.size = random.below(3) == 0 ? 0
+                                          : static_cast<Index>(std::bit_ceil(static_cast<std::uint64_t>(
+                                                std::max({Index{16}, options.near, m_rollback + 1}))));
     m_attention = std::make_unique<MultiHeadAttention<F, Held>>(std::move(maps), std::move(positions), options);
     m_decoder = new_decoder();
   }
@@ -116,7 +122,8 @@ class Storm {
   }
   Sequence& at(Index b) { return m_sequences[static_cast<std::size_t>(b)]; }
   std::unique_ptr<Decoder<T>> new_decoder() const {
-    return std::make_unique<Decoder<T>>(*m_attention, DecoderOptions{.batch = m_batch, .rollback = m_rollback});
+    return std::make_unique<Decoder<T>>(*m_attention,
+                                        DecoderOptions{.batch = m_batch, .rollback = m_rollback, .windows = m_windows});
   }
 
   void change(Index kind) {
@@ -215,6 +222,7 @@ class Storm {
 
   Random& m_random;
   Index m_kv_heads, m_heads, m_batch, m_rollback;
+  WindowOptions m_windows;
   std::vector<Matrix<T>> m_q, m_k, m_v;  // of each head (pool,d) (pool,d) (pool,d_v)
   std::vector<Attention<F, Held>> m_one_head;
   std::unique_ptr<MultiHeadAttention<F, Held>> m_attention;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/decoder/head_state.hpp"
 
+#include "decoder/tokens.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
@@ -23,8 +24,8 @@ TEST_CASE("head state: what can be taken back", "[decoder]") {
       const Matrix<T> k = normal<T>(n, d, 1), v = normal<T>(n, d_v, 2);
       Workspace scratch;
       for (Index j = 0; j < n; ++j) {
-        state.reserve(j + 1);
-        state.append(model, k.row(j).data(), v.row(j).data(), scratch);
+        state.reserve(model, j + 1);
+        append(state, model, k.row(j).data(), v.row(j).data(), scratch);
         CHECK(state.tokens() == j + 1);
         CHECK_FALSE(state.can_roll_back(model, j + 2));
         // all tokens while none has left the ring
@@ -48,9 +49,9 @@ TEST_CASE("head state: its memory does not grow with the tokens", "[decoder]") {
   const RelativePosition<T> position(random_table<T>(12, 3));
   const StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), {.direction = Direction::causal}, 0);
   HeadState<T> state(model, d_v);
-  state.reserve(100);
+  state.reserve(model, 100);
   const std::size_t bytes = state.bytes();
-  state.reserve(100000);
+  state.reserve(model, 100000);
   CHECK(state.bytes() == bytes);
 }
 

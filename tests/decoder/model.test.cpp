@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/decoder/model.hpp"
 
+#include <limits>
 #include <vector>
 
 #include "nprf/feature_map/paper_names.hpp"
@@ -38,6 +39,28 @@ TEST_CASE("decoder model: how long tokens are in the ring, and what of them", "[
   CHECK(model_of(map, table, near, 4).shape(3).d == 6);
   CHECK(model_of(series, table, far, 4).shape(3).d == 6);
   CHECK(model_of(map, table, far, 4).shape(3).r == 10);
+}
+
+TEST_CASE("decoder model: windows of an online convolution", "[decoder]") {
+  const auto map = orf<T>(6, 10, 1);
+  const AttentionOptions causal{.direction = Direction::causal};
+  const auto has_windows = [&](const Vector<T>& table, WindowOptions options) {
+    const RelativePosition<T> position(table);
+    StepModel<T> model = model_of(map, position, causal, 4);
+    model.set_windows(options, 8);
+    if (model.windows.plan.any()) CHECK(model.kept_tokens() >= model.pending() + 8 + 2 * model.windows.plan.largest());
+    return model.windows.plan.any();
+  };
+  Vector<T> table = random_table<T>(100, 1), masked = table, steep = 50 * table, window = table;
+  masked[30] = window[0] = -std::numeric_limits<T>::infinity();
+  CHECK(has_windows(table, {.size = 16}));
+  CHECK_FALSE(has_windows(table, {.size = 0}));
+  CHECK_FALSE(has_windows(table, {}));             // too few tokens to pay
+  CHECK_FALSE(has_windows(table, {.size = 64}));   // the ring has fewer tokens than two windows
+  CHECK_FALSE(has_windows(masked, {.size = 16}));  // a query does not attend to all keys
+  CHECK_FALSE(has_windows(window, {.size = 16}));
+  CHECK_FALSE(has_windows(steep, {.size = 16}));  // weights underflow
+  CHECK(has_windows(random_table<T>(100000, 1), {}));
 }
 
 TEST_CASE("decoder model: error bounds grow with norms and numbers of keys", "[decoder]") {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <string_view>
 
+#include "decoder/tokens.hpp"
 #include "nprf/decoder/head_state.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "nprf/feature_map/taylor.hpp"
@@ -28,11 +29,12 @@ Report last_row(const F& map, const P& position, AttentionOptions options, const
   const StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), options, 0);
   HeadState<T> state(model, d_v);
   Workspace scratch;
-  state.reserve(k.rows());
-  for (Index j = 0; j < k.rows(); ++j) state.append(model, k.row(j).data(), v.row(j).data(), scratch);
+  state.reserve(model, k.rows());
+  for (Index j = 0; j < k.rows(); ++j) append(state, model, k.row(j).data(), v.row(j).data(), scratch);
   Report report;
   y.setOnes(d_v);
-  state.attend(model, {q.row(q.rows() - 1).data(), y.data(), 1, 0, 0}, report, scratch);
+  const FeatureRows<T> query = model.features({}, {q.row(q.rows() - 1).data(), 1}, scratch);
+  state.attend(model, {query, 0, 1, y.data(), 0}, report, scratch);
   return report;
 }
 

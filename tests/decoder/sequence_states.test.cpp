@@ -34,7 +34,10 @@ void append(SequenceStates<T>& states, Index sequence, Index tokens) {
   const Matrix<T> x = normal<T>(1, d, static_cast<std::uint64_t>(10 + sequence));
   states.reserve(sequence, states.tokens(sequence) + tokens);
   for (Index t = 0; t < tokens; ++t)
-    for (Index s = 0; s < states.count(); ++s) states(sequence, s).append(states.model(s), x.data(), x.data(), scratch);
+    for (Index s = 0; s < states.count(); ++s) {
+      const StepModel<T>& model = states.model(s);
+      states(sequence, s).append(model, model.features({x.data(), 1}, {}, scratch)(0), x.data(), scratch);
+    }
 }
 
 std::vector<Index> tokens_of(const SequenceStates<T>& states) {

@@ -2,6 +2,7 @@
 #include "nprf/decoder/step_features.hpp"
 
 #include <cmath>
+#include <limits>
 
 #include "decoder/tokens.hpp"
 #include "nprf/feature_map/elu.hpp"
@@ -17,10 +18,17 @@ namespace {
 
 constexpr Index n = 7, d = 13;
 
-// the features of single rows are those of all rows together
+template <Real T>
+Matrix<T> row_of(const T* x, Index size) {
+  return Eigen::Map<const Matrix<T>>(x, 1, size);
+}
+
+// The features of rows are those of the map, and have the same bits in any company.
 template <class F>
 void check(const F& map, const Normalization& normalization) {
   using T = typename F::Scalar;
+  // the map scales a sum, or the sum is one of scaled terms
+  const double tolerance = 50 * epsilon<T>;
   Matrix<T> x = normal<T>(n, d, 5);
   x.row(2).setZero();
   x.row(3) *= std::numeric_limits<T>::min();
@@ -39,23 +47,26 @@ void check(const F& map, const Normalization& normalization) {
     view.queries(rows.rows(), Head<T>::as_span(scale), queries, team);
     view.keys(rows.rows(), Head<T>::as_span(scale), keys, team);
   }
-  const StepFeatures<T> one(view, normalization);
-  Vector<T> normalized(d), phi(padded_to_lanes(r));
-  // a product of one row may round differently than that of several
-  const double tolerance = 50 * epsilon<T>;
+  const StepFeatures<T> features(view, normalization);
+  const FeatureRows<T> all = features({x.data(), n, d}, {x.data(), n, d}, workspace);  // the keys, then the queries
   for (Index i = 0; i < n; ++i)
     for (const bool is_query : {true, false}) {
-      phi.setOnes();
-      const double log_factor = is_query ? one.query(x.row(i).data(), normalized.data(), phi.data(), workspace)
-                                         : one.key(x.row(i).data(), normalized.data(), phi.data(), workspace);
+      const FeatureRow<T> row = all(is_query ? n + i : i);
       const Vector<T>& factors = is_query ? of_queries : of_keys;
-      CHECK(std::abs(log_factor - factors[i]) <= tolerance * (1 + std::abs(factors[i])));
-      const Vector<T> expected = (is_query ? queries : keys).row(i).transpose();
-      CHECK(worst_ratio(phi.head(r), expected, tolerance * (1 + expected.cwiseAbs().maxCoeff())) <= 1);
-      CHECK(phi.tail(phi.size() - r).isZero(0));
-      const double norm = one.norm(normalized.data()), exact = normalized.template cast<double>().norm();
+      CHECK(std::abs(row.log_factor - static_cast<double>(factors[i])) <= tolerance * (1 + std::abs(factors[i])));
+      const Matrix<T> expected = (is_query ? queries : keys).row(i), padded = row_of(row.phi, padded_to_lanes(r)),
+                      phi = padded.leftCols(r), normalized = row_of(row.normalized, d);
+      CHECK(worst_ratio(phi, expected, tolerance * (1 + expected.cwiseAbs().maxCoeff())) <= 1);
+      CHECK(padded.rightCols(padded.size() - r).isZero(0));
+      const double norm = features.norm(row.normalized), exact = normalized.template cast<double>().norm();
       CHECK((normalization.is_unit() ? norm == normalization.radius() : norm == Approx(exact)));
       if (normalization.is_unit()) CHECK((i == 2 ? exact == 0 : exact == Approx(norm).epsilon(10 * epsilon<T>)));
+
+      const TokenRows<T> one{x.row(i).data(), 1}, none;
+      const FeatureRow<T> alone = features(is_query ? none : one, is_query ? one : none, workspace)(0);
+      CHECK(alone.log_factor == row.log_factor);
+      CHECK(same_bits(phi, row_of(alone.phi, r)));
+      CHECK(same_bits(normalized, row_of(alone.normalized, d)));
     }
 }
 
@@ -67,33 +78,25 @@ void check(const F& map) {
 
 }  // namespace
 
-TEST_CASE("step features: one row is as in a matrix", "[decoder]") {
-  check(orf<double>(d, 20, 1));
-  check(HyperbolicFeatures<float>({.input_dim = d, .num_features = 9}));
+TEST_CASE("step features: rows are those of the map, with the same bits in any company", "[decoder]") {
+  check(orf<float>(d, 20, 1));
   check(trf<float>(d, 20, 1));
-  check(EluFeatures<float>(d));
+  check(Centred(orf<float>(d, 20, 1), centring<float>(d)));
   check(Centred(TaylorFeatures<float>({.input_dim = d, .directions = 3}), centring<float>(d)));
+  check(EluFeatures<float>(d));
 }
 
-TEST_CASE("step features: the same bits for random maps", "[decoder]") {
-  using T = float;
-  const auto map = orf<T>(d, 20, 1);
-  const Matrix<T> x = normal<T>(n, d, 5);
-  Vector<T> log_factors(n);
-  const Matrix<T> all = map.queries(x, {}, &log_factors);
-  const Normalization none = Normalization::none();
-  Matrix<T> one(n, 20);
-  Vector<T> scale = none.row_scale<T>(x, true);
-  const Matrix<T> scaled = map.queries(x, {scale.data(), static_cast<std::size_t>(n)}, &log_factors);
-  Vector<T> normalized(d), phi(padded_to_lanes(20));
+TEST_CASE("step features: rows of the heads of successive tokens", "[decoder]") {
+  const TaylorFeatures<float> map({.input_dim = 2});
+  const Matrix<float> x = normal<float>(12, 2, 5);  // (tokens,heads) rows, of which two tokens and two heads are used
+  const StepFeatures<float> features(FeatureMapView<float>(map), Normalization::none());
   Workspace workspace;
-  const FeatureMapView<T> view(map);
-  for (Index i = 0; i < n; ++i) {
-    CHECK(StepFeatures<T>(view, none).key(x.row(i).data(), normalized.data(), phi.data(), workspace) ==
-          static_cast<double>(log_factors[i]));
-    one.row(i) = phi.head(20).transpose();
+  const FeatureRows<float> rows = features({x.data(), 1}, {x.data() + 6, 2, 8, 2, 2}, workspace);
+  const float scale = static_cast<float>(std::pow(2.0, -0.25));
+  for (Index i = 0; const Index from : {0, 3, 4, 7, 8}) {
+    for (Index l = 0; l < 2; ++l) CHECK(rows(i).phi[1 + l] == scale * x(from, l));
+    ++i;
   }
-  CHECK(same_bits(one, scaled));
 }
 
 }  // namespace nprf::test::decoder_step_features

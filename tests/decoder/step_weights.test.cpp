@@ -38,7 +38,7 @@ TEMPLATE_TEST_CASE("step weights: those of the formula", "[decoder]", NPRF_TEST_
                  key.data());
         for (; tokens - first > model.pending(); ++first)
           sums.add(std::array{ring.token(first)}, model.bias.slope(), scratch);
-        const StepWeights<T> weights(model, ring, sums, tokens, first, scratch);
+        const StepWeights<T> weights(model, ring, sums, nullptr, tokens, first, scratch);
         // as of the formula; the reference is the largest exponent, or near it
         double of_sums = -std::numeric_limits<double>::infinity(), largest = of_sums;
         if (first > 0) largest = of_sums = sums.log_scale() + model.bias(tokens - first);
@@ -81,7 +81,7 @@ TEST_CASE("step weights: a line that rises steeply with the age of keys", "[deco
   for (Index tokens = 1; tokens <= 9; ++tokens) {  // none of which is in the sums
     ring.reserve(tokens);
     ring.put(tokens - 1, {ones.data(), 1, ones.data(), 0, 0, 1, true, true}, ones.data());
-    const StepWeights<float> weights(model, ring, sums, tokens, 0, scratch);
+    const StepWeights<float> weights(model, ring, sums, nullptr, tokens, 0, scratch);
     CHECK(weights.reference() == 20.0 * static_cast<double>(tokens - 1));
     CHECK(weights.weights()[0] == 1);
     const double youngest = std::exp(-weights.reference());
@@ -101,7 +101,7 @@ TEST_CASE("step weights: keys with small factors, after a large one has left the
   for (const Index j : {0, 1, 2, 3})
     ring.put(j, {ones.data(), 1, ones.data(), j == 0 ? 0.0 : -30.0, 0, 1, true, true}, ones.data());
   Workspace scratch;
-  const StepWeights<float> weights(model, ring, RunningSums<float>(6, 2), 4, 1, scratch);
+  const StepWeights<float> weights(model, ring, RunningSums<float>(6, 2), nullptr, 4, 1, scratch);
   CHECK(weights.reference() == -30);
   CHECK(weights.weights()[0] == 0);
   for (const Index j : {1, 2, 3}) CHECK(weights.weights()[j] == 1);
@@ -111,13 +111,13 @@ TEST_CASE("step weights: runs of slots", "[decoder]") {
   TokenRing<float> ring({1, 1, 0}, 30);  // 32 slots
   std::vector<Index> found;
   const auto add = [&](Index j, Index s, Index count) { found.insert(found.end(), {j, s, count}); };
-  StepWeights<float>::for_each_run(ring, 3, 20, add);
+  ring.for_each_run(3, 20, add);
   CHECK(found == std::vector<Index>{3, 3, 17});
   found.clear();
-  StepWeights<float>::for_each_run(ring, 90, 101, add);
+  ring.for_each_run(90, 101, add);
   CHECK(found == std::vector<Index>{90, 26, 6, 96, 0, 5});
   found.clear();
-  StepWeights<float>::for_each_run(ring, 5, 5, add);
+  ring.for_each_run(5, 5, add);
   CHECK(found.empty());
 }
 

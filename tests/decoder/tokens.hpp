@@ -69,6 +69,13 @@ struct TokenBatch {
   TokenArray<T> q, k, v, y;
 };
 
+/// Appends a key (d) and a value (d_v) to the state of a head.
+template <Real T>
+void append(HeadState<T>& state, const StepModel<T>& model, const T* key, const T* value, Workspace& scratch) {
+  const Workspace::Scope scope(scratch);
+  state.append(model, model.features({key, 1}, {}, scratch)(0), value, scratch);
+}
+
 /// No position, ALiBi, T5, a window of `reach` tokens, and a table for all lags of `tokens` tokens.
 template <Real T>
 std::vector<HeldPosition<T>> kinds_of_positions(Index buckets, Index max_distance, Index reach, Index tokens) {

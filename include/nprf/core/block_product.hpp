@@ -52,13 +52,6 @@ struct RightFactor {
   static RightFactor in_place(const T* x, Index stride) { return {x, stride, Block<T>::cols}; }
 };
 
-// The sums stay in registers only if their loops are unrolled. Below -O3 compilers unroll loops only by request.
-#ifdef __clang__
-#define NPRF_UNROLL _Pragma("unroll")
-#else
-#define NPRF_UNROLL _Pragma("GCC unroll 8")
-#endif
-
 namespace detail {
 
 template <Index rows, Index packs, Real T, class RowStep, class DepthStep, class Emit>
@@ -88,8 +81,6 @@ template <Index rows, Index packs, Real T, class RowStep, class DepthStep, class
     for (Index v = 0; v < packs; ++v) emit(i, v * Pack<T>::size, sum[i][v]);
   }
 }
-
-#undef NPRF_UNROLL
 
 // calls use.operator()<count>() for a runtime count of 1..most; does nothing for other counts
 template <Index most, class Use>
@@ -154,6 +145,38 @@ class RowBlocks {
   const T* m_x = nullptr;
   Index m_stride = 0, m_depth = 0, m_whole_rows = 0;
 };
+
+/// The product of row-major x (rows,depth) and B, of `packs` packs of columns: calls emit(i, j, pack) for the columns
+/// j, j + 1, ... of each row i. The bits of a row do not depend on the other rows.
+template <Real T, class Emit>
+void multiply_each_row(const MatrixView<T>& x, Index packs, RightFactor<T> B, Workspace& scratch, Emit&& emit) {
+  const Index rows = x.rows(), depth = x.cols();
+  if (rows <= 2) {  // a key and a query of a step of a decoder; a single row is computed twice
+    const LeftFactor<T, Index, Step<1>> A{x.data(), rows == 2 ? x.outerStride() : 0, {}};
+    multiply_rows<2>(depth, packs, A, B, [&](Index i, Index j, const Pack<T>& product) {
+      if (i < rows) emit(i, j, product);
+    });
+    return;
+  }
+  RowBlocks<T> blocks(depth, scratch);
+  blocks.set(x);
+  for (Index i = 0; i < rows; i += Block<T>::rows)
+    multiply_block(depth, packs, blocks.block(i), B, [&](Index k, Index j, const Pack<T>& product) {
+      if (i + k < rows) emit(i + k, j, product);
+    });
+}
+
+/// w^T (depth,cols) of w (cols,depth) as a matrix that its owner keeps and reads in place as a right factor. It is
+/// padded to whole packs of columns; the padding repeats the last column. Packs are those of the widest registers,
+/// because code that is compiled for other registers may use it (levels.hpp).
+template <Real T>
+Matrix<T> transposed_in_packs(const Matrix<T>& w) {
+  constexpr Index widest = std::max<Index>(64 / sizeof(T), Pack<T>::size);
+  const Index cols = w.rows();
+  Matrix<T> wt(w.cols(), (cols + widest - 1) / widest * widest);
+  for (Index j = 0; j < wt.cols(); ++j) wt.col(j) = w.row(std::min(j, cols - 1)).transpose();
+  return wt;
+}
 
 /// x^T (depth,cols) of row-major x (cols,depth) as a right factor: a copy, padded with columns of zeros.
 template <Real T>

@@ -50,11 +50,13 @@ struct Pack {
   friend Pack multiply_add(const Pack& a, const Pack& b, const Pack& c) {
     return {Eigen::internal::pmadd(a.x, b.x, c.x)};
   }
-  /// a c for a weight c, and 0 where c is 0, even if a is infinite or NaN.
-  friend Pack weighted(const Pack& a, const Pack& c) {
+  /// a where c is not 0, and 0 where it is.
+  friend Pack where_not_zero(const Pack& a, const Pack& c) {
     using namespace Eigen::internal;
-    return {pandnot(pmul(a.x, c.x), pcmp_eq(c.x, pset1<Register>(T(0))))};
+    return {pandnot(a.x, pcmp_eq(c.x, pset1<Register>(T(0))))};
   }
+  /// a c for a weight c, and 0 where c is 0, even if a is infinite or NaN.
+  friend Pack weighted(const Pack& a, const Pack& c) { return where_not_zero(a * c, c); }
 
   /// The larger of a and b; if one of them is NaN, the other.
   friend Pack larger(const Pack& a, const Pack& b) {
@@ -71,8 +73,20 @@ struct Pack {
     return {pandnot(pexp(a.x), pcmp_lt(a.x, pset1<Register>(lowest)))};
   }
 
-  T largest() const { return Eigen::internal::predux_max<Eigen::PropagateNumbers>(x); }
-  T largest_or_nan() const { return Eigen::internal::predux_max<Eigen::PropagateNaN>(x); }
+  /// The largest scalar that is not NaN; NaN if all are.
+  T largest() const {
+    using namespace Eigen::internal;
+    // Eigen's own reductions with a rule for NaN go through memory, and take several times as long
+    constexpr T lowest = -std::numeric_limits<T>::infinity();
+    const T most = predux_max(pmax<Eigen::PropagateNumbers>(x, pset1<Register>(lowest)));
+    return most > lowest ? most : predux_max<Eigen::PropagateNumbers>(x);
+  }
+  /// The largest scalar; NaN if one is.
+  T largest_or_nan() const {
+    using namespace Eigen::internal;
+    const Register is_nan = pandnot(pset1<Register>(T(1)), pcmp_eq(x, x));
+    return predux_max(is_nan) > 0 ? std::numeric_limits<T>::quiet_NaN() : predux_max(x);
+  }
   T sum() const { return Eigen::internal::predux(x); }
 };
 

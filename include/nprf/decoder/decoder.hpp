@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <istream>
@@ -31,8 +32,9 @@ namespace nprf {
 
 /// Options of a decoder, fixed when it is built.
 struct DecoderOptions {
-  Index batch = 1;     // the number of sequences
-  Index rollback = 0;  // how many of its last tokens a sequence can take back
+  Index batch = 1;             // the number of sequences
+  Index rollback = 0;          // how many of its last tokens a sequence can take back
+  WindowOptions windows = {};  // of the online convolution, for tables with a bias for every lag
 };
 
 /// Causal attention (multi_head_attention.hpp) of sequences that grow token by token, as a language model generates
@@ -68,6 +70,16 @@ struct DecoderOptions {
 ///     approximates the outer part       that line
 ///     any other table                   O(r d + t (r + p)) for t     t (r + p), which grows; it is allocated in
 ///                                       tokens, at most K + R        blocks, each as large as all before
+///     the same with windows of M        O(r d + M (r + p) +          the same and 2 M r p
+///                                       (t / M) r p log M)
+///
+/// Windows (DecoderOptions::windows): for long tables the sums over keys of M and more tokens ago come from an online
+/// convolution by FFTs (far_window.hpp), for M queries at once, before these are known. Its work is divided evenly over
+/// the M steps before. By default M is chosen by cost for each position, and is 0 for short sequences, such that
+/// windows take no more memory than the tokens. A row whose bound of the FFT's error exceeds half of
+/// CallOptions::tolerance is computed from the tokens, and counts in repaired_rows. The first step after load(), and
+/// the first one after a rollback by more than R tokens, where the ring still has them, take longer: they compute a
+/// window at once. Tables with b = -infinity, or with biases that are more than 80 apart, have no windows.
 ///
 /// Bits: the same tokens give the same bits of the rows of steps, however they were divided between prefill and steps,
 /// and for any other sequences beside them and any number of threads. After a rollback sums may have tokens that they
@@ -97,8 +109,8 @@ class Decoder {
     requires std::is_same_v<typename F::Scalar, T>
   explicit Decoder(const MultiHeadAttention<F, P>& attention, DecoderOptions options = {})
       : m_model(std::make_unique<DecoderModelOf<F, P>>(attention)),
-        m_options(checked(options, attention.options().direction)),
-        m_states(step_models<T>(*m_model, options.rollback), options.batch) {}
+        m_options(checked(options, attention.options())),
+        m_states(step_models<T>(*m_model, options.rollback), options.batch, options.windows) {}
 
   const DecoderOptions& options() const { return m_options; }
   Index batch() const { return m_options.batch; }
@@ -207,14 +219,25 @@ class Decoder {
 
  private:
   enum class Pass { append, attend };
-  static constexpr std::uint64_t version = 1;
+  static constexpr Index tile = 64;  // tokens whose features are computed together
+  static constexpr std::uint64_t version = 2;
 
-  static const DecoderOptions& checked(const DecoderOptions& options, Direction direction) {
+  static const DecoderOptions& checked(const DecoderOptions& options, const AttentionOptions& attention) {
     constexpr Index most_rollback = Index{1} << 24;
-    require(direction == Direction::causal, "attention: expected one with Direction::causal, got a bidirectional one");
+    require(attention.direction == Direction::causal,
+            "attention: expected one with Direction::causal, got a bidirectional one");
     require(options.batch >= 1, "batch: expected at least 1, got ", options.batch);
     require(0 <= options.rollback && options.rollback <= most_rollback, "rollback: expected 0 to ", most_rollback,
             ", got ", options.rollback);
+    const WindowOptions& windows = options.windows;
+    const Index least = std::max({Index{16}, attention.near, options.rollback + 1}), most = Index{1} << 24;
+    require(windows.size == -1 || windows.size == 0 ||
+                (least <= windows.size && windows.size <= most &&
+                 std::has_single_bit(static_cast<std::uint64_t>(windows.size))),
+            "windows.size: expected -1, 0 or a power of two of at least ", least,
+            " (16, AttentionOptions::near and 1 + ", "DecoderOptions::rollback) and at most ", most, ", got ",
+            windows.size);
+    require(windows.memory >= 0, "windows.memory: expected 0 or more, got ", windows.memory);
     return options;
   }
 
@@ -325,11 +348,21 @@ void Decoder<T>::run(const HeadsView<const T>& q, const HeadsView<const T>& k, c
     auto of_y = y(b, head);
     const StepModel<T>& model = m_states.model(s);
     HeadState<T>& state = m_states(b, s);
-    for (Index t = 0; t < length; ++t) {
-      state.append(model, of_k.row(t).data(), of_v.row(t).data(), scratch);
-      if (pass == Pass::attend)
-        state.attend(model, {of_q.row(t).data(), of_y.row(t).data(), group, q.all_strides().head, y.all_strides().head},
-                     m_reports[static_cast<std::size_t>(item)], scratch);
+    for (Index first = 0; first < length; first += tile) {
+      const Workspace::Scope scope(scratch);
+      const Index count = std::min(tile, length - first);
+      const TokenRows<T> keys{of_k.row(first).data(), count, k.all_strides().token};
+      TokenRows<T> queries{of_q.row(first).data(), count, q.all_strides().token, group, q.all_strides().head};
+      if (pass == Pass::append) queries.tokens = 0;
+      const FeatureRows<T> rows = model.features(keys, queries, scratch);
+      for (Index t = 0; t < count; ++t) {
+        state.append(model, rows(t), of_v.row(first + t).data(), scratch);
+        if (pass == Pass::attend || first + t + 1 == length) state.advance(model, scratch);
+        if (pass == Pass::attend)
+          state.attend(
+              model, {rows, count + t * group, group, of_y.row(first + t).data(), y.all_strides().head, call.tolerance},
+              m_reports[static_cast<std::size_t>(item)], scratch);
+      }
     }
     for (Index g = 0; g < group; ++g) y(b, head + g).bottomRows(n - length).setZero();
   };

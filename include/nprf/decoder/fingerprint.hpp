@@ -31,15 +31,17 @@ class Fingerprint {
 
     Workspace scratch;
     const Index d = map.input_dim(), r = map.output_dim();
-    T *x = scratch.take<T>(d), *normalized = scratch.take<T>(d), *phi = scratch.take<T>(padded_to_lanes(r));
+    T* x = scratch.take<T>(d);
     for (Index l = 0; l < d; ++l) x[l] = static_cast<T>(std::sin(static_cast<double>(l + 1)));
-    const auto dot = [&] {
-      double all = 0;
-      for (Index k = 0; k < r; ++k) all += std::cos(static_cast<double>(k + 1)) * static_cast<double>(phi[k]);
-      return all;
-    };
-    m_values[0] = model.features.query(x, normalized, phi, scratch), m_values[1] = dot();
-    m_values[2] = model.features.key(x, normalized, phi, scratch), m_values[3] = dot();
+    const TokenRows<T> one{x, 1, d};
+    const FeatureRows<T> key_and_query = model.features(one, one, scratch);
+    for (const bool is_query : {true, false}) {
+      const FeatureRow<T> row = key_and_query(is_query ? 1 : 0);
+      double of_features = 0;
+      for (Index k = 0; k < r; ++k)
+        of_features += std::cos(static_cast<double>(k + 1)) * static_cast<double>(row.phi[k]);
+      m_values[is_query ? 0 : 2] = row.log_factor, m_values[is_query ? 1 : 3] = of_features;
+    }
     m_tolerance = 1e3 * static_cast<double>(std::numeric_limits<T>::epsilon()) * std::sqrt(static_cast<double>(r));
   }
 

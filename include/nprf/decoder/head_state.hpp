@@ -12,6 +12,7 @@
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/decoder/model.hpp"
+#include "nprf/decoder/online_convolution.hpp"
 #include "nprf/decoder/row.hpp"
 #include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/step_weights.hpp"
@@ -22,10 +23,11 @@ namespace nprf {
 /// The queries of one token that share a head of keys and values, and where their results go.
 template <Real T>
 struct QueryGroup {
-  const T* q;
+  const FeatureRows<T>& features;
+  Index first, count;  // of these rows
   T* y;
-  Index count;
-  Index q_step, y_step;  // between the heads of the group
+  Index y_step;          // between the results
+  double tolerance = 0;  // CallOptions::tolerance
 };
 
 /// The state of one head of one sequence: the ring of its last tokens and the sums over the older ones. See Decoder.
@@ -35,13 +37,16 @@ class HeadState {
   HeadState() = default;
   HeadState(const StepModel<T>& model, Index d_v)
       : m_d_v(d_v),
-        m_ring(model.shape(d_v), model.pending() + block),
+        m_ring(model.shape(d_v), model.kept_tokens()),
         m_sums(model.bias.has_tail() ? model.features.map().output_dim() : 0, d_v) {}
 
   Index tokens() const { return m_tokens; }
 
   /// Allocates memory for a sequence of that many tokens. Throws std::bad_alloc, and then changes nothing.
-  void reserve(Index tokens) { m_ring.reserve(tokens); }
+  void reserve(const StepModel<T>& model, Index tokens) {
+    m_ring.reserve(tokens);
+    m_online.reserve(model.windows, tokens);
+  }
 
   /// Whether `tokens` can be taken back: all, or if the state had more than `pending` tokens, to StepModel::rollback
   /// less than the most that it had. Then the ring has all tokens that a shorter sequence needs.
@@ -50,7 +55,10 @@ class HeadState {
     return left >= 0 && (m_most_tokens <= model.pending() || left >= m_most_tokens - model.rollback);
   }
   /// Takes back the last tokens. O(1).
-  void roll_back(Index tokens) { m_tokens -= tokens; }
+  void roll_back(Index tokens) {
+    m_tokens -= tokens;
+    m_online.roll_back(m_tokens);
+  }
 
   void clear() {
     m_tokens = m_most_tokens = m_left_ring = 0;
@@ -58,28 +66,26 @@ class HeadState {
     m_all_finite = true;
     m_ring.clear();
     m_sums.clear();
+    m_online.clear();
   }
 
-  /// Appends a token (d) (d_v). Tokens leave the ring by blocks, once all of a block are more than `pending` tokens
-  /// old.
-  void append(const StepModel<T>& model, const T* key, const T* value, Workspace& scratch) {
-    const Workspace::Scope scope(scratch);
-    const FeatureMapView<T>& map = model.features.map();
-    const Index r = map.output_dim();
-    T *normalized = scratch.take<T>(map.input_dim()), *phi = scratch.take<T>(padded_to_lanes(r));
-    const double log_scale = model.features.key(key, normalized, phi, scratch);
+  /// Appends a token with a value (d_v). Tokens leave the ring by blocks, once all of a block are more than `pending`
+  /// tokens old.
+  void append(const StepModel<T>& model, const FeatureRow<T>& key, const T* value, Workspace& scratch) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    const Index r = model.features.map().output_dim();
     const RowMax<T> values = row_max(value, m_d_v);
-    StateToken<T> token{phi, 1, value, log_scale, T(0), values.largest, row_max(phi, r).is_finite, values.is_finite};
-    token.has_finite_key = token.has_finite_key && log_scale < std::numeric_limits<double>::infinity();
+    StateToken<T> token{key.phi, 1, value, key.log_factor, T(0), values.largest, false, values.is_finite};
+    token.has_finite_key = row_max(key.phi, padded_to_lanes(r)).is_finite && key.log_factor < infinity;
     if (!token.has_finite_key) {
-      std::fill_n(phi, r, T(0));
-      token.log_scale = -std::numeric_limits<double>::infinity();
+      std::fill_n(key.phi, r, T(0));
+      token.log_scale = -infinity;
     } else {
-      m_largest_norm = std::max(m_largest_norm, model.features.norm(normalized));
+      m_largest_norm = std::max(m_largest_norm, model.features.norm(key.normalized));
     }
-    if (!model.is_positive()) token.norm = Eigen::Map<const Vector<T>>(phi, r).norm();
+    if (!model.is_positive()) token.norm = Eigen::Map<const Vector<T>>(key.phi, r).norm();
     m_all_finite = m_all_finite && token.has_finite_key && token.has_finite_value;
-    m_ring.put(m_tokens++, token, normalized);
+    m_ring.put(m_tokens++, token, key.normalized);
     m_most_tokens = std::max(m_most_tokens, m_tokens);
     for (; m_tokens - m_left_ring >= model.pending() + block; m_left_ring += block) {
       if (!model.bias.has_tail()) continue;
@@ -89,7 +95,13 @@ class HeadState {
     }
   }
 
-  /// Sets the rows of y (d_v) of the queries (d) of the last token, and counts them in the report.
+  /// Computes what the queries of the last token need of an online convolution, and the part of the next window that is
+  /// due. Before attend().
+  void advance(const StepModel<T>& model, Workspace& scratch) {
+    m_online.advance(model.windows, m_ring, m_tokens, model.rollback, scratch);
+  }
+
+  /// Sets the rows of y (d_v) of the queries of the last token, and counts them in the report.
   void attend(const StepModel<T>& model, const QueryGroup<T>& group, Report& report, Workspace& scratch) const {
     const Workspace::Scope scope(scratch);
     if (!model.bias.attends(m_tokens)) {
@@ -102,13 +114,14 @@ class HeadState {
         std::fill_n(group.y + g * group.y_step, m_d_v, std::numeric_limits<T>::quiet_NaN());
       return;
     }
-    const StepWeights<T> weights(model, m_ring, m_sums, m_tokens, m_left_ring, scratch);
+    const StepWeights<T> weights(model, m_ring, m_sums, m_online.window(model.windows, m_tokens), m_tokens, m_left_ring,
+                                 scratch);
     StepRow<T> row(model, m_ring, m_sums, weights, {m_tokens, m_left_ring, m_largest_norm, m_all_finite}, scratch);
     for (Index g = 0; g < group.count; ++g)
-      row.compute(group.q + g * group.q_step, group.y + g * group.y_step, report, scratch);
+      row.compute(group.features(group.first + g), group.y + g * group.y_step, group.tolerance, report);
   }
 
-  std::size_t bytes() const { return sizeof(*this) + m_ring.bytes() + m_sums.bytes(); }
+  std::size_t bytes() const { return sizeof(*this) + m_ring.bytes() + m_sums.bytes() + m_online.bytes(); }
 
   /// Calls archive(x) for each part of the state, to write or to read it; the memory of the ring is reserved between.
   template <class Archive>
@@ -119,10 +132,12 @@ class HeadState {
                 m_tokens - m_left_ring < model.pending() + block,
             "state: expected less than ", model.pending() + block, " tokens in the ring, from a multiple of ", block,
             " on, got ", m_left_ring, " to ", m_tokens);
-    reserve(m_tokens);
+    reserve(model, m_tokens);
     m_sums.transfer(archive);
     m_ring.transfer_references(archive);
-    for (Index j = m_left_ring; j < m_tokens; ++j) m_ring.transfer(j, archive);
+    // windows of an online convolution are computed again, also from tokens that are in the sums
+    const Index first = model.windows.plan.any() ? std::max<Index>(m_most_tokens - m_ring.capacity(), 0) : m_left_ring;
+    for (Index j = first; j < m_tokens; ++j) m_ring.transfer(j, archive);
   }
 
  private:
@@ -145,6 +160,7 @@ class HeadState {
   bool m_all_finite = true;   // of all keys and values
   TokenRing<T> m_ring;
   RunningSums<T> m_sums;
+  OnlineConvolution<T> m_online;
 };
 
 }  // namespace nprf

@@ -12,6 +12,7 @@
 #include "nprf/attention/options.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/decoder/online_convolution.hpp"
 #include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/step_bias.hpp"
 #include "nprf/decoder/step_features.hpp"
@@ -24,8 +25,9 @@ template <Real T>
 struct StepModel {
   StepFeatures<T> features;
   StepBias<T> bias;
-  Index near;      // the width of the near field
-  Index rollback;  // how many tokens can be taken back
+  Index near;              // the width of the near field
+  Index rollback;          // how many tokens can be taken back
+  WindowModel<T> windows;  // of the online convolution; none before set_windows()
 
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
             Index of_rollback)
@@ -39,6 +41,26 @@ struct StepModel {
   bool is_exact_fallback() const { return near > 0 || features.map().is_series(); }
   /// Tokens up to this age are in the ring, and up to a block more (RunningSums).
   Index pending() const { return bias.reach() + rollback; }
+  /// How many tokens the ring has; with windows, also those that other rows of a window than the last ones attend to.
+  Index kept_tokens() const { return pending() + RunningSums<T>::block + 3 * windows.plan.largest(); }
+
+  /// Chooses windows for values of d_v columns: none unless all biases are finite, their exponentials
+  /// normal, and the table is long enough.
+  void set_windows(const WindowOptions& options, Index d_v) {
+    windows = {};
+    bool may_convolve = options.size != 0 && bias.has_tail() && bias.spread() <= 80;
+    for (Index age = 0; may_convolve && age < pending(); ++age) may_convolve = bias(age) > StepBias<T>::minus_infinity;
+    if (!may_convolve) return;
+    const FarSignals<T> signals(shape(d_v), !is_positive());
+    const Index all = signals.registers() * FarSignals<T>::W;
+    const WindowPlan plan =
+        options.size > 0 ? WindowPlan::fixed(options.size)
+                         : WindowPlan::cheapest({signals.r, d_v, all, pending(), std::max(near, 4 * (rollback + 1))},
+                                                options.memory);
+    // the tokens since the far end of a window are in the ring
+    if (plan.any() && 2 * plan.largest() <= pending()) windows = WindowModel<T>(plan, signals, bias, pending());
+  }
+
   TokenShape shape(Index d_v) const {
     return {features.map().output_dim(), d_v, is_exact_fallback() ? features.map().input_dim() : 0};
   }

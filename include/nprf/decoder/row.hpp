@@ -38,27 +38,35 @@ class StepRow {
         m_ring(ring),
         m_sums(sums),
         m_weights(weights),
+        m_scratch(scratch),
         m_tokens(tokens),
         m_d_v(sums.non_finite_values().size()),
-        m_query(scratch.take<T>(model.features.map().input_dim())),
-        m_A(scratch.take<T>(padded_to_lanes(model.features.map().output_dim()))),
         m_N(scratch.take<T>(padded_to_lanes(m_d_v))),
-        m_scores(scratch.take<T>(weights.slots())),
         m_exponents(scratch.take<double>(exact_keys())) {}
 
-  /// Sets y (d_v) for a query (d), and counts it in the report.
-  void compute(const T* query, T* y, Report& report, Workspace& scratch) {
-    m_log_factor = m_model.features.query(query, m_query, m_A, scratch);
-    const bool finite_query = row_max(m_A, m_model.features.map().output_dim()).is_finite &&
+  /// Sets y (d_v) for a query, and counts it in the report. A row whose bound of the error of an online convolution
+  /// exceeds half of the tolerance is computed from the tokens.
+  void compute(const FeatureRow<T>& query, T* y, double tolerance, Report& report) {
+    m_query = query.normalized, m_A = query.phi;
+    m_log_factor = query.log_factor;
+    m_far_error = 0;
+    const bool finite_query = row_max(m_A, padded_to_lanes(m_model.features.map().output_dim())).is_finite &&
                               m_log_factor < std::numeric_limits<double>::infinity();
     if (!finite_query) {
       std::fill_n(y, m_d_v, nan);
       return;
     }
     const double q_norm = m_model.features.norm(m_query);
-    sum_far();
-    if (m_model.near > 0) sum_near();
+    m_recomputed = false;
+    set_sums(m_weights);
+    if (m_weights.far() && !passes_error_bound(far_error(), tolerance > 0 ? tolerance : default_tolerance<T>)) {
+      const Workspace::Scope scope(m_scratch);
+      set_sums({m_model, m_ring, m_sums, nullptr, m_tokens.count, m_tokens.first, m_scratch});
+      m_far_error = 0;
+      m_recomputed = true;
+    }
     divide(q_norm, y, report);
+    report.repaired_rows += m_recomputed;
     if (!m_tokens.all_finite) propagate_non_finite_values(y);
   }
 
@@ -73,41 +81,73 @@ class StepRow {
   double bias(Index j) const { return m_model.bias(m_tokens.count - 1 - j); }
 
   // N, D and the sum of the terms' magnitudes, in units of exp(reference)
-  void sum_far() {
+  void set_sums(const StepWeights<T>& weights) {
+    m_slots = weights.slots();
+    sum_far(weights);
+    if (m_model.near > 0) sum_near();
+  }
+
+  void sum_far(const StepWeights<T>& weights) {
     std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
     m_D = m_terms = 0;
-    m_reference = m_weights.reference();
-    m_largest_value = m_weights.largest_value();
-    const Index slots = m_weights.slots();
+    m_reference = weights.reference();
+    m_largest_value = weights.largest_value();
     T norms = 0;
-    if (m_weights.any_pending()) {
-      m_ring.scores(m_A, slots, m_scores);
-      P sum = P::all(0), sum_of_norms = P::all(0);
-      for (Index s = 0; s < slots; s += P::size) {
-        const P c = P::load(m_weights.weights() + s), w = weighted(P::load(m_scores + s), c);
-        w.store(m_scores + s);
-        sum = sum + w;
-        sum_of_norms = multiply_add(weighted(P::load(m_ring.norms() + s), c), P::all(1), sum_of_norms);
-      }
-      m_D = sum.sum(), norms = sum_of_norms.sum();
-      if (!m_tokens.all_finite) add_finite_parts();
-      m_ring.add_values(m_scores, slots, m_N);
+    if (weights.any_pending()) norms = add_pending(weights);
+    if (weights.of_sums() > 0) {
+      m_D += m_sums.add_product(m_A, weights.of_sums(), m_N);
+      norms += weights.of_sums() * m_sums.norms();
     }
-    if (m_weights.of_sums() > 0) {
-      m_D += m_sums.add_product(m_A, m_weights.of_sums(), m_N);
-      norms += m_weights.of_sums() * m_sums.norms();
+    if (weights.far()) {
+      const auto sums =
+          weights.far()->add_product(m_model.windows.signals, m_tokens.count - 1, m_A, weights.of_far(), m_N);
+      m_D += sums.D, norms += sums.norms;
     }
     m_terms = m_model.is_positive() ? m_D : norms * norm_of_features();
+  }
+
+  // adds the keys of the ring; returns the sum of their |phi|, if features can be negative
+  T add_pending(const StepWeights<T>& weights) {
+    const Workspace::Scope scope(m_scratch);
+    T* scores = m_scratch.take<T>(weights.slots());
+    T D = 0, norms_of_keys = 0;
+    weights.for_each_range([&](Index at, Index slot, Index count) {
+      P sum = P::all(0), sum_of_norms = P::all(0);
+      m_ring.scores(m_A, count, scores + at, slot);
+      const T *norms = m_ring.norms() + slot, *all = weights.weights() + at;
+      for (Index s = 0; s < count; s += P::size) {
+        const P c = P::load(all + s), w = weighted(P::load(scores + at + s), c);
+        w.store(scores + at + s);
+        sum = sum + w;
+        sum_of_norms = multiply_add(weighted(P::load(norms + s), c), P::all(1), sum_of_norms);
+      }
+      D += sum.sum(), norms_of_keys += sum_of_norms.sum();
+      if (!m_tokens.all_finite) add_finite_parts(slot, count, scores + at);
+      m_ring.add_values(scores + at, count, m_N, slot);
+    });
+    m_D = D;
+    return norms_of_keys;
+  }
+
+  // the bound of the error of the window's sums, relative to the largest |v|
+  double far_error() {
+    const auto errors = m_weights.far()->errors(m_model.windows.signals, m_A);
+    const double weight = static_cast<double>(m_weights.of_far()) * std::exp(m_weights.reference() - m_reference),
+                 D = std::abs(static_cast<double>(m_D)), v_max = static_cast<double>(m_largest_value),
+                 N = static_cast<double>(row_max(m_N, padded_to_lanes(m_d_v)).largest);
+    m_far_error =
+        quotient_error(v_max > 0 ? weight * errors.N : 0, weight * errors.D, D, v_max, relative_size(N, D, v_max));
+    return m_far_error;
   }
 
   T norm_of_features() const { return Eigen::Map<const Vector<T>>(m_A, m_model.features.map().output_dim()).norm(); }
 
   // adds the finite entries of values that are not all finite, and clears their weights
-  void add_finite_parts() {
-    for (Index s = 0; s < m_weights.slots(); ++s)
-      if (m_scores[s] != 0 && !m_ring.has_finite_value(s)) {
-        add_finite_entries(m_scores[s], m_ring.value(s));
-        m_scores[s] = 0;
+  void add_finite_parts(Index slot, Index count, T* scores) {
+    for (Index s = 0; s < count; ++s)
+      if (scores[s] != 0 && !m_ring.has_finite_value(slot + s)) {
+        add_finite_entries(scores[s], m_ring.value(slot + s));
+        scores[s] = 0;
       }
   }
   void add_finite_entries(T weight, const T* value) {
@@ -174,14 +214,15 @@ class StepRow {
     double bound = 0;
     if ((!keeps_precision || cancels) && has_all_keys()) {
       compute_by_softmax();
-      ++report.repaired_rows;
+      m_recomputed = true;
       bound = m_model.error_of_softmax_row(q_norm, m_tokens.largest_norm, m_tokens.count);
     } else {
       report.failing_rows += !keeps_precision || cancels;
       report.indefinite_rows += m_D <= 0;
-      bound = keeps_precision
-                  ? condition() * m_model.error_of_row(q_norm, m_tokens.largest_norm, m_tokens.count, m_weights.slots())
-                  : std::numeric_limits<double>::infinity();
+      bound =
+          keeps_precision
+              ? condition() * m_model.error_of_row(q_norm, m_tokens.largest_norm, m_tokens.count, m_slots) + m_far_error
+              : std::numeric_limits<double>::infinity();
     }
     report.error_bound = std::max(report.error_bound, bound);
     if (m_D == 0) {
@@ -195,7 +236,7 @@ class StepRow {
   double condition() const {
     if (m_model.is_positive()) return 1;
     const double D = std::abs(static_cast<double>(m_D)), v_max = static_cast<double>(m_largest_value),
-                 N = static_cast<double>(row_max(m_N, m_d_v).largest);
+                 N = static_cast<double>(row_max(m_N, padded_to_lanes(m_d_v)).largest);
     return std::abs(static_cast<double>(m_terms)) / D * (1 + relative_size(N, D, v_max));
   }
 
@@ -226,12 +267,16 @@ class StepRow {
   const TokenRing<T>& m_ring;
   const RunningSums<T>& m_sums;
   const StepWeights<T>& m_weights;
+  Workspace& m_scratch;
   const Tokens m_tokens;
   const Index m_d_v;
-  T *m_query, *m_A, *m_N, *m_scores;
+  const T *m_query = nullptr, *m_A = nullptr;  // the row and its features
+  T* m_N;
   double* m_exponents;  // of exact pairs
-  double m_log_factor = 0, m_reference = 0;
+  Index m_slots = 0;    // whose weights are summed
+  double m_log_factor = 0, m_reference = 0, m_far_error = 0;
   T m_D = 0, m_terms = 0, m_largest_value = 0;
+  bool m_recomputed = false;
 };
 
 }  // namespace nprf

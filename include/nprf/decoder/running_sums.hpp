@@ -184,16 +184,21 @@ class RunningSums {
   template <Index packs>
   void add_columns(const T* A, T factor, Index p, T* N) const {
     using P = Pack<T>;
-    P sum[packs];
-    for (P& each : sum) each = P::all(0);
+    // two sums, of even and of odd rows, hide the latency of an addition
+    P even[packs], odd[packs];
+    NPRF_UNROLL
+    for (Index at = 0; at < packs; ++at) even[at] = odd[at] = P::all(0);
     const T* S = m_S.data() + p;
-    for (Index k = 0; k < m_r; ++k, S += m_stride) {
+    const auto add = [&](Index k, P(&sum)[packs]) {
       const P a = P::all(A[k]);
-      for (Index at = 0; at < packs; ++at) sum[at] = multiply_add(a, P::load(S + at * P::size), sum[at]);
-    }
+      NPRF_UNROLL
+      for (Index at = 0; at < packs; ++at) sum[at] = multiply_add(a, P::load(S + k * m_stride + at * P::size), sum[at]);
+    };
+    for (Index k = 0; k + 1 < m_r; k += 2) add(k, even), add(k + 1, odd);
+    if (m_r % 2 == 1) add(m_r - 1, even);
     for (Index at = 0; at < packs; ++at) {
       T* to = N + p + at * P::size;
-      multiply_add(P::all(factor), sum[at], P::load(to)).store(to);
+      multiply_add(P::all(factor), even[at] + odd[at], P::load(to)).store(to);
     }
   }
 

@@ -33,8 +33,8 @@ template <Real T>
 class SequenceStates {
  public:
   /// For one model, or one for each head.
-  SequenceStates(std::vector<StepModel<T>> models, Index batch)
-      : m_models(std::move(models)), m_place(static_cast<std::size_t>(batch)) {
+  SequenceStates(std::vector<StepModel<T>> models, Index batch, const WindowOptions& windows = {.size = 0})
+      : m_models(std::move(models)), m_windows(windows), m_place(static_cast<std::size_t>(batch)) {
     std::iota(m_place.begin(), m_place.end(), Index{0});
   }
 
@@ -51,14 +51,17 @@ class SequenceStates {
 
   /// Makes the states, without tokens. Throws std::bad_alloc, and then changes nothing.
   void make(const DecoderShape& shape) {
-    m_states = empty_states(shape);
+    std::vector<StepModel<T>> models = models_for(shape);
+    m_states = empty_states(models, shape);
+    m_models = std::move(models);
     m_shape = shape;
   }
 
   Index tokens(Index sequence) const { return count() == 0 ? 0 : (*this)(sequence, 0).tokens(); }
   /// Allocates memory for that many tokens of a sequence.
   void reserve(Index sequence, Index tokens) {
-    for (Index s = 0; s < count(); ++s) (*this)(sequence, s).reserve(tokens);
+    for (StepModel<T>& one : m_models) one.windows.reserve(one.bias, tokens);
+    for (Index s = 0; s < count(); ++s) (*this)(sequence, s).reserve(model(s), tokens);
   }
   /// Whether the sequence can become so short.
   bool can_roll_back_to(Index sequence, Index tokens) const {
@@ -126,16 +129,19 @@ class SequenceStates {
     in(shape.heads), in(shape.kv_heads), in(shape.d_v);
     for (const StepModel<T>& one : m_models) Fingerprint<T>(one).require_same(in);
     check_shape(shape, static_cast<Index>(in.rest()));
-    std::vector<HeadState<T>> states = empty_states(shape);
+    std::vector<StepModel<T>> models = models_for(shape);
+    std::vector<HeadState<T>> states = empty_states(models, shape);
     const Index of_sequence = count(shape);
     for (std::size_t at = 0; at < states.size(); ++at) {
-      states[at].transfer(model(static_cast<Index>(at) % of_sequence), in);
+      states[at].transfer(models[has_one_model() ? 0 : at % static_cast<std::size_t>(of_sequence)], in);
       const Index tokens = states[at - at % static_cast<std::size_t>(of_sequence)].tokens();
       require(states[at].tokens() == tokens, "state: expected ", tokens,
               " tokens, as of the sequence's first head, got ", states[at].tokens());
     }
     require(in.rest() == 0, "state: expected no further bytes, got ", in.rest());
-    m_shape = shape, m_states = std::move(states);
+    for (const HeadState<T>& state : states)
+      for (StepModel<T>& one : models) one.windows.reserve(one.bias, state.tokens());
+    m_shape = shape, m_models = std::move(models), m_states = std::move(states);
     std::iota(m_place.begin(), m_place.end(), Index{0});
   }
 
@@ -157,11 +163,18 @@ class SequenceStates {
             "state: expected heads and channels of this attention, got ", x.heads, ", ", x.kv_heads, " and ", x.d_v);
   }
 
-  std::vector<HeadState<T>> empty_states(const DecoderShape& shape) const {
+  // with windows for values of these columns
+  std::vector<StepModel<T>> models_for(const DecoderShape& shape) const {
+    std::vector<StepModel<T>> models = m_models;
+    for (StepModel<T>& one : models) one.set_windows(m_windows, shape.d_v);
+    return models;
+  }
+  std::vector<HeadState<T>> empty_states(const std::vector<StepModel<T>>& models, const DecoderShape& shape) const {
     std::vector<HeadState<T>> all;
     all.reserve(static_cast<std::size_t>(batch() * count(shape)));
     for (Index b = 0; b < batch(); ++b)
-      for (Index s = 0; s < count(shape); ++s) all.emplace_back(model(s), shape.d_v);
+      for (Index s = 0; s < count(shape); ++s)
+        all.emplace_back(models[has_one_model() ? 0 : static_cast<std::size_t>(s)], shape.d_v);
     return all;
   }
 
@@ -186,6 +199,7 @@ class SequenceStates {
   }
 
   std::vector<StepModel<T>> m_models;
+  WindowOptions m_windows;
   DecoderShape m_shape;
   std::vector<HeadState<T>> m_states;  // (batch,count)  by place
   std::vector<Index> m_place;          // (batch)  where the states of a sequence are

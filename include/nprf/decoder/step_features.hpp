@@ -14,7 +14,38 @@
 
 namespace nprf {
 
-/// The features of one query or key: the same bits for a token of a prompt as for one of a step.
+/// Rows (d) of some heads of successive tokens, in an array with strides: row i is that of head i % heads of token
+/// i / heads.
+template <Real T>
+struct TokenRows {
+  const T* data = nullptr;
+  Index tokens = 0, token_step = 0, heads = 1, head_step = 0;
+
+  Index count() const { return tokens * heads; }
+  const T* operator()(Index i) const { return data + i / heads * token_step + i % heads * head_step; }
+};
+
+/// A query or a key and its features phi, without a factor whose logarithm is log_factor.
+template <Real T>
+struct FeatureRow {
+  const T* normalized;  // (d)
+  T* phi;               // (r), padded with zeros
+  double log_factor;
+};
+
+/// Several of them, in scratch memory.
+template <Real T>
+struct FeatureRows {
+  T *normalized, *phi, *log_factors;  // (n,d) (n,padded r) (n)
+  Index d, r;
+
+  FeatureRow<T> operator()(Index i) const {
+    return {normalized + i * d, phi + i * padded_to_lanes(r), static_cast<double>(log_factors[i])};
+  }
+};
+
+/// The features of the queries and keys of a decoder. The bits of a row do not depend on the rows that are computed
+/// with it: a map that does not promise this (feature_map.hpp) gets one row at a time.
 template <Real T>
 class StepFeatures {
  public:
@@ -25,17 +56,24 @@ class StepFeatures {
   const FeatureMapView<T>& map() const { return m_head.features; }
   const Normalization& normalization() const { return m_head.normalization; }
 
-  /// Sets `normalized` (d) to x (d), normalised, and phi (r, padded with zeros) to its features, without a factor whose
-  /// logarithm it returns: of a query; of a key. A map without log-factors must not omit a factor from its keys.
-  double query(const T* x, T* normalized, T* phi, Workspace& scratch) const {
-    return features_of(
-        x, normalized, phi, scratch, [&](auto&&... out) { map().with_log_factors(out...); },
-        [&](auto&&... out) { map().queries(out...); });
-  }
-  double key(const T* x, T* normalized, T* phi, Workspace& scratch) const {
-    return features_of(
-        x, normalized, phi, scratch, [&](auto&&... out) { map().keys_with_log_factors(out...); },
-        [&](auto&&... out) { map().keys(out...); });
+  /// The rows of the keys, and after them those of the queries. A map without log-factors must not omit a factor from
+  /// its keys.
+  FeatureRows<T> operator()(const TokenRows<T>& keys, const TokenRows<T>& queries, Workspace& scratch) const {
+    const Index n_k = keys.count(), n = n_k + queries.count(), d = map().input_dim(), r = map().output_dim();
+    const FeatureRows<T> rows{scratch.template take<T>(n * d), scratch.template take<T>(n * padded_to_lanes(r)),
+                              scratch.template take<T>(n), d, r};
+    const Workspace::Scope scope(scratch);
+    for (Index i = 0; i < n; ++i) std::copy_n(i < n_k ? keys(i) : queries(i - n_k), d, rows.normalized + i * d);
+    normalize(rows, n, scratch);
+    const bool sides_differ = !map().has_equal_sides();
+    const Index most = map().has_independent_rows() ? n : 1;
+    for (Index i = 0; i < n;) {
+      const bool is_key = i < n_k;
+      const Index count = std::min(most, (is_key && sides_differ ? n_k : n) - i);
+      compute(rows, i, count, is_key, scratch);
+      i += count;
+    }
+    return rows;
   }
 
   /// The norm of a normalised row, or a bound of it.
@@ -45,25 +83,28 @@ class StepFeatures {
   }
 
  private:
-  template <class WithFactor, class Without>
-  double features_of(const T* x, T* normalized, T* phi, Workspace& scratch, WithFactor&& with_factor,
-                     Without&& without) const {
-    const Workspace::Scope scope(scratch);
+  void normalize(const FeatureRows<T>& rows, Index n, Workspace& scratch) const {
+    Eigen::Map<Matrix<T>> x(rows.normalized, n, rows.d);
+    auto scale = scratch.vector<T>(n);
+    const LiftedRows<T> lifted = m_head.normalize(x, scale, Team(scratch));
+    for (Index i = 0; i < n; ++i) x.row(i) = scale[i] * lifted.rows().row(i);
+  }
+
+  // sets phi and the log-factors of the rows first..first+count-1
+  void compute(const FeatureRows<T>& rows, Index first, Index count, bool are_keys, Workspace& scratch) const {
+    const Index r = rows.r, stride = padded_to_lanes(r);
+    const Eigen::Map<const Matrix<T>> x(rows.normalized + first * rows.d, count, rows.d);
+    T *phi = rows.phi + first * stride, *log_factors = rows.log_factors + first;
+    for (Index i = 0; i < count; ++i) std::fill(phi + i * stride + r, phi + (i + 1) * stride, T(0));
+    Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>> features(phi, count, r, Eigen::OuterStride<>(stride));
     const Team team(scratch);
-    const Index d = map().input_dim(), r = map().output_dim();
-    const Eigen::Map<const Matrix<T>> row(x, 1, d);
-    auto scale = scratch.template vector<T>(1);
-    const LiftedRows<T> lifted = m_head.normalize(row, scale, team);
-    for (Index l = 0; l < d; ++l) normalized[l] = scale[0] * lifted.rows()(0, l);
-    std::fill(phi + r, phi + padded_to_lanes(r), T(0));
-    Eigen::Map<Matrix<T>> features(phi, 1, r);
-    if (!map().has_log_factors()) {
-      without(lifted.rows(), Head<T>::as_span(scale), features, team);
-      return 0;
+    if (map().has_log_factors()) {
+      are_keys ? map().keys_with_log_factors(x, {}, features, log_factors, team)
+               : map().with_log_factors(x, {}, features, log_factors, team);
+    } else {
+      are_keys ? map().keys(x, {}, features, team) : map().queries(x, {}, features, team);
+      std::fill_n(log_factors, count, T(0));
     }
-    T log_factor = 0;
-    with_factor(lifted.rows(), Head<T>::as_span(scale), features, &log_factor, team);
-    return static_cast<double>(log_factor);
   }
 
   Head<T> m_head;

@@ -9,35 +9,42 @@
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/decoder/far_window.hpp"
 #include "nprf/decoder/model.hpp"
 #include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/token_ring.hpp"
 
 namespace nprf {
 
-/// The weights exp(log_scale_j + b - reference) of the far keys of a step, by slots of the ring, and that of the sums
-/// over older keys, relative to a reference near the largest exponent. The queries of a group share them.
+/// The weights exp(log_scale_j + b - reference) of the far keys of a step, by slots of the ring; that of the sums over
+/// older keys; and, if there is a window of an online convolution, that of its sums instead of those of its keys. All
+/// are relative to a reference near the largest exponent. The queries of a group share them.
 template <Real T>
 class StepWeights {
  public:
-  /// For the last of `tokens` tokens, of which those from `first` on are in the ring. Tables are in the scratch memory.
-  StepWeights(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums, Index tokens,
-              Index first, Workspace& scratch)
-      : m_slots(ring.used_slots(tokens)), m_weights(scratch.take<T>(m_slots)) {
+  /// For the last of `tokens` tokens, of which those from `first` on are in the ring. `far` may be null. Tables are in
+  /// the scratch memory.
+  StepWeights(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums, const FarWindow<T>* far,
+              Index tokens, Index first, Workspace& scratch)
+      : m_far(far) {
     if (model.bias.has_tail() && first > 0) m_of_sums = sums.log_scale() + model.bias(tokens - first);
     m_largest_value = m_of_sums > minus_infinity ? sums.largest_value() : T(0);
-    m_reference = m_of_sums;
+    if (far) {
+      m_of_far = far->log_unit() + model.windows.kernels_of(far->window()).log_unit();
+      m_largest_value = std::max(m_largest_value, far->largest_value());
+    }
+    m_reference = std::max(m_of_sums, m_of_far);
     const Index far_end = std::max(first, tokens - model.near);
+    set_runs(model, ring, tokens, first, far_end);
+    m_weights = scratch.take<T>(m_slots);
     if (far_end > first) {
-      if (!set_by_tables(model.bias, ring, tokens, first, far_end))
-        set_by_exponents(model.bias, ring, tokens, first, far_end, scratch);
-      m_largest_value = std::max(m_largest_value, largest_of(T(0), [&, values = ring.largest_values()](Index s) {
-                                   return m_weights[s] > 0 ? values[s] : T(0);
-                                 }));
+      if (!set_by_tables(model.bias, ring, tokens)) set_by_exponents(model.bias, ring, tokens, scratch);
+      set_largest_value(ring);
       m_any_pending = m_reference > minus_infinity;
     }
     if (!m_any_pending) std::fill_n(m_weights, m_slots, T(0));
     m_of_sums = m_of_sums > minus_infinity ? std::exp(m_of_sums - m_reference) : 0;
+    m_of_far = m_of_far > minus_infinity ? std::exp(m_of_far - m_reference) : 0;
   }
 
   /// (slots)  0 for near keys and where there is no token.
@@ -47,87 +54,121 @@ class StepWeights {
   /// The logarithm of the unit of all weights; -infinity if there is no far key.
   double reference() const { return m_reference; }
   T of_sums() const { return static_cast<T>(m_of_sums); }
+  const FarWindow<T>* far() const { return m_far; }
+  T of_far() const { return static_cast<T>(m_of_far); }
   /// The largest finite |v| of the far keys.
   T largest_value() const { return m_largest_value; }
 
-  /// Calls use(j, s, count) for the runs of slots of the tokens first..last-1: token j in slot s, j + 1 in s + 1, ...
+  /// Calls use(at, s, count) for the ranges of slots that have weights: weight `at` is that of slot s, and so on. Both
+  /// numbers are multiples of the ring's tiles.
   template <class Use>
-  static void for_each_run(const TokenRing<T>& ring, Index first, Index last, Use&& use) {
-    for (Index j = first; j < last;) {
-      const Index s = ring.slot(j), count = std::min(last - j, ring.capacity() - s);
-      use(j, s, count);
-      j += count;
-    }
+  void for_each_range(Use&& use) const {
+    for (Index i = 0; i < m_num_ranges; ++i) use(m_ranges[i].at, m_ranges[i].slot, m_ranges[i].count);
   }
 
  private:
+  using P = Pack<T>;
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-  static constexpr Index lanes = state_lanes;
+  // the recent tokens and the oldest, each in at most two runs of slots
+  static constexpr Index most_runs = 4;
+
+  struct Range {
+    Index slot, count, at;
+  };
+  // tokens in successive slots; their weights are from `at` on
+  struct Run {
+    Index token, slot, count, at;
+  };
+
+  // all tokens of the ring, or those that are not in the window's sums
+  void set_runs(const StepModel<T>& model, const TokenRing<T>& ring, Index tokens, Index first, Index far_end) {
+    constexpr Index tile = TokenRing<T>::tile;
+    if (!m_far) {
+      m_slots = ring.used_slots(tokens);
+      m_ranges[m_num_ranges++] = {0, m_slots, 0};
+      ring.for_each_run(first, far_end, [&](Index j, Index s, Index count) {
+        m_runs[m_num_runs++] = {j, s, count, s};
+      });
+      return;
+    }
+    const auto add = [&](Index j, Index s, Index count) {
+      const Index slot = s / tile * tile, slots = (s + count + tile - 1) / tile * tile - slot;
+      m_ranges[m_num_ranges++] = {slot, slots, m_slots};
+      m_runs[m_num_runs++] = {j, s, count, m_slots + s - slot};
+      m_slots += slots;
+    };
+    ring.for_each_run(first, std::max(first, tokens - model.pending()), add);
+    ring.for_each_run(m_far->window().far_end(), far_end, add);
+  }
+  template <class Use>
+  void for_each_run(Use&& use) const {
+    for (Index i = 0; i < m_num_runs; ++i) use(m_runs[i]);
+  }
 
   // weight = exp(b) exp(log_scale - reference), with the ring's reference, from the tables of both factors. False if a
   // product may underflow, or if all are so small that the sums would lose precision.
-  bool set_by_tables(const StepBias<T>& bias, const TokenRing<T>& ring, Index tokens, Index first, Index last) {
+  bool set_by_tables(const StepBias<T>& bias, const TokenRing<T>& ring, Index tokens) {
     constexpr double most_spread = 80, most_above = 16;
     const double reference = ring.scale_reference();
-    if (!(bias.spread() + ring.log_scale_spread() <= most_spread) || m_of_sums > reference + most_above) return false;
+    if (!(bias.spread() + ring.log_scale_spread() <= most_spread) || m_reference > reference + most_above) return false;
     std::fill_n(m_weights, m_slots, T(0));
-    for_each_run(ring, first, last, [&](Index j, Index s, Index count) {
-      const T *c = bias.weights_from(tokens - 1 - j), *scales = ring.scales() + s;
-      for (Index at = 0; at < count; ++at) m_weights[s + at] = scales[at] * c[at];
+    for_each_run([&](const Run& run) {
+      const T *c = bias.weights_from(tokens - 1 - run.token), *scales = ring.scales() + run.slot;
+      T* weights = m_weights + run.at;
+      for (Index i = 0; i < run.count; ++i) weights[i] = scales[i] * c[i];
     });
-    if (largest_of(T(0), [&](Index s) { return m_weights[s]; }) < T(0x1p-24)) return false;
+    if (largest_of(T(0), [&](Index s) { return P::load(m_weights + s); }) < T(0x1p-24)) return false;
     m_reference = reference;
     return true;
   }
 
   // weight = exp(log_scale + b - reference), where the reference is the largest exponent
-  void set_by_exponents(const StepBias<T>& bias, const TokenRing<T>& ring, Index tokens, Index first, Index last,
-                        Workspace& scratch) {
+  void set_by_exponents(const StepBias<T>& bias, const TokenRing<T>& ring, Index tokens, Workspace& scratch) {
     const Workspace::Scope scope(scratch);
     double* exponents = scratch.take<double>(m_slots);
     std::fill_n(exponents, m_slots, minus_infinity);
-    for_each_run(ring, first, last, [&](Index j, Index s, Index count) {
-      const double *b = bias.from(tokens - 1 - j), *log_scales = ring.log_scales() + s;
-      for (Index at = 0; at < count; ++at) exponents[s + at] = log_scales[at] + b[at];
+    for_each_run([&](const Run& run) {
+      const double *b = bias.from(tokens - 1 - run.token), *log_scales = ring.log_scales() + run.slot;
+      for (Index i = 0; i < run.count; ++i) exponents[run.at + i] = log_scales[i] + b[i];
     });
-    m_reference = std::max(m_reference, largest_of(minus_infinity, [&](Index s) { return exponents[s]; }));
+    m_reference =
+        std::max(m_reference, largest_of(minus_infinity, [&](Index s) { return Pack<double>::load(exponents + s); }));
     set_weights(exponents, scratch);
   }
 
-  // the largest x(s) of the slots that is above `least`, or `least`
-  template <class X, class F>
-  X largest_of(X least, F&& x) const {
-    X most[lanes];
-    std::fill_n(most, lanes, least);
-    for (Index s = 0; s < m_slots; s += lanes)
-      for (Index l = 0; l < lanes; ++l) {
-        const X each = x(s + l);
-        most[l] = each > most[l] ? each : most[l];
-      }
-    return *std::max_element(most, most + lanes);
+  void set_largest_value(const TokenRing<T>& ring) {
+    for_each_range([&](Index at, Index slot, Index count) {
+      P most = P::all(m_largest_value);
+      const T *values = ring.largest_values() + slot, *weights = m_weights + at;
+      for (Index s = 0; s < count; s += P::size)
+        most = larger(where_not_zero(P::load(values + s), P::load(weights + s)), most);
+      m_largest_value = most.largest();
+    });
   }
 
-  // exp(e - reference) = exp(t) (1 + rest) with t = e - reference rounded to T
+  // the largest scalar of the packs x(s) of the slots; at least `least`
+  template <Real X, class F>
+  X largest_of(X least, F&& x) const {
+    auto most = Pack<X>::all(least);
+    for (Index s = 0; s < m_slots; s += Pack<X>::size) most = larger(x(s), most);
+    return most.largest();
+  }
+
+  // exp(exponents - reference)
   void set_weights(const double* exponents, Workspace& scratch) {
     const double reference = m_reference > minus_infinity ? m_reference : 0;
     const Workspace::Scope scope(scratch);
     T* rests = scratch.take<T>(m_slots);
-    for (Index s = 0; s < m_slots; ++s) {
-      const double e = exponents[s] - reference;
-      m_weights[s] = static_cast<T>(e);
-      rests[s] = static_cast<T>(e - static_cast<double>(m_weights[s]));
-    }
-    constexpr Index W = Pack<T>::size;
-    for (Index s = 0; s < m_slots; s += W) {
-      const Pack<T> whole = exp(Pack<T>::load(m_weights + s));
-      // infinity minus itself is NaN where there is no weight
-      multiply_add(weighted(Pack<T>::load(rests + s), whole), Pack<T>::all(1), whole).store(m_weights + s);
-    }
+    for (Index s = 0; s < m_slots; ++s) m_weights[s] = rounded_with_rest(exponents[s] - reference, rests[s]);
+    exponentials(m_weights, rests, m_slots);
   }
 
-  Index m_slots;
-  T* m_weights;
-  double m_of_sums = minus_infinity, m_reference = minus_infinity;
+  const FarWindow<T>* m_far;
+  Index m_slots = 0, m_num_ranges = 0, m_num_runs = 0;
+  Range m_ranges[most_runs];
+  Run m_runs[most_runs];
+  T* m_weights = nullptr;
+  double m_of_sums = minus_infinity, m_of_far = minus_infinity, m_reference = minus_infinity;
   T m_largest_value = 0;
   bool m_any_pending = false;
 };

@@ -81,12 +81,27 @@ class TokenRing {
   }
   const T* key(Index s) const { return m_keys.data() + s * m_shape.d; }
   const T* value(Index s) const { return m_values.data() + s * m_stride; }
+  Index value_step() const { return m_stride; }
+  /// Feature k of slot s, and of the next slots up to the end of its tile.
+  const T* feature(Index s, Index k) const {
+    return m_features.data() + s / tile * tile * m_shape.r + k * tile + s % tile;
+  }
   bool has_finite_key(Index s) const { return m_finite_keys[s] != 0; }
   bool has_finite_value(Index s) const { return m_finite_values[s] != 0; }
   const double* log_scales() const { return m_log_scales.data(); }     // (slots)
   const T* scales() const { return m_scales.data(); }                  // (slots)  exp(log_scale - scale_reference())
   const T* norms() const { return m_norms.data(); }                    // (slots)  of features that can be negative
   const T* largest_values() const { return m_largest_values.data(); }  // (slots)  the largest finite |v|
+
+  /// Calls use(j, s, count) for the runs of slots of the tokens first..last-1: token j in slot s, j + 1 in s + 1, ...
+  template <class Use>
+  void for_each_run(Index first, Index last, Use&& use) const {
+    for (Index j = first; j < last;) {
+      const Index s = slot(j), count = std::min(last - j, m_capacity - s);
+      use(j, s, count);
+      j += count;
+    }
+  }
 
   /// Near the largest log-scale since clear(): at most 2 below it. It changes rarely.
   double scale_reference() const { return m_scale_reference; }
@@ -99,21 +114,18 @@ class TokenRing {
     m_least_log_scale = -minus_infinity;
   }
 
-  /// scores (slots) = the products of A (r) and the features of the slots. O(slots r).
-  void scores(const T* A, Index slots, T* scores) const {
-    using P = Pack<T>;
-    constexpr Index packs = tile / P::size, wide = packs >= 4 ? 1 : 4 / packs;  // tiles at a time
-    const Index tile_size = tile * m_shape.r;
-    Index s = 0;
-    for (; s + wide * tile <= slots; s += wide * tile)
-      tile_scores<wide>(A, m_features.data() + s * m_shape.r, tile_size, scores + s);
-    for (; s < slots; s += tile) tile_scores<1>(A, m_features.data() + s * m_shape.r, tile_size, scores + s);
+  /// scores (slots) = the products of A (r) and the features of the slots from `first` on, a multiple of `tile`.
+  /// O(slots r).
+  void scores(const T* A, Index slots, T* scores, Index first = 0) const {
+    scores_from<std::max<Index>(8 * Pack<T>::size / tile, 1)>(A, m_features.data() + first * m_shape.r, slots, scores);
   }
 
-  /// N (padded d_v) += the sum of the values of the slots with these weights. A slot of weight 0 is not read.
-  void add_values(const T* weights, Index slots, T* N) const {
+  /// N (padded d_v) += the sum of the values of these slots with these weights. A slot of weight 0 is not read.
+  void add_values(const T* weights, Index slots, T* N, Index first = 0) const {
     constexpr Index W = Pack<T>::size;
-    for_each_columns(m_stride / W, [&]<Index packs>(Index at) { add_columns<packs>(weights, slots, at * W, N); });
+    for_each_columns(m_stride / W, [&]<Index packs>(Index at) {
+      add_columns<packs>(weights, slots, m_values.data() + first * m_stride + at * W, N + at * W);
+    });
   }
 
   std::size_t bytes() const {
@@ -169,37 +181,53 @@ class TokenRing {
     use(x.m_finite_values, Index{1});
   }
 
+  // the scores of slots: of `wide` tiles at a time, then of half as many, ...
+  template <Index wide>
+  void scores_from(const T* A, const T* features, Index slots, T* scores) const {
+    Index s = 0;
+    for (; s + wide * tile <= slots; s += wide * tile) scores_of<wide>(A, features + s * m_shape.r, scores + s);
+    if constexpr (wide > 1) scores_from<wide / 2>(A, features + s * m_shape.r, slots - s, scores + s);
+  }
+
+  // 8 sums hide the latency of an addition
   template <Index tiles>
-  void tile_scores(const T* A, const T* features, Index tile_size, T* scores) const {
+  void scores_of(const T* A, const T* features, T* scores) const {
     using P = Pack<T>;
     constexpr Index packs = tile / P::size;
-    P sum[tiles][packs];
-    for (auto& row : sum)
-      for (P& each : row) each = P::all(0);
+    const Index tile_size = tile * m_shape.r;
+    P sum[tiles * packs];
+    NPRF_UNROLL
+    for (Index i = 0; i < tiles * packs; ++i) sum[i] = P::all(0);
     for (Index k = 0; k < m_shape.r; ++k, features += tile) {
       const P a = P::all(A[k]);
-      for (Index t = 0; t < tiles; ++t)
-        for (Index at = 0; at < packs; ++at)
-          sum[t][at] = multiply_add(a, P::load(features + t * tile_size + at * P::size), sum[t][at]);
+      NPRF_UNROLL
+      for (Index i = 0; i < tiles * packs; ++i)
+        sum[i] = multiply_add(a, P::load(features + i / packs * tile_size + i % packs * P::size), sum[i]);
     }
-    for (Index t = 0; t < tiles; ++t)
-      for (Index at = 0; at < packs; ++at) sum[t][at].store(scores + t * tile + at * P::size);
+    NPRF_UNROLL
+    for (Index i = 0; i < tiles * packs; ++i) sum[i].store(scores + i * P::size);
   }
 
   template <Index packs>
-  void add_columns(const T* weights, Index slots, Index p, T* N) const {
+  void add_columns(const T* weights, Index slots, const T* v, T* N) const {
     using P = Pack<T>;
     // two sums, of even and of odd slots, hide the latency of an addition
-    P sums[2][packs];
-    for (Index at = 0; at < packs; ++at) sums[0][at] = P::load(N + p + at * P::size), sums[1][at] = P::all(0);
-    const auto add = [&](Index s, P(&sum)[packs]) {
-      if (weights[s] == T(0)) return;
-      const P weight = P::all(weights[s]);
-      const T* v = m_values.data() + s * m_stride + p;
-      for (Index at = 0; at < packs; ++at) sum[at] = multiply_add(weight, P::load(v + at * P::size), sum[at]);
-    };
-    for (Index s = 0; s < slots; s += 2) add(s, sums[0]), add(s + 1, sums[1]);
-    for (Index at = 0; at < packs; ++at) (sums[0][at] + sums[1][at]).store(N + p + at * P::size);
+    P even[packs], odd[packs];
+    NPRF_UNROLL
+    for (Index at = 0; at < packs; ++at) even[at] = P::load(N + at * P::size), odd[at] = P::all(0);
+    for (Index s = 0; s < slots; s += 2, v += 2 * m_stride) {
+      add_value<packs>(weights[s], v, even);
+      add_value<packs>(weights[s + 1], v + m_stride, odd);
+    }
+    NPRF_UNROLL
+    for (Index at = 0; at < packs; ++at) (even[at] + odd[at]).store(N + at * P::size);
+  }
+  template <Index packs>
+  NPRF_ALWAYS_INLINE static void add_value(T weight, const T* v, Pack<T> (&sum)[packs]) {
+    if (weight == T(0)) return;
+    NPRF_UNROLL
+    for (Index at = 0; at < packs; ++at)
+      sum[at] = multiply_add(Pack<T>::all(weight), Pack<T>::load(v + at * Pack<T>::size), sum[at]);
   }
 
   TokenShape m_shape{};

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "nprf/core/block_product.hpp"
 #include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/team.hpp"
@@ -40,7 +41,8 @@ class Centred {
  public:
   using Scalar = typename F::Scalar;
   using T = Scalar;
-  static constexpr bool is_positive = nprf::is_positive<F>(), is_series = nprf::is_series<F>();
+  static constexpr bool is_positive = nprf::is_positive<F>(), is_series = nprf::is_series<F>(),
+                        has_independent_rows = nprf::has_independent_rows<F>();
 
   /// Throws InvalidArgument if the constants do not have the shapes of Centring for d = features.input_dim(), or are
   /// not finite.
@@ -55,6 +57,7 @@ class Centred {
               d, ", got ", axes->rows(), " x ", axes->cols());
     require(nu.allFinite() && mu.allFinite() && A.allFinite() && A_inverse.allFinite(),
             "constants: expected finite scalars, got a NaN or an infinity");
+    m_query_axes = transposed_in_packs(A), m_key_axes = transposed_in_packs(A_inverse);
   }
 
   Index input_dim() const { return m_features.input_dim(); }
@@ -138,13 +141,15 @@ class Centred {
   // z = axes (x - mean), and the logarithm of the row's factor is linear.x + offset
   struct Side {
     const Vector<T>&mean, &linear;
-    const Matrix<T>& axes;
+    const Matrix<T>&axes, &axes_in_packs;
     T offset;
   };
-  Side query() const { return {m_constants.query_mean, m_constants.key_mean, m_constants.query_axes, T(0)}; }
+  Side query() const {
+    return {m_constants.query_mean, m_constants.key_mean, m_constants.query_axes, m_query_axes, T(0)};
+  }
   Side key() const {
     const auto& [nu, mu, A, A_inverse] = m_constants;
-    return {mu, nu, A_inverse, -nu.dot(mu)};
+    return {mu, nu, A_inverse, m_key_axes, -nu.dot(mu)};
   }
 
   // calls emit(i0, rows, z, scratch) for tiles of coordinates z (rows,d)
@@ -155,13 +160,16 @@ class Centred {
     require(scale.empty() || static_cast<Index>(scale.size()) == x.rows(), "scale: expected ", x.rows(),
             " factors (rows of x), got ", scale.size());
     team.run_tiles(x.rows(), [&](Index i0, Index rows, Workspace& scratch) {
-      auto centred = scratch.matrix<T>(rows, x.cols()), z = scratch.matrix<T>(rows, x.cols());
+      const Index packs = packs_for<T>(x.cols());
+      auto centred = scratch.matrix<T>(rows, x.cols()), z = scratch.matrix<T>(rows, packs * Pack<T>::size);
       for (Index i = 0; i < rows; ++i) {
         const T s = scale.empty() ? T(1) : scale[static_cast<std::size_t>(i0 + i)];
         centred.row(i) = s * x.row(i0 + i) - side.mean.transpose();
       }
-      set_product(z, centred, side.axes.transpose());  // (rows,d)
-      emit(i0, rows, z, scratch);
+      const auto axes = RightFactor<T>::in_place(side.axes_in_packs.data(), side.axes_in_packs.cols());
+      multiply_each_row<T>(centred, packs, axes, scratch,
+                           [&](Index i, Index j, const Pack<T>& product) { product.store(&z(i, j)); });
+      emit(i0, rows, z.leftCols(x.cols()), scratch);
     });
   }
 
@@ -204,7 +212,14 @@ class Centred {
   }
 
   T linear(const Side& side, const MatrixView<T>& x, RowScale<T> scale, Index i) const {
-    return x.row(i).dot(side.linear) * (scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)]) + side.offset;
+    // by packs, because the last bits of Eigen's dot product depend on the alignment of the row
+    constexpr Index W = Pack<T>::size;
+    const Index d = x.cols();
+    const T* row = x.data() + i * x.outerStride();
+    auto sum = Pack<T>::all(0);
+    for (Index l = 0; l < d; l += W)
+      sum = multiply_add(Pack<T>::load(row + l, d - l), Pack<T>::load(side.linear.data() + l, d - l), sum);
+    return sum.sum() * (scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)]) + side.offset;
   }
 
   // a bound of |z| for rows of at most that norm
@@ -217,6 +232,7 @@ class Centred {
 
   F m_features;
   Centring<T> m_constants;
+  Matrix<T> m_query_axes, m_key_axes;  // A^T and A^-1 (d,d), padded
 };
 
 }  // namespace nprf

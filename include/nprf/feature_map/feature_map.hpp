@@ -45,6 +45,10 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 /// Attention uses them for rows whose features underflow relative to those of other rows. A map with logs must have a
 /// backward that depends only on the products of phi and dphi.
 ///
+/// A map declares `static constexpr bool has_independent_rows = true;` if the bits of a row of that function, and of
+/// keys_by_row below, do not depend on the other rows of x. A Decoder then passes it the rows of several tokens at
+/// once.
+///
 /// A map whose keys have other features than queries, as Centred (centred.hpp) has, also has
 ///     void keys_by_row(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team&, T* log_factor) const;
 ///     void backward_keys(const MatrixView<T>& x, const MatrixView<T>& phi, const MatrixView<T>& dphi,
@@ -76,6 +80,16 @@ template <class F>
 constexpr bool is_positive() {
   if constexpr (requires { F::is_positive; })
     return F::is_positive;
+  else
+    return false;
+}
+
+/// True if the bits of a row of features with a log-factor do not depend on the other rows of the call. Such a map
+/// declares `static constexpr bool has_independent_rows = true;`.
+template <class F>
+constexpr bool has_independent_rows() {
+  if constexpr (requires { F::has_independent_rows; })
+    return F::has_independent_rows;
   else
     return false;
 }

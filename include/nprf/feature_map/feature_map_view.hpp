@@ -80,6 +80,13 @@ class FeatureMapView {
     m_functions->keys_with_log_factors(m_map, x, scale, phi, log_factor, team);
   }
 
+  /// Whether the bits of these rows do not depend on the other rows of the call.
+  bool has_independent_rows() const { return has_log_factors() && m_functions->has_independent_rows; }
+  /// Whether queries and keys have the same features, by with_log_factors().
+  bool has_equal_sides() const {
+    return has_log_factors() && m_functions->with_log_factors == m_functions->keys_with_log_factors;
+  }
+
   /// Whether the map can compute the logarithms of its features. The backward of such a map depends only on the
   /// products of phi and dphi.
   bool has_logs() const { return m_functions->logs != nullptr; }
@@ -117,7 +124,7 @@ class FeatureMapView {
     Features *logs, *key_logs;                                 // null if the map has none
     Backward *backward, *backward_keys;
     double (*relative_error)(const void*, double);
-    bool estimates_exp, is_positive, is_series;
+    bool estimates_exp, is_positive, is_series, has_independent_rows;
   };
 
   template <class F>
@@ -216,7 +223,8 @@ class FeatureMapView {
                                           &relative_error_of<F>,
                                           nprf::estimates_exp<F>(),
                                           nprf::is_positive<F>(),
-                                          nprf::is_series<F>()};
+                                          nprf::is_series<F>(),
+                                          nprf::has_independent_rows<F>()};
 
   template <class Use>
   static void with_scaled(const MatrixView<T>& x, RowScale<T> scale, const Team& team, Use&& use) {

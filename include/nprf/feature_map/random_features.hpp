@@ -23,6 +23,7 @@ template <Real T>
 class RandomFeatures {
  public:
   using Scalar = T;
+  static constexpr bool has_independent_rows = true;
 
   /// Draws the projection (draw_projection). Throws InvalidArgument for sizes below 1.
   explicit RandomFeatures(const FeatureOptions& options);
@@ -36,7 +37,7 @@ class RandomFeatures {
     require(m_w.rows() >= 1 && m_w.cols() >= 1, "rows: expected an m x d projection with m and d at least 1, got ",
             m_w.rows(), " x ", m_w.cols());
     require(m_w.allFinite(), "rows: expected finite scalars, got a NaN or an infinity");
-    m_wt = in_packs(m_w);
+    m_wt = transposed_in_packs(m_w);
     m_longest = longest_row(m_w);
   }
 
@@ -93,17 +94,8 @@ class RandomFeatures {
         h[i] = square.sum() / 2;
       }
       const auto Wt = RightFactor<T>::in_place(m_wt.data(), m_wt.cols());
-      if (rows == 1) {  // a step of a decoder
-        multiply_rows<1>(d, m_packs, LeftFactor<T, Index, Step<1>>{xs.data(), 0, {}}, Wt,
-                         [&](Index, Index j, const Pack<T>& product) { product.store(&z(0, j)); });
-      } else {
-        RowBlocks<T> blocks(d, scratch);
-        blocks.set(xs.leftCols(d));
-        for (Index i = 0; i < rows; i += Block<T>::rows)
-          multiply_block(d, m_packs, blocks.block(i), Wt, [&](Index k, Index j, const Pack<T>& product) {
-            if (i + k < rows) product.store(&z(i + k, j));
-          });
-      }
+      multiply_each_row<T>(xs.leftCols(d), m_packs, Wt, scratch,
+                           [&](Index i, Index j, const Pack<T>& product) { product.store(&z(i, j)); });
       emit(i0, z.leftCols(num_features()), h);
     });
   }
@@ -125,36 +117,24 @@ class RandomFeatures {
   }
 
  private:
-  // W^T (d,m), padded to whole packs of columns; the padding repeats the last column. Packs are those of the widest
-  // registers, because code that is compiled for other registers may draw the projection (levels.hpp).
-  static Matrix<T> in_packs(const Matrix<T>& w) {
-    const Index m = w.rows(), most = padded(m);
-    Matrix<T> wt(w.cols(), most);
-    for (Index j = 0; j < most; ++j) wt.col(j) = w.row(std::min(j, m - 1)).transpose();
-    return wt;
-  }
-  static Vector<T> in_packs(const Vector<T>& offsets) {
-    const Index m = offsets.size();
-    Vector<T> all(padded(m));
-    for (Index j = 0; j < all.size(); ++j) all[j] = offsets[std::min(j, m - 1)];
+  // padded as the columns of m_wt
+  static Vector<T> in_packs(const Vector<T>& offsets, Index columns) {
+    Vector<T> all(offsets.size() > 0 ? columns : 0);
+    for (Index j = 0; j < all.size(); ++j) all[j] = offsets[std::min(j, offsets.size() - 1)];
     return all;
-  }
-  static Index padded(Index m) {
-    constexpr Index widest = std::max<Index>(64 / sizeof(T), Pack<T>::size);
-    return (m + widest - 1) / widest * widest;
   }
 
   static double longest_row(const Matrix<T>& w) { return static_cast<double>(w.rowwise().norm().maxCoeff()); }
 
   explicit RandomFeatures(DrawnProjection<T> drawn)
       : m_w(std::move(drawn.rows)),
-        m_offsets(in_packs(drawn.offsets)),
-        m_wt(in_packs(m_w)),
+        m_wt(transposed_in_packs(m_w)),
+        m_offsets(in_packs(drawn.offsets, m_wt.cols())),
         m_longest(longest_row(m_w)) {}
 
   Matrix<T> m_w;        // (m,d)
-  Vector<T> m_offsets;  // padded as the columns of m_wt; empty without a tilt
-  Matrix<T> m_wt;       // (d,m), padded
+  Matrix<T> m_wt;       // W^T (d,m), padded
+  Vector<T> m_offsets;  // padded as its columns; empty without a tilt
   double m_longest = 0;
   std::optional<FeatureOptions> m_options;
 };

@@ -110,6 +110,13 @@ class PolynomialTree {
         [](auto, Index, const Z&) {});
   }
 
+  /// The same for two signals, as in convolve(): calls at_leaf(k, z) for their values z[s][0..7] at 8 k .. 8 k + 7,
+  /// instead of writing them. x[s] (L) is scratch.
+  template <std::size_t S, class Load, class Leaf>
+  void values(const std::array<Z*, S>& x, Load&& load, Leaf&& at_leaf) const {
+    transform<true, false>(StaticSignals<S>{x}, load, at_leaf, [](auto, Index, const Z&) {});
+  }
+
   /// The inverse of values(): load(k, l), l < 8, is the value at index 8 k + l in the order of the tree. Calls
   /// store(j, z) with z = L e^(pi i j / 2L) y_j for the coefficients y_j. x (L) is scratch.
   template <class Load, class Store>

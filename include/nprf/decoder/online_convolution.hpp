@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/decoder/far_window.hpp"
+#include "nprf/decoder/step_bias.hpp"
+#include "nprf/decoder/token_ring.hpp"
+#include "nprf/decoder/window_kernels.hpp"
+#include "nprf/decoder/window_plan.hpp"
+
+namespace nprf {
+
+/// The windows of a model, and their weights.
+template <Real T>
+struct WindowModel {
+  WindowModel() = default;
+  /// `limit`: the first age that has no weight, at most what the bias stores.
+  WindowModel(const WindowPlan& of_plan, const FarSignals<T>& of_signals, const StepBias<T>& bias, Index limit)
+      : plan(of_plan), signals(of_signals) {
+    for (Index size = 1; size <= plan.largest(); size *= 2)
+      if (plan.has(size)) kernels.emplace_back(size, bias, limit);
+  }
+
+  const WindowKernels<T>& kernels_of(const Window& window) const {
+    return *std::find_if(kernels.begin(), kernels.end(), [&](const auto& each) { return each.size() == window.size; });
+  }
+  /// For sequences of `tokens` tokens.
+  void reserve(const StepBias<T>& bias, Index tokens) {
+    if (!plan.any()) return;
+    const Index largest = plan.after(tokens).size;
+    for (WindowKernels<T>& each : kernels)
+      if (each.size() <= largest) each.reserve(bias, tokens + 2 * each.size());
+  }
+
+  WindowPlan plan;
+  FarSignals<T> signals{{}, false};
+  std::vector<WindowKernels<T>> kernels;  // by size
+};
+
+/// The far sums of the queries of a state by online convolution: those of the present window, and the next one, which
+/// is computed in equal parts of the steps before it. Until this has begun, the next one is the one before, so that
+/// tokens can be taken back. After other rollbacks, and for a state that was read from a file, a window is computed at
+/// once when it is needed.
+template <Real T>
+class OnlineConvolution {
+ public:
+  /// Memory for `tokens` tokens. Throws std::bad_alloc; then it has the same windows as before.
+  void reserve(const WindowModel<T>& model, Index tokens) {
+    if (!model.plan.any() || tokens <= model.plan.begin_of_work(model.plan.after(0), 0)) return;
+    const Index size = model.plan.after(tokens).size;
+    m_present.reserve(model.signals, size), m_next.reserve(model.signals, size);
+    if (const Index needed = 4 * size * fft::lane_count<T>; m_sums.size() < needed) {
+      Vector<T> sums = Vector<T>::Zero(needed);
+      std::copy_n(m_sums.data(), m_sums.size(), sums.data());
+      m_sums = std::move(sums);
+    }
+  }
+
+  /// Computes the window of the last of `tokens` tokens, and the part of the next one that is due.
+  void advance(const WindowModel<T>& model, const TokenRing<T>& ring, Index tokens, Index rollback,
+               Workspace& scratch) {
+    if (!model.plan.any() || tokens == 0) return;
+    const Window now = model.plan.at(tokens - 1), next = model.plan.after(tokens - 1);
+    if (now.size > 0 && m_present.window() != now) std::swap(m_present, m_next);
+    if (now.size > 0 && (m_present.window() != now || m_present.done() < units(model, now))) {
+      if (m_present.window() != now) m_present.start(now);
+      work(model, ring, m_present, units(model, now), scratch);
+    }
+    const Index begin = model.plan.begin_of_work(next, rollback);
+    if (tokens <= begin) return;
+    if (m_next.window() != next) m_next.start(next);
+    const Index all = units(model, next), steps = next.first - begin,
+                due = (all * (tokens - begin) + steps - 1) / steps;
+    work(model, ring, m_next, std::min(all, due), scratch);
+  }
+
+  /// The window of the last of `tokens` tokens after advance(), or null if there is none.
+  const FarWindow<T>* window(const WindowModel<T>& model, Index tokens) const {
+    return model.plan.at(tokens - 1).size > 0 ? &m_present : nullptr;
+  }
+
+  /// After a rollback to `tokens` tokens.
+  void roll_back(Index tokens) {
+    for (FarWindow<T>* each : {&m_present, &m_next})
+      if (each->window().far_end() > tokens) each->clear();
+  }
+  void clear() { m_present.clear(), m_next.clear(); }
+
+  /// Units of work (far_window.hpp) that were done for the next window.
+  Index units_done() const { return m_next.done(); }
+
+  std::size_t bytes() const {
+    return m_present.bytes() + m_next.bytes() + static_cast<std::size_t>(m_sums.size()) * sizeof(T);
+  }
+
+ private:
+  static Index units(const WindowModel<T>& model, const Window& window) {
+    return FarWindow<T>::units(model.signals, model.kernels_of(window).blocks(window));
+  }
+  void work(const WindowModel<T>& model, const TokenRing<T>& ring, FarWindow<T>& window, Index until,
+            Workspace& scratch) {
+    window.advance(model.kernels_of(window.window()), model.signals, ring, until, m_sums.data(), scratch);
+  }
+  FarWindow<T> m_present, m_next;
+  Vector<T> m_sums;  // of the signal that is being transformed
+};
+
+}  // namespace nprf
