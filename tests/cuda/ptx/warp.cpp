@@ -203,10 +203,17 @@ void Warp::end(Lanes lanes) {
 // ---- barriers and other instructions of several lanes together
 
 bool Warp::arrive(Group& g, const Instruction& x, Lanes lanes) {
-  if (lanes != g.lanes) report(x, "an instruction of a whole warp, with a predicate that differs between lanes");
   if (lanes == 0) {
     ++g.at;
     return true;
+  }
+  const Lanes skipping = g.lanes & ~lanes;
+  if (skipping != 0 && (x.control == Control::block_barrier || x.control == Control::whole_warp)) {
+    report(x, "an instruction of a whole warp, with a predicate that differs between lanes");
+  } else if (skipping != 0) {
+    place(skipping, g.at + 1);
+    g.lanes = lanes;
+    g.others = std::min(g.others, g.at + 1);
   }
   for_lanes(m_waiting, [&](int lane_) {
     const auto lane = static_cast<std::size_t>(lane_);
