@@ -43,9 +43,9 @@ std::byte* Warp::memory(const Instruction& x, std::uint64_t address, std::size_t
   const Access access{static_cast<std::uint16_t>(thread(lane)), m_syncs, kind == Kind::atomic};
   const auto note = [&](Shadow& shadow, std::size_t first, bool is_of_block) {
     const Clock& clock = m_block.machine.clock;
-    const std::string wrong = kind == Kind::read ? shadow.read(first, bytes, access, clock, is_of_block)
-                                                 : shadow.write(first, bytes, access, clock, is_of_block);
-    if (!wrong.empty()) report(x, wrong);
+    const Shadow::Hazard found = kind == Kind::read ? shadow.read(first, bytes, access, clock, is_of_block)
+                                                    : shadow.write(first, bytes, access, clock, is_of_block);
+    if (found.what) report(x, found.text(access));
   };
   if (address % bytes != 0) return refuse("misaligned access", "");
   switch (space) {

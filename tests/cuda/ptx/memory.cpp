@@ -8,6 +8,12 @@
 
 namespace nprf::ptx {
 
+namespace {
+
+constexpr const char* uninitialised = "read of uninitialised shared memory";
+
+}  // namespace
+
 Shadow::Shadow(std::size_t bytes) : m_cells(static_cast<Cell*>(std::calloc(bytes / cell_bytes + 2, sizeof(Cell)))) {
   if (!m_cells) throw std::bad_alloc();
 }
@@ -21,13 +27,13 @@ bool Shadow::is_ordered_after(const Record& last, const Access& by, const Clock&
   return is_same_warp && (last.syncs != by.syncs || (last.number() == by.thread && !(last.thread & several_threads)));
 }
 
-std::string Shadow::conflict(const char* what, std::size_t cell, const Record& last, const Access& by,
-                             const Clock& clock) {
-  std::string text = std::string(what) + ": byte " + std::to_string(cell * cell_bytes) + ", thread " +
-                     std::to_string(by.thread) + " and ";
-  if (last.time < clock.block_start) return text + "another block";
-  if (last.thread & (several_threads | several_warps)) return text + "several other threads";
-  return text + "thread " + std::to_string(last.number());
+std::string Shadow::Hazard::text(const Access& by) const {
+  const std::string text =
+      std::string(what) + ": byte " + std::to_string(byte) + ", thread " + std::to_string(by.thread);
+  if (what == uninitialised) return text;
+  if (is_of_other_block) return text + " and another block";
+  if (last & (several_threads | several_warps)) return text + " and several other threads";
+  return text + " and thread " + std::to_string(last & thread_mask);
 }
 
 // keeps what is needed to find a later conflict: which thread read, or that several did
@@ -45,35 +51,35 @@ void Shadow::note_read(Record& last, const Access& by, const Clock& clock) {
   last = {clock.now, static_cast<std::uint16_t>(by.thread | flags), by.syncs};
 }
 
-std::string Shadow::read(std::size_t first, std::size_t bytes, const Access& by, const Clock& clock, bool is_of_block) {
-  std::string wrong;
+Shadow::Hazard Shadow::read(std::size_t first, std::size_t bytes, const Access& by, const Clock& clock,
+                            bool is_of_block) {
+  Hazard found;
   for (std::size_t k = first / cell_bytes; k <= (first + bytes - 1) / cell_bytes; ++k) {
     Cell& cell = m_cells[k];
-    if (is_of_block && cell.write.time < clock.block_start && wrong.empty())
-      wrong = "read of uninitialised shared memory: byte " + std::to_string(k * cell_bytes) + ", thread " +
-              std::to_string(by.thread);
-    else if (!is_ordered_after(cell.write, by, clock, is_of_block) && wrong.empty())
-      wrong = conflict("race, read after write", k, cell.write, by, clock);
+    if (is_of_block && cell.write.time < clock.block_start)
+      found = hazard(uninitialised, k, cell.write, clock);
+    else if (!is_ordered_after(cell.write, by, clock, is_of_block))
+      found = hazard("race, read after write", k, cell.write, clock);
     note_read(cell.read, by, clock);
   }
-  return wrong;
+  return found;
 }
 
-std::string Shadow::write(std::size_t first, std::size_t bytes, const Access& by, const Clock& clock,
-                          bool is_of_block) {
-  std::string wrong;
+Shadow::Hazard Shadow::write(std::size_t first, std::size_t bytes, const Access& by, const Clock& clock,
+                             bool is_of_block) {
+  Hazard found;
   for (std::size_t k = first / cell_bytes; k <= (first + bytes - 1) / cell_bytes; ++k) {
     Cell& cell = m_cells[k];
     const bool are_atomic = by.is_atomic && (cell.write.thread & atomic);
     const bool was_read_by_others =
         !is_of_block && cell.read.time >= clock.block_start && cell.read.thread & several_blocks;
-    if (!are_atomic && !is_ordered_after(cell.write, by, clock, is_of_block) && wrong.empty())
-      wrong = conflict("race, write after write", k, cell.write, by, clock);
-    else if ((was_read_by_others || !is_ordered_after(cell.read, by, clock, is_of_block)) && wrong.empty())
-      wrong = conflict("race, write after read", k, cell.read, by, clock);
+    if (!are_atomic && !is_ordered_after(cell.write, by, clock, is_of_block))
+      found = hazard("race, write after write", k, cell.write, clock);
+    else if (was_read_by_others || !is_ordered_after(cell.read, by, clock, is_of_block))
+      found = hazard("race, write after read", k, cell.read, clock);
     cell.write = {clock.now, static_cast<std::uint16_t>(by.thread | (by.is_atomic ? atomic : 0)), by.syncs};
   }
-  return wrong;
+  return found;
 }
 
 void GlobalMemory::add(const void* first, std::size_t size) {

@@ -43,10 +43,18 @@ class Shadow {
  public:
   explicit Shadow(std::size_t bytes);
 
-  /// Notes an access. What is wrong with it, in words; empty if nothing is. Memory of a block is not initialised by
-  /// other blocks, and not shared with them.
-  std::string read(std::size_t first, std::size_t bytes, const Access& by, const Clock& clock, bool is_of_block);
-  std::string write(std::size_t first, std::size_t bytes, const Access& by, const Clock& clock, bool is_of_block);
+  /// What is wrong with an access.
+  struct Hazard {
+    const char* what = nullptr;  // null: nothing
+    std::size_t byte = 0;        // of the memory
+    std::uint16_t last = 0;      // the last thread, with flags
+    bool is_of_other_block = false;
+
+    std::string text(const Access& by) const;
+  };
+  /// Notes an access. Memory of a block is not initialised by other blocks, and not shared with them.
+  Hazard read(std::size_t first, std::size_t bytes, const Access& by, const Clock& clock, bool is_of_block);
+  Hazard write(std::size_t first, std::size_t bytes, const Access& by, const Clock& clock, bool is_of_block);
 
  private:
   static constexpr std::size_t cell_bytes = 2;
@@ -69,8 +77,9 @@ class Shadow {
 
   static void note_read(Record& last, const Access& by, const Clock& clock);
   static bool is_ordered_after(const Record& last, const Access& by, const Clock& clock, bool is_of_block);
-  static std::string conflict(const char* what, std::size_t cell, const Record& last, const Access& by,
-                              const Clock& clock);
+  static Hazard hazard(const char* what, std::size_t cell, const Record& last, const Clock& clock) {
+    return {what, cell * cell_bytes, last.thread, last.time < clock.block_start};
+  }
 
   std::unique_ptr<Cell[], Free> m_cells;  // zero pages that are not used take no memory
 };

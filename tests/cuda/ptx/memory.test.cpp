@@ -118,7 +118,7 @@ TEST_CASE("races in global memory are found, within a block and between blocks",
       "st.global.u32 [%d2], %r5; ld.global.u32 %r6, [%d2];";
   check_clean({.body = own_word, .blocks = 2});
   check_finding({.body = "st.global.u32 [%d1], %r2;", .blocks = 2},
-                "race, write after write: byte 0, thread 0 and another block", "st.global.u32");
+                "race, write after write: byte 2, thread 0 and another block", "st.global.u32");
   check_finding(
       {.body = "setp.eq.u32 %p1, %r2, 0; @%p1 st.global.u32 [%d1], %r0; @!%p1 ld.global.u32 %r5, [%d1];", .blocks = 2},
       "race, read after write", "@!%p1 ld.global.u32");
