@@ -96,8 +96,10 @@ class Runtime {
   void report(const std::vector<Finding>& findings) {
     failure.clear();
     for (const Finding& finding : findings) {
-      failure += (failure.empty() ? "" : "\n") + finding.text();
-      std::fprintf(stderr, "PTX: %s\n", finding.text().c_str());
+      const std::string text = finding.text();
+      if (!failure.empty()) failure += '\n';
+      failure += text;
+      std::fprintf(stderr, "PTX: %s\n", text.c_str());
     }
   }
 
