@@ -12,7 +12,7 @@
 
 namespace nprf::ptx {
 
-namespace {
+namespace approximations {
 
 // off by -1, 0, 1 or 2 units, the same for the same operand
 float perturbed(float y, float operand) {
@@ -84,9 +84,10 @@ struct HyperbolicTangent {
   double operator()(double a) const { return std::tanh(a); }
 };
 
-}  // namespace
+}  // namespace approximations
 
 Execute select_approximate(Instruction& x, const Opcode& opcode) {
+  using namespace approximations;
   const std::string_view base = opcode.base();
   if (x.type == Type::f64 && opcode.has("approx")) {
     if (base == "rcp") return approximate_double<Reciprocal>;

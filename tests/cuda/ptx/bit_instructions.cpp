@@ -10,7 +10,7 @@
 
 namespace nprf::ptx {
 
-namespace {
+namespace bits {
 
 struct And {
   template <class T>
@@ -157,9 +157,10 @@ Execute select_funnel_shift(const Opcode& opcode) {
                             : lanewise<FunnelShift<false, false>, 3, std::uint32_t>;
 }
 
-}  // namespace
+}  // namespace bits
 
 Execute select_bits(Instruction& x, const Opcode& opcode) {
+  using namespace bits;
   const std::string_view base = opcode.base();
   const bool is_long = bytes_of(x.type) == 8;
   if (base == "and") return of_bits<And, 2>(x.type);

@@ -12,7 +12,7 @@
 
 namespace nprf::ptx {
 
-namespace {
+namespace conversions {
 
 using Half = _Float16;
 
@@ -117,9 +117,10 @@ Execute converting(Type from) {
   }
 }
 
-}  // namespace
+}  // namespace conversions
 
 Execute select_conversion(Instruction& x, const Opcode& opcode) {
+  using namespace conversions;
   if (opcode.base() != "cvt") return nullptr;
   if (x.type == Type::bf16x2) return x.source_type == Type::f32 && !x.saturates ? convert_pair : nullptr;
   x.mode = opcode.has("rni")   ? to_nearest

@@ -9,7 +9,7 @@
 
 namespace nprf::ptx {
 
-namespace {
+namespace floats {
 
 struct Add {
   template <class T>
@@ -131,9 +131,10 @@ void test_property(Warp& warp, const Instruction& x, Lanes lanes) {
   });
 }
 
-}  // namespace
+}  // namespace floats
 
 Execute select_floating(Instruction& x, const Opcode& opcode) {
+  using namespace floats;
   const std::string_view base = opcode.base();
   if ((x.type != Type::f32 && x.type != Type::f64) || opcode.has("approx") || opcode.has("full")) return nullptr;
   if (base == "add") return of_floats<Add, 2>(x);

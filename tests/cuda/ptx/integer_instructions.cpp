@@ -10,7 +10,7 @@
 
 namespace nprf::ptx {
 
-namespace {
+namespace integers {
 
 struct Add {
   template <class T>
@@ -124,9 +124,10 @@ Execute wide_products(Type type) {
   }
 }
 
-}  // namespace
+}  // namespace integers
 
 Execute select_integer(Instruction& x, const Opcode& opcode) {
+  using namespace integers;
   const std::string_view base = opcode.base();
   const Type type = x.type;
   if (opcode.has("cc") || base == "addc" || base == "subc" || base == "madc") return nullptr;

@@ -10,7 +10,7 @@
 
 namespace nprf::ptx {
 
-namespace {
+namespace memory_operations {
 
 template <class T>
 void load(Warp& warp, const Instruction& x, Lanes lanes) {
@@ -118,9 +118,10 @@ Execute atomic_of(Type type) {
   }
 }
 
-}  // namespace
+}  // namespace memory_operations
 
 Execute select_memory(Instruction& x, const Opcode& opcode) {
+  using namespace memory_operations;
   const bool is_load = opcode.base() == "ld" || opcode.base() == "ldu";
   if (!is_load && opcode.base() != "st") return nullptr;
   if (is_load && x.type == Type::s8) return load<std::int8_t>;
@@ -135,6 +136,7 @@ Execute select_memory(Instruction& x, const Opcode& opcode) {
 }
 
 Execute select_atomic(Instruction& x, const Opcode& opcode) {
+  using namespace memory_operations;
   if (opcode.base() != "atom" && opcode.base() != "red") return nullptr;
   if (opcode.has("add")) return atomic_of<Add>(x.type);
   if (opcode.has("max")) return atomic_of<Max>(x.type);

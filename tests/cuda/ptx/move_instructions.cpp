@@ -11,7 +11,7 @@
 
 namespace nprf::ptx {
 
-namespace {
+namespace moves {
 
 template <class T>
 void move(Warp& warp, const Instruction& x, Lanes lanes) {
@@ -156,9 +156,10 @@ Execute select_address(Instruction& x, const Opcode& opcode) {
   return convert_address;
 }
 
-}  // namespace
+}  // namespace moves
 
 Execute select_move(Instruction& x, const Opcode& opcode) {
+  using namespace moves;
   const std::string_view base = opcode.base();
   if (base == "mov" && x.mode == 1) return unpack;
   if (base == "mov" && x.mode == 2) return pack;

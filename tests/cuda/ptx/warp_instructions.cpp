@@ -13,7 +13,7 @@
 
 namespace nprf::ptx {
 
-namespace {
+namespace warp_operations {
 
 enum Shuffle : std::uint8_t { exclusive_or, index, from_below, from_above };
 enum Vote : std::uint8_t { all_of, any_of, ballot };
@@ -135,9 +135,10 @@ void load_matrices(Warp& warp, const Instruction& x, Lanes lanes) {
   warp.count(x, addresses, addressed == warp_size ? all_lanes : lane_bit(addressed) - 1, row_bytes);
 }
 
-}  // namespace
+}  // namespace warp_operations
 
 Execute select_warp_wide(Instruction& x, const Opcode& opcode) {
+  using namespace warp_operations;
   const std::string_view base = opcode.base();
   if (base == "shfl") {
     x.mode = opcode.has("bfly") ? exclusive_or : opcode.has("idx") ? index : opcode.has("up") ? from_below : from_above;
