@@ -37,9 +37,11 @@ std::string Shadow::Hazard::text(const Access& by) const {
 }
 
 // keeps what is needed to find a later conflict: which thread read, or that several did
-void Shadow::note_read(Record& last, const Access& by, const Clock& clock) {
+void Shadow::note_read(Record& last, const Access& by, const Clock& clock, std::uint16_t byte) {
+  if (are_disjoint(last, byte)) last = {};
   const bool by_other_block = last.time >= clock.launch_start && last.time < clock.block_start;
-  std::uint16_t flags = last.time >= clock.launch_start ? last.thread & several_blocks : 0;
+  std::uint16_t flags = last.time == clock.now ? byte & last.thread : byte;  // both bytes if either access was to both
+  if (last.time >= clock.launch_start) flags |= last.thread & several_blocks;
   if (by_other_block) flags |= several_blocks;
   if (last.time == clock.now) {
     const bool is_same_warp = last.number() / warp_size == by.thread / warp_size && !(last.thread & several_warps);
@@ -54,13 +56,14 @@ void Shadow::note_read(Record& last, const Access& by, const Clock& clock) {
 Shadow::Hazard Shadow::read(std::size_t first, std::size_t bytes, const Access& by, const Clock& clock,
                             bool is_of_block) {
   Hazard found;
+  const std::uint16_t byte = byte_of(first, bytes);
   for (std::size_t k = first / cell_bytes; k <= (first + bytes - 1) / cell_bytes; ++k) {
     Cell& cell = m_cells[k];
     if (is_of_block && cell.write.time < clock.block_start)
       found = hazard(uninitialised, k, cell.write, clock);
-    else if (!is_ordered_after(cell.write, by, clock, is_of_block))
+    else if (!are_disjoint(cell.write, byte) && !is_ordered_after(cell.write, by, clock, is_of_block))
       found = hazard("race, read after write", k, cell.write, clock);
-    note_read(cell.read, by, clock);
+    note_read(cell.read, by, clock, byte);
   }
   return found;
 }
@@ -68,16 +71,19 @@ Shadow::Hazard Shadow::read(std::size_t first, std::size_t bytes, const Access& 
 Shadow::Hazard Shadow::write(std::size_t first, std::size_t bytes, const Access& by, const Clock& clock,
                              bool is_of_block) {
   Hazard found;
+  const std::uint16_t byte = byte_of(first, bytes);
   for (std::size_t k = first / cell_bytes; k <= (first + bytes - 1) / cell_bytes; ++k) {
     Cell& cell = m_cells[k];
     const bool are_atomic = by.is_atomic && (cell.write.thread & atomic);
+    const bool is_write_free = are_atomic || are_disjoint(cell.write, byte),
+               is_read_free = are_disjoint(cell.read, byte);
     const bool was_read_by_others =
         !is_of_block && cell.read.time >= clock.block_start && cell.read.thread & several_blocks;
-    if (!are_atomic && !is_ordered_after(cell.write, by, clock, is_of_block))
+    if (!is_write_free && !is_ordered_after(cell.write, by, clock, is_of_block))
       found = hazard("race, write after write", k, cell.write, clock);
-    else if (was_read_by_others || !is_ordered_after(cell.read, by, clock, is_of_block))
+    else if (!is_read_free && (was_read_by_others || !is_ordered_after(cell.read, by, clock, is_of_block)))
       found = hazard("race, write after read", k, cell.read, clock);
-    cell.write = {clock.now, static_cast<std::uint16_t>(by.thread | (by.is_atomic ? atomic : 0)), by.syncs};
+    cell.write = {clock.now, static_cast<std::uint16_t>(by.thread | byte | (by.is_atomic ? atomic : 0)), by.syncs};
   }
   return found;
 }

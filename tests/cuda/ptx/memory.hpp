@@ -60,6 +60,8 @@ class Shadow {
   static constexpr std::size_t cell_bytes = 2;
   static constexpr std::uint16_t thread_mask = 0x3ff, several_threads = 0x400, several_warps = 0x800,
                                  several_blocks = 0x1000, atomic = 0x2000;
+  // an access to one byte of a cell; neither: to both. Of accesses to different bytes only the last one is kept
+  static constexpr std::uint16_t only_first = 0x4000, only_second = 0x8000;
 
   struct Record {
     std::uint32_t time;    // 0: never
@@ -75,7 +77,13 @@ class Shadow {
     void operator()(void* memory) const { std::free(memory); }
   };
 
-  static void note_read(Record& last, const Access& by, const Clock& clock);
+  static std::uint16_t byte_of(std::size_t first, std::size_t bytes) {
+    return bytes > 1 ? std::uint16_t{0} : first % cell_bytes == 0 ? only_first : only_second;
+  }
+  static bool are_disjoint(const Record& last, std::uint16_t byte) {
+    return ((last.thread | byte) & (only_first | only_second)) == (only_first | only_second);
+  }
+  static void note_read(Record& last, const Access& by, const Clock& clock, std::uint16_t byte);
   static bool is_ordered_after(const Record& last, const Access& by, const Clock& clock, bool is_of_block);
   static Hazard hazard(const char* what, std::size_t cell, const Record& last, const Clock& clock) {
     return {what, cell * cell_bytes, last.thread, last.time < clock.block_start};

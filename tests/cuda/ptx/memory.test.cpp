@@ -136,6 +136,19 @@ TEST_CASE("races in global memory are found, within a block and between blocks",
                 "race, read after write", "ld.global.u32");
 }
 
+TEST_CASE("threads may write neighbouring bytes, but not the same one", "[ptx]") {
+  constexpr auto address = "cvt.u64.u32 %d2, %r0; add.s64 %d2, %d0, %d2;";
+  const std::string own = std::string(address) + "st.global.u8 [%d2], %h1; ld.global.u8 %h2, [%d2];";
+  check_clean({.body = own, .threads = 64});
+  check_clean({.body = own + "bar.sync 0; ld.global.u8 %h2, [%d2+1]; bar.sync 0; st.global.u8 [%d2], %h1;"});
+  check_finding({.body = own + "ld.global.u16 %h2, [%d0];", .threads = 2}, "race, read after write", "ld.global.u16");
+  check_finding({.body = own + "st.global.u8 [%d0+1], %h1;", .blocks = 2, .threads = 1}, "race, write after read",
+                "st.global.u8 [%d2]");
+  check_finding({.body = "ld.global.u8 %h2, [%d0]; setp.eq.u32 %p1, %r0, 1; @%p1 st.global.u8 [%d0], %h1;"},
+                "race, write after read", "@%p1 st.global.u8");
+  check_clean({.body = "ld.global.u8 %h2, [%d0]; setp.eq.u32 %p1, %r0, 1; @%p1 st.global.u8 [%d0+1], %h1;"});
+}
+
 TEST_CASE("atomic operations do not race with each other, but with other accesses", "[ptx]") {
   constexpr auto add = "atom.global.add.u32 %r5, [%d0], 1;";
   check_clean({.body = add, .blocks = 3, .threads = 64});
