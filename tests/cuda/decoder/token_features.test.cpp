@@ -61,7 +61,8 @@ TEST_CASE("features of one token", "[cuda]") {
           description.positions = {{}};
           const cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
           const auto r = static_cast<std::size_t>(model.r());
-          const DeviceArray<float> phi(n * r), log_scales(std::size_t{n}), tile(n * r), log_factors(std::size_t{n});
+          const DeviceArray<float> phi(n * r), log_scales(std::size_t{n}), tile(n * r), log_factors(std::size_t{n}),
+              other_tile(n * r), other_log_factors(std::size_t{n});
           const DeviceArray<int> largest(std::size_t{1});
           auto task = model.features<float, float>({on_device.data(), n, d}, queries, nullptr, nullptr, nullptr, 1);
           const std::size_t bytes =
@@ -71,7 +72,11 @@ TEST_CASE("features of one token", "[cuda]") {
           // features without the factors of rows are those of queries
           task = model.features<float, float>({on_device.data(), n, d}, true, nullptr, nullptr, tile.data(), n);
           task.log_factors = log_factors.data();
-          cuda::queue_features(task, task, 1, nullptr);
+          auto other =
+              model.features<float, float>({on_device.data(), n, d}, true, nullptr, nullptr, other_tile.data(), n);
+          other.log_factors = other_log_factors.data();
+          // features of queries and of keys, which may not be written to the same array
+          cuda::queue_features(task, other, 1, nullptr);
           const std::vector<float> got = phi.fetch(), expected = tile.fetch(), scales = log_scales.fetch(),
                                    factors = log_factors.fetch();
           INFO("kind " << static_cast<int>(kind) << ", m " << m << ", radius " << radius << ", queries " << queries);

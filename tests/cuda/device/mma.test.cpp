@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
+#include "cuda/tensor_cores.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/storage.cuh"
 #include "support/catch.hpp"
@@ -59,6 +60,7 @@ Matrix<float> integers(Index rows, Index columns, std::uint64_t seed) {
 }  // namespace
 
 TEST_CASE("mma multiplies matrices in the register layout that PTX documents", "[cuda]") {
+  if (!has_tensor_cores()) return;
   const Matrix<float> A = integers(16, 16, 1), B = integers(16, 8, 2), C = integers(16, 8, 3);
   std::vector<unsigned> a(4 * 32), b(2 * 32);
   std::vector<float> c(4 * 32);
@@ -86,6 +88,7 @@ TEST_CASE("mma multiplies matrices in the register layout that PTX documents", "
 }
 
 TEST_CASE("load_matrices fills registers in the layout that PTX documents", "[cuda]") {
+  if (!has_tensor_cores()) return;
   const DeviceArray<unsigned> dx(4 * 32), dt(4 * 32);
   const std::size_t shared = sizeof(__nv_bfloat16) * 32 * 8;
   cuda::launch("test", load_kernel<false>, dim3{1, 1, 1}, dim3{32, 1, 1}, shared, nullptr, dx.data());
@@ -103,6 +106,7 @@ TEST_CASE("load_matrices fills registers in the layout that PTX documents", "[cu
 }
 
 TEST_CASE("pack rounds two floats to the nearest bfloat16, ties to even", "[cuda]") {
+  if (!has_tensor_cores()) return;
   std::vector<float> x(64);
   for (std::size_t k = 0; k < x.size(); ++k) x[k] = (k % 2 == 0 ? 1 : -3) * (1 + static_cast<float>(k) * 0x1p-10f);
   const DeviceArray<float> dx(x);

@@ -2,6 +2,7 @@
 #include "nprf/cuda/device/mma_fragment.cuh"
 
 #include "cuda/device_array.hpp"
+#include "cuda/tensor_cores.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -62,6 +63,7 @@ void check_product() {
 }  // namespace
 
 TEST_CASE("the product of two fragments is the product of the matrices", "[cuda]") {
+  if (!has_tensor_cores()) return;
   check_product<false, false>();
   check_product<false, true>();
   check_product<true, false>();

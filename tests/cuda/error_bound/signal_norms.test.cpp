@@ -17,28 +17,56 @@ namespace {
 
 constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
 
-struct Measured {
-  Measured(const Matrix<float>& B, const Matrix<float>& V, const bool* mask) : m_B(stored<float>(B.transpose())) {
+template <int>
+__global__ void query_kernel(cuda::SignalNorms norms, double value_scale, toeplitz::NormSums* sums, const int* ranges,
+                             int count, float* largest) {
+  for (int f = 0; f < norms.r; ++f)
+    for (const int with_values : {0, 1}) sums[2 * f + with_values] = norms.of(0, f, with_values, value_scale);
+  for (int k = 0; k < count; ++k) largest[k] = norms.largest_value(0, ranges[2 * k], ranges[2 * k + 1]);
+}
+
+class Measured {
+ public:
+  Measured(const Matrix<float>& B, const Matrix<float>& V, const std::vector<unsigned char>& mask = {})
+      : m_B(stored<float>(B.transpose())) {
     const int n = static_cast<int>(B.rows()), r = static_cast<int>(B.cols());
     const DeviceArray<float> values(stored<float>(V));
+    const DeviceArray<unsigned char> on_device(mask);
+    const auto* key_mask = mask.empty() ? nullptr : reinterpret_cast<const bool*>(on_device.data());
     const cuda::DeviceMatrixView<const float> view(values.data(), V.rows(), V.cols());
     cuda::Scratch count;
     cuda::SignalNorms::take(count, 1, n, r, nullptr);
-    memory = std::make_unique<DeviceArray<unsigned char>>(count.bytes());
-    cuda::Scratch scratch(memory->data());
-    norms = cuda::SignalNorms::take(scratch, 1, n, r, largest.data());
-    cuda::check(cudaMemsetAsync(largest.data(), 0, sizeof(int), nullptr), "clearing");
+    m_memory = std::make_unique<DeviceArray<unsigned char>>(count.bytes());
+    cuda::Scratch scratch(m_memory->data());
+    m_norms = cuda::SignalNorms::take(scratch, 1, n, r, m_largest.data());
+    cuda::check(cudaMemsetAsync(m_largest.data(), 0, sizeof(int), nullptr), "clearing");
     cuda::queue_signal_norms(
         cuda::SignalTask<float>{
-            cuda::Operand<float>::by_channel(m_B.data(), 1, n, r, n), {cuda::Operand<float>(view), mask}, norms},
+            cuda::Operand<float>::by_channel(m_B.data(), 1, n, r, n), {cuda::Operand<float>(view), key_mask}, m_norms},
         1, nullptr);
   }
 
-  std::unique_ptr<DeviceArray<unsigned char>> memory;
-  DeviceArray<int> largest{1};
-  cuda::SignalNorms norms;
+  /// The magnitude of the largest |v|.
+  int largest() const { return m_largest.fetch().front(); }
+
+  struct Queried {
+    std::vector<toeplitz::NormSums> sums;  // (r,2): without and with the values
+    std::vector<float> largest;            // of each range of keys first, end
+  };
+  Queried query(double value_scale, const std::vector<int>& ranges) const {
+    const std::size_t count = ranges.size() / 2;
+    const DeviceArray<toeplitz::NormSums> sums(2 * static_cast<std::size_t>(m_norms.r));
+    const DeviceArray<int> on_device(ranges);
+    const DeviceArray<float> largest(count);
+    cuda::launch("test", query_kernel<0>, dim3{1, 1, 1}, dim3{1, 1, 1}, 0, nullptr, m_norms, value_scale, sums.data(),
+                 on_device.data(), static_cast<int>(count), largest.data());
+    return {sums.fetch(), largest.fetch()};
+  }
 
  private:
+  std::unique_ptr<DeviceArray<unsigned char>> m_memory;
+  DeviceArray<int> m_largest{1};
+  cuda::SignalNorms m_norms;
   DeviceArray<float> m_B;
 };
 
@@ -57,27 +85,31 @@ TEST_CASE("norms of signals agree with their definition at any scale", "[cuda]")
       for (const double scale : {1e-25, 1.0, 1e25}) {
         const Matrix<float> B = static_cast<float>(1 / scale) * normal<float>(n, 11, 1),
                             V = static_cast<float>(scale) * normal<float>(n, p, 2);
-        const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(n));
-        for (Index j = 0; j < n; ++j) mask[static_cast<std::size_t>(j)] = j % 3 != 1;
-        const Measured got(B, V, mask.get());
+        std::vector<unsigned char> mask(static_cast<std::size_t>(n));
+        for (std::size_t j = 0; j < mask.size(); ++j) mask[j] = j % 3 != 1;
+        const Measured measured(B, V, mask);
         Vector<double> key_max = Vector<double>::Zero(n);
         for (Index j = 0; j < n; ++j)
           if (p > 0 && mask[static_cast<std::size_t>(j)])
             key_max[j] = static_cast<double>(V.row(j).cwiseAbs().maxCoeff());
-        INFO("n " << n << ", p " << p << ", scale " << scale);
-        CHECK(*got.largest.data() == cuda::magnitude(static_cast<float>(key_max.maxCoeff())));
-        const double value_scale = static_cast<double>(cuda::power_of_two_scale(*got.largest.data()).value);
-        for (int f = 0; f < 11; ++f) {
-          const Vector<double> b = B.col(f).cwiseAbs().cast<double>();
-          check(got.norms.of(0, f, false, 1), b);
-          check(got.norms.of(0, f, true, value_scale), b.cwiseProduct(key_max) / value_scale);
-        }
+        std::vector<int> ranges;
         for (Index first = 0; first < n; first += 1 + n / 23)
-          for (Index end = first; end <= n; end += 1 + n / 29) {
-            const double expected = end > first ? key_max.segment(first, end - first).maxCoeff() : 0;
-            CHECK(static_cast<double>(got.norms.largest_value(0, static_cast<int>(first), static_cast<int>(end))) ==
-                  expected);
-          }
+          for (Index end = first; end <= n; end += 1 + n / 29)
+            ranges.insert(ranges.end(), {static_cast<int>(first), static_cast<int>(end)});
+        INFO("n " << n << ", p " << p << ", scale " << scale);
+        CHECK(measured.largest() == cuda::magnitude(static_cast<float>(key_max.maxCoeff())));
+        const double value_scale = static_cast<double>(cuda::power_of_two_scale(measured.largest()).value);
+        const auto got = measured.query(value_scale, ranges);
+        for (Index f = 0; f < 11; ++f) {
+          const Vector<double> b = B.col(f).cwiseAbs().cast<double>();
+          check(got.sums[static_cast<std::size_t>(2 * f)], b);
+          check(got.sums[static_cast<std::size_t>(2 * f + 1)], b.cwiseProduct(key_max) / value_scale);
+        }
+        for (std::size_t k = 0; k < got.largest.size(); ++k) {
+          const Index first = ranges[2 * k], end = ranges[2 * k + 1];
+          const double expected = end > first ? key_max.segment(first, end - first).maxCoeff() : 0;
+          CHECK(static_cast<double>(got.largest[k]) == expected);
+        }
       }
 }
 
@@ -85,9 +117,9 @@ TEST_CASE("a non-finite key or value makes the largest magnitude infinite", "[cu
   for (const float nonfinite : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
     for (const bool in_keys : {true, false}) {
       Matrix<float> B = normal<float>(300, 5, 1), V = normal<float>(300, 3, 2);
-      CHECK(*Measured(B, V, nullptr).largest.data() < cuda::infinite_magnitude);
+      CHECK(Measured(B, V).largest() < cuda::infinite_magnitude);
       (in_keys ? B : V)(270, 2) = nonfinite;
-      CHECK(*Measured(B, V, nullptr).largest.data() >= cuda::infinite_magnitude);
+      CHECK(Measured(B, V).largest() >= cuda::infinite_magnitude);
     }
 }
 

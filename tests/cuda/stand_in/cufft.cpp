@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "cuda/stand_in/cufft.h"
+#include <cufft.h>  // the stand-in of the host, or the toolkit's where kernels are interpreted
 
 #include <fftw3.h>
 

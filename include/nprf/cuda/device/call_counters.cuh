@@ -4,7 +4,9 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstring>
 
+#include "nprf/config.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/storage.cuh"
@@ -58,17 +60,24 @@ struct Counters {
 };
 
 /// The bits of |x|. They have the order of the numbers; infinity and NaN compare larger than all finite numbers.
-__device__ __forceinline__ int magnitude(float x) { return __float_as_int(fabsf(x)); }
+NPRF_HOST_DEVICE __forceinline__ int magnitude(float x) {
+  int bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits & 0x7fffffff;
+}
 constexpr int infinite_magnitude = 0x7f800000;
 
 /// The power of two above a magnitude, and its inverse. Both are normal numbers. 1 for infinity and NaN.
 struct PowerOfTwoScale {
   float value, inverse;
 };
-__device__ __forceinline__ PowerOfTwoScale power_of_two_scale(int magnitude) {
+NPRF_HOST_DEVICE __forceinline__ PowerOfTwoScale power_of_two_scale(int magnitude) {
   if (magnitude >= infinite_magnitude) return {1, 1};
   const int exponent = min(max((magnitude >> 23) + 1, 1), 253);
-  return {__int_as_float(exponent << 23), __int_as_float((254 - exponent) << 23)};
+  const int bits[2] = {exponent << 23, (254 - exponent) << 23};
+  PowerOfTwoScale scale;
+  std::memcpy(&scale, bits, sizeof(scale));
+  return scale;
 }
 
 /// The reduction of x over all lanes of a warp by f. Every lane gets the result.

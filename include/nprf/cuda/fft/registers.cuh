@@ -19,10 +19,29 @@ struct Constant {
   __host__ __device__ constexpr operator int() const { return k; }
 };
 
+namespace detail {
+
+// f(k) inlined: what f captures by reference must stay in registers, and clang's own choice is a call
+template <int k, class F>
+__device__ __forceinline__ void call_inlined(F& f) {
+#ifdef __clang__
+  [[clang::always_inline]] f(Constant<k>());
+#else
+  f(Constant<k>());
+#endif
+}
+
+template <class F, int... k>
+__device__ __forceinline__ void call_for_each(F& f, std::integer_sequence<int, k...>) {
+  (call_inlined<k>(f), ...);
+}
+
+}  // namespace detail
+
 /// Calls f(0), f(1), .. f(n - 1), with compile-time integers.
 template <int n, class F>
 __device__ __forceinline__ void unrolled(F&& f) {
-  [&]<int... k>(std::integer_sequence<int, k...>) { (f(Constant<k>()), ...); }(std::make_integer_sequence<int, n>());
+  detail::call_for_each(f, std::make_integer_sequence<int, n>());
 }
 
 namespace detail {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
@@ -206,13 +207,17 @@ class Tile {
   /// Writes the rows to Y (n_q,p). The block of the first columns also writes the sums (n_q).
   __device__ __forceinline__ void store(float* Y, float* sums) const {
     const int p = m_U.p;
+    const bool is_aligned = p % 4 == 0 && reinterpret_cast<std::uintptr_t>(Y) % sizeof(float4) == 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int row = m_rows(m_row + i);
+      const int row = m_rows(m_row + i), column = m_p0 + m_column;
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * p + column;
+      if (row >= 0 && column < p && is_aligned) {
+        *reinterpret_cast<float4*>(Y + at) = make_float4(m_y[i][0], m_y[i][1], m_y[i][2], m_y[i][3]);
+      } else if (row >= 0) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = m_p0 + m_column + j;
-        if (row >= 0 && column < p) Y[static_cast<std::ptrdiff_t>(row) * p + column] = m_y[i][j];
+        for (int j = 0; j < 4; ++j)
+          if (column + j < p) Y[at + j] = m_y[i][j];
       }
       // sum over the 16 threads that share a row
       float sum = m_sum[i];
@@ -228,7 +233,12 @@ class Tile {
   __device__ __forceinline__ static float* b() { return a() + k_tile * stride; }       // (k_tile,tile)
   __device__ __forceinline__ static float* scores() { return b() + k_tile * stride; }  // (keys,queries)
   __device__ __forceinline__ static float* u() { return scores() + tile * stride; }    // (keys,columns)
-  __device__ __forceinline__ static float* c() { return u() + tile * stride; }         // 2 tile - 1 lags
+  // the scores of key k and of four queries from a multiple of 4 on: groups of four are permuted within the row, so
+  // that threads which store the scores of different keys use different banks
+  __device__ __forceinline__ static float* scores_of(int k, int row) {
+    return scores() + k * stride + (row ^ (k >> 1 & 12));
+  }
+  __device__ __forceinline__ static float* c() { return u() + tile * stride; }  // 2 tile - 1 lags
 
   // loads features k0.. of the queries; they stay in shared memory if one step has all features
   __device__ __forceinline__ void load_queries(int k0) {
@@ -278,20 +288,22 @@ class Tile {
     }
     // a key of weight 0 contributes nothing, even if its score or its value is not finite
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
+    for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float c_ij = weight(i, m_column + j), score = c_ij == 0 ? 0.0f : c_ij * s[i][j];
-        m_sum[i] += score;
-        scores()[(m_column + j) * stride + m_row + i] = score;
+        const float c_ij = weight(i, m_column + j);
+        s[i][j] = c_ij == 0 ? 0.0f : c_ij * s[i][j];
+        m_sum[i] += s[i][j];
       }
+      *reinterpret_cast<float4*>(scores_of(m_column + j, m_row)) = make_float4(s[0][j], s[1][j], s[2][j], s[3][j]);
+    }
     __syncthreads();
     const int count = min(tile, m_task.B.tokens - j0);
     for (int k = 0; k < count; ++k) {
       if (has_nonfinite)
         add_attended_key(k);
       else
-        add_outer(m_y, scores() + k * stride + m_row, u() + k * stride + m_column);
+        add_outer(m_y, scores_of(k, m_row), u() + k * stride + m_column);
     }
   }
 
@@ -299,7 +311,7 @@ class Tile {
   __device__ __forceinline__ void add_attended_key(int k) {
     for (int i = 0; i < 4; ++i) {
       if (weight(i, k) == 0) continue;
-      const float score = scores()[k * stride + m_row + i];
+      const float score = scores_of(k, m_row)[i];
       for (int j = 0; j < 4; ++j) m_y[i][j] = fmaf(score, u()[k * stride + m_column + j], m_y[i][j]);
     }
   }

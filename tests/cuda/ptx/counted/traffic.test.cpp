@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "cuda/ptx/runtime.hpp"
+#include "cuda/tile_case.hpp"
+#include "nprf/cuda/attention/normalize.cuh"
+#include "nprf/cuda/plan/device_model.cuh"
+#include "nprf/cuda/toeplitz/banded/kernel.cuh"
+#include "nprf/cuda/toeplitz/direct/kernel.cuh"
+#include "nprf/cuda/toeplitz/fft/shared_memory_engine.cuh"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+/// Bank conflicts and sectors of the kernels that take most of the time.
+namespace nprf::test::cuda_ptx_counted_traffic {
+
+namespace {
+
+// how many times the least passes over the banks, or sectors, an access may take
+struct Most {
+  double shared_loads, shared_stores, global_loads, global_stores;
+};
+
+void check(const std::string& kernel, const Most& most, const std::function<void()>& run) {
+  const ptx::KernelTraffic traffic = ptx::traffic_of(kernel, run);
+  const auto check_taken = [&](const char* what, const ptx::KernelTraffic::Taken& taken, double times) {
+    INFO(kernel << ", " << what << ": " << taken.moved << " of " << taken.least);
+    CHECK(taken.least > 0);
+    CHECK(static_cast<double>(taken.moved) <= times * static_cast<double>(taken.least));
+  };
+  check_taken("loads from shared memory", traffic.shared_loads, most.shared_loads);
+  check_taken("stores to shared memory", traffic.shared_stores, most.shared_stores);
+  check_taken("loads from global memory", traffic.global_loads, most.global_loads);
+  check_taken("stores to global memory", traffic.global_stores, most.global_stores);
+}
+
+template <class Case>
+void check_tiles(const std::string& kernel, bool banded, const Most& most) {
+  const Case x{.n_q = 256, .n_k = 256, .r = 64, .p = 64, .band = {-20, 20}};
+  const auto data = x.data();
+  check(kernel, most, [&] { x.result(data, 1, banded); });
+}
+
+using InFloat = TileCase<float, float>;
+using InBfloat16 = TileCase<__nv_bfloat16, __nv_bfloat16>;
+
+}  // namespace
+
+TEST_CASE("traffic of direct tiles", "[cuda]") {
+  // lanes of two rows of queries read the weights of as many lags, some from the same bank
+  check_tiles<InFloat>("direct_kernel", false, {1.04, 1, 1, 1});
+  check_tiles<InBfloat16>("direct_kernel", false, {1, 1, 1, 1});
+}
+
+TEST_CASE("traffic of banded products", "[cuda]") {
+  // rows of states have p + 1 columns, and so do not start at sectors
+  check_tiles<InFloat>("banded_kernel", true, {1.04, 1, 1.06, 1});
+  check_tiles<InBfloat16>("banded_kernel", true, {1, 1, 1.1, 1});
+}
+
+TEST_CASE("traffic of the sums of chunks", "[cuda]") {
+  // features by channel are transposed in shared memory; a thread stores its 4 x 4 sums one by one, to rows of p + 1
+  check_tiles<InFloat>("chunks_kernel", true, {1, 2.5, 1, 4.2});
+  check_tiles<InBfloat16>("chunks_kernel", true, {1, 1, 1, 3.6});
+}
+
+TEST_CASE("traffic of features", "[cuda]") {
+  constexpr int n = 128, d = 64, m = 32;
+  const DeviceArray<float> q(stored<float>(normal<float>(n, d, 1)));
+  cuda::AttentionModel description;
+  description.features = {{cuda::FeatureKind::positive, d, m, stored<float>(normal<float>(m, d, 2))}};
+  description.positions = {{}};
+  const cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+  const auto run = [&]<class Feature>(Feature, int stride) {
+    const DeviceArray<Feature> first(std::size_t{n} * m), second(std::size_t{n} * m);
+    const auto task = [&](const DeviceArray<Feature>& phi) {
+      return model.features<float>({q.data(), n, d}, true, nullptr, nullptr, phi.data(), stride);
+    };
+    cuda::queue_features(task(first), task(second), 1, nullptr);
+  };
+  check("features_kernel", {1, 1, 1, 1}, [&] { run(float(), n); });
+  // each lane has a token, and stores a row of features in small parts
+  check("features_kernel", {1, 1, 1, 4}, [&] { run(__nv_bfloat16(), m); });
+}
+
+TEST_CASE("traffic of FFTs in shared memory", "[cuda]") {
+  const auto variant = cuda::SharedMemoryVariant::of<cuda::Points1024, 1, cuda::Placement::in_shared_memory,
+                                                     cuda::Placement::in_registers>();
+  constexpr std::size_t pairs = 2, r = 4, N = 1024, residues = 2;
+  const DeviceArray<float> A(std::vector<float>(r * N, 1)), B(std::vector<float>(r * N, 1));
+  const DeviceArray<float2> U(std::vector<float2>(residues * pairs * N)), Y(residues * pairs * N),
+      spectrum(std::vector<float2>(2 * N));
+  check("shared_memory_kernel", {1, 1, 1, 1}, [&] {
+    cuda::launch("test", variant.kernel, dim3{pairs, residues, 1}, dim3{static_cast<unsigned>(variant.threads), 1, 1},
+                 variant.shared, nullptr,
+                 cuda::SharedMemoryTask{A.data(), B.data(), U.data(), spectrum.data(), 0, 1, int{r}, int{pairs}, 1,
+                                        int{r}, Y.data()});
+  });
+}
+
+TEST_CASE("traffic of the quotients of rows", "[cuda]") {
+  constexpr int n = 128, p = 64;
+  const DeviceArray<float> N(std::vector<float>(std::size_t{n} * p, 1)), D(std::vector<float>(n, 1)),
+      y(std::size_t{n} * p);
+  cuda::NormalizeTask<float> task{};
+  task.sums.sums = {N.data(), D.data(), 1, p, n};
+  task.positive = true;
+  task.y = {y.data(), n, p};
+  const auto run = [&] { cuda::queue_normalize(task, nullptr); };
+  const ptx::KernelTraffic traffic = ptx::traffic_of("normalize_kernel", run);
+  CHECK(traffic.global_stores.moved == n * p * sizeof(float) / 32);
+  CHECK(traffic.global_stores.moved == traffic.global_stores.least);
+  CHECK(traffic.global_loads.moved == traffic.global_loads.least);
+}
+
+}  // namespace nprf::test::cuda_ptx_counted_traffic

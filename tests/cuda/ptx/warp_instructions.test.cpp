@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "cuda/ptx/kernel_case.hpp"
+#include "support/catch.hpp"
+
+namespace nprf::test::cuda_ptx_warp_instructions {
+
+namespace {
+
+std::vector<std::uint32_t> shuffled(const std::string& mode, const std::string& lane, const std::string& clamp) {
+  const std::string body = "shfl.sync." + mode + ".b32 %r5|%p1, %r0, " + lane + ", " + clamp +
+                           ", -1; selp.u32 %r6, 0, 100, %p1; add.s32 %r5, %r5, %r6; st.global.u32 [%d1], %r5;";
+  check_clean({.body = body});
+  return KernelCase{.body = body}.run().words;
+}
+
+}  // namespace
+
+TEST_CASE("shuffles move values between lanes, within segments", "[ptx]") {
+  const auto across = shuffled("bfly", "5", "31"), down = shuffled("down", "3", "31"), up = shuffled("up", "3", "0"),
+             broadcast = shuffled("idx", "2", "0x181f"), segments = shuffled("down", "1", "0x181f");
+  for (std::uint32_t k = 0; k < 32; ++k) {
+    INFO("lane " << k);
+    CHECK(across[k] == (k ^ 5));
+    CHECK(down[k] == (k + 3 < 32 ? k + 3 : 100 + k));  // 100 more: from no lane
+    CHECK(up[k] == (k >= 3 ? k - 3 : 100 + k));
+    CHECK(broadcast[k] == k / 8 * 8 + 2);
+    CHECK(segments[k] == (k % 8 < 7 ? k + 1 : 100 + k));
+  }
+}
+
+TEST_CASE("a shuffle from a lane that takes no part is found", "[ptx]") {
+  constexpr auto half = "setp.ge.u32 %p1, %r0, 16; @%p1 bra end; shfl.sync.bfly.b32 %r5, %r0, 1, 31, 0xffff; end:",
+                 beyond = "setp.ge.u32 %p1, %r0, 16; @%p1 bra end; shfl.sync.bfly.b32 %r5, %r0, 16, 31, 0xffff; end:";
+  check_clean({.body = half});
+  check_finding({.body = beyond}, "a shuffle reads from a lane that takes no part", "shfl.sync");
+}
+
+TEST_CASE("votes combine the predicates of the lanes", "[ptx]") {
+  const auto words = [](std::string_view body) { return KernelCase{.body = body}.run().words; };
+  CHECK(words("setp.lt.u32 %p1, %r0, 5; vote.sync.ballot.b32 %r5, %p1, -1; st.global.u32 [%d1], %r5;")[9] == 31);
+  CHECK(words("setp.lt.u32 %p1, %r0, 5; vote.sync.any.pred %p2, %p1, -1; selp.u32 %r5, 1, 0, %p2;\n"
+              "st.global.u32 [%d1], %r5;")[9] == 1);
+  CHECK(words("setp.lt.u32 %p1, %r0, 5; vote.sync.all.pred %p2, !%p1, -1; selp.u32 %r5, 1, 0, %p2;\n"
+              "st.global.u32 [%d1], %r5;")[9] == 0);
+}
+
+TEST_CASE("mma and ldmatrix need all 32 lanes", "[ptx]") {
+  constexpr auto multiply =
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1, %f2, %f3, %f4}, {%r5, %r6, %r7, %r8}, {%r9, %r10},\n"
+      "{%f1, %f2, %f3, %f4};";
+  constexpr auto load =
+      "st.shared.v4.u32 [%r5], {%r0, %r0, %r0, %r0}; bar.sync 0;\n"
+      "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r6, %r7, %r8, %r9}, [%r5];";
+  const std::string load_all = std::string("mad.lo.u32 %r5, %r0, 16, %r3;\n") + load;
+  check_clean({.body = multiply});
+  check_clean({.body = load_all, .shared = 512});
+  check_finding({.body = multiply, .threads = 16}, "an instruction of all 32 lanes", "mma.sync");
+  check_finding({.body = std::string("setp.ge.u32 %p1, %r0, 31; @%p1 bra end;\n") + multiply + " end:"},
+                "an instruction of all 32 lanes", "mma.sync");
+  // rows are 16 bytes
+  check_finding({.body = "mad.lo.u32 %r5, %r0, 8, %r3; st.shared.v2.u32 [%r5], {%r0, %r0}; bar.sync 0;\n"
+                         "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r6, %r7, %r8, %r9}, [%r5];",
+                 .shared = 512},
+                "misaligned access: 16 bytes", "ldmatrix");
+}
+
+TEST_CASE("sums of mma are cut to 25 bits below the largest term", "[ptx]") {
+  // A and B are 1 in their first column and row, c is given: 1 + c
+  const auto sum = [](const std::string& c) {
+    const std::string body =
+        "mov.b32 %r5, 0; mov.b32 %r6, 0; and.b32 %r7, %r0, 3; setp.eq.u32 %p1, %r7, 0;\n"
+        "selp.b32 %r8, 0x3f80, 0, %p1; mov.b32 %f1, " +
+        c +
+        ";\nmma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1, %f2, %f3, %f4},\n"
+        "{%r8, %r8, %r5, %r5}, {%r8, %r5}, {%f1, %f1, %f1, %f1}; st.global.f32 [%d1], %f1;";
+    return KernelCase{.body = body}.run().as_float(0);
+  };
+  CHECK(sum("0f40000000") == 3.0f);
+  CHECK(sum("0fBF800000") == 0.0f);
+  CHECK(sum("0f34000000") == 1 + 0x1p-23f);
+  CHECK(sum("0f33FFFFFF") == 1.0f);  // not rounded up
+  CHECK(sum("0fB3800000") == 1 - 0x1p-24f);
+  CHECK(sum("0fB2800000") == 1.0f);  // 2^-26 is cut off
+}
+
+}  // namespace nprf::test::cuda_ptx_warp_instructions
