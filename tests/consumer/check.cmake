@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 #
-# Builds and runs a consumer against nprf as found by WAY. install: find_package after the README's commands, and a
-# program that calls attention. compiled, levels: the same, with nprf::compiled or nprf::levels. The others are for a
-# program that uses what nprf links: find_package and pkg_config with the build BUILD, installed, which has FFTW,
-# add_subdirectory with FFTW, bare by add_subdirectory without OpenMP.
+# Builds and runs a consumer against nprf as found by WAY. compiled, levels: find_package after the README's commands,
+# nprf::compiled or nprf::levels, and a program that calls attention. The others are for a program that uses what nprf
+# links: install by find_package after the README's commands, find_package and pkg_config with the build BUILD,
+# installed, which has FFTW, add_subdirectory with FFTW, bare by add_subdirectory without OpenMP.
 
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
@@ -21,12 +21,10 @@ elseif(WAY STREQUAL "bare")
 elseif(WAY MATCHES "^(install|compiled|levels)$")
   run(${CMAKE_COMMAND} -S ${SOURCE} --preset install -B ${WORK}/install -D CMAKE_CXX_COMPILER=${CXX})
   run(${CMAKE_COMMAND} --install ${WORK}/install --prefix ${WORK}/prefix)
-  set(program main)
   set(arguments -D CMAKE_PREFIX_PATH=${WORK}/prefix)
-  if(WAY STREQUAL "compiled")
-    list(APPEND arguments -D nprf=nprf::compiled)
-  elseif(WAY STREQUAL "levels")
-    list(APPEND arguments -D nprf=nprf::levels)
+  if(NOT WAY STREQUAL "install")
+    set(program main)
+    list(APPEND arguments -D nprf=nprf::${WAY})
   endif()
   set(unwanted "fftw")
 else()
