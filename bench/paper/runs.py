@@ -111,7 +111,7 @@ class Bar:
 
     def __init__(self, title, total, done, stream=sys.stderr):
         self.title, self.total, self.skipped, self.stream = title, total, done, stream
-        self.parts, self.start = {}, time.monotonic()
+        self.parts, self.start, self.shown = {}, time.monotonic(), -1
 
     def update(self, name, part):
         self.parts[name] = part
@@ -121,14 +121,19 @@ class Bar:
         width = 30
         filled = int(width * (self.skipped + done) / self.total)
         finished = self.skipped + sum(each >= 1 for each in self.parts.values())
+        terminal = self.stream.isatty()
+        if not terminal and finished == self.shown:
+            return  # a log gets a line for each finished run
+        self.shown = finished
         self.stream.write(
-            f"\r{self.title} [{'#' * filled}{'.' * (width - filled)}] {finished}/{self.total} runs, "
-            f"{spent / 60:.1f} min, {left / 60:.1f} min left \033[K"
+            f"{chr(13) * terminal}{self.title} [{'#' * filled}{'.' * (width - filled)}] {finished}/{self.total} runs, "
+            f"{spent / 60:.1f} min, {left / 60:.1f} min left" + (" \033[K" if terminal else "\n")
         )
         self.stream.flush()
 
     def close(self):
-        self.stream.write("\n")
+        if self.stream.isatty():
+            self.stream.write("\n")
 
 
 def run_all(title, runs, jobs, alone=False):
@@ -151,7 +156,7 @@ def run_all(title, runs, jobs, alone=False):
     reader = threading.Thread(target=show, daemon=True)
     reader.start()
     try:
-        with context.Pool(jobs, _start, (queue, threads), maxtasksperchild=4) as pool:
+        with context.Pool(jobs, _start, (queue, threads)) as pool:
             for _ in pool.imap_unordered(_work, todo):
                 pass
     finally:
