@@ -10,9 +10,8 @@ import sentencepiece
 import torch
 import torch.nn.functional as F
 
-from .. import data, training
+from .. import data, runs, training
 from ..models import Translator
-from ..runs import CACHE
 from . import Expectation, Experiment, bars, below, mechanism_of, mechanism_settings
 from .texts import device
 
@@ -56,7 +55,7 @@ def plan(options):
 @functools.lru_cache(maxsize=1)
 def tokenizer(source, pairs, vocabulary):
     """One byte-pair encoding of both languages, learned from the training sentences; kept in a file."""
-    path = CACHE / "table3" / f"{source}-{pairs}-{vocabulary}.model"
+    path = runs.CACHE / "table3" / f"{source}-{pairs}-{vocabulary}.model"
     if not path.exists():
         sentences = (sentence for pair in data.pairs(source).train[:pairs] for sentence in pair)
         model = io.BytesIO()

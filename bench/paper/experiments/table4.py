@@ -16,7 +16,7 @@ VARIANTS = ("softmax", "softmax + RPE", "normalised softmax + RPE", "PRF", "NPRF
 
 SIZES = {
     "tiny": dict(steps=2, batch=4, dim=24, layers=1, heads=2, patch=7, rate=1e-3, test=8),
-    "small": dict(steps=600, batch=64, dim=96, layers=4, heads=3, patch=4, rate=1e-3, test=5000),
+    "small": dict(steps=1000, batch=64, dim=96, layers=4, heads=3, patch=4, rate=1e-3, test=5000),
     "paper": dict(steps=300_000, batch=1024, dim=768, layers=12, heads=12, patch=2, rate=5e-4, test=10_000),
 }
 

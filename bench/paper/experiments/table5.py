@@ -17,7 +17,7 @@ MASK, MASKED = 256, 0.15
 
 
 def plan(options):
-    size = texts.size_of(options)
+    size = texts.size_of(options, steps=1400)
     return [
         {"variant": name, "mechanism": mechanism_settings(name, features=count), **size} for name, count in VARIANTS.items()
     ]

@@ -18,7 +18,7 @@ PICTURES = 8
 
 SIZES = {  # side: of the middle of the picture; levels of grey
     "tiny": dict(steps=2, batch=2, side=6, levels=4, dim=16, layers=1, heads=2, rate=2e-3, test=4),
-    "small": dict(steps=500, batch=4, side=28, levels=16, dim=128, layers=2, heads=4, rate=2e-3, test=64),
+    "small": dict(steps=1000, batch=4, side=28, levels=16, dim=128, layers=2, heads=4, rate=2e-3, test=64),
     "paper": dict(steps=200_000, batch=32, side=28, levels=256, dim=512, layers=6, heads=8, rate=5e-4, test=10_000),
 }
 

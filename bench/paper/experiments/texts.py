@@ -14,7 +14,7 @@ BYTES = 256
 
 SIZES = {  # steps, tokens, batch, dim, layers, heads, rate, held-out sequences
     "tiny": dict(steps=2, tokens=32, batch=2, dim=32, layers=1, heads=2, rate=2e-3, held_out=2),
-    "small": dict(steps=700, tokens=256, batch=8, dim=128, layers=2, heads=4, rate=2e-3, held_out=128),
+    "small": dict(steps=900, tokens=256, batch=8, dim=128, layers=2, heads=4, rate=2e-3, held_out=128),
     "paper": dict(steps=150_000, tokens=512, batch=64, dim=512, layers=6, heads=8, rate=5e-4, held_out=256),
 }
 
