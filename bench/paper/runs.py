@@ -19,7 +19,7 @@ import time
 from typing import Any, NamedTuple
 
 REVISION = 1
-CACHE = pathlib.Path(__file__).resolve().parents[2] / "build" / "paper"
+CACHE = pathlib.Path(os.environ.get("NPRF_PAPER_CACHE", pathlib.Path(__file__).resolve().parents[2] / "build" / "paper"))
 
 
 class Run(NamedTuple):

@@ -110,6 +110,7 @@ def measure(run, progress):
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(run.seed)
     milliseconds, lengths = [], run.settings["lengths"]
+    call_of(run.settings, 64, generator)()  # what a first call loads is not measured
     for done, n in enumerate(lengths):
         known = [each for each in milliseconds if each is not None]
         expected = 0.0 if not known else known[-1] / 1000 * (n / lengths[len(known) - 1]) ** 2
@@ -139,7 +140,7 @@ def slope(points):
     """Of the logarithm of the time over that of n, from the longest length and that a quarter of it or less."""
     last = points[-1]
     first = next((each for each in reversed(points) if each[0] * 4 <= last[0]), points[0])
-    return math.log(last[1] / first[1]) / math.log(last[0] / first[0])
+    return math.log(last[1] / first[1]) / math.log(last[0] / first[0]) if last[0] > first[0] else math.nan
 
 
 def table(results):

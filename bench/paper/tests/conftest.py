@@ -19,4 +19,5 @@ def cache(tmp_path, monkeypatch):
     from paper import runs
 
     monkeypatch.setattr(runs, "CACHE", tmp_path)
+    monkeypatch.setenv("NPRF_PAPER_CACHE", str(tmp_path))  # of other processes
     return tmp_path
