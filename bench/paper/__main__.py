@@ -26,6 +26,13 @@ def results_of(planned):
     return Results(entries), len(planned) - len(entries)
 
 
+def page_path(size):
+    """The committed page; that of the tests' sizes is with their results."""
+    if size == "tiny":
+        return runs.CACHE / "RESULTS.md"
+    return page.HERE / ("RESULTS.md" if size == "small" else "RESULTS_PAPER_SIZE.md")
+
+
 def parser():
     made = argparse.ArgumentParser(prog="python -m paper", description="The experiments of Luo et al. 2021 in miniature.")
     made.add_argument("names", nargs="+", metavar="NAME", help=f"list, all, page, or some of: {', '.join(NAMES)}")
@@ -67,7 +74,7 @@ def main(arguments=None):
         print(page.section(experiment, results))
         print(f"picture: {page.picture(experiment, results, runs.CACHE)}\n")
     if chosen.names[0] in ("all", "page"):
-        print(f"written: {page.write(sections, options)}")
+        print(f"written: {page.write(sections, options, page_path(size))}")
     return 0
 
 

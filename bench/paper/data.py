@@ -109,10 +109,10 @@ def windows(text, tokens, batch, generator):
     return torch.stack([text[i : i + tokens] for i in first.tolist()]).long()
 
 
-def consecutive(text, tokens, count):
-    """The first `count` parts of a text, without overlap [count, tokens]."""
-    count = min(count, len(text) // tokens)
-    return text[: count * tokens].view(count, tokens).long()
+def spread(text, tokens, count):
+    """`count` parts of a text at equal distances, without overlap unless the text is too short for it [count, tokens]."""
+    first = torch.linspace(0, len(text) - tokens, count).long()
+    return torch.stack([text[i : i + tokens] for i in first.tolist()]).long()
 
 
 class Pairs(NamedTuple):

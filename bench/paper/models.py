@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .rivals import GatedRandomFeatures, Linformer, Nystromformer
+from .rivals import GatedRandomFeatures, Linformer, Nystromformer, PlainFeatures
 
 BUCKETS, MAX_DISTANCE = 32, 128  # of T5's biases
 
@@ -22,7 +22,7 @@ BUCKETS, MAX_DISTANCE = 32, 128  # of T5's biases
 class Mechanism:
     """How an attention layer computes the weights of keys.
 
-    kernel: softmax, a name in FEATURES, or a rival: gate, linformer, nystromformer. radius: the norm of queries and keys;
+    kernel: softmax, a name in FEATURES, or one of RIVALS. radius: the norm of queries and keys;
     0 does not normalise them, and divides q.k by sqrt(d). rpe: a learned relative position bias, which takes the place of
     absolute positions in texts. features: the number m of random vectors (for Linformer and Nystromformer, the rank).
     near: pairs less than `near` tokens apart have exact weights.
@@ -46,7 +46,7 @@ FEATURES = {
     "taylor": lambda d, m, seed: nprf.taylor(d),
 }
 
-RIVALS = ("gate", "linformer", "nystromformer")
+RIVALS = ("plain", "gate", "linformer", "nystromformer")
 
 # Rows of the tables. PRF has orthogonal random vectors, as in the paper's baselines.
 MECHANISMS = {
@@ -147,6 +147,8 @@ class Attention(nn.Module):
         kernel, m = mechanism.kernel, mechanism.features
         if kernel in FEATURES:
             self.features = FEATURES[kernel](self.d, m, seed)
+        elif kernel == "plain":
+            self.rival = PlainFeatures(self.d, m, mechanism.radius, seed)
         elif kernel == "gate":
             self.rival = GatedRandomFeatures(dim, heads, m, seed)
         elif kernel == "linformer":

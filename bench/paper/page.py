@@ -53,7 +53,7 @@ def picture(experiment, results, folder):
     return path
 
 
-def write(sections, options, path=HERE / "RESULTS.md"):
+def write(sections, options, path):
     """The page of the experiments that have results."""
     machines = sorted({machine for _, results in sections for machine in results.values("machine")})
     minutes = math.fsum(results.seconds() for _, results in sections) / 60
@@ -66,7 +66,7 @@ def write(sections, options, path=HERE / "RESULTS.md"):
     ]
     body = []
     for experiment, results in sections:
-        image = picture(experiment, results, path.parent / "pictures")
-        body.append(section(experiment, results) + f"\n![{experiment.title}](pictures/{image.name})\n")
+        image = picture(experiment, results, path.parent / "pictures" / path.stem.lower())
+        body.append(section(experiment, results) + f"\n![{experiment.title}]({image.relative_to(path.parent)})\n")
     path.write_text("\n\n".join(head) + "\n\n" + "\n".join(body))
     return path

@@ -17,6 +17,26 @@ def trigonometric_features(x, vectors):
     return torch.cat([angles.sin(), angles.cos()], dim=-1) / math.sqrt(len(vectors))
 
 
+class PlainFeatures(nn.Module):
+    """Causal attention with positive features (Choromanski et al. 2021) as the formula stands: exp(w.x - |x|^2 / 2) /
+    sqrt(m), without the scaling by the largest exponent that keeps floating-point numbers in range. radius: the norm of
+    queries and keys; 0 divides q.k by sqrt(d)."""
+
+    def __init__(self, d, features, radius, seed):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("vectors", torch.randn(features, d, generator=generator))
+        self.radius = radius
+
+    def _features(self, x):
+        x = self.radius * F.normalize(x, dim=-1) if self.radius > 0 else x * x.shape[-1] ** -0.25
+        return (x @ self.vectors.T - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(len(self.vectors))
+
+    def forward(self, q, k, v, x):
+        weights = (self._features(q) @ self._features(k).transpose(-1, -2)).tril()
+        return weights @ v / weights.sum(-1, keepdim=True)
+
+
 class GatedRandomFeatures(nn.Module):
     """RFA with a gate, causal (Peng et al. 2021, section 3.2): with g_t = sigmoid(w.x_t + b) of each head,
 

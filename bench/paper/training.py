@@ -31,22 +31,22 @@ def optimizer_of(model, rate):
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-6)
 
 
-def schedule(step, steps):
-    """Linear warm-up over a twelfth of the steps, then a cosine down to zero."""
+def schedule(step, steps, decay=True):
+    """Linear warm-up over a twelfth of the steps, then a cosine down to zero, or without decay 1."""
     warm_up = max(1, steps // 12)
-    return min((step + 1) / warm_up, 0.5 * (1 + math.cos(math.pi * step / steps)))
+    return min((step + 1) / warm_up, 0.5 * (1 + math.cos(math.pi * step / steps)) if decay else 1.0)
 
 
 def diverges(losses):
-    """Whether a loss is not finite, or those of the last tenth of the training are 1 nat above the smallest."""
+    """Whether a loss is not finite, or those of the last tenth of the training are half a nat above the smallest."""
     values = [loss for _, loss in losses]
     if not all(map(math.isfinite, values)):
         return True
     last = values[-max(1, len(values) // 10) :]
-    return sum(last) / len(last) > min(values) + 1.0
+    return sum(last) / len(last) > min(values) + 0.5
 
 
-def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, log_norms=False, checkpoint=None):
+def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, log_norms=False, checkpoint=None):
     """Trains by AdamW. loss_of(generator) draws a batch and returns its loss. progress(step, steps) is called each step.
 
     checkpoint: a file that gets the state every ten minutes, and from which an interrupted training goes on.
@@ -64,7 +64,7 @@ def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, log_norms=Fa
     start = time.monotonic() - seconds
     for step in range(first, steps):
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["scale"] * schedule(step, steps)
+            group["lr"] = rate * group["scale"] * schedule(step, steps, decay)
         loss = loss_of(generator)
         optimizer.zero_grad()
         loss.backward()

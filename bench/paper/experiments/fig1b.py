@@ -14,7 +14,7 @@ RADII = (1.0, 2.0, 4.0)
 RANDOM = ("prf", "orf", "sphere", "simplex", "hyperbolic", "trf")
 SIZES = {
     "tiny": dict(tokens=64, counts=[8, 32], draws=2),
-    "small": dict(tokens=1024, counts=[4, 16, 64, 256, 1024], draws=20),
+    "small": dict(tokens=1024, counts=[4, 16, 64, 256, 1024], draws=100),
     "paper": dict(tokens=1024, counts=[4, 16, 64, 256, 1024], draws=200),
 }
 DIRECTIONS = (0, 8, 16, 32)  # of the second order of the Taylor maps
@@ -48,6 +48,7 @@ def measure(run, progress):
     s = run.settings
     rng = np.random.default_rng([run.seed, int(10 * s["radius"])])
     n, radius = s["tokens"], s["radius"]
+    indefinite = 0
     errors, counts = [], [each.output_dim for each in maps_of(s, 0)]
     for draw in range(s["draws"]):
         q, k = on_sphere(1, radius, rng), on_sphere(n, radius, rng)
@@ -56,11 +57,13 @@ def measure(run, progress):
         row = []
         for features in maps_of(s, 1000 * run.seed + draw):
             attention = nprf.Attention(features, normalization=nprf.Normalization.unit(radius), near=s["near"])
-            found = attention(q, k, np.eye(n), offset=n // 2)  # with V = I the output is the row of weights
+            # with V = I the output is the row of weights
+            found, report = attention(q, k, np.eye(n), offset=n // 2, report=True)
             row.append(float(np.abs(found - exact).sum()))
+            indefinite += report.indefinite_rows
         errors.append(row)
         progress(draw + 1, s["draws"])
-    return {"errors": errors, "counts": counts}
+    return {"errors": errors, "counts": counts, "indefinite": indefinite / (s["draws"] * len(counts))}
 
 
 def curve(results, name, radius):

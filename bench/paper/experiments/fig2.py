@@ -60,7 +60,7 @@ def measure(run, progress):
     s = run.settings
     model, made, rows = texts.trained(run, lambda done, of: progress(done, 2 * of))
     softmax = texts.held_out_loss(model, rows, s["batch"])
-    sample = data.consecutive(data.text(s["source"]).train, s["tokens"], 8).to(texts.device())
+    sample = data.spread(data.text(s["source"]).train, s["tokens"], 8).to(texts.device())
     maps = calibrated(model, sample, s["near"])
     losses = {"softmax": softmax, "calibrated": converted_loss(model, maps, s["near"], rows, s["batch"])}
     d = model.blocks[0].attention.d

@@ -45,7 +45,7 @@ def measure(run, progress):
     loss = math.nan
     if not made.diverged:
         generator = torch.Generator().manual_seed(0)  # the same masks for all
-        parts = data.consecutive(text.valid, s["tokens"], s["held_out"]).split(s["batch"])
+        parts = data.spread(text.valid, s["tokens"], s["held_out"]).split(s["batch"])
         with torch.no_grad():
             loss = sum(loss_on(model, part, generator).item() for part in parts) / len(parts)
     return {"loss": loss, "losses": made.losses, "ms": made.ms, "diverged": made.diverged, "data": text.name}

@@ -63,7 +63,7 @@ def trained(run, progress, **options):
         lambda generator: loss_on(model, data.windows(text.train, s["tokens"] + 1, s["batch"], generator)),
         steps=s["steps"], rate=s["rate"], seed=run.seed, progress=progress, checkpoint=run.checkpoint, **options,
     )  # fmt: skip
-    return model, made, data.consecutive(text.valid, s["tokens"] + 1, s["held_out"])
+    return model, made, data.spread(text.valid, s["tokens"] + 1, s["held_out"])
 
 
 def measure(run, progress, **options):

@@ -26,7 +26,7 @@ def test_two_steps(name, cache):
     assert len(page.seen(experiment, results)) == len(experiment.expectations) > 0
     assert page.picture(experiment, results, cache).read_text().lstrip().startswith("<?xml")
     path = page.write([(experiment, results)], OPTIONS, cache / "RESULTS.md")
-    assert f"pictures/{name}.svg" in path.read_text()
+    assert f"pictures/results/{name}.svg" in path.read_text()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: MIT
+import nprf
 import pytest
 import torch
 import torch.nn.functional as F
-from paper.rivals import GatedRandomFeatures, Linformer, Nystromformer, pseudoinverse, trigonometric_features
+from paper.rivals import (
+    GatedRandomFeatures,
+    Linformer,
+    Nystromformer,
+    PlainFeatures,
+    pseudoinverse,
+    trigonometric_features,
+)
 
 
 @pytest.fixture
@@ -20,6 +28,15 @@ def test_trigonometric_features_estimate_the_gaussian_kernel():
     found = trigonometric_features(x, vectors) @ trigonometric_features(y, vectors)
     # of a mean of cosines: a standard error of at most 1 / sqrt(2 m) = 0.0016
     assert abs(found - (-(x - y).square().sum() / 2).exp()) < 0.008
+
+
+@pytest.mark.parametrize("radius", [0.0, 1.0, 2.0])
+def test_plain_features_are_the_formula_of_nprf(qkv, radius):
+    layer = PlainFeatures(4, 32, radius, seed=0).double()
+    features = nprf.ProjectedFeatures("positive", layer.vectors.numpy())
+    attention = nprf.Attention(features, causal=True, normalization=nprf.Normalization(radius))
+    expected = nprf.reference.kernelized_attention(attention, *(each.numpy() for each in qkv))
+    torch.testing.assert_close(layer(*qkv, None), torch.from_numpy(expected), rtol=1e-9, atol=1e-11)
 
 
 def test_gate_is_its_recurrence(qkv):
