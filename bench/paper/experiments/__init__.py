@@ -125,6 +125,7 @@ def bars(axes, results, key, name, label, values=None):
     axes.barh(rows, [each.mean for each in found], xerr=deviations, color="#4878a8", height=0.6, capsize=3)
     axes.set_yticks(rows, names)
     axes.set_xlabel(label)
-    lowest = min((each.mean - d for each, d in zip(found, deviations) if math.isfinite(each.mean)), default=0)
-    highest = max((each.mean + d for each, d in zip(found, deviations) if math.isfinite(each.mean)), default=1)
-    axes.set_xlim(left=max(0, lowest - 0.25 * (highest - lowest) - 1e-9))
+    ends = [x for each, d in zip(found, deviations) if math.isfinite(each.mean) for x in (each.mean - d, each.mean + d)]
+    if ends:
+        margin = 0.2 * (max(ends) - min(ends)) + 1e-9
+        axes.set_xlim(max(0.0, min(ends) - margin), max(ends) + margin / 2)

@@ -163,7 +163,7 @@ def draw(results, figure):
     axes.set_yscale("log")
     axes.set_xlabel("tokens")
     axes.set_ylabel("milliseconds, one thread")
-    axes.legend(frameon=False, fontsize=6)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=7)
 
 
 EXPERIMENT = Experiment(

@@ -101,7 +101,7 @@ def draw(results, figure):
     axes.set_xscale("log", base=2)
     axes.set_xlabel("random features (star: calibrated, with a near field; dotted: softmax)")
     axes.set_ylabel("held-out loss, nats a byte")
-    axes.legend(frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=7)
 
 
 def lost(results, name, served):

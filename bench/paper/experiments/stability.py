@@ -57,7 +57,8 @@ def draw(results, figure):
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("diverged, % of seeds")
-    axes.legend(frameon=False)
+    axes.set_ylim(-5, 105)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=7)
 
 
 def total(results, name):
