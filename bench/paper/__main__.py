@@ -6,6 +6,8 @@ import importlib
 import os
 import sys
 
+import torch
+
 from . import data, page, runs
 from .experiments import NAMES, Options, Results
 
@@ -26,6 +28,10 @@ def results_of(planned):
     return Results(entries), len(planned) - len(entries)
 
 
+def default_jobs():
+    return 1 if torch.cuda.is_available() else os.cpu_count() or 1
+
+
 def page_path(size):
     """The committed page; that of the tests' sizes is with their results."""
     if size == "tiny":
@@ -34,11 +40,13 @@ def page_path(size):
 
 
 def parser():
-    made = argparse.ArgumentParser(prog="python -m paper", description="The experiments of Luo et al. 2021 in miniature.")
+    made = argparse.ArgumentParser(
+        prog="python -m paper", description="The experiments of Luo et al. 2021 in miniature."
+    )
     made.add_argument("names", nargs="+", metavar="NAME", help=f"list, all, page, or some of: {', '.join(NAMES)}")
     made.add_argument("--steps", type=int, help="steps of training, in place of those of the size")
     made.add_argument("--seeds", type=int, help="the number of seeds, in place of the experiment's")
-    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time; default: all cores")
+    made.add_argument("--jobs", type=int, help="runs at the same time; default: all cores, or one with a GPU")
     sizes = made.add_mutually_exclusive_group()
     sizes.add_argument("--paper-size", action="store_true", help="the sizes of the paper, for a GPU: days, not minutes")
     sizes.add_argument("--tiny", action="store_true", help="sizes of the tests: seconds, results without meaning")
@@ -65,7 +73,7 @@ def main(arguments=None):
         experiment = experiment_of(name)
         planned = runs_of(experiment, options, chosen.seeds)
         if chosen.names[0] != "page":
-            runs.run_all(name, planned, chosen.jobs, experiment.alone)
+            runs.run_all(name, planned, chosen.jobs or default_jobs(), experiment.alone)
         results, missing = results_of(planned)
         if missing:
             print(f"{name}: {missing} of {len(planned)} runs have no result yet", file=sys.stderr)

@@ -45,6 +45,7 @@ MULTI30K = {
     "test_2016_flickr.en": "97c253e45e73a2960cb86ef3043b04c6c745962ba642882e8f59f6d0a54c2eea",
 }
 OTHERS = {
+    "cifar10_subset.npz": "71ce8fb04891e16693bde052a3ad89447404a3c048188f1c6a13e713d1e4e977",
     "fashion_mnist.npz": "ec4f84e7b5f7553198202471f85f634ac64113ce353f25b22e06f313b651d622",
     "sample/moby_dick.txt.xz": "481819aef45b775fe17c044c45d3ee4df00b1e23b537339981b3afa16f35100e",
     "sample/fashion_mnist.npz": "b3beb1cb508dd6a783406ef040f86be6600c7afb36e6e77f07eb6da94371355e",
@@ -161,15 +162,21 @@ class Pictures(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def pictures(source):
+def pictures(source, kind="fashion"):
+    """kind: "fashion", Fashion-MNIST, or "cifar", CIFAR-10, of which no sample is shipped."""
+    name = {"fashion": "Fashion-MNIST", "cifar": "CIFAR-10"}[kind]
     if source == "whole":
-        from torchvision.datasets import FashionMNIST
+        import torchvision.datasets
 
-        train, test = (FashionMNIST(SAMPLES.parents[2] / "build" / "paper", each, download=True) for each in (True, False))
-        arrays = (train.data.numpy(), train.targets.numpy(), test.data.numpy(), test.targets.numpy())
+        load = {"fashion": torchvision.datasets.FashionMNIST, "cifar": torchvision.datasets.CIFAR10}[kind]
+        parts = [load(SAMPLES.parents[2] / "build" / "paper", train=each, download=True) for each in (True, False)]
+        arrays = [np.asarray(x) for part in parts for x in (part.data, part.targets)]
     else:
-        path = (FOLDER if source == "folder" else SAMPLES) / "fashion_mnist.npz"
-        content = checked(path, OTHERS["fashion_mnist.npz" if source == "folder" else "sample/fashion_mnist.npz"])
+        file = {"fashion": "fashion_mnist.npz", "cifar": "cifar10_subset.npz"}[kind]
+        known = f"sample/{file}" if source == "sample" else file
+        if known not in OTHERS:
+            raise ValueError(f"source: expected whole or folder for {name}, got {source}")
+        content = checked((FOLDER if source == "folder" else SAMPLES) / file, OTHERS[known])
         with np.load(io.BytesIO(content)) as saved:
-            arrays = tuple(saved[each] for each in ("train_x", "train_y", "test_x", "test_y"))
-    return Pictures(*arrays, f"Fashion-MNIST, {len(arrays[0]):,} pictures")
+            arrays = [saved[each] for each in ("train_x", "train_y", "test_x", "test_y")]
+    return Pictures(*arrays, f"{name}, {len(arrays[0]):,} pictures")

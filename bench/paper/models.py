@@ -113,7 +113,9 @@ class Bias(nn.Module):
                 return t5_buckets(lags, self.causal)
             return lags.clamp(-self.sizes[0], self.sizes[0]) + self.sizes[0]
         height, width = self.sizes
-        row, column = (each.flatten() for each in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
+        row, column = (
+            each.flatten() for each in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        )
         down, right = row[None, :] - row[:, None] + height - 1, column[None, :] - column[:, None] + width - 1
         table = (2 * height - 1) * (2 * width - 1)
         index = torch.empty(n_q, n_k, dtype=torch.long)
@@ -266,7 +268,9 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embedding, self.absolute = Embedding(vocabulary, tokens, dim), not mechanism.rpe
         self.blocks = nn.ModuleList(
-            Block(dim, Attention(dim, heads, mechanism, tokens, causal=causal, position=position, seed=100 * seed + layer))
+            Block(
+                dim, Attention(dim, heads, mechanism, tokens, causal=causal, position=position, seed=100 * seed + layer)
+            )
             for layer in range(layers)
         )
         self.norm = nn.LayerNorm(dim)

@@ -19,7 +19,9 @@ import time
 from typing import Any, NamedTuple
 
 REVISION = 1
-CACHE = pathlib.Path(os.environ.get("NPRF_PAPER_CACHE", pathlib.Path(__file__).resolve().parents[2] / "build" / "paper"))
+CACHE = pathlib.Path(
+    os.environ.get("NPRF_PAPER_CACHE", pathlib.Path(__file__).resolve().parents[2] / "build" / "paper")
+)
 
 
 class Run(NamedTuple):
@@ -53,7 +55,9 @@ def machine():
     model = platform.processor() or platform.machine()
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+        ]
         model = names[0] if names else model
     if torch.cuda.is_available():
         model = f"{torch.cuda.get_device_name()}, {model}"

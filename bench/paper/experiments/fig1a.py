@@ -179,8 +179,10 @@ EXPERIMENT = Experiment(
         Expectation("nprf has slope 1 (below 1.3)", lambda results: slope(means(results, OURS)) < 1.3),
         Expectation(
             "nprf is faster than softmax at the longest length of both",
-            lambda results: dict(each[:2] for each in means(results, OURS))[means(results, SOFTMAX)[-1][0]]
-            < means(results, SOFTMAX)[-1][1],
+            lambda results: (
+                dict(each[:2] for each in means(results, OURS))[means(results, SOFTMAX)[-1][0]]
+                < means(results, SOFTMAX)[-1][1]
+            ),
         ),
     ),
     notes="One head, d = 64, 32 orthogonal features, forward only, one thread, float32; ± over three rounds. The mask of "

@@ -24,7 +24,13 @@ def plan(options):
     size = SIZES[options.size]
     maps = [(name, 0) for name in RANDOM] + [("orf", NEAR), ("taylor", 0), ("taylor", NEAR)]
     return [
-        {"map": name + (f" + near field of {near}" if near else ""), "kernel": name, "near": near, "radius": radius, **size}
+        {
+            "map": name + (f" + near field of {near}" if near else ""),
+            "kernel": name,
+            "near": near,
+            "radius": radius,
+            **size,
+        }
         for name, near in maps
         for radius in RADII
     ]
@@ -102,7 +108,9 @@ def draw(results, figure):
         axes.set_title(f"R = {radius:g}")
         axes.set_xlabel("features")
     panels[0].set_ylabel("L1 error of a row")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=7)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=7
+    )
 
 
 def falls_with_features(results):

@@ -123,7 +123,8 @@ EXPERIMENT = Experiment(
             lambda results: lost(results, "normalised softmax + RPE", "128") < 0.1,
         ),
         Expectation(
-            "plain softmax loses more than 0.1 nats with 128 features", lambda results: lost(results, "softmax", "128") > 0.1
+            "plain softmax loses more than 0.1 nats with 128 features",
+            lambda results: lost(results, "softmax", "128") > 0.1,
         ),
         Expectation(
             "calibrated maps with a near field lose less than 0.1 nats in all (not in the paper)",

@@ -45,7 +45,9 @@ EXPERIMENT = Experiment(
         Expectation("NPRF + RPE is better than NPRF", below("loss", "NPRF + RPE", "NPRF")),
         Expectation("NPRF + RPE is better than PRF", below("loss", "NPRF + RPE", "PRF")),
         Expectation("softmax + RPE is better than softmax", below("loss", "softmax + RPE", "softmax")),
-        Expectation("NPRF + RPE is near or below softmax (0.05 nats)", below("loss", "NPRF + RPE", "softmax", margin=0.05)),
+        Expectation(
+            "NPRF + RPE is near or below softmax (0.05 nats)", below("loss", "NPRF + RPE", "softmax", margin=0.05)
+        ),
         Expectation("elu is last", elu_is_last),
     ),
     notes="The paper's model is of words of WikiText-103 and its loss a perplexity of words: not comparable with bytes.",

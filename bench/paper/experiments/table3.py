@@ -143,7 +143,14 @@ def measure(run, progress):
         test = pairs.test[: s["test"]]
         sources = [source for source, _ in encoded(test, codes)]
         bleu = sacrebleu.corpus_bleu(translations(model, sources, codes), [[target for _, target in test]]).score
-    return {"bleu": bleu, "loss": loss, "losses": made.losses, "ms": made.ms, "diverged": made.diverged, "data": pairs.name}
+    return {
+        "bleu": bleu,
+        "loss": loss,
+        "losses": made.losses,
+        "ms": made.ms,
+        "diverged": made.diverged,
+        "data": pairs.name,
+    }
 
 
 def table(results):
@@ -174,7 +181,9 @@ EXPERIMENT = Experiment(
     expectations=(
         Expectation("PRF in the encoder is worse than softmax", below("bleu", "PRF | softmax", "softmax | softmax")),
         Expectation("PRF in both is worse than PRF in the decoder", below("bleu", "PRF | PRF", "softmax | PRF")),
-        Expectation("NPRF + RPE in both is better than PRF in both", below("bleu", "PRF | PRF", "NPRF + RPE | NPRF + RPE")),
+        Expectation(
+            "NPRF + RPE in both is better than PRF in both", below("bleu", "PRF | PRF", "NPRF + RPE | NPRF + RPE")
+        ),
         Expectation("NPRF + RPE in both reaches softmax (1 BLEU)", near_softmax),
     ),
     notes="BLEU of sacrebleu, of sentences with case, decoded greedily. Cross attention is softmax in all rows.",

@@ -25,9 +25,7 @@ def plan(options):
     size = {**SIZES[options.size], "source": options.source}
     if options.steps is not None:
         size["steps"] = options.steps
-    return [
-        {"variant": name, "mechanism": mechanism_settings(name, features=32), **size} for name in VARIANTS
-    ]
+    return [{"variant": name, "mechanism": mechanism_settings(name, features=32), **size} for name in VARIANTS]
 
 
 def prepared(pictures):
@@ -55,7 +53,9 @@ def measure(run, progress):
     )
     test_x, test_y = pictures.test_x[: s["test"]], torch.from_numpy(pictures.test_y[: s["test"]].astype(np.int64))
     with torch.no_grad():
-        found = torch.cat([model(prepared(part)).argmax(1).cpu() for part in np.array_split(test_x, -(-len(test_x) // 500))])
+        found = torch.cat(
+            [model(prepared(part)).argmax(1).cpu() for part in np.array_split(test_x, -(-len(test_x) // 500))]
+        )
     accuracy = math.nan if made.diverged else 100 * (found == test_y).float().mean().item()
     return {
         "accuracy": accuracy, "losses": made.losses, "ms": made.ms, "diverged": made.diverged, "data": pictures.name

@@ -18,8 +18,11 @@ MASK, MASKED = 256, 0.15
 
 def plan(options):
     size = texts.size_of(options, steps=1400)
+    if options.size == "paper":
+        size.update(dim=768, layers=12, heads=12)
     return [
-        {"variant": name, "mechanism": mechanism_settings(name, features=count), **size} for name, count in VARIANTS.items()
+        {"variant": name, "mechanism": mechanism_settings(name, features=count), **size}
+        for name, count in VARIANTS.items()
     ]
 
 
@@ -35,7 +38,14 @@ def measure(run, progress):
     s = run.settings
     text = data.text(s["source"])
     model = LanguageModel(
-        MASK + 1, s["tokens"], s["dim"], s["layers"], s["heads"], mechanism_of(s["mechanism"]), causal=False, seed=run.seed
+        MASK + 1,
+        s["tokens"],
+        s["dim"],
+        s["layers"],
+        s["heads"],
+        mechanism_of(s["mechanism"]),
+        causal=False,
+        seed=run.seed,
     ).to(texts.device())
     made = training.train(
         model,
@@ -72,7 +82,9 @@ EXPERIMENT = Experiment(
     table=table,
     draw=draw,
     expectations=(
-        Expectation("NPRF + RPE is near or below softmax (0.05 nats)", below("loss", "NPRF + RPE", "softmax", margin=0.05)),
+        Expectation(
+            "NPRF + RPE is near or below softmax (0.05 nats)", below("loss", "NPRF + RPE", "softmax", margin=0.05)
+        ),
         Expectation("NPRF + RPE is better than PRF", below("loss", "NPRF + RPE", "PRF")),
         Expectation("NPRF + RPE is better than Linformer", below("loss", "NPRF + RPE", "Linformer")),
         Expectation("NPRF + RPE is better than Nystromformer", below("loss", "NPRF + RPE", "Nystromformer")),

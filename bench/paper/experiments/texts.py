@@ -36,7 +36,14 @@ def device():
 def language_model(run, position="t5"):
     s = run.settings
     model = LanguageModel(
-        BYTES, s["tokens"], s["dim"], s["layers"], s["heads"], mechanism_of(s["mechanism"]), position=position, seed=run.seed
+        BYTES,
+        s["tokens"],
+        s["dim"],
+        s["layers"],
+        s["heads"],
+        mechanism_of(s["mechanism"]),
+        position=position,
+        seed=run.seed,
     )
     return model.to(device())
 

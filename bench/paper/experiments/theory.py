@@ -30,7 +30,8 @@ def plan(options):
         for square in size["squares"]
     ]
     needed = [
-        {"part": "theorem 3", "radius": radius, "draws": size["draws"], "most": size["most"]} for radius in size["radii"]
+        {"part": "theorem 3", "radius": radius, "draws": size["draws"], "most": size["most"]}
+        for radius in size["radii"]
     ]
     return fits + variances + needed
 
@@ -127,7 +128,9 @@ def table(results):
     fits = results.of(part="proposition 1")
     for d in fits.settings("d"):
         logits, found = fits.mean("logits", d=d), fits.mean("rows", d=d)
-        rows.append(["Proposition 1", f"d = {d}", f"residual of the logits {logits.text(3)}; of the rows, L1, {found.text(3)}"])
+        rows.append(
+            ["Proposition 1", f"d = {d}", f"residual of the logits {logits.text(3)}; of the rows, L1, {found.text(3)}"]
+        )
     variances = results.of(part="lemma 2")
     for name in variances.settings("map"):
         for square in variances.settings("square"):
@@ -136,7 +139,9 @@ def table(results):
             rows.append(["Lemma 2", f"{name}, squared norm of x + y = {square:g}", text])
     needs = results.of(part="theorem 3")
     for radius in needs.settings("radius"):
-        rows.append(["Theorem 3", f"R = {radius:g}", f"features for an L1 error of {ERROR}: {needed(needs, radius).text(0)}"])
+        rows.append(
+            ["Theorem 3", f"R = {radius:g}", f"features for an L1 error of {ERROR}: {needed(needs, radius).text(0)}"]
+        )
     return ["statement", "for", "found"], rows
 
 
@@ -171,7 +176,11 @@ def draw(results, figure):
 def agrees(results):
     variances = results.of(part="lemma 2")
     return all(
-        abs(variances.mean("measured", map=name, square=square).mean / variances.mean("closed", map=name, square=square).mean - 1)
+        abs(
+            variances.mean("measured", map=name, square=square).mean
+            / variances.mean("closed", map=name, square=square).mean
+            - 1
+        )
         < 0.1
         for name in variances.settings("map")
         for square in variances.settings("square")

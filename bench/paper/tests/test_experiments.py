@@ -38,7 +38,9 @@ def test_all_sizes_plan_the_same_rows(name):
 
 
 def entries(**losses):
-    return Results(({"variant": name}, seed, {"loss": loss}) for name, all_ in losses.items() for seed, loss in enumerate(all_))
+    return Results(
+        ({"variant": name}, seed, {"loss": loss}) for name, all_ in losses.items() for seed, loss in enumerate(all_)
+    )
 
 
 def test_below_counts_a_difference_only_above_the_noise_of_seeds():

@@ -32,7 +32,9 @@ def test_loss_falls_on_a_toy(name):
 
 
 @pytest.mark.parametrize("radius", [0.0, 1.0])
-@pytest.mark.parametrize("position, causal", [("t5", True), ("t5", False), (("table", 5), True), (("table", 50), False)])
+@pytest.mark.parametrize(
+    "position, causal", [("t5", True), ("t5", False), (("table", 5), True), (("table", 50), False)]
+)
 def test_softmax_with_a_bias_is_the_reference_of_nprf(radius, position, causal):
     layer = Attention(24, 3, Mechanism(radius=radius, rpe=True), 40, causal=causal, position=position).double()
     torch.nn.init.normal_(layer.bias.weight)
