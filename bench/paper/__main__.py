@@ -9,11 +9,12 @@ import sys
 import torch
 
 from . import data, page, runs
-from .experiments import NAMES, Options, Results
+from .experiments import NAMES, Options
+from .results import Results
 
 
 def experiment_of(name):
-    return importlib.import_module(f"paper.experiments.{name}").EXPERIMENT
+    return importlib.import_module(f".experiments.{name}", __package__).EXPERIMENT
 
 
 def runs_of(experiment, options, seeds=None):

@@ -88,12 +88,13 @@ def perform(run, progress):
     """Runs and keeps the result. progress(done, of) is called by the experiment as it advances."""
     import torch
 
-    experiment = importlib.import_module(f"paper.experiments.{run.experiment}").EXPERIMENT
+    experiment = importlib.import_module(f".experiments.{run.experiment}", __package__).EXPERIMENT
     run.path.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(run.seed)
     start = time.monotonic()
     result = experiment.measure(run, progress)
     _save(run, result, time.monotonic() - start)
+    run.checkpoint.unlink(missing_ok=True)
 
 
 def _work(run):

@@ -2,6 +2,7 @@
 """One training loop for all experiments."""
 
 import math
+import statistics
 import time
 from typing import NamedTuple
 
@@ -20,6 +21,10 @@ class Training(NamedTuple):
     ms: float  # a step
     diverged: bool
     norm: float
+
+
+def device():
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def optimizer_of(model, rate):
@@ -49,7 +54,8 @@ def diverges(losses):
 def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, log_norms=False, checkpoint=None):
     """Trains by AdamW. loss_of(generator) draws a batch and returns its loss. progress(step, steps) is called each step.
 
-    checkpoint: a file that gets the state every ten minutes, and from which an interrupted training goes on.
+    checkpoint: a file that gets the state every ten minutes and, of a longer training, at the end; an interrupted training
+    goes on from it.
     """
     optimizer = optimizer_of(model, rate)
     generator = torch.Generator().manual_seed(10_000 + seed)
@@ -71,18 +77,18 @@ def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, 
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         recent.append(loss.item())
-        progress(step + 1, steps)
-        if (step + 1) % every == 0 or step + 1 == steps or not math.isfinite(recent[-1]):
-            losses.append((step + 1, sum(recent) / len(recent)))
+        done, finite = step + 1, math.isfinite(recent[-1])
+        progress(done, steps)
+        if done % every == 0 or done == steps or not finite:
+            losses.append((done, statistics.fmean(recent)))
             recent = []
-        if not math.isfinite(losses[-1][1] if losses else 0.0):
-            break
-        if checkpoint is not None and time.monotonic() - saved > 600 and not recent:
-            _save(checkpoint, step + 1, losses, time.monotonic() - start, model, optimizer, generator)
-            saved = time.monotonic()
-    ms = 1000 * (time.monotonic() - start) / steps
-    if checkpoint is not None:
-        checkpoint.unlink(missing_ok=True)
+            if not finite:
+                break
+            now = time.monotonic()
+            if checkpoint is not None and now - (start if done == steps else saved) > 600:
+                _save(checkpoint, done, losses, now - start, model, optimizer, generator)
+                saved = now
+    ms = 1000 * (time.monotonic() - start) / losses[-1][0]
     model.eval()
     return Training(losses, ms, diverges(losses), max((each.largest_norm for each in attentions), default=0.0))
 

@@ -10,7 +10,8 @@ import nprf.torch
 import torch
 import torch.nn.functional as F
 
-from . import Expectation, Experiment
+from ..results import Expectation
+from . import Experiment
 
 D, FEATURES = 64, 32
 LENGTHS = {
@@ -107,7 +108,6 @@ def timed(call):
 @torch.no_grad()
 def measure(run, progress):
     """milliseconds of a call for each length, None for those that would take too long or too much memory."""
-    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(run.seed)
     milliseconds, lengths = [], run.settings["lengths"]
     call_of(run.settings, 64, generator)()  # what a first call loads is not measured

@@ -7,7 +7,8 @@ import nprf
 import numpy as np
 
 from ..models import FEATURES
-from . import Expectation, Experiment
+from ..results import Expectation
+from . import Experiment
 
 D, NEAR = 64, 32
 RADII = (1.0, 2.0, 4.0)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT
 """Figure 2: models trained with softmax, served by feature maps without training."""
 
-import math
+import statistics
 
 import nprf
 import torch
 
 from .. import data
 from ..models import FEATURES
-from . import Expectation, Experiment, mechanism_settings, statistic, texts
+from ..results import Expectation, Statistic
+from ..training import device
+from . import Experiment, mechanism_settings, texts
 
 VARIANTS = ("softmax", "softmax + RPE", "normalised softmax", "normalised softmax + RPE")
 FEATURE_COUNTS = (8, 16, 32, 64, 128, 256)
@@ -60,7 +62,7 @@ def measure(run, progress):
     s = run.settings
     model, made, rows = texts.trained(run, lambda done, of: progress(done, 2 * of))
     softmax = texts.held_out_loss(model, rows, s["batch"])
-    sample = data.spread(data.text(s["source"]).train, s["tokens"], 8).to(texts.device())
+    sample = data.spread(data.text(s["source"]).train, s["tokens"], 8).to(device())
     maps = calibrated(model, sample, s["near"])
     losses = {"softmax": softmax, "calibrated": converted_loss(model, maps, s["near"], rows, s["batch"])}
     d = model.blocks[0].attention.d
@@ -69,14 +71,14 @@ def measure(run, progress):
         for draw in range(DRAWS):
             maps = [FEATURES["orf"](d, m, 1000 * draw + layer) for layer in range(len(model.blocks))]
             draws.append(converted_loss(model, maps, 0, rows, s["batch"]))
-        losses[str(m)] = statistic(draws).mean
+        losses[str(m)] = statistics.fmean(draws)
         progress(len(FEATURE_COUNTS) + done + 1, 2 * len(FEATURE_COUNTS))
     return {"converted": losses, "diverged": made.diverged, "ms": made.ms, "data": data.text(s["source"]).name}
 
 
 def loss(results, name, served):
     """The held-out loss of a variant served by softmax, by m features, or by calibrated maps with a near field."""
-    return statistic(entry[2]["converted"][served] for entry in results.of(variant=name).entries)
+    return Statistic(entry[2]["converted"][served] for entry in results.of(variant=name).entries)
 
 
 def table(results):
@@ -90,7 +92,7 @@ def draw(results, figure):
     axes = figure.subplots()
     for name in results.settings("variant"):
         points = [loss(results, name, str(m)) for m in FEATURE_COUNTS]
-        deviations = [0 if math.isnan(each.deviation) else each.deviation for each in points]
+        deviations = [each.deviation for each in points]
         (bars, *_) = axes.errorbar(
             FEATURE_COUNTS, [each.mean for each in points], deviations, marker="o", capsize=3, linewidth=1, label=name
         )

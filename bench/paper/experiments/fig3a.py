@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Figure 3a: training with different numbers of random features."""
 
-from . import Expectation, Experiment, mechanism_settings, texts
+from ..results import Expectation
+from . import Experiment, mechanism_settings, texts
 
 FEATURES = (8, 16, 32, 64, 128)
 
@@ -14,11 +15,7 @@ def plan(options):
 
 
 def table(results):
-    rows = []
-    for name in results.settings("variant"):
-        loss, ms = results.mean("loss", variant=name), results.mean("ms", variant=name)
-        rows.append([name, loss.text(3), f"{ms.mean:.0f}"])
-    return ["NPRF + RPE", "held-out loss, nats a byte", "ms a step"], rows
+    return ["NPRF + RPE", "held-out loss, nats a byte", "ms a step"], results.rows(loss=3, ms=0)
 
 
 def draw(results, figure):

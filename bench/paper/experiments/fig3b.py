@@ -4,7 +4,8 @@
 import dataclasses
 
 from ..models import Mechanism
-from . import Expectation, Experiment, fig3a, texts
+from ..results import Expectation
+from . import Experiment, fig3a, texts
 
 MAPS = {"PRF": "prf", "TRF": "trf", "sphere": "sphere", "ORF": "orf", "simplex": "simplex"}
 

@@ -3,7 +3,8 @@
 
 import math
 
-from . import Expectation, Experiment, mechanism_settings, texts
+from ..results import Expectation
+from . import Experiment, mechanism_settings, texts
 
 RATES = (2e-3, 8e-3, 3.2e-2)
 VARIANTS = {

@@ -4,6 +4,7 @@
 import functools
 import io
 import math
+import os
 
 import sacrebleu
 import sentencepiece
@@ -11,9 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from .. import data, runs, training
-from ..models import Translator
-from . import Expectation, Experiment, bars, below, mechanism_of, mechanism_settings
-from .texts import device
+from ..models import Mechanism, Translator
+from ..results import Expectation, at_most, bars, below
+from ..training import device
+from . import Experiment, mechanism_settings
 
 PAD, START, END = 0, 1, 2
 LONGEST = 60  # tokens of a sentence
@@ -38,9 +40,7 @@ SIZES = {  # tokens: of the targets of a batch
 
 
 def plan(options):
-    size = {**SIZES[options.size], "source": options.source}
-    if options.steps is not None:
-        size["steps"] = options.steps
+    size = options.chosen(SIZES)
     return [
         {
             "variant": f"{encoder} | {decoder}",
@@ -64,7 +64,7 @@ def tokenizer(source, pairs, vocabulary):
             bos_id=START, eos_id=END, unk_id=3, num_threads=1, minloglevel=2,
         )  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{id(model)}")
+        partial = path.with_suffix(f".{os.getpid()}")
         partial.write_bytes(model.getvalue())
         partial.replace(path)
     return sentencepiece.SentencePieceProcessor(model_file=str(path))
@@ -123,8 +123,8 @@ def measure(run, progress):
     pairs, codes = data.pairs(s["source"]), tokenizer(s["source"], s["pairs"], s["vocabulary"])
     batches = batches_of(encoded(pairs.train[: s["pairs"]], codes), s["tokens"])
     model = Translator(
-        s["vocabulary"], LONGEST + 1, s["dim"], s["layers"], s["heads"], mechanism_of(s["encoder"]),
-        mechanism_of(s["decoder"]), seed=run.seed,
+        s["vocabulary"], LONGEST + 1, s["dim"], s["layers"], s["heads"], Mechanism(**s["encoder"]),
+        Mechanism(**s["decoder"]), seed=run.seed,
     ).to(device())  # fmt: skip
 
     def loss_of(generator):
@@ -134,7 +134,7 @@ def measure(run, progress):
     made = training.train(
         model, loss_of, steps=s["steps"], rate=s["rate"], seed=run.seed, progress=progress, checkpoint=run.checkpoint
     )
-    loss, bleu = math.nan, 0.0
+    loss, bleu = math.inf, 0.0
     if not made.diverged:
         held_out = batches_of(encoded(pairs.valid[: s["test"]], codes), s["tokens"])
         with torch.no_grad():
@@ -154,20 +154,12 @@ def measure(run, progress):
 
 
 def table(results):
-    rows = []
-    for name in results.settings("variant"):
-        bleu, loss, ms = (results.mean(each, variant=name) for each in ("bleu", "loss", "ms"))
-        rows.append([*name.split(" | "), bleu.text(1), loss.text(3), f"{ms.mean:.0f}"])
-    return ["encoder", "decoder", "BLEU", "held-out loss, nats a token", "ms a step"], rows
+    columns = ["encoder", "decoder", "BLEU", "held-out loss, nats a token", "ms a step"]
+    return columns, [[*name.split(" | "), *row] for name, *row in results.rows(bleu=1, loss=3, ms=0)]
 
 
 def draw(results, figure):
-    bars(figure.subplots(), results, "variant", "bleu", "BLEU, encoder | decoder")
-
-
-def near_softmax(results):
-    ours = results.mean("bleu", variant="NPRF + RPE | NPRF + RPE").mean
-    return ours >= results.mean("bleu", variant="softmax | softmax").mean - 1.0
+    bars(figure.subplots(), results, "bleu", "BLEU, encoder | decoder")
 
 
 EXPERIMENT = Experiment(
@@ -184,7 +176,10 @@ EXPERIMENT = Experiment(
         Expectation(
             "NPRF + RPE in both is better than PRF in both", below("bleu", "PRF | PRF", "NPRF + RPE | NPRF + RPE")
         ),
-        Expectation("NPRF + RPE in both reaches softmax (1 BLEU)", near_softmax),
+        Expectation(
+            "NPRF + RPE in both reaches softmax (1 BLEU)",
+            at_most("bleu", "softmax | softmax", "NPRF + RPE | NPRF + RPE", 1.0),
+        ),
     ),
     notes="BLEU of sacrebleu, of sentences with case, decoded greedily. Cross attention is softmax in all rows.",
 )

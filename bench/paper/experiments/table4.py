@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Table 4: classes of pictures."""
 
-import math
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from .. import data, training
-from ..models import ImageModel
-from . import Expectation, Experiment, bars, below, mechanism_of, mechanism_settings
-from .texts import device
+from ..models import ImageModel, Mechanism
+from ..results import Expectation, bars, below
+from ..training import device
+from . import Experiment, mechanism_settings
 
 VARIANTS = ("softmax", "softmax + RPE", "normalised softmax + RPE", "PRF", "NPRF", "NPRF + RPE")
 
@@ -22,9 +21,7 @@ SIZES = {
 
 
 def plan(options):
-    size = {**SIZES[options.size], "source": options.source}
-    if options.steps is not None:
-        size["steps"] = options.steps
+    size = options.chosen(SIZES)
     return [{"variant": name, "mechanism": mechanism_settings(name, features=32), **size} for name in VARIANTS]
 
 
@@ -39,7 +36,7 @@ def measure(run, progress):
     pictures = data.pictures(s["source"])
     classes = torch.from_numpy(pictures.train_y.astype(np.int64)).to(device())
     model = ImageModel(
-        28, 1, s["patch"], s["dim"], s["layers"], s["heads"], mechanism_of(s["mechanism"]), 10, seed=run.seed
+        28, 1, s["patch"], s["dim"], s["layers"], s["heads"], Mechanism(**s["mechanism"]), 10, seed=run.seed
     ).to(device())
 
     def loss_of(generator):
@@ -56,22 +53,18 @@ def measure(run, progress):
         found = torch.cat(
             [model(prepared(part)).argmax(1).cpu() for part in np.array_split(test_x, -(-len(test_x) // 500))]
         )
-    accuracy = math.nan if made.diverged else 100 * (found == test_y).float().mean().item()
+    accuracy = 0.0 if made.diverged else 100 * (found == test_y).float().mean().item()
     return {
         "accuracy": accuracy, "losses": made.losses, "ms": made.ms, "diverged": made.diverged, "data": pictures.name
     }  # fmt: skip
 
 
 def table(results):
-    rows = []
-    for name in results.settings("variant"):
-        accuracy, ms = results.mean("accuracy", variant=name), results.mean("ms", variant=name)
-        rows.append([name, accuracy.text(2), f"{ms.mean:.0f}"])
-    return ["attention", "accuracy, %", "ms a step"], rows
+    return ["attention", "accuracy, %", "ms a step"], results.rows(accuracy=2, ms=0)
 
 
 def draw(results, figure):
-    bars(figure.subplots(), results, "variant", "accuracy", "accuracy, %")
+    bars(figure.subplots(), results, "accuracy", "accuracy, %")
 
 
 EXPERIMENT = Experiment(

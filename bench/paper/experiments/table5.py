@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from .. import data, training
-from ..models import LanguageModel
-from . import Expectation, Experiment, bars, below, mechanism_of, mechanism_settings, texts
+from ..models import LanguageModel, Mechanism
+from ..results import Expectation, at_most, bars, below
+from ..training import device
+from . import Experiment, mechanism_settings, texts
 
 VARIANTS = {  # the number of features, of rows of Linformer, of landmarks
     "softmax": 0, "softmax + RPE": 0, "Linformer": 64, "Nystromformer": 32, "PRF": 32, "NPRF + RPE": 32,
@@ -30,7 +32,7 @@ def loss_on(model, rows, generator):
     """The mean loss of the masked bytes of rows [batch, tokens]."""
     masked = torch.rand(rows.shape, generator=generator) < MASKED
     masked[:, 0] |= ~masked.any(1)
-    logits = model(rows.masked_fill(masked, MASK).to(texts.device()))
+    logits = model(rows.masked_fill(masked, MASK).to(device()))
     return F.cross_entropy(logits[masked.to(logits.device)], rows[masked].to(logits.device))
 
 
@@ -43,16 +45,16 @@ def measure(run, progress):
         s["dim"],
         s["layers"],
         s["heads"],
-        mechanism_of(s["mechanism"]),
+        Mechanism(**s["mechanism"]),
         causal=False,
         seed=run.seed,
-    ).to(texts.device())
+    ).to(device())
     made = training.train(
         model,
         lambda generator: loss_on(model, data.windows(text.train, s["tokens"], s["batch"], generator), generator),
         steps=s["steps"], rate=s["rate"], seed=run.seed, progress=progress, checkpoint=run.checkpoint,
     )  # fmt: skip
-    loss = math.nan
+    loss = math.inf
     if not made.diverged:
         generator = torch.Generator().manual_seed(0)  # the same masks for all
         parts = data.spread(text.valid, s["tokens"], s["held_out"]).split(s["batch"])
@@ -62,15 +64,11 @@ def measure(run, progress):
 
 
 def table(results):
-    rows = []
-    for name in results.settings("variant"):
-        loss, ms = results.mean("loss", variant=name), results.mean("ms", variant=name)
-        rows.append([name, loss.text(3), f"{ms.mean:.0f}"])
-    return ["attention", "held-out loss, nats a masked byte", "ms a step"], rows
+    return ["attention", "held-out loss, nats a masked byte", "ms a step"], results.rows(loss=3, ms=0)
 
 
 def draw(results, figure):
-    bars(figure.subplots(), results, "variant", "loss", "held-out loss, nats a masked byte")
+    bars(figure.subplots(), results, "loss", "held-out loss, nats a masked byte")
 
 
 EXPERIMENT = Experiment(
@@ -82,9 +80,7 @@ EXPERIMENT = Experiment(
     table=table,
     draw=draw,
     expectations=(
-        Expectation(
-            "NPRF + RPE is near or below softmax (0.05 nats)", below("loss", "NPRF + RPE", "softmax", margin=0.05)
-        ),
+        Expectation("NPRF + RPE is near or below softmax (0.05 nats)", at_most("loss", "NPRF + RPE", "softmax", 0.05)),
         Expectation("NPRF + RPE is better than PRF", below("loss", "NPRF + RPE", "PRF")),
         Expectation("NPRF + RPE is better than Linformer", below("loss", "NPRF + RPE", "Linformer")),
         Expectation("NPRF + RPE is better than Nystromformer", below("loss", "NPRF + RPE", "Nystromformer")),

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import data, training
-from ..models import LanguageModel
-from . import mechanism_of
+from ..models import LanguageModel, Mechanism
 
 BYTES = 256
 
@@ -21,16 +20,7 @@ SIZES = {  # steps, tokens, batch, dim, layers, heads, rate, held-out sequences
 
 def size_of(options, **changes):
     """The sizes of a run, with `changes` to those of the miniature."""
-    size = {**SIZES[options.size], "source": options.source}
-    if options.size == "small":
-        size.update(changes)
-    if options.steps is not None:
-        size["steps"] = options.steps
-    return size
-
-
-def device():
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return options.chosen({**SIZES, "small": {**SIZES["small"], **changes}})
 
 
 def language_model(run, position="t5"):
@@ -41,16 +31,16 @@ def language_model(run, position="t5"):
         s["dim"],
         s["layers"],
         s["heads"],
-        mechanism_of(s["mechanism"]),
+        Mechanism(**s["mechanism"]),
         position=position,
         seed=run.seed,
     )
-    return model.to(device())
+    return model.to(training.device())
 
 
 def loss_on(model, rows):
     """The mean loss of the next token of rows [batch, tokens + 1]."""
-    rows = rows.to(device())
+    rows = rows.to(training.device())
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
@@ -75,10 +65,10 @@ def trained(run, progress, **options):
 
 def measure(run, progress, **options):
     model, made, rows = trained(run, progress, **options)
-    loss = math.nan if made.diverged else held_out_loss(model, rows, run.settings["batch"])
+    loss = math.inf if made.diverged else held_out_loss(model, rows, run.settings["batch"])
     return {
         "loss": loss,
-        "perplexity": math.exp(loss) if loss < 100 else math.nan,
+        "perplexity": math.exp(loss) if loss < 100 else math.inf,
         "losses": made.losses,
         "ms": made.ms,
         "diverged": made.diverged,

@@ -7,7 +7,8 @@ import nprf
 import numpy as np
 import torch
 
-from . import Expectation, Experiment, statistic
+from ..results import Expectation, Statistic
+from . import Experiment
 
 SIZES = {
     "tiny": dict(tokens=12, dims=[2, 4], steps=5, samples=2000, squares=[0.5], radii=[0.5, 1.0], draws=2, most=64),
@@ -139,14 +140,14 @@ def table(results):
             rows.append(["Lemma 2", f"{name}, squared norm of x + y = {square:g}", text])
     needs = results.of(part="theorem 3")
     for radius in needs.settings("radius"):
-        rows.append(
-            ["Theorem 3", f"R = {radius:g}", f"features for an L1 error of {ERROR}: {needed(needs, radius).text(0)}"]
-        )
+        number = needed(needs, radius)
+        text = number.text(0) if number.diverged == 0 else f"more than {needs.settings('most')[0]}"
+        rows.append(["Theorem 3", f"R = {radius:g}", f"features for an L1 error of {ERROR}: {text}"])
     return ["statement", "for", "found"], rows
 
 
 def needed(results, radius):
-    return statistic(math.nan if each is None else each for each in results.of(radius=radius).values("needed"))
+    return Statistic(math.inf if each is None else each for each in results.of(radius=radius).values("needed"))
 
 
 def draw(results, figure):

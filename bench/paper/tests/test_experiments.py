@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Each experiment, for two steps of training, from its plan to its part of the page."""
 
+import math
+
 import pytest
 from paper import __main__ as command
 from paper import page, runs
-from paper.experiments import NAMES, Options, Results, below, statistic
+from paper.experiments import NAMES, Options
+from paper.results import Results, Statistic, at_most, below
 
 OPTIONS = Options("tiny", "sample", 2)
 
@@ -48,11 +51,19 @@ def test_below_counts_a_difference_only_above_the_noise_of_seeds():
     assert below("loss", "a", "b")(results)
     assert not below("loss", "b", "a")(results)
     assert not below("loss", "a", "c")(results)  # 0.1, with a standard error of 0.13
-    assert below("loss", "c", "a", margin=0.2)(results)
+    assert at_most("loss", "c", "a", 0.2)(results)
+    assert not at_most("loss", "b", "a", 0.2)(results)
+
+
+def test_a_run_that_diverged_is_worse_than_all_others():
+    results = entries(a=[1.0, 1.2], b=[1.1, math.inf])
+    assert below("loss", "a", "b")(results)
+    assert not below("loss", "b", "a")(results)
+    assert results.rows(loss=1) == [["a", "1.1 ± 0.1"], ["b", "diverged (1 of 2)"]]
 
 
 def test_statistic():
-    found = statistic([1.0, 2.0, 3.0])
+    found = Statistic([1.0, 2.0, 3.0])
     assert found.text(2) == "2.00 ± 1.00"
-    assert statistic([float("nan"), 1.0]).text(2) == "diverged"
-    assert statistic([1.5]).text(1) == "1.5"
+    assert found.error == pytest.approx(3**-0.5)
+    assert Statistic([1.5]).text(1) == "1.5"
