@@ -24,12 +24,10 @@ def section(experiment, results):
         [[text, "seen" if holds else "**not seen**"] for text, holds in seen(experiment, results)],
     )
     seeds = len({seed for _, seed, _ in results.entries})
-    used = sorted({entry[2]["data"] for entry in results.entries if "data" in entry[2]})
-    about = [
-        f"`python -m paper {experiment.name}`: {len(results.entries)} runs, {seeds} seeds" + (", ± standard deviation" if seeds > 1 else ""),
-        f"{results.seconds() / 60:.0f} minutes of runs in all",
-        *used,
-    ]  # fmt: skip
+    over = f"{seeds} seeds, ± standard deviation" if seeds > 1 else "one seed"
+    used = sorted({result["data"] for _, _, result in results.entries if "data" in result})
+    minutes = f"{results.seconds() / 60:.1f} minutes of runs"
+    about = [f"`python -m paper {experiment.name}`: {len(results.entries)} runs, {over}", minutes, *used]
     parts = [f"## {experiment.title}", experiment.claim, markdown(*experiment.table(results)), expected]
     if experiment.notes:
         parts.append(experiment.notes)
@@ -60,8 +58,8 @@ def write(sections, options, path):
     size = {"tiny": "sizes of the tests, without meaning", "small": "the miniature", "paper": "the paper's sizes"}
     head = [
         "# Results of the experiments",
-        "Written by `python -m paper all` (see [README](README.md)). *Seen* and *not seen* are computed from the table above "
-        "them; a difference counts if it exceeds the standard error of the means over seeds.",
+        "Written by `python -m paper all` (see [README](README.md)). *Seen* and *not seen* are computed from the numbers of "
+        "the table: a difference counts if it exceeds its standard error over seeds.",
         f"Sizes: {size[options.size]}. Machine: {'; '.join(machines) or 'none'}. {minutes:.0f} minutes of runs in all.",
     ]
     body = []

@@ -93,6 +93,15 @@ def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, 
     return Training(losses, ms, diverges(losses), max((each.largest_norm for each in attentions), default=0.0))
 
 
+def train_run(run, model, loss_of, progress, **options):
+    """train() with the steps, the learning rate, the seed and the checkpoint of a run."""
+    s = run.settings
+    return train(
+        model, loss_of, steps=s["steps"], rate=s["rate"], seed=run.seed, progress=progress, checkpoint=run.checkpoint,
+        **options,
+    )  # fmt: skip
+
+
 def _save(checkpoint, step, losses, seconds, model, optimizer, generator):
     state = {
         "step": step, "losses": losses, "seconds": seconds, "model": model.state_dict(),

@@ -19,7 +19,7 @@ VARIANTS = {
 
 
 def plan(options):
-    size = texts.size_of(options, steps=500, tokens=128, dim=64, held_out=32)
+    size = texts.size_of(options, steps=400, tokens=128, dim=64, held_out=32)
     return [
         {"variant": name, "mechanism": mechanism, **size, "rate": rate}
         for name, mechanism in VARIANTS.items()

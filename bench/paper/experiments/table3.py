@@ -131,9 +131,7 @@ def measure(run, progress):
         chosen = torch.randint(len(batches), (), generator=generator).item()
         return loss_on(model, batches[chosen], smoothing=0.1)
 
-    made = training.train(
-        model, loss_of, steps=s["steps"], rate=s["rate"], seed=run.seed, progress=progress, checkpoint=run.checkpoint
-    )
+    made = training.train_run(run, model, loss_of, progress)
     loss, bleu = math.inf, 0.0
     if not made.diverged:
         held_out = batches_of(encoded(pairs.valid[: s["test"]], codes), s["tokens"])

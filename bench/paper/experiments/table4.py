@@ -15,7 +15,7 @@ VARIANTS = ("softmax", "softmax + RPE", "normalised softmax + RPE", "PRF", "NPRF
 
 SIZES = {
     "tiny": dict(steps=2, batch=4, dim=24, layers=1, heads=2, patch=7, rate=1e-3, test=8),
-    "small": dict(steps=1000, batch=64, dim=96, layers=4, heads=3, patch=4, rate=1e-3, test=5000),
+    "small": dict(steps=600, batch=64, dim=96, layers=4, heads=3, patch=4, rate=1e-3, test=5000),
     "paper": dict(steps=300_000, batch=1024, dim=768, layers=12, heads=12, patch=2, rate=5e-4, test=10_000),
 }
 
@@ -45,9 +45,7 @@ def measure(run, progress):
         flipped = torch.rand(len(x), 1, 1, 1, generator=generator).to(x.device) < 0.5
         return F.cross_entropy(model(torch.where(flipped, x.flip(-1), x)), classes[chosen.to(classes.device)])
 
-    made = training.train(
-        model, loss_of, steps=s["steps"], rate=s["rate"], seed=run.seed, progress=progress, checkpoint=run.checkpoint
-    )
+    made = training.train_run(run, model, loss_of, progress)
     test_x, test_y = pictures.test_x[: s["test"]], torch.from_numpy(pictures.test_y[: s["test"]].astype(np.int64))
     with torch.no_grad():
         found = torch.cat(

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from .. import data, training
-from ..models import LanguageModel, Mechanism
 from ..results import Expectation, at_most, bars, below
 from ..training import device
 from . import Experiment, mechanism_settings, texts
@@ -19,7 +18,7 @@ MASK, MASKED = 256, 0.15
 
 
 def plan(options):
-    size = texts.size_of(options, steps=1400)
+    size = texts.size_of(options, steps=1000)
     if options.size == "paper":
         size.update(dim=768, layers=12, heads=12)
     return [
@@ -39,21 +38,12 @@ def loss_on(model, rows, generator):
 def measure(run, progress):
     s = run.settings
     text = data.text(s["source"])
-    model = LanguageModel(
-        MASK + 1,
-        s["tokens"],
-        s["dim"],
-        s["layers"],
-        s["heads"],
-        Mechanism(**s["mechanism"]),
-        causal=False,
-        seed=run.seed,
-    ).to(device())
-    made = training.train(
-        model,
-        lambda generator: loss_on(model, data.windows(text.train, s["tokens"], s["batch"], generator), generator),
-        steps=s["steps"], rate=s["rate"], seed=run.seed, progress=progress, checkpoint=run.checkpoint,
-    )  # fmt: skip
+    model = texts.language_model(run, MASK + 1, s["tokens"], causal=False)
+
+    def loss_of(generator):
+        return loss_on(model, data.windows(text.train, s["tokens"], s["batch"], generator), generator)
+
+    made = training.train_run(run, model, loss_of, progress)
     loss = math.inf
     if not made.diverged:
         generator = torch.Generator().manual_seed(0)  # the same masks for all

@@ -8,10 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from .. import data, training
-from ..models import LanguageModel, Mechanism
 from ..results import Expectation, at_most, bars, below
-from ..training import device
-from . import Experiment, mechanism_settings
+from . import Experiment, mechanism_settings, texts
 
 VARIANTS = ("softmax", "softmax + RPE", "PRF", "NPRF", "NPRF + RPE")
 REACH = 128  # lags with a bias of their own: more than four lines
@@ -19,7 +17,7 @@ PICTURES = 8
 
 SIZES = {  # side: of the middle of the picture; levels of a pixel or colour
     "tiny": dict(steps=2, pictures="fashion", batch=2, side=6, levels=4, dim=16, layers=1, heads=2, rate=2e-3, test=4),
-    "small": dict(steps=1000, pictures="fashion", batch=4, side=28, levels=16, dim=128, layers=2, heads=4, rate=2e-3, test=64),
+    "small": dict(steps=700, pictures="fashion", batch=4, side=28, levels=16, dim=128, layers=2, heads=4, rate=2e-3, test=64),
     "paper": dict(
         steps=200_000, pictures="cifar", batch=32, side=32, levels=256, dim=512, layers=6, heads=8, rate=5e-4, test=2000
     ),
@@ -40,31 +38,21 @@ def sequences(pictures, side, levels):
     return F.pad(rows, (1, 0), value=levels)
 
 
-def loss_on(model, rows):
-    rows = rows.to(device())
-    return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-
-
 def measure(run, progress):
     s = run.settings
     pictures = data.pictures(s["source"], s["pictures"])
     train, test = (sequences(x, s["side"], s["levels"]) for x in (pictures.train_x, pictures.test_x[: s["test"]]))
-    mechanism, tokens = Mechanism(**s["mechanism"]), train.shape[1] - 1
-    model = LanguageModel(
-        s["levels"] + 1, tokens, s["dim"], s["layers"], s["heads"], mechanism, position=("table", REACH),
-        seed=run.seed,
-    ).to(device())  # fmt: skip
-    made = training.train(
-        model,
-        lambda generator: loss_on(model, train[torch.randint(len(train), (s["batch"],), generator=generator)]),
-        steps=s["steps"], rate=s["rate"], seed=run.seed, progress=progress, checkpoint=run.checkpoint,
-    )  # fmt: skip
+    tokens = train.shape[1] - 1
+    model = texts.language_model(run, s["levels"] + 1, tokens, position=("table", REACH))
+
+    def loss_of(generator):
+        return texts.loss_on(model, train[torch.randint(len(train), (s["batch"],), generator=generator)])
+
+    made = training.train_run(run, model, loss_of, progress)
     bits, generated = math.inf, []
     if not made.diverged:
-        with torch.no_grad():
-            parts = [(loss_on(model, part).item(), len(part)) for part in test.split(s["batch"])]
-        bits = sum(loss * count for loss, count in parts) / len(test) / math.log(2)
-        if mechanism.kernel != "softmax" and run.seed == 0:
+        bits = texts.held_out_loss(model, test, s["batch"]) / math.log(2)
+        if s["mechanism"]["kernel"] != "softmax" and run.seed == 0:
             generator = torch.Generator().manual_seed(0)
             generated = model.cpu().generate(tokens, PICTURES, s["levels"], generator).tolist()
     return {

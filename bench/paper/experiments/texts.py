@@ -23,18 +23,11 @@ def size_of(options, **changes):
     return options.chosen({**SIZES, "small": {**SIZES["small"], **changes}})
 
 
-def language_model(run, position="t5"):
+def language_model(run, vocabulary, tokens, **options):
+    """A LanguageModel of the run's settings."""
     s = run.settings
-    model = LanguageModel(
-        BYTES,
-        s["tokens"],
-        s["dim"],
-        s["layers"],
-        s["heads"],
-        Mechanism(**s["mechanism"]),
-        position=position,
-        seed=run.seed,
-    )
+    mechanism = Mechanism(**s["mechanism"])
+    model = LanguageModel(vocabulary, tokens, s["dim"], s["layers"], s["heads"], mechanism, seed=run.seed, **options)
     return model.to(training.device())
 
 
@@ -54,12 +47,12 @@ def trained(run, progress, **options):
     """(model, Training, held-out rows) of a language model of the run's settings."""
     s = run.settings
     text = data.text(s["source"])
-    model = language_model(run)
-    made = training.train(
-        model,
-        lambda generator: loss_on(model, data.windows(text.train, s["tokens"] + 1, s["batch"], generator)),
-        steps=s["steps"], rate=s["rate"], seed=run.seed, progress=progress, checkpoint=run.checkpoint, **options,
-    )  # fmt: skip
+    model = language_model(run, BYTES, s["tokens"])
+
+    def loss_of(generator):
+        return loss_on(model, data.windows(text.train, s["tokens"] + 1, s["batch"], generator))
+
+    made = training.train_run(run, model, loss_of, progress, **options)
     return model, made, data.spread(text.valid, s["tokens"] + 1, s["held_out"])
 
 

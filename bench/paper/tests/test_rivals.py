@@ -3,6 +3,7 @@ import nprf
 import pytest
 import torch
 import torch.nn.functional as F
+from paper.experiments import fig1a
 from paper.rivals import (
     GatedRandomFeatures,
     Linformer,
@@ -56,6 +57,16 @@ def test_gate_is_its_recurrence(qkv):
         numerator = torch.einsum("bhm,bhmp->bhp", phi_q[:, :, t], state)
         expected.append(numerator / (phi_q[:, :, t] * normalizer).sum(-1, keepdim=True))
     torch.testing.assert_close(layer(q, k, v, x), torch.stack(expected, dim=2), rtol=1e-8, atol=1e-10)
+
+
+def test_formula_by_fft_is_that_of_nprf():
+    """Figure 1a's rival, in float32."""
+    q, k, v = (torch.randn(20, fig1a.D) for _ in range(3))
+    bias, features = torch.randn(39), nprf.orf(fig1a.D, fig1a.FEATURES)
+    attention = nprf.Attention(features, nprf.RelativePosition(bias.numpy()))
+    expected = nprf.reference.kernelized_attention(attention, *(each.numpy() for each in (q, k, v)))
+    found = fig1a.by_fft(q, k, v, bias, torch.from_numpy(features.rows()))
+    torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_linformer_is_its_formula(qkv):
