@@ -51,8 +51,9 @@ def parser():
     sizes = made.add_mutually_exclusive_group()
     sizes.add_argument("--paper-size", action="store_true", help="the sizes of the paper, for a GPU: days, not minutes")
     sizes.add_argument("--tiny", action="store_true", help="sizes of the tests: seconds, results without meaning")
-    made.add_argument("--download", action="store_true", help="whole data sets by torchvision and datasets")
-    made.add_argument("--source", choices=data.SOURCES, help="where data come from, in place of the first place found")
+    made.add_argument(
+        "--source", choices=data.SOURCES, help="where data come from; default: the folder, or the samples"
+    )
     return made
 
 
@@ -68,7 +69,7 @@ def main(arguments=None):
         print(f"expected list, all, page, or some of {', '.join(NAMES)}; got {', '.join(unknown)}", file=sys.stderr)
         return 2
     size = "paper" if chosen.paper_size else "tiny" if chosen.tiny else "small"
-    options = Options(size, chosen.source or data.best_source(chosen.download), chosen.steps)
+    options = Options(size, chosen.source or data.best_source(), chosen.steps)
     sections = []
     for name in names:
         experiment = experiment_of(name)
@@ -83,7 +84,7 @@ def main(arguments=None):
         print(page.section(experiment, results))
         print(f"picture: {page.picture(experiment, results, runs.CACHE)}\n")
     if chosen.names[0] in ("all", "page"):
-        print(f"written: {page.write(sections, options, page_path(size))}")
+        print(f"written: {page.write(sections, size, page_path(size))}")
     return 0
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Texts, parallel texts and pictures.
 
-Each is looked for in three places (SOURCES): "whole", what the usual loaders of torchvision and datasets download, where
-there is a network and they are installed; "folder", the files in $NPRF_PAPER_DATA, by default ../shared/data beside the
-repository; "sample", the small files shipped in data/. A result names the place, since its numbers depend on it. Files of
-the last two are checked by SHA-256, downloads by their loaders.
+They come from one of three SOURCES: "whole", what the usual loaders of torchvision and datasets download, where there is a
+network and they are installed; "folder", the files in $NPRF_PAPER_DATA, by default ../shared/data beside the repository;
+"sample", the small files shipped in data/. It is a part of a run's settings, since results depend on it. Files of the last
+two are checked by SHA-256, downloads by their loaders.
 """
 
 import functools
@@ -53,10 +53,8 @@ OTHERS = {
 }
 
 
-def best_source(download=False):
-    """The first of SOURCES that this machine has; "whole" only if the caller allows downloads."""
-    if download:
-        return "whole"
+def best_source():
+    """The source that this machine has without downloads."""
     return "folder" if FOLDER.is_dir() else "sample"
 
 

@@ -51,16 +51,16 @@ def picture(experiment, results, folder):
     return path
 
 
-def write(sections, options, path):
-    """The page of the experiments that have results."""
+def write(sections, size, path):
+    """The page of the experiments that have results, of one of the sizes of Options."""
     machines = sorted({machine for _, results in sections for machine in results.values("machine")})
     minutes = math.fsum(results.seconds() for _, results in sections) / 60
-    size = {"tiny": "sizes of the tests, without meaning", "small": "the miniature", "paper": "the paper's sizes"}
+    sizes = {"tiny": "sizes of the tests, without meaning", "small": "the miniature", "paper": "the paper's sizes"}
     head = [
         "# Results of the experiments",
         "Written by `python -m paper all` (see [README](README.md)). *Seen* and *not seen* are computed from the numbers of "
         "the table: a difference counts if it exceeds its standard error over seeds.",
-        f"Sizes: {size[options.size]}. Machine: {'; '.join(machines) or 'none'}. {minutes:.0f} minutes of runs in all.",
+        f"Sizes: {sizes[size]}. Machine: {'; '.join(machines) or 'none'}. {minutes:.0f} minutes of runs in all.",
     ]
     body = []
     for experiment, results in sections:

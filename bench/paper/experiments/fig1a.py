@@ -186,7 +186,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     notes="One head, d = 64, 32 orthogonal features, forward only, one thread, float32; ± over three rounds. The mask of "
-    "softmax and the features' random vectors are made before the measurement. Empty: more than 30 s, by a quadratic forecast, or 8 GiB. On the CPU also with "
-    "`--paper-size`; `bench/README.md` has the benchmark for GPUs.",
+    "softmax and the features' random vectors are made before the measurement. Empty: more than 30 s, "
+    "by a quadratic forecast, or 8 GiB. On the CPU also with `--paper-size`; `bench/README.md` has the benchmark for GPUs.",
     alone=True,
 )
