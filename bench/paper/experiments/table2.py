@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""Table 2: a causal language model."""
+
+from ..results import Expectation, at_most, bars, below
+from . import Experiment, mechanism_settings, texts
+
+VARIANTS = (
+    "softmax", "softmax + RPE", "normalised softmax + RPE", "elu", "TRF", "TRF gate (RFA)", "PRF", "NPRF", "NPRF + RPE",
+    "Taylor + near field + RPE",
+)  # fmt: skip
+
+
+def plan(options):
+    size = texts.size_of(options)
+    return [{"variant": name, "mechanism": mechanism_settings(name), **size} for name in VARIANTS]
+
+
+def table(results):
+    columns = ["attention", "held-out loss, nats a byte", "perplexity a byte", "ms a step"]
+    return columns, results.rows(loss=3, perplexity=2, ms=0)
+
+
+def draw(results, figure):
+    bars(figure.subplots(), results, "perplexity", "held-out perplexity a byte")
+
+
+def elu_is_last(results):
+    return max(results.settings("variant"), key=lambda name: results.mean("loss", variant=name).mean) == "elu"
+
+
+EXPERIMENT = Experiment(
+    name="table2",
+    title="Table 2: language model",
+    claim="With relative positions kernelized attention reaches softmax; without them it does not.",
+    plan=plan,
+    measure=texts.measure,
+    table=table,
+    draw=draw,
+    expectations=(
+        Expectation("NPRF + RPE is better than NPRF", below("loss", "NPRF + RPE", "NPRF")),
+        Expectation("NPRF + RPE is better than PRF", below("loss", "NPRF + RPE", "PRF")),
+        Expectation("softmax + RPE is better than softmax", below("loss", "softmax + RPE", "softmax")),
+        Expectation("NPRF + RPE is near or below softmax (0.05 nats)", at_most("loss", "NPRF + RPE", "softmax", 0.05)),
+        Expectation("elu is last", elu_is_last),
+    ),
+    notes="The paper's model is of words of WikiText-103 and its loss a perplexity of words: not comparable with bytes.",
+)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""Tables in Markdown, pictures in SVG, and the page RESULTS.md."""
+
+import math
+import pathlib
+
+HERE = pathlib.Path(__file__).parent
+
+
+def markdown(columns, rows):
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def seen(experiment, results):
+    """(text, whether it holds in these results) of each expectation."""
+    return [(each.text, bool(each.holds(results))) for each in experiment.expectations]
+
+
+def section(experiment, results):
+    """The part of the page about one experiment."""
+    expected = markdown(
+        ["what the paper shows", "here"],
+        [[text, "seen" if holds else "**not seen**"] for text, holds in seen(experiment, results)],
+    )
+    seeds = len({seed for _, seed, _ in results.entries})
+    over = f"{seeds} seeds, ± standard deviation" if seeds > 1 else "one seed"
+    used = sorted({result["data"] for _, _, result in results.entries if "data" in result})
+    minutes = f"{results.seconds() / 60:.1f} minutes of runs"
+    about = [f"`python -m paper {experiment.name}`: {len(results.entries)} runs, {over}", minutes, *used]
+    parts = [f"## {experiment.title}", experiment.claim, markdown(*experiment.table(results)), expected]
+    if experiment.notes:
+        parts.append(experiment.notes)
+    parts.append("; ".join(about) + ".")
+    return "\n\n".join(parts) + "\n"
+
+
+def picture(experiment, results, folder):
+    """Draws NAME.svg in the folder, and returns its path."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{experiment.name}.svg"
+    with matplotlib.rc_context({"svg.hashsalt": experiment.name, "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        experiment.draw(results, figure)
+        figure.savefig(path, metadata={"Date": None})
+    return path
+
+
+def write(sections, size, path):
+    """The page of the experiments that have results, of one of the sizes of Options."""
+    machines = sorted({machine for _, results in sections for machine in results.values("machine")})
+    minutes = math.fsum(results.seconds() for _, results in sections) / 60
+    sizes = {"tiny": "sizes of the tests, without meaning", "small": "the miniature", "paper": "the paper's sizes"}
+    head = [
+        "# Results of the experiments",
+        "Written by `python -m paper all` (see [README](README.md)). *Seen* and *not seen* are computed from the numbers of "
+        "the table: a difference counts if it exceeds its standard error over seeds.",
+        f"Sizes: {sizes[size]}. Machine: {'; '.join(machines) or 'none'}. {minutes:.0f} minutes of runs in all.",
+    ]
+    body = []
+    for experiment, results in sections:
+        image = picture(experiment, results, path.parent / "pictures" / path.stem.lower())
+        body.append(section(experiment, results) + f"\n![{experiment.title}]({image.relative_to(path.parent)})\n")
+    path.write_text("\n\n".join(head) + "\n\n" + "\n".join(body))
+    return path

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""Each experiment, for two steps of training, from its plan to its part of the page."""
+
+import math
+
+import pytest
+from paper import __main__ as command
+from paper import page, runs
+from paper.experiments import NAMES, Options
+from paper.results import Results, Statistic, at_most, below
+
+OPTIONS = Options("tiny", "sample", 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_steps(name, cache):
+    experiment = command.experiment_of(name)
+    assert experiment.name == name
+    planned = command.runs_of(experiment, OPTIONS, seeds=2)
+    assert len({run.path for run in planned}) == len(planned)
+    for run in planned:
+        runs.perform(run, lambda done, of: None)
+    results, missing = command.results_of(planned)
+    assert missing == 0
+    text = page.section(experiment, results)
+    assert experiment.title in text
+    rows = experiment.table(results)[1]
+    assert all(len(row) == len(experiment.table(results)[0]) for row in rows)
+    assert len(page.seen(experiment, results)) == len(experiment.expectations) > 0
+    assert page.picture(experiment, results, cache).read_text().lstrip().startswith("<?xml")
+    path = page.write([(experiment, results)], "tiny", cache / "RESULTS.md")
+    assert f"pictures/results/{name}.svg" in path.read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_sizes_plan_the_same_rows(name):
+    experiment = command.experiment_of(name)
+    for size in ("small", "paper"):
+        planned = experiment.plan(Options(size, "sample"))
+        assert planned and all(isinstance(each, dict) for each in planned)
+
+
+def entries(**losses):
+    return Results(
+        ({"variant": name}, seed, {"loss": loss}) for name, all_ in losses.items() for seed, loss in enumerate(all_)
+    )
+
+
+def test_below_counts_a_difference_only_above_the_noise_of_seeds():
+    results = entries(a=[1.0, 1.2, 1.1], b=[2.0, 2.2, 2.1], c=[1.0, 1.4, 1.2])
+    assert below("loss", "a", "b")(results)
+    assert not below("loss", "b", "a")(results)
+    assert not below("loss", "a", "c")(results)  # 0.1, with a standard error of 0.13
+    assert at_most("loss", "c", "a", 0.2)(results)
+    assert not at_most("loss", "b", "a", 0.2)(results)
+
+
+def test_a_run_that_diverged_is_worse_than_all_others():
+    results = entries(a=[1.0, 1.2], b=[1.1, math.inf])
+    assert below("loss", "a", "b")(results)
+    assert not below("loss", "b", "a")(results)
+    assert results.rows(loss=1) == [["a", "1.1 ± 0.1"], ["b", "diverged (1 of 2)"]]
+
+
+def test_statistic():
+    found = Statistic([1.0, 2.0, 3.0])
+    assert found.text(2) == "2.00 ± 1.00"
+    assert found.error == pytest.approx(3**-0.5)
+    assert Statistic([1.5]).text(1) == "1.5"

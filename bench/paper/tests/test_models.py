@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+import math
+
+import nprf
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from paper import training
+from paper.models import MECHANISMS, Attention, ImageModel, LanguageModel, Mechanism, Translator
+
+CAUSAL = [name for name in MECHANISMS if name not in ("Linformer", "Nystromformer")]
+
+
+def toy(generator):
+    """Sequences that count up from a random start, modulo 11 [8, 17]."""
+    return (torch.randint(11, (8, 1), generator=generator) + torch.arange(17)) % 11
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_loss_falls_on_a_toy(name):
+    model = LanguageModel(11, 16, 32, 1, 2, MECHANISMS[name])
+
+    def loss_of(generator):
+        rows = toy(generator)
+        return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+    made = training.train(model, loss_of, steps=60, rate=1e-2, seed=0, progress=lambda done, of: None)
+    first, last = made.losses[0][1], made.losses[-1][1]
+    assert not made.diverged
+    assert first > 2 and last < 0.3 * first
+
+
+@pytest.mark.parametrize("radius", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "position, causal", [("t5", True), ("t5", False), (("table", 5), True), (("table", 50), False)]
+)
+def test_softmax_with_a_bias_is_the_reference_of_nprf(radius, position, causal):
+    layer = Attention(24, 3, Mechanism(radius=radius, rpe=True), 40, causal=causal, position=position).double()
+    torch.nn.init.normal_(layer.bias.weight)
+    x = torch.randn(2, 40, 24, dtype=torch.float64)
+    q, k, v = (each.transpose(1, 2).detach().numpy() for each in layer.project(x, x))
+    expected = nprf.reference.softmax_attention(
+        q, k, v, layer.bias.position(), causal=causal, normalization=layer.normalization
+    )
+    with torch.no_grad():
+        found = layer(x)
+        expected = layer.out(torch.from_numpy(expected).transpose(1, 2).flatten(2))
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_softmax_with_a_grid_and_cls_is_the_reference_of_nprf():
+    layer = Attention(16, 2, Mechanism(radius=1.0, rpe=True), 21, position=("grid", 4, 5)).double()
+    for each in layer.bias.parameters():
+        torch.nn.init.normal_(each)
+    x = torch.randn(2, 21, 16, dtype=torch.float64)
+    q, k, v = (each.transpose(1, 2).detach().numpy() for each in layer.project(x, x))
+    grid = nprf.Grid(4, 5, layer.bias.weight.detach().numpy(), layer.bias.extra.detach().numpy())
+    expected = nprf.reference.softmax_attention(q, k, v, grid)
+    with torch.no_grad():
+        expected = layer.out(torch.from_numpy(expected).transpose(1, 2).flatten(2))
+        np.testing.assert_allclose(layer(x), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("position, causal", [("t5", True), ("t5", False), (("table", 5), True)])
+def test_exact_weights_make_the_kernelized_layer_softmax(position, causal):
+    """With a near field of all tokens every weight of nprf's layer is that of softmax."""
+    softmax = Attention(16, 2, Mechanism(radius=1.0, rpe=True), 10, causal=causal, position=position)
+    for each in softmax.bias.parameters():
+        torch.nn.init.normal_(each)
+    near = Attention(16, 2, Mechanism("taylor", 1.0, True, near=10), 10, causal=causal, position=position)
+    near.load_state_dict(softmax.state_dict())
+    x = torch.randn(2, 10, 16)
+    eps = torch.finfo(torch.float32).eps
+    with torch.no_grad():
+        torch.testing.assert_close(near(x), softmax(x), rtol=0, atol=200 * eps * softmax(x).abs().max().item())
+
+
+def test_kernelized_layer_with_a_grid_and_cls_is_the_formula_of_nprf():
+    layer = Attention(16, 2, Mechanism("orf", 1.0, True), 21, position=("grid", 4, 5)).double()
+    for each in layer.bias.parameters():
+        torch.nn.init.normal_(each)
+    x = torch.randn(2, 21, 16, dtype=torch.float64)
+    q, k, v = (each.transpose(1, 2).detach().numpy() for each in layer.project(x, x))
+    grid = nprf.Grid(4, 5, layer.bias.weight.detach().numpy(), layer.bias.extra.detach().numpy())
+    expected = nprf.reference.kernelized_attention(nprf.Attention(layer.features, grid), q, k, v)
+    with torch.no_grad():
+        expected = layer.out(torch.from_numpy(expected).transpose(1, 2).flatten(2))
+        np.testing.assert_allclose(layer(x), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_later_token_changes_no_earlier_row():
+    for name in CAUSAL:
+        model = LanguageModel(11, 16, 32, 2, 2, MECHANISMS[name]).eval()
+        x = torch.randint(11, (1, 16))
+        other = x.clone()
+        other[0, -1] = (x[0, -1] + 1) % 11
+        with torch.no_grad():
+            a, b = model(x), model(other)
+        torch.testing.assert_close(a[:, :-1], b[:, :-1], rtol=1e-5, atol=1e-6, msg=name)
+        assert not torch.allclose(a[:, -1], b[:, -1])
+
+
+@pytest.mark.parametrize("name", ["NPRF", "NPRF + RPE", "Taylor + near field + RPE"])
+def test_generated_tokens_are_those_of_the_whole_sequence(name):
+    model = LanguageModel(6, 12, 16, 2, 2, MECHANISMS[name], position=("table", 4)).eval()
+    found = model.generate(12, 3, 5, torch.Generator().manual_seed(7))
+    assert found.shape == (3, 12) and found.max() < 5
+    generator, rows = torch.Generator().manual_seed(7), torch.full((3, 1), 5)
+    with torch.no_grad():
+        for _ in range(12):
+            probabilities = model(rows)[:, -1, :5].softmax(-1)
+            rows = torch.cat([rows, torch.multinomial(probabilities, 1, generator=generator)], dim=1)
+    assert torch.equal(rows[:, 1:], found)
+
+
+def test_padding_does_not_change_a_translation():
+    for mechanism in (Mechanism(rpe=True), Mechanism("orf", 1.0, True)):
+        model = Translator(20, 16, 16, 1, 2, mechanism, mechanism).eval()
+        x, y = torch.randint(1, 20, (1, 7)), torch.randint(1, 20, (1, 5))
+        longer = torch.cat([x, torch.zeros(1, 4, dtype=torch.long)], dim=1)
+        with torch.no_grad():
+            a, b = (model.decode(y, model.encode(each, each == 0), each == 0) for each in (x, longer))
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_image_model_learns_which_half_is_bright():
+    model = ImageModel(8, 1, 2, 16, 1, 2, MECHANISMS["NPRF + RPE"], 2)
+
+    def loss_of(generator):
+        classes = torch.randint(2, (16,), generator=generator)
+        x = torch.randn(16, 1, 8, 8, generator=generator)
+        x[:, :, :, :4] += (classes[:, None, None, None] * 2 - 1).float()
+        return F.cross_entropy(model(x), classes)
+
+    made = training.train(model, loss_of, steps=60, rate=5e-3, seed=0, progress=lambda done, of: None)
+    assert made.losses[-1][1] < 0.3
+
+
+def test_biases_have_ten_times_the_learning_rate():
+    model = LanguageModel(11, 16, 16, 2, 2, MECHANISMS["NPRF + RPE"])
+    plain, biases = training.optimizer_of(model, 1e-3).param_groups
+    assert biases["scale"] == 10 * plain["scale"]
+    assert len(biases["params"]) == 2  # one table for each layer
+    assert len(plain["params"]) + 2 == len(list(model.parameters()))
+
+
+def test_diverges():
+    assert training.diverges([(1, 5.0), (2, math.nan)])
+    assert training.diverges([(step, 5.0 - 0.1 * step) for step in range(20)] + [(20, 6.0), (21, 6.0), (22, 6.0)])
+    assert not training.diverges([(step, 5.0 - 0.1 * step) for step in range(20)])
