@@ -89,7 +89,9 @@ TEST_CASE("step features: rows are those of the map, with the same bits in any c
 TEST_CASE("step features: rows of the heads of successive tokens", "[decoder]") {
   const TaylorFeatures<float> map({.input_dim = 2});
   const Matrix<float> x = normal<float>(12, 2, 5);  // (tokens,heads) rows, of which two tokens and two heads are used
-  const StepFeatures<float> features(FeatureMapView<float>(map), Normalization::none());
+  const FeatureMapView<float> view(map);
+  const Normalization normalization = Normalization::none();
+  const StepFeatures<float> features(view, normalization);
   Workspace workspace;
   const FeatureRows<float> rows = features({x.data(), 1}, {x.data() + 6, 2, 8, 2, 2}, workspace);
   const float scale = static_cast<float>(std::pow(2.0, -0.25));
