@@ -57,6 +57,20 @@ TEMPLATE_TEST_CASE("packs add and multiply scalar by scalar", "[core]", NPRF_TES
   CHECK(std::abs(A.sum() - a.sum()) <= 8 * epsilon<TestType> * a.cwiseAbs().sum());
 }
 
+TEMPLATE_TEST_CASE("a dot product by packs has the same bits at any address", "[core]", NPRF_TEST_SCALARS) {
+  using T = TestType;
+  for (const Index n : {Index{0}, Index{1}, W<T>, 3 * W<T> - 1}) {
+    const Vector<T> a = normal_vector<T>(n, 1), b = normal_vector<T>(n, 2);
+    const T product = dot_by_packs(a.data(), b.data(), n);
+    CHECK(std::abs(product - a.dot(b)) <= static_cast<T>(n + 1) * epsilon<T> * a.cwiseAbs().dot(b.cwiseAbs()));
+    for (Index shift = 1; shift < W<T>; ++shift) {
+      Vector<T> x(n + shift), y(n + 2 * shift);
+      x.tail(n) = a, y.tail(n) = b;
+      CHECK(dot_by_packs(x.data() + shift, y.data() + 2 * shift, n) == product);
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("larger ignores a NaN, and larger_or_nan propagates it", "[core]", NPRF_TEST_SCALARS) {
   using T = TestType;
   const Vector<T> a = normal_vector<T>(W<T>, 1);

@@ -96,6 +96,15 @@ constexpr Index packs_for(Index scalars) {
   return (scalars + Pack<T>::size - 1) / Pack<T>::size;
 }
 
+/// a.b of (n) vectors, whose bits do not depend on their addresses, as those of Eigen's dot product do.
+template <Real T>
+T dot_by_packs(const T* a, const T* b, Index n) {
+  using P = Pack<T>;
+  P sum = P::all(0);
+  for (Index i = 0; i < n; i += P::size) sum = multiply_add(P::load(a + i, n - i), P::load(b + i, n - i), sum);
+  return sum.sum();
+}
+
 // g++ warns that template arguments drop an attribute of Eigen's register types, which is harmless here
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wignored-attributes"

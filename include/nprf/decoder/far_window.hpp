@@ -12,6 +12,7 @@
 #include "nprf/core/power_of_two.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/decoder/exponentials.hpp"
 #include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/token_ring.hpp"
 #include "nprf/decoder/window_kernels.hpp"
@@ -22,25 +23,6 @@
 #include "nprf/toeplitz/fft/spectral_ops.hpp"
 
 namespace nprf {
-
-/// x rounded to T, and what that leaves.
-template <Real T>
-T rounded_with_rest(double x, T& rest) {
-  const T rounded = static_cast<T>(x);
-  rest = static_cast<T>(x - static_cast<double>(rounded));
-  return rounded;
-}
-
-/// x (n) = exp(x + rests), without the rounding error of x; n is a multiple of 16. exp(x + rest) = exp(x) (1 + rest).
-template <Real T>
-void exponentials(T* x, const T* rests, Index n) {
-  using P = Pack<T>;
-  for (Index s = 0; s < n; s += P::size) {
-    const P whole = exp(P::load(x + s));
-    // infinity minus itself is NaN where there is no weight
-    multiply_add(weighted(P::load(rests + s), whole), P::all(1), whole).store(x + s);
-  }
-}
 
 /// The signals of a state: pairs of a feature and a column of values, lane_count of them in a register. A group has
 /// one feature and the columns of a register; before the groups are those of the column of ones, with features as

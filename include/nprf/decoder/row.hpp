@@ -174,10 +174,9 @@ class StepRow {
     double largest = minus_infinity;
     for (Index j = first; j < m_tokens.count; ++j) {
       const T* key = m_ring.key(m_ring.slot(j));
-      P sum = P::all(0);
-      for (Index l = 0; l < d; l += P::size)
-        sum = multiply_add(P::load(m_query + l, d - l), P::load(key + l, d - l), sum);
-      const double b = bias(j), exponent = b > minus_infinity ? static_cast<double>(sum.sum()) + b - constant : b;
+      const double b = bias(j), exponent = b > minus_infinity
+                                               ? static_cast<double>(dot_by_packs(m_query, key, d)) + b - constant
+                                               : b;
       m_exponents[j - first] = exponent;
       largest = std::max(largest, exponent);
     }

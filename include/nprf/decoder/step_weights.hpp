@@ -9,6 +9,7 @@
 #include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/decoder/exponentials.hpp"
 #include "nprf/decoder/far_window.hpp"
 #include "nprf/decoder/model.hpp"
 #include "nprf/decoder/running_sums.hpp"

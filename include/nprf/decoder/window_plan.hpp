@@ -109,10 +109,7 @@ class WindowPlan {
   }
   static double window_cost(const WindowCosts& x, Index size, Index tokens) {
     const double blocks = std::ceil(static_cast<double>(tokens) / static_cast<double>(3 * size)) + 1,
-                 length = static_cast<double>(4 * size),
-                 transform = length *
-                             (toeplitz::cost_factors.fft_level * std::log2(length) + toeplitz::cost_factors.fft_point) /
-                             2;
+                 length = static_cast<double>(4 * size), transform = length * toeplitz::fft_value_cost(length) / 2;
     return tokens_cost(x, 1.5 * static_cast<double>(size)) +
            static_cast<double>(x.signals) * (blocks * transform / static_cast<double>(size) + 4);
   }

@@ -212,14 +212,8 @@ class Centred {
   }
 
   T linear(const Side& side, const MatrixView<T>& x, RowScale<T> scale, Index i) const {
-    // by packs, because the last bits of Eigen's dot product depend on the alignment of the row
-    constexpr Index W = Pack<T>::size;
-    const Index d = x.cols();
-    const T* row = x.data() + i * x.outerStride();
-    auto sum = Pack<T>::all(0);
-    for (Index l = 0; l < d; l += W)
-      sum = multiply_add(Pack<T>::load(row + l, d - l), Pack<T>::load(side.linear.data() + l, d - l), sum);
-    return sum.sum() * (scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)]) + side.offset;
+    const T product = dot_by_packs(x.data() + i * x.outerStride(), side.linear.data(), x.cols());
+    return product * (scale.empty() ? T(1) : scale[static_cast<std::size_t>(i)]) + side.offset;
   }
 
   // a bound of |z| for rows of at most that norm

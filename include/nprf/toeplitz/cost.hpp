@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "nprf/core/lag_weights.hpp"
 #include "nprf/core/shapes.hpp"
@@ -45,6 +46,11 @@ constexpr CostFactors cost_factors_of(int register_bytes, bool has_fused_multipl
 
 /// Those of the instruction set that the compiler flags select.
 inline constexpr CostFactors cost_factors = cost_factors_of(fft::register_bytes, fft::has_fused_multiply_add);
+
+/// The cost of each value of a transform by FftEngine.
+inline double fft_value_cost(double length) {
+  return cost_factors.fft_level * std::log2(length) + cost_factors.fft_point;
+}
 
 /// The pairs of a query and a key, in all slots, whose lag is in a range.
 inline double pairs_in(LagRange range, Index n_q, Index n_k) {

@@ -48,12 +48,12 @@ class FftEngine {
   /// lanes of a register.
   static double cost(const CostInputs<T>& x) {
     if (x.tokens.empty()) return 0;
-    constexpr double left_over = 1.4, level = cost_factors.fft_level, point = cost_factors.fft_point;
+    constexpr double left_over = 1.4;
     const double length = static_cast<double>(2 * std::max(x.span.n_q, x.span.n_k));
     // the column of ones, the last, is a separate product
     const double columns = signals<T>(x.span.r, std::max<Index>(x.span.p - 1, 0), left_over),
                  ones = signals<T>(x.span.r, 1, left_over), weights = static_cast<double>(W);
-    return length * (columns + ones + weights) * (level * std::log2(length) + point);
+    return length * (columns + ones + weights) * fft_value_cost(length);
   }
 
   /// For queries in slots 0..n_q-1 and keys in slots 0..n_k-1; its table is in the team's workspace.
