@@ -2,7 +2,6 @@
 """python -m paper list | all | page | NAME...: see README.md."""
 
 import argparse
-import importlib
 import os
 import sys
 
@@ -11,10 +10,7 @@ import torch
 from . import data, page, runs
 from .experiments import NAMES, Options
 from .results import Results
-
-
-def experiment_of(name):
-    return importlib.import_module(f".experiments.{name}", __package__).EXPERIMENT
+from .runs import experiment_of
 
 
 def runs_of(experiment, options, seeds=None):

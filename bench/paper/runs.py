@@ -65,7 +65,6 @@ def machine():
 
 
 def _save(run, result, seconds):
-    run.path.parent.mkdir(parents=True, exist_ok=True)
     kept = {"experiment": run.experiment, "settings": run.settings, "seed": run.seed}
     kept["result"] = {**result, "seconds": round(seconds, 1), "machine": machine()}
     partial = run.path.with_suffix(".partial")
@@ -84,11 +83,15 @@ def _start(queue, threads):
     torch.set_num_threads(threads)
 
 
+def experiment_of(name):
+    return importlib.import_module(f".experiments.{name}", __package__).EXPERIMENT
+
+
 def perform(run, progress):
     """Runs and keeps the result. progress(done, of) is called by the experiment as it advances."""
     import torch
 
-    experiment = importlib.import_module(f".experiments.{run.experiment}", __package__).EXPERIMENT
+    experiment = experiment_of(run.experiment)
     run.path.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(run.seed)
     start = time.monotonic()

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <type_traits>
+
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/runtime.hpp"
 #include "support/catch.hpp"
@@ -16,6 +18,12 @@ inline bool has_tensor_cores() {
   const bool has = cuda::Device::current().capability >= 80 && cuda::compiled_for(empty_kernel<0>) >= 80;
   if (!has) WARN("skipped: no tensor cores for bfloat16");
   return has;
+}
+
+/// Whether the device multiplies features of this type: those in float need no tensor cores.
+template <class Feature>
+bool can_multiply() {
+  return std::is_same_v<Feature, float> || has_tensor_cores();
 }
 
 }  // namespace nprf::test

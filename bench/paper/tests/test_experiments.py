@@ -33,7 +33,7 @@ def test_two_steps(name, cache):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_sizes_plan_the_same_rows(name):
+def test_the_other_sizes_have_plans(name):
     experiment = command.experiment_of(name)
     for size in ("small", "paper"):
         planned = experiment.plan(Options(size, "sample"))

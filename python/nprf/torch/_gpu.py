@@ -118,7 +118,7 @@ def _check_devices(q: Tensor, **others: Optional[Tensor]) -> None:
             raise ValueError(f"{name}: expected a tensor on {q.device}, as the queries, got one on {x.device}")
 
 
-def _pointers(*tensors: Optional[Tensor]) -> list[Any]:
+def _capsules(*tensors: Optional[Tensor]) -> list[Any]:
     return [None if x is None else to_dlpack(x) for x in tensors]
 
 
@@ -140,7 +140,7 @@ def forward(
     with torch.cuda.device_of(q):
         plan = _plan_of(q, k, v, bias, extra, options, False)
         mask = None if key_mask is None else key_mask.contiguous()
-        arrays = _pointers(*map(_readable, (q, k, v)), y, _parameters(bias, extra, options), mask)
+        arrays = _capsules(*map(_readable, (q, k, v)), y, _parameters(bias, extra, options), mask)
         plan.forward(*arrays, to_dlpack(_workspace(plan, q)), _stream(q))
     return y
 
@@ -165,6 +165,6 @@ def backward(
             plan = _plan_of(q, all_k, all_v, bias, extra, options, True)
             mask = None if key_mask is None else key_mask.contiguous()
             inputs = map(_readable, (q, all_k, all_v, dy))
-            arrays = _pointers(*inputs, dq, dk, dv, dparameters, parameters, mask)
+            arrays = _capsules(*inputs, dq, dk, dv, dparameters, parameters, mask)
             plan.backward(*arrays, to_dlpack(_workspace(plan, q)), _stream(q))
     return dq, _sum_of_groups(dk, k, options), _sum_of_groups(dv, v, options), dparameters

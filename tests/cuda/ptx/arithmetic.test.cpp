@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 
@@ -11,7 +13,7 @@ namespace nprf::test::cuda_ptx_arithmetic {
 
 namespace {
 
-// %r5, or the lower word of %d5, after the instructions
+// %r5 after the instructions
 std::uint32_t word(const std::string& body) {
   const std::string all = body + "; st.global.u32 [%d1], %r5;";
   INFO(body);
@@ -19,6 +21,7 @@ std::uint32_t word(const std::string& body) {
   CHECK(result.findings.empty());
   return result.words[0];
 }
+// %d5 after the instructions
 std::uint64_t longer(const std::string& body) {
   const std::string all = body + "; st.global.u64 [%d0], %d5;";
   INFO(body);
@@ -27,11 +30,7 @@ std::uint64_t longer(const std::string& body) {
 }
 // %f5, for %f6 = a, %f7 = b, %f8 = c
 float number(const std::string& instruction, float a = 0, float b = 0, float c = 0, bool perturbs = false) {
-  const auto bits = [](float x) {
-    std::uint32_t y;
-    std::memcpy(&y, &x, sizeof(y));
-    return std::to_string(y);
-  };
+  const auto bits = [](float x) { return std::to_string(std::bit_cast<std::uint32_t>(x)); };
   const std::string body = "mov.b32 %f6, " + bits(a) + "; mov.b32 %f7, " + bits(b) + "; mov.b32 %f8, " + bits(c) +
                            ";\n" + instruction + "; st.global.f32 [%d1], %f5;";
   INFO(instruction);
@@ -136,8 +135,7 @@ TEST_CASE("floats are rounded as the instruction says", "[ptx]") {
 
 TEST_CASE("conversions round, clamp and extend", "[ptx]") {
   const auto to_s32 = [](const std::string& mode, float x) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &x, sizeof(bits));
+    const auto bits = std::bit_cast<std::uint32_t>(x);
     return static_cast<int>(word("mov.b32 %f6, " + std::to_string(bits) + "; cvt." + mode + ".s32.f32 %r5, %f6"));
   };
   CHECK(to_s32("rni", 2.5f) == 2);

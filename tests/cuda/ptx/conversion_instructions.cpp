@@ -19,7 +19,7 @@ using Half = _Float16;
 enum Integral : std::uint8_t { any, to_nearest, to_zero, down, up };  // the mode of a conversion to integral values
 
 template <class T>
-constexpr bool is_number = !std::is_integral_v<T>;  // with a fraction
+constexpr bool has_fraction = !std::is_integral_v<T>;
 
 double integral(double x, std::uint8_t mode) {
   switch (mode) {
@@ -60,18 +60,13 @@ To to_float(double x) {
 
 template <class To, class From>
 To converted(From a, const Instruction& x) {
-  if constexpr (is_number<From> && !is_number<To>) {
+  if constexpr (has_fraction<From> && !has_fraction<To>) {
     return to_integer<To>(to_double(a), x.mode);
-  } else if constexpr (is_number<From>) {
+  } else if constexpr (has_fraction<From>) {
     double y = integral(to_double(a), x.mode);
     if (x.saturates) y = y >= 1 ? 1 : y > 0 ? y : 0;
     if (x.flushes) y = std::fabs(y) < 0x1p-126 ? std::copysign(0.0, y) : y;
     return to_float<To>(y);
-  } else if constexpr (is_number<To>) {
-    if constexpr (std::is_same_v<To, BrainFloat>)
-      return BrainFloat(static_cast<float>(a));
-    else
-      return static_cast<To>(a);
   } else {
     return static_cast<To>(a);
   }

@@ -2,6 +2,7 @@
 //
 // Arithmetic of floats that IEEE 754 defines.
 #include <cmath>
+#include <functional>
 
 #include "cuda/ptx/assemble.hpp"
 #include "cuda/ptx/lanewise.hpp"
@@ -11,34 +12,10 @@ namespace nprf::ptx {
 
 namespace floats {
 
-struct Add {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a + b;
-  }
-};
-struct Subtract {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a - b;
-  }
-};
-struct Multiply {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a * b;
-  }
-};
 struct Fma {
   template <class T>
   T operator()(T a, T b, T c) const {
     return std::fma(a, b, c);
-  }
-};
-struct Divide {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a / b;
   }
 };
 struct Reciprocal {
@@ -66,12 +43,6 @@ struct Min {
   T operator()(T a, T b) const {
     if (a == b) return std::signbit(a) ? a : b;
     return std::fmin(a, b);
-  }
-};
-struct Negate {
-  template <class T>
-  T operator()(T a) const {
-    return -a;
   }
 };
 struct Magnitude {
@@ -137,16 +108,16 @@ Execute select_floating(Instruction& x, const Opcode& opcode) {
   using namespace floats;
   const std::string_view base = opcode.base();
   if ((x.type != Type::f32 && x.type != Type::f64) || opcode.has("approx") || opcode.has("full")) return nullptr;
-  if (base == "add") return of_floats<Add, 2>(x);
-  if (base == "sub") return of_floats<Subtract, 2>(x);
-  if (base == "mul") return of_floats<Multiply, 2>(x);
+  if (base == "add") return of_floats<std::plus<>, 2>(x);
+  if (base == "sub") return of_floats<std::minus<>, 2>(x);
+  if (base == "mul") return of_floats<std::multiplies<>, 2>(x);
   if (base == "fma" || base == "mad") return of_floats<Fma, 3>(x);
-  if (base == "div") return of_floats<Divide, 2>(x);
+  if (base == "div") return of_floats<std::divides<>, 2>(x);
   if (base == "rcp") return of_floats<Reciprocal, 1>(x);
   if (base == "sqrt") return of_floats<SquareRoot, 1>(x);
   if (base == "max" && !opcode.has("NaN")) return of_floats<Max, 2>(x);
   if (base == "min" && !opcode.has("NaN")) return of_floats<Min, 2>(x);
-  if (base == "neg") return of_floats<Negate, 1>(x);
+  if (base == "neg") return of_floats<std::negate<>, 1>(x);
   if (base == "abs") return of_floats<Magnitude, 1>(x);
   if (base == "copysign") return of_floats<CopySign, 2>(x);
   if (base == "testp") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -31,11 +32,7 @@ struct KernelCase {
     std::vector<std::uint32_t> words;
     std::vector<std::pair<std::string, ptx::Traffic>> traffic;  // of each instruction, with its text
 
-    float as_float(std::size_t k) const {
-      float x;
-      std::memcpy(&x, &words.at(k), sizeof(x));
-      return x;
-    }
+    float as_float(std::size_t k) const { return std::bit_cast<float>(words.at(k)); }
   };
 
   std::string text() const {

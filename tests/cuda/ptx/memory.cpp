@@ -18,13 +18,18 @@ Shadow::Shadow(std::size_t bytes) : m_cells(static_cast<Cell*>(std::calloc(bytes
   if (!m_cells) throw std::bad_alloc();
 }
 
+// whether only the warp of this access made the last one
+bool Shadow::is_of_warp(const Record& last, const Access& by) {
+  return last.number() / warp_size == by.thread / warp_size && !(last.thread & several_warps);
+}
+
 // whether the access happens after the last one, rather than at the same time
 bool Shadow::is_ordered_after(const Record& last, const Access& by, const Clock& clock, bool is_of_block) {
   if (last.time < clock.launch_start) return true;
   if (last.time < clock.block_start) return is_of_block;
   if (last.time < clock.now) return true;
-  const bool is_same_warp = last.number() / warp_size == by.thread / warp_size && !(last.thread & several_warps);
-  return is_same_warp && (last.syncs != by.syncs || (last.number() == by.thread && !(last.thread & several_threads)));
+  return is_of_warp(last, by) &&
+         (last.syncs != by.syncs || (last.number() == by.thread && !(last.thread & several_threads)));
 }
 
 std::string Shadow::Hazard::text(const Access& by) const {
@@ -44,8 +49,7 @@ void Shadow::note_read(Record& last, const Access& by, const Clock& clock, std::
   if (last.time >= clock.launch_start) flags |= last.thread & several_blocks;
   if (by_other_block) flags |= several_blocks;
   if (last.time == clock.now) {
-    const bool is_same_warp = last.number() / warp_size == by.thread / warp_size && !(last.thread & several_warps);
-    if (!is_same_warp)
+    if (!is_of_warp(last, by))
       flags |= several_warps;
     else if (last.syncs == by.syncs && (last.number() != by.thread || last.thread & several_threads))
       flags |= several_threads;
@@ -79,10 +83,12 @@ Shadow::Hazard Shadow::write(std::size_t first, std::size_t bytes, const Access&
                is_read_free = are_disjoint(cell.read, byte);
     const bool was_read_by_others =
         !is_of_block && cell.read.time >= clock.block_start && cell.read.thread & several_blocks;
-    if (!is_write_free && !is_ordered_after(cell.write, by, clock, is_of_block))
+    if (!is_write_free && !is_ordered_after(cell.write, by, clock, is_of_block)) {
       found = hazard("race, write after write", k, cell.write, clock);
-    else if (!is_read_free && (was_read_by_others || !is_ordered_after(cell.read, by, clock, is_of_block)))
+    } else if (!is_read_free && (was_read_by_others || !is_ordered_after(cell.read, by, clock, is_of_block))) {
       found = hazard("race, write after read", k, cell.read, clock);
+      found.is_of_other_block = found.is_of_other_block || was_read_by_others;
+    }
     cell.write = {clock.now, static_cast<std::uint16_t>(by.thread | byte | (by.is_atomic ? atomic : 0)), by.syncs};
   }
   return found;

@@ -84,6 +84,7 @@ class Shadow {
     return ((last.thread | byte) & (only_first | only_second)) == (only_first | only_second);
   }
   static void note_read(Record& last, const Access& by, const Clock& clock, std::uint16_t byte);
+  static bool is_of_warp(const Record& last, const Access& by);
   static bool is_ordered_after(const Record& last, const Access& by, const Clock& clock, bool is_of_block);
   static Hazard hazard(const char* what, std::size_t cell, const Record& last, const Clock& clock) {
     return {what, cell * cell_bytes, last.thread, last.time < clock.block_start};

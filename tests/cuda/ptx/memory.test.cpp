@@ -27,8 +27,7 @@ TEST_CASE("accesses beyond shared memory are found, also by generic addresses", 
 }
 
 TEST_CASE("dynamic shared memory comes after a kernel's own variables", "[ptx]") {
-  check_clean({.body = ".shared .align 4 .b8 own[8]; mov.u32 %r5, own; mov.u32 %r6, dynamic; @%p0 bra end;\n"
-                       "st.shared.u32 [%r6], %r0; end:",
+  check_clean({.body = ".shared .align 4 .b8 own[8]; mov.u32 %r6, dynamic; st.shared.u32 [%r6], %r0;",
                .threads = 1,
                .shared = 4});
   check_finding({.body = ".shared .align 4 .b8 own[8]; mov.u32 %r6, dynamic; st.shared.u32 [%r6+4], %r0;",
@@ -69,7 +68,7 @@ TEST_CASE("reads of shared memory that the block has not written are found", "[p
                 "read of uninitialised shared memory", "ld.shared.u32");
 }
 
-// each thread writes its word of shared memory, and reads that of a thread some bytes away
+// a body, with shared memory for a word of each of 128 threads
 constexpr KernelCase exchange(std::string_view body, unsigned threads) {
   return {.body = body, .threads = threads, .shared = 512};
 }
@@ -128,7 +127,7 @@ TEST_CASE("races in global memory are found, within a block and between blocks",
   // the writer has read, too
   check_finding(
       {.body = "setp.eq.u32 %p1, %r2, 1; ld.global.u32 %r5, [%d1]; @%p1 st.global.u32 [%d1], %r0;", .blocks = 2},
-      "race, write after read", "@%p1 st.global.u32");
+      "race, write after read: byte 2, thread 0 and another block", "@%p1 st.global.u32");
   check_clean({.body = "xor.b32 %r5, %r1, 4; cvt.u64.u32 %d2, %r5; add.s64 %d2, %d0, %d2; st.global.u32 [%d1], %r0;\n"
                        "bar.sync 0; ld.global.u32 %r6, [%d2];"});
   check_finding({.body = "xor.b32 %r5, %r1, 4; cvt.u64.u32 %d2, %r5; add.s64 %d2, %d0, %d2; st.global.u32 [%d1], %r0;\n"

@@ -104,7 +104,6 @@ struct Instruction {
   Type type = Type::b32, source_type = Type::b32;
   Space space = Space::generic;
   Rounding rounding = Rounding::nearest;
-  Comparison comparison = Comparison::eq;
   Combination combination = Combination::none;
   bool flushes = false, saturates = false;  // subnormal numbers to zero; to [0, 1]
   bool is_guarded = false, guard_is_negated = false, predicate_is_negated = false;
@@ -120,7 +119,6 @@ struct Instruction {
   std::unique_ptr<Call> call = nullptr;
   std::string_view text = {};  // in the module's source
   int file = 0, line = 0;      // of the CUDA source, if the compiler noted it
-  mutable std::uint64_t executed = 0;
   mutable Traffic traffic = {};
 };
 

@@ -116,33 +116,31 @@ Execute comparing(Comparison comparison) {
 }
 
 Execute select_comparison(Instruction& x, const Opcode& opcode) {
-  for (const auto& [name, comparison] : comparisons)
-    if (opcode.parts.size() > 1 && opcode.parts[1] == name) x.comparison = comparison;
+  Comparison comparison = Comparison::eq;
+  for (const auto& [name, known] : comparisons)
+    if (opcode.parts.size() > 1 && opcode.parts[1] == name) comparison = known;
   if (opcode.has("and")) x.combination = Combination::conjunction;
   if (opcode.has("or")) x.combination = Combination::disjunction;
   if (opcode.has("xor")) x.combination = Combination::exclusive;
   switch (x.type) {
     case Type::b16:
-    case Type::u16: return comparing<std::uint16_t>(x.comparison);
-    case Type::s16: return comparing<std::int16_t>(x.comparison);
+    case Type::u16: return comparing<std::uint16_t>(comparison);
+    case Type::s16: return comparing<std::int16_t>(comparison);
     case Type::b32:
-    case Type::u32: return comparing<std::uint32_t>(x.comparison);
-    case Type::s32: return comparing<std::int32_t>(x.comparison);
+    case Type::u32: return comparing<std::uint32_t>(comparison);
+    case Type::s32: return comparing<std::int32_t>(comparison);
     case Type::b64:
-    case Type::u64: return comparing<std::uint64_t>(x.comparison);
-    case Type::s64: return comparing<std::int64_t>(x.comparison);
-    case Type::f32: return comparing<float>(x.comparison);
-    case Type::f64: return comparing<double>(x.comparison);
+    case Type::u64: return comparing<std::uint64_t>(comparison);
+    case Type::s64: return comparing<std::int64_t>(comparison);
+    case Type::f32: return comparing<float>(comparison);
+    case Type::f64: return comparing<double>(comparison);
     default: return nullptr;
   }
 }
 
 // to a generic address, or from one
 void convert_address(Warp& warp, const Instruction& x, Lanes lanes) {
-  for_lanes(lanes, [&](int lane) {
-    const std::uint64_t address = warp.get_wide(x.operands[1], lane) + static_cast<std::uint64_t>(x.offset);
-    warp.put_extended(x.operands[0], lane, address);
-  });
+  for_lanes(lanes, [&](int lane) { warp.put_extended(x.operands[0], lane, warp.address(x, x.operands[1], lane)); });
 }
 
 Execute select_address(Instruction& x, const Opcode& opcode) {

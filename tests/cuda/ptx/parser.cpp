@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
-#include <deque>
-#include <optional>
 #include <stdexcept>
 #include <unordered_map>
 #include <utility>
@@ -113,10 +111,7 @@ class Parser {
       }
     }
     x.name = word();
-    while (next() == '[') {
-      ++m_at;
-      x.size *= static_cast<std::uint32_t>(integer(until(']')));
-    }
+    while (accept('[')) x.size *= static_cast<std::uint32_t>(integer(until(']')));
     return x;
   }
 
@@ -181,8 +176,7 @@ class Parser {
     f.is_kernel = is_kernel;
     f.static_shared = m_module_shared;
     Scope scope(f, m_variables);
-    if (next() == '(') {
-      ++m_at;
+    if (accept('(')) {
       word();  // .param
       const Declaration x = declaration();
       f.result = {take_local(x), x.size};

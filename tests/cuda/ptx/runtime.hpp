@@ -15,7 +15,6 @@ struct KernelTraffic {
     std::uint64_t moved = 0, least = 0;
   };
   Taken shared_loads, shared_stores, global_loads, global_stores;
-  std::uint64_t instructions = 0;  // executed by a warp
 };
 
 /// The traffic, while the function runs, of all kernels whose mangled name contains this.

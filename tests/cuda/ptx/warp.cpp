@@ -128,7 +128,6 @@ void Warp::run_group(Group g) {
   while (g.at < g.others) {
     const Instruction& x = code[g.at];
     const Lanes lanes = x.is_guarded ? guarded(x, g.lanes) : g.lanes;
-    ++x.executed;
     if (x.control == Control::none) {
       if (lanes != 0 && x.execute) x.execute(*this, x, lanes);
       ++g.at;
@@ -141,18 +140,15 @@ void Warp::run_group(Group g) {
 
 // Whether the group stays together, at its new place; otherwise all its lanes have been placed.
 bool Warp::transfer(Group& g, const Instruction& x, Lanes lanes) {
-  switch (x.control) {
-    case Control::block_barrier:
-    case Control::warp_barrier:
-    case Control::members:
-    case Control::whole_warp: return arrive(g, x, lanes);
-    default: break;
-  }
   if (lanes == 0) {
     ++g.at;
     return true;
   }
   switch (x.control) {
+    case Control::block_barrier:
+    case Control::warp_barrier:
+    case Control::members:
+    case Control::whole_warp: return arrive(g, x, lanes);
     case Control::branch:
       if (lanes == g.lanes) {
         g.at = x.target;
@@ -203,10 +199,6 @@ void Warp::end(Lanes lanes) {
 // ---- barriers and other instructions of several lanes together
 
 bool Warp::arrive(Group& g, const Instruction& x, Lanes lanes) {
-  if (lanes == 0) {
-    ++g.at;
-    return true;
-  }
   const Lanes skipping = g.lanes & ~lanes;
   if (skipping != 0 && (x.control == Control::block_barrier || x.control == Control::whole_warp)) {
     report(x, "an instruction of a whole warp, with a predicate that differs between lanes");

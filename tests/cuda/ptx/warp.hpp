@@ -96,7 +96,6 @@ class Warp {
 
   void report(const Instruction& x, const std::string& what) const;
   const Options& options() const;
-  Lanes alive() const { return m_alive; }
 
  private:
   struct Frame {

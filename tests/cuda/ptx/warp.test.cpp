@@ -87,7 +87,7 @@ TEST_CASE("a barrier of a block that not all of its threads reach is found", "[p
 }
 
 TEST_CASE("threads that wait at different barriers are found", "[ptx]") {
-  // the second half goes on to the other barrier
+  // the first warp goes on to the other barrier
   constexpr auto at_two = "setp.lt.u32 %p1, %r0, 32; @%p1 bra other; bar.sync 0; bra end; other: bar.sync 0; end:";
   const auto findings = KernelCase{.body = at_two, .threads = 64}.run().findings;
   REQUIRE(findings.size() == 1);
@@ -104,6 +104,8 @@ TEST_CASE("a barrier with a predicate combines those of all threads", "[ptx]") {
                  "st.global.u32 [%d1], %r5;") == 0);
   CHECK(combined("setp.eq.u32 %p1, %r0, 40; bar.red.and.pred %p2, 0, !%p1; selp.u32 %r5, 1, 0, %p2;\n"
                  "st.global.u32 [%d1], %r5;") == 0);
+  CHECK(combined("setp.eq.u32 %p1, %r0, 99; bar.red.and.pred %p2, 0, !%p1; selp.u32 %r5, 1, 0, %p2;\n"
+                 "st.global.u32 [%d1], %r5;") == 1);
 }
 
 TEST_CASE("instructions of a warp whose mask does not fit its lanes are found", "[ptx]") {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 
 #include "cuda/ptx/assemble.hpp"
 #include "cuda/ptx/brain_float.hpp"

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include <array>
-#include <cmath>
 #include <string>
 
 #include "cuda/ptx/kernel_case.hpp"
@@ -46,6 +44,8 @@ TEST_CASE("votes combine the predicates of the lanes", "[ptx]") {
               "st.global.u32 [%d1], %r5;")[9] == 1);
   CHECK(words("setp.lt.u32 %p1, %r0, 5; vote.sync.all.pred %p2, !%p1, -1; selp.u32 %r5, 1, 0, %p2;\n"
               "st.global.u32 [%d1], %r5;")[9] == 0);
+  CHECK(words("setp.ge.u32 %p1, %r0, 32; vote.sync.all.pred %p2, !%p1, -1; selp.u32 %r5, 1, 0, %p2;\n"
+              "st.global.u32 [%d1], %r5;")[9] == 1);
 }
 
 TEST_CASE("mma and ldmatrix need all 32 lanes", "[ptx]") {

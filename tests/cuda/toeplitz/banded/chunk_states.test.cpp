@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <type_traits>
 #include <vector>
 
 #include "cuda/device_array.hpp"
@@ -16,7 +15,7 @@ namespace nprf::test::cuda_toeplitz_banded_chunk_states {
 
 TEMPLATE_TEST_CASE("running sums of chunks of integers are exact, forward and backward", "[cuda]",
                    (TileTypes<float, float>), (TileTypes<__half, __nv_bfloat16>)) {
-  if (!std::is_same_v<typename TestType::Feature, float> && !has_tensor_cores()) return;
+  if (!can_multiply<typename TestType::Feature>()) return;
   using S = typename TestType::S;
   using Feature = typename TestType::Feature;
   using Task = cuda::ChunkTask<S, Feature>;

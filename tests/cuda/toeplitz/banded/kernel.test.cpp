@@ -15,7 +15,7 @@ namespace nprf::test::cuda_toeplitz_banded_kernel {
 TEMPLATE_TEST_CASE("banded products of integers are exact for any shape", "[cuda]", (TileTypes<float, float>),
                    (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
                    (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
-  if (!std::is_same_v<typename TestType::Feature, float> && !has_tensor_cores()) return;
+  if (!can_multiply<typename TestType::Feature>()) return;
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   const std::vector<float> weights{0, 0.5f, 1, 2};
   // B has few ones, so that bfloat16's 8 bits represent the sums of chunks
@@ -80,7 +80,7 @@ TEST_CASE("running sums over many chunks are compensated for rounding errors", "
 TEMPLATE_TEST_CASE("banded products with exponential tails are those of the formula, whatever the slope", "[cuda]",
                    (TileTypes<float, float>), (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
                    (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
-  if (!std::is_same_v<typename TestType::Feature, float> && !has_tensor_cores()) return;
+  if (!can_multiply<typename TestType::Feature>()) return;
   using Feature = typename TestType::Feature;
   using Case = TileCase<typename TestType::S, Feature>;
   constexpr bool is_float = std::is_same_v<Feature, float>;

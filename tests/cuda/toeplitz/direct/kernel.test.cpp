@@ -2,7 +2,6 @@
 #include "nprf/cuda/toeplitz/direct/kernel.cuh"
 
 #include <limits>
-#include <type_traits>
 #include <utility>
 
 #include "cuda/tensor_cores.hpp"
@@ -14,7 +13,7 @@ namespace nprf::test::cuda_toeplitz_direct_kernel {
 TEMPLATE_TEST_CASE("tiles of integers are exact for any shape", "[cuda]", (TileTypes<float, float>),
                    (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
                    (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
-  if (!std::is_same_v<typename TestType::Feature, float> && !has_tensor_cores()) return;
+  if (!can_multiply<typename TestType::Feature>()) return;
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   const std::vector<float> weights{0, 0.5f, 1, 2};
   const auto check = [&](const Case& x, int parts) {
@@ -38,7 +37,7 @@ TEMPLATE_TEST_CASE("tiles of integers are exact for any shape", "[cuda]", (TileT
 
 TEMPLATE_TEST_CASE("keys of weight 0 contribute nothing, even if they or their values are non-finite", "[cuda]",
                    (TileTypes<float, float>), (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
-  if (!std::is_same_v<typename TestType::Feature, float> && !has_tensor_cores()) return;
+  if (!can_multiply<typename TestType::Feature>()) return;
   using Case = TileCase<typename TestType::S, typename TestType::Feature>;
   constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const Case x{.n_q = 150, .n_k = 150, .r = 20, .p = 70, .weights = {0.5f, 1}, .last_attended = 0};
