@@ -33,7 +33,7 @@ class Text {
     Report report;
     const MultiHeadAttention attention(features, falling_bias(), {.near = near});
     attention(m_q.from(half), m_k.from(half), m_v.from(half), {y.data(), 1, m_q.heads(), n, m_v.channels()},
-              {.compared_rows = n, .report = &report});
+              {.report = &report, .softmax_samples = n});
     return report.softmax_error;
   }
 

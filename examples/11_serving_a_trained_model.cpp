@@ -54,7 +54,7 @@ bool serve(const std::filesystem::path& folder) {
         Matrix<float> y(q.heads() * rest, v.channels());
         Report report;
         attention(q.from(half), k.from(half), v.from(half), {y.data(), 1, q.heads(), rest, v.channels()},
-                  {.compared_rows = rest, .report = &report});
+                  {.report = &report, .softmax_samples = rest});
         std::printf("%-22s %5td %9td %9.2f %15.2f\n", normalized ? "of norm 1" : "as in the model", near,
                     calibration.features[0].output_dim(), 100 * report.softmax_error, 100 * calibration.softmax_error);
         if (near == 32) (normalized ? norm_1 : own_norms) = report.softmax_error;

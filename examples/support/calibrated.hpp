@@ -51,7 +51,7 @@ class SecondHalf {
                v = view(m_arrays.values, m_first);
     std::vector<float> y(static_cast<std::size_t>(q.heads * q.tokens * v.channels));
     nprf::Report report;
-    attention(q, k, v, {y.data(), 1, q.heads, q.tokens, v.channels}, {.compared_rows = q.tokens, .report = &report});
+    attention(q, k, v, {y.data(), 1, q.heads, q.tokens, v.channels}, {.report = &report, .softmax_samples = q.tokens});
     return report.softmax_error;
   }
 

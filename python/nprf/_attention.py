@@ -81,8 +81,8 @@ class CallOptions(TypedDict, total=False):
     key_cumulative_lengths: Sequence[int] | None
     offset: int
     tolerance: float
-    compared_rows: int
-    comparison_seed: int
+    softmax_samples: int
+    softmax_seed: int
     check_finite: bool
     layout: str
     threads: int
@@ -95,8 +95,8 @@ def _call_of(
     key_cumulative_lengths: Sequence[int] | None = None,
     offset: int = 0,
     tolerance: float = 0.0,
-    compared_rows: int = 0,
-    comparison_seed: int = 0,
+    softmax_samples: int = 0,
+    softmax_seed: int = 0,
     check_finite: bool = False,
     layout: str = "heads_first",
     threads: int = 0,
@@ -119,8 +119,8 @@ def _call_of(
         indices(key_cumulative_lengths),
         int(offset),
         float(tolerance),
-        int(compared_rows),
-        int(comparison_seed),
+        int(softmax_samples),
+        int(softmax_seed),
         bool(check_finite),
         _layouts[layout],
         int(threads),
@@ -146,7 +146,7 @@ class Attention(Value):
 
     Options of a call: key_mask, bool [batch, n_k] (or [n_k]), False is padding; lengths, one for each sequence, later
     keys are padding; cumulative_lengths, 0, n_1, n_1 + n_2, ... of sequences packed into one; offset, query i has
-    position i + offset; tolerance, rounding errors above half of it are recomputed; compared_rows, rows of each head
+    position i + offset; tolerance, rounding errors above half of it are recomputed; softmax_samples, rows of each head
     that are compared with exact softmax; check_finite; threads. See CallOptions in options.hpp.
 
     ValueError for shapes and options that do not fit, TypeError for other types. Calls release the GIL; Ctrl-C ends

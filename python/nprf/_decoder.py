@@ -49,7 +49,7 @@ class Decoder:
     Arrays are [batch, heads, tokens, d], or for one sequence [heads, tokens, d] or [tokens, d]; with
     layout="tokens_first" [batch, tokens, heads, d] or [tokens, heads, d]. Keys and values may have fewer heads. Options
     of a call: lengths, the tokens that each sequence gets, later rows of y are zero; check_finite; threads; layout; for
-    prefill of empty sequences also tolerance and compared_rows.
+    prefill of empty sequences also tolerance and softmax_samples.
 
     A decoder is mutable: it can be pickled and copied with its state, and is equal only to itself. A call during another
     one of the same decoder raises RuntimeError. ValueError for shapes and options that do not fit, which change

@@ -60,8 +60,8 @@ struct Call {
   std::vector<Index> lengths, cumulative_lengths, key_cumulative_lengths;
   Index offset = 0;
   double tolerance = 0;
-  Index compared_rows = 0;
-  std::uint64_t comparison_seed = 0;
+  Index softmax_samples = 0;
+  std::uint64_t softmax_seed = 0;
   bool check_finite = false;
   bool tokens_first = false;
   Index threads = 0;
@@ -73,10 +73,10 @@ struct Call {
                         .key_cumulative_lengths = key_cumulative_lengths,
                         .offset = offset,
                         .tolerance = tolerance,
-                        .compared_rows = compared_rows,
-                        .comparison_seed = comparison_seed,
                         .check_finite = check_finite,
                         .report = report,
+                        .softmax_samples = softmax_samples,
+                        .softmax_seed = softmax_seed,
                         .poll = detail::poll_signals};
     if (key_mask) options.key_mask = std::span<const bool>(key_mask->data(), key_mask->size());
     return options;
@@ -500,16 +500,16 @@ void bind_calls(nb::module_& m) {
   nb::class_<Call>(m, "Call").def(
       "__init__",
       [](Call* self, std::optional<Mask> key_mask, std::vector<Index> lengths, std::vector<Index> cumulative,
-         std::vector<Index> key_cumulative, Index offset, double tolerance, Index compared_rows,
-         std::uint64_t comparison_seed, bool check_finite, bool tokens_first, Index threads) {
+         std::vector<Index> key_cumulative, Index offset, double tolerance, Index softmax_samples,
+         std::uint64_t softmax_seed, bool check_finite, bool tokens_first, Index threads) {
         new (self) Call{std::move(key_mask),
                         std::move(lengths),
                         std::move(cumulative),
                         std::move(key_cumulative),
                         offset,
                         tolerance,
-                        compared_rows,
-                        comparison_seed,
+                        softmax_samples,
+                        softmax_seed,
                         check_finite,
                         tokens_first,
                         threads};

@@ -248,8 +248,8 @@ def relative_error(y, exact):
 def test_reports(rng):
     q, k, v = (heads(rng, H, 200, D, dtype=np.float32) for _ in range(3))
     attention = nprf.Attention(nprf.taylor(D), nprf.Alibi(0.05), near=16)
-    assert attention(q, k, v, report=True, compared_rows=50)[1].compared_rows == H * 50
-    y, report = attention(q, k, v, report=True, compared_rows=200)  # all rows
+    assert attention(q, k, v, report=True, softmax_samples=50)[1].compared_rows == H * 50
+    y, report = attention(q, k, v, report=True, softmax_samples=200)  # all rows
     assert report.engine in {"direct", "banded"} and report.compared_rows == H * 200
     softmax = nprf.reference.softmax_attention(q, k, v, nprf.Alibi(0.05))
     # both errors of features are those of the same y, relative to two computations of softmax

@@ -115,7 +115,7 @@ def cases(draw):
     if draw(st.integers(0, 3)) == 0:
         call["cumulative_lengths"] = draw(st.lists(st.integers(-1, 8), max_size=4))
     if draw(st.integers(0, 3)) == 0:
-        call["check_finite"], call["compared_rows"] = draw(st.booleans()), draw(st.integers(-1, 3))
+        call["check_finite"], call["softmax_samples"] = draw(st.booleans()), draw(st.integers(-1, 3))
     call["threads"] = draw(st.sampled_from([0, 1, 2]))
     return arrays, features, position, options, call
 

@@ -76,7 +76,7 @@ TEST_CASE("arguments: calls that are refused change nothing", "[decoder]") {
   check_invalid([&] { x.step(decoder, 10, 1, {.key_mask = std::span(mask)}); }, {"key_mask", "none"});
   check_invalid([&] { x.step(decoder, 10, 1, {.offset = 1}); }, {"offset", "got 1"});
   check_invalid([&] { x.step(decoder, 10, 1, {.tolerance = -1}); }, {"tolerance", "got -1"});
-  check_invalid([&] { x.step(decoder, 10, 1, {.compared_rows = 1}); }, {"compared_rows", "got 1"});
+  check_invalid([&] { x.step(decoder, 10, 1, {.softmax_samples = 1}); }, {"softmax_samples", "got 1"});
   const std::vector<Index> one{1}, negative{0, -1}, more{0, 2}, cumulative{0, 1};
   check_invalid([&] { x.step(decoder, 10, 1, {.lengths = one}); }, {"lengths", "expected 2", "got 1"});
   check_invalid([&] { x.step(decoder, 10, 1, {.lengths = negative}); }, {"lengths[1]", "got -1"});

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "nprf/core/option_span.hpp"
 #include "nprf/core/types.hpp"
@@ -39,9 +40,10 @@ struct Report {
   Index empty_rows = 0;               // rows that attend to no key; they are zero
   Index failing_rows = 0;             // of a step of a Decoder: rows that would be recomputed if all keys were stored
   double error_bound = 0;             // of the rows that are returned
-  Index compared_rows = 0;            // rows that were compared with exact softmax (CallOptions::compared_rows)
-  double softmax_error = 0;           // their difference from it, relative by the Frobenius norm
-  std::size_t workspace_bytes = 0;    // peak scratch memory of all threads, without what forward saves
+  Index compared_rows = 0;            // rows that were compared with exact softmax (CallOptions::softmax_samples)
+  // their difference from exact softmax, relative by the Frobenius norm; NaN if there are none
+  double softmax_error = std::numeric_limits<double>::quiet_NaN();
+  std::size_t workspace_bytes = 0;  // peak scratch memory of all threads, without what forward saves
 
   /// Adds the rows of another part of the call, and their bound.
   void add_rows(const Report& part) {
@@ -69,9 +71,9 @@ struct Report {
 /// by up to a quarter of the tolerance, if they are then linear in the lag beyond some lags and admit a faster engine.
 /// This is for tables to which ALiBi or T5 was written out.
 ///
-/// Comparison with softmax: the call also computes compared_rows rows of each sequence of each head by exact softmax,
+/// Comparison with softmax: the call also computes softmax_samples rows of each sequence of each head by exact softmax,
 /// or all rows if there are fewer, and reports how far its own rows are from these (Report::softmax_error): the error
-/// of the features. O(compared_rows n_k (d + d_v)). The rows are drawn from comparison_seed; empty rows and non-finite
+/// of the features. O(softmax_samples n_k (d + d_v)). The rows are drawn from softmax_seed; empty rows and non-finite
 /// ones are left out. It needs a feature map that estimates exp.
 ///
 /// Non-finite inputs propagate as in the formula: a query to its own row, a key or value only to the rows that attend
@@ -91,10 +93,10 @@ struct CallOptions {
   OptionSpan<Index> key_cumulative_lengths = {};  // of the keys, for cross attention; empty: as for queries
   Index offset = 0;                               // query i has position i + offset, key j has position j
   double tolerance = 0;                           // 0: 1e-4 in float, 1e-10 in double
-  Index compared_rows = 0;                        // to be compared with exact softmax; needs a report
-  std::uint64_t comparison_seed = 0;              // which rows these are
   bool check_finite = false;                      // throw InvalidArgument if an input is non-finite
   Report* report = nullptr;                       // is set, unless null
+  Index softmax_samples = 0;                      // rows to be compared with exact softmax; needs a report
+  std::uint64_t softmax_seed = 0;                 // which rows these are
   void (*poll)() = nullptr;                       // is called now and then; an exception from it ends the call
 };
 

@@ -143,7 +143,7 @@ class Decoder {
   void step(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
             const CallOptions& call = {}) {
     check(q, k, v, y, call);
-    require(call.compared_rows == 0, "compared_rows: expected 0 for steps, got ", call.compared_rows);
+    require(call.softmax_samples == 0, "softmax_samples: expected 0 for steps, got ", call.softmax_samples);
     prepare(q, k, v, call);
     run(q, k, v, y, call, Pass::attend);
   }

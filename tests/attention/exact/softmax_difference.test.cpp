@@ -58,10 +58,10 @@ TEST_CASE("a call reports its distance from exact softmax", "[attention]") {
       const Matrix<double> exact =
           reference::softmax_attention<double>(x.q, x.k, x.v, position, direction, Normalization::unit(1));
       Report report;
-      const Matrix<double> y = attention(x.q, x.k, x.v, {.compared_rows = 1000, .report = &report});
+      const Matrix<double> y = attention(x.q, x.k, x.v, {.report = &report, .softmax_samples = 1000});
       CHECK(report.compared_rows == n);
       CHECK(std::abs(report.softmax_error - (y - exact).norm() / exact.norm()) <= 1e-12);
-      attention(x.q, x.k, x.v, {.compared_rows = 5, .comparison_seed = 3, .report = &report});
+      attention(x.q, x.k, x.v, {.report = &report, .softmax_samples = 5, .softmax_seed = 3});
       CHECK(report.compared_rows == 5);
       std::vector<Index> rows(5);
       draw_rows(n, 3, 0, rows);
@@ -69,9 +69,9 @@ TEST_CASE("a call reports its distance from exact softmax", "[attention]") {
       for (const Index i : rows)
         difference += (y.row(i) - exact.row(i)).squaredNorm(), size += exact.row(i).squaredNorm();
       CHECK(std::abs(report.softmax_error - std::sqrt(difference / size)) <= 1e-12);
-      CHECK(same_bits<double>(attention(x.q, x.k, x.v, {.compared_rows = 5, .report = &report}), y));
+      CHECK(same_bits<double>(attention(x.q, x.k, x.v, {.report = &report, .softmax_samples = 5}), y));
       attention(x.q, x.k, x.v, {.report = &report});
-      CHECK((report.compared_rows == 0 && report.softmax_error == 0));
+      CHECK((report.compared_rows == 0 && std::isnan(report.softmax_error)));
     }
 }
 
@@ -86,7 +86,7 @@ TEST_CASE("rows that cannot be compared are left out", "[attention]") {
   Report report;
   const Attention attention(PositiveFeatures<double>({.input_dim = d, .num_features = 20}),
                             {.direction = Direction::causal});
-  attention(x.q, x.k, x.v, {.key_mask = view(mask), .compared_rows = n, .report = &report});
+  attention(x.q, x.k, x.v, {.key_mask = view(mask), .report = &report, .softmax_samples = n});
   CHECK(report.compared_rows == 17);  // 0 and 1 are empty, 3 and those from 20 on are NaN
   CHECK(report.softmax_error > 0);
 }
@@ -98,7 +98,7 @@ TEST_CASE("the comparison of many heads is of all their rows", "[attention]") {
   Matrix<float> y(2 * h * n, d);
   const HeadsView<const float> all{x.data(), 2, h, n, d};
   Report report;
-  attention(all, all, all, HeadsView<float>{y.data(), 2, h, n, d}, {.compared_rows = n, .report = &report});
+  attention(all, all, all, HeadsView<float>{y.data(), 2, h, n, d}, {.report = &report, .softmax_samples = n});
   double difference = 0, size = 0;
   for (Index at = 0; at < 2 * h; ++at) {
     const auto rows = [&](const Matrix<float>& of) { return Matrix<float>(of.middleRows(at * n, n)); };
@@ -115,11 +115,12 @@ TEST_CASE("comparisons that are not defined are refused", "[attention]") {
   const Matrix<float> x = normal<float>(5, 4, 6);
   Report report;
   const Attention positive(PositiveFeatures<float>({.input_dim = 4, .num_features = 8}));
-  check_invalid([&] { positive(x, x, x, {.compared_rows = -2, .report = &report}); },
-                {"compared_rows", "expected 0 or more", "got -2"});
+  check_invalid([&] { positive(x, x, x, {.report = &report, .softmax_samples = -2}); },
+                {"softmax_samples", "expected 0 or more", "got -2"});
+  check_invalid([&] { positive(x, x, x, {.softmax_samples = 2}); }, {"softmax_samples", "without a report", "got 2"});
   const Attention elu(EluFeatures<float>(4));
-  check_invalid([&] { elu(x, x, x, {.compared_rows = 2, .report = &report}); },
-                {"compared_rows", "does not estimate exp", "got 2"});
+  check_invalid([&] { elu(x, x, x, {.report = &report, .softmax_samples = 2}); },
+                {"softmax_samples", "does not estimate exp", "got 2"});
 }
 
 }  // namespace nprf::test::attention_exact_softmax_difference

@@ -80,8 +80,8 @@ class Batch {
             .v = v.middleRows(x.k_begin, x.n_k),
             .mask = call.key_mask.empty() ? std::span<const bool>() : call.key_mask.subspan(first, count),
             .length = std::min(x.n_k, end),
-            .compared_rows = call.report ? call.compared_rows : 0,
-            .seed = call.comparison_seed};
+            .compared_rows = call.softmax_samples,
+            .seed = call.softmax_seed};
   }
   const PreparedPosition<T>& position_of(const HeadModels<T>& heads, const Item& item) const {
     return m_positions[heads.position_of(item.h)][item.s];
@@ -172,9 +172,11 @@ void Batch<T>::forward(const HeadModels<T>& heads, const HeadsView<const T>& q, 
   require(q.channels == input_dim, "queries: expected ", input_dim, " columns (the feature map's input_dim), got ",
           q.channels);
   require(call.tolerance >= 0, "tolerance: expected 0 or more, got ", call.tolerance);
-  require(call.compared_rows >= 0, "compared_rows: expected 0 or more, got ", call.compared_rows);
-  require(call.compared_rows == 0 || heads.feature_map(0).estimates_exp(),
-          "compared_rows: expected 0 for a feature map that does not estimate exp, got ", call.compared_rows);
+  require(call.softmax_samples >= 0, "softmax_samples: expected 0 or more, got ", call.softmax_samples);
+  require(call.softmax_samples == 0 || call.report, "softmax_samples: expected 0 without a report, got ",
+          call.softmax_samples);
+  require(call.softmax_samples == 0 || heads.feature_map(0).estimates_exp(),
+          "softmax_samples: expected 0 for a feature map that does not estimate exp, got ", call.softmax_samples);
   find_segments(call, q.batch, q.tokens, n_k, m_segments);
   const Index sequences = q.batch * q.heads, group = q.heads / std::max<Index>(k.heads, 1);
   const Team team = make_team(heads, sequences, m_segments, d_v, call.poll);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "nprf/core/types.hpp"
@@ -25,8 +26,11 @@ struct SoftmaxDifference {
     return *this;
   }
 
-  /// The relative error by the Frobenius norm; 0 if no row was compared.
-  double relative_error() const { return difference == 0 ? 0 : std::sqrt(difference / size); }
+  /// The relative error by the Frobenius norm; NaN if no row was compared.
+  double relative_error() const {
+    if (rows == 0) return std::numeric_limits<double>::quiet_NaN();
+    return difference == 0 ? 0 : std::sqrt(difference / size);
+  }
 };
 
 /// Sets `rows` to some of n queries, increasing: one in each of rows.size() parts of equal length, which must not be
