@@ -54,7 +54,7 @@ class Attention {
   const P& position() const { return m_heads.positions()[0]; }
   const AttentionOptions& options() const { return m_heads.options(); }
 
-  /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v), by all threads. A row that attends to no key is zero. Throws
+  /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v), on all threads. A row that attends to no key is zero. Throws
   /// InvalidArgument if the shapes do not match, and std::bad_alloc. Memory O(n (r + d_v)); time by the engine
   /// (product.hpp).
   Matrix<T> operator()(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
@@ -69,8 +69,8 @@ class Attention {
     detail::reject_mixed_scalars<T, Q, K, V>();
   }
 
-  /// The same as operator(), within the tolerance (CallOptions), and saves in `saved` what backward needs. The result
-  /// is bitwise equal to that of operator() if the engine is not automatic and no row is recomputed.
+  /// Computes the same y as operator(), up to the tolerance (CallOptions), and saves in `saved` what backward needs.
+  /// The result is bitwise equal to that of operator() if the engine is not automatic and no row is recomputed.
   Matrix<T> forward(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v, Saved<T>& saved,
                     const CallOptions& call = {}) const {
     Matrix<T> y = result(q, k, v);

@@ -98,7 +98,8 @@ class MultiHeadAttention {
   /// overlap the inputs. h is a multiple of h_k: with fewer heads of keys and values (grouped queries) h / h_k heads of
   /// queries next to each other share one. key_mask has batch x n_k entries, and lengths one entry for each sequence;
   /// cumulative lengths apply to every sequence of the batch. Throws InvalidArgument if shapes or options do not match
-  /// (CallOptions), and then writes nothing; throws std::bad_alloc.
+  /// (CallOptions), and then writes nothing; throws std::bad_alloc. Time and memory are those of Attention for each
+  /// head.
   void operator()(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                   const CallOptions& call = {}) const {
     evaluate(q, k, v, y, call, nullptr);
@@ -109,8 +110,8 @@ class MultiHeadAttention {
     detail::reject_mixed_scalars<T, Q, K, V, Y>();
   }
 
-  /// The same as operator(), within the tolerance (CallOptions), and saves in `saved` what backward needs. The result
-  /// is bitwise equal to that of operator() if the engine is not automatic and no row is recomputed.
+  /// Computes the same y as operator(), up to the tolerance (CallOptions), and saves in `saved` what backward needs.
+  /// The result is bitwise equal to that of operator() if the engine is not automatic and no row is recomputed.
   void forward(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y, Saved<T>& saved,
                const CallOptions& call = {}) const {
     evaluate(q, k, v, y, call, &saved);
@@ -123,9 +124,10 @@ class MultiHeadAttention {
   }
 
   /// The gradients for dy [b,h,n_q,d_v]: dq, dk and dv have the shapes of q, k and v, and dbias gets one matrix for
-  /// each head. The gradient of a position that all heads share is the sum of these. `dextra` gets the gradients of the
-  /// biases of a grid's extra tokens, and `report` a description of the computation, unless they are null. Throws
-  /// InvalidArgument if another attention filled `saved`, or if shapes do not match.
+  /// each head, of the shape of its position's parameters. The gradient of a position that all heads share is the sum
+  /// of these. `dextra` gets the gradients of the biases of a grid's extra tokens, and `report` a description of the
+  /// computation, unless they are null. Throws InvalidArgument if another attention filled `saved`, or if shapes do not
+  /// match.
   void backward(const Saved<T>& saved, HeadsView<const T> dy, HeadsView<T> dq, HeadsView<T> dk, HeadsView<T> dv,
                 std::vector<Matrix<T>>& dbias, std::vector<Matrix<T>>* dextra = nullptr,
                 GradientReport* report = nullptr) const {
@@ -147,9 +149,9 @@ class MultiHeadAttention {
     }
   }
 
-  /// Keeps the scratch memory of its calls together with `other`, of any feature map and position, so that attentions
-  /// that are built for one step of training each do not allocate it anew. Not to be called during a call of this
-  /// attention.
+  /// Shares the pool of scratch memory of `other`, which may have another feature map and position. A training step
+  /// that builds a new attention, since a bias has changed, then allocates nothing anew. Not to be called during a call
+  /// of this attention.
   template <class F2, class P2>
     requires std::is_same_v<typename F2::Scalar, T>
   void share_scratch_memory(const MultiHeadAttention<F2, P2>& other) {

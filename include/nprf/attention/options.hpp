@@ -16,8 +16,8 @@ namespace nprf {
 ///
 /// Near field: pairs of a query and a key less than `near` tokens apart have the weight exp(q.k + b) of softmax, and
 /// only the other pairs that of features. It needs a map that estimates exp and reports its factors (feature_map.hpp).
-/// It takes time O(n near (d + d_v)). Rows that have to be recomputed (CallOptions) then have the weights of softmax
-/// for all pairs; so they have without a near field for a map that is a series (feature_map.hpp). On a grid, pairs are
+/// It takes time O(n near (d + d_v)). With a near field, or with a map that is a series (feature_map.hpp), rows that
+/// have to be recomputed (CallOptions) have the weights of softmax for all pairs. On a grid, pairs are
 /// near if they are less than `near` cells apart in each of its dimensions; pairs with an extra token are never near. A
 /// position with slots of its own must have pitch().
 struct AttentionOptions {
@@ -62,10 +62,11 @@ struct Report {
 /// start at 0 in each.
 ///
 /// Tolerance: a row of y whose bound of the engine's rounding error exceeds half of the tolerance, relative to the
-/// largest |v| that the row attends to, is recomputed. This takes several times as long as the row does by the direct
-/// engine, or with a near field by softmax. If more than half of the rows fail, all rows are computed by the direct
-/// engine, unless there is a near field. With an infinite tolerance no row is recomputed for its rounding error. The
-/// other half of the tolerance is for the errors that any engine has (Report::error_bound).
+/// largest |v| that the row attends to, is recomputed. This takes several times as long as the direct engine takes for
+/// the row; with a near field or a series the row is computed by exact softmax, O(n_k (d + d_v)). If more than half of
+/// the rows fail, all rows are computed by the direct engine, unless there is a near field. With an infinite tolerance
+/// no row is recomputed for its rounding error. The other half of the tolerance is for the errors that any engine has
+/// (Report::error_bound).
 ///
 /// Approximate biases: if nothing is saved for backward and features are positive, Engine::automatic may change biases
 /// by up to a quarter of the tolerance, if they are then linear in the lag beyond some lags and admit a faster engine.
@@ -97,7 +98,7 @@ struct CallOptions {
   Report* report = nullptr;                       // is set, unless null
   Index softmax_samples = 0;                      // rows to be compared with exact softmax; needs a report
   std::uint64_t softmax_seed = 0;                 // which rows these are
-  void (*poll)() = nullptr;                       // is called now and then; an exception from it ends the call
+  void (*poll)() = nullptr;  // is called between parts of the work; an exception from it ends the call
 };
 
 }  // namespace nprf

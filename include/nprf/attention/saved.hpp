@@ -30,7 +30,7 @@ struct SavedSequence {
                                         // to; else to the largest of all
   Matrix<T> y;                          // (n_q,d_v)
   int value_exponent = 0;               // U's values, y and the largest values are divided by 2^value_exponent
-  T largest_value = 0;       // of U; at most 1, or 2 near overflow, unless smaller values would lose precision
+  T largest_value = 0;       // of U: at most 1, or 2 near overflow; not scaled if smaller values would lose precision
   Vector<T> denominator;     // (n_q)  0 for rows that are empty or were computed in double
   Vector<T> largest_values;  // (n_q)  the largest |v| that each query attends to
   std::vector<Index> recomputed_rows;

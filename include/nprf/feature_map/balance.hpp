@@ -53,8 +53,9 @@ SymmetricMatrix<T> power(const SymmetricMatrix<T>& s, T exponent) {
 ///
 ///     A^T A = S_q^-1/2 (S_q^1/2 S_k S_q^1/2)^1/2 S_q^-1/2
 ///
-/// S_q and S_k are the samples' covariances, to which a part of their mean variance, `shrinkage`, is added, so that few
-/// tokens are enough. O((n + n') d^2 + d^3), in double. Throws InvalidArgument if the samples have different numbers of
+/// S_q and S_k are the samples' covariances S, shrunk to (1 - shrinkage) S + shrinkage tr(S)/d I, so that they can be
+/// inverted. A^T A is the geometric mean of S_q^-1 and S_k: the one solution for which A S_q A^T = A^-T S_k A^-1.
+/// O((n + n') d^2 + d^3), in double. Throws InvalidArgument if the samples have different numbers of
 /// columns, no rows, or a NaN or an infinity, or unless 0 < shrinkage <= 1.
 template <Real T>
 Balance<T> balance(const MatrixView<T>& q, const MatrixView<T>& k, double shrinkage = 0.05) {

@@ -31,7 +31,8 @@ struct Centring {
 };
 
 /// The feature map F of centred and balanced queries and keys: phi(q) = e^(q.mu) F(A (q - nu)) and
-/// phi(k) = e^(nu.(k - mu)) F(A^-T (k - mu)). Exact for every F that estimates exp: where F is unbiased, so is this.
+/// phi(k) = e^(nu.(k - mu)) F(A^-T (k - mu)). The identity above is exact, so this map is unbiased if
+/// F is.
 ///
 /// The constants belong to the map. They do not depend on a call, so that no query of causal attention depends on later
 /// tokens. For gradients they are constants.
@@ -125,8 +126,8 @@ class Centred {
     backward_of(key(), x, phi, dphi, dx, team);
   }
 
-  /// A bound on the rounding error of the features of rows of at most that norm, as F's: F's own, that of the
-  /// coordinates, which enters exp(z_q.z_k) by |z|, and that of the row's factor.
+  /// A bound on the rounding error of the features of rows of at most that norm: the sum of F's bound, of the error
+  /// of the coordinates z, which changes exp(z_q.z_k) in proportion to |z|, and of that of the row's factor.
   double relative_error(double norm) const {
     const double d = static_cast<double>(input_dim()), z = largest_coordinates(norm);
     double own = 0;

@@ -33,17 +33,23 @@ concept MatrixOf = std::convertible_to<M, Matrix<T>> && std::same_as<typename st
 /// cancel in attention. backward gets phi as queries or keys returned it, treats the omitted factors as constants, and
 /// returns dx. Several threads may call a map at the same time.
 ///
-/// A map may have further members. This one also reports the factors that queries omits:
+/// A map may have further members:
+///
 ///     void queries(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> phi, const Team&, T* log_factor) const;
-/// where phi(scale_i x_i) = exp(log_factor_i) times row i. Causal attention then calls it for the keys too, so that the
-/// features of a key do not depend on other keys. This one bounds the error of the features of rows of at most a given
-/// norm, relative to each feature, or to |phi| if features can be negative:
+///
+/// also reports the factors that queries omits: phi(scale_i x_i) = exp(log_factor_i) times row i. Causal attention then
+/// calls it for the keys too, so that the features of a key do not depend on other keys.
+///
 ///     double relative_error(double norm) const;
-/// Without it Report::error_bound treats the features as exact. This one gives the logarithms of phi(scale_i x_i), up
-/// to a constant, for a map of exponentials:
+///
+/// bounds the error of the features of rows of at most a given norm, relative to each feature, or to |phi| if features
+/// can be negative. Without it Report::error_bound treats the features as exact.
+///
 ///     void logs(const MatrixView<T>& x, RowScale<T> scale, MatrixRef<T> z, const Team&) const;
-/// Attention uses them for rows whose features underflow relative to those of other rows. A map with logs must have a
-/// backward that depends only on the products of phi and dphi.
+///
+/// gives the logarithms of phi(scale_i x_i), up to a constant, for a map of exponentials. Attention uses them for rows
+/// whose features underflow relative to those of other rows. A map with logs must have a backward that depends only on
+/// the products of phi and dphi.
 ///
 /// A map declares `static constexpr bool has_independent_rows = true;` if the bits of a row of that function, and of
 /// keys_by_row below, do not depend on the other rows of x. A Decoder then passes it the rows of several tokens at
@@ -94,8 +100,8 @@ constexpr bool has_independent_rows() {
     return false;
 }
 
-/// True if phi(x).phi(y) is the beginning of a series of exp(x.y) with terms of both signs. Where such terms cancel,
-/// the omitted ones count: attention then computes the row by exact softmax. Such a map declares `static constexpr bool
+/// True if phi(x).phi(y) is a truncated series of exp(x.y) with terms of both signs. Where the terms nearly cancel, the
+/// omitted ones matter: attention then computes the row by exact softmax. Such a map declares `static constexpr bool
 /// is_series = true;`.
 template <class F>
 constexpr bool is_series() {

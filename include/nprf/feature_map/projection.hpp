@@ -26,12 +26,13 @@ namespace nprf {
 ///             one with the least variance (Reid et al. 2023).
 enum class Projection { gaussian, orthogonal, sphere, simplex };
 
+/// Options of a map with random vectors.
 struct FeatureOptions {
-  Index input_dim;
-  Index num_features;
+  Index input_dim;     // d, the channels of queries and keys
+  Index num_features;  // m, the random vectors: a positive map has m features, a hyperbolic or trigonometric one 2m
   Projection projection = Projection::orthogonal;
-  std::uint64_t seed = 0;
-  Tilt tilt = {};  // of positive and hyperbolic features
+  std::uint64_t seed = 0;  // of Philox: the same integers on every machine
+  Tilt tilt = {};          // of positive and hyperbolic features
 };
 
 namespace detail {

@@ -23,10 +23,11 @@ struct Tilt {
   Vector<double> a;
 };
 
-/// The a_l for which the logarithm of the variance is least on average over pairs with the mean square l of u_l.
+/// The a_l for which the second moment of the estimate is least: the mean of its logarithm over pairs, for the mean
+/// square s >= 0 of u_l (Likhosherstov et al. 2023). t = 1 - 8 a_l is the positive root of t^2 - (1 + 2 s) t - 2 s.
 inline double best_tilt(double mean_square) {
-  const double l = mean_square;
-  return (1 - 2 * l - std::sqrt((2 * l + 1) * (2 * l + 1) + 8 * l)) / 16;
+  const double s = mean_square;
+  return (1 - 2 * s - std::sqrt((2 * s + 1) * (2 * s + 1) + 8 * s)) / 16;
 }
 
 /// The best one with equal a_l (optimal positive random features), for pairs x, y of d scalars with the mean

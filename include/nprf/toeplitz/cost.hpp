@@ -78,7 +78,8 @@ inline double recomputation_cost(const ProductShape& x, double direct_cost) {
   return direct_cost + weight * static_cast<double>(x.n_q) * static_cast<double>(x.n_k);
 }
 
-/// How many threads a product of such a cost is worth: waking one costs some microseconds, and more on a busy machine.
+/// The number of threads worth using for a product of this cost: starting one costs some microseconds, and more on a
+/// busy machine.
 inline Index worthwhile_threads(double cost) {
   constexpr double for_each_thread = 4e6;
   return static_cast<Index>(std::clamp(cost / for_each_thread, 1.0, static_cast<double>(num_threads())));

@@ -57,9 +57,9 @@ struct Twin {
     Workspace workspace;
     const toeplitz::CausalLevels<T> levels(x.c.view(), axis, Team(workspace));
     for (Index level = 0; level < levels.count(); ++level) {
-      const Index size = levels[level].size, family = levels[level].family * size;
+      const Index size = levels[level].size, group = levels[level].group * size;
       for (Index target = 0; target < axis.length(); target += size)
-        for (Index source = target / family * family; source < target; source += size)
+        for (Index source = target / group * group; source < target; source += size)
           add_error_bound(size, source, target);
     }
   }

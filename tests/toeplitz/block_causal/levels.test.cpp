@@ -67,7 +67,7 @@ TEST_CASE("on the causal axis no later key has a weight, and the distance of two
   CHECK_FALSE((side.meets(0, 10) || side.meets(20, 5)));
 }
 
-TEST_CASE("families take each pair of blocks that some weight joins once, sources before targets", "[toeplitz]") {
+TEST_CASE("groups take each pair of blocks that some weight joins once, sources before targets", "[toeplitz]") {
   constexpr Index block = CausalLevels<double>::block;
   for_each_span([](const LagWeights<double>& c, const ProductShape& span) {
     Workspace workspace;
@@ -75,12 +75,12 @@ TEST_CASE("families take each pair of blocks that some weight joins once, source
     const CausalLevels<double> levels(c.view(), axis, Team(workspace));
     const Index blocks = (axis.length() + block - 1) / block;
     Matrix<int> taken = Matrix<int>::Zero(blocks + 64, blocks + 64);  // of a target and a source
-    levels.for_each_family([&](const CausalLevels<double>::Family& family) {
-      const auto& level = levels[family.level];
-      CHECK((family.first % level.size == 0 && 1 <= family.count && family.count <= CausalLevels<double>::most));
-      CHECK(family.count * level.size <= levels.family_length());
-      const Index first = family.first / block, wide = level.size / block;
-      for (Index t = 0; t < family.count; ++t)
+    levels.for_each_group([&](const CausalLevels<double>::BlockGroup& group) {
+      const auto& level = levels[group.level];
+      CHECK((group.first % level.size == 0 && 1 <= group.count && group.count <= CausalLevels<double>::most));
+      CHECK(group.count * level.size <= levels.group_length());
+      const Index first = group.first / block, wide = level.size / block;
+      for (Index t = 0; t < group.count; ++t)
         for (Index s = std::max<Index>(t - level.offsets + 1, 0); s <= t; ++s)
           taken.block(first + (t + 1) * wide, first + s * wide, wide, wide).array() += 1;
     });
@@ -159,7 +159,7 @@ TEMPLATE_TEST_CASE(
 
 //     y_i = sum_j weight(i - j) x_j    z_j = sum_i weight(i - j) w_i    dc[l] = sum over lag l of w_i x_j
 // for queries i and keys j in different blocks of 128; rows are lanes
-TEST_CASE("the transforms of all families add up to the sums over their pairs, and over those of each lag",
+TEST_CASE("the transforms of all groups add up to the sums over their pairs, and over those of each lag",
           "[toeplitz]") {
   using T = double;
   constexpr std::size_t most = CausalLevels<T>::most;
@@ -172,7 +172,7 @@ TEST_CASE("the transforms of all families add up to the sums over their pairs, a
     const LagWeights<T> c = weights<T>(n, n, {-far, last});
     const CausalAxis axis(c.support(), {n, n, 1, 1});
     const CausalLevels<T> levels(c.view(), axis, team);
-    const Index places = 2 * axis.length();  // a family's last block may go on beyond the axis
+    const Index places = 2 * axis.length();  // a group's last block may go on beyond the axis
     Matrix<T> x = Matrix<T>::Zero(places, W), w = x, y = x, z = x;
     x.middleRows(axis.keys.first, n) = normal<T>(n, W, 1);
     w.middleRows(axis.queries.first, n) = normal<T>(n, W, 2);
@@ -180,14 +180,14 @@ TEST_CASE("the transforms of all families add up to the sums over their pairs, a
     const Vector<T> before = normal_vector<T>(2 * n - 1, 3);
     Vector<T> dc = before;
     Buffer<Z<T>> scratch(2 * places);
-    levels.for_each_family([&](const CausalLevels<T>::Family& family) {
-      const auto& level = levels[family.level];
-      const Index S = level.size, count = family.count;
+    levels.for_each_group([&](const CausalLevels<T>::BlockGroup& group) {
+      const auto& level = levels[group.level];
+      const Index S = level.size, count = group.count;
       level.tree->convolve<2 * most>(
           scratch.data(), S, 2 * count,
           [&](Index s, Index j) {
-            return fft::load_lanes(s < count ? &x(family.first + s * S + j, 0)
-                                             : &w(family.first + (s - count + 1) * S + j, 0));
+            return fft::load_lanes(s < count ? &x(group.first + s * S + j, 0)
+                                             : &w(group.first + (s - count + 1) * S + j, 0));
           },
           [&](Index k, Z<T>(&values)[2 * most][8]) {
             levels.correlate(level, k, count, values, values + count, correlations.data());
@@ -195,7 +195,7 @@ TEST_CASE("the transforms of all families add up to the sums over their pairs, a
             levels.multiply_transposed(level, k, count, values + count);
           },
           [&](Index s, Index j, const Z<T>& twisted) {
-            T* row = s < count ? &y(family.first + (s + 1) * S + j, 0) : &z(family.first + (s - count) * S + j, 0);
+            T* row = s < count ? &y(group.first + (s + 1) * S + j, 0) : &z(group.first + (s - count) * S + j, 0);
             const fft::Lanes<T> t = toeplitz::real_part(twisted, level.tree->twist() + 2 * j);
             fft::store_lanes<T>(fft::load_lanes(row) + t, row);
           });
@@ -223,7 +223,7 @@ TEST_CASE("the transforms of all families add up to the sums over their pairs, a
   }
 }
 
-TEST_CASE("the cost of a product is that of the transforms and the products of its families", "[toeplitz]") {
+TEST_CASE("the cost of a product is that of the transforms and the products of its groups", "[toeplitz]") {
   const auto operations = [](Index n) { return CausalLevels<double>::operations(n); };
   for (const Index n : {0, 1, 128}) CHECK(operations(n) == 0);
   CHECK(operations(129) == 128 * (3 * 7 - 4) + 128);          // one source

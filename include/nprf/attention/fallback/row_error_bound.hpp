@@ -40,7 +40,7 @@ double error_of_weights(double bias_spread) {
                                      : 0;
 }
 
-/// A weight exp(-largest_exponent) is nothing beside 1.
+/// A weight exp(-largest_exponent) is negligible beside 1.
 template <Real T>
 inline constexpr double largest_exponent = sizeof(T) == sizeof(float) ? 104 : 745;
 

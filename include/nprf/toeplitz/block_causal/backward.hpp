@@ -30,23 +30,24 @@ class BlockCausalBackward {
     SignalBackward<T> backward(x, G, sizes, m_levels.axis().length(), m_levels.numbers(), team);
     const auto for_ranges = [&](Workspace& scratch, auto&& add_range) {
       Scratch with(m_levels, scratch);
-      m_levels.for_each_family([&](const Family& family) {
-        for_each_range(family, key_max, [&](const Range& range) {
-          with.read(family, range, key_max, m_levels, m_levels.axis().queries.end);
-          add_range(family, with);
+      m_levels.for_each_group([&](const BlockGroup& group) {
+        for_each_range(group, key_max, [&](const Range& range) {
+          with.read(group, range, key_max, m_levels, m_levels.axis().queries.end);
+          add_range(group, with);
         });
       });
     };
     backward.run(
         out, team,
         [&](const GroupSignals<T>& signals, Workspace& scratch) {
-          for_ranges(scratch, [&](const Family& family, Scratch& with) {
-            with.read(family, signals, m_levels[family.level].size);
-            add_gradients(family, signals, with);
+          for_ranges(scratch, [&](const BlockGroup& group, Scratch& with) {
+            with.read(group, signals, m_levels[group.level].size);
+            add_gradients(group, signals, with);
           });
         },
         [&](const ColumnSignals<T>& signals, Workspace& scratch) {
-          for_ranges(scratch, [&](const Family& family, const Scratch& with) { add_gradients(family, signals, with); });
+          for_ranges(scratch,
+                     [&](const BlockGroup& group, const Scratch& with) { add_gradients(group, signals, with); });
         });
     m_levels.add_lag_gradient(backward.correlation(), first, out.dc.data(), team.workspace());
     if (sizes) m_levels.add_lag_gradient(backward.size_correlation(), first, sizes.lags, team.workspace());
@@ -54,25 +55,25 @@ class BlockCausalBackward {
 
  private:
   using Levels = CausalLevels<T>;
-  using Family = typename Levels::Family;
+  using BlockGroup = typename Levels::BlockGroup;
   using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
 
-  // targets begin..end-1 of a family, whose sources have log-scales near enough to one
+  // targets begin..end-1 of a group, whose sources have log-scales near enough to one
   struct Range {
     Index begin, end;
     double log_scale;
   };
 
   template <class Use>
-  void for_each_range(const Family& family, const RunningKeyMax<T>& key_max, Use&& use) const {
+  void for_each_range(const BlockGroup& group, const RunningKeyMax<T>& key_max, Use&& use) const {
     constexpr double most = sizeof(T) == 4 ? 14 : 110;  // e^most squared, and more, is far from overflow
-    const Index S = m_levels[family.level].size;
-    const auto before = [&](Index s) { return key_max.largest(family.first + s * S, S); };
+    const Index S = m_levels[group.level].size;
+    const auto before = [&](Index s) { return key_max.largest(group.first + s * S, S); };
     double largest = before(0);
-    for (Index begin = 0, end; begin < family.count; begin = end) {
+    for (Index begin = 0, end; begin < group.count; begin = end) {
       const double reference = largest;
-      for (end = begin + 1; end < family.count; ++end) {
+      for (end = begin + 1; end < group.count; ++end) {
         largest = std::max(largest, before(end));
         if (largest != reference && !(largest - reference <= most)) break;
       }
@@ -80,38 +81,38 @@ class BlockCausalBackward {
     }
   }
 
-  // the signals of a family, the factors of its targets (rows) and sources (keys) from the log-scales, and a feature's
+  // the signals of a group, the factors of its targets (rows) and sources (keys) from the log-scales, and a feature's
   // entries of A and B times these factors
   struct Scratch {
     Scratch(const Levels& levels, Workspace& workspace) {
-      const Index n = levels.family_length();
+      const Index n = levels.group_length();
       z = workspace.take<Z>(2 * (n + Levels::most * stride(0)));
       for (T** x : {&a, &b, &rows, &keys}) *x = workspace.take<T>(staggered<T>(n));
     }
 
     // the factors of sources after the range and of targets outside the range are 0
-    void read(const Family& family, const Range& range, const RunningKeyMax<T>& key_max, const Levels& levels,
+    void read(const BlockGroup& group, const Range& range, const RunningKeyMax<T>& key_max, const Levels& levels,
               Index queries_end) {
-      const Index S = levels[family.level].size;
-      for (Index s = 0; s < family.count; ++s) {
-        const Index target = family.first + (s + 1) * S, end = std::min(S, queries_end - target);
+      const Index S = levels[group.level].size;
+      for (Index s = 0; s < group.count; ++s) {
+        const Index target = group.first + (s + 1) * S, end = std::min(S, queries_end - target);
         const T factor =
             range.begin <= s && s < range.end ? static_cast<T>(ratio(range.log_scale, key_max.before(target))) : T(0);
-        for (Index i = 0; i < end; ++i) rows[s * S + i] = factor * key_max.rows(family.level)[target + i];
+        for (Index i = 0; i < end; ++i) rows[s * S + i] = factor * key_max.rows(group.level)[target + i];
         std::fill(rows + s * S + end, rows + (s + 1) * S, T(0));
         for (Index j0 = s * S; j0 < (s + 1) * S; j0 += Levels::block) {
-          const Index place = family.first + j0;
+          const Index place = group.first + j0;
           const T e =
               s < range.end ? static_cast<T>(ratio(key_max.largest(place / Levels::block), range.log_scale)) : T(0);
           for (Index j = 0; j < Levels::block; ++j) keys[j0 + j] = key_max.keys()[place + j] * e;
         }
       }
-      targets = std::min(family.count * S, queries_end - family.first - S);
+      targets = std::min(group.count * S, queries_end - group.first - S);
     }
-    void read(const Family& family, const GroupSignals<T>& x, Index S) {
-      const T *from_a = x.a + family.first + S, *from_b = x.b + family.first;
+    void read(const BlockGroup& group, const GroupSignals<T>& x, Index S) {
+      const T *from_a = x.a + group.first + S, *from_b = x.b + group.first;
       for (Index i = 0; i < targets; ++i) a[i] = from_a[i] * rows[i];
-      for (Index j = 0; j < family.count * S; ++j) b[j] = from_b[j] * keys[j];
+      for (Index j = 0; j < group.count * S; ++j) b[j] = from_b[j] * keys[j];
     }
 
     Z* z;
@@ -120,11 +121,11 @@ class BlockCausalBackward {
   };
 
   // the signals are x of the sources, then w of the targets
-  void add_gradients(const Family& family, const GroupSignals<T>& x, const Scratch& with) const {
-    const auto& level = m_levels[family.level];
-    const Index S = level.size, count = family.count, targets = with.targets;
-    const Lanes *u = x.u + family.first, *g = x.g + family.first + S;
-    Lanes* du = x.du + family.first;
+  void add_gradients(const BlockGroup& group, const GroupSignals<T>& x, const Scratch& with) const {
+    const auto& level = m_levels[group.level];
+    const Index S = level.size, count = group.count, targets = with.targets;
+    const Lanes *u = x.u + group.first, *g = x.g + group.first + S;
+    Lanes* du = x.du + group.first;
     level.tree->template convolve<2 * Levels::most>(
         with.z, stride(S), 2 * count,
         [=, a = with.a, b = with.b](Index s, Index j) {
@@ -146,22 +147,22 @@ class BlockCausalBackward {
             products[l] = (source ? u : g)[at] * t * (source ? with.keys : with.rows)[at];
             if (source) du[at] += with.b[at] * t;
           }
-          add_lane_sums_of_eight<T>(products, (source ? x.db : x.da + S) + family.first + first);
+          add_lane_sums_of_eight<T>(products, (source ? x.db : x.da + S) + group.first + first);
         });
   }
 
   // the share of one column and features as lanes
-  void add_gradients(const Family& family, const ColumnSignals<T>& x, const Scratch& with) const {
-    const auto& level = m_levels[family.level];
-    const Index S = level.size, count = family.count;
-    const Index sources = std::min(count * S, m_levels.axis().keys.end - family.first);
+  void add_gradients(const BlockGroup& group, const ColumnSignals<T>& x, const Scratch& with) const {
+    const auto& level = m_levels[group.level];
+    const Index S = level.size, count = group.count;
+    const Index sources = std::min(count * S, m_levels.axis().keys.end - group.first);
     // the rows that signal s is made of, or that its result belongs to: from `first` on, up to `end`, counted from
     // `place`
     struct Part {
       bool target;
       Index first, end, place;
     };
-    const auto part = [=, targets = with.targets, from = family.first](bool target, Index s) {
+    const auto part = [=, targets = with.targets, from = group.first](bool target, Index s) {
       return target ? Part{true, s * S, targets, from + S} : Part{false, s * S, sources, from};
     };
     level.tree->template convolve<2 * Levels::most>(

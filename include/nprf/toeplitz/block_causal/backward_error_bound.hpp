@@ -17,7 +17,7 @@
 namespace nprf::toeplitz {
 
 /// The error bound of the gradients of the block-causal engine (fft/backward_error_bound.hpp): for a key the sum over
-/// the levels of that of the targets after its block in their family, and for a lag that of the pairs of blocks at its
+/// the levels of that of the targets after its block in their group, and for a lag that of the pairs of blocks at its
 /// offsets. O(n r) time and O(n r / 128) memory a level.
 template <Real T>
 class BlockCausalBackwardErrorBound {
@@ -63,9 +63,9 @@ class BlockCausalBackwardErrorBound {
   static constexpr Index block = CausalLevels<T>::block;
 
   void merge(Index level, Index k) const {
-    const Index family = m_levels[level - 1].family, first = k * family;
+    const Index group = m_levels[level - 1].group, first = k * group;
     const BlockNorms &w = m_w[level - 1], &b = m_b[level - 1];
-    const Index end = std::min(first + family, w.count);
+    const Index end = std::min(first + group, w.count);
     m_w[level].log_scales[k] = m_key_max.before(k * m_levels[level].size);
     m_b[level].log_scales[k] = *std::max_element(b.log_scales + first, b.log_scales + end);
     for (Index fine = first; fine < end; ++fine) {
@@ -78,7 +78,7 @@ class BlockCausalBackwardErrorBound {
   void add_keys(Index of, Index place, GradientErrorBounds out, Workspace& scratch) const {
     const auto& level = m_levels[of];
     const Index source = place / level.size, r = m_x.B.cols(), first = m_levels.axis().keys.first;
-    const Index end = std::min({(source / level.family + 1) * level.family, source + 1 + level.offsets, m_w[of].count});
+    const Index end = std::min({(source / level.group + 1) * level.group, source + 1 + level.offsets, m_w[of].count});
     if (source + 1 >= end) return;
     SignalNorms::Row ones = SignalNorms::row(r, scratch), sized = SignalNorms::row(r, scratch);
     for (Index target = source + 1; target < end; ++target) {
@@ -104,7 +104,7 @@ class BlockCausalBackwardErrorBound {
       double ones = 0, sized = 0;
       for (Index source = 0; source + D < m_w[of].count; ++source) {
         const Index target = source + D;
-        if (source / level.family != target / level.family) continue;
+        if (source / level.group != target / level.group) continue;
         const double factor = ratio(m_b[of].log_scales[source], m_w[of].log_scales[target]);
         if (factor == 0) continue;
         ones += factor * m_w[of].norms[target].correlate_ones(m_b[of].norms[source], 2 * level.size);

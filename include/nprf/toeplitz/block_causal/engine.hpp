@@ -119,7 +119,7 @@ class BlockCausalEngine {
 
  private:
   using Levels = CausalLevels<T>;
-  using Family = typename Levels::Family;
+  using BlockGroup = typename Levels::BlockGroup;
   using Z = fft::ComplexLanes<T>;
   using Lanes = fft::Lanes<T>;
   static constexpr Index W = fft::lane_count<T>;
@@ -155,13 +155,13 @@ class BlockCausalEngine {
         u.read(x.U, p0);
         y.set_zero();
         Scratch with(m_levels, scratch);
-        m_levels.for_each_family([&](const Family& family) {
+        m_levels.for_each_group([&](const BlockGroup& group) {
           for (Index f = 0; f < features; ++f)
             for_each_run(
-                family, [&](Index k) { return sources.feature(family.level, k, r0 + f, p0, width); },
+                group, [&](Index k) { return sources.feature(group.level, k, r0 + f, p0, width); },
                 [&](const Run& run) {
-                  with.read(family, run, a[f], b[f], key_max, m_levels, m_axis.queries.end);
-                  add(family, run, u.values, y.values, with);
+                  with.read(group, run, a[f], b[f], key_max, m_levels, m_axis.queries.end);
+                  add(group, run, u.values, y.values, with);
                 });
         });
         y.values += m_axis.queries.first;
@@ -171,7 +171,7 @@ class BlockCausalEngine {
     }
   }
 
-  // targets begin..end-1 of a family, and the scales that they share
+  // targets begin..end-1 of a group, and the scales that they share
   struct Run {
     Index begin, end;
     SourceScales<T> scales;
@@ -179,13 +179,13 @@ class BlockCausalEngine {
 
   // calls use(run) for runs that are as long as their scales fit; largest(k) is the BlockMaxima of source block k
   template <class Find, class Use>
-  void for_each_run(const Family& family, Find&& largest, Use&& use) const {
-    const Index k0 = family.first / m_levels[family.level].size;
+  void for_each_run(const BlockGroup& group, Find&& largest, Use&& use) const {
+    const Index k0 = group.first / m_levels[group.level].size;
     auto maxima = BlockMaxima<T>::none();
-    for (Index begin = 0, end; begin < family.count; begin = end) {
+    for (Index begin = 0, end; begin < group.count; begin = end) {
       if (begin == 0) maxima.include(largest(k0));
       const SourceScales<T> scales(maxima);
-      for (end = begin + 1; end < family.count; ++end) {
+      for (end = begin + 1; end < group.count; ++end) {
         maxima.include(largest(k0 + end));
         if (!scales.fit(maxima)) break;
       }
@@ -193,10 +193,10 @@ class BlockCausalEngine {
     }
   }
 
-  // the signals of a family, and a feature's entries of B and A scaled for a run, those of A twisted
+  // the signals of a group, and a feature's entries of B and A scaled for a run, those of A twisted
   struct Scratch {
     Scratch(const Levels& levels, Workspace& workspace) {
-      const Index n = levels.family_length();
+      const Index n = levels.group_length();
       z = workspace.take<Z>(n + Levels::most * stride(0));
       b = workspace.take<T>(staggered<T>(n));
       a = workspace.take<T>(staggered<T>(2 * n));
@@ -205,21 +205,21 @@ class BlockCausalEngine {
     static Index stride(Index size) { return staggered<Z>(size); }
 
     // sources after the run are zeros; targets that are not in the run are not written
-    void read(const Family& family, const Run& run, const T* from_a, const T* from_b, const RunningKeyMax<T>& key_max,
-              const Levels& levels, Index queries_end) {
-      const auto& level = levels[family.level];
+    void read(const BlockGroup& group, const Run& run, const T* from_a, const T* from_b,
+              const RunningKeyMax<T>& key_max, const Levels& levels, Index queries_end) {
+      const auto& level = levels[group.level];
       const Index S = level.size, middle = run.end * S;
       const T scale = run.scales.b[0], of_b = finite(1 / scale);
       for (Index j0 = 0; j0 < middle; j0 += Levels::block) {
-        const Index place = family.first + j0;
+        const Index place = group.first + j0;
         const T factor = static_cast<T>(ratio(key_max.largest(place / Levels::block), run.scales.log_scale));
         for (Index j = 0; j < Levels::block; ++j)
           b[j0 + j] = from_b[place + j] * of_b * (key_max.keys()[place + j] * factor);
       }
-      std::fill(b + middle, b + family.count * S, T(0));
-      const T *rows = key_max.rows(family.level), *twist = level.tree->twist();
+      std::fill(b + middle, b + group.count * S, T(0));
+      const T *rows = key_max.rows(group.level), *twist = level.tree->twist();
       for (Index s = run.begin; s < run.end; ++s) {
-        const Index place = family.first + (s + 1) * S, end = std::min(S, queries_end - place);
+        const Index place = group.first + (s + 1) * S, end = std::min(S, queries_end - place);
         const T factor = finite(scale) * static_cast<T>(ratio(run.scales.log_scale, key_max.before(place)));
         for (Index i = 0; i < end; ++i) {
           const T value = from_a[place + i] * (factor * rows[place + i]);
@@ -232,17 +232,17 @@ class BlockCausalEngine {
     T *b, *a;
   };
 
-  // y += a o T(c) (b o u) for the blocks of a family and a twisted a
-  void add(const Family& family, const Run& run, const Lanes* u, Lanes* y, const Scratch& with) const {
-    const auto& level = m_levels[family.level];
+  // y += a o T(c) (b o u) for the blocks of a group and a twisted a
+  void add(const BlockGroup& group, const Run& run, const Lanes* u, Lanes* y, const Scratch& with) const {
+    const auto& level = m_levels[group.level];
     const Index S = level.size, begin = run.begin * S;
-    const Index rows = std::min(run.end * S, m_axis.queries.end - family.first - S) - begin;
+    const Index rows = std::min(run.end * S, m_axis.queries.end - group.first - S) - begin;
     const Lanes of_u = inverse<T>(run.scales.u), of_y = finite_lanes<T>(run.scales.u);
     level.tree->template convolve<Levels::most>(
-        with.z, Scratch::stride(S), family.count,
-        [=, b = with.b, u = u + family.first](Index s, Index j) { return b[s * S + j] * (u[s * S + j] * of_u); },
-        [&](Index k, Z(&z)[Levels::most][8]) { m_levels.multiply(level, k, family.count, z); },
-        [=, a = with.a, y = y + family.first + S](Index s, Index i, const Z& t) {
+        with.z, Scratch::stride(S), group.count,
+        [=, b = with.b, u = u + group.first](Index s, Index j) { return b[s * S + j] * (u[s * S + j] * of_u); },
+        [&](Index k, Z(&z)[Levels::most][8]) { m_levels.multiply(level, k, group.count, z); },
+        [=, a = with.a, y = y + group.first + S](Index s, Index i, const Z& t) {
           const Index at = s * S + i;
           if (at - begin < 0 || at - begin >= rows) return;
           y[at] += of_y * real_part(t, a + 2 * at);
@@ -265,44 +265,44 @@ class BlockCausalEngine {
     Scratch with(m_levels, scratch);
     for (Index f = 0; f < x.A.cols(); f += W) {
       const ColumnRows rows_of{{x.A, f}, {x.B, f}, u.data(), y.data()};
-      m_levels.for_each_family([&](const Family& family) {
+      m_levels.for_each_group([&](const BlockGroup& group) {
         for_each_run(
-            family, [&](Index k) { return sources.column(family.level, k, rows_of.b, column); },
+            group, [&](Index k) { return sources.column(group.level, k, rows_of.b, column); },
             [&](const Run& run) {
-              const Index S = m_levels[family.level].size, begin = family.first, end = begin + run.end * S;
+              const Index S = m_levels[group.level].size, begin = group.first, end = begin + run.end * S;
               const T inverse_scale = finite(1 / run.scales.u[0]);
-              u.segment(begin, family.count * S).setZero();
+              u.segment(begin, group.count * S).setZero();
               for (Index j = begin; j < std::min(end, m_axis.keys.end); ++j) {
                 const double e = ratio(key_max.largest(j / Levels::block), run.scales.log_scale);
                 u[j] = x.U(j, column) * inverse_scale * (key_max.keys()[j] * static_cast<T>(e));
               }
-              add_column(family, run, rows_of, key_max, with);
+              add_column(group, run, rows_of, key_max, with);
             });
       });
     }
     Y.col(column) += y.segment(m_axis.queries.first, m_n_q);
   }
 
-  // y += sum over the lanes of a o T(c) (b o u) for the blocks of a family
-  void add_column(const Family& family, const Run& run, const ColumnRows& x, const RunningKeyMax<T>& key_max,
+  // y += sum over the lanes of a o T(c) (b o u) for the blocks of a group
+  void add_column(const BlockGroup& group, const Run& run, const ColumnRows& x, const RunningKeyMax<T>& key_max,
                   const Scratch& with) const {
-    const auto& level = m_levels[family.level];
+    const auto& level = m_levels[group.level];
     const Index S = level.size, begin = run.begin * S;
-    const Index rows = std::min(run.end * S, m_axis.queries.end - family.first - S) - begin;
+    const Index rows = std::min(run.end * S, m_axis.queries.end - group.first - S) - begin;
     const Lanes of_b = inverse<T>(run.scales.b), of_a = finite_lanes<T>(run.scales.b);
     T factor[Levels::most];
     for (Index s = run.begin; s < run.end; ++s)
       factor[s] = finite(run.scales.u[0]) *
-                  static_cast<T>(ratio(run.scales.log_scale, key_max.before(family.first + (s + 1) * S)));
+                  static_cast<T>(ratio(run.scales.log_scale, key_max.before(group.first + (s + 1) * S)));
     level.tree->template convolve<Levels::most>(
-        with.z, Scratch::stride(S), family.count,
+        with.z, Scratch::stride(S), group.count,
         [&, end = run.end * S, keys_end = m_axis.keys.end](Index s, Index j) {
-          const Index at = s * S + j, place = family.first + at;
+          const Index at = s * S + j, place = group.first + at;
           return at < end && place < keys_end ? x.b.row(place) * of_b * x.u[place] : Lanes{};
         },
-        [&](Index k, Z(&z)[Levels::most][8]) { m_levels.multiply(level, k, family.count, z); },
-        [&, row_factors = key_max.rows(family.level)](Index s, Index i, const Z& twisted) {
-          const Index at = s * S + i, place = family.first + S + at;
+        [&](Index k, Z(&z)[Levels::most][8]) { m_levels.multiply(level, k, group.count, z); },
+        [&, row_factors = key_max.rows(group.level)](Index s, Index i, const Z& twisted) {
+          const Index at = s * S + i, place = group.first + S + at;
           if (at - begin < 0 || at - begin >= rows) return;
           const Lanes t = real_part(twisted, level.tree->twist() + 2 * i);
           x.y[place] += factor[s] * row_factors[place] * fft::sum_lanes<T>(x.a.row(place) * of_a * t);

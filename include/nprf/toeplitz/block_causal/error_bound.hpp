@@ -46,7 +46,7 @@ struct BlockNorms {
 };
 
 /// The error bound of the block-causal engine (fft/error_bound.hpp): the sum over the levels of that of the sources
-/// before the block of a row in their family,
+/// before the block of a row in their group,
 ///
 ///     bound_i = eps sum_r |A_ir| sum_s (sqrt(log2 N / N) (|g_s|_2 |x_sr|_2 + |T(g_s) x_sr|_2) + 3/2 |T(g_s) x_sr|_max)
 ///
@@ -69,7 +69,7 @@ class BlockCausalErrorBound {
           of.log_scales[k] = key_max.largest(k);
           of.measure(k, x.B, x.keys.slots, levels.axis().keys.first, key_max.keys(), sizes);
         } else {
-          for_each(m_blocks[level - 1], k * levels[level - 1].family, levels[level - 1].family, of.log_scales[k],
+          for_each(m_blocks[level - 1], k * levels[level - 1].group, levels[level - 1].group, of.log_scales[k],
                    [&](const SignalNorms& norms, double factor, Index) { of.norms[k].add(norms, factor); });
         }
       });
@@ -103,7 +103,7 @@ class BlockCausalErrorBound {
   // adds the share of a level to the queries i0..end-1, which are in the block of 128 at a place
   void add(Index of, Index place, Index i0, Index end, RowErrorBounds out, Workspace& scratch) const {
     const auto& level = m_levels[of];
-    const Index target = place / level.size, first = target / level.family * level.family, r = m_x.B.cols();
+    const Index target = place / level.size, first = target / level.group * level.group, r = m_x.B.cols();
     if (target == first) return;
     SignalNorms::Row largest = SignalNorms::row(r, scratch), Y = SignalNorms::row(r, scratch),
                      sums = SignalNorms::row(r, scratch);

@@ -55,31 +55,32 @@ struct CausalAxis {
 /// A lower triangular Toeplitz matrix without its diagonal blocks, divided into blocks whose size grows with the
 /// distance from the diagonal:
 ///
-///     D . . . . . . . .     D   diagonal blocks of 128 places (diagonal_blocks.hpp)
-///     1 D . . . . . . .     1   level 0: within a family of blocks of 128, each target with each earlier source
-///     1 1 D . . . . . .     2   level 1: the same for families of blocks of the size of a family of level 0
-///     2 2 2 D . . . . .
-///     2 2 2 1 D . . . .     (drawn for families of 3; the cheapest have 4 to 32 blocks)
-///     2 2 2 1 1 D . . .
+///     D . . . . . . . .     D   diagonal blocks of 128 positions (diagonal_blocks.hpp)
+///     1 D . . . . . . .     1   level 0: within a group of blocks of 128, each block of queries (a target) with
+///     1 1 D . . . . . .         each earlier block of keys (a source)
+///     2 2 2 D . . . . .     2   level 1: the same for groups of blocks of the size of a group of level 0
+///     2 2 2 1 D . . . .
+///     2 2 2 1 1 D . . .     (drawn for groups of 3; the cheapest have 4 to 32 blocks)
 ///
-/// A source is a block of keys, a target a block of queries. Blocks of size S at offset D, target minus source, have
-/// the weights of distances D S - S + 1 .. D S + S - 1: a product modulo z^2S + 1 (polynomial_tree.hpp). A family needs
-/// one transform for each source and for each target. In the transformed values, target I is
+/// Blocks of size S at offset D, block of queries minus block of keys, have the weights of distances
+/// D S - S + 1 .. D S + S - 1: a product modulo z^2S + 1 (polynomial_tree.hpp). A group needs one transform for each
+/// block of keys and of queries. In the transformed values, block I of queries is
 ///
 ///     Y_I = sum over J < I of g_(I-J) X_J
 ///
-/// A source only contributes to later targets. Its tables are in the team's workspace; threads share it.
+/// A block of keys only contributes to later blocks of queries. The tables are in the team's workspace; threads share
+/// them.
 template <Real T>
 class CausalLevels {
  public:
   using Tree = fft::PolynomialTree<T>;
   using Z = fft::ComplexLanes<T>;
-  static constexpr Index block = 128, most = 31;  // `most` sources in a family, and as many targets
+  static constexpr Index block = 128, most = 31;  // `most` sources in a group, and as many targets
   static constexpr std::size_t most_levels = 32;  // each is at least four times as large as the one before
 
   struct Level {
     Index size;     // S
-    Index family;   // the number of blocks in a family
+    Index group;    // the number of blocks in a group
     Index offsets;  // 1..offsets; the weights of larger offsets are zero
     std::shared_ptr<const Tree> tree;
     const T* spectra;       // (S/8,offsets,8) of g_D / S, real and imaginary parts
@@ -93,21 +94,21 @@ class CausalLevels {
 
   /// `count` blocks of keys, the sources, from place `first` on. Target s is the block of queries directly after source
   /// s, and needs the sources 0..s.
-  struct Family {
+  struct BlockGroup {
     Index level, first, count;
   };
 
   CausalLevels(LagWeightsView<T> c, const CausalAxis& axis, const Team& team) : m_axis(axis) {
-    for (Index size = block, family; size < axis.length(); size *= family) {
-      family = plan(axis.length(), size).family;
-      const Index others = std::min((axis.length() - 1) / size, family - 1);
+    for (Index size = block, group; size < axis.length(); size *= group) {
+      group = plan(axis.length(), size).group;
+      const Index others = std::min((axis.length() - 1) / size, group - 1);
       const Index offsets = std::min((axis.lags.size() + size - 2) / size, others);
       if (offsets == 0) break;
       T* spectra = team.workspace().take<T>(2 * size * offsets);
       const Index before = numbers();
       Level& level = m_levels[static_cast<std::size_t>(m_count++)];
       NormSums* norms = team.workspace().template take<NormSums>(offsets);
-      level = {size, family, offsets, Tree::shared(size), spectra, norms, before};
+      level = {size, group, offsets, Tree::shared(size), spectra, norms, before};
       for (Index D = 1; D <= offsets; ++D) {
         norms[D - 1] = {};
         for (Index d = (D - 1) * size + 1; d < (D + 1) * size; ++d)
@@ -122,11 +123,11 @@ class CausalLevels {
   const Level& operator[](Index level) const { return m_levels[static_cast<std::size_t>(level)]; }
   const CausalAxis& axis() const { return m_axis; }
 
-  /// The largest number of places of the sources of a family.
-  Index family_length() const {
+  /// The largest number of places of the sources of a group.
+  Index group_length() const {
     Index most_places = 0;
     for (const Level& level : levels()) {
-      const Index sources = std::min((m_axis.length() - 1) / level.size, level.family - 1);
+      const Index sources = std::min((m_axis.length() - 1) / level.size, level.group - 1);
       most_places = std::max(most_places, level.size * sources);
     }
     return most_places;
@@ -138,17 +139,17 @@ class CausalLevels {
   /// The size of all spectra.
   Index numbers() const { return m_count == 0 ? 0 : levels().back().end(); }
 
-  /// Calls use(family) for each family that has queries after keys.
+  /// Calls use(group) for each group that has queries after keys.
   template <class Use>
-  void for_each_family(Use&& use) const {
+  void for_each_group(Use&& use) const {
     for (Index level = 0; level < count(); ++level) {
-      const auto [size, blocks] = std::pair((*this)[level].size, (*this)[level].family);
+      const auto [size, blocks] = std::pair((*this)[level].size, (*this)[level].group);
       for (Index first = 0; first < m_axis.queries.end; first += blocks * size) {
         const Index begin = std::max<Index>((m_axis.keys.first - first) / size, 0);
         const Index end = std::min((m_axis.queries.end - 1 - first) / size, blocks - 1);
         if (begin < end && m_axis.keys.meets(first + begin * size, (end - begin) * size) &&
             m_axis.queries.meets(first + (begin + 1) * size, (end - begin) * size))
-          use(Family{level, first + begin * size, end - begin});
+          use(BlockGroup{level, first + begin * size, end - begin});
       }
     }
   }
@@ -224,22 +225,22 @@ class CausalLevels {
 
   struct Plan {
     double cost;
-    Index family;
+    Index group;
   };
 
-  // The number of blocks of a size in a family, and the cost of this level and of those above it. By measurement, m
+  // The number of blocks of a size in a group, and the cost of this level and of those above it. By measurement, m
   // sources of S places cost m S (3 log2 S - 4) for their transforms, and S for each of the m (m+1)/2 products.
   static Plan plan(Index n, Index size) {
     if (size >= n) return {0, 0};
     Plan best{std::numeric_limits<double>::infinity(), 0};
-    for (const Index family : {4, 8, 16, 32}) {
-      double cost = plan(n, size * family).cost;
-      for (Index first = 0; first < n; first += family * size) {
-        const double m = static_cast<double>(std::min((n - 1 - first) / size, family - 1)),
+    for (const Index group : {4, 8, 16, 32}) {
+      double cost = plan(n, size * group).cost;
+      for (Index first = 0; first < n; first += group * size) {
+        const double m = static_cast<double>(std::min((n - 1 - first) / size, group - 1)),
                      S = static_cast<double>(size);
         cost += m * S * (3 * std::log2(S) - 4) + m * (m + 1) / 2 * S;
       }
-      if (cost < best.cost) best = {cost, family};
+      if (cost < best.cost) best = {cost, group};
     }
     return best;
   }

@@ -86,7 +86,7 @@ class LevelMaxima {
       const Of* finer = level > 0 ? m_levels + level - 1 : nullptr;
       team.run(blocks, [&](Index k, Workspace&) {
         if (finer)
-          merge(*finer, k, levels[level - 1].family, of);
+          merge(*finer, k, levels[level - 1].group, of);
         else
           measure(B, U, key_max, k, of);
       });
@@ -138,11 +138,11 @@ class LevelMaxima {
     }
   }
 
-  void merge(const Of& finer, Index k, Index family, const Of& of) const {
+  void merge(const Of& finer, Index k, Index group, const Of& of) const {
     T *b = of.b + k * m_r, *u = of.u + k * m_p;
     std::fill_n(b, m_r, T(0));
     std::fill_n(u, m_p, T(0));
-    const Index first = k * family, end = std::min(first + family, finer.blocks);
+    const Index first = k * group, end = std::min(first + group, finer.blocks);
     of.log_scales[k] = *std::max_element(finer.log_scales + first, finer.log_scales + end);
     for (Index j = first; j < end; ++j) {
       include(b, finer.b + j * m_r, static_cast<T>(ratio(finer.log_scales[j], of.log_scales[k])), m_r);
