@@ -96,12 +96,62 @@ def test_padding_grouped_queries_and_cross_attention():
     assert not k.grad[1, :, 6:].any() and k.grad[1, :, :6].any()
 
 
+def test_lengths():
+    function, arguments = case("t5 of heads", causal=True)
+    with_lengths, _ = case("t5 of heads", causal=True, lengths=[N, 5])
+    with_padding, _ = case("t5 of heads", causal=True, key_padding_mask=torch.arange(N) >= torch.tensor([[N], [5]]))
+    y = with_lengths(*arguments)
+    assert torch.equal(y, with_padding(*arguments)) and not torch.equal(y, function(*arguments))
+    assert torch.autograd.gradcheck(with_lengths, arguments, fast_mode=True)
+    features = nprf.orf(D, 16, seed=1)
+    of_tensor = torch.compile(
+        lambda q, k, v, bias, lengths: nprf.torch.attention(
+            q, k, v, bias, features=features, position="t5", causal=True, near=2, lengths=lengths
+        ),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    with torch._dynamo.config.patch(error_on_recompile=True):  # one graph for all lengths
+        assert torch.equal(of_tensor(*arguments[:4], torch.tensor([N, 5])), y)
+        assert torch.equal(of_tensor(*arguments[:4], torch.tensor([N, N])), function(*arguments))
+
+
+def test_report_and_tolerance():
+    q, k, v = (x.detach().float() for x in tensors(B, H, 100, D))
+    bias = torch.randn(H, 11)
+    features = nprf.orf(D, 16)
+    position = nprf.RelativePosition(bias.numpy())
+    for tolerance in (0.0, 1e-9):  # the second is below what any engine has: rows are recomputed
+        y, report = nprf.torch.attention(
+            q, k, v, bias, features=features, engine="lanes", tolerance=tolerance, report=True
+        )
+        expected, in_numpy = nprf.attention(
+            *(x.numpy() for x in (q, k, v)), features=features, position=position, engine="lanes",
+            tolerance=tolerance, report=True,
+        )  # fmt: skip
+        assert np.array_equal(y.numpy(), expected) and repr(report) == repr(in_numpy)
+        assert (report.repaired_rows > 0) == (tolerance > 0)
+    q.requires_grad_()
+    y, saved = nprf.torch.attention(q, k, v, bias, features=features, report=True)
+    assert y.requires_grad and saved.error_bound > 0 and isinstance(saved, nprf.Report)
+    half, report = nprf.torch.attention(*(x.bfloat16() for x in (q, k, v)), features=features, report=True)
+    assert half.dtype == torch.bfloat16 and report.engine
+
+    def function(q):
+        y, report = nprf.torch.attention(q, q, q, features=features, report=True)
+        return y * report.error_bound
+
+    assert torch.equal(torch.compile(function, backend="aot_eager")(k), function(k))  # with a break
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="report: expected False in a graph of torch.compile"):
+        torch.compile(lambda q: function(q), fullgraph=True, backend="aot_eager")(k)
+
+
 def test_opcheck():
     function, (q, k, v, bias, extra) = case("t5 of heads")
     features = nprf.orf(D, 16)
     mask = torch.ones(B, N, dtype=torch.bool)
     options = _functional.Options(features._identity, "t5:128", True, 2, 1.0, "automatic", False, 0).text()
-    for key_mask in (None, mask):
+    for key_mask in (None, mask, torch.tensor([N, 5])):
         for save in (True, False):
             arguments = (q, k, v, bias, None, key_mask, options, save)
             if not save:
@@ -257,8 +307,18 @@ def test_errors():
     rejects(ValueError, "bias: expected 1 dimensions, or 2 with heads, got 0", q, k, v, bias[0])
     rejects(ValueError, "position: expected 'table'", q, k, v, bias, position="rope")
     rejects(ValueError, "layout", q, k, v, layout="x")
-    rejects(TypeError, "key_padding_mask: expected bool", q, k, v, key_padding_mask=torch.zeros(B, N))
-    rejects(ValueError, "key_mask: expected", q, k, v, key_padding_mask=torch.zeros(B, N - 1, dtype=torch.bool))
+    padding = torch.zeros(B, N, dtype=torch.bool)
+    rejects(TypeError, "key_padding_mask: expected bool", q, k, v, key_padding_mask=padding.byte())
+    rejects(ValueError, "key_padding_mask: expected 0, or at most", q, k, v, key_padding_mask=torch.ones(B, N))
+    rejects(ValueError, r"key_padding_mask: expected \[2, 17\]", q, k, v, key_padding_mask=padding[:, 1:])
+    rejects(ValueError, r"key_padding_mask: expected \[2, 17\]", q, k, v, key_padding_mask=padding.T)
+    rejects(ValueError, r"key_padding_mask: expected \[2, 17\]", q, k, v, key_padding_mask=padding[0])
+    rejects(ValueError, "lengths: expected none beside", q, k, v, key_padding_mask=padding, lengths=[N, N])
+    rejects(ValueError, r"lengths\[1\]: expected 0 to 17 \(the number of keys\), got 18", q, k, v, lengths=[N, N + 1])
+    rejects(ValueError, r"lengths\[0\]: expected 0 to 17", q, k, v, lengths=torch.tensor([-1, N]))
+    rejects(ValueError, r"lengths: expected 2 numbers \(one a sequence\), got the shape \[1\]", q, k, v, lengths=[N])
+    rejects(TypeError, "lengths: expected integers, got torch.float32", q, k, v, lengths=[1.0, 2.0])
+    rejects(ValueError, "tolerance", q, k, v, tolerance=-1.0)
     rejects(TypeError, "queries: expected float32 or float64", *(torch.ones(2, 3, 4, 8, dtype=torch.int64),) * 3)
     rejects(TypeError, "keys: expected torch.float64, as the queries, got torch.int64", q, k.long(), v)
     rejects(TypeError, "values: expected torch.float64, as the queries, got torch.float32", q, k, v.float())
@@ -291,7 +351,7 @@ def rounding_of_layer(layer, x):
     """
     d, n = layer.embed_dim, x.shape[1]
     with torch.no_grad():
-        q, k, v = layer._project(x, x, None)
+        q, k, v = layer._project(x, x, x)
         largest = v.abs().max() * layer.out_proj.weight.abs().sum(1).max()
         if layer.normalization == nprf.Normalization.none():
             exponent = float(q.norm(dim=-1).max() * k.norm(dim=-1).max()) / layer.head_dim**0.5

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Optional, Union
 
-import torch
 from torch import Tensor, nn
 
 from .._attention import Normalization
 from ..features import Features, taylor
 from ._functional import attention
+from ._masks import padding_of_rows
 
 
 class T5SelfAttention(nn.Module):
@@ -45,8 +45,9 @@ class T5SelfAttention(nn.Module):
         self.n_heads, self.has_relative_attention_bias = heads, False
 
     def forward(self, hidden_states: Tensor, mask: Optional[Tensor] = None, **others: Any) -> tuple[Any, ...]:
-        """hidden_states [batch, n, channels] -> (y, None, None). mask: additive, [batch, 1, 1, n] or with queries, of
-        which the last row counts: keys with less than -1 are padding. ValueError for other keys than those of
+        """hidden_states [batch, n, channels] -> (y, None, None). mask: [batch or 1, n], or with heads and queries [batch or
+        1, heads or 1, n or 1, n], bool, where True keeps a key, or additive: 0, or at most -1000 for padding. ValueError
+        for a mask by which queries attend to other keys than padding and `causal` give, and for other keys than those of
         hidden_states: a cache (use_cache) or key_value_states. The position_bias of a layer before this is ignored."""
         for name in ("key_value_states", "cache", "past_key_value", "past_key_values"):
             if others.get(name) is not None:
@@ -55,8 +56,8 @@ class T5SelfAttention(nn.Module):
         q, k, v = (layer(hidden_states).unflatten(-1, (self.heads, d)) for layer in (self.q, self.k, self.v))
         padding = None
         if mask is not None:
-            padding = mask if mask.dim() == 2 else mask[:, 0, -1, :]
-            padding = ~padding if padding.dtype == torch.bool else padding < -1
+            batch, n, _ = hidden_states.shape
+            padding = padding_of_rows(mask, self.causal, n).expand(batch, n)
         y = attention(
             q * d**0.5,  # Normalization.none() divides by it
             k,
