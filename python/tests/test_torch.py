@@ -527,14 +527,73 @@ def test_replace_attention():
         assert nprf.torch.replace_attention(model, near=30) == 2  # every pair has its exact weight
         # in the same arithmetic it loses about as much: a tenfold more would be a fault
         assert 0 < (model(x, mask) - exact).abs().max() <= 10 * loses
-        assert "layers.0.relative_attention_bias.weight" in model.state_dict()
-    with pytest.raises(ValueError, match="past_key_values: expected None"):
-        model.layers[0](x, past_key_values=())
+        # each query's row of the mask, and one by which they differ
+        rows = mask.expand(2, 3, 30, 30)
+        assert torch.equal(model(x, rows), model(x, mask)) and torch.equal(model(x, rows == 0), model(x, mask))
+        packed = torch.block_diag(torch.ones(10, 10), torch.ones(20, 20)).bool().expand(2, 1, 30, 30)
+        for other in (packed, packed.tril(), torch.where(packed, 0.0, -torch.inf)):
+            with pytest.raises(ValueError, match="mask: expected one by which all heads and queries"):
+                model(x, other)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x, mask), model(x, mask))
+    for name in ("past_key_values", "position_bias", "attention_mask", "use_cache"):
+        with pytest.raises(ValueError, match=f"{name}: expected None"):
+            model.layers[0](x, **{name: True})
     with pytest.raises(ValueError, match="relative_attention_bias"):
         nprf.torch.replace_attention(encoder_without_bias())
+
+
+def test_replaced_attention_keeps_the_state_dict():
+    model = T5Encoder()
+    state = model.state_dict()
+    nprf.torch.replace_attention(model)
+    assert model.state_dict().keys() == state.keys()
+    model.load_state_dict(state)
+    other = copy.deepcopy(model)  # whose layers share its own bias
+    torch.nn.init.normal_(other.layers[0].relative_attention_bias.weight)
+    assert other.layers[1]._bias[0] is other.layers[0].relative_attention_bias
+    model(torch.randn(2, 30, 24)).sum().backward()
+    assert model.layers[0].relative_attention_bias.weight.grad.any()
 
 
 def encoder_without_bias():
     model = T5Encoder()
     model.layers = model.layers[1:]
     return model
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_t5_of_transformers(implementation):
+    transformers = pytest.importorskip("transformers", reason="it is not installed: pip install transformers")
+    config = transformers.T5Config(
+        vocab_size=50, d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=3, relative_attention_num_buckets=16,
+        relative_attention_max_distance=20, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation=implementation).eval()
+    for name, parameter in model.named_parameters():
+        if "relative_attention_bias" in name:
+            torch.nn.init.normal_(parameter)
+    ours = copy.deepcopy(model)
+    assert nprf.torch.replace_attention(ours, near=60) == 4  # two of the encoder, two of the decoder
+    tokens, of_decoder = torch.randint(1, 50, (2, 30)), torch.randint(1, 50, (2, 11))
+    padding, after, before = torch.ones(2, 30), torch.ones(2, 11), torch.ones(2, 11)
+    padding[1, 12:], after[1, 6:], before[1, :4] = 0, 0, 0
+    inputs = {"input_ids": tokens, "decoder_input_ids": of_decoder, "use_cache": False}
+    for kept, masks in (
+        (torch.ones(2, 11), {}),
+        (torch.ones(2, 11), {"attention_mask": padding}),
+        (after, {"attention_mask": padding, "decoder_attention_mask": after}),
+        (before, {"attention_mask": padding, "decoder_attention_mask": before}),
+    ):
+        with torch.no_grad():
+            exact = copy.deepcopy(model).double()(**inputs, **masks).logits[kept.bool()]
+            loses = (model(**inputs, **masks).logits[kept.bool()] - exact).abs().max()
+            assert (ours(**inputs, **masks).logits[kept.bool()] - exact).abs().max() <= 10 * loses
+    generated = [each.generate(tokens, max_new_tokens=5, use_cache=False, do_sample=False) for each in (model, ours)]
+    assert torch.equal(*generated)
+    ours.load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match="cache: expected None"):
+        ours(input_ids=tokens, decoder_input_ids=of_decoder)
+    packed = torch.block_diag(torch.ones(10, 10), torch.ones(20, 20)).bool().expand(2, 1, 30, 30)
+    with pytest.raises(ValueError, match="mask: expected one by which all heads and queries"):
+        ours(**inputs, attention_mask=packed)
