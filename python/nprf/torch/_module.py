@@ -183,8 +183,10 @@ class Attention(nn.Module):
         if query.dim() == 2:
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask[None]
-            others = (None if each is query else each[None] for each in (key, value))
-            y, _ = self.forward(query[None], *others, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
+            keys, values = (None if each is query else each[None] for each in (key, value))
+            y, _ = self.forward(
+                query[None], keys, values, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal
+            )
             return y[0], None
         if (attn_mask is not None or is_causal) and not self.causal:
             name = "attn_mask" if attn_mask is not None else "is_causal"
