@@ -445,6 +445,19 @@ def test_the_module_loads_and_approximates_multihead_attention():
         ours(x, attn_mask=torch.zeros(20, 20))
 
 
+def test_what_a_state_dict_of_multihead_attention_lacks():
+    theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    for position, lacks in (("t5", "position_bias"), ("alibi", "position_slopes")):
+        ours = nprf.torch.Attention(32, 4, position=position, features="orf", near=0)
+        kept = {name: x.clone() for name, x in ours.state_dict().items()}
+        with pytest.raises(RuntimeError, match=lacks):
+            ours.load_state_dict(theirs.state_dict())
+        missing = ours.load_state_dict(theirs.state_dict(), strict=False)
+        assert set(missing.missing_keys) == {lacks, "features_seed"} and not missing.unexpected_keys
+        for name, x in ours.state_dict().items():
+            assert torch.equal(x, kept[name] if name in missing.missing_keys else theirs.state_dict()[name])
+
+
 def test_redraw():
     layer = nprf.torch.Attention(24, 3, position="alibi", features="orf", near=0, seed=4)
     x = torch.randn(2, 12, 24)
