@@ -19,6 +19,10 @@ B, H, N, D = 2, 3, 17, 8
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(5)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # of small arrays more threads only wait for each other
+    yield
+    torch.set_num_threads(before)
 
 
 def tensors(*shape, dtype=torch.float64):

@@ -19,6 +19,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensor
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(5)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # of small layers more threads only wait for each other
+    yield
+    torch.set_num_threads(before)
 
 
 def ours_for(theirs, causal=False):
