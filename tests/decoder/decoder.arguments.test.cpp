@@ -155,4 +155,20 @@ TEST_CASE("arguments: tokens before heads, and rows after a sequence's length", 
     for (Index h = 0; h < 2; ++h) CHECK(same_bits(Matrix<T>(ty(b, h)), Matrix<T>(x.y(b, h))));
 }
 
+TEST_CASE("arguments: y beside queries, keys and values in one array", "[decoder]") {
+  const MultiHeadAttention attention(orf<T>(d, 6, 1), AlibiPosition<T>(0.1f), causal);
+  Decoder decoder(attention, {.batch = 2}), other(attention, {.batch = 2});
+  constexpr Index heads = 2, of_head = n * d;  // [batch, heads, 4, tokens, channels]
+  Matrix<T> all = normal<T>(2 * heads * 4 * n, d, 7), y(2 * heads * n, d);
+  const auto part = [&](Index at) {
+    return HeadsView<T>{all.data() + at * of_head, 2, heads, n, d, {d, 4 * of_head, 4 * heads * of_head}};
+  };
+  const HeadsView<T> apart{y.data(), 2, heads, n, d};
+  other.step(part(0), part(1), part(2), apart);
+  decoder.step(part(0), part(1), part(2), part(3));
+  for (Index b = 0; b < 2; ++b)
+    for (Index h = 0; h < heads; ++h) CHECK(same_bits(Matrix<T>(part(3)(b, h)), Matrix<T>(apart(b, h))));
+  check_invalid([&] { decoder.step(part(0), part(1), part(2), part(1)); }, {"y", "shares no memory"});
+}
+
 }  // namespace nprf::test::decoder_decoder_arguments
