@@ -194,7 +194,11 @@ def test_padding_of_a_layer():
     layer = ours_for(nn.MultiheadAttention(E, H, batch_first=True))
     x, padded = torch.randn(B, N, E), padding(N, N, 4, 7)
     y, _ = layer(x, key_padding_mask=padded)
-    assert torch.equal(layer(x[1, :4])[0], layer(x[1:2, :4])[0][0])
+    sequences = [x[0], x[1]]  # each without and with a batch, for any of them as keys and values
+    batches = [each[None] for each in sequences]
+    for keys, values in ((0, 0), (0, 1), (1, 1), (1, 0)):
+        one, of_batch = (layer(each[0], each[keys], each[values])[0] for each in (sequences, batches))
+        assert torch.equal(one, of_batch[0])
     assert torch.equal(layer(x[1], key_padding_mask=padded[1])[0], layer(x[1:2], key_padding_mask=padded[1:2])[0][0])
     for low in (-torch.inf, torch.finfo(torch.float32).min, -1e9):
         assert torch.equal(layer(x, key_padding_mask=torch.zeros(B, N).masked_fill(padded, low))[0], y)

@@ -178,15 +178,15 @@ class Attention(nn.Module):
         value = key if value is None else value
         if query.is_nested:
             if not (query is key and key is value and key_padding_mask is None and attn_mask is None):
-                raise ValueError("query: expected a nested tensor only for self-attention without masks, got other inputs")
+                raise ValueError(
+                    "query: expected a nested tensor only for self-attention without masks, got other inputs"
+                )
             return self._of_nested(query), None
         if query.dim() == 2:
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask[None]
-            keys, values = (None if each is query else each[None] for each in (key, value))
-            y, _ = self.forward(
-                query[None], keys, values, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal
-            )
+            keys, values = None if key is query else key[None], None if value is key else value[None]
+            y, _ = self.forward(query[None], keys, values, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
             return y[0], None
         if (attn_mask is not None or is_causal) and not self.causal:
             name = "attn_mask" if attn_mask is not None else "is_causal"
