@@ -36,7 +36,7 @@ compile_section("Train with it" "Index heads, const float* q_data, HeadsView<con
 compile_section("Decoding" "std::vector<AlibiPosition<float>> positions, std::vector<Index> lengths, HeadsView<const float> q,
              HeadsView<const float> k, HeadsView<const float> v, HeadsView<float> y, HeadsView<const float> next_q,
              HeadsView<const float> next_k, HeadsView<const float> next_v, HeadsView<float> next_y,
-             std::vector<Index> best, std::iostream& file")
+             std::vector<Index> best, std::ostream& out, std::istream& in")
 
 # README.md has to contain a text
 function(expect_in_readme text)
