@@ -21,6 +21,9 @@ struct SampleTokens {
   Matrix<T> q, k, v;                     // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values
   Index first_query = 0, first_key = 0;  // their positions in the sequence
 
+  /// With the first n_k keys alone.
+  SampleTokens with_first_keys(Index n_k) const { return {q, k.topRows(n_k), v.topRows(n_k), first_query, first_key}; }
+
   /// The first half (0) or the second (1) of the queries and of the keys.
   SampleTokens half(Index which) const {
     const Index i0 = q.rows() / 2 * which, j0 = k.rows() / 2 * which, n_q = which == 0 ? q.rows() / 2 : q.rows() - i0,
@@ -29,20 +32,27 @@ struct SampleTokens {
   }
 };
 
-/// A sample of one head: one or several sequences, in the order of the text, and the bias of query i and key j.
+/// What a head's position defines for the query at position i and the key at position j: their bias, and whether the
+/// pair is in the near field.
+struct SamplePairs {
+  std::function<double(Index i, Index j)> bias;
+  std::function<bool(Index i, Index j)> is_near;
+};
+
+/// A sample of one head: one or several sequences, in the order of the text.
 template <Real T>
 struct HeadSample {
   std::vector<SampleTokens<T>> sequences;
-  std::function<double(Index i, Index j)> bias;
+  SamplePairs pairs;
 
   Index input_dim() const { return sequences.at(0).q.cols(); }
 
   /// The first half (0) or the second (1): of the sequences, the first half being the larger one, or of the tokens if
   /// there is one sequence.
   HeadSample half(Index which) const {
-    if (sequences.size() == 1) return {{sequences[0].half(which)}, bias};
+    if (sequences.size() == 1) return {{sequences[0].half(which)}, pairs};
     const auto middle = sequences.begin() + static_cast<std::ptrdiff_t>((sequences.size() + 1) / 2);
-    return {which == 0 ? std::vector(sequences.begin(), middle) : std::vector(middle, sequences.end()), bias};
+    return {which == 0 ? std::vector(sequences.begin(), middle) : std::vector(middle, sequences.end()), pairs};
   }
 
   /// Means, axes and variances of all its queries and keys (feature_map/balance.hpp).
@@ -75,20 +85,17 @@ Matrix<double> normalised_rows(const Normalization& normalization, const MatrixV
 }  // namespace detail
 
 /// One sequence of a sample, in double, from q (n_q,d) k (n_k,d) v (n_k,d_v) as the model gives them. Throws
-/// InvalidArgument if shapes do not match, if a scalar is not finite, or if there are too few tokens: each quarter must
-/// have at least two queries and keys, and more keys than `near`.
+/// InvalidArgument if shapes do not match, if a scalar is not finite, or if there are fewer than 8 queries or keys:
+/// each quarter must have two.
 template <Real T>
 SampleTokens<double> sample_tokens(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
-                                   const Normalization& normalization, Index near) {
+                                   const Normalization& normalization) {
   require(q.cols() >= 1, "queries: expected at least 1 column, got 0");
   require(k.cols() == q.cols(), "keys: expected ", q.cols(), " columns (those of the queries), got ", k.cols());
   require(v.cols() == 0 || v.rows() == k.rows(), "values: expected ", k.rows(), " rows (the number of keys), got ",
           v.rows());
   require(q.rows() >= 8, "queries: expected at least 8 rows, got ", q.rows());
   require(k.rows() >= 8, "keys: expected at least 8 rows, got ", k.rows());
-  require(k.rows() / 4 > near && q.rows() / 4 > near, "queries and keys: expected at least ", 4 * (near + 1),
-          " rows each (more than 4 near, so that a quarter of the sample has lags that are not near), got ", q.rows(),
-          " and ", k.rows());
   require(q.allFinite() && k.allFinite() && v.allFinite(), "sample: expected finite scalars, got a NaN or an infinity");
   Matrix<double> values(k.rows(), v.cols());
   if (v.cols() > 0) values = v.template cast<double>();
