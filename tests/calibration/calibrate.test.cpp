@@ -249,6 +249,57 @@ TEST_CASE("calibrate: near cells are less than `near` rows and columns apart, an
   }
 }
 
+TEST_CASE("calibrate: sinks are exact keys of each half, and do not change the constants", "[calibration]") {
+  const Matrix<double> q = gaussian(n, 1), v = values();
+  Matrix<double> k = gaussian(n, 2);
+  k.topRows(3) *= 4;
+  const CalibrationOptions options{.num_features = 8, .near = 2, .sinks = 3, .normalization = Normalization::none()};
+  const auto c = calibrate<double>(q, k, v, NoPosition<double>(), options);
+  // the keys of the second half
+  const Index first = 3 + (n - 3) / 2, count = n - first;
+  Matrix<double> keys(3 + count, d), its_values(3 + count, d_v);
+  keys << k.topRows(3), k.bottomRows(count);
+  its_values << v.topRows(3), v.bottomRows(count);
+  const Matrix<double> queries = q.bottomRows(n / 2);
+  // without a position, and with near pairs of the offset of key 3 to its place in the sample
+  const Attention attention(c.features, NoPosition<double>(),
+                            {.normalization = Normalization::none(), .engine = Engine::direct, .near = 2, .sinks = 3});
+  const Matrix<double> exact = reference::softmax_attention<double>(queries, keys, its_values, NoPosition<double>(),
+                                                                    Direction::bidirectional, Normalization::none());
+  const Index offset = n / 2 - first + 3;
+  const double error = relative(attention(queries, keys, its_values, {.offset = offset}), exact);
+  CHECK(std::abs(c.softmax_error - error) <= 1e-8 * error);
+  CalibrationOptions without = options;
+  without.sinks = 0;
+  CHECK(calibrate<double>(q, k, v, NoPosition<double>(), without).softmax_error > 2 * c.softmax_error);
+  Matrix<double> other = k;
+  other.topRows(3) = gaussian(3, 7);
+  const auto same = calibrate<double>(q, other, v, NoPosition<double>(), options);
+  CHECK(same_bits<double>(same.features.constants().key_mean, c.features.constants().key_mean));
+  CHECK(same_bits<double>(same.features.constants().query_axes, c.features.constants().query_axes));
+  // a whole sequence measures the error: the sinks are where attention has them
+  Vector<double> all_q(2 * n * d), all_k(2 * n * d), all_v(2 * n * d_v);
+  for (Index b = 0; b < 2; ++b) {
+    Eigen::Map<Matrix<double>>(all_q.data() + b * n * d, n, d) = b == 0 ? gaussian(n, 8) : q;
+    Eigen::Map<Matrix<double>>(all_k.data() + b * n * d, n, d) = k;
+    Eigen::Map<Matrix<double>>(all_v.data() + b * n * d_v, n, d_v) = v;
+  }
+  const RelativePosition<double> position = table();
+  CalibrationOptions causal = options;
+  causal.direction = Direction::causal;
+  const auto whole = calibrate_heads<double>(heads_view(all_q, 2, 1, d), heads_view(all_k, 2, 1, d),
+                                             heads_view(all_v, 2, 1, d_v), std::span(&position, 1), causal);
+  const Attention of_whole(whole.features[0], position,
+                           {.direction = Direction::causal,
+                            .normalization = Normalization::none(),
+                            .engine = Engine::direct,
+                            .near = 2,
+                            .sinks = 3});
+  const double got = relative(of_whole(q, k, v), reference::softmax_attention<double>(
+                                                     q, k, v, position, Direction::causal, Normalization::none()));
+  CHECK(std::abs(whole.softmax_error - got) <= 1e-8 * got);
+}
+
 TEST_CASE("calibrate: heads have maps of equal size and constants of their own", "[calibration]") {
   const Index batch = 2, heads = 4, kv_heads = 2;
   Vector<double> q(batch * heads * n * d), k(batch * kv_heads * n * d), v(batch * kv_heads * n * d_v);
@@ -331,7 +382,10 @@ TEST_CASE("calibrate: bad samples and options are rejected", "[calibration]") {
   };
   check_invalid(with({.num_features = 0}), {"num_features: expected at least 1, got 0"});
   check_invalid(with({.num_features = 5, .near = -1}), {"near: expected at least 0, got -1"});
-  check_invalid(with({.num_features = 5, .near = 24}), {"a key that is not near", "queries 0 to 23 with keys 0 to 23"});
+  check_invalid(with({.num_features = 5, .sinks = -1}), {"sinks: expected at least 0, got -1"});
+  check_invalid(with({.num_features = 5, .sinks = 89}), {"sinks: expected at most 88 of 96 keys", "got 89"});
+  check_invalid(with({.num_features = 5, .near = 24}),
+                {"a key that is neither near nor a sink", "queries 0 to 23 with keys 0 to 23"});
   check_invalid(with({.num_features = 5, .direction = static_cast<Direction>(7)}), {"direction: expected", "7"});
   check_invalid(with({.num_features = 5, .target_error = -0.1}), {"target_error: expected at least 0, got -0.1"});
   check_invalid(with({.num_features = 5, .target_error = std::nan("")}), {"target_error: expected at least 0"});

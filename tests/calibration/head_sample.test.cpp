@@ -59,6 +59,29 @@ TEST_CASE("sample: the halves of a sequence are consecutive tokens with their po
   CHECK(fewer.first_key == 7);
 }
 
+TEST_CASE("sample: each half of a sequence has its sinks, and the balance does not", "[calibration]") {
+  const Matrix<double> q = normal<double>(11, 3, 1), k = normal<double>(17, 3, 2), v = normal<double>(17, 2, 3);
+  const SampleTokens<double> all = sample_tokens<double>(q, k, v, Normalization::none(), 3);
+  const SampleTokens<double> part = all.half(1).half(0);  // of keys 3..16 those from 10 on, of these 10..12
+  REQUIRE(part.k.rows() == 6);
+  REQUIRE(part.v.rows() == 6);
+  for (Index j = 0; j < 6; ++j) {
+    const Index at = j < 3 ? j : 7 + j;
+    CHECK(part.position(j) == at);
+    CHECK(same_bits<double>(part.k.row(j), all.k.row(at)));
+    CHECK(same_bits<double>(part.v.row(j), all.v.row(at)));
+  }
+  const HeadSample<double> head{{all, part}, {}};
+  Matrix<double> queries(11 + part.q.rows(), 3), keys(14 + 3, 3);
+  queries << all.q, part.q;
+  keys << all.k.bottomRows(14), part.k.bottomRows(3);
+  const Balance<double> got = head.balance(0.1), expected = balance<double>(queries, keys, 0.1);
+  CHECK(same_bits<double>(got.constants.query_axes, expected.constants.query_axes));
+  CHECK(same_bits<double>(got.constants.key_mean, expected.constants.key_mean));
+  check_invalid([&] { sample_tokens<double>(q, k, v, Normalization::none(), 10); },
+                {"keys: expected at least 8 rows beside 10 sinks, got 17"});
+}
+
 TEST_CASE("sample: the halves of several sequences are whole sequences", "[calibration]") {
   const HeadSample<double> three{{tokens(9, 12, 1), tokens(8, 10, 11), tokens(10, 9, 21)}, {}};
   REQUIRE(three.half(0).sequences.size() == 2);

@@ -41,19 +41,16 @@ SoftmaxDifference naive(const SampleTokens<double>& x, const CalibratedFeatures<
     Vector<double> exact = Vector<double>::Zero(columns), other = exact;
     double exact_sum = 0, other_sum = 0, magnitudes = 0;
     for (Index j = 0; j < x.k.rows(); ++j) {
-      const Index query = x.first_query + i, key = x.first_key + j;
+      const Index query = x.first_query + i, key = j < x.sinks ? j : x.first_key + j - x.sinks;
+      const bool is_exact = j < x.sinks || std::abs(key - query) < near;
       if (direction == Direction::causal && key > query) continue;
       const double w = std::exp(x.q.row(i).dot(x.k.row(j)) + bias(query, key)),
-                   f = std::abs(key - query) < near
-                           ? w
-                           : A.row(i).dot(B.row(j)) * std::exp(log_q[i] + log_k + bias(query, key));
+                   f = is_exact ? w : A.row(i).dot(B.row(j)) * std::exp(log_q[i] + log_k + bias(query, key));
       const Vector<double> v =
           x.v.cols() > 0 ? Vector<double>(x.v.row(j).transpose()) : Vector<double>(Vector<double>::Unit(columns, j));
       exact += w * v, other += f * v;
       exact_sum += w, other_sum += f;
-      magnitudes += std::abs(key - query) < near
-                        ? w
-                        : A.row(i).norm() * B.row(j).norm() * std::exp(log_q[i] + log_k + bias(query, key));
+      magnitudes += is_exact ? w : A.row(i).norm() * B.row(j).norm() * std::exp(log_q[i] + log_k + bias(query, key));
     }
     if (exact_sum == 0) continue;
     const bool cancels = other_sum <= 0 || magnitudes > 16 * other_sum;  // attention has exact softmax then
@@ -86,8 +83,9 @@ TEST_CASE("the difference from softmax is that of the formula", "[calibration]")
   for (const auto& [n_q, n_k] : {std::pair<Index, Index>{1, 1}, {40, 40}, {70, 33}, {9, 90}})
     for (const Index columns : {d_v, Index{0}})
       for (const Direction direction : {Direction::bidirectional, Direction::causal})
-        for (const Index near : {0, 1, 6, 200}) {
-          const SampleTokens<double> x = tokens(n_q, n_k, columns);
+        for (const auto& [near, sinks] : {std::pair<Index, Index>{0, 0}, {1, 0}, {6, 0}, {200, 0}, {0, 1}, {4, 30}}) {
+          SampleTokens<double> x = tokens(n_q, n_k, columns);
+          x.sinks = std::min(sinks, n_k);
           const CalibratedFeatures<double> map = map_of(tokens(40, 40));
           INFO(n_q << " queries, " << n_k << " keys, near " << near << ", causal " << (direction == Direction::causal));
           check_close(compared(x, map, pairs(decaying, near), {.direction = direction}),
@@ -201,9 +199,11 @@ TEST_CASE("a sample in which nothing can be compared is rejected", "[calibration
   check_invalid(differences(27, pairs(outside, 0), Direction::bidirectional),
                 {"a query that attends to a key", "queries 5 to 24 with keys 7 to 33"});
   differences(20, pairs(decaying, 17), Direction::causal)();
-  check_invalid(differences(20, pairs(decaying, 18), Direction::causal), {"may attend to a key that is not near"});
+  check_invalid(differences(20, pairs(decaying, 18), Direction::causal),
+                {"may attend to a key that is neither near nor a sink"});
   differences(20, pairs(decaying, 21), Direction::bidirectional)();
-  check_invalid(differences(20, pairs(decaying, 22), Direction::bidirectional), {"a key that is not near"});
+  check_invalid(differences(20, pairs(decaying, 22), Direction::bidirectional),
+                {"a key that is neither near nor a sink"});
 }
 
 TEST_CASE("the difference from softmax is bitwise equal for any number of threads", "[calibration][threads]") {

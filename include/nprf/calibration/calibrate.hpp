@@ -25,10 +25,13 @@
 
 namespace nprf {
 
-/// Options of calibrate(). `near`, `direction` and `normalization` are those of the attention that will use the map.
+/// Options of calibrate(). `near`, `sinks`, `direction` and `normalization` are those of the attention that will use
+/// the map.
 struct CalibrationOptions {
   Index num_features;  // the most features of the map
-  Index near = 0;      // near pairs (AttentionOptions) have exact softmax weights on both sides of the comparison
+  // near pairs and pairs with one of the first `sinks` keys of a sequence (AttentionOptions) have exact softmax weights
+  // on both sides of the comparison
+  Index near = 0, sinks = 0;
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
   std::uint64_t seed = 0;    // of the choice of queries that are compared, if there are more than max_queries
@@ -44,6 +47,7 @@ inline void check_calibration(const CalibrationOptions& options) {
   check_direction(options.direction);
   require(options.num_features >= 1, "num_features: expected at least 1, got ", options.num_features);
   require(options.near >= 0, "near: expected at least 0, got ", options.near);
+  require(options.sinks >= 0, "sinks: expected at least 0, got ", options.sinks);
   require(options.max_queries >= 1, "max_queries: expected at least 1, got ", options.max_queries);
   require(options.target_error >= 0, "target_error: expected at least 0, got ", options.target_error);
 }
@@ -177,6 +181,8 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
           " (the number of heads of queries), got ", num_positions);
   // with keys that no query attends to, no query of the second half would attend to a key of that half
   const Index n_k = options.direction == Direction::causal ? std::min(q.tokens, k.tokens) : k.tokens;
+  require(n_k < 8 || options.sinks <= n_k - 8, "sinks: expected at most ", n_k - 8, " of ", n_k,
+          " keys that queries attend to, so that 8 are left, got ", options.sinks);
   std::vector<HeadSample<double>> heads;
   for (Index h = 0; h < q.heads; ++h) {
     const P& position = positions[num_positions == 1 ? 0 : static_cast<std::size_t>(h)];
@@ -185,7 +191,7 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
     const Index kv = h / (q.heads / k.heads);
     for (Index b = 0; b < q.batch; ++b)
       head.sequences.push_back(
-          sample_tokens<T>(q(b, h), k(b, kv), v(b, kv), options.normalization).with_first_keys(n_k));
+          sample_tokens<T>(q(b, h), k(b, kv), v(b, kv), options.normalization, options.sinks).with_first_keys(n_k));
     heads.push_back(std::move(head));
   }
   return detail::calibrate_samples<T>(heads, options);
@@ -203,16 +209,18 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
 /// constants from its other half, where the relative error of a row counts as at most 1. The map of least error is
 /// chosen, with fewer features if more lower the error by less than a hundredth. Its constants are then those of the
 /// first half. The second half measures its error, alone. Tokens of a half attend to those of the same half, at the
-/// positions that they have in the sample. Causal attention leaves out the keys after the last query.
+/// positions that they have in the sample. Causal attention leaves out the keys after the last query. Sinks are keys of
+/// each half, and the constants are those of the other keys.
 ///
 /// The sample should have the positions and the lengths of the sequences on which the map is used. In a model with
 /// absolute positions the means change along a text, so that constants of a text's first half have a several times
 /// larger error on the second: for such a model call calibrate_heads() with several whole sequences.
 ///
 /// O(n (n + d) r) for each map that is compared, and of n at most max_queries queries. Throws InvalidArgument if shapes
-/// do not match, if a scalar is not finite, if there are fewer than 8 queries or keys, if no query of a half or quarter
-/// attends to a key of it, or only to near ones, if the position is for other numbers of tokens or another direction or
-/// has slots of its own and no pitch() for a near field, or if an option is out of its range.
+/// do not match, if a scalar is not finite, if there are fewer than 8 queries or keys beside the sinks, if no query of
+/// a half or quarter attends to a key of it, or only to near ones and sinks, if the position is for other numbers of
+/// tokens or another direction or has slots of its own and no pitch() for a near field, or if an option is out of its
+/// range.
 template <OnlyReal T, Position P>
   requires std::same_as<typename P::Scalar, T>
 Calibration<T> calibrate(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,

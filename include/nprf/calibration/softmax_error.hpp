@@ -35,7 +35,7 @@ struct ComparisonOptions {
 /// Exact softmax attention of consecutive tokens, and the difference of attention with feature maps from it, by dense
 /// matrices:
 ///
-///     y_i = sum_j W_ij v_j / sum_j W_ij,   W_ij = exp(q_i.k_j + b_ij)         if the pair is near
+///     y_i = sum_j W_ij v_j / sum_j W_ij,   W_ij = exp(q_i.k_j + b_ij)         if the key is a sink, or the pair near
 ///                                                 phi(q_i).phi(k_j) exp(b_ij)  otherwise
 ///
 /// Without values it compares the weights W_ij / sum_j W_ij. A row whose terms cancel (terms_cancel) has no difference,
@@ -77,12 +77,12 @@ class SoftmaxComparison {
     return all;
   }
 
-  /// Whether the direction allows a compared query to attend to a key that is not near, so that there is an error to be
-  /// measured. O(n_q n_k) at most, and O(1) if the last query may attend to the first key.
+  /// Whether the direction allows a compared query to attend to a key whose weight is not exact, so that there is an
+  /// error to be measured. O(n_q n_k) at most, and few steps if the last query may attend to the first keys.
   bool has_far_pair() const {
     for (Index i = static_cast<Index>(m_rows.size()) - 1; i >= 0; --i)
       for (Index j = 0; j < m_tokens.k.rows(); ++j)
-        if (!is_later(i, j) && !is_near(i, j)) return true;
+        if (!is_later(i, j) && !is_exact(i, j)) return true;
     return false;
   }
 
@@ -116,8 +116,8 @@ class SoftmaxComparison {
   }
 
   Index query(Index i) const { return m_tokens.first_query + m_rows[static_cast<std::size_t>(i)]; }
-  Index key(Index j) const { return m_tokens.first_key + j; }
-  bool is_near(Index i, Index j) const { return m_pairs.is_near(query(i), key(j)); }
+  Index key(Index j) const { return m_tokens.position(j); }
+  bool is_exact(Index i, Index j) const { return j < m_tokens.sinks || m_pairs.is_near(query(i), key(j)); }
   bool is_later(Index i, Index j) const { return m_options.direction == Direction::causal && key(j) > query(i); }
 
   Tile exact_tile(Index i0, Index rows) const {
@@ -152,17 +152,17 @@ class SoftmaxComparison {
         W.row(i).setZero();
         continue;
       }
-      // one scale for near and far
+      // one scale for exact pairs and others
       const auto log_factor = [&](Index j) {
         return features.log_queries[i0 + i] + features.log_keys[j] + tile.bias(i, j);
       };
       double largest = tile.largest[i];
       for (Index j = 0; j < n_k; ++j) largest = std::max(largest, log_factor(j));
       for (Index j = 0; j < n_k; ++j) {
-        const bool near = is_near(i0 + i, j);
-        const double factor = std::exp((near ? tile.logits(i, j) : log_factor(j)) - largest);
-        W(i, j) = near ? factor : W(i, j) * factor;
-        magnitudes[i] += near ? factor : query_norm * features.key_norms[j] * factor;
+        const bool exact = is_exact(i0 + i, j);
+        const double factor = std::exp((exact ? tile.logits(i, j) : log_factor(j)) - largest);
+        W(i, j) = exact ? factor : W(i, j) * factor;
+        magnitudes[i] += exact ? factor : query_norm * features.key_norms[j] * factor;
       }
     }
     const Matrix<T> y = quotients(W);
@@ -197,7 +197,7 @@ class SoftmaxComparison {
 };
 
 /// The differences of all sequences of a sample, one for each map. Throws InvalidArgument if there is nothing to
-/// compare: if no compared query attends to a key, or if all keys that it may attend to are near.
+/// compare: if no compared query attends to a key, or if all keys that it may attend to are sinks or near.
 template <Real T>
 std::vector<SoftmaxDifference> softmax_differences(const HeadSample<T>& sample,
                                                    std::span<const std::type_identity_t<CalibratedFeatures<T>>> maps,
@@ -213,10 +213,10 @@ std::vector<SoftmaxDifference> softmax_differences(const HeadSample<T>& sample,
   const SampleTokens<T>& first = sample.sequences.at(0);
   const auto check = [&](bool found, const char* expected) {
     require(found, "sample: expected in each half and quarter a query that ", expected, ", got none among queries ",
-            first.first_query, " to ", first.first_query + first.q.rows() - 1, " with keys ", first.first_key, " to ",
-            first.first_key + first.k.rows() - 1);
+            first.first_query, " to ", first.first_query + first.q.rows() - 1, " with keys ", first.position(0), " to ",
+            first.position(first.k.rows() - 1));
   };
-  check(has_far_pair, "may attend to a key that is not near");
+  check(has_far_pair, "may attend to a key that is neither near nor a sink");
   for (const SoftmaxDifference& each : sum) check(each.rows > 0, "attends to a key");
   return sum;
 }
