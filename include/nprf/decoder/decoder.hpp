@@ -55,7 +55,8 @@ struct DecoderOptions {
 ///     commit     Tokens that are K + R tokens old leave the ring:  S += w phi(k)^T v,  z += w phi(k). They leave 8 at
 ///                a time, at positions that 8 divides. Without a tail, b = -infinity from K on, they are dropped.
 ///     attend     N = phi(q) (S w_S + sum_ring c phi(k)^T v),  D likewise with z, and y = N / D.
-///                Of the near field (AttentionOptions), the last `near` tokens, the weights are exp(q.k + b).
+///                Of the near field (AttentionOptions), the last `near` tokens, and of the attention sinks, the first
+///                tokens, which the state keeps, the weights are exp(q.k + b).
 ///     rollback   The number of tokens decreases; the ring still has all tokens that are less than K old for the
 ///                shorter sequence. Nothing is subtracted from the sums.
 ///
@@ -87,9 +88,9 @@ struct DecoderOptions {
 ///
 /// Report (CallOptions::report) of a step: error_bound, empty_rows and indefinite_rows as of the attention, with the
 /// engine `recurrence`. A row that the attention would recompute, because its denominator underflowed or, for a series
-/// or with a near field, because its terms cancel, needs all keys. With a series or a near field the ring has them:
-/// while no token has left it, the row is recomputed by exact softmax, and counts in repaired_rows. Otherwise it is
-/// returned as it is, NaN if its denominator is 0, and counts in failing_rows.
+/// or with a near field or sinks, because its terms cancel, needs all keys. With one of these the ring has them: while
+/// no token has left it, the row is recomputed by exact softmax, and counts in repaired_rows. Otherwise it is returned
+/// as it is, NaN if its denominator is 0, and counts in failing_rows.
 ///
 /// Non-finite tokens: as in the formula, a query changes its own row, and a key or a value the rows that attend to it.
 /// If the position has a tail, these are all later rows until the sequence is reset, or until a rollback takes the

@@ -26,6 +26,7 @@ struct StepModel {
   StepFeatures<T> features;
   StepBias<T> bias;
   Index near;              // the width of the near field
+  Index sinks;             // the number of attention sinks
   Index rollback;          // how many tokens can be taken back
   WindowModel<T> windows;  // of the online convolution; none before set_windows()
 
@@ -34,11 +35,15 @@ struct StepModel {
       : features(map, options.normalization),
         bias(position.bias().view(), options.near, of_rollback + RunningSums<T>::block, map.is_positive()),
         near(options.near),
+        sinks(options.sinks),
         rollback(of_rollback) {}
 
   bool is_positive() const { return features.map().is_positive(); }
   /// Whether rows whose terms cancel are those of exact softmax, as in MultiHeadAttention.
-  bool is_exact_fallback() const { return near > 0 || features.map().is_series(); }
+  bool is_exact_fallback() const { return has_exact_pairs() || features.map().is_series(); }
+  bool has_exact_pairs() const { return near > 0 || sinks > 0; }
+  /// How many of `tokens` tokens are sinks and not near the last one.
+  Index far_sinks(Index tokens) const { return std::min(sinks, std::max<Index>(tokens - near, 0)); }
   /// Tokens up to this age are in the ring, and up to a block more (RunningSums).
   Index pending() const { return bias.reach() + rollback; }
   /// How many tokens the ring has; with windows, also those that other rows of a window than the last ones attend to.
@@ -70,7 +75,8 @@ struct StepModel {
   }
   double error_of_row(double q_norm, double k_norm, Index keys, Index slots) const {
     const FeatureMapView<T>& map = features.map();
-    const double exact_pairs = near > 0 ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near)) : 0;
+    const double exact_pairs =
+        has_exact_pairs() ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near) + far_sinks(keys)) : 0;
     return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + map.relative_error(q_norm) +
            map.relative_error(k_norm) + error_of_sums<T>(map.output_dim(), slots + RunningSums<T>::block) + exact_pairs;
   }

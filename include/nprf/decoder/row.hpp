@@ -14,13 +14,14 @@
 #include "nprf/core/workspace.hpp"
 #include "nprf/decoder/model.hpp"
 #include "nprf/decoder/running_sums.hpp"
+#include "nprf/decoder/sink_tokens.hpp"
 #include "nprf/decoder/step_weights.hpp"
 #include "nprf/decoder/token_ring.hpp"
 
 namespace nprf {
 
-/// The rows y = N / D of a step, for the queries that share keys and values: sums over the ring, the running sums and
-/// the near field, and their certificate.
+/// The rows y = N / D of a step, for the queries that share keys and values: sums over the ring, the running sums, the
+/// near field and the sinks, and their certificate.
 template <Real T>
 class StepRow {
  public:
@@ -32,11 +33,12 @@ class StepRow {
   };
 
   /// Refers to all of them.
-  StepRow(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums,
+  StepRow(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums, const SinkTokens<T>& sinks,
           const StepWeights<T>& weights, const Tokens& tokens, Workspace& scratch)
       : m_model(model),
         m_ring(ring),
         m_sums(sums),
+        m_sinks(sinks),
         m_weights(weights),
         m_scratch(scratch),
         m_tokens(tokens),
@@ -77,14 +79,16 @@ class StepRow {
 
   Index near_first() const { return std::max(m_tokens.first, m_tokens.count - m_model.near); }
   // the most keys that have the weights of softmax
-  Index exact_keys() const { return m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0; }
+  Index exact_keys() const {
+    return (m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0) + m_model.far_sinks(m_tokens.count);
+  }
   double bias(Index j) const { return m_model.bias(m_tokens.count - 1 - j); }
 
   // N, D and the sum of the terms' magnitudes, in units of exp(reference)
   void set_sums(const StepWeights<T>& weights) {
     m_slots = weights.slots();
     sum_far(weights);
-    if (m_model.near > 0) sum_near();
+    if (m_model.has_exact_pairs()) sum_exact();
   }
 
   void sum_far(const StepWeights<T>& weights) {
@@ -155,52 +159,63 @@ class StepRow {
       if (std::isfinite(value[p])) m_N[p] += weight * value[p];
   }
 
+  // keys with the weights of softmax: the first `sinks` of all, and those from `first` on, which are in the ring
+  struct ExactKeys {
+    Index sinks, first;
+  };
+
+  // calls use(at, token) for these keys, counted by `at`
+  template <class Use>
+  void for_each_exact(const ExactKeys& keys, Use&& use) const {
+    for (Index j = 0; j < keys.sinks; ++j) use(j, m_sinks(j));
+    for (Index j = keys.first; j < m_tokens.count; ++j) {
+      const Index s = m_ring.slot(j);
+      use(keys.sinks + j - keys.first,
+          ExactToken<T>{j, m_ring.key(s), m_ring.value(s), m_ring.largest_values()[s], m_ring.has_finite_value(s)});
+    }
+  }
+
   // adds the exact pairs, whose weights are exp(q.k + b - log_factor)
-  void sum_near() {
-    const Index first = near_first();
-    const double largest = set_exponents(first, m_log_factor);
+  void sum_exact() {
+    const ExactKeys keys{m_model.far_sinks(m_tokens.count), near_first()};
+    const double largest = set_exponents(keys, m_log_factor);
     if (largest > m_reference) {
       const T factor = static_cast<T>(std::exp(m_reference - largest));
       m_D *= factor, m_terms *= factor;
       for (Index p = 0; p < padded_to_lanes(m_d_v); ++p) m_N[p] *= factor;
       m_reference = largest;
     }
-    m_terms += add_exact(first);
+    m_terms += add_exact(keys);
   }
 
-  // exponents of the exact pairs of keys `first`, ..., less a constant; returns the largest
-  double set_exponents(Index first, double constant) {
+  // exponents of exact pairs, less a constant; returns the largest
+  double set_exponents(const ExactKeys& keys, double constant) {
     const Index d = m_model.features.map().input_dim();
     double largest = minus_infinity;
-    for (Index j = first; j < m_tokens.count; ++j) {
-      const T* key = m_ring.key(m_ring.slot(j));
-      const double b = bias(j), exponent = b > minus_infinity
-                                               ? static_cast<double>(dot_by_packs(m_query, key, d)) + b - constant
-                                               : b;
-      m_exponents[j - first] = exponent;
+    for_each_exact(keys, [&](Index at, const ExactToken<T>& token) {
+      const double b = bias(token.position),
+                   exponent =
+                       b > minus_infinity ? static_cast<double>(dot_by_packs(m_query, token.key, d)) + b - constant : b;
+      m_exponents[at] = exponent;
       largest = std::max(largest, exponent);
-    }
+    });
     return largest;
   }
 
-  // adds the keys `first`, ... with weights exp(exponent - reference) to N and D; returns their sum
-  T add_exact(Index first) {
+  // adds these keys with weights exp(exponent - reference) to N and D; returns their sum
+  T add_exact(const ExactKeys& keys) {
     T sum = 0;
-    for (Index j = first; j < m_tokens.count; ++j) {
-      if (m_exponents[j - first] == minus_infinity) continue;
-      const T weight = static_cast<T>(std::exp(m_exponents[j - first] - m_reference));
-      const Index s = m_ring.slot(j);
-      m_largest_value = std::max(m_largest_value, m_ring.largest_values()[s]);
+    for_each_exact(keys, [&](Index at, const ExactToken<T>& token) {
+      if (m_exponents[at] == minus_infinity) return;
+      const T weight = static_cast<T>(std::exp(m_exponents[at] - m_reference));
+      m_largest_value = std::max(m_largest_value, token.largest_value);
       sum += weight;
-      if (weight == 0) continue;
-      if (!m_ring.has_finite_value(s)) {
-        add_finite_entries(weight, m_ring.value(s));
-        continue;
-      }
+      if (weight == 0) return;
+      if (!token.has_finite_value) return add_finite_entries(weight, token.value);
       const P w = P::all(weight);
       for (Index p = 0; p < padded_to_lanes(m_d_v); p += P::size)
-        multiply_add(w, P::load(m_ring.value(s) + p), P::load(m_N + p)).store(m_N + p);
-    }
+        multiply_add(w, P::load(token.value + p), P::load(m_N + p)).store(m_N + p);
+    });
     m_D += sum;
     return sum;
   }
@@ -244,8 +259,9 @@ class StepRow {
   void compute_by_softmax() {
     std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
     m_D = 0;
-    m_reference = set_exponents(m_tokens.first, 0);
-    add_exact(m_tokens.first);
+    const ExactKeys all{0, m_tokens.first};
+    m_reference = set_exponents(all, 0);
+    add_exact(all);
   }
 
   // an entry of y becomes NaN, or with positive weights the infinity, if the query attends to such a value
@@ -265,6 +281,7 @@ class StepRow {
   const StepModel<T>& m_model;
   const TokenRing<T>& m_ring;
   const RunningSums<T>& m_sums;
+  const SinkTokens<T>& m_sinks;
   const StepWeights<T>& m_weights;
   Workspace& m_scratch;
   const Tokens m_tokens;
