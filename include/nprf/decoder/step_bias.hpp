@@ -47,17 +47,11 @@ class StepBias {
     m_has_tail = b(line) > minus_infinity;
     m_slope = m_has_tail && line == table ? static_cast<double>(bias.slope_before) : 0;
     m_reach = line;
-    if (m_has_tail && m_slope == 0)
+    if (m_slope == 0)
       while (m_reach > 0 && b(m_reach - 1) == b(line)) --m_reach;
-    if (!m_has_tail)
-      while (m_reach > 0 && b(m_reach - 1) == minus_infinity) --m_reach;
     m_at_reach = b(m_reach);
-    if (may_fit && m_has_tail && m_slope <= 0) {
-      if (ages - 1 <= table)
-        fit(b, line);
-      else if (m_at_reach < std::log(static_cast<double>(std::numeric_limits<T>::min())))
-        fit(b, m_reach);
-    }
+    const bool ends = ages - 1 <= table;
+    if (may_fit && m_has_tail && m_slope <= 0 && (ends || m_at_reach < log_normal)) fit(b, ends ? line : m_reach);
     fill(std::max(m_reach, least_reach), beyond, b);
     m_first_attended = 0;
     while (m_first_attended < m_reach && (*this)(m_first_attended) == minus_infinity) ++m_first_attended;
@@ -86,6 +80,9 @@ class StepBias {
   bool attends(Index tokens) const { return tokens > m_first_attended && (m_has_tail || m_first_attended < m_reach); }
 
  private:
+  // of the smallest normal number
+  static inline const double log_normal = std::log(static_cast<double>(std::numeric_limits<T>::min()));
+
   // replaces the outer part of the ages up to `oldest` by a line
   template <class B>
   void fit(const B& b, Index oldest) {
