@@ -54,11 +54,11 @@ namespace nprf {
 ///     rollback   The number of tokens decreases. The ring has all tokens that are less than K old for the shorter
 ///                sequence. Nothing is subtracted from S and z.
 ///
-/// phi(k) is stored without a factor, whose logarithm is its log-scale. b is the bias for the present query. a is near
-/// the largest exponent of the row. s is the logarithm of the unit of S and z, at least the largest exponent of their
-/// tokens. When a token with a larger one is committed, s grows by a multiple of ln 2, and S and z are multiplied by
-/// that power of 1/2, which is exact. The rounding error of each addition to S and z is added with the next token, so
-/// that errors do not grow with the number of tokens.
+/// phi(k) is stored without a factor, whose logarithm is its log-scale. b is the bias for the present query, and a is
+/// near the largest log-scale + b of the row. s is at least the largest log-scale + b of the tokens in S and z. When a
+/// token with a larger one is committed, s grows by a multiple of ln 2, and S and z are multiplied by that power of
+/// 1/2, which is exact. The rounding error of each addition to S and z is added with the next token, so that errors do
+/// not grow with the number of tokens.
 ///
 /// Time of a step and memory of the state of a head after t tokens, with r features and p = d_v + 1:
 ///
@@ -97,8 +97,8 @@ namespace nprf {
 ///
 /// Non-finite tokens: as in the formula, a query changes its own row, and a key or a value the rows that attend to it.
 /// If b is finite from K on, these are all later rows until the sequence is reset, or until a rollback takes the token
-/// back. Non-finite keys and entries of values are not added to S and z, but counted. Numerators are not scaled: in
-/// float values above 1e30 may overflow.
+/// back. Non-finite keys and entries of values are not added to S and z, but recorded beside them. Numerators are not
+/// scaled: in float values above 1e30 may overflow.
 ///
 /// A step of the same shapes as an earlier one allocates nothing, except where a state grows. A decoder can be moved,
 /// but not copied. Threads must not share it during a call.
