@@ -47,7 +47,7 @@ void print_sinks(const demo::HeadArray& q, const demo::HeadArray& k, const demo:
     Matrix<float> y(q.heads() * q.tokens(), v.channels());
     Report report;
     attention(q.from(0), k.from(0), v.from(0), {y.data(), 1, q.heads(), q.tokens(), v.channels()},
-              {.compared_rows = q.tokens(), .report = &report});
+              {.report = &report, .softmax_samples = q.tokens()});
     std::printf("%td sinks: error %.2f\n", sinks, 100 * report.softmax_error);
   }
 }

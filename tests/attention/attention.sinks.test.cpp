@@ -170,7 +170,7 @@ TEST_CASE("a key that features cannot represent is exact as a sink", "[attention
     Report report;
     Attention(taylor(), AlibiPosition<double>(0.01),
               {.direction = Direction::causal, .normalization = Normalization::none(), .near = 4, .sinks = sinks})(
-        x.q, x.k, x.v, {.compared_rows = n, .report = &report});
+        x.q, x.k, x.v, {.report = &report, .softmax_samples = n});
     return report.softmax_error;
   };
   CHECK(error(0) > 0.1);

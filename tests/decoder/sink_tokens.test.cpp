@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/decoder/sink_tokens.hpp"
 
+#include <limits>
 #include <type_traits>
 #include <vector>
 
@@ -22,13 +23,13 @@ struct Tokens {
 };
 
 void check(const SinkTokens<float>& sinks, const Tokens& x, Index count) {
+  const Matrix<float> axes = Matrix<float>::Identity(d, d);
   for (Index j = 0; j < count; ++j) {
-    const ExactToken<float> token = sinks(j);
-    CHECK(token.position == j);
-    for (Index l = 0; l < d; ++l) CHECK(token.key[l] == x.k(j, l));
-    for (Index p = 0; p < padded_to_lanes(d_v); ++p) CHECK(token.value[p] == (p < d_v ? x.v(j, p) : 0));
-    CHECK(token.largest_value == static_cast<float>(j));
-    CHECK(token.has_finite_value == (j % 2 == 0));
+    for (Index l = 0; l < d; ++l) CHECK(sinks.score(axes.row(l).data(), j) == x.k(j, l));
+    Vector<float> N = Vector<float>::Zero(d_v);
+    sinks.add_value(2, j, N.data());
+    for (Index p = 0; p < d_v; ++p) CHECK(N[p] == 2 * x.v(j, p));
+    CHECK(sinks.largest_value(j) == static_cast<float>(j));
   }
 }
 
@@ -47,12 +48,24 @@ TEST_CASE("sinks: tokens stay as memory grows, and can be replaced", "[decoder]"
   sinks.reserve(1000);
   CHECK(sinks.bytes() == bytes);
   sinks.put(2, x.token(8), x.k.row(8).data());
-  CHECK(sinks(2).key[1] == x.k(8, 1));
+  const Vector<float> axis = Vector<float>::Unit(d, 1);
+  CHECK(sinks.score(axis.data(), 2) == x.k(8, 1));
   sinks.put(2, x.token(2), x.k.row(2).data());
   check(sinks, x, 7);
   SinkTokens<float> none(0, d, d_v);
   none.reserve(50);
   CHECK(none.bytes() == 0);
+}
+
+TEST_CASE("sinks: only the finite entries of a value are added", "[decoder]") {
+  Tokens x;
+  x.v(1, 3) = std::numeric_limits<float>::quiet_NaN();
+  SinkTokens<float> sinks(2, d, d_v);
+  sinks.reserve(2);
+  sinks.put(1, x.token(1), x.k.row(1).data());
+  Vector<float> N = Vector<float>::Ones(d_v);
+  sinks.add_value(1, 1, N.data());
+  for (Index p = 0; p < d_v; ++p) CHECK(N[p] == (p == 3 ? 1 : 1 + x.v(1, p)));
 }
 
 TEST_CASE("sinks: what is written can be read", "[decoder]") {

@@ -80,7 +80,7 @@ class HeadState {
     const Index r = model.features.map().output_dim();
     const RowMax<T> values = row_max(value, m_d_v);
     StateToken<T> token{key.phi, 1, value, key.log_factor, T(0), values.largest, false, values.is_finite};
-    token.has_finite_key = row_max(key.phi, padded_to_lanes(r)).is_finite && key.log_factor < infinity;
+    token.has_finite_key = all_finite(key.phi, padded_to_lanes(r)) && key.log_factor < infinity;
     if (!token.has_finite_key) {
       std::fill_n(key.phi, r, T(0));
       token.log_scale = -infinity;

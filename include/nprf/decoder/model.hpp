@@ -28,15 +28,18 @@ struct StepModel {
   Index near;              // the width of the near field
   Index sinks;             // the number of attention sinks
   Index rollback;          // how many tokens can be taken back
+  Index most_tokens;       // of a sequence
   WindowModel<T> windows;  // of the online convolution; none before set_windows()
 
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
-            Index of_rollback)
+            Index of_rollback, Index of_most_tokens = StepBias<T>::unlimited)
       : features(map, options.normalization),
-        bias(position.bias().view(), options.near, of_rollback + RunningSums<T>::block, map.is_positive()),
+        bias(position.bias().view(), options.near, of_rollback + RunningSums<T>::block, map.is_positive(),
+             of_most_tokens),
         near(options.near),
         sinks(options.sinks),
-        rollback(of_rollback) {}
+        rollback(of_rollback),
+        most_tokens(of_most_tokens) {}
 
   bool is_positive() const { return features.map().is_positive(); }
   /// Whether rows whose terms cancel are those of exact softmax, as in MultiHeadAttention.
@@ -74,11 +77,11 @@ struct StepModel {
     return error_of_softmax<T>(features.map().input_dim(), q_norm * k_norm, largest_exponent<T>, keys);
   }
   double error_of_row(double q_norm, double k_norm, Index keys, Index slots) const {
-    const FeatureMapView<T>& map = features.map();
     const double exact_pairs =
         has_exact_pairs() ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near) + far_sinks(keys)) : 0;
-    return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + map.relative_error(q_norm) +
-           map.relative_error(k_norm) + error_of_sums<T>(map.output_dim(), slots + RunningSums<T>::block) + exact_pairs;
+    return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + features.relative_error(q_norm) +
+           features.relative_error(k_norm) +
+           error_of_sums<T>(features.map().output_dim(), slots + RunningSums<T>::block) + exact_pairs;
   }
 };
 
@@ -119,7 +122,8 @@ class DecoderModelOf final : public DecoderModel<typename F::Scalar> {
 
 /// The model of each of the attention's heads, or one for all.
 template <Real T>
-std::vector<StepModel<T>> step_models(const DecoderModel<T>& model, Index rollback) {
+std::vector<StepModel<T>> step_models(const DecoderModel<T>& model, Index rollback,
+                                      Index most_tokens = StepBias<T>::unlimited) {
   const HeadModels<T> heads = model.heads();
   std::vector<StepModel<T>> all;
   for (Index h = 0; h < model.count(); ++h) {
@@ -127,7 +131,7 @@ std::vector<StepModel<T>> step_models(const DecoderModel<T>& model, Index rollba
     require(!position.is_placed(),
             "position: expected one by the distance of tokens, got one that assigns slots to tokens (a grid), whose "
             "number is fixed");
-    all.emplace_back(heads.feature_map(h), position, heads.options(), rollback);
+    all.emplace_back(heads.feature_map(h), position, heads.options(), rollback, most_tokens);
   }
   return all;
 }

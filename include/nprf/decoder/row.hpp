@@ -12,6 +12,7 @@
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/decoder/exact_keys.hpp"
 #include "nprf/decoder/model.hpp"
 #include "nprf/decoder/running_sums.hpp"
 #include "nprf/decoder/sink_tokens.hpp"
@@ -38,13 +39,12 @@ class StepRow {
       : m_model(model),
         m_ring(ring),
         m_sums(sums),
-        m_sinks(sinks),
         m_weights(weights),
         m_scratch(scratch),
         m_tokens(tokens),
         m_d_v(sums.non_finite_values().size()),
         m_N(scratch.take<T>(padded_to_lanes(m_d_v))),
-        m_exponents(scratch.take<double>(exact_keys())) {}
+        m_exact(model.bias, ring, sinks, tokens.count, ring_keys(), model.far_sinks(tokens.count), scratch) {}
 
   /// Sets y (d_v) for a query, and counts it in the report. A row whose bound of the error of an online convolution
   /// exceeds half of the tolerance is computed from the tokens.
@@ -52,7 +52,7 @@ class StepRow {
     m_query = query.normalized, m_A = query.phi;
     m_log_factor = query.log_factor;
     m_far_error = 0;
-    const bool finite_query = row_max(m_A, padded_to_lanes(m_model.features.map().output_dim())).is_finite &&
+    const bool finite_query = all_finite(m_A, padded_to_lanes(m_model.features.map().output_dim())) &&
                               m_log_factor < std::numeric_limits<double>::infinity();
     if (!finite_query) {
       std::fill_n(y, m_d_v, nan);
@@ -78,10 +78,8 @@ class StepRow {
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
   Index near_first() const { return std::max(m_tokens.first, m_tokens.count - m_model.near); }
-  // the most keys that have the weights of softmax
-  Index exact_keys() const {
-    return (m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0) + m_model.far_sinks(m_tokens.count);
-  }
+  // the most keys of the ring that have the weights of softmax
+  Index ring_keys() const { return m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0; }
   double bias(Index j) const { return m_model.bias(m_tokens.count - 1 - j); }
 
   // N, D and the sum of the terms' magnitudes, in units of exp(reference)
@@ -114,6 +112,7 @@ class StepRow {
   T add_pending(const StepWeights<T>& weights) {
     const Workspace::Scope scope(m_scratch);
     T* scores = m_scratch.take<T>(weights.slots());
+    const bool has_norms = !m_model.is_positive();
     T D = 0, norms_of_keys = 0;
     weights.for_each_range([&](Index at, Index slot, Index count) {
       P sum = P::all(0), sum_of_norms = P::all(0);
@@ -123,10 +122,10 @@ class StepRow {
         const P c = P::load(all + s), w = weighted(P::load(scores + at + s), c);
         w.store(scores + at + s);
         sum = sum + w;
-        sum_of_norms = multiply_add(weighted(P::load(norms + s), c), P::all(1), sum_of_norms);
+        if (has_norms) sum_of_norms = multiply_add(weighted(P::load(norms + s), c), P::all(1), sum_of_norms);
       }
       D += sum.sum(), norms_of_keys += sum_of_norms.sum();
-      if (!m_tokens.all_finite) add_finite_parts(slot, count, scores + at);
+      if (!m_tokens.all_finite) m_ring.add_finite_entries(scores + at, count, m_N, slot);
       m_ring.add_values(scores + at, count, m_N, slot);
     });
     m_D = D;
@@ -146,78 +145,25 @@ class StepRow {
 
   T norm_of_features() const { return Eigen::Map<const Vector<T>>(m_A, m_model.features.map().output_dim()).norm(); }
 
-  // adds the finite entries of values that are not all finite, and clears their weights
-  void add_finite_parts(Index slot, Index count, T* scores) {
-    for (Index s = 0; s < count; ++s)
-      if (scores[s] != 0 && !m_ring.has_finite_value(slot + s)) {
-        add_finite_entries(scores[s], m_ring.value(slot + s));
-        scores[s] = 0;
-      }
-  }
-  void add_finite_entries(T weight, const T* value) {
-    for (Index p = 0; p < m_d_v; ++p)
-      if (std::isfinite(value[p])) m_N[p] += weight * value[p];
-  }
-
-  // keys with the weights of softmax: the first `sinks` of all, and those from `first` on, which are in the ring
-  struct ExactKeys {
-    Index sinks, first;
-  };
-
-  // calls use(at, token) for these keys, counted by `at`
-  template <class Use>
-  void for_each_exact(const ExactKeys& keys, Use&& use) const {
-    for (Index j = 0; j < keys.sinks; ++j) use(j, m_sinks(j));
-    for (Index j = keys.first; j < m_tokens.count; ++j) {
-      const Index s = m_ring.slot(j);
-      use(keys.sinks + j - keys.first,
-          ExactToken<T>{j, m_ring.key(s), m_ring.value(s), m_ring.largest_values()[s], m_ring.has_finite_value(s)});
-    }
-  }
-
   // adds the exact pairs, whose weights are exp(q.k + b - log_factor)
   void sum_exact() {
-    const ExactKeys keys{m_model.far_sinks(m_tokens.count), near_first()};
-    const double largest = set_exponents(keys, m_log_factor);
+    const double largest =
+        m_exact.set_exponents(m_query, m_model.far_sinks(m_tokens.count), near_first(), m_log_factor);
     if (largest > m_reference) {
       const T factor = static_cast<T>(std::exp(m_reference - largest));
       m_D *= factor, m_terms *= factor;
       for (Index p = 0; p < padded_to_lanes(m_d_v); ++p) m_N[p] *= factor;
       m_reference = largest;
     }
-    m_terms += add_exact(keys);
+    m_terms += add_exact();
   }
 
-  // exponents of exact pairs, less a constant; returns the largest
-  double set_exponents(const ExactKeys& keys, double constant) {
-    const Index d = m_model.features.map().input_dim();
-    double largest = minus_infinity;
-    for_each_exact(keys, [&](Index at, const ExactToken<T>& token) {
-      const double b = bias(token.position),
-                   exponent =
-                       b > minus_infinity ? static_cast<double>(dot_by_packs(m_query, token.key, d)) + b - constant : b;
-      m_exponents[at] = exponent;
-      largest = std::max(largest, exponent);
-    });
-    return largest;
-  }
-
-  // adds these keys with weights exp(exponent - reference) to N and D; returns their sum
-  T add_exact(const ExactKeys& keys) {
-    T sum = 0;
-    for_each_exact(keys, [&](Index at, const ExactToken<T>& token) {
-      if (m_exponents[at] == minus_infinity) return;
-      const T weight = static_cast<T>(std::exp(m_exponents[at] - m_reference));
-      m_largest_value = std::max(m_largest_value, token.largest_value);
-      sum += weight;
-      if (weight == 0) return;
-      if (!token.has_finite_value) return add_finite_entries(weight, token.value);
-      const P w = P::all(weight);
-      for (Index p = 0; p < padded_to_lanes(m_d_v); p += P::size)
-        multiply_add(w, P::load(token.value + p), P::load(m_N + p)).store(m_N + p);
-    });
-    m_D += sum;
-    return sum;
+  // returns the sum of the weights
+  T add_exact() {
+    const auto sums = m_exact.add(m_reference, m_tokens.all_finite, m_N);
+    m_largest_value = std::max(m_largest_value, sums.largest_value);
+    m_D += sums.weights;
+    return sums.weights;
   }
 
   void divide(double q_norm, T* y, Report& report) {
@@ -259,9 +205,8 @@ class StepRow {
   void compute_by_softmax() {
     std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
     m_D = 0;
-    const ExactKeys all{0, m_tokens.first};
-    m_reference = set_exponents(all, 0);
-    add_exact(all);
+    m_reference = m_exact.set_exponents(m_query, 0, m_tokens.first, 0);
+    add_exact();
   }
 
   // an entry of y becomes NaN, or with positive weights the infinity, if the query attends to such a value
@@ -281,15 +226,14 @@ class StepRow {
   const StepModel<T>& m_model;
   const TokenRing<T>& m_ring;
   const RunningSums<T>& m_sums;
-  const SinkTokens<T>& m_sinks;
   const StepWeights<T>& m_weights;
   Workspace& m_scratch;
   const Tokens m_tokens;
   const Index m_d_v;
   const T *m_query = nullptr, *m_A = nullptr;  // the row and its features
   T* m_N;
-  double* m_exponents;  // of exact pairs
-  Index m_slots = 0;    // whose weights are summed
+  ExactKeys<T> m_exact;
+  Index m_slots = 0;  // whose weights are summed
   double m_log_factor = 0, m_reference = 0, m_far_error = 0;
   T m_D = 0, m_terms = 0, m_largest_value = 0;
   bool m_recomputed = false;

@@ -2,23 +2,16 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
+#include "nprf/core/pack.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/decoder/running_sums.hpp"
 
 namespace nprf {
-
-/// A key with the weight of exact softmax, and its value.
-template <Real T>
-struct ExactToken {
-  Index position;
-  const T *key, *value;  // (d), normalised; (padded d_v)
-  T largest_value;       // the largest finite |v|
-  bool has_finite_value;
-};
 
 /// The attention sinks of a sequence (AttentionOptions): its first tokens, which a state keeps for as long as the
 /// sequence lasts. The memory grows with the tokens.
@@ -50,9 +43,15 @@ class SinkTokens {
     m_finite_values[position] = token.has_finite_value;
   }
 
-  ExactToken<T> operator()(Index position) const {
-    return {position, m_keys.data() + position * m_d, m_values.data() + position * m_stride, m_largest_values[position],
-            m_finite_values[position] != 0};
+  /// q.k for a query (d).
+  T score(const T* query, Index position) const { return dot_by_packs(query, m_keys.data() + position * m_d, m_d); }
+  /// The largest finite |v|.
+  T largest_value(Index position) const { return m_largest_values[position]; }
+  /// Adds the finite entries of a value, times a weight, to N (d_v).
+  void add_value(T weight, Index position, T* N) const {
+    const T* value = m_values.data() + position * m_stride;
+    for (Index p = 0; p < m_d_v; ++p)
+      if (m_finite_values[position] || std::isfinite(value[p])) N[p] += weight * value[p];
   }
 
   std::size_t bytes() const {
