@@ -354,18 +354,42 @@ def free_memory() -> None:
 
 class Calibration(NamedTuple):
     """Feature maps for all heads (one CalibratedFeatures for a single head), their relative error |y - exact| / |exact|
-    on the second half of the sample, that of each head, and what was compared: (first, second, error)."""
+    on the second half of the sample, or without values that of the attention weights, that of each head, and what was
+    compared: (first, second, error), from first- and second-order features and their error on the first half."""
 
     features: Features
     softmax_error: float
     head_errors: list[float]
     candidates: list[tuple[int, int, float]]
 
+    def save(self) -> str:
+        """Text that load() and the load functions of Calibration and HeadsCalibration in C++ read back with the same bits.
+        TypeError unless all maps are CalibratedFeatures, and ValueError unless they are of one dtype."""
+        maps = self.features.maps if isinstance(self.features, HeadFeatures) else (self.features,)
+        texts = []
+        for each in maps:
+            if not isinstance(each, CalibratedFeatures):
+                raise TypeError(f"features: expected CalibratedFeatures, got {type(each).__name__}")
+            texts.append(each.text)
+        if len(self.head_errors) != len(maps):
+            raise ValueError(f"head_errors: expected {len(maps)} (the number of maps), got {len(self.head_errors)}")
+        return core.calibration_text(texts, self.softmax_error, self.head_errors, self.candidates)
+
+    @classmethod
+    def load(cls, text: str) -> Calibration:
+        """The calibration that save() or C++ wrote as `text`. ValueError for another text."""
+        return cls._of(*core.parts_of_calibration(text))
+
+    @classmethod
+    def _of(cls, texts: list[str], *others: Any) -> Calibration:
+        maps = [CalibratedFeatures(text) for text in texts]
+        return cls(maps[0] if len(maps) == 1 else HeadFeatures(maps), *others)
+
 
 def calibrate(
     q: Any,
     k: Any,
-    v: Any,
+    v: Any = None,
     position: Position | None = None,
     *,
     num_features: int,
@@ -379,19 +403,17 @@ def calibrate(
     sinks: int = 0,
 ) -> Calibration:
     """Feature maps of at most num_features features, from a sample of queries [.., n, d], keys and values of one
-    or several sequences, with the near field, sinks, direction and normalization of the attention that will use
-    them.
-    ValueError for shapes that do not fit, numbers that are not finite, or a sample that is too small."""
-    q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
+    or several sequences, with the near field, sinks, direction and normalization of the attention that will use them.
+    Without values, from the attention weights, whose error is the larger one as a rule. ValueError for shapes that do
+    not fit, numbers that are not finite, or a sample that is too small."""
+    q, k = as_array(q, "queries"), as_array(k, "keys")
+    v = np.empty((*k.shape[:-1], 0), k.dtype) if v is None else as_array(v, "values")
     native = native_of(q.dtype, "queries")
     positions = (position if position is not None else _no_position)._native(native, bool(causal))
-    texts, error, head_errors, candidates = native.calibrate(
+    return Calibration._of(*native.calibrate(
         q, k, v, positions, bool(causal), normalization.radius, int(num_features), int(near), int(sinks),
         int(seed), float(target_error), float(shrinkage), int(max_queries),
-    )  # fmt: skip
-    maps = [CalibratedFeatures(text) for text in texts]
-    features = maps[0] if q.ndim == 2 else HeadFeatures(maps)
-    return Calibration(features, error, head_errors, candidates)
+    ))  # fmt: skip
 
 
 def softmax_attention(
@@ -403,7 +425,7 @@ def softmax_attention(
     causal: bool = False,
     normalization: Normalization = _unit,
 ) -> Array:
-    """Exact softmax attention with the same bias and normalization, by tiles: O(n_q n_k), the yardstick."""
+    """Exact softmax attention with the same bias and normalization, by tiles: O(n_q n_k), the reference for errors."""
     q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
     native = native_of(q.dtype, "queries")
     _check_shapes(q, k, v)

@@ -42,6 +42,8 @@ class Position(Value):
     def _rows(self, native: Native) -> NDArray[Any]:
         """The parameters [heads, p]."""
         x = self.parameters
+        if x.size == 0:
+            raise ValueError(f"{self._parameters}: expected at least one number, got the shape {list(x.shape)}")
         heads = x.shape[0] if x.ndim > self._dims else 1
         return np.ascontiguousarray(x.reshape(heads, -1), dtype=native.dtype)
 

@@ -7,6 +7,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
@@ -16,6 +17,7 @@
 #include <span>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -68,6 +70,20 @@ struct Call {
   Index threads = 0;
 
   Axes axes() const { return tokens_first ? Axes::tokens_first : Axes::heads_first; }
+
+  /// Throws InvalidArgument unless the mask is [batch, n_k], or [n_k] for one sequence.
+  void check_key_mask(Index batch, Index n_k) const {
+    if (!key_mask) return;
+    std::vector<Index> shape;
+    for (std::size_t axis = 0; axis < key_mask->ndim(); ++axis)
+      shape.push_back(static_cast<Index>(key_mask->shape(axis)));
+    if (shape == std::vector{batch, n_k} || (batch == 1 && shape == std::vector{n_k})) return;
+    std::string got;
+    for (const Index size : shape) got += (got.empty() ? "" : " x ") + std::to_string(size);
+    throw InvalidArgument(nprf::detail::sentence("key_mask: expected ", batch, " x ", n_k, " (sequences, keys), got ",
+                                                 got.empty() ? "no axes" : got));
+  }
+
   CallOptions options(Report* report) const {
     CallOptions options{.lengths = lengths,
                         .cumulative_lengths = cumulative_lengths,
@@ -97,6 +113,7 @@ Report run(const AnyAttention<T>& attention, const InputArray& q, const InputArr
            const OutputArray& y, const Call& call, Saved<T>* saved) {
   const Tokens<T> queries(q, "queries", call.axes()), keys(k, "keys", call.axes()), values(v, "values", call.axes());
   const HeadsView<T> out = output_view<T>(y, "y", call.axes());
+  call.check_key_mask(keys.view().batch, keys.view().tokens);
   Report report;
   const CallOptions options = call.options(&report);
   without_gil(call.threads, [&] { attention.run(queries.view(), keys.view(), values.view(), out, saved, options); });
@@ -161,13 +178,17 @@ Features<T> joined(const std::vector<const Features<T>*>& each) {
   return all;
 }
 
+// whether the numbers of a text of C++ are double, not float
+bool is_of_double(const std::string& text) {
+  return text.substr(0, text.find('\n')).find("double") != std::string::npos;
+}
+
 // a calibrated map from the text of either scalar
 template <Real T>
 Features<T> calibrated(const std::string& text) {
   std::istringstream in(text);
-  const bool is_double = text.substr(0, text.find('\n')).find("double") != std::string::npos;
-  return is_double ? Features<T>::one(CalibratedFeatures<double>::load(in).template cast<T>())
-                   : Features<T>::one(CalibratedFeatures<float>::load(in).template cast<T>());
+  return is_of_double(text) ? Features<T>::one(CalibratedFeatures<double>::load(in).template cast<T>())
+                            : Features<T>::one(CalibratedFeatures<float>::load(in).template cast<T>());
 }
 
 // of queries A (q - nu) and keys A^-T (k - mu) (nprf/feature_map/centred.hpp)
@@ -296,6 +317,20 @@ void kernelized_attention(const AnyAttention<T>& attention, const InputArray& q,
   });
 }
 
+// the text of each head's map, the error, that of each head, and the candidates
+template <Real T>
+nb::tuple parts_of(const HeadsCalibration<T>& calibration) {
+  nb::list texts, candidates;
+  for (const CalibratedFeatures<T>& each : calibration.features) {
+    std::ostringstream text;
+    each.save(text);
+    texts.append(text.str());
+  }
+  for (const CalibrationCandidate& each : calibration.candidates)
+    candidates.append(nb::make_tuple(each.first, each.second, each.error));
+  return nb::make_tuple(texts, calibration.softmax_error, calibration.head_errors, candidates);
+}
+
 template <Real T>
 nb::tuple calibrate(const InputArray& q, const InputArray& k, const InputArray& v, const Positions<T>& positions,
                     bool causal, double radius, Index num_features, Index near, Index sinks, std::uint64_t seed,
@@ -321,15 +356,29 @@ nb::tuple calibrate(const InputArray& q, const InputArray& k, const InputArray& 
         },
         positions.positions);
   });
-  nb::list texts, candidates;
-  for (const CalibratedFeatures<T>& each : result.features) {
-    std::ostringstream text;
-    each.save(text);
-    texts.append(text.str());
+  return parts_of(result);
+}
+
+// a HeadsCalibration, and what parts_of returned, as text in the form of C++
+template <Real T>
+std::string calibration_text(const std::vector<std::string>& texts, double softmax_error,
+                             const std::vector<double>& head_errors,
+                             const std::vector<std::tuple<Index, Index, double>>& candidates) {
+  HeadsCalibration<T> calibration{{}, softmax_error, head_errors, {}};
+  for (const std::string& text : texts) {
+    std::istringstream in(text);
+    calibration.features.push_back(CalibratedFeatures<T>::load(in));
   }
-  for (const CalibrationCandidate& each : result.candidates)
-    candidates.append(nb::make_tuple(each.first, each.second, each.error));
-  return nb::make_tuple(texts, result.softmax_error, result.head_errors, candidates);
+  for (const auto& [first, second, error] : candidates) calibration.candidates.push_back({first, second, error});
+  std::ostringstream out;
+  calibration.save(out);
+  return out.str();
+}
+
+template <Real T>
+nb::tuple parts_of_text(const std::string& text) {
+  std::istringstream in(text);
+  return parts_of(HeadsCalibration<T>::load(in));
 }
 
 template <Real T>
@@ -585,6 +634,16 @@ NB_MODULE(NPRF_MODULE, m) {
     return nb::make_tuple(
         arrays_of<double>(found.constants),
         numpy_array<double>(found.variances.data(), {static_cast<std::size_t>(found.variances.size())}));
+  });
+  m.def("calibration_text",
+        [](const std::vector<std::string>& texts, double softmax_error, const std::vector<double>& head_errors,
+           const std::vector<std::tuple<Index, Index, double>>& candidates) {
+          const bool of_double = !texts.empty() && is_of_double(texts[0]);
+          return (of_double ? &calibration_text<double> : &calibration_text<float>)(texts, softmax_error, head_errors,
+                                                                                    candidates);
+        });
+  m.def("parts_of_calibration", [](const std::string& text) {
+    return is_of_double(text) ? parts_of_text<double>(text) : parts_of_text<float>(text);
   });
   m.def("resize_bias", [](const InputArray& b, Index size) {
     const Matrix<double> table = matrix_of<double>(b, "b");

@@ -288,6 +288,40 @@ def test_calibration(rng):
     assert isinstance(one.features, nprf.CalibratedFeatures) and one.features.output_dim <= D + 1
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_calibration_as_text(rng, dtype):
+    q, k, v = heads(rng, H, 60, D, dtype=dtype), heads(rng, H, 60, D, dtype=dtype), heads(rng, H, 60, V, dtype=dtype)
+    for found in (
+        nprf.calibrate(q, k, v, nprf.Alibi(0.02), num_features=D + 1, near=8),
+        nprf.calibrate(q[0], k[0], v[0], num_features=D + 1),
+    ):
+        text = found.save()
+        name = "double" if dtype == np.float64 else "float"
+        assert text.startswith(f"nprf-calibration 1 {name}\nheads 1 {len(found.head_errors)}\n")
+        assert nprf.Calibration.load(text) == found and nprf.Calibration.load(text).save() == text
+        assert pickle.loads(pickle.dumps(found)) == found
+        for cut in ("", "nonsense", text[: len(text) // 2], text.replace("nprf-calibration 1", "nprf-calibration 2")):
+            with pytest.raises(ValueError):
+                nprf.Calibration.load(cut)
+    with pytest.raises(TypeError, match="features: expected CalibratedFeatures, got TaylorFeatures"):
+        found._replace(features=nprf.taylor(D)).save()
+    with pytest.raises(ValueError, match="head_errors: expected 1"):
+        found._replace(head_errors=[]).save()
+
+
+def test_calibration_without_values(rng):
+    """The error is that of the weights: of the outputs for values that are the rows of the unit matrix."""
+    q, k = heads(rng, H, 60, D), heads(rng, H, 60, D)
+    options = {"num_features": 2 * D, "near": 8, "causal": True}
+    found = nprf.calibrate(q, k, position=nprf.Alibi(0.02), **options)
+    of_weights = nprf.calibrate(q, k, np.broadcast_to(np.eye(60), (H, 60, 60)), nprf.Alibi(0.02), **options)
+    assert found.features == of_weights.features
+    np.testing.assert_allclose(found.head_errors, of_weights.head_errors, rtol=1e-9)
+    assert nprf.calibrate(q[0], k[0], num_features=D).softmax_error > 0
+    with pytest.raises(TypeError, match="values: expected an array, got Alibi"):
+        nprf.calibrate(q, k, nprf.Alibi(0.02), num_features=D)
+
+
 def test_dlpack(rng):
     class Array:
         def __init__(self, x):
@@ -365,7 +399,11 @@ def test_errors(rng):
     rejects(TypeError, "queries: expected float32 or float64, got object", np.array([[None]]), k, v)
     rejects(TypeError, "queries: expected an array, got list", q.tolist(), k, v)
     rejects(TypeError, "key_mask: expected bool", q, k, v, key_mask=np.ones((B, N)))
-    rejects(ValueError, "key_mask: expected 66 entries", q, k, v, key_mask=np.ones((B, N - 1), bool))
+    mask = np.ones((B, N), bool)
+    rejects(ValueError, r"key_mask: expected 2 x 33 \(sequences, keys\), got 2 x 32", q, k, v, key_mask=mask[:, 1:])
+    rejects(ValueError, "key_mask: expected 2 x 33 .*, got 33 x 2", q, k, v, key_mask=mask.T)
+    rejects(ValueError, "key_mask: expected 2 x 33 .*, got 66", q, k, v, key_mask=mask.ravel())
+    rejects(ValueError, "key_mask: expected 2 x 33 .*, got 1", q, k, v, key_mask=np.array(True))
     rejects(ValueError, "lengths", q, k, v, lengths=[1, 99])
     rejects(ValueError, "layout", q, k, v, layout="bhnd")
     rejects(ValueError, "engine: expected automatic", q, k, v, engine="fast")

@@ -102,6 +102,35 @@ def test_equals_the_cpu(name):
             assert (g.cpu() - e).abs().max() <= 10 * max((f - e).abs().max(), eps)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", cases)
+def test_halves(name, dtype):
+    """Products of features are in bfloat16, sums and gradients in float, and each number is rounded to `dtype` at the end.
+
+    Relative to the largest |v|, numerators and denominators each lose, in halves of eps of bfloat16, 1 for the features of
+    a query, 1 for those of a key and 1 for the weight: 3 eps together for positive weights. The terms of those of a Taylor
+    series, of which some are negative, may be twice as large.
+    """
+    device = gpu()
+    features, arrays, parameters, options = made(name)
+    mask = None if options.position.startswith("grid") else torch.rand(B, N) < 0.8
+    arrays = [x.to(dtype) for x in arrays]
+    dy = torch.randn(*arrays[0].shape[:-1], V).to(dtype)
+    inputs = [*arrays, *parameters, mask]
+    y = _gpu.forward(*on(device, inputs), options)
+    *gradients, dparameters = _gpu.backward(*on(device, [dy, *inputs]), options)
+    of_bias, _ = _functional._split(dparameters, *on(device, parameters))
+    expected, *exact = on_the_cpu(arrays, parameters, mask, options, dy, torch.float64)
+    assert y.dtype == dtype and all(g.dtype == dtype for g in gradients)
+    of_y = (6 * torch.finfo(torch.bfloat16).eps + torch.finfo(dtype).eps) * arrays[2].abs().max()
+    assert 0 < (y.cpu() - expected).abs().max() <= of_y
+    for g, e in zip(gradients, exact):
+        assert (g.cpu() - e).abs().max() <= torch.finfo(dtype).eps * e.abs().max()
+    if of_bias is not None:
+        of_bias, e = _functional._like(of_bias, parameters[0], options.bias_dims()).cpu(), exact[3]
+        assert (of_bias - e).abs().max() <= torch.finfo(dtype).eps * e.abs().max()
+
+
 def test_plans_are_kept_and_parameters_are_those_of_the_call():
     device = gpu()
     features, arrays, (bias, _), options = made("table, causal False")

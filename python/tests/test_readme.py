@@ -11,7 +11,7 @@ readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
 programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
 
 
-@pytest.mark.parametrize("program", programs, ids=["numpy", "decoding", "torch", "jax"])
+@pytest.mark.parametrize("program", programs, ids=["numpy", "decoding", "torch", "layer", "jax"])
 def test_program(program, capsys):
     if "torch" in program:
         pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")

@@ -19,6 +19,10 @@ B, H, N, D = 2, 3, 17, 8
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(5)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # of small arrays more threads only wait for each other
+    yield
+    torch.set_num_threads(before)
 
 
 def tensors(*shape, dtype=torch.float64):
@@ -96,12 +100,62 @@ def test_padding_grouped_queries_and_cross_attention():
     assert not k.grad[1, :, 6:].any() and k.grad[1, :, :6].any()
 
 
+def test_lengths():
+    function, arguments = case("t5 of heads", causal=True)
+    with_lengths, _ = case("t5 of heads", causal=True, lengths=[N, 5])
+    with_padding, _ = case("t5 of heads", causal=True, key_padding_mask=torch.arange(N) >= torch.tensor([[N], [5]]))
+    y = with_lengths(*arguments)
+    assert torch.equal(y, with_padding(*arguments)) and not torch.equal(y, function(*arguments))
+    assert torch.autograd.gradcheck(with_lengths, arguments, fast_mode=True)
+    features = nprf.orf(D, 16, seed=1)
+    of_tensor = torch.compile(
+        lambda q, k, v, bias, lengths: nprf.torch.attention(
+            q, k, v, bias, features=features, position="t5", causal=True, near=2, lengths=lengths
+        ),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    with torch._dynamo.config.patch(error_on_recompile=True):  # one graph for all lengths
+        assert torch.equal(of_tensor(*arguments[:4], torch.tensor([N, 5])), y)
+        assert torch.equal(of_tensor(*arguments[:4], torch.tensor([N, N])), function(*arguments))
+
+
+def test_report_and_tolerance():
+    q, k, v = (x.detach().float() for x in tensors(B, H, 100, D))
+    bias = torch.randn(H, 11)
+    features = nprf.orf(D, 16)
+    position = nprf.RelativePosition(bias.numpy())
+    for tolerance in (0.0, 1e-9):  # the second is below what any engine has: rows are recomputed
+        y, report = nprf.torch.attention(
+            q, k, v, bias, features=features, engine="lanes", tolerance=tolerance, report=True
+        )
+        expected, in_numpy = nprf.attention(
+            *(x.numpy() for x in (q, k, v)), features=features, position=position, engine="lanes",
+            tolerance=tolerance, report=True,
+        )  # fmt: skip
+        assert np.array_equal(y.numpy(), expected) and repr(report) == repr(in_numpy)
+        assert (report.repaired_rows > 0) == (tolerance > 0)
+    q.requires_grad_()
+    y, saved = nprf.torch.attention(q, k, v, bias, features=features, report=True)
+    assert y.requires_grad and saved.error_bound > 0 and isinstance(saved, nprf.Report)
+    half, report = nprf.torch.attention(*(x.bfloat16() for x in (q, k, v)), features=features, report=True)
+    assert half.dtype == torch.bfloat16 and report.engine
+
+    def function(q):
+        y, report = nprf.torch.attention(q, q, q, features=features, report=True)
+        return y * report.error_bound
+
+    assert torch.equal(torch.compile(function, backend="aot_eager")(k), function(k))  # with a break
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="report: expected False in a graph of torch.compile"):
+        torch.compile(lambda q: function(q), fullgraph=True, backend="aot_eager")(k)
+
+
 def test_opcheck():
     function, (q, k, v, bias, extra) = case("t5 of heads")
     features = nprf.orf(D, 16)
     mask = torch.ones(B, N, dtype=torch.bool)
     options = _functional.Options(features._identity, "t5:128", True, 2, 1.0, "automatic", False, 0).text()
-    for key_mask in (None, mask):
+    for key_mask in (None, mask, torch.tensor([N, 5])):
         for save in (True, False):
             arguments = (q, k, v, bias, None, key_mask, options, save)
             if not save:
@@ -257,8 +311,18 @@ def test_errors():
     rejects(ValueError, "bias: expected 1 dimensions, or 2 with heads, got 0", q, k, v, bias[0])
     rejects(ValueError, "position: expected 'table'", q, k, v, bias, position="rope")
     rejects(ValueError, "layout", q, k, v, layout="x")
-    rejects(TypeError, "key_padding_mask: expected bool", q, k, v, key_padding_mask=torch.zeros(B, N))
-    rejects(ValueError, "key_mask: expected", q, k, v, key_padding_mask=torch.zeros(B, N - 1, dtype=torch.bool))
+    padding = torch.zeros(B, N, dtype=torch.bool)
+    rejects(TypeError, "key_padding_mask: expected bool", q, k, v, key_padding_mask=padding.byte())
+    rejects(ValueError, "key_padding_mask: expected 0, or at most", q, k, v, key_padding_mask=torch.ones(B, N))
+    rejects(ValueError, r"key_padding_mask: expected \[2, 17\]", q, k, v, key_padding_mask=padding[:, 1:])
+    rejects(ValueError, r"key_padding_mask: expected \[2, 17\]", q, k, v, key_padding_mask=padding.T)
+    rejects(ValueError, r"key_padding_mask: expected \[2, 17\]", q, k, v, key_padding_mask=padding[0])
+    rejects(ValueError, "lengths: expected none beside", q, k, v, key_padding_mask=padding, lengths=[N, N])
+    rejects(ValueError, r"lengths\[1\]: expected 0 to 17 \(the number of keys\), got 18", q, k, v, lengths=[N, N + 1])
+    rejects(ValueError, r"lengths\[0\]: expected 0 to 17", q, k, v, lengths=torch.tensor([-1, N]))
+    rejects(ValueError, r"lengths: expected 2 numbers \(one a sequence\), got the shape \[1\]", q, k, v, lengths=[N])
+    rejects(TypeError, "lengths: expected integers, got torch.float32", q, k, v, lengths=[1.0, 2.0])
+    rejects(ValueError, "tolerance", q, k, v, tolerance=-1.0)
     rejects(TypeError, "queries: expected float32 or float64", *(torch.ones(2, 3, 4, 8, dtype=torch.int64),) * 3)
     rejects(TypeError, "keys: expected torch.float64, as the queries, got torch.int64", q, k.long(), v)
     rejects(TypeError, "values: expected torch.float64, as the queries, got torch.float32", q, k, v.float())
@@ -291,7 +355,7 @@ def rounding_of_layer(layer, x):
     """
     d, n = layer.embed_dim, x.shape[1]
     with torch.no_grad():
-        q, k, v = layer._project(x, x, None)
+        q, k, v = layer._project(x, x, x)
         largest = v.abs().max() * layer.out_proj.weight.abs().sum(1).max()
         if layer.normalization == nprf.Normalization.none():
             exponent = float(q.norm(dim=-1).max() * k.norm(dim=-1).max()) / layer.head_dim**0.5
@@ -385,6 +449,19 @@ def test_the_module_loads_and_approximates_multihead_attention():
         ours(x, attn_mask=torch.zeros(20, 20))
 
 
+def test_what_a_state_dict_of_multihead_attention_lacks():
+    theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    for position, lacks in (("t5", "position_bias"), ("alibi", "position_slopes")):
+        ours = nprf.torch.Attention(32, 4, position=position, features="orf", near=0)
+        kept = {name: x.clone() for name, x in ours.state_dict().items()}
+        with pytest.raises(RuntimeError, match=lacks):
+            ours.load_state_dict(theirs.state_dict())
+        missing = ours.load_state_dict(theirs.state_dict(), strict=False)
+        assert set(missing.missing_keys) == {lacks, "features_seed"} and not missing.unexpected_keys
+        for name, x in ours.state_dict().items():
+            assert torch.equal(x, kept[name] if name in missing.missing_keys else theirs.state_dict()[name])
+
+
 def test_redraw():
     layer = nprf.torch.Attention(24, 3, position="alibi", features="orf", near=0, seed=4)
     x = torch.randn(2, 12, 24)
@@ -467,14 +544,73 @@ def test_replace_attention():
         assert nprf.torch.replace_attention(model, near=30) == 2  # every pair has its exact weight
         # in the same arithmetic it loses about as much: a tenfold more would be a fault
         assert 0 < (model(x, mask) - exact).abs().max() <= 10 * loses
-        assert "layers.0.relative_attention_bias.weight" in model.state_dict()
-    with pytest.raises(ValueError, match="past_key_values: expected None"):
-        model.layers[0](x, past_key_values=())
+        # each query's row of the mask, and one by which they differ
+        rows = mask.expand(2, 3, 30, 30)
+        assert torch.equal(model(x, rows), model(x, mask)) and torch.equal(model(x, rows == 0), model(x, mask))
+        packed = torch.block_diag(torch.ones(10, 10), torch.ones(20, 20)).bool().expand(2, 1, 30, 30)
+        for other in (packed, packed.tril(), torch.where(packed, 0.0, -torch.inf)):
+            with pytest.raises(ValueError, match="mask: expected one by which all heads and queries"):
+                model(x, other)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x, mask), model(x, mask))
+    for name in ("past_key_values", "position_bias", "attention_mask", "use_cache"):
+        with pytest.raises(ValueError, match=f"{name}: expected None"):
+            model.layers[0](x, **{name: True})
     with pytest.raises(ValueError, match="relative_attention_bias"):
         nprf.torch.replace_attention(encoder_without_bias())
+
+
+def test_replaced_attention_keeps_the_state_dict():
+    model = T5Encoder()
+    state = model.state_dict()
+    nprf.torch.replace_attention(model)
+    assert model.state_dict().keys() == state.keys()
+    model.load_state_dict(state)
+    other = copy.deepcopy(model)  # whose layers share its own bias
+    torch.nn.init.normal_(other.layers[0].relative_attention_bias.weight)
+    assert other.layers[1]._bias[0] is other.layers[0].relative_attention_bias
+    model(torch.randn(2, 30, 24)).sum().backward()
+    assert model.layers[0].relative_attention_bias.weight.grad.any()
 
 
 def encoder_without_bias():
     model = T5Encoder()
     model.layers = model.layers[1:]
     return model
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_t5_of_transformers(implementation):
+    transformers = pytest.importorskip("transformers", reason="it is not installed: pip install transformers")
+    config = transformers.T5Config(
+        vocab_size=50, d_model=24, d_kv=8, d_ff=32, num_layers=2, num_heads=3, relative_attention_num_buckets=16,
+        relative_attention_max_distance=20, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation=implementation).eval()
+    for name, parameter in model.named_parameters():
+        if "relative_attention_bias" in name:
+            torch.nn.init.normal_(parameter)
+    ours = copy.deepcopy(model)
+    assert nprf.torch.replace_attention(ours, near=60) == 4  # two of the encoder, two of the decoder
+    tokens, of_decoder = torch.randint(1, 50, (2, 30)), torch.randint(1, 50, (2, 11))
+    padding, after, before = torch.ones(2, 30), torch.ones(2, 11), torch.ones(2, 11)
+    padding[1, 12:], after[1, 6:], before[1, :4] = 0, 0, 0
+    inputs = {"input_ids": tokens, "decoder_input_ids": of_decoder, "use_cache": False}
+    for kept, masks in (
+        (torch.ones(2, 11), {}),
+        (torch.ones(2, 11), {"attention_mask": padding}),
+        (after, {"attention_mask": padding, "decoder_attention_mask": after}),
+        (before, {"attention_mask": padding, "decoder_attention_mask": before}),
+    ):
+        with torch.no_grad():
+            exact = copy.deepcopy(model).double()(**inputs, **masks).logits[kept.bool()]
+            loses = (model(**inputs, **masks).logits[kept.bool()] - exact).abs().max()
+            assert (ours(**inputs, **masks).logits[kept.bool()] - exact).abs().max() <= 10 * loses
+    generated = [each.generate(tokens, max_new_tokens=5, use_cache=False, do_sample=False) for each in (model, ours)]
+    assert torch.equal(*generated)
+    ours.load_state_dict(model.state_dict())
+    with pytest.raises(ValueError, match="cache: expected None"):
+        ours(input_ids=tokens, decoder_input_ids=of_decoder)
+    packed = torch.block_diag(torch.ones(10, 10), torch.ones(20, 20)).bool().expand(2, 1, 30, 30)
+    with pytest.raises(ValueError, match="mask: expected one by which all heads and queries"):
+        ours(**inputs, attention_mask=packed)

@@ -107,6 +107,7 @@ def test_random_features_are_those_of_every_machine():
         (lambda: nprf.Centring(np.zeros(3), np.zeros(2), np.eye(3), np.eye(3)), "key_mean: expected 3"),
         (lambda: nprf.balance(np.zeros((3, 2)), np.zeros((3, 1))), "keys: expected 2 columns"),
         (lambda: nprf.RelativePosition(np.zeros(4)), "odd"),
+        (lambda: nprf.RelativePosition(np.zeros((0, 5))), r"b: expected at least one number, got the shape \[0, 5\]"),
         (lambda: nprf.RelativePosition([0, np.nan, 0]), "finite"),
         (lambda: nprf.RelativePosition(np.zeros((1, 1, 5))), "dimensions"),
         (lambda: nprf.T5(np.zeros(32), 8), "max_distance"),

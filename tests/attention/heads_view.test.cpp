@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: MIT
 #include "nprf/attention/heads_view.hpp"
 
+#include <algorithm>
 #include <concepts>
+#include <cstdint>
 #include <limits>
 #include <numeric>
+#include <random>
+#include <set>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -164,7 +169,7 @@ TEST_CASE("strides that overlap, are negative or overflow are rejected", "[multi
   check_invalid([&] { check_out({5, 20, 40}); }, {"y: expected strides that keep tokens apart"});
 }
 
-TEST_CASE("views of one array may overlap unless their channels are apart", "[multi_head]") {
+TEST_CASE("views that are parts of one array share memory only where a scalar is in both", "[multi_head]") {
   std::vector<double> values(1000);
   const auto view = [&](Index offset, HeadStrides strides) {
     return HeadsView<double>{values.data() + offset, 2, 3, 4, 5, strides};
@@ -174,12 +179,68 @@ TEST_CASE("views of one array may overlap unless their channels are apart", "[mu
   CHECK(may_overlap(view(0, {}), view(119, {})));
   CHECK_FALSE(may_overlap(view(0, {}), view(120, {})));
   CHECK_FALSE(may_overlap(view(120, {}), view(0, {})));
-  // queries and keys side by side in [batch, tokens, 2, heads, channels]
-  CHECK_FALSE(may_overlap(view(0, {30, 5, 120}), view(15, {30, 5, 120})));
-  CHECK(may_overlap(view(0, {30, 5, 120}), view(14, {30, 5, 120})));
-  CHECK(may_overlap(view(0, {30, 5, 120}), view(15, {})));
   const HeadsView<double> empty{nullptr, 0, 3, 4, 5};
   CHECK_FALSE(may_overlap(view(0, {}), empty));
+  // queries, keys, values and y in one array
+  struct Parts {
+    Index step;
+    HeadStrides strides;
+  };
+  for (const auto& [step, strides] : {
+           Parts{15, {4 * 15, 5, 4 * 60}},     // [batch, tokens, 4, heads, channels]
+           Parts{60, {5, 20, 4 * 60}},         // [batch, 4, heads, tokens, channels]
+           Parts{20, {5, 4 * 20, 4 * 60}},     // [batch, heads, 4, tokens, channels]
+           Parts{5, {4 * 5, 4 * 20, 4 * 60}},  // [batch, heads, tokens, 4, channels]
+       }) {
+    for (const Index other : {1, 2, 3}) {
+      CHECK_FALSE(may_overlap(view(0, strides), view(other * step, strides)));
+      CHECK_FALSE(may_overlap(view(other * step, strides), view(0, strides)));
+    }
+    CHECK(may_overlap(view(0, strides), view(step - 1, strides)));
+    CHECK(may_overlap(view(0, strides), view(200, {})));  // the second sequence begins at 240
+  }
+  // queries of 3 heads, and a key of one head that all share, in [batch, tokens, 20]
+  const HeadsView<double> queries{values.data(), 2, 3, 4, 5, {20, 5, 80}};
+  const auto key = [&](Index column) { return HeadsView<double>{values.data() + column, 2, 1, 4, 5, {20, 0, 80}}; };
+  CHECK_FALSE(may_overlap(queries, key(15)));
+  CHECK(may_overlap(queries, key(14)));
+}
+
+TEST_CASE("views share memory if a scalar is in both, of any strides", "[multi_head]") {
+  std::vector<float> values(400);
+  std::mt19937 random(3);
+  const auto up_to = [&](Index most) { return static_cast<Index>(random() % static_cast<std::uint32_t>(most + 1)); };
+  const auto draw = [&] {
+    const Index width = up_to(3);
+    return HeadsView<float>{
+        values.data() + up_to(60), up_to(3), up_to(3), up_to(3), width, {width + up_to(9), up_to(30), up_to(60)}};
+  };
+  const auto scalars = [](const HeadsView<float>& x) {
+    std::set<const float*> all;
+    for (Index b = 0; b < x.batch; ++b)
+      for (Index h = 0; h < x.heads; ++h)
+        for (Index i = 0; i < x.tokens; ++i)
+          for (Index c = 0; c < x.channels; ++c) all.insert(&x(b, h).row(i)[c]);
+    return all;
+  };
+  Index apart = 0;
+  for (Index draws = 0; draws < 3000; ++draws) {
+    const HeadsView<float> x = draw(), y = draws % 2 == 0 ? draw() : x;
+    const HeadsView<float> moved{values.data() + up_to(60), y.batch, y.heads, y.tokens, y.channels, y.strides};
+    const std::set<const float*> of_x = scalars(x), of_y = scalars(moved);
+    const bool shared = std::ranges::any_of(of_x, [&](const float* at) { return of_y.contains(at); });
+    CHECK(detail::may_overlap(x, moved) == shared);
+    apart +=
+        !shared && !of_x.empty() && !of_y.empty() && *of_x.begin() < *of_y.rbegin() && *of_y.begin() < *of_x.rbegin();
+  }
+  CHECK(apart > 100);  // within each other's extents, but without a common scalar
+}
+
+TEST_CASE("views whose strides would take too many steps count as sharing memory", "[multi_head]") {
+  double value = 0;
+  constexpr Index n = Index{1} << 20;  // even scalars, and every third odd one: nothing is read
+  const HeadsView<double> x{&value, 1, n, n, 1, {2, 2 * n, 0}}, y{&value + 1, 1, n, n, 1, {6, 6 * n, 0}};
+  CHECK(detail::may_overlap(x, y));
 }
 
 }  // namespace nprf::test::attention_heads_view

@@ -140,22 +140,35 @@ TEST_CASE("multi-head: keys whose heads do not divide those of queries are rejec
       {"keys: expected a number of heads that 6 (of queries) is a multiple of", "got 4"});
 }
 
-TEST_CASE("multi-head: y in the memory of an input is rejected, unless the channels are apart", "[multi_head]") {
+TEST_CASE("multi-head: y in the memory of an input is rejected, but not beside it in one array", "[multi_head]") {
   const auto attention = make_attention();
   Call x(contiguous, heads);
-  // queries, keys, values and y side by side: [batch, tokens, 4, heads, channels], all with d channels
-  std::vector<double> all = random(batch * n_q * 4 * heads * d, 3);
-  const auto part = [&](Index at) {
-    const Index token = 4 * heads * d;
-    return HeadsView<double>{all.data() + at * heads * d, batch, heads, n_q, d, {token, d, n_q * token}};
+  // queries, keys, values and y in one array, all with d channels
+  struct Parts {
+    Index step;
+    HeadStrides strides;
   };
-  Matrix<double> before(n_q, d);
-  before = part(2)(1, 5);
-  CHECK_NOTHROW(attention(part(0), part(1), part(2), part(3)));
-  CHECK(before == part(2)(1, 5));
-  for (const Index at : {0, 1, 2})
-    check_invalid([&] { attention(part(0), part(1), part(2), part(at)); },
-                  {"y: expected an array that shares no memory with queries, keys and values"});
+  constexpr Index of_head = n_q * d, of_sequence = heads * of_head, whole = batch * of_sequence;
+  for (const auto& [step, strides] : {
+           Parts{heads * d, {4 * heads * d, d, 4 * of_sequence}},  // [batch, tokens, 4, heads, channels]
+           Parts{of_sequence, {d, of_head, 4 * of_sequence}},      // [batch, 4, heads, tokens, channels]
+           Parts{of_head, {d, 4 * of_head, 4 * of_sequence}},      // [batch, heads, 4, tokens, channels]
+       }) {
+    std::vector<double> all = random(4 * whole, 3), y(whole);
+    const auto part = [&, by = strides, from = step](Index at) {
+      return HeadsView<double>{all.data() + at * from, batch, heads, n_q, d, by};
+    };
+    const HeadsView<double> apart{y.data(), batch, heads, n_q, d};
+    attention(part(0), part(1), part(2), apart);
+    const Matrix<double> before = part(2)(1, 5);
+    CHECK_NOTHROW(attention(part(0), part(1), part(2), part(3)));
+    CHECK(before == part(2)(1, 5));
+    for (Index b = 0; b < batch; ++b)
+      for (Index h = 0; h < heads; ++h) CHECK(same_bits<double>(part(3)(b, h), apart(b, h)));
+    for (const Index at : {0, 1, 2})
+      check_invalid([&] { attention(part(0), part(1), part(2), part(at)); },
+                    {"y: expected an array that shares no memory with queries, keys and values"});
+  }
   check_invalid(
       [&] {
         attention(x.q, x.k, x.v, HeadsView<double>{x.v.data, batch, heads, n_q, d_v});

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -74,30 +78,54 @@ HeadsView<T> one_head(Matrix<T>& x) {
 
 namespace detail {
 
-/// The distance from a view's first scalar to one past its last.
-template <class T>
-Index extent(const HeadsView<T>& x) {
-  if (x.size() == 0) return 0;
-  const HeadStrides by = x.all_strides();
-  return (x.batch - 1) * by.batch + (x.heads - 1) * by.head + (x.tokens - 1) * by.token + x.channels;
+/// What an axis adds to the distance from a scalar of one view to a scalar of another: `stride` times each integer from
+/// `least` to `most`.
+struct DistanceAxis {
+  Index stride, least, most;
+};
+
+/// Whether a sum of `from` and of one distance of each axis is in [low, high]. The strides are positive, the largest
+/// first. True after max_steps sums, too.
+inline bool reaches(std::span<const DistanceAxis> axes, Index from, Index low, Index high, Index& max_steps) {
+  if (axes.empty()) return low <= from && from <= high;
+  const auto [stride, least, most] = axes.front();
+  Index below = 0, above = 0;  // the sums of the other axes
+  for (const DistanceAxis& x : axes.subspan(1)) below += x.least * x.stride, above += x.most * x.stride;
+  const auto floor_of_quotient = [by = stride](Index x) { return x / by - (x % by < 0 ? 1 : 0); };
+  const Index last = std::min(most, floor_of_quotient(high - below - from));
+  for (Index i = std::max(least, -floor_of_quotient(from + above - low)); i <= last; ++i)
+    if (--max_steps < 0 || reaches(axes.subspan(1), from + i * stride, low, high, max_steps)) return true;
+  return false;
 }
 
-/// Whether two views may share a scalar. Views of one array with equal token strides do not if their columns, the
-/// channels of all heads of a token, are disjoint.
+/// Whether two views share memory. It is exact for views with the same strides, such as parts of one array. Views whose
+/// strides differ so that it would take more than 10,000 steps count as sharing memory.
 template <class T, class S>
 bool may_overlap(const HeadsView<T>& x, const HeadsView<S>& y) {
-  const auto begin = [](const auto& of) { return static_cast<Index>(reinterpret_cast<std::uintptr_t>(of.data)); };
-  constexpr Index bytes = sizeof(T);
-  const Index from = begin(y) - begin(x);  // in bytes
-  if (extent(x) == 0 || extent(y) == 0 || from >= bytes * extent(x) || -from >= bytes * extent(y)) return false;
-  const Index token = x.all_strides().token;
-  const auto width = [](const auto& of) { return (of.heads - 1) * of.all_strides().head + of.channels; };
-  const auto is_in_rows = [&](const auto& of) {
-    return of.all_strides().token == token && of.all_strides().batch % token == 0 && width(of) <= token;
+  if (x.size() == 0 || y.size() == 0) return false;
+  std::array<DistanceAxis, 6> axes;  // in bytes, of y's scalars after x's
+  std::size_t count = 0;
+  const auto add = [&](Index stride, Index least, Index most) {
+    if (stride == 0 || least == most) return;
+    const auto end = axes.begin() + static_cast<std::ptrdiff_t>(count);
+    const auto same = std::find_if(axes.begin(), end, [&](const DistanceAxis& each) { return each.stride == stride; });
+    if (same == end) axes[count++] = {stride, 0, 0};
+    same->least += least, same->most += most;
   };
-  if (!is_in_rows(x) || !is_in_rows(y) || from % bytes != 0) return true;
-  const Index column = (from / bytes % token + token) % token;  // of y's first channel, where x's is 0
-  return column < width(x) || column + width(y) > token;
+  const auto axes_of = [](const auto& of) {  // sizes and strides
+    const HeadStrides by = of.all_strides();
+    constexpr Index bytes = sizeof(*of.data);
+    return std::array{std::pair(of.tokens, bytes * by.token), std::pair(of.heads, bytes * by.head),
+                      std::pair(of.batch, bytes * by.batch)};
+  };
+  for (const auto& [size, stride] : axes_of(x)) add(stride, 1 - size, 0);
+  for (const auto& [size, stride] : axes_of(y)) add(stride, 0, size - 1);
+  const std::span found(axes.data(), count);
+  std::ranges::sort(found, std::greater(), &DistanceAxis::stride);
+  const auto begin = [](const auto& of) { return static_cast<Index>(reinterpret_cast<std::uintptr_t>(of.data)); };
+  Index max_steps = 10'000;
+  constexpr Index of_x = sizeof(T), of_y = sizeof(S);
+  return reaches(found, begin(y) - begin(x), 1 - of_y * y.channels, of_x * x.channels - 1, max_steps);
 }
 
 }  // namespace detail

@@ -69,6 +69,6 @@ class LayerDecoder:
         options: dict[str, Any] = {"layout": "tokens_first", "threads": torch.get_num_threads()}
         if lengths is not None:
             options["lengths"] = lengths
-        q, k, v = (each.numpy() for each in self.layer._project(x, x, None))
+        q, k, v = (each.numpy() for each in self.layer._project(x, x, x))
         y: Tensor = self.layer.out_proj(torch.from_numpy(self.state.prefill(q, k, v, **options)).flatten(2))
         return y

@@ -3,15 +3,19 @@
 _gpu.py.
 
 The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
-for each argument); a feature map is the integer under which it is registered. forward returns y and a `token`, a tensor
+for each argument); a feature map is the integer under which it is registered. key_mask is bool [batch, n_k], False is
+padding, or lengths, int64 [batch]. forward returns y and a `token`, a tensor
 of one byte whose storage is a part of what the C++ forward saved. It lives as long as autograd or a compiled graph keeps
-that tensor. If a hook has copied the tensor, there is nothing at its address, and backward computes forward again.
+that tensor. If a hook has copied the tensor, there is nothing at its address, and backward computes forward again. The
+report of a call is left where its thread finds it.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 import torch
 from torch import Tensor
@@ -21,28 +25,36 @@ from .._attention import Normalization
 from .._native import Native, core, float32, float64
 from ..features import Features, FeaturesLike, features_of
 from . import _gpu
+from ._masks import padding_of
 from ._options import Options, Position, attention_of, options_of, position_name
+
+if TYPE_CHECKING:
+    from .._core import Report
 
 _natives = {torch.float32: float32, torch.float64: float64}
 _halves = (torch.float16, torch.bfloat16)
 _saved: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 _calls: dict[Any, Any] = {}
+_of_thread = threading.local()
 
 
-def _call_of(key_mask: Optional[Tensor], tokens_first: bool, offset: int) -> Any:
-    key = (tokens_first, offset, torch.get_num_threads())
+def _call_of(key_mask: Optional[Tensor], options: Options) -> Any:
+    key = (options.tokens_first, options.offset, options.tolerance, torch.get_num_threads())
 
-    def made(mask: Any) -> Any:
-        return core.Call(mask, [], [], [], offset, 0.0, 0, 0, False, tokens_first, key[2])
+    def made(mask: Any, lengths: list[int]) -> Any:
+        tokens_first, offset, tolerance, threads = key
+        return core.Call(mask, lengths, [], [], offset, tolerance, 0, 0, False, tokens_first, threads)
 
     if key_mask is not None:
-        return made(to_dlpack(key_mask.contiguous()))
+        if key_mask.dtype != torch.bool:
+            return made(None, key_mask.tolist())
+        return made(to_dlpack(key_mask.contiguous()), [])
     call = _calls.get(key)
     if call is None:
         if len(_calls) > 1000:
             _calls.clear()
-        call = _calls[key] = made(None)
+        call = _calls[key] = made(None, [])
     return call
 
 
@@ -67,13 +79,14 @@ def _forward(
 ) -> tuple[Tensor, Any]:
     native = _native_of(q)
     attention = attention_of(native, bias, extra, options)
-    call = _call_of(key_mask, options.tokens_first, options.offset)
+    call = _call_of(key_mask, options)
     y = q.new_empty((*q.shape[:-1], v.shape[-1]))
     arrays = (to_dlpack(q), to_dlpack(k), to_dlpack(v), to_dlpack(y))
     if not save:
-        attention(*arrays, call)
+        _of_thread.report = attention(*arrays, call)
         return y, None
-    return y, attention.forward(*arrays, call)[0]
+    saved, _of_thread.report = attention.forward(*arrays, call)
+    return y, saved
 
 
 @torch.library.custom_op("nprf::attention", mutates_args=())
@@ -135,7 +148,7 @@ def backward_op(
         saved = _forward(q, k, v, bias, extra, key_mask, parsed, True)[1]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     by_head, extra_by_head, _ = saved.backward(
-        to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, parsed.tokens_first, parsed.offset)
+        to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, parsed)
     )
     of_bias = None if bias is None else torch.from_numpy(by_head)
     of_extra = None if extra is None else torch.from_numpy(extra_by_head)
@@ -216,7 +229,7 @@ def _(info: Any, dims: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> An
         if dim is not None and of is not None:
             raise NotImplementedError(f"{name}: expected a tensor that vmap does not map, got one that it does")
     if others[2] is not None:
-        raise NotImplementedError("key_padding_mask: expected none under vmap, got one")
+        raise NotImplementedError("key_padding_mask and lengths: expected none under vmap, got one")
 
     def in_batch(x: Tensor, dim: Optional[int]) -> Tensor:
         x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
@@ -231,6 +244,74 @@ def _(info: Any, dims: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> An
     return (y.squeeze(1) if rank == 3 else y, token), (0, None)
 
 
+def _key_mask(
+    padding: Optional[Tensor], lengths: Union[None, Tensor, Sequence[int]], k: Tensor, tokens_first: bool
+) -> Optional[Tensor]:
+    """The operators' key_mask."""
+    batch = k.shape[0] if k.dim() == 4 else 1
+    n_k = k.shape[-3 if tokens_first and k.dim() > 2 else -2] if k.dim() > 1 else 0
+    if padding is not None:
+        if lengths is not None:
+            raise ValueError("lengths: expected none beside a key_padding_mask, got some")
+        if padding.shape != (batch, n_k) and (batch > 1 or padding.shape != (n_k,)):
+            raise ValueError(
+                f"key_padding_mask: expected [{batch}, {n_k}] (sequences, keys), got the shape {list(padding.shape)}"
+            )
+        return ~padding_of(padding)
+    if lengths is None:
+        return None
+    found = torch.as_tensor(lengths)
+    if found.numel() > 0 and (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool):
+        raise TypeError(f"lengths: expected integers, got {found.dtype}")
+    if found.shape != (batch,):
+        raise ValueError(f"lengths: expected {batch} numbers (one a sequence), got the shape {list(found.shape)}")
+    if k.is_cuda:
+        return torch.arange(n_k, device=k.device) < found.to(k.device)[:, None]
+    return found.to(torch.int64)
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    features: FeaturesLike,
+    position: Position = "table",
+    causal: bool = False,
+    near: int = 0,
+    normalization: Normalization = ...,
+    engine: str = "automatic",
+    key_padding_mask: Optional[Tensor] = None,
+    lengths: Union[None, Tensor, Sequence[int]] = None,
+    extra: Optional[Tensor] = None,
+    layout: str = "heads_first",
+    offset: int = 0,
+    tolerance: float = 0.0,
+    report: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor] = None,
+    *,
+    features: FeaturesLike,
+    position: Position = "table",
+    causal: bool = False,
+    near: int = 0,
+    normalization: Normalization = ...,
+    engine: str = "automatic",
+    key_padding_mask: Optional[Tensor] = None,
+    lengths: Union[None, Tensor, Sequence[int]] = None,
+    extra: Optional[Tensor] = None,
+    layout: str = "heads_first",
+    offset: int = 0,
+    tolerance: float = 0.0,
+    report: Literal[True],
+) -> tuple[Tensor, Report]: ...
 def attention(
     q: Tensor,
     k: Tensor,
@@ -244,10 +325,13 @@ def attention(
     normalization: Normalization = Normalization.unit(),
     engine: str = "automatic",
     key_padding_mask: Optional[Tensor] = None,
+    lengths: Union[None, Tensor, Sequence[int]] = None,
     extra: Optional[Tensor] = None,
     layout: str = "heads_first",
     offset: int = 0,
-) -> Tensor:
+    tolerance: float = 0.0,
+    report: bool = False,
+) -> Union[Tensor, tuple[Tensor, Report]]:
     """Kernelized attention with a relative position bias, with gradients of q, k, v, bias and extra.
 
     q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v]; with
@@ -257,7 +341,12 @@ def attention(
 
     bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or
     ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens.
-    key_padding_mask: bool [batch, n_k], True is padding, as in nn.MultiheadAttention. Others as in nprf.Attention.
+    key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0 or -inf for
+    padding. lengths: integers [batch], later keys are padding. tolerance: of rounding errors, 0 on a GPU. With report=True
+    (y, nprf.Report), on the CPU. Others as in nprf.Attention.
+
+    Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new lengths
+    unless they are a tensor, compile it anew. It has no report: report=True breaks the graph.
 
     ValueError for shapes and options that do not fit, TypeError for other types. Second derivatives are not supported.
     """
@@ -265,11 +354,11 @@ def attention(
         features = features_of(features)
     if layout not in ("heads_first", "tokens_first"):
         raise ValueError(f"layout: expected heads_first or tokens_first, got {layout!r}")
-    key_mask = None
-    if key_padding_mask is not None:
-        if key_padding_mask.dtype != torch.bool:
-            raise TypeError(f"key_padding_mask: expected bool, got {key_padding_mask.dtype}")
-        key_mask = ~key_padding_mask
+    if report and (torch.compiler.is_compiling() or q.is_cuda):
+        raise ValueError("report: expected False in a graph of torch.compile and on a GPU, got True")
+    if tolerance != 0 and q.is_cuda:
+        raise ValueError(f"tolerance: expected 0 on a GPU, got {tolerance}")
+    key_mask = _key_mask(key_padding_mask, lengths, k, layout == "tokens_first")
     dtype = q.dtype
     of_parameters = torch.float32 if dtype in _halves else dtype
     if dtype in _halves and not q.is_cuda:
@@ -286,7 +375,8 @@ def attention(
     )
     options = Options(
         features._identity, position_name(position), causal, near, normalization.radius, engine,
-        layout == "tokens_first", offset,
+        layout == "tokens_first", offset, tolerance,
     )  # fmt: skip
     y: Tensor = attention_op(q, k, v, bias, extra, key_mask, options.text(), save)[0]
-    return y if y.dtype == dtype else y.to(dtype)
+    y = y if y.dtype == dtype else y.to(dtype)
+    return (y, _of_thread.report) if report else y

@@ -13,6 +13,7 @@ from ..features import Features, RandomFeatures, hyperbolic, orf, register, tayl
 from ..positions import alibi_slopes
 from ._decoder import LayerDecoder
 from ._functional import attention
+from ._masks import check_causal
 from ._options import position_name
 
 
@@ -57,7 +58,10 @@ def _redraw_loaded(layer: Attention, _: Any) -> None:
 
 
 class Attention(nn.Module):
-    """Takes the place of nn.MultiheadAttention(embed_dim, heads, batch_first=True), whose state dict it loads.
+    """Takes the place of nn.MultiheadAttention(embed_dim, heads, batch_first=True), also in nn.TransformerEncoderLayer and
+    nn.TransformerDecoderLayer made with batch_first=True, as their self_attn and multihead_attn. It has no dropout. It
+    loads the state dict of nn.MultiheadAttention: with strict=False if it has a position or random features, whose
+    position_bias, position_slopes and features_seed are not in it and stay as they are.
 
     position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
     ("grid", H, W) (learned). All have a bias for each head, the parameter `position_bias`, initially 0; `position_slopes`
@@ -96,6 +100,9 @@ class Attention(nn.Module):
             raise ValueError(f"embed_dim: expected a multiple of {heads} (heads), got {embed_dim}")
         factory = {"device": device, "dtype": dtype}
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, heads, embed_dim // heads
+        # What the layers of PyTorch around this one read. If the second were True, nn.TransformerEncoderLayer in eval mode
+        # would compute softmax attention from in_proj_weight itself.
+        self.batch_first, self._qkv_same_embed_dim = True, False
         self.causal, self.near, self.engine = causal, near, engine
         self.normalization = Normalization.unit(scale**0.5) if normalization is None else normalization
         made = features
@@ -153,21 +160,40 @@ class Attention(nn.Module):
         key_padding_mask: Optional[Tensor] = None,
         need_weights: bool = False,
         attn_mask: Optional[Tensor] = None,
+        average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """query [batch, n_q, embed_dim], key and value [batch, n_k, embed_dim], by default the query -> (y, None).
+        """query [batch, n_q, embed_dim], key and value [batch, n_k, embed_dim], by default the query -> (y, None). All
+        without the batch: one sequence. A nested tensor, as nn.TransformerEncoder makes it of padding, for self-attention.
 
-        key_padding_mask: bool [batch, n_k], True is padding. There are no attention weights to return, and no other mask
-        than `causal`: ValueError for need_weights, and for an attn_mask unless the layer is causal and so is the mask
-        (is_causal).
+        key_padding_mask: [batch, n_k], bool, where True is padding, or numbers, 0 or -inf for padding. attn_mask: of a
+        causal layer, the causal mask [n_q, n_k] or [batch x heads, n_q, n_k], bool or of numbers; it is compared with that
+        mask in O(n_q n_k), unless is_causal says that it is one. There are no attention weights to return or to average.
+        ValueError for need_weights, for another attn_mask, and for any of a layer that is not causal. The comparison
+        breaks a graph of torch.compile.
         """
         if need_weights:
             raise ValueError("need_weights: expected False, since no n x n matrix is formed, got True")
-        if attn_mask is not None and not (is_causal and self.causal):
-            raise ValueError("attn_mask: expected none, or a causal one (is_causal) for a causal layer, got another")
-        if is_causal and not self.causal:
-            raise ValueError("is_causal: expected False for a layer that is not causal, got True")
-        q, k, v = self._project(query, query if key is None else key, value)
+        key = query if key is None else key
+        value = key if value is None else value
+        if query.is_nested:
+            if not (query is key and key is value and key_padding_mask is None and attn_mask is None):
+                raise ValueError("query: expected a nested tensor only for self-attention without masks, got other inputs")
+            return self._of_nested(query), None
+        if query.dim() == 2:
+            if key_padding_mask is not None:
+                key_padding_mask = key_padding_mask[None]
+            keys, values = (None if each is query else each[None] for each in (key, value))
+            y, _ = self.forward(
+                query[None], keys, values, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal
+            )
+            return y[0], None
+        if (attn_mask is not None or is_causal) and not self.causal:
+            name = "attn_mask" if attn_mask is not None else "is_causal"
+            raise ValueError(f"{name}: expected none for a layer that was made without causal=True, got one")
+        if attn_mask is not None and not is_causal:
+            check_causal(attn_mask, query.shape[1], key.shape[1])
+        q, k, v = self._project(query, key, value)
         bias = self.position_slopes if self._position == "alibi" else self.position_bias
         y = attention(
             q,
@@ -190,9 +216,15 @@ class Attention(nn.Module):
         tokens. ValueError unless the layer is causal, and for a grid."""
         return LayerDecoder(self, batch, rollback)
 
-    def _project(self, query: Tensor, key: Tensor, value: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _of_nested(self, x: Tensor) -> Tensor:
+        lengths = [each.shape[0] for each in x.unbind()]
+        padded = torch.nested.to_padded_tensor(x, 0.0)
+        padding = torch.arange(padded.shape[1]) >= torch.tensor(lengths)[:, None]
+        y, _ = self.forward(padded, key_padding_mask=padding.to(x.device))
+        return torch.nested.as_nested_tensor([each[:n] for each, n in zip(y, lengths)])
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[batch, tokens, heads, head_dim] of each."""
-        value = key if value is None else value
         split = (self.num_heads, self.head_dim)
         if query is key and key is value:
             all_three = nn.functional.linear(query, self.in_proj_weight, self.in_proj_bias)

@@ -42,10 +42,12 @@ class Options(NamedTuple):
     engine: str
     tokens_first: bool
     offset: int
+    tolerance: float = 0.0
 
     def text(self) -> str:
         x = self
-        return f"{x.features} {x.position} {x.causal:d} {x.near} {x.radius} {x.engine} {x.tokens_first:d} {x.offset}"
+        flags = f"{x.causal:d} {x.near} {x.radius} {x.engine} {x.tokens_first:d} {x.offset} {x.tolerance}"
+        return f"{x.features} {x.position} {flags}"
 
     def feature_map(self) -> Features:
         features: Optional[Features] = by_identity.get(self.features)
@@ -66,10 +68,11 @@ def options_of(text: str) -> Options:
     if found is None:
         if len(_parsed) > 1000:
             _parsed.clear()
-        features, position, causal, near, radius, engine, tokens_first, offset = text.split(" ")
+        features, position, causal, near, radius, engine, tokens_first, offset, tolerance = text.split(" ")
         found = _parsed[text] = Options(
-            int(features), position, causal == "1", int(near), float(radius), engine, tokens_first == "1", int(offset)
-        )
+            int(features), position, causal == "1", int(near), float(radius), engine, tokens_first == "1", int(offset),
+            float(tolerance),
+        )  # fmt: skip
     return found
 
 

@@ -6,17 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Optional, Union
 
-import torch
 from torch import Tensor, nn
 
 from .._attention import Normalization
 from ..features import Features, taylor
 from ._functional import attention
+from ._masks import padding_of_rows
 
 
 class T5SelfAttention(nn.Module):
     """Takes the place of a T5 model's self-attention: a module with linear layers q, k, v and o, and with
-    relative_attention_bias, an embedding [buckets, heads], which the first layer of T5 shares with the others.
+    relative_attention_bias, an embedding [buckets, heads], which the first layer of T5 shares with the others. It has the
+    state dict of the module that it replaces, but not its dropout.
 
     features: a map of vectors of as many numbers as a head has, or one for each head. T5 does not divide q.k by sqrt(d).
     """
@@ -38,30 +39,34 @@ class T5SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o = replaced.q, replaced.k, replaced.v, replaced.o
-        self.relative_attention_bias = bias
+        if getattr(replaced, "relative_attention_bias", None) is bias:
+            self.relative_attention_bias = bias
+        self._bias = (bias,)  # a tuple: not a part of each layer's state dict
         self.heads, self.features, self.near, self.causal = heads, features, near, causal
         self.max_distance = max_distance
         # what code of the model reads
         self.n_heads, self.has_relative_attention_bias = heads, False
 
     def forward(self, hidden_states: Tensor, mask: Optional[Tensor] = None, **others: Any) -> tuple[Any, ...]:
-        """hidden_states [batch, n, channels] -> (y, None, None). mask: additive, [batch, 1, 1, n] or with queries, of
-        which the last row counts: keys with less than -1 are padding. ValueError for other keys than those of
-        hidden_states: a cache (use_cache) or key_value_states. The position_bias of a layer before this is ignored."""
-        for name in ("key_value_states", "cache", "past_key_value", "past_key_values"):
-            if others.get(name) is not None:
-                raise ValueError(f"{name}: expected None (and use_cache=False), got {type(others[name]).__name__}")
+        """hidden_states [batch, n, channels] -> (y, None, None). mask: [batch or 1, n], or with heads and queries [batch or
+        1, heads or 1, n or 1, n], bool, where True keeps a key, or additive: 0, or at most -1000 for padding. ValueError
+        for a mask by which queries attend to other keys than padding and `causal` give; for a cache (use_cache) and
+        key_value_states, since the keys are those of hidden_states; for a position_bias, since the layer has its own; and
+        for any other argument. There are no weights for output_attentions."""
+        for name, value in others.items():
+            if name != "output_attentions" and value is not None and value is not False:
+                raise ValueError(f"{name}: expected None (and use_cache=False), got {type(value).__name__}")
         d = self.q.out_features // self.heads
         q, k, v = (layer(hidden_states).unflatten(-1, (self.heads, d)) for layer in (self.q, self.k, self.v))
         padding = None
         if mask is not None:
-            padding = mask if mask.dim() == 2 else mask[:, 0, -1, :]
-            padding = ~padding if padding.dtype == torch.bool else padding < -1
+            batch, n, _ = hidden_states.shape
+            padding = padding_of_rows(mask, self.causal, n).expand(batch, n)
         y = attention(
             q * d**0.5,  # Normalization.none() divides by it
             k,
             v,
-            self.relative_attention_bias.weight.t(),
+            self._bias[0].weight.t(),
             features=self.features,
             position=("t5", self.max_distance),
             causal=self.causal,

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""Masks as the layers of PyTorch and of other libraries give them. They are bool, or numbers that softmax attention adds
+to q.k: 0 for a key that a query attends to, and -inf, or a number of at most -1000, whose exponential is 0 in double, for
+one to which it does not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_dropped = -1000
+
+
+def _check_type(mask: Tensor, name: str) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"{name}: expected bool or floating-point numbers, got {mask.dtype}")
+
+
+def _dropped_keys(mask: Tensor, name: str) -> Tensor:
+    """True where a mask of numbers drops a key. ValueError for a number that is neither 0 nor at most -1000."""
+    dropped = mask <= _dropped
+    others = mask[~dropped & (mask != 0)]
+    if others.numel() > 0:
+        raise ValueError(f"{name}: expected 0, or at most {_dropped} (such as -inf), got {float(others[0])}")
+    return dropped
+
+
+@torch.library.custom_op("nprf::padding", mutates_args=())
+def _padding_op(mask: Tensor) -> Tensor:
+    return _dropped_keys(mask, "key_padding_mask")
+
+
+@_padding_op.register_fake
+def _(mask: Tensor) -> Tensor:
+    return torch.empty_like(mask, dtype=torch.bool)
+
+
+def padding_of(mask: Tensor) -> Tensor:
+    """The padding of a key_padding_mask, True for a key that is dropped; also in a graph of torch.compile. TypeError for
+    integers, and ValueError for numbers that neither keep nor drop a key."""
+    _check_type(mask, "key_padding_mask")
+    if mask.dtype == torch.bool:
+        return mask
+    padding: Tensor = _padding_op(mask.detach())
+    return padding
+
+
+def check_causal(mask: Tensor, n_q: int, n_k: int) -> None:
+    """ValueError unless an attn_mask [n_q, n_k] or [batch x heads, n_q, n_k], True (or -inf) for a key to which a query
+    does not attend, is the causal one; TypeError for integers. O(n_q n_k)."""
+    _check_type(mask, "attn_mask")
+    if mask.dim() not in (2, 3) or mask.shape[-2:] != (n_q, n_k):
+        raise ValueError(f"attn_mask: expected {n_q} x {n_k} (queries, keys), got the shape {list(mask.shape)}")
+    dropped = mask if mask.dtype == torch.bool else _dropped_keys(mask, "attn_mask")
+    causal = torch.ones(n_q, n_k, dtype=torch.bool, device=mask.device).triu(1)
+    if not bool((dropped == causal).all()):
+        raise ValueError(
+            "attn_mask: expected the causal mask, which drops the keys after each query and no others, got another"
+        )
+
+
+@torch.library.custom_op("nprf::padding_of_rows", mutates_args=())
+def _padding_of_rows_op(mask: Tensor, causal: bool) -> Tensor:
+    kept = mask if mask.dtype == torch.bool else ~_dropped_keys(mask, "mask")
+    if mask.dim() == 2:
+        return ~kept
+    n = kept.shape[-1]
+    of_last = kept[:, :1, -1:]  # [batch, 1, 1, n]
+    expected = of_last
+    if causal and kept.shape[2] > 1:
+        expected = of_last & torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
+        of_padding = ~of_last.mT & (kept.all(-1, keepdim=True) | ~kept.any(-1, keepdim=True))
+        expected = torch.where(of_padding, kept, expected)
+    if not bool((kept == expected).all()):
+        raise ValueError(
+            "mask: expected one by which all heads and queries attend to the same keys, of a causal layer to those that "
+            "are not after the query; got one whose rows differ, such as that of several sequences in one"
+        )
+    return ~of_last[:, 0, 0]
+
+
+@_padding_of_rows_op.register_fake
+def _(mask: Tensor, causal: bool) -> Tensor:
+    return mask.new_empty((mask.shape[0], mask.shape[-1]), dtype=torch.bool)
+
+
+def padding_of_rows(mask: Tensor, causal: bool, n: int) -> Tensor:
+    """The padding [batch, n] of a mask of self-attention, [batch, n] or [batch, heads or 1, n or 1, n] with a row for each
+    query, where True keeps a key; also in a graph of torch.compile. ValueError unless all heads and queries keep the same
+    keys; if `causal`, those of them that are not after the query, but a query that is padding may keep all keys or none.
+    """
+    _check_type(mask, "mask")
+    if mask.dim() not in (2, 4) or mask.shape[-1] != n or (mask.dim() == 4 and mask.shape[2] not in (1, n)):
+        raise ValueError(f"mask: expected [batch, {n}] or [batch, heads, {n} or 1, {n}], got {list(mask.shape)}")
+    padding: Tensor = _padding_of_rows_op(mask.detach(), causal)
+    return padding
