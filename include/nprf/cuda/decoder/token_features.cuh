@@ -19,8 +19,8 @@ struct TokenScratch {
 /// Sets phi (r) to the features of a token with coordinates z, which are divided by exp(largest) if they are
 /// exponential, and by the row's factor otherwise.
 template <Storage S>
-__device__ __forceinline__ void store_token_features(const FeatureTask<S>& task, int z_matrix, const float* z, float largest,
-                                                     float* phi) {
+__device__ __forceinline__ void store_token_features(const FeatureTask<S>& task, int z_matrix, const float* z,
+                                                     float largest, float* phi) {
   using Shape = OneTokenShape;
   const int thread = static_cast<int>(threadIdx.x), m = task.m;
   if (task.kind == FeatureKind::elu)
@@ -33,8 +33,8 @@ __device__ __forceinline__ void store_token_features(const FeatureTask<S>& task,
       phi[f] = feature_of<FeatureKind::trigonometric>(e[0], 1, 1);
       phi[m + f] = feature_of<FeatureKind::trigonometric, true>(e[0], 1, 1);
     } else {
-      phi[f] = feature_of<FeatureKind::positive>(e[0], 1, -largest);
-      if (task.has_pairs()) phi[m + f] = feature_of<FeatureKind::hyperbolic, true>(e[0], 1, -largest);
+      phi[f] = feature_of<FeatureKind::positive>(e[0], log2_e, -largest * log2_e);
+      if (task.has_pairs()) phi[m + f] = feature_of<FeatureKind::hyperbolic, true>(e[0], log2_e, -largest * log2_e);
     }
   });
 }

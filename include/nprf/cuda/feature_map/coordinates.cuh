@@ -28,14 +28,17 @@ __device__ __forceinline__ float over_channels(const float* x, int d, float* scr
   return over_groups<Shape>(scratch, sum, [](float a, float b) { return a + b; });
 }
 
-/// The data of this thread's token. Computing radius / |x| does not overflow or underflow. All threads of the block must
-/// call it.
+/// |x|^2 of this thread's token, likewise.
+template <class Shape>
+__device__ __forceinline__ float square_of(const float* x, int d, float* scratch) {
+  return over_channels<Shape>(x, d, scratch, [](float x_k, float sum) { return fmaf(x_k, x_k, sum); });
+}
+
+/// The data of this thread's token, from |x|^2. Computing radius / |x| does not overflow or underflow. All threads of
+/// the block must call it.
 template <class Shape = FeatureShape, Storage S, class Feature>
-__device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>& task, const float* x,
-                                                   float* scratch) {
-  const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
-  const int d = task.x.channels;
-  float square = over_channels<Shape>(x, d, scratch, [](float x_k, float sum) { return fmaf(x_k, x_k, sum); });
+__device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>& task, const float* x, float* scratch,
+                                                   float square) {
   if (!(task.radius > 0)) {
     const float s = task.scale;
     return {s, 0.5f * square * (s * s), square <= largest_float, false};
@@ -43,6 +46,8 @@ __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>
   PowerOfTwoScale unit{1, 1};
   const bool is_extreme = __syncthreads_or(!(square >= 0x1p-100f && square <= 0x1p100f));
   if (is_extreme) {
+    const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
+    const int d = task.x.channels;
     float largest = 0;
     for (int k = g; k < d; k += Shape::groups) largest = fmaxf(largest, fabsf(x[k * Shape::stride + t]));
     largest = over_groups<Shape>(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
@@ -68,8 +73,9 @@ __device__ __forceinline__ void scale_token(float* x, int d, float factor) {
 /// Normalises the tokens in place. Returns the data of this thread's token.
 template <class Shape = FeatureShape, Storage S, class Feature>
 __device__ __forceinline__ NormalisedToken normalise(const FeatureTask<S, Feature>& task, float* x, float* scratch) {
-  const NormalisedToken token = measure<Shape>(task, x, scratch);
-  scale_token<Shape>(x, task.x.channels, token.factor);
+  const int d = task.x.channels;
+  const NormalisedToken token = measure<Shape>(task, x, scratch, square_of<Shape>(x, d, scratch));
+  scale_token<Shape>(x, d, token.factor);
   return token;
 }
 
@@ -93,8 +99,7 @@ __device__ __forceinline__ TokenCoordinates coordinates_of(const FeatureTask<S, 
     float* centred = x + Shape::stride * task.d_padded;
     of_centring = centre<Shape>(task.centring.of(head, d, task.d_padded), d, task.d_padded, x, centred, scratch);
     __syncthreads();
-    half_square =
-        0.5f * over_channels<Shape>(centred, d, scratch, [](float z_k, float sum) { return fmaf(z_k, z_k, sum); });
+    half_square = 0.5f * square_of<Shape>(centred, d, scratch);
     z = centred;
   }
   float log_factor = task.kind == FeatureKind::trigonometric ? half_square : -half_square;

@@ -6,13 +6,14 @@
 
 namespace nprf::cuda {
 
-/// Feature f of a token, or with `second` feature m + f, from the projection scale z (of elu features the coordinate z, of
-/// quadratic ones the feature z without its factor). `base` is a summand of exponents, or the factor of trigonometric
-/// and quadratic features.
+constexpr float log2_e = 1.44269504f;
+
+/// Feature f of a token, or with `second` feature m + f: 2^(+-scale z + base) of the projection z if they are
+/// exponential, base sin(scale z) or base cos(scale z), elu of the coordinate z, or base z of the quadratic feature z.
 template <FeatureKind kind, bool second = false>
 __device__ __forceinline__ float feature_of(float z, float scale, float base) {
   if constexpr (kind == FeatureKind::positive || kind == FeatureKind::hyperbolic) {
-    return expf(fmaf(z, second ? -scale : scale, base));
+    return exp2f(fmaf(z, second ? -scale : scale, base));
   } else if constexpr (kind == FeatureKind::trigonometric) {
     constexpr float inverse_pi = 0.318309886f;
     float sine, cosine;

@@ -38,8 +38,8 @@ struct FeatureTask {
   const bool* mask;         // [sequence, n]: false is padding, whose features are zero; null: no padding
   const float* w;           // [head, m, d_padded]
   std::ptrdiff_t w_stride;  // between heads; 0: one projection for all heads
-  const float* w_groups;    // [head, m / 8 rounded up, d_padded, 8]: w transposed in groups of 8 rows, the last of which
-                            // are copies of row m - 1
+  const float* w_groups;  // [head, m / 8 rounded up, d_padded, 8]: w transposed in groups of 8 rows, the last of which
+                          // are copies of row m - 1
   std::ptrdiff_t w_groups_stride;
   FeatureKind kind;
   int m, d_padded;      // d_padded: d rounded up to a multiple of 4

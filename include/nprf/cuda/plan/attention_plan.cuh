@@ -225,8 +225,9 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
   const std::size_t shared = m_model.has_log_domain() ? LogDomainShape::shared(m_model.d_padded(), tiles, m_model.m())
                                                       : FeatureShape::shared(m_model.d_padded(), tiles);
   const std::size_t of_features = FeatureTile::shared(m_model.d_padded(), tiles, m_product.on_tensor_cores());
-  require(std::max(shared, of_features) <= m_device.shared_bytes, "input_dim and num_features: expected sizes that fit in ",
-          m_device.shared_bytes, " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
+  require(std::max(shared, of_features) <= m_device.shared_bytes,
+          "input_dim and num_features: expected sizes that fit in ", m_device.shared_bytes,
+          " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
   if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
   if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
   queue_weights(stream);
