@@ -24,7 +24,7 @@ __device__ __forceinline__ float over_channels(const float* x, int d, float* scr
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
   float sum = 0;
 #pragma unroll 8
-  for (int k = g; k < d; k += Shape::groups) sum = f(x[k * Shape::stride + t], sum);
+  for (int k = g; k < d; k += Shape::groups) sum = f(x[Shape::at(k, t)], sum);
   return over_groups<Shape>(scratch, sum, [](float a, float b) { return a + b; });
 }
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>
     const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
     const int d = task.x.channels;
     float largest = 0;
-    for (int k = g; k < d; k += Shape::groups) largest = fmaxf(largest, fabsf(x[k * Shape::stride + t]));
+    for (int k = g; k < d; k += Shape::groups) largest = fmaxf(largest, fabsf(x[Shape::at(k, t)]));
     largest = over_groups<Shape>(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
     unit = power_of_two_scale(magnitude(largest));
     square = over_channels<Shape>(x, d, scratch, [=](float x_k, float sum) {
@@ -67,7 +67,7 @@ template <class Shape = FeatureShape>
 __device__ __forceinline__ void scale_token(float* x, int d, float factor) {
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
 #pragma unroll 8
-  for (int k = g; k < d; k += Shape::groups) x[k * Shape::stride + t] *= factor;
+  for (int k = g; k < d; k += Shape::groups) x[Shape::at(k, t)] *= factor;
 }
 
 /// Normalises the tokens in place. Returns the data of this thread's token.
@@ -96,7 +96,7 @@ __device__ __forceinline__ TokenCoordinates coordinates_of(const FeatureTask<S, 
   float of_centring = 0, half_square = token.half_square;
   __syncthreads();
   if (task.centring.values) {
-    float* centred = x + Shape::stride * task.d_padded;
+    float* centred = x + Shape::at(task.d_padded, 0);
     of_centring = centre<Shape>(task.centring.of(head, d, task.d_padded), d, task.d_padded, x, centred, scratch);
     __syncthreads();
     half_square = 0.5f * square_of<Shape>(centred, d, scratch);

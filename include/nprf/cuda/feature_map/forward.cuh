@@ -18,13 +18,16 @@ namespace nprf::cuda {
 /// a warp 8 projections at a time, in two turns: a block has `chunk` projections of each of its tokens in registers.
 struct FeatureTile {
   static constexpr int tokens = 64, groups = 2, threads = tokens * groups, at_once = 4;  // as in FeatureShape
-  static constexpr int stride = tokens + 2;                                              // pairs of tokens are aligned
+  static constexpr int stride = 2 * (tokens + 2);                                        // of pairs of channels
   static constexpr int warps = threads / 32, turns = 2, group = 8, chunk = turns * warps * group;
   static constexpr int piece = 8;  // features of a token that are stored at once if they are bfloat16
 
+  // two channels of two tokens are 16 bytes
+  __host__ __device__ static constexpr int at(int k, int t) { return k / 2 * stride + k % 2 + 2 * t; }
+
   /// The bytes of some tiles, of reductions, of three scalars a token, and of the features that are stored by token.
   static std::size_t shared(int d_padded, int tiles, bool by_token) {
-    return sizeof(float) * static_cast<std::size_t>(stride * d_padded * tiles + (warps + 3) * tokens) +
+    return sizeof(float) * static_cast<std::size_t>(at(d_padded, 0) * tiles + (warps + 3) * tokens) +
            (by_token ? sizeof(__nv_bfloat16) * tokens * chunk : 0);
   }
 };
@@ -41,7 +44,7 @@ class TileFeatures {
         m_t0(static_cast<int>(blockIdx.x) * Shape::tokens),
         m_lane(static_cast<int>(threadIdx.x % 32)),
         m_warp(static_cast<int>(threadIdx.x / 32)),
-        m_scratch(x() + task.tiles() * Shape::stride * task.d_padded) {
+        m_scratch(x() + task.tiles() * Shape::at(task.d_padded, 0)) {
     const float square = task.x.has_aligned_rows ? load_rows() : load_any_rows();
     m_own = measure<Shape>(task, x(), scratch(), square);
     // else projections are multiplied by the factor
@@ -127,17 +130,17 @@ class TileFeatures {
     for (int t0 = 0; t0 < Shape::tokens; t0 += Shape::warps * rows) {
       const int t = t0 + m_warp * rows + m_lane / lanes;
       const S* row = from + min(m_t0 + t, n() - 1) * m_task.x.token_stride;
-      float* to = x() + m_lane % lanes * width * Shape::stride + t;
+      float* to = x() + Shape::at(m_lane % lanes * width, t);
       float square = 0;
-      for (int k = m_lane % lanes * width; k < m_task.d_padded; k += 16, row += 16, to += 16 * Shape::stride) {
+      for (int k = m_lane % lanes * width; k < m_task.d_padded; k += 16, row += 16, to += Shape::at(16, 0)) {
         const uint4 all = *reinterpret_cast<const uint4*>(row);
         S values[width];
         std::memcpy(values, &all, sizeof(all));
 #pragma unroll
-        for (int e = 0; e < width; ++e) {
-          const float value = to_float(values[e]);
-          square = fmaf(value, value, square);
-          to[e * Shape::stride] = value;
+        for (int e = 0; e < width; e += 2) {
+          const float2 two = make_float2(to_float(values[e]), to_float(values[e + 1]));
+          square = fmaf(two.y, two.y, fmaf(two.x, two.x, square));
+          *reinterpret_cast<float2*>(to + Shape::at(e, 0)) = two;
         }
       }
       for (int step = 1; step < lanes; step *= 2) square += __shfl_xor_sync(~0u, square, step);
@@ -147,7 +150,13 @@ class TileFeatures {
     return scratch()[static_cast<int>(threadIdx.x % Shape::tokens)];
   }
   __device__ __forceinline__ float load_any_rows() const {
-    load_tile({x(), 1, Shape::stride}, m_task.x, m_task.x.of(m_z), {m_t0, Shape::tokens}, {0, m_task.d_padded});
+    const S* from = m_task.x.of(m_z);
+    const int d_padded = m_task.d_padded;
+    for (int e = static_cast<int>(threadIdx.x); e < Shape::tokens * d_padded; e += Shape::threads) {
+      const int t = e / d_padded, k = e % d_padded;
+      const bool is_inside = m_t0 + t < n() && k < m_task.x.channels;
+      x()[Shape::at(k, t)] = is_inside ? to_float(from[(m_t0 + t) * m_task.x.token_stride + k]) : 0.0f;
+    }
     __syncthreads();
     return square_of<Shape>(x(), m_task.x.channels, scratch());
   }
@@ -167,37 +176,44 @@ class TileFeatures {
   __device__ __forceinline__ void multiply(int first, float (&z)[2][Shape::group]) const {
     const int d_padded = m_task.d_padded;
     const float* w = m_task.w_groups + m_head * m_task.w_groups_stride + static_cast<std::ptrdiff_t>(first) * d_padded;
-    const float* x = m_coordinates + 2 * m_lane;
+    const float* x = m_coordinates + Shape::at(0, 2 * m_lane);
 #pragma unroll
     for (int i = 0; i < Shape::group; ++i) z[0][i] = z[1][i] = 0;
-#pragma unroll 4
-    for (int k0 = 0; k0 < d_padded; k0 += 4, w += 4 * Shape::group, x += 4 * Shape::stride) {
+    int k = 0;
+    for (; k + 16 <= d_padded; k += 16, w += 16 * Shape::group, x += Shape::at(16, 0)) add_products<16>(w, x, z);
+    for (; k < d_padded; k += 4, w += 4 * Shape::group, x += Shape::at(4, 0)) add_products<4>(w, x, z);
+  }
+  template <int channels>
+  __device__ __forceinline__ static void add_products(const float* w, const float* x, float (&z)[2][Shape::group]) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float2 both = *reinterpret_cast<const float2*>(x + k * Shape::stride);
-        float w_k[Shape::group];
-        *reinterpret_cast<float4*>(w_k) = *reinterpret_cast<const float4*>(w + k * Shape::group);
-        *reinterpret_cast<float4*>(w_k + 4) = *reinterpret_cast<const float4*>(w + k * Shape::group + 4);
+    for (int k = 0; k < channels; k += 2) {
+      const float4 all = *reinterpret_cast<const float4*>(x + Shape::at(k, 0));
+      add_products(w + k * Shape::group, make_float2(all.x, all.z), z);
+      add_products(w + (k + 1) * Shape::group, make_float2(all.y, all.w), z);
+    }
+  }
+  __device__ __forceinline__ static void add_products(const float* w, float2 x, float (&z)[2][Shape::group]) {
+    float rows[Shape::group];
+    *reinterpret_cast<float4*>(rows) = *reinterpret_cast<const float4*>(w);
+    *reinterpret_cast<float4*>(rows + 4) = *reinterpret_cast<const float4*>(w + 4);
 #pragma unroll
-        for (int i = 0; i < Shape::group; ++i) {
-          z[0][i] = fmaf(both.x, w_k[i], z[0][i]);
-          z[1][i] = fmaf(both.y, w_k[i], z[1][i]);
-        }
-      }
+    for (int i = 0; i < Shape::group; ++i) {
+      z[0][i] = fmaf(x.x, rows[i], z[0][i]);
+      z[1][i] = fmaf(x.y, rows[i], z[1][i]);
     }
   }
   // coordinates, of elu features, or quadratic features
   __device__ __forceinline__ void evaluate(int first, float (&z)[2][Shape::group]) const {
-    const float* own = m_coordinates + 2 * m_lane;
 #pragma unroll
     for (int i = 0; i < Shape::group; ++i) {
       const int f = min(first + i, count() - 1);
 #pragma unroll
       for (int t = 0; t < 2; ++t)
         if constexpr (kind == FeatureKind::elu)
-          z[t][i] = own[f * Shape::stride + t];
+          z[t][i] = m_coordinates[Shape::at(f, 2 * m_lane + t)];
         else
-          z[t][i] = m_task.quadratic.of(m_head).template feature<Shape>(f, own + t);
+          z[t][i] =
+              m_task.quadratic.of(m_head).template feature<Shape>(f, m_coordinates + Shape::at(0, 2 * m_lane + t));
     }
   }
 
@@ -327,10 +343,12 @@ class TileFeatures {
     const int c = static_cast<int>(threadIdx.x % pieces), t = static_cast<int>(threadIdx.x / pieces),
               f = f0 + c * Shape::piece;
     Feature* to = row(t) + m0 + f;
+    const std::ptrdiff_t stride = static_cast<std::ptrdiff_t>(step) * m_task.stride;
     const uint4* from = piece(t, c);
+    const int count_of_rows = f < count() ? n() - m_t0 - t : 0;
 #pragma unroll
-    for (int k = 0; k < Shape::tokens / step; ++k, to += static_cast<std::ptrdiff_t>(step) * m_task.stride)
-      if (f < count() && m_t0 + t + k * step < n()) *reinterpret_cast<uint4*>(to) = from[k * step * pieces];
+    for (int k = 0; k < Shape::tokens; k += step, to += stride)
+      if (k < count_of_rows) *reinterpret_cast<uint4*>(to) = from[k * pieces];
     __syncthreads();  // before the next pieces
   }
   // stores zeros from the last feature on
@@ -352,9 +370,13 @@ class TileFeatures {
 template <FeatureKind kind, Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureTile::threads)
     features_kernel(FeatureTask<S, Feature> first, FeatureTask<S, Feature> second) {
-  const FeatureTask<S, Feature>& task = blockIdx.z == 0 ? first : second;
-  if (static_cast<int>(blockIdx.x) * FeatureTile::tokens >= task.tokens()) return;
-  TileFeatures<kind, S, Feature>(task).store_all();
+  const int t0 = static_cast<int>(blockIdx.x) * FeatureTile::tokens;
+  // parameters that are chosen by an address would be copied to local memory
+  if (blockIdx.z == 0) {
+    if (t0 < first.tokens()) TileFeatures<kind, S, Feature>(first).store_all();
+  } else {
+    if (t0 < second.tokens()) TileFeatures<kind, S, Feature>(second).store_all();
+  }
 }
 
 /// Computes the largest log-scale of the keys; non-finite ones are ignored. Blocks (tiles of tokens, z).

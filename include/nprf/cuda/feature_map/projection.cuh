@@ -42,7 +42,7 @@ __device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, con
   const float* w = task.w + static_cast<int>(blockIdx.y) % task.x.heads * task.w_stride;
   for (int first = g * at_once; first < task.m; first += Shape::groups * at_once) {
     float z[at_once] = {};
-    project<Shape>(task, w, x + t, first, z);
+    project<Shape>(task, w, x + Shape::at(0, t), first, z);
     f(first, min(at_once, task.m - first), z);
   }
 }
