@@ -20,7 +20,8 @@ struct FeatureTile {
   static constexpr int tokens = 64, groups = 2, threads = tokens * groups, at_once = 4;  // as in FeatureShape
   static constexpr int stride = 2 * (tokens + 2);                                        // of pairs of channels
   static constexpr int warps = threads / 32, turns = 2, group = 8, chunk = turns * warps * group;
-  static constexpr int piece = 8;  // features of a token that are stored at once if they are bfloat16
+  static constexpr int blocks = 5;  // of a multiprocessor, that must find registers
+  static constexpr int piece = 8;   // features of a token that are stored at once if they are bfloat16
 
   // two channels of two tokens are 16 bytes
   __host__ __device__ static constexpr int at(int k, int t) { return k / 2 * stride + k % 2 + 2 * t; }
@@ -278,7 +279,10 @@ class TileFeatures {
         phi[1][i] = feature_of<kind, second>(z[turn][1][i], scale.y, base.y);
       }
       if (zero.x + zero.y != 0) clear(phi, zero);
-      store_group(first, m0, phi);
+      if constexpr (by_token<Feature>)
+        store_by_token(first, m0, phi);
+      else
+        store_by_channel(first, m0, phi);
     }
     if constexpr (by_token<Feature>) store_pieces(f0, m0);
   }
@@ -291,39 +295,15 @@ class TileFeatures {
       if (zero.y != 0) phi[1][i] = 0;
     }
   }
-  // stores features m0 + first .. of this lane's tokens; those by token in shared memory first
-  __device__ __forceinline__ void store_group(int first, int m0, float (&phi)[2][Shape::group]) const {
-    const int all = min(Shape::group, count() - first);
-    if constexpr (by_token<Feature>) {
-      if (!are_aligned()) {
-        for (int t = 0; t < 2; ++t)
+  // stores features m0 + first .. of this lane's tokens, by channel
+  __device__ __forceinline__ void store_by_channel(int first, int m0, const float (&phi)[2][Shape::group]) const {
+    const int stride = m_task.stride, token = m_t0 + 2 * m_lane, all = token < stride ? count() - first : 0;
+    float* to = m_task.phi + (static_cast<std::ptrdiff_t>(m_z) * m_task.r() + m0 + first) * stride + token;
 #pragma unroll
-          for (int i = 0; i < Shape::group; ++i)
-            if (i < all && m_t0 + 2 * m_lane + t < n()) store(row(2 * m_lane + t) + m0 + first + i, phi[t][i]);
-        return;
-      }
-      if (all < Shape::group)
-        for (int t = 0; t < 2; ++t)
-#pragma unroll
-          for (int i = 0; i < Shape::group; ++i)
-            if (i >= all) phi[t][i] = 0;
-      uint4* to = piece(2 * m_lane, first % Shape::chunk / Shape::piece);
-      cuda::store_all(reinterpret_cast<__nv_bfloat16*>(to), phi[0]);
-      cuda::store_all(reinterpret_cast<__nv_bfloat16*>(to + pieces), phi[1]);
-    } else {
-      const std::ptrdiff_t stride = m_task.stride;
-      const int token = m_t0 + 2 * m_lane;
-      float* to = m_task.phi + (static_cast<std::ptrdiff_t>(m_z) * m_task.r() + m0 + first) * stride + token;
-#pragma unroll
-      for (int i = 0; i < Shape::group; ++i, to += stride) {
-        if (i >= all) break;
-        if (m_task.stride % 2 == 0) {
-          if (token < m_task.stride) *reinterpret_cast<float2*>(to) = make_float2(phi[0][i], phi[1][i]);
-        } else {
-          if (token < m_task.stride) to[0] = phi[0][i];
-          if (token + 1 < m_task.stride) to[1] = phi[1][i];
-        }
-      }
+    for (int i = 0; i < Shape::group; ++i, to += stride) {
+      if (i < all && stride % 2 == 0) *reinterpret_cast<float2*>(to) = make_float2(phi[0][i], phi[1][i]);
+      if (i < all && stride % 2 == 1) to[0] = phi[0][i];
+      if (i < all && stride % 2 == 1 && token + 1 < stride) to[1] = phi[1][i];
     }
   }
 
@@ -333,6 +313,27 @@ class TileFeatures {
   __device__ __forceinline__ bool are_aligned() const { return !has_pairs || m_task.m % Shape::piece == 0; }
   __device__ __forceinline__ Feature* row(int t) const {
     return m_task.phi + (static_cast<std::ptrdiff_t>(m_z) * n() + m_t0 + t) * m_task.stride;
+  }
+  // stores features m0 + first .. of this lane's tokens: in shared memory, for store_pieces(), if they are aligned
+  __device__ __forceinline__ void store_by_token(int first, int m0, float (&phi)[2][Shape::group]) const {
+    const int all = min(Shape::group, count() - first);
+    if (are_aligned()) {
+      if (all < Shape::group) clear_from(all, phi);
+      uint4* to = piece(2 * m_lane, first % Shape::chunk / Shape::piece);
+      cuda::store_all(reinterpret_cast<__nv_bfloat16*>(to), phi[0]);
+      cuda::store_all(reinterpret_cast<__nv_bfloat16*>(to + pieces), phi[1]);
+      return;
+    }
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int i = 0; i < Shape::group; ++i)
+        if (i < all && m_t0 + 2 * m_lane + t < n()) store(row(2 * m_lane + t) + m0 + first + i, phi[t][i]);
+  }
+  __device__ __forceinline__ static void clear_from(int first, float (&phi)[2][Shape::group]) {
+#pragma unroll
+    for (int i = 0; i < Shape::group; ++i)
+      if (i >= first) phi[0][i] = phi[1][i] = 0;
   }
   // stores features m0 + f of the projections f of a chunk, from shared memory
   __device__ __forceinline__ void store_pieces(int f0, int m0) const {
@@ -368,7 +369,7 @@ class TileFeatures {
 
 /// Computes both tasks. Blocks (tiles of tokens, z, task).
 template <FeatureKind kind, Storage S, class Feature>
-__global__ void __launch_bounds__(FeatureTile::threads)
+__global__ void __launch_bounds__(FeatureTile::threads, FeatureTile::blocks)
     features_kernel(FeatureTask<S, Feature> first, FeatureTask<S, Feature> second) {
   const int t0 = static_cast<int>(blockIdx.x) * FeatureTile::tokens;
   // parameters that are chosen by an address would be copied to local memory
