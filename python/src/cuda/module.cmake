@@ -17,7 +17,8 @@ if(NPRF_PYTHON_CUDA_ON_HOST)
   find_library(fftw3f fftw3f REQUIRED)
   set_source_files_properties(src/cuda/float32.cu PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
   target_sources(nprf_cuda PRIVATE ${tests}/cuda/stand_in/machine.cpp ${tests}/cuda/stand_in/cufft.cpp)
-  target_compile_definitions(nprf_cuda PRIVATE NPRF_PYTHON_DEVICE=nb::device::cpu NPRF_PYTHON_CUDA_HALVES=0)
+  target_compile_definitions(nprf_cuda PRIVATE NPRF_CUDA_ON_HOST=1 NPRF_PYTHON_DEVICE=nb::device::cpu
+    NPRF_PYTHON_CUDA_HALVES=0)
   # before CUDA's own headers, and mma.cuh before nprf's
   target_include_directories(nprf_cuda BEFORE PRIVATE ${tests}/cuda/stand_in ${tests})
   target_compile_options(nprf_cuda PRIVATE -Wno-unknown-pragmas)

@@ -10,6 +10,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "nprf/cuda/device/device_code.hpp"
+
 namespace nprf::cuda {
 
 constexpr float largest_float = std::numeric_limits<float>::max();

@@ -408,8 +408,7 @@ void with_kind(FeatureKind kind, F&& f) {
 template <Storage S, class Feature>
 void queue_log_scales(const FeatureTask<S, Feature>& task, int z, cudaStream_t stream) {
   if (!task.max_log_scale || task.x.tokens == 0 || z == 0) return;
-  check(cudaMemsetAsync(task.max_log_scale, 0x80, sizeof(int) * static_cast<std::size_t>(z), stream),
-        "clearing log-scales");
+  queue_fill("clearing log-scales", task.max_log_scale, 0x80, sizeof(int) * static_cast<std::size_t>(z), stream);
   with_kind(task.kind, [&]<FeatureKind kind>() {
     if constexpr (kind != FeatureKind::elu)
       launch("features: log-scales", log_scales_kernel<kind, S, Feature>,

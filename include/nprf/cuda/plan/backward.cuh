@@ -9,6 +9,7 @@
 #include "nprf/cuda/attention/recompute_log_domain_backward.cuh"
 #include "nprf/cuda/attention/recompute_tiled.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/backward.cuh"
@@ -293,9 +294,8 @@ class Backward {
   // exact softmax has replaced the rows that fail the FFT error bound, so that none is selected
   static void clear_failed_rows(const typename CheckedProduct<S>::Arrays& checks, int z, int n_q, cudaStream_t stream) {
     const std::size_t rows = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
-    check(cudaMemsetAsync(checks.recomputed, 0, rows, stream), "clearing flags");
-    check(cudaMemsetAsync(checks.failed_rows.sizes, 0, sizeof(int) * static_cast<std::size_t>(z), stream),
-          "clearing counts");
+    queue_fill("clearing flags", checks.recomputed, 0, rows, stream);
+    queue_fill("clearing counts", checks.failed_rows.sizes, 0, sizeof(int) * static_cast<std::size_t>(z), stream);
   }
 
   // adds the contributions of selected queries, as the last parts of the sums

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nprf/core/lower_lags.hpp"
+#include "nprf/cuda/device/arithmetic.cuh"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/forward.cuh"
@@ -34,11 +35,13 @@ struct PlanShape {
 /// An AttentionModel on the device, for one shape: its projections, and the weights of all lags of the shape.
 class DeviceModel {
  public:
-  /// Throws InvalidArgument if the model does not fit the shape, BackendError if CUDA reports an error.
+  /// Throws InvalidArgument if the model does not fit the shape, BackendError if CUDA reports an error or the kernels
+  /// were compiled with -use_fast_math.
   DeviceModel(AttentionModel model, const PlanShape& shape, bool gradients, cudaStream_t stream)
       : m_model(std::move(model)), m_shape(shape) {
     check_shape();
     check_model();
+    check_arithmetic(stream);
     find_shift();
     place_tokens();
     if (lags() > 0) m_band = with_near(band_of(m_lags, position().linear), m_lags.near.range(), m_lags);
