@@ -112,6 +112,20 @@ TEST_CASE("traffic of FFTs in shared memory", "[cuda]") {
   });
 }
 
+TEST_CASE("traffic of twiddles", "[cuda]") {
+  constexpr int n = 256, p = 63;
+  constexpr int pairs = cuda::column_pairs(p);
+  const DeviceArray<float> V(std::vector<float>(std::size_t{n} * (p + 1), 1));
+  const DeviceArray<float2> U(std::size_t{2} * pairs * n);
+  cuda::DeviceMatrixView<const float> view(V.data(), n, p);
+  view.token_stride = p + 1;
+  check("twiddle_kernel", {1, 1, 1, 1}, [&] {
+    cuda::queue_twiddles(
+        cuda::TwiddleTask<float>{{cuda::Operand<float>(view), nullptr}, n, 2, pairs, pairs, 0, pairs, U.data(), pairs},
+        nullptr);
+  });
+}
+
 TEST_CASE("traffic and instructions of the quotients of rows", "[cuda]") {
   constexpr int n = 4096, p = 64, parts = 4;
   constexpr auto all = static_cast<std::size_t>(n) * p;
