@@ -10,6 +10,7 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,22 +31,28 @@ enum class Map { orf, taylor };
 struct Kind {
   PositionKind position;
   Map map;
+  Index near = 0;
 
-  std::string name() const { return std::string(bench::name(position)) + (map == Map::orf ? ", orf" : ", Taylor"); }
+  std::string name() const {
+    return std::string(bench::name(position)) + (map == Map::orf ? ", orf" : ", Taylor") +
+           (near > 0 ? ", near " + std::to_string(near) : "");
+  }
   Index features() const { return map == Map::orf ? m : head_dim + 1; }
 };
 
 constexpr std::array kinds{Kind{PositionKind::t5, Map::orf},       Kind{PositionKind::alibi, Map::orf},
                            Kind{PositionKind::dense, Map::orf},    Kind{PositionKind::t5, Map::taylor},
-                           Kind{PositionKind::alibi, Map::taylor}, Kind{PositionKind::dense, Map::taylor}};
+                           Kind{PositionKind::alibi, Map::taylor}, Kind{PositionKind::dense, Map::taylor},
+                           Kind{PositionKind::t5, Map::taylor, 32}};
 
 template <class F>
-Decoder<float> decoder_of(F features, const BiasPosition& position) {
-  return Decoder(MultiHeadAttention(std::move(features), position, {.direction = Direction::causal}));
+Decoder<float> decoder_of(F features, const Kind& kind, const BiasPosition& position, Index batch) {
+  return Decoder(MultiHeadAttention(std::move(features), position, {.direction = Direction::causal, .near = kind.near}),
+                 {.batch = batch});
 }
-Decoder<float> decoder_of(Map map, const BiasPosition& position) {
-  if (map == Map::orf) return decoder_of(orf<float>(head_dim, m), position);
-  return decoder_of(TaylorFeatures<float>({.input_dim = head_dim}), position);
+Decoder<float> decoder_of(const Kind& kind, const BiasPosition& position, Index batch = 1) {
+  if (kind.map == Map::orf) return decoder_of(orf<float>(head_dim, m), kind, position, batch);
+  return decoder_of(TaylorFeatures<float>({.input_dim = head_dim}), kind, position, batch);
 }
 
 /// Both contenders, after the same tokens of one head.
@@ -54,7 +61,7 @@ class Contenders {
   Contenders(const Kind& kind, Index most_tokens)
       : m_tokens(problem(most_tokens)),
         m_position(make_position(kind.position, Direction::causal, most_tokens)),
-        m_decoder(decoder_of(kind.map, m_position)),
+        m_decoder(decoder_of(kind, m_position)),
         m_cache(m_position, Normalization::unit(1), head_dim, head_dim) {}
 
   std::size_t bytes() const { return m_decoder.bytes(); }
@@ -131,7 +138,9 @@ void print_curves(const Curves& curves, const char* what, const std::function<do
                   const std::function<double(const Point&)>& cache) {
   std::printf("\n%s after t tokens\n\n| %7s | %20s |", what, "t", rival_name);
   for (const Kind& kind : kinds) std::printf(" %13s |", kind.name().c_str());
-  std::printf("\n|---|---|---|---|---|---|---|---|\n");
+  std::printf("\n|---|---|");
+  for (std::size_t i = 0; i < kinds.size(); ++i) std::printf("---|");
+  std::printf("\n");
   const std::vector<Point>& first = curves.at(kinds[0].name());
   for (std::size_t i = 0; i < first.size(); ++i) {
     std::printf("| %7td | %20.1f |", first[i].t, cache(first[i]));
@@ -213,24 +222,26 @@ struct BareProducts {
   Matrix<float> y;
 };
 
-Row step_beside_its_products() {
+// of 8 heads of each sequence
+Row step_beside_its_products(Index batch, std::optional<double> at_most) {
   constexpr Index heads = 8, n = 1024;
   const BiasPosition position = make_position(PositionKind::t5, Direction::causal, n);
-  Decoder<float> decoder = decoder_of(Map::orf, position);
-  const Matrix<float> x = draw(heads * n, head_dim, 25);
-  Matrix<float> y(heads * n, head_dim);
-  const HeadsView<const float> prompt{x.data(), 1, heads, n, head_dim}, token{x.data(), 1, heads, 1, head_dim};
-  const HeadsView<float> out{y.data(), 1, heads, n, head_dim}, next{y.data(), 1, heads, 1, head_dim};
+  Decoder<float> decoder = decoder_of(kinds[0], position, batch);
+  const Matrix<float> x = draw(batch * heads * n, head_dim, 25);
+  Matrix<float> y(batch * heads * n, head_dim);
+  const HeadsView<const float> prompt{x.data(), batch, heads, n, head_dim}, token{x.data(), batch, heads, 1, head_dim};
+  const HeadsView<float> out{y.data(), batch, heads, n, head_dim}, next{y.data(), batch, heads, 1, head_dim};
   decoder.prefill(prompt, prompt, prompt, out);
-  BareProducts products(heads, -position.bias().first);
+  BareProducts products(batch * heads, -position.bias().first);
   const Race race({[&] { decoder.step(token, token, token, next), keep(y); }, [&] { products(); }}, {.budget = 2});
-  return {.ours = "step of 8 heads, T5",
+  return {.ours = "step of " + std::to_string(batch) + " x 8 heads, T5",
           .rival = "its products with a vector",
           .n = n,
           .m = m,
           .ours_ms = 1e3 * race.seconds(0),
           .rival_ms = 1e3 * race.seconds(1),
-          .ratio = race.ratio(0, 1)};
+          .ratio = race.ratio(0, 1),
+          .at_most = at_most};
 }
 
 nlohmann::json measure_all(Index most_tokens) {
@@ -248,7 +259,8 @@ nlohmann::json measure_all(Index most_tokens) {
       curves, "KiB of the state", [](const Point& x) { return static_cast<double>(x.bytes) / 1024; },
       [](const Point& x) { return static_cast<double>(x.cache_bytes) / 1024; });
   std::vector<Row> rows = targets_of(curves);
-  rows.push_back(step_beside_its_products());
+  rows.push_back(step_beside_its_products(1, 1.3));
+  rows.push_back(step_beside_its_products(4, {}));
   std::printf("\n");
   print_rows(rows);
   print_memory_target(curves);

@@ -2,8 +2,9 @@
 
 // A model that was trained with softmax, served in n log n. calibrate_heads() finds feature maps for the queries and
 // keys of its heads on the first half of a text, and measures their error on the second half. The near field computes
-// exactly what is close. Attention over the second half has the error that calibration promised. The biases here fall
-// by 0.08 a token up to a distance of 40.
+// exactly what is close. Attention over the second half has the error that calibration promised. The first token of a
+// whole text is attended to from everywhere: as an attention sink it is exact. The biases here fall by 0.08 a token up
+// to a distance of 40.
 //
 //     11_serving_a_trained_model [FOLDER]     reads queries.npy, keys.npy, values.npy (heads, tokens, channels)
 
@@ -33,6 +34,24 @@ double milliseconds(const F& run) {
   return best;
 }
 
+// the error over the whole text, whose first tokens are sinks or not
+void print_sinks(const demo::HeadArray& q, const demo::HeadArray& k, const demo::HeadArray& v) {
+  const RelativePosition<float> position = demo::falling_bias();
+  std::printf("\nthe whole text, as in the model, near 32, at most 69 features:\n");
+  for (const Index sinks : {0, 1, 4}) {
+    const HeadsCalibration<float> calibration = calibrate_heads<float>(
+        q.from(0), k.from(0), v.from(0), std::span(&position, 1),
+        {.num_features = 69, .near = 32, .sinks = sinks, .normalization = Normalization::none()});
+    const MultiHeadAttention attention(calibration.features, position,
+                                       {.normalization = Normalization::none(), .near = 32, .sinks = sinks});
+    Matrix<float> y(q.heads() * q.tokens(), v.channels());
+    Report report;
+    attention(q.from(0), k.from(0), v.from(0), {y.data(), 1, q.heads(), q.tokens(), v.channels()},
+              {.report = &report, .softmax_samples = q.tokens()});
+    std::printf("%td sinks: error %.2f\n", sinks, 100 * report.softmax_error);
+  }
+}
+
 bool serve(const std::filesystem::path& folder) {
   const demo::HeadArray q(folder / "queries.npy"), k(folder / "keys.npy"), v(folder / "values.npy");
   const Index half = q.tokens() / 2, rest = q.tokens() - half;
@@ -59,6 +78,8 @@ bool serve(const std::filesystem::path& folder) {
                     calibration.features[0].output_dim(), 100 * report.softmax_error, 100 * calibration.softmax_error);
         if (near == 32) (normalized ? norm_1 : own_norms) = report.softmax_error;
       }
+
+  print_sinks(q, k, v);
 
   constexpr Index n = 4096;
   const auto calibration = calibrate<float>(q.from(0)(0, 0), k.from(0)(0, 0), v.from(0)(0, 0), position,

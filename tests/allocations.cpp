@@ -118,6 +118,25 @@ void check_decoder(const std::string& what, const P& position, Index near) {
   });
 }
 
+// steps, among them the first of a window, of a state whose memory has room for their tokens
+void check_windows(const std::string& what) {
+  constexpr Index prompt = 330, steps = 18;
+  const MultiHeadAttention attention(orf<float>(d, 24, 1), RelativePosition<float>(Vector<float>::Random(2 * 600 + 1)),
+                                     {.direction = Direction::causal});
+  Decoder decoder(attention, {.batch = batch, .windows = {.size = 16}});
+  Array q(prompt, d), k(prompt, d), v(prompt, d_v), y(prompt, d_v), q1(1, d), k1(1, d), v1(1, d_v), y1(1, d_v);
+  const auto step = [&] {
+    for (Index i = 0; i < steps; ++i) decoder.step(q1.view, k1.view, v1.view, y1.view);
+  };
+  decoder.prefill(q.view, k.view, v.view, y.view);
+  step();
+  const std::size_t bytes = decoder.bytes();
+  check(what, step);
+  if (decoder.bytes() == bytes) return;
+  std::printf("%s: the state grew\n", what.c_str());
+  ++failures;
+}
+
 }  // namespace
 
 int main() {
@@ -167,6 +186,15 @@ int main() {
                                       options);
         check_all("many features, " + what, wide, n, {});
         cases += 15;
+        if (engine != Engine::automatic) continue;
+        AttentionOptions near = options;
+        near.near = 20;
+        check_all("near field, " + what, MultiHeadAttention(orf<float>(d, 24, 1), positions, near), n, {});
+        check_all("Taylor, near field, " + what,
+                  MultiHeadAttention(TaylorFeatures<float>({.input_dim = d, .directions = 2}), positions, near), n, {});
+        check_all("Taylor, " + what, MultiHeadAttention(TaylorFeatures<float>({.input_dim = d}), positions, options), n,
+                  {});
+        cases += 9;
       }
     }
   }
@@ -179,6 +207,8 @@ int main() {
       check_decoder(what + "T5", t5_position<float>(Vector<float>::Random(16), Direction::causal, 40), near);
       cases += 4;
     }
+    check_windows(what + "windows");
+    ++cases;
   }
   std::printf("%d cases, %d of them allocate\n", cases, failures);
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-REVISION = 1
+REVISION = 2
 CACHE = pathlib.Path(
     os.environ.get("NPRF_PAPER_CACHE", pathlib.Path(__file__).resolve().parents[2] / "build" / "paper")
 )

@@ -18,7 +18,7 @@ class Training(NamedTuple):
     """losses: (step, the mean of the training loss since the last entry). norm: the largest |q| |k| / sqrt(d)."""
 
     losses: list
-    ms: float  # a step
+    ms: float  # a step: processor time, which other programs do not change, or with a GPU wall time
     diverged: bool
     norm: float
 
@@ -67,7 +67,8 @@ def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, 
         first, losses, seconds = _resume(checkpoint, model, optimizer, generator)
     model.train()
     every, saved = max(1, steps // 60), time.monotonic()
-    start = time.monotonic() - seconds
+    clock = time.monotonic if device() == "cuda" else time.process_time
+    begin, start = saved, clock() - seconds
     for step in range(first, steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * group["scale"] * schedule(step, steps, decay)
@@ -85,10 +86,10 @@ def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, 
             if not finite:
                 break
             now = time.monotonic()
-            if checkpoint is not None and now - (start if done == steps else saved) > 600:
-                _save(checkpoint, done, losses, now - start, model, optimizer, generator)
+            if checkpoint is not None and now - (begin if done == steps else saved) > 600:
+                _save(checkpoint, done, losses, clock() - start, model, optimizer, generator)
                 saved = now
-    ms = 1000 * (time.monotonic() - start) / losses[-1][0]
+    ms = 1000 * (clock() - start) / losses[-1][0]
     model.eval()
     return Training(losses, ms, diverges(losses), max((each.largest_norm for each in attentions), default=0.0))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Write the queries, keys and values of one layer of all-MiniLM-L6-v2 over text.txt.
+"""Write the queries, keys and values of one layer of all-MiniLM-L6-v2 over a text.
 
 The forward pass of the BERT encoder, in numpy and float32, up to the chosen layer.
 See README.md for the commands.
@@ -87,6 +87,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, metavar="DIR", help="default: the installed package")
     parser.add_argument("--layer", type=int, default=5, help="0 to 5 (default: %(default)s)")
+    parser.add_argument("--text", type=Path, metavar="FILE", default=HERE / "text.txt", help="UTF-8, of which the first 512 "
+                        "tokens are used (default: text.txt)")
+    parser.add_argument("--out", type=Path, metavar="DIR", default=HERE, help="default: this folder, the demo's data")
     args = parser.parse_args()
 
     folder = args.model or packaged_model()
@@ -94,13 +97,14 @@ def main():
     if not 0 <= args.layer < encoder.config["num_hidden_layers"]:
         parser.error("no such layer")
 
-    text = (HERE / "text.txt").read_text(encoding="utf-8")
+    text = args.text.read_text(encoding="utf-8")
+    args.out.mkdir(parents=True, exist_ok=True)
     x = encoder.embed(tokenize(folder, text, encoder.config["max_position_embeddings"]))
     for layer in range(args.layer):
         x = encoder.layer(layer, x)
 
     for name, part in zip(("queries", "keys", "values"), encoder.project(args.layer, x)):
-        np.save(HERE / f"{name}.npy", part.astype("<f2", order="C"))
+        np.save(args.out / f"{name}.npy", part.astype("<f2", order="C"))
         print(f"{name}: {part.shape}, largest magnitude {np.abs(part).max():.3f}")
 
 

@@ -100,7 +100,7 @@ inline void print_calibrated(const Arrays& arrays, const CalibratedPlan& plan) {
     const nprf::Attention attention(features, falling_bias(), {.near = near});
     return 1e3 * median_seconds([&] { attention(q, k, v); });
   };
-  Progress progress("calibrated maps", 6);
+  Progress progress("calibrated maps", 7);
   const auto print = [&](const std::string& map, std::optional<Index> features, Index near, double unit_error,
                          double own_error, double ms) {
     progress.erase();
@@ -119,6 +119,9 @@ inline void print_calibrated(const Arrays& arrays, const CalibratedPlan& plan) {
   };
   random(d);
   random(4 * d);
+  const std::vector taylor{nprf::TaylorFeatures<float>({.input_dim = d})};
+  print("taylor", d + 1, plan.near, unit.error(taylor, plan.near), own.error(taylor, plan.near),
+        milliseconds(taylor[0], plan.near));
   const Index second_order = 1 + d + 36;  // of 8 directions
   calibrated(d + 1, 0);
   calibrated(d + 1, plan.near);

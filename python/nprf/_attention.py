@@ -136,8 +136,8 @@ class Attention(Value):
         y_i = sum_j phi(q_i).phi(k_j) exp(b[j-i]) v_j / sum_j phi(q_i).phi(k_j) exp(b[j-i])
 
     features: a feature map, or one for each head. position: a Position; None is b = 0. causal: a query attends to the
-    keys at or before it. near: pairs less than `near` tokens apart have the exact weights of softmax. engine: how the
-    sums are computed, see the README.
+    keys at or before it. near: pairs less than `near` tokens apart have the exact weights of softmax, and sinks:
+    so have the first `sinks` keys of a sequence for every query. engine: how the sums are computed, see the README.
 
     Arrays are [tokens, d], [heads, tokens, d] or [batch, heads, tokens, d]; with layout="tokens_first"
     [tokens, heads, d] or [batch, tokens, heads, d]; float32 or float64, of NumPy or with DLPack. They are read in place
@@ -153,7 +153,7 @@ class Attention(Value):
     them.
     """
 
-    _arguments = ("features", "position", "causal", "normalization", "near", "engine")
+    _arguments = ("features", "position", "causal", "normalization", "near", "engine", "sinks")
 
     def __init__(
         self,
@@ -163,6 +163,7 @@ class Attention(Value):
         normalization: Normalization = _unit,
         near: int = 0,
         engine: str = "automatic",
+        sinks: int = 0,
     ) -> None:
         self.features = features_of(features)
         if position is not None and not isinstance(position, Position):
@@ -171,6 +172,7 @@ class Attention(Value):
             raise TypeError(f"normalization: expected a Normalization, got {type(normalization).__name__}")
         self.position = position
         self.causal, self.normalization, self.near, self.engine = bool(causal), normalization, int(near), engine
+        self.sinks = int(sinks)
         self._by_scalar: dict[str, Any] = {}  # the extension's attention for float32 and for float64
         # errors of the options are found now
         self._native(float64 if position is not None and position.parameters.dtype == np.float64 else float32)
@@ -186,6 +188,7 @@ class Attention(Value):
                 self.normalization.radius,
                 self.engine,
                 self.near,
+                self.sinks,
             )
         return made
 
@@ -258,7 +261,7 @@ class Attention(Value):
     def redraw(self, seed: int) -> Attention:
         """The same attention with random vectors from another seed."""
         features = self.features.redraw(seed)
-        return Attention(features, self.position, self.causal, self.normalization, self.near, self.engine)
+        return Attention(features, self.position, self.causal, self.normalization, self.near, self.engine, self.sinks)
 
 
 _attentions: dict[Any, Attention] = {}
@@ -277,6 +280,7 @@ def attention(
     normalization: Normalization = ...,
     near: int = ...,
     engine: str = ...,
+    sinks: int = ...,
     report: Literal[False] = False,
     **options: Unpack[CallOptions],
 ) -> Array: ...
@@ -292,6 +296,7 @@ def attention(
     normalization: Normalization = ...,
     near: int = ...,
     engine: str = ...,
+    sinks: int = ...,
     report: Literal[True],
     **options: Unpack[CallOptions],
 ) -> tuple[Array, Report]: ...
@@ -307,6 +312,7 @@ def attention(
     normalization: Normalization = ...,
     near: int = ...,
     engine: str = ...,
+    sinks: int = ...,
     report: bool,
     **options: Unpack[CallOptions],
 ) -> Union[Array, tuple[Array, Report]]: ...
@@ -321,17 +327,18 @@ def attention(
     normalization: Normalization = _unit,
     near: int = 0,
     engine: str = "automatic",
+    sinks: int = 0,
     report: bool = False,
     **options: Unpack[CallOptions],
 ) -> Union[Array, tuple[Array, Report]]:
     """y of Attention(features, position, ...)(q, k, v, ...), or (y, Report). The last attentions are kept, so that calls
     with the same objects build nothing."""
     features = features if isinstance(features, Features) else features_of(features)
-    key = (id(features), id(position), causal, id(normalization), near, engine)
+    key = (id(features), id(position), causal, id(normalization), near, engine, sinks)
     found = _attentions.get(key)
     # the objects of a key live as long as its attention, so that no other object has their ids
     if found is None or found.features is not features:
-        found = Attention(features, position, causal, normalization, near, engine)
+        found = Attention(features, position, causal, normalization, near, engine, sinks)
         while len(_attentions) >= _most_attentions:
             _attentions.pop(next(iter(_attentions)), None)
         _attentions[key] = found
@@ -393,18 +400,19 @@ def calibrate(
     target_error: float = 0.0,
     shrinkage: float = 0.05,
     max_queries: int = 1024,
+    sinks: int = 0,
 ) -> Calibration:
     """Feature maps of at most num_features features, from a sample of queries [.., n, d], keys and values of one
-    or several sequences, with the near field, direction and normalization of the attention that will use them. Without
-    values, from the attention weights, whose error is the larger one as a rule. ValueError for shapes that do not fit,
-    numbers that are not finite, or a sample that is too small."""
+    or several sequences, with the near field, sinks, direction and normalization of the attention that will use them.
+    Without values, from the attention weights, whose error is the larger one as a rule. ValueError for shapes that do
+    not fit, numbers that are not finite, or a sample that is too small."""
     q, k = as_array(q, "queries"), as_array(k, "keys")
     v = np.empty((*k.shape[:-1], 0), k.dtype) if v is None else as_array(v, "values")
     native = native_of(q.dtype, "queries")
     positions = (position if position is not None else _no_position)._native(native, bool(causal))
     return Calibration._of(*native.calibrate(
-        q, k, v, positions, bool(causal), normalization.radius, int(num_features), int(near), int(seed),
-        float(target_error), float(shrinkage), int(max_queries),
+        q, k, v, positions, bool(causal), normalization.radius, int(num_features), int(near), int(sinks),
+        int(seed), float(target_error), float(shrinkage), int(max_queries),
     ))  # fmt: skip
 
 
@@ -417,7 +425,7 @@ def softmax_attention(
     causal: bool = False,
     normalization: Normalization = _unit,
 ) -> Array:
-    """Exact softmax attention with the same bias and normalization, by tiles: O(n_q n_k), the yardstick."""
+    """Exact softmax attention with the same bias and normalization, by tiles: O(n_q n_k), the reference for errors."""
     q, k, v = as_array(q, "queries"), as_array(k, "keys"), as_array(v, "values")
     native = native_of(q.dtype, "queries")
     _check_shapes(q, k, v)

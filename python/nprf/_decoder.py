@@ -42,7 +42,7 @@ class Decoder:
     >>> y = decoder.prefill(q, k, v)       # the prompts, [batch, heads, tokens, d]
     >>> y = decoder.step(q, k, v)          # the next token, [batch, heads, 1, d], or a few
 
-    features, position, normalization, near, engine: those of Attention. heads: the heads of queries; None: those of
+    features, position, normalization, near, sinks, engine: those of Attention. heads: the heads of queries; None: those of
     the first call. batch: the number of sequences. rollback: how many of its last tokens a sequence can take back.
     dtype: float32 or float64, of all arrays.
 
@@ -68,8 +68,9 @@ class Decoder:
         normalization: Normalization = _unit,
         engine: str = "automatic",
         dtype: Any = np.float32,
+        sinks: int = 0,
     ) -> None:
-        self.attention = Attention(features, position, True, normalization, near, engine)
+        self.attention = Attention(features, position, True, normalization, near, engine, sinks)
         self.heads = None if heads is None else int(heads)
         self.batch, self.rollback_tokens = int(batch), int(rollback)
         self.dtype = np.dtype(dtype)
@@ -179,6 +180,7 @@ class Decoder:
             "batch": self.batch,
             "rollback": self.rollback_tokens,
             "near": attention.near,
+            "sinks": attention.sinks,
             "normalization": attention.normalization,
             "engine": attention.engine,
             "dtype": self.dtype.name,

@@ -83,6 +83,7 @@ class AttentionOf : public AnyAttention<typename F::Scalar> {
 
   cuda::AttentionModel cuda_model() const override {
     const AttentionOptions& options = m_attention.options();
+    cuda::check_no_sinks(options);
     cuda::AttentionModel model{
         options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}, options.near};
     for (const F& map : m_attention.features()) model.features.push_back(cuda::model_of(map));

@@ -40,10 +40,11 @@ namespace {
 
 using Mask = nb::ndarray<const bool, nb::c_contig, nb::device::cpu>;
 
-AttentionOptions options_of(bool causal, double radius, const std::string& engine, Index near) {
+AttentionOptions options_of(bool causal, double radius, const std::string& engine, Index near, Index sinks = 0) {
   AttentionOptions options{.direction = causal ? Direction::causal : Direction::bidirectional,
                            .normalization = radius > 0 ? Normalization::unit(radius) : Normalization::none(),
-                           .near = near};
+                           .near = near,
+                           .sinks = sinks};
   for (const Engine each : {Engine::automatic, Engine::direct, Engine::fftw, Engine::lanes, Engine::block_causal,
                             Engine::banded, Engine::recurrence, Engine::grid})
     if (engine == name(each)) {
@@ -332,13 +333,14 @@ nb::tuple parts_of(const HeadsCalibration<T>& calibration) {
 
 template <Real T>
 nb::tuple calibrate(const InputArray& q, const InputArray& k, const InputArray& v, const Positions<T>& positions,
-                    bool causal, double radius, Index num_features, Index near, std::uint64_t seed, double target_error,
-                    double shrinkage, Index max_queries) {
+                    bool causal, double radius, Index num_features, Index near, Index sinks, std::uint64_t seed,
+                    double target_error, double shrinkage, Index max_queries) {
   const Tokens<T> queries(q, "queries", Axes::heads_first), keys(k, "keys", Axes::heads_first),
       values(v, "values", Axes::heads_first);
   const AttentionOptions of_attention = options_of(causal, radius, "automatic", near);
   const CalibrationOptions options{.num_features = num_features,
                                    .near = near,
+                                   .sinks = sinks,
                                    .direction = of_attention.direction,
                                    .normalization = of_attention.normalization,
                                    .seed = seed,
@@ -453,9 +455,9 @@ void bind_attention(nb::module_& m, const char* name, const char* saved_name) {
   nb::class_<Attention>(m, name)
       .def_static("make",
                   [](const Features<T>& features, const Positions<T>& positions, bool causal, double radius,
-                     const std::string& engine, Index near) {
+                     const std::string& engine, Index near, Index sinks) {
                     return std::const_pointer_cast<Attention>(
-                        make_attention<T>(features, positions, options_of(causal, radius, engine, near)));
+                        make_attention<T>(features, positions, options_of(causal, radius, engine, near, sinks)));
                   })
       .def("__call__", [](const Attention& self, const InputArray& q, const InputArray& k, const InputArray& v,
                           const OutputArray& y, const Call& call) { return run<T>(self, q, k, v, y, call, nullptr); })

@@ -10,6 +10,9 @@
 #include <vector>
 
 #include "nprf/attention/attention.hpp"
+#include "nprf/attention/head.hpp"
+#include "nprf/attention/scaling/key_log_scales.hpp"
+#include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/feature_map/balance.hpp"
 #include "nprf/feature_map/centred.hpp"
 #include "nprf/feature_map/elu.hpp"
@@ -146,11 +149,26 @@ TEST_CASE("a near field of all lags is softmax attention", "[attention]") {
     }
 }
 
-TEST_CASE("without a near field no bit changes", "[attention]") {
+TEST_CASE("without a near field y is bitwise the quotient of products of features", "[attention]") {
   const Tokens<float> x = random_tokens<float>(n, n, d, d_v, 9);
   const RelativePosition<float> position(random_table<float>(n, 10));
-  CHECK(same_bits(Attention(positive<float>(), position)(x.q, x.k, x.v),
-                  Attention(positive<float>(), position, {.near = 0})(x.q, x.k, x.v)));
+  const PositiveFeatures<float> map = positive<float>();
+  const AttentionOptions options{.engine = Engine::direct};
+  Workspace workspace;
+  const Team team(workspace);
+  const Index r = map.output_dim();
+  const PreparedPosition<float> prepared(position, options, {n, n, r, d_v + 1}, 0, Pass::forward, team);
+  const Head<float> head{map, options.normalization, &prepared};
+  Vector<float> scale(n), D(n);
+  Matrix<float> A(n, r), B(n, r), N(n, d_v);
+  head.query_features(x.q, scale, A, team);
+  double* log_scales = scaled_key_features<float>(head.features, head.normalize(x.k, scale, team).rows(),
+                                                  Head<float>::as_span(scale), B, team);
+  REQUIRE(merge_close_log_scales<float>(B, log_scales, team) == nullptr);
+  const toeplitz::Factors<float> factors{A, B, x.v, prepared.queries(), prepared.problem().keys};
+  prepared.products().product().contract(factors, N, team, D.data());
+  const Matrix<float> expected = N.array().colwise() / D.array();
+  CHECK(same_bits<float>(Attention(map, position, options)(x.q, x.k, x.v), expected));
 }
 
 TEST_CASE("near weights of very large exponents do not overflow", "[attention]") {

@@ -149,13 +149,13 @@ TEST_CASE("calibrate: each half of the first half is compared with maps of its o
   const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
   const auto c = calibrate<double>(q, k, v, table(), {.num_features = 8, .near = 2});
   const RelativePosition<double> position = table();
-  const HeadSample<double> used{{sample_tokens<double>(q, k, v, Normalization::unit(1), 0).half(0)},
-                                [&](Index i, Index j) { return position.bias()[j - i]; }};
+  const HeadSample<double> used{{sample_tokens<double>(q, k, v, Normalization::unit(1)).half(0)},
+                                detail::sample_pairs(position, 2)};
   for (const CalibrationCandidate& each : c.candidates) {
     SoftmaxDifference sum;
     for (const Index tested : {0, 1}) {
       const auto map = hermite_features(used.half(1 - tested).balance(0.05), each.first, each.second);
-      sum += softmax_differences(used.half(tested), {&map, 1}, {.near = 2, .max_row_error = 1})[0];
+      sum += softmax_differences(used.half(tested), {&map, 1}, {.max_row_error = 1})[0];
     }
     CHECK(each.error == sum.relative_error());
   }
@@ -197,19 +197,107 @@ TEST_CASE("calibrate: without values the error is that of the weights", "[calibr
         saved(calibrate<double>(q, k, NoPosition<double>(), options).features));
 }
 
-TEST_CASE("calibrate: cross attention, and tokens in a grid", "[calibration]") {
+TEST_CASE("calibrate: cross attention", "[calibration]") {
   const auto cross = calibrate<double>(gaussian(50, 1), gaussian(80, 2), values(80), table(), {.num_features = 5});
   CHECK(cross.softmax_error > 0);
   CHECK(cross.softmax_error < 0.5);
-  const GridPosition<double> grid(8, 12, 0.5 * normal<double>(15, 23, 1));
+  // causal: the keys after the last query matter to nothing
+  const Matrix<double> q = gaussian(40, 1), k = gaussian(n, 2), v = values();
+  const CalibrationOptions options{.num_features = 5, .near = 4, .direction = Direction::causal};
+  const auto more = calibrate<double>(q, k, v, table(), options),
+             same = calibrate<double>(q, k.topRows(40), v.topRows(40), table(), options);
+  CHECK(more.softmax_error > 0);
+  CHECK(more.softmax_error == same.softmax_error);
+  CHECK(saved(more.features) == saved(same.features));
+  const auto fewer = calibrate<double>(k, q, v.topRows(40), table(), options);  // fewer keys than queries
+  CHECK(fewer.softmax_error > 0);
+}
+
+TEST_CASE("calibrate: on a grid the error is that of attention with a square of near cells", "[calibration]") {
+  constexpr Index height = 8, width = 12;
   const Matrix<double> q = gaussian(n, 1), k = gaussian(n, 2), v = values();
-  const auto c = calibrate<double>(q, k, v, grid, {.num_features = 5, .near = 2});
-  SampleTokens<double> half = sample_tokens<double>(q, k, v, Normalization::unit(1), 0).half(1);
-  const std::function<double(Index, Index)> bias = [&](Index i, Index j) { return grid.bias(i, j); };
-  CHECK(c.softmax_error ==
-        SoftmaxComparison(half, bias, {.near = 2}).differences({&c.features, 1})[0].relative_error());
-  check_invalid([&] { calibrate<double>(gaussian(n - 4, 1), k, v, grid, {.num_features = 5}); },
-                {"expected 96 rows each (the position's tokens)", "got 92 and 96"});
+  Matrix<double> b = normal<double>(2 * height - 1, 2 * width - 1, 1);
+  b.col(width - 1).array() += 4;  // much of the weight is above and below
+  const auto c = calibrate<double>(q, k, v, GridPosition<double>(height, width, b), {.num_features = 5, .near = 2});
+  // the second half is the lower half of the grid
+  const GridPosition<double> lower(height / 2, width, b.middleRows(height / 2, height - 1));
+  const auto second = [](const Matrix<double>& x) { return Matrix<double>(x.bottomRows(n / 2)); };
+  const Attention attention(c.features, lower, {.engine = Engine::direct, .near = 2});
+  const Matrix<double> exact = reference::softmax_attention<double>(second(q), second(k), second(v), lower,
+                                                                    Direction::bidirectional, Normalization::unit(1));
+  const double error = relative(attention(second(q), second(k), second(v)), exact);
+  CHECK(std::abs(c.softmax_error - error) <= 1e-8 * error);
+  check_invalid(
+      [&] { calibrate<double>(gaussian(n - 4, 1), k, v, GridPosition<double>(height, width, b), {.num_features = 5}); },
+      {"expected 96 rows each (the position's tokens)", "got 92 and 96"});
+}
+
+TEST_CASE("calibrate: near cells are less than `near` rows and columns apart, and extra tokens never near",
+          "[calibration]") {
+  constexpr Index height = 5, width = 4, E = 2;
+  const GridPosition<double> grid(height, width, normal<double>(2 * height - 1, 2 * width - 1, 1),
+                                  normal<double>(E, E + 2, 2));
+  for (const Index near : {0, 1, 2, 3, 9}) {
+    const SamplePairs pairs = detail::sample_pairs(grid, near);
+    for (Index i = 0; i < grid.tokens(); ++i)
+      for (Index j = 0; j < grid.tokens(); ++j) {
+        const Index rows = std::abs((i - E) / width - (j - E) / width),
+                    columns = std::abs((i - E) % width - (j - E) % width);
+        CHECK(pairs.is_near(i, j) == (i >= E && j >= E && rows < near && columns < near));
+        CHECK(pairs.bias(i, j) == grid.bias(i, j));
+      }
+  }
+}
+
+TEST_CASE("calibrate: sinks are exact keys of each half, and do not change the constants", "[calibration]") {
+  const Matrix<double> q = gaussian(n, 1), v = values();
+  Matrix<double> k = gaussian(n, 2);
+  k.topRows(3) *= 4;
+  const CalibrationOptions options{.num_features = 8, .near = 2, .sinks = 3, .normalization = Normalization::none()};
+  const auto c = calibrate<double>(q, k, v, NoPosition<double>(), options);
+  // the keys of the second half
+  const Index first = 3 + (n - 3) / 2, count = n - first;
+  Matrix<double> keys(3 + count, d), its_values(3 + count, d_v);
+  keys << k.topRows(3), k.bottomRows(count);
+  its_values << v.topRows(3), v.bottomRows(count);
+  const Matrix<double> queries = q.bottomRows(n / 2);
+  // without a position, and with near pairs of the offset of key 3 to its place in the sample
+  const Attention attention(c.features, NoPosition<double>(),
+                            {.normalization = Normalization::none(), .engine = Engine::direct, .near = 2, .sinks = 3});
+  const Matrix<double> exact = reference::softmax_attention<double>(queries, keys, its_values, NoPosition<double>(),
+                                                                    Direction::bidirectional, Normalization::none());
+  const Index offset = n / 2 - first + 3;
+  const double error = relative(attention(queries, keys, its_values, {.offset = offset}), exact);
+  CHECK(std::abs(c.softmax_error - error) <= 1e-8 * error);
+  CalibrationOptions without = options;
+  without.sinks = 0;
+  CHECK(calibrate<double>(q, k, v, NoPosition<double>(), without).softmax_error > 2 * c.softmax_error);
+  Matrix<double> other = k;
+  other.topRows(3) = gaussian(3, 7);
+  const auto same = calibrate<double>(q, other, v, NoPosition<double>(), options);
+  CHECK(same_bits<double>(same.features.constants().key_mean, c.features.constants().key_mean));
+  CHECK(same_bits<double>(same.features.constants().query_axes, c.features.constants().query_axes));
+  // a whole sequence measures the error: the sinks are where attention has them
+  Vector<double> all_q(2 * n * d), all_k(2 * n * d), all_v(2 * n * d_v);
+  for (Index b = 0; b < 2; ++b) {
+    Eigen::Map<Matrix<double>>(all_q.data() + b * n * d, n, d) = b == 0 ? gaussian(n, 8) : q;
+    Eigen::Map<Matrix<double>>(all_k.data() + b * n * d, n, d) = k;
+    Eigen::Map<Matrix<double>>(all_v.data() + b * n * d_v, n, d_v) = v;
+  }
+  const RelativePosition<double> position = table();
+  CalibrationOptions causal = options;
+  causal.direction = Direction::causal;
+  const auto whole = calibrate_heads<double>(heads_view(all_q, 2, 1, d), heads_view(all_k, 2, 1, d),
+                                             heads_view(all_v, 2, 1, d_v), std::span(&position, 1), causal);
+  const Attention of_whole(whole.features[0], position,
+                           {.direction = Direction::causal,
+                            .normalization = Normalization::none(),
+                            .engine = Engine::direct,
+                            .near = 2,
+                            .sinks = 3});
+  const double got = relative(of_whole(q, k, v), reference::softmax_attention<double>(
+                                                     q, k, v, position, Direction::causal, Normalization::none()));
+  CHECK(std::abs(whole.softmax_error - got) <= 1e-8 * got);
 }
 
 TEST_CASE("calibrate: heads have maps of equal size and constants of their own", "[calibration]") {
@@ -268,10 +356,9 @@ TEST_CASE("calibrate: of several sequences the last ones measure the error, whol
   };
   const auto all = calibrated();
   const SampleTokens<double> last = sample_tokens<double>(heads_view(q, 3, 1, d)(2, 0), heads_view(k, 3, 1, d)(2, 0),
-                                                          heads_view(v, 3, 1, d_v)(2, 0), Normalization::unit(1), 0);
-  const std::function<double(Index, Index)> bias = [&](Index i, Index j) { return position.bias()[j - i]; };
-  CHECK(all.softmax_error ==
-        SoftmaxComparison(last, bias, {.near = 2}).differences({&all.features[0], 1})[0].relative_error());
+                                                          heads_view(v, 3, 1, d_v)(2, 0), Normalization::unit(1));
+  const SamplePairs pairs = detail::sample_pairs(position, 2);
+  CHECK(all.softmax_error == SoftmaxComparison(last, pairs, {}).differences({&all.features[0], 1})[0].relative_error());
   q.tail(n * d) *= -2, v.tail(n * d_v).setOnes();
   CHECK(saved(calibrated().features[0]) == saved(all.features[0]));
   q.segment(n * d, n * d) *= -2;  // the second one is used for the constants
@@ -295,7 +382,10 @@ TEST_CASE("calibrate: bad samples and options are rejected", "[calibration]") {
   };
   check_invalid(with({.num_features = 0}), {"num_features: expected at least 1, got 0"});
   check_invalid(with({.num_features = 5, .near = -1}), {"near: expected at least 0, got -1"});
-  check_invalid(with({.num_features = 5, .near = 24}), {"expected at least 100 rows", "got 96 and 96"});
+  check_invalid(with({.num_features = 5, .sinks = -1}), {"sinks: expected at least 0, got -1"});
+  check_invalid(with({.num_features = 5, .sinks = 89}), {"sinks: expected at most 88 of 96 keys", "got 89"});
+  check_invalid(with({.num_features = 5, .near = 24}),
+                {"a key that is neither near nor a sink", "queries 0 to 23 with keys 0 to 23"});
   check_invalid(with({.num_features = 5, .direction = static_cast<Direction>(7)}), {"direction: expected", "7"});
   check_invalid(with({.num_features = 5, .target_error = -0.1}), {"target_error: expected at least 0, got -0.1"});
   check_invalid(with({.num_features = 5, .target_error = std::nan("")}), {"target_error: expected at least 0"});

@@ -10,6 +10,7 @@
 #include "support/catch.hpp"
 #include "support/error.hpp"
 #include "support/random.hpp"
+#include "support/throws.hpp"
 
 namespace nprf::test::calibration_softmax_error {
 
@@ -40,19 +41,16 @@ SoftmaxDifference naive(const SampleTokens<double>& x, const CalibratedFeatures<
     Vector<double> exact = Vector<double>::Zero(columns), other = exact;
     double exact_sum = 0, other_sum = 0, magnitudes = 0;
     for (Index j = 0; j < x.k.rows(); ++j) {
-      const Index query = x.first_query + i, key = x.first_key + j;
+      const Index query = x.first_query + i, key = j < x.sinks ? j : x.first_key + j - x.sinks;
+      const bool is_exact = j < x.sinks || std::abs(key - query) < near;
       if (direction == Direction::causal && key > query) continue;
       const double w = std::exp(x.q.row(i).dot(x.k.row(j)) + bias(query, key)),
-                   f = std::abs(key - query) < near
-                           ? w
-                           : A.row(i).dot(B.row(j)) * std::exp(log_q[i] + log_k + bias(query, key));
+                   f = is_exact ? w : A.row(i).dot(B.row(j)) * std::exp(log_q[i] + log_k + bias(query, key));
       const Vector<double> v =
           x.v.cols() > 0 ? Vector<double>(x.v.row(j).transpose()) : Vector<double>(Vector<double>::Unit(columns, j));
       exact += w * v, other += f * v;
       exact_sum += w, other_sum += f;
-      magnitudes += std::abs(key - query) < near
-                        ? w
-                        : A.row(i).norm() * B.row(j).norm() * std::exp(log_q[i] + log_k + bias(query, key));
+      magnitudes += is_exact ? w : A.row(i).norm() * B.row(j).norm() * std::exp(log_q[i] + log_k + bias(query, key));
     }
     if (exact_sum == 0) continue;
     const bool cancels = other_sum <= 0 || magnitudes > 16 * other_sum;  // attention has exact softmax then
@@ -61,12 +59,18 @@ SoftmaxDifference naive(const SampleTokens<double>& x, const CalibratedFeatures<
   return sum;
 }
 
-SoftmaxDifference compared(const SampleTokens<double>& x, const CalibratedFeatures<double>& map,
-                           const std::function<double(Index, Index)>& bias, const ComparisonOptions& options) {
-  return SoftmaxComparison(x, bias, options).differences({&map, 1})[0];
+// pairs of which those less than `near` tokens apart are near
+SamplePairs pairs(const std::function<double(Index, Index)>& bias, Index near) {
+  return {bias, [near](Index i, Index j) { return std::abs(j - i) < near; }};
+}
+
+SoftmaxDifference compared(const SampleTokens<double>& x, const CalibratedFeatures<double>& map, const SamplePairs& of,
+                           const ComparisonOptions& options = {}) {
+  return SoftmaxComparison(x, of, options).differences({&map, 1})[0];
 }
 
 void check_close(const SoftmaxDifference& got, const SoftmaxDifference& expected) {
+  CHECK(got.rows == expected.rows);
   CHECK(std::abs(got.size - expected.size) <= 1e-12 * expected.size);
   // y is a quotient of sums of up to 90 terms, whose features have both signs
   CHECK(std::abs(std::sqrt(got.difference) - std::sqrt(expected.difference)) <=
@@ -79,20 +83,21 @@ TEST_CASE("the difference from softmax is that of the formula", "[calibration]")
   for (const auto& [n_q, n_k] : {std::pair<Index, Index>{1, 1}, {40, 40}, {70, 33}, {9, 90}})
     for (const Index columns : {d_v, Index{0}})
       for (const Direction direction : {Direction::bidirectional, Direction::causal})
-        for (const Index near : {0, 1, 6, 200}) {
-          const SampleTokens<double> x = tokens(n_q, n_k, columns);
+        for (const auto& [near, sinks] : {std::pair<Index, Index>{0, 0}, {1, 0}, {6, 0}, {200, 0}, {0, 1}, {4, 30}}) {
+          SampleTokens<double> x = tokens(n_q, n_k, columns);
+          x.sinks = std::min(sinks, n_k);
           const CalibratedFeatures<double> map = map_of(tokens(40, 40));
           INFO(n_q << " queries, " << n_k << " keys, near " << near << ", causal " << (direction == Direction::causal));
-          check_close(compared(x, map, decaying, {.near = near, .direction = direction}),
+          check_close(compared(x, map, pairs(decaying, near), {.direction = direction}),
                       naive(x, map, decaying, near, direction));
         }
 }
 
 TEST_CASE("within the near field there is no difference from softmax", "[calibration]") {
   const SampleTokens<double> x = tokens(30, 30);
-  const SoftmaxDifference near = compared(x, map_of(x), decaying, {.near = 100});
+  const SoftmaxDifference near = compared(x, map_of(x), pairs(decaying, 100));
   CHECK(near.relative_error() <= 1e-14);
-  CHECK(compared(x, map_of(x), decaying, {.near = 5}).relative_error() > 0.001);
+  CHECK(compared(x, map_of(x), pairs(decaying, 5)).relative_error() > 0.001);
 }
 
 TEST_CASE("causal: the difference does not depend on later keys", "[calibration]") {
@@ -102,21 +107,22 @@ TEST_CASE("causal: the difference does not depend on later keys", "[calibration]
   SampleTokens<double> fewer_keys = few;
   fewer_keys.k = all.k.topRows(18), fewer_keys.v = all.v.topRows(18);
   const CalibratedFeatures<double> map = map_of(all);
-  const ComparisonOptions options{.near = 4, .direction = Direction::causal};
-  const SoftmaxDifference got = compared(few, map, decaying, options),
-                          expected = compared(fewer_keys, map, decaying, options);
+  const ComparisonOptions options{.direction = Direction::causal};
+  const SoftmaxDifference got = compared(few, map, pairs(decaying, 4), options),
+                          expected = compared(fewer_keys, map, pairs(decaying, 4), options);
   CHECK(std::abs(got.difference - expected.difference) <= 1e-12 * expected.difference);
-  CHECK(compared(few, map, decaying, {.near = 4}).difference != expected.difference);
+  CHECK(compared(few, map, pairs(decaying, 4)).difference != expected.difference);
 }
 
 TEST_CASE("masked keys and rows that attend to no key are left out", "[calibration]") {
   const SampleTokens<double> x = tokens(25, 30);
   const auto window = [](Index i, Index j) { return std::abs(j - i) > 3 || i == 12 ? -infinity : 0; };
   const CalibratedFeatures<double> map = map_of(x);
-  const SoftmaxDifference got = compared(x, map, window, {.near = 2});
+  const SoftmaxDifference got = compared(x, map, pairs(window, 2));
   CHECK(std::isfinite(got.difference));
   check_close(got, naive(x, map, window, 2, Direction::bidirectional));
-  const SoftmaxDifference none = compared(x, map, [](Index, Index) { return -infinity; }, {.near = 2});
+  const SoftmaxDifference none = compared(x, map, pairs([](Index, Index) { return -infinity; }, 2));
+  CHECK(none.rows == 0);
   CHECK(none.difference == 0);
   CHECK(none.size == 0);
   CHECK(none.relative_error() == 0);
@@ -124,13 +130,13 @@ TEST_CASE("masked keys and rows that attend to no key are left out", "[calibrati
 
 TEST_CASE("large exponents do not overflow", "[calibration]") {
   SampleTokens<double> x = tokens(20, 20, d_v, 25);  // q.k of some thousands
-  const SoftmaxDifference got = compared(x, map_of(x), decaying, {.near = 3});
+  const SoftmaxDifference got = compared(x, map_of(x), pairs(decaying, 3));
   CHECK(std::isfinite(got.size));
   CHECK(got.size > 0);
   CHECK(!std::isnan(got.difference));
   const auto far = [](Index, Index) { return 900.0; };
   x = tokens(20, 20);
-  check_close(compared(x, map_of(x), far, {.near = 3}),
+  check_close(compared(x, map_of(x), pairs(far, 3)),
               naive(
                   x, map_of(x), [](Index, Index) { return 0.0; }, 3, Direction::bidirectional));
 }
@@ -142,12 +148,12 @@ TEST_CASE("the relative error of a row counts as at most max_row_error", "[calib
   for (Index i = 0; i < 30; ++i) {
     SampleTokens<double> row = x;
     row.q = x.q.middleRows(i, 1), row.first_query += i;
-    const SoftmaxDifference error = compared(row, map, decaying, {.near = 2});
+    const SoftmaxDifference error = compared(row, map, pairs(decaying, 2));
     own[i] = error.relative_error(), exact[i] = error.size;
   }
   for (const double most : {10 * own.maxCoeff(), own.mean(), 0.1 * own.minCoeff()}) {
     const double expected = (own.cwiseMin(most).cwiseAbs2().array() * exact.array()).sum();
-    const double got = compared(x, map, decaying, {.near = 2, .max_row_error = most}).difference;
+    const double got = compared(x, map, pairs(decaying, 2), {.max_row_error = most}).difference;
     CHECK(std::abs(got - expected) <= 1e-10 * expected);
   }
 }
@@ -155,29 +161,49 @@ TEST_CASE("the relative error of a row counts as at most max_row_error", "[calib
 TEST_CASE("several maps are compared at a time, and by chosen queries if there are many", "[calibration]") {
   const SampleTokens<double> x = tokens(300, 50);
   const std::vector<CalibratedFeatures<double>> maps{map_of(x, 0), map_of(x, 2)};
-  const std::function<double(Index, Index)> bias = decaying;
-  const auto both = SoftmaxComparison(x, bias, {.near = 2}).differences(maps);
+  const SamplePairs near_2 = pairs(decaying, 2);
+  const auto both = SoftmaxComparison(x, near_2, {}).differences(maps);
   REQUIRE(both.size() == 2);
-  for (std::size_t m = 0; m < 2; ++m) CHECK(both[m].difference == compared(x, maps[m], bias, {.near = 2}).difference);
-  const ComparisonOptions some{.near = 2, .max_queries = 60};
-  const SoftmaxDifference part = compared(x, maps[0], bias, some);
+  for (std::size_t m = 0; m < 2; ++m) CHECK(both[m].difference == compared(x, maps[m], near_2).difference);
+  const ComparisonOptions some{.max_queries = 60};
+  const SoftmaxDifference part = compared(x, maps[0], near_2, some);
   CHECK(part.size < 0.4 * both[0].size);
   CHECK(std::abs(part.relative_error() - both[0].relative_error()) < 0.3 * both[0].relative_error());
   ComparisonOptions other = some;
   other.seed = 1;
-  CHECK(compared(x, maps[0], bias, other).difference != part.difference);
-  CHECK(compared(x, maps[0], bias, some).difference == part.difference);
+  CHECK(compared(x, maps[0], near_2, other).difference != part.difference);
+  CHECK(compared(x, maps[0], near_2, some).difference == part.difference);
 }
 
 TEST_CASE("the difference of several sequences is the sum of theirs", "[calibration]") {
-  const HeadSample<double> head{{tokens(20, 20), tokens(30, 25)}, decaying};
+  const HeadSample<double> head{{tokens(20, 20), tokens(30, 25)}, pairs(decaying, 2)};
   const CalibratedFeatures<double> map = map_of(head.sequences[0]);
-  const SoftmaxDifference sum = softmax_differences(head, {&map, 1}, {.near = 2})[0];
+  const SoftmaxDifference sum = softmax_differences(head, {&map, 1}, {})[0];
   SoftmaxDifference expected;
-  for (const SampleTokens<double>& each : head.sequences) expected += compared(each, map, decaying, {.near = 2});
+  for (const SampleTokens<double>& each : head.sequences) expected += compared(each, map, pairs(decaying, 2));
   CHECK(sum.difference == expected.difference);
   CHECK(sum.size == expected.size);
   CHECK(sum.relative_error() == std::sqrt(expected.difference / expected.size));
+}
+
+TEST_CASE("a sample in which nothing can be compared is rejected", "[calibration]") {
+  const auto differences = [](Index n_k, const SamplePairs& of, Direction direction) {
+    return [=] {
+      const HeadSample<double> head{{tokens(20, n_k)}, of};  // queries 5 to 24, keys from 7
+      const CalibratedFeatures<double> map = map_of(tokens(40, 40));
+      softmax_differences(head, {&map, 1}, {.direction = direction});
+    };
+  };
+  const auto outside = [](Index i, Index j) { return std::abs(j - i) < 30 ? -infinity : 0; };
+  differences(30, pairs(outside, 0), Direction::bidirectional)();
+  check_invalid(differences(27, pairs(outside, 0), Direction::bidirectional),
+                {"a query that attends to a key", "queries 5 to 24 with keys 7 to 33"});
+  differences(20, pairs(decaying, 17), Direction::causal)();
+  check_invalid(differences(20, pairs(decaying, 18), Direction::causal),
+                {"may attend to a key that is neither near nor a sink"});
+  differences(20, pairs(decaying, 21), Direction::bidirectional)();
+  check_invalid(differences(20, pairs(decaying, 22), Direction::bidirectional),
+                {"a key that is neither near nor a sink"});
 }
 
 TEST_CASE("the difference from softmax is bitwise equal for any number of threads", "[calibration][threads]") {
@@ -185,9 +211,9 @@ TEST_CASE("the difference from softmax is bitwise equal for any number of thread
   const CalibratedFeatures<double> map = map_of(x);
   const Index before = num_threads();
   set_num_threads(1);
-  const double one = compared(x, map, decaying, {.near = 2}).difference;
+  const double one = compared(x, map, pairs(decaying, 2)).difference;
   set_num_threads(3);
-  const double three = compared(x, map, decaying, {.near = 2}).difference;
+  const double three = compared(x, map, pairs(decaying, 2)).difference;
   set_num_threads(before);
   CHECK(one == three);
 }

@@ -104,4 +104,21 @@ TEST_CASE("bits: any batch and number of threads", "[decoder][threads]") {
   }
 }
 
+TEST_CASE("bits: threads that share the states of a sequence", "[decoder][threads]") {
+  // 24 states, 2 of which are a task of one of three threads, and all of a sequence one of a single thread
+  constexpr Index batch = 12, heads = 2, tokens = 40, count = 8;
+  const MultiHeadAttention attention(orf<T>(d, 200, 3), Held{RelativePosition<T>(random_table<T>(n, 4)).bias()},
+                                     {.direction = Direction::causal});
+  TokenBatch<T> x(batch, heads, heads, tokens, d, d_v);
+  Matrix<T> by_one_thread;
+  for (const Index threads : {1, 3}) {
+    const Threads some(threads);
+    Decoder decoder(attention, {.batch = batch});
+    for (Index first = 0; first < tokens; first += count) x.step(decoder, first, count);
+    if (threads == 1) by_one_thread = x.y.values;
+    CHECK(same_bits(by_one_thread, x.y.values));
+    x.y.values.setZero();
+  }
+}
+
 }  // namespace nprf::test::decoder_decoder_bits

@@ -98,17 +98,17 @@ TEST_CASE("save: a file of another decoder is refused", "[decoder]") {
   CHECK(saved(decoder) == file);
 }
 
-TEST_CASE("save: each changed and each cut file is refused and changes nothing", "[decoder]") {
-  const MultiHeadAttention attention(orf<T>(2, 2, 1), AlibiPosition<T>(0.1f), {.direction = Direction::causal});
-  Decoder decoder(attention, {.rollback = 1});
-  TokenBatch<T> x(1, 1, 1, 3, 2, 1);
-  x.prefill(decoder, 0, 3);
-  const std::string file = saved(decoder);
-  CHECK(file.size() < 1000);
-  TokenBatch<T> y(1, 1, 1, 5, 2, 1, 9);
-  Decoder other(attention, {.rollback = 1});
-  y.prefill(other, 0, 5);
-  const std::string before = saved(other);
+namespace {
+
+// Files that are cut at the positions 0, step, 2 step, ..., or changed there, are refused and change nothing.
+template <class F>
+void check_changed_files(const MultiHeadAttention<F, Held>& attention, const DecoderOptions& options, Index tokens,
+                         std::size_t step) {
+  Decoder decoder(attention, options), other(attention, options);
+  TokenBatch<T> x(1, heads, 1, tokens, d, d_v), y(1, heads, 1, tokens, d, d_v, 9);
+  x.prefill(decoder, 0, tokens);
+  y.prefill(other, 0, tokens - 1);
+  const std::string file = saved(decoder), before = saved(other);
   const auto refused = [&](const std::string& changed) {
     try {
       load(other, changed);
@@ -117,7 +117,8 @@ TEST_CASE("save: each changed and each cut file is refused and changes nothing",
     }
     return false;
   };
-  for (std::size_t at = 0; at < file.size(); ++at) {
+  CHECK(file.size() > 20 * step);
+  for (std::size_t at = 0; at < file.size(); at += step) {
     CHECK(refused(file.substr(0, at)));
     for (const int bit : {0, 3, 7}) {
       std::string changed = file;
@@ -127,6 +128,18 @@ TEST_CASE("save: each changed and each cut file is refused and changes nothing",
   }
   CHECK_FALSE(refused(file));
   CHECK(saved(other) == file);
+}
+
+}  // namespace
+
+TEST_CASE("save: changed and cut files are refused and change nothing", "[decoder]") {
+  const auto map = orf<T>(d, 2, 1);
+  const Held dense{RelativePosition<T>(random_table<T>(100, 3)).bias()};
+  check_changed_files(attention_of(map, {AlibiPosition<T>(0.1f).bias()}), {.rollback = 1}, 3, 1);
+  // a ring, sums and keys; a table; windows
+  check_changed_files(attention_of(map, t5(), 5), {.rollback = 2}, 40, 41);
+  check_changed_files(attention_of(map, dense), {}, 60, 83);
+  check_changed_files(attention_of(map, dense), {.windows = {.size = 16}}, 60, 83);
 }
 
 }  // namespace nprf::test::decoder_decoder_save

@@ -38,6 +38,7 @@ TEST_CASE("fingerprint: equal for equal models alone", "[decoder]") {
   check_invalid([&] { compare({}, {.slope = T(0.11)}); }, {"biases"});
   check_invalid([&] { compare({}, {.rollback = 3}); }, {"options"});
   check_invalid([&] { compare({}, {.options = {.direction = Direction::causal, .near = 1}}); }, {"options"});
+  check_invalid([&] { compare({}, {.options = {.direction = Direction::causal, .sinks = 1}}); }, {"options"});
   check_invalid(
       [&] { compare({}, {.options = {.direction = Direction::causal, .normalization = Normalization::unit(2)}}); },
       {"options"});

@@ -104,6 +104,38 @@ TEST_CASE("step bias: a line for the outer part of a table", "[decoder]") {
   CHECK(StepBias<T>(RelativePosition<T>(falling.segment(300, 201)).bias().view(), 0, 0, true).reach() == 100);
 }
 
+TEST_CASE("step bias: a line for a table that sequences do not outgrow", "[decoder]") {
+  constexpr Index lags = 8192;
+  Vector<T> falling(2 * lags + 1);
+  for (Index l = 0; l < falling.size(); ++l) falling[l] = T(-0.005) * static_cast<T>(std::abs(l - lags));
+  for (Index l = -3; l <= 3; ++l) falling[lags + l] += T(l * l);
+  const RelativePosition<T> position(falling);
+  const auto with = [&](Index ages) { return StepBias<T>(position.bias().view(), 0, 0, true, ages); };
+  // ages up to the end of the table, and up to others in it
+  for (const Index ages : {lags + 1, lags, Index{1000}, Index{20}}) {
+    const StepBias<T> b = with(ages);
+    CHECK(b.reach() <= 5);
+    CHECK(b.slope() == Approx(-0.005).epsilon(1e-3));
+    CHECK(b.deviation() <= nprf::default_tolerance<T> / 4);
+    CHECK(agrees(b, position, ages, b.deviation() + 1e-9));
+  }
+  // the next age has the last bias of the table
+  for (const Index ages : {lags + 2, StepBias<T>::unlimited}) {
+    const StepBias<T> b = with(ages);
+    CHECK(b.reach() == lags);
+    CHECK(b.deviation() == 0);
+    CHECK(agrees(b, position, lags + 2));
+  }
+  // what is no line stays a table, of the ages that occur
+  const RelativePosition<T> random(random_table<T>(50, 3));
+  for (const Index ages : {1, 2, 30, 51}) {
+    const StepBias<T> b(random.bias().view(), 0, 0, true, ages);
+    CHECK(b.reach() <= ages - 1);
+    CHECK(b.reach() >= ages - 3);
+    CHECK(agrees(b, random, ages, b.deviation() + 1e-9));
+  }
+}
+
 TEST_CASE("step bias: queries that attend to no key", "[decoder]") {
   Vector<T> table = Vector<T>::Constant(2 * 6 + 1, -std::numeric_limits<T>::infinity());
   CHECK_FALSE(StepBias<T>(RelativePosition<T>(table).bias().view(), 0, 0, true).attends(100));

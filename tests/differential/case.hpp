@@ -37,6 +37,7 @@ struct Case {
   bool causal = false;
   Index offset = 0;
   Index near = 0;               // the width of the near field
+  Index sinks = 0;              // the number of attention sinks
   double radius = 0, norm = 1;  // rows are scaled to `radius`; if it is 0, their norm is about `norm`
   double q_scale = 1, k_scale = 1;
   Tokens queries = Tokens::normal, keys = Tokens::normal;
@@ -54,8 +55,9 @@ struct Case {
 
   bool is_series() const { return map == Map::taylor || map == Map::centred_taylor; }
   bool has_signs() const { return map == Map::trf || is_series(); }
+  bool has_exact_pairs() const { return near > 0 || sinks > 0; }
   /// Whether rows may be those of exact softmax.
-  bool has_softmax_rows() const { return near > 0 || is_series(); }
+  bool has_softmax_rows() const { return has_exact_pairs() || is_series(); }
   /// Of a series: the coordinates with second-order features.
   Index directions() const { return std::min({m, d, Index{12}}); }
 
@@ -74,6 +76,7 @@ struct Case {
     if (by_heads) out << " batch " << batch << " heads " << heads << (own_map ? " with a map for each" : "");
     out << (causal ? " causal" : " bidirectional") << ", offset " << offset;
     if (near > 0) out << ", near " << near;
+    if (sinks > 0) out << ", sinks " << sinks;
     radius > 0 ? out << ", unit " << radius : out << ", norms " << norm;
     out << ", queries " << tokens[static_cast<int>(queries)] << " x " << q_scale << ", keys "
         << tokens[static_cast<int>(keys)] << " x " << k_scale;

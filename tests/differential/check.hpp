@@ -61,7 +61,7 @@ class Checker {
     const double eps = static_cast<double>(Limits::epsilon()), R = static_cast<double>(truth.longest_row);
     m_allowed = (sizeof(T) == 4 ? 1e-4 : 1e-10) + 4 * eps * R * (R + static_cast<double>(truth.longest_w)) +
                 1e-15 * static_cast<double>(truth.largest_bias);
-    if (x.c.near > 0) m_allowed += error_of_exact_pairs(eps, R);
+    if (x.c.has_exact_pairs()) m_allowed += error_of_exact_pairs(eps, R);
     m_all_rows = std::ranges::all_of(x.is_checked, [](char is) { return is; });
     m_allowed_gradient =
         3 * (m_allowed + static_cast<double>(std::max(x.c.n_q, x.c.n_k)) * eps) * static_cast<double>(truth.condition);

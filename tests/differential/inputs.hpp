@@ -264,7 +264,8 @@ template <Real T>
 Problem Inputs<T>::problem() const {
   Problem x;
   x.batch = c.batch, x.heads = c.heads, x.n_q = c.n_q, x.n_k = c.n_k, x.d = c.d, x.d_v = c.d_v;
-  x.causal = c.causal, x.offset = c.offset, x.near = c.near, x.radius = c.radius, x.is_checked = is_checked;
+  x.causal = c.causal, x.offset = c.offset, x.near = c.near, x.sinks = c.sinks, x.radius = c.radius,
+  x.is_checked = is_checked;
   x.largest = std::numeric_limits<T>::max() / 4;
   x.root = std::sqrt(static_cast<Exact>(std::numeric_limits<T>::min()));
   for (Index h = 0; h < c.heads; ++h) {

@@ -5,7 +5,8 @@
 //
 //     nprf_search SECONDS [SEED] [--keep-going]    cases of the seeds SEED, SEED + 1, ...; 0 seconds: only of SEED
 //
-// After each of these comes a case with a near field or a series, of SEED + first_seed_of_softmax_pairs, ...
+// After each of these come a case with a near field or a series, of SEED + first_seed_of_softmax_pairs, and one with
+// attention sinks, of SEED + first_seed_of_sinks.
 // It stops at 20 failed cases, unless --keep-going is given. The seeds of failures become regression tests
 // (search.hpp).
 
@@ -91,7 +92,8 @@ int main(int argc, char** argv) {
   Found found;
   do {
     search(seed, found);
-    if (seconds > 0 && seed < first_seed_of_softmax_pairs) search(seed + first_seed_of_softmax_pairs, found);
+    if (seconds > 0 && seed < first_seed_of_softmax_pairs)
+      for (const std::uint64_t first : {first_seed_of_softmax_pairs, first_seed_of_sinks}) search(first + seed, found);
     ++seed;
   } while (passed() < seconds && (keep_going || found.failed_cases < 20));
   print(found, passed());

@@ -104,10 +104,21 @@ inline void draw_softmax_pairs(Draw& draw, Case& c) {
   c.near = std::max<Index>(c.near, 1);
 }
 
+// adds sinks, and in half of the cases removes the near field
+inline void draw_sinks(Draw& draw, Case& c) {
+  if (draw.one_in(2)) c.near = 0;
+  const Index n = c.n_k;
+  c.sinks = draw.one_in(2) ? draw.between(1, 4)
+                           : draw.one_of({1 + n / 2, n - 1, n, n + 1, std::numeric_limits<Index>::max()});
+  c.sinks = std::max<Index>(c.sinks, 1);
+}
+
 }  // namespace detail
 
 /// Seeds from this one on give cases with exact pairs: with a near field or a map that is a series.
 inline constexpr std::uint64_t first_seed_of_softmax_pairs = std::uint64_t{1} << 40;
+/// From this one on with attention sinks.
+inline constexpr std::uint64_t first_seed_of_sinks = std::uint64_t{1} << 41;
 
 /// A random case; the same seed gives the same case on every platform.
 inline Case random_case(std::uint64_t seed) {
@@ -141,6 +152,7 @@ inline Case random_case(std::uint64_t seed) {
   if (seed >= first_seed_of_softmax_pairs) {
     Draw more(seed * 0xbf58476d1ce4e5b9ULL + 3);
     detail::draw_softmax_pairs(more, c);
+    if (seed >= first_seed_of_sinks) detail::draw_sinks(more, c);
   }
   return c;
 }

@@ -32,6 +32,7 @@ struct Problem {
   bool causal = false;
   Index offset = 0;
   Index near = 0;                // the width of the near field
+  Index sinks = 0;               // of each sequence: so many first keys that take part have exact weights
   Exact radius = 0;              // 0: rows are not normalised
   Exact largest = 0;             // gradients are checked if dy_i.v_j is below this; 0: always
   Exact root = 0;                // square root of the smallest normal number
@@ -46,7 +47,7 @@ struct Problem {
   bool is_signed() const { return models[0].kernel == Kernel::trigonometric || is_series(); }
   bool is_series() const { return models[0].kernel == Kernel::taylor; }
   /// Whether rows may be those of exact softmax.
-  bool has_softmax_rows() const { return near > 0 || is_series(); }
+  bool has_softmax_rows() const { return near > 0 || sinks > 0 || is_series(); }
   /// Whether the direction and the padding allow query i to attend to key j of its sequence.
   bool may_attend(Index b, const Packed& x, Index i, Index j) const {
     return (!causal || j <= i + offset) && takes_part[static_cast<std::size_t>(b * n_k + x.first_key + j)];
@@ -299,12 +300,15 @@ class Sequence {
     const Exact of_features = m.has_softmax_rows() ? m_queries.exponent[i] - std::log(m_queries.num_random()) : 0;
     const RowBias bias(m_model.bias, i, m.offset, m_at.keys);
     Exact most = minus_infinity;
+    Index before = 0;  // keys that take part
     for (Index j = 0; j < m_at.keys; ++j) {
+      const bool is_sink =
+          m.takes_part[static_cast<std::size_t>(m_b * m.n_k + m_at.first_key + j)] && before++ < m.sinks;
       if (!m.may_attend(m_b, m_at, i, j)) continue;
       const Pair pair = bias(j);
       if (pair.bias == minus_infinity) continue;
       m_truth.largest_bias = std::max(m_truth.largest_bias, std::abs(pair.bias + bias.common_offset()));
-      const bool is_exact = is_softmax || bias.is_near(j, m.near);
+      const bool is_exact = is_softmax || is_sink || bias.is_near(j, m.near);
       const Exact exponent = pair.bias + (is_exact ? score(i, j) : of_features + m_keys.exponent[j]);
       if (exponent > most) most = exponent;
       m_terms.push_back({j, pair, exponent, 0, 0, is_exact});

@@ -16,12 +16,12 @@ namespace nprf::test::differential {
 
 namespace {
 
-Case small_case(Map map, Place place, std::uint64_t seed, Index near = 0) {
+Case small_case(Map map, Place place, std::uint64_t seed, Index near = 0, Index sinks = 0) {
   Draw draw(seed);
   Case c;
   c.seed = seed, c.in_double = true, c.map = map, c.causal = seed % 3 == 0;
   c.d = 3, c.m = 4, c.d_v = 2, c.n_q = 5, c.n_k = 6;
-  c.near = near;
+  c.near = near, c.sinks = sinks;
   c.radius = seed % 2 == 0 ? 1.5 : 0;
   Bias grid;
   grid.place = Place::grid, grid.height = 2, grid.width = 2, grid.extra_tokens = 1;
@@ -63,8 +63,8 @@ const std::vector<Place> places{Place::none, Place::table, Place::t5, Place::ali
 
 TEST_CASE("the gradients of the reference are central differences", "[differential]") {
   std::uint64_t seed = 40;
-  const auto check = [&](Map map, Place place, Index near) {
-    const Case c = small_case(map, place, ++seed, near);
+  const auto check = [&](Map map, Place place, Index near, Index sinks = 0) {
+    const Case c = small_case(map, place, ++seed, near, sinks);
     INFO(c.name());
     Problem problem = Inputs<double>(c).problem();
     const Truth truth = solve(problem);
@@ -78,12 +78,13 @@ TEST_CASE("the gradients of the reference are central differences", "[differenti
       check(map, place, 0);
       if (map != Map::elu) check(map, place, 2);
     }
+  for (const Place place : places) check(Map::orf, place, 0, 3), check(Map::centred_taylor, place, 1, 2);
 }
 
 TEST_CASE("the reference of the search equals nprf::reference where that is precise", "[differential]") {
   std::uint64_t seed = 80;
-  const auto check = [&](Map map, Place place, Index near) {
-    const Case c = small_case(map, place, ++seed, near);
+  const auto check = [&](Map map, Place place, Index near, Index sinks = 0) {
+    const Case c = small_case(map, place, ++seed, near, sinks);
     INFO(c.name());
     const Inputs<double> inputs(c);
     Problem problem = inputs.problem();
@@ -93,7 +94,7 @@ TEST_CASE("the reference of the search equals nprf::reference where that is prec
     };
     const AttentionOptions options{c.causal ? Direction::causal : Direction::bidirectional,
                                    c.radius > 0 ? Normalization::unit(c.radius) : Normalization::none(),
-                                   Engine::automatic, near};
+                                   Engine::automatic, near, sinks};
     const Matrix<double> y = std::visit(
         [&](const auto& map_of, const auto& position) {
           return reference::kernelized_attention(Attention(map_of, position, options), rows(inputs.q, c.n_q),
@@ -113,6 +114,7 @@ TEST_CASE("the reference of the search equals nprf::reference where that is prec
       check(map, place, 0);
       if (map != Map::elu) check(map, place, 2);
     }
+  for (const Place place : places) check(Map::orf, place, 0, 3), check(Map::centred_taylor, place, 1, 2);
 }
 
 TEST_CASE("the checks find an error in any result", "[differential]") {

@@ -166,7 +166,8 @@ template <Real T>
 std::unique_ptr<Runner<T>> make_runner(const Inputs<T>& x, Engine engine) {
   const Case& c = x.c;
   const AttentionOptions options{c.causal ? Direction::causal : Direction::bidirectional,
-                                 c.radius > 0 ? Normalization::unit(c.radius) : Normalization::none(), engine, c.near};
+                                 c.radius > 0 ? Normalization::unit(c.radius) : Normalization::none(), engine, c.near,
+                                 c.sinks};
   return std::visit(
       [&]<class F, class P>(const F& map, const P& position) -> std::unique_ptr<Runner<T>> {
         if (!c.by_heads) return std::make_unique<detail::OneHead<F, P>>(map, position, options);

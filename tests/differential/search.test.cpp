@@ -42,4 +42,8 @@ TEST_CASE("a few random calls with a near field or a series", "[differential]") 
     check(first_seed_of_softmax_pairs + seed);
 }
 
+TEST_CASE("a few random calls with attention sinks", "[differential]") {
+  for (std::uint64_t seed = 1; seed <= (NPRF_TEST_SANITIZED ? 30 : 150); ++seed) check(first_seed_of_sinks + seed);
+}
+
 }  // namespace nprf::test::differential

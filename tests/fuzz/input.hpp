@@ -43,8 +43,8 @@ struct AnyBias {
 };
 
 template <Real T>
-using AnyMap =
-    std::variant<PositiveFeatures<T>, TrigonometricFeatures<T>, HyperbolicFeatures<T>, EluFeatures<T>, Squares<T>>;
+using AnyMap = std::variant<PositiveFeatures<T>, TrigonometricFeatures<T>, HyperbolicFeatures<T>, EluFeatures<T>,
+                            TaylorFeatures<T>, Squares<T>>;
 template <Real T>
 using AnyPosition =
     std::variant<NoPosition<T>, RelativePosition<T>, T5Position<T>, AlibiPosition<T>, GridPosition<T>, AnyBias<T>>;
@@ -124,7 +124,8 @@ class Input {
   /// Throws InvalidArgument, as the next.
   template <Real T>
   AnyMap<T> map(Index d) {
-    const Index kind = number(0, 4);
+    const Index kind = number(0, 5);
+    if (kind == 5) return TaylorFeatures<T>({.input_dim = d, .directions = size_near(number(0, 3))});
     if (kind == 3) return EluFeatures<T>(d);
     if (kind == 4) return Squares<T>{std::max<Index>(d, 0)};
     const Index m = up_to(12);
@@ -179,7 +180,8 @@ class Input {
     return {.direction = direction,
             .normalization = normalization,
             .engine = one_of<Engine>({Engine::automatic, Engine::direct, Engine::fftw, Engine::lanes,
-                                      Engine::block_causal, Engine::banded, Engine::recurrence, Engine::grid})};
+                                      Engine::block_causal, Engine::banded, Engine::recurrence, Engine::grid}),
+            .near = flag() ? 0 : one_of<Index>({1, 3, 40, 1000, -1})};
   }
 
   double tolerance() {

@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: MIT
-// expected: nprf/cuda.hpp is for programs that are compiled with CUDA
+// expected: nprf's CUDA headers are for programs that are compiled with CUDA
 #include "nprf/cuda.hpp"

@@ -7,8 +7,10 @@
 #include <limits>
 #include <span>
 
+#include "nprf/attention/exact/exact_field.hpp"
 #include "nprf/attention/exact/finite_rows.hpp"
-#include "nprf/attention/exact/near_field.hpp"
+#include "nprf/attention/exact/near_biases.hpp"
+#include "nprf/attention/exact/sink_biases.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/non_finite_gradients.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
@@ -37,7 +39,7 @@ struct SequenceGradients {
 ///     contract                 dA, dB, dU and dc of the product for G by the engine; those that fail their error bound
 ///                              are recomputed
 ///     recompute_rows           adds the shares of the rows that forward recomputed by features
-///     add_exact_pairs          adds the shares of the near field and of the rows by exact softmax
+///     add_exact_pairs          adds the shares of attention sinks, of the near field and of the rows by exact softmax
 ///     add_bias_gradients       db, multiplied by the scale
 ///     propagate                the non-finite entries of G to the gradients that depend on them
 ///     compute_input_gradients  dq, dk and dv
@@ -115,6 +117,7 @@ class BackwardPass {
         factors, rows.G, {rows.sizes, m_scaled.denominators(), m_head.features.is_positive(), m_tolerance},
         {m_dA, m_dB, m_dU, dc}, border, m_team);
     if (multiplies_log_scales) scale_by_log_scales<T>(m_dB, m_log_scales, m_dB, m_team);
+    m_dB.topRows(problem.sinks_of(m_keys)).setZero();  // of weights that are not those of features
     // c = exp(b - max b): db = c dc
     for (Index l = 0; l < dc.size(); ++l)
       db.lags[static_cast<std::size_t>(l)] =
@@ -170,12 +173,15 @@ class BackwardPass {
     const double* log_scales = m_saved.row_log_scales.data();
     m_exact_dq.setZero();
     m_exact_dk.setZero();
-    if (m_position.problem().near.width > 0)
-      NearField<T>(m_position.problem(), m_keys, q, k, m_team)
-          .add_gradients(U, rows_of_engine().G, log_scales, m_scaled.exponents(),
-                         {m_exact_dq, m_exact_dk, m_dU, db.lags});
+    const LagProblem<T>& problem = m_position.problem();
+    const FieldGradients<T> out{m_exact_dq, m_exact_dk, m_dU, db};
+    const auto add = [&](const auto& field) {
+      field.add_gradients(U, rows_of_engine().G, log_scales, m_scaled.exponents(), out);
+    };
+    if (problem.near.width > 0) add(ExactField<T, NearBiases<T>>(problem, m_keys, q, k, m_team));
+    if (problem.sinks > 0) add(ExactField<T, SinkBiases<T>>(problem, m_keys, q, k, m_team));
     if (!m_saved.recomputed_rows.empty())
-      SoftmaxRows<T>(m_saved.recomputed_rows, m_position.problem(), m_keys, q, k, m_team)
+      SoftmaxRows<T>(m_saved.recomputed_rows, problem, m_keys, q, k, m_team)
           .backward(U, m_scaled.G(), log_scales, m_scaled.exponents(), {m_exact_dq, m_exact_dk, m_dU, db});
   }
 

@@ -39,10 +39,10 @@ namespace nprf {
 ///     compute_features    A = phi(q), B = phi(k), with zeros for non-finite keys
 ///     scale_values        v divided by a power of two, with zeros for non-finite values
 ///     contract            N and D by the engine, and bounds of its rounding errors
-///     add_near            the near field's share of N and D, if there is one
+///     add_fields          the shares of attention sinks and of the near field in N and D, if there are any
 ///     normalize           y = N / D for the rows whose error bound is within half of the tolerance
 ///     recompute_rows      the other rows, by tiles, in double or in the log domain; or all by exact softmax, if there
-///                         is a near field or the feature map is a series
+///                         are exact pairs or the feature map is a series
 ///     propagate           the non-finite keys and values to the rows that attend to them
 ///     compare             some rows with those of exact softmax, if requested
 ///     save_for_backward   if requested
@@ -85,7 +85,7 @@ class ForwardPass {
     scale_values();
     contract();
     // N and D are in m_y and m_denominator
-    if (has_near()) exact_pairs().add_near({m_A, m_y, m_denominator.data(), m_row_log_scales}, *m_errors);
+    if (has_fields()) exact_pairs().add_fields({m_A, m_y, m_denominator.data(), m_row_log_scales}, *m_errors);
     normalize(report);
     recompute_rows(report);
     m_non_finite->propagate(m_v, m_head.features.is_positive(), m_y, m_team);
@@ -113,7 +113,7 @@ class ForwardPass {
       m_row_log_scales = m_workspace.template take<double>(m_n_q);
       std::fill_n(m_row_log_scales, m_n_q, 0.0);
     }
-    if (has_near()) {
+    if (has_fields()) {
       const Workspace::Scope scope(m_workspace);
       auto log_factors = m_workspace.template vector<T>(m_n_q);
       features.with_log_factors(m_q.rows(), Head<T>::as_span(m_q_scale), m_A, log_factors.data(), m_team);
@@ -123,6 +123,10 @@ class ForwardPass {
     }
     m_log_scales = scaled_key_features<T>(features, m_k.rows(), Head<T>::as_span(m_k_scale), m_B, m_team);
     m_non_finite.emplace(m_position, m_keys, m_B, m_log_scales, m_team);
+    // the weights of sinks are not those of features
+    const Index sinks = m_position.problem().sinks_of(m_keys);
+    m_B.topRows(sinks).setZero();
+    if (m_log_scales) std::fill_n(m_log_scales, sinks, -std::numeric_limits<double>::infinity());
   }
 
   void scale_values() {
@@ -137,7 +141,7 @@ class ForwardPass {
   void contract() {
     m_position.attendance().attending_queries(m_keys, m_attends, m_workspace);
     const bool accepts_log_scales = m_product.accepts_key_log_scales();
-    if (has_near())
+    if (has_fields())
       add_largest_log_scales(m_position.problem(), m_keys, m_log_scales, accepts_log_scales, m_row_log_scales);
     if (!accepts_log_scales) m_log_scales = merge_close_log_scales<T>(m_B, m_log_scales, m_team);
     const bool multiplies_log_scales = m_log_scales && !accepts_log_scales;
@@ -150,7 +154,7 @@ class ForwardPass {
     // With positive features the denominators alone decide which rows fail their error bound. If more than half do, all
     // rows fall back to the direct engine; but not if backward is to use the engine's denominators, nor with rounding
     // per block, where no row may depend on later ones
-    if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved && !has_near()) {
+    if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved && !has_fields()) {
       contract(m_product, v.leftCols(0), m_y.leftCols(0), D);
       m_all_direct = 2 * count_failed_bounds() > m_n_q;
       if (m_all_direct)
@@ -181,7 +185,7 @@ class ForwardPass {
     m_softmax_error = error_of_softmax<T>(m_x.q.cols(), q_norm * k_norm, spread, m_n_k);
     const double input_error = error_of_weights<T>(spread) + m_position.products().deviation() +
                                head.features.relative_error(q_norm) + head.features.relative_error(k_norm) +
-                               (has_near() ? m_softmax_error : 0);
+                               (has_fields() ? m_softmax_error : 0);
     m_direct_error = input_error + error_of_sums<T>(m_A.cols(), longest_plain_sum(m_n_k));
     m_error =
         m_all_direct ? m_direct_error : input_error + error_of_sums<T>(m_A.cols(), m_product.longest_plain_sum(m_n_k));
@@ -283,8 +287,9 @@ class ForwardPass {
     }
   }
 
-  bool has_near() const { return m_position.problem().near.width > 0; }
-  bool is_exact_fallback() const { return has_near() || m_head.features.is_series(); }
+  // whether some pairs have the weights of exact softmax
+  bool has_fields() const { return m_position.problem().near.width > 0 || m_position.problem().sinks > 0; }
+  bool is_exact_fallback() const { return has_fields() || m_head.features.is_series(); }
 
   // normalised rows, in `saved` or in the workspace
   MatrixView<T> normalized_rows(const LiftedRows<T>& x, const Eigen::Ref<Vector<T>>& scale,

@@ -139,21 +139,27 @@ void check_heads(const HeadsView<T>& x, const char* name, Index batch, Index hea
           " x ", x.heads, " x ", x.tokens, " x ", x.channels);
   require(batch >= 0 && heads >= 0 && tokens >= 0 && channels >= 0, name, ": expected no negative size, got ", batch,
           " x ", heads, " x ", tokens, " x ", channels);
-  constexpr Index max_size = std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T));
-  Index room = max_size;
+  // by products, because a step of a decoder is shorter than many divisions
+  bool overflows = false;
+  const auto product = [&](Index a, Index c) {
+    Index result;
+    overflows |= __builtin_mul_overflow(a, c, &result);
+    return result;
+  };
+  Index size = sizeof(T);
   for (const Index extent : {batch, heads, tokens, channels})
-    room /= std::max<Index>(extent, 1);  // the other sizes must not overflow even if one is zero
-  require(room > 0, name, ": expected sizes whose product does not overflow, got ", batch, " x ", heads, " x ", tokens,
-          " x ", channels);
+    size = product(size, std::max<Index>(extent, 1));  // the other sizes must not overflow even if one is zero
+  require(!overflows, name, ": expected sizes whose product does not overflow, got ", batch, " x ", heads, " x ",
+          tokens, " x ", channels);
   const HeadStrides by = x.all_strides();
   require(by.token >= channels && by.head >= 0 && by.batch >= 0, name, ": expected strides of at least ", channels,
           ", 0 and 0 (token, head, batch), got ", by.token, ", ", by.head, " and ", by.batch);
-  room = max_size - channels;
-  for (const auto& [count, stride] : {std::pair{tokens, by.token}, {heads, by.head}, {batch, by.batch}}) {
-    require(count <= 1 || stride <= room / (count - 1), name, ": expected strides whose array does not overflow, got ",
-            by.token, ", ", by.head, " and ", by.batch);
-    if (count > 1) room -= (count - 1) * stride;
-  }
+  Index last = channels;
+  for (const auto& [count, stride] : {std::pair{tokens, by.token}, {heads, by.head}, {batch, by.batch}})
+    if (count > 1) overflows |= __builtin_add_overflow(last, product(count - 1, stride), &last);
+  product(last, sizeof(T));
+  require(!overflows, name, ": expected strides whose array does not overflow, got ", by.token, ", ", by.head, " and ",
+          by.batch);
   require(x.data != nullptr || x.size() == 0, name, ": expected data, got a null pointer");
 }
 

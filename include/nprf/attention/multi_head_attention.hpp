@@ -65,10 +65,14 @@ class MultiHeadAttention {
               "feature_maps: expected ", m_features[0].input_dim(), " -> ", m_features[0].output_dim(),
               " of all heads, got ", f.input_dim(), " -> ", f.output_dim());
     toeplitz::require_available(options.engine);
-    require(options.near >= 0, "near: expected 0 or more, got ", options.near);
     const FeatureMapView<T> map(m_features[0]);
-    require(options.near == 0 || (map.estimates_exp() && map.has_log_factors()),
-            "near: expected 0 for a feature map that does not estimate exp or has no log_factor, got ", options.near);
+    const auto check_exact = [&](Index count, const char* name) {
+      require(count >= 0, name, ": expected 0 or more, got ", count);
+      require(count == 0 || (map.estimates_exp() && map.has_log_factors()), name,
+              ": expected 0 for a feature map that does not estimate exp or has no log_factor, got ", count);
+    };
+    check_exact(options.near, "near");
+    check_exact(options.sinks, "sinks");
     for (const P& position : m_positions) check_position(position, options.direction);
   }
   MultiHeadAttention(F features, std::vector<P> positions, AttentionOptions options = {})

@@ -20,11 +20,17 @@ namespace nprf {
 /// have to be recomputed (CallOptions) have the weights of softmax for all pairs. On a grid, pairs are
 /// near if they are less than `near` cells apart in each of its dimensions; pairs with an extra token are never near. A
 /// position with slots of its own must have pitch().
+///
+/// Attention sinks: trained models attend to their first tokens from everywhere (Xiao et al. 2023), by weights that
+/// features do not represent. The first `sinks` keys of a sequence that are not padding have the weight exp(q.k + b) of
+/// softmax for every query. On a grid the extra tokens come first. It needs the same maps as a near field and
+/// recomputes rows likewise. It takes time O(n sinks (d + d_v)).
 struct AttentionOptions {
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
   Engine engine = Engine::automatic;
-  Index near = 0;  // the width of the near field; 0: none
+  Index near = 0;   // the width of the near field; 0: none
+  Index sinks = 0;  // the number of attention sinks
 };
 
 /// A report of one call.
@@ -35,7 +41,7 @@ struct AttentionOptions {
 struct Report {
   Engine engine = Engine::automatic;  // of the first sequence; automatic if there was nothing to compute
   Index repaired_rows = 0;            // rows that failed the engine's error bound, underflowed, or whose terms cancel
-                                      // (a series or a near field), and were recomputed
+                                      // (a series, a near field or sinks), and were recomputed
   Index indefinite_rows = 0;          // rows whose denominator is not positive, by cancellation or by underflow
   Index empty_rows = 0;               // rows that attend to no key; they are zero
   Index failing_rows = 0;             // of a step of a Decoder: rows that would be recomputed if all keys were stored
@@ -63,10 +69,10 @@ struct Report {
 ///
 /// Tolerance: a row of y whose bound of the engine's rounding error exceeds half of the tolerance, relative to the
 /// largest |v| that the row attends to, is recomputed. This takes several times as long as the direct engine takes for
-/// the row; with a near field or a series the row is computed by exact softmax, O(n_k (d + d_v)). If more than half of
-/// the rows fail, all rows are computed by the direct engine, unless there is a near field. With an infinite tolerance
-/// no row is recomputed for its rounding error. The other half of the tolerance is for the errors that any engine has
-/// (Report::error_bound).
+/// the row; with a near field, sinks or a series the row is computed by exact softmax, O(n_k (d + d_v)). If more than
+/// half of the rows fail, all rows are computed by the direct engine, unless there are a near field or sinks. With an
+/// infinite tolerance no row is recomputed for its rounding error. The other half of the tolerance is for the errors
+/// that any engine has (Report::error_bound).
 ///
 /// Approximate biases: if nothing is saved for backward and features are positive, Engine::automatic may change biases
 /// by up to a quarter of the tolerance, if they are then linear in the lag beyond some lags and admit a faster engine.

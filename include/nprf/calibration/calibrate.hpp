@@ -5,7 +5,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -18,16 +17,21 @@
 #include "nprf/calibration/hermite_features.hpp"
 #include "nprf/calibration/softmax_error.hpp"
 #include "nprf/core/error.hpp"
+#include "nprf/core/near_lags.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/normalize/normalization.hpp"
 #include "nprf/position/position.hpp"
+#include "nprf/position/position_view.hpp"
 
 namespace nprf {
 
-/// Options of calibrate(). `near`, `direction` and `normalization` are those of the attention that will use the map.
+/// Options of calibrate(). `near`, `sinks`, `direction` and `normalization` are those of the attention that will use
+/// the map.
 struct CalibrationOptions {
   Index num_features;  // the most features of the map
-  Index near = 0;      // lags -near < lag < near are compared with exact softmax weights on both sides
+  // near pairs and pairs with one of the first `sinks` keys of a sequence (AttentionOptions) have exact softmax weights
+  // on both sides of the comparison
+  Index near = 0, sinks = 0;
   Direction direction = Direction::bidirectional;
   Normalization normalization = Normalization::unit(1);
   std::uint64_t seed = 0;    // of the choice of queries that are compared, if there are more than max_queries
@@ -43,6 +47,7 @@ inline void check_calibration(const CalibrationOptions& options) {
   check_direction(options.direction);
   require(options.num_features >= 1, "num_features: expected at least 1, got ", options.num_features);
   require(options.near >= 0, "near: expected at least 0, got ", options.near);
+  require(options.sinks >= 0, "sinks: expected at least 0, got ", options.sinks);
   require(options.max_queries >= 1, "max_queries: expected at least 1, got ", options.max_queries);
   require(options.target_error >= 0, "target_error: expected at least 0, got ", options.target_error);
 }
@@ -99,11 +104,8 @@ inline const CalibrationCandidate& chosen(const std::vector<CalibrationCandidate
 
 template <Real T>
 HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads, const CalibrationOptions& options) {
-  const ComparisonOptions comparison{.near = options.near,
-                                     .direction = options.direction,
-                                     .max_queries = options.max_queries,
-                                     .seed = options.seed,
-                                     .poll = options.poll};
+  const ComparisonOptions comparison{
+      .direction = options.direction, .max_queries = options.max_queries, .seed = options.seed, .poll = options.poll};
   HeadsCalibration<T> result;
   result.candidates = calibration_candidates(heads[0].input_dim(), options.num_features);
   ComparisonOptions limited = comparison;
@@ -123,10 +125,18 @@ HeadsCalibration<T> calibrate_samples(std::span<const HeadSample<double>> heads,
   return result;
 }
 
-// the position must outlive the function that is returned
+// the position must outlive the functions that are returned
 template <Position P>
-std::function<double(Index, Index)> bias_function(const P& position) {
-  return [&position](Index i, Index j) { return bias_between(position, i, j, 0); };
+SamplePairs sample_pairs(const P& position, Index near) {
+  const PositionView<typename P::Scalar> view(position);
+  const Index extra = view.extra().rows();
+  require(near == 0 || !view.is_placed() || view.pitch() > 0,
+          "near: expected 0 for a position with slots but without pitch(), got ", near);
+  return {[&position](Index i, Index j) { return bias_between(position, i, j, 0); },
+          [view, extra, lags = NearLags{near, view.pitch(), 0}](Index i, Index j) {
+            // pairs with an extra token are never near
+            return i >= extra && j >= extra && lags.contains(view.slot(j - extra) - view.slot(i - extra));
+          }};
 }
 
 inline void check_samples(const auto& q, const auto& k, const auto& v) {
@@ -169,14 +179,19 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
   const auto num_positions = static_cast<Index>(positions.size());
   require(num_positions == 1 || num_positions == q.heads, "positions: expected 1 or ", q.heads,
           " (the number of heads of queries), got ", num_positions);
+  // with keys that no query attends to, no query of the second half would attend to a key of that half
+  const Index n_k = options.direction == Direction::causal ? std::min(q.tokens, k.tokens) : k.tokens;
+  require(n_k < 8 || options.sinks <= n_k - 8, "sinks: expected at most ", n_k - 8, " of ", n_k,
+          " keys that queries attend to, so that 8 are left, got ", options.sinks);
   std::vector<HeadSample<double>> heads;
   for (Index h = 0; h < q.heads; ++h) {
     const P& position = positions[num_positions == 1 ? 0 : static_cast<std::size_t>(h)];
     detail::check_sample_position(position, options.direction, q.tokens, k.tokens);
-    HeadSample<double> head{{}, detail::bias_function(position)};
+    HeadSample<double> head{{}, detail::sample_pairs(position, options.near)};
     const Index kv = h / (q.heads / k.heads);
     for (Index b = 0; b < q.batch; ++b)
-      head.sequences.push_back(sample_tokens<T>(q(b, h), k(b, kv), v(b, kv), options.normalization, options.near));
+      head.sequences.push_back(
+          sample_tokens<T>(q(b, h), k(b, kv), v(b, kv), options.normalization, options.sinks).with_first_keys(n_k));
     heads.push_back(std::move(head));
   }
   return detail::calibrate_samples<T>(heads, options);
@@ -194,15 +209,18 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
 /// constants from its other half, where the relative error of a row counts as at most 1. The map of least error is
 /// chosen, with fewer features if more lower the error by less than a hundredth. Its constants are then those of the
 /// first half. The second half measures its error, alone. Tokens of a half attend to those of the same half, at the
-/// positions that they have in the sample.
+/// positions that they have in the sample. Causal attention leaves out the keys after the last query. Sinks are keys of
+/// each half, and the constants are those of the other keys.
 ///
 /// The sample should have the positions and the lengths of the sequences on which the map is used. In a model with
 /// absolute positions the means change along a text, so that constants of a text's first half have a several times
 /// larger error on the second: for such a model call calibrate_heads() with several whole sequences.
 ///
 /// O(n (n + d) r) for each map that is compared, and of n at most max_queries queries. Throws InvalidArgument if shapes
-/// do not match, if a scalar is not finite, if there are fewer than 8 queries or keys or no more than 4 near, if the
-/// position is for other numbers of tokens or another direction, or if an option is out of its range.
+/// do not match, if a scalar is not finite, if there are fewer than 8 queries or keys beside the sinks, if no query of
+/// a half or quarter attends to a key of it, or only to near ones and sinks, if the position is for other numbers of
+/// tokens or another direction or has slots of its own and no pitch() for a near field, or if an option is out of its
+/// range.
 template <OnlyReal T, Position P>
   requires std::same_as<typename P::Scalar, T>
 Calibration<T> calibrate(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,

@@ -14,47 +14,70 @@
 
 namespace nprf {
 
-/// Consecutive tokens of one head of one sequence, with normalised queries and keys. Samples are in double; they and
-/// what works on them are templates so that a program that calibrates nothing does not compile them.
+/// Consecutive tokens of one head of one sequence, and before these keys the first ones of the sequence, its attention
+/// sinks. Queries and keys are normalised. Samples are in double; they and what works on them are templates so that a
+/// program that calibrates nothing does not compile them.
 template <Real T>
 struct SampleTokens {
-  Matrix<T> q, k, v;                     // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values
-  Index first_query = 0, first_key = 0;  // their positions in the sequence
+  Matrix<T> q, k, v;  // (n_q,d) (n_k,d) (n_k,d_v); d_v = 0 if there are no values
+  Index first_query = 0,
+        first_key = 0;  // the positions in the sequence of query 0 and of the first key after the sinks
+  Index sinks = 0;
 
-  /// The first half (0) or the second (1) of the queries and of the keys.
+  /// The position of a key in the sequence.
+  Index position(Index key) const { return key < sinks ? key : first_key + key - sinks; }
+
+  /// With the first n_k keys alone, which must be more than the sinks.
+  SampleTokens with_first_keys(Index n_k) const {
+    return {q, k.topRows(n_k), v.topRows(n_k), first_query, first_key, sinks};
+  }
+
+  /// The first half (0) or the second (1) of the queries and of the keys after the sinks, with all sinks.
   SampleTokens half(Index which) const {
-    const Index i0 = q.rows() / 2 * which, j0 = k.rows() / 2 * which, n_q = which == 0 ? q.rows() / 2 : q.rows() - i0,
-                n_k = which == 0 ? k.rows() / 2 : k.rows() - j0;
-    return {q.middleRows(i0, n_q), k.middleRows(j0, n_k), v.middleRows(j0, n_k), first_query + i0, first_key + j0};
+    const Index keys = k.rows() - sinks, i0 = q.rows() / 2 * which, j0 = keys / 2 * which,
+                n_q = which == 0 ? q.rows() / 2 : q.rows() - i0, n_k = which == 0 ? keys / 2 : keys - j0;
+    const auto with_sinks = [&](const Matrix<T>& x) {
+      Matrix<T> rows(sinks + n_k, x.cols());
+      rows << x.topRows(sinks), x.middleRows(sinks + j0, n_k);
+      return rows;
+    };
+    return {q.middleRows(i0, n_q), with_sinks(k), with_sinks(v), first_query + i0, first_key + j0, sinks};
   }
 };
 
-/// A sample of one head: one or several sequences, in the order of the text, and the bias of query i and key j.
+/// What a head's position defines for the query at position i and the key at position j: their bias, and whether the
+/// pair is in the near field.
+struct SamplePairs {
+  std::function<double(Index i, Index j)> bias;
+  std::function<bool(Index i, Index j)> is_near;
+};
+
+/// A sample of one head: one or several sequences, in the order of the text.
 template <Real T>
 struct HeadSample {
   std::vector<SampleTokens<T>> sequences;
-  std::function<double(Index i, Index j)> bias;
+  SamplePairs pairs;
 
   Index input_dim() const { return sequences.at(0).q.cols(); }
 
   /// The first half (0) or the second (1): of the sequences, the first half being the larger one, or of the tokens if
   /// there is one sequence.
   HeadSample half(Index which) const {
-    if (sequences.size() == 1) return {{sequences[0].half(which)}, bias};
+    if (sequences.size() == 1) return {{sequences[0].half(which)}, pairs};
     const auto middle = sequences.begin() + static_cast<std::ptrdiff_t>((sequences.size() + 1) / 2);
-    return {which == 0 ? std::vector(sequences.begin(), middle) : std::vector(middle, sequences.end()), bias};
+    return {which == 0 ? std::vector(sequences.begin(), middle) : std::vector(middle, sequences.end()), pairs};
   }
 
-  /// Means, axes and variances of all its queries and keys (feature_map/balance.hpp).
+  /// Means, axes and variances of all its queries and of the keys after the sinks (feature_map/balance.hpp).
   Balance<T> balance(double shrinkage) const {
     Index n_q = 0, n_k = 0;
-    for (const SampleTokens<T>& each : sequences) n_q += each.q.rows(), n_k += each.k.rows();
+    for (const SampleTokens<T>& each : sequences) n_q += each.q.rows(), n_k += each.k.rows() - each.sinks;
     Matrix<T> q(n_q, input_dim()), k(n_k, input_dim());
     n_q = n_k = 0;
     for (const SampleTokens<T>& each : sequences) {
       q.middleRows(n_q, each.q.rows()) = each.q;
-      k.middleRows(n_k, each.k.rows()) = each.k;
-      n_q += each.q.rows(), n_k += each.k.rows();
+      k.middleRows(n_k, each.k.rows() - each.sinks) = each.k.bottomRows(each.k.rows() - each.sinks);
+      n_q += each.q.rows(), n_k += each.k.rows() - each.sinks;
     }
     return nprf::balance<T>(q, k, shrinkage);
   }
@@ -75,25 +98,27 @@ Matrix<double> normalised_rows(const Normalization& normalization, const MatrixV
 }  // namespace detail
 
 /// One sequence of a sample, in double, from q (n_q,d) k (n_k,d) v (n_k,d_v) as the model gives them. Throws
-/// InvalidArgument if shapes do not match, if a scalar is not finite, or if there are too few tokens: each quarter must
-/// have at least two queries and keys, and more keys than `near`.
+/// InvalidArgument if shapes do not match, if a scalar is not finite, or if there are fewer than 8 queries or keys:
+/// each quarter must have two.
 template <Real T>
 SampleTokens<double> sample_tokens(const MatrixView<T>& q, const MatrixView<T>& k, const MatrixView<T>& v,
-                                   const Normalization& normalization, Index near) {
+                                   const Normalization& normalization, Index sinks = 0) {
   require(q.cols() >= 1, "queries: expected at least 1 column, got 0");
   require(k.cols() == q.cols(), "keys: expected ", q.cols(), " columns (those of the queries), got ", k.cols());
   require(v.cols() == 0 || v.rows() == k.rows(), "values: expected ", k.rows(), " rows (the number of keys), got ",
           v.rows());
   require(q.rows() >= 8, "queries: expected at least 8 rows, got ", q.rows());
   require(k.rows() >= 8, "keys: expected at least 8 rows, got ", k.rows());
-  require(k.rows() / 4 > near && q.rows() / 4 > near, "queries and keys: expected at least ", 4 * (near + 1),
-          " rows each (more than 4 near, so that a quarter of the sample has lags that are not near), got ", q.rows(),
-          " and ", k.rows());
+  require(sinks <= k.rows() - 8, "keys: expected at least 8 rows beside ", sinks, " sinks, got ", k.rows());
   require(q.allFinite() && k.allFinite() && v.allFinite(), "sample: expected finite scalars, got a NaN or an infinity");
   Matrix<double> values(k.rows(), v.cols());
   if (v.cols() > 0) values = v.template cast<double>();
-  return {detail::normalised_rows<T>(normalization, q), detail::normalised_rows<T>(normalization, k),
-          std::move(values)};
+  return {detail::normalised_rows<T>(normalization, q),
+          detail::normalised_rows<T>(normalization, k),
+          std::move(values),
+          0,
+          sinks,
+          sinks};
 }
 
 }  // namespace nprf

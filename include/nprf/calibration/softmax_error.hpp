@@ -13,6 +13,7 @@
 #include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/calibration/calibrated_features.hpp"
 #include "nprf/calibration/head_sample.hpp"
+#include "nprf/core/error.hpp"
 #include "nprf/core/gemm.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/team.hpp"
@@ -21,9 +22,8 @@
 
 namespace nprf {
 
-/// Which attention is compared: the exact near field of lags -near < lag < near, the direction, and which queries.
+/// Which attention is compared: its direction, and which queries.
 struct ComparisonOptions {
-  Index near = 0;
   Direction direction = Direction::bidirectional;
   Index max_queries = 1024;  // of each sequence; if there are more, so many are chosen at random
   std::uint64_t seed = 0;
@@ -35,7 +35,7 @@ struct ComparisonOptions {
 /// Exact softmax attention of consecutive tokens, and the difference of attention with feature maps from it, by dense
 /// matrices:
 ///
-///     y_i = sum_j W_ij v_j / sum_j W_ij,   W_ij = exp(q_i.k_j + b_ij)         if the lag is near
+///     y_i = sum_j W_ij v_j / sum_j W_ij,   W_ij = exp(q_i.k_j + b_ij)         if the key is a sink, or the pair near
 ///                                                 phi(q_i).phi(k_j) exp(b_ij)  otherwise
 ///
 /// Without values it compares the weights W_ij / sum_j W_ij. A row whose terms cancel (terms_cancel) has no difference,
@@ -44,10 +44,9 @@ template <Real T>
 class SoftmaxComparison {
  public:
   /// Refers to all of them.
-  SoftmaxComparison(const SampleTokens<T>& tokens, const std::function<double(Index, Index)>& bias,
-                    const ComparisonOptions& options)
+  SoftmaxComparison(const SampleTokens<T>& tokens, const SamplePairs& pairs, const ComparisonOptions& options)
       : m_tokens(tokens),
-        m_bias(bias),
+        m_pairs(pairs),
         m_options(options),
         m_rows(static_cast<std::size_t>(std::min(tokens.q.rows(), options.max_queries))),
         m_keys(tokens.k.transpose()) {
@@ -61,17 +60,30 @@ class SoftmaxComparison {
     for (const auto& map : maps) features.push_back(features_of(map));
     const Index n = static_cast<Index>(m_rows.size()), count = static_cast<Index>(maps.size());
     Matrix<T> difference = Matrix<T>::Zero(n, count);
-    Vector<T> exact = Vector<T>::Zero(n);
+    Vector<T> exact = Vector<T>::Zero(n), attends = exact;
     std::vector<Workspace> workspaces(static_cast<std::size_t>(num_threads()));
     Team(workspaces, m_options.poll).run_tiles(n, tile_rows, [&](Index i0, Index rows, Workspace&) {
       const Tile tile = exact_tile(i0, rows);
-      for (Index i = 0; i < rows; ++i) exact[i0 + i] = tile.y.row(i).squaredNorm();
+      for (Index i = 0; i < rows; ++i) {
+        exact[i0 + i] = tile.y.row(i).squaredNorm();
+        attends[i0 + i] = tile.largest[i] > -infinity ? 1 : 0;
+      }
       for (Index m = 0; m < count; ++m)
         difference.block(i0, m, rows, 1) = tile_differences(tile, i0, features[static_cast<std::size_t>(m)]);
     });
     std::vector<SoftmaxDifference> all;
-    for (Index m = 0; m < count; ++m) all.push_back({n, difference.col(m).sum(), exact.sum()});
+    const auto rows = static_cast<Index>(attends.sum());
+    for (Index m = 0; m < count; ++m) all.push_back({rows, difference.col(m).sum(), exact.sum()});
     return all;
+  }
+
+  /// Whether the direction allows a compared query to attend to a key whose weight is not exact, so that there is an
+  /// error to be measured. O(n_q n_k) at most, and few steps if the last query may attend to the first keys.
+  bool has_far_pair() const {
+    for (Index i = static_cast<Index>(m_rows.size()) - 1; i >= 0; --i)
+      for (Index j = 0; j < m_tokens.k.rows(); ++j)
+        if (!is_later(i, j) && !is_exact(i, j)) return true;
+    return false;
   }
 
  private:
@@ -104,8 +116,9 @@ class SoftmaxComparison {
   }
 
   Index query(Index i) const { return m_tokens.first_query + m_rows[static_cast<std::size_t>(i)]; }
-  Index key(Index j) const { return m_tokens.first_key + j; }
-  bool is_near(Index i, Index j) const { return std::abs(key(j) - query(i)) < m_options.near; }
+  Index key(Index j) const { return m_tokens.position(j); }
+  bool is_exact(Index i, Index j) const { return j < m_tokens.sinks || m_pairs.is_near(query(i), key(j)); }
+  bool is_later(Index i, Index j) const { return m_options.direction == Direction::causal && key(j) > query(i); }
 
   Tile exact_tile(Index i0, Index rows) const {
     const Index n_k = m_tokens.k.rows();
@@ -115,10 +128,8 @@ class SoftmaxComparison {
     set_product(tile.logits, q, m_keys);  // (rows,n_k)
     Matrix<T> W(rows, n_k);
     for (Index i = 0; i < rows; ++i) {
-      for (Index j = 0; j < n_k; ++j) {
-        const bool masked = m_options.direction == Direction::causal && key(j) > query(i0 + i);
-        tile.bias(i, j) = masked ? -infinity : m_bias(query(i0 + i), key(j));
-      }
+      for (Index j = 0; j < n_k; ++j)
+        tile.bias(i, j) = is_later(i0 + i, j) ? -infinity : m_pairs.bias(query(i0 + i), key(j));
       tile.logits.row(i) += tile.bias.row(i);
       tile.largest[i] = tile.logits.row(i).maxCoeff();
       if (tile.largest[i] > -infinity)
@@ -141,17 +152,17 @@ class SoftmaxComparison {
         W.row(i).setZero();
         continue;
       }
-      // one scale for near and far
+      // one scale for exact pairs and others
       const auto log_factor = [&](Index j) {
         return features.log_queries[i0 + i] + features.log_keys[j] + tile.bias(i, j);
       };
       double largest = tile.largest[i];
       for (Index j = 0; j < n_k; ++j) largest = std::max(largest, log_factor(j));
       for (Index j = 0; j < n_k; ++j) {
-        const bool near = is_near(i0 + i, j);
-        const double factor = std::exp((near ? tile.logits(i, j) : log_factor(j)) - largest);
-        W(i, j) = near ? factor : W(i, j) * factor;
-        magnitudes[i] += near ? factor : query_norm * features.key_norms[j] * factor;
+        const bool exact = is_exact(i0 + i, j);
+        const double factor = std::exp((exact ? tile.logits(i, j) : log_factor(j)) - largest);
+        W(i, j) = exact ? factor : W(i, j) * factor;
+        magnitudes[i] += exact ? factor : query_norm * features.key_norms[j] * factor;
       }
     }
     const Matrix<T> y = quotients(W);
@@ -179,22 +190,34 @@ class SoftmaxComparison {
   }
 
   const SampleTokens<T>& m_tokens;
-  const std::function<double(Index, Index)>& m_bias;
+  const SamplePairs& m_pairs;
   ComparisonOptions m_options;
   std::vector<Index> m_rows;  // the queries that are compared
   Matrix<T> m_keys;           // k^T (d,n_k)
 };
 
-/// The differences of all sequences of a sample, one for each map.
+/// The differences of all sequences of a sample, one for each map. Throws InvalidArgument if there is nothing to
+/// compare: if no compared query attends to a key, or if all keys that it may attend to are sinks or near.
 template <Real T>
 std::vector<SoftmaxDifference> softmax_differences(const HeadSample<T>& sample,
                                                    std::span<const std::type_identity_t<CalibratedFeatures<T>>> maps,
                                                    const ComparisonOptions& options) {
   std::vector<SoftmaxDifference> sum(maps.size());
+  bool has_far_pair = false;
   for (const SampleTokens<T>& tokens : sample.sequences) {
-    const std::vector<SoftmaxDifference> each = SoftmaxComparison(tokens, sample.bias, options).differences(maps);
+    const SoftmaxComparison comparison(tokens, sample.pairs, options);
+    has_far_pair = has_far_pair || comparison.has_far_pair();
+    const std::vector<SoftmaxDifference> each = comparison.differences(maps);
     for (std::size_t m = 0; m < sum.size(); ++m) sum[m] += each[m];
   }
+  const SampleTokens<T>& first = sample.sequences.at(0);
+  const auto check = [&](bool found, const char* expected) {
+    require(found, "sample: expected in each half and quarter a query that ", expected, ", got none among queries ",
+            first.first_query, " to ", first.first_query + first.q.rows() - 1, " with keys ", first.position(0), " to ",
+            first.position(first.k.rows() - 1));
+  };
+  check(has_far_pair, "may attend to a key that is neither near nor a sink");
+  for (const SoftmaxDifference& each : sum) check(each.rows > 0, "attends to a key");
   return sum;
 }
 

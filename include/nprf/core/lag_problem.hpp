@@ -54,6 +54,7 @@ struct LagProblem {
   LagRange table;                        // before and after these lags b is linear
   double slope_before = 0, slope_after = 0;
   NearLags near;                        // lags whose pairs are computed exactly: `weights` are 0 there
+  Index sinks = 0;                      // the number of first keys whose pairs are computed exactly
   double weight_bias = minus_infinity;  // the bias at which a weight is 1: the largest, also of column 1 of the border
   LagWeightsView<T> weights;            // exp(b - weight_bias) of `reach`
   T* weight_values = nullptr;           // the same array as in `weights`, writable
@@ -72,6 +73,17 @@ struct LagProblem {
     return bias(keys.slots[key - keys.outside] - queries.slots[query - queries.outside]);
   }
   bool attends(Index query, Index key) const { return bias_between(query, key) > minus_infinity; }
+
+  /// How many of these keys, the first ones, are attention sinks.
+  Index sinks_of(const Placement& of) const { return std::min(sinks, of.count()); }
+
+  /// The bias at which a far weight of this query is 1: for a query without a slot, the largest of its own.
+  double unit_bias(Index query) const {
+    if (query >= queries.outside) return weight_bias;
+    double largest = border_biases(query, border.count);
+    for (Index key = 0; key < border.count; ++key) largest = std::max(largest, border_biases(query, key));
+    return largest;
+  }
 
   /// bias(lag) - bias(from), with a rounding error relative to the result: if both lags are on the same line, it is not
   /// computed as the difference of two large numbers. -infinity if `lag` is not attended; `from` must be.

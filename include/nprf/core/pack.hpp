@@ -84,8 +84,8 @@ struct Pack {
   /// The largest scalar; NaN if one is.
   T largest_or_nan() const {
     using namespace Eigen::internal;
-    const Register is_nan = pandnot(pset1<Register>(T(1)), pcmp_eq(x, x));
-    return predux_max(is_nan) > 0 ? std::numeric_limits<T>::quiet_NaN() : predux_max(x);
+    const Register is_nan = pcmp_lt_or_nan(x, pset1<Register>(-std::numeric_limits<T>::infinity()));
+    return predux_any(is_nan) ? std::numeric_limits<T>::quiet_NaN() : predux_max(x);
   }
   T sum() const { return Eigen::internal::predux(x); }
 };

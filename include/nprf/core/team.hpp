@@ -43,7 +43,8 @@ class Team {
   /// is rethrown after all threads have stopped. A body must not run the team again.
   template <class Body>
   void run(Index tasks, Body&& body) const {
-    run_until_error(tasks, [&](Index task, Workspace& scratch, const std::atomic<bool>*) { body(task, scratch); });
+    const auto call = [&](Index task, Workspace& scratch, const std::atomic<bool>*) { body(task, scratch); };
+    run_until_error(tasks, Call(call));
   }
 
   /// The default number of rows in a tile, chosen so that a tile fits into the first two levels of cache.
@@ -67,10 +68,11 @@ class Team {
   template <class Body>
   void run_nested(Index tasks, Body&& body) const {
     const Index single_threaded = size() == 1 ? 0 : tasks / size() * size();
-    run_until_error(single_threaded, [&](Index task, Workspace& scratch, const std::atomic<bool>* has_failed) {
+    const auto call = [&](Index task, Workspace& scratch, const std::atomic<bool>* has_failed) {
       const bool is_calling_thread = &scratch == &workspace();
       body(task, Team(scratch, is_calling_thread ? m_poll : nullptr, has_failed));
-    });
+    };
+    run_until_error(single_threaded, Call(call));
     for (Index task = single_threaded; task < tasks; ++task) {
       const Workspace::Scope scope(workspace());
       body(task, *this);
@@ -99,10 +101,26 @@ class Team {
     if (m_poll) m_poll();
   }
 
-  // body(task, scratch, has_failed), where *has_failed is whether a call has thrown; null if no other calls run
-  // meanwhile
-  template <class Body>
-  void run_until_error(Index tasks, Body&& body) const {
+  // calls body(task, scratch, has_failed), where *has_failed is whether a call has thrown; null if no other calls run
+  // meanwhile. It forgets the body's type, so that run_until_error is compiled once, not for each loop of the library
+  class Call {
+   public:
+    template <class Body>
+    explicit Call(const Body& body)
+        : m_body(&body),
+          m_call([](const void* of, Index task, Workspace& scratch, const std::atomic<bool>* has_failed) {
+            (*static_cast<const Body*>(of))(task, scratch, has_failed);
+          }) {}
+    void operator()(Index task, Workspace& scratch, const std::atomic<bool>* has_failed) const {
+      m_call(m_body, task, scratch, has_failed);
+    }
+
+   private:
+    const void* m_body;
+    void (*m_call)(const void*, Index, Workspace&, const std::atomic<bool>*);
+  };
+
+  void run_until_error(Index tasks, const Call& body) const {
     if (size() == 1 || tasks <= 1) {
       for (Index task = 0; task < tasks; ++task) {
         check();
@@ -140,8 +158,7 @@ class Team {
     for (Workspace& each : m_workspaces) each.reserve(largest);
   }
 
-  template <class Body>
-  static std::size_t run_task(Index task, Workspace& workspace, Body& body, const std::atomic<bool>* has_failed) {
+  static std::size_t run_task(Index task, Workspace& workspace, const Call& body, const std::atomic<bool>* has_failed) {
     const Workspace::Scope scope(workspace);
     body(task, workspace, has_failed);
     return scope.peak_bytes();

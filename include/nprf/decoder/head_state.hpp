@@ -15,6 +15,7 @@
 #include "nprf/decoder/online_convolution.hpp"
 #include "nprf/decoder/row.hpp"
 #include "nprf/decoder/running_sums.hpp"
+#include "nprf/decoder/sink_tokens.hpp"
 #include "nprf/decoder/step_weights.hpp"
 #include "nprf/decoder/token_ring.hpp"
 
@@ -30,7 +31,8 @@ struct QueryGroup {
   double tolerance = 0;  // CallOptions::tolerance
 };
 
-/// The state of one head of one sequence: the ring of its last tokens and the sums over the older ones. See Decoder.
+/// The state of one head of one sequence: the ring of its last tokens, the sums over the older ones, and its attention
+/// sinks. See Decoder.
 template <Real T>
 class HeadState {
  public:
@@ -38,6 +40,7 @@ class HeadState {
   HeadState(const StepModel<T>& model, Index d_v)
       : m_d_v(d_v),
         m_ring(model.shape(d_v), model.kept_tokens()),
+        m_sinks(model.sinks, model.features.map().input_dim(), d_v),
         m_sums(model.bias.has_tail() ? model.features.map().output_dim() : 0, d_v) {}
 
   Index tokens() const { return m_tokens; }
@@ -45,6 +48,7 @@ class HeadState {
   /// Allocates memory for a sequence of that many tokens. Throws std::bad_alloc, and then changes nothing.
   void reserve(const StepModel<T>& model, Index tokens) {
     m_ring.reserve(tokens);
+    m_sinks.reserve(tokens);
     m_online.reserve(model.windows, tokens);
   }
 
@@ -76,12 +80,17 @@ class HeadState {
     const Index r = model.features.map().output_dim();
     const RowMax<T> values = row_max(value, m_d_v);
     StateToken<T> token{key.phi, 1, value, key.log_factor, T(0), values.largest, false, values.is_finite};
-    token.has_finite_key = row_max(key.phi, padded_to_lanes(r)).is_finite && key.log_factor < infinity;
+    token.has_finite_key = all_finite(key.phi, padded_to_lanes(r)) && key.log_factor < infinity;
     if (!token.has_finite_key) {
       std::fill_n(key.phi, r, T(0));
       token.log_scale = -infinity;
     } else {
       m_largest_norm = std::max(m_largest_norm, model.features.norm(key.normalized));
+    }
+    if (m_tokens < model.sinks) {  // its weight is not that of features
+      m_sinks.put(m_tokens, token, key.normalized);
+      std::fill_n(key.phi, r, T(0));
+      token.log_scale = -infinity;
     }
     if (!model.is_positive()) token.norm = Eigen::Map<const Vector<T>>(key.phi, r).norm();
     m_all_finite = m_all_finite && token.has_finite_key && token.has_finite_value;
@@ -116,12 +125,15 @@ class HeadState {
     }
     const StepWeights<T> weights(model, m_ring, m_sums, m_online.window(model.windows, m_tokens), m_tokens, m_left_ring,
                                  scratch);
-    StepRow<T> row(model, m_ring, m_sums, weights, {m_tokens, m_left_ring, m_largest_norm, m_all_finite}, scratch);
+    StepRow<T> row(model, m_ring, m_sums, m_sinks, weights, {m_tokens, m_left_ring, m_largest_norm, m_all_finite},
+                   scratch);
     for (Index g = 0; g < group.count; ++g)
       row.compute(group.features(group.first + g), group.y + g * group.y_step, group.tolerance, report);
   }
 
-  std::size_t bytes() const { return sizeof(*this) + m_ring.bytes() + m_sums.bytes() + m_online.bytes(); }
+  std::size_t bytes() const {
+    return sizeof(*this) + m_ring.bytes() + m_sums.bytes() + m_sinks.bytes() + m_online.bytes();
+  }
 
   /// Calls archive(x) for each part of the state, to write or to read it; the memory of the ring is reserved between.
   template <class Archive>
@@ -134,6 +146,7 @@ class HeadState {
             " on, got ", m_left_ring, " to ", m_tokens);
     reserve(model, m_tokens);
     m_sums.transfer(archive);
+    m_sinks.transfer(m_tokens, archive);
     m_ring.transfer_references(archive);
     // windows of an online convolution are computed again, also from tokens that are in the sums
     const Index first = model.windows.plan.any() ? std::max<Index>(m_most_tokens - m_ring.capacity(), 0) : m_left_ring;
@@ -159,6 +172,7 @@ class HeadState {
   double m_largest_norm = 0;  // of all finite keys
   bool m_all_finite = true;   // of all keys and values
   TokenRing<T> m_ring;
+  SinkTokens<T> m_sinks;
   RunningSums<T> m_sums;
   OnlineConvolution<T> m_online;
 };

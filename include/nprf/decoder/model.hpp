@@ -26,19 +26,27 @@ struct StepModel {
   StepFeatures<T> features;
   StepBias<T> bias;
   Index near;              // the width of the near field
+  Index sinks;             // the number of attention sinks
   Index rollback;          // how many tokens can be taken back
+  Index most_tokens;       // of a sequence
   WindowModel<T> windows;  // of the online convolution; none before set_windows()
 
   StepModel(const FeatureMapView<T>& map, const PositionView<T>& position, const AttentionOptions& options,
-            Index of_rollback)
+            Index of_rollback, Index of_most_tokens = StepBias<T>::unlimited)
       : features(map, options.normalization),
-        bias(position.bias().view(), options.near, of_rollback + RunningSums<T>::block, map.is_positive()),
+        bias(position.bias().view(), options.near, of_rollback + RunningSums<T>::block, map.is_positive(),
+             of_most_tokens),
         near(options.near),
-        rollback(of_rollback) {}
+        sinks(options.sinks),
+        rollback(of_rollback),
+        most_tokens(of_most_tokens) {}
 
   bool is_positive() const { return features.map().is_positive(); }
   /// Whether rows whose terms cancel are those of exact softmax, as in MultiHeadAttention.
-  bool is_exact_fallback() const { return near > 0 || features.map().is_series(); }
+  bool is_exact_fallback() const { return has_exact_pairs() || features.map().is_series(); }
+  bool has_exact_pairs() const { return near > 0 || sinks > 0; }
+  /// How many of `tokens` tokens are sinks and not near the last one.
+  Index far_sinks(Index tokens) const { return std::min(sinks, std::max<Index>(tokens - near, 0)); }
   /// Tokens up to this age are in the ring, and up to a block more (RunningSums).
   Index pending() const { return bias.reach() + rollback; }
   /// How many tokens the ring has; with windows, also those that other rows of a window than the last ones attend to.
@@ -69,10 +77,11 @@ struct StepModel {
     return error_of_softmax<T>(features.map().input_dim(), q_norm * k_norm, largest_exponent<T>, keys);
   }
   double error_of_row(double q_norm, double k_norm, Index keys, Index slots) const {
-    const FeatureMapView<T>& map = features.map();
-    const double exact_pairs = near > 0 ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near)) : 0;
-    return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + map.relative_error(q_norm) +
-           map.relative_error(k_norm) + error_of_sums<T>(map.output_dim(), slots + RunningSums<T>::block) + exact_pairs;
+    const double exact_pairs =
+        has_exact_pairs() ? error_of_softmax_row(q_norm, k_norm, std::min(keys, near) + far_sinks(keys)) : 0;
+    return error_of_weights<T>(largest_exponent<T>) + bias.deviation() + features.relative_error(q_norm) +
+           features.relative_error(k_norm) +
+           error_of_sums<T>(features.map().output_dim(), slots + RunningSums<T>::block) + exact_pairs;
   }
 };
 
@@ -113,7 +122,8 @@ class DecoderModelOf final : public DecoderModel<typename F::Scalar> {
 
 /// The model of each of the attention's heads, or one for all.
 template <Real T>
-std::vector<StepModel<T>> step_models(const DecoderModel<T>& model, Index rollback) {
+std::vector<StepModel<T>> step_models(const DecoderModel<T>& model, Index rollback,
+                                      Index most_tokens = StepBias<T>::unlimited) {
   const HeadModels<T> heads = model.heads();
   std::vector<StepModel<T>> all;
   for (Index h = 0; h < model.count(); ++h) {
@@ -121,7 +131,7 @@ std::vector<StepModel<T>> step_models(const DecoderModel<T>& model, Index rollba
     require(!position.is_placed(),
             "position: expected one by the distance of tokens, got one that assigns slots to tokens (a grid), whose "
             "number is fixed");
-    all.emplace_back(heads.feature_map(h), position, heads.options(), rollback);
+    all.emplace_back(heads.feature_map(h), position, heads.options(), rollback, most_tokens);
   }
   return all;
 }

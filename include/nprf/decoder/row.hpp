@@ -12,15 +12,17 @@
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
+#include "nprf/decoder/exact_keys.hpp"
 #include "nprf/decoder/model.hpp"
 #include "nprf/decoder/running_sums.hpp"
+#include "nprf/decoder/sink_tokens.hpp"
 #include "nprf/decoder/step_weights.hpp"
 #include "nprf/decoder/token_ring.hpp"
 
 namespace nprf {
 
-/// The rows y = N / D of a step, for the queries that share keys and values: sums over the ring, the running sums and
-/// the near field, and their certificate.
+/// The rows y = N / D of a step, for the queries that share keys and values: sums over the ring, the running sums, the
+/// near field and the sinks, and their certificate.
 template <Real T>
 class StepRow {
  public:
@@ -32,7 +34,7 @@ class StepRow {
   };
 
   /// Refers to all of them.
-  StepRow(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums,
+  StepRow(const StepModel<T>& model, const TokenRing<T>& ring, const RunningSums<T>& sums, const SinkTokens<T>& sinks,
           const StepWeights<T>& weights, const Tokens& tokens, Workspace& scratch)
       : m_model(model),
         m_ring(ring),
@@ -42,7 +44,7 @@ class StepRow {
         m_tokens(tokens),
         m_d_v(sums.non_finite_values().size()),
         m_N(scratch.take<T>(padded_to_lanes(m_d_v))),
-        m_exponents(scratch.take<double>(exact_keys())) {}
+        m_exact(model.bias, ring, sinks, tokens.count, ring_keys(), model.far_sinks(tokens.count), scratch) {}
 
   /// Sets y (d_v) for a query, and counts it in the report. A row whose bound of the error of an online convolution
   /// exceeds half of the tolerance is computed from the tokens.
@@ -50,7 +52,7 @@ class StepRow {
     m_query = query.normalized, m_A = query.phi;
     m_log_factor = query.log_factor;
     m_far_error = 0;
-    const bool finite_query = row_max(m_A, padded_to_lanes(m_model.features.map().output_dim())).is_finite &&
+    const bool finite_query = all_finite(m_A, padded_to_lanes(m_model.features.map().output_dim())) &&
                               m_log_factor < std::numeric_limits<double>::infinity();
     if (!finite_query) {
       std::fill_n(y, m_d_v, nan);
@@ -76,15 +78,15 @@ class StepRow {
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
   Index near_first() const { return std::max(m_tokens.first, m_tokens.count - m_model.near); }
-  // the most keys that have the weights of softmax
-  Index exact_keys() const { return m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0; }
+  // the most keys of the ring that have the weights of softmax
+  Index ring_keys() const { return m_model.is_exact_fallback() ? m_tokens.count - m_tokens.first : 0; }
   double bias(Index j) const { return m_model.bias(m_tokens.count - 1 - j); }
 
   // N, D and the sum of the terms' magnitudes, in units of exp(reference)
   void set_sums(const StepWeights<T>& weights) {
     m_slots = weights.slots();
     sum_far(weights);
-    if (m_model.near > 0) sum_near();
+    if (m_model.has_exact_pairs()) sum_exact();
   }
 
   void sum_far(const StepWeights<T>& weights) {
@@ -110,6 +112,7 @@ class StepRow {
   T add_pending(const StepWeights<T>& weights) {
     const Workspace::Scope scope(m_scratch);
     T* scores = m_scratch.take<T>(weights.slots());
+    const bool has_norms = !m_model.is_positive();
     T D = 0, norms_of_keys = 0;
     weights.for_each_range([&](Index at, Index slot, Index count) {
       P sum = P::all(0), sum_of_norms = P::all(0);
@@ -119,10 +122,10 @@ class StepRow {
         const P c = P::load(all + s), w = weighted(P::load(scores + at + s), c);
         w.store(scores + at + s);
         sum = sum + w;
-        sum_of_norms = multiply_add(weighted(P::load(norms + s), c), P::all(1), sum_of_norms);
+        if (has_norms) sum_of_norms = multiply_add(weighted(P::load(norms + s), c), P::all(1), sum_of_norms);
       }
       D += sum.sum(), norms_of_keys += sum_of_norms.sum();
-      if (!m_tokens.all_finite) add_finite_parts(slot, count, scores + at);
+      if (!m_tokens.all_finite) m_ring.add_finite_entries(scores + at, count, m_N, slot);
       m_ring.add_values(scores + at, count, m_N, slot);
     });
     m_D = D;
@@ -142,67 +145,25 @@ class StepRow {
 
   T norm_of_features() const { return Eigen::Map<const Vector<T>>(m_A, m_model.features.map().output_dim()).norm(); }
 
-  // adds the finite entries of values that are not all finite, and clears their weights
-  void add_finite_parts(Index slot, Index count, T* scores) {
-    for (Index s = 0; s < count; ++s)
-      if (scores[s] != 0 && !m_ring.has_finite_value(slot + s)) {
-        add_finite_entries(scores[s], m_ring.value(slot + s));
-        scores[s] = 0;
-      }
-  }
-  void add_finite_entries(T weight, const T* value) {
-    for (Index p = 0; p < m_d_v; ++p)
-      if (std::isfinite(value[p])) m_N[p] += weight * value[p];
-  }
-
   // adds the exact pairs, whose weights are exp(q.k + b - log_factor)
-  void sum_near() {
-    const Index first = near_first();
-    const double largest = set_exponents(first, m_log_factor);
+  void sum_exact() {
+    const double largest =
+        m_exact.set_exponents(m_query, m_model.far_sinks(m_tokens.count), near_first(), m_log_factor);
     if (largest > m_reference) {
       const T factor = static_cast<T>(std::exp(m_reference - largest));
       m_D *= factor, m_terms *= factor;
       for (Index p = 0; p < padded_to_lanes(m_d_v); ++p) m_N[p] *= factor;
       m_reference = largest;
     }
-    m_terms += add_exact(first);
+    m_terms += add_exact();
   }
 
-  // exponents of the exact pairs of keys `first`, ..., less a constant; returns the largest
-  double set_exponents(Index first, double constant) {
-    const Index d = m_model.features.map().input_dim();
-    double largest = minus_infinity;
-    for (Index j = first; j < m_tokens.count; ++j) {
-      const T* key = m_ring.key(m_ring.slot(j));
-      const double b = bias(j), exponent = b > minus_infinity
-                                               ? static_cast<double>(dot_by_packs(m_query, key, d)) + b - constant
-                                               : b;
-      m_exponents[j - first] = exponent;
-      largest = std::max(largest, exponent);
-    }
-    return largest;
-  }
-
-  // adds the keys `first`, ... with weights exp(exponent - reference) to N and D; returns their sum
-  T add_exact(Index first) {
-    T sum = 0;
-    for (Index j = first; j < m_tokens.count; ++j) {
-      if (m_exponents[j - first] == minus_infinity) continue;
-      const T weight = static_cast<T>(std::exp(m_exponents[j - first] - m_reference));
-      const Index s = m_ring.slot(j);
-      m_largest_value = std::max(m_largest_value, m_ring.largest_values()[s]);
-      sum += weight;
-      if (weight == 0) continue;
-      if (!m_ring.has_finite_value(s)) {
-        add_finite_entries(weight, m_ring.value(s));
-        continue;
-      }
-      const P w = P::all(weight);
-      for (Index p = 0; p < padded_to_lanes(m_d_v); p += P::size)
-        multiply_add(w, P::load(m_ring.value(s) + p), P::load(m_N + p)).store(m_N + p);
-    }
-    m_D += sum;
-    return sum;
+  // returns the sum of the weights
+  T add_exact() {
+    const auto sums = m_exact.add(m_reference, m_tokens.all_finite, m_N);
+    m_largest_value = std::max(m_largest_value, sums.largest_value);
+    m_D += sums.weights;
+    return sums.weights;
   }
 
   void divide(double q_norm, T* y, Report& report) {
@@ -244,8 +205,8 @@ class StepRow {
   void compute_by_softmax() {
     std::fill_n(m_N, padded_to_lanes(m_d_v), T(0));
     m_D = 0;
-    m_reference = set_exponents(m_tokens.first, 0);
-    add_exact(m_tokens.first);
+    m_reference = m_exact.set_exponents(m_query, 0, m_tokens.first, 0);
+    add_exact();
   }
 
   // an entry of y becomes NaN, or with positive weights the infinity, if the query attends to such a value
@@ -271,8 +232,8 @@ class StepRow {
   const Index m_d_v;
   const T *m_query = nullptr, *m_A = nullptr;  // the row and its features
   T* m_N;
-  double* m_exponents;  // of exact pairs
-  Index m_slots = 0;    // whose weights are summed
+  ExactKeys<T> m_exact;
+  Index m_slots = 0;  // whose weights are summed
   double m_log_factor = 0, m_reference = 0, m_far_error = 0;
   T m_D = 0, m_terms = 0, m_largest_value = 0;
   bool m_recomputed = false;

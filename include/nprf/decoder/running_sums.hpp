@@ -44,11 +44,11 @@ struct StateToken {
 ///
 ///     S = sum_j w_j phi(k_j)^T v_j   (r,d_v)      z = sum_j w_j phi(k_j)   (r)
 ///
-/// with weights w_j = exp(log_scale_j + slope (age of j - age of the last token)). Both are divided by
-/// exp(log_scale()), which follows the largest of the weights by powers of two, as the running maximum of an online
-/// softmax does: S and z change by an addition for each token, and rarely by an exact scaling. The rounding errors of
-/// the additions are summed separately (compensated_sum.hpp), so that their sum does not grow with the number of
-/// tokens.
+/// with weights w_j = exp(log_scale_j + slope (age of j - age of the last token)). Both are stored divided by
+/// exp(log_scale()), which is at least the largest weight. When a larger weight comes, log_scale() grows by a multiple
+/// of ln 2, and S and z are multiplied by a power of two, which is exact: so a token changes them by an addition, and
+/// rarely by a scaling, too. The rounding error of an addition is added with the next token (Kahan's compensated
+/// summation, compensated_sum.hpp), so that errors do not grow with the number of tokens.
 template <Real T>
 class RunningSums {
  public:
@@ -203,7 +203,7 @@ class RunningSums {
   }
 
   Index m_r = 0, m_d_v = 0, m_stride = 0;
-  Vector<T> m_S;                  // (2,r,padded d_v)  sums, and the errors of their last additions
+  Vector<T> m_S;                  // (2,r,padded d_v)  sums, and the rounding errors of their last additions
   Vector<T> m_z;                  // (2,padded r)  likewise
   Vector<T> m_non_finite_values;  // (d_v)
   RunningLogScale m_log_scale;

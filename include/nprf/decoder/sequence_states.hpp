@@ -46,6 +46,9 @@ class SequenceStates {
   const DecoderShape& shape() const { return m_shape; }
   /// The number of states of a sequence.
   Index count() const { return count(m_shape); }
+  /// The number of query heads that share a state, and the head of keys and values of state s.
+  Index queries_of_state() const { return has_one_model() ? m_shape.group() : 1; }
+  Index kv_head(Index s) const { return has_one_model() ? s : s / m_shape.group(); }
   HeadState<T>& operator()(Index sequence, Index s) { return m_states[index(sequence, s)]; }
   const HeadState<T>& operator()(Index sequence, Index s) const { return m_states[index(sequence, s)]; }
 

@@ -29,24 +29,29 @@ template <Real T>
 class StepBias {
  public:
   static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+  static constexpr Index unlimited = std::numeric_limits<Index>::max();
 
-  /// The reach is at least `least_reach`, and biases of `beyond` further ages are stored. If `may_fit`, a line may
-  /// replace biases of the table that it approximates (fitted_tails.hpp), if the weights where the table ends are below
-  /// the normal numbers. It changes biases by at most a quarter of the default tolerance. O(table).
-  StepBias(const LagBiasView<T>& bias, Index least_reach, Index beyond, bool may_fit) {
-    const Index line = std::max<Index>(-bias.first, 0);  // b is linear from this age on
+  /// The reach is at least `least_reach`, and biases of `beyond` further ages are stored. Ages from `ages` on do not
+  /// occur.
+  ///
+  /// If `may_fit`, a line may replace the biases of the outer part of the table, which it changes by at most a quarter
+  /// of the default tolerance (fitted_tails.hpp). Such a line falls for ever, but a table continues with the bias of
+  /// its last lag. So a line is used only if no age beyond the table occurs, or if the weights where the table ends are
+  /// below the normal numbers. O(table).
+  StepBias(const LagBiasView<T>& bias, Index least_reach, Index beyond, bool may_fit, Index ages = unlimited) {
+    const Index table = std::max<Index>(-bias.first, 0);  // b is linear from this age on
+    const Index line = std::min(table, ages - 1);
     const Index largest = bias.largest({-line, 0});
     const bool attends = bias[largest] > minus_infinity;
     const auto b = [&](Index age) { return attends ? bias.difference(-age, largest) : minus_infinity; };
     m_has_tail = b(line) > minus_infinity;
-    m_slope = m_has_tail ? static_cast<double>(bias.slope_before) : 0;
+    m_slope = m_has_tail && line == table ? static_cast<double>(bias.slope_before) : 0;
     m_reach = line;
-    if (m_has_tail && m_slope == 0)
+    if (m_slope == 0)
       while (m_reach > 0 && b(m_reach - 1) == b(line)) --m_reach;
-    if (!m_has_tail)
-      while (m_reach > 0 && b(m_reach - 1) == minus_infinity) --m_reach;
     m_at_reach = b(m_reach);
-    if (may_fit && m_has_tail && m_slope <= 0) fit(b);
+    const bool ends = ages - 1 <= table;
+    if (may_fit && m_has_tail && m_slope <= 0 && (ends || m_at_reach < log_normal)) fit(b, ends ? line : m_reach);
     fill(std::max(m_reach, least_reach), beyond, b);
     m_first_attended = 0;
     while (m_first_attended < m_reach && (*this)(m_first_attended) == minus_infinity) ++m_first_attended;
@@ -75,15 +80,17 @@ class StepBias {
   bool attends(Index tokens) const { return tokens > m_first_attended && (m_has_tail || m_first_attended < m_reach); }
 
  private:
-  // replaces the outer part of the table by a line
+  // of the smallest normal number
+  static inline const double log_normal = std::log(static_cast<double>(std::numeric_limits<T>::min()));
+
+  // replaces the outer part of the ages up to `oldest` by a line
   template <class B>
-  void fit(const B& b) {
-    if (m_at_reach >= std::log(static_cast<double>(std::numeric_limits<T>::min()))) return;
-    std::vector<double> outwards(static_cast<std::size_t>(m_reach + 1));  // from the oldest age
-    for (Index age = 0; age <= m_reach; ++age) outwards[static_cast<std::size_t>(m_reach - age)] = b(age);
+  void fit(const B& b, Index oldest) {
+    std::vector<double> outwards(static_cast<std::size_t>(oldest + 1));  // from the oldest age
+    for (Index age = 0; age <= oldest; ++age) outwards[static_cast<std::size_t>(oldest - age)] = b(age);
     const FittedTails fitted = fitted_tails<T>(outwards, default_tolerance<T> / 4);
-    if (fitted.tails.before == 0) return;
-    m_reach -= fitted.tails.before;
+    if (oldest - fitted.tails.before >= m_reach) return;
+    m_reach = oldest - fitted.tails.before;
     m_at_reach = b(m_reach);
     m_slope = fitted.tails.slope_before;
     m_deviation = fitted.deviation;

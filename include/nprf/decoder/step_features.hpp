@@ -51,7 +51,7 @@ class StepFeatures {
  public:
   /// Refers to both.
   StepFeatures(const FeatureMapView<T>& map, const Normalization& normalization)
-      : m_head{map, normalization, nullptr} {}
+      : m_head{map, normalization, nullptr}, m_error_of_radius(map.relative_error(normalization.radius())) {}
 
   const FeatureMapView<T>& map() const { return m_head.features; }
   const Normalization& normalization() const { return m_head.normalization; }
@@ -76,6 +76,10 @@ class StepFeatures {
     return rows;
   }
 
+  /// The map's bound of the relative error of the features of a row of that norm.
+  double relative_error(double norm) const {
+    return norm == normalization().radius() ? m_error_of_radius : map().relative_error(norm);
+  }
   /// The norm of a normalised row, or a bound of it.
   double norm(const T* normalized) const {
     if (normalization().is_unit()) return normalization().radius();
@@ -108,6 +112,7 @@ class StepFeatures {
   }
 
   Head<T> m_head;
+  double m_error_of_radius;  // relative_error() of the norm of all rows, if they are normalised
 };
 
 }  // namespace nprf

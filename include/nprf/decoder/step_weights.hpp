@@ -40,7 +40,6 @@ class StepWeights {
     m_weights = scratch.take<T>(m_slots);
     if (far_end > first) {
       if (!set_by_tables(model.bias, ring, tokens)) set_by_exponents(model.bias, ring, tokens, scratch);
-      set_largest_value(ring);
       m_any_pending = m_reference > minus_infinity;
     }
     if (!m_any_pending) std::fill_n(m_weights, m_slots, T(0));
@@ -118,7 +117,9 @@ class StepWeights {
       T* weights = m_weights + run.at;
       for (Index i = 0; i < run.count; ++i) weights[i] = scales[i] * c[i];
     });
-    if (largest_of(T(0), [&](Index s) { return P::load(m_weights + s); }) < T(0x1p-24)) return false;
+    const Largest largest = largest_of(ring);
+    if (largest.weight < T(0x1p-24)) return false;
+    m_largest_value = std::max(m_largest_value, largest.value);
     m_reference = reference;
     return true;
   }
@@ -132,27 +133,28 @@ class StepWeights {
       const double *b = bias.from(tokens - 1 - run.token), *log_scales = ring.log_scales() + run.slot;
       for (Index i = 0; i < run.count; ++i) exponents[run.at + i] = log_scales[i] + b[i];
     });
-    m_reference =
-        std::max(m_reference, largest_of(minus_infinity, [&](Index s) { return Pack<double>::load(exponents + s); }));
+    auto largest = Pack<double>::all(m_reference);
+    for (Index s = 0; s < m_slots; s += Pack<double>::size)
+      largest = larger(Pack<double>::load(exponents + s), largest);
+    m_reference = largest.largest();
     set_weights(exponents, scratch);
+    m_largest_value = std::max(m_largest_value, largest_of(ring).value);
   }
 
-  void set_largest_value(const TokenRing<T>& ring) {
+  // the largest weight, and the largest finite |v| of the keys that have one
+  struct Largest {
+    T weight, value;
+  };
+  Largest largest_of(const TokenRing<T>& ring) const {
+    P weight = P::all(0), value = P::all(0);
     for_each_range([&](Index at, Index slot, Index count) {
-      P most = P::all(m_largest_value);
-      const T *values = ring.largest_values() + slot, *weights = m_weights + at;
-      for (Index s = 0; s < count; s += P::size)
-        most = larger(where_not_zero(P::load(values + s), P::load(weights + s)), most);
-      m_largest_value = most.largest();
+      for (Index s = 0; s < count; s += P::size) {
+        const P w = P::load(m_weights + at + s);
+        weight = larger(w, weight);
+        value = larger(where_not_zero(P::load(ring.largest_values() + slot + s), w), value);
+      }
     });
-  }
-
-  // the largest scalar of the packs x(s) of the slots; at least `least`
-  template <Real X, class F>
-  X largest_of(X least, F&& x) const {
-    auto most = Pack<X>::all(least);
-    for (Index s = 0; s < m_slots; s += Pack<X>::size) most = larger(x(s), most);
-    return most.largest();
+    return {weight.largest(), value.largest()};
   }
 
   // exp(exponents - reference)

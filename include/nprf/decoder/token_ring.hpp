@@ -79,6 +79,8 @@ class TokenRing {
             m_finite_keys[s] != 0,
             m_finite_values[s] != 0};
   }
+  /// q.k of a query (d) and the key in a slot.
+  T score(const T* query, Index s) const { return dot_by_packs(query, key(s), m_shape.d); }
   const T* key(Index s) const { return m_keys.data() + s * m_shape.d; }
   const T* value(Index s) const { return m_values.data() + s * m_stride; }
   Index value_step() const { return m_stride; }
@@ -126,6 +128,17 @@ class TokenRing {
     for_each_columns(m_stride / W, [&]<Index packs>(Index at) {
       add_columns<packs>(weights, slots, m_values.data() + first * m_stride + at * W, N + at * W);
     });
+  }
+
+  /// The same of the finite entries of the values that are not all finite, whose weights become 0.
+  void add_finite_entries(T* weights, Index slots, T* N, Index first) const {
+    for (Index s = 0; s < slots; ++s) {
+      if (weights[s] == T(0) || has_finite_value(first + s)) continue;
+      const T* v = value(first + s);
+      for (Index p = 0; p < m_shape.d_v; ++p)
+        if (std::isfinite(v[p])) N[p] += weights[s] * v[p];
+      weights[s] = 0;
+    }
   }
 
   std::size_t bytes() const {

@@ -115,7 +115,11 @@ DrawnProjection<T> draw_tilted_projection(const FeatureOptions& options) {
   if (axes.size() == 0) return {w.template cast<T>(), {}};
   const Vector<double> stretch = (1 - 4 * a.array()).sqrt();
   const Vector<double> offsets = (w.array().square().matrix() * a).array() + stretch.array().log().sum() / 2;  // (m)
-  const Matrix<double> tilted = w * stretch.asDiagonal() * axes.transpose();                                   // (m,d)
+  // not a product of Eigen's, which would add a second to the compilation of every program that draws features
+  Matrix<double> tilted(w.rows(), w.cols());  // (m,d)
+  for (Index f = 0; f < w.rows(); ++f)
+    for (Index l = 0; l < w.cols(); ++l)
+      tilted(f, l) = (w.row(f).array() * stretch.transpose().array() * axes.row(l).array()).sum();
   return {tilted.template cast<T>(), offsets.template cast<T>()};
 }
 

@@ -14,8 +14,8 @@ namespace nprf::reference {
 
 namespace detail {
 
-/// The weights of attention without exp(b): phi(q_i).phi(k_j), or exp(q_i.k_j) of a near pair, up to a factor of the
-/// query.
+/// The weights of attention without exp(b): phi(q_i).phi(k_j), or exp(q_i.k_j) of a near pair or a sink, up to a factor
+/// of the query.
 template <class F, class P>
 class PairWeights {
  public:
@@ -24,9 +24,11 @@ class PairWeights {
   template <class Attends>
   PairWeights(const Attention<F, P>& attention, const MatrixView<T>& q, const MatrixView<T>& k, Index offset,
               const Attends& attends)
-      : m_position(attention.position()), m_near{attention.options().near, m_position.pitch(), 0} {
+      : m_position(attention.position()),
+        m_near{attention.options().near, m_position.pitch(), 0},
+        m_sinks(attention.options().sinks) {
     if (!m_position.is_placed()) m_near.offset = offset;
-    if (m_near.width > 0) {
+    if (has_exact_pairs()) {
       set_with_log_factors(attention, q, k);
       return;
     }
@@ -41,16 +43,17 @@ class PairWeights {
     m_B(attended, Eigen::indexing::all) = attention.key_features(k(attended, Eigen::indexing::all));
   }
 
-  /// The logarithm of the size of a weight, with a near field.
-  double log_scale(Index i, Index j) const {
-    if (m_near.width == 0) return 0;
-    return is_near(i, j) ? static_cast<double>(dot(m_q, i, m_k, j)) - m_a[i] : m_b[j];
+  /// The logarithm of the size of a weight, with exact pairs. `before` is the number of keys before j that are not
+  /// padding.
+  double log_scale(Index i, Index j, Index before) const {
+    if (!has_exact_pairs()) return 0;
+    return is_exact(i, j, before) ? static_cast<double>(dot(m_q, i, m_k, j)) - m_a[i] : m_b[j];
   }
 
   /// The weight divided by exp(log_unit).
-  long double operator()(Index i, Index j, long double log_unit) const {
-    if (m_near.width == 0) return dot(m_A, i, m_B, j);
-    if (is_near(i, j)) return std::exp(dot(m_q, i, m_k, j) - m_a[i] - log_unit);
+  long double operator()(Index i, Index j, Index before, long double log_unit) const {
+    if (!has_exact_pairs()) return dot(m_A, i, m_B, j);
+    if (is_exact(i, j, before)) return std::exp(dot(m_q, i, m_k, j) - m_a[i] - log_unit);
     return dot(m_A, i, m_B, j) * std::exp(m_b[j] - log_unit);
   }
 
@@ -76,23 +79,27 @@ class PairWeights {
     return sum;
   }
 
+  bool has_exact_pairs() const { return m_near.width > 0 || m_sinks > 0; }
+
   // pairs with an extra token are never near
-  bool is_near(Index i, Index j) const {
+  bool is_exact(Index i, Index j, Index before) const {
     const Index extra = m_position.extra().rows();
+    if (before < m_sinks) return true;
     return i >= extra && j >= extra && m_near.contains(m_position.slot(j - extra) - m_position.slot(i - extra));
   }
 
   PositionView<T> m_position;
   NearLags m_near;
-  Matrix<T> m_q, m_k;  // normalised; empty without a near field
+  Index m_sinks;
+  Matrix<T> m_q, m_k;  // normalised; empty without exact pairs
   Matrix<T> m_A, m_B;
-  Vector<T> m_a, m_b;  // logarithms of the factors of the rows of A and B, with a near field
+  Vector<T> m_a, m_b;  // logarithms of the factors of the rows of A and B, with exact pairs
 };
 
 }  // namespace detail
 
-/// The reference implementation of Attention: its formula as two plain loops in long double, with the near field of its
-/// options. The weights exp(b) of each row are relative to the largest of the row.
+/// The reference implementation of Attention: its formula as two plain loops in long double, with the near field and
+/// the sinks of its options. The weights exp(b) of each row are relative to the largest of the row.
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (r + d_v)). Throws InvalidArgument if shapes do not match.
 /// attends(i, j) states whether query i may attend to key j, in addition to direction and bias: for masks, lengths and
@@ -118,14 +125,14 @@ Matrix<typename F::Scalar> kernelized_attention(const Attention<F, P>& attention
     for (Index j = 0; j < shape.n_k; ++j) largest = std::max(largest, b(j));
     if (largest == -INFINITY) continue;
     double unit = -INFINITY;
-    for (Index j = 0; j < shape.n_k; ++j)
-      if (b(j) > -INFINITY) unit = std::max(unit, weights.log_scale(i, j));
+    for (Index j = 0, before = 0; j < shape.n_k; before += attends(i, j) ? 1 : 0, ++j)
+      if (b(j) > -INFINITY) unit = std::max(unit, weights.log_scale(i, j, before));
 
     Vector<long double> numerator = Vector<long double>::Zero(shape.d_v);
     long double denominator = 0;
-    for (Index j = 0; j < shape.n_k; ++j) {
+    for (Index j = 0, before = 0; j < shape.n_k; before += attends(i, j) ? 1 : 0, ++j) {
       if (b(j) == -INFINITY) continue;
-      const long double weight = weights(i, j, unit) * std::exp(static_cast<long double>(b(j)) - largest);
+      const long double weight = weights(i, j, before, unit) * std::exp(static_cast<long double>(b(j)) - largest);
       for (Index p = 0; p < shape.d_v; ++p) numerator[p] += weight * v(j, p);
       denominator += weight;
     }

@@ -66,13 +66,7 @@ class Product {
 
   /// Bounds of the rounding errors of contract(); zeros if rounding is per row. `sizes` (n_k) are the largest |U_j.|
   /// of each key. O((n_q + n_k) r).
-  void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
-    for (double* of : {out.Y, out.sums}) std::fill_n(of, x.A.rows(), 0.0);
-    if (is_zero(x)) return;
-    visit([&]<class E>(const E& engine) {
-      if constexpr (HasErrorBounds<E, T>) engine.row_error_bounds(x, sizes, out, team);
-    });
-  }
+  void row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const;
 
   /// The gradients for G (n_q,p) = dL/dY; out.dc for the num_lags() lags of the slots from first_lag() on, or empty.
   /// Also the sums of `sizes`, unless they are empty or rounding is per row. Throws like contract().
@@ -81,11 +75,7 @@ class Product {
 
   /// Bounds of the rounding errors of gradients(); writes nothing if rounding is per row.
   void gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
-                             const Team& team) const {
-    visit([&]<class E>(const E& engine) {
-      if constexpr (HasErrorBounds<E, T>) engine.gradient_error_bounds(x, of, out, team);
-    });
-  }
+                             const Team& team) const;
 
   LagWeightsView<T> weights() const { return m_weights; }
   /// -(n_q-1)..n_k-1 of the slots.
@@ -159,6 +149,23 @@ void Product<T>::gradients(const Factors<T>& x, const MatrixView<T>& G, Gradient
     return;
   }
   visit([&](const auto& engine) { engine.gradients(x, G, out, sizes, team); });
+}
+
+template <Real T>
+void Product<T>::row_error_bounds(const Factors<T>& x, const T* sizes, RowErrorBounds out, const Team& team) const {
+  for (double* of : {out.Y, out.sums}) std::fill_n(of, x.A.rows(), 0.0);
+  if (is_zero(x)) return;
+  visit([&]<class E>(const E& engine) {
+    if constexpr (HasErrorBounds<E, T>) engine.row_error_bounds(x, sizes, out, team);
+  });
+}
+
+template <Real T>
+void Product<T>::gradient_error_bounds(const Factors<T>& x, const GradientScales<T>& of, GradientErrorBounds out,
+                                       const Team& team) const {
+  visit([&]<class E>(const E& engine) {
+    if constexpr (HasErrorBounds<E, T>) engine.gradient_error_bounds(x, of, out, team);
+  });
 }
 
 }  // namespace nprf::toeplitz

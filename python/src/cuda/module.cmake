@@ -18,7 +18,8 @@ if(NPRF_PYTHON_CUDA_ON_HOST)
   set(halves src/cuda/float16.cu src/cuda/bfloat16.cu)
   set_source_files_properties(src/cuda/float32.cu ${halves} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
   target_sources(nprf_cuda PRIVATE ${halves} ${tests}/cuda/stand_in/machine.cpp ${tests}/cuda/stand_in/cufft.cpp)
-  target_compile_definitions(nprf_cuda PRIVATE NPRF_PYTHON_DEVICE=nb::device::cpu NPRF_PYTHON_CUDA_HALVES=1)
+  target_compile_definitions(nprf_cuda PRIVATE NPRF_CUDA_ON_HOST=1 NPRF_PYTHON_DEVICE=nb::device::cpu
+    NPRF_PYTHON_CUDA_HALVES=1)
   # before CUDA's own headers, and mma.cuh before nprf's
   target_include_directories(nprf_cuda BEFORE PRIVATE ${tests}/cuda/stand_in ${tests})
   target_compile_options(nprf_cuda PRIVATE -Wno-unknown-pragmas)

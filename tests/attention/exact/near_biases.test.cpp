@@ -42,7 +42,7 @@ void check(const P& position, Index n_q, Index n_k, const AttentionOptions& opti
       CHECK((got > -infinity) == is_near);
       if (!is_near) continue;
       CHECK((begin <= j && j < end));
-      CHECK(std::abs(got + biases.reference() + problem.weight_bias - problem.bias_between(i, token)) <= 1e-12);
+      CHECK(std::abs(got + biases.reference(i) + problem.weight_bias - problem.bias_between(i, token)) <= 1e-12);
       largest = std::max(largest, got);
       double part = 0;  // the same by another run of keys
       biases.set(i, j, 1, &part);

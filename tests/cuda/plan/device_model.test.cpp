@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "nprf/attention/attention.hpp"
 #include "nprf/attention/weights/lower.hpp"
 #include "nprf/core/workspace.hpp"
 #include "nprf/cuda/plan/model_of.hpp"
@@ -12,6 +13,7 @@
 #include "nprf/position/position_view.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/throws.hpp"
 
 namespace nprf::test::cuda_plan_device_model {
 
@@ -55,6 +57,11 @@ void check_weights(const P& position, Direction direction) {
 }
 
 }  // namespace
+
+TEST_CASE("an attention with sinks has no model", "[cuda]") {
+  check_invalid([] { cuda::model_of(Attention(orf<float>(4, 6), {.sinks = 2})); },
+                {"sinks", "expected 0 for a plan", "got 2"});
+}
 
 TEST_CASE("weights of lags are those of the CPU's lag problem", "[cuda]") {
   for (const Direction direction : {Direction::bidirectional, Direction::causal}) {

@@ -119,6 +119,7 @@ struct Instruction {
   std::unique_ptr<Call> call = nullptr;
   std::string_view text = {};  // in the module's source
   int file = 0, line = 0;      // of the CUDA source, if the compiler noted it
+  mutable std::uint64_t executed = 0;  // by warps
   mutable Traffic traffic = {};
 };
 

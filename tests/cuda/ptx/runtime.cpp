@@ -164,6 +164,7 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind k
 }
 
 void add(KernelTraffic& sum, const Instruction& x) {
+  sum.instructions += x.executed;
   const bool is_store = x.destinations == 0;
   KernelTraffic::Taken& taken = x.space == Space::shared ? (is_store ? sum.shared_stores : sum.shared_loads)
                                                          : (is_store ? sum.global_stores : sum.global_loads);
@@ -182,7 +183,7 @@ KernelTraffic traffic_of(std::string_view kernel, const std::function<void()>& r
           if (function->name.find(kernel) != std::string::npos)
             for (const Instruction& x : function->code) f(x);
   };
-  for_code([](const Instruction& x) { x.traffic = {}; });
+  for_code([](const Instruction& x) { x.traffic = {}, x.executed = 0; });
   runtime.machine.options.counts = true;
   run();
   runtime.machine.options.counts = false;

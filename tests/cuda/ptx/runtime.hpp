@@ -8,13 +8,15 @@
 /// What tests on interpreted kernels may ask beyond the CUDA runtime.
 namespace nprf::ptx {
 
-/// The accesses of a kernel, summed over its launches. Each pair is what they took, and what the best layout would
-/// take: of shared memory passes over the banks, of global memory sectors of 32 bytes.
+/// The instructions that warps execute in a kernel, and its accesses, summed over its launches. Each pair is what the
+/// accesses took, and what the best layout would take: of shared memory passes over the banks, of global memory sectors
+/// of 32 bytes.
 struct KernelTraffic {
   struct Taken {
     std::uint64_t moved = 0, least = 0;
   };
   Taken shared_loads, shared_stores, global_loads, global_stores;
+  std::uint64_t instructions = 0;
 };
 
 /// The traffic, while the function runs, of all kernels whose mangled name contains this.

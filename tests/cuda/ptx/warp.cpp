@@ -128,6 +128,7 @@ void Warp::run_group(Group g) {
   while (g.at < g.others) {
     const Instruction& x = code[g.at];
     const Lanes lanes = x.is_guarded ? guarded(x, g.lanes) : g.lanes;
+    ++x.executed;
     if (x.control == Control::none) {
       if (lanes != 0 && x.execute) x.execute(*this, x, lanes);
       ++g.at;

@@ -92,7 +92,8 @@ struct cudaFuncAttributes {
 
 /// Reports the architecture in stand_in::settings().
 template <class Kernel>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel*) {
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel* kernel) {
+  stand_in::load(reinterpret_cast<const void*>(kernel));
   attributes->ptxVersion = stand_in::settings().compiled_for;
   return cudaSuccess;
 }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -92,6 +93,7 @@ struct Machine {
   bool second_slots[max_threads];  // which of a warp's two sets of slots is in use; they alternate
   bool predicates[max_threads];
   std::map<const void*, std::size_t> allowed;  // maximum shared memory of kernels
+  std::set<const void*> loaded;                // kernels
 };
 
 Machine& machine() {
@@ -270,6 +272,9 @@ bool any_of_block(bool predicate) {
   return any;
 }
 
+void load(const void* kernel) { machine().loaded.insert(kernel); }
+void unload_all_kernels() { machine().loaded.clear(); }
+
 int allow_shared(const void* kernel, int bytes) {
   if (bytes < 0 || static_cast<std::size_t>(bytes) > settings().shared_bytes) return returned(cudaErrorInvalidValue);
   machine().allowed[kernel] = static_cast<std::size_t>(bytes);
@@ -289,6 +294,7 @@ int launch(Coordinates grid, Coordinates block, std::size_t shared, const Stream
     return returned(cudaErrorInvalidConfiguration);
   if (shared > limit) return returned(cudaErrorInvalidValue);
   ++counts().launches;
+  if (m.loaded.insert(kernel).second) ++counts().loading_launches;
   m.body = &body;
   m.blocks = grid;
   m.block_size = block;

@@ -35,8 +35,13 @@ Settings& settings();
 /// Numbers of operations since the program started.
 struct Counts {
   long launches = 0, allocations = 0, frees = 0, copies = 0, synchronizations = 0;
+  long loading_launches = 0;  // of kernels that had not been loaded
 };
 Counts& counts();
+
+/// Kernels are loaded when their attributes are queried, and by their first launch.
+void load(const void* kernel);
+void unload_all_kernels();
 
 struct Stream {
   int device;

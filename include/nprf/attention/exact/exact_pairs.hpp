@@ -3,8 +3,10 @@
 
 #include <span>
 
+#include "nprf/attention/exact/exact_field.hpp"
 #include "nprf/attention/exact/finite_rows.hpp"
-#include "nprf/attention/exact/near_field.hpp"
+#include "nprf/attention/exact/near_biases.hpp"
+#include "nprf/attention/exact/sink_biases.hpp"
 #include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
@@ -15,7 +17,8 @@
 
 namespace nprf {
 
-/// The pairs of a sequence that have the weights of exact softmax: the near field, and all pairs of some rows.
+/// The pairs of a sequence that have the weights of exact softmax: those of attention sinks, the near field, and all
+/// pairs of some rows.
 template <Real T>
 class ExactPairs {
  public:
@@ -25,9 +28,13 @@ class ExactPairs {
              const MatrixView<T>& v, const Team& team)
       : m_problem(problem), m_keys(keys), m_q(q), m_k(finite_rows<T>(k, team)), m_v(v), m_team(team) {}
 
-  /// Adds the near field to the sums of far pairs (NearField::add).
-  void add_near(FarSums<T> far, RowErrorBound<T>& errors) const {
-    NearField<T>(m_problem, m_keys, m_q, m_k, m_team).add(m_v, far, errors);
+  /// Adds the sinks and the near field to the sums of far pairs (ExactField::add).
+  void add_fields(FarSums<T> far, RowErrorBound<T>& errors) const {
+    const Workspace::Scope scope(m_team.workspace());
+    // the near field comes last, because it may mark a row that has to be recomputed
+    if (m_problem.sinks > 0) ExactField<T, SinkBiases<T>>(m_problem, m_keys, m_q, m_k, m_team).add(m_v, far, errors);
+    if (m_problem.near.width > 0)
+      ExactField<T, NearBiases<T>>(m_problem, m_keys, m_q, m_k, m_team).add(m_v, far, errors);
   }
 
   /// Calls emit(i, y_i, log_scale) for these rows of exact softmax (SoftmaxRows::forward).

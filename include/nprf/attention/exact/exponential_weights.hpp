@@ -93,23 +93,23 @@ struct ExponentialWeights {
 template <Real T, class Indices>
 struct ExponentialSums {
   const MatrixView<T>&q, &k, &U, &G;  // (rows,d) (n_k,d) (n_k,p) (rows,p)
-  double reference;                   // the largest bias, of which the biases are differences
   const double* log_scales;           // by query: weights are relative to exp(log_scale)
   const int* exponents;               // by query: the share of a row in dk, dU and db gets the factor 2^exponent
   Indices index;
 };
 
 // with P = G U^T and S = q k^T:  dS = P o w, dq = dS k, dk = dS^T q, dU = w^T G, db = dS
-/// Adds the gradients of w U, w_ij = exp(q_i.k_j + b_ij + reference - log_scale_i), to dq (rows,d), dk (n_k,d) and
-/// dU (n_k,p). add_db(i, j0, count, of, share) adds of(j), the gradient of the bias of row i and key j0 + j, to a share
-/// (size). Returns the shares (blocks,size), in the team's workspace.
+/// Adds the gradients of w U, w_ij = exp(q_i.k_j + b_ij + reference_i - log_scale_i), to dq (rows,d), dk (n_k,d) and
+/// dU (n_k,p), for the biases.reference(i) of which the biases of row i are differences. add_db(i, j0, count, of,
+/// share) adds of(j), the gradient of the bias of row i and key j0 + j, to a share (size). Returns the shares
+/// (blocks,size), in the team's workspace.
 template <Real T, ScoreBiases<T> Biases, class Indices, class AddDb>
 MatrixMap<T> add_exponential_gradients(const Biases& biases, const ExponentialSums<T, Indices>& of, MatrixRef<T> dq,
                                        MatrixRef<T> dk, MatrixRef<T> dU, Index size, const Team& team, AddDb&& add_db) {
   const Index rows = of.q.rows();
   T *constants = team.workspace().template take<T>(rows), *factors = team.workspace().template take<T>(rows);
   for (Index i = 0; i < rows; ++i) {
-    constants[i] = static_cast<T>(of.reference - of.log_scales[of.index(i)]);
+    constants[i] = static_cast<T>(biases.reference(i) - of.log_scales[of.index(i)]);
     factors[i] = std::ldexp(T(1), of.exponents[of.index(i)]);
   }
   const ExponentialWeights<T, Biases> weights{biases, constants, factors};

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 
+#include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/lag_range.hpp"
 #include "nprf/core/slots.hpp"
@@ -13,13 +15,15 @@
 namespace nprf {
 
 /// The biases of the pairs of the near field (core/near_lags.hpp), relative to the largest of them; -infinity for other
-/// pairs. A ScoreBiases (softmax_tile.hpp).
+/// pairs. FieldBiases (exact_field.hpp).
 template <Real T>
 class NearBiases {
  public:
+  static constexpr bool are_relative_to_row = false;
+
   /// Refers to both; the table is in the workspace. O(lags of the near field).
   NearBiases(const LagProblem<T>& problem, const Placement& keys, Workspace& workspace)
-      : m_queries(problem.queries), m_keys(keys) {
+      : m_queries(problem.queries), m_keys(keys), m_first_lag(problem.lags.first) {
     const LagRange near = problem.near.range();
     m_lags = {std::max(near.first, problem.reach.first), std::min(near.last, problem.reach.last)};
     if (problem.largest_bias == -infinity || m_lags.size() <= 0) m_lags = {0, -1};
@@ -38,9 +42,8 @@ class NearBiases {
 
   /// Whether there is any near lag.
   bool empty() const { return m_lags.size() == 0; }
-  /// The largest bias, less the bias at which the weights of far lags are 1. A log-weight of a near pair is this plus
-  /// its bias.
-  double reference() const { return m_reference; }
+  /// The largest bias, less the bias at which the weights of far lags are 1; the same for all queries.
+  double reference(Index) const { return m_reference; }
   /// The lags from the first near one to the last.
   LagRange lags() const { return m_lags; }
 
@@ -57,10 +60,18 @@ class NearBiases {
     for_each_near(i, j0, count, [&](Index j, Index lag) { b[j] = m_table[lag]; });
   }
 
-  /// Adds of(j), the gradient of the bias of query i and key j0 + j, for j < count, to db of the lags().
+  /// Shares have the gradients of the lags().
+  Index gradient_size(const BiasGradient& db) const { return db.lags.empty() ? 0 : m_lags.size(); }
+
+  /// Adds of(j), the gradient of the bias of query i and key j0 + j, for j < count, to a share.
   template <class Of>
   void add_gradient(Index i, Index j0, Index count, const Of& of, T* db) const {
     if (i >= m_queries.outside) for_each_near(i, j0, count, [&](Index j, Index lag) { db[lag] += of(j); });
+  }
+
+  void add_share(const T* share, const BiasGradient& db) const {
+    for (Index l = 0; l < m_lags.size(); ++l)
+      db.lags[static_cast<std::size_t>(m_lags.first - m_first_lag + l)] += static_cast<double>(share[l]);
   }
 
  private:
@@ -83,6 +94,7 @@ class NearBiases {
   }
 
   const Placement &m_queries, &m_keys;
+  Index m_first_lag;  // of LagProblem::lags
   LagRange m_lags;
   T* m_table;  // (lags)
   double m_reference = 0;

@@ -29,6 +29,9 @@ class SubsetBiases {
     });
   }
 
+  /// Log-scales of rows of softmax are relative to the largest bias, too.
+  double reference(Index) const { return 0; }
+
   toeplitz::RowRange keys(Index i0, Index rows) const {
     const auto [begin, end] = m_bias.reach(m_rows.index(i0), m_rows.index(i0 + rows - 1));
     return {begin, end};
@@ -102,8 +105,8 @@ class SoftmaxRows {
     const Index lags = static_cast<Index>(out.db.lags.size()), border = static_cast<Index>(out.db.border.size());
     const auto index = [this](Index i) { return m_rows.index(i); };
     const auto db = add_exponential_gradients<T>(
-        m_biases, ExponentialSums<T, decltype(index)>{q, m_k, U, rows_of_G, 0, log_scales, exponents, index}, dq,
-        out.dk, out.dU, lags + border, m_team, [&](Index i, Index j0, Index count, const auto& of, T* share) {
+        m_biases, ExponentialSums<T, decltype(index)>{q, m_k, U, rows_of_G, log_scales, exponents, index}, dq, out.dk,
+        out.dU, lags + border, m_team, [&](Index i, Index j0, Index count, const auto& of, T* share) {
           m_bias.add_gradient(index(i), j0, count, of, lags > 0 ? share : nullptr, share + lags);
         });
     for (Index block = 0; block < db.rows(); ++block) {

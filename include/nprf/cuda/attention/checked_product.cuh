@@ -38,9 +38,10 @@ class CheckedProduct {
   /// Scratch memory of a call.
   struct Arrays {
     SignalNorms signals;
-    Sums extra;           // of recomputed rows, parts after the first one
-    bool* recomputed;     // [z, n_q]: which rows are recomputed
-    RowList failed_rows;  // the same rows as a list
+    float* feature_errors;  // [z, 2, r]
+    Sums extra;             // of recomputed rows, parts after the first one
+    bool* recomputed;       // [z, n_q]: which rows are recomputed
+    RowList failed_rows;    // the same rows as a list
     Counters counters;
   };
   /// If there is an FFT, `recomputed` and `rows` [z, n_q] are valid after the call.
@@ -53,6 +54,7 @@ class CheckedProduct {
     const auto [z, heads, n_q, n_k, r, p] = m_shape;
     const std::size_t of_part = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
     arrays.signals = SignalNorms::take(scratch, z, n_k, r, counters.largest);
+    arrays.feature_errors = scratch.take<float>(z, 2, r);
     const std::size_t more = of_part * static_cast<std::size_t>(m_parts - 1);
     float* N = scratch.take<float>(more * static_cast<std::size_t>(p));
     arrays.extra = {N, scratch.take<float>(more), m_parts - 1, p, static_cast<std::ptrdiff_t>(z) * n_q};
@@ -99,8 +101,8 @@ class CheckedProduct {
     DeviceWeights c = m_weights.c;
     c.pairs = DeviceWeights::Pairs::in_slots;  // the border is another part of the sums
     queue_row_bounds({product.operand(A, m_shape.n_q), N, D, N_border, D_border, norms(), m_weights.positions,
-                      c.first_lag(), c.places, arrays.signals, m_length, p, m_positive, m_tolerance, arrays.recomputed,
-                      arrays.failed_rows, arrays.counters.counts},
+                      c.first_lag(), c.places, arrays.signals, arrays.feature_errors, m_length, p, m_positive,
+                      m_tolerance, arrays.recomputed, arrays.failed_rows, arrays.counters.counts},
                      m_shape.z, stream);
   }
 

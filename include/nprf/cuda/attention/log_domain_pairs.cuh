@@ -110,12 +110,10 @@ class LogDomainRows {
   /// The query index of the k-th row.
   __device__ __forceinline__ int operator[](int k) const { return m_list[k]; }
 
-  __device__ __forceinline__ static double minus_infinity() { return -1.0 / 0.0; }
-
   __device__ __forceinline__ LogPair pair(int i, int j) const {
     const bool attended = j >= 0 && j < n_k() && !(m_task.k.mask && !m_task.k.mask[mask_at(j)]);
-    const double b = attended ? m_task.b.between(m_z % m_task.q.x.heads, i, j) : minus_infinity();
-    if (b == minus_infinity()) return {0, 1, minus_infinity(), 0};
+    const double b = attended ? m_task.b.between(m_z % m_task.q.x.heads, i, j) : minus_infinity;
+    if (b == minus_infinity) return {0, 1, minus_infinity, 0};
     LogPair pair{-largest_float, 0, 0, 0};
     for (int f = 0; f < m_task.q.m; ++f) {
       const float x = exponent(f, i, j);
@@ -141,7 +139,7 @@ class LogDomainRows {
 
   /// p and g of a pair; normalise() must have been called for the row.
   __device__ __forceinline__ float2 gradients(int i, const LogPair& pair) const {
-    if (pair.log == minus_infinity()) return make_float2(0, 0);
+    if (pair.log == minus_infinity) return make_float2(0, 0);
     const float p = expf(static_cast<float>(pair.log - m_task.scratch.sum[of_query(i)]));
     return make_float2(p, p * (pair.dy_v - m_task.scratch.dy_y[of_query(i)]));
   }
@@ -155,11 +153,11 @@ class LogDomainRows {
     const int thread = static_cast<int>(threadIdx.x), t = thread % Shape::keys;
     for (int turn = 0; turn < Shape::rows; turn += Shape::groups) {
       const int k = at + turn + thread / Shape::keys, i = k < m_count ? m_list[k] : -1;
-      double max_log = minus_infinity();
+      double max_log = minus_infinity;
       float D = 0, N = 0;
       for (int j = t; i >= 0 && j < n_k(); j += Shape::keys) {
         const LogPair key_pair = pair(i, j);
-        if (key_pair.log == minus_infinity()) continue;
+        if (key_pair.log == minus_infinity) continue;
         const double next = fmax(max_log, key_pair.log);
         const float before = expf(static_cast<float>(max_log - next)),
                     weight = expf(static_cast<float>(key_pair.log - next));
@@ -222,7 +220,7 @@ class PairTile {
     const int t = static_cast<int>(threadIdx.x) % Shape::keys;
     __syncthreads();  // all threads have read the previous tile
     for (int k = static_cast<int>(threadIdx.x) / Shape::keys; k < Shape::rows; k += Shape::groups) {
-      LogPair pair{0, 1, LogDomainRows<S>::minus_infinity(), 0};
+      LogPair pair{0, 1, minus_infinity, 0};
       const int i = at + k < rows.count() ? rows[at + k] : -1;
       if (i >= 0) pair = rows.pair(i, j0 + t);
       const float2 of_pair = rows.gradients(i, pair);

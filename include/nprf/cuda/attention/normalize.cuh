@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "nprf/core/row_quotient.hpp"
@@ -45,28 +46,68 @@ __device__ void classify_row(const NormalizeTask<S>& task, int z, int i, std::pt
   if (task.sums.is_recomputed(row)) atomicAdd(&task.counts->repaired_rows, 1);
 }
 
-/// One thread per scalar of y, or one per row if y has no columns.
-template <Storage S>
-__global__ void __launch_bounds__(256) normalize_kernel(NormalizeTask<S> task) {
-  const int p = task.sums.sums.p;
-  const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const std::ptrdiff_t row = at / max(p, 1), n_q = task.y.tokens;
-  const int column = static_cast<int>(at % max(p, 1)), z = static_cast<int>(row / n_q), i = static_cast<int>(row % n_q);
-  if (row >= task.sums.sums.rows) return;
-  const float denominator = task.sums.denominator(row);
-  if (column == 0) classify_row(task, z, i, row, denominator);
+/// A row's quotients are N power inverse, without a division an entry: power is a power of two near 1 / |D|, and
+/// inverse = 1 / (D power), so that for a normal D neither product overflows or underflows unless the quotient does.
+struct RowFactors {
+  float power, inverse;  // power 0: D is 0, and so are the quotients
+
+  static __device__ __forceinline__ RowFactors of(float D) {
+    const float power = power_of_two_scale(magnitude(D)).inverse;
+    return D == 0 ? RowFactors{0, 0} : RowFactors{power, 1 / (D * power)};
+  }
+};
+
+/// A thread stores `width` consecutive entries of y of some rows.
+struct NormalizeShape {
+  static constexpr int threads = 128, turns = 2;  // turns: rows of a thread
+  template <Storage S>
+  static constexpr int width = 16 / sizeof(S);
+};
+
+/// Blocks (rows, columns, z) of threads (columns, rows).
+template <Storage S, int width>
+__global__ void __launch_bounds__(NormalizeShape::threads) normalize_kernel(NormalizeTask<S> task) {
+  auto* of_rows = shared_memory<RowFactors>();
+  const int z = static_cast<int>(blockIdx.z), p = task.sums.sums.p, n_q = static_cast<int>(task.y.tokens);
+  const int step = static_cast<int>(blockDim.y), pieces = static_cast<int>(blockDim.x);
+  const int piece = static_cast<int>(threadIdx.x), t = static_cast<int>(threadIdx.y);
+  const int first = static_cast<int>(blockIdx.x) * step * NormalizeShape::turns;
+  const int rows = min(step * NormalizeShape::turns, n_q - first);
+  const std::ptrdiff_t first_row = static_cast<std::ptrdiff_t>(z) * n_q + first;
+  for (int k = t * pieces + piece; k < rows; k += step * pieces) {
+    const float D = task.sums.denominator(first_row + k);
+    of_rows[k] = RowFactors::of(D);
+    if (blockIdx.y == 0) classify_row(task, z, first + k, first_row + k, D);
+  }
+  __syncthreads();
+  const int column = (static_cast<int>(blockIdx.y) * pieces + piece) * width;
   if (column >= p) return;
-  store(row_of(task.y, z, i) + column, denominator == 0 ? 0.0f : task.sums.quotient(z, row, column, denominator));
+  const float scale = task.sums.scale(z);
+  S* y = row_of(task.y, z, first) + column;
+  for (int k = t; k < rows; k += step) {
+    const auto [power, inverse] = of_rows[k];
+    const float factor = scale * inverse;
+    float entries[width] = {};
+    if (power != 0) task.sums.add_numerators(first_row + k, column, entries);
+#pragma unroll
+    for (int c = 0; c < width; ++c) entries[c] = entries[c] * power * factor;
+    store_all(y + k * task.y.token_stride, entries);
+  }
 }
 
 template <Storage S>
 void queue_normalize(const NormalizeTask<S>& task, cudaStream_t stream) {
-  constexpr int threads = 256;
-  const auto& [N, D, parts, p, rows] = task.sums.sums;
-  const std::ptrdiff_t scalars = rows * (p > 0 ? p : 1);
-  if (scalars == 0) return;
-  launch("normalising rows", normalize_kernel<S>, dim3{blocks_of<threads>(scalars), 1, 1}, dim3{threads, 1, 1}, 0,
-         stream, task);
+  constexpr int width = NormalizeShape::width<S>;
+  const int p = task.sums.sums.p;
+  if (task.sums.sums.rows == 0) return;
+  const bool is_wide = p > 0 && p % width == 0 && is_aligned_by(task.y, 16);
+  const int pieces = std::max(1, is_wide ? p / width : p), columns = std::min(pieces, NormalizeShape::threads),
+            step = NormalizeShape::threads / columns, rows = step * NormalizeShape::turns;
+  const auto blocks = [](std::ptrdiff_t n, int size) { return static_cast<unsigned>((n + size - 1) / size); };
+  launch("normalising rows", is_wide ? normalize_kernel<S, width> : normalize_kernel<S, 1>,
+         dim3{blocks(task.y.tokens, rows), blocks(pieces, columns), blocks(task.y.batch * task.y.heads, 1)},
+         dim3{static_cast<unsigned>(columns), static_cast<unsigned>(step), 1},
+         sizeof(RowFactors) * static_cast<unsigned>(rows), stream, task);
 }
 
 }  // namespace nprf::cuda

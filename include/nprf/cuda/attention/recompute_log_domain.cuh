@@ -84,9 +84,9 @@ class LogDomainTile {
       __syncthreads();
       const TokenCoordinates at = coordinates_of(m_task.k, m_head, x(), scratch(), normalise(m_task.k, x(), scratch()));
       const double log = log_of_features(at.z) + static_cast<double>(at.log_factor);
-      const double b = attends_to(j0 + m_t) ? bias(j0 + m_t) : minus_infinity();
+      const double b = attends_to(j0 + m_t) ? bias(j0 + m_t) : minus_infinity;
       // a NaN becomes +infinity, which makes the row NaN
-      add_keys(j0, b == minus_infinity() ? minus_infinity() : log == log ? log + b : -minus_infinity());
+      add_keys(j0, b == minus_infinity ? minus_infinity : log == log ? log + b : -minus_infinity);
     }
   }
 
@@ -113,8 +113,7 @@ class LogDomainTile {
   __device__ float* x() const { return e_q() + rows * m_task.q.m; }    // (d_padded,tokens), or two
   __device__ float* scratch() const { return x() + m_task.q.tiles() * m_task.q.tile_size(); }
 
-  __device__ static double minus_infinity() { return -1.0 / 0.0; }
-  __device__ double bias(int j) const { return m_row < 0 ? minus_infinity() : m_task.b.between(m_head, m_row, j); }
+  __device__ double bias(int j) const { return m_row < 0 ? minus_infinity : m_task.b.between(m_head, m_row, j); }
   __device__ bool attends_to(int j) const {
     return j < m_task.k.x.tokens &&
            !(m_task.U.mask &&
@@ -154,13 +153,13 @@ class LogDomainTile {
     __syncthreads();
     double max_log = m_max_log;
     for (int t = 0; t < keys; ++t) max_log = fmax(max_log, of_row[t]);
-    weight[m_t] = log_weight == minus_infinity() ? 0.0f : static_cast<float>(exp(log_weight - max_log));
+    weight[m_t] = log_weight == minus_infinity ? 0.0f : static_cast<float>(exp(log_weight - max_log));
     __syncthreads();
-    if (max_log == minus_infinity()) return;
+    if (max_log == minus_infinity) return;
     const ColumnsOf<S> U = m_task.U.of(m_z);
     float N = 0, D = 0;
     for (int t = 0; t < keys; ++t) {
-      if (of_row[t] == minus_infinity()) continue;
+      if (of_row[t] == minus_infinity) continue;
       if (m_p0 + m_t < U.p) N = fmaf(weight[t], U(j0 + t, m_p0 + m_t), N);
       D += weight[t];
     }
@@ -175,7 +174,7 @@ class LogDomainTile {
   int m_t, m_g;            // of this thread: its key of the tile or column of y; its row among those of the block
   int m_row, m_last = -1;  // the query of this thread's row, -1 if there is none; the last query of the block
   const float* m_w;
-  double m_max_log = minus_infinity();
+  double m_max_log = minus_infinity;
   float m_N = 0, m_D = 0;
 };
 

@@ -73,7 +73,7 @@ class DecodeHead {
       const bool fits = m_tokens < m_task.max_tokens;
       if (fits) append(t);
       if (m_task.y.data && fits) attend(t);
-      if (m_task.y.data && !fits) fill_row(t, nan());
+      if (m_task.y.data && !fits) fill_row(t, not_a_number);
       if (!fits && m_thread == 0) atomicAdd(&m_task.counts->rejected_tokens, 1);
     }
     for (int t = length; m_task.y.data && t < n; ++t) fill_row(t, 0);
@@ -87,7 +87,6 @@ class DecodeHead {
   using Shape = OneTokenShape;
   static constexpr double minus_infinity = RunningLogScale::minus_infinity;
 
-  __device__ static float nan() { return 0.0f / 0.0f; }
   __device__ static float sum_of(float a, float b) { return a + b; }
   __device__ int warp() const { return m_thread / 32; }
   __device__ int lane() const { return m_thread % 32; }
@@ -216,8 +215,8 @@ __device__ __forceinline__ void DecodeHead<S>::attend(int t) {
     if (m_thread == 0) atomicAdd(&m_task.counts->empty_rows, 1);
     return fill_row(t, 0);
   }
-  if (log_scale != log_scale) sum.D = nan();
-  divide(t, weight_of_sums, has_precision(sum) ? sum.D : nan());
+  if (log_scale != log_scale) sum.D = not_a_number;
+  divide(t, weight_of_sums, has_precision(sum) ? sum.D : not_a_number);
 }
 
 /// The largest exponent of the row's weights; NaN is ignored.

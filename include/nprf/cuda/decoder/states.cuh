@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "nprf/cuda/device/device_code.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/decoder/running_log_scale.hpp"
 

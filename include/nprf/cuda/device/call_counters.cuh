@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "nprf/config.hpp"
-#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/storage.cuh"
 
@@ -55,7 +55,7 @@ struct Counters {
   void queue_clear(int z, cudaStream_t stream) const {
     const auto* begin = reinterpret_cast<const char*>(counts);
     const auto* end = reinterpret_cast<const char*>(largest + z);
-    check(cudaMemsetAsync(counts, 0, static_cast<std::size_t>(end - begin), stream), "clearing counts");
+    queue_fill("clearing counts", counts, 0, static_cast<std::size_t>(end - begin), stream);
   }
 };
 

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include "nprf/cuda/device/device_code.hpp"
+
 namespace nprf::cuda {
 
 __device__ __forceinline__ float2 operator+(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }

@@ -51,6 +51,14 @@ struct DeviceMatrixView {
   std::ptrdiff_t size() const { return batch * heads * tokens * channels; }
 };
 
+/// Whether all rows of a view start at multiples of some bytes.
+template <class T>
+bool is_aligned_by(const DeviceMatrixView<T>& x, std::size_t bytes) {
+  const auto all = reinterpret_cast<std::uintptr_t>(x.data) |
+                   static_cast<std::uintptr_t>(x.batch_stride | x.head_stride | x.token_stride) * sizeof(T);
+  return all % bytes == 0;
+}
+
 /// Throws InvalidArgument unless the view has this shape, its rows do not overlap, and its data is aligned and, if the
 /// size is not 0, not null.
 template <class T>

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "nprf/cuda/device/device_code.hpp"
+#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 
 namespace nprf::cuda {
@@ -35,26 +37,36 @@ void allow_shared(void (*kernel)(P...), std::size_t bytes) {
         "setting the shared memory limit");
 }
 
-/// Queues kernel(args...). Throws BackendError if the launch fails.
+/// The attributes of a kernel, which is loaded for that.
+template <class... P>
+cudaFuncAttributes attributes_of(void (*kernel)(P...)) {
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "querying a kernel's attributes");
+  return attributes;
+}
+
+/// The compute capability that a kernel was compiled for, times ten as in Device.
+template <class... P>
+int compiled_for(void (*kernel)(P...)) {
+  return attributes_of(kernel).ptxVersion;
+}
+
+/// Queues kernel(args...), or only loads it (KernelLoading). Throws BackendError if the launch fails.
 template <class... P, class... A>
 void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream,
             A&&... args) {
   // at each launch, since with nvcc 13 a kernel in a header has another address in each translation unit
   allow_shared(kernel, shared);
+  if (KernelLoading::is_active()) {
+    attributes_of(kernel);
+    return;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<A&&>(args)...), what);
-}
-
-/// The compute capability that a kernel was compiled for, times ten as in Device.
-template <class... P>
-int compiled_for(void (*kernel)(P...)) {
-  cudaFuncAttributes attributes{};
-  check(cudaFuncGetAttributes(&attributes, kernel), "querying a kernel's attributes");
-  return attributes.ptxVersion;
 }
 
 }  // namespace nprf::cuda

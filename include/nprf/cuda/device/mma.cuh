@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "nprf/cuda/device/device_code.hpp"
+
 /// Tensor core instructions of compute capability 8.0 and newer. All 32 lanes of a warp must execute them. A 32-bit
 /// word holds two bfloat16, the first one in the lower half. PTX ISA, "Warp-level matrix instructions", documents which
 /// lane holds which entries. Tests on the host include a replacement of this header (tests/cuda/stand_in).

@@ -6,12 +6,18 @@
 #include <cuda_runtime.h>
 
 #include <concepts>
+#include <cstring>
 #include <limits>
 #include <type_traits>
+
+#include "nprf/cuda/device/device_code.hpp"
 
 namespace nprf::cuda {
 
 constexpr float largest_float = std::numeric_limits<float>::max();
+/// Constants, since compilers of device code divide for 0.0 / 0.0 and 1.0 / 0.0.
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 /// The types that queries, keys, values and outputs may be stored in. Arithmetic is in float.
 template <class S>
@@ -28,5 +34,21 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
 __device__ __forceinline__ void store(float* to, float x) { *to = x; }
 __device__ __forceinline__ void store(__half* to, float x) { *to = __float2half_rn(x); }
 __device__ __forceinline__ void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+
+/// Stores all values: at once if they fill 16 bytes, to which `to` must then be aligned.
+template <class S, int count>
+__device__ __forceinline__ void store_all(S* to, const float (&values)[count]) {
+  S rounded[count];
+#pragma unroll
+  for (int k = 0; k < count; ++k) store(rounded + k, values[k]);
+  if constexpr (sizeof(rounded) == sizeof(uint4)) {
+    uint4 all;
+    std::memcpy(&all, rounded, sizeof(all));
+    *reinterpret_cast<uint4*>(to) = all;
+  } else {
+#pragma unroll
+    for (int k = 0; k < count; ++k) to[k] = rounded[k];
+  }
+}
 
 }  // namespace nprf::cuda

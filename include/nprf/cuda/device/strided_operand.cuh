@@ -12,6 +12,7 @@ struct Operand {
   const S* data;
   std::ptrdiff_t batch_stride, head_stride, token_stride, channel_stride;
   int heads, tokens, channels;
+  bool has_aligned_rows = false;  // of whole vectors of 16 bytes, at multiples of 16 bytes
 
   Operand(const DeviceMatrixView<const S>& x)
       : data(x.data),
@@ -21,7 +22,8 @@ struct Operand {
         channel_stride(1),
         heads(static_cast<int>(x.heads)),
         tokens(static_cast<int>(x.tokens)),
-        channels(static_cast<int>(x.channels)) {}
+        channels(static_cast<int>(x.channels)),
+        has_aligned_rows(x.tokens > 0 && is_aligned_by(x, 16) && x.channels % (16 / sizeof(S)) == 0) {}
 
   /// View of scratch memory [z, channels, stride].
   static Operand by_channel(const S* data, int heads, int tokens, int channels, int stride) {
@@ -45,8 +47,9 @@ struct Operand {
 
 /// A pointer to row i of matrix z.
 template <class T>
-__device__ __forceinline__ T* row_of(const DeviceMatrixView<T>& x, std::ptrdiff_t z, std::ptrdiff_t i) {
-  return x.data + z / x.heads * x.batch_stride + z % x.heads * x.head_stride + i * x.token_stride;
+__device__ __forceinline__ T* row_of(const DeviceMatrixView<T>& x, int z, std::ptrdiff_t i) {
+  const int heads = static_cast<int>(x.heads);  // a division of 64 bits would take ten times as long
+  return x.data + z / heads * x.batch_stride + z % heads * x.head_stride + i * x.token_stride;
 }
 
 /// A tile in shared memory: the entry of token t and channel k is values[t token_step + k channel_step].

@@ -28,7 +28,7 @@ namespace nprf::cuda {
 /// (toeplitz/fft/convolution_error.hpp). Two columns of [V 1] share a transform. The u of the values covers this for
 /// two columns of values. The ones share a transform with values if p is odd. If B or V is not finite, all rows fail.
 /// v_max(i) is the maximum over the longest run of lags with nonzero weights, or of near ones, only, so it may be too
-/// small, but never too large. O(n_q r).
+/// small, but never too large. O((n_q + n_k / 256) r).
 struct RowBoundTask {
   Operand<float> A;                  // (n_q,r)
   const float *N, *D;                // [z, n_q, p] [z, n_q], of values divided by power_of_two_scale(signals.largest)
@@ -37,6 +37,7 @@ struct RowBoundTask {
   int positions, first_lag;          // first_lag: the first lag that `weights` has
   TokenPlaces places;                // rows of tokens outside of a grid are computed without an FFT
   SignalNorms signals;
+  float* errors;  // [z, 2, r], scratch memory: e_f of N, and of D
   int length, p;  // of the FFT
   bool positive;  // whether the features are
   float tolerance;
@@ -45,26 +46,48 @@ struct RowBoundTask {
   Counts* counts;
 };
 
-/// Blocks (rows, z).
+/// The errors e_f. Blocks (groups of 32 features, z) of threads (features, shares of the chunks).
+struct FeatureErrorShape {
+  static constexpr int features = 32, shares = 8;
+};
 template <int threads>
-__global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
-  float *value_errors = shared_memory<float>(), *one_errors = value_errors + task.A.channels;  // (r): e_f
-  const int z = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * threads + threadIdx.x);
-  const int r = task.A.channels, n_q = task.A.tokens, largest = task.signals.largest[z];
+__global__ void __launch_bounds__(threads) feature_errors_kernel(RowBoundTask task) {
+  using Shape = FeatureErrorShape;
+  static_assert(threads == Shape::features * Shape::shares);
+  auto* sums = shared_memory<toeplitz::NormSums>();  // (shares, 2, features): without and with the values
+  const int lane = static_cast<int>(threadIdx.x) % Shape::features,
+            share = static_cast<int>(threadIdx.x) / Shape::features;
+  const int z = static_cast<int>(blockIdx.y), f = static_cast<int>(blockIdx.x) * Shape::features + lane;
+  const int r = task.A.channels;
+  const double scale = static_cast<double>(power_of_two_scale(task.signals.largest[z]).value);
+  for (const int with_values : {0, 1})
+    sums[(2 * share + with_values) * Shape::features + lane] =
+        f < r ? task.signals.of(z, f, with_values, scale, share, Shape::shares) : toeplitz::NormSums{};
+  __syncthreads();
+  if (share > 0 || f >= r) return;
   const WeightNorms& weights = task.weights[task.positions > 1 ? z % task.A.heads : 0];
   const toeplitz::Norms c = weights.sums.norms();
   const double error_per_value = toeplitz::fft_error_per_value(task.length);
+  const auto error = [&](int with_values) {
+    toeplitz::NormSums all;
+    for (int k = 0; k < Shape::shares; ++k) all.add(sums[(2 * k + with_values) * Shape::features + lane]);
+    return toeplitz::convolution_error(c, all.norms(), error_per_value);
+  };
+  const double values = error(1), ones = error(0), both = toeplitz::shared_transform_error(values, ones);
+  const bool shared = task.p % 2 == 1;
+  float* errors = task.errors + static_cast<std::ptrdiff_t>(z) * 2 * r + f;
+  errors[0] = static_cast<float>(shared && values > 0 ? both : values);
+  errors[r] = static_cast<float>(shared ? both : ones);
+}
+
+/// Blocks (rows, z).
+template <int threads>
+__global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
+  const int z = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * threads + threadIdx.x);
+  const int r = task.A.channels, n_q = task.A.tokens, largest = task.signals.largest[z];
+  const WeightNorms& weights = task.weights[task.positions > 1 ? z % task.A.heads : 0];
   const float scale = power_of_two_scale(largest).value;
-  for (int f = static_cast<int>(threadIdx.x); f < r; f += threads) {
-    const toeplitz::Norms sized = task.signals.of(z, f, true, static_cast<double>(scale)).norms();
-    const double values = toeplitz::convolution_error(c, sized, error_per_value);
-    const double ones = toeplitz::convolution_error(c, task.signals.of(z, f, false, 1).norms(), error_per_value);
-    const bool shared = task.p % 2 == 1;
-    const double both = toeplitz::shared_transform_error(values, ones);
-    value_errors[f] = static_cast<float>(shared && values > 0 ? both : values);
-    one_errors[f] = static_cast<float>(shared ? both : ones);
-  }
-  __syncthreads();
+  const float *value_errors = task.errors + static_cast<std::ptrdiff_t>(z) * 2 * r, *one_errors = value_errors + r;
 
   bool fails = false;
   float bound = 0;
@@ -106,9 +129,12 @@ __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
 inline void queue_row_bounds(const RowBoundTask& task, int z, cudaStream_t stream) {
   constexpr int threads = 256;
   if (z == 0 || task.A.tokens == 0) return;
+  using Shape = FeatureErrorShape;
+  launch("errors of features", feature_errors_kernel<threads>,
+         dim3{blocks_of<Shape::features>(task.A.channels), static_cast<unsigned>(z), 1}, dim3{threads, 1, 1},
+         2 * threads * sizeof(toeplitz::NormSums), stream, task);
   launch("row error bounds", row_bound_kernel<threads>,
-         dim3{blocks_of<threads>(task.A.tokens), static_cast<unsigned>(z), 1}, dim3{threads, 1, 1},
-         2 * sizeof(float) * static_cast<std::size_t>(task.A.channels), stream, task);
+         dim3{blocks_of<threads>(task.A.tokens), static_cast<unsigned>(z), 1}, dim3{threads, 1, 1}, 0, stream, task);
 }
 
 /// The predicted share of rows that fail the error bound of an FFT of some length (toeplitz/plan/failing_share.hpp),

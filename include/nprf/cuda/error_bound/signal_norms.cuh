@@ -41,11 +41,11 @@ struct SignalNorms {
     return chunk_norms + ((static_cast<std::ptrdiff_t>(z) * chunks + at) * 2 + with_values) * 3 * r;
   }
 
-  /// The sums for the norms of x_f over all keys, added in the order of the chunks. If with_values, u is the values'
-  /// and divided by scale.
-  __device__ toeplitz::NormSums of(int z, int f, bool with_values, double scale) const {
+  /// The sums for the norms of x_f over the keys of the chunks first, first + step, ..., added in their order. If
+  /// with_values, u is the values' and divided by scale.
+  __device__ toeplitz::NormSums of(int z, int f, bool with_values, double scale, int first = 0, int step = 1) const {
     toeplitz::NormSums all;
-    for (int k = 0; k < chunks; ++k) {
+    for (int k = first; k < chunks; k += step) {
       const float* x = norms_of_chunk(z, k, with_values) + f;
       const double u_max = with_values ? chunk_max[static_cast<std::ptrdiff_t>(z) * chunks + k] / scale : 1,
                    max = u_max * x[0];

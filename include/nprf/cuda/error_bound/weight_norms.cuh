@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(threads) weight_norms_kernel(WeightNormsTask t
   for (int k = t * share; k < min(size, (t + 1) * share); ++k) {
     const float c = task.c(head, first + k);
     const int at = first + k - task.c.first;
-    const bool attended = c != 0 || (task.bias.is_near(at) && task.bias(head, at) > -1.0 / 0.0);
+    const bool attended = c != 0 || (task.bias.is_near(at) && task.bias(head, at) > minus_infinity);
     of_thread = WeightNorms::join(of_thread, WeightNorms::of(c, attended));
   }
   norms[t] = of_thread;

@@ -37,13 +37,13 @@ __device__ __forceinline__ float centre(const CentringConstants& constants, int 
                                         float* z, float* scratch) {
   const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
   float linear = 0;
-  for (int k = g; k < d; k += Shape::groups) linear = fmaf(constants.linear[k], x[k * Shape::stride + t], linear);
+  for (int k = g; k < d; k += Shape::groups) linear = fmaf(constants.linear[k], x[Shape::at(k, t)], linear);
   linear = over_groups<Shape>(scratch, linear, [](float a, float b) { return a + b; });
   for (int first = g * Shape::at_once; first < d_padded; first += Shape::groups * Shape::at_once) {
     float some[Shape::at_once] = {};
-    multiply_rows<Shape>(constants.axes, d, d_padded, x + t, constants.mean, first, some);
+    multiply_rows<Shape>(constants.axes, d, d_padded, x + Shape::at(0, t), constants.mean, first, some);
 #pragma unroll
-    for (int i = 0; i < Shape::at_once; ++i) z[(first + i) * Shape::stride + t] = some[i];  // 0 from d on
+    for (int i = 0; i < Shape::at_once; ++i) z[Shape::at(first + i, t)] = some[i];  // 0 from d on
   }
   return linear + constants.offset;
 }

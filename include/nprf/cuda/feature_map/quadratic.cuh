@@ -16,14 +16,14 @@ struct QuadraticConstants {
   static constexpr unsigned none = ~0u;
   static constexpr float half_root = 0.70710678118654752f;
 
-  /// Feature f of a token whose coordinates are Shape::stride apart, without the row's factor.
+  /// Feature f of the token of a tile that begins at z, without the row's factor.
   template <class Shape = FeatureShape>
   __device__ __forceinline__ float feature(int f, const float* z) const {
     const uint2 at = coordinates[f];
     if (at.x == none) return 1;
-    const float z_1 = z[at.x * Shape::stride];
+    const float z_1 = z[Shape::at(static_cast<int>(at.x), 0)];
     if (at.y == none) return z_1;
-    if (at.x != at.y) return z_1 * z[at.y * Shape::stride];
+    if (at.x != at.y) return z_1 * z[Shape::at(static_cast<int>(at.y), 0)];
     return (z_1 * z_1 - mean_square[at.x]) * half_root;
   }
 
@@ -34,7 +34,7 @@ struct QuadraticConstants {
     const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
     float sum = 0;
     for (int k = g; k < d; k += Shape::groups) {
-      const float z_k = z[k * Shape::stride + t];
+      const float z_k = z[Shape::at(k, t)];
       sum = fmaf(curvature[k] * z_k, z_k, sum);
     }
     return log_scale + over_groups<Shape>(scratch, sum, [](float a, float b) { return a + b; }) / 2;

@@ -14,16 +14,21 @@ struct FeatureShape {
   static constexpr int tokens = 64, groups = 4, threads = tokens * groups, at_once = 4;
   static constexpr int stride = tokens + 1;
 
+  /// Where channel k of token t is. The functions that have a parameter Shape use this of their shape.
+  __host__ __device__ static constexpr int at(int k, int t) { return k * stride + t; }
+
   /// The bytes of some tiles and of the scratch memory of reductions.
   static std::size_t shared(int d_padded, int tiles = 1) {
     return sizeof(float) * static_cast<std::size_t>(stride * d_padded * tiles + (groups + 1) * tokens);
   }
 };
 
-/// One token, which all threads of a block share. The functions that have a parameter Shape take this or FeatureShape.
+/// One token, which all threads of a block share.
 struct OneTokenShape {
   static constexpr int tokens = 1, groups = 256, threads = groups, at_once = 1;
   static constexpr int stride = 1, warps = threads / 32;
+
+  __host__ __device__ static constexpr int at(int k, int) { return k; }
 };
 
 /// The reduction by f over the groups of threads that share a token; all threads of the block must call it. The scratch
@@ -50,15 +55,15 @@ __device__ __forceinline__ float over_groups(float* scratch, float x, F&& f) {
   }
 }
 
-/// z[i] = w_{first + i}.(x - mean) for the rows w (count,d_padded) from `first` on, of a token whose channels are
-/// Shape::stride apart. A null mean is zero.
+/// z[i] = w_{first + i}.(x - mean) for the rows w (count,d_padded) from `first` on, of the token of a tile that begins
+/// at x. A null mean is zero.
 template <class Shape = FeatureShape>
 __device__ __forceinline__ void multiply_rows(const float* w, int count, int d_padded, const float* x,
                                               const float* mean, int first, float (&z)[Shape::at_once]) {
   for (int k = 0; k < d_padded; k += 4) {
     float part[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) part[e] = x[(k + e) * Shape::stride] - (mean ? mean[k + e] : 0.0f);
+    for (int e = 0; e < 4; ++e) part[e] = x[Shape::at(k + e, 0)] - (mean ? mean[k + e] : 0.0f);
 #pragma unroll
     for (int i = 0; i < Shape::at_once; ++i) {
       if (first + i >= count) break;

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 
+#include "nprf/cuda/device/device_code.hpp"
+
 namespace nprf::cuda {
 
 /// The spectra of the weights: those of two heads are `stride` apart, 0 if all heads share one.

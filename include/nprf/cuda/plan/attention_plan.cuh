@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -12,6 +13,7 @@
 #include "nprf/cuda/attention/recompute_log_domain.cuh"
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/forward.cuh"
@@ -111,6 +113,36 @@ class AttentionPlan {
     typename ExactPlan<S>::Arrays exact;
     typename Backward<S>::Arrays backward;
   };
+
+  void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const bool* key_mask,
+             const Arrays& arrays, cudaStream_t stream) const {
+    if (m_product.on_tensor_cores())
+      queue_forward<OnTensorCores<S>>(q, k, {Operand<S>(v), key_mask}, y, arrays, stream);
+    else
+      queue_forward<float>(q, k, {Operand<S>(v), key_mask}, y, arrays, stream);
+  }
+
+  // loads the kernels of all calls, so that the first one can be captured in a graph
+  void load_kernels(cudaStream_t stream) const {
+    const KernelLoading loading;
+    const std::uintptr_t nowhere = Scratch::alignment;  // an address of memory that is not accessed
+    Scratch scratch(reinterpret_cast<void*>(nowhere));
+    const Arrays arrays = take(scratch);
+    const auto view = [&]<class T>(T*, std::ptrdiff_t tokens, std::ptrdiff_t channels, std::uintptr_t at) {
+      return DeviceMatrixView<T>(reinterpret_cast<T*>(at), shape().batch, shape().heads, tokens, channels);
+    };
+    constexpr const S* in = nullptr;
+    constexpr S* out = nullptr;
+    const View q = view(in, shape().n_q, m_model.d(), nowhere), k = view(in, shape().n_k, m_model.d(), nowhere),
+               v = view(in, shape().n_k, shape().d_v, nowhere), dy = view(in, shape().n_q, shape().d_v, nowhere);
+    for (const std::uintptr_t at : {nowhere, nowhere + sizeof(S)})  // rows that are aligned to 16 bytes, or not
+      queue(q, k, v, view(out, shape().n_q, shape().d_v, at), nullptr, arrays, stream);
+    if (!m_backward) return;
+    const PlanGradients<S> gradients{view(out, shape().n_q, m_model.d(), nowhere),
+                                     view(out, shape().n_k, m_model.d(), nowhere),
+                                     view(out, shape().n_k, shape().d_v, nowhere), reinterpret_cast<float*>(nowhere)};
+    m_backward->queue(parts(), {q, k, v, dy, nullptr}, gradients, arrays.backward, stream);
+  }
 
   // queues the features, the product with its recomputed rows, y = N / D, and the rows that are recomputed in the log
   // domain
@@ -223,8 +255,10 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
   const int tiles = m_model.is_centred() ? 2 : 1;
   const std::size_t shared = m_model.has_log_domain() ? LogDomainShape::shared(m_model.d_padded(), tiles, m_model.m())
                                                       : FeatureShape::shared(m_model.d_padded(), tiles);
-  require(shared <= m_device.shared_bytes, "input_dim and num_features: expected sizes that fit in ",
-          m_device.shared_bytes, " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
+  const std::size_t of_features = FeatureTile::shared(m_model.d_padded(), tiles, m_product.on_tensor_cores());
+  require(std::max(shared, of_features) <= m_device.shared_bytes,
+          "input_dim and num_features: expected sizes that fit in ", m_device.shared_bytes,
+          " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
   if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
   if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
   queue_weights(stream);
@@ -233,6 +267,7 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
   take(count);
   m_bytes = count.bytes();
   if (options.owns_workspace) m_workspace = DeviceMemory(m_bytes);
+  load_kernels(stream);
 }
 
 template <Storage S>
@@ -249,11 +284,7 @@ void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, cons
   const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
   check_inputs(q, k, v);
   check_output(y, "y", batch, heads, n_q, d_v);
-  const Arrays arrays = arrays_of(call);
-  if (m_product.on_tensor_cores())
-    queue_forward<OnTensorCores<S>>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
-  else
-    queue_forward<float>(q, k, {Operand<S>(v), call.key_mask}, y, arrays, stream);
+  queue(q, k, v, y, call.key_mask, arrays_of(call), stream);
 }
 
 template <Storage S>

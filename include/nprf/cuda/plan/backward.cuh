@@ -9,6 +9,7 @@
 #include "nprf/cuda/attention/recompute_log_domain_backward.cuh"
 #include "nprf/cuda/attention/recompute_tiled.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/backward.cuh"
@@ -100,6 +101,7 @@ class Backward {
     float *phi_q, *phi_k;           // [z, r, stride(n_q)] [z, r, stride(n_k)]
     int *max_log_scale, *rows;      // [z] [z, n_q]
     bool* recomputed;               // [z, n_q]
+    SelectedQueries selected;       // those rows, of FFT engines
     float *G, *H, *U;               // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
     float* db;                      // [position, entries]: of lags, then of the border of a grid
     LogDomainGradients log_domain;  // of exponential features
@@ -124,6 +126,7 @@ class Backward {
     arrays.max_log_scale = scratch.take<int>(model.needs_log_scales() ? z : 0);
     arrays.rows = scratch.take<int>(z, model.n_q());
     arrays.recomputed = scratch.take<bool>(z, model.n_q());
+    if (!m_is_tiled) arrays.selected = SelectedQueries::take(scratch, arrays.recomputed, z, model.n_q());
     const Counters counters = Counters::take(scratch, z);
     arrays.G = scratch.take<float>(z, p + 1, tokens_q);
     if (!m_is_tiled) arrays.H = scratch.take<float>(z, p + 1, tokens_q);
@@ -169,6 +172,7 @@ class Backward {
     arrays.checks.counters.queue_clear(model.z(), stream);
     queue_features(tokens.queries, tokens.keys, model.z(), stream);
     const CheckedSums sums = queue_columns(forward, inputs, tokens, arrays, stream);
+    if (!m_is_tiled) queue_selected_tiles(arrays.selected, n_q, model.z(), stream);
     queue_parameters(forward, inputs, tokens, sums, gradients.parameters, arrays, stream);
     queue_inputs(forward, tokens, gradients, arrays, stream);
   }
@@ -210,7 +214,7 @@ class Backward {
     const auto [A, B, G, U, H] = factors(forward, arrays);
     const int z = model.z();
     const Counters& counters = arrays.checks.counters;
-    const SelectedQueries selected = selected_rows(arrays);
+    const SelectedQueries& selected = arrays.selected;
     const bool has_db = parameters && model.parameter_count() > 0;
     float *db = arrays.db, *requested = has_db ? db : nullptr;
     if (has_db && model.places().is_grid())
@@ -246,7 +250,7 @@ class Backward {
     const ExactGradients& exact = arrays.exact_gradients;
     const RowList& failed_rows = arrays.checks.failed_rows;
     const Sums& extra_dA = arrays.extra_dA;
-    const SelectedQueries selected = selected_rows(arrays);
+    const SelectedQueries& selected = arrays.selected;
     const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
     m_dA.queue(arrays.G, arrays.U, columns_of_B, to_dA, stream);
     if (!m_is_tiled)
@@ -286,16 +290,11 @@ class Backward {
     x.channels = channels;
     return x;
   }
-  SelectedQueries selected_rows(const Arrays& arrays) const {
-    return m_is_tiled ? SelectedQueries{} : SelectedQueries{arrays.recomputed, arrays.checks.failed_rows.sizes};
-  }
-
   // exact softmax has replaced the rows that fail the FFT error bound, so that none is selected
   static void clear_failed_rows(const typename CheckedProduct<S>::Arrays& checks, int z, int n_q, cudaStream_t stream) {
     const std::size_t rows = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
-    check(cudaMemsetAsync(checks.recomputed, 0, rows, stream), "clearing flags");
-    check(cudaMemsetAsync(checks.failed_rows.sizes, 0, sizeof(int) * static_cast<std::size_t>(z), stream),
-          "clearing counts");
+    queue_fill("clearing flags", checks.recomputed, 0, rows, stream);
+    queue_fill("clearing counts", checks.failed_rows.sizes, 0, sizeof(int) * static_cast<std::size_t>(z), stream);
   }
 
   // adds the contributions of selected queries, as the last parts of the sums

@@ -10,6 +10,7 @@
 #include "nprf/cuda/decoder/decode_kernel.cuh"
 #include "nprf/cuda/decoder/states.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/plan/device_model.cuh"
@@ -75,6 +76,7 @@ class DecodePlan {
     take(Scratch(m_memory.data()));
     reset(stream);
     copy_biases(biases, stream);
+    load_kernels(stream);
   }
 
   const AttentionModel& model() const { return m_model.model(); }
@@ -200,6 +202,14 @@ class DecodePlan {
   template <class T>
   static void queue_clear(T* array, std::size_t size, cudaStream_t stream) {
     check(cudaMemsetAsync(array, 0, size * sizeof(T), stream), "clearing a state");
+  }
+
+  // so that the first step can be captured in a graph
+  void load_kernels(cudaStream_t stream) const {
+    const KernelLoading loading;
+    const View k(nullptr, m_shape.batch, m_shape.heads, 1, m_model.d()),
+        v(nullptr, m_shape.batch, m_shape.heads, 1, m_shape.d_v);
+    queue(k, k, v, {}, {}, stream);
   }
 
   void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const DecodeCall& call,

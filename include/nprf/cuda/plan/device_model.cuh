@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nprf/core/lower_lags.hpp"
+#include "nprf/cuda/device/arithmetic.cuh"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/forward.cuh"
@@ -34,11 +35,13 @@ struct PlanShape {
 /// An AttentionModel on the device, for one shape: its projections, and the weights of all lags of the shape.
 class DeviceModel {
  public:
-  /// Throws InvalidArgument if the model does not fit the shape, BackendError if CUDA reports an error.
+  /// Throws InvalidArgument if the model does not fit the shape, BackendError if CUDA reports an error or the kernels
+  /// were compiled with -use_fast_math.
   DeviceModel(AttentionModel model, const PlanShape& shape, bool gradients, cudaStream_t stream)
       : m_model(std::move(model)), m_shape(shape) {
     check_shape();
     check_model();
+    check_arithmetic(stream);
     find_shift();
     place_tokens();
     if (lags() > 0) m_band = with_near(band_of(m_lags, position().linear), m_lags.near.range(), m_lags);
@@ -154,7 +157,9 @@ class DeviceModel {
     return {Operand<S>(x),
             queries ? nullptr : key_mask,
             m_w,
-            m_model.features.size() > 1 ? static_cast<std::ptrdiff_t>(map().m) * d_padded() : 0,
+            shares_map() ? 0 : static_cast<std::ptrdiff_t>(map().m) * d_padded(),
+            m_w_groups,
+            shares_map() ? 0 : static_cast<std::ptrdiff_t>(map().m + 7) / 8 * 8 * d_padded(),
             map().kind,
             map().m,
             d_padded(),
@@ -319,10 +324,12 @@ class DeviceModel {
   }
 
   void copy_to_device(bool gradients, cudaStream_t stream) {
-    std::vector<float> w, parameters;  // rows of w are padded with zeros
-    for (const FeatureModel& one : m_model.features)
+    std::vector<float> w, w_groups, parameters;  // rows of w are padded with zeros
+    for (const FeatureModel& one : m_model.features) {
       for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d)
         append_padded(w, row, d(), d_padded());
+      append_groups(w_groups, one, d_padded());
+    }
     const std::vector<float> centring = centring_values(m_model.features, d_padded()),
                              quadratic = quadratic_values(m_model.features);
     const std::vector<uint2> coordinates = quadratic_coordinates(map());
@@ -339,6 +346,7 @@ class DeviceModel {
 
     const auto take = [&](Scratch scratch) {
       m_w = scratch.take<float>(w.size());
+      m_w_groups = scratch.take<float>(w_groups.size());
       m_centring = scratch.take<float>(centring.size());
       m_quadratic = scratch.take<float>(quadratic.size());
       m_coordinates = scratch.take<uint2>(coordinates.size());
@@ -360,6 +368,7 @@ class DeviceModel {
               "copying the model to the device");
     };
     copy(m_w, w);
+    copy(m_w_groups, w_groups);
     copy(m_centring, centring);
     copy(m_quadratic, quadratic);
     copy(m_coordinates, coordinates);
@@ -383,7 +392,7 @@ class DeviceModel {
   bool m_needs_log_scales = false;
   float m_shift = 0;  // replaces the largest log-scale of the keys, unless that is computed
   DeviceMemory m_memory;
-  float* m_w = nullptr;                                            // [map, m, d_padded]
+  float *m_w = nullptr, *m_w_groups = nullptr;                     // as in FeatureTask, of each map
   float *m_centring = nullptr, *m_quadratic = nullptr;             // as in DeviceCentring and DeviceQuadratic
   uint2* m_coordinates = nullptr;                                  // [r]
   float* m_weights = nullptr;                                      // [position, entries]

@@ -11,6 +11,7 @@
 #include "nprf/cuda/attention/exact/normalised_rows.cuh"
 #include "nprf/cuda/attention/exact/pairs.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/plan/device_model.cuh"
@@ -109,7 +110,7 @@ class ExactPlan {
     if constexpr (std::is_same_v<Feature, float>)
       x.checked_product.queue_bounds(x.product, x.queries.phi, x.sums, x.checks, stream);
     queue_terms(model, x, A, arrays, stream);
-    check(cudaMemsetAsync(arrays.is_exact, 0, static_cast<std::size_t>(sums.rows), stream), "clearing flags");
+    queue_fill("clearing flags", arrays.is_exact, 0, static_cast<std::size_t>(sums.rows), stream);
     const RowList rows{arrays.rows, counters.log_domain_rows, n_q};
     queue_failing_rows(
         {sums, model.positive(), x.checked_product.uses_fft() ? x.checks.recomputed : nullptr,

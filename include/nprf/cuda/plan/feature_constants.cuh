@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <numeric>
 #include <vector>
@@ -38,6 +39,17 @@ inline void check_constants(const FeatureModel& one) {
 inline void append_padded(std::vector<float>& all, std::vector<float>::const_iterator row, int d, int d_padded) {
   all.insert(all.end(), row, row + d);
   all.resize(all.size() + static_cast<std::size_t>(d_padded - d), 0.0f);
+}
+
+/// Appends the rows of one map in groups of 8, (group, d_padded, 8); the last group has copies of the last row.
+inline void append_groups(std::vector<float>& all, const FeatureModel& one, int d_padded) {
+  constexpr int group = 8;
+  for (int first = 0; first < one.m; first += group)
+    for (int k = 0; k < d_padded; ++k)
+      for (int i = 0; i < group; ++i) {
+        const auto row = static_cast<std::size_t>(std::min(first + i, one.m - 1)), d = static_cast<std::size_t>(one.d);
+        all.push_back(k < one.d ? one.projection[row * d + static_cast<std::size_t>(k)] : 0.0f);
+      }
 }
 
 /// [map, queries then keys, DeviceCentring::size(..)]; empty without a centring.

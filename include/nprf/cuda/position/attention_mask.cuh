@@ -17,7 +17,7 @@ struct AttentionMask {
   __device__ __forceinline__ bool attends_any(int z, int i) const {
     const bool* own_mask = key_mask ? key_mask + static_cast<std::ptrdiff_t>(z / heads) * n_k : nullptr;
     for (int j = 0; j < n_k; ++j)
-      if (!(own_mask && !own_mask[j]) && b.between(z % heads, i, j) > -1.0 / 0.0) return true;
+      if (!(own_mask && !own_mask[j]) && b.between(z % heads, i, j) > minus_infinity) return true;
     return false;
   }
 
@@ -25,7 +25,7 @@ struct AttentionMask {
   /// O(n_q) if there is none.
   __device__ __forceinline__ bool is_attended(int z, int j) const {
     for (int i = 0; i < n_q; ++i)
-      if (b.between(z % heads, i, j) > -1.0 / 0.0) return true;
+      if (b.between(z % heads, i, j) > minus_infinity) return true;
     return false;
   }
 };

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "nprf/core/lag_problem.hpp"
+#include "nprf/cuda/device/device_code.hpp"
 
 namespace nprf::cuda {
 

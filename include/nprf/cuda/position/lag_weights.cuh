@@ -6,6 +6,7 @@
 
 #include "nprf/core/near_lags.hpp"
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/position/token_places.cuh"
 
 namespace nprf::cuda {
@@ -27,7 +28,7 @@ struct DeviceBias {
 
   /// The bias of lag first + k. `head` is ignored if one position is shared by all heads.
   __device__ __forceinline__ double operator()(int head, int k) const {
-    if (k < 0 || k >= size || first + k > last_attended) return -1.0 / 0.0;
+    if (k < 0 || k >= size || first + k > last_attended) return minus_infinity;
     if (count == 0) return 0;
     const float* of_head = parameters + static_cast<std::ptrdiff_t>(heads > 1 ? head : 0) * count;
     if (index) return static_cast<double>(of_head[index[k]]);
@@ -44,7 +45,7 @@ struct DeviceBias {
 
   /// The bias of row e and column f of the border.
   __device__ __forceinline__ double border(int head, int e, int f) const {
-    if (is_causal && (f == 0 || f - 2 > e)) return -1.0 / 0.0;
+    if (is_causal && (f == 0 || f - 2 > e)) return minus_infinity;
     const float* of_head = parameters + static_cast<std::ptrdiff_t>(heads > 1 ? head : 0) * count;
     return static_cast<double>(of_head[count - places.border_size() + e * (places.outside + 2) + f]);
   }
@@ -73,7 +74,6 @@ __global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
   const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.x), size = task.b.size;
   const int outside = task.b.places.outside;
   float* values = task.values + static_cast<std::ptrdiff_t>(head) * (size + task.b.places.border_size());
-  const double minus_infinity = -1.0 / 0.0;
   double max_bias = minus_infinity;
   for (int k = t; k < size; k += threads) max_bias = fmax(max_bias, task.b(head, k));
   for (int e = t; e < outside; e += threads) max_bias = fmax(max_bias, task.b.border(head, e, 1));

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nprf/cuda/device/device_code.hpp"
+
 namespace nprf::cuda {
 
 /// The slots of tokens. In a sequence token i has slot i. In a grid the first `outside` tokens have no slot, and lags

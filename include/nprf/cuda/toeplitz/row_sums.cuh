@@ -18,6 +18,22 @@ struct Sums {
     for (int part = 0; part < parts; ++part) sum += N[(part * rows + row) * p + column];
     return sum;
   }
+  /// Adds the numerators of `width` columns from `column` on. If width is not 1, both it and p are multiples of 4.
+  template <int width>
+  __device__ __forceinline__ void add_numerators(std::ptrdiff_t row, int column, float (&to)[width]) const {
+    const float* from = N + row * p + column;
+    for (int part = 0; part < parts; ++part, from += rows * p) {
+      if constexpr (width == 1) {
+        to[0] += *from;
+      } else {
+#pragma unroll
+        for (int k = 0; k < width; k += 4) {
+          const float4 four = *reinterpret_cast<const float4*>(from + k);
+          to[k] += four.x, to[k + 1] += four.y, to[k + 2] += four.z, to[k + 3] += four.w;
+        }
+      }
+    }
+  }
   __device__ __forceinline__ float denominator(std::ptrdiff_t row) const {
     float sum = 0;
     for (int part = 0; part < parts; ++part) sum += D[part * rows + row];
@@ -39,9 +55,18 @@ struct CheckedSums {
   __device__ __forceinline__ float numerator(std::ptrdiff_t row, int column) const {
     return sums.numerator(row, column) + (is_recomputed(row) ? extra.numerator(row, column) : 0.0f);
   }
+  template <int width>
+  __device__ __forceinline__ void add_numerators(std::ptrdiff_t row, int column, float (&to)[width]) const {
+    sums.add_numerators(row, column, to);
+    if (is_recomputed(row)) extra.add_numerators(row, column, to);
+  }
+  /// What the quotients of matrix z are multiplied by.
+  __device__ __forceinline__ float scale(int z) const {
+    return largest ? power_of_two_scale(largest[z]).value : 1.0f;
+  }
   /// The entry y = N / D of matrix z.
   __device__ __forceinline__ float quotient(int z, std::ptrdiff_t row, int column, float D) const {
-    return (largest ? power_of_two_scale(largest[z]).value : 1.0f) * (numerator(row, column) / D);
+    return scale(z) * (numerator(row, column) / D);
   }
 };
 

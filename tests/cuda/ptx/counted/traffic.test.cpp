@@ -47,6 +47,27 @@ void check_tiles(const std::string& kernel, bool banded, const Most& most) {
 using InFloat = TileCase<float, float>;
 using InBfloat16 = TileCase<__nv_bfloat16, __nv_bfloat16>;
 
+// positive features of n queries and of as many keys
+struct FeatureCase {
+  int n, m;
+
+  template <class S, class Feature>
+  void run() const {
+    constexpr int d = 64;
+    const DeviceArray<S> q(stored<S>(normal<float>(n, d, 1))), k(stored<S>(normal<float>(n, d, 2)));
+    cuda::AttentionModel description;
+    description.features = {{cuda::FeatureKind::positive, d, m, stored<float>(normal<float>(m, d, 3))}};
+    description.positions = {{}};
+    const cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+    const auto size = static_cast<std::size_t>(n) * static_cast<std::size_t>(m);
+    const DeviceArray<Feature> phi_q(size), phi_k(size);
+    const int stride = cuda::by_token<Feature> ? m : n;
+    cuda::queue_features(model.features<S>({q.data(), n, d}, true, nullptr, nullptr, phi_q.data(), stride),
+                         model.features<S>({k.data(), n, d}, false, nullptr, nullptr, phi_k.data(), stride), 1,
+                         nullptr);
+  }
+};
+
 }  // namespace
 
 TEST_CASE("traffic of direct tiles", "[cuda]") {
@@ -67,23 +88,13 @@ TEST_CASE("traffic of the sums of chunks", "[cuda]") {
   check_tiles<InBfloat16>("chunks_kernel", true, {1, 1, 1, 3.6});
 }
 
-TEST_CASE("traffic of features", "[cuda]") {
-  constexpr int n = 128, d = 64, m = 32;
-  const DeviceArray<float> q(stored<float>(normal<float>(n, d, 1)));
-  cuda::AttentionModel description;
-  description.features = {{cuda::FeatureKind::positive, d, m, stored<float>(normal<float>(m, d, 2))}};
-  description.positions = {{}};
-  const cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
-  const auto run = [&]<class Feature>(Feature, int stride) {
-    const DeviceArray<Feature> first(std::size_t{n} * m), second(std::size_t{n} * m);
-    const auto task = [&](const DeviceArray<Feature>& phi) {
-      return model.features<float>({q.data(), n, d}, true, nullptr, nullptr, phi.data(), stride);
-    };
-    cuda::queue_features(task(first), task(second), 1, nullptr);
-  };
-  check("features_kernel", {1, 1, 1, 1}, [&] { run(float(), n); });
-  // each lane has a token, and stores a row of features in small parts
-  check("features_kernel", {1, 1, 1, 4}, [&] { run(__nv_bfloat16(), m); });
+TEST_CASE("traffic and instructions of features", "[cuda]") {
+  constexpr Most most{1, 1.04, 1, 1};  // reductions over channels store a float a thread
+  const FeatureCase x{.n = 4096, .m = 32};
+  check("features_kernel", most, [&] { x.run<float, float>(); });
+  check("features_kernel", most, [&] { x.run<__half, __nv_bfloat16>(); });
+  // of which 0.52 M are the products of queries and keys with the projection
+  CHECK(ptx::traffic_of("features_kernel", [&] { x.run<__half, __nv_bfloat16>(); }).instructions <= 900'000);
 }
 
 TEST_CASE("traffic of FFTs in shared memory", "[cuda]") {
@@ -101,19 +112,40 @@ TEST_CASE("traffic of FFTs in shared memory", "[cuda]") {
   });
 }
 
-TEST_CASE("traffic of the quotients of rows", "[cuda]") {
-  constexpr int n = 128, p = 64;
-  const DeviceArray<float> N(std::vector<float>(std::size_t{n} * p, 1)), D(std::vector<float>(n, 1)),
-      y(std::size_t{n} * p);
-  cuda::NormalizeTask<float> task{};
-  task.sums.sums = {N.data(), D.data(), 1, p, n};
-  task.positive = true;
-  task.y = {y.data(), n, p};
-  const auto run = [&] { cuda::queue_normalize(task, nullptr); };
-  const ptx::KernelTraffic traffic = ptx::traffic_of("normalize_kernel", run);
-  CHECK(traffic.global_stores.moved == n * p * sizeof(float) / 32);
-  CHECK(traffic.global_stores.moved == traffic.global_stores.least);
-  CHECK(traffic.global_loads.moved == traffic.global_loads.least);
+TEST_CASE("traffic of twiddles", "[cuda]") {
+  constexpr int n = 256, p = 63;
+  constexpr int pairs = cuda::column_pairs(p);
+  const DeviceArray<float> V(std::vector<float>(std::size_t{n} * (p + 1), 1));
+  const DeviceArray<float2> U(std::size_t{2} * pairs * n);
+  cuda::DeviceMatrixView<const float> view(V.data(), n, p);
+  view.token_stride = p + 1;
+  check("twiddle_kernel", {1, 1, 1, 1}, [&] {
+    cuda::queue_twiddles(
+        cuda::TwiddleTask<float>{{cuda::Operand<float>(view), nullptr}, n, 2, pairs, pairs, 0, pairs, U.data(), pairs},
+        nullptr);
+  });
+}
+
+TEST_CASE("traffic and instructions of the quotients of rows", "[cuda]") {
+  constexpr int n = 4096, p = 64, parts = 4;
+  constexpr auto all = static_cast<std::size_t>(n) * p;
+  const DeviceArray<float> N(std::vector<float>(all * parts, 1)), D(std::vector<float>(std::size_t{n} * parts, 1));
+  const auto traffic = [&]<class S>(const DeviceArray<S>& y) {
+    cuda::NormalizeTask<S> task{};
+    task.sums.sums = {N.data(), D.data(), parts, p, n};
+    task.positive = true;
+    task.y = {y.data(), n, p};
+    const ptx::KernelTraffic taken = ptx::traffic_of("normalize_kernel", [&] { cuda::queue_normalize(task, nullptr); });
+    CHECK(taken.global_stores.moved == all * sizeof(S) / 32);
+    CHECK(taken.global_stores.moved == taken.global_stores.least);
+    return taken;
+  };
+  const auto of_float = traffic(DeviceArray<float>(all));
+  CHECK(of_float.global_loads.moved == of_float.global_loads.least);
+  // a lane loads 8 entries by two loads, which share sectors
+  const auto of_half = traffic(DeviceArray<__half>(all));
+  CHECK(of_half.global_loads.moved <= 2 * of_half.global_loads.least);
+  CHECK(of_half.instructions <= 200'000);
 }
 
 }  // namespace nprf::test::cuda_ptx_counted_traffic

@@ -17,11 +17,9 @@ TEST_CASE("only tiles with a selected query contribute", "[cuda]") {
     x.last_attended = last_attended;
     auto data = x.data();
     std::vector<unsigned char> is_selected(static_cast<std::size_t>(x.z() * n), 0);
-    std::vector<int> selected_counts;
     for (int z = 0; z < x.z(); ++z) {
       const std::vector<int>& selected = all_selected[static_cast<std::size_t>(z)];
       for (const int i : selected) is_selected[static_cast<std::size_t>(z * n + i)] = 1;
-      selected_counts.push_back(static_cast<int>(selected.size()));
     }
     for (int i = 0; i < x.z() * n; ++i)
       if (!is_selected[static_cast<std::size_t>(i)]) data.B.row(i).setZero();
@@ -33,10 +31,15 @@ TEST_CASE("only tiles with a selected query contribute", "[cuda]") {
         if (!has_selected) data.V.row(z * n + i).setConstant(std::numeric_limits<float>::quiet_NaN());
       }
     const DeviceArray<unsigned char> device_flags(is_selected);
-    const DeviceArray<int> device_counts(selected_counts);
+    cuda::Scratch count;
+    cuda::SelectedQueries::take(count, nullptr, x.z(), n);
+    const DeviceArray<unsigned char> memory(count.bytes());
+    cuda::Scratch scratch(memory.data());
+    const auto queries =
+        cuda::SelectedQueries::take(scratch, reinterpret_cast<const bool*>(device_flags.data()), x.z(), n);
+    cuda::queue_selected_tiles(queries, n, x.z(), nullptr);
     for (const int parts : {1, 3})
       CHECK(x.result_of(data, parts, [&](const cuda::TileTask<float>& task, float* N, float* D) {
-        const cuda::SelectedQueries queries{reinterpret_cast<const bool*>(device_flags.data()), device_counts.data()};
         cuda::queue_selected_queries({task, queries, parts, N, D}, x.z(), nullptr);
       }) == expected);
   }

@@ -63,7 +63,7 @@ struct ExactGradientTask {
     if (i >= pairs.q.tokens) return make_float2(0, 0);
     const double bias = pairs.bias(matrix, i, j, !is_exact[row(matrix, i)]);
     const double log_weight = ExactPairs::exponent(s, bias) - to.log_D[row(matrix, i)];
-    if (bias == ExactPairs::minus_infinity() || log_weight == ExactPairs::minus_infinity()) return make_float2(0, 0);
+    if (bias == minus_infinity || log_weight == minus_infinity) return make_float2(0, 0);
     const float p = expf(static_cast<float>(log_weight));
     return make_float2(p, p * (dy_v - to.dy_y[row(matrix, i)]));
   }
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(256) exact_rows_kernel(ExactGradientTask<S> ta
   float dy_y = 0;
   for (int c = 0; has_gradients && c < task.dy.channels; ++c)
     dy_y = fmaf(task.dy_at(z, i, c), task.sums.quotient(z, row, c, D), dy_y);
-  task.to.log_D[row] = has_gradients ? task.log_scales[row] + log(static_cast<double>(D)) : 1.0 / 0.0;
+  task.to.log_D[row] = has_gradients ? task.log_scales[row] + log(static_cast<double>(D)) : -minus_infinity;
   task.to.dy_y[row] = dy_y;
 }
 
@@ -240,9 +240,8 @@ void queue_exact_gradients(const ExactGradientTask<S>& task, cudaStream_t stream
   const unsigned z = static_cast<unsigned>(task.z);
   const dim3 block{TileShape::threads, 1, 1};
   const auto clear = [&](float* x, int n, int channels) {
-    check(cudaMemsetAsync(x, 0, sizeof(float) * z * static_cast<std::size_t>(n) * static_cast<std::size_t>(channels),
-                          stream),
-          "clearing gradients");
+    queue_fill("clearing gradients", x, 0,
+               sizeof(float) * z * static_cast<std::size_t>(n) * static_cast<std::size_t>(channels), stream);
   };
   clear(task.to.dq, n_q, task.pairs.q.channels);
   clear(task.to.dk, n_k, task.pairs.q.channels);

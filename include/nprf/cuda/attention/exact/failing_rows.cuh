@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(threads) failing_rows_kernel(FailingRowsTask t
     return;
   }
   for (int part = 0; part < task.sums.parts; ++part) task.sums.D[part * task.sums.rows + row] = 0;
-  task.log_scales[row] = 1.0 / 0.0;
+  task.log_scales[row] = -minus_infinity;
 }
 
 inline void queue_failing_rows(const FailingRowsTask& task, cudaStream_t stream) {

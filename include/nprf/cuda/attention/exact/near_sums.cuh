@@ -71,7 +71,7 @@ __device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& tas
   if (query < 0) return;
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + query;
   const double far = task.far.of(z, n_q, query);
-  const bool is_empty = near.most(i) == ExactPairs::minus_infinity(), rises = !is_empty && !(near.most(i) <= far);
+  const bool is_empty = near.most(i) == minus_infinity, rises = !is_empty && !(near.most(i) <= far);
   const float near_factor = is_empty ? 0.0f : rises ? 1.0f : expf(static_cast<float>(near.most(i) - far));
   const float far_factor = rises ? expf(static_cast<float>(far - near.most(i))) : 1.0f;
   const auto add = [&](float& first, std::ptrdiff_t part_stride, float more) {

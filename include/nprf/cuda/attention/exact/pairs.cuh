@@ -19,22 +19,20 @@ struct ExactPairs {
   const double* weight_bias;  // [position]
   const bool* key_mask;       // [sequence, n_k]: false is padding; null: no padding
 
-  __device__ static double minus_infinity() { return -1.0 / 0.0; }
-
   /// The bias of a query and a key; -infinity if the query does not attend to the key, or `near_only` and they are not
   /// near.
   __device__ __forceinline__ double bias(int z, int i, int j, bool near_only) const {
     const bool is_present = i >= 0 && i < q.tokens && j >= 0 && j < k.tokens &&
                             !(key_mask && !key_mask[static_cast<std::ptrdiff_t>(z / k.heads) * k.tokens + j]);
-    if (!is_present || (near_only && !b.is_near(i, j))) return minus_infinity();
+    if (!is_present || (near_only && !b.is_near(i, j))) return minus_infinity;
     const int head = z % q.heads;
     return b.between(head, i, j) - weight_bias[b.heads > 1 ? head : 0];
   }
 
   /// The exponent of a pair whose score is s. A NaN becomes +infinity, which makes the sums of the row NaN.
   __device__ __forceinline__ static double exponent(float s, double bias) {
-    if (bias == minus_infinity()) return bias;
-    return s == s ? static_cast<double>(s) + bias : -minus_infinity();
+    if (bias == minus_infinity) return bias;
+    return s == s ? static_cast<double>(s) + bias : -minus_infinity;
   }
 
   /// Keys first..end-1, among which are all that are near the queries first_row..last_row.

@@ -31,7 +31,7 @@ class SoftmaxTile {
         m_near_only(near_only),
         m_row(static_cast<int>(threadIdx.x) / 16 * 4),
         m_column(static_cast<int>(threadIdx.x) % 16 * 4) {
-    for (double& most : m_most) most = ExactPairs::minus_infinity();
+    for (double& most : m_most) most = minus_infinity;
   }
 
   /// Adds the keys first..end-1, and others of their tiles.
@@ -96,12 +96,12 @@ class SoftmaxTile {
       most = fmax(most, e[j]);
     }
     most = over_row(most, [](double a, double b) { return fmax(a, b); });
-    const bool is_empty = most == ExactPairs::minus_infinity();
+    const bool is_empty = most == minus_infinity;
     const float factor = is_empty ? 1.0f : expf(static_cast<float>(m_most[i] - most));
     m_D[i] *= factor;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float weight = e[j] == ExactPairs::minus_infinity() ? 0.0f : expf(static_cast<float>(e[j] - most));
+      const float weight = e[j] == minus_infinity ? 0.0f : expf(static_cast<float>(e[j] - most));
       m_D[i] += weight;
       m_N[i][j] *= factor;
       weights()[(m_column + j) * stride + m_row + i] = weight;
@@ -112,7 +112,7 @@ class SoftmaxTile {
   // adds key k of the tile to the rows that have a pair with it: its values may not be finite
   __device__ __forceinline__ void add_present_key(int j0, int k) {
     for (int i = 0; i < 4; ++i) {
-      if (m_pairs.bias(m_z, query(i), j0 + k, m_near_only) == ExactPairs::minus_infinity()) continue;
+      if (m_pairs.bias(m_z, query(i), j0 + k, m_near_only) == minus_infinity) continue;
       const float weight = weights()[k * stride + m_row + i];
       for (int j = 0; j < 4; ++j) m_N[i][j] = fmaf(weight, u()[k * stride + m_column + j], m_N[i][j]);
     }

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
   const int column = static_cast<int>(at % task.sums.p);
   if (row >= task.sums.rows) return;
   const float term = task.terms && (!task.rows || task.rows[row / n] > 0) ? task.terms[at] : 0.0f;
-  store(row_of(task.x, row / n, row % n) + column, task.sums.numerator(row, column) + term);
+  store(row_of(task.x, static_cast<int>(row / n), row % n) + column, task.sums.numerator(row, column) + term);
 }
 
 template <Storage S>

@@ -110,7 +110,7 @@ class CorrelationEngine {
     const dim3 block{threads, 1, 1};
     if (m_c.size == 0) return;
     const std::scoped_lock lock(*m_mutex);
-    check(cudaMemsetAsync(arrays.sum, 0, sums * sizeof(float2), stream), "clearing sums");
+    queue_fill("clearing sums", arrays.sum, 0, sums * sizeof(float2), stream);
     for (int pair = 0; pair < all_pairs; pair += m_slab.pairs)
       for (int f = 0; f < r; f += m_slab.features) {
         const auto transform = [&](const Operand<float>& x, const Operand<float>& y, float2* slab) {

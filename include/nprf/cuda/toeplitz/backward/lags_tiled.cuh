@@ -88,9 +88,10 @@ __global__ void __launch_bounds__(threads) lag_gradients_kernel(LagGradientTask 
   // in all tiles of a diagonal, an entry has the same lag
   float sum[4][4] = {};
   const bool attended = offset * tile - (tile - 1) <= task.c.last_attended && task.selected.any_in_matrix(z);
-  for (int I = bound(segment); attended && I < bound(segment + 1); ++I) {
-    const int J = I + offset, chunk = J / tiles_of_chunk;
-    if (!task.selected.any_in_tile(z, I, task.A.tokens)) continue;
+  const SelectedQueries::Tiles tiles =
+      task.selected.tiles_of(z, task.A.tokens, bound(segment), attended ? bound(segment + 1) : bound(segment));
+  for (int k = tiles.first; k < tiles.end; ++k) {
+    const int I = tiles.tile(k), J = I + offset, chunk = J / tiles_of_chunk;
     if (chunk < task.keys.before(I * tile) || chunk >= task.keys.after(I * tile, task.last_row(I))) continue;
     float s[4][4] = {}, g[4][4] = {};
     multiply_tiles(s, task.A, A, I * tile, task.B, B, J * tile);

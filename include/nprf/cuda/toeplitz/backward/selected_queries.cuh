@@ -4,28 +4,87 @@
 #include <cstddef>
 
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
 namespace nprf::cuda {
 
-/// The queries whose rows fail the FFT error bound. Null flags: all queries.
+/// The queries whose rows fail the FFT error bound, and the tiles of queries that have one. Null: all queries.
 struct SelectedQueries {
   const bool* selected = nullptr;  // [z, n]: whether a query is selected
-  const int* counts = nullptr;     // [z]: number of selected queries
+  int* tiles = nullptr;            // [z, TileShape::tiles(n)]: the tiles with a selected query, ascending
+  int* counts = nullptr;           // [z]: how many
+
+  static SelectedQueries take(Scratch& scratch, const bool* selected, int z, int n) {
+    int* tiles = scratch.take<int>(z, TileShape::tiles(n));
+    return {selected, tiles, scratch.take<int>(z)};
+  }
 
   __device__ __forceinline__ bool any_in_matrix(int z) const { return !selected || counts[z] > 0; }
-  /// Whether a tile has a selected query, of n queries of a matrix z that has any. All threads of the block must call
-  /// this.
-  __device__ __forceinline__ bool any_in_tile(int z, int I, int n) const {
-    if (!selected) return true;
-    const int thread = static_cast<int>(threadIdx.x), i = I * TileShape::tile + thread;
-    return __syncthreads_or(thread < TileShape::tile && i < n && selected[static_cast<std::ptrdiff_t>(z) * n + i]);
+
+  /// Some tiles of a matrix, of which the k-th is tile(k).
+  struct Tiles {
+    const int* list;  // null: tile k is the k-th
+    int first, end;
+
+    __device__ __forceinline__ int tile(int k) const { return list ? list[k] : k; }
+  };
+  /// Those of the tiles first..end-1 that have a selected query, of n queries of the matrix z. O(log n).
+  __device__ __forceinline__ Tiles tiles_of(int z, int n, int first, int end) const {
+    if (!selected) return {nullptr, first, end};
+    const int* list = tiles + static_cast<std::ptrdiff_t>(z) * TileShape::tiles(n);
+    return {list, count_below(list, counts[z], first), count_below(list, counts[z], end)};
+  }
+
+ private:
+  // how many of the first `count` tiles are less than `tile`
+  static __device__ __forceinline__ int count_below(const int* list, int count, int tile) {
+    int first = 0;
+    while (first < count) {
+      const int middle = (first + count) / 2;
+      if (list[middle] < tile)
+        first = middle + 1;
+      else
+        count = middle;
+    }
+    return first;
   }
 };
 
+/// Lists the tiles with a selected query. One block for each matrix, whose threads have contiguous shares of its tiles.
+template <int threads>
+__global__ void __launch_bounds__(threads) selected_tiles_kernel(SelectedQueries queries, int n) {
+  int* counts = shared_memory<int>();
+  const int thread = static_cast<int>(threadIdx.x), all = TileShape::tiles(n), share = (all + threads - 1) / threads;
+  const int first = min(all, thread * share), end = min(all, first + share);
+  const std::ptrdiff_t z = blockIdx.x;
+  const bool* selected = queries.selected + z * n;
+  const auto has_selected = [&](int I) {
+    for (int i = I * TileShape::tile; i < min(n, (I + 1) * TileShape::tile); ++i)
+      if (selected[i]) return true;
+    return false;
+  };
+  int count = 0, before = 0;
+  for (int I = first; I < end; ++I) count += has_selected(I);
+  counts[thread] = count;
+  __syncthreads();
+  for (int k = 0; k < thread; ++k) before += counts[k];
+  if (thread == threads - 1) queries.counts[z] = before + count;
+  for (int I = first; I < end; ++I)
+    if (has_selected(I)) queries.tiles[z * all + before++] = I;
+}
+
+/// Queues the lists of tiles of `z` matrices, from their flags.
+inline void queue_selected_tiles(const SelectedQueries& queries, int n, int z, cudaStream_t stream) {
+  constexpr int threads = 256;
+  if (n == 0 || z == 0) return;
+  launch("gradients: tiles of selected queries", selected_tiles_kernel<threads>, dim3{static_cast<unsigned>(z), 1, 1},
+         dim3{threads, 1, 1}, threads * sizeof(int), stream, queries, n);
+}
+
 /// Y = ((A B^T) o C) [V 1] of gradients, where B or V is zero except for the selected queries, which have the role of
-/// keys. Computed by tiles, in parts as in Engine::direct. Tiles without a selected query are skipped; Y is zero for a
-/// matrix z without any. O(tiles n_q (r + p)) for n_q rows of Y and `tiles` tiles that are not skipped.
+/// keys. Computed by tiles, in parts as in Engine::direct. Only tiles with a selected query are visited; Y is zero for
+/// a matrix z without any. O(tiles n_q (r + p)) for n_q rows of Y and `tiles` such tiles.
 struct SelectedQueriesTask : TileTask<float> {
   SelectedQueries queries;  // they have the role of keys
   int parts;
@@ -42,9 +101,8 @@ __global__ void __launch_bounds__(threads) selected_queries_kernel(SelectedQueri
   const int i0 = static_cast<int>(blockIdx.x) * tile, part = static_cast<int>(blockIdx.y);
   Tile<float> y(task, z, i0, p0 * tile);
   const KeyTiles keys = KeyTiles::attended(task.c, i0, min(i0 + tile, n_q) - 1, n_k).part(part, task.parts);
-  const bool has_selected = task.queries.any_in_matrix(z);
-  for (int J = keys.first; has_selected && J < keys.end; ++J)
-    if (task.queries.any_in_tile(z, J, n_k)) y.add_keys(J, J + 1);
+  const SelectedQueries::Tiles tiles = task.queries.tiles_of(z, n_k, keys.first, keys.end);
+  for (int k = tiles.first; k < tiles.end; ++k) y.add_keys(tiles.tile(k), tiles.tile(k) + 1);
   const std::ptrdiff_t rows = (static_cast<std::ptrdiff_t>(part) * all + z) * n_q;
   y.store(task.N + rows * p, task.D + rows);
 }

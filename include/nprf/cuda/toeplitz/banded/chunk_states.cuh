@@ -205,12 +205,16 @@ struct ChunkDecay {
   }
 };
 
+/// The threads of a block that computes states. Each thread waits for loads most of the time, and one matrix has few
+/// entries, so that small blocks, on more multiprocessors, are faster.
+constexpr int running_sums_threads = 32;
+
 /// Computes the states from the sums of chunks, forward for `before` and backward for `after`, by Kahan-compensated
 /// summation (Kahan 1965): s_k = exp(chunk slope) s_{k-1} + x_k. With the factors |j - anchor|, which grow by `chunk`
 /// from chunk to chunk: s'_k = exp(chunk slope) (s'_{k-1} + chunk s_{k-1}) + x'_k. Threads (entries of
 /// a matrix), blocks (.., before or after, z).
 template <Storage S, class Feature>
-__global__ void __launch_bounds__(256) running_sums_kernel(ChunkTask<S, Feature> task) {
+__global__ void __launch_bounds__(running_sums_threads) running_sums_kernel(ChunkTask<S, Feature> task) {
   const std::ptrdiff_t entry = static_cast<std::ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x, step = task.matrix();
   if (entry >= step) return;
   const bool forward = blockIdx.y == 0;
@@ -263,7 +267,7 @@ void queue_chunks(const ChunkTask<S, Feature>& task, int z, cudaStream_t stream)
       launch("chunks", tensor_chunks_kernel<S>, dim3{blocks, tiles(TileShape::column_tiles(p)), all},
              dim3{Bf16TileShape::threads, 1, 1}, Bf16TileShape::bytes(2 * task.chunk) + weights, stream, task);
   }
-  constexpr int threads = 256;
+  constexpr int threads = running_sums_threads;
   launch("running sums", running_sums_kernel<S, Feature>, dim3{blocks_of<threads>(task.matrix()), 2, all},
          dim3{threads, 1, 1}, 0, stream, task);
 }

@@ -164,8 +164,8 @@ class CufftEngine {
     const auto& [A, B, U, c] = x;
     const int p = U.V.channels, r = A.channels;
     const std::size_t rows = static_cast<std::size_t>(z) * static_cast<std::size_t>(A.tokens);
-    check(cudaMemsetAsync(N, 0, rows * static_cast<std::size_t>(p) * sizeof(float), stream), "clearing sums");
-    check(cudaMemsetAsync(D, 0, rows * sizeof(float), stream), "clearing sums");
+    queue_fill("clearing sums", N, 0, rows * static_cast<std::size_t>(p) * sizeof(float), stream);
+    queue_fill("clearing sums", D, 0, rows * sizeof(float), stream);
     if (rows == 0 || B.tokens == 0) return;
     const unsigned signals = static_cast<unsigned>(m_slab.signals()), pairs = static_cast<unsigned>(m_slab.pairs);
     const dim3 block{threads, 1, 1};

@@ -111,8 +111,8 @@ class SharedMemoryEngine {
     const unsigned pairs = static_cast<unsigned>(m_pairs), all = static_cast<unsigned>(z);
     constexpr int threads = 256;
     const dim3 block{threads, 1, 1};
-    launch("FFT in shared memory: twiddles", twiddle_kernel<S>, dim3{blocks_of<threads>(length()), pairs, all}, block,
-           0, stream, TwiddleTask<S>{x.U, length(), residues, m_pairs, arrays.U});
+    queue_twiddles(TwiddleTask<S>{x.U, length(), residues, m_pairs, z * m_pairs, 0, z * m_pairs, arrays.U, m_pairs},
+                   stream);
     launch("FFT in shared memory", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->shared, stream,
            SharedMemoryTask{x.A.data, x.B.data, arrays.U, spectra.values, spectra.stride, x.A.heads, x.A.channels,

@@ -6,6 +6,7 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/fft/block.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/toeplitz/fft/twiddle.cuh"
 
 namespace nprf::cuda {
 
@@ -29,31 +30,6 @@ struct SharedMemoryTask {
   int heads, r, pairs, groups, features;  // features per group
   float2* Y;                              // [z, group, residue, pair, N]
 };
-
-/// exp(-pi i q j / N), for q j < 2^31.
-__device__ __forceinline__ float2 residue_root(int q, int j, int N) {
-  return fft::root(q * j % (2 * N), 2 * N);  // reduces the angle modulo 2 pi exactly, in integers
-}
-
-/// Computes SharedMemoryTask's U.
-template <Storage S>
-struct TwiddleTask {
-  Columns<S> U;  // (n_k,p + 1)
-  int N, residues, pairs;
-  float2* twiddled;
-};
-
-/// Blocks (tokens, pairs, z).
-template <Storage S>
-__global__ void __launch_bounds__(256) twiddle_kernel(TwiddleTask<S> task) {
-  const int j = static_cast<int>(blockIdx.x * 256 + threadIdx.x), pair = static_cast<int>(blockIdx.y);
-  const int z = static_cast<int>(blockIdx.z);
-  if (j >= task.N) return;
-  const float2 u = task.U.of(z).pair(j, pair);
-  for (int q = 0; q < task.residues; ++q)
-    task.twiddled[((static_cast<std::ptrdiff_t>(z) * task.residues + q) * task.pairs + pair) * task.N + j] =
-        multiply(u, residue_root(q, j, task.N));
-}
 
 /// Computes y from the sums Y of all groups and residue classes.
 struct CollectTask {

@@ -155,8 +155,9 @@ class TwoPassEngine {
                      .sums = sums};
     for (; task.first_pair < m_all_pairs; task.first_pair += m_pairs) {
       task.first_feature = 0;
-      launch("FFT in two passes: twiddles", two_pass_twiddle_kernel<S>, dim3{blocks_of<threads>(length()), pairs, 1},
-             dim3{threads, 1, 1}, 0, stream, TwoPassTwiddleTask<S>{task, x.U, length()});
+      queue_twiddles(TwiddleTask<S>{x.U, length(), task.residues, m_pairs_of_z, m_all_pairs, task.first_pair, m_pairs,
+                                    arrays.U, 1},
+                     stream);
       do {
         launch("FFT in two passes: columns", v.columns, dim3{tiles(), slots, 1}, columns_block(), v.column_shared,
                stream, task);

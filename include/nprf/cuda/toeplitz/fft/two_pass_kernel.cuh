@@ -39,24 +39,6 @@ struct TwoPassTask {
   float *out, *sums;                        // [z, n_q, p] [z, n_q]
 };
 
-/// Computes TwoPassTask's U.
-template <Storage S>
-struct TwoPassTwiddleTask : TwoPassTask {
-  Columns<S> V;  // (n_k,p + 1)
-  int N;
-};
-
-/// Blocks (tokens, pairs).
-template <Storage S>
-__global__ void __launch_bounds__(256) two_pass_twiddle_kernel(TwoPassTwiddleTask<S> task) {
-  const int j = static_cast<int>(blockIdx.x * 256 + threadIdx.x), slot = static_cast<int>(blockIdx.y);
-  const int pair = task.first_pair + slot;
-  if (j >= task.N || pair >= task.all_pairs) return;
-  const float2 u = task.V.of(pair / task.pairs_of_z).pair(j, pair % task.pairs_of_z);
-  float2* U = task.U + static_cast<std::ptrdiff_t>(slot) * task.residues * task.N + j;
-  for (int q = 0; q < task.residues; ++q, U += task.N) *U = multiply(u, residue_root(q, j, task.N));
-}
-
 /// Minimum number of blocks per multiprocessor. It limits a thread to 128 registers if it has few values, else to 255.
 template <class Shape, int folds>
 constexpr int column_blocks = (folds * Shape::R <= 24 ? 512 : 256) / Shape::threads;

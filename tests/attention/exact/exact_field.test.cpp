@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 
-#include "nprf/attention/exact/near_field.hpp"
+#include "nprf/attention/exact/exact_field.hpp"
 
 #include <cmath>
 #include <optional>
 #include <vector>
 
+#include "nprf/attention/exact/near_biases.hpp"
 #include "nprf/attention/weights/prepared_position.hpp"
 #include "nprf/position/relative.hpp"
 #include "support/attention.hpp"
@@ -13,7 +14,7 @@
 #include "support/error.hpp"
 #include "support/random.hpp"
 
-namespace nprf::test::attention_exact_near_field {
+namespace nprf::test::attention_exact_exact_field {
 
 namespace {
 
@@ -42,7 +43,8 @@ TEST_CASE("near sums are added to far sums in one unit", "[attention]") {
   const Matrix<double> far_N = N;
   const Vector<double> far_D = D, far_scales = log_scales;
   const MatrixView<double> q = x.q, k = x.k;
-  NearField<double>(problem, keys, q, k, team).add(x.v, {far_A, N, D.data(), log_scales.data()}, errors);
+  ExactField<double, NearBiases<double>>(problem, keys, q, k, team)
+      .add(x.v, {far_A, N, D.data(), log_scales.data()}, errors);
   for (Index i = 0; i < n; ++i) {
     long double denominator = far_D[i];
     Vector<long double> numerator = far_N.row(i).transpose().cast<long double>();
@@ -61,4 +63,4 @@ TEST_CASE("near sums are added to far sums in one unit", "[attention]") {
   }
 }
 
-}  // namespace nprf::test::attention_exact_near_field
+}  // namespace nprf::test::attention_exact_exact_field

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+
+#include "nprf/attention/exact/exponential_weights.hpp"
+#include "nprf/attention/exact/softmax_tile.hpp"
+#include "nprf/attention/fallback/row_error_bound.hpp"
+#include "nprf/attention/weights/pair_bias.hpp"
+#include "nprf/core/lag_problem.hpp"
+#include "nprf/core/row_quotient.hpp"
+#include "nprf/core/slots.hpp"
+#include "nprf/core/team.hpp"
+#include "nprf/core/types.hpp"
+
+namespace nprf {
+
+/// The sums of the far pairs of each query, N (n_q,d_v) and D (n_q), where far weights are exp(log_scales_i) A_i.B_j c.
+template <Real T>
+struct FarSums {
+  MatrixRef<T> A, N;   // (n_q,r) (n_q,d_v)
+  T* D;                // (n_q)
+  double* log_scales;  // (n_q)
+};
+
+/// The gradients of a field by q, k, U = [v 1] and b, in the caller's storage. All are added to.
+template <Real T>
+struct FieldGradients {
+  MatrixRef<T> dq, dk, dU;  // (n_q,d) (n_k,d) (n_k,d_v+1)
+  BiasGradient db;
+};
+
+/// The biases of the pairs of a field (ExactField), a ScoreBiases (softmax_tile.hpp) with
+///
+///     empty()                                  whether the field has no pairs
+///     reference(i)                             a log-weight of query i is this plus its bias
+///     are_relative_to_row                      whether the biases of a query are relative to its largest in the field
+///     gradient_size()                          of a share of the gradients of biases; 0: they are not requested
+///     add_gradient(i, j0, count, of, share)    adds of(j), the gradient of the bias of query i and key j0 + j
+///     add_share(share, db)                     adds a share to the gradients of all biases
+template <class B, class T>
+concept FieldBiases = ScoreBiases<B, T> && requires(const B& biases, Index i, T* share, const BiasGradient& db) {
+  { biases.empty() } -> std::same_as<bool>;
+  { biases.reference(i) } -> std::same_as<double>;
+  { B::are_relative_to_row } -> std::convertible_to<bool>;
+  { biases.gradient_size(db) } -> std::same_as<Index>;
+  biases.add_gradient(
+      i, i, i, [](Index) { return T(0); }, share);
+  biases.add_share(share, db);
+};
+
+/// Pairs whose weights are those of exact softmax, beside the far pairs, whose weights are those of features: the pairs
+/// of near tokens (NearBiases), or those of attention sinks (SinkBiases).
+///
+///     y_i = (N_i + sum_field w_ij v_j) / (D_i + sum_field w_ij)     w_ij = exp(q_i.k_j + b_ij - log_scale_i)
+///
+/// where N and D are the sums of the other pairs, in units of exp(log_scale_i). O(n w (d + d_v)) for w keys of the
+/// field a query.
+template <Real T, FieldBiases<T> Biases>
+class ExactField {
+ public:
+  /// For normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite. Refers to all of them; its tables
+  /// are in the team's workspace.
+  ExactField(const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q, const MatrixView<T>& k,
+             const Team& team)
+      : m_biases(problem, keys, team.workspace()), m_q(q), m_k(k), m_team(team) {}
+
+  /// Adds the terms of the field's pairs for values v (n_k,d_v), and to the terms of `errors` likewise. Where they are
+  /// larger than the sum of the other pairs, the log-scale becomes that of the field, so that none of its weights
+  /// overflows, and A_i, N_i and D_i change with it. A row that has to be recomputed, because far weights underflow or
+  /// because its biases are rounded too coarsely, keeps or gets a D_i that has lost its precision (row_quotient.hpp).
+  void add(const MatrixView<T>& v, FarSums<T> far, RowErrorBound<T>& errors) const {
+    if (m_biases.empty()) return;
+    using Tile = SoftmaxTile<T, Biases>;
+    m_team.run_tiles(m_q.rows(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
+      auto N = scratch.matrix<T>(rows, v.cols());
+      SoftmaxSums<T> sums{N, scratch.take<T>(rows), scratch.take<T>(rows)};
+      Tile(m_k, v, m_biases, scratch).contract(i0, m_q.middleRows(i0, rows), sums);
+      for (Index i = 0; i < rows; ++i) add_row(i0 + i, sums.N.row(i), sums.D[i], sums.largest[i], far, errors);
+    });
+  }
+
+  /// For G (n_q,d_v+1) = dL/d[N D] and U = [v 1] (n_k,d_v+1). The share of row i in dk, dU and db gets the factor
+  /// 2^exponents_i.
+  void add_gradients(const MatrixView<T>& U, const MatrixView<T>& G, const double* log_scales, const int* exponents,
+                     FieldGradients<T> out) const {
+    if (m_biases.empty()) return;
+    const Workspace::Scope scope(m_team.workspace());
+    const Index size = m_biases.gradient_size(out.db);
+    const auto all = [](Index i) { return i; };
+    const auto db = add_exponential_gradients<T>(
+        m_biases, ExponentialSums<T, decltype(all)>{m_q, m_k, U, G, log_scales, exponents, all}, out.dq, out.dk, out.dU,
+        size, m_team, [&](Index i, Index j0, Index count, const auto& of, T* share) {
+          if (size > 0) m_biases.add_gradient(i, j0, count, of, share);
+        });
+    for (Index block = 0; block < db.rows() && size > 0; ++block) m_biases.add_share(db.row(block).data(), out.db);
+  }
+
+ private:
+  template <class RowN>
+  void add_row(Index i, const RowN& N, T D, T largest, FarSums<T>& far, RowErrorBound<T>& errors) const {
+    if (D == 0) return;                                                    // no key of the field
+    if (!Biases::are_relative_to_row && largest < -largest_exponent<T>) {  // relative to a bias that it does not have
+      far.D[i] = 0;
+      return;
+    }
+    const double log_scale = static_cast<double>(largest) + m_biases.reference(i), rise = log_scale - far.log_scales[i];
+    const double far_size = std::max(errors.size_of_terms(i, far.D[i]), smallest_sum(errors.largest_values()[i]));
+    if (rise + std::log(static_cast<double>(D)) > std::log(far_size)) {
+      const T factor = static_cast<T>(std::exp(-rise));
+      far.A.row(i) *= factor;
+      far.N.row(i) = factor * far.N.row(i) + N;
+      far.D[i] = factor * far.D[i] + D;
+      far.log_scales[i] = log_scale;
+      errors.scale(i, factor);
+      errors.add_exact(i, D);
+    } else {
+      const T factor = static_cast<T>(std::exp(rise));
+      far.N.row(i) += factor * N;
+      far.D[i] += factor * D;
+      errors.add_exact(i, factor * D);
+    }
+  }
+
+  // the smallest D of row_keeps_precision(): beside a smaller one, far terms that underflowed would matter
+  double smallest_sum(T v_max) const {
+    constexpr double of_D = static_cast<double>(smallest_denominator<T>),
+                     of_N = static_cast<double>(smallest_normal_number<T>);
+    return v_max == 0 ? of_D : std::max(of_D, of_N * static_cast<double>(m_k.rows()) / static_cast<double>(v_max));
+  }
+
+  Biases m_biases;
+  const MatrixView<T>&m_q, &m_k;
+  const Team& m_team;
+};
+
+}  // namespace nprf

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/core/row_quotient.hpp"
+#include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/runtime.hpp"
+
+namespace nprf::cuda {
+
+/// Stores whether a product of floats may be subnormal. The factors are parameters, so that compilers do not know them.
+template <int>
+__global__ void subnormal_kernel(float smallest_normal, float half, bool* is_kept) {
+  *is_kept = smallest_normal * half > 0;
+}
+
+/// Throws BackendError if the kernels were compiled by nvcc with -use_fast_math or -ftz=true, which round subnormal
+/// numbers to zero and, like the former, divide and take roots inexactly. No macro tells a header that. Waits for the
+/// stream.
+inline void check_arithmetic(cudaStream_t stream) {
+  const DeviceMemory memory(sizeof(bool));
+  bool is_kept = false;
+  launch("checking arithmetic", subnormal_kernel<0>, dim3{1, 1, 1}, dim3{1, 1, 1}, 0, stream,
+         smallest_normal_number<float>, 0.5f, static_cast<bool*>(memory.data()));
+  check(cudaMemcpyAsync(&is_kept, memory.data(), sizeof(bool), cudaMemcpyDeviceToHost, stream), "checking arithmetic");
+  check(cudaStreamSynchronize(stream), "checking arithmetic");
+  if (!is_kept)
+    throw BackendError("CUDA: expected kernels compiled with subnormal numbers and exact rounding, got -use_fast_math");
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+/// Included by the headers of device code, so that another compiler says what is wrong in one message.
+
+#ifndef NPRF_ENABLE_CUDA
+#error \
+    "nprf's CUDA headers are for programs that are compiled with CUDA: link the CMake target nprf::cuda, which defines NPRF_ENABLE_CUDA"
+#include <nprf_needs_cuda>  // there is no such file, so the compiler stops here
+#elif !defined(__CUDACC__) && !defined(NPRF_CUDA_ON_HOST)
+#error "nprf's CUDA headers contain device code: compile this file as CUDA, by nvcc or clang++, not as C++"
+#include <nprf_needs_a_cuda_compiler>  // nor this one
+#endif

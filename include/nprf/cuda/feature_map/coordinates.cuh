@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/feature_map/centring.cuh"
+#include "nprf/cuda/feature_map/quadratic.cuh"
+#include "nprf/cuda/feature_map/task.cuh"
+#include "nprf/cuda/feature_map/token_tile.cuh"
+
+namespace nprf::cuda {
+
+/// Of a token: x' = factor x, |x'|^2 / 2, and whether x is finite.
+struct NormalisedToken {
+  float factor, half_square;
+  bool finite;
+  bool is_extreme;  // for all tokens of a block alike: sums of products of an x that is not normalised may overflow
+};
+
+/// The sum of f(x_k) over the channels of this thread's token. All threads of the block must call it.
+template <class Shape, class F>
+__device__ __forceinline__ float over_channels(const float* x, int d, float* scratch, F&& f) {
+  const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
+  float sum = 0;
+#pragma unroll 8
+  for (int k = g; k < d; k += Shape::groups) sum = f(x[Shape::at(k, t)], sum);
+  return over_groups<Shape>(scratch, sum, [](float a, float b) { return a + b; });
+}
+
+/// |x|^2 of this thread's token, likewise.
+template <class Shape>
+__device__ __forceinline__ float square_of(const float* x, int d, float* scratch) {
+  return over_channels<Shape>(x, d, scratch, [](float x_k, float sum) { return fmaf(x_k, x_k, sum); });
+}
+
+/// The data of this thread's token, from |x|^2. Computing radius / |x| does not overflow or underflow. All threads of
+/// the block must call it.
+template <class Shape = FeatureShape, Storage S, class Feature>
+__device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>& task, const float* x, float* scratch,
+                                                   float square) {
+  if (!(task.radius > 0)) {
+    const float s = task.scale;
+    return {s, 0.5f * square * (s * s), square <= largest_float, false};
+  }
+  PowerOfTwoScale unit{1, 1};
+  const bool is_extreme = __syncthreads_or(!(square >= 0x1p-100f && square <= 0x1p100f));
+  if (is_extreme) {
+    const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
+    const int d = task.x.channels;
+    float largest = 0;
+    for (int k = g; k < d; k += Shape::groups) largest = fmaxf(largest, fabsf(x[Shape::at(k, t)]));
+    largest = over_groups<Shape>(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
+    unit = power_of_two_scale(magnitude(largest));
+    square = over_channels<Shape>(x, d, scratch, [=](float x_k, float sum) {
+      const float part = x_k * unit.inverse;
+      return fmaf(part, part, sum);
+    });
+  }
+  const float norm = sqrtf(square);
+  const float factor = norm == 0 ? 0.0f : fminf(task.radius / norm * unit.inverse, largest_float);
+  return {factor, square == 0 ? 0.0f : 0.5f * task.radius * task.radius, square <= largest_float, is_extreme};
+}
+
+/// x' = factor x of this thread's token, in place.
+template <class Shape = FeatureShape>
+__device__ __forceinline__ void scale_token(float* x, int d, float factor) {
+  const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
+#pragma unroll 8
+  for (int k = g; k < d; k += Shape::groups) x[Shape::at(k, t)] *= factor;
+}
+
+/// Normalises the tokens in place. Returns the data of this thread's token.
+template <class Shape = FeatureShape, Storage S, class Feature>
+__device__ __forceinline__ NormalisedToken normalise(const FeatureTask<S, Feature>& task, float* x, float* scratch) {
+  const int d = task.x.channels;
+  const NormalisedToken token = measure<Shape>(task, x, scratch, square_of<Shape>(x, d, scratch));
+  scale_token<Shape>(x, d, token.factor);
+  return token;
+}
+
+/// The coordinates of the tokens that their features are functions of, and the logarithm of the factor of this thread's
+/// token.
+struct TokenCoordinates {
+  const float* z;  // (d_padded,tokens)
+  float log_factor;
+};
+
+/// Of the normalised tile x' of a head, which the tile of z follows if there is a centring. All threads of the block
+/// must call it; they are synchronised at the end.
+template <class Shape = FeatureShape, Storage S, class Feature>
+__device__ __forceinline__ TokenCoordinates coordinates_of(const FeatureTask<S, Feature>& task, int head, float* x,
+                                                           float* scratch, const NormalisedToken& token) {
+  const int d = task.x.channels;
+  const float* z = x;
+  float of_centring = 0, half_square = token.half_square;
+  __syncthreads();
+  if (task.centring.values) {
+    float* centred = x + Shape::at(task.d_padded, 0);
+    of_centring = centre<Shape>(task.centring.of(head, d, task.d_padded), d, task.d_padded, x, centred, scratch);
+    __syncthreads();
+    half_square = 0.5f * square_of<Shape>(centred, d, scratch);
+    z = centred;
+  }
+  float log_factor = task.kind == FeatureKind::trigonometric ? half_square : -half_square;
+  if (task.kind == FeatureKind::quadratic)
+    log_factor = task.quadratic.of(head).template log_factor<Shape>(d, z, scratch);
+  __syncthreads();
+  return {z, log_factor + of_centring};
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/cuda/feature_map/task.cuh"
+#include "nprf/cuda/feature_map/token_tile.cuh"
+
+namespace nprf::cuda {
+
+constexpr float log2_e = 1.44269504f;
+
+/// Feature f of a token, or with `second` feature m + f: 2^(+-scale z + base) of the projection z if they are
+/// exponential, base sin(scale z) or base cos(scale z), elu of the coordinate z, or base z of the quadratic feature z.
+template <FeatureKind kind, bool second = false>
+__device__ __forceinline__ float feature_of(float z, float scale, float base) {
+  if constexpr (kind == FeatureKind::positive || kind == FeatureKind::hyperbolic) {
+    return exp2f(fmaf(z, second ? -scale : scale, base));
+  } else if constexpr (kind == FeatureKind::trigonometric) {
+    constexpr float inverse_pi = 0.318309886f;
+    float sine, cosine;
+    sincospif(z * scale * inverse_pi, &sine, &cosine);  // sinf would need local memory for huge arguments
+    return base * (second ? cosine : sine);
+  } else if constexpr (kind == FeatureKind::elu) {
+    return z > 0 ? z + 1 : expf(z);
+  } else {
+    return base * z;
+  }
+}
+
+/// z[i] = w_{first + i}.x' of a token, whose channels are Shape::stride apart in memory.
+template <class Shape = FeatureShape, Storage S, class Feature>
+__device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, const float* w, const float* x, int first,
+                                        float (&z)[Shape::at_once]) {
+  multiply_rows<Shape>(w, task.m, task.d_padded, x, nullptr, first, z);
+}
+
+/// Calls f(first, count, z) for the projections z[i] = w_{first + i}.x' of this thread's token and group, up to
+/// `at_once` at a time.
+template <class Shape = FeatureShape, Storage S, class Feature, class F>
+__device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, const float* x, F&& f) {
+  constexpr int at_once = Shape::at_once;
+  const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
+  const float* w = task.w + static_cast<int>(blockIdx.y) % task.x.heads * task.w_stride;
+  for (int first = g * at_once; first < task.m; first += Shape::groups * at_once) {
+    float z[at_once] = {};
+    project<Shape>(task, w, x + Shape::at(0, t), first, z);
+    f(first, min(at_once, task.m - first), z);
+  }
+}
+
+}  // namespace nprf::cuda

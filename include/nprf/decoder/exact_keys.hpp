@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "nprf/core/pack.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/core/workspace.hpp"
+#include "nprf/decoder/exponentials.hpp"
+#include "nprf/decoder/sink_tokens.hpp"
+#include "nprf/decoder/step_bias.hpp"
+#include "nprf/decoder/token_ring.hpp"
+
+namespace nprf {
+
+/// Keys with the weights of softmax, exp(q.k + b - constant): sinks and the last keys of a ring, which are those of the
+/// near field of a row, or all of a row that is recomputed.
+template <Real T>
+class ExactKeys {
+ public:
+  /// For at most `most` keys of the ring and `most_sinks` sinks, of `tokens` tokens. Refers to the bias, the ring and
+  /// the sinks; arrays are in the scratch memory.
+  ExactKeys(const StepBias<T>& bias, const TokenRing<T>& ring, const SinkTokens<T>& sinks, Index tokens, Index most,
+            Index most_sinks, Workspace& scratch)
+      : m_bias(bias), m_ring(ring), m_sinks(sinks), m_tokens(tokens) {
+    m_sink_exponents = scratch.take<double>(most_sinks);
+    const Index slots = most > 0 ? padded_to_lanes(most) + most_ranges * tile : 0;
+    m_exponents = scratch.take<double>(slots);
+    m_weights = scratch.take<T>(slots), m_rests = scratch.take<T>(slots);
+  }
+
+  /// Computes the exponents of the first `sinks` keys and of those from token `first` on for a query (d). Returns the
+  /// largest, -infinity if there is none. O(keys d).
+  double set_exponents(const T* query, Index sinks, Index first, double constant) {
+    double largest = minus_infinity;
+    m_num_sinks = sinks;
+    for (Index j = 0; j < sinks; ++j) {
+      const double b = m_bias(m_tokens - 1 - j);
+      // with b = -infinity the key may be non-finite
+      m_sink_exponents[j] =
+          b > minus_infinity ? static_cast<double>(m_sinks.score(query, j)) + b - constant : minus_infinity;
+      largest = std::max(largest, m_sink_exponents[j]);
+    }
+    m_num_ranges = 0;
+    Index at = 0;
+    m_ring.for_each_run(first, m_tokens, [&](Index j, Index s, Index count) {
+      const Index slot = s / tile * tile, slots = padded_to_lanes(s + count - slot);
+      std::fill_n(m_exponents + at, slots, minus_infinity);
+      double* exponents = m_exponents + (at + s - slot);
+      const double* b = m_bias.from(m_tokens - 1 - j);
+      for (Index i = 0; i < count; ++i) {
+        if (b[i] == minus_infinity) continue;  // the key may be non-finite
+        exponents[i] = static_cast<double>(m_ring.score(query, s + i)) + b[i] - constant;
+        largest = std::max(largest, exponents[i]);
+      }
+      m_ranges[m_num_ranges++] = {slot, slots, at};
+      at += slots;
+    });
+    return largest;
+  }
+
+  /// The sum of the weights exp(exponent - reference), and the largest finite |v| of the keys that have one.
+  struct Sums {
+    T weights = 0, largest_value = 0;
+  };
+  /// Adds the finite entries of the values times these weights to N (padded d_v). O(keys d_v).
+  Sums add(double reference, bool all_finite, T* N) {
+    Sums sums;
+    if (reference == minus_infinity) return sums;
+    for (Index j = 0; j < m_num_sinks; ++j) {
+      if (m_sink_exponents[j] == minus_infinity) continue;
+      const T weight = static_cast<T>(std::exp(m_sink_exponents[j] - reference));
+      sums.weights += weight, sums.largest_value = std::max(sums.largest_value, m_sinks.largest_value(j));
+      if (weight != 0) m_sinks.add_value(weight, j, N);
+    }
+    for (Index i = 0; i < m_num_ranges; ++i) {
+      const auto [slot, slots, at] = m_ranges[i];
+      T* weights = m_weights + at;
+      for (Index s = 0; s < slots; ++s)
+        weights[s] = rounded_with_rest(m_exponents[at + s] - reference, m_rests[at + s]);
+      exponentials(weights, m_rests + at, slots);
+      P sum = P::all(0), most = P::all(sums.largest_value);
+      for (Index s = 0; s < slots; s += P::size) {
+        const P w = P::load(weights + s);
+        sum = sum + w;
+        most = larger(where_not_zero(P::load(m_ring.largest_values() + slot + s), w), most);
+      }
+      sums.weights += sum.sum(), sums.largest_value = most.largest();
+      if (!all_finite) m_ring.add_finite_entries(weights, slots, N, slot);
+      m_ring.add_values(weights, slots, N, slot);
+    }
+    return sums;
+  }
+
+ private:
+  using P = Pack<T>;
+  static constexpr Index tile = TokenRing<T>::tile, most_ranges = 2;
+  static constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+
+  // whole tiles of slots, whose numbers are from `at` on
+  struct Range {
+    Index slot, slots, at;
+  };
+
+  const StepBias<T>& m_bias;
+  const TokenRing<T>& m_ring;
+  const SinkTokens<T>& m_sinks;
+  Index m_tokens, m_num_sinks = 0, m_num_ranges = 0;
+  Range m_ranges[most_ranges];
+  double *m_sink_exponents, *m_exponents;
+  T *m_weights, *m_rests;
+};
+
+}  // namespace nprf

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "nprf/core/pack.hpp"
+#include "nprf/core/types.hpp"
+#include "nprf/decoder/running_sums.hpp"
+
+namespace nprf {
+
+/// The attention sinks of a sequence (AttentionOptions): its first tokens, which a state keeps for as long as the
+/// sequence lasts. The memory grows with the tokens.
+template <Real T>
+class SinkTokens {
+ public:
+  SinkTokens() = default;
+  SinkTokens(Index sinks, Index d, Index d_v) : m_sinks(sinks), m_d(d), m_d_v(d_v), m_stride(padded_to_lanes(d_v)) {}
+
+  /// Allocates memory for a sequence of `tokens` tokens. Throws std::bad_alloc, and then changes nothing.
+  void reserve(Index tokens) {
+    const Index needed = std::min(m_sinks, tokens), old = m_largest_values.size();
+    if (needed <= old) return;
+    SinkTokens larger = *this;
+    const Index size = std::min(m_sinks, std::max(2 * old, needed));
+    larger.m_keys.conservativeResize(size * m_d);
+    larger.m_values.conservativeResize(size * m_stride);
+    larger.m_values.tail((size - old) * m_stride).setZero();
+    larger.m_largest_values.conservativeResize(size);
+    larger.m_finite_values.conservativeResize(size);
+    *this = std::move(larger);
+  }
+
+  /// Stores a token with its normalised key (d). Requires memory for it.
+  void put(Index position, const StateToken<T>& token, const T* key) {
+    std::copy_n(key, m_d, m_keys.data() + position * m_d);
+    std::copy_n(token.value, m_d_v, m_values.data() + position * m_stride);
+    m_largest_values[position] = token.largest_value;
+    m_finite_values[position] = token.has_finite_value;
+  }
+
+  /// q.k for a query (d).
+  T score(const T* query, Index position) const { return dot_by_packs(query, m_keys.data() + position * m_d, m_d); }
+  /// The largest finite |v|.
+  T largest_value(Index position) const { return m_largest_values[position]; }
+  /// Adds the finite entries of a value, times a weight, to N (d_v).
+  void add_value(T weight, Index position, T* N) const {
+    const T* value = m_values.data() + position * m_stride;
+    for (Index p = 0; p < m_d_v; ++p)
+      if (m_finite_values[position] || std::isfinite(value[p])) N[p] += weight * value[p];
+  }
+
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(m_keys.size() + m_values.size() + m_largest_values.size()) * sizeof(T) +
+           static_cast<std::size_t>(m_finite_values.size());
+  }
+
+  /// Calls archive(x) for each number of a sequence of `tokens` tokens, to be written or read.
+  template <class Archive>
+  void transfer(Index tokens, Archive&& archive) {
+    for (Index j = 0; j < std::min(m_sinks, tokens); ++j) {
+      for (Index l = 0; l < m_d; ++l) archive(m_keys[j * m_d + l]);
+      for (Index p = 0; p < m_d_v; ++p) archive(m_values[j * m_stride + p]);
+      archive(m_largest_values[j]), archive(m_finite_values[j]);
+    }
+  }
+
+ private:
+  Index m_sinks = 0, m_d = 0, m_d_v = 0, m_stride = 0;
+  Vector<T> m_keys, m_values, m_largest_values;  // (tokens,d) (tokens,padded d_v) (tokens)
+  Vector<std::uint8_t> m_finite_values;          // (tokens)
+};
+
+}  // namespace nprf
