@@ -260,6 +260,18 @@ def test_reports(rng):
     assert repr(attention.backward(saved, y).report).startswith("GradientReport(engine='")
 
 
+def test_sinks(rng):
+    """Keys whose weights are those of softmax: here all of them."""
+    q, k, v = heads(rng, H, N, D), heads(rng, H, N, D), heads(rng, H, N, V)
+    position = nprf.T5(rng.standard_normal((H, 32)))
+    attention = nprf.Attention(nprf.orf(D, 16), position, sinks=N)
+    y, report = attention(q, k, v, report=True)
+    assert_within_bounds(y, nprf.reference.softmax_attention(q, k, v, position), v, report)
+    assert pickle.loads(pickle.dumps(attention)) == attention != nprf.Attention(nprf.orf(D, 16), position)
+    calibration = nprf.calibrate(q, k, v, position, num_features=D, sinks=N)
+    assert calibration.softmax_error < 1e-9 < nprf.calibrate(q, k, v, position, num_features=D).softmax_error
+
+
 def test_calibration(rng):
     scale = np.linspace(0.1, 2, D)
     q, k, v = heads(rng, H, 400, D) * scale + 0.5, heads(rng, H, 400, D) * scale, heads(rng, H, 400, V)

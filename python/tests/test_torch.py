@@ -79,6 +79,16 @@ def test_equals_numpy_and_gradcheck(name, causal):
     assert torch.autograd.gradcheck(function, arguments, fast_mode=True)
 
 
+def test_sinks():
+    function, arguments = case("table", sinks=3)
+    q, k, v, bias = (x.detach().numpy() for x in arguments[:4])
+    attention = nprf.Attention(nprf.orf(D, 16, seed=1), nprf.RelativePosition(bias), near=2, sinks=3)
+    y = function(*arguments)
+    assert np.array_equal(y.detach().numpy(), attention.forward(q, k, v)[0])
+    assert not torch.equal(y, case("table")[0](*arguments))
+    assert torch.autograd.gradcheck(function, arguments, fast_mode=True)
+
+
 def test_without_a_position():
     q, k, v = tensors(B, H, N, D)
     function = lambda q, k, v: nprf.torch.attention(q, k, v, features=nprf.taylor(D), near=4)  # noqa: E731
@@ -342,6 +352,7 @@ def layers():
         "alibi": {"position": "alibi", "features": "orf", "near": 0},
         "grid": {"position": ("grid", 3, 4), "near": 2},
         "hyperbolic": {"position": "t5", "features": "hyperbolic", "num_features": 16, "near": 0},
+        "sinks=2": {"position": "alibi", "near": 4, "sinks": 2},
     }
 
 
@@ -392,7 +403,7 @@ def test_the_module(name):
     assert name in repr(layer) or name in ("none", "hyperbolic")
 
 
-@pytest.mark.parametrize("name", ["none", "t5", "table", "alibi", "hyperbolic"])
+@pytest.mark.parametrize("name", ["none", "t5", "table", "alibi", "hyperbolic", "sinks=2"])
 def test_a_layer_token_by_token(name):
     layer = nprf.torch.Attention(24, 3, **{**layers()[name], "causal": True}, dtype=torch.float64)
     if layer.position_bias is not None:

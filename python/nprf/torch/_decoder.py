@@ -56,6 +56,7 @@ class LayerDecoder:
             batch=batch,
             rollback=rollback,
             near=layer.near,
+            sinks=layer.sinks,
             normalization=layer.normalization,
             engine=layer.engine,
             dtype=str(dtype).split(".")[1],

@@ -289,6 +289,7 @@ def attention(
     layout: str = "heads_first",
     offset: int = 0,
     tolerance: float = 0.0,
+    sinks: int = 0,
     report: Literal[False] = False,
 ) -> Tensor: ...
 @overload
@@ -310,6 +311,7 @@ def attention(
     layout: str = "heads_first",
     offset: int = 0,
     tolerance: float = 0.0,
+    sinks: int = 0,
     report: Literal[True],
 ) -> tuple[Tensor, Report]: ...
 def attention(
@@ -330,6 +332,7 @@ def attention(
     layout: str = "heads_first",
     offset: int = 0,
     tolerance: float = 0.0,
+    sinks: int = 0,
     report: bool = False,
 ) -> Union[Tensor, tuple[Tensor, Report]]:
     """Kernelized attention with a relative position bias, with gradients of q, k, v, bias and extra.
@@ -375,7 +378,7 @@ def attention(
     )
     options = Options(
         features._identity, position_name(position), causal, near, normalization.radius, engine,
-        layout == "tokens_first", offset, tolerance,
+        layout == "tokens_first", offset, tolerance, sinks,
     )  # fmt: skip
     y: Tensor = attention_op(q, k, v, bias, extra, key_mask, options.text(), save)[0]
     y = y if y.dtype == dtype else y.to(dtype)

@@ -66,7 +66,8 @@ class Attention(nn.Module):
     position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
     ("grid", H, W) (learned). All have a bias for each head, the parameter `position_bias`, initially 0; `position_slopes`
     for ALiBi. features: "taylor" with a near field, "orf", "hyperbolic" (num_features random vectors), or a feature map of
-    vectors of embed_dim / heads numbers. near: pairs less than `near` tokens apart have exact weights.
+    vectors of embed_dim / heads numbers. near, sinks: pairs less than `near` tokens apart have exact weights, and so have the
+    first `sinks` keys.
 
     Queries and keys are normalised to norm 1 by default, and then multiplied by sqrt(`scale`): q.k is between -scale and
     scale.
@@ -84,6 +85,7 @@ class Attention(nn.Module):
         features: Union[str, Features] = "taylor",
         num_features: Optional[int] = None,
         near: int = 32,
+        sinks: int = 0,
         causal: bool = False,
         scale: float = 1.0,
         normalization: Optional[Normalization] = None,
@@ -103,7 +105,7 @@ class Attention(nn.Module):
         # What the layers of PyTorch around this one read. If the second were True, nn.TransformerEncoderLayer in eval mode
         # would compute softmax attention from in_proj_weight itself.
         self.batch_first, self._qkv_same_embed_dim = True, False
-        self.causal, self.near, self.engine = causal, near, engine
+        self.causal, self.near, self.sinks, self.engine = causal, near, sinks, engine
         self.normalization = Normalization.unit(scale**0.5) if normalization is None else normalization
         made = features
         if isinstance(features, str):
@@ -204,6 +206,7 @@ class Attention(nn.Module):
             position=self._position,
             causal=self.causal,
             near=self.near,
+            sinks=self.sinks,
             normalization=self.normalization,
             engine=self.engine,
             key_padding_mask=key_padding_mask,
@@ -240,7 +243,7 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"{self.embed_dim}, {self.num_heads}, position={self._position if self._has_position() else None!r}, "
-            f"features={self.features}, near={self.near}, causal={self.causal}"
+            f"features={self.features}, near={self.near}, sinks={self.sinks}, causal={self.causal}"
         )
 
     def _has_position(self) -> bool:

@@ -43,10 +43,11 @@ class Options(NamedTuple):
     tokens_first: bool
     offset: int
     tolerance: float = 0.0
+    sinks: int = 0
 
     def text(self) -> str:
         x = self
-        flags = f"{x.causal:d} {x.near} {x.radius} {x.engine} {x.tokens_first:d} {x.offset} {x.tolerance}"
+        flags = f"{x.causal:d} {x.near} {x.radius} {x.engine} {x.tokens_first:d} {x.offset} {x.tolerance} {x.sinks}"
         return f"{x.features} {x.position} {flags}"
 
     def feature_map(self) -> Features:
@@ -68,10 +69,10 @@ def options_of(text: str) -> Options:
     if found is None:
         if len(_parsed) > 1000:
             _parsed.clear()
-        features, position, causal, near, radius, engine, tokens_first, offset, tolerance = text.split(" ")
+        features, position, causal, near, radius, engine, tokens_first, offset, tolerance, sinks = text.split(" ")
         found = _parsed[text] = Options(
             int(features), position, causal == "1", int(near), float(radius), engine, tokens_first == "1", int(offset),
-            float(tolerance),
+            float(tolerance), int(sinks),
         )  # fmt: skip
     return found
 
@@ -113,5 +114,5 @@ def attention_of(native: Native, bias: Optional[Tensor], extra: Optional[Tensor]
     features = options.feature_map()
     positions = _positions_of(native, bias, extra, options.position, options.causal)
     return native.Attention.make(
-        features._native(native), positions, options.causal, options.radius, options.engine, options.near
+        features._native(native), positions, options.causal, options.radius, options.engine, options.near, options.sinks
     )
