@@ -268,8 +268,10 @@ def test_sinks(rng):
     y, report = attention(q, k, v, report=True)
     assert_within_bounds(y, nprf.reference.softmax_attention(q, k, v, position), v, report)
     assert pickle.loads(pickle.dumps(attention)) == attention != nprf.Attention(nprf.orf(D, 16), position)
-    calibration = nprf.calibrate(q, k, v, position, num_features=D, sinks=N)
-    assert calibration.softmax_error < 1e-9 < nprf.calibrate(q, k, v, position, num_features=D).softmax_error
+    errors = [nprf.calibrate(q, k, v, position, num_features=D, sinks=sinks).softmax_error for sinks in (0, 9)]
+    assert errors[0] != errors[1]
+    with pytest.raises(ValueError, match="sinks: expected at most 25"):
+        nprf.calibrate(q, k, v, position, num_features=D, sinks=N)
 
 
 def test_calibration(rng):
