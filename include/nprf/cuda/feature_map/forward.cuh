@@ -20,7 +20,8 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   using Base = ProjectedTile<kind, S, Feature>;
   using Base::Base, Base::has_own_token, Base::own_token, Base::is_padding;
 
-  /// Stores all features.
+  /// Stores all features. Queries whose features are divided by the largest one are projected once if all projections
+  /// are one chunk, and twice otherwise.
   __device__ __forceinline__ void store_all() {
     const bool divides_by_largest = is_exponential && m_task.queries;
     float z[Shape::turns][2][Shape::group];
