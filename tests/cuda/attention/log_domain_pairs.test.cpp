@@ -111,8 +111,8 @@ std::vector<PairOutput> pairs_of(const Case& x, bool hyperbolic) {
 
   const auto features = [&](int n, const bool* key_mask) {
     const cuda::FeatureKind kind = hyperbolic ? cuda::FeatureKind::hyperbolic : cuda::FeatureKind::positive;
-    return cuda::FeatureTask<float>{view(none, n, 1),    key_mask, nullptr, 0,       kind, m, 4, 1, 1,
-                                    key_mask == nullptr, 0,        nullptr, nullptr, n,    {}};
+    return cuda::FeatureTask<float>{view(none, n, 1),    key_mask, nullptr, 0,       nullptr, 0, kind, m, 4, 1, 1,
+                                    key_mask == nullptr, 0,        nullptr, nullptr, n,       {}};
   };
   const cuda::DeviceBias bias{b.data(), index.data(), heads, lags, lags, 1 - n_q, last_attended, n_q, {}, false};
   const cuda::LogDomainGradientTask<float> task{

@@ -2,6 +2,8 @@
 #pragma once
 
 /// Included by the headers of device code, so that another compiler says what is wrong in one message.
+/// NPRF_CUDA_ON_HOST is defined where kernels run on the host, with a stand-in for the CUDA runtime
+/// (tests/cuda/stand_in).
 
 #ifndef NPRF_ENABLE_CUDA
 #error \

@@ -3,61 +3,25 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 
 #include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
-#include "nprf/cuda/device/strided_operand.cuh"
-#include "nprf/cuda/feature_map/coordinates.cuh"
+#include "nprf/cuda/device/storage.cuh"
+#include "nprf/cuda/feature_map/projected_tile.cuh"
 #include "nprf/cuda/feature_map/projection.cuh"
 #include "nprf/cuda/feature_map/task.cuh"
 
 namespace nprf::cuda {
 
-/// The shape of the kernels that compute features of tiles of tokens. A lane has the tokens 2 lane and 2 lane + 1, and
-/// a warp 8 projections at a time, in two turns: a block has `chunk` projections of each of its tokens in registers.
-struct FeatureTile {
-  static constexpr int tokens = 64, groups = 2, threads = tokens * groups, at_once = 4;  // as in FeatureShape
-  static constexpr int stride = 2 * (tokens + 2);                                        // of pairs of channels
-  static constexpr int warps = threads / 32, turns = 2, group = 8, chunk = turns * warps * group;
-  static constexpr int blocks = 5;  // of a multiprocessor, that must find registers
-  static constexpr int piece = 8;   // features of a token that are stored at once if they are bfloat16
-
-  // two channels of two tokens are 16 bytes
-  __host__ __device__ static constexpr int at(int k, int t) { return k / 2 * stride + k % 2 + 2 * t; }
-
-  /// The bytes of some tiles, of reductions, of three scalars a token, and of the features that are stored by token.
-  static std::size_t shared(int d_padded, int tiles, bool by_token) {
-    return sizeof(float) * static_cast<std::size_t>(at(d_padded, 0) * tiles + (warps + 3) * tokens) +
-           (by_token ? sizeof(__nv_bfloat16) * tokens * chunk : 0);
-  }
-};
-
-/// The features of a tile of tokens. All threads of a block of FeatureTile take part.
+/// The features of a tile of tokens.
 template <FeatureKind kind, Storage S, class Feature>
-class TileFeatures {
+class TileFeatures : public ProjectedTile<kind, S, Feature> {
  public:
-  /// Loads the tokens and computes their coordinates.
-  __device__ __forceinline__ explicit TileFeatures(const FeatureTask<S, Feature>& task)
-      : m_task(task),
-        m_z(static_cast<int>(blockIdx.y)),
-        m_head(m_z % task.x.heads),
-        m_t0(static_cast<int>(blockIdx.x) * Shape::tokens),
-        m_lane(static_cast<int>(threadIdx.x % 32)),
-        m_warp(static_cast<int>(threadIdx.x / 32)),
-        m_scratch(x() + task.tiles() * Shape::at(task.d_padded, 0)) {
-    const float square = task.x.has_aligned_rows ? load_rows() : load_any_rows();
-    m_own = measure<Shape>(task, x(), scratch(), square);
-    // else projections are multiplied by the factor
-    const bool scales_tokens = !has_projections || m_own.is_extreme || task.centring.values;
-    if (scales_tokens) scale_token<Shape>(x(), task.x.channels, m_own.factor);
-    const TokenCoordinates at = coordinates_of<Shape>(task, m_head, x(), scratch(), m_own);
-    m_coordinates = at.z;
-    m_log_factor = at.log_factor;
-    if (has_own_token()) scales()[threadIdx.x] = unit * (scales_tokens ? 1.0f : m_own.factor);
-  }
+  using Base = ProjectedTile<kind, S, Feature>;
+  using Base::Base, Base::has_own_token, Base::own_token, Base::is_padding;
 
-  /// Stores all features.
+  /// Stores all features. Queries whose features are divided by the largest one are projected once if all projections
+  /// are one chunk, and twice otherwise.
   __device__ __forceinline__ void store_all() {
     const bool divides_by_largest = is_exponential && m_task.queries;
     float z[Shape::turns][2][Shape::group];
@@ -79,167 +43,19 @@ class TileFeatures {
     if constexpr (by_token<Feature>) store_padding();
   }
 
-  /// The log-scale of this thread's token, which is a key.
-  __device__ __forceinline__ float log_scale() {
-    if constexpr (!is_exponential) return m_log_factor;
-    float z[Shape::turns][2][Shape::group];
-    return m_log_factor + largest_projection(z) / unit;
-  }
-
-  /// Whether this thread has the data of a token, that of its index in the tile.
-  __device__ __forceinline__ bool has_own_token() const { return threadIdx.x < Shape::tokens; }
-  __device__ __forceinline__ int own_token() const { return m_t0 + static_cast<int>(threadIdx.x % Shape::tokens); }
-  __device__ __forceinline__ bool is_padding() const {
-    return own_token() >= n() ||
-           (m_task.mask && !m_task.mask[static_cast<std::ptrdiff_t>(m_z / m_task.x.heads) * n() + own_token()]);
-  }
-
  private:
+  using Base::count, Base::first_of, Base::n, Base::scales, Base::project, Base::largest_projection, Base::unit,
+      Base::has_pairs, Base::is_exponential, Base::m_task, Base::m_z, Base::m_t0, Base::m_lane, Base::m_own,
+      Base::m_log_factor;
   using Shape = FeatureTile;
-  static constexpr bool has_pairs = kind == FeatureKind::hyperbolic || kind == FeatureKind::trigonometric;
-  static constexpr bool is_exponential = kind == FeatureKind::positive || kind == FeatureKind::hyperbolic;
-  static constexpr bool has_projections = has_pairs || is_exponential;
-  static constexpr float unit = is_exponential ? log2_e : 1.0f;  // of scales and bases
-  static constexpr int pieces = Shape::chunk / Shape::piece;     // of a token
+  static constexpr int pieces = Shape::chunk / Shape::piece;  // of a token
 
-  __device__ __forceinline__ float* x() const { return shared_memory<float>(); }  // (d_padded,tokens), or two
-  __device__ __forceinline__ float* scratch() const { return m_scratch; }         // (warps,tokens)
-  __device__ __forceinline__ float* scales() const { return scratch() + Shape::warps * Shape::tokens; }  // (tokens)
-  __device__ __forceinline__ float* bases() const { return scales() + Shape::tokens; }                   // (tokens)
-  __device__ __forceinline__ float* zeros() const { return bases() + Shape::tokens; }                    // (tokens)
+  __device__ __forceinline__ float* bases() const { return scales() + Shape::tokens; }  // (tokens)
+  __device__ __forceinline__ float* zeros() const { return bases() + Shape::tokens; }   // (tokens)
   // Piece c of the features of a chunk that token t has; that of token t + 1 follows `pieces` later if t is even.
   // Pieces of neighbouring pairs of tokens are in other banks.
   __device__ __forceinline__ uint4* piece(int t, int c) const {
     return reinterpret_cast<uint4*>(zeros() + Shape::tokens) + t * pieces + (c ^ (t / 2 % pieces));
-  }
-
-  __device__ __forceinline__ int n() const { return m_task.x.tokens; }
-  // of projections, or of features if there are none
-  __device__ __forceinline__ int count() const {
-    return has_projections ? m_task.m : kind == FeatureKind::elu ? m_task.x.channels : m_task.quadratic.r;
-  }
-  __device__ __forceinline__ int first_of(int f0, int turn) const {
-    return f0 + (turn * Shape::warps + m_warp) * Shape::group;
-  }
-
-  // Loads the tokens, and returns |x|^2 of this thread's token. A warp loads 16 channels of some tokens at a time:
-  // without bank conflicts, and whole sectors of global memory. Beyond the end it loads copies of the last token.
-  __device__ __forceinline__ float load_rows() const {
-    constexpr int width = 16 / sizeof(S), lanes = 16 / width, rows = 32 / lanes;
-    const S* from = m_task.x.of(m_z) + m_lane % lanes * width;
-#pragma unroll
-    for (int t0 = 0; t0 < Shape::tokens; t0 += Shape::warps * rows) {
-      const int t = t0 + m_warp * rows + m_lane / lanes;
-      const S* row = from + min(m_t0 + t, n() - 1) * m_task.x.token_stride;
-      float* to = x() + Shape::at(m_lane % lanes * width, t);
-      float square = 0;
-      for (int k = m_lane % lanes * width; k < m_task.d_padded; k += 16, row += 16, to += Shape::at(16, 0)) {
-        const uint4 all = *reinterpret_cast<const uint4*>(row);
-        S values[width];
-        std::memcpy(values, &all, sizeof(all));
-#pragma unroll
-        for (int e = 0; e < width; e += 2) {
-          const float2 two = make_float2(to_float(values[e]), to_float(values[e + 1]));
-          square = fmaf(two.y, two.y, fmaf(two.x, two.x, square));
-          *reinterpret_cast<float2*>(to + Shape::at(e, 0)) = two;
-        }
-      }
-      for (int step = 1; step < lanes; step *= 2) square += __shfl_xor_sync(~0u, square, step);
-      if (m_lane % lanes == 0) scratch()[t] = square;
-    }
-    __syncthreads();
-    return scratch()[static_cast<int>(threadIdx.x % Shape::tokens)];
-  }
-  __device__ __forceinline__ float load_any_rows() const {
-    const S* from = m_task.x.of(m_z);
-    const int d_padded = m_task.d_padded;
-    for (int e = static_cast<int>(threadIdx.x); e < Shape::tokens * d_padded; e += Shape::threads) {
-      const int t = e / d_padded, k = e % d_padded;
-      const bool is_inside = m_t0 + t < n() && k < m_task.x.channels;
-      x()[Shape::at(k, t)] = is_inside ? to_float(from[(m_t0 + t) * m_task.x.token_stride + k]) : 0.0f;
-    }
-    __syncthreads();
-    return square_of<Shape>(x(), m_task.x.channels, scratch());
-  }
-
-  // z[turn][token] = the projections from first_of(f0, turn) on; beyond the last one they are copies of it
-  __device__ __forceinline__ void project(int f0, float (&z)[Shape::turns][2][Shape::group]) const {
-#pragma unroll
-    for (int turn = 0; turn < Shape::turns; ++turn) {
-      const int first = first_of(f0, turn);
-      if (first >= count()) continue;
-      if constexpr (has_projections)
-        multiply(first, z[turn]);
-      else
-        evaluate(first, z[turn]);
-    }
-  }
-  __device__ __forceinline__ void multiply(int first, float (&z)[2][Shape::group]) const {
-    const int d_padded = m_task.d_padded;
-    const float* w = m_task.w_groups + m_head * m_task.w_groups_stride + static_cast<std::ptrdiff_t>(first) * d_padded;
-    const float* x = m_coordinates + Shape::at(0, 2 * m_lane);
-#pragma unroll
-    for (int i = 0; i < Shape::group; ++i) z[0][i] = z[1][i] = 0;
-    int k = 0;
-    for (; k + 16 <= d_padded; k += 16, w += 16 * Shape::group, x += Shape::at(16, 0)) add_products<16>(w, x, z);
-    for (; k < d_padded; k += 4, w += 4 * Shape::group, x += Shape::at(4, 0)) add_products<4>(w, x, z);
-  }
-  template <int channels>
-  __device__ __forceinline__ static void add_products(const float* w, const float* x, float (&z)[2][Shape::group]) {
-#pragma unroll
-    for (int k = 0; k < channels; k += 2) {
-      const float4 all = *reinterpret_cast<const float4*>(x + Shape::at(k, 0));
-      add_products(w + k * Shape::group, make_float2(all.x, all.z), z);
-      add_products(w + (k + 1) * Shape::group, make_float2(all.y, all.w), z);
-    }
-  }
-  __device__ __forceinline__ static void add_products(const float* w, float2 x, float (&z)[2][Shape::group]) {
-    float rows[Shape::group];
-    *reinterpret_cast<float4*>(rows) = *reinterpret_cast<const float4*>(w);
-    *reinterpret_cast<float4*>(rows + 4) = *reinterpret_cast<const float4*>(w + 4);
-#pragma unroll
-    for (int i = 0; i < Shape::group; ++i) {
-      z[0][i] = fmaf(x.x, rows[i], z[0][i]);
-      z[1][i] = fmaf(x.y, rows[i], z[1][i]);
-    }
-  }
-  // coordinates, of elu features, or quadratic features
-  __device__ __forceinline__ void evaluate(int first, float (&z)[2][Shape::group]) const {
-#pragma unroll
-    for (int i = 0; i < Shape::group; ++i) {
-      const int f = min(first + i, count() - 1);
-#pragma unroll
-      for (int t = 0; t < 2; ++t)
-        if constexpr (kind == FeatureKind::elu)
-          z[t][i] = m_coordinates[Shape::at(f, 2 * m_lane + t)];
-        else
-          z[t][i] =
-              m_task.quadratic.of(m_head).template feature<Shape>(f, m_coordinates + Shape::at(0, 2 * m_lane + t));
-    }
-  }
-
-  // The largest projection of this thread's token, times its scale; for hyperbolic features the largest absolute value.
-  // z is that of the last chunk.
-  __device__ __forceinline__ float largest_projection(float (&z)[Shape::turns][2][Shape::group]) const {
-    float largest[2] = {-largest_float, -largest_float};
-    for (int f0 = 0; f0 < count(); f0 += Shape::chunk) {
-      project(f0, z);
-#pragma unroll
-      for (int turn = 0; turn < Shape::turns; ++turn) {
-        if (first_of(f0, turn) >= count()) continue;
-#pragma unroll
-        for (int t = 0; t < 2; ++t)
-#pragma unroll
-          for (int i = 0; i < Shape::group; ++i)
-            largest[t] = fmaxf(largest[t], kind == FeatureKind::hyperbolic ? fabsf(z[turn][t][i]) : z[turn][t][i]);
-      }
-    }
-    *reinterpret_cast<float2*>(scratch() + m_warp * Shape::tokens + 2 * m_lane) = make_float2(largest[0], largest[1]);
-    __syncthreads();
-    const int t = static_cast<int>(threadIdx.x % Shape::tokens);
-    float all = scratch()[t];
-    for (int warp = 1; warp < Shape::warps; ++warp) all = fmaxf(all, scratch()[warp * Shape::tokens + t]);
-    return all * scales()[t];
   }
 
   // of feature_of(), for this thread's token
@@ -358,13 +174,6 @@ class TileFeatures {
     if (!has_own_token() || own_token() >= n()) return;
     for (int f = first; f < m_task.stride; ++f) store(row(static_cast<int>(threadIdx.x)) + f, 0.0f);
   }
-
-  const FeatureTask<S, Feature>& m_task;
-  int m_z, m_head, m_t0, m_lane, m_warp;
-  float* m_scratch;
-  NormalisedToken m_own;  // of this thread's token
-  float m_log_factor;     // likewise
-  const float* m_coordinates;
 };
 
 /// Computes both tasks. Blocks (tiles of tokens, z, task).
@@ -383,7 +192,7 @@ __global__ void __launch_bounds__(FeatureTile::threads, FeatureTile::blocks)
 /// Computes the largest log-scale of the keys; non-finite ones are ignored. Blocks (tiles of tokens, z).
 template <FeatureKind kind, Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureTile::threads) log_scales_kernel(FeatureTask<S, Feature> task) {
-  TileFeatures<kind, S, Feature> tile(task);
+  ProjectedTile<kind, S, Feature> tile(task);
   const float log_scale = tile.log_scale();
   const bool is_counted = tile.has_own_token() && !tile.is_padding() && fabsf(log_scale) < largest_float;
   const float largest =

@@ -41,7 +41,8 @@ struct PlanCall {
 };
 
 /// Kernelized attention with relative position biases on a GPU (attention.hpp has the formula), for fixed sizes. A call
-/// allocates nothing, does not synchronise, and can be captured in a CUDA graph.
+/// allocates nothing, does not synchronise, and can be captured in a CUDA graph, also the first one: the constructor
+/// loads its kernels.
 ///
 ///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
 ///     plan.forward(q, k, v, y, stream);      // views of device memory
@@ -64,7 +65,8 @@ class AttentionPlan {
   using View = DeviceMatrixView<const S>;
 
   /// Waits until the model has been copied to the device. Throws InvalidArgument if the sizes do not fit together or
-  /// are not supported, BackendError if there is no device of compute capability 7.0 or newer, or not enough memory.
+  /// are not supported, BackendError if there is no device of compute capability 7.0 or newer, not enough memory, or if
+  /// the kernels were compiled with -use_fast_math.
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
                 cudaStream_t stream = nullptr);
 
