@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <limits>
 #include <span>
@@ -108,9 +107,12 @@ bool may_overlap(const HeadsView<T>& x, const HeadsView<S>& y) {
   const auto add = [&](Index stride, Index least, Index most) {
     if (stride == 0 || least == most) return;
     const auto end = axes.begin() + static_cast<std::ptrdiff_t>(count);
-    const auto same = std::find_if(axes.begin(), end, [&](const DistanceAxis& each) { return each.stride == stride; });
-    if (same == end) axes[count++] = {stride, 0, 0};
-    same->least += least, same->most += most;
+    const auto at = std::find_if(axes.begin(), end, [&](const DistanceAxis& each) { return each.stride <= stride; });
+    if (at == end || at->stride < stride) {  // a new axis, before those of shorter strides
+      std::move_backward(at, end, end + 1);
+      *at = {stride, 0, 0}, ++count;
+    }
+    at->least += least, at->most += most;
   };
   const auto axes_of = [](const auto& of) {  // sizes and strides
     const HeadStrides by = of.all_strides();
@@ -121,7 +123,6 @@ bool may_overlap(const HeadsView<T>& x, const HeadsView<S>& y) {
   for (const auto& [size, stride] : axes_of(x)) add(stride, 1 - size, 0);
   for (const auto& [size, stride] : axes_of(y)) add(stride, 0, size - 1);
   const std::span found(axes.data(), count);
-  std::ranges::sort(found, std::greater(), &DistanceAxis::stride);
   const auto begin = [](const auto& of) { return static_cast<Index>(reinterpret_cast<std::uintptr_t>(of.data)); };
   Index max_steps = 10'000;
   constexpr Index of_x = sizeof(T), of_y = sizeof(S);
