@@ -181,7 +181,8 @@ class Input {
             .normalization = normalization,
             .engine = one_of<Engine>({Engine::automatic, Engine::direct, Engine::fftw, Engine::lanes,
                                       Engine::block_causal, Engine::banded, Engine::recurrence, Engine::grid}),
-            .near = flag() ? 0 : one_of<Index>({1, 3, 40, 1000, -1})};
+            .near = flag() ? 0 : one_of<Index>({1, 3, 40, 1000, -1}),
+            .sinks = flag() ? 0 : one_of<Index>({1, 2, 30, -1})};
   }
 
   double tolerance() {
