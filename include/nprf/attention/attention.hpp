@@ -101,9 +101,12 @@ class Attention {
     return g;
   }
 
-  /// The same attention with a feature map drawn from another seed, as training does between steps. Queries and keys
-  /// share the map. The new attention does not accept what the old one saved.
+  /// The same attention with a feature map drawn from another seed, as training does between steps; for a map with
+  /// random vectors. Throws InvalidArgument if the caller gave the vectors. Queries and keys share the map. The new
+  /// attention does not accept what the old one saved.
   [[nodiscard]] Attention redraw(std::uint64_t seed) const {
+    static_assert(
+        requires(const F& f) { redrawn(f, seed); }, "nprf: redraw needs a feature map with random vectors");
     return Attention(redrawn(features(), seed), position(), options());
   }
 

@@ -165,8 +165,11 @@ class MultiHeadAttention {
   void free_scratch_memory() const { m_pool->clear(); }
 
   /// The same attention with feature maps drawn from another seed; several maps get different seeds derived from it.
-  /// Queries and keys of a head share one map. The new attention does not accept what the old one saved.
+  /// Queries and keys of a head share one map. The new attention does not accept what the old one saved. Throws
+  /// InvalidArgument if the caller gave the random vectors.
   [[nodiscard]] MultiHeadAttention redraw(std::uint64_t seed) const {
+    static_assert(
+        requires(const F& f) { redrawn(f, seed); }, "nprf: redraw needs a feature map with random vectors");
     std::vector<F> features;
     for (std::size_t h = 0; h < m_features.size(); ++h)
       features.push_back(redrawn(m_features[h], seed * m_features.size() + h));

@@ -167,7 +167,7 @@ Calibration<T> first_head(HeadsCalibration<T> all) {
 /// Feature maps for all heads of an attention, from samples q [b,h,n_q,d] k [b,h_k,n_k,d] v [b,h_k,n_k,d_v] of one or
 /// several sequences, as calibrate() does for one head and sequence; v may have 0 channels. h is a multiple of h_k.
 /// Each map has constants of its own, and the errors of all heads together choose their number of features. positions:
-/// one for all heads, or one for each. Throws InvalidArgument in the same cases.
+/// one for all heads, or one for each. O(b h) times calibrate(). Throws InvalidArgument in the same cases.
 template <OnlyReal T, Position P>
   requires std::same_as<typename P::Scalar, T>
 HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
@@ -205,22 +205,22 @@ HeadsCalibration<T> calibrate_heads(std::type_identity_t<HeadsView<const T>> q,
 ///     calibration.softmax_error;   // the relative error of y that can be expected
 ///
 /// The maps that are compared are Hermite features (hermite_features.hpp) with more and more features: of first order,
-/// then of second order too. Each half of the first half of the sample is compared with exact softmax attention, with
-/// constants from its other half, where the relative error of a row counts as at most 1. The map of least error is
-/// chosen, with fewer features if more lower the error by less than a hundredth. Its constants are then those of the
-/// first half. The second half measures its error, alone. Tokens of a half attend to those of the same half, at the
-/// positions that they have in the sample. Causal attention leaves out the keys after the last query. Sinks are keys of
-/// each half, and the constants are those of the other keys.
+/// then of second order too. Errors against exact softmax are estimated by cross-validation within the first half of
+/// the sample: each of its halves is compared, with constants from the other, and the relative error of a row is capped
+/// at 1. The map of least error is chosen, with fewer features if more lower the error by less than a hundredth. Its
+/// constants are then those of the first half. The second half is only used to report softmax_error. Tokens of a half
+/// attend to those of the same half, at the positions that they have in the sample. Causal attention leaves out the
+/// keys after the last query. Sinks are keys of each half, and the constants are those of the other keys.
 ///
 /// The sample should have the positions and the lengths of the sequences on which the map is used. In a model with
 /// absolute positions the means change along a text, so that constants of a text's first half have a several times
 /// larger error on the second: for such a model call calibrate_heads() with several whole sequences.
 ///
-/// O(n (n + d) r) for each map that is compared, and of n at most max_queries queries. Throws InvalidArgument if shapes
-/// do not match, if a scalar is not finite, if there are fewer than 8 queries or keys beside the sinks, if no query of
-/// a half or quarter attends to a key of it, or only to near ones and sinks, if the position is for other numbers of
-/// tokens or another direction or has slots of its own and no pitch() for a near field, or if an option is out of its
-/// range.
+/// O(n' n_k (d + d_v + r) + (n_q + n_k) d (d + r) + d^3) for each map that is compared, with n' = n_q, or max_queries
+/// if that is less. Throws InvalidArgument if shapes do not match, if a scalar is not finite, if there are fewer than 8
+/// queries or keys beside the sinks, if no query of a half or quarter attends to a key of it, or only to near ones and
+/// sinks, if the position is for other numbers of tokens or another direction or has slots of its own and no pitch()
+/// for a near field, or if an option is out of its range.
 template <OnlyReal T, Position P>
   requires std::same_as<typename P::Scalar, T>
 Calibration<T> calibrate(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,

@@ -31,7 +31,8 @@ struct Calibration {
   double softmax_error = 0;
   std::vector<CalibrationCandidate> candidates;  // the fewest features first
 
-  /// Writes it as text that load reads back with the same bits. Throw InvalidArgument as CalibratedFeatures does.
+  /// Writes it as text that load reads back with the same bits, O(d^2 + r). Both throw InvalidArgument as
+  /// CalibratedFeatures does.
   void save(std::ostream& out) const;
   static Calibration load(std::istream& in);
 };
@@ -40,10 +41,11 @@ struct Calibration {
 template <Real T>
 struct HeadsCalibration {
   std::vector<CalibratedFeatures<T>> features;
-  double softmax_error = 0;  // of the outputs of all heads together
-  std::vector<double> head_errors;
+  double softmax_error = 0;                      // of the outputs of all heads together
+  std::vector<double> head_errors;               // (h)
   std::vector<CalibrationCandidate> candidates;  // their errors are those of all heads together
 
+  /// As those of Calibration; O(h (d^2 + r)).
   void save(std::ostream& out) const;
   static HeadsCalibration load(std::istream& in);
 };

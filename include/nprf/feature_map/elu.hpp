@@ -11,8 +11,8 @@
 
 namespace nprf {
 
-/// phi(x) = elu(x) + 1, d features: x + 1 for x > 0, otherwise exp(x). It defines a kernel of its own and does not
-/// estimate exp(x.y) (Katharopoulos et al. 2020).
+/// phi(x) = elu(x) + 1, d features, O(n d): x + 1 for x > 0, otherwise exp(x). It defines a kernel of its own and does
+/// not estimate exp(x.y) (Katharopoulos et al. 2020).
 template <OnlyReal T>
 class EluFeatures {
  public:

@@ -57,8 +57,8 @@ class T5Position {
  public:
   using Scalar = T;
 
-  /// Throws InvalidArgument unless the buckets are at least 4 and even (bidirectional) or at least 2 (causal),
-  /// max_distance exceeds the number of exact buckets, and no weight is NaN or +infinity.
+  /// O(max_distance). Throws InvalidArgument unless the buckets are at least 4 and even (bidirectional) or at least 2
+  /// (causal), max_distance exceeds the number of exact buckets, and no weight is NaN or +infinity.
   T5Position(Vector<T> bucket_weights, Direction direction, Index max_distance = 128)
       : m_weights(std::move(bucket_weights)), m_direction(direction), m_max_distance(max_distance) {
     check_direction(direction);

@@ -21,8 +21,8 @@ namespace nprf::reference {
 ///
 /// q (n_q,d) k (n_k,d) v (n_k,d_v) -> y (n_q,d_v). O(n_q n_k (d + d_v)), memory O((n_q + n_k)(d + d_v)). It uses tiles
 /// with a running maximum (Milakov and Gimelshein 2018) and all threads; the calling thread calls `poll`, unless null,
-/// between tiles of rows, and an exception from it ends the call. Throws InvalidArgument if shapes do not match or the
-/// position is built for another direction (T5Position).
+/// between tiles of rows, and an exception from it ends the call. Throws InvalidArgument if shapes do not match, or if
+/// the position is built for another direction (T5Position) or another number of tokens (GridPosition).
 template <OnlyReal T, Position P>
 Matrix<T> softmax_attention(const std::type_identity_t<MatrixView<T>>& q, const std::type_identity_t<MatrixView<T>>& k,
                             const std::type_identity_t<MatrixView<T>>& v, const P& position, Direction direction,
