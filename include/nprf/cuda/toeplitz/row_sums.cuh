@@ -61,9 +61,7 @@ struct CheckedSums {
     if (is_recomputed(row)) extra.add_numerators(row, column, to);
   }
   /// What the quotients of matrix z are multiplied by.
-  __device__ __forceinline__ float scale(int z) const {
-    return largest ? power_of_two_scale(largest[z]).value : 1.0f;
-  }
+  __device__ __forceinline__ float scale(int z) const { return largest ? power_of_two_scale(largest[z]).value : 1.0f; }
   /// The entry y = N / D of matrix z.
   __device__ __forceinline__ float quotient(int z, std::ptrdiff_t row, int column, float D) const {
     return scale(z) * (numerator(row, column) / D);
