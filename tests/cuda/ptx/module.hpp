@@ -117,8 +117,8 @@ struct Instruction {
   std::int64_t offset = 0;  // of an address
   int target = -1;          // of a branch
   std::unique_ptr<Call> call = nullptr;
-  std::string_view text = {};  // in the module's source
-  int file = 0, line = 0;      // of the CUDA source, if the compiler noted it
+  std::string_view text = {};          // in the module's source
+  int file = 0, line = 0;              // of the CUDA source, if the compiler noted it
   mutable std::uint64_t executed = 0;  // by warps
   mutable Traffic traffic = {};
 };
