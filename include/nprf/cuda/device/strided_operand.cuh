@@ -23,7 +23,7 @@ struct Operand {
         heads(static_cast<int>(x.heads)),
         tokens(static_cast<int>(x.tokens)),
         channels(static_cast<int>(x.channels)),
-        has_aligned_rows(x.tokens > 0 && is_aligned_by(x, 16) && x.channels % (16 / sizeof(S)) == 0) {}
+        has_aligned_rows(x.tokens > 0 && is_aligned_by(x, 16) && x.channels % static_cast<int>(16 / sizeof(S)) == 0) {}
 
   /// View of scratch memory [z, channels, stride].
   static Operand by_channel(const S* data, int heads, int tokens, int channels, int stride) {

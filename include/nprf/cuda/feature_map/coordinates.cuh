@@ -15,7 +15,7 @@ namespace nprf::cuda {
 struct NormalisedToken {
   float factor, half_square;
   bool finite;
-  bool is_extreme;  // for all tokens of a block alike: sums of products of an x that is not normalised may overflow
+  bool is_extreme;  // sums of products of an x that is not normalised may overflow
 };
 
 /// The sum of f(x_k) over the channels of this thread's token. All threads of the block must call it.
@@ -44,18 +44,19 @@ __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>
     return {s, 0.5f * square * (s * s), square <= largest_float, false};
   }
   PowerOfTwoScale unit{1, 1};
-  const bool is_extreme = __syncthreads_or(!(square >= 0x1p-100f && square <= 0x1p100f));
-  if (is_extreme) {
+  const bool is_extreme = !(square >= 0x1p-100f && square <= 0x1p100f);
+  if (__syncthreads_or(is_extreme)) {  // other tokens of the block must not change by that
     const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
     const int d = task.x.channels;
     float largest = 0;
     for (int k = g; k < d; k += Shape::groups) largest = fmaxf(largest, fabsf(x[Shape::at(k, t)]));
     largest = over_groups<Shape>(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
-    unit = power_of_two_scale(magnitude(largest));
-    square = over_channels<Shape>(x, d, scratch, [=](float x_k, float sum) {
-      const float part = x_k * unit.inverse;
+    const PowerOfTwoScale own = power_of_two_scale(magnitude(largest));
+    const float relative = over_channels<Shape>(x, d, scratch, [=](float x_k, float sum) {
+      const float part = x_k * own.inverse;
       return fmaf(part, part, sum);
     });
+    if (is_extreme) unit = own, square = relative;
   }
   const float norm = sqrtf(square);
   const float factor = norm == 0 ? 0.0f : fminf(task.radius / norm * unit.inverse, largest_float);

@@ -18,7 +18,10 @@ template <FeatureKind kind, Storage S, class Feature>
 class TileFeatures : public ProjectedTile<kind, S, Feature> {
  public:
   using Base = ProjectedTile<kind, S, Feature>;
-  using Base::Base, Base::has_own_token, Base::own_token, Base::is_padding;
+  using Base::has_own_token, Base::own_token, Base::is_padding;
+
+  // not an inherited constructor, which clang does not inline
+  __device__ __forceinline__ explicit TileFeatures(const FeatureTask<S, Feature>& task) : Base(task) {}
 
   /// Stores all features. Queries whose features are divided by the largest one are projected once if all projections
   /// are one chunk, and twice otherwise.

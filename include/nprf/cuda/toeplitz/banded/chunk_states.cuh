@@ -214,7 +214,7 @@ constexpr int running_sums_threads = 32;
 /// from chunk to chunk: s'_k = exp(chunk slope) (s'_{k-1} + chunk s_{k-1}) + x'_k. Threads (entries of
 /// a matrix), blocks (.., before or after, z).
 template <Storage S, class Feature>
-__global__ void __launch_bounds__(running_sums_threads) running_sums_kernel(ChunkTask<S, Feature> task) {
+__global__ void __launch_bounds__(running_sums_threads, 1) running_sums_kernel(ChunkTask<S, Feature> task) {
   const std::ptrdiff_t entry = static_cast<std::ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x, step = task.matrix();
   if (entry >= step) return;
   const bool forward = blockIdx.y == 0;
