@@ -41,15 +41,15 @@ struct FieldGradients {
 ///     add_gradient(i, j0, count, of, share)    adds of(j), the gradient of the bias of query i and key j0 + j
 ///     add_share(share, db)                     adds a share to the gradients of all biases
 template <class B, class T>
-concept FieldBiases = ScoreBiases<B, T> && requires(const B& biases, Index i, T* share, const BiasGradient& db) {
-  { biases.empty() } -> std::same_as<bool>;
-  { biases.reference(i) } -> std::same_as<double>;
-  { B::are_relative_to_row } -> std::convertible_to<bool>;
-  { biases.gradient_size(db) } -> std::same_as<Index>;
-  biases.add_gradient(
-      i, i, i, [](Index) { return T(0); }, share);
-  biases.add_share(share, db);
-};
+concept FieldBiases =
+    ScoreBiases<B, T> && requires(const B& biases, Index i, T (*of)(Index), T* share, const BiasGradient& db) {
+      { biases.empty() } -> std::same_as<bool>;
+      { biases.reference(i) } -> std::same_as<double>;
+      { B::are_relative_to_row } -> std::convertible_to<bool>;
+      { biases.gradient_size(db) } -> std::same_as<Index>;
+      biases.add_gradient(i, i, i, of, share);
+      biases.add_share(share, db);
+    };
 
 /// Pairs whose weights are those of exact softmax, beside the far pairs, whose weights are those of features: the pairs
 /// of near tokens (NearBiases), or those of attention sinks (SinkBiases).
