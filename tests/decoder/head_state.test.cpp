@@ -47,7 +47,8 @@ TEST_CASE("head state: its memory does not grow with the tokens", "[decoder]") {
   constexpr Index d = 4, d_v = 3;
   const auto map = orf<T>(d, 6, 1);
   const RelativePosition<T> position(random_table<T>(12, 3));
-  const StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), {.direction = Direction::causal}, 0);
+  const AttentionOptions options{.direction = Direction::causal};
+  const StepModel<T> model(FeatureMapView<T>(map), PositionView<T>(position), options, 0);
   HeadState<T> state(model, d_v);
   state.reserve(model, 100);
   const std::size_t bytes = state.bytes();

@@ -19,8 +19,9 @@ namespace {
 
 using T = float;
 
+// refers to all of them
 template <class F, class P>
-StepModel<T> model_of(const F& map, const P& position, AttentionOptions options, Index rollback) {
+StepModel<T> model_of(const F& map, const P& position, const AttentionOptions& options, Index rollback) {
   return {FeatureMapView<T>(map), PositionView<T>(position), options, rollback};
 }
 
