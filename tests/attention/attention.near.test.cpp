@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/exact_pairs_case.hpp"
 #include "nprf/attention/attention.hpp"
 #include "nprf/attention/head.hpp"
 #include "nprf/attention/scaling/key_log_scales.hpp"
@@ -41,7 +42,7 @@ constexpr Index widths[] = {1, 2, 17, 64, 400};
 
 template <Real T>
 PositiveFeatures<T> positive() {
-  return PositiveFeatures<T>({.input_dim = d, .num_features = 12});
+  return exact_pairs_map<T>(d);
 }
 
 template <Real T>
@@ -50,47 +51,14 @@ Centred<TaylorFeatures<T>> taylor() {
   return {TaylorFeatures<T>({.input_dim = d, .directions = 3}), balance<T>(q, k).constants};
 }
 
-// whether a call agrees with the reference within its error bound, but for the rows that it recomputed by exact softmax
-template <class F, class P>
-bool agrees(const Attention<F, P>& attention, const Tokens<typename F::Scalar>& x, Index offset = 0,
-            const Mask& mask = {}) {
-  using T = typename F::Scalar;
-  Report report;
-  const Matrix<T> y = attention(x.q, x.k, x.v, {.key_mask = view(mask), .offset = offset, .report = &report});
-  const Matrix<T> expected = reference::kernelized_attention(
-      attention, x.q, x.k, x.v, offset, [&](Index, Index j) { return mask.size() == 0 || mask[j]; });
-  const double bound = report.error_bound * static_cast<double>(x.v.cwiseAbs().maxCoeff());
-  Index different = 0;
-  for (Index i = 0; i < y.rows(); ++i)
-    different += !((y.row(i) - expected.row(i)).template cast<double>().cwiseAbs().maxCoeff() <= bound);
-  return different <= report.repaired_rows && 20 * report.repaired_rows <= y.rows();
-}
-
 template <Real T, class F>
 void check_engines(const F& map, std::uint64_t seed) {
-  const Tokens<T> x = random_tokens<T>(n, n, d, d_v, seed), cross = random_tokens<T>(n, 97, d, d_v, seed + 1);
   Mask mask = Mask::Constant(n, true);
   for (Index j = 0; j < n; ++j) mask[j] = j % 7 != 2 && j % 11 != 3;
-  const Vector<T> table = T(0.3) * random_table<T>(40, seed), buckets = normal<T>(1, 32, seed).row(0);
-  const auto check = [&](const auto& position, Direction direction) {
-    for (const Engine engine : {Engine::automatic, Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal})
-      for (const Index near : widths) {
-        const Attention attention(
-            map, position,
-            {.direction = direction, .normalization = Normalization::unit(1.2), .engine = engine, .near = near});
-        INFO("engine " << static_cast<int>(engine) << " near " << near << " direction " << static_cast<int>(direction));
-        CHECK(agrees(attention, x));
-        CHECK(agrees(attention, x, 0, mask));
-        CHECK(agrees(attention, cross, -20));
-        CHECK(agrees(attention, cross, 9));
-      }
-  };
-  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
-    check(RelativePosition<T>(table), direction);
-    check(NoPosition<T>(), direction);
-    check(AlibiPosition<T>(T(0.05)), direction);
-    check(T5Position<T>(buckets, direction), direction);
-  }
+  std::vector<ExactPairsOptions> all;
+  for (const Index near : widths) all.push_back({near});
+  test::check_engines<T>(map, seed, random_tokens<T>(n, n, d, d_v, seed), random_tokens<T>(n, 97, d, d_v, seed + 1),
+                         mask, all);
 }
 
 // a table of biases that decay, and of which some are -infinity

@@ -7,10 +7,8 @@
 #include <limits>
 #include <span>
 
-#include "nprf/attention/exact/exact_field.hpp"
+#include "nprf/attention/exact/exact_pairs.hpp"
 #include "nprf/attention/exact/finite_rows.hpp"
-#include "nprf/attention/exact/near_biases.hpp"
-#include "nprf/attention/exact/sink_biases.hpp"
 #include "nprf/attention/exact/softmax_rows.hpp"
 #include "nprf/attention/fallback/non_finite_gradients.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
@@ -175,11 +173,9 @@ class BackwardPass {
     m_exact_dk.setZero();
     const LagProblem<T>& problem = m_position.problem();
     const FieldGradients<T> out{m_exact_dq, m_exact_dk, m_dU, db};
-    const auto add = [&](const auto& field) {
+    for_each_field(problem, m_keys, q, k, m_team, [&](const auto& field) {
       field.add_gradients(U, rows_of_engine().G, log_scales, m_scaled.exponents(), out);
-    };
-    if (problem.near.width > 0) add(ExactField<T, NearBiases<T>>(problem, m_keys, q, k, m_team));
-    if (problem.sinks > 0) add(ExactField<T, SinkBiases<T>>(problem, m_keys, q, k, m_team));
+    });
     if (!m_saved.recomputed_rows.empty())
       SoftmaxRows<T>(m_saved.recomputed_rows, problem, m_keys, q, k, m_team)
           .backward(U, m_scaled.G(), log_scales, m_scaled.exponents(), {m_exact_dq, m_exact_dk, m_dU, db});

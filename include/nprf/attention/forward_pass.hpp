@@ -85,7 +85,7 @@ class ForwardPass {
     scale_values();
     contract();
     // N and D are in m_y and m_denominator
-    if (has_fields()) exact_pairs().add_fields({m_A, m_y, m_denominator.data(), m_row_log_scales}, *m_errors);
+    if (has_exact_pairs()) exact_pairs().add_fields({m_A, m_y, m_denominator.data(), m_row_log_scales}, *m_errors);
     normalize(report);
     recompute_rows(report);
     m_non_finite->propagate(m_v, m_head.features.is_positive(), m_y, m_team);
@@ -113,7 +113,7 @@ class ForwardPass {
       m_row_log_scales = m_workspace.template take<double>(m_n_q);
       std::fill_n(m_row_log_scales, m_n_q, 0.0);
     }
-    if (has_fields()) {
+    if (has_exact_pairs()) {
       const Workspace::Scope scope(m_workspace);
       auto log_factors = m_workspace.template vector<T>(m_n_q);
       features.with_log_factors(m_q.rows(), Head<T>::as_span(m_q_scale), m_A, log_factors.data(), m_team);
@@ -141,7 +141,7 @@ class ForwardPass {
   void contract() {
     m_position.attendance().attending_queries(m_keys, m_attends, m_workspace);
     const bool accepts_log_scales = m_product.accepts_key_log_scales();
-    if (has_fields())
+    if (has_exact_pairs())
       add_largest_log_scales(m_position.problem(), m_keys, m_log_scales, accepts_log_scales, m_row_log_scales);
     if (!accepts_log_scales) m_log_scales = merge_close_log_scales<T>(m_B, m_log_scales, m_team);
     const bool multiplies_log_scales = m_log_scales && !accepts_log_scales;
@@ -154,7 +154,7 @@ class ForwardPass {
     // With positive features the denominators alone decide which rows fail their error bound. If more than half do, all
     // rows fall back to the direct engine; but not if backward is to use the engine's denominators, nor with rounding
     // per block, where no row may depend on later ones
-    if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved && !has_fields()) {
+    if (m_product.rounding() == Rounding::global && m_head.features.is_positive() && !m_saved && !has_exact_pairs()) {
       contract(m_product, v.leftCols(0), m_y.leftCols(0), D);
       m_all_direct = 2 * count_failed_bounds() > m_n_q;
       if (m_all_direct)
@@ -185,7 +185,7 @@ class ForwardPass {
     m_softmax_error = error_of_softmax<T>(m_x.q.cols(), q_norm * k_norm, spread, m_n_k);
     const double input_error = error_of_weights<T>(spread) + m_position.products().deviation() +
                                head.features.relative_error(q_norm) + head.features.relative_error(k_norm) +
-                               (has_fields() ? m_softmax_error : 0);
+                               (has_exact_pairs() ? m_softmax_error : 0);
     m_direct_error = input_error + error_of_sums<T>(m_A.cols(), longest_plain_sum(m_n_k));
     m_error =
         m_all_direct ? m_direct_error : input_error + error_of_sums<T>(m_A.cols(), m_product.longest_plain_sum(m_n_k));
@@ -287,9 +287,8 @@ class ForwardPass {
     }
   }
 
-  // whether some pairs have the weights of exact softmax
-  bool has_fields() const { return m_position.problem().near.width > 0 || m_position.problem().sinks > 0; }
-  bool is_exact_fallback() const { return has_fields() || m_head.features.is_series(); }
+  bool has_exact_pairs() const { return m_position.problem().has_exact_pairs(); }
+  bool is_exact_fallback() const { return has_exact_pairs() || m_head.features.is_series(); }
 
   // normalised rows, in `saved` or in the workspace
   MatrixView<T> normalized_rows(const LiftedRows<T>& x, const Eigen::Ref<Vector<T>>& scale,

@@ -23,7 +23,7 @@ namespace nprf {
 template <Real T>
 struct Head {
   FeatureMapView<T> features;
-  const Normalization& normalization;
+  Normalization normalization;
   const PreparedPosition<T>* position;
 
   /// Sets phi (n,r) to the features of the normalised rows of x (n,d), and `scale` (n) to the normalisation factors.

@@ -74,6 +74,8 @@ struct LagProblem {
   }
   bool attends(Index query, Index key) const { return bias_between(query, key) > minus_infinity; }
 
+  /// Whether pairs of a near field or of attention sinks are computed exactly.
+  bool has_exact_pairs() const { return near.width > 0 || sinks > 0; }
   /// How many of these keys, the first ones, are attention sinks.
   Index sinks_of(const Placement& of) const { return std::min(sinks, of.count()); }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <type_traits>
 
 #include "nprf/attention/exact/exact_field.hpp"
 #include "nprf/attention/exact/finite_rows.hpp"
@@ -17,6 +18,17 @@
 
 namespace nprf {
 
+/// Calls use(field) for the sinks and for the near field of a problem, if it has them, with an ExactField of normalised
+/// queries q (n_q,d) and keys k (n_k,d). The near field comes last, because its add() may mark a row that has to be
+/// recomputed.
+template <Real T, class Use>
+void for_each_field(const LagProblem<T>& problem, const Placement& keys, const std::type_identity_t<MatrixView<T>>& q,
+                    const std::type_identity_t<MatrixView<T>>& k, const Team& team, Use&& use) {
+  const Workspace::Scope scope(team.workspace());
+  if (problem.sinks > 0) use(ExactField<T, SinkBiases<T>>(problem, keys, q, k, team));
+  if (problem.near.width > 0) use(ExactField<T, NearBiases<T>>(problem, keys, q, k, team));
+}
+
 /// The pairs of a sequence that have the weights of exact softmax: those of attention sinks, the near field, and all
 /// pairs of some rows.
 template <Real T>
@@ -30,11 +42,7 @@ class ExactPairs {
 
   /// Adds the sinks and the near field to the sums of far pairs (ExactField::add).
   void add_fields(FarSums<T> far, RowErrorBound<T>& errors) const {
-    const Workspace::Scope scope(m_team.workspace());
-    // the near field comes last, because it may mark a row that has to be recomputed
-    if (m_problem.sinks > 0) ExactField<T, SinkBiases<T>>(m_problem, m_keys, m_q, m_k, m_team).add(m_v, far, errors);
-    if (m_problem.near.width > 0)
-      ExactField<T, NearBiases<T>>(m_problem, m_keys, m_q, m_k, m_team).add(m_v, far, errors);
+    for_each_field(m_problem, m_keys, m_q, m_k, m_team, [&](const auto& field) { field.add(m_v, far, errors); });
   }
 
   /// Calls emit(i, y_i, log_scale) for these rows of exact softmax (SoftmaxRows::forward).

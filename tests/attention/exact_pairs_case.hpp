@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "nprf/attention/attention.hpp"
+#include "nprf/feature_map/positive.hpp"
+#include "nprf/position/alibi.hpp"
+#include "nprf/position/relative.hpp"
+#include "nprf/position/t5.hpp"
+#include "nprf/reference/kernelized_attention.hpp"
+#include "support/attention.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+/// What the tests of a near field and of attention sinks have in common.
+namespace nprf::test {
+
+template <Real T>
+PositiveFeatures<T> exact_pairs_map(Index d) {
+  return PositiveFeatures<T>({.input_dim = d, .num_features = 12});
+}
+
+/// Whether a call agrees with the reference within its error bound, but for the rows that it recomputed by exact
+/// softmax, of which there are few.
+template <class F, class P>
+bool agrees(const Attention<F, P>& attention, const Tokens<typename F::Scalar>& x, Index offset = 0,
+            const Mask& mask = {}) {
+  using T = typename F::Scalar;
+  Report report;
+  const Matrix<T> y = attention(x.q, x.k, x.v, {.key_mask = view(mask), .offset = offset, .report = &report});
+  const Matrix<T> expected = reference::kernelized_attention(
+      attention, x.q, x.k, x.v, offset, [&](Index, Index j) { return mask.size() == 0 || mask[j]; });
+  const double bound = report.error_bound * static_cast<double>(x.v.cwiseAbs().maxCoeff());
+  Index different = 0;
+  for (Index i = 0; i < y.rows(); ++i)
+    different += !((y.row(i) - expected.row(i)).template cast<double>().cwiseAbs().maxCoeff() <= bound);
+  return different <= report.repaired_rows && 20 * report.repaired_rows <= y.rows();
+}
+
+struct ExactPairsOptions {
+  Index near, sinks = 0;
+};
+
+/// Self-attention, with a mask too, and cross attention with offsets, by every engine and position.
+template <Real T, class F>
+void check_engines(const F& map, std::uint64_t seed, const Tokens<T>& x, const Tokens<T>& cross, const Mask& mask,
+                   std::span<const ExactPairsOptions> all) {
+  const Vector<T> table = T(0.3) * random_table<T>(40, seed), buckets = normal<T>(1, 32, seed).row(0);
+  const auto check = [&](const auto& position, Direction direction) {
+    for (const Engine engine : {Engine::automatic, Engine::direct, Engine::banded, Engine::lanes, Engine::block_causal})
+      for (const auto [near, sinks] : all) {
+        const Attention attention(map, position,
+                                  {.direction = direction,
+                                   .normalization = Normalization::unit(1.2),
+                                   .engine = engine,
+                                   .near = near,
+                                   .sinks = sinks});
+        INFO("engine " << static_cast<int>(engine) << " near " << near << " sinks " << sinks << " direction "
+                       << static_cast<int>(direction));
+        CHECK(agrees(attention, x));
+        CHECK(agrees(attention, x, 0, mask));
+        CHECK(agrees(attention, cross, -20));
+        CHECK(agrees(attention, cross, 9));
+      }
+  };
+  for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+    check(RelativePosition<T>(table), direction);
+    check(NoPosition<T>(), direction);
+    check(AlibiPosition<T>(T(0.05)), direction);
+    check(T5Position<T>(buckets, direction), direction);
+  }
+}
+
+}  // namespace nprf::test
