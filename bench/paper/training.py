@@ -68,7 +68,7 @@ def train(model, loss_of, *, steps, rate, seed, progress, clip=1.0, decay=True, 
     model.train()
     every, saved = max(1, steps // 60), time.monotonic()
     clock = time.monotonic if device() == "cuda" else time.process_time
-    begin, start = saved, clock() - seconds
+    begin, start = saved - seconds, clock() - seconds
     for step in range(first, steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * group["scale"] * schedule(step, steps, decay)

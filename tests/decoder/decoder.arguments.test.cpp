@@ -2,6 +2,7 @@
 //
 // What a decoder refuses, and what it leaves unchanged then; grouped queries; prompts of different lengths.
 #include <limits>
+#include <sstream>
 #include <stdexcept>
 #include <vector>
 
@@ -59,8 +60,17 @@ TEST_CASE("arguments: calls that are refused change nothing", "[decoder]") {
   check_invalid([&] { ungrouped.step(decoder, 0, 1); }, {"keys", "multiple", "got 3"});
   check_invalid([&] { deep.step(decoder, 0, 1); }, {"queries", "expected 2 x 4 x 1 x 4", "got 2 x 4 x 1 x 5"});
   check_invalid([&] { long_batch.prefill(decoder, 0, 1); }, {"queries", "got 3 x"});
+  const auto check_nothing_is_refused = [&] {
+    check_invalid([&] { decoder.step(HeadsView<T>{}, HeadsView<T>{}, HeadsView<T>{}, HeadsView<T>{}); }, {"queries"});
+  };
+  check_nothing_is_refused();
+  check_invalid([&] { wide.prefill(decoder, 0, 1, {.softmax_samples = 1}); }, {"softmax_samples", "without a report"});
   CHECK(decoder.bytes() == 0);
   x.prefill(decoder, 0, 10);
+  std::stringstream file;
+  decoder.save(file);
+  decoder.load(file);
+  check_nothing_is_refused();
   const std::size_t bytes = decoder.bytes();
   CHECK(bytes > 0);
   check_invalid([&] { wide.step(decoder, 0, 1); }, {"3 channels", "got 4, 2 and 4"});

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <span>
 
 #include "nprf/core/lag_weights_view.hpp"
@@ -56,13 +57,17 @@ FittedLine fitted_line(Index lags, double underflow, double most, B&& b) {
 
 }  // namespace detail
 
+/// The logarithm of the smallest normal number of T.
+template <Real T>
+inline constexpr double log_smallest_normal = (std::numeric_limits<T>::min_exponent - 1) * std::numbers::ln2;
+
 /// The longest tails of a range of lags, given b - max b for each of them, that stay within `most` of a line that does
 /// not rise outwards. An example is ALiBi given as a table. Weights exp(b - max b) below the normal numbers of T only
 /// need to stay below them. No tail contains a lag with b = -infinity. O(range).
 template <Real T>
 FittedTails fitted_tails(std::span<const double> log_weights, double most) {
   if (log_weights.empty()) return {};
-  const double underflow = std::log(static_cast<double>(std::numeric_limits<T>::min()));
+  constexpr double underflow = log_smallest_normal<T>;
   const Index lags = static_cast<Index>(log_weights.size());
   const double *first = log_weights.data(), *last = first + lags - 1;
   const detail::FittedLine before = detail::fitted_line(lags, underflow, most, [=](Index k) { return first[k]; });

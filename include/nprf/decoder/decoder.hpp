@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <istream>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <type_traits>
@@ -129,9 +130,10 @@ class Decoder {
   /// O(b h_k n r (d + p)) for the states.
   ///
   /// Throws InvalidArgument for other shapes, for more tokens than most_tokens, for a key_mask, packed sequences or
-  /// an offset, and with check_finite for non-finite inputs; then it changes nothing. If memory runs out, or if `poll`
-  /// or a user's own feature map throws, sequences take back the tokens of the call if they can, and are reset if they
-  /// cannot.
+  /// an offset, for lengths out of range, a negative tolerance, softmax_samples that the attention refuses or any
+  /// unless all sequences are empty, and with check_finite for non-finite inputs; then it changes nothing. If memory
+  /// runs out, or if `poll` or a user's own feature map throws, sequences take back the tokens of the call if they can,
+  /// and are reset if they cannot.
   void prefill(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
                const CallOptions& call = {}) {
     bool all_empty = true;
@@ -139,8 +141,8 @@ class Decoder {
     if (!all_empty) return step(q, k, v, y, call);
     const NewTokens<T> tokens{q, k, v, y};
     check(tokens, call);
+    m_model->attend(q, k, v, y, call);  // which refuses options that no step has, before the states change
     prepare(tokens, call);
-    m_model->attend(q, k, v, y, call);
     run(tokens, call, Pass::append);
   }
   template <class Q, class K, class V, class Y>
@@ -227,7 +229,7 @@ class Decoder {
     const auto saved = in.next<std::uint64_t>();
     require(saved == version, "state: expected version ", version, ", got ", saved);
     m_states.load(in);
-    m_accepted = {};
+    m_accepted.reset();
   }
 
  private:
@@ -240,9 +242,9 @@ class Decoder {
             " (a sequence of the batch), got ", sequence);
   }
 
-  // a step of one head is shorter than the check of many sizes and strides
+  // checking all sizes and strides would take longer than a step of one head
   void check(const NewTokens<T>& tokens, const CallOptions& call) {
-    if (!tokens.has_layout_of(m_accepted)) tokens.check_layout(m_states);
+    if (!m_accepted || !tokens.has_layout_of(*m_accepted)) tokens.check_layout(m_states);
     tokens.check(m_states, call);
     m_accepted = tokens;
   }
@@ -281,9 +283,9 @@ class Decoder {
   std::unique_ptr<const DecoderModel<T>> m_model;
   DecoderOptions m_options;
   SequenceStates<T> m_states;
-  NewTokens<T> m_accepted{};      // the arrays of the last call
-  std::vector<Index> m_before;    // (batch)  the tokens before the call
-  std::vector<Report> m_reports;  // of each state
+  std::optional<NewTokens<T>> m_accepted;  // the arrays of the last call
+  std::vector<Index> m_before;             // (batch)  the tokens before the call
+  std::vector<Report> m_reports;           // of each state
   std::vector<Workspace> m_workspaces;
 };
 

@@ -23,10 +23,9 @@ class Fingerprint {
   explicit Fingerprint(const StepModel<T>& model) {
     const FeatureMapView<T>& map = model.features.map();
     Checksum sum;
-    for (const Index size :
-         {map.input_dim(), map.output_dim(), model.near, model.rollback, model.most_tokens, model.bias.reach()})
+    for (const Index size : {map.input_dim(), map.output_dim(), model.near, model.sinks, model.rollback,
+                             model.most_tokens, model.bias.reach()})
       sum.add(size);
-    if (model.sinks > 0) sum.add(model.sinks);
     sum.add(model.bias.has_tail()), sum.add(model.bias.slope()), sum.add(model.features.normalization().radius());
     for (Index age = 0; age <= model.bias.reach(); ++age) sum.add(model.bias(age));
     m_hash = sum.value();

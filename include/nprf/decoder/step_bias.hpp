@@ -51,7 +51,8 @@ class StepBias {
       while (m_reach > 0 && b(m_reach - 1) == b(line)) --m_reach;
     m_at_reach = b(m_reach);
     const bool ends = ages - 1 <= table;
-    if (may_fit && m_has_tail && m_slope <= 0 && (ends || m_at_reach < log_normal)) fit(b, ends ? line : m_reach);
+    if (may_fit && m_has_tail && m_slope <= 0 && (ends || m_at_reach < log_smallest_normal<T>))
+      fit(b, ends ? line : m_reach);
     fill(std::max(m_reach, least_reach), beyond, b);
     m_first_attended = 0;
     while (m_first_attended < m_reach && (*this)(m_first_attended) == minus_infinity) ++m_first_attended;
@@ -80,9 +81,6 @@ class StepBias {
   bool attends(Index tokens) const { return tokens > m_first_attended && (m_has_tail || m_first_attended < m_reach); }
 
  private:
-  // of the smallest normal number
-  static inline const double log_normal = std::log(static_cast<double>(std::numeric_limits<T>::min()));
-
   // replaces the outer part of the ages up to `oldest` by a line
   template <class B>
   void fit(const B& b, Index oldest) {

@@ -46,7 +46,7 @@ __device__ void classify_row(const NormalizeTask<S>& task, int z, int i, std::pt
   if (task.sums.is_recomputed(row)) atomicAdd(&task.counts->repaired_rows, 1);
 }
 
-/// A row's quotients are N power inverse, without a division an entry: power is a power of two near 1 / |D|, and
+/// A row's quotients are N power inverse, with one division for each row: power is a power of two near 1 / |D|, and
 /// inverse = 1 / (D power), so that for a normal D neither product overflows or underflows unless the quotient does.
 struct RowFactors {
   float power, inverse;  // power 0: D is 0, and so are the quotients

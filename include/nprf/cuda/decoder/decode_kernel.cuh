@@ -85,7 +85,6 @@ class DecodeHead {
 
  private:
   using Shape = OneTokenShape;
-  static constexpr double minus_infinity = RunningLogScale::minus_infinity;
 
   __device__ static float sum_of(float a, float b) { return a + b; }
   __device__ int warp() const { return m_thread / 32; }

@@ -24,7 +24,8 @@ inline void check_arithmetic(cudaStream_t stream) {
   check(cudaMemcpyAsync(&is_kept, memory.data(), sizeof(bool), cudaMemcpyDeviceToHost, stream), "checking arithmetic");
   check(cudaStreamSynchronize(stream), "checking arithmetic");
   if (!is_kept)
-    throw BackendError("CUDA: expected kernels compiled with subnormal numbers and exact rounding, got -use_fast_math");
+    throw BackendError(
+        "CUDA: expected kernels compiled with subnormal numbers and exact rounding, got -use_fast_math or -ftz=true");
 }
 
 }  // namespace nprf::cuda

@@ -10,8 +10,8 @@
 namespace nprf::cuda {
 
 /// While one exists, what its thread queues by launch(), queue_fill() and CufftPlan is not run, and its memory is not
-/// accessed: launch() only loads the kernel. CUDA loads a kernel when it is first used (lazy loading), which may fail
-/// while the stream is captured in a graph, and delays the first call.
+/// accessed: launch() only loads the kernel, and kernels of cuFFT are not loaded. CUDA loads a kernel when it is first
+/// used (lazy loading), which may fail while the stream is captured in a graph, and delays the first call.
 class KernelLoading {
  public:
   KernelLoading() : m_was_active(active()) { active() = true; }

@@ -26,7 +26,7 @@ __device__ __forceinline__ float feature_of(float z, float scale, float base) {
   }
 }
 
-/// z[i] = w_{first + i}.x' of a token, whose channels are Shape::stride apart in memory.
+/// z[i] = w_{first + i}.x' of the token of a tile that begins at x.
 template <class Shape = FeatureShape, Storage S, class Feature>
 __device__ __forceinline__ void project(const FeatureTask<S, Feature>& task, const float* w, const float* x, int first,
                                         float (&z)[Shape::at_once]) {

@@ -42,7 +42,7 @@ struct PlanCall {
 
 /// Kernelized attention with relative position biases on a GPU (attention.hpp has the formula), for fixed sizes. A call
 /// allocates nothing, does not synchronise, and can be captured in a CUDA graph, also the first one: the constructor
-/// loads its kernels.
+/// loads its kernels, except those of cuFFT.
 ///
 ///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
 ///     plan.forward(q, k, v, y, stream);      // views of device memory

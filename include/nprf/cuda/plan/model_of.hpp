@@ -138,8 +138,7 @@ AttentionModel model_of(const Attention<F, P>& attention) {
   static_assert(
       requires { model_of(attention.features()); },
       "nprf: on a GPU the feature map must be one of nprf's own: positive, hyperbolic, trigonometric, elu or "
-      "quadratic, "
-      "centred or not");
+      "quadratic, centred or not");
   static_assert(
       requires { model_of(attention.position()); },
       "nprf: on a GPU the position must be one of nprf's own: none, relative, T5, ALiBi or a grid");

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(threads) selected_tiles_kernel(SelectedQueries
 /// Queues the lists of tiles of `z` matrices, from their flags.
 inline void queue_selected_tiles(const SelectedQueries& queries, int n, int z, cudaStream_t stream) {
   constexpr int threads = 256;
-  if (n == 0 || z == 0) return;
+  if (z == 0) return;
   launch("gradients: tiles of selected queries", selected_tiles_kernel<threads>, dim3{static_cast<unsigned>(z), 1, 1},
          dim3{threads, 1, 1}, threads * sizeof(int), stream, queries, n);
 }
