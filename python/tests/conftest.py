@@ -15,6 +15,17 @@ def rng():
     return np.random.default_rng(7)
 
 
+@pytest.fixture
+def seeded_on_one_thread():
+    """PyTorch with a fixed seed, and one thread: for small arrays more threads only wait for each other."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    torch.manual_seed(5)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def heads(rng, *shape, dtype=np.float64):
     """Standard normal numbers."""
     return rng.standard_normal(shape).astype(dtype)

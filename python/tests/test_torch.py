@@ -16,13 +16,7 @@ from nprf.torch import _functional  # noqa: E402
 B, H, N, D = 2, 3, 17, 8
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(5)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # of small arrays more threads only wait for each other
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
 
 
 def tensors(*shape, dtype=torch.float64):
@@ -150,6 +144,8 @@ def test_report_and_tolerance():
     assert y.requires_grad and saved.error_bound > 0 and isinstance(saved, nprf.Report)
     half, report = nprf.torch.attention(*(x.bfloat16() for x in (q, k, v)), features=features, report=True)
     assert half.dtype == torch.bfloat16 and report.engine
+    with pytest.raises(ValueError, match="report: expected False for tensors without numbers"):
+        nprf.torch.attention(*(x.detach().to("meta") for x in (q, k, v)), features=features, report=True)
 
     def function(q):
         y, report = nprf.torch.attention(q, q, q, features=features, report=True)
@@ -564,6 +560,12 @@ def test_replace_attention():
                 model(x, other)
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(x, mask), model(x, mask))
+        layer, other = model.layers[0], torch.nn.Embedding(16, 3)
+        assert torch.equal(layer(x, cache_position=torch.arange(30))[0], layer(x)[0])  # as some versions of T5 pass it
+        layer.relative_attention_bias = other
+        before = layer(x)[0]
+        other.weight.zero_()
+        assert not torch.equal(layer(x)[0], before)  # a bias that has been replaced is used
     for name in ("past_key_values", "position_bias", "attention_mask", "use_cache"):
         with pytest.raises(ValueError, match=f"{name}: expected None"):
             model.layers[0](x, **{name: True})

@@ -13,16 +13,10 @@ from torch import nn  # noqa: E402
 
 B, N, M, E, H = 3, 10, 7, 32, 4  # sequences, tokens, tokens of the memory, channels, heads
 
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(5)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # of small layers more threads only wait for each other
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.usefixtures("seeded_on_one_thread"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+]
 
 
 def ours_for(theirs, causal=False):
@@ -248,7 +242,24 @@ def test_padding_of_rows():
         _masks.padding_of_rows(torch.full((B, 1, 1, N), -1.5), False, N)
 
 
+def test_inputs_that_are_refused():
+    bidirectional, causal = nprf.torch.Attention(E, H), nprf.torch.Attention(E, H, causal=True)
+    x = torch.randn(B, N, E)
+    nested = torch.nested.as_nested_tensor([x[0], x[1, :5]])
+    with pytest.raises(ValueError, match="is_causal: expected none"):
+        bidirectional(nested, is_causal=True)
+    with pytest.raises(ValueError, match="query: expected a nested tensor only for self-attention"):
+        bidirectional(x, nested)
+    with pytest.raises(ValueError, match="layout torch.strided"):
+        bidirectional(torch.nested.as_nested_tensor([x[0], x[1, :5]], layout=torch.jagged))
+    mask = causal_masks(N)["bool"]
+    assert torch.equal(causal(x, attn_mask=mask.expand(B * H, N, N))[0], causal(x, attn_mask=mask)[0])
+    with pytest.raises(ValueError, match=rf"attn_mask: expected .* or \[{B * H}, {N}, {N}\]"):
+        causal(x, attn_mask=mask.expand(5, N, N))
+
+
 def test_operators_of_masks():
     torch.library.opcheck(_masks._padding_op, (torch.zeros(B, N),))
     torch.library.opcheck(_masks._padding_of_rows_op, (torch.ones(B, 1, 1, N, dtype=torch.bool), True))
     torch.library.opcheck(_masks._padding_of_rows_op, (torch.zeros(B, N), False))
+    torch.library.opcheck(_masks._padding_of_rows_op, (torch.zeros(N, B).t(), False))

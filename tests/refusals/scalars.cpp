@@ -19,4 +19,5 @@ const auto paper_name = orf<int>(4, 8);                                         
 Saved<int> saved;                                                               // refused
 void reset(Decoder<int>& decoder);                                              // refused
 const Matrix<int> x;
-const auto y = reference::softmax_attention<int>(x, x, x, none, Direction::causal, Normalization::none());  // refused
+const NoPosition<float> fine;
+const auto y = reference::softmax_attention<int>(x, x, x, fine, Direction::causal, Normalization::none());  // refused

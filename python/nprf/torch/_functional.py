@@ -4,10 +4,10 @@ _gpu.py.
 
 The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
 for each argument); a feature map is the integer under which it is registered. key_mask is bool [batch, n_k], False is
-padding, or lengths, int64 [batch]. forward returns y and a `token`, a tensor
-of one byte whose storage is a part of what the C++ forward saved. It lives as long as autograd or a compiled graph keeps
-that tensor. If a hook has copied the tensor, there is nothing at its address, and backward computes forward again. The
-report of a call is left where its thread finds it.
+padding, or lengths, int64 [batch]. forward returns y and a `token`, a tensor of one byte whose storage is a part of what
+the C++ forward saved. It lives as long as autograd or a compiled graph keeps that tensor. If a hook has copied the
+tensor, there is nothing at its address, and backward computes forward again. The report of a call is left where its
+thread finds it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, Optional, TypedDict, Union, overload
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from ._masks import padding_of
 from ._options import Options, Position, attention_of, options_of, position_name
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .._core import Report
 
 _natives = {torch.float32: float32, torch.float64: float64}
@@ -225,7 +227,7 @@ def _of_type(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
 @attention_op.register_vmap
 def _(info: Any, dims: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Any:
     """A mapped axis of queries, keys and values becomes a part of the batch."""
-    for name, of, dim in zip(("bias", "extra", "key_padding_mask"), others, dims[3:]):
+    for name, of, dim in zip(("bias", "extra"), others, dims[3:]):
         if dim is not None and of is not None:
             raise NotImplementedError(f"{name}: expected a tensor that vmap does not map, got one that it does")
     if others[2] is not None:
@@ -247,7 +249,10 @@ def _(info: Any, dims: Any, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> An
 def _key_mask(
     padding: Optional[Tensor], lengths: Union[None, Tensor, Sequence[int]], k: Tensor, tokens_first: bool
 ) -> Optional[Tensor]:
-    """The operators' key_mask."""
+    """The operators' key_mask of a key_padding_mask [batch, n_k] (or [n_k] of one sequence) or of lengths [batch]; None
+    without. ValueError for both or for other shapes, TypeError for other types."""
+    if padding is None and lengths is None:
+        return None
     batch = k.shape[0] if k.dim() == 4 else 1
     n_k = k.shape[-3 if tokens_first and k.dim() > 2 else -2] if k.dim() > 1 else 0
     if padding is not None:
@@ -258,8 +263,6 @@ def _key_mask(
                 f"key_padding_mask: expected [{batch}, {n_k}] (sequences, keys), got the shape {list(padding.shape)}"
             )
         return ~padding_of(padding)
-    if lengths is None:
-        return None
     found = torch.as_tensor(lengths)
     if found.numel() > 0 and (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool):
         raise TypeError(f"lengths: expected integers, got {found.dtype}")
@@ -270,50 +273,40 @@ def _key_mask(
     return found.to(torch.int64)
 
 
+class AttentionOptions(TypedDict, total=False):
+    """The options of attention(), which documents them."""
+
+    position: Position
+    causal: bool
+    near: int
+    normalization: Normalization
+    engine: str
+    key_padding_mask: Optional[Tensor]
+    lengths: Union[None, Tensor, Sequence[int]]
+    extra: Optional[Tensor]
+    layout: str
+    offset: int
+    tolerance: float
+    sinks: int
+
+
+# fmt: off
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    features: FeaturesLike,
-    position: Position = "table",
-    causal: bool = False,
-    near: int = 0,
-    normalization: Normalization = ...,
-    engine: str = "automatic",
-    key_padding_mask: Optional[Tensor] = None,
-    lengths: Union[None, Tensor, Sequence[int]] = None,
-    extra: Optional[Tensor] = None,
-    layout: str = "heads_first",
-    offset: int = 0,
-    tolerance: float = 0.0,
-    sinks: int = 0,
-    report: Literal[False] = False,
+    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike, report: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Optional[Tensor] = None,
-    *,
-    features: FeaturesLike,
-    position: Position = "table",
-    causal: bool = False,
-    near: int = 0,
-    normalization: Normalization = ...,
-    engine: str = "automatic",
-    key_padding_mask: Optional[Tensor] = None,
-    lengths: Union[None, Tensor, Sequence[int]] = None,
-    extra: Optional[Tensor] = None,
-    layout: str = "heads_first",
-    offset: int = 0,
-    tolerance: float = 0.0,
-    sinks: int = 0,
-    report: Literal[True],
+    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike, report: Literal[True],
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Report]: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike, report: bool,
+    **options: Unpack[AttentionOptions],
+) -> Union[Tensor, tuple[Tensor, Report]]: ...
+# fmt: on
 def attention(
     q: Tensor,
     k: Tensor,
@@ -344,8 +337,8 @@ def attention(
 
     bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or
     ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens.
-    key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0 or -inf for
-    padding. lengths: integers [batch], later keys are padding. tolerance: of rounding errors, 0 on a GPU. With report=True
+    key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf
+    or at most -1000 for padding. lengths: integers [batch], later keys are padding. tolerance: of rounding errors, 0 on a GPU. With report=True
     (y, nprf.Report), on the CPU. Others as in nprf.Attention.
 
     Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new lengths
@@ -380,6 +373,12 @@ def attention(
         features._identity, position_name(position), causal, near, normalization.radius, engine,
         layout == "tokens_first", offset, tolerance, sinks,
     )  # fmt: skip
+    if report:
+        _of_thread.report = None
     y: Tensor = attention_op(q, k, v, bias, extra, key_mask, options.text(), save)[0]
     y = y if y.dtype == dtype else y.to(dtype)
-    return (y, _of_thread.report) if report else y
+    if not report:
+        return y
+    if _of_thread.report is None:
+        raise ValueError("report: expected False for tensors without numbers (meta and fake ones), got True")
+    return y, _of_thread.report

@@ -45,12 +45,15 @@ def padding_of(mask: Tensor) -> Tensor:
     return padding
 
 
-def check_causal(mask: Tensor, n_q: int, n_k: int) -> None:
-    """ValueError unless an attn_mask [n_q, n_k] or [batch x heads, n_q, n_k], True (or -inf) for a key to which a query
+def check_causal(mask: Tensor, n_q: int, n_k: int, rows: int) -> None:
+    """ValueError unless an attn_mask [n_q, n_k] or [rows, n_q, n_k], with rows = batch x heads, True (or -inf) for a key to which a query
     does not attend, is the causal one; TypeError for integers. O(n_q n_k)."""
     _check_type(mask, "attn_mask")
-    if mask.dim() not in (2, 3) or mask.shape[-2:] != (n_q, n_k):
-        raise ValueError(f"attn_mask: expected {n_q} x {n_k} (queries, keys), got the shape {list(mask.shape)}")
+    if mask.shape not in ((n_q, n_k), (rows, n_q, n_k)):
+        raise ValueError(
+            f"attn_mask: expected [{n_q}, {n_k}] (queries, keys) or [{rows}, {n_q}, {n_k}] (batch x heads first), got the "
+            f"shape {list(mask.shape)}"
+        )
     dropped = mask if mask.dtype == torch.bool else _dropped_keys(mask, "attn_mask")
     causal = torch.ones(n_q, n_k, dtype=torch.bool, device=mask.device).triu(1)
     if not bool((dropped == causal).all()):
@@ -62,8 +65,10 @@ def check_causal(mask: Tensor, n_q: int, n_k: int) -> None:
 @torch.library.custom_op("nprf::padding_of_rows", mutates_args=())
 def _padding_of_rows_op(mask: Tensor, causal: bool) -> Tensor:
     kept = mask if mask.dtype == torch.bool else ~_dropped_keys(mask, "mask")
+    if mask.numel() == 0:
+        return mask.new_zeros((mask.shape[0], mask.shape[-1]), dtype=torch.bool)
     if mask.dim() == 2:
-        return ~kept
+        return (~kept).contiguous()
     n = kept.shape[-1]
     of_last = kept[:, :1, -1:]  # [batch, 1, 1, n]
     expected = of_last
@@ -76,7 +81,7 @@ def _padding_of_rows_op(mask: Tensor, causal: bool) -> Tensor:
             "mask: expected one by which all heads and queries attend to the same keys, of a causal layer to those that "
             "are not after the query; got one whose rows differ, such as that of several sequences in one"
         )
-    return ~of_last[:, 0, 0]
+    return (~of_last[:, 0, 0]).contiguous()
 
 
 @_padding_of_rows_op.register_fake
@@ -92,5 +97,7 @@ def padding_of_rows(mask: Tensor, causal: bool, n: int) -> Tensor:
     _check_type(mask, "mask")
     if mask.dim() not in (2, 4) or mask.shape[-1] != n or (mask.dim() == 4 and mask.shape[2] not in (1, n)):
         raise ValueError(f"mask: expected [batch, {n}] or [batch, heads, {n} or 1, {n}], got {list(mask.shape)}")
+    if mask.dim() == 4 and mask.shape[1] > 1 and mask.stride(1) == 0:
+        mask = mask[:, :1]  # the same for all heads
     padding: Tensor = _padding_of_rows_op(mask.detach(), causal)
     return padding

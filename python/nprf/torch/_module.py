@@ -66,8 +66,8 @@ class Attention(nn.Module):
     position: None, "t5" (learned, `buckets`), "table" (learned, 2 `reach` + 1 lags), "alibi" (fixed slopes), or
     ("grid", H, W) (learned). All have a bias for each head, the parameter `position_bias`, initially 0; `position_slopes`
     for ALiBi. features: "taylor" with a near field, "orf", "hyperbolic" (num_features random vectors), or a feature map of
-    vectors of embed_dim / heads numbers. near, sinks: pairs less than `near` tokens apart have exact weights, and so have the
-    first `sinks` keys.
+    vectors of embed_dim / heads numbers. near, sinks: pairs less than `near` tokens apart have exact
+    weights, and so have the first `sinks` keys.
 
     Queries and keys are normalised to norm 1 by default, and then multiplied by sqrt(`scale`): q.k is between -scale and
     scale.
@@ -168,20 +168,27 @@ class Attention(nn.Module):
         """query [batch, n_q, embed_dim], key and value [batch, n_k, embed_dim], by default the query -> (y, None). All
         without the batch: one sequence. A nested tensor, as nn.TransformerEncoder makes it of padding, for self-attention.
 
-        key_padding_mask: [batch, n_k], bool, where True is padding, or numbers, 0 or -inf for padding. attn_mask: of a
+        key_padding_mask: [batch, n_k], or [n_k] without the batch, bool, where True is padding, or numbers, 0, or -inf or at
+        most -1000 for padding. attn_mask: of a
         causal layer, the causal mask [n_q, n_k] or [batch x heads, n_q, n_k], bool or of numbers; it is compared with that
         mask in O(n_q n_k), unless is_causal says that it is one. There are no attention weights to return or to average.
-        ValueError for need_weights, for another attn_mask, and for any of a layer that is not causal. The comparison
+        ValueError for need_weights, for another attn_mask, and for any of a layer that is not causal; TypeError for
+        masks of integers. The comparison
         breaks a graph of torch.compile.
         """
         if need_weights:
             raise ValueError("need_weights: expected False, since no n x n matrix is formed, got True")
         key = query if key is None else key
         value = key if value is None else value
-        if query.is_nested:
-            if not (query is key and key is value and key_padding_mask is None and attn_mask is None):
+        if (attn_mask is not None or is_causal) and not self.causal:
+            name = "attn_mask" if attn_mask is not None else "is_causal"
+            raise ValueError(f"{name}: expected none for a layer that was made without causal=True, got one")
+        if query.is_nested or key.is_nested or value.is_nested:
+            is_self = query is key and key is value and query.layout == torch.strided
+            if not (is_self and key_padding_mask is None and attn_mask is None):
                 raise ValueError(
-                    "query: expected a nested tensor only for self-attention without masks, got other inputs"
+                    "query: expected a nested tensor only for self-attention without masks, and of layout "
+                    "torch.strided, got other inputs"
                 )
             return self._of_nested(query), None
         if query.dim() == 2:
@@ -190,11 +197,8 @@ class Attention(nn.Module):
             keys, values = None if key is query else key[None], None if value is key else value[None]
             y, _ = self.forward(query[None], keys, values, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal)
             return y[0], None
-        if (attn_mask is not None or is_causal) and not self.causal:
-            name = "attn_mask" if attn_mask is not None else "is_causal"
-            raise ValueError(f"{name}: expected none for a layer that was made without causal=True, got one")
         if attn_mask is not None and not is_causal:
-            check_causal(attn_mask, query.shape[1], key.shape[1])
+            check_causal(attn_mask, query.shape[1], key.shape[1], query.shape[0] * self.num_heads)
         q, k, v = self._project(query, key, value)
         bias = self.position_slopes if self._position == "alibi" else self.position_bias
         y = attention(

@@ -52,9 +52,10 @@ class T5SelfAttention(nn.Module):
         1, heads or 1, n or 1, n], bool, where True keeps a key, or additive: 0, or at most -1000 for padding. ValueError
         for a mask by which queries attend to other keys than padding and `causal` give; for a cache (use_cache) and
         key_value_states, since the keys are those of hidden_states; for a position_bias, since the layer has its own; and
-        for any other argument. There are no weights for output_attentions."""
+        for any other argument. There are no weights for output_attentions, and without a cache cache_position is 0, 1, ...
+        """
         for name, value in others.items():
-            if name != "output_attentions" and value is not None and value is not False:
+            if name not in ("output_attentions", "cache_position") and value is not None and value is not False:
                 raise ValueError(f"{name}: expected None (and use_cache=False), got {type(value).__name__}")
         d = self.q.out_features // self.heads
         q, k, v = (layer(hidden_states).unflatten(-1, (self.heads, d)) for layer in (self.q, self.k, self.v))
@@ -62,11 +63,12 @@ class T5SelfAttention(nn.Module):
         if mask is not None:
             batch, n, _ = hidden_states.shape
             padding = padding_of_rows(mask, self.causal, n).expand(batch, n)
+        bias = getattr(self, "relative_attention_bias", self._bias[0])  # which may have been replaced since
         y = attention(
             q * d**0.5,  # Normalization.none() divides by it
             k,
             v,
-            self._bias[0].weight.t(),
+            bias.weight.t(),
             features=self.features,
             position=("t5", self.max_distance),
             causal=self.causal,
