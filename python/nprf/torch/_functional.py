@@ -293,18 +293,18 @@ class AttentionOptions(TypedDict, total=False):
 # fmt: off
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike, report: Literal[False] = False,
-    **options: Unpack[AttentionOptions],
+    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike,
+    report: Literal[False] = False, **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike, report: Literal[True],
-    **options: Unpack[AttentionOptions],
+    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike,
+    report: Literal[True], **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Report]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike, report: bool,
-    **options: Unpack[AttentionOptions],
+    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *, features: FeaturesLike,
+    report: bool, **options: Unpack[AttentionOptions],
 ) -> Union[Tensor, tuple[Tensor, Report]]: ...
 # fmt: on
 def attention(
@@ -337,9 +337,9 @@ def attention(
 
     bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or
     ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens.
-    key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf
-    or at most -1000 for padding. lengths: integers [batch], later keys are padding. tolerance: of rounding errors, 0 on a GPU. With report=True
-    (y, nprf.Report), on the CPU. Others as in nprf.Attention.
+    key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf or
+    at most -1000 for padding. lengths: integers [batch], later keys are padding. tolerance: of rounding errors, 0 on a
+    GPU. With report=True (y, nprf.Report), on the CPU. Others as in nprf.Attention.
 
     Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new lengths
     unless they are a tensor, compile it anew. It has no report: report=True breaks the graph.

@@ -46,8 +46,8 @@ def padding_of(mask: Tensor) -> Tensor:
 
 
 def check_causal(mask: Tensor, n_q: int, n_k: int, rows: int) -> None:
-    """ValueError unless an attn_mask [n_q, n_k] or [rows, n_q, n_k], with rows = batch x heads, True (or -inf) for a key to which a query
-    does not attend, is the causal one; TypeError for integers. O(n_q n_k)."""
+    """ValueError unless an attn_mask [n_q, n_k] or [rows, n_q, n_k], with rows = batch x heads, True (or -inf) for a key
+    to which a query does not attend, is the causal one; TypeError for integers. O(n_q n_k)."""
     _check_type(mask, "attn_mask")
     if mask.shape not in ((n_q, n_k), (rows, n_q, n_k)):
         raise ValueError(
