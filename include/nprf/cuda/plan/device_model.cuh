@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/feature_map/forward.cuh"
 #include "nprf/cuda/model.hpp"
+#include "nprf/cuda/plan/check_model.cuh"
 #include "nprf/cuda/plan/feature_constants.cuh"
 #include "nprf/cuda/plan/position_tables.hpp"
 #include "nprf/cuda/position/attention_mask.cuh"
@@ -22,15 +22,8 @@
 #include "nprf/cuda/position/band.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
 #include "nprf/cuda/position/token_places.cuh"
-#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 
 namespace nprf::cuda {
-
-/// The sizes of a plan.
-struct PlanShape {
-  std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
-  std::ptrdiff_t offset = 0;  // query i has position i + offset, key j has position j
-};
 
 /// An AttentionModel on the device, for one shape: its projections, and the weights of all lags of the shape.
 class DeviceModel {
@@ -39,8 +32,7 @@ class DeviceModel {
   /// were compiled with -use_fast_math.
   DeviceModel(AttentionModel model, const PlanShape& shape, bool gradients, cudaStream_t stream)
       : m_model(std::move(model)), m_shape(shape) {
-    check_shape();
-    check_model();
+    check_model(m_model, m_shape);
     check_arithmetic(stream);
     find_shift();
     place_tokens();
@@ -201,78 +193,6 @@ class DeviceModel {
   int last_attended() const { return static_cast<int>(m_lags.reach.last); }
   int first_position_lag() const { return first_lag() - static_cast<int>(m_lags.offset); }
   int last_position_lag() const { return last_attended() - static_cast<int>(m_lags.offset); }
-
-  void check_shape() const {
-    const auto& [batch, heads, n_q, n_k, d_v, offset] = m_shape;
-    constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28, most_blocks = 65535;
-    for (const auto& [name, size] : {std::pair{"n_q", n_q}, {"n_k", n_k}})
-      require(size >= 0 && size <= most, name, ": expected 0 to 2^28, got ", size);
-    require(d_v >= 0 && d_v <= 16384, "d_v: expected 0 to 16384, got ", d_v);
-    require(batch >= 0 && heads >= 1 && batch <= most_blocks && heads <= most_blocks &&
-                batch * heads * TileShape::column_tiles(static_cast<int>(d_v)) <= most_blocks,
-            "batch and heads: expected a batch of 0 or more, one head or more, and batch heads ceil(d_v / 64) of at "
-            "most ",
-            most_blocks, ", got ", batch, ", ", heads, " and d_v = ", d_v);
-    require(offset >= -most && offset <= most, "offset: expected -2^28 to 2^28, got ", offset);
-  }
-
-  void check_model() const {
-    const auto& [direction, radius, features, positions, near] = m_model;
-    check_direction(direction);
-    const auto one_or_heads = [&](std::size_t count, const char* what) {
-      require(count == 1 || static_cast<std::ptrdiff_t>(count) == m_shape.heads, what, ": expected 1 or ",
-              m_shape.heads, " (heads), got ", count);
-    };
-    one_or_heads(features.size(), "feature maps");
-    one_or_heads(positions.size(), "positions");
-    for (const FeatureModel& one : features)
-      require(one.kind == map().kind && one.d == map().d && one.m == map().m && one.first == map().first &&
-                  one.second == map().second && one.centring.is_empty() == map().centring.is_empty(),
-              "feature maps: expected all of one kind and shape");
-    for (const PositionModel& one : positions)
-      require(one.linear == position().linear && one.first == position().first && one.index == position().index &&
-                  one.parameters.size() == position().parameters.size() && one.slots == position().slots &&
-                  one.pitch == position().pitch && one.outside == position().outside,
-              "positions: expected all of one kind and shape");
-    require(d() >= 1 && d() <= 256, "input_dim: expected 1 to 256 on a GPU, got ", d());
-    for (const FeatureModel& one : features)
-      require(one.m >= 0 && static_cast<std::ptrdiff_t>(one.projection.size()) == std::ptrdiff_t{one.m} * one.d,
-              "projection: expected ", one.m, " x ", one.d, " scalars, got ", one.projection.size());
-    const std::size_t parameters = position().parameters.size();
-    require(
-        position().linear ? parameters == 1 && position().index.empty() : position().index.empty() == (parameters == 0),
-        "position: expected parameters and an index for each lag, or one parameter and a linear bias, or none, got ",
-        parameters, " and ", position().index.size());
-    for (const std::int32_t at : position().index)
-      require(at >= 0 && static_cast<std::size_t>(at) < parameters, "index: expected parameters 0 to ", parameters,
-              " - 1, got ", at);
-    if (position().is_grid()) check_grid();
-    require(
-        near == 0 || (near > 0 && map().kind != FeatureKind::elu && (!position().is_grid() || position().pitch > 0)),
-        "near: expected 0 or more, or 0 for elu features and for slots without a pitch, got ", near);
-    const bool has_projection = map().kind != FeatureKind::elu && !is_quadratic();
-    require(has_projection ? map().m >= 1 : map().m == 0,
-            "num_features: expected 0 for elu and quadratic and at least 1 for others, got ", map().m);
-    for (const FeatureModel& one : features) check_constants(one);
-    require(r() <= 1024, "features: expected at most 1024 on a GPU, got ", r());
-  }
-
-  void check_grid() const {
-    const PositionModel& one = position();
-    const std::size_t lags = 2 * static_cast<std::size_t>(std::max(one.slots.back(), 0)) + 1;
-    require(one.outside >= 0 && one.slots.front() == 0 &&
-                std::adjacent_find(one.slots.begin(), one.slots.end(), std::greater_equal<>()) == one.slots.end(),
-            "slots: expected ascending numbers from 0 on");
-    require(one.index.size() == lags && one.first == -static_cast<std::ptrdiff_t>(one.slots.back()) &&
-                one.parameters.size() == lags + one.border_size(),
-            "position: expected a parameter for each of the ", lags, " differences of two slots and for each of the ",
-            one.border_size(), " entries of the border, got ", one.parameters.size());
-    const auto tokens = static_cast<std::ptrdiff_t>(one.slots.size()) + one.outside;
-    for (const auto& [name, size] : {std::pair{"queries", m_shape.n_q}, {"keys", m_shape.n_k}})
-      require(size == tokens, name, ": expected ", tokens, " rows (the position's tokens), got ", size);
-    require(m_shape.offset == 0, "offset: expected 0 for a position that assigns slots to tokens, got ",
-            m_shape.offset);
-  }
 
   void place_tokens() {
     m_slots.assign(position().slots.begin(), position().slots.end());

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nprf/cuda/device/count_below.cuh"
 #include "nprf/cuda/device/device_code.hpp"
 
 namespace nprf::cuda {
@@ -40,16 +41,7 @@ struct TokenPlaces {
   }
   /// The first token whose slot is not below `slot`.
   __device__ __forceinline__ int first_from(int slot) const {
-    if (!is_grid()) return slot;
-    int low = 0, high = cells;
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (slots[middle] < slot)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    return outside + low;
+    return is_grid() ? outside + count_below(slots, cells, slot) : slot;
   }
   /// The lag of a query and a key of a grid, both with a slot.
   __device__ __forceinline__ int lag(int query, int key) const { return slots[key - outside] - slots[query - outside]; }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "nprf/cuda/device/count_below.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
@@ -34,20 +35,6 @@ struct SelectedQueries {
     if (!selected) return {nullptr, first, end};
     const int* list = tiles + static_cast<std::ptrdiff_t>(z) * TileShape::tiles(n);
     return {list, count_below(list, counts[z], first), count_below(list, counts[z], end)};
-  }
-
- private:
-  // how many of the first `count` tiles are less than `tile`
-  static __device__ __forceinline__ int count_below(const int* list, int count, int tile) {
-    int first = 0;
-    while (first < count) {
-      const int middle = (first + count) / 2;
-      if (list[middle] < tile)
-        first = middle + 1;
-      else
-        count = middle;
-    }
-    return first;
   }
 };
 
