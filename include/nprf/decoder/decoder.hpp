@@ -67,10 +67,12 @@ namespace nprf {
 ///     position                             time                                    memory
 ///     none, ALiBi                          r (d + p) + R (r + p)                   r p + R (r + p)
 ///     T5, clipped table                    r (d + p) + (K + R) (r + p)             r p + (K + R) (r + p)
-///     table whose outer part is near a     r (d + p) + (K + R) (r + p),            r p + (K + R) (r + p)
-///     line                                 K: where that part begins
+///     table whose outer part is near a     r (d + p) + (K + R) (r + p)             r p + (K + R) (r + p)
+///     line from K tokens on
 ///     any other table                      r d + t (r + p)                         t (r + p)
 ///     the same in windows of M             r d + M (r + p) + (t / M) r p log M     t (r + p) + 2 M r p
+///
+/// A near field and sinks add near d + sinks (d + d_v) to the time, and (K + R) d + sinks (d + d_v) to the memory.
 ///
 /// The outer part of a table with positive features is replaced by a line that changes no bias by more than a quarter
 /// of the default tolerance. Ages beyond the table have its last bias, which the line would pass; so the line must end
