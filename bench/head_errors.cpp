@@ -5,103 +5,48 @@
 // text, errors over its second half, in per cent by the Frobenius norm over all heads. The bias falls by 0.08 a token
 // up to a distance of 40.
 
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <nprf/nprf.hpp>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "examples/support/head_arrays.hpp"
+#include "examples/support/second_half.hpp"
 
 namespace nprf::bench {
 namespace {
 
 constexpr std::uint64_t seeds = 3;
 
-class Heads {
- public:
-  Heads(const std::filesystem::path& folder, Normalization normalization)
-      : m_q(folder / "queries.npy"),
-        m_k(folder / "keys.npy"),
-        m_v(folder / "values.npy"),
-        m_normalization(normalization) {}
+void print(const char* name, Index features, Index near, double error, Index recomputed) {
+  std::printf("| %-36s | %4td | %3td | %7.2f | %td |\n", name, features, near, 100 * error, recomputed);
+}
 
-  Index channels() const { return m_q.channels(); }
+// of maps for all heads
+template <class F>
+void print_error(const char* name, const demo::SecondHalf& half, const std::vector<F>& maps, Index near) {
+  const Report report = half.report(maps, near);
+  print(name, maps[0].output_dim(), near, report.softmax_error, report.repaired_rows);
+}
 
-  // the mean over seeds of the error of maps for all heads: make(q, k, seed) from the first half of a head
-  template <class Make>
-  void print_random(const char* name, const Make& make) const {
-    double sum = 0;
-    Index features = 0, recomputed = 0;
-    for (std::uint64_t seed = 0; seed < seeds; ++seed) {
-      std::vector<decltype(make(Matrix<float>(), Matrix<float>(), seed))> maps;
-      for (Index h = 0; h < m_q.heads(); ++h)
-        maps.push_back(make(first_half(m_q, h), first_half(m_k, h), seed * 100 + static_cast<std::uint64_t>(h)));
-      features = maps[0].output_dim();
-      const Report report = error(std::move(maps), 0);
-      sum += report.softmax_error, recomputed += report.repaired_rows;
-    }
-    print(name, features, 0, sum / static_cast<double>(seeds), recomputed / static_cast<Index>(seeds));
+// the mean over seeds of the error of maps make(q, k, seed), from the first half of a head
+template <class Make>
+void print_random(const char* name, const demo::SecondHalf& half, const Make& make) {
+  double sum = 0;
+  Index features = 0, recomputed = 0;
+  for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+    std::vector<decltype(make(Matrix<float>(), Matrix<float>(), seed))> maps;
+    for (Index h = 0; h < half.heads(); ++h)
+      maps.push_back(make(half.first_queries(h), half.first_keys(h), seed * 100 + static_cast<std::uint64_t>(h)));
+    features = maps[0].output_dim();
+    const Report report = half.report(std::move(maps), 0);
+    sum += report.softmax_error, recomputed += report.repaired_rows;
   }
-
-  template <class F>
-  void print_of(const char* name, std::vector<F> maps, Index near) const {
-    const Index features = maps[0].output_dim();
-    const Report report = error(std::move(maps), near);
-    print(name, features, near, report.softmax_error, report.repaired_rows);
-  }
-
-  std::vector<CalibratedFeatures<float>> calibrated(Index num_features, Index near) const {
-    const RelativePosition<float> position = demo::falling_bias();
-    return calibrate_heads<float>(m_q.from(0), m_k.from(0), m_v.from(0), std::span(&position, 1),
-                                  {.num_features = num_features, .near = near, .normalization = m_normalization})
-        .features;
-  }
-
-  // the error of the mean of the values in place of each row
-  double error_of_mean_value() const {
-    double difference = 0, size = 0;
-    const Index half = m_q.tokens() / 2;
-    for (Index h = 0; h < m_q.heads(); ++h) {
-      const auto rows = [&](const demo::HeadArray& x) { return x.from(half)(0, h); };
-      const Matrix<float> exact = reference::softmax_attention<float>(
-          rows(m_q), rows(m_k), rows(m_v), demo::falling_bias(), Direction::bidirectional, m_normalization);
-      const Matrix<float> mean = Matrix<float>(rows(m_v)).colwise().mean().replicate(exact.rows(), 1);
-      difference += static_cast<double>((mean - exact).squaredNorm()), size += static_cast<double>(exact.squaredNorm());
-    }
-    return std::sqrt(difference / size);
-  }
-
-  static void print(const char* name, Index features, Index near, double error, Index recomputed) {
-    std::printf("| %-36s | %4td | %3td | %7.2f | %td |\n", name, features, near, 100 * error, recomputed);
-  }
-
- private:
-  // normalised as attention normalises them
-  Matrix<float> first_half(const demo::HeadArray& x, Index h) const {
-    const Matrix<float> rows = Matrix<float>(x.from(0)(0, h)).topRows(x.tokens() / 2);
-    return rows.array().colwise() * m_normalization.row_scale<float>(rows).array();
-  }
-
-  template <class F>
-  Report error(std::vector<F> maps, Index near) const {
-    const Index half = m_q.tokens() / 2, rest = m_q.tokens() - half;
-    const MultiHeadAttention attention(std::move(maps), demo::falling_bias(),
-                                       {.normalization = m_normalization, .near = near});
-    Matrix<float> y(m_q.heads() * rest, m_v.channels());
-    Report report;
-    attention(m_q.from(half), m_k.from(half), m_v.from(half), {y.data(), 1, m_q.heads(), rest, m_v.channels()},
-              {.report = &report, .softmax_samples = rest});
-    return report;
-  }
-
-  demo::HeadArray m_q, m_k, m_v;
-  Normalization m_normalization;
-};
+  print(name, features, 0, sum / static_cast<double>(seeds), recomputed / static_cast<Index>(seeds));
+}
 
 PositiveFeatures<float> positive(Index d, Index m, Projection projection, std::uint64_t seed, Tilt tilt = {}) {
   return PositiveFeatures<float>(
@@ -118,25 +63,27 @@ auto centred(const Matrix<float>& q, const Matrix<float>& k, const Make& make) {
 }
 
 void print_table(const std::filesystem::path& folder, const char* title, Normalization normalization) {
-  const Heads heads(folder, normalization);
-  const Index d = heads.channels();
+  const demo::HeadArray q(folder / "queries.npy"), k(folder / "keys.npy"), v(folder / "values.npy");
+  const demo::SecondHalf half(q.from(0), k.from(0), v.from(0), normalization);
+  const Index d = half.channels();
   std::printf("\n%s\n\n| %-36s | features | near | error | recomputed rows |\n|---|---|---|---|---|\n", title, "map");
   using Projection::orthogonal, Projection::simplex;
-  heads.print_random("orthogonal",
-                     [&](const auto&, const auto&, auto seed) { return positive(d, d, orthogonal, seed); });
-  heads.print_random("simplex", [&](const auto&, const auto&, auto seed) { return positive(d, d, simplex, seed); });
-  heads.print_random("simplex, centred", [&](const auto& q, const auto& k, auto seed) {
-    return centred(q, k, [&](const auto&, const auto&) { return positive(d, d, simplex, seed); });
+  print_random("orthogonal", half,
+               [&](const auto&, const auto&, auto seed) { return positive(d, d, orthogonal, seed); });
+  print_random("simplex", half, [&](const auto&, const auto&, auto seed) { return positive(d, d, simplex, seed); });
+  print_random("simplex, centred", half, [&](const auto& queries, const auto& keys, auto seed) {
+    return centred(queries, keys, [&](const auto&, const auto&) { return positive(d, d, simplex, seed); });
   });
-  heads.print_random("simplex, SDERF, centred", [&](const auto& q, const auto& k, auto seed) {
-    return centred(q, k, [&](const auto& z_q, const auto& z_k) {
+  print_random("simplex, SDERF, centred", half, [&](const auto& queries, const auto& keys, auto seed) {
+    return centred(queries, keys, [&](const auto& z_q, const auto& z_k) {
       return positive(d, d, simplex, seed, sderf_tilt<float>(z_q, z_k));
     });
   });
-  for (const Index near : {0, 32}) heads.print_of("Taylor", std::vector{TaylorFeatures<float>({.input_dim = d})}, near);
+  for (const Index near : {0, 32})
+    print_error("Taylor", half, std::vector{TaylorFeatures<float>({.input_dim = d})}, near);
   for (const Index near : {0, 32, 64})
-    for (const Index features : {d + 1, d + 37}) heads.print_of("calibrated", heads.calibrated(features, near), near);
-  Heads::print("mean of the values", 0, 0, heads.error_of_mean_value(), 0);
+    for (const Index features : {d + 1, d + 37}) print_error("calibrated", half, half.calibrated(features, near), near);
+  print("mean of the values", 0, 0, half.error_of_mean_value(), 0);
 }
 
 }  // namespace

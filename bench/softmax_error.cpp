@@ -5,15 +5,14 @@
 // head of 8192 tokens. The bias falls by 0.08 a token up to a distance of 40.
 
 #include <filesystem>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "bench/support/problem.hpp"
 #include "bench/support/race.hpp"
 #include "bench/support/write_results.hpp"
 #include "examples/support/head_arrays.hpp"
+#include "examples/support/second_half.hpp"
 
 namespace nprf::bench {
 namespace {
@@ -26,16 +25,7 @@ demo::HeadArray read(const char* name) { return demo::HeadArray(std::filesystem:
 
 class Text {
  public:
-  template <class F>
-  double error(const std::vector<F>& features, Index near) const {
-    const Index half = m_q.tokens() / 2, n = m_q.tokens() - half;
-    std::vector<float> y(static_cast<std::size_t>(m_q.heads() * n * m_v.channels()));
-    Report report;
-    const MultiHeadAttention attention(features, falling_bias(), {.near = near});
-    attention(m_q.from(half), m_k.from(half), m_v.from(half), {y.data(), 1, m_q.heads(), n, m_v.channels()},
-              {.report = &report, .softmax_samples = n});
-    return report.softmax_error;
-  }
+  const demo::SecondHalf& second_half() const { return m_second_half; }
 
   // the time of one head in milliseconds
   template <class F>
@@ -52,30 +42,23 @@ class Text {
                      .seconds(0);
   }
 
-  std::vector<CalibratedFeatures<float>> calibrated(Index num_features, Index near) const {
-    const RelativePosition<float> position = falling_bias();
-    return calibrate_heads<float>(m_q.from(0), m_k.from(0), m_v.from(0), std::span(&position, 1),
-                                  {.num_features = num_features, .near = near})
-        .features;
-  }
-
-  Index channels() const { return m_q.channels(); }
-
  private:
   demo::HeadArray m_q = read("queries.npy"), m_k = read("keys.npy"), m_v = read("values.npy");
   Matrix<float> m_long_q = m_q.repeated(0, tokens), m_long_k = m_k.repeated(0, tokens),
                 m_long_v = m_v.repeated(0, tokens);
+  demo::SecondHalf m_second_half{m_q.from(0), m_k.from(0), m_v.from(0), Normalization::unit(1)};
 };
 
 nlohmann::json print_errors() {
   const Text text;
-  const Index d = text.channels();
+  const demo::SecondHalf& half = text.second_half();
+  const Index d = half.channels();
   nlohmann::json curves;
   std::printf("\nError against exact softmax at norm 1, and the time of one head of %td tokens, d = %td\n\n", tokens,
               d);
   std::printf("| %-24s | features | near | error %% | ms |\n|---|---|---|---|---|\n", "map");
   const auto add = [&](const std::string& curve, const auto& features, Index near) {
-    const double ms = text.time(features[0], near), error = text.error(features, near);
+    const double ms = text.time(features[0], near), error = half.report(features, near).softmax_error;
     std::printf("| %-24s | %td | %td | %.3f | %.1f |\n", curve.c_str(), features[0].output_dim(), near, 100 * error,
                 ms);
     curves[curve].push_back({ms, 100 * error});
@@ -93,7 +76,7 @@ nlohmann::json print_errors() {
     add("Taylor, near 32", std::vector{TaylorFeatures<float>({.input_dim = d, .directions = directions})}, 32);
   for (const Index near : {0, 16, 32, 64})
     for (const Index features : {d / 4 + 1, d + 1, d + 37})
-      add(near == 0 ? "calibrated" : "calibrated, near " + std::to_string(near), text.calibrated(features, near), near);
+      add(near == 0 ? "calibrated" : "calibrated, near " + std::to_string(near), half.calibrated(features, near), near);
   const double softmax_ms = text.softmax_time();
   std::printf("| exact softmax            | | | 0 | %.1f |\n", softmax_ms);
   curves["exact softmax"] = {{softmax_ms, 0.01}, {softmax_ms, 30}};  // a vertical line

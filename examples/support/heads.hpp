@@ -75,6 +75,9 @@ class Heads {
     return Eigen::Map<Matrix<float>>(m_values.data() + head * m_tokens * m_channels, m_tokens, m_channels);
   }
 
+  /// All of them (1,heads,tokens,channels).
+  nprf::HeadsView<const float> view() const { return {m_values.data(), 1, m_heads, m_tokens, m_channels}; }
+
   /// At most so many heads and tokens, the first.
   Heads first(Index heads, Index tokens) const {
     Heads part(std::min(heads, m_heads), std::min(tokens, m_tokens), m_channels, m_has_head_axis);
