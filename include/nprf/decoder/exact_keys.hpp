@@ -28,7 +28,7 @@ class ExactKeys {
     m_sink_exponents = scratch.take<double>(most_sinks);
     const Index slots = most > 0 ? padded_to_lanes(most) + most_ranges * tile : 0;
     m_exponents = scratch.take<double>(slots);
-    m_weights = scratch.take<T>(slots), m_rests = scratch.take<T>(slots);
+    m_weights = scratch.take<T>(slots);
   }
 
   /// Computes the exponents of the first `sinks` keys and of those from token `first` on for a query (d). Returns the
@@ -78,9 +78,7 @@ class ExactKeys {
     for (Index i = 0; i < m_num_ranges; ++i) {
       const auto [slot, slots, at] = m_ranges[i];
       T* weights = m_weights + at;
-      for (Index s = 0; s < slots; ++s)
-        weights[s] = rounded_with_rest(m_exponents[at + s] - reference, m_rests[at + s]);
-      exponentials(weights, m_rests + at, slots);
+      exponentials(m_exponents + at, reference, slots, weights);
       P sum = P::all(0), most = P::all(sums.largest_value);
       for (Index s = 0; s < slots; s += P::size) {
         const P w = P::load(weights + s);
@@ -110,7 +108,7 @@ class ExactKeys {
   Index m_tokens, m_num_sinks = 0, m_num_ranges = 0;
   Range m_ranges[most_ranges];
   double *m_sink_exponents, *m_exponents;
-  T *m_weights, *m_rests;
+  T* m_weights;
 };
 
 }  // namespace nprf

@@ -215,14 +215,12 @@ class FarWindow {
 
   // factors (size) = exp(log-scale - log_unit()) of the tokens of a block
   const T* token_factors(const Block& block, const TokenRing<T>& ring, Workspace& scratch) const {
-    T *factors = scratch.take<T>(block.size), *rests = scratch.take<T>(block.size);
-    std::fill_n(factors, block.begin, -std::numeric_limits<T>::infinity());
-    std::fill_n(rests, block.begin, T(0));
-    for_each_run(block, [&](Index j, Index s, Index count) {
-      for (Index i = 0; i < count; ++i)
-        factors[j + i] = rounded_with_rest(ring.log_scales()[s + i] - m_log_unit, rests[j + i]);
-    });
-    exponentials(factors, rests, block.size);
+    double* log_scales = scratch.take<double>(block.size);
+    std::fill_n(log_scales, block.begin, -std::numeric_limits<double>::infinity());
+    for_each_run(block,
+                 [&](Index j, Index s, Index count) { std::copy_n(ring.log_scales() + s, count, log_scales + j); });
+    T* factors = scratch.take<T>(block.size);
+    exponentials(log_scales, m_log_unit, block.size, factors);
     return factors;
   }
 

@@ -137,7 +137,7 @@ class StepWeights {
     for (Index s = 0; s < m_slots; s += Pack<double>::size)
       largest = larger(Pack<double>::load(exponents + s), largest);
     m_reference = largest.largest();
-    set_weights(exponents, scratch);
+    exponentials(exponents, m_reference > minus_infinity ? m_reference : 0, m_slots, m_weights);
     m_largest_value = std::max(m_largest_value, largest_of(ring).value);
   }
 
@@ -155,15 +155,6 @@ class StepWeights {
       }
     });
     return {weight.largest(), value.largest()};
-  }
-
-  // exp(exponents - reference)
-  void set_weights(const double* exponents, Workspace& scratch) {
-    const double reference = m_reference > minus_infinity ? m_reference : 0;
-    const Workspace::Scope scope(scratch);
-    T* rests = scratch.take<T>(m_slots);
-    for (Index s = 0; s < m_slots; ++s) m_weights[s] = rounded_with_rest(exponents[s] - reference, rests[s]);
-    exponentials(m_weights, rests, m_slots);
   }
 
   const FarWindow<T>* m_far;
