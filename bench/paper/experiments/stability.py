@@ -85,8 +85,8 @@ EXPERIMENT = Experiment(
     ),
     notes="Each cell: how many runs diverged; the largest |q| |k| / sqrt(d) before normalisation. A constant learning rate "
     "after the warm-up, no gradient clipping. Diverged: a loss that is not finite, or a last tenth that is half a nat above "
-    "the best. *Plain torch* computes exp(w.x - |x|^2 / 2) as it stands. *Scaled* divides features by the largest of their row, so "
-    "that training goes on to longer queries and keys, until all weights of a row are 0. nprf scales features, too, and "
-    "computes such rows with logarithms of the weights.",
+    "the best. *Plain torch* computes exp(w.x - |x|^2 / 2) as it stands. *Scaled* divides features by the "
+    "largest of their row, so that training goes on to longer queries and keys, until all weights of a row are 0. nprf "
+    "scales features, too, and computes such rows with logarithms of the weights.",
     seeds=5,
 )
