@@ -46,7 +46,7 @@ FEATURES = {
     "taylor": lambda d, m, seed: nprf.taylor(d),
 }
 
-RIVALS = ("plain", "gate", "linformer", "nystromformer")
+RIVALS = ("plain", "scaled", "gate", "linformer", "nystromformer")
 
 # Rows of the tables. PRF has orthogonal random vectors, as in the paper's baselines.
 MECHANISMS = {
@@ -56,6 +56,7 @@ MECHANISMS = {
     "normalised softmax + RPE": Mechanism(radius=1.0, rpe=True),
     "elu": Mechanism("elu"),
     "TRF": Mechanism("trf", radius=1.0),
+    "TRF, 256 features": Mechanism("trf", radius=1.0, features=256),
     "TRF gate (RFA)": Mechanism("gate"),
     "PRF": Mechanism("orf"),
     "PRF + RPE": Mechanism("orf", rpe=True),
@@ -149,8 +150,8 @@ class Attention(nn.Module):
         kernel, m = mechanism.kernel, mechanism.features
         if kernel in FEATURES:
             self.features = FEATURES[kernel](self.d, m, seed)
-        elif kernel == "plain":
-            self.rival = PlainFeatures(self.d, m, mechanism.radius, seed)
+        elif kernel in ("plain", "scaled"):
+            self.rival = PlainFeatures(self.d, m, mechanism.radius, seed, scaled=kernel == "scaled")
         elif kernel == "gate":
             self.rival = GatedRandomFeatures(dim, heads, m, seed)
         elif kernel == "linformer":

@@ -19,21 +19,29 @@ def trigonometric_features(x, vectors):
 
 class PlainFeatures(nn.Module):
     """Causal attention with positive features (Choromanski et al. 2021) as the formula stands: exp(w.x - |x|^2 / 2) /
-    sqrt(m), without the scaling by the largest exponent that keeps floating-point numbers in range. radius: the norm of
-    queries and keys; 0 divides q.k by sqrt(d)."""
+    sqrt(m). radius: the norm of queries and keys; 0 divides q.k by sqrt(d). scaled: features are divided by the largest of
+    their row, and weights by the largest factor of the keys up to the query, which cancels in the quotient and keeps
+    floating-point numbers in range."""
 
-    def __init__(self, d, features, radius, seed):
+    def __init__(self, d, features, radius, seed, scaled=False):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.register_buffer("vectors", torch.randn(features, d, generator=generator))
-        self.radius = radius
+        self.radius, self.scaled = radius, scaled
 
-    def _features(self, x):
+    def _exponents(self, x):
         x = self.radius * F.normalize(x, dim=-1) if self.radius > 0 else x * x.shape[-1] ** -0.25
-        return (x @ self.vectors.T - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(len(self.vectors))
+        return x @ self.vectors.T - x.square().sum(-1, keepdim=True) / 2  # [b, h, n, m]
 
     def forward(self, q, k, v, x):
-        weights = (self._features(q) @ self._features(k).transpose(-1, -2)).tril()
+        q, k = self._exponents(q), self._exponents(k)
+        factors = 1 / len(self.vectors)
+        if self.scaled:
+            of_keys = k.detach().amax(-1)
+            q, k = q - q.detach().amax(-1, keepdim=True), k - of_keys[..., None]
+            # of later keys it may be infinite
+            factors = (of_keys[..., None, :] - of_keys.cummax(-1).values[..., None]).clamp_max(0).exp()
+        weights = (q.exp() @ k.exp().transpose(-1, -2) * factors).tril()
         return weights @ v / weights.sum(-1, keepdim=True)
 
 
@@ -93,12 +101,14 @@ def pseudoinverse(a, iterations=6):
 
 class Nystromformer(nn.Module):
     """Xiong et al. 2021: softmax(q k~^T) softmax(q~ k~^T)^+ softmax(q~ k^T) v, logits divided by sqrt(d), plus a depthwise
-    convolution of the values; q~ and k~ are the means of equal segments of tokens."""
+    convolution of the values over `kernel` tokens (0: none); q~ and k~ are the means of equal segments of tokens."""
 
     def __init__(self, heads, landmarks, kernel=33, iterations=6):
         super().__init__()
         self.landmarks, self.iterations = landmarks, iterations
-        self.convolution = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False)
+        self.convolution = None
+        if kernel > 0:
+            self.convolution = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False)
 
     def forward(self, q, k, v, x):
         tokens, d = q.shape[-2:]
@@ -109,4 +119,5 @@ class Nystromformer(nn.Module):
         of_landmarks = (q_means @ k_means.transpose(-1, -2)).softmax(-1)
         to_values = (q_means @ k.transpose(-1, -2)).softmax(-1) @ v
         from_queries = (q @ k_means.transpose(-1, -2)).softmax(-1)
-        return from_queries @ (pseudoinverse(of_landmarks, self.iterations) @ to_values) + self.convolution(v)
+        y = from_queries @ (pseudoinverse(of_landmarks, self.iterations) @ to_values)
+        return y if self.convolution is None else y + self.convolution(v)

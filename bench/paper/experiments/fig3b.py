@@ -7,7 +7,7 @@ from ..models import Mechanism
 from ..results import Expectation
 from . import Experiment, fig3a, texts
 
-MAPS = {"PRF": "prf", "TRF": "trf", "sphere": "sphere", "ORF": "orf", "simplex": "simplex"}
+MAPS = {"PRF": "prf", "TRF": "trf", "sphere": "sphere", "ORF": "orf", "simplex": "simplex", "Taylor": "taylor"}
 
 
 def plan(options):

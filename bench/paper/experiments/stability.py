@@ -9,6 +9,7 @@ from . import Experiment, mechanism_settings, texts
 RATES = (2e-3, 8e-3, 3.2e-2)
 VARIANTS = {
     "PRF, plain torch": mechanism_settings("PRF", kernel="plain"),
+    "PRF, plain torch, scaled": mechanism_settings("PRF", kernel="scaled"),
     "NPRF, plain torch, norm 1": mechanism_settings("NPRF", kernel="plain"),
     "PRF": mechanism_settings("PRF"),
     "NPRF, norm 4": mechanism_settings("NPRF", radius=4.0),
@@ -84,7 +85,8 @@ EXPERIMENT = Experiment(
     ),
     notes="Each cell: how many runs diverged; the largest |q| |k| / sqrt(d) before normalisation. A constant learning rate "
     "after the warm-up, no gradient clipping. Diverged: a loss that is not finite, or a last tenth that is half a nat above "
-    "the best. *Plain torch* computes exp(w.x - |x|^2 / 2) as it stands; nprf scales features by the largest exponent of a "
-    "row, so that they neither overflow nor vanish.",
+    "the best. *Plain torch* computes exp(w.x - |x|^2 / 2) as it stands. *Scaled* divides features by the "
+    "largest of their row, so that training goes on to longer queries and keys, until all weights of a row are 0. nprf "
+    "scales features, too, and computes such rows with logarithms of the weights.",
     seeds=5,
 )

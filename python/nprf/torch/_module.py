@@ -169,12 +169,10 @@ class Attention(nn.Module):
         without the batch: one sequence. A nested tensor, as nn.TransformerEncoder makes it of padding, for self-attention.
 
         key_padding_mask: [batch, n_k], or [n_k] without the batch, bool, where True is padding, or numbers, 0, or -inf or at
-        most -1000 for padding. attn_mask: of a
-        causal layer, the causal mask [n_q, n_k] or [batch x heads, n_q, n_k], bool or of numbers; it is compared with that
-        mask in O(n_q n_k), unless is_causal says that it is one. There are no attention weights to return or to average.
-        ValueError for need_weights, for another attn_mask, and for any of a layer that is not causal; TypeError for
-        masks of integers. The comparison
-        breaks a graph of torch.compile.
+        most -1000 for padding. attn_mask: of a causal layer, the causal mask [n_q, n_k] or [batch x heads, n_q, n_k], bool
+        or of numbers; it is compared with that mask in O(n_q n_k), unless is_causal says that it is one. The comparison
+        breaks a graph of torch.compile. There are no attention weights to return or to average. ValueError for
+        need_weights, for another attn_mask, and for any of a layer that is not causal; TypeError for masks of integers.
         """
         if need_weights:
             raise ValueError("need_weights: expected False, since no n x n matrix is formed, got True")
