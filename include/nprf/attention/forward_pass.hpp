@@ -13,6 +13,7 @@
 #include "nprf/attention/exact/softmax_difference.hpp"
 #include "nprf/attention/fallback/non_finite.hpp"
 #include "nprf/attention/fallback/row_error_bound.hpp"
+#include "nprf/attention/fallback/row_outcomes.hpp"
 #include "nprf/attention/fallback/row_recompute.hpp"
 #include "nprf/attention/head.hpp"
 #include "nprf/attention/options.hpp"
@@ -77,7 +78,7 @@ class ForwardPass {
         m_k(head.normalize(rows_of(m_keys, x.k, team), m_k_scale, team)),
         m_v(rows_of(m_keys, x.v, team)),
         m_attends(m_workspace.template take<bool>(m_n_q)),
-        m_rows(m_workspace.template take<Row>(m_n_q)) {}
+        m_rows(m_n_q, m_workspace) {}
 
   /// Sets y, adds to the report, and returns the comparison of the requested rows.
   SoftmaxDifference run(Report& report) {
@@ -99,13 +100,6 @@ class ForwardPass {
  private:
   using Rounding = toeplitz::Rounding;
   static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
-
-  enum class State : char { normalized, indefinite, empty, non_finite, to_recompute };
-
-  struct Row {
-    State state;
-    double fft_error, condition, bound;  // see RowErrorBound; 0 unless the row is normalized or indefinite
-  };
 
   void compute_features() {
     const FeatureMapView<T>& features = m_head.features;
@@ -196,45 +190,45 @@ class ForwardPass {
     m_team.run_tiles(m_n_q, [&](Index i0, Index count, Workspace&) {
       for (Index i = i0; i < i0 + count; ++i) normalize_row(i, least_value);
     });
-    for (Index i = 0; i < m_n_q; ++i) {
-      report.empty_rows += m_rows[i].state == State::empty;
-      report.indefinite_rows += m_rows[i].state == State::indefinite;
-      if (m_all_direct) report.repaired_rows += m_rows[i].state != State::empty;
-    }
+    const Index empty_rows = m_rows.count(RowState::empty);
+    report.empty_rows += empty_rows;
+    report.indefinite_rows += m_rows.count(RowState::indefinite);
+    if (m_all_direct) report.repaired_rows += m_n_q - empty_rows;
   }
 
   void normalize_row(Index i, T least_value) {
-    Row& row = m_rows[i];
+    RowOutcome& row = m_rows[i];
     const T D = denominator(i), largest_value = m_errors->largest_values()[i];
     const double fft_error = m_all_direct ? 0 : m_errors->fft_error(i, m_y.row(i), D);
-    row = {state_of(i, fft_error, largest_value < least_value), 0, 0, 0};
+    row = {state_of(i, fft_error, largest_value < least_value)};
     switch (row.state) {
-      case State::empty:
+      case RowState::empty:
         m_y.row(i).setZero();
         m_denominator[i] = 0;
         return;
-      case State::non_finite:
+      case RowState::non_finite:
         m_y.row(i).setConstant(nan);
         m_denominator[i] = nan;
         return;
-      case State::to_recompute: return;
-      case State::normalized:
-      case State::indefinite: break;
+      case RowState::to_recompute: return;
+      case RowState::normalized:
+      case RowState::indefinite: break;
     }
     row.fft_error = fft_error;
     row.condition = m_errors->condition(i, m_y.row(i), D);
-    row.bound = fft_error + m_error * row.condition;
+    row.other_error = m_error * row.condition;
     m_y.row(i) /= D;
   }
 
-  State state_of(Index i, double fft_error, bool has_tiny_values) const {
+  RowState state_of(Index i, double fft_error, bool has_tiny_values) const {
     const T D = denominator(i);
-    if (!m_attends[i]) return State::empty;
-    if (is_non_finite(i)) return State::non_finite;
+    if (!m_attends[i]) return RowState::empty;
+    if (is_non_finite(i)) return RowState::non_finite;
     const bool keeps_precision =
         row_keeps_precision(D, m_errors->largest_values()[i], static_cast<T>(m_n_k), m_head.features.is_positive());
-    if (!keeps_precision || !within_tolerance(fft_error) || has_tiny_values || cancels(i)) return State::to_recompute;
-    return D <= 0 ? State::indefinite : State::normalized;
+    if (!keeps_precision || !within_tolerance(fft_error) || has_tiny_values || cancels(i))
+      return RowState::to_recompute;
+    return D <= 0 ? RowState::indefinite : RowState::normalized;
   }
 
   // whether exact softmax replaces the row because the terms of its features cancel, or did not add up to a weight
@@ -254,17 +248,11 @@ class ForwardPass {
   T denominator(Index i) const { return m_denominator[i]; }
 
   void recompute_rows(Report& report) {
-    Index *indices = m_workspace.template take<Index>(m_n_q), count = 0;
-    for (Index i = 0; i < m_n_q; ++i) {
-      m_other_error = std::max(m_other_error, m_error * m_rows[i].condition);
-      m_condition = std::max(m_condition, m_rows[i].condition);
-      if (m_rows[i].state == State::to_recompute) indices[count++] = i;
-    }
-    const std::span<const Index> rows(indices, static_cast<std::size_t>(count));
-    if (!m_all_direct) report.repaired_rows += count;
+    const std::span<const Index> rows = m_rows.rows_of(RowState::to_recompute, m_workspace);
+    if (!m_all_direct) report.repaired_rows += static_cast<Index>(rows.size());
     if (m_saved) m_saved->recomputed_rows.assign(rows.begin(), rows.end());
-    if (count > 0) recompute(rows, report);
-    for (Index i = 0; i < m_n_q; ++i) report.error_bound = std::max(report.error_bound, m_rows[i].bound);
+    if (!rows.empty()) recompute(rows, report);
+    report.error_bound = std::max(report.error_bound, m_rows.largest(&RowOutcome::error));
   }
 
   void recompute(std::span<const Index> rows, Report& report) {
@@ -280,10 +268,8 @@ class ForwardPass {
       // backward computes the gradient by log A of such a row: it is the gradient by A at A = 1
       if (denominator(i) == 0 && m_head.features.has_logs()) m_A.row(i).setOnes();
       report.indefinite_rows += !outcomes[at].positive;
-      const double condition = m_errors->condition_of(i, m_y.row(i), outcomes[at].terms);
-      m_rows[i].bound = m_direct_error * condition;
-      m_other_error = std::max(m_other_error, m_rows[i].bound);
-      m_condition = std::max(m_condition, condition);
+      m_rows[i].condition = m_errors->condition_of(i, m_y.row(i), outcomes[at].terms);
+      m_rows[i].other_error = m_direct_error * m_rows[i].condition;
     }
   }
 
@@ -310,9 +296,8 @@ class ForwardPass {
     const Index count = std::min(m_x.compared_rows, m_n_q);
     const std::span<Index> rows(m_workspace.template take<Index>(count), static_cast<std::size_t>(count));
     draw_rows(m_n_q, m_x.seed, m_x.stream, rows);
-    const auto unusable = std::ranges::remove_if(rows, [this](Index i) {
-      return m_rows[i].state == State::empty || m_rows[i].state == State::non_finite || !is_finite_row(m_y.row(i));
-    });
+    const auto unusable = std::ranges::remove_if(
+        rows, [this](Index i) { return !m_rows[i].has_numbers() || !is_finite_row(m_y.row(i)); });
     return exact_pairs().difference({rows.begin(), unusable.begin()}, m_y);
   }
 
@@ -321,10 +306,9 @@ class ForwardPass {
       m_y.row(i) = y;
       m_denominator[i] = 1;
       m_row_log_scales[i] = log_scale;
-      m_rows[i].bound = m_softmax_error;
+      m_rows[i].other_error = m_softmax_error;
+      m_rows[i].condition = 1;
     });
-    m_other_error = std::max(m_other_error, m_softmax_error);
-    m_condition = std::max(m_condition, 1.0);
   }
 
   void save_for_backward() {
@@ -338,10 +322,9 @@ class ForwardPass {
     saved.short_keys.assign(m_k.indices().begin(), m_k.indices().end());
     saved.engine_used_log_scales = m_factors->key_log_scales != nullptr;
     assign(saved.key_log_scales, Eigen::Map<const Vector<double>>(m_log_scales, m_log_scales ? m_n_k : 0));
-    saved.condition = m_condition;
-    saved.other_error = m_other_error;
-    saved.fft_error = 0;
-    for (Index i = 0; i < m_n_q; ++i) saved.fft_error = std::max(saved.fft_error, m_rows[i].fft_error);
+    saved.condition = m_rows.largest(&RowOutcome::condition);
+    saved.other_error = m_rows.largest(&RowOutcome::other_error);
+    saved.fft_error = m_rows.largest(&RowOutcome::fft_error);
     resize(saved.mask, static_cast<Index>(m_x.mask.size()));
     std::copy(m_x.mask.begin(), m_x.mask.end(), saved.mask.data());
     saved.length = m_x.length;
@@ -356,17 +339,17 @@ class ForwardPass {
     Vector<double>& saved = m_saved->row_log_scales;
     assign(saved, Eigen::Map<const Vector<double>>(m_row_log_scales, is_exact_fallback() ? m_n_q : 0));
     for (Index i = 0; i < saved.size(); ++i)
-      if (m_rows[i].state == State::empty || m_rows[i].state == State::non_finite || !std::isfinite(saved[i]))
-        saved[i] = std::numeric_limits<double>::infinity();
+      if (!m_rows[i].has_numbers() || !std::isfinite(saved[i])) saved[i] = std::numeric_limits<double>::infinity();
   }
 
   // A query that attends to no key has the gradient 0, even if it is non-finite. A non-finite query changes no gradient
   // by its features
   void clear_rows_without_gradient() {
     for (Index i = 0; i < m_n_q; ++i) {
-      const State state = m_rows[i].state;
-      if (state == State::empty) m_saved->q.row(i).setZero(), m_q_scale[i] = 0;
-      if (state == State::empty || (state == State::non_finite && !is_finite_row(m_A.row(i)))) m_A.row(i).setZero();
+      const RowState state = m_rows[i].state;
+      if (state == RowState::empty) m_saved->q.row(i).setZero(), m_q_scale[i] = 0;
+      if (state == RowState::empty || (state == RowState::non_finite && !is_finite_row(m_A.row(i))))
+        m_A.row(i).setZero();
     }
     bool* attended = m_workspace.template take<bool>(m_n_k);
     m_position.attendance().attended_keys(m_keys, attended, m_workspace);
@@ -405,10 +388,9 @@ class ForwardPass {
   std::optional<RowErrorBound<T>> m_errors;
   bool m_all_direct = false;  // all rows fell back to the direct engine
 
-  Row* m_rows;  // (n_q)
+  RowOutcomes m_rows;
   // of a row of condition 1, without an FFT: by the engine, recomputed, and by exact softmax
   double m_error = 0, m_direct_error = 0, m_softmax_error = 0;
-  double m_other_error = 0, m_condition = 0;  // maxima over the rows: the error without an FFT's, and the condition
 };
 
 }  // namespace nprf
