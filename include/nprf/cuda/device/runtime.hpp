@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include "nprf/core/error.hpp"
@@ -80,5 +81,16 @@ class DeviceMemory {
 
   void* m_data = nullptr;
 };
+
+/// A copy of an object in device memory, after all work of the stream, for which it waits. Throws BackendError if CUDA
+/// reports an error.
+template <class T>
+T copied_to_host(const T* from, cudaStream_t stream) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T to{};
+  check(cudaMemcpyAsync(&to, from, sizeof(T), cudaMemcpyDeviceToHost, stream), "copying to the host");
+  check(cudaStreamSynchronize(stream), "copying to the host");
+  return to;
+}
 
 }  // namespace nprf::cuda

@@ -103,6 +103,12 @@ class AttentionPlan {
 
   /// Statistics of the last forward call with this workspace, in device memory.
   const Counts* counts(const PlanCall& call = {}) const { return arrays_of(call).checks.counters.counts; }
+  /// The same on the host, after all work of the stream. Waits for the stream. Throws BackendError if CUDA reports an
+  /// error, for example one of that work.
+  Counts host_counts(const PlanCall& call = {}, cudaStream_t stream = nullptr) const {
+    m_device.check_current();
+    return copied_to_host(counts(call), stream);
+  }
 
  private:
   // scratch memory of a call

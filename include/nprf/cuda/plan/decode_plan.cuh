@@ -124,6 +124,12 @@ class DecodePlan {
   const int* tokens() const { return m_states.tokens; }
   /// In device memory.
   const DecodeCounts* counts() const { return m_counts; }
+  /// The same on the host, after all work of the stream. Waits for the stream. Throws BackendError if CUDA reports an
+  /// error, for example one of that work.
+  DecodeCounts host_counts(cudaStream_t stream = nullptr) const {
+    m_device.check_current();
+    return copied_to_host(m_counts, stream);
+  }
   /// The reach K of the position.
   std::ptrdiff_t reach() const { return m_bias.reach; }
   /// The memory of the states of all sequences, in bytes.
