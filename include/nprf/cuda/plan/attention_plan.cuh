@@ -55,6 +55,12 @@ struct PlanCall {
 /// near field and these rows are in float for any storage type. A NaN or an infinity in a query affects only its own
 /// row; in a key or a value it affects only the rows that attend to it.
 ///
+/// Bits: the same call of a plan gives the same bits each time, in any stream, with any workspace, and beside any other
+/// work of the device. Sums of floating-point numbers have a fixed order: atomic operations are on integers alone,
+/// which are counts, the bits of largest magnitudes, and lengths of lists of rows, whose results do not depend on the
+/// order of the list. This assumes the same of cuFFT, which Engine::cufft calls, and Engine::fused for gradients of
+/// parameters. Plans for other sizes, other devices, and arrays whose rows are aligned otherwise may round otherwise.
+///
 /// S is the storage type of queries, keys, values and y. Arithmetic is in float. For half and bfloat16 some engines use
 /// tensor cores, with the precision of bfloat16 (toeplitz/product.cuh). A plan belongs to the device that was current
 /// at construction. Only one call at a time may use the plan's own workspace; calls with different workspaces may run
