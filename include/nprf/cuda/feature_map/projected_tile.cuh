@@ -37,7 +37,7 @@ class ProjectedTile {
   /// Loads the tokens and computes their coordinates.
   __device__ __forceinline__ explicit ProjectedTile(const FeatureTask<S, Feature>& task)
       : m_task(task),
-        m_z(static_cast<int>(blockIdx.y)),
+        m_z(stored_matrix() * task.group),
         m_head(m_z % task.x.heads),
         m_t0(static_cast<int>(blockIdx.x) * Shape::tokens),
         m_lane(static_cast<int>(threadIdx.x % 32)),
@@ -77,6 +77,8 @@ class ProjectedTile {
   static constexpr float unit = is_exponential ? log2_e : 1.0f;  // of scales and bases
 
   __device__ __forceinline__ int n() const { return m_task.x.tokens; }
+  // the matrix of phi that the block computes, that of all z from m_z to m_z + group - 1
+  __device__ __forceinline__ static int stored_matrix() { return static_cast<int>(blockIdx.y); }
   // the number of projections, or of features if there are none
   __device__ __forceinline__ int count() const {
     return has_projections ? m_task.m : kind == FeatureKind::elu ? m_task.x.channels : m_task.quadratic.r;

@@ -89,9 +89,10 @@ class AttentionPlan {
   /// same, even if another one is faster for the new parameters. Throws InvalidArgument for a null pointer.
   void set_parameters(const float* parameters, cudaStream_t stream);
 
-  /// q [batch, heads, n_q, d], k [.., n_k, d], v [.., n_k, d_v] -> y [.., n_q, d_v]. A row that attends to no key is
-  /// zero. Throws InvalidArgument if the views do not have these shapes, BackendError if CUDA reports an error, for
-  /// example because the stream belongs to another device.
+  /// q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v],
+  /// where heads_k is `heads` unless queries are grouped (PlanShape). A row that attends to no key is zero. Throws
+  /// InvalidArgument if the views do not have these shapes, BackendError if CUDA reports an error, for example because
+  /// the stream belongs to another device.
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
                cudaStream_t stream) const;
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
@@ -99,7 +100,8 @@ class AttentionPlan {
     forward(q, k, v, y, {}, stream);
   }
 
-  /// Computes the gradients of L from dy [.., n_q, d_v] = dL/dy and the same inputs. It needs no results of forward.
+  /// Computes the gradients of L from dy [batch, heads, n_q, d_v] = dL/dy and the same inputs. It needs no results of
+  /// forward. Those of a head of keys and values are the sums over its group of queries.
   /// The gradients are zero for rows that attend to no key, for rows whose denominator underflows unless the features
   /// are exponential, and for keys that are padding. With an FFT engine, a non-finite query that attends to a key makes
   /// all gradients of its head and of its position non-finite. Throws as forward does, and InvalidArgument if the plan
@@ -119,8 +121,8 @@ class AttentionPlan {
  private:
   // scratch memory of a call
   struct Arrays {
-    std::byte *phi_q, *phi_k;  // in the layout of Product::operand()
-    int* max_log_scale;        // [z]
+    std::byte *phi_q, *phi_k;  // in the layout of Product::operand_A() and operand_B()
+    int* max_log_scale;        // [z / feature_group]
     int* rows;                 // [z, n_q]: rows to recompute
     typename Product<S>::Arrays product;
     typename CheckedProduct<S>::Arrays checks;
@@ -130,10 +132,11 @@ class AttentionPlan {
 
   void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const bool* key_mask,
              const Arrays& arrays, cudaStream_t stream) const {
+    const Columns<S> U{m_model.shared_by_group(v), key_mask};
     if (m_product.on_tensor_cores())
-      queue_forward<OnTensorCores<S>>(q, k, {Operand<S>(v), key_mask}, y, arrays, stream);
+      queue_forward<OnTensorCores<S>>(q, k, U, y, arrays, stream);
     else
-      queue_forward<float>(q, k, {Operand<S>(v), key_mask}, y, arrays, stream);
+      queue_forward<float>(q, k, U, y, arrays, stream);
   }
 
   // loads the kernels of all calls, so that the first one can be captured in a graph
@@ -142,20 +145,16 @@ class AttentionPlan {
     const std::uintptr_t nowhere = Scratch::alignment;  // an address of memory that is not accessed
     Scratch scratch(reinterpret_cast<void*>(nowhere));
     const Arrays arrays = take(scratch);
-    const auto view = [&]<class T>(T*, std::ptrdiff_t tokens, std::ptrdiff_t channels, std::uintptr_t at) {
-      return DeviceMatrixView<T>(reinterpret_cast<T*>(at), shape().batch, shape().heads, tokens, channels);
-    };
-    constexpr const S* in = nullptr;
-    constexpr S* out = nullptr;
-    const View q = view(in, shape().n_q, m_model.d(), nowhere), k = view(in, shape().n_k, m_model.d(), nowhere),
-               v = view(in, shape().n_k, shape().d_v, nowhere), dy = view(in, shape().n_q, shape().d_v, nowhere);
-    for (const std::uintptr_t at : {nowhere, nowhere + sizeof(S)})  // rows that are aligned to 16 bytes, or not
-      queue(q, k, v, view(out, shape().n_q, shape().d_v, at), nullptr, arrays, stream);
+    const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
+    const std::ptrdiff_t d = m_model.d();
+    S* const array = reinterpret_cast<S*>(nowhere);
+    const DeviceMatrixView<S> of_q(array, batch, heads, n_q, d), of_k(array, batch, heads_k, n_k, d),
+        of_v(array, batch, heads_k, n_k, d_v), of_y(array, batch, heads, n_q, d_v);
+    for (S* const at : {array, array + 1})  // rows that are aligned to 16 bytes, or not
+      queue(of_q, of_k, of_v, {at, batch, heads, n_q, d_v}, nullptr, arrays, stream);
     if (!m_backward) return;
-    const PlanGradients<S> gradients{view(out, shape().n_q, m_model.d(), nowhere),
-                                     view(out, shape().n_k, m_model.d(), nowhere),
-                                     view(out, shape().n_k, shape().d_v, nowhere), reinterpret_cast<float*>(nowhere)};
-    m_backward->queue(parts(), {q, k, v, dy, nullptr}, gradients, arrays.backward, stream);
+    const PlanGradients<S> gradients{of_q, of_k, of_v, reinterpret_cast<float*>(nowhere)};
+    m_backward->queue(parts(), {of_q, of_k, of_v, of_y, nullptr}, gradients, arrays.backward, stream);
   }
 
   // queues the features, the product with its recomputed rows, y = N / D, and the rows that are recomputed in the log
@@ -193,11 +192,18 @@ class AttentionPlan {
           z, 2 * m_device.multiprocessors, stream);
   }
 
+  // the shape, with the number of heads of keys where it is 0
+  PlanShape sizes() const {
+    PlanShape all = shape();
+    all.heads_k = all.heads / all.group();
+    return all;
+  }
+
   void check_inputs(const View& q, const View& k, const View& v) const {
-    const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+    const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
     check_matrix(q, "q", batch, heads, n_q, m_model.d());
-    check_matrix(k, "k", batch, heads, n_k, m_model.d());
-    check_matrix(v, "v", batch, heads, n_k, d_v);
+    check_matrix(k, "k", batch, heads_k, n_k, m_model.d());
+    check_matrix(v, "v", batch, heads_k, n_k, d_v);
   }
 
   // recomputes everything that depends on the weights of lags
@@ -215,9 +221,9 @@ class AttentionPlan {
     const int z = m_model.z();
     const Counters counters = Counters::take(scratch, z);
     const auto forward = [&](Scratch& area) {
-      arrays.phi_q = m_product.take_features(area, m_model.n_q());
-      arrays.phi_k = m_product.take_features(area, m_model.n_k());
-      arrays.max_log_scale = area.take<int>(m_model.needs_log_scales() ? z : 0);
+      arrays.phi_q = m_product.take_A(area);
+      arrays.phi_k = m_product.take_B(area);
+      arrays.max_log_scale = area.take<int>(m_model.needs_log_scales() ? z / m_model.feature_group() : 0);
       arrays.rows = area.take<int>(z, m_model.n_q());
       arrays.product = m_product.take(area);
       bool* recomputed = area.take<bool>(z, m_model.n_q());
@@ -261,7 +267,8 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
                    ? cheapest<S>(m_device, m_model, options.gradients, options.tolerance)
                    : options.engine),
       m_product(m_device, m_engine,
-                {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v()},
+                {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), 1,
+                 m_model.feature_group()},
                 m_model.toeplitz(), options.slab_bytes),
       m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
                         options.tolerance) {
@@ -295,7 +302,7 @@ template <Storage S>
 void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
                                const PlanCall& call, cudaStream_t stream) const {
   m_device.check_current();
-  const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+  const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
   check_inputs(q, k, v);
   check_output(y, "y", batch, heads, n_q, d_v);
   queue(q, k, v, y, call.key_mask, arrays_of(call), stream);
@@ -306,12 +313,12 @@ void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, con
                                 const PlanGradients<S>& gradients, const PlanCall& call, cudaStream_t stream) const {
   m_device.check_current();
   require(m_backward.has_value(), "gradients: expected a plan with PlanOptions::gradients, got one without");
-  const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+  const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
   check_inputs(q, k, v);
   check_matrix(dy, "dy", batch, heads, n_q, d_v);
   check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
-  check_output(gradients.dk, "dk", batch, heads, n_k, m_model.d());
-  check_output(gradients.dv, "dv", batch, heads, n_k, d_v);
+  check_output(gradients.dk, "dk", batch, heads_k, n_k, m_model.d());
+  check_output(gradients.dv, "dv", batch, heads_k, n_k, d_v);
   m_backward->queue(parts(), {q, k, v, dy, call.key_mask}, gradients, arrays_of(call).backward, stream);
 }
 

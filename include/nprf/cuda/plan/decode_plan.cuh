@@ -65,7 +65,8 @@ class DecodePlan {
   DecodePlan(AttentionModel model, const DecodeShape& shape, cudaStream_t stream = nullptr)
       : m_device(Device::current()),
         m_shape(checked(shape)),
-        m_model(checked(std::move(model)), {shape.batch, shape.heads, 1, 1, shape.d_v}, false, stream) {
+        m_model(checked(std::move(model)),
+                {.batch = shape.batch, .heads = shape.heads, .n_q = 1, .n_k = 1, .d_v = shape.d_v}, false, stream) {
     const std::vector<StepBias<float>> biases = step_biases();
     const auto take = [&](Scratch scratch) {
       take_arrays(scratch, biases);

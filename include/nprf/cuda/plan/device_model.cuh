@@ -47,6 +47,9 @@ class DeviceModel {
   int n_q() const { return static_cast<int>(m_shape.n_q); }
   int n_k() const { return static_cast<int>(m_shape.n_k); }
   int heads() const { return static_cast<int>(m_shape.heads); }
+  /// How many heads next to each other share a head of keys and values, and features of keys.
+  int group() const { return static_cast<int>(m_shape.group()); }
+  int feature_group() const { return shares_map() ? group() : 1; }
   int d() const { return map().d; }
   int d_padded() const { return (d() + 3) / 4 * 4; }
   int d_v() const { return static_cast<int>(m_shape.d_v); }
@@ -140,13 +143,14 @@ class DeviceModel {
     return {db, moments, m_order, m_start, parameter_count(), entries(), first_position_lag(), gradients};
   }
 
-  /// The features of queries or of keys. The largest log-scales of keys go to max_log_scale [z] if they are needed.
+  /// The features of queries or of keys. The largest log-scales of keys go to max_log_scale [z / feature_group()] if
+  /// they are needed.
   template <Storage S, class Feature>
   FeatureTask<S, Feature> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask,
                                    int* max_log_scale, Feature* phi, int stride) const {
     const bool estimates_exp = map().kind != FeatureKind::elu;
     const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
-    return {Operand<S>(x),
+    return {queries ? Operand<S>(x) : shared_by_group(x),
             queries ? nullptr : key_mask,
             m_w,
             shares_map() ? 0 : static_cast<std::ptrdiff_t>(map().m) * d_padded(),
@@ -165,7 +169,14 @@ class DeviceModel {
             attention_mask(key_mask),
             centring(queries),
             quadratic(),
-            nullptr};
+            nullptr,
+            queries ? 1 : feature_group()};
+  }
+
+  /// Keys or values, each matrix of which a group of heads shares.
+  template <Storage S>
+  Operand<S> shared_by_group(const DeviceMatrixView<const S>& x) const {
+    return Operand<S>(x).shared_by(group());
   }
 
   AttentionMask attention_mask(const bool* key_mask) const { return {bias(), key_mask, heads(), n_q(), n_k()}; }

@@ -34,12 +34,13 @@ struct FeatureRows {
 /// exact weights exp(q_i.k_j + b_ij - weight_bias).
 struct FarLogScales {
   const float* log_factors;  // [z, n_q]: FeatureTask::log_factors
-  const int* max_log_scale;  // [z]: FeatureTask::max_log_scale of the keys; null: `shift`
+  const int* max_log_scale;  // [z / group]: FeatureTask::max_log_scale of the keys; null: `shift`
   float shift;
   double normalisation;  // DeviceModel::log_normalisation()
+  int group;             // FeatureTask::group of the keys
 
   __device__ __forceinline__ double of(int z, int n_q, int i) const {
-    const float of_keys = max_log_scale ? from_ordered(max_log_scale[z]) : shift;
+    const float of_keys = max_log_scale ? from_ordered(max_log_scale[z / group]) : shift;
     return static_cast<double>(log_factors[static_cast<std::ptrdiff_t>(z) * n_q + i]) + static_cast<double>(of_keys) +
            normalisation;
   }
