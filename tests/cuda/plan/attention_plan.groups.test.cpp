@@ -29,7 +29,7 @@ PositiveFeatures<float> random_map(std::uint64_t h) { return orf<float>(d, 16, h
 
 /// The position of head h.
 RelativePosition<float> position_of(const Vector<float>& table, std::uint64_t h) {
-  return RelativePosition<float>(Vector<float>((1 + 0.25f * static_cast<float>(h)) * table));
+  return RelativePosition<float>(Vector<float>((1 - 0.2f * static_cast<float>(h)) * table));
 }
 Vector<float> random_biases() { return normal_vector<float>(41, 5); }
 Vector<float> ramp(float last_bias) { return Vector<float>::LinSpaced(139, 0, last_bias); }

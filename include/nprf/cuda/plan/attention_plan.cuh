@@ -21,6 +21,7 @@
 #include "nprf/cuda/plan/cost_model.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
+#include "nprf/cuda/position/present_keys.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
@@ -34,9 +35,12 @@ struct PlanOptions {
   double tolerance = 1e-4;  // of the error of a row, relative to the largest |v| that it attends to
 };
 
-/// Options of a call.
+/// Options of a call. Only keys can be padding: each query has a row, also beyond the length of its sequence, as on the
+/// CPU (CallOptions).
 struct PlanCall {
   const bool* key_mask = nullptr;  // on the device, [batch, n_k]: false is padding; null: no padding
+  const int* lengths = nullptr;    // on the device, [batch]: keys of sequence b from lengths[b] on are padding, too;
+                                   // null: none
   void* workspace = nullptr;       // on the device, workspace_bytes() long, aligned to 256 bytes; null: use the plan's
 };
 
@@ -124,15 +128,24 @@ class AttentionPlan {
     std::byte *phi_q, *phi_k;  // in the layout of Product::operand_A() and operand_B()
     int* max_log_scale;        // [z / feature_group]
     int* rows;                 // [z, n_q]: rows to recompute
+    bool* present;             // [batch, n_k]: keys that are no padding, if a call has lengths
     typename Product<S>::Arrays product;
     typename CheckedProduct<S>::Arrays checks;
     typename ExactPlan<S>::Arrays exact;
     typename Backward<S>::Arrays backward;
   };
 
-  void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const bool* key_mask,
+  // the mask of the keys that are no padding; null: all keys
+  const bool* queue_mask(const PlanCall& call, const Arrays& arrays, cudaStream_t stream) const {
+    if (!call.lengths) return call.key_mask;
+    const int sequences = static_cast<int>(shape().batch);
+    queue_present_keys({call.key_mask, call.lengths, sequences, m_model.n_k(), arrays.present}, stream);
+    return arrays.present;
+  }
+
+  void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
              const Arrays& arrays, cudaStream_t stream) const {
-    const Columns<S> U{m_model.shared_by_group(v), key_mask};
+    const Columns<S> U{m_model.shared_by_group(v), queue_mask(call, arrays, stream)};
     if (m_product.on_tensor_cores())
       queue_forward<OnTensorCores<S>>(q, k, U, y, arrays, stream);
     else
@@ -150,8 +163,9 @@ class AttentionPlan {
     S* const array = reinterpret_cast<S*>(nowhere);
     const DeviceMatrixView<S> of_q(array, batch, heads, n_q, d), of_k(array, batch, heads_k, n_k, d),
         of_v(array, batch, heads_k, n_k, d_v), of_y(array, batch, heads, n_q, d_v);
+    const PlanCall with_lengths{.lengths = reinterpret_cast<const int*>(nowhere)};
     for (S* const at : {array, array + 1})  // rows that are aligned to 16 bytes, or not
-      queue(of_q, of_k, of_v, {at, batch, heads, n_q, d_v}, nullptr, arrays, stream);
+      queue(of_q, of_k, of_v, {at, batch, heads, n_q, d_v}, with_lengths, arrays, stream);
     if (!m_backward) return;
     const PlanGradients<S> gradients{of_q, of_k, of_v, reinterpret_cast<float*>(nowhere)};
     m_backward->queue(parts(), {of_q, of_k, of_v, of_y, nullptr}, gradients, arrays.backward, stream);
@@ -220,6 +234,7 @@ class AttentionPlan {
     Arrays arrays{};
     const int z = m_model.z();
     const Counters counters = Counters::take(scratch, z);
+    arrays.present = scratch.take<bool>(shape().batch, m_model.n_k());
     const auto forward = [&](Scratch& area) {
       arrays.phi_q = m_product.take_A(area);
       arrays.phi_k = m_product.take_B(area);
@@ -305,7 +320,7 @@ void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, cons
   const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
   check_inputs(q, k, v);
   check_output(y, "y", batch, heads, n_q, d_v);
-  queue(q, k, v, y, call.key_mask, arrays_of(call), stream);
+  queue(q, k, v, y, call, arrays_of(call), stream);
 }
 
 template <Storage S>
@@ -319,7 +334,9 @@ void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, con
   check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
   check_output(gradients.dk, "dk", batch, heads_k, n_k, m_model.d());
   check_output(gradients.dv, "dv", batch, heads_k, n_k, d_v);
-  m_backward->queue(parts(), {q, k, v, dy, call.key_mask}, gradients, arrays_of(call).backward, stream);
+  const Arrays arrays = arrays_of(call);
+  const bool* mask = queue_mask(call, arrays, stream);
+  m_backward->queue(parts(), {q, k, v, dy, mask}, gradients, arrays.backward, stream);
 }
 
 }  // namespace nprf::cuda
