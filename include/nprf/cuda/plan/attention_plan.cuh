@@ -31,6 +31,8 @@ struct PlanOptions {
   Engine engine = Engine::automatic;
   bool gradients = false;                          // whether the plan supports backward
   bool owns_workspace = true;                      // false: each call must pass a workspace
+  bool stream_ordered = false;                     // calls that pass no workspace take it from the device's memory pool
+                                                   // in their stream, and free it there; the plan then owns none
   std::size_t slab_bytes = std::size_t{64} << 20;  // maximum size of a slab, the buffer of FFTs in global memory
   double tolerance = 1e-4;  // of the error of a row, relative to the largest |v| that it attends to
 };
@@ -41,12 +43,13 @@ struct PlanCall {
   const bool* key_mask = nullptr;  // on the device, [batch, n_k]: false is padding; null: no padding
   const int* lengths = nullptr;    // on the device, [batch]: keys of sequence b from lengths[b] on are padding, too;
                                    // null: none
-  void* workspace = nullptr;       // on the device, workspace_bytes() long, aligned to 256 bytes; null: use the plan's
+  void* workspace = nullptr;       // on the device, workspace_bytes() long, aligned to 256 bytes; null: use the plan's,
+                                   // or that of the stream
 };
 
 /// Kernelized attention with relative position biases on a GPU (attention.hpp has the formula), for fixed sizes. A call
-/// allocates nothing, does not synchronise, and can be captured in a CUDA graph, also the first one: the constructor
-/// loads its kernels, except those of cuFFT.
+/// allocates nothing, unless PlanOptions::stream_ordered, does not synchronise, and can be captured in a CUDA graph,
+/// also the first one: the constructor loads its kernels, except those of cuFFT.
 ///
 ///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
 ///     plan.forward(q, k, v, y, stream);      // views of device memory
@@ -68,15 +71,17 @@ struct PlanCall {
 /// S is the storage type of queries, keys, values and y. Arithmetic is in float. For half and bfloat16 some engines use
 /// tensor cores, with the precision of bfloat16 (toeplitz/product.cuh). A plan belongs to the device that was current
 /// at construction. Only one call at a time may use the plan's own workspace; calls with different workspaces may run
-/// concurrently.
+/// concurrently, and so may those with PlanOptions::stream_ordered. These allocate by cudaMallocAsync from the device's
+/// default pool, which gives memory back to the device when a stream is waited for, unless its release threshold
+/// (cudaMemPoolAttrReleaseThreshold) is raised.
 template <Storage S>
 class AttentionPlan {
  public:
   using View = DeviceMatrixView<const S>;
 
   /// Waits until the model has been copied to the device. Throws InvalidArgument if the sizes do not fit together or
-  /// are not supported, BackendError if there is no device of compute capability 7.0 or newer, not enough memory, or if
-  /// the kernels were compiled with -use_fast_math.
+  /// are not supported, BackendError if there is no device of compute capability 7.0 or newer, not enough memory, no
+  /// memory pool where options.stream_ordered needs one, or if the kernels were compiled with -use_fast_math.
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
                 cudaStream_t stream = nullptr);
 
@@ -113,8 +118,12 @@ class AttentionPlan {
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
                 const PlanCall& call, cudaStream_t stream) const;
 
-  /// Statistics of the last forward call with this workspace, in device memory.
-  const Counts* counts(const PlanCall& call = {}) const { return arrays_of(call).checks.counters.counts; }
+  /// Statistics of the last forward call with this workspace, in device memory; of the last one without a workspace, if
+  /// PlanOptions::stream_ordered.
+  const Counts* counts(const PlanCall& call = {}) const {
+    return allocates_workspace(call) ? static_cast<const Counts*>(m_counts.data())
+                                     : arrays_of(call).checks.counters.counts;
+  }
   /// The same on the host, after all work of the stream. Waits for the stream. Throws BackendError if CUDA reports an
   /// error, for example one of that work.
   Counts host_counts(const PlanCall& call = {}, cudaStream_t stream = nullptr) const {
@@ -252,6 +261,18 @@ class AttentionPlan {
     return arrays;
   }
 
+  // whether a call allocates its workspace
+  bool allocates_workspace(const PlanCall& call) const { return m_counts.data() && !call.workspace; }
+
+  // use(arrays), with the workspace of a call, which is freed afterwards if the call allocates it
+  template <class Use>
+  void with_workspace(const PlanCall& call, cudaStream_t stream, Use&& use) const {
+    if (!allocates_workspace(call)) return use(arrays_of(call));
+    const StreamMemory memory(m_bytes, stream);
+    const Arrays arrays = arrays_of({.workspace = memory.data()});
+    use(arrays);
+  }
+
   Arrays arrays_of(const PlanCall& call) const {
     void* memory = call.workspace ? call.workspace : m_workspace.data();
     require(memory != nullptr,
@@ -270,6 +291,7 @@ class AttentionPlan {
   std::optional<ExactPlan<S>> m_exact;
   std::optional<Backward<S>> m_backward;
   DeviceMemory m_workspace;
+  DeviceMemory m_counts;  // Counts, if calls allocate their workspace; else none
   std::size_t m_bytes = 0;
 };
 
@@ -288,6 +310,8 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
       m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
                         options.tolerance) {
   require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
+  if (options.stream_ordered && !m_device.has_memory_pools)
+    throw BackendError("stream_ordered: expected a device with memory pools (cudaMallocAsync), got one without");
   const int tiles = m_model.is_centred() ? 2 : 1;
   const std::size_t shared = m_model.has_log_domain() ? LogDomainShape::shared(m_model.d_padded(), tiles, m_model.m())
                                                       : FeatureShape::shared(m_model.d_padded(), tiles);
@@ -302,7 +326,10 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
   Scratch count;
   take(count);
   m_bytes = count.bytes();
-  if (options.owns_workspace) m_workspace = DeviceMemory(m_bytes);
+  if (options.stream_ordered)
+    m_counts = DeviceMemory(sizeof(Counts));
+  else if (options.owns_workspace)
+    m_workspace = DeviceMemory(m_bytes);
   load_kernels(stream);
 }
 
@@ -320,7 +347,13 @@ void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, cons
   const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
   check_inputs(q, k, v);
   check_output(y, "y", batch, heads, n_q, d_v);
-  queue(q, k, v, y, call, arrays_of(call), stream);
+  with_workspace(call, stream, [&](const Arrays& arrays) {
+    queue(q, k, v, y, call, arrays, stream);
+    if (allocates_workspace(call))
+      check(cudaMemcpyAsync(m_counts.data(), arrays.checks.counters.counts, sizeof(Counts), cudaMemcpyDeviceToDevice,
+                            stream),
+            "copying counts");
+  });
 }
 
 template <Storage S>
@@ -334,9 +367,10 @@ void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, con
   check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
   check_output(gradients.dk, "dk", batch, heads_k, n_k, m_model.d());
   check_output(gradients.dv, "dv", batch, heads_k, n_k, d_v);
-  const Arrays arrays = arrays_of(call);
-  const bool* mask = queue_mask(call, arrays, stream);
-  m_backward->queue(parts(), {q, k, v, dy, mask}, gradients, arrays.backward, stream);
+  with_workspace(call, stream, [&](const Arrays& arrays) {
+    const bool* mask = queue_mask(call, arrays, stream);
+    m_backward->queue(parts(), {q, k, v, dy, mask}, gradients, arrays.backward, stream);
+  });
 }
 
 }  // namespace nprf::cuda
