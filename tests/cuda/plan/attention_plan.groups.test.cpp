@@ -131,6 +131,7 @@ TEST_CASE("a group of heads has the results of repeated keys where rows are reco
     CHECK(check_repeated(model_of_heads(shares_map, near, random_map, ramp(-60)), cuda::Engine::cufft) > 0);
     CHECK(check_repeated(model_of_heads(shares_map, causal, taylor, ramp(-60)), cuda::Engine::cufft) > 0);
     check_repeated(model_of_heads(shares_map, near, random_map, random_biases()), cuda::Engine::direct);
+    check_repeated(model_of_heads(shares_map, {.sinks = 3}, random_map, random_biases()), cuda::Engine::banded);
   }
 }
 

@@ -318,11 +318,13 @@ TEST_CASE("decoding on a GPU: what is refused", "[cuda]") {
   const auto make = [](const cuda::AttentionModel& m, const cuda::DecodeShape& shape) {
     cuda::DecodePlan<T>(m, shape);
   };
-  cuda::AttentionModel bidirectional = model(), near = model(), grid = model(), two = model(), empty = model();
+  cuda::AttentionModel bidirectional = model(), near = model(), sinks = model(), grid = model(), two = model(),
+                       empty = model();
   bidirectional.direction = Direction::bidirectional;
   check_invalid([&] { make(bidirectional, {.d_v = d_v}); }, {"direction", "causal", "bidirectional"});
-  near.near = 32;
+  near.near = 32, sinks.sinks = 4;
   check_invalid([&] { make(near, {.d_v = d_v}); }, {"near", "expected 0", "32"});
+  check_invalid([&] { make(sinks, {.d_v = d_v}); }, {"sinks", "expected 0 for a DecodePlan", "got 4"});
   grid.positions.front().slots = {0, 1};
   check_invalid([&] { make(grid, {.d_v = d_v}); }, {"position", "grid"});
   two.positions.push_back(of_alibi(2).model);

@@ -18,7 +18,7 @@ template <FeatureKind kind, Storage S, class Feature>
 class TileFeatures : public ProjectedTile<kind, S, Feature> {
  public:
   using Base = ProjectedTile<kind, S, Feature>;
-  using Base::has_own_token, Base::own_token, Base::is_padding;
+  using Base::has_own_token, Base::own_token, Base::is_left_out;
 
   // not an inherited constructor, which clang does not inline
   __device__ __forceinline__ explicit TileFeatures(const FeatureTask<S, Feature>& task) : Base(task) {}
@@ -70,7 +70,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   }
   // 1 or 0: whether the features of this thread's token are zero
   __device__ __forceinline__ float own_is_zero() const {
-    if (is_padding()) return 1;
+    if (is_left_out()) return 1;
     const AttentionMask& mask = m_task.attention_mask;
     if (m_own.finite) return 0;
     for (int z = m_z; z < m_z + m_task.group; ++z)
@@ -200,7 +200,7 @@ template <FeatureKind kind, Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureTile::threads) log_scales_kernel(FeatureTask<S, Feature> task) {
   ProjectedTile<kind, S, Feature> tile(task);
   const float log_scale = tile.log_scale();
-  const bool is_counted = tile.has_own_token() && !tile.is_padding() && fabsf(log_scale) < largest_float;
+  const bool is_counted = tile.has_own_token() && !tile.is_left_out() && fabsf(log_scale) < largest_float;
   const float largest =
       over_warp(is_counted ? log_scale : -largest_float, [](float a, float b) { return fmaxf(a, b); });
   if (threadIdx.x % 32 == 0 && largest > -largest_float)

@@ -64,9 +64,11 @@ class ProjectedTile {
   /// Whether this thread has the data of a token, that of its index in the tile.
   __device__ __forceinline__ bool has_own_token() const { return threadIdx.x < Shape::tokens; }
   __device__ __forceinline__ int own_token() const { return m_t0 + static_cast<int>(threadIdx.x % Shape::tokens); }
-  __device__ __forceinline__ bool is_padding() const {
-    return own_token() >= n() ||
-           (m_task.mask && !m_task.mask[static_cast<std::ptrdiff_t>(m_z / m_task.x.heads) * n() + own_token()]);
+  /// Whether it has no features: beyond the end, padding, or an attention sink.
+  __device__ __forceinline__ bool is_left_out() const {
+    const int sequence = m_z / m_task.x.heads;
+    return own_token() >= n() || (m_task.sink_ends && own_token() < m_task.sink_ends[sequence]) ||
+           (m_task.mask && !m_task.mask[static_cast<std::ptrdiff_t>(sequence) * n() + own_token()]);
   }
 
  protected:

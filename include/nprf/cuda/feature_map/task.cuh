@@ -55,9 +55,11 @@ struct FeatureTask {
   AttentionMask attention_mask;
   DeviceCentring centring = {};
   DeviceQuadratic quadratic = {};
-  float* log_factors = nullptr;  // [z, n] of queries: the logarithm that the features of a row are divided by; null:
-                                 // not requested. Without the normalisation of the map by a power of r
-  int group = 1;                 // of queries 1
+  float* log_factors = nullptr;    // [z, n] of queries: the logarithm that the features of a row are divided by; null:
+                                   // not requested. Without the normalisation of the map by a power of r
+  int group = 1;                   // of queries 1
+  const int* sink_ends = nullptr;  // [sequence] of keys: those before it are attention sinks, whose features are zero,
+                                   // or padding; null: no sinks
 
   // including zero padding
   __host__ __device__ int tokens() const { return by_token<Feature> ? x.tokens : stride; }

@@ -57,10 +57,10 @@ struct PlanCall {
 ///
 /// If the rounding error of an FFT may exceed half of the tolerance in a row of y, relative to the largest |v| that the
 /// row attends to, the row is recomputed by tiles; an infinite tolerance disables this. With any engine, rows whose
-/// denominator underflows are recomputed in the log domain if the features are exponential. With a near field, and with
-/// quadratic features, such rows and those whose terms cancel are computed by exact softmax instead, as on the CPU. The
-/// near field and these rows are in float for any storage type. A NaN or an infinity in a query affects only its own
-/// row; in a key or a value it affects only the rows that attend to it.
+/// denominator underflows are recomputed in the log domain if the features are exponential. With a near field or
+/// attention sinks, and with quadratic features, such rows and those whose terms cancel are computed by exact softmax
+/// instead, as on the CPU. The near field, sinks and these rows are in float for any storage type. A NaN or an infinity
+/// in a query affects only its own row; in a key or a value it affects only the rows that attend to it.
 ///
 /// Bits: the same call of a plan gives the same bits each time, in any stream, with any workspace, and beside any other
 /// work of the device. Sums of floating-point numbers have a fixed order: atomic operations are on integers alone,
@@ -193,6 +193,8 @@ class AttentionPlan {
                             keys = m_model.features<S>(k, false, U.mask, arrays.max_log_scale, phi_k,
                                                        m_product.stride(n_k));
     queries.log_factors = arrays.exact.log_factors;
+    if (m_exact) m_exact->queue_sinks(m_model, U.mask, arrays.exact, stream);
+    keys.sink_ends = arrays.exact.sink_ends;
     queue_features(queries, keys, z, stream);
     CheckedSums sums{arrays.product.sums};
     if (m_exact)

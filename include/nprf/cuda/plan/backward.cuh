@@ -173,6 +173,8 @@ class Backward {
         model.features<S>(inputs.q, true, inputs.key_mask, nullptr, arrays.phi_q, Y.stride(n_q)),
         model.features<S>(inputs.k, false, inputs.key_mask, arrays.max_log_scale, arrays.phi_k, Y.stride(n_k))};
     tokens.queries.log_factors = arrays.exact.log_factors;
+    if (forward.exact) forward.exact->queue_sinks(model, inputs.key_mask, arrays.exact, stream);
+    tokens.keys.sink_ends = arrays.exact.sink_ends;
     arrays.checks.counters.queue_clear(model.z(), stream);
     queue_features(tokens.queries, tokens.keys, model.z(), stream);
     const CheckedSums sums = queue_columns(forward, inputs, tokens, arrays, stream);

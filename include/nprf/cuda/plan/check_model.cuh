@@ -67,7 +67,7 @@ inline void check_grid(const PositionModel& one, const PlanShape& shape) {
 /// them is for other sizes. O(parameters and constants).
 inline void check_model(const AttentionModel& model, const PlanShape& shape) {
   detail::check_shape(shape);
-  const auto& [direction, radius, features, positions, near] = model;
+  const auto& [direction, radius, features, positions, near, sinks] = model;
   check_direction(direction);
   const auto one_or_heads = [&](std::size_t count, const char* what) {
     require(count == 1 || static_cast<std::ptrdiff_t>(count) == shape.heads, what, ": expected 1 or ", shape.heads,
@@ -100,6 +100,8 @@ inline void check_model(const AttentionModel& model, const PlanShape& shape) {
   if (position.is_grid()) detail::check_grid(position, shape);
   require(near == 0 || (near > 0 && map.kind != FeatureKind::elu && (!position.is_grid() || position.pitch > 0)),
           "near: expected 0 or more, or 0 for elu features and for slots without a pitch, got ", near);
+  require(sinks == 0 || (sinks > 0 && map.kind != FeatureKind::elu),
+          "sinks: expected 0 or more, or 0 for elu features, got ", sinks);
   const bool has_projection = map.kind != FeatureKind::elu && map.kind != FeatureKind::quadratic;
   require(has_projection ? map.m >= 1 : map.m == 0,
           "num_features: expected 0 for elu and quadratic and at least 1 for others, got ", map.m);

@@ -85,11 +85,14 @@ class DeviceModel {
   bool positive() const { return map().kind != FeatureKind::trigonometric && !is_quadratic(); }
   bool exponential() const { return map().kind == FeatureKind::positive || map().kind == FeatureKind::hyperbolic; }
   bool is_quadratic() const { return map().kind == FeatureKind::quadratic; }
-  /// Whether failing rows are computed by exact softmax: with a near field, and by features that are a series.
-  bool has_exact_rows() const { return has_near() || is_quadratic(); }
+  /// Whether failing rows are computed by exact softmax: with a near field or sinks, and by features that are a series.
+  bool has_exact_rows() const { return has_near() || has_sinks() || is_quadratic(); }
   /// Whether failing rows are computed in the log domain of exponential features.
   bool has_log_domain() const { return exponential() && !has_exact_rows(); }
   bool has_near() const { return m_model.near > 0; }
+  bool has_sinks() const { return m_model.sinks > 0; }
+  /// The number of attention sinks of a sequence without padding.
+  int sinks() const { return static_cast<int>(std::min(m_model.sinks, m_shape.n_k)); }
   /// log |phi|^2 without the factors of rows: the normalisation of features by 1 / sqrt(r).
   double log_normalisation() const {
     const double m_or_r = map().kind == FeatureKind::hyperbolic ? r() : is_quadratic() ? 1 : m();
