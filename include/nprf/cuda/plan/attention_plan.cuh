@@ -21,31 +21,11 @@
 #include "nprf/cuda/plan/cost_model.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
+#include "nprf/cuda/plan/options.cuh"
 #include "nprf/cuda/position/present_keys.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
-
-/// Options of a plan.
-struct PlanOptions {
-  Engine engine = Engine::automatic;
-  bool gradients = false;                          // whether the plan supports backward
-  bool owns_workspace = true;                      // false: each call must pass a workspace
-  bool stream_ordered = false;                     // calls that pass no workspace take it from the device's memory pool
-                                                   // in their stream, and free it there; the plan then owns none
-  std::size_t slab_bytes = std::size_t{64} << 20;  // maximum size of a slab, the buffer of FFTs in global memory
-  double tolerance = 1e-4;  // of the error of a row, relative to the largest |v| that it attends to
-};
-
-/// Options of a call. Only keys can be padding: each query has a row, also beyond the length of its sequence, as on the
-/// CPU (CallOptions).
-struct PlanCall {
-  const bool* key_mask = nullptr;  // on the device, [batch, n_k]: false is padding; null: no padding
-  const int* lengths = nullptr;    // on the device, [batch]: keys of sequence b from lengths[b] on are padding, too;
-                                   // null: none
-  void* workspace = nullptr;       // on the device, workspace_bytes() long, aligned to 256 bytes; null: use the plan's,
-                                   // or that of the stream
-};
 
 /// Kernelized attention with relative position biases on a GPU (attention.hpp has the formula), for fixed sizes. A call
 /// allocates nothing, unless PlanOptions::stream_ordered, does not synchronise, and can be captured in a CUDA graph,
@@ -110,11 +90,10 @@ class AttentionPlan {
   }
 
   /// Computes the gradients of L from dy [batch, heads, n_q, d_v] = dL/dy and the same inputs. It needs no results of
-  /// forward. Those of a head of keys and values are the sums over its group of queries.
-  /// The gradients are zero for rows that attend to no key, for rows whose denominator underflows unless the features
-  /// are exponential, and for keys that are padding. With an FFT engine, a non-finite query that attends to a key makes
-  /// all gradients of its head and of its position non-finite. Throws as forward does, and InvalidArgument if the plan
-  /// has no gradients.
+  /// forward. Those of a head of keys and values are the sums over its group of queries. The gradients are zero for rows
+  /// that attend to no key, for rows whose denominator underflows unless the features are exponential, and for keys that
+  /// are padding. With an FFT engine, a non-finite query that attends to a key makes all gradients of its head and of
+  /// its position non-finite. Throws as forward does, and InvalidArgument if the plan has no gradients.
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
                 const PlanCall& call, cudaStream_t stream) const;
 
