@@ -24,8 +24,8 @@ struct Device {
   int number = 0;
   int capability = 0;  // ten times the version: 70 for Volta, 90 for Hopper
   int multiprocessors = 0;
-  std::size_t shared_bytes = 0;  // maximum per block
-  bool has_memory_pools = false;
+  std::size_t shared_bytes = 0;   // maximum per block
+  bool has_memory_pools = false;  // which cudaMallocAsync needs
 
   /// Throws BackendError if there is no device, or if it is older than Volta.
   static Device current() {

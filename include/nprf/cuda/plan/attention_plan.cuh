@@ -90,10 +90,10 @@ class AttentionPlan {
   }
 
   /// Computes the gradients of L from dy [batch, heads, n_q, d_v] = dL/dy and the same inputs. It needs no results of
-  /// forward. Those of a head of keys and values are the sums over its group of queries. The gradients are zero for rows
-  /// that attend to no key, for rows whose denominator underflows unless the features are exponential, and for keys that
-  /// are padding. With an FFT engine, a non-finite query that attends to a key makes all gradients of its head and of
-  /// its position non-finite. Throws as forward does, and InvalidArgument if the plan has no gradients.
+  /// forward. Those of a head of keys and values are the sums over its group of queries. The gradients are zero for
+  /// rows that attend to no key, for rows whose denominator underflows unless the features are exponential, and for
+  /// keys that are padding. With an FFT engine, a non-finite query that attends to a key makes all gradients of its
+  /// head and of its position non-finite. Throws as forward does, and InvalidArgument if the plan has no gradients.
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
                 const PlanCall& call, cudaStream_t stream) const;
 
