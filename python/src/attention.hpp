@@ -83,9 +83,9 @@ class AttentionOf : public AnyAttention<typename F::Scalar> {
 
   cuda::AttentionModel cuda_model() const override {
     const AttentionOptions& options = m_attention.options();
-    cuda::check_no_sinks(options);
     cuda::AttentionModel model{
-        options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}, options.near};
+        options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}, options.near,
+        options.sinks};
     for (const F& map : m_attention.features()) model.features.push_back(cuda::model_of(map));
     for (const P& position : m_attention.positions()) model.positions.push_back(model_of(position));
     return model;

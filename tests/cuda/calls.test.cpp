@@ -6,6 +6,7 @@
 
 #include "cuda/device_array.hpp"
 #include "cuda/device_case.hpp"
+#include "cuda/gradient_case.hpp"
 #include "cuda/plan_case.hpp"
 #include "nprf/cuda.hpp"
 #include "nprf/feature_map/paper_names.hpp"
@@ -40,6 +41,30 @@ TEST_CASE("results are bitwise reproducible, whatever the workspace contains", "
       CHECK(same_bits(y, first));
     }
     CHECK(first.allFinite());
+  }
+}
+
+TEST_CASE("a workspace that calls allocate in their stream gives the same bits", "[cuda]") {
+  const Stream streams[2];
+  const Matrix<float> dy = normal<float>(200, 9, 9);
+  for (const cuda::Engine engine : cuda_engines) {
+    const PlanCase owning{{.n_q = 200, .n_k = 130, .d_v = 9}, {.engine = engine, .gradients = true}, 16};
+    PlanCase x = owning;
+    x.options.stream_ordered = true;
+    const auto expected = owning.plan(attention(20)), plan = x.plan(attention(20));
+    const DeviceCase<float> on_device(x), other(x);
+    cuda::Counts counts{}, expected_counts{};
+    const Matrix<float> y = owning.result(*expected, {}, &expected_counts);
+    INFO(name(engine));
+    on_device.queue(*plan, streams[0]);
+    other.queue(*plan, streams[1]);
+    CHECK((same_bits(on_device.y(streams[0]), y) && same_bits(other.y(streams[1]), y)));
+    CHECK(same_bits(x.result(*plan, {}, &counts), y));
+    CHECK((counts.repaired_rows == expected_counts.repaired_rows && counts.empty_rows == 0));
+    const Gradients<float> got = gradients_of(x, *plan, dy), g = gradients_of(owning, *expected, dy);
+    CHECK((same_bits(got.queries, g.queries) && same_bits(got.keys, g.keys) && same_bits(got.values, g.values)));
+    const DeviceArray<unsigned char> memory(plan->workspace_bytes());
+    CHECK(same_bits(x.result(*plan, {.workspace = memory.data()}), y));
   }
 }
 

@@ -96,13 +96,6 @@ class DecodeCase {
   Index m_batch, m_heads, m_tokens, m_d, m_d_v;
 };
 
-inline cuda::DecodeCounts counts_of(const cuda::DecodePlan<float>& plan) {
-  cuda::DecodeCounts counts;
-  cuda::check(cudaMemcpyAsync(&counts, plan.counts(), sizeof(counts), cudaMemcpyDeviceToHost, nullptr), "counts");
-  cuda::check(cudaStreamSynchronize(nullptr), "counts");
-  return counts;
-}
-
 /// The rows of a batch by a decoder and by a plan: first appended, then steps of one token.
 struct ComparedSteps {
   Index rows = 0, different = 0;  // those of steps, and those whose difference exceeds both error bounds

@@ -70,6 +70,7 @@ struct AttentionModel {
   std::vector<FeatureModel> features;    // one for all heads, or one per head; all of the same kind and shape
   std::vector<PositionModel> positions;  // one for all heads, or one per head; all with the same number of parameters
   std::ptrdiff_t near = 0;               // the width of the near field (AttentionOptions::near); 0: none
+  std::ptrdiff_t sinks = 0;              // the number of attention sinks (AttentionOptions::sinks)
 };
 
 }  // namespace nprf::cuda

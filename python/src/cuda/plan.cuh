@@ -24,7 +24,12 @@ class PlanOf : public Plan {
  public:
   explicit PlanOf(PlanProblem problem)
       : m_plan(std::move(problem.model),
-               {problem.batch, problem.heads, problem.n_q, problem.n_k, problem.d_v, problem.offset},
+               {.batch = problem.batch,
+                .heads = problem.heads,
+                .n_q = problem.n_q,
+                .n_k = problem.n_k,
+                .d_v = problem.d_v,
+                .offset = problem.offset},
                {.engine = device_engine(problem.engine), .gradients = problem.gradients, .owns_workspace = false},
                static_cast<cudaStream_t>(problem.stream)) {}
 
@@ -34,15 +39,15 @@ class PlanOf : public Plan {
   void forward(const DeviceInputs& x, const DeviceArray& y, const DeviceCall& call) override {
     set_parameters(call);
     m_plan.forward(view<const S>(x.q), view<const S>(x.k), view<const S>(x.v), view<S>(y),
-                   {call.key_mask, call.workspace}, stream(call));
+                   {.key_mask = call.key_mask, .workspace = call.workspace}, stream(call));
   }
 
   void backward(const DeviceInputs& x, const DeviceArray& dy, const DeviceGradients& g,
                 const DeviceCall& call) override {
     set_parameters(call);
     m_plan.backward(view<const S>(x.q), view<const S>(x.k), view<const S>(x.v), view<const S>(dy),
-                    {view<S>(g.dq), view<S>(g.dk), view<S>(g.dv), g.parameters}, {call.key_mask, call.workspace},
-                    stream(call));
+                    {view<S>(g.dq), view<S>(g.dk), view<S>(g.dv), g.parameters},
+                    {.key_mask = call.key_mask, .workspace = call.workspace}, stream(call));
   }
 
  private:

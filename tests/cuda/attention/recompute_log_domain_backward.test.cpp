@@ -66,13 +66,11 @@ Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model,
   const auto view = [&](const DeviceArray<S>& a, Index tokens, Index channels) {
     return cuda::DeviceMatrixView<S>(a.data(), x.shape.batch, x.shape.heads, tokens, channels);
   };
-  const auto& [batch, heads, n_q, n_k, d_v, offset] = x.shape;
+  const auto& [batch, heads, heads_k, n_q, n_k, d_v, offset] = x.shape;
   const Index d = x.q.cols();
   const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(mask.data())};
   plan.forward(view(q, n_q, d), view(k, n_k, d), view(v, n_k, d_v), view(y, n_q, d_v), call, nullptr);
-  cuda::Counts counts{};
-  cuda::check(cudaMemcpyAsync(&counts, plan.counts(call), sizeof(counts), cudaMemcpyDeviceToHost, nullptr), "counts");
-  cuda::check(cudaStreamSynchronize(nullptr), "counts");
+  const cuda::Counts counts = plan.host_counts(call);
   log_domain_rows = counts.log_domain_rows;
   plan.backward(view(q, n_q, d), view(k, n_k, d), view(v, n_k, d_v), view(dy, n_q, d_v),
                 {view(dq, n_q, d), view(dk, n_k, d), view(dv, n_k, d_v), count == 0 ? nullptr : parameters.data()},
@@ -105,7 +103,7 @@ double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cud
   LargestDifference worst;
   Matrix<double> bias = Matrix<double>::Zero(got.bias.rows(), got.bias.cols());
   double bias_magnitude = 0;
-  const auto& [batch, heads, n_q, n_k, d_v, offset] = x.shape;
+  const auto& [batch, heads, heads_k, n_q, n_k, d_v, offset] = x.shape;
   for (Index z = 0; z < x.z; ++z) {
     const auto of_head = [&](const Matrix<float>& a, Index n) -> Matrix<double> {
       const Matrix<float> rows = a.middleRows(z * n, n);

@@ -42,20 +42,21 @@ class Graph {
 TEST_CASE("a call captured in a graph computes the same as a direct call, also for new inputs", "[cuda]") {
   const Attention attention(orf<float>(16, 32, 7), RelativePosition<float>(normal_vector<float>(41, 5)));
   const Stream stream;
-  for (const cuda::Engine engine : cuda_engines) {
-    PlanCase x{{.n_q = 300, .n_k = 300, .d_v = 64}, {.engine = engine}, 16};
-    const auto plan = x.plan(attention);
-    const DeviceCase<float> on_device(x);
-    const Graph graph(stream, [&] { on_device.queue(*plan, stream); });
-    INFO(name(engine));
-    CHECK(on_device.y(stream).array().isNaN().all());  // captured, but not run yet
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      graph.launch(stream);
-      CHECK(same_bits(on_device.y(stream), x.result(*plan)));
-      x.q = normal<float>(300, 16, 40 + static_cast<std::uint64_t>(repeat));
-      on_device.set_q(x.q, stream);
+  for (const cuda::Engine engine : cuda_engines)
+    for (const bool stream_ordered : {false, true}) {
+      PlanCase x{{.n_q = 300, .n_k = 300, .d_v = 64}, {.engine = engine, .stream_ordered = stream_ordered}, 16};
+      const auto plan = x.plan(attention);
+      const DeviceCase<float> on_device(x);
+      const Graph graph(stream, [&] { on_device.queue(*plan, stream); });
+      INFO(name(engine) << (stream_ordered ? ", with a workspace of the graph" : ""));
+      CHECK(on_device.y(stream).array().isNaN().all());  // captured, but not run yet
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        graph.launch(stream);
+        CHECK(same_bits(on_device.y(stream), x.result(*plan)));
+        x.q = normal<float>(300, 16, 40 + static_cast<std::uint64_t>(repeat));
+        on_device.set_q(x.q, stream);
+      }
     }
-  }
 }
 
 TEST_CASE("a captured step of a decoder computes the next row each time it is launched", "[cuda]") {

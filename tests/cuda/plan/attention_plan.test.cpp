@@ -334,6 +334,8 @@ TEST_CASE("a call can use its own workspace", "[cuda]") {
   const auto plan = x.plan(attention);
   const DeviceArray<unsigned char> memory(plan->workspace_bytes());
   CHECK(x.error(attention, *plan, {.workspace = memory.data()}) <= tolerance);
+  CHECK(plan->host_counts({.workspace = memory.data()}).empty_rows == 0);
+  check_invalid([&] { plan->host_counts(); }, {"workspace: expected memory from the call"});
 }
 
 }  // namespace nprf::test::cuda_plan_attention_plan

@@ -44,6 +44,8 @@ TEST_CASE("a model that does not fit its plan is refused", "[cuda]") {
   refused("position: expected parameters", [](auto& of, auto&) { of.positions[0].index.clear(); });
   refused("index: expected parameters 0 to 13", [](auto& of, auto&) { of.positions[0].index[2] = 13; });
   refused("near: expected 0 or more", [](auto& of, auto&) { of.near = -1; });
+  refused("sinks: expected 0 or more", [](auto& of, auto&) { of.sinks = -1; });
+  refused("heads_k: expected a divisor of 3 (heads), or 0 for as many, got 2", [](auto&, auto& of) { of.heads_k = 2; });
   refused("num_features", [](auto& of, auto&) { of.features[0].m = 0, of.features[0].projection.clear(); });
   refused("features: expected at most 1024",
           [](auto& of, auto&) { of.features[0].m = 1025, of.features[0].projection.resize(4 * 1025); });

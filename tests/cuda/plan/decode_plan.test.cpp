@@ -235,9 +235,9 @@ TEST_CASE("decoding on a GPU: tokens beyond max_tokens", "[cuda]") {
         else
           CHECK(y.row(row).array().isNaN().all());
       }
-    CHECK(counts_of(plan).rejected_tokens == n - most + n - (2 * most - 2));
+    CHECK(plan.host_counts().rejected_tokens == n - most + n - (2 * most - 2));
     plan.reset();
-    CHECK(counts_of(plan).rejected_tokens == 0);
+    CHECK(plan.host_counts().rejected_tokens == 0);
     on_device.step(plan, 0, most);
     CHECK(on_device.y().topRows(most).allFinite());
   }
@@ -253,7 +253,7 @@ TEST_CASE("decoding on a GPU: rows without keys, and rows that underflow", "[cud
   cuda::DecodePlan<T> plan(late.model, on_device.shape());
   on_device.step(plan, 0, n);
   const Matrix<T> y = on_device.y();
-  CHECK(counts_of(plan).empty_rows == 2 * 3);
+  CHECK(plan.host_counts().empty_rows == 2 * 3);
   for (Index z = 0; z < 2; ++z) {
     CHECK(y.middleRows(z * n, 3).isZero(0));
     CHECK((y.middleRows(z * n + 3, n - 3).array() != 0).all());
@@ -266,7 +266,7 @@ TEST_CASE("decoding on a GPU: rows without keys, and rows that underflow", "[cud
   const DecodeCase of_opposed(opposed);
   cuda::DecodePlan<T> failing(model, of_opposed.shape());
   of_opposed.step(failing, 0, 2);
-  CHECK(counts_of(failing).failing_rows == 2);
+  CHECK(failing.host_counts().failing_rows == 2);
   CHECK(of_opposed.y().array().isNaN().all());
 }
 
@@ -318,11 +318,13 @@ TEST_CASE("decoding on a GPU: what is refused", "[cuda]") {
   const auto make = [](const cuda::AttentionModel& m, const cuda::DecodeShape& shape) {
     cuda::DecodePlan<T>(m, shape);
   };
-  cuda::AttentionModel bidirectional = model(), near = model(), grid = model(), two = model(), empty = model();
+  cuda::AttentionModel bidirectional = model(), near = model(), sinks = model(), grid = model(), two = model(),
+                       empty = model();
   bidirectional.direction = Direction::bidirectional;
   check_invalid([&] { make(bidirectional, {.d_v = d_v}); }, {"direction", "causal", "bidirectional"});
-  near.near = 32;
+  near.near = 32, sinks.sinks = 4;
   check_invalid([&] { make(near, {.d_v = d_v}); }, {"near", "expected 0", "32"});
+  check_invalid([&] { make(sinks, {.d_v = d_v}); }, {"sinks", "expected 0 for a DecodePlan", "got 4"});
   grid.positions.front().slots = {0, 1};
   check_invalid([&] { make(grid, {.d_v = d_v}); }, {"position", "grid"});
   two.positions.push_back(of_alibi(2).model);

@@ -13,7 +13,6 @@
 #include "nprf/position/position_view.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
-#include "support/throws.hpp"
 
 namespace nprf::test::cuda_plan_device_model {
 
@@ -58,9 +57,10 @@ void check_weights(const P& position, Direction direction) {
 
 }  // namespace
 
-TEST_CASE("an attention with sinks has no model", "[cuda]") {
-  check_invalid([] { cuda::model_of(Attention(orf<float>(4, 6), {.sinks = 2})); },
-                {"sinks", "expected 0 for a plan", "got 2"});
+TEST_CASE("a model has the near field and the sinks of its attention", "[cuda]") {
+  const cuda::AttentionModel model = cuda::model_of(Attention(orf<float>(4, 6), {.near = 5, .sinks = 2}));
+  CHECK(model.near == 5);
+  CHECK(model.sinks == 2);
 }
 
 TEST_CASE("weights of lags are those of the CPU's lag problem", "[cuda]") {

@@ -310,6 +310,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrComputeCapabilityMajor: *value = runtime.capability() / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = runtime.capability() % 10; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = runtime.most_shared(); break;
+    case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
     default: return Runtime::get().result(cudaErrorInvalidValue);
   }
   return cudaSuccess;
@@ -331,6 +332,9 @@ cudaError_t cudaFree(void* data) {
   std::free(data);
   return cudaSuccess;
 }
+cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t) { return cudaMalloc(data, bytes); }
+cudaError_t cudaFreeAsync(void* data, cudaStream_t) { return cudaFree(data); }
+
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
   return nprf::ptx::copy(to, from, bytes, kind);
 }

@@ -223,6 +223,28 @@ std::size_t allocated() {
 cudaError_t last_error = cudaSuccess;
 int current = 0;  // device
 
+cudaError_t allocate_bytes(void** pointer, std::size_t bytes) {
+  if (bytes > settings().memory_bytes - std::min(settings().memory_bytes, allocated()))
+    return cudaErrorMemoryAllocation;
+  *pointer = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  std::memset(*pointer, 0xff, bytes);
+#ifdef STAND_IN_ASAN
+  ASAN_POISON_MEMORY_REGION(static_cast<unsigned char*>(*pointer) + bytes, (bytes + 255) / 256 * 256 - bytes);
+#endif
+  allocations()[*pointer] = bytes;
+  return cudaSuccess;
+}
+cudaError_t free_bytes(void* pointer) {
+  const auto at = allocations().find(pointer);
+  if (at == allocations().end()) return cudaErrorInvalidValue;
+#ifdef STAND_IN_ASAN
+  ASAN_UNPOISON_MEMORY_REGION(pointer, (at->second + 255) / 256 * 256);
+#endif
+  allocations().erase(at);
+  std::free(pointer);
+  return cudaSuccess;
+}
+
 cudaError_t returned(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
   return error;
@@ -366,34 +388,34 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrComputeCapabilityMajor: *value = settings().capability / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = settings().capability % 10; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(settings().shared_bytes); break;
+    case cudaDevAttrMemoryPoolsSupported: *value = settings().memory_pools; break;
   }
   return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
   if (settings().devices == 0) return with_device();
-  if (bytes > settings().memory_bytes - std::min(settings().memory_bytes, allocated()))
-    return returned(cudaErrorMemoryAllocation);
-  ++counts().allocations;
-  *pointer = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  std::memset(*pointer, 0xff, bytes);
-#ifdef STAND_IN_ASAN
-  ASAN_POISON_MEMORY_REGION(static_cast<unsigned char*>(*pointer) + bytes, (bytes + 255) / 256 * 256 - bytes);
-#endif
-  allocations()[*pointer] = bytes;
-  return cudaSuccess;
+  const cudaError_t status = allocate_bytes(pointer, bytes);
+  counts().allocations += status == cudaSuccess;
+  return returned(status);
 }
 cudaError_t cudaFree(void* pointer) {
   if (!pointer) return with_device();
-  const auto at = allocations().find(pointer);
-  if (at == allocations().end()) return with_device(cudaErrorInvalidValue);
-  ++counts().frees;
-#ifdef STAND_IN_ASAN
-  ASAN_UNPOISON_MEMORY_REGION(pointer, (at->second + 255) / 256 * 256);
-#endif
-  allocations().erase(at);
-  std::free(pointer);
-  return with_device();
+  const cudaError_t status = free_bytes(pointer);
+  counts().frees += status == cudaSuccess;
+  return with_device(status);
+}
+cudaError_t cudaMallocAsync(void** pointer, std::size_t bytes, cudaStream_t stream) {
+  if (settings().devices == 0) return with_device();
+  if (stream && stream->device != current) return returned(cudaErrorInvalidResourceHandle);
+  const cudaError_t status = allocate_bytes(pointer, bytes);
+  counts().stream_allocations += status == cudaSuccess;
+  return returned(status);
+}
+cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) {
+  const cudaError_t status = free_bytes(pointer);
+  counts().stream_frees += status == cudaSuccess;
+  return with_device(status);
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
   ++counts().copies;

@@ -29,13 +29,15 @@ struct Settings {
   int multiprocessors = 132;
   std::size_t shared_bytes = 227 * 1024;  // maximum that a block may be allowed
   std::size_t memory_bytes = std::size_t{1} << 40;
+  bool memory_pools = true;
 };
 Settings& settings();
 
 /// Numbers of operations since the program started.
 struct Counts {
   long launches = 0, allocations = 0, frees = 0, copies = 0, synchronizations = 0;
-  long loading_launches = 0;  // of kernels that had not been loaded
+  long stream_allocations = 0, stream_frees = 0;  // from memory pools, not counted above
+  long loading_launches = 0;                      // of kernels that had not been loaded
 };
 Counts& counts();
 

@@ -118,6 +118,33 @@ TEST_CASE("a call allocates nothing and does not synchronise", "[cuda]") {
   }
 }
 
+TEST_CASE("a stream-ordered plan owns no workspace, and its calls free theirs", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines) {
+    const PlanCase x{shape(70), {.engine = engine, .stream_ordered = true}, 6},
+        owning{shape(70), {.engine = engine}, 6};
+    const auto plan = x.plan(attention());
+    const DeviceArray<float> q(1000), y(1000);
+    const auto call = [&] {
+      plan->forward({q.data(), 70, 6}, {q.data(), 70, 6}, {q.data(), 70, 5}, {y.data(), 70, 5});
+    };
+    const stand_in::Counts before = stand_in::counts();
+    call();
+    const stand_in::Counts after = stand_in::counts();
+    INFO(name(engine));
+    CHECK((after.stream_allocations == before.stream_allocations + 1 && after.stream_frees == before.stream_frees + 1));
+    CHECK((after.allocations == before.allocations && after.synchronizations == before.synchronizations));
+    {
+      const ScopedSettings scoped([](Settings& s) { s.memory_bytes = 0; });
+      CHECK(backend_error(call).starts_with("CUDA: allocating "));
+    }
+    CHECK(x.result(*plan) == owning.result(attention()));
+  }
+  const ScopedSettings scoped([](Settings& s) { s.memory_pools = false; });
+  const PlanCase x{shape(70), {.stream_ordered = true}, 6};
+  CHECK(backend_error([&] { x.plan(attention()); }) ==
+        "stream_ordered: expected a device with memory pools (cudaMallocAsync), got one without");
+}
+
 TEMPLATE_TEST_CASE("results are bitwise equal for any order of a block's threads", "[cuda]", float, __half) {
   for (const cuda::Engine engine : cuda_engines) {
     const PlanCase x{{.n_q = 150, .n_k = 150, .d_v = 8}, {.engine = engine}, 6};

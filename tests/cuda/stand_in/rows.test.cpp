@@ -7,10 +7,13 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
+#include "cuda/gradient_case.hpp"
 #include "cuda/plan_case.hpp"
 #include "cuda/stand_in/machine.hpp"
 #include "nprf/feature_map/paper_names.hpp"
+#include "support/attention.hpp"
 #include "support/catch.hpp"
+#include "support/error.hpp"
 #include "support/random.hpp"
 
 namespace nprf::test::cuda_stand_in_rows {
@@ -77,6 +80,33 @@ TEST_CASE("rows in the log domain are independent for heads and sequences, with 
       CHECK((got - expected).cwiseAbs().maxCoeff() <= static_cast<float>(30 * eps) * v.cwiseAbs().maxCoeff());
     }
   }
+}
+
+TEST_CASE("results are bitwise reproducible, in whatever order threads run", "[cuda]") {
+  using Order = stand_in::Settings::Order;
+  const auto before = stand_in::settings();
+  const Matrix<float> dy = normal<float>(70, 5, 9);
+  const auto check = [&](cuda::Engine engine, float last_bias, const AttentionOptions& options) {
+    const PlanCase x{{.n_q = 70, .n_k = 70, .d_v = 5}, {.engine = engine, .gradients = true}, 6};
+    const RelativePosition<float> steep(Vector<float>(Vector<float>::LinSpaced(139, 0, last_bias)));
+    const auto plan = x.plan(Attention(orf<float>(6, 16, 7), steep, options));
+    cuda::Counts counts{};
+    const Matrix<float> y = x.result(*plan, {}, &counts);
+    const Gradients<float> gradients = gradients_of(x, *plan, dy);
+    INFO(name(engine) << ", last bias " << last_bias << ", near " << options.near);
+    CHECK(counts.repaired_rows > 0);
+    for (const Order order : {Order::backward, Order::shuffled}) {  // which also changes the order of the lists of rows
+      stand_in::settings().order = order;
+      const Matrix<float> same_y = x.result(*plan);
+      const Gradients<float> same_gradients = gradients_of(x, *plan, dy);
+      stand_in::settings() = before;
+      CHECK(same_bits(same_y, y));
+      CHECK(same_bits(same_gradients, gradients));
+    }
+  };
+  check(cuda::Engine::cufft, -60, {.direction = Direction::causal});             // rows are recomputed by tiles,
+  check(cuda::Engine::direct, 600, {});                                          // in the log domain,
+  check(cuda::Engine::cufft, -60, {.direction = Direction::causal, .near = 5});  // and by exact softmax
 }
 
 }  // namespace nprf::test::cuda_stand_in_rows

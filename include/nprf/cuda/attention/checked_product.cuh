@@ -51,7 +51,7 @@ class CheckedProduct {
     arrays.counters = counters;
     arrays.failed_rows = {rows, counters.failed_rows, m_shape.n_q};
     if (!uses_fft()) return arrays;
-    const auto [z, heads, n_q, n_k, r, p] = m_shape;
+    const auto [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = m_shape;
     const std::size_t of_part = static_cast<std::size_t>(z) * static_cast<std::size_t>(n_q);
     arrays.signals = SignalNorms::take(scratch, z, n_k, r, counters.largest);
     arrays.feature_errors = scratch.take<float>(z, 2, r);
@@ -61,8 +61,8 @@ class CheckedProduct {
     return arrays;
   }
 
-  /// Queues the product of the features A and B in the layout of Product::operand(), the checks of its rows and their
-  /// recomputation.
+  /// Queues the product of the features A and B in the layout of Product::operand_A() and operand_B(), the checks of
+  /// its rows and their recomputation.
   CheckedSums queue(const Product<S>& product, const float* A, const float* B, Columns<S> U,
                     const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
     U = queue_product(product, A, B, U, sums, arrays, stream);
@@ -70,8 +70,7 @@ class CheckedProduct {
     queue_bounds(product, A, sums, arrays, stream);
     DeviceWeights c = m_weights.c;
     c.pairs = DeviceWeights::Pairs::in_slots;  // the border is another part of the sums
-    const auto of_queries = product.operand(A, m_shape.n_q), of_keys = product.operand(B, m_shape.n_k);
-    queue_recompute_tiled(RecomputeTiledTask<S>{{of_queries, of_keys, U, c},
+    queue_recompute_tiled(RecomputeTiledTask<S>{{product.operand_A(A), product.operand_B(B), U, c},
                                                 arrays.failed_rows,
                                                 m_parts,
                                                 sums.sums.N,
@@ -86,7 +85,7 @@ class CheckedProduct {
   Columns<S> queue_product(const Product<S>& product, const float* A, const float* B, Columns<S> U,
                            const typename Product<S>::Arrays& sums, const Arrays& arrays, cudaStream_t stream) const {
     if (uses_fft()) {
-      queue_signal_norms(SignalTask<S>{product.operand(B, m_shape.n_k), U, arrays.signals}, m_shape.z, stream);
+      queue_signal_norms(SignalTask<S>{product.operand_B(B), U, arrays.signals}, m_shape.z, stream);
       U.largest = arrays.counters.largest;  // scales the values to at most 1
     }
     product.queue(A, B, U, sums, stream);
@@ -100,9 +99,9 @@ class CheckedProduct {
     const float *N_border = parts > 1 ? N + rows * p : nullptr, *D_border = parts > 1 ? D + rows : nullptr;
     DeviceWeights c = m_weights.c;
     c.pairs = DeviceWeights::Pairs::in_slots;  // the border is another part of the sums
-    queue_row_bounds({product.operand(A, m_shape.n_q), N, D, N_border, D_border, norms(), m_weights.positions,
-                      c.first_lag(), c.places, arrays.signals, arrays.feature_errors, m_length, p, m_positive,
-                      m_tolerance, arrays.recomputed, arrays.failed_rows, arrays.counters.counts},
+    queue_row_bounds({product.operand_A(A), N, D, N_border, D_border, norms(), m_weights.positions, c.first_lag(),
+                      c.places, arrays.signals, arrays.feature_errors, m_length, p, m_positive, m_tolerance,
+                      arrays.recomputed, arrays.failed_rows, arrays.counters.counts},
                      m_shape.z, stream);
   }
 

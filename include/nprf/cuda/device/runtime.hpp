@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include "nprf/core/error.hpp"
@@ -23,12 +24,13 @@ struct Device {
   int number = 0;
   int capability = 0;  // ten times the version: 70 for Volta, 90 for Hopper
   int multiprocessors = 0;
-  std::size_t shared_bytes = 0;  // maximum per block
+  std::size_t shared_bytes = 0;   // maximum per block
+  bool has_memory_pools = false;  // which cudaMallocAsync needs
 
   /// Throws BackendError if there is no device, or if it is older than Volta.
   static Device current() {
     Device device;
-    int count = 0, major = 0, minor = 0, shared = 0;
+    int count = 0, major = 0, minor = 0, shared = 0, pools = 0;
     check(cudaGetDeviceCount(&count), "looking for a device");
     check(cudaGetDevice(&device.number), "querying the current device");
     const auto query = [&](int& value, cudaDeviceAttr attribute) {
@@ -38,8 +40,10 @@ struct Device {
     query(minor, cudaDevAttrComputeCapabilityMinor);
     query(device.multiprocessors, cudaDevAttrMultiProcessorCount);
     query(shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    query(pools, cudaDevAttrMemoryPoolsSupported);
     device.capability = 10 * major + minor;
     device.shared_bytes = static_cast<std::size_t>(shared);
+    device.has_memory_pools = pools != 0;
     if (device.capability < 70)
       throw BackendError(nprf::detail::sentence(
           "CUDA: expected a device of compute capability 7.0 (Volta) or newer, got ", major, ".", minor));
@@ -80,5 +84,36 @@ class DeviceMemory {
 
   void* m_data = nullptr;
 };
+
+/// Memory of the device's pool (cudaMallocAsync), which the destructor frees after the work that the stream has by
+/// then. Both are part of a graph in which the stream is captured.
+class StreamMemory {
+ public:
+  /// Throws BackendError if the allocation fails.
+  StreamMemory(std::size_t bytes, cudaStream_t stream) : m_stream(stream) {
+    const cudaError_t status = cudaMallocAsync(&m_data, bytes, stream);
+    if (status != cudaSuccess) check(status, nprf::detail::sentence("allocating ", bytes, " bytes").c_str());
+  }
+  StreamMemory(const StreamMemory&) = delete;
+  StreamMemory& operator=(const StreamMemory&) = delete;
+  ~StreamMemory() { cudaFreeAsync(m_data, m_stream); }
+
+  void* data() const { return m_data; }
+
+ private:
+  void* m_data = nullptr;
+  cudaStream_t m_stream;
+};
+
+/// A copy of an object in device memory, after all work of the stream, for which it waits. Throws BackendError if CUDA
+/// reports an error.
+template <class T>
+T copied_to_host(const T* from, cudaStream_t stream) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T to{};
+  check(cudaMemcpyAsync(&to, from, sizeof(T), cudaMemcpyDeviceToHost, stream), "copying to the host");
+  check(cudaStreamSynchronize(stream), "copying to the host");
+  return to;
+}
 
 }  // namespace nprf::cuda

@@ -6,13 +6,15 @@
 
 namespace nprf::cuda {
 
-/// Matrices (tokens,channels), one for each z = (sequence, head), with arbitrary strides.
+/// Matrices (tokens,channels), one for each z = (sequence, head), with arbitrary strides. Of keys and values, `group`
+/// heads of queries next to each other may share one.
 template <class S>
 struct Operand {
   const S* data;
   std::ptrdiff_t batch_stride, head_stride, token_stride, channel_stride;
   int heads, tokens, channels;
   bool has_aligned_rows = false;  // of whole vectors of 16 bytes, at multiples of 16 bytes
+  int group = 1;
 
   Operand(const DeviceMatrixView<const S>& x)
       : data(x.data),
@@ -39,7 +41,14 @@ struct Operand {
     return x;
   }
 
-  __device__ const S* of(int z) const { return data + z / heads * batch_stride + z % heads * head_stride; }
+  /// The same matrices, each shared by `count` heads next to each other.
+  Operand shared_by(int count) const {
+    Operand x = *this;
+    x.heads *= count, x.group *= count;
+    return x;
+  }
+
+  __device__ const S* of(int z) const { return data + z / heads * batch_stride + z % heads / group * head_stride; }
 
  private:
   Operand() = default;

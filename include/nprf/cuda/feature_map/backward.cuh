@@ -40,6 +40,7 @@ struct FeatureGradientTask {
   int z;
   DeviceMatrixView<S> dx;
   const float* exact = nullptr;  // [z, n, d]: added to dx', the gradients of exact pairs (attention/exact); null: none
+  float* dx_of_z = nullptr;      // [z, n, d]: gets dx in place of `dx`, whose matrices a group of z shares; null: none
 };
 
 /// gradient * factor; 0 if the gradient is 0, even if the factor is not finite.
@@ -204,9 +205,12 @@ class FeatureGradients {
     }
     for_each_entry([&](float dx, int i, int k) {
       const int t = m_row + i;
-      if (m_t0 + t < n())
-        store(row_of(m_task.dx, m_z, m_t0 + t) + k,
-              gradient_times(dx - gradient_times(dx_x[i], at(i, k)), factors()[t]));
+      if (m_t0 + t >= n()) return;
+      const float value = gradient_times(dx - gradient_times(dx_x[i], at(i, k)), factors()[t]);
+      if (m_task.dx_of_z)
+        m_task.dx_of_z[(static_cast<std::ptrdiff_t>(m_z) * n() + m_t0 + t) * m_task.features.x.channels + k] = value;
+      else
+        store(row_of(m_task.dx, m_z, m_t0 + t) + k, value);
     });
   }
 
@@ -245,8 +249,8 @@ class FeatureGradients {
   }
   __device__ __forceinline__ float phi(int f, int t) const {
     const FeatureTask<S>& all = m_task.features;
-    return f < r() && m_t0 + t < n() ? all.phi[(static_cast<std::ptrdiff_t>(m_z) * r() + f) * all.stride + m_t0 + t]
-                                     : 0.0f;
+    const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(m_z / all.group) * r() + f;
+    return f < r() && m_t0 + t < n() ? all.phi[row * all.stride + m_t0 + t] : 0.0f;
   }
 
   // adds the log domain terms to s of the projections from f0 on, and to g.phi

@@ -18,7 +18,7 @@ template <FeatureKind kind, Storage S, class Feature>
 class TileFeatures : public ProjectedTile<kind, S, Feature> {
  public:
   using Base = ProjectedTile<kind, S, Feature>;
-  using Base::has_own_token, Base::own_token, Base::is_padding;
+  using Base::has_own_token, Base::own_token, Base::is_left_out;
 
   // not an inherited constructor, which clang does not inline
   __device__ __forceinline__ explicit TileFeatures(const FeatureTask<S, Feature>& task) : Base(task) {}
@@ -47,9 +47,9 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   }
 
  private:
-  using Base::count, Base::first_of, Base::n, Base::scales, Base::project, Base::largest_projection, Base::unit,
-      Base::has_pairs, Base::is_exponential, Base::m_task, Base::m_z, Base::m_t0, Base::m_lane, Base::m_own,
-      Base::m_log_factor;
+  using Base::count, Base::first_of, Base::n, Base::stored_matrix, Base::scales, Base::project,
+      Base::largest_projection, Base::unit, Base::has_pairs, Base::is_exponential, Base::m_task, Base::m_z, Base::m_t0,
+      Base::m_lane, Base::m_own, Base::m_log_factor;
   using Shape = FeatureTile;
   static constexpr int pieces = Shape::chunk / Shape::piece;  // of a token
 
@@ -63,17 +63,19 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
 
   // of feature_of(), for this thread's token
   __device__ __forceinline__ float own_base() const {
-    const float shift = m_task.max_log_scale ? from_ordered(m_task.max_log_scale[m_z]) : m_task.shift;
+    const float shift = m_task.max_log_scale ? from_ordered(m_task.max_log_scale[stored_matrix()]) : m_task.shift;
     if constexpr (is_exponential) return unit * (m_log_factor - shift);
     if (kind == FeatureKind::quadratic && !m_own.finite) return not_a_number;
     return m_task.queries ? 1.0f : expf(m_log_factor - shift);
   }
   // 1 or 0: whether the features of this thread's token are zero
   __device__ __forceinline__ float own_is_zero() const {
-    if (is_padding()) return 1;
+    if (is_left_out()) return 1;
     const AttentionMask& mask = m_task.attention_mask;
     if (m_own.finite) return 0;
-    return (m_task.queries ? mask.attends_any(m_z, own_token()) : mask.is_attended(m_z, own_token())) ? 0 : 1;
+    for (int z = m_z; z < m_z + m_task.group; ++z)
+      if (m_task.queries ? mask.attends_any(z, own_token()) : mask.is_attended(z, own_token())) return 0;
+    return 1;
   }
   __device__ __forceinline__ void store_log_factor(float x) const {
     if (m_task.log_factors && has_own_token() && own_token() < n())
@@ -117,7 +119,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   // stores features m0 + first .. of this lane's tokens, by channel
   __device__ __forceinline__ void store_by_channel(int first, int m0, const float (&phi)[2][Shape::group]) const {
     const int stride = m_task.stride, token = m_t0 + 2 * m_lane, all = token < stride ? count() - first : 0;
-    float* to = m_task.phi + (static_cast<std::ptrdiff_t>(m_z) * m_task.r() + m0 + first) * stride + token;
+    float* to = m_task.phi + (static_cast<std::ptrdiff_t>(stored_matrix()) * m_task.r() + m0 + first) * stride + token;
 #pragma unroll
     for (int i = 0; i < Shape::group; ++i, to += stride) {
       if (i < all && stride % 2 == 0) *reinterpret_cast<float2*>(to) = make_float2(phi[0][i], phi[1][i]);
@@ -131,7 +133,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   // whether groups of 8 features start at multiples of 8
   __device__ __forceinline__ bool are_aligned() const { return !has_pairs || m_task.m % Shape::piece == 0; }
   __device__ __forceinline__ Feature* row(int t) const {
-    return m_task.phi + (static_cast<std::ptrdiff_t>(m_z) * n() + m_t0 + t) * m_task.stride;
+    return m_task.phi + (static_cast<std::ptrdiff_t>(stored_matrix()) * n() + m_t0 + t) * m_task.stride;
   }
   // stores features m0 + first .. of this lane's tokens: in shared memory, for store_pieces(), if they are aligned
   __device__ __forceinline__ void store_by_token(int first, int m0, float (&phi)[2][Shape::group]) const {
@@ -179,25 +181,26 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   }
 };
 
-/// Computes both tasks. Blocks (tiles of tokens, z, task).
+/// Computes both tasks. Blocks (tiles of tokens, z, task); those from z / group on have nothing to compute.
 template <FeatureKind kind, Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureTile::threads, FeatureTile::blocks)
     features_kernel(FeatureTask<S, Feature> first, FeatureTask<S, Feature> second) {
-  const int t0 = static_cast<int>(blockIdx.x) * FeatureTile::tokens;
+  const int t0 = static_cast<int>(blockIdx.x) * FeatureTile::tokens, z = static_cast<int>(gridDim.y),
+            stored_matrix = static_cast<int>(blockIdx.y);
   // parameters that are chosen by an address would be copied to local memory
   if (blockIdx.z == 0) {
-    if (t0 < first.tokens()) TileFeatures<kind, S, Feature>(first).store_all();
+    if (t0 < first.tokens() && stored_matrix * first.group < z) TileFeatures<kind, S, Feature>(first).store_all();
   } else {
-    if (t0 < second.tokens()) TileFeatures<kind, S, Feature>(second).store_all();
+    if (t0 < second.tokens() && stored_matrix * second.group < z) TileFeatures<kind, S, Feature>(second).store_all();
   }
 }
 
-/// Computes the largest log-scale of the keys; non-finite ones are ignored. Blocks (tiles of tokens, z).
+/// Computes the largest log-scale of the keys; non-finite ones are ignored. Blocks (tiles of tokens, z / group).
 template <FeatureKind kind, Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureTile::threads) log_scales_kernel(FeatureTask<S, Feature> task) {
   ProjectedTile<kind, S, Feature> tile(task);
   const float log_scale = tile.log_scale();
-  const bool is_counted = tile.has_own_token() && !tile.is_padding() && fabsf(log_scale) < largest_float;
+  const bool is_counted = tile.has_own_token() && !tile.is_left_out() && fabsf(log_scale) < largest_float;
   const float largest =
       over_warp(is_counted ? log_scale : -largest_float, [](float a, float b) { return fmaxf(a, b); });
   if (threadIdx.x % 32 == 0 && largest > -largest_float)
@@ -220,17 +223,18 @@ void with_kind(FeatureKind kind, F&& f) {
 template <Storage S, class Feature>
 void queue_log_scales(const FeatureTask<S, Feature>& task, int z, cudaStream_t stream) {
   if (!task.max_log_scale || task.x.tokens == 0 || z == 0) return;
-  queue_fill("clearing log-scales", task.max_log_scale, 0x80, sizeof(int) * static_cast<std::size_t>(z), stream);
+  const unsigned matrices = static_cast<unsigned>(z / task.group);
+  queue_fill("clearing log-scales", task.max_log_scale, 0x80, sizeof(int) * matrices, stream);
   with_kind(task.kind, [&]<FeatureKind kind>() {
     if constexpr (kind != FeatureKind::elu)
       launch("features: log-scales", log_scales_kernel<kind, S, Feature>,
-             dim3{blocks_of<FeatureTile::tokens>(task.x.tokens), static_cast<unsigned>(z), 1},
-             dim3{FeatureTile::threads, 1, 1}, FeatureTile::shared(task.d_padded, task.tiles(), by_token<Feature>),
-             stream, task);
+             dim3{blocks_of<FeatureTile::tokens>(task.x.tokens), matrices, 1}, dim3{FeatureTile::threads, 1, 1},
+             FeatureTile::shared(task.d_padded, task.tiles(), by_token<Feature>), stream, task);
   });
 }
 
-/// Queues the features of two tasks, such as queries and keys. Both must have the same z, d and kind.
+/// Queues the features of two tasks, such as queries and keys, of `z` matrices each. Both must have the same d and
+/// kind.
 template <Storage S, class Feature>
 void queue_features(const FeatureTask<S, Feature>& first, const FeatureTask<S, Feature>& second, int z,
                     cudaStream_t stream) {

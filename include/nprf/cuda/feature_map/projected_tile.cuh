@@ -37,7 +37,7 @@ class ProjectedTile {
   /// Loads the tokens and computes their coordinates.
   __device__ __forceinline__ explicit ProjectedTile(const FeatureTask<S, Feature>& task)
       : m_task(task),
-        m_z(static_cast<int>(blockIdx.y)),
+        m_z(stored_matrix() * task.group),
         m_head(m_z % task.x.heads),
         m_t0(static_cast<int>(blockIdx.x) * Shape::tokens),
         m_lane(static_cast<int>(threadIdx.x % 32)),
@@ -64,9 +64,11 @@ class ProjectedTile {
   /// Whether this thread has the data of a token, that of its index in the tile.
   __device__ __forceinline__ bool has_own_token() const { return threadIdx.x < Shape::tokens; }
   __device__ __forceinline__ int own_token() const { return m_t0 + static_cast<int>(threadIdx.x % Shape::tokens); }
-  __device__ __forceinline__ bool is_padding() const {
-    return own_token() >= n() ||
-           (m_task.mask && !m_task.mask[static_cast<std::ptrdiff_t>(m_z / m_task.x.heads) * n() + own_token()]);
+  /// Whether it has no features: beyond the end, padding, or an attention sink.
+  __device__ __forceinline__ bool is_left_out() const {
+    const int sequence = m_z / m_task.x.heads;
+    return own_token() >= n() || (m_task.sink_ends && own_token() < m_task.sink_ends[sequence]) ||
+           (m_task.mask && !m_task.mask[static_cast<std::ptrdiff_t>(sequence) * n() + own_token()]);
   }
 
  protected:
@@ -77,6 +79,8 @@ class ProjectedTile {
   static constexpr float unit = is_exponential ? log2_e : 1.0f;  // of scales and bases
 
   __device__ __forceinline__ int n() const { return m_task.x.tokens; }
+  // the matrix of phi that the block computes, that of all z from m_z to m_z + group - 1
+  __device__ __forceinline__ static int stored_matrix() { return static_cast<int>(blockIdx.y); }
   // the number of projections, or of features if there are none
   __device__ __forceinline__ int count() const {
     return has_projections ? m_task.m : kind == FeatureKind::elu ? m_task.x.channels : m_task.quadratic.r;

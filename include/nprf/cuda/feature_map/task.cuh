@@ -25,13 +25,15 @@ constexpr bool by_token = std::is_same_v<Feature, __nv_bfloat16>;
 /// then z. The logarithm of a row's factor is -|x'|^2 / 2 of exponential, |x'|^2 / 2 of trigonometric and
 /// log_scale + sum_l curvature_l x'_l^2 / 2 of quadratic features, plus that of the centring.
 ///
-/// Features are float by channel, [z, r, stride], zero from n on; or bfloat16 by token, [z, n, stride], zero from r on.
+/// Features are float by channel, [z / group, r, stride], zero from n on; or bfloat16 by token, [z / group, n, stride],
+/// zero from r on. Heads of queries that share a head of keys and a map, `group` of them next to each other, share the
+/// features of keys.
 ///
 /// Queries: exponential features of a row are divided by the largest one, trigonometric and quadratic ones by the row's
-/// factor. Keys: all features of one z are divided by exp(shift), or by the largest one, or the largest factor if they
-/// are trigonometric or quadratic. Elu features are not divided. The features
-/// of a non-finite query that attends to no key, and of a non-finite key that no query attends to, are zero, so that
-/// they affect no row. O(n d m) time; the only scratch memory is max_log_scale.
+/// factor. Keys: all features of one matrix are divided by exp(shift), or by the largest one, or the largest factor if
+/// they are trigonometric or quadratic. Elu features are not divided. The features of a non-finite query that attends
+/// to no key, and of a non-finite key that no query attends to, are zero, so that they affect no row. O(n d m) time;
+/// the only scratch memory is max_log_scale.
 template <Storage S, class Feature = float>
 struct FeatureTask {
   Operand<S> x;             // (n,d)
@@ -46,14 +48,18 @@ struct FeatureTask {
   float radius, scale;  // radius 0: x' = scale x
   bool queries;
   float shift;         // of keys, if their log-scales are known to be near it
-  int* max_log_scale;  // [z]: the largest log-scale (logarithm of a feature) of keys, as ordered(); null: use `shift`
+  int* max_log_scale;  // [z / group]: the largest log-scale (logarithm of a feature) of keys, as ordered(); null: use
+                       // `shift`
   Feature* phi;
   int stride;  // at least n, or at least r
   AttentionMask attention_mask;
   DeviceCentring centring = {};
   DeviceQuadratic quadratic = {};
-  float* log_factors = nullptr;  // [z, n] of queries: the logarithm that the features of a row are divided by; null:
-                                 // not requested. Without the normalisation of the map by a power of r
+  float* log_factors = nullptr;    // [z, n] of queries: the logarithm that the features of a row are divided by; null:
+                                   // not requested. Without the normalisation of the map by a power of r
+  int group = 1;                   // of queries 1
+  const int* sink_ends = nullptr;  // [sequence] of keys: those before it are attention sinks, whose features are zero,
+                                   // or padding; null: no sinks
 
   // including zero padding
   __host__ __device__ int tokens() const { return by_token<Feature> ? x.tokens : stride; }

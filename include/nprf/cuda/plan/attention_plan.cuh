@@ -21,28 +21,15 @@
 #include "nprf/cuda/plan/cost_model.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
+#include "nprf/cuda/plan/options.cuh"
+#include "nprf/cuda/position/present_keys.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
 
-/// Options of a plan.
-struct PlanOptions {
-  Engine engine = Engine::automatic;
-  bool gradients = false;                          // whether the plan supports backward
-  bool owns_workspace = true;                      // false: each call must pass a workspace
-  std::size_t slab_bytes = std::size_t{64} << 20;  // maximum size of a slab, the buffer of FFTs in global memory
-  double tolerance = 1e-4;  // of the error of a row, relative to the largest |v| that it attends to
-};
-
-/// Options of a call.
-struct PlanCall {
-  const bool* key_mask = nullptr;  // on the device, [batch, n_k]: false is padding; null: no padding
-  void* workspace = nullptr;       // on the device, workspace_bytes() long, aligned to 256 bytes; null: use the plan's
-};
-
 /// Kernelized attention with relative position biases on a GPU (attention.hpp has the formula), for fixed sizes. A call
-/// allocates nothing, does not synchronise, and can be captured in a CUDA graph, also the first one: the constructor
-/// loads its kernels, except those of cuFFT.
+/// allocates nothing, unless PlanOptions::stream_ordered, does not synchronise, and can be captured in a CUDA graph,
+/// also the first one: the constructor loads its kernels, except those of cuFFT.
 ///
 ///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
 ///     plan.forward(q, k, v, y, stream);      // views of device memory
@@ -50,23 +37,31 @@ struct PlanCall {
 ///
 /// If the rounding error of an FFT may exceed half of the tolerance in a row of y, relative to the largest |v| that the
 /// row attends to, the row is recomputed by tiles; an infinite tolerance disables this. With any engine, rows whose
-/// denominator underflows are recomputed in the log domain if the features are exponential. With a near field, and with
-/// quadratic features, such rows and those whose terms cancel are computed by exact softmax instead, as on the CPU. The
-/// near field and these rows are in float for any storage type. A NaN or an infinity in a query affects only its own
-/// row; in a key or a value it affects only the rows that attend to it.
+/// denominator underflows are recomputed in the log domain if the features are exponential. With a near field or
+/// attention sinks, and with quadratic features, such rows and those whose terms cancel are computed by exact softmax
+/// instead, as on the CPU. The near field, sinks and these rows are in float for any storage type. A NaN or an infinity
+/// in a query affects only its own row; in a key or a value it affects only the rows that attend to it.
+///
+/// Bits: the same call of a plan gives the same bits each time, in any stream, with any workspace, and beside any other
+/// work of the device. Sums of floating-point numbers have a fixed order: atomic operations are on integers alone,
+/// which are counts, the bits of largest magnitudes, and lengths of lists of rows, whose results do not depend on the
+/// order of the list. This assumes the same of cuFFT, which Engine::cufft calls, and Engine::fused for gradients of
+/// parameters. Plans for other sizes, other devices, and arrays whose rows are aligned otherwise may round otherwise.
 ///
 /// S is the storage type of queries, keys, values and y. Arithmetic is in float. For half and bfloat16 some engines use
 /// tensor cores, with the precision of bfloat16 (toeplitz/product.cuh). A plan belongs to the device that was current
 /// at construction. Only one call at a time may use the plan's own workspace; calls with different workspaces may run
-/// concurrently.
+/// concurrently, and so may those with PlanOptions::stream_ordered. These allocate by cudaMallocAsync from the device's
+/// default pool, which gives memory back to the device when a stream is waited for, unless its release threshold
+/// (cudaMemPoolAttrReleaseThreshold) is raised.
 template <Storage S>
 class AttentionPlan {
  public:
   using View = DeviceMatrixView<const S>;
 
   /// Waits until the model has been copied to the device. Throws InvalidArgument if the sizes do not fit together or
-  /// are not supported, BackendError if there is no device of compute capability 7.0 or newer, not enough memory, or if
-  /// the kernels were compiled with -use_fast_math.
+  /// are not supported, BackendError if there is no device of compute capability 7.0 or newer, not enough memory, no
+  /// memory pool where options.stream_ordered needs one, or if the kernels were compiled with -use_fast_math.
   AttentionPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
                 cudaStream_t stream = nullptr);
 
@@ -83,9 +78,10 @@ class AttentionPlan {
   /// same, even if another one is faster for the new parameters. Throws InvalidArgument for a null pointer.
   void set_parameters(const float* parameters, cudaStream_t stream);
 
-  /// q [batch, heads, n_q, d], k [.., n_k, d], v [.., n_k, d_v] -> y [.., n_q, d_v]. A row that attends to no key is
-  /// zero. Throws InvalidArgument if the views do not have these shapes, BackendError if CUDA reports an error, for
-  /// example because the stream belongs to another device.
+  /// q [batch, heads, n_q, d], k [batch, heads_k, n_k, d], v [batch, heads_k, n_k, d_v] -> y [batch, heads, n_q, d_v],
+  /// where heads_k is `heads` unless queries are grouped (PlanShape). A row that attends to no key is zero. Throws
+  /// InvalidArgument if the views do not have these shapes, BackendError if CUDA reports an error, for example because
+  /// the stream belongs to another device.
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
                cudaStream_t stream) const;
   void forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
@@ -93,35 +89,55 @@ class AttentionPlan {
     forward(q, k, v, y, {}, stream);
   }
 
-  /// Computes the gradients of L from dy [.., n_q, d_v] = dL/dy and the same inputs. It needs no results of forward.
-  /// The gradients are zero for rows that attend to no key, for rows whose denominator underflows unless the features
-  /// are exponential, and for keys that are padding. With an FFT engine, a non-finite query that attends to a key makes
-  /// all gradients of its head and of its position non-finite. Throws as forward does, and InvalidArgument if the plan
-  /// has no gradients.
+  /// Computes the gradients of L from dy [batch, heads, n_q, d_v] = dL/dy and the same inputs. It needs no results of
+  /// forward. Those of a head of keys and values are the sums over its group of queries. The gradients are zero for
+  /// rows that attend to no key, for rows whose denominator underflows unless the features are exponential, and for
+  /// keys that are padding. With an FFT engine, a non-finite query that attends to a key makes all gradients of its
+  /// head and of its position non-finite. Throws as forward does, and InvalidArgument if the plan has no gradients.
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
                 const PlanCall& call, cudaStream_t stream) const;
 
-  /// Statistics of the last forward call with this workspace, in device memory.
-  const Counts* counts(const PlanCall& call = {}) const { return arrays_of(call).checks.counters.counts; }
+  /// Statistics of the last forward call with this workspace, in device memory; of the last one without a workspace, if
+  /// PlanOptions::stream_ordered.
+  const Counts* counts(const PlanCall& call = {}) const {
+    return allocates_workspace(call) ? static_cast<const Counts*>(m_counts.data())
+                                     : arrays_of(call).checks.counters.counts;
+  }
+  /// The same on the host, after all work of the stream. Waits for the stream. Throws BackendError if CUDA reports an
+  /// error, for example one of that work.
+  Counts host_counts(const PlanCall& call = {}, cudaStream_t stream = nullptr) const {
+    m_device.check_current();
+    return copied_to_host(counts(call), stream);
+  }
 
  private:
   // scratch memory of a call
   struct Arrays {
-    std::byte *phi_q, *phi_k;  // in the layout of Product::operand()
-    int* max_log_scale;        // [z]
+    std::byte *phi_q, *phi_k;  // in the layout of Product::operand_A() and operand_B()
+    int* max_log_scale;        // [z / feature_group]
     int* rows;                 // [z, n_q]: rows to recompute
+    bool* present;             // [batch, n_k]: keys that are no padding, if a call has lengths
     typename Product<S>::Arrays product;
     typename CheckedProduct<S>::Arrays checks;
     typename ExactPlan<S>::Arrays exact;
     typename Backward<S>::Arrays backward;
   };
 
-  void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const bool* key_mask,
+  // the mask of the keys that are no padding; null: all keys
+  const bool* queue_mask(const PlanCall& call, const Arrays& arrays, cudaStream_t stream) const {
+    if (!call.lengths) return call.key_mask;
+    const int sequences = static_cast<int>(shape().batch);
+    queue_present_keys({call.key_mask, call.lengths, sequences, m_model.n_k(), arrays.present}, stream);
+    return arrays.present;
+  }
+
+  void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
              const Arrays& arrays, cudaStream_t stream) const {
+    const Columns<S> U{m_model.shared_by_group(v), queue_mask(call, arrays, stream)};
     if (m_product.on_tensor_cores())
-      queue_forward<OnTensorCores<S>>(q, k, {Operand<S>(v), key_mask}, y, arrays, stream);
+      queue_forward<OnTensorCores<S>>(q, k, U, y, arrays, stream);
     else
-      queue_forward<float>(q, k, {Operand<S>(v), key_mask}, y, arrays, stream);
+      queue_forward<float>(q, k, U, y, arrays, stream);
   }
 
   // loads the kernels of all calls, so that the first one can be captured in a graph
@@ -130,20 +146,17 @@ class AttentionPlan {
     const std::uintptr_t nowhere = Scratch::alignment;  // an address of memory that is not accessed
     Scratch scratch(reinterpret_cast<void*>(nowhere));
     const Arrays arrays = take(scratch);
-    const auto view = [&]<class T>(T*, std::ptrdiff_t tokens, std::ptrdiff_t channels, std::uintptr_t at) {
-      return DeviceMatrixView<T>(reinterpret_cast<T*>(at), shape().batch, shape().heads, tokens, channels);
-    };
-    constexpr const S* in = nullptr;
-    constexpr S* out = nullptr;
-    const View q = view(in, shape().n_q, m_model.d(), nowhere), k = view(in, shape().n_k, m_model.d(), nowhere),
-               v = view(in, shape().n_k, shape().d_v, nowhere), dy = view(in, shape().n_q, shape().d_v, nowhere);
-    for (const std::uintptr_t at : {nowhere, nowhere + sizeof(S)})  // rows that are aligned to 16 bytes, or not
-      queue(q, k, v, view(out, shape().n_q, shape().d_v, at), nullptr, arrays, stream);
+    const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
+    const std::ptrdiff_t d = m_model.d();
+    S* const array = reinterpret_cast<S*>(nowhere);
+    const DeviceMatrixView<S> of_q(array, batch, heads, n_q, d), of_k(array, batch, heads_k, n_k, d),
+        of_v(array, batch, heads_k, n_k, d_v), of_y(array, batch, heads, n_q, d_v);
+    const PlanCall with_lengths{.lengths = reinterpret_cast<const int*>(nowhere)};
+    for (S* const at : {array, array + 1})  // rows that are aligned to 16 bytes, or not
+      queue(of_q, of_k, of_v, {at, batch, heads, n_q, d_v}, with_lengths, arrays, stream);
     if (!m_backward) return;
-    const PlanGradients<S> gradients{view(out, shape().n_q, m_model.d(), nowhere),
-                                     view(out, shape().n_k, m_model.d(), nowhere),
-                                     view(out, shape().n_k, shape().d_v, nowhere), reinterpret_cast<float*>(nowhere)};
-    m_backward->queue(parts(), {q, k, v, dy, nullptr}, gradients, arrays.backward, stream);
+    const PlanGradients<S> gradients{of_q, of_k, of_v, reinterpret_cast<float*>(nowhere)};
+    m_backward->queue(parts(), {of_q, of_k, of_v, of_y, nullptr}, gradients, arrays.backward, stream);
   }
 
   // queues the features, the product with its recomputed rows, y = N / D, and the rows that are recomputed in the log
@@ -159,6 +172,8 @@ class AttentionPlan {
                             keys = m_model.features<S>(k, false, U.mask, arrays.max_log_scale, phi_k,
                                                        m_product.stride(n_k));
     queries.log_factors = arrays.exact.log_factors;
+    if (m_exact) m_exact->queue_sinks(m_model, U.mask, arrays.exact, stream);
+    keys.sink_ends = arrays.exact.sink_ends;
     queue_features(queries, keys, z, stream);
     CheckedSums sums{arrays.product.sums};
     if (m_exact)
@@ -181,11 +196,18 @@ class AttentionPlan {
           z, 2 * m_device.multiprocessors, stream);
   }
 
+  // the shape, with the number of heads of keys where it is 0
+  PlanShape sizes() const {
+    PlanShape all = shape();
+    all.heads_k = all.heads / all.group();
+    return all;
+  }
+
   void check_inputs(const View& q, const View& k, const View& v) const {
-    const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+    const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
     check_matrix(q, "q", batch, heads, n_q, m_model.d());
-    check_matrix(k, "k", batch, heads, n_k, m_model.d());
-    check_matrix(v, "v", batch, heads, n_k, d_v);
+    check_matrix(k, "k", batch, heads_k, n_k, m_model.d());
+    check_matrix(v, "v", batch, heads_k, n_k, d_v);
   }
 
   // recomputes everything that depends on the weights of lags
@@ -202,10 +224,11 @@ class AttentionPlan {
     Arrays arrays{};
     const int z = m_model.z();
     const Counters counters = Counters::take(scratch, z);
+    arrays.present = scratch.take<bool>(shape().batch, m_model.n_k());
     const auto forward = [&](Scratch& area) {
-      arrays.phi_q = m_product.take_features(area, m_model.n_q());
-      arrays.phi_k = m_product.take_features(area, m_model.n_k());
-      arrays.max_log_scale = area.take<int>(m_model.needs_log_scales() ? z : 0);
+      arrays.phi_q = m_product.take_A(area);
+      arrays.phi_k = m_product.take_B(area);
+      arrays.max_log_scale = area.take<int>(m_model.needs_log_scales() ? z / m_model.feature_group() : 0);
       arrays.rows = area.take<int>(z, m_model.n_q());
       arrays.product = m_product.take(area);
       bool* recomputed = area.take<bool>(z, m_model.n_q());
@@ -217,6 +240,18 @@ class AttentionPlan {
     };
     scratch.overlap(forward, backward);
     return arrays;
+  }
+
+  // whether a call allocates its workspace
+  bool allocates_workspace(const PlanCall& call) const { return m_counts.data() && !call.workspace; }
+
+  // use(arrays), with the workspace of a call, which is freed afterwards if the call allocates it
+  template <class Use>
+  void with_workspace(const PlanCall& call, cudaStream_t stream, Use&& use) const {
+    if (!allocates_workspace(call)) return use(arrays_of(call));
+    const StreamMemory memory(m_bytes, stream);
+    const Arrays arrays = arrays_of({.workspace = memory.data()});
+    use(arrays);
   }
 
   Arrays arrays_of(const PlanCall& call) const {
@@ -237,6 +272,7 @@ class AttentionPlan {
   std::optional<ExactPlan<S>> m_exact;
   std::optional<Backward<S>> m_backward;
   DeviceMemory m_workspace;
+  DeviceMemory m_counts;  // Counts, if calls allocate their workspace; else none
   std::size_t m_bytes = 0;
 };
 
@@ -249,11 +285,14 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
                    ? cheapest<S>(m_device, m_model, options.gradients, options.tolerance)
                    : options.engine),
       m_product(m_device, m_engine,
-                {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v()},
+                {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), 1,
+                 m_model.feature_group()},
                 m_model.toeplitz(), options.slab_bytes),
       m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
                         options.tolerance) {
   require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
+  if (options.stream_ordered && !m_device.has_memory_pools)
+    throw BackendError("stream_ordered: expected a device with memory pools (cudaMallocAsync), got one without");
   const int tiles = m_model.is_centred() ? 2 : 1;
   const std::size_t shared = m_model.has_log_domain() ? LogDomainShape::shared(m_model.d_padded(), tiles, m_model.m())
                                                       : FeatureShape::shared(m_model.d_padded(), tiles);
@@ -268,7 +307,10 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
   Scratch count;
   take(count);
   m_bytes = count.bytes();
-  if (options.owns_workspace) m_workspace = DeviceMemory(m_bytes);
+  if (options.stream_ordered)
+    m_counts = DeviceMemory(sizeof(Counts));
+  else if (options.owns_workspace)
+    m_workspace = DeviceMemory(m_bytes);
   load_kernels(stream);
 }
 
@@ -283,10 +325,16 @@ template <Storage S>
 void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
                                const PlanCall& call, cudaStream_t stream) const {
   m_device.check_current();
-  const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+  const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
   check_inputs(q, k, v);
   check_output(y, "y", batch, heads, n_q, d_v);
-  queue(q, k, v, y, call.key_mask, arrays_of(call), stream);
+  with_workspace(call, stream, [&](const Arrays& arrays) {
+    queue(q, k, v, y, call, arrays, stream);
+    if (allocates_workspace(call))
+      check(cudaMemcpyAsync(m_counts.data(), arrays.checks.counters.counts, sizeof(Counts), cudaMemcpyDeviceToDevice,
+                            stream),
+            "copying counts");
+  });
 }
 
 template <Storage S>
@@ -294,13 +342,16 @@ void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, con
                                 const PlanGradients<S>& gradients, const PlanCall& call, cudaStream_t stream) const {
   m_device.check_current();
   require(m_backward.has_value(), "gradients: expected a plan with PlanOptions::gradients, got one without");
-  const auto& [batch, heads, n_q, n_k, d_v, offset] = shape();
+  const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
   check_inputs(q, k, v);
   check_matrix(dy, "dy", batch, heads, n_q, d_v);
   check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());
-  check_output(gradients.dk, "dk", batch, heads, n_k, m_model.d());
-  check_output(gradients.dv, "dv", batch, heads, n_k, d_v);
-  m_backward->queue(parts(), {q, k, v, dy, call.key_mask}, gradients, arrays_of(call).backward, stream);
+  check_output(gradients.dk, "dk", batch, heads_k, n_k, m_model.d());
+  check_output(gradients.dv, "dv", batch, heads_k, n_k, d_v);
+  with_workspace(call, stream, [&](const Arrays& arrays) {
+    const bool* mask = queue_mask(call, arrays, stream);
+    m_backward->queue(parts(), {q, k, v, dy, mask}, gradients, arrays.backward, stream);
+  });
 }
 
 }  // namespace nprf::cuda

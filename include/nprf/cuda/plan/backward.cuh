@@ -44,7 +44,7 @@ struct ForwardParts {
 /// The outputs of AttentionPlan::backward.
 template <Storage S>
 struct PlanGradients {
-  DeviceMatrixView<S> dq, dk, dv;  // of the shapes of q, k and v
+  DeviceMatrixView<S> dq, dk, dv;  // of the shapes of q, k and v, of which a group of queries may share the latter
   float* parameters = nullptr;  // [position, parameter], summed over batch and heads of a position; null: not computed
 };
 
@@ -58,7 +58,8 @@ struct PlanGradients {
 /// of recomputed rows of Y are computed by tiles from H, their part of G. The gradients of rows whose D underflows are
 /// computed in the log domain (attention/recompute_log_domain_backward.cuh). With an ExactPlan, the gradients of its
 /// exact pairs are added (attention/exact/backward.cuh). For all other rows the rounding error of an FFT is relative to
-/// the largest gradients of the head.
+/// the largest gradients of the head. Where a group of queries shares keys and values, their gradients are computed for
+/// each head of queries, and then added in the order of the heads.
 template <Storage S>
 class Backward {
  public:
@@ -70,7 +71,8 @@ class Backward {
              model.toeplitz(), slab_bytes),
         m_dB(device, engine, {model.z(), model.heads(), model.n_k(), model.n_q(), model.d_v() + 1, model.r()},
              model.toeplitz().transposed(), slab_bytes),
-        m_dU(device, engine, {model.z(), model.heads(), model.n_k(), model.n_q(), model.r(), model.d_v()},
+        m_dU(device, engine,
+             {model.z(), model.heads(), model.n_k(), model.n_q(), model.r(), model.d_v(), model.feature_group(), 1},
              model.toeplitz().transposed(), slab_bytes) {
     if (forward.on_tensor_cores())
       m_in_float.emplace(device, engine, forward.shape(), forward.weights(), slab_bytes, false);
@@ -98,12 +100,13 @@ class Backward {
 
   /// Scratch memory of a call.
   struct Arrays {
-    float *phi_q, *phi_k;           // [z, r, stride(n_q)] [z, r, stride(n_k)]
-    int *max_log_scale, *rows;      // [z] [z, n_q]
+    float *phi_q, *phi_k;           // [z, r, stride(n_q)] [z / feature_group, r, stride(n_k)]
+    int *max_log_scale, *rows;      // [z / feature_group] [z, n_q]
     bool* recomputed;               // [z, n_q]
     SelectedQueries selected;       // those rows, of FFT engines
     float *G, *H, *U;               // [z, p + 1, stride(n_q)] [z, p + 1, stride(n_q)] [z, p + 1, stride(n_k)]
     float* db;                      // [position, entries]: of lags, then of the border of a grid
+    float* dk;                      // [z, n_k, d], if a group of z shares keys; else null
     LogDomainGradients log_domain;  // of exponential features
     LogDomainScratch log_domain_scratch;
     typename ExactPlan<S>::Arrays exact;
@@ -122,8 +125,8 @@ class Backward {
               tokens_k = Y.stride(model.n_k());
     Arrays arrays{};
     arrays.phi_q = scratch.take<float>(z, r, tokens_q);
-    arrays.phi_k = scratch.take<float>(z, r, tokens_k);
-    arrays.max_log_scale = scratch.take<int>(model.needs_log_scales() ? z : 0);
+    arrays.phi_k = scratch.take<float>(z / model.feature_group(), r, tokens_k);
+    arrays.max_log_scale = scratch.take<int>(model.needs_log_scales() ? z / model.feature_group() : 0);
     arrays.rows = scratch.take<int>(z, model.n_q());
     arrays.recomputed = scratch.take<bool>(z, model.n_q());
     if (!m_is_tiled) arrays.selected = SelectedQueries::take(scratch, arrays.recomputed, z, model.n_q());
@@ -132,6 +135,7 @@ class Backward {
     if (!m_is_tiled) arrays.H = scratch.take<float>(z, p + 1, tokens_q);
     arrays.U = scratch.take<float>(z, p + 1, tokens_k);
     arrays.db = scratch.take<float>(model.positions(), model.entries());
+    if (model.group() > 1) arrays.dk = scratch.take<float>(z, model.n_k(), model.d());
     if (exact) {
       arrays.exact = exact->take(model, scratch);
       arrays.exact_gradients = ExactGradients::take(scratch, z, model.n_q(), model.n_k(), model.d(), p);
@@ -169,6 +173,8 @@ class Backward {
         model.features<S>(inputs.q, true, inputs.key_mask, nullptr, arrays.phi_q, Y.stride(n_q)),
         model.features<S>(inputs.k, false, inputs.key_mask, arrays.max_log_scale, arrays.phi_k, Y.stride(n_k))};
     tokens.queries.log_factors = arrays.exact.log_factors;
+    if (forward.exact) forward.exact->queue_sinks(model, inputs.key_mask, arrays.exact, stream);
+    tokens.keys.sink_ends = arrays.exact.sink_ends;
     arrays.checks.counters.queue_clear(model.z(), stream);
     queue_features(tokens.queries, tokens.keys, model.z(), stream);
     const CheckedSums sums = queue_columns(forward, inputs, tokens, arrays, stream);
@@ -188,7 +194,7 @@ class Backward {
     const auto& [model, product, checked_product, exact] = forward;
     const auto& [queries, keys] = tokens;
     const Product<S>& Y = in_float(product);
-    const Columns<S> V{Operand<S>(inputs.v), inputs.key_mask};
+    const Columns<S> V{model.shared_by_group(inputs.v), inputs.key_mask};
     const int z = model.z();
     CheckedSums sums;
     if (exact) {
@@ -245,7 +251,8 @@ class Backward {
     const auto& [queries, keys] = tokens;
     const auto [A, B, G_c, U_c, H_c] = factors(forward, arrays);
     const Product<float>::Arrays &to_dA = arrays.dA, &to_dB = arrays.dB, &to_dU = arrays.dU;
-    const int z = forward.model.z(), p = forward.model.d_v();
+    const DeviceModel& model = forward.model;
+    const int z = model.z(), p = model.d_v();
     const LogDomainGradients& log_domain = arrays.log_domain;
     const ExactGradients& exact = arrays.exact_gradients;
     const RowList& failed_rows = arrays.checks.failed_rows;
@@ -267,12 +274,18 @@ class Backward {
                             stream);
     m_dB.queue(arrays.U, arrays.G, columns_of_A, to_dB, stream);
     add_selected_queries({U_c, H_c, columns_of_A, m_dB.weights().c}, selected, to_dB.sums, z, stream);
-    queue_feature_gradients(FeatureGradientTask<S>{keys, {to_dB.sums}, log_domain.of_keys(), z, gradients.dk, exact.dk},
-                            stream);
+    queue_feature_gradients(
+        FeatureGradientTask<S>{keys, {to_dB.sums}, log_domain.of_keys(), z, gradients.dk, exact.dk, arrays.dk}, stream);
+    if (arrays.dk) {
+      const Sums dk_of_z{arrays.dk, nullptr, 1, model.d(), to_dB.sums.rows};
+      queue_store(StoreTask<S>{dk_of_z, nullptr, nullptr, gradients.dk, model.group()}, stream);
+    }
     const Columns<float> G{with_channels(G_c, p), nullptr, nullptr, 0}, H{with_channels(H_c, p), nullptr, nullptr, 0};
     m_dU.queue(arrays.phi_k, arrays.phi_q, G, to_dU, stream);
     add_selected_queries({B, A, H, m_dU.weights().c}, selected, to_dU.sums, z, stream);
-    queue_store(StoreTask<S>{to_dU.sums, exact.dv ? exact.dv : log_domain.dv, log_domain.counts, gradients.dv}, stream);
+    queue_store(
+        StoreTask<S>{to_dU.sums, exact.dv ? exact.dv : log_domain.dv, log_domain.counts, gradients.dv, model.group()},
+        stream);
   }
 
   // A (n_q,r), B (n_k,r), and G, U, H of p + 1 columns
@@ -281,9 +294,8 @@ class Backward {
   };
   Factors factors(const ForwardParts<S>& forward, const Arrays& arrays) const {
     const Product<S>& Y = in_float(forward.product);
-    const int n_q = forward.model.n_q(), n_k = forward.model.n_k();
-    return {Y.operand(arrays.phi_q, n_q), Y.operand(arrays.phi_k, n_k), m_dA.operand(arrays.G, n_q),
-            m_dA.operand(arrays.U, n_k), m_dA.operand(arrays.H, n_q)};
+    return {Y.operand_A(arrays.phi_q), Y.operand_B(arrays.phi_k), m_dA.operand_A(arrays.G), m_dA.operand_B(arrays.U),
+            m_dA.operand_A(arrays.H)};
   }
   // the first columns of a matrix
   static Operand<float> with_channels(Operand<float> x, int channels) {

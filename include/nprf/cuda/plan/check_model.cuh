@@ -17,14 +17,20 @@ namespace nprf::cuda {
 
 /// The sizes of a plan.
 struct PlanShape {
-  std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
+  std::ptrdiff_t batch = 1, heads = 1;
+  std::ptrdiff_t heads_k = 0;  // of keys and values: heads / heads_k heads of queries next to each other share one
+                               // (grouped queries); 0: as many as of queries
+  std::ptrdiff_t n_q = 0, n_k = 0, d_v = 0;
   std::ptrdiff_t offset = 0;  // query i has position i + offset, key j has position j
+
+  /// How many heads of queries share a head of keys and values.
+  std::ptrdiff_t group() const { return heads_k > 0 ? heads / heads_k : 1; }
 };
 
 namespace detail {
 
 inline void check_shape(const PlanShape& shape) {
-  const auto& [batch, heads, n_q, n_k, d_v, offset] = shape;
+  const auto& [batch, heads, heads_k, n_q, n_k, d_v, offset] = shape;
   constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28, most_blocks = 65535;
   for (const auto& [name, size] : {std::pair{"n_q", n_q}, {"n_k", n_k}})
     require(size >= 0 && size <= most, name, ": expected 0 to 2^28, got ", size);
@@ -34,6 +40,8 @@ inline void check_shape(const PlanShape& shape) {
           "batch and heads: expected a batch of 0 or more, one head or more, and batch heads ceil(d_v / 64) of at "
           "most ",
           most_blocks, ", got ", batch, ", ", heads, " and d_v = ", d_v);
+  require(heads_k >= 0 && (heads_k == 0 || heads % heads_k == 0), "heads_k: expected a divisor of ", heads,
+          " (heads), or 0 for as many, got ", heads_k);
   require(offset >= -most && offset <= most, "offset: expected -2^28 to 2^28, got ", offset);
 }
 
@@ -59,7 +67,7 @@ inline void check_grid(const PositionModel& one, const PlanShape& shape) {
 /// them is for other sizes. O(parameters and constants).
 inline void check_model(const AttentionModel& model, const PlanShape& shape) {
   detail::check_shape(shape);
-  const auto& [direction, radius, features, positions, near] = model;
+  const auto& [direction, radius, features, positions, near, sinks] = model;
   check_direction(direction);
   const auto one_or_heads = [&](std::size_t count, const char* what) {
     require(count == 1 || static_cast<std::ptrdiff_t>(count) == shape.heads, what, ": expected 1 or ", shape.heads,
@@ -92,6 +100,8 @@ inline void check_model(const AttentionModel& model, const PlanShape& shape) {
   if (position.is_grid()) detail::check_grid(position, shape);
   require(near == 0 || (near > 0 && map.kind != FeatureKind::elu && (!position.is_grid() || position.pitch > 0)),
           "near: expected 0 or more, or 0 for elu features and for slots without a pitch, got ", near);
+  require(sinks == 0 || (sinks > 0 && map.kind != FeatureKind::elu),
+          "sinks: expected 0 or more, or 0 for elu features, got ", sinks);
   const bool has_projection = map.kind != FeatureKind::elu && map.kind != FeatureKind::quadratic;
   require(has_projection ? map.m >= 1 : map.m == 0,
           "num_features: expected 0 for elu and quadratic and at least 1 for others, got ", map.m);

@@ -45,11 +45,11 @@ struct DecodeCall {
 /// all tokens. The plan allocates all of it.
 ///
 /// Features may be of any kind, centred or not, with one map or position for all heads or for each. There is no near
-/// field, no grid, no rollback or reordering of sequences, and keys have as many heads as queries. A row whose
-/// denominator underflows is NaN, since there is no exact softmax as on the CPU; a row of a series whose terms cancel
-/// is returned as it is. Both count (DecodeCounts). A non-finite query makes its own row NaN, a non-finite key the rows
-/// that attend to it, and a non-finite value its channel of these rows: if the position has a tail, until the sequence
-/// is reset.
+/// field, no attention sinks, no grid, no rollback or reordering of sequences, and keys have as many heads as queries.
+/// A row whose denominator underflows is NaN, since there is no exact softmax as on the CPU; a row of a series whose
+/// terms cancel is returned as it is. Both count (DecodeCounts). A non-finite query makes its own row NaN, a non-finite
+/// key the rows that attend to it, and a non-finite value its channel of these rows: if the position has a tail, until
+/// the sequence is reset.
 ///
 /// Bits: the same tokens give the same bits, however they were divided between append and steps, and for any other
 /// sequences beside them. Sums are in float and compensated, as on the CPU. S is the storage type of q, k, v and y; a
@@ -65,7 +65,8 @@ class DecodePlan {
   DecodePlan(AttentionModel model, const DecodeShape& shape, cudaStream_t stream = nullptr)
       : m_device(Device::current()),
         m_shape(checked(shape)),
-        m_model(checked(std::move(model)), {shape.batch, shape.heads, 1, 1, shape.d_v}, false, stream) {
+        m_model(checked(std::move(model)),
+                {.batch = shape.batch, .heads = shape.heads, .n_q = 1, .n_k = 1, .d_v = shape.d_v}, false, stream) {
     const std::vector<StepBias<float>> biases = step_biases();
     const auto take = [&](Scratch scratch) {
       take_arrays(scratch, biases);
@@ -124,6 +125,12 @@ class DecodePlan {
   const int* tokens() const { return m_states.tokens; }
   /// In device memory.
   const DecodeCounts* counts() const { return m_counts; }
+  /// The same on the host, after all work of the stream. Waits for the stream. Throws BackendError if CUDA reports an
+  /// error, for example one of that work.
+  DecodeCounts host_counts(cudaStream_t stream = nullptr) const {
+    m_device.check_current();
+    return copied_to_host(m_counts, stream);
+  }
   /// The reach K of the position.
   std::ptrdiff_t reach() const { return m_bias.reach; }
   /// The memory of the states of all sequences, in bytes.
@@ -140,6 +147,7 @@ class DecodePlan {
   static AttentionModel checked(AttentionModel model) {
     require(model.direction == Direction::causal, "direction: expected causal for a DecodePlan, got bidirectional");
     require(model.near == 0, "near: expected 0 for a DecodePlan, which has no near field, got ", model.near);
+    require(model.sinks == 0, "sinks: expected 0 for a DecodePlan, which has no attention sinks, got ", model.sinks);
     require(!model.features.empty() && !model.positions.empty(),
             "model: expected feature maps and positions, got none");
     require(!model.positions.front().is_grid(),

@@ -47,6 +47,9 @@ class DeviceModel {
   int n_q() const { return static_cast<int>(m_shape.n_q); }
   int n_k() const { return static_cast<int>(m_shape.n_k); }
   int heads() const { return static_cast<int>(m_shape.heads); }
+  /// How many heads next to each other share a head of keys and values, and features of keys.
+  int group() const { return static_cast<int>(m_shape.group()); }
+  int feature_group() const { return shares_map() ? group() : 1; }
   int d() const { return map().d; }
   int d_padded() const { return (d() + 3) / 4 * 4; }
   int d_v() const { return static_cast<int>(m_shape.d_v); }
@@ -82,11 +85,14 @@ class DeviceModel {
   bool positive() const { return map().kind != FeatureKind::trigonometric && !is_quadratic(); }
   bool exponential() const { return map().kind == FeatureKind::positive || map().kind == FeatureKind::hyperbolic; }
   bool is_quadratic() const { return map().kind == FeatureKind::quadratic; }
-  /// Whether failing rows are computed by exact softmax: with a near field, and by features that are a series.
-  bool has_exact_rows() const { return has_near() || is_quadratic(); }
+  /// Whether failing rows are computed by exact softmax: with a near field or sinks, and by features that are a series.
+  bool has_exact_rows() const { return has_near() || has_sinks() || is_quadratic(); }
   /// Whether failing rows are computed in the log domain of exponential features.
   bool has_log_domain() const { return exponential() && !has_exact_rows(); }
   bool has_near() const { return m_model.near > 0; }
+  bool has_sinks() const { return m_model.sinks > 0; }
+  /// The number of attention sinks of a sequence without padding.
+  int sinks() const { return static_cast<int>(std::min(m_model.sinks, m_shape.n_k)); }
   /// log |phi|^2 without the factors of rows: the normalisation of features by 1 / sqrt(r).
   double log_normalisation() const {
     const double m_or_r = map().kind == FeatureKind::hyperbolic ? r() : is_quadratic() ? 1 : m();
@@ -140,13 +146,14 @@ class DeviceModel {
     return {db, moments, m_order, m_start, parameter_count(), entries(), first_position_lag(), gradients};
   }
 
-  /// The features of queries or of keys. The largest log-scales of keys go to max_log_scale [z] if they are needed.
+  /// The features of queries or of keys. The largest log-scales of keys go to max_log_scale [z / feature_group()] if
+  /// they are needed.
   template <Storage S, class Feature>
   FeatureTask<S, Feature> features(const DeviceMatrixView<const S>& x, bool queries, const bool* key_mask,
                                    int* max_log_scale, Feature* phi, int stride) const {
     const bool estimates_exp = map().kind != FeatureKind::elu;
     const float scale = estimates_exp ? static_cast<float>(std::pow(static_cast<double>(d()), -0.25)) : 1.0f;
-    return {Operand<S>(x),
+    return {queries ? Operand<S>(x) : shared_by_group(x),
             queries ? nullptr : key_mask,
             m_w,
             shares_map() ? 0 : static_cast<std::ptrdiff_t>(map().m) * d_padded(),
@@ -165,7 +172,14 @@ class DeviceModel {
             attention_mask(key_mask),
             centring(queries),
             quadratic(),
-            nullptr};
+            nullptr,
+            queries ? 1 : feature_group()};
+  }
+
+  /// Keys or values, each matrix of which a group of heads shares.
+  template <Storage S>
+  Operand<S> shared_by_group(const DeviceMatrixView<const S>& x) const {
+    return Operand<S>(x).shared_by(group());
   }
 
   AttentionMask attention_mask(const bool* key_mask) const { return {bias(), key_mask, heads(), n_q(), n_k()}; }

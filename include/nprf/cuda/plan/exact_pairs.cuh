@@ -15,12 +15,14 @@
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/plan/device_model.cuh"
+#include "nprf/cuda/position/sink_ends.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
 
-/// The sums of a plan with a near field, or whose features are a series: far pairs by an engine, near pairs with the
-/// weights of exact softmax, and failing rows entirely by exact softmax (attention/exact).
+/// The sums of a plan with a near field or attention sinks, or whose features are a series: far pairs by an engine,
+/// near pairs and those of sinks with the weights of exact softmax, and failing rows entirely by exact softmax
+/// (attention/exact).
 template <Storage S>
 class ExactPlan {
  public:
@@ -41,28 +43,30 @@ class ExactPlan {
 
   /// Scratch memory of a call, some of which are its results.
   struct Arrays {
-    float *q, *k;            // [z, n_q, d] [z, n_k, d]: normalised rows
+    float *q, *k;            // [z, n_q, d] [z / group, n_k, d]: normalised rows
     float* log_factors;      // [z, n_q]
     double* log_scales;      // [z, n_q]: row i of the sums is in units of exp(log_scale)
     float* near_D;           // [z, n_q]
     bool* is_exact;          // [z, n_q]: rows by exact softmax
     int* rows;               // [z, n_q]: the same as a list
-    float *norm_q, *norm_k;  // [z, 1, stride]: of features
+    int* sink_ends;          // [sequence]: as in SinkEndsTask; null: no sinks
+    float *norm_q, *norm_k;  // [z, 1, stride] [z / feature_group, 1, stride]: of features
     typename Product<float>::Arrays terms;
   };
   Arrays take(const DeviceModel& model, Scratch& scratch) const {
     const int z = model.z(), n_q = model.n_q(), n_k = model.n_k();
     Arrays arrays{};
     arrays.q = scratch.take<float>(z, n_q, model.d());
-    arrays.k = scratch.take<float>(z, n_k, model.d());
+    arrays.k = scratch.take<float>(z / model.group(), n_k, model.d());
     arrays.log_factors = scratch.take<float>(z, n_q);
     arrays.log_scales = scratch.take<double>(z, n_q);
     arrays.near_D = scratch.take<float>(z, n_q);
     arrays.is_exact = scratch.take<bool>(z, n_q);
     arrays.rows = scratch.take<int>(z, n_q);
+    if (model.has_sinks()) arrays.sink_ends = scratch.take<int>(model.shape().batch);
     if (!m_terms) return arrays;
     arrays.norm_q = scratch.take<float>(z, m_terms->stride(n_q));
-    arrays.norm_k = scratch.take<float>(z, m_terms->stride(n_k));
+    arrays.norm_k = scratch.take<float>(z / model.feature_group(), m_terms->stride(n_k));
     arrays.terms = m_terms->take(scratch);
     return arrays;
   }
@@ -80,10 +84,23 @@ class ExactPlan {
   };
 
   ExactPairs pairs(const DeviceModel& model, const bool* key_mask, const Arrays& arrays) const {
-    const auto rows = [&](const float* x, int n) {
-      return Operand<float>(DeviceMatrixView<const float>(x, model.shape().batch, model.heads(), n, model.d()));
+    const auto rows = [&](const float* x, int n, int group) {
+      const DeviceMatrixView<const float> view(x, model.shape().batch, model.heads() / group, n, model.d());
+      return Operand<float>(view).shared_by(group);
     };
-    return {rows(arrays.q, model.n_q()), rows(arrays.k, model.n_k()), model.bias(), model.weight_bias(), key_mask};
+    return {rows(arrays.q, model.n_q(), 1),
+            rows(arrays.k, model.n_k(), model.group()),
+            model.bias(),
+            model.weight_bias(),
+            key_mask,
+            arrays.sink_ends};
+  }
+
+  /// Queues Arrays::sink_ends, if there are sinks, which the features of keys depend on.
+  void queue_sinks(const DeviceModel& model, const bool* key_mask, const Arrays& arrays, cudaStream_t stream) const {
+    if (!model.has_sinks()) return;
+    const int sequences = static_cast<int>(model.shape().batch);
+    queue_sink_ends({key_mask, sequences, model.n_k(), model.sinks(), arrays.sink_ends}, stream);
   }
 
   /// Queues the sums. Their rows are in units of Arrays::log_scales.
@@ -105,7 +122,8 @@ class ExactPlan {
         z, stream);
     const ExactPairs all = pairs(model, U.mask, arrays);
     const FeatureRows<Feature> A{x.queries.phi, model.r(), x.queries.stride};
-    const FarLogScales far{arrays.log_factors, x.keys.max_log_scale, model.shift(), model.log_normalisation()};
+    const FarLogScales far{arrays.log_factors, x.keys.max_log_scale, model.shift(), model.log_normalisation(),
+                           x.keys.group};
     queue_near_sums(NearSumsTask<S, Feature>{all, U, far, sums, A, arrays.log_scales, arrays.near_D}, z, stream);
     if constexpr (std::is_same_v<Feature, float>)
       x.checked_product.queue_bounds(x.product, x.queries.phi, x.sums, x.checks, stream);
@@ -131,7 +149,8 @@ class ExactPlan {
     const int z = model.z(), n_q = model.n_q(), n_k = model.n_k();
     const FeatureRows<Feature> B{x.keys.phi, model.r(), x.keys.stride};
     queue_feature_norms(FeatureNormsTask<Feature>{A, n_q, m_terms->stride(n_q), arrays.norm_q}, z, stream);
-    queue_feature_norms(FeatureNormsTask<Feature>{B, n_k, m_terms->stride(n_k), arrays.norm_k}, z, stream);
+    queue_feature_norms(FeatureNormsTask<Feature>{B, n_k, m_terms->stride(n_k), arrays.norm_k}, z / x.keys.group,
+                        stream);
     const auto no_values = Operand<float>::by_channel(arrays.norm_k, model.heads(), n_k, 0, m_terms->stride(n_k));
     m_terms->queue(arrays.norm_q, arrays.norm_k, {no_values, nullptr}, arrays.terms, stream);
   }

@@ -10,8 +10,8 @@
 
 namespace nprf::cuda {
 
-/// Computes y [batch, heads, n_q, d_v] from q [.., n_q, d], k [.., n_k, d] and v [.., n_k, d_v] on the current device.
-/// All arrays are contiguous in host memory.
+/// Computes y [batch, heads, n_q, d_v] from q [batch, heads, n_q, d], k [batch, heads_k, n_k, d] and v [batch, heads_k,
+/// n_k, d_v] on the current device. All arrays are contiguous in host memory.
 ///
 ///     std::vector<float> y = attend(model_of(attention), {.n_q = n, .n_k = n, .d_v = 64}, q, k, v);
 ///
@@ -24,29 +24,30 @@ std::vector<S> attend(const AttentionModel& model, const PlanShape& shape, const
   PlanOptions owning = options;
   owning.owns_workspace = true;
   const AttentionPlan<S> plan(model, shape, owning);
-  const std::ptrdiff_t d = plan.model().features.front().d;
-  const auto size = [&](std::ptrdiff_t tokens, std::ptrdiff_t channels) {
-    return static_cast<std::size_t>(shape.batch * shape.heads * tokens * channels);
+  const std::ptrdiff_t d = plan.model().features.front().d, heads_q = shape.heads, heads_k = heads_q / shape.group();
+  const auto size = [&](std::ptrdiff_t heads, std::ptrdiff_t tokens, std::ptrdiff_t channels) {
+    return static_cast<std::size_t>(shape.batch * heads * tokens * channels);
   };
-  const auto copy_to_device = [&](const std::vector<S>& x, const char* name, std::ptrdiff_t tokens,
-                                  std::ptrdiff_t channels) {
-    require(x.size() == size(tokens, channels), name, ": expected ", size(tokens, channels),
-            " scalars (batch heads tokens channels), got ", x.size());
+  const auto copy_to_device = [](const std::vector<S>& x, const char* name, std::size_t expected) {
+    require(x.size() == expected, name, ": expected ", expected, " scalars (batch heads tokens channels), got ",
+            x.size());
     DeviceMemory memory(x.size() * sizeof(S));
     if (!x.empty())
       check(cudaMemcpyAsync(memory.data(), x.data(), x.size() * sizeof(S), cudaMemcpyHostToDevice, nullptr),
             "copying a vector to the device");
     return memory;
   };
-  const DeviceMemory device_q = copy_to_device(q, "q", shape.n_q, d), device_k = copy_to_device(k, "k", shape.n_k, d),
-                     device_v = copy_to_device(v, "v", shape.n_k, shape.d_v);
-  std::vector<S> y(size(shape.n_q, shape.d_v));
+  const DeviceMemory device_q = copy_to_device(q, "q", size(heads_q, shape.n_q, d)),
+                     device_k = copy_to_device(k, "k", size(heads_k, shape.n_k, d)),
+                     device_v = copy_to_device(v, "v", size(heads_k, shape.n_k, shape.d_v));
+  std::vector<S> y(size(heads_q, shape.n_q, shape.d_v));
   const DeviceMemory device_y(y.size() * sizeof(S));
-  const auto view = [&](const DeviceMemory& memory, std::ptrdiff_t tokens, std::ptrdiff_t channels) {
-    return DeviceMatrixView<S>(static_cast<S*>(memory.data()), shape.batch, shape.heads, tokens, channels);
+  const auto view = [&](const DeviceMemory& memory, std::ptrdiff_t heads, std::ptrdiff_t tokens,
+                        std::ptrdiff_t channels) {
+    return DeviceMatrixView<S>(static_cast<S*>(memory.data()), shape.batch, heads, tokens, channels);
   };
-  plan.forward(view(device_q, shape.n_q, d), view(device_k, shape.n_k, d), view(device_v, shape.n_k, shape.d_v),
-               view(device_y, shape.n_q, shape.d_v));
+  plan.forward(view(device_q, heads_q, shape.n_q, d), view(device_k, heads_k, shape.n_k, d),
+               view(device_v, heads_k, shape.n_k, shape.d_v), view(device_y, heads_q, shape.n_q, shape.d_v));
   if (!y.empty())
     check(cudaMemcpyAsync(y.data(), device_y.data(), y.size() * sizeof(S), cudaMemcpyDeviceToHost, nullptr),
           "copying a vector to the host");

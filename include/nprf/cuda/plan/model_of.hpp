@@ -125,14 +125,7 @@ PositionModel model_of(const GridPosition<T>& position) {
   return model;
 }
 
-/// Plans have no attention sinks: throws InvalidArgument for options with sinks.
-inline void check_no_sinks(const AttentionOptions& options) {
-  require(options.sinks == 0, "sinks: expected 0 for a plan of a GPU, which has no attention sinks, got ",
-          options.sinks);
-}
-
-/// Of one head. The engine of the CPU attention is ignored; the plan chooses its own. Throws InvalidArgument for an
-/// attention with sinks.
+/// Of one head. The engine of the CPU attention is ignored; the plan chooses its own.
 template <class F, class P>
 AttentionModel model_of(const Attention<F, P>& attention) {
   static_assert(
@@ -143,11 +136,10 @@ AttentionModel model_of(const Attention<F, P>& attention) {
       requires { model_of(attention.position()); },
       "nprf: on a GPU the position must be one of nprf's own: none, relative, T5, ALiBi or a grid");
   const AttentionOptions& options = attention.options();
-  check_no_sinks(options);
   AttentionModel model{options.direction, options.normalization.is_unit() ? options.normalization.radius() : 0, {}, {}};
   model.features.push_back(model_of(attention.features()));
   model.positions.push_back(model_of(attention.position()));
-  model.near = options.near;
+  model.near = options.near, model.sinks = options.sinks;
   return model;
 }
 

@@ -50,6 +50,14 @@ struct DeviceBias {
     return static_cast<double>(of_head[count - places.border_size() + e * (places.outside + 2) + f]);
   }
 
+  /// The bias at which the weight of query e of the border is 1: the largest of its row.
+  __device__ __forceinline__ double largest_of_border(int head, int e) const {
+    double largest = minus_infinity;
+    for (int f = 0; f < places.outside + 2; ++f)
+      if (f != 1) largest = fmax(largest, border(head, e, f));
+    return largest;
+  }
+
   /// The bias of query i and key j.
   __device__ __forceinline__ double between(int head, int i, int j) const {
     if (!places.is_grid()) return (*this)(head, j - i + n_q - 1);
@@ -89,9 +97,7 @@ __global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
     values[k] =
         max_bias > minus_infinity && !task.b.is_near(k) ? static_cast<float>(exp(task.b(head, k) - max_bias)) : 0.0f;
   for (int e = t; e < outside; e += threads) {
-    double max_of_row = minus_infinity;
-    for (int f = 0; f < outside + 2; ++f)
-      if (f != 1) max_of_row = fmax(max_of_row, task.b.border(head, e, f));
+    const double max_of_row = task.b.largest_of_border(head, e);
     for (int f = 0; f < outside + 2; ++f) {
       const double b = task.b.border(head, e, f);
       values[size + e * (outside + 2) + f] =

@@ -47,11 +47,13 @@ constexpr std::string_view name(Engine engine) {
 
 /// The sizes of Y = ((A B^T) o C) [V 1] for every z = (sequence, head): A (n_q,r), B (n_k,r), V (n_k,p).
 struct ProductShape {
-  int z, heads, n_q, n_k, r, p;  // z: the number of sequences times heads
+  int z, heads, n_q, n_k, r, p;        // z: the number of sequences times heads
+  int group_of_A = 1, group_of_B = 1;  // heads next to each other that share A, and B
 };
 
 /// Y = ((A B^T) o C) [V 1] of one shape by one engine. It refers to the weights, whose values may change between calls.
-/// Features are float by channel, [z, r, stride], or, for tensor cores, bfloat16 by token, [z, n, stride].
+/// Features are float by channel, [z / group, r, stride], or, for tensor cores, bfloat16 by token, [z / group, n,
+/// stride].
 template <Storage S>
 class Product {
  public:
@@ -76,7 +78,7 @@ class Product {
     require(!places.is_grid() || engine == Engine::direct || engine == Engine::cufft,
             "engine: expected direct or cufft for a grid on a GPU, got ", name(engine));
     m_has_border_part = engine == Engine::cufft && places.outside > 0;
-    const auto& [z, heads, n_q, n_k, r, p] = shape;
+    const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = shape;
     constexpr std::ptrdiff_t most_blocks = 65535;
     require(static_cast<std::ptrdiff_t>(z) * TileShape::column_tiles(p) <= most_blocks,
             "batch and heads: expected batch heads ceil(columns / 64) of at most ", most_blocks,
@@ -116,20 +118,19 @@ class Product {
            : m_two_pass      ? m_two_pass->length()
                              : n;
   }
-  /// Scratch memory for the features of n tokens.
-  std::byte* take_features(Scratch& scratch, int n) const {
-    const std::size_t row = static_cast<std::size_t>(stride(n)), z = static_cast<std::size_t>(m_shape.z);
-    return scratch.take<std::byte>(m_on_tensor_cores ? sizeof(__nv_bfloat16) * z * static_cast<std::size_t>(n) * row
-                                                     : sizeof(float) * z * static_cast<std::size_t>(m_shape.r) * row);
-  }
+  /// Scratch memory for A, and for B.
+  std::byte* take_A(Scratch& scratch) const { return take_features(scratch, m_shape.n_q, m_shape.group_of_A); }
+  std::byte* take_B(Scratch& scratch) const { return take_features(scratch, m_shape.n_k, m_shape.group_of_B); }
 
-  /// View of A [z, r, stride(n_q)] or B [z, r, stride(n_k)], which must be zero from n_q or n_k on.
-  Operand<float> operand(const float* features, int n) const {
-    return Operand<float>::by_channel(features, m_shape.heads, n, m_shape.r, stride(n));
+  /// Views of A [z / group_of_A, r, stride(n_q)] and B [z / group_of_B, r, stride(n_k)], which must be zero from n_q
+  /// and n_k on, or [.., n_q, stride] and [.., n_k, stride], zero from r on.
+  template <class Feature>
+  Operand<Feature> operand_A(const Feature* A) const {
+    return operand(A, m_shape.n_q, m_shape.group_of_A);
   }
-  /// View of A [z, n_q, stride] or B [z, n_k, stride], which must be zero from r on.
-  Operand<__nv_bfloat16> operand(const __nv_bfloat16* rows, int n) const {
-    return DeviceMatrixView<const __nv_bfloat16>(rows, m_shape.z / m_shape.heads, m_shape.heads, n, features());
+  template <class Feature>
+  Operand<Feature> operand_B(const Feature* B) const {
+    return operand(B, m_shape.n_k, m_shape.group_of_B);
   }
 
   /// Must be called after the weights have changed.
@@ -151,7 +152,7 @@ class Product {
   };
   /// Allocates the arrays, with room for `extra_parts` additional parts of the sums.
   Arrays take(Scratch& scratch, int extra_parts = 0) const {
-    const auto& [z, heads, n_q, n_k, r, p] = m_shape;
+    const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = m_shape;
     const int parts = engine_parts() + m_has_border_part + extra_parts;
     Arrays arrays{};
     float* N = scratch.take<float>(parts, z, n_q, p);
@@ -167,9 +168,9 @@ class Product {
     return arrays;
   }
 
-  /// Queues arrays.sums, from features in the layout of operand().
+  /// Queues arrays.sums, from features in the layout of operand_A() and operand_B().
   void queue(const float* A, const float* B, const Columns<S>& U, const Arrays& arrays, cudaStream_t stream) const {
-    const TileTask<S> task{operand(A, m_shape.n_q), operand(B, m_shape.n_k), U, m_weights.c};
+    const TileTask<S> task{operand_A(A), operand_B(B), U, m_weights.c};
     const Spectra spectra{m_spectrum, m_weights.positions > 1 ? static_cast<std::ptrdiff_t>(spectrum_size()) : 0};
     const int z = m_shape.z;
     float *N = arrays.sums.N, *D = arrays.sums.D;
@@ -191,11 +192,25 @@ class Product {
              cudaStream_t stream) const
     requires(!std::same_as<S, float>)
   {
-    queue_tiles(TileTask<S, __nv_bfloat16>{operand(A, m_shape.n_q), operand(B, m_shape.n_k), U, m_weights.c}, arrays,
-                stream);
+    queue_tiles(TileTask<S, __nv_bfloat16>{operand_A(A), operand_B(B), U, m_weights.c}, arrays, stream);
   }
 
  private:
+  std::byte* take_features(Scratch& scratch, int n, int group) const {
+    const std::size_t row = static_cast<std::size_t>(stride(n)), all = static_cast<std::size_t>(m_shape.z / group);
+    return scratch.take<std::byte>(m_on_tensor_cores ? sizeof(__nv_bfloat16) * all * static_cast<std::size_t>(n) * row
+                                                     : sizeof(float) * all * static_cast<std::size_t>(m_shape.r) * row);
+  }
+
+  Operand<float> operand(const float* features, int n, int group) const {
+    return Operand<float>::by_channel(features, m_shape.heads / group, n, m_shape.r, stride(n)).shared_by(group);
+  }
+  Operand<__nv_bfloat16> operand(const __nv_bfloat16* rows, int n, int group) const {
+    const DeviceMatrixView<const __nv_bfloat16> view(rows, m_shape.z / m_shape.heads, m_shape.heads / group, n,
+                                                     features());
+    return Operand<__nv_bfloat16>(view).shared_by(group);
+  }
+
   template <class Feature>
   void queue_tiles(const TileTask<S, Feature>& task, const Arrays& arrays, cudaStream_t stream) const {
     float *N = arrays.sums.N, *D = arrays.sums.D;
@@ -225,7 +240,7 @@ class Product {
 
   // FFTs in shared memory if it is large enough for n tokens, else FFTs in two passes
   void choose_fft(const Device& device, std::size_t slab_bytes) {
-    const auto& [z, heads, n_q, n_k, r, p] = m_shape;
+    const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = m_shape;
     const int n = std::max(n_q, n_k);
     if (SharedMemoryEngine::variant_for(device, n)) {
       m_shared_memory.emplace(device, n_q, n_k, r, p, z);

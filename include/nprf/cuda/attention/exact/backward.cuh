@@ -13,14 +13,15 @@
 
 namespace nprf::cuda {
 
-/// The gradients of pairs with the weights of exact softmax: near pairs, and all pairs of rows by exact softmax. With
-/// the denominators D_i of all pairs, in units of exp(scale_i),
+/// The gradients of pairs with the weights of exact softmax: near pairs, those of attention sinks, and all pairs of
+/// rows by exact softmax. With the denominators D_i of all pairs, in units of exp(scale_i),
 ///
 ///     p_ij = exp(q_i.k_j + b_ij - scale_i) / D_i      g_ij = p_ij (dy_i.v_j - dy_i.y_i)
 ///     dq_i = sum_j g_ij k_j    dk_j = sum_i g_ij q_i    dv_j = sum_i p_ij dy_i    db[lag] = sum_{j-i=lag} g_ij
 ///
-/// of normalised queries and keys. All sums have a fixed order. O(n w (d + p)) for w near keys of a query, and O(n_k (d
-/// + p)) for each row by exact softmax. The lags also take O(n_q) each in a matrix that has such rows.
+/// of normalised queries and keys. All sums have a fixed order. O(n w (d + p)) for w near keys and sinks of a query,
+/// and O(n_k (d + p)) for each row by exact softmax. The lags also take O(n_q) each in a matrix that has such rows, and
+/// on a grid with sinks.
 struct ExactGradients {
   double* log_D;        // [z, n_q]: scale_i + log D_i; +infinity for rows without gradients
   float* dy_y;          // [z, n_q]: dy_i.y_i
@@ -184,7 +185,10 @@ __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(Exact
   const int z = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * tile, n_k = task.pairs.k.tokens;
   ExactPairs::Keys keys = task.pairs.near_keys(i0, min(i0 + tile, task.pairs.q.tokens) - 1);
   if (has_exact_row(task, z, i0)) keys = {0, n_k};
-  for (int J = keys.first / tile; J * tile < keys.end; ++J) ExactPairTile<S>(task, z, i0, J * tile).add_to_queries();
+  const int sink_tiles = TileShape::tiles(task.pairs.sink_end(z));
+  for (int J = 0; J < sink_tiles; ++J) ExactPairTile<S>(task, z, i0, J * tile).add_to_queries();
+  for (int J = max(keys.first / tile, sink_tiles); J * tile < keys.end; ++J)
+    ExactPairTile<S>(task, z, i0, J * tile).add_to_queries();
 }
 
 /// Computes dk and dv. Blocks (tiles of keys, z).
@@ -193,8 +197,9 @@ __global__ void __launch_bounds__(TileShape::threads) exact_keys_kernel(ExactGra
   constexpr int tile = TileShape::tile;
   const int z = static_cast<int>(blockIdx.y), j0 = static_cast<int>(blockIdx.x) * tile, n_q = task.pairs.q.tokens;
   const auto [first, end] = task.pairs.near_queries(j0, min(j0 + tile, task.pairs.k.tokens) - 1);
+  const bool has_sinks = j0 < task.pairs.sink_end(z);
   for (int i0 = 0; i0 < n_q; i0 += tile)
-    if (has_exact_row(task, z, i0) || (first < end && i0 + tile > first && i0 < end))
+    if (has_exact_row(task, z, i0) || has_sinks || (first < end && i0 + tile > first && i0 < end))
       ExactPairTile<S>(task, z, i0, j0).add_to_keys();
 }
 
@@ -209,11 +214,17 @@ __global__ void __launch_bounds__(threads) exact_entries_kernel(ExactGradientTas
   const int count = b.places.is_grid() ? of_grid.count() : n_q;
   float sum = 0;
   for (int z = position; z < task.z; z += task.positions) {
-    if (!is_near && task.exact_rows[z] == 0) continue;
-    for (int k = thread; k < count; k += threads) {
-      const TokenPair at = b.places.is_grid() ? of_grid[k] : TokenPair{k, entry + k - (n_q - 1)};
+    const int sink_end = task.pairs.sink_end(z);
+    const bool only_sinks = !is_near && task.exact_rows[z] == 0;
+    if (only_sinks && sink_end == 0) continue;
+    // in a sequence key j of the entry is that of query j + first
+    const int first = n_q - 1 - entry;
+    const bool is_short = only_sinks && !b.places.is_grid();
+    const int end = is_short ? min(count, first + sink_end) : count;
+    for (int k = (is_short ? max(0, first) : 0) + thread; k < end; k += threads) {
+      const TokenPair at = b.places.is_grid() ? of_grid[k] : TokenPair{k, k - first};
       if (at.query < 0 || at.key < 0 || at.key >= task.pairs.k.tokens) continue;
-      if (!is_near && !task.is_exact[task.row(z, at.query)]) continue;
+      if (!is_near && at.key >= sink_end && !task.is_exact[task.row(z, at.query)]) continue;
       const float *q = task.pairs.q.of(z) + at.query * task.pairs.q.token_stride,
                   *key = task.pairs.k.of(z) + at.key * task.pairs.k.token_stride,
                   *v = task.V.of(z) + at.key * task.V.token_stride;

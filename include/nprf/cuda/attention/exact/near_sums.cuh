@@ -34,23 +34,25 @@ struct FeatureRows {
 /// exact weights exp(q_i.k_j + b_ij - weight_bias).
 struct FarLogScales {
   const float* log_factors;  // [z, n_q]: FeatureTask::log_factors
-  const int* max_log_scale;  // [z]: FeatureTask::max_log_scale of the keys; null: `shift`
+  const int* max_log_scale;  // [z / group]: FeatureTask::max_log_scale of the keys; null: `shift`
   float shift;
   double normalisation;  // DeviceModel::log_normalisation()
+  int group;             // FeatureTask::group of the keys
 
   __device__ __forceinline__ double of(int z, int n_q, int i) const {
-    const float of_keys = max_log_scale ? from_ordered(max_log_scale[z]) : shift;
+    const float of_keys = max_log_scale ? from_ordered(max_log_scale[z / group]) : shift;
     return static_cast<double>(log_factors[static_cast<std::ptrdiff_t>(z) * n_q + i]) + static_cast<double>(of_keys) +
            normalisation;
   }
 };
 
-/// Adds the near field to the sums of far pairs: with the far sums N_i, D_i of row i in units of exp(far_i),
+/// Adds near pairs and attention sinks, whose keys have the features 0, to the sums of far pairs: with the far sums
+/// N_i, D_i of row i in units of exp(far_i),
 ///
 ///     N_i <- N_i exp(far_i - scale_i) + sum_near exp(q_i.k_j + b_ij - scale_i) v_j    and D_i with values of 1
 ///
 /// where scale_i is far_i or the largest near exponent, whichever is larger, so that nothing overflows. Where it is the
-/// latter, the features A_i are multiplied by exp(far_i - scale_i) too. O(n_q w (d + p)) for w near keys.
+/// latter, the features A_i are multiplied by exp(far_i - scale_i) too. O(n_q w (d + p)) for w near keys and sinks.
 template <Storage S, class Feature>
 struct NearSumsTask {
   ExactPairs pairs;
@@ -97,7 +99,9 @@ __global__ void __launch_bounds__(TileShape::threads) near_sums_kernel(NearSumsT
   const int p0 = static_cast<int>(blockIdx.y) % column_tiles * TileShape::tile;
   SoftmaxTile<S, ConsecutiveRows> near(task.pairs, task.U, z, {i0, n_q}, p0, true);
   const auto [first, end] = task.pairs.near_keys(i0, min(i0 + TileShape::tile, n_q) - 1);
-  if (first < end) near.add_keys(first, end);
+  const int sink_end = task.pairs.sink_end(z), first_after = TileShape::tiles(sink_end) * TileShape::tile;
+  near.add_keys(0, sink_end);
+  if (first < end) near.add_keys(max(first, first_after), end);
   for (int i = 0; i < 4; ++i) add_near_row(task, near, z, i);
 }
 

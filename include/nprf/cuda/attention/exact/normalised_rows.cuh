@@ -9,7 +9,8 @@
 
 namespace nprf::cuda {
 
-/// The normalised rows x' (feature_map/forward.cuh) of queries and of keys, as float [z, n, d]. O(n d).
+/// The normalised rows x' (feature_map/forward.cuh) of queries and of keys, as float [z, n, d], or [z / group, n, d] of
+/// keys that a group of heads shares. O(n d).
 template <Storage S>
 struct NormalisedRowsTask {
   FeatureTask<S> queries, keys;  // phi is not used
@@ -22,16 +23,16 @@ __global__ void __launch_bounds__(FeatureShape::threads) normalised_rows_kernel(
   using Shape = FeatureShape;
   const FeatureTask<S>& task = blockIdx.z == 0 ? both.queries : both.keys;
   float *to = blockIdx.z == 0 ? both.q : both.k, *x = shared_memory<float>(), *scratch = x + task.tile_size();
-  const int z = static_cast<int>(blockIdx.y), t0 = static_cast<int>(blockIdx.x) * Shape::tokens;
-  const int n = task.x.tokens, d = task.x.channels;
-  if (t0 >= n) return;
+  const int stored_matrix = static_cast<int>(blockIdx.y), z = stored_matrix * task.x.group;
+  const int t0 = static_cast<int>(blockIdx.x) * Shape::tokens, n = task.x.tokens, d = task.x.channels;
+  if (t0 >= n || z >= static_cast<int>(gridDim.y)) return;
   load_tile({x, 1, Shape::stride}, task.x, task.x.of(z), {t0, Shape::tokens}, {0, task.d_padded});
   __syncthreads();
   normalise(task, x, scratch);
   __syncthreads();
   const int count = min(Shape::tokens, n - t0);
   for (int e = static_cast<int>(threadIdx.x); e < count * d; e += Shape::threads)
-    to[(static_cast<std::ptrdiff_t>(z) * n + t0) * d + e] = x[e % d * Shape::stride + e / d];
+    to[(static_cast<std::ptrdiff_t>(stored_matrix) * n + t0) * d + e] = x[e % d * Shape::stride + e / d];
 }
 
 template <Storage S>

@@ -11,22 +11,27 @@
 namespace nprf::cuda {
 
 /// Pairs of queries and keys that have the weights of exact softmax, exp(q_i.k_j + b_ij), of normalised rows: those of
-/// near tokens (core/near_lags.hpp), or all pairs of some queries. Biases are relative to the one at which the weight
-/// of a far pair is 1.
+/// a field, which are near tokens (core/near_lags.hpp) and attention sinks with all queries, or all pairs of some
+/// queries. Biases are relative to the one at which the weight of a far pair of the query is 1.
 struct ExactPairs {
   Operand<float> q, k;  // (n_q,d) (n_k,d)
   DeviceBias b;
   const double* weight_bias;  // [position]
   const bool* key_mask;       // [sequence, n_k]: false is padding; null: no padding
+  const int* sink_ends;       // [sequence]: keys before it are sinks or padding; null: no sinks
 
-  /// The bias of a query and a key; -infinity if the query does not attend to the key, or `near_only` and they are not
-  /// near.
-  __device__ __forceinline__ double bias(int z, int i, int j, bool near_only) const {
+  /// The end of the sinks of matrix z; 0 if there are none.
+  __device__ __forceinline__ int sink_end(int z) const { return sink_ends ? sink_ends[z / k.heads] : 0; }
+
+  /// The bias of a query and a key; -infinity if the query does not attend to the key, or `of_field` and they are no
+  /// pair of the field.
+  __device__ __forceinline__ double bias(int z, int i, int j, bool of_field) const {
     const bool is_present = i >= 0 && i < q.tokens && j >= 0 && j < k.tokens &&
                             !(key_mask && !key_mask[static_cast<std::ptrdiff_t>(z / k.heads) * k.tokens + j]);
-    if (!is_present || (near_only && !b.is_near(i, j))) return minus_infinity;
+    if (!is_present || (of_field && !b.is_near(i, j) && j >= sink_end(z))) return minus_infinity;
     const int head = z % q.heads;
-    return b.between(head, i, j) - weight_bias[b.heads > 1 ? head : 0];
+    const double b_ij = b.between(head, i, j);
+    return b_ij == minus_infinity ? b_ij : b_ij - unit_bias(head, i);
   }
 
   /// The exponent of a pair whose score is s. A NaN becomes +infinity, which makes the sums of the row NaN.
@@ -59,6 +64,11 @@ struct ExactPairs {
   }
 
  private:
+  // the bias at which the weight of a far pair of query i is 1
+  __device__ __forceinline__ double unit_bias(int head, int i) const {
+    if (b.places.is_grid() && i < b.places.outside) return b.largest_of_border(head, i);
+    return weight_bias[b.heads > 1 ? head : 0];
+  }
   __device__ __forceinline__ static int clamped(Index x, int most) {
     return static_cast<int>(x < 0 ? 0 : x > most ? most : x);
   }

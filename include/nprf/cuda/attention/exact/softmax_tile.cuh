@@ -22,13 +22,13 @@ class SoftmaxTile {
 
   /// The tile of these queries and of the columns from p0 on, of matrix z.
   __device__ __forceinline__ SoftmaxTile(const ExactPairs& pairs, const Columns<S>& U, int z, const Rows& rows, int p0,
-                                         bool near_only)
+                                         bool of_field)
       : m_pairs(pairs),
         m_U(U.of(z)),
         m_rows(rows),
         m_z(z),
         m_p0(p0),
-        m_near_only(near_only),
+        m_of_field(of_field),
         m_row(static_cast<int>(threadIdx.x) / 16 * 4),
         m_column(static_cast<int>(threadIdx.x) % 16 * 4) {
     for (double& most : m_most) most = minus_infinity;
@@ -92,7 +92,7 @@ class SoftmaxTile {
     double e[4], most = m_most[i];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      e[j] = ExactPairs::exponent(s[j], m_pairs.bias(m_z, query(i), j0 + m_column + j, m_near_only));
+      e[j] = ExactPairs::exponent(s[j], m_pairs.bias(m_z, query(i), j0 + m_column + j, m_of_field));
       most = fmax(most, e[j]);
     }
     most = over_row(most, [](double a, double b) { return fmax(a, b); });
@@ -112,7 +112,7 @@ class SoftmaxTile {
   // adds key k of the tile to the rows that have a pair with it: its values may not be finite
   __device__ __forceinline__ void add_present_key(int j0, int k) {
     for (int i = 0; i < 4; ++i) {
-      if (m_pairs.bias(m_z, query(i), j0 + k, m_near_only) == minus_infinity) continue;
+      if (m_pairs.bias(m_z, query(i), j0 + k, m_of_field) == minus_infinity) continue;
       const float weight = weights()[k * stride + m_row + i];
       for (int j = 0; j < 4; ++j) m_N[i][j] = fmaf(weight, u()[k * stride + m_column + j], m_N[i][j]);
     }
@@ -122,7 +122,7 @@ class SoftmaxTile {
   ColumnsOf<S> m_U;
   Rows m_rows;
   int m_z, m_p0;
-  bool m_near_only;
+  bool m_of_field;
   int m_row, m_column;
   double m_most[4];
   float m_N[4][4] = {}, m_D[4] = {};

@@ -91,24 +91,31 @@ void queue_gradient_columns(const GradientColumnsTask<S>& task, cudaStream_t str
          dim3{blocks_of<threads>(most), 2, static_cast<unsigned>(task.z)}, dim3{threads, 1, 1}, 0, stream, task);
 }
 
-/// x = N, plus terms of rows that features alone do not compute.
+/// x = N, plus terms of rows that features alone do not compute, summed over the matrices z of a group, in their order.
 template <Storage S>
 struct StoreTask {
-  Sums sums;
+  Sums sums;              // of rows [z, n]
   const float* terms;     // [z, n, p]; null: none
   const int* rows;        // [z]: how many such rows, where terms are valid only if there are any; null: terms are valid
-  DeviceMatrixView<S> x;  // [.., n, p]
+  DeviceMatrixView<S> x;  // [.., n, p], one matrix for each group
+  int group;              // z next to each other
 };
 
 /// One thread per scalar.
 template <Storage S>
 __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
   const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x;
-  const std::ptrdiff_t row = at / task.sums.p, n = task.x.tokens;
-  const int column = static_cast<int>(at % task.sums.p);
-  if (row >= task.sums.rows) return;
-  const float term = task.terms && (!task.rows || task.rows[row / n] > 0) ? task.terms[at] : 0.0f;
-  store(row_of(task.x, static_cast<int>(row / n), row % n) + column, task.sums.numerator(row, column) + term);
+  const int p = task.sums.p, column = static_cast<int>(at % p);
+  const std::ptrdiff_t n = task.x.tokens, i = at / p % n;
+  const int matrix = static_cast<int>(at / p / n), first = matrix * task.group;
+  if (first * n >= task.sums.rows) return;
+  float sum = 0;
+  for (int z = first; z < first + task.group; ++z) {
+    const std::ptrdiff_t row = z * n + i;
+    const bool has_term = task.terms && (!task.rows || task.rows[z] > 0);
+    sum += task.sums.numerator(row, column) + (has_term ? task.terms[row * p + column] : 0.0f);
+  }
+  store(row_of(task.x, matrix, i) + column, sum);
 }
 
 template <Storage S>

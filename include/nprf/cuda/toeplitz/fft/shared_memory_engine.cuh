@@ -102,7 +102,7 @@ class SharedMemoryEngine {
            SharedMemorySpectrumTask{c, spectrum});
   }
 
-  /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z, r, N].
+  /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z / group, r, N].
   template <Storage S>
   void queue(const TileTask<S>& x, int z, const Spectra& spectra, float* out, float* sums, const Arrays& arrays,
              cudaStream_t stream) const {
@@ -116,7 +116,7 @@ class SharedMemoryEngine {
     launch("FFT in shared memory", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->shared, stream,
            SharedMemoryTask{x.A.data, x.B.data, arrays.U, spectra.values, spectra.stride, x.A.heads, x.A.channels,
-                            m_pairs, m_groups, m_features, arrays.Y});
+                            m_pairs, m_groups, m_features, arrays.Y, x.A.group, x.B.group});
     launch("FFT in shared memory: sums", collect_kernel<threads>, dim3{blocks_of<threads>(x.A.tokens), pairs, all},
            block, 0, stream,
            CollectTask{arrays.Y, length(), residues, m_pairs, m_groups, x.A.tokens, x.U.V.channels, out, sums});

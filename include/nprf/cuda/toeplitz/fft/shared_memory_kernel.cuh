@@ -23,12 +23,13 @@ namespace nprf::cuda {
 /// block computes a pair, a residue class and a group of features; the groups are added up in order. O(r (p + 1) N log
 /// N) time. Nothing of size r p n is stored in global memory.
 struct SharedMemoryTask {
-  const float *A, *B;                     // [z, r, N], zero from n_q and n_k on
+  const float *A, *B;                     // [z / group, r, N], zero from n_q and n_k on
   const float2* U;                        // [z, residue, pair, N]: u_q, zero from n_k on
   const float2* spectrum;                 // [head, residue, L], in the order of BlockTransform's output
   std::ptrdiff_t stride;                  // of the spectrum, between heads
   int heads, r, pairs, groups, features;  // features per group
-  float2* Y;                              // [z, group, residue, pair, N]
+  float2* Y;                              // [z, group of features, residue, pair, N]
+  int group_of_A = 1, group_of_B = 1;     // z next to each other that share A, and B
 };
 
 /// Computes y from the sums Y of all groups and residue classes.
@@ -199,8 +200,8 @@ __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, f
   __syncthreads();
 
   const int r = task.r, begin = group * task.features, end = min(r, begin + task.features);
-  const float* A = task.A + (static_cast<std::ptrdiff_t>(z) * r + begin) * N;
-  const float* B = task.B + (static_cast<std::ptrdiff_t>(z) * r + begin) * N;
+  const float* A = task.A + (static_cast<std::ptrdiff_t>(z / task.group_of_A) * r + begin) * N;
+  const float* B = task.B + (static_cast<std::ptrdiff_t>(z / task.group_of_B) * r + begin) * N;
 #pragma unroll 1
   for (int feature = begin; feature < end; ++feature, A += N, B += N) {
     float2 v[P];

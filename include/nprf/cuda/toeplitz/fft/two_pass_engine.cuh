@@ -126,7 +126,7 @@ class TwoPassEngine {
            stream, task);
   }
 
-  /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z, r, N].
+  /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z / group, r, N].
   template <Storage S>
   void queue(const TileTask<S>& x, const Spectra& spectra, float* out, float* sums, const Arrays& arrays,
              cudaStream_t stream) const {
@@ -152,7 +152,9 @@ class TwoPassEngine {
                      .slab = arrays.slab,
                      .Y = arrays.Y,
                      .out = out,
-                     .sums = sums};
+                     .sums = sums,
+                     .group_of_A = x.A.group,
+                     .group_of_B = x.B.group};
     for (; task.first_pair < m_all_pairs; task.first_pair += m_pairs) {
       task.first_feature = 0;
       queue_twiddles(TwiddleTask<S>{x.U, length(), task.residues, m_pairs_of_z, m_all_pairs, task.first_pair, m_pairs,

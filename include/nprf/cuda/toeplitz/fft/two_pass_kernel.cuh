@@ -27,7 +27,7 @@ namespace nprf::cuda {
 /// O(r (p + 1) N log N) time. Memory traffic per point of a slab: 32 bytes, 8 folds bytes for A and B, and 8 (folds +
 /// 1) / (features of the slab) bytes for U and Y.
 struct TwoPassTask {
-  const float *A, *B;      // [z, r, N], zero from n_q and n_k on
+  const float *A, *B;      // [z / group, r, N], zero from n_q and n_k on
   const float2* spectrum;  // [head, residue, L1, L2]; rows are in the order of BlockTransform's output
   std::ptrdiff_t stride;   // of the spectrum, between heads
   const float2* roots;     // (L1,L2): exp(-2 pi i k1 j2 / L)
@@ -37,6 +37,7 @@ struct TwoPassTask {
   float2* slab;                             // [pair, residue, feature, L1, L2]
   float2* Y;                                // [pair, N]: sums over the features of previous slabs
   float *out, *sums;                        // [z, n_q, p] [z, n_q]
+  int group_of_A = 1, group_of_B = 1;       // z next to each other that share A, and B
 };
 
 /// Minimum number of blocks per multiprocessor. It limits a thread to 128 registers if it has few values, else to 255.
@@ -57,8 +58,9 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
   float2 u[folds * R];
   fft::unrolled<folds * R>([&](auto s) { u[s] = U[s * step]; });
 
-  const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(pair / task.pairs_of_z) * task.r + task.first_feature;
-  const float* B = task.B + first * folds * L + first_token;
+  const int matrix = pair / task.pairs_of_z / task.group_of_B;
+  const float* B =
+      task.B + (static_cast<std::ptrdiff_t>(matrix) * task.r + task.first_feature) * folds * L + first_token;
   float2* Z = task.slab + static_cast<std::ptrdiff_t>(slot) * task.features * L + first_token;
   const int features = min(task.features, task.r - task.first_feature);
 #pragma unroll 1
@@ -130,7 +132,9 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
   if (pair >= task.all_pairs) return;
   const int first_token = transform.t * L2 + static_cast<int>(blockIdx.x) * Shape::columns + transform.column;
   const float2 root = fft::root(first_token, 2 * folds * L);
-  const float* A = task.A + (static_cast<std::ptrdiff_t>(z) * task.r + task.first_feature) * folds * L + first_token;
+  const int matrix = z / task.group_of_A;
+  const float* A =
+      task.A + (static_cast<std::ptrdiff_t>(matrix) * task.r + task.first_feature) * folds * L + first_token;
   const int features = min(task.features, task.r - task.first_feature);
   float2 y[values];
   fft::unrolled<values>([&](auto s) { y[s] = make_float2(0, 0); });

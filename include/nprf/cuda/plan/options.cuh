@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/toeplitz/product.cuh"
+
+namespace nprf::cuda {
+
+/// Options of a plan.
+struct PlanOptions {
+  Engine engine = Engine::automatic;
+  bool gradients = false;                          // whether the plan supports backward
+  bool owns_workspace = true;                      // false: each call must pass a workspace
+  bool stream_ordered = false;                     // calls that pass no workspace take it from the device's memory pool
+                                                   // in their stream, and free it there; the plan then owns none
+  std::size_t slab_bytes = std::size_t{64} << 20;  // maximum size of a slab, the buffer of FFTs in global memory
+  double tolerance = 1e-4;  // of the error of a row, relative to the largest |v| that it attends to
+};
+
+/// Options of a call. Only keys can be padding: each query has a row, also beyond the length of its sequence, as on the
+/// CPU (CallOptions).
+struct PlanCall {
+  const bool* key_mask = nullptr;  // on the device, [batch, n_k]: false is padding; null: no padding
+  const int* lengths = nullptr;    // on the device, [batch]: keys of sequence b from lengths[b] on are padding, too;
+                                   // null: none
+  void* workspace = nullptr;       // on the device, workspace_bytes() long, aligned to 256 bytes; null: use the plan's,
+                                   // or that of the stream
+};
+
+}  // namespace nprf::cuda

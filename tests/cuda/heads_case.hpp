@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "nprf/cuda.hpp"
+#include "support/random.hpp"
+
+namespace nprf::test {
+
+/// y and the gradients of all heads of a plan; rows are [batch, heads, tokens].
+struct HeadsResults {
+  Matrix<float> y, dq, dk, dv, parameters;  // parameters: [position, parameter]
+  cuda::Counts counts;
+};
+
+/// The queries, keys, values and dy of several heads and sequences; rows are [batch, heads, tokens].
+struct HeadsCase {
+  HeadsCase(const cuda::PlanShape& shape_, Index d)
+      : shape(shape_),
+        q(normal<float>(shape.batch * shape.heads * shape.n_q, d, 1)),
+        k(normal<float>(shape.batch * shape.heads / shape.group() * shape.n_k, d, 2)),
+        v(normal<float>(k.rows(), shape.d_v, 3)),
+        dy(normal<float>(q.rows(), shape.d_v, 4)) {}
+
+  /// The number of matrices z = (sequence, head of queries).
+  Index matrices() const { return shape.batch * shape.heads; }
+  /// The rows of queries of z, and those of the keys or values that z attends to.
+  Matrix<float> queries_of(const Matrix<float>& x, Index z) const { return x.middleRows(z * shape.n_q, shape.n_q); }
+  Matrix<float> keys_of(const Matrix<float>& x, Index z) const {
+    return x.middleRows(z / shape.group() * shape.n_k, shape.n_k);
+  }
+
+  /// The same with keys and values for each head of queries.
+  HeadsCase repeated() const {
+    HeadsCase x = *this;
+    x.shape.heads_k = 0;
+    x.k.resize(matrices() * shape.n_k, k.cols());
+    x.v.resize(matrices() * shape.n_k, v.cols());
+    for (Index z = 0; z < matrices(); ++z) {
+      x.k.middleRows(z * shape.n_k, shape.n_k) = keys_of(k, z);
+      x.v.middleRows(z * shape.n_k, shape.n_k) = keys_of(v, z);
+    }
+    return x;
+  }
+  /// The sums over each group of heads of rows of the keys of repeated().
+  Matrix<float> summed(const Matrix<float>& x) const {
+    Matrix<float> sum = Matrix<float>::Zero(k.rows(), x.cols());
+    for (Index z = 0; z < matrices(); ++z)
+      sum.middleRows(z / shape.group() * shape.n_k, shape.n_k) += x.middleRows(z * shape.n_k, shape.n_k);
+    return sum;
+  }
+
+  /// The results of a plan with gradients. Their memory is NaN before the calls.
+  template <class S>
+  HeadsResults results(const cuda::AttentionPlan<S>& plan, const cuda::PlanCall& call = {}) const {
+    constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+    const auto poisoned = [&](const Matrix<float>& like) {
+      return DeviceArray<S>(stored<S>(Matrix<float>::Constant(like.rows(), like.cols(), nan)));
+    };
+    const DeviceArray<S> of_q(stored<S>(q)), of_k(stored<S>(k)), of_v(stored<S>(v)), of_dy(stored<S>(dy));
+    const DeviceArray<S> y = poisoned(dy), dq = poisoned(q), dk = poisoned(k), dv = poisoned(v);
+    const auto queries = [&](const DeviceArray<S>& x, Index channels) {
+      return cuda::DeviceMatrixView<S>(x.data(), shape.batch, shape.heads, shape.n_q, channels);
+    };
+    const auto keys = [&](const DeviceArray<S>& x, Index channels) {
+      return cuda::DeviceMatrixView<S>(x.data(), shape.batch, shape.heads / shape.group(), shape.n_k, channels);
+    };
+    const std::vector<cuda::PositionModel>& positions = plan.model().positions;
+    const std::size_t parameters_of_position = positions.front().parameters.size();
+    const DeviceArray<float> parameters(std::vector<float>(positions.size() * parameters_of_position, nan));
+    const Index d = q.cols(), d_v = v.cols();
+    plan.forward(queries(of_q, d), keys(of_k, d), keys(of_v, d_v), queries(y, d_v), call, nullptr);
+    plan.backward(queries(of_q, d), keys(of_k, d), keys(of_v, d_v), queries(of_dy, d_v),
+                  {queries(dq, d), keys(dk, d), keys(dv, d_v), parameters.data()}, call, nullptr);
+    const auto matrix = [](const DeviceArray<S>& x, const Matrix<float>& like) {
+      return as_floats(x.fetch(), like.rows(), like.cols());
+    };
+    return {
+        matrix(y, dy),
+        matrix(dq, q),
+        matrix(dk, k),
+        matrix(dv, v),
+        as_floats(parameters.fetch(), static_cast<Index>(positions.size()), static_cast<Index>(parameters_of_position)),
+        plan.host_counts(call)};
+  }
+
+  cuda::PlanShape shape;
+  Matrix<float> q, k, v, dy;
+};
+
+}  // namespace nprf::test

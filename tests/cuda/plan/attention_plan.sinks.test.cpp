@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "cuda/gradient_case.hpp"
+#include "cuda/plan_case.hpp"
+#include "nprf/cuda.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "nprf/feature_map/taylor.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+/// Attention sinks: the first keys of a sequence, which have the weights of exact softmax for every query.
+namespace nprf::test::cuda_plan_attention_plan_sinks {
+
+namespace {
+
+constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
+constexpr double tolerance = 40 * eps;            // of y, as in near_sums.test.cpp
+constexpr double gradient_tolerance = 100 * eps;  // as in exact/backward.test.cpp
+constexpr double no_tolerance = std::numeric_limits<double>::infinity();
+
+RelativePosition<float> clipped() { return RelativePosition<float>(normal_vector<float>(41, 5)); }
+GridPosition<float> grid(Index extra) { return {5, 7, normal<float>(9, 13, 5), normal<float>(extra, extra + 2, 6)}; }
+
+/// The error of y without what an FFT may have added to it.
+template <class F, class P>
+double error(const PlanCase& x, const Attention<F, P>& attention) {
+  const auto plan = x.plan(attention);
+  cuda::Counts counts{};
+  x.result(*plan, {}, &counts);
+  return x.error(attention, *plan) - static_cast<double>(counts.fft_error_bound);
+}
+
+/// The largest difference of any gradient from the CPU's, relative to the largest entry of that gradient.
+template <class F, class P>
+double relative_difference(const PlanCase& x, const Attention<F, P>& attention) {
+  const Matrix<float> dy = normal<float>(x.shape.n_q, x.shape.d_v, 9);
+  Saved<float> saved;
+  attention.forward(x.q, x.k, x.v, saved, {.offset = x.shape.offset, .tolerance = 1e-6});
+  const Gradients<float> expected = attention.backward(saved, dy), got = gradients_of(x, *x.plan(attention), dy);
+  Matrix<float> bias(got.bias.size(), 1);  // of a grid, followed by that of the extra tokens
+  bias << expected.bias.reshaped<Eigen::RowMajor>(), expected.extra.reshaped<Eigen::RowMajor>();
+  const auto size = [](const Matrix<float>& a) {
+    return a.size() == 0 ? 1 : static_cast<double>(a.cwiseAbs().maxCoeff());
+  };
+  LargestDifference worst;
+  worst.compare("dq", got.queries, expected.queries, size(expected.queries));
+  worst.compare("dk", got.keys, expected.keys, size(expected.keys));
+  worst.compare("dv", got.values, expected.values, size(expected.values));
+  worst.compare("bias", got.bias, bias, size(bias));
+  return worst.value();
+}
+
+}  // namespace
+
+TEST_CASE("attention sinks agree with the CPU's for every engine", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines)
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const auto& [near, sinks] : std::vector<std::pair<Index, Index>>{{0, 1}, {0, 70}, {7, 3}, {0, 1000}}) {
+        INFO(name(engine) << (direction == Direction::causal ? ", causal" : "") << ", near " << near << ", sinks "
+                          << sinks);
+        const AttentionOptions options{
+            .direction = direction, .normalization = Normalization::unit(2), .near = near, .sinks = sinks};
+        const PlanCase x{
+            {.n_q = 90, .n_k = 130, .d_v = 5, .offset = 3}, {.engine = engine, .tolerance = no_tolerance}, 6};
+        CHECK(error(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
+        const PlanCase wide{
+            {.n_q = 130, .n_k = 70, .d_v = 70, .offset = -20}, {.engine = engine, .tolerance = no_tolerance}, 40};
+        CHECK(error(wide, Attention(orf<float>(40, 16, 7), AlibiPosition<float>(0.1f), options)) <= tolerance);
+      }
+}
+
+TEST_CASE("attention sinks work with all feature maps that estimate exp", "[cuda]") {
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::fused}) {
+    const PlanCase x{{.n_q = 90, .n_k = 90, .d_v = 5}, {.engine = engine, .tolerance = no_tolerance}, 6};
+    INFO(name(engine));
+    for (const AttentionOptions& options :
+         {AttentionOptions{.sinks = 2}, AttentionOptions{.normalization = Normalization::none(), .sinks = 2}}) {
+      CHECK(error(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= tolerance);
+      CHECK(error(x, Attention(HyperbolicFeatures<float>({.input_dim = 6, .num_features = 9}), clipped(), options)) <=
+            tolerance);
+      CHECK(error(x, Attention(TaylorFeatures<float>({.input_dim = 6, .directions = 3}), clipped(), options)) <=
+            tolerance);
+    }
+  }
+}
+
+TEST_CASE("the first tokens of a grid may be sinks, among them tokens without a slot", "[cuda]") {
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::cufft})
+    for (const Index extra : {0, 2})
+      for (const Index sinks : {1, 4})
+        for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+          const Index n = extra + 5 * 7;
+          INFO(name(engine) << ", " << extra << " extra tokens, sinks " << sinks
+                            << (direction == Direction::causal ? ", causal" : ""));
+          const PlanCase x{
+              {.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine, .gradients = true, .tolerance = no_tolerance}, 6};
+          const Attention attention(orf<float>(6, 16, 7), grid(extra),
+                                    {.direction = direction, .near = 2, .sinks = sinks});
+          CHECK(error(x, attention) <= tolerance);
+          // an FFT computes the first rows of causal attention with large errors
+          if (uses_fft(engine) && direction == Direction::causal) continue;
+          CHECK(relative_difference(x, attention) <= gradient_tolerance);
+        }
+}
+
+TEST_CASE("the gradients of attention sinks agree with the CPU's for every engine", "[cuda]") {
+  for (const cuda::Engine engine : cuda_engines)
+    for (const Direction direction : {Direction::bidirectional, Direction::causal})
+      for (const auto& [near, sinks] : std::vector<std::pair<Index, Index>>{{0, 2}, {7, 70}}) {
+        if (uses_fft(engine) && direction == Direction::causal) continue;
+        INFO(name(engine) << (direction == Direction::causal ? ", causal" : "") << ", near " << near << ", sinks "
+                          << sinks);
+        const PlanCase x{{.n_q = 90, .n_k = 130, .d_v = 5, .offset = 3},
+                         {.engine = engine, .gradients = true, .tolerance = no_tolerance},
+                         6};
+        const AttentionOptions options{
+            .direction = direction, .normalization = Normalization::unit(2), .near = near, .sinks = sinks};
+        CHECK(relative_difference(x, Attention(orf<float>(6, 16, 7), clipped(), options)) <= gradient_tolerance);
+        CHECK(relative_difference(x, Attention(orf<float>(6, 16, 7), AlibiPosition<float>(0.1f), options)) <=
+              gradient_tolerance);
+        CHECK(relative_difference(x, Attention(TaylorFeatures<float>({.input_dim = 6, .directions = 3}), clipped(),
+                                               {.direction = direction, .near = near, .sinks = sinks})) <=
+              gradient_tolerance);
+      }
+}
+
+TEST_CASE("padding is no sink, and a sink that is NaN affects the rows that attend to it", "[cuda]") {
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  constexpr Index n = 130;
+  const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal, .near = 4, .sinks = 3});
+  std::vector<unsigned char> mask(n, 1);
+  std::fill_n(mask.begin(), 65, 0);  // more than a tile of keys
+  mask[66] = 0;
+  const auto host_mask = std::make_unique<bool[]>(n);
+  std::copy(mask.begin(), mask.end(), host_mask.get());
+  const DeviceArray<unsigned char> on_device(mask);
+  const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(on_device.data())};
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
+    PlanCase x{{.n_q = n, .n_k = n, .d_v = 5}, {.engine = engine}, 6};
+    x.k.topRows(65).setConstant(nan);
+    const auto plan = x.plan(causal);
+    const Matrix<float> y = x.result(*plan, call),
+                        expected =
+                            causal(x.q, x.k, x.v, {.key_mask = {host_mask.get(), std::size_t{n}}, .tolerance = 1e-6});
+    INFO(name(engine));
+    CHECK(static_cast<double>((y - expected).cwiseAbs().maxCoeff()) <=
+          tolerance * static_cast<double>(x.v.cwiseAbs().maxCoeff()));
+    x.k.row(68).setConstant(nan);  // the last sink: 65, 67 and 68
+    const Matrix<float> after = x.result(*plan, call);
+    CHECK(after.topRows(68) == y.topRows(68));
+    CHECK(after.bottomRows(n - 68).array().isNaN().all());
+  }
+}
+
+TEMPLATE_TEST_CASE("the sinks of 16-bit storage are in float", "[cuda]", __half, __nv_bfloat16) {
+  const PlanCase x{{.n_q = 90, .n_k = 130, .d_v = 5}, {.engine = cuda::Engine::direct}, 6};
+  // y is rounded, and if all keys are sinks nothing else
+  CHECK(x.error<TestType>(Attention(orf<float>(6, 16, 7), clipped(), {.sinks = 1000})) <= 0x1p-8);
+  CHECK(x.error<TestType>(Attention(orf<float>(6, 16, 7), clipped(), {.sinks = 3})) <= 8 * 0x1p-8);
+}
+
+TEST_CASE("a plan refuses sinks of features that do not estimate exp", "[cuda]") {
+  cuda::AttentionModel model = cuda::model_of(Attention(EluFeatures<float>(4), clipped()));
+  model.sinks = 3;
+  check_invalid([&] { cuda::AttentionPlan<float>(model, {.n_q = 8, .n_k = 8, .d_v = 3}); },
+                {"sinks: expected 0 or more, or 0 for elu features, got 3"});
+}
+
+}  // namespace nprf::test::cuda_plan_attention_plan_sinks
