@@ -56,9 +56,9 @@ struct PlanCall {
 /// row; in a key or a value it affects only the rows that attend to it.
 ///
 /// S is the storage type of queries, keys, values and y. Arithmetic is in float. For half and bfloat16 some engines use
-/// tensor cores, with the precision of bfloat16 (toeplitz/product.cuh). A plan belongs to the device that was current
-/// at construction. Only one call at a time may use the plan's own workspace; calls with different workspaces may run
-/// concurrently.
+/// tensor cores, with the precision of the storage type or of bfloat16 (toeplitz/product.cuh). A plan belongs to the
+/// device that was current at construction. Only one call at a time may use the plan's own workspace; calls with
+/// different workspaces may run concurrently.
 template <Storage S>
 class AttentionPlan {
  public:
@@ -118,10 +118,9 @@ class AttentionPlan {
 
   void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const bool* key_mask,
              const Arrays& arrays, cudaStream_t stream) const {
-    if (m_product.on_tensor_cores())
-      queue_forward<OnTensorCores<S>>(q, k, {Operand<S>(v), key_mask}, y, arrays, stream);
-    else
-      queue_forward<float>(q, k, {Operand<S>(v), key_mask}, y, arrays, stream);
+    m_product.with_feature_type([&]<class Feature>() {
+      queue_forward<Feature>(q, k, {Operand<S>(v), key_mask}, y, arrays, stream);
+    });
   }
 
   // loads the kernels of all calls, so that the first one can be captured in a graph
@@ -250,7 +249,7 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
                    : options.engine),
       m_product(m_device, m_engine,
                 {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v()},
-                m_model.toeplitz(), options.slab_bytes),
+                m_model.toeplitz(), options.slab_bytes, feature_type_of<S>(m_device, m_model, m_engine)),
       m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
                         options.tolerance) {
   require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);

@@ -72,8 +72,7 @@ class Backward {
              model.toeplitz().transposed(), slab_bytes),
         m_dU(device, engine, {model.z(), model.heads(), model.n_k(), model.n_q(), model.r(), model.d_v()},
              model.toeplitz().transposed(), slab_bytes) {
-    if (forward.on_tensor_cores())
-      m_in_float.emplace(device, engine, forward.shape(), forward.weights(), slab_bytes, false);
+    if (forward.on_tensor_cores()) m_in_float.emplace(device, engine, forward.shape(), forward.weights(), slab_bytes);
     const std::size_t shared = FeatureGradientShape::shared(model.d_padded(), model.is_centred() ? 2 : 1,
                                                             model.is_centred() || model.is_quadratic());
     require(shared <= device.shared_bytes, "input_dim: expected a size that fits in ", device.shared_bytes,
