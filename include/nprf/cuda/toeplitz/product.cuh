@@ -74,12 +74,12 @@ class Product {
     return FeatureType::in_float;
   }
 
-  /// Throws InvalidArgument if the engine does not support the shape, BackendError if CUDA reports an error. `features`
-  /// is in_float, or feature_type() of the device and the engine; for a grid it counts as in_float.
+  /// Throws InvalidArgument if the engine does not support the shape, BackendError if CUDA reports an error. `type` is
+  /// in_float, or feature_type() of the device and the engine; for a grid it counts as in_float.
   Product(const Device& device, Engine engine, const ProductShape& shape, const ToeplitzWeights& weights,
-          std::size_t slab_bytes, FeatureType features = FeatureType::in_float)
+          std::size_t slab_bytes, FeatureType type = FeatureType::in_float)
       : m_engine(engine),
-        m_feature_type(weights.c.places.is_grid() ? FeatureType::in_float : features),
+        m_feature_type(weights.c.places.is_grid() ? FeatureType::in_float : type),
         m_shape(shape),
         m_weights(weights) {
     require(name(engine) != "unknown", "engine: expected one of nprf::cuda::Engine, got number ",

@@ -210,6 +210,7 @@ __global__ void __launch_bounds__(MmaTileShape::threads) tensor_chunks_kernel(Ch
         const int row = f0 + f + F::row() + h * F::row_step;
 #pragma unroll
         for (int n = 0; n < 2; ++n)
+#pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int k = p0 + column + F::column() + n * F::column_step + e;
             if (k < p) of_block.put(task, z, row, k, unit * sum[f / 16].x[n][2 * h + e]);

@@ -341,6 +341,7 @@ class TensorTile {
       }
 #pragma unroll
     for (int m = 0; m < 2; ++m)
+#pragma unroll
       for (int h = 0; h < 2; ++h) m_sum[m].of(h) *= factor_of_last;
   }
 
