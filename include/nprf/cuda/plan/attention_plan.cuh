@@ -31,7 +31,8 @@ struct PlanOptions {
   bool gradients = false;                          // whether the plan supports backward
   bool owns_workspace = true;                      // false: each call must pass a workspace
   std::size_t slab_bytes = std::size_t{64} << 20;  // maximum size of a slab, the buffer of FFTs in global memory
-  double tolerance = 1e-4;  // of the error of a row, relative to the largest |v| that it attends to
+  double tolerance = 1e-4;                 // of the error of a row, relative to the largest |v| that it attends to
+  bool gradients_on_tensor_cores = false;  // whether backward multiplies 16-bit storage as forward does; else in float
 };
 
 /// Options of a call.
@@ -261,7 +262,8 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
           "input_dim and num_features: expected sizes that fit in ", m_device.shared_bytes,
           " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
   if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
-  if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
+  if (options.gradients)
+    m_backward.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes, options.gradients_on_tensor_cores);
   queue_weights(stream);
   check(cudaStreamSynchronize(stream), "transforming the weights");
   Scratch count;

@@ -24,7 +24,7 @@ FeatureType feature_type_of(const Device& device, const DeviceModel& model, Engi
 /// tensor cores at 300 TFLOP/s. FFTs in two passes move 40 bytes per point of 2 N, and cuFFT's slabs pass through
 /// memory ten times, both at 3 TB/s. Rows that fail the FFT error bound (error_bound/fft_row_bound.cuh) add the time of
 /// tiles; their share in a grid is estimated as if each slot had a token. The constants are estimates for an H200. With
-/// gradients all arithmetic is in float.
+/// gradients all arithmetic is in float, also if PlanOptions::gradients_on_tensor_cores makes a part of it faster.
 template <Storage S>
 Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, double tolerance) {
   const int n_q = model.n_q(), n_k = model.n_k(), n = std::max(n_q, n_k);

@@ -114,8 +114,11 @@ class Product {
   const ProductShape& shape() const { return m_shape; }
   const ToeplitzWeights& weights() const { return m_weights; }
 
-  /// Whether features have 16 bits and are stored by token, for tensor cores.
+  /// Whether features have 16 bits and are stored by token, for tensor cores; and whether they have the storage type.
   bool on_tensor_cores() const { return m_feature_type != FeatureType::in_float; }
+  bool has_features_of_storage_type() const {
+    return on_tensor_cores() && (m_feature_type == FeatureType::in_half) == std::same_as<S, __half>;
+  }
 
   /// Calls f.operator()<Feature>() for the type of the features.
   template <class F>
@@ -211,8 +214,10 @@ class Product {
     }
   }
   template <MmaFactor Feature>
-  void queue(const Feature* A, const Feature* B, const Columns<S>& U, const Arrays& arrays, cudaStream_t stream) const {
-    queue_tiles(TileTask<S, Feature>{operand(A, m_shape.n_q), operand(B, m_shape.n_k), U, m_weights.c}, arrays, stream);
+  void queue(const Feature* A, const Feature* B, const Columns<S>& U, const Arrays& arrays, cudaStream_t stream,
+             const OperandScales& scales = OperandScales::of_features<Feature>()) const {
+    queue_tiles(TileTask<S, Feature>{operand(A, m_shape.n_q), operand(B, m_shape.n_k), U, m_weights.c, scales}, arrays,
+                stream);
   }
 
  private:

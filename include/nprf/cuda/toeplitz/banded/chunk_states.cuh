@@ -30,17 +30,19 @@ inline __device__ __attribute__((noinline)) void compute_tail_weights(float* wei
   }
 }
 
-/// Multiplies the features (keys,MmaTileShape::channels) of a chunk of keys from j0 on by their weights, divided by a
-/// power of two: with it, the largest weight of a key is in [1/2, 1). Half could not represent the weighted features of
-/// a chunk whose weights are all tiny. Returns the power of two. Each thread must have written its part of the
-/// features, and thread t weights[t]; all threads of the block must call it, and synchronise before they read the
-/// features.
+/// Multiplies the features (keys,MmaTileShape::channels) of a chunk of keys from j0 on by their weights, and by
+/// key_scales (n_k) unless that is null, divided by a power of two: with it, the largest weight of a key is in [1/2,
+/// 1). Half could not represent the weighted features of a chunk whose weights are all tiny. Returns the power of two.
+/// Each thread must have written its part of the features, and thread t weights[t]; all threads of the block must call
+/// it, and synchronise before they read the features.
 template <Storage S, class Feature>
-__device__ __forceinline__ float weight_features(Feature* features, float* weights, const ColumnsOf<S>& U, int j0) {
+__device__ __forceinline__ float weight_features(Feature* features, float* weights, const float* key_scales,
+                                                 const ColumnsOf<S>& U, int j0) {
   constexpr int channels = MmaTileShape::channels;
   static_assert(keys_of_chunk == MmaTileShape::threads);
   const int thread = static_cast<int>(threadIdx.x);
-  if (!U.is_present(j0 + thread)) weights[thread] = 0;
+  const bool is_present = U.is_present(j0 + thread);
+  weights[thread] *= !is_present ? 0.0f : key_scales ? key_scales[j0 + thread] : 1.0f;
   __syncthreads();
   float largest = 0;
 #pragma unroll 4
@@ -185,10 +187,11 @@ __global__ void __launch_bounds__(MmaTileShape::threads) tensor_chunks_kernel(Ch
     }
     features.put(b);
     float unit = 1;
-    if (!task.slope.is_zero()) {
-      of_block.compute_weights(task, z, weights);
-      unit = weight_features(b, weights, U, chunk * keys);
-    }
+    const float* key_scales =
+        task.scales.keys ? task.scales.keys + static_cast<std::ptrdiff_t>(z) * task.B.tokens : nullptr;
+    if (!task.slope.is_zero()) of_block.compute_weights(task, z, weights);
+    if (task.slope.is_zero() && key_scales) weights[threadIdx.x] = 1;
+    if (!task.slope.is_zero() || key_scales) unit = weight_features(b, weights, key_scales, U, chunk * keys);
     __syncthreads();
     typename F::Sum sum[tile / 16] = {};
     typename F::RowSum ones[tile / 16] = {};

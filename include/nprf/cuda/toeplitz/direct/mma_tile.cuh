@@ -17,8 +17,8 @@ namespace nprf::cuda {
 ///
 ///     P = [(A B^T) o C]        N += P [V]        D += P 1
 ///
-/// Features are rows of Feature, padded with zeros to a multiple of 16, and times feature_scale (half_range.cuh), which
-/// sums are freed from when they are stored. Sums are float.
+/// Features are rows of Feature, padded with zeros to a multiple of 16. Sums are float. In half operands have scales
+/// (OperandScales), which sums are freed from when they are stored.
 ///
 /// With u = 2^-8 for bfloat16 and 2^-11 for half: for positive features the relative error of a weight is at most 3 u,
 /// from rounding A, B and P (in a tail with a slope 4 u, from A, B, weighted B and the M of add_product). The error of
@@ -44,6 +44,7 @@ class TensorTile {
         m_A(task.A.of(z)),
         m_B(task.B.of(z)),
         m_U(task.U.of(z)),
+        m_z(z),
         m_head(z % task.A.heads),
         m_i0(i0),
         m_p0(p0),
@@ -113,7 +114,7 @@ class TensorTile {
       for (int h = 0; h < 2; ++h) {
         const int i = row(m, h);
         if (i >= n_q) continue;
-        const float unit = in_half ? 1 / (feature_scale<Feature> * feature_scale<Feature>) / m_scale[m][h] : 1.0f;
+        const float unit = in_half ? unit_of_row(m, h, i) : 1.0f;
         float* y = Y + static_cast<std::ptrdiff_t>(i) * p;
 #pragma unroll
         for (int n = 0; n < columns / 8; ++n) {
@@ -139,7 +140,7 @@ class TensorTile {
   __device__ __forceinline__ static Feature* a() { return shared_memory<Feature>(); }  // (queries,k_tile)
   __device__ __forceinline__ static Feature* b() { return a() + queries * stride; }    // (keys,k_tile)
   __device__ __forceinline__ static Feature* u() { return b() + keys * stride; }       // (keys,columns)
-  __device__ __forceinline__ static float* c() {                                       // queries + keys lags
+  __device__ __forceinline__ static float* c() {  // queries + keys lags, key scales
     return reinterpret_cast<float*>(u() + keys * stride);
   }
   // of add_product, behind k_tile entries of M's last column
@@ -154,8 +155,15 @@ class TensorTile {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int lag = static_cast<int>(threadIdx.x) + e * threads;
-      m_weights[e] = lag < queries + keys - 1 ? m_task.c(m_head, j0 - (m_i0 + queries - 1) + lag) : 1.0f;
+      m_weights[e] = lag < queries + keys - 1 ? m_task.c(m_head, j0 - (m_i0 + queries - 1) + lag)
+                                              : key_scale(j0 + lag - (queries + keys));
     }
+  }
+
+  // what the weights of a key are multiplied by; 1 if there is none
+  __device__ __forceinline__ float key_scale(int key) const {
+    const bool has_scale = in_half && m_task.scales.keys && key >= 0 && key < m_task.B.tokens;
+    return has_scale ? m_task.scales.keys[static_cast<std::ptrdiff_t>(m_z) * m_task.B.tokens + key] : 1.0f;
   }
 
   // adds tile J, whose first features are in registers; loads the next features during the computation
@@ -278,7 +286,7 @@ class TensorTile {
     }
   }
 
-  // calls f(x, weight) for all scores
+  // calls f(x, weight, key) for all scores, where `key` is that of the tile
   template <class Function>
   __device__ __forceinline__ void for_scores(Scores& s, Function&& f) const {
 #pragma unroll
@@ -286,16 +294,26 @@ class TensorTile {
 #pragma unroll
       for (int n = 0; n < keys / 8; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) f(s[m][n / 2].x[n % 2][e], weight_of(m, e / 2, n)[e % 2]);
+        for (int e = 0; e < 4; ++e) f(s[m][n / 2].x[n % 2][e], weight_of(m, e / 2, n)[e % 2], column_of(n) + e % 2);
   }
   __device__ __forceinline__ void zero_masked_scores(Scores& s) const {
-    for_scores(s, [](float& x, float weight) { x = weight == 0 ? 0.0f : x; });
+    for_scores(s, [](float& x, float weight, int) { x = weight == 0 ? 0.0f : x; });
   }
   __device__ __forceinline__ void multiply_by_weights(Scores& s) const {
-    for_scores(s, [](float& x, float weight) { x *= weight; });
+    for_scores(s, [](float& x, float weight, int) { x *= weight; });
+    if (!m_task.scales.keys) return;
+    const float* scales = c() + queries + keys;
+    for_scores(s, [=](float& x, float, int key) { x *= scales[key]; });
   }
 
-  // ---- rows in half: m_sum and m_y are those of the formula, with the features' scales, times m_scale
+  // ---- rows in half: m_sum and m_y are those of the formula, with the scales of operands, times m_scale
+
+  // what a row has to be multiplied by, which is query i
+  __device__ __forceinline__ float unit_of_row(int m, int h, int i) const {
+    const OperandScales& scales = m_task.scales;
+    const float of_row = scales.rows ? scales.rows[static_cast<std::ptrdiff_t>(m_z) * m_task.A.tokens + i] : 1.0f;
+    return scales.unit * of_row / m_scale[m][h];
+  }
 
   // multiplies a row so that numbers of up to `largest` fit
   __device__ __forceinline__ void fit_row(int m, int h, float largest) {
@@ -383,7 +401,7 @@ class TensorTile {
   const TileTask<S, Feature>& m_task;
   const Feature *m_A, *m_B;
   ColumnsOf<S> m_U;
-  int m_head, m_i0, m_p0;
+  int m_z, m_head, m_i0, m_p0;
   bool m_has_aligned_values, m_has_queries = false;
   RowLoader<Feature, keys> m_keys, m_values;
   float m_weights[2];  // this thread's part of c()
