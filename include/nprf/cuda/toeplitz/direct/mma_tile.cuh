@@ -9,6 +9,7 @@
 #include "nprf/cuda/device/row_loader.cuh"
 #include "nprf/cuda/toeplitz/direct/column_scales.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/toeplitz/direct/nonfinite_values.cuh"
 
 namespace nprf::cuda {
 
@@ -22,8 +23,8 @@ namespace nprf::cuda {
 ///
 /// With u = 2^-8 for bfloat16 and 2^-11 for half: for positive features the relative error of a weight is at most 3 u,
 /// from rounding A, B and P (in a tail with a slope 4 u, from A, B, weighted B and the M of add_product). The error of
-/// y is at most 6 (8) u max |v|, usually far less, since the errors of many keys average out. Rounding the values adds
-/// 2^-8 max |v| for bfloat16, and nothing for half. D sums the rounded scores, so that the weights add up to 1.
+/// y is at most 6 (8) u max |v|, usually far less, since the errors of many keys average out. Rounding values of
+/// another type adds u max |v|. D sums the rounded scores, so that the weights add up to 1.
 ///
 /// Half has a small range (half_range.cuh), so that P and the columns of M are scaled by powers of two before they are
 /// rounded: each row of P, and the sums with it, so that its largest entry so far is at most 2^15. To the errors above,
@@ -194,7 +195,7 @@ class TensorTile {
     // a key of weight 0 contributes nothing, even if its score or its value is not finite
     if (has_zero_weight) {
       zero_masked_scores(s);
-      if (__syncthreads_or(has_nonfinite_values())) add_nonfinite_values();
+      if (__syncthreads_or(has_nonfinite_scalar(u(), keys))) add_nonfinite_values();
     }
     add_values(s);
   }
@@ -363,18 +364,6 @@ class TensorTile {
       for (int h = 0; h < 2; ++h) m_sum[m].of(h) *= factor_of_last;
   }
 
-  // ---- values that are not finite
-
-  __device__ __forceinline__ static bool is_nonfinite(Feature x) { return !(fabsf(to_float(x)) <= largest_float); }
-
-  // whether this thread's share of the values has a non-finite one
-  __device__ __forceinline__ bool has_nonfinite_values() const {
-    bool found = false;
-    for (int e = static_cast<int>(threadIdx.x); e < keys * columns; e += threads)
-      found |= is_nonfinite(u()[e / columns * stride + e % columns]);
-    return found;
-  }
-
   // adds the non-finite values to the rows that attend to them, and replaces them by zeros for the others
   __device__ void add_nonfinite_values() {
     for (int k = 0; k < keys; ++k)
@@ -391,10 +380,7 @@ class TensorTile {
           }
         }
     __syncthreads();
-    for (int e = static_cast<int>(threadIdx.x); e < keys * columns; e += threads) {
-      Feature& value = u()[e / columns * stride + e % columns];
-      if (is_nonfinite(value)) cuda::store(&value, 0.0f);
-    }
+    clear_nonfinite_scalars(u(), keys);
     __syncthreads();
   }
 
