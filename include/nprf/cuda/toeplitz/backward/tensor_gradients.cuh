@@ -35,7 +35,7 @@ class TensorGradients {
   /// Scratch memory of a call. Arrays of different sums may share memory.
   struct Rows {
     T *A, *B, *G, *U;                  // [z, n_q, ..] [z, n_k, ..] [z, n_q, ..] [z, n_k, ..]
-    float *scales_of_G, *scales_of_U;  // [z, n_q] [z, n_k]
+    float *scales_of_G, *scales_of_U;  // [z, n_q] [z, n_k], of half; else null
   };
   using Arrays = typename Product<T>::Arrays;
   Rows take_rows(Scratch& scratch) const {
@@ -45,6 +45,7 @@ class TensorGradients {
     rows.B = scratch.take<T>(z, n_k, features());
     rows.G = scratch.take<T>(z, n_q, columns());
     rows.U = scratch.take<T>(z, n_k, columns());
+    if (!has_scales) return rows;
     rows.scales_of_G = scratch.take<float>(z, n_q);
     rows.scales_of_U = scratch.take<float>(z, n_k);
     return rows;
@@ -82,7 +83,8 @@ class TensorGradients {
   }
 
  private:
-  static constexpr FeatureType type = std::is_same_v<T, __half> ? FeatureType::in_half : FeatureType::in_bfloat16;
+  static constexpr bool has_scales = std::is_same_v<T, __half>;
+  static constexpr FeatureType type = has_scales ? FeatureType::in_half : FeatureType::in_bfloat16;
 
   // scalars of a row of features, and of p + 1 columns
   int features() const { return m_dU.stride(0); }
