@@ -105,7 +105,7 @@ def test_equals_the_cpu(name):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", cases)
 def test_halves(name, dtype):
-    """Products of features are in bfloat16, sums and gradients in float, and each number is rounded to `dtype` at the end.
+    """Products are in bfloat16 or float16, sums and gradients in float, and each number is rounded to `dtype` at the end.
 
     Relative to the largest |v|, numerators and denominators each lose, in halves of eps of bfloat16, 1 for the features of
     a query, 1 for those of a key and 1 for the weight: 3 eps together for positive weights. The terms of those of a Taylor

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/mma_shape.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "support/catch.hpp"
 
@@ -12,18 +13,19 @@ namespace nprf::test {
 template <int>
 __global__ void empty_kernel() {}
 
-/// Whether the device has tensor cores for bfloat16, and the program was compiled for them. A test that needs them
-/// returns if it has none; a warning then says that it was skipped.
-inline bool has_tensor_cores() {
-  const bool has = cuda::Device::current().capability >= 80 && cuda::compiled_for(empty_kernel<0>) >= 80;
-  if (!has) WARN("skipped: no tensor cores for bfloat16");
-  return has;
-}
-
-/// Whether the device multiplies features of this type: those in float need no tensor cores.
-template <class Feature>
+/// Whether the device has an instruction for features of this type, and the program was compiled for it. A test that
+/// needs it returns if there is none; a warning then says that it was skipped. Those in float need no tensor cores.
+template <class Feature, cuda::MmaShape shape = cuda::MmaShape::native>
 bool can_multiply() {
-  return std::is_same_v<Feature, float> || has_tensor_cores();
+  if constexpr (std::is_same_v<Feature, float>) {
+    return true;
+  } else {
+    constexpr bool needs_ampere = !std::is_same_v<Feature, __half> || shape == cuda::MmaShape::m16n8k16;
+    constexpr int least = needs_ampere ? 80 : shape == cuda::MmaShape::m16n8k8 ? 75 : 70;
+    const bool can = cuda::Device::current().capability >= least && cuda::compiled_for(empty_kernel<0>) >= least;
+    if (!can) WARN("skipped: no tensor cores of compute capability " << least);
+    return can;
+  }
 }
 
 }  // namespace nprf::test

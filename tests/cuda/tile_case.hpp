@@ -11,21 +11,23 @@
 
 #include "cuda/device_array.hpp"
 #include "nprf/core/types.hpp"
+#include "nprf/cuda/device/half_range.cuh"
 #include "nprf/cuda/toeplitz/banded/kernel.cuh"
 #include "nprf/cuda/toeplitz/direct/kernel.cuh"
 
 namespace nprf::test {
 
-/// The storage type of values, and the type of features that tiles read.
-template <class S_, class Feature_>
+/// The storage type of values, the type of features that tiles read, and the instruction that multiplies.
+template <class S_, class Feature_, cuda::MmaShape shape_ = cuda::MmaShape::native>
 struct TileTypes {
   using S = S_;
   using Feature = Feature_;
+  static constexpr cuda::MmaShape shape = shape_;
 };
 
-/// Y = ((A B^T) o C) [V 1] of small integers and of weights that are powers of two. bfloat16 and float represent all
-/// operands and sums exactly, so that tiles must be exact.
-template <cuda::Storage S, class Feature>
+/// Y = ((A B^T) o C) [V 1] of small integers and of weights that are powers of two. Half, bfloat16 and float represent
+/// all operands and sums exactly, so that tiles must be exact.
+template <cuda::Storage S, class Feature, cuda::MmaShape shape = cuda::MmaShape::native>
 struct TileCase {
   int batch = 1, heads = 1, n_q = 1, n_k = 1, r = 16, p = 64;
   double density = 0.5;                   // probability that an entry of B is 1
@@ -97,7 +99,7 @@ struct TileCase {
     return Y;
   }
 
-  // features in the layout of tiles: by channel, or by token with rows padded to a multiple of 16
+  // features in the layout of tiles: by channel, or by token with rows padded to a multiple of 16, with their scale
   int stored_features() const { return std::is_same_v<Feature, float> ? r : (r + 15) / 16 * 16; }
   std::vector<Feature> features(const Matrix<float>& x, int n) const {
     std::vector<Feature> values(static_cast<std::size_t>(z() * n * stored_features()));
@@ -105,7 +107,7 @@ struct TileCase {
       for (int t = 0; t < n; ++t)
         for (int f = 0; f < stored_features(); ++f) {
           const int at = std::is_same_v<Feature, float> ? (s * r + f) * n + t : (s * n + t) * stored_features() + f;
-          assign(values[static_cast<std::size_t>(at)], f < r ? x(s * n + t, f) : 0.0f);
+          assign(values[static_cast<std::size_t>(at)], f < r ? cuda::feature_scale<Feature> * x(s * n + t, f) : 0.0f);
         }
     return values;
   }
@@ -120,12 +122,13 @@ struct TileCase {
   Matrix<double> result(const Data& x, int parts, bool banded = false) const {
     const bool has_part_of_tail = banded && !slopes.empty() && last_attended == n_k - 1;
     return result_of(x, parts + has_part_of_tail, [&](const cuda::TileTask<S, Feature>& task, float* N, float* D) {
-      if (!banded) return cuda::queue_direct<S, Feature>({task, parts, N, D}, z(), nullptr);
+      if (!banded) return cuda::queue_direct<S, Feature, shape>({task, parts, N, D}, z(), nullptr);
       const std::size_t sums =
           static_cast<std::size_t>(z() * (cuda::ChunkTask<S>::chunks_of(n_k) + 1) * stored_features() * (p + 1));
       const DeviceArray<float> left(sums), right(sums), parameters(fallen());
       const cuda::TailSlope slope{slopes.empty() ? nullptr : parameters.data(), 1};
-      cuda::queue_banded<S, Feature>({{task, left.data(), right.data(), slope}, band, parts, N, D}, z(), nullptr);
+      cuda::queue_banded<S, Feature, shape>({{task, left.data(), right.data(), slope}, band, parts, N, D}, z(),
+                                            nullptr);
     });
   }
   // how much b falls with each lag, as a position's parameter
@@ -166,5 +169,9 @@ struct TileCase {
     return Y;
   }
 };
+
+/// That of TileTypes.
+template <class Types>
+using TileCaseOf = TileCase<typename Types::S, typename Types::Feature, Types::shape>;
 
 }  // namespace nprf::test

@@ -3,6 +3,7 @@
 
 #include "cuda/device_array.hpp"
 #include "cuda/tensor_cores.hpp"
+#include "cuda/tile_case.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -11,63 +12,129 @@ namespace nprf::test::cuda_device_mma_fragment {
 
 namespace {
 
-constexpr int stride = 24;
+using cuda::MmaShape;
 
-// columns 0 to 15 of y: left right; columns 16 to 23: left times row 0 of right; columns 24 to 31: left times ones
-template <bool left_transposed, bool right_transposed>
-__global__ void product_kernel(const __nv_bfloat16* left, const __nv_bfloat16* right, float* y) {
-  __nv_bfloat16 *a = cuda::shared_memory<__nv_bfloat16>(), *b = a + 16 * stride;
+constexpr int stride = 24, width = 48;
+
+// copies two matrices (16,16) to shared memory
+template <class T>
+__device__ void load_tiles(const T* left, const T* right, T* a, T* b) {
   for (int e = static_cast<int>(threadIdx.x); e < 256; e += 32) {
     a[e / 16 * stride + e % 16] = left[e];
     b[e / 16 * stride + e % 16] = right[e];
   }
   __syncthreads();
-  const cuda::LeftFragment x = left_transposed ? cuda::load_left_transposed(a, stride) : cuda::load_left(a, stride);
-  cuda::RightFragment z[2];
-  if (right_transposed)
-    cuda::load_right_transposed(z, b, stride);
-  else
-    cuda::load_right(z, b, stride);
-  cuda::SumFragment sum[2] = {}, column{}, row_sum{};
-  for (int n = 0; n < 2; ++n) cuda::multiply_add(sum[n], x, z[n]);
-  cuda::multiply_add(column, x, cuda::load_right_column(b));
-  cuda::multiply_add(row_sum, x, cuda::right_ones());
-  for (int e = 0; e < 4; ++e) {
-    const int i = cuda::SumFragment::row() + e / 2 * 8, j = cuda::SumFragment::column() + e % 2;
-    for (int n = 0; n < 2; ++n) y[i * 32 + 8 * n + j] = sum[n].x[e];
-    y[i * 32 + 16 + j] = column.x[e];
-    y[i * 32 + 24 + j] = row_sum.x[e];
-  }
 }
 
-template <bool left_transposed, bool right_transposed>
+// calls f(i, j, n, h, c) for the entries x[n][2 h + c] of this lane, at row i and column j
+template <class F, class Function>
+__device__ void for_entries(Function&& f) {
+  for (int n = 0; n < 2; ++n)
+    for (int h = 0; h < 2; ++h)
+      for (int c = 0; c < 2; ++c) f(F::row() + h * F::row_step, F::column() + n * F::column_step + c, n, h, c);
+}
+
+// columns 0 to 15 of y: left right; 16 to 31: left times row 0 of right, in each column; 32 to 47: left times ones
+template <class T, MmaShape shape, bool left_transposed, bool right_transposed>
+__global__ void product_kernel(const T* left, const T* right, float* y) {
+  using F = cuda::Fragments<T, shape>;
+  T *a = cuda::shared_memory<T>(), *b = a + 16 * stride;
+  load_tiles(left, right, a, b);
+  typename F::Sum sum = {};
+  typename F::RowSum column = {}, ones = {};
+  const auto multiply = [&](const auto& x) {
+    if constexpr (right_transposed)
+      F::multiply_add(sum, x, F::load_right_transposed(b, stride));
+    else
+      F::multiply_add(sum, x, F::load_right(b, stride));
+    F::multiply_add(column, x, F::load_right_column(b));
+    F::multiply_add(ones, x, F::right_ones());
+  };
+  if constexpr (left_transposed)
+    multiply(F::load_left_transposed(a, stride));
+  else
+    multiply(F::load_left(a, stride));
+  for_entries<F>([&](int i, int j, int n, int h, int c) {
+    y[i * width + j] = sum.x[n][2 * h + c];
+    y[i * width + 16 + j] = column.of(h);
+    y[i * width + 32 + j] = ones.of(h);
+  });
+}
+
+// columns 0 to 15 of y: (left right) right, of a product that is exact in T; columns 16 to 31: the largest entry of its
+// row, in each column
+template <class T, MmaShape shape>
+__global__ void chain_kernel(const T* left, const T* right, float* y) {
+  using F = cuda::Fragments<T, shape>;
+  T *a = cuda::shared_memory<T>(), *b = a + 16 * stride;
+  load_tiles(left, right, a, b);
+  typename F::Sum sum = {}, chain = {};
+  F::multiply_add(sum, F::load_left(a, stride), F::load_right(b, stride));
+  unsigned words[2][2];
+  float largest[2];
+  for (int h = 0; h < 2; ++h) {
+    for (int n = 0; n < 2; ++n) words[n][h] = cuda::pack<T>(sum.x[n][2 * h], sum.x[n][2 * h + 1]);
+    largest[h] =
+        F::row_max(fmaxf(fmaxf(sum.x[0][2 * h], sum.x[0][2 * h + 1]), fmaxf(sum.x[1][2 * h], sum.x[1][2 * h + 1])));
+  }
+  F::multiply_add(chain, F::left_of(words), F::load_right(b, stride));
+  for_entries<F>([&](int i, int j, int n, int h, int c) {
+    y[i * width + j] = chain.x[n][2 * h + c];
+    y[i * width + 16 + j] = largest[h];
+  });
+}
+
+Matrix<float> integers(float size, std::uint64_t seed) { return (size * normal<float>(16, 16, seed)).array().round(); }
+
+template <class T, class Kernel>
+Matrix<float> result_of(Kernel* kernel, const Matrix<float>& a, const Matrix<float>& b) {
+  const DeviceArray<T> da(stored<T>(a)), db(stored<T>(b));
+  const DeviceArray<float> dy(16 * width);
+  cuda::launch("test", kernel, dim3{1, 1, 1}, dim3{32, 1, 1}, sizeof(T) * 2 * 16 * stride, nullptr, da.data(),
+               db.data(), dy.data());
+  return as_floats(dy.fetch(), 16, width);
+}
+
+template <class T, MmaShape shape, bool left_transposed, bool right_transposed>
 void check_product() {
-  const Matrix<float> a = (10 * normal<float>(16, 16, 1)).array().round(),
-                      b = (10 * normal<float>(16, 16, 2)).array().round();
-  const DeviceArray<__nv_bfloat16> da(stored<__nv_bfloat16>(a)), db(stored<__nv_bfloat16>(b));
-  const DeviceArray<float> dy(16 * 32);
-  cuda::launch("test", product_kernel<left_transposed, right_transposed>, dim3{1, 1, 1}, dim3{32, 1, 1},
-               sizeof(__nv_bfloat16) * 2 * 16 * stride, nullptr, da.data(), db.data(), dy.data());
-  const Matrix<float> y = as_floats(dy.fetch(), 16, 32);
+  const Matrix<float> a = integers(10, 1), b = integers(10, 2);
+  const Matrix<float> y = result_of<T>(product_kernel<T, shape, left_transposed, right_transposed>, a, b);
   const Matrix<float> left = left_transposed ? Matrix<float>(a.transpose()) : a,
                       right = right_transposed ? Matrix<float>(b.transpose()) : b;
   INFO("left " << (left_transposed ? "transposed" : "not transposed") << ", right "
                << (right_transposed ? "transposed" : "not transposed"));
   CHECK(y.leftCols(16) == left * right);
-  for (Index k = 0; k < 8; ++k) {
+  for (Index k = 0; k < 16; ++k) {
     CHECK(y.col(16 + k) == left * b.row(0).transpose());
-    CHECK(y.col(24 + k) == left.rowwise().sum());
+    CHECK(y.col(32 + k) == left.rowwise().sum());
   }
 }
 
 }  // namespace
 
-TEST_CASE("the product of two fragments is the product of the matrices", "[cuda]") {
-  if (!has_tensor_cores()) return;
-  check_product<false, false>();
-  check_product<false, true>();
-  check_product<true, false>();
-  check_product<true, true>();
+TEMPLATE_TEST_CASE("the product of two fragments is the product of the matrices", "[cuda]",
+                   (TileTypes<__nv_bfloat16, __nv_bfloat16>), (TileTypes<__half, __half, MmaShape::m16n8k16>),
+                   (TileTypes<__half, __half, MmaShape::m16n8k8>), (TileTypes<__half, __half, MmaShape::m8n8k4>)) {
+  using T = typename TestType::Feature;
+  constexpr MmaShape shape = TestType::shape;
+  if (!can_multiply<T, shape>()) return;
+  check_product<T, shape, false, false>();
+  check_product<T, shape, false, true>();
+  check_product<T, shape, true, false>();
+  check_product<T, shape, true, true>();
+}
+
+TEMPLATE_TEST_CASE("a sum becomes a left factor", "[cuda]", (TileTypes<__nv_bfloat16, __nv_bfloat16>),
+                   (TileTypes<__half, __half, MmaShape::m16n8k16>), (TileTypes<__half, __half, MmaShape::m16n8k8>),
+                   (TileTypes<__half, __half, MmaShape::m8n8k4>)) {
+  using T = typename TestType::Feature;
+  constexpr MmaShape shape = TestType::shape;
+  if (!can_multiply<T, shape>()) return;
+  const Matrix<float> a = integers(1, 1), b = integers(1, 2), product = a * b;
+  REQUIRE(product.cwiseAbs().maxCoeff() < 256);  // exact in bfloat16
+  const Matrix<float> y = result_of<T>(chain_kernel<T, shape>, a, b);
+  CHECK(y.leftCols(16) == product * b);
+  for (Index k = 0; k < 16; ++k) CHECK(y.col(16 + k) == product.rowwise().maxCoeff());
 }
 
 }  // namespace nprf::test::cuda_device_mma_fragment

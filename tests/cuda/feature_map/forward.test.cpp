@@ -115,6 +115,9 @@ TEST_CASE("features by token are the rounded features by channel, padded with ze
         CHECK(by_token == as_floats(stored<__nv_bfloat16>(by_channel), by_channel.rows(), by_channel.cols()));
         CHECK(!by_token.row(5).isZero(0));
         for (const int t : {5, 66, n + 5, n + 66}) CHECK(by_token.row(heads * n + t).isZero(0));
+        const Matrix<float> in_half = features<__half>(device_model, q, k, key_mask),
+                            scaled = cuda::feature_scale<__half> * by_channel;
+        CHECK(in_half == as_floats(stored<__half>(scaled), scaled.rows(), scaled.cols()));
       }
 }
 

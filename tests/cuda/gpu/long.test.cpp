@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -118,16 +119,17 @@ TEST_CASE("every variant of the fused engine is accurate", "[cuda][long]") {
   }
 }
 
-TEST_CASE("every engine is accurate for long sequences in bfloat16", "[cuda][long]") {
+TEMPLATE_TEST_CASE("every engine is accurate for long sequences in 16 bits", "[cuda][long]", __half, __nv_bfloat16) {
   const Index n = 16384;
   PlanCase x = tokens(n);
   const Map map = clipped(Direction::bidirectional);
-  // inputs, features and results are rounded to 8 bits
-  const Rows<__nv_bfloat16> rows(map, x);
+  // inputs, features and results are rounded to 11 or to 8 bits
+  constexpr double eps = std::is_same_v<TestType, __half> ? 0x1p-10 : 0x1p-7;
+  const Rows<TestType> rows(map, x);
   for (const cuda::Engine engine : cuda_engines) {
     x.options.engine = engine;
     INFO(name(engine));
-    CHECK(rows.error(x.result<__nv_bfloat16>(map)) <= 0x1p-7 * rows.largest());
+    CHECK(rows.error(x.result<TestType>(map)) <= eps * rows.largest());
   }
 }
 

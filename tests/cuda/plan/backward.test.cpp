@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "cuda/gradient_case.hpp"
 #include "cuda/gradient_magnitudes.hpp"
 #include "cuda/plan_case.hpp"
+#include "cuda/tensor_cores.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -117,6 +119,28 @@ TEST_CASE("gradients support 16-bit storage", "[cuda]") {
   const Attention attention(orf<float>(6, 16, 7), clipped());
   CHECK(gradient_error<__half>(x, attention) <= 0x1p-11);
   CHECK(gradient_error<__nv_bfloat16>(x, attention) <= 0x1p-8);
+}
+
+TEMPLATE_TEST_CASE("gradients on tensor cores have the precision of their type", "[cuda]", __half, __nv_bfloat16) {
+  if (!can_multiply<TestType>()) return;
+  // two factors of a weight, the weight, its third factor and in tails a state are rounded, and then the gradient
+  constexpr double u = std::is_same_v<TestType, __half> ? 0x1p-11 : 0x1p-8, of_products = 6.2 * u + tolerance;
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded})
+    for (const Direction direction : {Direction::bidirectional, Direction::causal}) {
+      INFO(name(engine) << (direction == Direction::causal ? ", causal" : ""));
+      const cuda::PlanOptions options{.engine = engine, .gradients = true, .gradients_on_tensor_cores = true};
+      for (const auto& [n_q, n_k] : std::vector<std::pair<Index, Index>>{{1, 1}, {65, 65}, {40, 300}, {300, 150}}) {
+        INFO("n_q " << n_q << ", n_k " << n_k);
+        const PlanCase x{{.n_q = n_q, .n_k = n_k, .d_v = 20}, options, 16};
+        CHECK(gradient_error<TestType>(x, Attention(orf<float>(16, 24, 7), clipped(), {.direction = direction})) <=
+              of_products);
+        CHECK(gradient_error<TestType>(x, Attention(orf<float>(16, 24, 7), AlibiPosition<float>(0.05f),
+                                                    {.direction = direction})) <= of_products);
+      }
+      const PlanCase x{{.n_q = 150, .n_k = 90, .d_v = 64, .offset = 3}, options, 6};
+      CHECK(gradient_error<TestType>(x, Attention(EluFeatures<float>(6), clipped(), {.direction = direction})) <=
+            of_products);
+    }
 }
 
 TEST_CASE("gradients are affected only by keys that the row attends to", "[cuda]") {

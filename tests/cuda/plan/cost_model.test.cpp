@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cuda/plan_case.hpp"
+#include "cuda/tensor_cores.hpp"
 #include "nprf/feature_map/paper_names.hpp"
 #include "support/catch.hpp"
 
@@ -51,13 +52,18 @@ TEST_CASE("with gradients too, failing rows raise the cost of FFTs", "[cuda]") {
 
 TEST_CASE("the cost model uses tensor cores if available, and not for gradients", "[cuda]") {
   cuda::Device device = cuda::Device::current();
-  device.capability = 75;
-  CHECK(engine<__half>(rising({1}), device) == cuda::Engine::fused);
+  cuda::AttentionModel far_features = rising({1});  // that do not fit half
+  far_features.radius = 0;
+  device.capability = 70;
+  CHECK(engine<__half>(rising({1}), device) == cuda::Engine::direct);
   CHECK(engine<__half>(rising({1}), device, true) == cuda::Engine::fused);
+  CHECK(engine<__half>(far_features, device) == cuda::Engine::fused);
+  CHECK(engine<__nv_bfloat16>(rising({1}), device) == cuda::Engine::fused);
   device.capability = 90;
-  if (cuda::Product<__half>::uses_tensor_cores(device, cuda::Engine::direct))
-    CHECK(engine<__half>(rising({1}), device) == cuda::Engine::direct);
   CHECK(engine<__half>(rising({1}), device, true) == cuda::Engine::fused);
+  if (!can_multiply<__nv_bfloat16>()) return;
+  CHECK(engine<__half>(far_features, device) == cuda::Engine::direct);
+  CHECK(engine<__nv_bfloat16>(rising({1}), device) == cuda::Engine::direct);
 }
 
 }  // namespace nprf::test::cuda_plan_cost_model

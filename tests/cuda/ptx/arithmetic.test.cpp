@@ -157,6 +157,7 @@ TEST_CASE("conversions round, clamp and extend", "[ptx]") {
   CHECK(number("cvt.rn.bf16.f32 %h1, %f6; cvt.f32.bf16 %f5, %h1", 1 + 3 * 0x1p-8f) == 1 + 0x1p-6f);
   CHECK(number("mov.u64 %g1, 0x3ff0000010000001; cvt.rn.f32.f64 %f5, %g1") == 1 + 0x1p-23f);
   CHECK(word("mov.b32 %f6, 0f3F800000; mov.b32 %f7, 0f40000000; cvt.rn.bf16x2.f32 %r5, %f6, %f7") == 0x3f804000);
+  CHECK(word("mov.b32 %f6, 0f3F800000; mov.b32 %f7, 0f40000000; cvt.rn.f16x2.f32 %r5, %f6, %f7") == 0x3c004000);
 }
 
 TEST_CASE("approximate instructions are correct to 2 units, and off by some if they are perturbed", "[ptx]") {

@@ -69,8 +69,9 @@ class Assembler {
     if (base == "shfl" || base == "vote") return read_shuffle();
     if (base == "mma") {
       set(Control::whole_warp);
-      for (const std::string_view list : m_operands) add_list(list, Type::b32);
-      m_x.destinations = 4;
+      add_list(m_operands.at(0), Type::b32);
+      m_x.destinations = m_x.count;
+      for (std::size_t k = 1; k < m_operands.size(); ++k) add_list(m_operands[k], Type::b32);
       return;
     }
     if (base == "ldmatrix") {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 //
 // Conversions between types of numbers.
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <type_traits>
 
@@ -85,11 +87,16 @@ void convert(Warp& warp, const Instruction& x, Lanes lanes) {
   });
 }
 
-// two floats to two bfloat16, the first to the upper half
+// two floats to two numbers of 16 bits, the first to the upper half
+template <class To>
 void convert_pair(Warp& warp, const Instruction& x, Lanes lanes) {
+  static_assert(sizeof(To) == sizeof(std::uint16_t));
   for_lanes(lanes, [&](int lane) {
-    const BrainFloat upper(warp.get<float>(x.operands[1], lane)), lower(warp.get<float>(x.operands[2], lane));
-    warp.put<std::uint32_t>(x.operands[0], lane, std::uint32_t{upper.bits} << 16 | lower.bits);
+    const auto bits = [&](std::size_t k) {
+      const auto rounded = static_cast<To>(warp.get<float>(x.operands[k], lane));
+      return std::uint32_t{std::bit_cast<std::uint16_t>(rounded)};
+    };
+    warp.put<std::uint32_t>(x.operands[0], lane, bits(1) << 16 | bits(2));
   });
 }
 
@@ -117,7 +124,10 @@ Execute converting(Type from) {
 Execute select_conversion(Instruction& x, const Opcode& opcode) {
   using namespace conversions;
   if (opcode.base() != "cvt") return nullptr;
-  if (x.type == Type::bf16x2) return x.source_type == Type::f32 && !x.saturates ? convert_pair : nullptr;
+  if (x.type == Type::f16x2 || x.type == Type::bf16x2) {
+    if (x.source_type != Type::f32 || x.saturates) return nullptr;
+    return x.type == Type::f16x2 ? convert_pair<Half> : convert_pair<BrainFloat>;
+  }
   x.mode = opcode.has("rni")   ? to_nearest
            : opcode.has("rzi") ? to_zero
            : opcode.has("rmi") ? down

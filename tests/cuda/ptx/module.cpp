@@ -13,11 +13,11 @@ struct NamedType {
   int bytes;
 };
 constexpr NamedType types[] = {
-    {"pred", Type::predicate, 4}, {"b8", Type::b8, 1},         {"b16", Type::b16, 2},   {"b32", Type::b32, 4},
-    {"b64", Type::b64, 8},        {"u8", Type::u8, 1},         {"u16", Type::u16, 2},   {"u32", Type::u32, 4},
-    {"u64", Type::u64, 8},        {"s8", Type::s8, 1},         {"s16", Type::s16, 2},   {"s32", Type::s32, 4},
-    {"s64", Type::s64, 8},        {"f16", Type::f16, 2},       {"bf16", Type::bf16, 2}, {"f32", Type::f32, 4},
-    {"f64", Type::f64, 8},        {"bf16x2", Type::bf16x2, 4},
+    {"pred", Type::predicate, 4}, {"b8", Type::b8, 1},       {"b16", Type::b16, 2},       {"b32", Type::b32, 4},
+    {"b64", Type::b64, 8},        {"u8", Type::u8, 1},       {"u16", Type::u16, 2},       {"u32", Type::u32, 4},
+    {"u64", Type::u64, 8},        {"s8", Type::s8, 1},       {"s16", Type::s16, 2},       {"s32", Type::s32, 4},
+    {"s64", Type::s64, 8},        {"f16", Type::f16, 2},     {"bf16", Type::bf16, 2},     {"f32", Type::f32, 4},
+    {"f64", Type::f64, 8},        {"f16x2", Type::f16x2, 4}, {"bf16x2", Type::bf16x2, 4},
 };
 
 }  // namespace

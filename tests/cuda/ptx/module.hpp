@@ -40,6 +40,7 @@ enum class Type : std::uint8_t {
   bf16,
   f32,
   f64,
+  f16x2,
   bf16x2
 };
 int bytes_of(Type type);
@@ -113,7 +114,7 @@ struct Instruction {
   std::uint8_t mode = 0;                 // a variant, as the function that executes it defines
   std::uint8_t destinations = 1;         // leading operands that are written
   Operand guard = {};
-  std::array<Operand, 16> operands = {};
+  std::array<Operand, 20> operands = {};
   std::int64_t offset = 0;  // of an address
   int target = -1;          // of a branch
   std::unique_ptr<Call> call = nullptr;

@@ -91,16 +91,25 @@ TEST_CASE("heads that are too wide for a device are refused", "[cuda]") {
                 {"input_dim and num_features: expected sizes that fit in 65536 bytes of shared memory, got 256 and 5"});
 }
 
-TEST_CASE("devices without tensor cores for bfloat16 compute in float", "[cuda]") {
-  for (const bool program : {false, true}) {  // whether the program or the device lacks them
-    const ScopedSettings scoped([&](Settings& s) { (program ? s.compiled_for : s.capability) = 75; });
-    for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
-      const PlanCase x{shape(90), {.engine = engine}, 6};
-      INFO(name(engine));
-      CHECK(x.error<__half>(attention()) <= 0x1p-11);
-      CHECK(x.error<__nv_bfloat16>(attention()) <= 0x1p-8);
+TEST_CASE("devices without tensor cores for bfloat16 multiply half storage in half, or in float", "[cuda]") {
+  const Attention not_normalised(orf<float>(6, 16, 7), NoPosition<float>(), {.normalization = Normalization::none()});
+  for (const int capability : {70, 75})
+    for (const bool program : {false, true}) {  // whether the program or the device lacks them
+      const ScopedSettings scoped([&](Settings& s) {
+        s.compiled_for = capability;
+        if (!program) s.capability = capability;
+      });
+      for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded}) {
+        const PlanCase x{shape(90), {.engine = engine}, 6};
+        INFO(name(engine) << ", compiled for " << capability << ", device " << stand_in::settings().capability);
+        // code of Volta is slow on newer devices
+        const bool in_half = capability == stand_in::settings().capability || capability >= 75;
+        const double error = x.error<__half>(attention());
+        CHECK(error <= (in_half ? (3 * 2 + 1 + 1) * 0x1p-11 : 0x1p-11));
+        CHECK(x.error<__half>(not_normalised) <= 0x1p-11 + 2e-5);  // features do not fit half
+        CHECK(x.error<__nv_bfloat16>(attention()) <= 0x1p-8);
+      }
     }
-  }
 }
 
 TEST_CASE("a call allocates nothing and does not synchronise", "[cuda]") {

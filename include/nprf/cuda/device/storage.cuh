@@ -8,7 +8,6 @@
 #include <concepts>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 
 #include "nprf/cuda/device/device_code.hpp"
 
@@ -23,9 +22,8 @@ constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 template <class S>
 concept Storage = std::same_as<S, float> || std::same_as<S, __half> || std::same_as<S, __nv_bfloat16>;
 
-/// The type of the factors of tensor core products: bfloat16 for 16-bit storage. float does not use tensor cores.
-template <Storage S>
-using OnTensorCores = std::conditional_t<std::same_as<S, float>, float, __nv_bfloat16>;
+/// The types of features that products multiply: in float, or in 16 bits on tensor cores.
+enum class FeatureType { in_float, in_half, in_bfloat16 };
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }

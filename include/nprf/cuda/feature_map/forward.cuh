@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "nprf/cuda/device/call_counters.cuh"
+#include "nprf/cuda/device/half_range.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/feature_map/projected_tile.cuh"
@@ -96,8 +97,8 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
       float phi[2][Shape::group];
 #pragma unroll
       for (int i = 0; i < Shape::group; ++i) {
-        phi[0][i] = feature_of<kind, second>(z[turn][0][i], scale.x, base.x);
-        phi[1][i] = feature_of<kind, second>(z[turn][1][i], scale.y, base.y);
+        phi[0][i] = feature_scale<Feature> * feature_of<kind, second>(z[turn][0][i], scale.x, base.x);
+        phi[1][i] = feature_scale<Feature> * feature_of<kind, second>(z[turn][1][i], scale.y, base.y);
       }
       if (zero.x + zero.y != 0) clear(phi, zero);
       if constexpr (by_token<Feature>)
@@ -141,8 +142,8 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
     if (are_aligned()) {
       if (all < Shape::group) clear_from(all, phi);
       uint4* to = piece(2 * m_lane, first % Shape::chunk / Shape::piece);
-      cuda::store_all(reinterpret_cast<__nv_bfloat16*>(to), phi[0]);
-      cuda::store_all(reinterpret_cast<__nv_bfloat16*>(to + pieces), phi[1]);
+      cuda::store_all(reinterpret_cast<Feature*>(to), phi[0]);
+      cuda::store_all(reinterpret_cast<Feature*>(to + pieces), phi[1]);
       return;
     }
 #pragma unroll

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "nprf/cuda/device/launch.cuh"
@@ -18,7 +19,7 @@ struct FeatureTile {
   static constexpr int stride = 2 * (tokens + 2);                                        // of pairs of channels
   static constexpr int warps = threads / 32, turns = 2, group = 8, chunk = turns * warps * group;
   static constexpr int blocks = 5;  // of a multiprocessor, that must find registers
-  static constexpr int piece = 8;   // features of a token that are stored at once if they are bfloat16
+  static constexpr int piece = 8;   // features of a token that are stored at once if they have 16 bits
 
   // two channels of two tokens are 16 bytes
   __host__ __device__ static constexpr int at(int k, int t) { return k / 2 * stride + k % 2 + 2 * t; }
@@ -26,7 +27,7 @@ struct FeatureTile {
   /// The bytes of some tiles, of reductions, of three scalars a token, and of the features that are stored by token.
   static std::size_t shared(int d_padded, int tiles, bool by_token) {
     return sizeof(float) * static_cast<std::size_t>(at(d_padded, 0) * tiles + (warps + 3) * tokens) +
-           (by_token ? sizeof(__nv_bfloat16) * tokens * chunk : 0);
+           (by_token ? sizeof(std::uint16_t) * tokens * chunk : 0);
   }
 };
 

@@ -13,9 +13,9 @@
 
 namespace nprf::cuda {
 
-/// Whether features are stored by token: bfloat16, for tensor cores.
+/// Whether features are stored by token: those of 16 bits, for tensor cores.
 template <class Feature>
-constexpr bool by_token = std::is_same_v<Feature, __nv_bfloat16>;
+constexpr bool by_token = !std::is_same_v<Feature, float>;
 
 /// Computes the features of queries or keys. Tokens are normalised first:
 ///
@@ -25,9 +25,9 @@ constexpr bool by_token = std::is_same_v<Feature, __nv_bfloat16>;
 /// then z. The logarithm of a row's factor is -|x'|^2 / 2 of exponential, |x'|^2 / 2 of trigonometric and
 /// log_scale + sum_l curvature_l x'_l^2 / 2 of quadratic features, plus that of the centring.
 ///
-/// Features are float by channel, [z / group, r, stride], zero from n on; or bfloat16 by token, [z / group, n, stride],
-/// zero from r on. Heads of queries that share a head of keys and a map, `group` of them next to each other, share the
-/// features of keys.
+/// Features are float by channel, [z / group, r, stride], zero from n on; or of 16 bits by token, [z / group, n,
+/// stride], zero from r on. Those in half are multiplied by feature_scale (device/half_range.cuh). Heads of queries that
+/// share a head of keys and a map, `group` of them next to each other, share the features of keys.
 ///
 /// Queries: exponential features of a row are divided by the largest one, trigonometric and quadratic ones by the row's
 /// factor. Keys: all features of one matrix are divided by exp(shift), or by the largest one, or the largest factor if

@@ -49,11 +49,11 @@ namespace nprf::cuda {
 /// parameters. Plans for other sizes, other devices, and arrays whose rows are aligned otherwise may round otherwise.
 ///
 /// S is the storage type of queries, keys, values and y. Arithmetic is in float. For half and bfloat16 some engines use
-/// tensor cores, with the precision of bfloat16 (toeplitz/product.cuh). A plan belongs to the device that was current
-/// at construction. Only one call at a time may use the plan's own workspace; calls with different workspaces may run
-/// concurrently, and so may those with PlanOptions::stream_ordered. These allocate by cudaMallocAsync from the device's
-/// default pool, which gives memory back to the device when a stream is waited for, unless its release threshold
-/// (cudaMemPoolAttrReleaseThreshold) is raised.
+/// tensor cores, with the precision of the storage type or of bfloat16 (toeplitz/product.cuh). A plan belongs to the
+/// device that was current at construction. Only one call at a time may use the plan's own workspace; calls with
+/// different workspaces may run concurrently, and so may those with PlanOptions::stream_ordered. These allocate by
+/// cudaMallocAsync from the device's default pool, which gives memory back to the device when a stream is waited for,
+/// unless its release threshold (cudaMemPoolAttrReleaseThreshold) is raised.
 template <Storage S>
 class AttentionPlan {
  public:
@@ -134,10 +134,7 @@ class AttentionPlan {
   void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const PlanCall& call,
              const Arrays& arrays, cudaStream_t stream) const {
     const Columns<S> U{m_model.shared_by_group(v), queue_mask(call, arrays, stream)};
-    if (m_product.on_tensor_cores())
-      queue_forward<OnTensorCores<S>>(q, k, U, y, arrays, stream);
-    else
-      queue_forward<float>(q, k, U, y, arrays, stream);
+    m_product.with_feature_type([&]<class Feature>() { queue_forward<Feature>(q, k, U, y, arrays, stream); });
   }
 
   // loads the kernels of all calls, so that the first one can be captured in a graph
@@ -287,7 +284,7 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
       m_product(m_device, m_engine,
                 {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), 1,
                  m_model.feature_group()},
-                m_model.toeplitz(), options.slab_bytes),
+                m_model.toeplitz(), options.slab_bytes, feature_type_of<S>(m_device, m_model, m_engine)),
       m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
                         options.tolerance) {
   require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
@@ -301,7 +298,8 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
           "input_dim and num_features: expected sizes that fit in ", m_device.shared_bytes,
           " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
   if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
-  if (options.gradients) m_backward.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
+  if (options.gradients)
+    m_backward.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes, options.gradients_on_tensor_cores);
   queue_weights(stream);
   check(cudaStreamSynchronize(stream), "transforming the weights");
   Scratch count;

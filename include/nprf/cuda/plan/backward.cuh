@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <optional>
 
@@ -21,6 +22,7 @@
 #include "nprf/cuda/toeplitz/backward/lags_of_grid.cuh"
 #include "nprf/cuda/toeplitz/backward/lags_tiled.cuh"
 #include "nprf/cuda/toeplitz/backward/selected_queries.cuh"
+#include "nprf/cuda/toeplitz/backward/tensor_gradients.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
@@ -54,18 +56,21 @@ struct PlanGradients {
 ///     dA = ((G U^T) o C) B     dB = ((U G^T) o C^T) A     dU = ((B A^T) o C^T) G
 ///
 /// and the gradients of the lags. The backward pass takes about four times the time of the forward pass, which it
-/// repeats. With an FFT engine, the gradients of parameters add about twice the time of the forward pass. The gradients
-/// of recomputed rows of Y are computed by tiles from H, their part of G. The gradients of rows whose D underflows are
-/// computed in the log domain (attention/recompute_log_domain_backward.cuh). With an ExactPlan, the gradients of its
-/// exact pairs are added (attention/exact/backward.cuh). For all other rows the rounding error of an FFT is relative to
-/// the largest gradients of the head. Where a group of queries shares keys and values, their gradients are computed for
-/// each head of queries, and then added in the order of the heads.
+/// repeats. With PlanOptions::gradients_on_tensor_cores the three products are computed from factors that are rounded
+/// to the storage type (toeplitz/backward/tensor_gradients.cuh); the rest stays in float. With an FFT engine, the
+/// gradients of parameters add about twice the time of the forward pass. The gradients of recomputed rows of Y are
+/// computed by tiles from H, their part of G. The gradients of rows whose D underflows are computed in the log domain
+/// (attention/recompute_log_domain_backward.cuh). With an ExactPlan, the gradients of its exact pairs are added
+/// (attention/exact/backward.cuh). For all other rows the rounding error of an FFT is relative to the largest gradients
+/// of the head. Where a group of queries shares keys and values, their gradients are computed for each head of queries,
+/// and then added in the order of the heads.
 template <Storage S>
 class Backward {
  public:
-  /// `forward` is the product of the plan's forward pass; all calls must pass the same one.
+  /// `forward` is the product of the plan's forward pass; all calls must pass the same one. With `on_tensor_cores` the
+  /// gradients are computed on tensor cores if the forward product is, with the storage type.
   Backward(const Device& device, Engine engine, const DeviceModel& model, const Product<S>& forward,
-           std::size_t slab_bytes)
+           std::size_t slab_bytes, bool on_tensor_cores)
       : m_is_tiled(engine == Engine::direct || engine == Engine::banded),
         m_dA(device, engine, {model.z(), model.heads(), model.n_q(), model.n_k(), model.d_v() + 1, model.r()},
              model.toeplitz(), slab_bytes),
@@ -74,8 +79,9 @@ class Backward {
         m_dU(device, engine,
              {model.z(), model.heads(), model.n_k(), model.n_q(), model.r(), model.d_v(), model.feature_group(), 1},
              model.toeplitz().transposed(), slab_bytes) {
-    if (forward.on_tensor_cores())
-      m_in_float.emplace(device, engine, forward.shape(), forward.weights(), slab_bytes, false);
+    if (forward.on_tensor_cores()) m_in_float.emplace(device, engine, forward.shape(), forward.weights(), slab_bytes);
+    if (on_tensor_cores && forward.has_features_of_storage_type())
+      m_on_tensor_cores.emplace(device, engine, forward.shape(), forward.weights());
     const std::size_t shared = FeatureGradientShape::shared(model.d_padded(), model.is_centred() ? 2 : 1,
                                                             model.is_centred() || model.is_quadratic());
     require(shared <= device.shared_bytes, "input_dim: expected a size that fits in ", device.shared_bytes,
@@ -116,6 +122,8 @@ class Backward {
     LagGradients::Arrays lags;
     CorrelationEngine::Arrays correlation;
     Product<float>::Arrays dA, dB, dU;
+    typename TensorGradients<S>::Rows rows_of_factors;                    // on tensor cores
+    typename TensorGradients<S>::Arrays tensor_dA, tensor_dB, tensor_dU;  // instead of dA, dB and dU
     Sums extra_dA;  // of recomputed rows, parts after the first one
   };
   Arrays take(const ForwardParts<S>& forward, Scratch& scratch) const {
@@ -136,6 +144,7 @@ class Backward {
     arrays.U = scratch.take<float>(z, p + 1, tokens_k);
     arrays.db = scratch.take<float>(model.positions(), model.entries());
     if (model.group() > 1) arrays.dk = scratch.take<float>(z, model.n_k(), model.d());
+    if (m_on_tensor_cores) arrays.rows_of_factors = m_on_tensor_cores->take_rows(scratch);
     if (exact) {
       arrays.exact = exact->take(model, scratch);
       arrays.exact_gradients = ExactGradients::take(scratch, z, model.n_q(), model.n_k(), model.d(), p);
@@ -153,13 +162,27 @@ class Backward {
             arrays.log_domain_scratch = LogDomainScratch::take(area, z, model.n_q(), model.n_k(), model.m());
         },
         [&](Scratch& area) {
+          if (m_on_tensor_cores) {
+            arrays.tensor_dA = m_on_tensor_cores->take_dA(area);
+            return;
+          }
           arrays.dA = m_dA.take(area);
           float* N = area.take<float>(m_parts_of_dA - 1, z, model.n_q(), r);
           arrays.extra_dA = {N, area.take<float>(m_parts_of_dA - 1, z, model.n_q()), m_parts_of_dA - 1, r,
                              arrays.dA.sums.rows};
         },
-        [&](Scratch& area) { arrays.dB = m_dB.take(area, m_extra_parts); },
-        [&](Scratch& area) { arrays.dU = m_dU.take(area, m_extra_parts); });
+        [&](Scratch& area) {
+          if (m_on_tensor_cores)
+            arrays.tensor_dB = m_on_tensor_cores->take_dB(area);
+          else
+            arrays.dB = m_dB.take(area, m_extra_parts);
+        },
+        [&](Scratch& area) {
+          if (m_on_tensor_cores)
+            arrays.tensor_dU = m_on_tensor_cores->take_dU(area);
+          else
+            arrays.dU = m_dU.take(area, m_extra_parts);
+        });
     return arrays;
   }
 
@@ -250,7 +273,6 @@ class Backward {
                     const Arrays& arrays, cudaStream_t stream) const {
     const auto& [queries, keys] = tokens;
     const auto [A, B, G_c, U_c, H_c] = factors(forward, arrays);
-    const Product<float>::Arrays &to_dA = arrays.dA, &to_dB = arrays.dB, &to_dU = arrays.dU;
     const DeviceModel& model = forward.model;
     const int z = model.z(), p = model.d_v();
     const LogDomainGradients& log_domain = arrays.log_domain;
@@ -259,33 +281,59 @@ class Backward {
     const Sums& extra_dA = arrays.extra_dA;
     const SelectedQueries& selected = arrays.selected;
     const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
-    m_dA.queue(arrays.G, arrays.U, columns_of_B, to_dA, stream);
+    queue_rows_of_factors(arrays, stream);
+    const Sums to_dA = queue_dA(columns_of_B, arrays, stream);
     if (!m_is_tiled)
       queue_recompute_tiled(RecomputeTiledTask<float>{{H_c, U_c, columns_of_B, m_dA.weights().c},
                                                       failed_rows,
                                                       m_parts_of_dA,
-                                                      to_dA.sums.N,
-                                                      to_dA.sums.D,
+                                                      to_dA.N,
+                                                      to_dA.D,
                                                       extra_dA.N,
                                                       extra_dA.D},
                             z, m_blocks, stream);
-    const CheckedSums dA{to_dA.sums, selected.selected, extra_dA};
+    const CheckedSums dA{to_dA, selected.selected, extra_dA};
     queue_feature_gradients(FeatureGradientTask<S>{queries, dA, log_domain.of_queries(), z, gradients.dq, exact.dq},
                             stream);
-    m_dB.queue(arrays.U, arrays.G, columns_of_A, to_dB, stream);
-    add_selected_queries({U_c, H_c, columns_of_A, m_dB.weights().c}, selected, to_dB.sums, z, stream);
+    const Sums to_dB = queue_dB(columns_of_A, arrays, stream);
+    add_selected_queries({U_c, H_c, columns_of_A, m_dB.weights().c}, selected, to_dB, z, stream);
     queue_feature_gradients(
-        FeatureGradientTask<S>{keys, {to_dB.sums}, log_domain.of_keys(), z, gradients.dk, exact.dk, arrays.dk}, stream);
+        FeatureGradientTask<S>{keys, {to_dB}, log_domain.of_keys(), z, gradients.dk, exact.dk, arrays.dk}, stream);
     if (arrays.dk) {
-      const Sums dk_of_z{arrays.dk, nullptr, 1, model.d(), to_dB.sums.rows};
+      const Sums dk_of_z{arrays.dk, nullptr, 1, model.d(), to_dB.rows};
       queue_store(StoreTask<S>{dk_of_z, nullptr, nullptr, gradients.dk, model.group()}, stream);
     }
     const Columns<float> G{with_channels(G_c, p), nullptr, nullptr, 0}, H{with_channels(H_c, p), nullptr, nullptr, 0};
-    m_dU.queue(arrays.phi_k, arrays.phi_q, G, to_dU, stream);
-    add_selected_queries({B, A, H, m_dU.weights().c}, selected, to_dU.sums, z, stream);
+    const Sums to_dU = queue_dU(G, arrays, stream);
+    add_selected_queries({B, A, H, m_dU.weights().c}, selected, to_dU, z, stream);
     queue_store(
-        StoreTask<S>{to_dU.sums, exact.dv ? exact.dv : log_domain.dv, log_domain.counts, gradients.dv, model.group()},
+        StoreTask<S>{to_dU, exact.dv ? exact.dv : log_domain.dv, log_domain.counts, gradients.dv, model.group()},
         stream);
+  }
+
+  // The factors in 16 bits, and the products of the backward pass: on tensor cores, or in float.
+  void queue_rows_of_factors(const Arrays& arrays, cudaStream_t stream) const {
+    if constexpr (!std::same_as<S, float>)
+      if (m_on_tensor_cores)
+        m_on_tensor_cores->queue_rows(arrays.phi_q, arrays.phi_k, arrays.G, arrays.U, arrays.rows_of_factors, stream);
+  }
+  Sums queue_dA(const Columns<float>& B, const Arrays& arrays, cudaStream_t stream) const {
+    if constexpr (!std::same_as<S, float>)
+      if (m_on_tensor_cores) return m_on_tensor_cores->queue_dA(arrays.rows_of_factors, arrays.tensor_dA, stream);
+    m_dA.queue(arrays.G, arrays.U, B, arrays.dA, stream);
+    return arrays.dA.sums;
+  }
+  Sums queue_dB(const Columns<float>& A, const Arrays& arrays, cudaStream_t stream) const {
+    if constexpr (!std::same_as<S, float>)
+      if (m_on_tensor_cores) return m_on_tensor_cores->queue_dB(arrays.rows_of_factors, arrays.tensor_dB, stream);
+    m_dB.queue(arrays.U, arrays.G, A, arrays.dB, stream);
+    return arrays.dB.sums;
+  }
+  Sums queue_dU(const Columns<float>& G, const Arrays& arrays, cudaStream_t stream) const {
+    if constexpr (!std::same_as<S, float>)
+      if (m_on_tensor_cores) return m_on_tensor_cores->queue_dU(arrays.rows_of_factors, arrays.tensor_dU, stream);
+    m_dU.queue(arrays.phi_k, arrays.phi_q, G, arrays.dU, stream);
+    return arrays.dU.sums;
   }
 
   // A (n_q,r), B (n_k,r), and G, U, H of p + 1 columns
@@ -323,6 +371,7 @@ class Backward {
   bool m_is_tiled;  // whether the engine computes tiles and has no FFT
   std::optional<Product<S>> m_in_float;
   Product<float> m_dA, m_dB, m_dU;
+  std::optional<TensorGradients<S>> m_on_tensor_cores;
   LagGradients m_lags;
   CorrelationEngine m_correlation;  // this and the following members: FFT engines only
   int m_parts_of_dA = 1, m_extra_parts = 0, m_blocks = 0;

@@ -13,11 +13,18 @@
 
 namespace nprf::cuda {
 
+/// The type of features that the product of a plan multiplies.
+template <Storage S>
+FeatureType feature_type_of(const Device& device, const DeviceModel& model, Engine engine) {
+  const FarKeys far_keys = engine == Engine::banded ? FarKeys::in_states : FarKeys::in_tiles;
+  return Product<S>::feature_type(device, engine, model.features_fit_half(far_keys));
+}
+
 /// The engine with the least estimated time. The model: tiles and FFTs in shared memory run at 30 TFLOP/s, tiles on
 /// tensor cores at 300 TFLOP/s. FFTs in two passes move 40 bytes per point of 2 N, and cuFFT's slabs pass through
 /// memory ten times, both at 3 TB/s. Rows that fail the FFT error bound (error_bound/fft_row_bound.cuh) add the time of
 /// tiles; their share in a grid is estimated as if each slot had a token. The constants are estimates for an H200. With
-/// gradients all arithmetic is in float.
+/// gradients all arithmetic is in float, also if PlanOptions::gradients_on_tensor_cores makes a part of it faster.
 template <Storage S>
 Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, double tolerance) {
   const int n_q = model.n_q(), n_k = model.n_k(), n = std::max(n_q, n_k);
@@ -27,13 +34,16 @@ Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, 
   const bool causal = model.model().direction == Direction::causal;
   constexpr double flops = 30e12, bytes = 3e12;
 
-  const bool on_tensor_cores = !gradients && !is_grid && Product<S>::uses_tensor_cores(device, Engine::direct);
-  const double tile_flops = on_tensor_cores ? 300e12 : flops;
+  const auto flops_of = [&](Engine engine) {
+    const bool on_tensor_cores =
+        !gradients && !is_grid && feature_type_of<S>(device, model, engine) != FeatureType::in_float;
+    return on_tensor_cores ? 300e12 : flops;
+  };
   const double band = std::min<double>(n_k, model.band().last - model.band().first + 1 + 3 * TileShape::tile);
-  const double direct = (causal ? 1 : 2) * pairs * (r + columns) / tile_flops;
+  const double direct = (causal ? 1 : 2) * pairs * (r + columns) / flops_of(Engine::direct);
   const double states = model.tail_slope().is_zero() ? 1 : 2;  // the sides have sums of their own
-  const double banded = is_grid ? std::numeric_limits<double>::infinity()
-                                : (2 * n_q * band * (r + columns) + states * 4 * tokens * r * columns) / tile_flops;
+  const double of_banded = 2 * n_q * band * (r + columns) + states * 4 * tokens * r * columns;
+  const double banded = is_grid ? std::numeric_limits<double>::infinity() : of_banded / flops_of(Engine::banded);
 
   const SharedMemoryVariant* in_shared = is_grid ? nullptr : SharedMemoryEngine::variant_for(device, n);
   const TwoPassVariant* two_pass = is_grid ? nullptr : TwoPassEngine::variant_for(n);

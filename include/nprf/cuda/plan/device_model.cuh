@@ -16,6 +16,7 @@
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/plan/check_model.cuh"
 #include "nprf/cuda/plan/feature_constants.cuh"
+#include "nprf/cuda/plan/half_features.hpp"
 #include "nprf/cuda/plan/position_tables.hpp"
 #include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/position/backward.cuh"
@@ -103,6 +104,10 @@ class DeviceModel {
   bool is_centred() const { return !map().centring.is_empty(); }
   /// Whether the largest log-scale of the keys must be computed on the device.
   bool needs_log_scales() const { return m_needs_log_scales; }
+  /// Whether features may be stored in half (plan/half_features.hpp).
+  bool features_fit_half(FarKeys far_keys) const {
+    return !m_needs_log_scales && cuda::features_fit_half(m_model, far_keys);
+  }
 
   /// Copies the parameters [position, parameter] on the device, and queues the weights of all lags. Throws
   /// InvalidArgument for a null pointer.
@@ -229,14 +234,7 @@ class DeviceModel {
       m_needs_log_scales = is_centred() || std::any_of(m_model.features.begin(), m_model.features.end(), has_factor);
       return;
     }
-    const double radius = m_model.radius;
-    double longest = 0;
-    for (const FeatureModel& one : m_model.features)
-      for (auto row = one.projection.begin(); row != one.projection.end(); row += one.d) {
-        double square = 0;
-        for (auto w = row; w != row + one.d; ++w) square += static_cast<double>(*w) * static_cast<double>(*w);
-        longest = std::max(longest, std::sqrt(square));
-      }
+    const double radius = m_model.radius, longest = projection_sizes(m_model).longest;
     const bool trigonometric = map().kind == FeatureKind::trigonometric;
     const double half = radius * radius / 2, most = trigonometric ? 0 : longest * radius;
     constexpr double max_exponent = 30;  // so that exp(-2 max_exponent) is a normal float

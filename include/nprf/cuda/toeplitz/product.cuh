@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,9 +26,10 @@ namespace nprf::cuda {
 /// and by FFTs in two passes through memory up to 2^20 tokens. cufft: any position in O(n log n), by cuFFT, in about
 /// ten passes through memory. A grid needs direct or cufft.
 ///
-/// direct and banded use tensor cores if the storage type has 16 bits, the position is no grid, and the device supports
-/// bfloat16 products (8.0 and newer); the precision is then that of bfloat16 (toeplitz/direct/bf16_mma_tile.cuh). All
-/// other arithmetic is in float.
+/// direct and banded use tensor cores if the storage type has 16 bits and the position is no grid. Storage in half is
+/// multiplied in half, by any device, if the features fit its range (DeviceModel::features_fit_half); other features,
+/// and those of bfloat16 storage, are multiplied in bfloat16, if the device can (8.0 and newer). The precision is then
+/// that of the type (toeplitz/direct/mma_tile.cuh). All other arithmetic is in float.
 ///
 /// The rounding error of an FFT is relative to the largest rows. If the bias rises with the distance, if it has narrow
 /// peaks, or if attention is causal, small rows may fail the error bound. Those rows are found and recomputed by tiles
@@ -52,24 +54,34 @@ struct ProductShape {
 };
 
 /// Y = ((A B^T) o C) [V 1] of one shape by one engine. It refers to the weights, whose values may change between calls.
-/// Features are float by channel, [z / group, r, stride], or, for tensor cores, bfloat16 by token, [z / group, n,
+/// Features are float by channel, [z / group, r, stride], or, for tensor cores, of 16 bits by token, [z / group, n,
 /// stride].
 template <Storage S>
 class Product {
  public:
-  /// Whether an engine uses tensor cores. The device must have them, and the program must be compiled for them.
-  static bool uses_tensor_cores(const Device& device, Engine engine) {
-    if constexpr (std::same_as<S, float>) return false;
-    return device.capability >= 80 && (engine == Engine::direct || engine == Engine::banded) &&
-           compiled_for(direct_kernel<S, OnTensorCores<S>>) >= 80;
+  /// The type of features that an engine multiplies fastest. For tensor cores the device must have instructions for the
+  /// type, and the program must be compiled for them.
+  static FeatureType feature_type(const Device& device, Engine engine, bool features_fit_half) {
+    if (engine != Engine::direct && engine != Engine::banded) return FeatureType::in_float;
+    if constexpr (std::same_as<S, __half>) {
+      // instructions of Volta are slow on newer devices
+      const int least = device.capability >= 75 ? 75 : 70;
+      if (features_fit_half && compiled_for(direct_kernel<S, __half, MmaShape::native>) >= least)
+        return FeatureType::in_half;
+    }
+    if constexpr (!std::same_as<S, float>) {
+      if (device.capability >= 80 && compiled_for(direct_kernel<S, __nv_bfloat16, MmaShape::native>) >= 80)
+        return FeatureType::in_bfloat16;
+    }
+    return FeatureType::in_float;
   }
 
-  /// Throws InvalidArgument if the engine does not support the shape, BackendError if CUDA reports an error. Without
-  /// `tensor_cores` all arithmetic is in float.
+  /// Throws InvalidArgument if the engine does not support the shape, BackendError if CUDA reports an error. `type` is
+  /// in_float, or feature_type() of the device and the engine; for a grid it counts as in_float.
   Product(const Device& device, Engine engine, const ProductShape& shape, const ToeplitzWeights& weights,
-          std::size_t slab_bytes, bool tensor_cores = true)
+          std::size_t slab_bytes, FeatureType type = FeatureType::in_float)
       : m_engine(engine),
-        m_on_tensor_cores(tensor_cores && !weights.c.places.is_grid() && uses_tensor_cores(device, engine)),
+        m_feature_type(weights.c.places.is_grid() ? FeatureType::in_float : type),
         m_shape(shape),
         m_weights(weights) {
     require(name(engine) != "unknown", "engine: expected one of nprf::cuda::Engine, got number ",
@@ -104,8 +116,21 @@ class Product {
   const ProductShape& shape() const { return m_shape; }
   const ToeplitzWeights& weights() const { return m_weights; }
 
-  /// Whether features are bfloat16 by token, for tensor cores.
-  bool on_tensor_cores() const { return m_on_tensor_cores; }
+  /// Whether features have 16 bits and are stored by token, for tensor cores; and whether they have the storage type.
+  bool on_tensor_cores() const { return m_feature_type != FeatureType::in_float; }
+  bool has_features_of_storage_type() const {
+    return on_tensor_cores() && (m_feature_type == FeatureType::in_half) == std::same_as<S, __half>;
+  }
+
+  /// Calls f.operator()<Feature>() for the type of the features.
+  template <class F>
+  void with_feature_type(F&& f) const {
+    if constexpr (std::same_as<S, __half>)
+      if (m_feature_type == FeatureType::in_half) return f.template operator()<__half>();
+    if constexpr (!std::same_as<S, float>)
+      if (m_feature_type == FeatureType::in_bfloat16) return f.template operator()<__nv_bfloat16>();
+    f.template operator()<float>();
+  }
 
   /// The length of the FFT; 0 for other engines.
   int length() const { return static_cast<int>(spectrum_size()); }
@@ -113,7 +138,7 @@ class Product {
   /// Scalars per row of the features of n tokens. By channel, rows of Engine::fused are padded to the FFT's N. By
   /// token, rows are padded to a multiple of 16 features.
   int stride(int n) const {
-    return m_on_tensor_cores ? features()
+    return on_tensor_cores() ? features()
            : m_shared_memory ? m_shared_memory->length()
            : m_two_pass      ? m_two_pass->length()
                              : n;
@@ -188,27 +213,26 @@ class Product {
       default: queue_tiles(task, arrays, stream);
     }
   }
-  void queue(const __nv_bfloat16* A, const __nv_bfloat16* B, const Columns<S>& U, const Arrays& arrays,
-             cudaStream_t stream) const
-    requires(!std::same_as<S, float>)
-  {
-    queue_tiles(TileTask<S, __nv_bfloat16>{operand_A(A), operand_B(B), U, m_weights.c}, arrays, stream);
+  template <MmaFactor Feature>
+  void queue(const Feature* A, const Feature* B, const Columns<S>& U, const Arrays& arrays, cudaStream_t stream,
+             const OperandScales& scales = OperandScales::of_features<Feature>()) const {
+    queue_tiles(TileTask<S, Feature>{operand_A(A), operand_B(B), U, m_weights.c, scales}, arrays, stream);
   }
 
  private:
   std::byte* take_features(Scratch& scratch, int n, int group) const {
     const std::size_t row = static_cast<std::size_t>(stride(n)), all = static_cast<std::size_t>(m_shape.z / group);
-    return scratch.take<std::byte>(m_on_tensor_cores ? sizeof(__nv_bfloat16) * all * static_cast<std::size_t>(n) * row
+    return scratch.take<std::byte>(on_tensor_cores() ? sizeof(std::uint16_t) * all * static_cast<std::size_t>(n) * row
                                                      : sizeof(float) * all * static_cast<std::size_t>(m_shape.r) * row);
   }
 
   Operand<float> operand(const float* features, int n, int group) const {
     return Operand<float>::by_channel(features, m_shape.heads / group, n, m_shape.r, stride(n)).shared_by(group);
   }
-  Operand<__nv_bfloat16> operand(const __nv_bfloat16* rows, int n, int group) const {
-    const DeviceMatrixView<const __nv_bfloat16> view(rows, m_shape.z / m_shape.heads, m_shape.heads / group, n,
-                                                     features());
-    return Operand<__nv_bfloat16>(view).shared_by(group);
+  template <MmaFactor Feature>
+  Operand<Feature> operand(const Feature* rows, int n, int group) const {
+    const DeviceMatrixView<const Feature> view(rows, m_shape.z / m_shape.heads, m_shape.heads / group, n, features());
+    return Operand<Feature>(view).shared_by(group);
   }
 
   template <class Feature>
@@ -234,8 +258,8 @@ class Product {
   }
 
   // features per row of A and B, with padding
-  int features() const { return m_on_tensor_cores ? std::max(1, (m_shape.r + 15) / 16) * 16 : m_shape.r; }
-  int queries_of_tile() const { return m_on_tensor_cores ? TensorTile<__half>::queries : TileShape::tile; }
+  int features() const { return on_tensor_cores() ? std::max(1, (m_shape.r + 15) / 16) * 16 : m_shape.r; }
+  int queries_of_tile() const { return on_tensor_cores() ? TensorTile<__half>::queries : TileShape::tile; }
   int tiles() const { return (m_shape.n_q + queries_of_tile() - 1) / queries_of_tile(); }
 
   // FFTs in shared memory if it is large enough for n tokens, else FFTs in two passes
@@ -263,7 +287,7 @@ class Product {
   }
 
   Engine m_engine;
-  bool m_on_tensor_cores;
+  FeatureType m_feature_type;
   ProductShape m_shape;
   ToeplitzWeights m_weights;
   int m_parts = 1;

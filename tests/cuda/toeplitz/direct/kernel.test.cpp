@@ -12,9 +12,10 @@ namespace nprf::test::cuda_toeplitz_direct_kernel {
 
 TEMPLATE_TEST_CASE("tiles of integers are exact for any shape", "[cuda]", (TileTypes<float, float>),
                    (TileTypes<__half, float>), (TileTypes<__half, __nv_bfloat16>),
-                   (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
-  if (!can_multiply<typename TestType::Feature>()) return;
-  using Case = TileCase<typename TestType::S, typename TestType::Feature>;
+                   (TileTypes<__nv_bfloat16, __nv_bfloat16>), (TileTypes<__half, __half>),
+                   (TileTypes<__half, __half, cuda::MmaShape::m8n8k4>)) {
+  if (!can_multiply<typename TestType::Feature, TestType::shape>()) return;
+  using Case = TileCaseOf<TestType>;
   const std::vector<float> weights{0, 0.5f, 1, 2};
   const auto check = [&](const Case& x, int parts) {
     INFO("n_q " << x.n_q << ", n_k " << x.n_k << ", r " << x.r << ", p " << x.p << ", V at " << x.v_offset << " by "
@@ -36,9 +37,10 @@ TEMPLATE_TEST_CASE("tiles of integers are exact for any shape", "[cuda]", (TileT
 }
 
 TEMPLATE_TEST_CASE("keys of weight 0 contribute nothing, even if they or their values are non-finite", "[cuda]",
-                   (TileTypes<float, float>), (TileTypes<__nv_bfloat16, __nv_bfloat16>)) {
-  if (!can_multiply<typename TestType::Feature>()) return;
-  using Case = TileCase<typename TestType::S, typename TestType::Feature>;
+                   (TileTypes<float, float>), (TileTypes<__nv_bfloat16, __nv_bfloat16>), (TileTypes<__half, __half>),
+                   (TileTypes<__half, __half, cuda::MmaShape::m8n8k4>)) {
+  if (!can_multiply<typename TestType::Feature, TestType::shape>()) return;
+  using Case = TileCaseOf<TestType>;
   constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const Case x{.n_q = 150, .n_k = 150, .r = 20, .p = 70, .weights = {0.5f, 1}, .last_attended = 0};
   auto data = x.data();
@@ -59,6 +61,36 @@ TEMPLATE_TEST_CASE("keys of weight 0 contribute nothing, even if they or their v
       else
         CHECK(after(i, k) == before(i, k));
     }
+}
+
+TEMPLATE_TEST_CASE("sums in half are exact for weights of any scale", "[cuda]", (TileTypes<__half, __half>),
+                   (TileTypes<__half, __half, cuda::MmaShape::m8n8k4>)) {
+  if (!can_multiply<typename TestType::Feature, TestType::shape>()) return;
+  for (const float weight : {0x1p-100f, 0x1p-60f, 0x1p-20f}) {
+    const TileCaseOf<TestType> x{.n_q = 150, .n_k = 260, .p = 9, .weights = {weight, 2 * weight}};
+    const auto data = x.data();
+    INFO("weights " << weight);
+    CHECK(x.result(data, 1) == x.expected(data));
+  }
+}
+
+TEMPLATE_TEST_CASE("rows in half whose weights rise or fall keep the precision of half", "[cuda]",
+                   (TileTypes<__half, __half>), (TileTypes<__half, __half, cuda::MmaShape::m8n8k4>)) {
+  if (!can_multiply<typename TestType::Feature, TestType::shape>()) return;
+  // from tile to tile of keys, the weights change by a factor of up to exp(32)
+  for (const float slope : {0.5f, 0.05f, -0.05f, -0.5f}) {
+    const TileCaseOf<TestType> x{.n_q = 150, .n_k = 260, .p = 9, .slopes = {slope}};
+    auto data = x.data();
+    const Matrix<double> got = x.result(data, 1), expected = x.expected(data);
+    data.V = data.V.cwiseAbs();
+    const Matrix<double> terms = x.expected(data);
+    // P is rounded; entries that are small beside the largest of the row have an error of 2^-39 of it, and |v| <= 8
+    const Matrix<double> bound =
+        ((1.01 * 0x1p-11 + 300 * 0x1p-24) * terms).colwise() + 8 * x.n_k * 0x1p-39 * terms.col(x.p);
+    INFO("slope " << slope);
+    // weights below the normal numbers have the precision of the smallest
+    CHECK(((got - expected).array().abs() <= bound.array() + 200.0 * x.r * 8 * 0x1p-126).all());
+  }
 }
 
 }  // namespace nprf::test::cuda_toeplitz_direct_kernel

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "nprf/core/compensated_sum.hpp"
-#include "nprf/cuda/toeplitz/direct/bf16_mma_tile.cuh"
+#include "nprf/cuda/toeplitz/direct/mma_tile.cuh"
 
 namespace nprf::cuda {
 
@@ -30,6 +30,34 @@ inline __device__ __attribute__((noinline)) void compute_tail_weights(float* wei
   }
 }
 
+/// Multiplies the features (keys,MmaTileShape::channels) of a chunk of keys from j0 on by their weights, and by
+/// key_scales (n_k) unless that is null, divided by a power of two: with it, the largest weight of a key is in [1/2,
+/// 1). Half could not represent the weighted features of a chunk whose weights are all tiny. Returns the power of two.
+/// Each thread must have written its part of the features, and thread t weights[t]; all threads of the block must call
+/// it, and synchronise before they read the features.
+template <Storage S, class Feature>
+__device__ __forceinline__ float weight_features(Feature* features, float* weights, const float* key_scales,
+                                                 const ColumnsOf<S>& U, int j0) {
+  constexpr int channels = MmaTileShape::channels;
+  static_assert(keys_of_chunk == MmaTileShape::threads);
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool is_present = U.is_present(j0 + thread);
+  weights[thread] *= !is_present ? 0.0f : key_scales ? key_scales[j0 + thread] : 1.0f;
+  __syncthreads();
+  float largest = 0;
+#pragma unroll 4
+  for (int k = 0; k < keys_of_chunk; k += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(weights + k);
+    largest = fmaxf(largest, fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w)));
+  }
+  const auto [unit, inverse] = power_of_two_scale(magnitude(largest));
+  for (int e = thread; e < keys_of_chunk * channels; e += MmaTileShape::threads) {
+    Feature& feature = features[e / channels * MmaTileShape::stride + e % channels];
+    store(&feature, weights[e / channels] * inverse * to_float(feature));
+  }
+  return unit;
+}
+
 /// The states of a chunked product: weighted sums over chunks of keys,
 ///
 ///     before[k] (r,p + 1) = sum over the keys j before chunk k            exp(-|slope| |j - anchor|) B_j^T [V 1]_j
@@ -41,7 +69,7 @@ inline __device__ __attribute__((noinline)) void compute_tail_weights(float* wei
 /// chunk's own sum are relative to one key, and a state decays by exp(chunk slope) from chunk to chunk. Without a slope
 /// all weights of the sum are 1.
 ///
-/// Sums are float; on tensor cores values, and weighted features, are rounded to bfloat16. O(n_k r p).
+/// Sums are float; on tensor cores values, and weighted features, are rounded to Feature. O(n_k r p).
 template <Storage S, class Feature = float>
 struct ChunkTask : TileTask<S, Feature> {
   static constexpr int chunk = keys_of_chunk;
@@ -132,23 +160,24 @@ __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S>
     for (int j = 0; j < 4; ++j) of_block.put(task, z, f0 + row + i, p0 + column + j, sum[i][j]);
 }
 
-/// The same on tensor cores. Each of 4 warps has 16 of 64 columns; the first warp also has the column of ones.
-template <Storage S>
-__global__ void __launch_bounds__(Bf16TileShape::threads) tensor_chunks_kernel(ChunkTask<S, __nv_bfloat16> task) {
-  if constexpr (has_mma) {
-    constexpr int keys = task.chunk, tile = Bf16TileShape::channels, stride = Bf16TileShape::stride;
-    __nv_bfloat16 *b = shared_memory<__nv_bfloat16>(), *u = b + keys * stride;  // (keys,features) (keys,columns)
-    float* weights = reinterpret_cast<float*>(u + keys * stride);               // (keys)
+/// The same on tensor cores. Each of 4 warps has 16 of 64 columns; the first warp also has the column of ones. Sums
+/// have the features' scale (half_range.cuh).
+template <Storage S, class Feature, MmaShape shape>
+__global__ void __launch_bounds__(MmaTileShape::threads) tensor_chunks_kernel(ChunkTask<S, Feature> task) {
+  if constexpr (has_mma<Feature>) {
+    using F = Fragments<Feature, shape>;
+    constexpr int keys = task.chunk, tile = MmaTileShape::channels, stride = MmaTileShape::stride;
+    Feature *b = shared_memory<Feature>(), *u = b + keys * stride;  // (keys,features) (keys,columns)
+    float* weights = reinterpret_cast<float*>(u + keys * stride);   // (keys)
     const int p = task.U.V.channels, column_tiles = TileShape::column_tiles(p), z = static_cast<int>(blockIdx.z);
-    const bool has_slope = !task.slope.is_zero();
-    const ChunkOfBlock of_block(task.chunks(), has_slope);
+    const ChunkOfBlock of_block(task.chunks(), !task.slope.is_zero());
     const int chunk = of_block.chunk;
     const int f0 = static_cast<int>(blockIdx.y) / column_tiles * tile,
               p0 = static_cast<int>(blockIdx.y) % column_tiles * tile;
     const int depth = min(tile, task.B.channels - f0), column = static_cast<int>(threadIdx.x) / 32 * 16;
     const bool has_ones = p0 + column == 0;
     const ColumnsOf<S> U = task.U.of(z);
-    Bf16RowLoader<keys> features, values;
+    RowLoader<Feature, keys> features, values;
     features.fetch(task.B, task.B.of(z), chunk * keys, f0);
     if (has_aligned_rows(U)) {
       values.fetch(U, chunk * keys, p0);
@@ -157,36 +186,39 @@ __global__ void __launch_bounds__(Bf16TileShape::threads) tensor_chunks_kernel(C
       load_columns(u, stride, U, chunk * keys, keys, p0, tile);
     }
     features.put(b);
-    if (has_slope) {
-      of_block.compute_weights(task, z, weights);
-      __syncthreads();
-      for (int e = static_cast<int>(threadIdx.x); e < keys * tile; e += Bf16TileShape::threads) {
-        __nv_bfloat16& feature = b[e / tile * stride + e % tile];
-        store(&feature, weights[e / tile] * to_float(feature));
-      }
-    }
+    float unit = 1;
+    const float* key_scales =
+        task.scales.keys ? task.scales.keys + static_cast<std::ptrdiff_t>(z) * task.B.tokens : nullptr;
+    if (!task.slope.is_zero()) of_block.compute_weights(task, z, weights);
+    if (task.slope.is_zero() && key_scales) weights[threadIdx.x] = 1;
+    if (!task.slope.is_zero() || key_scales) unit = weight_features(b, weights, key_scales, U, chunk * keys);
     __syncthreads();
-    SumFragment sum[tile / 16][2] = {}, ones[tile / 16] = {};
+    typename F::Sum sum[tile / 16] = {};
+    typename F::RowSum ones[tile / 16] = {};
     for (int k = 0; k < keys; k += 16) {
-      RightFragment value[2];
-      load_right(value, u + k * stride + column, stride);
+      const typename F::Right value = F::load_right(u + k * stride + column, stride);
 #pragma unroll
       for (int f = 0; f < tile; f += 16) {
         if (f < depth) {
-          const LeftFragment feature = load_left_transposed(b + k * stride + f, stride);
-          for (int n = 0; n < 2; ++n) multiply_add(sum[f / 16][n], feature, value[n]);
-          if (has_ones) multiply_add(ones[f / 16], feature, right_ones());
+          const typename F::LeftTransposed feature = F::load_left_transposed(b + k * stride + f, stride);
+          F::multiply_add(sum[f / 16], feature, value);
+          if (has_ones) F::multiply_add(ones[f / 16], feature, F::right_ones());
         }
       }
     }
 #pragma unroll
     for (int f = 0; f < tile; f += 16)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int row = f0 + f + SumFragment::row() + e / 2 * 8, k = p0 + column + SumFragment::column() + e % 2;
+      for (int h = 0; h < 2; ++h) {
+        const int row = f0 + f + F::row() + h * F::row_step;
+#pragma unroll
         for (int n = 0; n < 2; ++n)
-          if (k + 8 * n < p) of_block.put(task, z, row, k + 8 * n, sum[f / 16][n].x[e]);
-        if (has_ones && SumFragment::column() + e % 2 == 0) of_block.put(task, z, row, p, ones[f / 16].x[e]);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int k = p0 + column + F::column() + n * F::column_step + e;
+            if (k < p) of_block.put(task, z, row, k, unit * sum[f / 16].x[n][2 * h + e]);
+          }
+        if (has_ones && F::column() == 0) of_block.put(task, z, row, p, unit * ones[f / 16].of(h));
       }
   }
 }
@@ -250,8 +282,8 @@ __global__ void __launch_bounds__(running_sums_threads, 1) running_sums_kernel(C
   }
 }
 
-/// Queues `before` and `after` of `z` matrices.
-template <Storage S, class Feature>
+/// Queues `before` and `after` of `z` matrices. `shape` is the instruction that multiplies 16-bit features.
+template <Storage S, class Feature, MmaShape shape = MmaShape::native>
 void queue_chunks(const ChunkTask<S, Feature>& task, int z, cudaStream_t stream) {
   const int r = task.B.channels, p = task.U.V.channels;
   const unsigned all = static_cast<unsigned>(z), sides = task.slope.is_zero() ? 1 : 2,
@@ -264,8 +296,8 @@ void queue_chunks(const ChunkTask<S, Feature>& task, int z, cudaStream_t stream)
              dim3{TileShape::threads, 1, 1}, sizeof(float) * 2 * TileShape::tile * TileShape::stride + weights, stream,
              task);
     else
-      launch("chunks", tensor_chunks_kernel<S>, dim3{blocks, tiles(TileShape::column_tiles(p)), all},
-             dim3{Bf16TileShape::threads, 1, 1}, Bf16TileShape::bytes(2 * task.chunk) + weights, stream, task);
+      launch("chunks", tensor_chunks_kernel<S, Feature, shape>, dim3{blocks, tiles(TileShape::column_tiles(p)), all},
+             dim3{MmaTileShape::threads, 1, 1}, MmaTileShape::bytes(2 * task.chunk) + weights, stream, task);
   }
   constexpr int threads = running_sums_threads;
   launch("running sums", running_sums_kernel<S, Feature>, dim3{blocks_of<threads>(task.matrix()), 2, all},

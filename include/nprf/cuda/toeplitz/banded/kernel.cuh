@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "nprf/cuda/toeplitz/banded/chunk_states.cuh"
-#include "nprf/cuda/toeplitz/direct/bf16_mma_tile.cuh"
+#include "nprf/cuda/toeplitz/direct/mma_tile.cuh"
 
 namespace nprf::cuda {
 
@@ -94,10 +94,10 @@ __device__ __forceinline__ void add_tail(Y& y, const Task& task, TailSide side, 
 }
 
 /// Blocks (tiles of queries, parts, z and tiles of columns).
-template <Storage S, class Feature>
-__global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feature>::blocks))
+template <Storage S, class Feature, MmaShape shape>
+__global__ void __launch_bounds__((TileOf<S, Feature, shape>::threads), (TileOf<S, Feature, shape>::blocks))
     banded_kernel(BandedTask<S, Feature> task) {
-  using Y = TileOf<S, Feature>;
+  using Y = TileOf<S, Feature, shape>;
   if constexpr (Y::compiled) {
     constexpr int tiles_of_chunk = task.chunk / Y::keys;
     const int n_q = task.A.tokens, p = task.U.V.channels, part = static_cast<int>(blockIdx.y);
@@ -134,15 +134,15 @@ __global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feat
   }
 }
 
-/// Queues the products of `z` matrices.
-template <Storage S, class Feature>
+/// Queues the products of `z` matrices. `shape` is the instruction that multiplies 16-bit features.
+template <Storage S, class Feature, MmaShape shape = MmaShape::native>
 void queue_banded(const BandedTask<S, Feature>& task, int z, cudaStream_t stream) {
-  using Y = TileOf<S, Feature>;
+  using Y = TileOf<S, Feature, shape>;
   if (task.A.tokens == 0 || z == 0) return;
-  queue_chunks<S, Feature>(task, z, stream);
+  queue_chunks<S, Feature, shape>(task, z, stream);
   const dim3 grid{blocks_of<Y::queries>(task.A.tokens), static_cast<unsigned>(task.all_parts()),
                   static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels))};
-  launch("banded", banded_kernel<S, Feature>, grid, dim3{Y::threads, 1, 1}, Y::shared, stream, task);
+  launch("banded", banded_kernel<S, Feature, shape>, grid, dim3{Y::threads, 1, 1}, Y::shared, stream, task);
 }
 
 }  // namespace nprf::cuda

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nprf/cuda/device/half_range.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
@@ -74,12 +75,27 @@ struct ToeplitzWeights {
   ToeplitzWeights transposed() const { return {c.transposed(), {-band.last, -band.first}, tail_slope, positions}; }
 };
 
+/// How sums and weights make up for the powers of two that operands in half were multiplied by, so that they fit its
+/// range: sums are multiplied by `unit`, and row i of them by rows[z, i], which row i of A was divided by; weights of
+/// key j are multiplied by keys[z, j], which row j of B or of the values was divided by.
+struct OperandScales {
+  const float *rows = nullptr, *keys = nullptr;  // powers of two; null: 1
+  float unit = 1;
+
+  /// Those of two operands that are features.
+  template <class Feature>
+  static __host__ __device__ constexpr OperandScales of_features() {
+    return {nullptr, nullptr, 1 / (feature_scale<Feature> * feature_scale<Feature>)};
+  }
+};
+
 /// The operands of Y = ((A B^T) o C) [V 1]. A block of threads computes a tile of queries and a tile of columns.
 template <Storage S, class Feature = float>
 struct TileTask {
   Operand<Feature> A, B;  // (n_q,r) (n_k,r)
   Columns<S> U;           // (n_k,p + 1)
   DeviceWeights c;
+  OperandScales scales = OperandScales::of_features<Feature>();  // of features in half
 };
 
 struct TileShape {

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "nprf/cuda/device/runtime.hpp"
-#include "nprf/cuda/toeplitz/direct/bf16_mma_tile.cuh"
+#include "nprf/cuda/toeplitz/direct/mma_tile.cuh"
 
 namespace nprf::cuda {
 
@@ -21,10 +21,10 @@ struct DirectTask : TileTask<S, Feature> {
 };
 
 /// Blocks (tiles of queries, parts, z and tiles of columns).
-template <Storage S, class Feature>
-__global__ void __launch_bounds__((TileOf<S, Feature>::threads), (TileOf<S, Feature>::blocks))
+template <Storage S, class Feature, MmaShape shape>
+__global__ void __launch_bounds__((TileOf<S, Feature, shape>::threads), (TileOf<S, Feature, shape>::blocks))
     direct_kernel(DirectTask<S, Feature> task) {
-  using Y = TileOf<S, Feature>;
+  using Y = TileOf<S, Feature, shape>;
   if constexpr (Y::compiled) {
     const int n_q = task.A.tokens, n_k = task.B.tokens, p = task.U.V.channels;
     const int column_tiles = TileShape::column_tiles(p), all = static_cast<int>(gridDim.z) / column_tiles;
@@ -50,14 +50,14 @@ inline int parts_of_keys(const Device& device, int tiles_of_queries, int keys, i
   return static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(keys / TileShape::tile, 1, most)));
 }
 
-/// Queues the products of `z` matrices.
-template <Storage S, class Feature>
+/// Queues the products of `z` matrices. `shape` is the instruction that multiplies 16-bit features.
+template <Storage S, class Feature, MmaShape shape = MmaShape::native>
 void queue_direct(const DirectTask<S, Feature>& task, int z, cudaStream_t stream) {
-  using Y = TileOf<S, Feature>;
+  using Y = TileOf<S, Feature, shape>;
   if (task.A.tokens == 0 || z == 0) return;
   const dim3 grid{blocks_of<Y::queries>(task.A.tokens), static_cast<unsigned>(task.parts),
                   static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels))};
-  launch("direct", direct_kernel<S, Feature>, grid, dim3{Y::threads, 1, 1}, Y::shared, stream, task);
+  launch("direct", direct_kernel<S, Feature, shape>, grid, dim3{Y::threads, 1, 1}, Y::shared, stream, task);
 }
 
 }  // namespace nprf::cuda

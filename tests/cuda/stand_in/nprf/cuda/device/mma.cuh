@@ -2,27 +2,60 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+
+#include "nprf/cuda/device/mma_shape.hpp"
 
 /// Replaces nprf/cuda/device/mma.cuh on the host; the include path finds it first. It has the same functions, with the
-/// register layout that PTX documents.
+/// register layouts that PTX documents.
 namespace nprf::cuda {
 
+template <MmaFactor T>
 constexpr bool has_mma = true;
 
-inline float half_of(unsigned word, int half) {
-  const __nv_bfloat16 x{static_cast<std::uint16_t>(word >> 16 * half)};
-  return __bfloat162float(x);
+template <MmaFactor T>
+constexpr MmaShape native_shape = MmaShape::m16n8k16;
+
+namespace mma_on_host {
+
+template <MmaFactor T>
+float number_of(unsigned word, int half) {
+  const auto bits = static_cast<std::uint16_t>(word >> 16 * half);
+  T x;
+  static_assert(sizeof(x) == sizeof(bits));
+  std::memcpy(&x, &bits, sizeof(x));
+  if constexpr (std::is_same_v<T, __half>)
+    return __half2float(x);
+  else
+    return __bfloat162float(x);
 }
+
+template <MmaFactor T>
+unsigned bits_of(float x) {
+  T rounded;
+  if constexpr (std::is_same_v<T, __half>)
+    rounded = __float2half_rn(x);
+  else
+    rounded = __float2bfloat16_rn(x);
+  std::uint16_t bits;
+  std::memcpy(&bits, &rounded, sizeof(bits));
+  return bits;
+}
+
+}  // namespace mma_on_host
 
 // Half e % 2 of register e / 2 of lane 4 g + t holds
 //   a: row g, or g + 8 for e = 2, 3, 6, 7; column 2 t + e % 2, plus 8 for e >= 4
 //   b: row 2 t + e % 2, plus 8 for e >= 2; column g
 // c[e] is at row g, or g + 8 for e >= 2; column 2 t + e % 2.
-inline void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+template <MmaFactor T>
+void mma_m16n8k16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  using mma_on_host::number_of;
   struct Operands {
     unsigned a[4], b[2];
   } operands;
@@ -35,14 +68,56 @@ inline void mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
       const int column = 2 * t + e % 2, lower = e / 2, right = k / 8;
       const unsigned left_word = all.from(4 * g + k % 8 / 2).a[2 * right + lower];
       const unsigned right_word = all.from(4 * column + k % 8 / 2).b[right];
-      c[e] += half_of(left_word, k % 2) * half_of(right_word, k % 2);
+      c[e] += number_of<T>(left_word, k % 2) * number_of<T>(right_word, k % 2);
     }
 }
 
+// Half e % 2 of register e / 2 of lane 4 g + t holds of a row g, or g + 8 for e >= 2, and column 2 t + e % 2; of b row
+// 2 t + e and column g. c is that of m16n8k16.
+inline void mma_m16n8k8(float (&c)[4], unsigned a_0, unsigned a_1, unsigned b) {
+  using mma_on_host::number_of;
+  struct Operands {
+    unsigned a[2], b;
+  };
+  const stand_in::Exchange<Operands> all(Operands{{a_0, a_1}, b});
+  const int g = stand_in::lane() / 4, t = stand_in::lane() % 4;
+  for (int e = 0; e < 4; ++e)
+    for (int k = 0; k < 8; ++k) {
+      const unsigned left_word = all.from(4 * g + k / 2).a[e / 2], right_word = all.from(4 * (2 * t + e % 2) + k / 2).b;
+      c[e] += number_of<__half>(left_word, k % 2) * number_of<__half>(right_word, k % 2);
+    }
+}
+
+// Lane l belongs to the pair of quads l / 4 % 4, whose first lane is that times 4. It is number u = l % 4 + 4 (l / 16)
+// of the pair. Half e of its registers holds of a, by rows, row u and column e; by columns, row e + 4 (l / 16) and
+// column l % 4; of b, by columns, row e and column u; by rows, row l % 4 and column e + 4 (l / 16). c[e] is at row l %
+// 2 + e & 2 + 4 (l / 16) and column l & 2 + e & 1 + e & 4.
+template <MmaLayout a_layout, MmaLayout b_layout>
+void mma_m8n8k4(float (&c)[2][4], const unsigned (&a)[2], const unsigned (&b)[2]) {
+  using mma_on_host::number_of;
+  struct Operands {
+    unsigned a[2], b[2];
+  };
+  const stand_in::Exchange<Operands> all(Operands{{a[0], a[1]}, {b[0], b[1]}});
+  const int l = stand_in::lane(), first = l / 4 % 4 * 4;
+  // the entry of line `line` of 8, and of channel k of 4; the lines are rows of a, or columns of b
+  const auto entry = [&](auto registers, bool has_own_line, int line, int k) {
+    const int own = has_own_line ? line % 4 : k, e = has_own_line ? k : line % 4;
+    const Operands operands = all.from(first + own + 16 * (line / 4));
+    return number_of<__half>((operands.*registers)[e / 2], e % 2);
+  };
+  for (int e = 0; e < 8; ++e) {
+    const int row = l % 2 + (e & 2) + 4 * (l / 16), column = (l & 2) + (e & 1) + (e & 4);
+    for (int k = 0; k < 4; ++k)
+      c[e / 4][e % 4] += entry(&Operands::a, a_layout == MmaLayout::row, row, k) *
+                         entry(&Operands::b, b_layout == MmaLayout::column, column, k);
+  }
+}
+
 // Register i of lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix i, or of its transpose.
-template <bool transposed>
-void load_matrices(unsigned (&x)[4], const __nv_bfloat16* row) {
-  const stand_in::Exchange<const __nv_bfloat16*> rows(row);
+template <bool transposed, MmaFactor T>
+void load_matrices(unsigned (&x)[4], const T* row) {
+  const stand_in::Exchange<const T*> rows(row);
   const int l = stand_in::lane();
   for (int i = 0; i < 4; ++i) {
     std::uint16_t halves[2];
@@ -54,9 +129,9 @@ void load_matrices(unsigned (&x)[4], const __nv_bfloat16* row) {
   }
 }
 
-inline unsigned pack(float first, float second) {
-  return static_cast<unsigned>(__float2bfloat16_rn(first).bits) |
-         static_cast<unsigned>(__float2bfloat16_rn(second).bits) << 16;
+template <MmaFactor T>
+unsigned pack(float first, float second) {
+  return mma_on_host::bits_of<T>(first) | mma_on_host::bits_of<T>(second) << 16;
 }
 
 }  // namespace nprf::cuda

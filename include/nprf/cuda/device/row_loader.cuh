@@ -12,33 +12,34 @@
 
 namespace nprf::cuda {
 
-struct Bf16TileShape {
+/// Tiles of scalars of 16 bits in shared memory.
+struct MmaTileShape {
   static constexpr int channels = 64, threads = 128;
   static constexpr int stride = channels + 8;  // in scalars; rows of 8 consecutive tokens use different banks
 
   static constexpr std::size_t bytes(int rows) {
-    return sizeof(__nv_bfloat16) * static_cast<std::size_t>(rows) * stride;
+    return sizeof(std::uint16_t) * static_cast<std::size_t>(rows) * stride;
   }
 };
 
-/// Whether Bf16RowLoader can load the values: each row consists of aligned groups of 8 scalars (16 bytes), and the
-/// stride between rows is below 2^24. load_columns loads all other values.
+/// Whether RowLoader can load the values: each row consists of aligned groups of 8 scalars (16 bytes), and the stride
+/// between rows is below 2^24. load_columns loads all other values.
 template <Storage S>
 __device__ __forceinline__ bool has_aligned_rows(const ColumnsOf<S>& U) {
   return reinterpret_cast<std::uintptr_t>(U.data) % 16 == 0 && U.token_stride % 8 == 0 && U.token_stride < 1 << 24 &&
          U.channel_stride == 1 && U.p % 8 == 0 && U.p > 0;
 }
 
-/// Copies a tile of `tokens` rows and 64 channels to shared memory as bfloat16. fetch() loads the tile into registers,
-/// with all loads in flight at once; put() stores it once the shared memory is free. All threads of a block take part.
-/// Each thread holds 8 consecutive scalars of several rows.
-template <int tokens>
-class Bf16RowLoader {
+/// Copies a tile of `tokens` rows and 64 channels to shared memory as T. fetch() loads the tile into registers, with
+/// all loads in flight at once; put() stores it once the shared memory is free. All threads of a block take part. Each
+/// thread holds 8 consecutive scalars of several rows.
+template <MmaFactor T, int tokens>
+class RowLoader {
  public:
   /// Fetches x[t0 + t][k0 + k], zero beyond the end of x. The channels of x must be contiguous, and a multiple of 16.
-  __device__ __forceinline__ void fetch(const Operand<__nv_bfloat16>& x, const __nv_bfloat16* data, int t0, int k0) {
+  __device__ __forceinline__ void fetch(const Operand<T>& x, const T* data, int t0, int k0) {
     const bool inside = k0 + channel() < x.channels;
-    const __nv_bfloat16* from = data + (t0 * x.token_stride + k0);
+    const T* from = data + (t0 * x.token_stride + k0);
 #pragma unroll
     for (int e = 0; e < rows_per_thread; ++e)
       m_scalars[e] = inside && t0 + token(e) < x.tokens ? load(from + offset(e, x.token_stride)) : uint4{};
@@ -61,18 +62,18 @@ class Bf16RowLoader {
   }
 
   /// Stores tile[t][k] for the first `channels` channels. S is the type that was fetched.
-  template <class S = __nv_bfloat16>
-  __device__ __forceinline__ void put(__nv_bfloat16* tile, int channels = Bf16TileShape::channels) const {
+  template <class S = T>
+  __device__ __forceinline__ void put(T* tile, int channels = MmaTileShape::channels) const {
     if (channel() >= channels) return;
 #pragma unroll
     for (int e = 0; e < rows_per_thread; ++e)
-      *reinterpret_cast<uint4*>(tile + token(e) * Bf16TileShape::stride + channel()) = to_bf16<S>(m_scalars[e]);
+      *reinterpret_cast<uint4*>(tile + token(e) * MmaTileShape::stride + channel()) = converted<S>(m_scalars[e]);
   }
 
  private:
   // threads per row, rows that the block loads at once, rows per thread
-  static constexpr int threads_per_row = Bf16TileShape::channels / 8,
-                       rows_at_once = Bf16TileShape::threads / threads_per_row, rows_per_thread = tokens / rows_at_once;
+  static constexpr int threads_per_row = MmaTileShape::channels / 8,
+                       rows_at_once = MmaTileShape::threads / threads_per_row, rows_per_thread = tokens / rows_at_once;
 
   __device__ __forceinline__ static int channel() { return static_cast<int>(threadIdx.x) % threads_per_row * 8; }
   __device__ __forceinline__ static int token(int e) {
@@ -84,19 +85,19 @@ class Bf16RowLoader {
     return token(e) * static_cast<int>(token_stride) + channel();
   }
 
-  template <class T>
-  __device__ __forceinline__ static uint4 load(const T* from) {
+  template <class From>
+  __device__ __forceinline__ static uint4 load(const From* from) {
     return __ldg(reinterpret_cast<const uint4*>(from));
   }
 
   template <class S>
-  __device__ __forceinline__ static uint4 to_bf16(const uint4& scalars) {
-    if constexpr (std::is_same_v<S, __nv_bfloat16>) {
+  __device__ __forceinline__ static uint4 converted(const uint4& scalars) {
+    if constexpr (std::is_same_v<S, T>) {
       return scalars;
     } else {
       S x[8];
       std::memcpy(x, &scalars, sizeof(x));
-      const auto pair = [&](int k) { return pack(to_float(x[k]), to_float(x[k + 1])); };
+      const auto pair = [&](int k) { return pack<T>(to_float(x[k]), to_float(x[k + 1])); };
       return {pair(0), pair(2), pair(4), pair(6)};
     }
   }

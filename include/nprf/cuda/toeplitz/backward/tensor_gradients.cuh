@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/device/half_range.cuh"
+#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/toeplitz/backward/factor_rows.cuh"
+#include "nprf/cuda/toeplitz/product.cuh"
+
+namespace nprf::cuda {
+
+/// The gradients dA, dB and dU of Y = ((A B^T) o C) U from G = dL/dY (plan/backward.cuh) on tensor cores, by
+/// Engine::direct or Engine::banded. All four factors are rounded to T. For half, rows of G and U are divided by powers
+/// of two (OperandScales). With u as in TensorTile, the errors are at most 4 u of the sums of the terms' magnitudes, in
+/// tails 5 u: of rounding two factors of a weight, the weight and its third factor; of these U is exact if it is stored
+/// as T.
+template <Storage T>
+class TensorGradients {
+ public:
+  /// `forward` and `weights` are those of the forward product. The device must have instructions for T, which is not
+  /// float.
+  TensorGradients(const Device& device, Engine engine, const ProductShape& forward, const ToeplitzWeights& weights)
+      : m_forward(forward),
+        m_dA(device, engine, {forward.z, forward.heads, forward.n_q, forward.n_k, forward.p + 1, forward.r}, weights, 0,
+             type),
+        m_dB(device, engine, {forward.z, forward.heads, forward.n_k, forward.n_q, forward.p + 1, forward.r},
+             weights.transposed(), 0, type),
+        m_dU(device, engine,
+             {forward.z, forward.heads, forward.n_k, forward.n_q, forward.r, forward.p, forward.group_of_B, 1},
+             weights.transposed(), 0, type) {}
+
+  /// Scratch memory of a call. Arrays of different sums may share memory.
+  struct Rows {
+    T *A, *B, *G, *U;                  // [z, n_q, ..] [z / group_of_B, n_k, ..] [z, n_q, ..] [z, n_k, ..]
+    float *scales_of_G, *scales_of_U;  // [z, n_q] [z, n_k], of half; else null
+  };
+  using Arrays = typename Product<T>::Arrays;
+  Rows take_rows(Scratch& scratch) const {
+    const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = m_forward;
+    Rows rows{};
+    rows.A = scratch.take<T>(z, n_q, features());
+    rows.B = scratch.take<T>(z / group_of_B, n_k, features());
+    rows.G = scratch.take<T>(z, n_q, columns());
+    rows.U = scratch.take<T>(z, n_k, columns());
+    if (!has_scales) return rows;
+    rows.scales_of_G = scratch.take<float>(z, n_q);
+    rows.scales_of_U = scratch.take<float>(z, n_k);
+    return rows;
+  }
+  Arrays take_dA(Scratch& scratch) const { return m_dA.take(scratch); }
+  Arrays take_dB(Scratch& scratch) const { return m_dB.take(scratch); }
+  Arrays take_dU(Scratch& scratch) const { return m_dU.take(scratch); }
+
+  /// Queues the rows, from A [z, r, n_q], B [z / group_of_B, r, n_k] and G, U [z, p + 1, n] by channel.
+  void queue_rows(const float* A, const float* B, const float* G, const float* U, const Rows& rows,
+                  cudaStream_t stream) const {
+    const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = m_forward;
+    queue_factor_rows(FactorRowsTask<T>{A, r, n_q, n_q, features(), rows.A, nullptr}, z, stream);
+    queue_factor_rows(FactorRowsTask<T>{B, r, n_k, n_k, features(), rows.B, nullptr}, z / group_of_B, stream);
+    queue_factor_rows(FactorRowsTask<T>{G, p + 1, n_q, n_q, columns(), rows.G, rows.scales_of_G}, z, stream);
+    queue_factor_rows(FactorRowsTask<T>{U, p + 1, n_k, n_k, columns(), rows.U, rows.scales_of_U}, z, stream);
+  }
+
+  /// Queues the sums dA [z, n_q, r], dB [z, n_k, r] and dU [z, n_k, p], without the column of ones.
+  Sums queue_dA(const Rows& x, const Arrays& arrays, cudaStream_t stream) const {
+    m_dA.queue(x.G, x.U, values(x.B, m_forward.n_k, m_forward.r, features(), m_forward.group_of_B), arrays, stream,
+               {x.scales_of_G, x.scales_of_U, 1 / feature_scale<T>});
+    return arrays.sums;
+  }
+  Sums queue_dB(const Rows& x, const Arrays& arrays, cudaStream_t stream) const {
+    m_dB.queue(x.U, x.G, values(x.A, m_forward.n_q, m_forward.r, features()), arrays, stream,
+               {x.scales_of_U, x.scales_of_G, 1 / feature_scale<T>});
+    return arrays.sums;
+  }
+  Sums queue_dU(const Rows& x, const Arrays& arrays, cudaStream_t stream) const {
+    OperandScales scales = OperandScales::of_features<T>();
+    scales.keys = x.scales_of_G;
+    m_dU.queue(x.B, x.A, values(x.G, m_forward.n_q, m_forward.p, columns()), arrays, stream, scales);
+    return arrays.sums;
+  }
+
+ private:
+  static constexpr bool has_scales = std::is_same_v<T, __half>;
+  static constexpr FeatureType type = has_scales ? FeatureType::in_half : FeatureType::in_bfloat16;
+
+  // scalars of a row of features, and of p + 1 columns
+  int features() const { return m_dU.stride(0); }
+  int columns() const { return m_dA.stride(0); }
+
+  // the first columns of rows, which `group` heads next to each other share
+  Columns<T> values(const T* rows, int n, int channels, int stride, int group = 1) const {
+    const int heads = m_forward.heads / group;
+    DeviceMatrixView<const T> x(rows, m_forward.z / m_forward.heads, heads, n, channels);
+    x.token_stride = stride;
+    x.head_stride = static_cast<std::ptrdiff_t>(n) * stride;
+    x.batch_stride = heads * x.head_stride;
+    return {Operand<T>(x).shared_by(group), nullptr, nullptr, 0};
+  }
+
+  ProductShape m_forward;
+  Product<T> m_dA, m_dB, m_dU;
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/cuda/device/half_range.cuh"
+#include "nprf/cuda/device/row_loader.cuh"
+
+namespace nprf::cuda {
+
+/// Powers of two for the columns of a matrix M (r,p + 1) that is rounded to half: 64 columns, and the last one. Each
+/// takes the column's largest entry to [2^14, 2^15), so that an entry of the column has a relative error of at most
+/// 2^-11, or an absolute error of at most 2^-39 of the largest. Columns have scales of their own because values may be
+/// far smaller than 1, the value of the last column.
+struct ColumnScales {
+  static constexpr int columns = MmaTileShape::channels, threads = MmaTileShape::threads;
+  static constexpr int size = threads + threads / 32;  // of `maxima`
+
+  /// Writes maxima from which of() and of_last() compute the scales of columns p0 .. p0 + 63, of which those from p on
+  /// count as zero, and of column p. All threads of the block must call it; they are synchronised at the end.
+  template <class Entries>
+  __device__ __forceinline__ static void find(float* maxima, int r, int p0, int p, Entries&& at) {
+    const int thread = static_cast<int>(threadIdx.x), column = p0 + thread % columns;
+    const auto larger = [](float x, float y) { return fmaxf(x, y); };
+    float own = 0, last = 0;
+    for (int f = thread / columns; f < r && column < p; f += threads / columns) own = larger(own, fabsf(at(f, column)));
+    for (int f = thread; f < r; f += threads) last = larger(last, fabsf(at(f, p)));
+    last = over_warp(last, larger);
+    maxima[thread] = own;
+    if (thread % 32 == 0) maxima[threads + thread / 32] = last;
+    __syncthreads();
+  }
+
+  /// That of column p0 + column.
+  __device__ __forceinline__ static float of(const float* maxima, int column) {
+    return scale_to_half(fmaxf(maxima[column], maxima[columns + column]));
+  }
+  /// That of column p.
+  __device__ __forceinline__ static float of_last(const float* maxima) {
+    float largest = 0;
+#pragma unroll
+    for (int warp = 0; warp < threads / 32; ++warp) largest = fmaxf(largest, maxima[threads + warp]);
+    return scale_to_half(largest);
+  }
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include "nprf/cuda/device/half_range.cuh"
+#include "nprf/cuda/device/mma_fragment.cuh"
+#include "nprf/cuda/device/row_loader.cuh"
+#include "nprf/cuda/toeplitz/direct/column_scales.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/toeplitz/direct/nonfinite_values.cuh"
+
+namespace nprf::cuda {
+
+/// Tile (fp32_tile.cuh) on tensor cores, for values of 16 bits. 4 warps have 32 rows each, and hold their scores, their
+/// sums and 64 columns of Y in registers. [x] is x rounded to Feature, bfloat16 or half:
+///
+///     P = [(A B^T) o C]        N += P [V]        D += P 1
+///
+/// Features are rows of Feature, padded with zeros to a multiple of 16. Sums are float. In half operands have scales
+/// (OperandScales), which sums are freed from when they are stored.
+///
+/// With u = 2^-8 for bfloat16 and 2^-11 for half: for positive features the relative error of a weight is at most 3 u,
+/// from rounding A, B and P (in a tail with a slope 4 u, from A, B, weighted B and the M of add_product). The error of
+/// y is at most 6 (8) u max |v|, usually far less, since the errors of many keys average out. Rounding values of
+/// another type adds u max |v|. D sums the rounded scores, so that the weights add up to 1.
+///
+/// Half has a small range (half_range.cuh), so that P and the columns of M are scaled by powers of two before they are
+/// rounded: each row of P, and the sums with it, so that its largest entry so far is at most 2^15. To the errors above,
+/// which are relative, this adds errors of small numbers: of up to 2^-39 of an entry of A or B, which
+/// DeviceModel::features_fit_half() bounds in proportion to scores, and of up to 2^-39 of the row's largest of an entry
+/// of P, so that a row's weights together have n_k 2^-39.
+template <Storage S, class Feature_ = __nv_bfloat16, MmaShape shape = MmaShape::native>
+class TensorTile {
+ public:
+  using Feature = Feature_;
+  static constexpr bool compiled = has_mma<Feature>;
+  static constexpr int queries = 128, keys = 64, columns = MmaTileShape::channels, threads = MmaTileShape::threads,
+                       blocks = 2;
+  static constexpr std::size_t shared = MmaTileShape::bytes(queries + 2 * keys) + sizeof(float) * (2 * threads);
+
+  __device__ __forceinline__ TensorTile(const TileTask<S, Feature>& task, int z, int i0, int p0)
+      : m_task(task),
+        m_A(task.A.of(z)),
+        m_B(task.B.of(z)),
+        m_U(task.U.of(z)),
+        m_z(z),
+        m_head(z % task.A.heads),
+        m_i0(i0),
+        m_p0(p0),
+        m_has_aligned_values(has_aligned_rows(m_U)) {}
+
+  /// Adds the contributions of the key tiles first to end - 1.
+  __device__ __forceinline__ void add_keys(int first, int end) {
+    if (first >= end) return;
+    if constexpr (in_half) fit_rows_to_sums();
+    fetch(first, 0);
+    for (int J = first; J < end; ++J) add_tile(J, end);
+  }
+
+  /// Adds A [M], for a matrix M (r,p + 1) with the entries at(f, column), before any keys. For M = B^T [V 1] and
+  /// positive features this adds no more error than rounding B and P: |A ([M] - M)| <= u A |M| <= u max |v| A B^T 1.
+  template <class Entries>
+  __device__ __forceinline__ void add_product(Entries&& at) {
+    const int r = m_task.A.channels, p = m_U.p;
+    Feature* sums = reinterpret_cast<Feature*>(c());  // the last column of M
+    float scale = 1, scale_of_last = 1;
+    if constexpr (in_half) {
+      ColumnScales::find(column_maxima(), r, m_p0, p, at);
+      scale = ColumnScales::of(column_maxima(), static_cast<int>(threadIdx.x) % columns);
+      scale_of_last = ColumnScales::of_last(column_maxima());
+    }
+    for (int k0 = 0; k0 < r; k0 += k_tile) {
+      __syncthreads();
+      load_queries(k0);
+      const int depth = min(k_tile, r - k0);
+#pragma unroll 8
+      for (int e = static_cast<int>(threadIdx.x); e < depth * columns; e += threads) {  // one column, with `scale`
+        const int f = e / columns, column = m_p0 + e % columns;
+        cuda::store(u() + f * stride + e % columns, column < p ? scale * at(k0 + f, column) : 0.0f);
+      }
+      for (int f = static_cast<int>(threadIdx.x); f < depth; f += threads)
+        cuda::store(sums + f, scale_of_last * at(k0 + f, p));
+      __syncthreads();
+#pragma unroll 1
+      for (int k = 0; k < depth; k += 16) {
+        typename F::Left q[2];
+        for (int m = 0; m < 2; ++m) q[m] = F::load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
+        add_columns(q, k);
+        for (int m = 0; m < 2; ++m) F::multiply_add(m_sum[m], q[m], F::load_right_column(sums + k));
+      }
+    }
+    if constexpr (in_half) undo_column_scales(1 / scale_of_last);
+  }
+
+  /// Multiplies each row i by factor(i); a row whose factor is 0 becomes 0, even if it is not finite.
+  template <class Factor>
+  __device__ __forceinline__ void scale_rows(Factor&& factor) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float c = factor(row(m, h));
+        for_row(m, h, [=](float& x) { x = c == 0 ? 0.0f : c * x; });
+      }
+  }
+
+  /// Writes the rows to Y (n_q,p). The block of the first columns also writes the sums (n_q).
+  __device__ __forceinline__ void store(float* Y, float* sums) const {
+    const int n_q = m_task.A.tokens, p = m_U.p;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int i = row(m, h);
+        if (i >= n_q) continue;
+        const float unit = in_half ? unit_of_row(m, h, i) : 1.0f;
+        float* y = Y + static_cast<std::ptrdiff_t>(i) * p;
+#pragma unroll
+        for (int n = 0; n < columns / 8; ++n) {
+          const int column = m_p0 + column_of(n);
+          const float* two = m_y[m][n / 2].x[n % 2] + 2 * h;
+          const float first = unit * two[0], second = unit * two[1];
+          if (p % 2 == 0 && column < p)
+            *reinterpret_cast<float2*>(y + column) = make_float2(first, second);
+          else if (column < p)
+            y[column] = first;
+          if (p % 2 != 0 && column + 1 < p) y[column + 1] = second;
+        }
+        if (m_p0 == 0 && F::column() == 0) sums[i] = unit * m_sum[m].of(h);
+      }
+  }
+
+ private:
+  using F = Fragments<Feature, shape>;
+  using Scores = typename F::Sum[2][keys / 16];  // (32,keys)
+  static constexpr bool in_half = std::is_same_v<Feature, __half>;
+  static constexpr int k_tile = MmaTileShape::channels, stride = MmaTileShape::stride;
+
+  __device__ __forceinline__ static Feature* a() { return shared_memory<Feature>(); }  // (queries,k_tile)
+  __device__ __forceinline__ static Feature* b() { return a() + queries * stride; }    // (keys,k_tile)
+  __device__ __forceinline__ static Feature* u() { return b() + keys * stride; }       // (keys,columns)
+  __device__ __forceinline__ static float* c() {  // queries + keys lags, key scales
+    return reinterpret_cast<float*>(u() + keys * stride);
+  }
+  // of add_product, behind k_tile entries of M's last column
+  __device__ __forceinline__ static float* column_maxima() { return c() + k_tile; }
+
+  // loads into registers what a step of add_tile needs: features k0.. of tile J, and for k0 = 0 its values and weights
+  __device__ __forceinline__ void fetch(int J, int k0) {
+    const int j0 = J * keys;
+    m_keys.fetch(m_task.B, m_B, j0, k0);
+    if (k0 > 0) return;
+    if (m_has_aligned_values) m_values.fetch(m_U, j0, m_p0);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int lag = static_cast<int>(threadIdx.x) + e * threads;
+      m_weights[e] = lag < queries + keys - 1 ? m_task.c(m_head, j0 - (m_i0 + queries - 1) + lag)
+                                              : key_scale(j0 + lag - (queries + keys));
+    }
+  }
+
+  // what the weights of a key are multiplied by; 1 if there is none
+  __device__ __forceinline__ float key_scale(int key) const {
+    const bool has_scale = in_half && m_task.scales.keys && key >= 0 && key < m_task.B.tokens;
+    return has_scale ? m_task.scales.keys[static_cast<std::ptrdiff_t>(m_z) * m_task.B.tokens + key] : 1.0f;
+  }
+
+  // adds tile J, whose first features are in registers; loads the next features during the computation
+  __device__ __forceinline__ void add_tile(int J, int end) {
+    const int r = m_task.B.channels;
+    Scores s = {};
+    bool has_zero_weight = false;
+    for (int k0 = 0; k0 < r; k0 += k_tile) {
+      __syncthreads();
+      load_queries(k0);
+      m_keys.put(b(), r - k0);
+      if (k0 == 0) {
+        if (m_has_aligned_values)
+          m_values.template put<S>(u());
+        else
+          load_columns(u(), stride, m_U, J * keys, keys, m_p0, columns);
+        for (int e = 0; e < 2; ++e) c()[static_cast<int>(threadIdx.x) + e * threads] = m_weights[e];
+        has_zero_weight = __syncthreads_or(m_weights[0] == 0 || m_weights[1] == 0);
+      } else {
+        __syncthreads();
+      }
+      const bool more = k0 + k_tile < r;
+      if (more || J + 1 < end) fetch(more ? J : J + 1, more ? k0 + k_tile : 0);
+      const int depth = min(k_tile, r - k0);
+#pragma unroll 1
+      for (int k = 0; k < depth; k += 16) add_scores(s, k);
+    }
+    // a key of weight 0 contributes nothing, even if its score or its value is not finite
+    if (has_zero_weight) {
+      zero_masked_scores(s);
+      if (__syncthreads_or(has_nonfinite_scalar(u(), keys))) add_nonfinite_values();
+    }
+    add_values(s);
+  }
+
+  // multiplies the scores by weights, rounds them, and adds their products with the values
+  __device__ __forceinline__ void add_values(Scores& s) {
+    if constexpr (in_half) {
+      multiply_by_weights(s);
+      fit_rows_to(s);
+    }
+#pragma unroll
+    for (int k = 0; k < keys; k += 16) {
+      typename F::Left p[2];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        unsigned words[2][2];
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const float* x = s[m][k / 16].x[n] + 2 * h;
+            const float* weight = weight_of(m, h, k / 8 + n);
+            words[n][h] = in_half ? pack<Feature>(m_scale[m][h] * x[0], m_scale[m][h] * x[1])
+                                  : pack<Feature>(weight[0] * x[0], weight[1] * x[1]);
+          }
+        p[m] = F::left_of(words);
+      }
+      add_columns(p, k);
+      for (int m = 0; m < 2; ++m) F::multiply_add(m_sum[m], p[m], F::right_ones());
+    }
+  }
+
+  // the first row of this warp in the tile
+  __device__ __forceinline__ static int row_of_warp() { return static_cast<int>(threadIdx.x) / 32 * 32; }
+  // the query of this lane's row (m,h)
+  __device__ __forceinline__ int row(int m, int h) const {
+    return m_i0 + row_of_warp() + 16 * m + h * F::row_step + F::row();
+  }
+  // this lane's first column of the n-th two, in the tile
+  __device__ __forceinline__ static int column_of(int n) { return n / 2 * 16 + n % 2 * F::column_step + F::column(); }
+
+  // the weight of this lane's row (m,h) and its first key of the n-th two
+  __device__ __forceinline__ const float* weight_of(int m, int h, int n) const {
+    return c() + queries - 1 - row_of_warp() - F::row() - 16 * m - h * F::row_step + column_of(n);
+  }
+
+  // calls f(x) for the entries x of this lane's row (m,h)
+  template <class Function>
+  __device__ __forceinline__ void for_row(int m, int h, Function&& f) {
+    f(m_sum[m].of(h));
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n)
+#pragma unroll
+      for (int e = 2 * h; e < 2 * h + 2; ++e) f(m_y[m][n / 2].x[n % 2][e]);
+  }
+
+  // loads features k0.. of the queries; they stay in shared memory if one step has all features
+  __device__ __forceinline__ void load_queries(int k0) {
+    if (m_has_queries && m_task.A.channels <= k_tile) return;
+    m_has_queries = true;
+#pragma unroll 1
+    for (int i = 0; i < queries; i += keys) {
+      RowLoader<Feature, keys> rows;
+      rows.fetch(m_task.A, m_A, m_i0 + i, k0);
+      rows.put(a() + i * stride);
+    }
+  }
+
+  // adds 16 features' products to the scores
+  __device__ __forceinline__ void add_scores(Scores& s, int k) const {
+    typename F::Left q[2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) q[m] = F::load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
+#pragma unroll
+    for (int j = 0; j < keys; j += 16) {
+      const typename F::RightTransposed key = F::load_right_transposed(b() + j * stride + k, stride);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) F::multiply_add(s[m][j / 16], q[m], key);
+    }
+  }
+
+  // y += p u for 16 rows of u
+  __device__ __forceinline__ void add_columns(const typename F::Left (&p)[2], int k) {
+#pragma unroll
+    for (int column = 0; column < columns; column += 16) {
+      const typename F::Right value = F::load_right(u() + k * stride + column, stride);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) F::multiply_add(m_y[m][column / 16], p[m], value);
+    }
+  }
+
+  // calls f(x, weight, key) for all scores, where `key` is that of the tile
+  template <class Function>
+  __device__ __forceinline__ void for_scores(Scores& s, Function&& f) const {
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int n = 0; n < keys / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) f(s[m][n / 2].x[n % 2][e], weight_of(m, e / 2, n)[e % 2], column_of(n) + e % 2);
+  }
+  __device__ __forceinline__ void zero_masked_scores(Scores& s) const {
+    for_scores(s, [](float& x, float weight, int) { x = weight == 0 ? 0.0f : x; });
+  }
+  __device__ __forceinline__ void multiply_by_weights(Scores& s) const {
+    for_scores(s, [](float& x, float weight, int) { x *= weight; });
+    if (!m_task.scales.keys) return;
+    const float* scales = c() + queries + keys;
+    for_scores(s, [=](float& x, float, int key) { x *= scales[key]; });
+  }
+
+  // ---- rows in half: m_sum and m_y are those of the formula, with the scales of operands, times m_scale
+
+  // what a row has to be multiplied by, which is query i
+  __device__ __forceinline__ float unit_of_row(int m, int h, int i) const {
+    const OperandScales& scales = m_task.scales;
+    const float of_row = scales.rows ? scales.rows[static_cast<std::ptrdiff_t>(m_z) * m_task.A.tokens + i] : 1.0f;
+    return scales.unit * of_row / m_scale[m][h];
+  }
+
+  // multiplies a row so that numbers of up to `largest` fit
+  __device__ __forceinline__ void fit_row(int m, int h, float largest) {
+    const float scale = scale_to_half(largest), factor = scale / m_scale[m][h];
+    m_scale[m][h] = scale;
+    for_row(m, h, [=](float& x) { x *= factor; });
+  }
+  // chooses scales for entries of P that are no larger than D, or than N for values of up to 2^16
+  __device__ __forceinline__ void fit_rows_to_sums() {
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float largest = 0x1p16f * fabsf(m_sum[m].of(h));
+        for_row(m, h, [&](const float& x) { largest = fmaxf(largest, fabsf(x)); });
+        fit_row(m, h, 0x1p-16f * F::row_max(largest));
+      }
+  }
+  // reduces scales for entries of P that would be too large
+  __device__ __forceinline__ void fit_rows_to(const Scores& s) {
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float largest = 0;
+#pragma unroll
+        for (int n = 0; n < keys / 8; ++n)
+#pragma unroll
+          for (int e = 2 * h; e < 2 * h + 2; ++e) largest = fmaxf(largest, fabsf(s[m][n / 2].x[n % 2][e]));
+        largest = F::row_max(largest);
+        if (!(largest * m_scale[m][h] <= largest_scaled)) fit_row(m, h, largest);
+      }
+    __syncwarp();  // the rows of some lanes took longer
+  }
+  __device__ __forceinline__ void undo_column_scales(float factor_of_last) {
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float factor = 1 / ColumnScales::of(column_maxima(), column_of(n) + e % 2);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) m_y[m][n / 2].x[n % 2][e] *= factor;
+      }
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) m_sum[m].of(h) *= factor_of_last;
+  }
+
+  // adds the non-finite values to the rows that attend to them, and replaces them by zeros for the others
+  __device__ void add_nonfinite_values() {
+    for (int k = 0; k < keys; ++k)
+#pragma unroll
+      for (int n = 0; n < columns / 8; ++n)
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          const Feature value = u()[k * stride + column_of(n) + s];
+          if (!is_nonfinite(value)) continue;
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float weight = weight_of(e / 2, e % 2, 0)[k - F::column()];
+            if (weight != 0) m_y[e / 2][n / 2].x[n % 2][e % 2 * 2 + s] += weight * to_float(value);
+          }
+        }
+    __syncthreads();
+    clear_nonfinite_scalars(u(), keys);
+    __syncthreads();
+  }
+
+  const TileTask<S, Feature>& m_task;
+  const Feature *m_A, *m_B;
+  ColumnsOf<S> m_U;
+  int m_z, m_head, m_i0, m_p0;
+  bool m_has_aligned_values, m_has_queries = false;
+  RowLoader<Feature, keys> m_keys, m_values;
+  float m_weights[2];  // this thread's part of c()
+  typename F::Sum m_y[2][columns / 16] = {};
+  typename F::RowSum m_sum[2] = {};
+  float m_scale[2][2] = {{1, 1}, {1, 1}};  // of this lane's rows
+};
+
+/// The tile for features of type Feature. `shape` is the instruction that multiplies.
+template <Storage S, class Feature, MmaShape shape = MmaShape::native>
+using TileOf = std::conditional_t<std::is_same_v<Feature, float>, Tile<S>, TensorTile<S, Feature, shape>>;
+
+}  // namespace nprf::cuda
