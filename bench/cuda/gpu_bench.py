@@ -2,10 +2,12 @@
 """gpu_bench.py CONTENDER RESULTS.json POINTS [MINUTES]: times nprf and PyTorch on a GPU, case by case in turn.
 
 Prints Markdown tables, and writes all numbers and the points of the picture. CONTENDER is the program of contender.cu.
-The rivals (rivals.py) run in this process if python3 can import torch. Cases that do not fit in MINUTES (default 8) are
-left out, and the tables say so."""
+The rivals (rivals.py) run in a process of their own if python3 can import torch, since one of them may fail so that the
+process cannot use the device any more. Cases that do not fit in MINUTES (default 8) are left out, and the tables say
+so."""
 
 import json
+import pathlib
 import subprocess
 import sys
 import time
@@ -17,15 +19,15 @@ TOO_LONG = 1000  # ms; cases that would take longer are not measured
 LARGEST_ERROR = {"float": 1e-4, "bf16": 2e-2}  # of a row, relative to its largest entry; beyond, the result is wrong
 
 
-class Contender:
-    """The program of contender.cu. It answers each line with a line, and is restarted if it has ended."""
+class Program:
+    """A program that answers each line with a line of JSON. It is restarted if it has ended."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, *command):
+        self.command = command
         self.start()
 
     def start(self):
-        self.process = subprocess.Popen([self.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, *words):
         for _ in range(2):
@@ -38,6 +40,21 @@ class Contender:
                 return json.loads(answer)
             self.start()
         return {"refused": "the program ended"}
+
+
+class Rivals(Program):
+    """The program rivals.py. `names` are the rivals that it found to be right, `remark` says what it found of each."""
+
+    def __init__(self):
+        super().__init__(sys.executable, str(pathlib.Path(__file__).with_name("rivals.py")))
+        answer = self.ask(json.dumps({"check": True}))
+        self.remark = answer.get("remark", "PyTorch is left out: its program ended")
+        self.names = answer.get("names", [])
+
+    def measure(self, *case):
+        """{"ms": .., "bytes": in addition to inputs} or {"failed": reason}."""
+        answer = self.ask(json.dumps({"measure": case}))
+        return {"failed": answer["refused"]} if "refused" in answer else answer
 
 
 class Bench:
@@ -67,9 +84,7 @@ class Bench:
         self.ours[tables.key(case)] = {**case, "asked": case["engine"], **found}
 
     def measure_rivals(self, case, ms):
-        if not self.rivals:
-            return
-        for name in self.rivals.RIVALS:
+        for name in self.rivals.names:
             for m in ms if name.startswith("paper") else [None]:
                 if tables.rival_key(case) + (name, m) in self.theirs:
                     continue
@@ -114,36 +129,18 @@ class Bench:
         }
 
 
-def load_rivals():
-    """The module rivals and a remark on it; None and the reason if PyTorch is not usable."""
-    try:
-        import torch
-
-        import rivals
-    except ImportError as error:
-        return None, f"PyTorch is left out: {error}"
-    if not torch.cuda.is_available():
-        return None, "PyTorch is left out: it finds no GPU"
-    found = {name: rivals.check(name) for name in rivals.RIVALS}
-    for name, (_, sound) in found.items():
-        if not sound:
-            del rivals.RIVALS[name]
-    words = (f"{name} {said}{'' if sound else ', left out'}" for name, (said, sound) in found.items())
-    return rivals, f"PyTorch {torch.__version__}, compared with its formulas in double: {'; '.join(words)}"
-
-
 def main():
     if len(sys.argv) not in (4, 5):
         sys.exit("usage: gpu_bench.py CONTENDER RESULTS.json POINTS [MINUTES]")
     start, minutes = time.monotonic(), float(sys.argv[4]) if len(sys.argv) == 5 else 8
-    contender = Contender(sys.argv[1])
+    contender = Program(sys.argv[1])
     device = contender.ask("device")
     if "refused" in device:
         print(f"skipped: no CUDA device ({device['refused']})")
         sys.exit(77)
     ceilings = contender.ask("ceilings")
-    rivals, remark = load_rivals()
-    print(f"{device['device']}, {device['multiprocessors']} multiprocessors. {remark}\n", flush=True)
+    rivals = Rivals()
+    print(f"{device['device']}, {device['multiprocessors']} multiprocessors. {rivals.remark}\n", flush=True)
     bench = Bench(contender, rivals, start + 60 * minutes)
     bench.run(tables.NS, [16, 32])
     bench.run([1024, 2048, 4096, 8192, 16384, 65536], [32], heads=MANY)

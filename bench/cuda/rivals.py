@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: MIT
 """nprf's rivals: implementations of attention with a bias for every lag in PyTorch, on a GPU.
 
-Queries and keys are normalised before the measurement, and a rival prepares all it can, such as its n x n bias."""
+Queries and keys are normalised before the measurement, and a rival prepares all it can, such as its n x n bias. As a
+program it answers each line of its standard input, in JSON, with a line of JSON:
+
+    {"check": true}                                        {"remark": .., "names": the rivals that are right}
+    {"measure": [name, n, batch, heads, direction, passes, m or null]}    the result of measure()
+
+After an error of the device the program ends, and the caller must start a new one."""
 
 import gc
+import json
 import math
 import statistics
+import sys
 
-import torch
-import torch.nn.functional as F
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError as error:
+    sys.exit(print(json.dumps({"remark": f"PyTorch is left out: {error}"})))
 
 D = 64
 
@@ -127,7 +138,7 @@ def error_of(name, causal, device="cuda"):
 
 
 def check(name, device="cuda"):
-    """The error of a rival or the reason why it failed, and whether it is usable."""
+    """The error of a rival or the reason why it failed, and whether it is right."""
     try:
         error = max(error_of(name, causal, device) for causal in (False, True))
         return f"error {error:.1g}", error < (1e-4 if name.endswith("fp32") else 2e-2)
@@ -184,7 +195,30 @@ def measure(name, n, batch, heads, direction, passes, m=None):
     finally:
         run = p = None
         gc.collect()
-        torch.cuda.empty_cache()
 
 
-torch.backends.cuda.matmul.allow_tf32 = False
+def check_all():
+    if not torch.cuda.is_available():
+        return {"remark": "PyTorch is left out: it finds no GPU"}
+    found = {name: check(name) for name in RIVALS}
+    words = (f"{name} {said}{'' if right else ', left out'}" for name, (said, right) in found.items())
+    return {
+        "remark": f"PyTorch {torch.__version__}, compared with its formulas in double: {'; '.join(words)}",
+        "names": [name for name, (_, right) in found.items() if right],
+    }
+
+
+def main():
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for line in sys.stdin:
+        question = json.loads(line)
+        print(json.dumps(check_all() if "check" in question else measure(*question["measure"])), flush=True)
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except Exception as error:
+            sys.exit(f"{line.strip()}: {reason(error)}")
+
+
+if __name__ == "__main__":
+    main()

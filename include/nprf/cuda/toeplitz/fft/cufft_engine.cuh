@@ -161,7 +161,7 @@ class CufftEngine {
   template <Storage S>
   void queue(const TileTask<S>& x, int z, const Spectra& spectra, float* N, float* D, const Arrays& arrays,
              cudaStream_t stream) const {
-    const auto& [A, B, U, c] = x;
+    const auto& [A, B, U, c, scales] = x;
     const int p = U.V.channels, r = A.channels;
     const std::size_t rows = static_cast<std::size_t>(z) * static_cast<std::size_t>(A.tokens);
     queue_fill("clearing sums", N, 0, rows * static_cast<std::size_t>(p) * sizeof(float), stream);
