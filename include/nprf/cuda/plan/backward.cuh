@@ -57,7 +57,8 @@ struct PlanGradients {
 ///
 /// and the gradients of the lags. The backward pass takes about four times the time of the forward pass, which it
 /// repeats. With PlanOptions::gradients_on_tensor_cores the three products are computed from factors that are rounded
-/// to the storage type (toeplitz/backward/tensor_gradients.cuh); the rest stays in float. With an FFT engine, the
+/// to the storage type (toeplitz/backward/tensor_gradients.cuh), and so is Y, unless there is an ExactPlan; the rest
+/// stays in float. With an FFT engine, the
 /// gradients of parameters add about twice the time of the forward pass. The gradients of recomputed rows of Y are
 /// computed by tiles from H, their part of G. The gradients of rows whose D underflows are computed in the log domain
 /// (attention/recompute_log_domain_backward.cuh). With an ExactPlan, the gradients of its exact pairs are added
@@ -117,7 +118,7 @@ class Backward {
     LogDomainScratch log_domain_scratch;
     typename ExactPlan<S>::Arrays exact;
     ExactGradients exact_gradients;
-    typename Product<S>::Arrays Y;
+    typename Product<S>::Arrays Y, tensor_Y;  // in float, of which only the states if the other one is computed
     typename CheckedProduct<S>::Arrays checks;
     LagGradients::Arrays lags;
     CorrelationEngine::Arrays correlation;
@@ -154,7 +155,12 @@ class Backward {
           LogDomainGradients::take(scratch, counters.log_domain_rows, z, model.n_q(), model.n_k(), model.m(), p);
     scratch.overlap(
         [&](Scratch& area) {
-          arrays.Y = Y.take(area);
+          if (has_tensor_Y(forward)) {
+            arrays.Y = Y.take_states(area);
+            arrays.tensor_Y = product.take(area);
+          } else {
+            arrays.Y = Y.take(area);
+          }
           arrays.checks = checked_product.take(area, arrays.recomputed, arrays.rows, counters);
           arrays.lags = m_lags.take(area);
           if (!m_is_tiled) arrays.correlation = m_correlation.take(area);
@@ -200,6 +206,9 @@ class Backward {
     tokens.keys.sink_ends = arrays.exact.sink_ends;
     arrays.checks.counters.queue_clear(model.z(), stream);
     queue_features(tokens.queries, tokens.keys, model.z(), stream);
+    if constexpr (!std::same_as<S, float>)
+      if (m_on_tensor_cores)
+        m_on_tensor_cores->queue_features(arrays.phi_q, arrays.phi_k, arrays.rows_of_factors, stream);
     const CheckedSums sums = queue_columns(forward, inputs, tokens, arrays, stream);
     if (!m_is_tiled) queue_selected_tiles(arrays.selected, n_q, model.z(), stream);
     queue_parameters(forward, inputs, tokens, sums, gradients.parameters, arrays, stream);
@@ -225,6 +234,8 @@ class Backward {
           model, {inputs.q, inputs.k, queries, keys, V, Y, arrays.Y, checked_product, arrays.checks}, arrays.exact,
           stream);
       if (!m_is_tiled) clear_failed_rows(arrays.checks, z, model.n_q(), stream);
+    } else if (has_tensor_Y(forward)) {
+      sums = queue_tensor_Y(product, V, arrays, stream);
     } else {
       sums = checked_product.queue(Y, queries.phi, keys.phi, V, arrays.Y, arrays.checks, stream);
     }
@@ -248,7 +259,10 @@ class Backward {
     float *db = arrays.db, *requested = has_db ? db : nullptr;
     if (has_db && model.places().is_grid())
       queue_grid_lag_gradients({A, B, G, U, H, selected, model.weights(), z, model.positions(), db}, stream);
-    else if (has_db)
+    else if (has_db && has_tensor_Y(forward))
+      in_float(forward.product)
+          .queue_states(arrays.phi_q, arrays.phi_k, {model.shared_by_group(inputs.v), inputs.key_mask}, arrays.Y, stream);
+    if (has_db && !model.places().is_grid())
       m_lags.queue({A, B, m_is_tiled ? G : H, U}, selected, arrays.Y.before, arrays.Y.after, db, arrays.lags, stream);
     if (has_db && !m_is_tiled) m_correlation.queue({A, B, G, U}, counters.largest, db, arrays.correlation, stream);
     if (arrays.log_domain.is_log_domain)
@@ -281,7 +295,8 @@ class Backward {
     const Sums& extra_dA = arrays.extra_dA;
     const SelectedQueries& selected = arrays.selected;
     const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
-    queue_rows_of_factors(arrays, stream);
+    if constexpr (!std::same_as<S, float>)
+      if (m_on_tensor_cores) m_on_tensor_cores->queue_columns(arrays.G, arrays.U, arrays.rows_of_factors, stream);
     const Sums to_dA = queue_dA(columns_of_B, arrays, stream);
     if (!m_is_tiled)
       queue_recompute_tiled(RecomputeTiledTask<float>{{H_c, U_c, columns_of_B, m_dA.weights().c},
@@ -311,12 +326,15 @@ class Backward {
         stream);
   }
 
-  // The factors in 16 bits, and the products of the backward pass: on tensor cores, or in float.
-  void queue_rows_of_factors(const Arrays& arrays, cudaStream_t stream) const {
+  // whether Y is computed on tensor cores
+  bool has_tensor_Y(const ForwardParts<S>& forward) const { return m_on_tensor_cores && !forward.exact; }
+  CheckedSums queue_tensor_Y(const Product<S>& product, const Columns<S>& V, const Arrays& arrays,
+                             cudaStream_t stream) const {
     if constexpr (!std::same_as<S, float>)
-      if (m_on_tensor_cores)
-        m_on_tensor_cores->queue_rows(arrays.phi_q, arrays.phi_k, arrays.G, arrays.U, arrays.rows_of_factors, stream);
+      product.queue(arrays.rows_of_factors.A, arrays.rows_of_factors.B, V, arrays.tensor_Y, stream);
+    return {arrays.tensor_Y.sums};
   }
+  // the products of the backward pass: on tensor cores, or in float
   Sums queue_dA(const Columns<float>& B, const Arrays& arrays, cudaStream_t stream) const {
     if constexpr (!std::same_as<S, float>)
       if (m_on_tensor_cores) return m_on_tensor_cores->queue_dA(arrays.rows_of_factors, arrays.tensor_dA, stream);

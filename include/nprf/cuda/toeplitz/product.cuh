@@ -186,15 +186,27 @@ class Product {
     Arrays arrays{};
     float* N = scratch.take<float>(parts, z, n_q, p);
     arrays.sums = {N, scratch.take<float>(parts, z, n_q), parts, p, static_cast<std::ptrdiff_t>(z) * n_q};
-    if (m_engine == Engine::banded) {
-      const int matrices = ChunkTask<S>::chunks_of(n_k) + 1;
-      arrays.before = scratch.take<float>(z, matrices, features(), p + 1);
-      arrays.after = scratch.take<float>(z, matrices, features(), p + 1);
-    }
+    take_states(scratch, arrays);
     if (m_shared_memory) arrays.shared_memory = m_shared_memory->take(scratch);
     if (m_two_pass) arrays.two_pass = m_two_pass->take(scratch);
     if (m_engine == Engine::cufft) arrays.cufft = m_cufft.take(scratch);
     return arrays;
+  }
+
+  /// Allocates the arrays that queue_states() needs.
+  Arrays take_states(Scratch& scratch) const {
+    Arrays arrays{};
+    take_states(scratch, arrays);
+    return arrays;
+  }
+
+  /// Queues arrays.before and arrays.after alone, if the engine is banded.
+  void queue_states(const float* A, const float* B, const Columns<S>& U, const Arrays& arrays,
+                    cudaStream_t stream) const {
+    if (m_engine != Engine::banded || m_shape.n_q == 0 || m_shape.z == 0) return;
+    queue_chunks<S, float>({{operand_A(A), operand_B(B), U, m_weights.c}, arrays.before, arrays.after,
+                            m_weights.tail_slope},
+                           m_shape.z, stream);
   }
 
   /// Queues arrays.sums, from features in the layout of operand_A() and operand_B().
@@ -224,6 +236,13 @@ class Product {
   }
 
  private:
+  void take_states(Scratch& scratch, Arrays& arrays) const {
+    if (m_engine != Engine::banded) return;
+    const int matrices = ChunkTask<S>::chunks_of(m_shape.n_k) + 1;
+    arrays.before = scratch.take<float>(m_shape.z, matrices, features(), m_shape.p + 1);
+    arrays.after = scratch.take<float>(m_shape.z, matrices, features(), m_shape.p + 1);
+  }
+
   std::byte* take_features(Scratch& scratch, int n, int group) const {
     const std::size_t row = static_cast<std::size_t>(stride(n)), all = static_cast<std::size_t>(m_shape.z / group);
     return scratch.take<std::byte>(on_tensor_cores() ? sizeof(std::uint16_t) * all * static_cast<std::size_t>(n) * row

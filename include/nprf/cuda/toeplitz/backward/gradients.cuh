@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "nprf/core/row_quotient.hpp"
+#include "nprf/cuda/device/call_counters.cuh"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
@@ -37,58 +38,141 @@ struct GradientColumnsTask {
   AttentionMask attention_mask;
 };
 
-/// Blocks (tokens, queries or keys, z).
+/// A block has a tile of tokens. A warp reads channels of one token at a time, and writes tokens of one channel.
+struct GradientColumnsShape {
+  static constexpr int tokens = 32, channels = 32, warps = 8, threads = 32 * warps, turns = tokens / warps,
+                       stride = tokens + 1;
+};
+
+/// The columns of a tile of tokens. All threads of a block of GradientColumnsShape take part.
 template <Storage S>
-__global__ void __launch_bounds__(256) gradient_columns_kernel(GradientColumnsTask<S> task) {
-  const int t = static_cast<int>(blockIdx.x * 256 + threadIdx.x), z = static_cast<int>(blockIdx.z);
-  const int p = task.dy.channels, n_q = task.dy.tokens;
-  const auto put = [&](float* to, int stride, int column, float value) {
-    to[(static_cast<std::ptrdiff_t>(z) * (p + 1) + column) * stride + t] = value;
-  };
-  if (blockIdx.y == 1) {
-    const ColumnsOf<S> V = task.V.of(z);
-    if (t >= task.stride_k) return;
-    bool finite = true;
-    for (int c = 0; c < p; ++c) finite &= fabsf(V(t, c)) <= largest_float;
-    const bool ignored = !finite && !task.attention_mask.is_attended(z, t);  // must not affect any gradient
-    for (int c = 0; c <= p; ++c) put(task.U, task.stride_k, c, ignored ? 0.0f : V(t, c));
-    return;
-  }
-  if (t >= task.stride_q) return;
-  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + t;
-  const float D = t < n_q ? task.sums.denominator(row) : 0.0f;
-  const bool has_gradients = D != D || denominator_keeps_precision(D, task.positive);
-  const bool recomputed_row = task.H && t < n_q && task.sums.is_recomputed(row);
-  const auto put_gradient = [&](int column, float value) {
-    put(task.G, task.stride_q, column, recomputed_row ? 0.0f : value);
-    if (task.H) put(task.H, task.stride_q, column, recomputed_row ? value : 0.0f);
-  };
-  if (recomputed_row && !has_gradients) task.recomputed[row] = false;
-  if (task.log_domain && t < n_q) {
-    const bool log_domain = !has_gradients && task.attention_mask.attends_any(z, t);
-    task.log_domain[row] = log_domain;
-    if (log_domain) atomicAdd(task.log_domain_rows + z, 1);
-  }
-  float dy_y = 0;
-  for (int c = 0; c < p; ++c) {
-    float g = 0;
-    if (has_gradients) {
-      const float dy = to_float(task.dy.of(z)[t * task.dy.token_stride + c * task.dy.channel_stride]);
-      g = dy / D;
-      dy_y = fmaf(dy, task.sums.quotient(z, row, c, D), dy_y);
+class GradientColumnsTile {
+ public:
+  __device__ __forceinline__ explicit GradientColumnsTile(const GradientColumnsTask<S>& task)
+      : m_task(task),
+        m_z(static_cast<int>(blockIdx.z)),
+        m_t0(static_cast<int>(blockIdx.x) * Shape::tokens),
+        m_p(task.dy.channels),
+        m_lane(static_cast<int>(threadIdx.x) % 32),
+        m_warp(static_cast<int>(threadIdx.x) / 32) {}
+
+  __device__ __forceinline__ void store_U() const {
+    const ColumnsOf<S> V = m_task.V.of(m_z);
+    bool is_ignored[Shape::turns];  // such keys must not affect any gradient
+    for (int turn = 0; turn < Shape::turns; ++turn) {
+      const int j = m_t0 + token(turn);
+      bool finite = true;
+      for (int c = m_lane; c < m_p; c += 32) finite &= fabsf(V(j, c)) <= largest_float;
+      const bool all_finite = over_warp(finite ? 1 : 0, [](int x, int y) { return min(x, y); }) == 1;
+      is_ignored[turn] = !all_finite && !m_task.attention_mask.is_attended(m_z, j);
     }
-    put_gradient(c, g);
+    for (int c0 = 0; c0 <= m_p; c0 += Shape::channels)
+      transpose(c0, [&](int turn) { return is_ignored[turn] ? 0.0f : V(m_t0 + token(turn), c0 + m_lane); },
+                [&](int column, float x) { put(m_task.U, m_task.stride_k, column, x); });
   }
-  put_gradient(p, has_gradients ? -dy_y / D : 0.0f);
+
+  __device__ __forceinline__ void store_G_and_H() const {
+    const int n_q = m_task.dy.tokens;
+    const S* dy = m_task.dy.of(m_z);
+    Row rows[Shape::turns];
+    float dy_y[Shape::turns] = {};
+    for (int turn = 0; turn < Shape::turns; ++turn) rows[turn] = row(m_t0 + token(turn));
+    const int own = m_t0 + m_lane;  // the token that this thread writes
+    const bool moves = m_task.H && own < n_q && m_task.sums.is_recomputed(first_row() + own);
+    __syncthreads();  // all have read the flags
+    if (m_warp == 0) mark(own);
+    const auto put_gradient = [&](int column, float x) {
+      put(m_task.G, m_task.stride_q, column, moves ? 0.0f : x);
+      if (m_task.H) put(m_task.H, m_task.stride_q, column, moves ? x : 0.0f);
+    };
+    for (int c0 = 0; c0 <= m_p; c0 += Shape::channels)
+      transpose(
+          c0,
+          [&](int turn) {
+            const auto [D, has_gradients] = rows[turn];
+            const int c = c0 + m_lane, i = m_t0 + token(turn);
+            if (!has_gradients || c >= m_p) return 0.0f;
+            const float of_dy = to_float(dy[i * m_task.dy.token_stride + c * m_task.dy.channel_stride]);
+            dy_y[turn] = fmaf(of_dy, m_task.sums.quotient(m_z, first_row() + i, c, D), dy_y[turn]);
+            return of_dy / D;
+          },
+          [&](int column, float x) {
+            if (column < m_p) put_gradient(column, x);
+          });
+    __syncthreads();
+    for (int turn = 0; turn < Shape::turns; ++turn) {
+      const float sum = over_warp(dy_y[turn], [](float x, float y) { return x + y; });
+      if (m_lane == 0) tile()[token(turn)] = rows[turn].has_gradients ? -sum / rows[turn].D : 0.0f;
+    }
+    __syncthreads();
+    if (m_warp == 0) put_gradient(m_p, tile()[m_lane]);
+  }
+
+ private:
+  using Shape = GradientColumnsShape;
+  struct Row {
+    float D;
+    bool has_gradients;
+  };
+
+  __device__ __forceinline__ static float* tile() { return shared_memory<float>(); }  // (channels,tokens)
+  // the token that this warp reads, in the tile
+  __device__ __forceinline__ int token(int turn) const { return turn * Shape::warps + m_warp; }
+  __device__ __forceinline__ std::ptrdiff_t first_row() const {
+    return static_cast<std::ptrdiff_t>(m_z) * m_task.dy.tokens;
+  }
+  __device__ __forceinline__ Row row(int i) const {
+    const float D = i < m_task.dy.tokens ? m_task.sums.denominator(first_row() + i) : 0.0f;
+    return {D, D != D || denominator_keeps_precision(D, m_task.positive)};
+  }
+  // the flags of query i
+  __device__ __forceinline__ void mark(int i) const {
+    if (i >= m_task.dy.tokens) return;
+    const std::ptrdiff_t at = first_row() + i;
+    const bool has_gradients = row(i).has_gradients;
+    if (m_task.H && m_task.sums.is_recomputed(at) && !has_gradients) m_task.recomputed[at] = false;
+    if (!m_task.log_domain) return;
+    const bool log_domain = !has_gradients && m_task.attention_mask.attends_any(m_z, i);
+    m_task.log_domain[at] = log_domain;
+    if (log_domain) atomicAdd(m_task.log_domain_rows + m_z, 1);
+  }
+  __device__ __forceinline__ void put(float* to, int stride, int column, float x) const {
+    if (m_t0 + m_lane < stride)
+      to[(static_cast<std::ptrdiff_t>(m_z) * (m_p + 1) + column) * stride + m_t0 + m_lane] = x;
+  }
+  // calls to(column, x) with x = from(turn) of the columns c0 .. c0 + 31 up to p, for the token of this lane
+  template <class From, class To>
+  __device__ __forceinline__ void transpose(int c0, From&& from, To&& to) const {
+    __syncthreads();
+#pragma unroll
+    for (int turn = 0; turn < Shape::turns; ++turn) tile()[m_lane * Shape::stride + token(turn)] = from(turn);
+    __syncthreads();
+#pragma unroll
+    for (int c = m_warp; c < Shape::channels; c += Shape::warps)
+      if (c0 + c <= m_p) to(c0 + c, tile()[c * Shape::stride + m_lane]);
+  }
+
+  const GradientColumnsTask<S>& m_task;
+  int m_z, m_t0, m_p, m_lane, m_warp;
+};
+
+/// Blocks (tiles of tokens, queries or keys, z).
+template <Storage S>
+__global__ void __launch_bounds__(GradientColumnsShape::threads) gradient_columns_kernel(GradientColumnsTask<S> task) {
+  const GradientColumnsTile<S> tile(task);
+  const int t0 = static_cast<int>(blockIdx.x) * GradientColumnsShape::tokens;
+  if (blockIdx.y == 1 && t0 < task.stride_k) tile.store_U();
+  if (blockIdx.y == 0 && t0 < task.stride_q) tile.store_G_and_H();
 }
 
 template <Storage S>
 void queue_gradient_columns(const GradientColumnsTask<S>& task, cudaStream_t stream) {
-  constexpr int threads = 256;
+  using Shape = GradientColumnsShape;
   const int most = task.stride_q > task.stride_k ? task.stride_q : task.stride_k;
   if (most == 0 || task.z == 0) return;
   launch("gradients: columns", gradient_columns_kernel<S>,
-         dim3{blocks_of<threads>(most), 2, static_cast<unsigned>(task.z)}, dim3{threads, 1, 1}, 0, stream, task);
+         dim3{blocks_of<Shape::tokens>(most), 2, static_cast<unsigned>(task.z)}, dim3{Shape::threads, 1, 1},
+         sizeof(float) * Shape::channels * Shape::stride, stream, task);
 }
 
 /// x = N, plus terms of rows that features alone do not compute, summed over the matrices z of a group, in their order.
@@ -101,17 +185,15 @@ struct StoreTask {
   int group;              // z next to each other
 };
 
-/// One thread per scalar.
+/// One thread per scalar of a matrix. Blocks (scalars, matrices).
 template <Storage S>
 __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
-  const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x;
-  const int p = task.sums.p, column = static_cast<int>(at % p);
-  const std::ptrdiff_t n = task.x.tokens, i = at / p % n;
-  const int matrix = static_cast<int>(at / p / n), first = matrix * task.group;
-  if (first * n >= task.sums.rows) return;
+  const int at = static_cast<int>(blockIdx.x * 256 + threadIdx.x), matrix = static_cast<int>(blockIdx.y);
+  const int p = task.sums.p, n = static_cast<int>(task.x.tokens), i = at / p, column = at % p;
+  if (i >= n) return;
   float sum = 0;
-  for (int z = first; z < first + task.group; ++z) {
-    const std::ptrdiff_t row = z * n + i;
+  for (int z = matrix * task.group; z < (matrix + 1) * task.group; ++z) {
+    const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n + i;
     const bool has_term = task.terms && (!task.rows || task.rows[z] > 0);
     sum += task.sums.numerator(row, column) + (has_term ? task.terms[row * p + column] : 0.0f);
   }
@@ -122,8 +204,10 @@ template <Storage S>
 void queue_store(const StoreTask<S>& task, cudaStream_t stream) {
   constexpr int threads = 256;
   if (task.x.size() == 0) return;
-  launch("gradients: values", store_kernel<S>, dim3{blocks_of<threads>(task.x.size()), 1, 1}, dim3{threads, 1, 1}, 0,
-         stream, task);
+  launch("gradients: values", store_kernel<S>,
+         dim3{blocks_of<threads>(task.x.tokens * task.x.channels), static_cast<unsigned>(task.x.batch * task.x.heads),
+              1},
+         dim3{threads, 1, 1}, 0, stream, task);
 }
 
 }  // namespace nprf::cuda

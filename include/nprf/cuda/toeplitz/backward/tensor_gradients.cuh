@@ -55,12 +55,15 @@ class TensorGradients {
   Arrays take_dB(Scratch& scratch) const { return m_dB.take(scratch); }
   Arrays take_dU(Scratch& scratch) const { return m_dU.take(scratch); }
 
-  /// Queues the rows, from A [z, r, n_q], B [z / group_of_B, r, n_k] and G, U [z, p + 1, n] by channel.
-  void queue_rows(const float* A, const float* B, const float* G, const float* U, const Rows& rows,
-                  cudaStream_t stream) const {
+  /// Queues the rows of A [z, r, n_q] and B [z / group_of_B, r, n_k] by channel, as the forward product reads them.
+  void queue_features(const float* A, const float* B, const Rows& rows, cudaStream_t stream) const {
     const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = m_forward;
     queue_factor_rows(FactorRowsTask<T>{A, r, n_q, n_q, features(), rows.A, nullptr}, z, stream);
     queue_factor_rows(FactorRowsTask<T>{B, r, n_k, n_k, features(), rows.B, nullptr}, z / group_of_B, stream);
+  }
+  /// Queues those of G and U [z, p + 1, n] by channel.
+  void queue_columns(const float* G, const float* U, const Rows& rows, cudaStream_t stream) const {
+    const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = m_forward;
     queue_factor_rows(FactorRowsTask<T>{G, p + 1, n_q, n_q, columns(), rows.G, rows.scales_of_G}, z, stream);
     queue_factor_rows(FactorRowsTask<T>{U, p + 1, n_k, n_k, columns(), rows.U, rows.scales_of_U}, z, stream);
   }
