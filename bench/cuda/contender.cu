@@ -4,7 +4,8 @@
 //
 //     device       {"device": name, "capability": .., "multiprocessors": .., "bytes": ..}
 //     ceilings     {"copy_bytes": .., "multiply_adds": .., "matrix_products": ..}   per second
-//     case PASS STORAGE POSITION DIRECTION BATCH HEADS N M ENGINE    PASS: forward, or both
+//     case PASS STORAGE POSITION DIRECTION BATCH HEADS N M ENGINE    PASS: forward, both, or both16: with gradients on
+//                  tensor cores
 //                  {"engine": .., "ms": .., "error": .., "workspace_bytes": .., "table_bytes": ..}
 //                  or {"refused": error message}
 //
@@ -55,7 +56,10 @@ void answer_case(const Case& x, Current<S>& current, const Clock& clock) {
   const auto plan = with_attention(x, [&](const auto& attention) {
     return std::make_unique<cuda::AttentionPlan<S>>(
         cuda::model_of(attention), x.shape(),
-        cuda::PlanOptions{.engine = x.requested_engine(), .gradients = x.gradients(), .owns_workspace = false});
+        cuda::PlanOptions{.engine = x.requested_engine(),
+                          .gradients = x.gradients(),
+                          .owns_workspace = false,
+                          .gradients_on_tensor_cores = x.pass == "both16"});
   });
   const std::size_t after = free_bytes(), tables = before > after ? before - after : 0;
   const cuda::DeviceMemory workspace(plan->workspace_bytes());
@@ -89,7 +93,7 @@ class Contender {
     if (what == "device") return answer_device();
     if (what == "ceilings") return answer_ceilings();
     Case x;
-    if (what != "case" || !(in >> x) || (x.pass != "forward" && x.pass != "both"))
+    if (what != "case" || !(in >> x) || (x.pass != "forward" && !x.gradients()))
       throw std::runtime_error("not a valid command: " + line);
     // only one problem is in memory at a time
     if (x.storage == "bf16") {

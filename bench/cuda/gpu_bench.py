@@ -88,35 +88,34 @@ class Bench:
             for m in ms if name.startswith("paper") else [None]:
                 if tables.rival_key(case) + (name, m) in self.theirs:
                     continue
-                what = (name, m, case["pass"], case["direction"], case["batch"], case["heads"])
+                passes = tables.rival_key(case)[0]
+                what = (name, m, passes, case["direction"], case["batch"], case["heads"])
                 reason = self.left_out(what, case["n"])
                 found = (
                     {"failed": reason}
                     if reason
                     else self.rivals.measure(
-                        name, case["n"], case["batch"], case["heads"], case["direction"], case["pass"], m
+                        name, case["n"], case["batch"], case["heads"], case["direction"], passes, m
                     )
                 )
                 if not m and "ms" in found:
                     self.slow[what] = case["n"], found["ms"]
                 self.theirs[tables.rival_key(case) + (name, m)] = {**case, "rival": name, "m": m, **found}
 
-    def run(self, ns, ms, heads=ONE_HEAD, direction="bidirectional", passes="forward"):
+    def run(self, ns, ms, heads=ONE_HEAD, direction="bidirectional", passes="forward", storages=("float", "bf16")):
         """Measures all engines and all rivals for each n, in turn."""
         for n in ns:
             print(f"  {passes}, {direction}, {heads[0]} x {heads[1]} heads, n = {n}", file=sys.stderr, flush=True)
             shape = {"pass": passes, "direction": direction, "batch": heads[0], "heads": heads[1], "n": n}
             for m in ms:
                 for position in ("dense", "t5"):
-                    for storage in ("float", "bf16"):
+                    for storage in storages:
                         for engine in tables.ENGINES:
                             rest = {"storage": storage, "position": position, "m": m, "engine": engine}
-                            if (
-                                (position, engine) == ("dense", "banded")
-                                or direction == "causal"
-                                and engine in ("fused", "cufft")
-                            ):
-                                continue  # banded equals direct here; FFT engines are not measured for causal weights
+                            # banded equals direct here; FFTs use no tensor cores, and are not measured for causal weights
+                            without_ffts = direction == "causal" or passes == "both16"
+                            if (position, engine) == ("dense", "banded") or without_ffts and engine in tables.FFTS:
+                                continue
                             self.measure_ours({**shape, **rest})
             self.measure_rivals(shape, ms)
 
@@ -146,6 +145,7 @@ def main():
     bench.run([1024, 2048, 4096, 8192, 16384, 65536], [32], heads=MANY)
     bench.run([4096, 16384, 65536], [32], direction="causal")
     bench.run([4096, 16384, 65536], [32], passes="both")
+    bench.run([4096, 16384, 65536], [32], passes="both16", storages=["bf16"])
     bench.run([4096, 16384, 65536], [64])
     rows = tables.compare(bench)
     tables.print_ours(bench)

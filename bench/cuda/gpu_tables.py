@@ -5,6 +5,7 @@ import math
 
 NS = [1024, 2048, 4096, 8192, 16384, 32768, 40960, 65536, 131072, 262144]
 ENGINES = ["automatic", "direct", "banded", "fused", "cufft"]
+FFTS = ENGINES[3:]
 D = 64
 
 # (name, fields of our case, the rival or None for the fastest, {n: minimum of the rival's time / our time})
@@ -34,6 +35,7 @@ TARGETS = [
     ),
 ]
 MOST_MIB = 256  # MiB in addition to inputs and output, for n = 131072, m = 32
+PASSES = {"forward": "", "both": ", both passes", "both16": ", both passes, gradients on tensor cores"}
 
 
 def key(case):
@@ -43,7 +45,9 @@ def key(case):
 
 
 def rival_key(case):
-    return tuple(case[field] for field in ("pass", "direction", "batch", "heads", "n"))
+    """Rivals compute gradients in one way."""
+    passes = "forward" if case["pass"] == "forward" else "both"
+    return (passes, *(case[field] for field in ("direction", "batch", "heads", "n")))
 
 
 def table(head, rows):
@@ -74,7 +78,7 @@ def print_ours(bench):
                 m,
                 position,
                 storage,
-                direction + ("" if passes == "forward" else ", both passes"),
+                direction + PASSES[passes],
             ]
             + [f"{text(first)} {first.get('engine') if good else ''}"]
             + [text(engines.get(engine, {})) for engine in ENGINES[1:]]
@@ -109,7 +113,7 @@ def print_rivals(bench):
     for (passes, direction, batch, heads, n), found in shapes.items():
         cells = [found.get(column, {}) for column in columns]
         rows.append(
-            [f"{batch} x {heads}", n, direction + ("" if passes == "forward" else ", both passes")]
+            [f"{batch} x {heads}", n, direction + PASSES[passes]]
             + [f"{x['ms']:.4g} ({x['bytes'] / 2**20:.0f})" if "ms" in x else "-" for x in cells]
         )
     table(["batch x heads", "n", "direction", *columns], rows)

@@ -27,7 +27,7 @@ struct Case {
   std::string engine;
 
   Direction attention_direction() const { return direction == "causal" ? Direction::causal : Direction::bidirectional; }
-  bool gradients() const { return pass == "both"; }
+  bool gradients() const { return pass == "both" || pass == "both16"; }
   cuda::PlanShape shape() const { return {.batch = batch, .heads = heads, .n_q = n, .n_k = n, .d_v = head_dim}; }
   cuda::Engine requested_engine() const {
     using enum cuda::Engine;

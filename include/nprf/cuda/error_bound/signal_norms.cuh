@@ -116,13 +116,19 @@ __global__ void __launch_bounds__(SignalNorms::chunk) signal_norms_kernel(Signal
   const ColumnsOf<S> U = task.U.of(z);
   const auto larger = [](int a, int b) { return max(a, b); };
 
-  // each warp computes the maxima of one group of keys
+  // each warp computes the maxima of one group of keys, of 8 at a time, whose loads are in flight together
   static_assert(group == 32 && chunk == warps * group);
-  for (int t = warp * group; t < (warp + 1) * group; ++t) {
-    int largest_abs = 0;
-    for (int c = lane; c < U.p; c += 32) largest_abs = max(largest_abs, magnitude(U(j0 + t, c)));
-    largest_abs = over_warp(largest_abs, larger);
-    if (lane == 0) key_max[t] = largest_abs;
+  constexpr int at_once = 8;
+  for (int t = warp * group; t < (warp + 1) * group; t += at_once) {
+    int largest_abs[at_once] = {};
+    for (int c = lane; c < U.p; c += 32)
+#pragma unroll
+      for (int e = 0; e < at_once; ++e) largest_abs[e] = max(largest_abs[e], magnitude(U(j0 + t + e, c)));
+#pragma unroll
+    for (int e = 0; e < at_once; ++e) {
+      largest_abs[e] = over_warp(largest_abs[e], larger);
+      if (lane == 0) key_max[t + e] = largest_abs[e];
+    }
   }
   __syncwarp();
   const int own_max = key_max[warp * group + lane], max_of_group = over_warp(own_max, larger);

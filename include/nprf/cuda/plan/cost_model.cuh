@@ -20,11 +20,24 @@ FeatureType feature_type_of(const Device& device, const DeviceModel& model, Engi
   return Product<S>::feature_type(device, engine, model.features_fit_half(far_keys));
 }
 
-/// The engine with the least estimated time. The model: tiles and FFTs in shared memory run at 30 TFLOP/s, tiles on
-/// tensor cores at 300 TFLOP/s. FFTs in two passes move 40 bytes per point of 2 N, and cuFFT's slabs pass through
-/// memory ten times, both at 3 TB/s. Rows that fail the FFT error bound (error_bound/fft_row_bound.cuh) add the time of
-/// tiles; their share in a grid is estimated as if each slot had a token. The constants are estimates for an H200. With
-/// gradients all arithmetic is in float, also if PlanOptions::gradients_on_tensor_cores makes a part of it faster.
+/// The time of a call is modelled as start + work / rate.
+struct CallTime {
+  double start;  // s: the least time of the kernels, one after the other
+  double rate;   // per second: floating-point operations, or bytes of FFTs in global memory
+
+  constexpr double operator()(double work) const { return start + work / rate; }
+};
+
+/// Those of the engines, fitted to measurements on an H200 (bench/README.md), forward, for 1024 to 131072 tokens.
+struct CallTimes {
+  static constexpr CallTime direct{22e-6, 12.5e12}, direct_on_tensor_cores{22e-6, 220e12}, banded{60e-6, 12e12},
+      banded_on_tensor_cores{30e-6, 60e12}, fused{40e-6, 12.5e12}, two_pass{60e-6, 2.4e12}, cufft{60e-6, 2e12};
+};
+
+/// The engine with the least estimated time (CallTimes). FFTs in two passes move 40 bytes per point of 2 N, and cuFFT's
+/// slabs pass through memory ten times. Rows that fail the FFT error bound (error_bound/fft_row_bound.cuh) add the time
+/// of tiles; their share in a grid is estimated as if each slot had a token. With gradients the forward pass stands for
+/// all, with arithmetic in float, also if PlanOptions::gradients_on_tensor_cores makes a part of it faster.
 template <Storage S>
 Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, double tolerance) {
   const int n_q = model.n_q(), n_k = model.n_k(), n = std::max(n_q, n_k);
@@ -32,27 +45,27 @@ Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, 
   const double tokens = static_cast<double>(n_q) + n_k, pairs = static_cast<double>(n_q) * n_k;
   const bool is_grid = model.places().is_grid();
   const bool causal = model.model().direction == Direction::causal;
-  constexpr double flops = 30e12, bytes = 3e12;
+  using Times = CallTimes;
 
-  const auto flops_of = [&](Engine engine) {
-    const bool on_tensor_cores =
-        !gradients && !is_grid && feature_type_of<S>(device, model, engine) != FeatureType::in_float;
-    return on_tensor_cores ? 300e12 : flops;
+  const auto on_tensor_cores = [&](Engine engine) {
+    return !gradients && !is_grid && feature_type_of<S>(device, model, engine) != FeatureType::in_float;
   };
   const double band = std::min<double>(n_k, model.band().last - model.band().first + 1 + 3 * TileShape::tile);
-  const double direct = (causal ? 1 : 2) * pairs * (r + columns) / flops_of(Engine::direct);
+  const CallTime of_direct = on_tensor_cores(Engine::direct) ? Times::direct_on_tensor_cores : Times::direct;
+  const double direct = of_direct((causal ? 1 : 2) * pairs * (r + columns));
   const double states = model.tail_slope().is_zero() ? 1 : 2;  // the sides have sums of their own
-  const double of_banded = 2 * n_q * band * (r + columns) + states * 4 * tokens * r * columns;
-  const double banded = is_grid ? std::numeric_limits<double>::infinity() : of_banded / flops_of(Engine::banded);
+  const CallTime of_banded = on_tensor_cores(Engine::banded) ? Times::banded_on_tensor_cores : Times::banded;
+  const double banded = is_grid ? std::numeric_limits<double>::infinity()
+                                : of_banded(2 * n_q * band * (r + columns) + states * 4 * tokens * r * columns);
 
   const SharedMemoryVariant* in_shared = is_grid ? nullptr : SharedMemoryEngine::variant_for(device, n);
   const TwoPassVariant* two_pass = is_grid ? nullptr : TwoPassEngine::variant_for(n);
   const double N = in_shared ? in_shared->N() : two_pass ? two_pass->N() : 0;
-  const double fused = in_shared  ? 20 * N * std::log2(N) * products / flops
-                       : two_pass ? 40 * 2 * N * products / bytes
+  const double fused = in_shared  ? Times::fused(20 * N * std::log2(N) * products)
+                       : two_pass ? Times::two_pass(40 * 2 * N * products)
                                   : std::numeric_limits<double>::infinity();
   const int slots_q = is_grid ? model.places().end : n_q, slots_k = is_grid ? model.places().end : n_k;
-  const double cufft = 10 * 8 * (static_cast<double>(slots_q) + slots_k) * products / bytes;
+  const double cufft = Times::cufft(10 * 8 * (static_cast<double>(slots_q) + slots_k) * products);
   double transforms = std::min(fused, cufft);
   if (transforms < std::min(direct, banded)) {
     const int length = fused <= cufft ? static_cast<int>(2 * N) : nprf::fft::smooth_length(slots_q + slots_k - 1);

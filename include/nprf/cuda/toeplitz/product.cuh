@@ -106,7 +106,11 @@ class Product {
         m_parts = parts_of_keys(device, tiles(),
                                 std::min(n_k, weights.band.last - weights.band.first + 1 + queries_of_tile()), p, z);
         break;
-      default: m_parts = parts_of_keys(device, tiles(), n_k, p, z);
+      default: {
+        // in one of the two directions, as the weights of gradients are transposed
+        const bool causal = weights.c.last_attended <= 0 || weights.c.first_attended >= 0;
+        m_parts = parts_of_keys(device, tiles(), n_k, p, z, causal);
+      }
     }
     if (spectrum_size() == 0) return;
     m_memory = DeviceMemory(take_tables(Scratch()));

@@ -41,11 +41,12 @@ __global__ void __launch_bounds__((TileOf<S, Feature, shape>::threads), (TileOf<
   }
 }
 
-/// The number of parts to split the keys into, so that each multiprocessor gets about two blocks. `keys` is the number
-/// of keys that a tile of queries attends to. Each part has at least one tile of keys.
-inline int parts_of_keys(const Device& device, int tiles_of_queries, int keys, int p, int z) {
+/// The number of parts to split the keys into, so that each multiprocessor gets about two blocks, or four if attention
+/// is causal: half of the blocks then have less than half of the keys. `keys` is the number of keys that a tile of
+/// queries attends to at most. Each part has at least one tile of keys.
+inline int parts_of_keys(const Device& device, int tiles_of_queries, int keys, int p, int z, bool causal = false) {
   const std::ptrdiff_t blocks = static_cast<std::ptrdiff_t>(tiles_of_queries) * z * TileShape::column_tiles(p);
-  const std::ptrdiff_t wanted = 2 * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
+  const std::ptrdiff_t wanted = (causal ? 4 : 2) * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
   constexpr int most = 32;
   return static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(keys / TileShape::tile, 1, most)));
 }
