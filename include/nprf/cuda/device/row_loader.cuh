@@ -31,9 +31,9 @@ __device__ __forceinline__ bool has_aligned_rows(const ColumnsOf<S>& U) {
 }
 
 /// Copies a tile of `tokens` rows and 64 channels to shared memory as T. fetch() loads the tile into registers, with
-/// all loads in flight at once; put() stores it once the shared memory is free. All threads of a block take part. Each
-/// thread holds 8 consecutive scalars of several rows.
-template <MmaFactor T, int tokens>
+/// all loads in flight at once; put() stores it once the shared memory is free. All `threads` threads of a block take
+/// part. Each thread holds 8 consecutive scalars of several rows.
+template <MmaFactor T, int tokens, int threads = MmaTileShape::threads>
 class RowLoader {
  public:
   /// Fetches x[t0 + t][k0 + k], zero beyond the end of x. The channels of x must be contiguous, and a multiple of 16.
@@ -72,8 +72,8 @@ class RowLoader {
 
  private:
   // threads per row, rows that the block loads at once, rows per thread
-  static constexpr int threads_per_row = MmaTileShape::channels / 8,
-                       rows_at_once = MmaTileShape::threads / threads_per_row, rows_per_thread = tokens / rows_at_once;
+  static constexpr int threads_per_row = MmaTileShape::channels / 8, rows_at_once = threads / threads_per_row,
+                       rows_per_thread = tokens / rows_at_once;
 
   __device__ __forceinline__ static int channel() { return static_cast<int>(threadIdx.x) % threads_per_row * 8; }
   __device__ __forceinline__ static int token(int e) {

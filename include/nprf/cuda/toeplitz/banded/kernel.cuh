@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "nprf/cuda/toeplitz/banded/chunk_states.cuh"
 #include "nprf/cuda/toeplitz/direct/mma_tile.cuh"
@@ -93,11 +94,16 @@ __device__ __forceinline__ void add_tail(Y& y, const Task& task, TailSide side, 
   y.scale_rows(factor);
 }
 
+/// The tile of a band, which has few keys. In half, whose rows have scales, one block of rows would need too many
+/// registers for its warps.
+template <Storage S, class Feature, MmaShape shape>
+using BandTileOf = TileOf<S, Feature, shape, std::is_same_v<Feature, __half> ? 2 : 1>;
+
 /// Blocks (tiles of queries, parts, z and tiles of columns).
 template <Storage S, class Feature, MmaShape shape>
-__global__ void __launch_bounds__((TileOf<S, Feature, shape>::threads), (TileOf<S, Feature, shape>::blocks))
+__global__ void __launch_bounds__((BandTileOf<S, Feature, shape>::threads), (BandTileOf<S, Feature, shape>::blocks))
     banded_kernel(BandedTask<S, Feature> task) {
-  using Y = TileOf<S, Feature, shape>;
+  using Y = BandTileOf<S, Feature, shape>;
   if constexpr (Y::compiled) {
     constexpr int tiles_of_chunk = task.chunk / Y::keys;
     const int n_q = task.A.tokens, p = task.U.V.channels, part = static_cast<int>(blockIdx.y);
@@ -137,7 +143,7 @@ __global__ void __launch_bounds__((TileOf<S, Feature, shape>::threads), (TileOf<
 /// Queues the products of `z` matrices. `shape` is the instruction that multiplies 16-bit features.
 template <Storage S, class Feature, MmaShape shape = MmaShape::native>
 void queue_banded(const BandedTask<S, Feature>& task, int z, cudaStream_t stream) {
-  using Y = TileOf<S, Feature, shape>;
+  using Y = BandTileOf<S, Feature, shape>;
   if (task.A.tokens == 0 || z == 0) return;
   queue_chunks<S, Feature, shape>(task, z, stream);
   const dim3 grid{blocks_of<Y::queries>(task.A.tokens), static_cast<unsigned>(task.all_parts()),

@@ -9,9 +9,10 @@ namespace nprf::cuda {
 /// Powers of two for the columns of a matrix M (r,p + 1) that is rounded to half: 64 columns, and the last one. Each
 /// takes the column's largest entry to [2^14, 2^15), so that an entry of the column has a relative error of at most
 /// 2^-11, or an absolute error of at most 2^-39 of the largest. Columns have scales of their own because values may be
-/// far smaller than 1, the value of the last column.
+/// far smaller than 1, the value of the last column. A block has `threads` threads.
+template <int threads>
 struct ColumnScales {
-  static constexpr int columns = MmaTileShape::channels, threads = MmaTileShape::threads;
+  static constexpr int columns = MmaTileShape::channels;
   static constexpr int size = threads + threads / 32;  // of `maxima`
 
   /// Writes maxima from which of() and of_last() compute the scales of columns p0 .. p0 + 63, of which those from p on
@@ -31,7 +32,10 @@ struct ColumnScales {
 
   /// That of column p0 + column.
   __device__ __forceinline__ static float of(const float* maxima, int column) {
-    return scale_to_half(fmaxf(maxima[column], maxima[columns + column]));
+    float largest = 0;
+#pragma unroll
+    for (int share = 0; share < threads; share += columns) largest = fmaxf(largest, maxima[share + column]);
+    return scale_to_half(largest);
   }
   /// That of column p.
   __device__ __forceinline__ static float of_last(const float* maxima) {

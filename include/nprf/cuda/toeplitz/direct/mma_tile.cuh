@@ -13,8 +13,10 @@
 
 namespace nprf::cuda {
 
-/// Tile (fp32_tile.cuh) on tensor cores, for values of 16 bits. 4 warps have 32 rows each, and hold their scores, their
-/// sums and 64 columns of Y in registers. [x] is x rounded to Feature, bfloat16 or half:
+/// Tile (fp32_tile.cuh) on tensor cores, for values of 16 bits. A warp has row_blocks blocks of 16 rows, and holds
+/// their scores, their sums and 64 columns of Y in registers. With one block there are twice as many warps as with two,
+/// which read keys and values from shared memory twice as often: on an H200 faster for few keys, slower for many. [x]
+/// is x rounded to Feature, bfloat16 or half:
 ///
 ///     P = [(A B^T) o C]        N += P [V]        D += P 1
 ///
@@ -31,14 +33,17 @@ namespace nprf::cuda {
 /// which are relative, this adds errors of small numbers: of up to 2^-39 of an entry of A or B, which
 /// DeviceModel::features_fit_half() bounds in proportion to scores, and of up to 2^-39 of the row's largest of an entry
 /// of P, so that a row's weights together have n_k 2^-39.
-template <Storage S, class Feature_ = __nv_bfloat16, MmaShape shape = MmaShape::native>
+template <Storage S, class Feature_ = __nv_bfloat16, MmaShape shape = MmaShape::native, int row_blocks = 2>
 class TensorTile {
  public:
   using Feature = Feature_;
   static constexpr bool compiled = has_mma<Feature>;
-  static constexpr int queries = 128, keys = 64, columns = MmaTileShape::channels, threads = MmaTileShape::threads,
-                       blocks = 2;
-  static constexpr std::size_t shared = MmaTileShape::bytes(queries + 2 * keys) + sizeof(float) * (2 * threads);
+  static constexpr int queries = 128, keys = 64, columns = MmaTileShape::channels, blocks = 2;
+  static constexpr int threads = queries / (16 * row_blocks) * 32;
+  static constexpr int floats = queries + 2 * keys,
+                       floats_of_product = MmaTileShape::channels + ColumnScales<threads>::size;
+  static constexpr std::size_t shared = MmaTileShape::bytes(queries + 2 * keys) +
+                                        sizeof(float) * (floats > floats_of_product ? floats : floats_of_product);
 
   __device__ __forceinline__ TensorTile(const TileTask<S, Feature>& task, int z, int i0, int p0)
       : m_task(task),
@@ -49,7 +54,9 @@ class TensorTile {
         m_head(z % task.A.heads),
         m_i0(i0),
         m_p0(p0),
-        m_has_aligned_values(has_aligned_rows(m_U)) {}
+        m_has_aligned_values(has_aligned_rows(m_U)) {
+    for (int m = 0; m < row_blocks; ++m) m_scale[m][0] = m_scale[m][1] = 1;
+  }
 
   /// Adds the contributions of the key tiles first to end - 1.
   __device__ __forceinline__ void add_keys(int first, int end) {
@@ -67,9 +74,9 @@ class TensorTile {
     Feature* sums = reinterpret_cast<Feature*>(c());  // the last column of M
     float scale = 1, scale_of_last = 1;
     if constexpr (in_half) {
-      ColumnScales::find(column_maxima(), r, m_p0, p, at);
-      scale = ColumnScales::of(column_maxima(), static_cast<int>(threadIdx.x) % columns);
-      scale_of_last = ColumnScales::of_last(column_maxima());
+      Scales::find(column_maxima(), r, m_p0, p, at);
+      scale = Scales::of(column_maxima(), static_cast<int>(threadIdx.x) % columns);
+      scale_of_last = Scales::of_last(column_maxima());
     }
     for (int k0 = 0; k0 < r; k0 += k_tile) {
       __syncthreads();
@@ -85,10 +92,10 @@ class TensorTile {
       __syncthreads();
 #pragma unroll 1
       for (int k = 0; k < depth; k += 16) {
-        typename F::Left q[2];
-        for (int m = 0; m < 2; ++m) q[m] = F::load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
+        typename F::Left q[row_blocks];
+        for (int m = 0; m < row_blocks; ++m) q[m] = F::load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
         add_columns(q, k);
-        for (int m = 0; m < 2; ++m) F::multiply_add(m_sum[m], q[m], F::load_right_column(sums + k));
+        for (int m = 0; m < row_blocks; ++m) F::multiply_add(m_sum[m], q[m], F::load_right_column(sums + k));
       }
     }
     if constexpr (in_half) undo_column_scales(1 / scale_of_last);
@@ -98,7 +105,7 @@ class TensorTile {
   template <class Factor>
   __device__ __forceinline__ void scale_rows(Factor&& factor) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+    for (int m = 0; m < row_blocks; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float c = factor(row(m, h));
@@ -110,7 +117,7 @@ class TensorTile {
   __device__ __forceinline__ void store(float* Y, float* sums) const {
     const int n_q = m_task.A.tokens, p = m_U.p;
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+    for (int m = 0; m < row_blocks; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int i = row(m, h);
@@ -134,9 +141,11 @@ class TensorTile {
 
  private:
   using F = Fragments<Feature, shape>;
-  using Scores = typename F::Sum[2][keys / 16];  // (32,keys)
+  using Scores = typename F::Sum[row_blocks][keys / 16];  // (16 row_blocks,keys)
+  using Scales = ColumnScales<threads>;
   static constexpr bool in_half = std::is_same_v<Feature, __half>;
-  static constexpr int k_tile = MmaTileShape::channels, stride = MmaTileShape::stride;
+  static constexpr int k_tile = MmaTileShape::channels, stride = MmaTileShape::stride,
+                       own_weights = (queries + 2 * keys) / threads;
 
   __device__ __forceinline__ static Feature* a() { return shared_memory<Feature>(); }  // (queries,k_tile)
   __device__ __forceinline__ static Feature* b() { return a() + queries * stride; }    // (keys,k_tile)
@@ -154,7 +163,7 @@ class TensorTile {
     if (k0 > 0) return;
     if (m_has_aligned_values) m_values.fetch(m_U, j0, m_p0);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
+    for (int e = 0; e < own_weights; ++e) {
       const int lag = static_cast<int>(threadIdx.x) + e * threads;
       m_weights[e] = lag < queries + keys - 1 ? m_task.c(m_head, j0 - (m_i0 + queries - 1) + lag)
                                               : key_scale(j0 + lag - (queries + keys));
@@ -181,8 +190,11 @@ class TensorTile {
           m_values.template put<S>(u());
         else
           load_columns(u(), stride, m_U, J * keys, keys, m_p0, columns);
-        for (int e = 0; e < 2; ++e) c()[static_cast<int>(threadIdx.x) + e * threads] = m_weights[e];
-        has_zero_weight = __syncthreads_or(m_weights[0] == 0 || m_weights[1] == 0);
+        for (int e = 0; e < own_weights; ++e) {
+          c()[static_cast<int>(threadIdx.x) + e * threads] = m_weights[e];
+          has_zero_weight |= m_weights[e] == 0;
+        }
+        has_zero_weight = __syncthreads_or(has_zero_weight);
       } else {
         __syncthreads();
       }
@@ -208,9 +220,9 @@ class TensorTile {
     }
 #pragma unroll
     for (int k = 0; k < keys; k += 16) {
-      typename F::Left p[2];
+      typename F::Left p[row_blocks];
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+      for (int m = 0; m < row_blocks; ++m) {
         unsigned words[2][2];
 #pragma unroll
         for (int n = 0; n < 2; ++n)
@@ -224,12 +236,12 @@ class TensorTile {
         p[m] = F::left_of(words);
       }
       add_columns(p, k);
-      for (int m = 0; m < 2; ++m) F::multiply_add(m_sum[m], p[m], F::right_ones());
+      for (int m = 0; m < row_blocks; ++m) F::multiply_add(m_sum[m], p[m], F::right_ones());
     }
   }
 
   // the first row of this warp in the tile
-  __device__ __forceinline__ static int row_of_warp() { return static_cast<int>(threadIdx.x) / 32 * 32; }
+  __device__ __forceinline__ static int row_of_warp() { return static_cast<int>(threadIdx.x) / 32 * (16 * row_blocks); }
   // the query of this lane's row (m,h)
   __device__ __forceinline__ int row(int m, int h) const {
     return m_i0 + row_of_warp() + 16 * m + h * F::row_step + F::row();
@@ -258,7 +270,7 @@ class TensorTile {
     m_has_queries = true;
 #pragma unroll 1
     for (int i = 0; i < queries; i += keys) {
-      RowLoader<Feature, keys> rows;
+      RowLoader<Feature, keys, threads> rows;
       rows.fetch(m_task.A, m_A, m_i0 + i, k0);
       rows.put(a() + i * stride);
     }
@@ -266,24 +278,24 @@ class TensorTile {
 
   // adds 16 features' products to the scores
   __device__ __forceinline__ void add_scores(Scores& s, int k) const {
-    typename F::Left q[2];
+    typename F::Left q[row_blocks];
 #pragma unroll
-    for (int m = 0; m < 2; ++m) q[m] = F::load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
+    for (int m = 0; m < row_blocks; ++m) q[m] = F::load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
 #pragma unroll
     for (int j = 0; j < keys; j += 16) {
       const typename F::RightTransposed key = F::load_right_transposed(b() + j * stride + k, stride);
 #pragma unroll
-      for (int m = 0; m < 2; ++m) F::multiply_add(s[m][j / 16], q[m], key);
+      for (int m = 0; m < row_blocks; ++m) F::multiply_add(s[m][j / 16], q[m], key);
     }
   }
 
   // y += p u for 16 rows of u
-  __device__ __forceinline__ void add_columns(const typename F::Left (&p)[2], int k) {
+  __device__ __forceinline__ void add_columns(const typename F::Left (&p)[row_blocks], int k) {
 #pragma unroll
     for (int column = 0; column < columns; column += 16) {
       const typename F::Right value = F::load_right(u() + k * stride + column, stride);
 #pragma unroll
-      for (int m = 0; m < 2; ++m) F::multiply_add(m_y[m][column / 16], p[m], value);
+      for (int m = 0; m < row_blocks; ++m) F::multiply_add(m_y[m][column / 16], p[m], value);
     }
   }
 
@@ -291,7 +303,7 @@ class TensorTile {
   template <class Function>
   __device__ __forceinline__ void for_scores(Scores& s, Function&& f) const {
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+    for (int m = 0; m < row_blocks; ++m)
 #pragma unroll
       for (int n = 0; n < keys / 8; ++n)
 #pragma unroll
@@ -325,7 +337,7 @@ class TensorTile {
   // chooses scales for entries of P that are no larger than D, or than N for values of up to 2^16
   __device__ __forceinline__ void fit_rows_to_sums() {
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+    for (int m = 0; m < row_blocks; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float largest = 0x1p16f * fabsf(m_sum[m].of(h));
@@ -336,7 +348,7 @@ class TensorTile {
   // reduces scales for entries of P that would be too large
   __device__ __forceinline__ void fit_rows_to(const Scores& s) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+    for (int m = 0; m < row_blocks; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float largest = 0;
@@ -354,12 +366,12 @@ class TensorTile {
     for (int n = 0; n < columns / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float factor = 1 / ColumnScales::of(column_maxima(), column_of(n) + e % 2);
+        const float factor = 1 / Scales::of(column_maxima(), column_of(n) + e % 2);
 #pragma unroll
-        for (int m = 0; m < 2; ++m) m_y[m][n / 2].x[n % 2][e] *= factor;
+        for (int m = 0; m < row_blocks; ++m) m_y[m][n / 2].x[n % 2][e] *= factor;
       }
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+    for (int m = 0; m < row_blocks; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h) m_sum[m].of(h) *= factor_of_last;
   }
@@ -374,7 +386,7 @@ class TensorTile {
           const Feature value = u()[k * stride + column_of(n) + s];
           if (!is_nonfinite(value)) continue;
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
+          for (int e = 0; e < 2 * row_blocks; ++e) {
             const float weight = weight_of(e / 2, e % 2, 0)[k - F::column()];
             if (weight != 0) m_y[e / 2][n / 2].x[n % 2][e % 2 * 2 + s] += weight * to_float(value);
           }
@@ -389,15 +401,15 @@ class TensorTile {
   ColumnsOf<S> m_U;
   int m_z, m_head, m_i0, m_p0;
   bool m_has_aligned_values, m_has_queries = false;
-  RowLoader<Feature, keys> m_keys, m_values;
-  float m_weights[2];  // this thread's part of c()
-  typename F::Sum m_y[2][columns / 16] = {};
-  typename F::RowSum m_sum[2] = {};
-  float m_scale[2][2] = {{1, 1}, {1, 1}};  // of this lane's rows
+  RowLoader<Feature, keys, threads> m_keys, m_values;
+  float m_weights[own_weights];  // this thread's part of c()
+  typename F::Sum m_y[row_blocks][columns / 16] = {};
+  typename F::RowSum m_sum[row_blocks] = {};
+  float m_scale[row_blocks][2];  // of this lane's rows
 };
 
 /// The tile for features of type Feature. `shape` is the instruction that multiplies.
-template <Storage S, class Feature, MmaShape shape = MmaShape::native>
-using TileOf = std::conditional_t<std::is_same_v<Feature, float>, Tile<S>, TensorTile<S, Feature, shape>>;
+template <Storage S, class Feature, MmaShape shape = MmaShape::native, int row_blocks = 2>
+using TileOf = std::conditional_t<std::is_same_v<Feature, float>, Tile<S>, TensorTile<S, Feature, shape, row_blocks>>;
 
 }  // namespace nprf::cuda

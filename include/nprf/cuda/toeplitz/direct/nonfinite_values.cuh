@@ -16,7 +16,7 @@ __device__ __forceinline__ bool is_nonfinite(T x) {
 template <MmaFactor T>
 __device__ __forceinline__ bool has_nonfinite_scalar(const T* tile, int rows) {
   bool found = false;
-  for (int e = static_cast<int>(threadIdx.x); e < rows * MmaTileShape::channels; e += MmaTileShape::threads)
+  for (int e = static_cast<int>(threadIdx.x); e < rows * MmaTileShape::channels; e += static_cast<int>(blockDim.x))
     found |= is_nonfinite(tile[e / MmaTileShape::channels * MmaTileShape::stride + e % MmaTileShape::channels]);
   return found;
 }
@@ -24,7 +24,7 @@ __device__ __forceinline__ bool has_nonfinite_scalar(const T* tile, int rows) {
 /// Replaces those of this thread's share by zeros.
 template <MmaFactor T>
 __device__ __forceinline__ void clear_nonfinite_scalars(T* tile, int rows) {
-  for (int e = static_cast<int>(threadIdx.x); e < rows * MmaTileShape::channels; e += MmaTileShape::threads) {
+  for (int e = static_cast<int>(threadIdx.x); e < rows * MmaTileShape::channels; e += static_cast<int>(blockDim.x)) {
     T& x = tile[e / MmaTileShape::channels * MmaTileShape::stride + e % MmaTileShape::channels];
     if (is_nonfinite(x)) store(&x, 0.0f);
   }
