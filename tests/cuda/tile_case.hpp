@@ -37,6 +37,7 @@ struct TileCase {
   float before = 1, after = 1;
   int last_attended = n_k - 1;  // lags beyond have weight 0
   bool masked = false;
+  bool streams = false;  // whether a kernel with asynchronous copies may be used
   // if not empty, one for each head: all weights are exp(slope |lag - origin|), but for those beyond last_attended, and
   // relative to the largest
   std::vector<float> slopes = {};
@@ -122,7 +123,7 @@ struct TileCase {
   Matrix<double> result(const Data& x, int parts, bool banded = false) const {
     const bool has_part_of_tail = banded && !slopes.empty() && last_attended == n_k - 1;
     return result_of(x, parts + has_part_of_tail, [&](const cuda::TileTask<S, Feature>& task, float* N, float* D) {
-      if (!banded) return cuda::queue_direct<S, Feature, shape>({task, parts, N, D}, z(), nullptr);
+      if (!banded) return cuda::queue_direct<S, Feature, shape>({task, parts, N, D}, z(), nullptr, streams);
       const std::size_t sums =
           static_cast<std::size_t>(z() * (cuda::ChunkTask<S>::chunks_of(n_k) + 1) * stored_features() * (p + 1));
       const DeviceArray<float> left(sums), right(sums), parameters(fallen());

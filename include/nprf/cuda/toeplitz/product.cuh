@@ -90,6 +90,8 @@ class Product {
     require(!places.is_grid() || engine == Engine::direct || engine == Engine::cufft,
             "engine: expected direct or cufft for a grid on a GPU, got ", name(engine));
     m_has_border_part = engine == Engine::cufft && places.outside > 0;
+    if constexpr (!std::same_as<S, float>)
+      m_streams = device.capability >= 80 && compiled_for(streamed_direct_kernel<S>) >= 80;
     const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = shape;
     constexpr std::ptrdiff_t most_blocks = 65535;
     require(static_cast<std::ptrdiff_t>(z) * TileShape::column_tiles(p) <= most_blocks,
@@ -109,7 +111,8 @@ class Product {
       default: {
         // in one of the two directions, as the weights of gradients are transposed
         const bool causal = weights.c.last_attended <= 0 || weights.c.first_attended >= 0;
-        m_parts = parts_of_keys(device, tiles(), n_k, p, z, causal);
+        const int blocks = m_streams && on_tensor_cores() ? StreamedTile<__half>::blocks : 2;
+        m_parts = parts_of_keys(device, tiles(), n_k, p, z, causal ? 2 * blocks : blocks);
       }
     }
     if (spectrum_size() == 0) return;
@@ -204,9 +207,9 @@ class Product {
   void queue_states(const float* A, const float* B, const Columns<S>& U, const Arrays& arrays,
                     cudaStream_t stream) const {
     if (m_engine != Engine::banded || m_shape.n_q == 0 || m_shape.z == 0) return;
-    queue_chunks<S, float>({{operand_A(A), operand_B(B), U, m_weights.c}, arrays.before, arrays.after,
-                            m_weights.tail_slope},
-                           m_shape.z, stream);
+    queue_chunks<S, float>(
+        {{operand_A(A), operand_B(B), U, m_weights.c}, arrays.before, arrays.after, m_weights.tail_slope}, m_shape.z,
+        stream);
   }
 
   /// Queues arrays.sums, from features in the layout of operand_A() and operand_B().
@@ -266,7 +269,7 @@ class Product {
           {{task, arrays.before, arrays.after, m_weights.tail_slope}, m_weights.band, m_parts, N, D}, m_shape.z,
           stream);
     else
-      queue_direct<S, Feature>({task, m_parts, N, D}, m_shape.z, stream);
+      queue_direct<S, Feature>({task, m_parts, N, D}, m_shape.z, stream, m_streams);
   }
 
   // the contributions of tokens outside of a grid, as the part of the sums after the engine's
@@ -314,7 +317,7 @@ class Product {
   ProductShape m_shape;
   ToeplitzWeights m_weights;
   int m_parts = 1;
-  bool m_has_border_part = false;
+  bool m_has_border_part = false, m_streams = false;
   std::optional<SharedMemoryEngine> m_shared_memory;  // Engine::fused has one of the two
   std::optional<TwoPassEngine> m_two_pass;
   CufftEngine m_cufft;

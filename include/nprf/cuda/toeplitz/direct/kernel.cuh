@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/toeplitz/direct/mma_tile.cuh"
+#include "nprf/cuda/toeplitz/direct/streamed_tile.cuh"
 
 namespace nprf::cuda {
 
@@ -20,11 +22,9 @@ struct DirectTask : TileTask<S, Feature> {
   float *N, *D;
 };
 
-/// Blocks (tiles of queries, parts, z and tiles of columns).
-template <Storage S, class Feature, MmaShape shape>
-__global__ void __launch_bounds__((TileOf<S, Feature, shape>::threads), (TileOf<S, Feature, shape>::blocks))
-    direct_kernel(DirectTask<S, Feature> task) {
-  using Y = TileOf<S, Feature, shape>;
+/// Computes the tile Y of a block (tiles of queries, parts, z and tiles of columns).
+template <class Y, Storage S, class Feature>
+__device__ __forceinline__ void compute_tile(const DirectTask<S, Feature>& task) {
   if constexpr (Y::compiled) {
     const int n_q = task.A.tokens, n_k = task.B.tokens, p = task.U.V.channels;
     const int column_tiles = TileShape::column_tiles(p), all = static_cast<int>(gridDim.z) / column_tiles;
@@ -41,23 +41,42 @@ __global__ void __launch_bounds__((TileOf<S, Feature, shape>::threads), (TileOf<
   }
 }
 
-/// The number of parts to split the keys into, so that each multiprocessor gets about two blocks, or four if attention
-/// is causal: half of the blocks then have less than half of the keys. `keys` is the number of keys that a tile of
-/// queries attends to at most. Each part has at least one tile of keys.
-inline int parts_of_keys(const Device& device, int tiles_of_queries, int keys, int p, int z, bool causal = false) {
+template <Storage S, class Feature, MmaShape shape>
+__global__ void __launch_bounds__((TileOf<S, Feature, shape>::threads), (TileOf<S, Feature, shape>::blocks))
+    direct_kernel(DirectTask<S, Feature> task) {
+  compute_tile<TileOf<S, Feature, shape>>(task);
+}
+template <class Feature>
+__global__ void __launch_bounds__(StreamedTile<Feature>::threads, StreamedTile<Feature>::blocks)
+    streamed_direct_kernel(DirectTask<Feature, Feature> task) {
+  compute_tile<StreamedTile<Feature>>(task);
+}
+
+/// The number of parts to split the keys into, so that each multiprocessor gets about `blocks_at_once` blocks, or twice
+/// as many if attention is causal: half of the blocks then have less than half of the keys. `keys` is the number of
+/// keys that a tile of queries attends to at most. Each part has at least one tile of keys.
+inline int parts_of_keys(const Device& device, int tiles_of_queries, int keys, int p, int z, int blocks_at_once = 2) {
   const std::ptrdiff_t blocks = static_cast<std::ptrdiff_t>(tiles_of_queries) * z * TileShape::column_tiles(p);
-  const std::ptrdiff_t wanted = (causal ? 4 : 2) * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
+  const std::ptrdiff_t wanted = blocks_at_once * device.multiprocessors / std::max<std::ptrdiff_t>(blocks, 1);
   constexpr int most = 32;
   return static_cast<int>(std::clamp<std::ptrdiff_t>(wanted, 1, std::clamp(keys / TileShape::tile, 1, most)));
 }
 
-/// Queues the products of `z` matrices. `shape` is the instruction that multiplies 16-bit features.
+/// Queues the products of `z` matrices. `shape` is the instruction that multiplies 16-bit features. `streams`: whether
+/// the device has asynchronous copies, and the program is compiled for them.
 template <Storage S, class Feature, MmaShape shape = MmaShape::native>
-void queue_direct(const DirectTask<S, Feature>& task, int z, cudaStream_t stream) {
+void queue_direct(const DirectTask<S, Feature>& task, int z, cudaStream_t stream, bool streams = false) {
   using Y = TileOf<S, Feature, shape>;
   if (task.A.tokens == 0 || z == 0) return;
   const dim3 grid{blocks_of<Y::queries>(task.A.tokens), static_cast<unsigned>(task.parts),
                   static_cast<unsigned>(z * TileShape::column_tiles(task.U.V.channels))};
+  if constexpr (MmaFactor<Feature> && std::is_same_v<S, Feature>) {
+    using Streamed = StreamedTile<Feature>;
+    static_assert(Streamed::queries == Y::queries);
+    if (streams && Streamed::supports(task))
+      return launch("direct", streamed_direct_kernel<Feature>, grid, dim3{Streamed::threads, 1, 1}, Streamed::shared,
+                    stream, task);
+  }
   launch("direct", direct_kernel<S, Feature, shape>, grid, dim3{Y::threads, 1, 1}, Y::shared, stream, task);
 }
 

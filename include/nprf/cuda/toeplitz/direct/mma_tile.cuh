@@ -33,7 +33,8 @@ namespace nprf::cuda {
 /// which are relative, this adds errors of small numbers: of up to 2^-39 of an entry of A or B, which
 /// DeviceModel::features_fit_half() bounds in proportion to scores, and of up to 2^-39 of the row's largest of an entry
 /// of P, so that a row's weights together have n_k 2^-39.
-template <Storage S, class Feature_ = __nv_bfloat16, MmaShape shape = MmaShape::native, int row_blocks = 2>
+template <Storage S, class Feature_ = __nv_bfloat16, MmaShape shape = MmaShape::native, int row_blocks = 2,
+          int stages = 1>
 class TensorTile {
  public:
   using Feature = Feature_;
@@ -42,8 +43,9 @@ class TensorTile {
   static constexpr int threads = queries / (16 * row_blocks) * 32;
   static constexpr int floats = queries + 2 * keys,
                        floats_of_product = MmaTileShape::channels + ColumnScales<threads>::size;
-  static constexpr std::size_t shared = MmaTileShape::bytes(queries + 2 * keys) +
-                                        sizeof(float) * (floats > floats_of_product ? floats : floats_of_product);
+  static constexpr std::size_t stage_bytes =
+      MmaTileShape::bytes(2 * keys) + sizeof(float) * (floats > floats_of_product ? floats : floats_of_product);
+  static constexpr std::size_t shared = MmaTileShape::bytes(queries) + stages * stage_bytes;
 
   __device__ __forceinline__ TensorTile(const TileTask<S, Feature>& task, int z, int i0, int p0)
       : m_task(task),
@@ -139,22 +141,27 @@ class TensorTile {
       }
   }
 
- private:
+ protected:
   using F = Fragments<Feature, shape>;
   using Scores = typename F::Sum[row_blocks][keys / 16];  // (16 row_blocks,keys)
   using Scales = ColumnScales<threads>;
   static constexpr bool in_half = std::is_same_v<Feature, __half>;
+  static constexpr bool weights_scores_first =
+      in_half || stages > 1;  // not just before they are rounded: fewer registers
   static constexpr int k_tile = MmaTileShape::channels, stride = MmaTileShape::stride,
                        own_weights = (queries + 2 * keys) / threads;
 
   __device__ __forceinline__ static Feature* a() { return shared_memory<Feature>(); }  // (queries,k_tile)
-  __device__ __forceinline__ static Feature* b() { return a() + queries * stride; }    // (keys,k_tile)
-  __device__ __forceinline__ static Feature* u() { return b() + keys * stride; }       // (keys,columns)
-  __device__ __forceinline__ static float* c() {  // queries + keys lags, key scales
+  __device__ __forceinline__ static Feature* b_of(int stage) {
+    return a() + queries * stride + stage * static_cast<int>(stage_bytes / sizeof(Feature));
+  }
+  __device__ __forceinline__ Feature* b() const { return b_of(stages == 1 ? 0 : m_stage); }  // (keys,k_tile)
+  __device__ __forceinline__ Feature* u() const { return b() + keys * stride; }              // (keys,columns)
+  __device__ __forceinline__ float* c() const {  // queries + keys lags, key scales
     return reinterpret_cast<float*>(u() + keys * stride);
   }
   // of add_product, behind k_tile entries of M's last column
-  __device__ __forceinline__ static float* column_maxima() { return c() + k_tile; }
+  __device__ __forceinline__ float* column_maxima() const { return c() + k_tile; }
 
   // loads into registers what a step of add_tile needs: features k0.. of tile J, and for k0 = 0 its values and weights
   __device__ __forceinline__ void fetch(int J, int k0) {
@@ -162,6 +169,9 @@ class TensorTile {
     m_keys.fetch(m_task.B, m_B, j0, k0);
     if (k0 > 0) return;
     if (m_has_aligned_values) m_values.fetch(m_U, j0, m_p0);
+    fetch_weights(j0);
+  }
+  __device__ __forceinline__ void fetch_weights(int j0) {
 #pragma unroll
     for (int e = 0; e < own_weights; ++e) {
       const int lag = static_cast<int>(threadIdx.x) + e * threads;
@@ -190,11 +200,7 @@ class TensorTile {
           m_values.template put<S>(u());
         else
           load_columns(u(), stride, m_U, J * keys, keys, m_p0, columns);
-        for (int e = 0; e < own_weights; ++e) {
-          c()[static_cast<int>(threadIdx.x) + e * threads] = m_weights[e];
-          has_zero_weight |= m_weights[e] == 0;
-        }
-        has_zero_weight = __syncthreads_or(has_zero_weight);
+        has_zero_weight = __syncthreads_or(put_weights());
       } else {
         __syncthreads();
       }
@@ -204,6 +210,20 @@ class TensorTile {
 #pragma unroll 1
       for (int k = 0; k < depth; k += 16) add_scores(s, k);
     }
+    add_weighted_values(s, has_zero_weight);
+  }
+
+  // stores the weights that were fetched; returns whether one is zero
+  __device__ __forceinline__ bool put_weights() const {
+    bool has_zero = false;
+    for (int e = 0; e < own_weights; ++e) {
+      c()[static_cast<int>(threadIdx.x) + e * threads] = m_weights[e];
+      has_zero |= m_weights[e] == 0;
+    }
+    return has_zero;
+  }
+
+  __device__ __forceinline__ void add_weighted_values(Scores& s, bool has_zero_weight) {
     // a key of weight 0 contributes nothing, even if its score or its value is not finite
     if (has_zero_weight) {
       zero_masked_scores(s);
@@ -214,30 +234,30 @@ class TensorTile {
 
   // multiplies the scores by weights, rounds them, and adds their products with the values
   __device__ __forceinline__ void add_values(Scores& s) {
-    if constexpr (in_half) {
-      multiply_by_weights(s);
-      fit_rows_to(s);
-    }
+    if constexpr (weights_scores_first) multiply_by_weights(s);
+    if constexpr (in_half) fit_rows_to(s);
 #pragma unroll
-    for (int k = 0; k < keys; k += 16) {
+    for (int k = 0; k < keys / 16; ++k) {
       typename F::Left p[row_blocks];
 #pragma unroll
-      for (int m = 0; m < row_blocks; ++m) {
-        unsigned words[2][2];
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const float* x = s[m][k / 16].x[n] + 2 * h;
-            const float* weight = weight_of(m, h, k / 8 + n);
-            words[n][h] = in_half ? pack<Feature>(m_scale[m][h] * x[0], m_scale[m][h] * x[1])
-                                  : pack<Feature>(weight[0] * x[0], weight[1] * x[1]);
-          }
-        p[m] = F::left_of(words);
-      }
-      add_columns(p, k);
+      for (int m = 0; m < row_blocks; ++m) p[m] = rounded(s[m][k], m, k);
+      add_columns(p, 16 * k);
       for (int m = 0; m < row_blocks; ++m) F::multiply_add(m_sum[m], p[m], F::right_ones());
     }
+  }
+  // the weighted scores of the k-th 16 keys as a factor
+  __device__ __forceinline__ typename F::Left rounded(const typename F::Sum& s, int m, int k) const {
+    unsigned words[2][2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float *x = s.x[n] + 2 * h, *weight = weight_of(m, h, 2 * k + n);
+        words[n][h] = in_half                ? pack<Feature>(m_scale[m][h] * x[0], m_scale[m][h] * x[1])
+                      : weights_scores_first ? pack<Feature>(x[0], x[1])
+                                             : pack<Feature>(weight[0] * x[0], weight[1] * x[1]);
+      }
+    return F::left_of(words);
   }
 
   // the first row of this warp in the tile
@@ -314,7 +334,7 @@ class TensorTile {
   }
   __device__ __forceinline__ void multiply_by_weights(Scores& s) const {
     for_scores(s, [](float& x, float weight, int) { x *= weight; });
-    if (!m_task.scales.keys) return;
+    if (!in_half || !m_task.scales.keys) return;
     const float* scales = c() + queries + keys;
     for_scores(s, [=](float& x, float, int key) { x *= scales[key]; });
   }
@@ -401,6 +421,7 @@ class TensorTile {
   ColumnsOf<S> m_U;
   int m_z, m_head, m_i0, m_p0;
   bool m_has_aligned_values, m_has_queries = false;
+  int m_stage = 0;  // of `stages` tiles of keys in shared memory
   RowLoader<Feature, keys, threads> m_keys, m_values;
   float m_weights[own_weights];  // this thread's part of c()
   typename F::Sum m_y[row_blocks][columns / 16] = {};

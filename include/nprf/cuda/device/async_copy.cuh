@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "nprf/cuda/device/device_code.hpp"
+#include "nprf/cuda/device/mma.cuh"
+
+/// Copies from global to shared memory that run while the thread goes on, of compute capability 8.0 and newer. PTX ISA,
+/// "cp.async". Tests on the host include a replacement of this header (tests/cuda/stand_in).
+namespace nprf::cuda {
+
+constexpr bool has_async_copies = device_capability >= 80;
+
+/// Starts to copy 16 bytes between addresses that are multiples of 16; zeros if `inside` is false, and `from` is not
+/// read. The bytes must not be used before wait_for_copies() and, by other threads, a barrier.
+__device__ __forceinline__ void start_copy(void* to, const void* from, bool inside) {
+  if constexpr (has_async_copies)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "r"(inside ? 16 : 0)
+                 : "memory");
+}
+
+/// Waits for all copies that this thread has started.
+__device__ __forceinline__ void wait_for_copies() {
+  if constexpr (has_async_copies) asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+}  // namespace nprf::cuda

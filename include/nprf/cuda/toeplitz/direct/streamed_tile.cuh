@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/device/async_copy.cuh"
+#include "nprf/cuda/toeplitz/direct/mma_tile.cuh"
+
+namespace nprf::cuda {
+
+/// TensorTile for up to 64 features and for values of their type in aligned rows without padding. While a tile of keys
+/// is multiplied, the next one is copied to a second part of shared memory, so that no registers hold it, and each tile
+/// needs one barrier.
+template <class Feature, MmaShape shape = MmaShape::native>
+class StreamedTile : public TensorTile<Feature, Feature, shape, 2, 2> {
+  using Base = TensorTile<Feature, Feature, shape, 2, 2>;
+
+ public:
+  static constexpr bool compiled = Base::compiled && has_async_copies;
+  static constexpr int blocks = 3;
+  using Base::queries, Base::keys, Base::columns, Base::threads, Base::TensorTile;
+
+  /// Whether a task can use it.
+  static bool supports(const TileTask<Feature, Feature>& task) {
+    return task.A.channels <= k_tile && task.A.has_aligned_rows && task.B.has_aligned_rows && !task.U.mask &&
+           task.U.V.has_aligned_rows && task.U.V.channels > 0;
+  }
+
+  /// Adds the contributions of the key tiles first to end - 1.
+  __device__ __forceinline__ void add_keys(int first, int end) {
+    if (first >= end) return;
+    if constexpr (Base::in_half) this->fit_rows_to_sums();
+    this->load_queries(0);
+    const std::ptrdiff_t j0 = first * keys + own_row();
+    const Feature *of_keys = this->m_B + j0 * m_task.B.token_stride + own_channel(),
+                  *of_values = this->m_U.data + j0 * this->m_U.token_stride + this->m_p0 + own_channel();
+    const auto start = [&](int J, int stage) {  // copies tile J, and fetches its weights
+      copy(Base::b_of(stage), of_keys, m_task.B.token_stride, J, own_channel() < m_task.B.channels);
+      copy(Base::b_of(stage) + keys * stride, of_values, this->m_U.token_stride, J,
+           this->m_p0 + own_channel() < this->m_U.p);
+      of_keys += keys * m_task.B.token_stride, of_values += keys * this->m_U.token_stride;
+      this->fetch_weights(J * keys);
+    };
+    m_stage = 0;
+    start(first, 0);
+    for (int J = first; J < end; ++J) {
+      wait_for_copies();
+      const bool has_zero_weight = __syncthreads_or(this->put_weights());
+      if (J + 1 < end) start(J + 1, 1 - m_stage);
+      typename Base::Scores s = {};
+#pragma unroll 1
+      for (int k = 0; k < m_task.B.channels; k += 16) this->add_scores(s, k);
+      this->add_weighted_values(s, has_zero_weight);
+      m_stage = 1 - m_stage;
+    }
+  }
+
+ private:
+  using Base::k_tile, Base::stride, Base::m_task, Base::m_stage;
+  static constexpr int threads_per_row = k_tile / 8, rows_at_once = threads / threads_per_row;
+
+  // of a tile, from where on this thread copies 8 scalars of some rows
+  __device__ __forceinline__ static int own_row() { return static_cast<int>(threadIdx.x) / threads_per_row; }
+  __device__ __forceinline__ static int own_channel() { return static_cast<int>(threadIdx.x) % threads_per_row * 8; }
+
+  // starts to copy this thread's rows of key tile J; zeros beyond the last key and channel
+  __device__ __forceinline__ void copy(Feature* tile, const Feature* from, std::ptrdiff_t token_stride, int J,
+                                       bool has_channel) const {
+    Feature* to = tile + own_row() * stride + own_channel();
+#pragma unroll
+    for (int t = 0; t < keys; t += rows_at_once, from += rows_at_once * token_stride)
+      start_copy(to + t * stride, from, has_channel && J * keys + own_row() + t < m_task.B.tokens);
+  }
+};
+
+}  // namespace nprf::cuda
