@@ -33,9 +33,10 @@ Space space_of(Space space, std::uint64_t& address) {
 
 }  // namespace
 
-std::byte* Warp::memory(const Instruction& x, std::uint64_t address, std::size_t bytes, int lane, Kind kind) {
+std::byte* Warp::memory(const Instruction& x, Space of_address, std::uint64_t address, std::size_t bytes, int lane,
+                        Kind kind) {
   static std::array<std::byte, 64> nobodys;
-  const Space space = space_of(x.is_of_kernel_parameters ? Space::parameter : x.space, address);
+  const Space space = space_of(of_address, address);
   const auto refuse = [&](const char* what, const char* of_space) {
     report(x, what + described(of_space, address, bytes, thread(lane)));
     return nobodys.data();

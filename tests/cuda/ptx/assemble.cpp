@@ -65,6 +65,7 @@ class Assembler {
     if (base == "ld" || base == "ldu") return read_load();
     if (base == "st") return read_store();
     if (base == "atom" || base == "red") return read_atomic(base == "red");
+    if (base == "cp") return read_copy();
     if (base == "bar" || base == "barrier") return read_barrier();
     if (base == "shfl" || base == "vote") return read_shuffle();
     if (base == "mma") {
@@ -156,6 +157,16 @@ class Assembler {
     for (; k < m_operands.size(); ++k) add(m_operands[k], m_x.type);
   }
 
+  // to, from, bytes, bytes that are not zero
+  void read_copy() {
+    m_x.destinations = 0;
+    if (m_opcode.has("wait_all")) return;
+    if (m_operands.size() != 4 || m_operands[2] != "16") fail("only copies of 16 bytes are known");
+    for (const std::size_t k : {0, 1}) add_address(m_operands[k]);
+    if (m_x.offset != 0) fail("only copies between addresses without offsets are known");
+    add(m_operands[3], Type::u32);
+  }
+
   void read_barrier() {
     if (m_opcode.has("warp")) {
       set(Control::warp_barrier);
@@ -214,7 +225,7 @@ class Assembler {
     const std::string_view base = m_opcode.base();
     if (base == "membar" || base == "fence" || base == "prefetch" || base == "discard" || base == "pragma") return;
     for (const auto family : {select_move, select_integer, select_bits, select_floating, select_approximate,
-                              select_conversion, select_memory, select_atomic, select_warp_wide})
+                              select_conversion, select_memory, select_atomic, select_copy, select_warp_wide})
       if ((m_x.execute = family(m_x, m_opcode))) return;
     fail("unknown operation");
   }

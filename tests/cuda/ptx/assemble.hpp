@@ -20,6 +20,7 @@ Execute select_approximate(Instruction& x, const Opcode& opcode);
 Execute select_conversion(Instruction& x, const Opcode& opcode);
 Execute select_memory(Instruction& x, const Opcode& opcode);
 Execute select_atomic(Instruction& x, const Opcode& opcode);
+Execute select_copy(Instruction& x, const Opcode& opcode);
 Execute select_warp_wide(Instruction& x, const Opcode& opcode);
 
 }  // namespace nprf::ptx

@@ -24,6 +24,7 @@ void Warp::start() {
   m_waiting = 0;
   m_barrier = nullptr;
   m_syncs = 0;
+  m_copies.clear();
   m_next.fill(0);
   m_function.fill(&m_block.launch.kernel);
   for (auto& stack : m_stack) stack.clear();

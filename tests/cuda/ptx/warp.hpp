@@ -89,10 +89,22 @@ class Warp {
   }
   enum class Kind { read, write, atomic };
   /// The memory of an access, which is checked; other memory, which is nobody's, if it is out of bounds.
-  std::byte* memory(const Instruction& x, std::uint64_t address, std::size_t bytes, int lane, Kind kind);
+  std::byte* memory(const Instruction& x, Space space, std::uint64_t address, std::size_t bytes, int lane, Kind kind);
+  std::byte* memory(const Instruction& x, std::uint64_t address, std::size_t bytes, int lane, Kind kind) {
+    return memory(x, x.is_of_kernel_parameters ? Space::parameter : x.space, address, bytes, lane, kind);
+  }
   /// Adds an access of these lanes to the instruction's traffic, if that is counted.
   void count(const Instruction& x, const std::array<std::uint64_t, warp_size>& addresses, Lanes lanes,
              std::size_t bytes) const;
+
+  /// 16 bytes that a lane copies to shared memory, until it waits for them.
+  struct Copy {
+    const Instruction* instruction;
+    int lane;
+    std::uint64_t to;
+    std::array<std::byte, 16> bytes;
+  };
+  std::vector<Copy>& copies() { return m_copies; }
 
   void report(const Instruction& x, const std::string& what) const;
   const Options& options() const;
@@ -142,6 +154,7 @@ class Warp {
   std::vector<std::vector<std::byte>> m_all_registers;  // of each function of the module that has run
   std::size_t m_local_bytes;
   std::vector<std::byte> m_local;
+  std::vector<Copy> m_copies;
 };
 
 }  // namespace nprf::ptx

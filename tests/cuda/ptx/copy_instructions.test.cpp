@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+#include <string>
+
+#include "cuda/ptx/kernel_case.hpp"
+#include "support/catch.hpp"
+
+namespace nprf::test::cuda_ptx_copy_instructions {
+
+// four threads copy 16 bytes each of the first 16 words, then run the rest and store what they read
+KernelCase copies(const std::string& rest, const std::string& bytes = "16", unsigned threads = 4) {
+  static std::string body;
+  body = "shl.b32 %r5, %r0, 4; cvt.u64.u32 %d2, %r5; add.s64 %d2, %d0, %d2; add.s32 %r5, %r3, %r5; mov.u32 %r6, " +
+         bytes + "; cp.async.cg.shared.global [%r5], [%d2], 16, %r6;" + rest;
+  return {.body = body, .threads = threads, .shared = 16 * threads};
+}
+constexpr auto store_first = "ld.shared.u32 %r7, [%r5]; st.global.u32 [%d1+128], %r7;",
+               store_other = "xor.b32 %r5, %r5, 16; ld.shared.u32 %r7, [%r5]; st.global.u32 [%d1+128], %r7;",
+               waits = "cp.async.wait_all;";
+
+TEST_CASE("a copy has its bytes once it has been waited for", "[ptx]") {
+  const KernelCase::Result all = copies(std::string(waits) + store_first).run();
+  CHECK(all.findings.empty());
+  for (std::size_t t = 0; t < 4; ++t) CHECK(all.words[32 + t] == 4 * t);
+  const KernelCase::Result none = copies(std::string(waits) + store_first, "0").run();
+  CHECK(none.findings.empty());
+  for (std::size_t t = 0; t < 4; ++t) CHECK(none.words[32 + t] == 0);
+  CHECK(copies(store_first).run().words[33] != 4);  // too early
+}
+
+TEST_CASE("other threads need a barrier after the wait", "[ptx]") {
+  const KernelCase::Result right = copies(std::string(waits) + "bar.sync 0;" + store_other).run();
+  CHECK(right.findings.empty());
+  for (std::size_t t = 0; t < 4; ++t) CHECK(right.words[32 + t] == 4 * (t ^ 1));
+  CHECK_FALSE(copies(std::string(waits) + store_other).run().findings.empty());
+  CHECK_FALSE(copies("bar.sync 0;" + std::string(store_other) + waits).run().findings.empty());
+}
+
+TEST_CASE("a copy beyond an array or shared memory is found; one of no bytes reads nothing", "[ptx]") {
+  check_finding(copies(waits, "16", 17), "access beyond any array in global memory", "cp.async");
+  check_clean(copies(waits, "0", 17));
+  KernelCase small = copies(waits);
+  small.shared = 48;
+  CHECK_FALSE(small.run().findings.empty());
+  CHECK(copies(waits).traffic_of("cp.async.cg").least == 2);  // sectors
+}
+
+}  // namespace nprf::test::cuda_ptx_copy_instructions
