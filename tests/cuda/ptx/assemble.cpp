@@ -162,8 +162,9 @@ class Assembler {
     m_x.destinations = 0;
     if (m_opcode.has("wait_all")) return;
     if (m_operands.size() != 4 || m_operands[2] != "16") fail("only copies of 16 bytes are known");
-    for (const std::size_t k : {0, 1}) add_address(m_operands[k]);
-    if (m_x.offset != 0) fail("only copies between addresses without offsets are known");
+    add_address(m_operands[1]);
+    if (m_x.offset != 0) fail("only copies from addresses without offsets are known");
+    add_address(m_operands[0]);
     add(m_operands[3], Type::u32);
   }
 

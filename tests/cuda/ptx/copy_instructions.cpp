@@ -15,8 +15,8 @@ void start(Warp& warp, const Instruction& x, Lanes lanes) {
   std::array<std::uint64_t, warp_size> addresses{};
   Lanes reading = 0;
   for_lanes(lanes, [&](int lane) {
-    Warp::Copy copy{&x, lane, warp.get_wide(x.operands[0], lane), {}};
-    const std::uint64_t from = warp.get_wide(x.operands[1], lane);
+    Warp::Copy copy{&x, lane, warp.address(x, x.operands[1], lane), {}};
+    const std::uint64_t from = warp.get_wide(x.operands[0], lane);
     const std::size_t bytes = warp.get<std::uint32_t>(x.operands[2], lane);
     if (bytes > copy.bytes.size()) return warp.report(x, "a copy of more bytes than it has room for");
     if (bytes > 0) {

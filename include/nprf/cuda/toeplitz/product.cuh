@@ -111,7 +111,7 @@ class Product {
       default: {
         // in one of the two directions, as the weights of gradients are transposed
         const bool causal = weights.c.last_attended <= 0 || weights.c.first_attended >= 0;
-        const int blocks = m_streams && on_tensor_cores() ? StreamedTile<__half>::blocks : 2;
+        const int blocks = m_streams && has_features_of_storage_type() ? blocks_of_streamed_tiles() : 2;
         m_parts = parts_of_keys(device, tiles(), n_k, p, z, causal ? 2 * blocks : blocks);
       }
     }
@@ -285,6 +285,12 @@ class Product {
 
   // features per row of A and B, with padding
   int features() const { return on_tensor_cores() ? std::max(1, (m_shape.r + 15) / 16) * 16 : m_shape.r; }
+  static constexpr int blocks_of_streamed_tiles() {
+    if constexpr (std::same_as<S, float>)
+      return 0;
+    else
+      return StreamedTile<S>::blocks;
+  }
   int queries_of_tile() const { return on_tensor_cores() ? TensorTile<__half>::queries : TileShape::tile; }
   int tiles() const { return (m_shape.n_q + queries_of_tile() - 1) / queries_of_tile(); }
 

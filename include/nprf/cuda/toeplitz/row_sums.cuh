@@ -22,7 +22,7 @@ struct Sums {
   template <int width>
   __device__ __forceinline__ void add_numerators(std::ptrdiff_t row, int column, float (&to)[width]) const {
     const float* from = N + row * p + column;
-#pragma unroll 4  // loads in flight together
+#pragma unroll 2  // loads in flight together
     for (int part = 0; part < parts; ++part, from += rows * p) {
       if constexpr (width == 1) {
         to[0] += *from;
@@ -37,7 +37,6 @@ struct Sums {
   }
   __device__ __forceinline__ float denominator(std::ptrdiff_t row) const {
     float sum = 0;
-#pragma unroll 4  // loads in flight together
     for (int part = 0; part < parts; ++part) sum += D[part * rows + row];
     return sum;
   }

@@ -38,8 +38,8 @@ void check(const std::string& kernel, const Most& most, const std::function<void
 }
 
 template <class Case>
-void check_tiles(const std::string& kernel, bool banded, const Most& most) {
-  const Case x{.n_q = 256, .n_k = 256, .r = 64, .p = 64, .band = {-20, 20}};
+void check_tiles(const std::string& kernel, bool banded, const Most& most, bool streams = false) {
+  const Case x{.n_q = 256, .n_k = 256, .r = 64, .p = 64, .band = {-20, 20}, .streams = streams};
   const auto data = x.data();
   check(kernel, most, [&] { x.result(data, 1, banded); });
 }
@@ -74,6 +74,17 @@ TEST_CASE("traffic of direct tiles", "[cuda]") {
   // lanes of two rows of queries read the weights of as many lags, some from the same bank
   check_tiles<InFloat>("direct_kernel", false, {1.04, 1, 1, 1});
   check_tiles<InBfloat16>("direct_kernel", false, {1, 1, 1, 1});
+  check_tiles<InBfloat16>("streamed_direct_kernel", false, {1, 1, 1, 1}, true);
+}
+
+TEST_CASE("instructions of streamed tiles", "[cuda]") {
+  // of 4 warps and 2 tiles of 64 keys more
+  const auto instructions = [](int n_k) {
+    const InBfloat16 x{.n_q = 128, .n_k = n_k, .r = 32, .p = 64, .streams = true};
+    const auto data = x.data();
+    return ptx::traffic_of("streamed_direct_kernel", [&] { x.result(data, 1); }).instructions;
+  };
+  CHECK((instructions(512) - instructions(384)) / (4 * 2) <= 500);
 }
 
 TEST_CASE("traffic of banded products", "[cuda]") {

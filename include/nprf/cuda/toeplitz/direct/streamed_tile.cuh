@@ -17,7 +17,7 @@ class StreamedTile : public TensorTile<Feature, Feature, shape, 2, 2> {
 
  public:
   static constexpr bool compiled = Base::compiled && has_async_copies;
-  static constexpr int blocks = 3;
+  static constexpr int blocks = Base::in_half ? 2 : 3;  // rows in half have scales, which need more registers
   using Base::queries, Base::keys, Base::columns, Base::threads, Base::TensorTile;
 
   /// Whether a task can use it.
@@ -35,9 +35,9 @@ class StreamedTile : public TensorTile<Feature, Feature, shape, 2, 2> {
     const Feature *of_keys = this->m_B + j0 * m_task.B.token_stride + own_channel(),
                   *of_values = this->m_U.data + j0 * this->m_U.token_stride + this->m_p0 + own_channel();
     const auto start = [&](int J, int stage) {  // copies tile J, and fetches its weights
-      copy(Base::b_of(stage), of_keys, m_task.B.token_stride, J, own_channel() < m_task.B.channels);
-      copy(Base::b_of(stage) + keys * stride, of_values, this->m_U.token_stride, J,
-           this->m_p0 + own_channel() < this->m_U.p);
+      Feature* to = Base::b_of(stage) + own_row() * stride + own_channel();
+      copy<0>(to, of_keys, m_task.B.token_stride, J, own_channel() < m_task.B.channels);
+      copy<keys>(to, of_values, this->m_U.token_stride, J, this->m_p0 + own_channel() < this->m_U.p);
       of_keys += keys * m_task.B.token_stride, of_values += keys * this->m_U.token_stride;
       this->fetch_weights(J * keys);
     };
@@ -63,13 +63,24 @@ class StreamedTile : public TensorTile<Feature, Feature, shape, 2, 2> {
   __device__ __forceinline__ static int own_row() { return static_cast<int>(threadIdx.x) / threads_per_row; }
   __device__ __forceinline__ static int own_channel() { return static_cast<int>(threadIdx.x) % threads_per_row * 8; }
 
-  // starts to copy this thread's rows of key tile J; zeros beyond the last key and channel
-  __device__ __forceinline__ void copy(Feature* tile, const Feature* from, std::ptrdiff_t token_stride, int J,
+  // starts to copy this thread's rows of key tile J, the first one to row `row` from `to`; zeros beyond the last key
+  // and channel
+  template <int row>
+  __device__ __forceinline__ void copy(Feature* to, const Feature* from, std::ptrdiff_t token_stride, int J,
                                        bool has_channel) const {
-    Feature* to = tile + own_row() * stride + own_channel();
-#pragma unroll
-    for (int t = 0; t < keys; t += rows_at_once, from += rows_at_once * token_stride)
-      start_copy(to + t * stride, from, has_channel && J * keys + own_row() + t < m_task.B.tokens);
+    const int inside = m_task.B.tokens - J * keys;
+    if (inside >= keys)
+      copy_rows<row, row + keys>(to, from, token_stride, [=](int) { return has_channel; });
+    else
+      copy_rows<row, row + keys>(to, from, token_stride,
+                                 [=](int t) { return has_channel && own_row() + t - row < inside; });
+  }
+  template <int first, int end, class IsInside>
+  __device__ __forceinline__ static void copy_rows(Feature* to, const Feature* from, std::ptrdiff_t token_stride,
+                                                   IsInside&& is_inside) {
+    start_copy<static_cast<int>(sizeof(Feature)) * first * stride>(to, from, is_inside(first));
+    if constexpr (first + rows_at_once < end)
+      copy_rows<first + rows_at_once, end>(to, from + rows_at_once * token_stride, token_stride, is_inside);
   }
 };
 

@@ -29,8 +29,9 @@ inline std::vector<Copy>& of_thread() {
 
 }  // namespace async_copy_on_host
 
-inline void start_copy(void* to, const void* from, bool inside) {
-  async_copy_on_host::of_thread().push_back({to, inside ? from : nullptr});
+template <int offset>
+void start_copy(void* to, const void* from, bool inside) {
+  async_copy_on_host::of_thread().push_back({static_cast<char*>(to) + offset, inside ? from : nullptr});
 }
 
 inline void wait_for_copies() {
