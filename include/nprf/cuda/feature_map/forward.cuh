@@ -198,15 +198,14 @@ void with_kind(FeatureKind kind, F&& f) {
   }
 }
 
-/// Calls in_float() or on_tensor_cores(), which queue the kernels of a kind of features; if kernels are only loaded,
-/// both, since later calls may have rows that are aligned in another way.
-template <FeatureKind kind, class S, class Feature, class InFloat, class OnTensorCores>
-void choose_features(bool uses_tensor_cores, InFloat&& in_float, OnTensorCores&& on_tensor_cores) {
-  const bool loads = KernelLoading::is_active();
-  if (loads || !uses_tensor_cores) in_float();
-  if constexpr (has_tensor_features<kind, S, Feature>)
-    if (loads || uses_tensor_cores) on_tensor_cores();
-}
+/// Which kernels to queue. If kernels are only loaded, both, since rows of later calls may be aligned in another way.
+struct FeatureKernels {
+  bool in_float, on_tensor_cores;
+
+  explicit FeatureKernels(bool uses_tensor_cores)
+      : in_float(KernelLoading::is_active() || !uses_tensor_cores),
+        on_tensor_cores(KernelLoading::is_active() || uses_tensor_cores) {}
+};
 
 /// Queues the largest log-scales of a task, if it needs them.
 template <Storage S, class Feature>
@@ -214,20 +213,18 @@ void queue_log_scales(const FeatureTask<S, Feature>& task, int z, cudaStream_t s
   if (!task.max_log_scale || task.x.tokens == 0 || z == 0) return;
   const unsigned matrices = static_cast<unsigned>(z / task.group);
   queue_fill("clearing log-scales", task.max_log_scale, 0x80, sizeof(int) * matrices, stream);
+  const FeatureKernels kernels(task.uses_tensor_cores());
   with_kind(task.kind, [&]<FeatureKind kind>() {
     if constexpr (kind != FeatureKind::elu)
-      choose_features<kind, S, Feature>(
-          task.uses_tensor_cores(),
-          [&] {
-            launch("features: log-scales", log_scales_kernel<kind, S, Feature>,
-                   dim3{blocks_of<FeatureTile::tokens>(task.x.tokens), matrices, 1}, dim3{FeatureTile::threads, 1, 1},
-                   FeatureTile::shared(task.d_padded, task.tiles(), by_token<Feature>), stream, task);
-          },
-          [&] {
-            launch("features: log-scales", tensor_log_scales_kernel<kind, S, Feature>,
-                   dim3{blocks_of<TensorFeatureShape::tokens>(task.x.tokens), matrices, 1},
-                   dim3{TensorFeatureShape::threads, 1, 1}, 0, stream, task);
-          });
+      if (kernels.in_float)
+        launch("features: log-scales", log_scales_kernel<kind, S, Feature>,
+               dim3{blocks_of<FeatureTile::tokens>(task.x.tokens), matrices, 1}, dim3{FeatureTile::threads, 1, 1},
+               FeatureTile::shared(task.d_padded, task.tiles(), by_token<Feature>), stream, task);
+    if constexpr (has_tensor_features<kind, S, Feature>)
+      if (kernels.on_tensor_cores)
+        launch("features: log-scales", tensor_log_scales_kernel<kind, S, Feature>,
+               dim3{blocks_of<TensorFeatureShape::tokens>(task.x.tokens), matrices, 1},
+               dim3{TensorFeatureShape::threads, 1, 1}, 0, stream, task);
   });
 }
 
@@ -240,20 +237,18 @@ void queue_features(const FeatureTask<S, Feature>& first, const FeatureTask<S, F
   queue_log_scales(second, z, stream);
   const int tokens = std::max(first.tokens(), second.tokens());
   if (tokens == 0 || z == 0) return;
+  const FeatureKernels kernels(first.uses_tensor_cores() && second.uses_tensor_cores());
   with_kind(first.kind, [&]<FeatureKind kind>() {
-    choose_features<kind, S, Feature>(
-        first.uses_tensor_cores() && second.uses_tensor_cores(),
-        [&] {
-          launch("features", features_kernel<kind, S, Feature>,
-                 dim3{blocks_of<FeatureTile::tokens>(tokens), static_cast<unsigned>(z), 2},
-                 dim3{FeatureTile::threads, 1, 1},
-                 FeatureTile::shared(first.d_padded, first.tiles(), by_token<Feature>), stream, first, second);
-        },
-        [&] {
-          launch("features", tensor_features_kernel<kind, S, Feature>,
-                 dim3{blocks_of<TensorFeatureShape::tokens>(tokens), static_cast<unsigned>(z), 2},
-                 dim3{TensorFeatureShape::threads, 1, 1}, 0, stream, first, second);
-        });
+    if (kernels.in_float)
+      launch("features", features_kernel<kind, S, Feature>,
+             dim3{blocks_of<FeatureTile::tokens>(tokens), static_cast<unsigned>(z), 2},
+             dim3{FeatureTile::threads, 1, 1}, FeatureTile::shared(first.d_padded, first.tiles(), by_token<Feature>),
+             stream, first, second);
+    if constexpr (has_tensor_features<kind, S, Feature>)
+      if (kernels.on_tensor_cores)
+        launch("features", tensor_features_kernel<kind, S, Feature>,
+               dim3{blocks_of<TensorFeatureShape::tokens>(tokens), static_cast<unsigned>(z), 2},
+               dim3{TensorFeatureShape::threads, 1, 1}, 0, stream, first, second);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "nprf/cuda/device/half_range.cuh"
 #include "nprf/cuda/device/mma.cuh"
 #include "nprf/cuda/feature_map/coordinates.cuh"
 #include "nprf/cuda/feature_map/matrix_tokens.cuh"
@@ -46,8 +47,8 @@ class TensorFeatures {
     const bool divides_by_largest = is_exponential<kind> && m_task.queries;
     float base = 0;
     if (divides_by_largest) {
-      const float largest = m_own.finite ? largest_projection() : not_a_number;
-      base = -largest;
+      const float largest = largest_projection();  // all lanes take part
+      base = m_own.finite ? -largest : not_a_number;
       if (lane() % 4 < 2) m_tokens.store_log_factor(own_token(), m_log_factor + largest / exponent_unit<kind>);
     } else {
       base = m_tokens.base(m_log_factor, m_own.finite);
