@@ -73,7 +73,9 @@ class TensorFeatures {
   }
 
  private:
-  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static constexpr int group = Projection::group;
+
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ __forceinline__ int token(int h) const { return m_t0 + lane() / 4 + 8 * h; }
   __device__ __forceinline__ int own_token() const { return token(lane() % 2); }
 
@@ -102,7 +104,7 @@ class TensorFeatures {
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int i = 0; i < Projection::group; ++i) {
+        for (int i = 0; i < group; ++i) {
           const float z = m_chunk.z(h, i);
           largest[h] = fmaxf(largest[h], kind == FeatureKind::hyperbolic ? fabsf(z) : z);
         }
@@ -113,8 +115,10 @@ class TensorFeatures {
     return fmaxf(of_half, __shfl_xor_sync(~0u, of_half, 2)) * m_scale;
   }
 
-  __device__ __forceinline__ Feature* row(int h) const {
-    return m_task.phi + (static_cast<std::ptrdiff_t>(m_matrix) * m_tokens.n() + token(h)) * m_task.stride;
+  // of `group` features each
+  __device__ __forceinline__ uint4* pieces(int h) const {
+    return reinterpret_cast<uint4*>(m_task.phi +
+                                    (static_cast<std::ptrdiff_t>(m_matrix) * m_tokens.n() + token(h)) * m_task.stride);
   }
   // stores the first or the second features of the projections of a chunk
   template <bool second>
@@ -124,30 +128,28 @@ class TensorFeatures {
     if (count <= 0) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float phi[Projection::group];
+      float phi[group];
 #pragma unroll
-      for (int i = 0; i < Projection::group; ++i)
+      for (int i = 0; i < group; ++i)
         phi[i] = feature_scale<Feature> * feature_of<kind, second>(m_chunk.z(h, i), scales[h], bases[h]);
       if (zeros >> (lane() / 4 * 4 + h) & 1) clear_from(0, phi);
-      if (count < Projection::group) clear_from(count, phi);
-      if (token(h) < m_tokens.n())
-        *reinterpret_cast<uint4*>(row(h) + (second ? m_task.m : 0) + first) = {
-            pack<Feature>(phi[0], phi[1]), pack<Feature>(phi[2], phi[3]), pack<Feature>(phi[4], phi[5]),
-            pack<Feature>(phi[6], phi[7])};
+      if (count < group) clear_from(count, phi);
+      const uint4 all = {pack<Feature>(phi[0], phi[1]), pack<Feature>(phi[2], phi[3]), pack<Feature>(phi[4], phi[5]),
+                         pack<Feature>(phi[6], phi[7])};
+      if (token(h) < m_tokens.n()) pieces(h)[((second ? m_task.m : 0) + first) / group] = all;
     }
   }
-  __device__ __forceinline__ static void clear_from(int first, float (&phi)[Projection::group]) {
+  __device__ __forceinline__ static void clear_from(int first, float (&phi)[group]) {
 #pragma unroll
-    for (int i = 0; i < Projection::group; ++i)
+    for (int i = 0; i < group; ++i)
       if (i >= first) phi[i] = 0;
   }
   // stores zeros from the group after the last feature on
   __device__ __forceinline__ void store_padding() const {
-    constexpr int group = Projection::group;
-    for (int f = (m_task.r() + group - 1) / group * group + lane() % 4 * group; f < m_task.stride; f += 4 * group)
+    for (int c = (m_task.r() + group - 1) / group + lane() % 4; c < m_task.stride / group; c += 4)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        if (token(h) < m_tokens.n()) *reinterpret_cast<uint4*>(row(h) + f) = {};
+        if (token(h) < m_tokens.n()) pieces(h)[c] = {};
   }
 
   const FeatureTask<S, Feature>& m_task;
