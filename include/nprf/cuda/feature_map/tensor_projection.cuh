@@ -29,16 +29,18 @@ struct ProjectionFragments {
   std::ptrdiff_t stride = 0;      // between heads; 0: one projection for all heads
   float unit = 1;                 // a power of two
 
-  // A group of features is 2 products (16,16) for every step of channels. A lane has of a product 8 consecutive words
-  // of 32 bits: those of the high part, then those of the low one.
+  // A group of features is 2 products (16,16) for every step of channels. Of each there are the words of the high part
+  // and those of the low one: 4 of each lane.
   static constexpr int group = 32, step = 16, features_of_lane = 8;
 
   __host__ __device__ static constexpr int size(int m, int d) { return (m + group - 1) / group * (d / step) * 4 * 32; }
-  /// The feature of a group that column `column` (0 to 15) of product `product` stands for. So lane l gets the eight
-  /// features from 8 (l % 4) on of each of its tokens.
+  /// The feature of a group that column `column` (0 to 15) of product `product` stands for, and the channel of a step
+  /// that row `row` stands for. So lane l reads the four channels from 4 (l % 4) on of each of its tokens, and gets the
+  /// eight features from 8 (l % 4) on.
   __host__ __device__ static constexpr int feature_of(int product, int column) {
     return column % 8 / 2 * 8 + product * 4 + column / 8 * 2 + column % 2;
   }
+  __host__ __device__ static constexpr int channel_of(int row) { return row % 8 / 2 * 4 + row % 2 * 2 + row / 8; }
 };
 
 /// A power of two that entries of which the largest magnitude is this are divided by for their parts of type T.
@@ -49,30 +51,32 @@ float unit_of_parts(float largest) {
   return power_of_two_scale(magnitude(std::max(largest, 0x1p-100f))).value / top;
 }
 
+/// The bits of the high or of the low part of w.
+template <MmaFactor T>
+unsigned part_of(float w, bool low) {
+  T part;
+  store(&part, w);
+  if (low) store(&part, w - to_float(part));
+  std::uint16_t bits;
+  std::memcpy(&bits, &part, sizeof(bits));
+  return bits;
+}
+
 /// Appends the parts of a projection w (m,d), where d is a multiple of 16. Features from m on are copies of m - 1.
 template <MmaFactor T>
 void append_fragments(std::vector<uint4>& all, const float* w, int m, int d, float unit) {
   using Shape = ProjectionFragments;
-  const auto word_of = [&](int feature, int channel, bool low) {
-    std::uint32_t word = 0;
-    for (int e = 0; e < 2; ++e) {
-      const float entry = w[static_cast<std::ptrdiff_t>(std::min(feature, m - 1)) * d + channel + e] / unit;
-      T part;
-      store(&part, entry);
-      if (low) store(&part, entry - to_float(part));
-      std::uint16_t bits;
-      std::memcpy(&bits, &part, sizeof(bits));
-      word |= static_cast<std::uint32_t>(bits) << (16 * e);
-    }
-    return word;
-  };
   for (int f = 0; f < m; f += Shape::group)
     for (int k = 0; k < d; k += Shape::step)
       for (int product = 0; product < 2; ++product)
         for (const bool low : {false, true})
           for (int lane = 0; lane < 32; ++lane) {
+            // rows `row` and row + 1 of a column
             const auto word = [&](int column, int row) {
-              return word_of(f + Shape::feature_of(product, column), k + row, low);
+              const int feature = std::min(f + Shape::feature_of(product, column), m - 1);
+              const float* entries = w + static_cast<std::ptrdiff_t>(feature) * d + k;
+              return part_of<T>(entries[Shape::channel_of(row)] / unit, low) |
+                     part_of<T>(entries[Shape::channel_of(row + 1)] / unit, low) << 16;
             };
             const int column = lane / 4, row = lane % 4 * 2;
             all.push_back({word(column, row), word(column, row + 8), word(column + 8, row), word(column + 8, row + 8)});
@@ -109,10 +113,10 @@ class TensorProjection {
   };
   __device__ __forceinline__ static int first() { return lane() % 4 * group; }
 
-  /// Of tokens whose rows of d channels, a multiple of 16, begin at multiples of 4 bytes; rows[h] is that of token
+  /// Of tokens whose rows of d channels, a multiple of 16, begin at multiples of 8 bytes; rows[h] is that of token
   /// g + 8 h.
   __device__ __forceinline__ TensorProjection(const S* const (&rows)[2], const uint4* fragments, int d)
-      : m_rows{rows[0] + lane() % 4 * 2, rows[1] + lane() % 4 * 2}, m_fragments(fragments + lane()), m_d(d) {}
+      : m_rows{rows[0] + lane() % 4 * 4, rows[1] + lane() % 4 * 4}, m_fragments(fragments + lane()), m_d(d) {}
 
   /// Computes those of the features from f0, a multiple of `chunk`, on. Those beyond the last feature are copies of it.
   __device__ __forceinline__ void project(int f0, Chunk& to) const {
@@ -160,11 +164,9 @@ class TensorProjection {
   };
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
-  // The channels of a step that this lane has: 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, t = lane % 4. Two loads are faster
-  // than one of channels next to each other, whose words would be moved to where the instruction reads them.
+  // the four channels of a step that this lane has
   __device__ __forceinline__ uint2 load(int h, int k) const {
-    const unsigned* words = reinterpret_cast<const unsigned*>(m_rows[h] + k);
-    return {__ldg(words), __ldg(words + 4)};
+    return __ldg(reinterpret_cast<const uint2*>(m_rows[h] + k));
   }
   __device__ __forceinline__ Channels load(int k) const {
     Channels x;
@@ -187,10 +189,16 @@ class TensorProjection {
         x.words[s][h] = {pair(0), pair(2)};
       }
   }
+  __device__ __forceinline__ static unsigned even_channels(uint2 x) { return (x.x & 0xffff) | (x.y << 16); }
+  __device__ __forceinline__ static unsigned odd_channels(uint2 x) { return (x.x >> 16) | (x.y & 0xffff0000); }
   // adds the products of a step of channels of this lane's tokens
   __device__ __forceinline__ void add_products(const uint2 (&x)[2], int f0, int k, Chunk& to) const {
-    const typename F::Left a{{x[0].x, x[1].x, x[0].y, x[1].y}};
-    F::multiply_add(to.m_squares, a, typename F::Right{{{x[0].x, x[0].y}, {x[1].x, x[1].y}}});
+    // The words of a factor must be in consecutive registers. Compilers move words that were loaded in another order
+    // before each product, but not words that are computed, which takes as many instructions as one move.
+    const unsigned even[2] = {even_channels(x[0]), even_channels(x[1])},
+                   odd[2] = {odd_channels(x[0]), odd_channels(x[1])};
+    const typename F::Left a{{even[0], even[1], odd[0], odd[1]}};
+    F::multiply_add(to.m_squares, a, typename F::Right{{{even[0], odd[0]}, {even[1], odd[1]}}});
     const uint4* b = m_fragments + (f0 / chunk * (m_d / step) + k / step) * 4 * 32;
 #pragma unroll
     for (int part = 0; part < 2; ++part)
