@@ -121,6 +121,7 @@ class TensorProjection {
   /// Computes those of the features from f0, a multiple of `chunk`, on. Those beyond the last feature are copies of it.
   __device__ __forceinline__ void project(int f0, Chunk& to) const {
     to = {};
+    const uint4* fragments = m_fragments + f0 / chunk * (m_d / step) * of_step;
     Channels x = load(0), next{};
 #pragma unroll 1  // else fragments of all channels are loaded first, for which there are not enough registers
     for (int k = 0; k < m_d; k += at_once) {
@@ -129,8 +130,8 @@ class TensorProjection {
         if (m_is_scaled) scale(x);
 #pragma unroll
       for (int s = 0; s < at_once / step; ++s)
-        if (k + s * step < m_d) add_products(x.words[s], f0, k + s * step, to);
-      x = next;
+        if (k + s * step < m_d) add_products(x.words[s], fragments + s * of_step, to);
+      x = next, fragments += at_once / step * of_step;
     }
   }
 
@@ -159,6 +160,7 @@ class TensorProjection {
   using F = Fragments<S>;
   static constexpr bool has_range_of_float = std::is_same_v<S, __nv_bfloat16>;  // squares of half do not overflow
   static constexpr int step = ProjectionFragments::step, at_once = 2 * step;
+  static constexpr int of_step = 2 * 2 * 32;  // words of 16 bytes, of two products in two parts
   struct Channels {
     uint2 words[at_once / step][2];  // of two tokens
   };
@@ -192,19 +194,18 @@ class TensorProjection {
   __device__ __forceinline__ static unsigned even_channels(uint2 x) { return (x.x & 0xffff) | (x.y << 16); }
   __device__ __forceinline__ static unsigned odd_channels(uint2 x) { return (x.x >> 16) | (x.y & 0xffff0000); }
   // adds the products of a step of channels of this lane's tokens
-  __device__ __forceinline__ void add_products(const uint2 (&x)[2], int f0, int k, Chunk& to) const {
+  __device__ __forceinline__ void add_products(const uint2 (&x)[2], const uint4* fragments, Chunk& to) const {
     // The words of a factor must be in consecutive registers. Compilers move words that were loaded in another order
     // before each product, but not words that are computed, which takes as many instructions as one move.
     const unsigned even[2] = {even_channels(x[0]), even_channels(x[1])},
                    odd[2] = {odd_channels(x[0]), odd_channels(x[1])};
     const typename F::Left a{{even[0], even[1], odd[0], odd[1]}};
     F::multiply_add(to.m_squares, a, typename F::Right{{{even[0], odd[0]}, {even[1], odd[1]}}});
-    const uint4* b = m_fragments + (f0 / chunk * (m_d / step) + k / step) * 4 * 32;
 #pragma unroll
     for (int part = 0; part < 2; ++part)
 #pragma unroll
       for (int product = 0; product < 2; ++product) {
-        const uint4 words = __ldg(b + (2 * product + part) * 32);
+        const uint4 words = __ldg(fragments + (2 * product + part) * 32);
         F::multiply_add(to.m_z[product], a, typename F::Right{{{words.x, words.y}, {words.z, words.w}}});
       }
   }
