@@ -57,8 +57,9 @@ struct Case {
   // by tensor cores, or by the kernel that computes in float
   template <class Feature, class S>
   Features compute(const std::vector<S>& q, const std::vector<S>& k, bool on_tensor_cores) const {
-    const cuda::DeviceModel device_model(model(), {.heads = heads, .heads_k = heads_k, .n_q = n, .n_k = n, .d_v = 1},
-                                         false, nullptr);
+    cuda::DeviceModel device_model(model(), {.heads = heads, .heads_k = heads_k, .n_q = n, .n_k = n, .d_v = 1}, false,
+                                   nullptr);
+    if (on_tensor_cores) device_model.split_projections<S>(cuda::Device::current(), nullptr);
     const DeviceArray<S> device_q(q), device_k(k);
     const auto of_heads = static_cast<std::size_t>(heads * n);
     const DeviceArray<Feature> phi_q(of_heads * static_cast<std::size_t>(stride)),
@@ -74,10 +75,8 @@ struct Case {
     cuda::FeatureTask<S, Feature> keys = device_model.features<S>({device_k.data(), 1, heads_k, n, d}, false, key_mask,
                                                                   log_scales.data(), phi_k.data(), stride);
     queries.log_factors = log_factors.data();
-    REQUIRE(queries.uses_tensor_cores());
-    REQUIRE(keys.uses_tensor_cores());
-    if (!on_tensor_cores) queries.fragments = {};
-    if (!on_tensor_cores) keys.fragments = {};
+    REQUIRE(queries.uses_tensor_cores() == on_tensor_cores);
+    REQUIRE(keys.uses_tensor_cores() == on_tensor_cores);
     cuda::queue_features(queries, keys, heads, nullptr);
     Features all;
     all.phi = Matrix<double>(2 * heads * n, stride);
@@ -209,22 +208,22 @@ TEST_CASE("features by tensor cores of non-finite tokens are NaN", "[cuda]") {
   }
 }
 
-TEST_CASE("maps and rows without whole groups of channels and features do not use tensor cores", "[cuda]") {
+TEST_CASE("rows that are not aligned do not use tensor cores", "[cuda]") {
   using S = __nv_bfloat16;
   if (!can_multiply<S>()) return;
-  const auto uses = [](const Case& x, std::ptrdiff_t token_stride) {
-    const cuda::DeviceModel model(x.model(), {.heads = 1, .n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
-    cuda::DeviceMatrixView<const S> view(nullptr, 1, 1, n, x.d);
+  const Case x{.kind = FeatureKind::positive, .d = 32, .m = 5};
+  cuda::DeviceModel model(x.model(), {.heads = heads, .n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+  const auto uses = [&]<class Feature>(std::ptrdiff_t token_stride) {
+    cuda::DeviceMatrixView<const S> view(nullptr, 1, heads, n, x.d);
     view.token_stride = token_stride;
-    return model.features<S, S>(view, true, nullptr, nullptr, nullptr, 0).uses_tensor_cores();
+    return model.features<S, Feature>(view, true, nullptr, nullptr, nullptr, 0).uses_tensor_cores();
   };
-  CHECK(uses({.kind = FeatureKind::positive, .d = 32, .m = 5}, 32));
-  CHECK(uses({.kind = FeatureKind::positive, .d = 32, .m = 5}, 40));
-  CHECK_FALSE(uses({.kind = FeatureKind::positive, .d = 32, .m = 5}, 36));
-  CHECK_FALSE(uses({.kind = FeatureKind::positive, .d = 24, .m = 5}, 24));
-  CHECK(uses({.kind = FeatureKind::hyperbolic, .d = 32, .m = 8}, 32));
-  CHECK_FALSE(uses({.kind = FeatureKind::hyperbolic, .d = 32, .m = 12}, 32));
-  CHECK_FALSE(uses({.kind = FeatureKind::elu, .d = 32, .m = 0}, 32));
+  CHECK_FALSE(uses.operator()<S>(32));
+  model.split_projections<S>(cuda::Device::current(), nullptr);
+  CHECK(uses.operator()<S>(32));
+  CHECK(uses.operator()<S>(40));
+  CHECK_FALSE(uses.operator()<S>(36));
+  CHECK_FALSE(uses.operator()<float>(32));
 }
 
 }  // namespace nprf::test::cuda_feature_map_tensor_forward

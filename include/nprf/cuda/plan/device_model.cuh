@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "nprf/cuda/plan/feature_constants.cuh"
 #include "nprf/cuda/plan/half_features.hpp"
 #include "nprf/cuda/plan/position_tables.hpp"
+#include "nprf/cuda/plan/projection_parts.cuh"
 #include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/position/band.cuh"
@@ -181,7 +181,14 @@ class DeviceModel {
             nullptr,
             queries ? 1 : feature_group(),
             nullptr,
-            fragments<S, Feature>()};
+            by_token<Feature> ? m_parts.fragments<S>() : ProjectionFragments()};
+  }
+
+  /// Lets tensor cores compute the projections of tokens in S that have features of 16 bits, where that is possible
+  /// (plan/projection_parts.cuh). Waits for the stream. Throws BackendError if CUDA reports an error.
+  template <MmaFactor S>
+  void split_projections(const Device& device, cudaStream_t stream) {
+    m_parts = ProjectionParts::of<S>(m_model.features, device, stream);
   }
 
   /// Keys or values, each matrix of which a group of heads shares.
@@ -205,27 +212,6 @@ class DeviceModel {
   DeviceQuadratic quadratic() const {
     if (!is_quadratic()) return {};
     return {m_coordinates, m_quadratic, shares_map() ? 0 : 1 + map().second + d(), r(), map().second};
-  }
-
-  template <Storage S, class Feature>
-  ProjectionFragments fragments() const {
-    if constexpr (by_token<Feature> && std::is_same_v<S, __half>) return m_half_fragments;
-    if constexpr (by_token<Feature> && std::is_same_v<S, __nv_bfloat16>) return m_bfloat16_fragments;
-    return {};
-  }
-  // of all maps, for tokens in T; empty if tensor cores cannot compute the projections
-  template <MmaFactor T>
-  std::vector<uint4> parts_of_projections(ProjectionFragments& fragments) const {
-    constexpr int least = std::is_same_v<T, __half> ? 75 : 80;
-    std::vector<uint4> all;
-    if (!have_fragments(m_model.features) || Device::current().capability < least ||
-        compiled_for(subnormal_kernel<0>) < least)
-      return all;
-    fragments.unit = unit_of_parts<T>(largest_entry(m_model.features));
-    fragments.stride = shares_map() ? 0 : ProjectionFragments::size(m(), d());
-    for (const FeatureModel& one : m_model.features)
-      append_fragments<T>(all, one.projection.data(), m(), d(), fragments.unit);
-    return all;
   }
 
   bool is_causal() const { return m_model.direction == Direction::causal; }
@@ -286,8 +272,6 @@ class DeviceModel {
         append_padded(w, row, d(), d_padded());
       append_groups(w_groups, one, d_padded());
     }
-    const std::vector<uint4> half_parts = parts_of_projections<__half>(m_half_fragments),
-                             bfloat16_parts = parts_of_projections<__nv_bfloat16>(m_bfloat16_fragments);
     const std::vector<float> centring = centring_values(m_model.features, d_padded()),
                              quadratic = quadratic_values(m_model.features);
     const std::vector<uint2> coordinates = quadratic_coordinates(map());
@@ -305,8 +289,6 @@ class DeviceModel {
     const auto take = [&](Scratch scratch) {
       m_w = scratch.take<float>(w.size());
       m_w_groups = scratch.take<float>(w_groups.size());
-      m_half_fragments.values = half_parts.empty() ? nullptr : scratch.take<uint4>(half_parts.size());
-      m_bfloat16_fragments.values = bfloat16_parts.empty() ? nullptr : scratch.take<uint4>(bfloat16_parts.size());
       m_centring = scratch.take<float>(centring.size());
       m_quadratic = scratch.take<float>(quadratic.size());
       m_coordinates = scratch.take<uint2>(coordinates.size());
@@ -322,16 +304,13 @@ class DeviceModel {
     };
     m_memory = DeviceMemory(take(Scratch()));
     take(Scratch(m_memory.data()));
-    const auto copy = [&](const void* to, const auto& from) {
+    const auto copy = [&](auto* to, const auto& from) {
       if (!from.empty())
-        check(cudaMemcpyAsync(const_cast<void*>(to), from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice,
-                              stream),
+        check(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice, stream),
               "copying the model to the device");
     };
     copy(m_w, w);
     copy(m_w_groups, w_groups);
-    copy(m_half_fragments.values, half_parts);
-    copy(m_bfloat16_fragments.values, bfloat16_parts);
     copy(m_centring, centring);
     copy(m_quadratic, quadratic);
     copy(m_coordinates, coordinates);
@@ -355,8 +334,8 @@ class DeviceModel {
   bool m_needs_log_scales = false;
   float m_shift = 0;  // replaces the largest log-scale of the keys, unless that is computed
   DeviceMemory m_memory;
-  float *m_w = nullptr, *m_w_groups = nullptr;  // as in FeatureTask, of each map
-  ProjectionFragments m_half_fragments, m_bfloat16_fragments;
+  ProjectionParts m_parts;
+  float *m_w = nullptr, *m_w_groups = nullptr;                     // as in FeatureTask, of each map
   float *m_centring = nullptr, *m_quadratic = nullptr;             // as in DeviceCentring and DeviceQuadratic
   uint2* m_coordinates = nullptr;                                  // [r]
   float* m_weights = nullptr;                                      // [position, entries]

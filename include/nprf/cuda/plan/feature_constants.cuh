@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <numeric>
 #include <vector>
@@ -10,7 +9,6 @@
 #include "nprf/core/error.hpp"
 #include "nprf/cuda/feature_map/centring.cuh"
 #include "nprf/cuda/feature_map/quadratic.cuh"
-#include "nprf/cuda/feature_map/tensor_projection.cuh"
 #include "nprf/cuda/model.hpp"
 
 /// The constants of feature maps in the layouts that device code reads.
@@ -52,23 +50,6 @@ inline void append_groups(std::vector<float>& all, const FeatureModel& one, int 
         const auto row = static_cast<std::size_t>(std::min(first + i, one.m - 1)), d = static_cast<std::size_t>(one.d);
         all.push_back(k < one.d ? one.projection[row * d + static_cast<std::size_t>(k)] : 0.0f);
       }
-}
-
-/// Whether tensor cores can multiply the projections (feature_map/tensor_forward.cuh): if tokens are projected as they
-/// are stored, and groups of channels and of features have no remainder.
-inline bool have_fragments(const std::vector<FeatureModel>& maps) {
-  const FeatureModel& map = maps.front();
-  const bool has_pairs = map.features() == 2 * map.m;
-  return map.m > 0 && map.centring.is_empty() && map.d % ProjectionFragments::step == 0 &&
-         (!has_pairs || map.m % ProjectionFragments::features_of_lane == 0);
-}
-
-/// The largest magnitude of an entry of the projections.
-inline float largest_entry(const std::vector<FeatureModel>& maps) {
-  float largest = 0;
-  for (const FeatureModel& one : maps)
-    for (const float entry : one.projection) largest = std::max(largest, std::abs(entry));
-  return largest;
 }
 
 /// [map, queries then keys, DeviceCentring::size(..)]; empty without a centring.

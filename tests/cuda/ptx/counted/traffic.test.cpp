@@ -58,7 +58,8 @@ struct FeatureCase {
     cuda::AttentionModel description;
     description.features = {{cuda::FeatureKind::positive, d, m, stored<float>(normal<float>(m, d, 3))}};
     description.positions = {{}};
-    const cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+    cuda::DeviceModel model(description, {.n_q = n, .n_k = n, .d_v = 1}, false, nullptr);
+    if constexpr (cuda::MmaFactor<S>) model.split_projections<S>(cuda::Device::current(), nullptr);
     const auto size = static_cast<std::size_t>(n) * static_cast<std::size_t>(m);
     const DeviceArray<Feature> phi_q(size), phi_k(size);
     const int stride = cuda::by_token<Feature> ? m : n;
