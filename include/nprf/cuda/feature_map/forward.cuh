@@ -198,14 +198,9 @@ void with_kind(FeatureKind kind, F&& f) {
   }
 }
 
-/// Which kernels to queue. If kernels are only loaded, both, since rows of later calls may be aligned in another way.
-struct FeatureKernels {
-  bool in_float, on_tensor_cores;
-
-  explicit FeatureKernels(bool uses_tensor_cores)
-      : in_float(KernelLoading::is_active() || !uses_tensor_cores),
-        on_tensor_cores(KernelLoading::is_active() || uses_tensor_cores) {}
-};
+/// Whether to queue kernels that compute projections in float. If kernels are only loaded, those and the others, since
+/// rows of later calls may not be aligned.
+inline bool queues_in_float(bool uses_tensor_cores) { return KernelLoading::is_active() || !uses_tensor_cores; }
 
 /// Queues the largest log-scales of a task, if it needs them.
 template <Storage S, class Feature>
@@ -213,15 +208,15 @@ void queue_log_scales(const FeatureTask<S, Feature>& task, int z, cudaStream_t s
   if (!task.max_log_scale || task.x.tokens == 0 || z == 0) return;
   const unsigned matrices = static_cast<unsigned>(z / task.group);
   queue_fill("clearing log-scales", task.max_log_scale, 0x80, sizeof(int) * matrices, stream);
-  const FeatureKernels kernels(task.uses_tensor_cores());
+  const bool uses_tensor_cores = task.uses_tensor_cores();
   with_kind(task.kind, [&]<FeatureKind kind>() {
     if constexpr (kind != FeatureKind::elu)
-      if (kernels.in_float)
+      if (queues_in_float(uses_tensor_cores))
         launch("features: log-scales", log_scales_kernel<kind, S, Feature>,
                dim3{blocks_of<FeatureTile::tokens>(task.x.tokens), matrices, 1}, dim3{FeatureTile::threads, 1, 1},
                FeatureTile::shared(task.d_padded, task.tiles(), by_token<Feature>), stream, task);
     if constexpr (has_tensor_features<kind, S, Feature>)
-      if (kernels.on_tensor_cores)
+      if (uses_tensor_cores)
         launch("features: log-scales", tensor_log_scales_kernel<kind, S, Feature>,
                dim3{blocks_of<TensorFeatureShape::tokens>(task.x.tokens), matrices, 1},
                dim3{TensorFeatureShape::threads, 1, 1}, 0, stream, task);
@@ -237,15 +232,15 @@ void queue_features(const FeatureTask<S, Feature>& first, const FeatureTask<S, F
   queue_log_scales(second, z, stream);
   const int tokens = std::max(first.tokens(), second.tokens());
   if (tokens == 0 || z == 0) return;
-  const FeatureKernels kernels(first.uses_tensor_cores() && second.uses_tensor_cores());
+  const bool use_tensor_cores = first.uses_tensor_cores() && second.uses_tensor_cores();
   with_kind(first.kind, [&]<FeatureKind kind>() {
-    if (kernels.in_float)
+    if (queues_in_float(use_tensor_cores))
       launch("features", features_kernel<kind, S, Feature>,
              dim3{blocks_of<FeatureTile::tokens>(tokens), static_cast<unsigned>(z), 2},
              dim3{FeatureTile::threads, 1, 1}, FeatureTile::shared(first.d_padded, first.tiles(), by_token<Feature>),
              stream, first, second);
     if constexpr (has_tensor_features<kind, S, Feature>)
-      if (kernels.on_tensor_cores)
+      if (use_tensor_cores)
         launch("features", tensor_features_kernel<kind, S, Feature>,
                dim3{blocks_of<TensorFeatureShape::tokens>(tokens), static_cast<unsigned>(z), 2},
                dim3{TensorFeatureShape::threads, 1, 1}, 0, stream, first, second);
