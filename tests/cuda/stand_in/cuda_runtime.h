@@ -136,6 +136,16 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
   return stand_in::Exchange(value).from(stand_in::lane() ^ mask);
 }
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return stand_in::Exchange(value).from(lane);
+}
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  const stand_in::Exchange all(predicate != 0);
+  unsigned lanes = 0;
+  for (int lane = 0; lane < 32; ++lane) lanes |= static_cast<unsigned>(all.from(lane)) << lane;
+  return lanes;
+}
 
 template <class T>
 T __ldg(const T* from) {

@@ -31,13 +31,18 @@ void check_loaded(Call&& call) {
 template <class S, class F>
 void check_plan(const PlanCase& x, const F& features) {
   const Attention attention(features, RelativePosition<float>(normal_vector<float>(41, 5)));
+  const Index channels = x.q.cols();
   stand_in::unload_all_kernels();
   const auto plan = x.plan<S>(attention);
   check_loaded([&] { x.result(*plan); });
   const DeviceArray<S> q(stored<S>(x.q)), k(stored<S>(x.k)), v(stored<S>(x.v)), y(std::size_t{n * (d_v + 1)});
   cuda::DeviceMatrixView<S> odd_rows(y.data(), n, d_v);
   odd_rows.token_stride = d_v + 1;
-  check_loaded([&] { plan->forward({q.data(), n, d}, {k.data(), n, d}, {v.data(), n, d_v}, odd_rows); });
+  check_loaded([&] { plan->forward({q.data(), n, channels}, {k.data(), n, channels}, {v.data(), n, d_v}, odd_rows); });
+  const DeviceArray<S> wide_q(std::vector<S>(static_cast<std::size_t>(n * (channels + 1))));
+  cuda::DeviceMatrixView<const S> odd_queries(wide_q.data(), n, channels);
+  odd_queries.token_stride = channels + 1;
+  check_loaded([&] { plan->forward(odd_queries, {k.data(), n, channels}, {v.data(), n, d_v}, {y.data(), n, d_v}); });
   check_loaded([&] { gradients_of<S>(x, *plan, normal<float>(n, d_v, 9)); });
 }
 
@@ -49,6 +54,8 @@ TEST_CASE("the calls of a plan load no kernel", "[cuda]") {
     const PlanCase x{{.n_q = n, .n_k = n, .d_v = d_v}, {.engine = engine, .gradients = true}, d};
     check_plan<float>(x, orf<float>(d, 16, 7));
     check_plan<__half>(x, trf<float>(d, 8, 7));
+    const PlanCase on_tensor_cores{x.shape, x.options, 16};
+    check_plan<__nv_bfloat16>(on_tensor_cores, orf<float>(16, 16, 7));
     check_plan<float>(x, TaylorFeatures<float>({.input_dim = d, .directions = 4}));
   }
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 
+#include "nprf/config.hpp"
 #include "nprf/cuda/device/device_code.hpp"
 
 namespace nprf::cuda {
@@ -25,13 +26,13 @@ concept Storage = std::same_as<S, float> || std::same_as<S, __half> || std::same
 /// The types of features that products multiply: in float, or in 16 bits on tensor cores.
 enum class FeatureType { in_float, in_half, in_bfloat16 };
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+NPRF_HOST_DEVICE __forceinline__ float to_float(float x) { return x; }
+NPRF_HOST_DEVICE __forceinline__ float to_float(__half x) { return __half2float(x); }
+NPRF_HOST_DEVICE __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-__device__ __forceinline__ void store(float* to, float x) { *to = x; }
-__device__ __forceinline__ void store(__half* to, float x) { *to = __float2half_rn(x); }
-__device__ __forceinline__ void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
+NPRF_HOST_DEVICE __forceinline__ void store(float* to, float x) { *to = x; }
+NPRF_HOST_DEVICE __forceinline__ void store(__half* to, float x) { *to = __float2half_rn(x); }
+NPRF_HOST_DEVICE __forceinline__ void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16_rn(x); }
 
 /// Stores all values: at once if they fill 16 bytes, to which `to` must then be aligned.
 template <class S, int count>

@@ -34,17 +34,32 @@ __device__ __forceinline__ float square_of(const float* x, int d, float* scratch
   return over_channels<Shape>(x, d, scratch, [](float x_k, float sum) { return fmaf(x_k, x_k, sum); });
 }
 
+/// Whether |x|^2 is not finite, or so large or small that its terms may have overflowed or underflowed.
+__device__ __forceinline__ bool has_extreme_square(float square) {
+  return !(square >= 0x1p-100f && square <= 0x1p100f);
+}
+
+/// The data of a token from |x|^2 of a token that is `unit` times as large.
+template <Storage S, class Feature>
+__device__ __forceinline__ NormalisedToken token_of(const FeatureTask<S, Feature>& task, float square, float unit = 1,
+                                                    bool is_extreme = false) {
+  if (!(task.radius > 0)) {
+    const float s = task.scale;
+    return {s, 0.5f * square * (s * s), square <= largest_float, false};
+  }
+  const float norm = sqrtf(square);
+  const float factor = norm == 0 ? 0.0f : fminf(task.radius / norm * unit, largest_float);
+  return {factor, square == 0 ? 0.0f : 0.5f * task.radius * task.radius, square <= largest_float, is_extreme};
+}
+
 /// The data of this thread's token, from |x|^2. Computing radius / |x| does not overflow or underflow. All threads of
 /// the block must call it.
 template <class Shape = FeatureShape, Storage S, class Feature>
 __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>& task, const float* x, float* scratch,
                                                    float square) {
-  if (!(task.radius > 0)) {
-    const float s = task.scale;
-    return {s, 0.5f * square * (s * s), square <= largest_float, false};
-  }
+  if (!(task.radius > 0)) return token_of(task, square);
   PowerOfTwoScale unit{1, 1};
-  const bool is_extreme = !(square >= 0x1p-100f && square <= 0x1p100f);
+  const bool is_extreme = has_extreme_square(square);
   if (__syncthreads_or(is_extreme)) {  // other tokens of the block must not change by that
     const int t = static_cast<int>(threadIdx.x) % Shape::tokens, g = static_cast<int>(threadIdx.x) / Shape::tokens;
     const int d = task.x.channels;
@@ -58,9 +73,7 @@ __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>
     });
     if (is_extreme) unit = own, square = relative;
   }
-  const float norm = sqrtf(square);
-  const float factor = norm == 0 ? 0.0f : fminf(task.radius / norm * unit.inverse, largest_float);
-  return {factor, square == 0 ? 0.0f : 0.5f * task.radius * task.radius, square <= largest_float, is_extreme};
+  return token_of(task, square, unit.inverse, is_extreme);
 }
 
 /// x' = factor x of this thread's token, in place.

@@ -11,6 +11,7 @@
 #include "nprf/cuda/feature_map/projected_tile.cuh"
 #include "nprf/cuda/feature_map/projection.cuh"
 #include "nprf/cuda/feature_map/task.cuh"
+#include "nprf/cuda/feature_map/tensor_forward.cuh"
 
 namespace nprf::cuda {
 
@@ -19,7 +20,6 @@ template <FeatureKind kind, Storage S, class Feature>
 class TileFeatures : public ProjectedTile<kind, S, Feature> {
  public:
   using Base = ProjectedTile<kind, S, Feature>;
-  using Base::has_own_token, Base::own_token, Base::is_left_out;
 
   // not an inherited constructor, which clang does not inline
   __device__ __forceinline__ explicit TileFeatures(const FeatureTask<S, Feature>& task) : Base(task) {}
@@ -27,30 +27,30 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   /// Stores all features. Queries whose features are divided by the largest one are projected once if all projections
   /// are one chunk, and twice otherwise.
   __device__ __forceinline__ void store_all() {
-    const bool divides_by_largest = is_exponential && m_task.queries;
+    const bool divides_by_largest = is_exponential<kind> && m_task.queries;
     float z[Shape::turns][2][Shape::group];
-    if (has_own_token()) zeros()[threadIdx.x] = own_is_zero();
+    if (has_own_token()) zeros()[threadIdx.x] = m_tokens.is_zero(own_token(), m_own.finite);
     if (divides_by_largest) {
       const float largest = largest_projection(z);
       if (has_own_token()) bases()[threadIdx.x] = -largest;
-      store_log_factor(m_log_factor + largest / unit);
+      store_log_factor(m_log_factor + largest / exponent_unit<kind>);
     } else {
-      if (has_own_token()) bases()[threadIdx.x] = own_base();
+      if (has_own_token()) bases()[threadIdx.x] = m_tokens.base(m_log_factor, m_own.finite);
       store_log_factor(m_log_factor);
     }
     __syncthreads();
     for (int f0 = 0; f0 < count(); f0 += Shape::chunk) {
       if (!divides_by_largest || count() > Shape::chunk) project(f0, z);
       store_chunk<false>(f0, z);
-      if constexpr (has_pairs) store_chunk<true>(f0, z);
+      if constexpr (has_pairs<kind>) store_chunk<true>(f0, z);
     }
     if constexpr (by_token<Feature>) store_padding();
   }
 
  private:
-  using Base::count, Base::first_of, Base::n, Base::stored_matrix, Base::scales, Base::project,
-      Base::largest_projection, Base::unit, Base::has_pairs, Base::is_exponential, Base::m_task, Base::m_z, Base::m_t0,
-      Base::m_lane, Base::m_own, Base::m_log_factor;
+  using Base::has_own_token, Base::own_token, Base::count, Base::first_of, Base::n, Base::stored_matrix, Base::scales,
+      Base::project, Base::largest_projection, Base::m_task, Base::m_tokens, Base::m_t0, Base::m_lane, Base::m_own,
+      Base::m_log_factor;
   using Shape = FeatureTile;
   static constexpr int pieces = Shape::chunk / Shape::piece;  // of a token
 
@@ -62,25 +62,9 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
     return reinterpret_cast<uint4*>(zeros() + Shape::tokens) + t * pieces + (c ^ (t / 2 % pieces));
   }
 
-  // of feature_of(), for this thread's token
-  __device__ __forceinline__ float own_base() const {
-    const float shift = m_task.max_log_scale ? from_ordered(m_task.max_log_scale[stored_matrix()]) : m_task.shift;
-    if constexpr (is_exponential) return unit * (m_log_factor - shift);
-    if (kind == FeatureKind::quadratic && !m_own.finite) return not_a_number;
-    return m_task.queries ? 1.0f : expf(m_log_factor - shift);
-  }
-  // 1 or 0: whether the features of this thread's token are zero
-  __device__ __forceinline__ float own_is_zero() const {
-    if (is_left_out()) return 1;
-    const AttentionMask& mask = m_task.attention_mask;
-    if (m_own.finite) return 0;
-    for (int z = m_z; z < m_z + m_task.group; ++z)
-      if (m_task.queries ? mask.attends_any(z, own_token()) : mask.is_attended(z, own_token())) return 0;
-    return 1;
-  }
+  // for this thread's token
   __device__ __forceinline__ void store_log_factor(float x) const {
-    if (m_task.log_factors && has_own_token() && own_token() < n())
-      m_task.log_factors[static_cast<std::ptrdiff_t>(m_z) * n() + own_token()] = x;
+    if (has_own_token()) m_tokens.store_log_factor(own_token(), x);
   }
 
   // stores the first or the second features of the projections of a chunk
@@ -132,7 +116,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
   // ---- features by token
 
   // whether groups of 8 features start at multiples of 8
-  __device__ __forceinline__ bool are_aligned() const { return !has_pairs || m_task.m % Shape::piece == 0; }
+  __device__ __forceinline__ bool are_aligned() const { return !has_pairs<kind> || m_task.m % Shape::piece == 0; }
   __device__ __forceinline__ Feature* row(int t) const {
     return m_task.phi + (static_cast<std::ptrdiff_t>(stored_matrix()) * n() + m_t0 + t) * m_task.stride;
   }
@@ -199,13 +183,7 @@ __global__ void __launch_bounds__(FeatureTile::threads, FeatureTile::blocks)
 /// Computes the largest log-scale of the keys; non-finite ones are ignored. Blocks (tiles of tokens, z / group).
 template <FeatureKind kind, Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureTile::threads) log_scales_kernel(FeatureTask<S, Feature> task) {
-  ProjectedTile<kind, S, Feature> tile(task);
-  const float log_scale = tile.log_scale();
-  const bool is_counted = tile.has_own_token() && !tile.is_left_out() && fabsf(log_scale) < largest_float;
-  const float largest =
-      over_warp(is_counted ? log_scale : -largest_float, [](float a, float b) { return fmaxf(a, b); });
-  if (threadIdx.x % 32 == 0 && largest > -largest_float)
-    atomicMax(task.max_log_scale + static_cast<int>(blockIdx.y), ordered(largest));
+  ProjectedTile<kind, S, Feature>(task).store_log_scale();
 }
 
 /// Calls f.operator()<kind>().
@@ -220,17 +198,28 @@ void with_kind(FeatureKind kind, F&& f) {
   }
 }
 
+/// Whether to queue kernels that compute projections in float. If kernels are only loaded, those and the others, since
+/// rows of later calls may not be aligned.
+inline bool queues_in_float(bool uses_tensor_cores) { return KernelLoading::is_active() || !uses_tensor_cores; }
+
 /// Queues the largest log-scales of a task, if it needs them.
 template <Storage S, class Feature>
 void queue_log_scales(const FeatureTask<S, Feature>& task, int z, cudaStream_t stream) {
   if (!task.max_log_scale || task.x.tokens == 0 || z == 0) return;
   const unsigned matrices = static_cast<unsigned>(z / task.group);
   queue_fill("clearing log-scales", task.max_log_scale, 0x80, sizeof(int) * matrices, stream);
+  const bool uses_tensor_cores = task.uses_tensor_cores();
   with_kind(task.kind, [&]<FeatureKind kind>() {
     if constexpr (kind != FeatureKind::elu)
-      launch("features: log-scales", log_scales_kernel<kind, S, Feature>,
-             dim3{blocks_of<FeatureTile::tokens>(task.x.tokens), matrices, 1}, dim3{FeatureTile::threads, 1, 1},
-             FeatureTile::shared(task.d_padded, task.tiles(), by_token<Feature>), stream, task);
+      if (queues_in_float(uses_tensor_cores))
+        launch("features: log-scales", log_scales_kernel<kind, S, Feature>,
+               dim3{blocks_of<FeatureTile::tokens>(task.x.tokens), matrices, 1}, dim3{FeatureTile::threads, 1, 1},
+               FeatureTile::shared(task.d_padded, task.tiles(), by_token<Feature>), stream, task);
+    if constexpr (has_tensor_features<kind, S, Feature>)
+      if (uses_tensor_cores)
+        launch("features: log-scales", tensor_log_scales_kernel<kind, S, Feature>,
+               dim3{blocks_of<TensorFeatureShape::tokens>(task.x.tokens), matrices, 1},
+               dim3{TensorFeatureShape::threads, 1, 1}, 0, stream, task);
   });
 }
 
@@ -243,10 +232,18 @@ void queue_features(const FeatureTask<S, Feature>& first, const FeatureTask<S, F
   queue_log_scales(second, z, stream);
   const int tokens = std::max(first.tokens(), second.tokens());
   if (tokens == 0 || z == 0) return;
+  const bool use_tensor_cores = first.uses_tensor_cores() && second.uses_tensor_cores();
   with_kind(first.kind, [&]<FeatureKind kind>() {
-    launch("features", features_kernel<kind, S, Feature>,
-           dim3{blocks_of<FeatureTile::tokens>(tokens), static_cast<unsigned>(z), 2}, dim3{FeatureTile::threads, 1, 1},
-           FeatureTile::shared(first.d_padded, first.tiles(), by_token<Feature>), stream, first, second);
+    if (queues_in_float(use_tensor_cores))
+      launch("features", features_kernel<kind, S, Feature>,
+             dim3{blocks_of<FeatureTile::tokens>(tokens), static_cast<unsigned>(z), 2},
+             dim3{FeatureTile::threads, 1, 1}, FeatureTile::shared(first.d_padded, first.tiles(), by_token<Feature>),
+             stream, first, second);
+    if constexpr (has_tensor_features<kind, S, Feature>)
+      if (use_tensor_cores)
+        launch("features", tensor_features_kernel<kind, S, Feature>,
+               dim3{blocks_of<TensorFeatureShape::tokens>(tokens), static_cast<unsigned>(z), 2},
+               dim3{TensorFeatureShape::threads, 1, 1}, 0, stream, first, second);
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/feature_map/coordinates.cuh"
+#include "nprf/cuda/feature_map/matrix_tokens.cuh"
 #include "nprf/cuda/feature_map/projection.cuh"
 #include "nprf/cuda/feature_map/task.cuh"
 
@@ -38,8 +39,8 @@ class ProjectedTile {
   /// Loads the tokens and computes their coordinates.
   __device__ __forceinline__ explicit ProjectedTile(const FeatureTask<S, Feature>& task)
       : m_task(task),
-        m_z(stored_matrix() * task.group),
-        m_head(m_z % task.x.heads),
+        m_tokens(task, stored_matrix()),
+        m_head(m_tokens.z() % task.x.heads),
         m_t0(static_cast<int>(blockIdx.x) * Shape::tokens),
         m_lane(static_cast<int>(threadIdx.x % 32)),
         m_warp(static_cast<int>(threadIdx.x / 32)),
@@ -47,44 +48,36 @@ class ProjectedTile {
     const float square = task.x.has_aligned_rows ? load_rows() : load_any_rows();
     m_own = measure<Shape>(task, x(), scratch(), square);
     // else projections are multiplied by the factor
-    const bool scales_tokens = !has_projections || m_own.is_extreme || task.centring.values;
+    const bool scales_tokens = !has_projections<kind> || m_own.is_extreme || task.centring.values;
     if (scales_tokens) scale_token<Shape>(x(), task.x.channels, m_own.factor);
     const TokenCoordinates at = coordinates_of<Shape>(task, m_head, x(), scratch(), m_own);
     m_coordinates = at.z;
     m_log_factor = at.log_factor;
-    if (has_own_token()) scales()[threadIdx.x] = unit * (scales_tokens ? 1.0f : m_own.factor);
+    if (has_own_token()) scales()[threadIdx.x] = exponent_unit<kind> * (scales_tokens ? 1.0f : m_own.factor);
   }
 
-  /// The log-scale of this thread's token, which is a key.
-  __device__ __forceinline__ float log_scale() {
-    if constexpr (!is_exponential) return m_log_factor;
-    float z[Shape::turns][2][Shape::group];
-    return m_log_factor + largest_projection(z) / unit;
-  }
-
-  /// Whether this thread has the data of a token, that of its index in the tile.
-  __device__ __forceinline__ bool has_own_token() const { return threadIdx.x < Shape::tokens; }
-  __device__ __forceinline__ int own_token() const { return m_t0 + static_cast<int>(threadIdx.x % Shape::tokens); }
-  /// Whether it has no features: beyond the end, padding, or an attention sink.
-  __device__ __forceinline__ bool is_left_out() const {
-    const int sequence = m_z / m_task.x.heads;
-    return own_token() >= n() || (m_task.sink_ends && own_token() < m_task.sink_ends[sequence]) ||
-           (m_task.mask && !m_task.mask[static_cast<std::ptrdiff_t>(sequence) * n() + own_token()]);
+  /// Raises the largest log-scale of the keys.
+  __device__ __forceinline__ void store_log_scale() {
+    float log_scale = m_log_factor;
+    if constexpr (is_exponential<kind>) {
+      float z[Shape::turns][2][Shape::group];
+      log_scale += largest_projection(z) / exponent_unit<kind>;
+    }
+    m_tokens.store_log_scale(own_token(), log_scale);
   }
 
  protected:
   using Shape = FeatureTile;
-  static constexpr bool has_pairs = kind == FeatureKind::hyperbolic || kind == FeatureKind::trigonometric;
-  static constexpr bool is_exponential = kind == FeatureKind::positive || kind == FeatureKind::hyperbolic;
-  static constexpr bool has_projections = has_pairs || is_exponential;
-  static constexpr float unit = is_exponential ? log2_e : 1.0f;  // of scales and bases
 
+  // Whether this thread has the data of a token, that of its index in the tile.
+  __device__ __forceinline__ bool has_own_token() const { return threadIdx.x < Shape::tokens; }
+  __device__ __forceinline__ int own_token() const { return m_t0 + static_cast<int>(threadIdx.x % Shape::tokens); }
   __device__ __forceinline__ int n() const { return m_task.x.tokens; }
-  // the matrix of phi that the block computes, that of all z from m_z to m_z + group - 1
+  // the matrix of phi that the block computes
   __device__ __forceinline__ static int stored_matrix() { return static_cast<int>(blockIdx.y); }
   // the number of projections, or of features if there are none
   __device__ __forceinline__ int count() const {
-    return has_projections ? m_task.m : kind == FeatureKind::elu ? m_task.x.channels : m_task.quadratic.r;
+    return has_projections<kind> ? m_task.m : kind == FeatureKind::elu ? m_task.x.channels : m_task.quadratic.r;
   }
   __device__ __forceinline__ int first_of(int f0, int turn) const {
     return f0 + (turn * Shape::warps + m_warp) * Shape::group;
@@ -99,7 +92,7 @@ class ProjectedTile {
     for (int turn = 0; turn < Shape::turns; ++turn) {
       const int first = first_of(f0, turn);
       if (first >= count()) continue;
-      if constexpr (has_projections)
+      if constexpr (has_projections<kind>)
         multiply(first, z[turn]);
       else
         evaluate(first, z[turn]);
@@ -178,7 +171,7 @@ class ProjectedTile {
   // without bank conflicts, and whole sectors of global memory. Beyond the end it loads copies of the last token.
   __device__ __forceinline__ float load_rows() const {
     constexpr int width = 16 / sizeof(S), lanes = 16 / width, rows = 32 / lanes;
-    const S* from = m_task.x.of(m_z) + m_lane % lanes * width;
+    const S* from = m_task.x.of(m_tokens.z()) + m_lane % lanes * width;
 #pragma unroll
     for (int t0 = 0; t0 < Shape::tokens; t0 += Shape::warps * rows) {
       const int t = t0 + m_warp * rows + m_lane / lanes;
@@ -203,7 +196,7 @@ class ProjectedTile {
     return scratch()[static_cast<int>(threadIdx.x % Shape::tokens)];
   }
   __device__ __forceinline__ float load_any_rows() const {
-    const S* from = m_task.x.of(m_z);
+    const S* from = m_task.x.of(m_tokens.z());
     const int d_padded = m_task.d_padded;
     for (int e = static_cast<int>(threadIdx.x); e < Shape::tokens * d_padded; e += Shape::threads) {
       const int t = e / d_padded, k = e % d_padded;
@@ -216,7 +209,8 @@ class ProjectedTile {
 
  protected:
   const FeatureTask<S, Feature>& m_task;
-  int m_z, m_head, m_t0, m_lane, m_warp;
+  MatrixTokens<kind, S, Feature> m_tokens;
+  int m_head, m_t0, m_lane, m_warp;
   float* m_scratch;
   NormalisedToken m_own;  // of this thread's token
   float m_log_factor;     // likewise

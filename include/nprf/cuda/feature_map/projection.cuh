@@ -8,6 +8,17 @@ namespace nprf::cuda {
 
 constexpr float log2_e = 1.44269504f;
 
+template <FeatureKind kind>
+constexpr bool is_exponential = kind == FeatureKind::positive || kind == FeatureKind::hyperbolic;
+/// Whether features f and m + f are functions of the same projection.
+template <FeatureKind kind>
+constexpr bool has_pairs = kind == FeatureKind::hyperbolic || kind == FeatureKind::trigonometric;
+template <FeatureKind kind>
+constexpr bool has_projections = is_exponential<kind> || has_pairs<kind>;
+/// What the scales and bases of feature_of() are multiplied by.
+template <FeatureKind kind>
+constexpr float exponent_unit = is_exponential<kind> ? log2_e : 1.0f;
+
 /// Feature f of a token, or with `second` feature m + f: 2^(+-scale z + base) of the projection z if they are
 /// exponential, base sin(scale z) or base cos(scale z), elu of the coordinate z, or base z of the quadratic feature z.
 template <FeatureKind kind, bool second = false>

@@ -7,6 +7,7 @@
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/feature_map/centring.cuh"
 #include "nprf/cuda/feature_map/quadratic.cuh"
+#include "nprf/cuda/feature_map/tensor_projection.cuh"
 #include "nprf/cuda/feature_map/token_tile.cuh"
 #include "nprf/cuda/model.hpp"
 #include "nprf/cuda/position/attention_mask.cuh"
@@ -26,8 +27,8 @@ constexpr bool by_token = !std::is_same_v<Feature, float>;
 /// log_scale + sum_l curvature_l x'_l^2 / 2 of quadratic features, plus that of the centring.
 ///
 /// Features are float by channel, [z / group, r, stride], zero from n on; or of 16 bits by token, [z / group, n,
-/// stride], zero from r on. Those in half are multiplied by feature_scale (device/half_range.cuh). Heads of queries that
-/// share a head of keys and a map, `group` of them next to each other, share the features of keys.
+/// stride], zero from r on. Those in half are multiplied by feature_scale (device/half_range.cuh). Heads of queries
+/// that share a head of keys and a map, `group` of them next to each other, share the features of keys.
 ///
 /// Queries: exponential features of a row are divided by the largest one, trigonometric and quadratic ones by the row's
 /// factor. Keys: all features of one matrix are divided by exp(shift), or by the largest one, or the largest factor if
@@ -60,6 +61,7 @@ struct FeatureTask {
   int group = 1;                   // of queries 1
   const int* sink_ends = nullptr;  // [sequence] of keys: those before it are attention sinks, whose features are zero,
                                    // or padding; null: no sinks
+  ProjectionFragments fragments = {};  // of w
 
   // including zero padding
   __host__ __device__ int tokens() const { return by_token<Feature> ? x.tokens : stride; }
@@ -78,6 +80,9 @@ struct FeatureTask {
   __host__ __device__ bool has_pairs() const {
     return kind == FeatureKind::hyperbolic || kind == FeatureKind::trigonometric;
   }
+
+  /// Whether tensor cores compute the projections (tensor_projection.cuh). An empty task has no rows that hinder that.
+  bool uses_tensor_cores() const { return fragments.values && (x.has_aligned_rows || x.tokens == 0); }
 
   /// Tiles of tokens in shared memory: x', and z if there is a centring.
   __host__ __device__ int tiles() const { return centring.values ? 2 : 1; }

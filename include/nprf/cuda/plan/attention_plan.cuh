@@ -298,6 +298,8 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
   require(std::max(shared, of_features) <= m_device.shared_bytes,
           "input_dim and num_features: expected sizes that fit in ", m_device.shared_bytes,
           " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
+  if constexpr (MmaFactor<S>)
+    if (m_product.on_tensor_cores()) m_model.template split_projections<S>(m_device, stream);
   if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
   if (options.gradients)
     m_backward.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes, options.gradients_on_tensor_cores);

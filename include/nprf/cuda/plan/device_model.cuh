@@ -18,6 +18,7 @@
 #include "nprf/cuda/plan/feature_constants.cuh"
 #include "nprf/cuda/plan/half_features.hpp"
 #include "nprf/cuda/plan/position_tables.hpp"
+#include "nprf/cuda/plan/projection_parts.cuh"
 #include "nprf/cuda/position/attention_mask.cuh"
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/position/band.cuh"
@@ -178,7 +179,16 @@ class DeviceModel {
             centring(queries),
             quadratic(),
             nullptr,
-            queries ? 1 : feature_group()};
+            queries ? 1 : feature_group(),
+            nullptr,
+            by_token<Feature> ? m_parts.fragments<S>() : ProjectionFragments()};
+  }
+
+  /// Lets tensor cores compute the projections of tokens in S that have features of 16 bits, where that is possible
+  /// (plan/projection_parts.cuh). Waits for the stream. Throws BackendError if CUDA reports an error.
+  template <MmaFactor S>
+  void split_projections(const Device& device, cudaStream_t stream) {
+    m_parts = ProjectionParts::of<S>(m_model.features, device, stream);
   }
 
   /// Keys or values, each matrix of which a group of heads shares.
@@ -324,6 +334,7 @@ class DeviceModel {
   bool m_needs_log_scales = false;
   float m_shift = 0;  // replaces the largest log-scale of the keys, unless that is computed
   DeviceMemory m_memory;
+  ProjectionParts m_parts;
   float *m_w = nullptr, *m_w_groups = nullptr;                     // as in FeatureTask, of each map
   float *m_centring = nullptr, *m_quadratic = nullptr;             // as in DeviceCentring and DeviceQuadratic
   uint2* m_coordinates = nullptr;                                  // [r]

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "nprf/cuda/device/half_range.cuh"
+#include "nprf/cuda/device/mma.cuh"
+#include "nprf/cuda/feature_map/coordinates.cuh"
+#include "nprf/cuda/feature_map/matrix_tokens.cuh"
+#include "nprf/cuda/feature_map/projection.cuh"
+#include "nprf/cuda/feature_map/task.cuh"
+#include "nprf/cuda/feature_map/tensor_projection.cuh"
+
+namespace nprf::cuda {
+
+/// Whether features of 16 bits can be functions of projections by tensor cores of tokens in S.
+template <FeatureKind kind, class S, class Feature>
+constexpr bool has_tensor_features = MmaFactor<S> && MmaFactor<Feature> && has_projections<kind>;
+
+/// The features of 16 tokens, which a warp computes alone and without shared memory. A lane has features of the tokens
+/// g and g + 8, g = lane / 4, and computes the scalars of its own token of these: g + 8 (lane % 2).
+template <FeatureKind kind, MmaFactor S, MmaFactor Feature>
+class TensorFeatures {
+ public:
+  using Projection = TensorProjection<S>;
+
+  /// Of the tokens from t0 on, and the first chunk of their projections.
+  __device__ __forceinline__ TensorFeatures(const FeatureTask<S, Feature>& task, int matrix, int t0)
+      : m_task(task), m_tokens(task, matrix), m_t0(t0), m_matrix(matrix), m_projection(projection()) {
+    float square = 0;
+    for (bool is_last = false; !is_last;) {
+      m_projection.project(0, m_chunk);
+      square = m_chunk.own_square();
+      const bool is_extreme = task.radius > 0 && has_extreme_square(square);
+      is_last = m_projection.is_scaled() || !__ballot_sync(~0u, is_extreme);
+      if (!is_last) m_projection.scale_extreme(is_extreme);
+    }
+    m_own = token_of(task, square);
+    m_log_factor = kind == FeatureKind::trigonometric ? m_own.half_square : -m_own.half_square;
+    m_scale = exponent_unit<kind> * m_own.factor * task.fragments.unit;
+  }
+
+  /// Stores all features. All projections but those of the first chunk are computed again if there was a search for the
+  /// largest one.
+  __device__ __forceinline__ void store_all() {
+    const bool divides_by_largest = is_exponential<kind> && m_task.queries;
+    float base = 0;
+    if (divides_by_largest) {
+      const float largest = largest_projection();  // all lanes take part
+      base = m_own.finite ? -largest : not_a_number;
+      if (lane() % 4 < 2) m_tokens.store_log_factor(own_token(), m_log_factor + largest / exponent_unit<kind>);
+    } else {
+      base = m_tokens.base(m_log_factor, m_own.finite);
+      if (lane() % 4 < 2) m_tokens.store_log_factor(own_token(), m_log_factor);
+    }
+    float scales[2], bases[2];
+    of_both_tokens(m_scale, scales);
+    of_both_tokens(base, bases);
+    const unsigned zeros = __ballot_sync(~0u, m_tokens.is_zero(own_token(), m_own.finite));
+    for (int f0 = 0; f0 < m_task.m; f0 += Projection::chunk) {
+      if (f0 > 0 || (divides_by_largest && m_task.m > Projection::chunk)) m_projection.project(f0, m_chunk);
+      store_chunk<false>(f0, scales, bases, zeros);
+      if constexpr (has_pairs<kind>) store_chunk<true>(f0, scales, bases, zeros);
+    }
+    store_padding();
+  }
+
+  /// Raises the largest log-scale of the keys.
+  __device__ __forceinline__ void store_log_scale() {
+    m_tokens.store_log_scale(own_token(),
+                             m_log_factor + (is_exponential<kind> ? largest_projection() / exponent_unit<kind> : 0.0f));
+  }
+
+ private:
+  static constexpr int group = Projection::group;
+
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ __forceinline__ int token(int h) const { return m_t0 + lane() / 4 + 8 * h; }
+  __device__ __forceinline__ int own_token() const { return token(lane() % 2); }
+
+  __device__ __forceinline__ Projection projection() const {
+    const int z = m_tokens.z(), last = m_tokens.n() - 1;
+    const S* from = m_task.x.of(z);
+    const S* const rows[2] = {from + min(token(0), last) * m_task.x.token_stride,
+                              from + min(token(1), last) * m_task.x.token_stride};
+    const ProjectionFragments& fragments = m_task.fragments;
+    return {rows, fragments.values + z % m_task.x.heads * fragments.stride, m_task.x.channels};
+  }
+
+  // of scalars that each lane has for its own token
+  __device__ __forceinline__ static void of_both_tokens(float own, float (&both)[2]) {
+    const float other = __shfl_xor_sync(~0u, own, 1);
+    both[0] = lane() % 2 ? other : own;
+    both[1] = lane() % 2 ? own : other;
+  }
+
+  // The largest projection of this lane's own token, times its scale; for hyperbolic features the largest absolute
+  // value. The chunk is then the last one.
+  __device__ __forceinline__ float largest_projection() {
+    float largest[2] = {-largest_float, -largest_float};
+    for (int f0 = 0; f0 < m_task.m; f0 += Projection::chunk) {
+      if (f0 > 0) m_projection.project(f0, m_chunk);
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int i = 0; i < group; ++i) {
+          const float z = m_chunk.z(h, i);
+          largest[h] = fmaxf(largest[h], kind == FeatureKind::hyperbolic ? fabsf(z) : z);
+        }
+    }
+    const bool odd = lane() % 2 != 0;
+    const float of_neighbour = __shfl_xor_sync(~0u, odd ? largest[0] : largest[1], 1);
+    const float of_half = fmaxf(odd ? largest[1] : largest[0], of_neighbour);
+    return fmaxf(of_half, __shfl_xor_sync(~0u, of_half, 2)) * m_scale;
+  }
+
+  // of `group` features each
+  __device__ __forceinline__ uint4* pieces(int h) const {
+    return reinterpret_cast<uint4*>(m_task.phi +
+                                    (static_cast<std::ptrdiff_t>(m_matrix) * m_tokens.n() + token(h)) * m_task.stride);
+  }
+  // stores the first or the second features of the projections of a chunk
+  template <bool second>
+  __device__ __forceinline__ void store_chunk(int f0, const float (&scales)[2], const float (&bases)[2],
+                                              unsigned zeros) const {
+    const int first = f0 + Projection::first(), count = m_task.m - first;
+    if (count <= 0) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float phi[group];
+#pragma unroll
+      for (int i = 0; i < group; ++i)
+        phi[i] = feature_scale<Feature> * feature_of<kind, second>(m_chunk.z(h, i), scales[h], bases[h]);
+      if (zeros >> (lane() / 4 * 4 + h) & 1) clear_from(0, phi);
+      if (count < group) clear_from(count, phi);
+      const uint4 all = {pack<Feature>(phi[0], phi[1]), pack<Feature>(phi[2], phi[3]), pack<Feature>(phi[4], phi[5]),
+                         pack<Feature>(phi[6], phi[7])};
+      if (token(h) < m_tokens.n()) pieces(h)[((second ? m_task.m : 0) + first) / group] = all;
+    }
+  }
+  __device__ __forceinline__ static void clear_from(int first, float (&phi)[group]) {
+#pragma unroll
+    for (int i = 0; i < group; ++i)
+      if (i >= first) phi[i] = 0;
+  }
+  // stores zeros from the group after the last feature on
+  __device__ __forceinline__ void store_padding() const {
+    for (int c = (m_task.r() + group - 1) / group + lane() % 4; c < m_task.stride / group; c += 4)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (token(h) < m_tokens.n()) pieces(h)[c] = {};
+  }
+
+  const FeatureTask<S, Feature>& m_task;
+  MatrixTokens<kind, S, Feature> m_tokens;
+  int m_t0, m_matrix;
+  Projection m_projection;
+  typename Projection::Chunk m_chunk;
+  // of this lane's own token
+  NormalisedToken m_own;
+  float m_log_factor, m_scale;
+};
+
+/// The shape of the kernels below: a warp has a tile of its own.
+struct TensorFeatureShape {
+  static constexpr int warps = 4, threads = 32 * warps, tokens = 16 * warps;
+  static constexpr int blocks = 5;  // of a multiprocessor, that must find registers
+
+  __device__ __forceinline__ static int first_token() {
+    return static_cast<int>(blockIdx.x) * tokens + static_cast<int>(threadIdx.x / 32) * 16;
+  }
+};
+
+/// As features_kernel.
+template <FeatureKind kind, MmaFactor S, MmaFactor Feature>
+__global__ void __launch_bounds__(TensorFeatureShape::threads, TensorFeatureShape::blocks)
+    tensor_features_kernel(FeatureTask<S, Feature> first, FeatureTask<S, Feature> second) {
+  if constexpr (TensorProjection<S>::exists) {
+    const int t0 = TensorFeatureShape::first_token(), z = static_cast<int>(gridDim.y),
+              matrix = static_cast<int>(blockIdx.y);
+    // parameters that are chosen by an address would be copied to local memory
+    if (blockIdx.z == 0) {
+      if (t0 < first.x.tokens && matrix * first.group < z)
+        TensorFeatures<kind, S, Feature>(first, matrix, t0).store_all();
+    } else {
+      if (t0 < second.x.tokens && matrix * second.group < z)
+        TensorFeatures<kind, S, Feature>(second, matrix, t0).store_all();
+    }
+  }
+}
+
+/// As log_scales_kernel.
+template <FeatureKind kind, MmaFactor S, MmaFactor Feature>
+__global__ void __launch_bounds__(TensorFeatureShape::threads, TensorFeatureShape::blocks)
+    tensor_log_scales_kernel(FeatureTask<S, Feature> task) {
+  if constexpr (TensorProjection<S>::exists) {
+    const int t0 = TensorFeatureShape::first_token();
+    if (t0 < task.x.tokens) TensorFeatures<kind, S, Feature>(task, static_cast<int>(blockIdx.y), t0).store_log_scale();
+  }
+}
+
+}  // namespace nprf::cuda

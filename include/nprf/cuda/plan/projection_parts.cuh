@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <type_traits>
+#include <vector>
+
+#include "nprf/cuda/device/arithmetic.cuh"
+#include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/feature_map/tensor_projection.cuh"
+#include "nprf/cuda/model.hpp"
+
+namespace nprf::cuda {
+
+/// The projections of a model in the parts that tensor cores multiply (feature_map/tensor_projection.cuh), on the
+/// device: for tokens of one type, or none.
+class ProjectionParts {
+ public:
+  ProjectionParts() = default;
+
+  /// For tokens in T. None if the device has no instruction for them or the kernels were not compiled for it, if the
+  /// features have no projections or a centring, and if d is not a multiple of 16 or, of features in pairs, m is not
+  /// one of 8. Waits for the stream. Throws BackendError if CUDA reports an error. O(m d) for each map.
+  template <MmaFactor T>
+  static ProjectionParts of(const std::vector<FeatureModel>& maps, const Device& device, cudaStream_t stream) {
+    constexpr int least = std::is_same_v<T, __half> ? 75 : 80;
+    ProjectionParts parts;
+    if (!are_whole_groups(maps.front()) || device.capability < least || compiled_for(subnormal_kernel<0>) < least)
+      return parts;
+    ProjectionFragments& fragments = std::is_same_v<T, __half> ? parts.m_half : parts.m_bfloat16;
+    fragments.unit = unit_of_parts<T>(largest_entry(maps));
+    fragments.stride = maps.size() == 1 ? 0 : ProjectionFragments::size(maps.front().m, maps.front().d);
+    std::vector<uint4> all;
+    for (const FeatureModel& one : maps) append_fragments<T>(all, one.projection.data(), one.m, one.d, fragments.unit);
+    parts.m_memory = DeviceMemory(all.size() * sizeof(uint4));
+    check(
+        cudaMemcpyAsync(parts.m_memory.data(), all.data(), all.size() * sizeof(uint4), cudaMemcpyHostToDevice, stream),
+        "copying projections");
+    check(cudaStreamSynchronize(stream), "copying projections");
+    fragments.values = static_cast<const uint4*>(parts.m_memory.data());
+    return parts;
+  }
+
+  /// For tokens in S; none if they are of another type.
+  template <Storage S>
+  ProjectionFragments fragments() const {
+    if constexpr (MmaFactor<S>)
+      return std::is_same_v<S, __half> ? m_half : m_bfloat16;
+    else
+      return {};
+  }
+
+ private:
+  static bool are_whole_groups(const FeatureModel& map) {
+    const bool has_pairs = map.features() == 2 * map.m;
+    return map.m > 0 && map.centring.is_empty() && map.d % ProjectionFragments::step == 0 &&
+           (!has_pairs || map.m % ProjectionFragments::features_of_lane == 0);
+  }
+  static float largest_entry(const std::vector<FeatureModel>& maps) {
+    float largest = 0;
+    for (const FeatureModel& one : maps)
+      for (const float entry : one.projection) largest = std::max(largest, std::abs(entry));
+    return largest;
+  }
+
+  DeviceMemory m_memory;
+  ProjectionFragments m_half, m_bfloat16;
+};
+
+}  // namespace nprf::cuda
