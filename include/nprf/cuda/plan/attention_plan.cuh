@@ -151,7 +151,6 @@ class AttentionPlan {
     const PlanCall with_lengths{.lengths = reinterpret_cast<const int*>(nowhere)};
     for (S* const at : {array, array + 1})  // rows that are aligned to 16 bytes, or not
       queue(of_q, of_k, of_v, {at, batch, heads, n_q, d_v}, with_lengths, arrays, stream);
-    queue(of_q, of_k, of_v, of_y, {}, arrays, stream);  // without padding
     if (!m_backward) return;
     const PlanGradients<S> gradients{of_q, of_k, of_v, reinterpret_cast<float*>(nowhere)};
     m_backward->queue(parts(), {of_q, of_k, of_v, of_y, nullptr}, gradients, arrays.backward, stream);

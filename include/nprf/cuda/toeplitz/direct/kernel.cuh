@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "nprf/cuda/device/kernel_loading.hpp"
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/toeplitz/direct/mma_tile.cuh"
 #include "nprf/cuda/toeplitz/direct/streamed_tile.cuh"
@@ -73,9 +74,12 @@ void queue_direct(const DirectTask<S, Feature>& task, int z, cudaStream_t stream
   if constexpr (MmaFactor<Feature> && std::is_same_v<S, Feature>) {
     using Streamed = StreamedTile<Feature>;
     static_assert(Streamed::queries == Y::queries);
-    if (streams && Streamed::supports(task))
-      return launch("direct", streamed_direct_kernel<Feature>, grid, dim3{Streamed::threads, 1, 1}, Streamed::shared,
-                    stream, task);
+    // if kernels are only loaded, both, since later calls may have padding
+    const bool is_streamed = streams && Streamed::supports(task);
+    if (is_streamed || (streams && KernelLoading::is_active()))
+      launch("direct", streamed_direct_kernel<Feature>, grid, dim3{Streamed::threads, 1, 1}, Streamed::shared, stream,
+             task);
+    if (is_streamed && !KernelLoading::is_active()) return;
   }
   launch("direct", direct_kernel<S, Feature, shape>, grid, dim3{Y::threads, 1, 1}, Y::shared, stream, task);
 }
