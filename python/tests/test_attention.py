@@ -250,7 +250,8 @@ def test_reports(rng):
     attention = nprf.Attention(nprf.taylor(D), nprf.Alibi(0.05), near=16)
     assert attention(q, k, v, report=True, softmax_samples=50)[1].compared_rows == H * 50
     y, report = attention(q, k, v, report=True, softmax_samples=200)  # all rows
-    assert report.engine in {"direct", "banded"} and report.compared_rows == H * 200
+    assert report.engine in {"direct", "banded", "recurrence"}  # the fastest, which depends on the processor's level
+    assert report.compared_rows == H * 200
     softmax = nprf.reference.softmax_attention(q, k, v, nprf.Alibi(0.05))
     # both errors of features are those of the same y, relative to two computations of softmax
     close = rounding(v, terms=200, exponent=1 + 0.05 * 200, channels=D) * np.sqrt(softmax.size) / norm(softmax)

@@ -106,13 +106,13 @@ bool may_overlap(const HeadsView<T>& x, const HeadsView<S>& y) {
   std::size_t count = 0;
   const auto add = [&](Index stride, Index least, Index most) {
     if (stride == 0 || least == most) return;
-    const auto end = axes.begin() + static_cast<std::ptrdiff_t>(count);
-    const auto at = std::find_if(axes.begin(), end, [&](const DistanceAxis& each) { return each.stride <= stride; });
-    if (at == end || at->stride < stride) {  // a new axis, before those of shorter strides
-      std::move_backward(at, end, end + 1);
-      *at = {stride, 0, 0}, ++count;
+    std::size_t at = 0;
+    while (at < count && axes[at].stride > stride) ++at;
+    if (at == count || axes[at].stride < stride) {  // a new axis, before those of shorter strides
+      for (std::size_t i = count++; i > at; --i) axes[i] = axes[i - 1];
+      axes[at] = {stride, 0, 0};
     }
-    at->least += least, at->most += most;
+    axes[at].least += least, axes[at].most += most;
   };
   const auto axes_of = [](const auto& of) {  // sizes and strides
     const HeadStrides by = of.all_strides();
