@@ -33,7 +33,8 @@ __global__ void kernel(const S* x, const uint4* fragments, int m, int d, bool sc
         for (int i = 0; i < Projection::group; ++i)
           z[(g + 8 * h) * columns + f0 + Projection::first() + i] = chunk.z(h, i);
     }
-    squares[g + lane % 2 * 8] = chunk.own_square();
+    const float square = chunk.own_square();
+    if (lane % 4 < 2) squares[g + lane % 2 * 8] = square;
   }
 }
 
