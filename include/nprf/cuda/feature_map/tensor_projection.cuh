@@ -19,7 +19,7 @@
 ///     2^-17 |w|                       of parts in bfloat16
 ///     2^-23 |w| + 2^-37 max |w|       of parts in half, where the maximum is that of all entries
 ///
-/// since the low part has the sign of its own and 8 or 11 more bits, and that in half the smallest steps are 2^-24. A
+/// since the low part has a sign and 8 or 11 bits of its own, and the smallest steps of half are 2^-24. A
 /// projection has the error 2^-17 sum_k |x_k w_k| of these, and that of a sum of 2 d floats.
 namespace nprf::cuda {
 
@@ -135,9 +135,10 @@ class TensorProjection {
     }
   }
 
+  /// Whether no token is extreme, or scale_extreme() has been called.
+  __device__ __forceinline__ bool is_scaled() const { return !has_range_of_float || m_is_scaled; }
   /// Makes the following projections and squares those of x 2^e for tokens that are extreme, where 2^e takes the
   /// largest |x_k| to [1/2, 1). The argument is that of token g + 8 h for the lanes with lane % 2 = h.
-  __device__ __forceinline__ bool is_scaled() const { return !has_range_of_float || m_is_scaled; }
   __device__ __forceinline__ void scale_extreme(bool is_extreme) {
     const bool other = __shfl_xor_sync(~0u, static_cast<int>(is_extreme), 1) != 0, odd = lane() % 2 != 0;
     m_is_scaled = true;
