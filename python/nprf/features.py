@@ -16,12 +16,13 @@ from ._value import Value, frozen_array
 
 
 _identities = itertools.count()
-by_identity: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+by_identity: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def register(x: Any) -> int:
-    """An integer by which a compiled graph refers to `x` (by_identity)."""
-    identity = next(_identities)
+def register(x: Any) -> str:
+    """A name by which a compiled graph refers to `x` (by_identity). torch.compile would make a variable of a number that
+    differs from one layer to the next."""
+    identity = str(next(_identities))
     by_identity[identity] = x
     return identity
 

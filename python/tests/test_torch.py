@@ -622,7 +622,7 @@ def test_t5_of_transformers(implementation):
     generated = [each.generate(tokens, max_new_tokens=5, use_cache=False, do_sample=False) for each in (model, ours)]
     assert torch.equal(*generated)
     ours.load_state_dict(model.state_dict())
-    with pytest.raises(ValueError, match="cache: expected None"):
+    with pytest.raises(ValueError, match=r"expected None \(and use_cache=False\)"):
         ours(input_ids=tokens, decoder_input_ids=of_decoder)
     packed = torch.block_diag(torch.ones(10, 10), torch.ones(20, 20)).bool().expand(2, 1, 30, 30)
     with pytest.raises(ValueError, match="mask: expected one by which all heads and queries"):

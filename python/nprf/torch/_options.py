@@ -34,7 +34,7 @@ def position_name(position: Position) -> str:
 class Options(NamedTuple):
     """What a graph holds as one string."""
 
-    features: int  # the identity of a feature map
+    features: str  # the identity of a feature map
     position: str
     causal: bool
     near: int
@@ -71,7 +71,7 @@ def options_of(text: str) -> Options:
             _parsed.clear()
         features, position, causal, near, radius, engine, tokens_first, offset, tolerance, sinks = text.split(" ")
         found = _parsed[text] = Options(
-            int(features), position, causal == "1", int(near), float(radius), engine, tokens_first == "1", int(offset),
+            features, position, causal == "1", int(near), float(radius), engine, tokens_first == "1", int(offset),
             float(tolerance), int(sinks),
         )  # fmt: skip
     return found
