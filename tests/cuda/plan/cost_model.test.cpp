@@ -26,9 +26,10 @@ cuda::AttentionModel rising(std::initializer_list<float> spreads) {
 
 template <class S = float>
 cuda::Engine engine(const cuda::AttentionModel& model, const cuda::Device& device, bool gradients = false,
-                    double tolerance = 1e-4) {
+                    double tolerance = 1e-4, bool gradients_on_tensor_cores = false) {
   const cuda::PlanShape shape{.heads = static_cast<Index>(model.positions.size()), .n_q = n, .n_k = n, .d_v = 64};
-  return cuda::cheapest<S>(device, cuda::DeviceModel(model, shape, gradients, nullptr), gradients, tolerance);
+  return cuda::cheapest<S>(device, cuda::DeviceModel(model, shape, gradients, nullptr), gradients, tolerance,
+                           gradients_on_tensor_cores);
 }
 
 }  // namespace
@@ -50,7 +51,7 @@ TEST_CASE("with gradients too, failing rows raise the cost of FFTs", "[cuda]") {
   CHECK(engine(rising({1, 1, 1, 60}), device, true) == cuda::Engine::fused);
 }
 
-TEST_CASE("the cost model uses tensor cores if available, and not for gradients", "[cuda]") {
+TEST_CASE("the cost model uses tensor cores if available, and for gradients if the plan does", "[cuda]") {
   cuda::Device device = cuda::Device::current();
   cuda::AttentionModel far_features = rising({1});  // that do not fit half
   far_features.radius = 0;
@@ -61,8 +62,11 @@ TEST_CASE("the cost model uses tensor cores if available, and not for gradients"
   CHECK(engine<__nv_bfloat16>(rising({1}), device) == cuda::Engine::fused);
   device.capability = 90;
   CHECK(engine<__half>(rising({1}), device, true) == cuda::Engine::fused);
+  CHECK(engine<__half>(rising({1}), device, true, 1e-4, true) == cuda::Engine::direct);
+  CHECK(engine<float>(rising({1}), device, true, 1e-4, true) == cuda::Engine::fused);
   if (!can_multiply<__nv_bfloat16>()) return;
   CHECK(engine<__half>(far_features, device) == cuda::Engine::direct);
+  CHECK(engine<__half>(far_features, device, true, 1e-4, true) == cuda::Engine::fused);
   CHECK(engine<__nv_bfloat16>(rising({1}), device) == cuda::Engine::direct);
 }
 

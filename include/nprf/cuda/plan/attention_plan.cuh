@@ -278,9 +278,9 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
                                 cudaStream_t stream)
     : m_device(Device::current()),
       m_model(std::move(model), shape, options.gradients, stream),
-      m_engine(options.engine == Engine::automatic
-                   ? cheapest<S>(m_device, m_model, options.gradients, options.tolerance)
-                   : options.engine),
+      m_engine(options.engine == Engine::automatic ? cheapest<S>(m_device, m_model, options.gradients,
+                                                                 options.tolerance, options.gradients_on_tensor_cores)
+                                                   : options.engine),
       m_product(m_device, m_engine,
                 {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), 1,
                  m_model.feature_group()},

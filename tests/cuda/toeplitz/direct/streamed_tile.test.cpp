@@ -2,6 +2,7 @@
 #include "nprf/cuda/toeplitz/direct/streamed_tile.cuh"
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <utility>
 
@@ -23,7 +24,7 @@ bool can_stream() {
 template <class T>
 typename TileCase<T, T>::Data random_data(const TileCase<T, T>& x) {
   auto data = x.data();
-  const auto draw = [](Matrix<float>& a, int stream) { a = normal<float>(a.rows(), a.cols(), stream); };
+  const auto draw = [](Matrix<float>& a, std::uint64_t stream) { a = normal<float>(a.rows(), a.cols(), stream); };
   draw(data.A, 1), draw(data.B, 2), draw(data.V, 3);
   return data;
 }

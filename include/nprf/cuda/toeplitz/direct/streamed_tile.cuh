@@ -18,7 +18,11 @@ class StreamedTile : public TensorTile<Feature, Feature, shape, 2, 2> {
  public:
   static constexpr bool compiled = Base::compiled && has_async_copies;
   static constexpr int blocks = Base::in_half ? 2 : 3;  // rows in half have scales, which need more registers
-  using Base::queries, Base::keys, Base::columns, Base::threads, Base::TensorTile;
+  using Base::queries, Base::keys, Base::columns, Base::threads;
+
+  // not an inherited constructor, which clang does not inline
+  __device__ __forceinline__ StreamedTile(const TileTask<Feature, Feature>& task, int z, int i0, int p0)
+      : Base(task, z, i0, p0) {}
 
   /// Whether a task can use it.
   static bool supports(const TileTask<Feature, Feature>& task) {
