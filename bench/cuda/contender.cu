@@ -54,12 +54,11 @@ void answer_case(const Case& x, Current<S>& current, const Clock& clock) {
   const Arrays<S>& arrays = *current.arrays;
   const std::size_t before = free_bytes();
   const auto plan = with_attention(x, [&](const auto& attention) {
-    return std::make_unique<cuda::AttentionPlan<S>>(
-        cuda::model_of(attention), x.shape(),
-        cuda::PlanOptions{.engine = x.requested_engine(),
-                          .gradients = x.gradients(),
-                          .owns_workspace = false,
-                          .gradients_on_tensor_cores = x.pass == "both16"});
+    return std::make_unique<cuda::AttentionPlan<S>>(cuda::model_of(attention), x.shape(),
+                                                    cuda::PlanOptions{.engine = x.requested_engine(),
+                                                                      .gradients = x.gradients(),
+                                                                      .owns_workspace = false,
+                                                                      .gradients_on_tensor_cores = x.pass == "both16"});
   });
   const std::size_t after = free_bytes(), tables = before > after ? before - after : 0;
   const cuda::DeviceMemory workspace(plan->workspace_bytes());

@@ -38,8 +38,8 @@ double error(const PlanCase& x, const Attention<F, P>& attention) {
   return x.error(attention, *plan) - static_cast<double>(counts.fft_error_bound);
 }
 
-/// The largest difference of any gradient from the CPU's, relative to the largest entry of that gradient; that of a bias
-/// relative to a tenth of the terms that it is a sum of, if these are larger, since the error of an FFT is.
+/// The largest difference of any gradient from the CPU's, relative to the largest entry of that gradient; that of a
+/// bias relative to a tenth of the terms that it is a sum of, if these are larger, since the error of an FFT is.
 template <class F, class P>
 double relative_difference(const PlanCase& x, const Attention<F, P>& attention) {
   const Matrix<float> dy = normal<float>(x.shape.n_q, x.shape.d_v, 9);

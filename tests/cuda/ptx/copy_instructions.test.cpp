@@ -25,8 +25,9 @@ TEST_CASE("a copy has its bytes once it has been waited for", "[ptx]") {
   CHECK(none.findings.empty());
   for (std::size_t t = 0; t < 4; ++t) CHECK(none.words[32 + t] == 0);
   CHECK(copies(store_first).run().words[33] != 4);  // too early
-  const KernelCase further{.body = "cp.async.cg.shared.global [%r3+16], [%d0], 16, 16; cp.async.wait_all;\n"
-                                   "ld.shared.u32 %r5, [%r3+20]; st.global.u32 [%d0+128], %r5;",
+  const KernelCase further{.body =
+                               "cp.async.cg.shared.global [%r3+16], [%d0], 16, 16; cp.async.wait_all;\n"
+                               "ld.shared.u32 %r5, [%r3+20]; st.global.u32 [%d0+128], %r5;",
                            .threads = 1,
                            .shared = 32};
   CHECK(further.run().words[32] == 1);

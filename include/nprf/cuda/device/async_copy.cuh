@@ -12,16 +12,17 @@ namespace nprf::cuda {
 
 constexpr bool has_async_copies = device_capability >= 80;
 
-/// Starts to copy 16 bytes to `offset` bytes from `to`, between addresses that are multiples of 16; zeros if `inside` is
-/// false, and `from` is not read. The bytes must not be used before wait_for_copies() and, by other threads, a barrier.
+/// Starts to copy 16 bytes to `offset` bytes from `to`, between addresses that are multiples of 16; zeros if `inside`
+/// is false, and `from` is not read. The bytes must not be used before wait_for_copies() and, by other threads, a
+/// barrier.
 template <int offset>
 __device__ __forceinline__ void start_copy(void* to, const void* from, bool inside) {
   if constexpr (has_async_copies)
-    asm volatile(
-        "cp.async.cg.shared.global [%0 + %3], [%1], 16, %2;"
-        :
-        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "r"(inside ? 16 : 0), "n"(offset)
-        : "memory");
+    asm volatile("cp.async.cg.shared.global [%0 + %3], [%1], 16, %2;"
+                 :
+                 : "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "r"(inside ? 16 : 0),
+                   "n"(offset)
+                 : "memory");
 }
 
 /// Waits for all copies that this thread has started.

@@ -261,7 +261,8 @@ class Backward {
       queue_grid_lag_gradients({A, B, G, U, H, selected, model.weights(), z, model.positions(), db}, stream);
     else if (has_db && has_tensor_Y(forward))
       in_float(forward.product)
-          .queue_states(arrays.phi_q, arrays.phi_k, {model.shared_by_group(inputs.v), inputs.key_mask}, arrays.Y, stream);
+          .queue_states(arrays.phi_q, arrays.phi_k, {model.shared_by_group(inputs.v), inputs.key_mask}, arrays.Y,
+                        stream);
     if (has_db && !model.places().is_grid())
       m_lags.queue({A, B, m_is_tiled ? G : H, U}, selected, arrays.Y.before, arrays.Y.after, db, arrays.lags, stream);
     if (has_db && !m_is_tiled) m_correlation.queue({A, B, G, U}, counters.largest, db, arrays.correlation, stream);

@@ -67,8 +67,9 @@ class GradientColumnsTile {
       is_ignored[turn] = !all_finite && !m_task.attention_mask.is_attended(m_z, j);
     }
     for (int c0 = 0; c0 <= m_p; c0 += Shape::channels)
-      transpose(c0, [&](int turn) { return is_ignored[turn] ? 0.0f : V(m_t0 + token(turn), c0 + m_lane); },
-                [&](int column, float x) { put(m_task.U, m_task.stride_k, column, x); });
+      transpose(
+          c0, [&](int turn) { return is_ignored[turn] ? 0.0f : V(m_t0 + token(turn), c0 + m_lane); },
+          [&](int column, float x) { put(m_task.U, m_task.stride_k, column, x); });
   }
 
   __device__ __forceinline__ void store_G_and_H() const {
@@ -204,10 +205,10 @@ template <Storage S>
 void queue_store(const StoreTask<S>& task, cudaStream_t stream) {
   constexpr int threads = 256;
   if (task.x.size() == 0) return;
-  launch("gradients: values", store_kernel<S>,
-         dim3{blocks_of<threads>(task.x.tokens * task.x.channels), static_cast<unsigned>(task.x.batch * task.x.heads),
-              1},
-         dim3{threads, 1, 1}, 0, stream, task);
+  launch(
+      "gradients: values", store_kernel<S>,
+      dim3{blocks_of<threads>(task.x.tokens * task.x.channels), static_cast<unsigned>(task.x.batch * task.x.heads), 1},
+      dim3{threads, 1, 1}, 0, stream, task);
 }
 
 }  // namespace nprf::cuda
