@@ -73,7 +73,7 @@ struct PowerOfTwoScale {
 };
 NPRF_HOST_DEVICE __forceinline__ PowerOfTwoScale power_of_two_scale(int magnitude) {
   if (magnitude >= infinite_magnitude) return {1, 1};
-  const int exponent = min(max((magnitude >> 23) + 1, 1), 253);
+  const int wanted = (magnitude >> 23) + 1, exponent = wanted < 1 ? 1 : wanted > 253 ? 253 : wanted;
   const int bits[2] = {exponent << 23, (254 - exponent) << 23};
   PowerOfTwoScale scale;
   std::memcpy(&scale, bits, sizeof(scale));

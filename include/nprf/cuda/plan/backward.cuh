@@ -167,16 +167,7 @@ class Backward {
           if (model.has_log_domain())
             arrays.log_domain_scratch = LogDomainScratch::take(area, z, model.n_q(), model.n_k(), model.m());
         },
-        [&](Scratch& area) {
-          if (m_on_tensor_cores) {
-            arrays.tensor_dA = m_on_tensor_cores->take_dA(area);
-            return;
-          }
-          arrays.dA = m_dA.take(area);
-          float* N = area.take<float>(m_parts_of_dA - 1, z, model.n_q(), r);
-          arrays.extra_dA = {N, area.take<float>(m_parts_of_dA - 1, z, model.n_q()), m_parts_of_dA - 1, r,
-                             arrays.dA.sums.rows};
-        },
+        [&](Scratch& area) { take_dA(model, area, arrays); },
         [&](Scratch& area) {
           if (m_on_tensor_cores)
             arrays.tensor_dB = m_on_tensor_cores->take_dB(area);
@@ -216,6 +207,17 @@ class Backward {
   }
 
  private:
+  void take_dA(const DeviceModel& model, Scratch& area, Arrays& arrays) const {
+    if (m_on_tensor_cores) {
+      arrays.tensor_dA = m_on_tensor_cores->take_dA(area);
+      return;
+    }
+    arrays.dA = m_dA.take(area);
+    const int z = model.z(), r = model.r(), extra = m_parts_of_dA - 1;
+    float* N = area.take<float>(extra, z, model.n_q(), r);
+    arrays.extra_dA = {N, area.take<float>(extra, z, model.n_q()), extra, r, arrays.dA.sums.rows};
+  }
+
   struct TokenFeatures {
     FeatureTask<S> queries, keys;
   };

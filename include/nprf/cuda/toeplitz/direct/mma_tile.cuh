@@ -397,7 +397,7 @@ class TensorTile {
   }
 
   // adds the non-finite values to the rows that attend to them, and replaces them by zeros for the others
-  __device__ void add_nonfinite_values() {
+  __device__ __forceinline__ void add_nonfinite_values() {
     for (int k = 0; k < keys; ++k)
 #pragma unroll
       for (int n = 0; n < columns / 8; ++n)
