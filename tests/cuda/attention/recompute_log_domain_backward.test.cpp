@@ -66,7 +66,7 @@ Gradients<float> gradients_of(const Heads& x, const cuda::AttentionModel& model,
   const auto view = [&](const DeviceArray<S>& a, Index tokens, Index channels) {
     return cuda::DeviceMatrixView<S>(a.data(), x.shape.batch, x.shape.heads, tokens, channels);
   };
-  const auto& [batch, heads, heads_k, n_q, n_k, d_v, offset] = x.shape;
+  const auto& [batch, heads, n_q, n_k, d_v, offset, heads_k] = x.shape;
   const Index d = x.q.cols();
   const cuda::PlanCall call{.key_mask = reinterpret_cast<const bool*>(mask.data())};
   plan.forward(view(q, n_q, d), view(k, n_k, d), view(v, n_k, d_v), view(y, n_q, d_v), call, nullptr);
@@ -103,7 +103,7 @@ double error(const Heads& x, const std::vector<Attention<F, P>>& attentions, cud
   LargestDifference worst;
   Matrix<double> bias = Matrix<double>::Zero(got.bias.rows(), got.bias.cols());
   double bias_magnitude = 0;
-  const auto& [batch, heads, heads_k, n_q, n_k, d_v, offset] = x.shape;
+  const auto& [batch, heads, n_q, n_k, d_v, offset, heads_k] = x.shape;
   for (Index z = 0; z < x.z; ++z) {
     const auto of_head = [&](const Matrix<float>& a, Index n) -> Matrix<double> {
       const Matrix<float> rows = a.middleRows(z * n, n);

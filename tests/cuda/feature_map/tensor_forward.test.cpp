@@ -57,7 +57,7 @@ struct Case {
   // by tensor cores, or by the kernel that computes in float
   template <class Feature, class S>
   Features compute(const std::vector<S>& q, const std::vector<S>& k, bool on_tensor_cores) const {
-    cuda::DeviceModel device_model(model(), {.heads = heads, .heads_k = heads_k, .n_q = n, .n_k = n, .d_v = 1}, false,
+    cuda::DeviceModel device_model(model(), {.heads = heads, .n_q = n, .n_k = n, .d_v = 1, .heads_k = heads_k}, false,
                                    nullptr);
     if (on_tensor_cores) device_model.split_projections<S>(cuda::Device::current(), nullptr);
     const DeviceArray<S> device_q(q), device_k(k);

@@ -23,7 +23,7 @@ constexpr double tolerance = 20 * eps;           // of y, as in attention_plan.t
 constexpr double gradient_tolerance = 10 * eps;  // as in backward.test.cpp
 
 constexpr Index d = 8;
-const cuda::PlanShape shape{.batch = 2, .heads = 4, .heads_k = 2, .n_q = 70, .n_k = 50, .d_v = 5, .offset = -3};
+const cuda::PlanShape shape{.batch = 2, .heads = 4, .n_q = 70, .n_k = 50, .d_v = 5, .offset = -3, .heads_k = 2};
 
 PositiveFeatures<float> random_map(std::uint64_t h) { return orf<float>(d, 16, h); }
 
@@ -144,7 +144,7 @@ TEST_CASE("groups of heads support 16-bit storage", "[cuda]") {
 }
 
 TEST_CASE("more tokens than fit in shared memory may have groups of heads", "[cuda]") {
-  const cuda::PlanShape large{.heads = 2, .heads_k = 1, .n_q = 17000, .n_k = 16500, .d_v = 1};
+  const cuda::PlanShape large{.heads = 2, .n_q = 17000, .n_k = 16500, .d_v = 1, .heads_k = 1};
   const HeadsCase x(large, 2), repeated = x.repeated();
   const cuda::AttentionModel model =
       cuda::model_of(Attention(orf<float>(2, 2, 7), RelativePosition<float>(random_biases())));
@@ -170,7 +170,7 @@ TEST_CASE("a key that only one head of a group attends to affects no other head,
   model.positions[0] = model.positions[2] = cuda::model_of(RelativePosition<float>(Vector<float>::Zero(201)));
   for (const cuda::Engine engine : cuda_engines) {
     const cuda::PlanOptions options{.engine = engine, .gradients = true};
-    HeadsCase x({.heads = 4, .heads_k = 2, .n_q = 40, .n_k = 50, .d_v = 5}, d);
+    HeadsCase x({.heads = 4, .n_q = 40, .n_k = 50, .d_v = 5, .heads_k = 2}, d);
     x.k.row(45).setConstant(nan);  // after all queries, of the first group
     x.v.row(45).setConstant(nan);
     const HeadsResults got = x.results(cuda::AttentionPlan<float>(model, x.shape, options));

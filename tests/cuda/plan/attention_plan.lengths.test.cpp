@@ -23,7 +23,7 @@ constexpr double tolerance = 20 * eps;           // of y, as in attention_plan.t
 constexpr double gradient_tolerance = 10 * eps;  // as in backward.test.cpp
 
 constexpr Index d = 6, n_k = 50;
-const cuda::PlanShape shape{.batch = 4, .heads = 2, .heads_k = 1, .n_q = 70, .n_k = n_k, .d_v = 5};
+const cuda::PlanShape shape{.batch = 4, .heads = 2, .n_q = 70, .n_k = n_k, .d_v = 5, .heads_k = 1};
 const std::vector<int> lengths{n_k, 17, 1, 0};
 
 Attention<PositiveFeatures<float>, RelativePosition<float>> attention(const AttentionOptions& options = {}) {

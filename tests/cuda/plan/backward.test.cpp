@@ -144,6 +144,37 @@ TEMPLATE_TEST_CASE("gradients on tensor cores have the precision of their type",
     }
 }
 
+TEMPLATE_TEST_CASE("gradients on tensor cores are near those in float, beside exact pairs", "[cuda]", __half,
+                   __nv_bfloat16) {
+  if (!can_multiply<TestType>()) return;
+  // in units of the largest entry, which may be smaller than the terms that an entry is a sum of
+  constexpr double u = std::is_same_v<TestType, __half> ? 0x1p-11 : 0x1p-8, of_entries = 64 * u;
+  const Matrix<float> dy = normal<float>(200, 20, 9);
+  const auto check = [&](const auto& attention, cuda::PlanOptions options) {
+    const PlanCase in_float{{.n_q = 200, .n_k = 150, .d_v = 20}, options, 16};
+    options.gradients_on_tensor_cores = true;
+    const PlanCase on_tensor_cores{in_float.shape, options, 16};
+    const Gradients<float> expected =
+                               gradients_of<TestType>(in_float, *in_float.template plan<TestType>(attention), dy),
+                           got = gradients_of<TestType>(on_tensor_cores,
+                                                        *on_tensor_cores.template plan<TestType>(attention), dy);
+    const auto largest = [](const auto& x) { return static_cast<double>(x.cwiseAbs().maxCoeff()); };
+    CHECK(difference(got, expected,
+                     {largest(expected.queries), largest(expected.keys), largest(expected.values),
+                      largest(expected.bias)}) <= of_entries);
+  };
+  for (const cuda::Engine engine : {cuda::Engine::direct, cuda::Engine::banded})
+    for (const auto& [near, sinks] : std::vector<std::pair<Index, Index>>{{0, 0}, {4, 0}, {0, 2}}) {
+      INFO(name(engine) << ", near " << near << ", sinks " << sinks);
+      const cuda::PlanOptions options{.engine = engine, .gradients = true};
+      check(Attention(orf<float>(16, 32, 7), clipped(), {.near = near, .sinks = sinks}), options);
+      // the logarithms of the features of a row are far from those of its exact pairs
+      check(Attention(orf<float>(16, 32, 7), clipped(),
+                      {.normalization = Normalization::none(), .near = near, .sinks = sinks}),
+            options);
+    }
+}
+
 TEST_CASE("gradients are affected only by keys that the row attends to", "[cuda]") {
   const Attention causal(orf<float>(6, 16, 7), clipped(), {.direction = Direction::causal});
   const Matrix<float> dy = normal<float>(300, 5, 9);

@@ -6,8 +6,8 @@
 #include "nprf/cuda/device/device_code.hpp"
 #include "nprf/cuda/device/mma.cuh"
 
-/// Copies from global to shared memory that run while the thread goes on, of compute capability 8.0 and newer. PTX ISA,
-/// "cp.async". Tests on the host include a replacement of this header (tests/cuda/stand_in).
+/// Asynchronous copies from global to shared memory, of compute capability 8.0 and newer (PTX ISA, "cp.async"). Tests
+/// on the host include a replacement of this header (tests/cuda/stand_in).
 namespace nprf::cuda {
 
 constexpr bool has_async_copies = device_capability >= 80;

@@ -11,8 +11,9 @@
 #include "nprf/cuda/device/mma_shape.hpp"
 
 /// Tensor core instructions. All 32 lanes of a warp must execute them. A 32-bit word holds two factors, the first one
-/// in the lower half. Products are exact, and sums are float. PTX ISA, "Warp-level matrix instructions", documents
-/// which lane holds which entries. Tests on the host include a replacement of this header (tests/cuda/stand_in).
+/// in the lower half. Products are exact; sums are float, and not rounded to nearest. PTX ISA, "Warp-level matrix
+/// instructions", documents which lane holds which entries. Tests on the host include a replacement of this header
+/// (tests/cuda/stand_in).
 namespace nprf::cuda {
 
 /// The compute capability that this device code is compiled for, times ten. In host code, which executes none of the

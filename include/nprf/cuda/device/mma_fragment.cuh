@@ -14,14 +14,13 @@ namespace nprf::cuda {
 ///     Left, LeftTransposed      factors on the left: a[i][k] = tile[i][k], or tile[k][i]
 ///     Right, RightTransposed    factors on the right: b[k][j] = tile[k][j], or tile[j][k]
 ///     RightColumn               a factor on the right (16,8) whose columns are equal
-///     Sum                       a product. A lane has the rows row() and row() + row_step of it, and of each the
-///     columns
-///                               column(), column() + 1, column() + column_step and column() + column_step + 1:
-///                               x[n][2 h + c] is at row h and at column c of the n-th two
+///     Sum                       a product. A lane has 2 of its rows, row() and row() + row_step, and 4 columns of
+///                               each: column() and the next one, and both + column_step. x[n][2 h + c] is at the
+///                               h-th row and at column c of the n-th two
 ///     RowSum                    a product with a RightColumn: of(h) is at row h
 ///     multiply_add(y, a, b)     y += a b
-///     left_of(words)            a sum that is rounded to T, as a left factor: words[n][h] = pack<T>(x[n][2 h], x[n][2
-///     h + 1]) row_max(x)                the largest x of the lanes that have the same rows
+///     left_of(words)            a sum that is rounded to T, as a left factor: words[n][h] has x[n][2 h] and the next
+///     row_max(x)                the largest x of the lanes that have the same rows
 
 /// In the layout of m16n8k8 and m16n8k16.
 template <MmaFactor T, MmaShape shape>

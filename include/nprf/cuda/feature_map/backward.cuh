@@ -52,7 +52,7 @@ struct FeatureGradientShape {
   static constexpr int tokens = FeatureShape::tokens, k_tile = 32, stride = TileShape::stride;
   static_assert(tokens == TileShape::tile && FeatureShape::threads == TileShape::threads);
 
-  /// Blocks per multiprocessor that must find registers: one for 256 channels, whose sums spill otherwise.
+  /// Blocks of a multiprocessor at least, which limits registers: one for 256 channels, whose sums spill otherwise.
   static constexpr int blocks(int tiles) { return tiles == 4 ? 1 : 2; }
 
   /// `tiles` of FeatureTask; centred and quadratic features need one more for the gradient of the coordinates.

@@ -17,7 +17,7 @@ class MatrixTokens {
   __device__ __forceinline__ MatrixTokens(const FeatureTask<S, Feature>& task, int matrix)
       : m_task(task), m_matrix(matrix), m_z(matrix * task.group) {}
 
-  /// The matrix computes the features for all z from this one to z() + group - 1.
+  /// The first z whose features this matrix has; it has those of z() to z() + group - 1.
   __device__ __forceinline__ int z() const { return m_z; }
   __device__ __forceinline__ int n() const { return m_task.x.tokens; }
 

@@ -19,7 +19,7 @@ struct FeatureTile {
   static constexpr int tokens = 64, groups = 2, threads = tokens * groups, at_once = 4;  // as in FeatureShape
   static constexpr int stride = 2 * (tokens + 2);                                        // of pairs of channels
   static constexpr int warps = threads / 32, turns = 2, group = 8, chunk = turns * warps * group;
-  static constexpr int blocks = 5;  // of a multiprocessor, that must find registers
+  static constexpr int blocks = 5;  // of a multiprocessor at least, which limits registers
   static constexpr int piece = 8;   // features of a token that are stored at once if they have 16 bits
 
   // two channels of two tokens are 16 bytes

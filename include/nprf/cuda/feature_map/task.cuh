@@ -81,7 +81,7 @@ struct FeatureTask {
     return kind == FeatureKind::hyperbolic || kind == FeatureKind::trigonometric;
   }
 
-  /// Whether tensor cores compute the projections (tensor_projection.cuh). An empty task has no rows that hinder that.
+  /// Whether tensor cores compute the projections (tensor_projection.cuh). True for an empty task.
   bool uses_tensor_cores() const { return fragments.values && (x.has_aligned_rows || x.tokens == 0); }
 
   /// Tiles of tokens in shared memory: x', and z if there is a centring.

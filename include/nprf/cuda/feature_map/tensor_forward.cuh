@@ -165,7 +165,7 @@ class TensorFeatures {
 /// The shape of the kernels below: a warp has a tile of its own.
 struct TensorFeatureShape {
   static constexpr int warps = 4, threads = 32 * warps, tokens = 16 * warps;
-  static constexpr int blocks = 5;  // of a multiprocessor, that must find registers
+  static constexpr int blocks = 5;  // of a multiprocessor at least, which limits registers
 
   __device__ __forceinline__ static int first_token() {
     return static_cast<int>(blockIdx.x) * tokens + static_cast<int>(threadIdx.x / 32) * 16;

@@ -19,8 +19,9 @@
 ///     2^-17 |w|                       of parts in bfloat16
 ///     2^-23 |w| + 2^-37 max |w|       of parts in half, where the maximum is that of all entries
 ///
-/// since the low part has a sign and 8 or 11 bits of its own, and the smallest steps of half are 2^-24. A
-/// projection has the error 2^-17 sum_k |x_k w_k| of these, and that of a sum of 2 d floats.
+/// since the low part has a sign and 8 or 11 bits of its own, and the smallest steps of half are 2^-24. So a projection
+/// has the error 2^-17 sum_k |x_k w_k| in bfloat16, or 2^-23 sum_k |x_k w_k| + 2^-37 max |w| sum_k |x_k| in half, and
+/// that of a sum of 2 d floats.
 namespace nprf::cuda {
 
 /// The parts of a projection, on the device, in the order in which the lanes of a warp read them; null: none.

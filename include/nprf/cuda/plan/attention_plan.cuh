@@ -28,7 +28,7 @@
 namespace nprf::cuda {
 
 /// Kernelized attention with relative position biases on a GPU (attention.hpp has the formula), for fixed sizes. A call
-/// allocates nothing, unless PlanOptions::stream_ordered, does not synchronise, and can be captured in a CUDA graph,
+/// does not synchronise. It allocates nothing, unless PlanOptions::stream_ordered. It can be captured in a CUDA graph,
 /// also the first one: the constructor loads its kernels, except those of cuFFT.
 ///
 ///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
@@ -91,14 +91,15 @@ class AttentionPlan {
 
   /// Computes the gradients of L from dy [batch, heads, n_q, d_v] = dL/dy and the same inputs. It needs no results of
   /// forward. Those of a head of keys and values are the sums over its group of queries. The gradients are zero for
-  /// rows that attend to no key, for rows whose denominator underflows unless the features are exponential, and for
-  /// keys that are padding. With an FFT engine, a non-finite query that attends to a key makes all gradients of its
-  /// head and of its position non-finite. Throws as forward does, and InvalidArgument if the plan has no gradients.
+  /// rows that attend to no key, for rows whose denominator underflows unless the features are exponential or the plan
+  /// computes such rows by exact softmax, and for keys that are padding. With an FFT engine, a non-finite query that
+  /// attends to a key makes all gradients of its head and of its position non-finite. Throws as forward does, and
+  /// InvalidArgument if the plan has no gradients.
   void backward(const View& q, const View& k, const View& v, const View& dy, const PlanGradients<S>& gradients,
                 const PlanCall& call, cudaStream_t stream) const;
 
   /// Statistics of the last forward call with this workspace, in device memory; of the last one without a workspace, if
-  /// PlanOptions::stream_ordered.
+  /// PlanOptions::stream_ordered. If such calls run at the same time they may be mixed: pass workspaces to read them.
   const Counts* counts(const PlanCall& call = {}) const {
     return allocates_workspace(call) ? static_cast<const Counts*>(m_counts.data())
                                      : arrays_of(call).checks.counters.counts;
@@ -143,7 +144,7 @@ class AttentionPlan {
     const std::uintptr_t nowhere = Scratch::alignment;  // an address of memory that is not accessed
     Scratch scratch(reinterpret_cast<void*>(nowhere));
     const Arrays arrays = take(scratch);
-    const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
+    const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
     const std::ptrdiff_t d = m_model.d();
     S* const array = reinterpret_cast<S*>(nowhere);
     const DeviceMatrixView<S> of_q(array, batch, heads, n_q, d), of_k(array, batch, heads_k, n_k, d),
@@ -201,7 +202,7 @@ class AttentionPlan {
   }
 
   void check_inputs(const View& q, const View& k, const View& v) const {
-    const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
+    const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
     check_matrix(q, "q", batch, heads, n_q, m_model.d());
     check_matrix(k, "k", batch, heads_k, n_k, m_model.d());
     check_matrix(v, "v", batch, heads_k, n_k, d_v);
@@ -307,9 +308,10 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
   Scratch count;
   take(count);
   m_bytes = count.bytes();
-  if (options.stream_ordered)
+  if (options.stream_ordered) {
     m_counts = DeviceMemory(sizeof(Counts));
-  else if (options.owns_workspace)
+    queue_fill("clearing counts", m_counts.data(), 0, sizeof(Counts), stream);
+  } else if (options.owns_workspace)
     m_workspace = DeviceMemory(m_bytes);
   load_kernels(stream);
 }
@@ -325,7 +327,7 @@ template <Storage S>
 void AttentionPlan<S>::forward(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
                                const PlanCall& call, cudaStream_t stream) const {
   m_device.check_current();
-  const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
+  const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
   check_inputs(q, k, v);
   check_output(y, "y", batch, heads, n_q, d_v);
   with_workspace(call, stream, [&](const Arrays& arrays) {
@@ -342,7 +344,7 @@ void AttentionPlan<S>::backward(const View& q, const View& k, const View& v, con
                                 const PlanGradients<S>& gradients, const PlanCall& call, cudaStream_t stream) const {
   m_device.check_current();
   require(m_backward.has_value(), "gradients: expected a plan with PlanOptions::gradients, got one without");
-  const auto [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes();
+  const auto [batch, heads, n_q, n_k, d_v, offset, heads_k] = sizes();
   check_inputs(q, k, v);
   check_matrix(dy, "dy", batch, heads, n_q, d_v);
   check_output(gradients.dq, "dq", batch, heads, n_q, m_model.d());

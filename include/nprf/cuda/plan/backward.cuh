@@ -57,14 +57,13 @@ struct PlanGradients {
 ///
 /// and the gradients of the lags. The backward pass takes about four times the time of the forward pass, which it
 /// repeats. With PlanOptions::gradients_on_tensor_cores the three products are computed from factors that are rounded
-/// to the storage type (toeplitz/backward/tensor_gradients.cuh), and so is Y, unless there is an ExactPlan; the rest
-/// stays in float. With an FFT engine, the
-/// gradients of parameters add about twice the time of the forward pass. The gradients of recomputed rows of Y are
-/// computed by tiles from H, their part of G. The gradients of rows whose D underflows are computed in the log domain
-/// (attention/recompute_log_domain_backward.cuh). With an ExactPlan, the gradients of its exact pairs are added
-/// (attention/exact/backward.cuh). For all other rows the rounding error of an FFT is relative to the largest gradients
-/// of the head. Where a group of queries shares keys and values, their gradients are computed for each head of queries,
-/// and then added in the order of the heads.
+/// to the storage type (toeplitz/backward/tensor_gradients.cuh), and so is Y, except with an ExactPlan; the gradients
+/// of lags, features and inputs stay in float. With an FFT engine, the gradients of parameters add about twice the time
+/// of the forward pass. The gradients of recomputed rows of Y are computed by tiles from H, their part of G. The
+/// gradients of rows whose D underflows are computed in the log domain (attention/recompute_log_domain_backward.cuh).
+/// With an ExactPlan, the gradients of its exact pairs are added (attention/exact/backward.cuh). For all other rows the
+/// rounding error of an FFT is relative to the largest gradients of the head. Where a group of queries shares keys and
+/// values, their gradients are computed for each head of queries, and then added in the order of the heads.
 template <Storage S>
 class Backward {
  public:
@@ -155,7 +154,7 @@ class Backward {
           LogDomainGradients::take(scratch, counters.log_domain_rows, z, model.n_q(), model.n_k(), model.m(), p);
     scratch.overlap(
         [&](Scratch& area) {
-          if (has_tensor_Y(forward)) {
+          if (computes_tensor_Y(forward)) {
             arrays.Y = Y.take_states(area);
             arrays.tensor_Y = product.take(area);
           } else {
@@ -197,10 +196,10 @@ class Backward {
     tokens.keys.sink_ends = arrays.exact.sink_ends;
     arrays.checks.counters.queue_clear(model.z(), stream);
     queue_features(tokens.queries, tokens.keys, model.z(), stream);
-    if constexpr (!std::same_as<S, float>)
-      if (m_on_tensor_cores)
-        m_on_tensor_cores->queue_features(arrays.phi_q, arrays.phi_k, arrays.rows_of_factors, stream);
+    const bool has_tensor_Y = computes_tensor_Y(forward);
+    if (has_tensor_Y) queue_rows_of_features(arrays, stream);
     const CheckedSums sums = queue_columns(forward, inputs, tokens, arrays, stream);
+    if (!has_tensor_Y) queue_rows_of_features(arrays, stream);  // an ExactPlan has changed the features of queries
     if (!m_is_tiled) queue_selected_tiles(arrays.selected, n_q, model.z(), stream);
     queue_parameters(forward, inputs, tokens, sums, gradients.parameters, arrays, stream);
     queue_inputs(forward, tokens, gradients, arrays, stream);
@@ -236,7 +235,7 @@ class Backward {
           model, {inputs.q, inputs.k, queries, keys, V, Y, arrays.Y, checked_product, arrays.checks}, arrays.exact,
           stream);
       if (!m_is_tiled) clear_failed_rows(arrays.checks, z, model.n_q(), stream);
-    } else if (has_tensor_Y(forward)) {
+    } else if (computes_tensor_Y(forward)) {
       sums = queue_tensor_Y(product, V, arrays, stream);
     } else {
       sums = checked_product.queue(Y, queries.phi, keys.phi, V, arrays.Y, arrays.checks, stream);
@@ -261,7 +260,7 @@ class Backward {
     float *db = arrays.db, *requested = has_db ? db : nullptr;
     if (has_db && model.places().is_grid())
       queue_grid_lag_gradients({A, B, G, U, H, selected, model.weights(), z, model.positions(), db}, stream);
-    else if (has_db && has_tensor_Y(forward))
+    else if (has_db && computes_tensor_Y(forward))
       in_float(forward.product)
           .queue_states(arrays.phi_q, arrays.phi_k, {model.shared_by_group(inputs.v), inputs.key_mask}, arrays.Y,
                         stream);
@@ -329,8 +328,14 @@ class Backward {
         stream);
   }
 
+  // the features in 16 bits
+  void queue_rows_of_features(const Arrays& arrays, cudaStream_t stream) const {
+    if constexpr (!std::same_as<S, float>)
+      if (m_on_tensor_cores)
+        m_on_tensor_cores->queue_features(arrays.phi_q, arrays.phi_k, arrays.rows_of_factors, stream);
+  }
   // whether Y is computed on tensor cores
-  bool has_tensor_Y(const ForwardParts<S>& forward) const { return m_on_tensor_cores && !forward.exact; }
+  bool computes_tensor_Y(const ForwardParts<S>& forward) const { return m_on_tensor_cores && !forward.exact; }
   CheckedSums queue_tensor_Y(const Product<S>& product, const Columns<S>& V, const Arrays& arrays,
                              cudaStream_t stream) const {
     if constexpr (!std::same_as<S, float>)

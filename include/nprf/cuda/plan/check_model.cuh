@@ -17,11 +17,10 @@ namespace nprf::cuda {
 
 /// The sizes of a plan.
 struct PlanShape {
-  std::ptrdiff_t batch = 1, heads = 1;
+  std::ptrdiff_t batch = 1, heads = 1, n_q = 0, n_k = 0, d_v = 0;
+  std::ptrdiff_t offset = 0;   // query i has position i + offset, key j has position j
   std::ptrdiff_t heads_k = 0;  // of keys and values: heads / heads_k heads of queries next to each other share one
                                // (grouped queries); 0: as many as of queries
-  std::ptrdiff_t n_q = 0, n_k = 0, d_v = 0;
-  std::ptrdiff_t offset = 0;  // query i has position i + offset, key j has position j
 
   /// How many heads of queries share a head of keys and values.
   std::ptrdiff_t group() const { return heads_k > 0 ? heads / heads_k : 1; }
@@ -30,7 +29,7 @@ struct PlanShape {
 namespace detail {
 
 inline void check_shape(const PlanShape& shape) {
-  const auto& [batch, heads, heads_k, n_q, n_k, d_v, offset] = shape;
+  const auto& [batch, heads, n_q, n_k, d_v, offset, heads_k] = shape;
   constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28, most_blocks = 65535;
   for (const auto& [name, size] : {std::pair{"n_q", n_q}, {"n_k", n_k}})
     require(size >= 0 && size <= most, name, ": expected 0 to 2^28, got ", size);

@@ -37,9 +37,9 @@ struct CallTimes {
 
 /// The engine with the least estimated time (CallTimes). FFTs in two passes move 40 bytes per point of 2 N, and cuFFT's
 /// slabs pass through memory ten times. Rows that fail the FFT error bound (error_bound/fft_row_bound.cuh) add the time
-/// of tiles; their share in a grid is estimated as if each slot had a token. With gradients the forward pass stands for
-/// all: with arithmetic in float or, with PlanOptions::gradients_on_tensor_cores, at half of the rates of tensor cores,
-/// since some of the work stays in float.
+/// of tiles; their share in a grid is estimated as if each slot had a token. With gradients only the
+/// forward pass is estimated: at the rates of float or, where PlanOptions::gradients_on_tensor_cores has an effect, at
+/// half of those of tensor cores, since some of the work stays in float.
 template <Storage S>
 Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, double tolerance,
                 bool gradients_on_tensor_cores = false) {

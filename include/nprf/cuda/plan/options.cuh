@@ -12,11 +12,13 @@ struct PlanOptions {
   Engine engine = Engine::automatic;
   bool gradients = false;                          // whether the plan supports backward
   bool owns_workspace = true;                      // false: each call must pass a workspace
-  bool stream_ordered = false;                     // calls that pass no workspace take it from the device's memory pool
-                                                   // in their stream, and free it there; the plan then owns none
   std::size_t slab_bytes = std::size_t{64} << 20;  // maximum size of a slab, the buffer of FFTs in global memory
   double tolerance = 1e-4;                 // of the error of a row, relative to the largest |v| that it attends to
-  bool gradients_on_tensor_cores = false;  // whether backward multiplies 16-bit storage as forward does; else in float
+  bool gradients_on_tensor_cores = false;  // whether backward computes dA, dB and dU on tensor cores, in the storage
+                                           // type; no effect for float, for FFTs, on grids, and where forward
+                                           // multiplies half in bfloat16
+  bool stream_ordered = false;  // whether calls that pass no workspace take it from the device's memory pool in their
+                                // stream, and free it there; the plan then owns none
 };
 
 /// Options of a call. Only keys can be padding: each query has a row, also beyond the length of its sequence, as on the

@@ -91,7 +91,8 @@ class Product {
             "engine: expected direct or cufft for a grid on a GPU, got ", name(engine));
     m_has_border_part = engine == Engine::cufft && places.outside > 0;
     if constexpr (!std::same_as<S, float>)
-      m_streams = device.capability >= 80 && compiled_for(streamed_direct_kernel<S>) >= 80;
+      m_streams = device.capability >= 80 && compiled_for(streamed_direct_kernel<S>) >= 80 &&
+                  blocks_of_streamed_tiles(device) >= 2;
     const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = shape;
     constexpr std::ptrdiff_t most_blocks = 65535;
     require(static_cast<std::ptrdiff_t>(z) * TileShape::column_tiles(p) <= most_blocks,
@@ -111,7 +112,7 @@ class Product {
       default: {
         // in one of the two directions, as the weights of gradients are transposed
         const bool causal = weights.c.last_attended <= 0 || weights.c.first_attended >= 0;
-        const int blocks = m_streams && has_features_of_storage_type() ? blocks_of_streamed_tiles() : 2;
+        const int blocks = m_streams && has_features_of_storage_type() ? blocks_of_streamed_tiles(device) : 2;
         m_parts = parts_of_keys(device, tiles(), n_k, p, z, causal ? 2 * blocks : blocks);
       }
     }
@@ -285,11 +286,15 @@ class Product {
 
   // features per row of A and B, with padding
   int features() const { return on_tensor_cores() ? std::max(1, (m_shape.r + 15) / 16) * 16 : m_shape.r; }
-  static constexpr int blocks_of_streamed_tiles() {
-    if constexpr (std::same_as<S, float>)
+  // how many blocks with streamed tiles share a multiprocessor, where each reserves 1 KiB of shared memory
+  static int blocks_of_streamed_tiles(const Device& device) {
+    if constexpr (std::same_as<S, float>) {
       return 0;
-    else
-      return StreamedTile<S>::blocks;
+    } else {
+      constexpr std::size_t reserved = 1024;
+      const std::size_t fit = (device.shared_bytes + reserved) / (StreamedTile<S>::shared + reserved);
+      return std::min(StreamedTile<S>::blocks, static_cast<int>(fit));
+    }
   }
   int queries_of_tile() const { return on_tensor_cores() ? TensorTile<__half>::queries : TileShape::tile; }
   int tiles() const { return (m_shape.n_q + queries_of_tile() - 1) / queries_of_tile(); }

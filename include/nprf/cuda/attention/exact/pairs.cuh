@@ -10,8 +10,8 @@
 
 namespace nprf::cuda {
 
-/// Pairs of queries and keys that have the weights of exact softmax, exp(q_i.k_j + b_ij), of normalised rows: those of
-/// a field, which are near tokens (core/near_lags.hpp) and attention sinks with all queries, or all pairs of some
+/// Pairs of queries and keys that have the weights of exact softmax, exp(q_i.k_j + b_ij), of normalised rows. They are
+/// the pairs of the field, near tokens (core/near_lags.hpp) and pairs whose key is a sink, or all pairs of some
 /// queries. Biases are relative to the one at which the weight of a far pair of the query is 1.
 struct ExactPairs {
   Operand<float> q, k;  // (n_q,d) (n_k,d)

@@ -21,9 +21,9 @@ namespace nprf::cuda {
 ///     U [z, p + 1, stride]   [V 1]
 ///
 /// They are zero for queries whose D is zero, underflows or is infinite; for keys that are padding; for keys with
-/// non-finite values that no query attends to; and beyond the last token. If the features are exponential, queries of
-/// the first kind that attend to a key are marked in `log_domain`. attention/recompute_log_domain_backward.cuh computes
-/// their gradients.
+/// non-finite values that no query attends to; and beyond the last token. If the features are exponential, queries
+/// whose D is zero, underflows or is infinite, and that attend to a key, are marked in `log_domain`.
+/// attention/recompute_log_domain_backward.cuh computes their gradients.
 template <Storage S>
 struct GradientColumnsTask {
   Operand<S> dy;     // (n_q,p)
@@ -38,7 +38,8 @@ struct GradientColumnsTask {
   AttentionMask attention_mask;
 };
 
-/// A block has a tile of tokens. A warp reads channels of one token at a time, and writes tokens of one channel.
+/// A block has a tile of tokens. A warp reads 32 channels of a token and writes 32 tokens of a channel, both in whole
+/// sectors; the tile in shared memory transposes.
 struct GradientColumnsShape {
   static constexpr int tokens = 32, channels = 32, warps = 8, threads = 32 * warps, turns = tokens / warps,
                        stride = tokens + 1;
@@ -189,9 +190,13 @@ struct StoreTask {
 /// One thread per scalar of a matrix. Blocks (scalars, matrices).
 template <Storage S>
 __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
-  const int at = static_cast<int>(blockIdx.x * 256 + threadIdx.x), matrix = static_cast<int>(blockIdx.y);
-  const int p = task.sums.p, n = static_cast<int>(task.x.tokens), i = at / p, column = at % p;
-  if (i >= n) return;
+  const int matrix = static_cast<int>(blockIdx.y), p = task.sums.p, n = static_cast<int>(task.x.tokens);
+  const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (at >= static_cast<std::ptrdiff_t>(n) * p) return;
+  // a division of 64 bits would take ten times as long
+  const bool is_small = at <= 0x7fffffff;
+  const int i = is_small ? static_cast<int>(at) / p : static_cast<int>(at / p),
+            column = is_small ? static_cast<int>(at) % p : static_cast<int>(at % p);
   float sum = 0;
   for (int z = matrix * task.group; z < (matrix + 1) * task.group; ++z) {
     const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n + i;

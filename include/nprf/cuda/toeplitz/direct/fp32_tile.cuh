@@ -75,9 +75,9 @@ struct ToeplitzWeights {
   ToeplitzWeights transposed() const { return {c.transposed(), {-band.last, -band.first}, tail_slope, positions}; }
 };
 
-/// How sums and weights make up for the powers of two that operands in half were multiplied by, so that they fit its
-/// range: sums are multiplied by `unit`, and row i of them by rows[z, i], which row i of A was divided by; weights of
-/// key j are multiplied by keys[z, j], which row j of B or of the values was divided by.
+/// Operands in half are stored divided by powers of two, so that they fit its range. Row i of the sums is multiplied by
+/// unit rows[z, i], where row i of A was divided by the latter, and the weights of key j by keys[z, j], which row j of
+/// B or of the values was divided by.
 struct OperandScales {
   const float *rows = nullptr, *keys = nullptr;  // powers of two; null: 1
   float unit = 1;

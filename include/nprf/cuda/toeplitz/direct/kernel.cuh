@@ -74,7 +74,7 @@ void queue_direct(const DirectTask<S, Feature>& task, int z, cudaStream_t stream
   if constexpr (MmaFactor<Feature> && std::is_same_v<S, Feature>) {
     using Streamed = StreamedTile<Feature>;
     static_assert(Streamed::queries == Y::queries);
-    // if kernels are only loaded, both, since later calls may have padding
+    // if kernels are only loaded, both, since later calls may have padding or other alignment
     const bool is_streamed = streams && Streamed::supports(task);
     if (is_streamed || (streams && KernelLoading::is_active()))
       launch("direct", streamed_direct_kernel<Feature>, grid, dim3{Streamed::threads, 1, 1}, Streamed::shared, stream,

@@ -14,9 +14,9 @@
 namespace nprf::cuda {
 
 /// Tile (fp32_tile.cuh) on tensor cores, for values of 16 bits. A warp has row_blocks blocks of 16 rows, and holds
-/// their scores, their sums and 64 columns of Y in registers. With one block there are twice as many warps as with two,
-/// which read keys and values from shared memory twice as often: on an H200 faster for few keys, slower for many. [x]
-/// is x rounded to Feature, bfloat16 or half:
+/// their scores, their sums and 64 columns of Y in registers. One block takes twice as many warps as two, and each warp
+/// reads all keys and values from shared memory: on an H200 this is faster for few keys, and slower for many. [x] is x
+/// rounded to Feature, bfloat16 or half:
 ///
 ///     P = [(A B^T) o C]        N += P [V]        D += P 1
 ///

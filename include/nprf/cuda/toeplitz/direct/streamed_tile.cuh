@@ -8,9 +8,9 @@
 
 namespace nprf::cuda {
 
-/// TensorTile for up to 64 features and for values of their type in aligned rows without padding. While a tile of keys
-/// is multiplied, the next one is copied to a second part of shared memory, so that no registers hold it, and each tile
-/// needs one barrier.
+/// TensorTile for up to 64 features, values of their type in rows that are aligned to 16 bytes, and no key mask. While
+/// a tile of keys is multiplied, the next one is copied to a second part of shared memory, so that no registers hold
+/// it, and each tile needs one barrier.
 template <class Feature, MmaShape shape = MmaShape::native>
 class StreamedTile : public TensorTile<Feature, Feature, shape, 2, 2> {
   using Base = TensorTile<Feature, Feature, shape, 2, 2>;
