@@ -56,7 +56,7 @@ def _plan_of(
     batch = q.shape[0] if q.dim() == 4 else 1
     sizes = (batch, q.shape[heads] if q.dim() > 2 else 1, q.shape[tokens], k.shape[tokens], v.shape[-1], options.offset)
     shapes = tuple(None if x is None else x.shape for x in (bias, extra))
-    others = options._replace(features=id(features))
+    others = options._replace(features=str(id(features)))
     key = (others, scalar, sizes, shapes, gradients, q.device, _stream(q))
     entry = _plans.get(key)
     if entry is None:
