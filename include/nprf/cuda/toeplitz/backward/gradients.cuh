@@ -149,7 +149,6 @@ class GradientColumnsTile {
 #pragma unroll
     for (int turn = 0; turn < Shape::turns; ++turn) tile()[m_lane * Shape::stride + token(turn)] = from(turn);
     __syncthreads();
-#pragma unroll
     for (int c = m_warp; c < Shape::channels; c += Shape::warps)
       if (c0 + c <= m_p) to(c0 + c, tile()[c * Shape::stride + m_lane]);
   }
