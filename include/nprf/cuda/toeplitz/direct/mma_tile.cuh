@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <type_traits>
 
-#include "nprf/cuda/device/half_range.cuh"
 #include "nprf/cuda/device/mma_fragment.cuh"
 #include "nprf/cuda/device/row_loader.cuh"
 #include "nprf/cuda/toeplitz/direct/column_scales.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/toeplitz/direct/mma_rows.cuh"
 #include "nprf/cuda/toeplitz/direct/nonfinite_values.cuh"
 
 namespace nprf::cuda {
@@ -35,30 +36,28 @@ namespace nprf::cuda {
 /// of P, so that a row's weights together have n_k 2^-39.
 template <Storage S, class Feature_ = __nv_bfloat16, MmaShape shape = MmaShape::native, int row_blocks = 2,
           int stages = 1>
-class TensorTile {
+class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
+  using Rows = MmaRows<Feature_, shape, row_blocks>;
+
  public:
   using Feature = Feature_;
   static constexpr bool compiled = has_mma<Feature>;
-  static constexpr int queries = 128, keys = 64, columns = MmaTileShape::channels, blocks = 2;
+  static constexpr int queries = 128, keys = 64, columns = Rows::columns, blocks = 2;
   static constexpr int threads = queries / (16 * row_blocks) * 32;
-  static constexpr int floats = queries + 2 * keys,
-                       floats_of_product = MmaTileShape::channels + ColumnScales<threads>::size;
   static constexpr std::size_t stage_bytes =
-      MmaTileShape::bytes(2 * keys) + sizeof(float) * (floats > floats_of_product ? floats : floats_of_product);
+      MmaTileShape::bytes(2 * keys) +
+      sizeof(float) * std::max(queries + 2 * keys, MmaTileShape::channels + ColumnScales<threads>::size);
   static constexpr std::size_t shared = MmaTileShape::bytes(queries) + stages * stage_bytes;
 
   __device__ __forceinline__ TensorTile(const TileTask<S, Feature>& task, int z, int i0, int p0)
-      : m_task(task),
+      : Rows(i0, p0),
+        m_task(task),
         m_A(task.A.of(z)),
         m_B(task.B.of(z)),
         m_U(task.U.of(z)),
         m_z(z),
         m_head(z % task.A.heads),
-        m_i0(i0),
-        m_p0(p0),
-        m_has_aligned_values(has_aligned_rows(m_U)) {
-    for (int m = 0; m < row_blocks; ++m) m_scale[m][0] = m_scale[m][1] = 1;
-  }
+        m_has_aligned_values(has_aligned_rows(m_U)) {}
 
   /// Adds the contributions of the key tiles first to end - 1.
   __device__ __forceinline__ void add_keys(int first, int end) {
@@ -96,60 +95,33 @@ class TensorTile {
       for (int k = 0; k < depth; k += 16) {
         typename F::Left q[row_blocks];
         for (int m = 0; m < row_blocks; ++m) q[m] = F::load_left(a() + (row_of_warp() + 16 * m) * stride + k, stride);
-        add_columns(q, k);
-        for (int m = 0; m < row_blocks; ++m) F::multiply_add(m_sum[m], q[m], F::load_right_column(sums + k));
+        add_columns(q, u() + k * stride);
+        add_column(q, F::load_right_column(sums + k));
       }
     }
-    if constexpr (in_half) undo_column_scales(1 / scale_of_last);
-  }
-
-  /// Multiplies each row i by factor(i); a row whose factor is 0 becomes 0, even if it is not finite.
-  template <class Factor>
-  __device__ __forceinline__ void scale_rows(Factor&& factor) {
-#pragma unroll
-    for (int m = 0; m < row_blocks; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float c = factor(row(m, h));
-        for_row(m, h, [=](float& x) { x = c == 0 ? 0.0f : c * x; });
-      }
+    if constexpr (in_half)
+      scale_columns([&](int column) { return 1 / Scales::of(column_maxima(), column); }, 1 / scale_of_last);
   }
 
   /// Writes the rows to Y (n_q,p). The block of the first columns also writes the sums (n_q).
   __device__ __forceinline__ void store(float* Y, float* sums) const {
-    const int n_q = m_task.A.tokens, p = m_U.p;
-#pragma unroll
-    for (int m = 0; m < row_blocks; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int i = row(m, h);
-        if (i >= n_q) continue;
-        const float unit = in_half ? unit_of_row(m, h, i) : 1.0f;
-        float* y = Y + static_cast<std::ptrdiff_t>(i) * p;
-#pragma unroll
-        for (int n = 0; n < columns / 8; ++n) {
-          const int column = m_p0 + column_of(n);
-          const float* two = m_y[m][n / 2].x[n % 2] + 2 * h;
-          const float first = unit * two[0], second = unit * two[1];
-          if (p % 2 == 0 && column < p)
-            *reinterpret_cast<float2*>(y + column) = make_float2(first, second);
-          else if (column < p)
-            y[column] = first;
-          if (p % 2 != 0 && column + 1 < p) y[column + 1] = second;
-        }
-        if (m_p0 == 0 && F::column() == 0) sums[i] = unit * m_sum[m].of(h);
-      }
+    const OperandScales& scales = m_task.scales;
+    store_rows(Y, sums, m_task.A.tokens, m_U.p, [&](int i) {
+      const float of_row = scales.rows ? scales.rows[static_cast<std::ptrdiff_t>(m_z) * m_task.A.tokens + i] : 1.0f;
+      return scales.unit * of_row;
+    });
   }
 
  protected:
-  using F = Fragments<Feature, shape>;
+  using typename Rows::F;
   using Scores = typename F::Sum[row_blocks][keys / 16];  // (16 row_blocks,keys)
   using Scales = ColumnScales<threads>;
-  static constexpr bool in_half = std::is_same_v<Feature, __half>;
+  using Rows::in_half, Rows::stride, Rows::row_of_warp, Rows::column_of, Rows::add_columns, Rows::add_column,
+      Rows::store_rows, Rows::fit_rows_to_sums, Rows::fit_rows_to, Rows::scale_columns, Rows::m_i0, Rows::m_p0,
+      Rows::m_y, Rows::m_scale;
   static constexpr bool weights_scores_first =
       in_half || stages > 1;  // not just before they are rounded: fewer registers
-  static constexpr int k_tile = MmaTileShape::channels, stride = MmaTileShape::stride,
-                       own_weights = (queries + 2 * keys) / threads;
+  static constexpr int k_tile = MmaTileShape::channels, own_weights = (queries + 2 * keys) / threads;
 
   __device__ __forceinline__ static Feature* a() { return shared_memory<Feature>(); }  // (queries,k_tile)
   __device__ __forceinline__ static Feature* b_of(int stage) {
@@ -241,8 +213,8 @@ class TensorTile {
       typename F::Left p[row_blocks];
 #pragma unroll
       for (int m = 0; m < row_blocks; ++m) p[m] = rounded(s[m][k], m, k);
-      add_columns(p, 16 * k);
-      for (int m = 0; m < row_blocks; ++m) F::multiply_add(m_sum[m], p[m], F::right_ones());
+      add_columns(p, u() + 16 * k * stride);
+      add_column(p, F::right_ones());
     }
   }
   // the weighted scores of the k-th 16 keys as a factor
@@ -260,28 +232,9 @@ class TensorTile {
     return F::left_of(words);
   }
 
-  // the first row of this warp in the tile
-  __device__ __forceinline__ static int row_of_warp() { return static_cast<int>(threadIdx.x) / 32 * (16 * row_blocks); }
-  // the query of this lane's row (m,h)
-  __device__ __forceinline__ int row(int m, int h) const {
-    return m_i0 + row_of_warp() + 16 * m + h * F::row_step + F::row();
-  }
-  // this lane's first column of the n-th two, in the tile
-  __device__ __forceinline__ static int column_of(int n) { return n / 2 * 16 + n % 2 * F::column_step + F::column(); }
-
   // the weight of this lane's row (m,h) and its first key of the n-th two
   __device__ __forceinline__ const float* weight_of(int m, int h, int n) const {
     return c() + queries - 1 - row_of_warp() - F::row() - 16 * m - h * F::row_step + column_of(n);
-  }
-
-  // calls f(x) for the entries x of this lane's row (m,h)
-  template <class Function>
-  __device__ __forceinline__ void for_row(int m, int h, Function&& f) {
-    f(m_sum[m].of(h));
-#pragma unroll
-    for (int n = 0; n < columns / 8; ++n)
-#pragma unroll
-      for (int e = 2 * h; e < 2 * h + 2; ++e) f(m_y[m][n / 2].x[n % 2][e]);
   }
 
   // loads features k0.. of the queries; they stay in shared memory if one step has all features
@@ -309,16 +262,6 @@ class TensorTile {
     }
   }
 
-  // y += p u for 16 rows of u
-  __device__ __forceinline__ void add_columns(const typename F::Left (&p)[row_blocks], int k) {
-#pragma unroll
-    for (int column = 0; column < columns; column += 16) {
-      const typename F::Right value = F::load_right(u() + k * stride + column, stride);
-#pragma unroll
-      for (int m = 0; m < row_blocks; ++m) F::multiply_add(m_y[m][column / 16], p[m], value);
-    }
-  }
-
   // calls f(x, weight, key) for all scores, where `key` is that of the tile
   template <class Function>
   __device__ __forceinline__ void for_scores(Scores& s, Function&& f) const {
@@ -337,63 +280,6 @@ class TensorTile {
     if (!in_half || !m_task.scales.keys) return;
     const float* scales = c() + queries + keys;
     for_scores(s, [=](float& x, float, int key) { x *= scales[key]; });
-  }
-
-  // ---- rows in half: m_sum and m_y are those of the formula, with the scales of operands, times m_scale
-
-  // what a row has to be multiplied by, which is query i
-  __device__ __forceinline__ float unit_of_row(int m, int h, int i) const {
-    const OperandScales& scales = m_task.scales;
-    const float of_row = scales.rows ? scales.rows[static_cast<std::ptrdiff_t>(m_z) * m_task.A.tokens + i] : 1.0f;
-    return scales.unit * of_row / m_scale[m][h];
-  }
-
-  // multiplies a row so that numbers of up to `largest` fit
-  __device__ __forceinline__ void fit_row(int m, int h, float largest) {
-    const float scale = scale_to_half(largest), factor = scale / m_scale[m][h];
-    m_scale[m][h] = scale;
-    for_row(m, h, [=](float& x) { x *= factor; });
-  }
-  // chooses scales for entries of P that are no larger than D, or than N for values of up to 2^16
-  __device__ __forceinline__ void fit_rows_to_sums() {
-#pragma unroll
-    for (int m = 0; m < row_blocks; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float largest = 0x1p16f * fabsf(m_sum[m].of(h));
-        for_row(m, h, [&](const float& x) { largest = fmaxf(largest, fabsf(x)); });
-        fit_row(m, h, 0x1p-16f * F::row_max(largest));
-      }
-  }
-  // reduces scales for entries of P that would be too large
-  __device__ __forceinline__ void fit_rows_to(const Scores& s) {
-#pragma unroll
-    for (int m = 0; m < row_blocks; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float largest = 0;
-#pragma unroll
-        for (int n = 0; n < keys / 8; ++n)
-#pragma unroll
-          for (int e = 2 * h; e < 2 * h + 2; ++e) largest = fmaxf(largest, fabsf(s[m][n / 2].x[n % 2][e]));
-        largest = F::row_max(largest);
-        if (!(largest * m_scale[m][h] <= largest_scaled)) fit_row(m, h, largest);
-      }
-    __syncwarp();  // the rows of some lanes took longer
-  }
-  __device__ __forceinline__ void undo_column_scales(float factor_of_last) {
-#pragma unroll
-    for (int n = 0; n < columns / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float factor = 1 / Scales::of(column_maxima(), column_of(n) + e % 2);
-#pragma unroll
-        for (int m = 0; m < row_blocks; ++m) m_y[m][n / 2].x[n % 2][e] *= factor;
-      }
-#pragma unroll
-    for (int m = 0; m < row_blocks; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) m_sum[m].of(h) *= factor_of_last;
   }
 
   // adds the non-finite values to the rows that attend to them, and replaces them by zeros for the others
@@ -419,14 +305,11 @@ class TensorTile {
   const TileTask<S, Feature>& m_task;
   const Feature *m_A, *m_B;
   ColumnsOf<S> m_U;
-  int m_z, m_head, m_i0, m_p0;
+  int m_z, m_head;
   bool m_has_aligned_values, m_has_queries = false;
   int m_stage = 0;  // of `stages` tiles of keys in shared memory
   RowLoader<Feature, keys, threads> m_keys, m_values;
   float m_weights[own_weights];  // this thread's part of c()
-  typename F::Sum m_y[row_blocks][columns / 16] = {};
-  typename F::RowSum m_sum[row_blocks] = {};
-  float m_scale[row_blocks][2];  // of this lane's rows
 };
 
 /// The tile for features of type Feature. `shape` is the instruction that multiplies.
