@@ -17,12 +17,12 @@
 #include "nprf/cuda/plan/device_model.cuh"
 #include "nprf/cuda/plan/exact_pairs.cuh"
 #include "nprf/cuda/position/backward.cuh"
+#include "nprf/cuda/toeplitz/backward/gradient_products.cuh"
 #include "nprf/cuda/toeplitz/backward/gradients.cuh"
 #include "nprf/cuda/toeplitz/backward/lags_fft.cuh"
 #include "nprf/cuda/toeplitz/backward/lags_of_grid.cuh"
 #include "nprf/cuda/toeplitz/backward/lags_tiled.cuh"
 #include "nprf/cuda/toeplitz/backward/selected_queries.cuh"
-#include "nprf/cuda/toeplitz/backward/tensor_gradients.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
@@ -51,19 +51,16 @@ struct PlanGradients {
 };
 
 /// The gradients of y = N / D, where [N D] = Y = ((A B^T) o C) U and U = [V 1], from G = dL/dY. They are three more
-/// products with the same weights, by the same engine,
-///
-///     dA = ((G U^T) o C) B     dB = ((U G^T) o C^T) A     dU = ((B A^T) o C^T) G
-///
-/// and the gradients of the lags. The backward pass takes about four times the time of the forward pass, which it
-/// repeats. With PlanOptions::gradients_on_tensor_cores the three products are computed from factors that are rounded
-/// to the storage type (toeplitz/backward/tensor_gradients.cuh), and so is Y, except with an ExactPlan; the gradients
-/// of lags, features and inputs stay in float. With an FFT engine, the gradients of parameters add about twice the time
-/// of the forward pass. The gradients of recomputed rows of Y are computed by tiles from H, their part of G. The
-/// gradients of rows whose D underflows are computed in the log domain (attention/recompute_log_domain_backward.cuh).
-/// With an ExactPlan, the gradients of its exact pairs are added (attention/exact/backward.cuh). For all other rows the
-/// rounding error of an FFT is relative to the largest gradients of the head. Where a group of queries shares keys and
-/// values, their gradients are computed for each head of queries, and then added in the order of the heads.
+/// products with the same weights, by the same engine (GradientProducts), and the gradients of the lags. The backward
+/// pass takes about four times the time of the forward pass, which it repeats. With
+/// PlanOptions::gradients_on_tensor_cores the three products are computed from factors that are rounded to the storage
+/// type, and so is Y, except with an ExactPlan; the gradients of lags, features and inputs stay in float. With an FFT
+/// engine, the gradients of parameters add about twice the time of the forward pass. The gradients of recomputed rows
+/// of Y are computed by tiles from H, their part of G. The gradients of rows whose D underflows are computed in the log
+/// domain (attention/recompute_log_domain_backward.cuh). With an ExactPlan, the gradients of its exact pairs are added
+/// (attention/exact/backward.cuh). For all other rows the rounding error of an FFT is relative to the largest gradients
+/// of the head. Where a group of queries shares keys and values, their gradients are computed for each head of queries,
+/// and then added in the order of the heads.
 template <Storage S>
 class Backward {
  public:
@@ -72,16 +69,9 @@ class Backward {
   Backward(const Device& device, Engine engine, const DeviceModel& model, const Product<S>& forward,
            std::size_t slab_bytes, bool on_tensor_cores)
       : m_is_tiled(engine == Engine::direct || engine == Engine::banded),
-        m_dA(device, engine, {model.z(), model.heads(), model.n_q(), model.n_k(), model.d_v() + 1, model.r()},
-             model.toeplitz(), slab_bytes),
-        m_dB(device, engine, {model.z(), model.heads(), model.n_k(), model.n_q(), model.d_v() + 1, model.r()},
-             model.toeplitz().transposed(), slab_bytes),
-        m_dU(device, engine,
-             {model.z(), model.heads(), model.n_k(), model.n_q(), model.r(), model.d_v(), model.feature_group(), 1},
-             model.toeplitz().transposed(), slab_bytes) {
+        m_products(device, engine, forward.shape(), forward.weights(), slab_bytes,
+                   on_tensor_cores && forward.has_features_of_storage_type()) {
     if (forward.on_tensor_cores()) m_in_float.emplace(device, engine, forward.shape(), forward.weights(), slab_bytes);
-    if (on_tensor_cores && forward.has_features_of_storage_type())
-      m_on_tensor_cores.emplace(device, engine, forward.shape(), forward.weights());
     const std::size_t shared = FeatureGradientShape::shared(model.d_padded(), model.is_centred() ? 2 : 1,
                                                             model.is_centred() || model.is_quadratic());
     require(shared <= device.shared_bytes, "input_dim: expected a size that fits in ", device.shared_bytes,
@@ -98,11 +88,7 @@ class Backward {
   }
 
   /// Must be called after the weights have changed.
-  void queue_weights(cudaStream_t stream) const {
-    m_dA.queue_spectrum(stream);
-    m_dB.queue_spectrum(stream);
-    m_dU.queue_spectrum(stream);
-  }
+  void queue_weights(cudaStream_t stream) const { m_products.queue_weights(stream); }
 
   /// Scratch memory of a call.
   struct Arrays {
@@ -121,9 +107,8 @@ class Backward {
     typename CheckedProduct<S>::Arrays checks;
     LagGradients::Arrays lags;
     CorrelationEngine::Arrays correlation;
-    Product<float>::Arrays dA, dB, dU;
-    typename TensorGradients<S>::Rows rows_of_factors;                    // on tensor cores
-    typename TensorGradients<S>::Arrays tensor_dA, tensor_dB, tensor_dU;  // instead of dA, dB and dU
+    typename GradientProducts<S>::Rows rows_of_factors;
+    typename GradientProducts<S>::Arrays dA, dB, dU;
     Sums extra_dA;  // of recomputed rows, parts after the first one
   };
   Arrays take(const ForwardParts<S>& forward, Scratch& scratch) const {
@@ -144,7 +129,7 @@ class Backward {
     arrays.U = scratch.take<float>(z, p + 1, tokens_k);
     arrays.db = scratch.take<float>(model.positions(), model.entries());
     if (model.group() > 1) arrays.dk = scratch.take<float>(z, model.n_k(), model.d());
-    if (m_on_tensor_cores) arrays.rows_of_factors = m_on_tensor_cores->take_rows(scratch);
+    arrays.rows_of_factors = m_products.take_rows(scratch);
     if (exact) {
       arrays.exact = exact->take(model, scratch);
       arrays.exact_gradients = ExactGradients::take(scratch, z, model.n_q(), model.n_k(), model.d(), p);
@@ -166,19 +151,14 @@ class Backward {
           if (model.has_log_domain())
             arrays.log_domain_scratch = LogDomainScratch::take(area, z, model.n_q(), model.n_k(), model.m());
         },
-        [&](Scratch& area) { take_dA(model, area, arrays); },
         [&](Scratch& area) {
-          if (m_on_tensor_cores)
-            arrays.tensor_dB = m_on_tensor_cores->take_dB(area);
-          else
-            arrays.dB = m_dB.take(area, m_extra_parts);
+          arrays.dA = m_products.take_dA(area);
+          const int extra = m_parts_of_dA - 1;
+          float* N = area.take<float>(extra, z, model.n_q(), r);
+          arrays.extra_dA = {N, area.take<float>(extra, z, model.n_q()), extra, r, arrays.dA.sums.rows};
         },
-        [&](Scratch& area) {
-          if (m_on_tensor_cores)
-            arrays.tensor_dU = m_on_tensor_cores->take_dU(area);
-          else
-            arrays.dU = m_dU.take(area, m_extra_parts);
-        });
+        [&](Scratch& area) { arrays.dB = m_products.take_dB(area, m_extra_parts); },
+        [&](Scratch& area) { arrays.dU = m_products.take_dU(area, m_extra_parts); });
     return arrays;
   }
 
@@ -206,17 +186,6 @@ class Backward {
   }
 
  private:
-  void take_dA(const DeviceModel& model, Scratch& area, Arrays& arrays) const {
-    if (m_on_tensor_cores) {
-      arrays.tensor_dA = m_on_tensor_cores->take_dA(area);
-      return;
-    }
-    arrays.dA = m_dA.take(area);
-    const int z = model.z(), r = model.r(), extra = m_parts_of_dA - 1;
-    float* N = area.take<float>(extra, z, model.n_q(), r);
-    arrays.extra_dA = {N, area.take<float>(extra, z, model.n_q()), extra, r, arrays.dA.sums.rows};
-  }
-
   struct TokenFeatures {
     FeatureTask<S> queries, keys;
   };
@@ -297,11 +266,12 @@ class Backward {
     const Sums& extra_dA = arrays.extra_dA;
     const SelectedQueries& selected = arrays.selected;
     const Columns<float> columns_of_A{A, nullptr, nullptr, 0}, columns_of_B{B, nullptr, nullptr, 0};
-    if constexpr (!std::same_as<S, float>)
-      if (m_on_tensor_cores) m_on_tensor_cores->queue_columns(arrays.G, arrays.U, arrays.rows_of_factors, stream);
-    const Sums to_dA = queue_dA(columns_of_B, arrays, stream);
+    const auto& rows = arrays.rows_of_factors;
+    const Sums &to_dA = arrays.dA.sums, &to_dB = arrays.dB.sums, &to_dU = arrays.dU.sums;
+    m_products.queue_columns(arrays.G, arrays.U, rows, stream);
+    m_products.queue_dA(arrays.G, arrays.U, columns_of_B, rows, arrays.dA, stream);
     if (!m_is_tiled)
-      queue_recompute_tiled(RecomputeTiledTask<float>{{H_c, U_c, columns_of_B, m_dA.weights().c},
+      queue_recompute_tiled(RecomputeTiledTask<float>{{H_c, U_c, columns_of_B, m_products.dA().weights().c},
                                                       failed_rows,
                                                       m_parts_of_dA,
                                                       to_dA.N,
@@ -312,8 +282,8 @@ class Backward {
     const CheckedSums dA{to_dA, selected.selected, extra_dA};
     queue_feature_gradients(FeatureGradientTask<S>{queries, dA, log_domain.of_queries(), z, gradients.dq, exact.dq},
                             stream);
-    const Sums to_dB = queue_dB(columns_of_A, arrays, stream);
-    add_selected_queries({U_c, H_c, columns_of_A, m_dB.weights().c}, selected, to_dB, z, stream);
+    m_products.queue_dB(arrays.U, arrays.G, columns_of_A, rows, arrays.dB, stream);
+    add_selected_queries({U_c, H_c, columns_of_A, m_products.dB().weights().c}, selected, to_dB, z, stream);
     queue_feature_gradients(
         FeatureGradientTask<S>{keys, {to_dB}, log_domain.of_keys(), z, gradients.dk, exact.dk, arrays.dk}, stream);
     if (arrays.dk) {
@@ -321,8 +291,8 @@ class Backward {
       queue_store(StoreTask<S>{dk_of_z, nullptr, nullptr, gradients.dk, model.group()}, stream);
     }
     const Columns<float> G{with_channels(G_c, p), nullptr, nullptr, 0}, H{with_channels(H_c, p), nullptr, nullptr, 0};
-    const Sums to_dU = queue_dU(G, arrays, stream);
-    add_selected_queries({B, A, H, m_dU.weights().c}, selected, to_dU, z, stream);
+    m_products.queue_dU(arrays.phi_k, arrays.phi_q, G, rows, arrays.dU, stream);
+    add_selected_queries({B, A, H, m_products.dU().weights().c}, selected, to_dU, z, stream);
     queue_store(
         StoreTask<S>{to_dU, exact.dv ? exact.dv : log_domain.dv, log_domain.counts, gradients.dv, model.group()},
         stream);
@@ -330,36 +300,17 @@ class Backward {
 
   // the features in 16 bits
   void queue_rows_of_features(const Arrays& arrays, cudaStream_t stream) const {
-    if constexpr (!std::same_as<S, float>)
-      if (m_on_tensor_cores)
-        m_on_tensor_cores->queue_features(arrays.phi_q, arrays.phi_k, arrays.rows_of_factors, stream);
+    m_products.queue_features(arrays.phi_q, arrays.phi_k, arrays.rows_of_factors, stream);
   }
   // whether Y is computed on tensor cores
-  bool computes_tensor_Y(const ForwardParts<S>& forward) const { return m_on_tensor_cores && !forward.exact; }
+  bool computes_tensor_Y(const ForwardParts<S>& forward) const {
+    return m_products.on_tensor_cores() && !forward.exact;
+  }
   CheckedSums queue_tensor_Y(const Product<S>& product, const Columns<S>& V, const Arrays& arrays,
                              cudaStream_t stream) const {
     if constexpr (!std::same_as<S, float>)
       product.queue(arrays.rows_of_factors.A, arrays.rows_of_factors.B, V, arrays.tensor_Y, stream);
     return {arrays.tensor_Y.sums};
-  }
-  // the products of the backward pass: on tensor cores, or in float
-  Sums queue_dA(const Columns<float>& B, const Arrays& arrays, cudaStream_t stream) const {
-    if constexpr (!std::same_as<S, float>)
-      if (m_on_tensor_cores) return m_on_tensor_cores->queue_dA(arrays.rows_of_factors, arrays.tensor_dA, stream);
-    m_dA.queue(arrays.G, arrays.U, B, arrays.dA, stream);
-    return arrays.dA.sums;
-  }
-  Sums queue_dB(const Columns<float>& A, const Arrays& arrays, cudaStream_t stream) const {
-    if constexpr (!std::same_as<S, float>)
-      if (m_on_tensor_cores) return m_on_tensor_cores->queue_dB(arrays.rows_of_factors, arrays.tensor_dB, stream);
-    m_dB.queue(arrays.U, arrays.G, A, arrays.dB, stream);
-    return arrays.dB.sums;
-  }
-  Sums queue_dU(const Columns<float>& G, const Arrays& arrays, cudaStream_t stream) const {
-    if constexpr (!std::same_as<S, float>)
-      if (m_on_tensor_cores) return m_on_tensor_cores->queue_dU(arrays.rows_of_factors, arrays.tensor_dU, stream);
-    m_dU.queue(arrays.phi_k, arrays.phi_q, G, arrays.dU, stream);
-    return arrays.dU.sums;
   }
 
   // A (n_q,r), B (n_k,r), and G, U, H of p + 1 columns
@@ -368,8 +319,9 @@ class Backward {
   };
   Factors factors(const ForwardParts<S>& forward, const Arrays& arrays) const {
     const Product<S>& Y = in_float(forward.product);
-    return {Y.operand_A(arrays.phi_q), Y.operand_B(arrays.phi_k), m_dA.operand_A(arrays.G), m_dA.operand_B(arrays.U),
-            m_dA.operand_A(arrays.H)};
+    const Product<float>& dA = m_products.dA();
+    return {Y.operand_A(arrays.phi_q), Y.operand_B(arrays.phi_k), dA.operand_A(arrays.G), dA.operand_B(arrays.U),
+            dA.operand_A(arrays.H)};
   }
   // the first columns of a matrix
   static Operand<float> with_channels(Operand<float> x, int channels) {
@@ -396,8 +348,7 @@ class Backward {
 
   bool m_is_tiled;  // whether the engine computes tiles and has no FFT
   std::optional<Product<S>> m_in_float;
-  Product<float> m_dA, m_dB, m_dU;
-  std::optional<TensorGradients<S>> m_on_tensor_cores;
+  GradientProducts<S> m_products;
   LagGradients m_lags;
   CorrelationEngine m_correlation;  // this and the following members: FFT engines only
   int m_parts_of_dA = 1, m_extra_parts = 0, m_blocks = 0;

@@ -21,17 +21,14 @@ namespace nprf::cuda {
 template <Storage T>
 class TensorGradients {
  public:
-  /// `forward` and `weights` are those of the forward product. The device must have instructions for T, which is not
-  /// float.
-  TensorGradients(const Device& device, Engine engine, const ProductShape& forward, const ToeplitzWeights& weights)
+  /// `forward` is the shape of the forward product; dA, dB and dU are the same products in float. The device must have
+  /// instructions for T, which is not float.
+  TensorGradients(const Device& device, Engine engine, const ProductShape& forward, const Product<float>& dA,
+                  const Product<float>& dB, const Product<float>& dU)
       : m_forward(forward),
-        m_dA(device, engine, {forward.z, forward.heads, forward.n_q, forward.n_k, forward.p + 1, forward.r}, weights, 0,
-             type),
-        m_dB(device, engine, {forward.z, forward.heads, forward.n_k, forward.n_q, forward.p + 1, forward.r},
-             weights.transposed(), 0, type),
-        m_dU(device, engine,
-             {forward.z, forward.heads, forward.n_k, forward.n_q, forward.r, forward.p, forward.group_of_B, 1},
-             weights.transposed(), 0, type) {}
+        m_dA(device, engine, dA.shape(), dA.weights(), 0, type),
+        m_dB(device, engine, dB.shape(), dB.weights(), 0, type),
+        m_dU(device, engine, dU.shape(), dU.weights(), 0, type) {}
 
   /// Scratch memory of a call. Arrays of different sums may share memory.
   struct Rows {
@@ -68,22 +65,19 @@ class TensorGradients {
     queue_factor_rows(FactorRowsTask<T>{U, p + 1, n_k, n_k, columns(), rows.U, rows.scales_of_U}, z, stream);
   }
 
-  /// Queues the sums dA [z, n_q, r], dB [z, n_k, r] and dU [z, n_k, p], without the column of ones.
-  Sums queue_dA(const Rows& x, const Arrays& arrays, cudaStream_t stream) const {
+  /// Queue arrays.sums: dA [z, n_q, r], dB [z, n_k, r] and dU [z, n_k, p], without the column of ones.
+  void queue_dA(const Rows& x, const Arrays& arrays, cudaStream_t stream) const {
     m_dA.queue(x.G, x.U, values(x.B, m_forward.n_k, m_forward.r, features(), m_forward.group_of_B), arrays, stream,
                {x.scales_of_G, x.scales_of_U, 1 / feature_scale<T>});
-    return arrays.sums;
   }
-  Sums queue_dB(const Rows& x, const Arrays& arrays, cudaStream_t stream) const {
+  void queue_dB(const Rows& x, const Arrays& arrays, cudaStream_t stream) const {
     m_dB.queue(x.U, x.G, values(x.A, m_forward.n_q, m_forward.r, features()), arrays, stream,
                {x.scales_of_U, x.scales_of_G, 1 / feature_scale<T>});
-    return arrays.sums;
   }
-  Sums queue_dU(const Rows& x, const Arrays& arrays, cudaStream_t stream) const {
+  void queue_dU(const Rows& x, const Arrays& arrays, cudaStream_t stream) const {
     OperandScales scales = OperandScales::of_features<T>();
     scales.keys = x.scales_of_G;
     m_dU.queue(x.B, x.A, values(x.G, m_forward.n_q, m_forward.p, columns()), arrays, stream, scales);
-    return arrays.sums;
   }
 
  private:

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <optional>
+
+#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/toeplitz/backward/tensor_gradients.cuh"
+#include "nprf/cuda/toeplitz/product.cuh"
+
+namespace nprf::cuda {
+
+/// The products of the backward pass of Y = ((A B^T) o C) U, from G = dL/dY,
+///
+///     dA = ((G U^T) o C) B     dB = ((U G^T) o C^T) A     dU = ((B A^T) o C^T) G
+///
+/// in float by any engine, or on tensor cores (TensorGradients) with factors that are rounded to S. Factors are float
+/// by channel: A [z, r, n_q], B [z / group_of_B, r, n_k], G [z, p + 1, n_q] and U [z, p + 1, n_k]. O of three forward
+/// products.
+template <Storage S>
+class GradientProducts {
+ public:
+  /// `forward` and `weights` are those of the forward product. With `on_tensor_cores`, the engine must be direct or
+  /// banded, the position no grid, and the device must have instructions for S.
+  GradientProducts(const Device& device, Engine engine, const ProductShape& forward, const ToeplitzWeights& weights,
+                   std::size_t slab_bytes, bool on_tensor_cores)
+      : m_dA(device, engine, {forward.z, forward.heads, forward.n_q, forward.n_k, forward.p + 1, forward.r}, weights,
+             slab_bytes),
+        m_dB(device, engine, {forward.z, forward.heads, forward.n_k, forward.n_q, forward.p + 1, forward.r},
+             weights.transposed(), slab_bytes),
+        m_dU(device, engine,
+             {forward.z, forward.heads, forward.n_k, forward.n_q, forward.r, forward.p, forward.group_of_B, 1},
+             weights.transposed(), slab_bytes) {
+    if (on_tensor_cores) m_tensor.emplace(device, engine, forward, m_dA, m_dB, m_dU);
+  }
+
+  bool on_tensor_cores() const { return m_tensor.has_value(); }
+  /// Those in float, whose shapes and weights hold for both.
+  const Product<float>& dA() const { return m_dA; }
+  const Product<float>& dB() const { return m_dB; }
+  const Product<float>& dU() const { return m_dU; }
+
+  /// Must be called after the weights have changed.
+  void queue_weights(cudaStream_t stream) const {
+    for (const Product<float>* each : {&m_dA, &m_dB, &m_dU}) each->queue_spectrum(stream);
+  }
+
+  /// The factors of a call in 16 bits; nothing in float.
+  using Rows = typename TensorGradients<S>::Rows;
+  Rows take_rows(Scratch& scratch) const { return m_tensor ? m_tensor->take_rows(scratch) : Rows{}; }
+
+  /// Scratch memory of one of the products, and its result.
+  struct Arrays {
+    Sums sums;
+    Product<float>::Arrays in_float;
+    typename TensorGradients<S>::Arrays tensor;
+  };
+  Arrays take_dA(Scratch& scratch) const { return m_tensor ? of(m_tensor->take_dA(scratch)) : of(m_dA.take(scratch)); }
+  /// With room for `extra_parts` additional parts of the sums, in float.
+  Arrays take_dB(Scratch& scratch, int extra_parts) const {
+    return m_tensor ? of(m_tensor->take_dB(scratch)) : of(m_dB.take(scratch, extra_parts));
+  }
+  Arrays take_dU(Scratch& scratch, int extra_parts) const {
+    return m_tensor ? of(m_tensor->take_dU(scratch)) : of(m_dU.take(scratch, extra_parts));
+  }
+
+  /// Queues the rows of A and B, and those of G and U; nothing in float.
+  void queue_features(const float* A, const float* B, const Rows& rows, cudaStream_t stream) const {
+    if constexpr (!std::same_as<S, float>)
+      if (m_tensor) m_tensor->queue_features(A, B, rows, stream);
+  }
+  void queue_columns(const float* G, const float* U, const Rows& rows, cudaStream_t stream) const {
+    if constexpr (!std::same_as<S, float>)
+      if (m_tensor) m_tensor->queue_columns(G, U, rows, stream);
+  }
+
+  /// Queue arrays.sums from two factors of weights by channel, and from the third as columns. On tensor cores they read
+  /// the rows instead.
+  void queue_dA(const float* G, const float* U, const Columns<float>& B, const Rows& rows, const Arrays& arrays,
+                cudaStream_t stream) const {
+    if constexpr (!std::same_as<S, float>)
+      if (m_tensor) return m_tensor->queue_dA(rows, arrays.tensor, stream);
+    m_dA.queue(G, U, B, arrays.in_float, stream);
+  }
+  void queue_dB(const float* U, const float* G, const Columns<float>& A, const Rows& rows, const Arrays& arrays,
+                cudaStream_t stream) const {
+    if constexpr (!std::same_as<S, float>)
+      if (m_tensor) return m_tensor->queue_dB(rows, arrays.tensor, stream);
+    m_dB.queue(U, G, A, arrays.in_float, stream);
+  }
+  void queue_dU(const float* B, const float* A, const Columns<float>& G, const Rows& rows, const Arrays& arrays,
+                cudaStream_t stream) const {
+    if constexpr (!std::same_as<S, float>)
+      if (m_tensor) return m_tensor->queue_dU(rows, arrays.tensor, stream);
+    m_dU.queue(B, A, G, arrays.in_float, stream);
+  }
+
+ private:
+  static Arrays of(const Product<float>::Arrays& arrays) { return {arrays.sums, arrays, {}}; }
+  static Arrays of(const typename TensorGradients<S>::Arrays& arrays)
+    requires(!std::same_as<S, float>)
+  {
+    return {arrays.sums, {}, arrays};
+  }
+
+  Product<float> m_dA, m_dB, m_dU;
+  std::optional<TensorGradients<S>> m_tensor;
+};
+
+}  // namespace nprf::cuda
