@@ -186,33 +186,31 @@ struct StoreTask {
   int group;              // z next to each other
 };
 
-/// One thread per scalar of a matrix. Blocks (scalars, matrices).
+/// Blocks (tokens, matrices) of threads (channels, tokens).
 template <Storage S>
 __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
-  const int matrix = static_cast<int>(blockIdx.y), p = task.sums.p, n = static_cast<int>(task.x.tokens);
-  const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x;
-  if (at >= static_cast<std::ptrdiff_t>(n) * p) return;
-  // a division of 64 bits would take ten times as long
-  const bool is_small = at <= 0x7fffffff;
-  const int i = is_small ? static_cast<int>(at) / p : static_cast<int>(at / p),
-            column = is_small ? static_cast<int>(at) % p : static_cast<int>(at % p);
-  float sum = 0;
-  for (int z = matrix * task.group; z < (matrix + 1) * task.group; ++z) {
-    const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n + i;
-    const bool has_term = task.terms && (!task.rows || task.rows[z] > 0);
-    sum += task.sums.numerator(row, column) + (has_term ? task.terms[row * p + column] : 0.0f);
+  const int n = static_cast<int>(task.x.tokens), matrix = static_cast<int>(blockIdx.y);
+  const int i = static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y);
+  if (i >= n) return;
+  S* x = row_of(task.x, matrix, i);
+  for (int column = static_cast<int>(threadIdx.x); column < task.sums.p; column += static_cast<int>(blockDim.x)) {
+    float sum = 0;
+    for (int z = matrix * task.group; z < (matrix + 1) * task.group; ++z) {
+      const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n + i;
+      const bool has_term = task.terms && (!task.rows || task.rows[z] > 0);
+      sum += task.sums.numerator(row, column) + (has_term ? task.terms[row * task.sums.p + column] : 0.0f);
+    }
+    store(x + column, sum);
   }
-  store(row_of(task.x, matrix, i) + column, sum);
 }
 
 template <Storage S>
 void queue_store(const StoreTask<S>& task, cudaStream_t stream) {
-  constexpr int threads = 256;
+  constexpr int channels = 32, tokens = 8;
   if (task.x.size() == 0) return;
-  launch(
-      "gradients: values", store_kernel<S>,
-      dim3{blocks_of<threads>(task.x.tokens * task.x.channels), static_cast<unsigned>(task.x.batch * task.x.heads), 1},
-      dim3{threads, 1, 1}, 0, stream, task);
+  launch("gradients: values", store_kernel<S>,
+         dim3{blocks_of<tokens>(task.x.tokens), static_cast<unsigned>(task.x.batch * task.x.heads), 1},
+         dim3{channels, tokens, 1}, 0, stream, task);
 }
 
 }  // namespace nprf::cuda
