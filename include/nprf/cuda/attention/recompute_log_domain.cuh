@@ -80,7 +80,7 @@ class LogDomainTile {
     const int end = min(m_task.k.x.tokens, max(0, m_last + m_task.last_attended + 1));
     for (int j0 = 0; j0 < end; j0 += keys) {
       __syncthreads();  // all threads have read the previous tile
-      load_tile({x(), 1, FeatureShape::stride}, m_task.k.x, m_task.k.x.of(m_z), {j0, keys}, {0, m_task.k.d_padded});
+      load_tokens({x(), 1, FeatureShape::stride}, m_task.k.x, m_task.k.x.of(m_z), j0, keys, m_task.k.d_padded);
       __syncthreads();
       const TokenCoordinates at = coordinates_of(m_task.k, m_head, x(), scratch(), normalise(m_task.k, x(), scratch()));
       const double log = log_of_features(at.z) + static_cast<double>(at.log_factor);

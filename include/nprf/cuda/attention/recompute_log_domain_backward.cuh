@@ -22,7 +22,7 @@ __device__ __forceinline__ void project_tokens(const FeatureTask<S>& task, float
   const int z = static_cast<int>(blockIdx.y), t0 = static_cast<int>(blockIdx.x) * Shape::tokens, n = task.x.tokens;
   const int token = t0 + static_cast<int>(threadIdx.x) % Shape::tokens;
   if (t0 >= n) return;
-  load_tile({x, 1, Shape::stride}, task.x, task.x.of(z), {t0, Shape::tokens}, {0, task.d_padded});
+  load_tokens({x, 1, Shape::stride}, task.x, task.x.of(z), t0, Shape::tokens, task.d_padded);
   __syncthreads();
   const TokenCoordinates at = coordinates_of(task, z % task.x.heads, x, scratch, normalise(task, x, scratch));
   if (token >= n) return;

@@ -49,7 +49,7 @@ __device__ __forceinline__ float compute_token_features(const FeatureTask<S>& ta
   using Shape = OneTokenShape;
   const auto& [x, scratch] = shared;
   __syncthreads();  // the features of the token before have been read
-  load_tile({x, 1, Shape::stride}, task.x, task.x.of(z), {token, 1}, {0, task.d_padded});
+  load_tokens({x, 1, Shape::stride}, task.x, task.x.of(z), token, 1, task.d_padded);
   __syncthreads();
   const NormalisedToken own = normalise<Shape>(task, x, scratch);
   const TokenCoordinates at = coordinates_of<Shape>(task, z % task.x.heads, x, scratch, own);

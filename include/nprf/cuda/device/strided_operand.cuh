@@ -67,23 +67,54 @@ struct TileLayout {
   int token_step, channel_step;
 };
 
-struct TileRange {
-  int first, count;
-};
+/// store(row, column, load(row, column)) for all entries of a tile (rows,columns). All `threads` threads of the block
+/// take part; each has one column of some rows, and up to eight loads in flight at a time. A store must not change what
+/// is loaded.
+template <int rows, int columns, int threads, class Load, class Store>
+__device__ __forceinline__ void copy_tile(Load&& load, Store&& store) {
+  constexpr int step = threads / columns, turns = rows / step, at_once = turns < 8 ? turns : 8;
+  static_assert(threads % columns == 0 && rows % step == 0 && turns % at_once == 0);
+  const int column = static_cast<int>(threadIdx.x % columns);
+  int row = static_cast<int>(threadIdx.x / columns);
+#pragma unroll 1
+  for (int turn = 0; turn < turns; turn += at_once, row += at_once * step) {
+    decltype(load(0, 0)) entries[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) entries[i] = load(row + i * step, column);
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) store(row + i * step, column, entries[i]);
+  }
+}
 
-/// Loads a range of tokens and channels of x, the matrix at `data` of its matrices, into a tile; zero beyond the end of
-/// x. All threads of the block take part.
+/// Loads the tile of x (tokens,channels) that begins at token t0 and channel k0, of the matrix at `data`; zero beyond
+/// the end of x. All `threads` threads of the block take part.
+template <int tokens, int channels, int threads, class S>
+__device__ __forceinline__ void load_tile(const TileLayout& tile, const Operand<S>& x, const S* data, int t0, int k0) {
+  const auto load = [&](int t, int k) {
+    const bool is_inside = (t0 + t < x.tokens) & (k0 + k < x.channels);
+    return is_inside ? to_float(data[(t0 + t) * x.token_stride + (k0 + k) * x.channel_stride]) : 0.0f;
+  };
+  const auto store = [&](int t, int k, float value) {
+    tile.values[t * tile.token_step + k * tile.channel_step] = value;
+  };
+  if (x.token_stride == 1)
+    copy_tile<channels, tokens, threads>([&](int k, int t) { return load(t, k); },
+                                         [&](int k, int t, float value) { store(t, k, value); });
+  else
+    copy_tile<tokens, channels, threads>(load, store);
+}
+
+/// Loads `tokens` tokens from t0 on, and the first `channels` channels, of x, the matrix at `data`, into a tile; zero
+/// beyond the end of x. All threads of the block take part.
 template <class S>
-__device__ __forceinline__ void load_tile(const TileLayout& tile, const Operand<S>& x, const S* data, TileRange tokens,
-                                          TileRange channels) {
-  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+__device__ __forceinline__ void load_tokens(const TileLayout& tile, const Operand<S>& x, const S* data, int t0,
+                                            int tokens, int channels) {
   const bool along_tokens = x.token_stride == 1;
-  for (int e = thread; e < tokens.count * channels.count; e += threads) {
-    const int t = along_tokens ? e % tokens.count : e / channels.count,
-              k = along_tokens ? e / tokens.count : e % channels.count;
-    const bool inside = tokens.first + t < x.tokens && channels.first + k < x.channels;
+  for (int e = static_cast<int>(threadIdx.x); e < tokens * channels; e += static_cast<int>(blockDim.x)) {
+    const int t = along_tokens ? e % tokens : e / channels, k = along_tokens ? e / tokens : e % channels;
+    const bool is_inside = t0 + t < x.tokens && k < x.channels;
     tile.values[t * tile.token_step + k * tile.channel_step] =
-        inside ? to_float(data[(tokens.first + t) * x.token_stride + (channels.first + k) * x.channel_stride]) : 0.0f;
+        is_inside ? to_float(data[(t0 + t) * x.token_stride + k * x.channel_stride]) : 0.0f;
   }
 }
 

@@ -14,12 +14,12 @@ namespace nprf::cuda {
 /// Norms of the signals x_f = B_f o u over chunks of keys, where u is 1 or the largest |V_j.| of each key, and the
 /// maxima of |V|.
 struct SignalNorms {
-  static constexpr int chunk = 256, group = 32;  // keys
+  static constexpr int chunk = 256, group = 32, groups = chunk / group;  // keys; groups of a chunk
 
   float* chunk_norms;  // [z, chunk, u, norm, r]: max, |x|_1 / max, |x|_2^2 / max^2; u is relative to chunk_max
   float* chunk_max;    // [z, chunk]: the largest |v| of each chunk
   float* key_max;      // [z, n_k]: of each key
-  float* group_max;    // [z, chunk, chunk / group]: of each group
+  float* group_max;    // [z, chunk, groups]: of each group
   int* largest;        // [z]: magnitude of the largest |v|; infinite if B or V is not finite
   int chunks, r, n_k;
 
@@ -31,7 +31,7 @@ struct SignalNorms {
     norms.chunk_norms = scratch.take<float>(z, chunks, 6, r);
     norms.chunk_max = scratch.take<float>(z, chunks);
     norms.key_max = scratch.take<float>(z, n_k);
-    norms.group_max = scratch.take<float>(z, chunks, chunk / group);
+    norms.group_max = scratch.take<float>(z, chunks, groups);
     norms.largest = largest;
     norms.chunks = chunks, norms.r = r, norms.n_k = n_k;
     return norms;
@@ -60,7 +60,7 @@ struct SignalNorms {
     const int a = min(end, up(first, group)), d = max(a, end / group * group);
     const int b = min(d, up(a, chunk)), c = max(b, d / chunk * chunk);
     const float* of_chunk = chunk_max + static_cast<std::ptrdiff_t>(z) * chunks;
-    const float* of_group = group_max + static_cast<std::ptrdiff_t>(z) * chunks * (chunk / group);
+    const float* of_group = group_max + static_cast<std::ptrdiff_t>(z) * chunks * groups;
     const float* of_key = key_max + static_cast<std::ptrdiff_t>(z) * n_k;
     float largest_abs = 0;
     const auto scan = [&](const float* x, int from, int to) {
@@ -105,63 +105,72 @@ __device__ __forceinline__ void measure(const float (&x)[count], float* to, int 
   to[2 * step] = square;
 }
 
-/// Blocks (chunks, z).
+/// The largest |v| of each key and of each group of keys. Blocks (groups, z).
 template <Storage S>
-__global__ void __launch_bounds__(SignalNorms::chunk) signal_norms_kernel(SignalTask<S> task) {
-  constexpr int chunk = SignalNorms::chunk, group = SignalNorms::group, warps = chunk / 32;
-  int *key_max = shared_memory<int>(), *warp_max = key_max + chunk;  // magnitudes: (chunk) (warps)
+__global__ void __launch_bounds__(SignalNorms::chunk) value_maxima_kernel(SignalTask<S> task) {
+  constexpr int group = SignalNorms::group, warps = SignalNorms::chunk / 32, at_once = group / warps;
+  int* key_max = shared_memory<int>();  // magnitudes of a group
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int at = static_cast<int>(blockIdx.x), z = static_cast<int>(blockIdx.y), j0 = at * chunk;
+  const int j0 = static_cast<int>(blockIdx.x) * group, z = static_cast<int>(blockIdx.y);
   const SignalNorms& out = task.out;
   const ColumnsOf<S> U = task.U.of(z);
   const auto larger = [](int a, int b) { return max(a, b); };
 
-  // each warp computes the maxima of one group of keys, of 8 at a time, whose loads are in flight together
-  static_assert(group == 32 && chunk == warps * group);
-  constexpr int at_once = 8;
-  for (int t = warp * group; t < (warp + 1) * group; t += at_once) {
-    int largest_abs[at_once] = {};
-    for (int c = lane; c < U.p; c += 32)
+  int largest_abs[at_once] = {};  // of the keys of a warp, whose loads are in flight together
+  for (int c = lane; c < U.p; c += 32)
 #pragma unroll
-      for (int e = 0; e < at_once; ++e) largest_abs[e] = max(largest_abs[e], magnitude(U(j0 + t + e, c)));
+    for (int e = 0; e < at_once; ++e) largest_abs[e] = max(largest_abs[e], magnitude(U(j0 + warp * at_once + e, c)));
 #pragma unroll
-    for (int e = 0; e < at_once; ++e) {
-      largest_abs[e] = over_warp(largest_abs[e], larger);
-      if (lane == 0) key_max[t + e] = largest_abs[e];
-    }
+  for (int e = 0; e < at_once; ++e) {
+    largest_abs[e] = over_warp(largest_abs[e], larger);
+    if (lane == 0) key_max[warp * at_once + e] = largest_abs[e];
   }
-  __syncwarp();
-  const int own_max = key_max[warp * group + lane], max_of_group = over_warp(own_max, larger);
-  const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(z) * out.chunks + at;
-  if (lane == 0) {
-    warp_max[warp] = max_of_group;
-    out.group_max[first * warps + warp] = __int_as_float(max_of_group);
-  }
-  if (j0 + warp * group + lane < out.n_k)
-    out.key_max[static_cast<std::ptrdiff_t>(z) * out.n_k + j0 + warp * group + lane] = __int_as_float(own_max);
   __syncthreads();
-  int largest_abs = 0;
-  for (int k = 0; k < warps; ++k) largest_abs = max(largest_abs, warp_max[k]);
-  if (threadIdx.x == 0) {
-    out.chunk_max[first] = __int_as_float(largest_abs);
+  if (warp > 0) return;
+  if (j0 + lane < out.n_k)
+    out.key_max[static_cast<std::ptrdiff_t>(z) * out.n_k + j0 + lane] = __int_as_float(key_max[lane]);
+  const int max_of_group = over_warp(key_max[lane], larger);
+  if (lane == 0)
+    out.group_max[static_cast<std::ptrdiff_t>(z) * out.chunks * SignalNorms::groups + blockIdx.x] =
+        __int_as_float(max_of_group);
+}
+
+/// The norms of a chunk, from the maxima of its keys and groups. Each warp has one signal. Blocks (chunks, tiles of
+/// signals, z).
+template <Storage S>
+__global__ void __launch_bounds__(SignalNorms::chunk) signal_norms_kernel(SignalTask<S> task) {
+  constexpr int chunk = SignalNorms::chunk, groups = SignalNorms::groups, warps = chunk / 32, turns = chunk / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int at = static_cast<int>(blockIdx.x), z = static_cast<int>(blockIdx.z), j0 = at * chunk;
+  const int f = static_cast<int>(blockIdx.y) * warps + warp;
+  const SignalNorms& out = task.out;
+  const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(z) * out.chunks + at;
+  int largest_abs = 0;  // magnitude, so that a NaN is the largest
+#pragma unroll
+  for (int k = 0; k < groups; ++k) largest_abs = max(largest_abs, __float_as_int(out.group_max[first * groups + k]));
+  const float scale = __int_as_float(largest_abs);
+  if (blockIdx.y == 0 && threadIdx.x == 0) {
+    out.chunk_max[first] = scale;
     atomicMax(out.largest + z, largest_abs);
   }
-
-  const float scale = __int_as_float(largest_abs);
-  const float* B = task.B.of(z);
-  bool has_nonfinite = false;
-  for (int f = warp; f < out.r; f += warps) {
-    float ones[warps], with_values[warps];
+  if (f >= out.r) return;
+  const float *B = task.B.of(z) + f * task.B.channel_stride,
+              *key_max = out.key_max + static_cast<std::ptrdiff_t>(z) * out.n_k;
+  float ones[turns], with_values[turns];
 #pragma unroll
-    for (int e = 0; e < warps; ++e) {
-      const int t = e * 32 + lane, j = j0 + t;
-      ones[e] = j < out.n_k ? fabsf(B[f * task.B.channel_stride + j * task.B.token_stride]) : 0.0f;
-      with_values[e] = largest_abs > 0 ? ones[e] * (__int_as_float(key_max[t]) / scale) : 0.0f;
-      has_nonfinite |= !(ones[e] <= largest_float);
-    }
-    measure(ones, out.norms_of_chunk(z, at, false) + f, out.r);
-    measure(with_values, out.norms_of_chunk(z, at, true) + f, out.r);
+  for (int e = 0; e < turns; ++e) {
+    const int j = j0 + e * 32 + lane;
+    ones[e] = j < out.n_k ? fabsf(B[j * task.B.token_stride]) : 0.0f;
+    with_values[e] = j < out.n_k ? key_max[j] : 0.0f;
   }
+  bool has_nonfinite = false;
+#pragma unroll
+  for (int e = 0; e < turns; ++e) {
+    has_nonfinite |= !(ones[e] <= largest_float);
+    with_values[e] = scale > 0 ? ones[e] * (with_values[e] / scale) : 0.0f;
+  }
+  measure(ones, out.norms_of_chunk(z, at, false) + f, out.r);
+  measure(with_values, out.norms_of_chunk(z, at, true) + f, out.r);
   if (has_nonfinite) atomicMax(out.largest + z, infinite_magnitude);
 }
 
@@ -169,9 +178,12 @@ template <Storage S>
 void queue_signal_norms(const SignalTask<S>& task, int z, cudaStream_t stream) {
   if (z == 0 || task.out.chunks == 0) return;
   constexpr int chunk = SignalNorms::chunk;
-  launch("norms of signals", signal_norms_kernel<S>,
-         dim3{static_cast<unsigned>(task.out.chunks), static_cast<unsigned>(z), 1}, dim3{chunk, 1, 1},
-         sizeof(int) * (chunk + chunk / 32), stream, task);
+  const dim3 block{chunk, 1, 1};
+  const auto chunks = static_cast<unsigned>(task.out.chunks), all = static_cast<unsigned>(z);
+  launch("maxima of values", value_maxima_kernel<S>, dim3{chunks * SignalNorms::groups, all, 1}, block,
+         sizeof(int) * SignalNorms::group, stream, task);
+  launch("norms of signals", signal_norms_kernel<S>, dim3{chunks, blocks_of<chunk / 32>(task.out.r), all}, block, 0,
+         stream, task);
 }
 
 }  // namespace nprf::cuda

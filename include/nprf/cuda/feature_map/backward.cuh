@@ -74,7 +74,7 @@ class FeatureGradients {
         m_row(static_cast<int>(threadIdx.x) / 16 * 4),
         m_column(static_cast<int>(threadIdx.x) % 16 * 4) {
     const FeatureTask<S>& f = task.features;
-    load_tile({x(), 1, Shape::stride}, f.x, f.x.of(m_z), {m_t0, tile}, {0, f.d_padded});
+    load_tokens({x(), 1, Shape::stride}, f.x, f.x.of(m_z), m_t0, tile, f.d_padded);
     __syncthreads();
     const NormalisedToken token = normalise(f, x(), scratch());
     if (threadIdx.x < tile) factors()[threadIdx.x] = token.factor;

@@ -117,7 +117,7 @@ class DeviceModel {
     const std::size_t bytes = sizeof(float) * m_model.positions.size() * static_cast<std::size_t>(parameter_count());
     if (bytes > 0)
       check(cudaMemcpyAsync(m_parameters, parameters, bytes, cudaMemcpyDeviceToDevice, stream), "copying parameters");
-    queue_weights({bias(), m_weights, m_weight_bias}, stream);
+    queue_weights({bias(), m_weights, m_weight_bias, m_bias_maxima}, stream);
   }
 
   /// Of the lags j - i = -(n_q - 1) .. n_k - 1, or of all differences of slots.
@@ -293,6 +293,7 @@ class DeviceModel {
       m_quadratic = scratch.take<float>(quadratic.size());
       m_coordinates = scratch.take<uint2>(coordinates.size());
       m_weight_bias = scratch.take<double>(m_model.positions.size());
+      m_bias_maxima = scratch.take<double>(m_model.positions.size() * WeightsTask::most_parts);
       m_weights = scratch.take<float>(m_model.positions.size() * static_cast<std::size_t>(entries()));
       m_index = index.empty() ? nullptr : scratch.take<std::int32_t>(index.size());
       m_order = order.empty() ? nullptr : scratch.take<std::int32_t>(order.size());
@@ -321,7 +322,7 @@ class DeviceModel {
     copy(m_slots_on_device, slots);
     copy(m_tokens, tokens);
     m_places.slots = m_slots_on_device, m_places.tokens = m_tokens;
-    queue_weights({bias(), m_weights, m_weight_bias}, stream);
+    queue_weights({bias(), m_weights, m_weight_bias, m_bias_maxima}, stream);
     check(cudaStreamSynchronize(stream), "copying the model to the device");
   }
 
@@ -339,7 +340,7 @@ class DeviceModel {
   float *m_centring = nullptr, *m_quadratic = nullptr;             // as in DeviceCentring and DeviceQuadratic
   uint2* m_coordinates = nullptr;                                  // [r]
   float* m_weights = nullptr;                                      // [position, entries]
-  double* m_weight_bias = nullptr;                                 // [position]
+  double *m_weight_bias = nullptr, *m_bias_maxima = nullptr;       // [position] [position, part]
   float* m_parameters = nullptr;                                   // [position, parameter]
   std::int32_t* m_index = nullptr;                                 // [entries]
   std::int32_t *m_order = nullptr, *m_start = nullptr;             // [entries] [parameters + 1], for gradients

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -70,33 +71,52 @@ struct DeviceBias {
 /// The weights c[lag] = exp(b[lag] - max b) of every head, 0 for lags that are near or not attended. Those of the
 /// border follow; the ones of a query outside of the grid are relative to its largest bias instead. O(size) per head.
 struct WeightsTask {
+  static constexpr int threads = 256, most_parts = 32;
+
   DeviceBias b;
   float* values;    // [head, size + border]
   double* largest;  // [head]: max b
+  double* maxima;   // [head, most_parts]: those of parts of the lags
+
+  /// The number of blocks of a head: each thread has at least four lags, if there are as many.
+  int parts() const { return std::clamp(b.size / (4 * threads), 1, most_parts); }
 };
 
-/// One block per head.
+/// Computes the largest bias of each part of the lags. Blocks (parts, heads).
 template <int threads>
-__global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
+__global__ void __launch_bounds__(threads) largest_biases_kernel(WeightsTask task) {
   double* largest = shared_memory<double>();
-  const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.x), size = task.b.size;
-  const int outside = task.b.places.outside;
-  float* values = task.values + static_cast<std::ptrdiff_t>(head) * (size + task.b.places.border_size());
+  const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.x);
+  const int first = part * threads + t, step = static_cast<int>(gridDim.x) * threads;
   double max_bias = minus_infinity;
-  for (int k = t; k < size; k += threads) max_bias = fmax(max_bias, task.b(head, k));
-  for (int e = t; e < outside; e += threads) max_bias = fmax(max_bias, task.b.border(head, e, 1));
+#pragma unroll 4
+  for (int k = first; k < task.b.size; k += step) max_bias = fmax(max_bias, task.b(head, k));
+  for (int e = first; e < task.b.places.outside; e += step) max_bias = fmax(max_bias, task.b.border(head, e, 1));
   largest[t] = max_bias;
   for (int half = threads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (t < half) largest[t] = fmax(largest[t], largest[t + half]);
   }
-  __syncthreads();
-  max_bias = largest[0];
-  if (t == 0) task.largest[head] = max_bias;
-  for (int k = t; k < size; k += threads)
+  if (t == 0) task.maxima[head * WeightsTask::most_parts + part] = largest[0];
+}
+
+/// Computes the weights of parts of the lags. Blocks (parts, heads).
+template <int threads>
+__global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
+  const int head = static_cast<int>(blockIdx.y), size = task.b.size, outside = task.b.places.outside;
+  const int first = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x),
+            step = static_cast<int>(gridDim.x) * threads;
+  float* values = task.values + static_cast<std::ptrdiff_t>(head) * (size + task.b.places.border_size());
+  double max_bias = minus_infinity;
+#pragma unroll 4
+  for (int part = 0; part < static_cast<int>(gridDim.x); ++part)
+    max_bias = fmax(max_bias, task.maxima[head * WeightsTask::most_parts + part]);
+  if (first == 0) task.largest[head] = max_bias;
+#pragma unroll 2
+  for (int k = first; k < size; k += step)
     values[k] =
         max_bias > minus_infinity && !task.b.is_near(k) ? static_cast<float>(exp(task.b(head, k) - max_bias)) : 0.0f;
-  for (int e = t; e < outside; e += threads) {
+  for (int e = first; e < outside; e += step) {
     const double max_of_row = task.b.largest_of_border(head, e);
     for (int f = 0; f < outside + 2; ++f) {
       const double b = task.b.border(head, e, f);
@@ -107,10 +127,11 @@ __global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
 }
 
 inline void queue_weights(const WeightsTask& task, cudaStream_t stream) {
-  constexpr int threads = 256;
+  constexpr int threads = WeightsTask::threads;
   if (task.b.size <= 0) return;
-  launch("weights", weights_kernel<threads>, dim3{static_cast<unsigned>(task.b.heads), 1, 1}, dim3{threads, 1, 1},
-         threads * sizeof(double), stream, task);
+  const dim3 grid{static_cast<unsigned>(task.parts()), static_cast<unsigned>(task.b.heads), 1}, block{threads, 1, 1};
+  launch("largest biases", largest_biases_kernel<threads>, grid, block, threads * sizeof(double), stream, task);
+  launch("weights", weights_kernel<threads>, grid, block, 0, stream, task);
 }
 
 }  // namespace nprf::cuda

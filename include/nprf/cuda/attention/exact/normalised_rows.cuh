@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) normalised_rows_kernel(
   const int stored_matrix = static_cast<int>(blockIdx.y), z = stored_matrix * task.x.group;
   const int t0 = static_cast<int>(blockIdx.x) * Shape::tokens, n = task.x.tokens, d = task.x.channels;
   if (t0 >= n || z >= static_cast<int>(gridDim.y)) return;
-  load_tile({x, 1, Shape::stride}, task.x, task.x.of(z), {t0, Shape::tokens}, {0, task.d_padded});
+  load_tokens({x, 1, Shape::stride}, task.x, task.x.of(z), t0, Shape::tokens, task.d_padded);
   __syncthreads();
   normalise(task, x, scratch);
   __syncthreads();

@@ -53,8 +53,8 @@ __device__ __forceinline__ void multiply_tiles(float (&s)[4][4], const Operand<f
   const int row = static_cast<int>(threadIdx.x) / 16 * 4, column = static_cast<int>(threadIdx.x) % 16 * 4;
   for (int k0 = 0; k0 < x.channels; k0 += k_tile) {
     __syncthreads();
-    load_tile({a, 1, stride}, x, x_z, {i0, tile}, {k0, k_tile});
-    load_tile({b, 1, stride}, y, y_z, {j0, tile}, {k0, k_tile});
+    load_tile<tile, k_tile, TileShape::threads>({a, 1, stride}, x, x_z, i0, k0);
+    load_tile<tile, k_tile, TileShape::threads>({b, 1, stride}, y, y_z, j0, k0);
     __syncthreads();
     const int depth = min(k_tile, x.channels - k0);
     for (int k = 0; k < depth; ++k) add_outer(s, a + k * stride + row, b + k * stride + column);
@@ -169,8 +169,8 @@ __global__ void __launch_bounds__(threads) tail_gradients_kernel(LagGradientTask
           }
       };
       __syncthreads();
-      load_tile({a, stride, 1}, task.A, task.A.of(z), {I * tile, tile}, {f0, tile});
-      load_tile({g, stride, 1}, task.G, task.G.of(z), {I * tile, tile}, {c0, tile});
+      load_tile<tile, tile, TileShape::threads>({a, stride, 1}, task.A, task.A.of(z), I * tile, f0);
+      load_tile<tile, tile, TileShape::threads>({g, stride, 1}, task.G, task.G.of(z), I * tile, c0);
       __syncthreads();
       if (has_slope) {
         scale_rows(a, I * tile, [&](int i) { return rows.weight(i); });

@@ -127,37 +127,47 @@ struct ChunkOfBlock {
   }
 };
 
-/// Computes the sum of each chunk. Blocks (chunks, tiles of features and columns, z).
+/// Computes the sum of each chunk. The blocks of the first tile of columns also have the column of ones. Blocks
+/// (chunks, tiles of features and columns, z).
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S> task) {
   constexpr int tile = TileShape::tile, stride = TileShape::stride;
-  // (keys,features) (keys,columns) (chunk)
-  float *b = shared_memory<float>(), *u = b + tile * stride, *weights = u + tile * stride;
-  const int column_tiles = TileShape::tiles(task.U.V.channels + 1), z = static_cast<int>(blockIdx.z);
+  // (keys,features) (keys,columns) (chunk) (keys)
+  float *b = shared_memory<float>(), *u = b + tile * stride, *weights = u + tile * stride, *ones = weights + task.chunk;
+  const int p = task.U.V.channels, column_tiles = TileShape::column_tiles(p), z = static_cast<int>(blockIdx.z);
   const bool has_slope = !task.slope.is_zero();
   const ChunkOfBlock of_block(task.chunks(), has_slope);
   const int f0 = static_cast<int>(blockIdx.y) / column_tiles * tile,
             p0 = static_cast<int>(blockIdx.y) % column_tiles * tile;
   const int row = static_cast<int>(threadIdx.x) / 16 * 4, column = static_cast<int>(threadIdx.x) % 16 * 4;
+  const bool has_ones = p0 + column == 0;
   const float* B = task.B.of(z);
   const ColumnsOf<S> U = task.U.of(z);
-  float sum[4][4] = {};
+  float sum[4][4] = {}, sum_of_ones[4] = {};
   if (has_slope) of_block.compute_weights(task, z, weights);
   for (int t0 = 0; t0 < task.chunk; t0 += tile) {
     const int j0 = of_block.chunk * task.chunk + t0;
     __syncthreads();
-    load_tile({b, stride, 1}, task.B, B, {j0, tile}, {f0, tile});
-    load_columns(u, stride, U, j0, tile, p0, tile);
+    load_tile<tile, tile, TileShape::threads>({b, stride, 1}, task.B, B, j0, f0);
+    load_columns<tile, tile, TileShape::threads>(u, stride, U, j0, p0);
+    if (threadIdx.x < tile) ones[threadIdx.x] = U(j0 + static_cast<int>(threadIdx.x), p);
     __syncthreads();
     if (has_slope) {
       for (int e = static_cast<int>(threadIdx.x); e < tile * tile; e += TileShape::threads)
         b[e / tile * stride + e % tile] *= weights[t0 + e / tile];
       __syncthreads();
     }
-    for (int k = 0; k < tile; ++k) add_outer(sum, b + k * stride + row, u + k * stride + column);
+    for (int k = 0; k < tile; ++k) {
+      add_outer(sum, b + k * stride + row, u + k * stride + column);
+      if (has_ones)
+        for (int i = 0; i < 4; ++i) sum_of_ones[i] = fmaf(b[k * stride + row + i], ones[k], sum_of_ones[i]);
+    }
   }
-  for (int i = 0; i < 4; ++i)
-    for (int j = 0; j < 4; ++j) of_block.put(task, z, f0 + row + i, p0 + column + j, sum[i][j]);
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j)
+      if (p0 + column + j < p) of_block.put(task, z, f0 + row + i, p0 + column + j, sum[i][j]);
+    if (has_ones) of_block.put(task, z, f0 + row + i, p, sum_of_ones[i]);
+  }
 }
 
 /// The same on tensor cores. Each of 4 warps has 16 of 64 columns; the first warp also has the column of ones. Sums
@@ -183,7 +193,7 @@ __global__ void __launch_bounds__(MmaTileShape::threads) tensor_chunks_kernel(Ch
       values.fetch(U, chunk * keys, p0);
       values.template put<S>(u);
     } else {
-      load_columns(u, stride, U, chunk * keys, keys, p0, tile);
+      load_columns<keys, tile, MmaTileShape::threads>(u, stride, U, chunk * keys, p0);
     }
     features.put(b);
     float unit = 1;
@@ -289,14 +299,13 @@ void queue_chunks(const ChunkTask<S, Feature>& task, int z, cudaStream_t stream)
   const unsigned all = static_cast<unsigned>(z), sides = task.slope.is_zero() ? 1 : 2,
                  blocks = sides * static_cast<unsigned>(task.chunks());
   constexpr std::size_t weights = sizeof(float) * keys_of_chunk;
-  const auto tiles = [&](int columns) { return static_cast<unsigned>(TileShape::tiles(r) * columns); };
+  const auto tiles = static_cast<unsigned>(TileShape::tiles(r) * TileShape::column_tiles(p));
   if (blocks > 0) {
     if constexpr (std::is_same_v<Feature, float>)
-      launch("chunks", chunks_kernel<S>, dim3{blocks, tiles(TileShape::tiles(p + 1)), all},
-             dim3{TileShape::threads, 1, 1}, sizeof(float) * 2 * TileShape::tile * TileShape::stride + weights, stream,
-             task);
+      launch("chunks", chunks_kernel<S>, dim3{blocks, tiles, all}, dim3{TileShape::threads, 1, 1},
+             sizeof(float) * TileShape::tile * (2 * TileShape::stride + 1) + weights, stream, task);
     else
-      launch("chunks", tensor_chunks_kernel<S, Feature, shape>, dim3{blocks, tiles(TileShape::column_tiles(p)), all},
+      launch("chunks", tensor_chunks_kernel<S, Feature, shape>, dim3{blocks, tiles, all},
              dim3{MmaTileShape::threads, 1, 1}, MmaTileShape::bytes(2 * task.chunk) + weights, stream, task);
   }
   constexpr int threads = running_sums_threads;

@@ -193,10 +193,9 @@ class Tile {
     for (int k0 = 0; k0 < r; k0 += k_tile) {
       __syncthreads();
       load_queries(k0);
-      for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
-        const int f = k0 + e / tile, column = m_p0 + e % tile;
-        u()[e / tile * stride + e % tile] = f < r && column < p ? at(f, column) : 0.0f;
-      }
+      copy_tile<k_tile, tile, threads>(
+          [&](int k, int column) { return k0 + k < r && m_p0 + column < p ? at(k0 + k, m_p0 + column) : 0.0f; },
+          [&](int k, int column, float x) { u()[k * stride + column] = x; });
       if (threadIdx.x < k_tile) {
         const int f = k0 + static_cast<int>(threadIdx.x);
         c()[threadIdx.x] = f < r ? at(f, p) : 0.0f;
@@ -261,7 +260,7 @@ class Tile {
     if (m_has_queries && m_task.A.channels <= k_tile) return;
     m_has_queries = true;
     if constexpr (Rows::consecutive) {
-      load_tile({a(), 1, stride}, m_task.A, m_A, {m_rows.i0, tile}, {k0, k_tile});
+      load_tile<tile, k_tile, TileShape::threads>({a(), 1, stride}, m_task.A, m_A, m_rows.i0, k0);
     } else {
       for (int e = static_cast<int>(threadIdx.x); e < k_tile * tile; e += TileShape::threads) {
         const int t = e % tile, k = k0 + e / tile, row = m_rows(t);
@@ -290,12 +289,12 @@ class Tile {
     for (int k0 = 0; k0 < r; k0 += k_tile) {
       __syncthreads();
       load_queries(k0);
-      load_tile({b(), 1, stride}, m_task.B, m_B, {j0, tile}, {k0, k_tile});
+      load_tile<tile, k_tile, TileShape::threads>({b(), 1, stride}, m_task.B, m_B, j0, k0);
       if (k0 == 0) {
         if constexpr (Rows::consecutive)
           for (int e = static_cast<int>(threadIdx.x); e < 2 * tile - 1; e += TileShape::threads)
             c()[e] = m_task.c(m_head, j0 - (m_rows.i0 + tile - 1) + e);
-        has_nonfinite = __syncthreads_or(load_columns(u(), stride, m_U, j0, tile, m_p0, tile));
+        has_nonfinite = __syncthreads_or(load_columns<tile, tile, TileShape::threads>(u(), stride, m_U, j0, m_p0));
       } else {
         __syncthreads();
       }
