@@ -24,7 +24,7 @@ class MatrixTokens {
   /// Whether a token has no features: beyond the end, padding, or an attention sink.
   __device__ __forceinline__ bool is_left_out(int token) const {
     const int sequence = m_z / m_task.x.heads;
-    return token >= n() || (m_task.sink_ends && token < m_task.sink_ends[sequence]) ||
+    return token >= n() || (m_task.sinks && token < m_task.sinks[sequence].y) ||
            (m_task.mask && !m_task.mask[static_cast<std::ptrdiff_t>(sequence) * n() + token]);
   }
   /// Whether the features of a token are zero.

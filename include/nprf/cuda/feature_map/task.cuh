@@ -56,11 +56,10 @@ struct FeatureTask {
   AttentionMask attention_mask;
   DeviceCentring centring = {};
   DeviceQuadratic quadratic = {};
-  float* log_factors = nullptr;    // [z, n] of queries: the logarithm that the features of a row are divided by; null:
-                                   // not requested. Without the normalisation of the map by a power of r
-  int group = 1;                   // of queries 1
-  const int* sink_ends = nullptr;  // [sequence] of keys: those before it are attention sinks, whose features are zero,
-                                   // or padding; null: no sinks
+  float* log_factors = nullptr;  // [z, n] of queries: the logarithm that the features of a row are divided by; null:
+                                 // not requested. Without the normalisation of the map by a power of r
+  int group = 1;                 // of queries 1
+  const int2* sinks = nullptr;   // [sequence] of keys, as in SinksTask: their features are zero; null: no sinks
   ProjectionFragments fragments = {};  // of w
 
   // including zero padding

@@ -171,7 +171,7 @@ class AttentionPlan {
                                                        m_product.stride(n_k));
     queries.log_factors = arrays.exact.log_factors;
     if (m_exact) m_exact->queue_sinks(m_model, U.mask, arrays.exact, stream);
-    keys.sink_ends = arrays.exact.sink_ends;
+    keys.sinks = arrays.exact.sinks;
     queue_features(queries, keys, z, stream);
     CheckedSums sums{arrays.product.sums};
     if (m_exact)

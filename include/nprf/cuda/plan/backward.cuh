@@ -173,7 +173,7 @@ class Backward {
         model.features<S>(inputs.k, false, inputs.key_mask, arrays.max_log_scale, arrays.phi_k, Y.stride(n_k))};
     tokens.queries.log_factors = arrays.exact.log_factors;
     if (forward.exact) forward.exact->queue_sinks(model, inputs.key_mask, arrays.exact, stream);
-    tokens.keys.sink_ends = arrays.exact.sink_ends;
+    tokens.keys.sinks = arrays.exact.sinks;
     arrays.checks.counters.queue_clear(model.z(), stream);
     queue_features(tokens.queries, tokens.keys, model.z(), stream);
     const bool has_tensor_Y = computes_tensor_Y(forward);

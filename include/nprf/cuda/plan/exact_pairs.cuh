@@ -15,7 +15,7 @@
 #include "nprf/cuda/device/runtime.hpp"
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/plan/device_model.cuh"
-#include "nprf/cuda/position/sink_ends.cuh"
+#include "nprf/cuda/position/sinks.cuh"
 #include "nprf/cuda/toeplitz/product.cuh"
 
 namespace nprf::cuda {
@@ -49,7 +49,7 @@ class ExactPlan {
     float* near_D;           // [z, n_q]
     bool* is_exact;          // [z, n_q]: rows by exact softmax
     int* rows;               // [z, n_q]: the same as a list
-    int* sink_ends;          // [sequence]: as in SinkEndsTask; null: no sinks
+    int2* sinks;             // [sequence]: as in SinksTask; null: no sinks
     float *norm_q, *norm_k;  // [z, 1, stride] [z / feature_group, 1, stride]: of features
     typename Product<float>::Arrays terms;
   };
@@ -63,7 +63,7 @@ class ExactPlan {
     arrays.near_D = scratch.take<float>(z, n_q);
     arrays.is_exact = scratch.take<bool>(z, n_q);
     arrays.rows = scratch.take<int>(z, n_q);
-    if (model.has_sinks()) arrays.sink_ends = scratch.take<int>(model.shape().batch);
+    if (model.has_sinks()) arrays.sinks = scratch.take<int2>(model.shape().batch);
     if (!m_terms) return arrays;
     arrays.norm_q = scratch.take<float>(z, m_terms->stride(n_q));
     arrays.norm_k = scratch.take<float>(z / model.feature_group(), m_terms->stride(n_k));
@@ -93,14 +93,14 @@ class ExactPlan {
             model.bias(),
             model.weight_bias(),
             key_mask,
-            arrays.sink_ends};
+            arrays.sinks};
   }
 
-  /// Queues Arrays::sink_ends, if there are sinks, which the features of keys depend on.
+  /// Queues Arrays::sinks, if there are sinks, which the features of keys depend on.
   void queue_sinks(const DeviceModel& model, const bool* key_mask, const Arrays& arrays, cudaStream_t stream) const {
     if (!model.has_sinks()) return;
     const int sequences = static_cast<int>(model.shape().batch);
-    queue_sink_ends({key_mask, sequences, model.n_k(), model.sinks(), arrays.sink_ends}, stream);
+    cuda::queue_sinks({key_mask, sequences, model.n_k(), model.sinks(), arrays.sinks}, stream);
   }
 
   /// Queues the sums. Their rows are in units of Arrays::log_scales.

@@ -185,8 +185,9 @@ __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(Exact
   const int z = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * tile, n_k = task.pairs.k.tokens;
   ExactPairs::Keys keys = task.pairs.near_keys(i0, min(i0 + tile, task.pairs.q.tokens) - 1);
   if (has_exact_row(task, z, i0)) keys = {0, n_k};
-  const int sink_tiles = TileShape::tiles(task.pairs.sink_end(z));
-  for (int J = 0; J < sink_tiles; ++J) ExactPairTile<S>(task, z, i0, J * tile).add_to_queries();
+  const ExactPairs::Keys sinks = task.pairs.sinks(z);
+  const int sink_tiles = TileShape::tiles(sinks.end);
+  for (int J = sinks.first / tile; J < sink_tiles; ++J) ExactPairTile<S>(task, z, i0, J * tile).add_to_queries();
   for (int J = max(keys.first / tile, sink_tiles); J * tile < keys.end; ++J)
     ExactPairTile<S>(task, z, i0, J * tile).add_to_queries();
 }
@@ -197,7 +198,8 @@ __global__ void __launch_bounds__(TileShape::threads) exact_keys_kernel(ExactGra
   constexpr int tile = TileShape::tile;
   const int z = static_cast<int>(blockIdx.y), j0 = static_cast<int>(blockIdx.x) * tile, n_q = task.pairs.q.tokens;
   const auto [first, end] = task.pairs.near_queries(j0, min(j0 + tile, task.pairs.k.tokens) - 1);
-  const bool has_sinks = j0 < task.pairs.sink_end(z);
+  const ExactPairs::Keys sinks = task.pairs.sinks(z);
+  const bool has_sinks = j0 < sinks.end && j0 + tile > sinks.first;
   for (int i0 = 0; i0 < n_q; i0 += tile)
     if (has_exact_row(task, z, i0) || has_sinks || (first < end && i0 + tile > first && i0 < end))
       ExactPairTile<S>(task, z, i0, j0).add_to_keys();
@@ -214,17 +216,17 @@ __global__ void __launch_bounds__(threads) exact_entries_kernel(ExactGradientTas
   const int count = b.places.is_grid() ? of_grid.count() : n_q;
   float sum = 0;
   for (int z = position; z < task.z; z += task.positions) {
-    const int sink_end = task.pairs.sink_end(z);
+    const ExactPairs::Keys sinks = task.pairs.sinks(z);
     const bool only_sinks = !is_near && task.exact_rows[z] == 0;
-    if (only_sinks && sink_end == 0) continue;
+    if (only_sinks && sinks.end == 0) continue;
     // in a sequence key j of the entry is that of query j + first
     const int first = n_q - 1 - entry;
     const bool is_short = only_sinks && !b.places.is_grid();
-    const int end = is_short ? min(count, first + sink_end) : count;
-    for (int k = (is_short ? max(0, first) : 0) + thread; k < end; k += threads) {
+    const int end = is_short ? min(count, first + sinks.end) : count;
+    for (int k = (is_short ? max(0, first + sinks.first) : 0) + thread; k < end; k += threads) {
       const TokenPair at = b.places.is_grid() ? of_grid[k] : TokenPair{k, k - first};
       if (at.query < 0 || at.key < 0 || at.key >= task.pairs.k.tokens) continue;
-      if (!is_near && at.key >= sink_end && !task.is_exact[task.row(z, at.query)]) continue;
+      if (!is_near && at.key >= sinks.end && !task.is_exact[task.row(z, at.query)]) continue;
       const float *q = task.pairs.q.of(z) + at.query * task.pairs.q.token_stride,
                   *key = task.pairs.k.of(z) + at.key * task.pairs.k.token_stride,
                   *v = task.V.of(z) + at.key * task.V.token_stride;

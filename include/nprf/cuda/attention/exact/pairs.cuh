@@ -18,17 +18,26 @@ struct ExactPairs {
   DeviceBias b;
   const double* weight_bias;  // [position]
   const bool* key_mask;       // [sequence, n_k]: false is padding; null: no padding
-  const int* sink_ends;       // [sequence]: keys before it are sinks or padding; null: no sinks
+  const int2* sink_ranges;    // [sequence], as in SinksTask; null: no sinks
 
-  /// The end of the sinks of matrix z; 0 if there are none.
-  __device__ __forceinline__ int sink_end(int z) const { return sink_ends ? sink_ends[z / k.heads] : 0; }
+  /// Keys first..end-1.
+  struct Keys {
+    int first, end;
+  };
+
+  /// The sinks of matrix z, and padding among them.
+  __device__ __forceinline__ Keys sinks(int z) const {
+    if (!sink_ranges) return {0, 0};
+    const int2 range = sink_ranges[z / k.heads];
+    return {range.x, range.y};
+  }
 
   /// The bias of a query and a key; -infinity if the query does not attend to the key, or `of_field` and they are no
   /// pair of the field.
   __device__ __forceinline__ double bias(int z, int i, int j, bool of_field) const {
     const bool is_present = i >= 0 && i < q.tokens && j >= 0 && j < k.tokens &&
                             !(key_mask && !key_mask[static_cast<std::ptrdiff_t>(z / k.heads) * k.tokens + j]);
-    if (!is_present || (of_field && !b.is_near(i, j) && j >= sink_end(z))) return minus_infinity;
+    if (!is_present || (of_field && !b.is_near(i, j) && j >= sinks(z).end)) return minus_infinity;
     const int head = z % q.heads;
     const double b_ij = b.between(head, i, j);
     return b_ij == minus_infinity ? b_ij : b_ij - unit_bias(head, i);
@@ -40,10 +49,7 @@ struct ExactPairs {
     return s == s ? static_cast<double>(s) + bias : -minus_infinity;
   }
 
-  /// Keys first..end-1, among which are all that are near the queries first_row..last_row.
-  struct Keys {
-    int first, end;
-  };
+  /// Keys among which are all that are near the queries first_row..last_row.
   __device__ __forceinline__ Keys near_keys(int first_row, int last_row) const {
     if (b.near.width == 0) return {0, 0};
     const Index reach = b.near.range().last;
