@@ -46,7 +46,7 @@ FEATURES = {
     "taylor": lambda d, m, seed: nprf.taylor(d),
 }
 
-RIVALS = ("plain", "scaled", "gate", "linformer", "nystromformer")
+RIVALS = ("plain", "scaled", "logarithms", "gate", "linformer", "nystromformer", "nystrom")
 
 # Rows of the tables. PRF has orthogonal random vectors, as in the paper's baselines.
 MECHANISMS = {
@@ -65,6 +65,7 @@ MECHANISMS = {
     "Taylor + near field + RPE": Mechanism("taylor", radius=1.0, rpe=True, near=32),
     "Linformer": Mechanism("linformer"),
     "Nystromformer": Mechanism("nystromformer"),
+    "Nystromformer, no convolution": Mechanism("nystrom"),
 }
 
 
@@ -150,14 +151,14 @@ class Attention(nn.Module):
         kernel, m = mechanism.kernel, mechanism.features
         if kernel in FEATURES:
             self.features = FEATURES[kernel](self.d, m, seed)
-        elif kernel in ("plain", "scaled"):
-            self.rival = PlainFeatures(self.d, m, mechanism.radius, seed, scaled=kernel == "scaled")
+        elif kernel in PlainFeatures.WAYS:
+            self.rival = PlainFeatures(self.d, m, mechanism.radius, seed, kernel)
         elif kernel == "gate":
             self.rival = GatedRandomFeatures(dim, heads, m, seed)
         elif kernel == "linformer":
             self.rival = Linformer(tokens, m)
-        elif kernel == "nystromformer":
-            self.rival = Nystromformer(heads, m)
+        elif kernel in ("nystromformer", "nystrom"):
+            self.rival = Nystromformer(heads, m, kernel=33 if kernel == "nystromformer" else 0)
         elif kernel != "softmax":
             raise ValueError(f"kernel: expected softmax, {', '.join((*FEATURES, *RIVALS))}, got {kernel}")
         self.normalization = nprf.Normalization(mechanism.radius)

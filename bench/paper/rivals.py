@@ -18,16 +18,23 @@ def trigonometric_features(x, vectors):
 
 
 class PlainFeatures(nn.Module):
-    """Causal attention with positive features (Choromanski et al. 2021) as the formula stands: exp(w.x - |x|^2 / 2) /
-    sqrt(m). radius: the norm of queries and keys; 0 divides q.k by sqrt(d). scaled: features are divided by the largest of
-    their row, and weights by the largest factor of the keys up to the query, which cancels in the quotient and keeps
-    floating-point numbers in range."""
+    """Causal attention with positive features (Choromanski et al. 2021): phi(x) = exp(w.x - |x|^2 / 2) / sqrt(m).
 
-    def __init__(self, d, features, radius, seed, scaled=False):
+    radius: the norm of queries and keys; 0 divides q.k by sqrt(d). way: how the weights phi(q).phi(k) are computed.
+
+    - "plain": as the formula stands.
+    - "scaled": features are divided by the largest of their row, and weights by the largest factor of the keys up to the
+      query, which cancels in the quotient and keeps floating-point numbers in range.
+    - "logarithms": the softmax of log(phi(q).phi(k)), each a sum of exponentials relative to the largest; n^2 m numbers.
+    """
+
+    WAYS = ("plain", "scaled", "logarithms")
+
+    def __init__(self, d, features, radius, seed, way="plain"):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.register_buffer("vectors", torch.randn(features, d, generator=generator))
-        self.radius, self.scaled = radius, scaled
+        self.radius, self.way = radius, way
 
     def _exponents(self, x):
         x = self.radius * F.normalize(x, dim=-1) if self.radius > 0 else x * x.shape[-1] ** -0.25
@@ -35,8 +42,12 @@ class PlainFeatures(nn.Module):
 
     def forward(self, q, k, v, x):
         q, k = self._exponents(q), self._exponents(k)
+        if self.way == "logarithms":
+            logits = (q[..., :, None, :] + k[..., None, :, :]).logsumexp(-1)  # [b, h, n, n]
+            later = torch.ones_like(logits[0, 0], dtype=torch.bool).triu(1)
+            return logits.masked_fill(later, -math.inf).softmax(-1) @ v
         factors = 1 / len(self.vectors)
-        if self.scaled:
+        if self.way == "scaled":
             of_keys = k.detach().amax(-1)
             q, k = q - q.detach().amax(-1, keepdim=True), k - of_keys[..., None]
             # of later keys it may be infinite

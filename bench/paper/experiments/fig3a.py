@@ -8,7 +8,7 @@ FEATURES = (8, 16, 32, 64, 128)
 
 
 def plan(options):
-    size = texts.size_of(options, steps=400)
+    size = texts.size_of(options, steps=900)
     return [
         {"variant": f"m = {m}", "mechanism": mechanism_settings("NPRF + RPE", features=m), **size} for m in FEATURES
     ]

@@ -11,7 +11,7 @@ MAPS = {"PRF": "prf", "TRF": "trf", "sphere": "sphere", "ORF": "orf", "simplex":
 
 
 def plan(options):
-    size = texts.size_of(options, steps=400)
+    size = texts.size_of(options, steps=900)
     return [
         {"variant": name, "mechanism": dataclasses.asdict(Mechanism(kernel, 1.0, True, 64)), **size}
         for name, kernel in MAPS.items()

@@ -10,6 +10,7 @@ RATES = (2e-3, 8e-3, 3.2e-2)
 VARIANTS = {
     "PRF, plain torch": mechanism_settings("PRF", kernel="plain"),
     "PRF, plain torch, scaled": mechanism_settings("PRF", kernel="scaled"),
+    "PRF, plain torch, logarithms": mechanism_settings("PRF", kernel="logarithms"),
     "NPRF, plain torch, norm 1": mechanism_settings("NPRF", kernel="plain"),
     "PRF": mechanism_settings("PRF"),
     "NPRF, norm 4": mechanism_settings("NPRF", radius=4.0),
@@ -25,6 +26,7 @@ def plan(options):
         {"variant": name, "mechanism": mechanism, **size, "rate": rate}
         for name, mechanism in VARIANTS.items()
         for rate in RATES
+        if rate == RATES[-1] or mechanism["kernel"] != "logarithms"
     ]
 
 

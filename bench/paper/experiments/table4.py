@@ -11,7 +11,10 @@ from ..results import Expectation, bars, below
 from ..training import device
 from . import Experiment, mechanism_settings
 
-VARIANTS = ("softmax", "softmax + RPE", "normalised softmax + RPE", "PRF", "NPRF", "NPRF + RPE")
+VARIANTS = (
+    "softmax", "softmax + RPE", "normalised softmax + RPE", "PRF", "NPRF", "NPRF + RPE", "Taylor + near field + RPE",
+)  # fmt: skip
+NEAR = 2  # a square of 3 x 3 patches
 
 SIZES = {
     "tiny": dict(steps=2, batch=4, dim=24, layers=1, heads=2, patch=7, rate=1e-3, test=8),
@@ -22,7 +25,14 @@ SIZES = {
 
 def plan(options):
     size = options.chosen(SIZES)
-    return [{"variant": name, "mechanism": mechanism_settings(name, features=32), **size} for name in VARIANTS]
+    return [
+        {
+            "variant": name,
+            "mechanism": mechanism_settings(name, features=32, near=NEAR if "near field" in name else 0),
+            **size,
+        }
+        for name in VARIANTS
+    ]
 
 
 def prepared(pictures):
@@ -80,5 +90,6 @@ EXPERIMENT = Experiment(
         Expectation("PRF is worse than NPRF + RPE", below("accuracy", "PRF", "NPRF + RPE")),
     ),
     notes="RPE here is a bias for each displacement of two patches, with biases of its own for CLS; absolute positions "
-    "are in all rows, as in DeiT. With `--paper-size` too the pictures are those of Fashion-MNIST, not ImageNet.",
+    "are in all rows, as in DeiT. *Taylor + near field + RPE* approximates *normalised softmax + RPE*; the near field are "
+    "the 3 x 3 patches around the query's. With `--paper-size` too the pictures are those of Fashion-MNIST, not ImageNet.",
 )

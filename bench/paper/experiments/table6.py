@@ -11,7 +11,7 @@ from .. import data, training
 from ..results import Expectation, at_most, bars, below
 from . import Experiment, mechanism_settings, texts
 
-VARIANTS = ("softmax", "softmax + RPE", "PRF", "NPRF", "NPRF + RPE")
+VARIANTS = ("softmax", "softmax + RPE", "PRF", "NPRF", "NPRF + RPE", "Taylor + near field + RPE")
 REACH = 128  # lags with a bias of their own: more than four lines
 PICTURES = 8
 

@@ -32,9 +32,9 @@ def test_trigonometric_features_estimate_the_gaussian_kernel():
 
 
 @pytest.mark.parametrize("radius", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_plain_features_are_the_formula_of_nprf(qkv, radius, scaled):
-    layer = PlainFeatures(4, 32, radius, seed=0, scaled=scaled).double()
+@pytest.mark.parametrize("way", PlainFeatures.WAYS)
+def test_plain_features_are_the_formula_of_nprf(qkv, radius, way):
+    layer = PlainFeatures(4, 32, radius, seed=0, way=way).double()
     features = nprf.ProjectedFeatures("positive", layer.vectors.numpy())
     attention = nprf.Attention(features, causal=True, normalization=nprf.Normalization(radius))
     expected = nprf.reference.kernelized_attention(attention, *(each.numpy() for each in qkv))
@@ -44,9 +44,18 @@ def test_plain_features_are_the_formula_of_nprf(qkv, radius, scaled):
 def test_scaled_features_stay_in_range(qkv):
     q, k, v = qkv
     q, k = 30 * q, 30 * k
-    plain, scaled = (PlainFeatures(4, 32, 0.0, seed=0, scaled=each).double() for each in (False, True))
+    plain, scaled, logarithms = (PlainFeatures(4, 32, 0.0, seed=0, way=way).double() for way in PlainFeatures.WAYS)
     assert not plain(q, k, v, None).isfinite().all()
     assert scaled(q, k, v, None).isfinite().all()
+    torch.testing.assert_close(logarithms(q, k, v, None), scaled(q, k, v, None), rtol=1e-9, atol=1e-11)
+
+
+def test_logarithms_have_weights_where_scaled_features_have_none(qkv):
+    q, k, v = (each.float() for each in qkv)
+    q, k = 100 * q, 100 * k
+    scaled, logarithms = (PlainFeatures(4, 32, 0.0, seed=0, way=way) for way in ("scaled", "logarithms"))
+    assert not scaled(q, k, v, None).isfinite().all()
+    assert logarithms(q, k, v, None).isfinite().all()
 
 
 def test_gate_is_its_recurrence(qkv):

@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
   if (i < n_q) {
     float values = 0, ones = 0;
     const float* A = task.A.of(z) + i * task.A.token_stride;
+#pragma unroll 8
     for (int f = 0; f < r; ++f) {
       const float a = fabsf(A[f * task.A.channel_stride]);
       values = fmaf(a, value_errors[f], values);

@@ -117,9 +117,13 @@ __global__ void __launch_bounds__(SignalNorms::chunk) value_maxima_kernel(Signal
   const auto larger = [](int a, int b) { return max(a, b); };
 
   int largest_abs[at_once] = {};  // of the keys of a warp, whose loads are in flight together
-  for (int c = lane; c < U.p; c += 32)
+  for (int c = lane; c < U.p; c += 32) {
+    typename ColumnsOf<S>::Loaded entries[at_once];
 #pragma unroll
-    for (int e = 0; e < at_once; ++e) largest_abs[e] = max(largest_abs[e], magnitude(U(j0 + warp * at_once + e, c)));
+    for (int e = 0; e < at_once; ++e) entries[e] = U.load(j0 + warp * at_once + e, c);
+#pragma unroll
+    for (int e = 0; e < at_once; ++e) largest_abs[e] = max(largest_abs[e], magnitude(U.entry_of(entries[e], c)));
+  }
 #pragma unroll
   for (int e = 0; e < at_once; ++e) {
     largest_abs[e] = over_warp(largest_abs[e], larger);
