@@ -28,10 +28,10 @@ def gpu():
 
 
 def case(
-    position, causal=False, features=None, near=0, kv_heads=H, tokens_first=False, offset=0, sinks=0, lengths=None, seed=3
+    position, causal=False, features=None, near=0, kv_heads=H, tokens_first=False, offset=0, sinks=0, lengths=None
 ):
     """(q, k, v), (bias, extra), Options, and the key_mask: of the lengths, or random; float32."""
-    torch.manual_seed(seed)
+    torch.manual_seed(3)
     n = 12 if position.startswith("grid") else N
     shapes = [(B, H, n, D), (B, kv_heads, n, D), (B, kv_heads, n, V)]
     arrays = [torch.randn(s).transpose(1, 2) if tokens_first else torch.randn(s) for s in shapes]
