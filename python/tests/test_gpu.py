@@ -27,9 +27,11 @@ def gpu():
     return "cuda"
 
 
-def case(position, causal=False, features=None, near=0, kv_heads=H, tokens_first=False, offset=0, seed=3):
-    """(q, k, v), (bias, extra) and Options, float32."""
-    torch.manual_seed(seed)
+def case(
+    position, causal=False, features=None, near=0, kv_heads=H, tokens_first=False, offset=0, sinks=0, lengths=None
+):
+    """(q, k, v), (bias, extra), Options, and the key_mask: of the lengths, or random; float32."""
+    torch.manual_seed(3)
     n = 12 if position.startswith("grid") else N
     shapes = [(B, H, n, D), (B, kv_heads, n, D), (B, kv_heads, n, V)]
     arrays = [torch.randn(s).transpose(1, 2) if tokens_first else torch.randn(s) for s in shapes]
@@ -40,8 +42,9 @@ def case(position, causal=False, features=None, near=0, kv_heads=H, tokens_first
         arrays = [torch.cat([x, x[..., :2, :]], -2) for x in arrays]
     features = features or nprf.orf(D, 16, seed=1)
     name = "table" if position == "none" else position
-    options = Options(features._identity, name, causal, near, 1.0, "automatic", tokens_first, offset)
-    return features, arrays, (bias, extra), options
+    options = Options(features._identity, name, causal, near, 1.0, "automatic", tokens_first, offset, sinks=sinks)
+    mask = None if position.startswith("grid") else torch.rand(B, N) < 0.8
+    return features, arrays, (bias, extra), options, mask if lengths is None else torch.tensor(lengths)
 
 
 cases = {
@@ -57,6 +60,14 @@ cases = {
     "grouped queries": {"position": "table", "kv_heads": 2},
     "tokens first": {"position": "table", "tokens_first": True, "causal": True},
     "offset": {"position": "alibi", "causal": True, "offset": 2},
+    "grouped queries, tokens first": {"position": "alibi", "kv_heads": 1, "tokens_first": True, "causal": True},
+    "grouped queries, near": {"position": "t5:128", "kv_heads": 2, "near": 4, "features": nprf.taylor(D)},
+    "sinks": {"position": "table", "sinks": 2},
+    "sinks, near, causal": {"position": "t5:128", "sinks": 3, "near": 4, "causal": True},
+    "sinks, grouped queries": {"position": "alibi", "sinks": 1, "near": 2, "kv_heads": 2, "tokens_first": True},
+    "lengths": {"position": "t5:128", "lengths": [N, 8]},
+    "lengths, one 0": {"position": "table", "lengths": [0, 13], "causal": True, "tokens_first": True},
+    "lengths, sinks, grouped queries": {"position": "alibi", "lengths": [5, 2], "sinks": 3, "near": 4, "kv_heads": 2},
 }
 
 
@@ -80,12 +91,19 @@ def on_the_cpu(arrays, parameters, mask, options, dy, dtype):
     return y, *_functional.backward_op(dy.to(dtype), token, *x, mask, options.text())
 
 
+def assert_as_exact(found, in_float, exact):
+    """As exact as the CPU is in float32, up to a factor of ten for other orders of sums, relative to float64."""
+    for g, f, e in zip(found, in_float, exact):
+        assert g.shape == e.shape
+        if e.numel() > 0:
+            eps = torch.finfo(torch.float32).eps * e.abs().max()
+            assert (g.cpu() - e).abs().max() <= 10 * max((f - e).abs().max(), eps)
+
+
 @pytest.mark.parametrize("name", cases)
 def test_equals_the_cpu(name):
-    """As exact as the CPU is in float32, up to a factor of ten for other orders of sums, relative to float64."""
     device = gpu()
-    features, arrays, parameters, options = made(name)
-    mask = None if options.position.startswith("grid") else torch.rand(B, N) < 0.8
+    features, arrays, parameters, options, mask = made(name)
     dy = torch.randn(*arrays[0].shape[:-1], V)
     inputs = [*arrays, *parameters, mask]
     y = _gpu.forward(*on(device, inputs), options)
@@ -94,12 +112,7 @@ def test_equals_the_cpu(name):
     like = _functional._like
     found = [y, *gradients, like(of_bias, parameters[0], options.bias_dims()), like(of_extra, parameters[1], 2)]
     exact = on_the_cpu(arrays, parameters, mask, options, dy, torch.float64)
-    in_float = on_the_cpu(arrays, parameters, mask, options, dy, torch.float32)
-    for g, f, e in zip(found, in_float, exact):
-        assert g.shape == e.shape
-        if e.numel() > 0:
-            eps = torch.finfo(torch.float32).eps * e.abs().max()
-            assert (g.cpu() - e).abs().max() <= 10 * max((f - e).abs().max(), eps)
+    assert_as_exact(found, on_the_cpu(arrays, parameters, mask, options, dy, torch.float32), exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -112,8 +125,7 @@ def test_halves(name, dtype):
     series, of which some are negative, may be twice as large.
     """
     device = gpu()
-    features, arrays, parameters, options = made(name)
-    mask = None if options.position.startswith("grid") else torch.rand(B, N) < 0.8
+    features, arrays, parameters, options, mask = made(name)
     arrays = [x.to(dtype) for x in arrays]
     dy = torch.randn(*arrays[0].shape[:-1], V).to(dtype)
     inputs = [*arrays, *parameters, mask]
@@ -133,7 +145,7 @@ def test_halves(name, dtype):
 
 def test_plans_are_kept_and_parameters_are_those_of_the_call():
     device = gpu()
-    features, arrays, (bias, _), options = made("table, causal False")
+    features, arrays, (bias, _), options, _ = made("table, causal False")
     arrays, bias = on(device, arrays), bias.to(device)
     first = _gpu.forward(*arrays, bias, None, None, options)
     plans = len(_gpu._plans)
@@ -146,7 +158,7 @@ def test_plans_are_kept_and_parameters_are_those_of_the_call():
 
 def test_errors_on_a_gpu():
     device = gpu()
-    features, arrays, (bias, _), options = made("table, causal False")
+    features, arrays, (bias, _), options, _ = made("table, causal False")
     arrays, bias = on(device, arrays), bias.to(device)
 
     def rejects(error, text, q, k, v, **changes):
@@ -163,27 +175,122 @@ def test_errors_on_a_gpu():
 
 def test_empty_arrays_on_a_gpu():
     device = gpu()
-    features, arrays, (bias, _), options = made("table, causal False")
+    features, arrays, (bias, _), options, _ = made("table, causal False")
     q, k, v = (x.to(device)[:, :, :0] for x in arrays)
     assert _gpu.forward(q, k, v, bias.to(device), None, None, options).shape == (B, H, 0, V)
     gradients = _gpu.backward(torch.empty(B, H, 0, V, device=device), q, k, v, bias.to(device), None, None, options)
     assert [g.shape for g in gradients[:3]] == [x.shape for x in (q, k, v)] and not gradients[3].any()
 
 
-def test_autograd_on_a_gpu():
+def test_lengths_are_the_mask_that_they_describe():
+    device = gpu()
+    features, arrays, (bias, _), options, lengths = made("lengths, sinks, grouped queries")
+    inputs = on(device, [*arrays, bias, None])
+    mask = torch.arange(N) < lengths[:, None]
+    y = _gpu.forward(*inputs, mask.to(device), options)
+    assert torch.equal(_gpu.forward(*inputs, lengths, options), y)  # on the CPU, and on the device
+    assert torch.equal(_gpu.forward(*inputs, lengths.to(device), options), y)
+    assert not torch.equal(_gpu.forward(*inputs, None, options), y)
+
+
+def test_errors_that_are_those_of_the_cpu():
+    """They need no GPU."""
+    features, (q, k, v), (bias, _), options, _ = made("table, causal False")
+
+    def compare(text, q, k, v, lengths=None, **changes):
+        for call in (_gpu.forward, lambda *x: _functional._forward(*x, False)):
+            with pytest.raises(ValueError, match=text):
+                key_mask = None if lengths is None else torch.tensor(lengths)
+                call(q, k, v, bias, None, key_mask, options._replace(**changes))
+
+    compare(r"^lengths\[1\]: expected 0 to 21 \(the number of keys\), got 22$", q, k, v, [N, N + 1])
+    compare(r"^lengths\[0\]: expected 0 to 21 \(the number of keys\), got -1$", q, k, v, [-1, N])
+    of_heads = r"^keys: expected a number of heads that 4 \(of queries\) is a multiple of, got "
+    compare(of_heads + "3$", q, k[:, :3], v[:, :3])
+    compare(of_heads + "0$", q, k[:, :0], v[:, :0])
+    compare("^sinks: expected 0 or more, got -1$", q, k, v, sinks=-1)
+    elu = nprf.elu(D)
+    compare("^sinks: expected 0 .* got 1$", q, k, v, sinks=1, features=elu._identity)
+
+
+options_of_attention = {
+    "plain": {},
+    "grouped queries": {"kv_heads": 2},
+    "sinks": {"near": 4, "sinks": 2},
+    "lengths": {"lengths": [N, 8]},
+    "all, causal": {"kv_heads": 2, "near": 4, "sinks": 2, "lengths": [13, 0], "causal": True},
+}
+
+
+@pytest.mark.parametrize("name", options_of_attention)
+def test_autograd_on_a_gpu(name):
     device = gpu()
     if device == "cpu":
         pytest.skip("autograd calls the module for tensors on a GPU alone")
-    features, arrays, (bias, _), _ = made("table, causal False")
-    function = lambda q, k, v, bias: nprf.torch.attention(q, k, v, bias, features=features)  # noqa: E731
-    inputs = [x.to(device).requires_grad_() for x in (*arrays, bias)]
-    copies = [x.detach().cpu().requires_grad_() for x in inputs]
-    for x in (inputs, copies):
-        function(*x).square().sum().backward()
-    for x, y in zip(inputs, copies):
-        torch.testing.assert_close(x.grad.cpu(), y.grad)
+    options = dict(options_of_attention[name])
+    features, arrays, (bias, _), _, _ = case("table", kv_heads=options.pop("kv_heads", H))
+    inputs = [*arrays, bias]
+    weights = torch.randn(B, H, N, V)  # of L = sum(weights y)
+
+    def function(q, k, v, bias, **changes):
+        return nprf.torch.attention(q, k, v, bias, features=features, **{**options, **changes})
+
+    def all_results(device, dtype):
+        x = [each.to(device, dtype, copy=True).requires_grad_() for each in inputs]
+        y = function(*x)
+        (y * weights.to(y)).sum().backward()
+        return [y.detach(), *(each.grad for each in x)]
+
+    found = all_results(device, torch.float32)
+    assert_as_exact(found, all_results("cpu", torch.float32), all_results("cpu", torch.float64))
+    x = on(device, inputs)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*inputs), function(*inputs))
+    assert torch.equal(compiled(*x), found[0])
+    if "lengths" in options:
+        for place in ("cpu", device):
+            assert torch.equal(compiled(*x, lengths=torch.tensor(options["lengths"], device=place)), found[0])
+        with pytest.raises(ValueError, match=r"lengths\[1\]: expected 0 to 21 \(the number of keys\), got 22"):
+            function(*x, lengths=torch.tensor([0, N + 1], device=device))
+
+
+def test_lengths_in_a_captured_graph():
+    """The lengths may be others when it is replayed."""
+    device = gpu()
+    if device == "cpu":
+        pytest.skip("graphs are of a GPU")
+    features, arrays, _, _, _ = made("none, causal False")
+    inputs, lengths = on(device, arrays), torch.tensor([N, 8], device=device)
+
+    def function():
+        return nprf.torch.attention(*inputs, features=features, lengths=lengths)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function()  # makes the plan
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        y = function()
+    for each in ([N, 8], [3, 0]):
+        lengths.copy_(torch.tensor(each))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, function())
+
+
+def test_the_layer_on_a_gpu():
+    device = gpu()
+    if device == "cpu":
+        pytest.skip("layers call the module for tensors on a GPU alone")
+    torch.manual_seed(5)
+    layer = nprf.torch.Attention(H * D, H, position="t5", near=4, sinks=2, causal=True)
+    torch.nn.init.normal_(layer.position_bias)
+    x, padding = torch.randn(B, N, H * D), torch.arange(N) >= torch.tensor([[N], [8]])
+    with torch.no_grad():
+        expected, _ = layer(x, key_padding_mask=padding)
+        found, _ = layer.to(device)(x.to(device), key_padding_mask=padding.to(device))
+    torch.testing.assert_close(found.cpu(), expected)
 
 
 def test_without_the_module(monkeypatch):

@@ -39,7 +39,7 @@ class LayerDecoder:
 
     state: the nprf.Decoder, with rollback, reorder, fork, reset, save and load. The decoder uses the layer's projections
     as they are at a call, and the biases and the feature map as they were when it was made. ValueError for a layer that is
-    not causal or that has a grid, and TypeError unless its parameters are float32 or float64.
+    not causal, that has a grid or that is not on the CPU, and TypeError unless its parameters are float32 or float64.
     """
 
     def __init__(self, layer: Attention, batch: int = 1, rollback: int = 0) -> None:
@@ -48,6 +48,8 @@ class LayerDecoder:
         dtype = layer.in_proj_weight.dtype
         if dtype not in (torch.float32, torch.float64):
             raise TypeError(f"layer: expected parameters of float32 or float64, got {dtype}")
+        if layer.in_proj_weight.device.type != "cpu":
+            raise ValueError(f"layer: expected one on the CPU, got one on {layer.in_proj_weight.device}")
         self.layer = layer
         self.state = Decoder(
             layer.features,

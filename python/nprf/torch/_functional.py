@@ -4,10 +4,10 @@ _gpu.py.
 
 The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
 for each argument); a feature map is the integer under which it is registered. key_mask is bool [batch, n_k], False is
-padding, or lengths, int64 [batch]. forward returns y and a `token`, a tensor of one byte whose storage is a part of what
-the C++ forward saved. It lives as long as autograd or a compiled graph keeps that tensor. If a hook has copied the
-tensor, there is nothing at its address, and backward computes forward again. The report of a call is left where its
-thread finds it.
+padding, or lengths, int64 [batch], on the CPU or on a GPU. forward returns y and a `token`, a tensor of one byte whose
+storage is a part of what the C++ forward saved. It lives as long as autograd or a compiled graph keeps that tensor. If a
+hook has copied the tensor, there is nothing at its address, and backward computes forward again. The report of a call is
+left where its thread finds it.
 """
 
 from __future__ import annotations
@@ -268,8 +268,6 @@ def _key_mask(
         raise TypeError(f"lengths: expected integers, got {found.dtype}")
     if found.shape != (batch,):
         raise ValueError(f"lengths: expected {batch} numbers (one a sequence), got the shape {list(found.shape)}")
-    if k.is_cuda:
-        return torch.arange(n_k, device=k.device) < found.to(k.device)[:, None]
     return found.to(torch.int64)
 
 
@@ -338,8 +336,9 @@ def attention(
     bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or
     ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens.
     key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf or
-    at most -1000 for padding. lengths: integers [batch], later keys are padding. tolerance: of rounding errors, 0 on a
-    GPU. With report=True (y, nprf.Report), on the CPU. Others as in nprf.Attention.
+    at most -1000 for padding. lengths: integers [batch], later keys are padding; for tensors on a GPU best on the CPU, since
+    the call waits for the GPU to check those that are there. tolerance: of rounding errors, 0 on a GPU. With report=True
+    (y, nprf.Report), on the CPU. Others as in nprf.Attention.
 
     Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new lengths
     unless they are a tensor, compile it anew. It has no report: report=True breaks the graph.

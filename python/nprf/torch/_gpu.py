@@ -45,6 +45,14 @@ def _stream(x: Tensor) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
 
 
+def _heads(x: Tensor, options: Options) -> int:
+    return x.shape[-2 if options.tokens_first else -3] if x.dim() > 2 else 1
+
+
+def _tokens(x: Tensor, options: Options) -> int:
+    return x.shape[-3 if options.tokens_first and x.dim() > 2 else -2]
+
+
 def _plan_of(
     q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], extra: Optional[Tensor], options: Options, gradients: bool
 ) -> Any:
@@ -52,9 +60,9 @@ def _plan_of(
     if scalar is None:
         raise TypeError(f"queries: expected float32, float16 or bfloat16 on a GPU, got {q.dtype}")
     features = options.feature_map()._native(float32)
-    tokens, heads = (-3, -2) if options.tokens_first and q.dim() > 2 else (-2, -3)
     batch = q.shape[0] if q.dim() == 4 else 1
-    sizes = (batch, q.shape[heads] if q.dim() > 2 else 1, q.shape[tokens], k.shape[tokens], v.shape[-1], options.offset)
+    heads, tokens = (_heads(q, options), _heads(k, options)), (_tokens(q, options), _tokens(k, options))
+    sizes = (batch, *heads, *tokens, v.shape[-1], options.offset)
     shapes = tuple(None if x is None else x.shape for x in (bias, extra))
     others = options._replace(features=str(id(features)))
     key = (others, scalar, sizes, shapes, gradients, q.device, _stream(q))
@@ -74,26 +82,6 @@ def _readable(x: Tensor) -> Tensor:
     """x, or a copy unless its rows are contiguous and do not overlap."""
     rows = x.stride(-1) == 1 and all(s >= x.shape[-1] or n == 1 for s, n in zip(x.stride()[:-1], x.shape[:-1]))
     return x if rows else x.contiguous()
-
-
-def _for_each_query_head(x: Tensor, q: Tensor, options: Options) -> Tensor:
-    """x with its heads repeated for the heads of queries that share one."""
-    if x.dim() != q.dim() or x.dim() < 3:
-        return x
-    axis = -2 if options.tokens_first else -3
-    heads, of_keys = q.shape[axis], x.shape[axis]
-    if of_keys == heads or of_keys == 0 or heads % of_keys:
-        return x
-    return x.repeat_interleave(heads // of_keys, dim=axis)
-
-
-def _sum_of_groups(dx: Tensor, x: Tensor, options: Options) -> Tensor:
-    """The gradient of x from that of _for_each_query_head(x)."""
-    if dx.shape == x.shape:
-        return dx
-    axis = -2 if options.tokens_first else -3
-    groups: Tensor = dx.unflatten(axis, (x.shape[axis], -1))
-    return groups.sum(axis)
 
 
 def _parameters(bias: Optional[Tensor], extra: Optional[Tensor], options: Options) -> Optional[Tensor]:
@@ -118,8 +106,39 @@ def _check_devices(q: Tensor, **others: Optional[Tensor]) -> None:
             raise ValueError(f"{name}: expected a tensor on {q.device}, as the queries, got one on {x.device}")
 
 
+def _check_heads(q: Tensor, k: Tensor, options: Options) -> None:
+    """ValueError, as on the CPU, unless each head of keys is that of as many heads of queries."""
+    heads, heads_k = _heads(q, options), _heads(k, options)
+    if not (heads_k == 0 if heads == 0 else heads_k > 0 and heads % heads_k == 0):
+        raise ValueError(f"keys: expected a number of heads that {heads} (of queries) is a multiple of, got {heads_k}")
+
+
+def _mask_or_lengths(key_mask: Optional[Tensor]) -> tuple[Optional[Tensor], Optional[Tensor]]:
+    """Which of the two the operators' key_mask is."""
+    return (key_mask, None) if key_mask is None or key_mask.dtype == torch.bool else (None, key_mask)
+
+
+def _check_lengths(lengths: Optional[Tensor], n_k: int) -> None:
+    """ValueError, as on the CPU, for a length that is not 0 to n_k. This waits for lengths on a GPU. Those of a CUDA graph
+    that is being captured are not read: it may be replayed with others."""
+    if lengths is None or (lengths.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    for s, length in enumerate(lengths.tolist()):
+        if not 0 <= length <= n_k:
+            raise ValueError(f"lengths[{s}]: expected 0 to {n_k} (the number of keys), got {length}")
+
+
 def _capsules(*tensors: Optional[Tensor]) -> list[Any]:
     return [None if x is None else to_dlpack(x) for x in tensors]
+
+
+def _call(plan: Any, q: Tensor, parameters: Optional[Tensor], key_mask: Optional[Tensor]) -> Any:
+    """The arrays of a call on the GPU, with a new workspace. Lengths on the CPU are copied to it without waiting."""
+    mask, lengths = _mask_or_lengths(key_mask)
+    mask = None if mask is None else mask.contiguous()
+    if lengths is not None:
+        lengths = lengths.to(torch.int32).to(q.device, non_blocking=True).contiguous()
+    return _module().CallArrays(*_capsules(parameters, mask, lengths, _workspace(plan, q)), _stream(q))
 
 
 def forward(
@@ -131,17 +150,17 @@ def forward(
     key_mask: Optional[Tensor],
     options: Options,
 ) -> Tensor:
-    """y of attention for tensors on one GPU, queued in its current stream."""
-    _check_devices(q, keys=k, values=v, bias=bias, extra=extra, key_padding_mask=key_mask)
-    y = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    if y.numel() == 0:
-        return y
-    k, v = (_for_each_query_head(x, q, options) for x in (k, v))
+    """y of attention for tensors on one GPU, queued in its current stream. Lengths may be on the CPU."""
+    mask, lengths = _mask_or_lengths(key_mask)
+    _check_devices(q, keys=k, values=v, bias=bias, extra=extra, key_padding_mask=mask)
+    _check_heads(q, k, options)
     with torch.cuda.device_of(q):
-        plan = _plan_of(q, k, v, bias, extra, options, False)
-        mask = None if key_mask is None else key_mask.contiguous()
-        arrays = _capsules(*map(_readable, (q, k, v)), y, _parameters(bias, extra, options), mask)
-        plan.forward(*arrays, to_dlpack(_workspace(plan, q)), _stream(q))
+        _check_lengths(lengths, _tokens(k, options))
+        y = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        if y.numel() > 0:
+            plan = _plan_of(q, k, v, bias, extra, options, False)
+            arrays = _capsules(*map(_readable, (q, k, v)), y)
+            plan.forward(*arrays, _call(plan, q, _parameters(bias, extra, options), key_mask))
     return y
 
 
@@ -155,16 +174,14 @@ def backward(
     key_mask: Optional[Tensor],
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
-    """dq, dk, dv and dL/d[position, parameter] (_parameters), or None without parameters."""
-    all_k, all_v = (_for_each_query_head(x, q, options) for x in (k, v))
-    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, all_k, all_v))
+    """dq, dk, dv and dL/d[position, parameter] (_parameters), or None without parameters, of a call that forward has
+    checked."""
+    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     parameters = _parameters(bias, extra, options)
     dparameters = None if parameters is None else torch.zeros_like(parameters)
     if dy.numel() > 0:
         with torch.cuda.device_of(q):
-            plan = _plan_of(q, all_k, all_v, bias, extra, options, True)
-            mask = None if key_mask is None else key_mask.contiguous()
-            inputs = map(_readable, (q, all_k, all_v, dy))
-            arrays = _capsules(*inputs, dq, dk, dv, dparameters, parameters, mask)
-            plan.backward(*arrays, to_dlpack(_workspace(plan, q)), _stream(q))
-    return dq, _sum_of_groups(dk, k, options), _sum_of_groups(dv, v, options), dparameters
+            plan = _plan_of(q, k, v, bias, extra, options, True)
+            arrays = _capsules(*map(_readable, (q, k, v, dy)), dq, dk, dv, dparameters)
+            plan.backward(*arrays, _call(plan, q, parameters, key_mask))
+    return dq, dk, dv, dparameters

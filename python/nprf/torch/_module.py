@@ -218,7 +218,7 @@ class Attention(nn.Module):
 
     def decoder(self, batch: int = 1, rollback: int = 0) -> LayerDecoder:
         """The same layer for `batch` sequences that grow token by token, each of which can take back its last `rollback`
-        tokens. ValueError unless the layer is causal, and for a grid."""
+        tokens. ValueError unless the layer is causal and on the CPU, and for a grid."""
         return LayerDecoder(self, batch, rollback)
 
     def _of_nested(self, x: Tensor) -> Tensor:

@@ -27,8 +27,10 @@ using InputDevice = nb::ndarray<nb::ro, Device>;
 using OutputDevice = nb::ndarray<Device>;
 using Floats = nb::ndarray<float, nb::c_contig, Device>;
 using Mask = nb::ndarray<const bool, nb::c_contig, Device>;
+using Lengths = nb::ndarray<const std::int32_t, nb::c_contig, Device>;
 using Bytes = nb::ndarray<std::uint8_t, nb::c_contig, Device>;
-using Sizes = std::tuple<Index, Index, Index, Index, Index, Index>;  // batch, heads, n_q, n_k, d_v, offset
+// batch, heads, heads_k, n_q, n_k, d_v, offset
+using Sizes = std::tuple<Index, Index, Index, Index, Index, Index, Index>;
 
 nb::dlpack::dtype dtype_of(const std::string& scalar) {
   constexpr auto code = [](nb::dlpack::dtype_code c) { return static_cast<std::uint8_t>(c); };
@@ -48,6 +50,17 @@ std::unique_ptr<Plan> make_plan(const std::string& scalar, PlanProblem problem) 
   return make_plan_float32(std::move(problem));
 }
 
+/// The arrays of one call beside queries, keys and values, and a cudaStream_t.
+struct CallArrays {
+  std::optional<Floats> parameters;
+  std::optional<Mask> key_mask;    // [batch, n_k], or [n_k] of one sequence
+  std::optional<Lengths> lengths;  // [batch]
+  Bytes workspace;
+  std::uintptr_t stream;
+};
+
+void* stream_of(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
+
 /// A plan, and the type and layout of the arrays of its calls.
 class TypedPlan {
  public:
@@ -56,30 +69,28 @@ class TypedPlan {
       : m_dtype(dtype_of(scalar)), m_axes(tokens_first ? Axes::tokens_first : Axes::heads_first) {
     const auto* described = static_cast<const cuda::AttentionModel*>(model.data(cuda_model_name));
     if (!described) throw nb::python_error();
-    const auto& [batch, heads, n_q, n_k, d_v, offset] = sizes;
-    m_plan = make_plan(scalar, {*described, batch, heads, n_q, n_k, d_v, offset, engine, gradients, stream_of(stream)});
+    const auto& [batch, heads, heads_k, n_q, n_k, d_v, offset] = sizes;
+    m_batch = batch, m_n_k = n_k;
+    m_plan = make_plan(
+        scalar, {*described, batch, heads, heads_k, n_q, n_k, d_v, offset, engine, gradients, stream_of(stream)});
   }
 
   const Plan& plan() const { return *m_plan; }
 
   void forward(const InputDevice& q, const InputDevice& k, const InputDevice& v, const OutputDevice& y,
-               const std::optional<Floats>& parameters, const std::optional<Mask>& key_mask, const Bytes& workspace,
-               std::uintptr_t stream) {
-    m_plan->forward(inputs(q, k, v), view(y, "y"), call(parameters, key_mask, workspace, stream));
+               const CallArrays& call) {
+    m_plan->forward(inputs(q, k, v), view(y, "y"), pointers(call));
   }
 
   void backward(const InputDevice& q, const InputDevice& k, const InputDevice& v, const InputDevice& dy,
                 const OutputDevice& dq, const OutputDevice& dk, const OutputDevice& dv,
-                const std::optional<Floats>& dparameters, const std::optional<Floats>& parameters,
-                const std::optional<Mask>& key_mask, const Bytes& workspace, std::uintptr_t stream) {
+                const std::optional<Floats>& dparameters, const CallArrays& call) {
     m_plan->backward(inputs(q, k, v), view(dy, "dy"),
                      {view(dq, "dq"), view(dk, "dk"), view(dv, "dv"), dparameters ? dparameters->data() : nullptr},
-                     call(parameters, key_mask, workspace, stream));
+                     pointers(call));
   }
 
  private:
-  static void* stream_of(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
-
   template <class Array>
   DeviceArray view(const Array& x, const char* name) const {
     require(x.dtype() == m_dtype, name, ": expected the type of the other arrays, got another");
@@ -100,16 +111,22 @@ class TypedPlan {
     return {view(q, "queries"), view(k, "keys"), view(v, "values")};
   }
 
-  DeviceCall call(const std::optional<Floats>& parameters, const std::optional<Mask>& key_mask, const Bytes& workspace,
-                  std::uintptr_t stream) const {
+  DeviceCall pointers(const CallArrays& call) const {
+    const auto& [parameters, key_mask, lengths, workspace, stream] = call;
+    const auto check = [](const auto& x, const char* name, Index size, const char* of) {
+      if (x) require(static_cast<Index>(x->size()) == size, name, ": expected ", size, of, ", got ", x->size());
+    };
+    check(key_mask, "key_mask", m_batch * m_n_k, " entries (batch x keys)");
+    check(lengths, "lengths", m_batch, " entries (one a sequence)");
     require(workspace.size() >= m_plan->workspace_bytes(), "workspace: expected ", m_plan->workspace_bytes(),
             " bytes, got ", workspace.size());
-    return {parameters ? parameters->data() : nullptr, key_mask ? key_mask->data() : nullptr, workspace.data(),
-            stream_of(stream)};
+    return {parameters ? parameters->data() : nullptr, key_mask ? key_mask->data() : nullptr,
+            lengths ? lengths->data() : nullptr, workspace.data(), stream_of(stream)};
   }
 
   nb::dlpack::dtype m_dtype;
   Axes m_axes;
+  Index m_batch = 0, m_n_k = 0;
   std::unique_ptr<Plan> m_plan;
 };
 
@@ -123,6 +140,10 @@ NB_MODULE(_cuda, m) {
   namespace nb = nanobind;
   nb::set_leak_warnings(false);  // plans that globals of Python keep
   m.attr("on_host") = Device::value == nb::device::cpu::value;
+  nb::class_<CallArrays>(m, "CallArrays")
+      .def(nb::init<std::optional<Floats>, std::optional<Mask>, std::optional<Lengths>, Bytes, std::uintptr_t>(),
+           nb::arg("parameters").none(), nb::arg("key_mask").none(), nb::arg("lengths").none(), nb::arg("workspace"),
+           nb::arg("stream"));
   nb::class_<TypedPlan>(m, "Plan")
       .def(nb::init<const nb::capsule&, const std::string&, const Sizes&, const std::string&, bool, bool,
                     std::uintptr_t>(),
@@ -130,9 +151,7 @@ NB_MODULE(_cuda, m) {
            nb::arg("tokens_first"), nb::arg("stream"))
       .def_prop_ro("workspace_bytes", [](const TypedPlan& x) { return x.plan().workspace_bytes(); })
       .def_prop_ro("engine", [](const TypedPlan& x) { return x.plan().engine(); })
-      .def("forward", &TypedPlan::forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("y"),
-           nb::arg("parameters").none(), nb::arg("key_mask").none(), nb::arg("workspace"), nb::arg("stream"))
+      .def("forward", &TypedPlan::forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("y"), nb::arg("call"))
       .def("backward", &TypedPlan::backward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("dy"), nb::arg("dq"),
-           nb::arg("dk"), nb::arg("dv"), nb::arg("dparameters").none(), nb::arg("parameters").none(),
-           nb::arg("key_mask").none(), nb::arg("workspace"), nb::arg("stream"));
+           nb::arg("dk"), nb::arg("dv"), nb::arg("dparameters").none(), nb::arg("call"));
 }

@@ -29,7 +29,8 @@ class PlanOf : public Plan {
                 .n_q = problem.n_q,
                 .n_k = problem.n_k,
                 .d_v = problem.d_v,
-                .offset = problem.offset},
+                .offset = problem.offset,
+                .heads_k = problem.heads_k},
                {.engine = device_engine(problem.engine), .gradients = problem.gradients, .owns_workspace = false},
                static_cast<cudaStream_t>(problem.stream)) {}
 
@@ -38,20 +39,21 @@ class PlanOf : public Plan {
 
   void forward(const DeviceInputs& x, const DeviceArray& y, const DeviceCall& call) override {
     set_parameters(call);
-    m_plan.forward(view<const S>(x.q), view<const S>(x.k), view<const S>(x.v), view<S>(y),
-                   {.key_mask = call.key_mask, .workspace = call.workspace}, stream(call));
+    m_plan.forward(view<const S>(x.q), view<const S>(x.k), view<const S>(x.v), view<S>(y), options(call), stream(call));
   }
 
   void backward(const DeviceInputs& x, const DeviceArray& dy, const DeviceGradients& g,
                 const DeviceCall& call) override {
     set_parameters(call);
     m_plan.backward(view<const S>(x.q), view<const S>(x.k), view<const S>(x.v), view<const S>(dy),
-                    {view<S>(g.dq), view<S>(g.dk), view<S>(g.dv), g.parameters},
-                    {.key_mask = call.key_mask, .workspace = call.workspace}, stream(call));
+                    {view<S>(g.dq), view<S>(g.dk), view<S>(g.dv), g.parameters}, options(call), stream(call));
   }
 
  private:
   static cudaStream_t stream(const DeviceCall& call) { return static_cast<cudaStream_t>(call.stream); }
+  static cuda::PlanCall options(const DeviceCall& call) {
+    return {.key_mask = call.key_mask, .lengths = call.lengths, .workspace = call.workspace};
+  }
 
   // other calls of the plan may have had other parameters
   void set_parameters(const DeviceCall& call) {

@@ -19,7 +19,7 @@ struct DeviceArray {
 /// What a plan is made for.
 struct PlanProblem {
   cuda::AttentionModel model;
-  std::ptrdiff_t batch, heads, n_q, n_k, d_v, offset;
+  std::ptrdiff_t batch, heads, heads_k, n_q, n_k, d_v, offset;
   std::string engine;
   bool gradients;
   void* stream;
@@ -29,6 +29,7 @@ struct PlanProblem {
 struct DeviceCall {
   const float* parameters;  // of the position, [position, parameter]; null: it has none
   const bool* key_mask;     // [batch, n_k]; null: no padding
+  const int* lengths;       // [batch]; null: none
   void* workspace;
   void* stream;
 };
