@@ -250,7 +250,9 @@ def test_autograd_on_a_gpu(name):
         for place in ("cpu", device):
             assert torch.equal(compiled(*x, lengths=torch.tensor(options["lengths"], device=place)), found[0])
         with pytest.raises(ValueError, match=r"lengths\[1\]: expected 0 to 21 \(the number of keys\), got 22"):
-            function(*x, lengths=torch.tensor([0, N + 1], device=device))
+            function(*x, lengths=torch.tensor([0, N + 1]))
+        beyond = function(*x, lengths=torch.tensor([-1, N + 1], device=device))  # are clamped
+        assert torch.equal(beyond, function(*x, lengths=torch.tensor([0, N])))
 
 
 def test_lengths_in_a_captured_graph():

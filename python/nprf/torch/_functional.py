@@ -336,8 +336,8 @@ def attention(
     bias: the parameters of `position`, each with or without a leading axis of heads: "table" [2R+1], "t5" or
     ("t5", max_distance) [buckets], "alibi" [], ("grid", H, W) [2H-1, 2W-1] with extra [E, E+2] for E extra tokens.
     key_padding_mask: as in nn.MultiheadAttention [batch, n_k], bool, where True is padding, or of numbers, 0, or -inf or
-    at most -1000 for padding. lengths: integers [batch], later keys are padding; for tensors on a GPU best on the CPU, since
-    the call waits for the GPU to check those that are there. tolerance: of rounding errors, 0 on a GPU. With report=True
+    at most -1000 for padding. lengths: integers [batch], later keys are padding; they are checked if they are on the CPU,
+    and clamped to 0 to n_k on a GPU. tolerance: of rounding errors, 0 on a GPU. With report=True
     (y, nprf.Report), on the CPU. Others as in nprf.Attention.
 
     Under torch.compile a call is one operator of the graph, whose options are constants: another tolerance, or new lengths

@@ -119,9 +119,9 @@ def _mask_or_lengths(key_mask: Optional[Tensor]) -> tuple[Optional[Tensor], Opti
 
 
 def _check_lengths(lengths: Optional[Tensor], n_k: int) -> None:
-    """ValueError, as on the CPU, for a length that is not 0 to n_k. This waits for lengths on a GPU. Those of a CUDA graph
-    that is being captured are not read: it may be replayed with others."""
-    if lengths is None or (lengths.is_cuda and torch.cuda.is_current_stream_capturing()):
+    """ValueError, as for tensors on the CPU, for a length that is not 0 to n_k. Lengths on a GPU are not checked, since the
+    call would have to wait for them; the plan clamps them to 0 to n_k."""
+    if lengths is None or lengths.is_cuda:
         return
     for s, length in enumerate(lengths.tolist()):
         if not 0 <= length <= n_k:
