@@ -36,6 +36,11 @@
 #define NPRF_EXTERN_INSTANCES 0
 #endif
 
+/// 1: the plans for GPUs are declared extern; one file of the program must instantiate them (cuda/instances.cuh).
+#ifndef NPRF_CUDA_EXTERN_INSTANCES
+#define NPRF_CUDA_EXTERN_INSTANCES 0
+#endif
+
 /// 1: the program links nprf::levels, whose code is compiled for several levels of x86-64 (levels.hpp).
 #ifndef NPRF_X86_64_LEVELS
 #define NPRF_X86_64_LEVELS 0

@@ -8,6 +8,7 @@
 
 #include "nprf/cuda/device/device_code.hpp"
 #include "nprf/cuda/device/device_matrix.hpp"
+#include "nprf/cuda/instances.cuh"
 #include "nprf/cuda/plan/attention_plan.cuh"
 #include "nprf/cuda/plan/decode_plan.cuh"
 #include "nprf/cuda/plan/host_attention.cuh"
