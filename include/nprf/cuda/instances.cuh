@@ -4,9 +4,9 @@
 #include "nprf/config.hpp"
 #include "nprf/cuda/plan/attention_plan.cuh"
 
-/// The explicit instantiation of the plan for a storage type S: all its kernels. A program of many files can compile them
-/// once: compile all files with NPRF_CUDA_EXTERN_INSTANCES=1, and write in one of them, for each storage type that the
-/// program uses,
+/// The explicit instantiation of the plan for a storage type S: all its kernels. A program of many files can compile
+/// them once: compile all files with NPRF_CUDA_EXTERN_INSTANCES=1, and write in one of them, for each storage type that
+/// the program uses,
 ///
 ///     #include <nprf/cuda.hpp>
 ///     NPRF_CUDA_INSTANCES(, float)      // or __half, __nv_bfloat16
