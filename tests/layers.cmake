@@ -41,6 +41,7 @@ set(levels
   "cuda/toeplitz/backward cuda/feature_map"
   "cuda/attention cuda/decoder"
   "cuda/plan"
+  "cuda/instances.cuh"
   "levels.hpp instances.hpp"
   "nprf.hpp cuda.hpp")
 

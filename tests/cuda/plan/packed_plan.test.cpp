@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT
+#include "nprf/cuda/plan/packed_plan.cuh"
+
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "cuda/device_array.hpp"
+#include "cuda/plan_case.hpp"
+#include "nprf/feature_map/paper_names.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/throws.hpp"
+
+namespace nprf::test::cuda_plan_packed_plan {
+
+namespace {
+
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
+constexpr Index d = 6, d_v = 5, heads = 4, heads_k = 2, longest = 40;
+
+Attention<PositiveFeatures<float>, RelativePosition<float>> attention(Direction direction = Direction::bidirectional) {
+  return Attention(orf<float>(d, 16, 7), RelativePosition<float>(normal_vector<float>(41, 5)),
+                   {.direction = direction});
+}
+
+cuda::PlanShape shape_of(std::size_t sequences) {
+  return {.batch = static_cast<Index>(sequences),
+          .heads = heads,
+          .n_q = longest,
+          .n_k = longest,
+          .d_v = d_v,
+          .heads_k = heads_k};
+}
+
+std::vector<int> cumulative(const std::vector<int>& lengths) {
+  std::vector<int> sums(1, 0);
+  for (const int length : lengths) sums.push_back(sums.back() + length);
+  return sums;
+}
+
+/// Arrays of packed sequences, whose rows are [head, token], and the results of a plan.
+template <class S>
+struct PackedCase {
+  explicit PackedCase(Index tokens_, Index keys_)
+      : tokens(tokens_),
+        keys(keys_),
+        q(normal<float>(heads * tokens, d, 1)),
+        k(normal<float>(heads_k * keys, d, 2)),
+        v(normal<float>(heads_k * keys, d_v, 3)),
+        dy(normal<float>(heads * tokens, d_v, 4)) {}
+
+  struct Results {
+    Matrix<float> y, dq, dk, dv, parameters;
+  };
+  Results results(cuda::PackedPlan<S>& plan, const cuda::PackedCall& call) const {
+    const DeviceArray<S> of_q(stored<S>(q)), of_k(stored<S>(k)), of_v(stored<S>(v)), of_dy(stored<S>(dy));
+    const auto poisoned = [](const Matrix<float>& like) {
+      return DeviceArray<S>(stored<S>(Matrix<float>::Constant(like.rows(), like.cols(), nan)));
+    };
+    const DeviceArray<S> y = poisoned(dy), dq = poisoned(q), dk = poisoned(k), dv = poisoned(v);
+    const DeviceArray<float> parameters(std::vector<float>(41, nan));
+    const auto queries = [&](const DeviceArray<S>& x, Index channels) {
+      return cuda::DeviceMatrixView<S>(x.data(), 1, heads, tokens, channels);
+    };
+    const auto of_keys = [&](const DeviceArray<S>& x, Index channels) {
+      return cuda::DeviceMatrixView<S>(x.data(), 1, heads_k, keys, channels);
+    };
+    plan.forward(queries(of_q, d), of_keys(of_k, d), of_keys(of_v, d_v), queries(y, d_v), call);
+    plan.backward(queries(of_q, d), of_keys(of_k, d), of_keys(of_v, d_v), queries(of_dy, d_v),
+                  {queries(dq, d), of_keys(dk, d), of_keys(dv, d_v), parameters.data()}, call);
+    return {as_floats(y.fetch(), dy.rows(), d_v), as_floats(dq.fetch(), q.rows(), d),
+            as_floats(dk.fetch(), k.rows(), d), as_floats(dv.fetch(), v.rows(), d_v),
+            as_floats(parameters.fetch(), 1, 41)};
+  }
+
+  Index tokens, keys;
+  Matrix<float> q, k, v, dy;
+};
+
+double relative(const Matrix<float>& a, const Matrix<float>& b) {
+  return static_cast<double>((a - b).norm() / b.norm());
+}
+
+}  // namespace
+
+TEST_CASE("packed sequences have the results of each sequence alone on the CPU, forward and backward", "[cuda]") {
+  const std::vector<int> lengths{17, 0, longest, 1}, key_lengths{9, 3, longest, 30};
+  const std::vector<int> of_queries = cumulative(lengths), of_keys = cumulative(key_lengths);
+  const DeviceArray<int> first_query(of_queries), first_key(of_keys);
+  for (const Direction direction : {Direction::bidirectional, Direction::causal})
+    for (const bool cross : {false, true}) {
+      const std::vector<int>& first_of_keys = cross ? of_keys : of_queries;
+      const PackedCase<float> x(of_queries.back(), first_of_keys.back());
+      const auto cpu = attention(direction);
+      cuda::PackedPlan<float> plan(cuda::model_of(cpu), shape_of(lengths.size()), {.gradients = true});
+      const auto got = x.results(plan, {first_query.data(), cross ? first_key.data() : nullptr});
+      Matrix<float> y = Matrix<float>::Zero(x.dy.rows(), d_v), dq = Matrix<float>::Zero(x.q.rows(), d),
+                    dk = Matrix<float>::Zero(x.k.rows(), d), dv = Matrix<float>::Zero(x.v.rows(), d_v),
+                    parameters = Matrix<float>::Zero(1, 41);
+      for (std::size_t b = 0; b < lengths.size(); ++b)
+        for (Index head = 0; head < heads; ++head) {
+          const Index i0 = head * x.tokens + of_queries[b], n_q = of_queries[b + 1] - of_queries[b],
+                      j0 = head / (heads / heads_k) * x.keys + first_of_keys[b],
+                      n_k = first_of_keys[b + 1] - first_of_keys[b];
+          if (n_q == 0 || n_k == 0) continue;
+          Saved<float> saved;
+          y.middleRows(i0, n_q) = cpu.forward(x.q.middleRows(i0, n_q), x.k.middleRows(j0, n_k), x.v.middleRows(j0, n_k),
+                                              saved, {.tolerance = 1e-6});
+          const Gradients<float> gradients = cpu.backward(saved, x.dy.middleRows(i0, n_q));
+          dq.middleRows(i0, n_q) += gradients.queries;
+          dk.middleRows(j0, n_k) += gradients.keys;
+          dv.middleRows(j0, n_k) += gradients.values;
+          parameters.row(0) += gradients.bias.transpose();
+        }
+      INFO((direction == Direction::causal ? "causal" : "bidirectional") << (cross ? ", cross" : ""));
+      // sums of at most 40 terms in two orders, of about their own size
+      const double tolerance = 40 * eps;
+      CHECK(relative(got.y, y) <= tolerance);
+      CHECK(relative(got.dq, dq) <= tolerance);
+      CHECK(relative(got.dk, dk) <= tolerance);
+      CHECK(relative(got.dv, dv) <= tolerance);
+      CHECK(relative(got.parameters, parameters) <= tolerance);
+    }
+}
+
+TEMPLATE_TEST_CASE("packed sequences have the bits of padded ones", "[cuda]", float, __half) {
+  const std::vector<int> lengths{12, longest, 5}, first = cumulative(lengths);
+  const Index tokens = first.back(), batch = 3;
+  const PackedCase<TestType> x(tokens, tokens);
+  const DeviceArray<int> on_device(first), on_device_lengths(lengths);
+  cuda::PackedPlan<TestType> plan(cuda::model_of(attention()), shape_of(lengths.size()), {.gradients = true});
+  const auto got = x.results(plan, {on_device.data()});
+  const auto padded = [&](const Matrix<float>& rows, Index of_heads) {
+    Matrix<float> all = Matrix<float>::Zero(batch * of_heads * longest, rows.cols());
+    for (Index b = 0; b < batch; ++b)
+      for (Index head = 0; head < of_heads; ++head) {
+        const Index n = lengths[static_cast<std::size_t>(b)];
+        all.middleRows((b * of_heads + head) * longest, n) =
+            rows.middleRows(head * tokens + first[static_cast<std::size_t>(b)], n);
+      }
+    return all;
+  };
+  const DeviceArray<TestType> q(stored<TestType>(padded(x.q, heads))), k(stored<TestType>(padded(x.k, heads_k))),
+      v(stored<TestType>(padded(x.v, heads_k))), y(static_cast<std::size_t>(batch * heads * longest * d_v));
+  const auto view = [&](const DeviceArray<TestType>& rows, Index of_heads, Index channels) {
+    return cuda::DeviceMatrixView<TestType>(rows.data(), batch, of_heads, longest, channels);
+  };
+  plan.padded().forward(view(q, heads, d), view(k, heads_k, d), view(v, heads_k, d_v), view(y, heads, d_v),
+                        {.lengths = on_device_lengths.data()}, nullptr);
+  const Matrix<float> expected = as_floats(y.fetch(), batch * heads * longest, d_v), found = padded(got.y, heads);
+  for (Index b = 0; b < batch; ++b)
+    for (Index head = 0; head < heads; ++head) {
+      const Index at = (b * heads + head) * longest, n = lengths[static_cast<std::size_t>(b)];
+      CHECK(found.middleRows(at, n) == expected.middleRows(at, n));
+    }
+}
+
+TEST_CASE("rows of a packed sequence that is too long are NaN, and those of others are right", "[cuda]") {
+  const std::vector<int> too_long{12, longest + 7, 5}, cut{12, longest, 5};
+  const std::vector<int> first = cumulative(too_long);
+  const PackedCase<float> x(first.back(), first.back());
+  const DeviceArray<int> on_device(first);
+  cuda::PackedPlan<float> plan(cuda::model_of(attention()), shape_of(cut.size()), {.gradients = true});
+  const auto got = x.results(plan, {on_device.data()});
+  for (Index head = 0; head < heads; ++head)
+    for (Index i = 0; i < x.tokens; ++i) {
+      const bool is_beyond = i >= 12 + longest && i < 12 + longest + 7;
+      CHECK(got.y.row(head * x.tokens + i).allFinite() == !is_beyond);
+      CHECK(got.dq.row(head * x.tokens + i).allFinite() == !is_beyond);
+    }
+}
+
+TEST_CASE("packed sequences are refused if their arrays do not fit together", "[cuda]") {
+  const std::vector<int> first{0, 3, 10};
+  const DeviceArray<int> on_device(first);
+  cuda::PackedPlan<float> plan(cuda::model_of(attention()), shape_of(2));
+  const DeviceArray<float> memory(std::vector<float>(1000, 0.0f));
+  const auto view = [&](Index of_heads, Index tokens, Index channels) {
+    return cuda::DeviceMatrixView<float>(memory.data(), 1, of_heads, tokens, channels);
+  };
+  const auto check_refusal = [&](Index tokens_k, const cuda::PackedCall& call, const char* message) {
+    check_invalid(
+        [&] {
+          plan.forward(view(heads, 10, d), view(heads_k, tokens_k, d), view(heads_k, tokens_k, d_v),
+                       view(heads, 10, d_v), call);
+        },
+        {message});
+  };
+  check_refusal(10, {nullptr}, "cumulative_lengths: expected lengths, got a null pointer");
+  check_refusal(11, {on_device.data()}, "k: expected 10 tokens (those of q, without key_cumulative_lengths), got 11");
+  check_invalid(
+      [&] {
+        plan.backward(view(heads, 10, d), view(heads_k, 10, d), view(heads_k, 10, d_v), view(heads, 10, d_v),
+                      {view(heads, 10, d), view(heads_k, 10, d), view(heads_k, 10, d_v)}, {on_device.data()});
+      },
+      {"gradients: expected a plan with PlanOptions::gradients, got one without"});
+}
+
+}  // namespace nprf::test::cuda_plan_packed_plan
