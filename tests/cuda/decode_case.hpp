@@ -106,6 +106,7 @@ class DecodeCase {
 struct ComparedSteps {
   Index rows = 0, different = 0;  // those of steps, and those whose difference exceeds both error bounds
   Index special = 0;              // that the CPU recomputes, or reports as failing
+  Index failing = 0;              // that the plan counts as failing
   double bound = 0;               // the largest error bound of the CPU
 
   /// The plan's arithmetic is float with the same formula, so that its errors have the same bound as the CPU's, which
@@ -123,6 +124,7 @@ struct ComparedSteps {
       if (report.failing_rows == 0) bound = std::max(bound, report.error_bound);
       bounds.push_back(2 * report.error_bound * static_cast<double>(largest));
     }
+    failing = plan.host_counts().failing_rows;
     const Matrix<float> got = on_device.y();
     for (Index z = 0; z < y.batch * y.heads; ++z)
       for (Index t = first; t < y.tokens; ++t, ++rows) {

@@ -4,15 +4,14 @@
 #include <cmath>
 #include <cstddef>
 
-#include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/row_quotient.hpp"
 #include "nprf/cuda/decoder/head_keys.cuh"
+#include "nprf/cuda/decoder/head_sums.cuh"
 #include "nprf/cuda/decoder/states.cuh"
 #include "nprf/cuda/decoder/token_features.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
-#include "nprf/decoder/running_log_scale.hpp"
 
 namespace nprf::cuda {
 
@@ -40,15 +39,9 @@ struct DecodeTask {
   static constexpr int columns = 64;  // of N at a time
 };
 
-/// exp(x) with the relative precision of float; exp(float(x)) alone would have the rounding error of x.
-__device__ __forceinline__ float exp_of(double x) {
-  const float rounded = static_cast<float>(x), whole = expf(rounded);
-  return whole == 0 ? 0.0f : fmaf(whole, static_cast<float>(x - static_cast<double>(rounded)), whole);
-}
-
 /// The block's head. Sums over features or keys are divided over warps, and over channels or features over lanes,
 /// always in the same way, so that a state has the same bits however its tokens were divided over calls. Every thread
-/// has the numbers of the state, and a thread alone reads and writes an entry of S and Z.
+/// has the numbers of the state.
 template <Storage S>
 class DecodeHead {
  public:
@@ -60,8 +53,7 @@ class DecodeHead {
         m_phi(m_scratch.scratch + Shape::warps),
         m_partial(m_phi + task.states.r),
         m_keys(task.states, task.bias, m_z, task.keys.x.heads),
-        m_log_scale(task.states.log_scale[m_z]),
-        m_norms(task.states.norms[m_z]) {
+        m_sums(task.states, m_z) {
     __syncthreads();  // before the state is written
   }
 
@@ -78,8 +70,7 @@ class DecodeHead {
     for (int t = length; m_task.y.data && t < n; ++t) fill_row(t, 0);
     if (m_thread > 0) return;
     m_task.states.tokens[m_z] = m_keys.tokens();
-    m_task.states.log_scale[m_z] = m_log_scale;
-    m_task.states.norms[m_z] = m_norms;
+    m_sums.store_numbers();
   }
 
  private:
@@ -92,8 +83,6 @@ class DecodeHead {
   __device__ int d_v() const { return m_task.states.d_v; }
   __device__ int d() const { return m_task.states.d; }
   __device__ bool has_sums() const { return m_keys.has_sums(); }
-  // the place of row s of the sums, in an array [z, r, ..]
-  __device__ std::ptrdiff_t sums(int s) const { return m_keys.place(r(), s); }
 
   __device__ __forceinline__ float over_block(float x) const {
     return over_groups<Shape>(m_scratch.scratch, x, sum_of);
@@ -110,8 +99,6 @@ class DecodeHead {
 
   __device__ __forceinline__ void append(int t);
   __device__ __forceinline__ void store_exact_key(const S* v, bool finite);
-  __device__ __forceinline__ void clear_sums();
-  __device__ __forceinline__ void commit(int s);
   __device__ __forceinline__ void attend(int t);
   __device__ __forceinline__ void set_scores() const;
   __device__ __forceinline__ float largest_exponent(double unit) const;
@@ -130,15 +117,14 @@ class DecodeHead {
     return m_keys.is_exact(i) ? static_cast<double>(m_keys.weight(i)) + b - unit
                               : static_cast<double>(m_task.states.log_scales[m_keys.place(m_keys.slot(i))]) + b;
   }
-  __device__ double exponent_of_sums() const { return m_log_scale.sum() + m_keys.bias_at_reach(); }
+  __device__ double exponent_of_sums() const { return m_sums.log_scale() + m_keys.bias_at_reach(); }
 
   const DecodeTask<S>& m_task;
   int m_z, m_thread;
   TokenScratch m_scratch;
   float *m_phi, *m_partial;  // (r) (warps,columns)
   HeadKeys m_keys;
-  RunningLogScale m_log_scale;
-  float m_norms;
+  HeadSums m_sums;
 };
 
 /// Puts a token into the ring; the one whose age is the reach goes to the sums, unless it is a sink.
@@ -147,7 +133,7 @@ __device__ __forceinline__ void DecodeHead<S>::append(int t) {
   const DecodeStates& x = m_task.states;
   const float log_scale = compute_token_features(m_task.keys, m_z, t, m_scratch, m_phi);
   const float norm = m_task.positive ? 0.0f : norm_of_features();
-  if (m_keys.tokens() == 0) clear_sums();
+  if (m_keys.tokens() == 0) m_sums.clear(m_keys.may_have_sums(m_task.max_tokens));
   const std::ptrdiff_t to = m_keys.place(m_keys.tokens() % x.slots);
   for (int k = m_thread; k < r(); k += Shape::threads) x.features[to * r() + k] = m_phi[k];
   const S* v = row_of(m_task.v, m_z / m_task.keys.x.group, t);
@@ -156,7 +142,7 @@ __device__ __forceinline__ void DecodeHead<S>::append(int t) {
   store_exact_key(v, log_scale == log_scale);
   m_keys.add_token();
   __syncthreads();
-  if (has_sums()) commit(m_keys.slot(m_keys.reach()));
+  if (has_sums()) m_sums.add(m_keys.place(m_keys.slot(m_keys.reach())), m_keys.slope());
 }
 
 /// Stores the key for the near field, and the key and the value of a sink. A non-finite key becomes NaN, so that its
@@ -173,45 +159,6 @@ __device__ __forceinline__ void DecodeHead<S>::store_exact_key(const S* v, bool 
   const std::ptrdiff_t to = m_keys.place(x.sinks, token);
   store_key(x.sink_keys + to * d());
   for (int c = m_thread; c < d_v(); c += Shape::threads) x.sink_values[to * d_v() + c] = to_float(v[c]);
-}
-
-template <Storage S>
-__device__ __forceinline__ void DecodeHead<S>::clear_sums() {
-  const DecodeStates& x = m_task.states;
-  m_log_scale = {};
-  m_norms = 0;
-  if (!m_keys.may_have_sums(m_task.max_tokens)) return;  // no memory for sums
-  for (int k = m_thread; k < r(); k += Shape::threads) x.Z[sums(k)] = x.Z_errors[sums(k)] = 0;
-  for (int k = warp(); k < r(); k += Shape::warps)
-    for (int c = lane(); c < d_v(); c += 32) x.S[sums(k) * d_v() + c] = x.S_errors[sums(k) * d_v() + c] = 0;
-}
-
-/// Adds the token in slot s to the sums, as RunningSums::add does. A non-finite token makes them NaN.
-template <Storage S>
-__device__ __forceinline__ void DecodeHead<S>::commit(int s) {
-  const DecodeStates& x = m_task.states;
-  const std::ptrdiff_t from = m_keys.place(s);
-  m_log_scale.shift(m_keys.slope(), 0);
-  const double log_scale = static_cast<double>(x.log_scales[from]);
-  float factor = 1;
-  if (!(log_scale <= m_log_scale.sum())) {
-    const double exponent = m_log_scale.raise(log_scale);
-    factor = exponent < 4000 ? ldexpf(1.0f, -static_cast<int>(exponent)) : 0.0f;
-  }
-  const float weight = exp_of(m_log_scale.relative(log_scale));
-  m_norms = fmaf(weight, x.feature_norms[from], factor * m_norms);
-  const float *features = x.features + from * r(), *value = x.values + from * d_v();
-  const auto add = [factor](float& sum, float& error, float b, float v) {
-    float new_error;
-    sum = fast_two_sum(factor * sum, fmaf(b, v, factor * error), new_error);
-    error = new_error;
-  };
-  for (int k = m_thread; k < r(); k += Shape::threads) add(x.Z[sums(k)], x.Z_errors[sums(k)], weight, features[k]);
-  for (int k = warp(); k < r(); k += Shape::warps) {
-    const float b = weight * features[k];
-    float *rows = x.S + sums(k) * d_v(), *errors = x.S_errors + sums(k) * d_v();
-    for (int c = lane(); c < d_v(); c += 32) add(rows[c], errors[c], b, value[c]);
-  }
 }
 
 /// y = N / D of a query of the last token, with weights relative to about the largest of them.
@@ -288,8 +235,8 @@ __device__ __forceinline__ typename DecodeHead<S>::Denominator DecodeHead<S>::de
     norms = fmaf(weight, x.feature_norms[at], norms);
   }
   if (has_sums()) {
-    for (int k = m_thread; k < r(); k += Shape::threads) D = fmaf(weight_of_sums * m_phi[k], x.Z[sums(k)], D);
-    if (m_thread == 0) norms = fmaf(weight_of_sums, m_norms, norms);
+    for (int k = m_thread; k < r(); k += Shape::threads) D = fmaf(weight_of_sums * m_phi[k], m_sums.Z(k), D);
+    if (m_thread == 0) norms = fmaf(weight_of_sums, m_sums.norms(), norms);
   }
   D = over_block(D + exact);
   if (m_task.positive) return {D, D};
@@ -320,8 +267,7 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
       for (int i = 0; i < of_lane; ++i)
         if (const int c = first + lane() + 32 * i; c < d_v()) N[i] = fmaf(weight, row[c], N[i]);
     };
-    for (int k = warp(); has_sums() && k < r(); k += Shape::warps)
-      add(weight_of_sums * m_phi[k], m_task.states.S + sums(k) * d_v());
+    for (int k = warp(); has_sums() && k < r(); k += Shape::warps) add(weight_of_sums * m_phi[k], m_sums.S(k));
     for (int i = warp(); i < m_keys.count(); i += Shape::warps)
       if (m_keys.attends(i)) add(m_keys.weight(i), m_keys.value(i));
     __syncthreads();  // the columns before have been read
@@ -337,7 +283,7 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
 }
 
 template <Storage S>
-__global__ void __launch_bounds__(OneTokenShape::threads) decode_kernel(DecodeTask<S> task) {
+__global__ void __launch_bounds__(OneTokenShape::threads, 4) decode_kernel(DecodeTask<S> task) {
   DecodeHead<S>(task).run();
 }
 

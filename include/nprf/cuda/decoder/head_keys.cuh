@@ -20,23 +20,19 @@ class HeadKeys {
  public:
   /// Refers to the states.
   __device__ __forceinline__ HeadKeys(const DecodeStates& states, const DecodeBias& bias, int z, int heads)
-      : m_x(states), m_z(z), m_tokens(states.tokens[z]), m_reach(bias.reach) {
-    const int position = bias.positions > 1 ? z % heads : 0;
-    m_biases = bias.table + static_cast<std::ptrdiff_t>(position) * (m_reach + 1);
-    m_slope = bias.slopes[position];
-  }
+      : m_x(states), m_bias(bias), m_z(z), m_tokens(states.tokens[z]), m_position(bias.positions > 1 ? z % heads : 0) {}
 
   __device__ int tokens() const { return m_tokens; }
   __device__ void add_token() { ++m_tokens; }
-  __device__ int reach() const { return m_reach; }
-  __device__ double slope() const { return m_slope; }
-  __device__ double bias_at_reach() const { return m_biases[m_reach]; }
+  __device__ int reach() const { return m_bias.reach; }
+  __device__ double slope() const { return m_bias.slopes[m_position]; }
+  __device__ double bias_at_reach() const { return biases()[reach()]; }
   __device__ bool has_tail() const { return bias_at_reach() > minus_infinity; }
   /// Whether the sums have tokens; whether they may have some in a sequence of at most so many tokens.
   __device__ bool has_sums() const { return may_have_sums(m_tokens); }
-  __device__ bool may_have_sums(int tokens) const { return tokens > m_reach + m_x.sinks && has_tail(); }
+  __device__ bool may_have_sums(int tokens) const { return tokens > reach() + m_x.sinks && has_tail(); }
 
-  __device__ int in_ring() const { return min(min(m_tokens, m_reach), max(m_x.near, m_tokens - m_x.sinks)); }
+  __device__ int in_ring() const { return min(min(m_tokens, reach()), max(m_x.near, m_tokens - m_x.sinks)); }
   __device__ int in_near() const { return min(m_x.near, m_tokens); }
   __device__ int far_sinks() const { return min(m_x.sinks, max(m_tokens - m_x.near, 0)); }
   __device__ int count() const { return in_ring() + far_sinks(); }
@@ -47,7 +43,7 @@ class HeadKeys {
 
   __device__ double bias(int i) const {
     const int age = i < in_ring() ? i : m_tokens - 1 - (i - in_ring());
-    return age < m_reach ? m_biases[age] : bias_at_reach() + m_slope * static_cast<double>(age - m_reach);
+    return age < reach() ? biases()[age] : bias_at_reach() + slope() * static_cast<double>(age - reach());
   }
   __device__ bool attends(int i) const { return bias(i) > minus_infinity; }
 
@@ -69,10 +65,14 @@ class HeadKeys {
   __device__ float& weight(int i) const { return m_x.weights[place(m_x.slots + m_x.sinks, i)]; }
 
  private:
+  // (reach + 1)
+  __device__ const double* biases() const {
+    return m_bias.table + static_cast<std::ptrdiff_t>(m_position) * (reach() + 1);
+  }
+
   const DecodeStates& m_x;
-  int m_z, m_tokens, m_reach;
-  const double* m_biases;  // (reach + 1)
-  double m_slope;
+  const DecodeBias& m_bias;
+  int m_z, m_tokens, m_position;
 };
 
 }  // namespace nprf::cuda

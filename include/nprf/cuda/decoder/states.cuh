@@ -14,7 +14,7 @@ namespace nprf::cuda {
 struct DecodeCounts {
   int empty_rows;       // attend to no key, and are zero
   int indefinite_rows;  // their denominator is not positive
-  int failing_rows;     // are NaN, since the denominator underflows or overflows; or the terms of a series cancel
+  int failing_rows;     // are NaN, since the denominator underflows or overflows; or their terms cancel (DecodePlan)
   int rejected_tokens;  // beyond DecodeShape::max_tokens: not appended, and their rows are NaN
 };
 

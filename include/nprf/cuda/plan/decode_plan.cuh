@@ -38,25 +38,27 @@ struct DecodeCall {
 ///     plan.step(q, k, v, y, stream);                // one token, or a few, of each sequence
 ///
 /// A step is one launch, which allocates nothing and does not synchronise. The numbers of tokens are on the device and
-/// the kernel increments them, so that a CUDA graph of one step can be launched for each token. Let K be the reach of
-/// the position (decoder/step_bias.hpp): 0 without one and for ALiBi, the clipping distance of a table, or the distance
-/// from which T5 has one bucket; and the width of the near field if that is more. A head has sums over the tokens that
+/// the kernel increments them, so that a CUDA graph of one step can be launched for each token. Let K be the width of
+/// the near field, or the reach of the position if that is more (decoder/step_bias.hpp): 0 without one and for ALiBi,
+/// the clipping distance of a table, or the distance from which T5 has one bucket. A head has sums over the tokens that
 /// are at least K old, and a ring of the others. With p = d_v + 1 and r features, a step takes O(r (d + p)) operations
 /// and O((K + 1) (r + p)) for the ring. A state takes 2 r p floats, and (K + 1) (r + p) for the ring, or
 /// max_tokens (r + p) if that is less: then it is a cache of all tokens. The plan allocates all of it.
 ///
 /// The last AttentionModel::near tokens and the attention sinks, the first AttentionModel::sinks tokens of a sequence,
 /// have the weights exp(q.k + b) of softmax. They add O(near d + sinks (d + d_v)) operations to a step and as many
-/// floats to a state. Tokens of the near field have features, too, for when they leave it.
+/// floats to a state. Tokens of the near field are in the ring with their features, too, for when they leave it.
+///
+/// With grouped queries (DecodeShape::heads_k) each head of queries has a state of its own. So its block of threads
+/// waits for no other one, and the maps and positions of a group may differ; but the states take the memory of `heads`
+/// heads of keys, and each block computes the features of its keys.
 ///
 /// Features may be of any kind, centred or not, with one map or position for all heads or for each; a near field and
-/// sinks need others than elu. With DecodeShape::heads_k each head of queries has a state of its own, so that heads
-/// with a map or a position of their own need no other rule and blocks do not wait for each other: a group takes the
-/// memory of as many states as it has heads of queries, and they compute the features of its keys at the same time.
-/// There is no grid, and no rollback or reordering of sequences. A row whose denominator underflows is NaN, since there
-/// is no exact softmax as on the CPU; a row whose terms cancel, of a series or with a near field or sinks, is returned
-/// as it is. Both count (DecodeCounts). A non-finite query makes its own row NaN, a non-finite key the rows that attend
-/// to it, and a non-finite value its channel of these rows: if the position has a tail, until the sequence is reset.
+/// sinks need others than elu. There is no grid, and no rollback or reordering of sequences. A row whose denominator
+/// underflows is NaN, since there is no exact softmax as on the CPU; a row whose terms cancel, of a series or with a
+/// near field or sinks, is returned as it is. Both count (DecodeCounts). A non-finite query makes its own row NaN, a
+/// non-finite key the rows that attend to it, and a non-finite value its channel of these rows: if the position has a
+/// tail, until the sequence is reset.
 ///
 /// Bits: the same tokens give the same bits, however they were divided between append and steps, and for any other
 /// sequences beside them. Sums are in float and compensated, as on the CPU. S is the storage type of q, k, v and y; a
