@@ -34,17 +34,21 @@ struct DecodeModel {
 
   template <class F>
   DecodeModel(const std::vector<F>& maps, const std::vector<DecodePosition>& positions, Index batch = 1,
-              Normalization normalization = Normalization::unit())
-      : model(model_of(maps, positions, normalization)),
-        decoder(MultiHeadAttention(maps, on_cpu(positions),
-                                   {.direction = Direction::causal, .normalization = normalization}),
-                {.batch = batch}) {}
+              const AttentionOptions& options = {})
+      : model(model_of(maps, positions, options)),
+        decoder(MultiHeadAttention(maps, on_cpu(positions), causal(options)), {.batch = batch}) {}
 
  private:
+  static AttentionOptions causal(AttentionOptions options) {
+    options.direction = Direction::causal;
+    return options;
+  }
   template <class F>
   static cuda::AttentionModel model_of(const std::vector<F>& maps, const std::vector<DecodePosition>& positions,
-                                       const Normalization& normalization) {
+                                       const AttentionOptions& options) {
+    const Normalization& normalization = options.normalization;
     cuda::AttentionModel model{Direction::causal, normalization.is_unit() ? normalization.radius() : 0, {}, {}};
+    model.near = options.near, model.sinks = options.sinks;
     for (const F& map : maps) model.features.push_back(cuda::model_of(map));
     for (const DecodePosition& position : positions) model.positions.push_back(position.model);
     return model;
@@ -67,39 +71,42 @@ class DecodeCase {
             Matrix<float>::Constant(x.y.values.rows(), x.y.values.cols(), std::numeric_limits<float>::quiet_NaN()))),
         m_batch(x.q.view.batch),
         m_heads(x.q.view.heads),
+        m_heads_k(x.k.view.heads),
         m_tokens(x.q.view.tokens),
         m_d(x.q.view.channels),
         m_d_v(x.v.view.channels) {}
 
-  cuda::DecodeShape shape(Index max_tokens = 0) const { return {m_batch, m_heads, m_d_v, max_tokens}; }
+  cuda::DecodeShape shape(Index max_tokens = 0) const { return {m_batch, m_heads, m_d_v, max_tokens, m_heads_k}; }
 
   /// Queues the tokens first..first+count-1.
   void append(cuda::DecodePlan<float>& plan, Index first, Index count, const cuda::DecodeCall& call = {}) const {
-    plan.append(view(m_k, m_d, first, count), view(m_v, m_d_v, first, count), call, nullptr);
+    plan.append(view(m_k, m_heads_k, m_d, first, count), view(m_v, m_heads_k, m_d_v, first, count), call, nullptr);
   }
   void step(cuda::DecodePlan<float>& plan, Index first, Index count, const cuda::DecodeCall& call = {}) const {
-    plan.step(view(m_q, m_d, first, count), view(m_k, m_d, first, count), view(m_v, m_d_v, first, count),
-              view(m_y, m_d_v, first, count), call, nullptr);
+    plan.step(view(m_q, m_heads, m_d, first, count), view(m_k, m_heads_k, m_d, first, count),
+              view(m_v, m_heads_k, m_d_v, first, count), view(m_y, m_heads, m_d_v, first, count), call, nullptr);
   }
   /// (batch heads tokens,d_v)
   Matrix<float> y() const { return as_floats(m_y.fetch(), m_batch * m_heads * m_tokens, m_d_v); }
 
  private:
-  cuda::DeviceMatrixView<float> view(const DeviceArray<float>& x, Index channels, Index first, Index count) const {
-    cuda::DeviceMatrixView<float> part(x.data(), m_batch, m_heads, m_tokens, channels);
+  cuda::DeviceMatrixView<float> view(const DeviceArray<float>& x, Index heads, Index channels, Index first,
+                                     Index count) const {
+    cuda::DeviceMatrixView<float> part(x.data(), m_batch, heads, m_tokens, channels);
     part.data += first * channels;
     part.tokens = count;
     return part;
   }
 
   DeviceArray<float> m_q, m_k, m_v, m_y;
-  Index m_batch, m_heads, m_tokens, m_d, m_d_v;
+  Index m_batch, m_heads, m_heads_k, m_tokens, m_d, m_d_v;
 };
 
 /// The rows of a batch by a decoder and by a plan: first appended, then steps of one token.
 struct ComparedSteps {
   Index rows = 0, different = 0;  // those of steps, and those whose difference exceeds both error bounds
   Index special = 0;              // that the CPU recomputes, or reports as failing
+  Index failing = 0;              // that the plan counts as failing
   double bound = 0;               // the largest error bound of the CPU
 
   /// The plan's arithmetic is float with the same formula, so that its errors have the same bound as the CPU's, which
@@ -117,6 +124,7 @@ struct ComparedSteps {
       if (report.failing_rows == 0) bound = std::max(bound, report.error_bound);
       bounds.push_back(2 * report.error_bound * static_cast<double>(largest));
     }
+    failing = plan.host_counts().failing_rows;
     const Matrix<float> got = on_device.y();
     for (Index z = 0; z < y.batch * y.heads; ++z)
       for (Index t = first; t < y.tokens; ++t, ++rows) {
@@ -126,5 +134,36 @@ struct ComparedSteps {
       }
   }
 };
+
+/// Appends prompts of different numbers of tokens to the sequences, and compares all steps after them.
+inline ComparedSteps compare_after_prompts(DecodeModel model, TokenBatch<float>& x, const std::vector<Index>& lengths) {
+  const DecodeCase on_device(x);
+  cuda::DecodePlan<float> plan(model.model, on_device.shape());
+  Index prompt = 0;
+  for (const Index length : lengths) prompt = std::max(prompt, length);
+  if (prompt > 0) {
+    x.prefill(model.decoder, 0, prompt, {.lengths = lengths});
+    const DeviceArray<int> on_plan(std::vector<int>(lengths.begin(), lengths.end()));
+    on_device.append(plan, 0, prompt, {.lengths = on_plan.data()});
+  }
+  const ComparedSteps compared(model, plan, on_device, x, prompt);
+  std::vector<int> tokens(static_cast<std::size_t>(plan.shape().batch * plan.shape().heads));
+  cuda::check(
+      cudaMemcpyAsync(tokens.data(), plan.tokens(), tokens.size() * sizeof(int), cudaMemcpyDeviceToHost, nullptr),
+      "tokens");
+  cuda::check(cudaStreamSynchronize(nullptr), "tokens");
+  for (std::size_t z = 0; z < tokens.size(); ++z)
+    CHECK(tokens[z] == model.decoder.tokens(static_cast<Index>(z) / plan.shape().heads));
+  CHECK(compared.bound < 1e-3);
+  return compared;
+}
+
+/// The rows of all tokens by one call of steps.
+inline Matrix<float> rows_of_steps(const cuda::AttentionModel& model, const TokenBatch<float>& x) {
+  const DecodeCase on_device(x);
+  cuda::DecodePlan<float> plan(model, on_device.shape());
+  on_device.step(plan, 0, x.q.view.tokens);
+  return on_device.y();
+}
 
 }  // namespace nprf::test

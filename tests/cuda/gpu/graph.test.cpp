@@ -62,7 +62,8 @@ TEST_CASE("a call captured in a graph computes the same as a direct call, also f
 TEST_CASE("a captured step of a decoder computes the next row each time it is launched", "[cuda]") {
   constexpr Index d = 16, d_v = 64, n = 60;
   const DecodeModel model(std::vector{orf<float>(d, 32, 7)},
-                          {{"table", RelativePosition<float>(random_table<float>(20, 5))}});
+                          {{"table", RelativePosition<float>(random_table<float>(20, 5))}}, 1,
+                          {.near = 12, .sinks = 4});
   const TokenBatch<float> x(1, 1, 1, n, d, d_v, 7);
   const DecodeCase on_device(x);
   cuda::DecodePlan<float> direct(model.model, on_device.shape()), plan(model.model, on_device.shape());

@@ -49,47 +49,17 @@ std::vector<DecodePosition> all_positions() {
           {"no weight for the last tokens", RelativePosition<T>(none_yet)}};
 }
 
-// appends tokens, of different numbers for each sequence, and compares all steps after them
-ComparedSteps compare(DecodeModel model, TokenBatch<T>& x, const std::vector<Index>& lengths) {
-  const DecodeCase on_device(x);
-  cuda::DecodePlan<T> plan(model.model, on_device.shape());
-  Index prompt = 0;
-  for (const Index length : lengths) prompt = std::max(prompt, length);
-  if (prompt > 0) {
-    x.prefill(model.decoder, 0, prompt, {.lengths = lengths});
-    const DeviceArray<int> on_plan(std::vector<int>(lengths.begin(), lengths.end()));
-    on_device.append(plan, 0, prompt, {.lengths = on_plan.data()});
-  }
-  const ComparedSteps compared(model, plan, on_device, x, prompt);
-  std::vector<int> tokens(static_cast<std::size_t>(plan.shape().batch * plan.shape().heads));
-  cuda::check(
-      cudaMemcpyAsync(tokens.data(), plan.tokens(), tokens.size() * sizeof(int), cudaMemcpyDeviceToHost, nullptr),
-      "tokens");
-  cuda::check(cudaStreamSynchronize(nullptr), "tokens");
-  for (std::size_t z = 0; z < tokens.size(); ++z)
-    CHECK(tokens[z] == model.decoder.tokens(static_cast<Index>(z) / plan.shape().heads));
-  CHECK(compared.bound < 1e-3);
-  return compared;
-}
-
 // the series' rows whose terms cancel are others on the CPU
 template <class F>
 void check(const F& map, const DecodePosition& position, Index n, Index special = 0,
            Normalization normalization = Normalization::unit()) {
   TokenBatch<T> x(2, 1, 1, n, d, d_v, 7);
-  const ComparedSteps compared = compare({std::vector{map}, {position}, 2, normalization}, x, {9, 4});
+  const ComparedSteps compared =
+      compare_after_prompts({std::vector{map}, {position}, 2, {.normalization = normalization}}, x, {9, 4});
   INFO(position.name);
   CHECK(compared.special <= special);
   CHECK(compared.different <= compared.special);
   CHECK(compared.rows == 2 * (n - 9));
-}
-
-// queues the steps of one sequence and returns its rows
-Matrix<T> rows_of(const DecodeModel& model, const TokenBatch<T>& x) {
-  const DecodeCase on_device(x);
-  cuda::DecodePlan<T> plan(model.model, on_device.shape());
-  on_device.step(plan, 0, x.q.view.tokens);
-  return on_device.y();
 }
 
 // whether y is that of float, rounded to S, for inputs of S
@@ -105,7 +75,7 @@ bool rounds_only_storage(const DecodeModel& model, TokenBatch<T>& x) {
       y(static_cast<std::size_t>(n * d_v));
   cuda::DecodePlan<S> plan(model.model, {.d_v = d_v});
   plan.step({q.data(), n, d}, {k.data(), n, d}, {v.data(), n, d_v}, {y.data(), n, d_v});
-  const Matrix<T> expected = rows_of(model, x);
+  const Matrix<T> expected = rows_of_steps(model.model, x);
   return same_bits(as_floats(y.fetch(), n, d_v), as_floats(stored<S>(expected), n, d_v));
 }
 
@@ -137,7 +107,7 @@ TEST_CASE("decoding on a GPU: a map and a position for each head", "[cuda]") {
                                               {"clipped", RelativePosition<T>(clipped)},
                                               {"window", RelativePosition<T>(cut)}};
   TokenBatch<T> x(2, 3, 3, 40, d, 70, 7);  // more channels than a warp has lanes, and than are computed at a time
-  const ComparedSteps compared = compare({maps, positions, 2}, x, {0, 3});
+  const ComparedSteps compared = compare_after_prompts({maps, positions, 2}, x, {0, 3});
   CHECK(compared.different == 0);
   CHECK(compared.special == 0);
 }
@@ -150,8 +120,8 @@ TEST_CASE("decoding on a GPU: log-scales that change by hundreds", "[cuda]") {
       // exp(-|k|^2 / 2) is a factor of the features of k
       for (Index t = 0; t < n; ++t)
         x.k.values.row(t) *= 40 * static_cast<T>(grow ? n - t : t) / n / x.k.values.row(t).norm();
-      const ComparedSteps compared =
-          compare({std::vector{orf<T>(d, 16, 3)}, {position}, 1, Normalization::none()}, x, {0});
+      const ComparedSteps compared = compare_after_prompts(
+          {std::vector{orf<T>(d, 16, 3)}, {position}, 1, {.normalization = Normalization::none()}}, x, {0});
       INFO(position.name << (grow ? ", growing" : ", falling"));
       CHECK(compared.different <= compared.special);
       CHECK(compared.special <= n / 2);
@@ -275,10 +245,10 @@ TEST_CASE("decoding on a GPU: non-finite tokens", "[cuda]") {
   for (const bool has_tail : {true, false}) {
     const DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {has_tail ? of_t5() : of_window(reach)});
     TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
-    const Matrix<T> finite = rows_of(model, x);
+    const Matrix<T> finite = rows_of_steps(model.model, x);
     CHECK(finite.allFinite());
     const auto check_rows = [&](Index last, auto&& is_changed) {
-      const Matrix<T> y = rows_of(model, x);
+      const Matrix<T> y = rows_of_steps(model.model, x);
       for (Index t = 0; t < n; ++t)
         for (Index c = 0; c < d_v; ++c) {
           INFO("token " << t << ", channel " << c << (has_tail ? ", tail" : ""));
@@ -319,18 +289,21 @@ TEST_CASE("decoding on a GPU: what is refused", "[cuda]") {
     cuda::DecodePlan<T>(m, shape);
   };
   cuda::AttentionModel bidirectional = model(), near = model(), sinks = model(), grid = model(), two = model(),
-                       empty = model();
+                       empty = model(), elu = model();
   bidirectional.direction = Direction::bidirectional;
   check_invalid([&] { make(bidirectional, {.d_v = d_v}); }, {"direction", "causal", "bidirectional"});
-  near.near = 32, sinks.sinks = 4;
-  check_invalid([&] { make(near, {.d_v = d_v}); }, {"near", "expected 0", "32"});
-  check_invalid([&] { make(sinks, {.d_v = d_v}); }, {"sinks", "expected 0 for a DecodePlan", "got 4"});
+  near.near = -1, sinks.sinks = std::ptrdiff_t{1} << 29;
+  check_invalid([&] { make(near, {.d_v = d_v}); }, {"near", "expected 0", "-1"});
+  check_invalid([&] { make(sinks, {.d_v = d_v}); }, {"sinks", "expected 0 to 2^28", "536870912"});
+  elu.features = {cuda::model_of(EluFeatures<T>(d))}, elu.near = 3;
+  check_invalid([&] { make(elu, {.d_v = d_v}); }, {"near", "elu"});
   grid.positions.front().slots = {0, 1};
   check_invalid([&] { make(grid, {.d_v = d_v}); }, {"position", "grid"});
   two.positions.push_back(of_alibi(2).model);
   check_invalid([&] { make(two, {.heads = 3, .d_v = d_v}); }, {"positions", "1 or 3", "got 2"});
   empty.features.clear();
   check_invalid([&] { make(empty, {.d_v = d_v}); }, {"feature maps", "none"});
+  check_invalid([&] { make(model(), {.heads = 4, .d_v = d_v, .heads_k = 3}); }, {"heads_k", "divisor of 4", "got 3"});
   check_invalid([&] { make(model(), {.batch = 0, .d_v = d_v}); }, {"batch", "at least 1", "0"});
   check_invalid([&] { make(model(), {.d_v = d_v, .max_tokens = -1}); }, {"max_tokens", "-1"});
 
@@ -345,6 +318,11 @@ TEST_CASE("decoding on a GPU: what is refused", "[cuda]") {
   check_invalid([&] { plan.step(view(4, d), view(4, d), view(4, d_v), view(4, d)); }, {"y", "2 x 3 x 4 x 5"});
   check_invalid([&] { plan.reset(2, nullptr); }, {"sequence", "0 to 1", "2"});
   plan.append(view(0, d), view(0, d_v));  // no tokens
+
+  cuda::DecodePlan<T> grouped(model(), {.batch = 2, .heads = 6, .d_v = d_v, .heads_k = 3});
+  check_invalid([&] { grouped.step(view(1, d), view(1, d), view(1, d_v), view(1, d_v)); }, {"q", "2 x 6 x 1 x 6"});
+  cuda::DecodePlan<T> of_one_key(model(), {.batch = 2, .heads = 3, .d_v = d_v, .heads_k = 1});
+  check_invalid([&] { of_one_key.append(view(1, d), view(1, d_v)); }, {"k", "2 x 1 x 1 x 6"});
 }
 
 }  // namespace nprf::test::cuda_plan_decode_plan

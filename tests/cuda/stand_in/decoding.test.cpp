@@ -18,7 +18,8 @@ constexpr Index d = 6, d_v = 5, n = 20;
 
 const DecodeModel& model() {
   static const DecodeModel one(std::vector{orf<T>(d, 16, 3)},
-                               {{"table", RelativePosition<T>(T(0.5) * random_table<T>(7, 3))}});
+                               {{"table", RelativePosition<T>(T(0.5) * random_table<T>(7, 3))}}, 1,
+                               {.near = 5, .sinks = 2});
   return one;
 }
 

@@ -4,14 +4,14 @@
 #include <cmath>
 #include <cstddef>
 
-#include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/row_quotient.hpp"
+#include "nprf/cuda/decoder/head_keys.cuh"
+#include "nprf/cuda/decoder/head_sums.cuh"
 #include "nprf/cuda/decoder/states.cuh"
 #include "nprf/cuda/decoder/token_features.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/strided_operand.cuh"
-#include "nprf/decoder/running_log_scale.hpp"
 
 namespace nprf::cuda {
 
@@ -19,14 +19,15 @@ namespace nprf::cuda {
 template <Storage S>
 struct DecodeTask {
   FeatureTask<S> queries, keys;
-  DeviceMatrixView<const S> v;  // [batch, heads, n, d_v]
-  DeviceMatrixView<S> y;        // likewise; null data: only append
+  DeviceMatrixView<const S> v;  // [batch, heads / group, n, d_v], with the group of `keys`
+  DeviceMatrixView<S> y;        // [batch, heads, n, d_v]; null data: only append
   const int* lengths;           // [batch]: a sequence gets its first tokens; null: all n
   DecodeStates states;
   DecodeBias bias;
-  int max_tokens;  // of a sequence
-  bool positive;   // whether all features are
-  bool is_series;
+  int max_tokens;            // of a sequence
+  double log_normalisation;  // DeviceModel::log_normalisation()
+  bool positive;             // whether all features are
+  bool terms_may_cancel;     // whether rows count whose terms do
   DecodeCounts* counts;
 
   std::size_t shared() const {
@@ -38,15 +39,9 @@ struct DecodeTask {
   static constexpr int columns = 64;  // of N at a time
 };
 
-/// exp(x) with the relative precision of float; exp(float(x)) alone would have the rounding error of x.
-__device__ __forceinline__ float exp_of(double x) {
-  const float rounded = static_cast<float>(x), whole = expf(rounded);
-  return whole == 0 ? 0.0f : fmaf(whole, static_cast<float>(x - static_cast<double>(rounded)), whole);
-}
-
 /// The block's head. Sums over features or keys are divided over warps, and over channels or features over lanes,
 /// always in the same way, so that a state has the same bits however its tokens were divided over calls. Every thread
-/// has the numbers of the state, and a thread alone reads and writes an entry of S and Z.
+/// has the numbers of the state.
 template <Storage S>
 class DecodeHead {
  public:
@@ -57,12 +52,8 @@ class DecodeHead {
         m_scratch{shared_memory<float>(), shared_memory<float>() + task.keys.tiles() * task.keys.d_padded},
         m_phi(m_scratch.scratch + Shape::warps),
         m_partial(m_phi + task.states.r),
-        m_tokens(task.states.tokens[m_z]),
-        m_log_scale(task.states.log_scale[m_z]),
-        m_norms(task.states.norms[m_z]) {
-    const int position = task.bias.positions > 1 ? m_z % task.keys.x.heads : 0;
-    m_biases = task.bias.table + static_cast<std::ptrdiff_t>(position) * (task.bias.reach + 1);
-    m_slope = task.bias.slopes[position];
+        m_keys(task.states, task.bias, m_z, task.keys.x.heads),
+        m_sums(task.states, m_z) {
     __syncthreads();  // before the state is written
   }
 
@@ -70,7 +61,7 @@ class DecodeHead {
     const int n = m_task.keys.x.tokens, sequence = m_z / m_task.keys.x.heads,
               length = m_task.lengths ? min(max(m_task.lengths[sequence], 0), n) : n;
     for (int t = 0; t < length; ++t) {
-      const bool fits = m_tokens < m_task.max_tokens;
+      const bool fits = m_keys.tokens() < m_task.max_tokens;
       if (fits) append(t);
       if (m_task.y.data && fits) attend(t);
       if (m_task.y.data && !fits) fill_row(t, not_a_number);
@@ -78,9 +69,8 @@ class DecodeHead {
     }
     for (int t = length; m_task.y.data && t < n; ++t) fill_row(t, 0);
     if (m_thread > 0) return;
-    m_task.states.tokens[m_z] = m_tokens;
-    m_task.states.log_scale[m_z] = m_log_scale;
-    m_task.states.norms[m_z] = m_norms;
+    m_task.states.tokens[m_z] = m_keys.tokens();
+    m_sums.store_numbers();
   }
 
  private:
@@ -91,16 +81,8 @@ class DecodeHead {
   __device__ int lane() const { return m_thread % 32; }
   __device__ int r() const { return m_task.states.r; }
   __device__ int d_v() const { return m_task.states.d_v; }
-  __device__ int reach() const { return m_task.bias.reach; }
-  __device__ bool has_tail() const { return m_biases[reach()] > minus_infinity; }
-  __device__ bool has_sums() const { return m_tokens > reach() && has_tail(); }
-  // the ages below it are in the ring
-  __device__ int in_ring() const { return min(m_tokens, reach()); }
-  __device__ bool attends(int age) const { return m_biases[age] > minus_infinity; }
-  __device__ int slot(int age) const { return (m_tokens - 1 - age) % m_task.states.slots; }
-  // the place of slot s, or of row s of the sums, in an array [z, count, ..]
-  __device__ std::ptrdiff_t place(int count, int s) const { return static_cast<std::ptrdiff_t>(m_z) * count + s; }
-  __device__ std::ptrdiff_t place(int s) const { return place(m_task.states.slots, s); }
+  __device__ int d() const { return m_task.states.d; }
+  __device__ bool has_sums() const { return m_keys.has_sums(); }
 
   __device__ __forceinline__ float over_block(float x) const {
     return over_groups<Shape>(m_scratch.scratch, x, sum_of);
@@ -116,11 +98,11 @@ class DecodeHead {
   }
 
   __device__ __forceinline__ void append(int t);
-  __device__ __forceinline__ void clear_sums();
-  __device__ __forceinline__ void commit(int s);
+  __device__ __forceinline__ void store_exact_key(const S* v, bool finite);
   __device__ __forceinline__ void attend(int t);
-  __device__ __forceinline__ float largest_exponent() const;
-  __device__ __forceinline__ float set_weights(double reference) const;
+  __device__ __forceinline__ void set_scores() const;
+  __device__ __forceinline__ float largest_exponent(double unit) const;
+  __device__ __forceinline__ float set_weights(double unit, double reference) const;
   struct Denominator {
     float D, terms;  // terms: the sum of the magnitudes
   };
@@ -128,87 +110,66 @@ class DecodeHead {
   __device__ __forceinline__ bool has_precision(const Denominator& sum) const;
   __device__ __forceinline__ void divide(int t, float weight_of_sums, float D) const;
 
-  // the logarithm of the weight of a key in the ring
-  __device__ __forceinline__ double exponent(int age) const {
-    const double b = m_biases[age];
-    return b > minus_infinity ? b + static_cast<double>(m_task.states.log_scales[place(slot(age))]) : b;
+  // the logarithm of the weight of a key, in the unit of features; an exact key's score is in the place of its weight
+  __device__ __forceinline__ double exponent(int i, double unit) const {
+    const double b = m_keys.bias(i);
+    if (b == minus_infinity) return b;
+    return m_keys.is_exact(i) ? static_cast<double>(m_keys.weight(i)) + b - unit
+                              : static_cast<double>(m_task.states.log_scales[m_keys.place(m_keys.slot(i))]) + b;
   }
-  __device__ double exponent_of_sums() const { return m_log_scale.sum() + m_biases[reach()]; }
+  __device__ double exponent_of_sums() const { return m_sums.log_scale() + m_keys.bias_at_reach(); }
 
   const DecodeTask<S>& m_task;
   int m_z, m_thread;
   TokenScratch m_scratch;
   float *m_phi, *m_partial;  // (r) (warps,columns)
-  int m_tokens;
-  RunningLogScale m_log_scale;
-  float m_norms;
-  const double* m_biases;
-  double m_slope;
+  HeadKeys m_keys;
+  HeadSums m_sums;
 };
 
-/// Puts a token into the ring; the one whose age is the reach goes to the sums.
+/// Puts a token into the ring; the one whose age is the reach goes to the sums, unless it is a sink.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::append(int t) {
   const DecodeStates& x = m_task.states;
   const float log_scale = compute_token_features(m_task.keys, m_z, t, m_scratch, m_phi);
   const float norm = m_task.positive ? 0.0f : norm_of_features();
-  if (m_tokens == 0) clear_sums();
-  const std::ptrdiff_t to = place(m_tokens % x.slots);
+  if (m_keys.tokens() == 0) m_sums.clear(m_keys.may_have_sums(m_task.max_tokens));
+  const std::ptrdiff_t to = m_keys.place(m_keys.tokens() % x.slots);
   for (int k = m_thread; k < r(); k += Shape::threads) x.features[to * r() + k] = m_phi[k];
-  const S* v = row_of(m_task.v, m_z, t);
+  const S* v = row_of(m_task.v, m_z / m_task.keys.x.group, t);
   for (int c = m_thread; c < d_v(); c += Shape::threads) x.values[to * d_v() + c] = to_float(v[c]);
   if (m_thread == 0) x.log_scales[to] = log_scale, x.feature_norms[to] = norm;
-  ++m_tokens;
+  store_exact_key(v, log_scale == log_scale);
+  m_keys.add_token();
   __syncthreads();
-  if (has_sums()) commit(slot(reach()));
+  if (has_sums()) m_sums.add(m_keys.place(m_keys.slot(m_keys.reach())), m_keys.slope());
 }
 
+/// Stores the key for the near field, and the key and the value of a sink. A non-finite key becomes NaN, so that its
+/// score is NaN for each query.
 template <Storage S>
-__device__ __forceinline__ void DecodeHead<S>::clear_sums() {
+__device__ __forceinline__ void DecodeHead<S>::store_exact_key(const S* v, bool finite) {
   const DecodeStates& x = m_task.states;
-  m_log_scale = {};
-  m_norms = 0;
-  if (!has_tail() || m_task.max_tokens <= reach()) return;  // no memory for sums
-  for (int k = m_thread; k < r(); k += Shape::threads) x.Z[place(r(), k)] = x.Z_errors[place(r(), k)] = 0;
-  for (int k = warp(); k < r(); k += Shape::warps)
-    for (int c = lane(); c < d_v(); c += 32) x.S[place(r(), k) * d_v() + c] = x.S_errors[place(r(), k) * d_v() + c] = 0;
-}
-
-/// Adds the token in slot s to the sums, as RunningSums::add does. A non-finite token makes them NaN.
-template <Storage S>
-__device__ __forceinline__ void DecodeHead<S>::commit(int s) {
-  const DecodeStates& x = m_task.states;
-  m_log_scale.shift(m_slope, 0);
-  const double log_scale = static_cast<double>(x.log_scales[place(s)]);
-  float factor = 1;
-  if (!(log_scale <= m_log_scale.sum())) {
-    const double exponent = m_log_scale.raise(log_scale);
-    factor = exponent < 4000 ? ldexpf(1.0f, -static_cast<int>(exponent)) : 0.0f;
-  }
-  const float weight = exp_of(m_log_scale.relative(log_scale));
-  m_norms = fmaf(weight, x.feature_norms[place(s)], factor * m_norms);
-  const float *features = x.features + place(s) * r(), *value = x.values + place(s) * d_v();
-  const auto add = [factor](float& sum, float& error, float b, float v) {
-    float new_error;
-    sum = fast_two_sum(factor * sum, fmaf(b, v, factor * error), new_error);
-    error = new_error;
+  const int token = m_keys.tokens();
+  const auto store_key = [&](float* to) {
+    for (int k = m_thread; k < d(); k += Shape::threads) to[k] = finite ? m_scratch.x[k] : not_a_number;
   };
-  for (int k = m_thread; k < r(); k += Shape::threads)
-    add(x.Z[place(r(), k)], x.Z_errors[place(r(), k)], weight, features[k]);
-  for (int k = warp(); k < r(); k += Shape::warps) {
-    const float b = weight * features[k];
-    float *sums = x.S + place(r(), k) * d_v(), *errors = x.S_errors + place(r(), k) * d_v();
-    for (int c = lane(); c < d_v(); c += 32) add(sums[c], errors[c], b, value[c]);
-  }
+  if (x.near > 0) store_key(x.keys + m_keys.place(x.near, token % x.near) * d());
+  if (token >= x.sinks) return;
+  const std::ptrdiff_t to = m_keys.place(x.sinks, token);
+  store_key(x.sink_keys + to * d());
+  for (int c = m_thread; c < d_v(); c += Shape::threads) x.sink_values[to * d_v() + c] = to_float(v[c]);
 }
 
 /// y = N / D of a query of the last token, with weights relative to about the largest of them.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::attend(int t) {
-  const float log_scale = compute_token_features(m_task.queries, m_z, t, m_scratch, m_phi),
-              reference = largest_exponent();
+  const float log_scale = compute_token_features(m_task.queries, m_z, t, m_scratch, m_phi);
+  const double unit = static_cast<double>(log_scale) + m_task.log_normalisation;
+  set_scores();
+  const float reference = largest_exponent(unit);
   const bool has_weights = reference >= -largest_float;
-  const float weight_of_sums = set_weights(has_weights ? static_cast<double>(reference) : 0.0);
+  const float weight_of_sums = set_weights(unit, has_weights ? static_cast<double>(reference) : 0.0);
   Denominator sum = denominator(weight_of_sums);
   if (sum.D == 0 && !has_weights) {
     if (m_thread == 0) atomicAdd(&m_task.counts->empty_rows, 1);
@@ -218,55 +179,76 @@ __device__ __forceinline__ void DecodeHead<S>::attend(int t) {
   divide(t, weight_of_sums, has_precision(sum) ? sum.D : not_a_number);
 }
 
+/// Sets the scores q.k of exact keys, in the places of their weights.
+template <Storage S>
+__device__ __forceinline__ void DecodeHead<S>::set_scores() const {
+  if (m_keys.exact() == 0) return;
+  for (int e = warp(); e < m_keys.exact(); e += Shape::warps) {
+    const int i = m_keys.exact(e);
+    const float* key = m_keys.key(i);
+    float score = 0;
+    for (int k = lane(); k < d(); k += 32) score = fmaf(m_scratch.x[k], key[k], score);
+    score = over_warp(score, sum_of);
+    if (lane() == 0) m_keys.weight(i) = score;
+  }
+  __syncthreads();
+}
+
 /// The largest exponent of the row's weights; NaN is ignored.
 template <Storage S>
-__device__ __forceinline__ float DecodeHead<S>::largest_exponent() const {
+__device__ __forceinline__ float DecodeHead<S>::largest_exponent(double unit) const {
   double largest = has_sums() ? exponent_of_sums() : minus_infinity;
-  for (int age = m_thread; age < in_ring(); age += Shape::threads) largest = fmax(largest, exponent(age));
+  for (int i = m_thread; i < m_keys.count(); i += Shape::threads) largest = fmax(largest, exponent(i, unit));
   return over_groups<Shape>(m_scratch.scratch, static_cast<float>(largest),
                             [](float a, float b) { return fmaxf(a, b); });
 }
 
-/// Sets the weights exp(exponent - reference) of the keys in the ring, by age, and returns that of the sums.
+/// Sets the weights exp(exponent - reference) of single keys, and returns that of the sums.
 template <Storage S>
-__device__ __forceinline__ float DecodeHead<S>::set_weights(double reference) const {
-  for (int age = m_thread; age < in_ring(); age += Shape::threads)
-    m_task.states.weights[place(age)] = exp_of(exponent(age) - reference);
+__device__ __forceinline__ float DecodeHead<S>::set_weights(double unit, double reference) const {
+  for (int i = m_thread; i < m_keys.count(); i += Shape::threads)
+    m_keys.weight(i) = exp_of(exponent(i, unit) - reference);
   __syncthreads();
   return has_sums() ? exp_of(exponent_of_sums() - reference) : 0.0f;
 }
 
-/// D = phi(q) (w Z + sum_ring c phi(k)); multiplies the weights c of the ring by phi(q) phi(k).
+/// D = phi(q) (w Z + sum_ring c phi(k)) + sum_exact c; multiplies the weights c of the ring by phi(q) phi(k).
 template <Storage S>
 __device__ __forceinline__ typename DecodeHead<S>::Denominator DecodeHead<S>::denominator(float weight_of_sums) const {
   const DecodeStates& x = m_task.states;
-  float D = 0, norms = 0;
-  for (int age = warp(); age < in_ring(); age += Shape::warps) {
-    if (!attends(age)) continue;
-    const std::ptrdiff_t at = place(slot(age));
+  float D = 0, norms = 0, exact = 0;
+  for (int i = warp(); i < m_keys.count(); i += Shape::warps) {
+    if (!m_keys.attends(i)) continue;
+    if (m_keys.is_exact(i)) {
+      if (lane() == 0) exact += m_keys.weight(i);
+      continue;
+    }
+    const std::ptrdiff_t at = m_keys.place(m_keys.slot(i));
     float score = 0;
     for (int k = lane(); k < r(); k += 32) score = fmaf(m_phi[k], x.features[at * r() + k], score);
     score = over_warp(score, sum_of);
-    const float weight = x.weights[place(age)];
+    const float weight = m_keys.weight(i);
     __syncwarp();
     if (lane() > 0) continue;
-    x.weights[place(age)] = weight * score;
+    m_keys.weight(i) = weight * score;
     D += weight * score;
     norms = fmaf(weight, x.feature_norms[at], norms);
   }
   if (has_sums()) {
-    for (int k = m_thread; k < r(); k += Shape::threads) D = fmaf(weight_of_sums * m_phi[k], x.Z[place(r(), k)], D);
-    if (m_thread == 0) norms = fmaf(weight_of_sums, m_norms, norms);
+    for (int k = m_thread; k < r(); k += Shape::threads) D = fmaf(weight_of_sums * m_phi[k], m_sums.Z(k), D);
+    if (m_thread == 0) norms = fmaf(weight_of_sums, m_sums.norms(), norms);
   }
-  D = over_block(D);
-  return {D, m_task.positive ? D : over_block(norms) * norm_of_features()};
+  D = over_block(D + exact);
+  if (m_task.positive) return {D, D};
+  const float terms = over_block(norms) * norm_of_features();
+  return {D, terms + over_block(exact)};
 }
 
 /// Whether the row has precision; counts it otherwise.
 template <Storage S>
 __device__ __forceinline__ bool DecodeHead<S>::has_precision(const Denominator& sum) const {
   const bool has_precision = denominator_keeps_precision(sum.D, m_task.positive),
-             cancels = m_task.is_series && terms_cancel(sum.D, sum.terms);
+             cancels = m_task.terms_may_cancel && terms_cancel(sum.D, sum.terms);
   if (m_thread == 0 && sum.D == sum.D) {
     if (!has_precision || cancels) atomicAdd(&m_task.counts->failing_rows, 1);
     if (sum.D <= 0) atomicAdd(&m_task.counts->indefinite_rows, 1);
@@ -274,11 +256,10 @@ __device__ __forceinline__ bool DecodeHead<S>::has_precision(const Denominator& 
   return has_precision;
 }
 
-/// y = N / D with N = phi(q) (w S + sum_ring c phi(k)^T v).
+/// y = N / D with N = phi(q) (w S + sum_ring c phi(k)^T v) + sum_exact c v.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sums, float D) const {
   constexpr int columns = DecodeTask<S>::columns, of_lane = columns / 32;
-  const DecodeStates& x = m_task.states;
   for (int first = 0; first < d_v(); first += columns) {
     float N[of_lane] = {};
     const auto add = [&](float weight, const float* row) {
@@ -286,10 +267,9 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
       for (int i = 0; i < of_lane; ++i)
         if (const int c = first + lane() + 32 * i; c < d_v()) N[i] = fmaf(weight, row[c], N[i]);
     };
-    for (int k = warp(); has_sums() && k < r(); k += Shape::warps)
-      add(weight_of_sums * m_phi[k], x.S + place(r(), k) * d_v());
-    for (int age = warp(); age < in_ring(); age += Shape::warps)
-      if (attends(age)) add(x.weights[place(age)], x.values + place(slot(age)) * d_v());
+    for (int k = warp(); has_sums() && k < r(); k += Shape::warps) add(weight_of_sums * m_phi[k], m_sums.S(k));
+    for (int i = warp(); i < m_keys.count(); i += Shape::warps)
+      if (m_keys.attends(i)) add(m_keys.weight(i), m_keys.value(i));
     __syncthreads();  // the columns before have been read
 #pragma unroll
     for (int i = 0; i < of_lane; ++i) m_partial[warp() * columns + lane() + 32 * i] = N[i];
@@ -303,7 +283,7 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
 }
 
 template <Storage S>
-__global__ void __launch_bounds__(OneTokenShape::threads) decode_kernel(DecodeTask<S> task) {
+__global__ void __launch_bounds__(OneTokenShape::threads, 4) decode_kernel(DecodeTask<S> task) {
   DecodeHead<S>(task).run();
 }
 

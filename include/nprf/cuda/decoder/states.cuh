@@ -14,33 +14,43 @@ namespace nprf::cuda {
 struct DecodeCounts {
   int empty_rows;       // attend to no key, and are zero
   int indefinite_rows;  // their denominator is not positive
-  int failing_rows;     // are NaN, since the denominator underflows or overflows; or the terms of a series cancel
+  int failing_rows;     // are NaN, since the denominator underflows or overflows; or their terms cancel (DecodePlan)
   int rejected_tokens;  // beyond DecodeShape::max_tokens: not appended, and their rows are NaN
 };
 
-/// The states of the heads z = (sequence, head), on the device. The last `slots` tokens of a head are in a ring: token
-/// j in slot j mod slots. The sums over the tokens that have left the reach of the position,
+/// The sizes of DecodeStates.
+struct DecodeSizes {
+  int z, slots, r, d, d_v;
+  int near, sinks;  // tokens of the near field, at most `slots`; attention sinks
+  bool has_sums;    // otherwise S and Z are empty
+};
+
+/// The states of the heads z = (sequence, head of queries), on the device. The last `slots` tokens of a head are in a
+/// ring: token j in slot j mod slots. Their last `near` keys, normalised, are in another one. The sums over the tokens
+/// that have left the reach of the position, without the sinks,
 ///
 ///     S = sum_j w_j phi(k_j)^T v_j   (r,d_v)      Z = sum_j w_j phi(k_j)   (r)
 ///
 /// are those of the CPU (decoder/running_sums.hpp), in the same unit. Where a head has no token, only tokens[z] counts.
 struct DecodeStates {
-  int* tokens;                 // [z]
-  RunningLogScale* log_scale;  // [z]  of S and Z
-  float* norms;                // [z]  sum_j w_j |phi(k_j)|, if features can be negative
-  float *S, *S_errors;         // [z, r, d_v]  sums, and the errors of their last additions
-  float *Z, *Z_errors;         // [z, r]
-  float *features, *values;    // [z, slots, r] [z, slots, d_v]
-  float* log_scales;           // [z, slots]
-  float* feature_norms;        // [z, slots]  if features can be negative
-  float* weights;              // [z, slots]  of the query that is computed, by age
-  int slots, r, d_v;
+  int* tokens;                     // [z]
+  RunningLogScale* log_scale;      // [z]  of S and Z
+  float* norms;                    // [z]  sum_j w_j |phi(k_j)|, if features can be negative
+  float *S, *S_errors;             // [z, r, d_v]  sums, and the errors of their last additions
+  float *Z, *Z_errors;             // [z, r]
+  float *features, *values;        // [z, slots, r] [z, slots, d_v]
+  float* log_scales;               // [z, slots]
+  float* feature_norms;            // [z, slots]  if features can be negative
+  float* keys;                     // [z, near, d]
+  float *sink_keys, *sink_values;  // [z, sinks, d] [z, sinks, d_v]
+  float* weights;                  // [z, slots + sinks]  of the query that is computed, by HeadKeys' numbers
+  int slots, r, d, d_v, near, sinks;
 
-  /// Without sums, S and Z are empty.
-  static DecodeStates take(Scratch& scratch, int z, int slots, int r, int d_v, bool has_sums) {
+  static DecodeStates take(Scratch& scratch, const DecodeSizes& size) {
+    const auto [z, slots, r, d, d_v, near, sinks, has_sums] = size;
     const int of_sums = has_sums ? z : 0;
     DecodeStates x{};
-    x.slots = slots, x.r = r, x.d_v = d_v;
+    x.slots = slots, x.r = r, x.d = d, x.d_v = d_v, x.near = near, x.sinks = sinks;
     x.tokens = scratch.take<int>(z);
     x.log_scale = scratch.take<RunningLogScale>(z);
     x.norms = scratch.take<float>(z);
@@ -52,7 +62,10 @@ struct DecodeStates {
     x.values = scratch.take<float>(z, slots, d_v);
     x.log_scales = scratch.take<float>(z, slots);
     x.feature_norms = scratch.take<float>(z, slots);
-    x.weights = scratch.take<float>(z, slots);
+    x.keys = scratch.take<float>(z, near, d);
+    x.sink_keys = scratch.take<float>(z, sinks, d);
+    x.sink_values = scratch.take<float>(z, sinks, d_v);
+    x.weights = scratch.take<float>(z, slots + sinks);
     return x;
   }
 };

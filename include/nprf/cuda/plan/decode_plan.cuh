@@ -23,6 +23,7 @@ namespace nprf::cuda {
 struct DecodeShape {
   std::ptrdiff_t batch = 1, heads = 1, d_v = 0;
   std::ptrdiff_t max_tokens = 0;  // of a sequence; 0: no limit
+  std::ptrdiff_t heads_k = 0;     // of keys and values, as in PlanShape; 0: as many as of queries
 };
 
 /// Options of a call.
@@ -33,23 +34,31 @@ struct DecodeCall {
 /// Causal attention of sequences that grow token by token, on a GPU: the rows of Decoder (decoder/decoder.hpp).
 ///
 ///     DecodePlan<float> plan(model_of(attention), {.batch = 8, .heads = 16, .d_v = 64});
-///     plan.append(prompt_k, prompt_v, stream);      // [batch, heads, tokens, channels] on the device
+///     plan.append(prompt_k, prompt_v, stream);      // [batch, heads_k, tokens, channels] on the device
 ///     plan.step(q, k, v, y, stream);                // one token, or a few, of each sequence
 ///
 /// A step is one launch, which allocates nothing and does not synchronise. The numbers of tokens are on the device and
-/// the kernel increments them, so that a CUDA graph of one step can be launched for each token. Let K be the reach of
-/// the position (decoder/step_bias.hpp): 0 without one and for ALiBi, the clipping distance of a table, or the distance
-/// from which T5 has one bucket. A head has sums over the tokens that are at least K old, and a ring of the others.
-/// With p = d_v + 1 and r features, a step takes O(r (d + p)) operations and O((K + 1) (r + p)) for the ring. A state
-/// takes 2 r p floats, and (K + 1) (r + p) for the ring, or max_tokens (r + p) if that is less: then it is a cache of
-/// all tokens. The plan allocates all of it.
+/// the kernel increments them, so that a CUDA graph of one step can be launched for each token. Let K be the width of
+/// the near field, or the reach of the position if that is more (decoder/step_bias.hpp): 0 without one and for ALiBi,
+/// the clipping distance of a table, or the distance from which T5 has one bucket. A head has sums over the tokens that
+/// are at least K old, and a ring of the others. With p = d_v + 1 and r features, a step takes O(r (d + p)) operations
+/// and O((K + 1) (r + p)) for the ring. A state takes 2 r p floats, and (K + 1) (r + p) for the ring, or
+/// max_tokens (r + p) if that is less: then it is a cache of all tokens. The plan allocates all of it.
 ///
-/// Features may be of any kind, centred or not, with one map or position for all heads or for each. There is no near
-/// field, no attention sinks, no grid, no rollback or reordering of sequences, and keys have as many heads as queries.
-/// A row whose denominator underflows is NaN, since there is no exact softmax as on the CPU; a row of a series whose
-/// terms cancel is returned as it is. Both count (DecodeCounts). A non-finite query makes its own row NaN, a non-finite
-/// key the rows that attend to it, and a non-finite value its channel of these rows: if the position has a tail, until
-/// the sequence is reset.
+/// The last AttentionModel::near tokens and the attention sinks, the first AttentionModel::sinks tokens of a sequence,
+/// have the weights exp(q.k + b) of softmax. They add O(near d + sinks (d + d_v)) operations to a step and as many
+/// floats to a state. Tokens of the near field are in the ring with their features, too, for when they leave it.
+///
+/// With grouped queries (DecodeShape::heads_k) each head of queries has a state of its own. So its block of threads
+/// waits for no other one, and the maps and positions of a group may differ; but the states take the memory of `heads`
+/// heads of keys, and each block computes the features of its keys.
+///
+/// Features may be of any kind, centred or not, with one map or position for all heads or for each; a near field and
+/// sinks need others than elu. There is no grid, and no rollback or reordering of sequences. A row whose denominator
+/// underflows is NaN, since there is no exact softmax as on the CPU; a row whose terms cancel, of a series or with a
+/// near field or sinks, is returned as it is. Both count (DecodeCounts). A non-finite query makes its own row NaN, a
+/// non-finite key the rows that attend to it, and a non-finite value its channel of these rows: if the position has a
+/// tail, until the sequence is reset.
 ///
 /// Bits: the same tokens give the same bits, however they were divided between append and steps, and for any other
 /// sequences beside them. Sums are in float and compensated, as on the CPU. S is the storage type of q, k, v and y; a
@@ -66,7 +75,13 @@ class DecodePlan {
       : m_device(Device::current()),
         m_shape(checked(shape)),
         m_model(checked(std::move(model)),
-                {.batch = shape.batch, .heads = shape.heads, .n_q = 1, .n_k = 1, .d_v = shape.d_v}, false, stream) {
+                {.batch = shape.batch,
+                 .heads = shape.heads,
+                 .n_q = 1,
+                 .n_k = 1,
+                 .d_v = shape.d_v,
+                 .heads_k = shape.heads_k},
+                false, stream) {
     const std::vector<StepBias<float>> biases = step_biases();
     const auto take = [&](Scratch scratch) {
       take_arrays(scratch, biases);
@@ -83,9 +98,9 @@ class DecodePlan {
   const AttentionModel& model() const { return m_model.model(); }
   const DecodeShape& shape() const { return m_shape; }
 
-  /// Appends the tokens of k [batch, heads, n, d] v [batch, heads, n, d_v], one after another: O(n) steps of a block of
-  /// threads for each head. Throws InvalidArgument if the views do not have these shapes, BackendError if CUDA reports
-  /// an error.
+  /// Appends the tokens of k [batch, heads_k, n, d] v [batch, heads_k, n, d_v], one after another: O(n) steps of a
+  /// block of threads for each head of queries. Throws InvalidArgument if the views do not have these shapes,
+  /// BackendError if CUDA reports an error.
   void append(const View& k, const View& v, const DecodeCall& call, cudaStream_t stream) {
     m_device.check_current();
     check_inputs(k, v);
@@ -131,14 +146,15 @@ class DecodePlan {
     m_device.check_current();
     return copied_to_host(m_counts, stream);
   }
-  /// The reach K of the position.
+  /// The reach K of the position, at least the width of the near field.
   std::ptrdiff_t reach() const { return m_bias.reach; }
   /// The memory of the states of all sequences, in bytes.
   std::size_t bytes() const { return m_bytes; }
 
  private:
+  static constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28;  // tokens
+
   static const DecodeShape& checked(const DecodeShape& shape) {
-    constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28;
     require(shape.batch >= 1, "batch: expected at least 1, got ", shape.batch);
     require(0 <= shape.max_tokens && shape.max_tokens <= most, "max_tokens: expected 0 (no limit) to 2^28, got ",
             shape.max_tokens);
@@ -146,8 +162,8 @@ class DecodePlan {
   }
   static AttentionModel checked(AttentionModel model) {
     require(model.direction == Direction::causal, "direction: expected causal for a DecodePlan, got bidirectional");
-    require(model.near == 0, "near: expected 0 for a DecodePlan, which has no near field, got ", model.near);
-    require(model.sinks == 0, "sinks: expected 0 for a DecodePlan, which has no attention sinks, got ", model.sinks);
+    require(model.near <= most, "near: expected 0 to 2^28 for a DecodePlan, got ", model.near);
+    require(model.sinks <= most, "sinks: expected 0 to 2^28 for a DecodePlan, got ", model.sinks);
     require(!model.features.empty() && !model.positions.empty(),
             "model: expected feature maps and positions, got none");
     require(!model.positions.front().is_grid(),
@@ -161,7 +177,7 @@ class DecodePlan {
     PositionTables tables;
     std::vector<LagBiasView<float>> positions;
     for (const PositionModel& one : model().positions) positions.push_back(tables.bias_of(one));
-    Index reach = 0;
+    Index reach = near();
     for (const LagBiasView<float>& one : positions)
       reach = std::max(reach, StepBias<float>(one, 0, 0, m_model.positive()).reach());
     std::vector<StepBias<float>> all;
@@ -169,6 +185,9 @@ class DecodePlan {
     return all;
   }
 
+  // no more than a sequence has
+  int near() const { return static_cast<int>(std::min<std::ptrdiff_t>(model().near, max_tokens())); }
+  int sinks() const { return static_cast<int>(std::min<std::ptrdiff_t>(model().sinks, max_tokens())); }
   int max_tokens() const {
     return m_shape.max_tokens > 0 ? static_cast<int>(m_shape.max_tokens) : std::numeric_limits<int>::max();
   }
@@ -180,8 +199,14 @@ class DecodePlan {
     m_slopes = scratch.take<double>(biases.size());
     m_bias = {m_table, m_slopes, static_cast<int>(biases.size()), reach};
     m_counts = scratch.take<DecodeCounts>(1);
-    m_states = DecodeStates::take(scratch, m_model.z(), std::min(reach + 1, max_tokens()), m_model.r(), m_model.d_v(),
-                                  has_tail && max_tokens() > reach);
+    m_states = DecodeStates::take(scratch, {.z = m_model.z(),
+                                            .slots = std::min(reach + 1, max_tokens()),
+                                            .r = m_model.r(),
+                                            .d = m_model.d(),
+                                            .d_v = m_model.d_v(),
+                                            .near = near(),
+                                            .sinks = sinks(),
+                                            .has_sums = has_tail && max_tokens() > reach + sinks()});
   }
 
   // waits until they are on the device
@@ -200,11 +225,13 @@ class DecodePlan {
     check(cudaStreamSynchronize(stream), "copying biases to the device");
   }
 
+  std::ptrdiff_t heads_k() const { return m_shape.heads / m_model.group(); }
+
   void check_inputs(const View& k, const View& v) const {
     const std::ptrdiff_t n = k.tokens;
     require(0 <= n && n <= std::numeric_limits<int>::max(), "k: expected 0 tokens or more, got ", n);
-    check_matrix(k, "k", m_shape.batch, m_shape.heads, n, m_model.d());
-    check_matrix(v, "v", m_shape.batch, m_shape.heads, n, m_shape.d_v);
+    check_matrix(k, "k", m_shape.batch, heads_k(), n, m_model.d());
+    check_matrix(v, "v", m_shape.batch, heads_k(), n, m_shape.d_v);
   }
 
   template <class T>
@@ -215,8 +242,8 @@ class DecodePlan {
   // so that the first step can be captured in a graph
   void load_kernels(cudaStream_t stream) const {
     const KernelLoading loading;
-    const View k(nullptr, m_shape.batch, m_shape.heads, 1, m_model.d()),
-        v(nullptr, m_shape.batch, m_shape.heads, 1, m_shape.d_v);
+    const View k(nullptr, m_shape.batch, heads_k(), 1, m_model.d()),
+        v(nullptr, m_shape.batch, heads_k(), 1, m_shape.d_v);
     queue(k, k, v, {}, {}, stream);
   }
 
@@ -225,9 +252,10 @@ class DecodePlan {
     const auto features = [&](const View& x, bool queries) {
       return m_model.features<S, float>(x, queries, nullptr, nullptr, nullptr, 1);
     };
-    queue_decode(DecodeTask<S>{features(q, true), features(k, false), v, y, call.lengths, m_states, m_bias,
-                               max_tokens(), m_model.positive(), m_model.is_quadratic(), m_counts},
-                 m_model.z(), stream);
+    queue_decode(
+        DecodeTask<S>{features(q, true), features(k, false), v, y, call.lengths, m_states, m_bias, max_tokens(),
+                      m_model.log_normalisation(), m_model.positive(), m_model.has_exact_rows(), m_counts},
+        m_model.z(), stream);
   }
 
   Device m_device;

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/decoder/states.cuh"
+#include "nprf/cuda/device/device_code.hpp"
+#include "nprf/cuda/device/storage.cuh"
+
+namespace nprf::cuda {
+
+/// The keys of a head z that the last token attends to one by one, which are those that are not in the sums: first the
+/// tokens of the ring, so that key i has age i, and then the attention sinks that are older than the near field. Keys
+/// of the near field and sinks are exact: they have the weights of softmax, exp(q.k + b), and others those of features.
+///
+///     i < near                                    near field
+///     near <= i < in_ring()                       features
+///     in_ring() <= i < count()                    sinks
+class HeadKeys {
+ public:
+  /// Refers to the states.
+  __device__ __forceinline__ HeadKeys(const DecodeStates& states, const DecodeBias& bias, int z, int heads)
+      : m_x(states), m_bias(bias), m_z(z), m_tokens(states.tokens[z]), m_position(bias.positions > 1 ? z % heads : 0) {}
+
+  __device__ int tokens() const { return m_tokens; }
+  __device__ void add_token() { ++m_tokens; }
+  __device__ int reach() const { return m_bias.reach; }
+  __device__ double slope() const { return m_bias.slopes[m_position]; }
+  __device__ double bias_at_reach() const { return biases()[reach()]; }
+  __device__ bool has_tail() const { return bias_at_reach() > minus_infinity; }
+  /// Whether the sums have tokens; whether they may have some in a sequence of at most so many tokens.
+  __device__ bool has_sums() const { return may_have_sums(m_tokens); }
+  __device__ bool may_have_sums(int tokens) const { return tokens > reach() + m_x.sinks && has_tail(); }
+
+  __device__ int in_ring() const { return min(min(m_tokens, reach()), max(m_x.near, m_tokens - m_x.sinks)); }
+  __device__ int in_near() const { return min(m_x.near, m_tokens); }
+  __device__ int far_sinks() const { return min(m_x.sinks, max(m_tokens - m_x.near, 0)); }
+  __device__ int count() const { return in_ring() + far_sinks(); }
+  __device__ bool is_exact(int i) const { return i < m_x.near || i >= in_ring(); }
+  /// The number of exact keys, and the number i of the e-th of them.
+  __device__ int exact() const { return in_near() + far_sinks(); }
+  __device__ int exact(int e) const { return e < in_near() ? e : in_ring() + e - in_near(); }
+
+  __device__ double bias(int i) const {
+    const int age = i < in_ring() ? i : m_tokens - 1 - (i - in_ring());
+    return age < reach() ? biases()[age] : bias_at_reach() + slope() * static_cast<double>(age - reach());
+  }
+  __device__ bool attends(int i) const { return bias(i) > minus_infinity; }
+
+  /// The slot of the ring of a token, by its age.
+  __device__ int slot(int age) const { return (m_tokens - 1 - age) % m_x.slots; }
+  /// The place of row s in an array [z, count, ..]; of slot s in one [z, slots, ..].
+  __device__ std::ptrdiff_t place(int count, int s) const { return static_cast<std::ptrdiff_t>(m_z) * count + s; }
+  __device__ std::ptrdiff_t place(int s) const { return place(m_x.slots, s); }
+
+  /// (d) of an exact key, (d_v) of any.
+  __device__ const float* key(int i) const {
+    return i < m_x.near ? m_x.keys + place(m_x.near, (m_tokens - 1 - i) % m_x.near) * m_x.d
+                        : m_x.sink_keys + place(m_x.sinks, i - in_ring()) * m_x.d;
+  }
+  __device__ const float* value(int i) const {
+    return i < in_ring() ? m_x.values + place(slot(i)) * m_x.d_v
+                         : m_x.sink_values + place(m_x.sinks, i - in_ring()) * m_x.d_v;
+  }
+  __device__ float& weight(int i) const { return m_x.weights[place(m_x.slots + m_x.sinks, i)]; }
+
+ private:
+  // (reach + 1)
+  __device__ const double* biases() const {
+    return m_bias.table + static_cast<std::ptrdiff_t>(m_position) * (reach() + 1);
+  }
+
+  const DecodeStates& m_x;
+  const DecodeBias& m_bias;
+  int m_z, m_tokens, m_position;
+};
+
+}  // namespace nprf::cuda

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+
+#include "nprf/core/compensated_sum.hpp"
+#include "nprf/cuda/decoder/states.cuh"
+#include "nprf/cuda/device/device_code.hpp"
+#include "nprf/cuda/device/storage.cuh"
+#include "nprf/cuda/feature_map/token_tile.cuh"
+#include "nprf/decoder/running_log_scale.hpp"
+
+namespace nprf::cuda {
+
+/// exp(x) with the relative precision of float; exp(float(x)) alone would have the rounding error of x.
+__device__ __forceinline__ float exp_of(double x) {
+  const float rounded = static_cast<float>(x), whole = expf(rounded);
+  return whole == 0 ? 0.0f : fmaf(whole, static_cast<float>(x - static_cast<double>(rounded)), whole);
+}
+
+/// The sums S and Z of a head z over the tokens that have left its ring (DecodeStates). Every thread has their numbers,
+/// and a thread alone reads and writes an entry of S and Z: features are divided over warps, and channels over lanes.
+class HeadSums {
+ public:
+  /// Refers to the states.
+  __device__ __forceinline__ HeadSums(const DecodeStates& states, int z)
+      : m_x(states), m_z(z), m_log_scale(states.log_scale[z]), m_norms(states.norms[z]) {}
+
+  /// Stores the numbers in the states, by one thread.
+  __device__ __forceinline__ void store_numbers() const {
+    m_x.log_scale[m_z] = m_log_scale;
+    m_x.norms[m_z] = m_norms;
+  }
+
+  /// The logarithm of the unit of S and Z, relative to the weight of the last token that was added.
+  __device__ double log_scale() const { return m_log_scale.sum(); }
+  /// sum_j w_j |phi(k_j)|, if features can be negative.
+  __device__ float norms() const { return m_norms; }
+  __device__ float Z(int k) const { return m_x.Z[row(k)]; }
+  /// (d_v)  Row k of S.
+  __device__ const float* S(int k) const { return m_x.S + row(k) * m_x.d_v; }
+
+  /// Makes the sums empty. There may be no memory for S and Z.
+  __device__ __forceinline__ void clear(bool has_memory) {
+    m_log_scale = {};
+    m_norms = 0;
+    if (!has_memory) return;
+    for (int k = thread(); k < m_x.r; k += Shape::threads) m_x.Z[row(k)] = m_x.Z_errors[row(k)] = 0;
+    for (int k = warp(); k < m_x.r; k += Shape::warps)
+      for (int c = lane(); c < m_x.d_v; c += 32) m_x.S[row(k) * m_x.d_v + c] = m_x.S_errors[row(k) * m_x.d_v + c] = 0;
+  }
+
+  /// Adds the token at a place of the ring, one younger than the one before, as RunningSums::add does. A non-finite
+  /// token makes the sums NaN.
+  __device__ __forceinline__ void add(std::ptrdiff_t place, double slope) {
+    m_log_scale.shift(slope, 0);
+    const double log_scale = static_cast<double>(m_x.log_scales[place]);
+    float factor = 1;
+    if (!(log_scale <= m_log_scale.sum())) {
+      const double exponent = m_log_scale.raise(log_scale);
+      factor = exponent < 4000 ? ldexpf(1.0f, -static_cast<int>(exponent)) : 0.0f;
+    }
+    const float weight = exp_of(m_log_scale.relative(log_scale));
+    m_norms = fmaf(weight, m_x.feature_norms[place], factor * m_norms);
+    const float *features = m_x.features + place * m_x.r, *value = m_x.values + place * m_x.d_v;
+    const auto add = [factor](float& sum, float& error, float b, float v) {
+      float new_error;
+      sum = fast_two_sum(factor * sum, fmaf(b, v, factor * error), new_error);
+      error = new_error;
+    };
+    for (int k = thread(); k < m_x.r; k += Shape::threads)
+      add(m_x.Z[row(k)], m_x.Z_errors[row(k)], weight, features[k]);
+    for (int k = warp(); k < m_x.r; k += Shape::warps) {
+      const float b = weight * features[k];
+      float *sums = m_x.S + row(k) * m_x.d_v, *errors = m_x.S_errors + row(k) * m_x.d_v;
+      for (int c = lane(); c < m_x.d_v; c += 32) add(sums[c], errors[c], b, value[c]);
+    }
+  }
+
+ private:
+  using Shape = OneTokenShape;
+
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static int warp() { return thread() / 32; }
+  __device__ static int lane() { return thread() % 32; }
+  __device__ std::ptrdiff_t row(int k) const { return static_cast<std::ptrdiff_t>(m_z) * m_x.r + k; }
+
+  const DecodeStates& m_x;
+  int m_z;
+  RunningLogScale m_log_scale;
+  float m_norms;
+};
+
+}  // namespace nprf::cuda
