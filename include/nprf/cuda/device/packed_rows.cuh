@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <limits>
 #include <type_traits>
 
 #include "nprf/cuda/device/device_matrix.hpp"
@@ -79,7 +78,7 @@ __global__ void __launch_bounds__(PackedShape::threads) pack_kernel(PackedTask<S
       if (t < n)
         to[k] = from[k];
       else
-        store(to + k, std::numeric_limits<float>::quiet_NaN());
+        store(to + k, not_a_number);
     }
   }
 }
