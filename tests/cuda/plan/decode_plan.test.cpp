@@ -276,9 +276,11 @@ TEST_CASE("decoding on a GPU: non-finite tokens", "[cuda]") {
 
 TEST_CASE("decoding on a GPU: arrays of half and bfloat16", "[cuda]") {
   TokenBatch<T> x(1, 1, 1, 12, d, d_v, 7);
-  const DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {of_t5()});
-  CHECK(rounds_only_storage<__half>(model, x));
-  CHECK(rounds_only_storage<__nv_bfloat16>(model, x));
+  for (const Index exact : {0, 2}) {
+    const DecodeModel model(std::vector{orf<T>(d, 16, 3)}, {of_t5()}, 1, {.near = exact, .sinks = exact});
+    CHECK(rounds_only_storage<__half>(model, x));
+    CHECK(rounds_only_storage<__nv_bfloat16>(model, x));
+  }
 }
 
 TEST_CASE("decoding on a GPU: what is refused", "[cuda]") {

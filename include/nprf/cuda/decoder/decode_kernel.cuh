@@ -179,19 +179,28 @@ __device__ __forceinline__ void DecodeHead<S>::attend(int t) {
   divide(t, weight_of_sums, has_precision(sum) ? sum.D : not_a_number);
 }
 
-/// Sets the scores q.k of exact keys, in the places of their weights.
+/// Sets the scores q.k of exact keys, in the places of their weights. A warp loads several keys at a time.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::set_scores() const {
-  if (m_keys.exact() == 0) return;
-  for (int e = warp(); e < m_keys.exact(); e += Shape::warps) {
-    const int i = m_keys.exact(e);
-    const float* key = m_keys.key(i);
-    float score = 0;
-    for (int k = lane(); k < d(); k += 32) score = fmaf(m_scratch.x[k], key[k], score);
-    score = over_warp(score, sum_of);
-    if (lane() == 0) m_keys.weight(i) = score;
+  constexpr int at_once = 4;
+  const int count = m_keys.exact();
+  for (int first = warp(); first < count; first += at_once * Shape::warps) {
+    const float* keys[at_once];
+    float scores[at_once] = {};
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) keys[i] = m_keys.key(m_keys.exact(min(first + i * Shape::warps, count - 1)));
+    for (int k = lane(); k < d(); k += 32) {
+      const float x = m_scratch.x[k];
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) scores[i] = fmaf(x, keys[i][k], scores[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const float score = over_warp(scores[i], sum_of);
+      if (const int e = first + i * Shape::warps; e < count && lane() == 0) m_keys.weight(m_keys.exact(e)) = score;
+    }
   }
-  __syncthreads();
+  if (count > 0) __syncthreads();
 }
 
 /// The largest exponent of the row's weights; NaN is ignored.
@@ -282,6 +291,7 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
   }
 }
 
+/// Registers are limited so that four heads share a multiprocessor.
 template <Storage S>
 __global__ void __launch_bounds__(OneTokenShape::threads, 4) decode_kernel(DecodeTask<S> task) {
   DecodeHead<S>(task).run();
