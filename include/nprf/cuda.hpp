@@ -2,9 +2,9 @@
 #pragma once
 
 /// Kernelized attention on NVIDIA GPUs, with nprf's own feature maps and positions: none, tables, T5, ALiBi and grids
-/// with extra tokens. plan/attention_plan.cuh is where to start, plan/packed_plan.cuh for sequences that are packed into
-/// one array, plan/decode_plan.cuh for sequences that grow token by token; toeplitz/product.cuh lists the engines, and
-/// which of them a position needs.
+/// with extra tokens. plan/attention_plan.cuh is where to start, plan/packed_plan.cuh for sequences that are packed
+/// into one array, plan/decode_plan.cuh for sequences that grow token by token; toeplitz/product.cuh lists the engines,
+/// and which of them a position needs.
 
 #include "nprf/cuda/device/device_code.hpp"
 #include "nprf/cuda/device/device_matrix.hpp"
