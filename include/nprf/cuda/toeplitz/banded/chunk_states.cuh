@@ -157,11 +157,11 @@ __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S>
         b[e / tile * stride + e % tile] *= weights[t0 + e / tile];
       __syncthreads();
     }
-#pragma unroll 8
-    for (int k = 0; k < tile; ++k) add_outer(sum, b + k * stride + row, u + k * stride + column);
-    if (has_ones)
-#pragma unroll 8
-      for (int k = 0; k < tile; ++k) add_scaled(sum_of_ones, b + k * stride + row, ones[k]);
+    for (int k = 0; k < tile; ++k) {
+      add_outer(sum, b + k * stride + row, u + k * stride + column);
+      if (has_ones)
+        for (int i = 0; i < 4; ++i) sum_of_ones[i] = fmaf(b[k * stride + row + i], ones[k], sum_of_ones[i]);
+    }
   }
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 4; ++j)

@@ -118,14 +118,6 @@ __device__ __forceinline__ void add_outer(float (&y)[4][4], const float* a, cons
     for (int j = 0; j < 4; ++j) y[i][j] = fmaf(left[i], right[j], y[i][j]);
 }
 
-/// y += x a, for a of 4 scalars.
-__device__ __forceinline__ void add_scaled(float (&y)[4], const float* a, float x) {
-  const float4 p = *reinterpret_cast<const float4*>(a);
-  const float values[4] = {p.x, p.y, p.z, p.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) y[i] = fmaf(values[i], x, y[i]);
-}
-
 /// The queries of a tile: consecutive ones from i0 on, or some of a list.
 struct ConsecutiveRows {
   static constexpr bool consecutive = true;
@@ -209,11 +201,11 @@ class Tile {
         c()[threadIdx.x] = f < r ? at(f, p) : 0.0f;
       }
       __syncthreads();
-#pragma unroll 8
-      for (int k = 0; k < k_tile; ++k) add_outer(m_y, a() + k * stride + m_row, u() + k * stride + m_column);
-      if (m_column == 0)
-#pragma unroll 8
-        for (int k = 0; k < k_tile; ++k) add_scaled(m_sum, a() + k * stride + m_row, c()[k]);
+      for (int k = 0; k < k_tile; ++k) {
+        add_outer(m_y, a() + k * stride + m_row, u() + k * stride + m_column);
+        if (m_column == 0)
+          for (int i = 0; i < 4; ++i) m_sum[i] = fmaf(a()[k * stride + m_row + i], c()[k], m_sum[i]);
+      }
     }
   }
 
