@@ -160,10 +160,13 @@ __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S>
     for (int k = 0; k < tile; ++k) {
       add_outer(sum, b + k * stride + row, u + k * stride + column);
       if (has_ones)
+#pragma unroll
         for (int i = 0; i < 4; ++i) sum_of_ones[i] = fmaf(b[k * stride + row + i], ones[k], sum_of_ones[i]);
     }
   }
+#pragma unroll
   for (int i = 0; i < 4; ++i) {
+#pragma unroll
     for (int j = 0; j < 4; ++j)
       if (p0 + column + j < p) of_block.put(task, z, f0 + row + i, p0 + column + j, sum[i][j]);
     if (has_ones) of_block.put(task, z, f0 + row + i, p, sum_of_ones[i]);
