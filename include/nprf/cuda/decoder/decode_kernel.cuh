@@ -292,8 +292,15 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
 }
 
 /// Registers are limited so that four heads share a multiprocessor.
+/// How many heads share a multiprocessor at least, which limits registers. For Volta clang would spill most of them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int decode_blocks = 2;
+#else
+constexpr int decode_blocks = 4;
+#endif
+
 template <Storage S>
-__global__ void __launch_bounds__(OneTokenShape::threads, 4) decode_kernel(DecodeTask<S> task) {
+__global__ void __launch_bounds__(OneTokenShape::threads, decode_blocks) decode_kernel(DecodeTask<S> task) {
   DecodeHead<S>(task).run();
 }
 

@@ -68,11 +68,11 @@ struct TileLayout {
 };
 
 /// store(row, column, load(row, column)) for all entries of a tile (rows,columns). All `threads` threads of the block
-/// take part; each has one column of some rows, and up to eight loads in flight at a time. A store must not change what
-/// is loaded.
-template <int rows, int columns, int threads, class Load, class Store>
+/// take part; each has one column of some rows, and up to `in_flight` loads in flight at a time, which need registers.
+/// A store must not change what is loaded.
+template <int rows, int columns, int threads, int in_flight, class Load, class Store>
 __device__ __forceinline__ void copy_tile(Load&& load, Store&& store) {
-  constexpr int step = threads / columns, turns = rows / step, at_once = turns < 8 ? turns : 8;
+  constexpr int step = threads / columns, turns = rows / step, at_once = turns < in_flight ? turns : in_flight;
   static_assert(threads % columns == 0 && rows % step == 0 && turns % at_once == 0);
   const int column = static_cast<int>(threadIdx.x % columns);
   int row = static_cast<int>(threadIdx.x / columns);
@@ -88,7 +88,7 @@ __device__ __forceinline__ void copy_tile(Load&& load, Store&& store) {
 
 /// Loads the tile of x (tokens,channels) that begins at token t0 and channel k0, of the matrix at `data`; zero beyond
 /// the end of x. All `threads` threads of the block take part.
-template <int tokens, int channels, int threads, class S>
+template <int tokens, int channels, int threads, int in_flight = 8, class S>
 __device__ __forceinline__ void load_tile(const TileLayout& tile, const Operand<S>& x, const S* data, int t0, int k0) {
   const auto load = [&](int t, int k) {
     const bool is_inside = (t0 + t < x.tokens) & (k0 + k < x.channels);
@@ -98,10 +98,10 @@ __device__ __forceinline__ void load_tile(const TileLayout& tile, const Operand<
     tile.values[t * tile.token_step + k * tile.channel_step] = value;
   };
   if (x.token_stride == 1)
-    copy_tile<channels, tokens, threads>([&](int k, int t) { return load(t, k); },
-                                         [&](int k, int t, float value) { store(t, k, value); });
+    copy_tile<channels, tokens, threads, in_flight>([&](int k, int t) { return load(t, k); },
+                                                    [&](int k, int t, float value) { store(t, k, value); });
   else
-    copy_tile<tokens, channels, threads>(load, store);
+    copy_tile<tokens, channels, threads, in_flight>(load, store);
 }
 
 /// Loads `tokens` tokens from t0 on, and the first `channels` channels, of x, the matrix at `data`, into a tile; zero

@@ -62,10 +62,25 @@ struct Columns {
   }
 };
 
-/// tile[t][k] = columns(t0 + t, k0 + k) for t < tokens and k < channels. All `threads` threads of the block take part.
-/// A row of the tile has `stride` scalars. Returns true if this thread has loaded a NaN or an infinity.
+/// tile[t][k] = columns(t0 + t, k0 + k) for t < tokens and k < channels. All threads of the block take part. A row of
+/// the tile has `stride` scalars. Returns true if this thread has loaded a NaN or an infinity.
+template <Storage S, class T>
+__device__ __forceinline__ bool load_columns(T* tile, int stride, const ColumnsOf<S>& columns, int t0, int tokens,
+                                             int k0, int channels) {
+  bool found = false;
+  const bool along_tokens = columns.token_stride == 1;
+  for (int e = static_cast<int>(threadIdx.x); e < tokens * channels; e += static_cast<int>(blockDim.x)) {
+    const int t = along_tokens ? e % tokens : e / channels, k = along_tokens ? e / tokens : e % channels;
+    const float value = columns(t0 + t, k0 + k);
+    found |= !(fabsf(value) <= largest_float);
+    store(tile + t * stride + k, value);
+  }
+  return found;
+}
+
+/// The same with several loads in flight, which need registers. All `threads` threads of the block take part.
 template <int tokens, int channels, int threads, Storage S, class T>
-__device__ __forceinline__ bool load_columns(T* tile, int stride, const ColumnsOf<S>& columns, int t0, int k0) {
+__device__ __forceinline__ bool load_columns_at_once(T* tile, int stride, const ColumnsOf<S>& columns, int t0, int k0) {
   bool found = false;
   const auto load = [&](int t, int k) { return columns.load(t0 + t, k0 + k); };
   const auto store_entry = [&](int t, int k, const typename ColumnsOf<S>::Loaded& entry) {
@@ -74,11 +89,11 @@ __device__ __forceinline__ bool load_columns(T* tile, int stride, const ColumnsO
     store(tile + t * stride + k, value);
   };
   if (columns.token_stride == 1)
-    copy_tile<channels, tokens, threads>(
+    copy_tile<channels, tokens, threads, 8>(
         [&](int k, int t) { return load(t, k); },
         [&](int k, int t, const typename ColumnsOf<S>::Loaded& entry) { store_entry(t, k, entry); });
   else
-    copy_tile<tokens, channels, threads>(load, store_entry);
+    copy_tile<tokens, channels, threads, 8>(load, store_entry);
   return found;
 }
 

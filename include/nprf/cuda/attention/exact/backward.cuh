@@ -142,8 +142,8 @@ class ExactPairTile {
                                                int j0) const {
     for (int k0 = 0; k0 < x.channels; k0 += k_tile) {
       __syncthreads();
-      load_tile<tile, k_tile, TileShape::threads>({a(), 1, stride}, x, x.of(m_z), i0, k0);
-      load_tile<tile, k_tile, TileShape::threads>({b(), 1, stride}, y, y.of(m_z), j0, k0);
+      load_tile<tile, k_tile, TileShape::threads, 2>({a(), 1, stride}, x, x.of(m_z), i0, k0);
+      load_tile<tile, k_tile, TileShape::threads, 2>({b(), 1, stride}, y, y.of(m_z), j0, k0);
       __syncthreads();
       for (int k = 0; k < min(k_tile, x.channels - k0); ++k)
         add_outer(s, a() + k * stride + row(), b() + k * stride + column());

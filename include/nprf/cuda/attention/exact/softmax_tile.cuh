@@ -70,7 +70,7 @@ class SoftmaxTile {
         a()[e % k_tile * stride + t] = row >= 0 && k < d ? q[row * m_pairs.q.token_stride + k] : 0.0f;
       }
       load_tile<tile, k_tile, TileShape::threads>({b(), 1, stride}, m_pairs.k, m_pairs.k.of(m_z), j0, k0);
-      if (k0 == 0) has_nonfinite = load_columns<tile, tile, TileShape::threads>(u(), stride, m_U, j0, m_p0);
+      if (k0 == 0) has_nonfinite = load_columns_at_once<tile, tile, TileShape::threads>(u(), stride, m_U, j0, m_p0);
       __syncthreads();
       for (int k = 0; k < min(k_tile, d - k0); ++k) add_outer(s, a() + k * stride + m_row, b() + k * stride + m_column);
     }

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S>
     const int j0 = of_block.chunk * task.chunk + t0;
     __syncthreads();
     load_tile<tile, tile, TileShape::threads>({b, stride, 1}, task.B, B, j0, f0);
-    load_columns<tile, tile, TileShape::threads>(u, stride, U, j0, p0);
+    load_columns_at_once<tile, tile, TileShape::threads>(u, stride, U, j0, p0);
     if (threadIdx.x < tile) ones[threadIdx.x] = U(j0 + static_cast<int>(threadIdx.x), p);
     __syncthreads();
     if (has_slope) {
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(MmaTileShape::threads) tensor_chunks_kernel(Ch
       values.fetch(U, chunk * keys, p0);
       values.template put<S>(u);
     } else {
-      load_columns<keys, tile, MmaTileShape::threads>(u, stride, U, chunk * keys, p0);
+      load_columns(u, stride, U, chunk * keys, keys, p0, tile);
     }
     features.put(b);
     float unit = 1;

@@ -193,7 +193,7 @@ class Tile {
     for (int k0 = 0; k0 < r; k0 += k_tile) {
       __syncthreads();
       load_queries(k0);
-      copy_tile<k_tile, tile, threads>(
+      copy_tile<k_tile, tile, threads, 8>(
           [&](int k, int column) { return k0 + k < r && m_p0 + column < p ? at(k0 + k, m_p0 + column) : 0.0f; },
           [&](int k, int column, float x) { u()[k * stride + column] = x; });
       if (threadIdx.x < k_tile) {
@@ -294,7 +294,8 @@ class Tile {
         if constexpr (Rows::consecutive)
           for (int e = static_cast<int>(threadIdx.x); e < 2 * tile - 1; e += TileShape::threads)
             c()[e] = m_task.c(m_head, j0 - (m_rows.i0 + tile - 1) + e);
-        has_nonfinite = __syncthreads_or(load_columns<tile, tile, TileShape::threads>(u(), stride, m_U, j0, m_p0));
+        has_nonfinite =
+            __syncthreads_or(load_columns_at_once<tile, tile, TileShape::threads>(u(), stride, m_U, j0, m_p0));
       } else {
         __syncthreads();
       }

@@ -171,7 +171,7 @@ class TensorTile : public MmaRows<Feature_, shape, row_blocks> {
         if (m_has_aligned_values)
           m_values.template put<S>(u());
         else
-          load_columns<keys, columns, threads>(u(), stride, m_U, J * keys, m_p0);
+          load_columns(u(), stride, m_U, J * keys, keys, m_p0, columns);
         has_zero_weight = __syncthreads_or(put_weights());
       } else {
         __syncthreads();
