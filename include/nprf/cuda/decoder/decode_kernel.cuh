@@ -291,8 +291,7 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
   }
 }
 
-/// Registers are limited so that four heads share a multiprocessor.
-/// How many heads share a multiprocessor at least, which limits registers. For Volta clang would spill most of them.
+/// How many heads share a multiprocessor at least, which limits registers. For Volta clang would spill many of them.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int decode_blocks = 2;
 #else
