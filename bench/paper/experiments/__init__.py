@@ -3,7 +3,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 from ..models import MECHANISMS
 from ..results import Results
@@ -29,8 +29,8 @@ class Options(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """plan(options) -> the settings of each run, without seeds. measure(run, progress) -> a result of JSON values.
-    table(results) -> (column names, rows of text). draw(results, figure) draws with matplotlib. seeds: of the miniature.
-    alone: runs measure time, and are not run at the same time as others."""
+    table(results) -> (column names, rows of text). draw(results, figure) draws with matplotlib. seeds: of the miniature,
+    for all runs or a function of their settings. alone: runs measure time, and are not run at the same time as others."""
 
     name: str
     title: str
@@ -41,8 +41,11 @@ class Experiment:
     draw: Callable[[Results, Any], None]
     expectations: tuple
     notes: str = ""
-    seeds: int = 3
+    seeds: Union[int, Callable[[dict], int]] = 3
     alone: bool = False
+
+    def seeds_of(self, settings):
+        return self.seeds(settings) if callable(self.seeds) else self.seeds
 
 
 def mechanism_settings(name, **changes):
