@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -164,6 +165,21 @@ inline Matrix<float> rows_of_steps(const cuda::AttentionModel& model, const Toke
   cuda::DecodePlan<float> plan(model, on_device.shape());
   on_device.step(plan, 0, x.q.view.tokens);
   return on_device.y();
+}
+
+/// Checks the rows of one head if token `at` is not finite: those of the tokens at..last are not, in the channels c
+/// with is_changed(c), all others are, and those of earlier tokens have the bits of `finite`, the rows without the
+/// change.
+template <class IsChanged>
+void check_nonfinite_rows(const cuda::AttentionModel& model, const TokenBatch<float>& x, const Matrix<float>& finite,
+                          Index at, Index last, IsChanged&& is_changed) {
+  const Matrix<float> y = rows_of_steps(model, x);
+  for (Index t = 0; t < y.rows(); ++t)
+    for (Index c = 0; c < y.cols(); ++c) {
+      INFO("non-finite token " << at << ", last row " << last << ", token " << t << ", channel " << c);
+      CHECK(std::isfinite(y(t, c)) == !(t >= at && t <= last && is_changed(c)));
+    }
+  CHECK(same_bits<float>(y.topRows(at), finite.topRows(at)));
 }
 
 }  // namespace nprf::test

@@ -197,13 +197,7 @@ TEST_CASE("decoding on a GPU: non-finite tokens among exact keys", "[cuda]") {
         const Matrix<T> finite = rows_of_steps(model.model, x);
         CHECK(finite.allFinite());
         const auto check_rows = [&](Index last, auto&& is_changed) {
-          const Matrix<T> y = rows_of_steps(model.model, x);
-          for (Index t = 0; t < n; ++t)
-            for (Index c = 0; c < d_v; ++c) {
-              INFO("bad token " << at << ", token " << t << ", channel " << c << (has_tail ? ", tail" : ""));
-              CHECK(std::isfinite(y(t, c)) == !(t >= at && t <= last && is_changed(c)));
-            }
-          CHECK(same_bits<T>(y.topRows(at), finite.topRows(at)));
+          check_nonfinite_rows(model.model, x, finite, at, last, is_changed);
         };
         const Index last = has_tail ? n : at + reach;  // ages up to the reach have weights
         for (const T bad : {nan, infinity, -infinity}) {

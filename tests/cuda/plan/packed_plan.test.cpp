@@ -196,6 +196,8 @@ TEST_CASE("packed sequences are refused if their arrays do not fit together", "[
                       {view(heads, 10, d), view(heads_k, 10, d), view(heads_k, 10, d_v)}, {on_device.data()});
       },
       {"gradients: expected a plan with PlanOptions::gradients, got one without"});
+  check_invalid([] { cuda::PackedPlan<float>(cuda::model_of(attention()), shape_of(2), {.owns_workspace = false}); },
+                {"owns_workspace: expected true for a PackedPlan, whose calls pass no workspace, got false"});
 }
 
 }  // namespace nprf::test::cuda_plan_packed_plan

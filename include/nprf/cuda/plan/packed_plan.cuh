@@ -26,18 +26,20 @@ struct PackedCall {
 /// The shape is that of an AttentionPlan of `batch` sequences, padded to n_q queries and n_k keys. A call copies the
 /// rows into padded arrays, which the plan allocates, computes those, and copies the results back: it takes the time of
 /// the padded sequences and of these copies, O(batch (n_q + n_k) heads (d + d_v)). It does not synchronise, so that it
-/// cannot check the lengths: rows beyond the arrays are left out, and of a longer sequence all rows from n_q on are
-/// NaN, and keys from n_k on are left out. Rows of y that belong to no sequence are not written. Calls must run one
-/// after another.
+/// cannot check the lengths: rows beyond the arrays are left out. Of a sequence with more queries than n_q the other
+/// rows are NaN; of one with more keys than n_k the other keys are left out, and their gradients are NaN. Rows that
+/// belong to no sequence are not written. Calls must run one after another.
 template <Storage S>
 class PackedPlan {
  public:
   using View = DeviceMatrixView<const S>;
 
-  /// Throws as AttentionPlan does.
+  /// Throws as AttentionPlan does, and InvalidArgument if neither the plan nor a stream has its workspace.
   PackedPlan(AttentionModel model, const PlanShape& shape, const PlanOptions& options = {},
              cudaStream_t stream = nullptr)
       : m_plan(std::move(model), shape, options, stream), m_has_gradients(options.gradients) {
+    require(options.owns_workspace || options.stream_ordered,
+            "owns_workspace: expected true for a PackedPlan, whose calls pass no workspace, got false");
     m_bytes = take(Scratch());
     m_memory = DeviceMemory(m_bytes);
     take(Scratch(m_memory.data()));

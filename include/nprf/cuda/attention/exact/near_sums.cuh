@@ -99,10 +99,9 @@ __global__ void __launch_bounds__(TileShape::threads) near_sums_kernel(NearSumsT
   const int p0 = static_cast<int>(blockIdx.y) % column_tiles * TileShape::tile;
   SoftmaxTile<S, ConsecutiveRows> near(task.pairs, task.U, z, {i0, n_q}, p0, true);
   const auto [first, end] = task.pairs.near_keys(i0, min(i0 + TileShape::tile, n_q) - 1);
-  // tiles from the first sink on, since all keys before it are padding
   const ExactPairs::Keys sinks = task.pairs.sinks(z);
   const int first_after = TileShape::tiles(sinks.end) * TileShape::tile;
-  near.add_keys(sinks.first / TileShape::tile * TileShape::tile, sinks.end);
+  near.add_keys(sinks.first, sinks.end);
   if (first < end) near.add_keys(max(first, first_after), end);
   for (int i = 0; i < 4; ++i) add_near_row(task, near, z, i);
 }
