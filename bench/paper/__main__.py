@@ -69,7 +69,7 @@ def main(arguments=None):
         return 2
     size = "paper" if chosen.paper_size else "tiny" if chosen.tiny else "small"
     options = Options(size, chosen.source or data.best_source(), chosen.steps)
-    sections = []
+    found = {}
     for name in names:
         experiment = experiment_of(name)
         planned = runs_of(experiment, options, chosen.seeds)
@@ -79,11 +79,11 @@ def main(arguments=None):
         if missing:
             print(f"{name}: {missing} of {len(planned)} runs have no result yet", file=sys.stderr)
             continue
-        sections.append((experiment, results))
+        found[name] = results
         print(page.section(experiment, results))
         print(f"picture: {page.picture(experiment, results, runs.CACHE)}\n")
     if chosen.names[0] in ("all", "page"):
-        print(f"written: {page.write(sections, size, page_path(size))}")
+        print(f"written: {page.write([experiment_of(name) for name in NAMES], found, size, page_path(size))}")
     return 0
 
 

@@ -46,7 +46,7 @@ FEATURES = {
     "taylor": lambda d, m, seed: nprf.taylor(d),
 }
 
-RIVALS = ("plain", "scaled", "logarithms", "gate", "linformer", "nystromformer", "nystrom")
+RIVALS = ("plain", "scaled", "logarithms", "gate", "linformer", "nystromformer", "nystromformer_no_convolution")
 
 # Rows of the tables. PRF has orthogonal random vectors, as in the paper's baselines.
 MECHANISMS = {
@@ -65,7 +65,7 @@ MECHANISMS = {
     "Taylor + near field + RPE": Mechanism("taylor", radius=1.0, rpe=True, near=32),
     "Linformer": Mechanism("linformer"),
     "Nystromformer": Mechanism("nystromformer"),
-    "Nystromformer, no convolution": Mechanism("nystrom"),
+    "Nystromformer, no convolution": Mechanism("nystromformer_no_convolution"),
 }
 
 
@@ -157,7 +157,7 @@ class Attention(nn.Module):
             self.rival = GatedRandomFeatures(dim, heads, m, seed)
         elif kernel == "linformer":
             self.rival = Linformer(tokens, m)
-        elif kernel in ("nystromformer", "nystrom"):
+        elif kernel.startswith("nystromformer"):
             self.rival = Nystromformer(heads, m, kernel=33 if kernel == "nystromformer" else 0)
         elif kernel != "softmax":
             raise ValueError(f"kernel: expected softmax, {', '.join((*FEATURES, *RIVALS))}, got {kernel}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Tables in Markdown, pictures in SVG, and the page RESULTS.md."""
 
-import math
 import pathlib
+import re
 
 HERE = pathlib.Path(__file__).parent
 
@@ -27,7 +27,8 @@ def section(experiment, results):
     over = f"{seeds} seeds, ± standard deviation" if seeds > 1 else "one seed"
     used = sorted({result["data"] for _, _, result in results.entries if "data" in result})
     minutes = f"{results.seconds() / 60:.1f} minutes of runs"
-    about = [f"`python -m paper {experiment.name}`: {len(results.entries)} runs, {over}", minutes, *used]
+    machines = sorted(set(results.values("machine")))
+    about = [f"`python -m paper {experiment.name}`: {len(results.entries)} runs, {over}", minutes, *used, *machines]
     parts = [f"## {experiment.title}", experiment.claim, markdown(*experiment.table(results)), expected]
     if experiment.notes:
         parts.append(experiment.notes)
@@ -51,20 +52,31 @@ def picture(experiment, results, folder):
     return path
 
 
-def write(sections, size, path):
-    """The page of the experiments that have results, of one of the sizes of Options."""
-    machines = sorted({machine for _, results in sections for machine in results.values("machine")})
-    minutes = math.fsum(results.seconds() for _, results in sections) / 60
+def kept_sections(path):
+    """{title: text} of the parts of a page that exists."""
+    text = path.read_text() if path.exists() else ""
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]
+    return {part.split("\n", 1)[0].removeprefix("## "): part.rstrip("\n") + "\n" for part in parts}
+
+
+def write(experiments, found, size, path):
+    """The page of the experiments, of one of the sizes of Options. found: {name: results} of those that have results; a
+    part of the others stays as it is on the page."""
+    parts = kept_sections(path)
+    for experiment in experiments:
+        if (results := found.get(experiment.name)) is None:
+            continue
+        image = picture(experiment, results, path.parent / "pictures" / path.stem.lower())
+        parts[experiment.title] = (
+            section(experiment, results) + f"\n![{experiment.title}]({image.relative_to(path.parent)})\n"
+        )
     sizes = {"tiny": "sizes of the tests, without meaning", "small": "the miniature", "paper": "the paper's sizes"}
     head = [
         "# Results of the experiments",
         "Written by `python -m paper all` (see [README](README.md)). *Seen* and *not seen* are computed from the numbers of "
         "the table: a difference counts if it exceeds its standard error over seeds.",
-        f"Sizes: {sizes[size]}. Machine: {'; '.join(machines) or 'none'}. {minutes:.0f} minutes of runs in all.",
+        f"Sizes: {sizes[size]}. The machine of an experiment stands beside its command.",
     ]
-    body = []
-    for experiment, results in sections:
-        image = picture(experiment, results, path.parent / "pictures" / path.stem.lower())
-        body.append(section(experiment, results) + f"\n![{experiment.title}]({image.relative_to(path.parent)})\n")
+    body = [parts[experiment.title] for experiment in experiments if experiment.title in parts]
     path.write_text("\n\n".join(head) + "\n\n" + "\n".join(body))
     return path

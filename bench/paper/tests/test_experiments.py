@@ -28,8 +28,11 @@ def test_two_steps(name, cache):
     assert all(len(row) == len(experiment.table(results)[0]) for row in rows)
     assert len(page.seen(experiment, results)) == len(experiment.expectations) > 0
     assert page.picture(experiment, results, cache).read_text().lstrip().startswith("<?xml")
-    path = page.write([(experiment, results)], "tiny", cache / "RESULTS.md")
+    path = page.write([experiment], {name: results}, "tiny", cache / "RESULTS.md")
     assert f"pictures/results/{name}.svg" in path.read_text()
+    with_results = path.read_text()
+    page.write([command.experiment_of(each) for each in NAMES], {}, "tiny", path)
+    assert path.read_text() == with_results  # parts without results stay as they are
 
 
 @pytest.mark.parametrize("name", NAMES)
