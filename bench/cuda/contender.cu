@@ -7,6 +7,8 @@
 //     case PASS STORAGE POSITION DIRECTION BATCH HEADS N M ENGINE    PASS: forward, both, or both16: with gradients on
 //                  tensor cores
 //                  {"engine": .., "ms": .., "error": .., "workspace_bytes": .., "table_bytes": ..}
+//     decode STORAGE POSITION MAP NEAR BATCH HEADS           POSITION: alibi, t5   MAP: orf, taylor
+//                  {"ms": .., "error": .., "bytes": of the states}
 //                  or {"refused": error message}
 //
 //     echo case forward bf16 t5 bidirectional 1 1 4096 32 automatic | contender
@@ -21,6 +23,7 @@
 
 #include "bench/cuda/ceilings.cuh"
 #include "bench/cuda/clock.cuh"
+#include "bench/cuda/decoding.cuh"
 #include "bench/cuda/problem.cuh"
 
 namespace nprf::bench {
@@ -91,6 +94,7 @@ class Contender {
     in >> what;
     if (what == "device") return answer_device();
     if (what == "ceilings") return answer_ceilings();
+    if (what == "decode") return answer_decode(in);
     Case x;
     if (what != "case" || !(in >> x) || (x.pass != "forward" && !x.gradients()))
       throw std::runtime_error("not a valid command: " + line);
@@ -116,6 +120,14 @@ class Contender {
     const Ceilings found = measure_ceilings(m_device, m_clock);
     std::printf("{\"copy_bytes\": %.4g, \"multiply_adds\": %.4g, \"matrix_products\": %.4g}\n", found.copy_bytes,
                 found.multiply_adds, found.matrix_products);
+  }
+  void answer_decode(std::istream& in) const {
+    DecodeCase x;
+    if (!(in >> x)) throw std::runtime_error("not a valid case of decoding");
+    const DecodeTimes found =
+        x.storage == "bf16" ? measure_decoding<__nv_bfloat16>(x, m_clock) : measure_decoding<float>(x, m_clock);
+    std::printf("{\"ms\": %.6g, \"error\": %.3g, \"bytes\": %zu}\n", found.ms, std::min(found.error, 1e30),
+                found.bytes);
   }
 
   cuda::Device m_device = cuda::Device::current();

@@ -54,6 +54,14 @@ class Rivals(Program):
     def measure(self, *case):
         """{"ms": .., "bytes": in addition to inputs} or {"failed": reason}."""
         answer = self.ask(json.dumps({"measure": case}))
+        return self.failed_or(answer)
+
+    def decode(self, *case):
+        """The same for the next token."""
+        return self.failed_or(self.ask(json.dumps({"decode": case})))
+
+    @staticmethod
+    def failed_or(answer):
         return {"failed": answer["refused"]} if "refused" in answer else answer
 
 
@@ -62,6 +70,7 @@ class Bench:
         self.contender, self.rivals, self.deadline = contender, rivals, deadline
         self.ours, self.theirs = {}, {}
         self.slow = {}  # the last n and time of each quadratic case
+        self.decoding, self.decoding_rivals = [], []
 
     def left_out(self, what, n):
         """The reason why a case is not measured; None if it is."""
@@ -119,6 +128,23 @@ class Bench:
                             self.measure_ours({**shape, **rest})
             self.measure_rivals(shape, ms)
 
+    def run_decoding(self, heads, tokens):
+        """The next token: ours, which do not depend on the number of tokens before, and the rivals after so many."""
+        print(f"  decoding, {heads[0]} x {heads[1]} heads", file=sys.stderr, flush=True)
+        if not self.decoding_rivals:
+            self.decoding_rivals = self.rivals.ask(json.dumps({"check_decoding": True})).get("names", [])
+        for storage in ("float", "bf16"):
+            for position, map_, near in (("t5", "orf", 0), ("alibi", "orf", 0), ("t5", "taylor", 32)):
+                case = {"storage": storage, "position": position, "map": map_, "near": near}
+                found = self.contender.ask("decode", *case.values(), *heads)
+                if "error" in found and not found["error"] <= LARGEST_ERROR[storage]:
+                    found["refused"] = f"WRONG: error {found['error']:.2g}"
+                self.decoding.append({**case, "batch": heads[0], "heads": heads[1], **found})
+        for n in tokens:
+            for name in self.decoding_rivals:
+                found = self.rivals.decode(name, n, *heads)
+                self.decoding.append({"rival": name, "batch": heads[0], "heads": heads[1], "n": n, **found})
+
     def rival_times(self, case):
         """{name: ms} of the rivals that were measured."""
         return {
@@ -147,9 +173,12 @@ def main():
     bench.run([4096, 16384, 65536], [32], passes="both")
     bench.run([4096, 16384, 65536], [32], passes="both16", storages=["bf16"])
     bench.run([4096, 16384, 65536], [64])
+    bench.run_decoding((1, 16), [1024, 8192, 65536])
+    bench.run_decoding((8, 16), [1024, 8192, 65536])
     rows = tables.compare(bench)
     tables.print_ours(bench)
     tables.print_rivals(bench)
+    tables.print_decoding(bench)
     tables.print_rates(bench, ceilings)
     tables.print_targets(rows, bench)
     found = tables.curves(bench)
@@ -159,6 +188,7 @@ def main():
             "ceilings": ceilings,
             "ours": [*bench.ours.values()],
             "rivals": [*bench.theirs.values()],
+            "decoding": bench.decoding,
         }
         json.dump({**results, "targets": rows, "pictures": {"gpu": found}}, out, indent=1)
     tables.write_points(sys.argv[3], found)

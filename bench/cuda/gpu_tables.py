@@ -98,6 +98,36 @@ def print_ours(bench):
     print_remarks(remarks)
 
 
+def print_decoding(bench):
+    microseconds = lambda found: f"{1000 * found['ms']:.3g}" if "ms" in found and "refused" not in found else "-"
+    shape = lambda found: f"{found['batch']} x {found['heads']}"
+    ours = [found for found in bench.decoding if "rival" not in found]
+    if not ours:
+        return
+    print("\nThe next token, microseconds; nprf after any number of tokens")
+    rows = [
+        [
+            shape(found),
+            found["storage"],
+            found["position"],
+            found["map"] + (f", near {found['near']}" if found["near"] else ""),
+            microseconds(found),
+            f"{found['bytes'] / 2**20:.1f}" if "bytes" in found else found["refused"],
+        ]
+        for found in ours
+    ]
+    table(["batch x heads", "storage", "position", "features", "us", "MiB of states"], rows)
+    theirs = [found for found in bench.decoding if "rival" in found]
+    ns = sorted({found["n"] for found in theirs})
+    lines = {}
+    for found in theirs:
+        lines.setdefault((shape(found), found["rival"]), {})[found["n"]] = found
+    cells = [[*names, *(microseconds(line.get(n, {})) for n in ns)] for names, line in lines.items()]
+    print("\nPyTorch with a cache of all keys and values in bfloat16, microseconds after n - 1 tokens")
+    table(["batch x heads", "", *(f"n = {n}" for n in ns)], cells)
+    print_remarks({found["failed"]: [f"{found['rival']} {found['n']}"] for found in theirs if "failed" in found})
+
+
 def print_rivals(bench):
     shapes, columns, remarks = {}, {}, {}
     for (*shape, name, m), found in bench.theirs.items():

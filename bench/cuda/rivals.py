@@ -6,6 +6,8 @@ program it answers each line of its standard input, in JSON, with a line of JSON
 
     {"check": true}                                        {"remark": .., "names": the rivals that are right}
     {"measure": [name, n, batch, heads, direction, passes, m or null]}    the result of measure()
+    {"check_decoding": true}                               the same of the rivals of decoding
+    {"decode": [name, n, batch, heads]}                    the result of measure_decoding()
 
 After an error of the device the program ends, and the caller must start a new one."""
 
@@ -123,6 +125,62 @@ def paper(p, m=32):
 RIVALS = {"exact, fp32": exact, "SDPA, bf16": sdpa, "FlexAttention, bf16": flex, "paper, fp32": paper}
 
 
+# The next token: one query of each head and n keys and values in bfloat16, whose storing is not measured.
+
+
+def decode_matmul(p):
+    """matmul, bias, softmax in float, matmul."""
+    q, k, v, bias = last_query(p)
+    return lambda: torch.softmax((q @ k.transpose(-1, -2)).float() + bias, dim=-1).to(v.dtype) @ v
+
+
+def decode_sdpa(p):
+    q, k, v, bias = last_query(p)
+    mask = bias.to(q.dtype).expand(*q.shape[:3], p.n)
+    return lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+
+
+def decode_sdpa_without_bias(p):
+    """It computes less than the others, by the fastest kernel."""
+    q, k, v, _ = last_query(p)
+    return lambda: F.scaled_dot_product_attention(q, k, v, scale=1.0)
+
+
+def decode_flex(p):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v, bias = last_query(p)
+    if p.device == "cuda":
+        torch._dynamo.reset()
+        flex_attention = torch.compile(flex_attention, dynamic=False)
+    return lambda: flex_attention(q, k, v, score_mod=lambda s, batch, head, i, j: s + bias[j], scale=1.0)
+
+
+def last_query(p):
+    """q [batch, heads, 1, d], k and v [batch, heads, n, d], and the biases [n] of the last query's keys."""
+    q, k, v = (x.bfloat16() for x in (p.q[..., -1:, :], p.k, p.v))
+    return q, k, v, p.b[: p.n].clone()
+
+
+DECODING = {
+    "matmul": decode_matmul,
+    "SDPA": decode_sdpa,
+    "SDPA without a bias": decode_sdpa_without_bias,
+    "FlexAttention": decode_flex,
+}
+
+
+def decoding_error(name, device="cuda"):
+    """The relative error of a rival against its formula in double."""
+    p = Problem(256, batch=2, heads=3, device=device)
+    y = DECODING[name](p)().double()
+    q, k, v, bias = (x.double() for x in last_query(p))
+    if DECODING[name] is decode_sdpa_without_bias:
+        bias = 0 * bias
+    expected = torch.softmax(q @ k.transpose(-1, -2) + bias, dim=-1) @ v
+    return ((y - expected).abs().max() / expected.abs().max()).item()
+
+
 def error_of(name, causal, device="cuda"):
     """The relative error of a rival against its formula in double, at a small size."""
     p = Problem(256, batch=2, heads=3, causal=causal, device=device)
@@ -137,10 +195,10 @@ def error_of(name, causal, device="cuda"):
     return ((y - expected).abs().max() / expected.abs().max()).item()
 
 
-def check(name, device="cuda"):
+def check(name, decoding=False, device="cuda"):
     """The error of a rival or the reason why it failed, and whether it is right."""
     try:
-        error = max(error_of(name, causal, device) for causal in (False, True))
+        error = decoding_error(name, device) if decoding else max(error_of(name, each, device) for each in (False, True))
         return f"error {error:.1g}", error < (1e-4 if name.endswith("fp32") else 2e-2)
     except Exception as failure:
         return reason(failure), False
@@ -182,12 +240,22 @@ def milliseconds(run):
 
 def measure(name, n, batch, heads, direction, passes, m=None):
     """{"ms": .., "bytes": in addition to inputs} or {"failed": reason}."""
+    problem = lambda: Problem(n, batch, heads, direction == "causal", passes == "both")
+    return timed(problem, lambda p: RIVALS[name](p, m) if m else RIVALS[name](p))
+
+
+def measure_decoding(name, n, batch, heads):
+    """The same of the next token after n - 1 others."""
+    return timed(lambda: Problem(n, batch, heads), DECODING[name])
+
+
+def timed(problem, rival):
     try:
-        p = Problem(n, batch, heads, direction == "causal", passes == "both")
+        p = problem()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        run = RIVALS[name](p, m) if m else RIVALS[name](p)
+        run = rival(p)
         ms = milliseconds(run)
         return {"ms": ms, "bytes": torch.cuda.max_memory_allocated() - before}
     except Exception as error:
@@ -197,10 +265,10 @@ def measure(name, n, batch, heads, direction, passes, m=None):
         gc.collect()
 
 
-def check_all():
+def check_all(rivals):
     if not torch.cuda.is_available():
         return {"remark": "PyTorch is left out: it finds no GPU"}
-    found = {name: check(name) for name in RIVALS}
+    found = {name: check(name, rivals is DECODING) for name in rivals}
     words = (f"{name} {said}{'' if right else ', left out'}" for name, (said, right) in found.items())
     return {
         "remark": f"PyTorch {torch.__version__}, compared with its formulas in double: {'; '.join(words)}",
@@ -208,11 +276,19 @@ def check_all():
     }
 
 
+ANSWERS = {
+    "check": lambda _: check_all(RIVALS),
+    "measure": lambda arguments: measure(*arguments),
+    "check_decoding": lambda _: check_all(DECODING),
+    "decode": lambda arguments: measure_decoding(*arguments),
+}
+
+
 def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     for line in sys.stdin:
-        question = json.loads(line)
-        print(json.dumps(check_all() if "check" in question else measure(*question["measure"])), flush=True)
+        ((what, arguments),) = json.loads(line).items()
+        print(json.dumps(ANSWERS[what](arguments)), flush=True)
         try:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -35,9 +35,9 @@ struct DecodeModel {
 
   template <class F>
   DecodeModel(const std::vector<F>& maps, const std::vector<DecodePosition>& positions, Index batch = 1,
-              const AttentionOptions& options = {})
+              const AttentionOptions& options = {}, Index rollback = 0)
       : model(model_of(maps, positions, options)),
-        decoder(MultiHeadAttention(maps, on_cpu(positions), causal(options)), {.batch = batch}) {}
+        decoder(MultiHeadAttention(maps, on_cpu(positions), causal(options)), {.batch = batch, .rollback = rollback}) {}
 
  private:
   static AttentionOptions causal(AttentionOptions options) {
@@ -77,7 +77,9 @@ class DecodeCase {
         m_d(x.q.view.channels),
         m_d_v(x.v.view.channels) {}
 
-  cuda::DecodeShape shape(Index max_tokens = 0) const { return {m_batch, m_heads, m_d_v, max_tokens, m_heads_k}; }
+  cuda::DecodeShape shape(Index max_tokens = 0, Index rollback = 0) const {
+    return {m_batch, m_heads, m_d_v, max_tokens, m_heads_k, rollback};
+  }
 
   /// Queues the tokens first..first+count-1.
   void append(cuda::DecodePlan<float>& plan, Index first, Index count, const cuda::DecodeCall& call = {}) const {
@@ -136,6 +138,17 @@ struct ComparedSteps {
   }
 };
 
+/// Checks that all sequences have as many tokens as those of the CPU.
+inline void check_tokens(const DecodeModel& model, const cuda::DecodePlan<float>& plan) {
+  std::vector<int> tokens(static_cast<std::size_t>(plan.shape().batch * plan.shape().heads));
+  cuda::check(
+      cudaMemcpyAsync(tokens.data(), plan.tokens(), tokens.size() * sizeof(int), cudaMemcpyDeviceToHost, nullptr),
+      "tokens");
+  cuda::check(cudaStreamSynchronize(nullptr), "tokens");
+  for (std::size_t z = 0; z < tokens.size(); ++z)
+    CHECK(tokens[z] == model.decoder.tokens(static_cast<Index>(z) / plan.shape().heads));
+}
+
 /// Appends prompts of different numbers of tokens to the sequences, and compares all steps after them.
 inline ComparedSteps compare_after_prompts(DecodeModel model, TokenBatch<float>& x, const std::vector<Index>& lengths) {
   const DecodeCase on_device(x);
@@ -148,13 +161,7 @@ inline ComparedSteps compare_after_prompts(DecodeModel model, TokenBatch<float>&
     on_device.append(plan, 0, prompt, {.lengths = on_plan.data()});
   }
   const ComparedSteps compared(model, plan, on_device, x, prompt);
-  std::vector<int> tokens(static_cast<std::size_t>(plan.shape().batch * plan.shape().heads));
-  cuda::check(
-      cudaMemcpyAsync(tokens.data(), plan.tokens(), tokens.size() * sizeof(int), cudaMemcpyDeviceToHost, nullptr),
-      "tokens");
-  cuda::check(cudaStreamSynchronize(nullptr), "tokens");
-  for (std::size_t z = 0; z < tokens.size(); ++z)
-    CHECK(tokens[z] == model.decoder.tokens(static_cast<Index>(z) / plan.shape().heads));
+  check_tokens(model, plan);
   CHECK(compared.bound < 1e-3);
   return compared;
 }

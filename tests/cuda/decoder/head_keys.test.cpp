@@ -2,6 +2,7 @@
 #include "nprf/cuda/decoder/head_keys.cuh"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "cuda/device_array.hpp"
@@ -21,7 +22,7 @@ struct Key {
 
 // stores all keys, the numbers of exact keys, and {count, number of exact keys, whether there are sums}
 __global__ void kernel(cuda::DecodeStates states, cuda::DecodeBias bias, Key* all, int* exact, int* sizes) {
-  const cuda::HeadKeys keys(states, bias, 1, 2);
+  const cuda::HeadKeys keys(states, bias, 1);
   for (int i = 0; i < keys.count(); ++i)
     all[i] = {static_cast<int>(*keys.value(i)), -static_cast<int>(keys.bias(i)), keys.is_exact(i),
               keys.is_exact(i) ? static_cast<int>(*keys.key(i)) : -1};
@@ -42,20 +43,23 @@ struct Keys {
   bool has_sums;
 };
 
-Keys keys_of(int tokens, int near, int sinks, int reach) {
-  const int slots = reach + 1;
-  const DeviceArray<float> values = tokens_of(slots, std::max(tokens - slots, 0), tokens),
-                           keys = tokens_of(near, near > 0 ? std::max(tokens - near, 0) : tokens, tokens),
+// after `taken_back` further tokens that were taken back
+Keys keys_of(int tokens, int taken_back, int near, int sinks, int reach) {
+  const int slots = reach + 1, left = std::max(tokens + taken_back - reach, 0);
+  const DeviceArray<float> values = tokens_of(slots, left, tokens), keys = tokens_of(slots, left, tokens),
                            sink_keys = tokens_of(sinks, 0, std::min(tokens, sinks)),
                            sink_values = tokens_of(sinks, 0, std::min(tokens, sinks));
   std::vector<double> table;
   for (int age = 0; age <= reach; ++age) table.push_back(-age);
   const DeviceArray<double> biases(table), slopes(std::vector<double>{-1});
-  const DeviceArray<int> counts(std::vector<int>{0, tokens}), exact(std::size_t{most_tokens}), sizes(std::size_t{3});
+  const DeviceArray<int> counts(std::vector<int>{0, tokens}), lefts(std::vector<int>{0, left}),
+      state(std::vector<int>{0}), exact(std::size_t{most_tokens}), sizes(std::size_t{3});
   const DeviceArray<Key> all(std::size_t{most_tokens});
   cuda::DecodeStates states{};
   states.slots = slots, states.near = near, states.sinks = sinks, states.r = states.d = states.d_v = 1;
-  states.tokens = counts.data(), states.values = values.data(), states.keys = keys.data();
+  states.batch = 1, states.heads = 2;
+  states.tokens = counts.data(), states.left = lefts.data(), states.state = state.data(), states.values = values.data(),
+  states.keys = keys.data();
   states.sink_keys = sink_keys.data(), states.sink_values = sink_values.data();
   cuda::launch("keys of a head", kernel, dim3{1, 1, 1}, dim3{1, 1, 1}, 0, nullptr, states,
                cuda::DecodeBias{biases.data(), slopes.data(), 1, reach}, all.data(), exact.data(), sizes.data());
@@ -71,10 +75,11 @@ TEST_CASE("the keys of a head", "[cuda]") {
   for (int tokens = 1; tokens <= most_tokens; ++tokens)
     for (const int near : {0, 1, 3, 20})
       for (const int sinks : {0, 2, 20})
-        for (const int beyond : {0, 1, 4}) {
+        for (const auto& [beyond, taken_back] : {std::pair{0, 0}, {1, 0}, {1, 1}, {4, 0}, {4, 3}}) {
           const int reach = near + beyond;
-          INFO(tokens << " tokens, near " << near << ", sinks " << sinks << ", reach " << reach);
-          const Keys got = keys_of(tokens, near, sinks, reach);
+          INFO(tokens << " tokens, " << taken_back << " taken back, near " << near << ", sinks " << sinks << ", reach "
+                      << reach);
+          const Keys got = keys_of(tokens, taken_back, near, sinks, reach);
           std::vector<int> times(most_tokens, 0), exact;
           for (std::size_t i = 0; i < got.all.size(); ++i) {
             const Key& key = got.all[i];
@@ -89,7 +94,7 @@ TEST_CASE("the keys of a head", "[cuda]") {
           CHECK(got.exact == exact);
           bool has_sums = false;
           for (int j = 0; j < tokens; ++j) {
-            const bool is_in_sums = j >= sinks && tokens - 1 - j >= reach;
+            const bool is_in_sums = j >= sinks && tokens + taken_back - 1 - j >= reach;
             has_sums = has_sums || is_in_sums;
             CHECK(times[static_cast<std::size_t>(j)] == (is_in_sums ? 0 : 1));
           }

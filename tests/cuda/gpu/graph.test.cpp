@@ -87,4 +87,38 @@ TEST_CASE("a captured step of a decoder computes the next row each time it is la
   }
 }
 
+TEST_CASE("a captured rollback and a captured reordering do what the arrays say at each launch", "[cuda]") {
+  constexpr Index d = 16, d_v = 64, n = 40, batch = 3;
+  const TokenBatch<float> x(batch, 2, 2, n, d, d_v, 7);
+  const DecodeModel model(std::vector{orf<float>(d, 32, 7)},
+                          {{"table", RelativePosition<float>(random_table<float>(20, 5))}}, batch, {.near = 3});
+  const DecodeCase on_device(x);
+  cuda::DecodePlan<float> direct(model.model, on_device.shape(0, 4)), plan(model.model, on_device.shape(0, 4));
+  const DeviceArray<int> counts(std::size_t{batch}), from(std::size_t{batch});
+  const Stream stream;
+  const Graph graph(stream, [&] {
+    plan.rollback(counts.data(), stream);
+    plan.reorder(from.data(), stream);
+  });
+  const std::vector<std::vector<int>> all_counts{{0, 0, 0}, {1, 0, 4}, {0, 2, 1}},
+      all_from{{0, 1, 2}, {2, 2, 0}, {1, 1, 1}};
+  for (std::size_t k = 0; k < all_counts.size(); ++k) {
+    const DeviceArray<int> new_counts(all_counts[k]), new_from(all_from[k]);
+    for (const auto& [to, values] : {std::pair{&counts, &new_counts}, {&from, &new_from}})
+      cuda::check(cudaMemcpyAsync(to->data(), values->data(), batch * sizeof(int), cudaMemcpyDeviceToDevice, stream),
+                  "sending");
+    on_device.step(direct, static_cast<Index>(10 * k), 10);
+    direct.rollback(new_counts.data(), nullptr);
+    direct.reorder(new_from.data(), nullptr);
+    on_device.step(direct, 35, 5);
+    const Matrix<float> expected = on_device.y();
+    on_device.step(plan, static_cast<Index>(10 * k), 10);
+    cuda::check(cudaStreamSynchronize(nullptr), "steps");
+    graph.launch(stream);
+    cuda::check(cudaStreamSynchronize(stream), "a graph");
+    on_device.step(plan, 35, 5);
+    CHECK(same_bits<float>(on_device.y(), expected));
+  }
+}
+
 }  // namespace nprf::test::cuda_device_graph

@@ -52,8 +52,8 @@ class DecodeHead {
         m_scratch{shared_memory<float>(), shared_memory<float>() + task.keys.tiles() * task.keys.d_padded},
         m_phi(m_scratch.scratch + Shape::warps),
         m_partial(m_phi + task.states.r),
-        m_keys(task.states, task.bias, m_z, task.keys.x.heads),
-        m_sums(task.states, m_z) {
+        m_keys(task.states, task.bias, m_z),
+        m_sums(task.states, m_keys.of_state()) {
     __syncthreads();  // before the state is written
   }
 
@@ -70,6 +70,7 @@ class DecodeHead {
     for (int t = length; m_task.y.data && t < n; ++t) fill_row(t, 0);
     if (m_thread > 0) return;
     m_task.states.tokens[m_z] = m_keys.tokens();
+    m_task.states.left[m_z] = m_keys.left();
     m_sums.store_numbers();
   }
 
@@ -98,7 +99,7 @@ class DecodeHead {
   }
 
   __device__ __forceinline__ void append(int t);
-  __device__ __forceinline__ void store_exact_key(const S* v, bool finite);
+  __device__ __forceinline__ void store_exact_key(std::ptrdiff_t place, const S* v, bool finite);
   __device__ __forceinline__ void attend(int t);
   __device__ __forceinline__ void set_scores() const;
   __device__ __forceinline__ float largest_exponent(double unit) const;
@@ -117,7 +118,7 @@ class DecodeHead {
     return m_keys.is_exact(i) ? static_cast<double>(m_keys.weight(i)) + b - unit
                               : static_cast<double>(m_task.states.log_scales[m_keys.place(m_keys.slot(i))]) + b;
   }
-  __device__ double exponent_of_sums() const { return m_sums.log_scale() + m_keys.bias_at_reach(); }
+  __device__ double exponent_of_sums() const { return m_sums.log_scale() + m_keys.bias_of_sums(); }
 
   const DecodeTask<S>& m_task;
   int m_z, m_thread;
@@ -127,34 +128,34 @@ class DecodeHead {
   HeadSums m_sums;
 };
 
-/// Puts a token into the ring; the one whose age is the reach goes to the sums, unless it is a sink.
+/// Puts a token into the ring. One that has to leave it goes to the sums, unless it is a sink.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::append(int t) {
   const DecodeStates& x = m_task.states;
   const float log_scale = compute_token_features(m_task.keys, m_z, t, m_scratch, m_phi);
   const float norm = m_task.positive ? 0.0f : norm_of_features();
-  if (m_keys.tokens() == 0) m_sums.clear(m_keys.may_have_sums(m_task.max_tokens));
+  if (m_keys.tokens() == 0) m_sums.clear();
   const std::ptrdiff_t to = m_keys.place(m_keys.tokens() % x.slots);
   for (int k = m_thread; k < r(); k += Shape::threads) x.features[to * r() + k] = m_phi[k];
   const S* v = row_of(m_task.v, m_z / m_task.keys.x.group, t);
   for (int c = m_thread; c < d_v(); c += Shape::threads) x.values[to * d_v() + c] = to_float(v[c]);
   if (m_thread == 0) x.log_scales[to] = log_scale, x.feature_norms[to] = norm;
-  store_exact_key(v, log_scale == log_scale);
-  m_keys.add_token();
+  store_exact_key(to, v, log_scale == log_scale);
+  const int leaving = m_keys.add_token();
   __syncthreads();
-  if (has_sums()) m_sums.add(m_keys.place(m_keys.slot(m_keys.reach())), m_keys.slope());
+  if (leaving >= 0 && has_sums()) m_sums.add(m_keys.place(leaving), m_keys.slope());
 }
 
-/// Stores the key for the near field, and the key and the value of a sink. A non-finite key becomes NaN, so that its
-/// score is NaN for each query.
+/// Stores the key of a place of the ring for the near field, and the key and the value of a sink. A non-finite key
+/// becomes NaN, so that its score is NaN for each query.
 template <Storage S>
-__device__ __forceinline__ void DecodeHead<S>::store_exact_key(const S* v, bool finite) {
+__device__ __forceinline__ void DecodeHead<S>::store_exact_key(std::ptrdiff_t place, const S* v, bool finite) {
   const DecodeStates& x = m_task.states;
   const int token = m_keys.tokens();
   const auto store_key = [&](float* to) {
     for (int k = m_thread; k < d(); k += Shape::threads) to[k] = finite ? m_scratch.x[k] : not_a_number;
   };
-  if (x.near > 0) store_key(x.keys + m_keys.place(x.near, token % x.near) * d());
+  if (x.near > 0) store_key(x.keys + place * d());
   if (token >= x.sinks) return;
   const std::ptrdiff_t to = m_keys.place(x.sinks, token);
   store_key(x.sink_keys + to * d());

@@ -18,21 +18,34 @@ namespace nprf::cuda {
 ///     in_ring() <= i < count()                    sinks
 class HeadKeys {
  public:
-  /// Refers to the states.
-  __device__ __forceinline__ HeadKeys(const DecodeStates& states, const DecodeBias& bias, int z, int heads)
-      : m_x(states), m_bias(bias), m_z(z), m_tokens(states.tokens[z]), m_position(bias.positions > 1 ? z % heads : 0) {}
+  /// The head z = (sequence, head). Refers to the states.
+  __device__ __forceinline__ HeadKeys(const DecodeStates& states, const DecodeBias& bias, int z)
+      : m_x(states),
+        m_bias(bias),
+        m_z(states.state[z / states.heads] * states.heads + z % states.heads),
+        m_tokens(states.tokens[z]),
+        m_left(m_tokens > 0 ? states.left[z] : 0),
+        m_position(bias.positions > 1 ? z % states.heads : 0) {}
 
+  /// The head in arrays of states.
+  __device__ int of_state() const { return m_z; }
   __device__ int tokens() const { return m_tokens; }
-  __device__ void add_token() { ++m_tokens; }
+  /// How many of them have left the ring.
+  __device__ int left() const { return m_left; }
+  /// Adds a token. If one has to leave the ring then, returns its slot, and otherwise -1.
+  __device__ int add_token() {
+    ++m_tokens;
+    return m_tokens - m_left > reach() ? m_left++ % m_x.slots : -1;
+  }
   __device__ int reach() const { return m_bias.reach; }
   __device__ double slope() const { return m_bias.slopes[m_position]; }
-  __device__ double bias_at_reach() const { return biases()[reach()]; }
-  __device__ bool has_tail() const { return bias_at_reach() > minus_infinity; }
-  /// Whether the sums have tokens; whether they may have some in a sequence of at most so many tokens.
-  __device__ bool has_sums() const { return may_have_sums(m_tokens); }
-  __device__ bool may_have_sums(int tokens) const { return tokens > reach() + m_x.sinks && has_tail(); }
+  __device__ bool has_tail() const { return biases()[reach()] > minus_infinity; }
+  /// Whether the sums have tokens.
+  __device__ bool has_sums() const { return m_left > m_x.sinks && has_tail(); }
+  /// The bias of the last token in the sums.
+  __device__ double bias_of_sums() const { return on_tail(m_tokens - m_left); }
 
-  __device__ int in_ring() const { return min(min(m_tokens, reach()), max(m_x.near, m_tokens - m_x.sinks)); }
+  __device__ int in_ring() const { return min(m_tokens - m_left, max(m_x.near, m_tokens - m_x.sinks)); }
   __device__ int in_near() const { return min(m_x.near, m_tokens); }
   __device__ int far_sinks() const { return min(m_x.sinks, max(m_tokens - m_x.near, 0)); }
   __device__ int count() const { return in_ring() + far_sinks(); }
@@ -43,7 +56,7 @@ class HeadKeys {
 
   __device__ double bias(int i) const {
     const int age = i < in_ring() ? i : m_tokens - 1 - (i - in_ring());
-    return age < reach() ? biases()[age] : bias_at_reach() + slope() * static_cast<double>(age - reach());
+    return age < reach() ? biases()[age] : on_tail(age);
   }
   __device__ bool attends(int i) const { return bias(i) > minus_infinity; }
 
@@ -55,8 +68,7 @@ class HeadKeys {
 
   /// (d) of an exact key, (d_v) of any.
   __device__ const float* key(int i) const {
-    return i < m_x.near ? m_x.keys + place(m_x.near, (m_tokens - 1 - i) % m_x.near) * m_x.d
-                        : m_x.sink_keys + place(m_x.sinks, i - in_ring()) * m_x.d;
+    return i < m_x.near ? m_x.keys + place(slot(i)) * m_x.d : m_x.sink_keys + place(m_x.sinks, i - in_ring()) * m_x.d;
   }
   __device__ const float* value(int i) const {
     return i < in_ring() ? m_x.values + place(slot(i)) * m_x.d_v
@@ -65,6 +77,8 @@ class HeadKeys {
   __device__ float& weight(int i) const { return m_x.weights[place(m_x.slots + m_x.sinks, i)]; }
 
  private:
+  // also for ages below the reach, which have a bias of the tail where tokens were taken back
+  __device__ double on_tail(int age) const { return biases()[reach()] + slope() * static_cast<double>(age - reach()); }
   // (reach + 1)
   __device__ const double* biases() const {
     return m_bias.table + static_cast<std::ptrdiff_t>(m_position) * (reach() + 1);
@@ -72,7 +86,7 @@ class HeadKeys {
 
   const DecodeStates& m_x;
   const DecodeBias& m_bias;
-  int m_z, m_tokens, m_position;
+  int m_z, m_tokens, m_left, m_position;
 };
 
 }  // namespace nprf::cuda

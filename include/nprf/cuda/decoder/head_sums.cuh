@@ -19,8 +19,9 @@ __device__ __forceinline__ float exp_of(double x) {
   return whole == 0 ? 0.0f : fmaf(whole, static_cast<float>(x - static_cast<double>(rounded)), whole);
 }
 
-/// The sums S and Z of a head z over the tokens that have left its ring (DecodeStates). Every thread has their numbers,
-/// and a thread alone reads and writes an entry of S and Z: features are divided over warps, and channels over lanes.
+/// The sums S and Z of a head z = (state, head) over the tokens that have left its ring (DecodeStates). Every thread
+/// has their numbers, and a thread alone reads and writes an entry of S and Z: features are divided over warps, and
+/// channels over lanes.
 class HeadSums {
  public:
   /// Refers to the states.
@@ -41,11 +42,11 @@ class HeadSums {
   /// (d_v)  Row k of S.
   __device__ const float* S(int k) const { return m_x.S + row(k) * m_x.d_v; }
 
-  /// Makes the sums empty. There may be no memory for S and Z.
-  __device__ __forceinline__ void clear(bool has_memory) {
+  /// Makes the sums empty.
+  __device__ __forceinline__ void clear() {
     m_log_scale = {};
     m_norms = 0;
-    if (!has_memory) return;
+    if (!m_x.has_sums) return;
     for (int k = thread(); k < m_x.r; k += Shape::threads) m_x.Z[row(k)] = m_x.Z_errors[row(k)] = 0;
     for (int k = warp(); k < m_x.r; k += Shape::warps)
       for (int c = lane(); c < m_x.d_v; c += 32) m_x.S[row(k) * m_x.d_v + c] = m_x.S_errors[row(k) * m_x.d_v + c] = 0;

@@ -12,28 +12,42 @@ namespace nprf::cuda {
 /// Statistics of a DecodePlan since it was made, or since the last reset of all sequences, in device memory. A row of a
 /// head counts; a row that is NaN, since its query or a key that it attends to is not finite, does not.
 struct DecodeCounts {
-  int empty_rows;       // attend to no key, and are zero
-  int indefinite_rows;  // their denominator is not positive
-  int failing_rows;     // are NaN, since the denominator underflows or overflows; or their terms cancel (DecodePlan)
-  int rejected_tokens;  // beyond DecodeShape::max_tokens: not appended, and their rows are NaN
+  int empty_rows;          // attend to no key, and are zero
+  int indefinite_rows;     // their denominator is not positive
+  int failing_rows;        // are NaN, since the denominator underflows or overflows; or their terms cancel (DecodePlan)
+  int rejected_tokens;     // beyond DecodeShape::max_tokens: not appended, and their rows are NaN
+  int rejected_rollbacks;  // of sequences, by more tokens than they can take back: nothing was changed
+  int rejected_reorders;   // with a sequence that does not exist: nothing was changed
 };
 
 /// The sizes of DecodeStates.
 struct DecodeSizes {
-  int z, slots, r, d, d_v;
+  int batch, heads, slots, r, d, d_v;
   int near, sinks;  // tokens of the near field, at most `slots`; attention sinks
   bool has_sums;    // otherwise S and Z are empty
 };
 
-/// The states of the heads z = (sequence, head of queries), on the device. The last `slots` tokens of a head are in a
-/// ring: token j in slot j mod slots. Their last `near` keys, normalised, are in another one. The sums over the tokens
-/// that have left the reach of the position, without the sinks,
+/// The state `from` is copied, as far as a sequence of so many tokens needs it; -1: none is.
+struct StateCopy {
+  int from, tokens;
+};
+
+/// The numbers of the tokens of a head (DecodeStates).
+struct HeadTokens {
+  int tokens, left;
+};
+
+/// The states of sequences, on the device. A sequence has the numbers of its heads z = (sequence, head of queries), and
+/// one of the states, which are as many as sequences; in the arrays of states z is (state, head). The last `slots`
+/// tokens of a head are in a ring: token j in slot j mod slots. The tokens 0, 1, ..., left-1 have left it. The sums
+/// over them, without the sinks,
 ///
 ///     S = sum_j w_j phi(k_j)^T v_j   (r,d_v)      Z = sum_j w_j phi(k_j)   (r)
 ///
 /// are those of the CPU (decoder/running_sums.hpp), in the same unit. Where a head has no token, only tokens[z] counts.
 struct DecodeStates {
-  int* tokens;                     // [z]
+  int *tokens, *left;              // [z]  of sequences
+  int* state;                      // [batch]  of a sequence
   RunningLogScale* log_scale;      // [z]  of S and Z
   float* norms;                    // [z]  sum_j w_j |phi(k_j)|, if features can be negative
   float *S, *S_errors;             // [z, r, d_v]  sums, and the errors of their last additions
@@ -41,17 +55,25 @@ struct DecodeStates {
   float *features, *values;        // [z, slots, r] [z, slots, d_v]
   float* log_scales;               // [z, slots]
   float* feature_norms;            // [z, slots]  if features can be negative
-  float* keys;                     // [z, near, d]
+  float* keys;                     // [z, slots, d]  normalised, if there is a near field
   float *sink_keys, *sink_values;  // [z, sinks, d] [z, sinks, d_v]
   float* weights;                  // [z, slots + sinks]  of the query that is computed, by HeadKeys' numbers
-  int slots, r, d, d_v, near, sinks;
+  StateCopy* copies;               // [batch]  of states, when sequences are reordered
+  HeadTokens* reordered;           // [z]  of sequences, likewise
+  int batch, heads, slots, r, d, d_v, near, sinks;
+  bool has_sums;
+
+  NPRF_HOST_DEVICE int z() const { return batch * heads; }
 
   static DecodeStates take(Scratch& scratch, const DecodeSizes& size) {
-    const auto [z, slots, r, d, d_v, near, sinks, has_sums] = size;
-    const int of_sums = has_sums ? z : 0;
+    const auto [batch, heads, slots, r, d, d_v, near, sinks, has_sums] = size;
+    const int z = batch * heads, of_sums = has_sums ? z : 0;
     DecodeStates x{};
-    x.slots = slots, x.r = r, x.d = d, x.d_v = d_v, x.near = near, x.sinks = sinks;
+    x.batch = batch, x.heads = heads, x.slots = slots, x.r = r, x.d = d, x.d_v = d_v, x.near = near, x.sinks = sinks;
+    x.has_sums = has_sums;
     x.tokens = scratch.take<int>(z);
+    x.left = scratch.take<int>(z);
+    x.state = scratch.take<int>(batch);
     x.log_scale = scratch.take<RunningLogScale>(z);
     x.norms = scratch.take<float>(z);
     x.S = scratch.take<float>(of_sums, r, d_v);
@@ -62,10 +84,12 @@ struct DecodeStates {
     x.values = scratch.take<float>(z, slots, d_v);
     x.log_scales = scratch.take<float>(z, slots);
     x.feature_norms = scratch.take<float>(z, slots);
-    x.keys = scratch.take<float>(z, near, d);
+    x.keys = scratch.take<float>(near > 0 ? z : 0, slots, d);
     x.sink_keys = scratch.take<float>(z, sinks, d);
     x.sink_values = scratch.take<float>(z, sinks, d_v);
     x.weights = scratch.take<float>(z, slots + sinks);
+    x.copies = scratch.take<StateCopy>(batch);
+    x.reordered = scratch.take<HeadTokens>(z);
     return x;
   }
 };

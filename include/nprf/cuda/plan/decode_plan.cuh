@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "nprf/cuda/decoder/decode_kernel.cuh"
+#include "nprf/cuda/decoder/reorder_kernel.cuh"
+#include "nprf/cuda/decoder/rollback_kernel.cuh"
 #include "nprf/cuda/decoder/states.cuh"
 #include "nprf/cuda/device/device_matrix.hpp"
 #include "nprf/cuda/device/kernel_loading.hpp"
@@ -24,6 +27,7 @@ struct DecodeShape {
   std::ptrdiff_t batch = 1, heads = 1, d_v = 0;
   std::ptrdiff_t max_tokens = 0;  // of a sequence; 0: no limit
   std::ptrdiff_t heads_k = 0;     // of keys and values, as in PlanShape; 0: as many as of queries
+  std::ptrdiff_t rollback = 0;    // how many of its last tokens a sequence can take back
 };
 
 /// Options of a call.
@@ -36,33 +40,39 @@ struct DecodeCall {
 ///     DecodePlan<float> plan(model_of(attention), {.batch = 8, .heads = 16, .d_v = 64});
 ///     plan.append(prompt_k, prompt_v, stream);      // [batch, heads_k, tokens, channels] on the device
 ///     plan.step(q, k, v, y, stream);                // one token, or a few, of each sequence
+///     plan.rollback(rejected, stream);              // sequence b takes back its last rejected[b] tokens
+///     plan.reorder(best, stream);                   // beam search: sequence b becomes a copy of sequence best[b]
 ///
-/// A step is one launch, which allocates nothing and does not synchronise. The numbers of tokens are on the device and
-/// the kernel increments them, so that a CUDA graph of one step can be launched for each token. Let K be the width of
-/// the near field, or the reach of the position if that is more (decoder/step_bias.hpp): 0 without one and for ALiBi,
-/// the clipping distance of a table, or the distance from which T5 has one bucket. A head has sums over the tokens that
-/// are at least K old, and a ring of the others. With p = d_v + 1 and r features, a step takes O(r (d + p)) operations
-/// and O((K + 1) (r + p)) for the ring. A state takes 2 r p floats, and (K + 1) (r + p) for the ring, or
-/// max_tokens (r + p) if that is less: then it is a cache of all tokens. The plan allocates all of it.
+/// A step is one launch, a rollback too, and a reordering two; they allocate nothing and do not synchronise. The
+/// numbers of tokens are on the device and the kernels change them, so that a CUDA graph of these calls can be launched
+/// for each token. Let K be the width of the near field, or the reach of the position if that is more
+/// (decoder/step_bias.hpp): 0 without one and for ALiBi, the clipping distance of a table, or the distance from which
+/// T5 has one bucket; and R = DecodeShape::rollback. A head has a ring of the last K + R tokens, and sums over all
+/// others. With p = d_v + 1 and r features, a step takes O(r (d + p)) operations and O((K + R + 1) (r + p)) for the
+/// ring. A state takes 2 r p floats, and (K + R + 1) (r + p) for the ring, or max_tokens (r + p) if that is less: then
+/// it is a cache of all tokens. The plan allocates all of it.
 ///
 /// The last AttentionModel::near tokens and the attention sinks, the first AttentionModel::sinks tokens of a sequence,
-/// have the weights exp(q.k + b) of softmax. They add O(near d + sinks (d + d_v)) operations to a step and as many
-/// floats to a state. Tokens of the near field are in the ring with their features, too, for when they leave it.
+/// have the weights exp(q.k + b) of softmax. They add O(near d + sinks (d + d_v)) operations to a step, and d floats
+/// for each token of the ring, if there is a near field, and sinks (d + d_v) to a state. Tokens of the near field are
+/// in the ring with their features, too, for when they leave it.
 ///
 /// With grouped queries (DecodeShape::heads_k) each head of queries has a state of its own. So its block of threads
 /// waits for no other one, and the maps and positions of a group may differ; but the states take the memory of `heads`
 /// heads of keys, and each block computes the features of its keys.
 ///
 /// Features may be of any kind, centred or not, with one map or position for all heads or for each; a near field and
-/// sinks need others than elu. There is no grid, and no rollback or reordering of sequences. A row whose denominator
-/// underflows is NaN, since there is no exact softmax as on the CPU; a row whose terms cancel, of a series or with a
-/// near field or sinks, is returned as it is. Both count (DecodeCounts). A non-finite query makes its own row NaN, a
-/// non-finite key the rows that attend to it, and a non-finite value its channel of these rows: if the position has a
-/// tail, until the sequence is reset.
+/// sinks need others than elu. There is no grid. A row whose denominator underflows is NaN, since there is no exact
+/// softmax as on the CPU; a row whose terms cancel, of a series or with a near field or sinks, is returned as it is.
+/// Both count (DecodeCounts). A non-finite query makes its own row NaN, a non-finite key the rows that attend to it,
+/// and a non-finite value its channel of these rows: if the position has a tail, until the sequence is reset, or until
+/// a rollback takes the token back.
 ///
 /// Bits: the same tokens give the same bits, however they were divided between append and steps, and for any other
-/// sequences beside them. Sums are in float and compensated, as on the CPU. S is the storage type of q, k, v and y; a
-/// state is in float. A plan belongs to the device that was current at construction. Calls must run one after another.
+/// sequences beside them. After a rollback sums may contain tokens that would otherwise still be in the ring: then rows
+/// agree within their error bounds. Sums are in float and compensated, as on the CPU. S is the storage type of q, k, v
+/// and y; a state is in float. A plan belongs to the device that was current at construction. Calls must run one after
+/// another.
 template <Storage S>
 class DecodePlan {
  public:
@@ -91,7 +101,7 @@ class DecodePlan {
     m_memory = DeviceMemory(m_bytes);
     take(Scratch(m_memory.data()));
     reset(stream);
-    copy_biases(biases, stream);
+    copy_constants(biases, stream);
     load_kernels(stream);
   }
 
@@ -122,11 +132,43 @@ class DecodePlan {
     step(q, k, v, y, {}, stream);
   }
 
+  /// Takes back the last tokens[b] tokens of each sequence b, [batch] on the device. A sequence for which that is not
+  /// in 0 to its number of tokens stays as it is and counts (DecodeCounts), and so does one that would have more than R
+  /// tokens less than it had at most since it was empty, unless that was at most K + R. Throws BackendError if CUDA
+  /// reports an error.
+  void rollback(const int* tokens, cudaStream_t stream) {
+    m_device.check_current();
+    require(tokens != nullptr, "tokens: expected an array on the device, got null");
+    queue_rollback(rollback_task(tokens, 0, 0), stream);
+  }
+  /// The same for one sequence. Throws InvalidArgument, too, if there is no such sequence or `tokens` is negative.
+  void rollback(std::ptrdiff_t sequence, std::ptrdiff_t tokens, cudaStream_t stream) {
+    m_device.check_current();
+    check_sequence(sequence, "sequence");
+    require(0 <= tokens && tokens <= std::numeric_limits<int>::max(), "tokens: expected 0 or more, got ", tokens);
+    queue_rollback(rollback_task(nullptr, static_cast<int>(sequence), static_cast<int>(tokens)), stream);
+  }
+
+  /// Sequence b becomes a copy of what sequence from[b] was, for all b, [batch] on the device. Copies only the states
+  /// that are selected more than once. If a sequence does not exist, nothing changes and the call counts
+  /// (DecodeCounts). Throws BackendError if CUDA reports an error.
+  void reorder(const int* from, cudaStream_t stream) {
+    m_device.check_current();
+    require(from != nullptr, "from: expected an array on the device, got null");
+    queue_reorder({from, 0, 0, m_states, m_counts}, stream);
+  }
+  /// Sequence `to` becomes a copy of sequence `from`. Throws InvalidArgument, too, if one of them does not exist.
+  void fork(std::ptrdiff_t from, std::ptrdiff_t to, cudaStream_t stream) {
+    m_device.check_current();
+    check_sequence(from, "from");
+    check_sequence(to, "to");
+    queue_reorder({nullptr, static_cast<int>(from), static_cast<int>(to), m_states, m_counts}, stream);
+  }
+
   /// Removes all tokens of a sequence. Throws InvalidArgument if there is no such sequence.
   void reset(std::ptrdiff_t sequence, cudaStream_t stream) {
     m_device.check_current();
-    require(0 <= sequence && sequence < m_shape.batch, "sequence: expected 0 to ", m_shape.batch - 1,
-            " (a sequence of the batch), got ", sequence);
+    check_sequence(sequence, "sequence");
     queue_clear(m_states.tokens + sequence * m_shape.heads, static_cast<std::size_t>(m_shape.heads), stream);
   }
   /// Removes all tokens of all sequences, and clears the counts.
@@ -147,17 +189,19 @@ class DecodePlan {
     return copied_to_host(m_counts, stream);
   }
   /// The reach K of the position, at least the width of the near field.
-  std::ptrdiff_t reach() const { return m_bias.reach; }
+  std::ptrdiff_t reach() const { return m_bias.reach - m_shape.rollback; }
   /// The memory of the states of all sequences, in bytes.
   std::size_t bytes() const { return m_bytes; }
 
  private:
-  static constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28;  // tokens
+  static constexpr std::ptrdiff_t most = std::ptrdiff_t{1} << 28, most_rollback = std::ptrdiff_t{1} << 24;  // tokens
 
   static const DecodeShape& checked(const DecodeShape& shape) {
     require(shape.batch >= 1, "batch: expected at least 1, got ", shape.batch);
     require(0 <= shape.max_tokens && shape.max_tokens <= most, "max_tokens: expected 0 (no limit) to 2^28, got ",
             shape.max_tokens);
+    require(0 <= shape.rollback && shape.rollback <= most_rollback, "rollback: expected 0 to 2^24, got ",
+            shape.rollback);
     return shape;
   }
   static AttentionModel checked(AttentionModel model) {
@@ -172,7 +216,7 @@ class DecodePlan {
     return model;
   }
 
-  // of each position, with one reach for all
+  // of each position, with one reach for all: as many tokens as the ring has, but the newest
   std::vector<StepBias<float>> step_biases() const {
     PositionTables tables;
     std::vector<LagBiasView<float>> positions;
@@ -180,6 +224,7 @@ class DecodePlan {
     Index reach = near();
     for (const LagBiasView<float>& one : positions)
       reach = std::max(reach, StepBias<float>(one, 0, 0, m_model.positive()).reach());
+    reach += m_shape.rollback;
     std::vector<StepBias<float>> all;
     for (const LagBiasView<float>& one : positions) all.emplace_back(one, reach, 1, m_model.positive());
     return all;
@@ -199,7 +244,8 @@ class DecodePlan {
     m_slopes = scratch.take<double>(biases.size());
     m_bias = {m_table, m_slopes, static_cast<int>(biases.size()), reach};
     m_counts = scratch.take<DecodeCounts>(1);
-    m_states = DecodeStates::take(scratch, {.z = m_model.z(),
+    m_states = DecodeStates::take(scratch, {.batch = static_cast<int>(m_shape.batch),
+                                            .heads = static_cast<int>(m_shape.heads),
                                             .slots = std::min(reach + 1, max_tokens()),
                                             .r = m_model.r(),
                                             .d = m_model.d(),
@@ -209,20 +255,32 @@ class DecodePlan {
                                             .has_sums = has_tail && max_tokens() > reach + sinks()});
   }
 
-  // waits until they are on the device
-  void copy_biases(const std::vector<StepBias<float>>& biases, cudaStream_t stream) const {
+  // biases, and the states of sequences; waits until they are on the device
+  void copy_constants(const std::vector<StepBias<float>>& biases, cudaStream_t stream) const {
     std::vector<double> table, slopes;
+    std::vector<int> states(static_cast<std::size_t>(m_shape.batch));
+    std::iota(states.begin(), states.end(), 0);
     for (const StepBias<float>& one : biases) {
       for (Index age = 0; age <= one.reach(); ++age) table.push_back(one(age));
       slopes.push_back(one.slope());
     }
-    const auto copy = [&](double* to, const std::vector<double>& from) {
-      check(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(double), cudaMemcpyHostToDevice, stream),
-            "copying biases to the device");
+    const auto copy = [&](auto* to, const auto& from) {
+      check(cudaMemcpyAsync(to, from.data(), from.size() * sizeof(*to), cudaMemcpyHostToDevice, stream),
+            "copying to the device");
     };
     copy(m_table, table);
     copy(m_slopes, slopes);
-    check(cudaStreamSynchronize(stream), "copying biases to the device");
+    copy(m_states.state, states);
+    check(cudaStreamSynchronize(stream), "copying to the device");
+  }
+
+  void check_sequence(std::ptrdiff_t sequence, const char* name) const {
+    require(0 <= sequence && sequence < m_shape.batch, name, ": expected 0 to ", m_shape.batch - 1,
+            " (a sequence of the batch), got ", sequence);
+  }
+
+  RollbackTask rollback_task(const int* tokens, int sequence, int count) const {
+    return {tokens, sequence, count, m_states, static_cast<int>(reach()), m_counts};
   }
 
   std::ptrdiff_t heads_k() const { return m_shape.heads / m_model.group(); }
@@ -245,6 +303,8 @@ class DecodePlan {
     const View k(nullptr, m_shape.batch, heads_k(), 1, m_model.d()),
         v(nullptr, m_shape.batch, heads_k(), 1, m_shape.d_v);
     queue(k, k, v, {}, {}, stream);
+    queue_rollback(rollback_task(nullptr, 0, 0), stream);
+    queue_reorder({nullptr, 0, 0, m_states, m_counts}, stream);
   }
 
   void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const DecodeCall& call,

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstddef>
+
+#include "nprf/cuda/decoder/states.cuh"
+#include "nprf/cuda/device/device_code.hpp"
+#include "nprf/cuda/device/launch.cuh"
+
+namespace nprf::cuda {
+
+/// Sequences become copies of others.
+struct ReorderTask {
+  const int* from;  // [batch]  which sequence each becomes a copy of, on the device; null: `to` of `one`
+  int one, to;
+  DecodeStates states;
+  DecodeCounts* counts;
+};
+
+/// Gives each sequence the state of the one that it becomes a copy of, or a copy of that state if another sequence has
+/// it already. Copies are made in the states of sequences that become copies of none, so that no state is both read and
+/// written. One block, O(batch heads / threads + batch); in shared memory [4, batch].
+template <int threads>
+__global__ void __launch_bounds__(threads) assign_states_kernel(ReorderTask task) {
+  const DecodeStates& x = task.states;
+  const int thread = static_cast<int>(threadIdx.x), batch = x.batch;
+  int *const from = shared_memory<int>(), *const old = from + batch, *const state = old + batch,
+             *const is_taken = state + batch;
+  bool is_invalid = false;
+  for (int b = thread; b < batch; b += threads) {
+    from[b] = task.from ? task.from[b] : b == task.to ? task.one : b;
+    is_invalid = is_invalid || from[b] < 0 || from[b] >= batch;
+    old[b] = x.state[b];
+    is_taken[b] = 0;
+    x.copies[b] = {-1, 0};
+  }
+  if (__syncthreads_or(is_invalid)) {
+    if (thread == 0) atomicAdd(&task.counts->rejected_reorders, 1);
+    return;
+  }
+  if (thread == 0) {
+    for (int b = 0; b < batch; ++b) {
+      state[b] = is_taken[from[b]] ? -1 : old[from[b]];
+      is_taken[from[b]] = 1;
+    }
+    for (int b = 0, unused = 0; b < batch; ++b) {
+      if (state[b] >= 0) continue;
+      while (is_taken[unused]) ++unused;
+      state[b] = old[unused++];
+      x.copies[state[b]] = {old[from[b]], x.tokens[from[b] * x.heads]};
+    }
+  }
+  for (int z = thread; z < x.z(); z += threads) {
+    const int source = from[z / x.heads] * x.heads + z % x.heads;
+    x.reordered[z] = {x.tokens[source], x.left[source]};
+  }
+  __syncthreads();
+  for (int z = thread; z < x.z(); z += threads) x.tokens[z] = x.reordered[z].tokens, x.left[z] = x.reordered[z].left;
+  for (int b = thread; b < batch; b += threads) x.state[b] = state[b];
+}
+
+/// Makes the copies. The heads of a state by blocks y, divided over blocks x.
+template <int threads>
+__global__ void __launch_bounds__(threads) copy_states_kernel(DecodeStates x) {
+  const int z = static_cast<int>(blockIdx.y), head = z % x.heads;
+  const auto [from, tokens] = x.copies[z / x.heads];
+  if (from < 0) return;
+  const std::ptrdiff_t to_z = z, from_z = static_cast<std::ptrdiff_t>(from) * x.heads + head;
+  // the first entries of a row of an array [z, size]
+  const auto copy = [&](auto* array, std::ptrdiff_t size, std::ptrdiff_t entries) {
+    const std::ptrdiff_t step = static_cast<std::ptrdiff_t>(gridDim.x) * threads;
+    for (std::ptrdiff_t i = static_cast<std::ptrdiff_t>(blockIdx.x) * threads + threadIdx.x; i < entries; i += step)
+      array[to_z * size + i] = array[from_z * size + i];
+  };
+  const std::ptrdiff_t r = x.r, d = x.d, d_v = x.d_v, slots = x.slots, used = min(x.slots, tokens), sinks = x.sinks,
+                       used_sinks = min(x.sinks, tokens);
+  copy(x.log_scale, 1, 1);
+  copy(x.norms, 1, 1);
+  if (x.has_sums && tokens > 0) {
+    copy(x.S, r * d_v, r * d_v), copy(x.S_errors, r * d_v, r * d_v);
+    copy(x.Z, r, r), copy(x.Z_errors, r, r);
+  }
+  copy(x.features, slots * r, used * r);
+  copy(x.values, slots * d_v, used * d_v);
+  copy(x.log_scales, slots, used);
+  copy(x.feature_norms, slots, used);
+  if (x.near > 0) copy(x.keys, slots * d, used * d);
+  copy(x.sink_keys, sinks * d, used_sinks * d);
+  copy(x.sink_values, sinks * d_v, used_sinks * d_v);
+}
+
+inline void queue_reorder(const ReorderTask& task, cudaStream_t stream) {
+  constexpr int threads = 256, parts = 8;
+  const DecodeStates& x = task.states;
+  launch("assigning states", assign_states_kernel<threads>, dim3{1, 1, 1}, dim3{threads, 1, 1},
+         4 * static_cast<std::size_t>(x.batch) * sizeof(int), stream, task);
+  launch("copying states", copy_states_kernel<threads>, dim3{parts, static_cast<unsigned>(x.z()), 1},
+         dim3{threads, 1, 1}, 0, stream, x);
+}
+
+}  // namespace nprf::cuda

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "nprf/cuda/decoder/states.cuh"
+#include "nprf/cuda/device/device_code.hpp"
+#include "nprf/cuda/device/launch.cuh"
+
+namespace nprf::cuda {
+
+/// Takes back the last tokens of sequences. While no token has left the ring, all of them can be taken back; later the
+/// ring must keep as many as the position and the near field need, since tokens in the sums cannot be taken out of
+/// them.
+struct RollbackTask {
+  const int* tokens;  // [batch]  of each sequence, on the device; null: `count` tokens of one sequence
+  int sequence, count;
+  DecodeStates states;
+  int least;  // tokens that the ring keeps
+  DecodeCounts* counts;
+};
+
+/// A thread for each head.
+template <int threads>
+__global__ void __launch_bounds__(threads) rollback_kernel(RollbackTask task) {
+  const DecodeStates& x = task.states;
+  const int z = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x);
+  if (z >= x.batch * x.heads) return;
+  const int b = z / x.heads,
+            count = task.tokens          ? task.tokens[b]
+                    : b == task.sequence ? task.count
+                                         : 0,
+            tokens = x.tokens[z], left = tokens > 0 ? x.left[z] : 0, least = left > 0 ? left + task.least : 0;
+  if (0 <= count && count <= tokens - least)
+    x.tokens[z] = tokens - count;
+  else if (z % x.heads == 0)
+    atomicAdd(&task.counts->rejected_rollbacks, 1);
+}
+
+inline void queue_rollback(const RollbackTask& task, cudaStream_t stream) {
+  constexpr int threads = 128;
+  launch("taking back tokens", rollback_kernel<threads>, dim3{blocks_of<threads>(task.states.z()), 1, 1},
+         dim3{threads, 1, 1}, 0, stream, task);
+}
+
+}  // namespace nprf::cuda
