@@ -22,7 +22,7 @@ struct Key {
 
 // stores all keys, the numbers of exact keys, and {count, number of exact keys, whether there are sums}
 __global__ void kernel(cuda::DecodeStates states, cuda::DecodeBias bias, Key* all, int* exact, int* sizes) {
-  const cuda::HeadKeys keys(states, bias, 1);
+  const cuda::HeadKeys keys(states, bias, 1, nullptr);
   for (int i = 0; i < keys.count(); ++i)
     all[i] = {static_cast<int>(*keys.value(i)), -static_cast<int>(keys.bias(i)), keys.is_exact(i),
               keys.is_exact(i) ? static_cast<int>(*keys.key(i)) : -1};
@@ -62,7 +62,7 @@ Keys keys_of(int tokens, int taken_back, int near, int sinks, int reach) {
   states.keys = keys.data();
   states.sink_keys = sink_keys.data(), states.sink_values = sink_values.data();
   cuda::launch("keys of a head", kernel, dim3{1, 1, 1}, dim3{1, 1, 1}, 0, nullptr, states,
-               cuda::DecodeBias{biases.data(), slopes.data(), 1, reach}, all.data(), exact.data(), sizes.data());
+               cuda::DecodeBias{biases.data(), slopes.data(), 1, reach, true}, all.data(), exact.data(), sizes.data());
   const std::vector<int> size = sizes.fetch();
   Keys result{all.fetch(), exact.fetch(), size[2] != 0};
   result.all.resize(static_cast<std::size_t>(size[0])), result.exact.resize(static_cast<std::size_t>(size[1]));

@@ -25,7 +25,10 @@ __global__ void kernel(cuda::FeatureTask<float> task, float* phi, float* log_sca
   float* x = cuda::shared_memory<float>();
   float *scratch = x + task.tiles() * task.d_padded, *own = scratch + cuda::OneTokenShape::warps;
   for (int t = 0; t < task.x.tokens; ++t) {
-    const float log_scale = cuda::compute_token_features(task, 0, t, {x, scratch}, own);
+    __syncthreads();  // the token before has been read
+    cuda::load_token(task, 0, t, x);
+    __syncthreads();
+    const float log_scale = cuda::compute_token_features(task, 0, {x, scratch}, own);
     for (int k = static_cast<int>(threadIdx.x); k < task.r(); k += cuda::OneTokenShape::threads)
       phi[t * task.r() + k] = own[k];
     if (threadIdx.x == 0) log_scales[t] = log_scale;

@@ -32,8 +32,9 @@ struct DecodeTask {
 
   std::size_t shared() const {
     using Shape = OneTokenShape;
-    return sizeof(float) *
-           static_cast<std::size_t>(keys.tiles() * keys.d_padded + Shape::warps + states.r + Shape::warps * columns);
+    return sizeof(float) * (static_cast<std::size_t>(2 * keys.tiles() * keys.d_padded + Shape::warps + states.r +
+                                                     Shape::warps * columns) +
+                            states.shared_weights());
   }
 
   static constexpr int columns = 64;  // of N at a time
@@ -49,10 +50,12 @@ class DecodeHead {
       : m_task(task),
         m_z(static_cast<int>(blockIdx.y)),
         m_thread(static_cast<int>(threadIdx.x)),
-        m_scratch{shared_memory<float>(), shared_memory<float>() + task.keys.tiles() * task.keys.d_padded},
-        m_phi(m_scratch.scratch + Shape::warps),
+        m_key(shared_memory<float>()),
+        m_query(m_key + task.keys.tiles() * task.keys.d_padded),
+        m_scratch(m_query + task.keys.tiles() * task.keys.d_padded),
+        m_phi(m_scratch + Shape::warps),
         m_partial(m_phi + task.states.r),
-        m_keys(task.states, task.bias, m_z),
+        m_keys(task.states, task.bias, m_z, m_partial + Shape::warps * columns),
         m_sums(task.states, m_keys.of_state()) {
     __syncthreads();  // before the state is written
   }
@@ -62,6 +65,7 @@ class DecodeHead {
               length = m_task.lengths ? min(max(m_task.lengths[sequence], 0), n) : n;
     for (int t = 0; t < length; ++t) {
       const bool fits = m_keys.tokens() < m_task.max_tokens;
+      if (fits) load(t);
       if (fits) append(t);
       if (m_task.y.data && fits) attend(t);
       if (m_task.y.data && !fits) fill_row(t, not_a_number);
@@ -76,6 +80,7 @@ class DecodeHead {
 
  private:
   using Shape = OneTokenShape;
+  static constexpr int columns = DecodeTask<S>::columns, of_lane = columns / 32;
 
   __device__ static float sum_of(float a, float b) { return a + b; }
   __device__ int warp() const { return m_thread / 32; }
@@ -85,9 +90,7 @@ class DecodeHead {
   __device__ int d() const { return m_task.states.d; }
   __device__ bool has_sums() const { return m_keys.has_sums(); }
 
-  __device__ __forceinline__ float over_block(float x) const {
-    return over_groups<Shape>(m_scratch.scratch, x, sum_of);
-  }
+  __device__ __forceinline__ float over_block(float x) const { return over_groups<Shape>(m_scratch, x, sum_of); }
   // |phi|
   __device__ __forceinline__ float norm_of_features() const {
     float square = 0;
@@ -98,6 +101,13 @@ class DecodeHead {
     for (int c = m_thread; c < d_v(); c += Shape::threads) store(row_of(m_task.y, m_z, t) + c, x);
   }
 
+  // the tokens, of which no thread reads the ones before any more when it returns
+  __device__ __forceinline__ void load(int t) const {
+    __syncthreads();
+    load_token(m_task.keys, m_z, t, m_key);
+    if (m_task.y.data) load_token(m_task.queries, m_z, t, m_query);
+    __syncthreads();
+  }
   __device__ __forceinline__ void append(int t);
   __device__ __forceinline__ void store_exact_key(std::ptrdiff_t place, const S* v, bool finite);
   __device__ __forceinline__ void attend(int t);
@@ -110,6 +120,12 @@ class DecodeHead {
   __device__ __forceinline__ Denominator denominator(float weight_of_sums) const;
   __device__ __forceinline__ bool has_precision(const Denominator& sum) const;
   __device__ __forceinline__ void divide(int t, float weight_of_sums, float D) const;
+  struct WeightedRow {
+    float weight;
+    const float* row;
+  };
+  template <class Row>
+  __device__ __forceinline__ void add_rows(int count, int first_column, float (&N)[of_lane], Row&& row) const;
 
   // the logarithm of the weight of a key, in the unit of features; an exact key's score is in the place of its weight
   __device__ __forceinline__ double exponent(int i, double unit) const {
@@ -122,8 +138,8 @@ class DecodeHead {
 
   const DecodeTask<S>& m_task;
   int m_z, m_thread;
-  TokenScratch m_scratch;
-  float *m_phi, *m_partial;  // (r) (warps,columns)
+  // in shared memory: tokens (tiles,d_padded), what reductions need (warps), (r) (warps,columns)
+  float *m_key, *m_query, *m_scratch, *m_phi, *m_partial;
   HeadKeys m_keys;
   HeadSums m_sums;
 };
@@ -132,18 +148,20 @@ class DecodeHead {
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::append(int t) {
   const DecodeStates& x = m_task.states;
-  const float log_scale = compute_token_features(m_task.keys, m_z, t, m_scratch, m_phi);
+  const float log_scale = compute_token_features(m_task.keys, m_z, {m_key, m_scratch}, m_phi);
   const float norm = m_task.positive ? 0.0f : norm_of_features();
   if (m_keys.tokens() == 0) m_sums.clear();
-  const std::ptrdiff_t to = m_keys.place(m_keys.tokens() % x.slots);
-  for (int k = m_thread; k < r(); k += Shape::threads) x.features[to * r() + k] = m_phi[k];
+  const int slot = m_keys.tokens() % x.slots;
+  const std::ptrdiff_t to = m_keys.place(slot);
+  float* features = m_keys.features(slot);
+  for (int k = m_thread; k < r(); k += Shape::threads) features[static_cast<std::ptrdiff_t>(k) * x.slots] = m_phi[k];
   const S* v = row_of(m_task.v, m_z / m_task.keys.x.group, t);
   for (int c = m_thread; c < d_v(); c += Shape::threads) x.values[to * d_v() + c] = to_float(v[c]);
   if (m_thread == 0) x.log_scales[to] = log_scale, x.feature_norms[to] = norm;
   store_exact_key(to, v, log_scale == log_scale);
   const int leaving = m_keys.add_token();
   __syncthreads();
-  if (leaving >= 0 && has_sums()) m_sums.add(m_keys.place(leaving), m_keys.slope());
+  if (leaving >= 0 && has_sums()) m_sums.add(m_keys.place(leaving), m_keys.features(leaving), m_keys.slope());
 }
 
 /// Stores the key of a place of the ring for the near field, and the key and the value of a sink. A non-finite key
@@ -153,7 +171,7 @@ __device__ __forceinline__ void DecodeHead<S>::store_exact_key(std::ptrdiff_t pl
   const DecodeStates& x = m_task.states;
   const int token = m_keys.tokens();
   const auto store_key = [&](float* to) {
-    for (int k = m_thread; k < d(); k += Shape::threads) to[k] = finite ? m_scratch.x[k] : not_a_number;
+    for (int k = m_thread; k < d(); k += Shape::threads) to[k] = finite ? m_key[k] : not_a_number;
   };
   if (x.near > 0) store_key(x.keys + place * d());
   if (token >= x.sinks) return;
@@ -165,7 +183,7 @@ __device__ __forceinline__ void DecodeHead<S>::store_exact_key(std::ptrdiff_t pl
 /// y = N / D of a query of the last token, with weights relative to about the largest of them.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::attend(int t) {
-  const float log_scale = compute_token_features(m_task.queries, m_z, t, m_scratch, m_phi);
+  const float log_scale = compute_token_features(m_task.queries, m_z, {m_query, m_scratch}, m_phi);
   const double unit = static_cast<double>(log_scale) + m_task.log_normalisation;
   set_scores();
   const float reference = largest_exponent(unit);
@@ -191,7 +209,7 @@ __device__ __forceinline__ void DecodeHead<S>::set_scores() const {
 #pragma unroll
     for (int i = 0; i < at_once; ++i) keys[i] = m_keys.key(m_keys.exact(min(first + i * Shape::warps, count - 1)));
     for (int k = lane(); k < d(); k += 32) {
-      const float x = m_scratch.x[k];
+      const float x = m_query[k];
 #pragma unroll
       for (int i = 0; i < at_once; ++i) scores[i] = fmaf(x, keys[i][k], scores[i]);
     }
@@ -209,8 +227,7 @@ template <Storage S>
 __device__ __forceinline__ float DecodeHead<S>::largest_exponent(double unit) const {
   double largest = has_sums() ? exponent_of_sums() : minus_infinity;
   for (int i = m_thread; i < m_keys.count(); i += Shape::threads) largest = fmax(largest, exponent(i, unit));
-  return over_groups<Shape>(m_scratch.scratch, static_cast<float>(largest),
-                            [](float a, float b) { return fmaxf(a, b); });
+  return over_groups<Shape>(m_scratch, static_cast<float>(largest), [](float a, float b) { return fmaxf(a, b); });
 }
 
 /// Sets the weights exp(exponent - reference) of single keys, and returns that of the sums.
@@ -227,22 +244,21 @@ template <Storage S>
 __device__ __forceinline__ typename DecodeHead<S>::Denominator DecodeHead<S>::denominator(float weight_of_sums) const {
   const DecodeStates& x = m_task.states;
   float D = 0, norms = 0, exact = 0;
-  for (int i = warp(); i < m_keys.count(); i += Shape::warps) {
-    if (!m_keys.attends(i)) continue;
+  for (int i = m_thread; i < m_keys.count(); i += Shape::threads) {
+    const float weight = m_keys.weight(i);
+    if (weight == 0) continue;
     if (m_keys.is_exact(i)) {
-      if (lane() == 0) exact += m_keys.weight(i);
+      exact += weight;
       continue;
     }
-    const std::ptrdiff_t at = m_keys.place(m_keys.slot(i));
+    const int slot = m_keys.slot(i);
+    const float* features = m_keys.features(slot);
     float score = 0;
-    for (int k = lane(); k < r(); k += 32) score = fmaf(m_phi[k], x.features[at * r() + k], score);
-    score = over_warp(score, sum_of);
-    const float weight = m_keys.weight(i);
-    __syncwarp();
-    if (lane() > 0) continue;
+#pragma unroll 8
+    for (int k = 0; k < r(); ++k) score = fmaf(m_phi[k], features[static_cast<std::ptrdiff_t>(k) * x.slots], score);
     m_keys.weight(i) = weight * score;
     D += weight * score;
-    norms = fmaf(weight, x.feature_norms[at], norms);
+    norms = fmaf(weight, x.feature_norms[m_keys.place(slot)], norms);
   }
   if (has_sums()) {
     for (int k = m_thread; k < r(); k += Shape::threads) D = fmaf(weight_of_sums * m_phi[k], m_sums.Z(k), D);
@@ -266,23 +282,45 @@ __device__ __forceinline__ bool DecodeHead<S>::has_precision(const Denominator& 
   return has_precision;
 }
 
+/// N += sum_i weight_i row_i over the keys or features i < count of this warp, for {weight_i, row_i} = row(i). A null
+/// row is left out. Several rows are loaded at a time.
+template <Storage S>
+template <class Row>
+__device__ __forceinline__ void DecodeHead<S>::add_rows(int count, int first_column, float (&N)[of_lane],
+                                                        Row&& row) const {
+  constexpr int at_once = 4;
+  for (int first = warp(); first < count; first += at_once * Shape::warps) {
+    float x[at_once][of_lane] = {}, weights[at_once] = {};
+#pragma unroll
+    for (int a = 0; a < at_once; ++a) {
+      const int i = first + a * Shape::warps;
+      if (i >= count) continue;
+      const WeightedRow of_i = row(i);
+      if (!of_i.row) continue;
+      weights[a] = of_i.weight;
+#pragma unroll
+      for (int e = 0; e < of_lane; ++e)
+        if (const int c = first_column + lane() + 32 * e; c < d_v()) x[a][e] = of_i.row[c];
+    }
+#pragma unroll
+    for (int a = 0; a < at_once; ++a)
+#pragma unroll
+      for (int e = 0; e < of_lane; ++e) N[e] = fmaf(weights[a], x[a][e], N[e]);
+  }
+}
+
 /// y = N / D with N = phi(q) (w S + sum_ring c phi(k)^T v) + sum_exact c v.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sums, float D) const {
-  constexpr int columns = DecodeTask<S>::columns, of_lane = columns / 32;
   for (int first = 0; first < d_v(); first += columns) {
     float N[of_lane] = {};
-    const auto add = [&](float weight, const float* row) {
-#pragma unroll
-      for (int i = 0; i < of_lane; ++i)
-        if (const int c = first + lane() + 32 * i; c < d_v()) N[i] = fmaf(weight, row[c], N[i]);
-    };
-    for (int k = warp(); has_sums() && k < r(); k += Shape::warps) add(weight_of_sums * m_phi[k], m_sums.S(k));
-    for (int i = warp(); i < m_keys.count(); i += Shape::warps)
-      if (m_keys.attends(i)) add(m_keys.weight(i), m_keys.value(i));
+    if (has_sums()) add_rows(r(), first, N, [&](int k) { return WeightedRow{weight_of_sums * m_phi[k], m_sums.S(k)}; });
+    add_rows(m_keys.count(), first, N, [&](int i) {
+      return WeightedRow{m_keys.weight(i), m_keys.attends(i) ? m_keys.value(i) : nullptr};
+    });
     __syncthreads();  // the columns before have been read
 #pragma unroll
-    for (int i = 0; i < of_lane; ++i) m_partial[warp() * columns + lane() + 32 * i] = N[i];
+    for (int e = 0; e < of_lane; ++e) m_partial[warp() * columns + lane() + 32 * e] = N[e];
     __syncthreads();
     const int c = first + m_thread;
     if (m_thread >= columns || c >= d_v()) continue;
@@ -296,7 +334,7 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr int decode_blocks = 2;
 #else
-constexpr int decode_blocks = 4;
+constexpr int decode_blocks = 3;
 #endif
 
 template <Storage S>

@@ -18,14 +18,16 @@ namespace nprf::cuda {
 ///     in_ring() <= i < count()                    sinks
 class HeadKeys {
  public:
-  /// The head z = (sequence, head). Refers to the states.
-  __device__ __forceinline__ HeadKeys(const DecodeStates& states, const DecodeBias& bias, int z)
+  /// The head z = (sequence, head). Refers to the states. weights (slots + sinks): in shared memory, if the states have
+  /// none.
+  __device__ __forceinline__ HeadKeys(const DecodeStates& states, const DecodeBias& bias, int z, float* weights)
       : m_x(states),
         m_bias(bias),
         m_z(states.state[z / states.heads] * states.heads + z % states.heads),
         m_tokens(states.tokens[z]),
         m_left(m_tokens > 0 ? states.left[z] : 0),
-        m_position(bias.positions > 1 ? z % states.heads : 0) {}
+        m_position(bias.positions > 1 ? z % states.heads : 0),
+        m_weights(states.weights ? states.weights + place(states.slots + states.sinks, 0) : weights) {}
 
   /// The head in arrays of states.
   __device__ int of_state() const { return m_z; }
@@ -58,7 +60,7 @@ class HeadKeys {
     const int age = i < in_ring() ? i : m_tokens - 1 - (i - in_ring());
     return age < reach() ? biases()[age] : on_tail(age);
   }
-  __device__ bool attends(int i) const { return bias(i) > minus_infinity; }
+  __device__ bool attends(int i) const { return m_bias.attends_to_all || bias(i) > minus_infinity; }
 
   /// The slot of the ring of a token, by its age.
   __device__ int slot(int age) const { return (m_tokens - 1 - age) % m_x.slots; }
@@ -66,6 +68,8 @@ class HeadKeys {
   __device__ std::ptrdiff_t place(int count, int s) const { return static_cast<std::ptrdiff_t>(m_z) * count + s; }
   __device__ std::ptrdiff_t place(int s) const { return place(m_x.slots, s); }
 
+  /// The features (r) of a slot, which are `slots` numbers apart.
+  __device__ float* features(int slot) const { return m_x.features + place(m_x.r, 0) * m_x.slots + slot; }
   /// (d) of an exact key, (d_v) of any.
   __device__ const float* key(int i) const {
     return i < m_x.near ? m_x.keys + place(slot(i)) * m_x.d : m_x.sink_keys + place(m_x.sinks, i - in_ring()) * m_x.d;
@@ -74,7 +78,7 @@ class HeadKeys {
     return i < in_ring() ? m_x.values + place(slot(i)) * m_x.d_v
                          : m_x.sink_values + place(m_x.sinks, i - in_ring()) * m_x.d_v;
   }
-  __device__ float& weight(int i) const { return m_x.weights[place(m_x.slots + m_x.sinks, i)]; }
+  __device__ float& weight(int i) const { return m_weights[i]; }
 
  private:
   // also for ages below the reach, which have a bias of the tail where tokens were taken back
@@ -87,6 +91,7 @@ class HeadKeys {
   const DecodeStates& m_x;
   const DecodeBias& m_bias;
   int m_z, m_tokens, m_left, m_position;
+  float* m_weights;
 };
 
 }  // namespace nprf::cuda

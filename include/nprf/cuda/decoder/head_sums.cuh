@@ -52,9 +52,9 @@ class HeadSums {
       for (int c = lane(); c < m_x.d_v; c += 32) m_x.S[row(k) * m_x.d_v + c] = m_x.S_errors[row(k) * m_x.d_v + c] = 0;
   }
 
-  /// Adds the token at a place of the ring, one younger than the one before, as RunningSums::add does. A non-finite
-  /// token makes the sums NaN.
-  __device__ __forceinline__ void add(std::ptrdiff_t place, double slope) {
+  /// Adds the token at a place of the ring, one younger than the one before, as RunningSums::add does. Its features (r)
+  /// are `slots` numbers apart. A non-finite token makes the sums NaN.
+  __device__ __forceinline__ void add(std::ptrdiff_t place, const float* features, double slope) {
     m_log_scale.shift(slope, 0);
     const double log_scale = static_cast<double>(m_x.log_scales[place]);
     float factor = 1;
@@ -64,18 +64,36 @@ class HeadSums {
     }
     const float weight = exp_of(m_log_scale.relative(log_scale));
     m_norms = fmaf(weight, m_x.feature_norms[place], factor * m_norms);
-    const float *features = m_x.features + place * m_x.r, *value = m_x.values + place * m_x.d_v;
+    const float* value = m_x.values + place * m_x.d_v;
+    const auto feature = [&](int k) { return weight * features[static_cast<std::ptrdiff_t>(k) * m_x.slots]; };
     const auto add = [factor](float& sum, float& error, float b, float v) {
       float new_error;
       sum = fast_two_sum(factor * sum, fmaf(b, v, factor * error), new_error);
       error = new_error;
     };
-    for (int k = thread(); k < m_x.r; k += Shape::threads)
-      add(m_x.Z[row(k)], m_x.Z_errors[row(k)], weight, features[k]);
-    for (int k = warp(); k < m_x.r; k += Shape::warps) {
-      const float b = weight * features[k];
-      float *sums = m_x.S + row(k) * m_x.d_v, *errors = m_x.S_errors + row(k) * m_x.d_v;
-      for (int c = lane(); c < m_x.d_v; c += 32) add(sums[c], errors[c], b, value[c]);
+    for (int k = thread(); k < m_x.r; k += Shape::threads) add(m_x.Z[row(k)], m_x.Z_errors[row(k)], feature(k), 1);
+    // several rows at a time, whose loads are in flight together
+    constexpr int at_once = 4;
+    for (int first = warp(); first < m_x.r; first += at_once * Shape::warps) {
+      float b[at_once];
+#pragma unroll
+      for (int a = 0; a < at_once; ++a) b[a] = feature(min(first + a * Shape::warps, m_x.r - 1));
+      for (int c = lane(); c < m_x.d_v; c += 32) {
+        const float v = value[c];
+        float sums[at_once], errors[at_once];
+#pragma unroll
+        for (int a = 0; a < at_once; ++a) {
+          const std::ptrdiff_t at = row(min(first + a * Shape::warps, m_x.r - 1)) * m_x.d_v + c;
+          sums[a] = m_x.S[at], errors[a] = m_x.S_errors[at];
+        }
+#pragma unroll
+        for (int a = 0; a < at_once; ++a) {
+          const int k = first + a * Shape::warps;
+          if (k >= m_x.r) break;
+          add(sums[a], errors[a], b[a], v);
+          m_x.S[row(k) * m_x.d_v + c] = sums[a], m_x.S_errors[row(k) * m_x.d_v + c] = errors[a];
+        }
+      }
     }
   }
 

@@ -66,11 +66,12 @@ __global__ void __launch_bounds__(threads) copy_states_kernel(DecodeStates x) {
   const auto [from, tokens] = x.copies[z / x.heads];
   if (from < 0) return;
   const std::ptrdiff_t to_z = z, from_z = static_cast<std::ptrdiff_t>(from) * x.heads + head;
-  // the first entries of a row of an array [z, size]
-  const auto copy = [&](auto* array, std::ptrdiff_t size, std::ptrdiff_t entries) {
+  // the first entries of some rows of an array [z, rows, size]
+  const auto copy = [&](auto* array, std::ptrdiff_t size, std::ptrdiff_t entries, int rows = 1) {
     const std::ptrdiff_t step = static_cast<std::ptrdiff_t>(gridDim.x) * threads;
-    for (std::ptrdiff_t i = static_cast<std::ptrdiff_t>(blockIdx.x) * threads + threadIdx.x; i < entries; i += step)
-      array[to_z * size + i] = array[from_z * size + i];
+    for (int row = 0; row < rows; ++row)
+      for (std::ptrdiff_t i = static_cast<std::ptrdiff_t>(blockIdx.x) * threads + threadIdx.x; i < entries; i += step)
+        array[(to_z * rows + row) * size + i] = array[(from_z * rows + row) * size + i];
   };
   const std::ptrdiff_t r = x.r, d = x.d, d_v = x.d_v, slots = x.slots, used = min(x.slots, tokens), sinks = x.sinks,
                        used_sinks = min(x.sinks, tokens);
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(threads) copy_states_kernel(DecodeStates x) {
     copy(x.S, r * d_v, r * d_v), copy(x.S_errors, r * d_v, r * d_v);
     copy(x.Z, r, r), copy(x.Z_errors, r, r);
   }
-  copy(x.features, slots * r, used * r);
+  copy(x.features, slots, used, x.r);
   copy(x.values, slots * d_v, used * d_v);
   copy(x.log_scales, slots, used);
   copy(x.feature_norms, slots, used);

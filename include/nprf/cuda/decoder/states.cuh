@@ -52,18 +52,24 @@ struct DecodeStates {
   float* norms;                    // [z]  sum_j w_j |phi(k_j)|, if features can be negative
   float *S, *S_errors;             // [z, r, d_v]  sums, and the errors of their last additions
   float *Z, *Z_errors;             // [z, r]
-  float *features, *values;        // [z, slots, r] [z, slots, d_v]
+  float* features;                 // [z, r, slots]
+  float* values;                   // [z, slots, d_v]
   float* log_scales;               // [z, slots]
   float* feature_norms;            // [z, slots]  if features can be negative
   float* keys;                     // [z, slots, d]  normalised, if there is a near field
   float *sink_keys, *sink_values;  // [z, sinks, d] [z, sinks, d_v]
-  float* weights;                  // [z, slots + sinks]  of the query that is computed, by HeadKeys' numbers
+  float* weights;                  // [z, slots + sinks]  of the query that is computed, by HeadKeys' numbers; null:
+                                   // in shared memory, since there are few
   StateCopy* copies;               // [batch]  of states, when sequences are reordered
   HeadTokens* reordered;           // [z]  of sequences, likewise
   int batch, heads, slots, r, d, d_v, near, sinks;
   bool has_sums;
 
+  static constexpr int most_in_shared = 4096;  // weights
+
   NPRF_HOST_DEVICE int z() const { return batch * heads; }
+  bool has_shared_weights() const { return slots <= most_in_shared && sinks <= most_in_shared - slots; }
+  std::size_t shared_weights() const { return has_shared_weights() ? static_cast<std::size_t>(slots + sinks) : 0; }
 
   static DecodeStates take(Scratch& scratch, const DecodeSizes& size) {
     const auto [batch, heads, slots, r, d, d_v, near, sinks, has_sums] = size;
@@ -80,14 +86,14 @@ struct DecodeStates {
     x.S_errors = scratch.take<float>(of_sums, r, d_v);
     x.Z = scratch.take<float>(of_sums, r);
     x.Z_errors = scratch.take<float>(of_sums, r);
-    x.features = scratch.take<float>(z, slots, r);
+    x.features = scratch.take<float>(z, r, slots);
     x.values = scratch.take<float>(z, slots, d_v);
     x.log_scales = scratch.take<float>(z, slots);
     x.feature_norms = scratch.take<float>(z, slots);
     x.keys = scratch.take<float>(near > 0 ? z : 0, slots, d);
     x.sink_keys = scratch.take<float>(z, sinks, d);
     x.sink_values = scratch.take<float>(z, sinks, d_v);
-    x.weights = scratch.take<float>(z, slots + sinks);
+    if (!x.has_shared_weights()) x.weights = scratch.take<float>(z, slots + sinks);
     x.copies = scratch.take<StateCopy>(batch);
     x.reordered = scratch.take<HeadTokens>(z);
     return x;
@@ -99,6 +105,7 @@ struct DecodeBias {
   const double* table;   // [position, reach + 1]  the last one is that of the tail; -infinity: no tail
   const double* slopes;  // [position]  of the tail
   int positions, reach;
+  bool attends_to_all;  // no bias is -infinity
 };
 
 }  // namespace nprf::cuda

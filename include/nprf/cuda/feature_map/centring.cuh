@@ -39,11 +39,16 @@ __device__ __forceinline__ float centre(const CentringConstants& constants, int 
   float linear = 0;
   for (int k = g; k < d; k += Shape::groups) linear = fmaf(constants.linear[k], x[Shape::at(k, t)], linear);
   linear = over_groups<Shape>(scratch, linear, [](float a, float b) { return a + b; });
-  for (int first = g * Shape::at_once; first < d_padded; first += Shape::groups * Shape::at_once) {
-    float some[Shape::at_once] = {};
-    multiply_rows<Shape>(constants.axes, d, d_padded, x + Shape::at(0, t), constants.mean, first, some);
+  if constexpr (Shape::tokens == 1) {
+    multiply_rows(constants.axes, d, d_padded, x, constants.mean, z);
+    for (int k = d + g; k < d_padded; k += Shape::groups) z[k] = 0;
+  } else {
+    for (int first = g * Shape::at_once; first < d_padded; first += Shape::groups * Shape::at_once) {
+      float some[Shape::at_once] = {};
+      multiply_rows<Shape>(constants.axes, d, d_padded, x + Shape::at(0, t), constants.mean, first, some);
 #pragma unroll
-    for (int i = 0; i < Shape::at_once; ++i) z[Shape::at(first + i, t)] = some[i];  // 0 from d on
+      for (int i = 0; i < Shape::at_once; ++i) z[Shape::at(first + i, t)] = some[i];  // 0 from d on
+    }
   }
   return linear + constants.offset;
 }

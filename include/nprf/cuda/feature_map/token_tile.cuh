@@ -73,4 +73,24 @@ __device__ __forceinline__ void multiply_rows(const float* w, int count, int d_p
   }
 }
 
+/// y[i] = w_i.(x - mean) for the rows w (count,d_padded) and one token. A null mean is zero. All threads of a block of
+/// OneTokenShape must call it, and synchronise before they read y. Some lanes share a row.
+__device__ __forceinline__ void multiply_rows(const float* w, int count, int d_padded, const float* x,
+                                              const float* mean, float* y) {
+  constexpr int lanes = 8, rows = OneTokenShape::threads / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes, row = static_cast<int>(threadIdx.x) / lanes;
+  for (int first = 0; first < count; first += rows) {
+    const float* w_i = w + static_cast<std::ptrdiff_t>(min(first + row, count - 1)) * d_padded;
+    float sum = 0;
+#pragma unroll 2
+    for (int k = 4 * lane; k < d_padded; k += 4 * lanes) {
+      const float4 some = *reinterpret_cast<const float4*>(w_i + k);
+      const auto part = [&](int e) { return x[k + e] - (mean ? mean[k + e] : 0.0f); };
+      sum = fmaf(part(0), some.x, fmaf(part(1), some.y, fmaf(part(2), some.z, fmaf(part(3), some.w, sum))));
+    }
+    sum = over_warp<lanes>(sum, [](float a, float b) { return a + b; });
+    if (lane == 0 && first + row < count) y[first + row] = sum;
+  }
+}
+
 }  // namespace nprf::cuda

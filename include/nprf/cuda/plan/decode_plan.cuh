@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <numeric>
@@ -242,7 +243,10 @@ class DecodePlan {
     const bool has_tail = std::any_of(biases.begin(), biases.end(), [](const auto& one) { return one.has_tail(); });
     m_table = scratch.take<double>(biases.size(), reach + 1);
     m_slopes = scratch.take<double>(biases.size());
-    m_bias = {m_table, m_slopes, static_cast<int>(biases.size()), reach};
+    const bool attends_to_all = std::all_of(biases.begin(), biases.end(), [&](const auto& one) {
+      return one.has_tail() && std::all_of(one.from(reach), one.from(0) + 1, [](double b) { return std::isfinite(b); });
+    });
+    m_bias = {m_table, m_slopes, static_cast<int>(biases.size()), reach, attends_to_all};
     m_counts = scratch.take<DecodeCounts>(1);
     m_states = DecodeStates::take(scratch, {.batch = static_cast<int>(m_shape.batch),
                                             .heads = static_cast<int>(m_shape.heads),
