@@ -28,6 +28,7 @@ struct PairOutput {
 
 // the pairs of the matrix blockIdx.y, by tiles of rows and of keys; [z, row of the list, key]
 __global__ void pairs_kernel(cuda::LogDomainGradientTask<float> task, PairOutput* out) {
+  cuda::start_kernel();
   const int z = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
   const cuda::LogDomainRows<float> rows(task, z);
   for (int at = 0; at < rows.count(); at += Shape::rows) {

@@ -22,6 +22,7 @@ struct Key {
 
 // stores all keys, the numbers of exact keys, and {count, number of exact keys, whether there are sums}
 __global__ void kernel(cuda::DecodeStates states, cuda::DecodeBias bias, Key* all, int* exact, int* sizes) {
+  cuda::start_kernel();
   const cuda::HeadKeys keys(states, bias, 1, nullptr);
   for (int i = 0; i < keys.count(); ++i)
     all[i] = {static_cast<int>(*keys.value(i)), -static_cast<int>(keys.bias(i)), keys.is_exact(i),

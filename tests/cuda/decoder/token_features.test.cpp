@@ -22,11 +22,13 @@ constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon()
 
 // stores phi [n, r] and the log-scales [n]
 __global__ void kernel(cuda::FeatureTask<float> task, float* phi, float* log_scales) {
+  cuda::start_kernel();
   float* x = cuda::shared_memory<float>();
   float *scratch = x + task.tiles() * task.d_padded, *own = scratch + cuda::OneTokenShape::warps;
   for (int t = 0; t < task.x.tokens; ++t) {
     __syncthreads();  // the token before has been read
-    cuda::load_token(task, 0, t, x);
+    for (int k = static_cast<int>(threadIdx.x); k < task.d_padded; k += cuda::OneTokenShape::threads)
+      x[k] = cuda::channel_of(task, 0, t, k);
     __syncthreads();
     const float log_scale = cuda::compute_token_features(task, 0, {x, scratch}, own);
     for (int k = static_cast<int>(threadIdx.x); k < task.r(); k += cuda::OneTokenShape::threads)

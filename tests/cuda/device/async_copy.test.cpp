@@ -15,6 +15,7 @@ namespace {
 // Each thread copies four of x to the place of its neighbour, and zeros after those of all; y: what threads find there.
 template <int threads>
 __global__ void copy_kernel(const float* x, float* y) {
+  cuda::start_kernel();
   float* shared = cuda::shared_memory<float>();
   const int thread = static_cast<int>(threadIdx.x), neighbour = thread ^ 1;
   cuda::start_copy<0>(shared + 4 * neighbour, x + 4 * thread, true);

@@ -14,6 +14,7 @@ namespace {
 
 template <int range>
 __global__ void count_below_kernel(const int* list, int count, int* found) {
+  cuda::start_kernel();
   for (int x = 0; x < range; ++x) found[x] = cuda::count_below(list, count, x);
 }
 

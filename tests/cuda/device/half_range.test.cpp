@@ -16,6 +16,7 @@ namespace {
 
 template <int>
 __global__ void scale_kernel(const float* largest, int count, float* scales) {
+  cuda::start_kernel();
   for (int k = 0; k < count; ++k) scales[k] = cuda::scale_to_half(largest[k]);
 }
 

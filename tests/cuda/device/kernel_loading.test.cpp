@@ -13,6 +13,7 @@ namespace {
 
 template <int>
 __global__ void increment_kernel(int* x) {
+  cuda::start_kernel();
   ++*x;
 }
 

@@ -14,6 +14,7 @@ namespace {
 // reverses the block's numbers, by way of the end of the dynamic shared memory
 template <int threads>
 __global__ void reverse_kernel(int* numbers, int first) {
+  cuda::start_kernel();
   int* shared = cuda::shared_memory<int>() + first;
   const int thread = static_cast<int>(threadIdx.x);
   shared[thread] = numbers[thread];

@@ -26,6 +26,7 @@ using cuda::MmaShape;
 
 template <class T>
 __global__ void m16n8k16_kernel(const unsigned* a, const unsigned* b, float* c) {
+  cuda::start_kernel();
   const int lane = static_cast<int>(threadIdx.x);
   const unsigned left[4] = {a[4 * lane], a[4 * lane + 1], a[4 * lane + 2], a[4 * lane + 3]};
   const unsigned right[2] = {b[2 * lane], b[2 * lane + 1]};
@@ -36,6 +37,7 @@ __global__ void m16n8k16_kernel(const unsigned* a, const unsigned* b, float* c) 
 
 template <int warps>
 __global__ void m16n8k8_kernel(const unsigned* a, const unsigned* b, float* c) {
+  cuda::start_kernel();
   const int lane = static_cast<int>(threadIdx.x);
   float sum[4] = {c[4 * lane], c[4 * lane + 1], c[4 * lane + 2], c[4 * lane + 3]};
   cuda::mma_m16n8k8(sum, a[2 * lane], a[2 * lane + 1], b[lane]);
@@ -44,6 +46,7 @@ __global__ void m16n8k8_kernel(const unsigned* a, const unsigned* b, float* c) {
 
 template <MmaLayout a_layout, MmaLayout b_layout>
 __global__ void m8n8k4_kernel(const unsigned* a, const unsigned* b, float* c) {
+  cuda::start_kernel();
   const int lane = static_cast<int>(threadIdx.x);
   const unsigned left[2] = {a[2 * lane], a[2 * lane + 1]}, right[2] = {b[2 * lane], b[2 * lane + 1]};
   float sum[2][4];
@@ -54,6 +57,7 @@ __global__ void m8n8k4_kernel(const unsigned* a, const unsigned* b, float* c) {
 
 template <class T, bool transposed>
 __global__ void load_kernel(unsigned* x) {
+  cuda::start_kernel();
   T* tile = cuda::shared_memory<T>();  // (32,8), filled with 0, 1, ..
   const int lane = static_cast<int>(threadIdx.x);
   for (int k = 0; k < 8; ++k) cuda::store(tile + 8 * lane + k, static_cast<float>(8 * lane + k));
@@ -65,6 +69,7 @@ __global__ void load_kernel(unsigned* x) {
 
 template <class T>
 __global__ void pack_kernel(const float* x, unsigned* both) {
+  cuda::start_kernel();
   const int lane = static_cast<int>(threadIdx.x);
   both[lane] = cuda::pack<T>(x[2 * lane], x[2 * lane + 1]);
 }

@@ -37,6 +37,7 @@ __device__ void for_entries(Function&& f) {
 // columns 0 to 15 of y: left right; 16 to 31: left times row 0 of right, in each column; 32 to 47: left times ones
 template <class T, MmaShape shape, bool left_transposed, bool right_transposed>
 __global__ void product_kernel(const T* left, const T* right, float* y) {
+  cuda::start_kernel();
   using F = cuda::Fragments<T, shape>;
   T *a = cuda::shared_memory<T>(), *b = a + 16 * stride;
   load_tiles(left, right, a, b);
@@ -65,6 +66,7 @@ __global__ void product_kernel(const T* left, const T* right, float* y) {
 // row, in each column
 template <class T, MmaShape shape>
 __global__ void chain_kernel(const T* left, const T* right, float* y) {
+  cuda::start_kernel();
   using F = cuda::Fragments<T, shape>;
   T *a = cuda::shared_memory<T>(), *b = a + 16 * stride;
   load_tiles(left, right, a, b);

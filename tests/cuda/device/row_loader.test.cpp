@@ -20,6 +20,7 @@ constexpr int n = 50, channels = 80;
 // loads the tiles of x and of U at (t0,k0), and stores the first `some` channels of x's tile and all of U's
 template <class S, class T>
 __global__ void rows_kernel(cuda::Operand<T> x, cuda::Columns<S> U, int t0, int k0, int some, float* y) {
+  cuda::start_kernel();
   T *a = cuda::shared_memory<T>(), *b = a + tokens * stride;
   const int thread = static_cast<int>(threadIdx.x);
   for (int e = thread; e < 2 * tokens * stride; e += cuda::MmaTileShape::threads) cuda::store(a + e, -1);
@@ -35,6 +36,7 @@ __global__ void rows_kernel(cuda::Operand<T> x, cuda::Columns<S> U, int t0, int 
 
 template <class S>
 __global__ void has_aligned_rows_kernel(cuda::Columns<S> U, int* result) {
+  cuda::start_kernel();
   *result = cuda::has_aligned_rows(U.of(0));
 }
 

@@ -20,6 +20,7 @@ constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon()
 template <int>
 __global__ void query_kernel(cuda::SignalNorms norms, double value_scale, toeplitz::NormSums* sums, const int* ranges,
                              int count, float* largest) {
+  cuda::start_kernel();
   for (int f = 0; f < norms.r; ++f)
     for (const int with_values : {0, 1}) sums[2 * f + with_values] = norms.of(0, f, with_values, value_scale);
   for (int k = 0; k < count; ++k) largest[k] = norms.largest_value(0, ranges[2 * k], ranges[2 * k + 1]);

@@ -21,6 +21,7 @@ constexpr int tokens = 16;
 // z (16, m rounded up to 32) of rows that are d apart, and their squares (16)
 template <class S>
 __global__ void kernel(const S* x, const uint4* fragments, int m, int d, bool scales, float* z, float* squares) {
+  cuda::start_kernel();
   using Projection = cuda::TensorProjection<S>;
   if constexpr (Projection::exists) {
     const int lane = static_cast<int>(threadIdx.x), g = lane / 4, columns = (m + 31) / 32 * 32;

@@ -24,6 +24,7 @@ using Complex = std::complex<double>;
 // forward, then inverse FFT; the spectrum is stored at index<3>
 template <class Shape>
 __global__ void transform_kernel(const float2* x, float2* spectrum, float2* back) {
+  cuda::start_kernel();
   const cuda::fft::BlockTransform<Shape> transform(cuda::shared_memory<float2>());
   __syncthreads();
   const int thread = static_cast<int>(threadIdx.x);

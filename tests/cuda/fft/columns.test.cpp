@@ -22,6 +22,7 @@ using Complex = std::complex<double>;
 // two forward FFTs of (L,columns), then two inverse ones
 template <class Shape>
 __global__ void transform_kernel(const float2* x, float2* spectrum, float2* restored) {
+  cuda::start_kernel();
   const cuda::fft::ColumnTransform<Shape> transform(cuda::shared_memory<float2>());
   float2 v[Shape::R];
   const auto at = [&](int s) { return (transform.t + s * Shape::R) * Shape::columns + transform.column; };

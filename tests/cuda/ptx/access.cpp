@@ -65,6 +65,7 @@ std::byte* Warp::memory(const Instruction& x, Space of_address, std::uint64_t ad
   }
   GlobalMemory::Allocation* allocation = m_block.machine.memory.find(address, bytes);
   if (!allocation) return refuse("access beyond any array in global memory", "0x");
+  if ((m_has_waited & lane_bit(lane)) == 0) return refuse("access before the wait for earlier kernels", "0x");
   note(*allocation->shadow, address - allocation->first, false);
   return reinterpret_cast<std::byte*>(address);
 }

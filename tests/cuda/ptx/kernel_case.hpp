@@ -26,6 +26,7 @@ struct KernelCase {
   std::uint32_t shared = 0;  // bytes
   ptx::Options options = {};
   std::size_t size = 64;  // of the array
+  bool is_early = false;  // Launch::is_early
 
   struct Result {
     std::vector<std::string> findings;
@@ -71,7 +72,7 @@ struct KernelCase {
     const ptx::Function& kernel = *module.find("kernel");
     Result result;
     for (const ptx::Finding& x :
-         machine.run({module, kernel, {blocks, 1, 1}, {threads, 1, 1}, shared, parameters.data()}))
+         machine.run({module, kernel, {blocks, 1, 1}, {threads, 1, 1}, shared, parameters.data(), is_early}))
       result.findings.push_back(x.text());
     result.words = array;
     for (const ptx::Instruction& x : kernel.code) result.traffic.emplace_back(std::string(x.text), x.traffic);

@@ -23,6 +23,7 @@ struct Launch {
   Extent blocks, threads;  // threads of a block
   std::uint32_t dynamic_shared;
   const std::byte* parameters;  // in the layout of the kernel's parameters
+  bool is_early = false;        // may run before kernels before have finished, until it waits for them
 
   unsigned threads_of_block() const { return threads[0] * threads[1] * threads[2]; }
 };

@@ -159,4 +159,16 @@ TEST_CASE("atomic operations do not race with each other, but with other accesse
       "race, write after write", "@%p1 red.global.add.u32");
 }
 
+TEST_CASE("a kernel that may run early must wait for earlier kernels before it accesses global memory", "[ptx]") {
+  constexpr auto what = "access before the wait for earlier kernels";
+  const auto early = [](std::string_view body) { return KernelCase{.body = body, .shared = 128, .is_early = true}; };
+  check_clean({.body = "st.global.u32 [%d1], %r0;"});
+  check_clean(early("griddepcontrol.wait; st.global.u32 [%d1], %r0;"));
+  check_clean(early("st.shared.u32 [%r4], %r0; griddepcontrol.launch_dependents;"));
+  check_finding(early("ld.global.u32 %r5, [%d1]; griddepcontrol.wait;"), what, "ld.global.u32");
+  check_finding(early("griddepcontrol.launch_dependents; st.global.u32 [%d1], %r0;"), what, "st.global.u32");
+  check_finding(early("setp.eq.u32 %p1, %r0, 1; @%p1 griddepcontrol.wait; st.global.u32 [%d1], %r0;"), what,
+                "st.global.u32");
+}
+
 }  // namespace nprf::test::cuda_ptx_memory

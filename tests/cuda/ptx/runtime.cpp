@@ -127,7 +127,8 @@ bool is_launchable(dim3 grid, dim3 block) {
          grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
 }
 
-cudaError_t launch(const void* handle, dim3 grid, dim3 block, void** arguments, std::size_t shared) {
+cudaError_t launch(const void* handle, dim3 grid, dim3 block, void** arguments, std::size_t shared,
+                   bool is_early = false) {
   Runtime& runtime = Runtime::get();
   const Kernel* kernel = runtime.kernel(handle);
   if (!kernel) return cudaErrorInvalidDeviceFunction;
@@ -144,7 +145,8 @@ cudaError_t launch(const void* handle, dim3 grid, dim3 block, void** arguments, 
                                                              {grid.x, grid.y, grid.z},
                                                              {block.x, block.y, block.z},
                                                              static_cast<std::uint32_t>(shared),
-                                                             parameters.data()});
+                                                             parameters.data(),
+                                                             is_early});
   if (findings.empty()) return cudaSuccess;
   runtime.report(findings);
   return cudaErrorLaunchFailure;
@@ -246,8 +248,12 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, std::size_t, cu
 // ---- launches
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* handle, void** arguments) {
+  bool is_early = false;
+  for (unsigned k = 0; k < config->numAttrs; ++k)
+    is_early = is_early || (config->attrs[k].id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+                            config->attrs[k].val.programmaticStreamSerializationAllowed);
   return Runtime::get().result(
-      nprf::ptx::launch(handle, config->gridDim, config->blockDim, arguments, config->dynamicSmemBytes));
+      nprf::ptx::launch(handle, config->gridDim, config->blockDim, arguments, config->dynamicSmemBytes, is_early));
 }
 cudaError_t cudaLaunchKernel(const void* handle, dim3 grid, dim3 block, void** arguments, std::size_t shared,
                              cudaStream_t) {

@@ -22,6 +22,7 @@ Warp::Warp(Block& block, int index)
 void Warp::start() {
   m_alive = m_existing;
   m_waiting = 0;
+  m_has_waited = m_block.launch.is_early ? 0 : all_lanes;
   m_barrier = nullptr;
   m_syncs = 0;
   m_copies.clear();

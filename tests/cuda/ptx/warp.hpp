@@ -106,6 +106,9 @@ class Warp {
   };
   std::vector<Copy>& copies() { return m_copies; }
 
+  /// These lanes have waited for the kernels before.
+  void wait_for_kernels(Lanes lanes) { m_has_waited |= lanes; }
+
   void report(const Instruction& x, const std::string& what) const;
   const Options& options() const;
 
@@ -143,7 +146,7 @@ class Warp {
 
   Block& m_block;
   int m_index;
-  Lanes m_existing, m_alive = 0, m_waiting = 0;
+  Lanes m_existing, m_alive = 0, m_waiting = 0, m_has_waited = 0;
   std::array<int, warp_size> m_next{};
   std::array<const Function*, warp_size> m_function{};
   std::array<std::vector<Frame>, warp_size> m_stack;

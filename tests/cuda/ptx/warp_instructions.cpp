@@ -191,11 +191,16 @@ Execute select_mma(Instruction& x, const Opcode& opcode) {
   return multiply_quad_pairs;
 }
 
+// kernels run one after another here; that they wait is checked
+void wait_for_kernels(Warp& warp, const Instruction&, Lanes lanes) { warp.wait_for_kernels(lanes); }
+void allow_next_kernel(Warp&, const Instruction&, Lanes) {}
+
 }  // namespace warp_operations
 
 Execute select_warp_wide(Instruction& x, const Opcode& opcode) {
   using namespace warp_operations;
   const std::string_view base = opcode.base();
+  if (base == "griddepcontrol") return opcode.has("wait") ? wait_for_kernels : allow_next_kernel;
   if (base == "shfl") {
     x.mode = opcode.has("bfly") ? exclusive_or : opcode.has("idx") ? index : opcode.has("up") ? from_below : from_above;
     return shuffle;

@@ -67,6 +67,7 @@ struct NormalizeShape {
 /// Blocks (rows, columns, z) of threads (columns, rows).
 template <Storage S, int width>
 __global__ void __launch_bounds__(NormalizeShape::threads) normalize_kernel(NormalizeTask<S> task) {
+  start_kernel();
   auto* of_rows = shared_memory<RowFactors>();
   const int z = static_cast<int>(blockIdx.z), p = task.sums.sums.p, n_q = static_cast<int>(task.y.tokens);
   const int step = static_cast<int>(blockDim.y), pieces = static_cast<int>(blockDim.x);

@@ -181,6 +181,7 @@ class LogDomainTile {
 /// Each block computes every gridDim.x-th group of rows. Blocks (groups of rows, z and tiles of columns).
 template <Storage S>
 __global__ void __launch_bounds__(FeatureShape::threads) log_domain_kernel(LogDomainTask<S> task) {
+  start_kernel();
   constexpr int rows = LogDomainShape::rows;
   const int column_tiles = TileShape::column_tiles(task.U.V.channels), z = static_cast<int>(blockIdx.y) / column_tiles;
   const int p0 = static_cast<int>(blockIdx.y) % column_tiles * LogDomainShape::columns, count = task.rows.sizes[z];

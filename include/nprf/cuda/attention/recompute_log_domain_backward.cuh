@@ -54,6 +54,7 @@ __device__ __forceinline__ void list_rows(const bool* listed, int n, int* rows) 
 /// Computes projections and the list of rows. Blocks (tiles of tokens, z, queries or keys or list).
 template <Storage S>
 __global__ void __launch_bounds__(FeatureShape::threads) log_domain_projections_kernel(LogDomainGradientTask<S> task) {
+  start_kernel();
   const int z = static_cast<int>(blockIdx.y), n_q = task.q.x.tokens;
   if (task.to.counts[z] == 0) return;
   if (blockIdx.z == 0) project_tokens(task.q, task.scratch.e_q, nullptr, task.to.de_q);
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) log_domain_projections_
 /// Computes de_if. Blocks (groups of rows, z).
 template <Storage S>
 __global__ void __launch_bounds__(FeatureShape::threads) log_domain_queries_kernel(LogDomainGradientTask<S> task) {
+  start_kernel();
   using Shape = LogDomainGradientShape;
   const int z = static_cast<int>(blockIdx.y), at = static_cast<int>(blockIdx.x) * Shape::rows, m = task.q.m;
   if (at >= task.to.counts[z]) return;
@@ -87,6 +89,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) log_domain_queries_kern
 /// Computes de_jf, g_sum and dv. Blocks (tiles of keys, z).
 template <Storage S>
 __global__ void __launch_bounds__(FeatureShape::threads) log_domain_keys_kernel(LogDomainGradientTask<S> task) {
+  start_kernel();
   using Shape = LogDomainGradientShape;
   const int z = static_cast<int>(blockIdx.y), j0 = static_cast<int>(blockIdx.x) * Shape::keys, m = task.q.m;
   const int thread = static_cast<int>(threadIdx.x);
@@ -122,6 +125,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) log_domain_keys_kernel(
 /// Adds to db. Blocks (tiles of lags, positions).
 template <Storage S>
 __global__ void __launch_bounds__(FeatureShape::threads) log_domain_lags_kernel(LogDomainGradientTask<S> task) {
+  start_kernel();
   using Shape = LogDomainGradientShape;
   const int thread = static_cast<int>(threadIdx.x), position = static_cast<int>(blockIdx.y);
   const int at = static_cast<int>(blockIdx.x) * Shape::keys + thread % Shape::keys, size = task.b.size;
@@ -141,6 +145,7 @@ __global__ void __launch_bounds__(FeatureShape::threads) log_domain_lags_kernel(
 /// Adds to db of a grid. Blocks (entries, positions).
 template <Storage S>
 __global__ void __launch_bounds__(FeatureShape::threads) log_domain_entries_kernel(LogDomainGradientTask<S> task) {
+  start_kernel();
   using Shape = LogDomainGradientShape;
   const int thread = static_cast<int>(threadIdx.x), position = static_cast<int>(blockIdx.y);
   const PairsOfEntry pairs{task.b.places, task.b.first, task.b.size, static_cast<int>(blockIdx.x)};

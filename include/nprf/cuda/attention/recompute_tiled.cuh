@@ -24,6 +24,7 @@ struct RecomputeTiledTask : TileTask<S> {
 /// Each block computes every gridDim.x-th tile of rows. Blocks (tiles of rows, parts, z and tiles of columns).
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) recompute_tiled_kernel(RecomputeTiledTask<S> task) {
+  start_kernel();
   constexpr int tile = TileShape::tile;
   const int n_q = task.A.tokens, n_k = task.B.tokens, p = task.U.V.channels;
   const int column_tiles = TileShape::column_tiles(p), all = static_cast<int>(gridDim.z) / column_tiles;

@@ -32,8 +32,8 @@ struct DecodeTask {
 
   std::size_t shared() const {
     using Shape = OneTokenShape;
-    return sizeof(float) * (static_cast<std::size_t>(2 * keys.tiles() * keys.d_padded + Shape::warps + states.r +
-                                                     Shape::warps * columns) +
+    return sizeof(float) * (static_cast<std::size_t>(2 * keys.tiles() * keys.d_padded + states.d_v + Shape::warps +
+                                                     states.r + Shape::warps * columns) +
                             states.shared_weights());
   }
 
@@ -52,7 +52,8 @@ class DecodeHead {
         m_thread(static_cast<int>(threadIdx.x)),
         m_key(shared_memory<float>()),
         m_query(m_key + task.keys.tiles() * task.keys.d_padded),
-        m_scratch(m_query + task.keys.tiles() * task.keys.d_padded),
+        m_value(m_query + task.keys.tiles() * task.keys.d_padded),
+        m_scratch(m_value + task.states.d_v),
         m_phi(m_scratch + Shape::warps),
         m_partial(m_phi + task.states.r),
         m_keys(task.states, task.bias, m_z, m_partial + Shape::warps * columns),
@@ -104,12 +105,17 @@ class DecodeHead {
   // the tokens, of which no thread reads the ones before any more when it returns
   __device__ __forceinline__ void load(int t) const {
     __syncthreads();
-    load_token(m_task.keys, m_z, t, m_key);
-    if (m_task.y.data) load_token(m_task.queries, m_z, t, m_query);
+    for (int k = m_thread; k < m_task.keys.d_padded; k += Shape::threads) {
+      const float key = channel_of(m_task.keys, m_z, t, k),
+                  query = m_task.y.data ? channel_of(m_task.queries, m_z, t, k) : 0.0f;
+      m_key[k] = key, m_query[k] = query;
+    }
+    const S* v = row_of(m_task.v, m_z / m_task.keys.x.group, t);
+    for (int c = m_thread; c < d_v(); c += Shape::threads) m_value[c] = to_float(v[c]);
     __syncthreads();
   }
   __device__ __forceinline__ void append(int t);
-  __device__ __forceinline__ void store_exact_key(std::ptrdiff_t place, const S* v, bool finite);
+  __device__ __forceinline__ void store_exact_key(std::ptrdiff_t place, bool finite);
   __device__ __forceinline__ void attend(int t);
   __device__ __forceinline__ void set_scores() const;
   __device__ __forceinline__ float largest_exponent(double unit) const;
@@ -123,6 +129,7 @@ class DecodeHead {
   struct WeightedRow {
     float weight;
     const float* row;
+    bool counts;
   };
   template <class Row>
   __device__ __forceinline__ void add_rows(int count, int first_column, float (&N)[of_lane], Row&& row) const;
@@ -138,8 +145,8 @@ class DecodeHead {
 
   const DecodeTask<S>& m_task;
   int m_z, m_thread;
-  // in shared memory: tokens (tiles,d_padded), what reductions need (warps), (r) (warps,columns)
-  float *m_key, *m_query, *m_scratch, *m_phi, *m_partial;
+  // in shared memory: tokens (tiles,d_padded), (d_v), what reductions need (warps), (r) (warps,columns)
+  float *m_key, *m_query, *m_value, *m_scratch, *m_phi, *m_partial;
   HeadKeys m_keys;
   HeadSums m_sums;
 };
@@ -155,10 +162,9 @@ __device__ __forceinline__ void DecodeHead<S>::append(int t) {
   const std::ptrdiff_t to = m_keys.place(slot);
   float* features = m_keys.features(slot);
   for (int k = m_thread; k < r(); k += Shape::threads) features[static_cast<std::ptrdiff_t>(k) * x.slots] = m_phi[k];
-  const S* v = row_of(m_task.v, m_z / m_task.keys.x.group, t);
-  for (int c = m_thread; c < d_v(); c += Shape::threads) x.values[to * d_v() + c] = to_float(v[c]);
+  for (int c = m_thread; c < d_v(); c += Shape::threads) x.values[to * d_v() + c] = m_value[c];
   if (m_thread == 0) x.log_scales[to] = log_scale, x.feature_norms[to] = norm;
-  store_exact_key(to, v, log_scale == log_scale);
+  store_exact_key(to, log_scale == log_scale);
   const int leaving = m_keys.add_token();
   __syncthreads();
   if (leaving >= 0 && has_sums()) m_sums.add(m_keys.place(leaving), m_keys.features(leaving), m_keys.slope());
@@ -167,7 +173,7 @@ __device__ __forceinline__ void DecodeHead<S>::append(int t) {
 /// Stores the key of a place of the ring for the near field, and the key and the value of a sink. A non-finite key
 /// becomes NaN, so that its score is NaN for each query.
 template <Storage S>
-__device__ __forceinline__ void DecodeHead<S>::store_exact_key(std::ptrdiff_t place, const S* v, bool finite) {
+__device__ __forceinline__ void DecodeHead<S>::store_exact_key(std::ptrdiff_t place, bool finite) {
   const DecodeStates& x = m_task.states;
   const int token = m_keys.tokens();
   const auto store_key = [&](float* to) {
@@ -177,7 +183,7 @@ __device__ __forceinline__ void DecodeHead<S>::store_exact_key(std::ptrdiff_t pl
   if (token >= x.sinks) return;
   const std::ptrdiff_t to = m_keys.place(x.sinks, token);
   store_key(x.sink_keys + to * d());
-  for (int c = m_thread; c < d_v(); c += Shape::threads) x.sink_values[to * d_v() + c] = to_float(v[c]);
+  for (int c = m_thread; c < d_v(); c += Shape::threads) x.sink_values[to * d_v() + c] = m_value[c];
 }
 
 /// y = N / D of a query of the last token, with weights relative to about the largest of them.
@@ -254,7 +260,7 @@ __device__ __forceinline__ typename DecodeHead<S>::Denominator DecodeHead<S>::de
     const int slot = m_keys.slot(i);
     const float* features = m_keys.features(slot);
     float score = 0;
-#pragma unroll 8
+#pragma unroll 16
     for (int k = 0; k < r(); ++k) score = fmaf(m_phi[k], features[static_cast<std::ptrdiff_t>(k) * x.slots], score);
     m_keys.weight(i) = weight * score;
     D += weight * score;
@@ -282,30 +288,29 @@ __device__ __forceinline__ bool DecodeHead<S>::has_precision(const Denominator& 
   return has_precision;
 }
 
-/// N += sum_i weight_i row_i over the keys or features i < count of this warp, for {weight_i, row_i} = row(i). A null
-/// row is left out. Several rows are loaded at a time.
+/// N += sum_i weight_i row_i over the keys or features i < count of this warp, for the WeightedRow row(i). Several rows
+/// are loaded at a time, without branches that would wait for them.
 template <Storage S>
 template <class Row>
 __device__ __forceinline__ void DecodeHead<S>::add_rows(int count, int first_column, float (&N)[of_lane],
                                                         Row&& row) const {
-  constexpr int at_once = 4;
+  constexpr int at_once = 8;
   for (int first = warp(); first < count; first += at_once * Shape::warps) {
-    float x[at_once][of_lane] = {}, weights[at_once] = {};
+    float x[at_once][of_lane], weights[at_once];
+    bool counts[at_once];
 #pragma unroll
     for (int a = 0; a < at_once; ++a) {
       const int i = first + a * Shape::warps;
-      if (i >= count) continue;
-      const WeightedRow of_i = row(i);
-      if (!of_i.row) continue;
+      const WeightedRow of_i = row(min(i, count - 1));
       weights[a] = of_i.weight;
+      counts[a] = of_i.counts && i < count;
 #pragma unroll
-      for (int e = 0; e < of_lane; ++e)
-        if (const int c = first_column + lane() + 32 * e; c < d_v()) x[a][e] = of_i.row[c];
+      for (int e = 0; e < of_lane; ++e) x[a][e] = of_i.row[min(first_column + lane() + 32 * e, d_v() - 1)];
     }
 #pragma unroll
     for (int a = 0; a < at_once; ++a)
 #pragma unroll
-      for (int e = 0; e < of_lane; ++e) N[e] = fmaf(weights[a], x[a][e], N[e]);
+      for (int e = 0; e < of_lane; ++e) N[e] = counts[a] ? fmaf(weights[a], x[a][e], N[e]) : N[e];
   }
 }
 
@@ -314,9 +319,10 @@ template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sums, float D) const {
   for (int first = 0; first < d_v(); first += columns) {
     float N[of_lane] = {};
-    if (has_sums()) add_rows(r(), first, N, [&](int k) { return WeightedRow{weight_of_sums * m_phi[k], m_sums.S(k)}; });
+    if (has_sums())
+      add_rows(r(), first, N, [&](int k) { return WeightedRow{weight_of_sums * m_phi[k], m_sums.S(k), true}; });
     add_rows(m_keys.count(), first, N, [&](int i) {
-      return WeightedRow{m_keys.weight(i), m_keys.attends(i) ? m_keys.value(i) : nullptr};
+      return WeightedRow{m_keys.weight(i), m_keys.value(i), m_keys.attends(i)};
     });
     __syncthreads();  // the columns before have been read
 #pragma unroll
@@ -330,15 +336,12 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
   }
 }
 
-/// How many heads share a multiprocessor at least, which limits registers. For Volta clang would spill many of them.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+/// How many heads share a multiprocessor at least, which limits registers.
 constexpr int decode_blocks = 2;
-#else
-constexpr int decode_blocks = 3;
-#endif
 
 template <Storage S>
 __global__ void __launch_bounds__(OneTokenShape::threads, decode_blocks) decode_kernel(DecodeTask<S> task) {
+  start_kernel();
   DecodeHead<S>(task).run();
 }
 

@@ -26,6 +26,7 @@ class HeadKeys {
         m_z(states.state[z / states.heads] * states.heads + z % states.heads),
         m_tokens(states.tokens[z]),
         m_left(m_tokens > 0 ? states.left[z] : 0),
+        m_newest((m_tokens + states.slots - 1) % states.slots),
         m_position(bias.positions > 1 ? z % states.heads : 0),
         m_weights(states.weights ? states.weights + place(states.slots + states.sinks, 0) : weights) {}
 
@@ -37,6 +38,7 @@ class HeadKeys {
   /// Adds a token. If one has to leave the ring then, returns its slot, and otherwise -1.
   __device__ int add_token() {
     ++m_tokens;
+    if (++m_newest == m_x.slots) m_newest = 0;
     return m_tokens - m_left > reach() ? m_left++ % m_x.slots : -1;
   }
   __device__ int reach() const { return m_bias.reach; }
@@ -63,7 +65,7 @@ class HeadKeys {
   __device__ bool attends(int i) const { return m_bias.attends_to_all || bias(i) > minus_infinity; }
 
   /// The slot of the ring of a token, by its age.
-  __device__ int slot(int age) const { return (m_tokens - 1 - age) % m_x.slots; }
+  __device__ int slot(int age) const { return m_newest - age + (age > m_newest ? m_x.slots : 0); }
   /// The place of row s in an array [z, count, ..]; of slot s in one [z, slots, ..].
   __device__ std::ptrdiff_t place(int count, int s) const { return static_cast<std::ptrdiff_t>(m_z) * count + s; }
   __device__ std::ptrdiff_t place(int s) const { return place(m_x.slots, s); }
@@ -90,7 +92,9 @@ class HeadKeys {
 
   const DecodeStates& m_x;
   const DecodeBias& m_bias;
-  int m_z, m_tokens, m_left, m_position;
+  int m_z, m_tokens, m_left;
+  int m_newest;  // the slot of the last token
+  int m_position;
   float* m_weights;
 };
 

@@ -55,50 +55,73 @@ class HeadSums {
   /// Adds the token at a place of the ring, one younger than the one before, as RunningSums::add does. Its features (r)
   /// are `slots` numbers apart. A non-finite token makes the sums NaN.
   __device__ __forceinline__ void add(std::ptrdiff_t place, const float* features, double slope) {
+    const float norm = m_x.feature_norms[place], *value = m_x.values + place * m_x.d_v;
+    const auto log_scale = static_cast<double>(m_x.log_scales[place]);
+    Addition first;
+    first.load(*this, features, value, warp(), lane());
     m_log_scale.shift(slope, 0);
-    const double log_scale = static_cast<double>(m_x.log_scales[place]);
     float factor = 1;
     if (!(log_scale <= m_log_scale.sum())) {
       const double exponent = m_log_scale.raise(log_scale);
       factor = exponent < 4000 ? ldexpf(1.0f, -static_cast<int>(exponent)) : 0.0f;
     }
     const float weight = exp_of(m_log_scale.relative(log_scale));
-    m_norms = fmaf(weight, m_x.feature_norms[place], factor * m_norms);
-    const float* value = m_x.values + place * m_x.d_v;
-    const auto feature = [&](int k) { return weight * features[static_cast<std::ptrdiff_t>(k) * m_x.slots]; };
-    const auto add = [factor](float& sum, float& error, float b, float v) {
-      float new_error;
-      sum = fast_two_sum(factor * sum, fmaf(b, v, factor * error), new_error);
-      error = new_error;
-    };
-    for (int k = thread(); k < m_x.r; k += Shape::threads) add(m_x.Z[row(k)], m_x.Z_errors[row(k)], feature(k), 1);
-    // several rows at a time, whose loads are in flight together
-    constexpr int at_once = 4;
-    for (int first = warp(); first < m_x.r; first += at_once * Shape::warps) {
-      float b[at_once];
-#pragma unroll
-      for (int a = 0; a < at_once; ++a) b[a] = feature(min(first + a * Shape::warps, m_x.r - 1));
-      for (int c = lane(); c < m_x.d_v; c += 32) {
-        const float v = value[c];
-        float sums[at_once], errors[at_once];
-#pragma unroll
-        for (int a = 0; a < at_once; ++a) {
-          const std::ptrdiff_t at = row(min(first + a * Shape::warps, m_x.r - 1)) * m_x.d_v + c;
-          sums[a] = m_x.S[at], errors[a] = m_x.S_errors[at];
-        }
-#pragma unroll
-        for (int a = 0; a < at_once; ++a) {
-          const int k = first + a * Shape::warps;
-          if (k >= m_x.r) break;
-          add(sums[a], errors[a], b[a], v);
-          m_x.S[row(k) * m_x.d_v + c] = sums[a], m_x.S_errors[row(k) * m_x.d_v + c] = errors[a];
-        }
+    m_norms = fmaf(weight, norm, factor * m_norms);
+    first.store(*this, weight, factor, warp(), lane());
+    for (int k = warp(); k < m_x.r; k += Addition::rows * Shape::warps)
+      for (int c = lane(); c < m_x.d_v; c += Addition::columns * 32) {
+        if (k == warp() && c == lane()) continue;
+        Addition other;
+        other.load(*this, features, value, k, c);
+        other.store(*this, weight, factor, k, c);
       }
-    }
+    for (int k = thread(); k < m_x.r; k += Shape::threads)
+      add(m_x.Z[row(k)], m_x.Z_errors[row(k)], factor, weight * features[static_cast<std::ptrdiff_t>(k) * m_x.slots],
+          1);
   }
 
  private:
   using Shape = OneTokenShape;
+
+  // sum = factor sum + b v, with the error of the addition before, and the error of this one
+  __device__ static void add(float& sum, float& error, float factor, float b, float v) {
+    float new_error;
+    sum = fast_two_sum(factor * sum, fmaf(b, v, factor * error), new_error);
+    error = new_error;
+  }
+
+  // the addition to some rows and columns of S from (k, c) on, all of which are loaded before the first is used
+  struct Addition {
+    static constexpr int rows = 4, columns = 2;
+    float b[rows], v[columns], sums[rows][columns], errors[rows][columns];
+
+    __device__ __forceinline__ void load(const HeadSums& x, const float* features, const float* value, int k, int c) {
+#pragma unroll
+      for (int j = 0; j < columns; ++j) v[j] = value[min(c + j * 32, x.m_x.d_v - 1)];
+#pragma unroll
+      for (int i = 0; i < rows; ++i) {
+        const int row = min(k + i * Shape::warps, x.m_x.r - 1);
+        b[i] = features[static_cast<std::ptrdiff_t>(row) * x.m_x.slots];
+#pragma unroll
+        for (int j = 0; j < columns; ++j) {
+          const std::ptrdiff_t at = x.row(row) * x.m_x.d_v + min(c + j * 32, x.m_x.d_v - 1);
+          sums[i][j] = x.m_x.S[at], errors[i][j] = x.m_x.S_errors[at];
+        }
+      }
+    }
+    __device__ __forceinline__ void store(const HeadSums& x, float weight, float factor, int k, int c) {
+#pragma unroll
+      for (int i = 0; i < rows; ++i)
+#pragma unroll
+        for (int j = 0; j < columns; ++j) {
+          const int row = k + i * Shape::warps, column = c + j * 32;
+          if (row >= x.m_x.r || column >= x.m_x.d_v) continue;
+          add(sums[i][j], errors[i][j], factor, weight * b[i], v[j]);
+          x.m_x.S[x.row(row) * x.m_x.d_v + column] = sums[i][j];
+          x.m_x.S_errors[x.row(row) * x.m_x.d_v + column] = errors[i][j];
+        }
+    }
+  };
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
   __device__ static int warp() { return thread() / 32; }

@@ -22,6 +22,7 @@ struct ReorderTask {
 /// written. One block, O(batch heads / threads + batch); in shared memory [4, batch].
 template <int threads>
 __global__ void __launch_bounds__(threads) assign_states_kernel(ReorderTask task) {
+  start_kernel();
   const DecodeStates& x = task.states;
   const int thread = static_cast<int>(threadIdx.x), batch = x.batch;
   int *const from = shared_memory<int>(), *const old = from + batch, *const state = old + batch,
@@ -62,6 +63,7 @@ __global__ void __launch_bounds__(threads) assign_states_kernel(ReorderTask task
 /// Makes the copies. The heads of a state by blocks y, divided over blocks x.
 template <int threads>
 __global__ void __launch_bounds__(threads) copy_states_kernel(DecodeStates x) {
+  start_kernel();
   const int z = static_cast<int>(blockIdx.y), head = z % x.heads;
   const auto [from, tokens] = x.copies[z / x.heads];
   if (from < 0) return;

@@ -21,6 +21,7 @@ struct RollbackTask {
 /// A thread for each head.
 template <int threads>
 __global__ void __launch_bounds__(threads) rollback_kernel(RollbackTask task) {
+  start_kernel();
   const DecodeStates& x = task.states;
   const int z = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x);
   if (z >= x.batch * x.heads) return;

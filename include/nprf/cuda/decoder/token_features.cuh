@@ -16,10 +16,11 @@ struct TokenScratch {
   float* scratch;  // (OneTokenShape::warps)  of reductions
 };
 
-/// Sets x to a token of the matrix z. All threads of a block of OneTokenShape must call it, and synchronise after it.
+/// Channel k of a token of the matrix z; 0 from d on.
 template <Storage S>
-__device__ __forceinline__ void load_token(const FeatureTask<S>& task, int z, int token, float* x) {
-  load_tokens({x, 1, OneTokenShape::stride}, task.x, task.x.of(z), token, 1, task.d_padded);
+__device__ __forceinline__ float channel_of(const FeatureTask<S>& task, int z, int token, int k) {
+  if (k >= task.x.channels) return 0;
+  return to_float(task.x.of(z)[token * task.x.token_stride + k * task.x.channel_stride]);
 }
 
 /// Sets phi (r) to features of a token. phi has its projections (m), if the features are functions of them, and the

@@ -10,6 +10,7 @@ namespace nprf::cuda {
 /// Stores whether a product of floats may be subnormal. The factors are parameters, so that compilers do not know them.
 template <int>
 __global__ void subnormal_kernel(float smallest_normal, float half, bool* is_kept) {
+  start_kernel();
   *is_kept = smallest_normal * half > 0;
 }
 

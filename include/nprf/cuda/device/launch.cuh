@@ -18,6 +18,23 @@ __device__ __forceinline__ T* shared_memory() {
   return reinterpret_cast<T*>(shared_bytes);
 }
 
+/// Whether a kernel is launched as soon as the blocks of the kernel before in the stream have ended (programmatic
+/// dependent launch), so that of the time between two kernels only a part remains: start_kernel() waits until the
+/// results are visible. All code of the kernels must be for compute capability 9.0 or newer.
+#ifdef __CUDA_ARCH_LIST__
+constexpr bool launches_early = std::min({__CUDA_ARCH_LIST__}) >= 900;
+#else
+constexpr bool launches_early = false;
+#endif
+
+/// The first statement of every kernel: waits until the kernels before in the stream have finished and their results
+/// are visible.
+__device__ __forceinline__ void start_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /// The number of blocks of `threads` threads that cover n items.
 template <int threads>
 constexpr unsigned blocks_of(std::ptrdiff_t n) {
@@ -51,7 +68,8 @@ int compiled_for(void (*kernel)(P...)) {
   return attributes_of(kernel).ptxVersion;
 }
 
-/// Queues kernel(args...), or only loads it (KernelLoading). Throws BackendError if the launch fails.
+/// Queues kernel(args...), which calls start_kernel() first, or only loads it (KernelLoading). Throws BackendError if
+/// the launch fails.
 template <class... P, class... A>
 void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream,
             A&&... args) {
@@ -66,6 +84,11 @@ void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = launches_early ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, static_cast<A&&>(args)...), what);
 }
 

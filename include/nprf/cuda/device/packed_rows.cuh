@@ -45,6 +45,7 @@ struct PackedShape {
 /// Copies packed rows to padded ones, which are zero beyond the end of their sequence. Blocks: PackedShape::grid().
 template <Storage S>
 __global__ void __launch_bounds__(PackedShape::threads) unpack_kernel(PackedTask<const S> task) {
+  start_kernel();
   const int lane = static_cast<int>(threadIdx.x) % PackedShape::lanes, head = static_cast<int>(blockIdx.y),
             b = static_cast<int>(blockIdx.z);
   const int t = static_cast<int>(blockIdx.x) * PackedShape::rows + static_cast<int>(threadIdx.x) / PackedShape::lanes;
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(PackedShape::threads) unpack_kernel(PackedTask
 /// PackedShape::grid().
 template <Storage S>
 __global__ void __launch_bounds__(PackedShape::threads) pack_kernel(PackedTask<S> task) {
+  start_kernel();
   const int lane = static_cast<int>(threadIdx.x) % PackedShape::lanes, head = static_cast<int>(blockIdx.y),
             b = static_cast<int>(blockIdx.z), n = static_cast<int>(task.padded.tokens);
   const int first = static_cast<int>(blockIdx.x) * PackedShape::rows,
@@ -101,6 +103,7 @@ void queue_pack(const PackedTask<S>& task, cudaStream_t stream) {
 /// lengths[b] = the number of rows of sequence b. Blocks (sequences).
 template <int threads>
 __global__ void __launch_bounds__(threads) packed_lengths_kernel(PackedSequences sequences, int* lengths) {
+  start_kernel();
   const int b = static_cast<int>(blockIdx.x * threads + threadIdx.x);
   if (b < sequences.count) lengths[b] = sequences.of(b).count;
 }

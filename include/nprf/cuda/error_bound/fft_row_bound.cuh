@@ -52,6 +52,7 @@ struct FeatureErrorShape {
 };
 template <int threads>
 __global__ void __launch_bounds__(threads) feature_errors_kernel(RowBoundTask task) {
+  start_kernel();
   using Shape = FeatureErrorShape;
   static_assert(threads == Shape::features * Shape::shares);
   auto* sums = shared_memory<toeplitz::NormSums>();  // (shares, 2, features): without and with the values
@@ -83,6 +84,7 @@ __global__ void __launch_bounds__(threads) feature_errors_kernel(RowBoundTask ta
 /// Blocks (rows, z).
 template <int threads>
 __global__ void __launch_bounds__(threads) row_bound_kernel(RowBoundTask task) {
+  start_kernel();
   const int z = static_cast<int>(blockIdx.y), i = static_cast<int>(blockIdx.x * threads + threadIdx.x);
   const int r = task.A.channels, n_q = task.A.tokens, largest = task.signals.largest[z];
   const WeightNorms& weights = task.weights[task.positions > 1 ? z % task.A.heads : 0];

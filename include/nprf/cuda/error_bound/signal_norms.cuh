@@ -108,6 +108,7 @@ __device__ __forceinline__ void measure(const float (&x)[count], float* to, int 
 /// The largest |v| of each key and of each group of keys. Blocks (groups, z).
 template <Storage S>
 __global__ void __launch_bounds__(SignalNorms::chunk) value_maxima_kernel(SignalTask<S> task) {
+  start_kernel();
   constexpr int group = SignalNorms::group, warps = SignalNorms::chunk / 32, at_once = group / warps;
   int* key_max = shared_memory<int>();  // magnitudes of a group
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -143,6 +144,7 @@ __global__ void __launch_bounds__(SignalNorms::chunk) value_maxima_kernel(Signal
 /// signals, z).
 template <Storage S>
 __global__ void __launch_bounds__(SignalNorms::chunk) signal_norms_kernel(SignalTask<S> task) {
+  start_kernel();
   constexpr int chunk = SignalNorms::chunk, groups = SignalNorms::groups, warps = chunk / 32, turns = chunk / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int at = static_cast<int>(blockIdx.x), z = static_cast<int>(blockIdx.z), j0 = at * chunk;

@@ -46,6 +46,7 @@ struct WeightNormsTask {
 /// One block per head.
 template <int threads>
 __global__ void __launch_bounds__(threads) weight_norms_kernel(WeightNormsTask task) {
+  start_kernel();
   auto* norms = shared_memory<WeightNorms>();
   const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.x), first = task.c.first_lag();
   const int size = max(0, task.c.last_lag() - first + 1), share = (size + threads - 1) / threads;

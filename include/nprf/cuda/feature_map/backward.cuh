@@ -317,6 +317,7 @@ class FeatureGradients {
 template <Storage S, int tiles, bool has_gradient_tile>
 __global__ void __launch_bounds__(FeatureShape::threads, FeatureGradientShape::blocks(tiles))
     feature_gradients_kernel(FeatureGradientTask<S> task) {
+  start_kernel();
   FeatureGradients<S, tiles, has_gradient_tile> gradients(task);
   if (task.features.kind == FeatureKind::elu)
     gradients.add_elu();

@@ -170,6 +170,7 @@ class TileFeatures : public ProjectedTile<kind, S, Feature> {
 template <FeatureKind kind, Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureTile::threads, FeatureTile::blocks)
     features_kernel(FeatureTask<S, Feature> first, FeatureTask<S, Feature> second) {
+  start_kernel();
   const int t0 = static_cast<int>(blockIdx.x) * FeatureTile::tokens, z = static_cast<int>(gridDim.y),
             stored_matrix = static_cast<int>(blockIdx.y);
   // parameters that are chosen by an address would be copied to local memory
@@ -183,6 +184,7 @@ __global__ void __launch_bounds__(FeatureTile::threads, FeatureTile::blocks)
 /// Computes the largest log-scale of the keys; non-finite ones are ignored. Blocks (tiles of tokens, z / group).
 template <FeatureKind kind, Storage S, class Feature>
 __global__ void __launch_bounds__(FeatureTile::threads) log_scales_kernel(FeatureTask<S, Feature> task) {
+  start_kernel();
   ProjectedTile<kind, S, Feature>(task).store_log_scale();
 }
 

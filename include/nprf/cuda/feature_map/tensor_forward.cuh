@@ -176,6 +176,7 @@ struct TensorFeatureShape {
 template <FeatureKind kind, MmaFactor S, MmaFactor Feature>
 __global__ void __launch_bounds__(TensorFeatureShape::threads, TensorFeatureShape::blocks)
     tensor_features_kernel(FeatureTask<S, Feature> first, FeatureTask<S, Feature> second) {
+  start_kernel();
   if constexpr (TensorProjection<S>::exists) {
     const int t0 = TensorFeatureShape::first_token(), z = static_cast<int>(gridDim.y),
               matrix = static_cast<int>(blockIdx.y);
@@ -194,6 +195,7 @@ __global__ void __launch_bounds__(TensorFeatureShape::threads, TensorFeatureShap
 template <FeatureKind kind, MmaFactor S, MmaFactor Feature>
 __global__ void __launch_bounds__(TensorFeatureShape::threads, TensorFeatureShape::blocks)
     tensor_log_scales_kernel(FeatureTask<S, Feature> task) {
+  start_kernel();
   if constexpr (TensorProjection<S>::exists) {
     const int t0 = TensorFeatureShape::first_token();
     if (t0 < task.x.tokens) TensorFeatures<kind, S, Feature>(task, static_cast<int>(blockIdx.y), t0).store_log_scale();

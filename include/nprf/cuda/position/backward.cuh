@@ -23,6 +23,7 @@ struct ParameterGradientTask {
 /// Blocks (parameters, positions).
 template <int threads>
 __global__ void __launch_bounds__(threads) parameter_gradients_kernel(ParameterGradientTask task) {
+  start_kernel();
   double* sums = shared_memory<double>();
   const int parameter = static_cast<int>(blockIdx.x), position = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);

@@ -85,6 +85,7 @@ struct WeightsTask {
 /// Computes the largest bias of each part of the lags. Blocks (parts, heads).
 template <int threads>
 __global__ void __launch_bounds__(threads) largest_biases_kernel(WeightsTask task) {
+  start_kernel();
   double* largest = shared_memory<double>();
   const int t = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.y), part = static_cast<int>(blockIdx.x);
   const int first = part * threads + t, step = static_cast<int>(gridDim.x) * threads;
@@ -103,6 +104,7 @@ __global__ void __launch_bounds__(threads) largest_biases_kernel(WeightsTask tas
 /// Computes the weights of parts of the lags. Blocks (parts, heads).
 template <int threads>
 __global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
+  start_kernel();
   const int head = static_cast<int>(blockIdx.y), size = task.b.size, outside = task.b.places.outside;
   const int first = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x),
             step = static_cast<int>(gridDim.x) * threads;

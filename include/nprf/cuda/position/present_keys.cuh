@@ -19,6 +19,7 @@ struct PresentKeysTask {
 /// Blocks (keys, sequences).
 template <int threads>
 __global__ void __launch_bounds__(threads) present_keys_kernel(PresentKeysTask task) {
+  start_kernel();
   const int j = static_cast<int>(blockIdx.x * threads + threadIdx.x), sequence = static_cast<int>(blockIdx.y);
   if (j >= task.n_k) return;
   const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(sequence) * task.n_k + j;

@@ -19,6 +19,7 @@ struct SinksTask {
 /// One thread per sequence.
 template <int threads>
 __global__ void __launch_bounds__(threads) sinks_kernel(SinksTask task) {
+  start_kernel();
   const int sequence = static_cast<int>(blockIdx.x * threads + threadIdx.x);
   if (sequence >= task.sequences) return;
   const bool* mask = task.key_mask ? task.key_mask + static_cast<std::ptrdiff_t>(sequence) * task.n_k : nullptr;

@@ -17,6 +17,7 @@ namespace {
 // the scales of columns p0 .. p0 + 63 of M (r,p + 1), then that of the last column
 template <int threads>
 __global__ void scales_kernel(const float* M, int r, int p0, int p, float* scales) {
+  cuda::start_kernel();
   using Scales = cuda::ColumnScales<threads>;
   float* maxima = cuda::shared_memory<float>();
   Scales::find(maxima, r, p0, p, [&](int f, int column) { return M[f * (p + 1) + column]; });

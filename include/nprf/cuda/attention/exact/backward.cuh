@@ -73,6 +73,7 @@ struct ExactGradientTask {
 /// Computes log_D and dy_y. One thread per row.
 template <Storage S>
 __global__ void __launch_bounds__(256) exact_rows_kernel(ExactGradientTask<S> task) {
+  start_kernel();
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(blockIdx.x) * 256 + threadIdx.x, n_q = task.pairs.q.tokens;
   if (row >= task.sums.sums.rows) return;
   const int z = static_cast<int>(row / n_q), i = static_cast<int>(row % n_q);
@@ -181,6 +182,7 @@ __device__ __forceinline__ bool has_exact_row(const ExactGradientTask<S>& task, 
 /// Computes dq. Blocks (tiles of queries, z).
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(ExactGradientTask<S> task) {
+  start_kernel();
   constexpr int tile = TileShape::tile;
   const int z = static_cast<int>(blockIdx.y), i0 = static_cast<int>(blockIdx.x) * tile, n_k = task.pairs.k.tokens;
   ExactPairs::Keys keys = task.pairs.near_keys(i0, min(i0 + tile, task.pairs.q.tokens) - 1);
@@ -195,6 +197,7 @@ __global__ void __launch_bounds__(TileShape::threads) exact_queries_kernel(Exact
 /// Computes dk and dv. Blocks (tiles of keys, z).
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) exact_keys_kernel(ExactGradientTask<S> task) {
+  start_kernel();
   constexpr int tile = TileShape::tile;
   const int z = static_cast<int>(blockIdx.y), j0 = static_cast<int>(blockIdx.x) * tile, n_q = task.pairs.q.tokens;
   const auto [first, end] = task.pairs.near_queries(j0, min(j0 + tile, task.pairs.k.tokens) - 1);
@@ -208,6 +211,7 @@ __global__ void __launch_bounds__(TileShape::threads) exact_keys_kernel(ExactGra
 /// Adds to db. Blocks (entries, positions).
 template <Storage S, int threads>
 __global__ void __launch_bounds__(threads) exact_entries_kernel(ExactGradientTask<S> task) {
+  start_kernel();
   const DeviceBias& b = task.pairs.b;
   const int thread = static_cast<int>(threadIdx.x), position = static_cast<int>(blockIdx.y);
   const int entry = static_cast<int>(blockIdx.x), n_q = task.pairs.q.tokens;

@@ -22,6 +22,7 @@ struct FeatureNormsTask {
 /// Blocks (rows, z).
 template <class Feature>
 __global__ void __launch_bounds__(256) feature_norms_kernel(FeatureNormsTask<Feature> task) {
+  start_kernel();
   const int i = static_cast<int>(blockIdx.x * 256 + threadIdx.x), z = static_cast<int>(blockIdx.y);
   if (i >= task.norms_stride) return;
   float square = 0;
@@ -61,6 +62,7 @@ struct FailingRowsTask {
 /// One thread per row.
 template <int threads>
 __global__ void __launch_bounds__(threads) failing_rows_kernel(FailingRowsTask task) {
+  start_kernel();
   const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(blockIdx.x) * threads + threadIdx.x;
   if (row >= task.sums.rows) return;
   const float D = task.sums.denominator(row);
@@ -120,6 +122,7 @@ __device__ __forceinline__ void store_softmax_row(const SoftmaxRowsTask<S, Featu
 /// Each block computes every gridDim.x-th tile of rows. Blocks (tiles of rows, z and tiles of columns).
 template <Storage S, class Feature>
 __global__ void __launch_bounds__(TileShape::threads) softmax_rows_kernel(SoftmaxRowsTask<S, Feature> task) {
+  start_kernel();
   constexpr int tile = TileShape::tile;
   const int column_tiles = TileShape::column_tiles(task.U.V.channels), z = static_cast<int>(blockIdx.y) / column_tiles;
   const int p0 = static_cast<int>(blockIdx.y) % column_tiles * tile, count = task.rows.sizes[z];

@@ -94,6 +94,7 @@ __device__ __forceinline__ void add_near_row(const NearSumsTask<S, Feature>& tas
 /// Blocks (tiles of queries, z and tiles of columns).
 template <Storage S, class Feature>
 __global__ void __launch_bounds__(TileShape::threads) near_sums_kernel(NearSumsTask<S, Feature> task) {
+  start_kernel();
   const int column_tiles = TileShape::column_tiles(task.U.V.channels), z = static_cast<int>(blockIdx.y) / column_tiles;
   const int i0 = static_cast<int>(blockIdx.x) * TileShape::tile, n_q = task.pairs.q.tokens;
   const int p0 = static_cast<int>(blockIdx.y) % column_tiles * TileShape::tile;

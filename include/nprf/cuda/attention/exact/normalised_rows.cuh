@@ -20,6 +20,7 @@ struct NormalisedRowsTask {
 /// Blocks (tiles of tokens, z, queries or keys).
 template <Storage S>
 __global__ void __launch_bounds__(FeatureShape::threads) normalised_rows_kernel(NormalisedRowsTask<S> both) {
+  start_kernel();
   using Shape = FeatureShape;
   const FeatureTask<S>& task = blockIdx.z == 0 ? both.queries : both.keys;
   float *to = blockIdx.z == 0 ? both.q : both.k, *x = shared_memory<float>(), *scratch = x + task.tile_size();

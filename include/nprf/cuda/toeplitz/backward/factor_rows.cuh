@@ -31,6 +31,7 @@ struct FactorRowsShape {
 /// Blocks (tiles of tokens, z) of threads (tokens, groups of channels).
 template <MmaFactor T>
 __global__ void __launch_bounds__(FactorRowsShape::threads) factor_rows_kernel(FactorRowsTask<T> task) {
+  start_kernel();
   using Shape = FactorRowsShape;
   float *tile = shared_memory<float>(),
         *maxima = tile + Shape::channels * Shape::stride;  // (channels,tokens) (threads)

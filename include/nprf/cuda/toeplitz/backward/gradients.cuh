@@ -160,6 +160,7 @@ class GradientColumnsTile {
 /// Blocks (tiles of tokens, queries or keys, z).
 template <Storage S>
 __global__ void __launch_bounds__(GradientColumnsShape::threads) gradient_columns_kernel(GradientColumnsTask<S> task) {
+  start_kernel();
   const GradientColumnsTile<S> tile(task);
   const int t0 = static_cast<int>(blockIdx.x) * GradientColumnsShape::tokens;
   if (blockIdx.y == 1 && t0 < task.stride_k) tile.store_U();
@@ -189,6 +190,7 @@ struct StoreTask {
 /// Blocks (tokens, matrices) of threads (channels, tokens).
 template <Storage S>
 __global__ void __launch_bounds__(256) store_kernel(StoreTask<S> task) {
+  start_kernel();
   const int n = static_cast<int>(task.x.tokens), matrix = static_cast<int>(blockIdx.y);
   const int i = static_cast<int>(blockIdx.x * blockDim.y + threadIdx.y);
   if (i >= n) return;

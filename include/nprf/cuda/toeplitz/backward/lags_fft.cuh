@@ -31,6 +31,7 @@ struct CorrelationTask {
 /// Blocks (frequencies, positions).
 template <int threads>
 __global__ void __launch_bounds__(threads) correlation_kernel(CorrelationTask task) {
+  start_kernel();
   const int k = static_cast<int>(blockIdx.x * threads + threadIdx.x), position = static_cast<int>(blockIdx.y);
   if (k >= task.length) return;
   float2& at = task.sum[static_cast<std::ptrdiff_t>(position) * task.length + k];
@@ -58,6 +59,7 @@ struct CorrelatedLagsTask {
 /// Blocks (lags, positions).
 template <int threads>
 __global__ void __launch_bounds__(threads) correlated_lags_kernel(CorrelatedLagsTask task) {
+  start_kernel();
   const int at = static_cast<int>(blockIdx.x * threads + threadIdx.x), position = static_cast<int>(blockIdx.y);
   if (at >= task.c.size) return;
   const int lag = task.c.first + at;

@@ -31,6 +31,7 @@ struct GridLagGradientTask {
 /// Blocks (entries, positions).
 template <int threads>
 __global__ void __launch_bounds__(threads) grid_lag_gradients_kernel(GridLagGradientTask task) {
+  start_kernel();
   const int entry = static_cast<int>(blockIdx.x), position = static_cast<int>(blockIdx.y);
   const PairsOfEntry pairs{task.c.places, task.c.first, task.c.size, entry};
   const auto dot = [](const Operand<float>& x, const float* x_i, const Operand<float>& y, const float* y_j) {

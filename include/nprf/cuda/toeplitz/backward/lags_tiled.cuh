@@ -77,6 +77,7 @@ __device__ __forceinline__ float sum_of_block(float* scratch, float x) {
 /// Blocks (diagonals, segments, z).
 template <int threads>
 __global__ void __launch_bounds__(threads) lag_gradients_kernel(LagGradientTask task) {
+  start_kernel();
   constexpr int tile = TileShape::tile, tiles_of_chunk = BandChunks::chunk / tile, stride = tile + 1;
   const int diagonal = static_cast<int>(blockIdx.x), segment = static_cast<int>(blockIdx.y);
   const int z = static_cast<int>(blockIdx.z), offset = task.first_diagonal + diagonal;
@@ -142,6 +143,7 @@ __device__ __forceinline__ void scale_rows(float* tile, int first, Factor&& fact
 /// Blocks (tiles of queries, before or after, z).
 template <int threads>
 __global__ void __launch_bounds__(threads) tail_gradients_kernel(LagGradientTask task) {
+  start_kernel();
   constexpr int tile = TileShape::tile, stride = TileShape::stride;
   float *a = shared_memory<float>(), *g = a + tile * stride;  // (queries,features) (queries,columns)
   const int I = static_cast<int>(blockIdx.x), side = static_cast<int>(blockIdx.y), z = static_cast<int>(blockIdx.z);
@@ -196,6 +198,7 @@ __global__ void __launch_bounds__(threads) tail_gradients_kernel(LagGradientTask
 /// Blocks (before or after, positions, sum or first moment).
 template <int threads>
 __global__ void __launch_bounds__(threads) tail_sums_kernel(LagGradientTask task) {
+  start_kernel();
   const int side = static_cast<int>(blockIdx.z) * 2 + static_cast<int>(blockIdx.x);
   const int position = static_cast<int>(blockIdx.y), tiles = TileShape::tiles(task.A.tokens);
   float sum = 0;
@@ -209,6 +212,7 @@ __global__ void __launch_bounds__(threads) tail_sums_kernel(LagGradientTask task
 /// Blocks (lags, positions).
 template <int threads>
 __global__ void __launch_bounds__(threads) lag_sums_kernel(LagGradientTask task) {
+  start_kernel();
   constexpr int tile = TileShape::tile;
   const int at = static_cast<int>(blockIdx.x * threads + threadIdx.x), position = static_cast<int>(blockIdx.y);
   if (at >= task.c.size) return;

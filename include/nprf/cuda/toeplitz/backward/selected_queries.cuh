@@ -41,6 +41,7 @@ struct SelectedQueries {
 /// Lists the tiles with a selected query. One block for each matrix, whose threads have contiguous shares of its tiles.
 template <int threads>
 __global__ void __launch_bounds__(threads) selected_tiles_kernel(SelectedQueries queries, int n) {
+  start_kernel();
   int* counts = shared_memory<int>();
   const int thread = static_cast<int>(threadIdx.x), all = TileShape::tiles(n), share = (all + threads - 1) / threads;
   const int first = min(all, thread * share), end = min(all, first + share);
@@ -81,6 +82,7 @@ struct SelectedQueriesTask : TileTask<float> {
 /// Blocks (tiles of rows, parts, z and tiles of columns).
 template <int threads>
 __global__ void __launch_bounds__(threads) selected_queries_kernel(SelectedQueriesTask task) {
+  start_kernel();
   constexpr int tile = TileShape::tile;
   const int n_q = task.A.tokens, n_k = task.B.tokens, p = task.U.V.channels;
   const int column_tiles = TileShape::column_tiles(p), all = static_cast<int>(gridDim.z) / column_tiles;

@@ -131,6 +131,7 @@ struct ChunkOfBlock {
 /// (chunks, tiles of features and columns, z).
 template <Storage S>
 __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S> task) {
+  start_kernel();
   constexpr int tile = TileShape::tile, stride = TileShape::stride;
   // (keys,features) (keys,columns) (chunk) (keys)
   float *b = shared_memory<float>(), *u = b + tile * stride, *weights = u + tile * stride, *ones = weights + task.chunk;
@@ -177,6 +178,7 @@ __global__ void __launch_bounds__(TileShape::threads) chunks_kernel(ChunkTask<S>
 /// have the features' scale (half_range.cuh).
 template <Storage S, class Feature, MmaShape shape>
 __global__ void __launch_bounds__(MmaTileShape::threads) tensor_chunks_kernel(ChunkTask<S, Feature> task) {
+  start_kernel();
   if constexpr (has_mma<Feature>) {
     using F = Fragments<Feature, shape>;
     constexpr int keys = task.chunk, tile = MmaTileShape::channels, stride = MmaTileShape::stride;
@@ -260,6 +262,7 @@ constexpr int running_sums_threads = 32;
 /// a matrix), blocks (.., before or after, z).
 template <Storage S, class Feature>
 __global__ void __launch_bounds__(running_sums_threads, 1) running_sums_kernel(ChunkTask<S, Feature> task) {
+  start_kernel();
   const std::ptrdiff_t entry = static_cast<std::ptrdiff_t>(blockIdx.x) * blockDim.x + threadIdx.x, step = task.matrix();
   if (entry >= step) return;
   const bool forward = blockIdx.y == 0;

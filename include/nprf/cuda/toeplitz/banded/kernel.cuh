@@ -103,6 +103,7 @@ using BandTileOf = TileOf<S, Feature, shape, std::is_same_v<Feature, __half> ? 2
 template <Storage S, class Feature, MmaShape shape>
 __global__ void __launch_bounds__((BandTileOf<S, Feature, shape>::threads), (BandTileOf<S, Feature, shape>::blocks))
     banded_kernel(BandedTask<S, Feature> task) {
+  start_kernel();
   using Y = BandTileOf<S, Feature, shape>;
   if constexpr (Y::compiled) {
     constexpr int tiles_of_chunk = task.chunk / Y::keys;

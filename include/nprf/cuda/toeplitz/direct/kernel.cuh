@@ -45,11 +45,13 @@ __device__ __forceinline__ void compute_tile(const DirectTask<S, Feature>& task)
 template <Storage S, class Feature, MmaShape shape>
 __global__ void __launch_bounds__((TileOf<S, Feature, shape>::threads), (TileOf<S, Feature, shape>::blocks))
     direct_kernel(DirectTask<S, Feature> task) {
+  start_kernel();
   compute_tile<TileOf<S, Feature, shape>>(task);
 }
 template <class Feature>
 __global__ void __launch_bounds__(StreamedTile<Feature>::threads, StreamedTile<Feature>::blocks)
     streamed_direct_kernel(DirectTask<Feature, Feature> task) {
+  start_kernel();
   compute_tile<StreamedTile<Feature>>(task);
 }
 

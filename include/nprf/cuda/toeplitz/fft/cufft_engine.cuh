@@ -24,6 +24,7 @@ struct CirculantTask {
 
 template <int threads>
 __global__ void __launch_bounds__(threads) circulant_kernel(CirculantTask task) {
+  start_kernel();
   const int k = static_cast<int>(blockIdx.x * threads + threadIdx.x), head = static_cast<int>(blockIdx.y);
   if (k >= task.length) return;
   task.w[static_cast<std::ptrdiff_t>(head) * task.length + k] =
@@ -74,6 +75,7 @@ struct SlabTask : SpreadTask<S> {
 /// Blocks (values of a signal, signals).
 template <Storage S>
 __global__ void __launch_bounds__(256) spread_kernel(SpreadTask<S> task) {
+  start_kernel();
   const int t = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), signal = static_cast<int>(blockIdx.y);
   const int pair = task.first_pair + signal / task.features, f = task.first_feature + signal % task.features;
   if (t >= task.length) return;
@@ -89,6 +91,7 @@ __global__ void __launch_bounds__(256) spread_kernel(SpreadTask<S> task) {
 /// slab = spectrum slab / length. Blocks (frequencies, signals).
 template <Storage S>
 __global__ void __launch_bounds__(256) filter_kernel(SlabTask<S> task) {
+  start_kernel();
   const int k = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const int signal = static_cast<int>(blockIdx.y), pair = task.first_pair + signal / task.features;
   if (k >= task.length || pair >= task.all_pairs) return;
@@ -100,6 +103,7 @@ __global__ void __launch_bounds__(256) filter_kernel(SlabTask<S> task) {
 /// N and D += sum_f A_f slab, in the order of the features. Blocks (queries, pairs).
 template <Storage S>
 __global__ void __launch_bounds__(256) gather_kernel(SlabTask<S> task) {
+  start_kernel();
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const int pair_of_slab = static_cast<int>(blockIdx.y), pair = task.first_pair + pair_of_slab, n_q = task.A.tokens,
             p = task.U.V.channels;

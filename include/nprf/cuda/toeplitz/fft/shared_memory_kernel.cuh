@@ -42,6 +42,7 @@ struct CollectTask {
 /// Blocks (queries, pairs, z).
 template <int threads>
 __global__ void __launch_bounds__(threads) collect_kernel(CollectTask task) {
+  start_kernel();
   const int i = static_cast<int>(blockIdx.x * threads + threadIdx.x), pair = static_cast<int>(blockIdx.y);
   const int z = static_cast<int>(blockIdx.z);
   if (i >= task.n_q) return;
@@ -83,6 +84,7 @@ template <int classes, int L>
 /// Blocks (residue classes, heads).
 template <class Shape, int folds>
 __global__ void __launch_bounds__(Shape::threads) shared_memory_spectrum_kernel(SharedMemorySpectrumTask task) {
+  start_kernel();
   using Transform = fft::BlockTransform<Shape>;
   const Transform transform(shared_memory<float2>());
   __syncthreads();
@@ -187,6 +189,7 @@ class FoldedColumns {
 template <class Shape, int folds, Placement columns, Placement sums>
 __global__ void __launch_bounds__(Shape::threads, (shared_memory_blocks<Shape, folds>))
     shared_memory_kernel(SharedMemoryTask task) {
+  start_kernel();
   constexpr int P = Shape::P, N = folds * Shape::L;
   using Transform = fft::BlockTransform<Shape>;
   const int thread = static_cast<int>(threadIdx.x), z = static_cast<int>(blockIdx.z),

@@ -34,6 +34,7 @@ struct TwiddleShape {
 /// Blocks (tiles of pairs, tiles of tokens).
 template <Storage S>
 __global__ void __launch_bounds__(TwiddleShape::threads) twiddle_kernel(TwiddleTask<S> task) {
+  start_kernel();
   using Shape = TwiddleShape;
   float* tile = shared_memory<float>();  // (tokens, 2 pairs)
   const int thread = static_cast<int>(threadIdx.x), j0 = static_cast<int>(blockIdx.y) * Shape::tokens;

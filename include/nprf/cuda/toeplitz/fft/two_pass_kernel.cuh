@@ -48,6 +48,7 @@ constexpr int column_blocks = (folds * Shape::R <= 24 ? 512 : 256) / Shape::thre
 template <class Shape, int L2, int folds>
 __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
     two_pass_columns_kernel(TwoPassTask task) {
+  start_kernel();
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
   const int slot = static_cast<int>(blockIdx.y), pair = task.first_pair + slot / (2 * folds);
@@ -83,6 +84,7 @@ __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
 /// order, since those that were written last may still be in the cache. Blocks (rows, pairs and residue classes).
 template <class Shape>
 __global__ void __launch_bounds__(Shape::threads, 512 / Shape::threads) two_pass_rows_kernel(TwoPassTask task) {
+  start_kernel();
   constexpr int P = Shape::P, L2 = Shape::L;
   const int thread = static_cast<int>(threadIdx.x), row = static_cast<int>(blockIdx.x);
   const int L1 = static_cast<int>(gridDim.x), slot = static_cast<int>(gridDim.y - 1 - blockIdx.y);
@@ -123,6 +125,7 @@ constexpr std::size_t two_pass_inverse_bytes =
 template <class Shape, int L2, int folds>
 __global__ void __launch_bounds__(Shape::threads, (column_blocks<Shape, folds>))
     two_pass_inverse_kernel(TwoPassTask task) {
+  start_kernel();
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2, values = folds * R;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
   float2* roots = shared_memory<float2>() + fft::ColumnTransform<Shape>::shared;  // roots between this thread's values
@@ -184,6 +187,7 @@ struct TwoPassSpectrumTask {
 /// Computes TwoPassTask's roots. Blocks (columns, rows).
 template <int threads>
 __global__ void __launch_bounds__(threads) two_pass_roots_kernel(TwoPassSpectrumTask task) {
+  start_kernel();
   const int j2 = static_cast<int>(blockIdx.x * threads + threadIdx.x), k1 = static_cast<int>(blockIdx.y);
   if (j2 < task.L2) task.roots[k1 * task.L2 + j2] = fft::root(k1 * j2, static_cast<int>(gridDim.y) * task.L2);
 }
@@ -191,6 +195,7 @@ __global__ void __launch_bounds__(threads) two_pass_roots_kernel(TwoPassSpectrum
 /// Blocks (tiles of columns, residue classes, heads).
 template <class Shape, int L2, int folds>
 __global__ void __launch_bounds__(Shape::threads) two_pass_weights_kernel(TwoPassSpectrumTask task) {
+  start_kernel();
   constexpr int R = Shape::R, L = Shape::L * L2, step = R * L2;
   const fft::ColumnTransform<Shape> transform(shared_memory<float2>());
   const int q = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.z);
@@ -205,6 +210,7 @@ __global__ void __launch_bounds__(Shape::threads) two_pass_weights_kernel(TwoPas
 /// Blocks (rows, residue classes, heads).
 template <class Shape>
 __global__ void __launch_bounds__(Shape::threads) two_pass_weight_rows_kernel(TwoPassSpectrumTask task) {
+  start_kernel();
   const fft::BlockTransform<Shape> transform(shared_memory<float2>());
   __syncthreads();
   const int thread = static_cast<int>(threadIdx.x), row = static_cast<int>(blockIdx.x);
