@@ -70,7 +70,7 @@ class Bench:
         self.contender, self.rivals, self.deadline = contender, rivals, deadline
         self.ours, self.theirs = {}, {}
         self.slow = {}  # the last n and time of each quadratic case
-        self.decoding, self.decoding_rivals = [], []
+        self.decoding, self.decoding_rivals = [], None
 
     def left_out(self, what, n):
         """The reason why a case is not measured; None if it is."""
@@ -131,18 +131,22 @@ class Bench:
     def run_decoding(self, heads, tokens):
         """The next token: ours, which do not depend on the number of tokens before, and the rivals after so many."""
         print(f"  decoding, {heads[0]} x {heads[1]} heads", file=sys.stderr, flush=True)
-        if not self.decoding_rivals:
-            self.decoding_rivals = self.rivals.ask(json.dumps({"check_decoding": True})).get("names", [])
+        if self.decoding_rivals is None:
+            answer = self.rivals.ask(json.dumps({"check_decoding": True}))
+            self.decoding_rivals = answer.get("names", [])
+            print(f"Decoding: {answer.get('remark', 'PyTorch is left out: its program ended')}", flush=True)
         for storage in ("float", "bf16"):
             for position, map_, near in (("t5", "orf", 0), ("alibi", "orf", 0), ("t5", "taylor", 32)):
                 case = {"storage": storage, "position": position, "map": map_, "near": near}
-                found = self.contender.ask("decode", *case.values(), *heads)
+                late = self.left_out("decoding", 0)
+                found = {"refused": late} if late else self.contender.ask("decode", *case.values(), *heads)
                 if "error" in found and not found["error"] <= LARGEST_ERROR[storage]:
                     found["refused"] = f"WRONG: error {found['error']:.2g}"
                 self.decoding.append({**case, "batch": heads[0], "heads": heads[1], **found})
         for n in tokens:
             for name in self.decoding_rivals:
-                found = self.rivals.decode(name, n, *heads)
+                late = self.left_out("decoding", n)
+                found = {"failed": late} if late else self.rivals.decode(name, n, *heads)
                 self.decoding.append({"rival": name, "batch": heads[0], "heads": heads[1], "n": n, **found})
 
     def rival_times(self, case):

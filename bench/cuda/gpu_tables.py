@@ -112,12 +112,14 @@ def print_decoding(bench):
             found["position"],
             found["map"] + (f", near {found['near']}" if found["near"] else ""),
             microseconds(found),
-            f"{found['bytes'] / 2**20:.1f}" if "bytes" in found else found["refused"],
+            found["refused"] if "refused" in found else f"{found['bytes'] / 2**20:.1f}",
         ]
         for found in ours
     ]
     table(["batch x heads", "storage", "position", "features", "us", "MiB of states"], rows)
     theirs = [found for found in bench.decoding if "rival" in found]
+    if not theirs:
+        return
     ns = sorted({found["n"] for found in theirs})
     lines = {}
     for found in theirs:
@@ -125,7 +127,11 @@ def print_decoding(bench):
     cells = [[*names, *(microseconds(line.get(n, {})) for n in ns)] for names, line in lines.items()]
     print("\nPyTorch with a cache of all keys and values in bfloat16, microseconds after n - 1 tokens")
     table(["batch x heads", "", *(f"n = {n}" for n in ns)], cells)
-    print_remarks({found["failed"]: [f"{found['rival']} {found['n']}"] for found in theirs if "failed" in found})
+    remarks = {}
+    for found in theirs:
+        if "failed" in found:
+            remarks.setdefault(found["failed"], []).append(f"{found['rival']} {found['n']}")
+    print_remarks(remarks)
 
 
 def print_rivals(bench):

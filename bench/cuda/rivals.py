@@ -198,7 +198,8 @@ def error_of(name, causal, device="cuda"):
 def check(name, decoding=False, device="cuda"):
     """The error of a rival or the reason why it failed, and whether it is right."""
     try:
-        error = decoding_error(name, device) if decoding else max(error_of(name, each, device) for each in (False, True))
+        errors = [decoding_error(name, device)] if decoding else [error_of(name, each, device) for each in (False, True)]
+        error = max(errors)
         return f"error {error:.1g}", error < (1e-4 if name.endswith("fp32") else 2e-2)
     except Exception as failure:
         return reason(failure), False

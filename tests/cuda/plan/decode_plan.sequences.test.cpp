@@ -41,10 +41,10 @@ std::vector<DecodePosition> all_positions() {
 /// Random calls to a plan and to the CPU's Decoder: what one refuses the other one does, and rows agree.
 class Storm {
  public:
-  Storm(DecodeModel model, Index rollback, Index tokens, std::uint32_t seed)
+  Storm(DecodeModel model, Index rollback, Index tokens, std::uint32_t seed, Index heads_k = heads)
       : m_draw(seed),
         m_model(std::move(model)),
-        m_x(batch, heads, heads, tokens, d, d_v, 7),
+        m_x(batch, heads, heads_k, tokens, d, d_v, 7),
         m_on_device(m_x),
         m_plan(m_model.model, m_on_device.shape(0, rollback)) {}
 
@@ -153,6 +153,38 @@ TEST_CASE("sequences of a DecodePlan: maps whose features can be negative", "[cu
   const std::vector maps{TaylorFeatures<T>({.input_dim = d, .directions = 3})};
   Storm storm({maps, {of_t5()}, batch, {.normalization = Normalization::unit(0.5), .near = 3}, 5}, 5, 200, 3);
   storm.run();
+}
+
+TEST_CASE("sequences of a DecodePlan: a map and a position for each head, and heads that share keys", "[cuda]") {
+  const std::vector maps{orf<T>(d, 16, 3), orf<T>(d, 16, 4)};
+  Vector<T> table = T(0.5) * random_table<T>(11, 3), other = table.reverse();
+  const std::vector<DecodePosition> positions{{"table", RelativePosition<T>(table)},
+                                              {"other table", RelativePosition<T>(other)}};
+  for (const Index heads_k : {1, 2}) Storm({maps, positions, batch, {.near = 4}, 6}, 6, 80, 5, heads_k).run();
+}
+
+// a sequence can take back all of its tokens, since none leaves the ring; so many weights are in global memory
+TEST_CASE("sequences of a DecodePlan: a cache of all tokens", "[cuda]") {
+  constexpr Index n = 30, reach = 5000;
+  TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
+  DecodeModel model(std::vector{orf<T>(d, 16, 3)},
+                    {{"table", RelativePosition<T>(T(0.3) * random_table<T>(reach, 5))}});
+  const DecodeCase on_device(x), expected(x);
+  cuda::DecodePlan<T> plan(model.model, on_device.shape(n)), unlimited(model.model, expected.shape());
+  CHECK(unlimited.reach() == reach);
+  CHECK(plan.bytes() < unlimited.bytes() / 10);
+  expected.step(unlimited, 0, n);
+  on_device.step(plan, 0, n);
+  CHECK(same_bits<T>(on_device.y(), expected.y()));
+  on_device.append(plan, 0, 1);  // one too many
+  for (cuda::DecodePlan<T>* each : {&plan, &unlimited}) {
+    each->rollback(0, n - 3, nullptr);
+    expected.step(*each, 3, n - 3);
+    CHECK(same_bits<T>(expected.y(), on_device.y()));
+    each->rollback(0, n + 1, nullptr);
+    CHECK(each->host_counts().rejected_rollbacks == 1);
+  }
+  CHECK(plan.host_counts().rejected_tokens == 1);
 }
 
 TEST_CASE("sequences of a DecodePlan: copies have the bits of the original", "[cuda]") {

@@ -159,16 +159,20 @@ TEST_CASE("atomic operations do not race with each other, but with other accesse
       "race, write after write", "@%p1 red.global.add.u32");
 }
 
-TEST_CASE("a kernel that may run early must wait for earlier kernels before it accesses global memory", "[ptx]") {
+TEST_CASE("a kernel that may run early must wait for earlier kernels before it accesses global memory or ends",
+          "[ptx]") {
   constexpr auto what = "access before the wait for earlier kernels";
   const auto early = [](std::string_view body) { return KernelCase{.body = body, .shared = 128, .is_early = true}; };
   check_clean({.body = "st.global.u32 [%d1], %r0;"});
   check_clean(early("griddepcontrol.wait; st.global.u32 [%d1], %r0;"));
-  check_clean(early("st.shared.u32 [%r4], %r0; griddepcontrol.launch_dependents;"));
+  check_clean(early("st.shared.u32 [%r4], %r0; griddepcontrol.launch_dependents; griddepcontrol.wait;"));
   check_finding(early("ld.global.u32 %r5, [%d1]; griddepcontrol.wait;"), what, "ld.global.u32");
-  check_finding(early("griddepcontrol.launch_dependents; st.global.u32 [%d1], %r0;"), what, "st.global.u32");
-  check_finding(early("setp.eq.u32 %p1, %r0, 1; @%p1 griddepcontrol.wait; st.global.u32 [%d1], %r0;"), what,
+  check_finding(early("griddepcontrol.launch_dependents; st.global.u32 [%d1], %r0; griddepcontrol.wait;"), what,
                 "st.global.u32");
+  constexpr auto some_wait = "setp.eq.u32 %p1, %r0, 1; @%p1 griddepcontrol.wait; ";
+  check_finding(early(some_wait + std::string("st.global.u32 [%d1], %r0; griddepcontrol.wait;")), what,
+                "st.global.u32");
+  check_finding(early(some_wait), "the end without a wait for earlier kernels", "ret");
 }
 
 }  // namespace nprf::test::cuda_ptx_memory

@@ -298,6 +298,10 @@ const char* cudaGetErrorName(cudaError_t error) {
     default: return "another error";
   }
 }
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
   return cudaSuccess;

@@ -162,7 +162,9 @@ bool Warp::transfer(Group& g, const Instruction& x, Lanes lanes) {
     case Control::call: call(g, x, lanes); break;
     case Control::leave: leave(lanes); break;
     case Control::trap: report(x, "a trap"); [[fallthrough]];
-    default: end(lanes);
+    default:
+      if ((lanes & ~m_has_waited) != 0) report(x, "the end without a wait for earlier kernels");
+      end(lanes);
   }
   place(g.lanes & ~lanes, g.at + 1);
   return false;

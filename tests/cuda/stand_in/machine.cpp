@@ -368,6 +368,10 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 12000;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
   if (settings().devices > 0) *count = settings().devices;
   return with_device();

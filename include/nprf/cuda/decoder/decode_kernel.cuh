@@ -102,7 +102,7 @@ class DecodeHead {
     for (int c = m_thread; c < d_v(); c += Shape::threads) store(row_of(m_task.y, m_z, t) + c, x);
   }
 
-  // the tokens, of which no thread reads the ones before any more when it returns
+  // loads token t into shared memory; threads may still read the one before when it is called, and all have t after it
   __device__ __forceinline__ void load(int t) const {
     __syncthreads();
     for (int k = m_thread; k < m_task.keys.d_padded; k += Shape::threads) {

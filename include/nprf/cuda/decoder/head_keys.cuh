@@ -26,7 +26,7 @@ class HeadKeys {
         m_z(states.state[z / states.heads] * states.heads + z % states.heads),
         m_tokens(states.tokens[z]),
         m_left(m_tokens > 0 ? states.left[z] : 0),
-        m_newest((m_tokens + states.slots - 1) % states.slots),
+        m_newest(m_tokens > 0 ? (m_tokens - 1) % states.slots : states.slots - 1),
         m_position(bias.positions > 1 ? z % states.heads : 0),
         m_weights(states.weights ? states.weights + place(states.slots + states.sinks, 0) : weights) {}
 

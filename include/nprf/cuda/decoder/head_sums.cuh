@@ -97,15 +97,16 @@ class HeadSums {
 
     __device__ __forceinline__ void load(const HeadSums& x, const float* features, const float* value, int k, int c) {
 #pragma unroll
-      for (int j = 0; j < columns; ++j) v[j] = value[min(c + j * 32, x.m_x.d_v - 1)];
+      for (int j = 0; j < columns; ++j) v[j] = c + j * 32 < x.m_x.d_v ? value[c + j * 32] : 0.0f;
 #pragma unroll
       for (int i = 0; i < rows; ++i) {
-        const int row = min(k + i * Shape::warps, x.m_x.r - 1);
-        b[i] = features[static_cast<std::ptrdiff_t>(row) * x.m_x.slots];
+        const int row = k + i * Shape::warps;
+        b[i] = row < x.m_x.r ? features[static_cast<std::ptrdiff_t>(row) * x.m_x.slots] : 0.0f;
 #pragma unroll
         for (int j = 0; j < columns; ++j) {
-          const std::ptrdiff_t at = x.row(row) * x.m_x.d_v + min(c + j * 32, x.m_x.d_v - 1);
-          sums[i][j] = x.m_x.S[at], errors[i][j] = x.m_x.S_errors[at];
+          const bool exists = row < x.m_x.r && c + j * 32 < x.m_x.d_v;
+          const std::ptrdiff_t at = x.row(row) * x.m_x.d_v + c + j * 32;
+          sums[i][j] = exists ? x.m_x.S[at] : 0.0f, errors[i][j] = exists ? x.m_x.S_errors[at] : 0.0f;
         }
       }
     }

@@ -19,14 +19,13 @@ struct ReorderTask {
 
 /// Gives each sequence the state of the one that it becomes a copy of, or a copy of that state if another sequence has
 /// it already. Copies are made in the states of sequences that become copies of none, so that no state is both read and
-/// written. One block, O(batch heads / threads + batch); in shared memory [4, batch].
+/// written. One block, O(batch heads / threads + batch).
 template <int threads>
 __global__ void __launch_bounds__(threads) assign_states_kernel(ReorderTask task) {
   start_kernel();
   const DecodeStates& x = task.states;
   const int thread = static_cast<int>(threadIdx.x), batch = x.batch;
-  int *const from = shared_memory<int>(), *const old = from + batch, *const state = old + batch,
-             *const is_taken = state + batch;
+  int *const from = x.lists, *const old = from + batch, *const state = old + batch, *const is_taken = state + batch;
   bool is_invalid = false;
   for (int b = thread; b < batch; b += threads) {
     from[b] = task.from ? task.from[b] : b == task.to ? task.one : b;
@@ -71,9 +70,11 @@ __global__ void __launch_bounds__(threads) copy_states_kernel(DecodeStates x) {
   // the first entries of some rows of an array [z, rows, size]
   const auto copy = [&](auto* array, std::ptrdiff_t size, std::ptrdiff_t entries, int rows = 1) {
     const std::ptrdiff_t step = static_cast<std::ptrdiff_t>(gridDim.x) * threads;
-    for (int row = 0; row < rows; ++row)
-      for (std::ptrdiff_t i = static_cast<std::ptrdiff_t>(blockIdx.x) * threads + threadIdx.x; i < entries; i += step)
-        array[(to_z * rows + row) * size + i] = array[(from_z * rows + row) * size + i];
+    for (std::ptrdiff_t i = static_cast<std::ptrdiff_t>(blockIdx.x) * threads + threadIdx.x; i < rows * entries;
+         i += step) {
+      const std::ptrdiff_t row = rows == 1 ? 0 : i / entries, at = row * size + i - row * entries;
+      array[to_z * rows * size + at] = array[from_z * rows * size + at];
+    }
   };
   const std::ptrdiff_t r = x.r, d = x.d, d_v = x.d_v, slots = x.slots, used = min(x.slots, tokens), sinks = x.sinks,
                        used_sinks = min(x.sinks, tokens);
@@ -95,8 +96,7 @@ __global__ void __launch_bounds__(threads) copy_states_kernel(DecodeStates x) {
 inline void queue_reorder(const ReorderTask& task, cudaStream_t stream) {
   constexpr int threads = 256, parts = 8;
   const DecodeStates& x = task.states;
-  launch("assigning states", assign_states_kernel<threads>, dim3{1, 1, 1}, dim3{threads, 1, 1},
-         4 * static_cast<std::size_t>(x.batch) * sizeof(int), stream, task);
+  launch("assigning states", assign_states_kernel<threads>, dim3{1, 1, 1}, dim3{threads, 1, 1}, 0, stream, task);
   launch("copying states", copy_states_kernel<threads>, dim3{parts, static_cast<unsigned>(x.z()), 1},
          dim3{threads, 1, 1}, 0, stream, x);
 }

@@ -16,8 +16,8 @@ struct DecodeCounts {
   int indefinite_rows;     // their denominator is not positive
   int failing_rows;        // are NaN, since the denominator underflows or overflows; or their terms cancel (DecodePlan)
   int rejected_tokens;     // beyond DecodeShape::max_tokens: not appended, and their rows are NaN
-  int rejected_rollbacks;  // of sequences, by more tokens than they can take back: nothing was changed
-  int rejected_reorders;   // with a sequence that does not exist: nothing was changed
+  int rejected_rollbacks;  // of sequences, by a negative number of tokens or by more than they can take back
+  int rejected_reorders;   // with a sequence that does not exist
 };
 
 /// The sizes of DecodeStates.
@@ -37,10 +37,10 @@ struct HeadTokens {
   int tokens, left;
 };
 
-/// The states of sequences, on the device. A sequence has the numbers of its heads z = (sequence, head of queries), and
-/// one of the states, which are as many as sequences; in the arrays of states z is (state, head). The last `slots`
-/// tokens of a head are in a ring: token j in slot j mod slots. The tokens 0, 1, ..., left-1 have left it. The sums
-/// over them, without the sinks,
+/// The states of sequences, on the device. Sequence b has the state state[b]; these are a permutation. `tokens` and
+/// `left` have entries z = (sequence, head of queries), and all arrays of states z = (state, head of queries). The last
+/// `slots` tokens of a head are in a ring: token j in slot j mod slots. The tokens 0, 1, ..., left-1 have left it. The
+/// sums over them, without the sinks,
 ///
 ///     S = sum_j w_j phi(k_j)^T v_j   (r,d_v)      Z = sum_j w_j phi(k_j)   (r)
 ///
@@ -62,6 +62,7 @@ struct DecodeStates {
                                    // in shared memory, since there are few
   StateCopy* copies;               // [batch]  of states, when sequences are reordered
   HeadTokens* reordered;           // [z]  of sequences, likewise
+  int* lists;                      // [4, batch]  likewise
   int batch, heads, slots, r, d, d_v, near, sinks;
   bool has_sums;
 
@@ -96,6 +97,7 @@ struct DecodeStates {
     if (!x.has_shared_weights()) x.weights = scratch.take<float>(z, slots + sinks);
     x.copies = scratch.take<StateCopy>(batch);
     x.reordered = scratch.take<HeadTokens>(z);
+    x.lists = scratch.take<int>(4, batch);
     return x;
   }
 };

@@ -80,8 +80,8 @@ NPRF_HOST_DEVICE __forceinline__ PowerOfTwoScale power_of_two_scale(int magnitud
   return scale;
 }
 
-/// The reduction of x by f over all lanes of a warp, or over groups of so many that are next to each other. Every lane
-/// gets the result.
+/// The reduction of x by f over all lanes of a warp, or over groups of `lanes` neighbouring lanes. Every lane gets the
+/// result.
 template <int lanes = 32, class T, class F>
 __device__ __forceinline__ T over_warp(T x, F&& f) {
   for (int step = lanes / 2; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));

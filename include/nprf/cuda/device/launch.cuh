@@ -21,7 +21,7 @@ __device__ __forceinline__ T* shared_memory() {
 /// Whether a kernel is launched as soon as the blocks of the kernel before in the stream have ended (programmatic
 /// dependent launch), so that of the time between two kernels only a part remains: start_kernel() waits until the
 /// results are visible. All code of the kernels must be for compute capability 9.0 or newer.
-#ifdef __CUDA_ARCH_LIST__
+#if defined(__CUDA_ARCH_LIST__) && CUDART_VERSION >= 12030  // before, such launches could not be captured in a graph
 constexpr bool launches_early = std::min({__CUDA_ARCH_LIST__}) >= 900;
 #else
 constexpr bool launches_early = false;
@@ -68,9 +68,18 @@ int compiled_for(void (*kernel)(P...)) {
   return attributes_of(kernel).ptxVersion;
 }
 
+/// Whether the driver can capture such launches in a graph.
+inline bool driver_captures_early_launches() {
+  static const bool value = [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess && version >= 12030;
+  }();
+  return value;
+}
+
 /// Queues kernel(args...), which calls start_kernel() first, or only loads it (KernelLoading). Throws BackendError if
 /// the launch fails.
-template <class... P, class... A>
+template <bool early = launches_early, class... P, class... A>
 void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream,
             A&&... args) {
   // at each launch, since with nvcc 13 a kernel in a header has another address in each translation unit
@@ -84,11 +93,13 @@ void launch(const char* what, void (*kernel)(P...), dim3 grid, dim3 block, std::
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = launches_early ? 1 : 0;
+  cudaLaunchAttribute attribute{};
+  if constexpr (early) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = driver_captures_early_launches() ? 1 : 0;
+  }
   check(cudaLaunchKernelEx(&config, kernel, static_cast<A&&>(args)...), what);
 }
 

@@ -74,7 +74,7 @@ __device__ __forceinline__ void multiply_rows(const float* w, int count, int d_p
 }
 
 /// y[i] = w_i.(x - mean) for the rows w (count,d_padded) and one token. A null mean is zero. All threads of a block of
-/// OneTokenShape must call it, and synchronise before they read y. Some lanes share a row.
+/// OneTokenShape must call it, and synchronise before they read y. Eight lanes share a row.
 __device__ __forceinline__ void multiply_rows(const float* w, int count, int d_padded, const float* x,
                                               const float* mean, float* y) {
   constexpr int lanes = 8, rows = OneTokenShape::threads / lanes;

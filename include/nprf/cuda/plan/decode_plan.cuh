@@ -133,10 +133,10 @@ class DecodePlan {
     step(q, k, v, y, {}, stream);
   }
 
-  /// Takes back the last tokens[b] tokens of each sequence b, [batch] on the device. A sequence for which that is not
-  /// in 0 to its number of tokens stays as it is and counts (DecodeCounts), and so does one that would have more than R
-  /// tokens less than it had at most since it was empty, unless that was at most K + R. Throws BackendError if CUDA
-  /// reports an error.
+  /// Takes back the last tokens[b] tokens of each sequence b, [batch] on the device. A sequence stays as it is, and
+  /// counts (DecodeCounts), if tokens[b] is negative or larger than its number of tokens, or if it has had more than
+  /// K + R tokens since it was empty and would have over R less than the most of them. O(batch heads). Throws
+  /// InvalidArgument for a null pointer, BackendError if CUDA reports an error.
   void rollback(const int* tokens, cudaStream_t stream) {
     m_device.check_current();
     require(tokens != nullptr, "tokens: expected an array on the device, got null");
@@ -150,9 +150,9 @@ class DecodePlan {
     queue_rollback(rollback_task(nullptr, static_cast<int>(sequence), static_cast<int>(tokens)), stream);
   }
 
-  /// Sequence b becomes a copy of what sequence from[b] was, for all b, [batch] on the device. Copies only the states
-  /// that are selected more than once. If a sequence does not exist, nothing changes and the call counts
-  /// (DecodeCounts). Throws BackendError if CUDA reports an error.
+  /// Sequence b becomes a copy of what sequence from[b] was, for all b, [batch] on the device, as beam search selects
+  /// beams. Copies only the states that are selected more than once: O(batch heads + bytes of these copies). If a
+  /// sequence does not exist, nothing changes and the call counts (DecodeCounts). Throws as rollback().
   void reorder(const int* from, cudaStream_t stream) {
     m_device.check_current();
     require(from != nullptr, "from: expected an array on the device, got null");
