@@ -32,23 +32,31 @@ struct Kind {
   PositionKind position;
   Map map;
   Index near = 0;
+  const char* remark = "";  // of other windows than those by default
+  WindowOptions windows = {};
 
   std::string name() const {
     return std::string(bench::name(position)) + (map == Map::orf ? ", orf" : ", Taylor") +
-           (near > 0 ? ", near " + std::to_string(near) : "");
+           (near > 0 ? ", near " + std::to_string(near) : "") + remark;
   }
+  bool is_default() const { return *remark == '\0'; }
   Index features() const { return map == Map::orf ? m : head_dim + 1; }
 };
 
-constexpr std::array kinds{Kind{PositionKind::t5, Map::orf},       Kind{PositionKind::alibi, Map::orf},
-                           Kind{PositionKind::dense, Map::orf},    Kind{PositionKind::t5, Map::taylor},
-                           Kind{PositionKind::alibi, Map::taylor}, Kind{PositionKind::dense, Map::taylor},
-                           Kind{PositionKind::t5, Map::taylor, 32}};
+constexpr std::array kinds{Kind{PositionKind::t5, Map::orf},
+                           Kind{PositionKind::alibi, Map::orf},
+                           Kind{PositionKind::dense, Map::orf},
+                           Kind{PositionKind::t5, Map::taylor},
+                           Kind{PositionKind::alibi, Map::taylor},
+                           Kind{PositionKind::dense, Map::taylor},
+                           Kind{PositionKind::t5, Map::taylor, 32},
+                           Kind{PositionKind::dense, Map::orf, 0, ", no windows", {.size = 0}},
+                           Kind{PositionKind::dense, Map::orf, 0, ", windows of 4 times the memory", {.memory = 4}}};
 
 template <class F>
 Decoder<float> decoder_of(F features, const Kind& kind, const BiasPosition& position, Index batch) {
   return Decoder(MultiHeadAttention(std::move(features), position, {.direction = Direction::causal, .near = kind.near}),
-                 {.batch = batch});
+                 {.batch = batch, .windows = kind.windows});
 }
 Decoder<float> decoder_of(const Kind& kind, const BiasPosition& position, Index batch = 1) {
   if (kind.map == Map::orf) return decoder_of(orf<float>(head_dim, m), kind, position, batch);
@@ -177,6 +185,7 @@ std::vector<Row> targets_of(const Curves& curves) {
   for (const Point& point : curves.at(kinds[0].name()))
     if (point.t == 8192) rows.push_back(row_of(kinds[0], point, 1.0 / 15));
   for (const Kind& kind : kinds) {
+    if (!kind.is_default()) continue;
     const std::vector<Point>& points = curves.at(kind.name());
     const auto by_ratio = [](const Point& a, const Point& b) { return a.ratio < b.ratio; };
     rows.push_back(row_of(kind, *std::max_element(points.begin(), points.end(), by_ratio), 1.2));

@@ -150,9 +150,12 @@ int main(int argc, char** argv) {
     Eigen::setNbThreads(1);  // the model's matrices are small; nprf divides attention over threads itself
     const Text text(std::string(NPRF_DEMO_DATA) + "/text.txt");
     CharacterModel model(static_cast<Index>(text.alphabet.size()));
+    const auto start = std::chrono::steady_clock::now();
     const auto [before, after] = train(model, text, steps);
-    std::printf("\n%zu characters were learned: %.3f nats a character before, %.3f after. The first 40, continued:\n\n",
-                text.tokens.size(), before, after);
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    std::printf(
+        "\n%zu characters, %d steps in %.1f s: %.3f nats a character before, %.3f after. The first 40, continued:\n\n",
+        text.tokens.size(), steps, spent.count(), before, after);
     const float difference = generate(model, text, 40, 400);
     std::printf("\n\nlogits one by one and at once differ by %g\n", difference);
     print_speeds(model, text, argc > 2 ? std::atol(argv[2]) : 65536);

@@ -130,6 +130,8 @@ def attention(
     dtype, without_batch = q.dtype, q.ndim == 3
     q, k, v = (jnp.asarray(x[None] if without_batch else x, scalar) for x in (q, k, v))
     rows = jnp.zeros((1, 0), scalar)
+    if bias is None and position != "table":
+        raise ValueError(f"bias: expected the parameters of position={position!r}, got None")
     if bias is not None:
         dims = 0 if position == "alibi" else 1
         bias = jnp.asarray(bias, scalar)
@@ -138,6 +140,8 @@ def attention(
         rows = bias.reshape(bias.shape[0] if bias.ndim > dims else 1, -1)
     mask = jnp.zeros((0, 0), bool)
     if key_mask is not None:
+        if jnp.asarray(key_mask).dtype != bool:
+            raise TypeError(f"key_mask: expected bool, got {jnp.asarray(key_mask).dtype}")
         mask = jnp.asarray(key_mask, bool).reshape(-1, jnp.shape(key_mask)[-1])
         if mask.shape != (k.shape[0], k.shape[2]):
             raise ValueError(f"key_mask: expected {k.shape[0]} x {k.shape[2]}, got {mask.shape}")

@@ -74,6 +74,8 @@ def test_errors(rng):
         (ValueError, "key_mask: expected 2 x 33", (q, q, q), {"key_mask": jnp.ones((B, 3), bool)}),
         (Exception, "b: expected an odd number", (q, q, q, jnp.zeros(4)), {}),
         (Exception, "queries: expected 8 columns", (q[..., :3],) * 3, {}),
+        (ValueError, "bias: expected the parameters of position='t5', got None", (q, q, q), {"position": "t5"}),
+        (TypeError, "key_mask: expected bool, got float32", (q, q, q), {"key_mask": jnp.ones((2, 5), jnp.float32)}),
     ):
         with pytest.raises(error, match=text):
             nprf.jax.attention(*arrays, **{"features": f, **options}).block_until_ready()

@@ -7,17 +7,32 @@ import re
 import nprf
 import pytest
 
-readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
-programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+PROGRAM = re.compile(r"```python\n(.*?)```", re.DOTALL)
+package = pathlib.Path(__file__).parents[1]
+programs = PROGRAM.findall((package / "README.md").read_text())
+readme_of_project = package.parent / "README.md"  # which an sdist does not have
+short_programs = PROGRAM.findall(readme_of_project.read_text()) if readme_of_project.exists() else []
 
 
-@pytest.mark.parametrize("program", programs, ids=["numpy", "decoding", "torch", "layer", "jax"])
-def test_program(program, capsys):
+def import_what_it_needs(program):
     if "torch" in program:
         pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
     if "jax" in program:
         pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
         pytest.importorskip("nprf._jax", reason="nprf was not compiled for JAX: -D NPRF_PYTHON_JAX=ON")
+
+
+@pytest.mark.parametrize("program", short_programs)
+def test_program_of_the_project(program):
+    import_what_it_needs(program)
+    names = {}
+    exec(compile(program, "README.md", "exec"), names)
+    assert names["y"].shape[-2] == 1000
+
+
+@pytest.mark.parametrize("program", programs, ids=["numpy", "decoding", "torch", "layer", "jax"])
+def test_program(program, capsys):
+    import_what_it_needs(program)
     exec(compile(program, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     if "Decoder" in program:

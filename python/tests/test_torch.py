@@ -316,6 +316,8 @@ def test_errors():
     rejects(ValueError, "heads", q, k, v, bias.expand(2, 11))
     rejects(ValueError, "bias: expected 1 dimensions, or 2 with heads, got 0", q, k, v, bias[0])
     rejects(ValueError, "position: expected 'table'", q, k, v, bias, position="rope")
+    rejects(ValueError, "bias: expected the parameters of position='t5', got None", q, k, v, position="t5")
+    rejects(ValueError, "extra: expected None without a grid", q, k, v, bias, extra=bias)
     rejects(ValueError, "layout", q, k, v, layout="x")
     padding = torch.zeros(B, N, dtype=torch.bool)
     rejects(TypeError, "key_padding_mask: expected bool", q, k, v, key_padding_mask=padding.byte())

@@ -349,6 +349,11 @@ def attention(
         features = features_of(features)
     if layout not in ("heads_first", "tokens_first"):
         raise ValueError(f"layout: expected heads_first or tokens_first, got {layout!r}")
+    named = position_name(position)
+    if bias is None and named != "table":
+        raise ValueError(f"bias: expected the parameters of position={position!r}, got None")
+    if extra is not None and not named.startswith("grid"):
+        raise ValueError(f"extra: expected None without a grid, got biases with position={position!r}")
     if report and (torch.compiler.is_compiling() or q.is_cuda):
         raise ValueError("report: expected False in a graph of torch.compile and on a GPU, got True")
     if tolerance != 0 and q.is_cuda:
@@ -369,7 +374,7 @@ def attention(
         or (extra is not None and extra.requires_grad)
     )
     options = Options(
-        features._identity, position_name(position), causal, near, normalization.radius, engine,
+        features._identity, named, causal, near, normalization.radius, engine,
         layout == "tokens_first", offset, tolerance, sinks,
     )  # fmt: skip
     if report:

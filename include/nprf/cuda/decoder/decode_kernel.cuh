@@ -336,8 +336,12 @@ __device__ __forceinline__ void DecodeHead<S>::divide(int t, float weight_of_sum
   }
 }
 
-/// How many heads share a multiprocessor at least, which limits registers.
+/// How many heads share a multiprocessor at least, which limits registers. For Volta clang would spill many of them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int decode_blocks = 1;
+#else
 constexpr int decode_blocks = 2;
+#endif
 
 template <Storage S>
 __global__ void __launch_bounds__(OneTokenShape::threads, decode_blocks) decode_kernel(DecodeTask<S> task) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -7,10 +8,14 @@
 #include "cuda/ptx/runtime.hpp"
 #include "cuda/tile_case.hpp"
 #include "nprf/cuda/attention/normalize.cuh"
+#include "nprf/cuda/plan/decode_plan.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
+#include "nprf/cuda/plan/model_of.hpp"
 #include "nprf/cuda/toeplitz/banded/kernel.cuh"
 #include "nprf/cuda/toeplitz/direct/kernel.cuh"
 #include "nprf/cuda/toeplitz/fft/shared_memory_engine.cuh"
+#include "nprf/cuda/toeplitz/fft/two_pass_engine.cuh"
+#include "nprf/position/relative.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
@@ -116,19 +121,79 @@ TEST_CASE("traffic and instructions of features by tensor cores", "[cuda]") {
   CHECK(taken.instructions <= 300'000);  // 2300 for each 64 tokens
 }
 
-TEST_CASE("traffic of FFTs in shared memory", "[cuda]") {
-  const auto variant = cuda::SharedMemoryVariant::of<cuda::Points1024, 1, cuda::Placement::in_shared_memory,
-                                                     cuda::Placement::in_registers>();
-  constexpr std::size_t pairs = 2, r = 4, N = 1024, residues = 2;
-  const DeviceArray<float> A(std::vector<float>(r * N, 1)), B(std::vector<float>(r * N, 1));
-  const DeviceArray<float2> U(std::vector<float2>(residues * pairs * N)), Y(residues * pairs * N),
-      spectrum(std::vector<float2>(2 * N));
-  check("shared_memory_kernel", {1, 1, 1, 1}, [&] {
+namespace {
+
+// FFTs in shared memory of two pairs of columns, and of r features
+ptx::KernelTraffic traffic_of_ffts(const cuda::SharedMemoryVariant& variant, int N, int r) {
+  constexpr int pairs = 2, residues = 2;
+  const auto size = static_cast<std::size_t>(N);
+  const std::vector<float> features(static_cast<std::size_t>(r) * size, 1);
+  const DeviceArray<float> A(features), B(features);
+  const DeviceArray<float2> U(std::vector<float2>(residues * pairs * size)), Y(residues * pairs * size),
+      spectrum(std::vector<float2>(2 * size));
+  return ptx::traffic_of("shared_memory_kernel", [&] {
     cuda::launch("test", variant.kernel, dim3{pairs, residues, 1}, dim3{static_cast<unsigned>(variant.threads), 1, 1},
                  variant.shared, nullptr,
-                 cuda::SharedMemoryTask{A.data(), B.data(), U.data(), spectrum.data(), 0, 1, int{r}, int{pairs}, 1,
-                                        int{r}, Y.data()});
+                 cuda::SharedMemoryTask{A.data(), B.data(), U.data(), spectrum.data(), 0, 1, r, pairs, 1, r, Y.data()});
   });
+}
+
+}  // namespace
+
+TEST_CASE("traffic and instructions of FFTs in shared memory", "[cuda]") {
+  using enum cuda::Placement;
+  const auto check_variant = [](const cuda::SharedMemoryVariant& variant, int N, int most_instructions) {
+    const ptx::KernelTraffic of_four = traffic_of_ffts(variant, N, 4), of_eight = traffic_of_ffts(variant, N, 8);
+    INFO(N << " points");
+    for (const auto& taken : {of_four.shared_loads, of_four.shared_stores, of_four.global_loads, of_four.global_stores})
+      CHECK((taken.least > 0 && taken.moved == taken.least));
+    // of a warp, for a further feature
+    const auto warps = static_cast<std::size_t>(2 * 2 * variant.threads / 32);  // of two pairs and two residues
+    CHECK((of_eight.instructions - of_four.instructions) / (4 * warps) <= static_cast<std::size_t>(most_instructions));
+  };
+  check_variant(cuda::SharedMemoryVariant::of<cuda::Points1024, 1, in_shared_memory, in_registers>(), 1024, 1650);
+  check_variant(cuda::SharedMemoryVariant::of<cuda::Points8192, 1, in_shared_memory, in_registers>(), 8192, 4150);
+}
+
+TEST_CASE("traffic of FFTs in two passes", "[cuda]") {
+  constexpr int r = 2, p = 1;  // a pair of columns
+  const cuda::TwoPassVariant& variant = cuda::two_pass_variants()[0];
+  const auto N = static_cast<std::size_t>(variant.N());
+  const cuda::TwoPassEngine engine(variant, cuda::Device::current(), r, p, 1, std::size_t{1} << 24);
+  const DeviceArray<float> A(std::vector<float>(r * N, 1)), B(std::vector<float>(r * N, 1)),
+      V(std::vector<float>(N, 1)), c(std::vector<float>(2 * N - 1, 1)), Y(N), D(N);
+  const int n = variant.N();
+  const cuda::DeviceWeights weights{c.data(), 2 * n - 1, 2 * n - 1, 1 - n, 1, 1 - n, n - 1};
+  const DeviceArray<float2> spectrum(2 * N);
+  engine.queue_spectrum(weights, 1, spectrum.data(), nullptr);
+  cuda::Scratch count;
+  engine.take(count);
+  const DeviceArray<unsigned char> memory(count.bytes());
+  cuda::Scratch scratch(memory.data());
+  const auto arrays = engine.take(scratch);
+  const cuda::TileTask<float> task{cuda::Operand<float>::by_channel(A.data(), 1, n, r, n),
+                                   cuda::Operand<float>::by_channel(B.data(), 1, n, r, n),
+                                   {cuda::DeviceMatrixView<const float>(V.data(), n, p), nullptr},
+                                   weights};
+  for (const char* kernel : {"two_pass_columns_kernel", "two_pass_rows_kernel", "two_pass_inverse_kernel"})
+    check(kernel, {1, 1, 1, 1}, [&] {
+      engine.queue(task, {spectrum.data(), 2 * n}, Y.data(), D.data(), arrays, nullptr);
+    });
+}
+
+TEST_CASE("traffic and instructions of a step of a decoder", "[cuda]") {
+  constexpr int d = 64, m = 32, reach = 128;
+  cuda::AttentionModel model{Direction::causal, 1, {{cuda::FeatureKind::positive, d, m, {}}}, {}};
+  model.features.front().projection = stored<float>(normal<float>(m, d, 3));
+  model.positions.push_back(cuda::model_of(RelativePosition<float>(Vector<float>::LinSpaced(2 * reach + 1, -1, 0))));
+  cuda::DecodePlan<float> plan(model, {.d_v = d});
+  const DeviceArray<float> x(stored<float>(normal<float>(reach + 40, d, 1))), y(std::size_t{d});
+  const auto rows = [&](int n) { return cuda::DeviceMatrixView<const float>(x.data(), n, d); };
+  plan.append(rows(reach + 40), rows(reach + 40));
+  const auto step = [&] { plan.step(rows(1), rows(1), rows(1), {y.data(), 1, d}); };
+  // the ring begins anywhere, and the new token's features are stored `slots` numbers apart
+  check("decode_kernel", {1, 1, 1.06, 1.06}, step);
+  CHECK(ptx::traffic_of("decode_kernel", step).instructions <= 22'200);
 }
 
 TEST_CASE("traffic of twiddles", "[cuda]") {
