@@ -29,7 +29,8 @@ namespace nprf::cuda {
 
 /// Kernelized attention with relative position biases on a GPU (attention.hpp has the formula), for fixed sizes. A call
 /// does not synchronise. It allocates nothing, unless PlanOptions::stream_ordered. It can be captured in a CUDA graph,
-/// also the first one: the constructor loads its kernels, except those of cuFFT.
+/// also the first one: the constructor loads its kernels, except those of cuFFT. Results must not overlap inputs, which
+/// is not checked.
 ///
 ///     AttentionPlan<float> plan(model_of(attention), {.batch = 4, .heads = 16, .n_q = n, .n_k = n, .d_v = 64});
 ///     plan.forward(q, k, v, y, stream);      // views of device memory
