@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
 // Saved states continue with the same bits; files of other decoders, cut and changed files are refused.
+#include <cstdint>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -92,6 +93,11 @@ TEST_CASE("save: a file of another decoder is refused", "[decoder]") {
   refused(Decoder(attention_of(orf<T>(d, 6, 1), changed), {.batch = 2, .rollback = 2}), "biases");
   check_invalid([&] { load(decoder, "a text that is longer than the head of a file"); }, {"stream", "another file"});
   check_invalid([&] { load(decoder, ""); }, {"stream", "got 0"});
+  StateWriter of_other_version;
+  of_other_version(std::uint64_t{2});
+  std::ostringstream other_version;
+  of_other_version.write(other_version);
+  check_invalid([&] { load(decoder, other_version.str()); }, {"version 3", "got 2"});
   std::ostringstream full;
   full.setstate(std::ios::badbit);
   check_invalid([&] { decoder.save(full); }, {"stream", "fails"});

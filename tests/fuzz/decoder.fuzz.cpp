@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //
-// Files of a decoder's states: one whose content was changed, with the checksum of the changed content, is refused and
-// changes nothing, or is loaded as a state that a decoder can go on from.
+// Files of a decoder's states whose content was changed, with the checksum of the new content: such a file is refused
+// and changes nothing, or it is loaded as a state that the decoder can go on from.
 
 #include <algorithm>
 #include <cmath>
@@ -127,7 +127,7 @@ void run(Input& input) {
     decoder.rollback(0, 1);
     decoder.reorder(std::vector<Index>{1, 1});
     next.step(decoder);
-  } catch (const InvalidArgument&) {  // other heads or channels than these tokens
+  } catch (const InvalidArgument&) {  // the file may be of another number of heads or channels
   }
   const std::string after = saved(decoder);
   Decoder<T> other = kind.make();

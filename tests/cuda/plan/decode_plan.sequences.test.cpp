@@ -38,7 +38,7 @@ std::vector<DecodePosition> all_positions() {
           {"table longer than the sequences", RelativePosition<T>(T(0.3) * random_table<T>(200, 5))}};
 }
 
-/// Random calls to a plan and to the CPU's Decoder: what one refuses the other one does, and rows agree.
+/// Random calls to a plan and to the CPU's Decoder: both refuse the same calls, and their rows agree.
 class Storm {
  public:
   Storm(DecodeModel model, Index rollback, Index tokens, std::uint32_t seed, Index heads_k = heads)
@@ -163,7 +163,8 @@ TEST_CASE("sequences of a DecodePlan: a map and a position for each head, and he
   for (const Index heads_k : {1, 2}) Storm({maps, positions, batch, {.near = 4}, 6}, 6, 80, 5, heads_k).run();
 }
 
-// a sequence can take back all of its tokens, since none leaves the ring; so many weights are in global memory
+// a sequence can take back all of its tokens, since none leaves the ring; without a limit of tokens there are more
+// weights than fit in shared memory
 TEST_CASE("sequences of a DecodePlan: a cache of all tokens", "[cuda]") {
   constexpr Index n = 30, reach = 5000;
   TokenBatch<T> x(1, 1, 1, n, d, d_v, 7);
@@ -198,7 +199,7 @@ TEST_CASE("sequences of a DecodePlan: copies have the bits of the original", "[c
     const DecodeCase on_device(x), expected(x);
     cuda::DecodePlan<T> plan(model.model, on_device.shape(0, R)), other(model.model, expected.shape(0, R));
     expected.step(other, 0, n);
-    // one sequence has 30 tokens; the others have less, and become copies of it
+    // one sequence has 30 tokens; the others have fewer, and become copies of it
     const DeviceArray<int> lengths(std::vector<int>{3, 0, 30, 17}), from(std::vector<int>{2, 2, 2, 2});
     on_device.step(plan, 0, 30, {.lengths = lengths.data()});
     plan.reorder(from.data(), nullptr);

@@ -27,7 +27,7 @@ struct DecodeTask {
   int max_tokens;            // of a sequence
   double log_normalisation;  // DeviceModel::log_normalisation()
   bool positive;             // whether all features are
-  bool terms_may_cancel;     // whether rows count whose terms do
+  bool terms_may_cancel;     // whether rows whose terms cancel are counted
   DecodeCounts* counts;
 
   std::size_t shared() const {
@@ -102,7 +102,7 @@ class DecodeHead {
     for (int c = m_thread; c < d_v(); c += Shape::threads) store(row_of(m_task.y, m_z, t) + c, x);
   }
 
-  // loads token t into shared memory; threads may still read the one before when it is called, and all have t after it
+  // loads token t into shared memory, between barriers, since threads may still read the token before
   __device__ __forceinline__ void load(int t) const {
     __syncthreads();
     for (int k = m_thread; k < m_task.keys.d_padded; k += Shape::threads) {
@@ -151,7 +151,8 @@ class DecodeHead {
   HeadSums m_sums;
 };
 
-/// Puts a token into the ring. One that has to leave it goes to the sums, unless it is a sink.
+/// Puts a token into the ring. One that has to leave it goes to the sums, unless it is a sink or the position has no
+/// tail.
 template <Storage S>
 __device__ __forceinline__ void DecodeHead<S>::append(int t) {
   const DecodeStates& x = m_task.states;

@@ -83,7 +83,7 @@ class HeadKeys {
   __device__ float& weight(int i) const { return m_weights[i]; }
 
  private:
-  // also for ages below the reach, which have a bias of the tail where tokens were taken back
+  // also below the reach: after a rollback the youngest token of the sums may be younger
   __device__ double on_tail(int age) const { return biases()[reach()] + slope() * static_cast<double>(age - reach()); }
   // (reach + 1)
   __device__ const double* biases() const {

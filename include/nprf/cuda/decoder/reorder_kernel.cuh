@@ -11,7 +11,8 @@ namespace nprf::cuda {
 
 /// Sequences become copies of others.
 struct ReorderTask {
-  const int* from;  // [batch]  which sequence each becomes a copy of, on the device; null: `to` of `one`
+  const int* from;  // [batch]  which sequence each becomes a copy of, on the device; null: sequence `to` becomes a copy
+                    // of `one`
   int one, to;
   DecodeStates states;
   DecodeCounts* counts;

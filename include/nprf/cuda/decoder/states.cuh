@@ -9,8 +9,9 @@
 
 namespace nprf::cuda {
 
-/// Statistics of a DecodePlan since it was made, or since the last reset of all sequences, in device memory. A row of a
-/// head counts; a row that is NaN, since its query or a key that it attends to is not finite, does not.
+/// Statistics of a DecodePlan since it was made, or since the last reset of all sequences, in device memory. Rows and
+/// tokens count for each head, so that a token that is rejected counts as many times as there are heads of queries; a
+/// row that is NaN, since its query or a key that it attends to is not finite, does not count.
 struct DecodeCounts {
   int empty_rows;          // attend to no key, and are zero
   int indefinite_rows;     // their denominator is not positive
@@ -44,7 +45,8 @@ struct HeadTokens {
 ///
 ///     S = sum_j w_j phi(k_j)^T v_j   (r,d_v)      Z = sum_j w_j phi(k_j)   (r)
 ///
-/// are those of the CPU (decoder/running_sums.hpp), in the same unit. Where a head has no token, only tokens[z] counts.
+/// are those of the CPU (decoder/running_sums.hpp), in the same unit. Where a head has no token, only tokens[z] is
+/// meaningful.
 struct DecodeStates {
   int *tokens, *left;              // [z]  of sequences
   int* state;                      // [batch]  of a sequence

@@ -23,8 +23,8 @@ __device__ __forceinline__ float channel_of(const FeatureTask<S>& task, int z, i
   return to_float(task.x.of(z)[token * task.x.token_stride + k * task.x.channel_stride]);
 }
 
-/// Sets phi (r) to features of a token. phi has its projections (m), if the features are functions of them, and the
-/// token the coordinates z. Features are divided by exp(largest) if they are exponential, and otherwise by the row's
+/// Sets phi (r) to the features of a token with coordinates z. On entry phi has its projections (m), if the features
+/// are functions of them. Features are divided by exp(largest) if they are exponential, and otherwise by the row's
 /// factor.
 template <Storage S>
 __device__ __forceinline__ void store_token_features(const FeatureTask<S>& task, int head, const float* z,

@@ -20,7 +20,7 @@ __device__ __forceinline__ T* shared_memory() {
 
 /// Whether a kernel is launched as soon as the blocks of the kernel before in the stream have ended (programmatic
 /// dependent launch), so that of the time between two kernels only a part remains: start_kernel() waits until the
-/// results are visible. All code of the kernels must be for compute capability 9.0 or newer.
+/// results are visible. True if all code is compiled for compute capability 9.0 or newer.
 #if defined(__CUDA_ARCH_LIST__) && CUDART_VERSION >= 12030  // before, such launches could not be captured in a graph
 constexpr bool launches_early = std::min({__CUDA_ARCH_LIST__}) >= 900;
 #else
@@ -41,7 +41,7 @@ constexpr unsigned blocks_of(std::ptrdiff_t n) {
   return static_cast<unsigned>((n + threads - 1) / threads);
 }
 
-/// Allows a kernel to use `bytes` of dynamic shared memory. It always sets the device's maximum per block: the
+/// Allows a kernel to use `bytes` of dynamic shared memory. Above 48 KiB it sets the device's maximum per block: the
 /// attribute belongs to the kernel, the last call overwrites it, and a plan that needs less must not reduce it.
 template <class... P>
 void allow_shared(void (*kernel)(P...), std::size_t bytes) {

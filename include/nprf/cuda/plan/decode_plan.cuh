@@ -33,7 +33,9 @@ struct DecodeShape {
 
 /// Options of a call.
 struct DecodeCall {
-  const int* lengths = nullptr;  // on the device, [batch]: sequence b gets its first lengths[b] tokens; null: all
+  // on the device, [batch]: sequence b gets its first lengths[b] tokens, as many as there are if that is more, and none
+  // if it is negative; null: all
+  const int* lengths = nullptr;
 };
 
 /// Causal attention of sequences that grow token by token, on a GPU: the rows of Decoder (decoder/decoder.hpp).
@@ -62,12 +64,12 @@ struct DecodeCall {
 /// waits for no other one, and the maps and positions of a group may differ; but the states take the memory of `heads`
 /// heads of keys, and each block computes the features of its keys.
 ///
-/// Features may be of any kind, centred or not, with one map or position for all heads or for each; a near field and
-/// sinks need others than elu. There is no grid. A row whose denominator underflows is NaN, since there is no exact
-/// softmax as on the CPU; a row whose terms cancel, of a series or with a near field or sinks, is returned as it is.
-/// Both count (DecodeCounts). A non-finite query makes its own row NaN, a non-finite key the rows that attend to it,
-/// and a non-finite value its channel of these rows: if the position has a tail, until the sequence is reset, or until
-/// a rollback takes the token back.
+/// Features may be of any kind without a tilt, centred or not, with one map or position for all heads or for each; a
+/// near field and sinks need others than elu. There is no grid. A row whose denominator underflows or overflows is NaN,
+/// since there is no exact softmax as on the CPU; a row whose terms cancel, of a series or with a near field or sinks,
+/// is returned as it is. Both count (DecodeCounts). A non-finite query makes its own row NaN, a non-finite key the rows
+/// that attend to it, and a non-finite value its channel of these rows. If the position has a tail, these are all later
+/// rows until the sequence is reset, or until a rollback takes the token back.
 ///
 /// Bits: the same tokens give the same bits, however they were divided between append and steps, and for any other
 /// sequences beside them. After a rollback sums may contain tokens that would otherwise still be in the ring: then rows
@@ -133,10 +135,10 @@ class DecodePlan {
     step(q, k, v, y, {}, stream);
   }
 
-  /// Takes back the last tokens[b] tokens of each sequence b, [batch] on the device. A sequence stays as it is, and
-  /// counts (DecodeCounts), if tokens[b] is negative or larger than its number of tokens, or if it has had more than
-  /// K + R tokens since it was empty and would have over R less than the most of them. O(batch heads). Throws
-  /// InvalidArgument for a null pointer, BackendError if CUDA reports an error.
+  /// Takes back the last tokens[b] tokens of each sequence b, [batch] on the device. Once a sequence has had more than
+  /// K + R tokens, it cannot become more than R shorter than it has been at most; before, all tokens can be taken back.
+  /// Otherwise, and if tokens[b] is negative or larger than its number of tokens, it stays as it is and counts
+  /// (DecodeCounts). O(batch heads). Throws InvalidArgument for a null pointer, BackendError if CUDA reports an error.
   void rollback(const int* tokens, cudaStream_t stream) {
     m_device.check_current();
     require(tokens != nullptr, "tokens: expected an array on the device, got null");
