@@ -313,16 +313,9 @@ class DecodePlan {
     queue_reorder({nullptr, 0, 0, m_states, m_counts}, stream);
   }
 
+  // not inline, so that an extern instance compiles no kernel
   void queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y, const DecodeCall& call,
-             cudaStream_t stream) const {
-    const auto features = [&](const View& x, bool queries) {
-      return m_model.features<S, float>(x, queries, nullptr, nullptr, nullptr, 1);
-    };
-    queue_decode(
-        DecodeTask<S>{features(q, true), features(k, false), v, y, call.lengths, m_states, m_bias, max_tokens(),
-                      m_model.log_normalisation(), m_model.positive(), m_model.has_exact_rows(), m_counts},
-        m_model.z(), stream);
-  }
+             cudaStream_t stream) const;
 
   Device m_device;
   DecodeShape m_shape;
@@ -334,5 +327,16 @@ class DecodePlan {
   DecodeStates m_states{};
   DecodeCounts* m_counts = nullptr;
 };
+
+template <Storage S>
+void DecodePlan<S>::queue(const View& q, const View& k, const View& v, const DeviceMatrixView<S>& y,
+                          const DecodeCall& call, cudaStream_t stream) const {
+  const auto features = [&](const View& x, bool queries) {
+    return m_model.features<S, float>(x, queries, nullptr, nullptr, nullptr, 1);
+  };
+  queue_decode(DecodeTask<S>{features(q, true), features(k, false), v, y, call.lengths, m_states, m_bias, max_tokens(),
+                             m_model.log_normalisation(), m_model.positive(), m_model.has_exact_rows(), m_counts},
+               m_model.z(), stream);
+}
 
 }  // namespace nprf::cuda
