@@ -28,6 +28,17 @@ struct DecodePosition {
       : name(name_), on_cpu{position.bias()}, model(cuda::model_of(position)) {}
 };
 
+/// Causal positions; the window has weights up to the age `reach`.
+inline DecodePosition of_t5() {
+  return {"T5", t5_position<float>(normal<float>(1, 16, 2).row(0), Direction::causal, 20)};
+}
+inline DecodePosition of_alibi(float slope) { return {"ALiBi", AlibiPosition<float>(slope)}; }
+inline DecodePosition of_window(Index reach) {
+  Vector<float> table = 0.5f * random_table<float>(reach + 2, 3);
+  table.head(2).setConstant(-std::numeric_limits<float>::infinity());
+  return {"window", RelativePosition<float>(table)};
+}
+
 /// Feature maps, one for all heads or one for each, and positions likewise, for the CPU and for a plan.
 struct DecodeModel {
   cuda::AttentionModel model;

@@ -28,13 +28,6 @@ using T = float;
 constexpr Index d = 6, d_v = 5;
 constexpr T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
 
-DecodePosition of_alibi(T slope) { return {"ALiBi", AlibiPosition<T>(slope)}; }
-DecodePosition of_t5() { return {"T5", t5_position<T>(normal<T>(1, 16, 2).row(0), Direction::causal, 20)}; }
-DecodePosition of_window(Index reach) {
-  Vector<T> table = T(0.5) * random_table<T>(reach + 2, 3);
-  table.head(2).setConstant(-infinity);
-  return {"window", RelativePosition<T>(table)};
-}
 std::vector<DecodePosition> all_positions() {
   Vector<T> none_yet = random_table<T>(9, 8);
   none_yet.segment(9 - 2, 3).setConstant(-infinity);  // of the last three tokens

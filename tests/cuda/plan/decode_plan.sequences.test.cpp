@@ -26,15 +26,11 @@ namespace {
 using T = float;
 constexpr Index d = 6, d_v = 5, batch = 4, heads = 2;
 
-DecodePosition of_t5() { return {"T5", t5_position<T>(normal<T>(1, 16, 2).row(0), Direction::causal, 20)}; }
-DecodePosition of_alibi() { return {"ALiBi", AlibiPosition<T>(T(0.1))}; }
 std::vector<DecodePosition> all_positions() {
-  Vector<T> window = T(0.5) * random_table<T>(11, 3);
-  window.head(2).setConstant(-std::numeric_limits<T>::infinity());
   return {{"none", NoPosition<T>()},
-          of_alibi(),
+          of_alibi(T(0.1)),
           of_t5(),
-          {"window", RelativePosition<T>(window)},
+          of_window(9),
           {"table longer than the sequences", RelativePosition<T>(T(0.3) * random_table<T>(200, 5))}};
 }
 
@@ -190,7 +186,7 @@ TEST_CASE("sequences of a DecodePlan: a cache of all tokens", "[cuda]") {
 
 TEST_CASE("sequences of a DecodePlan: copies have the bits of the original", "[cuda]") {
   constexpr Index n = 40, R = 4;
-  for (const DecodePosition& position : {of_t5(), of_alibi()}) {
+  for (const DecodePosition& position : {of_t5(), of_alibi(T(0.1))}) {
     TokenBatch<T> x(batch, heads, heads, n, d, d_v, 7);
     for (TokenArray<T>* array : {&x.q, &x.k, &x.v})  // all sequences get the same tokens
       for (Index z = heads; z < batch * heads; ++z)
@@ -213,7 +209,7 @@ TEST_CASE("sequences of a DecodePlan: copies have the bits of the original", "[c
 }
 
 TEST_CASE("sequences of a DecodePlan: what is refused", "[cuda]") {
-  cuda::AttentionModel model{Direction::causal, 1, {cuda::model_of(orf<T>(d, 8, 3))}, {of_alibi().model}};
+  cuda::AttentionModel model{Direction::causal, 1, {cuda::model_of(orf<T>(d, 8, 3))}, {of_alibi(T(0.1)).model}};
   check_invalid([&] { cuda::DecodePlan<T>(model, {.d_v = d_v, .rollback = -1}); }, {"rollback", "0 to 2^24", "-1"});
   cuda::DecodePlan<T> plan(model, {.batch = 2, .heads = 3, .d_v = d_v, .rollback = 2});
   check_invalid([&] { plan.rollback(2, 1, nullptr); }, {"sequence", "0 to 1", "2"});

@@ -25,15 +25,6 @@ using T = float;
 constexpr Index d = 6, d_v = 5;
 constexpr T infinity = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
 
-RelativePosition<T> window(Index reach) {
-  Vector<T> table = T(0.5) * random_table<T>(reach + 2, 3);
-  table.head(2).setConstant(-infinity);
-  return RelativePosition<T>(table);
-}
-DecodePosition of_window(Index reach) { return {"window", window(reach)}; }
-DecodePosition of_t5() { return {"T5", t5_position<T>(normal<T>(1, 16, 2).row(0), Direction::causal, 20)}; }
-DecodePosition of_alibi(T slope) { return {"ALiBi", AlibiPosition<T>(slope)}; }
-
 std::vector<DecodePosition> all_positions() {
   Vector<T> falling(2 * 400 + 1), none_yet = random_table<T>(9, 8);
   for (Index l = 0; l < falling.size(); ++l) falling[l] = T(-0.5) * static_cast<T>(std::abs(l - 400));

@@ -67,7 +67,7 @@ class DecodeHead {
     for (int t = 0; t < length; ++t) {
       const bool fits = m_keys.tokens() < m_task.max_tokens;
       if (fits) load(t);
-      if (fits) append(t);
+      if (fits) append();
       if (m_task.y.data && fits) attend(t);
       if (m_task.y.data && !fits) fill_row(t, not_a_number);
       if (!fits && m_thread == 0) atomicAdd(&m_task.counts->rejected_tokens, 1);
@@ -114,7 +114,7 @@ class DecodeHead {
     for (int c = m_thread; c < d_v(); c += Shape::threads) m_value[c] = to_float(v[c]);
     __syncthreads();
   }
-  __device__ __forceinline__ void append(int t);
+  __device__ __forceinline__ void append();
   __device__ __forceinline__ void store_exact_key(std::ptrdiff_t place, bool finite);
   __device__ __forceinline__ void attend(int t);
   __device__ __forceinline__ void set_scores() const;
@@ -154,12 +154,12 @@ class DecodeHead {
 /// Puts a token into the ring. One that has to leave it goes to the sums, unless it is a sink or the position has no
 /// tail.
 template <Storage S>
-__device__ __forceinline__ void DecodeHead<S>::append(int t) {
+__device__ __forceinline__ void DecodeHead<S>::append() {
   const DecodeStates& x = m_task.states;
   const float log_scale = compute_token_features(m_task.keys, m_z, {m_key, m_scratch}, m_phi);
   const float norm = m_task.positive ? 0.0f : norm_of_features();
   if (m_keys.tokens() == 0) m_sums.clear();
-  const int slot = m_keys.tokens() % x.slots;
+  const int slot = m_keys.next_slot();
   const std::ptrdiff_t to = m_keys.place(slot);
   float* features = m_keys.features(slot);
   for (int k = m_thread; k < r(); k += Shape::threads) features[static_cast<std::ptrdiff_t>(k) * x.slots] = m_phi[k];

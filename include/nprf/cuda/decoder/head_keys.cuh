@@ -33,12 +33,14 @@ class HeadKeys {
   /// The head in arrays of states.
   __device__ int of_state() const { return m_z; }
   __device__ int tokens() const { return m_tokens; }
+  /// The slot of the ring that the next token gets.
+  __device__ int next_slot() const { return m_newest + 1 < m_x.slots ? m_newest + 1 : 0; }
   /// How many of them have left the ring.
   __device__ int left() const { return m_left; }
   /// Adds a token. If one has to leave the ring then, returns its slot, and otherwise -1.
   __device__ int add_token() {
+    m_newest = next_slot();
     ++m_tokens;
-    if (++m_newest == m_x.slots) m_newest = 0;
     return m_tokens - m_left > reach() ? m_left++ % m_x.slots : -1;
   }
   __device__ int reach() const { return m_bias.reach; }

@@ -57,7 +57,7 @@ class HeadSums {
   __device__ __forceinline__ void add(std::ptrdiff_t place, const float* features, double slope) {
     const float norm = m_x.feature_norms[place], *value = m_x.values + place * m_x.d_v;
     const auto log_scale = static_cast<double>(m_x.log_scales[place]);
-    Addition first;
+    Addition first;  // whose loads do not wait for the weight
     first.load(*this, features, value, warp(), lane());
     m_log_scale.shift(slope, 0);
     float factor = 1;

@@ -16,6 +16,11 @@ struct RollbackTask {
   DecodeStates states;
   int least;  // tokens that the ring keeps
   DecodeCounts* counts;
+
+  __device__ int count_of(int b) const {
+    if (tokens) return tokens[b];
+    return b == sequence ? count : 0;
+  }
 };
 
 /// A thread for each head.
@@ -24,12 +29,9 @@ __global__ void __launch_bounds__(threads) rollback_kernel(RollbackTask task) {
   start_kernel();
   const DecodeStates& x = task.states;
   const int z = static_cast<int>(blockIdx.x) * threads + static_cast<int>(threadIdx.x);
-  if (z >= x.batch * x.heads) return;
-  const int b = z / x.heads,
-            count = task.tokens          ? task.tokens[b]
-                    : b == task.sequence ? task.count
-                                         : 0,
-            tokens = x.tokens[z], left = tokens > 0 ? x.left[z] : 0, least = left > 0 ? left + task.least : 0;
+  if (z >= x.z()) return;
+  const int count = task.count_of(z / x.heads), tokens = x.tokens[z], left = tokens > 0 ? x.left[z] : 0,
+            least = left > 0 ? left + task.least : 0;
   if (0 <= count && count <= tokens - least)
     x.tokens[z] = tokens - count;
   else if (z % x.heads == 0)
