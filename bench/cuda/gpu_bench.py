@@ -179,6 +179,7 @@ def main():
     bench.run([4096, 16384, 65536], [64])
     bench.run_decoding((1, 16), [1024, 8192, 65536])
     bench.run_decoding((8, 16), [1024, 8192, 65536])
+    bench.run_decoding((64, 16), [1024, 8192])
     rows = tables.compare(bench)
     tables.print_ours(bench)
     tables.print_rivals(bench)
