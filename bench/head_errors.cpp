@@ -83,6 +83,7 @@ void print_table(const std::filesystem::path& folder, const char* title, Normali
     print_error("Taylor", half, std::vector{TaylorFeatures<float>({.input_dim = d})}, near);
   for (const Index near : {0, 32, 64})
     for (const Index features : {d + 1, d + 37}) print_error("calibrated", half, half.calibrated(features, near), near);
+  print("the bias alone", 0, 0, half.error_of_bias_alone(), 0);
   print("mean of the values", 0, 0, half.error_of_mean_value(), 0);
 }
 

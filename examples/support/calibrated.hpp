@@ -78,8 +78,11 @@ inline void print_calibrated(const Arrays& arrays, const CalibratedPlan& plan) {
         nprf::reference::softmax_attention<float>(q, k, v, falling_bias(), nprf::Direction::bidirectional,
                                                   nprf::Normalization::unit(1));
       });
-  fmt::print("{:<24}{:>9}{:>6}{:>9.2f}{:>12.1f}\n", "mean of v", "", "", 100 * unit.error_of_mean_value(),
-             100 * own.error_of_mean_value());
+  const auto print_baseline = [](const char* name, double error, double own_error) {
+    fmt::print("{:<24}{:>9}{:>6}{:>9.2f}{:>12.1f}\n", name, "", "", 100 * error, 100 * own_error);
+  };
+  print_baseline("bias alone, without q.k", unit.error_of_bias_alone(), own.error_of_bias_alone());
+  print_baseline("mean of v", unit.error_of_mean_value(), own.error_of_mean_value());
   fmt::print("{:<24}{:>9}{:>6}{:>9}{:>12}{:>9.2f}\n\n", "exact softmax", "", "", "", "", softmax_ms);
 }
 

@@ -51,15 +51,16 @@ class SecondHalf {
 
   /// The error of no attention at all: every row the mean of the values.
   double error_of_mean_value() const {
-    double difference = 0, size = 0;
-    for (nprf::Index h = 0; h < m_q.heads; ++h) {
-      const nprf::Matrix<float> v = second(m_v)(0, h);
-      const nprf::Matrix<float> exact = nprf::reference::softmax_attention<float>(
-          second(m_q)(0, h), second(m_k)(0, h), v, falling_bias(), nprf::Direction::bidirectional, m_normalization);
-      const nprf::Matrix<float> mean = v.colwise().mean().replicate(exact.rows(), 1);
-      difference += static_cast<double>((mean - exact).squaredNorm()), size += static_cast<double>(exact.squaredNorm());
-    }
-    return std::sqrt(difference / size);
+    return error([](const nprf::Matrix<float>&, const nprf::Matrix<float>&, const nprf::Matrix<float>& v) {
+      return nprf::Matrix<float>(v.colwise().mean().replicate(v.rows(), 1));
+    });
+  }
+
+  /// The error of attention by the bias alone, without q.k.
+  double error_of_bias_alone() const {
+    return error([&](const nprf::Matrix<float>& q, const nprf::Matrix<float>& k, const nprf::Matrix<float>& v) {
+      return softmax(0 * q, k, v);
+    });
   }
 
  private:
@@ -68,6 +69,25 @@ class SecondHalf {
     x.data += m_first * x.strides.token, x.tokens -= m_first;
     return x;
   }
+  nprf::Matrix<float> softmax(const nprf::Matrix<float>& q, const nprf::Matrix<float>& k,
+                              const nprf::Matrix<float>& v) const {
+    return nprf::reference::softmax_attention<float>(q, k, v, falling_bias(), nprf::Direction::bidirectional,
+                                                     m_normalization);
+  }
+
+  // of rows(q, k, v) of each head
+  template <class Rows>
+  double error(Rows rows) const {
+    double difference = 0, size = 0;
+    for (nprf::Index h = 0; h < m_q.heads; ++h) {
+      const nprf::Matrix<float> q = second(m_q)(0, h), k = second(m_k)(0, h), v = second(m_v)(0, h);
+      const nprf::Matrix<float> exact = softmax(q, k, v);
+      difference += static_cast<double>((rows(q, k, v) - exact).squaredNorm());
+      size += static_cast<double>(exact.squaredNorm());
+    }
+    return std::sqrt(difference / size);
+  }
+
   nprf::Matrix<float> first_rows(const View& x, nprf::Index head) const {
     const nprf::Matrix<float> rows = x(0, head).topRows(m_first);
     return rows.array().colwise() * m_normalization.row_scale<float>(rows).array();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -162,16 +163,8 @@ template <class T>
 T __ldg(const T* from) {
   return *from;
 }
-inline float __int_as_float(int x) {
-  float y;
-  std::memcpy(&y, &x, sizeof(y));
-  return y;
-}
-inline int __float_as_int(float x) {
-  int y;
-  std::memcpy(&y, &x, sizeof(y));
-  return y;
-}
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline void sincospif(float x, float* sine, float* cosine) {
   *sine = static_cast<float>(std::sin(M_PI * static_cast<double>(x)));
   *cosine = static_cast<float>(std::cos(M_PI * static_cast<double>(x)));

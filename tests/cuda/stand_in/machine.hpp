@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <functional>
+#include <new>
+#include <type_traits>
 
 /// The simulated machine behind the stand-in for the CUDA runtime: one device, which runs the blocks of a kernel one
 /// after another. The threads of a block are fibres, which switch at barriers.
@@ -63,24 +64,22 @@ bool any_of_block(bool predicate);
 
 /// 32 slots for this warp, one per lane. They stay valid until the second exchange after this one.
 unsigned char* next_warp_slots();
-constexpr std::size_t slot_bytes = 32;
+constexpr std::size_t slot_bytes = 48;
 
 /// The values that all lanes of a warp contribute. The constructor waits for all lanes.
 template <class T>
 class Exchange {
  public:
   explicit Exchange(const T& value) : m_slots(next_warp_slots()) {
-    static_assert(sizeof(T) <= slot_bytes);
-    std::memcpy(m_slots + static_cast<std::size_t>(lane()) * slot_bytes, &value, sizeof(T));
+    static_assert(sizeof(T) <= slot_bytes && alignof(T) <= 16 && std::is_trivially_destructible_v<T>);
+    ::new (slot(lane())) T(value);
     wait(Scope::warp);
   }
-  T from(int other) const {
-    T value;
-    std::memcpy(&value, m_slots + static_cast<std::size_t>(other) * slot_bytes, sizeof(T));
-    return value;
-  }
+  const T& from(int other) const { return *std::launder(reinterpret_cast<const T*>(slot(other))); }
 
  private:
+  unsigned char* slot(int of_lane) const { return m_slots + static_cast<std::size_t>(of_lane) * slot_bytes; }
+
   unsigned char* m_slots;
 };
 

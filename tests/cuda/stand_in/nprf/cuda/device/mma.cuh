@@ -5,8 +5,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "nprf/cuda/device/mma_shape.hpp"
@@ -23,28 +23,38 @@ constexpr MmaShape native_shape = MmaShape::m16n8k16;
 
 namespace mma_on_host {
 
-template <MmaFactor T>
-float number_of(unsigned word, int half) {
-  const auto bits = static_cast<std::uint16_t>(word >> 16 * half);
-  T x;
-  static_assert(sizeof(x) == sizeof(bits));
-  std::memcpy(&x, &bits, sizeof(x));
-  if constexpr (std::is_same_v<T, __half>)
-    return __half2float(x);
-  else
-    return __bfloat162float(x);
-}
+/// The halves of `words` registers.
+template <MmaFactor T, int words>
+struct Halves {
+  float of[2 * words];
+
+  explicit Halves(const unsigned (&registers)[words]) {
+    for (int e = 0; e < 2 * words; ++e) {
+      const T x = std::bit_cast<T>(static_cast<std::uint16_t>(registers[e / 2] >> 16 * (e % 2)));
+      if constexpr (std::is_same_v<T, __half>)
+        of[e] = __half2float(x);
+      else
+        of[e] = __bfloat162float(x);
+    }
+  }
+};
+
+/// What a lane contributes.
+template <MmaFactor T, int words_of_a, int words_of_b>
+struct Operands {
+  Halves<T, words_of_a> a;
+  Halves<T, words_of_b> b;
+
+  Operands(const unsigned (&registers_of_a)[words_of_a], const unsigned (&registers_of_b)[words_of_b])
+      : a(registers_of_a), b(registers_of_b) {}
+};
 
 template <MmaFactor T>
 unsigned bits_of(float x) {
-  T rounded;
   if constexpr (std::is_same_v<T, __half>)
-    rounded = __float2half_rn(x);
+    return std::bit_cast<std::uint16_t>(__float2half_rn(x));
   else
-    rounded = __float2bfloat16_rn(x);
-  std::uint16_t bits;
-  std::memcpy(&bits, &rounded, sizeof(bits));
-  return bits;
+    return std::bit_cast<std::uint16_t>(__float2bfloat16_rn(x));
 }
 
 }  // namespace mma_on_host
@@ -55,37 +65,27 @@ unsigned bits_of(float x) {
 // c[e] is at row g, or g + 8 for e >= 2; column 2 t + e % 2.
 template <MmaFactor T>
 void mma_m16n8k16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  using mma_on_host::number_of;
-  struct Operands {
-    unsigned a[4], b[2];
-  } operands;
-  std::memcpy(operands.a, a, sizeof(a));
-  std::memcpy(operands.b, b, sizeof(b));
-  const stand_in::Exchange<Operands> all(operands);
+  const stand_in::Exchange all(mma_on_host::Operands<T, 4, 2>(a, b));
   const int g = stand_in::lane() / 4, t = stand_in::lane() % 4;
-  for (int e = 0; e < 4; ++e)
-    for (int k = 0; k < 16; ++k) {
-      const int column = 2 * t + e % 2, lower = e / 2, right = k / 8;
-      const unsigned left_word = all.from(4 * g + k % 8 / 2).a[2 * right + lower];
-      const unsigned right_word = all.from(4 * column + k % 8 / 2).b[right];
-      c[e] += number_of<T>(left_word, k % 2) * number_of<T>(right_word, k % 2);
+  for (int k = 0; k < 16; ++k) {
+    const int right = k / 8, e_of_k = k % 2;
+    const auto& left = all.from(4 * g + k % 8 / 2).a.of;
+    for (int e = 0; e < 4; ++e) {
+      const int column = 2 * t + e % 2, lower = e / 2;
+      c[e] += left[4 * right + 2 * lower + e_of_k] * all.from(4 * column + k % 8 / 2).b.of[2 * right + e_of_k];
     }
+  }
 }
 
 // Half e % 2 of register e / 2 of lane 4 g + t holds of a row g, or g + 8 for e >= 2, and column 2 t + e % 2; of b row
 // 2 t + e and column g. c is that of m16n8k16.
 inline void mma_m16n8k8(float (&c)[4], unsigned a_0, unsigned a_1, unsigned b) {
-  using mma_on_host::number_of;
-  struct Operands {
-    unsigned a[2], b;
-  };
-  const stand_in::Exchange<Operands> all(Operands{{a_0, a_1}, b});
+  const stand_in::Exchange all(mma_on_host::Operands<__half, 2, 1>({a_0, a_1}, {b}));
   const int g = stand_in::lane() / 4, t = stand_in::lane() % 4;
-  for (int e = 0; e < 4; ++e)
-    for (int k = 0; k < 8; ++k) {
-      const unsigned left_word = all.from(4 * g + k / 2).a[e / 2], right_word = all.from(4 * (2 * t + e % 2) + k / 2).b;
-      c[e] += number_of<__half>(left_word, k % 2) * number_of<__half>(right_word, k % 2);
-    }
+  for (int k = 0; k < 8; ++k) {
+    const auto& left = all.from(4 * g + k / 2).a.of;
+    for (int e = 0; e < 4; ++e) c[e] += left[2 * (e / 2) + k % 2] * all.from(4 * (2 * t + e % 2) + k / 2).b.of[k % 2];
+  }
 }
 
 // Lane l belongs to the pair of quads l / 4 % 4, whose first lane is that times 4. It is number u = l % 4 + 4 (l / 16)
@@ -94,17 +94,13 @@ inline void mma_m16n8k8(float (&c)[4], unsigned a_0, unsigned a_1, unsigned b) {
 // 2 + e & 2 + 4 (l / 16) and column l & 2 + e & 1 + e & 4.
 template <MmaLayout a_layout, MmaLayout b_layout>
 void mma_m8n8k4(float (&c)[2][4], const unsigned (&a)[2], const unsigned (&b)[2]) {
-  using mma_on_host::number_of;
-  struct Operands {
-    unsigned a[2], b[2];
-  };
-  const stand_in::Exchange<Operands> all(Operands{{a[0], a[1]}, {b[0], b[1]}});
+  using Operands = mma_on_host::Operands<__half, 2, 2>;
+  const stand_in::Exchange all(Operands(a, b));
   const int l = stand_in::lane(), first = l / 4 % 4 * 4;
   // the entry of line `line` of 8, and of channel k of 4; the lines are rows of a, or columns of b
-  const auto entry = [&](auto registers, bool has_own_line, int line, int k) {
+  const auto entry = [&](auto halves, bool has_own_line, int line, int k) {
     const int own = has_own_line ? line % 4 : k, e = has_own_line ? k : line % 4;
-    const Operands operands = all.from(first + own + 16 * (line / 4));
-    return number_of<__half>((operands.*registers)[e / 2], e % 2);
+    return (all.from(first + own + 16 * (line / 4)).*halves).of[e];
   };
   for (int e = 0; e < 8; ++e) {
     const int row = l % 2 + (e & 2) + 4 * (l / 16), column = (l & 2) + (e & 1) + (e & 4);
@@ -120,12 +116,12 @@ void load_matrices(unsigned (&x)[4], const T* row) {
   const stand_in::Exchange<const T*> rows(row);
   const int l = stand_in::lane();
   for (int i = 0; i < 4; ++i) {
-    std::uint16_t halves[2];
+    unsigned halves[2];
     for (int e = 0; e < 2; ++e) {
       const int down = transposed ? l % 4 * 2 + e : l / 4, right = transposed ? l / 4 : l % 4 * 2 + e;
-      std::memcpy(&halves[e], rows.from(8 * i + down) + right, sizeof(halves[e]));
+      halves[e] = std::bit_cast<std::uint16_t>(rows.from(8 * i + down)[right]);
     }
-    x[i] = static_cast<unsigned>(halves[0]) | static_cast<unsigned>(halves[1]) << 16;
+    x[i] = halves[0] | halves[1] << 16;
   }
 }
 
