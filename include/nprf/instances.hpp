@@ -5,6 +5,7 @@
 #include "nprf/calibration/calibrate.hpp"
 #include "nprf/config.hpp"
 #include "nprf/core/compiled_flags.hpp"
+#include "nprf/feature_map/balance.hpp"
 #include "nprf/feature_map/elu.hpp"
 #include "nprf/feature_map/feature_map_view.hpp"
 #include "nprf/feature_map/positive.hpp"
@@ -30,9 +31,10 @@
 
 /// The parts of NPRF_INSTANCES, for several files.
 #define NPRF_PRODUCT_INSTANCES(PREFIX, T) PREFIX template class nprf::toeplitz::Product<T>;
-#define NPRF_CALIBRATION_INSTANCES(PREFIX, T)                                                  \
-  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&); \
-  PREFIX template nprf::HeadsCalibration<T> nprf::detail::calibrate_samples<T>(                \
+#define NPRF_CALIBRATION_INSTANCES(PREFIX, T)                                                                        \
+  PREFIX template nprf::Balance<T> nprf::balance<T>(const nprf::MatrixView<T>&, const nprf::MatrixView<T>&, double); \
+  PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&);                       \
+  PREFIX template nprf::HeadsCalibration<T> nprf::detail::calibrate_samples<T>(                                      \
       std::span<const nprf::HeadSample<double>>, const nprf::CalibrationOptions&);
 #define NPRF_ATTENTION_INSTANCES(PREFIX, T)                                                       \
   NPRF_FEATURE_MAP_INSTANCES(PREFIX, T)                                                           \

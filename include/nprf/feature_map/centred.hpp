@@ -130,11 +130,11 @@ class Centred {
   /// of the coordinates z, which changes exp(z_q.z_k) in proportion to |z|, and of that of the row's factor.
   double relative_error(double norm) const {
     const double d = static_cast<double>(input_dim()), z = largest_coordinates(norm);
-    double own = 0;
-    if constexpr (requires(const F& f) { f.relative_error(z); }) own = m_features.relative_error(z);
+    double error_of_map = 0;
+    if constexpr (requires(const F& f) { f.relative_error(z); }) error_of_map = m_features.relative_error(z);
     const double factor =
         norm * static_cast<double>(std::max(m_constants.query_mean.norm(), m_constants.key_mean.norm()));
-    return own +
+    return error_of_map +
            static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * (3 + (2 + std::sqrt(d) / 8) * (z * z + factor));
   }
 
@@ -179,9 +179,9 @@ class Centred {
     require(phi.rows() == x.rows() && phi.cols() == output_dim(), "phi: expected ", x.rows(), " x ", output_dim(),
             ", got ", phi.rows(), " x ", phi.cols());
     run_coordinates(side, x, scale, team, [&](Index i0, Index rows, const auto& z, Workspace& scratch) {
-      T* own = log_factor ? log_factor + i0 : nullptr;
-      m_features.queries(z, RowScale<T>(), phi.middleRows(i0, rows), Team(scratch), own);
-      for (Index i = 0; own && i < rows; ++i) own[i] += linear(side, x, scale, i0 + i);
+      T* logs = log_factor ? log_factor + i0 : nullptr;
+      m_features.queries(z, RowScale<T>(), phi.middleRows(i0, rows), Team(scratch), logs);
+      for (Index i = 0; logs && i < rows; ++i) logs[i] += linear(side, x, scale, i0 + i);
     });
   }
 

@@ -65,8 +65,8 @@ __device__ __forceinline__ float compute_token_features(const FeatureTask<S>& ta
   using Shape = OneTokenShape;
   const auto& [x, scratch] = shared;
   const int head = z % task.x.heads, thread = static_cast<int>(threadIdx.x);
-  const NormalisedToken own = normalise<Shape>(task, x, scratch);
-  const TokenCoordinates at = coordinates_of<Shape>(task, head, x, scratch, own);
+  const NormalisedToken normalised = normalise<Shape>(task, x, scratch);
+  const TokenCoordinates at = coordinates_of<Shape>(task, head, x, scratch, normalised);
   float largest = 0;  // projection
   if (task.is_exponential() || task.has_pairs()) {
     multiply_rows(task.w + head * task.w_stride, task.m, task.d_padded, at.z, nullptr, phi);
@@ -81,7 +81,7 @@ __device__ __forceinline__ float compute_token_features(const FeatureTask<S>& ta
   store_token_features(task, head, at.z, largest, phi);
   __syncthreads();
   const float log_scale = task.kind == FeatureKind::elu ? 0.0f : largest + at.log_factor;
-  return own.finite && fabsf(log_scale) <= largest_float ? log_scale : not_a_number;
+  return normalised.finite && fabsf(log_scale) <= largest_float ? log_scale : not_a_number;
 }
 
 }  // namespace nprf::cuda

@@ -66,12 +66,12 @@ __device__ __forceinline__ NormalisedToken measure(const FeatureTask<S, Feature>
     float largest = 0;
     for (int k = g; k < d; k += Shape::groups) largest = fmaxf(largest, fabsf(x[Shape::at(k, t)]));
     largest = over_groups<Shape>(scratch, largest, [](float a, float b) { return fmaxf(a, b); });
-    const PowerOfTwoScale own = power_of_two_scale(magnitude(largest));
+    const PowerOfTwoScale scale = power_of_two_scale(magnitude(largest));
     const float relative = over_channels<Shape>(x, d, scratch, [=](float x_k, float sum) {
-      const float part = x_k * own.inverse;
+      const float part = x_k * scale.inverse;
       return fmaf(part, part, sum);
     });
-    if (is_extreme) unit = own, square = relative;
+    if (is_extreme) unit = scale, square = relative;
   }
   return token_of(task, square, unit.inverse, is_extreme);
 }

@@ -70,8 +70,8 @@ NPRF_HOST_DEVICE inline double convolution_error(const Norms& c, const Norms& x,
 
 /// The error of a column, from its own and that of the column that shares its complex transform, as real and imaginary
 /// parts. Their rounding errors mix.
-NPRF_HOST_DEVICE inline double shared_transform_error(double own, double partner) {
-  return std::sqrt(own * own + partner * partner);
+NPRF_HOST_DEVICE inline double shared_transform_error(double error, double partner_error) {
+  return std::sqrt(error * error + partner_error * partner_error);
 }
 
 }  // namespace nprf::toeplitz

@@ -21,11 +21,12 @@ struct ColumnScales {
   __device__ __forceinline__ static void find(float* maxima, int r, int p0, int p, Entries&& at) {
     const int thread = static_cast<int>(threadIdx.x), column = p0 + thread % columns;
     const auto larger = [](float x, float y) { return fmaxf(x, y); };
-    float own = 0, last = 0;
-    for (int f = thread / columns; f < r && column < p; f += threads / columns) own = larger(own, fabsf(at(f, column)));
+    float largest = 0, last = 0;
+    for (int f = thread / columns; f < r && column < p; f += threads / columns)
+      largest = larger(largest, fabsf(at(f, column)));
     for (int f = thread; f < r; f += threads) last = larger(last, fabsf(at(f, p)));
     last = over_warp(last, larger);
-    maxima[thread] = own;
+    maxima[thread] = largest;
     if (thread % 32 == 0) maxima[threads + thread / 32] = last;
     __syncthreads();
   }
