@@ -102,7 +102,7 @@ double error_in_shared_memory(const Case& x) {
     engine.take(count);
     const DeviceArray<unsigned char> memory(count.bytes());
     cuda::Scratch scratch(memory.data());
-    engine.queue(task, 1, {spectrum, 0}, N, D, engine.take(scratch), nullptr);
+    engine.queue(task, {spectrum, 0}, N, D, engine.take(scratch), nullptr);
   });
 }
 

@@ -21,6 +21,8 @@ struct TokenPlaces {
   int outside = 0, cells = 0, end = 0;   // end: the last slot + 1
 
   __host__ __device__ bool is_grid() const { return slots != nullptr; }
+  /// The number of slots of n tokens.
+  int slot_count(int n) const { return is_grid() ? end : n; }
   __host__ __device__ int border_size() const { return outside * (outside + 2); }
   __device__ __forceinline__ bool is_border(int query, int key) const { return query < outside || key < outside; }
   /// The border entry of a query and a key, of which at least one has no slot.

@@ -15,7 +15,7 @@
 #include "nprf/cuda/device/value_columns.cuh"
 #include "nprf/cuda/toeplitz/backward/lag_factors.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
-#include "nprf/cuda/toeplitz/fft/cufft_engine.cuh"
+#include "nprf/cuda/toeplitz/fft/slab_kernels.cuh"
 #include "nprf/fft/length.hpp"
 
 namespace nprf::cuda {
