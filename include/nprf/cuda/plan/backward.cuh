@@ -82,7 +82,7 @@ class Backward {
     const int z = model.z(), n_q = model.n_q(), n_k = model.n_k(), r = model.r();
     if (!model.places().is_grid()) m_lags = LagGradients(device, forward.shape(), weights, model.d_v() + 1);
     if (m_is_tiled) return;
-    m_correlation = CorrelationEngine(n_q, n_k, r, model.d_v(), z, model.toeplitz(), slab_bytes);
+    m_correlation = LagCorrelations(n_q, n_k, r, model.d_v(), z, model.toeplitz(), slab_bytes);
     m_parts_of_dA = parts_of_keys(device, TileShape::tiles(n_q), n_k, r, z);
     m_extra_parts = parts_of_keys(device, TileShape::tiles(n_k), n_q, r, z);
     m_blocks = 2 * device.multiprocessors;
@@ -107,7 +107,7 @@ class Backward {
     typename Product<S>::Arrays Y, tensor_Y;  // in float, of which only the states if the other one is computed
     typename CheckedProduct<S>::Arrays checks;
     LagGradients::Arrays lags;
-    CorrelationEngine::Arrays correlation;
+    LagCorrelations::Arrays correlation;
     typename GradientProducts<S>::Rows rows_of_factors;
     typename GradientProducts<S>::Arrays dA, dB, dU;
     Sums extra_dA;  // of recomputed rows, parts after the first one
@@ -352,7 +352,7 @@ class Backward {
   std::optional<Product<S>> m_in_float;
   GradientProducts<S> m_products;
   LagGradients m_lags;
-  CorrelationEngine m_correlation;  // this and the following members: FFT engines only
+  LagCorrelations m_correlation;  // this and the following members: FFT engines only
   int m_parts_of_dA = 1, m_extra_parts = 0, m_blocks = 0;
 };
 

@@ -14,8 +14,8 @@
 #include "nprf/cuda/fft/spectra.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/cuda/toeplitz/engine.cuh"
-#include "nprf/cuda/toeplitz/fft/shared_memory_engine.cuh"
-#include "nprf/cuda/toeplitz/fft/two_pass_engine.cuh"
+#include "nprf/cuda/toeplitz/fft/shared_memory_fft.cuh"
+#include "nprf/cuda/toeplitz/fft/two_pass_fft.cuh"
 #include "nprf/cuda/toeplitz/row_sums.cuh"
 
 namespace nprf::cuda {
@@ -30,11 +30,11 @@ class FusedEngine {
   /// FFTs in two passes move 40 bytes per point of 2 N.
   static CallCost cost(const CostInputs& x) {
     const int n = std::max(x.shape.n_q, x.shape.n_k);
-    if (const SharedMemoryVariant* variant = SharedMemoryEngine::variant_for(x.device, n)) {
+    if (const SharedMemoryVariant* variant = SharedMemoryFft::variant_for(x.device, n)) {
       const double N = variant->N();
       return {55e-6, 13.5e12, 20 * N * std::log2(N) * x.signals(), 2 * variant->N()};
     }
-    const TwoPassVariant* variant = TwoPassEngine::variant_for(n);
+    const TwoPassVariant* variant = TwoPassFft::variant_for(n);
     if (!variant) return {60e-6, 2.4e12, std::numeric_limits<double>::infinity()};
     return {60e-6, 2.4e12, 40 * 2 * static_cast<double>(variant->N()) * x.signals(), 2 * variant->N()};
   }
@@ -44,7 +44,7 @@ class FusedEngine {
       : m_fft(fft_for(x)), m_weights(x.weights), m_spectrum(sizeof(float2) * spectrum_size() * positions()) {}
 
   struct Arrays {
-    std::variant<SharedMemoryEngine::Arrays, TwoPassEngine::Arrays> of_fft;
+    std::variant<SharedMemoryFft::Arrays, TwoPassFft::Arrays> of_fft;
   };
   Arrays take(Scratch& scratch) const {
     return std::visit([&](const auto& fft) { return Arrays{fft.take(scratch)}; }, m_fft);
@@ -72,15 +72,15 @@ class FusedEngine {
   }
 
  private:
-  using Fft = std::variant<SharedMemoryEngine, TwoPassEngine>;
+  using Fft = std::variant<SharedMemoryFft, TwoPassFft>;
 
   static Fft fft_for(const EngineInputs& x) {
     const auto& [z, heads, n_q, n_k, r, p, group_of_A, group_of_B] = x.shape;
     const int n = std::max(n_q, n_k);
-    if (SharedMemoryEngine::variant_for(x.device, n)) return SharedMemoryEngine(x.device, n_q, n_k, r, p, z);
-    const TwoPassVariant* variant = TwoPassEngine::variant_for(n);
+    if (SharedMemoryFft::variant_for(x.device, n)) return SharedMemoryFft(x.device, n_q, n_k, r, p, z);
+    const TwoPassVariant* variant = TwoPassFft::variant_for(n);
     require(variant != nullptr, "n_q and n_k: expected at most 2^20 by Engine::fused, got ", n_q, " and ", n_k);
-    return TwoPassEngine(*variant, x.device, r, p, z, x.slab_bytes);
+    return TwoPassFft(*variant, x.device, r, p, z, x.slab_bytes);
   }
 
   std::size_t spectrum_size() const { return static_cast<std::size_t>(length()); }

@@ -59,7 +59,7 @@ inline const auto& shared_memory_variants() {
 }
 
 /// The products of z matrices by FFTs in shared memory.
-class SharedMemoryEngine {
+class SharedMemoryFft {
  public:
   /// The kernel with the smallest N >= n that fits the device; null if there is none.
   static const SharedMemoryVariant* variant_for(const Device& device, int n) {
@@ -69,7 +69,7 @@ class SharedMemoryEngine {
   }
 
   /// Throws InvalidArgument if no kernel has room for the tokens.
-  SharedMemoryEngine(const Device& device, int n_q, int n_k, int r, int p, int z)
+  SharedMemoryFft(const Device& device, int n_q, int n_k, int r, int p, int z)
       : m_variant(variant_for(device, std::max(n_q, n_k))), m_pairs(column_pairs(p)), m_z(z) {
     require(m_variant != nullptr, "n_q and n_k: expected at most 16384 (12288 on older devices) in shared memory, got ",
             n_q, " and ", n_k);
