@@ -35,8 +35,11 @@ set(levels
   "calibration"
   "cuda/model.hpp cuda/device"
   "cuda/fft cuda/position"
+  "cuda/toeplitz/row_sums.cuh"
+  "cuda/toeplitz/engine.cuh"
   "cuda/toeplitz/direct"
   "cuda/toeplitz/banded cuda/toeplitz/fft cuda/error_bound"
+  "cuda/toeplitz/engines.cuh"
   "cuda/toeplitz"
   "cuda/toeplitz/backward cuda/feature_map"
   "cuda/attention cuda/decoder"
@@ -46,7 +49,7 @@ set(levels
   "nprf.hpp cuda.hpp")
 
 # headers that device code may include, which is compiled without a matrix library
-set(device_headers "config|core/(compensated_sum|engine|error|fitted_tails|index|lag_bias_view|lag_problem|lag_range|lag_weights_view|lower_lags|near_lags|row_quotient|slots)|fft/length")
+set(device_headers "config|core/(border|compensated_sum|engine|error|fitted_tails|index|lag_bias_view|lag_problem|lag_range|lag_weights_view|lower_lags|near_lags|row_quotient|slots)|fft/length")
 string(APPEND device_headers "|decoder/(running_log_scale|step_bias)")
 string(APPEND device_headers "|toeplitz/(fft/convolution_error|plan/failing_share)")
 

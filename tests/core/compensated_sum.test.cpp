@@ -50,4 +50,14 @@ TEST_CASE("zero leaves a sum as it is", "[core]") {
   CHECK(error == 0);
 }
 
+TEST_CASE("a decay keeps the digits of a small exponent", "[core]") {
+  constexpr double eps = static_cast<double>(std::numeric_limits<float>::epsilon());
+  for (const double x : {0.0, -1e-12, -1e-3, -0.25, -0.499, -0.5, -3.0, -80.0}) {
+    const auto [whole, part] = decay_of<float>(x);
+    const double expected = x > -0.5 ? std::expm1(x) : std::exp(x);
+    CHECK(whole == (x > -0.5 ? 1.0f : 0.0f));
+    CHECK(std::abs(static_cast<double>(part) - expected) <= eps * std::abs(expected));
+  }
+}
+
 }  // namespace nprf::test::core_compensated_sum

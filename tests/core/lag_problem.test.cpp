@@ -8,17 +8,6 @@
 
 namespace nprf::test::core_lag_problem {
 
-TEST_CASE("the border has an entry for each query and key of which one has no slot", "[core]") {
-  const std::vector<double> values{0, 1, 2, 3, 10, 11, 12, 13};
-  const Border<double> border{2, values.data()};
-  CHECK(border.size() == 8);
-  CHECK((border(0, 0) == 2 && border(0, 1) == 3 && border(1, 0) == 12 && border(1, 1) == 13));
-  for (const Index slot : {2, 3, 9}) {
-    CHECK((border(0, slot) == 0 && border(1, slot) == 10));  // every key with a slot
-    CHECK((border(slot, 0) == 1 && border(slot, 1) == 11));  // every query with a slot
-  }
-}
-
 TEST_CASE("the bias of a query and a key is that of their slots, or the border's", "[core]") {
   constexpr double never = LagProblem<double>::minus_infinity;
   const std::vector<double> biases{-2, -1, 0, never, -4}, extra{5, 6, 7};

@@ -18,7 +18,7 @@ inline const std::vector<cuda::Engine> cuda_engines{cuda::Engine::direct, cuda::
 
 /// Whether rows of an engine may fail the FFT error bound. With a near field and with features that are a series, exact
 /// softmax replaces such rows, which are others on the CPU.
-inline bool uses_fft(cuda::Engine engine) { return engine == cuda::Engine::fused || engine == cuda::Engine::cufft; }
+inline bool uses_fft(cuda::Engine engine) { return !cuda::properties_of(engine).is_tiled; }
 
 /// The queries, keys and values of one head, for a plan and for the CPU.
 struct PlanCase {

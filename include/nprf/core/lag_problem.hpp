@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "nprf/core/border.hpp"
 #include "nprf/core/engine.hpp"
 #include "nprf/core/index.hpp"
 #include "nprf/core/lag_range.hpp"
@@ -12,24 +13,6 @@
 #include "nprf/core/slots.hpp"
 
 namespace nprf {
-
-/// The biases or the weights of E tokens without a slot (the extra tokens of a grid): a matrix (E,E+2) in the caller's
-/// storage. In row e, column 0 is for query e and every key with a slot, column 1 for every query with a slot and key
-/// e, and column 2 + f for query e and key f, both without a slot.
-template <class T>
-struct Border {
-  Index count = 0;            // E
-  const T* values = nullptr;  // (E,E+2)
-
-  Index size() const { return count * (count + 2); }
-  /// The index in `values` of the entry of a query and a key, given by their token indices. At least one of them has no
-  /// slot.
-  Index index(Index query, Index key) const {
-    if (query >= count) return key * (count + 2) + 1;
-    return query * (count + 2) + (key < count ? 2 + key : 0);
-  }
-  T operator()(Index query, Index key) const { return values[index(query, key)]; }
-};
 
 /// The slots of the queries and keys of a call (slots.hpp), which keys each query attends to, and with which bias: a
 /// position, a direction and an offset, lowered to tables. Engines, error bounds and fallbacks all work from it. It

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nprf/core/border.hpp"
 #include "nprf/core/engine.hpp"
 #include "nprf/core/lag_bias_view.hpp"
 #include "nprf/core/lag_problem.hpp"
@@ -61,7 +62,7 @@ inline Tails tails_outside(LagRange near, LagRange reach, Tails tails) {
   return tails;
 }
 
-// exp(b - largest), but the row of a query without a slot is relative to its own largest
+// the weights of the border for the largest bias of all lags
 template <Real T, class Storage>
 Border<T> border_weights(const Border<double>& biases, double largest, Storage& storage) {
   const Index E = biases.count;
@@ -70,8 +71,7 @@ Border<T> border_weights(const Border<double>& biases, double largest, Storage& 
     const double* b = biases.values + e * (E + 2);
     const double row = E > 0 ? std::max(b[0], *std::max_element(b + 2, b + E + 2)) : 0;
     for (Index f = 0; f < E + 2; ++f)
-      weights[e * (E + 2) + f] =
-          b[f] > LagProblem<T>::minus_infinity ? static_cast<T>(std::exp(b[f] - (f == 1 ? largest : row))) : T(0);
+      weights[e * (E + 2) + f] = border_weight<T>(b[f], static_cast<int>(f), largest, row);
   }
   return {E, weights};
 }

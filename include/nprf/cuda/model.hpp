@@ -49,7 +49,7 @@ struct FeatureModel {
 /// beyond either end of `index` uses the index at that end.
 ///
 /// In a grid tokens have slots of their own, and lags are differences of slots. The first E = `outside` tokens have no
-/// slot; the last E (E + 2) parameters are the biases of the border, in the order of Border (core/lag_problem.hpp).
+/// slot; the last E (E + 2) parameters are the biases of the border, in the order of Border (core/border.hpp).
 struct PositionModel {
   std::vector<float> parameters;  // in any order; empty: b = 0
   std::ptrdiff_t first = 0;

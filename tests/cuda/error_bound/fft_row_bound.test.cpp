@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
-#include "nprf/cuda/toeplitz/fft/shared_memory_engine.cuh"
-#include "nprf/cuda/toeplitz/fft/two_pass_engine.cuh"
+#include "nprf/cuda/toeplitz/fft/shared_memory_fft.cuh"
+#include "nprf/cuda/toeplitz/fft/two_pass_fft.cuh"
 #include "nprf/toeplitz/fft/convolution_error.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -95,28 +95,28 @@ double error(const Case& x, int length, Queue&& queue) {
 
 double error_in_shared_memory(const Case& x) {
   const int n = static_cast<int>(x.b.size()), p = static_cast<int>(x.U.cols());
-  const cuda::SharedMemoryEngine engine(cuda::Device::current(), n, n, 1, p, 1);
-  return error(x, engine.length(), [&](const cuda::TileTask<float>& task, float2* spectrum, float* N, float* D) {
-    engine.queue_spectrum(task.c, 1, spectrum, nullptr);
+  const cuda::SharedMemoryFft fft(cuda::Device::current(), n, n, 1, p, 1);
+  return error(x, fft.length(), [&](const cuda::TileTask<float>& task, float2* spectrum, float* N, float* D) {
+    fft.queue_spectrum(task.c, 1, spectrum, nullptr);
     cuda::Scratch count;
-    engine.take(count);
+    fft.take(count);
     const DeviceArray<unsigned char> memory(count.bytes());
     cuda::Scratch scratch(memory.data());
-    engine.queue(task, 1, {spectrum, 0}, N, D, engine.take(scratch), nullptr);
+    fft.queue(task, {spectrum, 0}, N, D, fft.take(scratch), nullptr);
   });
 }
 
 double error_in_two_passes(const Case& x) {
   const auto variant = cuda::TwoPassVariant::of<cuda::fft::ColumnShape<2, 16>, cuda::Points512, 3>();
   const int p = static_cast<int>(x.U.cols());
-  const cuda::TwoPassEngine engine(variant, cuda::Device::current(), 1, p, 1, 0);
-  return error(x, engine.length(), [&](const cuda::TileTask<float>& task, float2* spectrum, float* N, float* D) {
-    engine.queue_spectrum(task.c, 1, spectrum, nullptr);
+  const cuda::TwoPassFft fft(variant, cuda::Device::current(), 1, p, 1, 0);
+  return error(x, fft.length(), [&](const cuda::TileTask<float>& task, float2* spectrum, float* N, float* D) {
+    fft.queue_spectrum(task.c, 1, spectrum, nullptr);
     cuda::Scratch count;
-    engine.take(count);
+    fft.take(count);
     const DeviceArray<unsigned char> memory(count.bytes());
     cuda::Scratch scratch(memory.data());
-    engine.queue(task, {spectrum, 0}, N, D, engine.take(scratch), nullptr);
+    fft.queue(task, {spectrum, 0}, N, D, fft.take(scratch), nullptr);
   });
 }
 

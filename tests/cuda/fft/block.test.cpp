@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cuda/device_array.hpp"
-#include "nprf/cuda/toeplitz/fft/two_pass_engine.cuh"
+#include "nprf/cuda/toeplitz/fft/two_pass_fft.cuh"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 

@@ -186,7 +186,7 @@ TEST_CASE("the shared memory engine chooses the variant that fits the device", "
                                                           {16385, 227, 0}}) {
     cuda::Device device;
     device.shared_bytes = shared * 1024;
-    const cuda::SharedMemoryVariant* variant = cuda::SharedMemoryEngine::variant_for(device, n);
+    const cuda::SharedMemoryVariant* variant = cuda::SharedMemoryFft::variant_for(device, n);
     INFO("n " << n << ", " << shared << " KiB");
     CHECK((variant ? variant->N() : 0) == N);
   }

@@ -26,6 +26,13 @@ concept Storage = std::same_as<S, float> || std::same_as<S, __half> || std::same
 /// The types of features that products multiply: in float, or in 16 bits on tensor cores.
 enum class FeatureType { in_float, in_half, in_bfloat16 };
 
+constexpr bool on_tensor_cores(FeatureType type) { return type != FeatureType::in_float; }
+/// Whether these are features of 16 bits of the storage type.
+template <Storage S>
+constexpr bool has_storage_type(FeatureType type) {
+  return on_tensor_cores(type) && (type == FeatureType::in_half) == std::same_as<S, __half>;
+}
+
 NPRF_HOST_DEVICE __forceinline__ float to_float(float x) { return x; }
 NPRF_HOST_DEVICE __forceinline__ float to_float(__half x) { return __half2float(x); }
 NPRF_HOST_DEVICE __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

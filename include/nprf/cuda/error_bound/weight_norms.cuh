@@ -4,7 +4,7 @@
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/error_bound/signal_norms.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
-#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/position/toeplitz_weights.cuh"
 #include "nprf/toeplitz/fft/convolution_error.hpp"
 
 namespace nprf::cuda {

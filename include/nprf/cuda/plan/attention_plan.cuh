@@ -283,10 +283,8 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
       m_engine(options.engine == Engine::automatic ? cheapest<S>(m_device, m_model, options.gradients,
                                                                  options.tolerance, options.gradients_on_tensor_cores)
                                                    : options.engine),
-      m_product(m_device, m_engine,
-                {m_model.z(), m_model.heads(), m_model.n_q(), m_model.n_k(), m_model.r(), m_model.d_v(), 1,
-                 m_model.feature_group()},
-                m_model.toeplitz(), options.slab_bytes, feature_type_of<S>(m_device, m_model, m_engine)),
+      m_product(m_device, m_engine, m_model.product_shape(), m_model.toeplitz(), options.slab_bytes,
+                feature_type_of<S>(m_device, m_model, m_engine)),
       m_checked_product(m_device, m_product.shape(), m_product.weights(), m_product.length(), m_model.positive(),
                         options.tolerance) {
   require(options.tolerance >= 0, "tolerance: expected 0 or more, got ", options.tolerance);
@@ -301,9 +299,9 @@ AttentionPlan<S>::AttentionPlan(AttentionModel model, const PlanShape& shape, co
           " bytes of shared memory, got ", m_model.d(), " and ", m_model.m());
   if constexpr (MmaFactor<S>)
     if (m_product.on_tensor_cores()) m_model.template split_projections<S>(m_device, stream);
-  if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes);
+  if (m_model.has_exact_rows()) m_exact.emplace(m_device, m_model, m_product, options.slab_bytes);
   if (options.gradients)
-    m_backward.emplace(m_device, m_engine, m_model, m_product, options.slab_bytes, options.gradients_on_tensor_cores);
+    m_backward.emplace(m_device, m_model, m_product, options.slab_bytes, options.gradients_on_tensor_cores);
   queue_weights(stream);
   check(cudaStreamSynchronize(stream), "transforming the weights");
   Scratch count;

@@ -66,22 +66,23 @@ class Backward {
  public:
   /// `forward` is the product of the plan's forward pass; all calls must pass the same one. With `on_tensor_cores` the
   /// gradients are computed on tensor cores if the forward product is, with the storage type.
-  Backward(const Device& device, Engine engine, const DeviceModel& model, const Product<S>& forward,
-           std::size_t slab_bytes, bool on_tensor_cores)
-      : m_is_tiled(engine == Engine::direct || engine == Engine::banded),
-        m_products(device, engine, forward.shape(), forward.weights(), slab_bytes,
-                   on_tensor_cores && forward.has_features_of_storage_type()) {
-    if (forward.on_tensor_cores()) m_in_float.emplace(device, engine, forward.shape(), forward.weights(), slab_bytes);
+  Backward(const Device& device, const DeviceModel& model, const Product<S>& forward, std::size_t slab_bytes,
+           bool on_tensor_cores)
+      : m_is_tiled(properties_of(forward.engine()).is_tiled),
+        m_products(device, forward, slab_bytes, on_tensor_cores && forward.has_features_of_storage_type()) {
+    if (forward.on_tensor_cores())
+      m_in_float.emplace(device, forward.engine(), forward.shape(), forward.weights(), slab_bytes);
     const std::size_t shared = FeatureGradientShape::shared(model.d_padded(), model.is_centred() ? 2 : 1,
                                                             model.is_centred() || model.is_quadratic());
     require(shared <= device.shared_bytes, "input_dim: expected a size that fits in ", device.shared_bytes,
             " bytes of shared memory with gradients, got ", model.d());
     ToeplitzWeights weights = model.toeplitz();
-    if (engine != Engine::banded) weights.band = {weights.c.first, weights.c.first + weights.c.size - 1};
+    if (!properties_of(forward.engine()).has_states)
+      weights.band = {weights.c.first, weights.c.first + weights.c.size - 1};
     const int z = model.z(), n_q = model.n_q(), n_k = model.n_k(), r = model.r();
     if (!model.places().is_grid()) m_lags = LagGradients(device, forward.shape(), weights, model.d_v() + 1);
     if (m_is_tiled) return;
-    m_correlation = CorrelationEngine(n_q, n_k, r, model.d_v(), z, model.toeplitz(), slab_bytes);
+    m_correlation = LagCorrelations(n_q, n_k, r, model.d_v(), z, model.toeplitz(), slab_bytes);
     m_parts_of_dA = parts_of_keys(device, TileShape::tiles(n_q), n_k, r, z);
     m_extra_parts = parts_of_keys(device, TileShape::tiles(n_k), n_q, r, z);
     m_blocks = 2 * device.multiprocessors;
@@ -106,7 +107,7 @@ class Backward {
     typename Product<S>::Arrays Y, tensor_Y;  // in float, of which only the states if the other one is computed
     typename CheckedProduct<S>::Arrays checks;
     LagGradients::Arrays lags;
-    CorrelationEngine::Arrays correlation;
+    LagCorrelations::Arrays correlation;
     typename GradientProducts<S>::Rows rows_of_factors;
     typename GradientProducts<S>::Arrays dA, dB, dU;
     Sums extra_dA;  // of recomputed rows, parts after the first one
@@ -225,6 +226,7 @@ class Backward {
     const int z = model.z();
     const Counters& counters = arrays.checks.counters;
     const SelectedQueries& selected = arrays.selected;
+    const auto states = in_float(forward.product).states(arrays.Y);
     const bool has_db = parameters && model.parameter_count() > 0;
     float *db = arrays.db, *requested = has_db ? db : nullptr;
     if (has_db && model.places().is_grid())
@@ -234,7 +236,7 @@ class Backward {
           .queue_states(arrays.phi_q, arrays.phi_k, {model.shared_by_group(inputs.v), inputs.key_mask}, arrays.Y,
                         stream);
     if (has_db && !model.places().is_grid())
-      m_lags.queue({A, B, m_is_tiled ? G : H, U}, selected, arrays.Y.before, arrays.Y.after, db, arrays.lags, stream);
+      m_lags.queue({A, B, m_is_tiled ? G : H, U}, selected, states.before, states.after, db, arrays.lags, stream);
     if (has_db && !m_is_tiled) m_correlation.queue({A, B, G, U}, counters.largest, db, arrays.correlation, stream);
     if (arrays.log_domain.is_log_domain)
       queue_log_domain_gradients(
@@ -249,7 +251,7 @@ class Backward {
                                arrays.exact_gradients, requested},
           stream);
     if (has_db)
-      queue_parameter_gradients(model.parameter_gradients(db, m_lags.moments(arrays.lags, arrays.Y.before), parameters),
+      queue_parameter_gradients(model.parameter_gradients(db, m_lags.moments(arrays.lags, states.before), parameters),
                                 model.positions(), stream);
   }
 
@@ -350,7 +352,7 @@ class Backward {
   std::optional<Product<S>> m_in_float;
   GradientProducts<S> m_products;
   LagGradients m_lags;
-  CorrelationEngine m_correlation;  // this and the following members: FFT engines only
+  LagCorrelations m_correlation;  // this and the following members: FFT engines only
   int m_parts_of_dA = 1, m_extra_parts = 0, m_blocks = 0;
 };
 

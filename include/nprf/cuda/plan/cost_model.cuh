@@ -1,90 +1,70 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <type_traits>
 
 #include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/device/storage.cuh"
 #include "nprf/cuda/error_bound/fft_row_bound.cuh"
 #include "nprf/cuda/plan/device_model.cuh"
-#include "nprf/cuda/toeplitz/product.cuh"
-#include "nprf/fft/length.hpp"
+#include "nprf/cuda/toeplitz/engines.cuh"
 
 namespace nprf::cuda {
 
 /// The type of features that the product of a plan multiplies.
 template <Storage S>
 FeatureType feature_type_of(const Device& device, const DeviceModel& model, Engine engine) {
-  const FarKeys far_keys = engine == Engine::banded ? FarKeys::in_states : FarKeys::in_tiles;
-  return Product<S>::feature_type(device, engine, model.features_fit_half(far_keys));
+  const auto [is_tiled, supports_grid, has_states] = properties_of(engine);
+  if (!is_tiled || model.places().is_grid()) return FeatureType::in_float;
+  return feature_type_of_tiles<S>(device, model.features_fit_half(has_states ? FarKeys::in_states : FarKeys::in_tiles));
 }
 
-/// The time of a call is modelled as start + work / rate.
-struct CallTime {
-  double start;  // s: the least time of the kernels, one after the other
-  double rate;   // per second: floating-point operations, or bytes of FFTs in global memory
+/// The cost of a product of E, without rows that fail the error bound. With gradients only the forward pass is
+/// estimated: at the rates of float or, where PlanOptions::gradients_on_tensor_cores has an effect, at half of those of
+/// tensor cores, since some of the work stays in float.
+template <Storage S, class E>
+CallCost cost_of(const Device& device, const DeviceModel& model, bool gradients, bool gradients_on_tensor_cores) {
+  const FeatureType type = feature_type_of<S>(device, model, E::name);
+  const bool uses_tensor_cores =
+      on_tensor_cores(type) && (!gradients || (gradients_on_tensor_cores && has_storage_type<S>(type)));
+  const bool is_causal = model.model().direction == Direction::causal;
+  CallCost cost = E::cost({device, model.product_shape(), model.toeplitz(), is_causal, uses_tensor_cores});
+  if (gradients && uses_tensor_cores) cost.rate /= 2;
+  return cost;
+}
 
-  constexpr double operator()(double work) const { return start + work / rate; }
-};
+/// The mean share of rows that fail the error bound of an FFT (error_bound/fft_row_bound.cuh) over the positions; in a
+/// grid it is estimated as if each slot had a token.
+inline double failing_share(const DeviceModel& model, int length, double tolerance) {
+  const int n_q = model.places().slot_count(model.n_q()), n_k = model.places().slot_count(model.n_k());
+  double failing = 0;
+  for (const PositionModel& position : model.model().positions)
+    failing += failing_share(model.weights_of(position), n_q, n_k, length, tolerance) / model.positions();
+  return failing;
+}
 
-/// Those of the engines, fitted to measurements on an H200 (bench/README.md), forward, for 1024 to 131072 tokens.
-struct CallTimes {
-  static constexpr CallTime direct{22e-6, 12.5e12}, direct_on_tensor_cores{26e-6, 290e12}, banded{50e-6, 12.5e12},
-      banded_on_tensor_cores{26e-6, 85e12}, fused{55e-6, 13.5e12}, two_pass{60e-6, 2.4e12}, cufft{60e-6, 2e12};
-};
-
-/// The engine with the least estimated time (CallTimes). FFTs in two passes move 40 bytes per point of 2 N, and cuFFT's
-/// slabs pass through memory ten times. Rows that fail the FFT error bound (error_bound/fft_row_bound.cuh) add the time
-/// of tiles; their share in a grid is estimated as if each slot had a token. With gradients only the
-/// forward pass is estimated: at the rates of float or, where PlanOptions::gradients_on_tensor_cores has an effect, at
-/// half of those of tensor cores, since some of the work stays in float.
+/// The engine with the least estimated time. Rows that fail the error bound of an FFT add the time of tiles.
 template <Storage S>
 Engine cheapest(const Device& device, const DeviceModel& model, bool gradients, double tolerance,
                 bool gradients_on_tensor_cores = false) {
-  const int n_q = model.n_q(), n_k = model.n_k(), n = std::max(n_q, n_k);
-  const double z = model.z(), r = model.r(), columns = model.d_v() + 1, products = z * r * (columns / 2);
-  const double tokens = static_cast<double>(n_q) + n_k, pairs = static_cast<double>(n_q) * n_k;
-  const bool is_grid = model.places().is_grid();
-  const bool causal = model.model().direction == Direction::causal;
-  using Times = CallTimes;
-
-  const auto time_of = [&](Engine engine, const CallTime& in_float, CallTime on_tensor_cores) {
-    const FeatureType type = is_grid ? FeatureType::in_float : feature_type_of<S>(device, model, engine);
-    if (type == FeatureType::in_float) return in_float;
-    if (!gradients) return on_tensor_cores;
-    const bool is_of_storage = (type == FeatureType::in_half) == std::is_same_v<S, __half>;
-    if (!gradients_on_tensor_cores || !is_of_storage) return in_float;
-    on_tensor_cores.rate /= 2;
-    return on_tensor_cores;
+  struct Candidate {
+    Engine engine;
+    double time = std::numeric_limits<double>::infinity();
+    int fft_length = 0;
   };
-  const double band = std::min<double>(n_k, model.band().last - model.band().first + 1 + 3 * TileShape::tile);
-  const CallTime of_direct = time_of(Engine::direct, Times::direct, Times::direct_on_tensor_cores);
-  const double direct = of_direct((causal ? 1 : 2) * z * pairs * (r + columns));
-  const double states = model.tail_slope().is_zero() ? 1 : 2;  // the sides have sums of their own
-  const CallTime of_banded = time_of(Engine::banded, Times::banded, Times::banded_on_tensor_cores);
-  const double banded = is_grid ? std::numeric_limits<double>::infinity()
-                                : of_banded(z * (2 * n_q * band * (r + columns) + states * 4 * tokens * r * columns));
-
-  const SharedMemoryVariant* in_shared = is_grid ? nullptr : SharedMemoryEngine::variant_for(device, n);
-  const TwoPassVariant* two_pass = is_grid ? nullptr : TwoPassEngine::variant_for(n);
-  const double N = in_shared ? in_shared->N() : two_pass ? two_pass->N() : 0;
-  const double fused = in_shared  ? Times::fused(20 * N * std::log2(N) * products)
-                       : two_pass ? Times::two_pass(40 * 2 * N * products)
-                                  : std::numeric_limits<double>::infinity();
-  const int slots_q = is_grid ? model.places().end : n_q, slots_k = is_grid ? model.places().end : n_k;
-  const double cufft = Times::cufft(10 * 8 * (static_cast<double>(slots_q) + slots_k) * products);
-  double transforms = std::min(fused, cufft);
-  if (transforms < std::min(direct, banded)) {
-    const int length = fused <= cufft ? static_cast<int>(2 * N) : nprf::fft::smooth_length(slots_q + slots_k - 1);
-    double failing = 0;
-    for (const PositionModel& position : model.model().positions)
-      failing += failing_share(model.weights_of(position), slots_q, slots_k, length, tolerance) / model.positions();
-    transforms += failing * direct;
+  Candidate tiled{Engine::automatic}, by_fft{Engine::automatic};
+  EngineList<S>::for_each([&]<class E>(std::type_identity<E>) {
+    if (model.places().is_grid() && !E::supports_grid) return;
+    const CallCost cost = cost_of<S, E>(device, model, gradients, gradients_on_tensor_cores);
+    Candidate& best = E::is_tiled ? tiled : by_fft;
+    if (cost.time() < best.time) best = {E::name, cost.time(), cost.fft_length};
+  });
+  if (by_fft.time < tiled.time) {
+    const double direct = cost_of<S, DirectEngine<S>>(device, model, gradients, gradients_on_tensor_cores).time();
+    by_fft.time += failing_share(model, by_fft.fft_length, tolerance) * direct;
   }
-  if (banded <= std::min(direct, transforms)) return Engine::banded;
-  return direct <= transforms ? Engine::direct : fused <= cufft ? Engine::fused : Engine::cufft;
+  return tiled.time <= by_fft.time ? tiled.engine : by_fft.engine;
 }
 
 }  // namespace nprf::cuda

@@ -23,7 +23,9 @@
 #include "nprf/cuda/position/backward.cuh"
 #include "nprf/cuda/position/band.cuh"
 #include "nprf/cuda/position/lag_weights.cuh"
+#include "nprf/cuda/position/toeplitz_weights.cuh"
 #include "nprf/cuda/position/token_places.cuh"
+#include "nprf/cuda/toeplitz/engine.cuh"
 
 namespace nprf::cuda {
 
@@ -57,6 +59,7 @@ class DeviceModel {
   int d_v() const { return static_cast<int>(m_shape.d_v); }
   int m() const { return map().m; }
   int r() const { return map().features(); }
+  ProductShape product_shape() const { return {z(), heads(), n_q(), n_k(), r(), d_v(), 1, feature_group()}; }
   int positions() const { return static_cast<int>(m_model.positions.size()); }
   int parameter_count() const { return static_cast<int>(position().parameters.size()); }
   /// The band of lags j - i outside of which the bias is linear.

@@ -27,13 +27,12 @@ template <Storage S>
 class ExactPlan {
  public:
   /// `product` is that of the plan's forward pass.
-  ExactPlan(const Device& device, Engine engine, const DeviceModel& model, const Product<S>& product,
-            std::size_t slab_bytes)
+  ExactPlan(const Device& device, const DeviceModel& model, const Product<S>& product, std::size_t slab_bytes)
       : m_blocks(2 * device.multiprocessors) {
     if (!model.is_quadratic()) return;
     ProductShape shape = product.shape();
     shape.r = 1, shape.p = 0;
-    m_terms.emplace(device, engine, shape, product.weights(), slab_bytes);
+    m_terms.emplace(device, product.engine(), shape, product.weights(), slab_bytes);
   }
 
   /// Must be called after the weights have changed.

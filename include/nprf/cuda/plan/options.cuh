@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "nprf/cuda/toeplitz/product.cuh"
+#include "nprf/cuda/toeplitz/engine.cuh"
 
 namespace nprf::cuda {
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "nprf/core/border.hpp"
 #include "nprf/core/near_lags.hpp"
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/device/storage.cuh"
@@ -120,11 +121,8 @@ __global__ void __launch_bounds__(threads) weights_kernel(WeightsTask task) {
         max_bias > minus_infinity && !task.b.is_near(k) ? static_cast<float>(exp(task.b(head, k) - max_bias)) : 0.0f;
   for (int e = first; e < outside; e += step) {
     const double max_of_row = task.b.largest_of_border(head, e);
-    for (int f = 0; f < outside + 2; ++f) {
-      const double b = task.b.border(head, e, f);
-      values[size + e * (outside + 2) + f] =
-          b > minus_infinity ? static_cast<float>(exp(b - (f == 1 ? max_bias : max_of_row))) : 0.0f;
-    }
+    for (int f = 0; f < outside + 2; ++f)
+      values[size + e * (outside + 2) + f] = border_weight<float>(task.b.border(head, e, f), f, max_bias, max_of_row);
   }
 }
 

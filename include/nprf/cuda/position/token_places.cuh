@@ -13,7 +13,7 @@ namespace nprf::cuda {
 
 /// The slots of tokens. In a sequence token i has slot i. In a grid the first `outside` tokens have no slot, and lags
 /// are differences of the slots of the others. Pairs of a query and a key, of which at least one has no slot, have
-/// entries of their own, the border (core/lag_problem.hpp). In its row e, column 0 is for query e and every key with a
+/// entries of their own, the border (core/border.hpp). In its row e, column 0 is for query e and every key with a
 /// slot, column 1 for every query with a slot and key e, and column 2 + f for query e and key f, both without a slot.
 struct TokenPlaces {
   const std::int32_t* slots = nullptr;   // [cells], ascending; null: a sequence
@@ -21,6 +21,8 @@ struct TokenPlaces {
   int outside = 0, cells = 0, end = 0;   // end: the last slot + 1
 
   __host__ __device__ bool is_grid() const { return slots != nullptr; }
+  /// The number of slots of n tokens.
+  int slot_count(int n) const { return is_grid() ? end : n; }
   __host__ __device__ int border_size() const { return outside * (outside + 2); }
   __device__ __forceinline__ bool is_border(int query, int key) const { return query < outside || key < outside; }
   /// The border entry of a query and a key, of which at least one has no slot.

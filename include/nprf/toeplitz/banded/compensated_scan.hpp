@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include "nprf/core/compensated_sum.hpp"
 #include "nprf/core/team.hpp"
@@ -48,7 +47,7 @@ class CompensatedScan {
         m_stride((rows * cols + line - 1) / line * line),
         m_slope(slope),
         m_sums(workspace.take<T>((std::min(windows.size, windows.tiles) + 1) * m_stride)),
-        m_decays(workspace.take<Decay>(windows.size)),
+        m_decays(workspace.take<Decay<T>>(windows.size)),
         m_compensation(workspace.take<T>(m_stride)),
         m_carries(from == From::last ? workspace.take<T>(windows.count() * 2 * m_stride) : nullptr) {}
 
@@ -83,12 +82,7 @@ class CompensatedScan {
       std::fill_n(sum(begin + task), m_stride, T(0));
       add(begin + task, at(begin + task), scratch);
     });
-    // A decay exp(x) near 1 as 1 + (exp(x) - 1): the rounding error of a number near 1 would accumulate from tile to
-    // tile. A small decay as it is: 1 + (exp(x) - 1) would cancel
-    for (Index I = begin; I < end; ++I) {
-      const double x = m_slope * static_cast<double>(distance(I));
-      m_decays[I - begin] = x > -0.5 ? Decay{1, static_cast<T>(std::expm1(x))} : Decay{0, static_cast<T>(std::exp(x))};
-    }
+    for (Index I = begin; I < end; ++I) m_decays[I - begin] = decay_of<T>(m_slope * static_cast<double>(distance(I)));
     constexpr Index piece = 1024;
     team.run((m_stride + piece - 1) / piece, [&](Index task, Workspace&) {
       const Index from = task * piece, count = std::min(piece, m_stride - from);
@@ -120,19 +114,15 @@ class CompensatedScan {
   // (2,m_stride)  the sum of the next window, and its compensation
   T* carry(Index window) const { return m_carries + window * 2 * m_stride; }
 
-  struct Decay {
-    T whole, part;  // their sum is exp(slope d_I)
-  };
-
   From m_from;
   Windows m_windows;
   Index m_rows, m_cols, m_stride;
   double m_slope;
-  Index m_begin = 0;  // of the window
-  T* m_sums;          // (tiles of a window + 1,m_stride)
-  Decay* m_decays;    // (tiles of a window)
-  T* m_compensation;  // (m_stride)  the compensation of the last sum
-  T* m_carries;       // (windows,2,m_stride)
+  Index m_begin = 0;   // of the window
+  T* m_sums;           // (tiles of a window + 1,m_stride)
+  Decay<T>* m_decays;  // (tiles of a window): exp(slope d_I)
+  T* m_compensation;   // (m_stride)  the compensation of the last sum
+  T* m_carries;        // (windows,2,m_stride)
 };
 
 }  // namespace nprf::toeplitz

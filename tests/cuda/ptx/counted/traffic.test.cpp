@@ -13,8 +13,8 @@
 #include "nprf/cuda/plan/model_of.hpp"
 #include "nprf/cuda/toeplitz/banded/kernel.cuh"
 #include "nprf/cuda/toeplitz/direct/kernel.cuh"
-#include "nprf/cuda/toeplitz/fft/shared_memory_engine.cuh"
-#include "nprf/cuda/toeplitz/fft/two_pass_engine.cuh"
+#include "nprf/cuda/toeplitz/fft/shared_memory_fft.cuh"
+#include "nprf/cuda/toeplitz/fft/two_pass_fft.cuh"
 #include "nprf/position/relative.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -159,25 +159,25 @@ TEST_CASE("traffic of FFTs in two passes", "[cuda]") {
   constexpr int r = 2, p = 1;  // a pair of columns
   const cuda::TwoPassVariant& variant = cuda::two_pass_variants()[0];
   const auto N = static_cast<std::size_t>(variant.N());
-  const cuda::TwoPassEngine engine(variant, cuda::Device::current(), r, p, 1, std::size_t{1} << 24);
+  const cuda::TwoPassFft fft(variant, cuda::Device::current(), r, p, 1, std::size_t{1} << 24);
   const DeviceArray<float> A(std::vector<float>(r * N, 1)), B(std::vector<float>(r * N, 1)),
       V(std::vector<float>(N, 1)), c(std::vector<float>(2 * N - 1, 1)), Y(N), D(N);
   const int n = variant.N();
   const cuda::DeviceWeights weights{c.data(), 2 * n - 1, 2 * n - 1, 1 - n, 1, 1 - n, n - 1};
   const DeviceArray<float2> spectrum(2 * N);
-  engine.queue_spectrum(weights, 1, spectrum.data(), nullptr);
+  fft.queue_spectrum(weights, 1, spectrum.data(), nullptr);
   cuda::Scratch count;
-  engine.take(count);
+  fft.take(count);
   const DeviceArray<unsigned char> memory(count.bytes());
   cuda::Scratch scratch(memory.data());
-  const auto arrays = engine.take(scratch);
+  const auto arrays = fft.take(scratch);
   const cuda::TileTask<float> task{cuda::Operand<float>::by_channel(A.data(), 1, n, r, n),
                                    cuda::Operand<float>::by_channel(B.data(), 1, n, r, n),
                                    {cuda::DeviceMatrixView<const float>(V.data(), n, p), nullptr},
                                    weights};
   for (const char* kernel : {"two_pass_columns_kernel", "two_pass_rows_kernel", "two_pass_inverse_kernel"})
     check(kernel, {1, 1, 1, 1}, [&] {
-      engine.queue(task, {spectrum.data(), 2 * n}, Y.data(), D.data(), arrays, nullptr);
+      fft.queue(task, {spectrum.data(), 2 * n}, Y.data(), D.data(), arrays, nullptr);
     });
 }
 

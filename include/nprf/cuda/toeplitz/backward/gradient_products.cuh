@@ -22,18 +22,11 @@ namespace nprf::cuda {
 template <Storage S>
 class GradientProducts {
  public:
-  /// `forward` and `weights` are those of the forward product. With `on_tensor_cores`, the engine must be direct or
-  /// banded, the position no grid, and the device must have instructions for S.
-  GradientProducts(const Device& device, Engine engine, const ProductShape& forward, const ToeplitzWeights& weights,
-                   std::size_t slab_bytes, bool on_tensor_cores)
-      : m_dA(device, engine, {forward.z, forward.heads, forward.n_q, forward.n_k, forward.p + 1, forward.r}, weights,
-             slab_bytes),
-        m_dB(device, engine, {forward.z, forward.heads, forward.n_k, forward.n_q, forward.p + 1, forward.r},
-             weights.transposed(), slab_bytes),
-        m_dU(device, engine,
-             {forward.z, forward.heads, forward.n_k, forward.n_q, forward.r, forward.p, forward.group_of_B, 1},
-             weights.transposed(), slab_bytes) {
-    if (on_tensor_cores) m_tensor.emplace(device, engine, forward, m_dA, m_dB, m_dU);
+  /// `forward` is the forward product. With `on_tensor_cores`, its engine must be tiled, the position no grid, and the
+  /// device must have instructions for S.
+  GradientProducts(const Device& device, const Product<S>& forward, std::size_t slab_bytes, bool on_tensor_cores)
+      : GradientProducts(device, forward.engine(), forward.shape(), forward.weights(), slab_bytes) {
+    if (on_tensor_cores) m_tensor.emplace(device, forward.shape(), m_dA, m_dB, m_dU);
   }
 
   bool on_tensor_cores() const { return m_tensor.has_value(); }
@@ -98,6 +91,16 @@ class GradientProducts {
   }
 
  private:
+  GradientProducts(const Device& device, Engine engine, const ProductShape& forward, const ToeplitzWeights& weights,
+                   std::size_t slab_bytes)
+      : m_dA(device, engine, {forward.z, forward.heads, forward.n_q, forward.n_k, forward.p + 1, forward.r}, weights,
+             slab_bytes),
+        m_dB(device, engine, {forward.z, forward.heads, forward.n_k, forward.n_q, forward.p + 1, forward.r},
+             weights.transposed(), slab_bytes),
+        m_dU(device, engine,
+             {forward.z, forward.heads, forward.n_k, forward.n_q, forward.r, forward.p, forward.group_of_B, 1},
+             weights.transposed(), slab_bytes) {}
+
   static Arrays of(const Product<float>::Arrays& arrays) { return {arrays.sums, arrays, {}}; }
   static Arrays of(const typename TensorGradients<S>::Arrays& arrays)
     requires(!std::same_as<S, float>)

@@ -9,7 +9,6 @@
 #include "nprf/cuda/device/strided_operand.cuh"
 #include "nprf/cuda/device/value_columns.cuh"
 #include "nprf/cuda/position/attention_mask.cuh"
-#include "nprf/cuda/toeplitz/product.cuh"
 #include "nprf/cuda/toeplitz/row_sums.cuh"
 
 namespace nprf::cuda {

@@ -15,7 +15,7 @@
 #include "nprf/cuda/device/value_columns.cuh"
 #include "nprf/cuda/toeplitz/backward/lag_factors.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
-#include "nprf/cuda/toeplitz/fft/cufft_engine.cuh"
+#include "nprf/cuda/toeplitz/fft/slab_kernels.cuh"
 #include "nprf/fft/length.hpp"
 
 namespace nprf::cuda {
@@ -76,12 +76,12 @@ __global__ void __launch_bounds__(threads) correlated_lags_kernel(CorrelatedLags
 ///     db[lag] += c[lag] sum_{f,c} sum_i (A_f G_c)_i (B_f U_c)_{i + lag}.
 ///
 /// O(r (p + 1) n log n) time. Memory: two slabs and cuFFT's workspace.
-class CorrelationEngine {
+class LagCorrelations {
  public:
-  CorrelationEngine() = default;
+  LagCorrelations() = default;
   /// For z matrices of p + 1 columns and r features. `most_bytes` limits both slabs, which hold at least one transform
   /// each.
-  CorrelationEngine(int n_q, int n_k, int r, int p, int z, const ToeplitzWeights& weights, std::size_t most_bytes)
+  LagCorrelations(int n_q, int n_k, int r, int p, int z, const ToeplitzWeights& weights, std::size_t most_bytes)
       : m_length(nprf::fft::smooth_length(weights.c.places.is_grid() ? 2 * weights.c.places.end - 1 : n_q + n_k - 1)),
         m_pairs(column_pairs(p)),
         m_z(z),

@@ -17,7 +17,7 @@ namespace nprf::cuda {
 ///     db[entry] = c[entry] sum (A_i.B_j) (G_i.U_j)    over the pairs (i, j) of the entry.
 ///
 /// If H is not null, G is zero for the selected queries, and H for all others. Lags then get the part of H alone, since
-/// CorrelationEngine adds that of G, and the border gets both. O(n^2 (r + p)) for n tokens; with H O(n (r + p)) per
+/// LagCorrelations adds that of G, and the border gets both. O(n^2 (r + p)) for n tokens; with H O(n (r + p)) per
 /// token without a slot, O(n (r + p)) per selected query, and O(n^2) comparisons for a matrix that has any.
 struct GridLagGradientTask {
   Operand<float> A, B, G, U;  // (n,r) (n,r) (n,p + 1) (n,p + 1)

@@ -10,7 +10,7 @@
 #include "nprf/cuda/toeplitz/backward/selected_queries.cuh"
 #include "nprf/cuda/toeplitz/banded/kernel.cuh"
 #include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
-#include "nprf/cuda/toeplitz/product.cuh"
+#include "nprf/cuda/toeplitz/engine.cuh"
 
 namespace nprf::cuda {
 

@@ -14,7 +14,7 @@
 namespace nprf::cuda {
 
 /// The gradients dA, dB and dU of Y = ((A B^T) o C) U from G = dL/dY (plan/backward.cuh) on tensor cores, by
-/// Engine::direct or Engine::banded. All four factors are rounded to T. For half, rows of G and U are divided by powers
+/// a tiled engine. All four factors are rounded to T. For half, rows of G and U are divided by powers
 /// of two (OperandScales). With u as in TensorTile, the errors are at most 4 u of the sums of the terms' magnitudes, in
 /// tails 5 u: of rounding two factors of a weight, the weight and its third factor; of these U is exact if it is stored
 /// as T.
@@ -23,12 +23,12 @@ class TensorGradients {
  public:
   /// `forward` is the shape of the forward product; dA, dB and dU are the same products in float. The device must have
   /// instructions for T, which is not float.
-  TensorGradients(const Device& device, Engine engine, const ProductShape& forward, const Product<float>& dA,
-                  const Product<float>& dB, const Product<float>& dU)
+  TensorGradients(const Device& device, const ProductShape& forward, const Product<float>& dA, const Product<float>& dB,
+                  const Product<float>& dU)
       : m_forward(forward),
-        m_dA(device, engine, dA.shape(), dA.weights(), 0, type),
-        m_dB(device, engine, dB.shape(), dB.weights(), 0, type),
-        m_dU(device, engine, dU.shape(), dU.weights(), 0, type) {}
+        m_dA(device, dA.engine(), dA.shape(), dA.weights(), 0, type),
+        m_dB(device, dB.engine(), dB.shape(), dB.weights(), 0, type),
+        m_dU(device, dU.engine(), dU.shape(), dU.weights(), 0, type) {}
 
   /// Scratch memory of a call. Arrays of different sums may share memory.
   struct Rows {

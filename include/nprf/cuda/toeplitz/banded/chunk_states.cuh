@@ -238,19 +238,11 @@ __global__ void __launch_bounds__(MmaTileShape::threads) tensor_chunks_kernel(Ch
   }
 }
 
-/// exp(chunk slope) of a falling tail as the sum of two numbers: if it is near 1, its difference from 1 keeps the
-/// digits of the slope, and the rounding error of a number near 1 does not grow from chunk to chunk. (1,0) without a
-/// slope or if the tail rises.
-struct ChunkDecay {
-  float whole = 1, part = 0;
-
-  __device__ __forceinline__ ChunkDecay(int chunk, double slope) {
-    if (slope >= 0) return;
-    const double exponent = chunk * slope;
-    if (exponent <= -0.5) whole = 0;
-    part = static_cast<float>(exponent > -0.5 ? expm1(exponent) : exp(exponent));
-  }
-};
+/// exp(chunk slope) of a falling tail; 1 without a slope or if the tail rises.
+__device__ __forceinline__ Decay<float> chunk_decay(int chunk, double slope) {
+  if (slope >= 0) return {1, 0};
+  return decay_of<float>(chunk * slope);
+}
 
 /// The threads of a block that computes states. Each thread waits for loads most of the time, and one matrix has few
 /// entries, so that small blocks, on more multiprocessors, are faster.
@@ -270,7 +262,7 @@ __global__ void __launch_bounds__(running_sums_threads, 1) running_sums_kernel(C
   const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(blockIdx.z) * (chunks + 1) * step + entry;
   float* sums = (forward ? task.before : task.after) + first;
   const double slope = task.slope(static_cast<int>(blockIdx.z) % task.B.heads);
-  const ChunkDecay decay(task.chunk, slope);
+  const Decay<float> decay = chunk_decay(task.chunk, slope);
   const float* unscaled = forward ? task.unscaled_before : task.unscaled_after;
   const float more = slope > 0 ? 0.0f : static_cast<float>(task.chunk) * (decay.whole + decay.part);
   float sum = 0, compensation = 0;

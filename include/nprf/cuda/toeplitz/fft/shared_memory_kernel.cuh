@@ -5,7 +5,7 @@
 
 #include "nprf/cuda/device/launch.cuh"
 #include "nprf/cuda/fft/block.cuh"
-#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/position/toeplitz_weights.cuh"
 #include "nprf/cuda/toeplitz/fft/twiddle.cuh"
 
 namespace nprf::cuda {

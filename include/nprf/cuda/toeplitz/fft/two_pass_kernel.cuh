@@ -7,7 +7,7 @@
 #include "nprf/cuda/device/value_columns.cuh"
 #include "nprf/cuda/fft/block.cuh"
 #include "nprf/cuda/fft/columns.cuh"
-#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/position/toeplitz_weights.cuh"
 #include "nprf/cuda/toeplitz/fft/shared_memory_kernel.cuh"
 
 namespace nprf::cuda {

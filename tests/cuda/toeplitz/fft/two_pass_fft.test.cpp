@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "nprf/cuda/toeplitz/fft/two_pass_engine.cuh"
+#include "nprf/cuda/toeplitz/fft/two_pass_fft.cuh"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-namespace nprf::test::cuda_toeplitz_fft_two_pass_engine {
+namespace nprf::test::cuda_toeplitz_fft_two_pass_fft {
 
 namespace {
 
@@ -20,7 +20,7 @@ struct Sizes {
   int batch, heads, n_q, n_k, r, p;
 };
 
-// Y = ((A B^T) o C) [V 1] of random A, B, V and C, by an engine and by the double sum over queries and keys
+// Y = ((A B^T) o C) [V 1] of random A, B, V and C, by FFTs and by the double sum over queries and keys
 class Case {
  public:
   explicit Case(const Sizes& sizes) : m_sizes(sizes) {
@@ -40,17 +40,17 @@ class Case {
   }
   Result run(const cuda::TwoPassVariant& variant, std::size_t slab_bytes) const {
     const auto& [batch, heads, n_q, n_k, r, p] = m_sizes;
-    const cuda::TwoPassEngine engine(variant, cuda::Device::current(), r, p, z(), slab_bytes);
-    const int length = engine.length();
+    const cuda::TwoPassFft fft(variant, cuda::Device::current(), r, p, z(), slab_bytes);
+    const int length = fft.length();
     REQUIRE(length == variant.N());
     const DeviceArray<float> A(stored<float>(padded(m_A, length))), B(stored<float>(padded(m_B, length))),
         V(stored<float>(m_V)), c(stored<float>(m_c));
     const DeviceArray<unsigned char> mask(m_mask);
     const cuda::DeviceWeights weights{c.data(), m_c.cols(), static_cast<int>(m_c.cols()), 1 - n_q, 1, 1 - n_q, n_k - 1};
     const DeviceArray<float2> spectrum(static_cast<std::size_t>(heads) * 2 * static_cast<std::size_t>(length));
-    engine.queue_spectrum(weights, heads, spectrum.data(), nullptr);
+    fft.queue_spectrum(weights, heads, spectrum.data(), nullptr);
     cuda::Scratch count;
-    engine.take(count);
+    fft.take(count);
     const DeviceArray<unsigned char> memory(count.bytes());
     cuda::Scratch scratch(memory.data());
     const DeviceArray<float> N(std::vector<float>(static_cast<std::size_t>(z() * n_q * p), nan)),
@@ -60,7 +60,7 @@ class Case {
                                      {cuda::DeviceMatrixView<const float>(V.data(), batch, heads, n_k, p),
                                       reinterpret_cast<const bool*>(mask.data())},
                                      weights};
-    engine.queue(task, {spectrum.data(), 2 * length}, N.data(), D.data(), engine.take(scratch), nullptr);
+    fft.queue(task, {spectrum.data(), 2 * length}, N.data(), D.data(), fft.take(scratch), nullptr);
     return {N.fetch(), D.fetch()};
   }
 
@@ -174,11 +174,11 @@ TEST_CASE("variants are sorted by length, up to 2^20 tokens", "[cuda]") {
   for (const cuda::TwoPassVariant& variant : cuda::two_pass_variants()) {
     CHECK(variant.N() > before);
     CHECK(2 * variant.N() <= 3 * before);
-    CHECK(cuda::TwoPassEngine::variant_for(before + 1) == &variant);
+    CHECK(cuda::TwoPassFft::variant_for(before + 1) == &variant);
     before = variant.N();
   }
   CHECK(before == 1 << 20);
-  CHECK(cuda::TwoPassEngine::variant_for(before + 1) == nullptr);
+  CHECK(cuda::TwoPassFft::variant_for(before + 1) == nullptr);
 }
 
-}  // namespace nprf::test::cuda_toeplitz_fft_two_pass_engine
+}  // namespace nprf::test::cuda_toeplitz_fft_two_pass_fft

@@ -9,7 +9,8 @@
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/value_columns.cuh"
 #include "nprf/cuda/fft/spectra.cuh"
-#include "nprf/cuda/toeplitz/fft/shared_memory_engine.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
+#include "nprf/cuda/toeplitz/fft/shared_memory_fft.cuh"
 #include "nprf/cuda/toeplitz/fft/two_pass_kernel.cuh"
 
 namespace nprf::cuda {
@@ -75,7 +76,7 @@ inline const auto& two_pass_variants() {
 }
 
 /// The products of z matrices by FFTs in two passes.
-class TwoPassEngine {
+class TwoPassFft {
  public:
   /// The kernels with the smallest N >= n; null if there are none.
   static const TwoPassVariant* variant_for(int n) {
@@ -86,7 +87,7 @@ class TwoPassEngine {
 
   /// For z matrices of p columns and r features. `most_bytes` limits the slab, which holds at least one pair of columns
   /// for one feature. Throws BackendError if the table of L1 L2 roots cannot be allocated.
-  TwoPassEngine(const TwoPassVariant& variant, const Device& device, int r, int p, int z, std::size_t most_bytes)
+  TwoPassFft(const TwoPassVariant& variant, const Device& device, int r, int p, int z, std::size_t most_bytes)
       : m_variant(&variant),
         m_pairs_of_z(column_pairs(p)),
         m_all_pairs(z * m_pairs_of_z),

@@ -9,6 +9,7 @@
 #include "nprf/cuda/device/scratch.hpp"
 #include "nprf/cuda/device/value_columns.cuh"
 #include "nprf/cuda/fft/spectra.cuh"
+#include "nprf/cuda/toeplitz/direct/fp32_tile.cuh"
 #include "nprf/cuda/toeplitz/fft/shared_memory_kernel.cuh"
 
 namespace nprf::cuda {
@@ -58,7 +59,7 @@ inline const auto& shared_memory_variants() {
 }
 
 /// The products of z matrices by FFTs in shared memory.
-class SharedMemoryEngine {
+class SharedMemoryFft {
  public:
   /// The kernel with the smallest N >= n that fits the device; null if there is none.
   static const SharedMemoryVariant* variant_for(const Device& device, int n) {
@@ -68,7 +69,7 @@ class SharedMemoryEngine {
   }
 
   /// Throws InvalidArgument if no kernel has room for the tokens.
-  SharedMemoryEngine(const Device& device, int n_q, int n_k, int r, int p, int z)
+  SharedMemoryFft(const Device& device, int n_q, int n_k, int r, int p, int z)
       : m_variant(variant_for(device, std::max(n_q, n_k))), m_pairs(column_pairs(p)), m_z(z) {
     require(m_variant != nullptr, "n_q and n_k: expected at most 16384 (12288 on older devices) in shared memory, got ",
             n_q, " and ", n_k);
@@ -104,14 +105,14 @@ class SharedMemoryEngine {
 
   /// Queues numerators [z, n_q, p] and sums [z, n_q] of z matrices, from features [z / group, r, N].
   template <Storage S>
-  void queue(const TileTask<S>& x, int z, const Spectra& spectra, float* out, float* sums, const Arrays& arrays,
+  void queue(const TileTask<S>& x, const Spectra& spectra, float* out, float* sums, const Arrays& arrays,
              cudaStream_t stream) const {
-    if (x.A.tokens == 0 || z == 0) return;
+    if (x.A.tokens == 0 || m_z == 0) return;
     const int residues = 2 * m_variant->folds;
-    const unsigned pairs = static_cast<unsigned>(m_pairs), all = static_cast<unsigned>(z);
+    const unsigned pairs = static_cast<unsigned>(m_pairs), all = static_cast<unsigned>(m_z);
     constexpr int threads = 256;
     const dim3 block{threads, 1, 1};
-    queue_twiddles(TwiddleTask<S>{x.U, length(), residues, m_pairs, z * m_pairs, 0, z * m_pairs, arrays.U, m_pairs},
+    queue_twiddles(TwiddleTask<S>{x.U, length(), residues, m_pairs, m_z * m_pairs, 0, m_z * m_pairs, arrays.U, m_pairs},
                    stream);
     launch("FFT in shared memory", m_variant->kernel, dim3{pairs, static_cast<unsigned>(residues * m_groups), all},
            dim3{static_cast<unsigned>(m_variant->threads), 1, 1}, m_variant->shared, stream,

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <string_view>
+
+#include "nprf/cuda/device/runtime.hpp"
+#include "nprf/cuda/device/scratch.hpp"
+#include "nprf/cuda/device/storage.cuh"
+#include "nprf/cuda/position/toeplitz_weights.cuh"
+#include "nprf/cuda/toeplitz/row_sums.cuh"
+
+/// The concept of an engine: a class that computes Y = ((A B^T) o C) [V 1] for one shape and one set of weights, and
+/// states its properties. To add one, write a class that models ToeplitzEngine, add it to EngineList (engines.cuh), and
+/// its name to Engine.
+namespace nprf::cuda {
+
+/// How a plan computes its products. direct: tiles of the quadratic matrix. banded: T5, clipped tables, ALiBi or no
+/// position, in linear time. fused: any position but a grid in O(n log n), by FFTs in shared memory up to 16384 tokens,
+/// and by FFTs in two passes through memory up to 2^20 tokens. cufft: any position in O(n log n), by cuFFT, in about
+/// ten passes through memory. A grid needs direct or cufft.
+///
+/// direct and banded use tensor cores if the storage type has 16 bits and the position is no grid. Storage in half is
+/// multiplied in half, by any device, if the features fit its range (DeviceModel::features_fit_half); other features,
+/// and those of bfloat16 storage, are multiplied in bfloat16, if the device can (8.0 and newer). The precision is then
+/// that of the type (toeplitz/direct/mma_tile.cuh). All other arithmetic is in float.
+///
+/// The rounding error of an FFT is relative to the largest rows. If the bias rises with the distance, if it has narrow
+/// peaks, or if attention is causal, small rows may fail the error bound. Those rows are found and recomputed by tiles
+/// (attention/checked_product.cuh). The automatic engine does not choose an FFT if too many rows would fail.
+enum class Engine { automatic, direct, banded, fused, cufft };
+
+constexpr std::string_view name(Engine engine) {
+  switch (engine) {
+    case Engine::automatic: return "automatic";
+    case Engine::direct: return "direct";
+    case Engine::banded: return "banded";
+    case Engine::fused: return "fused";
+    case Engine::cufft: return "cufft";
+  }
+  return "unknown";
+}
+
+/// The sizes of Y = ((A B^T) o C) [V 1] for every z = (sequence, head): A (n_q,r), B (n_k,r), V (n_k,p).
+struct ProductShape {
+  int z, heads, n_q, n_k, r, p;        // z: the number of sequences times heads
+  int group_of_A = 1, group_of_B = 1;  // heads next to each other that share A, and B
+
+  /// Scalars per row of A and B by token: in 16 bits, padded to a multiple of 16 features.
+  int features(FeatureType type) const { return on_tensor_cores(type) ? std::max(1, (r + 15) / 16) * 16 : r; }
+};
+
+/// What an engine is built for. The values of the weights may change between calls.
+struct EngineInputs {
+  const Device& device;
+  const ProductShape& shape;
+  const ToeplitzWeights& weights;
+  FeatureType type;        // of A and B
+  std::size_t slab_bytes;  // limits the buffers of FFTs
+};
+
+/// What the time of a product depends on.
+struct CostInputs {
+  const Device& device;
+  const ProductShape& shape;
+  const ToeplitzWeights& weights;
+  bool is_causal, on_tensor_cores;
+
+  /// Pairs of columns of [V 1], for all features.
+  double signals() const { return static_cast<double>(shape.z) * shape.r * ((static_cast<double>(shape.p) + 1) / 2); }
+};
+
+/// The time of a call is modelled as start + work / rate. `start` and `rate` are fitted to measurements on an H200
+/// (bench/README.md) of forward passes, for 1024 to 131072 tokens.
+struct CallCost {
+  double start;        // s: the least time of the kernels, one after the other
+  double rate;         // per second: floating-point operations, or bytes of FFTs in global memory
+  double work;         // infinite if the engine does not support the shape
+  int fft_length = 0;  // which the rounding errors depend on; 0: no FFT
+
+  constexpr double time() const { return start + work / rate; }
+};
+
+/// What an engine of FFTs has besides: the transform of the weights.
+template <class E>
+concept TransformsWeights = requires(const E& engine, cudaStream_t stream) {
+  { engine.length() } -> std::same_as<int>;
+  { engine.stride(int{}) } -> std::same_as<int>;
+  engine.queue_spectrum(stream);
+};
+
+/// What an engine has besides if keys outside of the band contribute through states of chunks of keys (ChunkTask).
+template <class E, class Task>
+concept HasStates = requires(const E& engine, const Task& task, const typename E::Arrays& arrays, cudaStream_t stream) {
+  { arrays.before } -> std::convertible_to<const float*>;
+  { arrays.after } -> std::convertible_to<const float*>;
+  engine.queue_states(task, arrays, stream);
+};
+
+/// An engine for operands in a TileTask.
+///
+///     name                               the name by which users choose it
+///     is_tiled                           whether it computes tiles, also on tensor cores, with rounding errors per
+///     row;
+///                                        else FFTs, with rounding errors relative to the largest rows
+///     supports_grid                      whether it supports the weights of a grid
+///     has_states                         whether keys outside of the band contribute through states (HasStates)
+///     cost(inputs)                       its cost, without rows that fail the error bound
+///     Arrays, take(scratch)              its scratch memory of a call
+///     parts()                            the number of parts of its sums
+///     queue(task, sums, arrays, stream)  queues the parts of the sums
+///     length(), stride(n)                of an FFT: its length, and the scalars of a row of features of n tokens
+///     queue_spectrum(stream)             of an FFT: must be called after the weights have changed
+template <class E, class Task>
+concept ToeplitzEngine = std::constructible_from<E, const EngineInputs&> && std::movable<E> &&
+                         requires(const E& engine, const CostInputs& inputs, Scratch& scratch, const Task& task,
+                                  const Sums& sums, const typename E::Arrays& arrays, cudaStream_t stream) {
+                           { E::name } -> std::same_as<const Engine&>;
+                           { E::is_tiled } -> std::convertible_to<bool>;
+                           { E::supports_grid } -> std::convertible_to<bool>;
+                           { E::has_states } -> std::convertible_to<bool>;
+                           { E::cost(inputs) } -> std::same_as<CallCost>;
+                           { engine.take(scratch) } -> std::same_as<typename E::Arrays>;
+                           { engine.parts() } -> std::same_as<int>;
+                           engine.queue(task, sums, arrays, stream);
+                         } &&
+                         E::is_tiled != TransformsWeights<E> && E::has_states == HasStates<E, Task>;
+
+}  // namespace nprf::cuda

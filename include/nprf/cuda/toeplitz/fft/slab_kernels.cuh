@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "nprf/cuda/device/complex.cuh"
+#include "nprf/cuda/device/launch.cuh"
+#include "nprf/cuda/device/strided_operand.cuh"
+#include "nprf/cuda/device/value_columns.cuh"
+#include "nprf/cuda/position/toeplitz_weights.cuh"
+
+namespace nprf::cuda {
+
+/// Computes the first column of the circulant matrix that contains C.
+struct CirculantTask {
+  DeviceWeights c;
+  int length;
+  float2* w;  // [head, length]
+};
+
+template <int threads>
+__global__ void __launch_bounds__(threads) circulant_kernel(CirculantTask task) {
+  start_kernel();
+  const int k = static_cast<int>(blockIdx.x * threads + threadIdx.x), head = static_cast<int>(blockIdx.y);
+  if (k >= task.length) return;
+  task.w[static_cast<std::ptrdiff_t>(head) * task.length + k] =
+      make_float2(task.c.in_circulant(head, k, task.length), 0);
+}
+
+/// How many signals (pair, feature) are transformed together.
+struct SlabShape {
+  int pairs, features;
+
+  int signals() const { return pairs * features; }
+
+  /// As many of the r features and of all pairs as fit in `most_bytes`; at least one of each.
+  static SlabShape of(int length, int r, std::ptrdiff_t all_pairs, std::size_t most_bytes) {
+    constexpr std::ptrdiff_t most_blocks = 65535;
+    const std::size_t fit = most_bytes / (sizeof(float2) * static_cast<std::size_t>(length));
+    const auto most = std::clamp<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(fit), 1, most_blocks);
+    const std::ptrdiff_t features = std::min<std::ptrdiff_t>(r, most);
+    const std::ptrdiff_t pairs = std::clamp<std::ptrdiff_t>(most / std::max<std::ptrdiff_t>(features, 1), 1,
+                                                            std::max<std::ptrdiff_t>(all_pairs, 1));
+    return {static_cast<int>(pairs), static_cast<int>(features)};
+  }
+};
+
+/// Computes a slab: a buffer of signals B_f U_c that are transformed together. Two columns c of U form one complex
+/// column, a pair. Pairs are numbered over all z. Signal (pair, feature) starts at slab + (pair features + feature)
+/// length.
+template <Storage S>
+struct SpreadTask {
+  Operand<float> B;  // (n_k,r)
+  Columns<S> U;      // (n_k,p + 1)
+  int length, pairs_of_z, all_pairs;
+  int first_pair, first_feature, features;
+  float2* slab;
+  TokenPlaces places = {};
+};
+
+/// Computes N and D from the slab.
+template <Storage S>
+struct SlabTask : SpreadTask<S> {
+  Operand<float> A;        // (n_q,r)
+  const float2* spectrum;  // [head, length]
+  std::ptrdiff_t stride;   // of the spectrum, between heads
+  float *N, *D;            // [z, n_q, p] [z, n_q]
+};
+
+/// slab = B_f U_c, padded with zeros, with the tokens of a grid in their slots.
+/// Blocks (values of a signal, signals).
+template <Storage S>
+__global__ void __launch_bounds__(256) spread_kernel(SpreadTask<S> task) {
+  start_kernel();
+  const int t = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), signal = static_cast<int>(blockIdx.y);
+  const int pair = task.first_pair + signal / task.features, f = task.first_feature + signal % task.features;
+  if (t >= task.length) return;
+  float2 value = make_float2(0, 0);
+  const int j = task.places.token_in(t);
+  if (j >= 0 && j < task.B.tokens && pair < task.all_pairs && f < task.B.channels) {
+    const int z = pair / task.pairs_of_z;
+    value = task.B.of(z)[f * task.B.channel_stride + j] * task.U.of(z).pair(j, pair % task.pairs_of_z);
+  }
+  task.slab[static_cast<std::ptrdiff_t>(signal) * task.length + t] = value;
+}
+
+/// slab = spectrum slab / length. Blocks (frequencies, signals).
+template <Storage S>
+__global__ void __launch_bounds__(256) filter_kernel(SlabTask<S> task) {
+  start_kernel();
+  const int k = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const int signal = static_cast<int>(blockIdx.y), pair = task.first_pair + signal / task.features;
+  if (k >= task.length || pair >= task.all_pairs) return;
+  float2& value = task.slab[static_cast<std::ptrdiff_t>(signal) * task.length + k];
+  const float2 c = task.spectrum[pair / task.pairs_of_z % task.A.heads * task.stride + k];
+  value = multiply(value, (1.0f / static_cast<float>(task.length)) * c);
+}
+
+/// N and D += sum_f A_f slab, in the order of the features. Blocks (queries, pairs).
+template <Storage S>
+__global__ void __launch_bounds__(256) gather_kernel(SlabTask<S> task) {
+  start_kernel();
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  const int pair_of_slab = static_cast<int>(blockIdx.y), pair = task.first_pair + pair_of_slab, n_q = task.A.tokens,
+            p = task.U.V.channels;
+  if (i >= n_q || pair >= task.all_pairs) return;
+  const int t = task.places.slot_of(i);
+  if (t < 0) return;
+  const int z = pair / task.pairs_of_z, features = min(task.features, task.A.channels - task.first_feature);
+  const float* A = task.A.of(z) + task.first_feature * task.A.channel_stride + i;
+  const float2* slab = task.slab + static_cast<std::ptrdiff_t>(pair_of_slab) * task.features * task.length + t;
+  float2 sum = make_float2(0, 0);
+  for (int f = 0; f < features; ++f)
+    sum = sum + A[f * task.A.channel_stride] * slab[static_cast<std::ptrdiff_t>(f) * task.length];
+  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(z) * n_q + i;
+  const auto add = [&](int column, float value) {
+    if (column < p) task.N[row * p + column] += value;
+    if (column == p) task.D[row] += value;
+  };
+  add(2 * (pair % task.pairs_of_z), sum.x);
+  add(2 * (pair % task.pairs_of_z) + 1, sum.y);
+}
+
+}  // namespace nprf::cuda
