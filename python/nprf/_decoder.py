@@ -53,7 +53,8 @@ class Decoder:
 
     A decoder is mutable: it can be pickled and copied with its state, and is equal only to itself. A call during another
     one of the same decoder raises RuntimeError. ValueError for shapes and options that do not fit, which change
-    nothing, and TypeError for other types. If Ctrl-C ends a prefill, sequences take its tokens back, or are empty.
+    nothing, and TypeError for other types. Ctrl-C ends a prefill, and steps of more than 64 tokens: then sequences take
+    the call's tokens back if they can (rollback), and are empty otherwise.
     """
 
     def __init__(

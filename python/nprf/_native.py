@@ -5,8 +5,9 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,23 +17,31 @@ from ._cpu import level as _cpu_level
 __all__ = ["Native", "as_array", "core", "float32", "float64", "native_of"]
 
 
+def _level_of(processor: int, compiled: Sequence[int], variable: Optional[str]) -> int:
+    """The best of the compiled x86-64 levels that the processor has, or at most that of the environment variable
+    NPRF_CPU_LEVEL. ImportError if there is none, or for a variable that names no level of the processor."""
+    if processor < 2:
+        raise ImportError(f"nprf needs a processor with x86-64-v2, and this one has v{processor}")
+    highest = processor
+    if variable is not None:
+        if variable not in ("v2", "v3", "v4") or int(variable[1]) > processor:
+            raise ImportError(f"NPRF_CPU_LEVEL: expected v2, v3 or v4, at most v{processor}, got {variable!r}")
+        highest = int(variable[1])
+    found = [level for level in compiled if level <= highest]
+    if not found:
+        raise ImportError(
+            f"nprf was compiled for x86-64-v{min(compiled, default='?')} processors, and may run code of v{highest}: "
+            "install it with -C cmake.define.NPRF_PYTHON_LEVELS='v2;v3;v4'"
+        )
+    return max(found)
+
+
 def _load() -> ModuleType:
     if _cpu_level == 0:  # not x86-64
         return importlib.import_module("._core_generic", __package__)
-    highest = _cpu_level
-    variable = os.environ.get("NPRF_CPU_LEVEL")
-    if variable is not None:
-        if variable not in ("v2", "v3", "v4") or int(variable[1]) > highest:
-            raise ImportError(f"NPRF_CPU_LEVEL: expected v2, v3 or v4, at most v{highest}, got {variable!r}")
-        highest = int(variable[1])
-    levels = [n for n in (4, 3, 2) if importlib.util.find_spec(f"._core_v{n}", __package__) is not None]
-    for level in levels:
-        if level <= highest:
-            return importlib.import_module(f"._core_v{level}", __package__)
-    raise ImportError(
-        f"nprf was compiled for x86-64-v{levels[-1] if levels else '?'} processors, and may run code of v{highest}: "
-        "install it with -C cmake.define.NPRF_PYTHON_LEVELS='v2;v3;v4'"
-    )
+    compiled = [n for n in (2, 3, 4) if importlib.util.find_spec(f"._core_v{n}", __package__) is not None]
+    level = _level_of(_cpu_level, compiled, os.environ.get("NPRF_CPU_LEVEL"))
+    return importlib.import_module(f"._core_v{level}", __package__)
 
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ import contextlib
 import faulthandler
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -93,17 +94,31 @@ def assert_slope(f, expected, error):
 
 
 @contextlib.contextmanager
-def interrupted():
-    """Ctrl-C after 0.3 seconds in the body, which would take hours and ends with KeyboardInterrupt; else the whole process
-    ends after two minutes."""
+def interrupted(after=0.3, within=5.0):
+    """Ctrl-C after so many seconds in the body, which would take longer than `within` from then on, and ends with
+    KeyboardInterrupt earlier; the whole process ends after two minutes."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    sent = []
+
+    def interrupt():
+        sent.append(time.monotonic())
+        signal.raise_signal(signal.SIGINT)
+
+    timer = threading.Timer(after, interrupt)
     faulthandler.dump_traceback_later(120, exit=True)
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             yield
+        took = time.monotonic() - sent[0]
     finally:
         timer.join()
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGINT, before)
+    assert took < within
+
+
+def seconds(function):
+    """What it returns, and how long it took."""
+    start = time.monotonic()
+    return function(), time.monotonic() - start

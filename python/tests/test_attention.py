@@ -10,7 +10,16 @@ import time
 import nprf
 import numpy as np
 import pytest
-from conftest import assert_slope, assert_within_bounds, heads, interrupted, largest_exponent, positions, rounding
+from conftest import (
+    assert_slope,
+    assert_within_bounds,
+    heads,
+    interrupted,
+    largest_exponent,
+    positions,
+    rounding,
+    seconds,
+)
 
 B, H, N, D, V = 2, 3, 33, 8, 5
 
@@ -362,6 +371,18 @@ def test_ctrl_c_ends_a_call_within_a_head(rng, h, threads):
         attention(x, x, x, threads=threads)
     y = attention(x[:, :50], x[:, :50], x[:, :50])
     assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize("h, threads", [(1, 1), (4, 2)])
+def test_ctrl_c_ends_a_backward(rng, h, threads):
+    x = heads(rng, h, 2**13 if h == 1 else 3 * 2**10, 8, dtype=np.float32)
+    attention = nprf.Attention(nprf.orf(8, 64), nprf.Alibi(0.1), engine="direct")
+    _, saved = attention.forward(x, x, x, threads=threads)
+    expected, whole = seconds(lambda: attention.backward(saved, x))
+    with interrupted(after=whole / 8, within=whole / 2):
+        attention.backward(saved, x)
+    again = attention.backward(saved, x)  # what forward saved is still there
+    assert all(np.array_equal(a, b) for a, b in zip(again[:4], expected[:4]))
 
 
 def test_ctrl_c_ends_calibration_and_the_references(rng):

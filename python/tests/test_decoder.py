@@ -8,7 +8,7 @@ import threading
 import nprf
 import numpy as np
 import pytest
-from conftest import assert_within_bounds, default_tolerance, heads, positions
+from conftest import assert_within_bounds, default_tolerance, heads, interrupted, positions
 
 B, H, N, D, V = 2, 4, 40, 8, 5
 
@@ -208,6 +208,40 @@ def test_one_call_at_a_time(rng):
     assert decoder.tokens == [N]
     decoder.step(*x)  # a call that failed is over
     assert decoder.tokens == [2 * N]
+
+
+def assert_continues_as(decoder, other, x):
+    """Both have the same tokens, and so the next rows."""
+    assert decoder.tokens == other.tokens
+    y, report = decoder.step(*x, report=True)
+    expected, of_other = other.step(*x, report=True)
+    assert_within_bounds(y, expected, x[2], report, of_other)
+
+
+def test_ctrl_c_ends_a_prefill(rng):
+    x = heads(rng, 1, 2**18, D, dtype=np.float32)
+    new = lambda: nprf.Decoder(nprf.orf(D, 64), nprf.Alibi(0.1), engine="direct")  # noqa: E731
+    decoder = new()
+    with interrupted():
+        decoder.prefill(x, x, x)
+    assert_continues_as(decoder, new(), (x[:, :20],) * 3)
+
+
+@pytest.mark.parametrize("call", ["prefill", "step"])
+@pytest.mark.parametrize("near", [0, 2**15])
+def test_ctrl_c_ends_steps(rng, call, near):
+    """The sequence takes the tokens back that it still has, here `near` of them, and is empty otherwise."""
+    h, r = (8, 16) if near else (64, 1024)
+    x = np.broadcast_to(heads(rng, 1, 2**15, D, dtype=np.float32), (h, 2**15, D))
+    first, few = x[:, :5], x[:, 5:9]
+    new = lambda: nprf.Decoder(nprf.orf(D, r), nprf.Alibi(0.1), near=near)  # noqa: E731
+    decoder, other = new(), new()
+    decoder.step(first, first, first)
+    with interrupted():
+        getattr(decoder, call)(x, x, x)
+    if near:
+        other.step(first, first, first)
+    assert_continues_as(decoder, other, (few, few, few))
 
 
 def test_threads_of_their_own_decoders(rng):

@@ -125,6 +125,8 @@ def test_halves(name, dtype):
     series, of which some are negative, may be twice as large.
     """
     device = gpu()
+    if not _gpu._module().halves:
+        pytest.skip("nprf was compiled for float32 alone: -D NPRF_PYTHON_CUDA_HALVES=OFF")
     features, arrays, parameters, options, mask = made(name)
     arrays = [x.to(dtype) for x in arrays]
     dy = torch.randn(*arrays[0].shape[:-1], V).to(dtype)
@@ -170,6 +172,8 @@ def test_errors_on_a_gpu():
     rejects(ValueError, "keys: expected the type", q, k.double(), v)
     rejects(ValueError, "k: expected", q, k[..., :3], v)
     rejects(ValueError, "engine: expected", q, k, v, engine="lanes")
+    if not _gpu._module().halves:
+        rejects(ValueError, "scalars: expected float32 in this build of nprf, got float16", *(x.half() for x in arrays))
     rejects(ValueError, "q: expected 2 x 4 x 21 x 8", q[..., :3], k[..., :3], v)
 
 
@@ -211,6 +215,80 @@ def test_errors_that_are_those_of_the_cpu():
     compare("^sinks: expected 0 or more, got -1$", q, k, v, sinks=-1)
     elu = nprf.elu(D)
     compare("^sinks: expected 0 .* got 1$", q, k, v, sinks=1, features=elu._identity)
+
+
+def test_what_is_copied_and_what_is_written():
+    """They need no GPU: inputs whose channels are contiguous are read in place, others are copied."""
+    q = torch.randn(B, H, N, D)
+    for view in (
+        q,
+        q.transpose(1, 2).contiguous().transpose(1, 2),
+        torch.cat([q, q], dim=-1)[..., :D],
+        torch.cat([q, q], dim=2)[:, :, ::2],
+        q[:, :, :1],
+        q[:, :, :0],
+    ):
+        assert _gpu._readable(view) is view
+    for other in (q.mT.contiguous().mT, torch.cat([q, q], dim=-1)[..., ::2], q[:, :1].expand(q.shape)):
+        copy = _gpu._readable(other)
+        assert copy.is_contiguous() and torch.equal(copy, other) and copy.data_ptr() != other.data_ptr()
+
+
+def test_inputs_stay_and_only_gradients_are_written():
+    device = gpu()
+    features, arrays, (bias, _), options, mask = made("table, causal False")
+    arrays = [torch.cat([x, x[..., :3]], dim=-1).to(device) for x in arrays]  # with channels that are not theirs
+    wide = [x.clone() for x in arrays]
+    inputs = [x[..., :-3] for x in arrays]
+    others = on(device, [bias, None, mask])
+    y = _gpu.forward(*inputs, *others, options)
+    gradients = _gpu.backward(torch.ones_like(y), *inputs, *others, options)
+    assert all(torch.equal(x, before) for x, before in zip(arrays, wide))
+    expected = _gpu.backward(torch.ones_like(y), *(x.contiguous() for x in inputs), *others, options)
+    for g, e in zip(gradients, expected):
+        torch.testing.assert_close(g, e)
+
+
+def test_the_module_never_copies_what_it_writes():
+    device = gpu()
+    features, arrays, (bias, _), options, _ = made("table, causal False")
+    q, k, v, bias = on(device, [*arrays, bias])
+    module, capsules = _gpu._module(), _gpu._capsules
+    plan = _gpu._plan_of(q, k, v, bias, None, options, True)
+    parameters = _gpu._parameters(bias, None, options)
+    y = _gpu.forward(q, k, v, bias, None, None, options)
+    dy, call = torch.ones_like(y), _gpu._call(plan, q, parameters, None)
+
+    def rejects(error, text, function, position, out):
+        """`function` with this output among its right ones."""
+        before = out.clone()
+        arrays = [q, k, v, y.clone()]
+        if function == "backward":
+            arrays = [q, k, v, dy, *map(torch.empty_like, (q, k, v, parameters))]
+        arrays[position - (1 if function == "forward" else 4)] = out
+        with pytest.raises(error, match=text):
+            getattr(plan, function)(*capsules(*arrays), call)
+        assert torch.equal(out, before)
+
+    def every_second(x):
+        return torch.zeros(*x.shape[:-1], 2 * x.shape[-1], device=device)[..., ::2]
+
+    strides, scalars = "expected an array whose channels are contiguous", "expected the type of the other arrays"
+    rejects(ValueError, "y: " + strides, "forward", 0, every_second(y))
+    rejects(ValueError, "y: " + scalars, "forward", 0, y.double())
+    for i, (name, x) in enumerate((("dq", q), ("dk", k), ("dv", v))):
+        rejects(ValueError, f"{name}: {strides}", "backward", i, every_second(x))
+        rejects(ValueError, f"{name}: {scalars}", "backward", i, x.double())
+    for wrong in (every_second(parameters), parameters.double()):  # tensors, which nanobind could convert
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            plan.backward(*capsules(q, k, v, dy, *map(torch.empty_like, (q, k, v))), wrong, call)
+    workspace = _gpu._workspace(plan, q)
+    for wrong in (torch.cat([workspace, workspace])[::2], workspace.to(torch.int16)):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            module.CallArrays(*capsules(parameters, None, None), wrong, _gpu._stream(q))
+    few = module.CallArrays(*capsules(parameters, None, None, workspace[:1]), _gpu._stream(q))
+    with pytest.raises(ValueError, match=r"workspace: expected \d+ bytes, got 1"):
+        plan.forward(*capsules(q, k, v, torch.empty_like(y)), few)
 
 
 options_of_attention = {

@@ -7,7 +7,7 @@ import io
 import nprf
 import numpy as np
 import pytest
-from conftest import interrupted
+from conftest import interrupted, seconds
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 import nprf.torch  # noqa: E402
@@ -211,6 +211,11 @@ def test_saved_state_is_freed_and_may_be_lost():
     assert len(_functional._saved) == before
     y.sum().backward()
     assert all(torch.equal(x.grad, e) for x, e in zip(arguments[:4], expected))
+    # a feature map that the caller no longer has
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        y = nprf.torch.attention(*arguments[:4], features=nprf.orf(D, 16, seed=1), near=2)
+    found = torch.autograd.grad(y.sum(), arguments[:4])
+    assert all(torch.equal(g, e) for g, e in zip(found, expected))
     # twice
     y = function(*arguments)
     first = torch.autograd.grad(y.sum(), arguments[:4], retain_graph=True)
@@ -288,6 +293,27 @@ def test_ctrl_c_ends_a_call():
     before, x = len(_functional._saved), torch.randn(1, 2**18, 8, requires_grad=True)
     with interrupted():
         nprf.torch.attention(x, x, x, features=nprf.orf(8, 64), engine="direct")
+    assert len(_functional._saved) == before
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_ctrl_c_ends_a_backward(lost):
+    """Also one that computes forward again."""
+    x = torch.randn(1, 3 * 2**11, 8, requires_grad=True)
+    bias = torch.zeros(11, requires_grad=True)
+    hooks = (lambda x: x.clone() if lost else x, lambda x: x)
+    before = len(_functional._saved)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        y = nprf.torch.attention(x, x, x, bias, features=nprf.orf(8, 64), engine="direct")
+    backward = lambda: torch.autograd.grad(y, [x, bias], x.detach(), retain_graph=True)  # noqa: E731
+    expected, whole = seconds(backward)
+    with interrupted(after=whole / 8, within=whole / 2):
+        backward()
+    assert all(torch.equal(a, b) for a, b in zip(backward(), expected))
+    with interrupted(after=whole / 8, within=whole / 2):
+        y.backward(x.detach())
+    assert x.grad is None and bias.grad is None
+    del y
     assert len(_functional._saved) == before
 
 

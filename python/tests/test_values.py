@@ -2,11 +2,8 @@
 """Feature maps, positions and options are values."""
 
 import importlib.metadata
-import os
 import pickle
 import re
-import subprocess
-import sys
 
 import nprf
 import numpy as np
@@ -182,22 +179,6 @@ def test_centred_features(make):
 def test_alibi_slopes():
     assert np.array_equal(nprf.alibi_slopes(8), 2.0 ** -np.arange(1, 9))
     assert np.array_equal(nprf.alibi_slopes(12)[8:], 2.0 ** -np.array([0.5, 1.5, 2.5, 3.5]))
-
-
-def test_the_level_of_the_processor():
-    """NPRF_CPU_LEVEL selects compiled code, and an unsuitable value is an error of the import."""
-
-    def imported(level):
-        command = [sys.executable, "-c", "import nprf; print(nprf.cpu_level())"]
-        return subprocess.run(command, env={**os.environ, "NPRF_CPU_LEVEL": level}, capture_output=True, text=True)
-
-    own = nprf.cpu_level()
-    if own == "generic":
-        pytest.skip("not an x86-64 processor")
-    assert imported(own).stdout.strip() == own
-    assert "ImportError: NPRF_CPU_LEVEL: expected v2, v3 or v4" in imported("v5").stderr
-    lower = imported("v2")
-    assert own == "v2" or lower.stdout.strip() == "v2" or "NPRF_PYTHON_LEVELS" in lower.stderr
 
 
 def test_the_version_is_that_of_the_headers():

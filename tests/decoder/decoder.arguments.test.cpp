@@ -39,6 +39,15 @@ struct Throwing {
   }
 };
 
+// a poll that throws at the given call, and its number of calls so far
+thread_local int polls = 0, stop_at = 0;
+
+struct Stopped {};
+
+void count_or_stop() {
+  if (++polls == stop_at) throw Stopped();
+}
+
 }  // namespace
 
 TEST_CASE("arguments: what a decoder cannot be built for", "[decoder]") {
@@ -111,6 +120,42 @@ TEST_CASE("arguments: a feature map that throws", "[decoder]") {
     x.k(1, 1)(11, 0) = key;
     x.step(decoder, 10, 2);
     CHECK(x.y(1, 1).row(11).allFinite());
+  }
+}
+
+TEST_CASE("arguments: a poll that ends a step", "[decoder]") {
+  const CallOptions call{.poll = count_or_stop};
+  for (const Index rollback : {0, 200}) {
+    const MultiHeadAttention attention(orf<T>(d, 6, 1), AlibiPosition<T>(0.1f), causal);
+    Decoder decoder(attention, {.batch = 2, .rollback = rollback}), other(attention, {.batch = 2});
+    TokenBatch<T> x(2, 2, 2, 210, d, d_v), y(2, 2, 2, 210, d, d_v);
+    x.step(decoder, 0, 10), y.step(other, 0, 10);
+    polls = 0, stop_at = 1;
+    x.step(decoder, 10, 64, call), y.step(other, 10, 64);
+    CHECK(polls == 0);
+    for (stop_at = 1; stop_at <= 2; ++stop_at) {
+      polls = 0;
+      CHECK_THROWS_AS(x.step(decoder, 74, 136, call), Stopped);
+      const Index tokens = rollback == 0 ? 0 : 74;
+      CHECK(decoder.tokens(0) == tokens);
+      CHECK(decoder.tokens(1) == tokens);
+      if (rollback == 0) x.step(decoder, 0, 74);
+    }
+    polls = stop_at = 0;
+    const std::vector<Index> lengths{136, 100};
+    Report of_x, of_y;
+    x.step(decoder, 74, 136, {.lengths = lengths, .report = &of_x, .poll = count_or_stop});
+    y.step(other, 74, 136, {.lengths = lengths, .report = &of_y});
+    CHECK(polls == 2);
+    CHECK(decoder.tokens(1) == 174);
+    if (rollback == 0) {  // with another ring, the same tokens are summed in another order
+      CHECK(same_bits(x.y.values, y.y.values));
+      CHECK(of_x.error_bound == of_y.error_bound);
+    }
+    polls = 0, stop_at = 1;
+    decoder.reset();
+    CHECK_THROWS_AS(x.prefill(decoder, 0, 210, call), Stopped);
+    CHECK(decoder.tokens(0) == 0);
   }
 }
 

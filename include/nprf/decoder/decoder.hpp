@@ -153,8 +153,8 @@ class Decoder {
     detail::reject_mixed_scalars<T, Q, K, V, Y>();
   }
 
-  /// The same by steps, for one token or a few: the rows do not depend on later tokens. Does not call `poll`. The table
-  /// above has the time for each token of each head.
+  /// The same by steps, for one token or a few: the rows do not depend on later tokens. Calls `poll` after every 64
+  /// tokens, so that it never ends a step of fewer. The table above has the time for each token of each head.
   void step(HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v, HeadsView<T> y,
             const CallOptions& call = {}) {
     const NewTokens<T> tokens{q, k, v, y};
@@ -255,6 +255,7 @@ class Decoder {
   // the states first, ..., of one model, of a sequence: their features are computed together
   struct Task {
     Index sequence, first, states;
+    Index begin, end;  // the tokens
   };
   void run_states(const Task& task, const NewTokens<T>& tokens, const CallOptions& call, Pass pass, Workspace& scratch);
   // enough states for `tile` tokens of them all, and several tasks for each of more threads than one
@@ -310,13 +311,21 @@ template <OnlyReal T>
 void Decoder<T>::run(const NewTokens<T>& tokens, const CallOptions& call, Pass pass) {
   const Index states = m_states.count();
   try {
-    const Team team = make_team(tokens.q.tokens, pass == Pass::append ? call.poll : nullptr);
-    const Index each = states_of_task(tokens.q.tokens, team.size()),
+    const Index n = tokens.q.tokens;
+    const Team team = make_team(n, pass == Pass::append ? call.poll : nullptr);
+    const Index each = states_of_task(n, team.size()),
                 tasks = (states + each - 1) / each;  // of a sequence
-    team.run(batch() * tasks, [&](Index task, Workspace& scratch) {
-      const Index first = task % tasks * each;
-      run_states({task / tasks, first, std::min(each, states - first)}, tokens, call, pass, scratch);
-    });
+    // between polls
+    const Index most = call.poll ? tile : std::max<Index>(n, 1);
+    for (Index begin = 0; begin == 0 || begin < n; begin += most) {
+      // before the first tokens nothing has changed; later ones of a step may not be taken back
+      if (call.poll && begin > 0) call.poll();
+      team.run(batch() * tasks, [&](Index task, Workspace& scratch) {
+        const Index first = task % tasks * each;
+        run_states({task / tasks, first, std::min(each, states - first), begin, std::min(n, begin + most)}, tokens,
+                   call, pass, scratch);
+      });
+    }
     if (call.report && pass == Pass::attend) *call.report = report(team);
   } catch (...) {
     take_back();
@@ -327,14 +336,15 @@ void Decoder<T>::run(const NewTokens<T>& tokens, const CallOptions& call, Pass p
 template <OnlyReal T>
 void Decoder<T>::run_states(const Task& task, const NewTokens<T>& tokens, const CallOptions& call, Pass pass,
                             Workspace& scratch) {
-  const auto [b, first_state, states] = task;
+  const auto [b, first_state, states, begin, end] = task;
   const StepModel<T>& model = m_states.model(first_state);
   const Index group = m_states.queries_of_state(), heads = states * group, head = first_state * group,
               kv_head = m_states.kv_head(first_state), length = tokens.count(call, b),
               most = std::max<Index>(tile / states, 1);
-  for (Index first = 0; first < length; first += most) {
+  const Index last = std::min(end, length);
+  for (Index first = begin; first < last; first += most) {
     const Workspace::Scope scope(scratch);
-    const Index count = std::min(most, length - first);
+    const Index count = std::min(most, last - first);
     const TokenRows<T> keys = rows_of_tokens(tokens.k, b, kv_head, states, first, count);
     TokenRows<T> queries = rows_of_tokens(tokens.q, b, head, heads, first, count);
     if (pass == Pass::append) queries.tokens = 0;
@@ -354,7 +364,8 @@ void Decoder<T>::run_states(const Task& task, const NewTokens<T>& tokens, const 
       }
     }
   }
-  for (Index h = head; h < head + heads; ++h) tokens.y(b, h).bottomRows(tokens.q.tokens - length).setZero();
+  if (end < tokens.q.tokens) return;
+  for (Index h = head; h < head + heads; ++h) tokens.y(b, h).bottomRows(end - length).setZero();
 }
 
 // to the tokens before the call; a sequence that cannot is reset

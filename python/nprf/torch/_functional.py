@@ -23,7 +23,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from .._attention import Normalization
 from .._native import Native, core, float32, float64
-from ..features import Features, FeaturesLike, features_of
+from ..features import Features, FeaturesLike, by_identity, features_of
 from . import _gpu
 from ._masks import padding_of
 from ._options import Options, Position, attention_of, options_of, position_name
@@ -199,6 +199,7 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     q, k, v, bias, extra, key_mask, options, _ = inputs
     ctx.save_for_backward(output[1], q, k, v, bias, extra, key_mask)
     ctx.options = options
+    ctx.features = by_identity.get(options_of(options).features)  # which backward needs if it computes forward again
     ctx.set_materialize_grads(False)
 
 

@@ -140,10 +140,11 @@ NB_MODULE(_cuda, m) {
   namespace nb = nanobind;
   nb::set_leak_warnings(false);  // plans that globals of Python keep
   m.attr("on_host") = Device::value == nb::device::cpu::value;
+  m.attr("halves") = bool{NPRF_PYTHON_CUDA_HALVES};
   nb::class_<CallArrays>(m, "CallArrays")
       .def(nb::init<std::optional<Floats>, std::optional<Mask>, std::optional<Lengths>, Bytes, std::uintptr_t>(),
-           nb::arg("parameters").none(), nb::arg("key_mask").none(), nb::arg("lengths").none(), nb::arg("workspace"),
-           nb::arg("stream"));
+           nb::arg("parameters").none(), nb::arg("key_mask").none(), nb::arg("lengths").none(),
+           nb::arg("workspace").noconvert(), nb::arg("stream"));
   nb::class_<TypedPlan>(m, "Plan")
       .def(nb::init<const nb::capsule&, const std::string&, const Sizes&, const std::string&, bool, bool,
                     std::uintptr_t>(),
@@ -153,5 +154,5 @@ NB_MODULE(_cuda, m) {
       .def_prop_ro("engine", [](const TypedPlan& x) { return x.plan().engine(); })
       .def("forward", &TypedPlan::forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("y"), nb::arg("call"))
       .def("backward", &TypedPlan::backward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("dy"), nb::arg("dq"),
-           nb::arg("dk"), nb::arg("dv"), nb::arg("dparameters").none(), nb::arg("call"));
+           nb::arg("dk"), nb::arg("dv"), nb::arg("dparameters").none().noconvert(), nb::arg("call"));
 }
