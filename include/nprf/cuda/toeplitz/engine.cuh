@@ -104,9 +104,8 @@ concept HasStates = requires(const E& engine, const Task& task, const typename E
 /// An engine for operands in a TileTask.
 ///
 ///     name                               the name by which users choose it
-///     is_tiled                           whether it computes tiles, also on tensor cores, with rounding errors per
-///     row;
-///                                        else FFTs, with rounding errors relative to the largest rows
+///     is_tiled                           whether it computes tiles, also on tensor cores, with rounding errors for
+///                                        each row; else FFTs, with rounding errors relative to the largest rows
 ///     supports_grid                      whether it supports the weights of a grid
 ///     has_states                         whether keys outside of the band contribute through states (HasStates)
 ///     cost(inputs)                       its cost, without rows that fail the error bound
