@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 //
-// head_errors [FOLDER]: how far attention is from exact softmax on the heads of a trained model: queries.npy, keys.npy
-// and values.npy (heads, tokens, channels) of FOLDER, or the demo's. Constants and maps are from the first half of the
-// text, errors over its second half, in per cent by the Frobenius norm over all heads. The bias falls by 0.08 a token
-// up to a distance of 40.
+// head_errors [FOLDER [SAMPLE ...]]: how far attention is from exact softmax on the heads of a trained model:
+// queries.npy, keys.npy and values.npy (heads, tokens, channels) of FOLDER, or the demo's. Constants and maps are from
+// the first half of the text, or from the whole texts of the folders SAMPLE; errors over its second half, in per cent
+// by the Frobenius norm over all heads. The bias falls by 0.08 a token up to a distance of 40; if FOLDER has bias.npy
+// (heads, lags), the model's own one is a further table.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -19,7 +21,7 @@
 namespace nprf::bench {
 namespace {
 
-constexpr std::uint64_t seeds = 3;
+constexpr std::uint64_t seeds = 10;
 
 void print(const char* name, Index features, Index near, double error, Index recomputed) {
   std::printf("| %-36s | %4td | %3td | %7.2f | %td |\n", name, features, near, 100 * error, recomputed);
@@ -32,7 +34,7 @@ void print_error(const char* name, const demo::SecondHalf& half, const std::vect
   print(name, maps[0].output_dim(), near, report.softmax_error, report.repaired_rows);
 }
 
-// the mean over seeds of the error of maps make(q, k, seed), from the first half of a head
+// the mean over seeds of the error of maps make(q, k, seed), from the first half of a head or from other texts
 template <class Make>
 void print_random(const char* name, const demo::SecondHalf& half, const Make& make) {
   double sum = 0;
@@ -62,9 +64,33 @@ auto centred(const Matrix<float>& q, const Matrix<float>& k, const Make& make) {
   return Centred(make(z_q, z_k), constants);
 }
 
-void print_table(const std::filesystem::path& folder, const char* title, Normalization normalization) {
-  const demo::HeadArray q(folder / "queries.npy"), k(folder / "keys.npy"), v(folder / "values.npy");
-  const demo::SecondHalf half(q.from(0), k.from(0), v.from(0), normalization);
+// maps with the means and covariances of the second half itself, of the first order and the second of `second` axes
+std::vector<CalibratedFeatures<float>> maps_of_its_own(const demo::SecondHalf& half, Index second) {
+  std::vector<CalibratedFeatures<float>> maps;
+  for (Index h = 0; h < half.heads(); ++h)
+    maps.push_back(
+        hermite_features(balance<float>(half.second_queries(h), half.second_keys(h)), half.channels(), second));
+  return maps;
+}
+
+using Folders = std::vector<std::filesystem::path>;
+
+// queries, keys and values of the texts of folders
+struct Arrays {
+  explicit Arrays(const Folders& folders)
+      : q(files(folders, "queries.npy")), k(files(folders, "keys.npy")), v(files(folders, "values.npy")) {}
+  static Folders files(Folders folders, const char* name) {
+    for (auto& each : folders) each /= name;
+    return folders;
+  }
+  demo::HeadArray q, k, v;
+};
+
+void print_table(const std::filesystem::path& folder, const Folders& samples, const char* title,
+                 Normalization normalization, const demo::SecondHalf::Positions& positions = {demo::falling_bias()}) {
+  const Arrays text({folder}), sample(samples);
+  demo::SecondHalf half(text.q.from(0), text.k.from(0), text.v.from(0), normalization, positions);
+  if (!samples.empty()) half.set_sample(sample.q.from(0), sample.k.from(0), sample.v.from(0));
   const Index d = half.channels();
   std::printf("\n%s\n\n| %-36s | features | near | error | recomputed rows |\n|---|---|---|---|---|\n", title, "map");
   using Projection::orthogonal, Projection::simplex;
@@ -83,6 +109,9 @@ void print_table(const std::filesystem::path& folder, const char* title, Normali
     print_error("Taylor", half, std::vector{TaylorFeatures<float>({.input_dim = d})}, near);
   for (const Index near : {0, 32, 64})
     for (const Index features : {d + 1, d + 37}) print_error("calibrated", half, half.calibrated(features, near), near);
+  for (const Index near : {0, 32, 64})
+    for (const Index second : {0, 8})
+      print_error("constants of the text itself", half, maps_of_its_own(half, second), near);
   print("the bias alone", 0, 0, half.error_of_bias_alone(), 0);
   print("mean of the values", 0, 0, half.error_of_mean_value(), 0);
 }
@@ -93,10 +122,14 @@ void print_table(const std::filesystem::path& folder, const char* title, Normali
 int main(int argc, char** argv) {
   using nprf::Normalization, nprf::bench::print_table;
   const std::filesystem::path folder = argc > 1 ? argv[1] : NPRF_DEMO_DATA;
+  const nprf::bench::Folders samples(argv + std::min(argc, 2), argv + argc);
   try {
-    print_table(folder, "Queries and keys of norm 1", Normalization::unit(1));
-    print_table(folder, "Queries and keys of norm 2", Normalization::unit(2));
-    print_table(folder, "Queries and keys of the model, q.k / sqrt(d)", Normalization::none());
+    print_table(folder, samples, "Queries and keys of norm 1", Normalization::unit(1));
+    print_table(folder, samples, "Queries and keys of norm 2", Normalization::unit(2));
+    print_table(folder, samples, "Queries and keys of the model, q.k / sqrt(d)", Normalization::none());
+    if (exists(folder / "bias.npy"))
+      print_table(folder, samples, "The same with the model's own bias", Normalization::none(),
+                  demo::biases_of(folder / "bias.npy"));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "head_errors: %s\n", error.what());
     return 1;
