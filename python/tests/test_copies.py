@@ -5,6 +5,7 @@ A copy is found by the peak of the process' memory. Arrays are larger than 32 Mi
 soon as they are freed.
 """
 
+import gc
 import pathlib
 
 import nprf
@@ -26,6 +27,7 @@ def growth(call):
     """By how many bytes the memory of the process grows at most during a call, the second of its kind: the first makes
     the scratch memory."""
     call()
+    gc.collect()
     try:
         clear_refs.write_text("5")  # the peak is now what is in use
     except OSError as error:
