@@ -65,7 +65,7 @@ auto centred(const Matrix<float>& q, const Matrix<float>& k, const Make& make) {
 }
 
 // maps with the means and covariances of the second half itself, of the first order and the second of `second` axes
-std::vector<CalibratedFeatures<float>> maps_of_its_own(const demo::SecondHalf& half, Index second) {
+std::vector<CalibratedFeatures<float>> maps_of_measured_tokens(const demo::SecondHalf& half, Index second) {
   std::vector<CalibratedFeatures<float>> maps;
   for (Index h = 0; h < half.heads(); ++h)
     maps.push_back(
@@ -111,7 +111,7 @@ void print_table(const std::filesystem::path& folder, const Folders& samples, co
     for (const Index features : {d + 1, d + 37}) print_error("calibrated", half, half.calibrated(features, near), near);
   for (const Index near : {0, 32, 64})
     for (const Index second : {0, 8})
-      print_error("constants of the text itself", half, maps_of_its_own(half, second), near);
+      print_error("constants of the measured tokens", half, maps_of_measured_tokens(half, second), near);
   print("the bias alone", 0, 0, half.error_of_bias_alone(), 0);
   print("mean of the values", 0, 0, half.error_of_mean_value(), 0);
 }

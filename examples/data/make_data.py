@@ -130,8 +130,9 @@ def main():
         x = encoder.layer(layer, x)
 
     parts = dict(zip(("queries", "keys", "values"), encoder.project(args.layer, x)))
-    if encoder.bias(len(x)) is not None:
-        parts["bias"] = encoder.bias(len(x))
+    bias = encoder.bias(len(x))
+    if bias is not None:
+        parts["bias"] = bias
     for name, part in parts.items():
         np.save(args.out / f"{name}.npy", part.astype("<f2", order="C"))
         print(f"{name}: {part.shape}, largest magnitude {np.abs(part).max():.3f}")

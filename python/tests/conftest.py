@@ -27,6 +27,19 @@ def seeded_on_one_thread():
     torch.set_num_threads(before)
 
 
+class Producer:
+    """An array of another library, by DLPack."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __dlpack__(self, **options):
+        return self.x.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.x.__dlpack_device__()
+
+
 def heads(rng, *shape, dtype=np.float64):
     """Standard normal numbers."""
     return rng.standard_normal(shape).astype(dtype)

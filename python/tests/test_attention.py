@@ -11,6 +11,7 @@ import nprf
 import numpy as np
 import pytest
 from conftest import (
+    Producer,
     assert_slope,
     assert_within_bounds,
     heads,
@@ -347,20 +348,10 @@ def test_calibration_without_values(rng):
 
 
 def test_dlpack(rng):
-    class Array:
-        def __init__(self, x):
-            self.x = x
-
-        def __dlpack__(self, **options):
-            return self.x.__dlpack__(**options)
-
-        def __dlpack_device__(self):
-            return self.x.__dlpack_device__()
-
     q = heads(rng, H, N, D)
     features = nprf.orf(D, 16)
     y = nprf.attention(q, q, q, features=features)
-    assert np.array_equal(nprf.attention(Array(q), Array(q), Array(q), features=features), y)
+    assert np.array_equal(nprf.attention(Producer(q), Producer(q), Producer(q), features=features), y)
 
 
 @pytest.mark.parametrize("h, threads", [(1, 1), (1, 2), (4, 2)])

@@ -11,7 +11,7 @@ import pathlib
 import nprf
 import numpy as np
 import pytest
-from conftest import heads
+from conftest import Producer, heads
 
 H, N, D = 66, 2048, 64
 size = H * N * D * 4  # of an array, in bytes: 33 MiB
@@ -35,19 +35,6 @@ def growth(call):
     before = memory("VmRSS")
     call()
     return memory("VmHWM") - before
-
-
-class Producer:
-    """An array of another library."""
-
-    def __init__(self, x):
-        self.x = x
-
-    def __dlpack__(self, **options):
-        return self.x.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.x.__dlpack_device__()
 
 
 def read_only(x):
