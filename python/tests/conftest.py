@@ -135,3 +135,28 @@ def seconds(function):
     """What it returns, and how long it took."""
     start = time.monotonic()
     return function(), time.monotonic() - start
+
+
+def gpu():
+    """The device of PyTorch for the module for GPUs, or a skip with what is missing."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    try:
+        from nprf import _cuda  # noqa: F401
+    except ImportError:
+        pytest.skip("nprf was not compiled for GPUs: -D NPRF_PYTHON_CUDA=ON, or NPRF_PYTHON_CUDA_ON_HOST=ON")
+    if _cuda.on_host:
+        return "cpu"
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no GPU")
+    return "cuda"
+
+
+def assert_as_exact(found, in_float, exact):
+    """As exact as the CPU is in float32, up to a factor of ten for other orders of sums, relative to float64."""
+    import torch
+
+    for g, f, e in zip(found, in_float, exact):
+        assert g.shape == e.shape
+        if e.numel() > 0:
+            eps = torch.finfo(torch.float32).eps * e.abs().max()
+            assert (g.cpu() - e).abs().max() <= 10 * max((f - e).abs().max(), eps)

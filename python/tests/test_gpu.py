@@ -5,6 +5,7 @@
 import nprf
 import numpy as np
 import pytest
+from conftest import assert_as_exact, gpu
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 import nprf.torch  # noqa: E402
@@ -12,19 +13,6 @@ from nprf.torch import _functional, _gpu  # noqa: E402
 from nprf.torch._options import Options  # noqa: E402
 
 B, H, N, D, V = 2, 4, 21, 8, 5
-
-
-def gpu():
-    """The device, or a skip with what is missing."""
-    try:
-        from nprf import _cuda  # noqa: F401
-    except ImportError:
-        pytest.skip("nprf was not compiled for GPUs: -D NPRF_PYTHON_CUDA=ON, or NPRF_PYTHON_CUDA_ON_HOST=ON")
-    if _cuda.on_host:
-        return "cpu"
-    if not torch.cuda.is_available():
-        pytest.skip("this machine has no GPU")
-    return "cuda"
 
 
 def case(
@@ -89,15 +77,6 @@ def on_the_cpu(arrays, parameters, mask, options, dy, dtype):
     y, _ = _functional._forward(*x, mask, options, True)
     token = torch.empty(0, dtype=torch.uint8)  # nothing is saved
     return y, *_functional.backward_op(dy.to(dtype), token, *x, mask, options.text())
-
-
-def assert_as_exact(found, in_float, exact):
-    """As exact as the CPU is in float32, up to a factor of ten for other orders of sums, relative to float64."""
-    for g, f, e in zip(found, in_float, exact):
-        assert g.shape == e.shape
-        if e.numel() > 0:
-            eps = torch.finfo(torch.float32).eps * e.abs().max()
-            assert (g.cpu() - e).abs().max() <= 10 * max((f - e).abs().max(), eps)
 
 
 @pytest.mark.parametrize("name", cases)

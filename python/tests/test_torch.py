@@ -458,7 +458,7 @@ def test_layers_that_cannot_go_token_by_token():
         nprf.torch.Attention(24, 3, position=("grid", 3, 4), near=2, causal=True).decoder()
     with pytest.raises(TypeError, match="float32 or float64, got torch.bfloat16"):
         nprf.torch.Attention(24, 3, causal=True, dtype=torch.bfloat16).decoder()
-    with pytest.raises(ValueError, match="layer: expected one on the CPU, got one on meta"):
+    with pytest.raises(ValueError, match="layer: expected one on the CPU or a GPU, got one on meta"):
         nprf.torch.Attention(24, 3, position="t5", causal=True, device="meta").decoder()
     decoder = nprf.torch.Attention(24, 3, causal=True).decoder(batch=2)
     with pytest.raises(ValueError, match=r"x: expected \[batch, tokens, 24\], got \[2, 5, 8\]"):

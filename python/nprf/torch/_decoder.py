@@ -4,30 +4,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 from torch import Tensor
 
 from .._decoder import Decoder
 from ..positions import T5, Alibi, Position, RelativePosition
+from ._gpu_decoder import GpuDecoder
 
 if TYPE_CHECKING:
     from ._module import Attention
 
 
+def _numpy(x: Tensor) -> Any:
+    """In float32 if NumPy may not have its type."""
+    on_host = x.detach().cpu()
+    return (on_host if on_host.dtype == torch.float64 else on_host.float()).numpy()
+
+
 def _position_of(layer: Attention) -> Optional[Position]:
     kind, *sizes = layer._position.split(":")
     if kind == "alibi":
-        return Alibi(layer.position_slopes.detach().numpy())
+        return Alibi(_numpy(layer.position_slopes))
     if layer.position_bias is None:
         return None
-    bias = layer.position_bias.detach().numpy()
+    bias = _numpy(layer.position_bias)
     if kind == "t5":
         return T5(bias, int(sizes[0]))
     if kind == "table":
         return RelativePosition(bias)
     raise ValueError(f"layer: expected a position by the distance of tokens, got {layer._position!r}")
+
+
+def _is_on_gpu(layer: Attention) -> bool:
+    return layer.in_proj_weight.is_cuda
 
 
 class LayerDecoder:
@@ -37,41 +48,68 @@ class LayerDecoder:
     >>> y = decoder(prompt)     # [batch, tokens, embed_dim], as layer(prompt)[0]
     >>> y = decoder(token)      # [batch, 1, embed_dim], or a few: the rows that the layer has for the whole sequence
 
-    state: the nprf.Decoder, with rollback, reorder, fork, reset, save and load. The decoder uses the layer's projections
-    as they are at a call, and the biases and the feature map as they were when it was made. ValueError for a layer that is
-    not causal, that has a grid or that is not on the CPU, and TypeError unless its parameters are float32 or float64.
+    state: the nprf.Decoder, or for a layer on a GPU the GpuDecoder, with rollback, reorder, fork and reset. The decoder uses
+    the layer's projections as they are at a call, and the biases and the feature map as they were when it was made; rows of
+    a prompt on a GPU use those of the call. ValueError for a layer that is not causal or that has a grid, TypeError unless
+    its parameters are float32 or float64, on a GPU float32, float16 or bfloat16.
     """
+
+    state: Union[Decoder, GpuDecoder]
 
     def __init__(self, layer: Attention, batch: int = 1, rollback: int = 0) -> None:
         if not layer.causal:
             raise ValueError("layer: expected a causal one, got one that is not")
-        dtype = layer.in_proj_weight.dtype
+        dtype, device = layer.in_proj_weight.dtype, layer.in_proj_weight.device
+        on_gpu = _is_on_gpu(layer)
+        if not on_gpu and device.type != "cpu":
+            raise ValueError(f"layer: expected one on the CPU or a GPU, got one on {device}")
+        self.layer = layer
+        options: dict[str, Any] = {
+            "heads": layer.num_heads,
+            "batch": batch,
+            "rollback": rollback,
+            "near": layer.near,
+            "sinks": layer.sinks,
+            "normalization": layer.normalization,
+        }
+        position = _position_of(layer)
+        if on_gpu:
+            self.state = GpuDecoder(
+                layer.features, position, channels=layer.head_dim, dtype=dtype, device=device, **options
+            )
+            return
         if dtype not in (torch.float32, torch.float64):
             raise TypeError(f"layer: expected parameters of float32 or float64, got {dtype}")
-        if layer.in_proj_weight.device.type != "cpu":
-            raise ValueError(f"layer: expected one on the CPU, got one on {layer.in_proj_weight.device}")
-        self.layer = layer
-        self.state = Decoder(
-            layer.features,
-            _position_of(layer),
-            heads=layer.num_heads,
-            batch=batch,
-            rollback=rollback,
-            near=layer.near,
-            sinks=layer.sinks,
-            normalization=layer.normalization,
-            engine=layer.engine,
-            dtype=str(dtype).split(".")[1],
-        )
+        options["engine"] = layer.engine
+        self.state = Decoder(layer.features, position, dtype=str(dtype).split(".")[1], **options)
 
     @torch.no_grad()
     def __call__(self, x: Tensor, lengths: Optional[Sequence[int]] = None) -> Tensor:
         """Appends the tokens x [batch, tokens, embed_dim], of sequence b the first lengths[b], and returns their rows."""
         if x.dim() != 3 or x.shape[2] != self.layer.embed_dim:
             raise ValueError(f"x: expected [batch, tokens, {self.layer.embed_dim}], got {list(x.shape)}")
-        options: dict[str, Any] = {"layout": "tokens_first", "threads": torch.get_num_threads()}
-        if lengths is not None:
-            options["lengths"] = lengths
-        q, k, v = (each.numpy() for each in self.layer._project(x, x, x))
-        y: Tensor = self.layer.out_proj(torch.from_numpy(self.state.prefill(q, k, v, **options)).flatten(2))
+        q, k, v = self.layer._project(x, x, x)
+        if isinstance(self.state, GpuDecoder):
+            rows = self._rows_on_gpu(self.state, q, k, v, lengths)
+        else:
+            options: dict[str, Any] = {"layout": "tokens_first", "threads": torch.get_num_threads()}
+            if lengths is not None:
+                options["lengths"] = lengths
+            rows = torch.from_numpy(self.state.prefill(q.numpy(), k.numpy(), v.numpy(), **options))
+        y: Tensor = self.layer.out_proj(rows.flatten(2))
         return y
+
+    def _rows_on_gpu(
+        self, state: GpuDecoder, q: Tensor, k: Tensor, v: Tensor, lengths: Optional[Sequence[int]]
+    ) -> Tensor:
+        """[batch, tokens, heads, head_dim]: for a prompt by attention, beside appending it; then by steps."""
+        keys, values = k.transpose(1, 2), v.transpose(1, 2)
+        if state._has_tokens:
+            return state.step(q.transpose(1, 2), keys, values, lengths).transpose(1, 2)
+        state.append(keys, values, lengths)
+        y = self.layer._attend(q, k, v)
+        if lengths is None:
+            return y
+        of_sequences = torch.as_tensor(lengths, device=y.device)
+        beyond = torch.arange(y.shape[1], device=y.device) >= of_sequences[:, None]
+        return y.masked_fill(beyond[..., None, None], 0)

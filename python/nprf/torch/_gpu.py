@@ -41,6 +41,13 @@ class _Entry(NamedTuple):
 _plans: OrderedDict[Any, _Entry] = OrderedDict()
 
 
+def _scalar_name(dtype: torch.dtype, name: str) -> str:
+    scalar = _scalars.get(dtype)
+    if scalar is None:
+        raise TypeError(f"{name}: expected float32, float16 or bfloat16 on a GPU, got {dtype}")
+    return scalar
+
+
 def _stream(x: Tensor) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
 
@@ -56,9 +63,7 @@ def _tokens(x: Tensor, options: Options) -> int:
 def _plan_of(
     q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], extra: Optional[Tensor], options: Options, gradients: bool
 ) -> Any:
-    scalar = _scalars.get(q.dtype)
-    if scalar is None:
-        raise TypeError(f"queries: expected float32, float16 or bfloat16 on a GPU, got {q.dtype}")
+    scalar = _scalar_name(q.dtype, "queries")
     features = options.feature_map()._native(float32)
     batch = q.shape[0] if q.dim() == 4 else 1
     heads, tokens = (_heads(q, options), _heads(k, options)), (_tokens(q, options), _tokens(k, options))

@@ -198,12 +198,28 @@ class Attention(nn.Module):
         if attn_mask is not None and not is_causal:
             check_causal(attn_mask, query.shape[1], key.shape[1], query.shape[0] * self.num_heads)
         q, k, v = self._project(query, key, value)
-        bias = self.position_slopes if self._position == "alibi" else self.position_bias
-        y = attention(
+        y = self._attend(q, k, v, key_padding_mask)
+        return self.out_proj(y.flatten(2)), None
+
+    def decoder(self, batch: int = 1, rollback: int = 0) -> LayerDecoder:
+        """The same layer for `batch` sequences that grow token by token, each of which can take back its last `rollback`
+        tokens. ValueError unless the layer is causal, and for a grid."""
+        return LayerDecoder(self, batch, rollback)
+
+    def _of_nested(self, x: Tensor) -> Tensor:
+        lengths = [each.shape[0] for each in x.unbind()]
+        padded = torch.nested.to_padded_tensor(x, 0.0)
+        padding = torch.arange(padded.shape[1]) >= torch.tensor(lengths)[:, None]
+        y, _ = self.forward(padded, key_padding_mask=padding.to(x.device))
+        return torch.nested.as_nested_tensor([each[:n] for each, n in zip(y, lengths)])
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor] = None) -> Tensor:
+        """The layer's attention of what _project returns."""
+        y: Tensor = attention(
             q,
             k,
             v,
-            bias,
+            self.position_slopes if self._position == "alibi" else self.position_bias,
             features=self._features,
             position=self._position,
             causal=self.causal,
@@ -214,19 +230,7 @@ class Attention(nn.Module):
             key_padding_mask=key_padding_mask,
             layout="tokens_first",
         )
-        return self.out_proj(y.flatten(2)), None
-
-    def decoder(self, batch: int = 1, rollback: int = 0) -> LayerDecoder:
-        """The same layer for `batch` sequences that grow token by token, each of which can take back its last `rollback`
-        tokens. ValueError unless the layer is causal and on the CPU, and for a grid."""
-        return LayerDecoder(self, batch, rollback)
-
-    def _of_nested(self, x: Tensor) -> Tensor:
-        lengths = [each.shape[0] for each in x.unbind()]
-        padded = torch.nested.to_padded_tensor(x, 0.0)
-        padding = torch.arange(padded.shape[1]) >= torch.tensor(lengths)[:, None]
-        y, _ = self.forward(padded, key_padding_mask=padding.to(x.device))
-        return torch.nested.as_nested_tensor([each[:n] for each, n in zip(y, lengths)])
+        return y
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[batch, tokens, heads, head_dim] of each."""

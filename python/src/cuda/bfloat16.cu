@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "plan.cuh"
+#include "makers.cuh"
 
-std::unique_ptr<nprf::python::Plan> nprf::python::make_plan_bfloat16(PlanProblem problem) {
-  return std::make_unique<PlanOf<__nv_bfloat16>>(std::move(problem));
-}
+nprf::python::Makers nprf::python::makers_bfloat16() { return makers<__nv_bfloat16>(); }

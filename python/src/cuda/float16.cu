@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "plan.cuh"
+#include "makers.cuh"
 
-std::unique_ptr<nprf::python::Plan> nprf::python::make_plan_float16(PlanProblem problem) {
-  return std::make_unique<PlanOf<__half>>(std::move(problem));
-}
+nprf::python::Makers nprf::python::makers_float16() { return makers<__half>(); }

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "plan.cuh"
+#include "makers.cuh"
 
-std::unique_ptr<nprf::python::Plan> nprf::python::make_plan_float32(PlanProblem problem) {
-  return std::make_unique<PlanOf<float>>(std::move(problem));
-}
+nprf::python::Makers nprf::python::makers_float32() { return makers<float>(); }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <memory>
 #include <string>
 #include <utility>
 
+#include "device_view.cuh"
 #include "nprf/core/error.hpp"
 #include "nprf/cuda/plan/attention_plan.cuh"
 #include "plan.hpp"
@@ -39,14 +39,16 @@ class PlanOf : public Plan {
 
   void forward(const DeviceInputs& x, const DeviceArray& y, const DeviceCall& call) override {
     set_parameters(call);
-    m_plan.forward(view<const S>(x.q), view<const S>(x.k), view<const S>(x.v), view<S>(y), options(call), stream(call));
+    m_plan.forward(device_view<const S>(x.q), device_view<const S>(x.k), device_view<const S>(x.v), device_view<S>(y),
+                   options(call), stream(call));
   }
 
   void backward(const DeviceInputs& x, const DeviceArray& dy, const DeviceGradients& g,
                 const DeviceCall& call) override {
     set_parameters(call);
-    m_plan.backward(view<const S>(x.q), view<const S>(x.k), view<const S>(x.v), view<const S>(dy),
-                    {view<S>(g.dq), view<S>(g.dk), view<S>(g.dv), g.parameters}, options(call), stream(call));
+    m_plan.backward(
+        device_view<const S>(x.q), device_view<const S>(x.k), device_view<const S>(x.v), device_view<const S>(dy),
+        {device_view<S>(g.dq), device_view<S>(g.dk), device_view<S>(g.dv), g.parameters}, options(call), stream(call));
   }
 
  private:
@@ -58,13 +60,6 @@ class PlanOf : public Plan {
   // other calls of the plan may have had other parameters
   void set_parameters(const DeviceCall& call) {
     if (call.parameters) m_plan.set_parameters(call.parameters, stream(call));
-  }
-
-  template <class T>
-  static cuda::DeviceMatrixView<T> view(const DeviceArray& x) {
-    cuda::DeviceMatrixView<T> all(static_cast<T*>(x.data), x.batch, x.heads, x.tokens, x.channels);
-    all.batch_stride = x.batch_stride, all.head_stride = x.head_stride, all.token_stride = x.token_stride;
-    return all;
   }
 
   cuda::AttentionPlan<S> m_plan;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <string>
 
 #include "nprf/cuda/model.hpp"
@@ -42,8 +41,7 @@ struct DeviceGradients {
   float* parameters;  // [position, parameter]; null: not computed
 };
 
-/// cuda::AttentionPlan of any storage type, without CUDA in its interface: nvcc compiles each type in a file of its
-/// own, and the host's compiler the module.
+/// cuda::AttentionPlan of any storage type, without CUDA in its interface: the host's compiler compiles the module.
 class Plan {
  public:
   virtual ~Plan() = default;
@@ -53,9 +51,5 @@ class Plan {
   virtual void backward(const DeviceInputs& inputs, const DeviceArray& dy, const DeviceGradients& gradients,
                         const DeviceCall& call) = 0;
 };
-
-std::unique_ptr<Plan> make_plan_float32(PlanProblem problem);
-std::unique_ptr<Plan> make_plan_float16(PlanProblem problem);
-std::unique_ptr<Plan> make_plan_bfloat16(PlanProblem problem);
 
 }  // namespace nprf::python
