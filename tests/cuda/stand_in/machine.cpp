@@ -71,24 +71,26 @@ void arrive([[maybe_unused]] const Stack& on, [[maybe_unused]] Stack& from) {
 
 enum class State { runs, at_block, at_warp, done };
 
-// A stack on which threads run one after another. If a thread waits, the fibre belongs to it until it has finished.
+// A stack on which threads run one after another. If a thread waits, the fibre belongs to it until it has finished, and
+// another one continues.
 struct Fibre {
   Stack stack;
   boost::context::fiber context;
 };
 
 struct Machine {
-  Stack stack;  // the scheduler's
-  boost::context::fiber scheduler;
+  Fibre scheduler;  // continues when no thread can
   std::vector<std::unique_ptr<Fibre>> fibres;
   std::vector<Fibre*> idle;
-  Fibre* fibre = nullptr;  // the one that runs
-  std::vector<int> order;  // thread indices, in the order in which they run
+  Fibre *fibre = &scheduler, *last = nullptr;  // the one that runs, and the one that ran before
+  std::vector<int> order;                      // thread indices, in the order in which they run
   const std::function<void()>* body = nullptr;
-  int running = 0, started = 0;  // the index of the running thread, and the number of threads that have started
+  int running = 0;             // the index of the running thread
+  int started = 0, tried = 0;  // of the threads in order: those that have started, and continued since a release
   State states[max_threads];
   Fibre* waiting[max_threads];
   Coordinates thread{}, block{}, blocks{}, block_size{};
+  std::vector<Coordinates> threads;  // of a block
   alignas(16) unsigned char slots[max_threads / warp][2][warp * slot_bytes];
   bool second_slots[max_threads];  // which of a warp's two sets of slots is in use; they alternate
   bool predicates[max_threads];
@@ -96,32 +98,28 @@ struct Machine {
   std::set<const void*> loaded;                // kernels
 };
 
-Machine& machine() {
+[[gnu::always_inline]] inline Machine& machine() {
   static Machine& one = *new Machine;  // never destroyed, since that would unwind the fibres
   return one;
 }
 
 void become(int t) {
   Machine& m = machine();
-  const unsigned k = static_cast<unsigned>(t);
   m.running = t;
-  m.thread = {k % m.block_size.x, k / m.block_size.x % m.block_size.y, k / m.block_size.x / m.block_size.y};
+  m.thread = m.threads[static_cast<std::size_t>(t)];
 }
 
-void to_scheduler() {
+void arrive_from_last(boost::context::fiber last) {
   Machine& m = machine();
-  Fibre& from = *m.fibre;
-  leave(from.stack, m.stack);
-  m.scheduler = std::move(m.scheduler).resume();
-  arrive(from.stack, m.stack);
+  m.last->context = std::move(last);
+  arrive(m.fibre->stack, m.last->stack);
 }
-
-void to_fibre(Fibre& to) {
+// returns when this fibre continues
+void continue_with(Fibre& to) {
   Machine& m = machine();
-  m.fibre = &to;
-  leave(m.stack, to.stack);
-  to.context = std::move(to.context).resume();
-  arrive(m.stack, to.stack);
+  m.last = std::exchange(m.fibre, &to);
+  leave(m.last->stack, to.stack);
+  arrive_from_last(std::move(to.context).resume());
 }
 
 [[noreturn]] void run_threads() {
@@ -136,7 +134,7 @@ void to_fibre(Fibre& to) {
       m.states[m.running] = State::done;
     }
     m.idle.push_back(&self);
-    to_scheduler();
+    continue_with(m.scheduler);
   }
 }
 
@@ -150,9 +148,8 @@ Fibre& idle_fibre() {
     fibre.stack.bottom = static_cast<unsigned char*>(stack.sp) - stack.size;
     fibre.stack.size = stack.size;
     fibre.context = context::fiber(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack), stacks,
-                                   [&m, &fibre](context::fiber&& scheduler) -> context::fiber {
-                                     arrive(fibre.stack, m.stack);
-                                     m.scheduler = std::move(scheduler);
+                                   [](context::fiber&& last) -> context::fiber {
+                                     arrive_from_last(std::move(last));
                                      run_threads();
                                    });
     return fibre;
@@ -183,20 +180,31 @@ bool release() {
   return released;
 }
 
+// where the next thread starts, or else the next that can continue; null: there is none
+Fibre* next_fibre() {
+  Machine& m = machine();
+  const int count = static_cast<int>(m.order.size());
+  if (m.started < count) return &idle_fibre();
+  while (m.tried < count) {
+    const int t = m.order[static_cast<std::size_t>(m.tried++)];
+    if (m.states[t] == State::runs) {
+      become(t);
+      return m.waiting[t];
+    }
+  }
+  return nullptr;
+}
+
 void run_block() {
   Machine& m = machine();
   const int count = static_cast<int>(m.order.size());
-  m.started = 0;
+  m.started = 0, m.tried = count;
   std::fill(m.second_slots, m.second_slots + count, false);
-  while (m.started < count) to_fibre(idle_fibre());
   for (;;) {
+    while (Fibre* const next = next_fibre()) continue_with(*next);
     if (std::all_of(m.states, m.states + count, [](State s) { return s == State::done; })) return;
     if (!release()) fail("some threads wait at a barrier that the others do not come to");
-    for (const int t : m.order)
-      if (m.states[t] == State::runs) {
-        become(t);
-        to_fibre(*m.waiting[t]);
-      }
+    m.tried = 0;
   }
 }
 
@@ -281,7 +289,8 @@ void wait(Scope scope) {
   Machine& m = machine();
   m.states[m.running] = scope == Scope::block ? State::at_block : State::at_warp;
   m.waiting[m.running] = m.fibre;
-  to_scheduler();
+  Fibre* const next = next_fibre();
+  continue_with(next ? *next : m.scheduler);
 }
 
 bool any_of_block(bool predicate) {
@@ -320,6 +329,10 @@ int launch(Coordinates grid, Coordinates block, std::size_t shared, const Stream
   m.body = &body;
   m.blocks = grid;
   m.block_size = block;
+  m.threads.clear();
+  for (Coordinates t{}; t.z < block.z; ++t.z)
+    for (t.y = 0; t.y < block.y; ++t.y)
+      for (t.x = 0; t.x < block.x; ++t.x) m.threads.push_back(t);
 #ifdef STAND_IN_ASAN
   ASAN_POISON_MEMORY_REGION(shared_bytes + shared, max_shared - shared);
 #endif
