@@ -172,6 +172,44 @@ def test_opcheck():
     torch.library.opcheck(_functional.backward_op, (*inputs, None, None, options))
 
 
+def test_the_operator_is_left_out_where_it_can_be(monkeypatch):
+    """Plain tensors do not go through it. Others do, with the same bits."""
+    inputs = [torch.randn(s, requires_grad=True) for s in ((2, 3, 12, 8), (2, 3, 12, 8), (2, 3, 12, 5), (3, 23))]
+    features, way, calls = nprf.orf(8, 16), _functional._is_plain, []
+
+    def function(*x):
+        return nprf.torch.attention(*x, features=features)
+
+    def results():
+        calls.clear()
+        y = function(*inputs)
+        with torch.no_grad():
+            assert torch.equal(function(*inputs), y)
+        return [y.detach(), *torch.autograd.grad(y.sum(), inputs)], list(calls)
+
+    monkeypatch.setattr(_functional, "_is_plain", lambda *x: calls.append(way(*x)) or calls[-1])
+    expected, plain = results()
+    assert plain == [True] * 3
+    monkeypatch.setattr(_functional, "_is_plain", lambda *x: False)
+    assert all(torch.equal(a, b) for a, b in zip(results()[0], expected))
+    monkeypatch.setattr(_functional, "_is_plain", lambda *x: calls.append(way(*x)) or calls[-1])
+    x = [each.detach() for each in inputs]
+
+    calls.clear()
+    assert torch.equal(torch.vmap(function, (0, 0, 0, None))(*(each[:, None] for each in x[:3]), x[3])[:, 0], expected[0])
+    graph = torch.fx.experimental.proxy_tensor.make_fx(function)(*x)
+    assert "nprf.attention" in graph.code and torch.equal(graph(*x), expected[0])
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert function(*map(mode.from_tensor, x)).shape == expected[0].shape
+    with torch.utils.flop_counter.FlopCounterMode(display=False):
+        assert torch.equal(function(*x), expected[0])
+    assert len(calls) >= 4 and not any(calls)
+
+    first = torch.autograd.grad(function(*inputs).square().sum(), inputs[0], create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="attention_backward"):
+        torch.autograd.grad(first.sum(), inputs[0])
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile_without_graph_breaks(backend):
     function, arguments = case("t5 of heads", causal=True)

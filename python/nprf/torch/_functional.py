@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The operators nprf::attention and nprf::attention_backward, and the function that calls them. Tensors on a GPU go to
-_gpu.py.
+"""The operators nprf::attention and nprf::attention_backward, and the function that calls them, or what they compute where
+the dispatch of operators, which takes as long as attention of 64 tokens, can be left out. Tensors on a GPU go to _gpu.py.
 
 The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
 for each argument); a feature map is the integer under which it is registered. key_mask is bool [batch, n_k], False is
@@ -91,6 +91,26 @@ def _forward(
     return y, saved
 
 
+def _forward_and_token(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: Options,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    if q.device.type == "cuda":
+        y = _gpu.forward(q, k, v, bias, extra, key_mask, options)
+        return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device)
+    y, saved = _forward(q, k, v, bias, extra, key_mask, options, save)
+    if saved is None:
+        return y, torch.empty(0, dtype=torch.uint8)
+    _saved[saved.address] = saved
+    return y, from_dlpack(saved.token())
+
+
 @torch.library.custom_op("nprf::attention", mutates_args=())
 def attention_op(
     q: Tensor,
@@ -102,14 +122,7 @@ def attention_op(
     options: str,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    if q.device.type == "cuda":
-        y = _gpu.forward(q, k, v, bias, extra, key_mask, options_of(options))
-        return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device)
-    y, saved = _forward(q, k, v, bias, extra, key_mask, options_of(options), save)
-    if saved is None:
-        return y, torch.empty(0, dtype=torch.uint8)
-    _saved[saved.address] = saved
-    return y, from_dlpack(saved.token())
+    return _forward_and_token(q, k, v, bias, extra, key_mask, options_of(options), save)
 
 
 @attention_op.register_fake
@@ -127,8 +140,7 @@ def _(
     return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device)
 
 
-@torch.library.custom_op("nprf::attention_backward", mutates_args=())
-def backward_op(
+def _gradients(
     dy: Tensor,
     token: Tensor,
     q: Tensor,
@@ -137,20 +149,20 @@ def backward_op(
     bias: Optional[Tensor],
     extra: Optional[Tensor],
     key_mask: Optional[Tensor],
-    options: str,
+    options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    parsed = options_of(options)
-    dims = parsed.bias_dims()
+    """Of q, k, v, bias and extra; empty ones for None."""
+    dims = options.bias_dims()
     if q.device.type == "cuda":
-        dq, dk, dv, dparameters = _gpu.backward(dy, q, k, v, bias, extra, key_mask, parsed)
+        dq, dk, dv, dparameters = _gpu.backward(dy, q, k, v, bias, extra, key_mask, options)
         dbias, dextra = _split(dparameters, bias, extra)
         return dq, dk, dv, _like(dbias, bias, dims), _like(dextra, extra, 2)
     saved = _saved.get(token.data_ptr())
     if saved is None:
-        saved = _forward(q, k, v, bias, extra, key_mask, parsed, True)[1]
+        saved = _forward(q, k, v, bias, extra, key_mask, options, True)[1]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     by_head, extra_by_head, _ = saved.backward(
-        to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, parsed)
+        to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, options)
     )
     of_bias = None if bias is None else torch.from_numpy(by_head)
     of_extra = None if extra is None else torch.from_numpy(extra_by_head)
@@ -177,6 +189,21 @@ def _like(by_head: Optional[Tensor], x: Optional[Tensor], dims: int) -> Tensor:
     return rows.reshape(x.shape)
 
 
+@torch.library.custom_op("nprf::attention_backward", mutates_args=())
+def backward_op(
+    dy: Tensor,
+    token: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _gradients(dy, token, q, k, v, bias, extra, key_mask, options_of(options))
+
+
 @backward_op.register_fake
 def _(
     dy: Tensor,
@@ -195,25 +222,89 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), like(bias), like(extra)
 
 
-def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, bias, extra, key_mask, options, _ = inputs
-    ctx.save_for_backward(output[1], q, k, v, bias, extra, key_mask)
+def _is_plain(*tensors: Optional[Tensor]) -> bool:
+    """Whether PyTorch has nothing to do for a call on these tensors but autograd: they have numbers and are not of a
+    subclass, no graph is made, and no transform of torch.func and no mode is active."""
+    return (
+        all(x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta) for x in tensors)
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch.jit.is_tracing()
+    )
+
+
+def _save(ctx: Any, token: Tensor, arguments: tuple[Optional[Tensor], ...], options: Options) -> None:
+    ctx.save_for_backward(token, *arguments)
     ctx.options = options
-    ctx.features = by_identity.get(options_of(options).features)  # which backward needs if it computes forward again
+    ctx.features = by_identity.get(options.features)  # which backward needs if it computes forward again
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dy: Optional[Tensor], _: Any) -> tuple[Any, ...]:
-    none = (None,) * 8
+def _backward(ctx: Any, dy: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+    """Of q, k, v, bias and extra."""
     if dy is None:
-        return none
+        return (None,) * 5
     token, q, k, v, bias, extra, key_mask = ctx.saved_tensors
-    gradients = backward_op(dy, token, q, k, v, bias, extra, key_mask, ctx.options)
-    needed = ctx.needs_input_grad
-    return (*(g if needed[i] else None for i, g in enumerate(gradients)), *none[5:])
+    # with create_graph the operator, which has no derivative, reports a second one
+    if not torch.is_grad_enabled() and _is_plain(dy, q, k, v, bias, extra, key_mask):
+        gradients = _gradients(dy, token, q, k, v, bias, extra, key_mask, ctx.options)
+    else:
+        gradients = backward_op(dy, token, q, k, v, bias, extra, key_mask, ctx.options.text())
+    return tuple(g if ctx.needs_input_grad[i] else None for i, g in enumerate(gradients))
 
 
-attention_op.register_autograd(_backward, setup_context=_setup_context)
+def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    *arguments, options, _ = inputs
+    _save(ctx, output[1], tuple(arguments), options_of(options))
+
+
+def _backward_of_op(ctx: Any, dy: Optional[Tensor], _: Any) -> tuple[Any, ...]:
+    return (*_backward(ctx, dy), None, None, None)
+
+
+attention_op.register_autograd(_backward_of_op, setup_context=_setup_context)
+
+
+class _Attention(torch.autograd.Function):
+    """attention_op of plain tensors (_is_plain), with gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Optional[Tensor],
+        extra: Optional[Tensor],
+        key_mask: Optional[Tensor],
+        options: Options,
+    ) -> Tensor:
+        y, token = _forward_and_token(q, k, v, bias, extra, key_mask, options, True)
+        _save(ctx, token, (q, k, v, bias, extra, key_mask), options)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Optional[Tensor]) -> tuple[Any, ...]:
+        return (*_backward(ctx, dy), None, None)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    extra: Optional[Tensor],
+    key_mask: Optional[Tensor],
+    options: Options,
+    save: bool,
+) -> Tensor:
+    """attention_op of plain tensors (_is_plain)."""
+    arguments = (q, k, v, bias, extra, key_mask, options)
+    y: Tensor = _Attention.apply(*arguments) if save else _forward_and_token(*arguments, False)[0]
+    return y
+
+
+_attend_untraced: Any = torch.compiler.disable(_attend)  # dynamo would try to trace it after a break of a graph
 
 
 def _of_type(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
@@ -380,7 +471,12 @@ def attention(
     )  # fmt: skip
     if report:
         _of_thread.report = None
-    y: Tensor = attention_op(q, k, v, bias, extra, key_mask, options.text(), save)[0]
+    arguments = (q, k, v, bias, extra, key_mask)
+    y: Tensor
+    if torch.compiler.is_compiling() or not _is_plain(*arguments):
+        y = attention_op(*arguments, options.text(), save)[0]
+    else:
+        y = _attend_untraced(*arguments, options, save)
     y = y if y.dtype == dtype else y.to(dtype)
     if not report:
         return y
