@@ -6,7 +6,7 @@
 
 A header includes, directly or not, all headers before it in its chain. So a file that includes a chain in this order checks
 each of its headers as a file with this header alone would, and the headers below it are parsed once for the whole chain.
-The chains are as few as possible (Dilworth): a third of the headers.
+The chains are as few as possible (Dilworth's theorem).
 """
 
 import functools

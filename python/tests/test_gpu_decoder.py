@@ -143,6 +143,39 @@ def test_sequences():
     assert not any(both.on_gpu.counts.values())
 
 
+def test_what_is_counted_instead_of_an_error():
+    """Integers on a GPU, which are not checked; over the stand-in the module gets them without the check."""
+    both = Both(nprf.orf(D, 16), rollback=2)
+    q, k, v = (each.to(both.device) for each in tokens())
+    decoder = both.on_gpu
+    decoder.step(q, k, v)
+
+    def each(*numbers):
+        return torch.tensor(numbers, dtype=torch.int32, device=both.device)
+
+    decoder._decoder.reorder(each(0, 7), decoder._stream())
+    decoder._decoder.rollback_each(each(-1, 1), decoder._stream())
+    assert decoder.counts["rejected_reorders"] == 1 and decoder.counts["rejected_rollbacks"] == 1
+    assert decoder.tokens == [N, N - 1]
+    decoder._decoder.append(k, v, each(-3, 100), decoder._stream())  # are clamped
+    assert decoder.tokens == [N, 2 * N - 1]
+
+
+def test_no_tokens():
+    both = Both(nprf.orf(D, 16))
+    assert both.step(*tokens(0)).shape == (B, H, 0, V)
+    both.on_gpu.append(*(each.to(both.device) for each in tokens(0)[1:]))
+    assert both.on_gpu.tokens == [0, 0]
+
+
+def test_tensors_whose_numbers_are_negated_in_memory():
+    both = Both(nprf.orf(D, 16))
+    q, k, v = (each.to(both.device) for each in tokens())
+    y = both.on_gpu.step(q, k, v)
+    both.on_gpu.reset()
+    assert torch.equal(both.on_gpu.step(torch._neg_view(-q), torch._neg_view(-k), torch._neg_view(-v)), y)
+
+
 def test_max_tokens():
     both = Both(nprf.orf(D, 16))
     q, k, v = (each.to(both.device) for each in tokens())
@@ -186,8 +219,14 @@ def test_a_layer_token_by_token(kind, monkeypatch):
         expected, _ = layer(x)
         decoder = layer.decoder(batch=2, rollback=4)
         assert isinstance(decoder.state, nprf.torch.GpuDecoder)
+        calls = []
+        monkeypatch.setattr(layer, "_attend", lambda *x: calls.append(x) or nprf.torch.Attention._attend(layer, *x))
         y = torch.cat([decoder(x[:, :9]), decoder(x[:, 9:10]), decoder(x[:, 10:])], 1)
+        assert len(calls) == 1  # the prompt's
         torch.testing.assert_close(y, expected)
+        for sequence in (0, 1):
+            decoder.state.rollback(sequence, 3)
+        torch.testing.assert_close(decoder(x[:, 17:]), expected[:, 17:])
         decoder.state.reset()
         y = decoder(x, lengths=[20, 12])
         torch.testing.assert_close(y[0], expected[0])
@@ -209,7 +248,8 @@ def test_errors():
 
     rejects(TypeError, "dtype: expected float32, float16 or bfloat16 on a GPU", make, dtype=torch.float64)
     rejects(ValueError, "batch: expected at least 1, got 0", make, batch=0)
-    rejects(ValueError, "heads", make, kv_heads=3)
+    rejects(ValueError, "heads_k: expected", make, kv_heads=3)
+    rejects(ValueError, "device: expected a GPU, got meta", make, device="meta")
     rejects(ValueError, "rollback: expected 0 to", make, rollback=-1)
     rejects(ValueError, "max_tokens: expected 0", make, max_tokens=-1)
     rejects(ValueError, "position: expected one by the distance of tokens", make, position=nprf.Grid(2, 2, np.zeros((3, 3))))

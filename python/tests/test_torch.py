@@ -205,6 +205,21 @@ def test_the_operator_is_left_out_where_it_can_be(monkeypatch):
         assert torch.equal(function(*x), expected[0])
     assert len(calls) >= 4 and not any(calls)
 
+    class Other(torch.Tensor):
+        pass
+
+    assert torch.equal(function(x[0].as_subclass(Other), *x[1:]).as_subclass(torch.Tensor), expected[0])
+    assert not calls[-1]
+    negated = [torch._neg_view(-each) for each in x]
+    assert torch.equal(function(*negated), expected[0]) and not calls[-1]
+    y = function(*inputs)
+    assert torch.equal(torch.autograd.grad(y, inputs[0], torch._neg_view(-torch.ones_like(y)))[0], expected[1])
+    with torch.device("meta"):  # tensors without a device of their own are made there
+        y = function(*inputs)
+        gradients = torch.autograd.grad(y, inputs, torch.ones(y.shape, device="cpu"))
+    assert torch.equal(y, expected[0]) and all(torch.equal(a, b) for a, b in zip(gradients, expected[1:]))
+    assert torch.equal(function(*x), nprf.torch.attention(*x, features=features, causal=0, near=np.int64(0)))
+
     first = torch.autograd.grad(function(*inputs).square().sum(), inputs[0], create_graph=True)[0]
     with pytest.raises(RuntimeError, match="attention_backward"):
         torch.autograd.grad(first.sum(), inputs[0])
@@ -487,6 +502,13 @@ def test_a_layer_token_by_token(name):
     torch.testing.assert_close(y[0], expected[0], **close)
     torch.testing.assert_close(y[1, :30], expected[1, :30], **close)
     assert decoder.state.tokens == [50, 30]
+
+
+def test_a_layer_is_made_on_its_device():
+    for position in ("t5", "alibi", "table", ("grid", 3, 4), None):
+        layer = nprf.torch.Attention(24, 3, position=position, device="meta")
+        assert all(each.is_meta for each in layer.parameters())
+        assert position != "alibi" or layer.position_slopes.is_meta
 
 
 def test_layers_that_cannot_go_token_by_token():

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from torch import Tensor
@@ -49,12 +49,13 @@ class LayerDecoder:
     >>> y = decoder(token)      # [batch, 1, embed_dim], or a few: the rows that the layer has for the whole sequence
 
     state: the nprf.Decoder, or for a layer on a GPU the GpuDecoder, with rollback, reorder, fork and reset. The decoder uses
-    the layer's projections as they are at a call, and the biases and the feature map as they were when it was made; rows of
-    a prompt on a GPU use those of the call. ValueError for a layer that is not causal or that has a grid, TypeError unless
-    its parameters are float32 or float64, on a GPU float32, float16 or bfloat16.
+    the layer's projections as they are at a call, and the biases and the feature map as they were when it was made; on a GPU
+    the rows of a prompt use the biases and the feature map as they are at the call. A prompt is what a decoder without
+    tokens gets; on a GPU it does not see tokens that replays of a graph have appended. ValueError for a layer that is not
+    causal or that has a grid, TypeError unless its parameters are float32 or float64, on a GPU float32, float16 or bfloat16.
     """
 
-    state: Union[Decoder, GpuDecoder]
+    state: Any
 
     def __init__(self, layer: Attention, batch: int = 1, rollback: int = 0) -> None:
         if not layer.causal:
@@ -106,8 +107,8 @@ class LayerDecoder:
         keys, values = k.transpose(1, 2), v.transpose(1, 2)
         if state._has_tokens:
             return state.step(q.transpose(1, 2), keys, values, lengths).transpose(1, 2)
+        y = self.layer._attend(q, k, v)  # first, so that an error changes nothing
         state.append(keys, values, lengths)
-        y = self.layer._attend(q, k, v)
         if lengths is None:
             return y
         of_sequences = torch.as_tensor(lengths, device=y.device)

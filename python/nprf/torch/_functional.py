@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The operators nprf::attention and nprf::attention_backward, and the function that calls them, or what they compute where
-the dispatch of operators, which takes as long as attention of 64 tokens, can be left out. Tensors on a GPU go to _gpu.py.
+"""The operators nprf::attention and nprf::attention_backward, and the function that calls them. For plain tensors it does
+not, since PyTorch takes about 60 us to call an operator on a slow processor: it calls what they compute. Tensors on a GPU go
+to _gpu.py.
 
 The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
 for each argument); a feature map is the integer under which it is registered. key_mask is bool [batch, n_k], False is
@@ -12,6 +13,7 @@ left where its thread finds it.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Sequence
@@ -160,7 +162,7 @@ def _gradients(
     saved = _saved.get(token.data_ptr())
     if saved is None:
         saved = _forward(q, k, v, bias, extra, key_mask, options, True)[1]
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     by_head, extra_by_head, _ = saved.backward(
         to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, options)
     )
@@ -223,12 +225,16 @@ def _(
 
 
 def _is_plain(*tensors: Optional[Tensor]) -> bool:
-    """Whether PyTorch has nothing to do for a call on these tensors but autograd: they have numbers and are not of a
-    subclass, no graph is made, and no transform of torch.func and no mode is active."""
+    """Whether PyTorch has nothing to do for a call on these tensors but autograd: they have numbers, which are in memory as
+    they are, and are not of a subclass; no graph is made, and no transform of torch.func and no mode is active."""
     return (
-        all(x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta) for x in tensors)
+        not torch.compiler.is_compiling()
+        and all(
+            x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_meta and not x.is_neg()) for x in tensors
+        )
         and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
         and not torch.jit.is_tracing()
     )
 
@@ -245,7 +251,7 @@ def _backward(ctx: Any, dy: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
     if dy is None:
         return (None,) * 5
     token, q, k, v, bias, extra, key_mask = ctx.saved_tensors
-    # with create_graph the operator, which has no derivative, reports a second one
+    # with create_graph=True call the operator, which raises if a second derivative is computed
     if not torch.is_grad_enabled() and _is_plain(dy, q, k, v, bias, extra, key_mask):
         gradients = _gradients(dy, token, q, k, v, bias, extra, key_mask, ctx.options)
     else:
@@ -304,7 +310,10 @@ def _attend(
     return y
 
 
-_attend_untraced: Any = torch.compiler.disable(_attend)  # dynamo would try to trace it after a break of a graph
+@functools.cache
+def _untraced_attend() -> Any:
+    """After a break of a graph dynamo would try to trace _attend. Made in the first call, since it imports dynamo."""
+    return torch.compiler.disable(_attend)
 
 
 def _of_type(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
@@ -473,10 +482,10 @@ def attention(
         _of_thread.report = None
     arguments = (q, k, v, bias, extra, key_mask)
     y: Tensor
-    if torch.compiler.is_compiling() or not _is_plain(*arguments):
-        y = attention_op(*arguments, options.text(), save)[0]
+    if _is_plain(*arguments):
+        y = _untraced_attend()(*arguments, options_of(options.text()), save)
     else:
-        y = _attend_untraced(*arguments, options, save)
+        y = attention_op(*arguments, options.text(), save)[0]
     y = y if y.dtype == dtype else y.to(dtype)
     if not report:
         return y

@@ -29,10 +29,14 @@ class GpuDecoder:
     sequence will have, which saves memory if they are few; 0: any number. dtype: of the tensors, float32, float16 or
     bfloat16; states are float32. features, position, normalization, near, sinks, batch, rollback: those of nprf.Decoder.
 
-    Calls are queued in PyTorch's current stream and must run one after another. step, and with tensors on the GPU append,
-    rollback_each and reorder, neither wait nor allocate beside their results, so that a CUDA graph can hold them. A row
-    whose denominator under- or overflows is NaN (counts); the CPU's decoder computes it by softmax. ValueError for shapes
-    and options that do not fit, TypeError for other types.
+    It differs from nprf.Decoder: the rows of a prompt are not computed by append; there is no save and load, and no copy.
+    A row whose denominator under- or overflows is NaN, and so are rows of tokens beyond max_tokens, which are not appended.
+    What cannot be checked without waiting for the GPU changes nothing and is counted instead of an error (counts).
+
+    Calls are queued in PyTorch's current stream and must run one after another. With channels that are contiguous, and
+    integers of int32 on the GPU, append, step, rollback_each and reorder do not wait, and allocate only their results, so that
+    a CUDA graph can hold them. The graph uses the decoder's memory: keep the decoder as long as the graph. ValueError for
+    shapes and options that do not fit, TypeError for other types.
     """
 
     def __init__(
@@ -57,6 +61,9 @@ class GpuDecoder:
         self.channels, self.batch, self.rollback_tokens = int(channels), int(batch), int(rollback)
         self.dtype, self._anchor = dtype, torch.empty(0, device=device)
         self.device = self._anchor.device
+        on_host = _gpu._module().on_host  # the stand-in of the tests
+        if self.device.type != ("cpu" if on_host else "cuda"):
+            raise ValueError(f"device: expected a GPU, got {self.device}")
         sizes = (self.batch, self.heads, self.kv_heads, self.channels, int(max_tokens), self.rollback_tokens)
         self._has_tokens = False
         model = self.attention._native(float32).cuda_model()
@@ -78,11 +85,11 @@ class GpuDecoder:
                 raise TypeError(f"{name}: expected {self.dtype} (the decoder's), got {x.dtype}")
             if x.dim() != 4:
                 raise ValueError(f"{name}: expected [batch, heads, tokens, channels], got {list(x.shape)}")
-        return _gpu._capsules(*(_gpu._readable(x.detach()) for x in tensors.values()))
+        return _gpu._capsules(*(_gpu._readable(x.detach().resolve_neg()) for x in tensors.values()))
 
     def _each(self, name: str, x: Integers, most: int) -> Tensor:
         """An integer for each sequence, on the GPU. ValueError for one that is not 0 to `most`, unless it is there already."""
-        given = torch.as_tensor(x)
+        given = x if isinstance(x, Tensor) else torch.tensor(x, device="cpu")
         if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
             raise TypeError(f"{name}: expected integers, got {given.dtype}")
         if given.shape != (self.batch,):
@@ -115,7 +122,7 @@ class GpuDecoder:
 
     def rollback(self, sequence: int, tokens: int) -> None:
         """Takes back the last tokens of a sequence. If it has fewer, or if they are too many (nprf.Decoder), it stays as it
-        is, and the call counts."""
+        is, and counts["rejected_rollbacks"] grows by 1."""
         with self._on_device():
             self._decoder.rollback(int(sequence), int(tokens), self._stream())
 
@@ -126,7 +133,7 @@ class GpuDecoder:
 
     def reorder(self, sequences: Integers) -> None:
         """Sequence b becomes a copy of what sequences[b] was, for all b, as beam search selects beams. If a sequence of a
-        tensor on the GPU does not exist, nothing changes, and the call counts."""
+        tensor on the GPU does not exist, nothing changes, and counts["rejected_reorders"] grows by 1."""
         with self._on_device():
             chosen = self._each("sequences", sequences, self.batch - 1)
             self._decoder.reorder(*_gpu._capsules(chosen), self._stream())
@@ -144,6 +151,7 @@ class GpuDecoder:
                 self._has_tokens = False
             else:
                 self._decoder.reset(int(sequence), self._stream())
+                self._has_tokens &= self.batch > 1
 
     @property
     def tokens(self) -> list[int]:
@@ -154,9 +162,10 @@ class GpuDecoder:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows and calls that were special since the last reset: empty_rows, which attend to no key and are zero;
-        indefinite_rows, whose denominator is not positive; failing_rows, which are NaN, or whose terms cancel;
-        rejected_tokens beyond max_tokens; rejected_rollbacks; rejected_reorders. Waits for the GPU."""
+        """What was special since the last reset of all sequences, of all heads together: empty_rows, which attend to no key
+        and are zero; indefinite_rows, whose denominator is not positive; failing_rows, which are NaN, or whose terms cancel;
+        rejected_tokens, beyond max_tokens; and of sequences rejected_rollbacks, and calls rejected_reorders. Waits for the
+        GPU."""
         with self._on_device():
             found: dict[str, int] = self._decoder.counts(self._stream())
         return found

@@ -133,7 +133,7 @@ class Attention(nn.Module):
             height, width = map(int, self._position.split(":")[1:])
             shape = (2 * height - 1, 2 * width - 1)
         if kind == "alibi":
-            self.register_buffer("position_slopes", torch.tensor(alibi_slopes(heads), dtype=dtype or torch.float32))
+            self.register_buffer("position_slopes", torch.tensor(alibi_slopes(heads), device=device, dtype=dtype or torch.float32))
         elif position is not None:
             self.position_bias = nn.Parameter(torch.zeros(heads, *shape, **factory))
         if isinstance(made, RandomFeatures):

@@ -48,9 +48,14 @@ class DeviceDecoderOf : public DeviceDecoder {
   void reset(void* stream) override { m_plan.reset(cuda_stream(stream)); }
 
   std::vector<int> tokens(void* stream) const override {
-    std::vector<int> all;
-    for (std::ptrdiff_t b = 0; b < m_plan.shape().batch; ++b)
-      all.push_back(cuda::copied_to_host(m_plan.tokens() + b * m_plan.shape().heads, cuda_stream(stream)));
+    const auto batch = static_cast<std::size_t>(m_plan.shape().batch),
+               heads = static_cast<std::size_t>(m_plan.shape().heads);
+    std::vector<int> of_heads(batch * heads), all;
+    cuda::check(cudaMemcpyAsync(of_heads.data(), m_plan.tokens(), of_heads.size() * sizeof(int), cudaMemcpyDeviceToHost,
+                                cuda_stream(stream)),
+                "copying to the host");
+    cuda::check(cudaStreamSynchronize(cuda_stream(stream)), "copying to the host");
+    for (std::size_t b = 0; b < batch; ++b) all.push_back(of_heads[b * heads]);
     return all;
   }
   std::map<std::string, int> counts(void* stream) const override {

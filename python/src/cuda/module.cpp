@@ -205,7 +205,7 @@ class TypedDecoder {
 
 }  // namespace nprf::python
 
-// Calls keep the GIL: they only queue work, and two of one object must not run at the same time.
+// Calls keep the GIL, since two of one object must not run at the same time. Most only queue work.
 NB_MODULE(_cuda, m) {
   using namespace nprf::python;
   namespace nb = nanobind;
