@@ -74,7 +74,7 @@ def on(device, tensors):
 def on_the_cpu(arrays, parameters, mask, options, dy, dtype):
     """y and the gradients of q, k, v, bias and extra, computed in this type."""
     x = [None if each is None else each.to(dtype) for each in (*arrays, *parameters)]
-    y, _ = _functional._forward(*x, mask, options, True)
+    y, _ = _functional._forward(_functional.Arguments(*x, mask), options, True)
     token = torch.empty(0, dtype=torch.uint8)  # nothing is saved
     return y, *_functional.backward_op(dy.to(dtype), token, *x, mask, options.text())
 
@@ -181,10 +181,11 @@ def test_errors_that_are_those_of_the_cpu():
     features, (q, k, v), (bias, _), options, _ = made("table, causal False")
 
     def compare(text, q, k, v, lengths=None, **changes):
-        for call in (_gpu.forward, lambda *x: _functional._forward(*x, False)):
+        key_mask = None if lengths is None else torch.tensor(lengths)
+        x, changed = _functional.Arguments(q, k, v, bias, None, key_mask), options._replace(**changes)
+        for call in (lambda: _gpu.forward(*x, changed), lambda: _functional._forward(x, changed, False)):
             with pytest.raises(ValueError, match=text):
-                key_mask = None if lengths is None else torch.tensor(lengths)
-                call(q, k, v, bias, None, key_mask, options._replace(**changes))
+                call()
 
     compare(r"^lengths\[1\]: expected 0 to 21 \(the number of keys\), got 22$", q, k, v, [N, N + 1])
     compare(r"^lengths\[0\]: expected 0 to 21 \(the number of keys\), got -1$", q, k, v, [-1, N])

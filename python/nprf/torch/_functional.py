@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The operators nprf::attention and nprf::attention_backward, and the function that calls them. For plain tensors it does
-not, since PyTorch takes about 60 us to call an operator on a slow processor: it calls what they compute. Tensors on a GPU go
-to _gpu.py.
+"""The operators nprf::attention and nprf::attention_backward, and the function that calls them. For plain tensors it calls
+what they compute, since PyTorch adds 95 us to forward and backward by operators (an Intel Xeon). Tensors on a GPU go to
+_gpu.py.
 
 The operators' arguments that are not tensors are one string, so that a graph can hold them (and since PyTorch takes 2 us
 for each argument); a feature map is the integer under which it is registered. key_mask is bool [batch, n_k], False is
@@ -17,7 +17,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Optional, TypedDict, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, TypedDict, Union, overload
 
 import torch
 from torch import Tensor
@@ -71,21 +71,23 @@ def _native_of(q: Tensor) -> Native:
     return native
 
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Optional[Tensor],
-    extra: Optional[Tensor],
-    key_mask: Optional[Tensor],
-    options: Options,
-    save: bool,
-) -> tuple[Tensor, Any]:
-    native = _native_of(q)
-    attention = attention_of(native, bias, extra, options)
-    call = _call_of(key_mask, options)
-    y = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    arrays = (to_dlpack(q), to_dlpack(k), to_dlpack(v), to_dlpack(y))
+class Arguments(NamedTuple):
+    """The tensors of a call."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Optional[Tensor]
+    extra: Optional[Tensor]
+    key_mask: Optional[Tensor]
+
+
+def _forward(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Any]:
+    native = _native_of(x.q)
+    attention = attention_of(native, x.bias, x.extra, options)
+    call = _call_of(x.key_mask, options)
+    y = x.q.new_empty((*x.q.shape[:-1], x.v.shape[-1]))
+    arrays = (to_dlpack(x.q), to_dlpack(x.k), to_dlpack(x.v), to_dlpack(y))
     if not save:
         _of_thread.report = attention(*arrays, call)
         return y, None
@@ -93,20 +95,11 @@ def _forward(
     return y, saved
 
 
-def _forward_and_token(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Optional[Tensor],
-    extra: Optional[Tensor],
-    key_mask: Optional[Tensor],
-    options: Options,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
-    if q.device.type == "cuda":
-        y = _gpu.forward(q, k, v, bias, extra, key_mask, options)
-        return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=q.device)
-    y, saved = _forward(q, k, v, bias, extra, key_mask, options, save)
+def _forward_and_token(x: Arguments, options: Options, save: bool) -> tuple[Tensor, Tensor]:
+    if x.q.device.type == "cuda":
+        y = _gpu.forward(*x, options)
+        return y, torch.empty(1 if save else 0, dtype=torch.uint8, device=x.q.device)
+    y, saved = _forward(x, options, save)
     if saved is None:
         return y, torch.empty(0, dtype=torch.uint8)
     _saved[saved.address] = saved
@@ -124,7 +117,7 @@ def attention_op(
     options: str,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    return _forward_and_token(q, k, v, bias, extra, key_mask, options_of(options), save)
+    return _forward_and_token(Arguments(q, k, v, bias, extra, key_mask), options_of(options), save)
 
 
 @attention_op.register_fake
@@ -143,26 +136,19 @@ def _(
 
 
 def _gradients(
-    dy: Tensor,
-    token: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Optional[Tensor],
-    extra: Optional[Tensor],
-    key_mask: Optional[Tensor],
-    options: Options,
+    dy: Tensor, token: Tensor, x: Arguments, options: Options
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of q, k, v, bias and extra; empty ones for None."""
+    q, k, v, bias, extra, _ = x
     dims = options.bias_dims()
     if q.device.type == "cuda":
-        dq, dk, dv, dparameters = _gpu.backward(dy, q, k, v, bias, extra, key_mask, options)
+        dq, dk, dv, dparameters = _gpu.backward(dy, *x, options)
         dbias, dextra = _split(dparameters, bias, extra)
         return dq, dk, dv, _like(dbias, bias, dims), _like(dextra, extra, 2)
     saved = _saved.get(token.data_ptr())
     if saved is None:
-        saved = _forward(q, k, v, bias, extra, key_mask, options, True)[1]
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+        saved = _forward(x, options, True)[1]
+    dq, dk, dv = (each.new_empty(each.shape) for each in (q, k, v))
     by_head, extra_by_head, _ = saved.backward(
         to_dlpack(dy), to_dlpack(dq), to_dlpack(dk), to_dlpack(dv), _call_of(None, options)
     )
@@ -203,7 +189,7 @@ def backward_op(
     key_mask: Optional[Tensor],
     options: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _gradients(dy, token, q, k, v, bias, extra, key_mask, options_of(options))
+    return _gradients(dy, token, Arguments(q, k, v, bias, extra, key_mask), options_of(options))
 
 
 @backward_op.register_fake
@@ -239,8 +225,8 @@ def _is_plain(*tensors: Optional[Tensor]) -> bool:
     )
 
 
-def _save(ctx: Any, token: Tensor, arguments: tuple[Optional[Tensor], ...], options: Options) -> None:
-    ctx.save_for_backward(token, *arguments)
+def _save(ctx: Any, token: Tensor, x: Arguments, options: Options) -> None:
+    ctx.save_for_backward(token, *x)
     ctx.options = options
     ctx.features = by_identity.get(options.features)  # which backward needs if it computes forward again
     ctx.set_materialize_grads(False)
@@ -250,18 +236,19 @@ def _backward(ctx: Any, dy: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
     """Of q, k, v, bias and extra."""
     if dy is None:
         return (None,) * 5
-    token, q, k, v, bias, extra, key_mask = ctx.saved_tensors
+    token, *tensors = ctx.saved_tensors
+    x = Arguments(*tensors)
     # with create_graph=True call the operator, which raises if a second derivative is computed
-    if not torch.is_grad_enabled() and _is_plain(dy, q, k, v, bias, extra, key_mask):
-        gradients = _gradients(dy, token, q, k, v, bias, extra, key_mask, ctx.options)
+    if not torch.is_grad_enabled() and _is_plain(dy, *x):
+        gradients = _gradients(dy, token, x, ctx.options)
     else:
-        gradients = backward_op(dy, token, q, k, v, bias, extra, key_mask, ctx.options.text())
+        gradients = backward_op(dy, token, *x, ctx.options.text())
     return tuple(g if ctx.needs_input_grad[i] else None for i, g in enumerate(gradients))
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    *arguments, options, _ = inputs
-    _save(ctx, output[1], tuple(arguments), options_of(options))
+    *tensors, options, _ = inputs
+    _save(ctx, output[1], Arguments(*tensors), options_of(options))
 
 
 def _backward_of_op(ctx: Any, dy: Optional[Tensor], _: Any) -> tuple[Any, ...]:
@@ -275,18 +262,11 @@ class _Attention(torch.autograd.Function):
     """attention_op of plain tensors (_is_plain), with gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Optional[Tensor],
-        extra: Optional[Tensor],
-        key_mask: Optional[Tensor],
-        options: Options,
-    ) -> Tensor:
-        y, token = _forward_and_token(q, k, v, bias, extra, key_mask, options, True)
-        _save(ctx, token, (q, k, v, bias, extra, key_mask), options)
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        *tensors, options = inputs
+        x = Arguments(*tensors)
+        y, token = _forward_and_token(x, options, True)
+        _save(ctx, token, x, options)
         return y
 
     @staticmethod
@@ -294,19 +274,9 @@ class _Attention(torch.autograd.Function):
         return (*_backward(ctx, dy), None, None)
 
 
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Optional[Tensor],
-    extra: Optional[Tensor],
-    key_mask: Optional[Tensor],
-    options: Options,
-    save: bool,
-) -> Tensor:
+def _attend(x: Arguments, options: Options, save: bool) -> Tensor:
     """attention_op of plain tensors (_is_plain)."""
-    arguments = (q, k, v, bias, extra, key_mask, options)
-    y: Tensor = _Attention.apply(*arguments) if save else _forward_and_token(*arguments, False)[0]
+    y: Tensor = _Attention.apply(*x, options) if save else _forward_and_token(x, options, False)[0]
     return y
 
 
@@ -480,12 +450,12 @@ def attention(
     )  # fmt: skip
     if report:
         _of_thread.report = None
-    arguments = (q, k, v, bias, extra, key_mask)
+    x, text = Arguments(q, k, v, bias, extra, key_mask), options.text()
     y: Tensor
-    if _is_plain(*arguments):
-        y = _untraced_attend()(*arguments, options_of(options.text()), save)
+    if _is_plain(*x):
+        y = _untraced_attend()(x, options_of(text), save)
     else:
-        y = attention_op(*arguments, options.text(), save)[0]
+        y = attention_op(*x, text, save)[0]
     y = y if y.dtype == dtype else y.to(dtype)
     if not report:
         return y
