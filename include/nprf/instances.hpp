@@ -11,6 +11,8 @@
 #include "nprf/feature_map/positive.hpp"
 #include "nprf/feature_map/random_features.hpp"
 #include "nprf/feature_map/trigonometric.hpp"
+#include "nprf/toeplitz/direct/backward_tile.hpp"
+#include "nprf/toeplitz/direct/forward_tile.hpp"
 #include "nprf/toeplitz/product.hpp"
 
 /// The explicit instantiations, for a scalar T, of the templates that take longest to compile. A program of many files
@@ -30,7 +32,10 @@
   NPRF_CALIBRATION_INSTANCES(PREFIX, T)
 
 /// The parts of NPRF_INSTANCES, for several files.
-#define NPRF_PRODUCT_INSTANCES(PREFIX, T) PREFIX template class nprf::toeplitz::Product<T>;
+#define NPRF_PRODUCT_INSTANCES(PREFIX, T)               \
+  PREFIX template class nprf::toeplitz::Product<T>;     \
+  PREFIX template class nprf::toeplitz::ForwardTile<T>; \
+  PREFIX template class nprf::toeplitz::BackwardTile<T>;
 #define NPRF_CALIBRATION_INSTANCES(PREFIX, T)                                                                        \
   PREFIX template nprf::Balance<T> nprf::balance<T>(const nprf::MatrixView<T>&, const nprf::MatrixView<T>&, double); \
   PREFIX template nprf::FeatureMapView<T>::FeatureMapView(const nprf::CalibratedFeatures<T>&);                       \

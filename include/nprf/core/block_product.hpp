@@ -146,15 +146,15 @@ class RowBlocks {
   Index m_stride = 0, m_depth = 0, m_whole_rows = 0;
 };
 
-/// The product of row-major x (rows,depth) and B, of `packs` packs of columns: calls emit(i, j, pack) for the columns
-/// j, j + 1, ... of each row i. The bits of a row do not depend on the other rows.
-template <Real T, class Emit>
-void multiply_each_row(const MatrixView<T>& x, Index packs, RightFactor<T> B, Workspace& scratch, Emit&& emit) {
+/// z (rows,cols) = x B for row-major x (rows,depth), where cols are `packs` packs of columns. The bits of a row do not
+/// depend on the other rows.
+template <Real T>
+void multiply_each_row(const MatrixView<T>& x, Index packs, RightFactor<T> B, MatrixMap<T> z, Workspace& scratch) {
   const Index rows = x.rows(), depth = x.cols();
   if (rows <= 2) {  // a key and a query of a step of a decoder; a single row is computed twice
     const LeftFactor<T, Index, Step<1>> A{x.data(), rows == 2 ? x.outerStride() : 0, {}};
     multiply_rows<2>(depth, packs, A, B, [&](Index i, Index j, const Pack<T>& product) {
-      if (i < rows) emit(i, j, product);
+      if (i < rows) product.store(&z(i, j));
     });
     return;
   }
@@ -162,7 +162,7 @@ void multiply_each_row(const MatrixView<T>& x, Index packs, RightFactor<T> B, Wo
   blocks.set(x);
   for (Index i = 0; i < rows; i += Block<T>::rows)
     multiply_block(depth, packs, blocks.block(i), B, [&](Index k, Index j, const Pack<T>& product) {
-      if (i + k < rows) emit(i + k, j, product);
+      if (i + k < rows) product.store(&z(i + k, j));
     });
 }
 

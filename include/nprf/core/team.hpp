@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "nprf/core/function_ref.hpp"
 #include "nprf/core/threads.hpp"
 #include "nprf/core/types.hpp"
 #include "nprf/core/workspace.hpp"
@@ -44,7 +45,7 @@ class Team {
   template <class Body>
   void run(Index tasks, Body&& body) const {
     const auto call = [&](Index task, Workspace& scratch, const std::atomic<bool>*) { body(task, scratch); };
-    run_until_error(tasks, Call(call));
+    run_until_error(tasks, call);
   }
 
   /// The default number of rows in a tile, chosen so that a tile fits into the first two levels of cache.
@@ -72,7 +73,7 @@ class Team {
       const bool is_calling_thread = &scratch == &workspace();
       body(task, Team(scratch, is_calling_thread ? m_poll : nullptr, has_failed));
     };
-    run_until_error(single_threaded, Call(call));
+    run_until_error(single_threaded, call);
     for (Index task = single_threaded; task < tasks; ++task) {
       const Workspace::Scope scope(workspace());
       body(task, *this);
@@ -101,26 +102,11 @@ class Team {
     if (m_poll) m_poll();
   }
 
-  // calls body(task, scratch, has_failed), where *has_failed is whether a call has thrown; null if no other calls run
-  // meanwhile. It forgets the body's type, so that run_until_error is compiled once, not for each loop of the library
-  class Call {
-   public:
-    template <class Body>
-    explicit Call(const Body& body)
-        : m_body(&body),
-          m_call([](const void* of, Index task, Workspace& scratch, const std::atomic<bool>* has_failed) {
-            (*static_cast<const Body*>(of))(task, scratch, has_failed);
-          }) {}
-    void operator()(Index task, Workspace& scratch, const std::atomic<bool>* has_failed) const {
-      m_call(m_body, task, scratch, has_failed);
-    }
+  // body(task, scratch, has_failed), where *has_failed is whether a call has thrown; null if no other calls run
+  // meanwhile
+  using Call = FunctionRef<void(Index, Workspace&, const std::atomic<bool>*)>;
 
-   private:
-    const void* m_body;
-    void (*m_call)(const void*, Index, Workspace&, const std::atomic<bool>*);
-  };
-
-  void run_until_error(Index tasks, const Call& body) const {
+  void run_until_error(Index tasks, Call body) const {
     if (size() == 1 || tasks <= 1) {
       for (Index task = 0; task < tasks; ++task) {
         check();
@@ -158,7 +144,7 @@ class Team {
     for (Workspace& each : m_workspaces) each.reserve(largest);
   }
 
-  static std::size_t run_task(Index task, Workspace& workspace, const Call& body, const std::atomic<bool>* has_failed) {
+  static std::size_t run_task(Index task, Workspace& workspace, Call body, const std::atomic<bool>* has_failed) {
     const Workspace::Scope scope(workspace);
     body(task, workspace, has_failed);
     return scope.peak_bytes();

@@ -168,8 +168,7 @@ class Centred {
         centred.row(i) = s * x.row(i0 + i) - side.mean.transpose();
       }
       const auto axes = RightFactor<T>::in_place(side.axes_in_packs.data(), side.axes_in_packs.cols());
-      multiply_each_row<T>(centred, packs, axes, scratch,
-                           [&](Index i, Index j, const Pack<T>& product) { product.store(&z(i, j)); });
+      multiply_each_row<T>(centred, packs, axes, z, scratch);
       emit(i0, rows, z.leftCols(x.cols()), scratch);
     });
   }

@@ -94,8 +94,7 @@ class RandomFeatures {
         h[i] = square.sum() / 2;
       }
       const auto Wt = RightFactor<T>::in_place(m_wt.data(), m_wt.cols());
-      multiply_each_row<T>(xs.leftCols(d), m_packs, Wt, scratch,
-                           [&](Index i, Index j, const Pack<T>& product) { product.store(&z(i, j)); });
+      multiply_each_row<T>(xs.leftCols(d), m_packs, Wt, z, scratch);
       emit(i0, z.leftCols(num_features()), h);
     });
   }

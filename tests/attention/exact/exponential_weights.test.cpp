@@ -23,14 +23,15 @@ TEST_CASE("exponential weights are exp(s + b + a), and scores become the factors
     constants[static_cast<std::size_t>(i)] = 0.25 * static_cast<double>(i),
     factors[static_cast<std::size_t>(i)] = std::ldexp(1.0, static_cast<int>(i) - 4);
   Workspace scratch;
-  const ExponentialWeights<double, HeldBiases> all{biases, constants.data(), factors.data()};
-  auto block = all.block_weights(most, scratch);
+  const ExponentialWeights<double> weights(biases, constants.data(), factors.data());
+  toeplitz::WeightBlock<double> block(most, scratch);
   constexpr Index rows = 3, i0 = 2, packs = packs_for<double>(count);
   Matrix<double> S = normal<double>(Block<double>::rows, most, 2), P = normal<double>(Block<double>::rows, most, 3);
   const Matrix<double> scores = S, before = P;
-  block.set(i0, rows, j0, count, packs);
-  block.replace_scores(S.data(), most, packs);
-  block.multiply_by_factors(P.data(), most, packs);
+  const toeplitz::PairBlock pairs{i0, rows, j0, count, packs};
+  weights.set(pairs, block);
+  weights.replace_scores(pairs, S.data(), most, block);
+  weights.multiply_by_factors(pairs, P.data(), most);
   for (Index k = 0; k < rows; ++k) {
     const auto i = static_cast<std::size_t>(i0 + k);
     for (Index j = 0; j < count; ++j) {

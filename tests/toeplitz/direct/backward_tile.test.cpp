@@ -15,7 +15,7 @@ namespace nprf::test::toeplitz_direct_backward_tile {
 namespace {
 
 template <class T>
-using Tile = toeplitz::BackwardTile<T, toeplitz::ToeplitzBlockWeights<T>>;
+using Tile = toeplitz::BackwardTile<T>;
 
 // gradients by tiles of any size: so many queries and keys at a time
 template <class T>
@@ -27,7 +27,7 @@ struct ByTiles {
                  const toeplitz::GradientSizes<T>&, const Team& team) const {
     out.set_zero();
     const toeplitz::ToeplitzWeights<T> weights{x, c, {c.first, c.last()}};
-    Tile<T> tile(x, G, weights.block_weights(Tile<T>::keys, team.workspace()), team.workspace());
+    Tile<T> tile(x, G, weights, team.workspace());
     const auto add_dc = [&](const toeplitz::PairRow<T>& pairs) { weights.add_gradient(pairs, &out.dc[0], c.first); };
     for (Index i = 0; i < x.queries.slots.count; i += rows) {
       tile.set_queries({i, std::min(i + rows, x.queries.slots.count)});

@@ -34,7 +34,7 @@ double error(const LagWeights<double>& c, const Matrix<double>& A, const Matrix<
 }  // namespace
 
 TEST_CASE("the direct engine is right at the edges of its tiles", "[toeplitz]") {
-  using Tile = toeplitz::ForwardTile<double, toeplitz::ToeplitzBlockWeights<double>>;
+  using Tile = toeplitz::ForwardTile<double>;
   const Index rows = Tile::rows, keys = Tile::keys;
   for (const Index n_q : {Index{1}, rows - 1, rows, rows + 1, 2 * rows, 2 * rows + 1})
     for (const Index n_k : {Index{1}, keys - 1, keys, keys + 1, 2 * keys - 1}) {
@@ -140,7 +140,7 @@ TEST_CASE("the scratch memory of the direct engine is a table of lags, and tiles
   CHECK(std::abs(peak(2000, 1001, false) - peak(1000, 501, false) - lags) <= line);
   CHECK(std::abs(peak(2000, 1001, true) - peak(1000, 501, true) - 9 * lags) <= 2 * line);
   CHECK(peak(1000, 501, false) <= 2 * lags);
-  using Tile = toeplitz::BackwardTile<double, toeplitz::ToeplitzBlockWeights<double>>;
+  using Tile = toeplitz::BackwardTile<double>;
   CHECK(peak(1000, 501, true) <= 9 * lags + 3 * Tile::rows * Tile::keys);
 }
 

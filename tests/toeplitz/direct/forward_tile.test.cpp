@@ -16,7 +16,7 @@ namespace nprf::test::toeplitz_direct_forward_tile {
 namespace {
 
 template <class T>
-using Tile = toeplitz::ForwardTile<T, toeplitz::ToeplitzBlockWeights<T>>;
+using Tile = toeplitz::ForwardTile<T>;
 
 // a product by tiles of any size: so many queries and keys at a time
 template <class T>
@@ -29,7 +29,8 @@ struct ByTiles {
     if (sums) std::fill_n(sums, Y.rows(), T(0));
     for (Index i = 0; i < x.queries.slots.count; i += rows) {
       const Index count = std::min(rows, x.queries.slots.count - i);
-      Tile<T> tile(x, {x, c, Tile<T>::keys, team.workspace()}, {i, i + count}, team.workspace());
+      const toeplitz::ToeplitzWeights<T> weights(x, c, {c.first, c.last()});
+      Tile<T> tile(x, weights, {i, i + count}, team.workspace());
       for (Index j = 0; j < x.keys.slots.count; j += keys)
         tile.add({j, std::min(j + keys, x.keys.slots.count)}, Y.middleRows(i, count), sums ? sums + i : nullptr);
     }

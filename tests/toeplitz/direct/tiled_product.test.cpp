@@ -23,13 +23,19 @@ struct Cut {
 
 // weights of some keys alone: the others are left out, whatever their weights
 template <class T>
-struct SomeKeys {
-  toeplitz::ToeplitzWeights<T> all;
-  Index begin, end;
+class SomeKeys final : public toeplitz::TileWeights<T> {
+ public:
+  SomeKeys(const toeplitz::ToeplitzWeights<T>& all, Index begin, Index end) : m_all(all), m_begin(begin), m_end(end) {}
 
-  auto block_weights(Index run, Workspace& scratch) const { return all.block_weights(run, scratch); }
-  toeplitz::RowRange keys(Index, Index, Index) const { return {begin, end}; }
-  Index chunk_origin(Index) const { return begin; }
+  const toeplitz::ToeplitzWeights<T>& all() const { return m_all; }
+
+  void set(const toeplitz::PairBlock& of, toeplitz::WeightBlock<T>& c) const override { m_all.set(of, c); }
+  toeplitz::RowRange keys(Index, Index, Index) const override { return {m_begin, m_end}; }
+  Index chunk_origin(Index) const override { return m_begin; }
+
+ private:
+  toeplitz::ToeplitzWeights<T> m_all;
+  Index m_begin, m_end;
 };
 
 // A product and its gradients by such tiles.
@@ -51,13 +57,13 @@ struct ByTiles {
     if (sums) std::fill_n(sums, Y.rows(), T(0));
     for_each(x, [&](Index i, Index rows, Index begin, Index end) {
       T* tile_sums = sums ? sums + i : nullptr;
-      for (const SomeKeys<T>& keys : {SomeKeys<T>{weights(x), begin, begin}, SomeKeys<T>{weights(x), begin, end}})
-        toeplitz::TiledProduct<T, SomeKeys<T>>(x, keys).add(i, Y.middleRows(i, rows), tile_sums, team.workspace());
+      for (const Index last : {begin, end})
+        toeplitz::TiledProduct<T>(x, SomeKeys<T>(weights(x), begin, last))
+            .add(i, Y.middleRows(i, rows), tile_sums, team.workspace());
     });
   }
   void gradients(const toeplitz::Factors<T>& x, const MatrixView<T>& G, toeplitz::GradientRefs<T> out,
                  const toeplitz::GradientSizes<T>&, const Team& team) const {
-    using Tile = toeplitz::BackwardTile<T, toeplitz::ToeplitzBlockWeights<T>>;
     out.set_zero();
     const toeplitz::ToeplitzWeights<T> of = weights(x);
     for_each(x, [&](Index i, Index rows, Index begin, Index end) {
@@ -66,7 +72,7 @@ struct ByTiles {
       const auto add_dc = [&](const toeplitz::PairRow<T>& pairs) {
         if (with_dc) of.add_gradient(pairs, out.dc.data() + first - c.first, first);
       };
-      Tile tile(x, G, of.block_weights(Tile::keys, team.workspace()), team.workspace());
+      toeplitz::BackwardTile<T> tile(x, G, of, team.workspace());
       tile.set_queries({i, i + rows});
       tile.add({end, end}, out, add_dc);  // no keys, nothing to add
       tile.add({begin, end}, out, add_dc);
@@ -141,10 +147,10 @@ TEST_CASE("gradients over a range of keys are those of these keys alone", "[toep
                        toeplitz::GradientRefs<double> out, const toeplitz::GradientSizes<double>&,
                        const Team& of) const {
           out.set_zero();
-          const SomeKeys<double> keys{{x, c, {c.first, c.last()}}, begin, end};
-          const auto dc = toeplitz::TiledProduct<double, SomeKeys<double>>(x, keys).add_gradients(
+          const SomeKeys<double> keys({x, c, {c.first, c.last()}}, begin, end);
+          const auto dc = toeplitz::TiledProduct<double>(x, keys).add_gradients(
               G, out, c.size, of, [&](const toeplitz::PairRow<double>& pairs, double* share) {
-                keys.all.add_gradient(pairs, share, c.first);
+                keys.all().add_gradient(pairs, share, c.first);
               });
           out.dc = dc.colwise().sum().transpose();
         }

@@ -32,11 +32,12 @@ TEMPLATE_TEST_CASE("the weights of a block are those of the lags, and zeros afte
     Workspace scratch;
     const MatrixView<T> a = x.A, b = x.B, u = x.U;
     const toeplitz::Factors<T> factors{a, b, u, x.queries, x.keys};
-    auto block = toeplitz::ToeplitzWeights<T>{factors, x.c.view(), {}}.block_weights(4 * pack, scratch);
+    const toeplitz::ToeplitzWeights<T> weights(factors, x.c.view(), {});
+    toeplitz::WeightBlock<T> block(4 * pack, scratch);
     for (const Index i : {Index{0}, x.queries.count - 2})
       for (const Index count : {Index{1}, pack - 1, pack, 3 * pack, 3 * pack + 1}) {
         const Index j0 = 2, packs = (count + pack - 1) / pack, of = std::min(rows, x.queries.count - i);
-        block.set(i, of, j0, count, packs);
+        weights.set({i, of, j0, count, packs}, block);
         for (Index k = 0; k < rows; ++k)
           for (Index j = 0; j < packs * pack; ++j) {
             const Index query = i + std::min(k, of - 1);

@@ -13,8 +13,8 @@
 
 namespace nprf::test::toeplitz_recompute_pair_weights {
 
-using toeplitz::PairBlockWeights;
 using toeplitz::PairWeights;
+using toeplitz::SelectedPairWeights;
 using toeplitz::TileRows;
 
 namespace {
@@ -126,25 +126,25 @@ TEMPLATE_TEST_CASE("the factor of a key that no query attends to is 0, however l
 TEMPLATE_TEST_CASE("blocks of queries or keys have the weights of their pairs, and zeros after the last column",
                    "[toeplitz]", NPRF_TEST_SCALARS) {
   using T = TestType;
-  using Tile = PairBlockWeights<T>;
   with_weights<T>([](const Case<T>&, const PairWeights<T>& weights) {
     constexpr Index rows = Block<T>::rows, pack = Pack<T>::size;
     Workspace scratch;
     const std::vector<Index> numbers{0, 1, 4, 9, 10, 11, 17, 20, 30, 31};
     for (const auto of : {TileRows::queries, TileRows::keys}) {
-      Tile tile(of, weights, numbers, 4 * pack, scratch);
+      const SelectedPairWeights<T> selected(of, weights, numbers);
+      toeplitz::WeightBlock<T> block(4 * pack, scratch);
       for (const Index k0 : {Index{0}, Index{3}})
         for (const Index count : {Index{1}, pack, pack + 1}) {
           const Index j0 = 5, packs = (count + pack - 1) / pack;
           const Index of_them = std::min(rows, static_cast<Index>(numbers.size()) - k0);
-          tile.set(k0, of_them, j0, count, packs);
+          selected.set({k0, of_them, j0, count, packs}, block);
           for (Index k = 0; k < of_them; ++k)
             for (Index j = 0; j < packs * pack; ++j) {
               const Index number = numbers[static_cast<std::size_t>(k0 + k)];
               const T expected = j >= count                ? T(0)
                                  : of == TileRows::queries ? weights(number, j0 + j)
                                                            : weights(j0 + j, number);
-              CHECK(tile.row(k)[j] == expected);
+              CHECK(block.row(k)[j] == expected);
             }
         }
     }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <concepts>
 
 #include "nprf/attention/exact/exponential_weights.hpp"
 #include "nprf/attention/exact/softmax_tile.hpp"
@@ -32,24 +31,28 @@ struct FieldGradients {
   BiasGradient db;
 };
 
-/// The biases of the pairs of a field (ExactField), a ScoreBiases (softmax_tile.hpp) with
-///
-///     empty()                                  whether the field has no pairs
-///     reference(i)                             a log-weight of query i is this plus its bias
-///     are_relative_to_row                      whether the biases of a query are relative to its largest in the field
-///     gradient_size()                          of a share of the gradients of biases; 0: they are not requested
-///     add_gradient(i, j0, count, of, share)    adds of(j), the gradient of the bias of query i and key j0 + j
-///     add_share(share, db)                     adds a share to the gradients of all biases
-template <class B, class T>
-concept FieldBiases =
-    ScoreBiases<B, T> && requires(const B& biases, Index i, T (*of)(Index), T* share, const BiasGradient& db) {
-      { biases.empty() } -> std::same_as<bool>;
-      { biases.reference(i) } -> std::same_as<double>;
-      { B::are_relative_to_row } -> std::convertible_to<bool>;
-      { biases.gradient_size(db) } -> std::same_as<Index>;
-      biases.add_gradient(i, i, i, of, share);
-      biases.add_share(share, db);
-    };
+/// The biases of the pairs of a field (ExactField). A log-weight of query i is reference(i) plus its bias.
+template <Real T>
+class FieldBiases : public ScoreBiases<T> {
+ public:
+  /// Whether the field has no pairs.
+  virtual bool empty() const = 0;
+
+  /// Whether the biases of a query are relative to its largest in the field.
+  virtual bool are_relative_to_row() const = 0;
+
+  /// The size of a share of the gradients of biases; 0: they are not requested.
+  virtual Index gradient_size(const BiasGradient& db) const = 0;
+
+  /// Adds db (count), the gradients of the biases of query i and keys j0, j0 + 1, ..., to a share.
+  virtual void add_gradient(Index i, Index j0, Index count, const T* db, T* share) const = 0;
+
+  /// Adds a share to the gradients of all biases.
+  virtual void add_share(const T* share, const BiasGradient& db) const = 0;
+
+ protected:
+  ~FieldBiases() = default;
+};
 
 /// Pairs whose weights are those of exact softmax, beside the far pairs, whose weights are those of features: the pairs
 /// of near tokens (NearBiases), or those of attention sinks (SinkBiases).
@@ -58,14 +61,12 @@ concept FieldBiases =
 ///
 /// where N and D are the sums of the other pairs, in units of exp(log_scale_i). O(n w (d + d_v)) for w keys of the
 /// field a query.
-template <Real T, FieldBiases<T> Biases>
+template <Real T>
 class ExactField {
  public:
-  /// For normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite. Refers to all of them; its tables
-  /// are in the team's workspace.
-  ExactField(const LagProblem<T>& problem, const Placement& keys, const MatrixView<T>& q, const MatrixView<T>& k,
-             const Team& team)
-      : m_biases(problem, keys, team.workspace()), m_q(q), m_k(k), m_team(team) {}
+  /// For normalised queries q (n_q,d) and keys k (n_k,d); the keys must be finite. Refers to all of them.
+  ExactField(const FieldBiases<T>& biases, const MatrixView<T>& q, const MatrixView<T>& k, const Team& team)
+      : m_biases(biases), m_q(q), m_k(k), m_team(team) {}
 
   /// Adds the terms of the field's pairs for values v (n_k,d_v), and to the terms of `errors` likewise. Where they are
   /// larger than the sum of the other pairs, the log-scale becomes that of the field, so that none of its weights
@@ -73,7 +74,7 @@ class ExactField {
   /// because its biases are rounded too coarsely, keeps or gets a D_i that has lost its precision (row_quotient.hpp).
   void add(const MatrixView<T>& v, FarSums<T> far, RowErrorBound<T>& errors) const {
     if (m_biases.empty()) return;
-    using Tile = SoftmaxTile<T, Biases>;
+    using Tile = SoftmaxTile<T>;
     m_team.run_tiles(m_q.rows(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
       auto N = scratch.matrix<T>(rows, v.cols());
       SoftmaxSums<T> sums{N, scratch.take<T>(rows), scratch.take<T>(rows)};
@@ -89,20 +90,20 @@ class ExactField {
     if (m_biases.empty()) return;
     const Workspace::Scope scope(m_team.workspace());
     const Index size = m_biases.gradient_size(out.db);
-    const auto all = [](Index i) { return i; };
-    const auto db = add_exponential_gradients<T>(
-        m_biases, ExponentialSums<T, decltype(all)>{m_q, m_k, U, G, log_scales, exponents, all}, out.dq, out.dk, out.dU,
-        size, m_team, [&](Index i, Index j0, Index count, const auto& of, T* share) {
-          if (size > 0) m_biases.add_gradient(i, j0, count, of, share);
-        });
+    const auto db =
+        add_exponential_gradients<T>(m_biases, {m_q, m_k, U, G, log_scales, exponents}, out.dq, out.dk, out.dU, size,
+                                     m_team, [&](Index i, Index j0, Index count, const T* of, T* share) {
+                                       if (size > 0) m_biases.add_gradient(i, j0, count, of, share);
+                                     });
     for (Index block = 0; block < db.rows() && size > 0; ++block) m_biases.add_share(db.row(block).data(), out.db);
   }
 
  private:
   template <class RowN>
   void add_row(Index i, const RowN& N, T D, T largest, FarSums<T>& far, RowErrorBound<T>& errors) const {
-    if (D == 0) return;                                                    // no key of the field
-    if (!Biases::are_relative_to_row && largest < -largest_exponent<T>) {  // relative to a bias that it does not have
+    if (D == 0) return;  // no key of the field
+    if (!m_biases.are_relative_to_row() &&
+        largest < -largest_exponent<T>) {  // relative to a bias that it does not have
       far.D[i] = 0;
       return;
     }
@@ -131,7 +132,7 @@ class ExactField {
     return v_max == 0 ? of_D : std::max(of_D, of_N * static_cast<double>(m_k.rows()) / static_cast<double>(v_max));
   }
 
-  Biases m_biases;
+  const FieldBiases<T>& m_biases;
   const MatrixView<T>&m_q, &m_k;
   const Team& m_team;
 };

@@ -25,8 +25,8 @@ template <Real T, class Use>
 void for_each_field(const LagProblem<T>& problem, const Placement& keys, const std::type_identity_t<MatrixView<T>>& q,
                     const std::type_identity_t<MatrixView<T>>& k, const Team& team, Use&& use) {
   const Workspace::Scope scope(team.workspace());
-  if (problem.sinks > 0) use(ExactField<T, SinkBiases<T>>(problem, keys, q, k, team));
-  if (problem.near.width > 0) use(ExactField<T, NearBiases<T>>(problem, keys, q, k, team));
+  if (problem.sinks > 0) use(ExactField<T>(SinkBiases<T>(problem, keys, team.workspace()), q, k, team));
+  if (problem.near.width > 0) use(ExactField<T>(NearBiases<T>(problem, keys, team.workspace()), q, k, team));
 }
 
 /// The pairs of a sequence that have the weights of exact softmax: those of attention sinks, the near field, and all

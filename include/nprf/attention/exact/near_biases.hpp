@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "nprf/attention/exact/exact_field.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/lag_range.hpp"
@@ -15,12 +16,10 @@
 namespace nprf {
 
 /// The biases of the pairs of the near field (core/near_lags.hpp), relative to the largest of them; -infinity for other
-/// pairs. FieldBiases (exact_field.hpp).
+/// pairs.
 template <Real T>
-class NearBiases {
+class NearBiases final : public FieldBiases<T> {
  public:
-  static constexpr bool are_relative_to_row = false;
-
   /// Refers to both; the table is in the workspace. O(lags of the near field).
   NearBiases(const LagProblem<T>& problem, const Placement& keys, Workspace& workspace)
       : m_queries(problem.queries), m_keys(keys), m_first_lag(problem.lags.first) {
@@ -41,35 +40,35 @@ class NearBiases {
   }
 
   /// Whether there is any near lag.
-  bool empty() const { return m_lags.size() == 0; }
+  bool empty() const override { return m_lags.size() == 0; }
   /// The largest bias, less the bias at which the weights of far lags are 1; the same for all queries.
-  double reference(Index) const { return m_reference; }
+  double reference(Index) const override { return m_reference; }
   /// The lags from the first near one to the last.
   LagRange lags() const { return m_lags; }
 
-  toeplitz::RowRange keys(Index i0, Index rows) const {
+  bool are_relative_to_row() const override { return false; }
+
+  toeplitz::RowRange keys(Index i0, Index rows) const override {
     const Index first = std::max(i0, m_queries.outside) - m_queries.outside, last = i0 + rows - 1 - m_queries.outside;
     if (empty() || last < first) return {0, 0};
     return {m_keys.outside + m_keys.slots.below(m_queries.slots[first] + m_lags.first),
             m_keys.outside + m_keys.slots.below(m_queries.slots[last] + m_lags.last + 1)};
   }
 
-  void set(Index i, Index j0, Index count, T* b) const {
+  void set(Index i, Index j0, Index count, T* b) const override {
     std::fill_n(b, count, T(-infinity));
     if (i < m_queries.outside) return;
     for_each_near(i, j0, count, [&](Index j, Index lag) { b[j] = m_table[lag]; });
   }
 
   /// Shares have the gradients of the lags().
-  Index gradient_size(const BiasGradient& db) const { return db.lags.empty() ? 0 : m_lags.size(); }
+  Index gradient_size(const BiasGradient& db) const override { return db.lags.empty() ? 0 : m_lags.size(); }
 
-  /// Adds of(j), the gradient of the bias of query i and key j0 + j, for j < count, to a share.
-  template <class Of>
-  void add_gradient(Index i, Index j0, Index count, const Of& of, T* db) const {
-    if (i >= m_queries.outside) for_each_near(i, j0, count, [&](Index j, Index lag) { db[lag] += of(j); });
+  void add_gradient(Index i, Index j0, Index count, const T* db, T* share) const override {
+    if (i >= m_queries.outside) for_each_near(i, j0, count, [&](Index j, Index lag) { share[lag] += db[j]; });
   }
 
-  void add_share(const T* share, const BiasGradient& db) const {
+  void add_share(const T* share, const BiasGradient& db) const override {
     for (Index l = 0; l < m_lags.size(); ++l)
       db.lags[static_cast<std::size_t>(m_lags.first - m_first_lag + l)] += static_cast<double>(share[l]);
   }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "nprf/attention/exact/exact_field.hpp"
 #include "nprf/attention/weights/pair_bias.hpp"
 #include "nprf/core/lag_problem.hpp"
 #include "nprf/core/slots.hpp"
@@ -15,12 +16,10 @@
 namespace nprf {
 
 /// The biases of all queries and the attention sinks, the first keys (LagProblem::sinks), relative to the largest of
-/// each query; -infinity for near pairs, which the near field has. FieldBiases (exact_field.hpp).
+/// each query; -infinity for near pairs, which the near field has.
 template <Real T>
-class SinkBiases {
+class SinkBiases final : public FieldBiases<T> {
  public:
-  static constexpr bool are_relative_to_row = true;
-
   /// Refers to both; the table is in the workspace. O(n_q sinks).
   SinkBiases(const LagProblem<T>& problem, const Placement& keys, Workspace& workspace)
       : m_problem(problem),
@@ -33,32 +32,32 @@ class SinkBiases {
     }
   }
 
-  bool empty() const { return m_count == 0; }
+  bool empty() const override { return m_count == 0; }
   /// The largest bias of a query, less the bias at which its weights of far keys are 1.
-  double reference(Index i) const { return m_largest[i] > minus_infinity ? m_largest[i] : 0; }
+  double reference(Index i) const override { return m_largest[i] > minus_infinity ? m_largest[i] : 0; }
 
-  toeplitz::RowRange keys(Index, Index) const { return {0, m_count}; }
+  bool are_relative_to_row() const override { return true; }
 
-  void set(Index i, Index j0, Index count, T* b) const {
+  toeplitz::RowRange keys(Index, Index) const override { return {0, m_count}; }
+
+  void set(Index i, Index j0, Index count, T* b) const override {
     for (Index j = 0; j < count; ++j) b[j] = static_cast<T>(log_weight(i, j0 + j) - reference(i));
   }
 
   /// Shares have the gradients of all lags, and after them those of the border.
-  Index gradient_size(const BiasGradient& db) const {
+  Index gradient_size(const BiasGradient& db) const override {
     return db.lags.empty() && db.border.empty() ? 0 : m_problem.lags.size() + m_problem.border.size();
   }
 
-  /// Adds of(j), the gradient of the bias of query i and key j0 + j, for j < count, to a share.
-  template <class Of>
-  void add_gradient(Index i, Index j0, Index count, const Of& of, T* share) const {
+  void add_gradient(Index i, Index j0, Index count, const T* db, T* share) const override {
     for (Index j = 0; j < count; ++j) {
       const Index at = has_slots(i, j0 + j) ? lag(i, j0 + j) - m_problem.lags.first
                                             : m_problem.lags.size() + m_problem.border.index(i, token(j0 + j));
-      share[at] += of(j);
+      share[at] += db[j];
     }
   }
 
-  void add_share(const T* share, const BiasGradient& db) const {
+  void add_share(const T* share, const BiasGradient& db) const override {
     for (std::size_t l = 0; l < db.lags.size(); ++l) db.lags[l] += static_cast<double>(share[l]);
     share += m_problem.lags.size();
     for (std::size_t e = 0; e < db.border.size(); ++e) db.border[e] += static_cast<double>(share[e]);

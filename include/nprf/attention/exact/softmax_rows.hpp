@@ -17,9 +17,9 @@
 
 namespace nprf {
 
-/// The biases of some queries and all keys, relative to the largest of each query. A ScoreBiases (softmax_tile.hpp).
+/// The biases of some queries and all keys, relative to the largest of each query.
 template <Real T>
-class SubsetBiases {
+class SubsetBiases final : public ScoreBiases<T> {
  public:
   /// Refers to both; tables are in the team's workspace. O(rows n_k).
   SubsetBiases(const PairBias<T>& bias, const RowSubset& rows, const Team& team)
@@ -30,14 +30,14 @@ class SubsetBiases {
   }
 
   /// Log-scales of rows of softmax are relative to the largest bias, too.
-  double reference(Index) const { return 0; }
+  double reference(Index) const override { return 0; }
 
-  toeplitz::RowRange keys(Index i0, Index rows) const {
+  toeplitz::RowRange keys(Index i0, Index rows) const override {
     const auto [begin, end] = m_bias.reach(m_rows.index(i0), m_rows.index(i0 + rows - 1));
     return {begin, end};
   }
 
-  void set(Index i, Index j0, Index count, T* b) const {
+  void set(Index i, Index j0, Index count, T* b) const override {
     constexpr Index run = 256;
     double exact[run];
     for (Index j = 0; j < count; j += run) {
@@ -75,7 +75,7 @@ class SoftmaxRows {
   /// of its sum of exp(s_ij + b_ij - max_j b_ij). May call it from several threads.
   template <class Emit>
   void forward(const MatrixView<T>& v, Emit&& emit) const {
-    using Tile = SoftmaxTile<T, SubsetBiases<T>>;
+    using Tile = SoftmaxTile<T>;
     m_team.run_tiles(m_rows.count(), Tile::rows, [&](Index i0, Index rows, Workspace& scratch) {
       auto N = scratch.matrix<T>(rows, v.cols());
       SoftmaxSums<T> sums{N, scratch.take<T>(rows), scratch.take<T>(rows)};
@@ -103,18 +103,22 @@ class SoftmaxRows {
     dq.setZero();
     const MatrixView<T> q = m_q, rows_of_G = m_rows.template of<T>(G);
     const Index lags = static_cast<Index>(out.db.lags.size()), border = static_cast<Index>(out.db.border.size());
-    const auto index = [this](Index i) { return m_rows.index(i); };
+    double* scales = m_team.workspace().template take<double>(m_rows.count());
+    int* powers = m_team.workspace().template take<int>(m_rows.count());
+    for (Index i = 0; i < m_rows.count(); ++i)
+      scales[i] = log_scales[m_rows.index(i)], powers[i] = exponents[m_rows.index(i)];
     const auto db = add_exponential_gradients<T>(
-        m_biases, ExponentialSums<T, decltype(index)>{q, m_k, U, rows_of_G, log_scales, exponents, index}, dq, out.dk,
-        out.dU, lags + border, m_team, [&](Index i, Index j0, Index count, const auto& of, T* share) {
-          m_bias.add_gradient(index(i), j0, count, of, lags > 0 ? share : nullptr, share + lags);
+        m_biases, {q, m_k, U, rows_of_G, scales, powers}, dq, out.dk, out.dU, lags + border, m_team,
+        [&](Index i, Index j0, Index count, const T* of, T* share) {
+          m_bias.add_gradient(
+              m_rows.index(i), j0, count, [of](Index j) { return of[j]; }, lags > 0 ? share : nullptr, share + lags);
         });
     for (Index block = 0; block < db.rows(); ++block) {
       for (Index l = 0; l < lags; ++l) out.db.lags[static_cast<std::size_t>(l)] += static_cast<double>(db(block, l));
       for (Index e = 0; e < border; ++e)
         out.db.border[static_cast<std::size_t>(e)] += static_cast<double>(db(block, lags + e));
     }
-    for (Index i = 0; i < m_rows.count(); ++i) out.dq.row(index(i)) += dq.row(i);
+    for (Index i = 0; i < m_rows.count(); ++i) out.dq.row(m_rows.index(i)) += dq.row(i);
   }
 
  private:

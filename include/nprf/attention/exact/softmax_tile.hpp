@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <concepts>
 #include <limits>
 
 #include "nprf/core/block_product.hpp"
@@ -13,15 +12,21 @@
 
 namespace nprf {
 
-/// The biases b of some queries and keys for exact softmax:
-///
-///     keys(i0, rows)          the keys that queries i0..i0+rows-1 attend to, and maybe others between them
-///     set(i, j0, count, b)    b (count) becomes the biases of query i and keys j0..j0+count-1, up to a constant of the
-///                             query; -infinity for a key that it does not attend to
-template <class B, class T>
-concept ScoreBiases = requires(const B& biases, Index i, T* b) {
-  { biases.keys(i, i) } -> std::same_as<toeplitz::RowRange>;
-  biases.set(i, i, i, b);
+/// The biases b of some queries and keys for exact softmax.
+template <Real T>
+class ScoreBiases {
+ public:
+  /// The keys that queries i0..i0+rows-1 attend to, and maybe others between them.
+  virtual toeplitz::RowRange keys(Index i0, Index rows) const = 0;
+
+  /// b (count) becomes the biases of query i and keys j0..j0+count-1, less reference(i); -infinity for a key that the
+  /// query does not attend to.
+  virtual void set(Index i, Index j0, Index count, T* b) const = 0;
+
+  virtual double reference(Index i) const = 0;
+
+ protected:
+  ~ScoreBiases() = default;
 };
 
 /// Sums of exact softmax, relative to the largest exponent of a row. A query that attends to no key has the largest
@@ -33,15 +38,15 @@ struct SoftmaxSums {
 };
 
 /// Exact softmax of the scores s_ij = q_i.k_j of a tile of queries, with a running maximum (Milakov and Gimelshein
-/// 2018). O(d + d_v) a pair of `Biases::keys`, in runs of keys whose scores stay in the first-level cache.
-template <Real T, ScoreBiases<T> Biases>
+/// 2018). O(d + d_v) a pair of `ScoreBiases::keys`, in runs of keys whose scores stay in the first-level cache.
+template <Real T>
 class SoftmaxTile {
  public:
   /// The largest number of queries, which share a copy of k^T, and of keys in a run.
   static constexpr Index rows = 16 * Block<T>::rows, keys = 256;
 
   /// For keys k (n_k,d) and values v (n_k,d_v). Refers to all of them.
-  SoftmaxTile(const MatrixView<T>& k, const MatrixView<T>& v, const Biases& biases, Workspace& scratch)
+  SoftmaxTile(const MatrixView<T>& k, const MatrixView<T>& v, const ScoreBiases<T>& biases, Workspace& scratch)
       : m_k(k),
         m_v(v),
         m_biases(biases),
@@ -116,7 +121,7 @@ class SoftmaxTile {
   }
 
   const MatrixView<T>&m_k, &m_v;
-  const Biases& m_biases;
+  const ScoreBiases<T>& m_biases;
   RowBlocks<T> m_q_blocks;
   TransposedRows<T> m_kt;
   RightRows<T> m_values;

@@ -10,15 +10,17 @@
 #include "nprf/core/block_product.hpp"
 #include "nprf/core/pack.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/direct/tile_weights.hpp"
 #include "nprf/toeplitz/direct/tiled_product.hpp"
 #include "nprf/toeplitz/factors.hpp"
 #include "nprf/toeplitz/gradients.hpp"
 
 namespace nprf {
 
-/// The weights exp(b_ij - max_j b_ij) of a block of rows and a run of keys (toeplitz/direct/forward_tile.hpp).
+/// The weights exp(b_ij - max_j b_ij) of some rows of attention. Runs and chunks of keys begin at the same keys
+/// whichever rows a tile has, so that no bit of a row depends on the others.
 template <Real T>
-class RowBlockWeights {
+class RowWeights final : public toeplitz::TileWeights<T> {
  public:
   using Largest = typename PairBias<T>::Largest;
 
@@ -28,55 +30,37 @@ class RowBlockWeights {
     const double* scaled;
   };
 
-  /// For the queries in `rows`, and runs of at most `most` keys, padded to whole packs.
-  RowBlockWeights(const PairBias<T>& bias, const RowSubset& rows, const Maxima& largest, Index most, Workspace& scratch)
-      : m_bias(bias),
-        m_rows(rows),
-        m_largest(largest),
-        m_most(most),
-        m_b(scratch.take<double>(most)),
-        m_values(scratch.take<T>(Block<T>::rows * most)) {}
+  /// Refers to all of them.
+  RowWeights(const PairBias<T>& bias, const RowSubset& rows, const Maxima& largest)
+      : m_bias(bias), m_rows(rows), m_largest(largest) {}
 
-  /// For rows i..i+rows-1 of them and keys j0..j0+count-1.
-  void set(Index i, Index rows, Index j0, Index count, Index packs) {
+  void set(const toeplitz::PairBlock& of, toeplitz::WeightBlock<T>& c) const override {
+    constexpr Index at_once = 128;
+    double b[at_once];
     for (Index k = 0; k < Block<T>::rows; ++k) {
-      T* row = m_values + k * m_most;
-      const Index of = i + std::min(k, rows - 1);
-      m_bias(m_rows.index(of), m_largest.bias[of], j0, count, m_b);
-      for (Index j = 0; j < count; ++j) row[j] = static_cast<T>(m_b[j] - m_largest.scaled[of]);
-      std::fill(row + count, row + packs * Pack<T>::size, -std::numeric_limits<T>::infinity());
-      for (Index j = 0; j < packs * Pack<T>::size; j += Pack<T>::size) exp(Pack<T>::load(row + j)).store(row + j);
+      T* weights = c.own_row(k);
+      const Index i = of.i + std::min(k, of.rows - 1), width = of.packs * Pack<T>::size;
+      for (Index j0 = 0; j0 < of.count; j0 += at_once) {
+        const Index count = std::min(at_once, of.count - j0);
+        m_bias(m_rows.index(i), m_largest.bias[i], of.j0 + j0, count, b);
+        for (Index j = 0; j < count; ++j) weights[j0 + j] = static_cast<T>(b[j] - m_largest.scaled[i]);
+      }
+      std::fill(weights + of.count, weights + width, -std::numeric_limits<T>::infinity());
+      for (Index j = 0; j < width; j += Pack<T>::size) exp(Pack<T>::load(weights + j)).store(weights + j);
     }
   }
 
-  const T* row(Index k) const { return m_values + k * m_most; }
+  toeplitz::RowRange keys(Index i0, Index count, Index run) const override {
+    const auto [begin, end] = m_bias.reach(m_rows.index(i0), m_rows.index(i0 + count - 1));
+    return {begin / run * run, end};
+  }
+
+  Index chunk_origin(Index) const override { return 0; }
 
  private:
   const PairBias<T>& m_bias;
   const RowSubset& m_rows;
   Maxima m_largest;
-  Index m_most;
-  double* m_b;
-  T* m_values;
-};
-
-/// The weights exp(b_ij - max_j b_ij) of some rows of attention. A TileWeights (toeplitz/direct/tiled_product.hpp).
-/// Runs and chunks of keys begin at the same keys whichever rows a tile has, so that no bit of a row depends on the
-/// others.
-template <Real T>
-struct RowWeights {
-  const PairBias<T>& bias;
-  const RowSubset& rows;
-  typename RowBlockWeights<T>::Maxima largest;
-
-  RowBlockWeights<T> block_weights(Index run, Workspace& scratch) const { return {bias, rows, largest, run, scratch}; }
-
-  toeplitz::RowRange keys(Index i0, Index count, Index run) const {
-    const auto [begin, end] = bias.reach(rows.index(i0), rows.index(i0 + count - 1));
-    return {begin / run * run, end};
-  }
-
-  Index chunk_origin(Index) const { return 0; }
 };
 
 /// The unnormalised output of some rows of attention, each with weights relative to the largest of the row, so that it
@@ -91,12 +75,12 @@ class RowTiles {
  public:
   /// Refers to all of them; the largest biases are in the team's workspace.
   RowTiles(const PairBias<T>& bias, const RowSubset& rows, const Team& team)
-      : m_bias(bias), m_rows(rows), m_team(team), m_weights{bias, rows, largest()} {}
+      : m_bias(bias), m_rows(rows), m_team(team), m_weights(bias, rows, largest()) {}
 
   /// Y (rows,p) and sums (rows), the same for a column of ones, for A (rows,r), B (n_k,r), U (n_k,p).
   void contract(const MatrixView<T>& A, const MatrixView<T>& B, const MatrixView<T>& U, MatrixRef<T> Y, T* sums) const {
     const auto x = toeplitz::Factors<T>::without_gaps(A, B, U);
-    toeplitz::TiledProduct<T, RowWeights<T>>(x, m_weights).contract(Y, m_team, sums);
+    toeplitz::TiledProduct<T>(x, m_weights).contract(Y, m_team, sums);
   }
 
   /// Where gradients() writes: dA is set, the others are added to.
@@ -118,8 +102,7 @@ class RowTiles {
       const auto of = [=](Index j) { return pairs.C[j] == T(0) ? T(0) : pairs.S[j] * pairs.P[j] * pairs.C[j]; };
       m_bias.add_gradient(m_rows.index(pairs.i), pairs.j0, pairs.count, of, lags > 0 ? share : nullptr, share + lags);
     };
-    const auto db =
-        toeplitz::TiledProduct<T, RowWeights<T>>(x, m_weights).add_gradients(G, factors, lags + border, m_team, add_db);
+    const auto db = toeplitz::TiledProduct<T>(x, m_weights).add_gradients(G, factors, lags + border, m_team, add_db);
     for (Index block = 0; block < db.rows(); ++block) {
       for (Index l = 0; l < lags; ++l) out.db_lags[static_cast<std::size_t>(l)] += static_cast<double>(db(block, l));
       for (Index e = 0; e < border; ++e)
@@ -128,7 +111,7 @@ class RowTiles {
   }
 
  private:
-  using Maxima = typename RowBlockWeights<T>::Maxima;
+  using Maxima = typename RowWeights<T>::Maxima;
 
   Maxima largest() const {
     constexpr Index run = 256;

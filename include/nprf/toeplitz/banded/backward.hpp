@@ -36,9 +36,8 @@ class BandedBackward {
     const ToeplitzWeights<T> weights = m_weights.band_weights(m_x);
     for (const Index parity : {0, 1})
       team.run((band.count + 1 - parity) / 2, [&](Index task, Workspace& scratch) {
-        using Tile = BackwardTile<T, ToeplitzBlockWeights<T>>;
         const Index block = 2 * task + parity;
-        Tile band_tile(m_x, m_G, weights.block_weights(Tile::keys, scratch), scratch);
+        BackwardTile<T> band_tile(m_x, m_G, weights, scratch);
         for (Index I = band.starts[block]; I < band.starts[block + 1]; ++I) {
           band_tile.set_queries({first(I), first(I) + rows(I)});
           band_tile.add(keys(I), out, [&](const PairRow<T>& pairs) {

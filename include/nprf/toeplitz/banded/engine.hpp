@@ -70,7 +70,7 @@ class BandedEngine {
     const Workspace::Scope scope(team.workspace());
     const ExponentialTail<T>&b = m_weights.before, &a = m_weights.after;
     const ToeplitzWeights<T> band_weights = m_weights.band_weights(x);
-    const TiledProduct<T, ToeplitzWeights<T>> band(x, band_weights);
+    const TiledProduct<T> band(x, band_weights);
     const Index tiles = (x.queries.slots.count + tile - 1) / tile, ones = sums ? 1 : 0;
     const Windows windows = Windows::of(tiles, x.B.cols() * (x.U.cols() + ones));
     std::optional<TailStates<T>> before, after;

@@ -61,8 +61,8 @@ class DirectEngine {
 
   /// Y (n_q,p) = ((A B^T) o C) U; sums (n_q), unless it is null, the same for a column of ones.
   void contract(const Factors<T>& x, MatrixRef<T> Y, const Team& team, T* sums = nullptr) const {
-    const ToeplitzWeights<T> weights{x, m_c, m_support};
-    TiledProduct<T, ToeplitzWeights<T>>(x, weights).contract(Y, team, sums);
+    const ToeplitzWeights<T> weights(x, m_c, m_support);
+    TiledProduct<T>(x, weights).contract(Y, team, sums);
   }
 
   Index longest_plain_sum(Index n_k) const { return nprf::longest_plain_sum(n_k); }
@@ -72,12 +72,12 @@ class DirectEngine {
                  const Team& team) const {
     out.set_zero();
     const Workspace::Scope scope(team.workspace());
-    const ToeplitzWeights<T> weights{x, m_c, m_support};
+    const ToeplitzWeights<T> weights(x, m_c, m_support);
     const Index size = out.dc.size() > 0 ? m_c.size : 0;
     const auto add_dc = [&](const PairRow<T>& pairs, T* share) {
       if (size > 0) weights.add_gradient(pairs, share, m_c.first);
     };
-    const auto dc = TiledProduct<T, ToeplitzWeights<T>>(x, weights).add_gradients(G, out, size, team, add_dc);
+    const auto dc = TiledProduct<T>(x, weights).add_gradients(G, out, size, team, add_dc);
     for (Index block = 0; size > 0 && block < dc.rows(); ++block) out.dc += dc.row(block).transpose();
   }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <span>
 
@@ -11,6 +12,7 @@
 #include "nprf/core/shapes.hpp"
 #include "nprf/core/slots.hpp"
 #include "nprf/core/team.hpp"
+#include "nprf/toeplitz/direct/tile_weights.hpp"
 #include "nprf/toeplitz/factors.hpp"
 
 namespace nprf::toeplitz {
@@ -67,58 +69,38 @@ class PairWeights {
 /// Which tokens are the rows of a tile; the others are its columns.
 enum class TileRows { queries, keys };
 
-/// The weights of a block of rows and a run of columns (direct/forward_tile.hpp).
+/// The weights of some queries and all keys, or of some keys and all queries, in which rows are called queries and
+/// columns keys.
 template <Real T>
-class PairBlockWeights {
+class SelectedPairWeights final : public TileWeights<T> {
  public:
-  /// For the rows with these numbers, and runs of at most `most` columns, padded to whole packs.
-  PairBlockWeights(TileRows rows, const PairWeights<T>& weights, std::span<const Index> numbers, Index most,
-                   Workspace& scratch)
-      : m_rows(rows),
-        m_weights(weights),
-        m_numbers(numbers),
-        m_most(most),
-        m_values(scratch.take<T>(Block<T>::rows * most)) {}
+  /// For the rows with these numbers, increasing. Refers to them and to the weights.
+  SelectedPairWeights(TileRows rows, const PairWeights<T>& weights, std::span<const Index> numbers)
+      : m_rows(rows), m_weights(weights), m_numbers(numbers) {}
 
-  /// For rows k0..k0+rows-1 of them and columns j0..j0+count-1.
-  void set(Index k0, Index rows, Index j0, Index count, Index packs) {
+  std::span<const Index> numbers() const { return m_numbers; }
+
+  void set(const PairBlock& of, WeightBlock<T>& c) const override {
     for (Index k = 0; k < Block<T>::rows; ++k) {
-      const Index number = m_numbers[static_cast<std::size_t>(k0 + std::min(k, rows - 1))];
-      T* row = m_values + k * m_most;
-      for (Index j = 0; j < count; ++j)
-        row[j] = m_rows == TileRows::queries ? m_weights(number, j0 + j) : m_weights(j0 + j, number);
-      std::fill(row + count, row + packs * Pack<T>::size, T(0));
+      const Index row = number(of.i + std::min(k, of.rows - 1));
+      T* weights = c.own_row(k);
+      for (Index j = 0; j < of.count; ++j)
+        weights[j] = m_rows == TileRows::queries ? m_weights(row, of.j0 + j) : m_weights(of.j0 + j, row);
+      std::fill(weights + of.count, weights + of.packs * Pack<T>::size, T(0));
     }
   }
 
-  const T* row(Index k) const { return m_values + k * m_most; }
+  RowRange keys(Index k0, Index count, Index) const override {
+    const Index first = number(k0), last = number(k0 + count - 1);
+    return m_rows == TileRows::queries ? m_weights.keys_of(first, last) : m_weights.queries_of(first, last);
+  }
 
  private:
+  Index number(Index k) const { return m_numbers[static_cast<std::size_t>(k)]; }
+
   TileRows m_rows;
   const PairWeights<T>& m_weights;
   std::span<const Index> m_numbers;
-  Index m_most;
-  T* m_values;
-};
-
-/// The weights of some queries and all keys, or of some keys and all queries. A TileWeights (direct/tiled_product.hpp),
-/// in which rows are called queries and columns keys.
-template <Real T>
-struct SelectedPairWeights {
-  TileRows rows;
-  const PairWeights<T>& weights;
-  std::span<const Index> numbers;  // of the rows, increasing
-
-  PairBlockWeights<T> block_weights(Index run, Workspace& scratch) const {
-    return {rows, weights, numbers, run, scratch};
-  }
-
-  RowRange keys(Index k0, Index count, Index) const {
-    const Index first = numbers[static_cast<std::size_t>(k0)], last = numbers[static_cast<std::size_t>(k0 + count - 1)];
-    return rows == TileRows::queries ? weights.keys_of(first, last) : weights.queries_of(first, last);
-  }
-
-  Index chunk_origin(Index begin) const { return begin; }
 };
 
 }  // namespace nprf::toeplitz

@@ -24,13 +24,13 @@ class RecomputedGradients {
 
   /// dA_i = sum_j w_ij (G_i.U_j) B_j of these queries. O(n_k (r + p)) each.
   void queries(std::span<const Index> numbers) const {
-    contract({TileRows::queries, m_weights, numbers}, {m_G, m_x.U, m_x.B, {}, {}}, m_out.dA);
+    contract(Weights(TileRows::queries, m_weights, numbers), {m_G, m_x.U, m_x.B, {}, {}}, m_out.dA);
   }
 
   /// dB_j = sum_i w_ij (G_i.U_j) A_i and dU_j = sum_i w_ij (A_i.B_j) G_i of these keys. O(n_q (r + p)) each.
   void keys(std::span<const Index> numbers) const {
-    contract({TileRows::keys, m_weights, numbers}, {m_x.U, m_G, m_x.A, {}, {}}, m_out.dB);
-    contract({TileRows::keys, m_weights, numbers}, {m_x.B, m_x.A, m_G, {}, {}}, m_out.dU);
+    contract(Weights(TileRows::keys, m_weights, numbers), {m_x.U, m_G, m_x.A, {}, {}}, m_out.dB);
+    contract(Weights(TileRows::keys, m_weights, numbers), {m_x.B, m_x.A, m_G, {}, {}}, m_out.dU);
   }
 
   /// dc_l = sum over t_j - s_i = l of e^(e_j - M_i) (A_i.B_j)(G_i.U_j) of these lags; dc's first lag is `first`.
@@ -54,15 +54,15 @@ class RecomputedGradients {
     const Index n_q = m_x.A.rows(), lags = m_out.dc.size();
     Index* numbers = workspace.template take<Index>(n_q);
     std::iota(numbers, numbers + n_q, Index{0});
-    const Weights weights{TileRows::queries, m_weights, {numbers, static_cast<std::size_t>(n_q)}};
+    const Weights weights(TileRows::queries, m_weights, {numbers, static_cast<std::size_t>(n_q)});
     m_out.set_zero();
-    const auto c_dc = TiledProduct<T, Weights>(m_x, weights)
-                          .add_gradients(m_G, m_out, lags, m_team, [&](const PairRow<T>& pairs, T* share) {
-                            const Slots &q = m_x.queries.slots, &k = m_x.keys.slots;
-                            for (Index j = 0; lags > 0 && j < pairs.count; ++j)
-                              share[k[pairs.j0 + j] - q[pairs.i] - first] +=
-                                  pairs.C[j] == T(0) ? T(0) : pairs.S[j] * pairs.P[j] * pairs.C[j];
-                          });
+    const auto c_dc =
+        TiledProduct<T>(m_x, weights).add_gradients(m_G, m_out, lags, m_team, [&](const PairRow<T>& pairs, T* share) {
+          const Slots &q = m_x.queries.slots, &k = m_x.keys.slots;
+          for (Index j = 0; lags > 0 && j < pairs.count; ++j)
+            share[k[pairs.j0 + j] - q[pairs.i] - first] +=
+                pairs.C[j] == T(0) ? T(0) : pairs.S[j] * pairs.P[j] * pairs.C[j];
+        });
     for (Index l = 0; l < lags; ++l)
       if (const T c = m_weights.at_lag(first + l); c > T(0)) m_out.dc[l] = c_dc.col(l).sum() / c;
   }
@@ -80,16 +80,16 @@ class RecomputedGradients {
  private:
   using Weights = SelectedPairWeights<T>;
 
-  // the rows weights.numbers of out = ((A B^T) o W) U
+  // the rows weights.numbers() of out = ((A B^T) o W) U
   void contract(const Weights& weights, const Factors<T>& x, MatrixRef<T>& out) const {
-    const Index count = static_cast<Index>(weights.numbers.size());
-    const auto number = [&](Index k) { return weights.numbers[static_cast<std::size_t>(k)]; };
+    const Index count = static_cast<Index>(weights.numbers().size());
+    const auto number = [&](Index k) { return weights.numbers()[static_cast<std::size_t>(k)]; };
     Workspace& workspace = m_team.workspace();
     const Workspace::Scope scope(workspace);
     auto A = workspace.template matrix<T>(count, x.A.cols()), Y = workspace.template matrix<T>(count, x.U.cols());
     for (Index k = 0; k < count; ++k) A.row(k) = x.A.row(number(k));
     const Factors<T> selected = Factors<T>::without_gaps(A, x.B, x.U);
-    TiledProduct<T, Weights>(selected, weights).contract(Y, m_team, nullptr);
+    TiledProduct<T>(selected, weights).contract(Y, m_team, nullptr);
     for (Index k = 0; k < count; ++k) out.row(number(k)) = Y.row(k);
   }
 

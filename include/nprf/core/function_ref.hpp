@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <concepts>
+#include <type_traits>
+#include <utility>
+
+namespace nprf {
+
+template <class Signature>
+class FunctionRef;
+
+/// A reference to a function object of any type, so that a function that calls it is compiled once, not for each type.
+/// The object must outlive it.
+template <class Result, class... Arguments>
+class FunctionRef<Result(Arguments...)> {
+ public:
+  template <class F>
+    requires std::is_invocable_r_v<Result, const F&, Arguments...> && (!std::same_as<F, FunctionRef>)
+  FunctionRef(const F& f)
+      : m_object(&f), m_call([](const void* object, Arguments... arguments) -> Result {
+          if constexpr (std::is_void_v<Result>)
+            (*static_cast<const F*>(object))(std::forward<Arguments>(arguments)...);
+          else
+            return (*static_cast<const F*>(object))(std::forward<Arguments>(arguments)...);
+        }) {}
+
+  Result operator()(Arguments... arguments) const { return m_call(m_object, std::forward<Arguments>(arguments)...); }
+
+ private:
+  const void* m_object;
+  Result (*m_call)(const void*, Arguments...);
+};
+
+}  // namespace nprf
